@@ -129,14 +129,14 @@ fn rounds(
 
 fn settings(world: usize, degrees: &[(Parallelism, usize)]) -> Settings {
     let mut settings = Settings::new();
-    let place = || Source::code("the bench");
+    let location = || Source::code("the bench");
     settings
-        .world(world, place())
-        .order(Order::MEGATRON, place());
+        .world(world, location())
+        .order(Order::MEGATRON, location());
     for (kind, size) in degrees {
-        settings.set(*kind, *size, place());
+        settings.set(*kind, *size, location());
     }
-    settings.set(Parallelism::Etp, 1, place());
+    settings.set(Parallelism::Etp, 1, location());
     settings
 }
 

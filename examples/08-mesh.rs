@@ -79,7 +79,7 @@ fn mistakes() -> Result<String, MeshError> {
     let mesh = Mesh::new(&[2, 4], &["replicate", "shard"])?;
     let errors = [
         mesh.select(["shards"]).err(),
-        Mesh::of_ranks(&[0, 1, 1, 2], &[2, 2], &["dp", "tp"]).err(),
+        Mesh::from_ranks(&[0, 1, 1, 2], &[2, 2], &["dp", "tp"]).err(),
         Mesh::new(&[2, 3], &["dp", "tp"])?.covers(WORLD).err(),
     ];
     let lines = errors

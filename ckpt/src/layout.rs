@@ -20,7 +20,7 @@
 
 use std::ops::Range;
 
-use meshgrad_mesh::{Mesh, Place, PlaceError, Placement};
+use meshgrad_mesh::{Mesh, Placement, Sharding, ShardingError};
 
 use crate::mapping::{Template, TemplateError};
 
@@ -114,7 +114,7 @@ pub enum LayoutError {
         /// The tensor.
         name: String,
         /// Why.
-        problem: PlaceError,
+        problem: ShardingError,
     },
     /// A rank outside of the layout.
     #[error("there is no rank {rank}: {axes} are {ranks} ranks, from 0")]
@@ -173,7 +173,7 @@ impl Layout {
     ///
     /// # Errors
     /// [`LayoutError::NoDim`], [`LayoutError::Unplaced`].
-    pub fn place(&self, name: &str, shape: &[u64]) -> Result<Place, LayoutError> {
+    pub fn place(&self, name: &str, shape: &[u64]) -> Result<Sharding, LayoutError> {
         let dims = self.splits_of(name);
         if let Some((axis, dim)) = dims.iter().find(|(_, dim)| *dim >= shape.len()) {
             return Err(LayoutError::NoDim {
@@ -188,7 +188,7 @@ impl Layout {
             .iter()
             .map(|(axis, dim)| (axis, Placement::shard(*dim)))
             .collect();
-        Place::new(&self.mesh, placements, &shape).map_err(|problem| LayoutError::Unplaced {
+        Sharding::new(&self.mesh, placements, &shape).map_err(|problem| LayoutError::Unplaced {
             name: name.to_owned(),
             problem,
         })

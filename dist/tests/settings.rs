@@ -21,7 +21,7 @@ fn file(line: usize, key: &str) -> Source {
 fn flags(given: &[(&str, &str)]) -> Settings {
     let mut settings = Settings::new();
     for (name, value) in given {
-        match (*name, Parallelism::of_name(name)) {
+        match (*name, Parallelism::from_name(name)) {
             (_, Some(kind)) => settings.set_text(kind, value, flag(name)),
             ("order", None) => settings.order(*value, flag(name)),
             ("world", None) => settings.world(value.parse().unwrap(), flag(name)),
@@ -64,10 +64,16 @@ fn equal_values_agree_and_defaults_give_way() {
     settings.view(View::new("everybody", "flat", ["world"]), file(9, "views"));
 
     let config = ParallelConfig::new(&settings).unwrap();
-    assert_eq!(config.given(Parallelism::Tp).to_string(), "4 (--tp)");
-    assert_eq!(config.given(Parallelism::Etp).to_string(), "1 (--etp)");
     assert_eq!(
-        config.given(Parallelism::Pp).to_string(),
+        config.degree_with_source(Parallelism::Tp).to_string(),
+        "4 (--tp)"
+    );
+    assert_eq!(
+        config.degree_with_source(Parallelism::Etp).to_string(),
+        "1 (--etp)"
+    );
+    assert_eq!(
+        config.degree_with_source(Parallelism::Pp).to_string(),
         "1 (meshgrad's default)"
     );
     assert!(config.names().any(|name| name == "everybody"));
@@ -105,7 +111,7 @@ fn settings_can_be_overridden_on_purpose() {
     assert_eq!(merged.all().len(), 2, "{merged}");
     let config = ParallelConfig::new(shared.override_with(own)).unwrap();
     assert_eq!(
-        config.given(Parallelism::Tp).to_string(),
+        config.degree_with_source(Parallelism::Tp).to_string(),
         "4 (run.toml:3, critic.tp)"
     );
     assert_eq!(config.degree(Parallelism::Pp), 2);
@@ -256,8 +262,8 @@ fn all_violations_at_once() {
     settings.set(Parallelism::CpShard, 4, file(2, "parallel.cp_shard"));
     settings.view(View::new("mine", "dense", ["dp"]), file(5, "views.mine"));
     settings.options("tpp", GroupOptions::default(), Source::file("nccl.yaml"));
-    settings.refuse(Violation::Unreadable {
-        place: Source::file("more.toml").at_line(2),
+    settings.add_violation(Violation::Unreadable {
+        location: Source::file("more.toml").at_line(2),
         problem: "a value is missing".to_owned(),
     });
     insta::assert_snapshot!(words(&settings));

@@ -8,7 +8,7 @@ use meshgrad_dist::parallel::{
     Domain, MegatronExtras, Member, Mpu, Order, ParallelConfig, ParallelState, Parallelism, Pick,
     StateError, View,
 };
-use meshgrad_mesh::{Group, GroupOptions, Lane, Mesh, Size};
+use meshgrad_mesh::{Channel, Group, GroupOptions, Mesh, Size};
 use table::{config, here, lists, number, ordered, settings, table};
 
 fn ranks(group: Option<Group>) -> Vec<usize> {
@@ -56,7 +56,7 @@ fn groups_are_those_of_each_rank() {
     let odd: Vec<usize> = (0..24).map(|at| 7 * at % 24).collect();
     for state in [
         ParallelState::new(config.clone()),
-        ParallelState::on(config, &odd).unwrap(),
+        ParallelState::on_ranks(config, &odd).unwrap(),
     ] {
         for name in state.names() {
             let groups = state.groups(name).unwrap();
@@ -94,8 +94,8 @@ fn meshes_have_the_same_groups() {
     let shuffled: Vec<usize> = (0..24).map(|at| 100 + 5 * at % 24).collect();
     for state in [
         ParallelState::new(config.clone()),
-        ParallelState::at(config.clone(), 24).unwrap(),
-        ParallelState::on(config, &shuffled).unwrap(),
+        ParallelState::starting_at(config.clone(), 24).unwrap(),
+        ParallelState::on_ranks(config, &shuffled).unwrap(),
     ] {
         for (domain, mesh) in state.meshes() {
             assert_eq!(state.mesh(domain).unwrap(), mesh);
@@ -115,7 +115,7 @@ fn meshes_have_the_same_groups() {
 fn several_states_coexist() {
     let actor = ParallelState::new(config(&[("world", 8), ("tp", 2), ("pp", 2)]));
     let critic = ParallelState::new(config(&[("world", 8), ("tp", 2)]));
-    let rollout = ParallelState::at(config(&[("world", 4), ("tp", 4)]), 8).unwrap();
+    let rollout = ParallelState::starting_at(config(&[("world", 4), ("tp", 4)]), 8).unwrap();
 
     assert_eq!(
         actor.group("tp", 5).unwrap(),
@@ -142,7 +142,7 @@ fn several_states_coexist() {
 fn states_begin_anywhere() {
     let offset = &table("megatron.json")["offset"];
     let config = ordered(&[("world", 8), ("tp", 2), ("pp", 2)], Order::MEGATRON).unwrap();
-    let state = ParallelState::at(config, number(offset, "rank_offset").unwrap()).unwrap();
+    let state = ParallelState::starting_at(config, number(offset, "rank_offset").unwrap()).unwrap();
     let names = [
         ("tp", "tp"),
         ("dp", "dp"),
@@ -169,8 +169,11 @@ fn lanes_and_options_are_part_of_a_group() {
     assert_eq!(tp.ranks(), world.ranks());
     assert_eq!(tp.options(), &options);
     assert_ne!(tp, world);
-    let gather = state.group_on("world", 3, Lane::Gather).unwrap().unwrap();
-    assert_eq!(gather, world.clone().on(Lane::Gather));
+    let gather = state
+        .group_on_channel("world", 3, Channel::Gather)
+        .unwrap()
+        .unwrap();
+    assert_eq!(gather, world.clone().with_channel(Channel::Gather));
     assert_ne!(gather, world);
 }
 
@@ -299,11 +302,11 @@ fn hosts_are_those_of_the_ranks() {
     let mut settings = settings(&[("world", 4)]);
     settings.ranks_per_host(4, here());
     let config = ParallelConfig::new(&settings).unwrap();
-    let half_and_half = ParallelState::at(config.clone(), 2).unwrap();
+    let half_and_half = ParallelState::starting_at(config.clone(), 2).unwrap();
     assert_eq!(all(&half_and_half, "all_to_all_local"), [[2, 3], [4, 5]]);
     assert_eq!(all(&half_and_half, "all_to_all_global"), [[2, 4], [3, 5]]);
 
-    let uneven = ParallelState::at(config, 3).unwrap();
+    let uneven = ParallelState::starting_at(config, 3).unwrap();
     assert_eq!(all(&uneven, "all_to_all_local"), [vec![3], vec![4, 5, 6]]);
     let error = uneven.group("all_to_all_global", 3).unwrap_err();
     assert_eq!(
@@ -341,7 +344,7 @@ fn getters_under_the_names_of_others() {
     for rank in 0..32 {
         let mpu = state.mpu(rank).unwrap();
         let of = |name: &str| state.group(name, rank).unwrap();
-        let place = |name: &str| of(name).unwrap().index_of(rank).unwrap();
+        let location = |name: &str| of(name).unwrap().index_of(rank).unwrap();
         type Getter = fn(&Mpu) -> Group;
         let getters: [(&str, Getter); 16] = [
             ("mp", Mpu::get_model_parallel_group),
@@ -375,10 +378,13 @@ fn getters_under_the_names_of_others() {
         }
         assert_eq!(mpu.get_embedding_group(), of("embd"));
         assert_eq!(mpu.get_position_embedding_group(), of("pos_embd"));
-        assert_eq!(mpu.get_tensor_model_parallel_rank(), place("tp"));
-        assert_eq!(mpu.get_model_parallel_rank(), place("tp"));
-        assert_eq!(mpu.get_expert_model_parallel_rank(), place("ep"));
-        assert_eq!(mpu.get_tensor_model_parallel_src_rank(), rank - place("tp"));
+        assert_eq!(mpu.get_tensor_model_parallel_rank(), location("tp"));
+        assert_eq!(mpu.get_model_parallel_rank(), location("tp"));
+        assert_eq!(mpu.get_expert_model_parallel_rank(), location("ep"));
+        assert_eq!(
+            mpu.get_tensor_model_parallel_src_rank(),
+            rank - location("tp")
+        );
         assert_eq!(mpu.get_data_parallel_group_ranks(), ranks(of("dp")));
     }
 
@@ -414,7 +420,7 @@ fn the_pull_requests_tests_hold() {
 
 #[test]
 fn wrong_questions_are_answered() {
-    let state = ParallelState::at(config(&[("world", 4), ("tp", 2)]), 4).unwrap();
+    let state = ParallelState::starting_at(config(&[("world", 4), ("tp", 2)]), 4).unwrap();
     let told = |error: StateError| error.to_string();
     assert_eq!(
         told(state.group("fsdpp", 4).unwrap_err()),
@@ -434,7 +440,7 @@ fn wrong_questions_are_answered() {
     );
     let config = config(&[("world", 4)]);
     for wrong in [&[1, 2, 3][..], &[1, 2, 3, 1]] {
-        let error = ParallelState::on(config.clone(), wrong).unwrap_err();
+        let error = ParallelState::on_ranks(config.clone(), wrong).unwrap_err();
         assert!(matches!(error, StateError::Mesh(_)), "{error}");
     }
     for far in [
@@ -442,7 +448,7 @@ fn wrong_questions_are_answered() {
         meshgrad_mesh::MAX_RANKS,
         meshgrad_mesh::MAX_RANKS - 2,
     ] {
-        let error = ParallelState::at(config.clone(), far).unwrap_err();
+        let error = ParallelState::starting_at(config.clone(), far).unwrap_err();
         assert!(matches!(error, StateError::RankTooLarge { .. }), "{error}");
     }
     assert_eq!(config.degree(Parallelism::Tp), 1);

@@ -50,5 +50,5 @@ mod launches;
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/tensor.md")]
 #[doc = include_str!("../../docs/gpu.md")]
-#[doc = include_str!("../../docs/places.md")]
+#[doc = include_str!("../../docs/sharding.md")]
 struct Guide;

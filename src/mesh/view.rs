@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use meshgrad::dist::parallel::{ParallelConfig, ParallelState, Parallelism};
-use meshgrad::dist::registry::{Recording, Registry, Report};
+use meshgrad::dist::registry::{RecordingWorld, Registry, Report};
 use meshgrad::mesh::{Hosts, Mesh};
 use serde::Serialize;
 use serde_json::Value;
@@ -54,7 +54,7 @@ impl View {
     pub(super) fn new(state: &ParallelState, rank: usize) -> anyhow::Result<View> {
         let config = state.config();
         let hosts = config.hosts().cloned();
-        let registry = Registry::new(rank, Recording::new().of_rank(rank));
+        let registry = Registry::new(rank, RecordingWorld::new().connector(rank));
         let mut groups = BTreeMap::new();
         let mut shares = Vec::new();
         for (name, group) in state.groups_of(rank) {
@@ -111,7 +111,7 @@ fn degrees(config: &ParallelConfig) -> Vec<Degree> {
     let degree = |kind: Parallelism| Degree {
         name: kind.name(),
         value: config.degree(kind),
-        source: config.given(kind).source.to_string(),
+        source: config.degree_with_source(kind).source.to_string(),
     };
     Parallelism::ALL.map(degree).into()
 }
@@ -156,15 +156,15 @@ impl View {
     }
 
     fn of_rank(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let place: Vec<String> = self
+        let location: Vec<String> = self
             .coordinate
             .iter()
             .filter(|(axis, _)| self.axes[*axis] != 1)
             .map(|(axis, at)| format!("{axis} {at}"))
             .collect();
-        let at = match place.is_empty() {
+        let at = match location.is_empty() {
             true => String::new(),
-            false => format!(" at {}", place.join(", ")),
+            false => format!(" at {}", location.join(", ")),
         };
         writeln!(f, "rank {}{at}", self.rank)?;
 

@@ -1,7 +1,7 @@
 //! Whether ranks have the same mesh, found out before they communicate through it.
 //!
 //! Ranks that disagree on their mesh hang in the first collective, or compute nonsense. So each sends
-//! its [`Fingerprint`], some bytes, through whatever connects them at first, and [`agree`] says who
+//! its [`Fingerprint`], some bytes, through whatever connects them at first, and [`check_agreement`] says who
 //! has what.
 
 use std::cmp::Reverse;
@@ -63,7 +63,7 @@ fn put_ranks(hash: &mut XxHash3_64, ranks: &RankMap) {
 ///
 /// # Errors
 /// [`MeshError::Disagreement`] names the ranks that have another mesh than most, and both meshes.
-pub fn agree(fingerprints: &[Fingerprint]) -> Result<()> {
+pub fn check_agreement(fingerprints: &[Fingerprint]) -> Result<()> {
     let mut holders: BTreeMap<&Fingerprint, Vec<usize>> = BTreeMap::new();
     for (rank, fingerprint) in fingerprints.iter().enumerate() {
         holders.entry(fingerprint).or_default().push(rank);

@@ -1,38 +1,38 @@
 //! Groups of ranks: who communicates with whom, as a value.
 //!
 //! A group creates nothing. What it would communicate through is decided by what it *is*: its ranks
-//! in their order, its lane and its options. Equal groups are one, whoever made them.
+//! in their order, its channel and its options. Equal groups are one, whoever made them.
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::{GroupOptions, MAX_RANKS, MeshError, Result, text};
 
-/// Ranks in order, with the lane and the options of their communication. Cheap to clone.
+/// Ranks in order, with the channel and the options of their communication. Cheap to clone.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Group {
     ranks: Arc<[usize]>,
-    lane: Lane,
+    channel: Channel,
     options: Arc<GroupOptions>,
 }
 
 impl Group {
-    /// A group of these ranks in this order, on the main lane with the default options.
+    /// A group of these ranks in this order, on the main channel with the default options.
     ///
     /// # Errors
     /// [`MeshError::EmptyGroup`], [`MeshError::MemberTwice`], [`MeshError::MemberTooLarge`].
-    pub fn of(ranks: impl Into<Arc<[usize]>>) -> Result<Group> {
+    pub fn new(ranks: impl Into<Arc<[usize]>>) -> Result<Group> {
         let ranks = ranks.into();
         check_members(&ranks)?;
-        Ok(Group::new(ranks))
+        Ok(Group::from_distinct(ranks))
     }
 
-    /// A group of these ranks in this order, on the main lane with the default options. The ranks
+    /// A group of these ranks in this order, on the main channel with the default options. The ranks
     /// must be distinct: [`Mesh::group`](crate::Mesh::group) makes them so.
-    pub(crate) fn new(ranks: impl Into<Arc<[usize]>>) -> Group {
+    pub(crate) fn from_distinct(ranks: impl Into<Arc<[usize]>>) -> Group {
         Group {
             ranks: ranks.into(),
-            lane: Lane::default(),
+            channel: Channel::default(),
             options: Arc::default(),
         }
     }
@@ -63,8 +63,8 @@ impl Group {
     }
 
     /// Which of the communicators between these ranks.
-    pub fn lane(&self) -> Lane {
-        self.lane
+    pub fn channel(&self) -> Channel {
+        self.channel
     }
 
     /// How its communicator is to be made.
@@ -72,16 +72,16 @@ impl Group {
         &self.options
     }
 
-    /// The same ranks on another lane: another communicator, that runs beside this one.
-    pub fn on(mut self, lane: Lane) -> Group {
-        self.lane = lane;
+    /// The same ranks on another channel: another communicator, that runs beside this one.
+    pub fn with_channel(mut self, channel: Channel) -> Group {
+        self.channel = channel;
         self
     }
 
-    /// The same ranks with other options, in their [normal form](GroupOptions::normal): options
+    /// The same ranks with other options, in their [normal form](GroupOptions::normalized): options
     /// that mean the same make equal groups.
-    pub fn with(mut self, options: GroupOptions) -> Group {
-        self.options = Arc::new(options.normal());
+    pub fn with_options(mut self, options: GroupOptions) -> Group {
+        self.options = Arc::new(options.normalized());
         self
     }
 }
@@ -105,15 +105,15 @@ fn check_members(ranks: &[usize]) -> Result<()> {
     }
 }
 
-/// `[0, 1] on lane gather with timeout 10s`; nothing is said of what is the default.
+/// `[0, 1] on channel gather with timeout 10s`; nothing is said of what is the default.
 impl fmt::Display for Group {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", text::ranks(&self.ranks))?;
-        match self.lane {
-            Lane::Main => {}
-            lane => write!(f, " on lane {lane}")?,
+        match self.channel {
+            Channel::Main => {}
+            channel => write!(f, " on channel {channel}")?,
         }
-        for (at, (option, value)) in self.options.stated().iter().enumerate() {
+        for (at, (option, value)) in self.options.non_default().iter().enumerate() {
             let before = if at == 0 { " with" } else { "," };
             write!(f, "{before} {option} {value}")?;
         }
@@ -128,10 +128,10 @@ impl fmt::Debug for Group {
 }
 
 /// Which of several communicators between the same ranks. Collectives of one communicator run one
-/// after the other; what shall overlap takes another lane, and pays for it with memory.
+/// after the other; what shall overlap takes another channel, and pays for it with memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 #[non_exhaustive]
-pub enum Lane {
+pub enum Channel {
     /// What needs nothing of its own.
     #[default]
     Main,
@@ -149,16 +149,16 @@ pub enum Lane {
     Own(u16),
 }
 
-impl fmt::Display for Lane {
+impl fmt::Display for Channel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Lane::Main => f.write_str("main"),
-            Lane::Gather => f.write_str("gather"),
-            Lane::Reduce => f.write_str("reduce"),
-            Lane::Forward => f.write_str("forward"),
-            Lane::Backward => f.write_str("backward"),
-            Lane::Dispatch => f.write_str("dispatch"),
-            Lane::Own(number) => write!(f, "own {number}"),
+            Channel::Main => f.write_str("main"),
+            Channel::Gather => f.write_str("gather"),
+            Channel::Reduce => f.write_str("reduce"),
+            Channel::Forward => f.write_str("forward"),
+            Channel::Backward => f.write_str("backward"),
+            Channel::Dispatch => f.write_str("dispatch"),
+            Channel::Own(number) => write!(f, "own {number}"),
         }
     }
 }

@@ -26,7 +26,7 @@ impl Hosts {
     }
 
     /// The host of a rank, if it is known.
-    pub fn of(&self, rank: usize) -> Option<usize> {
+    pub fn host_of(&self, rank: usize) -> Option<usize> {
         match self {
             Hosts::Uniform(ranks) => rank.checked_div(*ranks),
             Hosts::Listed(hosts) => hosts.get(rank).copied(),
@@ -34,8 +34,8 @@ impl Hosts {
     }
 
     /// How many hosts these ranks are on; those whose host is unknown count as one host.
-    pub fn crossed(&self, ranks: &[usize]) -> usize {
-        let hosts: BTreeSet<Option<usize>> = ranks.iter().map(|rank| self.of(*rank)).collect();
+    pub fn spanned_by(&self, ranks: &[usize]) -> usize {
+        let hosts: BTreeSet<Option<usize>> = ranks.iter().map(|rank| self.host_of(*rank)).collect();
         hosts.len()
     }
 }

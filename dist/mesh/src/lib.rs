@@ -1,18 +1,16 @@
-//! Rank layouts, device meshes, placements and the transitions between them, as pure values.
+//! Rank layouts, device meshes, shardings and the redistributions between them, as pure values.
 //!
-//! Nothing here communicates, allocates tensors or knows which rank it runs on: what a mesh of a
-//! hundred thousand ranks looks like from each of them can be computed, tested and compared in one
-//! process.
+//! Nothing here communicates, allocates tensors or knows which rank it runs on. What every rank of a
+//! mesh of a hundred thousand sees can be computed, tested and compared in one process.
 //!
-//! - [`RankLayout`]: which ranks, in which order, and the algebra of that.
-//! - [`Mesh`]: named axes over ranks; [`Group`]: who communicates with whom.
-//! - [`Place`]: where a tensor is, and the box of each rank; [`Transition`]: from one place to another.
-//! - [`Rule`]: what an op does with placements: what the results of its operands are, or the transition
-//!   that is missing.
-//! - [`agree`]: whether ranks have the same mesh.
+//! - [`RankLayout`]: ordered sets of ranks as sizes and strides, and their algebra.
+//! - [`Mesh`]: named axes over ranks; [`Group`]: the ranks that communicate with each other.
+//! - [`Sharding`]: a mesh, a placement per axis and a global shape; [`Redistribution`]: the
+//!   collectives that lead from one sharding to another.
+//! - [`ShardingRule`]: the shardings of an op's results, derived from its [`ParsedSignature`].
+//! - [`check_agreement`]: whether all ranks have the same mesh.
 
 mod agreement;
-mod arrangement;
 mod error;
 mod group;
 mod hosts;
@@ -20,31 +18,34 @@ mod layout;
 mod mesh;
 mod mesh_set;
 mod options;
-mod place;
-mod place_error;
 mod placement;
+mod placements;
 mod rank_map;
+mod redistribution;
 mod relation;
 mod rule;
+mod sharding;
+mod sharding_error;
+mod signature;
 mod size;
 mod text;
-mod transition;
 
-pub use agreement::{Fingerprint, agree};
+pub use agreement::{Fingerprint, check_agreement};
 pub use error::{MAX_RANKS, MeshError, Result};
-pub use group::{Group, Lane};
+pub use group::{Channel, Group};
 pub use hosts::Hosts;
 pub use layout::{Mode, RankLayout};
 pub use mesh::{Axis, Mesh};
 pub use mesh_set::MeshSet;
 pub use options::{CtaPolicy, GroupOptions};
-pub use place::Place;
-pub use place_error::PlaceError;
 pub use placement::{Division, Placement, Reduction};
+pub use redistribution::{Action, Link, LinkCosts, Redistribution, ReduceOp, Step, Traffic};
 pub use relation::Relation;
-pub use rule::{Change, Misplaced, Problem, Remedy, Rule, RuleError};
+pub use rule::{Change, Incompatible, Problem, Remedy, RuleError, ShardingRule};
+pub use sharding::Sharding;
+pub use sharding_error::ShardingError;
+pub use signature::{DimSpec, NamedDim, ParsedSignature, SignatureError, TensorSpec};
 pub use size::Size;
-pub use transition::{Action, Combine, Link, LinkCosts, Step, Traffic, Transition};
 
 /// Compiles and runs the examples of the guide.
 #[cfg(doctest)]

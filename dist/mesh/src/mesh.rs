@@ -67,7 +67,7 @@ impl Mesh {
     ///
     /// # Errors
     /// As [`Mesh::new`], [`MeshError::WrongRankCount`], [`MeshError::DuplicateRank`].
-    pub fn of_ranks(ranks: &[usize], shape: &[usize], names: &[&str]) -> Result<Mesh> {
+    pub fn from_ranks(ranks: &[usize], shape: &[usize], names: &[&str]) -> Result<Mesh> {
         let axes = named_axes(shape, names)?;
         let product: usize = axes.iter().map(Axis::size).product();
         if product != ranks.len() {
@@ -311,7 +311,7 @@ impl Mesh {
             .ranks()
             .map(|at| self.ranks.rank(first + at))
             .collect();
-        Group::new(ranks)
+        Group::from_distinct(ranks)
     }
 
     /// Asserts that the mesh has all ranks below `world` and no other.

@@ -80,7 +80,7 @@ impl fmt::Display for CtaPolicy {
 impl GroupOptions {
     /// The same options, with what is said by saying nothing left out: a switch that is off, at
     /// least one block; and names of networks as NCCL writes them, which does not mind their case.
-    pub fn normal(mut self) -> GroupOptions {
+    pub fn normalized(mut self) -> GroupOptions {
         let switches = [
             &mut self.high_priority,
             &mut self.collnet,
@@ -150,7 +150,7 @@ impl GroupOptions {
     }
 
     /// What differs from the default: name and value, in the order of the fields.
-    pub fn stated(&self) -> Vec<(&'static str, String)> {
+    pub fn non_default(&self) -> Vec<(&'static str, String)> {
         fn text<T: ToString>(value: &Option<T>) -> Option<String> {
             value.as_ref().map(T::to_string)
         }

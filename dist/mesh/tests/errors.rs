@@ -6,7 +6,7 @@
 
 use std::fmt::Write;
 
-use meshgrad_mesh::{Mesh, RankLayout, Result, Size, agree};
+use meshgrad_mesh::{Mesh, RankLayout, Result, Size, check_agreement};
 
 fn mesh() -> Mesh {
     Mesh::new(&[2, 2, 2], &["pp", "dp", "tp"]).unwrap()
@@ -27,8 +27,8 @@ fn mistakes() -> Vec<(&'static str, &'static str, Result<()>)> {
         .map(|mesh| mesh.unwrap().fingerprint())
         .collect();
     let overlapping = [
-        Mesh::of_ranks(&[0, 1, 2, 3], &[4], &["dp"]).unwrap(),
-        Mesh::of_ranks(&[3, 4], &[2], &["dp"]).unwrap(),
+        Mesh::from_ranks(&[0, 1, 2, 3], &[4], &["dp"]).unwrap(),
+        Mesh::from_ranks(&[3, 4], &[2], &["dp"]).unwrap(),
     ];
 
     vec![
@@ -36,7 +36,7 @@ fn mistakes() -> Vec<(&'static str, &'static str, Result<()>)> {
             "a rank twice",
             "nothing on ranks 0, 2, ..., which then hang; on rank 1: Each device mesh dimension should get \
              only one process group, but got 1 in [1, 2]!",
-            nothing(Mesh::of_ranks(&[0, 1, 1, 2], &[2, 2], &["dp", "tp"])),
+            nothing(Mesh::from_ranks(&[0, 1, 1, 2], &[2, 2], &["dp", "tp"])),
         ),
         (
             "more places than ranks",
@@ -51,7 +51,7 @@ fn mistakes() -> Vec<(&'static str, &'static str, Result<()>)> {
         (
             "a list of another length",
             "cannot be written: a tensor of ranks has its shape",
-            nothing(Mesh::of_ranks(&[0, 1, 2], &[2, 2], &["dp", "tp"])),
+            nothing(Mesh::from_ranks(&[0, 1, 2], &[2, 2], &["dp", "tp"])),
         ),
         (
             "sizes without names",
@@ -140,7 +140,7 @@ fn mistakes() -> Vec<(&'static str, &'static str, Result<()>)> {
         (
             "a rank with another mesh",
             "nothing: a silent hang",
-            agree(&disagreeing),
+            check_agreement(&disagreeing),
         ),
         (
             "a layout that overlaps itself",

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use meshgrad_mesh::{CtaPolicy, Group, GroupOptions, Lane, MAX_RANKS, MeshError};
+use meshgrad_mesh::{Channel, CtaPolicy, Group, GroupOptions, MAX_RANKS, MeshError};
 
 fn options(change: impl FnOnce(&mut GroupOptions)) -> GroupOptions {
     let mut options = GroupOptions::default();
@@ -12,11 +12,11 @@ fn options(change: impl FnOnce(&mut GroupOptions)) -> GroupOptions {
 
 #[test]
 fn ranks_keep_their_order() {
-    let group = Group::of([4, 0, 2]).unwrap();
+    let group = Group::new([4, 0, 2]).unwrap();
     assert_eq!(group.ranks(), [4, 0, 2]);
     assert_eq!(group.index_of(2), Some(2));
     assert_eq!(group.index_of(1), None);
-    assert_ne!(group, Group::of([0, 2, 4]).unwrap());
+    assert_ne!(group, Group::new([0, 2, 4]).unwrap());
 }
 
 #[test]
@@ -33,14 +33,14 @@ fn what_is_no_group_is_refused() {
         ),
     ];
     for (ranks, message) in faults {
-        assert_eq!(Group::of(ranks).unwrap_err().to_string(), message);
+        assert_eq!(Group::new(ranks).unwrap_err().to_string(), message);
     }
 }
 
 /// What means the same is the same.
 #[test]
 fn options_that_say_the_default_make_equal_groups() {
-    let group = || Group::of([0, 1]).unwrap();
+    let group = || Group::new([0, 1]).unwrap();
     let said = options(|o| {
         o.high_priority = Some(false);
         o.collnet = Some(false);
@@ -49,9 +49,9 @@ fn options_that_say_the_default_make_equal_groups() {
         o.shrink_share = Some(false);
         o.min_ctas = Some(1);
     });
-    assert_eq!(group().with(said), group());
+    assert_eq!(group().with_options(said), group());
 
-    let net = |name: &str| group().with(options(|o| o.net_name = Some(name.to_owned())));
+    let net = |name: &str| group().with_options(options(|o| o.net_name = Some(name.to_owned())));
     assert_eq!(net("ib"), net("IB"));
     assert_eq!(net("SOCKET").options().net_name.as_deref(), Some("Socket"));
     assert_eq!(net("Plugin"), net("plugin"));
@@ -83,20 +83,23 @@ fn every_option_is_stated_and_makes_another_group() {
         |o| o.graph_stream_ordering = Some(false),
         |o| o.rma_contexts = Some(2),
     ];
-    let plain = Group::of([0, 1]).unwrap();
+    let plain = Group::new([0, 1]).unwrap();
     let all = options(|o| changes.iter().for_each(|change| change(o)));
-    assert_eq!(all.stated().len(), changes.len());
+    assert_eq!(all.non_default().len(), changes.len());
     assert_eq!(all.check(), Ok(()));
 
     for (at, change) in changes.iter().enumerate() {
         let one = options(change);
-        assert_eq!(one.stated(), [all.stated()[at].clone()]);
-        assert_ne!(plain.clone().with(one), plain);
+        assert_eq!(one.non_default(), [all.non_default()[at].clone()]);
+        assert_ne!(plain.clone().with_options(one), plain);
     }
-    let text = plain.on(Lane::Own(3)).with(all).to_string();
+    let text = plain
+        .with_channel(Channel::Own(3))
+        .with_options(all)
+        .to_string();
     insta::assert_snapshot!(text.replace(", ", ",\n"), @r"
     [0,
-    1] on lane own 3 with timeout 600s,
+    1] on channel own 3 with timeout 600s,
     bootstrap_timeout 1.5s,
     high_priority true,
     min_ctas 2,

@@ -1,6 +1,6 @@
 //! Meshes: every operation for every rank, against coordinates counted by hand.
 
-use meshgrad_mesh::{Hosts, Mesh, MeshError, Size, agree};
+use meshgrad_mesh::{Hosts, Mesh, MeshError, Size, check_agreement};
 use proptest::prelude::*;
 
 fn cube() -> Mesh {
@@ -72,13 +72,13 @@ fn a_coordinate_can_be_fixed_that_is_not_mine() {
 
 #[test]
 fn listed_ranks_stand_where_they_were_put() {
-    let mesh = Mesh::of_ranks(&[7, 3, 5, 1], &[2, 2], &["dp", "tp"]).unwrap();
+    let mesh = Mesh::from_ranks(&[7, 3, 5, 1], &[2, 2], &["dp", "tp"]).unwrap();
     assert_eq!(group(&mesh, &["tp"], 3), [7, 3]);
     assert_eq!(group(&mesh, &["dp"], 1), [3, 1]);
     assert_eq!(mesh.coordinate(5), Some(vec![1, 0]));
     assert!(!mesh.contains(0));
 
-    let same = Mesh::of_ranks(&[0, 1, 2, 3], &[2, 2], &["dp", "tp"]).unwrap();
+    let same = Mesh::from_ranks(&[0, 1, 2, 3], &[2, 2], &["dp", "tp"]).unwrap();
     assert_eq!(same, Mesh::new(&[2, 2], &["dp", "tp"]).unwrap());
 }
 
@@ -104,7 +104,7 @@ fn parts_without_a_common_rank_are_a_set() {
     let expected: Vec<_> = [0, 0, 0, 0, 1, 1, 1, 1].map(Some).into();
     assert_eq!((&parts[..8], parts[8]), (&expected[..], None));
 
-    let listed = Mesh::of_ranks(&[9, 6], &[2], &["dp"]).unwrap();
+    let listed = Mesh::from_ranks(&[9, 6], &[2], &["dp"]).unwrap();
     let error = Mesh::disjoint(&[trainer, rollout, listed]).unwrap_err();
     let MeshError::NotDisjoint {
         rank,
@@ -123,11 +123,11 @@ fn ranks_that_disagree_are_named() {
     let right = Mesh::new(&[2, 4], &["dp", "tp"]).unwrap().fingerprint();
     let wrong = Mesh::new(&[4, 2], &["dp", "tp"]).unwrap().fingerprint();
     let mut all = vec![right.clone(); 8];
-    assert_eq!(agree(&all), Ok(()));
-    assert_eq!(agree(&[]), Ok(()));
+    assert_eq!(check_agreement(&all), Ok(()));
+    assert_eq!(check_agreement(&[]), Ok(()));
 
     all[5] = wrong.clone();
-    let MeshError::Disagreement(holders) = agree(&all).unwrap_err() else {
+    let MeshError::Disagreement(holders) = check_agreement(&all).unwrap_err() else {
         panic!()
     };
     assert!(holders[0].starts_with("ranks [0, 1, 2, 3, 4, 6, 7] have dp 2 x tp 4"));
@@ -143,8 +143,8 @@ fn fingerprints_tell_meshes_apart() {
         mesh.clone(),
         Mesh::new(&[2, 2, 2], &["pp", "dp", "cp"]).unwrap(),
         Mesh::new(&[2, 2, 2, 1], &["pp", "dp", "tp", "cp"]).unwrap(),
-        Mesh::of_ranks(&[1, 0, 2, 3, 4, 5, 6, 7], &[2, 2, 2], &["pp", "dp", "tp"]).unwrap(),
-        Mesh::of_ranks(&[0, 1, 2, 3, 4, 5, 7, 6], &[2, 2, 2], &["pp", "dp", "tp"]).unwrap(),
+        Mesh::from_ranks(&[1, 0, 2, 3, 4, 5, 6, 7], &[2, 2, 2], &["pp", "dp", "tp"]).unwrap(),
+        Mesh::from_ranks(&[0, 1, 2, 3, 4, 5, 7, 6], &[2, 2, 2], &["pp", "dp", "tp"]).unwrap(),
         Mesh::new(&[8], &["world"]).unwrap(),
         mesh.flatten(["dp", "tp"], "x").unwrap(),
         mesh.flatten(["tp", "dp"], "x").unwrap(),
@@ -168,12 +168,12 @@ fn fingerprints_tell_meshes_apart() {
 #[test]
 fn hosts_are_counted() {
     let hosts = Hosts::uniform(4).unwrap();
-    assert_eq!(hosts.crossed(&[0, 3]), 1);
-    assert_eq!(hosts.crossed(&[3, 4, 8, 9]), 3);
+    assert_eq!(hosts.spanned_by(&[0, 3]), 1);
+    assert_eq!(hosts.spanned_by(&[3, 4, 8, 9]), 3);
     let listed = Hosts::Listed(vec![0, 0, 1]);
-    assert_eq!((listed.of(2), listed.of(3)), (Some(1), None));
+    assert_eq!((listed.host_of(2), listed.host_of(3)), (Some(1), None));
     assert_eq!(Hosts::uniform(0), Err(MeshError::NoRanks));
-    assert_eq!(Hosts::Uniform(0).of(3), None);
+    assert_eq!(Hosts::Uniform(0).host_of(3), None);
 }
 
 const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];

@@ -1,7 +1,7 @@
 //! What ops can do with placements, and what errors say about the rest. That results are right is
 //! tested where there are ops: runtime/tests/sharding.rs.
 
-use meshgrad_mesh::{Division, Mesh, Place, Placement, Reduction, Rule, RuleError};
+use meshgrad_mesh::{Division, Mesh, Placement, Reduction, RuleError, Sharding, ShardingRule};
 use proptest::prelude::*;
 
 const R: Placement = Placement::Replicate;
@@ -11,39 +11,39 @@ fn s(dim: usize) -> Placement {
     Placement::shard(dim)
 }
 
-fn linear() -> Rule {
-    let rule = Rule::new("linear", "x: F[.. i], w: F[o i] -> y: F[.. o]").unwrap();
+fn linear() -> ShardingRule {
+    let rule = ShardingRule::new("linear", "x: F[.. i], w: F[o i] -> y: F[.. o]").unwrap();
     rule.linear_in(&["x", "w"]).unwrap()
 }
 
-fn softmax() -> Rule {
-    Rule::new("softmax", "x: F[.. d!] -> y: F[.. d]").unwrap()
+fn softmax() -> ShardingRule {
+    ShardingRule::new("softmax", "x: F[.. d!] -> y: F[.. d]").unwrap()
 }
 
-fn add() -> Rule {
-    let rule = Rule::new("add", "a: F[~], b: F[~] -> y: F[~]").unwrap();
+fn add() -> ShardingRule {
+    let rule = ShardingRule::new("add", "a: F[~], b: F[~] -> y: F[~]").unwrap();
     rule.linear_in(&["a + b"]).unwrap()
 }
 
-fn rms_norm() -> Rule {
+fn rms_norm() -> ShardingRule {
     let text = "x: F[.. d!], w: F[d!] -> y: F[.. d], inv_rms: A[..]";
-    Rule::new("rms_norm", text).unwrap()
+    ShardingRule::new("rms_norm", text).unwrap()
 }
 
-fn attention() -> Rule {
+fn attention() -> ShardingRule {
     let text =
         "q: F[b t! h d!], k: F[b s! g d!], v: F[b s! g d!] -> out: F[b t h d], lse: A[b h t]";
-    Rule::new("attention", text)
+    ShardingRule::new("attention", text)
         .unwrap()
         .grouped("h", "g")
         .unwrap()
 }
 
 fn infer<const N: usize>(
-    rule: &Rule,
+    rule: &ShardingRule,
     operands: [(&[usize], Placement); N],
 ) -> Result<Vec<Placement>, RuleError> {
-    rule.infer("tp", 2, &operands)
+    rule.propagate_axis("tp", 2, &operands)
 }
 
 /// Data, column and row parallel, and what is linear: all there is, of everything that could be.
@@ -77,7 +77,7 @@ fn several_results_lie_each_in_its_way() {
     assert_eq!(infer(&rms_norm(), given).unwrap(), [s(1), s(1)]);
 
     let gradient = "dy: F[.. d], x: F[.. d], inv_rms: A[..], dw: A[d] -> dw: A[d]";
-    let gradient = Rule::new("rms_norm_grad_weight_into", gradient).unwrap();
+    let gradient = ShardingRule::new("rms_norm_grad_weight_into", gradient).unwrap();
     let rows = |dw| {
         [
             (&[4, 8][..], s(0)),
@@ -107,7 +107,7 @@ fn what_broadcasts_is_not_cut() {
 fn heads_are_cut_with_the_heads_that_they_share() {
     let heads = |h, g, q, k: Placement| {
         let (of_q, of_k) = ([2, 5, h, 8], [2, 7, g, 8]);
-        attention().infer("tp", 2, &[(&of_q, q), (&of_k, k.clone()), (&of_k, k)])
+        attention().propagate_axis("tp", 2, &[(&of_q, q), (&of_k, k.clone()), (&of_k, k)])
     };
     assert_eq!(heads(8, 4, s(2), s(2)).unwrap(), [s(2), s(1)]);
     assert!(heads(8, 4, s(2), R).is_err());
@@ -133,8 +133,8 @@ fn divisions_must_agree() {
 #[test]
 fn reductions_leave_parts_of_what_they_make() {
     let reduce = |by, given| {
-        let rule = Rule::reduction("reduce", 3, &[0, 2], by).unwrap();
-        rule.infer("tp", 2, &[(&[4, 3, 5], given)])
+        let rule = ShardingRule::reduction("reduce", 3, &[0, 2], by).unwrap();
+        rule.propagate_axis("tp", 2, &[(&[4, 3, 5], given)])
     };
     let part = |by| Placement::Partial(by);
     for by in [Reduction::Sum, Reduction::Avg, Reduction::Max] {
@@ -151,23 +151,23 @@ fn reductions_leave_parts_of_what_they_make() {
 
 #[test]
 fn dims_that_are_arguments() {
-    let concat = Rule::concat("concat", 2, 2, 1).unwrap();
+    let concat = ShardingRule::concat("concat", 2, 2, 1).unwrap();
     let pair = |a, b| infer(&concat, [(&[4, 3][..], a), (&[4, 5], b)]);
     assert_eq!(pair(s(0), s(0)).unwrap(), [s(0)]);
     assert_eq!(pair(P, P).unwrap(), [P]);
     assert!(pair(s(1), s(1)).is_err());
 
-    let select = Rule::index_select("index_select", 3, 1).unwrap();
+    let select = ShardingRule::index_select("index_select", 3, 1).unwrap();
     let by = |x, ids| infer(&select, [(&[4, 6, 5][..], x), (&[7], ids)]);
     assert_eq!(by(s(2), R).unwrap(), [s(2)]);
     assert_eq!(by(R, s(0)).unwrap(), [s(1)]);
     assert!(by(s(1), R).is_err());
 
-    let permute = Rule::permute("permute", &[2, 0, 1]).unwrap();
+    let permute = ShardingRule::permute("permute", &[2, 0, 1]).unwrap();
     assert_eq!(infer(&permute, [(&[4, 6, 5][..], s(0))]).unwrap(), [s(1)]);
 }
 
-fn message<const N: usize>(rule: &Rule, operands: [(&[usize], Placement); N]) -> String {
+fn message<const N: usize>(rule: &ShardingRule, operands: [(&[usize], Placement); N]) -> String {
     infer(rule, operands).unwrap_err().to_string()
 }
 
@@ -186,12 +186,12 @@ fn errors_name_what_is_missing() {
         (&[2, 7, 3, 8], s(2)),
     ];
     insta::assert_snapshot!(message(&attention(), heads));
-    let mean = Rule::reduction("mean", 1, &[0], Some(Reduction::Avg)).unwrap();
+    let mean = ShardingRule::reduction("mean", 1, &[0], Some(Reduction::Avg)).unwrap();
     insta::assert_snapshot!(message(&mean, [(&[5], s(0))]));
     let (even, other) = (s(0), Placement::ragged(0, [1, 4]));
     insta::assert_snapshot!(message(&add(), [(&[5, 3], even), (&[5, 3], other)]));
     let text = "dy: F[.. o], x: F[.. i], into: A[o i] -> into: A[o i]";
-    let gradient = Rule::new("linear_grad_weight_into", text).unwrap();
+    let gradient = ShardingRule::new("linear_grad_weight_into", text).unwrap();
     let rows = [(&[64, 32][..], s(0)), (&[64, 8], s(0)), (&[32, 8], R)];
     insta::assert_snapshot!(message(&gradient, rows));
 }
@@ -200,10 +200,10 @@ fn errors_name_what_is_missing() {
 /// was promised.
 #[test]
 fn remedies_help() {
-    let mean = Rule::reduction("mean", 2, &[0], Some(Reduction::Avg)).unwrap();
+    let mean = ShardingRule::reduction("mean", 2, &[0], Some(Reduction::Avg)).unwrap();
     let text = "dy: F[.. o], x: F[.. i], into: A[o i] -> into: A[o i]";
-    let gradient = Rule::new("linear_grad_weight_into", text).unwrap();
-    let calls: [(Rule, Vec<Vec<usize>>); 7] = [
+    let gradient = ShardingRule::new("linear_grad_weight_into", text).unwrap();
+    let calls: [(ShardingRule, Vec<Vec<usize>>); 7] = [
         (linear(), vec![vec![6, 8], vec![4, 8]]),
         (add(), vec![vec![6, 8], vec![8]]),
         (softmax(), vec![vec![6, 8]]),
@@ -224,12 +224,12 @@ fn remedies_help() {
             let infer = |placements: &[Placement]| {
                 let operands = shapes.iter().zip(placements);
                 let operands = operands.map(|(shape, at)| (&shape[..], at.clone()));
-                rule.infer("tp", 2, &operands.collect::<Vec<_>>())
+                rule.propagate_axis("tp", 2, &operands.collect::<Vec<_>>())
             };
             let Err(error) = infer(&placements) else {
                 continue;
             };
-            let RuleError::Misplaced(wrong) = error else {
+            let RuleError::Incompatible(wrong) = error else {
                 panic!("{error}");
             };
             assert!(!wrong.remedies.is_empty(), "{wrong}");
@@ -274,18 +274,26 @@ fn all_choices(shapes: &[Vec<usize>]) -> Vec<Vec<Placement>> {
 #[test]
 fn what_is_no_call_of_the_op_is_named() {
     let texts = [
-        Rule::new("f", "x[i]").unwrap_err().to_string(),
-        Rule::new("f", "-> y[i]").unwrap_err().to_string(),
-        Rule::new("f", "x i] -> y[i]").unwrap_err().to_string(),
-        Rule::new("f", "x[i ..] -> y[i]").unwrap_err().to_string(),
-        Rule::new("f", "x[i] -> y[.. i]").unwrap_err().to_string(),
-        linear().linear_in(&["v"]).unwrap_err().to_string(),
-        linear().grouped("h", "i").unwrap_err().to_string(),
-        Rule::reduction("sum", 2, &[2], None)
+        ShardingRule::new("f", "x[i]").unwrap_err().to_string(),
+        ShardingRule::new("f", "-> y[i]").unwrap_err().to_string(),
+        ShardingRule::new("f", "x i] -> y[i]")
             .unwrap_err()
             .to_string(),
-        Rule::permute("permute", &[0, 0]).unwrap_err().to_string(),
-        Rule::reshape("reshape", &[4], &[5])
+        ShardingRule::new("f", "x[i ..] -> y[i]")
+            .unwrap_err()
+            .to_string(),
+        ShardingRule::new("f", "x[i] -> y[.. i]")
+            .unwrap_err()
+            .to_string(),
+        linear().linear_in(&["v"]).unwrap_err().to_string(),
+        linear().grouped("h", "i").unwrap_err().to_string(),
+        ShardingRule::reduction("sum", 2, &[2], None)
+            .unwrap_err()
+            .to_string(),
+        ShardingRule::permute("permute", &[0, 0])
+            .unwrap_err()
+            .to_string(),
+        ShardingRule::reshape("reshape", &[4], &[5])
             .unwrap_err()
             .to_string(),
         infer(&linear(), [(&[64, 8], R)]).unwrap_err().to_string(),
@@ -301,20 +309,20 @@ fn mesh() -> Mesh {
     Mesh::new(&[2, 2, 2], &["pp", "dp", "tp"]).unwrap()
 }
 
-fn place(placements: &[(&str, Placement)], shape: &[usize]) -> Place {
-    Place::new(&mesh(), placements, shape).unwrap()
+fn place(placements: &[(&str, Placement)], shape: &[usize]) -> Sharding {
+    Sharding::new(&mesh(), placements, shape).unwrap()
 }
 
 #[test]
 fn axes_are_independent() {
     let x = place(&[("dp", s(0)), ("tp", s(2))], &[4, 6, 8]);
     let w = place(&[("tp", s(1))], &[10, 8]);
-    let y = linear().places(&[&x, &w], &[&[2, 6, 10]]).unwrap();
+    let y = linear().propagate(&[&x, &w], &[&[2, 6, 10]]).unwrap();
     assert_eq!(y, [place(&[("dp", s(0)), ("tp", P)], &[4, 6, 10])]);
 
     // FSDP's weights are gathered by somebody before.
     let w = place(&[("tp", s(1)), ("dp", s(0))], &[10, 8]);
-    let error = linear().places(&[&x, &w], &[&[2, 6, 10]]).unwrap_err();
+    let error = linear().propagate(&[&x, &w], &[&[2, 6, 10]]).unwrap_err();
     insta::assert_snapshot!(error);
 }
 
@@ -322,21 +330,21 @@ fn axes_are_independent() {
 fn cuts_of_one_dim_keep_their_order() {
     let (dp_tp, tp_dp) = ([("dp", s(0)), ("tp", s(0))], [("tp", s(0)), ("dp", s(0))]);
     let (a, b) = (place(&tp_dp, &[8, 3]), place(&tp_dp, &[8, 3]));
-    let sum = add().places(&[&a, &b], &[&[2, 3]]).unwrap();
+    let sum = add().propagate(&[&a, &b], &[&[2, 3]]).unwrap();
     assert_eq!(sum[0], a);
 
     let b = place(&dp_tp, &[8, 3]);
-    insta::assert_snapshot!(add().places(&[&a, &b], &[&[2, 3]]).unwrap_err());
+    insta::assert_snapshot!(add().propagate(&[&a, &b], &[&[2, 3]]).unwrap_err());
 }
 
 /// Parts of a mean are equal along each axis, whatever the other left.
 #[test]
 fn cuts_of_cuts_are_exact() {
-    let mean = Rule::reduction("mean", 1, &[0], Some(Reduction::Avg)).unwrap();
+    let mean = ShardingRule::reduction("mean", 1, &[0], Some(Reduction::Avg)).unwrap();
     let both = |extent| place(&[("dp", s(0)), ("tp", s(0))], &[extent]);
-    assert!(mean.places(&[&both(8)], &[&[]]).is_ok());
-    assert!(mean.places(&[&both(6)], &[&[]]).is_err());
-    assert!(mean.places(&[&both(7)], &[&[]]).is_err());
+    assert!(mean.propagate(&[&both(8)], &[&[]]).is_ok());
+    assert!(mean.propagate(&[&both(6)], &[&[]]).is_err());
+    assert!(mean.propagate(&[&both(7)], &[&[]]).is_err());
 
     // 3 + 1 groups, of which the 3 cannot be cut in two.
     let heads = |dim: usize, a: usize| Placement::ragged(dim, [3 * a, a]);
@@ -344,7 +352,7 @@ fn cuts_of_cuts_are_exact() {
     let k = place(&[("dp", heads(2, 1)), ("tp", s(2))], &[1, 5, 4, 4]);
     assert!(
         attention()
-            .places(&[&q, &k, &k], &[&[1, 5, 8, 4], &[1, 8, 5]])
+            .propagate(&[&q, &k, &k], &[&[1, 5, 8, 4], &[1, 8, 5]])
             .is_err()
     );
 }
@@ -354,11 +362,11 @@ fn places_belong_to_one_mesh_and_to_the_op() {
     let other = Mesh::new(&[8], &["dp"]).unwrap();
     let (a, b) = (
         place(&[], &[8, 3]),
-        Place::replicated(&other, &[8, 3]).unwrap(),
+        Sharding::replicated(&other, &[8, 3]).unwrap(),
     );
-    insta::assert_snapshot!(add().places(&[&a, &b], &[&[8, 3]]).unwrap_err());
-    insta::assert_snapshot!(add().places(&[&a, &a], &[]).unwrap_err());
-    insta::assert_snapshot!(add().places(&[&a, &a], &[&[8]]).unwrap_err());
+    insta::assert_snapshot!(add().propagate(&[&a, &b], &[&[8, 3]]).unwrap_err());
+    insta::assert_snapshot!(add().propagate(&[&a, &a], &[]).unwrap_err());
+    insta::assert_snapshot!(add().propagate(&[&a, &a], &[&[8]]).unwrap_err());
 }
 
 /// One rank has all of everything, whatever it is called.
@@ -366,16 +374,21 @@ fn places_belong_to_one_mesh_and_to_the_op() {
 fn an_axis_of_one_rank_asks_for_nothing() {
     for placement in [R, P, s(0), s(1)] {
         let y = softmax()
-            .infer("tp", 1, &[(&[4, 8], placement.clone())])
+            .propagate_axis("tp", 1, &[(&[4, 8], placement.clone())])
             .unwrap();
         assert_eq!(y.len(), 1);
         assert!(placement == y[0] || y[0] == R);
     }
-    assert_eq!(softmax().infer("tp", 1, &[(&[4, 8], s(1))]).unwrap(), [R]);
+    assert_eq!(
+        softmax()
+            .propagate_axis("tp", 1, &[(&[4, 8], s(1))])
+            .unwrap(),
+        [R]
+    );
 }
 
 /// The global indices of a rank's elements, in its order.
-fn elements(place: &Place, rank: usize) -> Vec<u64> {
+fn elements(place: &Sharding, rank: usize) -> Vec<u64> {
     let region = place.region(rank).unwrap();
     let mut elements = vec![0];
     for (range, extent) in region.iter().zip(place.shape()) {
@@ -410,7 +423,7 @@ proptest! {
         (from, to) in shapes(),
         cuts in prop::collection::vec((0usize..6, 0usize..3), 1..3),
     ) {
-        let rule = Rule::reshape("reshape", &from, &to).unwrap();
+        let rule = ShardingRule::reshape("reshape", &from, &to).unwrap();
         let axes = ["dp", "tp", "pp"];
         let mut placements: Vec<(&str, Placement)> = Vec::new();
         for (dim, axis) in cuts {
@@ -419,7 +432,7 @@ proptest! {
             }
         }
         let x = place(&placements, &from);
-        match rule.places(&[&x], &[&to]) {
+        match rule.propagate(&[&x], &[&to]) {
             Ok(y) => {
                 for rank in 0..8 {
                     prop_assert_eq!(elements(&x, rank), elements(&y[0], rank));
@@ -455,8 +468,8 @@ proptest! {
         for rule in [linear(), add()] {
             let shape = [8usize, 8];
             let on_tp = |at: &Placement| place(&[("tp", at.clone())], &shape);
-            let places: Vec<Place> = given.iter().map(on_tp).collect();
-            let several = rule.places(&[&places[0], &places[1]], &[&shape]);
+            let places: Vec<Sharding> = given.iter().map(on_tp).collect();
+            let several = rule.propagate(&[&places[0], &places[1]], &[&shape]);
             let one = infer(&rule, [(&shape, given[0].clone()), (&shape, given[1].clone())]);
             prop_assert_eq!(
                 several.map(|y| y[0].placement("tp").unwrap()).ok(),

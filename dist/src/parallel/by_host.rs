@@ -17,7 +17,7 @@ impl ByHost {
     pub(super) fn new(hosts: &Hosts, all: &[usize]) -> ByHost {
         let mut ranks = BTreeMap::<Option<usize>, Vec<usize>>::new();
         for rank in all {
-            ranks.entry(hosts.of(*rank)).or_default().push(*rank);
+            ranks.entry(hosts.host_of(*rank)).or_default().push(*rank);
         }
         ByHost {
             hosts: hosts.clone(),
@@ -28,7 +28,7 @@ impl ByHost {
     /// The ranks on the host of one of them.
     pub(super) fn beside(&self, rank: usize) -> &[usize] {
         self.ranks
-            .get(&self.hosts.of(rank))
+            .get(&self.hosts.host_of(rank))
             .map_or(&[], Vec::as_slice)
     }
 
@@ -44,7 +44,7 @@ impl ByHost {
             .find(|(_, ranks)| ranks.len() != mine.len());
         if let Some((host, ranks)) = uneven {
             return Err(StateError::UnevenHosts {
-                first: self.hosts.of(rank).unwrap_or_default(),
+                first: self.hosts.host_of(rank).unwrap_or_default(),
                 first_ranks: mine.len(),
                 second: host.unwrap_or_default(),
                 second_ranks: ranks.len(),

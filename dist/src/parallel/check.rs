@@ -10,19 +10,19 @@ use meshgrad_mesh::{MAX_RANKS, Size};
 use super::degree::{Parallelism, size_text};
 use super::order::{Order, Token};
 use super::settings::Settings;
-use super::source::{Given, Source};
+use super::source::{Source, Sourced};
 use super::violation::Violation;
 
 const OURS: &str = "meshgrad";
 
 /// Degrees, each known, and the world that they multiply to.
 pub(super) struct Degrees {
-    of: BTreeMap<Parallelism, Given<usize>>,
-    pub(super) world: Given<usize>,
+    of: BTreeMap<Parallelism, Sourced<usize>>,
+    pub(super) world: Sourced<usize>,
 }
 
 impl Degrees {
-    pub(super) fn given(&self, kind: Parallelism) -> &Given<usize> {
+    pub(super) fn given(&self, kind: Parallelism) -> &Sourced<usize> {
         &self.of[&kind]
     }
 
@@ -63,7 +63,7 @@ impl Degrees {
 impl Degrees {
     /// One rank: what names are checked with when the degrees cannot be.
     pub(super) fn unit() -> Degrees {
-        let unit = || Given::new(1, Source::default_of(OURS));
+        let unit = || Sourced::new(1, Source::default_of(OURS));
         Degrees {
             of: Parallelism::ALL.map(|kind| (kind, unit())).into(),
             world: unit(),
@@ -75,10 +75,10 @@ impl Degrees {
 /// None when there is none, and when two differ, which is noted.
 pub(super) fn one<T: Clone + PartialEq>(
     name: &str,
-    all: &[Given<T>],
+    all: &[Sourced<T>],
     text: impl Fn(&T) -> String,
     violations: &mut Vec<Violation>,
-) -> Option<Given<T>> {
+) -> Option<Sourced<T>> {
     let by_someone = all.iter().any(|given| !given.source.is_default());
     let mut all = all
         .iter()
@@ -101,14 +101,14 @@ pub(super) fn one<T: Clone + PartialEq>(
 /// A number of at least 1.
 pub(super) fn count(
     name: &str,
-    all: &[Given<usize>],
+    all: &[Sourced<usize>],
     violations: &mut Vec<Violation>,
-) -> Option<Given<usize>> {
+) -> Option<Sourced<usize>> {
     let given = one(name, all, usize::to_string, violations)?;
     if given.value == 0 {
         violations.push(Violation::Zero {
             name: name.to_owned(),
-            place: given.source,
+            location: given.source,
         });
         return None;
     }
@@ -116,21 +116,25 @@ pub(super) fn count(
 }
 
 /// The order, if it can be read.
-pub(super) fn order(settings: &Settings, violations: &mut Vec<Violation>) -> Option<Given<Order>> {
-    let lower =
-        |given: &Given<String>| Given::new(given.value.trim().to_lowercase(), given.source.clone());
-    let all: Vec<Given<String>> = settings.order.iter().map(lower).collect();
+pub(super) fn order(
+    settings: &Settings,
+    violations: &mut Vec<Violation>,
+) -> Option<Sourced<Order>> {
+    let lower = |given: &Sourced<String>| {
+        Sourced::new(given.value.trim().to_lowercase(), given.source.clone())
+    };
+    let all: Vec<Sourced<String>> = settings.order.iter().map(lower).collect();
     if all.is_empty() {
-        return Some(Given::new(Order::default(), Source::default_of(OURS)));
+        return Some(Sourced::new(Order::default(), Source::default_of(OURS)));
     }
 
     let text = one("order", &all, String::clone, violations)?;
     match Order::parse(&text.value) {
-        Ok(order) => Some(Given::new(order, text.source)),
+        Ok(order) => Some(Sourced::new(order, text.source)),
         Err(errors) => {
             violations.extend(errors.into_iter().map(|error| Violation::WrongOrder {
                 order: text.value.clone(),
-                place: text.source.clone(),
+                location: text.source.clone(),
                 error,
             }));
             None
@@ -140,7 +144,7 @@ pub(super) fn order(settings: &Settings, violations: &mut Vec<Violation>) -> Opt
 
 /// What an order lacks must have the degree 1.
 pub(super) fn order_names_all(
-    order: &Given<Order>,
+    order: &Sourced<Order>,
     degrees: &Degrees,
     violations: &mut Vec<Violation>,
 ) {
@@ -151,7 +155,7 @@ pub(super) fn order_names_all(
         token: token_of(kind),
         degree: kind,
         size: degrees.given(kind).clone(),
-        place: order.source.clone(),
+        location: order.source.clone(),
     }));
 
     let replicas = degrees.of_expert_token(Token::Dp);
@@ -159,7 +163,7 @@ pub(super) fn order_names_all(
     if added.contains(&Token::Dp) && replicas > 1 && !noted {
         violations.push(Violation::ExpertReplicasNotInOrder {
             replicas,
-            place: order.source.clone(),
+            location: order.source.clone(),
         });
     }
 }
@@ -193,7 +197,7 @@ pub(super) fn degrees(settings: &Settings, violations: &mut Vec<Violation>) -> O
         } else {
             Size::Ranks(1)
         };
-        let default = Given::new(size, Source::default_of(OURS));
+        let default = Sourced::new(size, Source::default_of(OURS));
         sizes.entry(kind).or_insert(default);
     }
     let degrees = resolved(sizes, world, violations)?;
@@ -204,14 +208,14 @@ pub(super) fn degrees(settings: &Settings, violations: &mut Vec<Violation>) -> O
 fn sizes(
     settings: &Settings,
     violations: &mut Vec<Violation>,
-) -> BTreeMap<Parallelism, Given<Size>> {
+) -> BTreeMap<Parallelism, Sourced<Size>> {
     let mut sizes = BTreeMap::new();
     for (kind, all) in &settings.degrees {
         let given = one(kind.name(), all, |size| size_text(*size), violations);
         match given {
             Some(given) if given.value == Size::Ranks(0) => violations.push(Violation::Zero {
                 name: kind.name().to_owned(),
-                place: given.source,
+                location: given.source,
             }),
             Some(given) => drop(sizes.insert(*kind, given)),
             None => {}
@@ -222,19 +226,18 @@ fn sizes(
 
 /// One degree at most can be found out, and none of the experts': they do not multiply to the
 /// world.
-fn refuse_autos(sizes: &BTreeMap<Parallelism, Given<Size>>, violations: &mut Vec<Violation>) {
+fn refuse_autos(sizes: &BTreeMap<Parallelism, Sourced<Size>>, violations: &mut Vec<Violation>) {
     let autos = sizes.iter().filter(|(_, given)| given.value == Size::Auto);
     let autos: Vec<(Parallelism, Source)> = autos
         .map(|(kind, given)| (*kind, given.source.clone()))
         .collect();
 
-    let (experts, others): (Vec<_>, Vec<_>) = autos
-        .into_iter()
-        .partition(|(kind, _)| kind.is_of_experts());
+    let (experts, others): (Vec<_>, Vec<_>) =
+        autos.into_iter().partition(|(kind, _)| kind.is_expert());
     violations.extend(
         experts
             .into_iter()
-            .map(|(degree, place)| Violation::AutoOfExperts { degree, place }),
+            .map(|(degree, location)| Violation::ExpertAuto { degree, location }),
     );
     if let [(first, first_source), rest @ ..] = others.as_slice() {
         violations.extend(
@@ -251,14 +254,14 @@ fn refuse_autos(sizes: &BTreeMap<Parallelism, Given<Size>>, violations: &mut Vec
 
 /// Finds out the degree that is auto, or the world.
 fn resolved(
-    sizes: BTreeMap<Parallelism, Given<Size>>,
-    world: Option<Given<usize>>,
+    sizes: BTreeMap<Parallelism, Sourced<Size>>,
+    world: Option<Sourced<usize>>,
     violations: &mut Vec<Violation>,
 ) -> Option<Degrees> {
     let (mut of, mut auto) = (BTreeMap::new(), None);
     for (kind, given) in sizes {
         match given.value {
-            Size::Ranks(ranks) => drop(of.insert(kind, Given::new(ranks, given.source))),
+            Size::Ranks(ranks) => drop(of.insert(kind, Sourced::new(ranks, given.source))),
             Size::Auto => auto = Some((kind, given.source)),
         }
     }
@@ -269,11 +272,11 @@ fn resolved(
 
     let world = match (&world, &auto) {
         (Some(world), _) => world.clone(),
-        (None, None) => Given::new(product, Source::default_of(OURS)),
-        (None, Some((degree, place))) => {
+        (None, None) => Sourced::new(product, Source::default_of(OURS)),
+        (None, Some((degree, location))) => {
             violations.push(Violation::AutoWithoutWorld {
                 degree: *degree,
-                place: place.clone(),
+                location: location.clone(),
             });
             return None;
         }
@@ -294,9 +297,9 @@ fn resolved(
                 product,
                 world,
             },
-            Some((degree, place)) => Violation::AutoDoesNotDivide {
+            Some((degree, location)) => Violation::AutoDoesNotDivide {
                 degree,
-                place,
+                location,
                 degrees: text(&of),
                 product,
                 world,
@@ -305,14 +308,14 @@ fn resolved(
         return None;
     }
     if let Some((kind, source)) = auto {
-        of.insert(kind, Given::new(rest, source));
+        of.insert(kind, Sourced::new(rest, source));
     }
     Some(Degrees { of, world })
 }
 
-fn product(of: &BTreeMap<Parallelism, Given<usize>>) -> Option<usize> {
+fn product(of: &BTreeMap<Parallelism, Sourced<usize>>) -> Option<usize> {
     of.iter()
-        .filter(|(kind, _)| !kind.is_of_experts())
+        .filter(|(kind, _)| !kind.is_expert())
         .try_fold(1, |product: usize, (_, given)| {
             product.checked_mul(given.value)
         })
@@ -320,9 +323,9 @@ fn product(of: &BTreeMap<Parallelism, Given<usize>>) -> Option<usize> {
 }
 
 /// The degrees that somebody gave, or that are not 1: `pp 2 (--pp) x tp 4 (run.toml:3)`.
-fn text(of: &BTreeMap<Parallelism, Given<usize>>) -> String {
-    let telling = |(kind, given): &(&Parallelism, &Given<usize>)| {
-        !kind.is_of_experts() && (given.value != 1 || !given.source.is_default())
+fn text(of: &BTreeMap<Parallelism, Sourced<usize>>) -> String {
+    let telling = |(kind, given): &(&Parallelism, &Sourced<usize>)| {
+        !kind.is_expert() && (given.value != 1 || !given.source.is_default())
     };
     let telling = of.iter().filter(telling);
     let texts: Vec<String> = telling

@@ -7,12 +7,12 @@ use meshgrad_mesh::{GroupOptions, Hosts, Mesh, Size};
 use super::check::{self, Degrees};
 use super::declare::Domain;
 use super::degree::{Parallelism, size_text};
-use super::domains::{self, Built};
-use super::members::{self, Groups, Members};
+use super::domains::{self, BuiltDomain};
+use super::members::{self, Groups, Membership};
 use super::order::{Order, Token};
 use super::rank_generator::RankGenerator;
 use super::settings::Settings;
-use super::source::Given;
+use super::source::Sourced;
 use super::text::nearest;
 use super::violation::{Violation, Violations};
 
@@ -23,7 +23,7 @@ use super::violation::{Violation, Violations};
 /// are axes, however many ranks there are.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParallelConfig {
-    degrees: BTreeMap<Parallelism, Given<usize>>,
+    degrees: BTreeMap<Parallelism, Sourced<usize>>,
     world: usize,
     order: Order,
     hosts: Option<Hosts>,
@@ -86,7 +86,7 @@ impl ParallelConfig {
     }
 
     /// A degree and where it came from.
-    pub fn given(&self, kind: Parallelism) -> &Given<usize> {
+    pub fn degree_with_source(&self, kind: Parallelism) -> &Sourced<usize> {
         &self.degrees[&kind]
     }
 
@@ -130,9 +130,9 @@ fn generator(order: &Order, size: impl Fn(Token) -> usize) -> RankGenerator {
 fn named(
     settings: &Settings,
     degrees: &Degrees,
-    order: &Given<Order>,
+    order: &Sourced<Order>,
     violations: &mut Vec<Violation>,
-) -> (Vec<Built>, Groups) {
+) -> (Vec<BuiltDomain>, Groups) {
     let declared = once(
         "domain",
         &settings.domains,
@@ -143,8 +143,8 @@ fn named(
     let domains = domains::build(degrees, order, &declared, violations);
     let mut groups = members::built_in(&domains, degrees, violations);
     if !settings.ranks_per_host.is_empty() {
-        groups.insert(members::SAME_HOST.to_owned(), Members::SameHost);
-        groups.insert(members::ACROSS_HOSTS.to_owned(), Members::AcrossHosts);
+        groups.insert(members::SAME_HOST.to_owned(), Membership::SameHost);
+        groups.insert(members::ACROSS_HOSTS.to_owned(), Membership::AcrossHosts);
     }
 
     let axes = |view: &super::View| format!("{} of {}", view.axes.join(" x "), view.domain);
@@ -172,11 +172,11 @@ fn axes_text(domain: &Domain) -> String {
 /// Each of a name once: the same declaration from two places is one.
 fn once<T: Clone + PartialEq>(
     kind: &str,
-    all: &[Given<T>],
+    all: &[Sourced<T>],
     name: impl Fn(&T) -> &String,
     text: impl Fn(&T) -> String,
     violations: &mut Vec<Violation>,
-) -> Vec<Given<T>> {
+) -> Vec<Sourced<T>> {
     let mut names: Vec<&String> = Vec::new();
     for given in all {
         if !names.contains(&name(&given.value)) {
@@ -185,7 +185,7 @@ fn once<T: Clone + PartialEq>(
     }
     let of_name = |wanted: &String| {
         let same = all.iter().filter(|given| name(&given.value) == wanted);
-        let same: Vec<Given<T>> = same.cloned().collect();
+        let same: Vec<Sourced<T>> = same.cloned().collect();
         check::one(&format!("{kind} `{wanted}`"), &same, &text, violations)
     };
     names.into_iter().filter_map(of_name).collect()
@@ -199,7 +199,7 @@ fn check_names(settings: &Settings, violations: &mut Vec<Violation>) {
             *size = Size::Ranks(1);
         }
     }
-    let order = Given::new(Order::default(), super::Source::default_of("meshgrad"));
+    let order = Sourced::new(Order::default(), super::Source::default_of("meshgrad"));
     let (_, groups) = named(&settings, &Degrees::unit(), &order, violations);
     options(&settings, &groups, violations);
 }
@@ -213,9 +213,9 @@ fn options(
     for (group, all) in &settings.options {
         if !groups.contains_key(group) {
             let names: Vec<&str> = groups.keys().map(String::as_str).collect();
-            violations.extend(all.first().map(|given| Violation::OptionsOfNoGroup {
+            violations.extend(all.first().map(|given| Violation::UnknownOptionsGroup {
                 group: group.clone(),
-                place: given.source.clone(),
+                location: given.source.clone(),
                 hint: nearest(group, &names),
             }));
         }
@@ -236,7 +236,7 @@ fn options(
 
 /// The fields that say something.
 fn options_text(options: &GroupOptions) -> String {
-    let stated = options.stated().into_iter();
+    let stated = options.non_default().into_iter();
     let fields: Vec<String> = stated
         .map(|(field, value)| format!("{field} {value}"))
         .collect();

@@ -57,14 +57,14 @@ impl Parallelism {
     }
 
     /// The one of this name.
-    pub fn of_name(name: &str) -> Option<Parallelism> {
+    pub fn from_name(name: &str) -> Option<Parallelism> {
         Parallelism::ALL
             .into_iter()
             .find(|kind| kind.name() == name)
     }
 
     /// Whether it regroups ranks for experts instead of multiplying to the world.
-    pub fn is_of_experts(self) -> bool {
+    pub fn is_expert(self) -> bool {
         matches!(self, Parallelism::Ep | Parallelism::Etp)
     }
 }

@@ -18,7 +18,7 @@ use super::check::Degrees;
 use super::declare::Domain;
 use super::degree::Parallelism;
 use super::order::{Order, Token};
-use super::source::{Given, Source};
+use super::source::{Source, Sourced};
 use super::violation::Violation;
 
 pub(super) const REGULAR: &str = "regular";
@@ -28,25 +28,25 @@ pub(super) const BATCH: &str = "batch";
 pub(super) const FLAT: &str = "flat";
 
 /// A domain and who declared it.
-pub(super) struct Built {
+pub(super) struct BuiltDomain {
     pub(super) name: String,
-    pub(super) place: Source,
+    pub(super) location: Source,
     pub(super) mesh: Mesh,
 }
 
 /// All domains that can be built.
 pub(super) fn build(
     degrees: &Degrees,
-    order: &Given<Order>,
-    declared: &[Given<Domain>],
+    order: &Sourced<Order>,
+    declared: &[Sourced<Domain>],
     violations: &mut Vec<Violation>,
-) -> Vec<Built> {
-    let mut domains: Vec<Built> = match built_in(degrees, &order.value) {
+) -> Vec<BuiltDomain> {
+    let mut domains: Vec<BuiltDomain> = match built_in(degrees, &order.value) {
         Ok(meshes) => meshes
             .into_iter()
-            .map(|(name, mesh)| Built {
+            .map(|(name, mesh)| BuiltDomain {
                 name: name.to_owned(),
-                place: order.source.clone(),
+                location: order.source.clone(),
                 mesh,
             })
             .collect(),
@@ -58,11 +58,11 @@ pub(super) fn build(
             return Vec::new();
         }
     };
-    for Given { value, source } in declared {
+    for Sourced { value, source } in declared {
         if value.name.is_empty() {
-            violations.push(Violation::Declared {
+            violations.push(Violation::InvalidDeclaration {
                 what: "a domain".to_owned(),
-                place: source.clone(),
+                location: source.clone(),
                 problem: "it has no name".to_owned(),
             });
             continue;
@@ -70,15 +70,15 @@ pub(super) fn build(
         if domains.iter().any(|domain| domain.name == value.name) {
             violations.push(Violation::NameTaken {
                 name: value.name.clone(),
-                place: source.clone(),
+                location: source.clone(),
                 by: "a domain of meshgrad".to_owned(),
             });
             continue;
         }
         match of_axes(degrees.world.value, &value.axes) {
-            Ok(mesh) => domains.push(Built {
+            Ok(mesh) => domains.push(BuiltDomain {
                 name: value.name.clone(),
-                place: source.clone(),
+                location: source.clone(),
                 mesh,
             }),
             Err(error) => violations.push(Violation::Mesh {
@@ -156,7 +156,7 @@ fn expert_axis(token: Token) -> Option<&'static str> {
 
 /// An axis of one name that is not the same ranks in two domains. That "the order must end with pp"
 /// is a case of it.
-fn differently_shared(domains: &[Built]) -> Vec<Violation> {
+fn differently_shared(domains: &[BuiltDomain]) -> Vec<Violation> {
     let mut violations = Vec::new();
     for (at, second) in domains.iter().enumerate() {
         for axis in second.mesh.axes() {
@@ -171,10 +171,10 @@ fn differently_shared(domains: &[Built]) -> Vec<Violation> {
                 violations.push(Violation::SharedAxis {
                     axis: axis.name().to_owned(),
                     first: first.name.clone(),
-                    first_source: first.place.clone(),
+                    first_source: first.location.clone(),
                     first_ranks: layout.ranks().collect(),
                     second: second.name.clone(),
-                    second_source: second.place.clone(),
+                    second_source: second.location.clone(),
                     second_ranks: axis.layout().ranks().collect(),
                 });
             }

@@ -20,14 +20,14 @@ use meshgrad_mesh::{Axis, RankLayout};
 use super::check::Degrees;
 use super::declare::{Member, Pick, View};
 use super::degree::Parallelism;
-use super::domains::{Built, EXPERT, REGULAR};
-use super::source::Given;
+use super::domains::{BuiltDomain, EXPERT, REGULAR};
+use super::source::Sourced;
 use super::text::nearest;
 use super::violation::Violation;
 
 /// Who is in the groups of a name, by position.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Members {
+pub(super) enum Membership {
     /// All groups of a layout: every rank is in one.
     Along(RankLayout),
     /// Of each group of a layout the members at these indices, in order; each once.
@@ -39,7 +39,7 @@ pub(super) enum Members {
 }
 
 /// Groups by name.
-pub(super) type Groups = BTreeMap<String, Members>;
+pub(super) type Groups = BTreeMap<String, Membership>;
 
 /// Name, domain, axes.
 const VIEWS: [(&str, &str, &[&str]); 14] = [
@@ -82,23 +82,23 @@ pub(super) const ACROSS_HOSTS: &str = "all_to_all_global";
 
 /// Groups of the axes of all domains, and those that everybody has.
 pub(super) fn built_in(
-    domains: &[Built],
+    domains: &[BuiltDomain],
     degrees: &Degrees,
     violations: &mut Vec<Violation>,
 ) -> Groups {
     let mut groups = Groups::new();
     for axis in domains.iter().flat_map(|domain| domain.mesh.axes()) {
         let layout = axis.layout().clone();
-        groups.insert(axis.name().to_owned(), Members::Along(layout));
+        groups.insert(axis.name().to_owned(), Membership::Along(layout));
     }
     for (name, members) in views_and_picks(domains, degrees) {
         let declared = domains
             .iter()
             .find(|domain| domain.mesh.axis(&name).is_ok());
         match declared {
-            Some(domain) => violations.push(Violation::Declared {
+            Some(domain) => violations.push(Violation::InvalidDeclaration {
                 what: format!("domain `{}`", domain.name),
-                place: domain.place.clone(),
+                location: domain.location.clone(),
                 problem: format!("axis `{name}` has the name of a group that everybody has"),
             }),
             None => drop(groups.insert(name, members)),
@@ -107,12 +107,12 @@ pub(super) fn built_in(
     groups
 }
 
-fn views_and_picks(domains: &[Built], degrees: &Degrees) -> Groups {
+fn views_and_picks(domains: &[BuiltDomain], degrees: &Degrees) -> Groups {
     let view = |(name, domain, axes): &(&str, &str, &[&str])| {
         let domain = domains.iter().find(|built| built.name == *domain);
         let all = domain.map_or(&[][..], |built| built.mesh.axes());
         let chosen = all.iter().filter(|axis| axes.contains(&axis.name()));
-        ((*name).to_owned(), Members::Along(concat(chosen)))
+        ((*name).to_owned(), Membership::Along(concat(chosen)))
     };
     let mut groups: Groups = VIEWS.iter().map(view).collect();
     let instances = degrees.get(Parallelism::DpReplicate);
@@ -125,14 +125,14 @@ fn views_and_picks(domains: &[Built], degrees: &Degrees) -> Groups {
     for (name, members) in [("embd", &ends[..]), ("pos_embd", &ends[..1])] {
         let of = stages.clone();
         let indices = indices(members, of.len()).expect("first and last");
-        groups.insert(name.to_owned(), Members::Picked { of, indices });
+        groups.insert(name.to_owned(), Membership::Picked { of, indices });
     }
     groups
 }
 
 fn along<'a>(groups: &'a Groups, name: &str) -> &'a RankLayout {
     match &groups[name] {
-        Members::Along(layout) => layout,
+        Membership::Along(layout) => layout,
         members => panic!("`{name}` is an axis or a view, not {members:?}"),
     }
 }
@@ -150,11 +150,11 @@ fn of_instances(groups: &Groups, instances: usize) -> Option<Groups> {
     let [across, within] = <[RankLayout; 2]>::try_from(parts).ok()?;
     let instance = RankLayout::concat([&within, along(groups, "tp_ep_pp")]).ok()?;
     Some(Groups::from([
-        ("inter_ep_dp".to_owned(), Members::Along(across)),
-        ("intra_ep_dp".to_owned(), Members::Along(within)),
+        ("inter_ep_dp".to_owned(), Membership::Along(across)),
+        ("intra_ep_dp".to_owned(), Membership::Along(within)),
         (
             "intra_dist_opt_instance".to_owned(),
-            Members::Along(instance),
+            Membership::Along(instance),
         ),
     ]))
 }
@@ -162,37 +162,37 @@ fn of_instances(groups: &Groups, instances: usize) -> Option<Groups> {
 /// Adds what users declared.
 pub(super) fn declare(
     groups: &mut Groups,
-    domains: &[Built],
-    views: &[Given<View>],
-    picks: &[Given<Pick>],
+    domains: &[BuiltDomain],
+    views: &[Sourced<View>],
+    picks: &[Sourced<Pick>],
     violations: &mut Vec<Violation>,
 ) {
-    for Given { value, source } in views {
+    for Sourced { value, source } in views {
         let found = view(domains, value)
-            .and_then(|layout| insert(groups, &value.name, Members::Along(layout)));
+            .and_then(|layout| insert(groups, &value.name, Membership::Along(layout)));
         if let Err(problem) = found {
             let what = format!("view `{}`", value.name);
-            violations.push(Violation::Declared {
+            violations.push(Violation::InvalidDeclaration {
                 what,
-                place: source.clone(),
+                location: source.clone(),
                 problem,
             });
         }
     }
-    for Given { value, source } in picks {
+    for Sourced { value, source } in picks {
         let found = picked(groups, value).and_then(|members| insert(groups, &value.name, members));
         if let Err(problem) = found {
             let what = format!("pick `{}`", value.name);
-            violations.push(Violation::Declared {
+            violations.push(Violation::InvalidDeclaration {
                 what,
-                place: source.clone(),
+                location: source.clone(),
                 problem,
             });
         }
     }
 }
 
-fn insert(groups: &mut Groups, name: &str, members: Members) -> Result<(), String> {
+fn insert(groups: &mut Groups, name: &str, members: Membership) -> Result<(), String> {
     if name.is_empty() {
         return Err("it has no name".to_owned());
     }
@@ -203,7 +203,7 @@ fn insert(groups: &mut Groups, name: &str, members: Members) -> Result<(), Strin
     Ok(())
 }
 
-fn view(domains: &[Built], view: &View) -> Result<RankLayout, String> {
+fn view(domains: &[BuiltDomain], view: &View) -> Result<RankLayout, String> {
     let domain = domains.iter().find(|domain| domain.name == view.domain);
     let domain = domain.ok_or_else(|| {
         let names: Vec<&str> = domains.iter().map(|domain| &*domain.name).collect();
@@ -229,7 +229,7 @@ fn view(domains: &[Built], view: &View) -> Result<RankLayout, String> {
     Ok(concat(chosen.into_iter()))
 }
 
-fn picked(groups: &Groups, pick: &Pick) -> Result<Members, String> {
+fn picked(groups: &Groups, pick: &Pick) -> Result<Membership, String> {
     let Some(members) = groups.get(&pick.of) else {
         let names: Vec<&str> = groups.keys().map(String::as_str).collect();
         return Err(format!(
@@ -238,7 +238,7 @@ fn picked(groups: &Groups, pick: &Pick) -> Result<Members, String> {
             nearest(&pick.of, &names)
         ));
     };
-    let Members::Along(layout) = members else {
+    let Membership::Along(layout) = members else {
         return Err(format!(
             "`{}` is a pick itself: pick of an axis or view",
             pick.of
@@ -249,7 +249,7 @@ fn picked(groups: &Groups, pick: &Pick) -> Result<Members, String> {
     if indices.is_empty() {
         return Err("it picks nobody: name at least one member".to_owned());
     }
-    Ok(Members::Picked {
+    Ok(Membership::Picked {
         of: layout.clone(),
         indices,
     })

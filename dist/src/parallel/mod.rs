@@ -49,7 +49,7 @@ pub use mpu::Mpu;
 pub use order::{Order, OrderError, Token};
 pub use rank_generator::RankGenerator;
 pub use settings::Settings;
-pub use source::{Given, Source};
+pub use source::{Source, Sourced};
 pub use state::{ParallelState, StateError};
 pub use violation::{Violation, Violations};
 

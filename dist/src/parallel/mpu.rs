@@ -39,7 +39,7 @@ macro_rules! getters {
 
             #[doc = concat!("Where in the group `", $name, "` this rank stands.")]
             pub fn $at(&self) -> usize {
-                self.place($name)
+                self.location($name)
             }
         )*
     };
@@ -180,8 +180,8 @@ impl Mpu {
         self.group(name).expect("every rank is in one")
     }
 
-    fn place(&self, name: &str) -> usize {
-        let place = self.own(name).index_of(self.rank);
-        place.expect("a rank is in its own group")
+    fn location(&self, name: &str) -> usize {
+        let location = self.own(name).index_of(self.rank);
+        location.expect("a rank is in its own group")
     }
 }

@@ -48,7 +48,7 @@ impl Token {
     }
 
     /// The one that is written so.
-    pub fn of_name(name: &str) -> Option<Token> {
+    pub fn from_name(name: &str) -> Option<Token> {
         Token::ALL.into_iter().find(|token| token.name() == name)
     }
 }
@@ -96,7 +96,7 @@ impl Order {
         let (mut tokens, mut errors) = (Vec::new(), Vec::new());
         let lower = text.trim().to_lowercase();
         for name in lower.split('-').filter(|_| !lower.is_empty()) {
-            let error = match Token::of_name(name) {
+            let error = match Token::from_name(name) {
                 None => OrderError::Unknown(name.to_owned()),
                 Some(token) if tokens.contains(&token) => OrderError::Twice(token),
                 Some(token) => {

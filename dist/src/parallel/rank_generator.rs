@@ -47,7 +47,7 @@ impl RankGenerator {
     pub fn layout(&self, tokens: &str) -> Result<RankLayout, OrderError> {
         let tokens = tokens
             .split('-')
-            .map(|name| Token::of_name(name).ok_or_else(|| OrderError::Unknown(name.to_owned())));
+            .map(|name| Token::from_name(name).ok_or_else(|| OrderError::Unknown(name.to_owned())));
         let tokens = tokens.collect::<Result<Vec<Token>, OrderError>>()?;
         Ok(self.of(&tokens))
     }

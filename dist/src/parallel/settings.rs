@@ -11,20 +11,20 @@ use meshgrad_mesh::{GroupOptions, Size};
 
 use super::declare::{Domain, Pick, View};
 use super::degree::{Parallelism, parse_size};
-use super::source::{Given, Source};
+use super::source::{Source, Sourced};
 use super::violation::Violation;
 
 /// Degrees, the world, the order, declared domains and groups, options: each value with its source.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Settings {
-    pub(super) degrees: BTreeMap<Parallelism, Vec<Given<Size>>>,
-    pub(super) world: Vec<Given<usize>>,
-    pub(super) ranks_per_host: Vec<Given<usize>>,
-    pub(super) order: Vec<Given<String>>,
-    pub(super) domains: Vec<Given<Domain>>,
-    pub(super) views: Vec<Given<View>>,
-    pub(super) picks: Vec<Given<Pick>>,
-    pub(super) options: BTreeMap<String, Vec<Given<GroupOptions>>>,
+    pub(super) degrees: BTreeMap<Parallelism, Vec<Sourced<Size>>>,
+    pub(super) world: Vec<Sourced<usize>>,
+    pub(super) ranks_per_host: Vec<Sourced<usize>>,
+    pub(super) order: Vec<Sourced<String>>,
+    pub(super) domains: Vec<Sourced<Domain>>,
+    pub(super) views: Vec<Sourced<View>>,
+    pub(super) picks: Vec<Sourced<Pick>>,
+    pub(super) options: BTreeMap<String, Vec<Sourced<GroupOptions>>>,
     pub(super) violations: Vec<Violation>,
 }
 
@@ -36,7 +36,7 @@ impl Settings {
 
     /// A degree, or [`Size::Auto`].
     pub fn set(&mut self, kind: Parallelism, size: impl Into<Size>, source: Source) -> &mut Self {
-        let given = Given::new(size.into(), source);
+        let given = Sourced::new(size.into(), source);
         self.degrees.entry(kind).or_default().push(given);
         self
     }
@@ -45,47 +45,47 @@ impl Settings {
     pub fn set_text(&mut self, kind: Parallelism, text: &str, source: Source) -> &mut Self {
         match parse_size(text) {
             Some(size) => self.set(kind, size, source),
-            None => self.refuse(Violation::NotADegree {
+            None => self.add_violation(Violation::NotADegree {
                 name: kind.name().to_owned(),
                 text: text.to_owned(),
-                place: source,
+                location: source,
             }),
         }
     }
 
     /// How many ranks there are.
     pub fn world(&mut self, ranks: usize, source: Source) -> &mut Self {
-        self.world.push(Given::new(ranks, source));
+        self.world.push(Sourced::new(ranks, source));
         self
     }
 
     /// How many consecutive ranks a host has.
     pub fn ranks_per_host(&mut self, ranks: usize, source: Source) -> &mut Self {
-        self.ranks_per_host.push(Given::new(ranks, source));
+        self.ranks_per_host.push(Sourced::new(ranks, source));
         self
     }
 
     /// Which kinds of parallelism neighbours differ in, the fastest first: `tp-cp-ep-dp-pp`.
     pub fn order(&mut self, order: impl Into<String>, source: Source) -> &mut Self {
-        self.order.push(Given::new(order.into(), source));
+        self.order.push(Sourced::new(order.into(), source));
         self
     }
 
     /// A domain of the user's own.
     pub fn domain(&mut self, domain: Domain, source: Source) -> &mut Self {
-        self.domains.push(Given::new(domain, source));
+        self.domains.push(Sourced::new(domain, source));
         self
     }
 
     /// Axes of a domain as one, under a name.
     pub fn view(&mut self, view: View, source: Source) -> &mut Self {
-        self.views.push(Given::new(view, source));
+        self.views.push(Sourced::new(view, source));
         self
     }
 
-    /// Members of a group as a group of their own, under a name.
+    /// Membership of a group as a group of their own, under a name.
     pub fn pick(&mut self, pick: Pick, source: Source) -> &mut Self {
-        self.picks.push(Given::new(pick, source));
+        self.picks.push(Sourced::new(pick, source));
         self
     }
 
@@ -96,13 +96,13 @@ impl Settings {
         options: GroupOptions,
         source: Source,
     ) -> &mut Self {
-        let given = Given::new(options, source);
+        let given = Sourced::new(options, source);
         self.options.entry(group.into()).or_default().push(given);
         self
     }
 
     /// Notes what a reader of settings found wrong, to be reported with everything else.
-    pub fn refuse(&mut self, violation: Violation) -> &mut Self {
+    pub fn add_violation(&mut self, violation: Violation) -> &mut Self {
         self.violations.push(violation);
         self
     }
@@ -150,16 +150,20 @@ impl Settings {
 }
 
 /// Empties a value that is set elsewhere.
-fn forget<T>(mine: &mut Vec<Given<T>>, theirs: &[Given<T>]) {
+fn forget<T>(mine: &mut Vec<Sourced<T>>, theirs: &[Sourced<T>]) {
     if theirs.iter().any(|given| !given.source.is_default()) {
         mine.clear();
     }
 }
 
 /// Takes out what is declared elsewhere under the same name.
-fn forget_named<T>(mine: &mut Vec<Given<T>>, theirs: &[Given<T>], name: impl Fn(&T) -> &String) {
+fn forget_named<T>(
+    mine: &mut Vec<Sourced<T>>,
+    theirs: &[Sourced<T>],
+    name: impl Fn(&T) -> &String,
+) {
     mine.retain(|mine| {
-        let same = |theirs: &Given<T>| name(&theirs.value) == name(&mine.value);
+        let same = |theirs: &Sourced<T>| name(&theirs.value) == name(&mine.value);
         !theirs.iter().any(same)
     });
 }

@@ -62,8 +62,8 @@ impl Source {
     }
 
     /// A place in a program.
-    pub fn code(place: impl Into<String>) -> Source {
-        Source::Code(place.into())
+    pub fn code(location: impl Into<String>) -> Source {
+        Source::Code(location.into())
     }
 
     /// The default of a program or library.
@@ -93,7 +93,7 @@ impl fmt::Display for Source {
                     None => Ok(()),
                 }
             }
-            Source::Code(place) => f.write_str(place),
+            Source::Code(location) => f.write_str(location),
             Source::Default(whose) => write!(f, "{whose}'s default"),
         }
     }
@@ -101,22 +101,22 @@ impl fmt::Display for Source {
 
 /// A value and where it came from.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Given<T> {
+pub struct Sourced<T> {
     /// The value.
     pub value: T,
     /// Where it came from.
     pub source: Source,
 }
 
-impl<T> Given<T> {
+impl<T> Sourced<T> {
     /// A value and where it came from.
-    pub fn new(value: T, source: Source) -> Given<T> {
-        Given { value, source }
+    pub fn new(value: T, source: Source) -> Sourced<T> {
+        Sourced { value, source }
     }
 }
 
 /// `4 (--tp)`.
-impl<T: fmt::Display> fmt::Display for Given<T> {
+impl<T: fmt::Display> fmt::Display for Sourced<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({})", self.value, self.source)
     }

@@ -1,17 +1,17 @@
 //! A configuration on ranks: which group a rank is in.
 //!
-//! A [`ParallelState`] is a value. Making one makes no communicator and asks no rank, so it can be
+//! A [`ParallelState`] is a value. CreationState one makes no communicator and asks no rank, so it can be
 //! there before any trainer is, and as many as there are models: actor, critic and rollout may lie
 //! on the same ranks or on others, each with its own degrees. Where their groups are the same
 //! ranks, they are equal values, and share what they communicate through.
 
 use std::sync::Arc;
 
-use meshgrad_mesh::{Group, Lane, MAX_RANKS, Mesh, MeshError, RankLayout};
+use meshgrad_mesh::{Channel, Group, MAX_RANKS, Mesh, MeshError, RankLayout};
 
 use super::by_host::ByHost;
 use super::config::ParallelConfig;
-use super::members::{ACROSS_HOSTS, Members, SAME_HOST};
+use super::members::{ACROSS_HOSTS, Membership, SAME_HOST};
 use super::mpu::Mpu;
 use super::text;
 
@@ -20,7 +20,7 @@ use super::text;
 pub struct ParallelState {
     config: Arc<ParallelConfig>,
     /// All ranks by position: one axis, `world`.
-    everybody: Mesh,
+    world: Mesh,
     /// The ranks by position.
     ranks: Arc<[usize]>,
     domains: Vec<(String, Mesh)>,
@@ -104,7 +104,7 @@ impl ParallelState {
         let ranks: Vec<usize> = (0..config.world()).collect();
         ParallelState {
             by_host: by_host(&config, &ranks),
-            everybody: flat.expect("everybody has it").1.clone(),
+            world: flat.expect("world has it").1.clone(),
             ranks: ranks.into(),
             domains: config.domains().to_vec(),
             config,
@@ -115,7 +115,7 @@ impl ParallelState {
     ///
     /// # Errors
     /// [`StateError::RankTooLarge`].
-    pub fn at(
+    pub fn starting_at(
         config: impl Into<Arc<ParallelConfig>>,
         first: usize,
     ) -> Result<ParallelState, StateError> {
@@ -124,14 +124,14 @@ impl ParallelState {
             return Err(StateError::RankTooLarge { rank: first });
         }
         let ranks: Vec<usize> = (first..first + config.world()).collect();
-        ParallelState::on(config, &ranks)
+        ParallelState::on_ranks(config, &ranks)
     }
 
     /// On these ranks, in this order.
     ///
     /// # Errors
     /// [`MeshError::WrongRankCount`], [`MeshError::DuplicateRank`], [`StateError::RankTooLarge`].
-    pub fn on(
+    pub fn on_ranks(
         config: impl Into<Arc<ParallelConfig>>,
         ranks: &[usize],
     ) -> Result<ParallelState, StateError> {
@@ -139,19 +139,19 @@ impl ParallelState {
         if let Some(rank) = ranks.iter().copied().find(|rank| *rank >= MAX_RANKS) {
             return Err(StateError::RankTooLarge { rank });
         }
-        let everybody = Mesh::of_ranks(ranks, &[config.world()], &["world"])?;
+        let world = Mesh::from_ranks(ranks, &[config.world()], &["world"])?;
         let domains = config.domains().iter().map(|(name, mesh)| {
             let placed: Vec<usize> = mesh.ranks().into_iter().map(|at| ranks[at]).collect();
             let names: Vec<&str> = mesh.axes().iter().map(|axis| axis.name()).collect();
             Ok((
                 name.clone(),
-                Mesh::of_ranks(&placed, &mesh.shape(), &names)?,
+                Mesh::from_ranks(&placed, &mesh.shape(), &names)?,
             ))
         });
         Ok(ParallelState {
             domains: domains.collect::<Result<_, MeshError>>()?,
             by_host: by_host(&config, ranks),
-            everybody,
+            world,
             ranks: ranks.into(),
             config,
         })
@@ -169,7 +169,7 @@ impl ParallelState {
 
     /// Whether it has a rank.
     pub fn contains(&self, rank: usize) -> bool {
-        self.everybody.contains(rank)
+        self.world.contains(rank)
     }
 
     /// The mesh of a domain.
@@ -208,29 +208,29 @@ impl ParallelState {
             return Ok(None);
         };
         let ranks = match members {
-            Members::Along(layout) => Some(self.along(layout, position)),
-            Members::Picked { of, indices } => {
+            Membership::Along(layout) => Some(self.along(layout, position)),
+            Membership::Picked { of, indices } => {
                 let picks = indices.contains(&of.coordinate(position));
                 picks.then(|| self.picked(of, indices, position))
             }
-            Members::SameHost => Some(self.by_host(name)?.beside(rank).to_vec()),
-            Members::AcrossHosts => Some(self.by_host(name)?.across(rank)?),
+            Membership::SameHost => Some(self.by_host(name)?.beside(rank).to_vec()),
+            Membership::AcrossHosts => Some(self.by_host(name)?.across(rank)?),
         };
         ranks.map(|ranks| self.named(name, &ranks)).transpose()
     }
 
-    /// The same on another lane: beside what runs on the main one.
+    /// The same on another channel: beside what runs on the main one.
     ///
     /// # Errors
     /// As [`ParallelState::group`].
-    pub fn group_on(
+    pub fn group_on_channel(
         &self,
         name: &str,
         rank: usize,
-        lane: Lane,
+        channel: Channel,
     ) -> Result<Option<Group>, StateError> {
         let group = self.group(name, rank)?;
-        Ok(group.map(|group| group.on(lane)))
+        Ok(group.map(|group| group.with_channel(channel)))
     }
 
     /// All groups of this name, by the position of their first ranks.
@@ -273,7 +273,7 @@ impl ParallelState {
         }
     }
 
-    fn members(&self, name: &str) -> Result<&Members, StateError> {
+    fn members(&self, name: &str) -> Result<&Membership, StateError> {
         self.config.groups.get(name).ok_or_else(|| {
             let name = name.to_owned();
             if [SAME_HOST, ACROSS_HOSTS].contains(&&*name) {
@@ -286,7 +286,7 @@ impl ParallelState {
     }
 
     fn position(&self, rank: usize) -> Option<usize> {
-        self.everybody.local_rank("world", rank).ok().flatten()
+        self.world.local_rank("world", rank).ok().flatten()
     }
 
     fn along(&self, layout: &RankLayout, position: usize) -> Vec<usize> {
@@ -307,9 +307,9 @@ impl ParallelState {
 
     /// A group with the options of its name.
     fn named(&self, name: &str, ranks: &[usize]) -> Result<Group, StateError> {
-        let group = Group::of(ranks)?;
+        let group = Group::new(ranks)?;
         Ok(match self.config.options.get(name) {
-            Some(options) => group.with(options.clone()),
+            Some(options) => group.with_options(options.clone()),
             None => group,
         })
     }

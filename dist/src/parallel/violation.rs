@@ -7,7 +7,7 @@ use meshgrad_mesh::{MAX_RANKS, MeshError};
 use super::degree::Parallelism;
 use super::domains::EXPERT;
 use super::order::{OrderError, Token};
-use super::source::{Given, Source};
+use super::source::{Source, Sourced};
 use super::text;
 
 /// One thing that is wrong with settings.
@@ -15,43 +15,43 @@ use super::text;
 #[non_exhaustive]
 pub enum Violation {
     /// A file or text that cannot be read at all.
-    #[error("{place}: {problem}")]
+    #[error("{location}: {problem}")]
     Unreadable {
         /// Where it is.
-        place: Source,
+        location: Source,
         /// What is wrong, and the way out.
         problem: String,
     },
 
     /// A key that means nothing.
-    #[error("`{key}` ({place}) is no setting{hint}")]
+    #[error("`{key}` ({location}) is no setting{hint}")]
     UnknownKey {
         /// The key.
         key: String,
         /// Where it is.
-        place: Source,
+        location: Source,
         /// A key that is near, or all.
         hint: String,
     },
 
     /// A degree that is no number.
-    #[error("{name} is `{text}` ({place}): a degree is a whole number of at least 1, or `auto`")]
+    #[error("{name} is `{text}` ({location}): a degree is a whole number of at least 1, or `auto`")]
     NotADegree {
         /// The degree.
         name: String,
         /// What was given for it.
         text: String,
         /// Where it is.
-        place: Source,
+        location: Source,
     },
 
     /// A setting of another library that means nothing here.
-    #[error("{what} ({place}) is not supported: {fix}")]
+    #[error("{what} ({location}) is not supported: {fix}")]
     Unsupported {
         /// The setting and its value.
         what: String,
         /// Where it is.
-        place: Source,
+        location: Source,
         /// The way out.
         fix: String,
     },
@@ -72,12 +72,12 @@ pub enum Violation {
     },
 
     /// A number that is 0.
-    #[error("{name} is 0 ({place}): it is at least 1; leave it out where it does not matter")]
+    #[error("{name} is 0 ({location}): it is at least 1; leave it out where it does not matter")]
     Zero {
         /// What was set.
         name: String,
         /// Where.
-        place: Source,
+        location: Source,
     },
 
     /// More than one degree that is to be found out.
@@ -98,44 +98,44 @@ pub enum Violation {
 
     /// A degree of experts that is to be found out.
     #[error(
-        "{degree} is auto ({place}): {degree} does not multiply to the world but regroups its \
+        "{degree} is auto ({location}): {degree} does not multiply to the world but regroups its \
          ranks, so it needs a number"
     )]
-    AutoOfExperts {
+    ExpertAuto {
         /// The degree.
         degree: Parallelism,
         /// Where it was set.
-        place: Source,
+        location: Source,
     },
 
     /// A degree that is to be found out from a world that is not known.
     #[error(
-        "{degree} is auto ({place}): it follows from the world, which is not set; set the world, \
+        "{degree} is auto ({location}): it follows from the world, which is not set; set the world, \
          or give {degree} a number"
     )]
     AutoWithoutWorld {
         /// The degree.
         degree: Parallelism,
         /// Where it was set.
-        place: Source,
+        location: Source,
     },
 
     /// A world that is no multiple of the degrees.
     #[error(
-        "{degree} is auto ({place}) and cannot be found out: the world {world} is no multiple of \
+        "{degree} is auto ({location}) and cannot be found out: the world {world} is no multiple of \
          {product}, the product of {degrees}; change one of them"
     )]
     AutoDoesNotDivide {
         /// The degree that is auto.
         degree: Parallelism,
         /// Where it was set.
-        place: Source,
+        location: Source,
         /// The others.
         degrees: String,
         /// Their product.
         product: usize,
         /// The world.
-        world: Given<usize>,
+        world: Sourced<usize>,
     },
 
     /// Degrees that do not multiply to the world.
@@ -149,7 +149,7 @@ pub enum Violation {
         /// Their product.
         product: usize,
         /// The world.
-        world: Given<usize>,
+        world: Sourced<usize>,
     },
 
     /// More ranks than can be.
@@ -167,48 +167,50 @@ pub enum Violation {
     )]
     ExpertsDoNotDivide {
         /// Experts apart.
-        ep: Given<usize>,
+        ep: Sourced<usize>,
         /// Shards of an expert.
-        etp: Given<usize>,
+        etp: Sourced<usize>,
         /// Ranks of a stage.
         stage: usize,
         /// The world.
-        world: Given<usize>,
+        world: Sourced<usize>,
         /// Stages.
-        pp: Given<usize>,
+        pp: Sourced<usize>,
     },
 
     /// An order string that means nothing.
-    #[error("order `{order}` ({place}): {error}")]
+    #[error("order `{order}` ({location}): {error}")]
     WrongOrder {
         /// The string.
         order: String,
         /// Where it is.
-        place: Source,
+        location: Source,
         /// What is wrong with it.
         error: OrderError,
     },
 
     /// A degree whose place among the others is not said.
-    #[error("{degree} is {size} and the order ({place}) lacks `{token}`: add it where it belongs")]
+    #[error(
+        "{degree} is {size} and the order ({location}) lacks `{token}`: add it where it belongs"
+    )]
     NotInOrder {
         /// What the order lacks.
         token: Token,
         /// The degree.
         degree: Parallelism,
         /// Its size.
-        size: Given<usize>,
+        size: Sourced<usize>,
         /// Where the order is.
-        place: Source,
+        location: Source,
     },
 
     /// Replicas of experts whose place among the others is not said.
-    #[error("experts have {replicas} replicas and the order ({place}) lacks `dp`: add it")]
+    #[error("experts have {replicas} replicas and the order ({location}) lacks `dp`: add it")]
     ExpertReplicasNotInOrder {
         /// How many.
         replicas: usize,
         /// Where the order is.
-        place: Source,
+        location: Source,
     },
 
     /// An axis that is not the same ranks in two domains.
@@ -235,34 +237,34 @@ pub enum Violation {
     },
 
     /// A name that something has already.
-    #[error("`{name}` ({place}) is {by} already: give it another name")]
+    #[error("`{name}` ({location}) is {by} already: give it another name")]
     NameTaken {
         /// The name.
         name: String,
         /// Where it was to be declared.
-        place: Source,
+        location: Source,
         /// What has it.
         by: String,
     },
 
     /// A view or pick that means nothing.
-    #[error("{what} ({place}): {problem}")]
-    Declared {
+    #[error("{what} ({location}): {problem}")]
+    InvalidDeclaration {
         /// Which.
         what: String,
         /// Where it was declared.
-        place: Source,
+        location: Source,
         /// What is wrong with it.
         problem: String,
     },
 
     /// Options of a group that there is not.
-    #[error("options ({place}) are for group `{group}`, which there is not{hint}")]
-    OptionsOfNoGroup {
+    #[error("options ({location}) are for group `{group}`, which there is not{hint}")]
+    UnknownOptionsGroup {
         /// The group.
         group: String,
         /// Where its options are.
-        place: Source,
+        location: Source,
         /// Near names, or all.
         hint: String,
     },
@@ -281,13 +283,13 @@ impl Violation {
     /// [`Violation::UnknownKey`], with a hint at the keys that there are.
     pub(super) fn unknown_key<'a>(
         key: &str,
-        place: Source,
+        location: Source,
         known: impl IntoIterator<Item = &'a str>,
     ) -> Violation {
         let known: Vec<&str> = known.into_iter().collect();
         Violation::UnknownKey {
             key: key.to_owned(),
-            place,
+            location,
             hint: text::nearest(key, &known),
         }
     }
@@ -316,7 +318,7 @@ fn divisors(stage: &usize) -> String {
 fn same_place(second: &str) -> &'static str {
     match second {
         EXPERT => "let the order end with pp",
-        _ => "declare it at the same place, or call it something else",
+        _ => "declare it at the same location, or call it something else",
     }
 }
 

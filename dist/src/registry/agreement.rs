@@ -10,12 +10,12 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use meshgrad_mesh::{Fingerprint, agree};
+use meshgrad_mesh::{Fingerprint, check_agreement};
 use serde::{Deserialize, Serialize};
 use twox_hash::{XxHash3_64, XxHash3_128};
 
 use super::error::{RegistryError, Result};
-use super::plan::{Need, Plan};
+use super::plan::{Plan, PlannedGroup};
 
 /// Carries some bytes between all ranks: the control plane, before there is a communicator.
 pub trait Exchange {
@@ -31,25 +31,25 @@ pub trait Exchange {
 
 /// What a rank tells of its plan before anything is made: 24 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Statement {
+pub struct PlanDigest {
     /// Its part of the sum.
     balance: u128,
     /// A digest of its mesh, or 0.
     mesh: u64,
 }
 
-impl Statement {
-    pub(super) fn of(plan: &Plan) -> Statement {
+impl PlanDigest {
+    pub(super) fn of(plan: &Plan) -> PlanDigest {
         let parts = plan.needs.iter().map(|need| part(need, plan.rank));
-        Statement {
+        PlanDigest {
             balance: parts.fold(0, u128::wrapping_add),
             mesh: plan.mesh.as_ref().map_or(0, mesh_digest),
         }
     }
 
-    /// Whether the statements of all ranks fit.
-    pub fn fit(all: &[Statement]) -> bool {
-        let balances = all.iter().map(|statement| statement.balance);
+    /// Whether the digests of all ranks fit.
+    pub fn agree(all: &[PlanDigest]) -> bool {
+        let balances = all.iter().map(|digest| digest.balance);
         let is_balanced = balances.fold(0, u128::wrapping_add) == 0;
         is_balanced && all.windows(2).all(|pair| pair[0].mesh == pair[1].mesh)
     }
@@ -61,16 +61,16 @@ impl Statement {
         bytes
     }
 
-    fn from_bytes(bytes: &[u8]) -> Option<Statement> {
+    fn from_bytes(bytes: &[u8]) -> Option<PlanDigest> {
         let (balance, mesh) = bytes.split_first_chunk()?;
-        Some(Statement {
+        Some(PlanDigest {
             balance: u128::from_le_bytes(*balance),
             mesh: u64::from_le_bytes(mesh.try_into().ok()?),
         })
     }
 }
 
-fn part(need: &Need, rank: usize) -> u128 {
+fn part(need: &PlannedGroup, rank: usize) -> u128 {
     let digest = digest(need) | 1;
     match need.group.ranks() {
         [first, others @ ..] if *first == rank => {
@@ -81,7 +81,7 @@ fn part(need: &Need, rank: usize) -> u128 {
 }
 
 /// The same on every machine.
-fn digest(need: &Need) -> u128 {
+fn digest(need: &PlannedGroup) -> u128 {
     let mut hash = XxHash3_128::new();
     let mut put = |bytes: &[u8]| {
         hash.write(&(bytes.len() as u64).to_le_bytes());
@@ -90,8 +90,8 @@ fn digest(need: &Need) -> u128 {
     for rank in need.group.ranks() {
         put(&(*rank as u64).to_le_bytes());
     }
-    put(need.group.lane().to_string().as_bytes());
-    for (option, value) in need.group.options().stated() {
+    put(need.group.channel().to_string().as_bytes());
+    for (option, value) in need.group.options().non_default() {
         put(option.as_bytes());
         put(value.as_bytes());
     }
@@ -106,10 +106,10 @@ fn mesh_digest(mesh: &Fingerprint) -> u64 {
 
 /// Compares plans that are all at hand.
 pub(super) fn among(plans: &[Plan]) -> Result<()> {
-    let statements: Vec<Statement> = plans.iter().map(Plan::statement).collect();
-    match Statement::fit(&statements) {
+    let digests: Vec<PlanDigest> = plans.iter().map(Plan::digest).collect();
+    match PlanDigest::agree(&digests) {
         true => Ok(()),
-        false => Err(difference(plans.iter().map(Spelled::of).collect())),
+        false => Err(difference(plans.iter().map(PlanMessage::of).collect())),
     }
 }
 
@@ -126,27 +126,27 @@ pub(super) fn through(plan: &Plan, exchange: &mut impl Exchange) -> Result<()> {
         match all.get(plan.rank).map(Vec::as_slice) == Some(mine) {
             true => Ok(all),
             false => Err(failed(format!(
-                "the exchange brought {} messages, and its own is not at its place",
+                "the exchange brought {} messages, and its own is not at its location",
                 all.len()
             ))),
         }
     };
 
-    let statements = gather(&plan.statement().to_bytes())?;
+    let digests = gather(&plan.digest().to_bytes())?;
     let read = |(rank, bytes): (usize, &Vec<u8>)| {
         let wrong = || failed(format!("rank {rank} said {} bytes of 24", bytes.len()));
-        Statement::from_bytes(bytes).ok_or_else(wrong)
+        PlanDigest::from_bytes(bytes).ok_or_else(wrong)
     };
-    let statements: Result<Vec<Statement>> = statements.iter().enumerate().map(read).collect();
-    let statements = statements?;
-    if Statement::fit(&statements) {
+    let digests: Result<Vec<PlanDigest>> = digests.iter().enumerate().map(read).collect();
+    let digests = digests?;
+    if PlanDigest::agree(&digests) {
         return Ok(());
     }
 
     let unreadable = |error: serde_json::Error| failed(format!("a plan cannot be read: {error}"));
-    let mine = serde_json::to_vec(&Spelled::of(plan)).map_err(unreadable)?;
+    let mine = serde_json::to_vec(&PlanMessage::of(plan)).map_err(unreadable)?;
     let plans = gather(&mine)?;
-    let plans: serde_json::Result<Vec<Spelled>> = plans
+    let plans: serde_json::Result<Vec<PlanMessage>> = plans
         .iter()
         .map(|bytes| serde_json::from_slice(bytes))
         .collect();
@@ -155,39 +155,39 @@ pub(super) fn through(plan: &Plan, exchange: &mut impl Exchange) -> Result<()> {
 
 /// A plan for others to read.
 #[derive(Serialize, Deserialize)]
-struct Spelled {
+struct PlanMessage {
     mesh: Option<(u64, String)>,
-    needs: Vec<SpelledNeed>,
+    needs: Vec<GroupMessage>,
 }
 
 #[derive(Serialize, Deserialize)]
-struct SpelledNeed {
-    key: SpelledKey,
-    askers: Vec<String>,
+struct GroupMessage {
+    key: GroupKey,
+    requesters: Vec<String>,
 }
 
 /// In the order of creation.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct SpelledKey {
+struct GroupKey {
     size: Reverse<usize>,
     ranks: Vec<usize>,
-    /// Ranks, lane and options, for people.
+    /// Ranks, channel and options, for people.
     group: String,
     generation: u64,
 }
 
-impl Spelled {
-    fn of(plan: &Plan) -> Spelled {
-        let spelled = |need: &Need| SpelledNeed {
-            key: SpelledKey {
+impl PlanMessage {
+    fn of(plan: &Plan) -> PlanMessage {
+        let spelled = |need: &PlannedGroup| GroupMessage {
+            key: GroupKey {
                 size: Reverse(need.group.len()),
                 ranks: need.group.ranks().to_vec(),
                 group: need.group.to_string(),
                 generation: need.generation,
             },
-            askers: need.askers.clone(),
+            requesters: need.requesters.clone(),
         };
-        Spelled {
+        PlanMessage {
             mesh: plan
                 .mesh
                 .as_ref()
@@ -202,7 +202,7 @@ impl Spelled {
     }
 }
 
-impl SpelledKey {
+impl GroupKey {
     fn text(&self) -> String {
         match self.generation {
             1 => self.group.clone(),
@@ -210,8 +210,8 @@ impl SpelledKey {
         }
     }
 
-    fn has_members_of(&self, other: &SpelledKey) -> bool {
-        let sorted = |key: &SpelledKey| {
+    fn has_members_of(&self, other: &GroupKey) -> bool {
+        let sorted = |key: &GroupKey| {
             let mut ranks = key.ranks.clone();
             ranks.sort_unstable();
             ranks
@@ -221,17 +221,17 @@ impl SpelledKey {
 }
 
 const ASK_ALIKE: &str = "All members of a group have to ask for the same ranks in the same \
-    order, with the same lane and options";
+    order, with the same channel and options";
 const DROP_ALL: &str = "Where one member drops its last handle and asks anew, all have to";
 
 /// Who needs what.
-type Holders<'a> = BTreeMap<&'a SpelledKey, BTreeMap<usize, &'a [String]>>;
+type Holders<'a> = BTreeMap<&'a GroupKey, BTreeMap<usize, &'a [String]>>;
 
 /// What plans that do not fit disagree on: the mesh, or the first group in the order of creation
 /// that some of its members lack.
-fn difference(plans: Vec<Spelled>) -> RegistryError {
-    let meshes: Vec<Fingerprint> = plans.iter().map(Spelled::fingerprint).collect();
-    if let Err(error) = agree(&meshes) {
+fn difference(plans: Vec<PlanMessage>) -> RegistryError {
+    let meshes: Vec<Fingerprint> = plans.iter().map(PlanMessage::fingerprint).collect();
+    if let Err(error) = check_agreement(&meshes) {
         return RegistryError::MeshesDiffer(error);
     }
 
@@ -239,7 +239,7 @@ fn difference(plans: Vec<Spelled>) -> RegistryError {
     for (rank, plan) in plans.iter().enumerate() {
         for need in &plan.needs {
             let of_key = holders.entry(&need.key).or_default();
-            of_key.insert(rank, &need.askers);
+            of_key.insert(rank, &need.requesters);
         }
     }
     holders.retain(|key, holders| holders.len() < key.ranks.len());
@@ -251,11 +251,11 @@ fn difference(plans: Vec<Spelled>) -> RegistryError {
 
 /// `incomplete` are all groups that some of their members lack: what those have instead is among
 /// them.
-fn lacking(key: &SpelledKey, incomplete: &Holders<'_>, world: usize) -> RegistryError {
+fn lacking(key: &GroupKey, incomplete: &Holders<'_>, world: usize) -> RegistryError {
     let holders = &incomplete[key];
-    let mut askers: Vec<String> = holders.values().copied().flatten().cloned().collect();
-    askers.sort_unstable();
-    askers.dedup();
+    let mut requesters: Vec<String> = holders.values().copied().flatten().cloned().collect();
+    requesters.sort_unstable();
+    requesters.dedup();
 
     let is_lacking = |rank: &usize| !holders.contains_key(rank);
     let mut lacking: Vec<usize> = key.ranks.iter().copied().filter(is_lacking).collect();
@@ -264,13 +264,13 @@ fn lacking(key: &SpelledKey, incomplete: &Holders<'_>, world: usize) -> Registry
     if !outside.is_empty() {
         return RegistryError::OutsideWorld {
             group: key.text(),
-            askers,
+            requesters,
             outside,
             world,
         };
     }
 
-    let is_instead = |(other, holders): &(&&SpelledKey, &BTreeMap<usize, &[String]>)| {
+    let is_instead = |(other, holders): &(&&GroupKey, &BTreeMap<usize, &[String]>)| {
         other.has_members_of(key) && holders.contains_key(&lacking[0])
     };
     let instead = incomplete.iter().find(is_instead);
@@ -279,9 +279,9 @@ fn lacking(key: &SpelledKey, incomplete: &Holders<'_>, world: usize) -> Registry
     RegistryError::PlansDiffer {
         need: key.text(),
         needed_by: holders.keys().copied().collect(),
-        askers,
-        not_by: lacking,
-        instead: instead.map(SpelledKey::text),
-        way_out: if was_dropped { DROP_ALL } else { ASK_ALIKE },
+        requesters,
+        missing_from: lacking,
+        instead: instead.map(GroupKey::text),
+        help: if was_dropped { DROP_ALL } else { ASK_ALIKE },
     }
 }

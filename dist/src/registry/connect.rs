@@ -36,9 +36,9 @@ pub trait Connect {
 /// Which communicator is to be made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Creation<'a> {
-    /// Its members, lane and options.
+    /// Its members, channel and options.
     pub group: &'a Group,
-    /// Counts the communicators of this group on this rank, from 1. Members meet under the group
+    /// Counts the communicators of this group on this rank, from 1. Membership meet under the group
     /// *and* this number: one that has dropped its communicator and comes back never meets another
     /// that has not.
     pub generation: u64,
@@ -48,10 +48,10 @@ pub struct Creation<'a> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Progress<Communicator> {
     /// Done.
-    Made(Communicator),
+    Ready(Communicator),
     /// Not done.
     Waiting {
-        /// Members that have not begun, as far as the transport knows; empty when it does not.
-        absent: Vec<usize>,
+        /// Membership that have not begun, as far as the transport knows; empty when it does not.
+        missing: Vec<usize>,
     },
 }

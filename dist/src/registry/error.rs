@@ -11,10 +11,10 @@ use super::text;
 #[non_exhaustive]
 pub enum RegistryError {
     /// A group that no communicator can be made for.
-    #[error("`{asker}` asks for {group}: {source}")]
-    WrongGroup {
+    #[error("`{requester}` asks for {group}: {source}")]
+    InvalidGroup {
         /// Who asks.
-        asker: String,
+        requester: String,
         /// For what.
         group: String,
         /// What is wrong with it.
@@ -28,9 +28,9 @@ pub enum RegistryError {
     /// A group that some of its members need and others do not.
     #[error(
         "the plans of ranks differ, and nothing was made: {} {} {need} (for {}), and {} {} not{}. \
-         {way_out}",
-        text::ranks(.needed_by), verb(.needed_by, "needs", "need"), text::names(.askers),
-        text::ranks(.not_by), verb(.not_by, "does", "do"), but_has(.not_by, .instead)
+         {help}",
+        text::ranks(.needed_by), verb(.needed_by, "needs", "need"), text::names(.requesters),
+        text::ranks(.missing_from), verb(.missing_from, "does", "do"), but_has(.missing_from, .instead)
     )]
     PlansDiffer {
         /// The first such group, in the order of creation.
@@ -38,27 +38,27 @@ pub enum RegistryError {
         /// The members that need it.
         needed_by: Vec<usize>,
         /// Under which names.
-        askers: Vec<String>,
+        requesters: Vec<String>,
         /// The members that do not.
-        not_by: Vec<usize>,
+        missing_from: Vec<usize>,
         /// What the first of these has of the same ranks.
         instead: Option<String>,
         /// What makes it right.
-        way_out: &'static str,
+        help: &'static str,
     },
 
     /// A group with a rank that there is not.
     #[error(
         "{} of {group} (for {}) {} outside of the world of {world} ranks: start more ranks, or ask \
          for a group within it",
-        text::ranks(.outside), text::names(.askers),
+        text::ranks(.outside), text::names(.requesters),
         verb(.outside, "is", "are")
     )]
     OutsideWorld {
         /// The group.
         group: String,
         /// Under which names it was asked for.
-        askers: Vec<String>,
+        requesters: Vec<String>,
         /// The ranks that there are not.
         outside: Vec<usize>,
         /// How many there are.
@@ -86,7 +86,7 @@ pub enum RegistryError {
 
     /// A plan of another rank.
     #[error("the plan of rank {plan} was given to the registry of rank {registry}")]
-    AnotherRank {
+    WrongRank {
         /// Whose plan.
         plan: usize,
         /// Whose registry.
@@ -98,7 +98,7 @@ pub enum RegistryError {
         "{group} is in the plan that the ranks agreed on and was let go since on rank {rank}: keep \
          its handles until the plan is made"
     )]
-    LetGo {
+    Released {
         /// The group.
         group: String,
         /// Where.
@@ -109,25 +109,25 @@ pub enum RegistryError {
     #[error(
         "rank {rank} waited {waited:?} for the communicator of {group} (for {}): {}. Look there; \
          if they only need longer, set the group's option `bootstrap_timeout`",
-        text::names(.askers), who_lacks(.absent)
+        text::names(.requesters), who_lacks(.missing)
     )]
-    Deadline {
+    Timeout {
         /// Who waited.
         rank: usize,
         /// For what.
         group: String,
         /// Under which names.
-        askers: Vec<String>,
+        requesters: Vec<String>,
         /// How long.
         waited: Duration,
         /// Who did not come, as far as it is known.
-        absent: Vec<usize>,
+        missing: Vec<usize>,
     },
 
     /// A creation that the transport could not do.
     #[error(
         "rank {rank} could not make the communicator of {group} (for {}): {reason}",
-        text::names(.askers)
+        text::names(.requesters)
     )]
     Transport {
         /// Who.
@@ -135,7 +135,7 @@ pub enum RegistryError {
         /// For what.
         group: String,
         /// Under which names.
-        askers: Vec<String>,
+        requesters: Vec<String>,
         /// What the transport says.
         reason: String,
     },
@@ -159,15 +159,15 @@ fn but_has(ranks: &[usize], instead: &Option<String>) -> String {
     }
 }
 
-fn who_lacks(absent: &[usize]) -> String {
-    match absent {
+fn who_lacks(missing: &[usize]) -> String {
+    match missing {
         [] => "not all members came, and the transport does not know who is missing".to_owned(),
         _ => format!(
-            "{} did not come; {} gone, or {} not ask for this group in this order, with this lane \
+            "{} did not come; {} gone, or {} not ask for this group in this order, with this channel \
              and these options",
-            text::ranks(absent),
-            verb(absent, "it is", "they are"),
-            verb(absent, "does", "do")
+            text::ranks(missing),
+            verb(missing, "it is", "they are"),
+            verb(missing, "does", "do")
         ),
     }
 }

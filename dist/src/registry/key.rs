@@ -4,7 +4,7 @@ use std::cmp::{Ordering, Reverse};
 
 use meshgrad_mesh::Group;
 
-/// A group in the canonical order of creation: the largest first, then by ranks, lane and options.
+/// A group in the canonical order of creation: the largest first, then by ranks, channel and options.
 /// It depends on nothing but the group, so it is the same on every rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Key(pub(super) Group);

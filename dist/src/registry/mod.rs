@@ -3,7 +3,7 @@
 //! A [`Group`](meshgrad_mesh::Group) is a value and makes nothing. What sends is a *communicator*,
 //! which costs hundreds of megabytes on a GPU and a meeting of all its members to make. The
 //! [`Registry`] of a rank has one for each *key*, which is the whole group: its ranks in order, its
-//! lane and its options. Whoever asks for an equal group shares it, under a name that only the
+//! channel and its options. Whoever asks for an equal group shares it, under a name that only the
 //! [`Report`] knows; the last one to leave drops it. A group of one rank makes nothing, and ranks
 //! that are not members do nothing, not even wait.
 //!
@@ -24,16 +24,16 @@
 //!
 //! Nothing here knows a transport, reads a clock or starts a thread. A transport is what implements
 //! [`Connect`]; time is an argument; and whoever has a loop calls [`Registry::poll`] in it.
-//! [`Recording`] is the transport of tests: it lets all ranks of a world meet in one process and
+//! [`RecordingWorld`] is the transport of tests: it lets all ranks of a world meet in one process and
 //! counts.
 //!
 //! ```
 //! # use std::{num::NonZeroUsize, time::Duration};
-//! # use meshgrad_dist::registry::{Plan, Recording, Registry, Turn};
+//! # use meshgrad_dist::registry::{Plan, RecordingWorld, Registry, PollStatus};
 //! # use meshgrad_mesh::Mesh;
 //! let mesh = Mesh::new(&[2, 4], &["dp", "tp"])?;
-//! let all = Recording::new();
-//! let ranks: Vec<_> = (0..8).map(|rank| Registry::new(rank, all.of_rank(rank))).collect();
+//! let all = RecordingWorld::new();
+//! let ranks: Vec<_> = (0..8).map(|rank| Registry::new(rank, all.connector(rank))).collect();
 //!
 //! let mut handles = Vec::new();
 //! for registry in &ranks {
@@ -49,11 +49,11 @@
 //! }
 //! loop {
 //!     let turns: Vec<_> = ranks.iter().map(|registry| registry.poll(Duration::ZERO)).collect();
-//!     if turns.iter().all(Turn::is_idle) {
+//!     if turns.iter().all(PollStatus::is_idle) {
 //!         break;
 //!     }
 //! }
-//! assert_eq!(all.counts(5).made, 1); // shared by actor and critic
+//! assert_eq!(all.counts(5).created, 1); // shared by actor and critic
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
@@ -69,11 +69,14 @@ mod slot;
 mod state;
 mod text;
 
-pub use agreement::{Exchange, Statement};
+pub use agreement::{Exchange, PlanDigest};
 pub use connect::{Connect, Creation, Progress};
 pub use error::{RegistryError, Result};
-pub use plan::{Agreed, Need, Plan};
-pub use recording::{Counts, Entered, Misuse, Open, Recorded, Recorder, Recording};
-pub use report::{Report, Reported, Stage};
-pub use shared::{Handle, Registry, Share, Turn};
+pub use plan::{AgreedPlan, Plan, PlannedGroup};
+pub use recording::{
+    Counts, Misuse, PendingCreation, RecordedCommunicator, RecordedCreation, RecordingConnector,
+    RecordingWorld,
+};
+pub use report::{CommunicatorReport, Report, Stage};
+pub use shared::{Handle, PollStatus, Registry, Share};
 pub use slot::BOOTSTRAP_TIMEOUT;

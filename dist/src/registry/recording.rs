@@ -1,7 +1,7 @@
 //! A transport that only counts, for all ranks of a world in one process.
 //!
-//! Its creations are meetings as real ones are: one is made when all members have begun it, and not
-//! before. So what would hang a cluster stands still here, and [`Recording::open`] says who waits
+//! Its creations are meetings as real ones are: one is made when all members have started it, and not
+//! before. So what would hang a cluster stands still here, and [`RecordingWorld::pending`] says who waits
 //! for whom.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,13 +15,13 @@ use super::text;
 
 /// What all ranks have done. Cheap to clone; clones are the same recording.
 #[derive(Clone, Default)]
-pub struct Recording {
+pub struct RecordingWorld {
     shared: Arc<Mutex<Shared>>,
 }
 
 #[derive(Default)]
 struct Shared {
-    /// Who has begun, by group and generation. Stays when it is made.
+    /// Who has started, by group and generation. Stays when it is made.
     meetings: BTreeMap<Meeting, BTreeSet<usize>>,
     ranks: BTreeMap<usize, Counts>,
 }
@@ -33,33 +33,33 @@ type Meeting = (Key, u64);
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Its groups, in the order in which it began to make their communicators.
-    pub begun: Vec<Group>,
+    pub started: Vec<Group>,
     /// How many it has made.
-    pub made: usize,
+    pub created: usize,
     /// How many of these it has dropped.
     pub dropped: usize,
 }
 
-/// A creation that some members have begun and not all.
+/// A creation that some members have started and not all.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Open {
+pub struct PendingCreation {
     /// What is made.
     pub group: Group,
-    /// Who has begun.
-    pub begun: Vec<usize>,
+    /// Who has started.
+    pub started: Vec<usize>,
     /// Whom they wait for.
-    pub absent: Vec<usize>,
+    pub missing: Vec<usize>,
 }
 
-impl Recording {
+impl RecordingWorld {
     /// Of a world in which nothing has been made.
-    pub fn new() -> Recording {
-        Recording::default()
+    pub fn new() -> RecordingWorld {
+        RecordingWorld::default()
     }
 
     /// The transport of a rank.
-    pub fn of_rank(&self, rank: usize) -> Recorder {
-        Recorder {
+    pub fn connector(&self, rank: usize) -> RecordingConnector {
+        RecordingConnector {
             rank,
             recording: self.clone(),
         }
@@ -71,15 +71,15 @@ impl Recording {
     }
 
     /// The creations that wait for somebody.
-    pub fn open(&self) -> Vec<Open> {
+    pub fn pending(&self) -> Vec<PendingCreation> {
         let shared = self.lock();
         let meetings = shared.meetings.iter();
-        let open = meetings.filter_map(|((key, _), begun)| {
-            let absent = absent(&key.0, begun);
-            (!absent.is_empty() && !begun.is_empty()).then(|| Open {
+        let open = meetings.filter_map(|((key, _), started)| {
+            let missing = missing(&key.0, started);
+            (!missing.is_empty() && !started.is_empty()).then(|| PendingCreation {
                 group: key.0.clone(),
-                begun: begun.iter().copied().collect(),
-                absent,
+                started: started.iter().copied().collect(),
+                missing,
             })
         });
         open.collect()
@@ -90,35 +90,35 @@ impl Recording {
     }
 }
 
-fn absent(group: &Group, begun: &BTreeSet<usize>) -> Vec<usize> {
+fn missing(group: &Group, started: &BTreeSet<usize>) -> Vec<usize> {
     let ranks = group.ranks().iter().copied();
-    let mut absent: Vec<usize> = ranks.filter(|rank| !begun.contains(rank)).collect();
-    absent.sort_unstable();
-    absent
+    let mut missing: Vec<usize> = ranks.filter(|rank| !started.contains(rank)).collect();
+    missing.sort_unstable();
+    missing
 }
 
-/// The transport of one rank of a [`Recording`].
-pub struct Recorder {
+/// The transport of one rank of a [`RecordingWorld`].
+pub struct RecordingConnector {
     rank: usize,
-    recording: Recording,
+    recording: RecordingWorld,
 }
 
-/// A creation of a [`Recorder`]. Dropped before it is made, it is given up.
-pub struct Entered {
+/// A creation of a [`RecordingConnector`]. Dropped before it is made, it is given up.
+pub struct RecordedCreation {
     meeting: Meeting,
     rank: usize,
-    recording: Recording,
+    recording: RecordingWorld,
     is_made: bool,
 }
 
-/// A communicator of a [`Recorder`].
-pub struct Recorded {
+/// A communicator of a [`RecordingConnector`].
+pub struct RecordedCommunicator {
     meeting: Meeting,
     rank: usize,
-    recording: Recording,
+    recording: RecordingWorld,
 }
 
-impl Recorded {
+impl RecordedCommunicator {
     /// Whom it connects.
     pub fn group(&self) -> &Group {
         &self.meeting.0.0
@@ -135,10 +135,10 @@ impl Recorded {
 pub enum Misuse {
     /// A communicator for nobody.
     #[error("{0} is one rank, which needs no communicator")]
-    Alone(Group),
+    Singleton(Group),
     /// A rank makes what it is no member of.
     #[error("{} is no member of {group}", text::ranks(&[*.rank]))]
-    Outside {
+    NotMember {
         /// The rank.
         rank: usize,
         /// The group.
@@ -146,7 +146,7 @@ pub enum Misuse {
     },
     /// A rank makes the same twice.
     #[error("{} makes {group} twice", text::ranks(&[*.rank]))]
-    Twice {
+    Duplicate {
         /// The rank.
         rank: usize,
         /// The group.
@@ -154,28 +154,28 @@ pub enum Misuse {
     },
 }
 
-impl Connect for Recorder {
-    type Communicator = Recorded;
-    type Connecting = Entered;
+impl Connect for RecordingConnector {
+    type Communicator = RecordedCommunicator;
+    type Connecting = RecordedCreation;
     type Error = Misuse;
 
-    fn begin(&mut self, creation: &Creation<'_>) -> Result<Entered, Misuse> {
+    fn begin(&mut self, creation: &Creation<'_>) -> Result<RecordedCreation, Misuse> {
         let (rank, group) = (self.rank, creation.group.clone());
         if group.is_singleton() {
-            return Err(Misuse::Alone(group));
+            return Err(Misuse::Singleton(group));
         }
         if group.index_of(rank).is_none() {
-            return Err(Misuse::Outside { rank, group });
+            return Err(Misuse::NotMember { rank, group });
         }
 
         let meeting = (Key(group.clone()), creation.generation);
         let mut shared = self.recording.lock();
-        let begun = shared.meetings.entry(meeting.clone()).or_default();
-        if !begun.insert(rank) {
-            return Err(Misuse::Twice { rank, group });
+        let started = shared.meetings.entry(meeting.clone()).or_default();
+        if !started.insert(rank) {
+            return Err(Misuse::Duplicate { rank, group });
         }
-        shared.ranks.entry(rank).or_default().begun.push(group);
-        Ok(Entered {
+        shared.ranks.entry(rank).or_default().started.push(group);
+        Ok(RecordedCreation {
             meeting,
             rank,
             recording: self.recording.clone(),
@@ -183,15 +183,18 @@ impl Connect for Recorder {
         })
     }
 
-    fn poll(&mut self, entered: &mut Entered) -> Result<Progress<Recorded>, Misuse> {
+    fn poll(
+        &mut self,
+        entered: &mut RecordedCreation,
+    ) -> Result<Progress<RecordedCommunicator>, Misuse> {
         let mut shared = self.recording.lock();
-        let absent = absent(&entered.meeting.0.0, &shared.meetings[&entered.meeting]);
-        if !absent.is_empty() {
-            return Ok(Progress::Waiting { absent });
+        let missing = missing(&entered.meeting.0.0, &shared.meetings[&entered.meeting]);
+        if !missing.is_empty() {
+            return Ok(Progress::Waiting { missing });
         }
-        shared.ranks.entry(self.rank).or_default().made += 1;
+        shared.ranks.entry(self.rank).or_default().created += 1;
         entered.is_made = true;
-        Ok(Progress::Made(Recorded {
+        Ok(Progress::Ready(RecordedCommunicator {
             meeting: entered.meeting.clone(),
             rank: self.rank,
             recording: self.recording.clone(),
@@ -199,18 +202,18 @@ impl Connect for Recorder {
     }
 }
 
-impl Drop for Entered {
+impl Drop for RecordedCreation {
     fn drop(&mut self) {
         let mut shared = self.recording.lock();
-        if let Some(begun) = shared.meetings.get_mut(&self.meeting)
+        if let Some(started) = shared.meetings.get_mut(&self.meeting)
             && !self.is_made
         {
-            begun.remove(&self.rank);
+            started.remove(&self.rank);
         }
     }
 }
 
-impl Drop for Recorded {
+impl Drop for RecordedCommunicator {
     fn drop(&mut self) {
         let mut shared = self.recording.lock();
         shared.ranks.entry(self.rank).or_default().dropped += 1;

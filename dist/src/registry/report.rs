@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::connect::Connect;
 use super::key::Key;
-use super::slot::{Making, Slot};
+use super::slot::{CreationState, Slot};
 use super::text;
 
 /// The communicators of a rank, in the order of creation.
@@ -17,16 +17,16 @@ pub struct Report {
     /// The rank.
     pub rank: usize,
     /// What it shares.
-    pub communicators: Vec<Reported>,
+    pub communicators: Vec<CommunicatorReport>,
 }
 
 /// A communicator.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Reported {
+pub struct CommunicatorReport {
     /// Its members, in order.
     pub ranks: Vec<usize>,
-    /// Its lane.
-    pub lane: String,
+    /// Its channel.
+    pub channel: String,
     /// The options that differ from the default.
     pub options: BTreeMap<&'static str, String>,
     /// The names of those who share it, each once.
@@ -49,27 +49,27 @@ pub enum Stage {
     /// Asked for; nothing was sent.
     Declared,
     /// In the midst of being made.
-    Begun,
+    Creating,
     /// There.
-    Made,
+    Ready,
     /// Not to be had.
     Failed,
 }
 
-impl Reported {
-    pub(super) fn of<C: Connect>(key: &Key, slot: &Slot<C>, hosts: &Hosts) -> Reported {
+impl CommunicatorReport {
+    pub(super) fn of<C: Connect>(key: &Key, slot: &Slot<C>, hosts: &Hosts) -> CommunicatorReport {
         let group = &key.0;
-        Reported {
+        CommunicatorReport {
             ranks: group.ranks().to_vec(),
-            lane: group.lane().to_string(),
-            options: group.options().stated().into_iter().collect(),
-            shared_by: slot.askers(),
-            hosts: hosts.crossed(group.ranks()),
-            stage: match slot.making {
-                Making::Declared => Stage::Declared,
-                Making::Begun { .. } => Stage::Begun,
-                Making::Made => Stage::Made,
-                Making::Failed(_) => Stage::Failed,
+            channel: group.channel().to_string(),
+            options: group.options().non_default().into_iter().collect(),
+            shared_by: slot.requesters(),
+            hosts: hosts.spanned_by(group.ranks()),
+            stage: match slot.state {
+                CreationState::Declared => Stage::Declared,
+                CreationState::Creating { .. } => Stage::Creating,
+                CreationState::Ready => Stage::Ready,
+                CreationState::Failed(_) => Stage::Failed,
             },
             failure: slot.failure().map(ToString::to_string),
             group: group.clone(),
@@ -81,8 +81,8 @@ impl fmt::Display for Stage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Stage::Declared => "declared",
-            Stage::Begun => "begun",
-            Stage::Made => "made",
+            Stage::Creating => "creating",
+            Stage::Ready => "ready",
             Stage::Failed => "failed",
         })
     }
@@ -104,7 +104,7 @@ impl fmt::Display for Report {
             "rank {}: {}, {} made",
             self.rank,
             count(self.communicators.len(), "communicator"),
-            of_stage(Stage::Made)
+            of_stage(Stage::Ready)
         )?;
         for one in &self.communicators {
             writeln!(

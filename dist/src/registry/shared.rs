@@ -10,8 +10,8 @@ use meshgrad_mesh::{Group, Hosts};
 use super::connect::Connect;
 use super::error::{RegistryError, Result};
 use super::key::Key;
-use super::plan::{Agreed, Need, Plan};
-use super::report::{Report, Reported};
+use super::plan::{AgreedPlan, Plan, PlannedGroup};
+use super::report::{CommunicatorReport, Report};
 use super::slot::Slot;
 use super::state::State;
 
@@ -29,9 +29,9 @@ struct Inner<C: Connect> {
 /// What a rank gets that asks for a group.
 pub enum Share<C: Connect> {
     /// It is no member. Nothing to do.
-    Outside,
+    NotMember,
     /// It is the only member: it communicates with nobody, and there is nothing to make.
-    Alone,
+    Singleton,
     /// It shares the communicator.
     Member(Handle<C>),
 }
@@ -48,7 +48,7 @@ pub struct Handle<C: Connect> {
 
 /// What is left to do after [`Registry::poll`], and what went wrong in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Turn {
+pub struct PollStatus {
     /// Creations that wait for other ranks.
     pub in_flight: usize,
     /// Creations of plans that have not begun.
@@ -57,7 +57,7 @@ pub struct Turn {
     pub failed: Vec<RegistryError>,
 }
 
-impl Turn {
+impl PollStatus {
     /// Whether nothing is under way.
     pub fn is_idle(&self) -> bool {
         self.in_flight == 0 && self.queued == 0
@@ -82,20 +82,20 @@ impl<C: Connect> Registry<C> {
     /// sent. `name` says who asks, as `actor.tp`, and decides nothing.
     ///
     /// # Errors
-    /// [`RegistryError::WrongGroup`] when the group has options that no transport takes.
+    /// [`RegistryError::InvalidGroup`] when the group has options that no transport takes.
     pub fn share(&self, name: &str, group: &Group) -> Result<Share<C>> {
-        let wrong = |source| RegistryError::WrongGroup {
-            asker: name.to_owned(),
+        let wrong = |source| RegistryError::InvalidGroup {
+            requester: name.to_owned(),
             group: group.to_string(),
             source,
         };
         group.options().check().map_err(wrong)?;
 
         if group.index_of(self.inner.rank).is_none() {
-            return Ok(Share::Outside);
+            return Ok(Share::NotMember);
         }
         if group.is_singleton() {
-            return Ok(Share::Alone);
+            return Ok(Share::Singleton);
         }
         Ok(Share::Member(Handle::join(
             &self.inner,
@@ -111,10 +111,10 @@ impl<C: Connect> Registry<C> {
             .slots
             .iter()
             .filter(|(_, slot)| !slot.users.is_empty());
-        let needs = used.map(|(key, slot)| Need {
+        let needs = used.map(|(key, slot)| PlannedGroup {
             group: key.0.clone(),
             generation: state.generation(key),
-            askers: slot.askers(),
+            requesters: slot.requesters(),
         });
         Plan {
             rank: self.inner.rank,
@@ -128,12 +128,12 @@ impl<C: Connect> Registry<C> {
     /// with one that does not. Only queues; [`Registry::poll`] does it.
     ///
     /// # Errors
-    /// [`RegistryError::AnotherRank`]; [`RegistryError::LetGo`] when a group of the plan has no
+    /// [`RegistryError::WrongRank`]; [`RegistryError::Released`] when a group of the plan has no
     /// handle any more. Nothing is queued then.
-    pub fn materialize(&self, agreed: &Agreed, at_most: NonZeroUsize) -> Result<()> {
+    pub fn materialize(&self, agreed: &AgreedPlan, at_most: NonZeroUsize) -> Result<()> {
         let plan = agreed.plan();
         if plan.rank != self.inner.rank {
-            return Err(RegistryError::AnotherRank {
+            return Err(RegistryError::WrongRank {
                 plan: plan.rank,
                 registry: self.inner.rank,
             });
@@ -145,7 +145,7 @@ impl<C: Connect> Registry<C> {
             .collect();
         let mut state = self.inner.lock();
         if let Some(key) = keys.iter().find(|key| !state.slots.contains_key(key)) {
-            return Err(RegistryError::LetGo {
+            return Err(RegistryError::Released {
                 group: key.0.to_string(),
                 rank: self.inner.rank,
             });
@@ -159,14 +159,18 @@ impl<C: Connect> Registry<C> {
     /// those that are queued begin as far as they may. `now` is the time since any fixed moment; it
     /// ends creations that take too long.
     ///
-    /// To be called again until [`Turn::is_idle`]; by whom and how often is the caller's choice.
-    pub fn poll(&self, now: Duration) -> Turn {
+    /// To be called again until [`PollStatus::is_idle`]; by whom and how often is the caller's choice.
+    pub fn poll(&self, now: Duration) -> PollStatus {
         let mut state = self.inner.lock();
         let mut failed = state.advance_all(self.inner.rank, now);
         failed.extend(state.begin_queued(self.inner.rank, now));
 
-        let turn = Turn {
-            in_flight: state.slots.values().filter(|slot| slot.is_begun()).count(),
+        let turn = PollStatus {
+            in_flight: state
+                .slots
+                .values()
+                .filter(|slot| slot.is_creating())
+                .count(),
             queued: state.at_once.queue.len(),
             failed,
         };
@@ -180,7 +184,7 @@ impl<C: Connect> Registry<C> {
     pub fn report(&self, hosts: &Hosts) -> Report {
         let state = self.inner.lock();
         let slots = state.slots.iter();
-        let reported = slots.map(|(key, slot)| Reported::of(key, slot, hosts));
+        let reported = slots.map(|(key, slot)| CommunicatorReport::of(key, slot, hosts));
         Report {
             rank: self.inner.rank,
             communicators: reported.collect(),
@@ -200,7 +204,7 @@ impl<C: Connect> Share<C> {
     pub fn handle(self) -> Option<Handle<C>> {
         match self {
             Share::Member(handle) => Some(handle),
-            Share::Outside | Share::Alone => None,
+            Share::NotMember | Share::Singleton => None,
         }
     }
 }
@@ -245,7 +249,7 @@ impl<C: Connect> Handle<C> {
     /// `now` is as for [`Registry::poll`], which also goes on with what was begun here.
     ///
     /// # Errors
-    /// [`RegistryError::Deadline`], [`RegistryError::Transport`]: what made the creation fail, each
+    /// [`RegistryError::Timeout`], [`RegistryError::Transport`]: what made the creation fail, each
     /// time, until all have dropped their handles and ask anew.
     pub fn connect(&self, now: Duration) -> Result<Option<&C::Communicator>> {
         if let Some(communicator) = self.get() {
@@ -268,8 +272,8 @@ impl<C: Connect> fmt::Debug for Registry<C> {
 impl<C: Connect> fmt::Debug for Share<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Share::Outside => f.write_str("Outside"),
-            Share::Alone => f.write_str("Alone"),
+            Share::NotMember => f.write_str("NotMember"),
+            Share::Singleton => f.write_str("Singleton"),
             Share::Member(handle) => handle.fmt(f),
         }
     }

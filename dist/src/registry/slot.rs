@@ -14,21 +14,21 @@ pub const BOOTSTRAP_TIMEOUT: Duration = Duration::from_secs(300);
 pub(super) struct Slot<C: Connect> {
     /// How often each name asked and did not leave.
     pub(super) users: BTreeMap<Arc<str>, usize>,
-    pub(super) making: Making<C>,
+    pub(super) state: CreationState<C>,
     /// Filled once, so that handles look without a lock.
     pub(super) made: Arc<OnceLock<C::Communicator>>,
 }
 
-pub(super) enum Making<C: Connect> {
+pub(super) enum CreationState<C: Connect> {
     /// Asked for, and nothing else.
     Declared,
     /// In flight.
-    Begun {
+    Creating {
         connecting: C::Connecting,
         since: Duration,
     },
     /// In `made`.
-    Made,
+    Ready,
     /// Not to be had any more. Who wants to try again leaves and asks again.
     Failed(RegistryError),
 }
@@ -37,7 +37,7 @@ impl<C: Connect> Slot<C> {
     pub(super) fn declared() -> Slot<C> {
         Slot {
             users: BTreeMap::new(),
-            making: Making::Declared,
+            state: CreationState::Declared,
             made: Arc::default(),
         }
     }
@@ -54,16 +54,16 @@ impl<C: Connect> Slot<C> {
     }
 
     pub(super) fn is_declared(&self) -> bool {
-        matches!(self.making, Making::Declared)
+        matches!(self.state, CreationState::Declared)
     }
 
-    pub(super) fn is_begun(&self) -> bool {
-        matches!(self.making, Making::Begun { .. })
+    pub(super) fn is_creating(&self) -> bool {
+        matches!(self.state, CreationState::Creating { .. })
     }
 
     pub(super) fn failure(&self) -> Option<&RegistryError> {
-        match &self.making {
-            Making::Failed(failure) => Some(failure),
+        match &self.state {
+            CreationState::Failed(failure) => Some(failure),
             _ => None,
         }
     }
@@ -71,47 +71,47 @@ impl<C: Connect> Slot<C> {
     /// Whether nobody wants it and nobody waits for it. A creation that has begun is not idle: the
     /// other members count on this one to finish it.
     pub(super) fn is_idle(&self) -> bool {
-        self.users.is_empty() && !self.is_begun()
+        self.users.is_empty() && !self.is_creating()
     }
 
-    pub(super) fn begin(&mut self, connector: &mut C, rank: usize, key: &Key, made: At) {
+    pub(super) fn begin(&mut self, connector: &mut C, rank: usize, key: &Key, made: Attempt) {
         let creation = Creation {
             group: &key.0,
             generation: made.generation,
         };
-        self.making = match connector.begin(&creation) {
-            Ok(connecting) => Making::Begun {
+        self.state = match connector.begin(&creation) {
+            Ok(connecting) => CreationState::Creating {
                 connecting,
                 since: made.now,
             },
-            Err(error) => Making::Failed(self.transport(rank, key, &error)),
+            Err(error) => CreationState::Failed(self.transport(rank, key, &error)),
         };
     }
 
     /// Asks the transport how far it is.
     pub(super) fn advance(&mut self, connector: &mut C, rank: usize, key: &Key, now: Duration) {
-        let Making::Begun { connecting, since } = &mut self.making else {
+        let CreationState::Creating { connecting, since } = &mut self.state else {
             return;
         };
         let waited = now.saturating_sub(*since);
         let limit = key.0.options().bootstrap_timeout;
         let is_late = waited >= limit.unwrap_or(BOOTSTRAP_TIMEOUT);
 
-        self.making = match connector.poll(connecting) {
-            Ok(Progress::Made(communicator)) => {
+        self.state = match connector.poll(connecting) {
+            Ok(Progress::Ready(communicator)) => {
                 let was_empty = self.made.set(communicator).is_ok();
                 debug_assert!(was_empty, "a creation is polled until it is made");
-                Making::Made
+                CreationState::Ready
             }
             Ok(Progress::Waiting { .. }) if !is_late => return,
-            Ok(Progress::Waiting { absent }) => Making::Failed(RegistryError::Deadline {
+            Ok(Progress::Waiting { missing }) => CreationState::Failed(RegistryError::Timeout {
                 rank,
                 group: key.0.to_string(),
-                askers: self.askers(),
+                requesters: self.requesters(),
                 waited,
-                absent,
+                missing,
             }),
-            Err(error) => Making::Failed(self.transport(rank, key, &error)),
+            Err(error) => CreationState::Failed(self.transport(rank, key, &error)),
         };
     }
 
@@ -119,19 +119,19 @@ impl<C: Connect> Slot<C> {
         RegistryError::Transport {
             rank,
             group: key.0.to_string(),
-            askers: self.askers(),
+            requesters: self.requesters(),
             reason: error.to_string(),
         }
     }
 
-    pub(super) fn askers(&self) -> Vec<String> {
+    pub(super) fn requesters(&self) -> Vec<String> {
         self.users.keys().map(|name| name.to_string()).collect()
     }
 }
 
 /// When a creation begins, and its number among those of its key.
 #[derive(Clone, Copy)]
-pub(super) struct At {
+pub(super) struct Attempt {
     pub(super) generation: u64,
     pub(super) now: Duration,
 }

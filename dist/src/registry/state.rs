@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::connect::Connect;
 use super::error::{RegistryError, Result};
 use super::key::Key;
-use super::slot::{At, Making, Slot};
+use super::slot::{Attempt, CreationState, Slot};
 
 pub(super) struct State<C: Connect> {
     pub(super) connector: C,
@@ -43,8 +43,8 @@ impl<C: Connect> State<C> {
     /// The number of the present communicator of a key, or of the next if it is not begun.
     pub(super) fn generation(&self, key: &Key) -> u64 {
         let begun = self.generations.get(key).copied().unwrap_or(0);
-        match self.slots.get(key).map(|slot| &slot.making) {
-            Some(Making::Declared) | None => begun + 1,
+        match self.slots.get(key).map(|slot| &slot.state) {
+            Some(CreationState::Declared) | None => begun + 1,
             Some(_) => begun,
         }
     }
@@ -56,7 +56,7 @@ impl<C: Connect> State<C> {
             && slot.is_declared()
         {
             self.generations.insert(key.clone(), generation);
-            slot.begin(&mut self.connector, rank, key, At { generation, now });
+            slot.begin(&mut self.connector, rank, key, Attempt { generation, now });
         }
     }
 
@@ -72,7 +72,7 @@ impl<C: Connect> State<C> {
     pub(super) fn advance_all(&mut self, rank: usize, now: Duration) -> Vec<RegistryError> {
         let mut failed = Vec::new();
         for (key, slot) in &mut self.slots {
-            if slot.is_begun() {
+            if slot.is_creating() {
                 slot.advance(&mut self.connector, rank, key, now);
                 failed.extend(slot.failure().cloned());
             }
@@ -83,8 +83,8 @@ impl<C: Connect> State<C> {
     /// Begins what is queued, in its order, while fewer are in flight than may be.
     pub(super) fn begin_queued(&mut self, rank: usize, now: Duration) -> Vec<RegistryError> {
         let slots = &self.slots;
-        let is_begun = |key: &Key| slots.get(key).is_some_and(Slot::is_begun);
-        self.at_once.in_flight.retain(is_begun);
+        let is_creating = |key: &Key| slots.get(key).is_some_and(Slot::is_creating);
+        self.at_once.in_flight.retain(is_creating);
 
         let mut failed = Vec::new();
         while self.at_once.in_flight.len() < self.at_once.at_most.get() {

@@ -4,8 +4,8 @@ use std::convert::Infallible;
 use std::sync::{Barrier, Mutex};
 use std::time::Duration;
 
-use meshgrad_dist::registry::{Agreed, Exchange, Plan, RegistryError, Statement};
-use meshgrad_mesh::{Group, GroupOptions, Lane, Mesh};
+use meshgrad_dist::registry::{AgreedPlan, Exchange, Plan, PlanDigest, RegistryError};
+use meshgrad_mesh::{Channel, Group, GroupOptions, Mesh};
 use proptest::prelude::*;
 
 use crate::world::{Shared, World, folded, group};
@@ -17,15 +17,15 @@ fn pairs_and_all() -> Vec<Group> {
 }
 
 fn fit(plans: &[Plan]) -> bool {
-    let statements: Vec<Statement> = plans.iter().map(Plan::statement).collect();
-    Statement::fit(&statements)
+    let statements: Vec<PlanDigest> = plans.iter().map(Plan::digest).collect();
+    PlanDigest::agree(&statements)
 }
 
 /// A rank that asks for something else than the others of one of its groups.
 #[derive(Debug, Clone, Copy)]
 enum Fault {
     Missing,
-    OtherLane,
+    OtherChannel,
     OtherOptions,
     OtherOrder,
 }
@@ -35,10 +35,10 @@ fn faulty(group: &Group, fault: Fault) -> Option<Group> {
     let mut options = GroupOptions::default();
     match fault {
         Fault::Missing => None,
-        Fault::OtherLane => Some(group.clone().on(Lane::Gather)),
+        Fault::OtherChannel => Some(group.clone().with_channel(Channel::Gather)),
         Fault::OtherOptions => {
             options.timeout = Some(Duration::from_secs(10));
-            Some(group.clone().with(options))
+            Some(group.clone().with_options(options))
         }
         Fault::OtherOrder => {
             ranks.reverse();
@@ -65,8 +65,8 @@ fn plans_with(faults: &[(usize, usize, Fault)]) -> (World, Vec<Shared>) {
 }
 
 fn faults() -> impl Strategy<Value = Fault> {
-    use Fault::{Missing, OtherLane, OtherOptions, OtherOrder};
-    prop::sample::select(vec![Missing, OtherLane, OtherOptions, OtherOrder])
+    use Fault::{Missing, OtherChannel, OtherOptions, OtherOrder};
+    prop::sample::select(vec![Missing, OtherChannel, OtherOptions, OtherOrder])
 }
 
 proptest! {
@@ -83,17 +83,17 @@ proptest! {
         prop_assert!(!fit(&world.plans()));
 
         let error = Plan::agree_all(world.plans()).unwrap_err();
-        let RegistryError::PlansDiffer { needed_by, not_by, .. } = &error else {
+        let RegistryError::PlansDiffer { needed_by, missing_from, .. } = &error else {
             panic!("{error}");
         };
         let others: Vec<usize> =
             expected.ranks().iter().copied().filter(|other| *other != rank).collect();
         let (right, wrong) = (vec![rank], others);
         prop_assert!(
-            (needed_by, not_by) == (&right, &wrong) || (needed_by, not_by) == (&wrong, &right),
+            (needed_by, missing_from) == (&right, &wrong) || (needed_by, missing_from) == (&wrong, &right),
             "{}", error
         );
-        prop_assert_eq!(world.recording.counts(rank).begun.len(), 0);
+        prop_assert_eq!(world.recording.counts(rank).started.len(), 0);
     }
 
     /// Several faults do not make up for each other.
@@ -127,24 +127,24 @@ fn disagreement_reads_well() {
     insta::assert_snapshot!(folded(error(&[(2, 12, Fault::Missing)])), @r"
     the plans of ranks differ, and nothing was made: ranks [0, 1, 3] need [0, 1, 2, 3] (for
     `actor`), and rank 2 does not. All members of a group have to ask for the same ranks in
-    the same order, with the same lane and options
+    the same order, with the same channel and options
     ");
-    insta::assert_snapshot!(folded(error(&[(2, 12, Fault::OtherLane)])), @r"
+    insta::assert_snapshot!(folded(error(&[(2, 12, Fault::OtherChannel)])), @r"
     the plans of ranks differ, and nothing was made: ranks [0, 1, 3] need [0, 1, 2, 3] (for
-    `actor`), and rank 2 does not; it has [0, 1, 2, 3] on lane gather instead. All members of
-    a group have to ask for the same ranks in the same order, with the same lane and options
+    `actor`), and rank 2 does not; it has [0, 1, 2, 3] on channel gather instead. All members of
+    a group have to ask for the same ranks in the same order, with the same channel and options
     ");
     let missing_and_other_options = [(1, 0, Fault::Missing), (1, 1, Fault::OtherOptions)];
     insta::assert_snapshot!(folded(error(&missing_and_other_options)), @r"
     the plans of ranks differ, and nothing was made: rank 5 needs [1, 5] (for `actor`), and
     rank 1 does not; it has [1, 5] with timeout 10s instead. All members of a group have to
-    ask for the same ranks in the same order, with the same lane and options
+    ask for the same ranks in the same order, with the same channel and options
     ");
     let missing_and_other_order = [(3, 13, Fault::Missing), (4, 13, Fault::OtherOrder)];
     insta::assert_snapshot!(folded(error(&missing_and_other_order)), @r"
     the plans of ranks differ, and nothing was made: ranks [5, 6, 7] need [4, 5, 6, 7] (for
     `actor`), and rank 4 does not; it has [7, 6, 5, 4] instead. All members of a group have to
-    ask for the same ranks in the same order, with the same lane and options
+    ask for the same ranks in the same order, with the same channel and options
     ");
 
     let world = World::of(2);
@@ -185,11 +185,11 @@ fn meshes_with_the_same_groups_are_told_apart() {
     }
     assert!(fit(&world.plans()));
 
-    let assuming = |plan: Plan| {
+    let with_mesh = |plan: Plan| {
         let mesh = of_rank(plan.rank());
-        plan.assuming(mesh)
+        plan.with_mesh(mesh)
     };
-    let plans: Vec<Plan> = world.plans().into_iter().map(assuming).collect();
+    let plans: Vec<Plan> = world.plans().into_iter().map(with_mesh).collect();
     assert!(!fit(&plans));
     insta::assert_snapshot!(folded(Plan::agree_all(plans).unwrap_err()), @r"
     nothing was made: ranks do not agree on their mesh: ranks [0, 1, 2] have dp 2 x tp 2
@@ -197,7 +197,7 @@ fn meshes_with_the_same_groups_are_told_apart() {
     ");
 
     let mut plans = world.plans();
-    plans[1] = plans[1].clone().assuming(&meshes[0]);
+    plans[1] = plans[1].clone().with_mesh(&meshes[0]);
     insta::assert_snapshot!(folded(Plan::agree_all(plans).unwrap_err()), @r"
     nothing was made: ranks do not agree on their mesh: ranks [0, 2, 3] have no mesh (digest
     0000000000000000); ranks [1] have dp 2 x tp 2 (digest 8bc9ce67188f003d)
@@ -243,7 +243,7 @@ impl Exchange for Seat<'_> {
 fn agree_by_exchange(
     plans: Vec<Plan>,
     is_bad: bool,
-) -> Vec<(Result<Agreed, RegistryError>, Vec<usize>)> {
+) -> Vec<(Result<AgreedPlan, RegistryError>, Vec<usize>)> {
     let lobby = Lobby {
         messages: Mutex::new(vec![Vec::new(); plans.len()]),
         barrier: Barrier::new(plans.len()),
@@ -347,6 +347,6 @@ fn a_broken_exchange_is_an_error() {
     1
 
     rank 1 could not compare its plan with other ranks: the exchange brought 2 messages,
-    and its own is not at its place
+    and its own is not at its location
     ");
 }

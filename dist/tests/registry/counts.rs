@@ -52,7 +52,7 @@ fn all_ranks_share(world: &World, kinds: &[Kind]) {
     }
     for (rank, distinct) in distinct.iter().enumerate() {
         assert_eq!(
-            world.recording.counts(rank).made,
+            world.recording.counts(rank).created,
             distinct.len(),
             "rank {rank}"
         );
@@ -88,7 +88,7 @@ fn what_megatron_makes_20_times_we_make_1_to_11_times() {
 
         let (world, handles) = made(config.world, &kinds);
         assert_eq!(
-            world.recording.counts(0).made,
+            world.recording.counts(0).created,
             communicators,
             "{calls} calls"
         );
@@ -133,7 +133,7 @@ fn what_torchtitan_makes_18_times_we_make_8_times() {
 
         let (world, _handles) = made(config.world(), &real);
         let expected = distinct + usize::from(real.iter().any(|kind| is_world(&kind)));
-        assert_eq!(world.recording.counts(0).made, expected, "{calls} calls");
+        assert_eq!(world.recording.counts(0).created, expected, "{calls} calls");
         all_ranks_share(&world, &real);
     }
 }
@@ -152,5 +152,5 @@ fn the_same_mesh_twice_makes_nothing_twice() {
     assert_eq!(handles.len(), 8 * 6);
     world.materialize(1);
     assert!(world.run_in_order());
-    assert!((0..8).all(|rank| world.recording.counts(rank).made == 3));
+    assert!((0..8).all(|rank| world.recording.counts(rank).created == 3));
 }

@@ -1,8 +1,8 @@
-//! Making communicators: at once and lazily, whatever the interleaving.
+//! CreationState communicators: at once and lazily, whatever the interleaving.
 
 use std::collections::BTreeSet;
 
-use meshgrad_mesh::{Group, Lane};
+use meshgrad_mesh::{Channel, Group};
 use proptest::prelude::*;
 
 use crate::world::{NOW, Shared, World, group};
@@ -45,12 +45,13 @@ fn interleavings() -> impl Strategy<Value = Interleaving> {
     ]
 }
 
-/// A world and groups in it: any subsets, in any order, on a few lanes, some of them twice.
+/// A world and groups in it: any subsets, in any order, on a few channels, some of them twice.
 fn worlds() -> impl Strategy<Value = (usize, Vec<Group>)> {
     (2..=10usize).prop_flat_map(|world| {
         let ranks = Just((0..world).collect::<Vec<_>>()).prop_shuffle();
-        let of_ranks =
-            |(ranks, len, lane): (Vec<usize>, usize, u16)| group(&ranks[..len]).on(Lane::Own(lane));
+        let of_ranks = |(ranks, len, channel): (Vec<usize>, usize, u16)| {
+            group(&ranks[..len]).with_channel(Channel::Own(channel))
+        };
         let one = (ranks, 1..=world, 0..2u16).prop_map(of_ranks);
         (Just(world), prop::collection::vec(one, 1..16))
     })
@@ -78,12 +79,12 @@ fn distinct_of(rank: usize, groups: &[Group]) -> BTreeSet<&Group> {
 fn all_are_made_once(world: &World, groups: &[Group]) {
     for rank in 0..world.registries.len() {
         let counts = world.recording.counts(rank);
-        let begun: BTreeSet<&Group> = counts.begun.iter().collect();
+        let begun: BTreeSet<&Group> = counts.started.iter().collect();
         assert_eq!(begun, distinct_of(rank, groups), "rank {rank}");
-        assert_eq!(counts.begun.len(), begun.len(), "rank {rank}");
-        assert_eq!(counts.made, begun.len(), "rank {rank}");
+        assert_eq!(counts.started.len(), begun.len(), "rank {rank}");
+        assert_eq!(counts.created, begun.len(), "rank {rank}");
     }
-    assert_eq!(world.recording.open(), []);
+    assert_eq!(world.recording.pending(), []);
 }
 
 proptest! {
@@ -114,7 +115,7 @@ proptest! {
             world.materialize(1);
             assert!(world.run_in_order());
             drop(handles);
-            (0..ranks).map(|rank| world.recording.counts(rank).begun).collect::<Vec<_>>()
+            (0..ranks).map(|rank| world.recording.counts(rank).started).collect::<Vec<_>>()
         });
         prop_assert_eq!(&orders[0], &orders[1]);
         for order in &orders[0] {
@@ -232,10 +233,10 @@ fn the_order_of_asking_would_deadlock() {
     let world = World::of(3);
     let asked = ask_around(&world, [true; 3]);
     assert!(!blocking_in_the_order_asked(&asked));
-    let open = world.recording.open();
+    let open = world.recording.pending();
     let waits: Vec<_> = open
         .iter()
-        .map(|open| (&open.begun[..], &open.absent[..]))
+        .map(|open| (&open.started[..], &open.missing[..]))
         .collect();
     assert_eq!(waits, [(&[0][..], &[1][..]), (&[2], &[0]), (&[1], &[2])]);
 }
@@ -260,14 +261,14 @@ fn the_canonical_order_and_the_lazy_path_do_not() {
 #[test]
 fn no_more_are_in_flight_than_allowed() {
     let world = World::of(2);
-    let lanes = (0..5).map(|lane| group(&[0, 1]).on(Lane::Own(lane)));
-    let handles = world.share_all("lanes", &lanes.collect::<Vec<_>>());
+    let channels = (0..5).map(|channel| group(&[0, 1]).with_channel(Channel::Own(channel)));
+    let handles = world.share_all("channels", &channels.collect::<Vec<_>>());
     world.materialize(2);
 
     let turn = world.poll(0);
     assert_eq!((turn.in_flight, turn.queued), (2, 3));
     assert_eq!(world.poll(0), turn);
-    assert_eq!(world.recording.counts(0).begun.len(), 2);
+    assert_eq!(world.recording.counts(0).started.len(), 2);
     assert!(world.run_in_order());
     assert!(handles.iter().all(|handle| handle.get().is_some()));
 }

@@ -19,7 +19,7 @@ fn a_member_that_does_not_come_is_named_when_the_time_is_over() {
     let world = World::of(4);
     let mut options = GroupOptions::default();
     options.bootstrap_timeout = Some(seconds(30));
-    let all = group(&[0, 1, 2, 3]).with(options);
+    let all = group(&[0, 1, 2, 3]).with_options(options);
     let handles = [0, 2].map(|rank| world.share(rank, "actor.fsdp", &all).unwrap());
     for handle in &handles {
         assert!(handle.connect(seconds(100)).unwrap().is_none());
@@ -30,7 +30,7 @@ fn a_member_that_does_not_come_is_named_when_the_time_is_over() {
     insta::assert_snapshot!(folded(&turn.failed[0]), @r"
     rank 0 waited 31s for the communicator of [0, 1, 2, 3] with bootstrap_timeout 30s (for
     `actor.fsdp`): ranks [1, 3] did not come; they are gone, or do not ask for this group in
-    this order, with this lane and these options. Look there; if they only need longer, set
+    this order, with this channel and these options. Look there; if they only need longer, set
     the group's option `bootstrap_timeout`
     ");
 
@@ -56,7 +56,7 @@ fn nobody_waits_for_ever() {
             .is_none()
     );
     let error = handle.connect(late).err().unwrap();
-    assert!(matches!(error, RegistryError::Deadline { .. }), "{error}");
+    assert!(matches!(error, RegistryError::Timeout { .. }), "{error}");
 }
 
 /// A creation that is given up does not count as begun for those that come later, and asking anew
@@ -68,7 +68,7 @@ fn after_a_failure_all_leave_and_ask_anew() {
     let early = world.share(0, "tp", &both).unwrap();
     assert!(early.connect(NOW).unwrap().is_none());
     assert!(early.connect(BOOTSTRAP_TIMEOUT).is_err());
-    assert_eq!(world.recording.open(), []);
+    assert_eq!(world.recording.pending(), []);
 
     let joins = world.share(0, "other", &both).unwrap();
     assert!(joins.connect(NOW).is_err(), "shares the failure too");
@@ -102,7 +102,7 @@ fn generations_do_not_mix() {
     assert!(back.connect(NOW).unwrap().is_none());
     assert!(kept.connect(NOW).unwrap().is_some());
     assert!(back.connect(NOW).unwrap().is_none());
-    assert_eq!(world.recording.open()[0].absent, [1]);
+    assert_eq!(world.recording.pending()[0].missing, [1]);
 }
 
 /// A transport that cannot.
@@ -126,7 +126,9 @@ impl Connect for Unplugged {
 
     fn poll(&mut self, left: &mut usize) -> Result<Progress<()>, NoRoute> {
         *left = left.checked_sub(1).ok_or(NoRoute)?;
-        Ok(Progress::Waiting { absent: Vec::new() })
+        Ok(Progress::Waiting {
+            missing: Vec::new(),
+        })
     }
 }
 
@@ -184,7 +186,7 @@ fn groups_and_plans_that_cannot_be_are_refused() {
     let both = group(&[0, 1]);
     let mut wrong = GroupOptions::default();
     wrong.cga_cluster_size = Some(16);
-    let refused = world.registries[0].share("actor.tp", &both.clone().with(wrong));
+    let refused = world.registries[0].share("actor.tp", &both.clone().with_options(wrong));
     insta::assert_snapshot!(folded(refused.unwrap_err()), @r"
     `actor.tp` asks for [0, 1] with cga_cluster_size 16: the group's option `cga_cluster_size`
     is 16 and has to be 0 to 8

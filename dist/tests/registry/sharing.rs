@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use meshgrad_dist::registry::{Recorder, Registry, Share, Stage};
-use meshgrad_mesh::{GroupOptions, Hosts, Lane, Mesh};
+use meshgrad_dist::registry::{RecordingConnector, Registry, Share, Stage};
+use meshgrad_mesh::{Channel, GroupOptions, Hosts, Mesh};
 
 use crate::world::{NOW, Shared, World, group};
 
@@ -21,7 +21,7 @@ fn equal_groups_share_whoever_asks() {
     assert!(world.run_in_order());
 
     for rank in 0..4 {
-        assert_eq!(world.recording.counts(rank).made, 1);
+        assert_eq!(world.recording.counts(rank).created, 1);
     }
     let [actor, critic, _] = &handles;
     let same =
@@ -31,7 +31,7 @@ fn equal_groups_share_whoever_asks() {
     assert_eq!(actor[0].get().unwrap().group(), &group(&[0, 1]));
 }
 
-/// Ranks, their order, the lane and the options make a key, and nothing else does.
+/// Ranks, their order, the channel and the options make a key, and nothing else does.
 #[test]
 fn what_differs_in_any_part_of_the_key_does_not_share() {
     let world = World::of(3);
@@ -41,15 +41,15 @@ fn what_differs_in_any_part_of_the_key_does_not_share() {
         group(&[0, 1]),
         group(&[1, 0]),
         group(&[0, 1, 2]),
-        group(&[0, 1]).on(Lane::Gather),
-        group(&[0, 1]).on(Lane::Own(0)),
-        group(&[0, 1]).with(options),
+        group(&[0, 1]).with_channel(Channel::Gather),
+        group(&[0, 1]).with_channel(Channel::Own(0)),
+        group(&[0, 1]).with_options(options),
     ];
     let handles = world.share_all("all", &groups);
     world.materialize(2);
     assert!(world.run_in_order());
-    assert_eq!(world.recording.counts(0).made, groups.len());
-    assert_eq!(world.recording.counts(2).made, 1);
+    assert_eq!(world.recording.counts(0).created, groups.len());
+    assert_eq!(world.recording.counts(2).created, 1);
     drop(handles);
 }
 
@@ -58,9 +58,9 @@ fn one_rank_makes_nothing_and_others_do_nothing() {
     let world = World::of(3);
     let share =
         |rank: usize, ranks: &[usize]| world.registries[rank].share("any", &group(ranks)).unwrap();
-    assert!(matches!(share(1, &[1]), Share::Alone));
-    assert!(matches!(share(1, &[0, 2]), Share::Outside));
-    assert!(matches!(share(1, &[0]), Share::Outside));
+    assert!(matches!(share(1, &[1]), Share::Singleton));
+    assert!(matches!(share(1, &[0, 2]), Share::NotMember));
+    assert!(matches!(share(1, &[0]), Share::NotMember));
 
     assert!(world.plans().iter().all(|plan| plan.needs().is_empty()));
     world.materialize(1);
@@ -99,7 +99,7 @@ fn the_last_user_drops_the_communicator_and_the_registry_survives() {
     world.materialize(1);
     assert!(world.run_in_order());
     assert_eq!(rollout[0].get().unwrap().generation(), 2);
-    assert_eq!(world.recording.counts(0).made, 3);
+    assert_eq!(world.recording.counts(0).created, 3);
 }
 
 /// A clone of the registry, and handles that outlive it, are the same registry.
@@ -130,13 +130,13 @@ fn a_creation_that_has_begun_is_finished_when_its_users_leave() {
     assert!(hasty.connect(NOW).unwrap().is_none());
     drop(hasty);
     let left = &world.registries[0].report(&Hosts::Uniform(1)).communicators[0];
-    assert_eq!((left.stage, left.shared_by.len()), (Stage::Begun, 0));
+    assert_eq!((left.stage, left.shared_by.len()), (Stage::Creating, 0));
 
     let patient = world.share(1, "patient", &both).unwrap();
     assert!(patient.connect(NOW).unwrap().is_some());
     assert!(world.poll(0).is_idle());
     let counts = world.recording.counts(0);
-    assert_eq!((counts.made, counts.dropped), (1, 1));
+    assert_eq!((counts.created, counts.dropped), (1, 1));
     assert_eq!(
         world.registries[0].report(&Hosts::Uniform(1)).communicators,
         []
@@ -157,9 +157,13 @@ fn the_report_says_what_there_is() {
     handles.extend(world.share_all("actor.fsdp", &groups(&["dp"])));
     world.materialize(4);
     assert!(world.run_in_order());
-    let gather = groups(&["dp"]).into_iter().map(|g| g.on(Lane::Gather));
+    let gather = groups(&["dp"])
+        .into_iter()
+        .map(|g| g.with_channel(Channel::Gather));
     handles.extend(world.share_all("actor.fsdp", &gather.collect::<Vec<_>>()));
-    let slow = groups(&["pp"]).into_iter().map(|g| g.with(slow.clone()));
+    let slow = groups(&["pp"])
+        .into_iter()
+        .map(|g| g.with_options(slow.clone()));
     handles.extend(world.share_all("actor.pp", &slow.collect::<Vec<_>>()));
     let all = world.share(5, "grad norm", &group(&(0..16).collect::<Vec<_>>()));
     assert!(all.as_ref().unwrap().connect(NOW).unwrap().is_none());
@@ -169,7 +173,7 @@ fn the_report_says_what_there_is() {
     rank 5: 5 communicators, 2 made
       begun       16 ranks   4 hosts  [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]  for `grad norm`
       made         4 ranks   2 hosts  [1, 3, 5, 7]  for `actor.fsdp`
-      declared     4 ranks   2 hosts  [1, 3, 5, 7] on lane gather  for `actor.fsdp`
+      declared     4 ranks   2 hosts  [1, 3, 5, 7] on channel gather  for `actor.fsdp`
       made         2 ranks    1 host  [4, 5]  for `actor.tp`, `critic.tp`
       declared     2 ranks   2 hosts  [5, 13] with timeout 1800s, high_priority true  for `actor.pp`
     ");
@@ -180,7 +184,7 @@ fn the_report_says_what_there_is() {
         5,
         13
       ],
-      "lane": "main",
+      "channel": "main",
       "options": {
         "high_priority": "true",
         "timeout": "1800s"
@@ -198,7 +202,7 @@ fn the_report_says_what_there_is() {
 #[test]
 fn registries_and_handles_go_between_threads() {
     fn check<T: Send + Sync>() {}
-    check::<Registry<Recorder>>();
+    check::<Registry<RecordingConnector>>();
     check::<Shared>();
 }
 

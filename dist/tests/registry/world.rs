@@ -3,23 +3,25 @@
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-use meshgrad_dist::registry::{Handle, Plan, Recorder, Recording, Registry, Turn};
+use meshgrad_dist::registry::{
+    Handle, Plan, PollStatus, RecordingConnector, RecordingWorld, Registry,
+};
 use meshgrad_mesh::Group;
 
 /// Any moment: nothing takes time here unless a test says so.
 pub(crate) const NOW: Duration = Duration::ZERO;
 
-pub(crate) type Shared = Handle<Recorder>;
+pub(crate) type Shared = Handle<RecordingConnector>;
 
 pub(crate) struct World {
-    pub(crate) recording: Recording,
-    pub(crate) registries: Vec<Registry<Recorder>>,
+    pub(crate) recording: RecordingWorld,
+    pub(crate) registries: Vec<Registry<RecordingConnector>>,
 }
 
 impl World {
     pub(crate) fn of(ranks: usize) -> World {
-        let recording = Recording::new();
-        let registry = |rank| Registry::new(rank, recording.of_rank(rank));
+        let recording = RecordingWorld::new();
+        let registry = |rank| Registry::new(rank, recording.connector(rank));
         World {
             registries: (0..ranks).map(registry).collect(),
             recording,
@@ -75,7 +77,7 @@ impl World {
         unreachable!("rounds have no end")
     }
 
-    pub(crate) fn poll(&self, rank: usize) -> Turn {
+    pub(crate) fn poll(&self, rank: usize) -> PollStatus {
         let turn = self.registries[rank].poll(NOW);
         assert_eq!(turn.failed, [], "rank {rank}");
         turn
@@ -88,7 +90,7 @@ impl World {
 }
 
 pub(crate) fn group(ranks: &[usize]) -> Group {
-    Group::of(ranks).unwrap()
+    Group::new(ranks).unwrap()
 }
 
 /// A message in lines of at most 90 columns, so that a snapshot of it can be read.

@@ -35,7 +35,7 @@ pub(crate) fn here() -> Source {
 pub(crate) fn settings(given: &[(&str, usize)]) -> Settings {
     let mut settings = Settings::new();
     for (name, size) in given {
-        match Parallelism::of_name(name) {
+        match Parallelism::from_name(name) {
             Some(kind) => settings.set(kind, *size, here()),
             None => {
                 assert_eq!(*name, "world");

@@ -25,7 +25,7 @@
 
 use std::sync::OnceLock;
 
-use meshgrad_mesh::Rule;
+use meshgrad_mesh::{DimSpec, ParsedSignature, ShardingRule, TensorSpec};
 
 use crate::core::tensor::UninitTensor;
 use crate::{DType, Device, Error, Result, Shape, Tensor};
@@ -41,7 +41,7 @@ pub struct Signature {
     linear_in: &'static [&'static str],
     grouped: Option<(&'static str, &'static str)>,
     parsed: OnceLock<Parsed>,
-    rule: OnceLock<Rule>,
+    sharding_rule: OnceLock<ShardingRule>,
 }
 
 impl Signature {
@@ -56,7 +56,7 @@ impl Signature {
             linear_in: &[],
             grouped: None,
             parsed: OnceLock::new(),
-            rule: OnceLock::new(),
+            sharding_rule: OnceLock::new(),
         }
     }
 
@@ -85,12 +85,13 @@ impl Signature {
         self.spec
     }
 
-    /// How the operands may lie on a mesh, and how the results lie then. Where the text leaves dims
-    /// open (`*`), they must be whole; [`Rule`] has others for ops whose dims are arguments.
-    pub fn rule(&self) -> &Rule {
-        self.rule.get_or_init(|| {
-            let rule = Rule::new(self.name, self.spec);
-            let rule = rule.and_then(|rule| rule.linear_in(self.linear_in));
+    /// Derives the shardings of the results from those of the operands. Dims that the text leaves
+    /// open (`*`) must be whole; [`ShardingRule`] has constructors for ops that take dims as
+    /// arguments.
+    pub fn sharding_rule(&self) -> &ShardingRule {
+        self.sharding_rule.get_or_init(|| {
+            let rule = ShardingRule::from_signature(self.name, &self.parsed().signature);
+            let rule = rule.linear_in(self.linear_in);
             let rule = rule.and_then(|rule| match self.grouped {
                 Some((many, groups)) => rule.grouped(many, groups),
                 None => Ok(rule),
@@ -108,16 +109,16 @@ impl Signature {
         let parsed = self.parsed();
         assert_eq!(
             operands.len(),
-            parsed.inputs.len(),
+            parsed.signature.operands.len(),
             "{}: operands of `{}`",
             self.name,
             self.spec
         );
 
         let mut bound = Bound::default();
-        for (at, (tensor, operand)) in operands.iter().zip(&parsed.inputs).enumerate() {
+        for (at, tensor) in operands.iter().enumerate() {
             bound
-                .bind(parsed, at, operand, tensor)
+                .bind(parsed, at, tensor)
                 .map_err(|problem| self.error(operands, problem))?;
         }
 
@@ -152,7 +153,8 @@ impl Signature {
 
     /// The error for operands that fit the dims but not the op, in the same form as the others.
     pub fn error(&self, operands: &[&Tensor], problem: String) -> Error {
-        let names = self.parsed().inputs.iter().map(|operand| operand.name);
+        let names = self.parsed().signature.operands.iter();
+        let names = names.map(|operand| operand.name);
         let given: Vec<String> = names
             .zip(operands)
             .map(|(name, tensor)| format!("{name} {}{}", tensor.dtype(), tensor.shape()))
@@ -180,15 +182,9 @@ fn distinct_bytes(tensor: &Tensor) -> u64 {
 }
 
 struct Parsed {
-    inputs: Vec<Operand>,
-    outputs: Vec<Operand>,
-    names: Vec<&'static str>,
-}
-
-struct Operand {
-    name: &'static str,
-    dtype: DTypeRule,
-    dims: Vec<Dim>,
+    signature: ParsedSignature<'static>,
+    operand_dtypes: Vec<DTypeRule>,
+    result_dtypes: Vec<DTypeRule>,
 }
 
 #[derive(Clone, Copy)]
@@ -200,88 +196,39 @@ enum DTypeRule {
     Accumulator,
 }
 
-#[derive(Clone, Copy, PartialEq)]
-enum Dim {
-    /// An index into the signature's names.
-    Named(usize),
-    Fixed(usize),
-    Leading,
-    Broadcast,
-    Anything,
-}
-
 impl Parsed {
-    /// Signatures are constants of the program: a malformed one is found by the first call of the
-    /// op.
+    /// Signatures are constants of the program: a malformed one panics in the op's first call.
     fn new(spec: &'static str) -> Parsed {
-        let (inputs, outputs) = spec
-            .split_once("->")
-            .unwrap_or_else(|| panic!("no `->` in `{spec}`"));
-        let mut names = Vec::new();
-        let mut operands = |side: &'static str| {
-            let written = side
-                .split(',')
-                .map(str::trim)
-                .filter(|operand| !operand.is_empty());
-            written
-                .map(|operand| Operand::new(operand, &mut names))
-                .collect()
-        };
-        let (inputs, outputs) = (operands(inputs), operands(outputs));
-        assert!(names.len() <= MAX_NAMES, "too many dim names in `{spec}`");
+        let signature = ParsedSignature::parse(spec).unwrap_or_else(|error| panic!("{error}"));
+        let names = signature.dims.len();
+        assert!(names <= MAX_NAMES, "too many dim names in `{spec}`");
         Parsed {
-            inputs,
-            outputs,
-            names,
+            operand_dtypes: signature.operands.iter().map(DTypeRule::of).collect(),
+            result_dtypes: signature.results.iter().map(DTypeRule::of).collect(),
+            signature,
         }
+    }
+
+    fn dim(&self, name: &str) -> Option<usize> {
+        self.signature.dims.iter().position(|dim| dim.name == name)
     }
 }
 
-impl Operand {
-    fn new(written: &'static str, names: &mut Vec<&'static str>) -> Operand {
-        let parts = written.strip_suffix(']').and_then(|rest| {
-            let (name, kind) = rest.split_once(':')?;
-            let (dtype, dims) = kind.trim().split_once('[')?;
-            Some((name.trim(), dtype, dims))
-        });
-        let (name, dtype, dims) = parts.unwrap_or_else(|| panic!("malformed operand `{written}`"));
-
-        let dtype = match DTYPE_VARIABLES
+impl DTypeRule {
+    fn of(tensor: &TensorSpec) -> DTypeRule {
+        let dtype = tensor.dtype;
+        let dtype = dtype.unwrap_or_else(|| panic!("`{}` has no dtype", tensor.name));
+        match DTYPE_VARIABLES
             .iter()
             .position(|variable| *variable == dtype)
         {
             Some(variable) => DTypeRule::Variable(variable),
             None if dtype == "A" => DTypeRule::Accumulator,
-            None => {
-                DTypeRule::Exactly(DType::from_name(dtype).unwrap_or_else(|| panic!("`{written}`")))
-            }
-        };
-        let dims = dims
-            .split_whitespace()
-            .map(|dim| Dim::new(dim, names))
-            .collect();
-        Operand { name, dtype, dims }
-    }
-}
-
-impl Dim {
-    fn new(written: &'static str, names: &mut Vec<&'static str>) -> Dim {
-        match written {
-            ".." => return Dim::Leading,
-            "~" => return Dim::Broadcast,
-            "*" => return Dim::Anything,
-            _ => {}
+            None => DTypeRule::Exactly(
+                DType::from_name(dtype)
+                    .unwrap_or_else(|| panic!("`{}` has unknown dtype `{dtype}`", tensor.name)),
+            ),
         }
-        if let Ok(extent) = written.parse() {
-            return Dim::Fixed(extent);
-        }
-
-        let name = written.strip_suffix('!').unwrap_or(written);
-        let known = names.iter().position(|known| *known == name);
-        Dim::Named(known.unwrap_or_else(|| {
-            names.push(name);
-            names.len() - 1
-        }))
     }
 }
 
@@ -296,23 +243,18 @@ struct Bound {
 }
 
 impl Bound {
-    fn bind(
-        &mut self,
-        parsed: &Parsed,
-        at: usize,
-        operand: &Operand,
-        tensor: &Tensor,
-    ) -> Result<(), String> {
-        self.bind_dtype(parsed, at, operand, tensor.dtype())?;
+    fn bind(&mut self, parsed: &Parsed, at: usize, tensor: &Tensor) -> Result<(), String> {
+        let operand = &parsed.signature.operands[at];
+        self.bind_dtype(parsed, at, tensor.dtype())?;
 
         let shape = tensor.shape();
         match operand.dims.first() {
-            Some(Dim::Anything) => {
+            Some(DimSpec::Any) => {
                 self.anything = self.anything.max(shape.elements());
                 Ok(())
             }
-            Some(Dim::Broadcast) => self.bind_broadcast(operand, shape),
-            Some(Dim::Leading) => {
+            Some(DimSpec::Broadcast) => self.bind_broadcast(operand, shape),
+            Some(DimSpec::Leading) => {
                 let named = operand.dims.len() - 1;
                 let Some(leading) = shape.len().checked_sub(named) else {
                     return Err(format!("`{}` needs at least {named} dims", operand.name));
@@ -329,18 +271,13 @@ impl Bound {
         }
     }
 
-    fn bind_dtype(
-        &mut self,
-        parsed: &Parsed,
-        at: usize,
-        operand: &Operand,
-        dtype: DType,
-    ) -> Result<(), String> {
-        let name = operand.name;
-        let variable = match operand.dtype {
+    fn bind_dtype(&mut self, parsed: &Parsed, at: usize, dtype: DType) -> Result<(), String> {
+        let name = parsed.signature.operands[at].name;
+        let rule = parsed.operand_dtypes[at];
+        let variable = match rule {
             DTypeRule::Variable(variable) => variable,
             DTypeRule::Exactly(_) | DTypeRule::Accumulator => {
-                let wanted = self.dtype(operand.dtype).unwrap_or(DType::F32);
+                let wanted = self.dtype(rule).unwrap_or(DType::F32);
                 return match dtype == wanted {
                     true => Ok(()),
                     false => Err(format!("`{name}` must be {wanted}")),
@@ -359,7 +296,7 @@ impl Bound {
 
         match self.dtypes[variable] {
             Some((other, from)) if other != dtype => {
-                let from = parsed.inputs[from].name;
+                let from = parsed.signature.operands[from].name;
                 Err(format!(
                     "`{name}` is {dtype} but `{from}` is {other}: cast one of them"
                 ))
@@ -371,7 +308,7 @@ impl Bound {
         }
     }
 
-    fn bind_broadcast(&mut self, operand: &Operand, shape: &Shape) -> Result<(), String> {
+    fn bind_broadcast(&mut self, operand: &TensorSpec, shape: &Shape) -> Result<(), String> {
         let so_far = self.broadcast.unwrap_or_default();
         match Shape::broadcast(&so_far, shape) {
             Some(common) => {
@@ -389,12 +326,12 @@ impl Bound {
         &mut self,
         parsed: &Parsed,
         at: usize,
-        operand: &Operand,
+        operand: &TensorSpec,
         dims: &[usize],
     ) -> Result<(), String> {
         match &self.leading {
             Some((other, from)) if **other != *dims => {
-                let from = parsed.inputs[*from].name;
+                let from = parsed.signature.operands[*from].name;
                 Err(format!(
                     "`{}` has leading dims {dims:?} but `{from}` has {other}",
                     operand.name
@@ -413,22 +350,25 @@ impl Bound {
         &mut self,
         parsed: &Parsed,
         at: usize,
-        operand: &Operand,
-        dims: &[Dim],
+        operand: &TensorSpec,
+        dims: &[DimSpec],
         extents: &[usize],
     ) -> Result<(), String> {
         for (dim, &extent) in dims.iter().zip(extents) {
             let name = operand.name;
             match *dim {
-                Dim::Fixed(wanted) if wanted != extent => {
+                DimSpec::Fixed(wanted) if wanted != extent => {
                     return Err(format!(
                         "`{name}` needs a dim of {wanted} where it has {extent}"
                     ));
                 }
-                Dim::Named(id) => {
+                DimSpec::Named(id) => {
                     let (bound, from) = *self.names[id].get_or_insert((extent, at));
                     if bound != extent {
-                        let (dim, from) = (parsed.names[id], parsed.inputs[from].name);
+                        let (dim, from) = (
+                            parsed.signature.dims[id].name,
+                            parsed.signature.operands[from].name,
+                        );
                         return Err(format!(
                             "`{name}` has {dim} = {extent} but `{from}` has {dim} = {bound}"
                         ));
@@ -471,12 +411,7 @@ impl Call {
 
     /// The extent that dim `name` of the signature has in this call.
     pub fn extent(&self, name: &str) -> usize {
-        let id = self
-            .signature
-            .parsed()
-            .names
-            .iter()
-            .position(|known| *known == name);
+        let id = self.signature.parsed().dim(name);
         let bound = id.and_then(|id| self.bound.names[id]);
         bound
             .unwrap_or_else(|| panic!("{}: dim `{name}` is not bound by an operand", self.name()))
@@ -485,12 +420,7 @@ impl Call {
 
     /// Sets an extent that no operand says.
     pub fn set_extent(&mut self, name: &str, extent: usize) {
-        let id = self
-            .signature
-            .parsed()
-            .names
-            .iter()
-            .position(|known| *known == name);
+        let id = self.signature.parsed().dim(name);
         let id = id.unwrap_or_else(|| panic!("{}: no dim `{name}`", self.name()));
         self.bound.names[id] = Some((extent, 0));
     }
@@ -531,10 +461,11 @@ impl Call {
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::TooLarge`], [`Error::TooManyDims`].
     pub fn output(&mut self, at: usize) -> Result<UninitTensor> {
-        let operand = &self.signature.parsed().outputs[at];
-        let dtype = self.bound.dtype(operand.dtype);
-        let dtype = dtype.unwrap_or_else(|| panic!("{}: dtype of `{}`", self.name(), operand.name));
-        let shape = self.shape_of(operand)?;
+        let parsed = self.signature.parsed();
+        let result = &parsed.signature.results[at];
+        let dtype = self.bound.dtype(parsed.result_dtypes[at]);
+        let dtype = dtype.unwrap_or_else(|| panic!("{}: dtype of `{}`", self.name(), result.name));
+        let shape = self.shape_of(result)?;
         self.output_of(shape, dtype)
     }
 
@@ -592,17 +523,18 @@ impl Call {
             .unwrap_or(points * self.signature.flops_per_point)
     }
 
-    fn shape_of(&self, operand: &Operand) -> Result<Shape> {
+    fn shape_of(&self, operand: &TensorSpec) -> Result<Shape> {
         let mut shape = Shape::default();
         for dim in &operand.dims {
             shape = match *dim {
-                Dim::Leading => shape.followed_by(&self.leading())?,
-                Dim::Broadcast => shape.followed_by(&self.broadcast())?,
-                Dim::Fixed(extent) => shape.followed_by(&[extent])?,
-                Dim::Named(id) => {
-                    shape.followed_by(&[self.extent(self.signature.parsed().names[id])])?
+                DimSpec::Leading => shape.followed_by(&self.leading())?,
+                DimSpec::Broadcast => shape.followed_by(&self.broadcast())?,
+                DimSpec::Fixed(extent) => shape.followed_by(&[extent])?,
+                DimSpec::Named(id) => {
+                    let dims = &self.signature.parsed().signature.dims;
+                    shape.followed_by(&[self.extent(dims[id].name)])?
                 }
-                Dim::Anything => {
+                DimSpec::Any => {
                     panic!("{}: `{}` is given by output_of", self.name(), operand.name)
                 }
             };

@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use meshgrad_mesh::Rule;
+use meshgrad_mesh::ShardingRule;
 use meshgrad_runtime::{Accumulator, DType, Device, Kind, Result, Tensor, ops};
 
 use crate::shards::Part;
@@ -36,7 +36,7 @@ type Run = Box<dyn Fn(&Local) -> Vec<Tensor>>;
 /// An op and operands for it.
 pub(crate) struct Case {
     pub(crate) name: &'static str,
-    pub(crate) rule: Rule,
+    pub(crate) rule: ShardingRule,
     pub(crate) operands: Vec<Tensor>,
     pub(crate) run: Run,
 }
@@ -55,14 +55,17 @@ pub(crate) fn local(
     run: impl Fn(&Local) -> Result<Vec<Tensor>> + 'static,
 ) -> Case {
     let signature = ops::signatures().find(|signature| signature.name() == name);
-    let rule = signature.unwrap_or_else(|| panic!("{name}")).rule().clone();
+    let rule = signature
+        .unwrap_or_else(|| panic!("{name}"))
+        .sharding_rule()
+        .clone();
     given(name, rule, operands, run)
 }
 
 /// An op whose dims are arguments.
 pub(crate) fn given(
     name: &'static str,
-    rule: Rule,
+    rule: ShardingRule,
     operands: Vec<Tensor>,
     run: impl Fn(&Local) -> Result<Vec<Tensor>> + 'static,
 ) -> Case {

@@ -1,6 +1,6 @@
 //! Ops and operands for them, family by family.
 
-use meshgrad_mesh::{Reduction, Rule};
+use meshgrad_mesh::{Reduction, ShardingRule};
 use meshgrad_runtime::ops::{AttentionMask, RopeStyle, Targets};
 use meshgrad_runtime::{Key, Region, RegionKey, Result, Tensor, ops};
 
@@ -452,18 +452,19 @@ fn steps() -> Vec<Case> {
 fn with_dims() -> Vec<Case> {
     let x = numbers(&[4, 3, 6], 1);
     let reduction = |name, by, f: fn(&Tensor, &[isize]) -> Result<Tensor>| {
-        let rule = Rule::reduction(name, 3, &[0, 2], by).unwrap();
+        let rule = ShardingRule::reduction(name, 3, &[0, 2], by).unwrap();
         given(name, rule, vec![x.clone()], move |local| {
             Ok(vec![f(&local.operands[0], &[0, 2])?])
         })
     };
-    let argmax = Rule::reduction("argmax", 3, &[1], None).unwrap();
-    let concat = Rule::concat("concat", 2, 3, 1).unwrap();
-    let select = Rule::index_select("index_select", 3, 1).unwrap();
-    let select_grad = Rule::new("index_select_grad", "dy[a m b], ids[m] -> dx[a n b]").unwrap();
+    let argmax = ShardingRule::reduction("argmax", 3, &[1], None).unwrap();
+    let concat = ShardingRule::concat("concat", 2, 3, 1).unwrap();
+    let select = ShardingRule::index_select("index_select", 3, 1).unwrap();
+    let select_grad =
+        ShardingRule::new("index_select_grad", "dy[a m b], ids[m] -> dx[a n b]").unwrap();
     let select_grad = select_grad.linear_in(&["dy"]).unwrap();
-    let permute = Rule::permute("permute", &[2, 0, 1]).unwrap();
-    let reshape = Rule::reshape("reshape", &[4, 3, 6], &[12, 2, 3]).unwrap();
+    let permute = ShardingRule::permute("permute", &[2, 0, 1]).unwrap();
+    let reshape = ShardingRule::reshape("reshape", &[4, 3, 6], &[12, 2, 3]).unwrap();
     vec![
         reduction("sum", Some(Reduction::Sum), ops::sum),
         reduction("mean", Some(Reduction::Avg), ops::mean),

@@ -5,7 +5,9 @@ mod call;
 mod cases;
 mod shards;
 
-use meshgrad_mesh::{Division, Mesh, Place, Placement, Problem, Reduction, Rule, RuleError};
+use meshgrad_mesh::{
+    Division, Mesh, Placement, Problem, Reduction, RuleError, Sharding, ShardingRule,
+};
 use meshgrad_runtime::{DType, Tensor, ops};
 
 use call::{Case, Local};
@@ -48,7 +50,7 @@ fn choices(case: &Case, ranks: usize) -> Vec<Vec<Placement>> {
 fn inferred(case: &Case, ranks: usize, placements: &[Placement]) -> Option<Vec<Placement>> {
     let shapes = case.operands.iter().map(|x| &x.shape()[..]);
     let operands: Vec<_> = shapes.zip(placements.iter().cloned()).collect();
-    case.rule.infer("tp", ranks, &operands).ok()
+    case.rule.propagate_axis("tp", ranks, &operands).ok()
 }
 
 fn text(placements: &[Placement]) -> String {
@@ -117,7 +119,7 @@ fn shards_compute_what_the_whole_does() {
 #[should_panic(expected = "softmax: shard(2) -> shard(2)")]
 fn a_wrong_rule_is_found() {
     let softmax = cases().into_iter().find(|case| case.name == "softmax");
-    let rule = Rule::new("softmax", "x[.. d] -> y[.. d]").unwrap();
+    let rule = ShardingRule::new("softmax", "x[.. d] -> y[.. d]").unwrap();
     check_case(
         &Case {
             rule,
@@ -161,17 +163,21 @@ fn check_two(case: &Case, mesh: &Mesh, placed: [&[Placement]; 2], whole: &[Tenso
         .operands
         .iter()
         .zip(dp.iter().zip(tp))
-        .map(|(x, (dp, tp))| Place::new(mesh, [("dp", dp.clone()), ("tp", tp.clone())], x.shape()));
-    let Ok(places) = places.collect::<Result<Vec<Place>, _>>() else {
+        .map(|(x, (dp, tp))| {
+            Sharding::new(mesh, [("dp", dp.clone()), ("tp", tp.clone())], x.shape())
+        });
+    let Ok(places) = places.collect::<Result<Vec<Sharding>, _>>() else {
         return false;
     };
     let shapes: Vec<&[usize]> = whole.iter().map(|y| &y.shape()[..]).collect();
-    let places: Vec<&Place> = places.iter().collect();
-    let results = match case.rule.places(&places, &shapes) {
+    let places: Vec<&Sharding> = places.iter().collect();
+    let results = match case.rule.propagate(&places, &shapes) {
         Ok(results) => results,
         // Reductions that do not commute; parts of parts that are not in proportion.
-        Err(RuleError::Place(_)) => return false,
-        Err(RuleError::Misplaced(wrong)) if matches!(wrong.problem, Problem::Parts { .. }) => {
+        Err(RuleError::Sharding(_)) => return false,
+        Err(RuleError::Incompatible(wrong))
+            if matches!(wrong.problem, Problem::UnequalShards { .. }) =>
+        {
             return false;
         }
         Err(error) => panic!("{error}"),
@@ -212,7 +218,7 @@ fn check_two(case: &Case, mesh: &Mesh, placed: [&[Placement]; 2], whole: &[Tenso
 #[test]
 fn every_signature_is_a_rule() {
     for signature in ops::signatures() {
-        assert_eq!(signature.rule().op(), signature.name());
+        assert_eq!(signature.sharding_rule().op(), signature.name());
     }
 }
 
@@ -222,8 +228,10 @@ fn refusals_say_what_is_missing() {
     let (whole, part) = (Placement::Replicate, Placement::Partial(Reduction::Sum));
     let refused = |name: &str, operands: &[(&[usize], Placement)]| {
         let signature = ops::signatures().find(|signature| signature.name() == name);
-        let rule = signature.unwrap().rule();
-        rule.infer("tp", 4, operands).unwrap_err().to_string()
+        let rule = signature.unwrap().sharding_rule();
+        rule.propagate_axis("tp", 4, operands)
+            .unwrap_err()
+            .to_string()
     };
     let (qkv, kv): ([usize; 4], [usize; 4]) = ([2, 128, 8, 64], [2, 128, 2, 64]);
     let messages = [

@@ -1,50 +1,50 @@
-//! A rule with the shapes of one call: which dim of which tensor is which.
+//! A rule bound to the shapes of one call: the identity and extent of every dim.
 
-use super::{Dim, Rule, RuleError, Written};
-use crate::Reduction;
+use super::{RuleError, ShardingRule, Tensor};
+use crate::{DimSpec, Reduction};
 
-/// What is cut at one stroke: a dim, in whichever tensors it stands.
+/// Identifies a dim across tensors. It is sharded in all of them or in none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Label {
+pub(super) enum DimId {
     /// An index into the rule's names.
     Name(usize),
-    /// Of the leading dims.
+    /// An index into the leading dims.
     Leading(usize),
-    /// Of the dims that broadcast, counted from the back.
+    /// A dim that broadcasts, counted from the last.
     Broadcast(usize),
 }
 
 /// A dim of a tensor.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Slot {
-    /// None if it cannot be cut.
-    pub(super) label: Option<Label>,
-    /// What a rank has of it, of the axes that were looked at before.
+pub(super) struct BoundDim {
+    /// `None` if it cannot be sharded.
+    pub(super) id: Option<DimId>,
+    /// The extent of a rank's shard under the axes handled so far.
     pub(super) extent: usize,
 }
 
 /// The dims of a tensor.
-pub(super) type Slots = Vec<Slot>;
+pub(super) type BoundDims = Vec<BoundDim>;
 
 #[derive(Clone)]
 pub(super) struct Bound<'a> {
-    pub(super) rule: &'a Rule,
-    pub(super) operands: Vec<Slots>,
-    /// None where the signature does not say what the dims are.
-    pub(super) results: Vec<Option<Slots>>,
-    /// What was cut into parts that are not equal.
-    pub(super) uneven: Vec<Label>,
+    pub(super) rule: &'a ShardingRule,
+    pub(super) operands: Vec<BoundDims>,
+    /// `None` where the signature leaves the dims open.
+    pub(super) results: Vec<Option<BoundDims>>,
+    /// The dims that an outer axis sharded unevenly.
+    pub(super) uneven: Vec<DimId>,
 }
 
-/// A dim that is cut along an axis, and whether the parts are equal.
+/// A dim that an axis shards, and whether its shards are equal.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Cut {
-    pub(super) label: Label,
+pub(super) struct ShardedDim {
+    pub(super) id: DimId,
     pub(super) equal: bool,
 }
 
 impl<'a> Bound<'a> {
-    pub(super) fn new(rule: &'a Rule, shapes: &[&[usize]]) -> Result<Bound<'a>, RuleError> {
+    pub(super) fn new(rule: &'a ShardingRule, shapes: &[&[usize]]) -> Result<Bound<'a>, RuleError> {
         let extents = Extents::of(rule, shapes)?;
         let operands = rule.operands.iter().zip(shapes);
         let operands = operands.map(|(operand, shape)| extents.of_operand(operand, shape));
@@ -57,78 +57,78 @@ impl<'a> Bound<'a> {
         })
     }
 
-    /// Takes over that a dim was cut into `ranks` parts.
-    pub(super) fn cut(&mut self, Cut { label, equal }: Cut, ranks: usize) {
+    /// Records that an axis sharded a dim into `ranks` shards.
+    pub(super) fn shard(&mut self, ShardedDim { id, equal }: ShardedDim, ranks: usize) {
         if !equal {
-            self.uneven.push(label);
+            self.uneven.push(id);
         }
         let results = self.results.iter_mut().flatten();
-        for slot in self.operands.iter_mut().chain(results).flatten() {
-            if slot.label == Some(label) {
-                slot.extent = slot.extent.div_ceil(ranks);
+        for dim in self.operands.iter_mut().chain(results).flatten() {
+            if dim.id == Some(id) {
+                dim.extent = dim.extent.div_ceil(ranks);
             }
         }
     }
 
-    /// Where `label` stands in a tensor, and the extent there.
-    pub(super) fn position(slots: &Slots, label: Label) -> Option<(usize, usize)> {
-        let dim = slots.iter().position(|slot| slot.label == Some(label))?;
-        Some((dim, slots[dim].extent))
+    /// The position and extent of a dim in a tensor.
+    pub(super) fn position(dims: &BoundDims, id: DimId) -> Option<(usize, usize)> {
+        let dim = dims.iter().position(|dim| dim.id == Some(id))?;
+        Some((dim, dims[dim].extent))
     }
 
-    /// All dims that could be cut, as they first appear.
-    pub(super) fn labels(&self) -> Vec<Label> {
-        let mut labels: Vec<Label> = Vec::new();
-        for label in self.operands.iter().flatten().filter_map(|slot| slot.label) {
-            if !labels.contains(&label) {
-                labels.push(label);
+    /// All dims that can be sharded, in order of first appearance.
+    pub(super) fn ids(&self) -> Vec<DimId> {
+        let mut ids: Vec<DimId> = Vec::new();
+        for id in self.operands.iter().flatten().filter_map(|dim| dim.id) {
+            if !ids.contains(&id) {
+                ids.push(id);
             }
         }
-        labels
+        ids
     }
 
-    /// What makes one of the parts of a result that does not have a dim.
-    pub(super) fn reduction(&self, label: Label) -> Reduction {
-        match label {
-            Label::Name(name) => self.rule.names[name].reduction,
-            Label::Leading(_) | Label::Broadcast(_) => Reduction::Sum,
+    /// Combines the partial values of a result that lacks a dim.
+    pub(super) fn reduction(&self, id: DimId) -> Reduction {
+        match id {
+            DimId::Name(name) => self.rule.names[name].reduction,
+            DimId::Leading(_) | DimId::Broadcast(_) => Reduction::Sum,
         }
     }
 
-    /// The other name of what is cut together.
-    pub(super) fn beside(&self, label: Label) -> Option<&'a str> {
-        let Label::Name(name) = label else {
+    /// The dim that this one is sharded with.
+    pub(super) fn in_proportion_to(&self, id: DimId) -> Option<&'a str> {
+        let DimId::Name(name) = id else {
             return None;
         };
         let names = &self.rule.names;
         names[name].groups.map(|other| names[other].text.as_str())
     }
 
-    /// Dim `at` of an operand as the signature writes it, where it has a name.
-    pub(super) fn written(&self, operand: usize, at: usize) -> Option<&'a str> {
+    /// The name in the signature of dim `at` of an operand.
+    pub(super) fn dim_name(&self, operand: usize, at: usize) -> Option<&'a str> {
         let rule = self.rule;
         let dims = &rule.operands[operand].dims;
         let from_the_back = self.operands[operand].len().checked_sub(at)?;
         match dims.len().checked_sub(from_the_back).map(|dim| dims[dim]) {
-            Some(Dim::Name(name)) => Some(&rule.names[name].text),
+            Some(DimSpec::Named(name)) => Some(&rule.names[name].text),
             _ => None,
         }
     }
 }
 
-/// What names, leading dims and dims that broadcast stand for.
+/// The extents of named, leading and broadcast dims.
 struct Extents<'a> {
-    rule: &'a Rule,
-    /// With the operand that said it.
+    rule: &'a ShardingRule,
+    /// With the operand that determined it.
     names: Vec<Option<(usize, usize)>>,
     leading: Option<(&'a [usize], usize)>,
     broadcast: Vec<usize>,
 }
 
 impl<'a> Extents<'a> {
-    fn of(rule: &'a Rule, shapes: &[&'a [usize]]) -> Result<Extents<'a>, RuleError> {
+    fn of(rule: &'a ShardingRule, shapes: &[&'a [usize]]) -> Result<Extents<'a>, RuleError> {
         if shapes.len() != rule.operands.len() {
-            return Err(RuleError::Count {
+            return Err(RuleError::TensorCount {
                 op: rule.op.clone(),
                 what: "operands",
                 names: rule.operand_names(),
@@ -154,12 +154,12 @@ impl<'a> Extents<'a> {
     fn bind(&mut self, at: usize, shape: &'a [usize]) -> Result<(), RuleError> {
         let dims = &self.rule.operands[at].dims;
         match dims.first() {
-            Some(Dim::Anything) => return Ok(()),
-            Some(Dim::Broadcast) => return self.bind_broadcast(at, shape),
+            Some(DimSpec::Any) => return Ok(()),
+            Some(DimSpec::Broadcast) => return self.bind_broadcast(at, shape),
             _ => {}
         }
         let named = match dims.first() {
-            Some(Dim::Leading) => &dims[1..],
+            Some(DimSpec::Leading) => &dims[1..],
             _ => &dims[..],
         };
         let leading = shape.len().checked_sub(named.len());
@@ -176,14 +176,14 @@ impl<'a> Extents<'a> {
         Ok(())
     }
 
-    fn bind_dim(&mut self, at: usize, dim: Dim, extent: usize) -> Result<(), RuleError> {
+    fn bind_dim(&mut self, at: usize, dim: DimSpec, extent: usize) -> Result<(), RuleError> {
         let (bound, from, name) = match dim {
-            Dim::Fixed(wanted) => (wanted, at, wanted.to_string()),
-            Dim::Name(name) => {
+            DimSpec::Fixed(fixed) => (fixed, at, fixed.to_string()),
+            DimSpec::Named(name) => {
                 let (bound, from) = *self.names[name].get_or_insert((extent, at));
                 (bound, from, self.rule.names[name].text.clone())
             }
-            Dim::Leading | Dim::Broadcast | Dim::Anything => return Ok(()),
+            DimSpec::Leading | DimSpec::Broadcast | DimSpec::Any => return Ok(()),
         };
         match bound == extent {
             true => Ok(()),
@@ -203,8 +203,8 @@ impl<'a> Extents<'a> {
     }
 
     fn bind_broadcast(&mut self, at: usize, shape: &[usize]) -> Result<(), RuleError> {
-        for (place, extent) in shape.iter().rev().enumerate() {
-            match self.broadcast.get_mut(place) {
+        for (from_last, extent) in shape.iter().rev().enumerate() {
+            match self.broadcast.get_mut(from_last) {
                 None => self.broadcast.push(*extent),
                 Some(common) if *common == 1 => *common = *extent,
                 Some(common) if *extent != 1 && *extent != *common => {
@@ -219,7 +219,7 @@ impl<'a> Extents<'a> {
     }
 
     fn wrong_dims(&self, at: usize, needed: usize, shape: &[usize]) -> RuleError {
-        RuleError::Dims {
+        RuleError::DimCount {
             op: self.rule.op.clone(),
             tensor: self.rule.operands[at].name.clone(),
             needed,
@@ -237,81 +237,76 @@ impl<'a> Extents<'a> {
         }
     }
 
-    fn of_operand(&self, operand: &Written, shape: &[usize]) -> Slots {
-        let labels = match operand.dims.first() {
-            Some(Dim::Anything) => vec![None; shape.len()],
-            Some(Dim::Broadcast) => self.broadcasting(shape),
-            _ => self.labels(operand),
+    fn of_operand(&self, operand: &Tensor, shape: &[usize]) -> BoundDims {
+        let ids = match operand.dims.first() {
+            Some(DimSpec::Any) => vec![None; shape.len()],
+            Some(DimSpec::Broadcast) => self.broadcasting(shape),
+            _ => self.ids(operand),
         };
-        let slots = labels.into_iter().zip(shape);
-        slots
-            .map(|(label, extent)| Slot {
-                label,
-                extent: *extent,
-            })
-            .collect()
+        let dims = ids.into_iter().zip(shape);
+        dims.map(|(id, extent)| BoundDim {
+            id,
+            extent: *extent,
+        })
+        .collect()
     }
 
-    /// None where the signature leaves the dims open.
-    fn of_result(&self, result: &Written) -> Option<Slots> {
-        let labels = match result.dims.first() {
-            Some(Dim::Anything) => return None,
-            Some(Dim::Broadcast) => (0..self.broadcast.len())
+    /// `None` where the signature leaves the dims open.
+    fn of_result(&self, result: &Tensor) -> Option<BoundDims> {
+        let ids = match result.dims.first() {
+            Some(DimSpec::Any) => return None,
+            Some(DimSpec::Broadcast) => (0..self.broadcast.len())
                 .rev()
-                .map(|at| Some(Label::Broadcast(at)))
+                .map(|at| Some(DimId::Broadcast(at)))
                 .collect(),
-            _ => self.labels(result),
+            _ => self.ids(result),
         };
         let extents = self.extents(result);
-        let slots = labels.into_iter().zip(extents);
-        Some(
-            slots
-                .map(|(label, extent)| Slot { label, extent })
-                .collect(),
-        )
+        let dims = ids.into_iter().zip(extents);
+        Some(dims.map(|(id, extent)| BoundDim { id, extent }).collect())
     }
 
-    fn labels(&self, tensor: &Written) -> Vec<Option<Label>> {
+    fn ids(&self, tensor: &Tensor) -> Vec<Option<DimId>> {
         let leading = self.leading.map_or(0, |(dims, _)| dims.len());
-        let labels = tensor.dims.iter().flat_map(|dim| match dim {
-            Dim::Leading => (0..leading).map(|at| Some(Label::Leading(at))).collect(),
-            Dim::Name(name) => vec![self.label_of(*name)],
-            Dim::Fixed(_) | Dim::Broadcast | Dim::Anything => vec![None],
+        let ids = tensor.dims.iter().flat_map(|dim| match dim {
+            DimSpec::Leading => (0..leading).map(|at| Some(DimId::Leading(at))).collect(),
+            DimSpec::Named(name) => vec![self.id_of(*name)],
+            DimSpec::Fixed(_) | DimSpec::Broadcast | DimSpec::Any => vec![None],
         });
-        labels.collect()
+        ids.collect()
     }
 
-    /// The extents of a result; 1 where only the op knows.
-    fn extents(&self, result: &Written) -> Vec<usize> {
+    /// The extents of a result; 1 where only the op knows the extent.
+    fn extents(&self, result: &Tensor) -> Vec<usize> {
         let extents = result.dims.iter().flat_map(|dim| match dim {
-            Dim::Leading => self.leading.map_or(Vec::new(), |(dims, _)| dims.to_vec()),
-            Dim::Broadcast => self.broadcast.iter().rev().copied().collect(),
-            Dim::Name(name) => vec![self.names[*name].map_or(1, |(extent, _)| extent)],
-            Dim::Fixed(extent) => vec![*extent],
-            Dim::Anything => Vec::new(),
+            DimSpec::Leading => self.leading.map_or(Vec::new(), |(dims, _)| dims.to_vec()),
+            DimSpec::Broadcast => self.broadcast.iter().rev().copied().collect(),
+            DimSpec::Named(name) => vec![self.names[*name].map_or(1, |(extent, _)| extent)],
+            DimSpec::Fixed(extent) => vec![*extent],
+            DimSpec::Any => Vec::new(),
         });
         extents.collect()
     }
 
-    fn label_of(&self, name: usize) -> Option<Label> {
+    fn id_of(&self, name: usize) -> Option<DimId> {
         let (extent, _) = self.names[name]?;
         let names = &self.rule.names;
-        let label = match names.iter().position(|many| many.groups == Some(name)) {
+        let id = match names.iter().position(|many| many.groups == Some(name)) {
             Some(_) if extent == 1 => return None,
             Some(many) => many,
             None => name,
         };
-        let whole = names[name].whole || names[label].whole;
-        (!whole).then_some(Label::Name(label))
+        let whole = names[name].whole || names[id].whole;
+        (!whole).then_some(DimId::Name(id))
     }
 
-    /// An operand that has one element where others have more cannot be cut there.
-    fn broadcasting(&self, shape: &[usize]) -> Vec<Option<Label>> {
-        let label = |dim: usize| {
-            let place = shape.len() - 1 - dim;
-            let is_common = self.broadcast.get(place) == Some(&shape[dim]);
-            is_common.then_some(Label::Broadcast(place))
+    /// An operand that broadcasts along a dim cannot be sharded there.
+    fn broadcasting(&self, shape: &[usize]) -> Vec<Option<DimId>> {
+        let id = |dim: usize| {
+            let from_last = shape.len() - 1 - dim;
+            let is_common = self.broadcast.get(from_last) == Some(&shape[dim]);
+            is_common.then_some(DimId::Broadcast(from_last))
         };
-        (0..shape.len()).map(label).collect()
+        (0..shape.len()).map(id).collect()
     }
 }

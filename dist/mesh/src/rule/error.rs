@@ -1,61 +1,65 @@
-//! Why an op cannot compute on operands as they lie, and the way out.
+//! Errors of sharding rules.
 
 use std::fmt;
 
 use super::Remedy;
-use crate::{MeshError, PlaceError, Placement};
+use crate::{MeshError, Placement, ShardingError, SignatureError};
 
-/// What can be wrong with a rule, or with operands that it is asked about.
+/// An error of a sharding rule, or of the operands passed to it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RuleError {
-    /// A text that is no signature.
-    #[error("`{text}` is no signature: {problem}")]
-    Text {
-        /// The text.
-        text: String,
-        /// What is wrong with it.
+    /// The signature is malformed.
+    #[error(transparent)]
+    Signature(#[from] SignatureError),
+
+    /// An argument of the op is invalid, such as a dim that is out of range.
+    #[error("{op}: {problem}")]
+    Argument {
+        /// The op.
+        op: String,
+        /// What is wrong.
         problem: String,
     },
 
-    /// A name that no operand has.
-    #[error("{op}: `{name}` is no operand (operands: {})", .operands.join(", "))]
+    /// No operand has this name.
+    #[error("{op}: unknown operand `{name}` (operands: {})", .operands.join(", "))]
     UnknownOperand {
         /// The op.
         op: String,
         /// The name.
         name: String,
-        /// What there is.
+        /// The op's operands.
         operands: Vec<String>,
     },
 
-    /// A name that no dim has.
-    #[error("{op}: no dim is called `{name}` (dims: {})", .dims.join(", "))]
+    /// No dim has this name.
+    #[error("{op}: unknown dim `{name}` (dims: {})", .dims.join(", "))]
     UnknownDim {
         /// The op.
         op: String,
         /// The name.
         name: String,
-        /// What there is.
+        /// The op's dims.
         dims: Vec<String>,
     },
 
-    /// More or fewer operands or results than the op has.
-    #[error("{op}: {given} {what} were given for {} ({})", .names.len(), .names.join(", "))]
-    Count {
+    /// The number of operands or results differs from the signature's.
+    #[error("{op}: expected {} {what} ({}), got {given}", .names.len(), .names.join(", "))]
+    TensorCount {
         /// The op.
         op: String,
-        /// Operands or results.
+        /// `operands` or `results`.
         what: &'static str,
-        /// Those of the op.
+        /// The names in the signature.
         names: Vec<String>,
         /// How many were given.
         given: usize,
     },
 
-    /// An operand or result with another number of dims.
+    /// An operand or result has the wrong number of dims.
     #[error("{op}: `{tensor}` needs {needed} dims, but its shape is {shape:?}")]
-    Dims {
+    DimCount {
         /// The op.
         op: String,
         /// The operand or result.
@@ -66,7 +70,7 @@ pub enum RuleError {
         shape: Vec<usize>,
     },
 
-    /// Operands whose shapes do not belong together.
+    /// Two operands disagree on an extent.
     #[error("{op}: `{operand}` has {has}, but `{other}` needs {other_has}")]
     Extents {
         /// The op.
@@ -81,14 +85,14 @@ pub enum RuleError {
         other_has: String,
     },
 
-    /// A cut of a dim that an operand does not have.
+    /// A placement shards a dim that the operand does not have.
     #[error("{op}: `{operand}` is {placement} on axis `{axis}`, but has {dims} dims")]
-    NoDim {
+    NoSuchDim {
         /// The op.
         op: String,
         /// The operand.
         operand: String,
-        /// How it lies.
+        /// Its placement.
         placement: Placement,
         /// The axis.
         axis: String,
@@ -96,45 +100,45 @@ pub enum RuleError {
         dims: usize,
     },
 
-    /// Operands that the op cannot compute on as they lie.
+    /// The op has no strategy for these placements.
     #[error(transparent)]
-    Misplaced(Box<Misplaced>),
+    Incompatible(Box<Incompatible>),
 
-    /// One dim, cut by the same axes in another order.
+    /// Two operands shard one dim over the same axes in different orders.
     #[error(
-        "{op}: dim {dim} of `{operand}` ({place}) and dim {other_dim} of `{other}` ({other_place}) \
-         are cut by the same axes in another order: bring one into the order of the other"
+        "{op}: the same axes shard dim {dim} of `{operand}` ({sharding}) and dim {other_dim} of \
+         `{other}` ({other_sharding}) in different orders: redistribute one of them"
     )]
-    Order {
+    ShardOrder {
         /// The op.
         op: String,
         /// An operand.
         operand: String,
         /// Its dim.
         dim: usize,
-        /// How it lies.
-        place: String,
+        /// Its sharding.
+        sharding: String,
         /// Another operand.
         other: String,
         /// The same dim of it.
         other_dim: usize,
-        /// How that lies.
-        other_place: String,
+        /// Its sharding.
+        other_sharding: String,
     },
 
-    /// What is wrong with a mesh.
+    /// An error of the mesh.
     #[error(transparent)]
     Mesh(#[from] MeshError),
 
-    /// Placements of a result that do not go together.
+    /// The placements of a result do not combine.
     #[error(transparent)]
-    Place(#[from] PlaceError),
+    Sharding(#[from] ShardingError),
 
-    /// Operands on several meshes.
+    /// Operands are on different meshes.
     #[error(
-        "{op}: `{operand}` is on the mesh {mesh} and `{other}` on {other_mesh}: bring them to one"
+        "{op}: `{operand}` is on the mesh {mesh} and `{other}` on {other_mesh}: put them on one mesh"
     )]
-    Meshes {
+    MeshMismatch {
         /// The op.
         op: String,
         /// An operand.
@@ -148,70 +152,70 @@ pub enum RuleError {
     },
 }
 
-/// An op that cannot compute on its operands as they lie along an axis, and what would help.
+/// Placements along one axis that an op has no strategy for, and the remedies.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{op} on axis `{axis}`: {problem}; {}", ways_out(.remedies))]
-pub struct Misplaced {
+#[error("{op} on axis `{axis}`: {problem}; {}", join(.remedies))]
+pub struct Incompatible {
     /// The op.
     pub op: String,
     /// The axis.
     pub axis: String,
-    /// Why not.
+    /// The reason.
     pub problem: Problem,
-    /// What leads to places that it can compute on, the cheapest first.
+    /// Redistributions that lead to supported placements, the cheapest first.
     pub remedies: Vec<Remedy>,
 }
 
-/// Why an op cannot compute on operands as they lie along an axis.
+/// The reason why an op has no strategy for its operands' placements along an axis.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Problem {
-    /// A dim is cut that the op needs whole.
-    Whole {
+    /// A dim is sharded that the op needs whole.
+    NotWhole {
         /// The operand.
         operand: String,
-        /// How it lies.
+        /// Its placement.
         has: Placement,
         /// The dim.
         dim: usize,
         /// The dim's name in the signature.
         name: Option<String>,
     },
-    /// A dim is cut that the op can have cut, but not into these parts.
-    Parts {
+    /// The op supports sharding this dim, but not with these shard sizes.
+    UnequalShards {
         /// The operand.
         operand: String,
         /// The dim.
         dim: usize,
         /// The dim's name in the signature.
         name: Option<String>,
-        /// The parts.
-        parts: Vec<usize>,
-        /// The name of the dim whose parts must be in proportion; none where all must be equal.
-        beside: Option<String>,
+        /// The extents of the shards.
+        sizes: Vec<usize>,
+        /// The dim whose shards must be in proportion; `None` if all shards must be equal.
+        in_proportion_to: Option<String>,
     },
-    /// Parts of a sum, or the like, are given to what cannot pass them on.
+    /// An operand is partial, and the op is not linear in it.
     NotLinear {
         /// The operand.
         operand: String,
-        /// How it lies.
+        /// Its placement.
         has: Placement,
     },
-    /// Operands do not lie as they must together.
-    Disagrees {
+    /// The placements of two operands conflict.
+    Conflict {
         /// The operand.
         operand: String,
-        /// How it lies.
+        /// Its placement.
         has: Placement,
-        /// How it must.
+        /// The placement that it needs.
         needs: Placement,
-        /// The operand that says so.
+        /// The operand that requires it.
         because: String,
-        /// How that one lies.
+        /// That operand's placement.
         because_has: Placement,
-        /// The name in the signature of the dim where that one is cut.
+        /// The name in the signature of the dim that is sharded there.
         dim: Option<String>,
-        /// It is changed in place, so it must lie as the result does.
+        /// The operand is modified in place, so it must have the result's placement.
         in_place: bool,
     },
 }
@@ -219,36 +223,36 @@ pub enum Problem {
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Problem::Whole {
+            Problem::NotWhole {
                 operand,
                 has,
                 dim,
                 name,
             } => {
                 let dim = dim_text(*dim, name);
-                write!(f, "`{operand}` is {has}, and the op needs {dim} whole")
+                write!(f, "`{operand}` is {has}, but the op needs {dim} whole")
             }
-            Problem::Parts {
+            Problem::UnequalShards {
                 operand,
                 dim,
                 name,
-                parts,
-                beside,
+                sizes,
+                in_proportion_to,
             } => {
-                let (dim, parts) = (dim_text(*dim, name), parts_text(parts));
+                let (dim, sizes) = (dim_text(*dim, name), sizes_text(sizes));
                 write!(
                     f,
-                    "`{operand}` is cut along {dim} into {parts}, and the op needs "
+                    "`{operand}` shards {dim} into {sizes}, but the op needs "
                 )?;
-                match beside {
-                    Some(other) => write!(f, "parts in proportion to those of `{other}`"),
-                    None => f.write_str("equal parts"),
+                match in_proportion_to {
+                    Some(other) => write!(f, "shards in proportion to those of `{other}`"),
+                    None => f.write_str("equal shards"),
                 }
             }
             Problem::NotLinear { operand, has } => {
-                write!(f, "`{operand}` is {has}, and the op does not pass that on")
+                write!(f, "`{operand}` is {has}, but the op is not linear in it")
             }
-            Problem::Disagrees {
+            Problem::Conflict {
                 operand,
                 has,
                 needs,
@@ -264,7 +268,7 @@ impl fmt::Display for Problem {
                 write!(f, ", so `{operand}` must be {needs}, but is {has}")?;
                 match needs {
                     Placement::Partial(_) if *in_place => {
-                        f.write_str(" (add into a buffer that is reduced later)")
+                        f.write_str(" (accumulate into a partial buffer and reduce it later)")
                     }
                     _ => Ok(()),
                 }
@@ -273,7 +277,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// ``dim 1 (`d`)``.
+/// ``its dim 1 (`d`)``.
 fn dim_text(dim: usize, name: &Option<String>) -> String {
     match name {
         Some(name) => format!("its dim {dim} (`{name}`)"),
@@ -281,12 +285,12 @@ fn dim_text(dim: usize, name: &Option<String>) -> String {
     }
 }
 
-fn parts_text(parts: &[usize]) -> String {
-    let parts: Vec<String> = parts.iter().map(usize::to_string).collect();
-    parts.join(" + ")
+fn sizes_text(sizes: &[usize]) -> String {
+    let sizes: Vec<String> = sizes.iter().map(usize::to_string).collect();
+    sizes.join(" + ")
 }
 
-fn ways_out(remedies: &[Remedy]) -> String {
-    let ways: Vec<String> = remedies.iter().map(Remedy::to_string).collect();
-    ways.join(", or ")
+fn join(remedies: &[Remedy]) -> String {
+    let remedies: Vec<String> = remedies.iter().map(Remedy::to_string).collect();
+    remedies.join(", or ")
 }

@@ -1,142 +1,168 @@
-//! What an op does with places: which placements of its operands it computes on as they are, and
-//! how its results lie then.
+//! Sharding rules: which placements of its operands an op can compute on without communication,
+//! and the placements of its results.
 //!
-//! Ops never communicate by themselves. So along one axis of a mesh there are three things that an
-//! op can do, each rank for itself, and all of them follow from its signature:
+//! Ops never communicate. Along one mesh axis an op has three strategies, all derived from its
+//! signature:
 //!
-//! - **Cut.** A dim that is cut in the same way in all operands that have it is cut in the results.
-//!   A result without the dim is a sum over it: every rank has a part of it, `partial(sum)`.
-//! - **Pass parts on.** If the op is linear in an operand, parts of that operand's sum give parts
-//!   of the results' sums. `a b` is linear in `a` and in `b`, `a + b` in both together.
-//! - **Repeat.** All ranks have all of everything.
+//! - **Shard a dim.** If every operand that has the dim shards it in the same way, so do the
+//!   results. A result without the dim is a sum over it, so each rank holds `partial(sum)`.
+//! - **Keep partial values.** If the op is linear in an operand, a partial sum of that operand gives
+//!   partial sums of the results. `a b` is linear in `a` and in `b`, `a + b` in both together.
+//! - **Replicate.** Every rank computes everything.
 //!
-//! A linear layer `x[.. i], w[o i] -> y[.. o]` that is linear in x and in w so has, on each axis,
-//! all that is known as data parallel (`..` is cut), column parallel (`o`) and row parallel (`i`),
-//! and nobody has written that down. What an op cannot do is an error that says why, and which
-//! transitions lead to something that it can do.
+//! For a linear layer `x[.. i], w[o i] -> y[.. o]` this gives data parallelism (`..` is sharded),
+//! column parallelism (`o`) and row parallelism (`i`) without a table. Any other combination is an
+//! error that names the redistributions that would help.
 //!
-//! Along several axes the rules hold for each; [`Rule::places`] puts them together.
+//! [`ShardingRule::propagate`] combines all axes of a mesh.
 //!
-//! Arguments beside the operands that say where something is (the region of random values, the
-//! first class of a vocabulary's part) are those of the rank's part.
+//! Arguments that hold a global position (the region of random values, the first class of a
+//! vocabulary shard) must be those of the rank's shard.
 
-mod axis;
+mod all_axes;
 mod bound;
+mod dim_args;
 mod error;
-mod given;
-mod parse;
+mod one_axis;
 mod remedy;
-mod several;
-mod ways;
+mod strategy;
 
-pub use error::{Misplaced, Problem, RuleError};
+pub use error::{Incompatible, Problem, RuleError};
 pub use remedy::{Change, Remedy};
 
 use bound::Bound;
 
-use crate::{Placement, Reduction};
+use crate::{DimSpec, ParsedSignature, Placement, Reduction, TensorSpec};
 
-/// How the operands of an op may lie on a mesh, and how its results lie then.
+/// Derives the shardings of an op's results from those of its operands.
 ///
 /// ```
-/// use meshgrad_mesh::{Placement, Rule};
+/// use meshgrad_mesh::{Placement, ShardingRule};
 ///
 /// # fn main() -> Result<(), meshgrad_mesh::RuleError> {
-/// let linear = Rule::new("linear", "x[.. i], w[o i] -> y[.. o]")?.linear_in(&["x", "w"])?;
-/// let infer = |x, w| linear.infer("tp", 2, &[(&[64, 8], x), (&[32, 8], w)]);
+/// let linear = ShardingRule::new("linear", "x[.. i], w[o i] -> y[.. o]")?;
+/// let linear = linear.linear_in(&["x", "w"])?;
+/// let propagate = |x, w| linear.propagate_axis("tp", 2, &[(&[64, 8], x), (&[32, 8], w)]);
 ///
-/// let column = infer(Placement::Replicate, Placement::shard(0))?;
+/// let column = propagate(Placement::Replicate, Placement::shard(0))?;
 /// assert_eq!(column[0], Placement::shard(1));
-/// let row = infer(Placement::shard(1), Placement::shard(1))?;
+/// let row = propagate(Placement::shard(1), Placement::shard(1))?;
 /// assert_eq!(row[0].to_string(), "partial(sum)");
 ///
-/// let error = infer(Placement::shard(1), Placement::Replicate).unwrap_err().to_string();
+/// let error = propagate(Placement::shard(1), Placement::Replicate).unwrap_err().to_string();
 /// assert!(error.contains("`x` is shard(1) (`i`), so `w` must be shard(1), but is replicate"));
 /// assert!(error.contains("all_gather `x` along dim 1"));
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Rule {
+pub struct ShardingRule {
     op: String,
-    operands: Vec<Written>,
-    results: Vec<Written>,
+    operands: Vec<Tensor>,
+    results: Vec<Tensor>,
     names: Vec<Name>,
-    passes: Vec<Pass>,
+    partial_inputs: Vec<PartialInputs>,
 }
 
-/// An operand or result, as written.
+/// An operand or result of the signature.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Written {
+struct Tensor {
     name: String,
-    dims: Vec<Dim>,
+    /// [`DimSpec::Named`] is an index into the rule's names.
+    dims: Vec<DimSpec>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Dim {
-    /// An index into the rule's names.
-    Name(usize),
-    Fixed(usize),
-    Leading,
-    Broadcast,
-    Anything,
+impl Tensor {
+    fn new(spec: &TensorSpec) -> Tensor {
+        Tensor {
+            name: spec.name.to_owned(),
+            dims: spec.dims.clone(),
+        }
+    }
 }
 
-/// A dim that has a name.
+/// A named dim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Name {
     text: String,
-    /// It cannot be cut.
+    /// It cannot be sharded.
     whole: bool,
-    /// What makes one of the parts that ranks have of a result without it.
+    /// Combines the partial values of a result that lacks this dim.
     reduction: Reduction,
-    /// It is cut where this other name is, since each of that one's indices owns a block of its.
+    /// The dim it is sharded with: each index of that one owns a block of this one.
     groups: Option<usize>,
-    /// Its extent, where no operand has it.
+    /// Its extent, when no operand has it.
     extent: Option<usize>,
 }
 
-/// Operands that may be parts, all of them at once, and what the results then are parts of.
+/// Operands that may be partial, all at once, and the reductions that the op commutes with.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Pass {
+struct PartialInputs {
     operands: Vec<usize>,
     reductions: &'static [Reduction],
 }
 
-/// Sums and means of parts pass through what is linear.
+/// Linear ops commute with sums and means.
 const LINEAR: &[Reduction] = &[Reduction::Sum, Reduction::Avg];
 
-impl Rule {
-    /// The rule of an op called `op` with a signature like `x: F[.. i], w: F[o i] -> y: F[.. o]`;
-    /// dtypes may be left out and do not matter.
+impl ShardingRule {
+    /// The rule of an op with a signature like `x: F[.. i], w: F[o i] -> y: F[.. o]`. Dtypes are
+    /// optional and ignored.
     ///
     /// | written | along one axis |
     /// |---|---|
-    /// | `i` | may be cut, in all operands that have it; a result without it is a sum over it |
-    /// | `i!`, `2` | must be whole; `!` anywhere counts everywhere |
-    /// | `..` | leading dims: each may be cut |
-    /// | `~` | broadcast: dims may be cut, but in an operand that has one element there |
-    /// | `*` | related to nothing: must be whole, and nothing else can be cut with such a result |
+    /// | `i` | can be sharded, in all operands that have it; a result without it is a sum over it |
+    /// | `i!`, `2` | must be whole; one `!` applies to every `i` |
+    /// | `..` | leading dims: each can be sharded |
+    /// | `~` | broadcast: can be sharded, except in an operand whose extent there is 1 |
+    /// | `*` | unrelated dims: must be whole; with such a result, nothing else can be sharded |
     ///
-    /// An operand with the name of a result is changed in place, so it must lie as the result does.
+    /// An operand with the name of a result is modified in place, so both have one placement.
     ///
     /// # Errors
-    /// [`RuleError::Text`].
-    pub fn new(op: &str, signature: &str) -> Result<Rule, RuleError> {
-        parse::rule(op, signature)
+    /// [`RuleError::Signature`].
+    pub fn new(op: &str, signature: &str) -> Result<ShardingRule, RuleError> {
+        Ok(ShardingRule::from_signature(
+            op,
+            &ParsedSignature::parse(signature)?,
+        ))
     }
 
-    /// The same rule of an op that is linear in these operands, each with the others held fixed; in
-    /// several together where they are written as a sum: `["a", "b"]` for a product, `["a + b"]`
-    /// for a sum. All results must be linear in them.
+    /// The rule of an op with a parsed signature; see [`ShardingRule::new`].
+    pub fn from_signature(op: &str, signature: &ParsedSignature) -> ShardingRule {
+        let tensors = || signature.operands.iter().chain(&signature.results);
+        // A dim that one tensor has twice, such as a diagonal, cannot be sharded.
+        let repeated = |dim: DimSpec| {
+            tensors().any(|tensor| tensor.dims.iter().filter(|other| **other == dim).count() > 1)
+        };
+        let named = signature.dims.iter().enumerate();
+        let names = named.map(|(at, dim)| Name {
+            text: dim.name.to_owned(),
+            whole: dim.whole || repeated(DimSpec::Named(at)),
+            reduction: Reduction::Sum,
+            groups: None,
+            extent: None,
+        });
+        ShardingRule {
+            op: op.to_owned(),
+            operands: signature.operands.iter().map(Tensor::new).collect(),
+            results: signature.results.iter().map(Tensor::new).collect(),
+            names: names.collect(),
+            partial_inputs: Vec::new(),
+        }
+    }
+
+    /// Declares the op linear in each of these operands, with the others held fixed. Operands
+    /// joined by `+` are linear together: `["a", "b"]` for a product, `["a + b"]` for a sum. All
+    /// results must be linear in them.
     ///
     /// # Errors
     /// [`RuleError::UnknownOperand`].
-    pub fn linear_in(mut self, operands: &[&str]) -> Result<Rule, RuleError> {
+    pub fn linear_in(mut self, operands: &[&str]) -> Result<ShardingRule, RuleError> {
         for together in operands {
             let together = together.split('+').map(|name| self.operand(name.trim()));
             let operands = together.collect::<Result<_, _>>()?;
-            self.passes.push(Pass {
+            self.partial_inputs.push(PartialInputs {
                 operands,
                 reductions: LINEAR,
             });
@@ -144,13 +170,13 @@ impl Rule {
         Ok(self)
     }
 
-    /// The same rule where dim `many` is a multiple of dim `groups`, and each index of `groups`
-    /// owns a block of `many`, as query heads share key heads: both are cut together, or `many`
-    /// alone where there is one group.
+    /// Declares dim `many` a multiple of dim `groups`: each index of `groups` owns a block of
+    /// `many`, as key heads own blocks of query heads. Both are sharded together, or `many` alone
+    /// when the extent of `groups` is 1.
     ///
     /// # Errors
     /// [`RuleError::UnknownDim`].
-    pub fn grouped(mut self, many: &str, groups: &str) -> Result<Rule, RuleError> {
+    pub fn grouped(mut self, many: &str, groups: &str) -> Result<ShardingRule, RuleError> {
         let (many, groups) = (self.dim(many)?, self.dim(groups)?);
         self.names[many].groups = Some(groups);
         Ok(self)
@@ -171,13 +197,13 @@ impl Rule {
         self.results.iter().map(|result| result.name.as_str())
     }
 
-    /// How the results lie along an axis of `ranks` ranks, from shape and placement of each
-    /// operand.
+    /// The placements of the results along an axis of `ranks` ranks, given the shape and placement
+    /// of each operand.
     ///
     /// # Errors
-    /// [`RuleError::Misplaced`], with what would help; [`RuleError::Count`], [`RuleError::Dims`],
-    /// [`RuleError::Extents`] for operands that are not the op's.
-    pub fn infer(
+    /// [`RuleError::Incompatible`], with remedies; [`RuleError::TensorCount`],
+    /// [`RuleError::DimCount`], [`RuleError::Extents`] for operands that do not fit the signature.
+    pub fn propagate_axis(
         &self,
         axis: &str,
         ranks: usize,
@@ -186,7 +212,7 @@ impl Rule {
         let shapes: Vec<&[usize]> = operands.iter().map(|(shape, _)| *shape).collect();
         let placements: Vec<Placement> = operands.iter().map(|(_, at)| at.clone()).collect();
         let bound = Bound::new(self, &shapes)?;
-        Ok(axis::infer(&bound, axis, ranks, &placements)?.results)
+        Ok(one_axis::propagate(&bound, axis, ranks, &placements)?.results)
     }
 
     fn operand(&self, name: &str) -> Result<usize, RuleError> {
@@ -211,7 +237,7 @@ impl Rule {
         self.operands().map(str::to_owned).collect()
     }
 
-    /// The result that operand `at` becomes, if it is changed in place.
+    /// The result that operand `at` becomes, if it is modified in place.
     fn in_place(&self, at: usize) -> Option<usize> {
         let name = &self.operands[at].name;
         self.results.iter().position(|result| result.name == *name)

@@ -1,34 +1,34 @@
-//! What would bring operands to where an op can compute, the cheapest first.
+//! Remedies for incompatible placements: redistributions of the operands, the cheapest first.
 
 use std::fmt;
 
-use super::axis::Axis;
-use super::bound::Slots;
-use super::ways::Way;
+use super::bound::BoundDims;
+use super::one_axis::Axis;
+use super::strategy::Strategy;
 use crate::Placement;
 
 /// How many remedies an error names.
-const NAMED: usize = 3;
+const MAX_REMEDIES: usize = 3;
 
-/// Transitions after which an op can compute.
+/// Redistributions that lead to placements with a strategy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Remedy {
-    /// What has to be done, each to another operand.
+    /// One redistribution per operand that changes.
     pub changes: Vec<Change>,
-    /// The results' names and how they then lie along the axis.
+    /// The results' names and their placements afterwards.
     pub results: Vec<(String, Placement)>,
 }
 
-/// One operand, from how it lies along an axis to how it should.
+/// The redistribution of one operand along one axis.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
-    /// Its name.
+    /// The operand's name.
     pub operand: String,
     /// The axis.
     pub axis: String,
-    /// How it lies.
+    /// The placement before.
     pub from: Placement,
-    /// How it should.
+    /// The placement after.
     pub to: Placement,
 }
 
@@ -52,7 +52,7 @@ impl Change {
             (Placement::Replicate, Placement::Shard(dim, _)) => {
                 format!("slice `{operand}` along dim {dim}")
             }
-            (from, to) => format!("bring `{operand}` from {from} to {to}"),
+            (from, to) => format!("redistribute `{operand}` from {from} to {to}"),
         }
     }
 }
@@ -75,19 +75,21 @@ impl fmt::Display for Remedy {
     }
 }
 
-/// The ways that operands can be brought to, the fewest elements moved first.
-pub(super) fn cheapest(axis: &Axis<'_>, ways: &[Way]) -> Vec<Remedy> {
-    let remedies = ways.iter().filter_map(|way| remedy(axis, way));
+/// The remedies that move the fewest elements.
+pub(super) fn cheapest(axis: &Axis<'_>, strategies: &[Strategy]) -> Vec<Remedy> {
+    let remedies = strategies
+        .iter()
+        .filter_map(|strategy| remedy(axis, strategy));
     let mut remedies: Vec<(u128, Remedy)> = remedies.collect();
     remedies.sort_by_key(|(cost, remedy)| (*cost, remedy.changes.len()));
     let remedies = remedies.into_iter().map(|(_, remedy)| remedy);
-    remedies.take(NAMED).collect()
+    remedies.take(MAX_REMEDIES).collect()
 }
 
-fn remedy(axis: &Axis<'_>, way: &Way) -> Option<(u128, Remedy)> {
+fn remedy(axis: &Axis<'_>, strategy: &Strategy) -> Option<(u128, Remedy)> {
     let (mut cost, mut changes) = (0u128, Vec::new());
-    for at in (0..axis.given.len()).filter(|at| !axis.fits(way, *at)) {
-        let (from, to) = (&axis.given[at], &way.operands[at]);
+    for at in (0..axis.given.len()).filter(|at| !axis.fits(strategy, *at)) {
+        let (from, to) = (&axis.given[at], &strategy.operands[at]);
         let moved = u128::from(moved(from, to, axis.ranks)?);
         cost = sum(cost, moved, elements(&axis.bound.operands[at]));
         changes.push(Change {
@@ -97,10 +99,10 @@ fn remedy(axis: &Axis<'_>, way: &Way) -> Option<(u128, Remedy)> {
             to: to.clone(),
         });
     }
-    for (placement, slots) in way.results.iter().zip(&axis.bound.results) {
-        // Somebody has to add the parts up later.
-        if let (Placement::Partial(_), Some(slots)) = (placement, slots) {
-            cost = sum(cost, axis.ranks as u128, elements(slots));
+    for (placement, dims) in strategy.results.iter().zip(&axis.bound.results) {
+        // A partial result has to be reduced later.
+        if let (Placement::Partial(_), Some(dims)) = (placement, dims) {
+            cost = sum(cost, axis.ranks as u128, elements(dims));
         }
     }
     let names = axis
@@ -109,12 +111,12 @@ fn remedy(axis: &Axis<'_>, way: &Way) -> Option<(u128, Remedy)> {
         .results
         .iter()
         .map(|result| result.name.clone());
-    let results = names.zip(way.results.iter().cloned()).collect();
+    let results = names.zip(strategy.results.iter().cloned()).collect();
     Some((cost, Remedy { changes, results }))
 }
 
-/// What a rank receives of each element, in units of (n - 1) / n^2 with n ranks. Nothing makes
-/// parts of what is whole.
+/// What a rank receives of each element, in units of (n - 1) / n^2 with n ranks. `None` if the
+/// redistribution does not exist: nothing becomes partial.
 fn moved(from: &Placement, to: &Placement, ranks: usize) -> Option<u64> {
     match (from, to) {
         (Placement::Replicate, Placement::Shard(..)) => Some(0),
@@ -130,7 +132,7 @@ fn sum(cost: u128, times: u128, elements: u128) -> u128 {
     cost.saturating_add(times.saturating_mul(elements))
 }
 
-fn elements(slots: &Slots) -> u128 {
-    let extents = slots.iter().map(|slot| slot.extent as u128);
+fn elements(dims: &BoundDims) -> u128 {
+    let extents = dims.iter().map(|dim| dim.extent as u128);
     extents.fold(1, u128::saturating_mul)
 }

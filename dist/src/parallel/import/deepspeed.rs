@@ -56,7 +56,7 @@ pub fn deepspeed(text: &str, path: &str) -> Settings {
             true => read(file, settings),
             false => file
                 .scalar()
-                .refuse(settings, "an object of settings", &file.place),
+                .reject(settings, "an object of settings", &file.location),
         }
     })
 }
@@ -72,7 +72,7 @@ fn read(file: &Tree, settings: &mut Settings) {
             match value.scalar() {
                 // As if it were not there: DeepSpeed's own way to say that it is off.
                 Scalar::Nothing | Scalar::Integer(0) => {}
-                scalar => scalar.set_degree(settings, kind, value.place.clone()),
+                scalar => scalar.set_degree(settings, kind, value.location.clone()),
             }
         }
     }
@@ -83,19 +83,20 @@ fn read(file: &Tree, settings: &mut Settings) {
 
 fn order(file: &Tree, settings: &mut Settings) {
     if let Some(value) = file.get("order") {
-        let order =
-            value
-                .scalar()
-                .text_or_refuse(settings, "an order such as tp-ep-dp-pp", &value.place);
+        let order = value.scalar().text_or_reject(
+            settings,
+            "an order such as tp-ep-dp-pp",
+            &value.location,
+        );
         if let Some(order) = order {
-            settings.order(order, value.place.clone());
+            settings.order(order, value.location.clone());
         }
         return;
     }
     let data_first = file.get("use_data_before_expert_parallelism");
     match data_first.map(|value| (value.scalar(), value)) {
         Some((Scalar::Truth(true), value)) => {
-            settings.order(ORDER_OF_DATA_FIRST, value.place.clone());
+            settings.order(ORDER_OF_DATA_FIRST, value.location.clone());
         }
         None | Some((Scalar::Truth(false) | Scalar::Nothing, _)) => {
             let order = match file.get("sequence_parallel_size") {
@@ -104,17 +105,17 @@ fn order(file: &Tree, settings: &mut Settings) {
             };
             settings.order(order, Source::default_of("DeepSpeed"));
         }
-        Some((other, value)) => other.refuse(settings, "true or false", &value.place),
+        Some((other, value)) => other.reject(settings, "true or false", &value.location),
     }
 }
 
 fn data(file: &Tree, settings: &mut Settings) {
     match file.get("data_parallel_size") {
         Some(value) if value.scalar() != Scalar::Nothing => {
-            let place = value.place.clone();
+            let location = value.location.clone();
             value
                 .scalar()
-                .set_degree(settings, Parallelism::DpShard, place);
+                .set_degree(settings, Parallelism::DpShard, location);
         }
         _ => {
             let default = Source::default_of("DeepSpeed");
@@ -122,9 +123,9 @@ fn data(file: &Tree, settings: &mut Settings) {
         }
     }
     if let Some(value) = file.at("zero_optimization.mics_shard_size") {
-        settings.refuse(Violation::Unsupported {
+        settings.add_violation(Violation::Unsupported {
             what: format!("mics_shard_size {}", value.scalar()),
-            place: value.place.clone(),
+            location: value.location.clone(),
             fix: "DeepSpeed has removed it; set dp_shard and dp_replicate".to_owned(),
         });
     }
@@ -136,9 +137,9 @@ fn secondary_shards(file: &Tree, settings: &mut Settings) {
         return;
     };
     if !matches!(value.scalar(), Scalar::Nothing | Scalar::Integer(0 | 1)) {
-        settings.refuse(Violation::Unsupported {
+        settings.add_violation(Violation::Unsupported {
             what: format!("zero_hpz_partition_size {}", value.scalar()),
-            place: value.place.clone(),
+            location: value.location.clone(),
             fix: "declare a domain whose fastest axis has this size".to_owned(),
         });
     }
@@ -161,8 +162,8 @@ mod tests {
         assert_eq!(nested, dotted);
 
         let mut expected = Settings::new();
-        let place = Source::file("ds.json").at_key("tensor_parallel.autotp_size");
-        expected.set(Parallelism::Tp, 4, place);
+        let location = Source::file("ds.json").at_key("tensor_parallel.autotp_size");
+        expected.set(Parallelism::Tp, 4, location);
         let default = Source::default_of("DeepSpeed");
         expected.order("tp-ep-dp-pp", default.clone());
         expected.set(Parallelism::DpShard, Size::Auto, default);

@@ -43,30 +43,30 @@ pub fn megatron_arguments<S: AsRef<str>>(arguments: impl IntoIterator<Item = S>)
     while at < words.len() {
         let flag = words[at].as_str();
         let values = values_after(&words, at);
-        let place = Source::flag(flag);
+        let location = Source::flag(flag);
         if let Some((_, kind)) = DEGREES.iter().find(|(name, _)| *name == flag) {
             let value = one_value(flag, values, &mut settings);
             let scalar = value.map(number);
             if let Some(scalar) = &scalar {
-                scalar.set_degree(&mut settings, *kind, place.clone());
+                scalar.set_degree(&mut settings, *kind, location.clone());
             }
             has_etp |= *kind == Parallelism::Etp;
             if *kind == Parallelism::Tp {
                 let ranks = scalar.and_then(|scalar| scalar.count());
-                tensor = ranks.map(|ranks| (Size::Ranks(ranks), place));
+                tensor = ranks.map(|ranks| (Size::Ranks(ranks), location));
             }
         } else {
             match flag {
-                "--use-tp-pp-dp-mapping" => order = Some((ORDER_OF_MAPPING, place)),
+                "--use-tp-pp-dp-mapping" => order = Some((ORDER_OF_MAPPING, location)),
                 "--nccl-communicator-config-path" => {
                     if let Some(path) = one_value(flag, values, &mut settings) {
                         settings.merge(megatron_nccl_file(path));
                     }
                 }
-                "--high-priority-stream-groups" => high_priority(values, &place, &mut settings),
+                "--high-priority-stream-groups" => high_priority(values, &location, &mut settings),
                 "--distributed-timeout-minutes" => {
                     if let Some(minutes) = one_value(flag, values, &mut settings) {
-                        timeout(minutes, &place, &mut settings);
+                        timeout(minutes, &location, &mut settings);
                     }
                 }
                 _ => {}
@@ -76,8 +76,8 @@ pub fn megatron_arguments<S: AsRef<str>>(arguments: impl IntoIterator<Item = S>)
     }
 
     let default = || Source::default_of("Megatron");
-    let (order, place) = order.unwrap_or((Order::MEGATRON, default()));
-    settings.order(order, place);
+    let (order, location) = order.unwrap_or((Order::MEGATRON, default()));
+    settings.order(order, location);
     settings.set(Parallelism::DpShard, Size::Auto, default());
     if let (false, Some((size, _))) = (has_etp, tensor) {
         settings.set(Parallelism::Etp, size, default());
@@ -107,8 +107,8 @@ fn one_value<'v>(flag: &str, values: &'v [String], settings: &mut Settings) -> O
     match values {
         [value] => Some(value),
         _ => {
-            settings.refuse(Violation::Unreadable {
-                place: Source::flag(flag),
+            settings.add_violation(Violation::Unreadable {
+                location: Source::flag(flag),
                 problem: format!("has {} values, and takes one", values.len()),
             });
             None
@@ -123,25 +123,25 @@ fn number(text: &str) -> Scalar {
     }
 }
 
-fn high_priority(groups: &[String], place: &Source, settings: &mut Settings) {
+fn high_priority(groups: &[String], location: &Source, settings: &mut Settings) {
     for group in groups {
         if !GROUPS.contains(&group.as_str()) {
-            settings.refuse(Violation::unknown_key(group, place.clone(), GROUPS));
+            settings.add_violation(Violation::unknown_key(group, location.clone(), GROUPS));
             continue;
         }
         let mut options = GroupOptions::default();
         options.high_priority = Some(true);
-        settings.options(group, options, place.clone());
+        settings.options(group, options, location.clone());
     }
 }
 
-fn timeout(minutes: &str, place: &Source, settings: &mut Settings) {
-    let minutes = number(minutes).count_or_refuse(settings, "a number of minutes", place);
+fn timeout(minutes: &str, location: &Source, settings: &mut Settings) {
+    let minutes = number(minutes).count_or_reject(settings, "a number of minutes", location);
     let seconds = minutes.and_then(|minutes| (minutes as u64).checked_mul(60));
     for group in seconds.into_iter().flat_map(|_| GROUPS) {
         let mut options = GroupOptions::default();
         options.timeout = seconds.map(Duration::from_secs);
-        settings.options(group, options, place.clone());
+        settings.options(group, options, location.clone());
     }
 }
 

@@ -40,8 +40,8 @@ pub fn file(path: impl AsRef<Path>) -> Settings {
         Some("yaml" | "yml") => megatron_nccl_file(path),
         _ => {
             let mut settings = Settings::new();
-            settings.refuse(Violation::Unreadable {
-                place: Source::file(path.display().to_string()),
+            settings.add_violation(Violation::Unreadable {
+                location: Source::file(path.display().to_string()),
                 problem: "is of no known kind: a name ends with .toml (ours, torchtitan's), .json \
                           (DeepSpeed's) or .yaml (Megatron's NCCL options)"
                     .to_owned(),
@@ -58,8 +58,8 @@ fn of_file(path: &Path, read: impl FnOnce(&str, &str) -> Settings) -> Settings {
         Ok(text) => read(&text, &name),
         Err(error) => {
             let mut settings = Settings::new();
-            settings.refuse(Violation::Unreadable {
-                place: Source::file(name),
+            settings.add_violation(Violation::Unreadable {
+                location: Source::file(name),
                 problem: format!("cannot be read: {error}"),
             });
             settings
@@ -76,7 +76,7 @@ fn of_tree(
     match tree {
         Ok(tree) => read(&tree, &mut settings),
         Err(violation) => {
-            settings.refuse(*violation);
+            settings.add_violation(*violation);
         }
     }
     settings
@@ -92,10 +92,12 @@ fn of_section(
     of_tree(Tree::of_toml(text, path), |file, settings| {
         match file.get(name) {
             Some(section) if section.is_table() => read(section, settings),
-            Some(other) => other.scalar().refuse(settings, "a section", &other.place),
+            Some(other) => other
+                .scalar()
+                .reject(settings, "a section", &other.location),
             None => {
-                settings.refuse(Violation::Unreadable {
-                    place: Source::file(path),
+                settings.add_violation(Violation::Unreadable {
+                    location: Source::file(path),
                     problem: format!("has no section [{name}]"),
                 });
             }

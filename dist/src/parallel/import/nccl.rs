@@ -46,27 +46,30 @@ const FIELDS: [&str; 5] = [
 /// it. Groups and fields that Megatron would ignore without a word are violations.
 pub fn megatron_nccl(text: &str, path: &str) -> Settings {
     let mut settings = Settings::new();
-    let place = Source::file(path);
+    let location = Source::file(path);
     match YamlLoader::load_from_str(text) {
         Ok(documents) => match documents.as_slice() {
             // An empty file.
             [] | [Yaml::Null] => {}
             [Yaml::Hash(groups)] => {
                 for (group, options) in groups {
-                    read_group(group, options, &place, &mut settings);
+                    read_group(group, options, &location, &mut settings);
                 }
             }
             _ => {
-                settings.refuse(unreadable(
-                    &place,
+                settings.add_violation(unreadable(
+                    &location,
                     "is not one mapping of groups to options",
                 ));
             }
         },
         Err(error) => {
             let line = error.marker().line();
-            let place = place.at_line(line);
-            settings.refuse(unreadable(&place, &format!("is no YAML: {}", error.info())));
+            let location = location.at_line(line);
+            settings.add_violation(unreadable(
+                &location,
+                &format!("is no YAML: {}", error.info()),
+            ));
         }
     }
     settings
@@ -77,18 +80,18 @@ pub fn megatron_nccl_file(path: impl AsRef<Path>) -> Settings {
     of_file(path.as_ref(), megatron_nccl)
 }
 
-fn unreadable(place: &Source, problem: &str) -> Violation {
+fn unreadable(location: &Source, problem: &str) -> Violation {
     Violation::Unreadable {
-        place: place.clone(),
+        location: location.clone(),
         problem: problem.to_owned(),
     }
 }
 
-fn read_group(group: &Yaml, options: &Yaml, place: &Source, settings: &mut Settings) {
+fn read_group(group: &Yaml, options: &Yaml, location: &Source, settings: &mut Settings) {
     let name = scalar(group).to_string();
-    let place = place.clone().at_key(name.clone());
+    let location = location.clone().at_key(name.clone());
     if !GROUPS.contains(&name.as_str()) {
-        settings.refuse(Violation::unknown_key(&name, place, GROUPS));
+        settings.add_violation(Violation::unknown_key(&name, location, GROUPS));
         return;
     }
     match options {
@@ -96,31 +99,31 @@ fn read_group(group: &Yaml, options: &Yaml, place: &Source, settings: &mut Setti
             let mut options = GroupOptions::default();
             for (field, value) in fields {
                 let field = scalar(field).to_string();
-                let place = place.clone().at_key(format!("{name}.{field}"));
-                read_field(&field, &scalar(value), &place, &mut options, settings);
+                let location = location.clone().at_key(format!("{name}.{field}"));
+                read_field(&field, &scalar(value), &location, &mut options, settings);
             }
-            settings.options(name, options, place);
+            settings.options(name, options, location);
         }
         Yaml::Null => {}
-        other => scalar(other).refuse(settings, "a mapping of options", &place),
+        other => scalar(other).reject(settings, "a mapping of options", &location),
     }
 }
 
 fn read_field(
     field: &str,
     value: &Scalar,
-    place: &Source,
+    location: &Source,
     options: &mut GroupOptions,
     settings: &mut Settings,
 ) {
     let count = |settings: &mut Settings| {
-        let count = value.count_or_refuse(settings, "a number of blocks", place)?;
+        let count = value.count_or_reject(settings, "a number of blocks", location)?;
         u32::try_from(count).ok()
     };
     match field {
         "is_high_priority_stream" => match value {
             Scalar::Truth(truth) => options.high_priority = Some(*truth),
-            _ => value.refuse(settings, "true or false", place),
+            _ => value.reject(settings, "true or false", location),
         },
         "cga_cluster_size" => options.cga_cluster_size = count(settings),
         "max_ctas" => options.max_ctas = count(settings),
@@ -129,10 +132,10 @@ fn read_field(
             Scalar::Text(name) if ["ib", "socket"].contains(&name.to_lowercase().as_str()) => {
                 options.net_name = Some(name.clone());
             }
-            _ => value.refuse(settings, "IB or socket", place),
+            _ => value.reject(settings, "IB or socket", location),
         },
         _ => {
-            settings.refuse(Violation::unknown_key(field, place.clone(), FIELDS));
+            settings.add_violation(Violation::unknown_key(field, location.clone(), FIELDS));
         }
     }
 }

@@ -46,61 +46,61 @@ impl Scalar {
     }
 
     /// Sets a degree: a number or `auto`.
-    pub(super) fn set_degree(&self, settings: &mut Settings, kind: Parallelism, place: Source) {
+    pub(super) fn set_degree(&self, settings: &mut Settings, kind: Parallelism, location: Source) {
         match self.size() {
-            Some(size) => settings.set(kind, size, place),
-            None => settings.refuse(Violation::NotADegree {
+            Some(size) => settings.set(kind, size, location),
+            None => settings.add_violation(Violation::NotADegree {
                 name: kind.name().to_owned(),
                 text: self.to_string(),
-                place,
+                location,
             }),
         };
     }
 
     /// A count, or a violation that says what was wanted.
-    pub(super) fn count_or_refuse(
+    pub(super) fn count_or_reject(
         &self,
         settings: &mut Settings,
         wanted: &str,
-        place: &Source,
+        location: &Source,
     ) -> Option<usize> {
         let count = self.count();
         if count.is_none() {
-            self.refuse(settings, wanted, place);
+            self.reject(settings, wanted, location);
         }
         count
     }
 
     /// A text, or a violation that says what was wanted.
-    pub(super) fn text_or_refuse(
+    pub(super) fn text_or_reject(
         &self,
         settings: &mut Settings,
         wanted: &str,
-        place: &Source,
+        location: &Source,
     ) -> Option<String> {
         match self {
             Scalar::Text(text) => Some(text.clone()),
             _ => {
-                self.refuse(settings, wanted, place);
+                self.reject(settings, wanted, location);
                 None
             }
         }
     }
 
     /// Seconds, or a violation.
-    pub(super) fn seconds_or_refuse(
+    pub(super) fn seconds_or_reject(
         &self,
         settings: &mut Settings,
-        place: &Source,
+        location: &Source,
     ) -> Option<Duration> {
-        let seconds = self.count_or_refuse(settings, "a number of seconds", place)?;
+        let seconds = self.count_or_reject(settings, "a number of seconds", location)?;
         Some(Duration::from_secs(seconds as u64))
     }
 
     /// Notes that something else was wanted.
-    pub(super) fn refuse(&self, settings: &mut Settings, wanted: &str, place: &Source) {
-        settings.refuse(Violation::Unreadable {
-            place: place.clone(),
+    pub(super) fn reject(&self, settings: &mut Settings, wanted: &str, location: &Source) {
+        settings.add_violation(Violation::Unreadable {
+            location: location.clone(),
             problem: format!("`{self}` is not {wanted}"),
         });
     }

@@ -77,31 +77,31 @@ pub fn toml_file(path: impl AsRef<Path>) -> Settings {
 
 fn read(section: &Tree, settings: &mut Settings) {
     for (key, value) in section.entries() {
-        let place = &value.place;
-        match (Parallelism::of_name(key), key.as_str()) {
-            (Some(kind), _) => value.scalar().set_degree(settings, kind, place.clone()),
+        let location = &value.location;
+        match (Parallelism::from_name(key), key.as_str()) {
+            (Some(kind), _) => value.scalar().set_degree(settings, kind, location.clone()),
             (None, "world" | "ranks_per_host") => {
                 let ranks = value
                     .scalar()
-                    .count_or_refuse(settings, "a number of ranks", place);
+                    .count_or_reject(settings, "a number of ranks", location);
                 match (ranks, key.as_str()) {
                     (None, _) => {}
                     (Some(ranks), "world") => {
-                        settings.world(ranks, place.clone());
+                        settings.world(ranks, location.clone());
                     }
                     (Some(ranks), _) => {
-                        settings.ranks_per_host(ranks, place.clone());
+                        settings.ranks_per_host(ranks, location.clone());
                     }
                 }
             }
             (None, "order") => {
-                let order = value.scalar().text_or_refuse(
+                let order = value.scalar().text_or_reject(
                     settings,
                     "an order such as tp-cp-ep-dp-pp",
-                    place,
+                    location,
                 );
                 if let Some(order) = order {
-                    settings.order(order, place.clone());
+                    settings.order(order, location.clone());
                 }
             }
             (None, "domains") => each(value, settings, read_domain),
@@ -115,7 +115,7 @@ fn read(section: &Tree, settings: &mut Settings) {
             (None, _) => {
                 let degrees = Parallelism::ALL.map(Parallelism::name);
                 let known = degrees.into_iter().chain(KEYS);
-                settings.refuse(Violation::unknown_key(key, place.clone(), known));
+                settings.add_violation(Violation::unknown_key(key, location.clone(), known));
             }
         }
     }
@@ -125,10 +125,10 @@ fn read(section: &Tree, settings: &mut Settings) {
 fn each(list: &Tree, settings: &mut Settings, read: fn(&Tree, &mut Settings)) {
     match &list.node {
         Node::List(items) => items.iter().for_each(|item| read(item, settings)),
-        _ => list.scalar().refuse(
+        _ => list.scalar().reject(
             settings,
             "a list of tables, as in [[parallel.views]]",
-            &list.place,
+            &list.location,
         ),
     }
 }
@@ -143,17 +143,17 @@ fn texts<const N: usize>(
     let known = || keys.into_iter().chain(others.iter().copied());
     for (key, value) in table.entries() {
         if !known().any(|known| known == key) {
-            let place = value.place.clone();
-            settings.refuse(Violation::unknown_key(key, place, known()));
+            let location = value.location.clone();
+            settings.add_violation(Violation::unknown_key(key, location, known()));
         }
     }
     let found = keys.map(|key| match table.get(key) {
         Some(value) => value
             .scalar()
-            .text_or_refuse(settings, "a text", &value.place),
+            .text_or_reject(settings, "a text", &value.location),
         None => {
-            settings.refuse(Violation::Unreadable {
-                place: table.place.clone(),
+            settings.add_violation(Violation::Unreadable {
+                location: table.location.clone(),
                 problem: format!("`{key}` is missing"),
             });
             None
@@ -176,16 +176,16 @@ fn read_domain(table: &Tree, settings: &mut Settings) {
         .collect();
     match parsed {
         Some(axes) => {
-            settings.domain(Domain::new(name, axes), table.place.clone());
+            settings.domain(Domain::new(name, axes), table.location.clone());
         }
-        None => Scalar::Text(axes).refuse(settings, "axes such as dp=auto,tp=4", &table.place),
+        None => Scalar::Text(axes).reject(settings, "axes such as dp=auto,tp=4", &table.location),
     }
 }
 
 fn read_view(table: &Tree, settings: &mut Settings) {
     if let Some([name, domain, axes]) = texts(table, ["name", "domain", "axes"], &[], settings) {
         let view = View::new(name, domain, axes.split(',').map(str::trim));
-        settings.view(view, table.place.clone());
+        settings.view(view, table.location.clone());
     }
 }
 
@@ -200,11 +200,11 @@ fn read_pick(table: &Tree, settings: &mut Settings) {
     match listed {
         Some(members) => {
             let members: Vec<Member> = members;
-            settings.pick(Pick::new(name, of, members), table.place.clone());
+            settings.pick(Pick::new(name, of, members), table.location.clone());
         }
         None => {
-            settings.refuse(Violation::Unreadable {
-                place: table.place.clone(),
+            settings.add_violation(Violation::Unreadable {
+                location: table.location.clone(),
                 problem: "`members` must be a list of \"first\", \"last\" or indices".to_owned(),
             });
         }
@@ -221,34 +221,36 @@ fn member(value: &Scalar) -> Option<Member> {
 
 fn read_options(group: &str, table: &Tree, settings: &mut Settings) {
     if !table.is_table() {
-        let place = &table.place;
-        table.scalar().refuse(settings, "a table of options", place);
+        let location = &table.location;
+        table
+            .scalar()
+            .reject(settings, "a table of options", location);
         return;
     }
     let mut options = GroupOptions::default();
     for (key, value) in table.entries() {
         read_option(key, value, &mut options, settings);
     }
-    settings.options(group, options, table.place.clone());
+    settings.options(group, options, table.location.clone());
 }
 
 fn read_option(key: &str, value: &Tree, options: &mut GroupOptions, settings: &mut Settings) {
-    let (scalar, place) = (value.scalar(), &value.place);
+    let (scalar, location) = (value.scalar(), &value.location);
     let count = |settings: &mut Settings| {
-        let count = scalar.count_or_refuse(settings, "a number", place)?;
+        let count = scalar.count_or_reject(settings, "a number", location)?;
         u32::try_from(count).ok()
     };
     let truth = |settings: &mut Settings| match scalar {
         Scalar::Truth(truth) => Some(truth),
         _ => {
-            scalar.refuse(settings, "true or false", place);
+            scalar.reject(settings, "true or false", location);
             None
         }
     };
     match key {
-        "timeout_seconds" => options.timeout = scalar.seconds_or_refuse(settings, place),
+        "timeout_seconds" => options.timeout = scalar.seconds_or_reject(settings, location),
         "bootstrap_timeout_seconds" => {
-            options.bootstrap_timeout = scalar.seconds_or_refuse(settings, place);
+            options.bootstrap_timeout = scalar.seconds_or_reject(settings, location);
         }
         "high_priority" => options.high_priority = truth(settings),
         "split_share" => options.split_share = truth(settings),
@@ -258,9 +260,9 @@ fn read_option(key: &str, value: &Tree, options: &mut GroupOptions, settings: &m
         "cga_cluster_size" => options.cga_cluster_size = count(settings),
         "traffic_class" => options.traffic_class = count(settings),
         "nvls_ctas" => options.nvls_ctas = count(settings),
-        "net_name" => options.net_name = scalar.text_or_refuse(settings, "a name", place),
+        "net_name" => options.net_name = scalar.text_or_reject(settings, "a name", location),
         _ => {
-            settings.refuse(Violation::unknown_key(key, place.clone(), OPTIONS));
+            settings.add_violation(Violation::unknown_key(key, location.clone(), OPTIONS));
         }
     }
 }
@@ -287,8 +289,8 @@ mod tests {
             options.tp = { max_ctas = 16, timeout_seconds = 600, high_priority = true }
         "#;
         let at = |line, key: &str| {
-            let place = Source::file("run.toml").at_line(line);
-            place.at_key(format!("parallel.{key}"))
+            let location = Source::file("run.toml").at_line(line);
+            location.at_key(format!("parallel.{key}"))
         };
         let mut options = GroupOptions::default();
         options.max_ctas = Some(16);

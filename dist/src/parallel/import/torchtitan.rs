@@ -89,15 +89,15 @@ fn read(section: &Tree, settings: &mut Settings) {
 fn degree(value: &Tree, kind: Parallelism, settings: &mut Settings) {
     match value.scalar() {
         Scalar::Integer(-1) if kind == Parallelism::DpShard => {
-            settings.set(kind, Size::Auto, value.place.clone());
+            settings.set(kind, Size::Auto, value.location.clone());
         }
-        scalar => scalar.set_degree(settings, kind, value.place.clone()),
+        scalar => scalar.set_degree(settings, kind, value.location.clone()),
     }
 }
 
 fn unknown(key: &str, value: &Tree, settings: &mut Settings) {
     let known = DEGREES.iter().map(|(name, _)| *name).chain(OTHERS);
-    settings.refuse(Violation::unknown_key(key, value.place.clone(), known));
+    settings.add_violation(Violation::unknown_key(key, value.location.clone(), known));
 }
 
 #[cfg(test)]
@@ -120,8 +120,8 @@ mod tests {
             expert_parallel_degree = 16
         ";
         let at = |line, key: &str| {
-            let place = Source::file("x.toml").at_line(line);
-            place.at_key(format!("parallelism.{key}"))
+            let location = Source::file("x.toml").at_line(line);
+            location.at_key(format!("parallelism.{key}"))
         };
         let mut expected = Settings::new();
         let degrees = [

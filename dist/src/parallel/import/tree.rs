@@ -11,7 +11,7 @@ use crate::parallel::{Source, Violation};
 #[derive(Debug, Clone)]
 pub(super) struct Tree {
     pub(super) node: Node,
-    pub(super) place: Source,
+    pub(super) location: Source,
 }
 
 /// What a place holds.
@@ -26,11 +26,11 @@ impl Tree {
     /// The TOML of a file called `path`; places have lines.
     pub(super) fn of_toml(text: &str, path: &str) -> Result<Tree, Box<Violation>> {
         let table = DeTable::parse(text).map_err(|error| {
-            let place = Source::file(path);
+            let location = Source::file(path);
             Box::new(Violation::Unreadable {
-                place: match error.span() {
-                    Some(span) => place.at_line(line_of(text, span.start)),
-                    None => place,
+                location: match error.span() {
+                    Some(span) => location.at_line(line_of(text, span.start)),
+                    None => location,
                 },
                 problem: format!("is no TOML: {}", error.message()),
             })
@@ -43,7 +43,7 @@ impl Tree {
     pub(super) fn of_json(text: &str, path: &str) -> Result<Tree, Box<Violation>> {
         let value: Value = serde_json::from_str(text).map_err(|error| {
             Box::new(Violation::Unreadable {
-                place: Source::file(path).at_line(error.line()),
+                location: Source::file(path).at_line(error.line()),
                 problem: format!("is no JSON: {error}"),
             })
         })?;
@@ -105,22 +105,22 @@ struct TomlReader<'t> {
 }
 
 impl TomlReader<'_> {
-    fn table(&self, table: &DeTable<'_>, place: Source, keys: &str) -> Tree {
+    fn table(&self, table: &DeTable<'_>, location: Source, keys: &str) -> Tree {
         let entry = |(key, value): (&Spanned<_>, &Spanned<DeValue<'_>>)| {
             let key: &std::borrow::Cow<'_, str> = key.get_ref();
             (key.to_string(), self.value(value, &joined(keys, key)))
         };
         Tree {
             node: Node::Table(table.iter().map(entry).collect()),
-            place,
+            location,
         }
     }
 
     fn value(&self, value: &Spanned<DeValue<'_>>, keys: &str) -> Tree {
         let line = line_of(self.text, value.span().start);
-        let place = Source::file(self.path).at_line(line).at_key(keys);
+        let location = Source::file(self.path).at_line(line).at_key(keys);
         let node = match value.get_ref() {
-            DeValue::Table(table) => return self.table(table, place, keys),
+            DeValue::Table(table) => return self.table(table, location, keys),
             DeValue::Array(array) => {
                 Node::List(array.iter().map(|value| self.value(value, keys)).collect())
             }
@@ -136,12 +136,12 @@ impl TomlReader<'_> {
             DeValue::Float(number) => Node::Scalar(Scalar::Other(number.to_string())),
             DeValue::Datetime(date) => Node::Scalar(Scalar::Other(date.to_string())),
         };
-        Tree { node, place }
+        Tree { node, location }
     }
 }
 
 fn json(value: &Value, path: &str, keys: &str) -> Tree {
-    let place = match keys {
+    let location = match keys {
         "" => Source::file(path),
         keys => Source::file(path).at_key(keys),
     };
@@ -163,5 +163,5 @@ fn json(value: &Value, path: &str, keys: &str) -> Tree {
             Node::Table(entries.iter().map(entry).collect())
         }
     };
-    Tree { node, place }
+    Tree { node, location }
 }

@@ -15,23 +15,23 @@ use std::sync::Arc;
 
 pub use cost::{Link, LinkCosts, Traffic};
 
-use crate::arrangement::Arrangement;
-use crate::{Group, Hosts, Place, PlaceError, Reduction};
-use cost::Prices;
+use crate::placements::Placements;
+use crate::{Group, Hosts, Reduction, Sharding, ShardingError};
+use cost::CostModel;
 use moves::Move;
 
 /// The steps that lead from one place to another.
 ///
 /// ```
-/// use meshgrad_mesh::{Hosts, LinkCosts, Mesh, Place, Placement, Reduction, Transition};
+/// use meshgrad_mesh::{Hosts, LinkCosts, Mesh, Sharding, Placement, Reduction, Redistribution};
 ///
 /// let mesh = Mesh::new(&[2, 4], &["dp", "tp"])?;
 /// let partial = Placement::Partial(Reduction::Sum);
-/// let from = Place::new(&mesh, [("dp", Placement::shard(0)), ("tp", partial)], &[64, 32])?;
+/// let from = Sharding::new(&mesh, [("dp", Placement::shard(0)), ("tp", partial)], &[64, 32])?;
 /// let columns = Placement::shard(1);
-/// let to = Place::new(&mesh, [("dp", Placement::shard(0)), ("tp", columns)], &[64, 32])?;
+/// let to = Sharding::new(&mesh, [("dp", Placement::shard(0)), ("tp", columns)], &[64, 32])?;
 ///
-/// let plan = Transition::plan(&from, &to, 32, &Hosts::uniform(8)?, &LinkCosts::default())?;
+/// let plan = Redistribution::plan(&from, &to, 32, &Hosts::uniform(8)?, &LinkCosts::default())?;
 /// assert_eq!(
 ///     plan.to_string(),
 ///     "reduce_scatter(sum) over tp: dp: shard(0), tp: partial(sum) \
@@ -40,13 +40,13 @@ use moves::Move;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Transition {
-    from: Place,
-    to: Place,
+pub struct Redistribution {
+    from: Sharding,
+    to: Sharding,
     steps: Vec<Step>,
 }
 
-impl Transition {
+impl Redistribution {
     /// The quickest plan by the model of [`LinkCosts`] among those that send no more than going
     /// axis by axis would, which is what torch's DTensor does unless it is told otherwise. Groups
     /// along several axes cost nothing to have, so any axes move together.
@@ -58,25 +58,25 @@ impl Transition {
     /// gives the best that it has found.
     ///
     /// # Errors
-    /// [`PlaceError::OtherMesh`], [`PlaceError::OtherShape`], [`PlaceError::OtherReduction`].
+    /// [`ShardingError::MeshMismatch`], [`ShardingError::ShapeMismatch`], [`ShardingError::ReductionMismatch`].
     pub fn plan(
-        from: &Place,
-        to: &Place,
+        from: &Sharding,
+        to: &Sharding,
         element_bits: usize,
         hosts: &Hosts,
         links: &LinkCosts,
-    ) -> Result<Transition, PlaceError> {
+    ) -> Result<Redistribution, ShardingError> {
         check(from, to)?;
-        let mut prices = Prices::new(from.frame(), from.mesh(), hosts, links, element_bits);
-        let (old, new) = (from.arrangement(), to.arrangement());
-        let moves = search::plan(from.frame(), old, new, &mut prices);
+        let mut model = CostModel::new(from.geometry(), from.mesh(), hosts, links, element_bits);
+        let (old, new) = (from.canonical(), to.canonical());
+        let moves = search::plan(from.geometry(), old, new, &mut model);
 
         let mut steps: Vec<Step> = Vec::with_capacity(moves.len());
         for step in moves {
             let before = steps.last().map_or(from, |step| &step.to).clone();
-            steps.push(Step::new(before, step, &mut prices));
+            steps.push(Step::new(before, step, &mut model));
         }
-        Ok(Transition {
+        Ok(Redistribution {
             from: from.clone(),
             to: to.clone(),
             steps,
@@ -84,12 +84,12 @@ impl Transition {
     }
 
     /// Where it begins.
-    pub fn from(&self) -> &Place {
+    pub fn from(&self) -> &Sharding {
         &self.from
     }
 
     /// Where it leads.
-    pub fn to(&self) -> &Place {
+    pub fn to(&self) -> &Sharding {
         &self.to
     }
 
@@ -110,7 +110,7 @@ impl Transition {
 }
 
 /// A line for each step; `nothing to do` without one.
-impl fmt::Display for Transition {
+impl fmt::Display for Redistribution {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.steps.is_empty() {
             return f.write_str("nothing to do");
@@ -125,20 +125,20 @@ impl fmt::Display for Transition {
 pub struct Step {
     action: Action,
     axes: Vec<Arc<str>>,
-    from: Place,
-    to: Place,
+    from: Sharding,
+    to: Sharding,
     traffic: Traffic,
     ns: u64,
 }
 
 impl Step {
-    fn new(from: Place, step: Move, prices: &mut Prices) -> Step {
-        let (traffic, ns) = prices.price(from.arrangement(), &step);
+    fn new(from: Sharding, step: Move, model: &mut CostModel) -> Step {
+        let (traffic, ns) = model.cost(from.canonical(), &step);
         let name = |axis: &usize| from.axis_name(*axis).into();
         Step {
             action: step.action,
             axes: step.axes.iter().map(name).collect(),
-            to: from.arranged(step.to),
+            to: from.with_placements(step.to),
             from,
             traffic,
             ns,
@@ -161,25 +161,25 @@ impl Step {
         group.expect("axes of the mesh, each once")
     }
 
-    /// The dims that are cut otherwise after it.
+    /// The dims that are shard otherwise after it.
     pub fn dims(&self) -> Vec<usize> {
-        let (from, to) = (self.from.arrangement(), self.to.arrangement());
+        let (from, to) = (self.from.canonical(), self.to.canonical());
         let dims = 0..self.from.shape().len();
-        dims.filter(|dim| from.cuts_of(*dim) != to.cuts_of(*dim))
+        dims.filter(|dim| from.shards_of(*dim) != to.shards_of(*dim))
             .collect()
     }
 
     /// Where the tensor is before.
-    pub fn from(&self) -> &Place {
+    pub fn from(&self) -> &Sharding {
         &self.from
     }
 
     /// Where it is after.
-    pub fn to(&self) -> &Place {
+    pub fn to(&self) -> &Sharding {
         &self.to
     }
 
-    /// What the rank with the most to do sends and receives. Rings need equal pieces, so shorter
+    /// What the rank with the most to do sends and receives. Rings need equal shards, so shorter
     /// ones count as long as the largest, which they are padded to; an all_to_all is counted as it
     /// is.
     pub fn traffic(&self) -> Traffic {
@@ -215,7 +215,7 @@ pub enum Action {
     /// Every rank keeps a part of what it has. Local.
     Slice,
     /// What all have becomes parts of it. Local. For a sum the first rank of the group keeps what
-    /// it has and the others zeros, or, of what was cut, every rank its box and zeros around it;
+    /// it has and the others zeros, or, of what was shard, every rank its box and zeros around it;
     /// for a maximum or mean all keep it.
     MakePartial(Reduction),
     /// Every rank of the group gets the boxes of all.
@@ -224,9 +224,9 @@ pub enum Action {
     /// on two ranks of the group, before or after.
     AllToAll,
     /// The parts of the group's ranks are reduced, and every rank gets its new box of that.
-    ReduceScatter(Combine),
+    ReduceScatter(ReduceOp),
     /// The parts of the group's ranks are reduced, and every rank gets all of that.
-    AllReduce(Combine),
+    AllReduce(ReduceOp),
 }
 
 /// `slice`, `make_partial(sum)`, `all_gather`, `all_reduce(sum / 4)`.
@@ -237,8 +237,8 @@ impl fmt::Display for Action {
             Action::MakePartial(reduction) => write!(f, "make_partial({reduction})"),
             Action::AllGather => f.write_str("all_gather"),
             Action::AllToAll => f.write_str("all_to_all"),
-            Action::ReduceScatter(combine) => write!(f, "reduce_scatter({combine})"),
-            Action::AllReduce(combine) => write!(f, "all_reduce({combine})"),
+            Action::ReduceScatter(reduce_op) => write!(f, "reduce_scatter({reduce_op})"),
+            Action::AllReduce(reduce_op) => write!(f, "all_reduce({reduce_op})"),
         }
     }
 }
@@ -246,7 +246,7 @@ impl fmt::Display for Action {
 /// How parts become a value. Along several axes at once, some of which hold a mean, that is a sum
 /// divided by the ranks of those.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Combine {
+pub struct ReduceOp {
     /// [`Reduction::Sum`] or [`Reduction::Max`].
     pub reduction: Reduction,
     /// What the result is divided by; 1 but for means.
@@ -254,7 +254,7 @@ pub struct Combine {
 }
 
 /// `sum`, `max`, `sum / 4`.
-impl fmt::Display for Combine {
+impl fmt::Display for ReduceOp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.divisor {
             1 => write!(f, "{}", self.reduction),
@@ -263,31 +263,31 @@ impl fmt::Display for Combine {
     }
 }
 
-fn check(from: &Place, to: &Place) -> Result<(), PlaceError> {
+fn check(from: &Sharding, to: &Sharding) -> Result<(), ShardingError> {
     if from.mesh() != to.mesh() {
-        let text = |place: &Place| {
+        let text = |place: &Sharding| {
             let ranks = crate::text::ranks(&place.mesh().ranks());
             format!("{} of ranks {ranks}", place.mesh())
         };
-        return Err(PlaceError::OtherMesh {
+        return Err(ShardingError::MeshMismatch {
             from: text(from),
             to: text(to),
         });
     }
     if from.shape() != to.shape() {
-        return Err(PlaceError::OtherShape {
+        return Err(ShardingError::ShapeMismatch {
             from: from.shape().to_vec(),
             to: to.shape().to_vec(),
         });
     }
-    check_reductions(from, to.arrangement())
+    check_reductions(from, to.canonical())
 }
 
-fn check_reductions(from: &Place, to: &Arrangement) -> Result<(), PlaceError> {
-    for (axis, held) in from.arrangement().partials() {
+fn check_reductions(from: &Sharding, to: &Placements) -> Result<(), ShardingError> {
+    for (axis, held) in from.canonical().partials() {
         match to.reduction(*axis) {
             Some(wanted) if wanted != *held => {
-                return Err(PlaceError::OtherReduction {
+                return Err(ShardingError::ReductionMismatch {
                     axis: from.axis_name(*axis).to_owned(),
                     from: *held,
                     to: wanted,

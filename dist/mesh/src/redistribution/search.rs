@@ -1,7 +1,7 @@
 //! The quickest way between two arrangements that does not send more than a bound.
 //!
 //! Dijkstra's algorithm on the model's time, with the bytes sent as a second measure: an
-//! arrangement is visited again when it is reached later but with fewer bytes sent, since the
+//! placements is visited again when it is reached later but with fewer bytes sent, since the
 //! quickest way there may have spent what the rest needs. A plan is thus the quickest of those that
 //! send no more than the plan that goes axis by axis, and is never slower than that.
 
@@ -9,10 +9,10 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
 use crate::Action;
-use crate::arrangement::{Arrangement, Frame};
-use crate::transition::axis_by_axis;
-use crate::transition::cost::Prices;
-use crate::transition::moves::{Move, Moves};
+use crate::placements::{Geometry, Placements};
+use crate::redistribution::axis_by_axis;
+use crate::redistribution::cost::CostModel;
+use crate::redistribution::moves::{Move, Moves};
 
 /// Most axes that a search moves at once. Beyond, there are too many arrangements, and the plan is
 /// that which goes axis by axis.
@@ -22,33 +22,33 @@ const MAX_AXES: usize = 4;
 const MAX_EFFORT: u64 = 1 << 20;
 
 pub(crate) fn plan(
-    frame: Frame,
-    from: &Arrangement,
-    to: &Arrangement,
-    prices: &mut Prices,
+    geometry: Geometry,
+    from: &Placements,
+    to: &Placements,
+    model: &mut CostModel,
 ) -> Vec<Move> {
-    let bound = axis_by_axis::plan(frame, from, to);
-    let moves = Moves::new(frame, from, to);
+    let bound = axis_by_axis::plan(geometry, from, to);
+    let moves = Moves::new(geometry, from, to);
     if moves.axes() > MAX_AXES {
         return merge_slices(bound);
     }
-    let limit = price_of(from, &bound, prices);
-    let found = search(from, to, &moves, limit, prices);
+    let limit = cost_of(from, &bound, model);
+    let found = search(from, to, &moves, limit, model);
     merge_slices(found.unwrap_or(bound))
 }
 
 /// Time and bytes of a way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-struct Price {
+struct Cost {
     ns: u64,
     bytes: u64,
     steps: usize,
 }
 
-impl Price {
-    fn with(self, from: &Arrangement, step: &Move, prices: &mut Prices) -> Price {
-        let (traffic, ns) = prices.price(from, step);
-        Price {
+impl Cost {
+    fn with(self, from: &Placements, step: &Move, model: &mut CostModel) -> Cost {
+        let (traffic, ns) = model.cost(from, step);
+        Cost {
             ns: self.ns.saturating_add(ns),
             bytes: self.bytes.saturating_add(traffic.bytes()),
             steps: self.steps + 1,
@@ -56,58 +56,55 @@ impl Price {
     }
 }
 
-fn price_of(from: &Arrangement, moves: &[Move], prices: &mut Prices) -> Price {
-    let mut price = Price::default();
+fn cost_of(from: &Placements, moves: &[Move], model: &mut CostModel) -> Cost {
+    let mut cost = Cost::default();
     let mut state = from;
     for step in moves {
-        price = price.with(state, step, prices);
+        cost = cost.with(state, step, model);
         state = &step.to;
     }
-    price
+    cost
 }
 
 fn search(
-    from: &Arrangement,
-    to: &Arrangement,
+    from: &Placements,
+    to: &Placements,
     moves: &Moves,
-    mut limit: Price,
-    prices: &mut Prices,
+    mut limit: Cost,
+    model: &mut CostModel,
 ) -> Option<Vec<Move>> {
     let mut tree = Tree::default();
-    let mut open = BinaryHeap::from([Reverse((Price::default(), None))]);
-    let mut fewest: HashMap<Arrangement, u64> = HashMap::new();
+    let mut open = BinaryHeap::from([Reverse((Cost::default(), None))]);
+    let mut fewest: HashMap<Placements, u64> = HashMap::new();
     let mut best = None;
 
-    while let Some(Reverse((price, at))) = open.pop() {
+    while let Some(Reverse((cost, at))) = open.pop() {
         let state = at.map_or(from, |at| tree.reached(at)).clone();
-        if fewest
-            .get(&state)
-            .is_some_and(|bytes| *bytes <= price.bytes)
-        {
+        if fewest.get(&state).is_some_and(|bytes| *bytes <= cost.bytes) {
             continue;
         }
-        if state == *to || prices.effort() > MAX_EFFORT {
+        if state == *to || model.effort() > MAX_EFFORT {
             break;
         }
         for step in moves.from(&state) {
-            if price.ns.saturating_add(prices.waited(&step)) > limit.ns {
+            if cost.ns.saturating_add(model.latency(&step)) > limit.ns {
                 continue;
             }
-            let next = price.with(&state, &step, prices);
+            let next = cost.with(&state, &step, model);
             if next.ns > limit.ns || next.bytes > limit.bytes {
                 continue;
             }
             let arrives = step.to == *to;
             let node = tree.add(at, step);
-            if arrives && best.is_none_or(|(price, _)| next < price) {
+            if arrives && best.is_none_or(|(cost, _)| next < cost) {
                 limit.ns = next.ns;
                 best = Some((next, node));
             }
             open.push(Reverse((next, Some(node))));
         }
-        fewest.insert(state, price.bytes);
+        fewest.insert(state, cost.bytes);
     }
-    best.map(|(_, at)| tree.way_to(at))
+    best.map(|(_, at)| tree.path_to(at))
 }
 
 /// Moves, each with the one before it.
@@ -122,11 +119,11 @@ impl Tree {
         self.nodes.len() - 1
     }
 
-    fn reached(&self, at: usize) -> &Arrangement {
+    fn reached(&self, at: usize) -> &Placements {
         &self.nodes[at].1.to
     }
 
-    fn way_to(&self, at: usize) -> Vec<Move> {
+    fn path_to(&self, at: usize) -> Vec<Move> {
         let before = |at: &usize| self.nodes[*at].0;
         let backwards = std::iter::successors(Some(at), before);
         let mut way: Vec<Move> = backwards.map(|at| self.nodes[at].1.clone()).collect();

@@ -1,22 +1,22 @@
 //! The plan that goes axis by axis: a bound that a search must not exceed.
 //!
 //! This is how torch's DTensor redistributes. From the innermost axis outwards, what is not aligned
-//! (its dim is to be cut by other axes before) is replicated, the rest goes straight to its target;
+//! (its dim is to be shard by other axes before) is replicated, the rest goes straight to its target;
 //! then, from the outermost axis inwards, what is left to do. Neighbouring all_reduces are one.
 
 use crate::Action;
-use crate::arrangement::{Arrangement, Frame};
-use crate::transition::moves::{self, Move};
+use crate::placements::{Geometry, Placements};
+use crate::redistribution::moves::{self, Move};
 
-pub(crate) fn plan(frame: Frame, from: &Arrangement, to: &Arrangement) -> Vec<Move> {
+pub(crate) fn plan(geometry: Geometry, from: &Placements, to: &Placements) -> Vec<Move> {
     let mut walk = Walk {
-        frame,
+        geometry,
         to,
         state: from.clone(),
         moves: Vec::new(),
     };
-    let axes = frame.sizes.len();
-    if !from.cuts().is_empty() {
+    let axes = geometry.axis_sizes.len();
+    if !from.shards().is_empty() {
         for axis in from.order(axes).into_iter().rev() {
             match walk.is_aligned(axis) {
                 true => walk.settle(axis),
@@ -28,36 +28,36 @@ pub(crate) fn plan(frame: Frame, from: &Arrangement, to: &Arrangement) -> Vec<Mo
         walk.settle(axis);
     }
     for axis in 0..axes {
-        let partial = moves::make_partial(&walk.state, axis, to, frame);
-        walk.moves_on(partial);
+        let partial = moves::make_partial(&walk.state, axis, to, geometry);
+        walk.apply(partial);
     }
-    merged(from, walk.moves, frame)
+    merged(from, walk.moves, geometry)
 }
 
 struct Walk<'a> {
-    frame: Frame<'a>,
-    to: &'a Arrangement,
-    state: Arrangement,
+    geometry: Geometry<'a>,
+    to: &'a Placements,
+    state: Placements,
     moves: Vec<Move>,
 }
 
 impl Walk<'_> {
-    /// Whether the cuts outside of what this axis shall cut are there, and no others.
+    /// Whether the shards outside of what this axis shall shard are there, and no others.
     fn is_aligned(&self, axis: usize) -> bool {
-        let Some(cut) = self.to.cut_by(axis) else {
+        let Some(shard) = self.to.shard_on(axis) else {
             return true;
         };
-        let outside = match self.state.cut_by(axis) {
-            Some(now) if now.dim == cut.dim => self.state.outside_of(axis),
-            _ => self.state.cuts_of(cut.dim),
+        let outside = match self.state.shard_on(axis) {
+            Some(now) if now.dim == shard.dim => self.state.outer_shards(axis),
+            _ => self.state.shards_of(shard.dim),
         };
-        outside == self.to.outside_of(axis)
+        outside == self.to.outer_shards(axis)
     }
 
     fn settle(&mut self, axis: usize) {
-        match self.to.cut_by(axis) {
-            Some(cut) if self.state.cut_by(axis) == Some(cut) => {}
-            Some(cut) => self.moves_on(moves::make_cut(&self.state, cut, self.frame)),
+        match self.to.shard_on(axis) {
+            Some(shard) if self.state.shard_on(axis) == Some(shard) => {}
+            Some(shard) => self.apply(moves::make_shard(&self.state, shard, self.geometry)),
             None if self.to.reduction(axis) == self.state.reduction(axis) => self.gather(axis),
             None => self.replicate(axis),
         }
@@ -66,19 +66,19 @@ impl Walk<'_> {
     fn replicate(&mut self, axis: usize) {
         self.gather(axis);
         if self.state.reduction(axis).is_some() {
-            let reduced = moves::all_reduce(&self.state, &[axis], self.frame);
-            self.moves_on(Some(reduced));
+            let reduced = moves::all_reduce(&self.state, &[axis], self.geometry);
+            self.apply(Some(reduced));
         }
     }
 
     fn gather(&mut self, axis: usize) {
-        if self.state.cut_by(axis).is_some() {
+        if self.state.shard_on(axis).is_some() {
             let gathered = moves::all_gather(&self.state, axis);
-            self.moves_on(Some(gathered));
+            self.apply(Some(gathered));
         }
     }
 
-    fn moves_on(&mut self, step: Option<Move>) {
+    fn apply(&mut self, step: Option<Move>) {
         if let Some(step) = step {
             self.state = step.to.clone();
             self.moves.push(step);
@@ -86,7 +86,7 @@ impl Walk<'_> {
     }
 }
 
-fn merged(from: &Arrangement, moves: Vec<Move>, frame: Frame) -> Vec<Move> {
+fn merged(from: &Placements, moves: Vec<Move>, geometry: Geometry) -> Vec<Move> {
     let mut merged: Vec<Move> = Vec::with_capacity(moves.len());
     for step in moves {
         let reduces = |step: &Move| matches!(step.action, Action::AllReduce(_));
@@ -95,7 +95,7 @@ fn merged(from: &Arrangement, moves: Vec<Move>, frame: Frame) -> Vec<Move> {
             axes.extend(step.axes);
             axes.sort_unstable();
             let before = merged.last().map_or(from, |step| &step.to);
-            merged.push(moves::all_reduce(before, &axes, frame));
+            merged.push(moves::all_reduce(before, &axes, geometry));
         } else {
             merged.push(step);
         }

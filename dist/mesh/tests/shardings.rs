@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use meshgrad_mesh::{Mesh, Place, PlaceError, Placement, Reduction};
+use meshgrad_mesh::{Mesh, Placement, Reduction, Sharding, ShardingError};
 
 const SUM: Placement = Placement::Partial(Reduction::Sum);
 const MAX: Placement = Placement::Partial(Reduction::Max);
@@ -24,8 +24,8 @@ fn numbers(text: &str, sign: char) -> Vec<usize> {
         .collect()
 }
 
-/// `T0` on an axis is torch's way to say that the next one cuts first.
-fn placed(mesh: &Mesh, names: &str, shape: &[usize]) -> Place {
+/// `T0` on an axis is torch's way to say that the next one shards first.
+fn placed(mesh: &Mesh, names: &str, shape: &[usize]) -> Sharding {
     let placements = names.split(' ').zip(NAMES).map(|(name, axis)| {
         let placement = match name {
             "R" => Placement::Replicate,
@@ -38,7 +38,7 @@ fn placed(mesh: &Mesh, names: &str, shape: &[usize]) -> Place {
     if names.starts_with('T') {
         placements.reverse();
     }
-    Place::new(mesh, placements, shape).unwrap()
+    Sharding::new(mesh, placements, shape).unwrap()
 }
 
 /// `5x2 on 2 as S0: 3x2@0,0 2x2@3,0`, the boxes by rank.
@@ -63,13 +63,13 @@ fn boxes_are_those_of_torch() {
     assert_eq!(count, 497);
 }
 
-fn starts(place: &Place, rank: usize) -> Vec<usize> {
+fn starts(place: &Sharding, rank: usize) -> Vec<usize> {
     let region = place.region(rank).unwrap();
     region.iter().map(|range| range.start as usize).collect()
 }
 
 /// Places of every kind on meshes of one to three axes, in all explicit orders.
-fn places() -> Vec<Place> {
+fn places() -> Vec<Sharding> {
     let mut places = Vec::new();
     for sizes in [&[4][..], &[2, 3], &[3, 2], &[1, 4], &[2, 2, 2]] {
         let mesh = mesh(sizes);
@@ -82,7 +82,7 @@ fn places() -> Vec<Place> {
     places
 }
 
-fn orders(mesh: &Mesh, choice: usize, shape: &[usize]) -> Vec<Place> {
+fn orders(mesh: &Mesh, choice: usize, shape: &[usize]) -> Vec<Sharding> {
     let kinds = [Placement::Replicate, shard(0), shard(1), SUM];
     let placements: Vec<(&str, Placement)> = (0..mesh.shape().len())
         .map(|at| (NAMES[at], kinds[choice >> (2 * at) & 3].clone()))
@@ -95,16 +95,16 @@ fn orders(mesh: &Mesh, choice: usize, shape: &[usize]) -> Vec<Place> {
     let mut all: Vec<_> = rotated.collect();
     all.push(placements.into_iter().rev().collect());
     all.into_iter()
-        .map(|placements| Place::new(mesh, placements, shape).unwrap())
+        .map(|placements| Sharding::new(mesh, placements, shape).unwrap())
         .collect()
 }
 
-/// Ranks that differ on cutting axes only have together every element once.
+/// Ranks that differ on sharding axes only have together every element once.
 #[test]
 fn boxes_tile_the_tensor() {
     for place in places() {
-        let cutting: Vec<&str> = (0..2).flat_map(|dim| place.cuts(dim)).collect();
-        for group in place.mesh().groups(&cutting).unwrap() {
+        let sharding: Vec<&str> = (0..2).flat_map(|dim| place.axes_of_dim(dim)).collect();
+        for group in place.mesh().groups(&sharding).unwrap() {
             let mut owners = vec![0; place.shape().iter().product()];
             for rank in group.ranks() {
                 for at in elements(&place.region(*rank).unwrap(), place.shape()) {
@@ -159,7 +159,7 @@ fn local_shapes_are_those_of_the_boxes() {
 #[test]
 fn placements_make_the_same_place() {
     for place in places() {
-        let again = Place::new(place.mesh(), place.placements(), place.shape()).unwrap();
+        let again = Sharding::new(place.mesh(), place.placements(), place.shape()).unwrap();
         assert_eq!(again, place);
         for (axis, placement) in place.placements() {
             assert_eq!(place.placement(axis).unwrap(), placement);
@@ -171,7 +171,7 @@ fn placements_make_the_same_place() {
 fn order_matters_on_one_dim_only() {
     let mesh = Mesh::new(&[2, 2], &["dp", "tp"]).unwrap();
     let place =
-        |placements: [(&str, Placement); 2]| Place::new(&mesh, placements, &[8, 8]).unwrap();
+        |placements: [(&str, Placement); 2]| Sharding::new(&mesh, placements, &[8, 8]).unwrap();
 
     let dp_first = place([("dp", shard(0)), ("tp", shard(0))]);
     let tp_first = place([("tp", shard(0)), ("dp", shard(0))]);
@@ -179,7 +179,7 @@ fn order_matters_on_one_dim_only() {
     assert_eq!(starts(&dp_first, 1), [2, 0]);
     assert_eq!(starts(&tp_first, 1), [4, 0]);
     assert_eq!(tp_first.to_string(), "tp: shard(0), dp: shard(0)");
-    assert_eq!(tp_first.cuts(0), ["tp", "dp"]);
+    assert_eq!(tp_first.axes_of_dim(0), ["tp", "dp"]);
 
     assert_eq!(
         place([("dp", shard(0)), ("tp", shard(1))]),
@@ -195,7 +195,8 @@ fn order_matters_on_one_dim_only() {
 #[test]
 fn a_place_has_one_form() {
     let mesh = Mesh::new(&[2, 1, 3], &["dp", "cp", "tp"]).unwrap();
-    let place = |placements: &[(&str, Placement)]| Place::new(&mesh, placements, &[6, 7]).unwrap();
+    let place =
+        |placements: &[(&str, Placement)]| Sharding::new(&mesh, placements, &[6, 7]).unwrap();
     let plain = place(&[]);
     assert!(plain.is_replicated());
     assert_eq!(
@@ -219,47 +220,47 @@ fn a_place_has_one_form() {
         [("dp", Reduction::Sum), ("tp", Reduction::Avg)]
     );
     let no_axes: [(&str, Placement); 0] = [];
-    let single = Place::new(&Mesh::new(&[], &[]).unwrap(), no_axes, &[2]).unwrap();
+    let single = Sharding::new(&Mesh::new(&[], &[]).unwrap(), no_axes, &[2]).unwrap();
     assert_eq!(single.to_string(), "on one rank");
     assert_eq!(single.local_shape(0), Some(vec![2]));
 }
 
-/// Ragged sizes go to the ranks of an axis as they are named, inside of what is cut before.
+/// Ragged sizes go to the ranks of an axis as they are named, inside of what is shard before.
 #[test]
 fn ragged_sizes_are_those_given() {
     let mesh = mesh(&[2, 3]);
     let ragged = Placement::ragged(0, [0, 1, 3]);
-    let rows = |place: &Place| -> Vec<Range<u64>> {
+    let rows = |place: &Sharding| -> Vec<Range<u64>> {
         (0..6)
             .map(|rank| place.region(rank).unwrap()[0].clone())
             .collect()
     };
-    let inner = Place::new(&mesh, [("a", shard(0)), ("b", ragged.clone())], &[8]).unwrap();
+    let inner = Sharding::new(&mesh, [("a", shard(0)), ("b", ragged.clone())], &[8]).unwrap();
     assert_eq!(rows(&inner), [8..8, 0..1, 1..4, 8..8, 4..5, 5..8]);
     assert_eq!(inner.to_string(), "a: shard(0), b: shard(0: 0 + 1 + 3)");
-    let outer = Place::new(&mesh, [("b", ragged), ("a", shard(0))], &[4]).unwrap();
+    let outer = Sharding::new(&mesh, [("b", ragged), ("a", shard(0))], &[4]).unwrap();
     assert_eq!(rows(&outer), [4..4, 0..1, 1..3, 4..4, 4..4, 3..4]);
 }
 
 /// Coordinates count, not ranks: an axis of a mesh in another order, and parallel instances.
 #[test]
 fn boxes_follow_the_mesh() {
-    let listed = Mesh::of_ranks(&[5, 3], &[2], &["tp"]).unwrap();
-    let place = Place::new(&listed, [("tp", shard(0))], &[4, 1]).unwrap();
+    let listed = Mesh::from_ranks(&[5, 3], &[2], &["tp"]).unwrap();
+    let place = Sharding::new(&listed, [("tp", shard(0))], &[4, 1]).unwrap();
     assert_eq!(place.region(5).as_deref(), Some(&[0..2, 0..1][..]));
     assert_eq!(place.region(3).as_deref(), Some(&[2..4, 0..1][..]));
     assert_eq!(place.region(0), None);
 
     let rows = mesh(&[2, 2]).select(["b"]).unwrap();
-    let place = Place::new(&rows, [("b", shard(0))], &[4]).unwrap();
+    let place = Sharding::new(&rows, [("b", shard(0))], &[4]).unwrap();
     assert_eq!(place.region(1), place.region(3));
 }
 
 #[test]
 fn errors_name_the_way_out() {
     let mesh = Mesh::new(&[2, 3], &["dp", "tp"]).unwrap();
-    let error = |placements: &[(&str, Placement)], shape: &[usize]| -> PlaceError {
-        Place::new(&mesh, placements, shape).unwrap_err()
+    let error = |placements: &[(&str, Placement)], shape: &[usize]| -> ShardingError {
+        Sharding::new(&mesh, placements, shape).unwrap_err()
     };
     let said = |placements: &[(&str, Placement)]| error(placements, &[7, 6]).to_string();
 
@@ -274,29 +275,29 @@ fn errors_name_the_way_out() {
     );
     assert_eq!(
         said(&[("dp", shard(2))]),
-        "axis `dp` cuts dim 2 and the tensor [7, 6] has dims 0 to 1"
+        "axis `dp` shards dim 2 and the tensor [7, 6] has dims 0 to 1"
     );
     assert_eq!(
         error(&[("dp", shard(0))], &[]).to_string(),
-        "axis `dp` cuts dim 0 and the tensor [] has no dims: replicate it"
+        "axis `dp` shards dim 0 and the tensor [] has no dims: replicate it"
     );
     assert_eq!(
         said(&[("tp", Placement::ragged(0, [3, 4]))]),
-        "axis `tp` has 3 ranks and cuts dim 0 into 2 sizes [3, 4]: give each rank one, 0 for none"
+        "axis `tp` has 3 ranks and shards dim 0 into 2 sizes [3, 4]: give each rank one, 0 for none"
     );
     assert_eq!(
         said(&[("tp", Placement::ragged(0, [3, 4, 1]))]),
-        "the sizes [3, 4, 1] that axis `tp` cuts dim 0 into add up to 8 and there are 7 to divide"
+        "the sizes [3, 4, 1] that axis `tp` shards dim 0 into add up to 8 and there are 7 to divide"
     );
     assert_eq!(
         said(&[("dp", shard(1)), ("tp", Placement::ragged(1, [2, 2, 2]))]),
-        "the sizes [2, 2, 2] that axis `tp` cuts dim 1 into add up to 6 and there are 3 to divide \
-         inside of what `dp` cut"
+        "the sizes [2, 2, 2] that axis `tp` shards dim 1 into add up to 6 and there are 3 to divide \
+         inside of what `dp` shard"
     );
     assert_eq!(
         said(&[("dp", shard(0)), ("tp", Placement::ragged(0, [2, 1, 1]))]),
-        "axis `tp` cuts dim 0 into [2, 1, 1] inside of what `dp` cut, whose pieces have [3, 4]: \
-         one list of sizes divides equal pieces only; name `tp` before them, or cut evenly"
+        "axis `tp` shards dim 0 into [2, 1, 1] inside of what `dp` shard, whose shards have [3, 4]: \
+         one list of sizes divides equal shards only; name `tp` before them, or shard evenly"
     );
     assert_eq!(
         said(&[("dp", SUM), ("tp", MAX)]),
@@ -313,6 +314,6 @@ fn errors_name_the_way_out() {
     let huge = Placement::ragged(0, [usize::MAX, usize::MAX, usize::MAX]);
     assert!(matches!(
         error(&[("tp", huge)], &[7]),
-        PlaceError::RaggedSum { .. }
+        ShardingError::RaggedSum { .. }
     ));
 }

@@ -5,7 +5,7 @@ use crate::{MeshError, Placement, Reduction};
 /// What can be wrong with the place of a tensor, or with the way from one to another.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum PlaceError {
+pub enum ShardingError {
     /// What is wrong with the mesh, as an axis that it does not have.
     #[error(transparent)]
     Mesh(#[from] MeshError),
@@ -15,7 +15,7 @@ pub enum PlaceError {
         "axis `{axis}` is placed twice, as {first} and as {second}: a tensor lies in one way along \
          an axis"
     )]
-    PlacedTwice {
+    DuplicatePlacement {
         /// The axis.
         axis: String,
         /// Its placement.
@@ -25,7 +25,7 @@ pub enum PlaceError {
     },
 
     /// A dim that the tensor does not have.
-    #[error("axis `{axis}` cuts dim {dim} and the tensor {shape:?} has {}", dims(.shape))]
+    #[error("axis `{axis}` shards dim {dim} and the tensor {shape:?} has {}", dims(.shape))]
     NoSuchDim {
         /// The axis.
         axis: String,
@@ -37,7 +37,7 @@ pub enum PlaceError {
 
     /// Not as many sizes as ranks.
     #[error(
-        "axis `{axis}` has {ranks} ranks and cuts dim {dim} into {} sizes {sizes:?}: give each \
+        "axis `{axis}` has {ranks} ranks and shards dim {dim} into {} sizes {sizes:?}: give each \
          rank one, 0 for none", .sizes.len()
     )]
     RaggedCount {
@@ -53,7 +53,7 @@ pub enum PlaceError {
 
     /// Sizes that do not add up.
     #[error(
-        "the sizes {sizes:?} that axis `{axis}` cuts dim {dim} into add up to {} and there are \
+        "the sizes {sizes:?} that axis `{axis}` shards dim {dim} into add up to {} and there are \
          {extent} to divide{}", sum(.sizes), inside(.outer)
     )]
     RaggedSum {
@@ -65,25 +65,25 @@ pub enum PlaceError {
         sizes: Vec<usize>,
         /// What there is to divide.
         extent: usize,
-        /// The axes that cut the dim before.
+        /// The axes that shard the dim before.
         outer: Vec<String>,
     },
 
-    /// Sizes for pieces that are not equal.
+    /// Sizes for shards that are not equal.
     #[error(
-        "axis `{axis}` cuts dim {dim} into {sizes:?}{}, whose pieces have {extents:?}: one list of \
-         sizes divides equal pieces only; name `{axis}` before them, or cut evenly", inside(.outer)
+        "axis `{axis}` shards dim {dim} into {sizes:?}{}, whose shards have {extents:?}: one list of \
+         sizes divides equal shards only; name `{axis}` before them, or shard evenly", inside(.outer)
     )]
-    RaggedPieces {
+    RaggedUnequal {
         /// The axis.
         axis: String,
         /// The dim.
         dim: usize,
         /// The sizes.
         sizes: Vec<usize>,
-        /// The axes that cut the dim before.
+        /// The axes that shard the dim before.
         outer: Vec<String>,
-        /// The extents of their pieces.
+        /// The extents of their shards.
         extents: Vec<usize>,
     },
 
@@ -116,7 +116,7 @@ pub enum PlaceError {
          one mesh; give both places on the mesh whose axes these are made of \
          (select, split, flatten)"
     )]
-    OtherMesh {
+    MeshMismatch {
         /// The axes of one, and its ranks.
         from: String,
         /// The axes of the other, and its ranks.
@@ -127,7 +127,7 @@ pub enum PlaceError {
     #[error(
         "the tensor is {from:?} and is wanted as {to:?}: a transition moves, it does not reshape"
     )]
-    OtherShape {
+    ShapeMismatch {
         /// One shape.
         from: Vec<usize>,
         /// The other.
@@ -140,7 +140,7 @@ pub enum PlaceError {
          other; reduce it (to replicate or shard), and make it a partial {to} from there if that \
          is meant"
     )]
-    OtherReduction {
+    ReductionMismatch {
         /// The axis.
         axis: String,
         /// What it holds.
@@ -165,7 +165,7 @@ fn dims(shape: &[usize]) -> String {
 fn inside(outer: &[String]) -> String {
     match outer {
         [] => String::new(),
-        _ => format!(" inside of what {} cut", names(outer)),
+        _ => format!(" inside of what {} shard", names(outer)),
     }
 }
 

@@ -1,16 +1,16 @@
 //! Where a tensor is: a mesh, a placement for each of its axes, and the global shape.
 //!
-//! Placements are in *explicit order*: where several axes cut one dim, the first named cuts it
-//! first, and the next cuts what that leaves. `[("tp", shard(0)), ("dp", shard(0))]` gives tp the
-//! large pieces, whatever the order of the axes in the mesh. Where axes cut different dims their
+//! Placements are in *explicit order*: where several axes shard one dim, the first named shards it
+//! first, and the next shards what that leaves. `[("tp", shard(0)), ("dp", shard(0))]` gives tp the
+//! large shards, whatever the order of the axes in the mesh. Where axes shard different dims their
 //! order does not matter, and places that differ only there are equal.
 
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::arrangement::{Arrangement, Cut, Frame, Misfit};
-use crate::{Axis, Division, Mesh, PlaceError, Placement, Reduction};
+use crate::placements::{AxisShard, Geometry, Placements, RaggedError};
+use crate::{Axis, Division, Mesh, Placement, Reduction, ShardingError};
 
 /// Most elements of a tensor, so that counts of bits cannot overflow.
 const MAX_ELEMENTS: usize = 1 << 56;
@@ -21,39 +21,39 @@ const MAX_ELEMENTS: usize = 1 << 56;
 /// ragged sizes that are the even ones are even. Equal places have the same boxes on all ranks.
 ///
 /// ```
-/// use meshgrad_mesh::{Mesh, Place, Placement};
+/// use meshgrad_mesh::{Mesh, Sharding, Placement};
 ///
 /// let mesh = Mesh::new(&[2, 2], &["dp", "tp"])?;
 /// let rows = Placement::shard(0);
-/// let weight = Place::new(&mesh, [("tp", rows.clone()), ("dp", rows)], &[10, 4])?;
+/// let weight = Sharding::new(&mesh, [("tp", rows.clone()), ("dp", rows)], &[10, 4])?;
 /// assert_eq!(weight.to_string(), "tp: shard(0), dp: shard(0)");
 /// assert_eq!(weight.region(1), Some(vec![5..8, 0..4]));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub struct Place {
+pub struct Sharding {
     mesh: Mesh,
     shape: Arc<[usize]>,
     /// The sizes of the mesh's axes.
-    sizes: Arc<[usize]>,
-    arrangement: Arrangement,
+    axis_sizes: Arc<[usize]>,
+    placements: Placements,
 }
 
-impl Place {
+impl Sharding {
     /// A tensor of this global shape on a mesh, with the placements of its axes in explicit order,
-    /// the outermost cut first. Axes that are not named replicate.
+    /// the outermost shard first. Axes that are not named replicate.
     ///
     /// # Errors
-    /// [`PlaceError::Mesh`] for an axis that the mesh does not have, [`PlaceError::PlacedTwice`],
-    /// [`PlaceError::NoSuchDim`], [`PlaceError::RaggedCount`], [`PlaceError::RaggedSum`],
-    /// [`PlaceError::RaggedPieces`], [`PlaceError::MixedReductions`],
-    /// [`PlaceError::TooManyElements`].
+    /// [`ShardingError::Mesh`] for an axis that the mesh does not have, [`ShardingError::DuplicatePlacement`],
+    /// [`ShardingError::NoSuchDim`], [`ShardingError::RaggedCount`], [`ShardingError::RaggedSum`],
+    /// [`ShardingError::RaggedUnequal`], [`ShardingError::MixedReductions`],
+    /// [`ShardingError::TooManyElements`].
     pub fn new<S: AsRef<str>>(
         mesh: &Mesh,
         placements: impl AsRef<[(S, Placement)]>,
         shape: &[usize],
-    ) -> Result<Place, PlaceError> {
-        let mut place = Place::replicated(mesh, shape)?;
+    ) -> Result<Sharding, ShardingError> {
+        let mut place = Sharding::replicated(mesh, shape)?;
         let placements = placements.as_ref();
         for (at, (name, placement)) in placements.iter().enumerate() {
             let name = name.as_ref();
@@ -62,7 +62,7 @@ impl Place {
                 .iter()
                 .find(|(other, _)| other.as_ref() == name);
             if let Some((_, first)) = before {
-                return Err(PlaceError::PlacedTwice {
+                return Err(ShardingError::DuplicatePlacement {
                     axis: name.to_owned(),
                     first: first.clone(),
                     second: placement.clone(),
@@ -76,35 +76,35 @@ impl Place {
     /// A tensor that every rank of a mesh has all of.
     ///
     /// # Errors
-    /// [`PlaceError::TooManyElements`].
-    pub fn replicated(mesh: &Mesh, shape: &[usize]) -> Result<Place, PlaceError> {
+    /// [`ShardingError::TooManyElements`].
+    pub fn replicated(mesh: &Mesh, shape: &[usize]) -> Result<Sharding, ShardingError> {
         let elements = shape.iter().try_fold(1usize, |product, extent| {
             product.checked_mul((*extent).max(1))
         });
         if elements.is_none_or(|elements| elements > MAX_ELEMENTS) {
-            return Err(PlaceError::TooManyElements {
+            return Err(ShardingError::TooManyElements {
                 shape: shape.to_vec(),
             });
         }
-        Ok(Place {
+        Ok(Sharding {
             mesh: mesh.clone(),
             shape: shape.into(),
-            sizes: mesh.shape().into(),
-            arrangement: Arrangement::default(),
+            axis_sizes: mesh.shape().into(),
+            placements: Placements::default(),
         })
     }
 
-    fn put(&mut self, name: &str, placement: &Placement) -> Result<(), PlaceError> {
+    fn put(&mut self, name: &str, placement: &Placement) -> Result<(), ShardingError> {
         let axis = self.axis_index(name)?;
         match placement {
             Placement::Replicate => Ok(()),
             Placement::Partial(reduction) => self.put_partial(axis, *reduction),
-            Placement::Shard(dim, _) if *dim >= self.shape.len() => Err(PlaceError::NoSuchDim {
+            Placement::Shard(dim, _) if *dim >= self.shape.len() => Err(ShardingError::NoSuchDim {
                 axis: name.to_owned(),
                 dim: *dim,
                 shape: self.shape.to_vec(),
             }),
-            Placement::Shard(dim, division) => self.put_cut(Cut {
+            Placement::Shard(dim, division) => self.put_shard(AxisShard {
                 dim: *dim,
                 axis,
                 division: division.clone(),
@@ -112,72 +112,72 @@ impl Place {
         }
     }
 
-    fn put_partial(&mut self, axis: usize, reduction: Reduction) -> Result<(), PlaceError> {
-        let frame = Frame {
+    fn put_partial(&mut self, axis: usize, reduction: Reduction) -> Result<(), ShardingError> {
+        let geometry = Geometry {
             shape: &self.shape,
-            sizes: &self.sizes,
+            axis_sizes: &self.axis_sizes,
         };
-        let conflict = self.arrangement.conflict(reduction);
-        match conflict.filter(|_| frame.sizes[axis] > 1) {
-            Some((other, first)) => Err(PlaceError::MixedReductions {
+        let conflict = self.placements.conflict(reduction);
+        match conflict.filter(|_| geometry.axis_sizes[axis] > 1) {
+            Some((other, first)) => Err(ShardingError::MixedReductions {
                 first_axis: self.axis_name(other).to_owned(),
                 first,
                 second_axis: self.axis_name(axis).to_owned(),
                 second: reduction,
             }),
             None => {
-                self.arrangement.make_partial(axis, reduction, frame);
+                self.placements.make_partial(axis, reduction, geometry);
                 Ok(())
             }
         }
     }
 
-    fn put_cut(&mut self, cut: Cut) -> Result<(), PlaceError> {
-        let frame = Frame {
+    fn put_shard(&mut self, shard: AxisShard) -> Result<(), ShardingError> {
+        let geometry = Geometry {
             shape: &self.shape,
-            sizes: &self.sizes,
+            axis_sizes: &self.axis_sizes,
         };
-        let pushed = self.arrangement.push(cut.clone(), frame);
-        pushed.map_err(|misfit| self.misfit(cut, misfit))
+        let pushed = self.placements.push(shard.clone(), geometry);
+        pushed.map_err(|error| self.error(shard, error))
     }
 
-    fn misfit(&self, cut: Cut, misfit: Misfit) -> PlaceError {
-        let Cut {
+    fn error(&self, shard: AxisShard, error: RaggedError) -> ShardingError {
+        let AxisShard {
             dim,
             axis,
             division,
-        } = cut;
+        } = shard;
         let sizes = match division {
             Division::Even => Vec::new(),
             Division::Ragged(sizes) => sizes.to_vec(),
         };
-        let outer = self.arrangement.cuts_of(dim).iter();
+        let outer = self.placements.shards_of(dim).iter();
         let outer = outer
-            .map(|cut| self.axis_name(cut.axis).to_owned())
+            .map(|shard| self.axis_name(shard.axis).to_owned())
             .collect();
-        let pieces = self.arrangement.pieces(dim, self.frame());
-        let ranks = self.sizes[axis];
+        let shards = self.placements.shard_extents(dim, self.geometry());
+        let ranks = self.axis_sizes[axis];
         let axis = self.axis_name(axis).to_owned();
-        match misfit {
-            Misfit::Count => PlaceError::RaggedCount {
+        match error {
+            RaggedError::Count => ShardingError::RaggedCount {
                 axis,
                 ranks,
                 dim,
                 sizes,
             },
-            Misfit::Sum => PlaceError::RaggedSum {
+            RaggedError::Sum => ShardingError::RaggedSum {
                 axis,
                 dim,
                 sizes,
-                extent: pieces.into_iter().sum(),
+                extent: shards.into_iter().sum(),
                 outer,
             },
-            Misfit::Pieces => PlaceError::RaggedPieces {
+            RaggedError::UnequalShards => ShardingError::RaggedUnequal {
                 axis,
                 dim,
                 sizes,
                 outer,
-                extents: pieces.into_iter().collect(),
+                extents: shards.into_iter().collect(),
             },
         }
     }
@@ -195,28 +195,28 @@ impl Place {
     /// How the tensor lies along an axis.
     ///
     /// # Errors
-    /// [`PlaceError::Mesh`] for an axis that the mesh does not have.
-    pub fn placement(&self, axis: &str) -> Result<Placement, PlaceError> {
-        Ok(self.arrangement.placement(self.axis_index(axis)?))
+    /// [`ShardingError::Mesh`] for an axis that the mesh does not have.
+    pub fn placement(&self, axis: &str) -> Result<Placement, ShardingError> {
+        Ok(self.placements.placement(self.axis_index(axis)?))
     }
 
-    /// The placements of all axes in explicit order: that of the mesh, but for axes that cut one
-    /// dim, which stand as they cut it.
+    /// The placements of all axes in explicit order: that of the mesh, but for axes that shard one
+    /// dim, which stand as they shard it.
     pub fn placements(&self) -> Vec<(&str, Placement)> {
-        let order = self.arrangement.order(self.sizes.len());
-        let placed = |axis| (self.axis_name(axis), self.arrangement.placement(axis));
+        let order = self.placements.order(self.axis_sizes.len());
+        let placed = |axis| (self.axis_name(axis), self.placements.placement(axis));
         order.into_iter().map(placed).collect()
     }
 
-    /// The axes that cut a dim, the outermost first.
-    pub fn cuts(&self, dim: usize) -> Vec<&str> {
-        let cuts = self.arrangement.cuts_of(dim).iter();
-        cuts.map(|cut| self.axis_name(cut.axis)).collect()
+    /// The axes that shard a dim, the outermost first.
+    pub fn axes_of_dim(&self, dim: usize) -> Vec<&str> {
+        let shards = self.placements.shards_of(dim).iter();
+        shards.map(|shard| self.axis_name(shard.axis)).collect()
     }
 
     /// The axes along which ranks hold parts of a value, with what makes one of them.
     pub fn partials(&self) -> Vec<(&str, Reduction)> {
-        let partials = self.arrangement.partials().iter();
+        let partials = self.placements.partials().iter();
         partials
             .map(|(axis, reduction)| (self.axis_name(*axis), *reduction))
             .collect()
@@ -224,7 +224,7 @@ impl Place {
 
     /// Whether every rank has all of the value.
     pub fn is_replicated(&self) -> bool {
-        self.arrangement == Arrangement::default()
+        self.placements == Placements::default()
     }
 
     /// The box of the global tensor that a rank has, or has a part of the value of; none when the
@@ -233,7 +233,7 @@ impl Place {
     pub fn region(&self, rank: usize) -> Option<Vec<Range<u64>>> {
         let coordinate = self.mesh.coordinate(rank)?;
         let range = |dim| {
-            let range = self.arrangement.range(dim, &coordinate, self.frame());
+            let range = self.placements.range(dim, &coordinate, self.geometry());
             range.start as u64..range.end as u64
         };
         Some((0..self.shape.len()).map(range).collect())
@@ -242,32 +242,36 @@ impl Place {
     /// The shape of what a rank has; none when the rank is not in the mesh.
     pub fn local_shape(&self, rank: usize) -> Option<Vec<usize>> {
         let coordinate = self.mesh.coordinate(rank)?;
-        let extent = |dim| self.arrangement.range(dim, &coordinate, self.frame()).len();
+        let extent = |dim| {
+            self.placements
+                .range(dim, &coordinate, self.geometry())
+                .len()
+        };
         Some((0..self.shape.len()).map(extent).collect())
     }
 
     /// The largest extents that a rank has: what others are padded to where all must be equal.
     pub fn largest_local_shape(&self) -> Vec<usize> {
         let dims = 0..self.shape.len();
-        dims.map(|dim| self.arrangement.largest(dim, self.frame()))
+        dims.map(|dim| self.placements.largest(dim, self.geometry()))
             .collect()
     }
 
-    pub(crate) fn frame(&self) -> Frame<'_> {
-        Frame {
+    pub(crate) fn geometry(&self) -> Geometry<'_> {
+        Geometry {
             shape: &self.shape,
-            sizes: &self.sizes,
+            axis_sizes: &self.axis_sizes,
         }
     }
 
-    pub(crate) fn arrangement(&self) -> &Arrangement {
-        &self.arrangement
+    pub(crate) fn canonical(&self) -> &Placements {
+        &self.placements
     }
 
-    /// The same tensor on the same mesh, arranged otherwise.
-    pub(crate) fn arranged(&self, arrangement: Arrangement) -> Place {
-        Place {
-            arrangement,
+    /// The same tensor on the same mesh, with_placements otherwise.
+    pub(crate) fn with_placements(&self, placements: Placements) -> Sharding {
+        Sharding {
+            placements,
             ..self.clone()
         }
     }
@@ -276,7 +280,7 @@ impl Place {
         self.mesh.axes()[axis].name()
     }
 
-    fn axis_index(&self, name: &str) -> Result<usize, PlaceError> {
+    fn axis_index(&self, name: &str) -> Result<usize, ShardingError> {
         self.mesh.axis(name)?;
         let before = self
             .mesh
@@ -289,7 +293,7 @@ impl Place {
 }
 
 /// `dp: shard(0), tp: replicate`, in explicit order.
-impl fmt::Display for Place {
+impl fmt::Display for Sharding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let placements = self.placements();
         let texts: Vec<String> = placements
@@ -303,8 +307,8 @@ impl fmt::Display for Place {
     }
 }
 
-impl fmt::Debug for Place {
+impl fmt::Debug for Sharding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Place({self} of {:?} on {})", self.shape, self.mesh)
+        write!(f, "Sharding({self} of {:?} on {})", self.shape, self.mesh)
     }
 }

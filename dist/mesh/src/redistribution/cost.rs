@@ -1,6 +1,6 @@
 //! What a collective takes, by a model of rings with a few constants.
 //!
-//! A ring of n ranks passes a piece on n - 1 times (2 (n - 1) times to reduce and give back), so a
+//! A ring of n ranks passes a shard on n - 1 times (2 (n - 1) times to reduce and give back), so a
 //! step takes `launch + hops x latency + bytes / bandwidth` of the slowest link on its way. The
 //! model ranks plans; it does not predict a run.
 
@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 
 use smallvec::SmallVec;
 
-use crate::arrangement::{Arrangement, Frame};
-use crate::transition::moves::Move;
+use crate::placements::{Geometry, Placements};
+use crate::redistribution::moves::Move;
 use crate::{Action, Hosts, Mesh};
 
 /// What a link between two ranks takes.
@@ -21,7 +21,7 @@ pub struct Link {
     pub ns_per_mib: u64,
 }
 
-/// What communication takes, for [`Transition::plan`](crate::Transition::plan) to compare plans.
+/// What communication takes, for [`Redistribution::plan`](crate::Redistribution::plan) to compare plans.
 /// Constants of a machine: measure an all_gather of two sizes on it, within a host and across.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LinkCosts {
@@ -68,9 +68,9 @@ impl Traffic {
     }
 }
 
-/// Prices moves of one tensor.
-pub(crate) struct Prices<'a> {
-    frame: Frame<'a>,
+/// CostModel moves of one tensor.
+pub(crate) struct CostModel<'a> {
+    geometry: Geometry<'a>,
     mesh: &'a Mesh,
     hosts: &'a Hosts,
     links: &'a LinkCosts,
@@ -81,16 +81,16 @@ pub(crate) struct Prices<'a> {
     effort: u64,
 }
 
-impl<'a> Prices<'a> {
+impl<'a> CostModel<'a> {
     pub(crate) fn new(
-        frame: Frame<'a>,
+        geometry: Geometry<'a>,
         mesh: &'a Mesh,
         hosts: &'a Hosts,
         links: &'a LinkCosts,
         element_bits: usize,
-    ) -> Prices<'a> {
-        Prices {
-            frame,
+    ) -> CostModel<'a> {
+        CostModel {
+            geometry,
             mesh,
             hosts,
             links,
@@ -100,24 +100,24 @@ impl<'a> Prices<'a> {
         }
     }
 
-    /// How many boxes were looked at to find prices: work, without a clock.
+    /// How many boxes were looked at to find model: work, without a clock.
     pub(crate) fn effort(&self) -> u64 {
         self.effort
     }
 
     /// What a move from `from` sends, and the nanoseconds that it takes.
-    pub(crate) fn price(&mut self, from: &Arrangement, step: &Move) -> (Traffic, u64) {
+    pub(crate) fn cost(&mut self, from: &Placements, step: &Move) -> (Traffic, u64) {
         let traffic = self.traffic(from, step);
         let link = self.link(step);
         let carried = (u128::from(traffic.bytes()) * u128::from(link.ns_per_mib)) >> 20;
         (
             traffic,
-            self.waited(step).saturating_add(saturated(carried)),
+            self.latency(step).saturating_add(saturated(carried)),
         )
     }
 
     /// The nanoseconds that a move takes at least, whatever it sends.
-    pub(crate) fn waited(&mut self, step: &Move) -> u64 {
+    pub(crate) fn latency(&mut self, step: &Move) -> u64 {
         let hops = match step.action {
             Action::Slice | Action::MakePartial(_) => return 0,
             Action::AllGather | Action::ReduceScatter(_) | Action::AllToAll => self.others(step),
@@ -129,15 +129,15 @@ impl<'a> Prices<'a> {
             .saturating_add(hops.saturating_mul(latency))
     }
 
-    fn traffic(&mut self, from: &Arrangement, step: &Move) -> Traffic {
+    fn traffic(&mut self, from: &Placements, step: &Move) -> Traffic {
         self.effort += 1;
         let others = self.others(step);
         match step.action {
             Action::Slice | Action::MakePartial(_) => Traffic::default(),
-            Action::AllGather => self.ring(others, from.largest_len(self.frame)),
-            Action::ReduceScatter(_) => self.ring(others, step.to.largest_len(self.frame)),
+            Action::AllGather => self.ring(others, from.largest_len(self.geometry)),
+            Action::ReduceScatter(_) => self.ring(others, step.to.largest_len(self.geometry)),
             Action::AllReduce(_) => {
-                let bytes = u128::from(self.bytes(from.largest_len(self.frame)));
+                let bytes = u128::from(self.bytes(from.largest_len(self.geometry)));
                 let each = (2 * u128::from(others) * bytes).div_ceil(u128::from(others) + 1);
                 both_ways(saturated(each))
             }
@@ -147,7 +147,7 @@ impl<'a> Prices<'a> {
 
     /// The ranks of a group but one.
     fn others(&self, step: &Move) -> u64 {
-        let sizes = step.axes.iter().map(|axis| self.frame.sizes[*axis]);
+        let sizes = step.axes.iter().map(|axis| self.geometry.axis_sizes[*axis]);
         sizes.product::<usize>() as u64 - 1
     }
 
@@ -177,37 +177,40 @@ impl<'a> Prices<'a> {
             let groups = mesh
                 .groups(names.as_slice())
                 .expect("axes of the mesh, each once");
-            groups.iter().any(|group| hosts.crossed(group.ranks()) > 1)
+            groups
+                .iter()
+                .any(|group| hosts.spanned_by(group.ranks()) > 1)
         };
         *self.crossing.entry(key).or_insert_with_key(crosses)
     }
 
     /// What ranks do not keep, exactly: the boxes of the most burdened.
-    fn exchange(&mut self, from: &Arrangement, to: &Arrangement) -> Traffic {
-        let dims = 0..self.frame.shape.len();
+    fn exchange(&mut self, from: &Placements, to: &Placements) -> Traffic {
+        let dims = 0..self.geometry.shape.len();
         let (changed, same): (Vec<usize>, Vec<usize>) =
-            dims.partition(|dim| from.cuts_of(*dim) != to.cuts_of(*dim));
+            dims.partition(|dim| from.shards_of(*dim) != to.shards_of(*dim));
         let rest: u64 = same
             .iter()
-            .map(|dim| from.largest(*dim, self.frame) as u64)
+            .map(|dim| from.largest(*dim, self.geometry) as u64)
             .product();
 
         let mut axes: SmallVec<[usize; 8]> = changed
             .iter()
-            .flat_map(|dim| from.cuts_of(*dim).iter().chain(to.cuts_of(*dim)))
-            .map(|cut| cut.axis)
+            .flat_map(|dim| from.shards_of(*dim).iter().chain(to.shards_of(*dim)))
+            .map(|shard| shard.axis)
             .collect();
         axes.sort_unstable();
         axes.dedup();
 
         let mut most = Traffic::default();
-        let mut coordinate: SmallVec<[usize; 8]> = SmallVec::from_elem(0, self.frame.sizes.len());
+        let mut coordinate: SmallVec<[usize; 8]> =
+            SmallVec::from_elem(0, self.geometry.axis_sizes.len());
         loop {
             self.effort += 1;
             let (mut held, mut wanted, mut kept) = (rest, rest, rest);
             for dim in &changed {
-                let old = from.range(*dim, &coordinate, self.frame);
-                let new = to.range(*dim, &coordinate, self.frame);
+                let old = from.range(*dim, &coordinate, self.geometry);
+                let new = to.range(*dim, &coordinate, self.geometry);
                 let both = old
                     .end
                     .min(new.end)
@@ -218,7 +221,7 @@ impl<'a> Prices<'a> {
             }
             most.sent = most.sent.max(held - kept);
             most.received = most.received.max(wanted - kept);
-            if !advance(&mut coordinate, &axes, self.frame.sizes) {
+            if !advance(&mut coordinate, &axes, self.geometry.axis_sizes) {
                 break;
             }
         }

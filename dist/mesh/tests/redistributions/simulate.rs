@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use meshgrad_mesh::{Action, Combine, Place, Reduction, Step, Transition};
+use meshgrad_mesh::{Action, Redistribution, ReduceOp, Reduction, Sharding, Step};
 
 /// What one rank holds: a value or nothing for each element of the global tensor, row-major.
 pub(crate) type Held = Vec<Option<i64>>;
@@ -17,7 +17,7 @@ const UNIT: i64 = 36 * 36;
 
 impl Tensor {
     /// Values that depend on the element and, where a value is made of parts, on the part.
-    pub(crate) fn at(place: &Place) -> Tensor {
+    pub(crate) fn at(place: &Sharding) -> Tensor {
         let partials: Vec<&str> = place.partials().iter().map(|(axis, _)| *axis).collect();
         let part = |rank: usize| -> usize {
             let along = |axis: &&str| place.mesh().local_rank(axis, rank).unwrap().unwrap();
@@ -40,7 +40,7 @@ impl Tensor {
     }
 
     /// The value of each element, by what the place says that ranks hold.
-    pub(crate) fn value(&self, place: &Place) -> Vec<i64> {
+    pub(crate) fn value(&self, place: &Sharding) -> Vec<i64> {
         let len: usize = place.shape().iter().product();
         let partials: Vec<(&str, Reduction)> = place.partials();
         let axes: Vec<&str> = partials.iter().map(|(axis, _)| *axis).collect();
@@ -68,14 +68,14 @@ impl Tensor {
     }
 
     /// Asserts that every rank holds its box and nothing else.
-    pub(crate) fn check_boxes(&self, place: &Place) {
+    pub(crate) fn check_boxes(&self, place: &Sharding) {
         for (rank, held) in self.held.iter().enumerate() {
             let holds: Vec<bool> = held.iter().map(Option::is_some).collect();
             assert_eq!(holds, inside(place, rank), "rank {rank} of {place:?}");
         }
     }
 
-    pub(crate) fn run(mut self, transition: &Transition) -> Tensor {
+    pub(crate) fn run(mut self, transition: &Redistribution) -> Tensor {
         for step in transition.steps() {
             self = self.step(step);
             self.check_boxes(step.to());
@@ -116,23 +116,23 @@ fn element(step: &Step, members: &[&Held], mine: &Held, first: bool, at: usize) 
             assert_eq!(values.next(), None, "two ranks have it: {step}");
             value
         }
-        Action::ReduceScatter(combine) | Action::AllReduce(combine) => {
+        Action::ReduceScatter(reduce_op) | Action::AllReduce(reduce_op) => {
             let parts: Vec<i64> = members.iter().map(|held| held[at].unwrap()).collect();
-            combined(&parts, combine)
+            combined(&parts, reduce_op)
         }
         other => panic!("an action that is not simulated: {other}"),
     }
 }
 
-fn combined(parts: &[i64], combine: Combine) -> i64 {
-    match combine.reduction {
+fn combined(parts: &[i64], reduce_op: ReduceOp) -> i64 {
+    match reduce_op.reduction {
         Reduction::Max => *parts.iter().max().unwrap(),
-        Reduction::Sum => exact(parts.iter().sum(), combine.divisor),
+        Reduction::Sum => exact(parts.iter().sum(), reduce_op.divisor),
         other => panic!("a reduction of several: {other}"),
     }
 }
 
-fn reduced(parts: &[i64], partials: &[(&str, Reduction)], place: &Place) -> i64 {
+fn reduced(parts: &[i64], partials: &[(&str, Reduction)], place: &Sharding) -> i64 {
     if partials
         .iter()
         .any(|(_, reduction)| *reduction == Reduction::Max)
@@ -154,7 +154,7 @@ fn exact(sum: i64, divisor: usize) -> i64 {
 }
 
 /// Which elements a rank's box has.
-pub(crate) fn inside(place: &Place, rank: usize) -> Vec<bool> {
+pub(crate) fn inside(place: &Sharding, rank: usize) -> Vec<bool> {
     let region = place.region(rank).unwrap();
     let len: usize = place.shape().iter().product();
     (0..len)

@@ -1,6 +1,6 @@
 //! The steps that torch's planners take, and what they send.
 
-use meshgrad_mesh::{LinkCosts, Mesh, Place, Placement, Reduction};
+use meshgrad_mesh::{LinkCosts, Mesh, Placement, Reduction, Sharding};
 
 use crate::NAMES;
 
@@ -21,7 +21,7 @@ pub(crate) fn plans() -> Vec<TorchPlan<'static>> {
         .collect()
 }
 
-/// What its graph planner does where axes cut a dim in another order than the mesh's, by the sizes
+/// What its graph planner does where axes shard a dim in another order than the mesh's, by the sizes
 /// of the mesh and the shape: `16x16 on 2x2: s0 s0 -> S0 R: 1 S0 R, 0 S0 R, 0 R S0`.
 pub(crate) fn ordered_plans() -> Vec<(Vec<usize>, Vec<usize>, TorchPlan<'static>)> {
     let parse = |line: &'static str| {
@@ -61,7 +61,7 @@ impl<'a> TorchPlan<'a> {
         }
     }
 
-    /// By rings over pieces that are padded to the largest, as torch pads them; f32 on one host.
+    /// By rings over shards that are padded to the largest, as torch pads them; f32 on one host.
     /// Merged, as where the user has made all flattened meshes, or not.
     pub(crate) fn spends(&self, mesh: &Mesh, shape: &[usize], merged: bool) -> Spent {
         let mut lies = self.from.clone();
@@ -99,10 +99,10 @@ impl Spent {
         let (bytes, hops) = match (change.1.chars().next(), change.2.chars().next()) {
             (Some('S'), Some('R')) => (others * size(before), others),
             (Some('S'), Some('S')) => {
-                let mut piece = before.to_vec();
+                let mut shard = before.to_vec();
                 let dim = dim(change.2);
-                piece[dim] = piece[dim].div_ceil(ranks as usize);
-                (others * size(&piece), others)
+                shard[dim] = shard[dim].div_ceil(ranks as usize);
+                (others * size(&shard), others)
             }
             (Some('P' | 'A'), Some('R')) => {
                 ((2 * others * size(before)).div_ceil(ranks), 2 * others)
@@ -159,7 +159,7 @@ fn dim(name: &str) -> usize {
     name[1..].parse().unwrap()
 }
 
-/// The largest local shape, whatever the order of the axes that cut a dim.
+/// The largest local shape, whatever the order of the axes that shard a dim.
 fn largest(mesh: &Mesh, lies: &[&str], shape: &[usize]) -> Vec<usize> {
     let mut largest = shape.to_vec();
     for (name, ranks) in lies.iter().zip(mesh.shape()) {
@@ -171,8 +171,8 @@ fn largest(mesh: &Mesh, lies: &[&str], shape: &[usize]) -> Vec<usize> {
     largest
 }
 
-/// Lower case where the last axis cuts first.
-pub(crate) fn place(mesh: &Mesh, names: &[&str], shape: &[usize]) -> Place {
+/// Lower case where the last axis shards first.
+pub(crate) fn place(mesh: &Mesh, names: &[&str], shape: &[usize]) -> Sharding {
     let placement = |name: &&str| match *name {
         "R" => Placement::Replicate,
         "P" => Placement::Partial(Reduction::Sum),
@@ -183,5 +183,5 @@ pub(crate) fn place(mesh: &Mesh, names: &[&str], shape: &[usize]) -> Place {
     if names[0].starts_with('s') {
         placements.reverse();
     }
-    Place::new(mesh, placements, shape).unwrap()
+    Sharding::new(mesh, placements, shape).unwrap()
 }

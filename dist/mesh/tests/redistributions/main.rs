@@ -4,7 +4,8 @@ mod simulate;
 mod torch;
 
 use meshgrad_mesh::{
-    Action, Hosts, Link, LinkCosts, Mesh, Place, PlaceError, Placement, Reduction, Transition,
+    Action, Hosts, Link, LinkCosts, Mesh, Placement, Redistribution, Reduction, Sharding,
+    ShardingError,
 };
 use simulate::{Tensor, inside};
 
@@ -23,17 +24,17 @@ fn partial(reduction: Reduction) -> Placement {
 }
 
 /// Hosts of two ranks, 4 bytes an element.
-fn plan(from: &Place, to: &Place) -> Result<Transition, PlaceError> {
-    Transition::plan(from, to, 32, &Hosts::Uniform(2), &LinkCosts::default())
+fn plan(from: &Sharding, to: &Sharding) -> Result<Redistribution, ShardingError> {
+    Redistribution::plan(from, to, 32, &Hosts::Uniform(2), &LinkCosts::default())
 }
 
 /// All on one host.
-fn plan_within(from: &Place, to: &Place) -> Transition {
-    Transition::plan(from, to, 32, &Hosts::Uniform(64), &LinkCosts::default()).unwrap()
+fn plan_within(from: &Sharding, to: &Sharding) -> Redistribution {
+    Redistribution::plan(from, to, 32, &Hosts::Uniform(64), &LinkCosts::default()).unwrap()
 }
 
 /// Every way to lie along each axis, in every explicit order, each place once.
-fn places(mesh: &Mesh, shape: &[usize], ragged: &[Placement]) -> Vec<Place> {
+fn places(mesh: &Mesh, shape: &[usize], ragged: &[Placement]) -> Vec<Sharding> {
     let mut kinds = vec![Placement::Replicate, shard(0), shard(1)];
     kinds.extend([Reduction::Sum, Reduction::Max, Reduction::Avg].map(partial));
     kinds.extend_from_slice(ragged);
@@ -53,9 +54,9 @@ fn places(mesh: &Mesh, shape: &[usize], ragged: &[Placement]) -> Vec<Place> {
         };
         lists = lists.iter().flat_map(longer).collect();
     }
-    let mut places: Vec<Place> = Vec::new();
+    let mut places: Vec<Sharding> = Vec::new();
     for list in lists {
-        match Place::new(mesh, list, shape) {
+        match Sharding::new(mesh, list, shape) {
             Ok(place) if !places.contains(&place) => places.push(place),
             _ => {}
         }
@@ -77,26 +78,26 @@ const SLOW: LinkCosts = LinkCosts {
 };
 
 /// The plan exists unless an axis is to change its reduction, leads where it shall, and leaves every
-/// rank with what it would have cut out of the whole value.
-fn check(from: &Place, to: &Place) {
+/// rank with what it would have shard out of the whole value.
+fn check(from: &Sharding, to: &Sharding) {
     let changed = from.partials().into_iter().any(|(axis, held)| {
         matches!(to.placement(axis).unwrap(), Placement::Partial(wanted) if wanted != held)
     });
     for links in [LinkCosts::default(), SLOW] {
-        match Transition::plan(from, to, 32, &Hosts::Uniform(2), &links) {
+        match Redistribution::plan(from, to, 32, &Hosts::Uniform(2), &links) {
             Ok(plan) => {
                 assert!(!changed, "{from:?} to {to:?}: {plan}");
                 check_plan(from, to, &plan);
             }
             Err(error) => {
-                let refused = matches!(error, PlaceError::OtherReduction { .. });
+                let refused = matches!(error, ShardingError::ReductionMismatch { .. });
                 assert!(changed && refused, "{error}");
             }
         }
     }
 }
 
-fn check_plan(from: &Place, to: &Place, plan: &Transition) {
+fn check_plan(from: &Sharding, to: &Sharding, plan: &Redistribution) {
     let mut at = from;
     for step in plan.steps() {
         assert_eq!(step.from(), at, "{plan}");
@@ -111,7 +112,7 @@ fn check_plan(from: &Place, to: &Place, plan: &Transition) {
     assert_eq!(moved.value(to), value, "{from:?} to {to:?}: {plan}");
 }
 
-fn check_all(places: &[Place]) {
+fn check_all(places: &[Sharding]) {
     for from in places {
         for to in places {
             check(from, to);
@@ -150,7 +151,7 @@ fn all_pairs_on_two_axes() {
     }
 }
 
-/// A scalar, as a loss is; and a tensor with a dim that no place cuts.
+/// A scalar, as a loss is; and a tensor with a dim that no place shards.
 #[test]
 fn all_pairs_of_other_shapes() {
     let scalars = places(&mesh(&[2, 3]), &[], &[]);
@@ -159,12 +160,12 @@ fn all_pairs_of_other_shapes() {
     check_all(&places(&mesh(&[2, 2]), &[1, 3, 4], &[]));
 }
 
-/// Ragged cuts outside and inside of even ones, and of each other.
+/// Ragged shards outside and inside of even ones, and of each other.
 #[test]
 fn ragged_pairs_on_two_axes() {
     let ragged = [Placement::ragged(0, [1, 5]), Placement::ragged(0, [0, 3])];
     let places = places(&mesh(&[2, 2]), &[6, 3], &ragged);
-    let is_ragged = |place: &&Place| place.to_string().contains('+');
+    let is_ragged = |place: &&Sharding| place.to_string().contains('+');
     assert_eq!(places.iter().filter(is_ragged).count(), 14);
     check_all(&places);
 }
@@ -208,7 +209,7 @@ fn traffic_is_what_moves() {
 }
 
 /// Most bytes that a rank has to be sent.
-fn missing(from: &Place, to: &Place) -> u64 {
+fn missing(from: &Sharding, to: &Sharding) -> u64 {
     let missing = |rank: usize| {
         let (before, after) = (inside(from, rank), inside(to, rank));
         let missing = before
@@ -271,19 +272,19 @@ fn never_more_bytes_than_torch_in_another_order() {
     assert!(fewer > 100, "{fewer}");
 }
 
-fn assert_no_more(ours: &Transition, bytes: u64, ns: u64) {
+fn assert_no_more(ours: &Redistribution, bytes: u64, ns: u64) {
     let spent = (ours.bytes(), ours.ns());
     assert!(spent.0 <= bytes, "{bytes} bytes against {spent:?}\n{ours}");
     assert!(spent.1 <= ns, "{ns} ns against {spent:?}\n{ours}");
 }
 
-fn lines(plan: &Transition) -> Vec<String> {
+fn lines(plan: &Redistribution) -> Vec<String> {
     plan.to_string().lines().map(str::to_owned).collect()
 }
 
-fn on_two_axes(placements: [(&str, Placement); 2], shape: &[usize]) -> Place {
+fn on_two_axes(placements: [(&str, Placement); 2], shape: &[usize]) -> Sharding {
     let mesh = Mesh::new(&[2, 4], &["dp", "tp"]).unwrap();
-    Place::new(&mesh, placements, shape).unwrap()
+    Sharding::new(&mesh, placements, shape).unwrap()
 }
 
 /// Over a slow network a sum is reduced within the hosts first, and only a quarter of it across.
@@ -291,8 +292,8 @@ fn on_two_axes(placements: [(&str, Placement); 2], shape: &[usize]) -> Place {
 fn a_sum_is_reduced_in_the_host_first() {
     let sum = || partial(Reduction::Sum);
     let from = on_two_axes([("dp", sum()), ("tp", sum())], &[1 << 20, 8]);
-    let to = Place::replicated(from.mesh(), from.shape()).unwrap();
-    let across = Transition::plan(&from, &to, 32, &Hosts::Uniform(4), &LinkCosts::default());
+    let to = Sharding::replicated(from.mesh(), from.shape()).unwrap();
+    let across = Redistribution::plan(&from, &to, 32, &Hosts::Uniform(4), &LinkCosts::default());
     assert_eq!(
         lines(&across.unwrap()),
         [
@@ -313,7 +314,7 @@ fn a_sum_is_reduced_in_the_host_first() {
     );
 }
 
-/// Two orders of the same cuts: an element goes once at most, where a gather brings all to all.
+/// Two orders of the same shards: an element goes once at most, where a gather brings all to all.
 #[test]
 fn orders_are_exchanged_at_once() {
     let from = on_two_axes([("dp", shard(0)), ("tp", shard(0))], &[4096, 4096]);
@@ -330,8 +331,8 @@ fn orders_are_exchanged_at_once() {
 fn axes_that_are_no_neighbours_reduce_together() {
     let mesh = mesh(&[2, 2, 2]);
     let sum = |axis| (axis, partial(Reduction::Sum));
-    let from = Place::new(&mesh, NAMES.map(sum), &[4096, 4096]).unwrap();
-    let to = Place::new(&mesh, [("b", shard(0))], &[4096, 4096]).unwrap();
+    let from = Sharding::new(&mesh, NAMES.map(sum), &[4096, 4096]).unwrap();
+    let to = Sharding::new(&mesh, [("b", shard(0))], &[4096, 4096]).unwrap();
     assert_eq!(
         lines(&plan_within(&from, &to)),
         [
@@ -359,10 +360,10 @@ fn pairs_on_many_axes() {
         let mesh = Mesh::new(&vec![2; names.len()], names).unwrap();
         let place = |placement: Placement| {
             let along = names.iter().map(|axis| (*axis, placement.clone()));
-            Place::new(&mesh, along.collect::<Vec<_>>(), &[20, 5]).unwrap()
+            Sharding::new(&mesh, along.collect::<Vec<_>>(), &[20, 5]).unwrap()
         };
         let backwards: Vec<_> = names.iter().rev().map(|axis| (*axis, shard(0))).collect();
-        let backwards = Place::new(&mesh, backwards, &[20, 5]).unwrap();
+        let backwards = Sharding::new(&mesh, backwards, &[20, 5]).unwrap();
         check(&place(shard(0)), &place(shard(1)));
         check(&place(shard(0)), &backwards);
         check(&backwards, &place(partial(Reduction::Sum)));
@@ -374,8 +375,8 @@ fn pairs_on_many_axes() {
 #[test]
 fn what_no_transition_does_is_an_error() {
     let mesh = Mesh::new(&[2, 2], &["dp", "tp"]).unwrap();
-    let place = |placement| Place::new(&mesh, [("tp", placement)], &[4, 4]).unwrap();
-    let error = |from: &Place, to: &Place| plan(from, to).unwrap_err().to_string();
+    let place = |placement| Sharding::new(&mesh, [("tp", placement)], &[4, 4]).unwrap();
+    let error = |from: &Sharding, to: &Sharding| plan(from, to).unwrap_err().to_string();
 
     assert_eq!(
         error(
@@ -385,13 +386,13 @@ fn what_no_transition_does_is_an_error() {
         "axis `tp` holds a partial sum and a partial max is wanted: none becomes the other; reduce \
          it (to replicate or shard), and make it a partial max from there if that is meant"
     );
-    let reshaped = Place::new(&mesh, [("tp", shard(0))], &[16]).unwrap();
+    let reshaped = Sharding::new(&mesh, [("tp", shard(0))], &[16]).unwrap();
     assert_eq!(
         error(&place(shard(0)), &reshaped),
         "the tensor is [4, 4] and is wanted as [16]: a transition moves, it does not reshape"
     );
     let flat = Mesh::new(&[4], &["tp"]).unwrap();
-    let elsewhere = Place::new(&flat, [("tp", shard(0))], &[4, 4]).unwrap();
+    let elsewhere = Sharding::new(&flat, [("tp", shard(0))], &[4, 4]).unwrap();
     assert_eq!(
         error(&place(shard(0)), &elsewhere),
         "the tensor is on the mesh dp 2 x tp 2 of ranks [0, 1, 2, 3] and is wanted on the mesh \

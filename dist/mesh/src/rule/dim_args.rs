@@ -1,27 +1,26 @@
-//! Rules of ops whose dims are arguments, which no signature can say: written as a signature for
-//! the dims that are given.
+//! Rules of ops that take dims as arguments: each call has its own signature.
 
-use super::{LINEAR, Pass, Rule, RuleError};
+use super::{LINEAR, PartialInputs, RuleError, ShardingRule};
 use crate::Reduction;
 
-impl Rule {
-    /// A reduction of a tensor of `rank` dims over `dims`, which the result does not have: the sum,
-    /// mean or maximum, or with none of these something that needs the dims whole. A mean of parts'
-    /// means is right for equal parts only, so others are refused.
+impl ShardingRule {
+    /// A reduction of a tensor of `ndim` dims over `dims`, which the result lacks. With `by: None`
+    /// the dims must be whole. A mean requires equal shards: the mean of their means is wrong
+    /// otherwise.
     ///
     /// # Errors
-    /// [`RuleError::Text`] for a dim that is not below `rank`.
+    /// [`RuleError::Argument`] for a dim that is out of range or repeated.
     pub fn reduction(
         op: &str,
-        rank: usize,
+        ndim: usize,
         dims: &[usize],
         by: Option<Reduction>,
-    ) -> Result<Rule, RuleError> {
-        check_dims(op, rank, dims)?;
+    ) -> Result<ShardingRule, RuleError> {
+        check_dims(op, ndim, dims)?;
         let whole = |dim| by.is_none() && dims.contains(&dim);
-        let operand = written(0..rank, whole);
-        let result = written((0..rank).filter(|dim| !dims.contains(dim)), |_| false);
-        let mut rule = Rule::new(op, &format!("x[{operand}] -> y[{result}]"))?;
+        let operand = written(0..ndim, whole);
+        let result = written((0..ndim).filter(|dim| !dims.contains(dim)), |_| false);
+        let mut rule = ShardingRule::new(op, &format!("x[{operand}] -> y[{result}]"))?;
 
         let Some(by) = by else {
             return Ok(rule);
@@ -29,7 +28,7 @@ impl Rule {
         for dim in dims {
             rule.names[*dim].reduction = by;
         }
-        rule.passes.push(Pass {
+        rule.partial_inputs.push(PartialInputs {
             operands: vec![0],
             reductions: match by {
                 Reduction::Sum | Reduction::Avg => LINEAR,
@@ -39,14 +38,19 @@ impl Rule {
         Ok(rule)
     }
 
-    /// `operands` tensors of `rank` dims one after the other along `dim`, which must be whole.
+    /// Concatenates `operands` tensors of `ndim` dims along `dim`, which must be whole.
     ///
     /// # Errors
-    /// As [`Rule::reduction`].
-    pub fn concat(op: &str, operands: usize, rank: usize, dim: usize) -> Result<Rule, RuleError> {
-        check_dims(op, rank, &[dim])?;
+    /// As [`ShardingRule::reduction`].
+    pub fn concat(
+        op: &str,
+        operands: usize,
+        ndim: usize,
+        dim: usize,
+    ) -> Result<ShardingRule, RuleError> {
+        check_dims(op, ndim, &[dim])?;
         let of = |tensor: &str| {
-            let dims = (0..rank).map(|at| match at == dim {
+            let dims = (0..ndim).map(|at| match at == dim {
                 true => format!("{tensor}!"),
                 false => format!("d{at}"),
             });
@@ -54,50 +58,52 @@ impl Rule {
         };
         let names: Vec<String> = (0..operands).map(|at| format!("x{at}")).collect();
         let tensors: Vec<String> = names.iter().map(|name| of(name)).collect();
-        let rule = Rule::new(op, &format!("{} -> {}", tensors.join(", "), of("y")))?;
+        let rule = ShardingRule::new(op, &format!("{} -> {}", tensors.join(", "), of("y")))?;
         rule.linear_in(&[&names.join(" + ")])
     }
 
-    /// The parts of a tensor of `rank` dims at `ids` along `dim`, which must be whole; `ids` may be
-    /// cut.
+    /// Selects the indices `ids` of a tensor of `ndim` dims along `dim`, which must be whole. `ids`
+    /// can be sharded.
     ///
     /// # Errors
-    /// As [`Rule::reduction`].
-    pub fn index_select(op: &str, rank: usize, dim: usize) -> Result<Rule, RuleError> {
-        check_dims(op, rank, &[dim])?;
-        let from = written(0..rank, |at| at == dim);
+    /// As [`ShardingRule::reduction`].
+    pub fn index_select(op: &str, ndim: usize, dim: usize) -> Result<ShardingRule, RuleError> {
+        check_dims(op, ndim, &[dim])?;
+        let from = written(0..ndim, |at| at == dim);
         let to = from.replace(&format!("d{dim}!"), "ids");
-        Rule::new(op, &format!("x[{from}], ids[ids] -> y[{to}]"))?.linear_in(&["x"])
+        ShardingRule::new(op, &format!("x[{from}], ids[ids] -> y[{to}]"))?.linear_in(&["x"])
     }
 
-    /// The dims in another order: dim `order[i]` of the operand is dim i of the result.
+    /// Permutes dims: dim `order[i]` of the operand is dim i of the result.
     ///
     /// # Errors
-    /// As [`Rule::reduction`], also for an order that lacks a dim.
-    pub fn permute(op: &str, order: &[usize]) -> Result<Rule, RuleError> {
+    /// As [`ShardingRule::reduction`].
+    pub fn permute(op: &str, order: &[usize]) -> Result<ShardingRule, RuleError> {
         check_dims(op, order.len(), order)?;
         let (from, to) = (
             written(0..order.len(), |_| false),
             written(order.iter().copied(), |_| false),
         );
-        Rule::new(op, &format!("x[{from}] -> y[{to}]"))?.linear_in(&["x"])
+        ShardingRule::new(op, &format!("x[{from}] -> y[{to}]"))?.linear_in(&["x"])
     }
 
-    /// The same elements in the same order under other extents. Where dims become one, or one
-    /// several, the first of them can be cut, into parts that are such on both sides.
+    /// Reshapes a tensor. When dims merge or a dim splits, the first of them can be sharded, into
+    /// shards in proportion on both sides.
     ///
     /// # Errors
-    /// [`RuleError::Text`] for shapes of other numbers of elements.
-    pub fn reshape(op: &str, from: &[usize], to: &[usize]) -> Result<Rule, RuleError> {
+    /// [`RuleError::Argument`] when the numbers of elements differ or overflow.
+    pub fn reshape(op: &str, from: &[usize], to: &[usize]) -> Result<ShardingRule, RuleError> {
         let fits = elements(from).is_some_and(|count| elements(to) == Some(count));
         if !fits {
-            return Err(RuleError::Text {
-                text: format!("{op} {from:?} -> {to:?}"),
-                problem: "the numbers of elements differ, or are too large".to_owned(),
+            return Err(RuleError::Argument {
+                op: op.to_owned(),
+                problem: format!(
+                    "shapes {from:?} and {to:?} differ in their number of elements, or have too many"
+                ),
             });
         }
         let (x, y) = (whole_dims("x", from.len()), whole_dims("y", to.len()));
-        let mut rule = Rule::new(op, &format!("x[{x}] -> y[{y}]"))?.linear_in(&["x"])?;
+        let mut rule = ShardingRule::new(op, &format!("x[{x}] -> y[{y}]"))?.linear_in(&["x"])?;
 
         let (of_from, of_to) = rule.names.split_at_mut(from.len());
         for (name, extent) in of_to.iter_mut().zip(to) {
@@ -106,14 +112,14 @@ impl Rule {
         for (first, becomes) in firsts(from, to) {
             of_from[first].whole = false;
             of_to[becomes].whole = false;
-            // Cut together, in proportion.
+            // Sharded together, in proportion.
             of_to[becomes].groups = Some(first);
         }
         Ok(rule)
     }
 }
 
-/// None where nothing could count them.
+/// `None` on overflow.
 fn elements(shape: &[usize]) -> Option<usize> {
     let product = |product: usize, extent: &usize| product.checked_mul(*extent);
     match shape.contains(&0) {
@@ -123,12 +129,12 @@ fn elements(shape: &[usize]) -> Option<usize> {
 }
 
 /// `x0! x1!`.
-fn whole_dims(tensor: &str, rank: usize) -> String {
-    let dims = (0..rank).map(|dim| format!("{tensor}{dim}!"));
+fn whole_dims(tensor: &str, ndim: usize) -> String {
+    let dims = (0..ndim).map(|dim| format!("{tensor}{dim}!"));
     dims.collect::<Vec<_>>().join(" ")
 }
 
-/// Where runs of dims of equal products begin on both sides. Dims of one element belong to nothing.
+/// The first dims of the shortest runs with equal products on both sides, ignoring dims of extent 1.
 fn firsts(from: &[usize], to: &[usize]) -> Vec<(usize, usize)> {
     let mut pairs = Vec::new();
     if from.contains(&0) {
@@ -159,15 +165,15 @@ fn written(dims: impl Iterator<Item = usize>, whole: impl Fn(usize) -> bool) -> 
     dims.collect::<Vec<_>>().join(" ")
 }
 
-fn check_dims(op: &str, rank: usize, dims: &[usize]) -> Result<(), RuleError> {
+fn check_dims(op: &str, ndim: usize, dims: &[usize]) -> Result<(), RuleError> {
     for (at, dim) in dims.iter().enumerate() {
         let problem = match dims[..at].contains(dim) {
-            true => format!("dim {dim} is named twice"),
-            false if *dim >= rank => format!("there is no dim {dim} among {rank}"),
+            true => format!("dim {dim} is repeated in {dims:?}"),
+            false if *dim >= ndim => format!("dim {dim} is out of range for {ndim} dims"),
             false => continue,
         };
-        return Err(RuleError::Text {
-            text: format!("{op} over {dims:?}"),
+        return Err(RuleError::Argument {
+            op: op.to_owned(),
             problem,
         });
     }

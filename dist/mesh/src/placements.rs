@@ -1,0 +1,247 @@
+//! Which axes shard which dims in which order, and which hold partial values: a place without its
+//! names.
+//!
+//! There is one placements for all ways to write the same place: shards are sorted by dim, of one
+//! dim the outermost first; axes of one rank and axes that replicate are not mentioned; ragged
+//! sizes that are the even ones are even.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use smallvec::SmallVec;
+
+use crate::{Division, Placement, Reduction};
+
+/// What an placements is read with: the extents of a tensor and the sizes of a mesh's axes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Geometry<'a> {
+    pub(crate) shape: &'a [usize],
+    pub(crate) axis_sizes: &'a [usize],
+}
+
+/// One axis that shards one dim.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct AxisShard {
+    pub(crate) dim: usize,
+    pub(crate) axis: usize,
+    pub(crate) division: Division,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Placements {
+    shards: SmallVec<[AxisShard; 4]>,
+    /// By axis.
+    partials: SmallVec<[(usize, Reduction); 2]>,
+}
+
+impl Placements {
+    pub(crate) fn shards(&self) -> &[AxisShard] {
+        &self.shards
+    }
+
+    pub(crate) fn partials(&self) -> &[(usize, Reduction)] {
+        &self.partials
+    }
+
+    /// The shards of one dim, the outermost first.
+    pub(crate) fn shards_of(&self, dim: usize) -> &[AxisShard] {
+        let begin = self.shards.partition_point(|shard| shard.dim < dim);
+        let end = self.shards.partition_point(|shard| shard.dim <= dim);
+        &self.shards[begin..end]
+    }
+
+    pub(crate) fn shard_on(&self, axis: usize) -> Option<&AxisShard> {
+        self.shards.iter().find(|shard| shard.axis == axis)
+    }
+
+    pub(crate) fn reduction(&self, axis: usize) -> Option<Reduction> {
+        let found = self.partials.iter().find(|(other, _)| *other == axis);
+        found.map(|(_, reduction)| *reduction)
+    }
+
+    pub(crate) fn is_replicated(&self, axis: usize) -> bool {
+        self.shard_on(axis).is_none() && self.reduction(axis).is_none()
+    }
+
+    pub(crate) fn placement(&self, axis: usize) -> Placement {
+        match (self.shard_on(axis), self.reduction(axis)) {
+            (Some(shard), _) => Placement::Shard(shard.dim, shard.division.clone()),
+            (None, Some(reduction)) => Placement::Partial(reduction),
+            (None, None) => Placement::Replicate,
+        }
+    }
+
+    /// The shards before that of `axis` in its dim.
+    pub(crate) fn outer_shards(&self, axis: usize) -> &[AxisShard] {
+        let Some(shard) = self.shard_on(axis) else {
+            return &[];
+        };
+        let shards = self.shards_of(shard.dim);
+        let at = shards.iter().position(|shard| shard.axis == axis);
+        &shards[..at.unwrap_or(0)]
+    }
+
+    /// All axes in an order in which those that shard one dim stand as they shard it, and the others as
+    /// in the mesh.
+    pub(crate) fn order(&self, axes: usize) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..axes).collect();
+        let dims: BTreeSet<usize> = self.shards.iter().map(|shard| shard.dim).collect();
+        for dim in dims {
+            let explicit = self.shards_of(dim);
+            let mut slots: Vec<usize> = explicit.iter().map(|shard| shard.axis).collect();
+            slots.sort_unstable();
+            for (slot, shard) in slots.into_iter().zip(explicit) {
+                order[slot] = shard.axis;
+            }
+        }
+        order
+    }
+
+    /// With one shard more, inside of those that its dim has, if its division fits.
+    pub(crate) fn push(&mut self, shard: AxisShard, geometry: Geometry) -> Result<(), RaggedError> {
+        let ranks = geometry.axis_sizes[shard.axis];
+        let division = self.fitted(&shard.division, shard.dim, ranks, geometry)?;
+        if ranks > 1 {
+            let at = self.shards.partition_point(|other| other.dim <= shard.dim);
+            self.shards.insert(at, AxisShard { division, ..shard });
+        }
+        Ok(())
+    }
+
+    /// Without the shard of `axis`.
+    pub(crate) fn remove(&mut self, axis: usize) {
+        self.shards.retain(|shard| shard.axis != axis);
+    }
+
+    pub(crate) fn make_partial(&mut self, axis: usize, reduction: Reduction, geometry: Geometry) {
+        if geometry.axis_sizes[axis] > 1 {
+            let at = self.partials.partition_point(|(other, _)| *other < axis);
+            self.partials.insert(at, (axis, reduction));
+        }
+    }
+
+    pub(crate) fn reduce(&mut self, axis: usize) {
+        self.partials.retain(|(other, _)| *other != axis);
+    }
+
+    /// The partial axis that another, of this reduction, cannot stand beside: maxima of sums are
+    /// not sums of maxima.
+    pub(crate) fn conflict(&self, reduction: Reduction) -> Option<(usize, Reduction)> {
+        let linear = |reduction| matches!(reduction, Reduction::Sum | Reduction::Avg);
+        let commutes = |other| other == reduction || (linear(other) && linear(reduction));
+        let mut partials = self.partials.iter().copied();
+        partials.find(|(_, other)| !commutes(*other))
+    }
+
+    fn fitted(
+        &self,
+        division: &Division,
+        dim: usize,
+        ranks: usize,
+        geometry: Geometry,
+    ) -> Result<Division, RaggedError> {
+        let Division::Ragged(sizes) = division else {
+            return Ok(Division::Even);
+        };
+        if sizes.len() != ranks {
+            return Err(RaggedError::Count);
+        }
+        let mut shards = self.shard_extents(dim, geometry).into_iter();
+        let (Some(extent), None) = (shards.next(), shards.next()) else {
+            return Err(RaggedError::UnequalShards);
+        };
+        let sum = sizes
+            .iter()
+            .try_fold(0usize, |sum, size| sum.checked_add(*size));
+        if sum != Some(extent) {
+            return Err(RaggedError::Sum);
+        }
+        let even =
+            |(at, size): (usize, &usize)| Division::Even.part(extent, ranks, at).len() == *size;
+        Ok(match sizes.iter().enumerate().all(even) {
+            true => Division::Even,
+            false => division.clone(),
+        })
+    }
+
+    /// The extents that the shards of a dim have.
+    pub(crate) fn shard_extents(&self, dim: usize, geometry: Geometry) -> BTreeSet<usize> {
+        let mut extents = BTreeSet::from([geometry.shape[dim]]);
+        for shard in self.shards_of(dim) {
+            let ranks = geometry.axis_sizes[shard.axis];
+            let parts = |extent: usize| {
+                (0..ranks).map(move |at| shard.division.part(extent, ranks, at).len())
+            };
+            extents = extents.into_iter().flat_map(parts).collect();
+        }
+        extents
+    }
+
+    /// What of a dim the rank at this coordinate of the mesh has. An empty shard begins and ends
+    /// where the dim ends.
+    pub(crate) fn range(
+        &self,
+        dim: usize,
+        coordinate: &[usize],
+        geometry: Geometry,
+    ) -> Range<usize> {
+        let extent = geometry.shape[dim];
+        let mut range = 0..extent;
+        for shard in self.shards_of(dim) {
+            let ranks = geometry.axis_sizes[shard.axis];
+            let part = shard
+                .division
+                .part(range.len(), ranks, coordinate[shard.axis]);
+            range = range.start + part.start..range.start + part.end;
+        }
+        match range.is_empty() {
+            true => extent..extent,
+            false => range,
+        }
+    }
+
+    /// The extent of the largest shard of a dim.
+    pub(crate) fn largest(&self, dim: usize, geometry: Geometry) -> usize {
+        let largest = |extent: usize, shard: &AxisShard| match &shard.division {
+            Division::Even => extent.div_ceil(geometry.axis_sizes[shard.axis]),
+            Division::Ragged(sizes) => sizes.iter().copied().max().unwrap_or(0),
+        };
+        self.shards_of(dim)
+            .iter()
+            .fold(geometry.shape[dim], largest)
+    }
+
+    /// How many elements the largest box has.
+    pub(crate) fn largest_len(&self, geometry: Geometry) -> u64 {
+        let dims = 0..geometry.shape.len();
+        dims.map(|dim| self.largest(dim, geometry) as u64).product()
+    }
+}
+
+/// Why ragged sizes do not divide the shards of a dim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RaggedError {
+    /// Not as many as the axis has ranks.
+    Count,
+    /// They do not add up to a shard's extent.
+    Sum,
+    /// The shards are not of one extent.
+    UnequalShards,
+}
+
+impl Division {
+    /// What the rank at `index` of `ranks` has of `extent`. The sizes of a ragged division are
+    /// those of an axis of `ranks` ranks.
+    pub(crate) fn part(&self, extent: usize, ranks: usize, index: usize) -> Range<usize> {
+        match self {
+            Division::Even => {
+                let chunk = extent.div_ceil(ranks);
+                (chunk * index).min(extent)..(chunk * (index + 1)).min(extent)
+            }
+            Division::Ragged(sizes) => {
+                let start: usize = sizes[..index].iter().sum();
+                start..start + sizes[index]
+            }
+        }
+    }
+}

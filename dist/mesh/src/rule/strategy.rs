@@ -1,0 +1,192 @@
+//! The strategies of an op along one axis: shard a dim, keep partial values, or replicate.
+
+use std::sync::Arc;
+
+use super::PartialInputs;
+use super::bound::{Bound, BoundDims, DimId, ShardedDim};
+use crate::{Division, Placement, Reduction};
+
+/// The placements of one way to compute without communication.
+pub(super) struct Strategy {
+    pub(super) operands: Vec<Placement>,
+    pub(super) results: Vec<Placement>,
+    pub(super) sharded: Option<ShardedDim>,
+}
+
+impl Strategy {
+    /// All ranks compute everything.
+    pub(super) fn replicate(bound: &Bound<'_>) -> Strategy {
+        Strategy {
+            operands: vec![Placement::Replicate; bound.operands.len()],
+            results: vec![Placement::Replicate; bound.results.len()],
+            sharded: None,
+        }
+    }
+}
+
+/// Enumerates the strategies along an axis. Shard sizes are taken from the operands' placements.
+pub(super) struct Strategies<'a> {
+    pub(super) bound: &'a Bound<'a>,
+    pub(super) ranks: usize,
+    pub(super) given: &'a [Placement],
+}
+
+impl Strategies<'_> {
+    pub(super) fn all(&self) -> Vec<Strategy> {
+        let ids = self.bound.ids().into_iter();
+        let sharded = ids.filter_map(|id| self.shard_dim(&self.dim_shard(id)?));
+        let partial = self.bound.rule.partial_inputs.iter().flat_map(|inputs| {
+            let reductions = inputs.reductions.iter();
+            reductions.map(|reduction| self.keep_partial(inputs, *reduction))
+        });
+        let replicate = Strategy::replicate(self.bound);
+        sharded.chain(partial).chain([replicate]).collect()
+    }
+
+    fn shard_dim(&self, shard: &DimShard) -> Option<Strategy> {
+        let operands = self.bound.operands.iter();
+        let operands = operands.map(|dims| shard.placement(dims, Placement::Replicate));
+        let operands = operands.collect::<Option<_>>()?;
+
+        let reduction = self.bound.reduction(shard.id);
+        if reduction == Reduction::Avg && !shard.is_equal() {
+            return None;
+        }
+        let results = self.bound.results.iter();
+        let results = results
+            .map(|dims| shard.placement(dims.as_ref()?, Placement::Partial(reduction)))
+            .collect::<Option<_>>()?;
+        let sharded = ShardedDim {
+            id: shard.id,
+            equal: shard.is_equal(),
+        };
+        Some(self.with_in_place(operands, results, Some(sharded)))
+    }
+
+    /// The division of a dim: that of the first operand that shards it, else `Division::Even`.
+    fn dim_shard(&self, id: DimId) -> Option<DimShard> {
+        let operands = self.bound.operands.iter().zip(self.given);
+        let with_dim = operands.filter_map(|(dims, given)| {
+            let (dim, extent) = Bound::position(dims, id)?;
+            Some((dim, extent, given))
+        });
+        let sharded = with_dim
+            .clone()
+            .find_map(|(dim, extent, given)| match given {
+                Placement::Shard(at, division) if *at == dim => Some((division.clone(), extent)),
+                _ => None,
+            });
+        let whole = with_dim
+            .map(|(_, extent, _)| (Division::Even, extent))
+            .next();
+        let (division, extent) = sharded.or(whole)?;
+        Some(DimShard {
+            id,
+            division,
+            extent,
+            ranks: self.ranks,
+            uneven: self.bound.uneven.contains(&id),
+        })
+    }
+
+    fn keep_partial(&self, inputs: &PartialInputs, reduction: Reduction) -> Strategy {
+        let partial = Placement::Partial(reduction);
+        let Strategy {
+            mut operands,
+            mut results,
+            ..
+        } = Strategy::replicate(self.bound);
+        for operand in &inputs.operands {
+            operands[*operand] = partial.clone();
+        }
+        results.fill(partial);
+        self.with_in_place(operands, results, None)
+    }
+
+    /// Gives operands that are modified in place the placement of their result.
+    fn with_in_place(
+        &self,
+        mut operands: Vec<Placement>,
+        results: Vec<Placement>,
+        sharded: Option<ShardedDim>,
+    ) -> Strategy {
+        for (at, operand) in operands.iter_mut().enumerate() {
+            if let Some(result) = self.bound.rule.in_place(at) {
+                *operand = results[result].clone();
+            }
+        }
+        Strategy {
+            operands,
+            results,
+            sharded,
+        }
+    }
+}
+
+/// A dim and its division into shards.
+struct DimShard {
+    id: DimId,
+    division: Division,
+    /// The extent that `division` divides.
+    extent: usize,
+    ranks: usize,
+    /// An outer axis shards the dim unevenly.
+    uneven: bool,
+}
+
+impl DimShard {
+    /// The placement of a tensor: sharded if it has the dim.
+    fn placement(&self, dims: &BoundDims, otherwise: Placement) -> Option<Placement> {
+        let Some((dim, extent)) = Bound::position(dims, self.id) else {
+            return Some(otherwise);
+        };
+        let division = match extent == self.extent {
+            true => self.division.clone(),
+            false => self.scaled(extent)?,
+        };
+        Some(Placement::Shard(dim, division))
+    }
+
+    /// The same division, scaled to another extent.
+    fn scaled(&self, extent: usize) -> Option<Division> {
+        if self.uneven {
+            return None;
+        }
+        let scaled = |size: usize| {
+            let product = size as u128 * extent as u128;
+            let exact = product.is_multiple_of(self.extent as u128);
+            exact.then(|| (product / (self.extent as u128).max(1)) as usize)
+        };
+        let scaled = self.sizes().into_iter().map(scaled);
+        let scaled: Vec<usize> = scaled.collect::<Option<_>>()?;
+        match self.division {
+            Division::Ragged(_) => Some(Division::Ragged(Arc::from(scaled))),
+            Division::Even => {
+                let even = sizes(&Division::Even, extent, self.ranks);
+                (even == scaled).then_some(Division::Even)
+            }
+        }
+    }
+
+    fn sizes(&self) -> Vec<usize> {
+        sizes(&self.division, self.extent, self.ranks)
+    }
+
+    fn is_equal(&self) -> bool {
+        let sizes = self.sizes();
+        !self.uneven && sizes.iter().all(|size| *size == sizes[0])
+    }
+}
+
+/// The extent of each rank's shard.
+pub(super) fn sizes(division: &Division, extent: usize, ranks: usize) -> Vec<usize> {
+    match division {
+        Division::Ragged(sizes) => sizes.to_vec(),
+        Division::Even => {
+            let size = extent.div_ceil(ranks);
+            let end = |rank: usize| rank.saturating_mul(size).min(extent);
+            let sizes = (0..ranks).map(|rank| end(rank + 1) - end(rank));
+            sizes.collect()
+        }
+    }
+}
