@@ -35,7 +35,7 @@ pub(super) struct Group<'a, E> {
 /// Up to [`STRIP`] rows of a group.
 #[derive(Clone)]
 pub(super) struct Strip<R> {
-    /// Within the group.
+    /// The first row, relative to the group.
     pub(super) first: usize,
     pub(super) rows: usize,
     /// Keys that at least one row attends to.

@@ -258,7 +258,7 @@ impl_real!(f64, f64s, f64::ln, exp_f64s, {
     max_f64s, select_f64s, less_than_f64s, equal_f64s, reduce_sum_f64s,
 });
 
-/// f64 is there for exactness, so the standard library's exp does.
+/// f64 serves as an exact reference, so it uses the exp of the standard library.
 #[inline(always)]
 fn exp_f64s<S: Simd>(_: S, mut x: S::f64s) -> S::f64s {
     let lanes: &mut [f64] = bytemuck::cast_slice_mut(std::slice::from_mut(&mut x));

@@ -43,7 +43,7 @@ pub(super) struct Rows<'a, P> {
 }
 
 impl<P> Rows<'_, P> {
-    /// Without the first `rows`.
+    /// The rows after the first `rows`.
     pub(super) fn after(self, rows: usize) -> Self {
         let start = match self.order {
             Order::Rows { stride } => rows * stride,

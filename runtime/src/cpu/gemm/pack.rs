@@ -248,7 +248,7 @@ pub(super) fn pack_by_lane<T: Pod, U: Unit<T>>(
     }
 }
 
-/// Asks for what lanes that are neighbours have at the depth of a unit some way ahead.
+/// Prefetches the rows of a unit [`PREFETCH_ROWS`] ahead, if lanes are adjacent in memory.
 #[inline(always)]
 fn prefetch_depths<T: Pod, U: Unit<T>>(lanes: &MatrixRef<'_, T>, unit: usize) {
     let by_depth = lanes.transposed();

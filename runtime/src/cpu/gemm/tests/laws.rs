@@ -7,9 +7,9 @@ use super::*;
 enum Order {
     Rows,
     Columns,
-    /// Every third element of rows with gaps.
+    /// Every third element, with gaps between rows.
     Sparse,
-    /// Rows and columns backwards.
+    /// Rows and columns in reverse order.
     Backwards,
 }
 
