@@ -171,21 +171,25 @@ mod tests {
     use pulp::{Arch, WithSimd};
 
     /// Distance in units in the last place of the reference (as f32; subnormals share one ulp).
-    fn ulps(got: f32, expected: f64) -> f64 {
+    fn ulps(actual: f32, expected: f64) -> f64 {
         let rounded = expected as f32;
-        if got.is_nan() || rounded.is_nan() {
-            return if got.is_nan() == rounded.is_nan() {
+        if actual.is_nan() || rounded.is_nan() {
+            return if actual.is_nan() == rounded.is_nan() {
                 0.0
             } else {
                 f64::INFINITY
             };
         }
-        if got.is_infinite() || rounded.is_infinite() {
-            return if got == rounded { 0.0 } else { f64::INFINITY };
+        if actual.is_infinite() || rounded.is_infinite() {
+            return if actual == rounded {
+                0.0
+            } else {
+                f64::INFINITY
+            };
         }
 
         let exponent = (rounded.abs().to_bits() >> 23).max(1) as i32;
-        (f64::from(got) - expected).abs() / 2f64.powi(exponent - 127 - 23)
+        (f64::from(actual) - expected).abs() / 2f64.powi(exponent - 127 - 23)
     }
 
     /// The vector form of a function and its f64 reference.

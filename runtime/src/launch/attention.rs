@@ -102,10 +102,10 @@ impl Called {
 }
 
 fn per_row(name: &'static str, values: &Tensor, batch: usize) -> Result<()> {
-    let got = values.elements();
-    match got == 1 || got == batch {
+    let len = values.elements();
+    match len == 1 || len == batch {
         true => Ok(()),
-        false => Err(AttentionError::PerRow { name, got, batch }.into()),
+        false => Err(AttentionError::PerRow { name, len, batch }.into()),
     }
 }
 

@@ -241,7 +241,7 @@ fn invalid_masks_are_errors() {
         assert!(
             matches!(
                 wrong,
-                Error::Attention(AttentionError::PerRow { got: 3, .. })
+                Error::Attention(AttentionError::PerRow { len: 3, .. })
             ),
             "{wrong}"
         );

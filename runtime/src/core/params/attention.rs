@@ -145,12 +145,12 @@ pub enum AttentionError {
         needed: usize,
     },
     /// A per-row argument has the wrong number of values.
-    #[error("`{name}` has {got} values; pass 1 value, or one per batch row ({batch})")]
+    #[error("`{name}` has {len} values; pass 1 value, or one per batch row ({batch})")]
     PerRow {
         /// The argument.
         name: &'static str,
         /// Values given.
-        got: usize,
+        len: usize,
         /// B.
         batch: usize,
     },

@@ -112,8 +112,8 @@ impl Mask<'_> {
             Sequences::Rows { q_offset, k_len } => {
                 for (name, values) in [("q_offset", q_offset), ("k_len", k_len)] {
                     if values.len() != 1 && values.len() != shape.batch {
-                        let (got, batch) = (values.len(), shape.batch);
-                        return Err(AttentionError::PerRow { name, got, batch });
+                        let (len, batch) = (values.len(), shape.batch);
+                        return Err(AttentionError::PerRow { name, len, batch });
                     }
                 }
                 match k_len.iter().find(|len| **len > shape.keys) {
