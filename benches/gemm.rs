@@ -61,7 +61,7 @@ fn bench(arguments: &Arguments, device: &Device) -> anyhow::Result<()> {
     let mut peer = arguments.peer.start("gemm.py", &["--threads", &threads])?;
 
     println!(
-        "GFLOP/s, {} rounds: medians (least - most)\n",
+        "GFLOP/s, {} rounds: medians (minimum - maximum)\n",
         arguments.rounds
     );
     println!("| m, n, k | | | dtype | meshgrad | gemm crate | torch |");
