@@ -110,12 +110,12 @@ fn a_scope_allocates_nothing() {
     let stream = gpu.stream().unwrap();
     let x = numbered(&gpu, &[300, 70], DType::F32, 1.0);
     let cache = Tensor::zeros(&gpu, &[300, 70], DType::F32, Kind::Cache).unwrap();
-    let aside = || {
+    let pending = || {
         let pending = with_stream(&stream, || {
             ops::copy_into(&x, &cache)?;
             ops::mul(&x, &cache)
         });
         drop(pending.unwrap().wait().unwrap());
     };
-    assert_eq!(steady(aside), 1, "the result's handle");
+    assert_eq!(steady(pending), 1, "the result's handle");
 }

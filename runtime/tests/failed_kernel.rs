@@ -24,14 +24,14 @@ fn a_failed_allocation_reports_the_earlier_kernel_failure() {
     );
 
     // More than the cache holds, so that the driver is called.
-    let refused = Tensor::zeros(&gpu, &[64 << 20], DType::U8, Kind::Cache).err();
+    let rejected = Tensor::zeros(&gpu, &[64 << 20], DType::U8, Kind::Cache).err();
     let Some(Error::Cuda(CudaError::Call {
         function: "cuMemAlloc_v2",
         reason,
         ..
-    })) = refused
+    })) = rejected
     else {
-        panic!("{refused:?}");
+        panic!("{rejected:?}");
     };
     assert!(reason.contains("uninitialized-global"), "{reason}");
 }

@@ -146,9 +146,9 @@ fn streams_keep_their_order_however_they_interleave() {
             .env("MESHGRAD_EMULATOR_STREAMS", format!("random:{seed}"))
             .output()
             .unwrap();
-        let said = String::from_utf8_lossy(&run.stdout);
-        assert!(run.status.success(), "seed {seed}: {said}");
-        assert!(said.contains("2 passed"), "seed {seed}: {said}");
+        let output = String::from_utf8_lossy(&run.stdout);
+        assert!(run.status.success(), "seed {seed}: {output}");
+        assert!(output.contains("2 passed"), "seed {seed}: {output}");
     }
 }
 
@@ -163,8 +163,8 @@ fn graphs_run_again() {
     let mut graph = gpu
         .capture(|| {
             let doubled = ops::add(&input, &input)?;
-            let aside = with_stream(&stream, || ops::add(&doubled, &one))?;
-            ops::mul(&doubled, &aside.wait()?)
+            let pending = with_stream(&stream, || ops::add(&doubled, &one))?;
+            ops::mul(&doubled, &pending.wait()?)
         })
         .unwrap();
     drop(one);
@@ -182,9 +182,9 @@ fn graphs_run_again() {
 fn graphs_reject_synchronization() {
     let Some(gpu) = gpu() else { return };
     let x = ops::full(&gpu, &[3], DType::F32, 2.0).unwrap();
-    let refused = gpu.capture(|| x.to_vec::<f32>()).err().unwrap();
-    let waits = matches!(refused, Error::Cuda(CudaError::Capture { op: "read", .. }));
-    assert!(waits, "{refused}");
+    let rejected = gpu.capture(|| x.to_vec::<f32>()).err().unwrap();
+    let waits = matches!(rejected, Error::Cuda(CudaError::Capture { op: "read", .. }));
+    assert!(waits, "{rejected}");
     assert!(gpu.capture(|| gpu.synchronize()).is_err());
     // The error names the caller that copies from the host.
     let message = |copied: Result<Tensor, Error>| copied.err().unwrap().to_string();
@@ -209,8 +209,8 @@ fn a_panic_ends_the_capture() {
     let panicked = catch_unwind(AssertUnwindSafe(|| {
         gpu.capture(|| -> Result<(), Error> {
             let y = ops::neg(&x)?;
-            let aside = with_stream(&stream, || ops::neg(&y))?;
-            panic!("{:?} while {aside:?}", y.shape())
+            let pending = with_stream(&stream, || ops::neg(&y))?;
+            panic!("{:?} while {pending:?}", y.shape())
         })
     }));
     assert!(panicked.is_err());
@@ -279,8 +279,8 @@ fn captures_of_other_threads_are_left_alone() {
                     );
                     gpu.synchronize().err()
                 });
-                let refused = other.join().unwrap().unwrap().to_string();
-                assert!(refused.contains("wait for one stream"), "{refused}");
+                let rejected = other.join().unwrap().unwrap().to_string();
+                assert!(rejected.contains("wait for one stream"), "{rejected}");
             });
             ops::neg(&y)
         })
@@ -298,10 +298,10 @@ fn memory_runs_out() {
     let Some(gpu) = gpu() else { return };
     let whole = gpu.properties().gpu.as_ref().unwrap().memory;
     let kept = ops::full(&gpu, &[5 << 20], DType::U8, 0.0).unwrap();
-    let refused = UninitTensor::new(&gpu, Shape::new(&[whole]).unwrap(), DType::U8)
+    let rejected = UninitTensor::new(&gpu, Shape::new(&[whole]).unwrap(), DType::U8)
         .err()
         .unwrap();
-    let message = refused.to_string();
+    let message = rejected.to_string();
     assert!(
         message.contains(&format!("out of memory on {gpu}")),
         "{message}"

@@ -33,11 +33,11 @@ fn opened(open: &str, variables: &[(&str, &str)]) -> String {
         .envs(variables.iter().copied())
         .output()
         .unwrap();
-    let said = String::from_utf8(run.stdout).unwrap();
-    let message = said
+    let output = String::from_utf8(run.stdout).unwrap();
+    let message = output
         .split_once('<')
         .and_then(|(_, rest)| rest.rsplit_once('>'));
-    message.unwrap_or_else(|| panic!("{said}")).0.to_string()
+    message.unwrap_or_else(|| panic!("{output}")).0.to_string()
 }
 
 /// [`opened`] with the emulator.

@@ -78,9 +78,9 @@ fn a_buffer_is_reused_after_a_delayed_copy() {
             .env("MESHGRAD_EMULATOR_STREAMS", format!("random:{seed}"))
             .output()
             .unwrap();
-        let said = String::from_utf8_lossy(&run.stdout);
-        let passed = run.status.success() && said.contains("1 passed");
-        assert!(passed, "seed {seed}: {said}");
+        let output = String::from_utf8_lossy(&run.stdout);
+        let passed = run.status.success() && output.contains("1 passed");
+        assert!(passed, "seed {seed}: {output}");
     }
 }
 
@@ -88,23 +88,23 @@ fn a_buffer_is_reused_after_a_delayed_copy() {
 fn invalid_ranges_are_rejected() {
     for device in devices() {
         let x = Tensor::zeros(&device, &[2, 3], DType::F32, Kind::Parameter).unwrap();
-        let refused = |x: &Tensor, range: std::ops::Range<usize>, bytes: usize| {
+        let rejected = |x: &Tensor, range: std::ops::Range<usize>, bytes: usize| {
             let buffer = PinnedBuffer::new(&device, bytes).unwrap();
             x.fill_from_pinned(range, buffer).unwrap_err()
         };
         let of = |error: Error| error.to_string();
         assert_eq!(
-            of(refused(&x, 20..28, 8)),
+            of(rejected(&x, 20..28, 8)),
             format!("fill_from_pinned: bytes 20..28 are not inside the 24 bytes of {x:?}")
         );
         assert_eq!(
-            of(refused(&x, 0..8, 4)),
+            of(rejected(&x, 0..8, 4)),
             "fill_from_pinned: bytes 0..8 are more than the 4 of the buffer"
         );
         let transposed = x.transpose(0, 1).unwrap();
-        assert!(of(refused(&transposed, 0..4, 4)).contains("not contiguous"));
+        assert!(of(rejected(&transposed, 0..4, 4)).contains("not contiguous"));
         let value = numbered(&device, &[4], DType::F32, 1.0);
-        let error = refused(&value, 0..4, 4);
+        let error = rejected(&value, 0..4, 4);
         assert!(matches!(error, Error::Immutable { .. }), "{error}");
 
         let other = PinnedBuffer::new(&Device::cpu(), 4).unwrap();

@@ -55,8 +55,8 @@ fn copies_keep_bits() {
     for device in devices() {
         for dtype in DType::ALL {
             let x = elements(&[6, 20, 33], dtype);
-            let there = on(&device, &x);
-            for (expected, view) in views(&x).iter().zip(views(&there)) {
+            let on_device = on(&device, &x);
+            for (expected, view) in views(&x).iter().zip(views(&on_device)) {
                 let copy = ops::copy(&view).unwrap();
                 assert!(copy.is_contiguous());
                 assert_eq!(bits(&copy), bits(expected), "{view:?} on {device}");
@@ -74,10 +74,10 @@ fn casts_equal_those_of_the_cpu() {
     for device in devices() {
         for from in DType::ALL {
             let x = elements(&[7, 5], from);
-            let there = on(&device, &x);
+            let on_device = on(&device, &x);
             for to in DType::ALL {
                 let expected = ops::cast(&x.transpose(0, 1).unwrap(), to).unwrap();
-                let found = ops::cast(&there.transpose(0, 1).unwrap(), to).unwrap();
+                let found = ops::cast(&on_device.transpose(0, 1).unwrap(), to).unwrap();
                 assert_eq!(bits(&found), bits(&expected), "{from} to {to} on {device}");
             }
         }
@@ -116,15 +116,15 @@ fn gradients_of_slices_are_padded_with_zeros() {
                 extents[dim] = 11;
                 let shape = Shape::new(&extents).unwrap();
                 let expected = ops::slice_grad(&dy, &shape, dim, range.clone()).unwrap();
-                let there = on(&device, &dy);
-                let dx = ops::slice_grad(&there, &shape, dim, range).unwrap();
+                let on_device = on(&device, &dy);
+                let dx = ops::slice_grad(&on_device, &shape, dim, range).unwrap();
                 assert_eq!(bits(&dx), bits(&expected), "dim {dim} on {device}");
             }
             let transposed = dy.transpose(0, 2).unwrap();
             let shape = Shape::new(&[6, 8, 9]).unwrap();
             let expected = ops::slice_grad(&transposed, &shape, 2, 5..9).unwrap();
-            let there = on(&device, &dy).transpose(0, 2).unwrap();
-            let dx = ops::slice_grad(&there, &shape, 2, 5..9).unwrap();
+            let on_device = on(&device, &dy).transpose(0, 2).unwrap();
+            let dx = ops::slice_grad(&on_device, &shape, 2, 5..9).unwrap();
             assert_eq!(bits(&dx), bits(&expected), "on {device}");
         }
     }
@@ -161,10 +161,10 @@ fn copies_at_a_position() {
             for inner in [1, 3, 16] {
                 let x = elements(&[2, 3, inner], dtype);
                 let into = Tensor::zeros(&device, &[2, 8, inner], dtype, Kind::Cache).unwrap();
-                let there = on(&device, &x);
+                let on_device = on(&device, &x);
                 for start in [5i64, 0, 2] {
                     let at = Tensor::from_slice(&device, &[1], &[start]).unwrap();
-                    ops::copy_at_into(&there, &into, &at).unwrap();
+                    ops::copy_at_into(&on_device, &into, &at).unwrap();
                     let rows = into.slice(1, start as usize..start as usize + 3).unwrap();
                     assert_eq!(bits(&rows), bits(&x), "{dtype} at {start} on {device}");
                 }
@@ -187,12 +187,12 @@ fn out_of_range_positions_are_reported() {
     for start in [6i64, -1] {
         let at = Tensor::from_slice(&gpu, &[1], &[start]).unwrap();
         ops::copy_at_into(&x, &into, &at).unwrap();
-        let told = into.to_vec::<f32>().unwrap_err();
+        let error = into.to_vec::<f32>().unwrap_err();
         let Error::Cuda(CudaError::IndexOutOfRange {
             op, index, extent, ..
-        }) = told
+        }) = error
         else {
-            panic!("{told}");
+            panic!("{error}");
         };
         assert_eq!((op, index, extent), ("copy_at_into", start, 6));
         assert_eq!(into.to_vec::<f32>().unwrap(), [0.0; 64]);

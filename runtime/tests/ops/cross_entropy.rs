@@ -229,8 +229,8 @@ fn labels_outside_of_the_vocabulary() {
     for device in devices() {
         let x = numbered(&device, &[3, 8], DType::F32, 1.0);
         let w = numbered(&device, &[10, 8], DType::F32, 1.0);
-        for strange in [10, -7] {
-            let labels = Tensor::from_slice(&device, &[3], &[0, strange, IGNORE]).unwrap();
+        for invalid in [10, -7] {
+            let labels = Tensor::from_slice(&device, &[3], &[0, invalid, IGNORE]).unwrap();
             let targets = Targets {
                 labels: &labels,
                 ignore_index: IGNORE,
@@ -238,7 +238,7 @@ fn labels_outside_of_the_vocabulary() {
                 vocab_total: 10,
             };
             let result = ops::linear_cross_entropy(&x, &w, targets);
-            let told = match (result, device.is_gpu()) {
+            let reported = match (result, device.is_gpu()) {
                 (Err(Error::IndexOutOfRange { index, .. }), false) => index,
                 (Ok(_), true) => match device.synchronize() {
                     Err(Error::Cuda(CudaError::IndexOutOfRange { index, extent, .. })) => {
@@ -249,7 +249,7 @@ fn labels_outside_of_the_vocabulary() {
                 },
                 (result, _) => panic!("{:?}", result.err()),
             };
-            assert_eq!(told, strange);
+            assert_eq!(reported, invalid);
         }
     }
 }

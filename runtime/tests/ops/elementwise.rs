@@ -222,9 +222,9 @@ fn user_defined_functions() {
         let mut other = call.output(0).unwrap();
         let narrow = ops::cast(&x, DType::BF16).unwrap();
         for wrong in [&x, &narrow.transpose(0, 1).unwrap()] {
-            let refused = ops::map(&call, &Softplus, [wrong], &mut other);
+            let rejected = ops::map(&call, &Softplus, [wrong], &mut other);
             assert!(matches!(
-                refused,
+                rejected,
                 Err(Error::Argument { op: "softplus", .. })
             ));
         }

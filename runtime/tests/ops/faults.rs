@@ -57,9 +57,9 @@ fn pick(x: &Tensor, ids: &Tensor) -> Result<Tensor> {
 }
 
 /// Ten numbers, and 100 ids, some of which are given as (position, id).
-fn operands(gpu: &Device, strange: &[(usize, i64)]) -> [Tensor; 2] {
+fn operands(gpu: &Device, invalid: &[(usize, i64)]) -> [Tensor; 2] {
     let mut ids: Vec<i64> = (0..100).map(|i| i * 7 % 10).collect();
-    for (at, id) in strange {
+    for (at, id) in invalid {
         ids[*at] = *id;
     }
     let numbers: Vec<f32> = (0..10).map(|i| i as f32 + 1.0).collect();
@@ -87,13 +87,13 @@ fn the_next_read_returns_the_error() {
     let Some(gpu) = gpu() else { return };
     let [x, ids] = operands(&gpu, &[(3, 10), (77, 12), (78, 11)]);
     let y = pick(&x, &ids).unwrap();
-    let told = x.to_vec::<f32>().unwrap_err().to_string();
+    let message = x.to_vec::<f32>().unwrap_err().to_string();
     let expected = format!(
         "pick: index 12 is outside of 0..10; {gpu} met it after the op had returned, and read zeros \
          there and wrote nothing: give indices inside, or run the op on a CPU device, which names \
          the position too"
     );
-    assert_eq!(told, expected);
+    assert_eq!(message, expected);
 
     let y = y.to_vec::<f32>().unwrap();
     let ids = ids.to_vec::<i64>().unwrap();

@@ -61,10 +61,10 @@ fn views() {
             let dy = transposed(&numbered(&device, &[40, 9], dtype, 0.5), 0, 1);
             check(&x, &w, &dy, &[0, 30, 30, 37]);
 
-            let apart = [0i64, 9, 30, 9, 30, 9, 37, 9];
-            let apart = Tensor::from_slice(&device, &[4, 2], &apart).unwrap();
-            let apart = apart.slice(1, 0..1).unwrap().view(&[4]).unwrap();
-            let at = apart.expect("a dim of one element leaves the others as they are");
+            let strided = [0i64, 9, 30, 9, 30, 9, 37, 9];
+            let strided = Tensor::from_slice(&device, &[4, 2], &strided).unwrap();
+            let strided = strided.slice(1, 0..1).unwrap().view(&[4]).unwrap();
+            let at = strided.expect("a view without the dim of one element");
             let y = ops::grouped_matmul_nt(&x, &w, &at).unwrap();
             let dense = ops::grouped_matmul_nt(&x, &w, &offsets(&device, &[0, 30, 30, 37]));
             assert_eq!(

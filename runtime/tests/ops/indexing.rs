@@ -15,7 +15,7 @@ fn ids(device: &Device, shape: &[usize], extent: usize, dtype: DType) -> Tensor 
     ops::to_device(&ops::cast(&values, dtype).unwrap(), device).unwrap()
 }
 
-fn there(x: &Tensor) -> Tensor {
+fn on_cpu(x: &Tensor) -> Tensor {
     ops::to_device(x, reference()).unwrap()
 }
 
@@ -27,7 +27,7 @@ fn embeddings_are_rows() {
                 let table = numbered(&device, &[11, features], dtype, 1.0);
                 let ids = ids(&device, &[3, 5], 11, ids_dtype);
                 let y = ops::embedding(&table, &ids).unwrap();
-                let expected = ops::embedding(&exact(&table), &there(&ids)).unwrap();
+                let expected = ops::embedding(&exact(&table), &on_cpu(&ids)).unwrap();
                 assert_eq!(y.shape()[..], [3, 5, features]);
                 assert_eq!(
                     values(&y),
@@ -39,7 +39,7 @@ fn embeddings_are_rows() {
                     .transpose(0, 1)
                     .unwrap();
                 let y = ops::embedding(&transposed, &ids.transpose(0, 1).unwrap()).unwrap();
-                let ids = there(&ids).transpose(0, 1).unwrap();
+                let ids = on_cpu(&ids).transpose(0, 1).unwrap();
                 let expected = ops::embedding(&exact(&transposed), &ids).unwrap();
                 assert_eq!(values(&y), values(&expected), "transposed on {device}");
             }
@@ -63,7 +63,7 @@ fn index_select_along_any_dim() {
                     }
                     let y = ops::index_select(&view, dim as isize, &ids).unwrap();
                     let view = exact(&view);
-                    let expected = ops::index_select(&view, dim as isize, &there(&ids)).unwrap();
+                    let expected = ops::index_select(&view, dim as isize, &on_cpu(&ids)).unwrap();
                     assert_eq!(values(&y), values(&expected), "{dtype} {dim} on {device}");
                 }
             }
@@ -81,7 +81,7 @@ fn elements_are_gathered() {
                 extents[dim] = 9;
                 let index = ids(&device, &extents, x.shape()[dim], ids_dtype);
                 let y = ops::gather(&x, dim as isize, &index).unwrap();
-                let expected = ops::gather(&exact(&x), dim as isize, &there(&index)).unwrap();
+                let expected = ops::gather(&exact(&x), dim as isize, &on_cpu(&index)).unwrap();
                 assert_eq!(values(&y), values(&expected), "{dtype} {dim} on {device}");
             }
             let transposed = x.transpose(0, 2).unwrap();
@@ -90,7 +90,7 @@ fn elements_are_gathered() {
                 .unwrap();
             let index = index.slice(0, 0..2).unwrap();
             let y = ops::gather(&transposed, 2, &index).unwrap();
-            let expected = ops::gather(&exact(&transposed), 2, &there(&index)).unwrap();
+            let expected = ops::gather(&exact(&transposed), 2, &on_cpu(&index)).unwrap();
             assert_eq!(values(&y), values(&expected), "transposed on {device}");
         }
     }
@@ -107,7 +107,7 @@ fn gradients_of_embeddings_add_up() {
             let mut expected = accumulator(reference(), &[21, features]);
             for _ in 0..2 {
                 ops::embedding_grad_into(&dy, &ids, &mut sum).unwrap();
-                ops::embedding_grad_into(&there(&dy), &there(&ids), &mut expected).unwrap();
+                ops::embedding_grad_into(&on_cpu(&dy), &on_cpu(&ids), &mut expected).unwrap();
                 let found = values(sum.total().unwrap());
                 assert_eq!(
                     found,
@@ -138,7 +138,7 @@ fn gradients_of_selections_add_up() {
                 let ids = ids(&device, &[33], 6, ids_dtype);
                 let dim = dim as isize;
                 let dx = ops::index_select_grad(&dy, dim, &ids, 7).unwrap();
-                let expected = ops::index_select_grad(&there(&dy), dim, &there(&ids), 7).unwrap();
+                let expected = ops::index_select_grad(&on_cpu(&dy), dim, &on_cpu(&ids), 7).unwrap();
                 assert_eq!(values(&dx), values(&expected), "{dtype} {dim} on {device}");
             }
         }
@@ -156,7 +156,7 @@ fn elements_are_scattered() {
                 let index = ids(&device, &extents, 5, ids_dtype);
                 let dim = dim as isize;
                 let y = ops::scatter_add(&[5, 6, 7], dim, &index, &src).unwrap();
-                let (index, src) = (there(&index), there(&src));
+                let (index, src) = (on_cpu(&index), on_cpu(&src));
                 let expected = ops::scatter_add(&[5, 6, 7], dim, &index, &src).unwrap();
                 assert_eq!(values(&y), values(&expected), "{dtype} {dim} on {device}");
             }
@@ -171,22 +171,22 @@ fn many_positions_keep_their_order() {
         let src = numbered(&device, &[5000], DType::F32, 1.0);
         let index = ids(&device, &[5000], 300, DType::I64);
         let y = ops::scatter_add(&[301], 0, &index, &src).unwrap();
-        let expected = ops::scatter_add(&[301], 0, &there(&index), &there(&src)).unwrap();
+        let expected = ops::scatter_add(&[301], 0, &on_cpu(&index), &on_cpu(&src)).unwrap();
         assert_eq!(values(&y), values(&expected), "on {device}");
     }
 }
 
 #[track_caller]
 fn assert_told(gpu: &Device, op: &str, index: i64, extent: usize) {
-    let told = gpu.synchronize().unwrap_err();
+    let error = gpu.synchronize().unwrap_err();
     let Error::Cuda(CudaError::IndexOutOfRange {
         op: by,
         index: met,
         extent: of,
         ..
-    }) = told
+    }) = error
     else {
-        panic!("{told}");
+        panic!("{error}");
     };
     assert_eq!((by, met, of), (op, index, extent));
     gpu.synchronize().unwrap();

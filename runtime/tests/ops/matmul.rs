@@ -202,8 +202,8 @@ fn more_rows_than_kernels_count() {
     let tall = |rows| ops::full(&meta, &[rows, 1], DType::BF16, 0.0).unwrap();
     let most = i32::MAX as usize;
     assert!(ops::matmul(&tall(most), &tall(1)).is_ok());
-    let refused = ops::matmul(&tall(most + 1), &tall(1)).err().unwrap();
-    let message = refused.to_string();
+    let rejected = ops::matmul(&tall(most + 1), &tall(1)).err().unwrap();
+    let message = rejected.to_string();
     let expected = "gemm: m = 2147483648 is not within 0 to 2147483647";
     assert!(message.contains(expected), "{message}");
 }

@@ -99,33 +99,33 @@ fn check_rows(x: &Tensor, case: [usize; 5]) {
         let indices = indices(device, case, DType::I32);
         ops::expert_order(&indices, experts, first, held).unwrap()
     };
-    let (here, there) = (sort(device), sort(reference()));
+    let (sorted, expected) = (sort(device), sort(reference()));
     let weights = numbered(device, &[tokens, k], x.dtype(), 1.0);
-    let used = *ints(&here.offsets).last().unwrap() as usize;
+    let used = *ints(&sorted.offsets).last().unwrap() as usize;
     let in_use = |rows: &Tensor| rows.slice(0, 0..used).unwrap();
 
-    let y = ops::permute_tokens(x, &here.order, &here.offsets).unwrap();
-    let exact_y = ops::permute_tokens(&exact(x), &there.order, &there.offsets).unwrap();
+    let y = ops::permute_tokens(x, &sorted.order, &sorted.offsets).unwrap();
+    let exact_y = ops::permute_tokens(&exact(x), &expected.order, &expected.offsets).unwrap();
     assert_close(&in_use(&y), &in_use(&exact_y), 0.0, 1.0);
 
-    let out = ops::unpermute_tokens(&y, &weights, &here.place).unwrap();
-    let exact_out = ops::unpermute_tokens(&exact(&y), &exact(&weights), &there.place).unwrap();
+    let out = ops::unpermute_tokens(&y, &weights, &sorted.place).unwrap();
+    let exact_out = ops::unpermute_tokens(&exact(&y), &exact(&weights), &expected.place).unwrap();
     assert_close(&out, &exact_out, tolerance, 4.0);
 
-    let dx = ops::permute_tokens_grad(&y, &here.place).unwrap();
-    let exact_dx = ops::permute_tokens_grad(&exact(&y), &there.place).unwrap();
+    let dx = ops::permute_tokens_grad(&y, &sorted.place).unwrap();
+    let exact_dx = ops::permute_tokens_grad(&exact(&y), &expected.place).unwrap();
     assert_close(&dx, &exact_dx, tolerance, 4.0);
 
-    let rows = (&here.order, &here.offsets);
+    let rows = (&sorted.order, &sorted.offsets);
     let dy = ops::unpermute_tokens_grad_input(x, &weights, rows.0, rows.1).unwrap();
-    let rows = (&there.order, &there.offsets);
+    let rows = (&expected.order, &expected.offsets);
     let exact_dy =
         ops::unpermute_tokens_grad_input(&exact(x), &exact(&weights), rows.0, rows.1).unwrap();
     assert_close(&in_use(&dy), &in_use(&exact_dy), tolerance, 1.0);
 
-    let dweights = ops::unpermute_tokens_grad_weights(x, &y, &here.place).unwrap();
+    let dweights = ops::unpermute_tokens_grad_weights(x, &y, &sorted.place).unwrap();
     let exact_dweights =
-        ops::unpermute_tokens_grad_weights(&exact(x), &exact(&y), &there.place).unwrap();
+        ops::unpermute_tokens_grad_weights(&exact(x), &exact(&y), &expected.place).unwrap();
     assert_eq!(dweights.dtype(), DType::F32);
     assert_close(&dweights, &exact_dweights, 1e-5, 10.0);
 }
@@ -169,7 +169,7 @@ fn routers_select_as_on_the_cpu() {
 }
 
 /// A tensor with the same values on the CPU.
-fn there(x: &Tensor) -> Tensor {
+fn on_cpu(x: &Tensor) -> Tensor {
     ops::to_device(x, reference()).unwrap()
 }
 
@@ -181,9 +181,9 @@ fn check_router(scores: &Tensor, k: usize) {
         for (probabilities, bias) in [(scores, None), (&ties, Some(&bias)), (&ties, None)] {
             let (weights, indices) =
                 ops::router_top_k(probabilities, k, renormalise, bias).unwrap();
-            let exact_bias = bias.map(there);
+            let exact_bias = bias.map(on_cpu);
             let on_cpu =
-                ops::router_top_k(&there(probabilities), k, renormalise, exact_bias.as_ref());
+                ops::router_top_k(&on_cpu(probabilities), k, renormalise, exact_bias.as_ref());
             let (exact_weights, exact_indices) = on_cpu.unwrap();
             assert_eq!(ints(&indices), ints(&exact_indices));
             assert_close(&weights, &exact_weights, 0.0, 1.0);
@@ -191,7 +191,7 @@ fn check_router(scores: &Tensor, k: usize) {
             let dweights = ops::cos(&weights).unwrap();
             let slopes =
                 ops::router_top_k_grad(probabilities, &indices, &dweights, renormalise).unwrap();
-            let operands = (there(probabilities), there(&dweights));
+            let operands = (on_cpu(probabilities), on_cpu(&dweights));
             let exact =
                 ops::router_top_k_grad(&operands.0, &exact_indices, &operands.1, renormalise);
             assert_close(&slopes, &exact.unwrap(), 0.0, 1.0);
