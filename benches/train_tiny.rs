@@ -260,7 +260,7 @@ fn print_table(arguments: &Arguments, contestants: &[Contestant]) {
         arguments.steps
     );
     println!(
-        "| | tok/s | meshgrad is | forward ms | backward ms | optimizer ms | peak MB | last loss |"
+        "| | tok/s | speedup of meshgrad | forward ms | backward ms | optimizer ms | peak MB | last loss |"
     );
     println!("|---|---|---|---|---|---|---|---|");
     let ours = contestants[0].tokens_per_second().median;
