@@ -176,24 +176,24 @@ fn on_cpu(x: &Tensor) -> Tensor {
 fn check_router(scores: &Tensor, k: usize) {
     let experts = scores.extent(1).unwrap();
     let ties = ops::relu(scores).unwrap(); // half of the scores are equal
-    for renormalise in [false, true] {
+    for renormalize in [false, true] {
         let bias = numbered(scores.device(), &[experts], DType::F32, 0.2);
         for (probabilities, bias) in [(scores, None), (&ties, Some(&bias)), (&ties, None)] {
             let (weights, indices) =
-                ops::router_top_k(probabilities, k, renormalise, bias).unwrap();
+                ops::router_top_k(probabilities, k, renormalize, bias).unwrap();
             let exact_bias = bias.map(on_cpu);
-            let on_cpu =
-                ops::router_top_k(&on_cpu(probabilities), k, renormalise, exact_bias.as_ref());
-            let (exact_weights, exact_indices) = on_cpu.unwrap();
+            let expected =
+                ops::router_top_k(&on_cpu(probabilities), k, renormalize, exact_bias.as_ref());
+            let (exact_weights, exact_indices) = expected.unwrap();
             assert_eq!(ints(&indices), ints(&exact_indices));
             assert_close(&weights, &exact_weights, 0.0, 1.0);
 
             let dweights = ops::cos(&weights).unwrap();
             let slopes =
-                ops::router_top_k_grad(probabilities, &indices, &dweights, renormalise).unwrap();
+                ops::router_top_k_grad(probabilities, &indices, &dweights, renormalize).unwrap();
             let operands = (on_cpu(probabilities), on_cpu(&dweights));
             let exact =
-                ops::router_top_k_grad(&operands.0, &exact_indices, &operands.1, renormalise);
+                ops::router_top_k_grad(&operands.0, &exact_indices, &operands.1, renormalize);
             assert_close(&slopes, &exact.unwrap(), 0.0, 1.0);
         }
     }
