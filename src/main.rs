@@ -22,7 +22,7 @@ use meshgrad::models::hf::Loader;
 use meshgrad::runtime::{DType, Device};
 use meshgrad::train::checkpoint;
 use meshgrad::train::config::{Config, Override};
-use meshgrad::train::generate::{Drawing, generate};
+use meshgrad::train::generate::{Sampling, generate};
 use meshgrad::train::report::with_loading_bar;
 use meshgrad::train::run_folder::RunFolder;
 use meshgrad::train::session::{self, Options, Resume, Summary};
@@ -215,7 +215,7 @@ fn sample(arguments: &SampleArguments, device: &Device) -> anyhow::Result<()> {
     let tokenizer = Tokenizer::from_file(&folder.join("tokenizer.json"))?;
 
     print!("{}", arguments.prompt);
-    let drawing = Drawing {
+    let sampling = Sampling {
         temperature: arguments.temperature,
         top_k: arguments.top_k,
         seed: arguments.seed,
@@ -225,7 +225,7 @@ fn sample(arguments: &SampleArguments, device: &Device) -> anyhow::Result<()> {
         &tokenizer,
         &arguments.prompt,
         arguments.tokens,
-        drawing,
+        sampling,
         DType::F32,
         device,
         |text| {

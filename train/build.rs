@@ -1,11 +1,10 @@
-//! Puts meshgrad's own sources into the program: the default text where cargo's registry is not at
-//! hand.
+//! Embeds meshgrad's own sources: the default text on machines without cargo's registry.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
-/// The crates below this one and itself. In a published package only the last exists.
+/// The crates that this one depends on, and itself. A published package contains only the last.
 const CRATES: [&str; 6] = [
     "../runtime",
     "../autograd",

@@ -1,4 +1,4 @@
-//! BackwardFn: backwarding a tape from its end, in one phase or in two.
+//! The backward pass over a tape, in one phase or in two.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -11,7 +11,7 @@ use crate::tape::Record;
 use crate::var::{Node, ValueId};
 use crate::{Error, Grads, ParamId, Result, Tape, Var};
 
-/// The records of a tape, with the gradients that have reached its values.
+/// A backward pass: the records of a tape, and the gradients of its values so far.
 pub(crate) struct Backward {
     records: Vec<Record>,
     edges: Vec<Edge>,
@@ -21,7 +21,7 @@ pub(crate) struct Backward {
 }
 
 impl Backward {
-    /// Starts at `roots`, each with its gradient.
+    /// Starts from `roots`, each with its gradient.
     pub(crate) fn new(tape: Tape, roots: &[(&Var, Tensor)]) -> Result<Backward> {
         let Some((_, first)) = roots.first() else {
             return Err(Error::NotTracked {
@@ -35,8 +35,8 @@ impl Backward {
             if root.shape() != gradient.shape() || root.dtype() != gradient.dtype() {
                 return Err(gradient_shape(root.shape(), root.dtype(), gradient));
             }
-            let place = tape.id_of(root)?;
-            let slot = &mut slots[place.slot as usize];
+            let id = tape.id_of(root)?;
+            let slot = &mut slots[id.slot as usize];
             *slot = Some(match slot.take() {
                 None => gradient.clone(),
                 Some(other) => ops::add(&other, gradient)?,
@@ -65,7 +65,7 @@ impl Backward {
                 grads: std::mem::take(grads),
             }),
         };
-        // One buffer serves all records.
+        // Reused by all records.
         let mut dys = Vec::new();
         let records = self.records.iter_mut().rev();
         let result = records
@@ -84,9 +84,9 @@ impl Backward {
         result
     }
 
-    /// Takes the gradient that has reached an input.
-    pub(crate) fn take(&mut self, place: ValueId) -> Option<Tensor> {
-        self.slots[place.slot as usize].take()
+    /// Takes the gradient of an input.
+    pub(crate) fn take(&mut self, id: ValueId) -> Option<Tensor> {
+        self.slots[id.slot as usize].take()
     }
 }
 
@@ -97,7 +97,7 @@ impl Pass<'_> {
             true => dys.extend(record.deferred.take().unwrap_or_default()),
             false => self.take_gradients(record, dys),
         }
-        // Whatever the op saved is freed here, unless its weights have to wait.
+        // This frees what the op saved, unless its weights are deferred.
         let (Some(backward), true) = (record.backward.take(), dys.iter().any(Option::is_some))
         else {
             return Ok(());
@@ -137,21 +137,21 @@ impl Pass<'_> {
 }
 
 impl Tape {
-    /// Computes the gradient of every parameter in `grads` and adds it there, starting from
-    /// `roots`: values of this tape, each with its gradient (ones for a loss).
+    /// Computes the gradients of all parameters in `grads` and accumulates them there. `roots` are values of
+    /// this tape, each with its gradient (ones for a loss).
     ///
     /// # Errors
     /// [`Error::NotTracked`], [`Error::OtherTape`] or [`Error::GradientShape`] for a root;
-    /// [`Error::Untouched`] when a parameter of `grads` got no gradient; whatever the ops return.
+    /// [`Error::Untouched`] when a parameter of `grads` got no gradient; errors of the ops.
     pub fn backward(self, roots: &[(&Var, Tensor)], grads: &mut Grads) -> Result<()> {
         grads.begin(&self.uses);
         Backward::new(self, roots)?.run(Phase::Full, grads, true)?;
         grads.end()
     }
 
-    /// Computes the gradients of `inputs` alone, and leaves those of the parameters for
-    /// [`WeightBackward::run`]. A pipeline stage sends the former on while the latter wait for a quiet
-    /// moment. The gradient of an input that no root depends on is zero.
+    /// Computes the gradients of `inputs` only, and defers those of the parameters to
+    /// [`WeightBackward::run`]. A pipeline stage can then send the gradients of its inputs before it
+    /// computes those of its weights. The gradient of an input that no root depends on is zero.
     ///
     /// # Errors
     /// As [`Tape::backward`].
@@ -160,36 +160,35 @@ impl Tape {
         roots: &[(&Var, Tensor)],
         inputs: &[&Var],
     ) -> Result<(Vec<Tensor>, WeightBackward)> {
-        let places: Result<Vec<ValueId>> = inputs.iter().map(|input| self.id_of(input)).collect();
-        let places = places?;
+        let ids: Result<Vec<ValueId>> = inputs.iter().map(|input| self.id_of(input)).collect();
+        let ids = ids?;
         let uses = self.uses.clone();
         let mut backward = Backward::new(self, roots)?;
         backward.run(Phase::Inputs, &mut Grads::default(), true)?;
 
-        let gradients =
-            inputs
-                .iter()
-                .zip(places)
-                .map(|(input, place)| match backward.take(place) {
-                    Some(gradient) => Ok(gradient),
-                    None => Ok(ops::full(
-                        &backward.device,
-                        input.shape(),
-                        input.dtype(),
-                        0.0,
-                    )?),
-                });
+        let gradients = inputs
+            .iter()
+            .zip(ids)
+            .map(|(input, id)| match backward.take(id) {
+                Some(gradient) => Ok(gradient),
+                None => Ok(ops::full(
+                    &backward.device,
+                    input.shape(),
+                    input.dtype(),
+                    0.0,
+                )?),
+            });
         let gradients: Result<Vec<Tensor>> = gradients.collect();
         Ok((gradients?, WeightBackward { backward, uses }))
     }
 
     fn id_of(&self, var: &Var) -> Result<ValueId> {
         match var.node() {
-            Node::Value(place) if place.tape == self.id => Ok(*place),
-            Node::Value(place) => Err(Error::OtherTape {
+            Node::Value(id) if id.tape == self.id => Ok(*id),
+            Node::Value(id) => Err(Error::OtherTape {
                 shape: *var.shape(),
-                theirs: place.tape,
-                ours: format!("backward runs on tape {}", self.id),
+                tape: id.tape,
+                current: format!("backward runs on tape {}", self.id),
             }),
             _ => Err(Error::NotTracked {
                 shape: *var.shape(),
@@ -198,8 +197,8 @@ impl Tape {
     }
 }
 
-/// The gradients of parameters that [`Tape::backward_inputs`] left. May run on another thread;
-/// dropping it forgets them.
+/// The deferred weight gradients of [`Tape::backward_inputs`]. They may be computed on another thread;
+/// dropping this discards them.
 #[must_use = "the parameters' gradients are computed by `run`"]
 pub struct WeightBackward {
     backward: Backward,
@@ -207,8 +206,8 @@ pub struct WeightBackward {
 }
 
 impl WeightBackward {
-    /// Computes the gradients of the parameters and adds them to `grads`: bit for bit what
-    /// [`Tape::backward`] adds.
+    /// Computes the gradients of the parameters and accumulates them in `grads`. They equal those of
+    /// [`Tape::backward`] bit for bit.
     ///
     /// # Errors
     /// As [`Tape::backward`].

@@ -1,5 +1,5 @@
-//! Activation checkpointing: keep the inputs of a block, and compute the rest again when backward
-//! needs it.
+//! Activation checkpointing: save only the inputs of a block, and recompute the rest in the backward
+//! pass.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -14,12 +14,12 @@ use crate::track::{in_dtypes, output};
 use crate::var::{Node, ValueId};
 use crate::{Result, Saved, Tape, Var};
 
-/// Runs `block` on `inputs` and keeps only these for backward, which runs `block` again on a tape
-/// of its own.
+/// Runs `block` on `inputs` and saves only `inputs`. The backward pass runs `block` again on a nested
+/// tape.
 ///
-/// `block` must compute the same both times: random ops take their key by value, so they do.
-/// Parameters that it captures get their gradients as ever; any other tracked value that it
-/// captures is an error: pass it as an input. Checkpoints nest.
+/// `block` must compute the same both times; random ops do, because they take their key by value.
+/// Captured parameters get their gradients as usual. Capturing any other tracked value is an error: pass
+/// it as an input. Checkpoints nest.
 ///
 /// # Errors
 /// What `block` returns; [`Error::OtherTape`] for a captured value.
@@ -36,7 +36,7 @@ pub fn checkpoint<const N: usize, const M: usize>(
     let outputs = outputs.map(|output| output.value().clone());
 
     let nested = Nested {
-        kept: inputs.map(Var::save),
+        saved: inputs.map(Var::save),
         dtypes: outputs.each_ref().map(Tensor::dtype),
         block,
         recomputed: Mutex::new(None),
@@ -47,13 +47,13 @@ pub fn checkpoint<const N: usize, const M: usize>(
     Ok(outputs.map(|value| output(value, first, at.next().unwrap_or(0))))
 }
 
-/// What a checkpoint's record holds.
+/// The record of a checkpoint.
 struct Nested<F, const N: usize, const M: usize> {
-    kept: [Saved; N],
-    /// Of its outputs.
+    saved: [Saved; N],
+    /// Of the outputs.
     dtypes: [DType; M],
     block: F,
-    /// After the inputs' phase: what the weights' phase goes on from.
+    /// After [`Phase::Inputs`]: the state from which [`Phase::Weights`] continues.
     recomputed: Mutex<Option<Recomputed>>,
 }
 
@@ -79,8 +79,8 @@ where
                 recomputed
             }
             None => {
-                // A record that depends on weights alone is first met in the weights' phase: all of
-                // it is due then.
+                // A record that depends on weights only first runs in the weights' phase, and runs
+                // completely.
                 let phase = match pass.phase() {
                     Phase::Inputs => Phase::Inputs,
                     Phase::Full | Phase::Weights => Phase::Full,
@@ -93,7 +93,7 @@ where
         };
 
         for (slot, gradient) in slots.iter().zip(&mut recomputed.gradients) {
-            // In the inputs' phase a gradient that is not due yet stays for the weights' phase.
+            // A gradient that is not due in the inputs' phase is kept for the weights' phase.
             if let (true, Some(gradient)) = (slot.due(), gradient.take_if(|_| slot.due())) {
                 slot.add(|| Ok(gradient))?;
             }
@@ -108,14 +108,14 @@ where
         Ok(())
     }
 
-    /// Computes the block again, and `phase` of its backward.
+    /// Recomputes the block and runs `phase` of its backward. `None` if no output has a gradient.
     fn recompute(
         &self,
         dys: &[Option<Tensor>],
         phase: Phase,
         pass: &Pass<'_>,
     ) -> Result<Option<Recomputed>> {
-        let values: Result<Vec<Tensor>> = self.kept.iter().map(Saved::get).collect();
+        let values: Result<Vec<Tensor>> = self.saved.iter().map(Saved::get).collect();
         let values: [Tensor; N] = values?.try_into().unwrap_or_else(|_| unreachable!());
         let ((inputs, outputs), tape) = Tape::record(|| {
             let inputs = values.map(Var::input);
@@ -138,7 +138,7 @@ where
         pass.with_grads(|grads| backward.run(phase, grads, false))?;
         let gradients = inputs
             .iter()
-            .map(|input| place(input).and_then(|place| backward.take(place)));
+            .map(|input| id_of(input).and_then(|id| backward.take(id)));
         let gradients = gradients.collect();
         Ok(Some(Recomputed {
             backward,
@@ -147,9 +147,9 @@ where
     }
 }
 
-fn place(var: &Var) -> Option<ValueId> {
+fn id_of(var: &Var) -> Option<ValueId> {
     match var.node() {
-        Node::Value(place) => Some(*place),
+        Node::Value(id) => Some(*id),
         _ => None,
     }
 }

@@ -1,4 +1,4 @@
-//! What can go wrong on the tape.
+//! Errors of the tape.
 
 use meshgrad_runtime::{DType, Error as RuntimeError, Shape, Tensor};
 
@@ -13,61 +13,61 @@ pub enum Error {
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
 
-    /// A tracked value went into an op that cannot be differentiated.
+    /// A tracked operand of an op that is not differentiable.
     #[error(
-        "{op} has no backward, but its operand is tracked: pass `x.value()` wrapped by \
-         `Var::constant` if its gradient shall stop here"
+        "{op} has no backward but its operand is tracked: pass `Var::constant(x.value().clone())` to \
+         stop the gradient"
     )]
     NoBackward {
         /// The op.
         op: String,
     },
 
-    /// A value of one tape was used where another tape, or none, records.
+    /// A value of one tape was used while another tape, or none, records.
     #[error(
-        "a value of shape {shape} belongs to tape {theirs}, but {ours}: inside `checkpoint` pass it \
+        "a value of shape {shape} belongs to tape {tape}, but {current}: inside `checkpoint` pass it \
          as an input; after recording use `x.value()`"
     )]
     OtherTape {
         /// The value's shape.
         shape: Shape,
-        /// The tape that made the value.
-        theirs: u64,
-        /// What records now.
-        ours: String,
+        /// The tape of the value.
+        tape: u64,
+        /// What is recording.
+        current: String,
     },
 
-    /// Something kept for backward was overwritten before backward.
+    /// A tensor saved for backward was overwritten before backward.
     #[error(
-        "`{name}` was overwritten between forward and backward (version {saved} then, {now} now): \
-         run backward before the optimizer step, or keep a copy"
+        "`{name}` was overwritten between forward and backward (version {saved} when saved, {now} now): \
+         run backward before the optimizer step, or save a copy"
     )]
     Overwritten {
         /// The parameter's name, or the tensor's dtype and shape.
         name: String,
-        /// The version that was kept.
+        /// The version when saved.
         saved: u64,
-        /// The version found.
+        /// The current version.
         now: u64,
     },
 
     /// A root of backward that depends on no parameter and no input.
-    #[error("backward from a value of shape {shape} that no tracked value went into")]
+    #[error("backward root of shape {shape} does not require a gradient")]
     NotTracked {
         /// The root's shape.
         shape: Shape,
     },
 
     /// A gradient of another shape or dtype than its value.
-    #[error("the gradient of {wanted} was given as {given}")]
+    #[error("gradient of {expected} has dtype and shape {actual}")]
     GradientShape {
         /// The value's dtype and shape.
-        wanted: String,
+        expected: String,
         /// The gradient's dtype and shape.
-        given: String,
+        actual: String,
     },
 
-    /// Parameters that no op touched.
+    /// Parameters that no op used.
     #[error(
         "no op used {}: remove the parameter, freeze it by leaving it out of `Grads`, or declare it \
          optional",
@@ -78,7 +78,7 @@ pub enum Error {
         names: Vec<String>,
     },
 
-    /// A parameter whose value is not there yet.
+    /// A parameter without a value.
     #[error("parameter `{name}` has no value: call `materialize` or load a checkpoint first")]
     NotMaterialized {
         /// The parameter.
@@ -86,51 +86,51 @@ pub enum Error {
     },
 
     /// A parameter that [`Grads`](crate::Grads) does not hold.
-    #[error("`{name}` is not among the parameters that these gradients were made for")]
+    #[error("`{name}` is not one of the parameters of these `Grads`")]
     NoGradient {
         /// The parameter.
         name: String,
     },
 
     /// A value of another shape or dtype than its parameter.
-    #[error("`{name}` is {wanted} but was given {given}")]
+    #[error("`{name}` is {expected} but the value is {actual}")]
     ParamValue {
         /// The parameter.
         name: String,
         /// Its dtype and shape.
-        wanted: String,
-        /// The dtype and shape given.
-        given: String,
+        expected: String,
+        /// The dtype and shape of the value.
+        actual: String,
     },
 
     /// A flat buffer that does not fit its parameters.
     #[error(
-        "a flat gradient buffer for these parameters needs {wanted} elements of {dtype} but has {given}"
+        "a flat gradient buffer for these parameters needs {expected} elements of {dtype} but has {actual}"
     )]
     FlatBuffer {
         /// Elements of all parameters together.
-        wanted: usize,
+        expected: usize,
         /// Their gradients' dtype.
         dtype: DType,
-        /// Elements that the buffer has.
-        given: usize,
+        /// Elements of the buffer.
+        actual: usize,
     },
 
-    /// A gradient that does not agree with finite differences.
+    /// A gradient that disagrees with finite differences.
     #[error(
-        "gradient {index} of input {input} is {backward:e} but finite differences say \
-         {difference:e} (allowed: {tolerance:e})"
+        "gradient {index} of input {input} is {backward:e} but finite differences give \
+         {difference:e} (tolerance {tolerance:e})"
     )]
     GradientCheck {
-        /// Which input.
+        /// The input's position.
         input: usize,
-        /// Which element of it, in row-major order.
+        /// The element, in row-major order.
         index: usize,
-        /// What backward computed.
+        /// The result of backward.
         backward: f64,
-        /// What the central difference is.
+        /// The central difference.
         difference: f64,
-        /// How far they may lie apart.
+        /// The allowed distance.
         tolerance: f64,
     },
 }
@@ -140,9 +140,9 @@ fn list(names: &[String]) -> String {
     quoted.join(", ")
 }
 
-pub(crate) fn gradient_shape(wanted: &Shape, wanted_dtype: DType, given: &Tensor) -> Error {
+pub(crate) fn gradient_shape(shape: &Shape, dtype: DType, gradient: &Tensor) -> Error {
     Error::GradientShape {
-        wanted: format!("{wanted_dtype}{wanted}"),
-        given: format!("{}{}", given.dtype(), given.shape()),
+        expected: format!("{dtype}{shape}"),
+        actual: format!("{}{}", gradient.dtype(), gradient.shape()),
     }
 }

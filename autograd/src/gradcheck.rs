@@ -1,21 +1,21 @@
-//! Checking gradients against finite differences.
+//! Comparison of gradients with finite differences.
 
 use meshgrad_runtime::{DType, Device, Tensor, ops};
 
 use crate::{Error, Grads, Init, Param, Result, Spec, Tape, Var};
 
-/// How [`gradcheck`] compares.
+/// The tolerance of [`gradcheck`].
 #[derive(Clone, Copy, Debug)]
 pub struct Tolerance {
-    /// How far an element is moved to each side.
+    /// The step of the central difference.
     pub step: f64,
-    /// Allowed distance, relative to 1 + |difference|.
+    /// The allowed distance, relative to 1 + |difference|.
     pub tolerance: f64,
 }
 
 impl Default for Tolerance {
-    /// A step of 1e-5, which leaves an error of about 1e-10 for smooth functions of values around
-    /// 1, and a tolerance of 1e-7.
+    /// A step of 1e-5, whose error is about 1e-10 for smooth functions of values around 1, and a tolerance
+    /// of 1e-7.
     fn default() -> Tolerance {
         Tolerance {
             step: 1e-5,
@@ -24,11 +24,10 @@ impl Default for Tolerance {
     }
 }
 
-/// Checks the gradients of `function` at `inputs` against central differences, and that they do not
-/// depend on how they are computed: as inputs in a split backward, and as parameters in a full one,
-/// bit for bit.
+/// Compares the gradients of `function` at `inputs` with central differences. Also checks that gradients
+/// computed for inputs, in a split backward, and for parameters, in a full one, are equal bit for bit.
 ///
-/// Each output is weighted by fixed numbers, so that all of them are checked at once.
+/// Each output is weighted by fixed numbers, so that all are checked at once.
 ///
 /// # Shapes
 /// `inputs` any shapes, f64; `function` returns f64 values.
@@ -40,22 +39,22 @@ pub fn gradcheck(
     inputs: &[Tensor],
     how: Tolerance,
 ) -> Result<()> {
-    let by_inputs = gradients_of_inputs(&function, inputs)?;
-    let by_params = gradients_of_params(&function, inputs)?;
+    let of_inputs = gradients_of_inputs(&function, inputs)?;
+    let of_params = gradients_of_params(&function, inputs)?;
 
     for (input, tensor) in inputs.iter().enumerate() {
-        let (backward, again) = (
-            by_inputs[input].to_vec::<f64>()?,
-            by_params[input].to_vec::<f64>()?,
+        let (backward, of_param) = (
+            of_inputs[input].to_vec::<f64>()?,
+            of_params[input].to_vec::<f64>()?,
         );
         for index in 0..tensor.elements() {
             let difference = central_difference(&function, inputs, input, index, how.step)?;
             let tolerance = how.tolerance * (1.0 + difference.abs());
             let agrees = |backward: f64| (backward - difference).abs() <= tolerance;
-            let differs = backward[index].to_bits() != again[index].to_bits();
-            if !agrees(backward[index]) || differs && backward[index] != again[index] {
+            let differs = backward[index].to_bits() != of_param[index].to_bits();
+            if !agrees(backward[index]) || differs && backward[index] != of_param[index] {
                 let backward = if agrees(backward[index]) {
-                    again[index]
+                    of_param[index]
                 } else {
                     backward[index]
                 };
@@ -130,7 +129,6 @@ pub fn weighted_roots(outputs: &[Var]) -> Result<Vec<(&Var, Tensor)>> {
         .collect()
 }
 
-/// Numbers between -1 and 1 that differ from element to element and from output to output.
 fn weights(output: usize, like: &Tensor) -> Result<Tensor> {
     let number = |index: usize| (1.0 + index as f64 * 1.7 + output as f64 * 0.9).sin();
     let numbers: Vec<f64> = (0..like.elements()).map(number).collect();

@@ -1,4 +1,4 @@
-//! Gradients of parameters: buffers that live as long as the optimizer.
+//! Gradient buffers of parameters. They live as long as the optimizer.
 
 use std::collections::HashMap;
 
@@ -6,14 +6,13 @@ use meshgrad_runtime::{Accumulator, DType, Tensor};
 
 use crate::{Error, Param, ParamId, Result};
 
-/// Called with each parameter and its gradient once nothing more will be added to it in this
-/// backward.
+/// Called with each parameter once its gradient is complete in a backward pass.
 type OnReady = Box<dyn FnMut(&Param, &Tensor) -> Result<()> + Send>;
 
-/// A gradient buffer for each of some parameters: f32, or f64 for f64.
+/// Gradient buffers for a list of parameters: f32, or f64 for f64.
 ///
-/// Sums go on over several backwards until [`Grads::clear`]. A parameter that is not among them
-/// gets no gradient, and none is computed: that is how parameters are frozen.
+/// Gradients accumulate over backward passes until [`Grads::clear`]. For a parameter that is not in the
+/// list no gradient is computed: it is frozen.
 #[derive(Default)]
 pub struct Grads {
     entries: Vec<Entry>,
@@ -27,13 +26,13 @@ struct Entry {
     sum: Accumulator,
 }
 
-/// How far a backward is with each parameter.
+/// Progress of a backward pass, by parameter.
 #[derive(Default)]
 struct Readiness {
-    /// Uses still to come, by entry.
+    /// Remaining uses, by entry.
     left: Vec<u32>,
-    /// Entries from here on have been announced.
-    announced: usize,
+    /// Entries from this one on have been reported.
+    reported: usize,
 }
 
 impl Grads {
@@ -42,7 +41,7 @@ impl Grads {
     /// # Errors
     /// [`Error::NotMaterialized`]; [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
     pub fn new(params: &[Param]) -> Result<Grads> {
-        let own = |param: &Param| {
+        let allocate = |param: &Param| {
             let device = param.value()?.device().clone();
             Ok(Accumulator::new(
                 &device,
@@ -50,26 +49,25 @@ impl Grads {
                 param.gradient_dtype(),
             )?)
         };
-        Grads::from_buffers(params, own)
+        Grads::from_buffers(params, allocate)
     }
 
-    /// Buffers for `params` that lie one after the other in `flat`, in the order of `params`: what
-    /// a reducer or a fused optimizer wants.
+    /// Buffers for `params` as consecutive views of `flat`, in the order of `params`, for a reducer or a
+    /// fused optimizer.
     ///
     /// # Errors
-    /// [`Error::FlatBuffer`] when `flat` is not as long as all parameters together or of another
-    /// dtype than their gradients.
+    /// [`Error::FlatBuffer`] when `flat` does not have the total size or the dtype of the gradients.
     pub fn over(params: &[Param], flat: &Tensor) -> Result<Grads> {
-        let wanted = params.iter().map(|param| param.shape().elements()).sum();
+        let expected = params.iter().map(|param| param.shape().elements()).sum();
         let dtype = params.first().map_or(DType::F32, Param::gradient_dtype);
         let same = params
             .iter()
             .all(|param| param.gradient_dtype() == flat.dtype());
-        if flat.elements() != wanted || flat.shape().len() != 1 || !same {
+        if flat.elements() != expected || flat.shape().len() != 1 || !same {
             return Err(Error::FlatBuffer {
-                wanted,
+                expected,
                 dtype,
-                given: flat.elements(),
+                actual: flat.elements(),
             });
         }
 
@@ -79,9 +77,9 @@ impl Grads {
             start = part.end;
             let view = flat.slice(0, part)?.view(param.shape())?;
             let view = view.ok_or(Error::FlatBuffer {
-                wanted,
+                expected,
                 dtype,
-                given: flat.elements(),
+                actual: flat.elements(),
             })?;
             Ok(Accumulator::over(view)?)
         })
@@ -94,7 +92,7 @@ impl Grads {
         let mut grads = Grads::default();
         for param in params {
             if grads.index.contains_key(&param.id()) {
-                continue; // Tied parameters are visited twice and have one gradient.
+                continue; // A tied parameter may be listed twice.
             }
             let sum = buffer(param)?;
             grads.index.insert(param.id(), grads.entries.len());
@@ -111,10 +109,10 @@ impl Grads {
         self.entries.iter().map(|entry| &entry.param)
     }
 
-    /// The gradient of `param`; zeros when nothing was added.
+    /// The gradient of `param`; zeros if nothing was added.
     ///
     /// # Errors
-    /// [`Error::NoGradient`] for a parameter that is not among them.
+    /// [`Error::NoGradient`] for a parameter that is not in the list.
     pub fn get(&mut self, param: &Param) -> Result<Tensor> {
         let at = self.index.get(&param.id());
         let at = *at.ok_or_else(|| Error::NoGradient {
@@ -134,16 +132,16 @@ impl Grads {
             .collect()
     }
 
-    /// Forgets all sums. Costs nothing: the next contribution writes over what is there.
+    /// Clears all gradients. This costs nothing: the next gradient overwrites the buffer.
     pub fn clear(&mut self) {
         for entry in &mut self.entries {
             entry.sum.clear();
         }
     }
 
-    /// In every backward from now on, calls `callback` with each parameter once its gradient is
-    /// complete: always in the reverse order of registration, whatever order ops finish in, so that
-    /// all ranks announce in one order.
+    /// In later backward passes, calls `callback` with each parameter once its gradient is complete.
+    /// Parameters are always reported in the reverse order of registration, whatever order ops finish
+    /// in, so that all ranks use the same order.
     pub fn on_ready(
         &mut self,
         callback: impl FnMut(&Param, &Tensor) -> Result<()> + Send + 'static,
@@ -151,7 +149,7 @@ impl Grads {
         self.on_ready = Some(Box::new(callback));
     }
 
-    /// Ends [`Grads::on_ready`].
+    /// Removes the callback of [`Grads::on_ready`].
     pub fn no_callback(&mut self) {
         self.on_ready = None;
     }
@@ -160,22 +158,22 @@ impl Grads {
         self.index.contains_key(&param.id())
     }
 
-    /// Takes the buffer of `param` out, for an op to write.
+    /// The buffer of `param`, for an op to write.
     pub(crate) fn sum(&mut self, param: &Param) -> Option<&mut Accumulator> {
         let at = *self.index.get(&param.id())?;
         Some(&mut self.entries[at].sum)
     }
 
-    /// Starts a backward in which the parameters are used `uses` times.
+    /// Starts a backward pass in which the parameters are used `uses` times.
     pub(crate) fn begin(&mut self, uses: &HashMap<ParamId, u32>) {
         let of = |entry: &Entry| uses.get(&entry.param.id()).copied().unwrap_or(0);
         self.ready = Readiness {
             left: self.entries.iter().map(of).collect(),
-            announced: self.entries.len(),
+            reported: self.entries.len(),
         };
     }
 
-    /// One use of a parameter is done.
+    /// Counts `times` uses of a parameter as done.
     pub(crate) fn used(&mut self, param: ParamId, times: u32) -> Result<()> {
         if self.on_ready.is_none() {
             return Ok(());
@@ -187,10 +185,10 @@ impl Grads {
         {
             *left = left.saturating_sub(times);
         }
-        self.announce(false)
+        self.report(false)
     }
 
-    /// Ends a backward: announces the rest, and checks that every parameter was touched.
+    /// Ends a backward pass: reports the remaining parameters, and checks that every one was used.
     pub(crate) fn end(&mut self) -> Result<()> {
         let untouched = self.entries.iter().filter(|entry| entry.sum.is_empty());
         let untouched = untouched.filter(|entry| !entry.param.spec().optional);
@@ -198,23 +196,23 @@ impl Grads {
         if !names.is_empty() {
             return Err(Error::Untouched { names });
         }
-        self.announce(true)
+        self.report(true)
     }
 
-    /// Announces, from the last registered on, those that are complete.
-    fn announce(&mut self, all: bool) -> Result<()> {
+    /// Reports complete parameters, from the last registered on.
+    fn report(&mut self, all: bool) -> Result<()> {
         let Some(callback) = &mut self.on_ready else {
             return Ok(());
         };
-        while let Some(next) = self.ready.announced.checked_sub(1) {
+        while let Some(next) = self.ready.reported.checked_sub(1) {
             if !all && self.ready.left[next] > 0 {
                 break;
             }
-            self.ready.announced = next;
+            self.ready.reported = next;
             let Entry { param, sum } = &mut self.entries[next];
-            // One that no op uses is announced with the others at the end.
+            // A parameter that no op uses is reported at the end.
             if !all && sum.is_empty() {
-                self.ready.announced += 1;
+                self.ready.reported += 1;
                 break;
             }
             callback(param, sum.total()?)?;

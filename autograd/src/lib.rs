@@ -1,18 +1,17 @@
 //! The tape: parameters, variables, and backward.
 //!
-//! Ops are recorded only while a [`Tape`] records; without one they cost nothing and keep nothing.
-//! A backward closure names all that it keeps through [`Var::save`] and gets a [`Slot`] for each
-//! input:
+//! Ops are recorded only while a [`Tape`] records; otherwise recording costs nothing and saves nothing.
+//! A backward closure captures what it needs through [`Var::save`], and gets a [`Slot`] for each input:
 //!
 //! ```
 //! use meshgrad_autograd::{Param, Result, Tape, Track, Var, Init, Grads, Module};
 //! use meshgrad_runtime::{DType, Device, ops};
 //!
-//! /// x * x, written as a user would.
+//! /// x * x as a custom op.
 //! fn squared(x: &Var) -> Result<Var> {
 //!     let y = ops::square(x.value())?;
-//!     let kept_x = x.save();
-//!     y.tracked([x], move |dy, [dx]| dx.add(|| Ok(ops::square_grad(&kept_x.get()?, dy)?)))
+//!     let saved_x = x.save();
+//!     y.tracked([x], move |dy, [dx]| dx.add(|| Ok(ops::square_grad(&saved_x.get()?, dy)?)))
 //! }
 //!
 //! # fn main() -> Result<()> {

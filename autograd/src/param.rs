@@ -1,4 +1,4 @@
-//! Parameters: shared handles to what training changes.
+//! Parameters: shared handles to trainable tensors.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,14 +8,14 @@ use meshgrad_runtime::{DType, Device, Key, Kind, Shape, Tensor, ops};
 
 use crate::{Error, Result};
 
-/// How a parameter starts.
+/// The initial value of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Init {
     /// All zeros.
     Zeros,
     /// All ones.
     Ones,
-    /// Normal around 0 with this standard deviation.
+    /// Normal with mean 0.
     Normal {
         /// The standard deviation.
         std: f64,
@@ -27,16 +27,16 @@ pub enum Init {
     },
 }
 
-/// What a parameter is, before it has a value.
+/// The specification of a parameter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Spec {
-    /// Its extents.
+    /// The shape.
     pub shape: Shape,
-    /// The dtype of its value; gradients are f32 (f64 for f64).
+    /// The dtype of the value. Gradients are f32 (f64 for f64).
     pub dtype: DType,
-    /// How it starts.
+    /// The initial value.
     pub init: Init,
-    /// Whether it is right that no op touches it in a step: its gradient is then zero.
+    /// Whether the parameter may be unused in a step. Its gradient is then zero.
     pub optional: bool,
 }
 
@@ -44,8 +44,7 @@ pub struct Spec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ParamId(u64);
 
-/// A handle to a parameter. Clones share it, so that a block that is cloned into a closure is still
-/// the same block.
+/// A handle to a parameter. Clones share the parameter, so a block may be cloned into a closure.
 #[derive(Clone)]
 pub struct Param(Arc<Inner>);
 
@@ -59,14 +58,14 @@ struct Inner {
 #[derive(Default)]
 struct State {
     value: Option<Tensor>,
-    /// The value in the dtype of computation, and the version of the value that it was made from.
+    /// A copy in the compute dtype, and the version of the value it was made from.
     copy: Option<(u64, Tensor)>,
 }
 
 impl Param {
     /// A parameter without a value, f32 and not optional.
     ///
-    /// `name` is its path in the model, as `model.layers.0.mlp.gate.weight`.
+    /// `name` is its path in the model, such as `model.layers.0.mlp.gate.weight`.
     ///
     /// # Errors
     /// [`TooManyDims`](meshgrad_runtime::Error::TooManyDims).
@@ -92,7 +91,7 @@ impl Param {
         }))
     }
 
-    /// Which parameter this is.
+    /// The parameter's id.
     pub fn id(&self) -> ParamId {
         self.0.id
     }
@@ -102,12 +101,12 @@ impl Param {
         &self.0.name
     }
 
-    /// What it is.
+    /// Its specification.
     pub fn spec(&self) -> &Spec {
         &self.0.spec
     }
 
-    /// Its extents.
+    /// Its shape.
     pub fn shape(&self) -> &Shape {
         &self.0.spec.shape
     }
@@ -150,8 +149,8 @@ impl Param {
         Ok(copy)
     }
 
-    /// Gives the parameter a value: `value` itself when it may change, a copy on its device
-    /// otherwise.
+    /// Sets the value: to `value` itself if it is of kind [`Kind::Parameter`], otherwise to a copy on its
+    /// device.
     ///
     /// # Errors
     /// [`Error::ParamValue`] when shape or dtype differ.
@@ -160,17 +159,17 @@ impl Param {
         if *value.shape() != shape || value.dtype() != dtype {
             return Err(Error::ParamValue {
                 name: self.name().into(),
-                wanted: format!("{dtype}{shape}"),
-                given: format!("{}{}", value.dtype(), value.shape()),
+                expected: format!("{dtype}{shape}"),
+                actual: format!("{}{}", value.dtype(), value.shape()),
             });
         }
 
         let value = match value.kind() {
             Kind::Parameter => value.clone(),
             _ => {
-                let own = Tensor::zeros(value.device(), &shape, dtype, Kind::Parameter)?;
-                ops::copy_into(value, &own)?;
-                own
+                let copy = Tensor::zeros(value.device(), &shape, dtype, Kind::Parameter)?;
+                ops::copy_into(value, &copy)?;
+                copy
             }
         };
         *self.write() = State {
@@ -180,8 +179,7 @@ impl Param {
         Ok(())
     }
 
-    /// Gives the parameter its initial value, a function of `seed`, its name and the element's
-    /// position alone.
+    /// Sets the initial value, a function of `seed`, the name and the element's position only.
     ///
     /// # Errors
     /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
@@ -201,7 +199,7 @@ impl Param {
     }
 
     fn read(&self) -> RwLockReadGuard<'_, State> {
-        // Every assignment to the state is whole, so a panic elsewhere cannot have broken it.
+        // Every assignment replaces the whole state, so it is valid after a panic.
         self.0
             .state
             .read()
@@ -222,10 +220,9 @@ impl fmt::Debug for Param {
     }
 }
 
-/// Something that holds parameters: a model, a block, an adapter.
+/// A container of parameters: a model, a block, an adapter.
 ///
-/// Building one allocates nothing; [`Module::materialize`] or a checkpoint gives the parameters
-/// their values.
+/// Building one allocates nothing; [`Module::materialize`] or a checkpoint sets the values.
 pub trait Module {
     /// Calls `visitor` with every parameter, in a fixed order.
     fn visit(&self, visitor: &mut dyn FnMut(&Param));
@@ -237,8 +234,8 @@ pub trait Module {
         params
     }
 
-    /// Gives every parameter its initial value on `device`: a function of `seed`, names and
-    /// positions alone.
+    /// Sets the initial value of every parameter on `device`, a function of `seed`, names and positions
+    /// only.
     ///
     /// # Errors
     /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).

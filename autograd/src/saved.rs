@@ -1,4 +1,4 @@
-//! What ops keep for backward, and how a scope may pack it.
+//! Tensors that ops save for backward, and packing scopes that change how they are kept.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use meshgrad_runtime::{DType, Device, Kind, Tensor, ops};
 use crate::tape::current;
 use crate::{Error, Result};
 
-/// Something an op keeps for its backward.
+/// A tensor that an op saved for its backward.
 pub struct Saved {
     name: Option<String>,
     version: u64,
@@ -22,10 +22,10 @@ enum Kept {
 }
 
 impl Saved {
-    /// What was kept, as it was.
+    /// The saved tensor.
     ///
     /// # Errors
-    /// [`Error::Overwritten`] when it was written since; what unpacking returns.
+    /// [`Error::Overwritten`] if it was overwritten since; errors of unpacking.
     pub fn get(&self) -> Result<Tensor> {
         let tensor = match &self.kept {
             Kept::Whole(tensor) => tensor,
@@ -50,10 +50,9 @@ impl Saved {
     }
 }
 
-/// Keeping a tensor for backward.
+/// Saving a tensor for backward.
 pub trait Save {
-    /// Keeps it, packed as the current [`packing`] scope says. What an op does not save, it does
-    /// not keep alive.
+    /// Saves it, packed by the current [`packing`] scope. Tensors that an op does not save are freed.
     fn save(&self) -> Saved;
 }
 
@@ -86,34 +85,34 @@ impl Save for Tensor {
     }
 }
 
-/// Counts the storage among what the recording tape keeps. Parameters would be alive without it.
+/// Counts the storage as saved by the recording tape. Parameters do not count, because they are alive
+/// anyway.
 fn note(tensor: &Tensor) {
     if tensor.kind() == Kind::Value {
         current(|recorder| recorder.note_saved(tensor));
     }
 }
 
-/// A way of keeping tensors in another form until backward: elsewhere, smaller, or not at all.
+/// A way to keep saved tensors in another form until backward: elsewhere, smaller, or not at all.
 pub trait Packing: Send + Sync {
-    /// The packed form of `tensor`, or `None` to keep it as it is. Only [`Kind::Value`] may be
-    /// packed with loss: a parameter keeps being written.
+    /// The packed form of `tensor`, or `None` to keep it unchanged. Pack only [`Kind::Value`]: other
+    /// tensors are overwritten later.
     ///
     /// # Errors
-    /// Whatever goes wrong; it surfaces when backward asks for the tensor.
+    /// Any; it is returned when backward needs the tensor.
     fn pack(&self, tensor: &Tensor) -> Result<Option<Box<dyn Packed>>>;
 }
 
 /// A tensor in packed form.
 pub trait Packed: Send {
-    /// The tensor again.
+    /// The unpacked tensor.
     ///
     /// # Errors
-    /// Whatever goes wrong.
+    /// Any.
     fn unpack(&self) -> Result<Tensor>;
 }
 
-/// Runs `body`, in which whatever ops save is packed by `packing`. Scopes nest; the innermost
-/// counts.
+/// Runs `body` with saved tensors packed by `packing`. Scopes nest; the innermost applies.
 pub fn packing<T>(packing: Arc<dyn Packing>, body: impl FnOnce() -> T) -> T {
     struct Scope;
 
@@ -132,8 +131,7 @@ thread_local! {
     static PACKING: RefCell<Vec<Arc<dyn Packing>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Keeps f32 activations as bf16: half the memory, and gradients that see them with 8 bits of
-/// precision.
+/// Keeps f32 activations as bf16: half the memory, and gradients computed from 8 bits of precision.
 pub struct ToBf16;
 
 impl Packing for ToBf16 {
@@ -156,7 +154,7 @@ impl Packed for Narrow {
     }
 }
 
-/// Keeps activations on another device, such as the host's memory.
+/// Keeps activations on another device, such as in host memory.
 pub struct ToDevice(pub Device);
 
 impl Packing for ToDevice {
@@ -164,22 +162,22 @@ impl Packing for ToDevice {
         if tensor.kind() != Kind::Value || *tensor.device() == self.0 {
             return Ok(None);
         }
-        let away = ops::to_device(tensor, &self.0)?;
-        Ok(Some(Box::new(Away {
-            away,
-            home: tensor.device().clone(),
+        let moved = ops::to_device(tensor, &self.0)?;
+        Ok(Some(Box::new(Moved {
+            moved,
+            device: tensor.device().clone(),
         })))
     }
 }
 
-/// A tensor that is elsewhere.
-struct Away {
-    away: Tensor,
-    home: Device,
+/// A tensor on another device.
+struct Moved {
+    moved: Tensor,
+    device: Device,
 }
 
-impl Packed for Away {
+impl Packed for Moved {
     fn unpack(&self) -> Result<Tensor> {
-        Ok(ops::to_device(&self.away, &self.home)?)
+        Ok(ops::to_device(&self.moved, &self.device)?)
     }
 }

@@ -1,4 +1,4 @@
-//! The slots that a backward closure gets: one for each input, which takes that input's gradient.
+//! Slots: a backward closure gets one per input, and passes that input's gradient to it.
 
 use std::cell::RefCell;
 
@@ -8,18 +8,18 @@ use crate::error::gradient_shape;
 use crate::var::{Node, ValueId};
 use crate::{Grads, Param, Result};
 
-/// What a value depends on. The greater one wins where several meet.
+/// What a value depends on. An output has the maximum of its inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Dep {
-    /// On nothing that is differentiated.
+    /// Neither inputs nor parameters.
     Nothing,
-    /// On parameters alone.
+    /// Parameters only.
     Weight,
-    /// On the input of what is recorded.
+    /// An input of the recording.
     Input,
 }
 
-/// Where the gradient of one input of a record goes.
+/// An input of a record, to which a gradient flows.
 #[derive(Clone)]
 pub(crate) struct Edge {
     pub(crate) node: Node,
@@ -36,18 +36,18 @@ impl Edge {
     }
 }
 
-/// Which gradients are computed.
+/// The gradients that a pass computes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
     /// All of them.
     Full,
-    /// Those of inputs, and of what depends on inputs.
+    /// Those of inputs, and of values that depend on inputs.
     Inputs,
-    /// Those that [`Phase::Inputs`] left.
+    /// The remaining ones after [`Phase::Inputs`].
     Weights,
 }
 
-/// One walk over a tape.
+/// One pass over a tape.
 pub(crate) struct Pass<'a> {
     pub(crate) phase: Phase,
     pub(crate) deps: &'a [Dep],
@@ -59,18 +59,18 @@ pub(crate) struct Pass<'a> {
 pub(crate) struct State {
     /// The gradient of each value so far.
     pub(crate) slots: Vec<Option<Tensor>>,
-    /// Whether the record at hand has work for the weights' phase.
+    /// Whether the current record has work for [`Phase::Weights`].
     pub(crate) pending: bool,
     pub(crate) grads: Grads,
 }
 
-/// Where the gradient of one input of an op goes.
+/// Takes the gradient of one input of an op.
 pub struct Slot<'a> {
     pass: &'a Pass<'a>,
-    to: &'a Edge,
+    edge: &'a Edge,
 }
 
-/// The slots of one record, made as they are asked for.
+/// The slots of one record.
 #[derive(Clone, Copy)]
 pub(crate) struct Slots<'a> {
     pub(crate) pass: &'a Pass<'a>,
@@ -79,9 +79,9 @@ pub(crate) struct Slots<'a> {
 
 impl<'a> Slots<'a> {
     pub(crate) fn iter(self) -> impl Iterator<Item = Slot<'a>> {
-        self.inputs.iter().map(move |to| Slot {
+        self.inputs.iter().map(move |edge| Slot {
             pass: self.pass,
-            to,
+            edge,
         })
     }
 
@@ -89,14 +89,14 @@ impl<'a> Slots<'a> {
     pub(crate) fn array<const N: usize>(self) -> [Slot<'a>; N] {
         std::array::from_fn(|at| Slot {
             pass: self.pass,
-            to: &self.inputs[at],
+            edge: &self.inputs[at],
         })
     }
 }
 
 impl Slot<'_> {
-    /// Whether this gradient is wanted now. Lets an op choose a kernel that makes two gradients at
-    /// once.
+    /// Whether this gradient is needed in this pass. An op can use it to choose a kernel that computes two
+    /// gradients at once.
     pub fn due(&self) -> bool {
         let dep = self.dep();
         let mut state = self.pass.state.borrow_mut();
@@ -104,7 +104,7 @@ impl Slot<'_> {
             state.pending = true;
             return false;
         }
-        if let Some(param) = self.to.param() {
+        if let Some(param) = self.edge.param() {
             return state.grads.holds(param);
         }
         match self.pass.phase {
@@ -114,12 +114,12 @@ impl Slot<'_> {
         }
     }
 
-    /// Adds the gradient that `gradient` returns, of the input's shape. `gradient` runs only if it
-    /// is wanted now.
+    /// Adds the gradient that `gradient` returns, of the input's shape. `gradient` runs only if it is
+    /// needed in this pass.
     ///
     /// # Errors
     /// What `gradient` returns; [`Error::GradientShape`].
-    #[allow(clippy::should_implement_trait)] // It is what one does to a gradient.
+    #[allow(clippy::should_implement_trait)] // This is not `std::ops::Add`.
     pub fn add(self, gradient: impl FnOnce() -> Result<Tensor>) -> Result<()> {
         if !self.due() {
             return Ok(());
@@ -127,13 +127,13 @@ impl Slot<'_> {
         let gradient = gradient()?;
         self.check(&gradient)?;
 
-        match &self.to.node {
-            Node::Value(place) if self.dep() == Dep::Input => self.add_to_slot(*place, gradient),
+        match &self.edge.node {
+            Node::Value(id) if self.dep() == Dep::Input => self.add_to_slot(*id, gradient),
             _ => self.accumulate_due(|sum| Ok(ops::add_into(&gradient, sum)?)),
         }
     }
 
-    /// Lets `op` write or add the gradient in place. `op` runs only if the gradient is wanted now.
+    /// Lets `op` write or add the gradient in place. `op` runs only if the gradient is needed in this pass.
     ///
     /// # Errors
     /// What `op` returns.
@@ -145,24 +145,24 @@ impl Slot<'_> {
     }
 
     fn accumulate_due(self, op: impl FnOnce(&mut Accumulator) -> Result<()>) -> Result<()> {
-        let dtype = self.to.dtype.accumulator();
+        let dtype = self.edge.dtype.accumulator();
         let mut state = self.pass.state.borrow_mut();
-        match &self.to.node {
+        match &self.edge.node {
             Node::Constant => Ok(()),
             Node::Param(param) => match state.grads.sum(param) {
-                Some(sum) => sum.viewed(&self.to.shape, op),
+                Some(sum) => sum.viewed(&self.edge.shape, op),
                 None => Ok(()),
             },
-            Node::Value(place) if self.dep() == Dep::Input && self.to.dtype != dtype => {
-                // Ops accumulate in no narrower dtype; the sum goes on in the activation's own.
-                let mut sum = Accumulator::new(self.pass.device, self.to.shape, dtype)?;
+            Node::Value(id) if self.dep() == Dep::Input && self.edge.dtype != dtype => {
+                // Ops accumulate in `dtype`; the slot has the activation's dtype.
+                let mut sum = Accumulator::new(self.pass.device, self.edge.shape, dtype)?;
                 op(&mut sum)?;
-                let gradient = ops::cast(sum.total()?, self.to.dtype)?;
+                let gradient = ops::cast(sum.total()?, self.edge.dtype)?;
                 drop(state);
-                self.add_to_slot(*place, gradient)
+                self.add_to_slot(*id, gradient)
             }
-            Node::Value(place) => {
-                let slot = &mut state.slots[place.slot as usize];
+            Node::Value(id) => {
+                let slot = &mut state.slots[id.slot as usize];
                 let mut sum = self.buffer(slot.take(), dtype)?;
                 op(&mut sum)?;
                 *slot = Some(sum.total()?.clone());
@@ -171,7 +171,7 @@ impl Slot<'_> {
         }
     }
 
-    /// A buffer of `dtype` that holds what the slot held.
+    /// A buffer of `dtype` with the slot's contents.
     fn buffer(&self, held: Option<Tensor>, dtype: DType) -> Result<Accumulator> {
         match held {
             Some(held) if held.kind() == Kind::Gradient => {
@@ -180,36 +180,36 @@ impl Slot<'_> {
                 Ok(sum)
             }
             Some(held) => {
-                let mut sum = Accumulator::new(held.device(), self.to.shape, dtype)?;
+                let mut sum = Accumulator::new(held.device(), self.edge.shape, dtype)?;
                 ops::add_into(&held, &mut sum)?;
                 Ok(sum)
             }
-            None => Ok(Accumulator::new(self.pass.device, self.to.shape, dtype)?),
+            None => Ok(Accumulator::new(self.pass.device, self.edge.shape, dtype)?),
         }
     }
 
-    fn add_to_slot(&self, place: ValueId, gradient: Tensor) -> Result<()> {
-        let held = self.pass.state.borrow_mut().slots[place.slot as usize].take();
+    fn add_to_slot(&self, id: ValueId, gradient: Tensor) -> Result<()> {
+        let held = self.pass.state.borrow_mut().slots[id.slot as usize].take();
         let sum = match held {
             None => gradient,
             Some(held) => ops::add(&held, &gradient)?,
         };
-        self.pass.state.borrow_mut().slots[place.slot as usize] = Some(sum);
+        self.pass.state.borrow_mut().slots[id.slot as usize] = Some(sum);
         Ok(())
     }
 
     fn dep(&self) -> Dep {
-        match &self.to.node {
+        match &self.edge.node {
             Node::Constant => Dep::Nothing,
             Node::Param(_) => Dep::Weight,
-            Node::Value(place) => self.pass.deps[place.slot as usize],
+            Node::Value(id) => self.pass.deps[id.slot as usize],
         }
     }
 
     fn check(&self, gradient: &Tensor) -> Result<()> {
-        match *gradient.shape() == self.to.shape {
+        match *gradient.shape() == self.edge.shape {
             true => Ok(()),
-            false => Err(gradient_shape(&self.to.shape, self.to.dtype, gradient)),
+            false => Err(gradient_shape(&self.edge.shape, self.edge.dtype, gradient)),
         }
     }
 }
@@ -219,12 +219,12 @@ impl Pass<'_> {
         self.phase
     }
 
-    /// Says that the record at hand has work for the weights' phase.
+    /// Marks the current record as having work for [`Phase::Weights`].
     pub(crate) fn defer_weights(&self) {
         self.state.borrow_mut().pending = true;
     }
 
-    /// Lends the parameters' gradients to `f`, which walks a nested tape.
+    /// Passes the parameters' gradients to `f`, which runs a nested tape.
     pub(crate) fn with_grads<T>(&self, f: impl FnOnce(&mut Grads) -> T) -> T {
         let mut grads = std::mem::take(&mut self.state.borrow_mut().grads);
         let result = f(&mut grads);

@@ -1,4 +1,4 @@
-//! Recording: a thread has at most one tape that grows; an op that is tracked adds one record.
+//! Recording: a thread records on at most one tape at a time. Each tracked op adds one record.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -11,8 +11,8 @@ use crate::slot::{Dep, Edge, Pass, Slots};
 use crate::var::{Node, ValueId};
 use crate::{Error, ParamId, Result, Var};
 
-/// The backward of one record: the gradients of its outputs, one slot for each of its inputs, and
-/// the pass that runs it.
+/// The backward function of a record. Takes the gradients of its outputs, one slot per input, and the
+/// current pass.
 pub(crate) type BackwardFn =
     Box<dyn Fn(&[Option<Tensor>], Slots<'_>, &Pass<'_>) -> Result<()> + Send + 'static>;
 
@@ -20,35 +20,34 @@ pub(crate) type BackwardFn =
 pub(crate) struct Record {
     pub(crate) backward: Option<BackwardFn>,
     pub(crate) dep: Dep,
-    /// Which of the tape's edges are its inputs.
+    /// The tape's edges that are its inputs.
     pub(crate) inputs: Range<usize>,
-    /// Its outputs are the slots `first_slot..first_slot + outputs`.
+    /// Its outputs have the slots `first_slot..first_slot + outputs`.
     pub(crate) first_slot: usize,
     pub(crate) outputs: usize,
-    /// Parameters that a nested tape uses, with how often.
+    /// Parameters that a nested tape uses, with the number of uses.
     pub(crate) nested_uses: Vec<(ParamId, u32)>,
-    /// Gradients of the outputs, kept for the weights' phase.
+    /// Gradients of the outputs, kept for the second phase of a split backward.
     pub(crate) deferred: Option<Vec<Option<Tensor>>>,
 }
 
-/// A finished recording: everything that backward needs, and the owner of what ops saved. Dropping
-/// it frees that.
+/// A finished recording. It owns everything that ops saved; dropping it frees that.
 pub struct Tape {
     pub(crate) id: u64,
     pub(crate) records: Vec<Record>,
-    /// The inputs of all records, one record's after the other's.
+    /// The inputs of all records, in order.
     pub(crate) edges: Vec<Edge>,
     /// What each slot depends on.
     pub(crate) deps: Vec<Dep>,
-    /// How often each parameter is used by the records.
+    /// The number of uses of each parameter.
     pub(crate) uses: HashMap<ParamId, u32>,
-    /// Storages that ops saved and their bytes, as often as they were saved.
+    /// Saved storages and their bytes, with repetitions.
     saved: Vec<(usize, usize)>,
 }
 
 impl Tape {
-    /// Runs `body` and records its ops. Recordings nest; the inner one knows nothing of the outer
-    /// one's values.
+    /// Runs `body` and records its ops. Recordings nest; values of the outer one cannot be used in the
+    /// inner one.
     ///
     /// # Errors
     /// What `body` returns.
@@ -57,14 +56,14 @@ impl Tape {
         Ok((result?, recorder.tape))
     }
 
-    /// Bytes of the tensors that ops saved on this tape, each storage once; parameters do not
+    /// Bytes of the tensors that ops saved on this tape. Each storage counts once, parameters do not
     /// count.
     pub fn saved_bytes(&self) -> usize {
         let storages: HashMap<usize, usize> = self.saved.iter().copied().collect();
         storages.values().sum()
     }
 
-    /// How many ops it holds.
+    /// Number of recorded ops.
     pub fn len(&self) -> usize {
         self.records
             .iter()
@@ -72,18 +71,17 @@ impl Tape {
             .count()
     }
 
-    /// Whether it holds no op.
+    /// Whether no op was recorded.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// What records on this thread: a tape that grows, or, inside a checkpoint, only the uses of
-/// parameters.
+/// The recorder of a thread. It adds to a tape, or, inside a checkpoint, only counts uses of parameters.
 pub(crate) struct Recorder {
     tape: Tape,
     keeps_records: bool,
-    /// Saved since the last record, by storage; they count once a record keeps them.
+    /// Saved since the last record, with bytes; they move to the tape with the next record.
     unclaimed: Vec<(usize, usize)>,
 }
 
@@ -91,14 +89,14 @@ thread_local! {
     static RECORDER: RefCell<Option<Recorder>> = const { RefCell::new(None) };
 }
 
-/// Calls `f` with what records on this thread, if anything does.
+/// Calls `f` with this thread's recorder, if there is one.
 pub(crate) fn current<T>(f: impl FnOnce(&mut Recorder) -> Option<T>) -> Option<T> {
     RECORDER.with_borrow_mut(|recorder| recorder.as_mut().and_then(f))
 }
 
-/// Runs `body` with `recorder` in place of what records now, and gives both back.
+/// Runs `body` with `recorder` as this thread's recorder, and returns both.
 fn with_recorder<T>(recorder: Recorder, body: impl FnOnce() -> T) -> (T, Recorder) {
-    /// Puts the outer recorder back, also when `body` panics.
+    /// Restores the outer recorder, also if `body` panics.
     struct Restore(Option<Recorder>);
 
     impl Drop for Restore {
@@ -118,7 +116,7 @@ fn with_recorder<T>(recorder: Recorder, body: impl FnOnce() -> T) -> (T, Recorde
     )
 }
 
-/// Runs `body` without recording it, and tells which parameters it used, how often.
+/// Runs `body` without recording it, and returns the parameters it used with the number of uses.
 pub(crate) fn without_recording<T>(
     body: impl FnOnce() -> Result<T>,
 ) -> Result<(T, Vec<(ParamId, u32)>)> {
@@ -128,7 +126,7 @@ pub(crate) fn without_recording<T>(
     Ok((result?, uses))
 }
 
-/// Whether a tape grows on this thread.
+/// Whether a tape records on this thread.
 pub(crate) fn is_recording() -> bool {
     current(|recorder| Some(recorder.keeps_records)).unwrap_or(false)
 }
@@ -155,7 +153,7 @@ impl Recorder {
         }
     }
 
-    /// A slot that no record writes: an input.
+    /// Adds a value that no record produces: an input.
     pub(crate) fn leaf(&mut self) -> Option<ValueId> {
         if !self.keeps_records {
             return None;
@@ -179,10 +177,8 @@ impl Recorder {
         match var.node() {
             Node::Constant => Ok(Dep::Nothing),
             Node::Param(_) => Ok(Dep::Weight),
-            Node::Value(place) if place.tape == self.tape.id => {
-                Ok(self.tape.deps[place.slot as usize])
-            }
-            Node::Value(place) => Err(other_tape(var, *place, Some(self))),
+            Node::Value(id) if id.tape == self.tape.id => Ok(self.tape.deps[id.slot as usize]),
+            Node::Value(id) => Err(other_tape(var, *id, Some(self))),
         }
     }
 
@@ -197,7 +193,7 @@ impl Recorder {
         }
     }
 
-    /// Adds a record and returns the place of its first output.
+    /// Adds a record and returns its first output.
     fn push(&mut self, record: Record) -> ValueId {
         let first = ValueId {
             tape: self.tape.id,
@@ -212,23 +208,23 @@ impl Recorder {
     }
 }
 
-fn other_tape(var: &Var, place: ValueId, recorder: Option<&Recorder>) -> Error {
-    let ours = match recorder {
+fn other_tape(var: &Var, id: ValueId, recorder: Option<&Recorder>) -> Error {
+    let current = match recorder {
         Some(recorder) if recorder.keeps_records => {
-            format!("tape {} records now", recorder.tape.id)
+            format!("tape {} is recording", recorder.tape.id)
         }
-        Some(_) => "a checkpoint runs now".into(),
-        None => "no tape records now".into(),
+        Some(_) => "a checkpoint is running".into(),
+        None => "no tape is recording".into(),
     };
     Error::OtherTape {
         shape: *var.shape(),
-        theirs: place.tape,
-        ours,
+        tape: id.tape,
+        current,
     }
 }
 
-/// Adds a record with `outputs` outputs that come from `inputs` and depend at least on `at_least`.
-/// Returns the place of the first; none where nothing is to be recorded.
+/// Adds a record with `outputs` outputs, computed from `inputs`, that depend at least on `at_least`.
+/// Returns the first output, or `None` if nothing needs to be recorded.
 pub(crate) fn record(
     outputs: usize,
     inputs: &[&Var],
@@ -238,7 +234,7 @@ pub(crate) fn record(
     record_nested(outputs, inputs, at_least, Vec::new(), backward)
 }
 
-/// As [`record`], for an op that uses parameters on a tape of its own.
+/// As [`record`], for an op that uses parameters on a nested tape.
 pub(crate) fn record_nested(
     outputs: usize,
     inputs: &[&Var],
@@ -249,7 +245,7 @@ pub(crate) fn record_nested(
     RECORDER.with_borrow_mut(|current| {
         let Some(recorder) = current else {
             let stale = inputs.iter().find_map(|var| match var.node() {
-                Node::Value(place) => Some(other_tape(var, *place, None)),
+                Node::Value(id) => Some(other_tape(var, *id, None)),
                 _ => None,
             });
             return stale.map_or(Ok(None), Err);

@@ -1,4 +1,4 @@
-//! Making results of ops variables: the only way onto a tape.
+//! Tracking: results of ops become variables. This is the only way to record an op.
 
 use std::borrow::Cow;
 
@@ -11,15 +11,15 @@ use crate::var::{Node, ValueId};
 use crate::{Error, Result, Var};
 
 impl Var {
-    /// An input of what is being recorded: the one who gave it wants its gradient (see
-    /// [`Tape::backward_inputs`](crate::Tape::backward_inputs)). A constant when no tape records.
+    /// An input of the recording, whose gradient [`Tape::backward_inputs`](crate::Tape::backward_inputs)
+    /// returns. A constant when no tape records.
     pub fn input(value: Tensor) -> Var {
-        let place = current(|recorder| recorder.leaf());
-        let node = place.map_or(Node::Constant, Node::Value);
+        let id = current(|recorder| recorder.leaf());
+        let node = id.map_or(Node::Constant, Node::Value);
         Var::new(value, node)
     }
 
-    /// Keeps the value for backward. What an op does not save, it does not keep alive.
+    /// Saves the value for backward. Values that an op does not save are freed.
     pub fn save(&self) -> Saved {
         match self.node() {
             Node::Param(param) => self.value().save().named(param.name()),
@@ -27,25 +27,24 @@ impl Var {
         }
     }
 
-    /// The same value, from here on counted as depending on the input of what is recorded: what is
-    /// computed from data and parameters alone, as a token embedding is, is an activation and not a
-    /// weight.
+    /// The same value, marked as depending on an input. A value computed from data and parameters only,
+    /// such as a token embedding, is otherwise treated like a weight and not like an activation.
     ///
     /// # Errors
     /// [`Error::OtherTape`](crate::Error::OtherTape).
     pub fn as_activation(&self) -> Result<Var> {
-        let pass_on: BackwardFn = Box::new(|dys, slots, _| {
+        let identity: BackwardFn = Box::new(|dys, slots, _| {
             let [dx] = slots.array();
             dys[0]
                 .as_ref()
                 .map_or(Ok(()), |dy| dx.add(|| Ok(dy.clone())))
         });
-        let place = record(1, &[self], Dep::Input, pass_on)?;
-        Ok(output(self.value().clone(), place, 0))
+        let id = record(1, &[self], Dep::Input, identity)?;
+        Ok(output(self.value().clone(), id, 0))
     }
 }
 
-/// Output `at` of a record whose first is at `first`; a constant where nothing was recorded.
+/// Output `at` of a record whose first output is `first`; a constant if nothing was recorded.
 pub(crate) fn output(value: Tensor, first: Option<ValueId>, at: usize) -> Var {
     let node = first.map_or(Node::Constant, |first| {
         Node::Value(ValueId {
@@ -56,17 +55,14 @@ pub(crate) fn output(value: Tensor, first: Option<ValueId>, at: usize) -> Var {
     Var::new(value, node)
 }
 
-/// Making the result of an op a variable. The only way onto the tape, for ops of this crate and of
-/// users alike.
+/// Turns the result of an op into a variable. Ops of this crate and custom ops use the same methods.
 pub trait Track: Sized {
-    /// This tensor as the result of an op on `inputs`. `backward` gets the gradient of the result,
-    /// and a [`Slot`] for each input to put that input's gradient into.
+    /// This tensor as the result of an op on `inputs`. `backward` gets the gradient of the result, in this
+    /// tensor's dtype, and a [`Slot`] for the gradient of each input.
     ///
-    /// That gradient is of this tensor's dtype, whatever it was summed in.
-    ///
-    /// `backward` is called once by [`Tape::backward`](crate::Tape::backward); by a split backward
-    /// once for inputs and, if a weight was waiting, once more for weights. It captures what it
-    /// needs through [`Var::save`].
+    /// [`Tape::backward`](crate::Tape::backward) calls `backward` once. A split backward calls it once for
+    /// inputs and, if weights need gradients, once more for weights. It captures what it needs through
+    /// [`Var::save`].
     ///
     /// # Errors
     /// [`Error::OtherTape`] when an input belongs to another tape.
@@ -76,9 +72,9 @@ pub trait Track: Sized {
         backward: impl Fn(&Tensor, [Slot<'_>; N]) -> Result<()> + Send + 'static,
     ) -> Result<Var>;
 
-    /// As [`Track::tracked`], for an op that is linear: its backward keeps nothing that the gradient
-    /// would have to agree with in dtype. The gradient of what depends on parameters alone comes as
-    /// it was summed, f32 for bf16, and reaches the parameters without being rounded.
+    /// As [`Track::tracked`], for a linear op, whose backward accepts any gradient dtype. The gradient of a
+    /// value that depends only on parameters is passed as accumulated, f32 for bf16, so it is not
+    /// rounded on the way to the parameters.
     ///
     /// # Errors
     /// As [`Track::tracked`].
@@ -88,7 +84,7 @@ pub trait Track: Sized {
         backward: impl Fn(&Tensor, [Slot<'_>; N]) -> Result<()> + Send + 'static,
     ) -> Result<Var>;
 
-    /// This tensor as the result of an op that cannot be differentiated.
+    /// This tensor as the result of an op without a gradient.
     ///
     /// # Errors
     /// [`Error::NoBackward`] when an input is tracked.
@@ -114,11 +110,11 @@ impl Track for Tensor {
     ) -> Result<Var> {
         let backward: BackwardFn = Box::new(move |dys, slots, _| match &dys[0] {
             Some(dy) => backward(dy, slots.array()),
-            // A pass calls a record only with a gradient.
+            // A pass runs a record only if an output has a gradient.
             None => Ok(()),
         });
-        let place = record(1, &inputs, Dep::Nothing, backward)?;
-        Ok(output(self, place, 0))
+        let id = record(1, &inputs, Dep::Nothing, backward)?;
+        Ok(output(self, id, 0))
     }
 
     fn untracked(self, op: &str, inputs: &[&Var]) -> Result<Var> {
@@ -129,8 +125,8 @@ impl Track for Tensor {
     }
 }
 
-/// The gradient of a value of `dtype`. One that depends on weights alone is summed in its
-/// accumulator's dtype.
+/// The gradient of a value of `dtype`. Gradients of values that depend only on parameters are
+/// accumulated in a wider dtype.
 fn in_dtype(dy: &Tensor, dtype: DType) -> Result<Cow<'_, Tensor>> {
     Ok(match dy.dtype() == dtype {
         true => Cow::Borrowed(dy),
@@ -147,10 +143,10 @@ pub(crate) fn in_dtypes(dys: &[Option<Tensor>], dtypes: &[DType]) -> Result<Vec<
     each.collect()
 }
 
-/// The results of an op with several of them, or with a number of inputs known only at run time.
+/// Tracks an op with several results, or with a number of inputs known only at run time.
 ///
-/// `backward` gets the gradient of each result, of its dtype, `None` for those that nothing used,
-/// and a [`Slot`] for each input.
+/// `backward` gets the gradient of each result in its dtype, `None` if the result was not used, and a
+/// [`Slot`] for each input.
 ///
 /// # Errors
 /// [`Error::OtherTape`] when an input belongs to another tape.
@@ -165,7 +161,7 @@ pub fn tracked_many(
     })
 }
 
-/// As [`tracked_many`], for an op that is linear (see [`Track::tracked_linear`]).
+/// As [`tracked_many`], for a linear op (see [`Track::tracked_linear`]).
 ///
 /// # Errors
 /// As [`tracked_many`].

@@ -1,4 +1,4 @@
-//! Variables: tensors that know where on a tape they come from.
+//! Variables: tensors with the node that produced them.
 
 use std::fmt;
 
@@ -6,21 +6,21 @@ use meshgrad_runtime::{DType, Shape, Tensor};
 
 use crate::{Param, Result};
 
-/// A tensor and the node that made it. Ops of this crate take and return variables.
+/// A tensor and the node that produced it. Ops of this crate take and return variables.
 #[derive(Clone)]
 pub struct Var {
     value: Tensor,
     node: Node,
 }
 
-/// Where a value comes from.
+/// The origin of a value.
 #[derive(Clone)]
 pub(crate) enum Node {
-    /// From outside: no gradient flows to it.
+    /// No gradient flows to it.
     Constant,
-    /// It is a parameter, or its copy in another dtype.
+    /// A parameter, or its copy in another dtype.
     Param(Param),
-    /// An op on a tape made it.
+    /// An input, or the output of an op, on a tape.
     Value(ValueId),
 }
 
@@ -36,17 +36,17 @@ impl Var {
         Var { value, node }
     }
 
-    /// A value that no gradient flows to.
+    /// A value to which no gradient flows.
     pub fn constant(value: Tensor) -> Var {
         Var::new(value, Node::Constant)
     }
 
-    /// The value. Outside of an op this stops the gradient.
+    /// The value. Using it outside of an op stops the gradient.
     pub fn value(&self) -> &Tensor {
         &self.value
     }
 
-    /// The value's extents.
+    /// The value's shape.
     pub fn shape(&self) -> &Shape {
         self.value.shape()
     }
@@ -56,7 +56,7 @@ impl Var {
         self.value.dtype()
     }
 
-    /// Whether a gradient flows to it: it is a parameter, an input, or made from one while a tape
+    /// Whether a gradient flows to it: it is a parameter, an input, or was computed from one while a tape
     /// records.
     pub fn is_tracked(&self) -> bool {
         !matches!(self.node, Node::Constant)
@@ -92,11 +92,7 @@ impl fmt::Debug for Var {
         match &self.node {
             Node::Constant => write!(f, "constant {:?}", self.value),
             Node::Param(param) => write!(f, "parameter {param:?}"),
-            Node::Value(place) => write!(
-                f,
-                "{:?} at {} of tape {}",
-                self.value, place.slot, place.tape
-            ),
+            Node::Value(id) => write!(f, "{:?} at {} of tape {}", self.value, id.slot, id.tape),
         }
     }
 }

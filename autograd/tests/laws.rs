@@ -1,4 +1,4 @@
-//! What backward promises, whatever the ops are.
+//! Laws of the backward pass, for any ops.
 
 use std::sync::{Arc, Mutex};
 
@@ -35,7 +35,7 @@ impl Net {
         numbers(&self.device, &[4, 6], salt)
     }
 
-    /// Uses `a` twice, once by way of a function of the weight alone, and `b` once.
+    /// Uses `a` twice, once through a function of the weight only, and `b` once.
     fn forward(&self, x: &Var) -> Result<Var> {
         forward(&self.a, &self.b, x)
     }
@@ -73,7 +73,7 @@ enum Backward {
     SplitOnAnotherThread,
 }
 
-/// Gradients of the parameters and of the inputs over a few microbatches.
+/// Gradients of parameters and inputs over a few microbatches.
 fn gradients(how: Backward, block: Block) -> (Vec<u32>, Vec<u32>) {
     let net = Net::new();
     let mut grads = Grads::new(&net.params()).unwrap();
@@ -116,7 +116,7 @@ fn checkpointed(net: &Net, x: &Var) -> Result<Var> {
     Ok(y)
 }
 
-/// As [`plain`], the function of the weight before everything else.
+/// As [`plain`], with the function of the weight first.
 fn scaled_first(net: &Net, x: &Var) -> Result<Var> {
     let scaled = ops::affine(&net.a.var()?, 0.5, 0.1)?;
     let h = ops::silu(&ops::linear(x, &net.a.var()?)?)?;
@@ -124,8 +124,7 @@ fn scaled_first(net: &Net, x: &Var) -> Result<Var> {
     ops::linear(&h, &net.b.var()?)
 }
 
-/// As [`scaled_first`]: a checkpoint in a checkpoint, with two inputs, one of them made from a
-/// weight outside.
+/// As [`scaled_first`], as nested checkpoints with two inputs, one of them computed from a weight.
 fn nested(net: &Net, x: &Var) -> Result<Var> {
     let (a, b) = (net.a.clone(), net.b.clone());
     let scaled = ops::affine(&net.a.var()?, 0.5, 0.1)?;
@@ -141,10 +140,10 @@ fn nested(net: &Net, x: &Var) -> Result<Var> {
     Ok(y)
 }
 
-/// Splitting the backward pass, moving half of it to another thread, and recomputing change no bit.
+/// Splitting the backward pass, running a part of it on another thread, and recomputing change no bit.
 #[test]
 fn split_equals_full_equals_checkpointed() {
-    // Each with what it recomputes: sums are in the order of the tape, so that must be the same.
+    // Each with a recomputed form that has the same order of ops, because sums are in the tape's order.
     let pairs: [(Block, Block); 2] = [(plain, checkpointed), (scaled_first, nested)];
     for (block, recomputed) in pairs {
         let (full, none) = gradients(Backward::Full, block);
@@ -168,9 +167,9 @@ fn microbatches_add_up() {
     let run = |parts: &[std::ops::Range<usize>]| {
         let mut grads = Grads::new(&net.params()).unwrap();
         for part in parts {
-            let cut = |t: &Tensor| t.slice(0, part.clone()).unwrap();
-            let (y, tape) = Tape::record(|| net.forward(&Var::input(cut(&x)))).unwrap();
-            tape.backward(&[(&y, cut(&dy))], &mut grads).unwrap();
+            let rows = |t: &Tensor| t.slice(0, part.clone()).unwrap();
+            let (y, tape) = Tape::record(|| net.forward(&Var::input(rows(&x)))).unwrap();
+            tape.backward(&[(&y, rows(&dy))], &mut grads).unwrap();
         }
         let all = grads.all().unwrap();
         all.iter()
@@ -198,10 +197,10 @@ fn several_roots_add_up() {
         .unwrap();
         let (dy, dz) = (net.input(2), net.input(3));
         let roots = [(&y, dy), (&z, dz)];
-        let wanted = [first, second];
+        let used = [first, second];
         let roots: Vec<_> = roots
             .into_iter()
-            .zip(wanted)
+            .zip(used)
             .filter(|(_, w)| *w)
             .map(|(r, _)| r)
             .collect();
@@ -219,7 +218,7 @@ fn several_roots_add_up() {
 }
 
 #[test]
-fn an_add_keeps_nothing() {
+fn an_add_saves_nothing() {
     let device = Device::cpu();
     let (a, b) = (
         numbers(&device, &[64, 64], 1),
@@ -251,7 +250,7 @@ fn saved_bytes_count_each_storage_once() {
 }
 
 #[test]
-fn inference_keeps_nothing() {
+fn inference_saves_nothing() {
     let net = Net::new();
     let live = net.device.memory_stats().live;
     let y = net.forward(&Var::constant(net.input(1))).unwrap();
@@ -260,7 +259,7 @@ fn inference_keeps_nothing() {
     assert_eq!(net.device.memory_stats().live, live);
 }
 
-/// A thousand steps, some of them dropped before backward, leave memory as it was.
+/// A thousand steps, some of them dropped before backward, leak no memory.
 #[test]
 fn steps_leak_nothing() {
     let net = Net::new();
@@ -276,7 +275,6 @@ fn steps_leak_nothing() {
                 None
             }
         };
-        // What was not consumed by backward is freed here.
         drop(unused);
         drop(y);
         let live = net.device.memory_stats().live;
@@ -295,7 +293,7 @@ fn an_op_without_backward_is_an_error() {
 }
 
 #[test]
-fn an_untouched_parameter_is_an_error_unless_optional() {
+fn an_unused_parameter_is_an_error_unless_optional() {
     let net = Net::new();
     let spec = |optional| Spec {
         shape: Shape::new(&[2]).unwrap(),
@@ -360,11 +358,11 @@ fn a_tracked_value_captured_by_a_checkpoint_is_an_error() {
         checkpoint([&x], move |[x]| Ok([ops::add(&x, &captured)?]))
     });
     let message = found.err().unwrap().to_string();
-    assert!(message.contains("a checkpoint runs now"), "{message}");
+    assert!(message.contains("a checkpoint is running"), "{message}");
 }
 
 #[test]
-fn an_overwritten_save_is_an_error() {
+fn an_overwritten_saved_tensor_is_an_error() {
     let net = Net::new();
     let (y, tape) = Tape::record(|| net.forward(&Var::input(net.input(1)))).unwrap();
     values::fill_into(&net.b.value().unwrap(), 0.0).unwrap();
@@ -385,7 +383,7 @@ fn gradients_of_another_shape_are_errors() {
     assert!(matches!(found, Err(Error::GradientShape { .. })));
 }
 
-/// A parameter that is not among the gradients costs nothing: its gradient is not computed.
+/// The gradient of a parameter that is not in `Grads` is not computed.
 #[test]
 fn frozen_parameters_get_no_gradient() {
     let net = Net::new();
@@ -400,10 +398,10 @@ fn frozen_parameters_get_no_gradient() {
     assert_eq!(of_b(&mut grads), of_b(&mut all));
 }
 
-/// Whatever order ops finish in, parameters are announced from the last registered to the first,
-/// once, complete.
+/// Parameters are reported once, with complete gradients, from the last registered to the first, in
+/// whatever order ops finish.
 #[test]
-fn parameters_are_announced_in_reverse_order() {
+fn parameters_are_reported_in_reverse_order() {
     let blocks: [Block; 3] = [plain, checkpointed, nested];
     for block in blocks {
         for params in [["a", "b"], ["b", "a"]] {
@@ -417,8 +415,8 @@ fn parameters_are_announced_in_reverse_order() {
             };
             let params = params.map(of);
             let mut grads = Grads::new(&params).unwrap();
-            let announced = Arc::new(Mutex::new(Vec::new()));
-            let log = announced.clone();
+            let reported = Arc::new(Mutex::new(Vec::new()));
+            let log = reported.clone();
             grads.on_ready(move |param, gradient| {
                 let entry = (param.name().to_owned(), gradient.to_vec::<f32>()?);
                 log.lock().unwrap().push(entry);
@@ -427,9 +425,9 @@ fn parameters_are_announced_in_reverse_order() {
 
             let (y, tape) = Tape::record(|| block(&net, &Var::input(net.input(1)))).unwrap();
             tape.backward(&[(&y, net.input(2))], &mut grads).unwrap();
-            let announced = announced.lock().unwrap().clone();
-            assert_eq!(announced.len(), 2);
-            for ((name, gradient), param) in announced.iter().zip(params.iter().rev()) {
+            let reported = reported.lock().unwrap().clone();
+            assert_eq!(reported.len(), 2);
+            for ((name, gradient), param) in reported.iter().zip(params.iter().rev()) {
                 assert_eq!(name, param.name());
                 assert_eq!(
                     *gradient,
@@ -441,31 +439,31 @@ fn parameters_are_announced_in_reverse_order() {
 }
 
 #[test]
-fn gradients_may_lie_in_one_buffer() {
+fn gradients_may_share_one_buffer() {
     let net = Net::new();
     let flat = Tensor::zeros(&net.device, &[72], DType::F32, Kind::Gradient).unwrap();
     let mut grads = Grads::over(&net.params(), &flat).unwrap();
     let (y, tape) = Tape::record(|| net.forward(&Var::input(net.input(1)))).unwrap();
     tape.backward(&[(&y, net.input(2))], &mut grads).unwrap();
-    let apart: Vec<f32> = grads
+    let separate: Vec<f32> = grads
         .all()
         .unwrap()
         .iter()
         .flat_map(|(_, g)| g.to_vec().unwrap())
         .collect();
-    assert_eq!(flat.to_vec::<f32>().unwrap(), apart);
+    assert_eq!(flat.to_vec::<f32>().unwrap(), separate);
 
     let short = Tensor::zeros(&net.device, &[71], DType::F32, Kind::Gradient).unwrap();
     assert!(matches!(
         Grads::over(&net.params(), &short),
-        Err(Error::FlatBuffer { given: 71, .. })
+        Err(Error::FlatBuffer { actual: 71, .. })
     ));
 }
 
 #[test]
-fn saves_may_be_packed() {
+fn saved_tensors_may_be_packed() {
     let net = Net::new();
-    let away = Device::cpu();
+    let other = Device::cpu();
     let run = |packing_scope: Option<Arc<dyn meshgrad_autograd::Packing>>| {
         let mut grads = Grads::new(&net.params()).unwrap();
         let forward = || net.forward(&Var::input(net.input(1)));
@@ -480,9 +478,9 @@ fn saves_may_be_packed() {
     };
 
     let (plain, bytes) = run(None);
-    let (moved, _) = run(Some(Arc::new(ToDevice(away.clone()))));
+    let (moved, _) = run(Some(Arc::new(ToDevice(other.clone()))));
     assert_eq!(plain, moved);
-    assert!(away.memory_stats().peak > 0);
+    assert!(other.memory_stats().peak > 0);
 
     let (narrow, narrow_bytes) = run(Some(Arc::new(ToBf16)));
     assert_eq!(narrow_bytes, bytes / 2);
@@ -495,8 +493,7 @@ fn saves_may_be_packed() {
     }
 }
 
-/// The copy of a parameter in another dtype is made once for each value, and its gradient is the
-/// parameter's.
+/// A compute copy of a parameter is made once per value, and its gradient is the parameter's.
 #[test]
 fn compute_copies_share_the_parameters_gradient() {
     let net = Net::new();
@@ -524,10 +521,10 @@ fn compute_copies_share_the_parameters_gradient() {
     assert_eq!(grads.get(&net.a).unwrap().dtype(), DType::F32);
 }
 
-/// A checkpoint between values that depend on a bf16 parameter alone, whose gradients are summed in
-/// f32, changes nothing.
+/// A checkpoint of values that depend only on a bf16 parameter, whose gradients are accumulated in f32,
+/// changes nothing.
 #[test]
-fn checkpoints_take_what_is_made_from_bf16_parameters() {
+fn checkpoints_accept_values_computed_from_bf16_parameters() {
     let device = Device::cpu();
     let spec = Spec {
         shape: Shape::new(&[4, 8]).unwrap(),
@@ -559,7 +556,7 @@ fn checkpoints_take_what_is_made_from_bf16_parameters() {
         grads.get(&param).unwrap().to_vec::<f32>().unwrap()
     };
     for (whole, recomputed) in gradient(false).iter().zip(gradient(true)) {
-        // The weight is an input of the checkpoint, and its gradient there bf16.
+        // The weight is an input of the checkpoint, where its gradient is bf16.
         assert!(
             (whole - recomputed).abs() <= whole.abs() / 128.0,
             "{whole} {recomputed}"

@@ -1,7 +1,7 @@
-//! Grouped-query attention with normalised queries and keys and rotary positions, as Qwen3 has it.
+//! Grouped-query attention with normalized queries and keys and rotary positions, as in Qwen3.
 //!
 //! Legend: b batch, t queries, s keys, d hidden size, h query heads, g key-value heads, c features
-//! of a head.
+//! per head.
 
 use std::sync::{Arc, OnceLock};
 
@@ -13,14 +13,14 @@ use crate::cache::LayerCache;
 use crate::config::Qwen3Config;
 use crate::layers::{Linear, RmsNorm};
 
-/// What every layer of one forward pass shares: where its tokens stand.
+/// The positions of the tokens, shared by all layers of a forward pass.
 #[derive(Clone)]
 pub struct Positions {
     /// Cosines of the rotary angles, [b, t, c/2], f32.
     pub cos: Tensor,
     /// Their sines.
     pub sin: Tensor,
-    /// Where queries and keys stand in their sequences.
+    /// The positions of queries and keys in their sequences.
     pub sequences: AttentionSequences,
 }
 
@@ -38,10 +38,10 @@ pub struct Attention {
 }
 
 impl Attention {
-    /// The attention of layer `layer`; its parameters' names start with `name`.
+    /// The attention of layer `layer`. The names of its parameters start with `name`.
     ///
     /// # Errors
-    /// None for a configuration that passed its check.
+    /// None for a valid configuration.
     pub fn new(name: &str, config: &Qwen3Config, layer: usize) -> Result<Attention> {
         let (d, c) = (config.hidden_size, config.head_dim());
         let (h, g) = (config.num_attention_heads, config.num_kv_heads());
@@ -62,11 +62,11 @@ impl Attention {
         })
     }
 
-    /// `x_btd` to the same shape. With a `cache`, keys and values are put there first and queries
-    /// see all that it holds.
+    /// Maps `x_btd` to the same shape. With a `cache`, new keys and values are appended to it, and queries
+    /// attend to all of it.
     ///
     /// # Errors
-    /// When shapes do not fit; when the cache is full.
+    /// When shapes do not match or the cache is full.
     pub fn forward(&self, x_btd: &Var, at: &Positions, cache: Option<&LayerCache>) -> Result<Var> {
         let q_bthc = self.heads(&self.q_proj.forward(x_btd)?)?;
         let k_btgc = self.heads(&self.k_proj.forward(x_btd)?)?;
@@ -89,7 +89,7 @@ impl Attention {
         self.o_proj.forward(&ops::merge_last(&out_bthc)?)
     }
 
-    /// [b, t, heads * c] as [b, t, heads, c], for as many heads as there are.
+    /// [b, t, heads * c] as [b, t, heads, c], for any number of heads.
     fn heads(&self, x: &Var) -> Result<Var> {
         ops::split_last(x, self.head_dim)
     }
@@ -107,21 +107,21 @@ impl Module for Attention {
     }
 }
 
-/// The angles by which queries and keys are turned. Clones share what lies on the device.
+/// The frequencies of the rotary embedding. Clones share the copy on the device.
 #[derive(Clone)]
 pub struct Rotary {
-    /// Radians a position, for each pair of features.
+    /// Radians per position, for each pair of features.
     frequencies: Vec<f32>,
     attention_factor: f64,
-    /// The frequencies where the model computes: copied there once, so that no step has to.
+    /// The frequencies on the model's device, copied once.
     on_device: Arc<OnceLock<Tensor>>,
 }
 
 impl Rotary {
-    /// Those of a configuration.
+    /// The frequencies of a configuration.
     ///
     /// # Errors
-    /// When its rotary scaling is impossible.
+    /// When its rotary scaling is invalid.
     pub fn new(config: &Qwen3Config) -> crate::Result<Rotary> {
         let rope = config.rope()?;
         let frequencies = rope.inverse_frequencies(config.head_dim()).into_iter();
@@ -143,14 +143,14 @@ impl Rotary {
     }
 
     fn frequencies_on(&self, device: &Device) -> crate::Result<Tensor> {
-        if let Some(kept) = self.on_device.get()
-            && kept.device() == device
+        if let Some(cached) = self.on_device.get()
+            && cached.device() == device
         {
-            return Ok(kept.clone());
+            return Ok(cached.clone());
         }
         let shape = [self.frequencies.len()];
         let frequencies = Tensor::from_slice(device, &shape, &self.frequencies)?;
-        // Whoever is not the first, or on another device, copies anew.
+        // Only the first device is cached.
         let _ = self.on_device.set(frequencies.clone());
         Ok(frequencies)
     }

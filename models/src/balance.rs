@@ -1,4 +1,4 @@
-//! What keeps experts evenly used: two losses, and a bias of the router that needs none.
+//! Load balancing of experts: two losses, and router biases, which need no loss.
 
 use meshgrad_autograd::{Result, Var, ops};
 use meshgrad_runtime::{Tensor, ops as values};
@@ -6,10 +6,10 @@ use meshgrad_runtime::{Tensor, ops as values};
 use crate::moe::Routing;
 
 /// The load-balancing loss of the Switch Transformer (Fedus et al. 2021), with statistics pooled
-/// over layers as Hugging Face computes it: E sum_e f_e P_e, f_e being the assignments to expert e
-/// a token and P_e its mean probability.
+/// over layers as in Hugging Face: E sum_e f_e P_e, where f_e is the number of assignments to expert
+/// e per token and P_e its mean probability.
 ///
-/// It is `top_k` when all experts are used alike. Only the probabilities carry a gradient. Returns
+/// It equals `top_k` when the load is balanced. Gradients flow through the probabilities only. Returns
 /// a scalar, f32.
 ///
 /// # Errors
@@ -36,7 +36,7 @@ pub fn load_balancing_loss(layers: &[Routing]) -> Result<Option<Var>> {
 }
 
 /// The router z-loss (Zoph et al. 2022): the mean over tokens and layers of the squared log-sum-exp
-/// of the router's scores, which keeps these small. Returns a scalar, f32.
+/// of the router logits, which keeps these small. Returns a scalar, f32.
 ///
 /// # Errors
 /// As [`load_balancing_loss`].
@@ -44,9 +44,9 @@ pub fn router_z_loss(layers: &[Routing]) -> Result<Option<Var>> {
     let mut total: Option<Var> = None;
     for layer in layers {
         // ln sum e^x = x_0 - log_softmax(x)_0, which never overflows.
-        let scores = &layer.logits_ne;
-        let first = ops::slice(scores, -1, 0..1)?;
-        let log_probability = ops::slice(&ops::log_softmax(scores)?, -1, 0..1)?;
+        let logits = &layer.logits_ne;
+        let first = ops::slice(logits, -1, 0..1)?;
+        let log_probability = ops::slice(&ops::log_softmax(logits)?, -1, 0..1)?;
         let squared = ops::square(&ops::sub(&first, &log_probability)?)?;
         let mean = ops::mean(&squared, &[0, 1])?;
         total = Some(match total {
@@ -59,17 +59,16 @@ pub fn router_z_loss(layers: &[Routing]) -> Result<Option<Var>> {
         .transpose()
 }
 
-/// Makes experts with fewer tokens than the mean likelier to be chosen, and those with more less
-/// likely: b_e += rate sign(mean_e(c_e) - c_e) (Wang et al. 2024, algorithm 1; DeepSeek-V3, section
-/// 2.1.2). No gradient is disturbed by it.
+/// Raises the bias of experts with fewer tokens than the mean and lowers that of experts with more:
+/// b_e += rate sign(mean_e(c_e) - c_e) (Wang et al. 2024, algorithm 1; DeepSeek-V3, section 2.1.2).
+/// It does not affect gradients.
 ///
-/// `bias` \[E\] f32, of a kind that may change; `counts` \[E\] f32, whole numbers: the tokens of a
-/// step.
+/// `bias` \[E\] f32, of a mutable kind; `counts` \[E\] f32, integers: the tokens per expert of a step.
 ///
 /// # Errors
-/// When `bias` and `counts` differ in shape, or `bias` may not change.
+/// When `bias` and `counts` differ in shape, or `bias` is immutable.
 pub fn update_router_bias(bias: &Tensor, counts: &Tensor, rate: f64) -> Result<()> {
-    // E (mean - c_e) is a whole number: cut to [-1, 1] it is its sign.
+    // E (mean - c_e) is an integer; clamped to [-1, 1] it is its own sign.
     let experts = counts.extent(0)? as f64;
     let missing = values::sub(
         &values::sum(counts, &[0])?,
@@ -92,11 +91,11 @@ mod tests {
     }
 
     #[test]
-    fn a_bias_moves_by_the_rate_towards_the_mean() {
+    fn a_bias_changes_by_the_rate_towards_the_mean() {
         let device = Device::cpu();
         let bias = Tensor::zeros(&device, &[4], DType::F32, Kind::OptimizerState).unwrap();
         let mut expected = [0.0; 4];
-        // The mean of the second is no whole number; the third has more tokens than f32 can count.
+        // The mean of the second is not an integer; the counts of the third exceed the integers of f32.
         for (counts, signs) in [
             ([4.0, 0.0, 2.0, 2.0], [-1.0, 1.0, 0.0, 0.0]),
             ([2.0, 1.0, 1.0, 1.0], [-1.0, 1.0, 1.0, 1.0]),
@@ -110,9 +109,9 @@ mod tests {
         }
     }
 
-    /// The mean of (ln sum e^x)^2 over tokens and layers, also where e^x overflows.
+    /// The z-loss is the mean of (ln sum e^x)^2 over tokens and layers, also where e^x overflows.
     #[test]
-    fn the_z_loss_is_its_formula() {
+    fn the_z_loss_equals_its_formula() {
         let device = Device::cpu();
         let layers = [
             [[0.5, -1.0, 2.0], [0.0, 0.0, 0.0]],

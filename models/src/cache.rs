@@ -1,4 +1,4 @@
-//! The cache of keys and values with which a sequence is continued token by token.
+//! The key-value cache for decoding.
 
 use meshgrad_autograd::Var;
 use meshgrad_runtime::ops::AttentionSequences;
@@ -7,7 +7,7 @@ use meshgrad_runtime::{DType, Device, Kind, Tensor, ops};
 use crate::config::Qwen3Config;
 use crate::{Error, Result};
 
-/// Keys and values of every layer, with room for a fixed number of tokens.
+/// Keys and values of every layer, with a fixed capacity.
 pub struct Cache {
     layers: Vec<LayerCache>,
     capacity: usize,
@@ -21,7 +21,7 @@ pub struct LayerCache {
     /// [b, capacity, g, c].
     keys: Tensor,
     values: Tensor,
-    /// Where the next token goes, i64 [1].
+    /// The position of the next token, i64 [1].
     end: Tensor,
 }
 
@@ -56,12 +56,12 @@ impl Cache {
         })
     }
 
-    /// How many tokens it holds.
+    /// Number of tokens in the cache.
     pub fn len(&self) -> usize {
         self.used
     }
 
-    /// Whether it holds none.
+    /// Whether the cache is empty.
     pub fn is_empty(&self) -> bool {
         self.used == 0
     }
@@ -70,7 +70,7 @@ impl Cache {
         self.layers.get(layer)
     }
 
-    /// Makes room for `tokens` more: where they stand, for attention.
+    /// Checks that `tokens` more fit, and returns their positions for attention.
     pub(crate) fn begin(&self, tokens: usize) -> Result<AttentionSequences> {
         let (used, capacity) = (self.used, self.capacity);
         if used + tokens > capacity {
@@ -87,7 +87,7 @@ impl Cache {
         })
     }
 
-    /// Says that every layer has taken in `tokens` more.
+    /// Counts `tokens` more, after every layer has appended them.
     pub(crate) fn advance(&mut self, tokens: usize) -> Result<()> {
         self.used += tokens;
         if let Some(layer) = self.layers.first() {
@@ -99,8 +99,8 @@ impl Cache {
 }
 
 impl LayerCache {
-    /// Puts keys and values [b, t, g, c] behind those that are there; returns all, as constants: no
-    /// gradient goes through a cache.
+    /// Appends keys and values [b, t, g, c] and returns the whole cache, as constants: no gradient flows
+    /// through a cache.
     pub(crate) fn extend(&self, keys: &Var, values: &Var) -> meshgrad_autograd::Result<(Var, Var)> {
         ops::copy_at_into(keys.value(), &self.keys, &self.end)?;
         ops::copy_at_into(values.value(), &self.values, &self.end)?;

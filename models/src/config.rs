@@ -1,12 +1,12 @@
-//! What a Qwen3 model is made of: sizes and switches, named as in Hugging Face's config.json.
+//! The configuration of a Qwen3 model, with the names of Hugging Face's config.json.
 //!
 //! [`Qwen3Config`] is read from and written to config.json ([`Qwen3Config::from_json`],
 //! [`Qwen3Config::to_json`]) and is, through serde, the strict `[model]` table of a TOML
-//! configuration. Semantics are those of transformers 5.23. This module knows numbers only: no
-//! tensor, no file, no device.
+//! configuration. Semantics are those of transformers 5.23. This module knows no tensor, file or
+//! device.
 //!
-//! Fields hold what was written. Where Hugging Face has several spellings or a default that depends
-//! on other keys, ask the method: [`head_dim`](Qwen3Config::head_dim),
+//! Fields hold the values as written. Where Hugging Face has several spellings, or a default that
+//! depends on other keys, use the method: [`head_dim`](Qwen3Config::head_dim),
 //! [`num_kv_heads`](Qwen3Config::num_kv_heads), [`rope`](Qwen3Config::rope),
 //! [`window`](Qwen3Config::window), [`is_moe_layer`](Qwen3Config::is_moe_layer).
 
@@ -62,13 +62,13 @@ pub enum Activation {
     Silu,
 }
 
-/// What the tokens of a layer see.
+/// Which tokens a token of a layer attends to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LayerType {
-    /// All earlier tokens and themselves.
+    /// All earlier tokens and itself.
     FullAttention,
-    /// The last `sliding_window` tokens, themselves included.
+    /// The last `sliding_window` tokens, including itself.
     SlidingAttention,
 }
 
@@ -82,31 +82,31 @@ pub enum TokenIds {
     Many(Vec<i64>),
 }
 
-/// A Qwen3 or Qwen3-MoE model for causal language modelling.
+/// A Qwen3 or Qwen3-MoE model for causal language modeling.
 ///
-/// The four sizes without which there is no model (`vocab_size`, `hidden_size`,
-/// `num_hidden_layers`, `num_attention_heads`) and `model_type` must be given in TOML; the rest has
-/// the defaults stated here. config.json has Hugging Face's defaults for all of them.
+/// In TOML, `model_type`, `vocab_size`, `hidden_size`, `num_hidden_layers` and `num_attention_heads` are
+/// required; the other keys have the defaults stated here. In config.json every key has Hugging Face's
+/// default.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Qwen3Config {
     /// `qwen3` or `qwen3_moe`.
     pub model_type: ModelType,
 
-    /// Tokens in the vocabulary: rows of the embedding and of the output projection.
+    /// Size of the vocabulary: rows of the embedding and of the output projection.
     pub vocab_size: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
-    /// Layers.
+    /// Number of layers.
     pub num_hidden_layers: usize,
-    /// Width inside the MLP of a dense layer. Default 0, legal when every layer has experts.
+    /// Inner width of the MLP of a dense layer. Default 0, valid if every layer has experts.
     #[serde(default)]
     pub intermediate_size: usize,
-    /// Positions the model was made for. Nothing is cut there; YaRN takes its original length from
-    /// it. Default 32768.
+    /// Context length that the model was trained for. It is not enforced; YaRN uses it as the original
+    /// length. Default 32768.
     #[serde(default = "default_max_position_embeddings")]
     pub max_position_embeddings: usize,
-    /// Whether the output projection is the embedding. Default false.
+    /// Whether the output projection shares the embedding. Default false.
     #[serde(default)]
     pub tie_word_embeddings: bool,
     /// Activation of the gate. Default silu.
@@ -121,84 +121,82 @@ pub struct Qwen3Config {
 
     /// Query heads.
     pub num_attention_heads: usize,
-    /// Key and value heads, a divisor of the query heads. Default: as many as query heads.
+    /// Key-value heads, a divisor of the query heads. Default: the number of query heads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_key_value_heads: Option<usize>,
-    /// Features of a head, free of `hidden_size`. Default `hidden_size / num_attention_heads`.
+    /// Features per head, independent of `hidden_size`. Default `hidden_size / num_attention_heads`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub head_dim: Option<usize>,
     /// Whether the projections of attention (q, k, v and o) have a bias. Default false.
     #[serde(default)]
     pub attention_bias: bool,
-    /// Dropout on attention weights: 0 is the only value that is supported. Default 0.
+    /// Dropout on attention weights; only 0 is supported. Default 0.
     #[serde(default)]
     pub attention_dropout: f64,
 
-    /// Whether `sliding_window` applies at all. Default false.
+    /// Whether sliding windows are used. Default false.
     #[serde(default)]
     pub use_sliding_window: bool,
-    /// Tokens that a sliding layer sees, itself included.
+    /// Window length of a sliding layer, including the token itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sliding_window: Option<usize>,
-    /// In a `qwen3` model without `layer_types`: the first layer that slides. Default 28.
-    /// transformers 5 does not read it in a `qwen3_moe` model: there every layer slides or none.
+    /// In a `qwen3` model without `layer_types`: the first sliding layer. Default 28. transformers 5
+    /// ignores it in a `qwen3_moe` model, where all layers slide or none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_window_layers: Option<usize>,
-    /// In a `qwen3` model: what each layer sees. Default: from `max_window_layers`.
+    /// In a `qwen3` model: the attention of each layer. Default: from `max_window_layers`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layer_types: Option<Vec<LayerType>>,
 
-    /// Experts of a sparse layer. Default 0.
+    /// Experts per sparse layer. Default 0.
     #[serde(default, alias = "num_local_experts")]
     pub num_experts: usize,
-    /// Experts that a token is sent to. Default 0.
+    /// Experts per token. Default 0.
     #[serde(default)]
     pub num_experts_per_tok: usize,
-    /// Width inside an expert. Default 0.
+    /// Inner width of an expert. Default 0.
     #[serde(default)]
     pub moe_intermediate_size: usize,
-    /// Whether the weights of a token's chosen experts are divided by their sum. Default false.
+    /// Whether the weights of a token's experts are normalized to sum to one. Default false.
     #[serde(default)]
     pub norm_topk_prob: bool,
-    /// Layer `i` may be sparse when `i + 1` is a multiple of it. Default 1.
+    /// Layer `i` may be sparse if `i + 1` is a multiple of it. Default 1.
     #[serde(default = "default_decoder_sparse_step")]
     pub decoder_sparse_step: usize,
-    /// Layers that are dense whatever `decoder_sparse_step` says; indices beyond the last layer
-    /// mean nothing.
+    /// Layers that are dense regardless of `decoder_sparse_step`. Indices past the last layer are
+    /// ignored.
     #[serde(default, deserialize_with = "null_is_empty")]
     pub mlp_only_layers: Vec<usize>,
-    /// Weight of the load-balancing loss when `output_router_logits` asks for it. Default 0.001.
+    /// Weight of the load-balancing loss if `output_router_logits` is set. Default 0.001.
     #[serde(default = "default_router_aux_loss_coef")]
     pub router_aux_loss_coef: f64,
     /// Whether the load-balancing loss is part of the loss. Default false.
     #[serde(default)]
     pub output_router_logits: bool,
 
-    /// Token that begins a text, for whoever generates; the model does not look at it.
+    /// Token that starts a text. The model itself does not use it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bos_token_id: Option<i64>,
-    /// Token or tokens that end a text, for whoever generates.
+    /// Token or tokens that end a text. The model itself does not use them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eos_token_id: Option<TokenIds>,
-    /// Token that fills up a batch. transformers also keeps its embedding from learning; meshgrad
-    /// does not.
+    /// Padding token. transformers does not train its embedding; meshgrad does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pad_token_id: Option<i64>,
 
-    /// Base of the rotary frequencies, in its old place. Default 10000.
+    /// Base of the rotary frequencies, under the old key. Default 10000.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rope_theta: Option<f64>,
-    /// Scaling of the rotary frequencies, in its old place.
+    /// Scaling of the rotary frequencies, under the old key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rope_scaling: Option<RopeKeys>,
-    /// Base and scaling of the rotary frequencies, where transformers 5 has them.
+    /// Base and scaling of the rotary frequencies, under the key of transformers 5.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rope_parameters: Option<RopeKeys>,
 }
 
 impl Qwen3Config {
-    /// Every key of the table, in the order in which it is written. For suggestions when one is
-    /// mistyped.
+    /// Every key of the table, in the order of writing.
     pub const KEYS: &[&str] = &[
         "model_type",
         "vocab_size",
@@ -235,14 +233,13 @@ impl Qwen3Config {
         "rope_parameters",
     ];
 
-    /// Features of one attention head. 0 when there are no heads, which
-    /// [`validate`](Self::validate) reports.
+    /// Features per attention head; 0 without heads, which [`validate`](Self::validate) reports.
     pub fn head_dim(&self) -> usize {
         let even_share = self.hidden_size.checked_div(self.num_attention_heads);
         self.head_dim.unwrap_or(even_share.unwrap_or(0))
     }
 
-    /// Key and value heads.
+    /// Number of key-value heads.
     pub fn num_kv_heads(&self) -> usize {
         self.num_key_value_heads.unwrap_or(self.num_attention_heads)
     }
@@ -256,9 +253,9 @@ impl Qwen3Config {
             && !self.mlp_only_layers.contains(&layer)
     }
 
-    /// How many tokens a token of layer `layer` (from 0) sees, itself included; `None` for all.
+    /// The window of layer `layer` (from 0), including the token itself; `None` for full attention.
     ///
-    /// Query `i` sees key `j` when `i - window < j <= i`.
+    /// Query `i` attends to key `j` if `i - window < j <= i`.
     pub fn window(&self, layer: usize) -> Option<usize> {
         match self.layer_type(layer) {
             LayerType::SlidingAttention => self.sliding_window,
@@ -266,7 +263,7 @@ impl Qwen3Config {
         }
     }
 
-    /// What the tokens of layer `layer` (from 0) see.
+    /// The attention of layer `layer` (from 0).
     pub fn layer_type(&self, layer: usize) -> LayerType {
         let slides = match (self.model_type, &self.layer_types) {
             _ if !self.use_sliding_window || self.sliding_window.is_none() => false,
@@ -283,12 +280,12 @@ impl Qwen3Config {
         }
     }
 
-    /// Base and scaling of the rotary frequencies, from whichever place has them.
+    /// Base and scaling of the rotary frequencies, from whichever key has them.
     ///
     /// # Errors
-    /// [`ConfigError::Impossible`] when two places disagree or a scaling lacks a number.
+    /// [`ConfigError::Invalid`] when two keys disagree or a scaling lacks a number.
     pub fn rope(&self) -> Result<Rope, ConfigError> {
-        rope::resolve(self).map_err(ConfigError::Impossible)
+        rope::resolve(self).map_err(ConfigError::Invalid)
     }
 
     fn first_window_layer(&self) -> usize {
@@ -317,7 +314,7 @@ fn default_router_aux_loss_coef() -> f64 {
     0.001
 }
 
-/// transformers writes an empty list of layers as `null`.
+/// transformers writes an empty list as `null`.
 fn null_is_empty<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<usize>, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }

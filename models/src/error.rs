@@ -1,4 +1,4 @@
-//! What can go wrong with a model.
+//! Errors of models.
 
 use std::path::PathBuf;
 
@@ -19,7 +19,7 @@ pub enum Error {
     #[error(transparent)]
     Runtime(#[from] meshgrad_runtime::Error),
 
-    /// The tape refused something.
+    /// Recording or backward failed.
     #[error(transparent)]
     Autograd(#[from] meshgrad_autograd::Error),
 
@@ -27,41 +27,41 @@ pub enum Error {
     #[error(transparent)]
     Checkpoint(#[from] meshgrad_ckpt::Error),
 
-    /// A configuration that describes no model.
+    /// An invalid configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
 
-    /// A configuration file that describes no model.
+    /// An invalid configuration file.
     #[error("{}: {source}", path.display())]
     ConfigFile {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         source: ConfigError,
     },
 
-    /// A file that could not be read at all.
+    /// A file that could not be read.
     #[error("{}: {source}", path.display())]
     File {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: std::io::Error,
     },
 
-    /// A folder whose tensors are not the model's.
-    #[error("{}: the tensors are not those of this configuration: {report}", folder.display())]
+    /// A folder whose tensors do not match the model.
+    #[error("{}: tensors do not match the configuration: {report}", folder.display())]
     Tensors {
         /// The folder.
         folder: PathBuf,
-        /// What is missing, unexpected or different.
+        /// Missing, unexpected and different tensors.
         report: Report,
     },
 
-    /// Tensors that cannot be written under the names of Hugging Face.
-    #[error("these tensors cannot be written under the names of Hugging Face: {report}")]
+    /// Tensors that cannot be written under Hugging Face names.
+    #[error("tensors cannot be written under Hugging Face names: {report}")]
     Unwritable {
-        /// Why not.
+        /// The problems.
         report: Report,
     },
 
@@ -69,7 +69,7 @@ pub enum Error {
     #[error(transparent)]
     Load(#[from] meshgrad_load::Error),
 
-    /// A map between parameters and tensors of a folder cannot be read.
+    /// An invalid mapping between parameters and tensors.
     #[error(transparent)]
     Map(#[from] MapError),
 
@@ -77,24 +77,22 @@ pub enum Error {
     #[error(transparent)]
     Waiver(#[from] InvalidAllowance),
 
-    /// Tensors of a folder cannot be loaded as planned.
+    /// Tensors that cannot be loaded from the folder.
     #[error(transparent)]
     Plan(#[from] PlanError),
 
-    /// Tensors in memory cannot be written.
+    /// Tensors in memory that cannot be written.
     #[error(transparent)]
     Memory(#[from] MemoryError),
 
     /// A sequence that does not fit into a cache.
-    #[error(
-        "the cache has room for {capacity} tokens, {used} are used and {given} more were given"
-    )]
+    #[error("cache capacity is {capacity} tokens; {used} are used and {given} more do not fit")]
     CacheFull {
-        /// Tokens that it can hold.
+        /// Capacity in tokens.
         capacity: usize,
-        /// Tokens that it holds.
+        /// Tokens in the cache.
         used: usize,
-        /// Tokens given.
+        /// New tokens.
         given: usize,
     },
 }

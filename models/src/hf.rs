@@ -1,9 +1,9 @@
 //! Hugging Face folders: config.json and safetensors, read and written under the names that
 //! transformers uses.
 //!
-//! A parameter here may be several tensors there: gate and up are one matrix, and so are all
-//! experts of a layer. A [map](map()) says how; reading follows it in one direction, writing in the
-//! other. Parameters may be on any device that computes
+//! One parameter may be several tensors of the folder: gate and up are one matrix, and so are all
+//! experts of a layer. A [mapping](map()) relates them; reading and writing apply it in opposite
+//! directions. Parameters may be on any device that computes
 //! ([`load`](meshgrad_load)).
 
 mod loader;

@@ -1,5 +1,4 @@
-//! The smallest blocks: a projection and a norm. Each holds its parameters and shows its
-//! mathematics.
+//! The smallest blocks: a projection and a norm.
 
 use meshgrad_autograd::{Init, Module, Param, Result, Var, ops};
 use meshgrad_runtime::Tensor;
@@ -15,11 +14,11 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// A projection named `name` from `inputs` to `outputs` features, its weight normal with
-    /// deviation `std`, its bias zero.
+    /// A projection named `name` from `inputs` to `outputs` features. The weight is normal with standard
+    /// deviation `std`, the bias zero.
     ///
     /// # Errors
-    /// None for shapes of this kind.
+    /// None: the shapes are valid.
     pub fn new(name: &str, inputs: usize, outputs: usize, bias: bool, std: f64) -> Result<Linear> {
         let weight = Param::new(
             format!("{name}.weight"),
@@ -33,10 +32,10 @@ impl Linear {
         })
     }
 
-    /// `x` [.., in] to [.., out], in `x`'s dtype.
+    /// Maps `x` [.., in] to [.., out], in `x`'s dtype.
     ///
     /// # Errors
-    /// When `x` has other features.
+    /// When the last dim of `x` has another size.
     pub fn forward(&self, x: &Var) -> Result<Var> {
         let y = ops::linear(x, &self.weight.var_as(x.dtype())?)?;
         match &self.bias {
@@ -53,7 +52,7 @@ impl Module for Linear {
     }
 }
 
-/// Root-mean-square normalisation with a weight (Zhang & Sennrich 2019).
+/// Root-mean-square normalization with a weight (Zhang & Sennrich 2019).
 #[derive(Clone)]
 pub struct RmsNorm {
     /// \[features\].
@@ -62,10 +61,10 @@ pub struct RmsNorm {
 }
 
 impl RmsNorm {
-    /// A norm named `name` over the last dim of `features`, its weight one.
+    /// A norm named `name` over the last dim, of size `features`. The weight is one.
     ///
     /// # Errors
-    /// None for shapes of this kind.
+    /// None: the shapes are valid.
     pub fn new(name: &str, features: usize, eps: f64) -> Result<RmsNorm> {
         Ok(RmsNorm {
             weight: Param::new(format!("{name}.weight"), &[features], Init::Ones)?,
@@ -73,27 +72,27 @@ impl RmsNorm {
         })
     }
 
-    /// `x` [.., features] to the same.
+    /// Maps `x` [.., features] to the same shape.
     ///
     /// # Errors
-    /// When `x` has other features.
+    /// When the last dim of `x` has another size.
     pub fn forward(&self, x: &Var) -> Result<Var> {
         ops::rms_norm(x, &self.weight.var_as(x.dtype())?, self.eps)
     }
 
-    /// The residual stream `x` with what a block `added` to it, and the norm of that; in one pass.
+    /// The residual stream `x + added` and its norm, in one pass.
     ///
     /// # Errors
-    /// When shapes do not fit.
+    /// When shapes do not match.
     pub fn forward_sum(&self, x: &Var, added: &Var) -> Result<(Var, Var)> {
         ops::add_rms_norm(x, added, &self.weight.var_as(x.dtype())?, self.eps)
     }
 
-    /// The norm of each head of `x` [b, t, heads, features], turned by the angles of its position
-    /// ([b, t, features / 2]); in one pass.
+    /// The norm of each head of `x` [b, t, heads, features], rotated by the angles of its position ([b, t,
+    /// features / 2]), in one pass.
     ///
     /// # Errors
-    /// When shapes do not fit.
+    /// When shapes do not match.
     pub fn forward_rotated(&self, x: &Var, cos: &Tensor, sin: &Tensor) -> Result<Var> {
         let weight = self.weight.var_as(x.dtype())?;
         ops::rms_norm_rope(x, &weight, cos, sin, RopeStyle::Half, self.eps)

@@ -1,13 +1,13 @@
 //! The feed-forward block of a dense layer: SwiGLU (Shazeer 2020).
 //!
-//! Legend: d hidden size, f features inside.
+//! Legend: d hidden size, f inner features.
 
 use meshgrad_autograd::{Init, Module, Param, Result, Var, ops};
 
 use crate::config::Qwen3Config;
 use crate::layers::Linear;
 
-/// down(silu(gate(x)) * up(x)), gate and up in one matrix.
+/// down(silu(gate(x)) * up(x)), with gate and up in one matrix.
 #[derive(Clone)]
 pub struct Mlp {
     /// [2, f, d]: gate, then up.
@@ -16,10 +16,10 @@ pub struct Mlp {
 }
 
 impl Mlp {
-    /// A block whose parameters' names start with `name`.
+    /// A block. The names of its parameters start with `name`.
     ///
     /// # Errors
-    /// None for a configuration that passed its check.
+    /// None for a valid configuration.
     pub fn new(name: &str, config: &Qwen3Config) -> Result<Mlp> {
         let (d, f, std) = (
             config.hidden_size,
@@ -33,10 +33,10 @@ impl Mlp {
         })
     }
 
-    /// `x` [.., d] to the same.
+    /// Maps `x` [.., d] to the same shape.
     ///
     /// # Errors
-    /// When `x` has other features.
+    /// When the last dim of `x` has another size.
     pub fn forward(&self, x: &Var) -> Result<Var> {
         let gate_up = ops::merge_first(&self.gate_up_proj.var_as(x.dtype())?)?;
         let inside = ops::swiglu(&ops::chunk(&ops::linear(x, &gate_up)?, 2)?)?;

@@ -1,19 +1,18 @@
-//! Mixture of experts: each token goes to the `top_k` experts that its router scores highest
-//! (Shazeer et al. 2017).
+//! Mixture of experts: each token is routed to the `top_k` experts with the highest scores (Shazeer et
+//! al. 2017).
 //!
-//! Legend: n tokens, d hidden size, e experts, k experts of a token, f features inside an expert, c
-//! = n k rows of (token, expert) pairs sorted by expert.
+//! Legend: n tokens, d hidden size, e experts, k experts per token, f inner features of an expert, c =
+//! n k rows of (token, expert) pairs sorted by expert.
 
 use meshgrad_autograd::{Init, Module, Param, Result, Var, ops};
 use meshgrad_runtime::{DType, Device, Kind, Tensor, ops as values};
 
 use crate::config::Qwen3Config;
 
-/// The feed-forward block of a sparse layer. It may hold all experts or some that follow each
-/// other.
+/// The feed-forward block of a sparse layer. It holds all experts or a contiguous range of them.
 #[derive(Clone)]
 pub struct Moe {
-    /// [e, d], over all experts, held or not; computed in f32.
+    /// [e, d] for all experts, held or not; computed in f32.
     gate: Param,
     /// [held, 2, f, d]: gate, then up.
     gate_up_proj: Param,
@@ -21,37 +20,37 @@ pub struct Moe {
     down_proj: Param,
     first_expert: usize,
     top_k: usize,
-    normalise: bool,
-    /// Part of the choice where there is one.
+    normalize: bool,
+    /// Added to the scores for the choice of experts.
     bias: Option<RouterBias>,
 }
 
-/// What steers a router's choice towards the experts with few tokens. It is state: no gradient
-/// reaches it, and [`update_router_bias`](crate::balance::update_router_bias) changes it.
+/// A bias that shifts a router's choice towards experts with few tokens. It is state and has no
+/// gradient; [`update_router_bias`](crate::balance::update_router_bias) changes it.
 #[derive(Clone)]
 pub struct RouterBias {
-    /// Its path in the model, which is DeepSeek-V3's.
+    /// Its path in the model, as in DeepSeek-V3.
     pub name: String,
-    /// What is added to the probabilities for the choice alone, \[e\] f32.
+    /// Added to the probabilities for the choice only, \[e\] f32.
     pub value: Tensor,
 }
 
-/// How a layer's tokens spread over its experts.
+/// How a layer routed its tokens.
 #[derive(Clone)]
 pub struct Routing {
-    /// The router's scores before softmax, [n, e] f32; tracked.
+    /// The router logits, [n, e] f32; tracked.
     pub logits_ne: Var,
     /// Their softmax; tracked.
     pub probabilities_ne: Var,
-    /// How many tokens each held expert got, \[held\] f32.
+    /// Tokens per held expert, \[held\] f32.
     pub counts: Tensor,
 }
 
 impl Moe {
-    /// A block with all experts, whose parameters' names start with `name`.
+    /// A block with all experts. The names of its parameters start with `name`.
     ///
     /// # Errors
-    /// None for a configuration that passed its check.
+    /// None for a valid configuration.
     pub fn new(name: &str, config: &Qwen3Config) -> Result<Moe> {
         let (d, f) = (config.hidden_size, config.moe_intermediate_size);
         let (e, init) = (
@@ -67,12 +66,12 @@ impl Moe {
             down_proj: Param::new(named("experts.down_proj"), &[e, d, f], init)?,
             first_expert: 0,
             top_k: config.num_experts_per_tok,
-            normalise: config.norm_topk_prob,
+            normalize: config.norm_topk_prob,
             bias: None,
         })
     }
 
-    /// Gives the router a bias of zeros, which changes nothing yet. Clones made before have none.
+    /// Adds a bias of zeros to the router. Existing clones are not affected.
     ///
     /// # Errors
     /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
@@ -86,16 +85,16 @@ impl Moe {
         Ok(())
     }
 
-    /// The router's bias, where it has one.
+    /// The router's bias, if it has one.
     pub fn bias(&self) -> Option<&RouterBias> {
         self.bias.as_ref()
     }
 
-    /// `x` [.., d] to the same: the sum over a token's experts, each weighted by its probability.
-    /// An expert without tokens is normal and gets a zero gradient.
+    /// Maps `x` [.., d] to the same shape: the sum over a token's experts, weighted by probability. An
+    /// expert without tokens gets a zero gradient.
     ///
     /// # Errors
-    /// When `x` has other features.
+    /// When the last dim of `x` has another size.
     pub fn forward(&self, x: &Var) -> Result<(Var, Routing)> {
         let x_nd = ops::merge_leading(x)?;
         let x_f32 = ops::cast(&x_nd, DType::F32)?;
@@ -103,7 +102,7 @@ impl Moe {
         let probabilities_ne = ops::softmax(&logits_ne)?;
         let bias = self.bias.as_ref().map(|bias| &bias.value);
         let (weights_nk, experts_nk) =
-            ops::router_top_k(&probabilities_ne, self.top_k, self.normalise, bias)?;
+            ops::router_top_k(&probabilities_ne, self.top_k, self.normalize, bias)?;
 
         let (held, all) = (self.down_proj.shape()[0], self.gate.shape()[0]);
         let order = values::expert_order(&experts_nk, all, self.first_expert, held)?;
@@ -123,7 +122,7 @@ impl Moe {
         ))
     }
 
-    /// Each group of rows through its own expert.
+    /// Applies each expert to its group of rows.
     fn experts(&self, x_cd: &Var, offsets: &Tensor) -> Result<Var> {
         let gate_up = self.gate_up_proj.var_as(x_cd.dtype())?;
         let down = self.down_proj.var_as(x_cd.dtype())?;

@@ -1,6 +1,6 @@
-//! Qwen3, dense and mixture-of-experts, for causal language modelling (Yang et al. 2025).
+//! Qwen3, dense and mixture-of-experts, for causal language modeling (Yang et al. 2025).
 //!
-//! Legend: b batch, t tokens of a sequence, d hidden size, v vocabulary.
+//! Legend: b batch, t tokens per sequence, d hidden size, v vocabulary.
 
 use meshgrad_autograd::{Init, Module, Param, Result as TapeResult, Var, checkpoint, ops};
 use meshgrad_runtime::ops::AttentionSequences;
@@ -15,10 +15,10 @@ use crate::layers::RmsNorm;
 use crate::mlp::Mlp;
 use crate::moe::{Moe, RouterBias, Routing};
 
-/// The label of a position that does not count, as everywhere in the field.
+/// The label of a position that does not count, as in PyTorch.
 pub const IGNORE_INDEX: i64 = -100;
 
-/// A Qwen3 model. Building one allocates nothing: materialise it, or load it with
+/// A Qwen3 model. Building one allocates nothing; materialize it, or load it with
 /// [`hf::load`](crate::hf::load).
 #[derive(Clone)]
 pub struct Qwen3 {
@@ -27,12 +27,12 @@ pub struct Qwen3 {
     rotary: Rotary,
     layers: Vec<Layer>,
     norm: RmsNorm,
-    /// [v, d]; the embedding itself where they are tied.
+    /// [v, d]; the embedding if they are tied.
     lm_head: Param,
 }
 
-/// One layer: attention, then a feed-forward block, each with a norm before it and the residual
-/// around it.
+/// One layer: attention, then a feed-forward block, each with a norm before it and a residual
+/// connection.
 #[derive(Clone)]
 pub struct Layer {
     input_layernorm: RmsNorm,
@@ -44,22 +44,22 @@ pub struct Layer {
 /// The feed-forward block of a layer.
 #[derive(Clone)]
 pub enum FeedForward {
-    /// One block for all tokens.
+    /// An MLP.
     Dense(Mlp),
-    /// Experts.
+    /// A mixture of experts.
     Sparse(Moe),
 }
 
-/// How a forward pass computes.
+/// Options of a forward pass.
 #[derive(Clone, Copy, Debug)]
 pub struct Compute {
-    /// The dtype of activations, and of the weights' copies that meet them.
+    /// The dtype of activations and of the weights' compute copies.
     pub dtype: DType,
-    /// Whether each layer keeps only its input for backward and computes the rest again.
+    /// Whether each layer saves only its input and recomputes the rest in the backward pass.
     pub checkpointing: bool,
 }
 
-/// Weights of the losses that keep experts evenly used; zero switches one off.
+/// Weights of the balancing losses; zero disables a loss.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Balancing {
     /// Of [`load_balancing_loss`].
@@ -68,19 +68,19 @@ pub struct Balancing {
     pub z: f64,
 }
 
-/// A loss as a sum over tokens with its weight: the mean is `total / weight`, over microbatches and
-/// ranks alike.
+/// A loss as a sum over tokens, with its weight. Sums and weights add up over microbatches and ranks;
+/// the mean is `total / weight`.
 pub struct Loss {
-    /// Cross-entropy summed over counted tokens in nats, plus the balancing losses times the
-    /// weight; a scalar, f32; tracked.
+    /// Cross-entropy summed over counted tokens, in nats, plus the balancing losses times the weight; a
+    /// scalar, f32; tracked.
     pub total: Var,
-    /// Cross-entropy alone, summed; a scalar, f32.
+    /// The summed cross-entropy without balancing losses; a scalar, f32.
     pub cross_entropy: Tensor,
-    /// How many tokens count; a scalar, f32.
+    /// Number of counted tokens; a scalar, f32.
     pub weight: Tensor,
-    /// The load-balancing loss, where there are experts; a scalar, f32.
+    /// The load-balancing loss, if there are experts; a scalar, f32.
     pub auxiliary: Option<Tensor>,
-    /// How many tokens each expert got, \[experts\] f32 of each sparse layer.
+    /// Tokens per expert, \[experts\] f32, of each sparse layer.
     pub expert_counts: Vec<Tensor>,
 }
 
@@ -88,7 +88,7 @@ impl Qwen3 {
     /// The model of a configuration.
     ///
     /// # Errors
-    /// When the configuration describes no model; all that is wrong with it at once.
+    /// When the configuration is invalid, with all problems.
     pub fn new(config: &Qwen3Config) -> Result<Qwen3> {
         config.validate()?;
         let (v, d) = (config.vocab_size, config.hidden_size);
@@ -112,14 +112,14 @@ impl Qwen3 {
         })
     }
 
-    /// What it was built from.
+    /// The configuration.
     pub fn config(&self) -> &Qwen3Config {
         &self.config
     }
 
-    /// Gives every router a bias of zeros: state beside the parameters, which is no part of a
-    /// Hugging Face folder and which [`update_router_bias`](crate::balance::update_router_bias)
-    /// changes. Clones made before have none.
+    /// Adds a bias of zeros to every router. Biases are state, not parameters, and not part of a Hugging
+    /// Face folder; [`update_router_bias`](crate::balance::update_router_bias) changes them. Existing
+    /// clones are not affected.
     ///
     /// # Errors
     /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
@@ -132,8 +132,8 @@ impl Qwen3 {
         Ok(())
     }
 
-    /// The biases of the sparse layers' routers, in the order of [`Loss::expert_counts`]; none
-    /// before [`Qwen3::add_router_biases`].
+    /// The router biases of the sparse layers, in the order of [`Loss::expert_counts`]; none before
+    /// [`Qwen3::add_router_biases`].
     pub fn router_biases(&self) -> impl Iterator<Item = &RouterBias> {
         self.layers.iter().filter_map(|layer| match &layer.mlp {
             FeedForward::Sparse(moe) => moe.bias(),
@@ -141,10 +141,9 @@ impl Qwen3 {
         })
     }
 
-    /// The residual stream after the last norm, [b, t, d], and how each sparse layer routed.
+    /// The residual stream after the last norm, [b, t, d], and the routing of each sparse layer.
     ///
-    /// `ids_bt` i64 [b, t]; `sequences` says where they stand when rows are not sequences from
-    /// position 0.
+    /// `ids_bt` i64 [b, t], at positions `at`.
     fn hidden(
         &self,
         ids_bt: &Tensor,
@@ -167,19 +166,19 @@ impl Qwen3 {
         Ok((self.norm.forward(&x_btd)?, routings))
     }
 
-    /// The scores of every next token, [b, t, v] in `compute.dtype`. For losses use
-    /// [`Qwen3::loss`], which never holds them all.
+    /// The logits of every next token, [b, t, v] in `compute.dtype`. For a loss use [`Qwen3::loss`], which
+    /// never holds all of them.
     ///
     /// # Errors
-    /// When an id is outside of the vocabulary.
+    /// When an id is out of range.
     pub fn logits(&self, ids_bt: &Tensor, compute: Compute) -> Result<Var> {
         let at = self.positions(ids_bt, 0, AttentionSequences::Rows)?;
         let (x_btd, _) = self.hidden(ids_bt, &at, compute, None)?;
         Ok(ops::linear(&x_btd, &self.lm_head.var_as(compute.dtype)?)?)
     }
 
-    /// The scores of the token after the last of `ids_bt`, [b, v], which continue what `cache`
-    /// holds. Nothing is recorded.
+    /// The logits of the token after the last of `ids_bt`, [b, v]. `ids_bt` continue the sequences in
+    /// `cache` and are appended to it. Nothing is recorded.
     ///
     /// # Errors
     /// As [`Qwen3::logits`]; [`Error::CacheFull`](crate::Error::CacheFull).
@@ -204,11 +203,11 @@ impl Qwen3 {
         )?)
     }
 
-    /// The cross-entropy of `labels_bt` (i64, aligned with positions, [`IGNORE_INDEX`] for those
-    /// that do not count), plus the balancing losses.
+    /// The cross-entropy of `labels_bt` (i64, aligned with positions, [`IGNORE_INDEX`] where a position
+    /// does not count), plus the balancing losses.
     ///
     /// # Errors
-    /// When an id or label is outside of the vocabulary.
+    /// When an id or label is out of range.
     pub fn loss(
         &self,
         ids_bt: &Tensor,
@@ -244,7 +243,7 @@ impl Qwen3 {
         })
     }
 
-    /// Rows of `t` tokens that start at position `first`.
+    /// Positions for rows that start at position `first`.
     fn positions(
         &self,
         ids_bt: &Tensor,
@@ -255,7 +254,7 @@ impl Qwen3 {
         let positions = values::arange(ids_bt.device(), first + t, DType::I64)?;
         let positions = positions.slice(0, first..first + t)?.unsqueeze(0)?;
         let (cos, sin) = self.rotary.tables(&positions)?;
-        // One table for all rows of the batch.
+        // All rows of the batch share one table.
         let shape = [ids_bt.shape()[0], t, cos.extent(-1)?];
         let (cos, sin) = (cos.broadcast_to(&shape)?, sin.broadcast_to(&shape)?);
         Ok(Positions {
@@ -265,7 +264,7 @@ impl Qwen3 {
         })
     }
 
-    /// Every parameter on `device`, with its initial value.
+    /// A model with initial values on `device`.
     ///
     /// # Errors
     /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
@@ -291,7 +290,7 @@ impl Layer {
     /// Layer `layer` of the model.
     ///
     /// # Errors
-    /// None for a configuration that passed its check.
+    /// None for a valid configuration.
     pub fn new(config: &Qwen3Config, layer: usize) -> TapeResult<Layer> {
         let named = |part: &str| format!("model.layers.{layer}.{part}");
         let norm = |part: &str| RmsNorm::new(&named(part), config.hidden_size, config.rms_norm_eps);
@@ -307,10 +306,10 @@ impl Layer {
         })
     }
 
-    /// `x_btd` to the same shape, and how its tokens were routed.
+    /// Maps `x_btd` to the same shape, and returns the routing of a sparse layer.
     ///
     /// # Errors
-    /// When shapes do not fit; when the cache is full.
+    /// When shapes do not match or the cache is full.
     pub fn forward(
         &self,
         x_btd: &Var,
@@ -332,7 +331,7 @@ impl Layer {
         Ok((ops::add(&x_btd, &out)?, routing))
     }
 
-    /// As [`Layer::forward`], keeping only `x_btd` for backward.
+    /// As [`Layer::forward`], saving only `x_btd` for backward.
     fn checkpointed(&self, x_btd: &Var, at: &Positions) -> TapeResult<(Var, Option<Routing>)> {
         let (layer, at) = (self.clone(), at.clone());
         match &self.mlp {
@@ -356,7 +355,7 @@ impl Layer {
         }
     }
 
-    /// A sparse layer's results as a checkpoint returns them.
+    /// A sparse layer's results as an array for `checkpoint`.
     fn routed(&self, x_btd: &Var, at: &Positions) -> TapeResult<[Var; 4]> {
         let (out, routing) = self.forward(x_btd, at, None)?;
         let none = || Var::constant(out.value().clone());

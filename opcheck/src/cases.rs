@@ -8,15 +8,15 @@ use meshgrad_runtime::{DType, Device, Key, Tensor};
 /// An op as a function of its float inputs.
 pub type Function = Box<dyn Fn(&[Var]) -> Result<Vec<Var>>>;
 
-/// An op at some inputs.
+/// An op with inputs.
 pub struct Case {
-    /// The op, and what is odd about the inputs.
+    /// The op, and what is special about the inputs.
     pub name: &'static str,
     /// The op.
     pub function: Function,
-    /// Where it is checked.
+    /// The inputs at which it is checked.
     pub inputs: Vec<Tensor>,
-    /// Which inputs are weights, by position: the op wants to accumulate their gradients in f32.
+    /// Positions of inputs that are weights; their gradients are accumulated in f32.
     pub weights: &'static [usize],
 }
 
@@ -26,16 +26,16 @@ impl Case {
     }
 }
 
-/// Inputs of a case: numbers away from the points where functions have corners.
+/// Generates inputs: numbers away from points where functions are not differentiable.
 struct Inputs<'a> {
     device: &'a Device,
     dtype: DType,
-    /// What `dtype` holds exactly: the numbers are rounded to it first.
+    /// The numbers are first rounded to this dtype.
     rounded_to: DType,
 }
 
 impl Inputs<'_> {
-    /// Between -1.5 and 1.5, never near 0, no two equal.
+    /// Distinct numbers between -1.5 and 1.5, not near 0.
     fn any(&self, shape: &[usize], salt: usize) -> Result<Tensor> {
         let number = |i: usize| {
             let x = ((i * 7 + salt * 13 + 1) as f64 * 0.618_033_988_75).fract() - 0.5;
@@ -61,7 +61,7 @@ impl Inputs<'_> {
     }
 }
 
-/// Every op's case on `device`, with inputs of `dtype`. The same numbers everywhere, but for their
+/// The cases of every op on `device`, with inputs of `dtype`. Inputs are the same on all devices, up to
 /// rounding.
 ///
 /// # Errors
@@ -74,8 +74,7 @@ pub fn all(device: &Device, dtype: DType) -> Result<Vec<Case>> {
     })
 }
 
-/// What to hold `all(_, dtype)` against: the same cases at the same rounded inputs, but computed in
-/// f64 on the CPU.
+/// The reference for `all(_, dtype)`: the same cases at the same rounded inputs, in f64 on the CPU.
 ///
 /// # Errors
 /// When memory runs out.
@@ -158,9 +157,11 @@ fn elementwise(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
         let inputs = [at.any(&[2, 1, 4], 1)?, at.positive(&[3, 1], 2)?];
         cases.push(case(broadcast, inputs, move |[a, b]| op(a, b)));
     }
-    cases.push(case("mul of one with itself", [at.any(&[4], 3)?], |[x]| {
-        ops::mul(x, x)
-    }));
+    cases.push(case(
+        "mul of an operand with itself",
+        [at.any(&[4], 3)?],
+        |[x]| ops::mul(x, x),
+    ));
     cases.push(case(
         "add, empty",
         [at.any(&[0, 3], 0)?, at.any(&[3], 1)?],
@@ -233,7 +234,7 @@ fn shapes(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
 fn products(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
     let inputs = [at.any(&[2, 3, 4], 0)?, at.any(&[5, 4], 1)?];
     cases.push(case("linear", inputs, |[x, w]| ops::linear(x, w)).with_weights(&[1]));
-    // Lines of whole 16-byte vectors in every float.
+    // Rows of whole 16-byte vectors in every float dtype.
     let inputs = [at.any(&[3, 16], 0)?, at.any(&[8, 16], 1)?];
     cases.push(case("linear, aligned", inputs, |[x, w]| ops::linear(x, w)).with_weights(&[1]));
     let inputs = [at.any(&[0, 4], 0)?, at.any(&[5, 4], 1)?];
@@ -279,11 +280,9 @@ fn layers(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
         .with_weights(&[2]),
     );
     cases.push(
-        case(
-            "add_rms_norm, the norm alone",
-            inputs()?,
-            |[x, added, w]| Ok(ops::add_rms_norm(x, added, w, 1e-3)?.1),
-        )
+        case("add_rms_norm, norm only", inputs()?, |[x, added, w]| {
+            Ok(ops::add_rms_norm(x, added, w, 1e-3)?.1)
+        })
         .with_weights(&[2]),
     );
     cases.push(case("softmax", [at.any(&[3, 5], 2)?], |[x]| {
@@ -307,7 +306,7 @@ fn layers(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
         ("rope, interleaved", RopeStyle::Interleaved),
     ] {
         let (cos, sin) = (cos.clone(), sin.clone());
-        // Five features, of which four turn.
+        // Five features, four of which are rotated.
         let x = at.any(&[2, 3, 2, 5], 5)?;
         cases.push(case(name, [x], move |[x]| ops::rope(x, &cos, &sin, style)));
     }
@@ -347,12 +346,12 @@ fn layers(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
 }
 
 fn experts(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
-    for (name, renormalise) in [
+    for (name, renormalize) in [
         ("router_top_k", false),
-        ("router_top_k, renormalised", true),
+        ("router_top_k, renormalized", true),
     ] {
         cases.push(case(name, [at.positive(&[4, 5], 0)?], move |[x]| {
-            Ok(ops::router_top_k(x, 2, renormalise, None)?.0)
+            Ok(ops::router_top_k(x, 2, renormalize, None)?.0)
         }));
     }
 
@@ -364,7 +363,7 @@ fn experts(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
         at.any(&[4, 2], 3)?,
     ];
     cases.push(
-        case("tokens through experts", inputs, move |[x, w, weights]| {
+        case("experts", inputs, move |[x, w, weights]| {
             let order = runtime::expert_order(&chosen, 4, 1, 2)?;
             let rows = ops::permute_tokens(x, &order)?;
             let rows = ops::grouped_matmul(&rows, w, &order.offsets)?;
@@ -412,15 +411,15 @@ mod tests {
         }
     }
 
-    /// The check itself can fail.
+    /// The check detects a wrong gradient.
     #[test]
-    fn a_wrong_gradient_is_found() {
+    fn a_wrong_gradient_is_detected() {
         let device = Device::cpu();
         let wrong = |x: &[Var]| {
             let y = meshgrad_runtime::ops::square(x[0].value())?;
-            let kept = x[0].value().save();
+            let saved = x[0].value().save();
             Ok(vec![
-                y.tracked([&x[0]], move |_, [dx]| dx.add(|| kept.get()))?,
+                y.tracked([&x[0]], move |_, [dx]| dx.add(|| saved.get()))?,
             ])
         };
         let x = Inputs {
@@ -430,7 +429,7 @@ mod tests {
         }
         .any(&[3], 0)
         .unwrap();
-        let found = gradcheck(wrong, &[x], Tolerance::default());
-        assert!(matches!(found, Err(Error::GradientCheck { .. })));
+        let result = gradcheck(wrong, &[x], Tolerance::default());
+        assert!(matches!(result, Err(Error::GradientCheck { .. })));
     }
 }

@@ -1,5 +1,4 @@
-//! The same case on two devices, side by side: what a device without f64 computes, next to what
-//! the CPU computes in f64.
+//! Comparison of a case on two devices: a device without f64 against the CPU in f64.
 
 use std::fmt;
 
@@ -11,11 +10,11 @@ use crate::cases::Case;
 /// The result of a comparison.
 pub type Result<T = (), E = Error> = std::result::Result<T, E>;
 
-/// Why a case is not what its reference is.
+/// Why a case disagrees with its reference.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The tape, or an op on it, failed.
+    /// Recording, backward or an op failed.
     #[error(transparent)]
     Autograd(#[from] autograd::Error),
 
@@ -24,28 +23,28 @@ pub enum Error {
     Runtime(#[from] runtime::Error),
 
     /// A result that differs from the reference.
-    #[error("{result} is not that of {device}: {difference}")]
+    #[error("{result} differs from that of {device}: {difference}")]
     Differs {
-        /// Which result.
+        /// The result.
         result: Compared,
         /// The device of the reference.
         device: String,
-        /// In what they differ.
+        /// How it differs.
         difference: Difference,
     },
 }
 
-/// How close two results must be.
+/// The tolerance of a comparison.
 #[derive(Clone, Copy, Debug)]
 pub enum Closeness {
-    /// Every element, within so much of the largest of its tensor, or of 1.
+    /// Every element, relative to the largest element of its tensor, or to 1.
     Elements(f64),
-    /// The tensors as vectors: 1 - cos of the angle between them, and how far the ratio of their
-    /// norms is from 1. For formats in which a single element says little.
+    /// The tensors as vectors: 1 - cos of the angle, and the ratio of the norms. For dtypes in which single
+    /// elements are inaccurate.
     Vectors {
-        /// The most of 1 - cos.
+        /// The maximum of 1 - cos.
         angle: f64,
-        /// The most of |ratio - 1|.
+        /// The maximum of |ratio - 1|.
         norm: f64,
     },
 }
@@ -53,7 +52,7 @@ pub enum Closeness {
 /// One result of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compared {
-    /// What its function returns, by position.
+    /// An output, by position.
     Output(usize),
     /// The gradient of an input, by position.
     Gradient(usize),
@@ -68,27 +67,32 @@ impl fmt::Display for Compared {
     }
 }
 
-/// In what two results differ.
+/// How two results differ.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Difference {
-    /// In shape: here, and there.
-    Shape(Shape, Shape),
+    /// In shape.
+    Shape {
+        /// The shape on the device.
+        actual: Shape,
+        /// The shape of the reference.
+        expected: Shape,
+    },
     /// In one element.
     Element {
-        /// Which, in row-major order.
+        /// Its index, in row-major order.
         index: usize,
-        /// What is computed here.
-        here: f64,
-        /// What is computed there.
-        there: f64,
-        /// How far they may lie apart.
+        /// The element on the device.
+        actual: f64,
+        /// The element of the reference.
+        expected: f64,
+        /// The allowed distance.
         tolerance: f64,
     },
-    /// In direction or length.
+    /// In direction or norm.
     Vector {
         /// 1 - cos of the angle.
         angle: f64,
-        /// The norm here over the norm there.
+        /// The norm over that of the reference.
         ratio: f64,
     },
 }
@@ -96,51 +100,52 @@ pub enum Difference {
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Difference::Shape(here, there) => write!(f, "{here} here but {there} there"),
+            Difference::Shape { actual, expected } => {
+                write!(f, "shape {actual}, expected {expected}")
+            }
             Difference::Element {
                 index,
-                here,
-                there,
+                actual,
+                expected,
                 tolerance,
             } => write!(
                 f,
-                "element {index} is {here:e} here but {there:e} there (allowed: {tolerance:e})"
+                "element {index} is {actual:e}, expected {expected:e} (tolerance {tolerance:e})"
             ),
             Difference::Vector { angle, ratio } => {
-                write!(f, "1 - cos is {angle:e}, the norm {ratio} times that there")
+                write!(f, "1 - cos is {angle:e}, norm ratio {ratio}")
             }
         }
     }
 }
 
-/// Checks the outputs of `case` and the gradients of its inputs against those of `reference`, the
-/// same case on another device and perhaps in a wider dtype ([`cases::exact`](crate::cases::exact)).
+/// Compares the outputs of `case` and the gradients of its inputs with those of `reference`, the same
+/// case on another device and possibly in a wider dtype ([`cases::exact`](crate::cases::exact)).
 ///
 /// # Errors
-/// [`Error::Differs`] for the first result that differs; what the cases' functions return.
-/// Outputs come first: where a backward fails, they agree.
+/// [`Error::Differs`] for the first result that differs; errors of the cases' functions.
+/// Outputs are compared before gradients.
 pub fn compare(case: &Case, reference: &Case, closeness: Closeness) -> Result<()> {
-    let (here, there) = (Recorded::of(case)?, Recorded::of(reference)?);
-    for (at, (here, there)) in here.values().zip(there.values()).enumerate() {
-        closeness.check(Compared::Output(at), here, there)?;
+    let (actual, expected) = (Recorded::of(case)?, Recorded::of(reference)?);
+    for (at, (actual, expected)) in actual.values().zip(expected.values()).enumerate() {
+        closeness.check(Compared::Output(at), actual, expected)?;
     }
 
-    let (here, there) = (here.gradients()?, there.gradients()?);
-    for (input, (here, there)) in here.iter().zip(&there).enumerate() {
-        closeness.check(Compared::Gradient(input), here, there)?;
+    let (actual, expected) = (actual.gradients()?, expected.gradients()?);
+    for (input, (actual, expected)) in actual.iter().zip(&expected).enumerate() {
+        closeness.check(Compared::Gradient(input), actual, expected)?;
     }
     Ok(())
 }
 
-/// A case that has run on a tape.
+/// A recorded case.
 struct Recorded {
     inputs: Vec<Input>,
     outputs: Vec<Var>,
     tape: Tape,
 }
 
-/// How an input went onto the tape: weights get their gradients in f32 at least, activations in
-/// their own dtype.
+/// An input on the tape. Gradients of weights are at least f32, those of activations have their dtype.
 enum Input {
     Activation(Var),
     Weight(Param),
@@ -219,25 +224,28 @@ fn parameter(at: usize, value: &Tensor) -> autograd::Result<Param> {
 }
 
 impl Closeness {
-    fn check(self, result: Compared, here: &Tensor, there: &Tensor) -> Result<()> {
-        let difference = match here.shape() == there.shape() {
-            true => self.difference(&on_the_host(here)?, &on_the_host(there)?),
-            false => Some(Difference::Shape(*here.shape(), *there.shape())),
+    fn check(self, result: Compared, actual: &Tensor, expected: &Tensor) -> Result<()> {
+        let difference = match actual.shape() == expected.shape() {
+            true => self.difference(&to_host(actual)?, &to_host(expected)?),
+            false => Some(Difference::Shape {
+                actual: *actual.shape(),
+                expected: *expected.shape(),
+            }),
         };
         difference.map_or(Ok(()), |difference| {
             Err(Error::Differs {
                 result,
-                device: there.device().to_string(),
+                device: expected.device().to_string(),
                 difference,
             })
         })
     }
 
-    fn difference(self, here: &[f64], there: &[f64]) -> Option<Difference> {
+    fn difference(self, actual: &[f64], expected: &[f64]) -> Option<Difference> {
         match self {
-            Closeness::Elements(tolerance) => first_element(here, there, tolerance),
+            Closeness::Elements(tolerance) => first_element(actual, expected, tolerance),
             Closeness::Vectors { angle, norm } => {
-                let (is_angle, ratio) = vectors(here, there);
+                let (is_angle, ratio) = vectors(actual, expected);
                 let close = is_angle <= angle && (ratio - 1.0).abs() <= norm;
                 (!close).then_some(Difference::Vector {
                     angle: is_angle,
@@ -248,34 +256,34 @@ impl Closeness {
     }
 }
 
-/// The first element that is too far away.
-fn first_element(here: &[f64], there: &[f64], tolerance: f64) -> Option<Difference> {
-    let largest = there.iter().fold(1.0f64, |most, x| most.max(x.abs()));
+/// The first element out of tolerance.
+fn first_element(actual: &[f64], expected: &[f64], tolerance: f64) -> Option<Difference> {
+    let largest = expected.iter().fold(1.0f64, |most, x| most.max(x.abs()));
     let tolerance = tolerance * largest;
-    let agrees = |(here, there): (&f64, &f64)| (here - there).abs() <= tolerance;
-    let index = here.iter().zip(there).position(|pair| !agrees(pair))?;
+    let agrees = |(actual, expected): (&f64, &f64)| (actual - expected).abs() <= tolerance;
+    let index = actual.iter().zip(expected).position(|pair| !agrees(pair))?;
     Some(Difference::Element {
         index,
-        here: here[index],
-        there: there[index],
+        actual: actual[index],
+        expected: expected[index],
         tolerance,
     })
 }
 
-/// 1 - cos of the angle, and the ratio of the norms; vectors of zeros are alike.
-fn vectors(here: &[f64], there: &[f64]) -> (f64, f64) {
+/// 1 - cos of the angle, and the ratio of the norms. Two zero vectors are equal.
+fn vectors(actual: &[f64], expected: &[f64]) -> (f64, f64) {
     let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
-    let (here_norm, there_norm) = (dot(here, here).sqrt(), dot(there, there).sqrt());
-    match here_norm == 0.0 && there_norm == 0.0 {
+    let (actual_norm, expected_norm) = (dot(actual, actual).sqrt(), dot(expected, expected).sqrt());
+    match actual_norm == 0.0 && expected_norm == 0.0 {
         true => (0.0, 1.0),
         false => (
-            1.0 - dot(here, there) / (here_norm * there_norm),
-            here_norm / there_norm,
+            1.0 - dot(actual, expected) / (actual_norm * expected_norm),
+            actual_norm / expected_norm,
         ),
     }
 }
 
-fn on_the_host(x: &Tensor) -> Result<Vec<f64>> {
+fn to_host(x: &Tensor) -> Result<Vec<f64>> {
     let x = ops::to_device(x, &Device::cpu())?;
     Ok(ops::cast(&x, DType::F64)?.to_vec()?)
 }
@@ -293,7 +301,7 @@ mod tests {
         norm: 1e-2,
     };
 
-    /// In narrower floats the CPU computes what it computes in f64.
+    /// On the CPU, results in narrower dtypes agree with f64.
     #[test]
     fn narrow_floats_agree_with_f64() {
         for (dtype, closeness) in [(DType::F32, F32), (DType::BF16, BF16)] {
@@ -305,7 +313,7 @@ mod tests {
         }
     }
 
-    /// `case` with its op in the middle of others, all of its inputs `weights` or none.
+    /// `case` with its op between others, and with these weights.
     fn chained(case: Case, weights: &'static [usize]) -> Case {
         let function = move |vars: &[Var]| {
             let same = |x: &Var| autograd::ops::affine(x, 1.0, 0.0);
@@ -320,39 +328,39 @@ mod tests {
         }
     }
 
-    /// Inputs of any op may be what the tape got as an input, a parameter, or made from either:
-    /// gradients of what depends on parameters alone are f32, those of other values bf16.
+    /// Every op takes bf16 inputs, parameters, and values computed from either. Gradients of values that
+    /// depend on parameters only are f32, others bf16.
     #[test]
-    fn every_op_takes_bf16_from_anywhere() {
+    fn every_op_takes_bf16_inputs_and_parameters() {
         const ALL: &[usize] = &[0, 1, 2, 3];
 
         let as_weights = |weights| move |case: Case| Case { weights, ..case };
-        let places: [(&str, &dyn Fn(Case) -> Case); 4] = [
+        let kinds: [(&str, &dyn Fn(Case) -> Case); 4] = [
             ("inputs", &as_weights(&[])),
             ("parameters", &as_weights(ALL)),
-            ("made from inputs", &|case| chained(case, &[])),
-            ("made from parameters", &|case| chained(case, ALL)),
+            ("computed from inputs", &|case| chained(case, &[])),
+            ("computed from parameters", &|case| chained(case, ALL)),
         ];
         let mut wrong = Vec::new();
-        for (words, place) in places {
+        for (kind, wrap) in kinds {
             let narrow = cases::all(&Device::cpu(), DType::BF16).unwrap();
             for (case, exact) in narrow.into_iter().zip(cases::exact(DType::BF16).unwrap()) {
-                let (case, exact) = (place(case), place(exact));
+                let (case, exact) = (wrap(case), wrap(exact));
                 if let Err(error) = compare(&case, &exact, BF16) {
-                    wrong.push(format!("{} of {words}: {error}", case.name));
+                    wrong.push(format!("{} of {kind}: {error}", case.name));
                 }
             }
         }
         assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     }
 
-    /// A case of 3 x whose value is `value` times that and whose gradient `gradient` times.
+    /// The op 3 x, with its value scaled by `value` and its gradient by `gradient`.
     fn scaled(value: f64, gradient: f64) -> Case {
         let function = move |x: &[Var]| {
             let y = ops::affine(x[0].value(), 3.0 * value, 0.0)?;
-            let kept = x[0].value().save();
+            let saved = x[0].value().save();
             let tracked = y.tracked([&x[0]], move |dy, [dx]| {
-                let _ = kept.get()?;
+                let _ = saved.get()?;
                 dx.add(|| Ok(ops::affine(dy, 3.0 * gradient, 0.0)?))
             });
             Ok(vec![tracked?])
@@ -366,9 +374,9 @@ mod tests {
         }
     }
 
-    /// What is wrong is found, and named: outputs, gradients, of either kind of closeness.
+    /// Wrong outputs and gradients are detected and named, for either tolerance.
     #[test]
-    fn wrong_results_are_found() {
+    fn wrong_results_are_detected() {
         let right = scaled(1.0, 1.0);
         for closeness in [F32, BF16] {
             let found = |case: &Case| match compare(case, &right, closeness) {
@@ -385,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn zeros_are_alike() {
+    fn zero_vectors_are_equal() {
         assert_eq!(BF16.difference(&[0.0; 3], &[0.0; 3]), None);
         assert_eq!(BF16.difference(&[], &[]), None);
         assert!(BF16.difference(&[0.0, 1e-9], &[0.0; 2]).is_some());

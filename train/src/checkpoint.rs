@@ -1,13 +1,13 @@
-//! What a run saves, and how it goes on from there.
+//! Checkpoints of a run: saving and resuming.
 //!
 //! ```text
 //! step-000600/
 //!   config.json, model.safetensors   the model as a Hugging Face folder: the f32 parameters
 //!   tokenizer.json                   its tokenizer
 //!   trainer/config.toml              the whole configuration of the run
-//!   trainer/state.json               step and seed, from which learning rate, samples and draws follow
-//!   trainer/exp_avg/, trainer/exp_avg_sq/   AdamW's running means, under the names of the parameters
-//!   trainer/router_bias/             what steers the routers' choice, where experts are balanced so
+//!   trainer/state.json               step, seed and digest of the text
+//!   trainer/exp_avg/, exp_avg_sq/    AdamW's moments, under the names of the parameters
+//!   trainer/router_bias/             the router biases, if the model has them
 //!   manifest.json                    sizes and digests; written last
 //! ```
 
@@ -26,8 +26,7 @@ use crate::{Result, TrainError};
 
 const ROUTER_BIAS: &str = "trainer/router_bias";
 
-/// What a checkpoint knows beside tensors. Everything else is a function of these and the
-/// configuration.
+/// The training state other than tensors. Everything else follows from it and the configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
@@ -35,12 +34,12 @@ pub struct State {
     pub step: u64,
     /// The seed of the run.
     pub seed: u64,
-    /// XXH3-128 of the text, in hexadecimal: a run goes on with the text it began with.
+    /// XXH3-128 of the text, in hexadecimal. A run resumes only with the text it started with.
     pub data_digest: String,
 }
 
-/// A copy of all that is saved of this moment. It is written aside and published in `run` by
-/// [`Snapshot::save`], while training goes on if a [`Saver`](meshgrad_ckpt::Saver) does it.
+/// A copy of everything that a checkpoint stores. [`Snapshot::save`] writes it to `run`; with a
+/// [`Saver`](meshgrad_ckpt::Saver) training continues meanwhile.
 ///
 /// # Errors
 /// When a value cannot be read.
@@ -93,10 +92,10 @@ pub fn newest(run: &Path) -> Result<Option<Committed>> {
     Ok(meshgrad_ckpt::newest(run)?.committed)
 }
 
-/// Gives the optimizer and the routers what a checkpoint saved beside the parameters, which
-/// [`Loader::fill`] gives the model. Biases that are not there stay as they are.
+/// Loads the optimizer state and the router biases of a checkpoint; [`Loader::fill`] loads the
+/// parameters. Without saved biases the model's stay as they are.
 ///
-/// `progress` is called with the bytes read and all there are, of one part after the other.
+/// `progress` is called with the bytes read so far and the total, separately for each part.
 ///
 /// # Errors
 /// When a tensor is missing, unexpected, damaged or of another shape.
@@ -131,8 +130,8 @@ pub fn load_state(
     Ok(state)
 }
 
-/// Gives `model` the router biases of the checkpoint `folder`, if it has any: what it was trained to
-/// route with, and no part of a Hugging Face folder.
+/// Loads the router biases of the checkpoint `folder` into `model`, if there are any. They are not
+/// part of a Hugging Face folder.
 ///
 /// # Errors
 /// As [`load_state`].
@@ -145,7 +144,7 @@ pub fn load_router_biases(folder: &Path, model: &mut Qwen3, device: &Device) -> 
     Ok(())
 }
 
-/// The routers' biases as named tensors.
+/// The router biases as named tensors.
 fn router_biases(model: &Qwen3) -> Result<Vec<(Param, Tensor)>> {
     let biases = model.router_biases().map(|bias| {
         let named = Param::new(&bias.name, bias.value.shape(), Init::Zeros)?;
@@ -154,10 +153,10 @@ fn router_biases(model: &Qwen3) -> Result<Vec<(Param, Tensor)>> {
     biases.collect()
 }
 
-/// Reads what a checkpoint knows beside tensors.
+/// Reads the training state of a checkpoint.
 ///
 /// # Errors
-/// [`TrainError::State`] when it is no checkpoint of a run.
+/// [`TrainError::State`] when it is not a checkpoint of a run.
 pub fn read_state(checkpoint: &Committed) -> Result<State> {
     let path = checkpoint.path().join("trainer/state.json");
     let fail = |message: String| TrainError::State {

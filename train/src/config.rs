@@ -4,7 +4,7 @@
 //! with values of the same TOML type. A run writes its resolved configuration, defaults included,
 //! with [`Config::to_toml`].
 //!
-//! What the values of `[model]` mean is the models crate's business; here it is a plain table.
+//! `[model]` is a plain table here; the models crate interprets its values.
 
 mod check;
 mod read;
@@ -16,8 +16,8 @@ use serde::{Deserialize, Serialize};
 pub use check::{Violation, Violations};
 pub use read::{ConfigError, Override};
 
-/// A resolved configuration. `Config::default()` is the small embedded run: a Qwen3-MoE of about 9
-/// million parameters that trains in about two minutes on two cores.
+/// A resolved configuration. `Config::default()` trains a Qwen3-MoE of about 9 million parameters,
+/// which takes about two minutes on two cores.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
@@ -26,19 +26,19 @@ pub struct Config {
     pub model: toml::Table,
     /// Text and tokenizer.
     pub data: DataConfig,
-    /// Steps, batches, numbers.
+    /// Steps, batches, dtype, seed.
     pub train: TrainConfig,
     /// AdamW.
     pub optimizer: OptimizerConfig,
-    /// The learning rate over time.
+    /// The learning rate schedule.
     pub schedule: ScheduleConfig,
-    /// How experts are kept evenly used, beside `model.router_aux_loss_coef`.
+    /// Balancing of experts, in addition to `model.router_aux_loss_coef`.
     pub balancing: BalancingConfig,
-    /// When to save and how much to keep.
+    /// When to save, and how many checkpoints to keep.
     pub checkpoint: CheckpointConfig,
-    /// Text written by the model as it trains.
+    /// Text generated during training.
     pub sample: SampleConfig,
-    /// Progress and validation.
+    /// Output and validation.
     pub log: LogConfig,
 }
 
@@ -64,9 +64,9 @@ impl Default for Config {
 pub struct DataConfig {
     /// Files, folders and globs. Empty: the default text, the Rust sources meshgrad was built from.
     pub paths: Vec<String>,
-    /// How text becomes ids.
+    /// The tokenizer.
     pub tokenizer: TokenizerChoice,
-    /// Share of the text that is held out for validation, in [0, 1).
+    /// Fraction of the text that is held out for validation, in [0, 1).
     pub val_fraction: f64,
 }
 
@@ -84,9 +84,9 @@ impl Default for DataConfig {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum TokenizerChoice {
-    /// One id a byte and one for the end of a document: 257 ids.
+    /// One id per byte and one for the end of a document: 257 ids.
     Byte,
-    /// A byte-level BPE of this many ids, trained once on the training text.
+    /// A byte-level BPE with this many ids, trained once on the training text.
     Bpe(usize),
     /// A `tokenizer.json` of the Hugging Face tokenizers library.
     File(PathBuf),
@@ -124,25 +124,24 @@ impl From<TokenizerChoice> for String {
     }
 }
 
-/// `[train]`: steps, batches, numbers.
+/// `[train]`: steps, batches, dtype, seed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TrainConfig {
     /// Optimizer steps.
     pub steps: u64,
-    /// Sequences a step over all ranks.
+    /// Sequences per step over all ranks.
     pub batch_size: usize,
-    /// Sequences in one forward pass; gradients of `batch_size / micro_batch_size` passes are
-    /// summed.
+    /// Sequences per forward pass; gradients of `batch_size / micro_batch_size` passes are summed.
     pub micro_batch_size: usize,
-    /// Tokens a sequence.
+    /// Tokens per sequence.
     pub seq_len: usize,
-    /// The dtype of activations and of the weights' compute copies. Masters and optimizer state are
-    /// f32.
+    /// The dtype of activations and of the weights' compute copies. Master weights and optimizer
+    /// state are f32.
     pub dtype: ComputeDType,
-    /// Initial values, order of samples and sampling all derive from it.
+    /// The seed of initial values, sample order and text generation.
     pub seed: u64,
-    /// Keep only each layer's input and compute the layer again in the backward pass.
+    /// Whether to save only each layer's input and recompute the layer in the backward pass.
     pub activation_checkpointing: bool,
 }
 
@@ -184,17 +183,17 @@ impl ComputeDType {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct OptimizerConfig {
-    /// The highest learning rate; `[schedule]` scales it.
+    /// The peak learning rate; `[schedule]` scales it.
     pub learning_rate: f64,
-    /// Decay of weights a step, times the learning rate. Norms and biases have none.
+    /// Weight decay per step, multiplied by the learning rate. Norms and biases do not decay.
     pub weight_decay: f64,
-    /// Decay of the gradient's running mean.
+    /// Decay rate of the first moment.
     pub beta1: f64,
-    /// Decay of the squared gradient's running mean.
+    /// Decay rate of the second moment.
     pub beta2: f64,
     /// Added to the root of the second moment.
     pub eps: f64,
-    /// Gradients are scaled down to this global norm; 0 turns clipping off.
+    /// Gradients are clipped to this global norm; 0 disables clipping.
     pub max_grad_norm: f64,
 }
 
@@ -219,7 +218,7 @@ pub struct ScheduleConfig {
     pub kind: ScheduleKind,
     /// Steps from zero to the full rate.
     pub warmup_steps: u64,
-    /// The last step's rate as a share of the full one; `constant` ignores it.
+    /// The last step's rate as a fraction of the full one; `constant` ignores it.
     pub min_lr_ratio: f64,
 }
 
@@ -245,25 +244,25 @@ pub enum ScheduleKind {
     Cosine,
 }
 
-/// `[balancing]`: how experts are kept evenly used. The weight of the load-balancing loss is the
-/// model's `router_aux_loss_coef`.
+/// `[balancing]`: balancing of experts. The weight of the load-balancing loss is the model's
+/// `router_aux_loss_coef`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct BalancingConfig {
-    /// How much a step changes the bias of each router towards experts with few tokens (Wang et al.
-    /// 2024, who take 0.001); 0 turns it off, and biases that are there stay as they are.
+    /// How much a step moves the router biases towards experts with few tokens (Wang et al. 2024,
+    /// who use 0.001). 0 freezes existing biases and adds none.
     pub bias_update_rate: f64,
-    /// Weight of the router z-loss (Zoph et al. 2022, who take 0.001); 0 turns it off.
+    /// Weight of the router z-loss (Zoph et al. 2022, who use 0.001); 0 disables it.
     pub z_loss_coef: f64,
 }
 
-/// `[checkpoint]`: when to save and how much to keep.
+/// `[checkpoint]`: when to save, and how many checkpoints to keep.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CheckpointConfig {
-    /// Steps between checkpoints; 0 saves at the end only.
+    /// Steps between checkpoints; 0 saves only at the end.
     pub every: u64,
-    /// How many of the newest checkpoints stay; 0 keeps all.
+    /// How many of the newest checkpoints to keep; 0 keeps all.
     pub keep: usize,
 }
 
@@ -276,19 +275,19 @@ impl Default for CheckpointConfig {
     }
 }
 
-/// `[sample]`: text written by the model as it trains.
+/// `[sample]`: text generated during training.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SampleConfig {
-    /// Steps between samples; 0 writes one at the end only.
+    /// Steps between samples; 0 generates one only at the end.
     pub every: u64,
-    /// What the model continues.
+    /// The prompt.
     pub prompt: String,
-    /// Tokens to write.
+    /// Tokens to generate.
     pub tokens: usize,
-    /// Divides the logits; 0 always takes the likeliest token.
+    /// Divides the logits; 0 always takes the most likely token.
     pub temperature: f64,
-    /// Only this many likeliest tokens are drawn from; 0 means all.
+    /// Sample only from this many most likely tokens; 0 means all.
     pub top_k: usize,
 }
 
@@ -304,15 +303,15 @@ impl Default for SampleConfig {
     }
 }
 
-/// `[log]`: progress and validation.
+/// `[log]`: output and validation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LogConfig {
-    /// Steps between two lines where the output is no terminal.
+    /// Steps between progress lines where the output is not a terminal.
     pub every: u64,
-    /// Steps between validations; 0 validates at the end only.
+    /// Steps between validations; 0 validates only at the end.
     pub val_every: u64,
-    /// Batches of one validation; 0 takes the whole held-out part.
+    /// Batches per validation; 0 uses the whole validation part.
     pub val_batches: usize,
 }
 
@@ -326,7 +325,7 @@ impl Default for LogConfig {
     }
 }
 
-/// The embedded model: 4 layers of 256 features, 8 experts of which 2 see each token.
+/// The default model: 4 layers of 256 features, 8 experts, 2 per token.
 fn small_qwen3_moe() -> toml::Table {
     toml::toml! {
         model_type = "qwen3_moe"

@@ -1,4 +1,4 @@
-//! Where text comes from: documents with names, their size and their digest. Knows no tokens.
+//! Text: named documents, their size and their digest. This module knows no tokens.
 
 mod default_text;
 mod files;
@@ -9,53 +9,53 @@ use twox_hash::XxHash3_128;
 
 pub use default_text::{MAX_DEFAULT_BYTES, MAX_FILE_BYTES};
 
-/// Why there is no text.
+/// Why text cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CorpusError {
-    /// A file or folder that is not there or cannot be read.
+    /// A file or folder that is missing or cannot be read.
     #[error("data.paths: cannot read {}: {source}", path.display())]
     Read {
         /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// A pattern that is no glob.
+    /// An invalid glob.
     #[error("data.paths: `{pattern}` is not a glob: {message}")]
     BadGlob {
-        /// What was given.
+        /// The pattern.
         pattern: String,
-        /// What is wrong with it.
+        /// The problem.
         message: String,
     },
-    /// A glob or a folder without a single text file.
+    /// A glob or folder without text files.
     #[error("data.paths: no text file in `{place}` (looked for {extensions})")]
     NoMatch {
         /// The glob or folder.
         place: String,
-        /// The endings that count as text.
+        /// The extensions that count as text.
         extensions: String,
     },
-    /// A file with nothing in it.
+    /// An empty file.
     #[error("data.paths: {} is empty; name another file", path.display())]
     Empty {
         /// The file.
         path: PathBuf,
     },
-    /// A line of a JSON-lines file that has no text.
+    /// A line of a JSON Lines file without text.
     #[error("data.paths: {}:{line}: {problem}", path.display())]
     BadLine {
         /// The file.
         path: PathBuf,
         /// The line, from 1.
         line: usize,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
 }
 
-/// A piece of text that stands for itself: a file or a line of a JSON-lines file.
+/// A document: a file, or a line of a JSON Lines file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Document {
     /// Path, crate and path, or path and line.
@@ -67,19 +67,19 @@ pub struct Document {
 /// All the text of a run, in a fixed order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Corpus {
-    /// What it is, for people.
+    /// A description for people.
     pub title: String,
     /// The documents.
     pub documents: Vec<Document>,
-    /// XXH3-128 over every document's name and text, each after its length.
+    /// XXH3-128 over every document's name and text, each preceded by its length.
     pub digest: u128,
-    /// Bytes that were no UTF-8 and became U+FFFD.
+    /// Invalid UTF-8 bytes that were replaced by U+FFFD.
     pub replaced_bytes: u64,
 }
 
 impl Corpus {
     /// Reads `data.paths`: files, folders (recursively, sorted by path) and globs, in the given
-    /// order; without any, the default text. A file that is named twice is read once.
+    /// order; the default text if empty. A file that is named twice is read once.
     ///
     /// # Errors
     /// [`CorpusError`]: names the path.
@@ -101,7 +101,7 @@ impl Corpus {
         }
     }
 
-    /// Bytes of text, names not counted.
+    /// Bytes of text, without names.
     pub fn bytes(&self) -> u64 {
         self.documents
             .iter()
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn the_digest_sees_names_texts_borders_and_order() {
+    fn the_digest_depends_on_names_texts_boundaries_and_order() {
         let corpora = [
             vec![document("a", "xy"), document("b", "z")],
             vec![document("a", "x"), document("b", "yz")],

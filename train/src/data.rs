@@ -1,4 +1,4 @@
-//! From `[data]` to tokens on disk: text, split, tokenizer, cache, each kept if it is still right.
+//! From `[data]` to tokens on disk: text, split, tokenizer and cache. Each is reused while it is valid.
 
 use twox_hash::XxHash3_128;
 
@@ -6,29 +6,29 @@ use crate::Result;
 use crate::config::{DataConfig, TokenizerChoice};
 use crate::corpus::Corpus;
 use crate::run_folder::RunFolder;
-use crate::split::{Piece, Split};
+use crate::split::{Span, Split};
 use crate::tokenizer::Tokenizer;
 use crate::tokens::{CacheKey, Part, TokenCache};
 
-/// What a run learns from.
+/// The data of a run.
 pub struct Data {
-    /// What the text is, for people.
+    /// A description of the text for people.
     pub title: String,
-    /// Documents of the text.
+    /// Number of documents.
     pub documents: usize,
     /// XXH3-128 of the text.
     pub digest: u128,
-    /// Bytes that were no UTF-8 and became U+FFFD.
+    /// Invalid UTF-8 bytes that were replaced by U+FFFD.
     pub replaced_bytes: u64,
-    /// Text to ids and back.
+    /// The tokenizer.
     pub tokenizer: Tokenizer,
     /// All ids.
     pub tokens: TokenCache,
 }
 
 impl Data {
-    /// Reads the text, and makes tokenizer and token cache in the run folder unless they are there
-    /// and were made from the same text in the same way.
+    /// Reads the text and creates tokenizer and token cache in the run folder, unless they exist and
+    /// were made from the same text in the same way.
     ///
     /// # Errors
     /// [`crate::TrainError`] of the part that failed.
@@ -65,10 +65,10 @@ impl Data {
     }
 }
 
-fn texts<'c>(pieces: &[Piece], corpus: &'c Corpus) -> Vec<&'c str> {
-    pieces
+fn texts<'c>(spans: &[Span], corpus: &'c Corpus) -> Vec<&'c str> {
+    spans
         .iter()
-        .map(|piece| piece.text(&corpus.documents))
+        .map(|span| span.text(&corpus.documents))
         .collect()
 }
 
@@ -90,7 +90,7 @@ fn tokenizer(
         TokenizerChoice::Bpe(size) => *size,
     };
 
-    // The token cache says from which text the tokenizer beside it was trained.
+    // The token cache records the text that the tokenizer was trained on.
     let made = TokenCache::key(&folder.tokens())?.filter(|made| made.recipe == recipe);
     if let (Some(made), Ok(tokenizer)) = (made, Tokenizer::from_file(&folder.tokenizer()))
         && tokenizer.digest()? == made.tokenizer
@@ -146,9 +146,9 @@ mod tests {
             .collect()
     }
 
-    /// A second run keeps tokenizer and cache; another text, size or fraction makes them anew.
+    /// A second run reuses tokenizer and cache. Another text, size or fraction creates new ones.
     #[test]
-    fn what_is_still_right_is_kept() {
+    fn a_valid_tokenizer_and_cache_are_reused() {
         let place = tempfile::tempdir().unwrap();
         let file = place.path().join("text.txt");
         fs::write(&file, text(3)).unwrap();

@@ -1,4 +1,4 @@
-//! The one error of this crate: what went wrong in which part, nothing added.
+//! The error of this crate.
 
 use std::path::{Path, PathBuf};
 
@@ -11,26 +11,26 @@ use crate::sampler::SamplerError;
 use crate::tokenizer::TokenizerError;
 use crate::tokens::TokensError;
 
-/// Short for a result with a [`TrainError`].
+/// A result with a [`TrainError`].
 pub type Result<T, E = TrainError> = std::result::Result<T, E>;
 
-/// Everything that can go wrong here. The message is the part's own.
+/// An error of training. Errors of a part keep the message of that part.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrainError {
-    /// The configuration cannot be read or makes no sense.
+    /// The configuration cannot be read or is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// The text cannot be read.
     #[error(transparent)]
     Corpus(#[from] CorpusError),
-    /// The tokenizer cannot be made, read or used.
+    /// The tokenizer cannot be trained, read or used.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
     /// The token cache cannot be written or read.
     #[error(transparent)]
     Tokens(#[from] TokensError),
-    /// The data are too short for the batches asked for.
+    /// The text is too short for one sequence.
     #[error(transparent)]
     Sampler(#[from] SamplerError),
     /// `metrics.jsonl` cannot be written or read.
@@ -45,7 +45,7 @@ pub enum TrainError {
     /// An op failed.
     #[error(transparent)]
     Runtime(#[from] meshgrad_runtime::Error),
-    /// The tape refused something.
+    /// Recording or backward failed.
     #[error(transparent)]
     Autograd(#[from] meshgrad_autograd::Error),
     /// The model cannot be built, loaded or run.
@@ -54,17 +54,19 @@ pub enum TrainError {
     /// A checkpoint cannot be written or read.
     #[error(transparent)]
     Checkpoint(#[from] meshgrad_ckpt::Error),
-    /// `[model]` describes no model.
+    /// `[model]` is invalid.
     #[error("[model]: {message}")]
     Model {
-        /// What is wrong with it.
+        /// The problem.
         message: String,
     },
-    /// A step without a sequence.
+    /// A step without sequences.
     #[error("a step needs at least one sequence: raise train.batch_size")]
     NoBatch,
-    /// Nothing to continue.
-    #[error("the prompt has no token and the tokenizer none that begins a document; give a prompt")]
+    /// An empty prompt, for a tokenizer without a token that starts a document.
+    #[error(
+        "the prompt is empty and the tokenizer has no token that starts a document; give a prompt"
+    )]
     EmptyPrompt,
     /// A tokenizer with more tokens than the model.
     #[error(
@@ -79,8 +81,8 @@ pub enum TrainError {
     },
     /// A checkpoint of another run.
     #[error(
-        "{} was saved with {what} {saved}, but now it is {now}; \
-         change it back, or start anew with --resume never or another --run-dir",
+        "{} was saved with {what} {saved}, but it is now {now}; \
+         change it back, or start from scratch with --resume never or another --run-dir",
         checkpoint.display()
     )]
     OtherRun {
@@ -94,14 +96,14 @@ pub enum TrainError {
         now: String,
     },
     /// The trainer's part of a checkpoint cannot be read or written.
-    #[error("{}: {message}; it is no checkpoint of a run", path.display())]
+    #[error("{}: {message}; not a checkpoint of a run", path.display())]
     State {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         message: String,
     },
-    /// The numbers have left the range of floats.
+    /// Loss or gradient norm is not finite.
     #[error(
         "step {step} gave loss {loss} and gradient norm {grad_norm}: lower optimizer.learning_rate, \
          or raise schedule.warmup_steps; {}", last_good(checkpoint.as_deref())
@@ -121,6 +123,6 @@ pub enum TrainError {
 fn last_good(checkpoint: Option<&Path>) -> String {
     match checkpoint {
         Some(path) => format!("the last checkpoint is {}", path.display()),
-        None => "no checkpoint was saved before".into(),
+        None => "no checkpoint was saved".into(),
     }
 }

@@ -1,4 +1,4 @@
-//! Writing text with a model, token by token.
+//! Text generation, token by token.
 
 use meshgrad_models::{Cache, Qwen3};
 use meshgrad_runtime::{DType, Device, Key, Tensor, ops};
@@ -7,32 +7,30 @@ use crate::config::SampleConfig;
 use crate::tokenizer::Tokenizer;
 use crate::{Result, TrainError};
 
-/// How the next token is drawn.
+/// Parameters of sampling.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Drawing {
-    /// Divides the scores; 0 always takes the likeliest.
+pub struct Sampling {
+    /// Divides the logits; 0 always takes the most likely token.
     pub temperature: f64,
-    /// Only this many likeliest tokens are drawn from; 0 means all.
+    /// Sample only from this many most likely tokens; 0 means all.
     pub top_k: usize,
-    /// The same seed draws the same text.
+    /// Equal seeds give equal text.
     pub seed: u64,
 }
 
-/// Continues `prompt` by up to `tokens` tokens and hands each piece of text to `on_text` as soon as
-/// it is whole. Stops early at the end of a document.
-///
-/// An empty prompt begins a document.
+/// Continues `prompt` by up to `tokens` tokens, and passes text to `on_text` as soon as its characters
+/// are complete. Stops at the end of a document. An empty prompt starts a new document.
 ///
 /// # Errors
-/// [`TrainError::EmptyPrompt`] when the prompt has no token and the tokenizer none that begins a
-/// document; [`TrainError::Vocabulary`] when the tokenizer knows more tokens than the model.
+/// [`TrainError::EmptyPrompt`] for an empty prompt where the tokenizer has no token that starts a
+/// document; [`TrainError::Vocabulary`] when the tokenizer has more tokens than the model.
 #[allow(clippy::too_many_arguments)]
 pub fn generate(
     model: &Qwen3,
     tokenizer: &Tokenizer,
     prompt: &str,
     tokens: usize,
-    drawing: Drawing,
+    sampling: Sampling,
     dtype: DType,
     device: &Device,
     mut on_text: impl FnMut(&str),
@@ -56,15 +54,15 @@ pub fn generate(
 
     let mut cache = Cache::new(model.config(), device, dtype, 1, ids.len() + tokens)?;
     let mut text = tokenizer.stream();
-    // Where the next token is chosen: a GPU draws no f64.
+    // Tokens are sampled on the host, because a GPU has no f64.
     let host = Device::cpu();
     for position in 0..tokens {
         let input = Tensor::from_slice(device, &[1, ids.len()], &ids)?;
         let logits = model.next_logits(&input, &mut cache, dtype)?;
         let logits = ops::cast(&logits, DType::F32)?.to_vec::<f32>()?;
-        let key = Key::new(drawing.seed).fold(position as u64);
+        let key = Key::new(sampling.seed).fold(position as u64);
         let uniform = ops::uniform(&host, &[], DType::F64, key, 0.0, 1.0)?.item::<f64>()?;
-        let next = draw(&logits[..tokenizer.vocab_size()], drawing, uniform);
+        let next = sample_token(&logits[..tokenizer.vocab_size()], sampling, uniform);
         if Some(next) == tokenizer.separator() {
             break;
         }
@@ -75,7 +73,7 @@ pub fn generate(
     Ok(())
 }
 
-/// As [`generate`], into a string that begins with the prompt.
+/// As [`generate`], returning prompt and continuation.
 ///
 /// # Errors
 /// As [`generate`].
@@ -88,7 +86,7 @@ pub fn sample(
     device: &Device,
 ) -> Result<String> {
     let mut text = config.prompt.clone();
-    let drawing = Drawing {
+    let sampling = Sampling {
         temperature: config.temperature,
         top_k: config.top_k,
         seed,
@@ -99,7 +97,7 @@ pub fn sample(
         tokenizer,
         &config.prompt,
         config.tokens,
-        drawing,
+        sampling,
         dtype,
         device,
         on_text,
@@ -107,29 +105,29 @@ pub fn sample(
     Ok(text)
 }
 
-/// The token that the number `uniform` in [0, 1) draws.
-fn draw(logits: &[f32], drawing: Drawing, uniform: f64) -> u32 {
+/// Samples a token by a number `uniform` in [0, 1).
+fn sample_token(logits: &[f32], sampling: Sampling, uniform: f64) -> u32 {
     let mut order: Vec<usize> = (0..logits.len()).collect();
-    // Equal scores stay in the order of their ids; NaN is never likelier than a number.
-    let score = |at: usize| {
+    // Equal logits stay in the order of their ids; NaN counts as minus infinity.
+    let logit = |at: usize| {
         if logits[at].is_nan() {
             f32::NEG_INFINITY
         } else {
             logits[at]
         }
     };
-    order.sort_by(|a, b| score(*b).total_cmp(&score(*a)));
-    if drawing.temperature <= 0.0 {
+    order.sort_by(|a, b| logit(*b).total_cmp(&logit(*a)));
+    if sampling.temperature <= 0.0 {
         return order[0] as u32;
     }
 
-    let kept = if drawing.top_k == 0 {
+    let kept = if sampling.top_k == 0 {
         order.len()
     } else {
-        drawing.top_k.min(order.len())
+        sampling.top_k.min(order.len())
     };
-    let highest = f64::from(score(order[0]));
-    let weight = |at: &usize| ((f64::from(score(*at)) - highest) / drawing.temperature).exp();
+    let highest = f64::from(logit(order[0]));
+    let weight = |at: &usize| ((f64::from(logit(*at)) - highest) / sampling.temperature).exp();
     let weights: Vec<f64> = order[..kept].iter().map(weight).collect();
 
     let mut left = uniform * weights.iter().sum::<f64>();
@@ -148,10 +146,10 @@ mod tests {
 
     const LOGITS: [f32; 4] = [0.0, 2.0, f32::NAN, 1.0];
 
-    fn drawn(temperature: f64, top_k: usize, uniform: f64) -> u32 {
-        draw(
+    fn sampled(temperature: f64, top_k: usize, uniform: f64) -> u32 {
+        sample_token(
             &LOGITS,
-            Drawing {
+            Sampling {
                 temperature,
                 top_k,
                 seed: 0,
@@ -161,23 +159,23 @@ mod tests {
     }
 
     #[test]
-    fn without_temperature_the_likeliest() {
-        assert_eq!(drawn(0.0, 0, 0.99), 1);
+    fn temperature_zero_takes_the_most_likely_token() {
+        assert_eq!(sampled(0.0, 0, 0.99), 1);
     }
 
     #[test]
-    fn top_k_cuts_the_tail() {
-        assert_eq!(drawn(1.0, 1, 0.999_999), 1);
-        assert_eq!(drawn(1.0, 2, 0.999_999), 3);
-        assert_eq!(drawn(1.0, 0, 0.999_999), 0);
+    fn top_k_excludes_the_tail() {
+        assert_eq!(sampled(1.0, 1, 0.999_999), 1);
+        assert_eq!(sampled(1.0, 2, 0.999_999), 3);
+        assert_eq!(sampled(1.0, 0, 0.999_999), 0);
     }
 
-    /// The share of numbers that draw a token is its probability.
+    /// The fraction of uniform numbers that select a token is its probability.
     #[test]
-    fn draws_follow_softmax() {
+    fn samples_follow_softmax() {
         let count = 10_000;
         let hits = (0..count)
-            .filter(|i| drawn(0.5, 0, *i as f64 / count as f64) == 1)
+            .filter(|i| sampled(0.5, 0, *i as f64 / count as f64) == 1)
             .count();
         let expected = 4f64.exp() / (4f64.exp() + 2f64.exp() + 1.0);
         assert!((hits as f64 / count as f64 - expected).abs() < 1e-3);

@@ -1,19 +1,18 @@
 //! Data, optimizers, schedules and the loop.
 //!
-//! The parts that need no tensor:
+//! Without tensors:
 //!
-//! - [`config`]: the whole configuration of a run, strict, every default written out.
-//! - [`corpus`]: where text comes from; [`split`]: what is held out; [`tokenizer`]: text to ids and
-//!   back; [`tokens`]: the memory-mapped token cache; [`sampler`]: which windows make the batch of
-//!   a step.
-//! - [`schedule`]: the learning rate of a step.
+//! - [`config`]: the whole configuration of a run, strict, with every default.
+//! - [`corpus`]: text; [`split`]: what is held out; [`tokenizer`]: text to ids and back; [`tokens`]:
+//!   the memory-mapped token cache; [`sampler`]: the windows of each batch.
+//! - [`schedule`]: the learning rate of each step.
 //!
-//! The parts that train:
+//! With tensors:
 //!
-//! - [`trainer`]: one step and one validation; [`optimizer`]: AdamW and its state;
-//!   [`checkpoint`]: what a run saves; [`generate`]: writing text.
+//! - [`trainer`]: one step and one validation pass; [`optimizer`]: AdamW and its state;
+//!   [`checkpoint`]: saving and resuming; [`generate`]: text generation.
 //! - [`session`]: all parts together, as `meshgrad train` runs them.
-//! - [`run_folder`], [`metrics`], [`plot`], [`report`]: what a run leaves behind and what it says.
+//! - [`run_folder`], [`metrics`], [`plot`], [`report`]: files and output of a run.
 
 pub mod checkpoint;
 pub mod config;

@@ -1,4 +1,4 @@
-//! AdamW over a model's parameters: the state it keeps, and one step.
+//! AdamW over a model's parameters: its state, and one step.
 
 use meshgrad_autograd::{Grads, Module, Param};
 use meshgrad_runtime::ops::{self, AdamW, AdamWOperands, AdamWTable, StepScalars};
@@ -10,16 +10,16 @@ use crate::config::OptimizerConfig;
 /// AdamW with decoupled weight decay (Loshchilov & Hutter 2019), f32 state, gradients clipped by
 /// their global norm.
 ///
-/// Weights decay; norms and biases, the parameters of one dim, do not.
+/// Weight decay applies to parameters with two or more dims, not to norms and biases.
 pub struct Optimizer {
     entries: Vec<Entry>,
     config: OptimizerConfig,
-    /// The gradients of all parameters, one after the other.
+    /// The gradients of all parameters in one buffer.
     flat_gradient: Tensor,
-    /// What changes from step to step, as the ops want it: one f32 each.
+    /// What changes from step to step is on the device, as scalars, f32.
     learning_rate: Tensor,
     step: Tensor,
-    /// Where a GPU finds them all.
+    /// The operand table of the fused GPU kernel.
     table: AdamWTable,
 }
 
@@ -34,7 +34,7 @@ pub struct Entry {
 }
 
 impl Optimizer {
-    /// An optimizer of `model`'s parameters, with empty state, and the gradients that it takes.
+    /// An optimizer of `model`'s parameters with zero state, and the gradients that it reads.
     ///
     /// # Errors
     /// When memory runs out.
@@ -75,8 +75,8 @@ impl Optimizer {
         &self.entries
     }
 
-    /// Changes the parameters by step `step` (from 1) at `learning_rate`, and forgets the
-    /// gradients: [`Optimizer::begin`] and [`Optimizer::apply`].
+    /// Applies step `step` (from 1) at `learning_rate` and clears the gradients:
+    /// [`Optimizer::begin`], then [`Optimizer::apply`].
     ///
     /// # Errors
     /// When a parameter has no gradient buffer.
@@ -91,8 +91,8 @@ impl Optimizer {
         self.apply(grads, weight)
     }
 
-    /// Writes the number of the step (from 1) and its learning rate to the device. Before, not
-    /// within, a step that is captured as a graph.
+    /// Writes the step number (from 1) and the learning rate to the device. For a step captured as a
+    /// graph, call it before each launch, not during capture.
     ///
     /// # Errors
     /// When the device fails.
@@ -102,10 +102,11 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Changes the parameters by the step that was begun, and forgets the gradients.
+    /// Updates the parameters with the numbers that [`Optimizer::begin`] wrote, and clears the
+    /// gradients.
     ///
-    /// `grads` are sums over `weight` tokens (a scalar, f32). Returns the global norm of their
-    /// mean, before clipping, a scalar, f32, which nobody has to wait for.
+    /// `grads` are sums over `weight` tokens (a scalar, f32). Returns the global norm of their mean
+    /// before clipping, a scalar, f32. Does not wait for the device.
     ///
     /// # Errors
     /// When a parameter has no gradient buffer.

@@ -1,8 +1,7 @@
-//! `loss.svg`: training and validation loss over steps, drawn to be looked at.
+//! `loss.svg`: a plot of training and validation loss over steps.
 //!
-//! The training loss is drawn twice: pale as measured, strong as a centred running mean. What is no
-//! number is left out, and a lone outlier is cut off at the edge instead of flattening everything
-//! else.
+//! The training loss is drawn as measured, in a pale color, and as a centered running mean. Values
+//! that are not finite are left out. Isolated outliers are clipped, so that they do not set the scale.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -23,15 +22,15 @@ const TRAINING: RGBColor = RGBColor(31, 105, 179);
 const MEASURED: RGBColor = RGBColor(168, 200, 231);
 const VALIDATION: RGBColor = RGBColor(222, 90, 24);
 
-/// More points than this cannot be told apart on the page.
+/// More points than this cannot be distinguished.
 const MAX_POINTS: usize = 1600;
 
-/// Why there is no plot.
+/// Why the plot cannot be drawn.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlotError {
     /// No record has a finite loss.
-    #[error("there is nothing to plot: no step has a finite loss")]
+    #[error("nothing to plot: no step has a finite loss")]
     Empty,
     /// The drawing library failed.
     #[error("cannot draw the plot: {0}")]
@@ -41,7 +40,7 @@ pub enum PlotError {
     Write {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
 }
@@ -60,7 +59,7 @@ pub fn save(path: &Path, title: &str, records: &[Record]) -> Result<(), PlotErro
     })
 }
 
-/// The same as text.
+/// The plot as SVG text.
 ///
 /// # Errors
 /// [`PlotError`].
@@ -112,15 +111,14 @@ impl Curves {
             x: 0.0..x_end.max(1.0),
             y: y_range(&training, &validation)?,
             last: last_values(smoothed.last(), validation.last(), records),
-            measured: thinned(&training),
-            smoothed: thinned(&smoothed),
+            measured: downsampled(&training),
+            smoothed: downsampled(&smoothed),
             validation,
         })
     }
 }
 
-/// From the least to the greatest of the curves with some room. A median of five has no lone
-/// outliers.
+/// The range of the curves with a margin. A running median of five removes isolated outliers.
 fn y_range(training: &[Point], validation: &[Point]) -> Option<Range<f64>> {
     let typical = running(training, 2, median);
     let (least, most) = extremes(typical.iter().map(|point| point.1))
@@ -134,7 +132,7 @@ fn y_range(training: &[Point], validation: &[Point]) -> Option<Range<f64>> {
     let (least, most) = extremes(near.chain([least, most]))?;
 
     let room = (0.06 * (most - least)).max(1e-3 * most.abs()).max(1e-6);
-    // A loss is not negative; an axis that ends a little below zero would look as if it could be.
+    // A loss is not negative, so the axis does not extend below zero.
     let floor = if least >= 0.0 { 0.0 } else { f64::NEG_INFINITY };
     Some((least - room).max(floor)..most + room)
 }
@@ -145,9 +143,9 @@ fn extremes(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
         .reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)))
 }
 
-/// `reduce` over a window around each point that reaches `half` to both sides. At the start, where
-/// curves are steep, it is narrower but symmetric, so that nothing is shifted; at the end only its
-/// right side is cut, so that the last value is no single measurement.
+/// `reduce` over a window that extends `half` points to both sides. At the start, where curves are
+/// steep, the window is narrower but symmetric, which avoids a shift. At the end only its right side
+/// is shortened, so that the last value is not a single measurement.
 fn running(points: &[Point], half: usize, reduce: fn(&mut [f64]) -> f64) -> Vec<Point> {
     let mut window = Vec::with_capacity(2 * half + 1);
     let mut reduced = Vec::with_capacity(points.len());
@@ -170,9 +168,8 @@ fn median(values: &mut [f64]) -> f64 {
     values[values.len() / 2]
 }
 
-/// At most about [`MAX_POINTS`]: the least and the greatest of each bucket, so that no spike is
-/// lost.
-fn thinned(points: &[Point]) -> Vec<Point> {
+/// At most about [`MAX_POINTS`] points: the minimum and maximum of each bucket, which keeps spikes.
+fn downsampled(points: &[Point]) -> Vec<Point> {
     if points.len() <= MAX_POINTS {
         return points.to_vec();
     }
@@ -201,7 +198,7 @@ fn last_values(training: Option<&Point>, validation: Option<&Point>, records: &[
         .find_map(|record| record.val_bits_per_byte);
     parts.extend(
         bits.filter(|bits| bits.is_finite())
-            .map(|bits| format!("{bits:.3} bits a byte")),
+            .map(|bits| format!("{bits:.3} bits per byte")),
     );
     parts.join(", ")
 }
@@ -217,8 +214,8 @@ fn draw(area: &Area<'_>, title: &str, curves: &Curves) -> Drawn {
     area.present()
 }
 
-fn font(size: u32, colour: RGBColor) -> TextStyle<'static> {
-    (FONT, size).into_font().color(&colour)
+fn font(size: u32, color: RGBColor) -> TextStyle<'static> {
+    (FONT, size).into_font().color(&color)
 }
 
 fn draw_title(area: &Area<'_>, title: &str, last: &str) -> Drawn {
@@ -227,21 +224,25 @@ fn draw_title(area: &Area<'_>, title: &str, last: &str) -> Drawn {
     area.draw(&Text::new(last, (28, 54), font(18, GREY)))
 }
 
-/// On the right above the curves, where it covers none of them.
+/// Right above the curves.
 fn draw_legend(area: &Area<'_>) -> Drawn {
-    let beside = Pos::new(HPos::Left, VPos::Center);
+    let left_of_text = Pos::new(HPos::Left, VPos::Center);
     let entries = [
         (536, MEASURED, 2, "training, each step"),
         (706, TRAINING, 3, "smoothed"),
         (818, VALIDATION, 3, "validation"),
     ];
-    for (x, colour, width, name) in entries {
+    for (x, color, width, name) in entries {
         let y = 61;
         area.draw(&PathElement::new(
             [(x, y), (x + 22, y)],
-            colour.stroke_width(width),
+            color.stroke_width(width),
         ))?;
-        area.draw(&Text::new(name, (x + 28, y), font(16, INK).pos(beside)))?;
+        area.draw(&Text::new(
+            name,
+            (x + 28, y),
+            font(16, INK).pos(left_of_text),
+        ))?;
     }
     area.draw(&Circle::new((829, 61), 4, VALIDATION.filled()))
 }
@@ -267,7 +268,7 @@ fn draw_curves(area: &Area<'_>, curves: &Curves) -> Drawn {
         .label_style(font(16, GREY))
         .axis_desc_style(font(17, INK))
         .x_desc("step")
-        .y_desc("loss (nats a token)")
+        .y_desc("loss (nats per token)")
         .x_label_formatter(&|step| crate::report::format::thousands(*step))
         .y_label_formatter(&|loss| format!("{loss:.decimals$}"))
         .draw()?;
@@ -285,7 +286,7 @@ fn draw_curves(area: &Area<'_>, curves: &Curves) -> Drawn {
         chart.draw_series(LineSeries::new(inside(points), style))?;
     }
 
-    // Few measurements are points on a line, many are a line.
+    // With few validations each is marked.
     if curves.validation.len() <= 60 {
         let dots = inside(&curves.validation);
         chart.draw_series(
@@ -326,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_must_be_there_is_there() {
+    fn the_plot_has_title_axes_legend_and_curves() {
         let mut records = falling(200);
         records[99].val_loss = Some(3.4);
         records[199].val_loss = Some(3.25);
@@ -335,17 +336,17 @@ mod tests {
         let svg = render("a <run> & its loss", &records).unwrap();
         let expected = [
             "a &lt;run&gt; &amp; its loss",
-            "loss (nats a token)",
+            "loss (nats per token)",
             "step",
             "validation 3.250",
-            "1.500 bits a byte",
+            "1.500 bits per byte",
         ];
         for text in expected {
             assert!(svg.contains(text), "{text}");
         }
-        for colour in ["#1F69B3", "#A8C8E7"] {
+        for color in ["#1F69B3", "#A8C8E7"] {
             assert_eq!(
-                svg.matches(colour).count(),
+                svg.matches(color).count(),
                 2,
                 "one stroke in the legend, one curve"
             );
@@ -359,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_finite_is_an_error() {
+    fn no_finite_loss_is_an_error() {
         assert!(matches!(render("", &[]), Err(PlotError::Empty)));
         assert!(matches!(
             render("", &[record(1, f64::NAN)]),
@@ -374,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn lone_outliers_do_not_set_the_range() {
+    fn isolated_outliers_do_not_set_the_range() {
         let mut records = falling(200);
         let calm = Curves::of(&records).unwrap().y;
         records[150].loss = 1e6;
@@ -387,19 +388,19 @@ mod tests {
     }
 
     #[test]
-    fn long_runs_are_thinned_but_keep_their_spikes() {
+    fn long_runs_are_downsampled_but_keep_spikes() {
         let mut points: Vec<Point> = (0..100_000).map(|at| (f64::from(at), 1.0)).collect();
         points[77_777].1 = 9.0;
 
-        let thin = thinned(&points);
+        let thin = downsampled(&points);
         assert!(thin.len() <= MAX_POINTS + 2);
         assert!(thin.contains(&(77_777.0, 9.0)));
         assert!(thin.is_sorted_by(|a, b| a.0 < b.0));
     }
 
     proptest! {
-        /// Smoothing keeps a straight line up to the last, cut windows, and never leaves the range
-        /// of what it smooths.
+        /// Smoothing preserves a straight line, except in the shortened windows at the end, and stays
+        /// within the range of its input.
         #[test]
         fn smoothing_keeps_lines_and_ranges(
             losses in prop::collection::vec(0.0f64..10.0, 1..80),

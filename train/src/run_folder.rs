@@ -1,12 +1,12 @@
-//! The layout of a run's folder, and that only one trainer uses it.
+//! The layout of a run folder, and its lock.
 //!
 //! ```text
 //! runs/NAME/
 //!   config.toml        the whole resolved configuration
 //!   tokenizer.json     text to ids
 //!   tokens.bin         the token cache
-//!   metrics.jsonl      one object a step
-//!   loss.svg           the curves
+//!   metrics.jsonl      one object per step
+//!   loss.svg           the plot of the loss
 //!   step-000600/       a checkpoint
 //!   lock               held while a trainer runs
 //! ```
@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunFolderError {
-    /// The folder cannot be made or written to.
+    /// The folder cannot be created or written.
     #[error(
         "cannot write to the run folder {}: {source}; choose another with --run-dir",
         path.display()
@@ -27,12 +27,12 @@ pub enum RunFolderError {
     Unwritable {
         /// The folder.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// Another trainer holds the folder.
+    /// Another process has locked the folder.
     #[error(
-        "the run folder {} is in use by another trainer; \
+        "the run folder {} is in use by another process; \
          wait for it, or choose another with --run-dir",
         path.display()
     )]
@@ -45,7 +45,7 @@ pub enum RunFolderError {
     Read {
         /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// A file of the folder cannot be written.
@@ -53,14 +53,14 @@ pub enum RunFolderError {
     Write {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
 
 type Result<T> = std::result::Result<T, RunFolderError>;
 
-/// A run's folder. It stays locked until the value is dropped or the process ends, however it ends.
+/// A run folder, locked until the value is dropped or the process ends.
 #[derive(Debug)]
 pub struct RunFolder {
     path: PathBuf,
@@ -68,8 +68,8 @@ pub struct RunFolder {
 }
 
 impl RunFolder {
-    /// Where a run goes that was not given a folder: `runs/NAME`, the name of its configuration
-    /// file without ending, or `default`.
+    /// The default folder of a run: `runs/NAME`, where NAME is that of the configuration file without
+    /// extension, or `default`.
     pub fn default_path(config: Option<&Path>) -> PathBuf {
         let name = config
             .and_then(Path::file_stem)
@@ -77,7 +77,7 @@ impl RunFolder {
         Path::new("runs").join(name)
     }
 
-    /// Makes the folder if it is not there and locks it.
+    /// Creates the folder if it is missing, and locks it.
     ///
     /// # Errors
     /// [`RunFolderError::Unwritable`] or [`RunFolderError::InUse`].
@@ -131,8 +131,7 @@ impl RunFolder {
         self.path.join("loss.svg")
     }
 
-    /// Writes a text file of this folder so that it is never seen half-written: aside, synced,
-    /// renamed.
+    /// Replaces a text file of this folder atomically: written to a temporary file, synced, renamed.
     ///
     /// # Errors
     /// [`RunFolderError::Write`].
@@ -143,9 +142,8 @@ impl RunFolder {
         })
     }
 
-    /// Moves what lies after `step` out of the way of a run that goes on from there: later
-    /// checkpoints, and a copy of the metrics, go to a new folder `set-aside-N`. Returns it, if
-    /// there was anything.
+    /// Moves checkpoints after `step`, and a copy of the metrics, to a new folder `set-aside-N`, so that
+    /// a run can resume from `step`. Returns the folder, if there was anything to move.
     ///
     /// # Errors
     /// [`RunFolderError::Read`] or [`RunFolderError::Write`].
@@ -175,7 +173,7 @@ impl RunFolder {
         Ok(Some(aside))
     }
 
-    /// Folders that are named for a step, complete or not.
+    /// Folders named after a step, complete or not.
     fn steps(&self) -> Result<Vec<(u64, PathBuf)>> {
         let read = |source| RunFolderError::Read {
             path: self.path.clone(),
@@ -193,8 +191,7 @@ impl RunFolder {
     }
 }
 
-/// Writes `path` anew so that a reader sees the old or the new content and a crash leaves one of
-/// them.
+/// Replaces `path` atomically: readers, also after a crash, see either the old or the new content.
 pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let mut aside = path.as_os_str().to_owned();
     aside.push(".partial");
@@ -210,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_trainer_a_folder() {
+    fn a_run_folder_is_locked() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("runs/first");
 
@@ -224,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_that_cannot_be_a_folder_is_named() {
+    fn an_impossible_folder_is_named() {
         let place = tempfile::tempdir().unwrap();
         let file = place.path().join("file");
         fs::write(&file, "x").unwrap();
@@ -269,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_replaced_whole() {
+    fn files_are_replaced_atomically() {
         let place = tempfile::tempdir().unwrap();
         let run = RunFolder::open(place.path()).unwrap();
         for text in ["first, longer", "second"] {

@@ -1,35 +1,35 @@
-//! Which windows of the token stream make the batch of a step.
+//! The batches of a run: which windows of the token stream each step trains on.
 //!
-//! The stream is cut into windows of `seq_len` tokens. Each epoch visits every window once, in an
-//! order that is a pure function of (seed, epoch): a Feistel network over the window's number. So a
-//! batch is a pure function of (seed, step); there is no state to save, and any rank computes its
+//! The stream is divided into windows of `seq_len` tokens. Each epoch visits every window once, in an
+//! order that depends only on seed and epoch: a Feistel network over the window index. A batch is
+//! therefore a pure function of seed and step. There is no state to save, and each rank computes its
 //! own rows.
 
 use std::ops::Range;
 
-/// Why no batch can be made.
+/// Why there are no batches.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SamplerError {
-    /// Not one window fits.
+    /// The text is shorter than one window.
     #[error(
         "the {part} text has {tokens} tokens but train.seq_len = {seq_len} needs {}; \
-         give more text, change data.val_fraction or set train.seq_len to at most {}",
+         add text, change data.val_fraction or set train.seq_len to at most {}",
         seq_len + 1,
         tokens.saturating_sub(1)
     )]
     TooShort {
         /// `training` or `validation`.
         part: &'static str,
-        /// Tokens there are.
+        /// Tokens of the text.
         tokens: usize,
-        /// Tokens a sequence.
+        /// Tokens per sequence.
         seq_len: usize,
     },
 }
 
-/// The windows of a token stream: window `w` has inputs `[w L, w L + L)` and labels one token
-/// further.
+/// The windows of a token stream. Window `w` has inputs `[w L, w L + L)`, and labels shifted by one
+/// token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Windows {
     seq_len: usize,
@@ -37,11 +37,11 @@ pub struct Windows {
 }
 
 impl Windows {
-    /// Cuts `tokens` tokens into windows of `seq_len`. Up to `seq_len` tokens at the end are never
-    /// used. `part` (`training`, `validation`) names the stream in the error.
+    /// Divides `tokens` tokens into windows of `seq_len`. Up to `seq_len` tokens at the end are not used.
+    /// `part` (`training`, `validation`) names the stream in the error.
     ///
     /// # Errors
-    /// [`SamplerError::TooShort`] if there is no window, that is fewer than `seq_len + 1` tokens.
+    /// [`SamplerError::TooShort`] for fewer than `seq_len + 1` tokens.
     pub fn new(part: &'static str, tokens: usize, seq_len: usize) -> Result<Self, SamplerError> {
         let count = tokens.saturating_sub(1).checked_div(seq_len).unwrap_or(0);
         match count {
@@ -54,7 +54,7 @@ impl Windows {
         }
     }
 
-    /// How many windows there are, at least 1.
+    /// Number of windows, at least 1.
     pub fn count(self) -> usize {
         self.count
     }
@@ -70,13 +70,13 @@ impl Windows {
 /// Inputs and labels, row by row, [rows, seq_len].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Batch {
-    /// Tokens the model sees.
+    /// Input tokens.
     pub input_ids: Vec<i64>,
-    /// The token that follows each of `input_ids`: already aligned, position by position.
+    /// The token that follows each of `input_ids`, aligned by position.
     pub labels: Vec<i64>,
     /// Sequences.
     pub rows: usize,
-    /// Tokens a sequence.
+    /// Tokens per sequence.
     pub seq_len: usize,
 }
 
@@ -113,7 +113,7 @@ pub struct Order {
 }
 
 impl Order {
-    /// `batch_size` windows a step over all ranks, drawn from `windows`.
+    /// `batch_size` windows per step over all ranks, taken from `windows`.
     pub fn new(windows: Windows, batch_size: usize, seed: u64) -> Self {
         Self {
             windows: windows.count,
@@ -122,13 +122,13 @@ impl Order {
         }
     }
 
-    /// The window in row `row` of the batch of `step`, from 1 as everywhere.
+    /// The window in row `row` of the batch of `step` (from 1).
     pub fn window(&self, step: u64, row: usize) -> usize {
         let sample = u128::from(step.saturating_sub(1)) * self.batch_size as u128 + row as u128;
         let epoch = (sample / self.windows as u128) as u64;
-        let place = (sample % self.windows as u128) as u64;
+        let position = (sample % self.windows as u128) as u64;
 
-        permute(place, self.windows as u64, mix(self.seed, epoch)) as usize
+        permute(position, self.windows as u64, mix(self.seed, epoch)) as usize
     }
 
     /// The windows of rows `rows` (a microbatch, a rank's share) of the batch of `step`.
@@ -136,30 +136,29 @@ impl Order {
         rows.map(move |row| self.window(step, row))
     }
 
-    /// How many times the data have been seen after `steps` steps.
+    /// Epochs completed after `steps` steps.
     pub fn epochs(&self, steps: u64) -> f64 {
         steps as f64 * self.batch_size as f64 / self.windows as f64
     }
 }
 
-/// The windows of validation batch `batch`, from 0: all windows in order, the last batch short,
-/// then none.
+/// The windows of validation batch `batch` (from 0). Batches cover all windows in order; the last one
+/// may be shorter, and later ones are empty.
 pub fn validation_windows(windows: Windows, batch_size: usize, batch: usize) -> Range<usize> {
     let start = batch.saturating_mul(batch_size).min(windows.count);
     start..start.saturating_add(batch_size).min(windows.count)
 }
 
-/// A permutation of `0..count`: a balanced Feistel network (Luby & Rackoff 1988) over the next
-/// power of four, walked until it lands inside again, which it does since a permutation's cycles
-/// are closed.
-fn permute(place: u64, count: u64, key: u64) -> u64 {
+/// A permutation of `0..count`: a balanced Feistel network (Luby & Rackoff 1988) over the next power of
+/// four, applied until the result is below `count` (cycle walking).
+fn permute(index: u64, count: u64, key: u64) -> u64 {
     const ROUNDS: u64 = 4;
 
     let bits = u64::BITS - (count - 1).leading_zeros();
     let half = bits.div_ceil(2).max(1);
     let mask = (1 << half) - 1;
 
-    let mut value = place;
+    let mut value = index;
     loop {
         let (mut left, mut right) = (value >> half, value & mask);
         for round in 0..ROUNDS {
@@ -172,7 +171,7 @@ fn permute(place: u64, count: u64, key: u64) -> u64 {
     }
 }
 
-/// Two words to one: the finaliser of SplitMix64 (Steele, Lea & Flood 2014) over both.
+/// Mixes two words into one: the finalizer of SplitMix64 (Steele, Lea & Flood 2014) over both.
 fn mix(a: u64, b: u64) -> u64 {
     let finish = |mut z: u64| {
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -201,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn too_little_text_is_an_error_with_both_numbers() {
+    fn a_short_text_is_an_error_with_both_numbers() {
         let error = Windows::new("validation", 256, 256)
             .unwrap_err()
             .to_string();
@@ -216,7 +215,7 @@ mod tests {
 
     #[test]
     fn the_order_never_changes() {
-        // Golden: a changed order would silently break exact resume of older runs.
+        // Golden: another order would silently break exact resume of older runs.
         let order = Order::new(Windows::new("training", 1001, 10).unwrap(), 4, 1);
         let first: Vec<usize> = order
             .windows(1, 0..4)
@@ -238,7 +237,7 @@ mod tests {
     }
 
     proptest! {
-        /// Every epoch visits every window exactly once, whatever the batch size.
+        /// Every epoch visits every window exactly once, for any batch size.
         #[test]
         fn an_epoch_is_a_permutation(count in 1usize..600, seed: u64, epoch in 1u64..1000) {
             let order = Order::new(Windows { seq_len: 1, count }, count, seed);
@@ -247,9 +246,9 @@ mod tests {
             prop_assert_eq!(seen, (0..count).collect::<Vec<_>>());
         }
 
-        /// Batches of another size are the same sequence cut elsewhere.
+        /// The batch size divides the sequence of windows but does not change it.
         #[test]
-        fn batch_size_only_cuts(count in 1usize..100, seed: u64, batch_size in 1usize..9) {
+        fn the_order_does_not_depend_on_the_batch_size(count in 1usize..100, seed: u64, batch_size in 1usize..9) {
             let grid = Windows { seq_len: 1, count };
             let (one, many) = (Order::new(grid, 1, seed), Order::new(grid, batch_size, seed));
             for step in 1..20 {

@@ -1,28 +1,27 @@
-//! The learning rate of a step: a pure function, so that a resumed run needs no state for it.
+//! The learning rate of a step: a pure function, so resuming needs no state.
 //!
-//! A schedule is a chain of phases; each leads from the last value to its target along a curve.
-//! Steps count from 1: step 1 is the first that is taken, so that a warm-up of `n` steps starts at
-//! `1/n` and not at a wasted 0.
+//! A schedule is a sequence of phases; each moves from the previous value to its target along a curve.
+//! Steps count from 1, so a warm-up of `n` steps starts at `1/n` and not at 0.
 
 use std::f64::consts::PI;
 
 use crate::config::{ScheduleConfig, ScheduleKind};
 
-/// The way from one value to another.
+/// The curve from one value to another.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Curve {
     /// A straight line.
     Linear,
     /// Half a cosine: flat at both ends.
     Cosine,
-    /// `progress ^ power`: late for powers above 1, early below.
+    /// `progress ^ power`: changes late for powers above 1, early below 1.
     Poly(f64),
-    /// A straight line between logarithms; both values are taken as at least 1e-8.
+    /// A straight line between logarithms; values below 1e-8 are raised to 1e-8.
     Exponential,
 }
 
 impl Curve {
-    /// The value at `progress` in [0, 1] between `start` and `end`, which are met exactly.
+    /// The value at `progress` in [0, 1], exactly `start` and `end` at the ends.
     pub fn at(self, start: f64, end: f64, progress: f64) -> f64 {
         const SMALLEST: f64 = 1e-8;
 
@@ -54,7 +53,7 @@ struct Phase {
     curve: Curve,
 }
 
-/// A factor for each step, as a chain of phases.
+/// A factor for each step, as a sequence of phases.
 ///
 /// ```
 /// use meshgrad_train::schedule::{Curve, Schedule};
@@ -73,7 +72,7 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// No phase yet: `initial` at every step.
+    /// A schedule without phases: `initial` at every step.
     pub fn starting_at(initial: f64) -> Self {
         Self {
             initial,
@@ -81,7 +80,7 @@ impl Schedule {
         }
     }
 
-    /// Reaches `target` after `steps` more steps. Zero steps are a jump.
+    /// Adds a phase that reaches `target` after `steps` more steps. Zero steps are a jump.
     pub fn for_steps(mut self, steps: u64, target: f64, curve: Curve) -> Self {
         let (first, start) = self.end();
         let last = first.saturating_add(steps);
@@ -95,14 +94,15 @@ impl Schedule {
         self
     }
 
-    /// Reaches `target` at `step`, counted from the start of training; a jump if that is past.
+    /// Adds a phase that reaches `target` at `step`, counted from the start of training. It is a jump if
+    /// the phases before end later.
     pub fn until_step(self, step: u64, target: f64, curve: Curve) -> Self {
         let (first, _) = self.end();
         self.for_steps(step.saturating_sub(first), target, curve)
     }
 
-    /// What a configuration means for a run of `steps` steps. A warm-up longer than the run is cut
-    /// off by its end.
+    /// The schedule of a configuration for a run of `steps` steps. A run that is shorter than its warm-up
+    /// ends within it.
     pub fn from_config(config: &ScheduleConfig, steps: u64) -> Self {
         let (curve, end) = match config.kind {
             ScheduleKind::Constant => (Curve::Linear, 1.0),
@@ -118,8 +118,7 @@ impl Schedule {
         }
     }
 
-    /// The factor on the learning rate at `step`, from 1; before the first phase its start, after
-    /// the last its end.
+    /// The factor on the learning rate at `step` (from 1). After the last phase it keeps its end value.
     pub fn factor(&self, step: u64) -> f64 {
         let Some(phase) = self.phases.iter().find(|phase| step <= phase.last) else {
             return self.end().1;
@@ -202,7 +201,7 @@ mod tests {
     }
 
     proptest! {
-        /// Up during warm-up, never up again, always between the minimum (or the first step) and 1.
+        /// The factor rises during warm-up, never rises again, and stays between 0 and 1.
         #[test]
         fn rises_then_falls(
             warmup in 0u64..50, steps in 1u64..200, ratio in 0.0f64..1.0, cosine: bool,

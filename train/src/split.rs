@@ -1,8 +1,8 @@
-//! Which text is held out for validation: a pure function of the documents and the fraction.
+//! The split into training and validation text: a pure function of the documents and the fraction.
 //!
-//! Whole documents are taken in the order of the hash of their names, so that the held-out part
-//! looks like the rest and does not depend on how documents are ordered. If none fit (one big
-//! file), the end of the largest is cut off at a line.
+//! Whole documents are held out in the order of the hash of their names. The held-out part then
+//! resembles the rest and does not depend on the order of the documents. If no document fits (one
+//! large file), the last lines of the largest are held out.
 
 use std::ops::Range;
 
@@ -10,45 +10,44 @@ use twox_hash::XxHash3_64;
 
 use crate::corpus::Document;
 
-/// A document or a piece of one.
+/// A document or a part of one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Piece {
+pub struct Span {
     /// Index of the document.
     pub document: usize,
-    /// Bytes of its text, on character borders; never empty.
+    /// Byte range of its text, on character boundaries; never empty.
     pub bytes: Range<usize>,
 }
 
-impl Piece {
-    /// The text of this piece.
+impl Span {
+    /// The text of this span.
     pub fn text<'d>(&self, documents: &'d [Document]) -> &'d str {
         &documents[self.document].text[self.bytes.clone()]
     }
 }
 
-/// The two parts of a text: together every byte once, each in document order.
+/// The two parts of a text, each in document order. Together they contain every byte once.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Split {
-    /// To learn from.
-    pub training: Vec<Piece>,
-    /// Held out.
-    pub validation: Vec<Piece>,
+    /// The training part.
+    pub training: Vec<Span>,
+    /// The held-out part.
+    pub validation: Vec<Span>,
 }
 
 impl Split {
-    /// Holds out about `fraction` of the bytes, in [0, 1), and never more than that; nothing if it
-    /// is 0.
+    /// Holds out about `fraction` of the bytes, in [0, 1), and never more; nothing for 0.
     pub fn new(documents: &[Document], fraction: f64) -> Self {
         let total: usize = documents.iter().map(|document| document.text.len()).sum();
-        let wanted = (total as f64 * fraction) as usize;
+        let max_bytes = (total as f64 * fraction) as usize;
 
-        let held_out = choose(documents, wanted);
+        let held_out = choose(documents, max_bytes);
         let held_out_bytes: usize = (0..documents.len())
             .filter(|&at| held_out[at])
             .map(|at| documents[at].text.len())
             .sum();
-        let cut = if held_out_bytes * 2 < wanted {
-            cut_largest(documents, &held_out, wanted - held_out_bytes)
+        let split_at = if held_out_bytes * 2 < max_bytes {
+            split_largest(documents, &held_out, max_bytes - held_out_bytes)
         } else {
             None
         };
@@ -56,39 +55,39 @@ impl Split {
         let mut split = Self::default();
         for (document, held_out) in held_out.into_iter().enumerate() {
             let end = documents[document].text.len();
-            let border = match cut {
+            let boundary = match split_at {
                 _ if held_out => 0,
-                Some((at, border)) if at == document => border,
+                Some((at, boundary)) if at == document => boundary,
                 _ => end,
             };
-            split.push(document, border, end);
+            split.push(document, boundary, end);
         }
         split
     }
 
-    fn push(&mut self, document: usize, border: usize, end: usize) {
-        if border > 0 {
-            self.training.push(Piece {
+    fn push(&mut self, document: usize, boundary: usize, end: usize) {
+        if boundary > 0 {
+            self.training.push(Span {
                 document,
-                bytes: 0..border,
+                bytes: 0..boundary,
             });
         }
-        if border < end {
-            self.validation.push(Piece {
+        if boundary < end {
+            self.validation.push(Span {
                 document,
-                bytes: border..end,
+                bytes: boundary..end,
             });
         }
     }
 }
 
-/// Documents in hashed order, each that still fits.
-fn choose(documents: &[Document], wanted: usize) -> Vec<bool> {
+/// The documents to hold out: in hash order, each that still fits.
+fn choose(documents: &[Document], max_bytes: usize) -> Vec<bool> {
     let mut order: Vec<usize> = (0..documents.len()).collect();
     order.sort_by_cached_key(|&at| (XxHash3_64::oneshot(documents[at].name.as_bytes()), at));
 
     let mut chosen = vec![false; documents.len()];
-    let mut left = wanted;
+    let mut left = max_bytes;
     for at in order {
         let size = documents[at].text.len();
         if size <= left {
@@ -99,23 +98,27 @@ fn choose(documents: &[Document], wanted: usize) -> Vec<bool> {
     chosen
 }
 
-/// The largest document that stays and the byte at which at most `wanted` bytes of it are cut off:
-/// behind a line end if there is one in the cut part, else between two characters.
-fn cut_largest(documents: &[Document], taken: &[bool], wanted: usize) -> Option<(usize, usize)> {
+/// The largest remaining document, and the byte at which at most `max_bytes` of its end are split off:
+/// after a newline if there is one, otherwise between two characters.
+fn split_largest(
+    documents: &[Document],
+    taken: &[bool],
+    max_bytes: usize,
+) -> Option<(usize, usize)> {
     let largest = (0..documents.len())
         .filter(|&at| !taken[at])
         .max_by_key(|&at| (documents[at].text.len(), std::cmp::Reverse(at)))?;
 
     let text = &documents[largest].text;
-    let earliest = text.len().saturating_sub(wanted);
+    let earliest = text.len().saturating_sub(max_bytes);
     let at_char = (earliest..text.len()).find(|&at| text.is_char_boundary(at))?;
     let at_line = text[at_char..]
         .find('\n')
         .map(|newline| at_char + newline + 1);
-    let border = at_line
-        .filter(|&border| border < text.len())
+    let boundary = at_line
+        .filter(|&boundary| boundary < text.len())
         .unwrap_or(at_char);
-    Some((largest, border))
+    Some((largest, boundary))
 }
 
 #[cfg(test)]
@@ -132,12 +135,12 @@ mod tests {
         texts.iter().enumerate().map(named).collect()
     }
 
-    fn size(pieces: &[Piece]) -> usize {
-        pieces.iter().map(|piece| piece.bytes.len()).sum()
+    fn size(spans: &[Span]) -> usize {
+        spans.iter().map(|span| span.bytes.len()).sum()
     }
 
     #[test]
-    fn one_document_is_cut_at_a_line() {
+    fn one_document_is_split_at_a_line() {
         let text: String = (0..1000).map(|line| format!("line {line}\n")).collect();
         let one = documents(&[text]);
         let split = Split::new(&one, 0.1);
@@ -160,8 +163,8 @@ mod tests {
     }
 
     proptest! {
-        /// Both parts together are every byte once; the held-out part never exceeds its share; no
-        /// fraction, nothing.
+        /// Both parts together contain every byte once. The held-out part never exceeds its fraction, and
+        /// is empty for 0.
         #[test]
         fn parts_are_the_whole(
             texts in prop::collection::vec("[a-z\\n\u{e9}\u{1f980}]{1,40}", 0..20),
@@ -170,14 +173,14 @@ mod tests {
             let all = documents(&texts);
             let split = Split::new(&all, fraction);
 
-            let mut pieces = [split.training.clone(), split.validation.clone()].concat();
-            pieces.sort_by_key(|piece| (piece.document, piece.bytes.start));
-            let joined: String = pieces.iter().map(|piece| piece.text(&all)).collect();
+            let mut spans = [split.training.clone(), split.validation.clone()].concat();
+            spans.sort_by_key(|span| (span.document, span.bytes.start));
+            let joined: String = spans.iter().map(|span| span.text(&all)).collect();
             prop_assert_eq!(joined, texts.concat());
 
             let total: usize = texts.iter().map(String::len).sum();
             prop_assert!(size(&split.validation) as f64 <= total as f64 * fraction);
-            prop_assert!(pieces.iter().all(|piece| !piece.bytes.is_empty()));
+            prop_assert!(spans.iter().all(|span| !span.bytes.is_empty()));
             prop_assert!(Split::new(&all, 0.0).validation.is_empty());
         }
     }

@@ -1,9 +1,8 @@
 //! Text to ids and back: bytes, a byte-level BPE trained here, or any `tokenizer.json`.
 //!
-//! Text is always text: the spelling of a special token inside a document does not become that
-//! token.
+//! The spelling of a special token inside a document is encoded as plain text, not as that token.
 
-mod cut;
+mod boundaries;
 mod stream;
 
 use std::collections::HashMap;
@@ -16,17 +15,17 @@ use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, Tokenizer as Library};
 use twox_hash::XxHash3_128;
 
-use cut::{chunks, cuts_words, training_sample, words};
+use boundaries::{next_chunk, next_word, splits_at_words, training_sample};
 pub use stream::DecodeStream;
 
-/// The special token of tokenizers made here: it stands behind every document.
+/// The special token of tokenizers trained here. It follows every document.
 pub const END_OF_TEXT: &str = "<|endoftext|>";
 
-/// At most about this much text is used to train a BPE. More hardly changes the merges and costs
-/// seconds.
+/// A BPE is trained on at most about this many bytes. More text takes longer and hardly changes the
+/// merges.
 pub const TRAINING_SAMPLE_BYTES: usize = 4 << 20;
 
-/// Names of the document separator in known tokenizers, the first that exists is taken.
+/// Names of the document separator in known tokenizers; the first that exists is used.
 const SEPARATORS: [&str; 6] = [
     END_OF_TEXT,
     "<|end_of_text|>",
@@ -39,16 +38,16 @@ const SEPARATORS: [&str; 6] = [
 /// Ids of the byte tokenizer: 256 bytes and the end of text.
 const BYTE_VOCABULARY: u32 = 257;
 
-/// Why there is no tokenizer or no ids.
+/// An error of a tokenizer.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenizerError {
-    /// The file is no tokenizer.
+    /// The file cannot be read as a tokenizer.
     #[error("cannot read the tokenizer {}: {message}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         message: String,
     },
     /// The file cannot be written.
@@ -56,20 +55,20 @@ pub enum TokenizerError {
     Write {
         /// The file.
         path: PathBuf,
-        /// What went wrong.
+        /// The problem.
         message: String,
     },
     /// A BPE cannot be trained.
     #[error("cannot train a BPE of {size} tokens on {bytes} bytes of text: {message}")]
     Train {
-        /// Ids asked for.
+        /// Requested size.
         size: usize,
         /// Bytes of text.
         bytes: usize,
-        /// What went wrong.
+        /// The problem.
         message: String,
     },
-    /// The library refuses a text or ids.
+    /// Encoding or decoding failed.
     #[error("the tokenizer failed: {0}")]
     Use(String),
 }
@@ -80,7 +79,7 @@ type Result<T> = std::result::Result<T, TokenizerError>;
 pub struct Tokenizer {
     kind: Kind,
     separator: Option<u32>,
-    cuts_words: bool,
+    splits_at_words: bool,
 }
 
 enum Kind {
@@ -89,21 +88,21 @@ enum Kind {
 }
 
 impl Tokenizer {
-    /// One id a byte, and 256 for the end of a document.
+    /// One id per byte, and 256 for the end of a document.
     pub fn byte() -> Self {
         Self {
             kind: Kind::Bytes,
             separator: Some(256),
-            cuts_words: false,
+            splits_at_words: false,
         }
     }
 
-    /// Trains a byte-level BPE of `size` ids (256 bytes and [`END_OF_TEXT`] among them) on `texts`;
-    /// on a sample of [`TRAINING_SAMPLE_BYTES`] if they are longer. The same texts give the same
-    /// tokenizer. A short text can give fewer ids.
+    /// Trains a byte-level BPE with `size` ids, including 256 bytes and [`END_OF_TEXT`], on `texts`, or
+    /// on a sample of [`TRAINING_SAMPLE_BYTES`] if they are longer. Deterministic. A short text may
+    /// give fewer ids.
     ///
     /// # Errors
-    /// [`TokenizerError::Train`] when `size` is under 257 or there is no text.
+    /// [`TokenizerError::Train`] when `size` is below 257 or there is no text.
     pub fn train_bpe(texts: &[&str], size: usize) -> Result<Self> {
         let bytes = texts.iter().map(|text| text.len()).sum();
         let error = |message: String| TokenizerError::Train {
@@ -112,10 +111,12 @@ impl Tokenizer {
             message,
         };
         if size < BYTE_VOCABULARY as usize {
-            return Err(error(format!("at least {BYTE_VOCABULARY} are needed")));
+            return Err(error(format!(
+                "at least {BYTE_VOCABULARY} tokens are needed"
+            )));
         }
         if bytes == 0 {
-            return Err(error("there is nothing to learn from".to_owned()));
+            return Err(error("the text is empty".to_owned()));
         }
 
         let trainer = BpeTrainer::builder()
@@ -147,7 +148,7 @@ impl Tokenizer {
 
         let bytes = std::fs::read(path).map_err(|source| error(source.to_string()))?;
         let mut library = Library::from_bytes(bytes).map_err(|source| error(source.to_string()))?;
-        // Some files ask for padding and truncation, which would fill or cut our documents.
+        // Padding or truncation configured in the file would change documents.
         library.with_padding(None);
         library
             .with_truncation(None)
@@ -158,19 +159,19 @@ impl Tokenizer {
     fn from_library(mut library: Library) -> Self {
         library.set_encode_special_tokens(true);
         let separator = SEPARATORS.iter().find_map(|name| library.token_to_id(name));
-        let cuts_words = cuts_words(&library);
+        let splits_at_words = splits_at_words(&library);
         Self {
             kind: Kind::Library(Box::new(library)),
             separator,
-            cuts_words,
+            splits_at_words,
         }
     }
 
-    /// The `tokenizer.json` of this tokenizer, usable by other programs. The byte tokenizer is
-    /// written as a byte-level BPE without merges, which gives the same ids.
+    /// The `tokenizer.json` of this tokenizer, for other programs. The byte tokenizer is written as a
+    /// byte-level BPE without merges, which gives the same ids.
     ///
     /// # Errors
-    /// [`TokenizerError::Use`] when the library cannot write it.
+    /// [`TokenizerError::Use`] when the library fails.
     pub fn to_json(&self) -> Result<String> {
         let json = match &self.kind {
             Kind::Bytes => bytes_as_bpe()?.to_string(true),
@@ -179,7 +180,7 @@ impl Tokenizer {
         json.map_err(failed)
     }
 
-    /// Writes [`Tokenizer::to_json`] to a file: aside first, then renamed.
+    /// Writes [`Tokenizer::to_json`] to a file: to a temporary file, then renamed.
     ///
     /// # Errors
     /// [`TokenizerError::Write`].
@@ -195,17 +196,17 @@ impl Tokenizer {
         std::fs::rename(&aside, path).map_err(error)
     }
 
-    /// How many ids there are: every id is below.
+    /// The size of the vocabulary; every id is below it.
     pub fn vocab_size(&self) -> usize {
         let Kind::Library(library) = &self.kind else {
             return BYTE_VOCABULARY as usize;
         };
-        // Ids may have gaps, so that the count alone is not enough.
+        // Ids may have gaps, so the count is not enough.
         let largest = library.get_vocab(true).into_values().max();
         largest.map_or(0, |id| id as usize + 1)
     }
 
-    /// The id that stands behind every document and ends a sample; None if the tokenizer has none.
+    /// The id that follows every document and ends generation; `None` if the tokenizer has none.
     pub fn separator(&self) -> Option<u32> {
         self.separator
     }
@@ -218,7 +219,7 @@ impl Tokenizer {
         Ok(XxHash3_128::oneshot(self.to_json()?.as_bytes()))
     }
 
-    /// The ids of a text, no special ones added.
+    /// The ids of a text, without special tokens.
     ///
     /// # Errors
     /// [`TokenizerError::Use`].
@@ -232,22 +233,26 @@ impl Tokenizer {
         }
     }
 
-    /// The ids of all texts, each followed by the separator; on all threads of the current rayon
-    /// pool. The same ids for any number of threads.
+    /// The ids of all texts, each followed by the separator. Runs on the current rayon pool; the ids do
+    /// not depend on the number of threads.
     ///
     /// # Errors
     /// [`TokenizerError::Use`].
     pub fn encode_documents(&self, texts: &[&str]) -> Result<Vec<u32>> {
-        let cut = if self.cuts_words { words } else { chunks };
+        let next = if self.splits_at_words {
+            next_word
+        } else {
+            next_chunk
+        };
 
-        // Text repeats itself: each different piece is encoded once.
+        // Text is repetitive, so each distinct piece is encoded once.
         let mut index_of = HashMap::new();
         let mut distinct = Vec::new();
         let mut order = Vec::new();
         for text in texts {
             let mut rest = *text;
             while !rest.is_empty() {
-                let (piece, after) = rest.split_at(cut(rest));
+                let (piece, after) = rest.split_at(next(rest));
                 rest = after;
                 order.push(Some(*index_of.entry(piece).or_insert_with(|| {
                     distinct.push(piece);
@@ -272,8 +277,7 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// The text of ids. Special and unknown ids are left out; bytes that are no UTF-8 become
-    /// U+FFFD.
+    /// The text of ids. Special and unknown ids are skipped; invalid UTF-8 becomes U+FFFD.
     ///
     /// # Errors
     /// [`TokenizerError::Use`].
@@ -300,7 +304,7 @@ fn byte_level(model: BPE) -> Library {
     library
 }
 
-/// Byte `b` as id `b`: the byte-level alphabet in order, no merges.
+/// Byte `b` has id `b`: the byte-level alphabet in order, without merges.
 fn bytes_as_bpe() -> Result<Library> {
     let vocabulary: [(String, u32); 256] =
         std::array::from_fn(|byte| (byte_level_char(byte as u8).to_string(), byte as u32));
@@ -316,8 +320,8 @@ fn bytes_as_bpe() -> Result<Library> {
     Ok(library)
 }
 
-/// GPT-2's printable stand-in for a byte: itself if printable in Latin-1, else the next of U+0100
-/// and on.
+/// GPT-2's printable character for a byte: the byte itself if printable in Latin-1, otherwise the next
+/// character from U+0100 on.
 fn byte_level_char(byte: u8) -> char {
     let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     if printable(byte) {
@@ -340,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn training_is_deterministic_and_has_the_asked_size() {
+    fn training_is_deterministic_and_gives_the_requested_size() {
         let one = small();
         assert_eq!(one.vocab_size(), 400);
         assert_eq!(one.separator(), Some(0));
@@ -367,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn a_special_tokens_spelling_in_a_text_is_text() {
+    fn the_spelling_of_a_special_token_is_plain_text() {
         for tokenizer in [small(), Tokenizer::byte()] {
             let ids = tokenizer.encode(END_OF_TEXT).unwrap();
             assert!(!ids.contains(&tokenizer.separator().unwrap()));
@@ -376,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn documents_are_separated_and_cut_without_a_trace() {
+    fn documents_in_chunks_have_the_ids_of_the_whole() {
         let long = TEXT.repeat(5);
         for tokenizer in [small(), Tokenizer::byte()] {
             let separator = tokenizer.separator().unwrap();
@@ -388,7 +392,7 @@ mod tests {
                 &[separator],
             ];
 
-            assert!(chunks(&long) < long.len());
+            assert!(next_chunk(&long) < long.len());
             assert_eq!(
                 tokenizer.encode_documents(&[&long, "x"]).unwrap(),
                 expected.concat()
@@ -397,9 +401,9 @@ mod tests {
     }
 
     #[test]
-    fn cuts_at_lines_are_invisible() {
+    fn splitting_at_lines_changes_no_id() {
         let tokenizer = Tokenizer {
-            cuts_words: false,
+            splits_at_words: false,
             separator: None,
             ..small()
         };
@@ -416,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn the_training_sample_is_spread_and_within_reason() {
+    fn the_training_sample_has_about_the_requested_size() {
         let texts = vec![TEXT; 100];
         let total = TEXT.len() * texts.len();
         let size = |limit| {
@@ -435,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_tokenizers_are_refused() {
+    fn invalid_tokenizers_are_errors() {
         assert!(Tokenizer::train_bpe(&["text"], 256).is_err());
         assert!(Tokenizer::train_bpe(&[], 300).is_err());
         assert!(
@@ -465,7 +469,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(128))]
 
         #[test]
-        fn decode_undoes_encode_whole_and_streamed(text in "(\\PC|[\\n\\t a-z]){0,60}") {
+        fn decoding_inverts_encoding_whole_and_streamed(text in "(\\PC|[\\n\\t a-z]){0,60}") {
             let bpe = Tokenizer::train_bpe(&["a bad cafe\n"], 270).unwrap();
             for tokenizer in [bpe, Tokenizer::byte()] {
                 let ids = tokenizer.encode(&text).unwrap();
@@ -474,19 +478,20 @@ mod tests {
             }
         }
 
-        /// Cutting at words is invisible, for text full of what the pre-tokenizer looks at.
+        /// Splitting at words changes no id, for text full of characters that the pre-tokenizer treats
+        /// specially.
         #[test]
-        fn words_are_cut_without_a_trace(
+        fn splitting_at_words_changes_no_id(
             text in "([ \\n\\t'a-c.,_0-1]|'s|'ll|\u{e9}|\u{a0}|\u{2028}|\u{1f980}){0,80}",
         ) {
-            let learnt = "a 'bab cc'll  \n\n  b's a.,b_ 0'a 's ..' ' b\t'sa".repeat(9);
-            let bpe = Tokenizer::train_bpe(&[&learnt], 300).unwrap();
-            assert!(bpe.cuts_words);
+            let training = "a 'bab cc'll  \n\n  b's a.,b_ 0'a 's ..' ' b\t'sa".repeat(9);
+            let bpe = Tokenizer::train_bpe(&[&training], 300).unwrap();
+            assert!(bpe.splits_at_words);
             let whole = [bpe.encode(&text).unwrap(), vec![bpe.separator().unwrap()]].concat();
             prop_assert_eq!(bpe.encode_documents(&[&text]).unwrap(), whole);
         }
 
-        /// Also for ids that are no text: all pieces are the whole.
+        /// Streamed decoding equals decoding at once, also for ids that are not valid text.
         #[test]
         fn a_stream_gives_the_same_text_for_any_ids(
             ids in prop::collection::vec(prop_oneof![0u32..300, 0x80u32..0xff], 0..40),

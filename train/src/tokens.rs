@@ -1,16 +1,16 @@
 //! The token cache: all ids of a run in one memory-mapped file, training part first.
 //!
-//! The header holds what the ids were made from, so that a stale file is found and made anew. A
-//! file is written aside, synced and renamed: a torn one is never read.
+//! The header records what the ids were made from, so a stale file is detected and replaced. A file is
+//! written to a temporary name, synced and renamed, so an incomplete one is never read.
 //!
 //! All numbers are little-endian:
 //!
-//! | bytes | what |
+//! | bytes | content |
 //! |---|---|
 //! | 8 | `MGTOKENS` |
 //! | 4 | format version |
-//! | 4 | bytes an id, 2 or 4 |
-//! | 16 + 16 | digest of the recipe (text, split, kind of tokenizer), of the tokenizer |
+//! | 4 | bytes per id, 2 or 4 |
+//! | 16 + 16 | digest of the recipe (text, split, kind of tokenizer), digest of the tokenizer |
 //! | 8 + 8 | ids, bytes of text in the training part |
 //! | 8 + 8 | ids, bytes of text in the validation part |
 //! | rest | ids |
@@ -25,7 +25,7 @@ const MAGIC: [u8; 8] = *b"MGTOKENS";
 const VERSION: u32 = 1;
 const HEADER_BYTES: usize = 80;
 
-/// Why there is no token cache.
+/// An error of the token cache.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokensError {
@@ -34,7 +34,7 @@ pub enum TokensError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The file cannot be written.
@@ -42,7 +42,7 @@ pub enum TokensError {
     Write {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -56,7 +56,7 @@ pub struct CacheKey {
     pub tokenizer: u128,
 }
 
-/// Ids of a part and how much text they stand for.
+/// The ids of a part, and the size of its text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part<'i> {
     /// The ids.
@@ -65,7 +65,7 @@ pub struct Part<'i> {
     pub text_bytes: u64,
 }
 
-/// A memory-mapped token cache; reading an id reads the page it is on.
+/// A memory-mapped token cache.
 pub struct TokenCache {
     map: Mmap,
     header: Header,
@@ -86,8 +86,8 @@ struct Extent {
 }
 
 impl TokenCache {
-    /// Writes a cache over whatever `path` holds and opens it. Ids take two bytes if all are below
-    /// 65,536.
+    /// Writes a cache to `path`, replacing any file there, and opens it. Ids take two bytes if all are
+    /// below 65,536.
     ///
     /// # Errors
     /// [`TokensError`]: names the file.
@@ -132,16 +132,15 @@ impl TokenCache {
         Ok(Self { map, header })
     }
 
-    /// Opens the cache at `path` if it is whole and was made from `key`; else None, and it should
-    /// be made anew.
+    /// Opens the cache at `path`; `None` if it is missing, incomplete or was not made from `key`.
     ///
     /// # Errors
-    /// [`TokensError::Read`] when the file is there but the system cannot read it.
+    /// [`TokensError::Read`] when the file exists but cannot be read.
     pub fn open(path: &Path, key: CacheKey) -> Result<Option<Self>, TokensError> {
         Ok(Self::open_any(path)?.filter(|cache| cache.header.key == key))
     }
 
-    /// What the cache at `path` was made from; None if there is none or it is torn.
+    /// The key of the cache at `path`; `None` if it is missing or incomplete.
     ///
     /// # Errors
     /// As [`TokenCache::open`].
@@ -162,16 +161,18 @@ impl TokenCache {
         };
 
         let header = Header::parse(&map);
-        let is_whole = |header: &Header| header.file_bytes() == Some(map.len() as u64);
-        Ok(header.filter(is_whole).map(|header| Self { map, header }))
+        let is_complete = |header: &Header| header.file_bytes() == Some(map.len() as u64);
+        Ok(header
+            .filter(is_complete)
+            .map(|header| Self { map, header }))
     }
 
-    /// The part to learn from.
+    /// The training part.
     pub fn training(&self) -> Tokens<'_> {
         self.part(0, self.header.training)
     }
 
-    /// The held-out part.
+    /// The validation part.
     pub fn validation(&self) -> Tokens<'_> {
         self.part(self.header.training.ids as usize, self.header.validation)
     }
@@ -197,22 +198,22 @@ pub struct Tokens<'c> {
 }
 
 impl Tokens<'_> {
-    /// How many ids there are.
+    /// Number of ids.
     pub fn len(&self) -> usize {
         self.bytes.len() / self.width
     }
 
-    /// Whether there is none.
+    /// Whether there are no ids.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// Bytes of text the ids stand for; separators stand for none.
+    /// Bytes of the text; separators do not count.
     pub fn text_bytes(&self) -> u64 {
         self.text_bytes
     }
 
-    /// The id at `index`; None behind the end.
+    /// The id at `index`; `None` past the end.
     pub fn get(&self, index: usize) -> Option<u32> {
         let start = index.checked_mul(self.width)?;
         match *self.bytes.get(start..start.checked_add(self.width)?)? {
@@ -227,8 +228,8 @@ impl Tokens<'_> {
         (0..self.len()).filter_map(|index| self.get(index))
     }
 
-    /// Bits a byte of text for a mean loss in nats a token: comparable between tokenizers. NaN
-    /// without text.
+    /// Converts a mean loss in nats per token to bits per byte of text, which is comparable between
+    /// tokenizers. NaN without text.
     pub fn bits_per_byte(&self, loss: f64) -> f64 {
         loss / std::f64::consts::LN_2 * self.len() as f64 / self.text_bytes as f64
     }
@@ -255,7 +256,7 @@ impl Header {
         bytes
     }
 
-    /// None if it is not ours, of another version, or torn.
+    /// `None` for another format or version, or an incomplete header.
     fn parse(bytes: &[u8]) -> Option<Self> {
         let u32_at = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
         let u64_at = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
@@ -265,7 +266,7 @@ impl Header {
             ))
         };
 
-        let is_ours = bytes.get(0..8)? == MAGIC && u32_at(8)? == VERSION;
+        let is_token_cache = bytes.get(0..8)? == MAGIC && u32_at(8)? == VERSION;
         let width = u32_at(12).filter(|width| matches!(width, 2 | 4))?;
         let header = Self {
             width,
@@ -282,7 +283,7 @@ impl Header {
                 text_bytes: u64_at(72)?,
             },
         };
-        is_ours.then_some(header)
+        is_token_cache.then_some(header)
     }
 
     fn file_bytes(&self) -> Option<u64> {
@@ -306,9 +307,9 @@ fn write_file(path: &Path, header: Header, parts: [&[u32]; 2]) -> io::Result<()>
 
 fn map(path: &Path) -> io::Result<Mmap> {
     let file = File::open(path)?;
-    // SAFETY: the map is only sound while nobody changes the file. This module never writes to a
-    // published cache: it writes another file and renames it over, which leaves the mapped one as
-    // it was. The run folder is locked against a second trainer.
+    // SAFETY: the map is sound as long as the file does not change. This module never writes to an
+    // existing cache: it renames a new file over it, which leaves the mapped one unchanged. The run
+    // folder is locked against other processes.
     unsafe { Mmap::map(&file) }
 }
 
@@ -353,23 +354,23 @@ mod tests {
         assert_eq!(
             fs::read_dir(folder.path()).unwrap().count(),
             1,
-            "nothing is left aside"
+            "no temporary file remains"
         );
     }
 
-    /// Any prefix of a file and any change in its fixed part is refused, none panics.
+    /// Any prefix of a file, and any change of its header, is rejected without a panic.
     #[test]
-    fn torn_and_foreign_files_are_refused() {
+    fn incomplete_and_foreign_files_are_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tokens.bin");
         drop(TokenCache::write(&path, KEY, part(&[1, 2, 3]), part(&[4])).unwrap());
         let whole = fs::read(&path).unwrap();
 
         for length in 0..whole.len() {
-            let torn = folder.path().join(format!("torn-{length}"));
-            fs::write(&torn, &whole[..length]).unwrap();
+            let prefix = folder.path().join(format!("prefix-{length}"));
+            fs::write(&prefix, &whole[..length]).unwrap();
             assert!(
-                TokenCache::open(&torn, KEY).unwrap().is_none(),
+                TokenCache::open(&prefix, KEY).unwrap().is_none(),
                 "{length} bytes"
             );
         }
@@ -386,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unwritable_place_is_named() {
+    fn an_unwritable_path_is_named() {
         let error = TokenCache::write(Path::new("no/folder/tokens.bin"), KEY, part(&[]), part(&[]));
         let error = error.err().unwrap().to_string();
         assert!(error.contains("no/folder/tokens.bin"), "{error}");
@@ -409,9 +410,9 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
-        /// What is read is what was written, for narrow and wide ids.
+        /// Ids of two and of four bytes are read as they were written.
         #[test]
-        fn ids_come_back(
+        fn ids_round_trip(
             training in prop::collection::vec(0u32..70_000, 0..50),
             validation in prop::collection::vec(0u32..40_000, 0..50),
         ) {

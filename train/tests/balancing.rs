@@ -1,4 +1,4 @@
-//! Runs whose experts are balanced by a bias of the router.
+//! Runs whose experts are balanced by router biases.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -47,7 +47,7 @@ fn config(overrides: &[&str]) -> Config {
     Config::parse(&text, "the test", &overrides).unwrap()
 }
 
-/// Trains in `run` from where it was, and returns the last checkpoint.
+/// Trains or resumes in `run`, and returns the last checkpoint.
 fn train(run: &Path, config: &Config, stop_after: Option<u64>) -> PathBuf {
     let options = Options {
         run_dir: run.to_owned(),
@@ -71,7 +71,8 @@ fn content(checkpoint: &Path) -> Vec<(String, Vec<u8>)> {
     files.map(read).collect()
 }
 
-/// Stopped and resumed, with layers kept or computed again: the same bits, biases included.
+/// A stopped and resumed run gives the same bits, biases included, with or without activation
+/// checkpointing.
 #[test]
 fn resuming_with_biases_is_exact() {
     let place = tempfile::tempdir().unwrap();
@@ -99,7 +100,7 @@ fn resuming_with_biases_is_exact() {
     assert!(expected.iter().any(|(path, _)| path == BIASES));
 }
 
-/// With the rate off, biases that are there stay; where there are none, none appear.
+/// With a rate of zero existing biases do not change, and none are created.
 #[test]
 fn a_rate_of_zero_freezes_biases() {
     let place = tempfile::tempdir().unwrap();
@@ -115,7 +116,7 @@ fn a_rate_of_zero_freezes_biases() {
 }
 
 #[test]
-fn the_bias_evens_the_load_of_a_run() {
+fn router_biases_balance_the_load() {
     let place = tempfile::tempdir().unwrap();
     let load = |name: &str, rate: &str| {
         let run = place.path().join(name);
@@ -136,7 +137,7 @@ fn the_bias_evens_the_load_of_a_run() {
     );
 }
 
-/// The z-loss pulls on the parameters; the loss that is shown stays cross-entropy.
+/// The z-loss contributes to the gradient but not to the reported loss.
 #[test]
 fn the_z_loss_reaches_the_gradient() {
     let place = tempfile::tempdir().unwrap();
@@ -146,7 +147,7 @@ fn the_z_loss_reaches_the_gradient() {
         records(&run).remove(0)
     };
     let plain = first("plain", "balancing.z_loss_coef=0.0");
-    let pulled = first("pulled", "balancing.z_loss_coef=0.1");
-    assert_eq!(plain.loss, pulled.loss);
-    assert_ne!(plain.grad_norm, pulled.grad_norm);
+    let with_z_loss = first("z-loss", "balancing.z_loss_coef=0.1");
+    assert_eq!(plain.loss, with_z_loss.loss);
+    assert_ne!(plain.grad_norm, with_z_loss.grad_norm);
 }

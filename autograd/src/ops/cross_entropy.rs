@@ -1,20 +1,19 @@
-//! Cross-entropy of a linear layer's logits, which never exist for a whole batch.
+//! Fused linear layer and cross-entropy. The logits of a whole batch are never in memory.
 
 use meshgrad_runtime::ops::{self, Targets};
 use meshgrad_runtime::{Shape, Tensor};
 
 use crate::{Result, Save, Track, Var};
 
-/// The cross-entropy of `labels` under softmax(x w^T), summed over the rows that count, and how
-/// many do; keeps x, w and a number a row.
+/// The cross-entropy of `labels` under softmax(x w^T), summed over the rows that count, and the number of
+/// such rows. Saves x, w and one number per row.
 ///
-/// The loss is a sum with its weight: whoever wants a mean divides once, after everything has been
-/// added up.
+/// The loss is a sum with its weight. For a mean, divide once after all sums have been added.
 ///
 /// # Shapes
-/// `x` [.., D], `w` [V, D] of one float dtype, `labels` [..] of an index dtype, `ignore_index`
-/// where a row does not count; returns two scalars in the accumulator dtype, of which the loss is
-/// tracked.
+/// `x` [.., D], `w` [V, D] of one float dtype, `labels` [..] of an index dtype, `ignore_index` where a
+/// row does not count; returns two scalars in the accumulator dtype. The loss is tracked, the count is
+/// not.
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::linear_cross_entropy`].
@@ -34,13 +33,13 @@ pub fn linear_cross_entropy(
     let (loss, count) = ops::cross_entropy_sum(&lse, &label_logit, labels, ignore_index)?;
 
     let rows: Shape = *lse.shape();
-    let (kept_x, kept_w, labels, lse) = (x.save(), w.save(), labels.save(), lse.save());
+    let (saved_x, saved_w, labels, lse) = (x.save(), w.save(), labels.save(), lse.save());
     let loss = loss.tracked([x, w], move |dloss, [dx, dw]| {
-        let (x, w, labels, lse) = (kept_x.get()?, kept_w.get()?, labels.get()?, lse.get()?);
+        let (x, w, labels, lse) = (saved_x.get()?, saved_w.get()?, labels.get()?, lse.get()?);
         let dloss = ops::contiguous(&dloss.broadcast_to(&rows)?)?;
-        // The logits are made again: once for both gradients where both are wanted now.
+        // The logits are recomputed, once for both gradients if both are due.
         if dx.due() & dw.due() {
-            let mut made = None;
+            let mut dx_of_both = None;
             dw.accumulate(|dw| {
                 let both = ops::linear_cross_entropy_grad_both_into(
                     &x,
@@ -50,11 +49,11 @@ pub fn linear_cross_entropy(
                     &dloss,
                     dw,
                 );
-                made = Some(both?);
+                dx_of_both = Some(both?);
                 Ok(())
             })?;
-            return match made {
-                Some(made) => dx.add(|| Ok(made)),
+            return match dx_of_both {
+                Some(gradient) => dx.add(|| Ok(gradient)),
                 None => Ok(()),
             };
         }
@@ -81,7 +80,7 @@ pub fn linear_cross_entropy(
     Ok((loss, count))
 }
 
-/// Labels against a whole vocabulary.
+/// Labels over the whole vocabulary.
 fn targets(labels: &Tensor, ignore_index: i64, vocabulary: usize) -> Targets<'_> {
     Targets {
         labels,

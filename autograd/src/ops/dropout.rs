@@ -4,11 +4,10 @@ use meshgrad_runtime::{RegionKey, ops};
 
 use crate::{Result, Track, Var};
 
-/// `x` with each element set to zero with `probability`, and divided by 1 - `probability`
-/// otherwise.
+/// Sets each element of `x` to zero with `probability`, and divides the others by 1 - `probability`.
 ///
 /// What is dropped is a function of `draw` alone, so that a checkpoint drops the same when it
-/// computes again. No tensor is kept: backward draws the mask once more.
+/// computes again. No tensor is saved: backward draws the mask once more.
 ///
 /// # Shapes
 /// `x` any shape, float; returns the same.
@@ -33,7 +32,7 @@ mod tests {
 
     const KEY: u64 = 11;
 
-    /// dropout(x)^2, and how much it keeps for backward.
+    /// dropout(x)^2, its gradient, and the bytes that it saves.
     fn run(x: &Tensor, checkpointed: bool) -> (Vec<f32>, Vec<f32>, usize) {
         let block = |x: &Var| square(&dropout(x, Key::new(KEY), 0.4)?);
         let ((x, y), tape) = Tape::record(|| {
@@ -51,14 +50,14 @@ mod tests {
 
         let saved = tape.saved_bytes();
         let dy = ops::full(y.value().device(), y.shape(), DType::F32, 1.0).unwrap();
-        let (gradients, _later) = tape.backward_inputs(&[(&y, dy)], &[&x]).unwrap();
+        let (gradients, _weights) = tape.backward_inputs(&[(&y, dy)], &[&x]).unwrap();
         let values = |tensor: &Tensor| tensor.to_vec::<f32>().unwrap();
         (values(y.value()), values(&gradients[0]), saved)
     }
 
-    /// A checkpoint computes the same gradient: it draws the mask that forward drew.
+    /// A checkpoint computes the same gradient, because it generates the same mask.
     #[test]
-    fn recomputation_drops_the_same() {
+    fn recomputation_generates_the_same_mask() {
         let device = Device::cpu();
         let x = ops::normal(&device, &[16, 33], DType::F32, Key::new(1), 0.0, 1.0).unwrap();
 
@@ -71,9 +70,9 @@ mod tests {
         assert!(y.iter().zip(&dx).all(|(y, dx)| (*y == 0.0) == (*dx == 0.0)));
     }
 
-    /// What is kept is the operand of the square, and nothing of dropout's own.
+    /// Only the operand of the square is saved; dropout saves nothing.
     #[test]
-    fn the_mask_is_not_kept() {
+    fn the_mask_is_not_saved() {
         let device = Device::cpu();
         let x = ops::normal(&device, &[8, 32], DType::F32, Key::new(1), 0.0, 1.0).unwrap();
         assert_eq!(run(&x, false).2, 8 * 32 * size_of::<f32>());

@@ -4,10 +4,9 @@ use meshgrad_runtime::{Shape, Tensor, ops};
 
 use crate::{Result, Save, Slot, Track, Var};
 
-/// Defines a differentiable op for each function of one operand whose derivative is taken from its
-/// operand or its result.
+/// Defines a differentiable op for each unary function. Its derivative uses the operand or the result.
 macro_rules! unary_ops {
-    ($($(#[$doc:meta])* $name:ident, $grad:ident of $kept:ident;)+) => {
+    ($($(#[$doc:meta])* $name:ident, $grad:ident of $saved:ident;)+) => {
         $(
             $(#[$doc])*
             ///
@@ -18,19 +17,19 @@ macro_rules! unary_ops {
             /// As [`meshgrad_runtime::ops`].
             pub fn $name(x: &Var) -> Result<Var> {
                 let y = ops::$name(x.value())?;
-                unary_ops!(@record $kept, $grad, x, y)
+                unary_ops!(@record $saved, $grad, x, y)
             }
         )+
     };
 
     (@record x, $grad:ident, $x:ident, $y:ident) => {{
-        let kept = $x.save();
-        $y.tracked([$x], move |dy, [dx]| dx.add(|| Ok(ops::$grad(&kept.get()?, dy)?)))
+        let saved = $x.save();
+        $y.tracked([$x], move |dy, [dx]| dx.add(|| Ok(ops::$grad(&saved.get()?, dy)?)))
     }};
 
     (@record y, $grad:ident, $x:ident, $y:ident) => {{
-        let kept = $y.save();
-        $y.tracked([$x], move |dy, [dx]| dx.add(|| Ok(ops::$grad(&kept.get()?, dy)?)))
+        let saved = $y.save();
+        $y.tracked([$x], move |dy, [dx]| dx.add(|| Ok(ops::$grad(&saved.get()?, dy)?)))
     }};
 }
 
@@ -83,7 +82,7 @@ pub fn neg(x: &Var) -> Result<Var> {
     affine(x, -1.0, 0.0)
 }
 
-/// scale * x + shift, with constants of the program.
+/// scale * x + shift, with constants.
 ///
 /// # Shapes
 /// `x` any shape, float; returns the same.
@@ -97,7 +96,7 @@ pub fn affine(x: &Var, scale: f64, shift: f64) -> Result<Var> {
     })
 }
 
-/// x, but at least `low` and at most `high`.
+/// x clamped to [`low`, `high`].
 ///
 /// # Shapes
 /// `x` any shape, float; returns the same.
@@ -106,13 +105,13 @@ pub fn affine(x: &Var, scale: f64, shift: f64) -> Result<Var> {
 /// As [`meshgrad_runtime::ops::clamp`].
 pub fn clamp(x: &Var, low: f64, high: f64) -> Result<Var> {
     let y = ops::clamp(x.value(), low, high)?;
-    let kept_x = x.save();
+    let saved_x = x.save();
     y.tracked([x], move |dy, [dx]| {
-        dx.add(|| Ok(ops::clamp_grad(&kept_x.get()?, dy, low, high)?))
+        dx.add(|| Ok(ops::clamp_grad(&saved_x.get()?, dy, low, high)?))
     })
 }
 
-/// a + b; keeps nothing.
+/// a + b. Saves nothing.
 ///
 /// # Shapes
 /// `a` and `b` of one float dtype and of shapes that broadcast; returns the common shape.
@@ -128,7 +127,7 @@ pub fn add(a: &Var, b: &Var) -> Result<Var> {
     })
 }
 
-/// a - b; keeps nothing.
+/// a - b. Saves nothing.
 ///
 /// # Shapes
 /// As [`add`].
@@ -154,16 +153,16 @@ pub fn sub(a: &Var, b: &Var) -> Result<Var> {
 pub fn mul(a: &Var, b: &Var) -> Result<Var> {
     let y = ops::mul(a.value(), b.value())?;
     let (a_shape, b_shape) = (*a.shape(), *b.shape());
-    // Each is kept only for the gradient of the other.
-    let (kept_a, kept_b) = (
+    // Each is saved only for the gradient of the other.
+    let (saved_a, saved_b) = (
         b.is_tracked().then(|| a.save()),
         a.is_tracked().then(|| b.save()),
     );
     y.tracked([a, b], move |dy, [da, db]| {
-        if let Some(b) = &kept_b {
+        if let Some(b) = &saved_b {
             add_summed(da, a_shape, || Ok(ops::mul(dy, &b.get()?)?))?;
         }
-        if let Some(a) = &kept_a {
+        if let Some(a) = &saved_a {
             add_summed(db, b_shape, || Ok(ops::mul(dy, &a.get()?)?))?;
         }
         Ok(())
@@ -180,21 +179,21 @@ pub fn mul(a: &Var, b: &Var) -> Result<Var> {
 pub fn div(a: &Var, b: &Var) -> Result<Var> {
     let y = ops::div(a.value(), b.value())?;
     let (a_shape, b_shape) = (*a.shape(), *b.shape());
-    let (kept_y, kept_b) = (b.is_tracked().then(|| y.save()), b.save());
+    let (saved_y, saved_b) = (b.is_tracked().then(|| y.save()), b.save());
     y.tracked([a, b], move |dy, [da, db]| {
-        add_summed(da, a_shape, || Ok(ops::div(dy, &kept_b.get()?)?))?;
-        let Some(y) = &kept_y else { return Ok(()) };
+        add_summed(da, a_shape, || Ok(ops::div(dy, &saved_b.get()?)?))?;
+        let Some(y) = &saved_y else { return Ok(()) };
         // d(a/b)/db = -(a/b)/b.
         add_summed(db, b_shape, || {
             Ok(ops::neg(&ops::div(
                 &ops::mul(dy, &y.get()?)?,
-                &kept_b.get()?,
+                &saved_b.get()?,
             )?)?)
         })
     })
 }
 
-/// The larger of a and b; where they are equal each gets half of the gradient.
+/// The elementwise maximum of a and b. Where they are equal, each gets half of the gradient.
 ///
 /// # Shapes
 /// As [`add`].
@@ -206,7 +205,7 @@ pub fn maximum(a: &Var, b: &Var) -> Result<Var> {
     extreme(y, a, b, 1.0)
 }
 
-/// The smaller of a and b; where they are equal each gets half of the gradient.
+/// The elementwise minimum of a and b. Where they are equal, each gets half of the gradient.
 ///
 /// # Shapes
 /// As [`add`].
@@ -218,12 +217,12 @@ pub fn minimum(a: &Var, b: &Var) -> Result<Var> {
     extreme(y, a, b, -1.0)
 }
 
-/// `sign` is 1 for the larger of two, -1 for the smaller.
+/// `sign` is 1 for the maximum, -1 for the minimum.
 fn extreme(y: Tensor, a: &Var, b: &Var, sign: f64) -> Result<Var> {
     let (a_shape, b_shape) = (*a.shape(), *b.shape());
-    let (kept_a, kept_b) = (a.save(), b.save());
+    let (saved_a, saved_b) = (a.save(), b.save());
     y.tracked([a, b], move |dy, [da, db]| {
-        let (a, b) = (kept_a.get()?, kept_b.get()?);
+        let (a, b) = (saved_a.get()?, saved_b.get()?);
         let share_of = |a: &Tensor, b: &Tensor| match sign > 0.0 {
             true => ops::maximum_share(a, b),
             false => ops::maximum_share(b, a),
@@ -233,26 +232,26 @@ fn extreme(y: Tensor, a: &Var, b: &Var, sign: f64) -> Result<Var> {
     })
 }
 
-/// `a` where `condition` holds, `b` elsewhere.
+/// `a` where `condition` is true, `b` elsewhere.
 ///
 /// # Shapes
 /// `condition` bool, `a` and `b` of one float dtype, all of shapes that broadcast; returns the
 /// common shape.
 ///
 /// # Errors
-/// As [`meshgrad_runtime::ops::select`].
+/// As [`meshgrad_runtime::ops::where_`].
 pub fn where_(condition: &Tensor, a: &Var, b: &Var) -> Result<Var> {
     let y = ops::where_(condition, a.value(), b.value())?;
-    let (a_shape, b_shape, kept) = (*a.shape(), *b.shape(), condition.save());
+    let (a_shape, b_shape, saved) = (*a.shape(), *b.shape(), condition.save());
     y.tracked_linear([a, b], move |dy, [da, db]| {
         let zero = ops::full(dy.device(), &[], dy.dtype(), 0.0)?;
-        let condition = kept.get()?;
+        let condition = saved.get()?;
         add_summed(da, a_shape, || Ok(ops::where_(&condition, dy, &zero)?))?;
         add_summed(db, b_shape, || Ok(ops::where_(&condition, &zero, dy)?))
     })
 }
 
-/// Adds a gradient of the broadcast shape to an operand of `shape`.
+/// Adds a gradient of the broadcast shape, summed to the operand's `shape`.
 fn add_summed(
     slot: Slot<'_>,
     shape: Shape,

@@ -1,10 +1,10 @@
-//! Rows of a table, by index.
+//! Embedding lookup.
 
 use meshgrad_runtime::{Tensor, ops};
 
 use crate::{Result, Save, Track, Var};
 
-/// The rows of `table` at `ids`; keeps the ids alone.
+/// The rows of `table` at `ids`. Saves only the ids.
 ///
 /// # Shapes
 /// `table` [V, D] float, `ids` [..] of an index dtype; returns [.., D].
@@ -13,8 +13,8 @@ use crate::{Result, Save, Track, Var};
 /// As [`meshgrad_runtime::ops::embedding`].
 pub fn embedding(table: &Var, ids: &Tensor) -> Result<Var> {
     let y = ops::embedding(table.value(), ids)?;
-    let kept_ids = ids.save();
+    let saved_ids = ids.save();
     y.tracked_linear([table], move |dy, [dtable]| {
-        dtable.accumulate(|dtable| Ok(ops::embedding_grad_into(dy, &kept_ids.get()?, dtable)?))
+        dtable.accumulate(|dtable| Ok(ops::embedding_grad_into(dy, &saved_ids.get()?, dtable)?))
     })
 }

@@ -1,31 +1,31 @@
-//! Products of ragged groups of rows.
+//! Matrix products of ragged groups of rows.
 
 use meshgrad_runtime::{Tensor, ops};
 
 use crate::{Result, Save, Track, Var};
 
-/// y = x w_g^T for the rows of each group g: a linear layer for each expert.
+/// y = x w_g^T for the rows of each group g: one linear layer per expert.
 ///
 /// # Shapes
-/// `x` [C, I], `w` [G, O, I], `offsets` [G + 1] i64; returns [C, O]. Rows beyond the last offset
-/// are not read, and unspecified in the result.
+/// `x` [C, I], `w` [G, O, I], `offsets` [G + 1] i64; returns [C, O]. Rows past the last offset are
+/// not read, and unspecified in the result.
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::grouped_matmul_nt`].
 pub fn grouped_matmul(x: &Var, w: &Var, offsets: &Tensor) -> Result<Var> {
     let y = ops::grouped_matmul_nt(x.value(), w.value(), offsets)?;
 
-    let (kept_x, kept_w, offsets) = (x.save(), w.save(), offsets.save());
+    let (saved_x, saved_w, offsets) = (x.save(), w.save(), offsets.save());
     y.tracked([x, w], move |dy, [dx, dw]| {
         dx.add(|| {
             Ok(ops::grouped_matmul_grad_input(
                 dy,
-                &kept_w.get()?,
+                &saved_w.get()?,
                 &offsets.get()?,
             )?)
         })?;
         dw.accumulate(|dw| {
-            let (x, offsets) = (kept_x.get()?, offsets.get()?);
+            let (x, offsets) = (saved_x.get()?, offsets.get()?);
             Ok(ops::grouped_matmul_grad_weight_into(dy, &x, &offsets, dw)?)
         })
     })
@@ -38,9 +38,9 @@ mod tests {
     use super::*;
     use crate::{Tolerance, gradcheck};
 
-    /// With groups that have no rows, and rows that have no group.
+    /// Gradients are correct, also with groups without rows and rows without a group.
     #[test]
-    fn products_of_groups() {
+    fn grouped_gradients_agree_with_finite_differences() {
         let device = Device::cpu();
         let numbered = |shape: &[usize], step: f64| {
             let count: usize = shape.iter().product();

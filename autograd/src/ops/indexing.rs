@@ -1,10 +1,10 @@
-//! Putting values together and picking from them by index.
+//! Concatenation, splitting and indexing.
 
 use meshgrad_runtime::{Tensor, ops};
 
 use crate::{Result, Save, Track, Var, tracked_many_linear};
 
-/// The values one after the other along dim `dim`. Each gets its part of the gradient, a view.
+/// Concatenates `parts` along dim `dim`. The gradient of each is a view.
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::concat`].
@@ -27,8 +27,8 @@ pub fn concat(parts: &[&Var], dim: isize) -> Result<Var> {
     Ok(vars.remove(0))
 }
 
-/// Parts of `x` along dim `dim`, of the extents `sizes`. Views; their gradients are put together in
-/// one copy.
+/// Splits `x` along dim `dim` into parts of `sizes`. The parts are views; their gradients are
+/// concatenated in one copy.
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::split`].
@@ -51,7 +51,7 @@ pub fn split(x: &Var, sizes: &[usize], dim: isize) -> Result<Vec<Var>> {
     })
 }
 
-/// The parts of `x` at `ids` along dim `dim`, in their order.
+/// The slices of `x` at `ids` along dim `dim`.
 ///
 /// # Shapes
 /// `ids` \[M\] of an index dtype; returns `x`'s shape with M in `dim`.
@@ -60,13 +60,13 @@ pub fn split(x: &Var, sizes: &[usize], dim: isize) -> Result<Vec<Var>> {
 /// As [`meshgrad_runtime::ops::index_select`].
 pub fn index_select(x: &Var, dim: isize, ids: &Tensor) -> Result<Var> {
     let y = ops::index_select(x.value(), dim, ids)?;
-    let (extent, kept_ids) = (x.value().extent(dim)?, ids.save());
+    let (extent, saved_ids) = (x.value().extent(dim)?, ids.save());
     y.tracked_linear([x], move |dy, [dx]| {
-        dx.add(|| Ok(ops::index_select_grad(dy, dim, &kept_ids.get()?, extent)?))
+        dx.add(|| Ok(ops::index_select_grad(dy, dim, &saved_ids.get()?, extent)?))
     })
 }
 
-/// Picks elements along dim `dim`: y\[c\] = x[c, but index\[c\] in `dim`].
+/// Gathers elements along dim `dim`: y\[c\] = x\[c with index\[c\] in `dim`\].
 ///
 /// # Shapes
 /// `index` of an index dtype, no extent but that of `dim` larger than `x`'s; returns `index`'s
@@ -76,14 +76,13 @@ pub fn index_select(x: &Var, dim: isize, ids: &Tensor) -> Result<Var> {
 /// As [`meshgrad_runtime::ops::gather`].
 pub fn gather(x: &Var, dim: isize, index: &Tensor) -> Result<Var> {
     let y = ops::gather(x.value(), dim, index)?;
-    let (shape, kept_index) = (*x.shape(), index.save());
+    let (shape, saved_index) = (*x.shape(), index.save());
     y.tracked_linear([x], move |dy, [dx]| {
-        dx.add(|| Ok(ops::scatter_add(&shape, dim, &kept_index.get()?, dy)?))
+        dx.add(|| Ok(ops::scatter_add(&shape, dim, &saved_index.get()?, dy)?))
     })
 }
 
-/// Adds elements where indices say, into zeros of `shape`: y[c, but index\[c\] in `dim`] +=
-/// src\[c\].
+/// Adds elements at indices into zeros of `shape`: y\[c with index\[c\] in `dim`\] += src\[c\].
 ///
 /// # Shapes
 /// `src` and `index` of one shape, no extent but that of `dim` larger than `shape`'s; returns
@@ -93,9 +92,9 @@ pub fn gather(x: &Var, dim: isize, index: &Tensor) -> Result<Var> {
 /// As [`meshgrad_runtime::ops::scatter_add`].
 pub fn scatter_add(shape: &[usize], dim: isize, index: &Tensor, src: &Var) -> Result<Var> {
     let y = ops::scatter_add(shape, dim, index, src.value())?;
-    let kept_index = index.save();
+    let saved_index = index.save();
     y.tracked_linear([src], move |dy, [dsrc]| {
-        dsrc.add(|| Ok(ops::gather(dy, dim, &kept_index.get()?)?))
+        dsrc.add(|| Ok(ops::gather(dy, dim, &saved_index.get()?)?))
     })
 }
 
@@ -117,21 +116,21 @@ mod tests {
     }
 
     #[test]
-    fn concatenation_and_splitting() {
+    fn concat_and_split_gradients() {
         let device = Device::cpu();
         let inputs = [
             numbered(&device, &[2, 3], 0.7),
             numbered(&device, &[2, 1], 1.1),
         ];
-        // One of them twice: its gradient is the sum of both parts.
+        // One part twice: its gradient is the sum of both.
         check(&inputs, |x| Ok(vec![concat(&[&x[0], &x[1], &x[0]], -1)?]));
         check(&inputs[..1], |x| split(&x[0], &[1, 0, 2], 1));
-        // A part that nothing uses has a gradient of zero.
+        // An unused part has a zero gradient.
         check(&inputs[..1], |x| Ok(split(&x[0], &[1, 2], 1)?.split_off(1)));
     }
 
     #[test]
-    fn picking_and_adding_by_index() {
+    fn index_select_gather_and_scatter_add_gradients() {
         let device = Device::cpu();
         let x = [numbered(&device, &[3, 4], 0.7)];
         let ids = Tensor::from_slice(&device, &[5], &[2i64, 0, 2, 1, 2]).unwrap();

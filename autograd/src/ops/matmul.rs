@@ -13,10 +13,10 @@ use crate::{Result, Track, Var};
 /// As [`meshgrad_runtime::ops::linear`].
 pub fn linear(x: &Var, w: &Var) -> Result<Var> {
     let y = ops::linear(x.value(), w.value())?;
-    let (kept_x, kept_w) = (x.save(), w.save());
+    let (saved_x, saved_w) = (x.save(), w.save());
     y.tracked([x, w], move |dy, [dx, dw]| {
-        dx.add(|| Ok(ops::linear_grad_input(dy, &kept_w.get()?)?))?;
-        dw.accumulate(|dw| Ok(ops::linear_grad_weight_into(dy, &kept_x.get()?, dw)?))
+        dx.add(|| Ok(ops::linear_grad_input(dy, &saved_w.get()?)?))?;
+        dw.accumulate(|dw| Ok(ops::linear_grad_weight_into(dy, &saved_x.get()?, dw)?))
     })
 }
 
@@ -30,9 +30,9 @@ pub fn linear(x: &Var, w: &Var) -> Result<Var> {
 /// As [`meshgrad_runtime::ops::matmul`].
 pub fn matmul(a: &Var, b: &Var) -> Result<Var> {
     let c = ops::matmul(a.value(), b.value())?;
-    let (kept_a, kept_b) = (a.save(), b.save());
+    let (saved_a, saved_b) = (a.save(), b.save());
     c.tracked([a, b], move |dc, [da, db]| {
-        da.add(|| Ok(ops::matmul(dc, &kept_b.get()?.transpose(-1, -2)?)?))?;
-        db.add(|| Ok(ops::matmul(&kept_a.get()?.transpose(-1, -2)?, dc)?))
+        da.add(|| Ok(ops::matmul(dc, &saved_b.get()?.transpose(-1, -2)?)?))?;
+        db.add(|| Ok(ops::matmul(&saved_a.get()?.transpose(-1, -2)?, dc)?))
     })
 }

@@ -1,5 +1,4 @@
-//! Differentiable ops: each computes with [`meshgrad_runtime::ops`] and says what its backward
-//! keeps.
+//! Differentiable ops. Each computes with [`meshgrad_runtime::ops`] and declares what its backward saves.
 
 mod attention;
 mod cross_entropy;

@@ -1,13 +1,12 @@
-//! Mixture-of-experts layers. What is routed where is not differentiated; the weights and the rows
-//! are.
+//! Mixture-of-experts layers. Gradients flow through weights and rows, not through the choice of experts.
 
 use meshgrad_runtime::ops::ExpertOrder;
 use meshgrad_runtime::{Tensor, ops};
 
 use crate::{Result, Save, Track, Var};
 
-/// The `k` most probable experts of each token: their weights, through which gradients flow, and
-/// their indices. `bias` takes part in the choice alone.
+/// The `k` most probable experts of each token: their weights, through which gradients flow, and their
+/// indices. `bias` is added for the choice only.
 ///
 /// # Shapes
 /// `probabilities` [N, E] float, `bias` \[E\] f32 (f64 for f64); returns weights [N, K] and indices
@@ -18,42 +17,42 @@ use crate::{Result, Save, Track, Var};
 pub fn router_top_k(
     probabilities: &Var,
     k: usize,
-    renormalise: bool,
+    renormalize: bool,
     bias: Option<&Tensor>,
 ) -> Result<(Var, Tensor)> {
-    let (weights, indices) = ops::router_top_k(probabilities.value(), k, renormalise, bias)?;
+    let (weights, indices) = ops::router_top_k(probabilities.value(), k, renormalize, bias)?;
 
-    let (kept, kept_indices) = (probabilities.save(), indices.save());
+    let (saved, saved_indices) = (probabilities.save(), indices.save());
     let weights = weights.tracked([probabilities], move |dweights, [dprobabilities]| {
         dprobabilities.add(|| {
-            let (probabilities, indices) = (kept.get()?, kept_indices.get()?);
+            let (probabilities, indices) = (saved.get()?, saved_indices.get()?);
             Ok(ops::router_top_k_grad(
                 &probabilities,
                 &indices,
                 dweights,
-                renormalise,
+                renormalize,
             )?)
         })
     })?;
     Ok((weights, indices))
 }
 
-/// Brings each token to its experts, sorted by `order`.
+/// Gathers the rows of each expert, sorted by `order`.
 ///
 /// # Shapes
-/// `x` [N, H]; returns [N K, H], of which rows beyond the last offset are unspecified.
+/// `x` [N, H]; returns [N K, H]. Rows past the last offset are unspecified.
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::permute_tokens`].
 pub fn permute_tokens(x: &Var, order: &ExpertOrder) -> Result<Var> {
     let y = ops::permute_tokens(x.value(), &order.order, &order.offsets)?;
-    let kept_place = order.place.save();
+    let saved_place = order.place.save();
     y.tracked_linear([x], move |dy, [dx]| {
-        dx.add(|| Ok(ops::permute_tokens_grad(dy, &kept_place.get()?)?))
+        dx.add(|| Ok(ops::permute_tokens_grad(dy, &saved_place.get()?)?))
     })
 }
 
-/// Brings the experts' results back: each token is the weighted sum of its rows.
+/// Combines the experts' results: each token is the weighted sum of its rows.
 ///
 /// # Shapes
 /// `y` [N K, H] sorted by `order`, `weights` [N, K] of any float dtype; returns [N, H].
@@ -63,12 +62,12 @@ pub fn permute_tokens(x: &Var, order: &ExpertOrder) -> Result<Var> {
 pub fn unpermute_tokens(y: &Var, weights: &Var, order: &ExpertOrder) -> Result<Var> {
     let out = ops::unpermute_tokens(y.value(), weights.value(), &order.place)?;
 
-    let (kept_y, kept_weights) = (y.save(), weights.save());
+    let (saved_y, saved_weights) = (y.save(), weights.save());
     let (slots, offsets) = (order.order.save(), order.offsets.save());
     let (place, weight_dtype) = (order.place.save(), weights.dtype());
     out.tracked([y, weights], move |dout, [dy, dweights]| {
         dy.add(|| {
-            let weights = kept_weights.get()?;
+            let weights = saved_weights.get()?;
             Ok(ops::unpermute_tokens_grad_input(
                 dout,
                 &weights,
@@ -77,7 +76,7 @@ pub fn unpermute_tokens(y: &Var, weights: &Var, order: &ExpertOrder) -> Result<V
             )?)
         })?;
         dweights.add(|| {
-            let wide = ops::unpermute_tokens_grad_weights(dout, &kept_y.get()?, &place.get()?)?;
+            let wide = ops::unpermute_tokens_grad_weights(dout, &saved_y.get()?, &place.get()?)?;
             Ok(ops::cast(&wide, weight_dtype)?)
         })
     })
@@ -99,10 +98,10 @@ mod tests {
         Tensor::from_slice(device, shape, &values).unwrap()
     }
 
-    /// A whole layer of experts: gradients of the tokens, the probabilities and the experts'
-    /// weights, with all experts held and with some.
+    /// Gradients of tokens, probabilities and experts' weights of a whole layer, with all experts held and
+    /// with some.
     #[test]
-    fn a_layer_of_experts() {
+    fn gradients_of_an_expert_layer() {
         let device = Device::cpu();
         let (n, h, o, e, k) = (6, 3, 2, 5, 2);
         let inputs = [
@@ -111,12 +110,12 @@ mod tests {
             numbered(&device, &[e, o, h], 2.3),
         ];
         for (first, held) in [(0, e), (1, 3)] {
-            for renormalise in [false, true] {
+            for renormalize in [false, true] {
                 let layer = |inputs: &[Var]| {
                     let [x, probabilities, w] = inputs else {
                         return Ok(Vec::new());
                     };
-                    let (weights, chosen) = router_top_k(probabilities, k, renormalise, None)?;
+                    let (weights, chosen) = router_top_k(probabilities, k, renormalize, None)?;
                     let order = ops::expert_order(&chosen, e, first, held)?;
                     let w = crate::ops::slice(w, 0, first..first + held)?;
                     let rows = permute_tokens(x, &order)?;
@@ -128,9 +127,9 @@ mod tests {
         }
     }
 
-    /// Weights in f32 beside rows in bf16: each gradient has the dtype of its operand.
+    /// With weights in f32 and rows in bf16 each gradient has the dtype of its operand.
     #[test]
-    fn weights_keep_their_dtype() {
+    fn gradients_have_their_operands_dtype() {
         let device = Device::cpu();
         let cast = |x: &Tensor, dtype| ops::cast(x, dtype).unwrap();
         let (y, weights) = (
@@ -149,7 +148,7 @@ mod tests {
             })
             .unwrap();
             let dout = ops::full(&device, out.shape(), out.dtype(), 1.0).unwrap();
-            let (gradients, _later) = tape
+            let (gradients, _weights) = tape
                 .backward_inputs(&[(&out, dout)], &[&y, &weights])
                 .unwrap();
             assert_eq!(

@@ -4,7 +4,7 @@ use meshgrad_runtime::{Shape, Tensor, ops};
 
 use crate::{Result, Save, Track, Var};
 
-/// The sum over `dims`, which the result does not have; keeps nothing.
+/// The sum over `dims`, which are removed. Saves nothing.
 ///
 /// # Shapes
 /// `x` any shape, float; returns `x`'s dtype.
@@ -13,13 +13,13 @@ use crate::{Result, Save, Track, Var};
 /// As [`meshgrad_runtime::ops::sum`].
 pub fn sum(x: &Var, dims: &[isize]) -> Result<Var> {
     let y = ops::sum(x.value(), dims)?;
-    let spread = Spread::new(x.value(), dims)?;
+    let expand = Expand::new(x.value(), dims)?;
     y.tracked_linear([x], move |dy, [dx]| {
-        dx.add(|| Ok(ops::contiguous(&spread.over(dy)?)?))
+        dx.add(|| Ok(ops::contiguous(&expand.expand(dy)?)?))
     })
 }
 
-/// The mean over `dims`, which the result does not have; keeps nothing.
+/// The mean over `dims`, which are removed. Saves nothing.
 ///
 /// # Shapes
 /// As [`sum`].
@@ -28,14 +28,14 @@ pub fn sum(x: &Var, dims: &[isize]) -> Result<Var> {
 /// As [`sum`].
 pub fn mean(x: &Var, dims: &[isize]) -> Result<Var> {
     let y = ops::mean(x.value(), dims)?;
-    let spread = Spread::new(x.value(), dims)?;
+    let expand = Expand::new(x.value(), dims)?;
     let count = x.shape().elements() / y.elements().max(1);
     y.tracked_linear([x], move |dy, [dx]| {
-        dx.add(|| Ok(ops::affine(&spread.over(dy)?, 1.0 / count as f64, 0.0)?))
+        dx.add(|| Ok(ops::affine(&expand.expand(dy)?, 1.0 / count as f64, 0.0)?))
     })
 }
 
-/// The largest element over `dims`, which the result does not have; equal ones share the gradient.
+/// The maximum over `dims`, which are removed. Equal elements share the gradient.
 ///
 /// # Shapes
 /// As [`sum`].
@@ -44,20 +44,20 @@ pub fn mean(x: &Var, dims: &[isize]) -> Result<Var> {
 /// As [`sum`].
 pub fn max(x: &Var, dims: &[isize]) -> Result<Var> {
     let y = ops::max(x.value(), dims)?;
-    let spread = Spread::new(x.value(), dims)?;
-    let (kept_x, kept_y) = (x.save(), y.save());
+    let expand = Expand::new(x.value(), dims)?;
+    let (saved_x, saved_y) = (x.save(), y.save());
     let dims = dims.to_vec();
     y.tracked([x], move |dy, [dx]| {
         dx.add(|| {
-            let x = kept_x.get()?;
-            let hits = ops::cast(&ops::eq(&x, &spread.over(&kept_y.get()?)?)?, x.dtype())?;
+            let x = saved_x.get()?;
+            let hits = ops::cast(&ops::eq(&x, &expand.expand(&saved_y.get()?)?)?, x.dtype())?;
             let share = ops::div(dy, &ops::sum(&hits, &dims)?)?;
-            Ok(ops::mul(&hits, &spread.over(&share)?)?)
+            Ok(ops::mul(&hits, &expand.expand(&share)?)?)
         })
     })
 }
 
-/// The smallest element over `dims`, which the result does not have; equal ones share the gradient.
+/// The minimum over `dims`, which are removed. Equal elements share the gradient.
 ///
 /// # Shapes
 /// As [`sum`].
@@ -68,27 +68,27 @@ pub fn min(x: &Var, dims: &[isize]) -> Result<Var> {
     super::neg(&max(&super::neg(x)?, dims)?)
 }
 
-/// Brings the result of a reduction back to the shape that was reduced.
-struct Spread {
-    /// The shape before.
-    whole: Shape,
-    /// The same with the reduced dims set to 1.
-    thin: Shape,
+/// Broadcasts the result of a reduction to the original shape.
+struct Expand {
+    /// The original shape.
+    full: Shape,
+    /// The original shape with the reduced dims set to 1.
+    keep_dims: Shape,
 }
 
-impl Spread {
-    fn new(x: &Tensor, dims: &[isize]) -> Result<Spread> {
-        let mut thin = *x.shape();
+impl Expand {
+    fn new(x: &Tensor, dims: &[isize]) -> Result<Expand> {
+        let mut keep_dims = *x.shape();
         for dim in dims {
-            thin = thin.with(x.dim("reduce", *dim)?, 1);
+            keep_dims = keep_dims.with(x.dim("reduce", *dim)?, 1);
         }
-        Ok(Spread {
-            whole: *x.shape(),
-            thin,
+        Ok(Expand {
+            full: *x.shape(),
+            keep_dims,
         })
     }
 
-    fn over(&self, reduced: &Tensor) -> Result<Tensor> {
-        Ok(ops::reshape(reduced, &self.thin)?.broadcast_to(&self.whole)?)
+    fn expand(&self, reduced: &Tensor) -> Result<Tensor> {
+        Ok(ops::reshape(reduced, &self.keep_dims)?.broadcast_to(&self.full)?)
     }
 }

@@ -1,4 +1,4 @@
-//! Rotary positions (Su et al. 2021).
+//! Rotary position embedding (Su et al. 2021).
 
 use meshgrad_runtime::Tensor;
 use meshgrad_runtime::ops::{self, RopeStyle};
@@ -9,7 +9,7 @@ use crate::{Result, Save, Track, Var};
 /// alone.
 ///
 /// # Shapes
-/// `x` [B, T, N, D] float; `cos` and `sin` f32, as [`meshgrad_runtime::ops::rope`] takes them;
+/// `x` [B, T, N, D] float; `cos` and `sin` f32, as in [`meshgrad_runtime::ops::rope`];
 /// returns `x`'s shape and dtype.
 ///
 /// # Errors
@@ -26,7 +26,7 @@ pub fn rope(x: &Var, cos: &Tensor, sin: &Tensor, style: RopeStyle) -> Result<Var
 /// queries and keys go into attention. Keeps x, w, the tables and a number a head.
 ///
 /// # Shapes
-/// `x` [B, T, N, D], `w` \[D\], of one float dtype; `cos` and `sin` as [`rope`] takes them; returns
+/// `x` [B, T, N, D], `w` \[D\], of one float dtype; `cos` and `sin` as in [`rope`]; returns
 /// `x`'s shape and dtype.
 ///
 /// # Errors
@@ -40,18 +40,18 @@ pub fn rms_norm_rope(
     eps: f64,
 ) -> Result<Var> {
     let (y, inv_rms) = ops::rms_norm_rope(x.value(), w.value(), cos, sin, style, eps)?;
-    let (kept_x, kept_w, inv_rms) = (x.save(), w.save(), inv_rms.save());
+    let (saved_x, saved_w, inv_rms) = (x.save(), w.save(), inv_rms.save());
     let (cos, sin) = (cos.save(), sin.save());
     y.tracked([x, w], move |dy, [dx, dw]| {
         let (cos, sin) = (cos.get()?, sin.get()?);
         dx.add(|| {
-            let (x, w, inv_rms) = (kept_x.get()?, kept_w.get()?, inv_rms.get()?);
+            let (x, w, inv_rms) = (saved_x.get()?, saved_w.get()?, inv_rms.get()?);
             Ok(ops::rms_norm_rope_grad_input(
                 dy, &x, &w, &inv_rms, &cos, &sin, style,
             )?)
         })?;
         dw.accumulate(|dw| {
-            let (x, inv_rms) = (kept_x.get()?, inv_rms.get()?);
+            let (x, inv_rms) = (saved_x.get()?, inv_rms.get()?);
             Ok(ops::rms_norm_rope_grad_weight_into(
                 dy, &x, &inv_rms, &cos, &sin, style, dw,
             )?)

@@ -1,4 +1,4 @@
-//! Views, copies and casts. Their gradients are views, copies and casts the other way.
+//! Views, copies and casts. Their gradients are the inverse views, copies and casts.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use meshgrad_runtime::{DType, ops};
 use crate::var::Node;
 use crate::{Result, Track, Var};
 
-/// `x` in `dtype`; its gradient comes back in `x`'s.
+/// `x` in `dtype`. Its gradient has `x`'s dtype.
 ///
 /// # Shapes
 /// `x` any shape; returns the same.
@@ -23,8 +23,8 @@ pub fn cast(x: &Var, dtype: DType) -> Result<Var> {
     y.tracked_linear([x], move |dy, [dx]| dx.add(|| Ok(ops::cast(dy, from)?)))
 }
 
-/// The same elements in the same row-major order under other extents. A parameter stays that
-/// parameter.
+/// The same elements in the same row-major order with another shape. The reshape of a parameter is still
+/// that parameter.
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::reshape`].
@@ -32,13 +32,13 @@ pub fn reshape(x: &Var, shape: &[usize]) -> Result<Var> {
     let from = *x.shape();
     let y = ops::reshape(x.value(), shape)?;
     if let Node::Param(_) = x.node() {
-        // Its gradient has the same elements in the same order.
+        // The gradient buffer has the same elements in the same order.
         return Ok(Var::new(y, x.node().clone()));
     }
     y.tracked_linear([x], move |dy, [dx]| dx.add(|| Ok(ops::reshape(dy, &from)?)))
 }
 
-/// Dims `a` and `b` exchanged, counted from the back when negative. A view.
+/// Exchanges dims `a` and `b`; negative dims count from the end. A view.
 ///
 /// # Errors
 /// As [`meshgrad_runtime::Tensor::transpose`].
@@ -47,20 +47,20 @@ pub fn transpose(x: &Var, a: isize, b: isize) -> Result<Var> {
     y.tracked_linear([x], move |dy, [dx]| dx.add(|| Ok(dy.transpose(a, b)?)))
 }
 
-/// Dims in the order `order`. A view.
+/// Reorders the dims. A view.
 ///
 /// # Errors
 /// As [`meshgrad_runtime::Tensor::permute`].
 pub fn permute(x: &Var, order: &[usize]) -> Result<Var> {
     let y = x.value().permute(order)?;
-    let mut back = vec![0; order.len()];
+    let mut inverse = vec![0; order.len()];
     for (to, &from) in order.iter().enumerate() {
-        back[from] = to;
+        inverse[from] = to;
     }
-    y.tracked_linear([x], move |dy, [dx]| dx.add(|| Ok(dy.permute(&back)?)))
+    y.tracked_linear([x], move |dy, [dx]| dx.add(|| Ok(dy.permute(&inverse)?)))
 }
 
-/// Repeated to `shape`. A view; its gradient is the sum over what was repeated.
+/// Broadcasts to `shape`. A view; its gradient is the sum over the broadcast dims.
 ///
 /// # Errors
 /// As [`meshgrad_runtime::Tensor::broadcast_to`].
@@ -70,7 +70,7 @@ pub fn broadcast_to(x: &Var, shape: &[usize]) -> Result<Var> {
     y.tracked_linear([x], move |dy, [dx]| dx.add(|| Ok(ops::sum_to(dy, &from)?)))
 }
 
-/// The part of dim `dim` in `range`. A view; its gradient is zero elsewhere.
+/// The slice of dim `dim` in `range`. A view; its gradient is zero elsewhere.
 ///
 /// # Errors
 /// As [`meshgrad_runtime::Tensor::slice`].
@@ -83,7 +83,7 @@ pub fn slice(x: &Var, dim: isize, range: Range<usize>) -> Result<Var> {
     })
 }
 
-/// The elements of `x` side by side in row-major order.
+/// `x` contiguous in row-major order.
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::contiguous`].
@@ -92,7 +92,7 @@ pub fn contiguous(x: &Var) -> Result<Var> {
     y.tracked_linear([x], move |dy, [dx]| dx.add(|| Ok(dy.clone())))
 }
 
-/// The last dim as two: [.., n c] to [.., n, c].
+/// Splits the last dim in two: [.., n c] to [.., n, c].
 ///
 /// # Errors
 /// [`Argument`](meshgrad_runtime::Error::Argument) when `c` does not divide it.
@@ -129,7 +129,7 @@ pub fn chunk(x: &Var, chunks: usize) -> Result<Var> {
     reshape(x, &[leading, &[chunks, last / chunks]].concat())
 }
 
-/// The last two dims as one: [.., n, c] to [.., n c].
+/// Merges the last two dims: [.., n, c] to [.., n c].
 ///
 /// # Errors
 /// [`NoDim`](meshgrad_runtime::Error::NoDim) when there are fewer than two.
@@ -141,7 +141,7 @@ pub fn merge_last(x: &Var) -> Result<Var> {
     )
 }
 
-/// The first two dims as one: [n, c, ..] to [n c, ..].
+/// Merges the first two dims: [n, c, ..] to [n c, ..].
 ///
 /// # Errors
 /// [`NoDim`](meshgrad_runtime::Error::NoDim) when there are fewer than two.
@@ -153,7 +153,7 @@ pub fn merge_first(x: &Var) -> Result<Var> {
     )
 }
 
-/// All dims but the last as one: [.., c] to [n, c].
+/// Merges all dims but the last: [.., c] to [n, c].
 ///
 /// # Errors
 /// [`NoDim`](meshgrad_runtime::Error::NoDim) when there is none.
@@ -170,7 +170,7 @@ mod tests {
     use super::*;
     use crate::Tape;
 
-    /// A cast gives its gradient back in the dtype that came in.
+    /// The gradient of a cast has the operand's dtype.
     #[test]
     fn the_gradient_of_a_cast_is_cast_back() {
         let device = Device::cpu();
@@ -182,7 +182,7 @@ mod tests {
         })
         .unwrap();
         let dy = ops::full(&device, &[2], DType::BF16, 0.25).unwrap();
-        let (dx, _later) = tape.backward_inputs(&[(&y, dy)], &[&x]).unwrap();
+        let (dx, _weights) = tape.backward_inputs(&[(&y, dy)], &[&x]).unwrap();
         assert_eq!(dx[0].to_vec::<f32>().unwrap(), [0.25; 2]);
     }
 }

@@ -1,4 +1,4 @@
-//! Softmax and its logarithm over the last dim; each keeps its result.
+//! Softmax and its logarithm over the last dim. Each saves its result.
 
 use meshgrad_runtime::ops;
 
@@ -13,9 +13,9 @@ use crate::{Result, Save, Track, Var};
 /// As [`meshgrad_runtime::ops::softmax`].
 pub fn softmax(x: &Var) -> Result<Var> {
     let y = ops::softmax(x.value())?;
-    let kept = y.save();
+    let saved = y.save();
     y.tracked([x], move |dy, [dx]| {
-        dx.add(|| Ok(ops::softmax_grad(&kept.get()?, dy)?))
+        dx.add(|| Ok(ops::softmax_grad(&saved.get()?, dy)?))
     })
 }
 
@@ -28,8 +28,8 @@ pub fn softmax(x: &Var) -> Result<Var> {
 /// As [`meshgrad_runtime::ops::log_softmax`].
 pub fn log_softmax(x: &Var) -> Result<Var> {
     let y = ops::log_softmax(x.value())?;
-    let kept = y.save();
+    let saved = y.save();
     y.tracked([x], move |dy, [dx]| {
-        dx.add(|| Ok(ops::log_softmax_grad(&kept.get()?, dy)?))
+        dx.add(|| Ok(ops::log_softmax_grad(&saved.get()?, dy)?))
     })
 }

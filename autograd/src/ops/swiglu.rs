@@ -4,7 +4,7 @@ use meshgrad_runtime::ops;
 
 use crate::{Result, Track, Var};
 
-/// silu(gate) * up; keeps its operand.
+/// silu(gate) * up. Saves its operand.
 ///
 /// # Shapes
 /// `gate_up` [.., 2, F] float: gate, then up; returns [.., F].
@@ -13,8 +13,8 @@ use crate::{Result, Track, Var};
 /// As [`meshgrad_runtime::ops::swiglu`].
 pub fn swiglu(gate_up: &Var) -> Result<Var> {
     let y = ops::swiglu(gate_up.value())?;
-    let kept = gate_up.save();
+    let saved = gate_up.save();
     y.tracked([gate_up], move |dy, [dx]| {
-        dx.add(|| Ok(ops::swiglu_grad(&kept.get()?, dy)?))
+        dx.add(|| Ok(ops::swiglu_grad(&saved.get()?, dy)?))
     })
 }

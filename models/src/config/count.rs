@@ -1,14 +1,14 @@
-//! How many parameters a configuration means.
+//! The number of parameters of a configuration.
 
 use super::Qwen3Config;
-use super::validate::MOST_LAYERS;
+use super::validate::MAX_LAYERS;
 
-/// Parameters of a model by what they do, over all layers. Counts saturate instead of overflowing.
+/// Parameters of a model by kind, over all layers. Counts saturate instead of overflowing.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ParameterCount {
     /// The embedding table.
     pub embedding: u64,
-    /// The output projection; 0 when it is the embedding table.
+    /// The output projection; 0 if it shares the embedding table.
     pub lm_head: u64,
     /// Projections of attention, their biases, and the norms of queries and keys.
     pub attention: u64,
@@ -20,24 +20,23 @@ pub struct ParameterCount {
     pub routers: u64,
     /// All experts of sparse layers.
     pub experts: u64,
-    /// The experts of sparse layers that one token is sent to.
+    /// Experts of sparse layers that are active for one token.
     pub active_experts: u64,
 }
 
 impl ParameterCount {
-    /// All parameters, a tied table once.
+    /// All parameters; a tied table counts once.
     pub fn total(&self) -> u64 {
         self.always_active().saturating_add(self.experts)
     }
 
-    /// What one token meets: everything but the experts that it is not sent to. This is the "A3B"
-    /// of Qwen3-30B-A3B.
+    /// Parameters that are active for one token: all but its inactive experts. This is the "A3B" of
+    /// Qwen3-30B-A3B.
     pub fn active(&self) -> u64 {
         self.always_active().saturating_add(self.active_experts)
     }
 
-    /// What one token is multiplied with: [`active`](Self::active) without the table that is only
-    /// looked up.
+    /// Parameters that one token is multiplied by: [`active`](Self::active) without the embedding lookup.
     pub fn active_in_matmuls(&self) -> u64 {
         let head = if self.lm_head == 0 {
             self.embedding
@@ -64,15 +63,14 @@ impl ParameterCount {
 impl Qwen3Config {
     /// Counts the parameters of a valid configuration. Nothing is allocated.
     pub fn parameter_count(&self) -> ParameterCount {
-        let layers = self.num_hidden_layers.min(MOST_LAYERS);
+        let layers = self.num_hidden_layers.min(MAX_LAYERS);
         let sparse = (0..layers)
             .filter(|layer| self.is_moe_layer(*layer))
             .count();
         let (hidden, head_dim) = (self.hidden_size, self.head_dim());
         let heads_and_kv = self.num_attention_heads.saturating_add(self.num_kv_heads());
 
-        // q and o are [heads * head_dim, hidden] either way round, k and v [kv_heads * head_dim,
-        // hidden].
+        // q and o have heads * head_dim * hidden elements, k and v kv_heads * head_dim * hidden.
         let projections = product(&[2, heads_and_kv, head_dim, hidden]);
         let biases = if self.attention_bias {
             // q, k and v, then o.

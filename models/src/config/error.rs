@@ -1,34 +1,31 @@
-//! What can be wrong with a configuration.
+//! Errors of configurations.
 
 use std::fmt::Write;
 
-/// Why a configuration was refused.
+/// An error of a configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The text is not JSON.
     #[error("config.json is not valid JSON: {0}")]
     Syntax(#[from] serde_json::Error),
 
-    /// The text is JSON, but not `{..}`.
+    /// The text is JSON, but not an object.
     #[error("config.json holds {found}, expected an object with a model's settings")]
     NotAnObject {
-        /// What kind of value it is.
+        /// The kind of value found.
         found: &'static str,
     },
 
-    /// Another architecture, or none named.
-    #[error(
-        "model_type is {found}; meshgrad has `qwen3` and `qwen3_moe`: \
-         load a folder of one of these or write a model for this one"
-    )]
+    /// Another architecture, or none.
+    #[error("model_type is {found}; supported are `qwen3` and `qwen3_moe`")]
     ModelType {
-        /// What the file says, or that it says nothing.
+        /// The value in the file, or `missing`.
         found: String,
     },
 
-    /// Keys whose meaning is unknown, so that ignoring them could give another model.
+    /// Unknown keys. Ignoring them could give another model.
     #[error(
-        "config.json has unknown keys: {}; remove them if they do not change the mathematics",
+        "config.json has unknown keys: {}; remove them if they do not affect the computation",
         .keys.join(", ")
     )]
     UnknownKeys {
@@ -47,60 +44,60 @@ pub enum ConfigError {
         reason: String,
     },
 
-    /// One number under two names that differ.
+    /// Two keys for one number, with different values.
     #[error(
         "{key} = {value} but {other_key} = {other} in config.json: \
-         they are two names of one number, keep one"
+         both are names of the same number; keep one"
     )]
     TwoNames {
-        /// The first name.
+        /// The first key.
         key: &'static str,
         /// Its value, as JSON.
         value: String,
-        /// The other name.
+        /// The other key.
         other_key: &'static str,
         /// Its value, as JSON.
         other: String,
     },
 
-    /// Numbers that no model can have: all that were found.
-    #[error("no model can be built from this configuration:{}", list(.0))]
-    Impossible(Vec<Problem>),
+    /// Invalid values: all that were found.
+    #[error("invalid model configuration:{}", list(.0))]
+    Invalid(Vec<Problem>),
 }
 
-/// One thing that [`Qwen3Config::validate`](super::Qwen3Config::validate) found.
+/// A problem that [`Qwen3Config::validate`](super::Qwen3Config::validate) found.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Problem {
     /// A size that must not be zero.
-    #[error("{key} is 0; give it a value of at least 1")]
+    #[error("{key} is 0; must be at least 1")]
     Zero {
         /// The key.
         key: &'static str,
     },
 
-    /// A size beyond what any tensor has.
-    #[error("{key} = {value} is larger than {most}, the most that is supported")]
+    /// A size that is too large.
+    #[error("{key} = {value} is too large; at most {most} is supported")]
     TooLarge {
         /// The key.
         key: &'static str,
         /// Its value.
         value: usize,
-        /// The largest that is accepted.
+        /// The largest supported value.
         most: usize,
     },
 
-    /// A number that is not in the range where the formula holds.
+    /// A number out of range.
     #[error("{key} = {value} must be {expected}")]
     Range {
         /// The key.
         key: &'static str,
         /// Its value.
         value: f64,
-        /// The range, in words.
+        /// The valid range, in words.
         expected: &'static str,
     },
 
-    /// Query heads that do not divide among key-value heads.
+    /// Query heads that are not a multiple of the key-value heads.
     #[error(
         "num_attention_heads = {heads} is not a multiple of num_key_value_heads = {kv_heads}; \
          every key-value head serves the same number of query heads"
@@ -112,7 +109,7 @@ pub enum Problem {
         kv_heads: usize,
     },
 
-    /// No `head_dim`, and the width does not divide among the heads.
+    /// No `head_dim`, and `hidden_size` is not a multiple of the heads.
     #[error(
         "hidden_size = {hidden_size} is not a multiple of num_attention_heads = {heads}; \
          set head_dim, which may be any even number"
@@ -124,36 +121,36 @@ pub enum Problem {
         heads: usize,
     },
 
-    /// Rotary embedding turns features in pairs.
+    /// Rotary embedding rotates pairs of features.
     #[error("head_dim = {head_dim} is odd; rotary embedding needs an even number of features")]
     OddHeadDim {
-        /// Features of a head.
+        /// Features per head.
         head_dim: usize,
     },
 
-    /// More experts asked for than there are.
+    /// More experts per token than experts.
     #[error(
         "num_experts_per_tok = {top_k} is more than num_experts = {experts}; \
          lower the first or raise the second"
     )]
     TopK {
-        /// Experts that a token is sent to.
+        /// Experts per token.
         top_k: usize,
-        /// Experts there are.
+        /// Experts per layer.
         experts: usize,
     },
 
     /// A dense model with experts.
     #[error("num_experts = {experts} needs model_type = qwen3_moe; set that, or num_experts to 0")]
     ExpertsInDense {
-        /// Experts asked for.
+        /// Experts per layer.
         experts: usize,
     },
 
-    /// One entry a layer is missing or too many.
+    /// A number of entries other than the number of layers.
     #[error(
         "layer_types has {entries} entries for num_hidden_layers = {layers}; \
-         give one a layer or remove the key"
+         give one per layer or remove the key"
     )]
     LayerTypes {
         /// Entries in the list.
@@ -162,19 +159,19 @@ pub enum Problem {
         layers: usize,
     },
 
-    /// A layer that should slide over no window.
+    /// A sliding layer without a window.
     #[error(
-        "{asked_by} asks for a window but {missing}; \
+        "{asked_by} requires a sliding window but {missing}; \
          set use_sliding_window = true and sliding_window to its length"
     )]
     NoWindow {
-        /// The key that wants a window.
+        /// The key that requires a window.
         asked_by: &'static str,
-        /// The key that should give it, and what it says.
+        /// What is missing.
         missing: &'static str,
     },
 
-    /// `layer_types` against what transformers does with a mixture of experts.
+    /// `layer_types` that contradict transformers' treatment of mixture-of-experts models.
     #[error(
         "layer_types[{layer}] contradicts use_sliding_window = {slides}; \
          in a qwen3_moe model all layers slide or none: remove layer_types"
@@ -186,21 +183,21 @@ pub enum Problem {
         slides: bool,
     },
 
-    /// Rotary settings in two places that disagree.
+    /// Two rotary settings that disagree.
     #[error("{place} = {value} but {other_place} = {other}; keep one of them")]
     RopeConflict {
         /// The first key.
         place: &'static str,
-        /// What it says.
+        /// Its value.
         value: String,
         /// The second key.
         other_place: &'static str,
-        /// What that one says.
+        /// Its value.
         other: String,
     },
 
     /// A rotary scaling without one of its numbers.
-    #[error("rope_type = {rope_type} needs {key}; add it beside rope_type")]
+    #[error("rope_type = {rope_type} needs {key}; add it next to rope_type")]
     RopeMissing {
         /// The kind of scaling.
         rope_type: &'static str,

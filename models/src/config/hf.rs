@@ -1,18 +1,15 @@
 //! Hugging Face's config.json.
 //!
-//! Its defaults differ between the two architectures and are applied here; its spellings of one
-//! thing are several, and all are read. A key that changes nothing in the mathematics is passed
-//! over if it is in [`IGNORED_KEYS`]; one that nobody has heard of is an error, because it may well
-//! change something.
+//! Its defaults, which differ between the two architectures, are applied here. All spellings of a key
+//! are read. Keys in [`IGNORED_KEYS`] do not affect the computation and are skipped. An unknown key is
+//! an error, because it may affect the computation.
 
 use serde_json::{Map, Value, json};
 
 use super::{ConfigError, LayerType, ModelType, Qwen3Config};
 
-/// Keys of config.json that say nothing about the model's mathematics.
-///
-/// Bookkeeping of the library, defaults that old versions wrote out for every architecture, and
-/// settings of generation that old versions kept here.
+/// Keys of config.json that do not affect the computation: metadata of the library, defaults that old
+/// versions wrote for every architecture, and generation settings that old versions stored here.
 const IGNORED_KEYS: &[&str] = &[
     "_attn_implementation",
     "_attn_implementation_autoset",
@@ -79,16 +76,15 @@ const IGNORED_KEYS: &[&str] = &[
     "use_cache",
 ];
 
-/// transformers 5 writes `num_local_experts`, reads both; everyone else has `num_experts`.
+/// transformers 5 writes `num_local_experts` and reads both; others use `num_experts`.
 const EXPERTS: (&str, &str) = ("num_experts", "num_local_experts");
 
 impl Qwen3Config {
-    /// Reads the text of a config.json, with Hugging Face's defaults for what it leaves out, and
-    /// validates it.
+    /// Reads the text of a config.json, with Hugging Face's defaults for missing keys, and validates it.
     ///
     /// # Errors
-    /// Invalid JSON, another architecture, keys that are unknown (all are named), values of the
-    /// wrong type, sizes that are impossible (all are named).
+    /// Invalid JSON, another architecture, unknown keys (all are named), values of a wrong type,
+    /// invalid sizes (all are named).
     pub fn from_json(text: &str) -> Result<Qwen3Config, ConfigError> {
         let mut keys = match serde_json::from_str(text)? {
             Value::Object(keys) => keys,
@@ -115,11 +111,11 @@ impl Qwen3Config {
 
     /// The text of a config.json that transformers (4.51 and later) reads as the same model.
     ///
-    /// Everything is spelt out; the rotary settings stand in their old place, which old and new
-    /// versions read. It names no dtype: that belongs to the tensors.
+    /// Every key is written. The rotary settings use the old keys, which all versions read. There is no
+    /// dtype: that is a property of the tensors.
     ///
     /// # Errors
-    /// [`ConfigError::Impossible`] for a configuration that [`validate`](Self::validate) refuses.
+    /// [`ConfigError::Invalid`] for a configuration that [`validate`](Self::validate) rejects.
     pub fn to_json(&self) -> Result<String, ConfigError> {
         let resolved = self.resolved()?;
         let architecture = self.model_type.architecture();
@@ -129,7 +125,7 @@ impl Qwen3Config {
             let belongs = |key: &str| self.model_type == ModelType::Qwen3Moe || !is_moe_key(key);
             keys.extend(own.into_iter().filter(|(key, _)| belongs(key)));
         }
-        // Left out, it would be 4096 by default; harmless, but not what was said.
+        // A missing key would mean the default of 4096.
         keys.entry("sliding_window").or_insert(Value::Null);
 
         let mut text = serde_json::to_string_pretty(&Value::Object(keys))?;
@@ -137,10 +133,10 @@ impl Qwen3Config {
         Ok(text)
     }
 
-    /// The same model with no key left to a default and every setting in one place.
+    /// The same model with every default filled in and every setting under one key.
     ///
     /// # Errors
-    /// [`ConfigError::Impossible`] for a configuration that [`validate`](Self::validate) refuses.
+    /// [`ConfigError::Invalid`] for a configuration that [`validate`](Self::validate) rejects.
     pub fn resolved(&self) -> Result<Qwen3Config, ConfigError> {
         self.validate()?;
         let rope = self.rope()?;
@@ -207,7 +203,7 @@ fn unify_experts(keys: &mut Map<String, Value>) -> Result<(), ConfigError> {
     }
 }
 
-/// Lays `keys` over `defaults` one at a time, so that an error can name the key.
+/// Applies `keys` to `settings` one at a time, so that an error can name the key.
 fn overlay(
     mut settings: Map<String, Value>,
     keys: Map<String, Value>,

@@ -1,4 +1,4 @@
-//! Rotary position embedding: its settings in all their spellings, and the frequencies they mean.
+//! Rotary position embedding: its settings in all spellings, and its frequencies.
 //!
 //! Formulas: Su et al. 2021 (RoPE), Chen et al. 2023 (linear scaling), Peng et al. 2023 (YaRN),
 //! with the details of transformers' `modeling_rope_utils.py`.
@@ -15,12 +15,12 @@ const DEFAULT_BETA_SLOW: f64 = 1.0;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RopeType {
-    /// Not at all.
+    /// Unchanged.
     #[default]
     Default,
-    /// All divided by `factor`.
+    /// All are divided by `factor`.
     Linear,
-    /// Slow ones divided by `factor`, fast ones kept, a ramp between.
+    /// Low frequencies are divided by `factor`, high ones kept, with a ramp between.
     Yarn,
 }
 
@@ -37,19 +37,19 @@ pub struct RopeKeys {
     /// Base of the frequencies.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rope_theta: Option<f64>,
-    /// How many times longer the context became.
+    /// The extension factor of the context.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub factor: Option<f64>,
-    /// YaRN: the context before. Default `max_position_embeddings`.
+    /// YaRN: the original context length. Default `max_position_embeddings`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub original_max_position_embeddings: Option<usize>,
-    /// YaRN: scales cosine and sine. Default from `factor`, or from both mscales.
+    /// YaRN: the factor on cosine and sine. Default from `factor`, or from both mscales.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attention_factor: Option<f64>,
-    /// YaRN: rotations over the original context from which on a frequency is kept. Default 32.
+    /// YaRN: frequencies with at least this many rotations over the original context are kept. Default 32.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub beta_fast: Option<f64>,
-    /// YaRN: rotations below which a frequency is divided by `factor`. Default 1.
+    /// YaRN: frequencies with fewer rotations are divided by `factor`. Default 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub beta_slow: Option<f64>,
     /// YaRN: numerator of the default `attention_factor`.
@@ -58,10 +58,10 @@ pub struct RopeKeys {
     /// YaRN: denominator of the default `attention_factor`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mscale_all_dim: Option<f64>,
-    /// YaRN: whether the ends of the ramp are whole numbers. Default true.
+    /// YaRN: whether the ends of the ramp are rounded to integers. Default true.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub truncate: Option<bool>,
-    /// Part of a head that is rotated: 1 is the only value that Qwen3 has.
+    /// Fraction of a head that is rotated; only 1 is supported.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub partial_rotary_factor: Option<f64>,
 }
@@ -71,46 +71,46 @@ pub struct RopeKeys {
 pub struct Rope {
     /// Base of the frequencies.
     pub theta: f64,
-    /// Change for a longer context.
+    /// Scaling for a longer context.
     pub scaling: RopeScaling,
 }
 
-/// Change of the rotary frequencies for a longer context.
+/// Scaling of the rotary frequencies for a longer context.
 #[derive(Debug, Clone, PartialEq)]
 pub enum RopeScaling {
     /// None.
     None,
     /// All frequencies are divided by `factor`.
     Linear {
-        /// How many times longer the context became.
+        /// The extension factor of the context.
         factor: f64,
     },
     /// See [`Yarn`].
     Yarn(Yarn),
 }
 
-/// "YaRN: Efficient Context Window Extension", Peng et al. 2023, with every default filled in.
+/// The settings of YaRN (Peng et al. 2023), with every default filled in.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Yarn {
-    /// How many times longer the context became.
+    /// The extension factor of the context.
     pub factor: f64,
-    /// The context before, in tokens.
+    /// The original context length, in tokens.
     pub original_max_position_embeddings: usize,
-    /// Rotations over the original context from which on a frequency is kept.
+    /// Frequencies with at least this many rotations over the original context are kept.
     pub beta_fast: f64,
-    /// Rotations below which a frequency is divided by `factor`.
+    /// Frequencies with fewer rotations are divided by `factor`.
     pub beta_slow: f64,
-    /// Scales cosine and sine.
+    /// The factor on cosine and sine.
     pub attention_factor: f64,
-    /// Whether the ends of the ramp are rounded outwards to whole numbers.
+    /// Whether the ends of the ramp are rounded outwards to integers.
     pub truncate: bool,
 }
 
 impl Rope {
-    /// Radians a position, one for each of the `head_dim / 2` pairs (feature `i` pairs with `i +
-    /// head_dim / 2`).
+    /// Radians per position for each of the `head_dim / 2` pairs (feature `i` pairs with `i + head_dim /
+    /// 2`).
     ///
-    /// transformers rounds these to f32 before it multiplies them by the position, also in f32.
+    /// transformers rounds them to f32 and multiplies them by the position in f32.
     pub fn inverse_frequencies(&self, head_dim: usize) -> Vec<f64> {
         let plain = |pair: usize| self.theta.powf(-2.0 * pair as f64 / head_dim as f64);
         let pairs = 0..head_dim / 2;
@@ -129,7 +129,7 @@ impl Rope {
         }
     }
 
-    /// Scales cosine and sine (so scores by its square): 1 without YaRN.
+    /// The factor on cosine and sine, 1 without YaRN. Attention scores are scaled by its square.
     pub fn attention_factor(&self) -> f64 {
         match &self.scaling {
             RopeScaling::Yarn(yarn) => yarn.attention_factor,
@@ -137,7 +137,7 @@ impl Rope {
         }
     }
 
-    /// The same as a `rope_scaling` table with nothing left to defaults; `None` without scaling.
+    /// The settings as a `rope_scaling` table with every default; `None` without scaling.
     pub(super) fn scaling_keys(&self) -> Option<RopeKeys> {
         match &self.scaling {
             RopeScaling::None => None,
@@ -161,7 +161,7 @@ impl Rope {
 }
 
 impl Yarn {
-    /// The pairs between which frequencies go from kept to divided.
+    /// The range of pairs over which frequencies change from kept to divided.
     fn ramp(&self, head_dim: usize, theta: f64) -> (f64, f64) {
         let original = self.original_max_position_embeddings as f64;
         let pair_with = |rotations: f64| {
@@ -175,7 +175,7 @@ impl Yarn {
         }
         (low, high) = (low.max(0.0), high.min(head_dim as f64 - 1.0));
 
-        // transformers' way around a division by zero.
+        // As transformers avoids a division by zero.
         if low == high {
             high += 0.001;
         }
@@ -183,12 +183,12 @@ impl Yarn {
     }
 }
 
-/// Reads the settings from wherever `config` has them, or says all that is wrong with them.
+/// Reads the settings from whichever keys `config` has, or returns every problem.
 pub(super) fn resolve(config: &Qwen3Config) -> Result<Rope, Vec<Problem>> {
     let mut problems = Vec::new();
-    let keys = the_one_table(config, &mut problems);
-    let theta = the_one_theta(config, &keys, &mut problems);
-    let rope_type = the_one_type(&keys, &mut problems);
+    let keys = single_table(config, &mut problems);
+    let theta = single_theta(config, &keys, &mut problems);
+    let rope_type = single_type(&keys, &mut problems);
 
     check_range("rope_theta", theta, &mut problems);
     if keys.partial_rotary_factor.is_some_and(|part| part != 1.0) {
@@ -214,7 +214,7 @@ pub(super) fn resolve(config: &Qwen3Config) -> Result<Rope, Vec<Problem>> {
     }
 }
 
-fn the_one_table(config: &Qwen3Config, problems: &mut Vec<Problem>) -> RopeKeys {
+fn single_table(config: &Qwen3Config, problems: &mut Vec<Problem>) -> RopeKeys {
     let empty = RopeKeys::default();
     let old = config.rope_scaling.as_ref().filter(|keys| **keys != empty);
     let new = config
@@ -235,7 +235,7 @@ fn the_one_table(config: &Qwen3Config, problems: &mut Vec<Problem>) -> RopeKeys 
     old.or(new).cloned().unwrap_or_default()
 }
 
-fn the_one_theta(config: &Qwen3Config, keys: &RopeKeys, problems: &mut Vec<Problem>) -> f64 {
+fn single_theta(config: &Qwen3Config, keys: &RopeKeys, problems: &mut Vec<Problem>) -> f64 {
     if let (Some(top), Some(inner)) = (config.rope_theta, keys.rope_theta)
         && top != inner
     {
@@ -251,7 +251,7 @@ fn the_one_theta(config: &Qwen3Config, keys: &RopeKeys, problems: &mut Vec<Probl
         .unwrap_or(DEFAULT_THETA)
 }
 
-fn the_one_type(keys: &RopeKeys, problems: &mut Vec<Problem>) -> RopeType {
+fn single_type(keys: &RopeKeys, problems: &mut Vec<Problem>) -> RopeType {
     if let (Some(new), Some(old)) = (keys.rope_type, keys.old_type)
         && new != old
     {
@@ -276,7 +276,7 @@ fn resolve_yarn(
     let factor = factor_of(keys, "yarn", ratio, problems);
     let original = original.unwrap_or(config.max_position_embeddings);
 
-    // transformers takes a zero for "not given" here.
+    // transformers treats zero as missing here.
     let given = |value: Option<f64>| value.filter(|value| *value != 0.0);
     let beta_fast = given(keys.beta_fast).unwrap_or(DEFAULT_BETA_FAST);
     let beta_slow = given(keys.beta_slow).unwrap_or(DEFAULT_BETA_SLOW);
@@ -314,7 +314,7 @@ fn resolve_yarn(
     }
 }
 
-/// YaRN's correction of the scores' magnitude: `0.1 mscale ln(factor) + 1`, 1 for no extension.
+/// YaRN's correction of the attention scores: `0.1 mscale ln(factor) + 1`, 1 without extension.
 fn magnitude(factor: f64, mscale: f64) -> f64 {
     if factor <= 1.0 {
         1.0

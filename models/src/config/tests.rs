@@ -1,5 +1,4 @@
-//! The fixtures are those of `tests/parity`: configurations and frequencies as transformers 5.23
-//! understands them.
+//! The fixtures of `tests/parity`: configurations and frequencies as interpreted by transformers 5.23.
 
 use std::path::PathBuf;
 
@@ -22,7 +21,7 @@ const FIXTURES: [&str; 12] = [
     "moe-aux-loss",
 ];
 
-/// The configuration `tiny` of benches/: what the default run trains.
+/// The configuration `tiny` of benches/: the model of the default run.
 const TINY: &str = r#"
 model_type = "qwen3_moe"
 vocab_size = 4096
@@ -68,7 +67,7 @@ fn error_of(json: &str) -> String {
 
 fn problems_of(config: &Qwen3Config) -> Vec<Problem> {
     match config.validate() {
-        Err(ConfigError::Impossible(problems)) => problems,
+        Err(ConfigError::Invalid(problems)) => problems,
         other => panic!("expected problems, got {other:?}"),
     }
 }
@@ -76,7 +75,7 @@ fn problems_of(config: &Qwen3Config) -> Vec<Problem> {
 // ---- reading ----
 
 #[test]
-fn layers_are_what_transformers_makes_of_them() {
+fn layers_match_transformers() {
     assert_eq!(windows(&fixture("dense-gqa-tied")), [None, None]);
     assert_eq!(
         windows(&fixture("dense-window-linear")),
@@ -141,7 +140,7 @@ fn omitted_keys_have_hugging_faces_defaults() {
 }
 
 #[test]
-fn null_means_what_it_means_in_transformers() {
+fn null_is_a_missing_key() {
     let json = r#"{"model_type": "qwen3", "num_attention_heads": 8, "num_key_value_heads": null,
                    "rope_scaling": null, "sliding_window": null, "layer_types": null}"#;
     let config = Qwen3Config::from_json(json).unwrap();
@@ -152,7 +151,7 @@ fn null_means_what_it_means_in_transformers() {
 /// Frequencies printed by transformers 5.23 for the parity fixtures. It computes powers of theta in
 /// f32, whose rounded exponent is off by up to 1e-6 of the result for theta = 1e6.
 #[test]
-fn rotary_frequencies_are_those_of_transformers() {
+fn rotary_frequencies_match_transformers() {
     let golden: [(&str, &[f64], f64); 5] = [
         (
             "dense-gqa-tied",
@@ -211,13 +210,13 @@ fn rotary_frequencies_are_those_of_transformers() {
     for (name, frequencies, attention_factor) in golden {
         let config = fixture(name);
         let rope = config.rope().unwrap();
-        let ours = rope.inverse_frequencies(config.head_dim());
+        let actual = rope.inverse_frequencies(config.head_dim());
 
-        assert_eq!(ours.len(), frequencies.len(), "{name}");
-        for (ours, theirs) in ours.iter().zip(frequencies) {
+        assert_eq!(actual.len(), frequencies.len(), "{name}");
+        for (actual, expected) in actual.iter().zip(frequencies) {
             assert!(
-                (ours / theirs - 1.0).abs() < 1e-6,
-                "{name}: {ours} instead of {theirs}"
+                (actual / expected - 1.0).abs() < 1e-6,
+                "{name}: {actual}, expected {expected}"
             );
         }
         assert!(
@@ -272,7 +271,7 @@ fn wrong_values_are_named_with_key_and_value() {
 
 // ---- writing ----
 
-/// What is written is the same model, with nothing left to defaults.
+/// A written configuration describes the same model, with every default filled in.
 #[test]
 fn written_config_reads_as_the_same_model() {
     for name in FIXTURES {
@@ -292,10 +291,9 @@ fn written_config_reads_as_the_same_model() {
     }
 }
 
-/// tests/parity/check_written.py proves that transformers reads these as the models of the
-/// fixtures.
+/// tests/parity/check_written.py checks that transformers reads these as the fixtures' models.
 #[test]
-fn written_configs_are_those_that_transformers_was_shown() {
+fn written_configs_are_those_checked_with_transformers() {
     for name in FIXTURES {
         let path = parity(&format!("written/{name}.json"));
         let text = fixture(name).to_json().unwrap();
@@ -358,9 +356,9 @@ fn keys_lists_every_field() {
 
 // ---- counting ----
 
-/// The count is the number of elements in the fixture's files.
+/// The count equals the number of elements in the fixture's files.
 #[test]
-fn parameters_are_what_the_files_hold() {
+fn parameter_counts_match_the_files() {
     for name in FIXTURES {
         let count = fixture(name).parameter_count();
         assert_eq!(
@@ -397,7 +395,7 @@ fn elements_in(folder: &std::path::Path) -> u64 {
 }
 
 #[test]
-fn known_models_have_their_known_sizes() {
+fn published_models_have_their_published_sizes() {
     let qwen3_30b_a3b = Qwen3Config::from_json(
         r#"{"model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 48,
             "head_dim": 128, "num_attention_heads": 32, "num_key_value_heads": 4, "moe_intermediate_size": 768,
@@ -414,7 +412,7 @@ fn known_models_have_their_known_sizes() {
 }
 
 #[test]
-fn absurd_sizes_are_problems_and_not_panics() {
+fn huge_sizes_are_problems_and_not_panics() {
     let mut config = tiny();
     config.num_hidden_layers = usize::MAX;
     config.hidden_size = usize::MAX - 1;
@@ -463,7 +461,7 @@ fn every_problem_is_reported_at_once() {
 }
 
 #[test]
-fn each_impossibility_is_found() {
+fn each_problem_is_found() {
     type Change = fn(&mut Qwen3Config);
     let cases: [(Change, &str); 17] = [
         (|c| c.vocab_size = 0, "vocab_size is 0"),
@@ -491,10 +489,7 @@ fn each_impossibility_is_found() {
             |c| c.attention_dropout = 0.1,
             "attention_dropout = 0.1 must be 0",
         ),
-        (
-            |c| c.use_sliding_window = true,
-            "there is no sliding_window",
-        ),
+        (|c| c.use_sliding_window = true, "sliding_window is missing"),
         (
             |c| (c.use_sliding_window, c.sliding_window) = (true, Some(0)),
             "sliding_window is 0",

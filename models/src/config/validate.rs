@@ -1,18 +1,18 @@
-//! The sizes that no model can have.
+//! Validation of sizes and ranges.
 
 use super::{ConfigError, LayerType, ModelType, Problem, Qwen3Config, rope};
 
-/// Far beyond any model, and small enough that no product of two sizes overflows.
-const MOST: usize = u32::MAX as usize;
+/// The largest supported size. No product of two sizes overflows.
+const MAX_SIZE: usize = u32::MAX as usize;
 
-/// Layers are looked at one by one.
-pub(super) const MOST_LAYERS: usize = 100_000;
+/// The largest supported number of layers, because validation visits each layer.
+pub(super) const MAX_LAYERS: usize = 100_000;
 
 impl Qwen3Config {
-    /// Checks that a model can be built, and reports everything that stands against it at once.
+    /// Checks that a model can be built, and reports all problems at once.
     ///
     /// # Errors
-    /// [`ConfigError::Impossible`] with every [`Problem`] found.
+    /// [`ConfigError::Invalid`] with every [`Problem`] found.
     pub fn validate(&self) -> Result<(), ConfigError> {
         let mut problems = Vec::new();
         self.check_sizes(&mut problems);
@@ -25,12 +25,12 @@ impl Qwen3Config {
         if problems.is_empty() {
             Ok(())
         } else {
-            Err(ConfigError::Impossible(problems))
+            Err(ConfigError::Invalid(problems))
         }
     }
 
     fn check_sizes(&self, problems: &mut Vec<Problem>) {
-        let layers = || 0..self.num_hidden_layers.min(MOST_LAYERS);
+        let layers = || 0..self.num_hidden_layers.min(MAX_LAYERS);
         let some_sparse = layers().any(|layer| self.is_moe_layer(layer));
         let some_dense = layers().any(|layer| !self.is_moe_layer(layer));
 
@@ -69,9 +69,9 @@ impl Qwen3Config {
                 problems.push(Problem::Zero { key });
             }
             let most = if key == "num_hidden_layers" {
-                MOST_LAYERS
+                MAX_LAYERS
             } else {
-                MOST
+                MAX_SIZE
             };
             if value > most {
                 problems.push(Problem::TooLarge { key, value, most });
@@ -128,7 +128,7 @@ impl Qwen3Config {
             match self.sliding_window {
                 None => problems.push(Problem::NoWindow {
                     asked_by,
-                    missing: "there is no sliding_window",
+                    missing: "sliding_window is missing",
                 }),
                 Some(0) => problems.push(Problem::Zero {
                     key: "sliding_window",
@@ -146,9 +146,9 @@ impl Qwen3Config {
         }
 
         let slides = self.use_sliding_window;
-        let asks_to_slide = |wanted: &LayerType| *wanted == LayerType::SlidingAttention;
+        let is_sliding = |layer: &LayerType| *layer == LayerType::SlidingAttention;
         match self.model_type {
-            ModelType::Qwen3 if !slides && types.iter().any(asks_to_slide) => {
+            ModelType::Qwen3 if !slides && types.iter().any(is_sliding) => {
                 problems.push(Problem::NoWindow {
                     asked_by: "layer_types",
                     missing: "use_sliding_window is false",
@@ -156,7 +156,7 @@ impl Qwen3Config {
             }
             ModelType::Qwen3 => {}
             ModelType::Qwen3Moe => {
-                let contradicts = |wanted| asks_to_slide(wanted) != slides;
+                let contradicts = |layer| is_sliding(layer) != slides;
                 if let Some(layer) = types.iter().position(contradicts) {
                     problems.push(Problem::MoeLayerTypes { layer, slides });
                 }

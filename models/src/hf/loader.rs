@@ -1,4 +1,4 @@
-//! Reading: from a folder to a model's parameters, on whatever device.
+//! Reading: from a folder to a model's parameters, on any device.
 
 use std::path::Path;
 
@@ -15,12 +15,11 @@ use super::memory::specs;
 use crate::config::Qwen3Config;
 use crate::{Error, Qwen3, Result};
 
-/// Loads the model of `dir`, config.json and one or several safetensors files, to `device`.
+/// Loads the model of `dir`, config.json and safetensors files, to `device`.
 ///
 /// # Errors
-/// [`Error::ConfigFile`]; [`Error::Tensors`] when tensors are missing, unexpected or of another
-/// shape, all at once; [`Error::Checkpoint`] when a file is damaged; [`Error::NotLoaded`] when
-/// memory runs out.
+/// [`Error::ConfigFile`]; [`Error::Tensors`] with all tensors that are missing, unexpected or of another
+/// shape; [`Error::Load`] when a file is damaged or memory runs out.
 pub fn load(dir: &Path, device: &Device) -> Result<Loaded> {
     Loader::new(dir).load(device)
 }
@@ -38,32 +37,33 @@ pub fn read_config(dir: &Path) -> Result<Qwen3Config> {
     Qwen3Config::from_json(&text).map_err(|source| Error::ConfigFile { path, source })
 }
 
-/// Gives every parameter of `model` its value from the safetensors files of `dir`, on `device`.
-/// Floats of any width are converted.
+/// Loads every parameter of `model` from the safetensors files of `dir` to `device`. Float dtypes are
+/// converted.
 ///
 /// # Errors
-/// As [`load`]; the parameters keep their values then.
+/// As [`load`]. The parameters then keep their values.
 pub fn load_into(model: &Qwen3, dir: &Path, device: &Device) -> Result<Experts> {
     Loader::new(dir).fill(model, device)
 }
 
-/// Reads back what [`add_tensors`] saved to the folder `dir`, into tensors that may change.
+/// Reads tensors that [`add_tensors`](super::add_tensors) saved to the folder `dir`, into tensors of a
+/// mutable kind.
 ///
 /// # Errors
-/// As [`load`]; nobody knows then what the tensors hold.
+/// As [`load`]. The tensors' contents are then unspecified.
 pub fn read_tensors(tensors: &[(Param, Tensor)], dir: &Path) -> Result<()> {
     Loader::new(dir).fill_tensors(tensors)
 }
 
-/// A model from a folder, and how that folder stores experts.
+/// A loaded model, and how its folder stores experts.
 pub struct Loaded {
-    /// The model, its parameters loaded.
+    /// The model.
     pub model: Qwen3,
     /// How the folder stores experts.
     pub experts: Experts,
 }
 
-/// A folder that will be loaded, and how.
+/// Loads a folder with options.
 ///
 /// ```no_run
 /// use std::path::Path;
@@ -86,7 +86,7 @@ pub struct Loader<'a> {
 }
 
 impl<'a> Loader<'a> {
-    /// The folder `dir`.
+    /// A loader of the folder `dir`.
     pub fn new(dir: &'a Path) -> Loader<'a> {
         Loader {
             dir,
@@ -94,20 +94,19 @@ impl<'a> Loader<'a> {
         }
     }
 
-    /// Calls `progress` with the bytes read and all there are to read, after each read and from any
-    /// thread.
+    /// Calls `progress` after each read, from any thread, with the bytes read so far and the total.
     pub fn progress(mut self, progress: &'a (dyn Fn(u64, u64) + Sync)) -> Loader<'a> {
         self.options.progress = progress;
         self
     }
 
-    /// Pins at most so many bytes of the host's memory, to load to a GPU.
+    /// Pins at most `bytes` of host memory when loading to a GPU.
     pub fn pinned(mut self, bytes: u64) -> Loader<'a> {
         self.options.pinned = bytes;
         self
     }
 
-    /// Loads the model that the folder describes.
+    /// Loads the model of the folder.
     ///
     /// # Errors
     /// As [`hf::load`](super::load).
@@ -117,7 +116,7 @@ impl<'a> Loader<'a> {
         Ok(Loaded { model, experts })
     }
 
-    /// Gives every parameter of `model` its value.
+    /// Loads every parameter of `model`.
     ///
     /// # Errors
     /// As [`hf::load_into`](super::load_into).
@@ -135,7 +134,7 @@ impl<'a> Loader<'a> {
         Ok(experts)
     }
 
-    /// Fills tensors that are named and shaped as their parameters.
+    /// Loads tensors that have the names and shapes of their parameters.
     ///
     /// # Errors
     /// As [`hf::read_tensors`](super::read_tensors).
@@ -144,7 +143,7 @@ impl<'a> Loader<'a> {
         Ok(())
     }
 
-    /// Each byte once, straight to its place.
+    /// Reads each byte once, straight to its destination.
     fn read<'t>(
         &self,
         tensors: &'t [(Param, Tensor)],
@@ -152,30 +151,30 @@ impl<'a> Loader<'a> {
         tied: bool,
     ) -> Result<Experts> {
         let experts = Experts::of(folder.tensors().map(|tensor| tensor.name.as_str()));
-        let there: Vec<TensorSpec> = folder.tensors().map(TensorSpec::from).collect();
-        let wanted = specs(tensors)?;
+        let stored: Vec<TensorSpec> = folder.tensors().map(TensorSpec::from).collect();
+        let expected = specs(tensors)?;
         let waivers = AllowedProblems::none().and("narrowed")?;
-        let bound = map(experts, tied)?.bind(&there, Some(&wanted), &waivers);
+        let bound = map(experts, tied)?.bind(&stored, Some(&expected), &waivers);
         let bound = bound.map_err(|report| Error::Tensors {
             folder: folder.path().to_owned(),
             report,
         })?;
         check_ties(&bound, folder)?;
 
-        let to_its_tensor = |(param, tensor): &'t (Param, Tensor)| {
+        let request = |(param, tensor): &'t (Param, Tensor)| {
             let expr = bound.expr(param.name()).ok_or_else(|| PlanError::Missing {
                 names: vec![param.name().to_owned()],
             })?;
             Ok((LoadRequest::all(param.name(), bound.graph(), expr), tensor))
         };
-        let wants = tensors.iter().map(to_its_tensor);
+        let wants = tensors.iter().map(request);
         let wants = wants.collect::<Result<Vec<_>>>()?;
         meshgrad_load::load(folder, bound.graph(), &wants, &self.options)?;
         Ok(experts)
     }
 }
 
-/// Memory for a parameter's value, which holds anything until it is loaded.
+/// Uninitialized memory for a parameter's value.
 fn unfilled(param: &Param, device: &Device) -> Result<Tensor> {
     let fresh = UninitTensor::of_kind(device, *param.shape(), param.spec().dtype, Kind::Parameter);
     let fresh = fresh.map_err(|source| meshgrad_load::Error::not_loaded(param.name(), source))?;

@@ -1,20 +1,20 @@
-//! Which Hugging Face tensors a parameter is, as a [map](meshgrad_ckpt::mapping): parameters on the
-//! left, tensors of a folder on the right.
+//! The [mapping](meshgrad_ckpt::mapping) between parameters, on the left, and Hugging Face tensors, on
+//! the right.
 
 use meshgrad_ckpt::mapping::{MapError, Mapping};
 
 /// How a folder stores the experts of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Experts {
-    /// `experts.N.gate_proj.weight` and so on, as on the hub.
+    /// `experts.N.gate_proj.weight` and so on, as on the Hub.
     OneByOne,
-    /// `experts.gate_up_proj` [E, 2F, H] and `experts.down_proj` [E, H, F], as transformers 5 holds
-    /// them in memory.
+    /// `experts.gate_up_proj` [E, 2F, H] and `experts.down_proj` [E, H, F], the layout of transformers 5
+    /// in memory.
     Fused,
 }
 
 impl Experts {
-    /// How these tensor names store experts; one by one where there are none.
+    /// How a folder with these tensor names stores experts; `OneByOne` without experts.
     pub fn of<'a>(mut names: impl Iterator<Item = &'a str>) -> Experts {
         match names.any(|name| name.ends_with(".experts.gate_up_proj")) {
             true => Experts::Fused,
@@ -23,8 +23,8 @@ impl Experts {
     }
 }
 
-/// What is the same wherever the experts are: gate [F, H] and up [F, H] are one parameter
-/// [2, F, H], and everything else is what it is called.
+/// The common part: gate [F, H] and up [F, H] are one parameter [2, F, H]; everything else keeps its
+/// name.
 const COMMON: &str = "
 [model.layers.{l}.mlp. = model.layers.{l}.mlp.]
 gate_up_proj.weight = stack({h:gate|up}_proj.weight, each=h)
@@ -32,7 +32,7 @@ gate_up_proj.weight = stack({h:gate|up}_proj.weight, each=h)
 {rest:path} = {rest:path}
 ";
 
-/// All experts of a layer are one parameter, gate and up [E, 2, F, H], down [E, H, F].
+/// All experts of a layer are one parameter: gate and up [E, 2, F, H], down [E, H, F].
 const ONE_BY_ONE: &str = "
 [model.layers.{l}.mlp.experts. = model.layers.{l}.mlp.experts.]
 gate_up_proj = stack(stack({e}.{h:gate|up}_proj.weight, each=h), each=e)
@@ -47,15 +47,15 @@ down_proj = down_proj
 [=]
 ";
 
-/// Some folders store tied embeddings twice. That is right as long as both are the same.
+/// Some folders store tied embeddings twice, which is valid if both are equal.
 const TIED: &str = "
 model.embed_tokens.weight = tied(model.embed_tokens.weight, lm_head.weight)
 ";
 
-/// The map of a Qwen3 model, dense or of experts.
+/// The mapping of a Qwen3 model, dense or mixture-of-experts.
 ///
 /// # Errors
-/// None: a test reads each of the maps.
+/// None: a test parses each mapping.
 pub fn map(experts: Experts, tied: bool) -> Result<Mapping, MapError> {
     let experts = match experts {
         Experts::OneByOne => ONE_BY_ONE,
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_those_of_transformers() {
+    fn names_match_transformers() {
         let shape = |shape: &[u64]| shape.to_vec();
         let common = [
             ("lm_head.weight".to_owned(), shape(&[7, 4])),
@@ -126,14 +126,14 @@ mod tests {
         assert_eq!(tensors(Experts::Fused), fused);
     }
 
-    /// Either layout, tied or not, is read as it was written, proven by the map itself.
+    /// Every mapping is invertible, for both layouts, tied or not.
     #[test]
-    fn every_map_has_a_way_back() {
+    fn every_mapping_is_invertible() {
         for experts in [Experts::OneByOne, Experts::Fused] {
             for tied in [false, true] {
-                let mut there = tensors(experts);
-                there.push(("model.embed_tokens.weight".into(), vec![7, 4]));
-                let there: Vec<TensorSpec> = there
+                let mut stored = tensors(experts);
+                stored.push(("model.embed_tokens.weight".into(), vec![7, 4]));
+                let stored: Vec<TensorSpec> = stored
                     .iter()
                     .map(|(name, shape)| TensorSpec::new(name, Dtype::BF16, shape))
                     .filter(|it| !(tied && it.name == "lm_head.weight"))
@@ -141,10 +141,10 @@ mod tests {
                 let bound =
                     map(experts, tied)
                         .unwrap()
-                        .bind(&there, None, &AllowedProblems::none());
+                        .bind(&stored, None, &AllowedProblems::none());
                 let bound = bound.unwrap_or_else(|report| panic!("{report}"));
-                let back = bound.inverse().unwrap_or_else(|why| panic!("{why}"));
-                assert_eq!(back.outputs().count(), there.len());
+                let inverse = bound.inverse().unwrap_or_else(|why| panic!("{why}"));
+                assert_eq!(inverse.outputs().count(), stored.len());
             }
         }
     }

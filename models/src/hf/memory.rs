@@ -1,4 +1,4 @@
-//! Tensors of the runtime as bytes, held to be written.
+//! Tensors as bytes to write.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -24,52 +24,55 @@ pub(super) fn specs(tensors: &[(Param, Tensor)]) -> Result<Vec<TensorSpec>> {
     tensors.iter().map(spec).collect()
 }
 
-/// The tensors that others are made of, while they are needed: those of the host where they lie,
-/// and those of a GPU copied, once.
-pub(super) struct Held<'t> {
+/// The source tensors of an export, open while they are needed. Tensors in host memory are read in
+/// place; those of a GPU are copied once.
+pub(super) struct SourceBytes<'t> {
     tensors: BTreeMap<&'t str, &'t Tensor>,
-    /// How often each is still needed.
+    /// Remaining uses of each.
     uses: BTreeMap<&'t str, usize>,
-    open: BTreeMap<&'t str, One<'t>>,
+    open: BTreeMap<&'t str, Bytes<'t>>,
 }
 
-enum One<'t> {
+enum Bytes<'t> {
     F32(Elements<'t, f32>),
     BF16(Elements<'t, bf16>),
 }
 
 enum Elements<'t, T> {
-    Here(ReadGuard<'t, T>, Range<usize>),
+    Borrowed(ReadGuard<'t, T>, Range<usize>),
     Copied(Vec<T>),
 }
 
-impl<'t> Held<'t> {
-    /// Nothing yet, of tensors that will be needed so: a set of names for each use.
-    pub(super) fn new(tensors: &'t [(Param, Tensor)], needed: &[BTreeSet<&'t str>]) -> Held<'t> {
+impl<'t> SourceBytes<'t> {
+    /// No open tensor yet. `needed` has the set of names of each use.
+    pub(super) fn new(
+        tensors: &'t [(Param, Tensor)],
+        needed: &[BTreeSet<&'t str>],
+    ) -> SourceBytes<'t> {
         let mut uses = BTreeMap::new();
         for name in needed.iter().flatten() {
             *uses.entry(*name).or_default() += 1;
         }
         let tensors = tensors.iter().map(|(param, it)| (param.name(), it));
-        Held {
+        SourceBytes {
             tensors: tensors.collect(),
             uses,
             open: BTreeMap::new(),
         }
     }
 
-    /// Holds what a use needs.
-    pub(super) fn hold(&mut self, names: &BTreeSet<&'t str>) -> Result<()> {
+    /// Opens the tensors that a use needs.
+    pub(super) fn open(&mut self, names: &BTreeSet<&'t str>) -> Result<()> {
         for name in names {
             if let (Some(tensor), false) = (self.tensors.get(name), self.open.contains_key(name)) {
-                self.open.insert(name, One::of(tensor)?);
+                self.open.insert(name, Bytes::of(tensor)?);
             }
         }
         Ok(())
     }
 
-    /// Lets go what a use needed and no other will.
-    pub(super) fn release(&mut self, names: &BTreeSet<&'t str>) {
+    /// Closes the tensors of a use that no later use needs.
+    pub(super) fn close(&mut self, names: &BTreeSet<&'t str>) {
         for name in names {
             let left = self.uses.entry(name).or_default();
             *left = left.saturating_sub(1);
@@ -81,17 +84,17 @@ impl<'t> Held<'t> {
 
     pub(super) fn bytes(&self, name: &str) -> Option<&[u8]> {
         match self.open.get(name)? {
-            One::F32(elements) => Some(bytemuck::cast_slice(elements.slice())),
-            One::BF16(elements) => Some(bytemuck::cast_slice(elements.slice())),
+            Bytes::F32(elements) => Some(bytemuck::cast_slice(elements.slice())),
+            Bytes::BF16(elements) => Some(bytemuck::cast_slice(elements.slice())),
         }
     }
 }
 
-impl<'t> One<'t> {
-    fn of(tensor: &'t Tensor) -> Result<One<'t>> {
+impl<'t> Bytes<'t> {
+    fn of(tensor: &'t Tensor) -> Result<Bytes<'t>> {
         match stored_dtype(tensor.dtype())? {
-            Dtype::BF16 => Ok(One::BF16(Elements::of(tensor)?)),
-            _ => Ok(One::F32(Elements::of(tensor)?)),
+            Dtype::BF16 => Ok(Bytes::BF16(Elements::of(tensor)?)),
+            _ => Ok(Bytes::F32(Elements::of(tensor)?)),
         }
     }
 }
@@ -102,7 +105,7 @@ impl<'t, T: Element> Elements<'t, T> {
             return Ok(Elements::Copied(tensor.to_vec()?));
         }
         let start = tensor.layout().offset();
-        Ok(Elements::Here(
+        Ok(Elements::Borrowed(
             tensor.read()?,
             start..start + tensor.elements(),
         ))
@@ -110,7 +113,7 @@ impl<'t, T: Element> Elements<'t, T> {
 
     fn slice(&self) -> &[T] {
         match self {
-            Elements::Here(read, elements) => &read[elements.clone()],
+            Elements::Borrowed(read, elements) => &read[elements.clone()],
             Elements::Copied(elements) => elements,
         }
     }

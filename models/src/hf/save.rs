@@ -1,4 +1,4 @@
-//! Writing: from parameters, or tensors shaped like them, to Hugging Face tensors.
+//! Writing: from parameters, or tensors of their shapes, to Hugging Face tensors.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,14 +9,14 @@ use meshgrad_ckpt::{FolderWriter, Snapshot};
 use meshgrad_runtime::Tensor;
 
 use super::map::{Experts, map};
-use super::memory::{Held, specs};
+use super::memory::{SourceBytes, specs};
 use crate::config::Qwen3Config;
 use crate::{Error, Qwen3, Result};
 
-/// Puts a copy of `model` into a snapshot, as a Hugging Face folder that transformers reads as it
-/// is: config.json and the f32 parameters.
+/// Adds a copy of `model` to a snapshot, as a Hugging Face folder that transformers reads unchanged:
+/// config.json and the f32 parameters.
 ///
-/// `folder` is the place inside of the checkpoint, empty for its root.
+/// `folder` is the path inside the checkpoint, empty for its root.
 ///
 /// # Errors
 /// As [`add_tensors`].
@@ -27,7 +27,7 @@ pub fn add_model(
     folder: &str,
 ) -> Result<()> {
     let config = config_json(model.config())?;
-    snapshot.add(&inside(folder, "config.json"), config);
+    snapshot.add(&path_in(folder, "config.json"), config);
     let value = |param: Param| Ok((param.clone(), param.value()?));
     let values: Result<Vec<(Param, Tensor)>> = model.params().into_iter().map(value).collect();
     add_tensors(&values?, experts, snapshot, folder)
@@ -40,7 +40,7 @@ fn config_json(config: &Qwen3Config) -> Result<String> {
     Ok(serde_json::to_string_pretty(&json).unwrap_or_default() + "\n")
 }
 
-fn inside(folder: &str, file: &str) -> String {
+fn path_in(folder: &str, file: &str) -> String {
     if folder.is_empty() {
         file.into()
     } else {
@@ -48,11 +48,11 @@ fn inside(folder: &str, file: &str) -> String {
     }
 }
 
-/// Puts a copy of tensors that are named and shaped as their parameters, values, gradients or what
-/// an optimizer keeps, into a snapshot under the names of Hugging Face.
+/// Adds a copy of tensors with the names and shapes of their parameters (values, gradients, optimizer
+/// state) to a snapshot, under Hugging Face names.
 ///
 /// # Errors
-/// [`Error::Unwritable`], [`Error::NotStored`]; those of reading the tensors.
+/// [`Error::Unwritable`], [`Error::Load`]; errors of reading the tensors.
 pub fn add_tensors(
     tensors: &[(Param, Tensor)],
     experts: Experts,
@@ -67,14 +67,13 @@ pub fn add_tensors(
         copied.insert(spec.name, bytes);
     }
     snapshot.add_model(folder, writer, move |tensor, sink| {
-        // Given back as soon as it is written.
+        // Freed as soon as it is written.
         sink.append(&copied.remove(&tensor.name).unwrap_or_default())
     });
     Ok(())
 }
 
-/// The bytes of each Hugging Face tensor that these tensors are, named and shaped as their
-/// parameters.
+/// The bytes of the Hugging Face tensors for tensors with the names and shapes of their parameters.
 ///
 /// # Errors
 /// As [`add_tensors`].
@@ -86,26 +85,32 @@ pub fn tensors_of(
     let bound = map.bind(&specs(tensors)?, None, &AllowedProblems::none());
     let bound = bound.map_err(|report| Error::Unwritable { report })?;
 
-    let wants = bound.requests();
-    let sources: Vec<BTreeSet<&str>> = wants
+    let requests = bound.requests();
+    let sources: Vec<BTreeSet<&str>> = requests
         .iter()
-        .map(|want| bound.graph().sources_of(want.expr))
+        .map(|request| bound.graph().sources_of(request.expr))
         .collect();
-    let mut held = Held::new(tensors, &sources);
-    let mut made = Vec::new();
-    for (want, names) in wants.iter().zip(&sources) {
+    let mut sources_open = SourceBytes::new(tensors, &sources);
+    let mut written = Vec::new();
+    for (request, names) in requests.iter().zip(&sources) {
         let spec = TensorSpec::new(
-            &want.target,
-            bound.graph().dtype(want.expr),
-            bound.graph().shape(want.expr),
+            &request.target,
+            bound.graph().dtype(request.expr),
+            bound.graph().shape(request.expr),
         );
         let elements: u64 = spec.shape.iter().product();
         let mut bytes = vec![0; elements as usize * spec.dtype.bits() / 8];
-        held.hold(names)?;
-        let memory = |name: &str| held.bytes(name);
-        gather(bound.graph(), want.expr, &want.region, &memory, &mut bytes)?;
-        held.release(names);
-        made.push((spec, bytes));
+        sources_open.open(names)?;
+        let memory = |name: &str| sources_open.bytes(name);
+        gather(
+            bound.graph(),
+            request.expr,
+            &request.region,
+            &memory,
+            &mut bytes,
+        )?;
+        sources_open.close(names);
+        written.push((spec, bytes));
     }
-    Ok(made)
+    Ok(written)
 }

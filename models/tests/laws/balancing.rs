@@ -1,4 +1,4 @@
-//! The bias of a router: it evens the load, and everything else stays as it was.
+//! Router biases balance the load and change nothing else.
 
 use meshgrad_autograd::{Module, Var};
 use meshgrad_models::balance::update_router_bias;
@@ -14,8 +14,8 @@ fn imbalance(counts: &Tensor) -> f32 {
     largest * counts.len() as f32 / counts.iter().sum::<f32>()
 }
 
-/// Biases that differ from expert to expert, far enough to change choices.
-fn give_biases(model: &mut Qwen3, device: &Device) {
+/// Adds random biases that are large enough to change the choice of experts.
+fn add_random_biases(model: &mut Qwen3, device: &Device) {
     model.add_router_biases(device).unwrap();
     for (layer, bias) in model.router_biases().enumerate() {
         let key = Key::new(layer as u64);
@@ -23,10 +23,10 @@ fn give_biases(model: &mut Qwen3, device: &Device) {
     }
 }
 
-/// Tokens that have much in common want the same experts. The bias spreads them in the end, over
-/// batches of other tokens too.
+/// Similar tokens are routed to the same experts. Router biases balance the load, also for other
+/// batches.
 #[test]
-fn a_skewed_load_becomes_even() {
+fn biases_balance_a_skewed_load() {
     let device = Device::cpu();
     let mut moe = Moe::new("mlp", &config(EXPERTS)).unwrap();
     moe.materialize(&device, 1).unwrap();
@@ -43,12 +43,15 @@ fn a_skewed_load_becomes_even() {
         update_router_bias(&bias, &counts(batch), 0.001).unwrap();
     }
     let after = imbalance(&counts(0));
-    assert!(before > 2.0 && after < 1.25, "{before} became {after}");
+    assert!(
+        before > 2.0 && after < 1.25,
+        "load {before} before, {after} after"
+    );
 }
 
-/// A bias of zeros changes no bit; another changes who is chosen.
+/// Biases of zero change no bit; others change the choice of experts.
 #[test]
-fn zeros_change_nothing() {
+fn zero_biases_change_nothing() {
     let device = Device::cpu();
     let ids = ids(&device, 2, 24);
     let plain = model(EXPERTS, &device);
@@ -68,18 +71,18 @@ fn zeros_change_nothing() {
     let (_, actual) = gradients(&biased, &ids, F32, Balancing::default());
     assert!(expected == actual);
 
-    give_biases(&mut biased, &device);
+    add_random_biases(&mut biased, &device);
     let (_, changed) = gradients(&biased, &ids, F32, Balancing::default());
     assert!(expected != changed);
 }
 
-/// Computing a layer again chooses the same experts.
+/// A recomputed layer chooses the same experts.
 #[test]
-fn recomputation_sees_the_same_bias() {
+fn recomputation_uses_the_same_bias() {
     let device = Device::cpu();
     let ids = ids(&device, 2, 24);
     let mut model = model(EXPERTS, &device);
-    give_biases(&mut model, &device);
+    add_random_biases(&mut model, &device);
     let checkpointing = Compute {
         checkpointing: true,
         ..F32
@@ -89,16 +92,16 @@ fn recomputation_sees_the_same_bias() {
         z: 0.001,
     };
 
-    let (kept, expected) = gradients(&model, &ids, F32, balancing);
-    let (again, actual) = gradients(&model, &ids, checkpointing, balancing);
+    let (saved, expected) = gradients(&model, &ids, F32, balancing);
+    let (recomputed, actual) = gradients(&model, &ids, checkpointing, balancing);
     assert!(expected == actual);
-    for (a, b) in kept.expert_counts.iter().zip(&again.expert_counts) {
+    for (a, b) in saved.expert_counts.iter().zip(&recomputed.expert_counts) {
         assert_eq!(a.to_vec::<f32>().unwrap(), b.to_vec::<f32>().unwrap());
     }
 }
 
-/// Where all scores are zero, the z-loss is (ln E)^2: the loss grows by that, times coefficient and
-/// tokens, and cross-entropy stays.
+/// If all router logits are zero, the z-loss is (ln E)^2. It adds that, times coefficient and tokens, to
+/// the loss, and does not change the cross-entropy.
 #[test]
 fn the_z_loss_is_part_of_the_loss() {
     let device = Device::cpu();

@@ -1,4 +1,4 @@
-//! Continuing a sequence against the cache is the same as computing it whole.
+//! Decoding against the cache equals computing the whole sequence.
 
 use meshgrad_models::{Cache, Compute, Qwen3};
 use meshgrad_runtime::{DType, Device, Tensor, ops};
@@ -11,7 +11,7 @@ fn values(logits: &Tensor) -> Vec<f32> {
     ops::cast(logits, DType::F32).unwrap().to_vec().unwrap()
 }
 
-/// The scores after each chunk of `ids`, given to the model chunk by chunk.
+/// The logits after each chunk of `ids`, decoded chunk by chunk.
 fn decoded(model: &Qwen3, ids: &Tensor, chunk: usize, dtype: DType) -> Vec<Vec<f32>> {
     let rows = ids.shape()[0];
     let mut cache = Cache::new(model.config(), ids.device(), dtype, rows, TOKENS).unwrap();
@@ -23,8 +23,8 @@ fn decoded(model: &Qwen3, ids: &Tensor, chunk: usize, dtype: DType) -> Vec<Vec<f
     next.collect()
 }
 
-/// Bit for bit, in f32 and in bf16: no row of a product, a norm, attention or an expert depends on
-/// which rows are computed beside it.
+/// Equal bit for bit, in f32 and in bf16: no row of a product, norm, attention or expert depends on the
+/// other rows of the batch.
 #[test]
 fn decoding_equals_the_whole_forward() {
     let device = Device::cpu();
@@ -56,9 +56,9 @@ fn decoding_equals_the_whole_forward() {
     }
 }
 
-/// The test above can fail: the last token alone scores otherwise than after the others.
+/// The test above can fail: the logits of the last token depend on the tokens before it.
 #[test]
-fn earlier_tokens_matter() {
+fn logits_depend_on_earlier_tokens() {
     let device = Device::cpu();
     let (model, ids) = (model(GROUPED, &device), ids(&device, 2, TOKENS));
     let after_all = decoded(&model, &ids, TOKENS, DType::F32);

@@ -1,4 +1,4 @@
-//! What holds of whole models, whatever their configuration.
+//! Laws that hold for whole models of any configuration.
 
 mod balancing;
 mod bf16;
@@ -9,7 +9,7 @@ use meshgrad_models::config::Qwen3Config;
 use meshgrad_models::{Balancing, Compute, Loss, Qwen3};
 use meshgrad_runtime::{DType, Device, Key, Tensor, ops};
 
-/// Some layers see four tokens, some all; two query heads share a key head.
+/// Sliding and full attention; two query heads per key head.
 const WINDOW: &str = r#"
     model_type = "qwen3"
     vocab_size = 96
@@ -23,7 +23,7 @@ const WINDOW: &str = r#"
     layer_types = ["sliding_attention", "full_attention", "sliding_attention"]
 "#;
 
-/// Six query heads, one key head, features of a head apart from the hidden size.
+/// Six query heads, one key head, head_dim independent of the hidden size.
 const GROUPED: &str = r#"
     model_type = "qwen3"
     vocab_size = 96
@@ -36,7 +36,7 @@ const GROUPED: &str = r#"
     tie_word_embeddings = true
 "#;
 
-/// Two of eight experts see a token.
+/// Eight experts, two per token.
 const EXPERTS: &str = r#"
     model_type = "qwen3_moe"
     vocab_size = 96
@@ -51,7 +51,7 @@ const EXPERTS: &str = r#"
     initializer_range = 0.1
 "#;
 
-/// Positions beyond the original context, with biases in attention.
+/// Positions beyond the original context; biases in attention.
 const YARN: &str = r#"
     model_type = "qwen3"
     vocab_size = 96
@@ -77,7 +77,7 @@ fn model(text: &str, device: &Device) -> Qwen3 {
     Qwen3::materialized(&config(text), device, 7).unwrap()
 }
 
-/// Ids that look random, [rows, tokens].
+/// Random ids, [rows, tokens].
 fn ids(device: &Device, rows: usize, tokens: usize) -> Tensor {
     let key = Key::new(3).fold_name("ids");
     let uniform = ops::uniform(device, &[rows * tokens], DType::F64, key, 0.0, 96.0).unwrap();
@@ -90,7 +90,7 @@ fn ids(device: &Device, rows: usize, tokens: usize) -> Tensor {
     Tensor::from_slice(device, &[rows, tokens], &ids).unwrap()
 }
 
-/// The loss of predicting `ids` from themselves, and the gradient of each parameter.
+/// The loss with `ids` as inputs and labels, and the gradient of each parameter.
 fn gradients(
     model: &Qwen3,
     ids: &Tensor,

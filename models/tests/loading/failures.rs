@@ -1,5 +1,5 @@
-//! An error is told, names the tensor, and leaves the model as it was. A GPU is of no use after
-//! some of them: they have a process of their own.
+//! Errors of loading name the tensor and leave the model unchanged. Some errors make the GPU unusable,
+//! so these tests run in processes of their own.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -10,9 +10,9 @@ use meshgrad_models::{Error, Qwen3};
 use meshgrad_runtime::{CudaError, DType, Device, Error as RuntimeError, Shape, UninitTensor, ops};
 
 use crate::folders::{CONFIGS, Folder, config};
-use crate::{COMPARING, again, assert_without_values, fill, gpu};
+use crate::{COMPARING, assert_without_values, fill, gpu, rerun};
 
-/// Says which of the failures a process is for.
+/// The failure that a process tests.
 const FAILURE: &str = "MESHGRAD_TEST_FAILURE";
 
 fn is_for(failure: &str) -> bool {
@@ -23,16 +23,13 @@ fn emulated() -> bool {
     gpu().is_some_and(|gpu| gpu.to_string().starts_with("emulator"))
 }
 
-/// A model of parameters beyond 2 MiB, of which an emulated GPU may have no more.
+/// A model larger than the emulated GPU's memory of 2 MiB.
 #[test]
-fn memory_that_runs_out_is_told_with_the_tensor() {
+fn out_of_memory_names_the_tensor() {
     if !is_for("memory") {
         if emulated() {
             let variables = [(FAILURE, "memory"), ("MESHGRAD_EMULATOR_MEMORY", "2MiB")];
-            again(
-                "failures::memory_that_runs_out_is_told_with_the_tensor",
-                &variables,
-            );
+            rerun("failures::out_of_memory_names_the_tensor", &variables);
         }
         return;
     }
@@ -50,28 +47,24 @@ fn memory_that_runs_out_is_told_with_the_tensor() {
     assert_without_values(&model);
 }
 
-/// A kernel of somebody else fails while the files are read: so does the next copy, or one that was
-/// under way.
+/// Another kernel fails while the files are read, and with it the next or a pending copy.
 #[test]
-fn a_copy_that_fails_is_told_with_the_tensor() {
+fn a_failed_copy_names_the_tensor() {
     if !is_for("copy") {
         if emulated() {
             for streams in ["ordered", "random:5"] {
                 let variables = [(FAILURE, "copy"), ("MESHGRAD_EMULATOR_STREAMS", streams)];
-                again(
-                    "failures::a_copy_that_fails_is_told_with_the_tensor",
-                    &variables,
-                );
+                rerun("failures::a_failed_copy_names_the_tensor", &variables);
             }
         }
         return;
     }
     let folder = Folder::new(CONFIGS[1].1, Experts::OneByOne, Dtype::F32);
     let gpu = Device::emulator(0).unwrap();
-    let begun = AtomicBool::new(false);
+    let started = AtomicBool::new(false);
     let fail = |read: u64, all: u64| {
-        if read > all / 2 && !begun.swap(true, Ordering::Relaxed) {
-            // The emulator ends a kernel that reads what nobody wrote, now or later.
+        if read > all / 2 && !started.swap(true, Ordering::Relaxed) {
+            // The emulator aborts a kernel that reads uninitialized memory.
             let unwritten = UninitTensor::new(&gpu, Shape::new(&[100]).unwrap(), DType::F32);
             let _ = ops::neg(&unwritten.unwrap().finish());
         }
@@ -105,20 +98,22 @@ impl Named for Qwen3 {
     }
 }
 
-/// A file is cut while it is read: no thread waits for memory that will never come.
+/// A file is truncated while it is read: an error, and no thread waits forever for memory.
 #[test]
-fn a_file_that_is_cut_meanwhile() {
+fn a_file_truncated_during_loading() {
     let Some(gpu) = gpu() else { return };
     for device in [gpu, Device::cpu()] {
         let folder = Folder::new(CONFIGS[1].1, Experts::OneByOne, Dtype::F32);
         let path = folder.path().join("model.safetensors");
-        let cut = |_: u64, _: u64| {
+        let truncate = |_: u64, _: u64| {
             let file = std::fs::File::options().write(true).open(&path).unwrap();
             file.set_len(20_000).unwrap();
         };
         let model = Qwen3::new(&config(CONFIGS[1].1)).unwrap();
-        let loader = Loader::new(folder.path()).pinned(64 << 10).progress(&cut);
-        // What was read at once before is all there is for the CPU's large windows.
+        let loader = Loader::new(folder.path())
+            .pinned(64 << 10)
+            .progress(&truncate);
+        // The CPU's windows are large enough to read the file before it is truncated.
         match loader.fill(&model, &device) {
             Ok(_) => assert!(!device.is_gpu()),
             Err(error) => {
@@ -133,7 +128,7 @@ fn a_file_that_is_cut_meanwhile() {
     }
 }
 
-/// A bound that nothing can be loaded within tells one that is enough.
+/// A bound that is too small is an error that names a sufficient one.
 #[test]
 fn a_bound_that_is_too_small() {
     let Some(gpu) = gpu() else { return };

@@ -10,7 +10,7 @@ use meshgrad_models::config::Qwen3Config;
 use meshgrad_models::hf::{self, Experts};
 use meshgrad_runtime::Device;
 
-/// Dense with tied embeddings, and with experts whose rows are larger than the least bound.
+/// A dense model with tied embeddings, and experts whose rows exceed the smallest bound.
 pub(crate) const CONFIGS: [(&str, &str); 2] = [
     (
         "tied",
@@ -47,7 +47,7 @@ pub(crate) fn config(text: &str) -> Qwen3Config {
     toml::from_str(text).unwrap()
 }
 
-/// A folder with a model of random parameters.
+/// A folder of a model with random parameters.
 pub(crate) struct Folder {
     folder: tempfile::TempDir,
     bytes: u64,
@@ -84,13 +84,13 @@ impl Folder {
         self.folder.path()
     }
 
-    /// Bytes of its tensors.
+    /// Bytes of all tensors.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 }
 
-/// Name, shape and bytes of each tensor that a model is saved as.
+/// Name, shape and bytes of each saved tensor of a model.
 pub(crate) fn saved(model: &Qwen3, experts: Experts) -> Vec<(String, Vec<usize>, Vec<u8>)> {
     let value = |param: meshgrad_autograd::Param| {
         let value = param.value().unwrap();

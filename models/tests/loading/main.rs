@@ -1,5 +1,5 @@
-//! Loading to a GPU: what arrives is what arrives on the CPU, bit for bit, with no more memory
-//! pinned than is allowed, and an error leaves the model as it was.
+//! Loading to a GPU gives the same bits as loading to the CPU, pins no more memory than the bound, and
+//! an error leaves the model unchanged.
 
 mod failures;
 mod folders;
@@ -15,12 +15,12 @@ use meshgrad_models::hf::{self, Experts, Loader};
 use meshgrad_models::{Error, Qwen3};
 use meshgrad_runtime::{Device, MemoryStats, with_stream};
 
-/// A GPU: the machine's with `MESHGRAD_TEST_GPU=cuda`, otherwise the emulator's, which cargo builds
-/// with the tests.
+/// The machine's GPU with `MESHGRAD_TEST_GPU=cuda`, otherwise the emulator's, which cargo builds with
+/// the tests.
 fn gpu() -> Option<Device> {
     let device = match std::env::var("MESHGRAD_TEST_GPU").as_deref() {
         Ok("cuda") => Device::cuda(0),
-        Ok(other) => panic!("MESHGRAD_TEST_GPU={other}: only `cuda` is known"),
+        Ok(other) => panic!("MESHGRAD_TEST_GPU={other}: expected `cuda`"),
         Err(_) if Device::emulator_is_built() => Device::emulator(0),
         Err(_) => {
             eprintln!("no emulator: tested on the CPU only");
@@ -30,8 +30,8 @@ fn gpu() -> Option<Device> {
     Some(device.unwrap_or_else(|error| panic!("{error}")))
 }
 
-/// Runs one test of this program again where the environment has these variables, on the emulator.
-fn again(test: &str, variables: &[(&str, &str)]) {
+/// Runs one test of this program in a new process with these environment variables, on the emulator.
+fn rerun(test: &str, variables: &[(&str, &str)]) {
     let run = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture"])
         .env_remove("MESHGRAD_TEST_GPU")
@@ -39,13 +39,13 @@ fn again(test: &str, variables: &[(&str, &str)]) {
         .envs(variables.iter().copied())
         .output()
         .unwrap();
-    let wrote = [run.stdout, run.stderr].map(|it| String::from_utf8_lossy(&it).into_owned());
-    let wrote = wrote.concat();
-    let passed = run.status.success() && wrote.contains("1 passed");
-    assert!(passed, "{test} with {variables:?}: {wrote}");
+    let output = [run.stdout, run.stderr].map(|it| String::from_utf8_lossy(&it).into_owned());
+    let output = output.concat();
+    let passed = run.status.success() && output.contains("1 passed");
+    assert!(passed, "{test} with {variables:?}: {output}");
 }
 
-/// Each parameter's name and the bits of its value.
+/// The name and the bits of each parameter.
 fn bits(model: &Qwen3) -> Vec<(String, Vec<u32>)> {
     let of = |param: meshgrad_autograd::Param| {
         let value = param.value().unwrap().to_vec::<f32>().unwrap();
@@ -55,16 +55,16 @@ fn bits(model: &Qwen3) -> Vec<(String, Vec<u32>)> {
     model.params().into_iter().map(of).collect()
 }
 
-/// Bounds on pinned memory: room for all, for a part, and for less than a row of stacked experts.
+/// Bounds on pinned memory: for everything, for a part, and for less than a row of stacked experts.
 const BOUNDS: [u64; 4] = [256 << 20, 1 << 20, 128 << 10, 24 << 10];
 
-/// Values that are compared are copied back through two buffers, which stay.
+/// Pinned bytes of the two buffers through which values are copied back for comparison; they are kept.
 const COMPARING: usize = 8 << 20;
 
-/// All configurations, both ways to store experts, files as they are and narrower: the same
-/// parameters on both devices, with nothing pinned beyond the bound or afterwards.
+/// All configurations, both expert layouts and both dtypes: the same parameters on both devices, and
+/// pinned memory within the bound, none of it left afterwards.
 #[test]
-fn what_arrives_is_the_same_everywhere() {
+fn loaded_parameters_are_the_same_on_all_devices() {
     let Some(gpu) = gpu() else { return };
     for (name, text) in CONFIGS {
         for (experts, dtype) in [
@@ -88,19 +88,19 @@ fn what_arrives_is_the_same_everywhere() {
     }
 }
 
-/// Something was pinned, not more than the bound, and of that nothing is left.
+/// Memory was pinned within the bound and freed.
 fn assert_bounded(gpu: &Device, bound: u64) {
     let MemoryStats { live, peak, .. } = gpu.pinned_memory_stats();
     assert!(
         live == 0 || live == COMPARING,
-        "{live} bytes are pinned still"
+        "{live} bytes are still pinned"
     );
     let peak = (peak - live) as u64;
     assert!((1..=bound).contains(&peak), "{peak} of {bound}");
 }
 
-/// The same where the GPU does its copies as late as events allow: a buffer that was filled again
-/// too early would show.
+/// The same if the GPU copies as late as events allow, which detects buffers that are refilled too
+/// early.
 #[test]
 fn late_copies_change_nothing() {
     if gpu().is_none_or(|gpu| gpu.to_string().starts_with("cuda")) {
@@ -108,14 +108,14 @@ fn late_copies_change_nothing() {
     }
     for seed in ["random:1", "random:2"] {
         let variables = [("MESHGRAD_EMULATOR_STREAMS", seed)];
-        again("what_arrives_is_the_same_everywhere", &variables);
-        again("loading_inside_of_a_scope", &variables);
+        rerun("loaded_parameters_are_the_same_on_all_devices", &variables);
+        rerun("loading_in_a_stream_scope", &variables);
     }
 }
 
-/// Loading is done when it returns, on whatever stream the tensors were made.
+/// Loading is complete when it returns, whatever stream the tensors were allocated on.
 #[test]
-fn loading_inside_of_a_scope() {
+fn loading_in_a_stream_scope() {
     let Some(gpu) = gpu() else { return };
     let folder = Folder::new(CONFIGS[0].1, Experts::OneByOne, Dtype::F32);
     let side = gpu.stream().unwrap();
@@ -127,9 +127,9 @@ fn loading_inside_of_a_scope() {
     assert!(loaded.unwrap().wait().unwrap() == bits(&expected.model));
 }
 
-/// On the CPU each tensor is filled where it lies: lent once, with no memory beside it.
+/// On the CPU each tensor is read in place: borrowed once, without extra memory.
 #[test]
-fn the_cpu_copies_nothing_extra() {
+fn the_cpu_needs_no_extra_memory() {
     for (_, text) in CONFIGS {
         let folder = Folder::new(text, Experts::OneByOne, Dtype::BF16);
         let device = Device::cpu();
@@ -143,9 +143,9 @@ fn the_cpu_copies_nothing_extra() {
     }
 }
 
-/// What is saved from a GPU is what is saved from the CPU.
+/// A model saves the same bytes from a GPU and from the CPU.
 #[test]
-fn what_is_saved_is_the_same_everywhere() {
+fn saved_bytes_are_the_same_on_all_devices() {
     let Some(gpu) = gpu() else { return };
     for (name, text) in CONFIGS {
         let folder = Folder::new(text, Experts::OneByOne, Dtype::F32);
@@ -159,30 +159,33 @@ fn what_is_saved_is_the_same_everywhere() {
     }
 }
 
-/// Progress begins above nothing and ends at all there is.
+/// Progress starts above zero and ends at the total.
 #[test]
-fn progress_is_told() {
+fn progress_is_reported() {
     let folder = Folder::new(CONFIGS[1].1, Experts::OneByOne, Dtype::F32);
     for device in [Some(Device::cpu()), gpu()].into_iter().flatten() {
-        let told = Mutex::new(Vec::new());
-        let tell = |read, all| told.lock().unwrap().push((read, all));
-        let loader = Loader::new(folder.path()).pinned(128 << 10).progress(&tell);
+        let reports = Mutex::new(Vec::new());
+        let report = |read, all| reports.lock().unwrap().push((read, all));
+        let loader = Loader::new(folder.path())
+            .pinned(128 << 10)
+            .progress(&report);
         let model = Qwen3::new(&config(CONFIGS[1].1)).unwrap();
         loader.fill(&model, &device).unwrap();
 
-        let told = told.into_inner().unwrap();
+        let reports = reports.into_inner().unwrap();
         let all = folder.bytes();
         assert!(
-            told.iter()
+            reports
+                .iter()
                 .all(|it| it.1 == all && (1..=all).contains(&it.0))
         );
-        assert!(told.iter().any(|it| it.0 == all));
+        assert!(reports.iter().any(|it| it.0 == all));
     }
 }
 
-/// A device without values is refused, and the model stays without any.
+/// Loading to a meta device is an error, and the model stays without values.
 #[test]
-fn a_device_that_computes_nothing() {
+fn loading_to_a_meta_device_is_an_error() {
     let folder = Folder::new(CONFIGS[0].1, Experts::OneByOne, Dtype::F32);
     let devices = [Some(Device::cpu()), gpu()].into_iter().flatten();
     for device in devices.map(|device| Device::meta(device.properties())) {

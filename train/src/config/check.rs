@@ -1,4 +1,4 @@
-//! Ranges: what the types cannot say. All violations at once, so that one edit repairs a file.
+//! Checks of value ranges. All violations are reported at once.
 
 use std::fmt;
 
@@ -9,11 +9,11 @@ use super::{Config, TokenizerChoice};
 pub struct Violation {
     /// The full key path, such as `train.batch_size`.
     pub key: &'static str,
-    /// The value, what it must be and the way out.
+    /// The value, and what it must be.
     pub problem: String,
 }
 
-/// Every violation of a configuration, one a line.
+/// Every violation of a configuration, one per line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Violations(pub Vec<Violation>);
 
@@ -27,8 +27,8 @@ impl fmt::Display for Violations {
 }
 
 impl Config {
-    /// Every value that is out of range, in the order of the tables; empty when the configuration
-    /// is sound.
+    /// Every value that is out of range, in the order of the tables; empty for a valid
+    /// configuration.
     pub fn violations(&self) -> Vec<Violation> {
         let mut found = Found::default();
 
@@ -50,9 +50,9 @@ impl Config {
             ("balancing.z_loss_coef", self.balancing.z_loss_coef),
             ("sample.temperature", self.sample.temperature),
         ];
-        found.negative(&not_negative);
+        found.not_negative(&not_negative);
         found.unless(self.log.every > 0, "log.every", || {
-            "0 steps; at least 1".to_owned()
+            "0 steps; must be at least 1".to_owned()
         });
 
         found.0
@@ -66,10 +66,12 @@ impl Config {
 
         if let TokenizerChoice::Bpe(size) = self.data.tokenizer {
             found.unless(size > 256, "data.tokenizer", || {
-                format!("bpe:{size} is too small: 256 bytes and the end of text need bpe:257")
+                format!(
+                    "bpe:{size} is too small; 256 bytes and the end of text need at least bpe:257"
+                )
             });
             found.unless(size <= 1 << 20, "data.tokenizer", || {
-                format!("bpe:{size} is too large; at most bpe:{}", 1 << 20)
+                format!("bpe:{size} is too large; must be at most bpe:{}", 1 << 20)
             });
         }
     }
@@ -82,10 +84,10 @@ impl Config {
             ("train.seq_len", train.seq_len),
         ];
         for (key, size) in sizes {
-            found.unless(size > 0, key, || "0; at least 1".to_owned());
+            found.unless(size > 0, key, || "0; must be at least 1".to_owned());
         }
         found.unless(train.steps > 0, "train.steps", || {
-            "0; at least 1".to_owned()
+            "0; must be at least 1".to_owned()
         });
 
         let (batch, micro) = (train.batch_size, train.micro_batch_size);
@@ -96,7 +98,7 @@ impl Config {
         );
         found.unless(i64::try_from(train.seed).is_ok(), "train.seed", || {
             format!(
-                "{} does not fit a TOML integer; at most {}",
+                "{} does not fit a TOML integer; must be at most {}",
                 train.seed,
                 i64::MAX
             )
@@ -119,7 +121,7 @@ impl Config {
             ("optimizer.weight_decay", optimizer.weight_decay),
             ("optimizer.max_grad_norm", optimizer.max_grad_norm),
         ];
-        found.negative(&not_negative);
+        found.not_negative(&not_negative);
 
         let decays = [
             ("optimizer.beta1", optimizer.beta1),
@@ -137,8 +139,8 @@ impl Config {
 struct Found(Vec<Violation>);
 
 impl Found {
-    fn unless(&mut self, sound: bool, key: &'static str, problem: impl FnOnce() -> String) {
-        if !sound {
+    fn unless(&mut self, valid: bool, key: &'static str, problem: impl FnOnce() -> String) {
+        if !valid {
             self.0.push(Violation {
                 key,
                 problem: problem(),
@@ -146,7 +148,7 @@ impl Found {
         }
     }
 
-    fn negative(&mut self, values: &[(&'static str, f64)]) {
+    fn not_negative(&mut self, values: &[(&'static str, f64)]) {
         for (key, value) in values {
             self.unless(value.is_finite() && *value >= 0.0, key, || {
                 format!("{value} is not a finite number of at least 0")
@@ -160,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_default_is_sound() {
+    fn the_default_is_valid() {
         assert_eq!(Config::default().violations(), []);
     }
 
@@ -204,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn zero_sizes_do_not_divide() {
+    fn a_zero_size_is_reported_once() {
         let mut config = Config::default();
         config.train.micro_batch_size = 0;
 

@@ -1,8 +1,8 @@
 //! From a file and overrides to a [`Config`].
 //!
-//! Both become settings (key path, value, where it was written). Each setting is held against the
-//! default configuration, which is the schema, and then replaces the default's value. So every
-//! error knows its origin.
+//! Both become settings: key path, value and origin. Each setting is checked against the default
+//! configuration, which is the schema, and then replaces the default value. Every error therefore
+//! names its origin.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ pub enum ConfigError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// Not TOML. The message shows the line.
@@ -30,13 +30,13 @@ pub enum ConfigError {
     Syntax {
         /// The file.
         origin: String,
-        /// Line, column and what is wrong with it.
+        /// Line, column and the problem.
         message: String,
     },
     /// `--set` without `=`, or with an empty key.
     #[error("`--set {text}` is not of the form key.path=value, for example train.steps=100")]
     Override {
-        /// What was given.
+        /// The argument.
         text: String,
     },
     /// No such key.
@@ -46,33 +46,33 @@ pub enum ConfigError {
         key: String,
         /// File and line, or the command line.
         origin: Origin,
-        /// The known key that is spelt most alike.
+        /// The most similar known key.
         nearest: Option<String>,
     },
     /// A value of another TOML type.
-    #[error("`{key}` is {found} but must be {wanted} ({origin})")]
+    #[error("`{key}` is {found} but must be {expected} ({origin})")]
     WrongType {
         /// The full key path.
         key: String,
-        /// The type that was given.
+        /// The actual type.
         found: &'static str,
-        /// The type that is needed.
-        wanted: &'static str,
+        /// The expected type.
+        expected: &'static str,
         /// File and line, or the command line.
         origin: Origin,
     },
-    /// The right TOML type, but not a value the key can have.
+    /// The right TOML type, but an invalid value.
     #[error("`{key}`: {problem} ({origin})")]
     BadValue {
         /// The full key path.
         key: String,
-        /// What is wrong with the value.
+        /// The problem.
         problem: String,
         /// File and line, or the command line.
         origin: Origin,
     },
-    /// Values out of range or at odds with each other: all of them.
-    #[error("the configuration makes no sense:{0}")]
+    /// All values that are out of range or contradict each other.
+    #[error("invalid configuration:{0}")]
     Range(Violations),
     /// The configuration cannot be written as TOML.
     #[error("the configuration cannot be written as TOML: {0}")]
@@ -84,12 +84,12 @@ fn suggestion(nearest: &Option<String>) -> String {
     nearest.as_ref().map(hint).unwrap_or_default()
 }
 
-/// Where a setting was written.
+/// Where a setting comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
     /// A file and the line, from 1.
     File {
-        /// The file as it was named.
+        /// The file name as given.
         name: String,
         /// The line of the key, from 1.
         line: usize,
@@ -117,7 +117,7 @@ pub struct Override {
 impl std::str::FromStr for Override {
     type Err = ConfigError;
 
-    /// Splits at the first `=`. What the value means is decided when the key's type is known.
+    /// Splits at the first `=`. The value is interpreted later, when the type of the key is known.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
         let bad = || ConfigError::Override {
             text: text.to_owned(),
@@ -140,8 +140,8 @@ impl std::str::FromStr for Override {
 }
 
 impl Override {
-    /// The text as TOML, or as a string if it is no TOML or a string is wanted. One word for a list
-    /// is a list of one.
+    /// The text as TOML, or as a string if it is not TOML or the key expects a string. A single value
+    /// for a list becomes a list of one.
     fn value(&self, schema: &Table) -> Value {
         let plain = || Value::String(self.text.clone());
         let parsed = toml::from_str::<Table>(&format!("value = {}", self.text));
@@ -159,11 +159,10 @@ impl Override {
 }
 
 impl Config {
-    /// Reads `file` (or only the defaults), lays `overrides` over it in their order and checks
-    /// everything.
+    /// Reads `file` (or uses the defaults), applies `overrides` in order and validates the result.
     ///
     /// # Errors
-    /// [`ConfigError`]: names the key, where it was written, and the way out.
+    /// [`ConfigError`]: names the key, its origin, and how to fix it.
     pub fn read(file: Option<&Path>, overrides: &[Override]) -> Result<Self, ConfigError> {
         let Some(path) = file else {
             return Self::parse("", "defaults", overrides);
@@ -176,7 +175,7 @@ impl Config {
         Self::parse(&text, &path.display().to_string(), overrides)
     }
 
-    /// Like [`Config::read`], from `text`; `name` stands for the file in messages.
+    /// As [`Config::read`], from `text`; messages name it `name`.
     ///
     /// # Errors
     /// As [`Config::read`].
@@ -202,8 +201,7 @@ impl Config {
             insert(&mut resolved, &setting.key, setting.value);
         }
 
-        // Every setting was tried alone on the defaults, so that this cannot fail but in a way the
-        // types forbid.
+        // Each setting was checked alone, so this fails only if two settings exclude each other.
         let config: Self = resolved.try_into().map_err(|error| ConfigError::Syntax {
             origin: name.to_owned(),
             message: error.to_string(),
@@ -212,10 +210,10 @@ impl Config {
         Ok(config)
     }
 
-    /// Checks that every value can be.
+    /// Checks the range of every value.
     ///
     /// # Errors
-    /// [`ConfigError::Range`] with all that cannot.
+    /// [`ConfigError::Range`] with every violation.
     pub fn check(&self) -> Result<(), ConfigError> {
         match self.violations() {
             none if none.is_empty() => Ok(()),
@@ -223,7 +221,7 @@ impl Config {
         }
     }
 
-    /// The whole configuration as TOML, every default written out. [`Config::parse`] gives it back.
+    /// The whole configuration as TOML, with every default. [`Config::parse`] reads it back.
     ///
     /// # Errors
     /// [`ConfigError::Write`] when a number does not fit TOML.
@@ -239,7 +237,7 @@ struct Setting {
 }
 
 impl Setting {
-    /// Another family has other keys: the default model's values would be in its way.
+    /// Another model type has other keys, so it does not start from the default model.
     fn names_other_model(&self, defaults: &Table) -> bool {
         self.key == ["model", "model_type"] && lookup(defaults, &self.key) != Some(&self.value)
     }
@@ -276,13 +274,13 @@ impl Setting {
         Err(ConfigError::WrongType {
             key: self.key.join("."),
             found: type_name(&self.value),
-            wanted: type_name(default),
+            expected: type_name(default),
             origin: self.origin.clone(),
         })
     }
 
-    /// Serde knows what a key may be (a name out of a list, a number that is not negative) but not
-    /// where it was written; laid alone over the defaults, a setting that fails is known.
+    /// Serde checks what a value may be (a name from a list, a non-negative number) but does not know
+    /// its origin. Applied alone to the defaults, a failing setting is identified.
     fn check_alone(&self, defaults: &Table) -> Result<(), ConfigError> {
         let mut table = defaults.clone();
         insert(&mut table, &self.key, self.value.clone());
@@ -316,7 +314,7 @@ fn model_keys() -> Vec<String> {
     keys.map(|key| format!("model.{key}")).collect()
 }
 
-/// The models crate checks the values of `[model]`: which are legal depends on the family.
+/// Whether the models crate checks the key: valid values in `[model]` depend on the model type.
 fn is_open(key: &[String]) -> bool {
     key.len() > 1 && key[0] == "model"
 }
@@ -326,7 +324,7 @@ fn settings_of_file(text: &str, name: &str, schema: &Table) -> Result<Vec<Settin
         origin: name.to_owned(),
         message: error.to_string().trim_end().to_owned(),
     })?;
-    // The spans of `table` say where a key stands, this second reading what it is worth.
+    // `table` has the positions of the keys, `values` their values.
     let values: Table = toml::from_str(text).map_err(|error| ConfigError::Syntax {
         origin: name.to_owned(),
         message: error.to_string().trim_end().to_owned(),
@@ -422,15 +420,15 @@ fn paths(table: &Table) -> Vec<String> {
     paths
 }
 
-/// The path whose last part is spelt most like that of `wrong`, if it is alike at all; among equals
-/// the one that is more alike as a whole.
+/// The path whose last part is most similar to that of `wrong`, if any is similar; ties are decided
+/// by the whole path.
 fn nearest(wrong: &str, paths: &[String]) -> Option<String> {
     let last = |path: &str| path.rsplit('.').next().unwrap_or_default().to_owned();
-    let likeness = |path: &str| strsim::jaro_winkler(&last(wrong), &last(path));
-    let rank = |path: &str| likeness(path) + 0.1 * strsim::jaro_winkler(wrong, path);
+    let similarity = |path: &str| strsim::jaro_winkler(&last(wrong), &last(path));
+    let rank = |path: &str| similarity(path) + 0.1 * strsim::jaro_winkler(wrong, path);
 
-    let alike = paths.iter().filter(|path| likeness(path) > 0.8);
-    alike.max_by(|a, b| rank(a).total_cmp(&rank(b))).cloned()
+    let similar = paths.iter().filter(|path| similarity(path) > 0.8);
+    similar.max_by(|a, b| rank(a).total_cmp(&rank(b))).cloned()
 }
 
 fn type_name(value: &Value) -> &'static str {
@@ -460,13 +458,13 @@ mod tests {
     }
 
     #[test]
-    fn nothing_given_is_the_default() {
+    fn an_empty_file_is_the_default() {
         assert_eq!(parse("", &[]).unwrap(), Config::default());
     }
 
     #[test]
     fn a_written_configuration_reads_back_equal() {
-        let odd = parse(
+        let custom = parse(
             "[model]\nrope_scaling = { type = 'yarn', factor = 4.0 }\n[optimizer]\neps = 1e-12",
             &[
                 "data.paths=['a b', '*.txt']",
@@ -474,7 +472,7 @@ mod tests {
                 "sample.prompt=\"a\\n\\\"b\"",
             ],
         );
-        for config in [Config::default(), odd.unwrap()] {
+        for config in [Config::default(), custom.unwrap()] {
             let written = config.to_toml().unwrap();
             assert_eq!(
                 Config::parse(&written, "written", &[]).unwrap(),
@@ -485,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn every_key_of_the_schema_is_written_out() {
+    fn every_key_of_the_schema_is_written() {
         let written = Config::default().to_toml().unwrap();
         let keys = paths(&Table::try_from(Config::default()).unwrap());
 
@@ -505,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn overrides_are_toml_or_else_strings() {
+    fn overrides_are_toml_or_strings() {
         let sets = [
             "data.tokenizer=byte",
             "data.paths=notes.txt",
@@ -526,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn another_model_type_starts_from_nothing() {
+    fn another_model_type_starts_from_an_empty_table() {
         let config = parse("[model]\nmodel_type = 'qwen3'\nhidden_size = 64", &[]).unwrap();
         assert_eq!(config.model.len(), 2);
     }
@@ -626,7 +624,7 @@ mod tests {
     }
 
     #[test]
-    fn overrides_without_a_value_are_refused() {
+    fn overrides_without_a_value_are_errors() {
         for text in ["train.steps", "=1", "train..steps=1", ""] {
             assert!(text.parse::<Override>().is_err(), "{text}");
         }

@@ -1,11 +1,10 @@
-//! The default text: the Rust sources meshgrad was built from, pinned so that it is the same on
+//! The default text: the Rust sources of meshgrad's dependencies, pinned so that it is the same on
 //! every machine.
 //!
 //! `default_text.txt` lists crates and versions of meshgrad's Cargo.lock, in its order. Cargo has
-//! their sources on any machine that built meshgrad; crates that only some platforms compile are
-//! left out, since cargo does not download them elsewhere (`default_text.sh` writes the list). It
-//! is all or nothing: if a crate is missing, the text is meshgrad's own sources, which are in the
-//! program.
+//! their sources on any machine that built meshgrad. Crates that only some platforms compile are left
+//! out, because cargo does not download them elsewhere (`default_text.sh` writes the list). If any
+//! crate is missing, the text is meshgrad's own sources, which are embedded in the program.
 
 use std::path::{Path, PathBuf};
 
@@ -17,7 +16,7 @@ pub const MAX_FILE_BYTES: u64 = 64 << 10;
 /// The text ends before the file that would exceed this.
 pub const MAX_DEFAULT_BYTES: u64 = 16 << 20;
 
-/// First line: `# digest HEX`. Then `NAME VERSION` a line.
+/// First line: `# digest HEX`. Then one `NAME VERSION` per line.
 const PINNED: &str = include_str!("default_text.txt");
 
 include!(concat!(env!("OUT_DIR"), "/own_sources.rs"));
@@ -39,7 +38,7 @@ fn own_sources() -> Corpus {
         .map(document)
         .collect();
     Corpus::new(
-        "meshgrad's own sources (cargo's registry is not here)".to_owned(),
+        "meshgrad's own sources (no cargo registry found)".to_owned(),
         documents,
         0,
     )
@@ -65,10 +64,9 @@ fn pinned_digest() -> Option<u128> {
     u128::from_str_radix(hex, 16).ok()
 }
 
-/// None if a crate that the text needs is not there.
+/// `None` if a crate that the text needs is missing.
 fn read_pinned(registry: &Path) -> Option<Corpus> {
-    // One folder an index: crates.io's, under a name that differs between cargo versions, and
-    // mirrors'.
+    // One folder per index: that of crates.io, whose name depends on the cargo version, and mirrors.
     let indices: Vec<PathBuf> = std::fs::read_dir(registry)
         .ok()?
         .flatten()
@@ -99,7 +97,7 @@ fn read_pinned(registry: &Path) -> Option<Corpus> {
     if pinned_digest() != Some(corpus.digest) {
         corpus
             .title
-            .push_str(" (changed on this machine: not the pinned text)");
+            .push_str(" (modified on this machine: not the pinned text)");
     }
     Some(corpus)
 }
@@ -141,7 +139,7 @@ mod tests {
     fn default_text_is_the_pinned_one() {
         let registry = cargo_home().unwrap().join("registry/src");
         let Some(corpus) = read_pinned(&registry) else {
-            eprintln!("the registry does not hold all pinned crates: nothing to compare");
+            eprintln!("skipped: the registry does not have all pinned crates");
             return;
         };
 
@@ -174,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn own_sources_hold_this_file() {
+    fn own_sources_contain_this_file() {
         let corpus = own_sources();
         let this = corpus
             .documents
@@ -184,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn an_incomplete_registry_is_refused() {
+    fn an_incomplete_registry_is_not_used() {
         let registry = tempfile::tempdir().unwrap();
         assert!(read_pinned(registry.path()).is_none());
 

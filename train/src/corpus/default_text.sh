@@ -1,9 +1,9 @@
 #!/bin/sh
 # Writes default_text.txt: the crates of Cargo.lock that every supported platform compiles, in lock order.
-# Platform-only crates are not downloaded everywhere, so they cannot be part of a text that is the same everywhere. What
-# only GPUs need is left out too: tables of C declarations, made by a program, would be most of the text.
-# Run from the repository's root after a change of dependencies; then run `cargo test -p meshgrad-train
-# default_text`, which prints the new digest for the first line.
+# Cargo does not download platform-specific crates everywhere, so they are left out. Crates that only GPUs need are left
+# out too, because generated C declarations would be most of the text.
+# Run it from the repository's root after a change of dependencies. Then run `cargo test -p meshgrad-train default_text`,
+# which prints the new digest for the first line.
 set -eu
 
 here=train/src/corpus

@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 
 use super::{CorpusError, Document};
 
-/// Endings that count as text in folders and globs. A file that is named outright is read whatever
-/// its ending.
-const TEXT: [&str; 24] = [
+/// Extensions that count as text in folders and globs. A file that is named explicitly is read
+/// whatever its extension.
+const EXTENSIONS: [&str; 24] = [
     "txt", "text", "md", "markdown", "rst", "tex", "rs", "py", "c", "h", "cc", "cpp", "hpp", "cu",
     "go", "java", "js", "ts", "sh", "toml", "html", "csv", "jsonl", "ndjson",
 ];
 
-/// All documents of `paths` and how many bytes were no UTF-8.
+/// All documents of `paths`, and the number of invalid UTF-8 bytes.
 pub(super) fn read(paths: &[String]) -> Result<(Vec<Document>, u64), CorpusError> {
     let mut seen = BTreeSet::new();
     let mut documents = Vec::new();
@@ -59,7 +59,9 @@ fn resolve(path: &str) -> Result<Vec<PathBuf>, CorpusError> {
 
 fn not_empty(place: &str, files: Vec<PathBuf>) -> Result<Vec<PathBuf>, CorpusError> {
     if files.is_empty() {
-        let extensions = TEXT.map(|ending| format!(".{ending}")).join(" ");
+        let extensions = EXTENSIONS
+            .map(|extension| format!(".{extension}"))
+            .join(" ");
         return Err(CorpusError::NoMatch {
             place: place.to_owned(),
             extensions,
@@ -68,8 +70,8 @@ fn not_empty(place: &str, files: Vec<PathBuf>) -> Result<Vec<PathBuf>, CorpusErr
     Ok(files)
 }
 
-/// Text files below `folder`, depth first, sorted by name in each folder. Hidden entries and links
-/// to folders, which may form circles, are left out.
+/// Text files in `folder`, depth first, sorted by name in each folder. Hidden entries and links to
+/// folders, which may form cycles, are left out.
 fn walk(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), CorpusError> {
     let error = |source| CorpusError::Read {
         path: folder.to_owned(),
@@ -97,13 +99,13 @@ fn walk(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), CorpusError> {
 }
 
 fn is_text(path: &Path) -> bool {
-    let ending = path.extension().and_then(|ending| ending.to_str());
-    ending.is_some_and(|ending| TEXT.contains(&ending.to_ascii_lowercase().as_str()))
+    let extension = path.extension().and_then(|it| it.to_str());
+    extension.is_some_and(|it| EXTENSIONS.contains(&it.to_ascii_lowercase().as_str()))
 }
 
 fn is_json_lines(path: &Path) -> bool {
-    let ending = path.extension().and_then(|ending| ending.to_str());
-    ending.is_some_and(|ending| ["jsonl", "ndjson"].contains(&ending.to_ascii_lowercase().as_str()))
+    let extension = path.extension().and_then(|it| it.to_str());
+    extension.is_some_and(|it| ["jsonl", "ndjson"].contains(&it.to_ascii_lowercase().as_str()))
 }
 
 fn read_file(path: &Path, documents: &mut Vec<Document>) -> Result<u64, CorpusError> {
@@ -130,7 +132,7 @@ fn read_file(path: &Path, documents: &mut Vec<Document>) -> Result<u64, CorpusEr
     Ok(replaced)
 }
 
-/// Each line an object whose `text` is a document. Blank lines and empty texts are left out.
+/// Each line is an object whose `text` is a document. Blank lines and empty texts are left out.
 fn read_json_lines(
     path: &Path,
     name: &str,
@@ -155,10 +157,7 @@ fn read_json_lines(
             .get("text")
             .and_then(|text| text.as_str())
             .ok_or_else(|| {
-                bad(
-                    "no string in field `text`; every line must be an object that has one"
-                        .to_owned(),
-                )
+                bad("no string in field `text`; every line must be an object with one".to_owned())
             })?;
         if !text.is_empty() {
             let name = format!("{name}:{}", index + 1);
@@ -177,7 +176,7 @@ fn read_json_lines(
     }
 }
 
-/// Text with U+FFFD for whatever is no UTF-8, and how many bytes that was.
+/// The text, with U+FFFD in place of invalid UTF-8, and the number of invalid bytes.
 fn to_text(bytes: Vec<u8>) -> (String, u64) {
     let bytes = match String::from_utf8(bytes) {
         Ok(text) => return (text, 0),
@@ -243,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn globs_and_repeats() {
+    fn globs_are_sorted_and_repeats_read_once() {
         let folder = folder(&[
             ("b.txt", b"2"),
             ("a.txt", b"1"),
@@ -274,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn missing_and_empty_paths_are_named() {
         let folder = folder(&[("empty.txt", b" \n"), ("none/x.png", b"x")]);
         let cases = [
             ("nothing.txt", "cannot read"),
@@ -298,10 +297,10 @@ mod tests {
     }
 
     proptest! {
-        /// The same text as the standard library's lossy reading, and nothing counted if and only
-        /// if it is valid.
+        /// The text equals the standard library's lossy conversion, and the count is zero exactly for
+        /// valid UTF-8.
         #[test]
-        fn lossy_text_is_the_standard_one(bytes: Vec<u8>) {
+        fn lossy_text_equals_the_standard_librarys(bytes: Vec<u8>) {
             let (text, replaced) = to_text(bytes.clone());
             prop_assert_eq!(&text, &String::from_utf8_lossy(&bytes));
             prop_assert_eq!(replaced == 0, std::str::from_utf8(&bytes).is_ok());

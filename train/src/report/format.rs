@@ -1,4 +1,4 @@
-//! Numbers as people read them. Pure functions.
+//! Formatting of numbers for people.
 
 use std::time::Duration;
 
@@ -72,7 +72,7 @@ pub fn thousands(value: f64) -> String {
     }
 }
 
-/// `9.8e-4`: two digits, as learning rates are read; `0` for zero.
+/// `9.8e-4`: two digits; `0` for zero.
 pub fn rate(value: f64) -> String {
     if value == 0.0 {
         "0".to_owned()
@@ -81,8 +81,7 @@ pub fn rate(value: f64) -> String {
     }
 }
 
-/// `[12 13 50 25]%`: each share of a whole as percent, unless there are too many to read: then the
-/// extremes.
+/// `[12 13 50 25]%`: each share in percent; minimum and maximum if there are too many.
 pub fn shares(shares: &[f64]) -> String {
     const READABLE: usize = 16;
 

@@ -1,35 +1,35 @@
-//! How far loading is.
+//! A progress bar for loading.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// What takes less needs no line.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// Shorter loads show no bar.
+const DELAY: Duration = Duration::from_secs(1);
 
-/// Calls `load` with what it shall tell bytes read and all to (as
-/// [`Loader::progress`](meshgrad_models::hf::Loader::progress)). If that takes longer than a
-/// second, a line on standard error shows them until it is done, on a terminal only.
+/// Calls `load` with a callback that takes the bytes read and the total (see
+/// [`Loader::progress`](meshgrad_models::hf::Loader::progress)). After a second a progress bar is
+/// shown on standard error, if that is a terminal.
 pub fn with_loading_bar<T>(load: impl FnOnce(&(dyn Fn(u64, u64) + Sync)) -> T) -> T {
     let bar = LoadingBar::new(Instant::now());
     load(&|read, all| bar.show(read, all))
 }
 
 struct LoadingBar {
-    begun: Instant,
+    started: Instant,
     bar: OnceLock<ProgressBar>,
 }
 
 impl LoadingBar {
-    fn new(begun: Instant) -> LoadingBar {
+    fn new(started: Instant) -> LoadingBar {
         let bar = OnceLock::new();
-        LoadingBar { begun, bar }
+        LoadingBar { started, bar }
     }
 
     fn show(&self, read: u64, all: u64) {
-        let elapsed = self.begun.elapsed();
-        if elapsed < PATIENCE {
+        let elapsed = self.started.elapsed();
+        if elapsed < DELAY {
             return;
         }
         let bar = self.bar.get_or_init(|| new_bar(elapsed));
@@ -46,7 +46,7 @@ impl Drop for LoadingBar {
     }
 }
 
-/// Hidden where standard error is no terminal.
+/// Hidden where standard error is not a terminal.
 fn new_bar(elapsed: Duration) -> ProgressBar {
     let bar = ProgressBar::new(0).with_elapsed(elapsed);
     let template = "loading {bar:30} {binary_bytes} of {binary_total_bytes}, \
@@ -62,16 +62,16 @@ fn new_bar(elapsed: Duration) -> ProgressBar {
 mod tests {
     use super::*;
 
-    /// Short work has no line; the line of long work follows it, from folder to folder.
+    /// A short load shows no bar. The bar of a long one follows it from folder to folder.
     #[test]
-    fn only_long_work_has_a_line() {
+    fn only_long_loads_show_a_bar() {
         let hour = Duration::from_secs(3600);
-        let begins_later = LoadingBar::new(Instant::now() + hour);
-        begins_later.show(1, 10);
-        assert!(begins_later.bar.get().is_none());
+        let in_the_future = LoadingBar::new(Instant::now() + hour);
+        in_the_future.show(1, 10);
+        assert!(in_the_future.bar.get().is_none());
 
         let mut bar = LoadingBar::new(Instant::now());
-        bar.begun -= PATIENCE;
+        bar.started -= DELAY;
         for (read, all) in [(1, 10), (10, 10), (3, 7)] {
             bar.show(read, all);
             let shown = bar.bar.get().unwrap();
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_loaded_comes_through() {
+    fn the_result_of_loading_is_returned() {
         let loaded = with_loading_bar(|progress| {
             progress(1, 2);
             "loaded"

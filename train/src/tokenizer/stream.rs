@@ -1,4 +1,4 @@
-//! Text from ids as they come.
+//! Streamed decoding.
 
 use super::{Result, Tokenizer};
 
@@ -14,21 +14,21 @@ impl Tokenizer {
     }
 }
 
-/// Text from ids one by one. A character whose bytes are spread over several ids comes with the
-/// last of them. All pieces together are what [`Tokenizer::decode`] gives for all ids.
+/// Decodes ids one by one. A character whose bytes span several ids is returned with the last of them.
+/// The concatenation of all pieces equals [`Tokenizer::decode`] of all ids.
 pub struct DecodeStream<'t> {
     tokenizer: &'t Tokenizer,
-    /// The ids since the text was last whole, and those of the piece before, since some decoders
+    /// The ids since the text was last complete, and those of the piece before, because some decoders
     /// look back.
     ids: Vec<u32>,
-    /// The part of the text of `ids` that was given out.
+    /// The part of the text of `ids` that was returned.
     shown: String,
-    /// How many of `ids` are new since the text was last whole.
+    /// How many of `ids` were added since the text was last complete.
     pending: usize,
 }
 
 impl DecodeStream<'_> {
-    /// The text that is now certain; often empty.
+    /// Adds an id and returns the text that is now complete; it may be empty.
     ///
     /// # Errors
     /// [`super::TokenizerError::Use`].
@@ -37,22 +37,22 @@ impl DecodeStream<'_> {
         self.pending += 1;
         let text = self.tokenizer.decode(&self.ids)?;
 
-        let certain = certain(&text);
-        let piece = certain
+        let complete = complete(&text);
+        let piece = complete
             .get(self.shown.len()..)
             .unwrap_or_default()
             .to_owned();
-        if certain.len() == text.len() {
+        if complete.len() == text.len() {
             self.ids.drain(..self.ids.len() - self.pending);
             self.pending = 0;
             self.shown = self.tokenizer.decode(&self.ids)?;
         } else {
-            self.shown = certain.to_owned();
+            self.shown = complete.to_owned();
         }
         Ok(piece)
     }
 
-    /// What is still held, lossy.
+    /// Returns the remaining text, with U+FFFD for incomplete characters.
     ///
     /// # Errors
     /// [`super::TokenizerError::Use`].
@@ -62,14 +62,14 @@ impl DecodeStream<'_> {
     }
 }
 
-/// The text without the end that the next ids may change: a character has at most four bytes, so
-/// that at most three replacement characters may still become one.
-fn certain(text: &str) -> &str {
-    let mut certain = text;
+/// The text without an end that later ids may change. A character has at most four bytes, so at most
+/// three replacement characters may still become one.
+fn complete(text: &str) -> &str {
+    let mut complete = text;
     for _ in 0..3 {
-        certain = certain
+        complete = complete
             .strip_suffix(char::REPLACEMENT_CHARACTER)
-            .unwrap_or(certain);
+            .unwrap_or(complete);
     }
-    certain
+    complete
 }

@@ -1,41 +1,41 @@
-//! Where a text may be cut so that its pieces have the ids of the whole.
+//! Where a text may be split so that its pieces have the ids of the whole.
 
 use tokenizers::{PreTokenizerWrapper, Tokenizer as Library};
 use twox_hash::XxHash3_64;
 
-/// The length of the first piece of a text for any tokenizer: up to a line end between two visible
-/// characters, behind which the usual pre-tokenizers cut as well.
-pub(super) fn chunks(text: &str) -> usize {
+/// The length of the first piece of a text for any tokenizer. It ends after a newline between two
+/// visible characters, where the usual pre-tokenizers split too.
+pub(super) fn next_chunk(text: &str) -> usize {
     const CHUNK_BYTES: usize = 32 << 10;
 
     let bytes = text.as_bytes();
-    let is_cut = |&at: &usize| {
+    let is_boundary = |&at: &usize| {
         let visible = bytes[at - 2].is_ascii_graphic() && bytes[at].is_ascii_graphic();
         visible && bytes[at - 1] == b'\n'
     };
     (CHUNK_BYTES..bytes.len())
-        .find(is_cut)
+        .find(is_boundary)
         .unwrap_or(bytes.len())
 }
 
-/// The length of the first piece of a text for GPT-2's pre-tokenizer: its pieces are one space at
-/// most and then only letters, only digits or only signs, or else only white space, or an
-/// apostrophe with letters. So none goes on from a letter or digit to anything else in ASCII, nor
-/// from a sign to white space.
-pub(super) fn words(text: &str) -> usize {
+/// The length of the first piece of a text for GPT-2's pre-tokenizer. Its pieces are an optional space
+/// followed by only letters, only digits or only punctuation; or only white space; or an apostrophe
+/// with letters. None continues from a letter or digit to another kind of ASCII character, nor from
+/// punctuation to white space.
+pub(super) fn next_word(text: &str) -> usize {
     let bytes = text.as_bytes();
-    let is_cut = |&at: &usize| {
-        let (before, behind) = (bytes[at - 1], bytes[at]);
+    let is_boundary = |&at: &usize| {
+        let (before, after) = (bytes[at - 1], bytes[at]);
         let ends_word =
-            before.is_ascii_alphanumeric() && behind.is_ascii() && !behind.is_ascii_alphanumeric();
-        let ends_signs = before.is_ascii_punctuation() && behind.is_ascii_whitespace();
-        ends_word || ends_signs
+            before.is_ascii_alphanumeric() && after.is_ascii() && !after.is_ascii_alphanumeric();
+        let ends_punctuation = before.is_ascii_punctuation() && after.is_ascii_whitespace();
+        ends_word || ends_punctuation
     };
-    (1..bytes.len()).find(is_cut).unwrap_or(bytes.len())
+    (1..bytes.len()).find(is_boundary).unwrap_or(bytes.len())
 }
 
-/// Whether a tokenizer sees no further than GPT-2's pre-tokenizer, as those that are trained here.
-pub(super) fn cuts_words(library: &Library) -> bool {
+/// Whether a tokenizer splits like GPT-2's pre-tokenizer, as those trained here do.
+pub(super) fn splits_at_words(library: &Library) -> bool {
     let pre_tokenizer = matches!(
         library.get_pre_tokenizer(),
         Some(PreTokenizerWrapper::ByteLevel(plain)) if plain.use_regex && !plain.add_prefix_space
@@ -44,8 +44,8 @@ pub(super) fn cuts_words(library: &Library) -> bool {
     pre_tokenizer && library.get_normalizer().is_none() && added.all(|token| token.special)
 }
 
-/// All chunks if they are within `limit` bytes, else a share of them that is spread over the whole
-/// text, by hash.
+/// All chunks if they fit into `limit` bytes, otherwise a fraction of them, chosen by hash over the
+/// whole text.
 pub(super) fn training_sample<'t>(texts: &[&'t str], limit: usize) -> Vec<&'t str> {
     let total: usize = texts.iter().map(|text| text.len()).sum();
     let share = limit as f64 / total as f64;
@@ -54,7 +54,7 @@ pub(super) fn training_sample<'t>(texts: &[&'t str], limit: usize) -> Vec<&'t st
     for text in texts {
         let mut rest = *text;
         while !rest.is_empty() {
-            let (chunk, after) = rest.split_at(chunks(rest));
+            let (chunk, after) = rest.split_at(next_chunk(rest));
             all.push(chunk);
             rest = after;
         }
