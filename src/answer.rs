@@ -1,4 +1,4 @@
-//! What a command answers: text on standard output, and an exit code.
+//! The result of a command: text on standard output, and an exit code.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::table::printable;
 
-/// What a command answers: all its output, and its exit code.
+/// The output and the exit code of a command.
 pub(crate) struct Answer {
     pub(crate) text: String,
     pub(crate) code: u8,
@@ -24,18 +24,18 @@ impl Answer {
     }
 }
 
-/// Prints an answer, or the error with the exit code `trouble`.
-pub(crate) fn print(answer: anyhow::Result<Answer>, trouble: u8) -> ExitCode {
+/// Prints an answer, or the error with the exit code `failure`.
+pub(crate) fn print(answer: anyhow::Result<Answer>, failure: u8) -> ExitCode {
     match answer.and_then(|answer| Ok((write(&answer.text)?, answer.code))) {
         Ok(((), code)) => ExitCode::from(code),
         Err(error) => {
             eprintln!("error: {}", printable(&crate::message(&error)));
-            ExitCode::from(trouble)
+            ExitCode::from(failure)
         }
     }
 }
 
-/// A reader who has gone away, such as `head`, is no error.
+/// Writes the text. A closed pipe, as with `head`, is not an error.
 fn write(text: &str) -> anyhow::Result<()> {
     match io::stdout().lock().write_all(text.as_bytes()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {

@@ -1,16 +1,15 @@
-//! `meshgrad check`: what the device is, and whether every op is right on it.
+//! `meshgrad check`: reports the device and checks every op on it.
 //!
-//! On a CPU gradients are computed in f64 and held against finite differences. A GPU has no f64:
-//! there values and gradients are computed in f32 and in bf16, and held against the CPU's f64 at
-//! the same inputs.
+//! On a CPU gradients are computed in f64 and compared with finite differences. A GPU has no f64: values
+//! and gradients are computed there in f32 and in bf16, and compared with the CPU's f64 at the same
+//! inputs.
 
 use anyhow::{bail, ensure};
 use meshgrad::autograd::{self, Tolerance, gradcheck};
 use meshgrad::opcheck::{self, Closeness, cases, compare};
 use meshgrad::runtime::{self, DType, Device};
 
-/// What a GPU computes in, and how close it must come to f64: a few roundings of f32 an element,
-/// and in bf16 a few in a hundred.
+/// The dtypes of a GPU and their tolerances: a few f32 roundings per element, and in bf16 a few percent.
 const GPU_FLOATS: [(DType, Closeness); 2] = [
     (DType::F32, Closeness::Elements(1e-5)),
     (
@@ -48,7 +47,7 @@ fn on_cpu(device: &Device) -> anyhow::Result<()> {
         let outcome = gradcheck(&case.function, &case.inputs, Tolerance::default());
         tally.print(case.name, &outcome.map_err(opcheck::Error::from));
     }
-    tally.judge("gradients", "finite differences")
+    tally.finish("gradients", "finite differences")
 }
 
 fn on_gpu(device: &Device) -> anyhow::Result<()> {
@@ -70,23 +69,23 @@ fn on_gpu(device: &Device) -> anyhow::Result<()> {
             tally.print(case.name, &compare(case, exact, closeness));
         }
     }
-    tally.judge("values and gradients", "the CPU's in f64")
+    tally.finish("values and gradients", "the CPU's in f64")
 }
 
-/// How many cases ended how.
+/// Counts of results.
 #[derive(Default)]
 struct Tally {
-    right: usize,
+    passed: usize,
     missing: usize,
     failed: usize,
 }
 
 impl Tally {
-    /// Counts an outcome, and prints it on a line.
+    /// Counts a result and prints it.
     fn print(&mut self, name: &str, outcome: &opcheck::Result) {
         match outcome {
             Ok(()) => {
-                self.right += 1;
+                self.passed += 1;
                 println!("ok      {name}");
             }
             Err(opcheck::Error::Autograd(autograd::Error::Runtime(runtime::Error::NoKernel {
@@ -103,28 +102,28 @@ impl Tally {
         }
     }
 
-    /// Fails when a case failed, and when none was checked.
-    fn judge(&self, what: &str, with: &str) -> anyhow::Result<()> {
+    /// Fails if a case failed or none was checked.
+    fn finish(&self, what: &str, with: &str) -> anyhow::Result<()> {
         let Tally {
-            right,
+            passed,
             missing,
             failed,
         } = *self;
         println!();
         if failed > 0 {
             bail!(
-                "in {failed} of {} cases {what} disagree with {with}",
-                right + failed
+                "{what} of {failed} of {} cases disagree with {with}",
+                passed + failed
             );
         }
         ensure!(
-            right > 0,
+            passed > 0,
             "nothing was checked: this device has no kernel for any of {missing} cases"
         );
         match missing {
-            0 => println!("{what} of all {right} cases agree with {with}"),
+            0 => println!("{what} of all {passed} cases agree with {with}"),
             _ => {
-                println!("{what} of {right} cases agree with {with}; {missing} have no kernel yet")
+                println!("{what} of {passed} cases agree with {with}; {missing} have no kernel yet")
             }
         }
         Ok(())
@@ -135,18 +134,18 @@ impl Tally {
 mod tests {
     use super::*;
 
-    fn tally(right: usize, missing: usize, failed: usize) -> anyhow::Result<()> {
+    fn tally(passed: usize, missing: usize, failed: usize) -> anyhow::Result<()> {
         let tally = Tally {
-            right,
+            passed,
             missing,
             failed,
         };
-        tally.judge("values", "others")
+        tally.finish("values", "others")
     }
 
-    /// A device that can do nothing has not passed.
+    /// The check needs at least one passed case and no failed one.
     #[test]
-    fn some_must_be_right_and_none_wrong() {
+    fn some_cases_must_pass_and_none_fail() {
         assert!(tally(1, 0, 0).is_ok() && tally(1, 9, 0).is_ok());
         assert!(tally(0, 9, 0).is_err() && tally(0, 0, 0).is_err());
         assert!(tally(9, 0, 1).is_err() && tally(0, 9, 1).is_err());

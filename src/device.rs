@@ -1,58 +1,58 @@
-//! `--device`: where a command computes.
+//! `--device`: the device of a command.
 
 use std::str::FromStr;
 
 use meshgrad::runtime::{CudaError, Device, Error};
 
-/// The option of commands that compute much: what is fastest here.
+/// The option of commands that default to the fastest device.
 #[derive(clap::Args)]
 pub(crate) struct OnFastest {
-    /// Where to compute: `cpu`, `cuda[:N]`, `emulator[:N]` (the GPU's kernels, run and examined on
-    /// the CPU: slow), or `auto`: the first GPU if there is one, otherwise the CPU.
+    /// The device: `cpu`, `cuda[:N]`, `emulator[:N]` (GPU kernels, run and checked on the CPU: slow), or
+    /// `auto`: the first GPU if there is one, otherwise the CPU.
     #[arg(long, default_value = "auto")]
     device: DeviceName,
 }
 
-/// The option of commands whose numbers are compared.
+/// The option of commands that default to the CPU, whose results are compared.
 #[derive(clap::Args)]
 pub(crate) struct OnCpu {
-    /// Where to compute: `cpu`, `cuda[:N]`, `emulator[:N]` (the GPU's kernels, run and examined on
-    /// the CPU: slow), or `auto`: the first GPU if there is one, otherwise the CPU.
+    /// The device: `cpu`, `cuda[:N]`, `emulator[:N]` (GPU kernels, run and checked on the CPU: slow), or
+    /// `auto`: the first GPU if there is one, otherwise the CPU.
     #[arg(long, default_value = "cpu")]
     device: DeviceName,
 }
 
-/// The option of commands that are about GPUs.
+/// The option of commands for GPUs.
 #[derive(clap::Args)]
 pub(crate) struct OnGpu {
-    /// Where to compute: `cuda[:N]`, `emulator[:N]` (the same kernels, run and examined on the CPU:
-    /// how long that takes says nothing), `cpu` or `auto`.
+    /// The device: `cuda[:N]`, `emulator[:N]` (the same kernels, run and checked on the CPU: its times
+    /// mean nothing), `cpu` or `auto`.
     #[arg(long, default_value = "cuda")]
     device: DeviceName,
 }
 
 impl OnGpu {
-    /// The device, which is `cpu` where the CPU is meant.
+    /// Opens the device. `cpu` is the CPU device.
     pub(crate) fn open(&self, cpu: &Device) -> Result<Device, Error> {
         self.device.open(cpu)
     }
 }
 
 impl OnFastest {
-    /// The device, which is `cpu` where the CPU is meant.
+    /// Opens the device. `cpu` is the CPU device.
     pub(crate) fn open(&self, cpu: &Device) -> Result<Device, Error> {
         self.device.open(cpu)
     }
 }
 
 impl OnCpu {
-    /// The device, which is `cpu` where the CPU is meant.
+    /// Opens the device. `cpu` is the CPU device.
     pub(crate) fn open(&self, cpu: &Device) -> Result<Device, Error> {
         self.device.open(cpu)
     }
 }
 
-/// A device by its name.
+/// The name of a device.
 #[derive(Clone, Copy)]
 enum DeviceName {
     Auto,
@@ -72,7 +72,7 @@ impl DeviceName {
                 Err(Error::Cuda(CudaError::DriverMissing | CudaError::NoDevice { .. })) => {
                     Ok(cpu.clone())
                 }
-                // There is one, and something is wrong with it: hours on the CPU are no answer.
+                // A GPU that exists but fails is an error, not a reason to train on the CPU.
                 Err(error) => Err(error),
             },
         }
@@ -93,7 +93,7 @@ impl FromStr for DeviceName {
             ("cuda", ordinal) => Ok(DeviceName::Cuda(ordinal.unwrap_or(0))),
             ("emulator", ordinal) => Ok(DeviceName::Emulator(ordinal.unwrap_or(0))),
             _ => Err(format!(
-                "`{name}` is not a device: auto, cpu, cuda[:N] or emulator[:N]"
+                "unknown device `{name}`: use auto, cpu, cuda[:N] or emulator[:N]"
             )),
         }
     }
@@ -101,5 +101,5 @@ impl FromStr for DeviceName {
 
 fn number(name: &str, ordinal: &str) -> Result<usize, String> {
     let number = ordinal.parse();
-    number.map_err(|_| format!("`{name}`: a number follows the colon"))
+    number.map_err(|_| format!("invalid device `{name}`: expected a number after the colon"))
 }

@@ -1,5 +1,5 @@
-//! `meshgrad forward`: logits, loss and gradients of a Hugging Face folder, file in and file out,
-//! to compare with others.
+//! `meshgrad forward`: logits, loss and gradients of a Hugging Face model, from file to file, for
+//! comparison with other implementations.
 
 use std::path::{Path, PathBuf};
 
@@ -15,19 +15,19 @@ use crate::device::OnCpu;
 
 #[derive(clap::Args)]
 pub(crate) struct ForwardArguments {
-    /// config.json and safetensors, as on the hub.
+    /// A folder with config.json and safetensors files.
     model: PathBuf,
-    /// `input_ids` [B, T] int64, and optionally `labels` [B, T] int64, aligned with positions, -100
-    /// ignored.
+    /// A file with `input_ids` [B, T] int64 and optionally `labels` [B, T] int64, aligned by position; -100
+    /// is ignored.
     #[arg(long)]
     input: PathBuf,
-    /// Gets `logits` [B, T, V] f32; with labels `loss` [1] f32, the mean over counted labels.
+    /// The output file: `logits` [B, T, V] f32; with labels `loss` [1] f32, the mean over counted labels.
     #[arg(long)]
     output: PathBuf,
     /// Also write the gradient of the loss as `grad.NAME`, f32, for each tensor of the folder.
     #[arg(long)]
     grads: bool,
-    /// The dtype to compute in.
+    /// The compute dtype.
     #[arg(long, default_value = "f32")]
     dtype: ComputeDType,
     #[command(flatten)]
@@ -69,7 +69,7 @@ pub(crate) fn forward(arguments: &ForwardArguments, device: &Device) -> anyhow::
         Some(labels) => {
             ensure!(
                 labels.shape() == ids.shape(),
-                "`labels` is {} but `input_ids` is {}: give one label a position",
+                "`labels` has shape {} but `input_ids` has {}: give one label per position",
                 labels.shape(),
                 ids.shape()
             );
@@ -81,13 +81,13 @@ pub(crate) fn forward(arguments: &ForwardArguments, device: &Device) -> anyhow::
     write(&arguments.output, &outputs)
 }
 
-/// The mean loss and, if asked for, the gradient of every tensor.
+/// The mean loss and, if requested, the gradient of every tensor.
 fn loss(
     loaded: &hf::Loaded,
     ids: &Tensor,
     labels: &Tensor,
     compute: Compute,
-    wants_grads: bool,
+    with_grads: bool,
 ) -> anyhow::Result<Outputs> {
     let counted = labels
         .to_vec::<i64>()?
@@ -96,7 +96,7 @@ fn loss(
         .count();
     ensure!(
         counted > 0,
-        "every label is {IGNORE_INDEX}: there is no loss to compute"
+        "every label is {IGNORE_INDEX}, so there is no loss; give at least one other label"
     );
 
     let model: &Qwen3 = &loaded.model;
@@ -109,7 +109,7 @@ fn loss(
     let loss = loss?;
     let mean = loss.total.value().item::<f32>()? / loss.weight.item::<f32>()?;
     let mut outputs: Outputs = vec![("loss".into(), vec![1], vec![mean])];
-    if wants_grads {
+    if with_grads {
         let params = model.params();
         let mut grads = Grads::new(&params)?;
         let seed = values::reciprocal(&loss.weight)?;
@@ -158,8 +158,8 @@ fn write(path: &Path, outputs: &Outputs) -> anyhow::Result<()> {
         writer.add(name, Dtype::F32, shape)?;
     }
     writer.save(path, |info, sink| {
-        let found = outputs.iter().find(|(name, _, _)| *name == info.name);
-        let elements = found
+        let output = outputs.iter().find(|(name, _, _)| *name == info.name);
+        let elements = output
             .map(|(_, _, elements)| elements.as_slice())
             .unwrap_or_default();
         let bytes: Vec<u8> = elements

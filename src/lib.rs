@@ -1,7 +1,6 @@
-//! meshgrad: a training runtime in Rust, from the tensor up. No libtorch, no BLAS library, no
-//! Python.
+//! meshgrad: a training runtime in Rust. No libtorch, no BLAS library, no Python.
 //!
-//! This crate is the facade over the others, each small enough to read in an afternoon:
+//! This crate is the facade of the others:
 //!
 //! - [`mesh`]: layouts of ranks, device meshes, placements. Pure values.
 //! - [`dist`]: parallel configurations, the groups and communicators they need.
@@ -10,8 +9,8 @@
 //! - [`opcheck`]: cases of every differentiable op, checked on your device.
 //! - [`ckpt`]: safetensors folders, read strictly and written atomically.
 //! - [`load`]: regions of a checkpoint into tensors, on the CPU and on GPUs.
-//! - [`models`]: Qwen3, dense and mixture-of-experts, as white boxes.
-//! - [`train`]: data, optimizer, schedule, and the loop as a library of parts.
+//! - [`models`]: Qwen3, dense and mixture-of-experts, as plain structs.
+//! - [`train`]: data, optimizer, schedule, and the training loop as a library of parts.
 //!
 //! ```
 //! use meshgrad::prelude::*;
@@ -41,7 +40,7 @@ pub use meshgrad_opcheck as opcheck;
 pub use meshgrad_runtime as runtime;
 pub use meshgrad_train as train;
 
-/// What most programs use.
+/// The items that most programs use.
 pub mod prelude {
     pub use crate::autograd::{
         Grads, Init, Module, Param, Save, Tape, Track, Var, checkpoint, ops,

@@ -1,4 +1,4 @@
-//! The program: a command line over the facade. Whoever wants another loop writes another main.
+//! The program: a command line over the facade. For another loop, write another `main`.
 
 mod answer;
 mod bench;
@@ -48,7 +48,7 @@ enum Command {
     Train(TrainArguments),
     /// Continue a prompt with a trained model.
     Sample(SampleArguments),
-    /// Compute logits, loss and gradients of a Hugging Face folder: the parity tool.
+    /// Compute logits, loss and gradients of a Hugging Face model, for comparison with transformers.
     Forward(forward::ForwardArguments),
     /// Look at checkpoints, and at safetensors files and folders of any origin.
     Ckpt(ckpt::CkptArguments),
@@ -56,7 +56,7 @@ enum Command {
     Mesh(mesh::MeshArguments),
     /// Report the device and check the values and gradients of every op on it.
     Check(CheckArguments),
-    /// Measure how fast this machine computes, beside torch.
+    /// Benchmark this machine, compared with torch.
     Bench(bench::BenchArguments),
 }
 
@@ -68,17 +68,17 @@ struct CheckArguments {
 
 #[derive(clap::Args)]
 struct TrainArguments {
-    /// A TOML file; keys it leaves out have their defaults.
+    /// A TOML file; missing keys have their defaults.
     config: Option<PathBuf>,
     #[command(flatten)]
     device: OnFastest,
     /// Set a key, as in `--set train.steps=100`; may be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     sets: Vec<Override>,
-    /// Where the run is kept [default: runs/NAME, after the configuration file].
+    /// The run folder [default: runs/NAME, named after the configuration file].
     #[arg(long, value_name = "DIR")]
     run_dir: Option<PathBuf>,
-    /// Where to begin: `auto` (the newest checkpoint of the run), `never`, or a checkpoint.
+    /// Where to start: `auto` (the newest checkpoint of the run), `never` (from scratch), or a checkpoint.
     #[arg(long, value_name = "auto|never|DIR", default_value = "auto")]
     resume: String,
     /// Save and stop after this step.
@@ -92,19 +92,19 @@ struct SampleArguments {
     model: PathBuf,
     #[command(flatten)]
     device: OnFastest,
-    /// What to continue.
+    /// The prompt.
     #[arg(long, default_value = "")]
     prompt: String,
-    /// How many tokens to write at most.
+    /// The maximum number of tokens to generate.
     #[arg(long, default_value_t = 200)]
     tokens: usize,
-    /// Divides the scores; 0 always takes the likeliest token.
+    /// Divides the logits; 0 always takes the most likely token.
     #[arg(long, default_value_t = 0.8)]
     temperature: f64,
-    /// Draw from this many likeliest tokens only; 0 means all.
+    /// Sample only from this many most likely tokens; 0 means all.
     #[arg(long, default_value_t = 40)]
     top_k: usize,
-    /// The same seed writes the same text.
+    /// The random seed; equal seeds give equal text.
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
@@ -129,7 +129,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// An error and its causes, each once: most messages of ours already tell their cause.
+/// An error and its causes. A cause that the message already contains is not repeated.
 fn message(error: &anyhow::Error) -> String {
     let mut message = String::new();
     for cause in error.chain().map(ToString::to_string) {
@@ -148,7 +148,7 @@ fn dispatch(command: &Command, device: &Device) -> anyhow::Result<ExitCode> {
         Command::Train(arguments) => train(arguments, &arguments.device.open(device)?),
         Command::Sample(arguments) => sample(arguments, &arguments.device.open(device)?),
         Command::Forward(arguments) => forward::forward(arguments, &arguments.device.open(device)?),
-        // Some of its exit codes are answers.
+        // Some of its exit codes are not errors.
         Command::Ckpt(arguments) => return Ok(ckpt::ckpt(arguments, device.properties().threads)),
         Command::Bench(arguments) => return bench::bench(arguments, device),
         Command::Mesh(arguments) => return Ok(mesh::mesh(arguments)),
@@ -172,10 +172,10 @@ fn train(arguments: &TrainArguments, device: &Device) -> anyhow::Result<()> {
 
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        // A second signal ends the program at once.
+        // A second signal ends the program immediately.
         signal_hook::flag::register_conditional_shutdown(signal, 1, stop.clone())
             .and_then(|_| signal_hook::flag::register(signal, stop.clone()))
-            .context("cannot watch for Ctrl-C")?;
+            .context("cannot install a handler for Ctrl-C")?;
     }
     let summary = session::run(&config, &options, device, &stop)?;
     print_summary(&summary, &options);
@@ -186,20 +186,20 @@ fn print_summary(summary: &Summary, options: &Options) {
     let run = options.run_dir.display();
     println!();
     if let (Some(loss), Some(bits)) = (summary.val_loss, summary.val_bits_per_byte) {
-        println!("validation  {loss:.4} nats a token, {bits:.4} bits a byte");
+        println!("validation  {loss:.4} nats per token, {bits:.4} bits per byte");
     }
     println!("checkpoint  {}", summary.checkpoint.display());
     if let Some(plot) = &summary.plot {
-        println!("curves      {}", plot.display());
+        println!("plot        {}", plot.display());
     }
     println!("\nnext:");
     println!("  meshgrad sample {run} --prompt \"fn main\"");
-    let go_on = format!("meshgrad train {run}/config.toml --run-dir {run}");
+    let resume = format!("meshgrad train {run}/config.toml --run-dir {run}");
     if summary.step < summary.steps {
-        println!("  {go_on}    (goes on with the remaining steps)");
+        println!("  {resume}    (resumes with the remaining steps)");
     } else {
         let more = summary.steps * 2;
-        println!("  {go_on} --set train.steps={more}    (goes on)");
+        println!("  {resume} --set train.steps={more}    (continues training)");
     }
     println!("  meshgrad train --set 'data.paths=[\"YOUR/TEXT\"]' --run-dir runs/mine");
 }
@@ -231,7 +231,7 @@ fn sample(arguments: &SampleArguments, device: &Device) -> anyhow::Result<()> {
         |text| {
             print!("{text}");
             if std::io::stdout().is_terminal() {
-                // A reader who has gone away ends nothing but the show.
+                // A closed terminal is not an error.
                 let _ = std::io::stdout().flush();
             }
         },

@@ -1,15 +1,15 @@
-//! Text for a terminal: aligned columns, and names that cannot control it.
+//! Text for a terminal: aligned columns, and names without control characters.
 
 use std::fmt;
 
-/// On which side of its column a cell stands.
+/// The alignment of a column.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
     Left,
     Right,
 }
 
-/// Rows of cells, as wide as they need to be, two spaces apart. Empty columns are left out.
+/// Rows of cells in columns, two spaces apart. Empty columns are left out.
 pub(crate) struct Table {
     sides: Vec<Side>,
     indent: usize,
@@ -17,7 +17,7 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// A table without rows; each row has as many cells as there are sides.
+    /// A table without rows, with one column per side.
     pub(crate) fn new(sides: impl Into<Vec<Side>>) -> Table {
         Table {
             sides: sides.into(),
@@ -26,7 +26,7 @@ impl Table {
         }
     }
 
-    /// Moves the whole table to the right.
+    /// Indents the table.
     pub(crate) fn indented(mut self, spaces: usize) -> Table {
         self.indent = spaces;
         self
@@ -62,8 +62,8 @@ impl fmt::Display for Table {
     }
 }
 
-/// A name, path or message whose control characters are spelled out: a file from a stranger must
-/// not move the cursor, change the title of the window or turn the direction of the text.
+/// Escapes control characters in a name, path or message. An untrusted file must not move the cursor,
+/// change the window title or reverse the direction of text.
 pub(crate) fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for character in text.chars() {
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_controls_the_terminal() {
+    fn control_characters_are_escaped() {
         let hostile = "w\u{1b}[31m\n\r\t\u{7}\u{9b}\u{202e}\u{200b}";
         let shown = printable(hostile);
         assert_eq!(

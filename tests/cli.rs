@@ -1,12 +1,12 @@
-//! What the program says, word for word: help, a run, and each kind of refusal. Numbers that depend
-//! on the machine, and paths, are blotted out.
+//! The output of the program, word for word: help, a run, and errors. Paths and numbers that depend on
+//! the machine are masked.
 //!
-//! After a wanted change run `INSTA_UPDATE=always cargo test --test cli` and read the diff.
+//! After an intended change run `INSTA_UPDATE=always cargo test --test cli` and read the diff.
 
 use std::process::Command;
 use std::{env, fs};
 
-/// A run that takes a moment, over `text.txt`.
+/// A short run on `text.txt`.
 const CONFIG: &str = r#"
 data = { paths = ["text.txt"], tokenizer = "byte", val_fraction = 0.1 }
 train = { steps = 4, batch_size = 2, micro_batch_size = 1, seq_len = 16 }
@@ -25,7 +25,7 @@ num_experts_per_tok = 1
 moe_intermediate_size = 16
 "#;
 
-/// Runs the program in a folder of its own and returns all that it says, with its exit code.
+/// Runs the program in a temporary folder and returns its output and exit code.
 fn meshgrad(arguments: &[&str]) -> String {
     let folder = tempfile::tempdir().unwrap();
     let text = "one two three four five six seven eight nine ten\n".repeat(40);
@@ -34,7 +34,7 @@ fn meshgrad(arguments: &[&str]) -> String {
     fs::write(folder.path().join("empty.txt"), "").unwrap();
     fs::create_dir(folder.path().join("nothing")).unwrap();
 
-    // Cargo lays it beside this test.
+    // Cargo puts it next to this test.
     let emulator = env::current_exe()
         .unwrap()
         .with_file_name("libmeshgrad_emulator.so");
@@ -56,9 +56,9 @@ fn meshgrad(arguments: &[&str]) -> String {
     .replace(&folder.path().display().to_string(), "FOLDER")
 }
 
-/// Compares with the committed text, after blotting out what differs between machines.
-macro_rules! assert_says {
-    ($name:expr, $said:expr) => {
+/// Compares output with the committed snapshot, masking what differs between machines.
+macro_rules! assert_output {
+    ($name:expr, $output:expr) => {
         insta::with_settings!({filters => vec![
             (r"cpu x\d+ .*", "cpu [threads, vectors, dtype]"),
             (r"\d[\d,]* tok/s", "[rate] tok/s"),
@@ -69,7 +69,7 @@ macro_rules! assert_says {
             (r"\|g\| \d+\.\d+", "|g| [number]"),
             (r"(?m)^  \| .*", "  | [sample]"),
         ]}, {
-            insta::assert_snapshot!($name, $said);
+            insta::assert_snapshot!($name, $output);
         });
     };
 }
@@ -89,26 +89,26 @@ fn help() {
         &["bench", "gpu", "--help"],
         &["bench", "gpu", "train", "--help"],
     ];
-    assert_says!("help", all.map(meshgrad).join("\n\n"));
+    assert_output!("help", all.map(meshgrad).join("\n\n"));
 }
 
 #[test]
 fn a_run_from_start_to_end() {
-    assert_says!(
+    assert_output!(
         "run",
         meshgrad(&["train", "small.toml", "--run-dir", "run"])
     );
 }
 
-/// Which cases have kernels and are right: one that stops being `ok` is a change to be seen.
+/// Which cases have kernels and pass on a GPU. A case that is no longer `ok` shows in the diff.
 #[cfg(target_os = "linux")]
 #[test]
-fn what_a_gpu_can_do() {
-    assert_says!("check", meshgrad(&["check", "--device", "emulator"]));
+fn check_on_a_gpu() {
+    assert_output!("check", meshgrad(&["check", "--device", "emulator"]));
 }
 
 #[test]
-fn refusals() {
+fn errors() {
     let set =
         |setting: &str| meshgrad(&["train", "small.toml", "--run-dir", "run", "--set", setting]);
     let time_on_emulator = |rest: &[&str]| {
@@ -147,5 +147,5 @@ fn refusals() {
         meshgrad(&["bench", "gpu", "compare", "nothing", "nothing"]),
         meshgrad(&["trian"]),
     ];
-    assert_says!("refusals", all.join("\n\n"));
+    assert_output!("errors", all.join("\n\n"));
 }

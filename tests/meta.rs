@@ -1,4 +1,4 @@
-//! The device that computes nothing: its memory and arithmetic are those of the device that does.
+//! A meta device predicts the memory and the FLOPs of the device it imitates.
 
 use meshgrad::autograd::{Grads, Module, Tape};
 use meshgrad::models::config::Qwen3Config;
@@ -14,7 +14,7 @@ fn config(name: &str) -> Qwen3Config {
     Qwen3Config::from_json(&text).unwrap()
 }
 
-/// One whole training step; returns what it took beyond building the model, and the peak.
+/// One training step. Returns its work and the peak memory.
 fn step(
     device: &Device,
     config: &Qwen3Config,
@@ -43,10 +43,10 @@ fn step(
     (device.work(), device.memory_stats().peak)
 }
 
-/// Every op of a training step, in both dtypes, kept and recomputed: the same memory and the same
-/// arithmetic.
+/// A training step has the same memory and FLOPs on both devices, in both dtypes, with and without
+/// activation checkpointing.
 #[test]
-fn meta_predicts_what_the_cpu_takes() {
+fn meta_predicts_memory_and_flops_of_the_cpu() {
     for name in [
         "dense-bias-yarn",
         "dense-window-linear",
@@ -70,9 +70,9 @@ fn meta_predicts_what_the_cpu_takes() {
     }
 }
 
-/// A model that fits into no machine at hand can be planned for on one.
+/// A model that is too large for this machine can be planned on it.
 #[test]
-fn a_step_of_a_model_that_does_not_fit() {
+fn meta_plans_a_model_that_does_not_fit() {
     let config = Qwen3Config::from_json(include_str!("../examples/qwen3-30b-a3b.json")).unwrap();
     let meta = Device::meta(Device::cpu().properties());
     let compute = Compute {
@@ -81,12 +81,12 @@ fn a_step_of_a_model_that_does_not_fit() {
     };
     let (work, peak) = step(&meta, &config, compute, [1, 4096]);
 
-    // Masters, gradients, two moments in f32 and a copy in bf16: 18 bytes a parameter, and
+    // Master weights, gradients and two moments in f32 and a copy in bf16: 18 bytes per parameter, plus
     // activations.
     let parameters = config.parameter_count().total() as usize;
     assert!(peak > 18 * parameters && peak < 19 * parameters, "{peak}");
-    // Six floating-point operations a token and active parameter in products, eight with
-    // recomputation, and attention.
+    // Six floating-point operations per token and active parameter in products, eight with recomputation,
+    // plus attention.
     let products = 8 * 4096 * config.parameter_count().active_in_matmuls();
     assert!(
         work.flops > products && work.flops < 2 * products,

@@ -7,11 +7,11 @@ use std::process::Command;
 
 use meshgrad::ckpt::TensorFile;
 
-/// Largest difference of a logit, relative to the largest logit.
+/// The largest allowed difference of a logit, relative to the largest logit.
 const LOGITS: f64 = 2e-5;
-/// Largest 1 - cos between a gradient and its expectation.
+/// The largest allowed 1 - cos between a gradient and the expected one.
 const ANGLE: f64 = 1e-6;
-/// Largest relative difference of their norms.
+/// The largest allowed relative difference of their norms.
 const NORM: f64 = 1e-4;
 
 type Tensors = BTreeMap<String, (Vec<usize>, Vec<f64>)>;
@@ -65,12 +65,12 @@ fn fixtures() -> Vec<PathBuf> {
     found
 }
 
-/// Compares everything that is expected, and returns what differs too much.
+/// Compares all expected tensors, and returns those out of tolerance.
 fn differences(expected: &Tensors, actual: &Tensors) -> Vec<String> {
     let mut found = Vec::new();
     for (name, (shape, expected)) in expected {
         if name == "aux_loss" {
-            continue; // Part of the loss; stored for people.
+            continue; // Part of the loss; stored for reference.
         }
         let Some((actual_shape, actual)) = actual.get(name) else {
             found.push(format!("{name} is missing"));
@@ -84,18 +84,18 @@ fn differences(expected: &Tensors, actual: &Tensors) -> Vec<String> {
         let largest = expected
             .iter()
             .fold(0.0f64, |largest, x| largest.max(x.abs()));
-        let apart = expected
+        let difference = expected
             .iter()
             .zip(actual)
             .map(|(a, b)| (a - b).abs())
             .fold(0.0, f64::max);
         if !name.starts_with("grad.") {
-            if apart.is_nan() || apart > LOGITS * largest {
-                found.push(format!("{name} differs by {apart:e} of {largest}"));
+            if difference.is_nan() || difference > LOGITS * largest {
+                found.push(format!("{name} differs by {difference:e} of {largest}"));
             }
             continue;
         }
-        // A gradient that is exactly zero, as that of an expert without tokens, has no angle.
+        // A zero gradient, such as that of an expert without tokens, has no angle.
         if norm(expected) == 0.0 {
             if norm(actual) != 0.0 {
                 found.push(format!("{name} must be zero"));
@@ -116,7 +116,7 @@ fn differences(expected: &Tensors, actual: &Tensors) -> Vec<String> {
 }
 
 #[test]
-fn logits_loss_and_gradients_are_those_of_transformers() {
+fn logits_loss_and_gradients_match_transformers() {
     let place = tempfile::tempdir().unwrap();
     for fixture in fixtures() {
         let output = place.path().join("out.safetensors");
@@ -132,10 +132,10 @@ fn logits_loss_and_gradients_are_those_of_transformers() {
     }
 }
 
-/// On a GPU, which is the emulator unless `MESHGRAD_TEST_GPU` is `cuda`: experts and dense layers,
-/// windows, biases, scaled positions.
+/// The same on a GPU, which is the emulator unless `MESHGRAD_TEST_GPU` is `cuda`: experts and dense
+/// layers, windows, biases, scaled positions.
 #[test]
-fn a_gpu_computes_what_transformers_does() {
+fn a_gpu_matches_transformers() {
     let device = match std::env::var("MESHGRAD_TEST_GPU").as_deref() {
         Ok("cuda") => "cuda",
         _ => "emulator",
@@ -157,9 +157,9 @@ fn a_gpu_computes_what_transformers_does() {
     }
 }
 
-/// In bf16 the gradients still point the same way.
+/// Logits in bf16 have the direction of the expected ones.
 #[test]
-fn bf16_points_the_same_way() {
+fn bf16_logits_have_the_expected_direction() {
     let place = tempfile::tempdir().unwrap();
     for fixture in fixtures() {
         let output = place.path().join("out.safetensors");

@@ -1,4 +1,4 @@
-//! The program as its users see it: training, exact resume, sampling, bad input.
+//! The program from its users' view: training, exact resume, sampling, invalid input.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -45,7 +45,7 @@ val_every = 4
 val_batches = 2
 "#;
 
-/// A place with a configuration and a text.
+/// A temporary folder with a configuration and a text.
 struct Place {
     folder: tempfile::TempDir,
 }
@@ -79,7 +79,7 @@ impl Place {
             .unwrap()
     }
 
-    /// Trains into the folder `run`, and must succeed.
+    /// Trains in the folder `run`, which must succeed, and returns the output.
     fn train(&self, run: &str, arguments: &[&str]) -> String {
         let output =
             self.meshgrad(&[&["train", "small.toml", "--run-dir", run], arguments].concat());
@@ -88,8 +88,8 @@ impl Place {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Must fail with exit code 1 and one message, which it returns.
-    fn refuses(&self, arguments: &[&str]) -> String {
+    /// Runs the program, which must fail with exit code 1 and an error message, and returns the message.
+    fn fails(&self, arguments: &[&str]) -> String {
         let output = self.meshgrad(arguments);
         let message = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(1), "{message}");
@@ -101,8 +101,7 @@ impl Place {
     }
 }
 
-/// Every file of a checkpoint, by path and content; but for what the run was asked for, which may
-/// differ and come to the same.
+/// Every file of a checkpoint, by path and content, except the configuration, which may differ.
 fn content(checkpoint: &Path) -> Vec<(String, Vec<u8>)> {
     let committed = meshgrad::ckpt::Committed::open(checkpoint).unwrap();
     committed.verify().unwrap();
@@ -122,7 +121,7 @@ fn assert_same_checkpoint(a: &Path, b: &Path) {
     }
 }
 
-/// The lines of metrics.jsonl without what depends on the clock.
+/// The records of metrics.jsonl without the rate.
 fn metrics(run: &Path) -> Vec<serde_json::Value> {
     let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
     let line = |line: &str| {
@@ -137,8 +136,8 @@ fn metrics(run: &Path) -> Vec<serde_json::Value> {
     text.lines().map(line).collect()
 }
 
-/// Stopped after any step and resumed, a run saves the same bits and writes the same metrics as one
-/// that never stopped.
+/// A run that is stopped after any step and resumed saves the same bits and writes the same metrics as
+/// an uninterrupted one.
 #[test]
 fn resuming_is_exact() {
     let place = Place::new();
@@ -146,10 +145,10 @@ fn resuming_is_exact() {
     for stop in ["1", "3", "5"] {
         let run = format!("stopped-{stop}");
         place.train(&run, &["--stop-after", stop]);
-        let said = place.train(&run, &[]);
+        let output = place.train(&run, &[]);
         assert!(
-            said.contains(&format!("resuming after step {stop}")),
-            "{said}"
+            output.contains(&format!("resuming after step {stop}")),
+            "{output}"
         );
         let last = "step-000008";
         assert_same_checkpoint(
@@ -180,11 +179,11 @@ fn threads_change_no_bit() {
     }
 }
 
-/// Recomputing activations changes memory and no bit.
+/// Activation checkpointing changes no bit.
 #[test]
 fn activation_checkpointing_changes_no_bit() {
     let place = Place::new();
-    place.train("kept", &["--stop-after", "3"]);
+    place.train("saved", &["--stop-after", "3"]);
     let set = [
         "--set",
         "train.activation_checkpointing=true",
@@ -193,20 +192,20 @@ fn activation_checkpointing_changes_no_bit() {
     ];
     place.train("recomputed", &set);
     let of = |run: &str| place.path(run).join("step-000003");
-    assert_same_checkpoint(&of("kept"), &of("recomputed"));
+    assert_same_checkpoint(&of("saved"), &of("recomputed"));
 }
 
-/// A damaged checkpoint is passed over, and the run goes on from the one before.
+/// An incomplete checkpoint is skipped, and the run resumes from the one before.
 #[test]
-fn half_written_checkpoints_are_never_chosen() {
+fn incomplete_checkpoints_are_never_used() {
     let place = Place::new();
     place.train("run", &["--stop-after", "6"]);
     let newest = place.path("run").join("step-000006");
     fs::remove_file(newest.join("manifest.json")).unwrap();
     assert_eq!(discover(place.path("run")).unwrap().len(), 1);
 
-    let said = place.train("run", &[]);
-    assert!(said.contains("resuming after step 3"), "{said}");
+    let output = place.train("run", &[]);
+    assert!(output.contains("resuming after step 3"), "{output}");
     place.train("whole", &[]);
     let last = "step-000008";
     assert_same_checkpoint(
@@ -216,9 +215,9 @@ fn half_written_checkpoints_are_never_chosen() {
     assert_eq!(metrics(&place.path("whole")), metrics(&place.path("run")));
 }
 
-/// Starting anew keeps what there was.
+/// A run from scratch keeps the old checkpoints and metrics in `set-aside-1`.
 #[test]
-fn starting_anew_sets_the_old_run_aside() {
+fn starting_from_scratch_sets_the_old_run_aside() {
     let place = Place::new();
     place.train("run", &["--stop-after", "3"]);
     place.train("run", &["--resume", "never", "--stop-after", "2"]);
@@ -233,10 +232,10 @@ fn starting_anew_sets_the_old_run_aside() {
 }
 
 #[test]
-fn checkpoints_are_folders_that_can_be_sampled_and_compared() {
+fn checkpoints_are_hugging_face_folders_that_can_be_sampled() {
     let place = Place::new();
-    let said = place.train("run", &[]);
-    for wanted in [
+    let output = place.train("run", &[]);
+    for expected in [
         "device",
         "model",
         "step 8/8",
@@ -244,7 +243,7 @@ fn checkpoints_are_folders_that_can_be_sampled_and_compared() {
         "loss.svg",
         "next:",
     ] {
-        assert!(said.contains(wanted), "no `{wanted}` in\n{said}");
+        assert!(output.contains(expected), "no `{expected}` in\n{output}");
     }
     let checkpoint = place.path("run").join("step-000008");
     let names: Vec<String> = Folder::open(&checkpoint)
@@ -271,10 +270,10 @@ fn checkpoints_are_folders_that_can_be_sampled_and_compared() {
 }
 
 #[test]
-fn bad_input_is_refused_with_a_way_out() {
+fn errors_of_invalid_input_name_it() {
     let place = Place::new();
     let train = |arguments: &[&str]| {
-        place.refuses(&[&["train", "small.toml", "--run-dir", "run"], arguments].concat())
+        place.fails(&[&["train", "small.toml", "--run-dir", "run"], arguments].concat())
     };
     let cases: [(&[&str], &str); 9] = [
         (&["--set", "train.stepz=3"], "did you mean"),
@@ -293,25 +292,25 @@ fn bad_input_is_refused_with_a_way_out() {
         (&["--set", "data.paths=[\"nowhere\"]"], "nowhere"),
         (&["--resume", "nowhere"], "nowhere"),
     ];
-    for (arguments, wanted) in cases {
+    for (arguments, expected) in cases {
         let message = train(arguments);
-        assert!(message.contains(wanted), "no `{wanted}` in: {message}");
+        assert!(message.contains(expected), "no `{expected}` in: {message}");
     }
     assert!(
         place
-            .refuses(&["train", "nowhere.toml"])
+            .fails(&["train", "nowhere.toml"])
             .contains("nowhere.toml")
     );
-    assert!(place.refuses(&["sample", "nowhere"]).contains("nowhere"));
+    assert!(place.fails(&["sample", "nowhere"]).contains("nowhere"));
 
     fs::write(place.path("file"), "").unwrap();
     let unwritable = ["train", "small.toml", "--run-dir", "file/run"];
-    assert!(place.refuses(&unwritable).contains("--run-dir"));
+    assert!(place.fails(&unwritable).contains("--run-dir"));
 }
 
-/// A loss that is no number ends the run with a message, and what was saved before stays whole.
+/// A loss that is not finite ends the run with an error, and checkpoints saved before stay intact.
 #[test]
-fn a_loss_that_is_no_number_ends_the_run() {
+fn a_loss_that_is_not_finite_ends_the_run() {
     let place = Place::new();
     place.train("run", &["--stop-after", "3"]);
     let before = content(&place.path("run").join("step-000003"));
@@ -323,7 +322,7 @@ fn a_loss_that_is_no_number_ends_the_run() {
         "--set",
         "optimizer.learning_rate=1e30",
     ];
-    let message = place.refuses(&huge);
+    let message = place.fails(&huge);
     assert!(
         message.contains("learning_rate") && message.contains("step-000003"),
         "{message}"
@@ -331,12 +330,12 @@ fn a_loss_that_is_no_number_ends_the_run() {
     assert_eq!(before, content(&place.path("run").join("step-000003")));
 }
 
-/// The emulated GPU trains, counts what it launched, and writes a text.
+/// The emulated GPU trains, counts launches, and generates text.
 #[test]
 fn the_program_computes_on_a_gpu() {
     let place = Place::new();
-    let said = place.train("run", &["--device", "emulator", "--stop-after", "2"]);
-    assert!(said.contains("emulator:0"), "{said}");
+    let output = place.train("run", &["--device", "emulator", "--stop-after", "2"]);
+    assert!(output.contains("emulator:0"), "{output}");
     let launches = |record: &serde_json::Value| record["kernel_launches"].as_u64().unwrap();
     let records = metrics(&place.path("run"));
     assert!(launches(&records[0]) > 100);
@@ -351,7 +350,7 @@ fn the_program_computes_on_a_gpu() {
         String::from_utf8_lossy(&text.stderr)
     );
     assert!(text.stdout.starts_with(b"fn"));
-    place.refuses(&["train", "small.toml", "--device", "emulator:1000"]);
+    place.fails(&["train", "small.toml", "--device", "emulator:1000"]);
 }
 
 #[test]
@@ -366,9 +365,9 @@ fn usage_errors_exit_with_2() {
     }
 }
 
-/// Damaged folders are refused with what is wrong, by the tool that reads foreign ones.
+/// Invalid model folders are errors that name the problem.
 #[test]
-fn lying_safetensors_are_refused() {
+fn invalid_safetensors_are_errors() {
     let place = Place::new();
     place.train("run", &["--stop-after", "1"]);
     let good = place.path("run").join("step-000001");
@@ -402,20 +401,20 @@ fn lying_safetensors_are_refused() {
     fs::copy(good.join("tokenizer.json"), bad.join("tokenizer.json")).unwrap();
     for (what, bytes) in cases {
         fs::write(bad.join("model.safetensors"), bytes).unwrap();
-        let message = place.refuses(&["sample", "bad"]);
+        let message = place.fails(&["sample", "bad"]);
         assert!(message.contains("bad"), "{what}: {message}");
     }
 
     fs::remove_file(bad.join("model.safetensors")).unwrap();
     let index = r#"{"weight_map": {"lm_head.weight": "../run/step-000001/model.safetensors"}}"#;
     fs::write(bad.join("model.safetensors.index.json"), index).unwrap();
-    let message = place.refuses(&["sample", "bad"]);
+    let message = place.fails(&["sample", "bad"]);
     assert!(message.contains("../run"), "{message}");
 }
 
-/// A loop of one's own made of the same parts gives the same bits.
+/// A custom loop made of the same parts gives the same bits.
 #[test]
-fn an_own_loop_gives_the_same_bits() {
+fn a_custom_loop_gives_the_same_bits() {
     let place = Place::new();
     place.train("program", &[]);
     let example = Path::new(env!("CARGO_BIN_EXE_meshgrad")).with_file_name("examples/06-moe");

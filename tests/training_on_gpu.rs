@@ -1,5 +1,5 @@
-//! Training on a GPU, which here is the emulator: the CPU's losses and gradients, resumed from the
-//! CPU's checkpoints, without a wait inside of a step, and as a captured graph.
+//! Training on a GPU, by default the emulator: losses and gradients agree with the CPU's, runs move
+//! between devices, a step never blocks the host, and a step can be captured as a graph.
 
 use std::sync::LazyLock;
 use std::sync::atomic::AtomicBool;
@@ -15,7 +15,7 @@ use meshgrad::train::sampler::{Order, Windows};
 use meshgrad::train::session::{self, Options, model_config};
 use meshgrad::train::trainer::{PendingStep, Trainer, dtype};
 
-/// Grouped queries, a shared embedding, a leading dense layer: what the models know, small.
+/// A small mixture-of-experts model with grouped queries.
 const CONFIG: &str = r#"
     train = { steps = 5, batch_size = 2, micro_batch_size = 2, seq_len = 64, dtype = "f32" }
     data = { paths = ["TEXT"], tokenizer = "byte", val_fraction = 0.0 }
@@ -33,7 +33,7 @@ const CONFIG: &str = r#"
     router_aux_loss_coef = 0.01
 "#;
 
-/// The same without experts.
+/// Overrides for a dense model.
 const DENSE: &[&str] = &[
     "model.model_type=qwen3",
     "model.num_experts=0",
@@ -41,7 +41,7 @@ const DENSE: &[&str] = &[
     "model.intermediate_size=96",
 ];
 
-/// A file of the test's own, so that it also runs where there is no checkout.
+/// A temporary file, so that the test also runs without a checkout.
 static TEXT: LazyLock<tempfile::NamedTempFile> = LazyLock::new(|| {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), include_str!("../CONTRIBUTING.md")).unwrap();
@@ -62,7 +62,7 @@ fn gpu() -> Device {
     }
 }
 
-/// A run's text and order, and its trainer on a device.
+/// The data, the sample order and the trainer of a run.
 struct Run {
     data: Data,
     order: Order,
@@ -102,10 +102,10 @@ impl Run {
     }
 }
 
-/// f32: each of the losses of five steps is the CPU's to 1e-4; experts or none, kept activations or
-/// recomputed ones.
+/// In f32 each loss of five steps agrees with the CPU's to 1e-4, with and without experts and with and
+/// without activation checkpointing.
 #[test]
-fn losses_are_those_of_the_cpu() {
+fn losses_agree_with_the_cpu() {
     for sets in [
         &[] as &[&str],
         DENSE,
@@ -116,16 +116,19 @@ fn losses_are_those_of_the_cpu() {
     ] {
         let config = config(sets);
         let expected = Run::new(&config, &Device::cpu()).losses(5);
-        let found = Run::new(&config, &gpu()).losses(5);
-        for (found, expected) in found.iter().zip(&expected) {
-            let apart = (found / expected - 1.0).abs();
-            assert!(apart <= 1e-4, "{found} and {expected}, {apart:e} apart");
+        let actual = Run::new(&config, &gpu()).losses(5);
+        for (actual, expected) in actual.iter().zip(&expected) {
+            let difference = (actual / expected - 1.0).abs();
+            assert!(
+                difference <= 1e-4,
+                "{actual}, expected {expected}: off by {difference:e}"
+            );
         }
         assert!(expected[4] < expected[0], "the model learns: {expected:?}");
     }
 }
 
-/// The gradients of all parameters after one backward pass, one after the other.
+/// The gradients of all parameters after one backward pass, concatenated.
 fn gradient(config: &Config, device: &Device) -> Vec<f64> {
     let run = Run::new(config, device);
     let model = &run.trainer.model;
@@ -141,10 +144,10 @@ fn gradient(config: &Config, device: &Device) -> Vec<f64> {
     all.iter().flat_map(values).map(f64::from).collect()
 }
 
-/// bf16: the gradient of all parameters has the angle to the CPU's in f32 that the CPU's in bf16
-/// has, and its length.
+/// The gradient in bf16 has about the same angle to the CPU's f32 gradient as the CPU's bf16 gradient, and
+/// the same norm.
 #[test]
-fn bf16_gradients_point_the_same_way() {
+fn bf16_gradients_agree_with_the_cpu() {
     let exact = gradient(&config(&[]), &Device::cpu());
     let bf16 = config(&["train.dtype=bf16"]);
     let on_cpu = gradient(&bf16, &Device::cpu());
@@ -155,9 +158,9 @@ fn bf16_gradients_point_the_same_way() {
         gpu_angle <= 2.0 * cpu_angle && gpu_angle < 0.01,
         "1 - cos {gpu_angle:e}, the CPU's {cpu_angle:e}"
     );
-    let lengths = [&on_gpu, &exact].map(|gradient| dot(gradient, gradient).sqrt());
-    let apart = (lengths[0] / lengths[1] - 1.0).abs();
-    assert!(apart < 0.01, "norms {lengths:?}");
+    let norms = [&on_gpu, &exact].map(|gradient| dot(gradient, gradient).sqrt());
+    let difference = (norms[0] / norms[1] - 1.0).abs();
+    assert!(difference < 0.01, "norms {norms:?}");
 }
 
 /// 1 - cos of the angle between two vectors.
@@ -191,7 +194,7 @@ fn backward(model: &Qwen3, ids: &Tensor, dtype: DType, grads: &mut Grads) -> Los
     loss
 }
 
-/// Begun on the CPU, resumed on a GPU, and the other way round: the losses of a run that stayed.
+/// A run started on the CPU and resumed on a GPU, or the reverse, has the losses of a run on one device.
 #[test]
 fn runs_move_between_devices() {
     let config = config(&["train.steps=4"]);
@@ -251,9 +254,9 @@ fn a_step_never_blocks_the_host() {
     }
 }
 
-/// On a GPU as on the CPU: stopped and resumed, or not, the same bits.
+/// On a GPU too, a resumed run gives the same bits as an uninterrupted one.
 #[test]
-fn resumed_is_uninterrupted() {
+fn resumed_equals_uninterrupted() {
     let (config, gpu) = (config(&["train.steps=3"]), gpu());
     let weights = |stops: &[Option<u64>]| {
         let place = tempfile::tempdir().unwrap();
@@ -272,9 +275,9 @@ fn resumed_is_uninterrupted() {
     assert!(weights(&[Some(1), None]) == weights(&[None]));
 }
 
-/// Same configuration, same bits: losses and all parameters, on devices of their own.
+/// Two runs of one configuration, on separate devices, give the same bits of losses and parameters.
 #[test]
-fn two_runs_are_one_bit_for_bit() {
+fn two_runs_give_the_same_bits() {
     for dtype in ["f32", "bf16"] {
         let config = config(&[&format!("train.dtype={dtype}")]);
         let run = || {
@@ -283,7 +286,7 @@ fn two_runs_are_one_bit_for_bit() {
             let losses: Vec<u64> = losses.collect();
             (losses, bits(&run.trainer.model))
         };
-        assert!(run() == run(), "{dtype}: other bits in another run");
+        assert!(run() == run(), "{dtype}: two runs differ");
     }
 }
 
@@ -294,7 +297,7 @@ fn bits(model: &Qwen3) -> Vec<u32> {
     params.iter().flat_map(values).map(f32::to_bits).collect()
 }
 
-/// A model with its optimizer, of which single steps are done.
+/// A model with its optimizer, for single steps.
 struct Stepping {
     model: Qwen3,
     optimizer: Optimizer,
@@ -317,7 +320,7 @@ impl Stepping {
         }
     }
 
-    /// All of a step but its number and its learning rate, which lie on the device.
+    /// A step without writing its number and learning rate, which are in device memory.
     fn work(&mut self) -> Tensor {
         let loss = backward(&self.model, &self.ids, self.dtype, &mut self.grads);
         self.optimizer.apply(&mut self.grads, &loss.weight).unwrap();
@@ -329,7 +332,7 @@ impl Stepping {
     }
 }
 
-/// A step captured as a graph and replayed: the bits of steps done one by one.
+/// A step captured as a graph and replayed gives the bits of eager steps.
 #[test]
 fn a_captured_step_replays_with_the_same_bits() {
     for dtype in ["f32", "bf16"] {
@@ -343,7 +346,7 @@ fn a_captured_step_replays_with_the_same_bits() {
             losses.push(eager.work().item::<f32>().unwrap());
         }
 
-        // The first step takes the memory that all others use again.
+        // The first step allocates the memory that later ones reuse.
         captured.begin(1);
         assert_eq!(captured.work().item::<f32>().unwrap(), losses[0]);
         let mut graph = gpu.capture(|| Ok::<_, Error>(captured.work())).unwrap();

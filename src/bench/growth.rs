@@ -1,5 +1,5 @@
-//! How the rate of training grows and falls: with rows a step, tokens a row, experts, layers, and
-//! with ranks in place of threads.
+//! Training rate as a function of rows per step, tokens per row, experts and layers, and of ranks instead
+//! of threads.
 
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;
@@ -11,31 +11,31 @@ use meshgrad_harness::{Options, Spread, finish};
 use plotters::prelude::*;
 use serde_json::{Value, json};
 
-use super::ours::Ours;
 use super::shapes::{Section, Shapes, Train};
+use super::training::TimedModel;
 
-/// Time the training of a small model that grows, one extent after the other.
+/// Time the training of a small model as one extent at a time grows.
 #[derive(clap::Args)]
 pub(crate) struct Growth {
     #[command(flatten)]
     options: Options,
-    /// Also draw the rates, as SVG.
+    /// Also plot the rates, as SVG.
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
-    /// Turns of each size.
+    /// Measurements per size.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Seconds of a turn, about.
+    /// Approximate seconds per measurement.
     #[arg(long, default_value_t = 0.5)]
     turn: f64,
 }
 
-/// Steps of a turn of ranks side by side, all of which do as many.
+/// Steps per measurement of concurrent ranks.
 const STEPS_OF_RANKS: usize = 4;
 
 const DTYPES: [DType; 2] = [DType::F32, DType::BF16];
 
-/// An extent, and how a model gets it.
+/// An extent of a model, and how to set it.
 struct Extent {
     name: &'static str,
     sizes: &'static [usize],
@@ -44,17 +44,17 @@ struct Extent {
 
 const EXTENTS: [Extent; 4] = [
     Extent {
-        name: "rows of 256 tokens a step",
+        name: "rows of 256 tokens per step",
         sizes: &[1, 2, 4, 8, 16, 32],
         grow: |train, size| train.batch = size,
     },
     Extent {
-        name: "tokens a row, 2,048 a step",
+        name: "tokens per row, 2,048 per step",
         sizes: &[64, 128, 256, 512, 1024, 2048],
         grow: |train, size| (train.batch, train.tokens) = (2048 / size, size),
     },
     Extent {
-        name: "experts, 2 a token",
+        name: "experts, 2 per token",
         sizes: &[2, 4, 8, 16, 32, 64],
         grow: |train, size| set(train, "num_experts", size),
     },
@@ -69,7 +69,7 @@ fn set(train: &mut Train, key: &str, size: usize) {
     train.model.insert(key.into(), (size as i64).into());
 }
 
-/// Tokens a second at a size.
+/// Tokens per second at a size.
 struct Point {
     size: usize,
     dtype: DType,
@@ -81,8 +81,8 @@ impl Growth {
         let smoke = self.options.smoke;
         let section = if smoke { Section::Smoke } else { Section::Cpu };
         let shapes = Shapes::read(None, section)?;
-        let train = shapes.train.first().context("there is no model to train")?;
-        println!("{}, tokens a second: medians (least - most)", train.what);
+        let train = shapes.train.first().context("no model to train")?;
+        println!("{}, tokens per second: medians (min - max)", train.what);
 
         let mut extents = Vec::new();
         for extent in &EXTENTS {
@@ -123,15 +123,15 @@ impl Growth {
         finish(&self.options, report, Value::Null)
     }
 
-    /// Tokens a second of a model that trains alone.
+    /// Tokens per second of a model that trains alone.
     fn rate(&self, train: &Train, dtype: DType, device: &Device) -> anyhow::Result<Spread> {
         let tokens = (train.batch * train.tokens) as f64;
         let shape = [train.batch, train.tokens];
-        let mut ours = Ours::new(&train.config()?, shape, dtype, device)?;
-        ours.turn(1)?;
-        let steps = self.steps(ours.turn(1)?);
-        let turns = (0..self.rounds()).map(|_| Ok(tokens / ours.turn(steps)?));
-        Ok(Spread::of(&turns.collect::<anyhow::Result<Vec<f64>>>()?))
+        let mut model = TimedModel::new(&train.config()?, shape, dtype, device)?;
+        model.time_steps(1)?;
+        let steps = self.steps(model.time_steps(1)?);
+        let rates = (0..self.rounds()).map(|_| Ok(tokens / model.time_steps(steps)?));
+        Ok(Spread::of(&rates.collect::<anyhow::Result<Vec<f64>>>()?))
     }
 
     fn rounds(&self) -> usize {
@@ -142,7 +142,7 @@ impl Growth {
         }
     }
 
-    /// Steps of a turn, if one takes so many seconds.
+    /// Steps per measurement, if a step takes `seconds`.
     fn steps(&self, seconds: f64) -> usize {
         match self.options.smoke {
             true => 1,
@@ -150,8 +150,8 @@ impl Growth {
         }
     }
 
-    /// One rank with all threads beside as many ranks as threads, each with its part of the rows.
-    /// They exchange no gradients: what is told is what sharing the machine costs.
+    /// One rank with all threads, compared with one rank per thread, each with its share of the rows. Ranks
+    /// exchange no gradients: this measures the cost of sharing the machine.
     fn ranks(&self, train: &Train, cpu: &Device) -> anyhow::Result<Value> {
         let ranks = cpu.properties().threads.max(1);
         println!("\n| ranks x threads | f32 | bf16 |\n|---|---|---|");
@@ -161,7 +161,7 @@ impl Growth {
             part.batch = train.batch.div_ceil(count);
             let mut rates = Vec::new();
             for dtype in DTYPES {
-                rates.push(self.side_by_side(&part, dtype, count, threads)?);
+                rates.push(self.concurrent(&part, dtype, count, threads)?);
             }
             println!("| {count} x {threads} | {} | {} |", rates[0], rates[1]);
             rows.push(json!({
@@ -172,8 +172,8 @@ impl Growth {
         Ok(json!(rows))
     }
 
-    /// Tokens a second of some ranks together, which begin each turn at once.
-    fn side_by_side(
+    /// Total tokens per second of concurrent ranks, which start each measurement together.
+    fn concurrent(
         &self,
         train: &Train,
         dtype: DType,
@@ -184,20 +184,20 @@ impl Growth {
         let config = train.config()?;
         let shape = [train.batch, train.tokens];
         let rank = |device: &Device| -> anyhow::Result<Vec<f64>> {
-            let begun = Ours::new(&config, shape, dtype, device);
-            let mut ours = begun.and_then(|mut ours| ours.turn(1).map(|_| ours));
-            let mut turns = Vec::new();
+            let created = TimedModel::new(&config, shape, dtype, device);
+            let mut model = created.and_then(|mut model| model.time_steps(1).map(|_| model));
+            let mut seconds = Vec::new();
             for _ in 0..self.rounds() {
-                // Who has failed comes too, or the others wait for ever.
+                // A rank that failed must also reach the barrier.
                 barrier.wait();
-                let turn = ours.as_mut().map(|ours| ours.turn(STEPS_OF_RANKS));
-                turns.extend(turn.ok());
+                let measured = model.as_mut().map(|model| model.time_steps(STEPS_OF_RANKS));
+                seconds.extend(measured.ok());
             }
-            ours.and_then(|_| turns.into_iter().collect())
+            model.and_then(|_| seconds.into_iter().collect())
         };
         let devices = (0..ranks).map(|_| Device::cpu_with_threads(threads));
         let devices = devices.collect::<Result<Vec<_>, _>>()?;
-        let turns = thread::scope(|scope| {
+        let seconds = thread::scope(|scope| {
             let rank = &rank;
             let begin = |device: &'_ Device| {
                 let device = device.clone();
@@ -212,14 +212,14 @@ impl Growth {
         })?;
         let tokens = (ranks * train.batch * train.tokens) as f64;
         let rates = (0..self.rounds()).map(|round| {
-            let slowest = turns.iter().map(|turns| turns[round]);
+            let slowest = seconds.iter().map(|of_rank| of_rank[round]);
             tokens / slowest.fold(0.0, f64::max)
         });
         Ok(Spread::of(&rates.collect::<Vec<_>>()))
     }
 }
 
-/// A panel for each extent: tokens a second over its sizes, which double.
+/// One panel per extent: tokens per second over its sizes.
 fn draw(path: &Path, model: &str, extents: &[(&str, Vec<Point>)]) -> anyhow::Result<()> {
     let mut svg = String::new();
     let area = SVGBackend::with_string(&mut svg, (960, 720)).into_drawing_area();
@@ -236,7 +236,7 @@ fn draw_panels(
     extents: &[(&str, Vec<Point>)],
 ) -> Result<(), Box<dyn std::error::Error>> {
     area.fill(&WHITE)?;
-    let title = format!("{model}: tokens a second, f32 (blue) and bf16 (red)");
+    let title = format!("{model}: tokens per second, f32 (blue) and bf16 (red)");
     let area = area.titled(&title, ("sans-serif", 20))?;
     for (panel, (name, points)) in area.split_evenly((2, 2)).iter().zip(extents) {
         let sizes = || points.iter().map(|point| point.size as f64);
@@ -258,10 +258,10 @@ fn draw_panels(
             .x_label_formatter(&|size| format!("{size:.0}"))
             .y_label_formatter(&|rate| format!("{rate:.0}"))
             .draw()?;
-        for (dtype, colour) in DTYPES.into_iter().zip([&BLUE, &RED]) {
+        for (dtype, color) in DTYPES.into_iter().zip([&BLUE, &RED]) {
             let of_dtype = points.iter().filter(|point| point.dtype == dtype);
             let curve = of_dtype.map(|point| (point.size as f64, point.rate.median));
-            chart.draw_series(LineSeries::new(curve, colour.stroke_width(2)).point_size(3))?;
+            chart.draw_series(LineSeries::new(curve, color.stroke_width(2)).point_size(3))?;
         }
     }
     area.present()?;

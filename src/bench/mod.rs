@@ -1,19 +1,19 @@
-//! `meshgrad bench`: how fast this machine computes and trains, beside torch; and what its GPU
-//! computes, beside the emulator.
+//! `meshgrad bench`: the speed of ops and training compared with torch, and the results of a GPU
+//! compared with the emulator.
 //!
-//! A process has the driver or the emulator, never both: hence what is computed goes through files.
-//! `scripts/gpu-pack` takes the program to machines without Rust.
+//! A process loads either the driver or the emulator, so results are exchanged through files.
+//! `scripts/gpu-pack` packs the program for machines without Rust.
 
-mod beside;
 mod dump;
 mod growth;
 mod jobs;
-mod ours;
 mod peak;
 mod shapes;
 mod start;
 mod time;
+mod torch;
 mod train;
+mod training;
 
 use std::process::ExitCode;
 
@@ -28,13 +28,13 @@ pub(crate) struct BenchArguments {
 
 #[derive(Subcommand)]
 enum Bench {
-    /// Time the ops of the CPU at the shapes of a small model, beside a copy, an FMA loop and torch.
+    /// Time CPU ops at the shapes of a small model, compared with a copy, an FMA loop and torch.
     Cpu(time::TimeCpu),
-    /// Time the training of a small model that grows, one extent after the other.
+    /// Time the training of a small model as one extent at a time grows.
     Growth(growth::Growth),
-    /// Time from the start of the program to the end of the first step of training.
+    /// Time from the start of the program to the end of the first training step.
     Start(start::Start),
-    /// The kernels of a GPU: how long they take, how fast models train, what they compute.
+    /// Benchmark and compare GPU kernels.
     Gpu(GpuArguments),
 }
 
@@ -52,7 +52,7 @@ enum GpuPart {
     Compare(dump::Compare),
 }
 
-/// Runs a bench. `cpu` is the device that is meant by that name.
+/// Runs a bench. `cpu` is the CPU device.
 pub(crate) fn bench(arguments: &BenchArguments, cpu: &Device) -> anyhow::Result<ExitCode> {
     match &arguments.bench {
         Bench::Cpu(time) => time.run(cpu)?,
@@ -62,7 +62,7 @@ pub(crate) fn bench(arguments: &BenchArguments, cpu: &Device) -> anyhow::Result<
             GpuPart::Time(time) => time.run(cpu)?,
             GpuPart::Train(train) => train.run(cpu)?,
             GpuPart::Dump(dump) => dump.run(cpu)?,
-            // Results that differ are an answer.
+            // Its exit code says whether results differ.
             GpuPart::Compare(compare) => return compare.run(),
         },
     }

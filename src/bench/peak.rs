@@ -1,4 +1,4 @@
-//! The most floating-point operations a second that the threads of a CPU do together.
+//! Peak floating-point operations per second of a CPU.
 
 use std::hint::black_box;
 use std::thread;
@@ -6,16 +6,16 @@ use std::thread;
 use meshgrad_harness::seconds;
 use pulp::{Arch, Simd, WithSimd};
 
-/// Chains of multiply-adds that do not wait for each other: as many as any core has in flight, and
-/// no more than registers hold.
+/// Independent chains of multiply-adds: enough to fill the pipeline of any core, and few enough to fit
+/// into registers.
 const CHAINS: usize = 12;
 
-/// Multiply-adds of each chain in a turn: some milliseconds.
+/// Multiply-adds per chain in a measurement of some milliseconds.
 const LENGTH: usize = 1 << 23;
 
-/// TFLOP/s of f32 multiply-adds on registers alone, on so many threads: the best of some turns.
+/// TFLOP/s of f32 multiply-adds in registers on `threads` threads: the best of 20 measurements.
 pub(crate) fn multiply_adds(threads: usize) -> f64 {
-    let turn = || {
+    let measure = || {
         let (seconds, lanes) = seconds(|| {
             thread::scope(|scope| {
                 let running: Vec<_> = (0..threads)
@@ -27,13 +27,13 @@ pub(crate) fn multiply_adds(threads: usize) -> f64 {
         });
         2e-12 * (lanes * CHAINS * LENGTH) as f64 / seconds
     };
-    (0..20).map(|_| turn()).fold(0.0, f64::max)
+    (0..20).map(|_| measure()).fold(0.0, f64::max)
 }
 
 struct Chains;
 
 impl WithSimd for Chains {
-    /// Lanes of a vector.
+    /// Lanes per vector.
     type Output = usize;
 
     #[inline(always)]

@@ -8,14 +8,14 @@ use meshgrad::models::config::Qwen3Config;
 use meshgrad::prelude::DType;
 use serde::Deserialize;
 
-/// What is timed at which extents.
+/// The extents of what is timed.
 #[derive(Deserialize)]
 pub(crate) struct Shapes {
-    /// The dtypes that everything but a copy and AdamW is timed in.
+    /// The dtypes of everything but the copy and AdamW.
     pub(crate) floats: Vec<Float>,
     /// Rows and features.
     pub(crate) rows: Vec<[usize; 2]>,
-    /// Elements of the copy that shows the device's bandwidth.
+    /// Elements of the copy that measures the device's bandwidth.
     pub(crate) copy: usize,
     pub(crate) gemm: Vec<Gemm>,
     pub(crate) attention: Vec<Attention>,
@@ -41,7 +41,7 @@ struct File {
     smoke: Shapes,
 }
 
-/// A dtype that devices compute in.
+/// A compute dtype.
 #[derive(Clone, Copy, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Float {
@@ -59,7 +59,7 @@ pub(crate) struct Gemm {
     pub(crate) what: String,
 }
 
-/// Causal attention of whole rows.
+/// Causal attention.
 #[derive(Clone, Deserialize)]
 pub(crate) struct Attention {
     pub(crate) batch: usize,
@@ -81,7 +81,7 @@ pub(crate) struct Moe {
     pub(crate) what: String,
 }
 
-/// The end of a model.
+/// Embedding and loss.
 #[derive(Clone, Deserialize)]
 pub(crate) struct Vocabulary {
     pub(crate) tokens: usize,
@@ -90,12 +90,12 @@ pub(crate) struct Vocabulary {
     pub(crate) what: String,
 }
 
-/// Parameters that one step changes.
+/// Parameters of an optimizer step.
 #[derive(Clone, Deserialize)]
 pub(crate) struct AdamW {
-    /// So many tensors
+    /// Number of tensors.
     pub(crate) tensors: usize,
-    /// of so many elements.
+    /// Elements per tensor.
     pub(crate) elements: usize,
     pub(crate) what: String,
 }
@@ -106,10 +106,10 @@ pub(crate) struct Train {
     pub(crate) what: String,
     pub(crate) batch: usize,
     pub(crate) tokens: usize,
-    /// Whether two of it do not fit into a GPU's memory.
+    /// Whether two instances do not fit into a GPU's memory.
     #[serde(default)]
     pub(crate) alone: bool,
-    /// As in a config.json.
+    /// Keys of config.json.
     pub(crate) model: toml::Table,
 }
 
@@ -122,7 +122,7 @@ impl Shapes {
         })
     }
 
-    /// Those of `file`, otherwise a section of `benches/shapes.toml`.
+    /// Reads `file`, otherwise a section of `benches/shapes.toml`.
     pub(crate) fn read(file: Option<&Path>, section: Section) -> anyhow::Result<Shapes> {
         if let Some(path) = file {
             let text = fs::read_to_string(path);
@@ -142,7 +142,7 @@ impl Shapes {
         })
     }
 
-    /// That there is something to do: the ops themselves tell of extents that do not fit together.
+    /// Checks that no extent is 0. The ops check whether extents match.
     fn check(&self) -> anyhow::Result<()> {
         let is_empty = self.copy == 0
             || self.rows.iter().any(|it| it.contains(&0))
@@ -153,13 +153,13 @@ impl Shapes {
                 .any(|it| [it.tokens, it.hidden, it.vocabulary].contains(&0))
             || (self.adamw.iter()).any(|it| [it.tensors, it.elements].contains(&0))
             || (self.train.iter()).any(|it| [it.batch, it.tokens].contains(&0));
-        ensure!(!is_empty, "an extent is 0: nothing can be timed");
+        ensure!(!is_empty, "an extent is 0; all must be at least 1");
         for gemm in &self.gemm {
             let known = ["nn", "nt", "tn", "tt"].contains(&gemm.transposes.as_str());
-            let given = &gemm.transposes;
+            let transposes = &gemm.transposes;
             ensure!(
                 known,
-                "transposes = \"{given}\": nn, nt, tn and tt are known"
+                "transposes = \"{transposes}\"; must be nn, nt, tn or tt"
             );
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! How long one waits for the first step of training: programs that start, ours beside torch.
+//! Time to the first training step of newly started programs, compared with torch.
 
 use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind};
@@ -11,24 +11,24 @@ use meshgrad::prelude::Device;
 use meshgrad_harness::{Options, Peer, PeerOptions, Spread, finish, interleave, scripts, seconds};
 use serde_json::{Value, json};
 
-/// Time from the start of the program to the end of the first step of training: `meshgrad train`
-/// with its defaults, which also makes the vocabulary and the tokens, beside torch.
+/// Time from the start of the program to the end of the first training step: `meshgrad train` with its
+/// defaults, including tokenizer and token cache, compared with torch.
 #[derive(clap::Args)]
 pub(crate) struct Start {
     #[command(flatten)]
     options: Options,
     #[command(flatten)]
     peer: PeerOptions,
-    /// How often each program is started, after a first time that is not counted.
+    /// Measured starts of each program, after one warm-up start.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Also passed to `meshgrad train`.
+    /// Passed to `meshgrad train`.
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
 }
 
-/// A program that is started again and again.
-struct Contestant<'a> {
+/// A program that is started repeatedly.
+struct Program<'a> {
     name: &'static str,
     start: Box<dyn Fn() -> anyhow::Result<Started> + 'a>,
     seconds: Vec<f64>,
@@ -36,14 +36,14 @@ struct Contestant<'a> {
 }
 
 struct Started {
-    /// Until the end of the first step.
+    /// Seconds to the end of the first step.
     seconds: f64,
     versions: Value,
 }
 
-impl<'a> Contestant<'a> {
+impl<'a> Program<'a> {
     fn new(name: &'static str, start: impl Fn() -> anyhow::Result<Started> + 'a) -> Self {
-        Contestant {
+        Program {
             name,
             start: Box::new(start),
             seconds: Vec::new(),
@@ -57,20 +57,20 @@ impl Start {
         let threads = cpu.properties().threads.to_string();
         let scratch = Scratch::new()?;
         let folder = &scratch.0;
-        let mut contestants = vec![Contestant::new("meshgrad train", || {
-            self.start_ours(folder, &threads)
+        let mut programs = vec![Program::new("meshgrad train", || {
+            self.start_meshgrad(folder, &threads)
         })];
         if let Some(python) = &self.peer.torch {
             let of_torch = |name, implementation, cache: &'static str| {
                 let (folder, threads) = (folder.join(cache), &threads);
-                Contestant::new(name, move || {
+                Program::new(name, move || {
                     start_torch(python, implementation, threads, &folder)
                 })
             };
-            contestants.extend([
+            programs.extend([
                 of_torch("torch eager", "eager", KEPT),
-                of_torch("torch.compile, compiled before", "compile", KEPT),
-                of_torch("torch.compile, never compiled", "compile", EMPTIED),
+                of_torch("torch.compile, warm cache", "compile", KEPT),
+                of_torch("torch.compile, cold cache", "compile", EMPTIED),
             ]);
         }
 
@@ -79,25 +79,25 @@ impl Start {
         } else {
             self.rounds.max(1)
         };
-        interleave(contestants.len(), rounds, |round, at| {
-            let contestant = &mut contestants[at];
+        interleave(programs.len(), rounds, |round, at| {
+            let program = &mut programs[at];
             scratch.remove(EMPTIED)?;
-            let started = (contestant.start)()?;
-            contestant.versions = started.versions;
-            // The first time fills the caches of files and of compilers.
+            let started = (program.start)()?;
+            program.versions = started.versions;
+            // The first start fills the caches of files and compilers.
             if round > 0 || self.options.smoke {
-                contestant.seconds.push(started.seconds);
+                program.seconds.push(started.seconds);
             }
             anyhow::Ok(())
         })?;
-        self.report(&contestants)
+        self.report(&programs)
     }
 
-    /// Starts this program, and ends it after its first step.
-    fn start_ours(&self, folder: &Path, threads: &str) -> anyhow::Result<Started> {
-        let program = std::env::current_exe().context("cannot find this program")?;
+    /// Starts this program, and kills it after its first step.
+    fn start_meshgrad(&self, folder: &Path, threads: &str) -> anyhow::Result<Started> {
+        let executable = std::env::current_exe().context("cannot find this program")?;
         let start = Instant::now();
-        let mut process = Command::new(program)
+        let mut process = Command::new(executable)
             .args(["train", "--device", "cpu", "--threads", threads])
             .args(["--set", "log.every=1", "--run-dir"])
             .arg(folder.join(EMPTIED))
@@ -113,35 +113,34 @@ impl Start {
                 .and_then(|line| line.strip_prefix("step "));
             step.is_some_and(|step| step.trim_start().starts_with("1/"))
         };
-        let came = BufReader::new(output).lines().any(|line| is_first(&line));
+        let reached = BufReader::new(output).lines().any(|line| is_first(&line));
         let seconds = start.elapsed().as_secs_f64();
         process.kill()?;
         process.wait()?;
-        if !came {
+        if !reached {
             bail!("meshgrad train ended before its first step; its message is above");
         }
         let versions = Value::Null;
         Ok(Started { seconds, versions })
     }
 
-    fn report(&self, contestants: &[Contestant<'_>]) -> anyhow::Result<()> {
-        println!("| | seconds to the end of the first step | times ours |");
+    fn report(&self, programs: &[Program<'_>]) -> anyhow::Result<()> {
+        println!("| | seconds to the end of the first step | relative to meshgrad |");
         println!("|---|---|---|");
-        let ours = Spread::of(&contestants[0].seconds).median;
+        let meshgrad = Spread::of(&programs[0].seconds).median;
         let mut rows = Vec::new();
-        for Contestant { name, seconds, .. } in contestants {
+        for Program { name, seconds, .. } in programs {
             let spread = Spread::of(seconds);
-            println!("| {name} | {spread} | {:.2} |", spread.median / ours);
+            println!("| {name} | {spread} | {:.2} |", spread.median / meshgrad);
             rows.push(json!({"what": name, "seconds": spread.json()}));
         }
         let report = json!({"bench": "start", "rounds": self.rounds, "rows": rows});
-        let versions = contestants.last().map(|last| last.versions.clone());
+        let versions = programs.last().map(|last| last.versions.clone());
         finish(&self.options, report, versions.unwrap_or_default())
     }
 }
 
-/// Starts tiny in torch, whose hello comes after its first step. torch.compile keeps what it
-/// compiled in `cache`.
+/// Starts the tiny model in torch, which answers after its first step. torch.compile caches in `cache`.
 fn start_torch(
     python: &Path,
     implementation: &str,
@@ -159,13 +158,13 @@ fn start_torch(
     Ok(Started { seconds, versions })
 }
 
-/// A folder of the scratch that stays while the bench runs.
+/// A scratch folder that is kept between starts.
 const KEPT: &str = "kept";
 
-/// One that is removed before each start.
+/// A scratch folder that is removed before each start.
 const EMPTIED: &str = "emptied";
 
-/// A folder that goes when this does.
+/// A temporary folder, removed on drop.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -189,7 +188,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What is left of it is in a folder of temporary files.
+        // Errors in `drop` are ignored.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

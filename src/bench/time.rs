@@ -1,8 +1,8 @@
-//! How long kernels take, and torch's, in turns.
+//! The time of ops, interleaved with torch's.
 //!
-//! A turn starts many operations one after the other and waits for the last: the host's clock
-//! around that, by the number of operations. Launching is hidden behind the work before, as in a training
-//! step. Operations go through several sets of operands where one would stay in the cache.
+//! A measurement enqueues many ops, waits for the last, and divides the host's time by their number.
+//! Launches overlap with earlier work, as in a training step. Ops cycle through several sets of operands
+//! if one set would stay in the cache.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -12,13 +12,13 @@ use meshgrad::prelude::*;
 use meshgrad_harness::{Options, Peer, PeerOptions, Spread, cell, finish, numbers, timed};
 use serde_json::{Value, json};
 
-use super::beside::{beside, torch_name};
 use super::jobs::{Amount, Group, Job, Source, copy, groups};
 use super::peak;
 use super::shapes::{Section, Shapes};
+use super::torch::{start_torch, torch_name};
 use crate::device::OnGpu;
 
-/// Time the kernels at the shapes of benches/shapes.toml, beside a copy and torch.
+/// Time GPU ops at the shapes of benches/shapes.toml, compared with a copy and torch.
 #[derive(clap::Args)]
 pub(crate) struct TimeGpu {
     #[command(flatten)]
@@ -33,7 +33,7 @@ impl TimeGpu {
     }
 }
 
-/// Time the ops of the CPU at the shapes of a small model, beside a copy, an FMA loop and torch.
+/// Time CPU ops at the shapes of a small model, compared with a copy, an FMA loop and torch.
 #[derive(clap::Args)]
 pub(crate) struct TimeCpu {
     #[command(flatten)]
@@ -52,28 +52,28 @@ struct Time {
     options: Options,
     #[command(flatten)]
     peer: PeerOptions,
-    /// How often the contestants take turns.
+    /// Interleaved measurements of each implementation.
     #[arg(long, default_value_t = 7)]
     rounds: usize,
-    /// Other shapes than those of benches/shapes.toml, written like them.
+    /// A file in the format of benches/shapes.toml with other shapes.
     #[arg(long, value_name = "FILE")]
     shapes: Option<PathBuf>,
-    /// Only the ops whose name or dtype contains this; may be given several times, and all must fit.
+    /// Only ops whose name or dtype contains this; if repeated, all must match.
     #[arg(long, value_name = "TEXT")]
     only: Vec<String>,
-    /// Seconds of a turn, about.
+    /// Approximate seconds per measurement.
     #[arg(long, default_value_t = 0.05)]
     turn: f64,
 }
 
-/// Bytes of the last cache of a CPU that is shared by few cores.
+/// Assumed size of a CPU's last-level cache, in bytes.
 const CPU_CACHE: usize = 32 << 20;
 
-/// The contestants: ours and, if there is one, the peer.
-struct Contest {
+/// The two implementations: meshgrad and, if requested, torch.
+struct Comparison {
     device: Device,
     peer: Option<Peer>,
-    /// What the peer could not do, and why.
+    /// Requests that the peer failed, with errors.
     peer_errors: Vec<String>,
     versions: Value,
     rounds: usize,
@@ -81,7 +81,7 @@ struct Contest {
     smoke: bool,
 }
 
-/// Seconds of one operation.
+/// Seconds per op.
 struct Times {
     ours: Spread,
     torch: Option<Spread>,
@@ -90,7 +90,7 @@ struct Times {
 }
 
 impl Times {
-    /// The faster of torch's.
+    /// The faster of torch eager and torch.compile.
     fn best_of_torch(&self) -> Option<f64> {
         let all = [self.torch, self.compiled].into_iter().flatten();
         all.map(|spread| spread.median).reduce(f64::min)
@@ -98,24 +98,24 @@ impl Times {
 }
 
 impl Time {
-    /// The groups of the jobs that `--only` leaves.
-    fn wanted(&self, groups: Vec<Group>) -> anyhow::Result<Vec<Group>> {
-        let is_wanted = |job: &Job| {
+    /// The groups, with the jobs that match `--only`.
+    fn selected(&self, groups: Vec<Group>) -> anyhow::Result<Vec<Group>> {
+        let is_selected = |job: &Job| {
             let names = [job.name, job.dtype.name()];
-            let fits = |text: &String| names.iter().any(|name| name.contains(text.as_str()));
-            self.only.iter().all(fits)
+            let matches = |text: &String| names.iter().any(|name| name.contains(text.as_str()));
+            self.only.iter().all(matches)
         };
         let jobs = || groups.iter().flat_map(|group| &group.jobs);
-        if !jobs().any(is_wanted) {
+        if !jobs().any(is_selected) {
             let names: BTreeSet<_> = jobs().map(|job| job.name).collect();
             let names = Vec::from_iter(names).join(", ");
             bail!(
-                "--only {}: no op fits; they are {names}",
+                "--only {}: no op matches; ops are {names}",
                 self.only.join(" --only ")
             );
         }
         let filtered = groups.into_iter().map(|mut group| {
-            group.jobs.retain(is_wanted);
+            group.jobs.retain(is_selected);
             group
         });
         Ok(filtered.filter(|group| !group.jobs.is_empty()).collect())
@@ -128,15 +128,15 @@ impl Time {
             section
         };
         let shapes = Shapes::read(self.shapes.as_deref(), section)?;
-        let groups = self.wanted(groups(&shapes))?;
-        let mut contest = Contest::new(self, device)?;
-        let gpu = contest.device.properties().gpu.clone();
+        let groups = self.selected(groups(&shapes))?;
+        let mut comparison = Comparison::new(self, device)?;
+        let gpu = comparison.device.properties().gpu.clone();
         let model = gpu.map_or_else(String::new, |gpu| format!(" ({})", gpu.model));
-        let (device, rounds) = (contest.device.clone(), contest.rounds);
-        println!("{device}{model}, {rounds} rounds: medians (least - most)\n");
+        let (device, rounds) = (comparison.device.clone(), comparison.rounds);
+        println!("{device}{model}, {rounds} rounds: medians (min - max)\n");
 
         let bandwidth = copy(shapes.copy);
-        let (job, times) = contest.times(&bandwidth)?.remove(0);
+        let (job, times) = comparison.times(&bandwidth)?.remove(0);
         let mut bounds = Bounds::new(&device, job.amount.rate(times.ours.min));
         println!("A copy of {} f32: {:.2} GB/s", shapes.copy, bounds.copy);
         if let Some(fma) = bounds.f32 {
@@ -144,34 +144,34 @@ impl Time {
         }
         println!(
             "\n| | shape | dtype | | meshgrad | torch | torch.compile | of bound | torch's best \
-             time / ours |"
+             time / meshgrad |"
         );
         println!("|---|---|---|---|---|---|---|---|---|");
         let mut rows = vec![row(job, &bandwidth.title, &times, &bounds)];
         for group in groups {
-            for (job, times) in contest.times(&group)? {
-                bounds.see(job, &times);
+            for (job, times) in comparison.times(&group)? {
+                bounds.record(job, &times);
                 rows.push(row(job, &group.title, &times, &bounds));
             }
         }
 
         let report = json!({
             "bench": bench, "device": device.to_string(), "gpu": model.trim(),
-            "rounds": rounds, "bounds": bounds.json(), "peer_errors": contest.peer_errors,
+            "rounds": rounds, "bounds": bounds.json(), "peer_errors": comparison.peer_errors,
             "rows": rows,
         });
-        finish(&self.options, report, contest.versions)
+        finish(&self.options, report, comparison.versions)
     }
 }
 
-/// What nothing on a device can be faster than.
+/// Upper bounds of a device's speed.
 struct Bounds {
-    /// GB/s of a copy larger than any cache, the fastest: whether it reads the lines that it
-    /// overwrites hangs on where they lie.
+    /// GB/s of the fastest copy that exceeds the cache. Whether a copy reads the lines that it overwrites
+    /// depends on their addresses.
     copy: f64,
-    /// TFLOP/s of multiply-adds in registers, where that was measured.
+    /// TFLOP/s of multiply-adds in registers, where measured.
     f32: Option<f64>,
-    /// TFLOP/s of the fastest product in bf16 that anybody computed so far.
+    /// TFLOP/s of the fastest bf16 product so far, of either implementation.
     bf16: Option<f64>,
 }
 
@@ -184,8 +184,8 @@ impl Bounds {
         }
     }
 
-    /// Takes notice of what a product reached.
-    fn see(&mut self, job: &Job, times: &Times) {
+    /// Records the rate of a bf16 product.
+    fn record(&mut self, job: &Job, times: &Times) {
         if let (DType::BF16, Amount::Flops(_)) = (job.dtype, job.amount) {
             let best = times.best_of_torch().unwrap_or(f64::INFINITY);
             let rate = job.amount.rate(times.ours.median.min(best));
@@ -193,8 +193,8 @@ impl Bounds {
         }
     }
 
-    /// The part that `ours` is of the bound of a job, where there is one.
-    fn part(&self, job: &Job, ours: Spread) -> Option<f64> {
+    /// The rate of a job relative to its bound, if there is one.
+    fn fraction(&self, job: &Job, ours: Spread) -> Option<f64> {
         let bound = match (job.amount, job.dtype) {
             (Amount::Bytes(_), _) => Some(self.copy),
             (Amount::Flops(_), DType::F32) => self.f32,
@@ -211,14 +211,14 @@ impl Bounds {
     }
 }
 
-impl Contest {
-    fn new(time: &Time, device: Device) -> anyhow::Result<Contest> {
+impl Comparison {
+    fn new(time: &Time, device: Device) -> anyhow::Result<Comparison> {
         let smoke = time.options.smoke;
         let torch_device = torch_name(&device);
         let threads = device.properties().threads.to_string();
         let arguments = ["--device", &torch_device, "--threads", &threads];
-        let peer = beside(&device, &time.peer, "ops.py", &arguments)?;
-        Ok(Contest {
+        let peer = start_torch(&device, &time.peer, "ops.py", &arguments)?;
+        Ok(Comparison {
             device,
             versions: peer.as_ref().map_or(Value::Null, |peer| peer.hello.clone()),
             peer,
@@ -243,11 +243,11 @@ impl Contest {
         let timed = group
             .jobs
             .iter()
-            .map(|job| Ok((job, self.compete(job, &operands)?)));
+            .map(|job| Ok((job, self.compare(job, &operands)?)));
         timed.collect()
     }
 
-    /// So many sets of operands that they do not fit into the cache.
+    /// The number of sets of operands that exceeds the cache.
     fn sets(&self, group: &Group) -> usize {
         let gpu = &self.device.properties().gpu;
         let cache = gpu.as_ref().map_or(CPU_CACHE, |gpu| gpu.l2_cache);
@@ -255,19 +255,19 @@ impl Contest {
         (2 * cache).div_ceil(group.bytes).clamp(1, most)
     }
 
-    fn compete(&mut self, job: &Job, operands: &[Vec<Tensor>]) -> anyhow::Result<Times> {
-        // Loads kernels, fills the allocator's cache, wakes the GPU.
-        self.our_turn(job, operands, 2 * operands.len())?;
-        let about = self.our_turn(job, operands, operands.len().max(3))?;
+    fn compare(&mut self, job: &Job, operands: &[Vec<Tensor>]) -> anyhow::Result<Times> {
+        // Warm-up: loads kernels and fills the allocator's cache.
+        self.time_meshgrad(job, operands, 2 * operands.len())?;
+        let about = self.time_meshgrad(job, operands, operands.len().max(3))?;
         let least = operands.len() as f64;
         let repeats = (self.turn / about).clamp(least, 2000.0) as usize;
 
         let (mut ours, mut torch, mut compiled) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..self.rounds {
-            ours.push(self.our_turn(job, operands, repeats)?);
-            torch.extend(self.torchs_turn(job, false, operands.len(), repeats));
+            ours.push(self.time_meshgrad(job, operands, repeats)?);
+            torch.extend(self.time_torch(job, false, operands.len(), repeats));
             if job.compiles {
-                compiled.extend(self.torchs_turn(job, true, operands.len(), repeats));
+                compiled.extend(self.time_torch(job, true, operands.len(), repeats));
             }
         }
         Ok(Times {
@@ -277,9 +277,14 @@ impl Contest {
         })
     }
 
-    /// Seconds of one operation, the mean of `repeats` in a row.
-    fn our_turn(&self, job: &Job, operands: &[Vec<Tensor>], repeats: usize) -> anyhow::Result<f64> {
-        // Results stay until their set comes again, or all would be written to one place.
+    /// Seconds per op, the mean of `repeats` consecutive ones.
+    fn time_meshgrad(
+        &self,
+        job: &Job,
+        operands: &[Vec<Tensor>],
+        repeats: usize,
+    ) -> anyhow::Result<f64> {
+        // Results are kept until their set is reused, so that not all are written to one address.
         let mut results = vec![Vec::new(); operands.len()];
         self.device.synchronize()?;
         let seconds = timed(|| -> meshgrad::runtime::Result<()> {
@@ -292,8 +297,8 @@ impl Contest {
         Ok(seconds / repeats as f64)
     }
 
-    /// The same by the peer. If that fails the rest is timed without it.
-    fn torchs_turn(&mut self, job: &Job, compiled: bool, sets: usize, repeats: usize) -> Vec<f64> {
+    /// Seconds per op of the peer. If the peer ends, the remaining ops are timed without it.
+    fn time_torch(&mut self, job: &Job, compiled: bool, sets: usize, repeats: usize) -> Vec<f64> {
         let Some(peer) = &mut self.peer else {
             return Vec::new();
         };
@@ -323,7 +328,7 @@ impl Contest {
 }
 
 impl Amount {
-    /// GB/s or TFLOP/s, if it takes so many seconds.
+    /// GB/s or TFLOP/s for a time of `seconds`.
     fn rate(self, seconds: f64) -> f64 {
         match self {
             Amount::Bytes(bytes) => 1e-9 * bytes / seconds,
@@ -338,7 +343,7 @@ impl Amount {
         }
     }
 
-    /// The most time is the least rate.
+    /// The longest time is the lowest rate.
     fn rates(self, seconds: Spread) -> Spread {
         Spread {
             median: self.rate(seconds.median),
@@ -348,12 +353,12 @@ impl Amount {
     }
 }
 
-/// Prints a row and returns it.
+/// Prints and returns a row.
 fn row(job: &Job, shape: &str, times: &Times, bounds: &Bounds) -> Value {
     let ours = job.amount.rates(times.ours);
     let [torch, compiled] =
         [times.torch, times.compiled].map(|times| times.map(|times| job.amount.rates(times)));
-    let of_bound = bounds.part(job, ours);
+    let of_bound = bounds.fraction(job, ours);
     let faster = times.best_of_torch().map(|torch| torch / times.ours.median);
 
     let percent = |x: Option<f64>| x.map_or("-".into(), |x| format!("{:.0} %", 100.0 * x));

@@ -1,5 +1,5 @@
-//! How fast whole models train, and torch's, in turns: tokens a second, memory, and which part of
-//! the GPU's arithmetic that is.
+//! The training speed of whole models, interleaved with torch: tokens per second, memory and model FLOPs
+//! utilization (MFU).
 
 use std::path::PathBuf;
 
@@ -9,12 +9,12 @@ use meshgrad::prelude::*;
 use meshgrad_harness::{Options, Peer, PeerOptions, Spread, finish, numbers};
 use serde_json::{Value, json};
 
-use super::beside::{beside, torch_name};
-use super::ours::{LEARNING_RATE, Ours};
 use super::shapes::{self, Section, Shapes};
+use super::torch::{start_torch, torch_name};
+use super::training::{LEARNING_RATE, TimedModel};
 use crate::device::OnGpu;
 
-/// Train the models of benches/shapes.toml for some steps, beside torch.
+/// Time training steps of the models in benches/shapes.toml, compared with torch.
 #[derive(clap::Args)]
 pub(crate) struct Train {
     #[command(flatten)]
@@ -23,70 +23,74 @@ pub(crate) struct Train {
     options: Options,
     #[command(flatten)]
     peer: PeerOptions,
-    /// How often the contestants take turns.
+    /// Interleaved measurements of each implementation.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Other models than those of benches/shapes.toml, in a file written like it.
+    /// A file in the format of benches/shapes.toml with other models.
     #[arg(long, value_name = "FILE")]
     shapes: Option<PathBuf>,
-    /// Steps of a turn.
+    /// Steps per measurement.
     #[arg(long, default_value_t = 3)]
     steps: usize,
-    /// The most dense bf16 TFLOP/s of the GPU, by its data sheet: an H100 or H200 SXM has 989.5.
+    /// Peak dense bf16 TFLOP/s of the GPU by its data sheet; 989.5 for H100 and H200 SXM.
     #[arg(long, default_value_t = 989.5)]
     peak_tflops: f64,
 }
 
-/// Steps before any that count: kernels are loaded, compiled, and memory is taken.
+/// Steps before the first measurement, in which kernels are loaded and compiled and memory is allocated.
 const WARM_UP: usize = 2;
 
-/// The contestants.
+/// The implementations.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Who {
+enum Implementation {
     Meshgrad,
     Torch,
     TorchCompiled,
 }
 
-impl Who {
-    const ALL: [Who; 3] = [Who::Meshgrad, Who::Torch, Who::TorchCompiled];
+impl Implementation {
+    const ALL: [Implementation; 3] = [
+        Implementation::Meshgrad,
+        Implementation::Torch,
+        Implementation::TorchCompiled,
+    ];
 
     fn name(self) -> &'static str {
         match self {
-            Who::Meshgrad => "meshgrad",
-            Who::Torch => "torch",
-            Who::TorchCompiled => "torch.compile",
+            Implementation::Meshgrad => "meshgrad",
+            Implementation::Torch => "torch",
+            Implementation::TorchCompiled => "torch.compile",
         }
     }
 }
 
-/// Somebody who trains.
+/// A model in training.
 trait Trainer {
-    /// Seconds of a step, the mean of some in a row.
-    fn turn(&mut self, steps: usize) -> anyhow::Result<f64>;
+    /// Seconds per step, the mean of `steps` consecutive ones.
+    fn time_steps(&mut self, steps: usize) -> anyhow::Result<f64>;
 
-    /// The most bytes of the device's memory so far, if known.
+    /// Peak bytes of the device's memory, if known.
     fn peak(&self) -> Value;
 }
 
-struct Contestant {
-    who: Who,
+struct Running {
+    who: Implementation,
     trainer: Box<dyn Trainer>,
-    /// Seconds of a step, turn by turn.
+    /// Seconds per step, by measurement.
     times: Vec<f64>,
 }
 
-/// What has become known.
+/// The results so far.
 #[derive(Default)]
 struct Findings {
     rows: Vec<Value>,
-    /// Who could not train what, and why.
+    /// Implementations that failed, with model and error.
     errors: Vec<Value>,
     versions: Value,
 }
 
 impl Findings {
-    fn fails(&mut self, who: Who, train: &shapes::Train, error: &anyhow::Error) {
+    fn fails(&mut self, who: Implementation, train: &shapes::Train, error: &anyhow::Error) {
         eprintln!("{} failed at {}: {error:#}", who.name(), train.what);
         self.errors.push(json!({
             "who": who.name(), "model": train.what, "error": format!("{error:#}"),
@@ -106,14 +110,18 @@ impl Train {
         println!("|---|---|---|---|---|---|");
         let mut findings = Findings::default();
         for train in &shapes.train {
-            // What does not fit side by side is timed one after the other.
-            let together = if train.alone { 1 } else { Who::ALL.len() };
-            for who in Who::ALL.chunks(together) {
-                self.compete(who, train, &device, &mut findings)?;
+            // Models that do not fit together are timed one after the other.
+            let together = if train.alone {
+                1
+            } else {
+                Implementation::ALL.len()
+            };
+            for who in Implementation::ALL.chunks(together) {
+                self.compare(who, train, &device, &mut findings)?;
                 device.empty_cache();
             }
         }
-        let (rounds, steps) = self.turns();
+        let (rounds, steps) = self.rounds_and_steps();
         let report = json!({
             "bench": "gpu train", "device": device.to_string(), "rounds": rounds, "steps": steps,
             "peak_tflops": self.peak_tflops, "rows": findings.rows, "errors": findings.errors,
@@ -122,33 +130,33 @@ impl Train {
         match findings.errors.is_empty() {
             true => Ok(()),
             false => bail!(
-                "{} of the contestants failed: see above",
+                "{} implementations failed; see above",
                 findings.errors.len()
             ),
         }
     }
 
-    /// Rounds, and steps of a turn.
-    fn turns(&self) -> (usize, usize) {
+    /// Rounds, and steps per measurement.
+    fn rounds_and_steps(&self) -> (usize, usize) {
         match self.options.smoke {
             true => (1, 1),
             false => (self.rounds.max(1), self.steps.max(1)),
         }
     }
 
-    /// Lets some contestants train a model in turns. One that fails leaves the others the field.
-    fn compete(
+    /// Times some implementations on a model, interleaved. One that fails is dropped.
+    fn compare(
         &self,
-        who: &[Who],
+        who: &[Implementation],
         train: &shapes::Train,
         device: &Device,
         findings: &mut Findings,
     ) -> anyhow::Result<()> {
         let config = train.config()?;
-        let mut contestants = Vec::new();
+        let mut running = Vec::new();
         for &who in who {
             match self.trainer(who, train, &config, device, findings) {
-                Ok(Some(trainer)) => contestants.push(Contestant {
+                Ok(Some(trainer)) => running.push(Running {
                     who,
                     trainer,
                     times: Vec::new(),
@@ -157,9 +165,9 @@ impl Train {
                 Err(error) => findings.fails(who, train, &error),
             }
         }
-        let (rounds, steps) = self.turns();
+        let (rounds, steps) = self.rounds_and_steps();
         for _ in 0..rounds {
-            contestants.retain_mut(|it| match it.trainer.turn(steps) {
+            running.retain_mut(|it| match it.trainer.time_steps(steps) {
                 Ok(seconds) => {
                     it.times.push(seconds);
                     true
@@ -171,33 +179,33 @@ impl Train {
             });
         }
         let flops = Flops::of(&config, train);
-        let rows = contestants.iter().map(|it| self.row(it, train, &flops));
+        let rows = running.iter().map(|it| self.row(it, train, &flops));
         findings.rows.extend(rows);
         Ok(())
     }
 
-    /// A contestant that has warmed up; none where no torch is asked for.
+    /// An implementation after its warm-up; `None` for torch if it is not requested.
     fn trainer(
         &self,
-        who: Who,
+        who: Implementation,
         train: &shapes::Train,
         config: &Qwen3Config,
         device: &Device,
         findings: &mut Findings,
     ) -> anyhow::Result<Option<Box<dyn Trainer>>> {
-        if who == Who::Meshgrad {
+        if who == Implementation::Meshgrad {
             let shape = [train.batch, train.tokens];
-            let mut ours = Ours::new(config, shape, DType::BF16, device)?;
-            ours.turn(WARM_UP)?;
-            return Ok(Some(Box::new(ours)));
+            let mut model = TimedModel::new(config, shape, DType::BF16, device)?;
+            model.time_steps(WARM_UP)?;
+            return Ok(Some(Box::new(model)));
         }
         let run = json!({
             "batch": train.batch, "tokens": train.tokens, "model": train.model,
             "device": torch_name(device), "learning_rate": LEARNING_RATE,
-            "compiled": who == Who::TorchCompiled,
+            "compiled": who == Implementation::TorchCompiled,
         });
         let arguments = ["--run", &run.to_string()];
-        let Some(peer) = beside(device, &self.peer, "gpu_train.py", &arguments)? else {
+        let Some(peer) = start_torch(device, &self.peer, "gpu_train.py", &arguments)? else {
             return Ok(None);
         };
         findings.versions = peer.hello.clone();
@@ -205,15 +213,15 @@ impl Train {
             peer,
             peak: Value::Null,
         };
-        torch.turn(WARM_UP)?;
+        torch.time_steps(WARM_UP)?;
         Ok(Some(Box::new(torch)))
     }
 
-    /// Prints a contestant's row and returns it.
-    fn row(&self, contestant: &Contestant, train: &shapes::Train, flops: &Flops) -> Value {
-        let (who, peak) = (contestant.who.name(), contestant.trainer.peak());
+    /// Prints and returns the row of an implementation.
+    fn row(&self, it: &Running, train: &shapes::Train, flops: &Flops) -> Value {
+        let (who, peak) = (it.who.name(), it.trainer.peak());
         let tokens = (train.batch * train.tokens) as f64;
-        let times = contestant.times.iter();
+        let times = it.times.iter();
         let rates: Vec<f64> = times.map(|seconds| tokens / seconds).collect();
         let rate = Spread::of(&rates);
         let mfu = |flops: f64| 1e-12 * flops * rate.median / self.peak_tflops;
@@ -235,9 +243,9 @@ impl Train {
     }
 }
 
-/// Floating-point operations a token of a step, without any that are done twice (Chowdhery et al.
-/// 2022, PaLM, appendix B): 6 for each parameter that the token is multiplied with, and 12 L H Q T
-/// for attention, of which a causal mask leaves half. H heads of Q features, T tokens in a row.
+/// Floating-point operations per token of a step, without recomputation (Chowdhery et al. 2022, PaLM,
+/// appendix B): 6 per parameter that the token is multiplied by, and 12 L H Q T for attention, half of
+/// that with a causal mask. H heads of Q features, T tokens per row.
 struct Flops {
     full: f64,
     causal: f64,
@@ -261,11 +269,11 @@ struct Torch {
 }
 
 impl Trainer for Torch {
-    fn turn(&mut self, steps: usize) -> anyhow::Result<f64> {
+    fn time_steps(&mut self, steps: usize) -> anyhow::Result<f64> {
         let answer = self.peer.ask(&json!({"steps": steps}))?;
         self.peak = answer["peak_bytes"].clone();
         let seconds = numbers(&answer["seconds"]);
-        seconds.first().copied().context("torch gave no time")
+        seconds.first().copied().context("torch returned no time")
     }
 
     fn peak(&self) -> Value {
@@ -273,12 +281,12 @@ impl Trainer for Torch {
     }
 }
 
-impl Trainer for Ours {
-    fn turn(&mut self, steps: usize) -> anyhow::Result<f64> {
-        Ours::turn(self, steps)
+impl Trainer for TimedModel {
+    fn time_steps(&mut self, steps: usize) -> anyhow::Result<f64> {
+        TimedModel::time_steps(self, steps)
     }
 
     fn peak(&self) -> Value {
-        json!(Ours::peak(self))
+        json!(TimedModel::peak(self))
     }
 }

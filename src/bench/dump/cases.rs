@@ -1,10 +1,9 @@
-//! What is computed for a dump: every kernel on fixed inputs, odd sizes and special values
-//! included.
+//! The cases of a dump: every kernel on fixed inputs, including odd sizes and special values.
 //!
-//! A result is *exact* when its kernel is made of operations that IEEE 754 defines, in an order
-//! that the shape decides: every GPU and the emulator must agree on each bit. Tensor cores add products
-//! in an order and with an intermediate rounding that nobody documents, and attention takes powers by
-//! an instruction that is only bounded: there the difference is measured.
+//! A result is *exact* if its kernel uses only IEEE 754 operations in an order that depends on the shape:
+//! every GPU and the emulator must agree on each bit. The order and the intermediate rounding of tensor
+//! cores are undocumented, and the exponential in attention is an approximate instruction; for these the
+//! difference is measured.
 
 use meshgrad::prelude::*;
 use meshgrad::runtime::{Accumulator, Result, Shape};
@@ -53,11 +52,10 @@ const BINARY: &[Binary] = &[
     }),
 ];
 
-/// Rows and features: one that fills vectors and warps, one for several warps, one that is odd.
+/// Rows and features: whole vectors and warps, several warps, an odd size.
 const NORMS: [[usize; 2]; 3] = [[37, 1024], [5, 4096], [19, 333]];
 
-/// m, n, k: whole tiles, ragged ones that vectors can read, ones that they cannot, a single row,
-/// and many steps along k.
+/// m, n, k: whole tiles, ragged aligned ones, unaligned ones, a single row, many steps along k.
 const PRODUCTS: [[usize; 3]; 5] = [
     [128, 128, 64],
     [130, 136, 72],
@@ -68,7 +66,7 @@ const PRODUCTS: [[usize; 3]; 5] = [
 
 const FLOATS: [DType; 2] = [DType::F32, DType::BF16];
 
-/// Everything, computed on `device`.
+/// All cases, computed on `device`.
 pub(crate) fn cases(device: &Device) -> Result<Vec<Case>> {
     let inputs = Inputs::new(device);
     let mut cases = Cases(Vec::new());
@@ -103,7 +101,7 @@ fn elementwise(inputs: &Inputs, dtype: DType, cases: &mut Cases) -> Result<()> {
     }
 
     let into = inputs.normal("into", &[ELEMENTS], DType::F32)?;
-    let into = changeable(&into)?;
+    let into = mutable_copy(&into)?;
     let mut into = Accumulator::over(into)?;
     into.filled();
     values::add_into(&a, &mut into)?;
@@ -113,10 +111,13 @@ fn elementwise(inputs: &Inputs, dtype: DType, cases: &mut Cases) -> Result<()> {
 
 fn strided(inputs: &Inputs, cases: &mut Cases) -> Result<()> {
     let x = inputs.normal("x", &[23, 5, 34], DType::F32)?;
-    let turned = x.permute(&[2, 0, 1])?;
-    cases.exact("copy of a permuted view".into(), values::copy(&turned)?);
+    let permuted = x.permute(&[2, 0, 1])?;
+    cases.exact("copy of a permuted view".into(), values::copy(&permuted)?);
     let row = inputs.normal("row", &[5], DType::F32)?;
-    cases.exact("add of a broadcast row".into(), values::add(&turned, &row)?);
+    cases.exact(
+        "add of a broadcast row".into(),
+        values::add(&permuted, &row)?,
+    );
     let part = x.slice(2, 1..30)?.slice(0, 3..20)?;
     cases.exact("exp of a slice".into(), values::exp(&part)?);
     Ok(())
@@ -158,7 +159,7 @@ fn products(
     values::matmul_into(&a, &b, &mut sum)?;
     let sum = sum.buffer().clone();
 
-    // f32 is a chain of fused multiply-adds along k; bf16 is a matter of the tensor cores.
+    // f32 is a chain of fused multiply-adds along k; bf16 uses tensor cores.
     match dtype {
         DType::F32 => {
             cases.exact(of("matmul"), c);
@@ -172,8 +173,8 @@ fn products(
     Ok(())
 }
 
-/// A copy of `x` that ops may add to.
-fn changeable(x: &Tensor) -> Result<Tensor> {
+/// A mutable copy of `x`.
+fn mutable_copy(x: &Tensor) -> Result<Tensor> {
     let copy = Tensor::zeros(x.device(), x.shape(), x.dtype(), Kind::Gradient)?;
     values::copy_into(x, &copy)?;
     Ok(copy)

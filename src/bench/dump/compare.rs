@@ -1,4 +1,4 @@
-//! Two folders of results side by side: equal bits, or how far apart.
+//! Comparison of two folders of results.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,10 +13,10 @@ use super::{Entry, Index};
 /// Compare two folders of results; exit code 1 if exact ones differ.
 #[derive(clap::Args)]
 pub(crate) struct Compare {
-    /// What is judged: usually a GPU's results.
+    /// The results to check, usually of a GPU.
     #[arg(value_name = "FOLDER")]
     actual: PathBuf,
-    /// What it is judged by: usually the emulator's.
+    /// The expected results, usually of the emulator.
     #[arg(value_name = "FOLDER")]
     expected: PathBuf,
     /// Also write every comparison to this file.
@@ -35,7 +35,7 @@ impl Compare {
         }
 
         println!(
-            "{} ({}) beside {} ({})\n",
+            "{} ({}) compared with {} ({})\n",
             actual.device, actual.gpu, expected.device, expected.gpu
         );
         let failures = print(&rows);
@@ -53,22 +53,22 @@ impl Compare {
     }
 }
 
-/// That both have results of one list.
+/// Checks that both have the same list of results.
 fn check_same(actual: &Index, expected: &Index) -> anyhow::Result<()> {
     let [a, e] = [actual, expected].map(|index| index.results.len());
-    ensure!(a == e, "{a} results beside {e}: {VERSIONS}");
+    ensure!(a == e, "{a} results, expected {e}: {VERSIONS}");
     for (a, e) in actual.results.iter().zip(&expected.results) {
         ensure!(
             (&a.name, &a.shape, &a.dtype) == (&e.name, &e.shape, &e.dtype),
-            "{a} beside {e}: {VERSIONS}"
+            "{a}, expected {e}: {VERSIONS}"
         );
     }
     Ok(())
 }
 
-const VERSIONS: &str = "the folders are of different versions; dump both anew";
+const VERSIONS: &str = "the folders are from different versions; dump both again";
 
-/// Prints what differs and returns how many results fail.
+/// Prints differences and returns the number of failed results.
 fn print(rows: &[(&Entry, Difference)]) -> usize {
     let differs = |(_, difference): &&(&Entry, Difference)| difference.elements > 0;
     if rows.iter().any(|row| differs(&row)) {
@@ -94,7 +94,7 @@ fn print(rows: &[(&Entry, Difference)]) -> usize {
     }
 
     let equal = rows.iter().filter(|row| !differs(row)).count();
-    println!("\n{equal} of {} results have equal bits.", rows.len());
+    println!("\n{equal} of {} results are bitwise equal.", rows.len());
     let fails = |(entry, d): &&(&Entry, Difference)| d.fails(entry);
     let failures = rows.iter().filter(fails).count();
     let exact = rows.iter().filter(|(entry, _)| entry.exact).count();
@@ -109,7 +109,7 @@ fn read(folder: &Path, entry: &Entry) -> anyhow::Result<Vec<u8>> {
     let expected = width * entry.shape.iter().product::<usize>();
     ensure!(
         bytes.len() == expected,
-        "{} has {} bytes, {entry} has {expected}: dump it anew",
+        "{} has {} bytes, {entry} needs {expected}: dump it again",
         path.display(),
         bytes.len()
     );
@@ -125,23 +125,23 @@ fn width(dtype: &str) -> anyhow::Result<usize> {
     }
 }
 
-/// How far two results lie apart.
+/// The difference of two results.
 #[derive(Default)]
 struct Difference {
-    /// How many elements there are,
+    /// Number of elements.
     of: usize,
-    /// how many of them differ in any bit,
+    /// Elements that differ in any bit.
     elements: usize,
-    /// how many of those are NaN in both,
+    /// Differing elements that are NaN in both.
     both_nan: usize,
-    /// and in one of the two only.
+    /// Differing elements that are NaN in one of the two.
     one_nan: usize,
     max_abs: f64,
     /// Relative to the expected element.
     max_rel: f64,
-    /// How many numbers of the dtype lie between, and one.
+    /// The distance in units in the last ordinal.
     max_ulp: u64,
-    /// Norm of the difference over the norm of what was expected.
+    /// The norm of the difference over the norm of the expected result.
     norm: f64,
 }
 
@@ -174,7 +174,7 @@ impl Difference {
                     squares += abs * abs;
                     total.max_abs = total.max_abs.max(abs);
                     total.max_rel = total.max_rel.max(abs / e.value.abs());
-                    total.max_ulp = total.max_ulp.max(a.place.abs_diff(e.place));
+                    total.max_ulp = total.max_ulp.max(a.ordinal.abs_diff(e.ordinal));
                 }
                 _ => total.one_nan += 1,
             }
@@ -185,7 +185,7 @@ impl Difference {
         total
     }
 
-    /// Exact results must not differ; the others may, but not by a NaN.
+    /// Exact results must not differ. Others may, but not in being NaN.
     fn fails(&self, entry: &Entry) -> bool {
         match entry.exact {
             true => self.elements > 0,
@@ -224,12 +224,12 @@ impl Difference {
 struct Number {
     bits: u32,
     value: f64,
-    /// Its place among all numbers of its dtype, in order; both zeros have one place.
-    place: i64,
+    /// Its index among all numbers of its dtype, in order; both zeros have index 0.
+    ordinal: i64,
 }
 
 impl Number {
-    /// Of four bytes an f32, of two a bf16, of one a truth value.
+    /// Reads an f32 from four bytes, a bf16 from two, a bool from one.
     fn of(bytes: &[u8]) -> Number {
         let sign_and_magnitude = |bits: u32, width: u32| {
             let sign = 1 << (width - 1);
@@ -244,19 +244,31 @@ impl Number {
             [a, b, c, d] => {
                 let value = f32::from_le_bytes([a, b, c, d]);
                 let bits = value.to_bits();
-                let (value, place) = (value.into(), sign_and_magnitude(bits, 32));
-                Number { bits, value, place }
+                let (value, ordinal) = (value.into(), sign_and_magnitude(bits, 32));
+                Number {
+                    bits,
+                    value,
+                    ordinal,
+                }
             }
             [a, b] => {
                 let value = bf16::from_le_bytes([a, b]);
                 let bits = value.to_bits().into();
-                let (value, place) = (value.into(), sign_and_magnitude(bits, 16));
-                Number { bits, value, place }
+                let (value, ordinal) = (value.into(), sign_and_magnitude(bits, 16));
+                Number {
+                    bits,
+                    value,
+                    ordinal,
+                }
             }
             _ => {
                 let bits: u32 = bytes.iter().copied().map(u32::from).sum();
-                let (value, place) = (bits.into(), bits.into());
-                Number { bits, value, place }
+                let (value, ordinal) = (bits.into(), bits.into());
+                Number {
+                    bits,
+                    value,
+                    ordinal,
+                }
             }
         }
     }

@@ -3,7 +3,7 @@
 use meshgrad::prelude::*;
 use meshgrad::runtime::{Key, Result};
 
-/// A result and what is promised of it.
+/// A result, and whether it is exact.
 pub(crate) struct Case {
     pub(crate) name: String,
     pub(crate) exact: bool,
@@ -30,7 +30,7 @@ impl Cases {
     }
 }
 
-/// Where functions and formats have their edges.
+/// Special values of functions and formats.
 const SPECIAL: [f32; 12] = [
     0.0,
     -0.0,
@@ -46,10 +46,10 @@ const SPECIAL: [f32; 12] = [
     1e6,
 ];
 
-/// One of each special value with each other, many others, and no multiple of a vector.
+/// Enough for all pairs of special values, and not a multiple of a vector.
 pub(crate) const ELEMENTS: usize = 4099;
 
-/// Random values that depend on nothing but their name: made on the CPU, by Philox.
+/// Random values that depend only on their name, generated on the CPU by Philox.
 pub(crate) struct Inputs<'d> {
     pub(crate) device: &'d Device,
     host: Device,
@@ -85,7 +85,7 @@ impl Inputs<'_> {
         }
     }
 
-    /// Two operands that begin with every pair of special values.
+    /// Two operands that start with all pairs of special values.
     pub(crate) fn with_specials(&self, dtype: DType) -> Result<[Tensor; 2]> {
         let operand = |name: &str, special: fn(usize) -> f32| {
             let key = self.key.fold_name(name);

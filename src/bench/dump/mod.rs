@@ -1,4 +1,4 @@
-//! What kernels compute, as files: raw little-endian bytes, and an index that says what they are.
+//! Results of kernels as files: raw little-endian bytes and an index.
 
 mod cases;
 mod compare;
@@ -18,20 +18,20 @@ pub(crate) use compare::Compare;
 
 use crate::device::OnGpu;
 
-/// Run every kernel on fixed inputs and write what it computes.
+/// Run every kernel on fixed inputs and write the results.
 #[derive(clap::Args)]
 pub(crate) struct Dump {
     #[command(flatten)]
     device: OnGpu,
-    /// The folder to write, index.json and one file a result; made if it is not there.
+    /// The output folder, for index.json and one file per result; created if missing.
     #[arg(long, value_name = "FOLDER")]
     to: PathBuf,
 }
 
-/// What a folder of results holds.
+/// The index of a folder of results.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Index {
-    /// As the runtime calls it: `cuda:0`, `emulator:0`.
+    /// The device's name: `cuda:0`, `emulator:0`.
     pub(crate) device: String,
     /// The model of the GPU.
     pub(crate) gpu: String,
@@ -57,7 +57,7 @@ impl Dump {
         let gpu = device.properties().gpu.clone();
         let cases = cases(&device)?;
         fs::create_dir_all(&self.to)
-            .with_context(|| format!("cannot make {}", self.to.display()))?;
+            .with_context(|| format!("cannot create {}", self.to.display()))?;
 
         let mut results = Vec::new();
         for (at, case) in cases.iter().enumerate() {
@@ -99,7 +99,7 @@ impl Index {
     pub(crate) fn read(folder: &Path) -> anyhow::Result<Index> {
         let path = folder.join(INDEX);
         let text = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        serde_json::from_slice(&text).with_context(|| format!("{} is no index", path.display()))
+        serde_json::from_slice(&text).with_context(|| format!("{} is not an index", path.display()))
     }
 }
 
@@ -116,7 +116,7 @@ fn bytes(x: &Tensor) -> anyhow::Result<Vec<u8>> {
             .into_iter()
             .map(|t| u8::from(t.holds()))
             .collect(),
-        other => bail!("a result of {other} cannot be compared"),
+        other => bail!("results of {other} cannot be compared"),
     })
 }
 

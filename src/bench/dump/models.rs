@@ -1,4 +1,4 @@
-//! Cases for a dump: what models are made of beside elementwise ops, norms and plain products.
+//! Cases of a dump: the remaining kernels of models.
 
 use meshgrad::prelude::*;
 use meshgrad::runtime::ops::{AttentionMask, RopeStyle, Targets};
@@ -6,7 +6,7 @@ use meshgrad::runtime::{Accumulator, Key, Result, Shape};
 
 use super::inputs::{Cases, Inputs};
 
-/// Tokens, their width, experts and choices: no multiples of tiles.
+/// Tokens, width, experts and experts per token; not multiples of tiles.
 const TOKENS: usize = 77;
 const WIDTH: usize = 72;
 const EXPERTS: usize = 6;
@@ -103,7 +103,7 @@ fn experts(inputs: &Inputs<'_>, dtype: DType, cases: &mut Cases) -> Result<()> {
     Ok(())
 }
 
-/// f32 is a chain of fused multiply-adds; bf16 is a matter of the tensor cores.
+/// f32 is a chain of fused multiply-adds; bf16 uses tensor cores.
 fn of_products(cases: &mut Cases, dtype: DType, name: String, result: Tensor) {
     match dtype {
         DType::F32 => cases.exact(name, result),

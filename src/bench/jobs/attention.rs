@@ -1,4 +1,4 @@
-//! Attention, and the turn of queries and keys by their position before it.
+//! Attention, and the rotary embedding of queries and keys.
 
 use meshgrad::prelude::*;
 use meshgrad::runtime::ops::{AttentionMask, RopeStyle};
@@ -34,7 +34,7 @@ fn attention(shape: &shapes::Attention, dtype: DType) -> Group {
         causal: true,
         ..AttentionMask::default()
     };
-    // Two products forward and five backward, of which the mask leaves half.
+    // Two products forward and five backward, half of each with the causal mask.
     let product = (batch * heads * tokens * tokens * head_dim) as f64;
     let extents = json!({
         "batch": batch, "tokens": tokens, "heads": heads, "kv_heads": kv_heads,
@@ -70,7 +70,7 @@ fn attention(shape: &shapes::Attention, dtype: DType) -> Group {
     }
 }
 
-/// The turn of queries, alone and with the norm before it.
+/// The rotary embedding of queries, alone and fused with the norm.
 fn positions(shape: &shapes::Attention, dtype: DType) -> Group {
     let shapes::Attention {
         batch,

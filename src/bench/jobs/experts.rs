@@ -1,4 +1,4 @@
-//! A mixture of experts: who goes where, there and back, and the products between.
+//! Mixture of experts: routing, permutation and grouped products.
 
 use meshgrad::prelude::*;
 use meshgrad::runtime::Accumulator;
@@ -13,7 +13,7 @@ pub(super) fn groups(shapes: &Shapes) -> Vec<Group> {
     floats.flat_map(of_dtype).collect()
 }
 
-/// Where the operands are in a set.
+/// Indices of operands in a set.
 const X: usize = 0;
 const PROBABILITIES: usize = 1;
 const INDICES: usize = 2;

@@ -1,5 +1,5 @@
-//! Jobs: something to time, on operands that a group of jobs shares, and how torch is asked for the
-//! same. A file is a part of a model.
+//! Jobs: ops to time, on operands shared by a group of jobs, with the corresponding request to torch. One
+//! file per part of a model.
 
 mod attention;
 mod experts;
@@ -16,20 +16,20 @@ use super::shapes::Shapes;
 
 pub(crate) use rows::copy;
 
-/// One thing to time.
+/// An op to time.
 pub(crate) struct Job {
     pub(crate) name: &'static str,
     pub(crate) dtype: DType,
     pub(crate) amount: Amount,
-    /// How the peer is asked for the same, if it can do that.
+    /// The request to the peer, if it supports the op.
     pub(crate) request: Option<Value>,
-    /// Whether the peer is also timed under torch.compile: where that can make one kernel of several.
+    /// Whether torch.compile is timed too, where it can fuse several kernels.
     pub(crate) compiles: bool,
     pub(crate) run: Run,
 }
 
 impl Job {
-    /// A job that torch does too, in a single way. `extents` say of what.
+    /// A job that torch supports too. `extents` are sent with the request.
     fn new(
         name: &'static str,
         dtype: DType,
@@ -50,7 +50,7 @@ impl Job {
         }
     }
 
-    /// The same, for which torch.compile may make one kernel of several.
+    /// The same, with torch.compile timed too.
     fn compiled(self) -> Job {
         Job {
             compiles: true,
@@ -58,7 +58,7 @@ impl Job {
         }
     }
 
-    /// The same, of which torch has nothing.
+    /// The same, without a torch counterpart.
     fn without_peer(self) -> Job {
         Job {
             request: None,
@@ -67,10 +67,10 @@ impl Job {
     }
 }
 
-/// Computes something of one set of operands.
+/// Runs the op on one set of operands.
 pub(crate) type Run = Box<dyn Fn(&[Tensor]) -> Result<Vec<Tensor>>>;
 
-/// What a job has to do, whatever an implementation does.
+/// The necessary work of a job, for any implementation.
 #[derive(Clone, Copy)]
 pub(crate) enum Amount {
     /// Bytes: each operand read once and each result written once.
@@ -78,19 +78,19 @@ pub(crate) enum Amount {
     Flops(f64),
 }
 
-/// Jobs that work on the same operands.
+/// Jobs with the same operands.
 pub(crate) struct Group {
     pub(crate) title: String,
     pub(crate) jobs: Vec<Job>,
-    /// Bytes of one set of operands.
+    /// Bytes per set of operands.
     pub(crate) bytes: usize,
     pub(crate) operands: Operands,
 }
 
-/// Makes one set of operands.
+/// Generates one set of operands.
 pub(crate) type Operands = Box<dyn Fn(&Source<'_>) -> Result<Vec<Tensor>>>;
 
-/// Operands of random values, for how fast a chip is depends on them.
+/// Generates random operands, because the speed of a chip depends on their values.
 pub(crate) struct Source<'d> {
     pub(crate) device: &'d Device,
     /// Sets of one group differ.
@@ -104,7 +104,7 @@ impl Source<'_> {
         values::uniform(self.device, shape, dtype, key, -1.0, 1.0)
     }
 
-    /// Ids that come in no order, i64.
+    /// Unordered ids, i64.
     fn tokens(&self, count: usize, vocabulary: usize) -> Result<Tensor> {
         let ids: Vec<i64> = (0..count)
             .map(|at| ((at * 7919) % vocabulary) as i64)
@@ -127,7 +127,7 @@ impl Source<'_> {
     }
 }
 
-/// Everything but the copy that the device's bandwidth is known by.
+/// All groups but the copy that measures the bandwidth.
 pub(crate) fn groups(shapes: &Shapes) -> Vec<Group> {
     let mut groups = rows::groups(shapes);
     groups.extend(products::groups(shapes));

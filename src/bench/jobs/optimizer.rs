@@ -12,7 +12,7 @@ pub(super) fn groups(shapes: &Shapes) -> Vec<Group> {
     shapes.adamw.iter().flat_map(step).collect()
 }
 
-/// Tensors of a set for each parameter: it, its gradient, two running means; then three scalars.
+/// Tensors per parameter in a set: parameter, gradient and two moments. Three scalars follow at the end.
 const OF_PARAMETER: usize = 4;
 
 fn step(shape: &shapes::AdamW) -> [Group; 2] {
@@ -23,20 +23,24 @@ fn step(shape: &shapes::AdamW) -> [Group; 2] {
     } = shape.clone();
     let extents = json!({"tensors": tensors, "elements": elements});
     let all = tensors * elements;
-    // The parameter and both means are read and written, the gradient is read; all but a bf16
-    // parameter are f32.
+    // Parameter and moments are read and written, the gradient is read. All are f32, except a bf16
+    // parameter.
     let bytes = |parameter: usize| Amount::Bytes((all * (2 * parameter + 20)) as f64);
     let exact = Job::new("adamw", DType::F32, bytes(4), &extents, |of| {
         adamw(of, None)
     });
-    let drawn = Job::new(
+    let stochastic = Job::new(
         "adamw, rounding at random",
         DType::BF16,
         bytes(2),
         &extents,
         |of| adamw(of, Some(&Key::new(1).into())),
     );
-    [(exact, DType::F32), (drawn.without_peer(), DType::BF16)].map(|(job, dtype)| Group {
+    [
+        (exact, DType::F32),
+        (stochastic.without_peer(), DType::BF16),
+    ]
+    .map(|(job, dtype)| Group {
         title: format!("{tensors} tensors of {elements}: {what}"),
         jobs: vec![job],
         bytes: all * (dtype.bytes(1) + 12),

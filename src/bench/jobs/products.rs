@@ -1,4 +1,4 @@
-//! Matrix products, whose bound is arithmetic.
+//! Matrix products, which are compute-bound.
 
 use meshgrad::prelude::*;
 use serde_json::json;

@@ -1,4 +1,4 @@
-//! Copies and kernels over rows, whose bound is memory.
+//! Copies and row kernels, which are memory-bound.
 
 use meshgrad::prelude::*;
 use meshgrad::runtime::{Accumulator, Key, Result};
@@ -10,14 +10,14 @@ use crate::bench::shapes::Shapes;
 /// A row kernel.
 struct RowJob {
     name: &'static str,
-    /// Bytes an element of [R, D], for elements of some bytes. The weight and what there is one
-    /// of a row are not worth counting.
+    /// Bytes per element of [R, D] as a function of the element size. The weight and one value per row are
+    /// not counted.
     bytes: fn(f64) -> f64,
     compiles: bool,
     run: fn(&[Tensor]) -> Result<Vec<Tensor>>,
 }
 
-/// Where the operands of row kernels are in a set.
+/// Indices of the operands of row kernels in a set.
 const X: usize = 0;
 const DY: usize = 1;
 const W: usize = 2;
@@ -160,7 +160,7 @@ const EPSILON: f64 = 1e-6;
 
 const LARGEST: usize = 8;
 
-/// The float that a cast is timed to.
+/// The target dtype of a cast.
 fn other(x: &Tensor) -> DType {
     match x.dtype() {
         DType::F32 => DType::BF16,
@@ -168,7 +168,7 @@ fn other(x: &Tensor) -> DType {
     }
 }
 
-/// The device's bandwidth: a copy, alone in its group.
+/// A copy, which measures the device's bandwidth.
 pub(crate) fn copy(elements: usize) -> Group {
     let (bytes, extents) = (8.0 * elements as f64, json!({"elements": elements}));
     let job = Job::new("copy", DType::F32, Amount::Bytes(bytes), &extents, |of| {
@@ -198,9 +198,9 @@ fn row_kernels([rows, features]: [usize; 2], dtype: DType) -> Group {
         let job = Job::new(row.name, dtype, Amount::Bytes(bytes), &extents, row.run);
         if row.compiles { job.compiled() } else { job }
     };
-    // An odd row has no halves.
-    let halves = |row: &&RowJob| !row.name.starts_with("swiglu") || features % 2 == 0;
-    let jobs = ROW_JOBS.iter().filter(halves);
+    // swiglu needs an even number of features.
+    let supported = |row: &&RowJob| !row.name.starts_with("swiglu") || features % 2 == 0;
+    let jobs = ROW_JOBS.iter().filter(supported);
     Group {
         title: format!("{rows}, {features}"),
         jobs: jobs.map(job).collect(),

@@ -1,4 +1,4 @@
-//! The ends of a model: the table of its vocabulary, and the loss.
+//! Embedding and loss.
 
 use meshgrad::prelude::*;
 use meshgrad::runtime::Accumulator;
@@ -26,7 +26,7 @@ fn table(shape: &shapes::Vocabulary, dtype: DType) -> Group {
     } = shape.clone();
     let extents = json!({"tokens": tokens, "hidden": hidden, "vocabulary": vocabulary});
     let rows = dtype.bytes(tokens * hidden) as f64;
-    // The sums of the whole table are f32, and written once; those of no token as zeros.
+    // The gradient of the whole table is f32 and written once, zeros included.
     let sums = 4.0 * (vocabulary * hidden) as f64;
     let jobs = vec![
         Job::new(
@@ -78,7 +78,7 @@ fn loss(shape: &shapes::Vocabulary, dtype: DType) -> Group {
             let (max, sum, logit) = values::linear_cross_entropy(&of[0], &of[1], targets)?;
             Ok(vec![max, sum, logit])
         }),
-        // Useful products; ours computes the logits again, which is one more.
+        // Necessary products only; meshgrad also recomputes the logits.
         Job::new(
             "linear_cross_entropy_grads",
             dtype,

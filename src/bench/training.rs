@@ -1,4 +1,4 @@
-//! A model of ours in training, of which turns are timed.
+//! A meshgrad model in training, whose steps are timed.
 
 use meshgrad::models::config::Qwen3Config;
 use meshgrad::models::{Balancing, Compute};
@@ -9,7 +9,7 @@ use meshgrad_harness::timed;
 
 pub(crate) const LEARNING_RATE: f64 = 1e-4;
 
-pub(crate) struct Ours {
+pub(crate) struct TimedModel {
     device: Device,
     model: Qwen3,
     optimizer: Optimizer,
@@ -19,21 +19,21 @@ pub(crate) struct Ours {
     step: u64,
 }
 
-impl Ours {
-    /// A model with random weights that computes in `dtype`; `shape` is rows and their tokens.
+impl TimedModel {
+    /// A model with random weights that computes in `dtype`; `shape` is [rows, tokens].
     pub(crate) fn new(
         config: &Qwen3Config,
         shape: [usize; 2],
         dtype: DType,
         device: &Device,
-    ) -> anyhow::Result<Ours> {
+    ) -> anyhow::Result<TimedModel> {
         let model = Qwen3::materialized(config, device, 1)?;
         let (optimizer, grads) = Optimizer::new(&model, device, &OptimizerConfig::default())?;
         let vocabulary = config.vocab_size;
         let ids: Vec<i64> = (0..shape[0] * shape[1])
             .map(|at| ((at * 7919 + at / 3) % vocabulary) as i64)
             .collect();
-        Ok(Ours {
+        Ok(TimedModel {
             device: device.clone(),
             model,
             optimizer,
@@ -64,8 +64,8 @@ impl Ours {
         Ok(())
     }
 
-    /// Seconds of a step, the mean of some in a row.
-    pub(crate) fn turn(&mut self, steps: usize) -> anyhow::Result<f64> {
+    /// Seconds per step, the mean of `steps` consecutive ones.
+    pub(crate) fn time_steps(&mut self, steps: usize) -> anyhow::Result<f64> {
         self.device.synchronize()?;
         let seconds = timed(|| -> anyhow::Result<()> {
             for _ in 0..steps {
@@ -76,7 +76,7 @@ impl Ours {
         Ok(seconds / steps as f64)
     }
 
-    /// The most bytes of the device's memory so far.
+    /// Peak bytes of the device's memory.
     pub(crate) fn peak(&self) -> usize {
         self.device.memory_stats().peak
     }

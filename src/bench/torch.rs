@@ -1,12 +1,12 @@
-//! torch beside a device of ours.
+//! torch as a peer for a device.
 
 use std::time::Duration;
 
 use meshgrad::prelude::Device;
 use meshgrad_harness::{Peer, PeerOptions};
 
-/// Starts `script`, if torch is asked for, to be timed beside `device`.
-pub(crate) fn beside(
+/// Starts `script`, if torch is requested, for comparison with `device`.
+pub(crate) fn start_torch(
     device: &Device,
     options: &PeerOptions,
     script: &str,
@@ -16,12 +16,12 @@ pub(crate) fn beside(
     if let Some(peer) = &mut peer
         && device.is_gpu()
     {
-        peer.pause = Duration::ZERO; // nothing of it spins between requests
+        peer.pause = Duration::ZERO; // it has no threads that spin between requests
     }
     Ok(peer)
 }
 
-/// What torch calls `device`. Nothing of it runs on the emulator.
+/// torch's name of `device`. The emulator is compared with the CPU.
 pub(crate) fn torch_name(device: &Device) -> String {
     let name = device.to_string();
     match name.starts_with("cuda") {
