@@ -8,11 +8,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::discover::{newest_in, step_of};
-use crate::disk;
 use crate::integrity::IntegrityError;
 use crate::manifest::{About, MANIFEST_FILE, MAX_MANIFEST_BYTES, Manifest};
-use crate::vfs::{self, FileKind, RealFs, Vfs};
+use crate::step_name::step_of;
+use crate::vfs::{self, FileKind, Vfs};
 use crate::{Error, Result, verify};
 
 /// A complete checkpoint: sealed, every file there with its size.
@@ -40,30 +39,6 @@ impl PartialEq for Committed {
 impl Eq for Committed {}
 
 impl Committed {
-    /// Opens a checkpoint of any name.
-    ///
-    /// # Errors
-    /// [`Error::NoCheckpoint`] where nothing is; [`Error::Incomplete`] with what is wrong;
-    /// [`Error::Io`].
-    pub fn open(path: impl AsRef<Path>) -> Result<Committed> {
-        Committed::open_in(Arc::new(RealFs), path)
-    }
-
-    /// [`Committed::open`] in any file system.
-    ///
-    /// # Errors
-    /// As [`Committed::open`].
-    pub fn open_in(vfs: Arc<dyn Vfs>, path: impl AsRef<Path>) -> Result<Committed> {
-        let path = path.as_ref();
-        match Committed::find(&vfs, path)? {
-            Some(committed) => Ok(committed),
-            None => Err(Error::NoCheckpoint {
-                path: path.to_owned(),
-                newest: newest_beside(vfs, path),
-            }),
-        }
-    }
-
     /// The checkpoint at `path`; `None` when nothing is there, or no longer.
     pub(crate) fn find(vfs: &Arc<dyn Vfs>, path: &Path) -> Result<Option<Committed>> {
         let is_gone =
@@ -232,10 +207,4 @@ fn file_size(vfs: &dyn Vfs, folder: &Path, file: &str) -> Result<Option<u64>> {
         }
     }
     Ok(None)
-}
-
-/// What somebody who looks for a checkpoint that is not there may have meant.
-fn newest_beside(vfs: Arc<dyn Vfs>, path: &Path) -> Option<PathBuf> {
-    let newest = newest_in(vfs, disk::folder_of(path)).ok()?.committed?;
-    Some(newest.path)
 }

@@ -3,22 +3,13 @@
 //! There is no file that says which checkpoint is the latest: it could be ahead of what it names,
 //! or behind. The newest is the highest step whose folder is complete.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::disk;
+use crate::step_name::{step_name, step_of};
 use crate::vfs::{RealFs, Vfs};
 use crate::{Committed, Error, Result};
-
-/// The name of the checkpoint of a step: `step-000123`.
-pub fn step_name(step: u64) -> String {
-    format!("step-{step:06}")
-}
-
-/// The step of a name that [`step_name`] makes.
-pub(crate) fn step_of(name: &str) -> Option<u64> {
-    let step = name.strip_prefix("step-")?.parse().ok()?;
-    (step_name(step) == name).then_some(step)
-}
 
 /// What there is in a folder of checkpoints.
 #[derive(Debug, Default)]
@@ -111,6 +102,38 @@ fn steps_in(vfs: &dyn Vfs, parent: &Path) -> Result<Vec<u64>> {
     Ok(steps)
 }
 
+impl Committed {
+    /// Opens a checkpoint of any name.
+    ///
+    /// # Errors
+    /// [`Error::NoCheckpoint`] where nothing is; [`Error::Incomplete`] with what is wrong;
+    /// [`Error::Io`].
+    pub fn open(path: impl AsRef<Path>) -> Result<Committed> {
+        Committed::open_in(Arc::new(RealFs), path)
+    }
+
+    /// [`Committed::open`] in any file system.
+    ///
+    /// # Errors
+    /// As [`Committed::open`].
+    pub fn open_in(vfs: Arc<dyn Vfs>, path: impl AsRef<Path>) -> Result<Committed> {
+        let path = path.as_ref();
+        match Committed::find(&vfs, path)? {
+            Some(committed) => Ok(committed),
+            None => Err(Error::NoCheckpoint {
+                path: path.to_owned(),
+                newest: newest_beside(vfs, path),
+            }),
+        }
+    }
+}
+
+/// What somebody who looks for a checkpoint that is not there may have meant.
+fn newest_beside(vfs: Arc<dyn Vfs>, path: &Path) -> Option<PathBuf> {
+    let newest = newest_in(vfs, disk::folder_of(path)).ok()?.committed?;
+    Some(newest.path().to_owned())
+}
+
 /// The names in a folder, in order. No name of ours is other than UTF-8.
 pub(crate) fn names_in(vfs: &dyn Vfs, folder: &Path) -> Result<Vec<String>> {
     let names = vfs
@@ -120,27 +143,4 @@ pub(crate) fn names_in(vfs: &dyn Vfs, folder: &Path) -> Result<Vec<String>> {
     let mut names: Vec<String> = names.collect();
     names.sort_unstable();
     Ok(names)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_and_steps_are_one_to_one() {
-        for step in [0, 7, 999_999, 1_000_000, u64::MAX] {
-            assert_eq!(step_of(&step_name(step)), Some(step));
-        }
-        for name in [
-            "step-7",
-            "step-0000007",
-            "step-",
-            "step-+00007",
-            "step-00000x",
-            "x",
-            ".step-000007",
-        ] {
-            assert_eq!(step_of(name), None, "{name}");
-        }
-    }
 }

@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use crate::vfs::{RealFs, Vfs};
-use crate::{Error, Result};
 
 /// Bytes that an unprivileged user may still write to the file system of `path`; `None` where the
 /// system does not tell.
@@ -13,46 +12,10 @@ pub fn available_bytes(path: impl AsRef<Path>) -> Option<u64> {
     RealFs.space(existing)
 }
 
-/// Fails early, before the first byte is written, when `needed` bytes do not fit with a twentieth
-/// to spare: the file system needs some for itself.
-pub(crate) fn check_space(path: &Path, needed: u64, available: Option<u64>) -> Result<()> {
-    match available {
-        Some(available) if available < needed.saturating_add(needed / 20) => Err(Error::NoSpace {
-            path: path.to_owned(),
-            needed,
-            available: Some(available),
-        }),
-        _ => Ok(()),
-    }
-}
-
 /// The folder a path lies in; `.` for a plain name.
 pub(crate) fn folder_of(path: &Path) -> &Path {
     match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn too_large_a_file_is_refused_before_it_is_begun() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("not/yet/there");
-        let available = available_bytes(&path).unwrap();
-        assert!(available > 0);
-
-        assert!(check_space(&path, 100, Some(105)).is_ok());
-        assert!(check_space(&path, u64::MAX, None).is_ok());
-        let error = check_space(&path, 100, Some(104)).unwrap_err();
-        assert!(
-            error
-                .to_string()
-                .contains("100 bytes needed, 104 available"),
-            "{error}"
-        );
     }
 }

@@ -3,13 +3,16 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::blocks::Digest;
 use crate::coverage::CoverageError;
+use crate::dtype::Dtype;
 use crate::exec::ExchangeError;
+use crate::header_error::HeaderError;
+use crate::index_error::IndexError;
 use crate::integrity::IntegrityError;
 use crate::names::{Listed, NameError};
 use crate::source::FileChange;
 use crate::write_report::WriteReportError;
-use crate::{Digest, Dtype, HeaderError, IndexError};
 
 /// A `Result` whose error is this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
@@ -126,7 +129,7 @@ pub enum Error {
     #[error(
         "tensor `{}` of {dtype} {shape:?} does not fit a file: it has more than {} dims, no whole \
          number of bytes, or makes the file larger than 2^63 bytes",
-        name.escape_debug(), crate::MAX_DIMS
+        name.escape_debug(), crate::limits::MAX_DIMS
     )]
     TensorSize {
         /// The tensor.

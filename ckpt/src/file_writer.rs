@@ -9,9 +9,11 @@ use std::path::Path;
 use serde::ser::{Serialize, SerializeMap, SerializeStruct, Serializer};
 
 use crate::disk;
-use crate::header::{MAX_DIMS, MAX_HEADER_BYTES, PREFIX};
+use crate::header::PREFIX;
+use crate::limits::{MAX_DIMS, MAX_HEADER_BYTES};
 use crate::names::{METADATA_KEY, check_tensor_name};
 use crate::output_file::{OutputFile, replace_file};
+use crate::space;
 use crate::{Dtype, Error, Result, TensorInfo};
 
 /// Offsets in a file are signed; the header needs a little room too.
@@ -238,7 +240,7 @@ impl FileWriter {
         data: impl FnMut(&TensorInfo, &mut TensorSink<'_>) -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
         let path = path.as_ref();
-        disk::check_space(path, self.file_len()?, disk::available_bytes(path))?;
+        space::check_space(path, self.file_len()?, disk::available_bytes(path))?;
         replace_file(path, |file| self.write_to(file, data))
     }
 

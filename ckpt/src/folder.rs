@@ -5,7 +5,9 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use crate::confined::ConfinedFolder;
-use crate::index::{INDEX_FILE, Index, IndexError, MAX_INDEX_BYTES, SINGLE_FILE};
+use crate::index::{INDEX_FILE, Index, SINGLE_FILE};
+use crate::index_error::IndexError;
+use crate::limits::MAX_INDEX_BYTES;
 use crate::tensor_file::no_tensor;
 use crate::{Error, Result, TensorFile, TensorInfo};
 

@@ -5,22 +5,16 @@
 //! byte of the data belongs to exactly one tensor, so a file has one meaning and no room for a
 //! second format.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use crate::dtype::BadSize;
-use crate::names::check_tensor_name;
-use crate::{Dtype, HeaderError, TensorInfo, header_canonical, header_json};
+use crate::header_error::HeaderError;
+use crate::limits::MAX_HEADER_BYTES;
+use crate::tensor_info::TensorInfo;
+use crate::{header_canonical, header_json};
 
 /// Bytes before the JSON.
 pub(crate) const PREFIX: usize = 8;
-
-/// The format's limit on the size of a header, in bytes.
-pub const MAX_HEADER_BYTES: usize = 100_000_000;
-
-/// More dims than any tensor has; keeps a hostile header from costing memory in every reader.
-pub const MAX_DIMS: usize = 64;
 
 /// What a header says, checked completely.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -137,83 +131,6 @@ pub(crate) fn header_len(prefix: [u8; PREFIX], file_len: u64) -> Result<usize, H
     }
 
     Ok(header_len as usize)
-}
-
-/// What the header says of one tensor, as it stands.
-pub(crate) struct Entry<'json> {
-    pub(crate) dtype: Cow<'json, str>,
-    /// At most the first [`MAX_DIMS`] extents.
-    pub(crate) shape: Vec<usize>,
-    /// How many extents there are.
-    pub(crate) dims: usize,
-    pub(crate) begin: u64,
-    pub(crate) end: u64,
-}
-
-/// Checks what one entry says of itself; its range stays relative to the data.
-pub(crate) fn check_entry(
-    name: String,
-    entry: Entry<'_>,
-    data_len: u64,
-) -> Result<TensorInfo, HeaderError> {
-    if let Err(problem) = check_tensor_name(&name) {
-        return Err(HeaderError::TensorName { name, problem });
-    }
-
-    let Entry {
-        dtype,
-        shape,
-        dims,
-        begin,
-        end,
-    } = entry;
-    let Ok(dtype) = dtype.parse::<Dtype>() else {
-        let dtype = dtype.into_owned();
-        return Err(HeaderError::UnknownDtype { name, dtype });
-    };
-    if dims > MAX_DIMS {
-        return Err(HeaderError::TooManyDims { name, dims });
-    }
-
-    let expected = match dtype.byte_len(&shape) {
-        Ok(bytes) => bytes,
-        Err(BadSize::Overflow) => return Err(HeaderError::Overflow { name, dtype, shape }),
-        Err(BadSize::PartOfAByte { bits }) => {
-            return Err(HeaderError::PartOfAByte {
-                name,
-                dtype,
-                shape,
-                bits,
-            });
-        }
-    };
-
-    let Some(spanned) = end.checked_sub(begin) else {
-        return Err(HeaderError::Backwards { name, begin, end });
-    };
-    if spanned != expected as u64 {
-        return Err(HeaderError::WrongSize {
-            name,
-            dtype,
-            shape,
-            expected,
-            spanned,
-        });
-    }
-    if end > data_len {
-        return Err(HeaderError::BeyondFile {
-            name,
-            end,
-            data_len,
-        });
-    }
-
-    Ok(TensorInfo {
-        name,
-        dtype,
-        shape,
-        range: begin..end,
-    })
 }
 
 /// Sorts the tensors by name and refuses names that occur twice.

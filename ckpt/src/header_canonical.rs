@@ -7,10 +7,9 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use crate::TensorInfo;
-use crate::header::{Entry, check_entry};
-use crate::header_json::Entries;
+use crate::header_entry::{Entries, Entry, check_entry};
 use crate::names::METADATA_KEY;
+use crate::tensor_info::TensorInfo;
 
 /// More dims than nearly any tensor has.
 const MOST_DIMS: usize = 8;

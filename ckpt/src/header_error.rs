@@ -1,8 +1,7 @@
 //! What can be wrong with the header of a safetensors file, one variant a rule.
 
-use crate::Dtype;
-use crate::header::{MAX_DIMS, MAX_HEADER_BYTES};
-use crate::json::MAX_DEPTH;
+use crate::dtype::Dtype;
+use crate::limits::{MAX_DEPTH, MAX_DIMS, MAX_HEADER_BYTES};
 use crate::names::NameError;
 
 /// A rule of the safetensors format that a file breaks.

@@ -8,13 +8,11 @@ use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
-use crate::header::{Entry, MAX_DIMS, check_entry};
-use crate::json::{MAX_DEPTH, Skip, Text};
+use crate::header_entry::{Entries, Entry, check_entry};
+use crate::header_error::HeaderError;
+use crate::json::{Skip, Text};
+use crate::limits::{MAX_DEPTH, MAX_DIMS};
 use crate::names::METADATA_KEY;
-use crate::{HeaderError, TensorInfo};
-
-/// The tensors in the order of the file, equal names kept, and the metadata.
-pub(crate) type Entries = (Vec<TensorInfo>, BTreeMap<String, String>);
 
 /// Reads a header whose tensors share `data_len` bytes; their ranges stay relative to the data.
 pub(crate) fn read(text: &str, data_len: u64) -> Result<Entries, HeaderError> {

@@ -5,79 +5,13 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use crate::header::MAX_HEADER_BYTES;
+use crate::index_error::IndexError;
 use crate::index_json;
-use crate::json::MAX_DEPTH;
-use crate::names::{Listed, NameError};
+use crate::limits::MAX_TENSORS;
 
 /// The names of the files of a folder.
 pub(crate) const INDEX_FILE: &str = "model.safetensors.index.json";
 pub(crate) const SINGLE_FILE: &str = "model.safetensors";
-
-/// As many tensors as a model may have; keeps a hostile index from costing memory.
-///
-/// A single file needs no such limit: its header has no room for as many.
-pub const MAX_TENSORS: usize = 10_000_000;
-const _: () = assert!(MAX_HEADER_BYTES / SMALLEST_ENTRY.len() < MAX_TENSORS);
-const SMALLEST_ENTRY: &str = r#""w":{"dtype":"U8","shape":[],"data_offsets":[0,1]},"#;
-
-/// The largest index that is read, in bytes: as large as the largest header.
-pub(crate) const MAX_INDEX_BYTES: u64 = MAX_HEADER_BYTES as u64;
-
-/// Why a file is no index of safetensors files.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum IndexError {
-    /// It is larger than any index.
-    #[error("it has {bytes} bytes, at most {MAX_INDEX_BYTES} are read")]
-    TooLarge {
-        /// Its size.
-        bytes: u64,
-    },
-    /// It is not UTF-8.
-    #[error("it is not UTF-8 from byte {at} on")]
-    NotUtf8 {
-        /// The first bad byte.
-        at: usize,
-    },
-    /// It is not JSON of the expected form.
-    #[error("{message}")]
-    Json {
-        /// What is wrong, with line and column.
-        message: String,
-    },
-    /// A value is nested too deeply, in a field that readers skip.
-    #[error("it has values nested more than {MAX_DEPTH} deep")]
-    TooDeep,
-    /// It names more tensors than any model has.
-    #[error("it names more than {limit} tensors")]
-    TooManyTensors {
-        /// As many as it may name.
-        limit: usize,
-    },
-    /// It names tensors more than once.
-    #[error("it names tensors more than once: {}", Listed(names))]
-    DuplicateTensors {
-        /// The tensors, sorted.
-        names: Vec<String>,
-    },
-    /// A name that no tensor may have.
-    #[error("a tensor is called `{}`: {problem}", name.escape_debug())]
-    TensorName {
-        /// The name.
-        name: String,
-        /// What is wrong with it.
-        problem: NameError,
-    },
-    /// A name that no file of the folder may have.
-    #[error("a file is called `{}`: {problem}", name.escape_debug())]
-    FileName {
-        /// The name.
-        name: String,
-        /// What is wrong with it.
-        problem: NameError,
-    },
-}
 
 /// What an index says, checked as far as it can be without the files.
 #[derive(Debug)]

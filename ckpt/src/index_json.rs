@@ -8,8 +8,9 @@ use std::fmt;
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, Visitor};
 use serde_json::Number;
 
-use crate::index::IndexError;
-use crate::json::{MAX_DEPTH, Skip, Text};
+use crate::index_error::IndexError;
+use crate::json::{Skip, Text};
+use crate::limits::MAX_DEPTH;
 use crate::names::{check_file_name, check_tensor_name};
 
 /// An index as it stands, equal names kept.

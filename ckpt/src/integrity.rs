@@ -2,8 +2,10 @@
 
 use std::ops::Range;
 
-use crate::manifest::VERSION;
 use crate::names::Listed;
+
+/// The version of the manifests that this crate writes and reads.
+pub(crate) const MANIFEST_VERSION: u32 = 2;
 
 /// Why a folder is no complete checkpoint.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -19,7 +21,9 @@ pub enum IntegrityError {
         message: String,
     },
     /// The manifest was made by a newer program.
-    #[error("its manifest.json has version {found}, this program reads {VERSION}; use a newer one")]
+    #[error(
+        "its manifest.json has version {found}, this program reads {MANIFEST_VERSION}; use a newer one"
+    )]
     NewerVersion {
         /// The manifest's version.
         found: u32,

@@ -6,8 +6,7 @@ use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
-/// How deep objects and arrays may be nested, the outermost included; a tensor's entry needs 3.
-pub const MAX_DEPTH: usize = 8;
+use crate::limits::MAX_DEPTH;
 
 /// Any value, checked and forgotten.
 ///

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::blocks::{Block, Content, Digest, MAX_BLOCK_BYTES};
-use crate::integrity::IntegrityError;
+use crate::integrity::{IntegrityError, MANIFEST_VERSION};
 use crate::names::check_relative_path;
 
 /// The name of the manifest in its folder.
@@ -34,7 +34,6 @@ pub(crate) const MANIFEST_FILE: &str = "manifest.json";
 pub(crate) const MAX_MANIFEST_BYTES: u64 = 100_000_000;
 
 const FORMAT: &str = "meshgrad-checkpoint";
-pub(crate) const VERSION: u32 = 2;
 
 const SEAL_BEGIN: &str = "  \"seal\": \"";
 const SEAL_END: &str = "\"\n}\n";
@@ -120,7 +119,7 @@ impl Manifest {
     pub(crate) fn to_json(&self) -> serde_json::Result<String> {
         let about = serde_json::to_string(&self.about)?;
         let mut json = format!(
-            "{{\n  \"format\": \"{FORMAT}\",\n  \"version\": {VERSION},\n  \"about\": {about},\n  \
+            "{{\n  \"format\": \"{FORMAT}\",\n  \"version\": {MANIFEST_VERSION},\n  \"about\": {about},\n  \
              \"files\": ["
         );
         let mut separator = "\n";
@@ -147,8 +146,8 @@ impl Manifest {
             return Err(bad(message));
         }
         match head.version {
-            VERSION => {}
-            0..VERSION => return Err(bad(format!("its version is {}", head.version))),
+            MANIFEST_VERSION => {}
+            0..MANIFEST_VERSION => return Err(bad(format!("its version is {}", head.version))),
             found => return Err(IntegrityError::NewerVersion { found }),
         }
 

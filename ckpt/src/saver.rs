@@ -75,7 +75,7 @@ pub enum Submitted<T = Committed> {
 /// Saves in the background, one after the other.
 ///
 /// ```
-/// use meshgrad_ckpt::{Submitted, Saver, Snapshot, WhenBusy, step_name};
+/// use meshgrad_ckpt::{Saver, Snapshot, Submitted, WhenBusy, step_name};
 ///
 /// let run = tempfile::tempdir()?;
 /// let mut weights = vec![1u8; 1000];

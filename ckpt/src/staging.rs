@@ -27,6 +27,7 @@ use crate::manifest::{About, MANIFEST_FILE};
 use crate::names::{NameError, check_file_name, check_relative_path};
 use crate::output_file::{self, OutputFile};
 use crate::seal::Seal;
+use crate::space;
 use crate::staging_folder::{self, Free};
 use crate::temp_name::{self, Kind};
 use crate::vfs::{self, Lock, RealFs, Vfs, VfsFile};
@@ -132,7 +133,7 @@ impl Staging {
     /// # Errors
     /// [`Error::NoSpace`].
     pub fn check_space(&self, bytes: u64) -> Result<()> {
-        disk::check_space(&self.folder, bytes, self.vfs.space(&self.folder))
+        space::check_space(&self.folder, bytes, self.vfs.space(&self.folder))
     }
 
     /// Takes the space of a file that [`Staging::write_with`] will write: a full disk is found

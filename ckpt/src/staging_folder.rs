@@ -4,8 +4,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::discover::step_of;
 use crate::integrity::IntegrityError;
+use crate::step_name::step_of;
 use crate::temp_name::{self, Kind};
 use crate::vfs::{FileKind, Lock, Vfs};
 use crate::{Committed, Error, Result};

@@ -6,34 +6,14 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
-use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use crate::confined::open_file;
-use crate::header::{PREFIX, header_len};
-use crate::{Dtype, Error, Header, HeaderError, Result};
-
-/// A tensor of a safetensors file: everything but its data.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TensorInfo {
-    /// Its name, unique in its file.
-    pub name: String,
-    /// Its element type.
-    pub dtype: Dtype,
-    /// Its extents, row-major.
-    pub shape: Vec<usize>,
-    /// The bytes of the file that hold its elements, little-endian, not necessarily aligned.
-    pub range: Range<u64>,
-}
-
-impl TensorInfo {
-    /// Bytes of its elements.
-    pub fn byte_len(&self) -> usize {
-        // Sizes are computed in `usize` before an info is made.
-        (self.range.end - self.range.start) as usize
-    }
-}
+use crate::error::{Error, Result};
+use crate::header::{Header, PREFIX, header_len};
+use crate::header_error::HeaderError;
+use crate::tensor_info::TensorInfo;
 
 /// An open safetensors file whose header has been checked completely.
 #[derive(Debug)]

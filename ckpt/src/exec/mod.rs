@@ -23,6 +23,7 @@
 //!   which the plan has made sure of.
 
 mod convert;
+mod exchange;
 mod memory;
 mod queue;
 mod replicas;
@@ -38,8 +39,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
+pub use exchange::{Exchange, ExchangeError};
 pub use memory::{MemoryError, gather, rows_per_batch};
-pub use replicas::{Exchange, ExchangeError, Replica};
+pub use replicas::Replica;
 pub use sink::{Sink, Slices};
 pub use ties::check_ties;
 

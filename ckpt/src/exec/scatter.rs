@@ -7,6 +7,7 @@
 //!
 //! Elements that change on their way are converted by the run, or by the row of a tile.
 
+mod place;
 mod registers;
 mod sides;
 mod tiles;
@@ -14,19 +15,9 @@ mod tiles;
 use crate::plan::{ByteLoop, Conversion, Part};
 
 use super::convert::convert;
+pub(super) use place::Place;
+use place::each;
 use tiles::Writer;
-
-/// The memory of a target.
-pub(super) trait Place {
-    /// These bytes, to be written, by whoever asks for them alone.
-    fn bytes(&mut self, range: std::ops::Range<u64>) -> &mut [u8];
-}
-
-impl Place for &mut [u8] {
-    fn bytes(&mut self, range: std::ops::Range<u64>) -> &mut [u8] {
-        &mut self[range.start as usize..range.end as usize]
-    }
-}
 
 /// Copies the elements of a part, whose `from` counts from the beginning of `window`.
 pub(super) fn scatter(window: &[u8], part: Part<'_>, mut place: impl Place) {
@@ -93,18 +84,6 @@ pub(super) fn fill(loops: &[ByteLoop], to: u64, element: &[u8], place: &mut [u8]
     each(loops, 0, to, &mut |_, to| {
         place[to as usize..][..element.len()].copy_from_slice(element);
     });
-}
-
-/// Calls for each turn of nested loops, the first one innermost.
-fn each(loops: &[ByteLoop], from: u64, to: u64, visit: &mut impl FnMut(u64, u64)) {
-    match loops {
-        [] => visit(from, to),
-        [inner @ .., outer] => {
-            for turn in 0..outer.count {
-                each(inner, from + turn * outer.from, to + turn * outer.to, visit);
-            }
-        }
-    }
 }
 
 #[cfg(test)]

@@ -5,7 +5,9 @@ use std::ops::Range;
 use smallvec::{SmallVec, smallvec};
 
 use super::Short;
-use super::pull::MOST_PIECES;
+
+/// The most copies for a region.
+pub(super) const MOST_PIECES: usize = 1 << 16;
 
 /// A strided box of an expression's coordinates. Element `start + sum(i * step)`, each step along
 /// its dim, goes to `destination + sum(i * stride)`.

@@ -1,6 +1,6 @@
 //! Sets of expressions.
 
-use super::Expr;
+use super::ids::Expr;
 
 /// Expressions of one graph, whose numbers are small and dense.
 #[derive(Clone, Debug, Default)]

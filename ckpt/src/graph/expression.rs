@@ -7,32 +7,15 @@ use std::sync::Arc;
 use hashbrown::hash_table::Entry;
 use hashbrown::{DefaultHashBuilder, HashTable};
 
+use super::Short;
 use super::compute::Computation;
-use super::{ExprSet, GraphError, Leaf, Scalar, Short, Step};
+use super::error::GraphError;
+use super::expr_set::ExprSet;
+use super::ids::{Expr, SourceId};
+use super::piece::Leaf;
+use super::scalar::{Scalar, Step};
 use crate::Dtype;
 use crate::name_list::NameList;
-
-/// An expression of a [`Graph`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Expr(u32);
-
-impl Expr {
-    /// Its place among the expressions of its graph.
-    pub(crate) fn index(self) -> usize {
-        self.0 as usize
-    }
-}
-
-/// A tensor at a leaf of a [`Graph`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SourceId(u32);
-
-impl SourceId {
-    /// Its place among the sources of its graph.
-    pub(crate) fn index(self) -> usize {
-        self.0 as usize
-    }
-}
 
 /// Expressions over tensors that are read. The same expression made twice is one.
 #[derive(Clone, Debug, Default)]

@@ -2,7 +2,8 @@
 
 use smallvec::SmallVec;
 
-use super::{Expr, Scalar, SourceId, Step};
+use super::ids::{Expr, SourceId};
+use super::scalar::{Scalar, Step};
 
 /// Where the elements of a copy come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

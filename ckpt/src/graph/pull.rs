@@ -5,12 +5,9 @@ use std::ops::Range;
 
 use smallvec::smallvec;
 
-use super::demand::{Demand, Parts, Wanted, nth, span};
+use super::demand::{Demand, MOST_PIECES, Parts, Wanted, nth, span};
 use super::expression::Op;
 use super::{Expr, Graph, GraphError, Leaf, Loop, Piece, Short, Step};
-
-/// The most copies for a region.
-pub(super) const MOST_PIECES: usize = 1 << 16;
 
 impl Graph {
     /// The copies that make a region of an expression, row-major and dense: each element of the

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::chunk::{Chunk, Origin};
-use super::{Catalog, LoadPlan, LoadRequest, Options, PlanError, Targets};
+use super::request::LoadRequest;
 use crate::graph::{Computation, Expr, Graph, TensorType};
 
 /// A tensor that copies are made from once it is computed.
@@ -20,18 +20,6 @@ pub(crate) struct Computed {
     operands: Vec<Expr>,
     row_bytes: u64,
     bytes: u64,
-}
-
-/// The making of one chunk of something computed.
-#[derive(Clone, Debug)]
-pub(crate) struct Making {
-    /// Which tensor: an index into those computed.
-    pub(crate) computed: usize,
-    pub(crate) rows: Range<u64>,
-    /// The rows of each operand that are loaded.
-    pub(crate) operand_rows: Vec<Range<u64>>,
-    /// Loads them: a target for each operand.
-    pub(crate) plan: LoadPlan,
 }
 
 impl Computed {
@@ -59,37 +47,28 @@ impl Computed {
         }
     }
 
-    /// How a chunk of it is made, by one thread.
-    pub(super) fn making(
-        &self,
-        number: usize,
-        chunk: &Chunk,
-        graph: &Graph,
-        catalog: &Catalog<'_>,
-        options: &Options,
-    ) -> Result<Making, PlanError> {
-        let rows = chunk.read.start / self.row_bytes..chunk.read.end / self.row_bytes;
-        let operand_rows = self.how.rows_of_operands(rows.clone(), &self.types);
-        let wants = self.operands.iter().zip(&self.types).zip(&operand_rows);
-        let wants = wants.zip(0..).map(|(((expr, (_, shape)), rows), number)| {
-            let mut region: Vec<Range<u64>> = shape.iter().map(|extent| 0..*extent).collect();
-            if let Some(first) = region.first_mut() {
-                *first = rows.clone();
-            }
-            LoadRequest::new(format!("{} {number}", self.how.name()), *expr, region)
-        });
-        let wants: Vec<LoadRequest> = wants.collect();
-        let options = Options {
-            threads: 1,
-            targets: Targets::Stay,
-            budget: None,
-            ..options.clone()
-        };
-        Ok(Making {
-            computed: number,
-            rows,
-            operand_rows,
-            plan: LoadPlan::new(graph, catalog, &wants, &options)?,
-        })
+    /// Rows of the tensor, from the bytes of a chunk.
+    pub(super) fn rows(&self, chunk: &Chunk) -> Range<u64> {
+        chunk.read.start / self.row_bytes..chunk.read.end / self.row_bytes
+    }
+
+    /// The rows of each operand that some rows are made of.
+    pub(super) fn operand_rows(&self, rows: Range<u64>) -> Vec<Range<u64>> {
+        self.how.rows_of_operands(rows, &self.types)
+    }
+
+    /// A request for these rows of each operand.
+    pub(super) fn requests(&self, operand_rows: &[Range<u64>]) -> Vec<LoadRequest> {
+        let operands = self.operands.iter().zip(&self.types).zip(operand_rows);
+        let requests = operands
+            .zip(0..)
+            .map(|(((expr, (_, shape)), rows), number)| {
+                let mut region: Vec<Range<u64>> = shape.iter().map(|extent| 0..*extent).collect();
+                if let Some(first) = region.first_mut() {
+                    *first = rows.clone();
+                }
+                LoadRequest::new(format!("{} {number}", self.how.name()), *expr, region)
+            });
+        requests.collect()
     }
 }

@@ -1,7 +1,7 @@
 //! Elements of targets that come from nowhere: padding, constants.
 
-use super::Target;
 use super::copy::ByteLoop;
+use super::request::Target;
 use crate::graph::{Piece, Scalar, Step};
 
 /// One element, written to many places of a target.

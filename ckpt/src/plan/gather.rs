@@ -6,13 +6,14 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 use twox_hash::XxHash3_64;
 
+use super::catalog::{Catalog, Entry};
 use super::computed::Computed;
 use super::copy::{ByteLoop, Copy, Loops};
+use super::error::PlanError;
 use super::fill::Fill;
-use super::{Catalog, LoadRequest, PlanError, Target};
+use super::request::{LoadRequest, Target};
 use crate::Dtype;
 use crate::graph::{Expr, Graph, Leaf, Piece, SourceId, Step};
-use crate::plan::catalog::Entry;
 
 /// Targets in the order of the wants, and the copies in an order that does not depend on it: by
 /// file, place and target.

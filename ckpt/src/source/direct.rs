@@ -10,9 +10,11 @@ use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
-use super::open_file::OpenFile;
-use super::{ALIGNMENT, Aligned, FileChange, Refused, Source};
-use crate::Error;
+use super::aligned::{ALIGNMENT, Aligned};
+use super::backend::Source;
+use super::file_change::FileChange;
+use super::open_file::{OpenFile, Refused};
+use crate::error::Error;
 
 /// The most that is read aside at once.
 const ASIDE_BYTES: usize = 1 << 20;

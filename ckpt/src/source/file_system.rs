@@ -3,8 +3,8 @@
 use std::fmt;
 use std::fs::File;
 
-use super::Backend;
-use crate::Folder;
+use super::backend::Backend;
+use crate::folder::Folder;
 
 /// Where a file system has its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

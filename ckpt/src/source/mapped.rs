@@ -11,30 +11,27 @@
 //!    process (they stay in the page cache);
 //! 5. compares the file with what it was when it was opened.
 
-use std::path::Path;
-
 #[cfg(target_os = "linux")]
 pub(super) use linux::Mapped;
 #[cfg(not(target_os = "linux"))]
 pub(super) use other::Mapped;
 
-use super::open_file::OpenFile;
-use super::{Refused, Source};
-use crate::Error;
-
 #[cfg(target_os = "linux")]
 mod linux {
     use std::io;
+    use std::path::Path;
 
     use memmap2::{Advice, Mmap, UncheckedAdvice};
 
-    use super::*;
-    use crate::source::FileSystem;
+    use crate::error::Error;
+    use crate::source::backend::Source;
+    use crate::source::file_system::FileSystem;
+    use crate::source::open_file::{OpenFile, Refused};
     use crate::source::sigbus::Guard;
 
     /// A file, its map, and the guard over the map. An empty file has no map.
     #[derive(Debug)]
-    pub(in crate::source) struct Mapped {
+    pub(crate) struct Mapped {
         file: OpenFile,
         // Before the map: dropped first, so that no address is guarded that others may get.
         guard: Option<Guard>,
@@ -42,7 +39,7 @@ mod linux {
     }
 
     impl Mapped {
-        pub(in crate::source) fn new(file: OpenFile) -> Result<Mapped, Refused> {
+        pub(crate) fn new(file: OpenFile) -> Result<Mapped, Refused> {
             if let FileSystem::Remote { name } = FileSystem::of_file(&file.file) {
                 let reason = format!("it is on {name}, where page faults are slow");
                 return Err(Refused::Unfit { file, reason });
@@ -127,14 +124,18 @@ mod linux {
 
 #[cfg(not(target_os = "linux"))]
 mod other {
-    use super::*;
+    use std::path::Path;
+
+    use crate::error::Error;
+    use crate::source::backend::Source;
+    use crate::source::open_file::{OpenFile, Refused};
 
     /// Never made: a map without its guard would be a crash waiting.
     #[derive(Debug)]
-    pub(in crate::source) enum Mapped {}
+    pub(crate) enum Mapped {}
 
     impl Mapped {
-        pub(in crate::source) fn new(file: OpenFile) -> Result<Mapped, Refused> {
+        pub(crate) fn new(file: OpenFile) -> Result<Mapped, Refused> {
             let reason = "maps are guarded on Linux only".to_owned();
             Err(Refused::Unfit { file, reason })
         }

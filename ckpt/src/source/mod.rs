@@ -28,7 +28,9 @@
 //! [`Options::on`]: crate::plan::Options::on
 
 mod aligned;
+mod backend;
 mod direct;
+mod file_change;
 mod file_system;
 mod mapped;
 mod open_file;
@@ -39,67 +41,21 @@ mod sigbus;
 mod tests;
 mod windows;
 
-use std::fmt;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
 pub(crate) use aligned::{ALIGNMENT, Aligned};
+pub use backend::{Backend, BackendChoice, Source};
+pub use file_change::FileChange;
 pub use file_system::FileSystem;
-pub use open_file::FileChange;
 
-use crate::{Error, Folder};
+use crate::error::Error;
+use crate::folder::Folder;
 use direct::Direct;
 use mapped::Mapped;
-use open_file::OpenFile;
+use open_file::{OpenFile, Refused};
 use pread::Pread;
 pub(crate) use windows::Windows;
-
-/// An open file that data is read from.
-pub trait Source: fmt::Debug + Send + Sync {
-    /// Where the file is.
-    fn path(&self) -> &Path;
-
-    /// Its length when it was opened, in bytes.
-    fn byte_len(&self) -> u64;
-
-    /// Fills `data` with the bytes from `offset` on.
-    ///
-    /// # Errors
-    /// [`Error::FileChanged`] when the file ends before, or is not what it was when it was opened;
-    /// [`Error::ReadAt`] when the system refuses. What `data` holds then has no meaning.
-    fn read_at(&self, offset: u64, data: &mut [u8]) -> Result<(), Error>;
-}
-
-/// A way of reading a file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Backend {
-    /// Positioned reads through the page cache.
-    Pread,
-    /// Reads past the page cache, of whole blocks.
-    Direct,
-    /// Copies out of a memory map.
-    Mapped,
-}
-
-impl fmt::Display for Backend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Backend::Pread => "pread",
-            Backend::Direct => "O_DIRECT",
-            Backend::Mapped => "mmap",
-        })
-    }
-}
-
-/// The backend that a user asks for.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum BackendChoice {
-    /// What is right nearly always: [`FileSystem::backend`].
-    #[default]
-    Auto,
-    /// This one, where the file system has it.
-    Only(Backend),
-}
 
 /// An open source, and why it is not of the backend that was asked for.
 #[derive(Debug)]
@@ -159,14 +115,6 @@ fn open_again(
         },
         Err(Refused::Failed(error)) => return Err(error),
     })
-}
-
-/// Why a backend does not take a file.
-enum Refused {
-    /// Another one can have it.
-    Unfit { file: OpenFile, reason: String },
-    /// Nobody can.
-    Failed(Error),
 }
 
 /// The open files of a folder, in the folder's order.

@@ -1,39 +1,12 @@
 //! A file as it was when it was opened, and what has become of it.
 
-use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-use crate::Error;
-
-/// What happened to a file that was being read.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum FileChange {
-    /// It has another length.
-    Length {
-        /// When it was opened, in bytes.
-        was: u64,
-        /// Now.
-        is: u64,
-    },
-    /// Its time of modification is another one.
-    Written,
-    /// It was removed, or another file took its name.
-    Replaced,
-}
-
-impl fmt::Display for FileChange {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            FileChange::Length { was, is } => write!(f, "it had {was} bytes and has {is} now"),
-            FileChange::Written => write!(f, "it was written to"),
-            FileChange::Replaced => write!(f, "it was removed, or another file took its name"),
-        }
-    }
-}
+use super::file_change::FileChange;
+use crate::error::Error;
 
 /// What a file must still be after a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -117,4 +90,12 @@ impl OpenFile {
             change,
         }
     }
+}
+
+/// Why a backend does not take a file.
+pub(super) enum Refused {
+    /// Another one can have it.
+    Unfit { file: OpenFile, reason: String },
+    /// Nobody can.
+    Failed(Error),
 }

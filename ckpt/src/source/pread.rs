@@ -3,9 +3,9 @@
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use super::Source;
+use super::backend::Source;
 use super::open_file::OpenFile;
-use crate::Error;
+use crate::error::Error;
 
 #[derive(Debug)]
 pub(super) struct Pread(pub(super) OpenFile);

@@ -7,7 +7,7 @@ use std::io;
 
 use memmap2::MmapMut;
 
-use super::ALIGNMENT;
+use super::aligned::ALIGNMENT;
 
 /// Bytes of a huge page, where small ones have 4 KiB.
 const HUGE_PAGE: usize = 2 << 20;

@@ -14,7 +14,7 @@ use rustix::fs::{CWD, RenameFlags};
 use rustix::io::Errno;
 use twox_hash::XxHash3_64;
 
-use crate::confined::open_below;
+use crate::no_links::open_below;
 
 use super::write_behind::WriteBehind;
 use super::{FileKind, Lock, Metadata, Vfs, VfsFile};

@@ -11,7 +11,7 @@
 
 use std::ops::Range;
 
-use super::Place;
+use super::place::Place;
 
 /// Bytes of a line of a square.
 pub(super) const LINE: usize = 16;
@@ -86,7 +86,7 @@ impl Drop for Stores {
 mod x86_64 {
     use std::arch::x86_64::*;
 
-    use super::LINE;
+    use crate::exec::scatter::registers::LINE;
 
     /// Bytes of a cache line.
     const CACHE_LINE: usize = 64;

@@ -14,9 +14,9 @@
 //! of the window and gives whole ones to each of the target, and its own rows are padded to be no
 //! power of two apart.
 
+use super::place::{Place, each};
 use super::registers::{self, LINE};
 use super::sides::{Side, Sides, Turn};
-use super::{Place, each};
 use crate::exec::convert::convert;
 use crate::plan::{Conversion, Part};
 

@@ -1,0 +1,29 @@
+//! Where elements are written, and the loops around them.
+
+use std::ops::Range;
+
+use crate::plan::ByteLoop;
+
+/// The memory of a target.
+pub(crate) trait Place {
+    /// These bytes, to be written, by whoever asks for them alone.
+    fn bytes(&mut self, range: Range<u64>) -> &mut [u8];
+}
+
+impl Place for &mut [u8] {
+    fn bytes(&mut self, range: Range<u64>) -> &mut [u8] {
+        &mut self[range.start as usize..range.end as usize]
+    }
+}
+
+/// Calls for each turn of nested loops, the first one innermost.
+pub(super) fn each(loops: &[ByteLoop], from: u64, to: u64, visit: &mut impl FnMut(u64, u64)) {
+    match loops {
+        [] => visit(from, to),
+        [inner @ .., outer] => {
+            for turn in 0..outer.count {
+                each(inner, from + turn * outer.from, to + turn * outer.to, visit);
+            }
+        }
+    }
+}

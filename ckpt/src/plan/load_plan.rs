@@ -1,0 +1,419 @@
+//! The plan itself: from requests to chunks, and what they cost.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::{Arc, OnceLock};
+
+use super::catalog::{Catalog, CatalogFile};
+use super::chunk::{self, Chunk, Cut, Origin, Rules};
+use super::computed::Computed;
+use super::copy::Copy;
+use super::digest::Digest;
+use super::error::PlanError;
+use super::fill::Fill;
+use super::gather::{self, Conversion};
+use super::options::{Options, Targets};
+use super::request::{LoadRequest, Target};
+use crate::graph::Graph;
+use crate::source::Windows;
+
+/// The memory that carrying a plan out takes, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    /// Targets: all of them, or those begun and not complete, as [`Options::targets`] says.
+    pub targets: u64,
+    /// Windows of all threads.
+    pub windows: u64,
+    /// The plan itself.
+    pub plan: u64,
+}
+
+impl Memory {
+    /// All of it.
+    pub fn total(&self) -> u64 {
+        self.targets + self.windows + self.plan
+    }
+}
+
+/// What is read, where it goes and what it costs.
+#[derive(Clone, Debug)]
+pub struct LoadPlan {
+    pub(super) targets: Vec<Target>,
+    pub(super) files: Vec<CatalogFile>,
+    tensors: Vec<Arc<str>>,
+    pub(super) copies: Vec<Copy>,
+    conversions: Vec<Conversion>,
+    pub(super) fills: Vec<Fill>,
+    pub(super) computed: Vec<Computed>,
+    /// How the chunks of what is computed are made: those after the chunks of files, in order.
+    pub(super) makings: Vec<Making>,
+    pub(super) chunks: Vec<Chunk>,
+    touched: Vec<u32>,
+    memory: Memory,
+    threads: usize,
+    /// The rank of each target in an order that depends on names only.
+    pub(super) ranks: Vec<u32>,
+    /// Made when it is asked for: it takes a while, and one rank alone needs none.
+    pub(super) digest: OnceLock<Digest>,
+}
+
+impl LoadPlan {
+    /// Plans without reading any data.
+    ///
+    /// # Errors
+    /// [`PlanError`].
+    pub fn new(
+        graph: &Graph,
+        catalog: &Catalog<'_>,
+        wants: &[LoadRequest],
+        options: &Options,
+    ) -> Result<LoadPlan, PlanError> {
+        let gathered = gather::gather(graph, catalog, wants)?;
+        let mut plan = LoadPlan {
+            targets: gathered.targets,
+            files: catalog.files.clone(),
+            tensors: gathered.tensors,
+            copies: gathered.copies,
+            conversions: gathered.conversions,
+            fills: gathered.fills,
+            computed: gathered.computed,
+            makings: Vec::new(),
+            chunks: Vec::new(),
+            touched: Vec::new(),
+            memory: Memory {
+                targets: 0,
+                windows: 0,
+                plan: 0,
+            },
+            threads: options.threads.max(1),
+            ranks: gathered.ranks,
+            digest: OnceLock::new(),
+        };
+
+        let mut window = options.window.max(options.alignment).max(1);
+        while let Err(infeasible) = plan.cut(window, graph, catalog, options) {
+            let is_too_much = matches!(infeasible, PlanError::Infeasible { .. });
+            if !is_too_much || window <= Options::LEAST_WINDOW {
+                return Err(infeasible);
+            }
+            window = (window / 2).max(Options::LEAST_WINDOW);
+        }
+        Ok(plan)
+    }
+
+    /// Cuts chunks for windows of this size; an error if that takes more memory than there is.
+    fn cut(
+        &mut self,
+        window: u64,
+        graph: &Graph,
+        catalog: &Catalog<'_>,
+        options: &Options,
+    ) -> Result<(), PlanError> {
+        let rules = Rules {
+            gap: options.gap.min(window),
+            window,
+            straight: options.straight.max(1),
+        };
+        let files = self.files.iter().map(|file| Origin {
+            bytes: file.bytes,
+            alignment: options.alignment.max(1),
+            is_computed: false,
+        });
+        let computed = self.computed.iter().map(Computed::origin);
+        let origins: Vec<Origin> = files.chain(computed).collect();
+        let Cut { chunks, touched } = chunk::cut(&self.copies, &origins, &rules);
+        (self.chunks, self.touched) = (chunks, touched);
+        self.make(
+            graph,
+            catalog,
+            &Options {
+                window,
+                ..options.clone()
+            },
+        )?;
+
+        let at_once = self.open_targets();
+        let (least, most) = match options.targets {
+            Targets::Leave => (at_once.start, at_once.end),
+            Targets::Stay => {
+                let all = self.targets.iter().map(|target| target.bytes).sum();
+                (all, all)
+            }
+        };
+        let makings = self.makings.iter().map(|it| it.plan.memory.total());
+        let windows = Windows::footprint(self.threads, self.window_bytes()) as u64
+            + makings.max().unwrap_or(0) * self.threads as u64;
+        let plan = self.own_bytes();
+        let have = options.budget.unwrap_or(u64::MAX);
+        let need = least + windows + plan;
+        if need > have {
+            return Err(PlanError::Infeasible {
+                need,
+                have,
+                targets: least,
+            });
+        }
+        let targets = most.min(have - windows - plan);
+        self.memory = Memory {
+            targets,
+            windows,
+            plan,
+        };
+        Ok(())
+    }
+
+    /// Plans how the chunks of what is computed are made.
+    fn make(
+        &mut self,
+        graph: &Graph,
+        catalog: &Catalog<'_>,
+        options: &Options,
+    ) -> Result<(), PlanError> {
+        let chunks = self.chunks.iter();
+        let makings = chunks.filter_map(|chunk| {
+            let number = (chunk.file as usize).checked_sub(self.files.len())?;
+            let computed = &self.computed[number];
+            Some(making(computed, number, chunk, graph, catalog, options))
+        });
+        self.makings = makings.collect::<Result<_, _>>()?;
+        Ok(())
+    }
+
+    /// Writes into the chunks how much each opens. Returns how many bytes of targets are open at
+    /// once: at least, when chunks are carried out one by one in order; at most, when each thread
+    /// has one of those that follow each other, and none has to wait for another.
+    fn open_targets(&mut self) -> Range<u64> {
+        let mut last_chunk = vec![0; self.targets.len()];
+        for (chunk, number) in self.chunks.iter().zip(1usize..) {
+            for target in self.targets_of(chunk) {
+                last_chunk[target] = number;
+            }
+        }
+        let mut is_open = vec![false; self.targets.len()];
+        // Of each chunk: what is open before it.
+        let mut open_before = Vec::with_capacity(self.chunks.len());
+        let mut open = 0;
+        for number in 1..=self.chunks.len() {
+            let (mut opening, mut closing) = (0, 0);
+            for target in self.targets_of(&self.chunks[number - 1]) {
+                let bytes = self.targets[target].bytes;
+                if !std::mem::replace(&mut is_open[target], true) {
+                    opening += bytes;
+                }
+                if last_chunk[target] == number {
+                    last_chunk[target] = 0;
+                    closing += bytes;
+                }
+            }
+            self.chunks[number - 1].opening = opening;
+            open_before.push(open);
+            open = open + opening - closing;
+        }
+
+        let at_once = |threads: usize| {
+            let following = (0..self.chunks.len()).map(|first| {
+                let chunks = self.chunks[first..].iter().take(threads);
+                open_before[first] + chunks.map(|chunk| chunk.opening).sum::<u64>()
+            });
+            following.max().unwrap_or(0)
+        };
+        at_once(1)..at_once(self.threads)
+    }
+
+    fn targets_of(&self, chunk: &Chunk) -> impl Iterator<Item = usize> {
+        self.copies_of(chunk).map(|copy| copy.target as usize)
+    }
+
+    fn own_bytes(&self) -> u64 {
+        fn of<T>(items: &[T]) -> usize {
+            size_of_val(items)
+        }
+        let spilled = self.copies.iter().filter(|copy| copy.loops.spilled());
+        let loops = spilled.map(|copy| of(&copy.loops));
+        let names = self.tensors.iter().map(|it| it.len());
+        let targets = self.targets.iter();
+        let targets = targets.map(|target| target.name.len() + of(&target.shape));
+        let files = self.files.iter().map(|file| file.name.len());
+        let inside: usize = loops.chain(names).chain(targets).chain(files).sum();
+        let flat = of(&self.ranks)
+            + of(&self.copies)
+            + of(&self.chunks)
+            + of(&self.touched)
+            + of(&self.fills);
+        let inner: u64 = self.makings.iter().map(|it| it.plan.own_bytes()).sum();
+        let named = of(&self.tensors) + of(&self.targets) + of(&self.files);
+        (inside + flat + named) as u64 + inner
+    }
+
+    /// What it fills, in the order of the wants.
+    pub fn targets(&self) -> &[Target] {
+        &self.targets
+    }
+
+    /// Bytes of files that targets are made of.
+    pub fn needed_bytes(&self) -> u64 {
+        let is_read = |copy: &&Copy| (copy.file as usize) < self.files.len();
+        let copies = self.copies.iter().filter(is_read);
+        let makings = self.makings.iter().map(|it| it.plan.needed_bytes());
+        copies.map(Copy::bytes).chain(makings).sum()
+    }
+
+    /// Bytes that are read.
+    pub fn read_bytes(&self) -> u64 {
+        let chunks = self.read_chunks().iter();
+        let bytes = chunks.map(|chunk| chunk.read.end - chunk.read.start);
+        let makings = self.makings.iter().map(|it| it.plan.read_bytes());
+        bytes.chain(makings).sum()
+    }
+
+    /// The chunks that are read from files.
+    fn read_chunks(&self) -> &[Chunk] {
+        &self.chunks[..self.chunks.len() - self.makings.len()]
+    }
+
+    /// Bytes read for one needed. More than 1 where gaps are read; less where targets share what is
+    /// read once; 1 where nothing is needed.
+    pub fn amplification(&self) -> f64 {
+        match self.needed_bytes() {
+            0 => 1.0,
+            needed => self.read_bytes() as f64 / needed as f64,
+        }
+    }
+
+    /// How many reads there are, and in how many stretches of the files they lie.
+    pub fn reads(&self) -> Reads {
+        let adjoins =
+            |pair: &[Chunk]| pair[0].file == pair[1].file && pair[0].own.end == pair[1].own.start;
+        let chunks = self.read_chunks();
+        let joints = chunks.windows(2).filter(|pair| adjoins(pair)).count();
+        let mut files: BTreeSet<u32> = chunks.iter().map(|chunk| chunk.file).collect();
+        let mut reads = chunks.len();
+        let mut extents = chunks.len() - joints;
+        for making in &self.makings {
+            let inner = making.plan.reads();
+            (reads, extents) = (reads + inner.reads, extents + inner.extents);
+            files.extend(making.plan.files_read());
+        }
+        Reads {
+            reads,
+            extents,
+            files: files.len(),
+        }
+    }
+
+    /// The files that are read, once or more often each.
+    fn files_read(&self) -> Vec<u32> {
+        let own = self.read_chunks().iter().map(|chunk| chunk.file);
+        let inner = self.makings.iter().flat_map(|it| it.plan.files_read());
+        own.chain(inner).collect()
+    }
+
+    /// The memory that carrying it out takes.
+    pub fn memory(&self) -> Memory {
+        self.memory
+    }
+
+    /// How long the reads take at so many bytes a second.
+    pub fn seconds_at(&self, bytes_per_second: f64) -> f64 {
+        self.read_bytes() as f64 / bytes_per_second
+    }
+
+    pub(crate) fn files(&self) -> &[CatalogFile] {
+        &self.files
+    }
+
+    pub(crate) fn chunks(&self) -> &[Chunk] {
+        &self.chunks
+    }
+
+    pub(crate) fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// The name of the tensor that a copy reads.
+    pub(crate) fn tensor(&self, copy: &Copy) -> &str {
+        &self.tensors[copy.tensor as usize]
+    }
+
+    /// How a chunk is made, if it is not read.
+    pub(crate) fn making(&self, chunk: &Chunk) -> Option<(&Computed, &Making)> {
+        (chunk.file as usize).checked_sub(self.files.len())?;
+        let first = self.chunks.len() - self.makings.len();
+        let number = self.chunks[first..]
+            .partition_point(|it| (it.file, it.own.start) < (chunk.file, chunk.own.start));
+        let making = self.makings.get(number)?;
+        Some((&self.computed[making.computed], making))
+    }
+
+    /// Elements that come from nowhere.
+    pub(crate) fn fills(&self) -> &[Fill] {
+        &self.fills
+    }
+
+    /// What is done to each element of a copy.
+    pub(crate) fn conversion(&self, copy: &Copy) -> Option<&Conversion> {
+        copy.conversion.map(|at| &self.conversions[at as usize])
+    }
+
+    /// The copies that need bytes of a chunk.
+    pub(crate) fn copies_of(&self, chunk: &Chunk) -> impl Iterator<Item = &Copy> {
+        let touched = &self.touched[chunk.touched.start as usize..chunk.touched.end as usize];
+        touched.iter().map(|copy| &self.copies[*copy as usize])
+    }
+
+    /// Bytes of the window that a thread needs.
+    pub(crate) fn window_bytes(&self) -> usize {
+        let windowed = self.chunks.iter().filter(|chunk| chunk.straight.is_none());
+        let bytes = windowed.map(|chunk| chunk.read.end - chunk.read.start);
+        bytes.max().unwrap_or(0) as usize
+    }
+}
+
+/// How often a plan reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reads {
+    /// Requests.
+    pub reads: usize,
+    /// Stretches of files without a gap.
+    pub extents: usize,
+    /// Files.
+    pub files: usize,
+}
+
+/// The making of one chunk of something computed.
+#[derive(Clone, Debug)]
+pub(crate) struct Making {
+    /// Which tensor: an index into those computed.
+    pub(crate) computed: usize,
+    pub(crate) rows: Range<u64>,
+    /// The rows of each operand that are loaded.
+    pub(crate) operand_rows: Vec<Range<u64>>,
+    /// Loads them: a target for each operand.
+    pub(crate) plan: LoadPlan,
+}
+
+/// How a chunk of something computed is made, by one thread.
+fn making(
+    computed: &Computed,
+    number: usize,
+    chunk: &Chunk,
+    graph: &Graph,
+    catalog: &Catalog<'_>,
+    options: &Options,
+) -> Result<Making, PlanError> {
+    let rows = computed.rows(chunk);
+    let operand_rows = computed.operand_rows(rows.clone());
+    let requests = computed.requests(&operand_rows);
+    let options = Options {
+        threads: 1,
+        targets: Targets::Stay,
+        budget: None,
+        ..options.clone()
+    };
+    Ok(Making {
+        computed: number,
+        rows,
+        operand_rows,
+        plan: LoadPlan::new(graph, catalog, &requests, &options)?,
+    })
+}
