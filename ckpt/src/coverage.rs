@@ -144,7 +144,7 @@ mod tests {
                 end += size;
             }
             let sorted: Vec<Block> = blocks.iter().map(|(_, block)| *block).collect();
-            crate::splitmix::SplitMix64::new(order).shuffle(&mut blocks);
+            meshgrad_ckpt_crash::SplitMix64::new(order).shuffle(&mut blocks);
             prop_assert_eq!(tile(end, blocks.clone()), Ok(sorted));
 
             let picked = pick.index(blocks.len());

@@ -122,8 +122,8 @@ impl<'j> Rest<'j> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::splitmix::SplitMix64;
     use crate::{Dtype, FileWriter, header_json};
+    use meshgrad_ckpt_crash::SplitMix64;
 
     /// What a writer of the format makes.
     fn header() -> String {

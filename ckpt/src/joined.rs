@@ -98,8 +98,8 @@ fn join(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::splitmix::SplitMix64;
-    use crate::vfs::SimFs;
+    use crate::vfs::RealFs;
+    use meshgrad_ckpt_crash::SplitMix64;
 
     fn blocks(bytes: &[u8], mut size: impl FnMut() -> usize) -> Vec<Block> {
         let (mut blocks, mut offset) = (Vec::new(), 0);
@@ -122,9 +122,10 @@ mod tests {
         let bytes: Vec<u8> = (0..(2 * WINDOW + 77) as u64)
             .map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8)
             .collect();
-        let sim = SimFs::new();
-        let file = sim.create_new(Path::new("/x")).unwrap();
-        vfs::write_all_at(&*file, &bytes, 0).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x");
+        std::fs::write(&path, &bytes).unwrap();
+        let file = RealFs.open(&path).unwrap();
 
         let mut draws = SplitMix64::new(1);
         for (most, limit) in [(3000, 1 << 20), (WINDOW as u64, 1000), (400_000, 16 << 20)] {

@@ -122,7 +122,7 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::splitmix::SplitMix64;
+    use meshgrad_ckpt_crash::SplitMix64;
 
     /// In whatever order names come and are looked for, each has the place where it came first.
     #[test]

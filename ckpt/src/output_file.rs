@@ -217,50 +217,10 @@ pub fn replace_file_in<E: From<Error>>(
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::sync::Arc;
 
     use super::*;
     use crate::Digest;
-    use crate::vfs::{Fault, FaultFs, Op, RealFs, Rule, SimFs, Survivors};
-
-    #[test]
-    fn full_disk_has_its_own_error() {
-        let full = Rule::new(Fault::Fail(io::ErrorKind::StorageFull)).op(Op::Write);
-        let fs = FaultFs::new(Arc::new(SimFs::new()), vec![full]);
-        let error = replace_file_in::<Error>(&fs, "/x", |file| {
-            file.append(b"small")?;
-            file.append(&vec![1; 2 * PIECE_BYTES])
-        });
-
-        let error = error.unwrap_err();
-        let Error::NoSpace { needed, .. } = &error else {
-            panic!("{error}")
-        };
-        assert_eq!(*needed, 2 * PIECE_BYTES as u64);
-        assert!(
-            error.to_string().contains(": 2097152 bytes wanted"),
-            "{error}"
-        );
-        assert!(fs.list(Path::new("/")).unwrap().is_empty());
-    }
-
-    /// Bytes after those that a disk did not take would be at the wrong place.
-    #[test]
-    fn nothing_follows_a_failed_write() {
-        let once = Rule::new(Fault::Fail(io::ErrorKind::StorageFull))
-            .op(Op::Write)
-            .nth(0);
-        let fs = FaultFs::new(Arc::new(SimFs::new()), vec![once]);
-        let path = PathBuf::from("/x");
-        let mut file = OutputFile::new(path.clone(), fs.create_new(&path).unwrap(), 100);
-
-        file.append(&[1; 2 * PIECE_BYTES]).unwrap_err();
-        let error = file.append(b"more").unwrap_err();
-        assert!(matches!(error, Error::NoSpace { .. }), "{error}");
-        file.flush().unwrap_err();
-        let error = file.finish().unwrap_err();
-        assert!(matches!(error, Error::NoSpace { .. }), "{error}");
-    }
+    use crate::vfs::RealFs;
 
     /// When the new content cannot be written, the old file stays and nothing else does.
     #[test]
@@ -280,29 +240,6 @@ mod tests {
 
         replace_file::<Error>(&path, |file| file.append(b"new")).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"new");
-    }
-
-    /// A power cut at any moment leaves the old content or the new.
-    #[test]
-    fn a_replaced_file_is_old_or_new() {
-        let sim = SimFs::new();
-        let path = Path::new("/state.json");
-        replace_file_in::<Error>(&sim, path, |file| file.append(&[1; 2000])).unwrap();
-        sim.record();
-        replace_file_in::<Error>(&sim, path, |file| file.append(&[2; 3000])).unwrap();
-
-        let mut found = std::collections::BTreeSet::new();
-        for moment in sim.history() {
-            for survivors in Survivors::choose(moment.pending(), 40, 3) {
-                let left = moment.after_crash(survivors);
-                let file = left.open(path).unwrap();
-                let mut bytes = vec![0; file.size().unwrap() as usize];
-                file.read_at(&mut bytes, 0).unwrap();
-                assert!(bytes == [1; 2000] || bytes == [2; 3000], "{survivors}");
-                found.insert(bytes);
-            }
-        }
-        assert_eq!(found.len(), 2);
     }
 
     #[test]

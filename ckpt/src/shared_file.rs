@@ -171,24 +171,25 @@ impl Parts {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
+    use tempfile::TempDir;
 
     use super::*;
     use crate::Digest;
-    use crate::vfs::{RealFs, SimFs, Vfs};
+    use crate::vfs::{RealFs, Vfs};
 
-    fn shared(bytes: u64, block_bytes: u64) -> (SimFs, SharedFile) {
-        let sim = SimFs::new();
-        let file = sim.create_new(Path::new("/x")).unwrap();
+    fn shared(bytes: u64, block_bytes: u64) -> (TempDir, SharedFile) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x");
+        let file = RealFs.create_new(&path).unwrap();
         file.allocate(bytes).unwrap();
-        (sim, SharedFile::new("/x".into(), file, bytes, block_bytes))
+        (folder, SharedFile::new(path, file, bytes, block_bytes))
     }
 
     /// Four threads, each with its quarter in small pieces, at once.
     #[test]
     fn threads_share_a_file() {
         let bytes: Vec<u8> = (0..40_000u32).map(|at| (at / 3) as u8).collect();
-        let (_, file) = shared(40_000, 4000);
+        let (_folder, file) = shared(40_000, 4000);
 
         std::thread::scope(|scope| {
             for (at, quarter) in bytes.chunks(10_000).enumerate() {
@@ -254,7 +255,7 @@ mod tests {
     /// Many growing parts at once: more blocks, the same bytes.
     #[test]
     fn scattered_writes_are_all_digested() {
-        let (_, file) = shared(20_000, 1000);
+        let (_folder, file) = shared(20_000, 1000);
         for round in 0..10 {
             for row in 0..200 {
                 file.write_at(row * 100 + round * 10, &[round as u8; 10])
@@ -273,7 +274,7 @@ mod tests {
 
     #[test]
     fn writes_outside_and_after_the_end_are_refused() {
-        let (sim, file) = shared(10, 100);
+        let (folder, file) = shared(10, 100);
         file.write_at(0, &[1; 10]).unwrap();
         for (offset, len) in [(10, 1), (0, 11), (u64::MAX, 2)] {
             let error = file.write_at(offset, &vec![2; len]).unwrap_err();
@@ -284,7 +285,7 @@ mod tests {
         assert!(matches!(error, Error::WriterFinished { .. }), "{error}");
 
         let mut found = [0; 11];
-        let file = sim.open(Path::new("/x")).unwrap();
+        let file = RealFs.open(&folder.path().join("x")).unwrap();
         assert_eq!(vfs::read_full_at(&*file, &mut found, 0).unwrap(), 10);
         assert_eq!(found[..10], [1; 10]);
     }

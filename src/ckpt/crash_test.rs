@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
-use meshgrad::ckpt::crash::{self, Drill, Failure, Job, Progress};
+use meshgrad_ckpt_crash::{self as crash, CrashTest, Failure, Job, Progress};
 use serde::Serialize;
 
 use crate::answer::Answer;
@@ -52,7 +52,7 @@ pub(super) fn crash_test(arguments: &CrashTestArguments) -> anyhow::Result<Answe
     let parent = arguments.folder.clone().unwrap_or_else(std::env::temp_dir);
     let folder = parent.join(format!("meshgrad-crash-test-{}", std::process::id()));
     std::fs::create_dir(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    let drill = Drill {
+    let drill = CrashTest {
         folder: folder.clone(),
         states: arguments.states,
         kills: arguments.kills,
@@ -126,6 +126,6 @@ fn answer(
 }
 
 pub(super) fn crash_job(arguments: &CrashJobArguments) -> anyhow::Result<Answer> {
-    crash::work(&arguments.job)?;
+    crash::run_job(&arguments.job)?;
     Ok(Answer::success(String::new()))
 }

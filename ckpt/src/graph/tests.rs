@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::expression::Op;
 use super::*;
 use crate::Dtype;
-use crate::splitmix::SplitMix64;
+use meshgrad_ckpt_crash::SplitMix64;
 
 /// A dense tensor of numbers.
 #[derive(Clone, Debug, PartialEq)]

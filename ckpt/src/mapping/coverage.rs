@@ -163,7 +163,7 @@ fn union(mut intervals: Vec<(u64, u64)>) -> u64 {
 mod tests {
     use super::*;
     use crate::Dtype;
-    use crate::splitmix::SplitMix64;
+    use meshgrad_ckpt_crash::SplitMix64;
 
     /// A random expression of one or two of these, each [6, 4].
     fn made_of(graph: &mut Graph, of: &[Expr], draw: &mut SplitMix64) -> Expr {

@@ -12,10 +12,7 @@
 //! The trait has no operation that the protocol does not use, and none does two things: what is not
 //! synced explicitly is not promised to be on disk.
 
-mod fault;
 mod real;
-mod rule;
-mod sim;
 mod write_behind;
 
 use std::any::Any;
@@ -24,10 +21,7 @@ use std::fmt;
 use std::io;
 use std::path::Path;
 
-pub use fault::FaultFs;
 pub use real::RealFs;
-pub use rule::{Fault, Op, Rule};
-pub use sim::{Moment, SimFs, Survivors};
 
 /// A file system. Paths are used as they are given; an error is the system's.
 pub trait Vfs: fmt::Debug + Send + Sync {
@@ -172,11 +166,7 @@ pub(crate) fn write_all_at(file: &dyn VfsFile, bytes: &[u8], offset: u64) -> io:
 }
 
 /// Fills the buffer as far as the file reaches; returns how far.
-pub(crate) fn read_full_at(
-    file: &dyn VfsFile,
-    buffer: &mut [u8],
-    offset: u64,
-) -> io::Result<usize> {
+pub fn read_full_at(file: &dyn VfsFile, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
     let mut done = 0;
     while done < buffer.len() {
         match file.read_at(&mut buffer[done..], offset + done as u64) {

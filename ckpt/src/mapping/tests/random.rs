@@ -3,7 +3,7 @@
 use super::{bind, elements};
 use crate::Dtype;
 use crate::mapping::TensorSpec;
-use crate::splitmix::SplitMix64;
+use meshgrad_ckpt_crash::SplitMix64;
 
 /// A random term that can be solved for its names, of a shape; the names are added to `there`.
 fn term(draw: &mut SplitMix64, shape: &[u64], depth: u32, there: &mut Vec<TensorSpec>) -> String {

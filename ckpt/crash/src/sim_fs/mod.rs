@@ -1,4 +1,4 @@
-//! A file system in memory that knows what a power cut would leave of it.
+//! A file system in memory that can produce every state that a power cut may leave.
 //!
 //! ```text
 //!              write_at, rename, unlink ...            sync_data, sync_dir
@@ -7,12 +7,11 @@
 //!                    a power cut keeps any of these, torn by sectors      ... and all of these
 //! ```
 //!
-//! It promises what POSIX does and no more: content is on disk after `sync_data` of the file, a
-//! name after `sync_dir` of the folder that has it, a rename is one step, and what is not synced
-//! may reach the disk in part and in any order. File systems that promise more (ext4 puts renames
-//! in order) leave fewer states.
+//! It guarantees what POSIX guarantees. Content is on disk after `sync_data` of the file, a name
+//! after `sync_dir` of its folder. A rename is atomic. What is not synced may reach the disk in part
+//! and in any order. File systems that guarantee more (ext4 orders renames) leave fewer states.
 
-mod crash;
+mod power_cut;
 mod tree;
 
 use std::collections::BTreeSet;
@@ -21,16 +20,15 @@ use std::io;
 use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-pub use crash::Survivors;
+use meshgrad_ckpt::vfs::{FileKind, Lock, Metadata, Vfs, VfsFile};
+
+pub use power_cut::Survivors;
 use tree::{FileChange, Ino, NameChange, Node, ROOT, Tree};
 
-use super::{FileKind, Lock, Metadata, Vfs, VfsFile};
-
-/// The largest file it takes.
+/// The largest file.
 const MAX_FILE_BYTES: u64 = 1 << 30;
 
-/// A file system in memory, empty at first. Clones are the same file system. A file has at most
-/// 1 GiB.
+/// A file system in memory. Clones share it. Files have at most 1 GiB.
 #[derive(Debug, Clone, Default)]
 pub struct SimFs {
     shared: Arc<Mutex<Shared>>,
@@ -40,24 +38,24 @@ pub struct SimFs {
 struct Shared {
     tree: Tree,
     locked: BTreeSet<Ino>,
-    history: Option<Vec<Moment>>,
+    history: Option<Vec<Recorded>>,
 }
 
 /// The state right after an operation that changed something.
 #[derive(Debug, Clone)]
-pub struct Moment {
-    /// The operation, in words.
+pub struct Recorded {
+    /// A description of the operation.
     pub operation: String,
     tree: Tree,
 }
 
-impl Moment {
-    /// How many changes are not synced.
+impl Recorded {
+    /// The number of changes that are not synced.
     pub fn pending(&self) -> usize {
         self.tree.pending()
     }
 
-    /// What a power cut at this moment leaves.
+    /// What a power cut in this state leaves.
     pub fn after_crash(&self, survivors: Survivors) -> SimFs {
         SimFs::of(self.tree.after_crash(survivors))
     }
@@ -79,17 +77,17 @@ impl SimFs {
         }
     }
 
-    /// Keeps every state from now on, for [`SimFs::history`].
+    /// Records every state from now on, for [`SimFs::history`].
     pub fn record(&self) {
         self.lock_shared().history.get_or_insert_default();
     }
 
     /// The states since [`SimFs::record`].
-    pub fn history(&self) -> Vec<Moment> {
+    pub fn history(&self) -> Vec<Recorded> {
         self.lock_shared().history.clone().unwrap_or_default()
     }
 
-    /// How many states were recorded.
+    /// The number of recorded states.
     pub fn recorded(&self) -> usize {
         self.lock_shared().history.as_ref().map_or(0, Vec::len)
     }
@@ -131,16 +129,16 @@ impl SimFs {
         }
         let change = NameChange::Rename { old, new, ino };
         shared.tree.change_names(folder, change)?;
-        shared.moment(|| format!("rename {} to {}", from.display(), to.display()));
+        shared.record(|| format!("rename {} to {}", from.display(), to.display()));
         Ok(())
     }
 
-    fn remove_entry(&self, path: &Path, wanted: FileKind) -> io::Result<()> {
+    fn remove_entry(&self, path: &Path, expected: FileKind) -> io::Result<()> {
         let mut shared = self.lock_shared();
         let (folder, name) = shared.tree.find_parent(path)?;
         let ino = shared.tree.find(path)?;
 
-        match (shared.tree.node(ino)?, wanted) {
+        match (shared.tree.node(ino)?, expected) {
             (Node::File(_), FileKind::File) => {}
             (Node::Folder(content), FileKind::Folder) if content.cached.is_empty() => {}
             (Node::Folder(_), FileKind::Folder) => {
@@ -152,7 +150,7 @@ impl SimFs {
         shared
             .tree
             .change_names(folder, NameChange::Remove { name })?;
-        shared.moment(|| format!("remove {}", path.display()));
+        shared.record(|| format!("remove {}", path.display()));
         Ok(())
     }
 
@@ -167,15 +165,15 @@ impl SimFs {
         shared
             .tree
             .change_names(folder, NameChange::Add { name, ino })?;
-        shared.moment(|| format!("{word} {}", path.display()));
+        shared.record(|| format!("{word} {}", path.display()));
         Ok(ino)
     }
 }
 
 impl Shared {
-    fn moment(&mut self, operation: impl FnOnce() -> String) {
+    fn record(&mut self, operation: impl FnOnce() -> String) {
         if let Some(history) = &mut self.history {
-            history.push(Moment {
+            history.push(Recorded {
                 operation: operation(),
                 tree: self.tree.clone(),
             });
@@ -222,7 +220,7 @@ impl Vfs for SimFs {
         let mut shared = self.lock_shared();
         let ino = shared.tree.find(path)?;
         shared.tree.sync_folder(ino)?;
-        shared.moment(|| format!("sync folder {}", path.display()));
+        shared.record(|| format!("sync folder {}", path.display()));
         Ok(())
     }
 
@@ -306,7 +304,7 @@ impl VfsFile for SimFile {
         };
         shared.tree.change_file(self.ino, change)?;
         let end = offset + bytes.len() as u64;
-        shared.moment(|| format!("write bytes {offset}..{end} of {}", self.path.display()));
+        shared.record(|| format!("write bytes {offset}..{end} of {}", self.path.display()));
         Ok(bytes.len())
     }
 
@@ -315,14 +313,14 @@ impl VfsFile for SimFile {
         let mut shared = self.fs.lock_shared();
         let change = FileChange::Grow { len: len as usize };
         shared.tree.change_file(self.ino, change)?;
-        shared.moment(|| format!("allocate {len} bytes of {}", self.path.display()));
+        shared.record(|| format!("allocate {len} bytes of {}", self.path.display()));
         Ok(())
     }
 
     fn sync_data(&self) -> io::Result<()> {
         let mut shared = self.fs.lock_shared();
         shared.tree.sync_file(self.ino)?;
-        shared.moment(|| format!("sync {}", self.path.display()));
+        shared.record(|| format!("sync {}", self.path.display()));
         Ok(())
     }
 }
@@ -356,7 +354,7 @@ impl Tree {
         self.file(ino).map(|_| ino)
     }
 
-    /// The folder of a path and the path's last name.
+    /// The parent folder of a path, and its last component.
     fn find_parent(&self, path: &Path) -> io::Result<(Ino, String)> {
         let invalid = || io::Error::from(io::ErrorKind::InvalidFilename);
         let parent = path.parent().ok_or_else(invalid)?;

@@ -1,25 +1,25 @@
-//! What the drill saves, and what may be found of it.
+//! What the crash tests save, and what may be found of it.
 //!
-//! The bytes of a save follow from its step and its attempt: attempts at one step differ, so that a
-//! mixture of two is no save at all.
+//! The bytes of a save depend on its step and its attempt. Attempts at one step differ, so a mixture
+//! of two attempts equals neither.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::discover::{names_in, scan_in};
-use crate::splitmix::SplitMix64;
-use crate::vfs::{self, Vfs};
-use crate::{Committed, sweep_in};
+use meshgrad_ckpt::vfs::{self, Vfs};
+use meshgrad_ckpt::{Committed, Digest, scan_in, sweep_in};
 
-/// One try to save a step.
+use crate::splitmix::SplitMix64;
+
+/// One attempt to save a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Save {
     pub(crate) step: u64,
     pub(crate) attempt: u64,
 }
 
-/// The files of every save that are written in parts.
+/// The files of every save that several writers write.
 pub(crate) const SHARED_FILES: [&str; 4] = [
     "a.safetensors",
     "b.safetensors",
@@ -31,24 +31,24 @@ pub(crate) const SHARED_FILES: [&str; 4] = [
 pub(crate) const STATE_FILE: &str = "trainer/state.json";
 
 impl Save {
-    /// What a file of it holds: some thousand bytes.
+    /// The bytes of one of its files: a few thousand.
     pub(crate) fn content(self, file: &str) -> Vec<u8> {
         if file == STATE_FILE {
             let Save { step, attempt } = self;
             return format!("{{\"step\":{step},\"attempt\":{attempt}}}\n").into_bytes();
         }
-        let name = crate::Digest::of(file.as_bytes()).0;
-        let mut draws = SplitMix64::new(name ^ (self.step << 32) ^ self.attempt);
-        let len = 1500 + draws.below(3000) as usize;
+        let name = Digest::of(file.as_bytes()).0;
+        let mut random = SplitMix64::new(name ^ (self.step << 32) ^ self.attempt);
+        let len = 1500 + random.below(3000) as usize;
         let mut bytes = Vec::with_capacity(len + 8);
         while bytes.len() < len {
-            bytes.extend(draws.next().to_le_bytes());
+            bytes.extend(random.next().to_le_bytes());
         }
         bytes.truncate(len);
         bytes
     }
 
-    /// Which save a checkpoint says to be.
+    /// The save that a checkpoint's manifest names.
     fn named_by(committed: &Committed) -> Option<Save> {
         let number = |key| committed.about().get(key)?.as_u64();
         Some(Save {
@@ -58,14 +58,14 @@ impl Save {
     }
 }
 
-/// What may be found from one operation on until the next expectation holds.
+/// What may be found from one operation until the next expectation holds.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Expect {
-    /// These must be there.
+    /// These must be found.
     pub(crate) must: BTreeSet<Save>,
-    /// These may be there too.
+    /// These may be found too.
     pub(crate) may: BTreeSet<Save>,
-    /// So many at least.
+    /// The least number of saves.
     pub(crate) at_least: usize,
 }
 
@@ -88,10 +88,10 @@ impl Expect {
     }
 }
 
-/// The saves that a recovery finds, each compared byte for byte.
+/// The saves that a recovery finds, each compared byte by byte.
 ///
 /// # Errors
-/// What is wrong with one, in words: nothing incomplete may have the name of a step.
+/// A description of the first problem. Nothing incomplete may have the name of a step.
 pub(crate) fn recover(vfs: &Arc<dyn Vfs>, run: &Path) -> Result<BTreeSet<Save>, String> {
     let scan = scan_in(Arc::clone(vfs), run).map_err(|error| error.to_string())?;
     if let Some(error) = scan.incomplete.first() {
@@ -103,7 +103,7 @@ pub(crate) fn recover(vfs: &Arc<dyn Vfs>, run: &Path) -> Result<BTreeSet<Save>, 
         .collect()
 }
 
-/// [`recover`], and that the found ones are those that are expected.
+/// [`recover`]s and checks that the saves are the expected ones.
 pub(crate) fn check(
     vfs: &Arc<dyn Vfs>,
     run: &Path,
@@ -114,7 +114,7 @@ pub(crate) fn check(
     Ok(found)
 }
 
-/// A sweep removes all leftovers and nothing else.
+/// Checks that a sweep removes all leftovers and nothing else.
 pub(crate) fn check_sweep(
     vfs: &Arc<dyn Vfs>,
     run: &Path,
@@ -124,9 +124,13 @@ pub(crate) fn check_sweep(
     if recover(vfs, run)? != *found {
         return Err("a sweep changed what is found".to_owned());
     }
-    let names = names_in(&**vfs, run).map_err(|error| error.to_string())?;
-    match names.iter().find(|name| name.starts_with('.')) {
-        Some(left) => Err(format!("{left} is left after a sweep")),
+    let mut names = vfs.list(run).map_err(|error| error.to_string())?;
+    names.sort_unstable();
+    match names
+        .iter()
+        .find(|name| name.as_encoded_bytes().starts_with(b"."))
+    {
+        Some(left) => Err(format!("{} is left after a sweep", left.display())),
         None => Ok(()),
     }
 }

@@ -1,4 +1,4 @@
-//! Errors at every operation: a save either returns what went wrong or has saved.
+//! Errors at every operation: a save either returns the error or has saved.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
@@ -6,11 +6,15 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::law::{self, Expect, Save};
-use super::script;
+use meshgrad_ckpt::vfs::Vfs;
+use meshgrad_ckpt::{Error, Result, keep_last_in};
+
+use crate::fault_fs::FaultFs;
+use crate::invariant::{self, Expect, Save};
+use crate::rule::{Fault, Op, Rule};
+use crate::script;
+use crate::sim_fs::{SimFs, Survivors};
 use crate::splitmix::SplitMix64;
-use crate::vfs::{Fault, FaultFs, Op, Rule, SimFs, Survivors, Vfs};
-use crate::{Error, Result, keep_last_in};
 
 const RUN: &str = "/run";
 
@@ -23,7 +27,7 @@ const NEW: Save = Save {
     attempt: 1,
 };
 
-/// What a save and a removal on a faulty disk came to.
+/// The results of a save and a removal on a faulty disk.
 struct Outcome {
     sim: SimFs,
     log: Vec<(Op, std::path::PathBuf)>,
@@ -54,14 +58,14 @@ fn save_with(rules: Vec<Rule>) -> Outcome {
 }
 
 impl Outcome {
-    /// `faulty`: the operation that met an error.
+    /// `faulty`: the operation that failed.
     fn expect(&self, faulty: Option<Op>) -> Expect {
-        // What cannot be read is no complete checkpoint, and stays.
+        // What cannot be read counts as incomplete and stays.
         let is_all_known = faulty.is_none_or(Op::is_change);
         let (must, may) = match (&self.saved, &self.removed) {
             (Ok(()), Some(Ok(()))) if is_all_known => (vec![NEW], vec![]),
             (Ok(()), _) => (vec![NEW], vec![OLD]),
-            // A failed sync of the parent leaves it there or not.
+            // After a failed sync of the parent the new checkpoint may exist or not.
             (Err(_), _) => (vec![OLD], vec![NEW]),
         };
         Expect {
@@ -71,23 +75,23 @@ impl Outcome {
         }
     }
 
-    /// Right after the error, and after power cuts.
+    /// Checks the state right after the error, and after power cuts.
     fn check(&self, faulty: Option<Op>) -> std::result::Result<(), String> {
         let (run, expect) = (Path::new(RUN), self.expect(faulty));
         let now: Arc<dyn Vfs> = Arc::new(self.sim.clone());
-        law::check(&now, run, &expect)?;
+        invariant::check(&now, run, &expect)?;
 
         let random = (0..8).map(Survivors::Random);
         for survivors in [Survivors::None, Survivors::All].into_iter().chain(random) {
             let left: Arc<dyn Vfs> = Arc::new(self.sim.after_crash(survivors));
-            let found = law::check(&left, run, &expect)
+            let found = invariant::check(&left, run, &expect)
                 .map_err(|problem| format!("{problem} ({survivors} reached the disk)"))?;
-            law::check_sweep(&left, run, &found)?;
+            invariant::check_sweep(&left, run, &found)?;
         }
 
-        // The same process goes on: what is left over is no obstacle.
-        let found: BTreeSet<Save> = law::recover(&now, run)?;
-        law::check_sweep(&now, run, &found)?;
+        // The same process continues: leftovers do not matter.
+        let found: BTreeSet<Save> = invariant::recover(&now, run)?;
+        invariant::check_sweep(&now, run, &found)?;
         let next = Save {
             step: 9,
             attempt: 9,
@@ -99,7 +103,7 @@ impl Outcome {
 
 /// Every operation of a save and a removal fails once, in every way.
 #[test]
-fn an_error_at_any_operation_loses_nothing() {
+fn errors_at_any_operation_lose_nothing() {
     let operations = save_with(vec![]).log.len() as u64;
     assert!(operations > 150, "{operations}");
 
@@ -119,7 +123,7 @@ fn an_error_at_any_operation_loses_nothing() {
             positions += 1;
             failed += u64::from(outcome.saved.is_err());
 
-            // A full disk is named as such wherever it is met while writing.
+            // A full disk has its own error at every write.
             let is_full = matches!(op, Op::Write | Op::Allocate | Op::SyncData)
                 && matches!(kind, ErrorKind::StorageFull | ErrorKind::QuotaExceeded);
             if is_full {
@@ -131,7 +135,7 @@ fn an_error_at_any_operation_loses_nothing() {
     assert!(positions > 500 && failed > 400, "{failed} of {positions}");
 }
 
-/// Interrupted and short reads and writes are no errors: they are gone on with.
+/// Interrupted and short reads and writes are continued, not reported.
 #[test]
 fn interrupted_and_short_transfers_are_continued() {
     let transfers = |op| {
@@ -158,18 +162,18 @@ fn interrupted_and_short_transfers_are_continued() {
     }
 }
 
-/// Space is taken for all files before one byte is written.
+/// Space is allocated for all files before the first byte is written.
 #[test]
-fn a_full_disk_is_found_before_the_first_byte() {
+fn a_full_disk_is_reported_before_the_first_write() {
     let full = Rule::new(Fault::Fail(ErrorKind::StorageFull));
     let outcome = save_with(vec![full.op(Op::Allocate).nth(3)]);
     assert!(matches!(outcome.saved, Err(Error::NoSpace { .. })));
     assert!(outcome.log.iter().all(|(op, _)| *op != Op::Write));
 }
 
-/// After a failed sync a second one would succeed, and lie: no file is synced twice.
+/// After a failed sync a second one would succeed without syncing, so no file is synced twice.
 #[test]
-fn a_failed_sync_is_never_tried_again() {
+fn a_failed_sync_is_never_retried() {
     let syncs = save_with(vec![]);
     let syncs = syncs.log.iter().filter(|(op, _)| *op == Op::SyncData);
     for nth in 0..syncs.count() as u64 {
@@ -178,6 +182,10 @@ fn a_failed_sync_is_never_tried_again() {
         assert!(outcome.saved.is_err());
 
         let synced = outcome.log.iter().filter(|(op, _)| *op == Op::SyncData);
-        assert_eq!(synced.count() as u64, nth + 1, "the save ends with it");
+        assert_eq!(
+            synced.count() as u64,
+            nth + 1,
+            "the save ends with the failed sync"
+        );
     }
 }

@@ -1,45 +1,44 @@
-//! What the processes of a drill do: one coordinates, all four write. They talk over a socket of
-//! this machine.
+//! What the processes of a crash test do: one coordinates, all four write. They communicate over a
+//! local TCP socket.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
-use std::process;
 use std::sync::Arc;
 
+use meshgrad_ckpt::vfs::{RealFs, Vfs};
+use meshgrad_ckpt::{WriteReport, keep_last_in, newest_in};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::law::Save;
-use super::points::Point;
-use super::script::{self, WRITERS};
-use super::{Failure, points};
-use crate::discover::newest_in;
-use crate::vfs::{FaultFs, RealFs, Vfs};
-use crate::{WriteReport, keep_last_in};
+use crate::fault_fs::FaultFs;
+use crate::invariant::Save;
+use crate::outcome::Failure;
+use crate::point::Point;
+use crate::script::{self, WRITERS};
 
 /// Checkpoints that the coordinator keeps.
-pub(super) const KEEP: NonZeroUsize = NonZeroUsize::new(2).unwrap();
+pub(crate) const KEEP: NonZeroUsize = NonZeroUsize::new(2).unwrap();
 
-/// What a process of a drill is told, as one argument of its command line.
+/// The task of one process, passed as one argument of its command line.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Job {
-    pub(super) run: PathBuf,
-    pub(super) attempt: u64,
-    pub(super) role: Role,
-    pub(super) die_at: Option<Point>,
+    pub(crate) run: PathBuf,
+    pub(crate) attempt: u64,
+    pub(crate) role: Role,
+    pub(crate) die_at: Option<Point>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) enum Role {
-    /// Saves so many times.
+pub(crate) enum Role {
+    /// Saves this many times.
     Coordinator { saves: u64 },
-    /// Writes its parts until the coordinator hangs up.
+    /// Writes its parts until the coordinator closes the connection.
     Writer { writer: u64, port: u16 },
 }
 
-/// What the coordinator tells the writers.
+/// What the coordinator sends to the writers.
 #[derive(Debug, Serialize, Deserialize)]
 struct Order {
     folder: PathBuf,
@@ -47,21 +46,21 @@ struct Order {
 }
 
 impl Job {
-    /// The argument for [`work`].
+    /// The argument for [`run_job`].
     pub fn argument(&self) -> String {
-        // Paths of ours are UTF-8; another one gives an empty job, which `work` refuses.
+        // Our paths are UTF-8. Any other path gives an empty job, which `run_job` rejects.
         serde_json::to_string(self).unwrap_or_default()
     }
 }
 
-/// Does a job of [`run`](super::run): the whole of what a spawned process has to do. Prints to
-/// standard output what its parent waits for.
+/// Runs a job: everything that a spawned process has to do. Prints to standard output what the
+/// parent process waits for.
 ///
 /// # Errors
-/// [`Failure::Broken`] when the argument is no job, and when another process of the job is gone.
-pub fn work(argument: &str) -> Result<(), Failure> {
+/// [`Failure::Broken`] when the argument is not a job, or another process of the test is gone.
+pub fn run_job(argument: &str) -> Result<(), Failure> {
     let job: Job = serde_json::from_str(argument)
-        .map_err(|error| Failure::Broken(format!("{argument:?} is no job: {error}")))?;
+        .map_err(|error| Failure::Broken(format!("{argument:?} is not a job: {error}")))?;
 
     let rules = job.die_at.iter().map(Point::rule).collect();
     let vfs: Arc<dyn Vfs> = Arc::new(FaultFs::new(Arc::new(RealFs), rules));
@@ -71,13 +70,8 @@ pub fn work(argument: &str) -> Result<(), Failure> {
     }
 }
 
-/// Ends this process as a kill does: nothing is cleaned up.
-pub(super) fn die() {
-    process::exit(points::DEAD);
-}
-
-/// Its own line, also where a test's harness has begun one.
-fn tell(line: String) -> io::Result<()> {
+/// Prints a line of its own, even after a test harness has printed part of one.
+fn print_line(line: String) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(format!("\n{line}\n").as_bytes())?;
     out.flush()
@@ -85,7 +79,7 @@ fn tell(line: String) -> io::Result<()> {
 
 fn coordinate(vfs: &Arc<dyn Vfs>, job: &Job, saves: u64) -> Result<(), Failure> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-    tell(format!("port {}", listener.local_addr()?.port()))?;
+    print_line(format!("port {}", listener.local_addr()?.port()))?;
     let mut peers = Vec::new();
     for _ in 1..WRITERS {
         peers.push(Peer::new(listener.accept()?.0)?);
@@ -96,7 +90,7 @@ fn coordinate(vfs: &Arc<dyn Vfs>, job: &Job, saves: u64) -> Result<(), Failure> 
     for _ in 0..saves {
         step += 1;
         save(vfs, job, step, &mut peers)?;
-        tell(format!("saved {step}"))?;
+        print_line(format!("saved {step}"))?;
         keep_last_in(Arc::clone(vfs), &job.run, KEEP)?;
     }
     Ok(())
@@ -112,12 +106,12 @@ fn save(vfs: &Arc<dyn Vfs>, job: &Job, step: u64, peers: &mut [Peer]) -> Result<
     for peer in &mut *peers {
         peer.send(&order)?;
     }
-    let mut receipts = vec![script::write(vfs, staging.folder(), save, 0)?];
+    let mut reports = vec![script::write(vfs, staging.folder(), save, 0)?];
     for peer in peers {
-        let receipt: Option<WriteReport> = peer.receive()?;
-        receipts.push(receipt.ok_or_else(|| Failure::Broken("a writer is gone".to_owned()))?);
+        let report: Option<WriteReport> = peer.receive()?;
+        reports.push(report.ok_or_else(|| Failure::Broken("a writer is gone".to_owned()))?);
     }
-    script::commit(staging, save, receipts)?;
+    script::commit(staging, save, reports)?;
     Ok(())
 }
 
@@ -125,13 +119,13 @@ fn write(vfs: &Arc<dyn Vfs>, job: &Job, writer: u64, port: u16) -> Result<(), Fa
     let mut peer = Peer::new(TcpStream::connect((Ipv4Addr::LOCALHOST, port))?)?;
     while let Some(Order { folder, step }) = peer.receive()? {
         let attempt = job.attempt;
-        let receipt = script::write(vfs, &folder, Save { step, attempt }, writer)?;
-        peer.send(&receipt)?;
+        let report = script::write(vfs, &folder, Save { step, attempt }, writer)?;
+        peer.send(&report)?;
     }
     Ok(())
 }
 
-/// A process at the other end; messages are lines of JSON.
+/// The process at the other end of a connection; messages are lines of JSON.
 struct Peer {
     reader: BufReader<TcpStream>,
     writer: TcpStream,
@@ -152,7 +146,7 @@ impl Peer {
         self.writer.write_all(&line)
     }
 
-    /// `None` when the other end is gone.
+    /// `None` when the other end has closed the connection.
     fn receive<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
         let mut line = String::new();
         if self.reader.read_line(&mut line)? == 0 {

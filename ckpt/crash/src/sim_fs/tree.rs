@@ -1,4 +1,4 @@
-//! Files and folders by number, each as it is on disk, as programs see it, and what lies between.
+//! Files and folders by inode number: on disk, as programs see them, and the changes in between.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -8,11 +8,11 @@ pub(super) type Ino = u64;
 
 pub(super) const ROOT: Ino = 0;
 
-/// Cheap to clone: nodes are shared until they change.
+/// Cheap to clone: nodes are copied on write.
 #[derive(Debug, Clone)]
 pub(super) struct Tree {
     pub(super) nodes: BTreeMap<Ino, Node>,
-    /// Numbers that were given to programs; a power cut does not bring them back.
+    /// Unique numbers handed out so far; a power cut does not reset them.
     pub(super) uniques: u64,
 }
 
@@ -26,7 +26,7 @@ pub(super) enum Node {
 pub(super) struct File {
     pub(super) synced: Arc<Vec<u8>>,
     pub(super) cached: Arc<Vec<u8>>,
-    /// What leads from `synced` to `cached`.
+    /// The changes from `synced` to `cached`.
     pub(super) pending: Vec<FileChange>,
 }
 
@@ -42,7 +42,7 @@ pub(super) type Names = BTreeMap<String, Ino>;
 pub(super) struct Folder {
     pub(super) synced: Names,
     pub(super) cached: Names,
-    /// What leads from `synced` to `cached`.
+    /// The changes from `synced` to `cached`.
     pub(super) pending: Vec<NameChange>,
 }
 
@@ -86,7 +86,7 @@ impl FileChange {
 }
 
 impl NameChange {
-    /// Also when a change before it did not happen.
+    /// Works even if an earlier change did not survive.
     pub(super) fn apply(&self, names: &mut Names) {
         match self {
             NameChange::Add { name, ino } => {
@@ -138,7 +138,7 @@ impl Tree {
         }
     }
 
-    /// A node without a name.
+    /// Adds a node without a name.
     pub(super) fn add(&mut self, node: Node) -> Ino {
         let ino = self
             .nodes

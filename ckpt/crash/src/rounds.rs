@@ -1,29 +1,33 @@
-//! Rounds on a simulated disk: every state that a power cut may leave, after every operation.
+//! Power cuts on a simulated disk: every state that one may leave, after every operation.
 
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::law::{self, Expect, Save};
-use super::{Failure, Progress, Summary, Violation, script};
-use crate::discover::newest_in;
-use crate::keep_last_in;
+use meshgrad_ckpt::vfs::Vfs;
+use meshgrad_ckpt::{keep_last_in, newest_in};
+
+use crate::fault_fs::FaultFs;
+use crate::invariant::{self, Expect, Save};
+use crate::outcome::{Failure, Progress, Summary, Violation};
+use crate::rule::{Fault, Op, Rule};
+use crate::script;
+use crate::sim_fs::{Recorded, SimFs, Survivors};
 use crate::splitmix::SplitMix64;
-use crate::vfs::{Fault, FaultFs, Moment, Op, Rule, SimFs, Survivors, Vfs};
 
-/// States that are checked after each operation, where there are so many.
-pub const STATES_EACH: usize = 70;
+/// The most states that are checked after one operation.
+pub const STATES_PER_OPERATION: usize = 70;
 
-/// One in so many states is saved to again.
+/// The next save is tested in every such state.
 const RECOVER_EVERY: u64 = 16;
 
 const RUN: &str = "/run";
 
-/// Plays rounds until so many states are checked, with another seed each.
+/// Runs rounds with consecutive seeds until `states` states have been checked.
 ///
 /// # Errors
-/// [`Failure::Violation`] for the first state that should not be.
+/// [`Failure::Violation`] for the first state that breaks the invariant.
 pub fn cut_power(
     states: u64,
     seed: u64,
@@ -33,60 +37,60 @@ pub fn cut_power(
     let mut seeds = seed..;
     while summary.states < states {
         let seed = seeds.next().unwrap_or(seed);
-        let round = Round::play(seed, &|sim| Arc::new(sim))?;
-        round.check(STATES_EACH, states, &mut summary, report)?;
+        let round = Round::run(seed, &|sim| Arc::new(sim))?;
+        round.check(STATES_PER_OPERATION, states, &mut summary, report)?;
     }
     Ok(summary)
 }
 
-/// Puts something between the protocol and the simulated disk.
+/// Wraps the simulated disk that the protocol runs on.
 pub type Wrap<'a> = &'a dyn Fn(SimFs) -> Arc<dyn Vfs>;
 
-/// What happened in a round: three saves, one of them killed, and the removal of old ones.
+/// One recorded round: saves, one of them killed, and removals of old checkpoints.
 #[derive(Debug)]
 pub struct Round {
     seed: u64,
-    moments: Vec<Moment>,
-    /// From which moment on what is expected.
+    states: Vec<Recorded>,
+    /// Expectations, each with the first recorded state that it holds for.
     expected: Vec<(usize, Expect)>,
 }
 
 impl Round {
-    /// Plays a round on what `wrap` makes of a simulated disk.
+    /// Runs a round on a simulated disk that `wrap` has wrapped.
     ///
     /// # Errors
-    /// [`Failure::Broken`] when a save fails though nothing was done to it.
-    pub fn play(seed: u64, wrap: Wrap<'_>) -> Result<Round, Failure> {
+    /// [`Failure::Broken`] when a save fails without an injected fault.
+    pub fn run(seed: u64, wrap: Wrap<'_>) -> Result<Round, Failure> {
         let sim = SimFs::new();
         sim.make_dir(Path::new(RUN))?;
         sim.sync_dir(Path::new("/"))?;
         sim.record();
 
-        let mut player = Player {
+        let mut runner = Runner {
             vfs: wrap(sim.clone()),
             sim,
-            draws: SplitMix64::new(seed),
+            random: SplitMix64::new(seed),
             expected: Vec::new(),
             done: 0,
         };
-        player.play()?;
+        runner.run()?;
         Ok(Round {
             seed,
-            moments: player.sim.history(),
-            expected: player.expected,
+            states: runner.sim.history(),
+            expected: runner.expected,
         })
     }
 
-    /// How many operations changed the disk or waited for it.
+    /// Operations that changed the disk or waited for it.
     pub fn operations(&self) -> usize {
-        self.moments.len()
+        self.states.len()
     }
 
-    /// Cuts the power after every operation, for at most `each` sets of what reached the disk,
-    /// until `summary` has `limit` states.
+    /// Cuts the power after every operation, for at most `each` sets of changes that reached the
+    /// disk, until `summary` has `limit` states.
     ///
     /// # Errors
-    /// [`Failure::Violation`] for the first state that should not be.
+    /// [`Failure::Violation`] for the first state that breaks the invariant.
     pub fn check(
         &self,
         each: usize,
@@ -96,19 +100,19 @@ impl Round {
     ) -> Result<(), Failure> {
         summary.rounds += 1;
         let before = summary.states;
-        for (at, moment) in self.moments.iter().enumerate() {
+        for (at, state) in self.states.iter().enumerate() {
             let expect = self.expect_at(at);
             summary.operations += 1;
 
             let seed = SplitMix64::new(self.seed ^ ((at as u64) << 32)).next();
-            for survivors in Survivors::choose(moment.pending(), each, seed) {
+            for survivors in Survivors::choose(state.pending(), each, seed) {
                 if summary.states == limit {
                     return Ok(());
                 }
                 summary.states += 1;
-                // Counted within the round, so that its seed alone brings it back.
+                // Counted within the round, so that its seed alone reproduces it.
                 let count = summary.states - before;
-                let found = self.check_state(moment, survivors, &expect, count);
+                let found = self.check_state(state, survivors, &expect, count);
                 let found = found.map_err(|problem| self.violation(at, survivors, problem))?;
                 summary.early += u64::from(found.iter().any(|save| expect.may.contains(save)));
             }
@@ -119,36 +123,36 @@ impl Round {
 
     fn check_state(
         &self,
-        moment: &Moment,
+        state: &Recorded,
         survivors: Survivors,
         expect: &Expect,
         count: u64,
     ) -> Result<BTreeSet<Save>, String> {
-        let left = moment.after_crash(survivors);
+        let left = state.after_crash(survivors);
         let vfs: Arc<dyn Vfs> = Arc::new(left.clone());
         let run = Path::new(RUN);
-        let found = law::check(&vfs, run, expect)?;
+        let found = invariant::check(&vfs, run, expect)?;
 
-        // Leftovers are no obstacle, whether they are swept first or not.
+        // Leftovers must not matter, whether they are swept first or not.
         if count.is_multiple_of(2 * RECOVER_EVERY) {
-            law::check_sweep(&vfs, run, &found)?;
+            invariant::check_sweep(&vfs, run, &found)?;
         }
         if count.is_multiple_of(RECOVER_EVERY) {
-            go_on(&left, &vfs, &found, count)?;
+            save_again(&left, &vfs, &found, count)?;
         }
         Ok(found)
     }
 
-    /// What holds at a moment: the last that was said before it.
+    /// The expectation for a recorded state.
     fn expect_at(&self, at: usize) -> Expect {
-        let said = self.expected.iter().rev().find(|(from, _)| *from <= at);
-        said.map(|(_, expect)| expect.clone()).unwrap_or_default()
+        let last = self.expected.iter().rev().find(|(from, _)| *from <= at);
+        last.map(|(_, expect)| expect.clone()).unwrap_or_default()
     }
 
     fn violation(&self, at: usize, survivors: Survivors, problem: String) -> Violation {
-        let operation = &self.moments[at].operation;
-        let pending = self.moments[at].pending();
-        let states = self.moments.len() * STATES_EACH;
+        let operation = &self.states[at].operation;
+        let pending = self.states[at].pending();
+        let states = self.states.len() * STATES_PER_OPERATION;
         Violation {
             again: format!("--states {states} --kills 0 --seed {}", self.seed),
             moment: format!(
@@ -160,8 +164,8 @@ impl Round {
     }
 }
 
-/// After a power cut, training goes on: the next save works, and stays.
-fn go_on(
+/// After a power cut the next save must work and stay.
+fn save_again(
     left: &SimFs,
     vfs: &Arc<dyn Vfs>,
     found: &BTreeSet<Save>,
@@ -179,7 +183,7 @@ fn go_on(
     let again: Arc<dyn Vfs> = Arc::new(left.after_crash(Survivors::None));
     let mut expected = found.clone();
     expected.insert(next);
-    match law::recover(&again, run)? {
+    match invariant::recover(&again, run)? {
         found if found == expected => Ok(()),
         found => Err(format!(
             "after the next save {found:?} are found, not {expected:?}"
@@ -187,17 +191,17 @@ fn go_on(
     }
 }
 
-struct Player {
+struct Runner {
     vfs: Arc<dyn Vfs>,
     sim: SimFs,
-    draws: SplitMix64,
+    random: SplitMix64,
     expected: Vec<(usize, Expect)>,
-    /// How many were there when something was last done; one at most, as many as are kept.
+    /// The least number of checkpoints from now on: one as soon as there is one.
     done: usize,
 }
 
-impl Player {
-    fn play(&mut self) -> Result<(), Failure> {
+impl Runner {
+    fn run(&mut self) -> Result<(), Failure> {
         let first = Save {
             step: 1,
             attempt: 1,
@@ -220,7 +224,7 @@ impl Player {
         self.killed_save(second)
     }
 
-    /// A process is killed while it saves; the next one finds what there is and goes on.
+    /// A process is killed while it saves; the next process continues from what it finds.
     fn killed_save(&mut self, old: Save) -> Result<(), Failure> {
         let killed = Save {
             step: 3,
@@ -228,20 +232,20 @@ impl Player {
         };
         self.begin([old], [killed]);
         let stop = Rule::new(Fault::Stop);
-        let stop = match self.draws.below(4) {
-            // The moment that matters most: after the rename, before the parent's sync.
+        let stop = match self.random.below(4) {
+            // The critical moment: after the rename, before the sync of the parent.
             0 => stop.op(Op::SyncDir).nth(3),
-            _ => stop.nth(self.draws.below(300)),
+            _ => stop.nth(self.random.below(300)),
         };
         let dying: Arc<dyn Vfs> = Arc::new(FaultFs::new(Arc::clone(&self.vfs), vec![stop]));
-        // Whether it was done before it was killed, the next process must find out.
-        let _ = script::save_mixed(&dying, Path::new(RUN), killed, &mut self.draws);
+        // The next process must find out whether it was done before the kill.
+        let _ = script::save_mixed(&dying, Path::new(RUN), killed, &mut self.random);
 
         let newest = newest_in(Arc::clone(&self.vfs), RUN)?;
         let step = newest.committed.and_then(|found| found.step());
         let is_done = step == Some(killed.step);
 
-        // No sync has been seen by this process: the removal must not trust the name it sees.
+        // This process has not seen a sync, so the removal must not trust the name it sees.
         self.begin([], [old, killed]);
         self.keep_one()?;
         let kept = if is_done { killed } else { old };
@@ -262,7 +266,7 @@ impl Player {
     }
 
     fn save(&mut self, save: Save) -> Result<(), Failure> {
-        script::save_mixed(&self.vfs, Path::new(RUN), save, &mut self.draws)?;
+        script::save_mixed(&self.vfs, Path::new(RUN), save, &mut self.random)?;
         Ok(())
     }
 
@@ -271,7 +275,7 @@ impl Player {
         Ok(())
     }
 
-    /// From the next operation on these may come or go.
+    /// From the next operation on, the saves in `may` can appear or disappear.
     fn begin<const M: usize, const N: usize>(&mut self, must: [Save; M], may: [Save; N]) {
         let expect = Expect {
             must: must.into(),
@@ -281,7 +285,7 @@ impl Player {
         self.expected.push((self.sim.recorded(), expect));
     }
 
-    /// After the last operation exactly these are there.
+    /// After the last operation exactly these saves exist.
     fn done<const M: usize>(&mut self, must: [Save; M]) {
         self.done = M.min(1);
         let expect = Expect {

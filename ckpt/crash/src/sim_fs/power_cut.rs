@@ -7,22 +7,21 @@ use std::sync::Arc;
 use super::tree::{File, FileChange, Folder, Names, Node, ROOT, Tree};
 use crate::splitmix::SplitMix64;
 
-/// What a disk writes whole or not at all.
+/// Bytes that a disk writes atomically.
 const SECTOR: usize = 512;
 
-/// Which of the changes that were not synced reached the disk, numbered as they stand in the
-/// files and folders.
+/// Which of the unsynced changes reached the disk, numbered in the order of files and folders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Survivors {
     /// None of them.
     None,
-    /// All of them: what a kill of the process leaves.
+    /// All of them: what a killed process leaves.
     All,
-    /// This one only.
+    /// Only this one.
     Only(usize),
     /// All but this one.
     AllBut(usize),
-    /// A random set, writes torn by sectors, sizes sometimes ahead of contents.
+    /// A random set, with writes torn at sectors and sizes sometimes ahead of the content.
     Random(u64),
 }
 
@@ -39,16 +38,16 @@ impl fmt::Display for Survivors {
 }
 
 impl Survivors {
-    /// At most `budget` choices among `pending` changes: the regular ones as far as they
-    /// fit into half of it, else a random half of them, then random sets.
+    /// At most `budget` sets of `pending` changes: none, all, up to half of the budget of the regular
+    /// ones, then random sets.
     pub fn choose(pending: usize, budget: usize, seed: u64) -> Vec<Survivors> {
         if pending == 0 {
             return vec![Survivors::None];
         }
-        // A few changes have only so many states.
+        // A few changes have few states.
         let budget = budget.min(2 + 16 * pending);
-        let mut draws = SplitMix64::new(seed);
-        // With one change, "only this" is "all"; with two, "all but one" is "only the other".
+        let mut random = SplitMix64::new(seed);
+        // With one change, `Only` equals `All`. With two, `AllBut` one equals `Only` the other.
         let mut regular = Vec::new();
         if pending > 1 {
             regular.extend((0..pending).map(Survivors::Only));
@@ -56,13 +55,13 @@ impl Survivors {
         if pending > 2 {
             regular.extend((0..pending).map(Survivors::AllBut));
         }
-        draws.shuffle(&mut regular);
+        random.shuffle(&mut regular);
         regular.truncate(budget / 2);
 
         let mut chosen = vec![Survivors::None, Survivors::All];
         chosen.extend(regular);
         while chosen.len() < budget {
-            chosen.push(Survivors::Random(draws.next()));
+            chosen.push(Survivors::Random(random.next()));
         }
         chosen.truncate(budget);
         chosen
@@ -78,7 +77,7 @@ impl Tree {
         self.nodes.values().map(of_node).sum()
     }
 
-    /// What a power cut leaves: all of it synced, unnamed nodes gone.
+    /// What a power cut leaves: everything synced, nodes without a name removed.
     pub(super) fn after_crash(&self, survivors: Survivors) -> Tree {
         let mut chance = Chance::new(survivors);
         let mut nodes = BTreeMap::new();
@@ -100,7 +99,7 @@ impl Tree {
     }
 }
 
-/// Moves a node and all below it.
+/// Moves a node and everything below it.
 fn keep_named(from: &mut BTreeMap<u64, Node>, ino: u64, to: &mut BTreeMap<u64, Node>) {
     let Some(node) = from.remove(&ino) else {
         return;
@@ -115,12 +114,12 @@ fn keep_named(from: &mut BTreeMap<u64, Node>, ino: u64, to: &mut BTreeMap<u64, N
     }
 }
 
-/// Decides over one change after the other.
+/// Decides for one change after the other whether it survives.
 struct Chance {
     survivors: Survivors,
     at: usize,
-    draws: SplitMix64,
-    /// Of 4.
+    random: SplitMix64,
+    /// Survival probability in quarters.
     likely: u64,
 }
 
@@ -130,12 +129,12 @@ impl Chance {
             Survivors::Random(seed) => seed,
             _ => 0,
         };
-        let mut draws = SplitMix64::new(seed);
-        let likely = 1 + draws.below(3);
+        let mut random = SplitMix64::new(seed);
+        let likely = 1 + random.below(3);
         Chance {
             survivors,
             at: 0,
-            draws,
+            random,
             likely,
         }
     }
@@ -148,7 +147,7 @@ impl Chance {
             Survivors::All => true,
             Survivors::Only(only) => at == only,
             Survivors::AllBut(lost) => at != lost,
-            Survivors::Random(_) => self.draws.below(4) < self.likely,
+            Survivors::Random(_) => self.random.below(4) < self.likely,
         }
     }
 
@@ -163,9 +162,9 @@ impl Chance {
             }
         }
 
-        // The size is noted elsewhere than the content and may be there before it.
+        // The size is stored apart from the content and may reach the disk first.
         let is_random = matches!(self.survivors, Survivors::Random(_));
-        if is_random && self.draws.below(4) == 0 {
+        if is_random && self.random.below(4) == 0 {
             content.resize(content.len().max(file.cached.len()), 0);
         }
         let content = Arc::new(content);
@@ -177,7 +176,7 @@ impl Chance {
     }
 
     fn write(&mut self, change: &FileChange, content: &mut Vec<u8>) {
-        let is_torn = matches!(self.survivors, Survivors::Random(_)) && self.draws.below(2) == 0;
+        let is_torn = matches!(self.survivors, Survivors::Random(_)) && self.random.below(2) == 0;
         let FileChange::Write { offset, bytes } = change else {
             return change.apply(content);
         };
@@ -189,7 +188,7 @@ impl Chance {
         while start < bytes.len() {
             let left_in_sector = SECTOR - (offset + start) % SECTOR;
             let end = bytes.len().min(start + left_in_sector);
-            if self.draws.below(2) == 0 {
+            if self.random.below(2) == 0 {
                 let sector = FileChange::Write {
                     offset: offset + start,
                     bytes: bytes[start..end].into(),
@@ -223,7 +222,9 @@ mod tests {
     use std::collections::BTreeSet;
     use std::path::Path;
 
-    use super::super::{SimFs, Vfs, VfsFile};
+    use meshgrad_ckpt::vfs::{Vfs, VfsFile};
+
+    use super::super::SimFs;
     use super::*;
 
     fn content(fs: &SimFs, path: &str) -> Option<Vec<u8>> {
@@ -239,9 +240,9 @@ mod tests {
         file
     }
 
-    /// Neither the content without its sync nor the name without its folder's.
+    /// Content needs the sync of its file, a name the sync of its folder.
     #[test]
-    fn what_is_synced_stays_and_the_rest_may_not() {
+    fn synced_changes_survive_and_others_may_not() {
         let fs = SimFs::new();
         let file = create(&fs, "/a", b"one");
         file.sync_data().unwrap();
@@ -261,7 +262,7 @@ mod tests {
         );
     }
 
-    /// A power cut sees renames of one folder in any order, each done or not.
+    /// Renames in one folder survive a power cut independently of each other.
     #[test]
     fn renames_are_atomic_and_unordered() {
         let fs = SimFs::new();
@@ -313,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn choices_are_within_the_budget_and_differ() {
+    fn choices_differ_and_keep_to_the_budget() {
         for pending in 0..40 {
             for budget in [2, 10, 70] {
                 let chosen = Survivors::choose(pending, budget, 1);

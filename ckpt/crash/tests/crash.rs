@@ -1,5 +1,5 @@
-//! Power cuts, kills and deaths at every point of the commit protocol: the drill of
-//! `meshgrad ckpt crash-test` at the numbers of every day, and proof that it can fail.
+//! Power cuts, kills and deaths at every point of the commit protocol, as in `meshgrad ckpt
+//! crash-test`, and proof that broken protocols are caught.
 
 use std::ffi::OsString;
 use std::io;
@@ -9,31 +9,32 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::{env, fs};
 
-use meshgrad_ckpt::crash::{
-    self, Drill, Failure, Job, Round, Summary, Violation, cut_power, die_at_points,
+use meshgrad_ckpt::vfs::{Lock, Metadata, Vfs, VfsFile};
+use meshgrad_ckpt_crash::{
+    CrashTest, Failure, Fault, FaultFs, Job, Op, Round, Rule, SimFs, Summary, Violation, cut_power,
+    die_at_points, run, run_job,
 };
-use meshgrad_ckpt::vfs::{Fault, FaultFs, Lock, Metadata, Op, Rule, SimFs, Vfs, VfsFile};
 
 const JOB: &str = "MESHGRAD_CKPT_CRASH_JOB";
 
-/// A process of a drill: not a test of its own, it returns at once unless it was given a job.
+/// A process of a crash test: returns at once unless it was given a job.
 #[test]
-fn child_does_its_job() {
+fn child_runs_its_job() {
     if let Ok(job) = env::var(JOB) {
-        // When another process of the drill is gone, this is the way to end.
-        let _ = crash::work(&job);
+        // Fails when another process of the test is gone, as it should.
+        let _ = run_job(&job);
     }
 }
 
 fn spawn(job: &Job) -> Command {
     let mut command = Command::new(env::current_exe().unwrap());
     command
-        .args(["--exact", "child_does_its_job", "--nocapture"])
+        .args(["--exact", "child_runs_its_job", "--nocapture"])
         .env(JOB, job.argument());
     command
 }
 
-/// A recovery finds exactly the old checkpoint or the new, after a power cut at any operation.
+/// After a power cut at any operation, a recovery finds exactly the old checkpoint or the new one.
 #[test]
 fn a_power_cut_at_any_operation_leaves_old_or_new() {
     let summary = cut_power(100_000, 1, &mut |_| {}).unwrap_or_else(|failure| panic!("{failure}"));
@@ -45,28 +46,28 @@ fn a_power_cut_at_any_operation_leaves_old_or_new() {
     );
     assert!(
         summary.early > 1000,
-        "the moments that matter were met: {summary:?}"
+        "the critical states were met: {summary:?}"
     );
 }
 
-/// Real processes, really killed.
+/// Kills real processes.
 #[test]
 fn two_hundred_kills_lose_nothing_that_was_saved() {
     let folder = tempfile::tempdir().unwrap();
-    let drill = Drill {
+    let test = CrashTest {
         folder: folder.path().to_owned(),
         states: 0,
         kills: 200,
         seed: 1,
     };
-    let summary = crash::run(&drill, &spawn, &mut |_| {}).unwrap_or_else(|f| panic!("{f}"));
+    let summary = run(&test, &spawn, &mut |_| {}).unwrap_or_else(|f| panic!("{f}"));
     println!("{summary:?}");
     assert_eq!(summary.kills, 200);
     assert!(summary.saves >= 200, "{summary:?}");
     assert!(fs::read_dir(folder.path()).unwrap().count() <= 3);
 }
 
-/// Each of four processes dies before and after each step that it takes.
+/// Each of four processes dies before and after each of its operations.
 #[test]
 fn death_at_any_point_of_any_process_loses_nothing() {
     let folder = tempfile::tempdir().unwrap();
@@ -75,10 +76,10 @@ fn death_at_any_point_of_any_process_loses_nothing() {
     assert!(summary.kills > 100, "{summary:?}");
 }
 
-/// The first violation in some rounds on a broken disk.
+/// The first violation in a few rounds on a broken disk.
 fn violation(wrap: &dyn Fn(SimFs) -> Arc<dyn Vfs>) -> Option<Violation> {
     for seed in 0..6 {
-        let round = Round::play(seed, wrap).unwrap();
+        let round = Round::run(seed, wrap).unwrap();
         let checked = round.check(16, u64::MAX, &mut Summary::default(), &mut |_| {});
         match checked {
             Ok(()) => {}
@@ -89,7 +90,7 @@ fn violation(wrap: &dyn Fn(SimFs) -> Arc<dyn Vfs>) -> Option<Violation> {
     None
 }
 
-/// Each sync that is left out is missed: the protocol has none too many, and the drill sees it.
+/// Skipping any sync breaks the invariant: the protocol needs each, and the test notices.
 #[test]
 fn a_protocol_without_a_sync_is_caught() {
     let skip = |op, part: &'static str| {
@@ -107,7 +108,8 @@ fn a_protocol_without_a_sync_is_caught() {
         (Op::SyncDir, ""),
     ] {
         let violation = violation(&skip(op, part));
-        let violation = violation.unwrap_or_else(|| panic!("{op:?} of {part:?} is not missed"));
+        let violation =
+            violation.unwrap_or_else(|| panic!("skipping {op:?} of {part:?} is not noticed"));
         let text = violation.to_string();
         assert!(
             text.contains("power cut after operation") && text.contains("--seed"),
@@ -117,11 +119,11 @@ fn a_protocol_without_a_sync_is_caught() {
     assert!(violation(&|sim| Arc::new(sim)).is_none());
 }
 
-/// Of a round's syncs of the parent, in order: two commits, the removal of an old checkpoint
-/// (before and after its renaming), and, where a process was killed between the rename of its
-/// commit and the sync, the first of the removal that the next process does.
+/// The syncs of the parent in a round, in order: two commits; the removal of an old checkpoint,
+/// before and after its rename; and, where a process was killed between the rename and the sync of
+/// its commit, the first sync of the removal by the next process.
 #[test]
-fn each_sync_of_the_parent_is_missed() {
+fn every_sync_of_the_parent_is_needed() {
     #[derive(Debug)]
     struct Without(SimFs, AtomicU64, u64);
 
@@ -134,7 +136,8 @@ fn each_sync_of_the_parent_is_missed() {
         let wrap = |sim| -> Arc<dyn Vfs> {
             Arc::new(Wrapped::new(Without(sim, AtomicU64::new(0), skipped)))
         };
-        let found = violation(&wrap).unwrap_or_else(|| panic!("{skipped} is not missed"));
+        let found =
+            violation(&wrap).unwrap_or_else(|| panic!("skipping sync {skipped} is not noticed"));
         assert!(found.problem.contains(problem), "{skipped}: {found}");
     }
 
@@ -152,7 +155,7 @@ fn each_sync_of_the_parent_is_missed() {
     }
 }
 
-/// Everything is synced, but only after the checkpoint has its name.
+/// Everything is synced, but only after the rename.
 #[test]
 fn a_protocol_that_renames_before_it_syncs_is_caught() {
     #[derive(Debug)]
@@ -181,7 +184,7 @@ fn a_protocol_that_renames_before_it_syncs_is_caught() {
     }
 }
 
-/// A simulated disk with some operations done wrong.
+/// A simulated disk with some broken operations.
 trait Broken: std::fmt::Debug + Send + Sync {
     fn sim(&self) -> &SimFs;
 
@@ -208,7 +211,7 @@ impl Wrapped {
 
     fn file(&self, path: &Path, file: Box<dyn VfsFile>) -> Box<dyn VfsFile> {
         let (fs, path) = (self.clone(), path.to_owned());
-        // A file is synced under the name that it has now: open it once more for that.
+        // A second handle, because the rename changes the path before the late sync.
         let again =
             fs.0.sim()
                 .open_to_write(&path)

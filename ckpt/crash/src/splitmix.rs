@@ -1,15 +1,18 @@
-//! Random choices that a seed repeats, for drills: splitmix64 (Steele, Lea and Flood 2014).
+//! SplitMix64 (Steele, Lea and Flood 2014).
 
-/// A sequence of numbers that depends on nothing but its seed.
+/// A reproducible random number generator.
 #[derive(Debug, Clone)]
-pub(crate) struct SplitMix64(u64);
+pub struct SplitMix64(u64);
 
 impl SplitMix64 {
-    pub(crate) fn new(seed: u64) -> SplitMix64 {
+    /// Equal seeds give equal sequences.
+    pub fn new(seed: u64) -> SplitMix64 {
         SplitMix64(seed)
     }
 
-    pub(crate) fn next(&mut self) -> u64 {
+    /// The next 64 bits.
+    #[allow(clippy::should_implement_trait)] // never ends, so `Option` would be in the way
+    pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -17,12 +20,13 @@ impl SplitMix64 {
         mixed ^ (mixed >> 31)
     }
 
-    /// Below `bound`, which is small: the bias does not matter to a drill.
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+    /// A number below `bound`. The bias of the modulo is negligible for small bounds.
+    pub fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound.max(1)
     }
 
-    pub(crate) fn shuffle<T>(&mut self, values: &mut [T]) {
+    /// Permutes the values in place.
+    pub fn shuffle<T>(&mut self, values: &mut [T]) {
         for last in (1..values.len()).rev() {
             values.swap(last, self.below(last as u64 + 1) as usize);
         }
@@ -34,10 +38,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_those_of_splitmix64() {
+    fn numbers_equal_the_reference_implementation() {
         // The first outputs of the reference implementation for seed 1234567.
-        let mut draws = SplitMix64::new(1_234_567);
-        let first = [(); 3].map(|()| draws.next());
+        let mut random = SplitMix64::new(1_234_567);
+        let first = [(); 3].map(|()| random.next());
         assert_eq!(
             first,
             [
@@ -49,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shuffle_loses_nothing() {
+    fn shuffle_is_a_permutation() {
         let mut values: Vec<u32> = (0..50).collect();
         SplitMix64::new(3).shuffle(&mut values);
         assert_ne!(values, (0..50).collect::<Vec<_>>());

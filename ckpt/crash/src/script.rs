@@ -1,20 +1,21 @@
-//! How the drill saves: four writers, each with parts of every file.
+//! How the crash tests save: four writers, each with parts of every file.
 
 use std::path::Path;
 use std::sync::Arc;
 
-use super::law::{SHARED_FILES, STATE_FILE, Save};
-use crate::splitmix::SplitMix64;
-use crate::vfs::Vfs;
-use crate::{Committed, Result, Staging, WriteReport, Writer, step_name};
+use meshgrad_ckpt::vfs::Vfs;
+use meshgrad_ckpt::{Committed, Result, Staging, WriteReport, Writer, step_name};
 
-/// Writers of a save.
+use crate::invariant::{SHARED_FILES, STATE_FILE, Save};
+use crate::splitmix::SplitMix64;
+
+/// Writers per save.
 pub(crate) const WRITERS: u64 = 4;
 
-/// Small, so that small files have several.
+/// Small, so that small files have several blocks.
 const BLOCK_BYTES: u64 = 1024;
 
-/// A part of a file that one writer writes.
+/// Bytes of a file that one writer writes.
 #[derive(Debug, Clone)]
 pub(crate) struct Part {
     file: &'static str,
@@ -22,21 +23,21 @@ pub(crate) struct Part {
     bytes: Vec<u8>,
 }
 
-/// The parts of each writer: the same for all who ask.
+/// The parts of each writer. They depend on the save only.
 pub(crate) fn parts(save: Save) -> Vec<Vec<Part>> {
-    let mut draws = SplitMix64::new(save.step ^ (save.attempt << 40));
+    let mut random = SplitMix64::new(save.step ^ (save.attempt << 40));
     let mut parts = vec![Vec::new(); WRITERS as usize];
     for file in SHARED_FILES {
         let content = save.content(file);
         let mut first: Vec<u64> = (0..WRITERS).collect();
-        draws.shuffle(&mut first);
+        random.shuffle(&mut first);
 
         let mut offset = 0;
         while offset < content.len() {
-            let len = (100 + draws.below(270) as usize).min(content.len() - offset);
+            let len = (100 + random.below(270) as usize).min(content.len() - offset);
             let bytes = content[offset..offset + len].to_vec();
-            // Each has at least one part: the shortest file has five.
-            let writer = first.pop().unwrap_or_else(|| draws.below(WRITERS)) as usize;
+            // Every writer gets a part, because the shortest file has five.
+            let writer = first.pop().unwrap_or_else(|| random.below(WRITERS)) as usize;
             parts[writer].push(Part {
                 file,
                 offset,
@@ -52,7 +53,7 @@ pub(crate) fn writer_name(writer: u64) -> String {
     format!("rank {writer}")
 }
 
-/// Begins a save: creates the files that all write.
+/// Begins a save and creates the shared files.
 pub(crate) fn stage(vfs: &Arc<dyn Vfs>, run: &Path, save: Save) -> Result<Staging> {
     let mut staging =
         Staging::new_in(Arc::clone(vfs), run, &step_name(save.step))?.block_bytes(BLOCK_BYTES);
@@ -65,7 +66,7 @@ pub(crate) fn stage(vfs: &Arc<dyn Vfs>, run: &Path, save: Save) -> Result<Stagin
     Ok(staging)
 }
 
-/// Joins and writes one writer's parts.
+/// Joins a save and writes the parts of one writer.
 pub(crate) fn write(
     vfs: &Arc<dyn Vfs>,
     folder: &Path,
@@ -90,41 +91,41 @@ fn write_part(writer: &mut Writer, part: &Part) -> Result<()> {
         .write_at(part.offset as u64, &part.bytes)
 }
 
-/// Ends a save when all receipts are there.
+/// Commits a save with the reports of all writers.
 pub(crate) fn commit(
     mut staging: Staging,
     save: Save,
-    receipts: Vec<WriteReport>,
+    reports: Vec<WriteReport>,
 ) -> Result<Committed> {
-    for receipt in receipts {
-        staging.accept(receipt)?;
+    for report in reports {
+        staging.accept(report)?;
     }
     staging.write(STATE_FILE, &save.content(STATE_FILE))?;
     staging.commit()
 }
 
-/// A whole save by writers whose operations are mixed as `draws` say.
+/// A whole save in one thread that interleaves the writers at random.
 pub(crate) fn save_mixed(
     vfs: &Arc<dyn Vfs>,
     run: &Path,
     save: Save,
-    draws: &mut SplitMix64,
+    random: &mut SplitMix64,
 ) -> Result<Committed> {
     let staging = stage(vfs, run, save)?;
 
     let mut writers = Vec::new();
     for (writer, mut parts) in (0..).zip(parts(save)) {
-        draws.shuffle(&mut parts);
+        random.shuffle(&mut parts);
         writers.push((join(vfs, staging.folder(), writer)?, parts));
     }
-    let mut receipts = Vec::new();
+    let mut reports = Vec::new();
     while !writers.is_empty() {
-        let at = draws.below(writers.len() as u64) as usize;
+        let at = random.below(writers.len() as u64) as usize;
         let (writer, parts) = &mut writers[at];
         match parts.pop() {
             Some(part) => write_part(writer, &part)?,
-            None => receipts.push(writers.swap_remove(at).0.finish()?),
+            None => reports.push(writers.swap_remove(at).0.finish()?),
         }
     }
-    commit(staging, save, receipts)
+    commit(staging, save, reports)
 }

@@ -1,8 +1,8 @@
-//! A file system whose operations fail when told to.
+//! A file system that injects faults.
 //!
-//! A [`Rule`] chooses operations (by kind, by path, by count) and says what becomes of them; the
-//! first rule that matches holds. With [`Fault::Skip`] a protocol loses a step without being
-//! rewritten, which shows whether a test would notice.
+//! A [`Rule`] selects operations (by kind, by path, by count) and the fault they meet; the first
+//! matching rule applies. [`Fault::Skip`] removes a step from a protocol without rewriting it, which
+//! shows whether a test would notice.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -10,9 +10,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::{Fault, Lock, Metadata, Op, Rule, Vfs, VfsFile};
+use meshgrad_ckpt::vfs::{Lock, Metadata, Vfs, VfsFile};
 
-/// Another file system, with faults. Clones share rules and counts.
+use crate::rule::{Fault, Op, Rule};
+
+/// Wraps a file system and injects faults. Clones share rules and counts.
 #[derive(Debug, Clone)]
 pub struct FaultFs {
     inner: Arc<dyn Vfs>,
@@ -29,11 +31,11 @@ struct Faults {
 struct State {
     log: Vec<(Op, PathBuf)>,
     stopped: bool,
-    /// Files of a failed sync: what they had in the cache is lost, though nothing says so.
+    /// Files of a failed sync: their cached bytes are lost although later syncs succeed.
     lost: BTreeSet<PathBuf>,
 }
 
-/// What an operation has to do.
+/// How to run an operation.
 enum Verdict {
     Do,
     DoOneByte,
@@ -42,7 +44,7 @@ enum Verdict {
 }
 
 impl FaultFs {
-    /// `inner` with faults.
+    /// Wraps `inner`.
     pub fn new(inner: Arc<dyn Vfs>, rules: Vec<Rule>) -> FaultFs {
         let state = Mutex::default();
         FaultFs {
@@ -51,7 +53,7 @@ impl FaultFs {
         }
     }
 
-    /// The operations so far, failed ones too; a rename has the path `to`.
+    /// The operations so far, including failed ones; a rename is logged with its path `to`.
     pub fn log(&self) -> Vec<(Op, PathBuf)> {
         self.faults.state().log.clone()
     }
@@ -100,11 +102,11 @@ impl Faults {
     }
 
     fn meet(&self, op: Op, path: &Path) -> io::Result<Verdict> {
-        let gone = || io::Error::other("the process is gone");
+        let stopped = || io::Error::other("the process has stopped");
         {
             let mut state = self.state();
             if state.stopped {
-                return Err(gone());
+                return Err(stopped());
             }
             state.log.push((op, path.to_owned()));
         }
@@ -122,7 +124,7 @@ impl Faults {
                 Fault::Skip => Ok(Verdict::Pretend),
                 Fault::Stop => {
                     self.state().stopped = true;
-                    Err(gone())
+                    Err(stopped())
                 }
                 Fault::Before(call) => {
                     call();
@@ -144,7 +146,7 @@ impl Faults {
         done
     }
 
-    /// `len` or what is left of it.
+    /// Transfers up to `len` bytes.
     fn transfer(
         &self,
         op: Op,
@@ -166,7 +168,7 @@ impl Faults {
 impl Vfs for FaultFs {
     fn create_new(&self, path: &Path) -> io::Result<Box<dyn VfsFile>> {
         let file = self.result(Op::CreateNew, path, |fs| fs.create_new(path))?;
-        // Another file than the one that was lost.
+        // Not the file that was lost.
         self.faults.state().lost.remove(path);
         Ok(self.file(path, file))
     }
@@ -274,8 +276,8 @@ impl VfsFile for FaultFile {
 
 #[cfg(test)]
 mod tests {
-    use super::super::SimFs;
     use super::*;
+    use crate::sim_fs::{SimFs, Survivors};
 
     fn faulty(rule: Rule) -> (SimFs, FaultFs) {
         let sim = SimFs::new();
@@ -298,9 +300,9 @@ mod tests {
         assert_eq!(fs.log().len(), 7);
     }
 
-    /// A sync that succeeds after one that failed is a lie, on Linux as here.
+    /// As on Linux, a sync that succeeds after a failed one has not written the lost pages.
     #[test]
-    fn what_a_failed_sync_lost_stays_lost() {
+    fn bytes_of_a_failed_sync_stay_lost() {
         let rule = Rule::new(Fault::Fail(io::ErrorKind::Other));
         let (sim, fs) = faulty(rule.op(Op::SyncData).nth(0));
         let file = fs.create_new(Path::new("/x")).unwrap();
@@ -309,12 +311,12 @@ mod tests {
 
         assert!(file.sync_data().is_err());
         assert!(file.sync_data().is_ok());
-        let after = sim.after_crash(super::super::Survivors::None);
+        let after = sim.after_crash(Survivors::None);
         assert_eq!(after.metadata(Path::new("/x")).unwrap().bytes, 0);
     }
 
     #[test]
-    fn a_stopped_process_does_nothing_more() {
+    fn a_stopped_process_does_nothing() {
         let (sim, fs) = faulty(Rule::new(Fault::Stop).op(Op::MakeDir).nth(1));
         fs.make_dir(Path::new("/a")).unwrap();
         assert!(fs.make_dir(Path::new("/b")).is_err());

@@ -1,4 +1,4 @@
-//! Which operations meet a fault, and what becomes of them.
+//! Which operations meet which fault.
 
 use std::fmt;
 use std::io;
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 /// The kinds of operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[allow(missing_docs)] // named as the operations are
+#[allow(missing_docs)] // named after the operations
 pub enum Op {
     CreateNew,
     Open,
@@ -42,21 +42,21 @@ impl Op {
     }
 }
 
-/// What becomes of an operation.
+/// What happens to an operation.
 #[derive(Clone)]
 pub enum Fault {
-    /// It is not done and gives an error of this kind. After a failed sync of a file, later syncs
+    /// It does nothing and returns an error of this kind. After a failed sync of a file, later syncs
     /// of it succeed and do nothing, as on Linux.
     Fail(io::ErrorKind),
-    /// A read or a write moves one byte; others are done in full.
+    /// A read or a write transfers one byte; other operations are unaffected.
     Short,
-    /// It gives success and does nothing. Operations that give a value are done.
+    /// It does nothing and succeeds. Operations that return a value are unaffected.
     Skip,
-    /// It and all later ones fail: the process is gone.
+    /// It and all later operations fail, as if the process had stopped.
     Stop,
-    /// This is called first, then the operation is done.
+    /// Calls this function, then runs the operation.
     Before(Arc<dyn Fn() + Send + Sync>),
-    /// The operation is done, then this is called.
+    /// Runs the operation, then calls this function.
     After(Arc<dyn Fn() + Send + Sync>),
 }
 
@@ -73,10 +73,10 @@ impl fmt::Debug for Fault {
     }
 }
 
-/// Which operations a fault befalls: all, unless narrowed.
+/// Selects the operations that meet a fault: all of them unless narrowed.
 #[derive(Debug)]
 pub struct Rule {
-    pub(super) fault: Fault,
+    pub(crate) fault: Fault,
     op: Option<Op>,
     part_of_path: Option<String>,
     counts: RangeInclusive<u64>,
@@ -84,7 +84,7 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// Befalls every operation.
+    /// Applies to every operation.
     pub fn new(fault: Fault) -> Rule {
         Rule {
             fault,
@@ -95,26 +95,26 @@ impl Rule {
         }
     }
 
-    /// Only operations of this kind.
+    /// Applies only to operations of this kind.
     pub fn op(mut self, op: Op) -> Rule {
         self.op = Some(op);
         self
     }
 
-    /// Only operations on a path with this text in it; a rename has the path `to`.
+    /// Applies only to paths that contain this text; a rename is matched by its path `to`.
     pub fn path(mut self, part: &str) -> Rule {
         self.part_of_path = Some(part.to_owned());
         self
     }
 
-    /// Only the `n`-th of the operations that match otherwise, from 0.
+    /// Applies only to the `n`-th of the matching operations, from 0.
     pub fn nth(mut self, n: u64) -> Rule {
         self.counts = n..=n;
         self
     }
 
-    pub(super) fn matches(&self, op: Op, path: &Path) -> bool {
-        let op_matches = self.op.is_none_or(|wanted| wanted == op);
+    pub(crate) fn matches(&self, op: Op, path: &Path) -> bool {
+        let op_matches = self.op.is_none_or(|expected| expected == op);
         let path = path.to_string_lossy();
         let path_matches = self.part_of_path.as_ref().is_none_or(|p| path.contains(p));
 
