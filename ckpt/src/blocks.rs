@@ -80,17 +80,17 @@ pub(crate) struct Content {
 
 /// Digests bytes that follow each other, from any offset on.
 #[derive(Clone)]
-pub(crate) struct Run {
+pub(crate) struct BlockHasher {
     offset: u64,
     bytes: u64,
     limit: u64,
     hash: XxHash3_64,
 }
 
-impl Run {
+impl BlockHasher {
     /// Begins at `offset`; blocks have `limit` bytes, the last one may have fewer.
-    pub(crate) fn new(offset: u64, limit: u64) -> Run {
-        Run {
+    pub(crate) fn new(offset: u64, limit: u64) -> BlockHasher {
+        BlockHasher {
             offset,
             bytes: 0,
             limit,
@@ -104,7 +104,7 @@ impl Run {
     }
 
     /// Takes the next bytes; whole blocks go to `done`.
-    pub(crate) fn feed(&mut self, mut bytes: &[u8], done: &mut Vec<Block>) {
+    pub(crate) fn update(&mut self, mut bytes: &[u8], done: &mut Vec<Block>) {
         while !bytes.is_empty() {
             let room = (self.limit - self.bytes).min(bytes.len() as u64) as usize;
             let (now, later) = bytes.split_at(room);
@@ -145,9 +145,9 @@ mod tests {
             let expected: Vec<_> = bytes.chunks(limit).map(Digest::of).collect();
 
             for piece in [1, 10, 333, 1000] {
-                let (mut run, mut blocks) = (Run::new(70, limit as u64), Vec::new());
+                let (mut run, mut blocks) = (BlockHasher::new(70, limit as u64), Vec::new());
                 for piece in bytes.chunks(piece) {
-                    run.feed(piece, &mut blocks);
+                    run.update(piece, &mut blocks);
                 }
                 assert_eq!(run.end(), 1070);
                 run.flush(&mut blocks);

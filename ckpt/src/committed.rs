@@ -143,13 +143,13 @@ impl Committed {
         let mut files = Vec::new();
         for (file, content) in &self.manifest.files {
             if file_size(&*self.vfs, &self.path, file)? == Some(content.bytes) {
-                files.push(verify::Listed {
+                files.push(verify::ListedFile {
                     name: file,
                     blocks: &content.blocks,
                 });
             }
         }
-        let folder = verify::Sealed {
+        let folder = verify::SealedFiles {
             vfs: &*self.vfs,
             folder: &self.path,
             files: &files,

@@ -51,7 +51,10 @@ fn writer_text(writer: &Option<String>) -> String {
 }
 
 /// Puts parts into order and proves that they are bytes `0..len`.
-pub(crate) fn tile(len: u64, mut parts: Vec<(&str, Block)>) -> Result<Vec<Block>, CoverageError> {
+pub(crate) fn check_coverage(
+    len: u64,
+    mut parts: Vec<(&str, Block)>,
+) -> Result<Vec<Block>, CoverageError> {
     parts.sort_by_key(|&(writer, block)| (block.offset, block.bytes, writer));
 
     let mut end = 0;
@@ -104,7 +107,9 @@ mod tests {
             let parts = parts
                 .iter()
                 .map(|(writer, range)| (*writer, block(range.clone())));
-            tile(len, parts.collect()).unwrap_err().to_string()
+            check_coverage(len, parts.collect())
+                .unwrap_err()
+                .to_string()
         };
 
         assert_eq!(
@@ -123,7 +128,7 @@ mod tests {
             error(9, &[("a", 0..9), ("a", 2..3)]),
             "bytes 2..3 were written twice, by `a` and by `a`"
         );
-        assert_eq!(tile(0, vec![]), Ok(vec![]));
+        assert_eq!(check_coverage(0, vec![]), Ok(vec![]));
     }
 
     proptest! {
@@ -145,15 +150,15 @@ mod tests {
             }
             let sorted: Vec<Block> = blocks.iter().map(|(_, block)| *block).collect();
             meshgrad_ckpt_crash::SplitMix64::new(order).shuffle(&mut blocks);
-            prop_assert_eq!(tile(end, blocks.clone()), Ok(sorted));
+            prop_assert_eq!(check_coverage(end, blocks.clone()), Ok(sorted));
 
             let picked = pick.index(blocks.len());
             let mut fewer = blocks.clone();
             fewer.remove(picked);
-            let is_gap = matches!(tile(end, fewer), Err(CoverageError::Gap { .. }));
+            let is_gap = matches!(check_coverage(end, fewer), Err(CoverageError::Gap { .. }));
             prop_assert!(is_gap);
             blocks.push(blocks[picked]);
-            let is_overlap = matches!(tile(end, blocks), Err(CoverageError::Overlap { .. }));
+            let is_overlap = matches!(check_coverage(end, blocks), Err(CoverageError::Overlap { .. }));
             prop_assert!(is_overlap);
         }
     }

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use crate::discover::names_in;
 use crate::leftovers::surplus_in;
-use crate::temp_name::{self, Kind};
+use crate::temp_name::{self, TempKind};
 use crate::vfs::{self, RealFs, Vfs};
 use crate::{Committed, Error, Leftover, LeftoverKind, Result};
 
@@ -68,7 +68,7 @@ pub fn keep_last_in(
 /// Where the checkpoint is now; `None` if somebody else was faster.
 fn move_to_trash(vfs: &dyn Vfs, committed: &Committed) -> Result<Option<PathBuf>> {
     let path = committed.path();
-    let trash = temp_name::path(vfs, path, Kind::Trash);
+    let trash = temp_name::path(vfs, path, TempKind::Trash);
     match vfs.rename_no_replace(path, &trash) {
         Ok(()) => Ok(Some(trash)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -94,17 +94,20 @@ pub fn sweep_in(vfs: Arc<dyn Vfs>, parent: impl AsRef<Path>) -> Result<Vec<Lefto
     let names = names_in(vfs, parent)?;
 
     // Whoever renamed them may have been killed before its sync.
-    if names.iter().any(|name| Kind::of(name) == Some(Kind::Trash)) {
+    if names
+        .iter()
+        .any(|name| TempKind::of(name) == Some(TempKind::Trash))
+    {
         sync(vfs, parent)?;
     }
     let mut removed = Vec::new();
     for name in &names {
         let path = parent.join(name);
-        match Kind::of(name) {
-            Some(Kind::Trash) => {
+        match TempKind::of(name) {
+            Some(TempKind::Trash) => {
                 removed.push(remove(vfs, path, LeftoverKind::InterruptedRemoval)?);
             }
-            Some(Kind::Staging) => removed.extend(remove_if_dead(vfs, path)?),
+            Some(TempKind::Staging) => removed.extend(remove_if_dead(vfs, path)?),
             None => {}
         }
     }

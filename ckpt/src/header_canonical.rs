@@ -12,7 +12,7 @@ use crate::names::METADATA_KEY;
 use crate::tensor_info::TensorInfo;
 
 /// More dims than nearly any tensor has.
-const MOST_DIMS: usize = 8;
+const COMMON_DIMS: usize = 8;
 
 /// Less than the JSON of any tensor with a name of some length.
 const SHORT_ENTRY: usize = 96;
@@ -78,7 +78,7 @@ impl<'j> Rest<'j> {
             shape.push(usize::try_from(self.number()?).ok()?);
             while self.skip(",").is_some() {
                 shape.push(usize::try_from(self.number()?).ok()?);
-                if shape.len() > MOST_DIMS {
+                if shape.len() > COMMON_DIMS {
                     return None;
                 }
             }

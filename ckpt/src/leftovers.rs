@@ -43,11 +43,11 @@ pub fn leftovers(parent: impl AsRef<Path>) -> Result<Vec<Leftover>> {
     let mut found = Vec::new();
     for name in names_in(vfs, parent)? {
         let path = parent.join(&name);
-        let kind = match Kind::of(&name) {
+        let kind = match TempKind::of(&name) {
             None => continue,
-            Some(Kind::Trash) => LeftoverKind::InterruptedRemoval,
-            Some(Kind::Staging) if vfs.lock(&path).is_ok() => LeftoverKind::InterruptedSave,
-            Some(Kind::Staging) => LeftoverKind::RunningSave,
+            Some(TempKind::Trash) => LeftoverKind::InterruptedRemoval,
+            Some(TempKind::Staging) if vfs.lock(&path).is_ok() => LeftoverKind::InterruptedSave,
+            Some(TempKind::Staging) => LeftoverKind::RunningSave,
         };
         found.push(Leftover::at(vfs, path, kind)?);
     }

@@ -4,8 +4,8 @@ use std::fmt;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use crate::blocks::{Content, MAX_BLOCK_BYTES, Run};
-use crate::vfs::{self, PIECE_BYTES, Vfs, VfsFile};
+use crate::blocks::{BlockHasher, Content, MAX_BLOCK_BYTES};
+use crate::vfs::{self, Vfs, VfsFile, WRITE_BYTES};
 use crate::{Error, Result};
 
 /// A new file that is being written. Digests what passes.
@@ -17,7 +17,7 @@ pub struct OutputFile {
     flushed: u64,
     /// What came of an append that did not write all: nothing can follow it.
     failed: Option<io::ErrorKind>,
-    run: Run,
+    run: BlockHasher,
     blocks: Vec<crate::Block>,
 }
 
@@ -41,7 +41,7 @@ impl OutputFile {
             buffer: Vec::new(),
             flushed: 0,
             failed: None,
-            run: Run::new(0, block_bytes),
+            run: BlockHasher::new(0, block_bytes),
             blocks: Vec::new(),
         }
     }
@@ -84,20 +84,20 @@ impl OutputFile {
     /// Writes whole pieces, so that each begins at a multiple of their size, and keeps the rest.
     fn put_pieces(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
-            let room = PIECE_BYTES - self.buffer.len();
+            let room = WRITE_BYTES - self.buffer.len();
             let (now, later) = bytes.split_at(room.min(bytes.len()));
             bytes = later;
 
-            if now.len() == PIECE_BYTES {
+            if now.len() == WRITE_BYTES {
                 vfs::write_all_at(&*self.file, now, self.flushed)?;
                 self.flushed += now.len() as u64;
             } else {
                 self.buffer.extend_from_slice(now);
             }
-            if self.buffer.len() == PIECE_BYTES {
+            if self.buffer.len() == WRITE_BYTES {
                 self.put_buffer()?;
             }
-            self.run.feed(now, &mut self.blocks);
+            self.run.update(now, &mut self.blocks);
         }
         Ok(())
     }
@@ -245,11 +245,11 @@ mod tests {
     #[test]
     fn content_is_that_of_the_bytes_however_they_were_cut() {
         let folder = tempfile::tempdir().unwrap();
-        let bytes: Vec<u8> = (0..3 * PIECE_BYTES)
+        let bytes: Vec<u8> = (0..3 * WRITE_BYTES)
             .map(|at| (at * 7 + at / 251) as u8)
             .collect();
 
-        for piece in [1 << 10, 4097, PIECE_BYTES, 5 * PIECE_BYTES] {
+        for piece in [1 << 10, 4097, WRITE_BYTES, 5 * WRITE_BYTES] {
             let path = folder.path().join(format!("{piece}"));
             let content = write_new::<Error>(&RealFs, &path, 1 << 21, |file| {
                 bytes.chunks(piece).try_for_each(|chunk| file.append(chunk))

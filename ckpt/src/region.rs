@@ -73,10 +73,10 @@ impl Runs {
         }
         let whole = [run, start].iter().all(|it| it.is_multiple_of(8));
         loops.reverse();
-        let turns: u64 = loops.iter().map(|it| it.0).product();
+        let iterations: u64 = loops.iter().map(|it| it.0).product();
         whole.then_some(Runs {
             run: run / 8,
-            total: run / 8 * turns,
+            total: run / 8 * iterations,
             start: start / 8,
             loops,
         })
@@ -88,7 +88,7 @@ impl Runs {
             match loops {
                 [] => f(offset),
                 [(count, stride), inner @ ..] => {
-                    (0..*count).for_each(|turn| nested(inner, offset + turn * stride, f));
+                    (0..*count).for_each(|iteration| nested(inner, offset + iteration * stride, f));
                 }
             }
         }

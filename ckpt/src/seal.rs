@@ -11,16 +11,16 @@ use crate::vfs::{FileKind, Vfs};
 use crate::{Error, Result, verify};
 
 /// A folder that is to be sealed.
-pub(crate) struct Seal<'a> {
+pub(crate) struct Sealer<'a> {
     pub(crate) vfs: &'a dyn Vfs,
     pub(crate) folder: &'a Path,
     pub(crate) block_bytes: u64,
 }
 
-impl Seal<'_> {
+impl Sealer<'_> {
     /// Writes the manifest of `written` and of what others put into the folder. Everything below
     /// the folder is on disk then.
-    pub(crate) fn put(&self, mut written: BTreeMap<String, Content>, about: About) -> Result<()> {
+    pub(crate) fn seal(&self, mut written: BTreeMap<String, Content>, about: About) -> Result<()> {
         let mut found = Found::default();
         self.walk("", &mut found)?;
 

@@ -10,9 +10,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use crate::blocks::{Block, Run};
+use crate::blocks::{Block, BlockHasher};
 use crate::source::ALIGNMENT;
-use crate::vfs::{self, PIECE_BYTES, VfsFile};
+use crate::vfs::{self, VfsFile, WRITE_BYTES};
 use crate::{Error, Result};
 
 /// Parts that grow at their ends; more of them at once are ended and begun again.
@@ -36,7 +36,7 @@ struct Shared {
 struct Parts {
     done: Vec<Block>,
     /// By their end, where they may grow.
-    open: BTreeMap<u64, Run>,
+    open: BTreeMap<u64, BlockHasher>,
 }
 
 impl fmt::Debug for SharedFile {
@@ -107,7 +107,7 @@ impl Shared {
     /// Digests without the lock: threads do not wait for each other.
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         let grown = self.parts().open.remove(&offset);
-        let mut run = grown.unwrap_or_else(|| Run::new(offset, self.block_bytes));
+        let mut run = grown.unwrap_or_else(|| BlockHasher::new(offset, self.block_bytes));
         let mut done = Vec::new();
         let written = self.write_to(&mut run, bytes, &mut done);
 
@@ -118,12 +118,17 @@ impl Shared {
     }
 
     /// Writes where the run ends; it grows by what was written. Pieces meet between two pages.
-    fn write_to(&self, run: &mut Run, mut bytes: &[u8], done: &mut Vec<Block>) -> io::Result<()> {
+    fn write_to(
+        &self,
+        run: &mut BlockHasher,
+        mut bytes: &[u8],
+        done: &mut Vec<Block>,
+    ) -> io::Result<()> {
         while !bytes.is_empty() {
             let into_page = (run.end() % ALIGNMENT as u64) as usize;
-            let (now, later) = bytes.split_at(bytes.len().min(PIECE_BYTES - into_page));
+            let (now, later) = bytes.split_at(bytes.len().min(WRITE_BYTES - into_page));
             vfs::write_all_at(&*self.file, now, run.end())?;
-            run.feed(now, done);
+            run.update(now, done);
             bytes = later;
         }
         Ok(())
@@ -152,7 +157,7 @@ impl Shared {
 }
 
 impl Parts {
-    fn keep_open(&mut self, run: Run) {
+    fn keep_open(&mut self, run: BlockHasher) {
         // Two with one end: bytes were written twice, which the seal will tell.
         if let Some(other) = self.open.insert(run.end(), run) {
             self.end(other);
@@ -164,7 +169,7 @@ impl Parts {
         }
     }
 
-    fn end(&mut self, mut run: Run) {
+    fn end(&mut self, mut run: BlockHasher) {
         run.flush(&mut self.done);
     }
 }

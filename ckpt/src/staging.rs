@@ -22,14 +22,14 @@ use serde_json::Value;
 
 use crate::blocks::{Content, MAX_BLOCK_BYTES};
 use crate::disk;
-use crate::joined;
 use crate::manifest::{About, MANIFEST_FILE};
+use crate::merged_blocks;
 use crate::names::{NameError, check_file_name, check_relative_path};
 use crate::output_file::{self, OutputFile};
-use crate::seal::Seal;
+use crate::seal::Sealer;
 use crate::space;
-use crate::staging_folder::{self, Free};
-use crate::temp_name::{self, Kind};
+use crate::staging_folder::{self, NameState};
+use crate::temp_name::{self, TempKind};
 use crate::vfs::{self, Lock, RealFs, Vfs, VfsFile};
 use crate::write_report::WriteReportError;
 use crate::{Committed, Error, PlannedFile, Result, SharedFile, TensorInfo, WriteReport, Writer};
@@ -90,9 +90,9 @@ impl Staging {
         }
 
         let target = parent.join(name);
-        staging_folder::is_free(&vfs, &target)?;
+        staging_folder::name_state(&vfs, &target)?;
 
-        let (folder, lock) = staging_folder::make_locked(&*vfs, &target)?;
+        let (folder, lock) = staging_folder::create_locked(&*vfs, &target)?;
         Ok(Staging {
             vfs,
             target,
@@ -291,12 +291,12 @@ impl Staging {
     /// still undo it.
     pub fn commit(mut self) -> Result<Committed> {
         let files = self.finish_files()?;
-        let seal = Seal {
+        let sealer = Sealer {
             vfs: &*self.vfs,
             folder: &self.folder,
             block_bytes: self.block_bytes,
         };
-        seal.put(files, std::mem::take(&mut self.about))?;
+        sealer.seal(files, std::mem::take(&mut self.about))?;
         self.publish()
     }
 
@@ -320,25 +320,32 @@ impl Staging {
 
         let mut files = std::mem::take(&mut self.written);
         for (path, &bytes) in &self.shared {
-            files.insert(path.clone(), self.tiled(path, bytes)?);
+            files.insert(path.clone(), self.covered_content(path, bytes)?);
         }
         Ok(files)
     }
 
-    fn tiled(&self, path: &str, bytes: u64) -> Result<Content> {
+    fn covered_content(&self, path: &str, bytes: u64) -> Result<Content> {
         let mut parts = Vec::new();
         for (writer, receipt) in &self.receipts {
             let blocks = receipt.parts.get(path).into_iter().flatten();
             parts.extend(blocks.map(|block| (writer.as_str(), *block)));
         }
-        let blocks =
-            crate::coverage::tile(bytes, parts).map_err(|problem| Error::CoverageError {
+        let blocks = crate::coverage::check_coverage(bytes, parts).map_err(|problem| {
+            Error::CoverageError {
                 path: self.folder.join(path),
                 tensors: self.tensors_in(path, problem.range()),
                 problem,
-            })?;
-        let blocks = match joined::are_small(&blocks, bytes) {
-            true => joined::in_folder(&*self.vfs, &self.folder, path, &blocks, self.block_bytes)?,
+            }
+        })?;
+        let blocks = match merged_blocks::are_small(&blocks, bytes) {
+            true => merged_blocks::merge_in_folder(
+                &*self.vfs,
+                &self.folder,
+                path,
+                &blocks,
+                self.block_bytes,
+            )?,
             false => blocks,
         };
         Ok(Content { bytes, blocks })
@@ -381,10 +388,10 @@ impl Staging {
 
     /// Frees the name if an incomplete checkpoint has it; returns where that is now.
     fn move_incomplete_aside(&self) -> Result<Option<PathBuf>> {
-        if staging_folder::is_free(&self.vfs, &self.target)? == Free::Yes {
+        if staging_folder::name_state(&self.vfs, &self.target)? == NameState::Free {
             return Ok(None);
         }
-        let trash = temp_name::path(&*self.vfs, &self.target, Kind::Trash);
+        let trash = temp_name::path(&*self.vfs, &self.target, TempKind::Trash);
         self.vfs
             .rename_no_replace(&self.target, &trash)
             .map_err(|error| Error::io("move aside", &self.target, error))?;

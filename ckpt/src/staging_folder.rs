@@ -6,23 +6,23 @@ use std::sync::Arc;
 
 use crate::integrity::IntegrityError;
 use crate::step_name::step_of;
-use crate::temp_name::{self, Kind};
+use crate::temp_name::{self, TempKind};
 use crate::vfs::{FileKind, Lock, Vfs};
 use crate::{Committed, Error, Result};
 
 /// Whether a checkpoint may have a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Free {
-    Yes,
+pub(crate) enum NameState {
+    Free,
     /// When the incomplete checkpoint of a step that has the name is moved aside.
-    Almost,
+    Incomplete,
 }
 
 /// A name is free if nothing has it, or only an incomplete checkpoint of a step: what else lies
 /// there may be dear to somebody.
-pub(crate) fn is_free(vfs: &Arc<dyn Vfs>, target: &Path) -> Result<Free> {
+pub(crate) fn name_state(vfs: &Arc<dyn Vfs>, target: &Path) -> Result<NameState> {
     let kind = match vfs.metadata(target) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Free::Yes),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(NameState::Free),
         Err(error) => return Err(Error::io("open", target, error)),
         Ok(metadata) => metadata.kind,
     };
@@ -30,13 +30,13 @@ pub(crate) fn is_free(vfs: &Arc<dyn Vfs>, target: &Path) -> Result<Free> {
     let step = target.file_name().and_then(|name| step_of(name.to_str()?));
     if kind == FileKind::Folder && step.is_some() {
         match Committed::find(vfs, target) {
-            Ok(None) => return Ok(Free::Yes),
+            Ok(None) => return Ok(NameState::Free),
             Ok(Some(_))
             | Err(Error::Incomplete {
                 problem: IntegrityError::NewerVersion { .. },
                 ..
             }) => {}
-            Err(Error::Incomplete { .. }) => return Ok(Free::Almost),
+            Err(Error::Incomplete { .. }) => return Ok(NameState::Incomplete),
             Err(error) => return Err(error),
         }
     }
@@ -46,9 +46,9 @@ pub(crate) fn is_free(vfs: &Arc<dyn Vfs>, target: &Path) -> Result<Free> {
 }
 
 /// Makes the hidden folder and locks it.
-pub(crate) fn make_locked(vfs: &dyn Vfs, target: &Path) -> Result<(PathBuf, Option<Lock>)> {
+pub(crate) fn create_locked(vfs: &dyn Vfs, target: &Path) -> Result<(PathBuf, Option<Lock>)> {
     loop {
-        let folder = temp_name::path(vfs, target, Kind::Staging);
+        let folder = temp_name::path(vfs, target, TempKind::Staging);
         vfs.make_dir(&folder)
             .map_err(|error| Error::write(&folder, 0, error))?;
 

@@ -7,7 +7,7 @@ use crate::vfs::Vfs;
 
 /// What a hidden folder is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum TempKind {
     /// Being written; alive as long as its lock is held.
     Staging,
     /// Being removed.
@@ -16,34 +16,36 @@ pub(crate) enum Kind {
 
 const UNIQUE_LEN: usize = 16;
 
-impl Kind {
-    fn mark(self) -> &'static str {
+impl TempKind {
+    fn infix(self) -> &'static str {
         match self {
-            Kind::Staging => ".tmp-",
-            Kind::Trash => ".trash-",
+            TempKind::Staging => ".tmp-",
+            TempKind::Trash => ".trash-",
         }
     }
 
     /// What a name says; `None` for names that this program does not make.
-    pub(crate) fn of(name: &str) -> Option<Kind> {
-        [Kind::Staging, Kind::Trash].into_iter().find(|kind| {
-            let Some((hidden, unique)) = name.rsplit_once(kind.mark()) else {
-                return false;
-            };
+    pub(crate) fn of(name: &str) -> Option<TempKind> {
+        [TempKind::Staging, TempKind::Trash]
+            .into_iter()
+            .find(|kind| {
+                let Some((hidden, unique)) = name.rsplit_once(kind.infix()) else {
+                    return false;
+                };
 
-            let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-            hidden.len() > 1
-                && hidden.starts_with('.')
-                && unique.len() == UNIQUE_LEN
-                && unique.bytes().all(is_digit)
-        })
+                let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+                hidden.len() > 1
+                    && hidden.starts_with('.')
+                    && unique.len() == UNIQUE_LEN
+                    && unique.bytes().all(is_digit)
+            })
     }
 }
 
 /// A new hidden name beside `target`.
-pub(crate) fn path(vfs: &dyn Vfs, target: &Path, kind: Kind) -> PathBuf {
+pub(crate) fn path(vfs: &dyn Vfs, target: &Path, kind: TempKind) -> PathBuf {
     let name = target.file_name().unwrap_or_default().to_string_lossy();
-    target.with_file_name(format!(".{name}{}{:016x}", kind.mark(), vfs.unique()))
+    target.with_file_name(format!(".{name}{}{:016x}", kind.infix(), vfs.unique()))
 }
 
 #[cfg(test)]
@@ -52,11 +54,11 @@ mod tests {
 
     #[test]
     fn only_our_own_names_are_recognised() {
-        for kind in [Kind::Staging, Kind::Trash] {
+        for kind in [TempKind::Staging, TempKind::Trash] {
             let made = path(&crate::vfs::RealFs, Path::new("runs/step-000123"), kind);
             assert_eq!(made.parent(), Some(Path::new("runs")));
             assert_eq!(
-                Kind::of(made.file_name().unwrap().to_str().unwrap()),
+                TempKind::of(made.file_name().unwrap().to_str().unwrap()),
                 Some(kind)
             );
         }
@@ -71,7 +73,7 @@ mod tests {
             "..tmp-0123456789abcde",
             ".tmp-0123456789abcdef",
         ] {
-            assert_eq!(Kind::of(name), None, "{name}");
+            assert_eq!(TempKind::of(name), None, "{name}");
         }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use twox_hash::XxHash3_64;
 
-use crate::blocks::{Block, Content, Digest, Run};
+use crate::blocks::{Block, BlockHasher, Content, Digest};
 use crate::integrity::IntegrityError;
 use crate::vfs::{self, Vfs, VfsFile};
 use crate::{Error, Result};
@@ -15,14 +15,14 @@ use crate::{Error, Result};
 const WINDOW: usize = 1 << 20;
 
 /// Files below a folder, and what they should be.
-pub(crate) struct Sealed<'a> {
+pub(crate) struct SealedFiles<'a> {
     pub(crate) vfs: &'a dyn Vfs,
     pub(crate) folder: &'a Path,
-    pub(crate) files: &'a [Listed<'a>],
+    pub(crate) files: &'a [ListedFile<'a>],
 }
 
 /// A file and the blocks that it should have.
-pub(crate) struct Listed<'a> {
+pub(crate) struct ListedFile<'a> {
     pub(crate) name: &'a str,
     pub(crate) blocks: &'a [Block],
 }
@@ -30,7 +30,7 @@ pub(crate) struct Listed<'a> {
 /// What a thread found at a place in the list.
 type Finding = (usize, Result<IntegrityError>);
 
-impl Sealed<'_> {
+impl SealedFiles<'_> {
     /// The blocks with other digests than they should have, in the order of the list.
     ///
     /// # Errors
@@ -40,7 +40,7 @@ impl Sealed<'_> {
         threads: usize,
         progress: &(dyn Fn(u64) + Sync),
     ) -> Result<Vec<IntegrityError>> {
-        let work: Vec<(&Listed<'_>, usize)> = self
+        let work: Vec<(&ListedFile<'_>, usize)> = self
             .files
             .iter()
             .flat_map(|file| (0..file.blocks.len()).map(move |block| (file, block)))
@@ -85,13 +85,13 @@ impl Sealed<'_> {
 
 /// Keeps the file of the last block open: the next is mostly of the same.
 struct Reader<'a> {
-    sealed: &'a Sealed<'a>,
+    sealed: &'a SealedFiles<'a>,
     open: Option<(&'a str, Box<dyn VfsFile>)>,
     window: Vec<u8>,
 }
 
 impl<'a> Reader<'a> {
-    fn new(sealed: &'a Sealed<'a>) -> Reader<'a> {
+    fn new(sealed: &'a SealedFiles<'a>) -> Reader<'a> {
         Reader {
             sealed,
             open: None,
@@ -99,7 +99,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn check(&mut self, file: &Listed<'a>, at: usize) -> Result<Option<IntegrityError>> {
+    fn check(&mut self, file: &ListedFile<'a>, at: usize) -> Result<Option<IntegrityError>> {
         let block = file.blocks[at];
         let found = self
             .digest(file.name, block)
@@ -139,7 +139,7 @@ impl<'a> Reader<'a> {
 /// Size and digests of a file that somebody else wrote.
 pub(crate) fn content(file: &dyn VfsFile, block_bytes: u64) -> std::io::Result<Content> {
     let mut window = vec![0; WINDOW];
-    let (mut run, mut blocks) = (Run::new(0, block_bytes), Vec::new());
+    let (mut run, mut blocks) = (BlockHasher::new(0, block_bytes), Vec::new());
 
     loop {
         let bytes = run.end();
@@ -148,7 +148,7 @@ pub(crate) fn content(file: &dyn VfsFile, block_bytes: u64) -> std::io::Result<C
                 run.flush(&mut blocks);
                 return Ok(Content { bytes, blocks });
             }
-            read => run.feed(&window[..read], &mut blocks),
+            read => run.update(&window[..read], &mut blocks),
         }
     }
 }

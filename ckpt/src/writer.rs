@@ -72,8 +72,8 @@ impl Writer {
         let folder = folder.as_ref();
         let is_hidden = folder
             .file_name()
-            .and_then(|name| Kind::of(name.to_str()?))
-            .is_some_and(|kind| kind == Kind::Staging);
+            .and_then(|name| TempKind::of(name.to_str()?))
+            .is_some_and(|kind| kind == TempKind::Staging);
 
         match vfs.metadata(folder) {
             Ok(metadata) if is_hidden && metadata.kind == FileKind::Folder => {}

@@ -60,24 +60,28 @@ impl Sink for Gone {
 
 /// 32 matrices of 1 MiB, wanted as they are, transposed, and in pairs side by side.
 fn graph() -> (Graph, Vec<LoadRequest>) {
-    let (mut graph, mut wants) = (Graph::new(), Vec::new());
+    let (mut graph, mut requests) = (Graph::new(), Vec::new());
     for pair in 0..16 {
         let pair = [2 * pair, 2 * pair + 1].map(|number| {
             let name = format!("w.{number:02}");
             let one = graph.source(&name, Dtype::F32, &[512, 512]).unwrap();
-            wants.push(LoadRequest::all(&*name, &graph, one));
-            let turned = graph.transpose(one, 0, 1).unwrap();
-            wants.push(LoadRequest::all(format!("{name}.turned"), &graph, turned));
+            requests.push(LoadRequest::all(&*name, &graph, one));
+            let transposed = graph.transpose(one, 0, 1).unwrap();
+            requests.push(LoadRequest::all(
+                format!("{name}.transposed"),
+                &graph,
+                transposed,
+            ));
             one
         });
         let beside = graph.concat(&pair, 1).unwrap();
-        wants.push(LoadRequest::all(
-            format!("beside.{}", wants.len()),
+        requests.push(LoadRequest::all(
+            format!("beside.{}", requests.len()),
             &graph,
             beside,
         ));
     }
-    (graph, wants)
+    (graph, requests)
 }
 
 /// What threads, names of errors and the like may take beside.
@@ -99,7 +103,7 @@ fn the_peak_is_the_one_planned() {
     drop(zeros);
 
     let folder = Folder::open(place.path()).unwrap();
-    let (graph, wants) = graph();
+    let (graph, requests) = graph();
     for backend in [Backend::Pread, Backend::Direct, Backend::Mapped] {
         for threads in [1, 4] {
             let options = Options {
@@ -110,7 +114,7 @@ fn the_peak_is_the_one_planned() {
                     _ => Options::default(),
                 }
             };
-            let plan = LoadPlan::new(&graph, &Catalog::of(&folder), &wants, &options).unwrap();
+            let plan = LoadPlan::new(&graph, &Catalog::of(&folder), &requests, &options).unwrap();
             let bytes = plan.targets().iter().map(|target| target.bytes as usize);
             let mut targets: Vec<Vec<u8>> = bytes.map(|bytes| vec![0; bytes]).collect();
             let sources = Sources::open(&folder, BackendChoice::Only(backend)).unwrap();
@@ -128,7 +132,7 @@ fn the_peak_is_the_one_planned() {
                 targets: Targets::Leave,
                 ..options
             };
-            let plan = LoadPlan::new(&graph, &Catalog::of(&folder), &wants, &options).unwrap();
+            let plan = LoadPlan::new(&graph, &Catalog::of(&folder), &requests, &options).unwrap();
             let memory = plan.memory();
             assert!(memory.targets < 20 << 20, "{memory:?}");
             let peak_in_all = peak(|| {

@@ -3,26 +3,26 @@
 use half::{bf16, f16};
 
 use crate::Dtype;
-use crate::graph::{Scalar, Step};
+use crate::graph::{ElementOp, Scalar};
 use crate::plan::Conversion;
 
 /// Does the steps to each element. The common casts have loops of their own that give the same bits.
 pub(super) fn convert(how: &Conversion, from: &[u8], to: &mut [u8]) {
     match (how.from, &how.steps[..]) {
-        (Dtype::BF16, [Step::Cast(Dtype::F32)]) => {
+        (Dtype::BF16, [ElementOp::Cast(Dtype::F32)]) => {
             each(from, to, |it| {
                 bf16::from_le_bytes(it).to_f32().to_le_bytes()
             });
         }
-        (Dtype::F16, [Step::Cast(Dtype::F32)]) => {
+        (Dtype::F16, [ElementOp::Cast(Dtype::F32)]) => {
             each(from, to, |it| f16::from_le_bytes(it).to_f32().to_le_bytes());
         }
-        (Dtype::F32, [Step::Cast(Dtype::BF16)]) => {
+        (Dtype::F32, [ElementOp::Cast(Dtype::BF16)]) => {
             each(from, to, |it| {
                 bf16::from_f32(f32::from_le_bytes(it)).to_le_bytes()
             });
         }
-        (Dtype::F64, [Step::Cast(Dtype::F32)]) => {
+        (Dtype::F64, [ElementOp::Cast(Dtype::F32)]) => {
             each(from, to, |it| (f64::from_le_bytes(it) as f32).to_le_bytes());
         }
         _ => one_by_one(how, from, to),
@@ -49,7 +49,7 @@ fn one_by_one(how: &Conversion, from: &[u8], to: &mut [u8]) {
         let mut bits = [0; 8];
         bits[..size].copy_from_slice(from);
         let element = Scalar::from_bits(how.from, u64::from_le_bytes(bits));
-        let step = |element: Scalar, step: &Step| step.apply(element);
+        let step = |element: Scalar, step: &ElementOp| step.apply(element);
         // A graph has refused the steps that cannot be done.
         if let Some(done) = how.steps.iter().try_fold(element, step) {
             to.copy_from_slice(&done.bits().to_le_bytes()[..to_size]);
@@ -82,7 +82,7 @@ mod tests {
         ] {
             let how = Conversion {
                 from,
-                steps: vec![Step::Cast(to)],
+                steps: vec![ElementOp::Cast(to)],
             };
             let elements = patterns(from.bits() / 8);
             let size = to.bits() / 8;

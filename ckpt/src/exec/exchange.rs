@@ -15,23 +15,23 @@ pub trait Exchange: Sync {
     ///
     /// # Errors
     /// [`ExchangeError::Differ`], for all of them; [`ExchangeError::Gone`].
-    fn agree(&self, plan: Digest) -> Result<(), ExchangeError>;
+    fn compare_plans(&self, plan: Digest) -> Result<(), ExchangeError>;
 
     /// Gives the bytes of a chunk to all others.
     ///
     /// # Errors
     /// [`ExchangeError::Gone`], and what the way they travel has.
-    fn give(&self, chunk: usize, bytes: &[u8]) -> Result<(), ExchangeError>;
+    fn send(&self, chunk: usize, bytes: &[u8]) -> Result<(), ExchangeError>;
 
     /// Takes the bytes of a chunk from the replica that reads it: number `chunk % replicas`.
     ///
     /// # Errors
     /// As [`Exchange::give`].
-    fn take(&self, chunk: usize, bytes: &mut [u8]) -> Result<(), ExchangeError>;
+    fn receive(&self, chunk: usize, bytes: &mut [u8]) -> Result<(), ExchangeError>;
 
     /// Called after an error: the others must not wait for this replica any more, nor other threads
     /// of this one for them.
-    fn abandon(&self);
+    fn abort(&self);
 }
 
 /// Why replicas cannot read for each other.
@@ -43,7 +43,7 @@ pub enum ExchangeError {
         "replica {replica} is to load by plan {plan}, replica {other} by {other_plan}: replicas \
          must want the same of the same files with the same options"
     )]
-    Differ {
+    PlansDiffer {
         /// One of them.
         replica: usize,
         /// Its plan.
@@ -55,7 +55,7 @@ pub enum ExchangeError {
     },
     /// Another replica has failed, the first of all that did, or has gone away.
     #[error("replica {replica} has stopped: its own error says why")]
-    Gone {
+    Stopped {
         /// It.
         replica: usize,
     },

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::scatter;
 use crate::Dtype;
-use crate::graph::{Expr, Graph, GraphError, Leaf, Piece, Step};
-use crate::plan::{Conversion, Part, piece_in_bytes};
+use crate::graph::{ElementCopy, ElementOp, Expr, Graph, GraphError, Leaf};
+use crate::plan::{Conversion, Part, loops_in_bytes};
 
 /// Why a region cannot be made of what is in memory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -52,27 +52,27 @@ pub fn gather<'m>(
             found: out.len() as u64,
         });
     }
-    for piece in graph.pull(expr, region)? {
-        put(graph, &piece, graph.dtype(expr), memory, out)?;
+    for copy in graph.copies(expr, region)? {
+        put(graph, &copy, graph.dtype(expr), memory, out)?;
     }
     Ok(())
 }
 
 fn put<'m>(
     graph: &Graph,
-    piece: &Piece,
+    copy: &ElementCopy,
     dtype: Dtype,
     memory: &dyn Fn(&str) -> Option<&'m [u8]>,
     out: &mut [u8],
 ) -> Result<(), MemoryError> {
-    let name = || graph.leaf_name(piece.from).to_owned();
-    let (from, bytes) = match piece.from {
+    let name = || graph.leaf_name(copy.from).to_owned();
+    let (from, bytes) = match copy.from {
         Leaf::Computed(_) => return Err(MemoryError::Absent(name())),
         Leaf::Fill(value) => {
-            let step = |element, step: &Step| step.apply(element);
-            let value = piece.steps.iter().try_fold(value, step).unwrap_or(value);
+            let step = |element, step: &ElementOp| step.apply(element);
+            let value = copy.steps.iter().try_fold(value, step).unwrap_or(value);
             let bits = value.bits().to_le_bytes();
-            let parts = piece_in_bytes(piece, dtype, dtype);
+            let parts = loops_in_bytes(copy, dtype, dtype);
             let (_, to, loops) = parts.ok_or_else(|| MemoryError::PartOfAByte(name()))?;
             scatter::fill(&loops, to, &bits[..dtype.bits() / 8], out);
             return Ok(());
@@ -91,7 +91,7 @@ fn put<'m>(
             (from, bytes)
         }
     };
-    let parts = piece_in_bytes(piece, from, dtype);
+    let parts = loops_in_bytes(copy, from, dtype);
     let (start, to, loops) = parts.ok_or_else(|| MemoryError::PartOfAByte(name()))?;
     let part = Part {
         from: start,
@@ -100,10 +100,10 @@ fn put<'m>(
         to_element: dtype.bits().div_ceil(8) as u32,
         loops: &loops,
     };
-    if piece.steps.is_empty() {
+    if copy.steps.is_empty() {
         scatter::scatter(bytes, part, out);
     } else {
-        let steps = piece.steps.clone();
+        let steps = copy.steps.clone();
         scatter::scatter_converted(bytes, part, out, &Conversion { from, steps });
     }
     Ok(())
@@ -146,7 +146,7 @@ mod tests {
         let map = "
             x = transpose(concat(a, b, shares=2:1), 0, 1)
             y = interleave(unflatten(c, 3), d)";
-        let there = [
+        let sources = [
             TensorSpec::new("a", Dtype::F32, &[40, 5]),
             TensorSpec::new("b", Dtype::F32, &[20, 5]),
             TensorSpec::new("c", Dtype::U8, &[12]),
@@ -154,7 +154,7 @@ mod tests {
         ];
         let forth = Mapping::parse(map)
             .unwrap()
-            .bind(&there, None, &AllowedProblems::none());
+            .bind(&sources, None, &AllowedProblems::none());
         let forth = forth.unwrap_or_else(|report| panic!("{report}"));
         let bytes = |spec: &TensorSpec| -> Vec<u8> {
             let count = bytes_of(spec.shape.iter().product(), spec.dtype);
@@ -162,7 +162,7 @@ mod tests {
                 .map(|at| (at * 31 + spec.shape[0]) as u8)
                 .collect()
         };
-        let before: Vec<(String, Vec<u8>)> = there
+        let before: Vec<(String, Vec<u8>)> = sources
             .iter()
             .map(|spec| (spec.name.clone(), bytes(spec)))
             .collect();

@@ -47,11 +47,11 @@ pub use ties::check_ties;
 
 use crate::Error;
 use crate::graph::Operand;
-use crate::plan::{ByteLoop, Chunk, Computed, LoadPlan, Making, Part};
+use crate::plan::{ByteLoop, Chunk, ComputedChunk, ComputedTensor, LoadPlan, Part};
 use crate::source::{FileChange, Source, Sources, Windows};
 use queue::Queue;
-use scatter::Place;
-use shared::Shared;
+use scatter::Destination;
+use shared::SharedTargets;
 
 /// What was done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,7 +76,7 @@ pub fn execute<S: Sink>(
     sink: &S,
     progress: &(dyn Fn(u64) + Sync),
 ) -> Result<Stats, S::Error> {
-    carry_out(plan, sources, sink, None, progress)
+    run(plan, sources, sink, None, progress)
 }
 
 /// [`execute`] for one of several replicas that all carry out this plan: each reads its share of
@@ -85,7 +85,7 @@ pub fn execute<S: Sink>(
 ///
 /// # Errors
 /// As [`execute`], and [`Error::Exchange`]. When one replica fails, all do: it with its own error,
-/// the others with [`ExchangeError::Gone`].
+/// the others with [`ExchangeError::Stopped`].
 pub fn execute_shared<S: Sink>(
     plan: &LoadPlan,
     sources: &Sources,
@@ -97,18 +97,20 @@ pub fn execute_shared<S: Sink>(
     if replica >= replicas {
         return Err(Error::Exchange(ExchangeError::Number { replica, replicas }).into());
     }
-    let agreed = exchange.agree(plan.digest()).map_err(Error::Exchange);
+    let agreed = exchange
+        .compare_plans(plan.digest())
+        .map_err(Error::Exchange);
     let done = match agreed {
-        Ok(()) => carry_out(plan, sources, sink, Some(exchange), progress),
+        Ok(()) => run(plan, sources, sink, Some(exchange), progress),
         Err(error) => Err(error.into()),
     };
     if done.is_err() {
-        exchange.abandon();
+        exchange.abort();
     }
     done
 }
 
-fn carry_out<S: Sink>(
+fn run<S: Sink>(
     plan: &LoadPlan,
     sources: &Sources,
     sink: &S,
@@ -120,7 +122,7 @@ fn carry_out<S: Sink>(
         plan,
         sources,
         exchange,
-        targets: Shared::new(plan, sink)?,
+        targets: SharedTargets::new(plan, sink)?,
         queue: Queue::new(plan.chunks(), plan.memory().targets),
         progress,
         read: AtomicU64::new(0),
@@ -201,7 +203,7 @@ struct Execution<'e, S: Sink> {
     plan: &'e LoadPlan,
     sources: &'e Sources,
     exchange: Option<&'e dyn Exchange>,
-    targets: Shared<'e, S>,
+    targets: SharedTargets<'e, S>,
     queue: Queue<'e>,
     progress: &'e (dyn Fn(u64) + Sync),
     read: AtomicU64,
@@ -225,15 +227,15 @@ impl<S: Sink> Execution<'_, S> {
             loops: Vec::new(),
         };
         while let Some((number, chunk)) = self.queue.next() {
-            let done = match chunk.straight {
-                Some(to) => self.bring_to_place(number, chunk, to),
-                None => self.bring_and_scatter(number, chunk, &mut workspace),
+            let done = match chunk.in_place {
+                Some(to) => self.fetch_in_place(number, chunk, to),
+                None => self.fetch_and_scatter(number, chunk, &mut workspace),
             };
             if let Err(error) = done {
                 let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
                 failure.get_or_insert(error);
                 if let Some(exchange) = self.exchange {
-                    exchange.abandon();
+                    exchange.abort();
                 }
                 return;
             }
@@ -241,18 +243,18 @@ impl<S: Sink> Execution<'_, S> {
     }
 
     /// Reads or computes a chunk, or gets it from the replica that does.
-    fn bring(&self, number: usize, chunk: &Chunk, data: &mut [u8]) -> Result<(), Error> {
-        let make = |data: &mut [u8]| match self.plan.making(chunk) {
-            Some((computed, making)) => self.make(computed, making, data),
+    fn fetch(&self, number: usize, chunk: &Chunk, data: &mut [u8]) -> Result<(), Error> {
+        let make = |data: &mut [u8]| match self.plan.computed_chunk(chunk) {
+            Some((computed, computed_chunk)) => self.make(computed, computed_chunk, data),
             None => self.read(chunk, data),
         };
         match self.exchange {
             None => make(data),
             Some(exchange) if number % exchange.replicas() == exchange.replica() => {
                 make(data)?;
-                exchange.give(number, data).map_err(Error::Exchange)
+                exchange.send(number, data).map_err(Error::Exchange)
             }
-            Some(exchange) => exchange.take(number, data).map_err(Error::Exchange),
+            Some(exchange) => exchange.receive(number, data).map_err(Error::Exchange),
         }
     }
 
@@ -262,19 +264,19 @@ impl<S: Sink> Execution<'_, S> {
         (self.progress)(before + bytes);
     }
 
-    fn bring_to_place(&self, number: usize, chunk: &Chunk, to: u64) -> Result<(), S::Error> {
+    fn fetch_in_place(&self, number: usize, chunk: &Chunk, to: u64) -> Result<(), S::Error> {
         let bytes = chunk.read.end - chunk.read.start;
         // There is one: what several need is read aside.
         for copy in self.plan.copies_of(chunk).take(1) {
             let target = copy.target as usize;
             let mut place = self.targets.place(target)?;
-            self.bring(number, chunk, place.bytes(to..to + bytes))?;
+            self.fetch(number, chunk, place.bytes(to..to + bytes))?;
             self.count(target, bytes)?;
         }
         Ok(())
     }
 
-    fn bring_and_scatter(
+    fn fetch_and_scatter(
         &self,
         number: usize,
         chunk: &Chunk,
@@ -282,7 +284,7 @@ impl<S: Sink> Execution<'_, S> {
     ) -> Result<(), S::Error> {
         let Workspace { window, loops } = workspace;
         let window = &mut window[..(chunk.read.end - chunk.read.start) as usize];
-        self.bring(number, chunk, window)?;
+        self.fetch(number, chunk, window)?;
         for copy in self.plan.copies_of(chunk) {
             let target = copy.target as usize;
             let place = self.targets.place(target)?;
@@ -314,20 +316,30 @@ impl<S: Sink> Execution<'_, S> {
     }
 
     /// Computes some rows: loads those of the operands that they are made of, then makes them.
-    fn make(&self, computed: &Computed, making: &Making, out: &mut [u8]) -> Result<(), Error> {
-        let targets = making.plan.targets().iter();
+    fn make(
+        &self,
+        computed: &ComputedTensor,
+        computed_chunk: &ComputedChunk,
+        out: &mut [u8],
+    ) -> Result<(), Error> {
+        let targets = computed_chunk.plan.targets().iter();
         let mut loaded: Vec<Vec<u8>> = targets.map(|it| vec![0; it.bytes as usize]).collect();
         let slices = Slices::new(loaded.iter_mut().map(|it| &mut it[..]));
-        let stats = execute(&making.plan, self.sources, &slices, &|_| {})?;
+        let stats = execute(&computed_chunk.plan, self.sources, &slices, &|_| {})?;
 
-        let parts = loaded.iter().zip(&computed.types).zip(&making.operand_rows);
+        let parts = loaded
+            .iter()
+            .zip(&computed.types)
+            .zip(&computed_chunk.operand_rows);
         let operands = parts.map(|((bytes, tensor), rows)| Operand {
             tensor,
             rows: rows.clone(),
             bytes,
         });
         let operands: Vec<Operand<'_>> = operands.collect();
-        computed.how.compute(making.rows.clone(), &operands, out);
+        computed
+            .how
+            .compute(computed_chunk.rows.clone(), &operands, out);
         self.advance(stats.read_bytes);
         Ok(())
     }
@@ -336,7 +348,7 @@ impl<S: Sink> Execution<'_, S> {
     fn count(&self, target: usize, bytes: u64) -> Result<(), S::Error> {
         self.written.fetch_add(bytes, Ordering::Relaxed);
         if self.targets.count(target, bytes)? {
-            self.queue.close(self.plan.targets()[target].bytes);
+            self.queue.release(self.plan.targets()[target].bytes);
         }
         Ok(())
     }

@@ -50,7 +50,7 @@ impl<'p> Queue<'p> {
     }
 
     /// A target of so many bytes has left.
-    pub(super) fn close(&self, bytes: u64) {
+    pub(super) fn release(&self, bytes: u64) {
         self.lock().open -= bytes;
         self.changed.notify_all();
     }

@@ -62,12 +62,12 @@ use crate::plan::Digest;
 /// ```
 #[derive(Debug)]
 pub struct Replica {
-    hub: Arc<Hub>,
+    group: Arc<Group>,
     number: usize,
 }
 
 #[derive(Debug)]
-struct Hub {
+struct Group {
     replicas: usize,
     state: Mutex<State>,
     changed: Condvar,
@@ -78,27 +78,27 @@ struct State {
     /// Of this meeting, as they come.
     plans: BTreeMap<usize, Digest>,
     /// Meetings that are over.
-    meetings: u64,
+    rounds: u64,
     /// What the last meeting came to.
     outcome: Option<ExchangeError>,
     /// Chunks that somebody has yet to take.
-    given: BTreeMap<usize, Given>,
-    gone: BTreeSet<usize>,
+    sent: BTreeMap<usize, Sent>,
+    stopped: BTreeSet<usize>,
     /// Whose error was the first: those of the others follow from it.
     failed: Option<usize>,
 }
 
 impl State {
     /// The error for those who would wait for one that has gone.
-    fn gone(&self, replica: usize) -> ExchangeError {
-        ExchangeError::Gone {
+    fn stopped(&self, replica: usize) -> ExchangeError {
+        ExchangeError::Stopped {
             replica: self.failed.unwrap_or(replica),
         }
     }
 }
 
 #[derive(Debug)]
-struct Given {
+struct Sent {
     bytes: Arc<[u8]>,
     waiting: BTreeSet<usize>,
 }
@@ -106,13 +106,13 @@ struct Given {
 impl Replica {
     /// So many replicas. Each holds a copy of a chunk for each of its threads while others take it.
     pub fn all(replicas: usize) -> Vec<Replica> {
-        let hub = Arc::new(Hub {
+        let group = Arc::new(Group {
             replicas,
             state: Mutex::default(),
             changed: Condvar::new(),
         });
         let numbered = (0..replicas).map(|number| Replica {
-            hub: hub.clone(),
+            group: group.clone(),
             number,
         });
         numbered.collect()
@@ -123,101 +123,104 @@ impl Replica {
         &self,
         mut ready: impl FnMut(&mut State) -> Option<Result<T, ExchangeError>>,
     ) -> Result<T, ExchangeError> {
-        let mut state = self.hub.lock();
+        let mut state = self.group.lock();
         loop {
-            if state.gone.contains(&self.number) {
-                return Err(state.gone(self.number));
+            if state.stopped.contains(&self.number) {
+                return Err(state.stopped(self.number));
             }
             if let Some(answer) = ready(&mut state) {
                 return answer;
             }
-            let waited = self.hub.changed.wait(state);
+            let waited = self.group.changed.wait(state);
             state = waited.unwrap_or_else(PoisonError::into_inner);
         }
     }
 
     fn leave(&self) {
-        self.hub.lock().gone.insert(self.number);
-        self.hub.changed.notify_all();
+        self.group.lock().stopped.insert(self.number);
+        self.group.changed.notify_all();
     }
 
     fn others(&self) -> BTreeSet<usize> {
-        let all = 0..self.hub.replicas;
+        let all = 0..self.group.replicas;
         all.filter(|it| *it != self.number).collect()
     }
 }
 
 impl Exchange for Replica {
     fn replicas(&self) -> usize {
-        self.hub.replicas
+        self.group.replicas
     }
 
     fn replica(&self) -> usize {
         self.number
     }
 
-    fn agree(&self, plan: Digest) -> Result<(), ExchangeError> {
-        let meeting = {
-            let mut state = self.hub.lock();
+    fn compare_plans(&self, plan: Digest) -> Result<(), ExchangeError> {
+        let round = {
+            let mut state = self.group.lock();
             state.plans.insert(self.number, plan);
-            let meeting = state.meetings;
-            if state.plans.len() == self.hub.replicas {
+            let round = state.rounds;
+            if state.plans.len() == self.group.replicas {
                 state.outcome = first_difference(&std::mem::take(&mut state.plans));
-                state.meetings += 1;
-                self.hub.changed.notify_all();
+                state.rounds += 1;
+                self.group.changed.notify_all();
             }
-            meeting
+            round
         };
         self.wait(|state| {
-            if state.meetings > meeting {
+            if state.rounds > round {
                 return Some(state.outcome.clone().map_or(Ok(()), Err));
             }
-            let absent = state.gone.iter().find(|it| !state.plans.contains_key(it));
-            absent.map(|replica| Err(state.gone(*replica)))
+            let absent = state
+                .stopped
+                .iter()
+                .find(|it| !state.plans.contains_key(it));
+            absent.map(|replica| Err(state.stopped(*replica)))
         })
     }
 
-    fn give(&self, chunk: usize, bytes: &[u8]) -> Result<(), ExchangeError> {
-        let given = Given {
+    fn send(&self, chunk: usize, bytes: &[u8]) -> Result<(), ExchangeError> {
+        let sent = Sent {
             bytes: bytes.into(),
             waiting: self.others(),
         };
-        self.hub.lock().given.insert(chunk, given);
-        self.hub.changed.notify_all();
+        self.group.lock().sent.insert(chunk, sent);
+        self.group.changed.notify_all();
         self.wait(|state| {
-            let waiting = &state.given.get(&chunk)?.waiting;
-            if let Some(replica) = waiting.intersection(&state.gone).next() {
-                return Some(Err(state.gone(*replica)));
+            let waiting = &state.sent.get(&chunk)?.waiting;
+            if let Some(replica) = waiting.intersection(&state.stopped).next() {
+                return Some(Err(state.stopped(*replica)));
             }
             waiting.is_empty().then(|| {
-                state.given.remove(&chunk);
+                state.sent.remove(&chunk);
                 Ok(())
             })
         })
     }
 
-    fn take(&self, chunk: usize, bytes: &mut [u8]) -> Result<(), ExchangeError> {
-        let owner = chunk % self.hub.replicas;
-        let given = self.wait(|state| match state.given.get(&chunk) {
-            Some(given) if given.waiting.contains(&self.number) => Some(Ok(given.bytes.clone())),
-            _ if state.gone.contains(&owner) => Some(Err(state.gone(owner))),
+    fn receive(&self, chunk: usize, bytes: &mut [u8]) -> Result<(), ExchangeError> {
+        let owner = chunk % self.group.replicas;
+        let sent = self.wait(|state| match state.sent.get(&chunk) {
+            Some(sent) if sent.waiting.contains(&self.number) => Some(Ok(sent.bytes.clone())),
+            _ if state.stopped.contains(&owner) => Some(Err(state.stopped(owner))),
             _ => None,
         })?;
-        if given.len() != bytes.len() {
-            let (is, wanted) = (given.len(), bytes.len());
+        if sent.len() != bytes.len() {
+            let (is, wanted) = (sent.len(), bytes.len());
             let message = format!("it has {is} bytes instead of {wanted}");
             return Err(ExchangeError::Transport { chunk, message });
         }
-        bytes.copy_from_slice(&given);
-        if let Some(given) = self.hub.lock().given.get_mut(&chunk) {
-            given.waiting.remove(&self.number);
+        bytes.copy_from_slice(&sent);
+        if let Some(sent) = self.group.lock().sent.get_mut(&chunk) {
+            sent.waiting.remove(&self.number);
         }
-        self.hub.changed.notify_all();
+        self.group.changed.notify_all();
         Ok(())
     }
 
-    fn abandon(&self) {
-        self.hub.lock().failed.get_or_insert(self.number);
+    fn abort(&self) {
+        self.group.lock().failed.get_or_insert(self.number);
         self.leave();
     }
 }
@@ -228,7 +231,7 @@ impl Drop for Replica {
     }
 }
 
-impl Hub {
+impl Group {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -237,7 +240,7 @@ impl Hub {
 fn first_difference(plans: &BTreeMap<usize, Digest>) -> Option<ExchangeError> {
     let (replica, plan) = plans.first_key_value()?;
     let (other, other_plan) = plans.iter().find(|(_, it)| *it != plan)?;
-    Some(ExchangeError::Differ {
+    Some(ExchangeError::PlansDiffer {
         replica: *replica,
         plan: *plan,
         other: *other,

@@ -15,17 +15,17 @@ mod tiles;
 use crate::plan::{ByteLoop, Conversion, Part};
 
 use super::convert::convert;
-pub(super) use place::Place;
+pub(super) use place::Destination;
 use place::each;
-use tiles::Writer;
+use tiles::ElementWriter;
 
 /// Copies the elements of a part, whose `from` counts from the beginning of `window`.
-pub(super) fn scatter(window: &[u8], part: Part<'_>, mut place: impl Place) {
+pub(super) fn scatter(window: &[u8], part: Part<'_>, mut place: impl Destination) {
     copy(window, part, &mut place);
 }
 
 /// For any place, so that it is compiled here and not by those who know theirs.
-fn copy(window: &[u8], part: Part<'_>, place: &mut dyn Place) {
+fn copy(window: &[u8], part: Part<'_>, place: &mut dyn Destination) {
     if part.filled_bytes() == 0 {
         return;
     }
@@ -36,14 +36,14 @@ fn copy(window: &[u8], part: Part<'_>, place: &mut dyn Place) {
         }
         outer => (element, outer),
     };
-    if tiles::are_for(run) {
+    if tiles::supports(run) {
         let runs = Part {
             element: run as u32,
             to_element: run as u32,
             loops: outer,
             ..part
         };
-        return tiles::write(window, runs, place, Writer::of(&runs));
+        return tiles::write(window, runs, place, ElementWriter::of(&runs));
     }
     each(outer, part.from, part.to, &mut |from, to| {
         let bytes = &window[from as usize..][..run as usize];
@@ -55,21 +55,21 @@ fn copy(window: &[u8], part: Part<'_>, place: &mut dyn Place) {
 pub(super) fn scatter_converted(
     window: &[u8],
     part: Part<'_>,
-    mut place: impl Place,
+    mut place: impl Destination,
     how: &Conversion,
 ) {
     copy_converted(window, part, &mut place, how);
 }
 
-fn copy_converted(window: &[u8], part: Part<'_>, place: &mut dyn Place, how: &Conversion) {
+fn copy_converted(window: &[u8], part: Part<'_>, place: &mut dyn Destination, how: &Conversion) {
     if part.filled_bytes() == 0 {
         return;
     }
     let (element, to_element) = (u64::from(part.element), u64::from(part.to_element));
     let (count, outer) = match part.loops {
         [run, outer @ ..] if (run.from, run.to) == (element, to_element) => (run.count, outer),
-        _ if tiles::are_for(element) => {
-            return tiles::write(window, part, place, Writer::Convert(how));
+        _ if tiles::supports(element) => {
+            return tiles::write(window, part, place, ElementWriter::Convert(how));
         }
         outer => (1, outer),
     };
@@ -92,7 +92,7 @@ mod tests {
 
     use super::*;
     use crate::Dtype;
-    use crate::graph::Step;
+    use crate::graph::ElementOp;
 
     /// What one element after the other gives.
     fn plainly(window: &[u8], part: Part<'_>, target: &mut [u8], how: Option<&Conversion>) {
@@ -228,7 +228,7 @@ mod tests {
                 (Dtype::F64, Dtype::F32),
                 (Dtype::I8, Dtype::F32),
             ] {
-                let how = Conversion { from: here, steps: vec![Step::Cast(there)] };
+                let how = Conversion { from: here, steps: vec![ElementOp::Cast(there)] };
                 let sizes = ((here.bits() / 8) as u32, (there.bits() / 8) as u32);
                 check(&permuted, (from, to), sizes, Some(&how));
             }

@@ -17,7 +17,7 @@ use crate::Error;
 use crate::plan::{Fill, LoadPlan, Target};
 
 /// The targets of an execution.
-pub(super) struct Shared<'e, S: Sink> {
+pub(super) struct SharedTargets<'e, S: Sink> {
     sink: &'e S,
     targets: &'e [Target],
     fills: &'e [Fill],
@@ -26,7 +26,7 @@ pub(super) struct Shared<'e, S: Sink> {
 
 struct Slot<B> {
     /// Into `buffer`, once there is one.
-    place: OnceLock<Place>,
+    place: OnceLock<TargetMemory>,
     /// Not touched while `place` is in use: from its making to its completion.
     buffer: Mutex<Option<B>>,
     missing: AtomicU64,
@@ -34,26 +34,26 @@ struct Slot<B> {
 
 /// The memory of a target while it is filled.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct TargetMemory {
     start: *mut u8,
     len: usize,
 }
 
 // SAFETY: what is behind the pointer is owned by the slot and may be sent (`Sink::Buffer: Send`).
-unsafe impl Send for Place {}
+unsafe impl Send for TargetMemory {}
 // SAFETY: through a shared place different threads touch different bytes only, see above.
-unsafe impl Sync for Place {}
+unsafe impl Sync for TargetMemory {}
 
-impl Place {
-    fn new(bytes: &mut [u8]) -> Place {
-        Place {
+impl TargetMemory {
+    fn new(bytes: &mut [u8]) -> TargetMemory {
+        TargetMemory {
             start: bytes.as_mut_ptr(),
             len: bytes.len(),
         }
     }
 }
 
-impl scatter::Place for &Place {
+impl scatter::Destination for &TargetMemory {
     /// Each byte is asked for once, by the thread whose chunk has its element.
     fn bytes(&mut self, range: Range<u64>) -> &mut [u8] {
         let (start, end) = (range.start as usize, range.end as usize);
@@ -68,9 +68,9 @@ impl scatter::Place for &Place {
     }
 }
 
-impl<'e, S: Sink> Shared<'e, S> {
+impl<'e, S: Sink> SharedTargets<'e, S> {
     /// Completes the targets that need nothing: those without bytes and those that are filled.
-    pub(super) fn new(plan: &'e LoadPlan, sink: &'e S) -> Result<Shared<'e, S>, S::Error> {
+    pub(super) fn new(plan: &'e LoadPlan, sink: &'e S) -> Result<SharedTargets<'e, S>, S::Error> {
         let (targets, fills) = (plan.targets(), plan.fills());
         let mut missing: Vec<u64> = targets.iter().map(|target| target.bytes).collect();
         for fill in fills {
@@ -81,7 +81,7 @@ impl<'e, S: Sink> Shared<'e, S> {
             buffer: Mutex::new(None),
             missing: AtomicU64::new(*missing),
         });
-        let shared = Shared {
+        let shared = SharedTargets {
             sink,
             targets,
             fills,
@@ -96,7 +96,7 @@ impl<'e, S: Sink> Shared<'e, S> {
     }
 
     /// The memory of a target, asked of the sink for the first one who needs it.
-    pub(super) fn place(&self, target: usize) -> Result<&Place, S::Error> {
+    pub(super) fn place(&self, target: usize) -> Result<&TargetMemory, S::Error> {
         let slot = &self.slots[target];
         if let Some(place) = slot.place.get() {
             return Ok(place);
@@ -111,7 +111,7 @@ impl<'e, S: Sink> Shared<'e, S> {
         check(&self.targets[target], bytes)?;
         let fills = self.fills.iter().filter(|it| it.target as usize == target);
         fills.for_each(|it| scatter::fill(&it.loops, it.to, &it.element, bytes));
-        Ok(slot.place.get_or_init(|| Place::new(bytes)))
+        Ok(slot.place.get_or_init(|| TargetMemory::new(bytes)))
     }
 
     /// Counts bytes that are there. Gives the target back, and says so, if these were the last.

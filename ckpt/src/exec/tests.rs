@@ -1,8 +1,8 @@
 //! Plans carried out against the plain evaluation of the same expressions.
 
 mod computed;
+mod element_ops;
 mod replicas;
-mod steps;
 mod world;
 
 use std::collections::BTreeMap;
@@ -56,16 +56,16 @@ fn options() -> impl Strategy<Value = Options> {
     );
     let leave = any::<bool>();
     (sizes, any::<bool>(), 1..5usize, leave).prop_map(
-        |((gap, window, straight), direct, threads, leave)| {
-            let (alignment, straight) = match direct {
+        |((gap, window, in_place), direct, threads, leave)| {
+            let (alignment, in_place) = match direct {
                 true => (4096, u64::MAX),
-                false => (1, straight),
+                false => (1, in_place),
             };
             let targets = if leave { Targets::Leave } else { Targets::Stay };
             Options {
                 gap,
                 window,
-                straight,
+                in_place,
                 alignment,
                 threads,
                 targets,
@@ -89,16 +89,16 @@ proptest! {
     #[test]
     fn executed_is_evaluated(
         seed in any::<u64>(),
-        wants in 1..5usize,
+        requests in 1..5usize,
         depth in 0..7u32,
         options in options(),
         choice in backend(),
     ) {
-        let mut world = World::wanting(seed, wants, depth);
+        let mut world = World::with_requests(seed, requests, depth);
         let folder = world.write();
         let folder = Folder::open(folder.path()).unwrap();
-        let (catalog, wants) = (Catalog::of(&folder), &world.wants);
-        let plan = LoadPlan::new(&world.graph, &catalog, wants, &options).unwrap();
+        let (catalog, requests) = (Catalog::of(&folder), &world.requests);
+        let plan = LoadPlan::new(&world.graph, &catalog, requests, &options).unwrap();
 
         let (sink, seen) = (Collect::default(), AtomicU64::new(0));
         let sources = Sources::open(&folder, choice).unwrap();
@@ -127,16 +127,16 @@ fn large() -> (tempfile::TempDir, Folder, LoadPlan) {
     let opened = Folder::open(folder.path()).unwrap();
     let mut graph = Graph::new();
     let x = graph.source("x", Dtype::F32, &[1 << 10, 1 << 10]).unwrap();
-    let turned = graph.transpose(x, 0, 1).unwrap();
-    let wants = [
+    let transposed = graph.transpose(x, 0, 1).unwrap();
+    let requests = [
         LoadRequest::all("x", &graph, x),
-        LoadRequest::all("turned", &graph, turned),
+        LoadRequest::all("transposed", &graph, transposed),
     ];
     let options = Options {
         window: 64 << 10,
         ..Options::default()
     };
-    let plan = LoadPlan::new(&graph, &Catalog::of(&opened), &wants, &options).unwrap();
+    let plan = LoadPlan::new(&graph, &Catalog::of(&opened), &requests, &options).unwrap();
     (folder, opened, plan)
 }
 
@@ -205,7 +205,7 @@ fn memory_of_another_size_is_refused() {
     let sink = Slices::new([&mut right[..], &mut wrong[..]]);
     let error = execute(&plan, &sources, &sink, &|_| {}).unwrap_err();
     assert!(
-        error.to_string().contains("`turned` has 4194304 bytes"),
+        error.to_string().contains("`transposed` has 4194304 bytes"),
         "{error}"
     );
 

@@ -4,7 +4,7 @@
 use super::compute::{Computation, TensorType};
 use super::expression::Op;
 use super::scalar::widens;
-use super::{Expr, Graph, GraphError, Real, Scalar, Short, Step};
+use super::{ElementOp, Expr, Graph, GraphError, Real, Scalar, Short};
 use crate::Dtype;
 
 impl Graph {
@@ -54,7 +54,7 @@ impl Graph {
         }
         if let Op::Each {
             of: before,
-            step: Step::Cast(_),
+            step: ElementOp::Cast(_),
         } = self.node(of).op
             && self.dtype(before) == to
             && widens(to, from)
@@ -62,7 +62,7 @@ impl Graph {
             return Ok(before);
         }
         self.check_number("cast", from, to)?;
-        let step = Step::Cast(to);
+        let step = ElementOp::Cast(to);
         self.add(Op::Each { of, step }, Short::from_slice(self.shape(of)), to)
     }
 
@@ -71,7 +71,7 @@ impl Graph {
     /// # Errors
     /// [`GraphError::NotFloat`].
     pub fn scale(&mut self, of: Expr, by: f64) -> Result<Expr, GraphError> {
-        self.each("scale", of, Step::Scale(Real(by)))
+        self.each("scale", of, ElementOp::Scale(Real(by)))
     }
 
     /// Each element plus a number.
@@ -79,7 +79,7 @@ impl Graph {
     /// # Errors
     /// [`GraphError::NotFloat`].
     pub fn add_number(&mut self, of: Expr, what: f64) -> Result<Expr, GraphError> {
-        self.each("add", of, Step::Add(Real(what)))
+        self.each("add", of, ElementOp::Add(Real(what)))
     }
 
     /// What is computed from whole tensors.
@@ -103,7 +103,7 @@ impl Graph {
         (self.dtype(of), self.shape(of).to_vec())
     }
 
-    fn each(&mut self, op: &'static str, of: Expr, step: Step) -> Result<Expr, GraphError> {
+    fn each(&mut self, op: &'static str, of: Expr, step: ElementOp) -> Result<Expr, GraphError> {
         let dtype = self.dtype(of);
         self.check_number(op, dtype, dtype)?;
         self.add(

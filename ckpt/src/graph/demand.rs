@@ -7,7 +7,7 @@ use smallvec::{SmallVec, smallvec};
 use super::Short;
 
 /// The most copies for a region.
-pub(super) const MOST_PIECES: usize = 1 << 16;
+pub(super) const MAX_COPIES: usize = 1 << 16;
 
 /// A strided box of an expression's coordinates. Element `start + sum(i * step)`, each step along
 /// its dim, goes to `destination + sum(i * stride)`.
@@ -16,7 +16,7 @@ pub(super) struct Demand {
     pub(super) destination: u64,
     /// The first coordinate, by dim.
     pub(super) start: Short<u64>,
-    pub(super) loops: Short<Wanted>,
+    pub(super) loops: Short<DemandLoop>,
 }
 
 /// Parts of a demand: one, nearly always.
@@ -24,7 +24,7 @@ pub(super) type Parts = SmallVec<[Demand; 1]>;
 
 /// A loop of a demand. A dim may have several, nested.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Wanted {
+pub(super) struct DemandLoop {
     pub(super) count: u64,
     pub(super) dim: usize,
     /// From one to the next along the dim.
@@ -33,7 +33,7 @@ pub(super) struct Wanted {
     pub(super) stride: u64,
 }
 
-impl Wanted {
+impl DemandLoop {
     /// From the first to the last along the dim.
     pub(super) fn reach(&self) -> u64 {
         (self.count - 1) * self.step
@@ -41,18 +41,18 @@ impl Wanted {
 }
 
 /// From the first to the last of nested loops along their dim.
-pub(super) fn span(loops: &[Wanted]) -> u64 {
-    loops.iter().map(Wanted::reach).sum()
+pub(super) fn span(loops: &[DemandLoop]) -> u64 {
+    loops.iter().map(DemandLoop::reach).sum()
 }
 
 /// How far along their dim, and in the destination, the turn of this number of nested loops is; the
 /// first loop turns fastest.
-pub(super) fn nth(loops: &[Wanted], mut turn: u64) -> (u64, u64) {
+pub(super) fn nth(loops: &[DemandLoop], mut iteration: u64) -> (u64, u64) {
     let (mut along, mut destination) = (0, 0);
     for it in loops {
-        along += turn % it.count * it.step;
-        destination += turn % it.count * it.stride;
-        turn /= it.count;
+        along += iteration % it.count * it.step;
+        destination += iteration % it.count * it.stride;
+        iteration /= it.count;
     }
     (along, destination)
 }
@@ -61,22 +61,22 @@ impl Demand {
     /// The same with the coordinate of a dim, and the loops along it, seen by the operand.
     pub(super) fn map_dim(mut self, dim: usize, start: u64, step: u64) -> Demand {
         self.start[dim] = start;
-        for wanted in self.loops.iter_mut().filter(|it| it.dim == dim) {
-            wanted.step *= step;
+        for dim_loop in self.loops.iter_mut().filter(|it| it.dim == dim) {
+            dim_loop.step *= step;
         }
         self
     }
 
     /// The same with another number for each loop's dim.
     pub(super) fn renumber(mut self, dim: impl Fn(usize) -> usize) -> Demand {
-        for wanted in &mut self.loops {
-            wanted.dim = dim(wanted.dim);
+        for dim_loop in &mut self.loops {
+            dim_loop.dim = dim(dim_loop.dim);
         }
         self
     }
 
     /// The loops along a dim, and the demand without that dim, at its first coordinate.
-    pub(super) fn split_at_dim(&self, dim: usize) -> (Short<Wanted>, Demand) {
+    pub(super) fn split_at_dim(&self, dim: usize) -> (Short<DemandLoop>, Demand) {
         let (along, across) = self.loops.iter().copied().partition(|it| it.dim == dim);
         let mut demand = Demand {
             destination: self.destination,
@@ -99,20 +99,20 @@ impl Demand {
     }
 
     /// The part whose coordinate in the dim of a loop, the only one along it, lies in `low..high`.
-    fn clip_loop(&self, at: usize, only: &Wanted, low: u64, high: u64) -> Parts {
-        let turns = turns(self.start[only.dim], only, 0, 0, low..high);
-        if turns.is_empty() {
+    fn clip_loop(&self, at: usize, only: &DemandLoop, low: u64, high: u64) -> Parts {
+        let iterations = iterations(self.start[only.dim], only, 0, 0, low..high);
+        if iterations.is_empty() {
             return Parts::new();
         }
         let mut part = self.clone();
-        part.start[only.dim] += turns.start * only.step;
-        part.destination += turns.start * only.stride;
-        part.loops[at].count = turns.end - turns.start;
+        part.start[only.dim] += iterations.start * only.step;
+        part.destination += iterations.start * only.stride;
+        part.loops[at].count = iterations.end - iterations.start;
         smallvec![part]
     }
 
     fn clip_loops(&self, dim: usize, low: u64, high: u64) -> Parts {
-        let (mut along, others): (Short<Wanted>, Short<Wanted>) =
+        let (mut along, others): (Short<DemandLoop>, Short<DemandLoop>) =
             self.loops.iter().copied().partition(|it| it.dim == dim);
         along.sort_by_key(|it| std::cmp::Reverse(it.step));
         let mut clip = Clip {
@@ -134,16 +134,16 @@ struct Clip<'d> {
     low: u64,
     high: u64,
     /// Loops along other dims.
-    others: Short<Wanted>,
+    others: Short<DemandLoop>,
     parts: Parts,
 }
 
 impl Clip<'_> {
     /// Adds what lies inside of the loops in `open`, outermost first, and in `inside`, none of
     /// whose turns reaches out.
-    fn cut(&mut self, destination: u64, start: u64, open: &[Wanted], inside: &[Wanted]) {
+    fn cut(&mut self, destination: u64, start: u64, open: &[DemandLoop], inside: &[DemandLoop]) {
         let last = start + span(open) + span(inside);
-        if last < self.low || start >= self.high || self.parts.len() > MOST_PIECES {
+        if last < self.low || start >= self.high || self.parts.len() > MAX_COPIES {
             return;
         }
         if start >= self.low && last < self.high {
@@ -166,25 +166,25 @@ impl Clip<'_> {
         };
         let reach = span(inner) + span(inside);
         let (touching, whole) = (
-            turns(start, outer, 0, reach, self.low..self.high),
-            turns(start, outer, reach, 0, self.low..self.high),
+            iterations(start, outer, 0, reach, self.low..self.high),
+            iterations(start, outer, reach, 0, self.low..self.high),
         );
         // Those at the ends only: there may be more in between than can be walked through.
         let whole = match whole.is_empty() {
             true => touching.end..touching.end,
             false => whole,
         };
-        for turn in (touching.start..whole.start).chain(whole.end..touching.end) {
-            let (to, from) = (turn * outer.stride, turn * outer.step);
+        for iteration in (touching.start..whole.start).chain(whole.end..touching.end) {
+            let (to, from) = (iteration * outer.stride, iteration * outer.step);
             self.cut(destination + to, start + from, inner, inside);
         }
         if !whole.is_empty() {
-            let kept = Wanted {
+            let kept = DemandLoop {
                 count: whole.end - whole.start,
                 ..*outer
             };
             let (to, from) = (whole.start * outer.stride, whole.start * outer.step);
-            let inside: Short<Wanted> = inside.iter().copied().chain([kept]).collect();
+            let inside: Short<DemandLoop> = inside.iter().copied().chain([kept]).collect();
             self.cut(destination + to, start + from, inner, &inside);
         }
     }
@@ -192,7 +192,13 @@ impl Clip<'_> {
 
 /// The turns of a loop that begin at `range.start - before` or later, and end, `after` their
 /// beginning, before `range.end`.
-fn turns(start: u64, outer: &Wanted, after: u64, before: u64, range: Range<u64>) -> Range<u64> {
+fn iterations(
+    start: u64,
+    outer: &DemandLoop,
+    after: u64,
+    before: u64,
+    range: Range<u64>,
+) -> Range<u64> {
     let first = range.start.saturating_sub(before).saturating_sub(start);
     let first = first.div_ceil(outer.step).min(outer.count);
     let room = range.end.checked_sub(start + after + 1);

@@ -9,11 +9,11 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 
 use super::Short;
 use super::compute::Computation;
+use super::element_copy::Leaf;
 use super::error::GraphError;
 use super::expr_set::ExprSet;
 use super::ids::{Expr, SourceId};
-use super::piece::Leaf;
-use super::scalar::{Scalar, Step};
+use super::scalar::{ElementOp, Scalar};
 use crate::Dtype;
 use crate::name_list::NameList;
 
@@ -39,7 +39,7 @@ pub(super) struct Node {
 }
 
 /// The most operations on top of each other: they are followed by recursion.
-const MOST_DEPTH: u32 = 256;
+const MAX_DEPTH: u32 = 256;
 
 /// Where the elements of an expression come from.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -53,7 +53,7 @@ pub(super) enum Op {
     /// Each element on its own.
     Each {
         of: Expr,
-        step: Step,
+        step: ElementOp,
     },
     /// A tensor that is computed as a whole, or by rows.
     Computed {
@@ -515,8 +515,8 @@ impl Graph {
                 check_size(op.name(), &shape)?;
                 let depths = op.operands().iter().map(|of| nodes[of.index()].depth);
                 let depth = depths.max().map_or(0, |depth| depth + 1);
-                if depth > MOST_DEPTH {
-                    let (op, limit) = (op.name(), MOST_DEPTH);
+                if depth > MAX_DEPTH {
+                    let (op, limit) = (op.name(), MAX_DEPTH);
                     return Err(GraphError::TooDeep { op, limit });
                 }
                 free.insert(Expr(nodes.len() as u32));

@@ -26,27 +26,27 @@
 mod compute;
 mod computing;
 mod demand;
+mod element_copy;
 mod error;
 mod expr_set;
 mod expression;
 mod float8;
 mod ids;
-mod piece;
-mod pull;
 mod scalar;
 #[cfg(test)]
 mod tests;
+mod trace;
 
 use smallvec::SmallVec;
 
 pub use compute::{Computation, Compute, Operand, TensorType};
+pub use element_copy::{ElementCopy, Leaf, Loop};
 pub use error::GraphError;
 pub(crate) use expr_set::ExprSet;
 pub use expression::Graph;
 pub use ids::{Expr, SourceId};
-pub use piece::{Leaf, Loop, Piece};
 pub(crate) use scalar::widens;
-pub use scalar::{Real, Scalar, Step};
+pub use scalar::{ElementOp, Real, Scalar};
 
 /// What is nearly always short, as dims and loops are, and so needs no memory of its own.
 pub(crate) type Short<T> = SmallVec<[T; 4]>;

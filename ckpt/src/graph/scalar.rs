@@ -90,7 +90,7 @@ impl std::hash::Hash for Real {
 
 /// What is done to an element. Computed in f64, rounded to nearest even once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Step {
+pub enum ElementOp {
     /// To another float dtype.
     Cast(Dtype),
     /// Times a number, in the element's dtype.
@@ -99,13 +99,13 @@ pub enum Step {
     Add(Real),
 }
 
-impl Step {
+impl ElementOp {
     /// What messages call it.
     pub fn name(&self) -> &'static str {
         match self {
-            Step::Cast(_) => "cast",
-            Step::Scale(_) => "scale",
-            Step::Add(_) => "add",
+            ElementOp::Cast(_) => "cast",
+            ElementOp::Scale(_) => "scale",
+            ElementOp::Add(_) => "add",
         }
     }
 
@@ -114,10 +114,10 @@ impl Step {
     pub fn apply(self, element: Scalar) -> Option<Scalar> {
         let (dtype, value) = (element.dtype, element.value()?);
         match self {
-            Step::Cast(to) if to == dtype => Some(element),
-            Step::Cast(to) => Scalar::nearest(to, value),
-            Step::Scale(by) => Scalar::nearest(dtype, value * by.0),
-            Step::Add(what) => Scalar::nearest(dtype, value + what.0),
+            ElementOp::Cast(to) if to == dtype => Some(element),
+            ElementOp::Cast(to) => Scalar::nearest(to, value),
+            ElementOp::Scale(by) => Scalar::nearest(dtype, value * by.0),
+            ElementOp::Add(what) => Scalar::nearest(dtype, value + what.0),
         }
     }
 }
@@ -146,7 +146,7 @@ mod tests {
                 for bits in 0..1u64 << from.bits() {
                     let element = Scalar::from_bits(from, bits);
                     let value = element.value().unwrap();
-                    let wide = Step::Cast(to).apply(element).unwrap();
+                    let wide = ElementOp::Cast(to).apply(element).unwrap();
                     let same = wide.value().unwrap().to_bits() == value.to_bits();
                     assert!(same || value.is_nan(), "{from} {bits:#x} as {to}");
                 }
@@ -160,7 +160,7 @@ mod tests {
     fn casts_round_once() {
         let above = 1.0 + 2f64.powi(-8) + 2f64.powi(-40);
         let element = Scalar::nearest(Dtype::F64, above).unwrap();
-        let cast = Step::Cast(Dtype::BF16).apply(element).unwrap();
+        let cast = ElementOp::Cast(Dtype::BF16).apply(element).unwrap();
         assert_eq!(cast.value(), Some(1.0 + 2f64.powi(-7)));
         assert_eq!(bf16::from_f32(above as f32).to_f64(), 1.0);
     }
@@ -168,7 +168,7 @@ mod tests {
     #[test]
     fn integers_have_no_steps() {
         let seven = Scalar::from_bits(Dtype::I32, 7);
-        assert_eq!(Step::Cast(Dtype::F32).apply(seven), None);
+        assert_eq!(ElementOp::Cast(Dtype::F32).apply(seven), None);
         assert_eq!(Scalar::nearest(Dtype::I32, 7.0), None);
     }
 }

@@ -276,24 +276,24 @@ impl Compute for Opaque {
 }
 
 /// Carries pieces out; every element of the destination is written once.
-fn carry_out(pieces: &[Piece], leaves: &HashMap<Leaf, Dense>, count: u64) -> Vec<u64> {
+fn carry_out(copies: &[ElementCopy], leaves: &HashMap<Leaf, Dense>, count: u64) -> Vec<u64> {
     let mut out = vec![None; count as usize];
-    for piece in pieces {
-        for turn in 0..piece.elements() {
+    for copy in copies {
+        for iteration in 0..copy.elements() {
             let (mut rest, mut from, mut to) =
-                (turn, piece.source_offset, piece.destination_offset);
-            for it in &piece.loops {
+                (iteration, copy.source_offset, copy.destination_offset);
+            for it in &copy.loops {
                 from += rest % it.count * it.source_stride;
                 to += rest % it.count * it.destination_stride;
                 rest /= it.count;
             }
             assert_eq!(out[to as usize], None, "written twice: {piece:?}");
-            let element = match piece.from {
+            let element = match copy.from {
                 Leaf::Fill(value) => value,
                 leaf => Scalar::from_bits(Dtype::F32, leaves[&leaf].elements[from as usize]),
             };
-            let step = |element, step: &Step| step.apply(element).unwrap();
-            out[to as usize] = Some(piece.steps.iter().fold(element, step).bits());
+            let step = |element, step: &ElementOp| step.apply(element).unwrap();
+            out[to as usize] = Some(copy.steps.iter().fold(element, step).bits());
         }
     }
     out.into_iter().map(Option::unwrap).collect()
@@ -327,11 +327,11 @@ proptest! {
             let at: Vec<u64> = at.iter().zip(&region).map(|(at, range)| at + range.start).collect();
             all.at(&at)
         });
-        let pieces = graph.pull(expr, &region).unwrap();
+        let copies = graph.copies(expr, &region).unwrap();
         let count = expected.elements.len() as u64;
-        let found = carry_out(&pieces, &evaluation.leaves, count);
+        let found = carry_out(&copies, &evaluation.leaves, count);
         prop_assert_eq!(found, expected.elements);
-        prop_assert_eq!(pieces.iter().map(Piece::elements).sum::<u64>(), count);
+        prop_assert_eq!(copies.iter().map(ElementCopy::elements).sum::<u64>(), count);
     }
 }
 
@@ -354,11 +354,11 @@ fn a_rank_reads_what_it_keeps() {
     // [experts, 2, features, hidden]: a rank keeps half of the features of gate and up alike.
     let fused = graph.stack(&gates_and_ups, 0).unwrap();
     let region = [0..experts / 8, 0..2, 0..features / 2, 0..hidden];
-    let pieces = graph.pull(fused, &region).unwrap();
-    assert_eq!(pieces.len() as u64, experts / 8 * 2);
-    let read: u64 = pieces.iter().map(Piece::elements).sum();
+    let copies = graph.copies(fused, &region).unwrap();
+    assert_eq!(copies.len() as u64, experts / 8 * 2);
+    let read: u64 = copies.iter().map(ElementCopy::elements).sum();
     assert_eq!(read * 16, experts * 2 * features * hidden);
-    assert!(pieces.iter().all(|it| it.run() == features / 2 * hidden));
+    assert!(copies.iter().all(|it| it.run() == features / 2 * hidden));
 }
 
 /// What is copied as it lies is one run, however it was cut and joined.
@@ -370,16 +370,16 @@ fn pieces_join_into_runs() {
     let joined = graph.concat(&cut, 0).unwrap();
     let flat = graph.flatten(joined, 0).unwrap();
     let rows = graph.unflatten(flat, 0, 2).unwrap();
-    let pieces = graph.pull(rows, &[0..2, 0..12]).unwrap();
-    assert!(pieces.iter().all(|it| it.run() == it.elements()));
-    assert_eq!(pieces.len(), 2);
+    let copies = graph.copies(rows, &[0..2, 0..12]).unwrap();
+    assert!(copies.iter().all(|it| it.run() == it.elements()));
+    assert_eq!(copies.len(), 2);
 
-    let turned = graph.transpose(x, 0, 1).unwrap();
-    let [piece] = &graph.pull(turned, &[0..4, 0..6]).unwrap()[..] else {
+    let transposed = graph.transpose(x, 0, 1).unwrap();
+    let [copy] = &graph.copies(transposed, &[0..4, 0..6]).unwrap()[..] else {
         panic!("one copy");
     };
-    assert_eq!((piece.elements(), piece.run()), (24, 1));
-    assert_eq!(graph.pull(x, &[2..2, 0..4]), Ok(Vec::new()));
+    assert_eq!((copy.elements(), copy.run()), (24, 1));
+    assert_eq!(graph.copies(x, &[2..2, 0..4]), Ok(Vec::new()));
 }
 
 #[test]
@@ -404,7 +404,7 @@ fn what_does_not_fit_is_named() {
         graph
             .source("huge", Dtype::F32, &[1 << 40, 1 << 40])
             .unwrap_err(),
-        graph.pull(x, &[0..7, 0..4]).unwrap_err(),
+        graph.copies(x, &[0..7, 0..4]).unwrap_err(),
         graph.source("x", Dtype::F32, &[24]).unwrap_err(),
         graph.cast(whole, Dtype::F32).unwrap_err(),
         graph.cast(x, Dtype::F8E4M3).unwrap_err(),
@@ -459,7 +459,7 @@ fn a_torn_layout_is_refused() {
     let flat = graph.flatten(x, 0).unwrap();
     let torn = graph.slice(flat, 0, (0, 1 << 17, 7)).unwrap();
     let all = 0..1 << 17;
-    let error = graph.pull(torn, std::slice::from_ref(&all)).unwrap_err();
+    let error = graph.copies(torn, std::slice::from_ref(&all)).unwrap_err();
     assert!(
         matches!(error, GraphError::Fragmented { op: "flatten", .. }),
         "{error}"
@@ -488,8 +488,8 @@ fn extents_beyond_all_bounds_are_pulled_at_once() {
     let mut graph = Graph::new();
     let x = graph.source("x", Dtype::F32, &[8, 4]).unwrap();
     let padded = graph.pad(x, 0, 1 << 50, 0.0).unwrap();
-    let pieces = graph.pull(padded, &[3..1 << 50, 0..4]).unwrap();
-    let elements: Vec<u64> = pieces.iter().map(Piece::elements).collect();
+    let copies = graph.copies(padded, &[3..1 << 50, 0..4]).unwrap();
+    let elements: Vec<u64> = copies.iter().map(ElementCopy::elements).collect();
     assert_eq!(elements, [5 * 4, ((1 << 50) - 8) * 4]);
 }
 

@@ -14,12 +14,12 @@ use crate::name_list::NameList;
 
 /// The tensors that a map makes, as they come, each with the line of its rule.
 #[derive(Default)]
-pub(super) struct Made {
+pub(super) struct Outputs {
     names: NameList,
     made: Vec<(Expr, usize)>,
 }
 
-impl Made {
+impl Outputs {
     /// Adds a tensor, or tells the line that made one of this name before.
     fn add(&mut self, name: &str, expr: Expr, line: usize) -> Result<(), usize> {
         let added = self.names.add(name, || name.into());
@@ -42,7 +42,7 @@ impl Made {
 /// What binding comes to.
 pub(super) struct Binding {
     pub(super) tensors: Tensors,
-    pub(super) made: Made,
+    pub(super) made: Outputs,
     /// Tensors that were used, of those there are.
     pub(super) used: ExprSet,
     pub(super) ties: BTreeSet<(String, String)>,
@@ -53,26 +53,26 @@ pub(super) struct Binding {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dtypes {
     /// Converted to what is wanted.
-    AsWanted,
+    AsRequested,
     /// What they are.
-    AsMade,
+    Unchanged,
 }
 
 /// Carries out all rules of `mapping` on `tensors`, for what is wanted, or for all that there is.
 pub(super) fn bind(
     mapping: &Mapping,
     tensors: Tensors,
-    wanted: Option<&[TensorSpec]>,
+    targets: Option<&[TensorSpec]>,
     dtypes: Dtypes,
 ) -> Binding {
-    let there = tensors.named.clone();
+    let sources = tensors.named.clone();
     // A wanted tensor too large to exist is found out when nothing makes it.
-    let wanted = wanted.map(|specs| Tensors::of(specs).0);
-    let names = wanted.as_ref().map(|wanted| wanted.named.clone());
-    let wanted = wanted.zip(names.as_deref());
+    let targets = targets.map(|specs| Tensors::of(specs).0);
+    let names = targets.as_ref().map(|targets| targets.named.clone());
+    let targets = targets.zip(names.as_deref());
     let mut binder = Binder {
-        there: &there,
-        wanted: wanted.map(|(tensors, named)| Wanted {
+        sources: &sources,
+        targets: targets.map(|(tensors, named)| Targets {
             named,
             tensors,
             made: ExprSet::default(),
@@ -82,7 +82,7 @@ pub(super) fn bind(
         name: String::new(),
         binding: Binding {
             tensors,
-            made: Made::default(),
+            made: Outputs::default(),
             used: ExprSet::default(),
             ties: BTreeSet::new(),
             report: Report::default(),
@@ -94,14 +94,14 @@ pub(super) fn bind(
     for rule in others.into_iter().chain(catch_alls) {
         binder.rule(rule);
     }
-    binder.left_over(mapping);
+    binder.report_unused(mapping);
     binder.binding
 }
 
 struct Binder<'b> {
     /// What there is.
-    there: &'b Named,
-    wanted: Option<Wanted<'b>>,
+    sources: &'b Named,
+    targets: Option<Targets<'b>>,
     dtypes: Dtypes,
     /// The last name that was made.
     name: String,
@@ -109,7 +109,7 @@ struct Binder<'b> {
 }
 
 /// What is to be made.
-struct Wanted<'b> {
+struct Targets<'b> {
     named: &'b Named,
     tensors: Tensors,
     made: ExprSet,
@@ -146,21 +146,21 @@ impl<'b> Binder<'b> {
 
     /// What a rule cannot make, because of what was told before.
     fn fail(&mut self, left: &Term, captures: &Captures<'_>) {
-        let Some(wanted) = &mut self.wanted else {
+        let Some(targets) = &mut self.targets else {
             return;
         };
         for (template, _) in left.names() {
-            let matching = wanted.named.matching(template, captures);
-            wanted.failed.extend(matching.map(|(expr, _)| expr));
+            let matching = targets.named.matching(template, captures);
+            targets.failed.extend(matching.map(|(expr, _)| expr));
         }
     }
 
     /// What the captures of a rule stand for: as the wanted names say, or else those that are there.
     fn instances(&self, rule: &'b Rule) -> Vec<Captures<'b>> {
         let free = rule.left.free_captures();
-        let (side, named, taken) = match &self.wanted {
-            Some(wanted) => (&rule.left, wanted.named, &wanted.made),
-            None => (&rule.right, self.there, &self.binding.used),
+        let (side, named, taken) = match &self.targets {
+            Some(targets) => (&rule.left, targets.named, &targets.made),
+            None => (&rule.right, self.sources, &self.binding.used),
         };
         let is_catch_all = rule.is_catch_all();
         let names = side.names();
@@ -230,7 +230,7 @@ impl<'b> Binder<'b> {
         line: usize,
     ) -> Result<(), Unsolved> {
         let operands = self.operands(call, value, captures)?;
-        let types = self.wanted_types(&operands);
+        let types = self.target_types(&operands);
         let (graph, count) = (&mut self.binding.tensors.graph, operands.len());
         let parts = solve::operands(graph, &call.action, value, count, types.as_deref())?;
         for ((term, captures), part) in operands.iter().zip(parts) {
@@ -276,8 +276,8 @@ impl<'b> Binder<'b> {
         }
         let mut last = None;
         for (template, _) in &names {
-            let wanted = self.wanted.iter();
-            let matching = wanted.flat_map(|it| it.named.matching(template, captures));
+            let targets = self.targets.iter();
+            let matching = targets.flat_map(|it| it.named.matching(template, captures));
             for (_, found) in matching {
                 if let Some(Value::Number(number)) = found.get(each) {
                     last = last.max(Some(number));
@@ -294,12 +294,12 @@ impl<'b> Binder<'b> {
     }
 
     /// The types of terms on the left side, where all their names are wanted.
-    fn wanted_types(&mut self, terms: &[(&Term, Captures<'_>)]) -> Option<Vec<TensorType>> {
-        let wanted = &mut self.wanted.as_mut()?.tensors;
+    fn target_types(&mut self, terms: &[(&Term, Captures<'_>)]) -> Option<Vec<TensorType>> {
+        let targets = &mut self.targets.as_mut()?.tensors;
         let mut types = Vec::with_capacity(terms.len());
         for (term, captures) in terms {
-            let value = wanted.value(term, captures, &mut Evaluated::default())?;
-            types.push(wanted.graph.tensor_type(value));
+            let value = targets.value(term, captures, &mut Evaluated::default())?;
+            types.push(targets.graph.tensor_type(value));
         }
         Some(types)
     }
@@ -313,19 +313,19 @@ impl<'b> Binder<'b> {
             ..
         } = &mut self.binding;
         let mut expr = value;
-        if let Some(wanted) = &mut self.wanted {
-            let Some(spec) = wanted.named.get(&self.name) else {
-                report.unwanted += 1;
+        if let Some(targets) = &mut self.targets {
+            let Some(spec) = targets.named.get(&self.name) else {
+                report.skipped += 1;
                 return;
             };
-            match as_wanted(&mut tensors.graph, value, wanted, spec, self.dtypes) {
+            match convert_to_target(&mut tensors.graph, value, targets, spec, self.dtypes) {
                 Ok(converted) => expr = converted,
-                Err((made, as_wanted)) => {
-                    wanted.failed.insert(spec);
+                Err((made, convert_to_target)) => {
+                    targets.failed.insert(spec);
                     report.add(Problem::Mismatched {
                         name: self.name.clone(),
                         made,
-                        wanted: as_wanted,
+                        targets: convert_to_target,
                         line,
                     });
                     return;
@@ -338,7 +338,7 @@ impl<'b> Binder<'b> {
                 let name = self.name.clone();
                 report.add(Problem::Narrowed { name, from, to });
             }
-            wanted.made.insert(spec);
+            targets.made.insert(spec);
         }
         if let Err(before) = made.add(&self.name, expr, line) {
             let name = self.name.clone();
@@ -347,11 +347,11 @@ impl<'b> Binder<'b> {
     }
 
     /// What is wanted and not made, and what is there and not used.
-    fn left_over(&mut self, mapping: &Mapping) {
+    fn report_unused(&mut self, mapping: &Mapping) {
         let Binding { used, report, .. } = &mut self.binding;
-        if let Some(wanted) = &self.wanted {
-            for (name, expr) in wanted.named.iter() {
-                if !wanted.made.contains(expr) && !wanted.failed.contains(expr) {
+        if let Some(targets) = &self.targets {
+            for (name, expr) in targets.named.iter() {
+                if !targets.made.contains(expr) && !targets.failed.contains(expr) {
                     let name = name.to_string();
                     report.problems.push(Problem::Unmade { name });
                 }
@@ -361,10 +361,10 @@ impl<'b> Binder<'b> {
         let right = rules.flat_map(|rule| rule.right.names());
         let right: Vec<&Template> = right.map(|(template, _)| template).collect();
         let spoken_of = |name: &str| right.iter().any(|it| it.matches(name).is_some());
-        let unused = self.there.iter().filter(|(_, it)| !used.contains(*it));
+        let unused = self.sources.iter().filter(|(_, it)| !used.contains(*it));
         for (name, _) in unused {
-            match self.wanted.is_some() && spoken_of(name) {
-                true => report.unwanted += 1,
+            match self.targets.is_some() && spoken_of(name) {
+                true => report.skipped += 1,
                 false => report.problems.push(Problem::Unexpected {
                     name: name.to_string(),
                 }),
@@ -374,24 +374,24 @@ impl<'b> Binder<'b> {
 }
 
 /// A tensor as it is wanted; `Err` with what is made and what is wanted when it cannot be.
-fn as_wanted(
+fn convert_to_target(
     graph: &mut Graph,
     value: Expr,
-    wanted: &Wanted<'_>,
+    targets: &Targets<'_>,
     spec: Expr,
     dtypes: Dtypes,
 ) -> Result<Expr, (TensorType, TensorType)> {
-    let wanted = &wanted.tensors.graph;
+    let targets = &targets.tensors.graph;
     let dtype = match dtypes {
-        Dtypes::AsMade => graph.dtype(value),
-        Dtypes::AsWanted => wanted.dtype(spec),
+        Dtypes::Unchanged => graph.dtype(value),
+        Dtypes::AsRequested => targets.dtype(spec),
     };
-    let cast = match graph.shape(value) == wanted.shape(spec) {
+    let cast = match graph.shape(value) == targets.shape(spec) {
         true => graph.cast(value, dtype).ok(),
         false => None,
     };
-    let wanted = || (dtype, wanted.shape(spec).to_vec());
-    cast.ok_or_else(|| (graph.tensor_type(value), wanted()))
+    let targets = || (dtype, targets.shape(spec).to_vec());
+    cast.ok_or_else(|| (graph.tensor_type(value), targets()))
 }
 
 impl Rule {

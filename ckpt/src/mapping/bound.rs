@@ -10,7 +10,7 @@ use super::named::Named;
 use super::report::{AllowedProblems, Problem, Report};
 use super::{Mapping, TensorSpec};
 use crate::Dtype;
-use crate::graph::{Expr, ExprSet, Graph, GraphError, Leaf, Loop, Step, widens};
+use crate::graph::{ElementOp, Expr, ExprSet, Graph, GraphError, Leaf, Loop, widens};
 use crate::plan::LoadRequest;
 
 /// A map bound to tensors, or several on top of each other.
@@ -34,7 +34,7 @@ struct Stage {
 /// A map, and what it is to make.
 struct Binds {
     mapping: Mapping,
-    wanted: Vec<TensorSpec>,
+    targets: Vec<TensorSpec>,
 }
 
 /// Why there is no way back.
@@ -69,12 +69,12 @@ impl Mapping {
     /// All problems that `allowed` do not cover, at once.
     pub fn bind(
         &self,
-        there: &[TensorSpec],
-        wanted: Option<&[TensorSpec]>,
+        sources: &[TensorSpec],
+        targets: Option<&[TensorSpec]>,
         allowed: &AllowedProblems,
     ) -> Result<Bound, Report> {
-        let (tensors, unreadable) = Tensors::of(there);
-        let mut binding = bind(self, tensors, wanted, Dtypes::AsWanted);
+        let (tensors, unreadable) = Tensors::of(sources);
+        let mut binding = bind(self, tensors, targets, Dtypes::AsRequested);
         for (name, error) in unreadable {
             binding.report.add(Problem::Unreadable { name, error });
         }
@@ -156,11 +156,11 @@ impl Bound {
     pub fn then(
         &self,
         next: &Mapping,
-        wanted: Option<&[TensorSpec]>,
+        targets: Option<&[TensorSpec]>,
         allowed: &AllowedProblems,
     ) -> Result<Bound, Report> {
         let made = named(&self.tensors.graph, &self.made);
-        let mut binding = bind(next, made, wanted, Dtypes::AsWanted);
+        let mut binding = bind(next, made, targets, Dtypes::AsRequested);
         binding.used = self.used.clone();
         binding.ties = self.ties.clone();
         binding.tensors.named = self.tensors.named.clone();
@@ -184,8 +184,8 @@ impl Bound {
         let mut back =
             follow(&way_back, Tensors::of(&made).0).map_err(NotInvertible::Unsolvable)?;
 
-        let there = named(&self.tensors.graph, &self.made);
-        let there_and_back = follow(&way_back, there).map_err(NotInvertible::Unsolvable)?;
+        let sources = named(&self.tensors.graph, &self.made);
+        let there_and_back = follow(&way_back, sources).map_err(NotInvertible::Unsolvable)?;
         for name in read.iter().map(|spec| &spec.name) {
             let why = match there_and_back.origin(name)? {
                 Some(origin) if origin == *name => continue,
@@ -195,8 +195,9 @@ impl Bound {
             let name = name.clone();
             return Err(NotInvertible::Changed { name, why });
         }
-        let there = named(&back.tensors.graph, &back.made);
-        let back_and_there = follow(&self.way_there(), there).map_err(NotInvertible::Unsolvable)?;
+        let sources = named(&back.tensors.graph, &back.made);
+        let back_and_there =
+            follow(&self.way_there(), sources).map_err(NotInvertible::Unsolvable)?;
         for name in made.into_iter().map(|spec| spec.name) {
             match back_and_there.origin(&name)? {
                 Some(origin) if origin != name => {
@@ -213,19 +214,19 @@ impl Bound {
         let stages = self.stages.iter();
         let binds = stages.map(|stage| Binds {
             mapping: stage.mapping.clone(),
-            wanted: specs(&self.tensors.graph, &stage.made).collect(),
+            targets: specs(&self.tensors.graph, &stage.made).collect(),
         });
         binds.collect()
     }
 
     /// The maps in the other order and direction, the last of which makes `read`.
     fn way_back(&self, read: Vec<TensorSpec>) -> Vec<Binds> {
-        let mut wanted = read;
+        let mut targets = read;
         let mut back = Vec::new();
-        for there in self.way_there() {
-            let mapping = there.mapping.reversed();
-            let wanted = std::mem::replace(&mut wanted, there.wanted);
-            back.push(Binds { mapping, wanted });
+        for sources in self.way_there() {
+            let mapping = sources.mapping.reversed();
+            let targets = std::mem::replace(&mut targets, sources.targets);
+            back.push(Binds { mapping, targets });
         }
         back.reverse();
         back
@@ -244,12 +245,12 @@ impl Bound {
 /// Binds maps one on top of the other, each to make what it made before, whatever the dtypes.
 fn follow(way: &[Binds], tensors: Tensors) -> Result<Bound, Report> {
     let mut bound: Option<Bound> = None;
-    for Binds { mapping, wanted } in way {
-        let there = match &bound {
+    for Binds { mapping, targets } in way {
+        let sources = match &bound {
             Some(bound) => named(&bound.tensors.graph, &bound.made),
             None => tensors.clone(),
         };
-        let mut binding = bind(mapping, there, Some(wanted), Dtypes::AsMade);
+        let mut binding = bind(mapping, sources, Some(targets), Dtypes::Unchanged);
         let mut before = Vec::new();
         if let Some(bound) = bound {
             binding.used = bound.used;
@@ -287,10 +288,10 @@ fn spec(name: &str, graph: &Graph, expr: Expr) -> TensorSpec {
 }
 
 /// The first of these steps that may change a value.
-fn inexact(mut dtype: Dtype, steps: &[Step]) -> Option<&Step> {
+fn inexact(mut dtype: Dtype, steps: &[ElementOp]) -> Option<&ElementOp> {
     steps.iter().find(|step| match step {
-        Step::Cast(to) => !widens(std::mem::replace(&mut dtype, *to), *to),
-        Step::Scale(_) | Step::Add(_) => true,
+        ElementOp::Cast(to) => !widens(std::mem::replace(&mut dtype, *to), *to),
+        ElementOp::Scale(_) | ElementOp::Add(_) => true,
     })
 }
 
@@ -301,16 +302,16 @@ fn origin(graph: &Graph, name: &str, expr: Expr) -> Result<String, NotInvertible
         why,
     };
     let mut origin = None;
-    for piece in graph.pull_all(expr)? {
-        let Leaf::Source(source) = piece.from else {
-            let what = graph.leaf_name(piece.from);
+    for copy in graph.copies_of_all(expr)? {
+        let Leaf::Source(source) = copy.from else {
+            let what = graph.leaf_name(copy.from);
             return Err(changed(format!("elements of it would be made by {what}")));
         };
-        if let Some(step) = inexact(graph.source_dtype(source), &piece.steps) {
+        if let Some(step) = inexact(graph.source_dtype(source), &copy.steps) {
             return Err(changed(format!("{} changes its values", step.name())));
         }
         let moved = |it: &Loop| it.source_stride != it.destination_stride;
-        if piece.source_offset != piece.destination_offset || piece.loops.iter().any(moved) {
+        if copy.source_offset != copy.destination_offset || copy.loops.iter().any(moved) {
             return Err(changed("its elements would be in other places".into()));
         }
         match origin {

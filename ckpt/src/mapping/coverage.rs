@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 
 use super::bind::Binding;
 use super::report::Problem;
-use crate::graph::{Expr, ExprSet, Graph, Leaf, Loop, Piece, SourceId};
+use crate::graph::{ElementCopy, Expr, ExprSet, Graph, Leaf, Loop, SourceId};
 
 /// Adds the sources of which only some elements are used.
 pub(super) fn find_partly_used(binding: &mut Binding) {
     let (graph, problems) = (&binding.tensors.graph, &mut binding.report.problems);
-    for (source, pieces) in partly_read(graph, binding.made.exprs().collect()) {
+    for (source, copies) in partly_read(graph, binding.made.exprs().collect()) {
         let elements = graph.source_shape(source).iter().product();
-        match elements_read(&pieces, elements) {
+        match elements_read(&copies, elements) {
             Some(used) if used < elements => problems.push(Problem::PartlyUsed {
                 name: graph.name(source).to_owned(),
                 used,
@@ -25,8 +25,8 @@ pub(super) fn find_partly_used(binding: &mut Binding) {
 /// What is read of the sources of some expressions that none of these uses whole.
 ///
 /// Most operations use all of all their operands. Only what leaves something out is pulled.
-fn partly_read(graph: &Graph, mut open: Vec<Expr>) -> BTreeMap<SourceId, Vec<Piece>> {
-    let mut reads: BTreeMap<SourceId, Vec<Piece>> = BTreeMap::new();
+fn partly_read(graph: &Graph, mut open: Vec<Expr>) -> BTreeMap<SourceId, Vec<ElementCopy>> {
+    let mut reads: BTreeMap<SourceId, Vec<ElementCopy>> = BTreeMap::new();
     let mut whole = ExprSet::default();
     while let Some(expr) = open.pop() {
         if !whole.insert(expr) {
@@ -36,12 +36,12 @@ fn partly_read(graph: &Graph, mut open: Vec<Expr>) -> BTreeMap<SourceId, Vec<Pie
             open.extend(operands);
             continue;
         }
-        let Ok(pieces) = graph.pull_all(expr) else {
+        let Ok(copies) = graph.copies_of_all(expr) else {
             continue; // Found again, and told, when it is pulled to be loaded.
         };
-        for piece in pieces {
-            match piece.from {
-                Leaf::Source(source) => reads.entry(source).or_default().push(piece),
+        for copy in copies {
+            match copy.from {
+                Leaf::Source(source) => reads.entry(source).or_default().push(copy),
                 Leaf::Computed(expr) => open.push(expr),
                 Leaf::Fill(_) => {}
             }
@@ -52,22 +52,22 @@ fn partly_read(graph: &Graph, mut open: Vec<Expr>) -> BTreeMap<SourceId, Vec<Pie
 }
 
 /// Copies in more runs than this are counted in a map of bits instead.
-const MOST_RUNS: u64 = 1 << 20;
+const MAX_RUNS: u64 = 1 << 20;
 
 /// The largest such map, in bits.
-const MOST_BITS: u64 = 1 << 27;
+const MAX_BITS: u64 = 1 << 27;
 
 /// How many of a tensor's elements these copies read; `None` when that would take too long to find
 /// out. Each element counts once, however often it is read.
-fn elements_read(pieces: &[Piece], elements: u64) -> Option<u64> {
-    let runs: Vec<Runs> = pieces.iter().map(Runs::of).collect();
+fn elements_read(copies: &[ElementCopy], elements: u64) -> Option<u64> {
+    let runs: Vec<Runs> = copies.iter().map(Runs::of).collect();
     if runs.iter().any(|it| it.length == elements) {
         return Some(elements);
     }
     let count = runs
         .iter()
         .try_fold(0u64, |sum, it| sum.checked_add(it.count()));
-    if count.is_some_and(|count| count <= MOST_RUNS) {
+    if count.is_some_and(|count| count <= MAX_RUNS) {
         let mut intervals = Vec::new();
         runs.iter()
             .for_each(|it| it.each(|start| intervals.push((start, start + it.length))));
@@ -75,7 +75,7 @@ fn elements_read(pieces: &[Piece], elements: u64) -> Option<u64> {
     }
     let unit = runs.iter().fold(0, |unit, it| it.common_divisor(unit));
     let bits = elements.div_ceil(unit);
-    if bits > MOST_BITS {
+    if bits > MAX_BITS {
         return None;
     }
     let mut read = vec![0u64; bits.div_ceil(64) as usize];
@@ -98,14 +98,14 @@ struct Runs {
 }
 
 impl Runs {
-    fn of(piece: &Piece) -> Runs {
+    fn of(copy: &ElementCopy) -> Runs {
         let mut runs = Runs {
-            start: piece.source_offset,
+            start: copy.source_offset,
             length: 1,
             loops: Vec::new(),
         };
         // In the order of the source; what goes on where the run ends makes it longer.
-        let mut loops = piece.loops.clone();
+        let mut loops = copy.loops.clone();
         loops.sort_by_key(|it| it.source_stride);
         for it in loops {
             match runs.loops.is_empty() && it.source_stride == runs.length {
@@ -124,8 +124,8 @@ impl Runs {
 
     /// Calls `f` with the first element of each run.
     fn each(&self, mut f: impl FnMut(u64)) {
-        for turn in 0..self.count() {
-            let (mut rest, mut start) = (turn, self.start);
+        for iteration in 0..self.count() {
+            let (mut rest, mut start) = (iteration, self.start);
             for it in &self.loops {
                 start += rest % it.count * it.source_stride;
                 rest /= it.count;
@@ -212,20 +212,23 @@ mod tests {
             }
             let made = exprs[exprs.len() - 2..].to_vec();
 
-            let mut pulled: BTreeMap<SourceId, Vec<Piece>> = BTreeMap::new();
-            for piece in made.iter().flat_map(|expr| graph.pull_all(*expr).unwrap()) {
-                if let Leaf::Source(source) = piece.from {
-                    pulled.entry(source).or_default().push(piece);
+            let mut traced: BTreeMap<SourceId, Vec<ElementCopy>> = BTreeMap::new();
+            for copy in made
+                .iter()
+                .flat_map(|expr| graph.copies_of_all(*expr).unwrap())
+            {
+                if let Leaf::Source(source) = copy.from {
+                    traced.entry(source).or_default().push(copy);
                 }
             }
-            let count = |pieces: &Vec<Piece>| elements_read(pieces, 24).unwrap();
+            let count = |copies: &Vec<ElementCopy>| elements_read(copies, 24).unwrap();
             let partly = partly_read(&graph, made);
-            for (source, pieces) in &pulled {
+            for (source, copies) in &traced {
                 let told = partly.get(source).map_or(24, count);
-                assert_eq!(told, count(pieces), "{seed}: {}", graph.name(*source));
+                assert_eq!(told, count(copies), "{seed}: {}", graph.name(*source));
             }
             assert!(
-                partly.keys().all(|source| pulled.contains_key(source)),
+                partly.keys().all(|source| traced.contains_key(source)),
                 "{seed}"
             );
         }
@@ -238,19 +241,19 @@ mod tests {
             let mut graph = Graph::new();
             let x = graph.source("x", Dtype::U8, &[rows, columns]).unwrap();
             let second = graph.slice(x, 0, (0, rows / 2, 2)).unwrap();
-            let turned = graph.transpose(x, 0, 1).unwrap();
-            let first = graph.slice(turned, 0, (0, 2, 1)).unwrap();
+            let transposed = graph.transpose(x, 0, 1).unwrap();
+            let first = graph.slice(transposed, 0, (0, 2, 1)).unwrap();
 
-            let mut pieces = graph.pull(second, &[0..rows / 2, 0..columns]).unwrap();
+            let mut copies = graph.copies(second, &[0..rows / 2, 0..columns]).unwrap();
             assert_eq!(
-                elements_read(&pieces, rows * columns),
+                elements_read(&copies, rows * columns),
                 Some(rows / 2 * columns)
             );
-            pieces.extend(graph.pull(first, &[0..2, 0..rows]).unwrap());
+            copies.extend(graph.copies(first, &[0..2, 0..rows]).unwrap());
             let expected = rows / 2 * columns + rows / 2 * 2;
-            assert_eq!(elements_read(&pieces, rows * columns), Some(expected));
+            assert_eq!(elements_read(&copies, rows * columns), Some(expected));
 
-            let many = vec![pieces; 600].concat();
+            let many = vec![copies; 600].concat();
             assert_eq!(elements_read(&many, rows * columns), Some(expected));
         }
     }

@@ -32,7 +32,7 @@ pub(super) struct Evaluated {
 }
 
 /// Gaps among numbers are reported one by one, up to this many.
-const MOST_GAPS: u64 = 1000;
+const MAX_GAPS: u64 = 1000;
 
 impl Tensors {
     /// Tensors to be read; and those that are none, each with why not.
@@ -128,15 +128,15 @@ impl Tensors {
         captures: &Captures<'_>,
         evaluated: &mut Evaluated,
     ) -> Option<Expr> {
-        let there: Vec<&Term> = of.iter().filter(|it| self.has(it, captures)).collect();
-        let chosen = there.first().copied().or(of.first())?;
+        let sources: Vec<&Term> = of.iter().filter(|it| self.has(it, captures)).collect();
+        let chosen = sources.first().copied().or(of.first())?;
         let value = self.value(chosen, captures, evaluated);
         if tied {
             let name = |term: &Term| match term {
                 Term::Name(template) => template.fill(captures).ok(),
                 Term::Call(_) => None,
             };
-            let mut names = there.into_iter().filter_map(name);
+            let mut names = sources.into_iter().filter_map(name);
             if let Some(chosen) = names.next() {
                 for other in names {
                     evaluated.used.extend(self.named.get(&other));
@@ -187,9 +187,9 @@ impl Tensors {
         numbers.dedup();
         let count = numbers.last().map_or(1, |last| last.saturating_add(1));
         let gaps = (0..count).filter(|number| numbers.binary_search(number).is_err());
-        if count - numbers.len() as u64 > MOST_GAPS {
+        if count - numbers.len() as u64 > MAX_GAPS {
             let template = names.first()?.0;
-            for gap in gaps.take(MOST_GAPS as usize) {
+            for gap in gaps.take(MAX_GAPS as usize) {
                 let captures = captures.with(each, Value::Number(gap));
                 evaluated.missing.extend(template.fill(&captures).ok());
             }

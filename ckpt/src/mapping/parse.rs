@@ -59,7 +59,7 @@ struct Parser<'t> {
 }
 
 /// The most operations inside of each other.
-const MOST_DEPTH: usize = 64;
+const MAX_DEPTH: usize = 64;
 
 fn rule(tokens: &[Token], scope: &Scope) -> Result<Rule, MapError> {
     let mut parser = Parser {
@@ -166,11 +166,11 @@ impl Parser<'_> {
         }
         self.at += 1;
         self.depth += 1;
-        if self.depth > MOST_DEPTH {
+        if self.depth > MAX_DEPTH {
             return Err(MapError {
                 line,
                 column,
-                problem: MapErrorKind::TooDeep { limit: MOST_DEPTH },
+                problem: MapErrorKind::TooDeep { limit: MAX_DEPTH },
             });
         }
         let (mut positional, mut named) = (Vec::new(), Vec::new());

@@ -18,7 +18,7 @@ pub struct Report {
     /// Tensors that are converted to a wider float type.
     pub widened: usize,
     /// Tensors that the map speaks of and nobody wants, such as other stages' layers.
-    pub unwanted: usize,
+    pub skipped: usize,
 }
 
 /// One thing that does not fit.
@@ -58,7 +58,7 @@ pub enum Problem {
         /// What is made.
         made: TensorType,
         /// What is wanted.
-        wanted: TensorType,
+        targets: TensorType,
         /// The line of the map that makes it.
         line: usize,
     },
@@ -239,14 +239,14 @@ impl fmt::Display for Problem {
             Problem::Mismatched {
                 name,
                 made,
-                wanted,
+                targets,
                 line,
             } => write!(
                 f,
                 "mismatched: `{}` is wanted as {} {:?}, and line {line} of the map makes {} {:?}",
                 name.escape_debug(),
-                wanted.0,
-                wanted.1,
+                targets.0,
+                targets.1,
                 made.0,
                 made.1
             ),
@@ -296,11 +296,11 @@ impl fmt::Display for Report {
             text.split(':').next().unwrap_or_default().to_owned()
         };
         let kinds: BTreeSet<String> = self.problems.iter().map(kind).collect();
-        for wanted in kinds {
+        for targets in kinds {
             let alike: Vec<&Problem> = self
                 .problems
                 .iter()
-                .filter(|it| kind(it) == wanted)
+                .filter(|it| kind(it) == targets)
                 .collect();
             for problem in alike.iter().take(SHOWN) {
                 write!(f, "\n  {problem}")?;

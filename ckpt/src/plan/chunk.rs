@@ -6,10 +6,10 @@
 
 use std::ops::Range;
 
-use super::copy::Copy;
+use super::copy::ByteCopy;
 
 /// The most ranges that copies become; with more, the gap is raised until they are fewer.
-const MOST_RANGES: u64 = 1 << 20;
+const MAX_RANGES: u64 = 1 << 20;
 
 /// A portion of a file, read at once.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub(crate) struct Chunk {
     /// Elements that begin here are this chunk's to copy.
     pub(crate) own: Range<u64>,
     /// Where the bytes go when they are read to their place: the offset in the copy's target.
-    pub(crate) straight: Option<u64>,
+    pub(crate) in_place: Option<u64>,
     /// The copies that need it: a range of `touched`.
     pub(crate) touched: Range<u32>,
     /// Bytes of the targets that no chunk before this one needs.
@@ -41,7 +41,7 @@ pub(super) struct Rules {
     /// Bytes of a chunk.
     pub(super) window: u64,
     /// Runs of this many bytes are read to their place.
-    pub(super) straight: u64,
+    pub(super) in_place: u64,
 }
 
 /// A file, or a tensor that is computed when it is needed, as if it were one.
@@ -60,10 +60,10 @@ struct Needed {
     bytes: Range<u64>,
     copy: u32,
     /// Where the first byte goes, if the range is a run that can be read to its place.
-    straight: Option<u64>,
+    in_place: Option<u64>,
 }
 
-pub(super) fn cut(copies: &[Copy], files: &[Origin], rules: &Rules) -> Cut {
+pub(super) fn cut(copies: &[ByteCopy], files: &[Origin], rules: &Rules) -> Cut {
     let mut needed = needed(copies, files, rules);
     needed.sort_unstable_by_key(|it| (it.file, it.bytes.start, it.bytes.end, it.copy));
     not_shared(&mut needed);
@@ -71,7 +71,7 @@ pub(super) fn cut(copies: &[Copy], files: &[Origin], rules: &Rules) -> Cut {
     let mut cutting = Cutting {
         rules,
         files,
-        tear: tear(copies, rules),
+        overhang: overhang(copies, rules),
         chunks: Vec::new(),
         users: Vec::new(),
     };
@@ -87,31 +87,31 @@ pub(super) fn cut(copies: &[Copy], files: &[Origin], rules: &Rules) -> Cut {
 }
 
 /// The ranges of all copies.
-fn needed(copies: &[Copy], files: &[Origin], rules: &Rules) -> Vec<Needed> {
+fn needed(copies: &[ByteCopy], files: &[Origin], rules: &Rules) -> Vec<Needed> {
     let mut gap = rules.gap;
     let count = |gap: u64| {
         let counts = copies.iter().map(|copy| copy.range_count(gap));
         counts.fold(0, u64::saturating_add)
     };
-    while count(gap) > MOST_RANGES + copies.len() as u64 {
+    while count(gap) > MAX_RANGES + copies.len() as u64 {
         gap = gap.saturating_mul(2).max(1);
     }
 
     let mut needed = Vec::with_capacity(copies.len());
     for (copy, number) in copies.iter().zip(0..) {
-        let is_straight = copy.conversion.is_none()
+        let is_in_place = copy.conversion.is_none()
             && !files[copy.file as usize].is_computed
-            && copy.run() >= rules.straight
-            && copy.run_count() <= MOST_RANGES;
+            && copy.run() >= rules.in_place
+            && copy.run_count() <= MAX_RANGES;
         let add = |bytes: Range<u64>, to: u64| {
             needed.push(Needed {
                 file: copy.file,
                 bytes,
                 copy: number,
-                straight: is_straight.then_some(to),
+                in_place: is_in_place.then_some(to),
             });
         };
-        match is_straight {
+        match is_in_place {
             true => copy.runs(add),
             false => copy.ranges(gap, add),
         }
@@ -125,8 +125,8 @@ fn not_shared(needed: &mut [Needed]) {
     for at in 1..needed.len() {
         let (before, here) = (&needed[furthest], &needed[at]);
         if before.file == here.file && before.bytes.end > here.bytes.start {
-            needed[furthest].straight = None;
-            needed[at].straight = None;
+            needed[furthest].in_place = None;
+            needed[at].in_place = None;
         }
         let (before, here) = (&needed[furthest], &needed[at]);
         if (here.file, here.bytes.end) > (before.file, before.bytes.end) {
@@ -139,12 +139,12 @@ fn not_shared(needed: &mut [Needed]) {
 fn extent(needed: &[Needed], gap: u64) -> (usize, u64) {
     let first = &needed[0];
     let (mut end, mut count) = (first.bytes.end, 1);
-    if first.straight.is_some() {
+    if first.in_place.is_some() {
         return (count, end);
     }
     for next in &needed[1..] {
         let far = next.file != first.file || next.bytes.start > end.saturating_add(gap);
-        if far || next.straight.is_some() {
+        if far || next.in_place.is_some() {
             break;
         }
         end = end.max(next.bytes.end);
@@ -155,8 +155,8 @@ fn extent(needed: &[Needed], gap: u64) -> (usize, u64) {
 
 /// How many bytes of an element can lie behind the end of the chunk in which it begins: none where
 /// elements lie at multiples of their size, as writers put them, and so do the cuts.
-fn tear(copies: &[Copy], rules: &Rules) -> u64 {
-    let torn = |copy: &&Copy| {
+fn overhang(copies: &[ByteCopy], rules: &Rules) -> u64 {
+    let torn = |copy: &&ByteCopy| {
         let element = u64::from(copy.element);
         !copy.from.is_multiple_of(element) || rules.window < LARGEST_ELEMENT
     };
@@ -170,7 +170,7 @@ const LARGEST_ELEMENT: u64 = 16;
 struct Cutting<'a> {
     rules: &'a Rules,
     files: &'a [Origin],
-    tear: u64,
+    overhang: u64,
     chunks: Vec<Chunk>,
     /// A chunk and a copy that needs it.
     users: Vec<(u32, u32)>,
@@ -180,19 +180,19 @@ impl Cutting<'_> {
     /// Adds the chunks of an extent.
     fn add(&mut self, needed: &[Needed], file: u32, extent: Range<u64>, last_chunk: &mut [u32]) {
         let first_chunk = self.chunks.len();
-        let straight = needed[0].straight;
+        let in_place = needed[0].in_place;
         let mut start = extent.start;
         while start < extent.end {
             let end = self.cut_after(file, start).min(extent.end);
             let own = start..end;
             self.chunks.push(Chunk {
                 file,
-                read: match straight {
+                read: match in_place {
                     Some(_) => own.clone(),
                     None => self.around(file, &own, extent.end),
                 },
                 own,
-                straight: straight.map(|to| to + (start - extent.start)),
+                in_place: in_place.map(|to| to + (start - extent.start)),
                 touched: 0..0,
                 opening: 0,
             });
@@ -227,7 +227,7 @@ impl Cutting<'_> {
         let Origin {
             alignment, bytes, ..
         } = self.files[file as usize];
-        let end = (own.end + self.tear).min(end_of_extent);
+        let end = (own.end + self.overhang).min(end_of_extent);
         let end = end.next_multiple_of(alignment);
         let start = own.start - own.start % alignment;
         start..end.min(bytes)

@@ -13,7 +13,7 @@ use crate::graph::{Computation, Expr, Graph, TensorType};
 
 /// A tensor that copies are made from once it is computed.
 #[derive(Clone, Debug)]
-pub(crate) struct Computed {
+pub(crate) struct ComputedTensor {
     pub(crate) how: Computation,
     /// Dtypes and shapes of the operands.
     pub(crate) types: Vec<TensorType>,
@@ -22,15 +22,15 @@ pub(crate) struct Computed {
     bytes: u64,
 }
 
-impl Computed {
+impl ComputedTensor {
     /// An expression that is [`Leaf::Computed`](crate::graph::Leaf::Computed).
-    pub(super) fn new(graph: &Graph, expr: Expr) -> Option<Computed> {
+    pub(super) fn new(graph: &Graph, expr: Expr) -> Option<ComputedTensor> {
         let (operands, how) = graph.computation(expr)?;
         let (dtype, shape) = graph.tensor_type(expr);
         let element = dtype.bits() as u64 / 8; // floats are whole bytes
         let row: u64 = shape.iter().skip(1).product();
         let rows = shape.first().copied().unwrap_or(1);
-        Some(Computed {
+        Some(ComputedTensor {
             how: how.clone(),
             types: operands.iter().map(|it| graph.tensor_type(*it)).collect(),
             operands: operands.to_vec(),

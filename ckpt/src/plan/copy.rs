@@ -2,7 +2,7 @@
 //!
 //! A copy stays as compact as the piece: a column of a matrix is two numbers and a loop, however
 //! many rows there are. What part of it lies in some bytes of the file is worked out when it is
-//! asked for ([`Copy::clip`]).
+//! asked for ([`ByteCopy::clip`]).
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 /// Elements of a file and their places in a target. Offsets and strides count bytes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Copy {
+pub(crate) struct ByteCopy {
     pub(crate) file: u32,
     /// The first byte in the file.
     pub(crate) from: u64,
@@ -68,7 +68,7 @@ impl Part<'_> {
     }
 }
 
-impl Copy {
+impl ByteCopy {
     /// How many bytes of the file it needs.
     pub(crate) fn bytes(&self) -> u64 {
         self.whole().elements() * u64::from(self.element)
@@ -118,11 +118,11 @@ impl Copy {
         ranges(&self.loops[joined..], self.from, self.to, width, &mut add);
     }
 
-    /// How many ranges [`Copy::ranges`] finds.
+    /// How many ranges [`ByteCopy::ranges`] finds.
     pub(super) fn range_count(&self, gap: u64) -> u64 {
         let (_, joined) = self.width(gap);
-        let turns = self.loops[joined..].iter().map(|it| it.count);
-        turns.fold(1, u64::saturating_mul)
+        let iterations = self.loops[joined..].iter().map(|it| it.count);
+        iterations.fold(1, u64::saturating_mul)
     }
 
     /// Bytes from the first to the last element of the innermost loops whose turns are at most
@@ -167,8 +167,8 @@ fn ranges(
     match outer {
         [] => add(from..from + width, to),
         [inner @ .., it] => {
-            for turn in 0..it.count {
-                let (from, to) = (from + turn * it.from, to + turn * it.to);
+            for iteration in 0..it.count {
+                let (from, to) = (from + iteration * it.from, to + iteration * it.to);
                 ranges(inner, from, to, width, add);
             }
         }
@@ -176,7 +176,7 @@ fn ranges(
 }
 
 struct Clip<'a, F> {
-    copy: &'a Copy,
+    copy: &'a ByteCopy,
     range: &'a Range<u64>,
     scratch: &'a mut Vec<ByteLoop>,
     found: &'a mut F,
@@ -192,21 +192,21 @@ impl<F: FnMut(Part<'_>)> Clip<'_, F> {
         let copy = self.copy;
         let loops = &copy.loops[..open];
         if from >= start && from + reach < end {
-            return self.give(from, to, loops);
+            return self.emit(from, to, loops);
         }
         // Neither all inside nor all outside: a loop is left.
         let [inner @ .., outer] = loops else {
             return;
         };
         let inner_reach = reach - outer.reach();
-        let touching = turns(from, outer, inner_reach, 0, self.range);
-        let whole = turns(from, outer, 0, inner_reach, self.range);
+        let touching = iterations(from, outer, inner_reach, 0, self.range);
+        let whole = iterations(from, outer, 0, inner_reach, self.range);
         let whole = match whole.is_empty() {
             true => touching.end..touching.end,
             false => whole,
         };
-        for turn in (touching.start..whole.start).chain(whole.end..touching.end) {
-            let (from, to) = (from + turn * outer.from, to + turn * outer.to);
+        for iteration in (touching.start..whole.start).chain(whole.end..touching.end) {
+            let (from, to) = (from + iteration * outer.from, to + iteration * outer.to);
             self.cut(from, to, open - 1, inner_reach);
         }
         if !whole.is_empty() {
@@ -218,12 +218,12 @@ impl<F: FnMut(Part<'_>)> Clip<'_, F> {
                 ..*outer
             });
             let (from, to) = (from + whole.start * outer.from, to + whole.start * outer.to);
-            self.give(from, to, &scratch);
+            self.emit(from, to, &scratch);
             *self.scratch = scratch;
         }
     }
 
-    fn give(&mut self, from: u64, to: u64, loops: &[ByteLoop]) {
+    fn emit(&mut self, from: u64, to: u64, loops: &[ByteLoop]) {
         (self.found)(Part {
             from,
             to,
@@ -236,7 +236,13 @@ impl<F: FnMut(Part<'_>)> Clip<'_, F> {
 
 /// The turns of a loop that begin `before` the range or later, and end, `after` their beginning,
 /// inside it.
-fn turns(from: u64, outer: &ByteLoop, before: u64, after: u64, range: &Range<u64>) -> Range<u64> {
+fn iterations(
+    from: u64,
+    outer: &ByteLoop,
+    before: u64,
+    after: u64,
+    range: &Range<u64>,
+) -> Range<u64> {
     let first = range.start.saturating_sub(before).saturating_sub(from);
     let first = first.div_ceil(outer.from).min(outer.count);
     let room = range.end.checked_sub(from + after + 1);
@@ -251,13 +257,13 @@ mod tests {
     use super::*;
 
     fn elements(part: Part<'_>, all: &mut Vec<(u64, u64)>) {
-        let turns: u64 = part.loops.iter().map(|it| it.count).product();
-        for mut turn in 0..turns {
+        let iterations: u64 = part.loops.iter().map(|it| it.count).product();
+        for mut iteration in 0..iterations {
             let (mut from, mut to) = (part.from, part.to);
             for it in part.loops {
-                from += turn % it.count * it.from;
-                to += turn % it.count * it.to;
-                turn /= it.count;
+                from += iteration % it.count * it.from;
+                to += iteration % it.count * it.to;
+                iteration /= it.count;
             }
             all.push((from, to));
         }
@@ -282,7 +288,7 @@ mod tests {
             });
             let loops = loops.collect();
             let (to_element, conversion) = (element, None);
-            let copy = Copy {
+            let copy = ByteCopy {
                 file: 0, from, target: 0, to: 3, element, to_element, loops, conversion, tensor: 0,
             };
             let mut all = Vec::new();

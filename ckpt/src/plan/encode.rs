@@ -58,17 +58,17 @@ fn of(plan: &LoadPlan) -> Digest {
         to.numbers(fill.element.iter().map(|byte| u64::from(*byte)));
         to.numbers(fill.loops.iter().flat_map(|it| [it.count, it.to]));
     }
-    to.number(plan.makings.len() as u64);
-    for making in &plan.makings {
-        to.text(plan.computed[making.computed].how.name());
-        to.numbers([making.rows.start, making.rows.end]);
-        to.bytes(&making.plan.digest().to_bytes());
+    to.number(plan.computed_chunks.len() as u64);
+    for computed_chunk in &plan.computed_chunks {
+        to.text(plan.computed[computed_chunk.computed].how.name());
+        to.numbers([computed_chunk.rows.start, computed_chunk.rows.end]);
+        to.bytes(&computed_chunk.plan.digest().to_bytes());
     }
     to.number(plan.chunks.len() as u64);
     for chunk in &plan.chunks {
         to.numbers([u64::from(chunk.file), chunk.own.start, chunk.own.end]);
         to.numbers([chunk.read.start, chunk.read.end]);
-        to.numbers(chunk.straight);
+        to.numbers(chunk.in_place);
     }
     Digest(to.finish())
 }

@@ -2,7 +2,7 @@
 
 use super::copy::ByteLoop;
 use super::request::Target;
-use crate::graph::{Piece, Scalar, Step};
+use crate::graph::{ElementCopy, ElementOp, Scalar};
 
 /// One element, written to many places of a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,19 +17,23 @@ pub(crate) struct Fill {
 }
 
 impl Fill {
-    pub(super) fn new(piece: &Piece, value: Scalar, target: &Target) -> Fill {
-        let step = |element: Scalar, step: &Step| step.apply(element);
-        let value = piece.steps.iter().try_fold(value, step).unwrap_or(value);
+    pub(super) fn new(element_copy: &ElementCopy, value: Scalar, target: &Target) -> Fill {
+        let step = |element: Scalar, step: &ElementOp| step.apply(element);
+        let value = element_copy
+            .steps
+            .iter()
+            .try_fold(value, step)
+            .unwrap_or(value);
         // What can be filled in is a float of whole bytes.
         let size = target.dtype.bits() as u64 / 8;
-        let loops = piece.loops.iter().map(|it| ByteLoop {
+        let loops = element_copy.loops.iter().map(|it| ByteLoop {
             count: it.count,
             from: 0,
             to: it.destination_stride * size,
         });
         Fill {
             target: target.index as u32,
-            to: piece.destination_offset * size,
+            to: element_copy.destination_offset * size,
             element: value.bits().to_le_bytes()[..size as usize].to_vec(),
             loops: loops.collect(),
         }
@@ -37,7 +41,7 @@ impl Fill {
 
     /// How many bytes it writes.
     pub(crate) fn bytes(&self) -> u64 {
-        let turns = self.loops.iter().map(|it| it.count);
-        turns.product::<u64>() * self.element.len() as u64
+        let iterations = self.loops.iter().map(|it| it.count);
+        iterations.product::<u64>() * self.element.len() as u64
     }
 }

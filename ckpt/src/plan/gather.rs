@@ -8,12 +8,12 @@ use twox_hash::XxHash3_64;
 
 use super::catalog::{Catalog, Entry};
 use super::computed::Computed;
-use super::copy::{ByteLoop, Copy, Loops};
+use super::copy::{ByteCopy, ByteLoop, Loops};
 use super::error::PlanError;
 use super::fill::Fill;
 use super::request::{LoadRequest, Target};
 use crate::Dtype;
-use crate::graph::{Expr, Graph, Leaf, Piece, SourceId, Step};
+use crate::graph::{ElementCopy, ElementOp, Expr, Graph, Leaf, SourceId};
 
 /// Targets in the order of the wants, and the copies in an order that does not depend on it: by
 /// file, place and target.
@@ -23,11 +23,11 @@ pub(super) struct Gathered {
     pub(super) ranks: Vec<u32>,
     /// The tensors that they are made of.
     pub(super) tensors: Vec<Arc<str>>,
-    pub(super) copies: Vec<Copy>,
+    pub(super) copies: Vec<ByteCopy>,
     pub(super) conversions: Vec<Conversion>,
     pub(super) fills: Vec<Fill>,
     /// What is computed: to copies, files after those that there are.
-    pub(super) computed: Vec<Computed>,
+    pub(super) computed: Vec<ComputedTensor>,
 }
 
 /// What is done to each element of a copy.
@@ -35,27 +35,27 @@ pub(super) struct Gathered {
 pub(crate) struct Conversion {
     /// The dtype in the file.
     pub(crate) from: Dtype,
-    pub(crate) steps: Vec<Step>,
+    pub(crate) steps: Vec<ElementOp>,
 }
 
 pub(super) fn gather(
     graph: &Graph,
     catalog: &Catalog<'_>,
-    wants: &[LoadRequest],
+    requests: &[LoadRequest],
 ) -> Result<Gathered, PlanError> {
-    let ranks = ranks(wants)?;
+    let ranks = ranks(requests)?;
     let mut leaves = Leaves::new(graph, catalog);
-    let mut targets = Vec::with_capacity(wants.len());
-    let (mut copies, mut conversions) = (Vec::with_capacity(wants.len()), Vec::new());
-    let (mut fills, mut pieces) = (Vec::new(), Vec::new());
-    for ((want, index), rank) in wants.iter().zip(0..).zip(&ranks) {
-        let target = pull(graph, want, index, &mut pieces)?;
-        for (piece, at) in pieces.iter().zip(0..) {
-            if let Leaf::Fill(value) = piece.from {
-                fills.push((*rank, Fill::new(piece, value, &target)));
-            } else if let Some(tensor) = leaves.find(piece.from, (*rank, at))? {
-                let mut copy = copy(graph, piece, tensor, &target)?;
-                copy.conversion = conversion(&mut conversions, tensor.dtype, &piece.steps);
+    let mut targets = Vec::with_capacity(requests.len());
+    let (mut copies, mut conversions) = (Vec::with_capacity(requests.len()), Vec::new());
+    let (mut fills, mut element_copies) = (Vec::new(), Vec::new());
+    for ((request, index), rank) in requests.iter().zip(0..).zip(&ranks) {
+        let target = trace(graph, request, index, &mut element_copies)?;
+        for (element_copy, at) in element_copies.iter().zip(0..) {
+            if let Leaf::Fill(value) = element_copy.from {
+                fills.push((*rank, Fill::new(element_copy, value, &target)));
+            } else if let Some(tensor) = leaves.find(element_copy.from, (*rank, at))? {
+                let mut copy = copy(graph, element_copy, tensor, &target)?;
+                copy.conversion = conversion(&mut conversions, tensor.dtype, &element_copy.steps);
                 copies.push(copy);
             }
         }
@@ -87,10 +87,10 @@ pub(super) fn gather(
 
 /// The ranks of the wants in an order that depends on their names only: by hash, as long names that
 /// begin alike are slow to compare.
-fn ranks(wants: &[LoadRequest]) -> Result<Vec<u32>, PlanError> {
-    let hash = |want: &LoadRequest| XxHash3_64::oneshot(want.target.as_bytes());
-    let mut hashed: Vec<(u64, u32)> = wants.iter().map(hash).zip(0..).collect();
-    let name = |index: u32| &*wants[index as usize].target;
+fn ranks(requests: &[LoadRequest]) -> Result<Vec<u32>, PlanError> {
+    let hash = |request: &LoadRequest| XxHash3_64::oneshot(request.target.as_bytes());
+    let mut hashed: Vec<(u64, u32)> = requests.iter().map(hash).zip(0..).collect();
+    let name = |index: u32| &*requests[index as usize].target;
     hashed.sort_unstable_by(|a, b| a.0.cmp(&b.0).then_with(|| name(a.1).cmp(name(b.1))));
 
     let same = |a: (u64, u32), b: (u64, u32)| a.0 == b.0 && name(a.1) == name(b.1);
@@ -99,7 +99,7 @@ fn ranks(wants: &[LoadRequest]) -> Result<Vec<u32>, PlanError> {
             target: name(pair[0].1).to_owned(),
         });
     }
-    let mut ranks = vec![0; wants.len()];
+    let mut ranks = vec![0; requests.len()];
     for ((_, index), rank) in hashed.into_iter().zip(0..) {
         ranks[index as usize] = rank;
     }
@@ -107,8 +107,8 @@ fn ranks(wants: &[LoadRequest]) -> Result<Vec<u32>, PlanError> {
 }
 
 /// The copies by file, place and target: in an order that does not depend on that of the wants.
-fn sorted(mut copies: Vec<Copy>, ranks: &[u32]) -> Vec<Copy> {
-    let key = |copy: &Copy| (copy.file, copy.from, ranks[copy.target as usize]);
+fn sorted(mut copies: Vec<ByteCopy>, ranks: &[u32]) -> Vec<ByteCopy> {
+    let key = |copy: &ByteCopy| (copy.file, copy.from, ranks[copy.target as usize]);
     if copies.is_sorted_by(|a, b| key(a) < key(b)) {
         return copies;
     }
@@ -122,38 +122,38 @@ fn sorted(mut copies: Vec<Copy>, ranks: &[u32]) -> Vec<Copy> {
     let take = |(_, at): ((u32, u64, u32), u32)| {
         let copy = &mut copies[at as usize];
         let loops = std::mem::take(&mut copy.loops);
-        Copy { loops, ..*copy }
+        ByteCopy { loops, ..*copy }
     };
     order.into_iter().map(take).collect()
 }
 
 /// The target of a want, with the pieces that it is made of.
-fn pull(
+fn trace(
     graph: &Graph,
-    want: &LoadRequest,
+    request: &LoadRequest,
     index: usize,
-    pieces: &mut Vec<Piece>,
+    element_copies: &mut Vec<ElementCopy>,
 ) -> Result<Target, PlanError> {
-    let pulled = graph.pull_into(want.expr, &want.region, pieces);
-    pulled.map_err(|error| PlanError::Graph {
-        target: want.target.to_string(),
+    let traced = graph.copies_into(request.expr, &request.region, element_copies);
+    traced.map_err(|error| PlanError::Graph {
+        target: request.target.to_string(),
         error,
     })?;
-    let shape: Vec<u64> = want.region.iter().map(|it| it.end - it.start).collect();
-    let dtype = graph.dtype(want.expr);
+    let shape: Vec<u64> = request.region.iter().map(|it| it.end - it.start).collect();
+    let dtype = graph.dtype(request.expr);
     let bits = shape
         .iter()
         .try_fold(dtype.bits() as u64, |bits, it| bits.checked_mul(*it));
     let bits = bits.ok_or_else(|| PlanError::TooLarge {
-        target: want.target.to_string(),
+        target: request.target.to_string(),
         shape: shape.clone(),
     })?;
-    if let (false, Some(piece)) = (bits.is_multiple_of(8), pieces.first()) {
-        let source_tensor = graph.leaf_name(piece.from);
-        return Err(part_of_a_byte(&want.target, source_tensor, dtype));
+    if let (false, Some(element_copy)) = (bits.is_multiple_of(8), element_copies.first()) {
+        let source_tensor = graph.leaf_name(element_copy.from);
+        return Err(part_of_a_byte(&request.target, source_tensor, dtype));
     }
     Ok(Target {
-        name: want.target.clone(),
+        name: request.target.clone(),
         index,
         dtype,
         shape,
@@ -177,7 +177,7 @@ struct Found {
     /// By number.
     names: Vec<Arc<str>>,
     /// In an order that does not depend on that of the wants.
-    computed: Vec<Computed>,
+    computed: Vec<ComputedTensor>,
     /// The place in it of each, as they came.
     places: Vec<usize>,
 }
@@ -191,7 +191,7 @@ struct Leaves<'a, 'f> {
     /// Looked up only, never walked.
     made: HashMap<Expr, Placed>,
     names: Vec<Arc<str>>,
-    computed: Vec<Computed>,
+    computed: Vec<ComputedTensor>,
     /// Of each that is computed: the rank of the first target that needs it, and its piece.
     needed_by: Vec<(u32, u32)>,
     missing: BTreeSet<String>,
@@ -252,7 +252,7 @@ impl<'a, 'f> Leaves<'a, 'f> {
             *needed_by = by.min(*needed_by);
             return Some(*known);
         }
-        let computed = Computed::new(self.graph, expr)?;
+        let computed = ComputedTensor::new(self.graph, expr)?;
         let placed = Placed {
             number: self.number(computed.how.name().into()),
             file: (files + self.computed.len()) as u32,
@@ -309,7 +309,7 @@ fn check(graph: &Graph, source: SourceId, entry: Entry<'_>) -> Result<(), PlanEr
 }
 
 /// The number of a conversion; `None` for none.
-fn conversion(known: &mut Vec<Conversion>, from: Dtype, steps: &[Step]) -> Option<u32> {
+fn conversion(known: &mut Vec<Conversion>, from: Dtype, steps: &[ElementOp]) -> Option<u32> {
     if steps.is_empty() {
         return None;
     }
@@ -326,13 +326,18 @@ fn conversion(known: &mut Vec<Conversion>, from: Dtype, steps: &[Step]) -> Optio
 }
 
 /// A piece in bytes, as yet without conversion.
-fn copy(graph: &Graph, piece: &Piece, tensor: Placed, target: &Target) -> Result<Copy, PlanError> {
-    let bytes = piece_in_bytes(piece, tensor.dtype, target.dtype);
+fn copy(
+    graph: &Graph,
+    element_copy: &ElementCopy,
+    tensor: Placed,
+    target: &Target,
+) -> Result<ByteCopy, PlanError> {
+    let bytes = loops_in_bytes(element_copy, tensor.dtype, target.dtype);
     let (from, to, loops) = bytes.ok_or_else(|| {
-        let name = graph.leaf_name(piece.from);
+        let name = graph.leaf_name(element_copy.from);
         part_of_a_byte(&target.name, name, tensor.dtype)
     })?;
-    Ok(Copy {
+    Ok(ByteCopy {
         file: tensor.file,
         from: tensor.start + from,
         target: target.index as u32,
@@ -347,23 +352,27 @@ fn copy(graph: &Graph, piece: &Piece, tensor: Placed, target: &Target) -> Result
 
 /// The first byte in the source, the first in the target, and the loops around an element. Elements
 /// smaller than a byte move as bytes, if they fill them; `None` if they do not.
-pub(crate) fn piece_in_bytes(piece: &Piece, from: Dtype, to: Dtype) -> Option<(u64, u64, Loops)> {
+pub(crate) fn loops_in_bytes(
+    element_copy: &ElementCopy,
+    from: Dtype,
+    to: Dtype,
+) -> Option<(u64, u64, Loops)> {
     let (bits, to_bits) = (from.bits() as u64, to.bits() as u64);
     let bytes_of = |elements: u64, bits: u64| {
         let all = elements * bits;
         all.is_multiple_of(8).then_some(all / 8)
     };
 
-    let mut loops = Loops::with_capacity(piece.loops.len());
-    let mut outer = &piece.loops[..];
+    let mut loops = Loops::with_capacity(element_copy.loops.len());
+    let mut outer = &element_copy.loops[..];
     if bits < 8 {
         // Such elements have no conversion: both sides are alike.
         loops.push(ByteLoop {
-            count: bytes_of(piece.run(), bits)?,
+            count: bytes_of(element_copy.run(), bits)?,
             from: 1,
             to: 1,
         });
-        outer = &outer[usize::from(piece.run() > 1)..];
+        outer = &outer[usize::from(element_copy.run() > 1)..];
     }
     for it in outer {
         loops.push(ByteLoop {
@@ -372,8 +381,12 @@ pub(crate) fn piece_in_bytes(piece: &Piece, from: Dtype, to: Dtype) -> Option<(u
             to: bytes_of(it.destination_stride, to_bits)?,
         });
     }
-    let from = bytes_of(piece.source_offset, bits)?;
-    Some((from, bytes_of(piece.destination_offset, to_bits)?, loops))
+    let from = bytes_of(element_copy.source_offset, bits)?;
+    Some((
+        from,
+        bytes_of(element_copy.destination_offset, to_bits)?,
+        loops,
+    ))
 }
 
 fn part_of_a_byte(target: &str, source_tensor: &str, dtype: Dtype) -> PlanError {

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use super::catalog::{Catalog, CatalogFile};
 use super::chunk::{self, Chunk, Cut, Origin, Rules};
 use super::computed::Computed;
-use super::copy::Copy;
+use super::copy::ByteCopy;
 use super::digest::Digest;
 use super::error::PlanError;
 use super::fill::Fill;
@@ -41,12 +41,12 @@ pub struct LoadPlan {
     pub(super) targets: Vec<Target>,
     pub(super) files: Vec<CatalogFile>,
     tensors: Vec<Arc<str>>,
-    pub(super) copies: Vec<Copy>,
+    pub(super) copies: Vec<ByteCopy>,
     conversions: Vec<Conversion>,
     pub(super) fills: Vec<Fill>,
-    pub(super) computed: Vec<Computed>,
+    pub(super) computed: Vec<ComputedTensor>,
     /// How the chunks of what is computed are made: those after the chunks of files, in order.
-    pub(super) makings: Vec<Making>,
+    pub(super) computed_chunks: Vec<ComputedChunk>,
     pub(super) chunks: Vec<Chunk>,
     touched: Vec<u32>,
     memory: Memory,
@@ -65,10 +65,10 @@ impl LoadPlan {
     pub fn new(
         graph: &Graph,
         catalog: &Catalog<'_>,
-        wants: &[LoadRequest],
+        requests: &[LoadRequest],
         options: &Options,
     ) -> Result<LoadPlan, PlanError> {
-        let gathered = gather::gather(graph, catalog, wants)?;
+        let gathered = gather::gather(graph, catalog, requests)?;
         let mut plan = LoadPlan {
             targets: gathered.targets,
             files: catalog.files.clone(),
@@ -77,7 +77,7 @@ impl LoadPlan {
             conversions: gathered.conversions,
             fills: gathered.fills,
             computed: gathered.computed,
-            makings: Vec::new(),
+            computed_chunks: Vec::new(),
             chunks: Vec::new(),
             touched: Vec::new(),
             memory: Memory {
@@ -93,10 +93,10 @@ impl LoadPlan {
         let mut window = options.window.max(options.alignment).max(1);
         while let Err(infeasible) = plan.cut(window, graph, catalog, options) {
             let is_too_much = matches!(infeasible, PlanError::Infeasible { .. });
-            if !is_too_much || window <= Options::LEAST_WINDOW {
+            if !is_too_much || window <= Options::MIN_WINDOW {
                 return Err(infeasible);
             }
-            window = (window / 2).max(Options::LEAST_WINDOW);
+            window = (window / 2).max(Options::MIN_WINDOW);
         }
         Ok(plan)
     }
@@ -112,14 +112,14 @@ impl LoadPlan {
         let rules = Rules {
             gap: options.gap.min(window),
             window,
-            straight: options.straight.max(1),
+            in_place: options.in_place.max(1),
         };
         let files = self.files.iter().map(|file| Origin {
             bytes: file.bytes,
             alignment: options.alignment.max(1),
             is_computed: false,
         });
-        let computed = self.computed.iter().map(Computed::origin);
+        let computed = self.computed.iter().map(ComputedTensor::origin);
         let origins: Vec<Origin> = files.chain(computed).collect();
         let Cut { chunks, touched } = chunk::cut(&self.copies, &origins, &rules);
         (self.chunks, self.touched) = (chunks, touched);
@@ -140,9 +140,9 @@ impl LoadPlan {
                 (all, all)
             }
         };
-        let makings = self.makings.iter().map(|it| it.plan.memory.total());
+        let computed_chunks = self.computed_chunks.iter().map(|it| it.plan.memory.total());
         let windows = Windows::footprint(self.threads, self.window_bytes()) as u64
-            + makings.max().unwrap_or(0) * self.threads as u64;
+            + computed_chunks.max().unwrap_or(0) * self.threads as u64;
         let plan = self.own_bytes();
         let have = options.budget.unwrap_or(u64::MAX);
         let need = least + windows + plan;
@@ -170,12 +170,14 @@ impl LoadPlan {
         options: &Options,
     ) -> Result<(), PlanError> {
         let chunks = self.chunks.iter();
-        let makings = chunks.filter_map(|chunk| {
+        let computed_chunks = chunks.filter_map(|chunk| {
             let number = (chunk.file as usize).checked_sub(self.files.len())?;
             let computed = &self.computed[number];
-            Some(making(computed, number, chunk, graph, catalog, options))
+            Some(computed_chunk(
+                computed, number, chunk, graph, catalog, options,
+            ))
         });
-        self.makings = makings.collect::<Result<_, _>>()?;
+        self.computed_chunks = computed_chunks.collect::<Result<_, _>>()?;
         Ok(())
     }
 
@@ -240,7 +242,11 @@ impl LoadPlan {
             + of(&self.chunks)
             + of(&self.touched)
             + of(&self.fills);
-        let inner: u64 = self.makings.iter().map(|it| it.plan.own_bytes()).sum();
+        let inner: u64 = self
+            .computed_chunks
+            .iter()
+            .map(|it| it.plan.own_bytes())
+            .sum();
         let named = of(&self.tensors) + of(&self.targets) + of(&self.files);
         (inside + flat + named) as u64 + inner
     }
@@ -252,23 +258,23 @@ impl LoadPlan {
 
     /// Bytes of files that targets are made of.
     pub fn needed_bytes(&self) -> u64 {
-        let is_read = |copy: &&Copy| (copy.file as usize) < self.files.len();
+        let is_read = |copy: &&ByteCopy| (copy.file as usize) < self.files.len();
         let copies = self.copies.iter().filter(is_read);
-        let makings = self.makings.iter().map(|it| it.plan.needed_bytes());
-        copies.map(Copy::bytes).chain(makings).sum()
+        let computed_chunks = self.computed_chunks.iter().map(|it| it.plan.needed_bytes());
+        copies.map(ByteCopy::bytes).chain(computed_chunks).sum()
     }
 
     /// Bytes that are read.
     pub fn read_bytes(&self) -> u64 {
         let chunks = self.read_chunks().iter();
         let bytes = chunks.map(|chunk| chunk.read.end - chunk.read.start);
-        let makings = self.makings.iter().map(|it| it.plan.read_bytes());
-        bytes.chain(makings).sum()
+        let computed_chunks = self.computed_chunks.iter().map(|it| it.plan.read_bytes());
+        bytes.chain(computed_chunks).sum()
     }
 
     /// The chunks that are read from files.
     fn read_chunks(&self) -> &[Chunk] {
-        &self.chunks[..self.chunks.len() - self.makings.len()]
+        &self.chunks[..self.chunks.len() - self.computed_chunks.len()]
     }
 
     /// Bytes read for one needed. More than 1 where gaps are read; less where targets share what is
@@ -289,10 +295,10 @@ impl LoadPlan {
         let mut files: BTreeSet<u32> = chunks.iter().map(|chunk| chunk.file).collect();
         let mut reads = chunks.len();
         let mut extents = chunks.len() - joints;
-        for making in &self.makings {
-            let inner = making.plan.reads();
+        for computed_chunk in &self.computed_chunks {
+            let inner = computed_chunk.plan.reads();
             (reads, extents) = (reads + inner.reads, extents + inner.extents);
-            files.extend(making.plan.files_read());
+            files.extend(computed_chunk.plan.files_read());
         }
         Reads {
             reads,
@@ -304,7 +310,10 @@ impl LoadPlan {
     /// The files that are read, once or more often each.
     fn files_read(&self) -> Vec<u32> {
         let own = self.read_chunks().iter().map(|chunk| chunk.file);
-        let inner = self.makings.iter().flat_map(|it| it.plan.files_read());
+        let inner = self
+            .computed_chunks
+            .iter()
+            .flat_map(|it| it.plan.files_read());
         own.chain(inner).collect()
     }
 
@@ -331,18 +340,21 @@ impl LoadPlan {
     }
 
     /// The name of the tensor that a copy reads.
-    pub(crate) fn tensor(&self, copy: &Copy) -> &str {
+    pub(crate) fn tensor(&self, copy: &ByteCopy) -> &str {
         &self.tensors[copy.tensor as usize]
     }
 
     /// How a chunk is made, if it is not read.
-    pub(crate) fn making(&self, chunk: &Chunk) -> Option<(&Computed, &Making)> {
+    pub(crate) fn computed_chunk(
+        &self,
+        chunk: &Chunk,
+    ) -> Option<(&ComputedTensor, &ComputedChunk)> {
         (chunk.file as usize).checked_sub(self.files.len())?;
-        let first = self.chunks.len() - self.makings.len();
+        let first = self.chunks.len() - self.computed_chunks.len();
         let number = self.chunks[first..]
             .partition_point(|it| (it.file, it.own.start) < (chunk.file, chunk.own.start));
-        let making = self.makings.get(number)?;
-        Some((&self.computed[making.computed], making))
+        let computed_chunk = self.computed_chunks.get(number)?;
+        Some((&self.computed[computed_chunk.computed], computed_chunk))
     }
 
     /// Elements that come from nowhere.
@@ -351,19 +363,19 @@ impl LoadPlan {
     }
 
     /// What is done to each element of a copy.
-    pub(crate) fn conversion(&self, copy: &Copy) -> Option<&Conversion> {
+    pub(crate) fn conversion(&self, copy: &ByteCopy) -> Option<&Conversion> {
         copy.conversion.map(|at| &self.conversions[at as usize])
     }
 
     /// The copies that need bytes of a chunk.
-    pub(crate) fn copies_of(&self, chunk: &Chunk) -> impl Iterator<Item = &Copy> {
+    pub(crate) fn copies_of(&self, chunk: &Chunk) -> impl Iterator<Item = &ByteCopy> {
         let touched = &self.touched[chunk.touched.start as usize..chunk.touched.end as usize];
         touched.iter().map(|copy| &self.copies[*copy as usize])
     }
 
     /// Bytes of the window that a thread needs.
     pub(crate) fn window_bytes(&self) -> usize {
-        let windowed = self.chunks.iter().filter(|chunk| chunk.straight.is_none());
+        let windowed = self.chunks.iter().filter(|chunk| chunk.in_place.is_none());
         let bytes = windowed.map(|chunk| chunk.read.end - chunk.read.start);
         bytes.max().unwrap_or(0) as usize
     }
@@ -382,7 +394,7 @@ pub struct Reads {
 
 /// The making of one chunk of something computed.
 #[derive(Clone, Debug)]
-pub(crate) struct Making {
+pub(crate) struct ComputedChunk {
     /// Which tensor: an index into those computed.
     pub(crate) computed: usize,
     pub(crate) rows: Range<u64>,
@@ -393,14 +405,14 @@ pub(crate) struct Making {
 }
 
 /// How a chunk of something computed is made, by one thread.
-fn making(
-    computed: &Computed,
+fn computed_chunk(
+    computed: &ComputedTensor,
     number: usize,
     chunk: &Chunk,
     graph: &Graph,
     catalog: &Catalog<'_>,
     options: &Options,
-) -> Result<Making, PlanError> {
+) -> Result<ComputedChunk, PlanError> {
     let rows = computed.rows(chunk);
     let operand_rows = computed.operand_rows(rows.clone());
     let requests = computed.requests(&operand_rows);
@@ -410,7 +422,7 @@ fn making(
         budget: None,
         ..options.clone()
     };
-    Ok(Making {
+    Ok(ComputedChunk {
         computed: number,
         rows,
         operand_rows,

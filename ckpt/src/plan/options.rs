@@ -40,7 +40,7 @@ pub struct Options {
     pub window: u64,
     /// Runs of at least this many bytes that lie in the file as in the target are read to their
     /// place, without a window (1 MiB).
-    pub straight: u64,
+    pub in_place: u64,
     /// Offset and length of each read are multiples of this, as far as the file goes (1).
     pub alignment: u64,
     /// Threads that read and copy (4). For direct reads more than there are cores, as most of them
@@ -68,7 +68,7 @@ impl Default for Options {
         Options {
             gap: LOCAL_GAP,
             window: LOCAL_WINDOW,
-            straight: 1 << 20,
+            in_place: 1 << 20,
             alignment: 1,
             threads: 4,
             targets: Targets::Stay,
@@ -79,7 +79,7 @@ impl Default for Options {
 
 impl Options {
     /// The least a window is shrunk to for a budget.
-    pub(super) const LEAST_WINDOW: u64 = 64 << 10;
+    pub(super) const MIN_WINDOW: u64 = 64 << 10;
 
     /// For the file system that a folder is on: what to use unless somebody has said how to read.
     pub fn for_folder(folder: &Folder) -> Options {
@@ -106,7 +106,7 @@ impl Options {
     pub fn direct() -> Options {
         Options {
             window: DIRECT_WINDOW,
-            straight: u64::MAX,
+            in_place: u64::MAX,
             alignment: ALIGNMENT as u64,
             threads: DIRECT_THREADS,
             ..Options::default()
@@ -134,8 +134,8 @@ mod tests {
         let mut graph = Graph::new();
         let w = graph.source("w", Dtype::U8, &[32, 600 << 10]).unwrap();
         let plan = |options: &Options| {
-            let want = LoadRequest::new("w", w, [0..32, 0..1024]);
-            LoadPlan::new(&graph, &Catalog::of(&folder), &[want], options).unwrap()
+            let request = LoadRequest::new("w", w, [0..32, 0..1024]);
+            LoadPlan::new(&graph, &Catalog::of(&folder), &[request], options).unwrap()
         };
 
         let local = plan(&Options::on(FileSystem::Local));

@@ -32,10 +32,10 @@ fn folder(tensors: &[(&str, Dtype, &[usize])]) -> (TempDir, Folder) {
 fn plan(
     folder: &Folder,
     graph: &Graph,
-    wants: &[LoadRequest],
+    requests: &[LoadRequest],
     options: &Options,
 ) -> Result<LoadPlan, PlanError> {
-    LoadPlan::new(graph, &Catalog::of(folder), wants, options)
+    LoadPlan::new(graph, &Catalog::of(folder), requests, options)
 }
 
 /// A matrix of 64 MiB, in rows of 16 KiB.
@@ -62,12 +62,12 @@ fn shards_read_what_they_keep() {
     }
 
     let columns = |gap: u64| {
-        let want = LoadRequest::new("w", w, [0..4096, 512..1024]);
+        let request = LoadRequest::new("w", w, [0..4096, 512..1024]);
         let options = Options {
             gap,
             ..Options::default()
         };
-        plan(&folder, &graph, &[want], &options).unwrap()
+        plan(&folder, &graph, &[request], &options).unwrap()
     };
     // A sixteenth of each row: 1 KiB needed, 15 KiB between.
     let coalesced = columns(256 << 10);
@@ -82,13 +82,13 @@ fn shards_read_what_they_keep() {
 #[test]
 fn shared_sources_are_read_once() {
     let (_place, folder, mut graph, w) = matrix();
-    let turned = graph.transpose(w, 0, 1).unwrap();
-    let wants = [
+    let transposed = graph.transpose(w, 0, 1).unwrap();
+    let requests = [
         LoadRequest::all("embed", &graph, w),
         LoadRequest::all("head", &graph, w),
-        LoadRequest::all("turned", &graph, turned),
+        LoadRequest::all("transposed", &graph, transposed),
     ];
-    let plan = plan(&folder, &graph, &wants, &Options::default()).unwrap();
+    let plan = plan(&folder, &graph, &requests, &Options::default()).unwrap();
     assert_eq!(plan.needed_bytes(), 3 << 26);
     assert_eq!(plan.read_bytes(), 1 << 26);
     assert_eq!(plan.memory().targets, 3 << 26);
@@ -113,14 +113,18 @@ fn shuffled(seed: u64, threads: usize) -> Digest {
             .wrapping_add(1);
         order.swap(at, (state >> 33) as usize % (at + 1));
     }
-    let (mut graph, mut wants) = (Graph::new(), Vec::new());
+    let (mut graph, mut requests) = (Graph::new(), Vec::new());
     for at in order {
         let pair = [2 * at, 2 * at + 1];
         let pair = pair.map(|at| graph.source(&names[at], Dtype::F32, &[64, 96]).unwrap());
-        let turned = graph.transpose(pair[0], 0, 1).unwrap();
-        wants.push(LoadRequest::all(format!("turned.{at}"), &graph, turned));
+        let transposed = graph.transpose(pair[0], 0, 1).unwrap();
+        requests.push(LoadRequest::all(
+            format!("transposed.{at}"),
+            &graph,
+            transposed,
+        ));
         let stacked = graph.stack(&pair, 0).unwrap();
-        wants.push(LoadRequest::new(
+        requests.push(LoadRequest::new(
             format!("stacked.{at}"),
             stacked,
             [0..2, 0..32, 0..96],
@@ -131,7 +135,7 @@ fn shuffled(seed: u64, threads: usize) -> Digest {
         threads,
         ..Options::default()
     };
-    plan(&folder, &graph, &wants, &options).unwrap().digest()
+    plan(&folder, &graph, &requests, &options).unwrap().digest()
 }
 
 #[test]
@@ -143,12 +147,14 @@ fn a_digest_depends_on_what_is_done_only() {
     assert_eq!(first.to_string().len(), 32);
 
     let (_place, folder, graph, w) = matrix();
-    let digest = |want: LoadRequest, window: u64| {
+    let digest = |request: LoadRequest, window: u64| {
         let options = Options {
             window,
             ..Options::default()
         };
-        plan(&folder, &graph, &[want], &options).unwrap().digest()
+        plan(&folder, &graph, &[request], &options)
+            .unwrap()
+            .digest()
     };
     let all = [
         digest(LoadRequest::all("w", &graph, w), 1 << 20),
@@ -166,7 +172,7 @@ fn a_digest_depends_on_what_is_done_only() {
 #[test]
 fn budgets_are_kept_or_refused() {
     let (_place, folder, mut graph, w) = matrix();
-    let turned = graph.transpose(w, 0, 1).unwrap();
+    let transposed = graph.transpose(w, 0, 1).unwrap();
     let with = |targets: Targets, budget: u64| {
         let options = Options {
             budget: Some(budget),
@@ -176,7 +182,7 @@ fn budgets_are_kept_or_refused() {
         plan(
             &folder,
             &graph,
-            &[LoadRequest::all("turned", &graph, turned)],
+            &[LoadRequest::all("transposed", &graph, transposed)],
             &options,
         )
     };
@@ -214,7 +220,7 @@ fn targets_that_leave_make_room() {
         .collect();
     let (_place, folder) = folder(&tensors);
     let mut graph = Graph::new();
-    let wants: Vec<LoadRequest> = names
+    let requests: Vec<LoadRequest> = names
         .iter()
         .map(|name| {
             let one = graph.source(name, Dtype::F32, &[512, 512]).unwrap();
@@ -228,7 +234,7 @@ fn targets_that_leave_make_room() {
             budget,
             ..Options::default()
         };
-        plan(&folder, &graph, &wants, &options).unwrap().memory()
+        plan(&folder, &graph, &requests, &options).unwrap().memory()
     };
     assert_eq!(memory(Targets::Stay, 4, None).targets, 64 << 20);
     // Runs of a MiB: a target a chunk.
@@ -253,20 +259,20 @@ fn parts_of_bytes_are_refused() {
     let four = graph.source("four", Dtype::F4, &[6, 10]).unwrap();
     let six = graph.source("six", Dtype::F6E2M3, &[8, 4]).unwrap();
     let needed = |expr: Expr, region: [Range<u64>; 2], graph: &Graph| {
-        let want = LoadRequest::new("out", expr, region);
-        let plan = plan(&folder, graph, &[want], &Options::default());
+        let request = LoadRequest::new("out", expr, region);
+        let plan = plan(&folder, graph, &[request], &Options::default());
         plan.map(|plan| plan.needed_bytes())
     };
     assert_eq!(needed(four, [1..5, 0..10], &graph), Ok(20));
     assert_eq!(needed(four, [1..5, 2..8], &graph), Ok(12));
     assert_eq!(needed(six, [3..5, 0..4], &graph), Ok(6));
 
-    let turned = graph.transpose(four, 0, 1).unwrap();
+    let transposed = graph.transpose(four, 0, 1).unwrap();
     let refused = [
         needed(four, [1..5, 1..9], &graph),
         needed(four, [1..2, 0..3], &graph),
         needed(six, [3..5, 0..2], &graph),
-        needed(turned, [0..10, 0..6], &graph),
+        needed(transposed, [0..10, 0..6], &graph),
     ];
     for found in refused {
         let text = found.unwrap_err().to_string();
@@ -279,8 +285,8 @@ fn what_does_not_fit_is_named() {
     let (_place, folder, mut graph, w) = matrix();
     let absent = ["b", "a"].map(|name| graph.source(name, Dtype::F32, &[2]).unwrap());
     let both = graph.stack(&absent, 0).unwrap();
-    let refused = |wants: &[LoadRequest]| {
-        let error = plan(&folder, &graph, wants, &Options::default()).unwrap_err();
+    let refused = |requests: &[LoadRequest]| {
+        let error = plan(&folder, &graph, requests, &Options::default()).unwrap_err();
         error.to_string()
     };
     assert_eq!(
@@ -305,8 +311,8 @@ fn what_does_not_fit_is_named() {
     for (dtype, shape) in [(Dtype::F16, [4096, 8192]), (Dtype::BF16, [8192, 4096])] {
         let mut graph = Graph::new();
         let w = graph.source("w", dtype, &shape).unwrap();
-        let want = LoadRequest::new("w", w, [0..1, 0..1]);
-        let error = plan(&folder, &graph, &[want], &Options::default()).unwrap_err();
+        let request = LoadRequest::new("w", w, [0..1, 0..1]);
+        let error = plan(&folder, &graph, &[request], &Options::default()).unwrap_err();
         let text = error.to_string();
         assert!(
             text.starts_with("tensor `w` is BF16 [4096, 8192] in the file"),
@@ -314,8 +320,8 @@ fn what_does_not_fit_is_named() {
         );
     }
     // Nothing wanted, or nothing of it: a plan that does nothing.
-    for wants in [Vec::new(), vec![LoadRequest::new("w", w, [7..7, 0..8192])]] {
-        let plan = plan(&folder, &graph, &wants, &Options::default()).unwrap();
+    for requests in [Vec::new(), vec![LoadRequest::new("w", w, [7..7, 0..8192])]] {
+        let plan = plan(&folder, &graph, &requests, &Options::default()).unwrap();
         assert_eq!((plan.read_bytes(), plan.amplification()), (0, 1.0));
         assert_eq!(plan.memory().windows, 0);
     }
@@ -345,7 +351,7 @@ fn a_rank_of_experts_reads_a_sixteenth() {
         .collect();
     let (_place, folder) = folder(&tensors);
 
-    let (mut graph, mut wants) = (Graph::new(), Vec::new());
+    let (mut graph, mut requests) = (Graph::new(), Vec::new());
     for layer in names.chunks(3 * EXPERTS) {
         let (mut gates_and_ups, mut downs) = (Vec::new(), Vec::new());
         for expert in layer.chunks(3) {
@@ -357,20 +363,20 @@ fn a_rank_of_experts_reads_a_sixteenth() {
             gates_and_ups.push(graph.stack(&halves, 0).unwrap());
             downs.push(source(&mut graph, &expert[2]));
         }
-        let number = wants.len();
+        let number = requests.len();
         let fused = graph.stack(&gates_and_ups, 0).unwrap();
         let region = [0..16, 0..2, 0..384, 0..2048];
-        wants.push(LoadRequest::new(format!("w13.{number:02}"), fused, region));
+        requests.push(LoadRequest::new(format!("w13.{number:02}"), fused, region));
         let down = graph.stack(&downs, 0).unwrap();
         // [experts, hidden, features]: a shard of columns, half of each row.
-        wants.push(LoadRequest::new(
+        requests.push(LoadRequest::new(
             format!("w2.{number:02}"),
             down,
             [0..16, 0..2048, 0..384],
         ));
     }
 
-    let whole = plan(&folder, &graph, &wants, &Options::default()).unwrap();
+    let whole = plan(&folder, &graph, &requests, &Options::default()).unwrap();
     assert_eq!(whole.copies.len(), 2304);
     let all: usize = folder.tensors().map(|tensor| tensor.byte_len()).sum();
     assert_eq!(whole.needed_bytes() * 16, all as u64);
@@ -382,7 +388,7 @@ fn a_rank_of_experts_reads_a_sixteenth() {
     );
     assert!(whole.reads().extents <= 2304);
 
-    wants.retain(|want| want.target.starts_with("w13"));
-    let rows = plan(&folder, &graph, &wants, &Options::default()).unwrap();
+    requests.retain(|request| request.target.starts_with("w13"));
+    let rows = plan(&folder, &graph, &requests, &Options::default()).unwrap();
     assert_eq!(rows.amplification(), 1.0);
 }

@@ -13,7 +13,7 @@ use std::path::Path;
 use super::aligned::{ALIGNMENT, Aligned};
 use super::backend::Source;
 use super::file_change::FileChange;
-use super::open_file::{OpenFile, Refused};
+use super::open_file::{BackendError, OpenFile};
 use crate::error::Error;
 
 /// The most that is read aside at once.
@@ -28,10 +28,10 @@ pub(super) struct Direct {
 }
 
 impl Direct {
-    pub(super) fn new(file: OpenFile) -> Result<Direct, Refused> {
+    pub(super) fn new(file: OpenFile) -> Result<Direct, BackendError> {
         let direct = match open_direct(&file.path) {
             Ok(direct) => direct,
-            Err(reason) => return Err(Refused::Unfit { file, reason }),
+            Err(reason) => return Err(BackendError::Unsupported { file, reason }),
         };
 
         let same = |a: &File, b: &File| -> io::Result<bool> {
@@ -40,8 +40,8 @@ impl Direct {
         };
         match same(&file.file, &direct) {
             Ok(true) => Ok(Direct { file, direct }),
-            Ok(false) => Err(Refused::Failed(file.changed(0, FileChange::Replaced))),
-            Err(error) => Err(Refused::Failed(Error::io("open", &file.path, error))),
+            Ok(false) => Err(BackendError::Failed(file.changed(0, FileChange::Replaced))),
+            Err(error) => Err(BackendError::Failed(Error::io("open", &file.path, error))),
         }
     }
 
@@ -86,7 +86,7 @@ impl Direct {
         Ok(())
     }
 
-    fn attempt(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+    fn try_read(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
         let aligned = offset.is_multiple_of(ALIGNMENT as u64)
             && data.as_ptr().addr().is_multiple_of(ALIGNMENT);
         let whole = match aligned {
@@ -111,8 +111,8 @@ impl Source for Direct {
     }
 
     fn read_at(&self, offset: u64, data: &mut [u8]) -> Result<(), Error> {
-        let attempt = self.attempt(offset, data);
-        self.file.judge(offset, data.len(), attempt)
+        let attempt = self.try_read(offset, data);
+        self.file.check_read(offset, data.len(), attempt)
     }
 }
 

@@ -50,7 +50,7 @@ impl FileSystem {
     pub(super) fn of_file(file: &File) -> FileSystem {
         let told = rustix::fs::fstatfs(file);
         told.map_or(FileSystem::Local, |it| {
-            FileSystem::of_type(it.f_type as u64)
+            FileSystem::from_magic(it.f_type as u64)
         })
     }
 
@@ -61,7 +61,7 @@ impl FileSystem {
     }
 
     /// That of the number by which Linux calls it, `f_type` of `statfs`.
-    pub fn of_type(number: u64) -> FileSystem {
+    pub fn from_magic(number: u64) -> FileSystem {
         // Some ports sign-extend the 32-bit number.
         let known = REMOTE.iter().find(|(it, _)| *it == number & 0xffff_ffff);
         known.map_or(FileSystem::Local, |(_, name)| FileSystem::Remote { name })
@@ -106,7 +106,7 @@ mod tests {
     fn types_are_local_unless_known_as_remote() {
         let [ext4, xfs, tmpfs, overlay] = [0xef53, 0x5846_5342, 0x0102_1994, 0x794c_7630];
         for number in [ext4, xfs, tmpfs, overlay, 0, 0x1234_5678, u64::MAX] {
-            assert_eq!(FileSystem::of_type(number), FileSystem::Local);
+            assert_eq!(FileSystem::from_magic(number), FileSystem::Local);
         }
         for (number, name) in [
             (0x6969, "NFS"),
@@ -114,15 +114,15 @@ mod tests {
             (0xff53_4d42, "CIFS"),
         ] {
             let remote = FileSystem::Remote { name };
-            assert_eq!(FileSystem::of_type(number), remote);
+            assert_eq!(FileSystem::from_magic(number), remote);
             let sign_extended = i64::from(number as u32 as i32) as u64;
-            assert_eq!(FileSystem::of_type(sign_extended), remote);
+            assert_eq!(FileSystem::from_magic(sign_extended), remote);
         }
     }
 
     #[test]
     fn a_file_system_says_what_it_is() {
-        let nfs = FileSystem::of_type(0x6969);
+        let nfs = FileSystem::from_magic(0x6969);
         assert_eq!(nfs.to_string(), "NFS, a network file system");
         assert_eq!(FileSystem::Local.to_string(), "a local file system");
     }
@@ -131,7 +131,7 @@ mod tests {
     #[test]
     fn automatic_is_pread_for_a_reason() {
         let (local, why) = FileSystem::Local.backend();
-        let (remote, why_remote) = FileSystem::of_type(0x6969).backend();
+        let (remote, why_remote) = FileSystem::from_magic(0x6969).backend();
         assert_eq!([local, remote], [Backend::Pread; 2]);
         assert!(why.contains("page cache") && why_remote.contains("network"));
     }

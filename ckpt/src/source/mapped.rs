@@ -26,7 +26,7 @@ mod linux {
     use crate::error::Error;
     use crate::source::backend::Source;
     use crate::source::file_system::FileSystem;
-    use crate::source::open_file::{OpenFile, Refused};
+    use crate::source::open_file::{BackendError, OpenFile};
     use crate::source::sigbus::Guard;
 
     /// A file, its map, and the guard over the map. An empty file has no map.
@@ -39,10 +39,10 @@ mod linux {
     }
 
     impl Mapped {
-        pub(crate) fn new(file: OpenFile) -> Result<Mapped, Refused> {
+        pub(crate) fn new(file: OpenFile) -> Result<Mapped, BackendError> {
             if let FileSystem::Remote { name } = FileSystem::of_file(&file.file) {
                 let reason = format!("it is on {name}, where page faults are slow");
-                return Err(Refused::Unfit { file, reason });
+                return Err(BackendError::Unsupported { file, reason });
             }
             if file.byte_len() == 0 {
                 let (guard, map) = (None, None);
@@ -55,7 +55,7 @@ mod linux {
                 Ok(map) => map,
                 Err(error) => {
                     let reason = format!("the file system does not map it: {error}");
-                    return Err(Refused::Unfit { file, reason });
+                    return Err(BackendError::Unsupported { file, reason });
                 }
             };
             match Guard::over(map.as_ptr().addr(), map.len()) {
@@ -64,11 +64,11 @@ mod linux {
                     guard: Some(guard),
                     map: Some(map),
                 }),
-                Err(reason) => Err(Refused::Unfit { file, reason }),
+                Err(reason) => Err(BackendError::Unsupported { file, reason }),
             }
         }
 
-        fn attempt(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
+        fn try_read(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
             if data.is_empty() {
                 return Ok(());
             }
@@ -116,8 +116,8 @@ mod linux {
         }
 
         fn read_at(&self, offset: u64, data: &mut [u8]) -> Result<(), Error> {
-            let attempt = self.attempt(offset, data);
-            self.file.judge(offset, data.len(), attempt)
+            let attempt = self.try_read(offset, data);
+            self.file.check_read(offset, data.len(), attempt)
         }
     }
 }
@@ -128,16 +128,16 @@ mod other {
 
     use crate::error::Error;
     use crate::source::backend::Source;
-    use crate::source::open_file::{OpenFile, Refused};
+    use crate::source::open_file::{BackendError, OpenFile};
 
     /// Never made: a map without its guard would be a crash waiting.
     #[derive(Debug)]
     pub(crate) enum Mapped {}
 
     impl Mapped {
-        pub(crate) fn new(file: OpenFile) -> Result<Mapped, Refused> {
+        pub(crate) fn new(file: OpenFile) -> Result<Mapped, BackendError> {
             let reason = "maps are guarded on Linux only".to_owned();
-            Err(Refused::Unfit { file, reason })
+            Err(BackendError::Unsupported { file, reason })
         }
     }
 

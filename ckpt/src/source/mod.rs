@@ -53,7 +53,7 @@ use crate::error::Error;
 use crate::folder::Folder;
 use direct::Direct;
 use mapped::Mapped;
-use open_file::{OpenFile, Refused};
+use open_file::{BackendError, OpenFile};
 use pread::Pread;
 pub(crate) use windows::Windows;
 
@@ -81,11 +81,11 @@ pub fn open(path: impl AsRef<Path>, choice: BackendChoice) -> Result<Opened, Err
     }
     let file = File::open(&path).map_err(|error| Error::io("open", &path, error))?;
     let file_system = FileSystem::of_file(&file);
-    open_again(path, file, file_system, choice)
+    open_handle(path, file, file_system, choice)
 }
 
 /// A source for a file that is open.
-fn open_again(
+fn open_handle(
     path: PathBuf,
     file: File,
     file_system: FileSystem,
@@ -97,7 +97,7 @@ fn open_again(
         BackendChoice::Only(backend) => backend,
     };
 
-    let made: Result<Box<dyn Source>, Refused> = match asked {
+    let made: Result<Box<dyn Source>, BackendError> = match asked {
         Backend::Pread => Ok(Box::new(Pread(file))),
         Backend::Direct => Direct::new(file).map(|it| Box::new(it) as Box<dyn Source>),
         Backend::Mapped => Mapped::new(file).map(|it| Box::new(it) as Box<dyn Source>),
@@ -108,12 +108,12 @@ fn open_again(
             backend: asked,
             refused: None,
         },
-        Err(Refused::Unfit { file, reason }) => Opened {
+        Err(BackendError::Unsupported { file, reason }) => Opened {
             source: Box::new(Pread(file)),
             backend: Backend::Pread,
             refused: Some(reason),
         },
-        Err(Refused::Failed(error)) => return Err(error),
+        Err(BackendError::Failed(error)) => return Err(error),
     })
 }
 
@@ -137,7 +137,7 @@ impl Sources {
             let path = file.path().to_owned();
             let handle = file.handle().try_clone();
             let handle = handle.map_err(|error| Error::io("open", &path, error))?;
-            files.push(open_again(path, handle, file_system, choice)?);
+            files.push(open_handle(path, handle, file_system, choice)?);
         }
         Ok(Sources { files })
     }

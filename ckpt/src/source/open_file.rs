@@ -62,7 +62,7 @@ impl OpenFile {
 
     /// What follows from an attempt to read `len` bytes at `offset`: bytes of a file that has
     /// changed, or that ends before them, are no result, whatever the attempt gave.
-    pub(super) fn judge(
+    pub(super) fn check_read(
         &self,
         offset: u64,
         len: usize,
@@ -93,9 +93,9 @@ impl OpenFile {
 }
 
 /// Why a backend does not take a file.
-pub(super) enum Refused {
+pub(super) enum BackendError {
     /// Another one can have it.
-    Unfit { file: OpenFile, reason: String },
+    Unsupported { file: OpenFile, reason: String },
     /// Nobody can.
     Failed(Error),
 }

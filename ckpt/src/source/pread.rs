@@ -21,6 +21,6 @@ impl Source for Pread {
 
     fn read_at(&self, offset: u64, data: &mut [u8]) -> Result<(), Error> {
         let attempt = self.0.file.read_exact_at(data, offset);
-        self.0.judge(offset, data.len(), attempt)
+        self.0.check_read(offset, data.len(), attempt)
     }
 }

@@ -15,7 +15,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// The most maps at once. A handler cannot allocate, so the table has a fixed size.
-const MOST_MAPS: usize = 4096;
+const MAX_MAPS: usize = 4096;
 
 /// A guarded map. Free while `taken` is false; matches no address while `start` is [`NOWHERE`].
 struct Slot {
@@ -27,14 +27,14 @@ struct Slot {
 
 const NOWHERE: usize = usize::MAX;
 
-static SLOTS: [Slot; MOST_MAPS] = [const {
+static SLOTS: [Slot; MAX_MAPS] = [const {
     Slot {
         taken: AtomicBool::new(false),
         start: AtomicUsize::new(NOWHERE),
         end: AtomicUsize::new(0),
         hit: AtomicBool::new(false),
     }
-}; MOST_MAPS];
+}; MAX_MAPS];
 
 /// What the handler has to know besides: bytes of a page, and what was there before.
 static INSTALLED: OnceLock<Installed> = OnceLock::new();
@@ -71,7 +71,7 @@ impl Guard {
         GUARDED.get_or_init(|| install().map_err(failed)).clone()?;
         let free = |slot: &Slot| !slot.taken.swap(true, Ordering::AcqRel);
         let Some(at) = SLOTS.iter().position(free) else {
-            return Err(format!("{MOST_MAPS} files are mapped already"));
+            return Err(format!("{MAX_MAPS} files are mapped already"));
         };
         let slot = &SLOTS[at];
         slot.hit.store(false, Ordering::Release);

@@ -149,7 +149,7 @@ impl fmt::Debug for Lock {
 
 /// The most that is written before it is digested: the disk has the one while we do the other.
 /// Whole pages, so that pieces meet between two of them.
-pub(crate) const PIECE_BYTES: usize = 1 << 20;
+pub(crate) const WRITE_BYTES: usize = 1 << 20;
 
 /// Writes all of `bytes`, however few the file takes at a time.
 pub(crate) fn write_all_at(file: &dyn VfsFile, bytes: &[u8], offset: u64) -> io::Result<()> {

@@ -39,10 +39,10 @@ fn to_write(file: File) -> Box<dyn VfsFile> {
 
 impl RealFile {
     /// With all that was written to it.
-    fn settled(&self) -> io::Result<&File> {
+    fn flushed(&self) -> io::Result<&File> {
         match self {
             RealFile::Read(file) => Ok(file),
-            RealFile::Written(file) => file.settled(),
+            RealFile::Written(file) => file.flushed(),
         }
     }
 }
@@ -167,11 +167,11 @@ fn is_same(handle: &File, folder: &Path) -> bool {
 
 impl VfsFile for RealFile {
     fn size(&self) -> io::Result<u64> {
-        Ok(self.settled()?.metadata()?.len())
+        Ok(self.flushed()?.metadata()?.len())
     }
 
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
-        FileExt::read_at(self.settled()?, buffer, offset)
+        FileExt::read_at(self.flushed()?, buffer, offset)
     }
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
@@ -182,7 +182,7 @@ impl VfsFile for RealFile {
     }
 
     fn allocate(&self, len: u64) -> io::Result<()> {
-        let file = self.settled()?;
+        let file = self.flushed()?;
         match take_space(file, len) {
             // Without the promise, but of the right size.
             Err(error) if error.kind() == io::ErrorKind::Unsupported => file.set_len(len),
@@ -191,7 +191,7 @@ impl VfsFile for RealFile {
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        self.settled()?.sync_data()
+        self.flushed()?.sync_data()
     }
 }
 

@@ -145,25 +145,25 @@ fn save(run: &std::path::Path, step: u64, layout: &Layout) -> Committed {
 fn load(checkpoint: &Committed, layout: &Layout, rank: u64) -> BTreeMap<String, Vec<u8>> {
     let folder = Folder::open(checkpoint.path()).unwrap();
     let mut graph = Graph::new();
-    let wants = tensors().into_iter().map(|(name, dtype, shape)| {
+    let requests = tensors().into_iter().map(|(name, dtype, shape)| {
         let expr = graph.source(&name, dtype, &shape).unwrap();
         let region = layout.region(&name, &shape, rank).unwrap();
         LoadRequest::new(name, expr, region)
     });
-    let wants: Vec<LoadRequest> = wants.collect();
+    let requests: Vec<LoadRequest> = requests.collect();
     let options = Options {
         threads: 1,
         ..Options::default()
     };
-    let plan = LoadPlan::new(&graph, &Catalog::of(&folder), &wants, &options).unwrap();
+    let plan = LoadPlan::new(&graph, &Catalog::of(&folder), &requests, &options).unwrap();
     let targets = plan.targets().iter();
     let mut loaded: Vec<Vec<u8>> = targets.map(|it| vec![0; it.bytes as usize]).collect();
     let slices = Slices::new(loaded.iter_mut().map(|it| &mut it[..]));
     let sources = Sources::open(&folder, BackendChoice::Auto).unwrap();
     execute(&plan, &sources, &slices, &|_| {}).unwrap();
-    wants
+    requests
         .into_iter()
-        .map(|want| want.target.to_string())
+        .map(|request| request.target.to_string())
         .zip(loaded)
         .collect()
 }

@@ -5,12 +5,12 @@ use std::ops::Range;
 use crate::plan::ByteLoop;
 
 /// The memory of a target.
-pub(crate) trait Place {
+pub(crate) trait Destination {
     /// These bytes, to be written, by whoever asks for them alone.
     fn bytes(&mut self, range: Range<u64>) -> &mut [u8];
 }
 
-impl Place for &mut [u8] {
+impl Destination for &mut [u8] {
     fn bytes(&mut self, range: Range<u64>) -> &mut [u8] {
         &mut self[range.start as usize..range.end as usize]
     }
@@ -21,8 +21,13 @@ pub(super) fn each(loops: &[ByteLoop], from: u64, to: u64, visit: &mut impl FnMu
     match loops {
         [] => visit(from, to),
         [inner @ .., outer] => {
-            for turn in 0..outer.count {
-                each(inner, from + turn * outer.from, to + turn * outer.to, visit);
+            for iteration in 0..outer.count {
+                each(
+                    inner,
+                    from + iteration * outer.from,
+                    to + iteration * outer.to,
+                    visit,
+                );
             }
         }
     }

@@ -1,6 +1,6 @@
-//! Squares of elements turned in registers, and stores that leave the caches alone.
+//! Squares of elements transposed in registers, and stores that leave the caches alone.
 //!
-//! A square of `B` lines of 16 bytes, `B` elements each, is turned by interleaving line `i` with
+//! A square of `B` lines of 16 bytes, `B` elements each, is transposed by interleaving line `i` with
 //! line `i + B / 2`, log2 `B` times: each round moves one bit of an element's place from column to
 //! row. SSE2, which every x86-64 has, interleaves 16 bytes in one instruction, and LLVM finds it
 //! in plain loops for the larger elements only: a factor of three for two-byte ones.
@@ -11,7 +11,7 @@
 
 use std::ops::Range;
 
-use super::place::Place;
+use super::place::Destination;
 
 /// Bytes of a line of a square.
 pub(super) const LINE: usize = 16;
@@ -19,31 +19,31 @@ pub(super) const LINE: usize = 16;
 /// Turns a square of elements of `N` bytes, where `N * B` is [`LINE`]: the one of this number in the
 /// lines.
 #[inline(always)]
-pub(super) fn turned<const N: usize, const B: usize, const C: usize>(
+pub(super) fn transpose_square<const N: usize, const B: usize, const C: usize>(
     lines: &[&[u8; C]; B],
     number: usize,
 ) -> [[u8; LINE]; B] {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: every x86-64 has SSE2.
     unsafe {
-        x86_64::turned::<N, B, C>(lines, number)
+        x86_64::transpose_square::<N, B, C>(lines, number)
     }
     #[cfg(not(target_arch = "x86_64"))]
     {
-        let mut turned = [[0; LINE]; B];
+        let mut transposed = [[0; LINE]; B];
         for (at, line) in lines.iter().enumerate() {
             let line: &[u8; LINE] = &line.as_chunks().0[number];
-            for (turned, element) in turned.iter_mut().zip(line.as_chunks::<N>().0) {
-                turned.as_chunks_mut::<N>().0[at] = *element;
+            for (transposed, element) in transposed.iter_mut().zip(line.as_chunks::<N>().0) {
+                transposed.as_chunks_mut::<N>().0[at] = *element;
             }
         }
-        turned
+        transposed
     }
 }
 
 /// Writes rows to their places around the caches, where there are stores that do.
 pub(super) fn stream<'r>(
-    place: &mut dyn Place,
+    place: &mut dyn Destination,
     rows: impl Iterator<Item = (Range<u64>, &'r [u8])>,
 ) {
     let mut stores = Stores;
@@ -93,7 +93,7 @@ mod x86_64 {
 
     #[inline]
     #[target_feature(enable = "sse2")]
-    pub(super) fn turned<const N: usize, const B: usize, const C: usize>(
+    pub(super) fn transpose_square<const N: usize, const B: usize, const C: usize>(
         lines: &[&[u8; C]; B],
         number: usize,
     ) -> [[u8; LINE]; B] {
@@ -108,11 +108,11 @@ mod x86_64 {
                 (square[2 * at], square[2 * at + 1]) = pair;
             }
         }
-        let mut turned = [[0; LINE]; B];
-        for (line, register) in turned.iter_mut().zip(square) {
+        let mut transposed = [[0; LINE]; B];
+        for (line, register) in transposed.iter_mut().zip(square) {
             *line = bytes(register);
         }
-        turned
+        transposed
     }
 
     #[inline]
@@ -175,8 +175,8 @@ mod tests {
         let lines: [[u8; 2 * LINE]; B] =
             std::array::from_fn(|line| std::array::from_fn(|at| (line * 2 * LINE + at) as u8));
         for number in [0, 1] {
-            let turned = turned::<N, B, { 2 * LINE }>(&lines.each_ref(), number);
-            for (row, line) in turned.iter().enumerate() {
+            let transposed = transpose_square::<N, B, { 2 * LINE }>(&lines.each_ref(), number);
+            for (row, line) in transposed.iter().enumerate() {
                 for (column, element) in line.as_chunks::<N>().0.iter().enumerate() {
                     let expected = &lines[column].as_chunks::<N>().0[number * B + row];
                     assert_eq!(element, expected, "{N}");

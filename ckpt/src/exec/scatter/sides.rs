@@ -10,7 +10,7 @@ pub(super) struct Side<'l>(&'l [ByteLoop]);
 
 /// How far a turn of a side is from its first one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Turn {
+pub(super) struct Offset {
     pub(super) from: u64,
     pub(super) to: u64,
 }
@@ -22,44 +22,44 @@ impl<'l> Side<'l> {
     }
 
     /// From turn to turn, as long as the innermost loop goes on.
-    pub(super) fn stride(&self) -> Turn {
+    pub(super) fn stride(&self) -> Offset {
         let first = self.0.first();
-        first.map_or(Turn::default(), |it| Turn {
+        first.map_or(Offset::default(), |it| Offset {
             from: it.from,
             to: it.to,
         })
     }
 
     /// The turns from `first` on.
-    pub(super) fn turns(self, first: u64) -> impl Iterator<Item = Turn> + use<'l> {
+    pub(super) fn offsets(self, first: u64) -> impl Iterator<Item = Offset> + use<'l> {
         let inner = self.0.first().copied().unwrap_or(ONCE);
         let mut number = first;
-        let mut turn = self.turn(first);
+        let mut offset = self.offset(first);
         let mut left = inner.count - first % inner.count;
         let count = self.count();
         iter::from_fn(move || {
             if number >= count {
                 return None;
             }
-            let here = turn;
+            let here = offset;
             (number, left) = (number + 1, left - 1);
-            turn.from += inner.from;
-            turn.to += inner.to;
+            offset.from += inner.from;
+            offset.to += inner.to;
             if left == 0 && number < count {
-                (turn, left) = (self.turn(number), inner.count);
+                (offset, left) = (self.offset(number), inner.count);
             }
             Some(here)
         })
     }
 
-    fn turn(&self, mut number: u64) -> Turn {
-        let mut turn = Turn::default();
+    fn offset(&self, mut number: u64) -> Offset {
+        let mut offset = Offset::default();
         for it in self.0 {
-            turn.from += number % it.count * it.from;
-            turn.to += number % it.count * it.to;
+            offset.from += number % it.count * it.from;
+            offset.to += number % it.count * it.to;
             number /= it.count;
         }
-        turn
+        offset
     }
 }
 
@@ -164,18 +164,18 @@ mod tests {
     fn turns_are_those_of_the_loops() {
         let all = loops(&[(3, 1, 100), (2, 10, 7), (4, 50, 1)]);
         let side = Side(&all);
-        let every: Vec<Turn> = (0..4)
+        let every: Vec<Offset> = (0..4)
             .flat_map(|c| (0..2).flat_map(move |b| (0..3).map(move |a| (a, b, c))))
-            .map(|(a, b, c)| Turn {
+            .map(|(a, b, c)| Offset {
                 from: a + 10 * b + 50 * c,
                 to: 100 * a + 7 * b + c,
             })
             .collect();
         for first in 0..=24 {
-            let turns: Vec<Turn> = side.turns(first as u64).collect();
-            assert_eq!(turns, every[first..]);
+            let offsets: Vec<Offset> = side.offsets(first as u64).collect();
+            assert_eq!(offsets, every[first..]);
         }
-        let once: Vec<Turn> = Side(&[]).turns(0).collect();
-        assert_eq!(once, [Turn::default()]);
+        let once: Vec<Offset> = Side(&[]).offsets(0).collect();
+        assert_eq!(once, [Offset::default()]);
     }
 }

@@ -14,9 +14,9 @@
 //! of the window and gives whole ones to each of the target, and its own rows are padded to be no
 //! power of two apart.
 
-use super::place::{Place, each};
+use super::place::{Destination, each};
 use super::registers::{self, LINE};
-use super::sides::{Side, Sides, Turn};
+use super::sides::{Offset, Side, Sides};
 use crate::exec::convert::convert;
 use crate::plan::{Conversion, Part};
 
@@ -42,7 +42,7 @@ type Tile = [[u8; PITCH]; ROWS];
 
 /// How elements get to the target.
 #[derive(Clone, Copy)]
-pub(super) enum Writer<'w> {
+pub(super) enum ElementWriter<'w> {
     /// As they are.
     Copy,
     /// As they are, around the caches.
@@ -51,34 +51,39 @@ pub(super) enum Writer<'w> {
     Convert(&'w Conversion),
 }
 
-impl Writer<'_> {
+impl ElementWriter<'_> {
     /// For elements that stay as they are.
-    pub(super) fn of(part: &Part<'_>) -> Writer<'static> {
+    pub(super) fn of(part: &Part<'_>) -> ElementWriter<'static> {
         let steps = part
             .loops
             .iter()
             .map(|it| it.count.saturating_sub(1) * it.to);
         match steps.sum::<u64>() < FAR {
-            true => Writer::Copy,
-            false => Writer::Stream,
+            true => ElementWriter::Copy,
+            false => ElementWriter::Stream,
         }
     }
 
     fn write(&self, elements: &[u8], to: &mut [u8]) {
         match self {
-            Writer::Copy | Writer::Stream => to.copy_from_slice(elements),
-            Writer::Convert(how) => convert(how, elements, to),
+            ElementWriter::Copy | ElementWriter::Stream => to.copy_from_slice(elements),
+            ElementWriter::Convert(how) => convert(how, elements, to),
         }
     }
 }
 
 /// Whether elements of so many bytes can go by tiles.
-pub(super) fn are_for(element: u64) -> bool {
+pub(super) fn supports(element: u64) -> bool {
     matches!(element, 1 | 2 | 4 | 8 | 16)
 }
 
 /// Writes the elements of a part, whose `from` counts from the beginning of `window`.
-pub(super) fn write(window: &[u8], part: Part<'_>, place: &mut dyn Place, writer: Writer<'_>) {
+pub(super) fn write(
+    window: &[u8],
+    part: Part<'_>,
+    place: &mut dyn Destination,
+    writer: ElementWriter<'_>,
+) {
     let sides = Sides::new(
         part.loops,
         ROWS as u64,
@@ -90,13 +95,13 @@ pub(super) fn write(window: &[u8], part: Part<'_>, place: &mut dyn Place, writer
         writer,
         to_element: u64::from(part.to_element),
         along: (sides.rows(), sides.columns()),
-        rows: [Turn::default(); ROWS],
-        columns: [Turn::default(); ROW],
+        rows: [Offset::default(); ROWS],
+        columns: [Offset::default(); ROW],
         tile: [[0; PITCH]; ROWS],
         joined: [0; ROWS * NARROW],
     };
     each(sides.outer(), part.from, part.to, &mut |from, to| {
-        let start = Turn { from, to };
+        let start = Offset { from, to };
         match part.element {
             1 => tiles.matrix::<1, 16, 64>(start),
             2 => tiles.matrix::<2, 8, 128>(start),
@@ -109,14 +114,14 @@ pub(super) fn write(window: &[u8], part: Part<'_>, place: &mut dyn Place, writer
 
 struct Tiles<'a> {
     window: &'a [u8],
-    place: &'a mut dyn Place,
-    writer: Writer<'a>,
+    place: &'a mut dyn Destination,
+    writer: ElementWriter<'a>,
     to_element: u64,
     /// All rows and all columns.
     along: (Side<'a>, Side<'a>),
     /// Those of the tile.
-    rows: [Turn; ROWS],
-    columns: [Turn; ROW],
+    rows: [Offset; ROWS],
+    columns: [Offset; ROW],
     tile: Tile,
     /// Its rows one behind the other, where they are narrow.
     joined: [u8; ROWS * NARROW],
@@ -125,25 +130,25 @@ struct Tiles<'a> {
 impl Tiles<'_> {
     /// All turns of both sides, of elements of `N` bytes, `B` of which are 16 bytes, and as many as
     /// are `C` bytes are a column of a tile.
-    fn matrix<const N: usize, const B: usize, const C: usize>(&mut self, start: Turn) {
+    fn matrix<const N: usize, const B: usize, const C: usize>(&mut self, start: Offset) {
         let high = C / N;
         let (rows, columns) = self.along;
         let mut width = self.first_width(start.to, ROW / N);
         let mut column = 0;
         while column < columns.count() {
             width = width.min((columns.count() - column) as usize);
-            fill(&mut self.columns[..width], columns.turns(column));
+            fill(&mut self.columns[..width], columns.offsets(column));
             for row in (0..rows.count()).step_by(high) {
                 let height = (rows.count() - row).min(high as u64) as usize;
-                fill(&mut self.rows[..height], rows.turns(row));
+                fill(&mut self.rows[..height], rows.offsets(row));
                 let from = (start.from + self.rows[0].from) as usize;
                 let columns = &self.columns[..width];
                 if rows.stride().from != N as u64 {
                     self.gather::<N>(start.from, height, width);
                 } else if height == high {
-                    turn_full::<N, B, C>(&mut self.tile, self.window, columns, from);
+                    transpose_full::<N, B, C>(&mut self.tile, self.window, columns, from);
                 } else {
-                    turn::<N, B, C>(&mut self.tile, self.window, columns, from, height);
+                    transpose::<N, B, C>(&mut self.tile, self.window, columns, from, height);
                 }
                 self.put::<N>(start.to, height, width);
             }
@@ -186,8 +191,8 @@ impl Tiles<'_> {
         }
 
         let run = width as u64 * self.to_element;
-        let place = |row: &Turn| to + row.to + columns[0].to;
-        let adjoin = |pair: &[Turn]| pair[0].to + run == pair[1].to;
+        let place = |row: &Offset| to + row.to + columns[0].to;
+        let adjoin = |pair: &[Offset]| pair[0].to + run == pair[1].to;
         if width * N <= NARROW && rows.windows(2).all(adjoin) {
             join(&self.tile[..height], width * N, &mut self.joined);
             let to = place(&rows[0]);
@@ -196,7 +201,7 @@ impl Tiles<'_> {
         }
         let lines = lines.map(|(row, line)| (place(row)..place(row) + run, &line[..width * N]));
         match self.writer {
-            Writer::Stream => registers::stream(self.place, lines),
+            ElementWriter::Stream => registers::stream(self.place, lines),
             writer => lines.for_each(|(to, line)| writer.write(line, self.place.bytes(to))),
         }
     }
@@ -210,29 +215,29 @@ fn join(rows: &[[u8; PITCH]], bytes: usize, joined: &mut [u8; ROWS * NARROW]) {
     }
 }
 
-fn fill(turns: &mut [Turn], found: impl Iterator<Item = Turn>) {
-    for (turn, found) in turns.iter_mut().zip(found) {
-        *turn = found;
+fn fill(offsets: &mut [Offset], found: impl Iterator<Item = Offset>) {
+    for (offset, found) in offsets.iter_mut().zip(found) {
+        *offset = found;
     }
 }
 
 /// Fills a tile of full height: [`turn`] with a constant, for speed.
 #[inline(never)]
-fn turn_full<const N: usize, const B: usize, const C: usize>(
+fn transpose_full<const N: usize, const B: usize, const C: usize>(
     tile: &mut Tile,
     window: &[u8],
-    columns: &[Turn],
+    columns: &[Offset],
     from: usize,
 ) {
-    turn::<N, B, C>(tile, window, columns, from, C / N);
+    transpose::<N, B, C>(tile, window, columns, from, C / N);
 }
 
 /// Fills a tile from a window in which the elements of a column lie side by side.
 #[inline(always)]
-fn turn<const N: usize, const B: usize, const C: usize>(
+fn transpose<const N: usize, const B: usize, const C: usize>(
     tile: &mut Tile,
     window: &[u8],
-    columns: &[Turn],
+    columns: &[Offset],
     from: usize,
     height: usize,
 ) {
@@ -247,8 +252,8 @@ fn turn<const N: usize, const B: usize, const C: usize>(
         };
         let squares = tile.as_chunks_mut::<B>().0.iter_mut();
         for (rows, number) in squares.zip(0..height.div_ceil(B)) {
-            let turned = registers::turned::<N, B, C>(&lines, number);
-            for (row, line) in rows.iter_mut().zip(turned) {
+            let transposed = registers::transpose_square::<N, B, C>(&lines, number);
+            for (row, line) in rows.iter_mut().zip(transposed) {
                 row.as_chunks_mut::<LINE>().0[at] = line;
             }
         }
@@ -259,10 +264,10 @@ fn turn<const N: usize, const B: usize, const C: usize>(
 #[inline(always)]
 fn lines<'w, const B: usize, const C: usize>(
     window: &'w [u8],
-    columns: &[Turn],
+    columns: &[Offset],
     from: usize,
 ) -> Option<[&'w [u8; C]; B]> {
-    let columns: &[Turn; B] = columns.first_chunk()?;
+    let columns: &[Offset; B] = columns.first_chunk()?;
     let mut lines = [&[0; C]; B];
     for (line, column) in lines.iter_mut().zip(columns) {
         *line = window.get(from + column.from as usize..)?.first_chunk()?;
@@ -274,7 +279,7 @@ fn lines<'w, const B: usize, const C: usize>(
 #[cold]
 fn padded_lines<const B: usize, const C: usize>(
     window: &[u8],
-    columns: &[Turn],
+    columns: &[Offset],
     from: usize,
     bytes: usize,
 ) -> [[u8; C]; B] {

@@ -62,20 +62,20 @@ fn what_is_computed_is_a_tensor_like_others() {
     write(place.path(), &tensors);
     let map = Mapping::parse(
         "merged = lora(w, a, b, scale=2)
-         turned = pad(transpose(lora(w, a, b, scale=2), 0, 1), 9, value=0.5)
+         transposed = pad(transpose(lora(w, a, b, scale=2), 0, 1), 9, value=0.5)
          rows   = concat(slice(dequant(w, s, F32, block=5x3), 3, 8), w)
          mean   = mean(lora(w, a, b, scale=2), dequant(w, s, F32, block=5x3))
          fill   = fill(3, F32, shape=2x2)",
     )
     .unwrap();
-    let there = tensors
+    let sources = tensors
         .map(|(name, shape)| TensorSpec::new(name, Dtype::F32, &shape.map(|extent| extent as u64)));
-    let bound = map.bind(&there, None, &AllowedProblems::none());
+    let bound = map.bind(&sources, None, &AllowedProblems::none());
     let bound = bound.unwrap_or_else(|report| panic!("{report}"));
     let expected = |name: &str, row: u64, column: u64| match name {
         "merged" => merged(row, column),
-        "turned" if row < COLUMNS => merged(column, row),
-        "turned" => 0.5,
+        "transposed" if row < COLUMNS => merged(column, row),
+        "transposed" => 0.5,
         "rows" if row < 5 => scaled(row + 3, column),
         "rows" => at("w", COLUMNS, row - 5, column),
         "mean" => (merged(row, column) + scaled(row, column)) / 2.0,
@@ -94,19 +94,19 @@ fn what_is_computed_is_a_tensor_like_others() {
         (1 << 20, 4),
     ] {
         for part in [false, true] {
-            let wants = bound.outputs().map(|spec| {
+            let requests = bound.outputs().map(|spec| {
                 let from = u64::from(part && spec.shape[0] > 2);
                 let region = [from..spec.shape[0], from..spec.shape[1]];
                 LoadRequest::new(spec.name.clone(), bound.expr(&spec.name).unwrap(), region)
             });
-            let wants: Vec<LoadRequest> = wants.collect();
+            let requests: Vec<LoadRequest> = requests.collect();
             let options = Options {
                 window,
                 threads,
                 ..Options::default()
             };
             let catalog = Catalog::of(&folder);
-            let plan = LoadPlan::new(bound.graph(), &catalog, &wants, &options).unwrap();
+            let plan = LoadPlan::new(bound.graph(), &catalog, &requests, &options).unwrap();
             let digest = digests.entry((window, part)).or_insert(plan.digest());
             assert_eq!(*digest, plan.digest());
 
@@ -114,13 +114,18 @@ fn what_is_computed_is_a_tensor_like_others() {
             let stats = execute(&plan, &sources, &sink, &|_| {}).unwrap();
             assert_eq!(stats.read_bytes, plan.read_bytes());
             let done = sink.done.into_inner().unwrap();
-            for want in &wants {
-                let (rows, columns) = (want.region[0].clone(), want.region[1].clone());
-                let mut elements = done[&*want.target].as_chunks::<4>().0.iter();
+            for request in &requests {
+                let (rows, columns) = (request.region[0].clone(), request.region[1].clone());
+                let mut elements = done[&*request.target].as_chunks::<4>().0.iter();
                 for (row, column) in rows.flat_map(|row| columns.clone().map(move |it| (row, it))) {
                     let found = f32::from_le_bytes(*elements.next().unwrap());
-                    let wanted = expected(&want.target, row, column);
-                    assert_eq!(f64::from(found), wanted, "{} {row} {column}", want.target);
+                    let targets = expected(&request.target, row, column);
+                    assert_eq!(
+                        f64::from(found),
+                        targets,
+                        "{} {row} {column}",
+                        request.target
+                    );
                 }
             }
         }
@@ -179,8 +184,14 @@ fn depth_is_bounded() {
         "permute: there are 256 operations below it already; load what they make, and go on"
     );
 
-    let wants = [LoadRequest::all("made", &graph, made)];
-    let plan = LoadPlan::new(&graph, &Catalog::of(&folder), &wants, &Options::default()).unwrap();
+    let requests = [LoadRequest::all("made", &graph, made)];
+    let plan = LoadPlan::new(
+        &graph,
+        &Catalog::of(&folder),
+        &requests,
+        &Options::default(),
+    )
+    .unwrap();
     let sink = Collect::default();
     let sources = Sources::open(&folder, BackendChoice::Auto).unwrap();
     execute(&plan, &sources, &sink, &|_| {}).unwrap();

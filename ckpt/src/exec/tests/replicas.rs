@@ -37,17 +37,17 @@ proptest! {
     #[test]
     fn replicas_read_each_byte_once(
         seed in any::<u64>(),
-        wants in 1..5usize,
+        requests in 1..5usize,
         depth in 0..7u32,
         options in options(),
         choice in backend(),
         replicas in 1..5usize,
     ) {
-        let mut world = World::wanting(seed, wants, depth);
+        let mut world = World::with_requests(seed, requests, depth);
         let folder = world.write();
         let folder = Folder::open(folder.path()).unwrap();
-        let (catalog, wants) = (Catalog::of(&folder), &world.wants);
-        let plan = LoadPlan::new(&world.graph, &catalog, wants, &options).unwrap();
+        let (catalog, requests) = (Catalog::of(&folder), &world.requests);
+        let plan = LoadPlan::new(&world.graph, &catalog, requests, &options).unwrap();
         let sources: Vec<Sources> =
             (0..replicas).map(|_| Sources::open(&folder, choice).unwrap()).collect();
 
@@ -79,7 +79,10 @@ fn one_replicas_error_ends_all() {
         match replica {
             1 => assert!(matches!(error, Error::FileChanged { .. }), "{error}"),
             _ => assert!(
-                matches!(error, Error::Exchange(ExchangeError::Gone { replica: 1 })),
+                matches!(
+                    error,
+                    Error::Exchange(ExchangeError::Stopped { replica: 1 })
+                ),
                 "{error}"
             ),
         }
@@ -94,15 +97,21 @@ fn replicas_of_different_plans_are_refused() {
     let x = graph
         .source("x", crate::Dtype::F32, &[1 << 10, 1 << 10])
         .unwrap();
-    let want = crate::plan::LoadRequest::all("x", &graph, x);
-    let other = LoadPlan::new(&graph, &Catalog::of(&folder), &[want], &Options::default()).unwrap();
+    let request = crate::plan::LoadRequest::all("x", &graph, x);
+    let other = LoadPlan::new(
+        &graph,
+        &Catalog::of(&folder),
+        &[request],
+        &Options::default(),
+    )
+    .unwrap();
     let sources: Vec<Sources> = (0..3)
         .map(|_| Sources::open(&folder, BackendChoice::Auto).unwrap())
         .collect();
 
     for (stats, sink) in execute_all(&[&plan, &plan, &other], &sources) {
         let error = stats.unwrap_err();
-        let Error::Exchange(ExchangeError::Differ { replica, other, .. }) = error else {
+        let Error::Exchange(ExchangeError::PlansDiffer { replica, other, .. }) = error else {
             panic!("{error}");
         };
         assert_eq!((replica, other), (0, 2));
@@ -141,22 +150,22 @@ fn replicas_can_load_again_but_not_without_each_other() {
 fn a_chunk_of_another_size_is_refused() {
     let replicas = Replica::all(2);
     thread::scope(|scope| {
-        scope.spawn(|| replicas[0].give(4, &[1, 2, 3]));
-        let error = replicas[1].take(4, &mut [0; 2]).unwrap_err();
+        scope.spawn(|| replicas[0].send(4, &[1, 2, 3]));
+        let error = replicas[1].receive(4, &mut [0; 2]).unwrap_err();
         assert_eq!(
             error.to_string(),
             "chunk 4 did not get from replica to replica: it has 3 bytes instead of 2"
         );
-        replicas[1].abandon();
+        replicas[1].abort();
     });
 }
 
 /// An exchange of one's own that counts wrongly is told so.
 #[test]
 fn a_replica_that_there_is_not_is_refused() {
-    struct Nobody;
+    struct NoReplicas;
 
-    impl Exchange for Nobody {
+    impl Exchange for NoReplicas {
         fn replicas(&self) -> usize {
             0
         }
@@ -165,24 +174,24 @@ fn a_replica_that_there_is_not_is_refused() {
             0
         }
 
-        fn agree(&self, _: Digest) -> Result<(), ExchangeError> {
+        fn compare_plans(&self, _: Digest) -> Result<(), ExchangeError> {
             Ok(())
         }
 
-        fn give(&self, _: usize, _: &[u8]) -> Result<(), ExchangeError> {
+        fn send(&self, _: usize, _: &[u8]) -> Result<(), ExchangeError> {
             Ok(())
         }
 
-        fn take(&self, _: usize, _: &mut [u8]) -> Result<(), ExchangeError> {
+        fn receive(&self, _: usize, _: &mut [u8]) -> Result<(), ExchangeError> {
             Ok(())
         }
 
-        fn abandon(&self) {}
+        fn abort(&self) {}
     }
 
     let (_place, folder, plan) = large();
     let sources = Sources::open(&folder, BackendChoice::Auto).unwrap();
-    let refused = execute_shared(&plan, &sources, &Collect::default(), &Nobody, &|_| {});
+    let refused = execute_shared(&plan, &sources, &Collect::default(), &NoReplicas, &|_| {});
     assert_eq!(
         refused.unwrap_err().to_string(),
         "replica 0 of 0: replicas are numbered from 0"

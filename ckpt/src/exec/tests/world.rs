@@ -28,7 +28,7 @@ struct Tensor {
 
 pub(super) struct World {
     pub(super) graph: Graph,
-    pub(super) wants: Vec<LoadRequest>,
+    pub(super) requests: Vec<LoadRequest>,
     tensors: Vec<Tensor>,
     /// Of each want: the dtype and the elements of its region.
     meant: Vec<(Dtype, Vec<Element>)>,
@@ -68,10 +68,10 @@ impl Value {
 
 impl World {
     /// A world in which so many regions are wanted.
-    pub(super) fn wanting(seed: u64, wants: usize, depth: u32) -> World {
+    pub(super) fn with_requests(seed: u64, requests: usize, depth: u32) -> World {
         let mut world = World::new(seed);
-        for _ in 0..wants {
-            world.want(depth);
+        for _ in 0..requests {
+            world.request(depth);
         }
         world
     }
@@ -79,7 +79,7 @@ impl World {
     fn new(seed: u64) -> World {
         World {
             graph: Graph::new(),
-            wants: Vec::new(),
+            requests: Vec::new(),
             tensors: Vec::new(),
             meant: Vec::new(),
             wanted: Vec::new(),
@@ -96,7 +96,7 @@ impl World {
     }
 
     /// Wants a region of a new expression, or of one that is wanted already.
-    fn want(&mut self, depth: u32) {
+    fn request(&mut self, depth: u32) {
         let again = self.below(4) == 0;
         let (dtype, value) = match self.wanted.last() {
             Some(last) if again => last.clone(),
@@ -125,8 +125,9 @@ impl World {
         let all = coordinates(&value.shape);
         let elements = all.iter().filter(inside).map(|at| value.at(at)).collect();
         self.meant.push((dtype, elements));
-        let name = format!("target {}", self.wants.len());
-        self.wants.push(LoadRequest::new(name, value.expr, region));
+        let name = format!("target {}", self.requests.len());
+        self.requests
+            .push(LoadRequest::new(name, value.expr, region));
         self.wanted.push((dtype, value));
     }
 
@@ -288,14 +289,14 @@ impl World {
 
     /// What the targets must be.
     pub(super) fn expected(&self) -> BTreeMap<String, Vec<u8>> {
-        let wants = self.wants.iter().zip(&self.meant);
-        let bytes = |(want, (dtype, elements)): (&LoadRequest, &(Dtype, Vec<Element>))| {
+        let requests = self.requests.iter().zip(&self.meant);
+        let bytes = |(request, (dtype, elements)): (&LoadRequest, &(Dtype, Vec<Element>))| {
             let size = dtype.bits() / 8;
             let bytes = elements.iter().flat_map(|(tensor, at)| {
                 &self.tensors[*tensor].bytes[*at as usize * size..][..size]
             });
-            (want.target.to_string(), bytes.copied().collect())
+            (request.target.to_string(), bytes.copied().collect())
         };
-        wants.map(bytes).collect()
+        requests.map(bytes).collect()
     }
 }

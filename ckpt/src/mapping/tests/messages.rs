@@ -3,17 +3,17 @@
 use super::{bind, specs};
 use crate::mapping::{AllowedProblems, Mapping, TensorSpec};
 
-fn refuse(map: &str, there: &[TensorSpec], wanted: Option<&[TensorSpec]>) -> String {
+fn refuse(map: &str, sources: &[TensorSpec], targets: Option<&[TensorSpec]>) -> String {
     let bound = Mapping::parse(map)
         .unwrap()
-        .bind(there, wanted, &AllowedProblems::none());
+        .bind(sources, targets, &AllowedProblems::none());
     bound.unwrap_err().to_string()
 }
 
 /// The problems of maps that cannot work, a line each.
 #[test]
 fn rules_that_cannot_work_are_told() {
-    let there = specs(&[("a", &[4]), ("b", &[6]), ("m.0", &[2, 3]), ("m.2", &[2, 3])]);
+    let sources = specs(&[("a", &[4]), ("b", &[6]), ("m.0", &[2, 3]), ("m.2", &[2, 3])]);
     let rest = "{r:path} = {r:path}\n";
     let cases = [
         (
@@ -71,7 +71,7 @@ fn rules_that_cannot_work_are_told() {
         ("x = slice(a, 0, 3)", "partly used: 3 of 4 elements of `a`"),
     ];
     for (rule, problem) in cases {
-        let report = refuse(&format!("{rest}{rule}"), &there, None);
+        let report = refuse(&format!("{rest}{rule}"), &sources, None);
         assert!(report.contains(problem), "{rule}: {report}");
     }
 }
@@ -174,7 +174,7 @@ fn maps_that_cannot_be_read_say_where() {
 /// What has no way back says why.
 #[test]
 fn what_cannot_be_undone_has_no_way_back() {
-    let there = specs(&[("a", &[4]), ("b", &[4])]);
+    let sources = specs(&[("a", &[4]), ("b", &[4])]);
     let cases = [
         (
             "x = mean(a, b)",
@@ -192,7 +192,7 @@ fn what_cannot_be_undone_has_no_way_back() {
     ];
     for (map, message) in cases {
         assert_eq!(
-            bind(map, &there).inverse().unwrap_err().to_string(),
+            bind(map, &sources).inverse().unwrap_err().to_string(),
             message
         );
     }
@@ -223,12 +223,12 @@ proptest::proptest! {
             "shares=1:1", "rows=2", "from=1", "0", "1", "2", "-1", "F32", "BF16", "[", "]", "{", "\"", "#",
         ]), 0..24),
     ) {
-        let there = specs(&[("a", &[4, 2]), ("b", &[4, 2]), ("m.0", &[6]), ("m.1", &[6])]);
+        let sources = specs(&[("a", &[4, 2]), ("b", &[4, 2]), ("m.0", &[6]), ("m.1", &[6])]);
         let Ok(mapping) = Mapping::parse(&words.join(" ")) else {
             return Ok(());
         };
         for mapping in [&mapping, &mapping.reversed()] {
-            if let Ok(bound) = mapping.bind(&there, None, &AllowedProblems::none()) {
+            if let Ok(bound) = mapping.bind(&sources, None, &AllowedProblems::none()) {
                 let _ = bound.inverse();
             }
         }

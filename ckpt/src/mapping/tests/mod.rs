@@ -6,17 +6,17 @@ mod qwen3;
 mod random;
 
 use super::*;
-use crate::graph::{Leaf, Piece};
+use crate::graph::{ElementCopy, Leaf};
 
 fn specs(tensors: &[(&str, &[u64])]) -> Vec<TensorSpec> {
     let spec = |(name, shape): &(&str, &[u64])| TensorSpec::new(name, Dtype::F32, shape);
     tensors.iter().map(spec).collect()
 }
 
-fn bind(map: &str, there: &[TensorSpec]) -> Bound {
+fn bind(map: &str, sources: &[TensorSpec]) -> Bound {
     let bound = Mapping::parse(map)
         .unwrap()
-        .bind(there, None, &AllowedProblems::none());
+        .bind(sources, None, &AllowedProblems::none());
     bound.unwrap_or_else(|report| panic!("{report}"))
 }
 
@@ -26,10 +26,10 @@ fn elements(bound: &Bound, name: &str) -> Vec<String> {
     let expr = bound.expr(name).unwrap();
     let whole: Vec<_> = graph.shape(expr).iter().map(|extent| 0..*extent).collect();
     let mut elements = vec![String::new(); graph.shape(expr).iter().product::<u64>() as usize];
-    for piece in graph.pull(expr, &whole).unwrap() {
-        for turn in 0..piece.elements() {
-            let (from, to) = element(&piece, turn);
-            elements[to as usize] = match piece.from {
+    for copy in graph.copies(expr, &whole).unwrap() {
+        for iteration in 0..copy.elements() {
+            let (from, to) = element(&copy, iteration);
+            elements[to as usize] = match copy.from {
                 Leaf::Fill(value) => format!("{}", value.value().unwrap()),
                 leaf => format!("{}{from}", graph.leaf_name(leaf)),
             };
@@ -38,9 +38,9 @@ fn elements(bound: &Bound, name: &str) -> Vec<String> {
     elements
 }
 
-fn element(piece: &Piece, turn: u64) -> (u64, u64) {
-    let (mut rest, mut from, mut to) = (turn, piece.source_offset, piece.destination_offset);
-    for it in &piece.loops {
+fn element(copy: &ElementCopy, iteration: u64) -> (u64, u64) {
+    let (mut rest, mut from, mut to) = (iteration, copy.source_offset, copy.destination_offset);
+    for it in &copy.loops {
         from += rest % it.count * it.source_stride;
         to += rest % it.count * it.destination_stride;
         rest /= it.count;

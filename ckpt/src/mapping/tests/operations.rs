@@ -7,7 +7,7 @@ use crate::mapping::{AllowedProblems, Mapping, TensorSpec};
 /// Each operation, by what its result is made of.
 #[test]
 fn operations_do_what_they_say() {
-    let there = specs(&[("a", &[4]), ("b", &[4]), ("m", &[2, 3])]);
+    let sources = specs(&[("a", &[4]), ("b", &[4]), ("m", &[2, 3])]);
     let all = "{rest:path} = {rest:path}\n";
     let cases = [
         ("concat(a, b)", "a0 a1 a2 a3 b0 b1 b2 b3"),
@@ -37,7 +37,7 @@ fn operations_do_what_they_say() {
         let map = format!("{all}made = {operation}");
         let allowed = AllowedProblems::none().and("unexpected").unwrap();
         let allowed = allowed.and("partly-used").unwrap();
-        let bound = Mapping::parse(&map).unwrap().bind(&there, None, &allowed);
+        let bound = Mapping::parse(&map).unwrap().bind(&sources, None, &allowed);
         let bound = bound.unwrap_or_else(|report| panic!("{operation}: {report}"));
         assert_eq!(elements(&bound, "made").join(" "), expected, "{operation}");
     }
@@ -48,14 +48,14 @@ fn operations_do_what_they_say() {
 fn what_is_gone_over_may_come_first() {
     for template in ["experts.{e}.layers.{l}", "layers.{l}.experts.{e}"] {
         let places = (0..3).flat_map(|expert| (0..12).map(move |layer| (expert, layer)));
-        let there: Vec<TensorSpec> = places
+        let sources: Vec<TensorSpec> = places
             .map(|(expert, layer)| {
                 let name = template.replace("{e}", &expert.to_string());
                 let name = name.replace("{l}", &layer.to_string());
                 TensorSpec::new(&name, Dtype::F32, &[2])
             })
             .collect();
-        let bound = bind(&format!("w.{{l}} = stack({template}, each=e)"), &there);
+        let bound = bind(&format!("w.{{l}} = stack({template}, each=e)"), &sources);
         let mut made: Vec<TensorSpec> = bound.outputs().collect();
         made.sort_by_key(|it| it.name.len());
         let names: Vec<&str> = made.iter().map(|it| it.name.as_str()).collect();

@@ -69,8 +69,8 @@ fn qwen3_moe(layers: u64, experts: u64, tied: bool) -> Vec<TensorSpec> {
 #[test]
 fn a_mixture_of_experts_there_and_back() {
     for tied in [false, true] {
-        let there = qwen3_moe(3, 12, tied);
-        let bound = bind(QWEN3_MOE, &there);
+        let sources = qwen3_moe(3, 12, tied);
+        let bound = bind(QWEN3_MOE, &sources);
         let made: Vec<TensorSpec> = bound.outputs().collect();
         assert_eq!(made.len(), 3 + 3 * 9);
         let experts = "model.layers.2.mlp.experts.gate_up_proj";
@@ -78,7 +78,7 @@ fn a_mixture_of_experts_there_and_back() {
         assert_eq!(experts.shape, [12, 12, 8]);
 
         let back = bound.inverse().unwrap_or_else(|why| panic!("{why}"));
-        let mut expected = there.clone();
+        let mut expected = sources.clone();
         expected.sort_by(|a, b| a.name.cmp(&b.name));
         assert_eq!(back.outputs().collect::<Vec<_>>(), expected);
         let ties: Vec<_> = back.ties().iter().collect();
@@ -92,17 +92,17 @@ fn a_mixture_of_experts_there_and_back() {
 /// A stage of a pipeline that wants layer 1 reads the tensors of layer 1.
 #[test]
 fn what_is_wanted_decides_what_is_read() {
-    let there = qwen3_moe(3, 2, true);
-    let whole = bind(QWEN3_MOE, &there);
-    let wanted: Vec<TensorSpec> = whole
+    let sources = qwen3_moe(3, 2, true);
+    let whole = bind(QWEN3_MOE, &sources);
+    let targets: Vec<TensorSpec> = whole
         .outputs()
         .filter(|it| it.name.contains(".1."))
         .collect();
     let mapping = Mapping::parse(QWEN3_MOE).unwrap();
     let stage = mapping
-        .bind(&there, Some(&wanted), &AllowedProblems::none())
+        .bind(&sources, Some(&targets), &AllowedProblems::none())
         .unwrap();
-    assert_eq!(stage.outputs().collect::<Vec<_>>(), wanted);
+    assert_eq!(stage.outputs().collect::<Vec<_>>(), targets);
     assert!(
         stage
             .inputs()
@@ -110,25 +110,25 @@ fn what_is_wanted_decides_what_is_read() {
     );
     assert_eq!(stage.inputs().count(), 8 + 1 + 2 * 3);
     assert_eq!(
-        stage.report().unwanted,
-        there.len() - stage.inputs().count()
+        stage.report().skipped,
+        sources.len() - stage.inputs().count()
     );
 }
 
 #[test]
 fn everything_that_does_not_fit_is_told_at_once() {
-    let mut there = qwen3_moe(2, 3, false);
-    there.retain(|it| !it.name.contains("layers.1.mlp.experts.1.up"));
-    there.push(TensorSpec::new("extra", Dtype::F32, &[2]));
+    let mut sources = qwen3_moe(2, 3, false);
+    sources.retain(|it| !it.name.contains("layers.1.mlp.experts.1.up"));
+    sources.push(TensorSpec::new("extra", Dtype::F32, &[2]));
     let mapping = Mapping::parse(QWEN3_MOE).unwrap();
     let whole = bind(QWEN3_MOE, &qwen3_moe(2, 3, false));
-    let mut wanted: Vec<TensorSpec> = whole.outputs().collect();
-    wanted[0].shape = vec![20, 9];
-    wanted[1].dtype = Dtype::F16;
-    wanted.push(TensorSpec::new("nobody", Dtype::F32, &[1]));
+    let mut targets: Vec<TensorSpec> = whole.outputs().collect();
+    targets[0].shape = vec![20, 9];
+    targets[1].dtype = Dtype::F16;
+    targets.push(TensorSpec::new("nobody", Dtype::F32, &[1]));
 
     let report = mapping
-        .bind(&there, Some(&wanted), &AllowedProblems::none())
+        .bind(&sources, Some(&targets), &AllowedProblems::none())
         .unwrap_err();
     let expected = "5 problems
   mismatched: `lm_head.weight` is wanted as BF16 [20, 9], and line 4 of the map makes BF16 [20, 8]
@@ -143,7 +143,9 @@ fn everything_that_does_not_fit_is_told_at_once() {
         .iter()
         .try_fold(AllowedProblems::none(), |all, it| all.and(it))
         .unwrap();
-    let report = mapping.bind(&there, Some(&wanted), &allowed).unwrap_err();
+    let report = mapping
+        .bind(&sources, Some(&targets), &allowed)
+        .unwrap_err();
     assert_eq!((report.problems.len(), report.allowed.len()), (2, 3));
     assert!(AllowedProblems::none().and("missing:x").is_err());
 }
@@ -151,8 +153,8 @@ fn everything_that_does_not_fit_is_told_at_once() {
 /// One map on top of another, with a way back through both.
 #[test]
 fn maps_compose() {
-    let there = qwen3_moe(2, 3, false);
-    let fused = bind(QWEN3_MOE, &there);
+    let sources = qwen3_moe(2, 3, false);
+    let fused = bind(QWEN3_MOE, &sources);
     let scoped = "
         inner.{rest:path} = {rest:path}
         q.{l} = slice(model.layers.{l}.self_attn.qkv_proj.weight, 0, 16)
@@ -165,7 +167,7 @@ fn maps_compose() {
     let both = both.unwrap();
     let q = both
         .graph()
-        .pull(both.expr("q.1").unwrap(), &[0..16, 0..8])
+        .copies(both.expr("q.1").unwrap(), &[0..16, 0..8])
         .unwrap();
     let [q] = &q[..] else { panic!("{q:?}") };
     assert_eq!(
@@ -181,7 +183,7 @@ fn maps_compose() {
         &AllowedProblems::none(),
     );
     let back = both.unwrap().inverse().unwrap();
-    let mut expected = there.clone();
+    let mut expected = sources.clone();
     expected.sort_by(|a, b| a.name.cmp(&b.name));
     assert_eq!(back.outputs().collect::<Vec<_>>(), expected);
 }
@@ -189,8 +191,8 @@ fn maps_compose() {
 /// What a second map leaves out of what the first one made is told, by the tensor that is read.
 #[test]
 fn nothing_is_lost_between_two_maps() {
-    let there = specs(&[("a", &[4]), ("b", &[6])]);
-    let both = bind("ab = concat(a, b)", &there);
+    let sources = specs(&[("a", &[4]), ("b", &[6])]);
+    let both = bind("ab = concat(a, b)", &sources);
     let first = Mapping::parse("x = slice(ab, 0, 5)").unwrap();
     let report = both
         .then(&first, None, &AllowedProblems::none())

@@ -6,7 +6,7 @@ use crate::mapping::TensorSpec;
 use meshgrad_ckpt_crash::SplitMix64;
 
 /// A random term that can be solved for its names, of a shape; the names are added to `there`.
-fn term(draw: &mut SplitMix64, shape: &[u64], depth: u32, there: &mut Vec<TensorSpec>) -> String {
+fn term(draw: &mut SplitMix64, shape: &[u64], depth: u32, sources: &mut Vec<TensorSpec>) -> String {
     let rank = shape.len();
     let dim = draw.below(rank as u64) as usize;
     let with = |extents: &[u64]| {
@@ -15,11 +15,11 @@ fn term(draw: &mut SplitMix64, shape: &[u64], depth: u32, there: &mut Vec<Tensor
         other
     };
     if depth == 0 {
-        let name = format!("t{}", there.len());
-        there.push(TensorSpec::new(&name, Dtype::F32, shape));
+        let name = format!("t{}", sources.len());
+        sources.push(TensorSpec::new(&name, Dtype::F32, shape));
         return name;
     }
-    let mut next = |draw: &mut SplitMix64, shape: &[u64]| term(draw, shape, depth - 1, there);
+    let mut next = |draw: &mut SplitMix64, shape: &[u64]| term(draw, shape, depth - 1, sources);
     match draw.below(7) {
         0 if shape[dim] > 1 => {
             let first = 1 + draw.below(shape[dim] - 1);
@@ -37,9 +37,9 @@ fn term(draw: &mut SplitMix64, shape: &[u64], depth: u32, there: &mut Vec<Tensor
             format!("interleave({a}, {b}, dim={dim})")
         }
         3 if rank > 1 => {
-            let mut turned = shape.to_vec();
-            turned.swap(0, rank - 1);
-            format!("transpose({}, 0, -1)", next(draw, &turned))
+            let mut transposed = shape.to_vec();
+            transposed.swap(0, rank - 1);
+            format!("transpose({}, 0, -1)", next(draw, &transposed))
         }
         4 if shape[dim].is_multiple_of(3) => {
             let rows = next(draw, &with(&[3, shape[dim] / 3]));
@@ -68,10 +68,10 @@ proptest::proptest! {
     /// The way back of a random map takes each element where it came from.
     #[test]
     fn there_and_back_is_the_same(seed in proptest::prelude::any::<u64>(), depth in 0..6u32) {
-        let (mut draw, mut there) = (SplitMix64::new(seed), Vec::new());
+        let (mut draw, mut sources) = (SplitMix64::new(seed), Vec::new());
         let shape: Vec<u64> = (0..1 + draw.below(3)).map(|_| 1 + draw.below(6)).collect();
-        let term = term(&mut draw, &shape, depth, &mut there);
-        let bound = bind(&format!("x = {term}"), &there);
+        let term = term(&mut draw, &shape, depth, &mut sources);
+        let bound = bind(&format!("x = {term}"), &sources);
         let back = bound.inverse().unwrap_or_else(|why| panic!("{term}: {why}"));
 
         let forth = elements(&bound, "x");

@@ -37,14 +37,14 @@ impl Descriptors {
     }
 
     /// Whether all is to go through the page cache from now on.
-    pub(super) fn have_refused(&self) -> bool {
+    pub(super) fn is_refused(&self) -> bool {
         self.refused.load(Ordering::Relaxed)
     }
 
     /// Writes whole pages, directly if that is possible.
     pub(super) fn write_all(&self, pages: &[u8], offset: u64) -> io::Result<()> {
         let mut done = 0;
-        while done < pages.len() && !self.have_refused() {
+        while done < pages.len() && !self.is_refused() {
             match (self.write)(&self.direct, &pages[done..], offset + done as u64) {
                 Ok(written) if written < ALIGNMENT => break,
                 // What was begun of a page is written again.

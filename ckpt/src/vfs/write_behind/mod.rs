@@ -23,8 +23,8 @@
 //! Where the system or the file system refuse direct writes, all goes through the cache.
 
 mod descriptors;
+mod in_flight;
 mod pool;
-mod progress;
 #[cfg(test)]
 mod tests;
 
@@ -37,77 +37,77 @@ use std::sync::{Arc, OnceLock};
 use crate::source::ALIGNMENT;
 
 use descriptors::Descriptors;
+use in_flight::InFlight;
 use pool::{Job, Pool};
-use progress::Progress;
 
 /// Fewer bytes at once go through the page cache: it gathers them.
-const LEAST_BYTES: usize = 256 << 10;
+const MIN_DIRECT_BYTES: usize = 256 << 10;
 
 /// A file that is open for writing.
 #[derive(Debug)]
 pub(super) struct WriteBehind {
     file: Arc<File>,
     /// Opened for the first large write; none where direct writes are refused.
-    passage: OnceLock<Option<Passage>>,
+    direct: OnceLock<Option<DirectWriter>>,
 }
 
 /// The way past the page cache.
 #[derive(Debug)]
-struct Passage {
+struct DirectWriter {
     to: Arc<Descriptors>,
-    progress: Arc<Progress>,
+    in_flight: Arc<InFlight>,
     pool: Arc<Pool>,
-    least_bytes: usize,
+    min_bytes: usize,
 }
 
 impl WriteBehind {
     pub(super) fn new(file: File) -> WriteBehind {
         WriteBehind {
             file: Arc::new(file),
-            passage: OnceLock::new(),
+            direct: OnceLock::new(),
         }
     }
 
     /// The file itself, once all that was written has reached it or the cache.
-    pub(super) fn settled(&self) -> io::Result<&File> {
-        if let Some(Some(passage)) = self.passage.get() {
-            passage.progress.drain()?;
+    pub(super) fn flushed(&self) -> io::Result<&File> {
+        if let Some(Some(direct)) = self.direct.get() {
+            direct.in_flight.drain()?;
         }
         Ok(&self.file)
     }
 
     /// Takes some of the bytes.
     pub(super) fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
-        match self.passage(bytes.len()) {
-            Some(passage) => passage.write_at(bytes, offset),
+        match self.direct(bytes.len()) {
+            Some(direct) => direct.write_at(bytes, offset),
             None => self.file.write_at(bytes, offset),
         }
     }
 
-    fn passage(&self, bytes: usize) -> Option<&Passage> {
-        let passage = match bytes < LEAST_BYTES {
-            true => self.passage.get()?,
-            false => self.passage.get_or_init(|| Passage::open(&self.file)),
+    fn direct(&self, bytes: usize) -> Option<&DirectWriter> {
+        let direct = match bytes < MIN_DIRECT_BYTES {
+            true => self.direct.get()?,
+            false => self.direct.get_or_init(|| DirectWriter::open(&self.file)),
         };
-        passage.as_ref()
+        direct.as_ref()
     }
 }
 
-impl Passage {
-    fn open(file: &Arc<File>) -> Option<Passage> {
-        Some(Passage {
+impl DirectWriter {
+    fn open(file: &Arc<File>) -> Option<DirectWriter> {
+        Some(DirectWriter {
             to: Arc::new(Descriptors::open(file)?),
-            progress: Arc::default(),
+            in_flight: Arc::default(),
             pool: Pool::of_process()?,
-            least_bytes: LEAST_BYTES,
+            min_bytes: MIN_DIRECT_BYTES,
         })
     }
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
         let head = (offset.wrapping_neg() % ALIGNMENT as u64) as usize;
-        let is_small = bytes.len() < head + self.least_bytes;
+        let is_small = bytes.len() < head + self.min_bytes;
 
-        if is_small || self.to.have_refused() {
+        if is_small || self.to.is_refused() {
             self.write_cached(bytes, offset)
         } else if head > 0 {
             self.write_cached(&bytes[..head], offset)
@@ -119,30 +119,30 @@ impl Passage {
     }
 
     fn write_cached(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
-        self.progress.wait_for(&range(bytes, offset))?;
+        self.in_flight.wait_for(&range(bytes, offset))?;
         self.to.cached.write_at(bytes, offset)
     }
 
     /// Hands whole pages to the pool.
     fn write_behind(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
-        self.progress.begin(range(bytes, offset))?;
+        self.in_flight.begin(range(bytes, offset))?;
         let mut block = self.pool.block();
         block.bytes()[..bytes.len()].copy_from_slice(bytes);
         self.pool.submit(Job {
             block,
             range: range(bytes, offset),
             to: Arc::clone(&self.to),
-            progress: Arc::clone(&self.progress),
+            in_flight: Arc::clone(&self.in_flight),
         });
         Ok(bytes.len())
     }
 }
 
-impl Drop for Passage {
+impl Drop for DirectWriter {
     /// Nobody writes to a file that its owner has closed: it may be gone, and its space counted.
     fn drop(&mut self) {
         // Whoever wants to know of an error syncs.
-        let _ = self.progress.drain();
+        let _ = self.in_flight.drain();
     }
 }
 

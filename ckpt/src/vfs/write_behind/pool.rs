@@ -9,7 +9,7 @@ use std::thread::{Builder, JoinHandle};
 
 use crate::source::Aligned;
 
-use super::{Descriptors, Progress};
+use super::{Descriptors, InFlight};
 
 /// Two keep a disk busy: while one comes for the next block, the other's is being written.
 const THREADS: usize = 2;
@@ -33,7 +33,7 @@ pub(super) struct Job {
     pub(super) block: Aligned,
     pub(super) range: Range<u64>,
     pub(super) to: Arc<Descriptors>,
-    pub(super) progress: Arc<Progress>,
+    pub(super) in_flight: Arc<InFlight>,
 }
 
 #[derive(Debug)]
@@ -51,7 +51,7 @@ struct State {
     /// Blocks that nobody uses.
     spare: Vec<Aligned>,
     /// Blocks that may still be made.
-    unmade: usize,
+    unallocated: usize,
     is_over: bool,
 }
 
@@ -74,7 +74,7 @@ impl Pool {
             state: Mutex::new(State {
                 jobs: VecDeque::new(),
                 spare: Vec::new(),
-                unmade: blocks,
+                unallocated: blocks,
                 is_over: false,
             }),
             queued: Condvar::new(),
@@ -104,8 +104,8 @@ impl Pool {
             if let Some(block) = state.spare.pop() {
                 return block;
             }
-            if state.unmade > 0 {
-                state.unmade -= 1;
+            if state.unallocated > 0 {
+                state.unallocated -= 1;
                 drop(state);
                 return Aligned::new(self.block_bytes);
             }
@@ -169,7 +169,7 @@ impl Job {
             .write_all(&self.block.bytes()[..len], self.range.start);
         // The file may be closed as soon as nothing of it is on its way.
         drop(self.to);
-        self.progress.end(&self.range, written);
+        self.in_flight.end(&self.range, written);
         self.block
     }
 }

@@ -100,15 +100,15 @@ impl Place {
     }
 
     fn written(&self, file: Arc<File>, to: Option<Descriptors>) -> WriteBehind {
-        let passage = to.map(|to| Passage {
+        let direct = to.map(|to| DirectWriter {
             to: Arc::new(to),
-            progress: Arc::default(),
+            in_flight: Arc::default(),
             pool: Arc::clone(&self.pool),
-            least_bytes: PAGE,
+            min_bytes: PAGE,
         });
         WriteBehind {
             file,
-            passage: OnceLock::from(passage),
+            direct: OnceLock::from(direct),
         }
     }
 }
@@ -159,7 +159,7 @@ proptest! {
                 expected[start..end].copy_from_slice(&written);
             }
         }
-        let bytes_of_file = file.settled().unwrap().metadata().unwrap().len();
+        let bytes_of_file = file.flushed().unwrap().metadata().unwrap().len();
         prop_assert_eq!(bytes_of_file, expected.len() as u64);
         prop_assert!(fs::read(place.path()).unwrap() == expected);
     }
@@ -186,7 +186,7 @@ proptest! {
                 scope.spawn(move || write_all(file, part, start as u64).unwrap());
             }
         });
-        file.settled().unwrap();
+        file.flushed().unwrap();
         prop_assert!(fs::read(place.path()).unwrap() == expected);
     }
 }
@@ -203,7 +203,7 @@ fn a_lost_block_is_never_forgotten() {
         assert_eq!(file.write_at(&[1; PAGE], 0).unwrap(), PAGE);
 
         for _ in 0..2 {
-            let error = file.settled().unwrap_err();
+            let error = file.flushed().unwrap_err();
             assert_eq!(error.kind(), kind);
             assert_eq!(error.raw_os_error(), Some(code.raw_os_error()));
             for len in [1, PAGE] {
@@ -219,13 +219,13 @@ fn a_lost_block_is_never_forgotten() {
 fn a_refusal_is_for_good() {
     let place = Place::new();
     let file = place.file(refusing);
-    let Some(Some(passage)) = file.passage.get() else {
+    let Some(Some(direct)) = file.direct.get() else {
         panic!("made so")
     };
-    assert!(!passage.to.have_refused());
+    assert!(!direct.to.is_refused());
     write_all(&file, &[1; PAGE], 0).unwrap();
-    file.settled().unwrap();
-    assert!(passage.to.have_refused());
+    file.flushed().unwrap();
+    assert!(direct.to.is_refused());
 
     // All at once: no block has so much.
     assert_eq!(file.write_at(&[2; 9 * PAGE], 10).unwrap(), 9 * PAGE);
@@ -237,10 +237,10 @@ fn nothing_is_written_to_a_closed_file() {
     let place = Place::new();
     for _ in 0..20 {
         let file = place.file(honest);
-        let Some(Some(passage)) = file.passage.get() else {
+        let Some(Some(direct)) = file.direct.get() else {
             panic!("made so")
         };
-        let descriptors: Weak<Descriptors> = Arc::downgrade(&passage.to);
+        let descriptors: Weak<Descriptors> = Arc::downgrade(&direct.to);
         let expected = bytes(5 * PAGE, 0);
         write_all(&file, &expected, 0).unwrap();
 
@@ -263,7 +263,7 @@ fn few_blocks_only_slow_down() {
             scope.spawn(move || write_all(file, part, number * 8 * PAGE as u64).unwrap());
         }
     });
-    file.settled().unwrap();
+    file.flushed().unwrap();
     assert!(fs::read(place.path()).unwrap() == expected);
 }
 
@@ -307,11 +307,11 @@ fn large_writes_go_past_the_cache() {
     let folder = tempfile::tempdir().unwrap();
     let file = File::create(folder.path().join("x")).unwrap();
     let file = WriteBehind::new(file);
-    write_all(&file, &[1; LEAST_BYTES - 1], 0).unwrap();
-    assert!(file.passage.get().is_none());
+    write_all(&file, &[1; MIN_DIRECT_BYTES - 1], 0).unwrap();
+    assert!(file.direct.get().is_none());
 
-    write_all(&file, &[1; LEAST_BYTES], 0).unwrap();
+    write_all(&file, &[1; MIN_DIRECT_BYTES], 0).unwrap();
     let opened = Descriptors::open(&file.file);
-    let passage = file.passage.get().unwrap();
-    assert_eq!(passage.is_some(), opened.is_some());
+    let direct = file.direct.get().unwrap();
+    assert_eq!(direct.is_some(), opened.is_some());
 }

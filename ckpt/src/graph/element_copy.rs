@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use super::ids::{Expr, SourceId};
-use super::scalar::{Scalar, Step};
+use super::scalar::{ElementOp, Scalar};
 
 /// Where the elements of a copy come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -32,7 +32,7 @@ pub(crate) type Loops = SmallVec<[Loop; 2]>;
 
 /// A copy of some elements to their place. Offsets and strides count elements.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Piece {
+pub struct ElementCopy {
     /// Where its elements come from.
     pub from: Leaf,
     /// The first element that is read.
@@ -41,18 +41,18 @@ pub struct Piece {
     pub destination_offset: u64,
     pub(crate) loops: Loops,
     /// What is done to each element on the way, in this order.
-    pub steps: Vec<Step>,
+    pub steps: Vec<ElementOp>,
 }
 
-impl Piece {
+impl ElementCopy {
     /// A piece whose loops are in order, and as few as say the same.
     pub(super) fn new(
         from: Leaf,
         source_offset: u64,
         destination_offset: u64,
         mut loops: Loops,
-        steps: Vec<Step>,
-    ) -> Piece {
+        steps: Vec<ElementOp>,
+    ) -> ElementCopy {
         loops.retain(|it| it.count != 1);
         if loops.len() > 1 {
             loops.sort_by_key(|it| (it.source_stride, it.destination_stride));
@@ -64,7 +64,7 @@ impl Piece {
             }
             is_one
         });
-        Piece {
+        ElementCopy {
             from,
             source_offset,
             destination_offset,

@@ -1,7 +1,7 @@
 //! Elements that change on the way.
 
 use crate::exec::{Slices, execute};
-use crate::graph::{Graph, Scalar, Step};
+use crate::graph::{ElementOp, Graph, Scalar};
 use crate::plan::{Catalog, LoadPlan, LoadRequest, Options};
 use crate::source::{BackendChoice, Sources};
 use crate::{Dtype, Error, FileWriter, Folder};
@@ -36,12 +36,15 @@ fn steps_are_done_to_each_element() {
         let x = graph.source("x", from, &SHAPE).unwrap();
         let cast = graph.cast(x, to).unwrap();
         let scaled = graph.scale(cast, 0.7).unwrap();
-        let turned = graph.transpose(scaled, 0, 1).unwrap();
-        let wants = [
+        let transposed = graph.transpose(scaled, 0, 1).unwrap();
+        let requests = [
             LoadRequest::all("plain", &graph, scaled),
-            LoadRequest::new("turned", turned, [3..30, 2..7]),
+            LoadRequest::new("transposed", transposed, [3..30, 2..7]),
         ];
-        let steps = [Step::Cast(to), Step::Scale(crate::graph::Real(0.7))];
+        let steps = [
+            ElementOp::Cast(to),
+            ElementOp::Scale(crate::graph::Real(0.7)),
+        ];
         let expected = |row: u64, column: u64| {
             let element = Scalar::from_bits(from, bits(row * SHAPE[1] + column));
             let done = steps
@@ -54,16 +57,16 @@ fn steps_are_done_to_each_element() {
             let folder = Folder::open(folder.path()).unwrap();
             let options = Options {
                 window,
-                straight: 1,
+                in_place: 1,
                 ..Options::default()
             };
-            let plan = LoadPlan::new(&graph, &Catalog::of(&folder), &wants, &options).unwrap();
+            let plan = LoadPlan::new(&graph, &Catalog::of(&folder), &requests, &options).unwrap();
             let mut memory = [0, 1].map(|at| vec![0; plan.targets()[at].bytes as usize]);
             let sources = Sources::open(&folder, BackendChoice::Auto).unwrap();
             let slices = Slices::new(memory.iter_mut().map(|it| &mut it[..]));
             execute(&plan, &sources, &slices, &|_| {}).unwrap();
 
-            let [plain, turned] = &memory;
+            let [plain, transposed] = &memory;
             let found = |memory: &[u8], at: u64| {
                 let (size, mut bits) = (to.bits() / 8, [0; 8]);
                 bits[..size].copy_from_slice(&memory[at as usize * size..][..size]);
@@ -77,7 +80,7 @@ fn steps_are_done_to_each_element() {
                 let here = found(plain, row * 33 + column);
                 assert!(same(here, wanted), "{from} {to} {window}: {here} {wanted}");
                 if (2..7).contains(&row) && (3..30).contains(&column) {
-                    let here = found(turned, (column - 3) * 5 + row - 2);
+                    let here = found(transposed, (column - 3) * 5 + row - 2);
                     assert!(same(here, wanted), "{from} {to} {window}: {here} {wanted}");
                 }
             }

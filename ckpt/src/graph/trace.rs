@@ -5,9 +5,9 @@ use std::ops::Range;
 
 use smallvec::smallvec;
 
-use super::demand::{Demand, MOST_PIECES, Parts, Wanted, nth, span};
+use super::demand::{Demand, DemandLoop, MAX_COPIES, Parts, nth, span};
 use super::expression::Op;
-use super::{Expr, Graph, GraphError, Leaf, Loop, Piece, Short, Step};
+use super::{ElementCopy, ElementOp, Expr, Graph, GraphError, Leaf, Loop, Short};
 
 impl Graph {
     /// The copies that make a region of an expression, row-major and dense: each element of the
@@ -16,20 +16,20 @@ impl Graph {
     /// # Errors
     /// [`GraphError::Region`] for a region outside; [`GraphError::Fragmented`] for one that would
     /// take more than 65,536 copies.
-    pub fn pull(&self, of: Expr, region: &[Range<u64>]) -> Result<Vec<Piece>, GraphError> {
-        let mut pieces = Vec::new();
-        self.pull_into(of, region, &mut pieces)?;
-        Ok(pieces)
+    pub fn copies(&self, of: Expr, region: &[Range<u64>]) -> Result<Vec<ElementCopy>, GraphError> {
+        let mut copies = Vec::new();
+        self.copies_into(of, region, &mut copies)?;
+        Ok(copies)
     }
 
     /// As [`Graph::pull`], into memory that is there.
-    pub(crate) fn pull_into(
+    pub(crate) fn copies_into(
         &self,
         of: Expr,
         region: &[Range<u64>],
-        pieces: &mut Vec<Piece>,
+        copies: &mut Vec<ElementCopy>,
     ) -> Result<(), GraphError> {
-        pieces.clear();
+        copies.clear();
         let shape = self.shape(of);
         let inside =
             |(range, extent): (&Range<u64>, &u64)| range.start <= range.end && range.end <= *extent;
@@ -39,22 +39,22 @@ impl Graph {
                 shape: shape.to_vec(),
             });
         }
-        let mut pull = Pull {
+        let mut tracer = Tracer {
             graph: self,
             of,
             steps: Vec::new(),
-            pieces,
+            copies,
         };
         match region.iter().any(Range::is_empty) {
             true => Ok(()),
-            false => pull.pull(of, whole(region)),
+            false => tracer.trace(of, whole(region)),
         }
     }
 
     /// The copies that make all of an expression.
-    pub(crate) fn pull_all(&self, of: Expr) -> Result<Vec<Piece>, GraphError> {
+    pub(crate) fn copies_of_all(&self, of: Expr) -> Result<Vec<ElementCopy>, GraphError> {
         let whole = self.shape(of).iter().map(|extent| 0..*extent);
-        self.pull(of, &whole.collect::<Short<_>>())
+        self.copies(of, &whole.collect::<Short<_>>())
     }
 }
 
@@ -65,7 +65,7 @@ fn whole(region: &[Range<u64>]) -> Demand {
     for (dim, range) in region.iter().enumerate().rev() {
         let count = range.end - range.start;
         if count > 1 {
-            loops.push(Wanted {
+            loops.push(DemandLoop {
                 count,
                 dim,
                 step: 1,
@@ -81,17 +81,17 @@ fn whole(region: &[Range<u64>]) -> Demand {
     }
 }
 
-struct Pull<'g> {
+struct Tracer<'g> {
     graph: &'g Graph,
     /// What was asked for.
     of: Expr,
     /// What is done to each element, the last step first.
-    steps: Vec<Step>,
-    pieces: &'g mut Vec<Piece>,
+    steps: Vec<ElementOp>,
+    copies: &'g mut Vec<ElementCopy>,
 }
 
-impl Pull<'_> {
-    fn pull(&mut self, of: Expr, demand: Demand) -> Result<(), GraphError> {
+impl Tracer<'_> {
+    fn trace(&mut self, of: Expr, demand: Demand) -> Result<(), GraphError> {
         let graph = self.graph;
         let node = graph.node(of);
         match &node.op {
@@ -109,16 +109,16 @@ impl Pull<'_> {
             }
             Op::Each { of, step } => {
                 self.steps.push(*step);
-                let pulled = self.pull(*of, demand);
+                let traced = self.trace(*of, demand);
                 self.steps.pop();
-                pulled
+                traced
             }
             Op::Permute { of, dims } => {
                 let mut permuted = demand.clone().renumber(|dim| dims[dim]);
                 for (dim, start) in dims.iter().zip(&demand.start) {
                     permuted.start[*dim] = *start;
                 }
-                self.pull(*of, permuted)
+                self.trace(*of, permuted)
             }
             Op::Slice {
                 of,
@@ -127,12 +127,12 @@ impl Pull<'_> {
                 step,
             } => {
                 let start = start + step * demand.start[*dim];
-                self.pull(*of, demand.map_dim(*dim, start, *step))
+                self.trace(*of, demand.map_dim(*dim, start, *step))
             }
             Op::Select { of, dim, index } => {
                 let mut demand = demand.renumber(|it| it + usize::from(it >= *dim));
                 demand.start.insert(*dim, *index);
-                self.pull(*of, demand)
+                self.trace(*of, demand)
             }
             Op::Concat { of, dim } => {
                 let mut low = 0;
@@ -140,7 +140,7 @@ impl Pull<'_> {
                     let high = low + graph.shape(*operand)[*dim];
                     for part in self.clip(&demand, *dim, low..high, node.op.name())? {
                         let start = part.start[*dim] - low;
-                        self.pull(*operand, part.map_dim(*dim, start, 1))?;
+                        self.trace(*operand, part.map_dim(*dim, start, 1))?;
                     }
                     low = high;
                 }
@@ -151,12 +151,12 @@ impl Pull<'_> {
                 let indices = along.iter().map(|it| it.count);
                 let indices = indices.fold(1, u64::saturating_mul);
                 self.check_count(indices, node.op.name())?;
-                for turn in 0..indices {
-                    let (index, destination) = nth(&along, turn);
+                for iteration in 0..indices {
+                    let (index, destination) = nth(&along, iteration);
                     let operand = of[(demand.start[*dim] + index) as usize];
                     let mut part = across.clone();
                     part.destination += destination;
-                    self.pull(operand, part)?;
+                    self.trace(operand, part)?;
                 }
                 Ok(())
             }
@@ -164,11 +164,11 @@ impl Pull<'_> {
                 let start = demand.start[*dim] * columns + demand.start[dim + 1];
                 let mut demand = demand.map_dim(*dim, start, *columns);
                 demand.start.remove(dim + 1);
-                self.pull(*of, demand.renumber(|it| it - usize::from(it > *dim)))
+                self.trace(*of, demand.renumber(|it| it - usize::from(it > *dim)))
             }
             Op::Flatten { of, dim, columns } => {
                 for part in self.rows(demand, *dim, *columns)? {
-                    self.pull(*of, part)?;
+                    self.trace(*of, part)?;
                 }
                 Ok(())
             }
@@ -178,7 +178,7 @@ impl Pull<'_> {
     /// A demand on a tensor whose elements are there.
     fn read(&mut self, leaf: Leaf, shape: &[u64], demand: &Demand) {
         let steps = self.steps.iter().rev().copied().collect();
-        self.pieces.push(copy(leaf, shape, demand, steps));
+        self.copies.push(copy(leaf, shape, demand, steps));
     }
 
     fn clip(
@@ -207,11 +207,11 @@ impl Pull<'_> {
     }
 
     fn check_count(&self, more: u64, op: &'static str) -> Result<(), GraphError> {
-        match more.saturating_add(self.pieces.len() as u64) <= MOST_PIECES as u64 {
+        match more.saturating_add(self.copies.len() as u64) <= MAX_COPIES as u64 {
             true => Ok(()),
             false => Err(GraphError::Fragmented {
                 shape: self.graph.shape(self.of).to_vec(),
-                limit: MOST_PIECES,
+                limit: MAX_COPIES,
                 op,
             }),
         }
@@ -219,25 +219,26 @@ impl Pull<'_> {
 }
 
 /// A demand on a row-major tensor as a copy.
-fn copy(leaf: Leaf, shape: &[u64], demand: &Demand, steps: Vec<Step>) -> Piece {
+fn copy(leaf: Leaf, shape: &[u64], demand: &Demand, steps: Vec<ElementOp>) -> ElementCopy {
     let mut strides: Short<u64> = smallvec![1; shape.len()];
     for dim in (1..shape.len()).rev() {
         strides[dim - 1] = strides[dim] * shape[dim];
     }
     let terms = demand.start.iter().zip(&strides);
     let offset = terms.map(|(start, stride)| start * stride).sum();
-    let loops = demand.loops.iter().map(|wanted| Loop {
-        count: wanted.count,
-        source_stride: wanted.step * strides[wanted.dim],
-        destination_stride: wanted.stride,
+    let loops = demand.loops.iter().map(|dim_loop| Loop {
+        count: dim_loop.count,
+        source_stride: dim_loop.step * strides[dim_loop.dim],
+        destination_stride: dim_loop.stride,
     });
-    Piece::new(leaf, offset, demand.destination, loops.collect(), steps)
+    ElementCopy::new(leaf, offset, demand.destination, loops.collect(), steps)
 }
 
 /// The demand as one on rows and columns, if its loops stay within rows or go from row to row.
 fn in_rows(demand: &Demand, dim: usize, columns: u64) -> Option<Demand> {
-    let along = |wanted: &&Wanted| wanted.dim == dim && !wanted.step.is_multiple_of(columns);
-    let within: Short<Wanted> = demand.loops.iter().filter(along).copied().collect();
+    let along =
+        |dim_loop: &&DemandLoop| dim_loop.dim == dim && !dim_loop.step.is_multiple_of(columns);
+    let within: Short<DemandLoop> = demand.loops.iter().filter(along).copied().collect();
     let start = demand.start[dim];
     if start % columns + span(&within) >= columns {
         return None;
@@ -245,11 +246,11 @@ fn in_rows(demand: &Demand, dim: usize, columns: u64) -> Option<Demand> {
     let mut part = demand.clone();
     part.start[dim] = start / columns;
     part.start.insert(dim + 1, start % columns);
-    for wanted in &mut part.loops {
-        match wanted.dim == dim {
-            true if wanted.step % columns == 0 => wanted.step /= columns,
-            true => wanted.dim += 1,
-            false => wanted.dim += usize::from(wanted.dim > dim),
+    for dim_loop in &mut part.loops {
+        match dim_loop.dim == dim {
+            true if dim_loop.step % columns == 0 => dim_loop.step /= columns,
+            true => dim_loop.dim += 1,
+            false => dim_loop.dim += usize::from(dim_loop.dim > dim),
         }
     }
     Some(part)
@@ -258,52 +259,53 @@ fn in_rows(demand: &Demand, dim: usize, columns: u64) -> Option<Demand> {
 /// The demand in parts, cut where its longest loop within rows leaves a row: the end of a first
 /// row, whole rows, the beginning of a last one. A loop whose rows differ is taken apart.
 fn at_row_ends(demand: Demand, dim: usize, columns: u64) -> Vec<Demand> {
-    let within = |wanted: &Wanted| wanted.dim == dim && !wanted.step.is_multiple_of(columns);
+    let within =
+        |dim_loop: &DemandLoop| dim_loop.dim == dim && !dim_loop.step.is_multiple_of(columns);
     let inner = demand.loops.iter().copied().enumerate();
     let inner = inner.filter(|(_, it)| within(it));
-    let Some((longest, wanted)) = inner.max_by_key(|(_, it)| it.step) else {
+    let Some((longest, dim_loop)) = inner.max_by_key(|(_, it)| it.step) else {
         return Vec::new();
     };
     let alone = demand.loops.iter().filter(|it| within(it)).count() == 1;
-    let part = |first: u64, instead: &[Wanted]| {
+    let part = |first: u64, instead: &[DemandLoop]| {
         let mut part = demand.clone();
-        part.destination += first * wanted.stride;
-        part.start[dim] += first * wanted.step;
+        part.destination += first * dim_loop.stride;
+        part.start[dim] += first * dim_loop.step;
         part.loops.remove(longest);
         part.loops.insert_many(longest, instead.iter().copied());
         part
     };
-    if !columns.is_multiple_of(wanted.step) || !alone {
-        let turns = (0..wanted.count).take(MOST_PIECES + 1); // more is refused anyway
-        return turns.map(|turn| part(turn, &[])).collect();
+    if !columns.is_multiple_of(dim_loop.step) || !alone {
+        let iterations = (0..dim_loop.count).take(MAX_COPIES + 1); // more is refused anyway
+        return iterations.map(|iteration| part(iteration, &[])).collect();
     }
 
-    let turns = |count: u64| Wanted { count, ..wanted };
-    let a_row = columns / wanted.step;
+    let iterations = |count: u64| DemandLoop { count, ..dim_loop };
+    let a_row = columns / dim_loop.step;
     let phase = demand.start[dim] % columns;
-    let in_first = (columns - phase).div_ceil(wanted.step);
+    let in_first = (columns - phase).div_ceil(dim_loop.step);
     let head = if in_first == a_row {
         0
     } else {
-        in_first.min(wanted.count)
+        in_first.min(dim_loop.count)
     };
-    let rows = (wanted.count - head) / a_row;
-    let tail = wanted.count - head - rows * a_row;
-    let over_rows = Wanted {
+    let rows = (dim_loop.count - head) / a_row;
+    let tail = dim_loop.count - head - rows * a_row;
+    let over_rows = DemandLoop {
         count: rows,
         dim,
         step: columns,
-        stride: a_row * wanted.stride,
+        stride: a_row * dim_loop.stride,
     };
     let mut parts = Vec::with_capacity(3);
     if head > 0 {
-        parts.push(part(0, &[turns(head)]));
+        parts.push(part(0, &[iterations(head)]));
     }
     if rows > 0 {
-        parts.push(part(head, &[over_rows, turns(a_row)]));
+        parts.push(part(head, &[over_rows, iterations(a_row)]));
     }
     if tail > 0 {
-        parts.push(part(head + rows * a_row, &[turns(tail)]));
+        parts.push(part(head + rows * a_row, &[iterations(tail)]));
     }
     parts
 }

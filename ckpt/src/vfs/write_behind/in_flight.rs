@@ -6,7 +6,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Shared by those who write a file and the threads that carry it out.
 #[derive(Debug, Default)]
-pub(super) struct Progress {
+pub(super) struct InFlight {
     state: Mutex<State>,
     ended: Condvar,
 }
@@ -19,7 +19,7 @@ struct State {
     failed: Option<io::Error>,
 }
 
-impl Progress {
+impl InFlight {
     /// Waits until nothing of `range` is on its way.
     ///
     /// An error when anything of the file was lost; the same holds for all the others.

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use twox_hash::XxHash3_64;
 
-use crate::blocks::{Block, Digest, Run};
+use crate::blocks::{Block, BlockHasher, Digest};
 use crate::vfs::{self, Vfs, VfsFile};
 use crate::{Error, Result};
 
@@ -38,7 +38,7 @@ pub(crate) fn are_small(blocks: &[Block], file_bytes: u64) -> bool {
 ///
 /// # Errors
 /// [`Error::DigestMismatch`], [`Error::Io`].
-pub(crate) fn in_folder(
+pub(crate) fn merge_in_folder(
     vfs: &dyn Vfs,
     folder: &Path,
     path: &str,
@@ -47,7 +47,7 @@ pub(crate) fn in_folder(
 ) -> Result<Vec<Block>> {
     let full = folder.join(path);
     let joined = vfs.open_below(folder, path);
-    let joined = joined.and_then(|file| join(&*file, small, limit));
+    let joined = joined.and_then(|file| merge(&*file, small, limit));
     let joined = joined.map_err(|error| Error::io("read", &full, error))?;
     joined.map_err(|Mismatch { block, found }| Error::DigestMismatch {
         path: full,
@@ -59,12 +59,12 @@ pub(crate) fn in_folder(
 
 /// Blocks of at most `limit` bytes of a file, which is compared with its small blocks on the way;
 /// these follow each other from 0 to its end.
-fn join(
+fn merge(
     file: &dyn VfsFile,
     small: &[Block],
     limit: u64,
 ) -> io::Result<std::result::Result<Vec<Block>, Mismatch>> {
-    let (mut run, mut joined) = (Run::new(0, limit), Vec::new());
+    let (mut run, mut joined) = (BlockHasher::new(0, limit), Vec::new());
     let mut window = vec![0; WINDOW];
     let mut ahead = 0..0;
 
@@ -81,7 +81,7 @@ fn join(
             let taken = missing.min(ahead.len() as u64) as usize;
             let bytes = &window[ahead.start..ahead.start + taken];
             hash.write(bytes);
-            run.feed(bytes, &mut joined);
+            run.update(bytes, &mut joined);
             ahead.start += taken;
             missing -= taken as u64;
         }
@@ -130,13 +130,13 @@ mod tests {
         let mut draws = SplitMix64::new(1);
         for (most, limit) in [(3000, 1 << 20), (WINDOW as u64, 1000), (400_000, 16 << 20)] {
             let small = blocks(&bytes, || 1 + draws.below(most) as usize);
-            let joined = join(&*file, &small, limit).unwrap().unwrap();
+            let joined = merge(&*file, &small, limit).unwrap().unwrap();
             assert_eq!(joined, blocks(&bytes, || limit as usize));
 
             let mut other = small.clone();
             let at = draws.below(small.len() as u64) as usize;
             other[at].xxh3.0 ^= 1;
-            let mismatch = join(&*file, &other, limit).unwrap().unwrap_err();
+            let mismatch = merge(&*file, &other, limit).unwrap().unwrap_err();
             assert_eq!(
                 (mismatch.block, mismatch.found),
                 (other[at], small[at].xxh3)
@@ -149,7 +149,7 @@ mod tests {
             bytes: 9,
             xxh3: Digest::of(&[0; 9]),
         });
-        let mismatch = join(&*file, &longer, 1000).unwrap().unwrap_err();
+        let mismatch = merge(&*file, &longer, 1000).unwrap().unwrap_err();
         assert_eq!(mismatch.block, longer[longer.len() - 1]);
     }
 }
