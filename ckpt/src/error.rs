@@ -443,7 +443,7 @@ pub enum Error {
 
     /// What many writers wrote is not a whole file.
     #[error("{} is not whole: {problem}{}", path.display(), tensors_text(.tensors))]
-    CoverageError {
+    Coverage {
         /// The file.
         path: PathBuf,
         /// Which bytes, and who wrote them.

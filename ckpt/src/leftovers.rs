@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::discover::{names_in, scan_in};
-use crate::temp_name::Kind;
+use crate::temp_name::TempKind;
 use crate::vfs::{self, RealFs, Vfs};
 use crate::{Committed, Error, Result};
 

@@ -283,7 +283,7 @@ impl Staging {
     /// Seals the checkpoint and gives it its name, all on disk when this returns.
     ///
     /// # Errors
-    /// [`Error::MissingWriters`], [`Error::CoverageError`] and [`Error::WrongLength`] when not all is
+    /// [`Error::MissingWriters`], [`Error::Coverage`] and [`Error::WrongLength`] when not all is
     /// written; [`Error::Exists`] when somebody else published this name meanwhile;
     /// [`Error::ChangedWhileStaged`], [`Error::DigestMismatch`]; [`Error::NoSpace`],
     /// [`Error::Io`]. Nothing is published then,
@@ -331,13 +331,12 @@ impl Staging {
             let blocks = receipt.parts.get(path).into_iter().flatten();
             parts.extend(blocks.map(|block| (writer.as_str(), *block)));
         }
-        let blocks = crate::coverage::check_coverage(bytes, parts).map_err(|problem| {
-            Error::CoverageError {
+        let blocks =
+            crate::coverage::check_coverage(bytes, parts).map_err(|problem| Error::Coverage {
                 path: self.folder.join(path),
                 tensors: self.tensors_in(path, problem.range()),
                 problem,
-            }
-        })?;
+            })?;
         let blocks = match merged_blocks::are_small(&blocks, bytes) {
             true => merged_blocks::merge_in_folder(
                 &*self.vfs,

@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use crate::blocks::MAX_BLOCK_BYTES;
 use crate::names::check_relative_path;
-use crate::temp_name::Kind;
+use crate::temp_name::TempKind;
 use crate::vfs::{FileKind, RealFs, Vfs, VfsFile};
 use crate::{Error, Result, SharedFile, WriteReport};
 
@@ -70,13 +70,13 @@ impl Writer {
     /// As [`Writer::join`].
     pub fn join_in(vfs: Arc<dyn Vfs>, folder: impl AsRef<Path>, name: &str) -> Result<Writer> {
         let folder = folder.as_ref();
-        let is_hidden = folder
+        let has_staging_name = folder
             .file_name()
             .and_then(|name| TempKind::of(name.to_str()?))
             .is_some_and(|kind| kind == TempKind::Staging);
 
         match vfs.metadata(folder) {
-            Ok(metadata) if is_hidden && metadata.kind == FileKind::Folder => {}
+            Ok(metadata) if has_staging_name && metadata.kind == FileKind::Folder => {}
             _ => {
                 return Err(Error::NotStaged {
                     path: folder.to_owned(),

@@ -76,7 +76,7 @@ fn parts_of_ranks_make_a_file() {
 #[test]
 fn gaps_overlaps_and_missing_writers_are_named() {
     let gap = error_of(&[("rank 0", &[(0, "abc")]), ("rank 1", &[(5, "fghij")])]);
-    let Error::CoverageError { problem, .. } = &gap else {
+    let Error::Coverage { problem, .. } = &gap else {
         panic!("{gap}")
     };
     assert!(matches!(problem, CoverageError::Gap { range, .. } if *range == (3..5)));
@@ -178,5 +178,5 @@ fn created_files_must_be_written() {
             .map(|committed| committed.verify().unwrap())
     };
     staging(0).unwrap();
-    assert!(matches!(staging(1), Err(Error::CoverageError { .. })));
+    assert!(matches!(staging(1), Err(Error::Coverage { .. })));
 }

@@ -287,7 +287,7 @@ fn carry_out(copies: &[ElementCopy], leaves: &HashMap<Leaf, Dense>, count: u64) 
                 to += rest % it.count * it.destination_stride;
                 rest /= it.count;
             }
-            assert_eq!(out[to as usize], None, "written twice: {piece:?}");
+            assert_eq!(out[to as usize], None, "written twice: {copy:?}");
             let element = match copy.from {
                 Leaf::Fill(value) => value,
                 leaf => Scalar::from_bits(Dtype::F32, leaves[&leaf].elements[from as usize]),

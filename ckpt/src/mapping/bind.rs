@@ -320,12 +320,12 @@ impl<'b> Binder<'b> {
             };
             match convert_to_target(&mut tensors.graph, value, targets, spec, self.dtypes) {
                 Ok(converted) => expr = converted,
-                Err((made, convert_to_target)) => {
+                Err((actual, expected)) => {
                     targets.failed.insert(spec);
                     report.add(Problem::Mismatched {
                         name: self.name.clone(),
-                        made,
-                        targets: convert_to_target,
+                        actual,
+                        expected,
                         line,
                     });
                     return;

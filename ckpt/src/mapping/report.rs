@@ -55,10 +55,10 @@ pub enum Problem {
     Mismatched {
         /// Its name.
         name: String,
-        /// What is made.
-        made: TensorType,
-        /// What is wanted.
-        targets: TensorType,
+        /// The type that the map produces.
+        actual: TensorType,
+        /// The type that the request asks for.
+        expected: TensorType,
         /// The line of the map that makes it.
         line: usize,
     },
@@ -238,17 +238,17 @@ impl fmt::Display for Problem {
             ),
             Problem::Mismatched {
                 name,
-                made,
-                targets,
+                actual,
+                expected,
                 line,
             } => write!(
                 f,
-                "mismatched: `{}` is wanted as {} {:?}, and line {line} of the map makes {} {:?}",
+                "mismatched: `{}` should be {} {:?}, but line {line} of the map makes {} {:?}",
                 name.escape_debug(),
-                targets.0,
-                targets.1,
-                made.0,
-                made.1
+                expected.0,
+                expected.1,
+                actual.0,
+                actual.1
             ),
             Problem::Narrowed { name, from, to } => write!(
                 f,
@@ -296,17 +296,17 @@ impl fmt::Display for Report {
             text.split(':').next().unwrap_or_default().to_owned()
         };
         let kinds: BTreeSet<String> = self.problems.iter().map(kind).collect();
-        for targets in kinds {
+        for of_kind in kinds {
             let alike: Vec<&Problem> = self
                 .problems
                 .iter()
-                .filter(|it| kind(it) == targets)
+                .filter(|it| kind(it) == of_kind)
                 .collect();
             for problem in alike.iter().take(SHOWN) {
                 write!(f, "\n  {problem}")?;
             }
             if alike.len() > SHOWN {
-                write!(f, "\n  {wanted}: {} more", alike.len() - SHOWN)?;
+                write!(f, "\n  {of_kind}: {} more", alike.len() - SHOWN)?;
             }
         }
         Ok(())

@@ -7,7 +7,7 @@ use hashbrown::HashMap;
 use twox_hash::XxHash3_64;
 
 use super::catalog::{Catalog, Entry};
-use super::computed::Computed;
+use super::computed::ComputedTensor;
 use super::copy::{ByteCopy, ByteLoop, Loops};
 use super::error::PlanError;
 use super::fill::Fill;

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::catalog::{Catalog, CatalogFile};
 use super::chunk::{self, Chunk, Cut, Origin, Rules};
-use super::computed::Computed;
+use super::computed::ComputedTensor;
 use super::copy::ByteCopy;
 use super::digest::Digest;
 use super::error::PlanError;

@@ -80,7 +80,7 @@ mod tests;
 
 pub use catalog::Catalog;
 pub(crate) use chunk::Chunk;
-pub(crate) use computed::Computed;
+pub(crate) use computed::ComputedTensor;
 pub(crate) use copy::{ByteLoop, Part};
 pub use digest::Digest;
 pub use error::PlanError;

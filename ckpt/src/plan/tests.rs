@@ -1,9 +1,12 @@
 //! What plans promise: bytes, bounds, digests, and what they refuse.
 
+use std::ops::Range;
+
 use tempfile::TempDir;
 
 use super::*;
-use crate::Folder;
+use crate::graph::{Expr, Graph};
+use crate::{Dtype, Folder};
 
 /// A folder with these tensors, all zeros, in a file without blocks on the disk.
 fn folder(tensors: &[(&str, Dtype, &[usize])]) -> (TempDir, Folder) {

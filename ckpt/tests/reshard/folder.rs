@@ -234,7 +234,7 @@ fn error_of(regions: Regions<'_>, more: impl FnOnce(&mut Writer)) -> Error {
     staging.accept(writer.finish().unwrap()).unwrap();
 
     let error = staging.commit().unwrap_err();
-    assert!(matches!(error, Error::CoverageError { .. }), "{error}");
+    assert!(matches!(error, Error::Coverage { .. }), "{error}");
     assert_eq!(fs::read_dir(run.path()).unwrap().count(), 0);
     error
 }
