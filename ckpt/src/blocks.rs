@@ -1,4 +1,4 @@
-//! Digests of files by block, so that damage has a place and many writers can share a file.
+//! Digests of files by block: they locate damage and let many writers share a file.
 
 use std::fmt;
 use std::hash::Hasher;
@@ -9,17 +9,17 @@ use twox_hash::XxHash3_64;
 /// The most bytes that one digest covers: 16 MiB.
 pub const MAX_BLOCK_BYTES: u64 = 16 << 20;
 
-/// xxh3 of 64 bits: tells damage, not forgery. Written as 16 hexadecimal digits.
+/// A 64-bit xxh3 digest, written as 16 hexadecimal digits. It detects damage, not forgery.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Digest(pub u64);
 
 impl Digest {
-    /// The digest of bytes.
+    /// Computes the digest of `bytes`.
     pub fn of(bytes: &[u8]) -> Digest {
         Digest(XxHash3_64::oneshot(bytes))
     }
 
-    /// Exactly as it is displayed: no sign, no capitals, no missing zeros.
+    /// Accepts exactly the displayed form: no sign, no capitals, no missing zeros.
     pub(crate) fn parse(text: &str) -> Option<Digest> {
         let digest = Digest(u64::from_str_radix(text, 16).ok()?);
         (digest.to_string() == text).then_some(digest)
@@ -58,27 +58,27 @@ impl<'de> Deserialize<'de> for Digest {
 pub struct Block {
     /// First byte, from the file's start.
     pub offset: u64,
-    /// How many bytes; at most [`MAX_BLOCK_BYTES`].
+    /// Length in bytes; at most [`MAX_BLOCK_BYTES`].
     pub bytes: u64,
     /// Their digest.
     pub xxh3: Digest,
 }
 
 impl Block {
-    /// The byte after the last; the largest number where that is none.
+    /// The offset after the last byte, saturating.
     pub fn end(&self) -> u64 {
         self.offset.saturating_add(self.bytes)
     }
 }
 
-/// A file's bytes: the blocks follow each other from 0 to its end.
+/// A file's bytes as consecutive blocks from 0 to its end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Content {
     pub(crate) bytes: u64,
     pub(crate) blocks: Vec<Block>,
 }
 
-/// Digests bytes that follow each other, from any offset on.
+/// Splits consecutive bytes into blocks, from any offset, and digests them.
 #[derive(Clone)]
 pub(crate) struct BlockHasher {
     offset: u64,
@@ -88,7 +88,7 @@ pub(crate) struct BlockHasher {
 }
 
 impl BlockHasher {
-    /// Begins at `offset`; blocks have `limit` bytes, the last one may have fewer.
+    /// Starts at `offset`. Each block has `limit` bytes; the last one may have fewer.
     pub(crate) fn new(offset: u64, limit: u64) -> BlockHasher {
         BlockHasher {
             offset,
@@ -98,12 +98,12 @@ impl BlockHasher {
         }
     }
 
-    /// The byte after the last one so far.
+    /// The offset after the last byte so far.
     pub(crate) fn end(&self) -> u64 {
         self.offset + self.bytes
     }
 
-    /// Takes the next bytes; whole blocks go to `done`.
+    /// Adds the next bytes and appends complete blocks to `done`.
     pub(crate) fn update(&mut self, mut bytes: &[u8], done: &mut Vec<Block>) {
         while !bytes.is_empty() {
             let room = (self.limit - self.bytes).min(bytes.len() as u64) as usize;
@@ -118,7 +118,7 @@ impl BlockHasher {
         }
     }
 
-    /// Ends the block that is begun, if one is.
+    /// Appends the unfinished block, if there is one.
     pub(crate) fn flush(&mut self, done: &mut Vec<Block>) {
         if self.bytes > 0 {
             done.push(Block {
@@ -137,9 +137,9 @@ impl BlockHasher {
 mod tests {
     use super::*;
 
-    /// Blocks depend on the bytes, not on how they were cut when they came.
+    /// Blocks depend on the bytes, not on the sizes of the updates.
     #[test]
-    fn blocks_are_those_of_the_bytes() {
+    fn blocks_depend_only_on_the_bytes() {
         let bytes: Vec<u8> = (0..1000u32).map(|at| (at * 7 + at / 251) as u8).collect();
         for limit in [1, 64, 333, 1000, 5000] {
             let expected: Vec<_> = bytes.chunks(limit).map(Digest::of).collect();
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn digests_are_written_in_one_way() {
+    fn digests_have_one_written_form() {
         let digest = Digest(0xabc);
         let json = serde_json::to_string(&digest).unwrap();
         assert_eq!(json, "\"0000000000000abc\"");

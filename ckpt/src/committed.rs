@@ -1,7 +1,8 @@
 //! A checkpoint that is known to be complete.
 //!
-//! [`Committed`] has three makers: a commit, a discovery, and [`Committed::open`], which checks one
-//! folder as a discovery does. So what takes a `Committed` cannot be given half a checkpoint.
+//! Only a commit, discovery and [`Committed::open`] (which performs the checks of discovery on one
+//! folder) create a [`Committed`]. A function that takes one cannot receive an incomplete
+//! checkpoint.
 
 use std::fmt;
 use std::io;
@@ -14,7 +15,7 @@ use crate::step_name::step_of;
 use crate::vfs::{self, FileKind, Vfs};
 use crate::{Error, Result, verify};
 
-/// A complete checkpoint: sealed, every file there with its size.
+/// A complete checkpoint: sealed, with every file present in its recorded size.
 #[derive(Clone)]
 pub struct Committed {
     vfs: Arc<dyn Vfs>,
@@ -29,7 +30,7 @@ impl fmt::Debug for Committed {
     }
 }
 
-/// Equal: the same folder with the same manifest.
+/// Two are equal if they are the same folder with the same manifest.
 impl PartialEq for Committed {
     fn eq(&self, other: &Committed) -> bool {
         (&self.path, &self.manifest) == (&other.path, &other.manifest)
@@ -39,7 +40,7 @@ impl PartialEq for Committed {
 impl Eq for Committed {}
 
 impl Committed {
-    /// The checkpoint at `path`; `None` when nothing is there, or no longer.
+    /// The checkpoint at `path`; `None` when nothing exists there (or no longer does).
     pub(crate) fn find(vfs: &Arc<dyn Vfs>, path: &Path) -> Result<Option<Committed>> {
         let is_gone =
             || matches!(vfs.metadata(path), Err(e) if e.kind() == io::ErrorKind::NotFound);
@@ -64,32 +65,31 @@ impl Committed {
         }
     }
 
-    /// Where the folder is.
+    /// The checkpoint's folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The step that the folder is named for, if it is named so.
+    /// The step in the folder's name, if the name has one.
     pub fn step(&self) -> Option<u64> {
         step_of(self.path.file_name()?.to_str()?)
     }
 
-    /// What the checkpoint says about itself.
+    /// The checkpoint's description of itself.
     pub fn about(&self) -> &About {
         &self.manifest.about
     }
 
-    /// The files with their sizes in bytes, by path below the folder; the manifest is not among
-    /// them.
+    /// The files with their sizes in bytes, by path below the folder, without the manifest.
     pub fn files(&self) -> impl ExactSizeIterator<Item = (&str, u64)> {
         let files = self.manifest.files.iter();
         files.map(|(path, content)| (path.as_str(), content.bytes))
     }
 
-    /// Reads every file and compares its digests: finds any damage of the disk.
+    /// Reads every file and compares the digests, which detects damage on the disk.
     ///
     /// # Errors
-    /// [`Error::Incomplete`] names the first damage; [`Error::Io`].
+    /// [`Error::Incomplete`] with the first damage; [`Error::Io`].
     pub fn verify(&self) -> Result<()> {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         match self.find_damage(threads, |_bytes| {})?.into_iter().next() {
@@ -98,8 +98,8 @@ impl Committed {
         }
     }
 
-    /// Reads every file and gives every damage, in the order of [`Committed::files`]. Takes a
-    /// window of 1 MiB a thread; `progress` is told of bytes that were read, by any thread.
+    /// Reads every file and returns all damage, in the order of [`Committed::files`]. Each thread
+    /// uses a window of 1 MiB. Any thread may call `progress` with the number of bytes just read.
     ///
     /// # Errors
     /// [`Error::Io`] when a file cannot be read.
@@ -178,7 +178,7 @@ fn read_manifest(vfs: &dyn Vfs, folder: &Path) -> Result<Manifest> {
     let file = vfs.open_below(folder, MANIFEST_FILE).map_err(error)?;
     let bytes = file.size().map_err(error)?;
     if bytes > MAX_MANIFEST_BYTES {
-        let message = format!("it has {bytes} bytes, at most {MAX_MANIFEST_BYTES} are read");
+        let message = format!("it has {bytes} bytes, more than the limit of {MAX_MANIFEST_BYTES}");
         return Err(incomplete(IntegrityError::BadManifest { message }));
     }
 
@@ -187,8 +187,8 @@ fn read_manifest(vfs: &dyn Vfs, folder: &Path) -> Result<Manifest> {
     Manifest::from_json(&json[..read]).map_err(incomplete)
 }
 
-/// `None` when nothing of the name is there, or no file. A link is no file of a checkpoint, nor is
-/// one on the way to a file: what it leads to may change.
+/// `None` when nothing of the name exists, or it is not a file. A link does not count, nor does a
+/// file behind a link, because the target of a link may change.
 fn file_size(vfs: &dyn Vfs, folder: &Path, file: &str) -> Result<Option<u64>> {
     let mut path = folder.to_owned();
     let mut parts = file.split('/').peekable();

@@ -1,8 +1,7 @@
-//! Opening files of strangers: once, without waiting, and never outside of their folder.
+//! Opening untrusted files: each is opened once, without blocking, and never outside its folder.
 //!
-//! What is checked is the open file, not a path that may mean another file a moment later. Names
-//! are looked up in a folder that is held open, and a name that is a link is refused by the call
-//! that opens it.
+//! All checks apply to the open file, not to a path that may later refer to another file. Names are
+//! resolved against a folder that is held open, and the call that opens a file rejects links.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -17,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::names::check_file_name;
 use crate::no_links::{FOLDER, READ, open_in};
 
-/// Opens a regular file that the user named: links are followed.
+/// Opens a regular file that the user named; links are followed.
 pub(crate) fn open_file(path: &Path) -> Result<File> {
     regular(path, openat(CWD, path, READ, Mode::empty()))
 }
@@ -30,7 +29,7 @@ pub(crate) struct ConfinedFolder {
     blobs: Option<Blobs>,
 }
 
-/// Where the links of a snapshot in the Hugging Face cache lead: `<repository>/blobs`.
+/// The target of the links in a Hugging Face cache snapshot: `<repository>/blobs`.
 #[derive(Debug)]
 struct Blobs {
     path: PathBuf,
@@ -52,12 +51,12 @@ impl ConfinedFolder {
         })
     }
 
-    /// Where a file of this plain name is, or would be.
+    /// The path of the file with this plain name, whether or not it exists.
     pub(crate) fn path_of(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
 
-    /// Opens the regular file of this plain name; `None` if there is none.
+    /// Opens the regular file with this plain name; `None` if it does not exist.
     pub(crate) fn open(&self, name: &str) -> Result<Option<File>> {
         let path = self.path_of(name);
         match open_in(&self.folder, name) {
@@ -67,7 +66,7 @@ impl ConfinedFolder {
         }
     }
 
-    /// Opens the blob that a link of a snapshot leads to.
+    /// Opens the blob that a snapshot's link points to.
     fn follow(&self, name: &str) -> Result<Option<File>> {
         let path = self.path_of(name);
         let target = readlinkat(&self.folder, name, Vec::new())
@@ -79,7 +78,7 @@ impl ConfinedFolder {
             target: target.to_owned(),
         };
 
-        // The link is read once: what is opened is what was checked.
+        // The link is read once, so the file that is opened is the file that was checked.
         let blobs = self.blobs.as_ref().ok_or_else(refused)?;
         let blob = blobs.name_of(target).ok_or_else(refused)?;
         match open_in(&blobs.folder, blob) {
@@ -91,7 +90,7 @@ impl ConfinedFolder {
 }
 
 impl Blobs {
-    /// The blobs beside `<repository>/snapshots/<revision>`, whose path without links is `real`.
+    /// The blobs folder of `<repository>/snapshots/<revision>`, whose path without links is `real`.
     fn of_snapshot(real: &Path, folder: &OwnedFd) -> rustix::io::Result<Option<Blobs>> {
         let snapshots = real.parent().filter(|parent| parent.ends_with("snapshots"));
         let Some(repository) = snapshots.and_then(Path::parent) else {
@@ -109,7 +108,7 @@ impl Blobs {
         }
     }
 
-    /// The name of the blob that a link's text leads to.
+    /// The name of the blob that a link's text points to.
     fn name_of<'path>(&self, target: &'path Path) -> Option<&'path str> {
         let parent = target.parent()?;
         let name = target.file_name()?.to_str()?;
@@ -119,7 +118,7 @@ impl Blobs {
     }
 }
 
-/// Refuses folders, pipes, sockets and devices.
+/// Rejects folders, pipes, sockets and devices.
 fn regular(path: &Path, opened: rustix::io::Result<OwnedFd>) -> Result<File> {
     let not_a_file = || Error::NotAFile {
         path: path.to_owned(),
@@ -145,9 +144,9 @@ mod tests {
 
     use super::*;
 
-    /// The folder that was opened is meant, whatever has its name later.
+    /// Files come from the folder that was opened, even if its name later refers to another one.
     #[test]
-    fn a_folder_exchanged_does_not_matter() {
+    fn replacing_the_folder_has_no_effect() {
         let parent = tempfile::tempdir().unwrap();
         let path = parent.path().join("folder");
         fs::create_dir(&path).unwrap();

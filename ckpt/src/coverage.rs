@@ -1,27 +1,27 @@
-//! Parts that many writers wrote must cover a file exactly: each byte once.
+//! Parts that several writers wrote must cover a file exactly: each byte once.
 
 use std::ops::Range;
 
 use crate::blocks::Block;
 
-/// Why parts are not a whole file.
+/// Why parts do not form a whole file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CoverageError {
-    /// Nobody wrote these bytes.
+    /// No writer wrote these bytes.
     #[error(
-        "nobody wrote bytes {}..{} (before them: {}, after them: {})", range.start, range.end,
+        "bytes {}..{} were not written (writer before: {}, writer after: {})", range.start, range.end,
         writer_text(.before), writer_text(.after)
     )]
     Gap {
         /// The bytes.
         range: Range<u64>,
-        /// Who wrote what lies before.
+        /// The writer of the bytes before.
         before: Option<String>,
-        /// Who wrote what lies after.
+        /// The writer of the bytes after.
         after: Option<String>,
     },
-    /// Two parts have these bytes.
+    /// Two parts contain these bytes.
     #[error(
         "bytes {}..{} were written twice, by `{}` and by `{}`", range.start, range.end,
         writers[0], writers[1]
@@ -29,13 +29,13 @@ pub enum CoverageError {
     Overlap {
         /// The bytes.
         range: Range<u64>,
-        /// Who wrote them.
+        /// The writers.
         writers: [String; 2],
     },
 }
 
 impl CoverageError {
-    /// The bytes that were not written, or twice.
+    /// The bytes that were not written, or were written twice.
     pub fn range(&self) -> &Range<u64> {
         match self {
             CoverageError::Gap { range, .. } | CoverageError::Overlap { range, .. } => range,
@@ -50,7 +50,7 @@ fn writer_text(writer: &Option<String>) -> String {
     }
 }
 
-/// Puts parts into order and proves that they are bytes `0..len`.
+/// Sorts the parts and checks that they are exactly bytes `0..len`.
 pub(crate) fn check_coverage(
     len: u64,
     mut parts: Vec<(&str, Block)>,
@@ -114,11 +114,11 @@ mod tests {
 
         assert_eq!(
             error(9, &[("b", 5..9), ("a", 0..3)]),
-            "nobody wrote bytes 3..5 (before them: `a`, after them: `b`)"
+            "bytes 3..5 were not written (writer before: `a`, writer after: `b`)"
         );
         assert_eq!(
             error(9, &[("a", 0..3)]),
-            "nobody wrote bytes 3..9 (before them: `a`, after them: nothing)"
+            "bytes 3..9 were not written (writer before: `a`, writer after: none)"
         );
         assert_eq!(
             error(9, &[("a", 0..6), ("b", 4..9)]),
@@ -134,10 +134,9 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..Default::default() })]
 
-        /// Parts of a file in any order are the file; without one of them, or with one twice, they
-        /// are not.
+        /// Parts of a file in any order cover it; with one part missing or duplicated, they do not.
         #[test]
-        fn exactly_the_tilings_pass(
+        fn only_exact_covers_pass(
             sizes in prop::collection::vec(1..9u64, 1..20),
             order in any::<u64>(),
             pick in any::<prop::sample::Index>(),

@@ -1,7 +1,7 @@
-//! Finding checkpoints: which are there, which is the newest, why others cannot be used.
+//! Finding checkpoints: which exist, which is the newest, and why others cannot be used.
 //!
-//! There is no file that says which checkpoint is the latest: it could be ahead of what it names,
-//! or behind. The newest is the highest step whose folder is complete.
+//! No file names the latest checkpoint, because such a file could be out of date. The newest
+//! checkpoint is the complete folder with the highest step.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,27 +11,27 @@ use crate::step_name::{step_name, step_of};
 use crate::vfs::{RealFs, Vfs};
 use crate::{Committed, Error, Result};
 
-/// What there is in a folder of checkpoints.
+/// The contents of a folder of checkpoints.
 #[derive(Debug, Default)]
 pub struct Scan {
     /// The complete checkpoints by ascending step.
     pub complete: Vec<Committed>,
-    /// Why the other folders that are named for a step cannot be used, by ascending step. Worth a
-    /// warning: one of them may be newer than the last complete one.
+    /// Why other folders with a step in their name cannot be used, by ascending step. Callers
+    /// should warn: one of them may be newer than the last complete one.
     pub incomplete: Vec<Error>,
 }
 
-/// The checkpoint to go on from.
+/// The checkpoint to resume from.
 #[derive(Debug, Default)]
 pub struct Newest {
     /// The complete checkpoint of the highest step.
     pub committed: Option<Committed>,
-    /// Why each newer one was passed over, the newest first. Worth a loud warning.
+    /// Why each newer one was skipped, the newest first. Callers should warn.
     pub skipped: Vec<Error>,
 }
 
-/// Looks at all folders in `parent` that are named for a step. Leftovers of interrupted saves and
-/// other names are passed over.
+/// Checks all folders in `parent` that are named for a step. Leftovers of interrupted saves and
+/// other names are ignored.
 ///
 /// # Errors
 /// [`Error::Io`] when `parent` cannot be read.
@@ -49,7 +49,7 @@ pub fn scan_in(vfs: Arc<dyn Vfs>, parent: impl AsRef<Path>) -> Result<Scan> {
         let path = parent.as_ref().join(step_name(step));
         match Committed::find(&vfs, &path) {
             Ok(Some(committed)) => scan.complete.push(committed),
-            // Removed since it was listed.
+            // Removed since the folder was listed.
             Ok(None) => {}
             Err(error) => scan.incomplete.push(error),
         }
@@ -65,8 +65,8 @@ pub fn discover(parent: impl AsRef<Path>) -> Result<Vec<Committed>> {
     Ok(scan(parent)?.complete)
 }
 
-/// The newest complete checkpoint in `parent`, and why newer ones were passed over. Looks at no
-/// older ones.
+/// The newest complete checkpoint in `parent`, and why newer ones were skipped. Older ones are not
+/// checked.
 ///
 /// # Errors
 /// [`Error::Io`] when `parent` cannot be read.
@@ -87,7 +87,7 @@ pub fn newest_in(vfs: Arc<dyn Vfs>, parent: impl AsRef<Path>) -> Result<Newest> 
                 newest.committed = Some(committed);
                 break;
             }
-            // Removed since it was listed.
+            // Removed since the folder was listed.
             Ok(None) => {}
             Err(error) => newest.skipped.push(error),
         }
@@ -103,11 +103,11 @@ fn steps_in(vfs: &dyn Vfs, parent: &Path) -> Result<Vec<u64>> {
 }
 
 impl Committed {
-    /// Opens a checkpoint of any name.
+    /// Opens a checkpoint with any name.
     ///
     /// # Errors
-    /// [`Error::NoCheckpoint`] where nothing is; [`Error::Incomplete`] with what is wrong;
-    /// [`Error::Io`].
+    /// [`Error::NoCheckpoint`] if the folder does not exist; [`Error::Incomplete`] with the
+    /// problem; [`Error::Io`].
     pub fn open(path: impl AsRef<Path>) -> Result<Committed> {
         Committed::open_in(Arc::new(RealFs), path)
     }
@@ -128,13 +128,14 @@ impl Committed {
     }
 }
 
-/// What somebody who looks for a checkpoint that is not there may have meant.
+/// A checkpoint that the caller may have meant instead of a missing one.
 fn newest_beside(vfs: Arc<dyn Vfs>, path: &Path) -> Option<PathBuf> {
     let newest = newest_in(vfs, disk::folder_of(path)).ok()?.committed?;
     Some(newest.path().to_owned())
 }
 
-/// The names in a folder, in order. No name of ours is other than UTF-8.
+/// The names in a folder, sorted. Names that are not UTF-8 are left out: a checkpoint never has
+/// one.
 pub(crate) fn names_in(vfs: &dyn Vfs, folder: &Path) -> Result<Vec<String>> {
     let names = vfs
         .list(folder)

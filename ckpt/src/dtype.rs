@@ -5,8 +5,8 @@ use std::str::FromStr;
 
 /// An element type of the safetensors format (all 22 of version 0.8).
 ///
-/// The order is the format's order of alignment: writers lay tensors out from the greatest to the
-/// least, so that each lands on a multiple of its own size.
+/// The order is the format's order of alignment. Writers place tensors from the largest alignment
+/// to the smallest, so that each offset is a multiple of the tensor's element size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Dtype {
@@ -83,7 +83,7 @@ const TABLE: [(Dtype, &str, usize); 22] = [
 ];
 
 impl Dtype {
-    /// Every dtype, from the least alignment to the greatest.
+    /// Every dtype, from the smallest alignment to the largest.
     pub fn all() -> impl Iterator<Item = Dtype> {
         TABLE.into_iter().map(|(dtype, _, _)| dtype)
     }
@@ -98,8 +98,8 @@ impl Dtype {
         TABLE[self as usize].1
     }
 
-    /// Bytes of a row-major tensor of this shape. Like the reference, an overflow is an error even
-    /// if a later extent is 0.
+    /// Bytes of a row-major tensor of this shape. As in the reference crate, an overflow is an
+    /// error even if a later extent is 0.
     pub(crate) fn byte_len(self, shape: &[usize]) -> Result<usize, BadSize> {
         let elements = shape
             .iter()
@@ -155,9 +155,9 @@ impl FromStr for Dtype {
 mod tests {
     use super::*;
 
-    /// The table is indexed by discriminant; its names, sizes and order are the reference's.
+    /// The table is indexed by discriminant; names, sizes and order match the reference crate.
     #[test]
-    fn table_agrees_with_the_reference_crate() {
+    fn table_matches_the_reference_crate() {
         let mut reference = Vec::new();
 
         for (at, dtype) in Dtype::all().enumerate() {
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn size_overflows_in_order_of_the_dims() {
+    fn overflow_is_checked_dim_by_dim() {
         assert_eq!(Dtype::F32.byte_len(&[0, usize::MAX, 2]), Ok(0));
         assert_eq!(
             Dtype::F32.byte_len(&[usize::MAX, 2, 0]),

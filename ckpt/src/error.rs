@@ -1,4 +1,4 @@
-//! The one error of this crate.
+//! The error of this crate.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -17,25 +17,25 @@ use crate::write_report::WriteReportError;
 /// A `Result` whose error is this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What can go wrong with a checkpoint: which file, which tensor, both values, the way out.
+/// An error with a checkpoint. Messages name the file and the tensor, both values, and a remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The operating system refused.
+    /// A system call failed.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// What was tried, as a verb.
+        /// The attempted action, as a verb.
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
 
-    /// The disk or the quota is full. What was saved before is untouched.
+    /// The disk or the quota is full. Earlier checkpoints are untouched.
     #[error(
-        "no space for {}: {needed} bytes wanted{}; free some space or choose another folder \
-         (what was saved before is untouched)",
+        "no space for {}: {needed} bytes needed{}; free some space or choose another folder \
+         (earlier checkpoints are untouched)",
         path.display(), available_text(.available)
     )]
     NoSpace {
@@ -43,7 +43,7 @@ pub enum Error {
         path: PathBuf,
         /// Bytes that had to be written.
         needed: u64,
-        /// Bytes that were available, where the system told.
+        /// Bytes that were available, if the system reports it.
         available: Option<u64>,
     },
 
@@ -59,7 +59,7 @@ pub enum Error {
     Malformed {
         /// The file.
         path: PathBuf,
-        /// The rule it breaks.
+        /// The broken rule.
         problem: HeaderError,
     },
 
@@ -71,17 +71,17 @@ pub enum Error {
     NoTensor {
         /// The file or folder.
         path: PathBuf,
-        /// The name asked for.
+        /// The requested name.
         name: String,
-        /// How many tensors there are.
+        /// The number of tensors.
         count: usize,
-        /// The name that is most like it.
+        /// The most similar name.
         nearest: Option<String>,
     },
 
-    /// Bytes outside a tensor, or a buffer of another size than the tensor.
+    /// The range is outside the tensor, or the buffer has another size than the tensor.
     #[error(
-        "bytes {offset}..{offset}+{len} of tensor `{}` were asked for, but it has {available} \
+        "bytes {offset}..{offset}+{len} of tensor `{}` were requested, but it has {available} \
          bytes (in {})", name.escape_debug(), path.display()
     )]
     OutsideTensor {
@@ -89,17 +89,17 @@ pub enum Error {
         path: PathBuf,
         /// The tensor.
         name: String,
-        /// First byte asked for, counted from the tensor's start.
+        /// The first requested byte, relative to the tensor's start.
         offset: usize,
-        /// Bytes asked for: the size of the buffer.
+        /// Requested bytes: the size of the buffer.
         len: usize,
         /// Bytes of the tensor.
         available: usize,
     },
 
-    /// The file became shorter after it was opened.
+    /// The file was truncated after it was opened.
     #[error(
-        "{} was changed while it was read: tensor `{}` is cut short; do not write to a \
+        "{} was modified while it was read: tensor `{}` is truncated; do not write to a \
          checkpoint in place", path.display(), name.escape_debug()
     )]
     Changed {
@@ -109,23 +109,23 @@ pub enum Error {
         name: String,
     },
 
-    /// A tensor with such a name cannot be written.
-    #[error("a tensor cannot be called `{}`: {problem}", name.escape_debug())]
+    /// A tensor with this name cannot be written.
+    #[error("invalid tensor name `{}`: {problem}", name.escape_debug())]
     TensorName {
         /// The name.
         name: String,
-        /// What is wrong with it.
+        /// The problem.
         problem: NameError,
     },
 
-    /// Two tensors of one name were given to a writer.
-    #[error("two tensors are called `{}`; rename one of them", name.escape_debug())]
+    /// A writer received two tensors with the same name.
+    #[error("two tensors have the name `{}`; rename one of them", name.escape_debug())]
     DuplicateTensor {
         /// The name.
         name: String,
     },
 
-    /// A tensor has too many dims or bytes for a file, or no whole number of bytes.
+    /// A tensor has too many dims or bytes for a file, or not a whole number of bytes.
     #[error(
         "tensor `{}` of {dtype} {shape:?} does not fit a file: it has more than {} dims, no whole \
          number of bytes, or makes the file larger than 2^63 bytes",
@@ -140,23 +140,23 @@ pub enum Error {
         shape: Vec<usize>,
     },
 
-    /// The header of a file to be written is larger than the format allows.
+    /// The header to be written is larger than the format allows.
     #[error(
-        "the header of {} would have {header_len} bytes, the format allows {limit}; write fewer \
-         tensors a file", path.display()
+        "the header of {} would have {header_len} bytes, but the format allows {limit}; write fewer \
+         tensors per file", path.display()
     )]
     HeaderTooLarge {
         /// The file.
         path: PathBuf,
-        /// Its header's size.
+        /// The size of its header.
         header_len: usize,
         /// The format's limit.
         limit: usize,
     },
 
-    /// The data given for a tensor is not as long as the tensor.
+    /// The data for a tensor has another length than the tensor.
     #[error(
-        "tensor `{}` has {expected} bytes but {actual}{} were given for {}",
+        "tensor `{}` has {expected} bytes but received {actual}{} in {}",
         name.escape_debug(), if *actual > *expected { " or more" } else { "" }, path.display()
     )]
     WrongDataLength {
@@ -166,27 +166,27 @@ pub enum Error {
         name: String,
         /// Bytes of the tensor.
         expected: usize,
-        /// Bytes given.
+        /// Bytes received.
         actual: usize,
     },
 
-    /// A file or folder with such a name cannot be written or followed.
+    /// A file or folder with this name cannot be written or opened.
     #[error(
-        "`{}` cannot be the name of a file in {}: {problem}",
+        "invalid file name `{}` in {}: {problem}",
         name.escape_debug(), folder.display()
     )]
     FileName {
-        /// The folder it was meant for.
+        /// The folder that would contain it.
         folder: PathBuf,
         /// The name.
         name: String,
-        /// What is wrong with it.
+        /// The problem.
         problem: NameError,
     },
 
-    /// A folder holds no model.
+    /// A folder contains no model.
     #[error(
-        "{} holds neither model.safetensors nor model.safetensors.index.json; give the folder that \
+        "{} contains neither model.safetensors nor model.safetensors.index.json; pass a folder that \
          has one of them, or convert the weights to safetensors", folder.display()
     )]
     NoModel {
@@ -194,41 +194,41 @@ pub enum Error {
         folder: PathBuf,
     },
 
-    /// A folder holds two models.
+    /// A folder contains two models.
     #[error(
-        "{} holds model.safetensors and an index that does not name it; remove the one that is not \
-         meant", folder.display()
+        "{} contains model.safetensors and an index that does not name it; remove the obsolete \
+         one", folder.display()
     )]
     TwoModels {
         /// The folder.
         folder: PathBuf,
     },
 
-    /// A file is no index of safetensors files.
+    /// A file is not an index of safetensors files.
     #[error("{} is not an index of safetensors files: {problem}", path.display())]
     Index {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         problem: IndexError,
     },
 
     /// A file of a folder is a link.
     #[error(
         "{} is a link, to {target:?}; links are followed only from a snapshot of the Hugging Face \
-         cache into its blobs: copy the file to where the link is, or open the folder that has it",
+         cache into its blobs: replace the link with a copy of the file, or open the target's folder",
         path.display()
     )]
     Link {
         /// The link.
         path: PathBuf,
-        /// Its text.
+        /// Its target.
         target: PathBuf,
     },
 
     /// Files that the index names do not exist.
     #[error(
-        "{} names files that are not there: {}; fetch them again",
+        "{} names missing files: {}; download them again",
         index.display(), Listed(files)
     )]
     MissingShards {
@@ -238,10 +238,10 @@ pub enum Error {
         files: Vec<String>,
     },
 
-    /// Tensors are not in the file that the index names for them.
+    /// Tensors are missing from the file that the index names for them.
     #[error(
-        "{} does not hold tensors that {} says it has: {}; index and files are of different \
-         models, or a file is of another version", shard.display(), index.display(), Listed(names)
+        "{} lacks tensors that {} lists for it: {}; index and files belong to different \
+         models or versions", shard.display(), index.display(), Listed(names)
     )]
     NotInShard {
         /// The index.
@@ -252,10 +252,10 @@ pub enum Error {
         names: Vec<String>,
     },
 
-    /// A file holds tensors that the index does not place in it.
+    /// A file contains tensors that the index does not list for it.
     #[error(
-        "{} holds tensors that {} does not place there: {}; index and files are of different \
-         models, or a file is of another version", shard.display(), index.display(), Listed(names)
+        "{} contains tensors that {} does not list for it: {}; index and files belong to different \
+         models or versions", shard.display(), index.display(), Listed(names)
     )]
     NotInIndex {
         /// The index.
@@ -266,16 +266,16 @@ pub enum Error {
         names: Vec<String>,
     },
 
-    /// A checkpoint of this name is there already.
-    #[error("{} exists already; remove it or choose another name", path.display())]
+    /// A checkpoint of this name exists already.
+    #[error("{} already exists; remove it or choose another name", path.display())]
     Exists {
         /// The folder.
         path: PathBuf,
     },
 
-    /// A file was changed between writing it and publishing it.
+    /// A file changed between writing it and publishing it.
     #[error(
-        "{} has {found} bytes but {written} were written; another program changed it",
+        "{} has {found} bytes but {written} were written; another program modified it",
         path.display()
     )]
     ChangedWhileStaged {
@@ -283,18 +283,18 @@ pub enum Error {
         path: PathBuf,
         /// Bytes that were written.
         written: u64,
-        /// Bytes it has.
+        /// Bytes that it has.
         found: u64,
     },
 
-    /// Replicas cannot read for each other.
+    /// Replicas cannot exchange chunks.
     #[error(transparent)]
     Exchange(ExchangeError),
 
-    /// Bytes that were read again before they were sealed were others than those written.
+    /// Before sealing, the bytes read back had another digest than those written.
     #[error(
-        "bytes {}..{} of {} have digest {found}, those that were written had {written}; another \
-         program changed the file, or its disk is broken", range.start, range.end, path.display()
+        "bytes {}..{} of {} have digest {found}, but digest {written} was written; another \
+         program modified the file, or the disk is faulty", range.start, range.end, path.display()
     )]
     DigestMismatch {
         /// The file.
@@ -307,27 +307,27 @@ pub enum Error {
         found: Digest,
     },
 
-    /// A folder is no complete checkpoint.
+    /// A folder is not a complete checkpoint.
     #[error("{} is not a complete checkpoint: {problem}", path.display())]
     Incomplete {
         /// The folder.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         problem: IntegrityError,
     },
 
-    /// There is no folder where a checkpoint was to be opened.
-    #[error("there is no {}; {}", path.display(), newest_text(.newest))]
+    /// The folder of a checkpoint does not exist.
+    #[error("{} does not exist; {}", path.display(), newest_text(.newest))]
     NoCheckpoint {
         /// The folder.
         path: PathBuf,
-        /// The newest complete checkpoint beside it.
+        /// The newest complete checkpoint in the same parent folder.
         newest: Option<PathBuf>,
     },
 
     /// Bytes of a file could not be read.
     #[error(
-        "cannot read {len} bytes from byte {offset} of {} on{}: {source}",
+        "cannot read {len} bytes at offset {offset} of {}{}: {source}",
         path.display(), tensor_text(.tensor)
     )]
     ReadAt {
@@ -335,57 +335,59 @@ pub enum Error {
         path: PathBuf,
         /// The first byte.
         offset: u64,
-        /// How many.
+        /// The number of bytes.
         len: usize,
-        /// The tensor they belong to, or the first of several.
+        /// The tensor that contains them, or the first of several.
         tensor: Option<String>,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
 
-    /// A file is no longer what it was when it was opened.
+    /// A file changed since it was opened.
     #[error(
-        "{} was changed while it was read, found at byte {offset}{}: {change}; read it again when \
-         nobody writes to it", path.display(), tensor_text(.tensor)
+        "{} was modified while it was read, detected at offset {offset}{}: {change}; do not write \
+         to a checkpoint in place", path.display(), tensor_text(.tensor)
     )]
     FileChanged {
         /// The file.
         path: PathBuf,
-        /// The first byte of the read that found it.
+        /// The offset of the read that detected it.
         offset: u64,
         /// The tensor that was being read, or the first of several.
         tensor: Option<String>,
-        /// What happened to it.
+        /// The change.
         change: FileChange,
     },
 
-    /// A plan was to be carried out with the files of another folder.
-    #[error("the plan reads {planned}, the sources are {actual}: plan for the folder that is read")]
+    /// A plan was executed with the files of another folder.
+    #[error(
+        "the plan reads {planned}, but the sources are {actual}: plan and read the same folder"
+    )]
     SourceMismatch {
         /// The files of the plan.
         planned: String,
-        /// The files given.
+        /// The files that were passed.
         actual: String,
     },
 
-    /// A sink gave memory of another size than a target has.
+    /// A sink returned memory of another size than the target.
     #[error(
-        "target `{}` has {expected} bytes and was given memory for {actual}: the plan's targets tell \
-         their sizes", target.escape_debug()
+        "target `{}` has {expected} bytes, but its memory has {actual}: allocate the size that the \
+         plan gives for the target", target.escape_debug()
     )]
     TargetSize {
         /// The target.
         target: String,
         /// Its bytes.
         expected: u64,
-        /// Bytes given.
+        /// Bytes of the memory.
         actual: u64,
     },
 
-    /// Two tensors that a map says are one differ.
+    /// Two tensors that a map ties are different.
     #[error(
-        "`{}` and `{}` of {} should be equal, as the map ties them, and differ: remove the one that \
-         is not meant, or change the map",
+        "the map ties `{}` and `{}` of {}, but they differ: remove the one that is wrong, \
+         or change the map",
         first.escape_debug(), second.escape_debug(), folder.display()
     )]
     NotTied {
@@ -397,9 +399,9 @@ pub enum Error {
         second: String,
     },
 
-    /// A folder is not one that a checkpoint is staged in.
+    /// No checkpoint is being staged in this folder.
     #[error(
-        "nothing is staged in {}; give the folder that the coordinator's `Staging::folder` names, \
+        "no checkpoint is being staged in {}; pass the coordinator's `Staging::folder` \
          while it is being written", path.display()
     )]
     NotStaged {
@@ -407,9 +409,9 @@ pub enum Error {
         path: PathBuf,
     },
 
-    /// Bytes outside of a file that has its size.
+    /// A write outside the bounds of a file of fixed size.
     #[error(
-        "bytes {offset}..{offset}+{len} of {} were to be written, but it was created with \
+        "cannot write bytes {offset}..{offset}+{len} of {}: it was created with \
          {available} bytes", path.display()
     )]
     OutsideFile {
@@ -417,58 +419,58 @@ pub enum Error {
         path: PathBuf,
         /// First byte.
         offset: u64,
-        /// Bytes that were to be written.
+        /// Bytes of the write.
         len: usize,
         /// Bytes of the file.
         available: u64,
     },
 
-    /// A write came after the writer had given its receipt.
-    #[error("{} was written to after its writer had finished", path.display())]
+    /// A write after the writer returned its report.
+    #[error("{} was written after its writer had finished", path.display())]
     WriterFinished {
         /// The file.
         path: PathBuf,
     },
 
-    /// A reserved file was not written with the size it was reserved with.
+    /// A reserved file was written with another size than reserved.
     #[error("{actual} bytes were written to {}, which was reserved with {expected}", path.display())]
     WrongLength {
         /// The file.
         path: PathBuf,
-        /// Bytes that were reserved.
+        /// Bytes reserved.
         expected: u64,
-        /// Bytes that were written.
+        /// Bytes written.
         actual: u64,
     },
 
-    /// What many writers wrote is not a whole file.
-    #[error("{} is not whole: {problem}{}", path.display(), tensors_text(.tensors))]
+    /// The parts of several writers do not form a whole file.
+    #[error("{} is not complete: {problem}{}", path.display(), tensors_text(.tensors))]
     Coverage {
         /// The file.
         path: PathBuf,
-        /// Which bytes, and who wrote them.
+        /// The bytes and their writers.
         problem: CoverageError,
-        /// The tensors that these bytes are of, where a layout says so.
+        /// The tensors that contain these bytes, if a layout is known.
         tensors: Vec<String>,
     },
 
-    /// A rank's layout is another one than that of the rank that created the files.
+    /// A rank's layout differs from the layout of the rank that created the files.
     #[error(
-        "{} was created with {found} bytes, this rank's layout has {planned}: all ranks must lay \
+        "{} was created with {found} bytes, but this rank's layout has {planned}: all ranks must lay \
          out the same tensors, added in the same order", path.display()
     )]
     LayoutMismatch {
         /// The file.
         path: PathBuf,
-        /// Bytes by the rank's layout.
+        /// Bytes in the rank's layout.
         planned: u64,
         /// Bytes of the file.
         found: u64,
     },
 
-    /// Writers that were expected have given no receipt.
+    /// Expected writers have not reported.
     #[error(
-        "{} cannot be sealed: no receipt came from {}; they failed or are not done",
+        "cannot seal {}: no report from {}; they failed or have not finished",
         path.display(), Listed(writers)
     )]
     MissingWriters {
@@ -478,18 +480,18 @@ pub enum Error {
         writers: Vec<String>,
     },
 
-    /// A writer's receipt cannot be.
-    #[error("the receipt of `{writer}` for {} is wrong: {problem}", path.display())]
+    /// A writer's report is invalid.
+    #[error("invalid report of writer `{writer}` for {}: {problem}", path.display())]
     BadWriteReport {
         /// The checkpoint.
         path: PathBuf,
         /// The writer's name.
         writer: String,
-        /// What is wrong.
+        /// The problem.
         problem: WriteReportError,
     },
 
-    /// A manifest would be too large to be read again.
+    /// A manifest would exceed the size that can be read.
     #[error(
         "{} would have {bytes} bytes; write fewer files, or larger contiguous parts of them",
         path.display()
@@ -497,23 +499,23 @@ pub enum Error {
     ManifestTooLarge {
         /// The manifest.
         path: PathBuf,
-        /// Bytes it would have.
+        /// Bytes that it would have.
         bytes: u64,
     },
 
-    /// A save in the background panicked.
-    #[error("saving {} in the background panicked: {message}", path.display())]
+    /// A background save panicked.
+    #[error("the background save of {} panicked: {message}", path.display())]
     Panicked {
         /// The checkpoint.
         path: PathBuf,
-        /// What the panic said.
+        /// The panic message.
         message: String,
     },
 
-    /// A part of a tensor that is none.
+    /// A region is not part of its tensor.
     #[error(
         "{actual} bytes are not region {region:?} of tensor `{}` of shape {shape:?}: the region must \
-         be inside, its bytes whole, and all of them given", tensor.escape_debug()
+         lie inside the tensor and start and end at whole bytes, and the data must match its size", tensor.escape_debug()
     )]
     BadRegion {
         /// The tensor.
@@ -522,13 +524,13 @@ pub enum Error {
         shape: Vec<usize>,
         /// The region.
         region: Vec<std::ops::Range<u64>>,
-        /// Bytes that were given.
+        /// Bytes that were passed.
         actual: usize,
     },
 }
 
 impl Error {
-    /// Wraps an error of the system.
+    /// Wraps a system error.
     pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> Error {
         Error::Io {
             action,
@@ -537,7 +539,7 @@ impl Error {
         }
     }
 
-    /// The same, of a read for this tensor.
+    /// Adds the tensor that was being read.
     pub(crate) fn while_reading(mut self, name: &str) -> Error {
         if let Error::ReadAt { tensor, .. } | Error::FileChanged { tensor, .. } = &mut self {
             tensor.get_or_insert_with(|| name.to_owned());
@@ -545,8 +547,7 @@ impl Error {
         self
     }
 
-    /// Wraps an error of the system while `needed` bytes were being written: a full disk gets its
-    /// own variant.
+    /// Wraps a system error of a write of `needed` bytes. A full disk has its own variant.
     pub(crate) fn write(path: &Path, needed: u64, source: io::Error) -> Error {
         match source.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Error::NoSpace {
@@ -573,18 +574,18 @@ fn tensor_text(tensor: &Option<String>) -> String {
 fn tensors_text(tensors: &[String]) -> String {
     match tensors {
         [] => String::new(),
-        [name] => format!("; they are of tensor `{}`", name.escape_debug()),
-        names => format!("; they are of tensors {}", Listed(names)),
+        [name] => format!("; they belong to tensor `{}`", name.escape_debug()),
+        names => format!("; they belong to tensors {}", Listed(names)),
     }
 }
 
 fn newest_text(newest: &Option<PathBuf>) -> String {
     match newest {
         Some(path) => format!(
-            "the newest complete checkpoint beside it is {}",
+            "the newest complete checkpoint in its parent folder is {}",
             path.display()
         ),
-        None => "no complete checkpoint is beside it either".to_owned(),
+        None => "its parent folder has no complete checkpoint".to_owned(),
     }
 }
 

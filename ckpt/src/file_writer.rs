@@ -1,7 +1,7 @@
-//! Writing one safetensors file, laid out as the reference crate does.
+//! Writing one safetensors file with the layout of the reference crate.
 //!
-//! Tensors go by descending alignment of their dtype, then by name; the header is padded with
-//! spaces to 8 bytes. So every tensor is aligned, and equal content gives equal bytes.
+//! Tensors are ordered by descending alignment of their dtype, then by name. The header is padded
+//! with spaces to 8 bytes. So every tensor is aligned, and equal content gives equal bytes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -16,10 +16,10 @@ use crate::output_file::{OutputFile, replace_file};
 use crate::space;
 use crate::{Dtype, Error, Result, TensorInfo};
 
-/// Offsets in a file are signed; the header needs a little room too.
+/// Offsets in a file are signed; the header needs some room too.
 const MAX_DATA_BYTES: u64 = i64::MAX as u64 - (PREFIX + MAX_HEADER_BYTES) as u64;
 
-/// Collects what a safetensors file shall hold, then writes it.
+/// Collects the tensors of a safetensors file, then writes it.
 ///
 /// ```
 /// use meshgrad_ckpt::{Dtype, Error, FileWriter, TensorFile};
@@ -42,7 +42,7 @@ pub struct FileWriter {
     metadata: BTreeMap<String, String>,
 }
 
-/// A tensor that has no place yet, in the order of the layout.
+/// A tensor without an offset, in the order of the layout.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Planned {
     dtype: std::cmp::Reverse<Dtype>,
@@ -84,10 +84,10 @@ impl Planned {
     }
 }
 
-/// A file whose every byte has its place before any is written.
+/// A file whose layout is complete before any byte is written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlannedFile {
-    /// What it begins with: the header and its length.
+    /// The first bytes: the header's length and the header.
     pub start: Vec<u8>,
     /// Its tensors, in order.
     pub tensors: Vec<TensorInfo>,
@@ -96,7 +96,7 @@ pub struct PlannedFile {
 }
 
 impl PlannedFile {
-    /// Writes all of it to the end of `file`; `data` is asked for each tensor.
+    /// Writes all of it to the end of `file`; calls `data` once per tensor.
     pub(crate) fn write_to<E: From<Error>>(
         &self,
         file: &mut OutputFile,
@@ -121,7 +121,7 @@ impl PlannedFile {
     }
 }
 
-/// Takes the data of one tensor, in order and in pieces of any size.
+/// Receives the data of one tensor, in order, in buffers of any size.
 #[derive(Debug)]
 pub struct TensorSink<'a> {
     file: &'a mut OutputFile,
@@ -135,7 +135,7 @@ impl TensorSink<'_> {
     ///
     /// # Errors
     /// [`Error::WrongDataLength`] for more bytes than the tensor has; [`Error::NoSpace`] and
-    /// [`Error::Io`] of the disk.
+    /// [`Error::Io`].
     pub fn append(&mut self, bytes: &[u8]) -> Result<()> {
         self.actual = self.actual.saturating_add(bytes.len());
         if self.actual > self.expected {
@@ -155,12 +155,12 @@ impl TensorSink<'_> {
 }
 
 impl FileWriter {
-    /// A file of no tensors.
+    /// A file without tensors.
     pub fn new() -> FileWriter {
         FileWriter::default()
     }
 
-    /// Adds a tensor; its data is asked for when the file is written.
+    /// Adds a tensor; its data is requested when the file is written.
     ///
     /// # Errors
     /// [`Error::TensorName`], [`Error::DuplicateTensor`], [`Error::TensorSize`].
@@ -184,7 +184,7 @@ impl FileWriter {
         Ok(())
     }
 
-    /// Puts a string into the header; the last value of a key counts.
+    /// Adds a string to the header's metadata; the last value of a key counts.
     pub fn set_metadata(&mut self, key: &str, value: &str) {
         self.metadata.insert(key.to_owned(), value.to_owned());
     }
@@ -197,7 +197,7 @@ impl FileWriter {
             .sum()
     }
 
-    /// The size the file will have, in bytes.
+    /// The size of the file in bytes.
     ///
     /// # Errors
     /// [`Error::HeaderTooLarge`].
@@ -205,8 +205,8 @@ impl FileWriter {
         Ok(self.plan()?.bytes)
     }
 
-    /// What the file begins with and where its tensors lie, for several writers that each put their
-    /// parts into a [`SharedFile`](crate::SharedFile).
+    /// The header and the offsets of the tensors, for several writers that each write their parts
+    /// to a [`SharedFile`](crate::SharedFile).
     ///
     /// # Errors
     /// [`Error::HeaderTooLarge`].
@@ -214,7 +214,7 @@ impl FileWriter {
         self.plan_for(Path::new("the file"))
     }
 
-    /// [`FileWriter::plan`] of a file that errors call `path`.
+    /// [`FileWriter::plan`] for a file that errors name `path`.
     pub(crate) fn plan_for(&self, path: &Path) -> Result<PlannedFile> {
         let header = self.header(path)?;
         let start = [&(header.len() as u64).to_le_bytes()[..], &header].concat();
@@ -226,14 +226,14 @@ impl FileWriter {
         })
     }
 
-    /// Writes the file aside and renames it to `path`, replacing what is there.
+    /// Writes a temporary file and renames it to `path`, replacing an existing file.
     ///
-    /// `data` is called once for each tensor, in the order of the file, and must append exactly the
+    /// `data` is called once per tensor, in the order of the file, and must append exactly the
     /// tensor's bytes.
     ///
     /// # Errors
-    /// What `data` gives; [`Error::WrongDataLength`]; [`Error::HeaderTooLarge`]; [`Error::NoSpace`] and
-    /// [`Error::Io`] of the disk. A file that was at `path` is untouched then.
+    /// Errors of `data`; [`Error::WrongDataLength`]; [`Error::HeaderTooLarge`]; [`Error::NoSpace`]
+    /// and [`Error::Io`]. An existing file at `path` is then untouched.
     pub fn save<E: From<Error>>(
         &self,
         path: impl AsRef<Path>,
@@ -244,7 +244,7 @@ impl FileWriter {
         replace_file(path, |file| self.write_to(file, data))
     }
 
-    /// Writes the file's content, as [`FileWriter::save`] does, to the end of `file`.
+    /// Writes the same content as [`FileWriter::save`] to the end of `file`.
     ///
     /// # Errors
     /// As [`FileWriter::save`].
@@ -256,7 +256,7 @@ impl FileWriter {
         self.plan_for(file.path())?.write_to(file, data)
     }
 
-    /// The tensors in the order of the file; their data begins at `start`.
+    /// The tensors in the order of the file; their data starts at `start`.
     fn layout(&self, start: u64) -> impl Iterator<Item = TensorInfo> {
         self.tensors.iter().scan(start, |end, tensor| {
             let begin = *end;
@@ -288,7 +288,7 @@ impl FileWriter {
     }
 }
 
-/// The header as JSON, keys in the order of the reference.
+/// The header as JSON, with keys in the order of the reference crate.
 struct HeaderJson<'a>(&'a FileWriter);
 
 impl Serialize for HeaderJson<'_> {
@@ -325,7 +325,7 @@ mod tests {
     use crate::NameError;
 
     #[test]
-    fn bad_tensors_are_refused_when_added() {
+    fn invalid_tensors_are_rejected_when_added() {
         let mut writer = FileWriter::new();
         writer.add("w", Dtype::F32, &[2]).unwrap();
 
@@ -361,9 +361,9 @@ mod tests {
         assert!(error.to_string().contains("`half` of F4 [3]"), "{error}");
     }
 
-    /// Too few and too many bytes are found apart from success; the old file stays in both cases.
+    /// Too few and too many bytes are errors; the old file stays in both cases.
     #[test]
-    fn data_of_another_size_is_an_error() {
+    fn data_of_the_wrong_length_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.safetensors");
         fs::write(&path, b"old").unwrap();
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn size_is_known_before_writing() {
+    fn file_length_is_known_before_writing() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.safetensors");
         let mut writer = FileWriter::new();

@@ -11,29 +11,29 @@ use crate::limits::MAX_INDEX_BYTES;
 use crate::tensor_file::no_tensor;
 use crate::{Error, Result, TensorFile, TensorInfo};
 
-/// The tensors of a folder, whatever files they are in.
+/// The tensors of a folder, in one or several files.
 ///
 /// Index and files agree: each tensor is in the file that the index names and in no other, and
-/// nothing is in a file that the index does not name. Links are refused, except from a snapshot of
-/// the Hugging Face cache (`<repo>/snapshots/<revision>`) to a file of `<repo>/blobs`.
+/// files contain no other tensors. Links are rejected, except from a snapshot of the Hugging Face
+/// cache (`<repo>/snapshots/<revision>`) to a file of `<repo>/blobs`.
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
     files: Vec<TensorFile>,
-    /// Of each tensor its file and its place in that file, sorted by name.
+    /// For each tensor its file and its position in that file, sorted by name.
     places: Vec<Place>,
     declared_bytes: Option<u64>,
 }
 
-/// The place of a file in a folder, and of a tensor in that file.
+/// The position of a file in a folder, and of a tensor in that file.
 type Place = (usize, usize);
 
-/// The index of a folder tells another size than its tensors have.
+/// The index of a folder declares another size than its tensors have.
 ///
-/// Not an error: known writers count tied tensors twice, or not at all.
+/// Not an error: some known writers count tied tensors twice, or not at all.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{} says that all tensors have {declared} bytes, they have {found}; the tensors themselves \
+    "{} declares {declared} bytes for all tensors, but they have {found}; the tensors themselves \
      are all there", index.display()
 )]
 pub struct SizeMismatch {
@@ -47,11 +47,11 @@ pub struct SizeMismatch {
 
 impl Folder {
     /// Opens a folder with `model.safetensors` or `model.safetensors.index.json`, and checks index
-    /// and headers completely; reads no data.
+    /// and headers completely. Reads no data.
     ///
     /// # Errors
-    /// [`Error::NoModel`], [`Error::TwoModels`]; what is wrong with the index or between index and
-    /// files, with all names; [`Error::Link`]; what [`TensorFile::open`] gives.
+    /// [`Error::NoModel`], [`Error::TwoModels`]; all disagreements of index and files, with names;
+    /// [`Error::Link`]; errors of [`TensorFile::open`].
     pub fn open(path: impl AsRef<Path>) -> Result<Folder> {
         let path = path.as_ref().to_owned();
         let beneath = ConfinedFolder::new(&path)?;
@@ -98,7 +98,7 @@ impl Folder {
         })
     }
 
-    /// Where the folder is.
+    /// The folder's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -108,7 +108,7 @@ impl Folder {
         &self.files
     }
 
-    /// All tensors, sorted by name. Ranges are those of the file that [`Folder::file_of`] gives.
+    /// All tensors, sorted by name. Ranges refer to the file that [`Folder::file_of`] returns.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = &TensorInfo> {
         self.places.iter().map(|&place| self.tensor(place))
     }
@@ -118,7 +118,7 @@ impl Folder {
         self.place(name).map(|place| self.tensor(place))
     }
 
-    /// The file that holds this tensor.
+    /// The file that contains this tensor.
     ///
     /// # Errors
     /// [`Error::NoTensor`].
@@ -138,7 +138,7 @@ impl Folder {
         Some(self.places[at])
     }
 
-    /// The tensor of this place in the order of names, and the place of its file.
+    /// The tensor at this position in the order of names, and the position of its file.
     pub(crate) fn nth(&self, at: usize) -> (usize, &TensorInfo) {
         let place = self.places[at];
         (place.0, self.tensor(place))
@@ -164,7 +164,7 @@ impl Folder {
         self.file_of(name)?.read_into(name, data)
     }
 
-    /// Reads the bytes of a tensor from `offset` on, as many as `data` has.
+    /// Reads `data.len()` bytes of a tensor, starting at `offset`.
     ///
     /// # Errors
     /// As [`TensorFile::read_range_into`].
@@ -172,7 +172,7 @@ impl Folder {
         self.file_of(name)?.read_range_into(name, offset, data)
     }
 
-    /// Whether the index tells another size than the tensors have: worth a warning.
+    /// Whether the index declares another size than the tensors have: worth a warning.
     pub fn size_mismatch(&self) -> Option<SizeMismatch> {
         let found = self.tensors().map(|tensor| tensor.byte_len() as u64).sum();
         let declared = self.declared_bytes.filter(|&declared| declared != found)?;
@@ -183,11 +183,11 @@ impl Folder {
         })
     }
 
-    /// Opens one safetensors file of any name as the folder of its tensors; nothing beside it is
-    /// looked at. Its [`Folder::path`] is that of the file.
+    /// Opens one safetensors file of any name as a folder of its tensors. Neighboring files are
+    /// ignored. Its [`Folder::path`] is that of the file.
     ///
     /// # Errors
-    /// What [`TensorFile::open`] gives.
+    /// Errors of [`TensorFile::open`].
     pub fn open_file(path: impl AsRef<Path>) -> Result<Folder> {
         let file = TensorFile::open(&path)?;
         Ok(Folder {
@@ -214,7 +214,7 @@ fn read_index(path: &Path, file: &File) -> Result<Vec<u8>> {
     Ok(json)
 }
 
-/// Opens all files that the index names and checks that they and the index agree.
+/// Opens all files that the index names and checks that they match the index.
 fn open_shards(
     beneath: &ConfinedFolder,
     index_path: &Path,
@@ -249,7 +249,7 @@ fn open_shards(
     Ok(files)
 }
 
-/// A file holds exactly the tensors that are placed in it; both are sorted by name.
+/// A file must contain exactly the tensors listed for it; both are sorted by name.
 fn check_shard(index_path: &Path, placed: &[&str], file: &TensorFile) -> Result<()> {
     let found = file.tensors().iter().map(|tensor| tensor.name.as_str());
     if found.clone().eq(placed.iter().copied()) {
@@ -277,7 +277,7 @@ fn check_shard(index_path: &Path, placed: &[&str], file: &TensorFile) -> Result<
     }
 }
 
-/// Where each tensor is, sorted by name; the files hold what the index says.
+/// The location of each tensor, sorted by name; the files match the index.
 fn places(index: &Index) -> Vec<Place> {
     let mut next = vec![0; index.files.len()];
     let place = |&(_, file): &(_, usize)| {

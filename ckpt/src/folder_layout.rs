@@ -1,4 +1,4 @@
-//! Where every byte of a Hugging Face folder belongs, before any is written.
+//! The layout of a Hugging Face folder: the offset of every byte, before any is written.
 //!
 //! ```text
 //!   coordinator                          each rank
@@ -6,13 +6,14 @@
 //!   layout.create(&mut staging)
 //!        staging.folder() -------------> Writer::join(folder, "rank 3")
 //!                                        layout.write_region(&mut writer, tensor, ..) ...
-//!   staging.accept(receipt)  <---------- writer.finish()
+//!   staging.accept(report)  <----------- writer.finish()
 //!   staging.commit()
 //! ```
 //!
-//! Ranks that add the same tensors in the same order have the same layout, so they agree on files
-//! and offsets without talking. However many they are and whatever each of them holds, the files
-//! are those that one process alone writes ([`FolderWriter::write`](crate::FolderWriter::write)).
+//! Ranks that add the same tensors in the same order compute the same layout, so they agree on
+//! files and offsets without communication. For any number of ranks and any distribution of the
+//! tensors, the files equal those that one process writes
+//! ([`FolderWriter::write`](crate::FolderWriter::write)).
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -23,7 +24,7 @@ use crate::{
     Digest, Error, PlannedFile, Result, Staging, TensorInfo, TensorSink, Writer, write_region,
 };
 
-/// The files of a Hugging Face folder, each with its header and the places of its tensors.
+/// The files of a Hugging Face folder, with headers and the offsets of their tensors.
 ///
 /// ```
 /// use meshgrad_ckpt::{Dtype, Folder, FolderLayout, FolderWriter, Staging, Writer, step_name};
@@ -40,7 +41,7 @@ use crate::{
 /// layout()?.create(&mut staging)?;
 /// staging.expect_writers(["rank 0", "rank 1"]);
 ///
-/// // In processes of their own, or in threads as here: each has half of all columns.
+/// // Usually processes, here threads: each has half of all columns.
 /// for rank in 0..2 {
 ///     let (layout, half) = (layout()?, 2 * rank..2 * rank + 2);
 ///     let mut writer = Writer::join(staging.folder(), &format!("rank {rank}"))?;
@@ -57,15 +58,15 @@ use crate::{
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FolderLayout {
     files: Vec<LaidOut>,
-    /// Of each tensor its file and its place in that file.
+    /// For each tensor its file and its position in that file.
     places: BTreeMap<String, (usize, usize)>,
-    /// Where there are several files.
+    /// Present if there are several files.
     index: Option<Index>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct LaidOut {
-    /// Below the staging folder.
+    /// Relative to the staging folder.
     path: String,
     file: PlannedFile,
 }
@@ -126,7 +127,7 @@ impl FolderLayout {
         files.chain(index).fold(0, u64::saturating_add)
     }
 
-    /// Equal where layouts are, for ranks that compare theirs before they write.
+    /// Equal for equal layouts: ranks can compare theirs before they write.
     pub fn digest(&self) -> Digest {
         let mut all = Vec::new();
         for LaidOut { path, file } in &self.files {
@@ -136,23 +137,23 @@ impl FolderLayout {
         Digest::of(&all)
     }
 
-    /// Creates all files with their size, headers and index, for ranks to write their parts into;
-    /// the coordinator does this.
+    /// Creates all files with their size, headers and index, so that ranks can write their parts.
+    /// Called by the coordinator.
     ///
     /// # Errors
-    /// [`Error::NoSpace`], before anything is written; what [`Staging::create`] gives.
+    /// [`Error::NoSpace`], before anything is written; errors of [`Staging::create`].
     pub fn create(&self, staging: &mut Staging) -> Result<()> {
         staging.check_space(self.bytes())?;
         staging.create_planned(self.files())?;
         self.write_index(staging)
     }
 
-    /// Writes a rank's region of a tensor into its place: bytes that are dense and row-major, as in
-    /// [`write_region`]. Each element must be written once, by one rank.
+    /// Writes a rank's region of a tensor: dense row-major bytes, as in [`write_region`]. Exactly
+    /// one rank must write each element.
     ///
     /// # Errors
-    /// [`Error::NoTensor`]; [`Error::LayoutMismatch`] where the files were created by another one;
-    /// what [`Writer::file`] and [`write_region`] give.
+    /// [`Error::NoTensor`]; [`Error::LayoutMismatch`] if the files were created by another layout;
+    /// errors of [`Writer::file`] and [`write_region`].
     pub fn write_region(
         &self,
         writer: &mut Writer,

@@ -1,4 +1,4 @@
-//! Writing a Hugging Face folder: one file if it fits, else several and an index.
+//! Writing a Hugging Face folder: one file if it fits, otherwise several and an index.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -7,13 +7,13 @@ use crate::file_writer::Planned;
 use crate::index::SINGLE_FILE;
 use crate::{Dtype, Error, FileWriter, FolderLayout, Result, Staging, TensorInfo, TensorSink};
 
-/// What `transformers` writes too, unless told otherwise: 5 GB.
+/// The default of `transformers`: 5 GB.
 const DEFAULT_MAX_SHARD_BYTES: u64 = 5_000_000_000;
 
-/// Collects the tensors of a model, then writes them into a folder that is being staged.
+/// Collects the tensors of a model, then writes them to a folder that is being staged.
 ///
-/// Tensors are shared out to files in the order in which they were added, so that what belongs
-/// together stays together. The files say `format: pt` in their headers, as `transformers` demands.
+/// Tensors fill the files in the order in which they were added, so related tensors stay together.
+/// The file headers contain `format: pt`, which `transformers` requires.
 #[derive(Debug, Clone)]
 pub struct FolderWriter {
     tensors: Vec<Planned>,
@@ -32,18 +32,18 @@ impl Default for FolderWriter {
 }
 
 impl FolderWriter {
-    /// A model of no tensors, in files of at most 5 GB.
+    /// A model without tensors, in files of at most 5 GB.
     pub fn new() -> FolderWriter {
         FolderWriter::default()
     }
 
-    /// Puts at most `bytes` of data into one file; a larger tensor gets a file of its own.
+    /// Limits the data of a file to `bytes`; a larger tensor gets its own file.
     pub fn max_shard_bytes(mut self, bytes: u64) -> FolderWriter {
         self.max_shard_bytes = bytes;
         self
     }
 
-    /// Adds a tensor; its data is asked for when the folder is written.
+    /// Adds a tensor; its data is requested when the folder is written.
     ///
     /// # Errors
     /// [`Error::TensorName`], [`Error::DuplicateTensor`], [`Error::TensorSize`].
@@ -63,14 +63,15 @@ impl FolderWriter {
         bytes.fold(0, u64::saturating_add)
     }
 
-    /// Writes all files into `folder`, a path below the staging folder; "" for that folder itself.
+    /// Writes all files to `folder`, a path below the staging folder; "" for the staging folder
+    /// itself.
     ///
-    /// `data` is called once for each tensor, file after file, and must append exactly the tensor's
+    /// `data` is called once per tensor, file after file, and must append exactly the tensor's
     /// bytes.
     ///
     /// # Errors
-    /// What `data` gives; [`Error::WrongDataLength`]; [`Error::HeaderTooLarge`]; [`Error::NoSpace`],
-    /// before anything is written if the system tells, and [`Error::Io`].
+    /// Errors of `data`; [`Error::WrongDataLength`]; [`Error::HeaderTooLarge`]; [`Error::NoSpace`],
+    /// before anything is written if the system reports free space; [`Error::Io`].
     pub fn write<E: From<Error>>(
         self,
         staging: &mut Staging,
@@ -80,8 +81,9 @@ impl FolderWriter {
         self.layout(folder)?.write(staging, data)
     }
 
-    /// Where every byte of the files will be, for ranks that write them together; `folder` is as in
-    /// [`FolderWriter::write`]. A value: it depends on what was added, and in which order, alone.
+    /// The layout of the files, for ranks that write them together; `folder` is as in
+    /// [`FolderWriter::write`]. It depends only on the tensors and the order in which they were
+    /// added.
     ///
     /// # Errors
     /// [`Error::HeaderTooLarge`].
@@ -107,7 +109,7 @@ impl FolderWriter {
     }
 }
 
-/// Fills one file after the other; there is always at least one.
+/// Fills one file after the other; returns at least one.
 fn split(tensors: &[Planned], max_bytes: u64) -> Vec<Vec<&Planned>> {
     let mut shards = vec![Vec::new()];
     let mut filled = 0u64;
@@ -149,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_filled_in_order_and_a_large_tensor_has_its_own() {
+    fn files_fill_in_order_and_large_tensors_get_their_own() {
         assert_eq!(sizes(&[4, 4, 4], 8), [vec![4, 4], vec![4]]);
         assert_eq!(sizes(&[4, 20, 4, 4], 8), [vec![4], vec![20], vec![4, 4]]);
         assert_eq!(sizes(&[20, 0, 1], 8), [vec![20], vec![0, 1]]);

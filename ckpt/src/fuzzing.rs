@@ -1,16 +1,16 @@
-//! Where bytes of strangers come in, for programs that try to break them: fuzzers and tests.
+//! Entry points for untrusted bytes, for fuzzers and tests.
 //!
 //! The header of a file is [`crate::Header::parse`].
 
 use crate::index::Index;
 use crate::manifest::Manifest;
 
-/// Whether these bytes are an index of safetensors files.
+/// Whether these bytes are a valid index of safetensors files.
 pub fn is_index(json: &[u8]) -> bool {
     Index::parse(json).is_ok()
 }
 
-/// Whether these bytes are a manifest of a checkpoint.
+/// Whether these bytes are a valid checkpoint manifest.
 pub fn is_manifest(json: &[u8]) -> bool {
     Manifest::from_json(json).is_ok()
 }

@@ -1,14 +1,15 @@
-//! Removing checkpoints, and what interrupted saves and removals left.
+//! Removing checkpoints and the leftovers of interrupted saves and removals.
 //!
 //! ```text
-//! sync parent            what is counted as kept is on disk, whoever published it
+//! sync parent            the checkpoints that are kept are on disk
 //! rename  step-000123 -> .step-000123.trash-<unique>
 //! sync parent            no power cut brings the name back
-//! unlink                 all below
+//! unlink                 everything below
 //! ```
 //!
 //! Without the first sync, the removal of an old checkpoint could reach the disk before the name of
-//! the new one; without the second, the loss of its files before the loss of its name.
+//! the new one. Without the second, the removal of its files could reach the disk before that of
+//! its name.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -22,9 +23,9 @@ use crate::temp_name::{self, TempKind};
 use crate::vfs::{self, RealFs, Vfs};
 use crate::{Committed, Error, Leftover, LeftoverKind, Result};
 
-/// Removes all complete checkpoints of steps in `parent` but the `keep` newest, and what
-/// interrupted saves left. Incomplete ones do not count and stay. Returns what was removed, the
-/// checkpoints first.
+/// Removes all complete checkpoints of steps in `parent` except the `keep` newest, and the
+/// leftovers of interrupted saves. Incomplete checkpoints do not count and stay. Returns what was
+/// removed, the checkpoints first.
 ///
 /// # Errors
 /// [`Error::Io`].
@@ -65,7 +66,7 @@ pub fn keep_last_in(
     Ok(removed)
 }
 
-/// Where the checkpoint is now; `None` if somebody else was faster.
+/// The checkpoint's new path; `None` if another process removed it first.
 fn move_to_trash(vfs: &dyn Vfs, committed: &Committed) -> Result<Option<PathBuf>> {
     let path = committed.path();
     let trash = temp_name::path(vfs, path, TempKind::Trash);
@@ -76,8 +77,8 @@ fn move_to_trash(vfs: &dyn Vfs, committed: &Committed) -> Result<Option<PathBuf>
     }
 }
 
-/// Removes what interrupted saves and removals left in `parent`. A save that is still running, in
-/// this process or another, is left alone. Returns what was removed, by name.
+/// Removes the leftovers of interrupted saves and removals in `parent`. A running save, in this
+/// process or another, is left alone. Returns what was removed, by name.
 ///
 /// # Errors
 /// [`Error::Io`].
@@ -93,7 +94,7 @@ pub fn sweep_in(vfs: Arc<dyn Vfs>, parent: impl AsRef<Path>) -> Result<Vec<Lefto
     let (vfs, parent) = (&*vfs, parent.as_ref());
     let names = names_in(vfs, parent)?;
 
-    // Whoever renamed them may have been killed before its sync.
+    // The process that renamed them may have been killed before its sync.
     if names
         .iter()
         .any(|name| TempKind::of(name) == Some(TempKind::Trash))
@@ -114,9 +115,9 @@ pub fn sweep_in(vfs: Arc<dyn Vfs>, parent: impl AsRef<Path>) -> Result<Vec<Lefto
     Ok(removed)
 }
 
-/// Removes a staging folder whose process is gone: its lock can be taken.
+/// Removes a staging folder whose process has exited: its lock is free.
 fn remove_if_dead(vfs: &dyn Vfs, path: PathBuf) -> Result<Option<Leftover>> {
-    // Held while we remove, so that its maker, if it has only just made it, makes another.
+    // Locked during the removal; a process that has just created the folder will create another.
     match vfs.lock(&path) {
         Ok(_lock) => remove(vfs, path, LeftoverKind::InterruptedSave).map(Some),
         Err(_) => Ok(None),

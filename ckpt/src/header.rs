@@ -1,9 +1,9 @@
 //! The header of a safetensors file: `u64 LE N | N bytes of JSON | data`.
 //!
-//! [`Header::parse`] accepts a subset of what the reference crate accepts: not duplicate names, not
-//! names that could lead out of a folder, nothing before the first `{`, no absurd nesting. Every
-//! byte of the data belongs to exactly one tensor, so a file has one meaning and no room for a
-//! second format.
+//! [`Header::parse`] accepts a subset of what the reference crate accepts. It rejects duplicate
+//! names, names that could lead out of a folder, anything before the first `{`, and deep nesting.
+//! Every byte of the data belongs to exactly one tensor, so a file has one meaning and no room for
+//! a second format.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -16,7 +16,7 @@ use crate::{header_canonical, header_json};
 /// Bytes before the JSON.
 pub(crate) const PREFIX: usize = 8;
 
-/// What a header says, checked completely.
+/// The content of a header, fully checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Header {
     tensors: Vec<TensorInfo>,
@@ -24,10 +24,10 @@ pub struct Header {
 }
 
 impl Header {
-    /// Reads the first bytes of a file of `file_len` bytes: the header's length, the header, and
-    /// perhaps data, which is not looked at.
+    /// Parses the first bytes of a file of `file_len` bytes: the header's length, the header, and
+    /// possibly data, which is ignored.
     ///
-    /// For files that are not on a disk; for those that are, see [`crate::TensorFile`].
+    /// For files that are not on a disk. For those on a disk see [`crate::TensorFile`].
     ///
     /// ```
     /// use meshgrad_ckpt::{Dtype, Header};
@@ -60,7 +60,7 @@ impl Header {
         }
     }
 
-    /// Reads the JSON; `file_len` is in bytes and includes prefix and header.
+    /// Parses the JSON; `file_len` is in bytes and includes prefix and header.
     pub(crate) fn from_json(json: &[u8], file_len: u64) -> Result<Header, HeaderError> {
         if json.first() != Some(&b'{') {
             return Err(HeaderError::NotAnObject {
@@ -92,7 +92,7 @@ impl Header {
         &self.tensors
     }
 
-    /// The strings that the writer put into the header, by key.
+    /// The strings that the writer stored in the header, by key.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.metadata
     }
@@ -133,9 +133,9 @@ pub(crate) fn header_len(prefix: [u8; PREFIX], file_len: u64) -> Result<usize, H
     Ok(header_len as usize)
 }
 
-/// Sorts the tensors by name and refuses names that occur twice.
+/// Sorts the tensors by name and rejects duplicate names.
 fn check_names(tensors: &mut [TensorInfo]) -> Result<(), HeaderError> {
-    // Writers sort: no name is compared more than once.
+    // Writers sort, so usually no name is compared more than once.
     if tensors.is_sorted_by(|a, b| a.name < b.name) {
         return Ok(());
     }

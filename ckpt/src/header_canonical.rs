@@ -1,8 +1,8 @@
-//! Headers as nearly all writers write them, read fast.
+//! A fast reader for headers in the form that nearly all writers use.
 //!
-//! No spaces, no escapes, fields in one order. Anything else, and anything that breaks a rule, is
-//! left to the [reader](crate::header_json) of all headers, which alone says what is wrong. What is
-//! read here it reads alike.
+//! That form has no spaces, no escapes, and a fixed order of fields. Any other header, valid or
+//! not, is left to the [general reader](crate::header_json), which alone reports errors. Both
+//! readers give the same result.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -14,10 +14,11 @@ use crate::tensor_info::TensorInfo;
 /// More dims than nearly any tensor has.
 const COMMON_DIMS: usize = 8;
 
-/// Less than the JSON of any tensor with a name of some length.
+/// A lower bound for the JSON of a tensor with a typical name.
 const SHORT_ENTRY: usize = 96;
 
-/// Reads a header whose tensors share `data_len` bytes; `None` for one to be read by others.
+/// Parses a header whose tensors share `data_len` bytes; `None` if the general reader must parse
+/// it.
 pub(crate) fn read(text: &str, data_len: u64) -> Option<Entries> {
     let mut rest = Rest(text);
     let mut tensors = Vec::with_capacity(text.len() / SHORT_ENTRY);
@@ -39,7 +40,7 @@ pub(crate) fn read(text: &str, data_len: u64) -> Option<Entries> {
     ends.then(|| (tensors, metadata.unwrap_or_default()))
 }
 
-/// What is left of the text.
+/// The rest of the text.
 struct Rest<'j>(&'j str);
 
 impl<'j> Rest<'j> {
@@ -48,7 +49,7 @@ impl<'j> Rest<'j> {
         Some(())
     }
 
-    /// A text, behind its first quote.
+    /// A string, after its opening quote.
     fn text(&mut self) -> Option<&'j str> {
         let special = |byte: u8| byte == b'"' || byte == b'\\' || byte < b' ';
         let end = self.0.bytes().position(special)?;
@@ -68,7 +69,7 @@ impl<'j> Rest<'j> {
         number.parse().ok()
     }
 
-    /// The entry of a tensor, behind its name.
+    /// The entry of a tensor, after its name.
     fn tensor(&mut self, name: &str, data_len: u64) -> Option<TensorInfo> {
         self.skip(":{\"dtype\":\"")?;
         let dtype = Cow::Borrowed(self.text()?);
@@ -99,7 +100,7 @@ impl<'j> Rest<'j> {
         check_entry(name.to_owned(), entry, data_len).ok()
     }
 
-    /// The metadata, behind its name.
+    /// The metadata, after its name.
     fn pairs(&mut self) -> Option<BTreeMap<String, String>> {
         self.skip(":{\"")?;
         let mut pairs = BTreeMap::new();
@@ -125,7 +126,7 @@ mod tests {
     use crate::{Dtype, FileWriter, header_json};
     use meshgrad_ckpt_crash::SplitMix64;
 
-    /// What a writer of the format makes.
+    /// A header as a writer of the format produces it.
     fn header() -> String {
         let mut file = FileWriter::new();
         file.set_metadata("format", "pt");
@@ -142,13 +143,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn written_headers_are_parsed() {
         let text = header();
         let (tensors, metadata) = read(&text, u64::MAX).unwrap();
         assert_eq!((tensors.len(), metadata.len()), (14, 2));
     }
 
-    /// However a header is changed, what is read here is read alike by the reader of all.
+    /// For any change of a header, this reader either agrees with the general one or defers to it.
     #[test]
     fn both_readers_agree() {
         let original = header();

@@ -1,4 +1,4 @@
-//! One entry of a header: what it says of a tensor, checked.
+//! One entry of a header: the description of a tensor, checked.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -9,21 +9,21 @@ use crate::limits::MAX_DIMS;
 use crate::names::check_tensor_name;
 use crate::tensor_info::TensorInfo;
 
-/// The tensors in the order of the file, equal names kept, and the metadata.
+/// The tensors in the order of the file, with duplicates, and the metadata.
 pub(crate) type Entries = (Vec<TensorInfo>, BTreeMap<String, String>);
 
-/// What the header says of one tensor, as it stands.
+/// The description of one tensor, unchecked.
 pub(crate) struct Entry<'json> {
     pub(crate) dtype: Cow<'json, str>,
     /// At most the first [`MAX_DIMS`] extents.
     pub(crate) shape: Vec<usize>,
-    /// How many extents there are.
+    /// The number of extents.
     pub(crate) dims: usize,
     pub(crate) begin: u64,
     pub(crate) end: u64,
 }
 
-/// Checks what one entry says of itself; its range stays relative to the data.
+/// Checks one entry on its own; its range stays relative to the data.
 pub(crate) fn check_entry(
     name: String,
     entry: Entry<'_>,

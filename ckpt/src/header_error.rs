@@ -1,42 +1,44 @@
-//! What can be wrong with the header of a safetensors file, one variant a rule.
+//! Errors in the header of a safetensors file, one variant per rule.
 
 use crate::dtype::Dtype;
 use crate::limits::{MAX_DEPTH, MAX_DIMS, MAX_HEADER_BYTES};
 use crate::names::NameError;
 
-/// A rule of the safetensors format that a file breaks.
+/// A rule of the safetensors format that a file violates.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HeaderError {
-    /// Fewer than the 8 bytes of the header's length.
-    #[error("it has {file_len} bytes, a header's length alone takes 8; it is cut short or empty")]
+    /// The file has fewer than the 8 bytes of the header's length.
+    #[error(
+        "it has {file_len} bytes, but the header's length alone has 8; it is truncated or empty"
+    )]
     TooShort {
         /// Bytes of the file.
         file_len: u64,
     },
-    /// The header's length was written with its bytes reversed.
+    /// The header's length has reversed bytes.
     #[error(
-        "its header's length is {header_len}, but {swapped} with the bytes reversed; it was \
-         written on a big-endian machine, where it must be converted"
+        "its header's length is {header_len}, or {swapped} with the bytes reversed; it was \
+         written on a big-endian machine and must be converted there"
     )]
     BigEndian {
-        /// The length as it stands.
+        /// The length in the file.
         header_len: u64,
-        /// The length that was probably meant.
+        /// The length that was probably intended.
         swapped: u64,
     },
     /// The header is larger than the format allows.
     #[error(
-        "its header's length is {header_len} bytes, the format allows {MAX_HEADER_BYTES}; it is \
+        "its header's length is {header_len} bytes, but the format allows {MAX_HEADER_BYTES}; it is \
          damaged or not a safetensors file"
     )]
     HeaderTooLarge {
         /// The header's length.
         header_len: u64,
     },
-    /// The header does not fit the file.
+    /// The header is longer than the file.
     #[error(
-        "its header's length is {header_len} bytes but only {available} follow; it is cut short or \
+        "its header's length is {header_len} bytes, but only {available} follow; it is truncated or \
          not a safetensors file"
     )]
     HeaderBeyondFile {
@@ -45,45 +47,45 @@ pub enum HeaderError {
         /// Bytes after the length field.
         available: u64,
     },
-    /// The header does not begin with `{`.
-    #[error("its header begins with {} instead of `{{`", first_text(.first))]
+    /// The header does not start with `{`.
+    #[error("its header starts with {} instead of `{{`", first_text(.first))]
     NotAnObject {
         /// The first byte, if there is one.
         first: Option<u8>,
     },
     /// The header is not UTF-8.
-    #[error("its header is not UTF-8 from byte {at} on")]
+    #[error("its header is not UTF-8 at byte {at}")]
     NotUtf8 {
-        /// The first bad byte, counted from the header's start.
+        /// The first invalid byte, relative to the header's start.
         at: usize,
     },
     /// The header is not JSON of the expected form.
-    #[error("its header cannot be read: {message}")]
+    #[error("its header cannot be parsed: {message}")]
     Json {
-        /// What is wrong, with line and column.
+        /// The problem, with line and column.
         message: String,
     },
-    /// The header has two `__metadata__`, or one with a key twice.
-    #[error("its metadata has `{}` twice", key.escape_debug())]
+    /// The header has two `__metadata__`, or a duplicate key in it.
+    #[error("its metadata has the key `{}` twice", key.escape_debug())]
     DuplicateMetadata {
         /// The key.
         key: String,
     },
-    /// Two tensors have one name.
-    #[error("two tensors are called `{}`", name.escape_debug())]
+    /// Two tensors have the same name.
+    #[error("two tensors have the name `{}`", name.escape_debug())]
     DuplicateTensor {
         /// The name.
         name: String,
     },
-    /// A name that no tensor may have.
-    #[error("a tensor is called `{}`: {problem}", name.escape_debug())]
+    /// An invalid tensor name.
+    #[error("invalid tensor name `{}`: {problem}", name.escape_debug())]
     TensorName {
         /// The name.
         name: String,
-        /// What is wrong with it.
+        /// The problem.
         problem: NameError,
     },
-    /// A dtype that the format does not have.
+    /// A dtype that the format does not define.
     #[error("tensor `{}` has the unknown dtype `{}`", name.escape_debug(), dtype.escape_debug())]
     UnknownDtype {
         /// The tensor.
@@ -92,22 +94,22 @@ pub enum HeaderError {
         dtype: String,
     },
     /// A value is nested too deeply, in a field that readers skip.
-    #[error("tensor `{}` has values nested more than {MAX_DEPTH} deep", name.escape_debug())]
+    #[error("tensor `{}` has values nested more than {MAX_DEPTH} levels deep", name.escape_debug())]
     TooDeep {
         /// The tensor.
         name: String,
     },
     /// Too many dims.
-    #[error("tensor `{}` has {dims} dims, {MAX_DIMS} are allowed", name.escape_debug())]
+    #[error("tensor `{}` has {dims} dims, but at most {MAX_DIMS} are allowed", name.escape_debug())]
     TooManyDims {
         /// The tensor.
         name: String,
-        /// How many dims.
+        /// The number of dims.
         dims: usize,
     },
-    /// The size in bytes does not fit 64 bits.
+    /// The size in bytes does not fit in 64 bits.
     #[error(
-        "tensor `{}` of {dtype} {shape:?} has more bytes than 64 bits count",
+        "tensor `{}` of {dtype} {shape:?} has more bytes than fit in 64 bits",
         name.escape_debug()
     )]
     Overflow {
@@ -120,7 +122,7 @@ pub enum HeaderError {
     },
     /// The elements do not fill whole bytes.
     #[error(
-        "tensor `{}` of {dtype} {shape:?} has {bits} bits, no whole number of bytes",
+        "tensor `{}` of {dtype} {shape:?} has {bits} bits, which is not a whole number of bytes",
         name.escape_debug()
     )]
     PartOfAByte {
@@ -133,19 +135,19 @@ pub enum HeaderError {
         /// Bits of all elements.
         bits: usize,
     },
-    /// The offsets run backwards.
-    #[error("tensor `{}` begins at {begin} and ends before, at {end}", name.escape_debug())]
+    /// The end is before the begin.
+    #[error("tensor `{}` begins at byte {begin} but ends earlier, at byte {end}", name.escape_debug())]
     Backwards {
         /// The tensor.
         name: String,
-        /// First byte, counted from the data's start.
+        /// First byte, relative to the data's start.
         begin: u64,
-        /// Byte after the last.
+        /// The end, exclusive.
         end: u64,
     },
     /// Dtype and shape need another number of bytes than the offsets span.
     #[error(
-        "tensor `{}` of {dtype} {shape:?} has {expected} bytes but its offsets span {spanned}",
+        "tensor `{}` of {dtype} {shape:?} has {expected} bytes, but its offsets span {spanned}",
         name.escape_debug()
     )]
     WrongSize {
@@ -155,35 +157,35 @@ pub enum HeaderError {
         dtype: Dtype,
         /// Its shape.
         shape: Vec<usize>,
-        /// Bytes by dtype and shape.
+        /// Bytes according to dtype and shape.
         expected: usize,
-        /// Bytes by the offsets.
+        /// Bytes according to the offsets.
         spanned: u64,
     },
-    /// A tensor ends after the file.
+    /// A tensor ends after the end of the file.
     #[error(
-        "tensor `{}` ends at byte {end} of the data, of which there are {data_len}; the file is \
-         cut short", name.escape_debug()
+        "tensor `{}` ends at byte {end} of the data, which has {data_len} bytes; the file is \
+         truncated", name.escape_debug()
     )]
     BeyondFile {
         /// The tensor.
         name: String,
-        /// Byte after the tensor's last, counted from the data's start.
+        /// The tensor's end, exclusive, relative to the data's start.
         end: u64,
         /// Bytes of data in the file.
         data_len: u64,
     },
-    /// Bytes before a tensor belong to none.
+    /// Bytes before a tensor belong to no tensor.
     #[error(
         "bytes {begin}..{end} of the data, before tensor `{}`, belong to no tensor",
         name.escape_debug()
     )]
     Hole {
-        /// The tensor after the hole.
+        /// The tensor after the gap.
         name: String,
-        /// First byte of the hole, counted from the data's start.
+        /// First byte of the gap, relative to the data's start.
         begin: u64,
-        /// Byte after the hole.
+        /// The end of the gap, exclusive.
         end: u64,
     },
     /// Two tensors share bytes.
@@ -194,19 +196,19 @@ pub enum HeaderError {
     Overlap {
         /// The tensor that begins too early.
         name: String,
-        /// Its first byte, counted from the data's start.
+        /// Its first byte, relative to the data's start.
         begin: u64,
-        /// The tensor before it.
+        /// The previous tensor.
         previous: String,
-        /// Byte after the last of the tensor before it.
+        /// The end of the previous tensor, exclusive.
         previous_end: u64,
     },
-    /// Bytes after the last tensor.
+    /// Bytes follow the last tensor.
     #[error("{extra} bytes follow its last tensor, which ends at byte {end} of the data")]
     TrailingBytes {
-        /// Byte after the last tensor, counted from the data's start.
+        /// The end of the last tensor, exclusive, relative to the data's start.
         end: u64,
-        /// Bytes after it.
+        /// The number of bytes after it.
         extra: u64,
     },
 }

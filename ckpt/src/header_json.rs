@@ -1,6 +1,6 @@
-//! The JSON of a header, read in one pass that checks each entry as it comes.
+//! The JSON of a header, parsed in one pass that checks each entry at once.
 //!
-//! Entries go into a list: a map type would keep the last of two equal keys without a word.
+//! Entries go into a list: a map type would silently keep the last of two equal keys.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use crate::json::{Skip, Text};
 use crate::limits::{MAX_DEPTH, MAX_DIMS};
 use crate::names::METADATA_KEY;
 
-/// Reads a header whose tensors share `data_len` bytes; their ranges stay relative to the data.
+/// Parses a header whose tensors share `data_len` bytes; their ranges stay relative to the data.
 pub(crate) fn read(text: &str, data_len: u64) -> Result<Entries, HeaderError> {
     let reader = Reader {
         data_len,
@@ -34,10 +34,10 @@ pub(crate) fn read(text: &str, data_len: u64) -> Result<Entries, HeaderError> {
     })
 }
 
-/// What all visitors know.
+/// The state that all visitors share.
 struct Reader {
     data_len: u64,
-    /// The rule that made the reading stop; serde's own errors are text.
+    /// The violated rule that stopped the parser; serde's own errors are text.
     broken: Cell<Option<HeaderError>>,
     too_deep: Cell<bool>,
 }
@@ -87,12 +87,12 @@ impl<'de> Visitor<'de> for HeaderVisitor<'_> {
     }
 }
 
-/// The error with the name of the entry it is in.
+/// Adds the name of the entry to the error.
 fn named<E: Error>(key: &str, error: E) -> E {
     E::custom(format_args!("`{}`: {error}", key.escape_debug()))
 }
 
-/// A tensor's entry; unknown fields are read over, as the reference does.
+/// A tensor's entry; unknown fields are skipped, as in the reference crate.
 struct EntryVisitor<'a>(&'a Reader);
 
 impl<'de> DeserializeSeed<'de> for EntryVisitor<'_> {
@@ -148,7 +148,7 @@ fn set_once<T, E: Error>(field: &mut Option<T>, value: T, name: &'static str) ->
     }
 }
 
-/// The extents, of which the first [`MAX_DIMS`] are kept, and how many there are.
+/// The first [`MAX_DIMS`] extents, and the number of extents.
 struct Shape;
 
 impl<'de> DeserializeSeed<'de> for Shape {
@@ -179,7 +179,7 @@ impl<'de> Visitor<'de> for Shape {
     }
 }
 
-/// The strings of `__metadata__`; `null` is none.
+/// The strings of `__metadata__`; `null` counts as none.
 struct Metadata<'a>(&'a Reader);
 
 impl<'de> DeserializeSeed<'de> for Metadata<'_> {

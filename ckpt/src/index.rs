@@ -1,6 +1,6 @@
 //! The index of a model in several files: `model.safetensors.index.json` of Hugging Face.
 //!
-//! It says in which file each tensor is. File names in it come from strangers: they must be plain.
+//! It names the file of each tensor. Its file names are untrusted and must be plain.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -9,18 +9,18 @@ use crate::index_error::IndexError;
 use crate::index_json;
 use crate::limits::MAX_TENSORS;
 
-/// The names of the files of a folder.
+/// The file names in a folder.
 pub(crate) const INDEX_FILE: &str = "model.safetensors.index.json";
 pub(crate) const SINGLE_FILE: &str = "model.safetensors";
 
-/// What an index says, checked as far as it can be without the files.
+/// The content of an index, checked as far as possible without the files.
 #[derive(Debug)]
 pub(crate) struct Index<'json> {
-    /// Bytes of all tensors, where the index tells.
+    /// Bytes of all tensors, if the index has the number.
     pub(crate) total_size: Option<u64>,
     /// The names of the files, sorted.
     pub(crate) files: Vec<Cow<'json, str>>,
-    /// Each tensor with its place in `files`, sorted by name.
+    /// Each tensor with its position in `files`, sorted by name.
     pub(crate) file_of: Vec<(Cow<'json, str>, usize)>,
 }
 
@@ -35,7 +35,7 @@ impl<'json> Index<'json> {
         })?;
         let raw = index_json::read(text, limit)?;
 
-        // Numbers were given to the files as they came.
+        // Files were numbered in the order of their first use.
         let numbers = raw.files.numbers;
         let mut place = vec![0; numbers.len()];
         let mut files = Vec::with_capacity(numbers.len());
@@ -73,7 +73,7 @@ fn check_duplicates(sorted: &[(Cow<'_, str>, usize)]) -> Result<(), IndexError> 
     }
 }
 
-/// An index as Hugging Face writes it: sorted, indented by two spaces.
+/// An index in the form that Hugging Face writes: sorted, indented by two spaces.
 pub(crate) fn to_json(total_size: u64, file_of: &BTreeMap<String, String>) -> String {
     let json = serde_json::json!({
         "metadata": { "total_size": total_size },
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn written_indexes_are_parsed() {
         let file_of = [("b", "x.safetensors"), ("a", "y.safetensors")]
             .map(|(tensor, file)| (tensor.to_owned(), file.to_owned()));
 
@@ -103,9 +103,9 @@ mod tests {
         assert_eq!(index.file_of, [("a".into(), 1), ("b".into(), 0)]);
     }
 
-    /// Files are sorted although they are numbered as they come.
+    /// Files are sorted although they are numbered by first use.
     #[test]
-    fn files_are_sorted_and_each_is_there_once() {
+    fn files_are_sorted_and_unique() {
         let json = br#"{"weight_map": {"d": "z", "c": "x", "b": "y", "a": "\u0078", "e": "z"}}"#;
         let index = Index::parse(json).unwrap();
 

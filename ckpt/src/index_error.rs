@@ -1,37 +1,37 @@
-//! What can be wrong with an index.
+//! Errors in an index.
 
 use crate::limits::{MAX_DEPTH, MAX_INDEX_BYTES};
 use crate::names::{Listed, NameError};
 
-/// Why a file is no index of safetensors files.
+/// Why a file is not an index of safetensors files.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum IndexError {
-    /// It is larger than any index.
-    #[error("it has {bytes} bytes, at most {MAX_INDEX_BYTES} are read")]
+    /// It is larger than the limit.
+    #[error("it has {bytes} bytes, more than the limit of {MAX_INDEX_BYTES}")]
     TooLarge {
         /// Its size.
         bytes: u64,
     },
     /// It is not UTF-8.
-    #[error("it is not UTF-8 from byte {at} on")]
+    #[error("it is not UTF-8 at byte {at}")]
     NotUtf8 {
-        /// The first bad byte.
+        /// The first invalid byte.
         at: usize,
     },
     /// It is not JSON of the expected form.
     #[error("{message}")]
     Json {
-        /// What is wrong, with line and column.
+        /// The problem, with line and column.
         message: String,
     },
     /// A value is nested too deeply, in a field that readers skip.
-    #[error("it has values nested more than {MAX_DEPTH} deep")]
+    #[error("it has values nested more than {MAX_DEPTH} levels deep")]
     TooDeep,
-    /// It names more tensors than any model has.
+    /// It names more tensors than the limit.
     #[error("it names more than {limit} tensors")]
     TooManyTensors {
-        /// As many as it may name.
+        /// The limit.
         limit: usize,
     },
     /// It names tensors more than once.
@@ -40,20 +40,20 @@ pub enum IndexError {
         /// The tensors, sorted.
         names: Vec<String>,
     },
-    /// A name that no tensor may have.
-    #[error("a tensor is called `{}`: {problem}", name.escape_debug())]
+    /// An invalid tensor name.
+    #[error("invalid tensor name `{}`: {problem}", name.escape_debug())]
     TensorName {
         /// The name.
         name: String,
-        /// What is wrong with it.
+        /// The problem.
         problem: NameError,
     },
-    /// A name that no file of the folder may have.
-    #[error("a file is called `{}`: {problem}", name.escape_debug())]
+    /// An invalid file name.
+    #[error("invalid file name `{}`: {problem}", name.escape_debug())]
     FileName {
         /// The name.
         name: String,
-        /// What is wrong with it.
+        /// The problem.
         problem: NameError,
     },
 }

@@ -1,4 +1,4 @@
-//! The JSON of an index, read in one pass that checks names as they come.
+//! The JSON of an index, parsed in one pass that checks names at once.
 
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -13,7 +13,7 @@ use crate::json::{Skip, Text};
 use crate::limits::MAX_DEPTH;
 use crate::names::{check_file_name, check_tensor_name};
 
-/// An index as it stands, equal names kept.
+/// An index as parsed, with duplicate names.
 #[derive(Default)]
 pub(crate) struct RawIndex<'json> {
     pub(crate) total_size: Option<u64>,
@@ -22,11 +22,11 @@ pub(crate) struct RawIndex<'json> {
     pub(crate) file_of: Vec<(Cow<'json, str>, usize)>,
 }
 
-/// Files with their numbers, which are given in the order of first use.
+/// Files with their numbers, which follow the order of first use.
 #[derive(Default)]
 pub(crate) struct Files<'json> {
     pub(crate) numbers: BTreeMap<Cow<'json, str>, usize>,
-    /// Tensors of one file mostly follow each other.
+    /// Tensors of one file are usually adjacent.
     previous: Option<(Cow<'json, str>, usize)>,
 }
 
@@ -47,7 +47,7 @@ impl<'json> Files<'json> {
     }
 }
 
-/// Reads an index of at most `limit` tensors.
+/// Parses an index of at most `limit` tensors.
 pub(crate) fn read(text: &str, limit: usize) -> Result<RawIndex<'_>, IndexError> {
     let reader = Reader {
         limit,
@@ -69,10 +69,10 @@ pub(crate) fn read(text: &str, limit: usize) -> Result<RawIndex<'_>, IndexError>
     })
 }
 
-/// What all visitors know.
+/// The state that all visitors share.
 struct Reader {
     limit: usize,
-    /// The problem that made the reading stop; serde's own errors are text.
+    /// The problem that stopped the parser; serde's own errors are text.
     broken: Cell<Option<IndexError>>,
     too_deep: Cell<bool>,
 }
@@ -83,7 +83,7 @@ impl Reader {
         E::custom("refused")
     }
 
-    /// Reads over a value inside of `depth` objects.
+    /// Skips a value inside `depth` objects.
     fn skip(&self, depth: usize) -> Skip<'_> {
         Skip {
             room: MAX_DEPTH - depth,
@@ -172,7 +172,7 @@ impl<'de> Visitor<'de> for WeightMap<'_> {
     }
 }
 
-/// The index's own `total_size`, as far as it is a number of bytes; `null` is none.
+/// The index's `total_size`, if it is a number of bytes; `null` counts as none.
 struct Metadata<'a>(&'a Reader);
 
 impl<'de> DeserializeSeed<'de> for Metadata<'_> {
@@ -214,7 +214,7 @@ impl<'de> Visitor<'de> for Metadata<'_> {
     }
 }
 
-/// Some writers made it a float; one that is no whole number says nothing.
+/// Some writers store a float; one that is not a whole number is ignored.
 fn bytes(number: &Number) -> Option<u64> {
     number.as_u64().or_else(|| {
         let value = number.as_f64()?;

@@ -1,4 +1,4 @@
-//! What the readers of headers and indexes share: values read over, strings borrowed.
+//! Parts of the header and index parsers: skipped values and borrowed strings.
 
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -8,15 +8,15 @@ use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visi
 
 use crate::limits::MAX_DEPTH;
 
-/// Any value, checked and forgotten.
+/// Checks and discards any value.
 ///
-/// Not serde's `IgnoredAny`: that one accepts nesting, numbers and escapes that the reference,
-/// which keeps the value for a moment, refuses.
+/// Serde's `IgnoredAny` is not suitable: it accepts nesting, numbers and escapes that the reference
+/// crate, which stores the value temporarily, rejects.
 #[derive(Clone, Copy)]
 pub(crate) struct Skip<'a> {
-    /// Levels that may still be nested.
+    /// Levels of nesting that are still allowed.
     pub(crate) room: usize,
-    /// Set when they do not suffice; serde's own errors are text.
+    /// Set when nesting exceeds them; serde's own errors are text.
     pub(crate) too_deep: &'a Cell<bool>,
 }
 
@@ -26,7 +26,9 @@ impl Skip<'_> {
             Some(room) => Ok(Skip { room, ..self }),
             None => {
                 self.too_deep.set(true);
-                Err(E::custom(format_args!("nested more than {MAX_DEPTH} deep")))
+                Err(E::custom(format_args!(
+                    "nested more than {MAX_DEPTH} levels deep"
+                )))
             }
         }
     }

@@ -1,7 +1,7 @@
-//! How tensors are split over ranks: the region of each that a rank keeps.
+//! Sharding of tensors over ranks: the region of each tensor that a rank owns.
 //!
-//! Written by hand, for tools and tests: `ep=8,tp=2` names the axes of a mesh, and places say along
-//! which dims they split the tensors whose names match:
+//! A layout is written by hand, for tools and tests: `ep=8,tp=2` names the axes of a mesh, and
+//! placements name the dims that they split of the tensors with matching names:
 //!
 //! ```
 //! use meshgrad_ckpt::layout::Layout;
@@ -24,59 +24,59 @@ use meshgrad_mesh::{Mesh, Placement, Sharding, ShardingError};
 
 use crate::mapping::{Template, TemplateError};
 
-/// Axes of ranks, and what they split.
+/// Mesh axes, and the dims that they split.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layout {
     mesh: Mesh,
-    /// The first that matches counts.
+    /// The first match counts.
     splits: Vec<Splits>,
 }
 
-/// Which axes split which dims of the tensors of these names.
+/// The axes that split dims of the tensors with matching names.
 #[derive(Clone, Debug, PartialEq)]
 struct Splits {
     names: Template,
-    /// Axis and dim. Of several on one dim, the first splits first.
+    /// Axis and dim. If several axes split one dim, the first splits first.
     dims: Vec<(String, usize)>,
 }
 
-/// Why a text is no layout, or does not fit a tensor.
+/// Why a layout cannot be parsed, or does not fit a tensor.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayoutError {
-    /// Something else than axes and their sizes.
+    /// Not a list of axes and sizes.
     #[error(
-        "`{}` is no axis: write NAME=SIZE, several joined by commas, as in ep=8,tp=2",
+        "`{}` is not an axis: write NAME=SIZE, separated by commas, as in ep=8,tp=2",
         .0.escape_debug()
     )]
     Axis(String),
-    /// Two axes of one name.
-    #[error("axis `{0}` is there twice")]
+    /// Two axes with the same name.
+    #[error("axis `{0}` is listed twice")]
     AxisTwice(String),
     /// More ranks than a mesh can have.
     #[error("the axes {0} have more than {max} ranks", max = meshgrad_mesh::MAX_RANKS)]
     TooMany(String),
-    /// A line that says no place.
+    /// A line that is not a placement.
     #[error(
-        "line {line}: `{}` is no place: write TEMPLATE = AXIS:DIM .., as in {{r:path}}.weight = \
+        "line {line}: `{}` is not a placement: write TEMPLATE = AXIS:DIM .., as in {{r:path}}.weight = \
          tp:0", text.escape_debug()
     )]
     Place {
         /// The line, from 1.
         line: usize,
-        /// What it says.
+        /// Its text.
         text: String,
     },
-    /// A line whose name is no template.
+    /// A line whose name is not a template.
     #[error("line {line}: {problem}")]
     Template {
         /// The line, from 1.
         line: usize,
-        /// What is wrong.
+        /// The problem.
         problem: TemplateError,
     },
-    /// A line that speaks of another axis.
-    #[error("line {line}: there is no axis `{}`; there are {axes}", axis.escape_debug())]
+    /// A line that names an unknown axis.
+    #[error("line {line}: unknown axis `{}`; the axes are {axes}", axis.escape_debug())]
     NoAxis {
         /// The line, from 1.
         line: usize,
@@ -95,7 +95,7 @@ pub enum LayoutError {
     },
     /// A dim that a tensor does not have.
     #[error(
-        "`{}` of shape {shape:?} has no dim {dim}, which axis `{axis}` should split",
+        "`{}` of shape {shape:?} has no dim {dim}, but axis `{axis}` splits it",
         name.escape_debug()
     )]
     NoDim {
@@ -108,28 +108,28 @@ pub enum LayoutError {
         /// The dim.
         dim: usize,
     },
-    /// A tensor that cannot be placed.
+    /// A tensor that cannot be sharded.
     #[error("`{}` cannot be split: {problem}", name.escape_debug())]
     Unplaced {
         /// The tensor.
         name: String,
-        /// Why.
+        /// The reason.
         problem: ShardingError,
     },
-    /// A rank outside of the layout.
-    #[error("there is no rank {rank}: {axes} are {ranks} ranks, from 0")]
+    /// A rank outside the layout.
+    #[error("invalid rank {rank}: {axes} has {ranks} ranks, numbered from 0")]
     NoRank {
         /// The rank.
         rank: u64,
         /// The axes of the layout.
         axes: String,
-        /// How many ranks there are.
+        /// The number of ranks.
         ranks: u64,
     },
 }
 
 impl Layout {
-    /// One rank that has everything.
+    /// One rank that owns everything.
     pub fn single() -> Layout {
         Layout {
             mesh: Mesh::new(&[], &[]).expect("one rank is a mesh"),
@@ -137,8 +137,8 @@ impl Layout {
         }
     }
 
-    /// Reads axes, as in `ep=8,tp=2`, and places, a line each. The first axis is the slowest:
-    /// neighbours along the last are neighbouring ranks.
+    /// Parses axes, as in `ep=8,tp=2`, and placements, one per line. The first axis is the slowest:
+    /// ranks that are adjacent along the last axis have adjacent numbers.
     ///
     /// # Errors
     /// [`LayoutError`].
@@ -163,13 +163,13 @@ impl Layout {
         &self.mesh
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     pub fn ranks(&self) -> u64 {
         self.mesh.len() as u64
     }
 
-    /// Where a tensor is. A dim of n elements is split over k ranks into runs of ceil(n / k), as
-    /// `torch.chunk` does and with it DTensor.
+    /// The placement of a tensor. A dim of n elements is split over k ranks into chunks of ceil(n /
+    /// k), as in `torch.chunk` and DTensor.
     ///
     /// # Errors
     /// [`LayoutError::NoDim`], [`LayoutError::Unplaced`].
@@ -194,7 +194,7 @@ impl Layout {
         })
     }
 
-    /// What a rank keeps of a tensor: a range for each dim, possibly empty.
+    /// The region of a tensor that a rank owns: a range per dim, possibly empty.
     ///
     /// # Errors
     /// [`LayoutError::NoRank`]; as [`Layout::place`].
@@ -215,7 +215,8 @@ impl Layout {
         })
     }
 
-    /// Whether a rank is the first of those that keep the same of a tensor: the one that writes it.
+    /// Whether a rank is the first of those that own the same region of a tensor: the one that
+    /// writes it.
     pub fn is_first_holder(&self, name: &str, rank: u64) -> bool {
         let coordinate = self.mesh.coordinate(rank as usize).unwrap_or_default();
         let dims = self.splits_of(name);
@@ -262,18 +263,18 @@ impl Layout {
 }
 
 impl std::fmt::Display for Layout {
-    /// The axes, as they are read.
+    /// The axes in the syntax of [`Layout::parse`].
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let axes = self.mesh.axes().iter();
         let axes: Vec<String> = axes
             .map(|axis| format!("{}={}", axis.name(), axis.size()))
             .collect();
-        f.write_str(if axes.is_empty() { "no axes" } else { "" })?;
+        f.write_str(if axes.is_empty() { "none" } else { "" })?;
         f.write_str(&axes.join(","))
     }
 }
 
-/// Reads a template of names, as places begin with, to choose tensors by.
+/// Parses a name template, as in placements, to select tensors.
 ///
 /// # Errors
 /// [`TemplateError`].
@@ -306,10 +307,10 @@ mod tests {
 
     use super::*;
 
-    /// Whatever the axes and however uneven the tensor, first holders together have every element
+    /// For any axes and any uneven tensor, the first holders together own every element exactly
     /// once.
     #[test]
-    fn first_holders_tile_a_tensor() {
+    fn first_holders_cover_a_tensor_once() {
         let places = [
             "",
             "w = a:0",
@@ -335,7 +336,7 @@ mod tests {
         }
     }
 
-    /// The sizes that `torch.chunk` gives, with nothing for the last ranks.
+    /// The sizes of `torch.chunk`, with empty regions for the last ranks.
     #[test]
     fn uneven_dims_are_split_as_torch_does() {
         let layout = Layout::parse("x=4", "w = x:0").unwrap();
@@ -350,19 +351,19 @@ mod tests {
     }
 
     #[test]
-    fn layouts_that_cannot_be_read_say_why() {
+    fn invalid_layouts_are_explained() {
         let cases = [
             (
                 "tp",
                 "",
-                "`tp` is no axis: write NAME=SIZE, several joined by commas, as in ep=8,tp=2",
+                "`tp` is not an axis: write NAME=SIZE, separated by commas, as in ep=8,tp=2",
             ),
             (
                 "tp=0",
                 "",
-                "`tp=0` is no axis: write NAME=SIZE, several joined by commas, as in ep=8,tp=2",
+                "`tp=0` is not an axis: write NAME=SIZE, separated by commas, as in ep=8,tp=2",
             ),
-            ("tp=2,tp=4", "", "axis `tp` is there twice"),
+            ("tp=2,tp=4", "", "axis `tp` is listed twice"),
             (
                 "a=99999999999,b=99999999999",
                 "",
@@ -371,35 +372,31 @@ mod tests {
             (
                 "tp=2",
                 "w",
-                "line 1: `w` is no place: write TEMPLATE = AXIS:DIM .., as in {r:path}.weight = \
+                "line 1: `w` is not a placement: write TEMPLATE = AXIS:DIM .., as in {r:path}.weight = \
                  tp:0",
             ),
             (
                 "tp=2",
                 "\nw = tp:x",
-                "line 2: `w = tp:x` is no place: write TEMPLATE = AXIS:DIM .., as in \
+                "line 2: `w = tp:x` is not a placement: write TEMPLATE = AXIS:DIM .., as in \
                  {r:path}.weight = tp:0",
             ),
             (
                 "tp=2",
                 "w = ep:0",
-                "line 1: there is no axis `ep`; there are tp=2",
+                "line 1: unknown axis `ep`; the axes are tp=2",
             ),
             (
                 "",
                 "w = ep:0",
-                "line 1: there is no axis `ep`; there are no axes",
+                "line 1: unknown axis `ep`; the axes are none",
             ),
             (
                 "tp=2",
                 "w = tp:0 tp:1",
                 "line 1: axis `tp` splits the same tensor twice",
             ),
-            (
-                "tp=2",
-                "w.{l = tp:0",
-                "line 1: `{` and `}` must come in pairs",
-            ),
+            ("tp=2", "w.{l = tp:0", "line 1: unbalanced `{` and `}`"),
         ];
         for (axes, places, message) in cases {
             let error = Layout::parse(axes, places).unwrap_err();
@@ -410,8 +407,8 @@ mod tests {
         assert_eq!(
             errors.map(|error| error.unwrap_err().to_string()),
             [
-                "`w` of shape [4] has no dim 1, which axis `tp` should split",
-                "there is no rank 2: tp=2 are 2 ranks, from 0",
+                "`w` of shape [4] has no dim 1, but axis `tp` splits it",
+                "invalid rank 2: tp=2 has 2 ranks, numbered from 0",
             ]
         );
     }

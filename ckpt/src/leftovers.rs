@@ -1,4 +1,4 @@
-//! What a run has beside the checkpoints that it keeps, only looked at.
+//! Listing the folders of a run that are not checkpoints to keep, without removing any.
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -9,32 +9,32 @@ use crate::temp_name::TempKind;
 use crate::vfs::{self, RealFs, Vfs};
 use crate::{Committed, Error, Result};
 
-/// Something in a run that is no checkpoint to keep.
+/// A folder of a run that is not a checkpoint to keep.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Leftover {
-    /// Where it is, or was.
+    /// Its path, possibly removed since.
     pub path: PathBuf,
-    /// What it is.
+    /// Its kind.
     pub kind: LeftoverKind,
     /// Bytes of all its files.
     pub bytes: u64,
 }
 
-/// What a leftover is.
+/// The kind of a leftover.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LeftoverKind {
     /// A complete checkpoint that is older than those to keep.
     Checkpoint,
-    /// A save whose process is gone.
+    /// A save whose process has exited.
     InterruptedSave,
-    /// A removal whose process is gone, or that is going on.
+    /// A removal that is running, or whose process has exited.
     InterruptedRemoval,
-    /// A save that is going on, in this process or another. It is not removed.
+    /// A running save, in this process or another. It is not removed.
     RunningSave,
 }
 
-/// What saves and removals left in `parent`, by name: all that [`sweep`](crate::sweep) would
-/// remove, and the saves that are going on. Names that this crate does not make are passed over.
+/// The leftovers of saves and removals in `parent`, by name: all that [`sweep`](crate::sweep) would
+/// remove, and running saves. Names that this crate does not create are ignored.
 ///
 /// # Errors
 /// [`Error::Io`].
@@ -68,7 +68,7 @@ pub fn surplus(parent: impl AsRef<Path>, keep: NonZeroUsize) -> Result<Vec<Lefto
         .collect()
 }
 
-/// The complete checkpoints but the `keep` newest.
+/// The complete checkpoints except the `keep` newest.
 pub(crate) fn surplus_in(
     vfs: &Arc<dyn Vfs>,
     parent: &Path,

@@ -1,17 +1,20 @@
-//! Checkpoints on disk: bytes, names and shapes, no tensors.
+//! Checkpoints on disk: bytes, names and shapes, without a tensor library.
 //!
-//! - [`TensorFile`] and [`FileWriter`]: one safetensors file, read strictly, written reproducibly.
-//! - [`Folder`] and [`FolderWriter`]: a Hugging Face folder, in one file or in several;
-//!   [`FolderLayout`] for the ranks that write one together.
-//! - [`graph`]: tensors made of tensors, compiled into the copies that make a part of them.
-//! - [`mapping`] and [`layout`]: which tensors are which under other names, and who keeps what.
-//! - [`plan`]: what is read for them, in what portions and with how much memory, before it is read.
-//! - [`source`] and [`exec`]: the files, and reading them straight to where the bytes belong.
-//! - [`Staging`], [`newest`], [`keep_last`]: a folder that is there completely or not at all,
-//!   whenever the process or the machine stops; [`Writer`] for the ranks that write parts of it.
-//! - [`Saver`] and [`Snapshot`]: the same beside training.
-//! - [`vfs`] and [`crash`]: proof of that, by cutting the power of a simulated disk and by killing
-//!   real processes.
+//! - [`TensorFile`] and [`FileWriter`]: one safetensors file, parsed strictly, written
+//!   reproducibly.
+//! - [`Folder`] and [`FolderWriter`]: a Hugging Face folder with one file or several;
+//!   [`FolderLayout`] for ranks that write one together.
+//! - [`graph`]: expressions over tensors, compiled to the copies that produce a part of them.
+//! - [`mapping`] and [`layout`]: names in different layouts of a model, and the regions that ranks
+//!   own.
+//! - [`plan`]: the reads for a load, their sizes and memory, before any read.
+//! - [`source`] and [`exec`]: the files, and reads directly into the final destination.
+//! - [`Staging`], [`newest`], [`keep_last`]: atomic checkpoints, which exist completely or not at
+//!   all whenever the process or the machine stops; [`Writer`] for the ranks that write parts of
+//!   one.
+//! - [`Saver`] and [`Snapshot`]: saving in the background of training.
+//! - [`vfs`]: the file system interface. The crate `meshgrad-ckpt-crash` implements it with
+//!   simulated power cuts and also kills real processes, to prove the atomicity.
 //!
 //! ```
 //! use meshgrad_ckpt::{Dtype, Error, Folder, FolderWriter, Staging, newest, step_name};

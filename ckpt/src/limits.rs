@@ -1,20 +1,20 @@
-//! The largest inputs that are read: a hostile file must not cost much memory.
+//! Limits on inputs: a malicious file must not cost much memory.
 
 /// The format's limit on the size of a header, in bytes.
 pub const MAX_HEADER_BYTES: usize = 100_000_000;
 
-/// More dims than any tensor has; keeps a hostile header from costing memory in every reader.
+/// More dims than any tensor has; limits the memory that a malicious header costs in every reader.
 pub const MAX_DIMS: usize = 64;
 
-/// As many tensors as a model may have; keeps a hostile index from costing memory.
+/// The maximum number of tensors of a model; limits the memory that a malicious index costs.
 ///
-/// A single file needs no such limit: its header has no room for as many.
+/// A single file needs no such limit: its header has no room for that many.
 pub const MAX_TENSORS: usize = 10_000_000;
 const _: () = assert!(MAX_HEADER_BYTES / SMALLEST_ENTRY.len() < MAX_TENSORS);
 const SMALLEST_ENTRY: &str = r#""w":{"dtype":"U8","shape":[],"data_offsets":[0,1]},"#;
 
-/// The largest index that is read, in bytes: as large as the largest header.
+/// The largest index that is read, in bytes: the same as the largest header.
 pub(crate) const MAX_INDEX_BYTES: u64 = MAX_HEADER_BYTES as u64;
 
-/// How deep objects and arrays may be nested, the outermost included; a tensor's entry needs 3.
+/// The maximum nesting of objects and arrays, including the outermost; a tensor's entry needs 3.
 pub const MAX_DEPTH: usize = 8;

@@ -1,4 +1,4 @@
-//! The manifest: the last file of a checkpoint, which says that it is complete.
+//! The manifest: the last file of a checkpoint, which marks it as complete.
 //!
 //! ```text
 //! {
@@ -13,10 +13,9 @@
 //! }
 //! ```
 //!
-//! It lists every other file with its size and the digests of its blocks, which follow each other
-//! from the file's start. The seal is the digest of all bytes above its line: of the text, not of
-//! what it means, so that no other writing of the same manifest passes. Digests tell damage, not
-//! forgery.
+//! It lists every other file with its size and the digests of its blocks, which are consecutive
+//! from the file's start. The seal is the digest of all bytes above its line: of the text, so that
+//! no other formatting of the same manifest is valid. Digests detect damage, not forgery.
 
 use std::collections::BTreeMap;
 
@@ -27,10 +26,10 @@ use crate::blocks::{Block, Content, Digest, MAX_BLOCK_BYTES};
 use crate::integrity::{IntegrityError, MANIFEST_VERSION};
 use crate::names::check_relative_path;
 
-/// The name of the manifest in its folder.
+/// The manifest's file name.
 pub(crate) const MANIFEST_FILE: &str = "manifest.json";
 
-/// A manifest of more files than anybody has is damaged.
+/// A larger manifest is treated as damaged.
 pub(crate) const MAX_MANIFEST_BYTES: u64 = 100_000_000;
 
 const FORMAT: &str = "meshgrad-checkpoint";
@@ -39,8 +38,7 @@ const SEAL_BEGIN: &str = "  \"seal\": \"";
 const SEAL_END: &str = "\"\n}\n";
 const DIGITS: usize = 16;
 
-/// What a checkpoint says about itself: step, mesh, waivers and whatever else its writer wants to
-/// find again.
+/// A checkpoint's description of itself: step, mesh, allowed problems and other data of its writer.
 pub type About = BTreeMap<String, Value>;
 
 /// The files of a checkpoint, by path below its folder.
@@ -87,7 +85,7 @@ impl FileJson {
         }
     }
 
-    /// Gives the blocks their offsets; an error says why they are not the file.
+    /// Gives the blocks their offsets; an error explains why they do not form the file.
     fn content(&self) -> Result<Content, String> {
         let mut blocks = Vec::with_capacity(self.blocks.len());
         let mut offset = 0u64;
@@ -115,7 +113,7 @@ impl FileJson {
 
 impl Manifest {
     /// # Errors
-    /// None in practice: numbers and strings always have a JSON form.
+    /// The error does not occur in practice: numbers and strings always have a JSON form.
     pub(crate) fn to_json(&self) -> serde_json::Result<String> {
         let about = serde_json::to_string(&self.about)?;
         let mut json = format!(
@@ -168,12 +166,13 @@ impl Manifest {
     }
 }
 
-/// Finds any change before anything of it is believed.
+/// Detects any modification before the content is used.
 fn check_seal(json: &[u8]) -> Result<(), IntegrityError> {
     let cut = || IntegrityError::BadManifest {
-        message: "it does not end with its seal; it was cut off, changed, or made by another \
+        message:
+            "it does not end with its seal; it was truncated, modified, or written by another \
                   program"
-            .to_owned(),
+                .to_owned(),
     };
     let line = SEAL_BEGIN.len() + DIGITS + SEAL_END.len();
     let (above, line) = json.split_at(json.len().checked_sub(line).ok_or_else(cut)?);
@@ -223,7 +222,7 @@ mod tests {
         }
     }
 
-    /// The text above the seal with another seal: what a careful forger would write.
+    /// The text above the seal with a new seal, as a careful forger would write.
     fn resealed(json: &str) -> String {
         let above = json.split_once(SEAL_BEGIN).unwrap().0;
         format!(
@@ -233,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn json_gives_the_manifest_back() {
+    fn json_round_trips() {
         let empty = Manifest {
             about: About::new(),
             files: BTreeMap::new(),
@@ -244,9 +243,9 @@ mod tests {
         }
     }
 
-    /// Every bit counts, also in white space.
+    /// Every bit counts, even in white space.
     #[test]
-    fn every_flip_and_every_cut_is_found() {
+    fn every_bit_flip_and_truncation_is_detected() {
         let json = small().to_json().unwrap().into_bytes();
         for at in 0..json.len() {
             assert!(Manifest::from_json(&json[..at]).is_err(), "cut to {at}");
@@ -263,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sealed_manifest_must_still_make_sense() {
+    fn a_sealed_manifest_is_still_validated() {
         let json = small().to_json().unwrap();
         for (from, to, message) in [
             ("\"empty\"", "\"../x\"", "a part of it is `..`"),

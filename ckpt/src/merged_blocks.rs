@@ -1,8 +1,8 @@
-//! Small blocks joined to large ones.
+//! Merging small blocks into larger ones.
 //!
-//! Ranks that split a tensor by columns write a run of bytes for each row, and a block for each
-//! run: millions of them in a large model, more than a manifest should list. Digests cannot be
-//! added up, so such a file is read once more before it is sealed.
+//! Ranks that split a tensor by columns write a short range of bytes per row, with a block for
+//! each: millions in a large model, more than a manifest should list. Digests cannot be combined,
+//! so such a file is read once more before it is sealed.
 
 use std::hash::Hasher;
 use std::io;
@@ -14,22 +14,22 @@ use crate::blocks::{Block, BlockHasher, Digest};
 use crate::vfs::{self, Vfs, VfsFile};
 use crate::{Error, Result};
 
-/// So many blocks are never too many.
+/// Up to this many blocks are never merged.
 const FEW: u64 = 1024;
 
-/// Beyond these, blocks shall have so many bytes on average.
+/// Above that, blocks should have at least this many bytes on average.
 const AVERAGE: u64 = 64 << 10;
 
 const WINDOW: usize = 1 << 20;
 
-/// A block whose bytes are not those that were written.
+/// A block whose bytes differ from those that were written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Mismatch {
     block: Block,
     found: Digest,
 }
 
-/// Whether a file's blocks are so small that it is worth reading for larger ones.
+/// Whether a file's blocks are small enough to be worth a read.
 pub(crate) fn are_small(blocks: &[Block], file_bytes: u64) -> bool {
     blocks.len() as u64 > FEW + file_bytes / AVERAGE
 }
@@ -57,8 +57,8 @@ pub(crate) fn merge_in_folder(
     })
 }
 
-/// Blocks of at most `limit` bytes of a file, which is compared with its small blocks on the way;
-/// these follow each other from 0 to its end.
+/// Blocks of at most `limit` bytes of a file. Also compares the file with its small blocks, which
+/// are consecutive from 0 to its end.
 fn merge(
     file: &dyn VfsFile,
     small: &[Block],
@@ -115,10 +115,10 @@ mod tests {
         blocks
     }
 
-    /// However small and uneven blocks are, the joined ones are those of the bytes; and any change
-    /// of them is found in its block.
+    /// For blocks of any sizes, the merged ones match the bytes, and any modification is detected
+    /// in its block.
     #[test]
-    fn joined_blocks_are_those_of_the_bytes() {
+    fn merged_blocks_match_the_bytes() {
         let bytes: Vec<u8> = (0..(2 * WINDOW + 77) as u64)
             .map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8)
             .collect();

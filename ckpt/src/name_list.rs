@@ -1,7 +1,7 @@
-//! Names in a list, each once, found again at once.
+//! A list of unique names with fast lookup.
 //!
-//! Names come in order nearly always, as headers are sorted. While they do none is hashed; nor is
-//! any that is looked for right after the one before it in the list.
+//! Names nearly always arrive in order, because headers are sorted. Ascending names are not hashed,
+//! and neither is a lookup of the name after the previous one.
 
 use std::hash::BuildHasher;
 use std::sync::{Arc, OnceLock};
@@ -9,11 +9,11 @@ use std::sync::{Arc, OnceLock};
 use hashbrown::hash_table::Entry;
 use hashbrown::{DefaultHashBuilder, HashTable};
 
-/// Different names, in the order in which they were added.
+/// Unique names, in the order in which they were added.
 #[derive(Clone, Debug)]
 pub(crate) struct NameList<N = Arc<str>> {
     names: Vec<N>,
-    /// Made when it is needed first; until then the names are in ascending order.
+    /// Built on first use; until then the names are in ascending order.
     table: OnceLock<Table>,
 }
 
@@ -27,7 +27,7 @@ impl<N> Default for NameList<N> {
 }
 
 impl<N: AsRef<str>> NameList<N> {
-    /// A list of names that are in ascending order.
+    /// A list of ascending names.
     pub(crate) fn ascending(names: Vec<N>) -> NameList<N> {
         NameList {
             names,
@@ -35,8 +35,8 @@ impl<N: AsRef<str>> NameList<N> {
         }
     }
 
-    /// Adds a name, as `make` makes it, and tells its place; `Err` with the place where it is
-    /// already.
+    /// Adds the name that `make` returns and returns its index; `Err` with the index of an equal
+    /// name.
     pub(crate) fn add(&mut self, name: &str, make: impl FnOnce() -> N) -> Result<usize, usize> {
         let place = self.names.len();
         if self.is_ascending() && self.names.last().is_none_or(|last| last.as_ref() < name) {
@@ -53,12 +53,12 @@ impl<N: AsRef<str>> NameList<N> {
         added
     }
 
-    /// Whether all names are known to be in ascending order.
+    /// Whether all names are known to be ascending.
     pub(crate) fn is_ascending(&self) -> bool {
         self.table.get().is_none()
     }
 
-    /// The place of a name; at once if it is `next`, which then is the place after it.
+    /// The index of a name. Constant time if it is `next`, which is then set to the index after it.
     pub(crate) fn find(&self, name: &str, next: &mut usize) -> Option<usize> {
         let place = match self.names.get(*next) {
             Some(it) if it.as_ref() == name => *next,
@@ -80,7 +80,7 @@ impl<N: AsRef<str>> NameList<N> {
     }
 }
 
-/// The places of names by hash; never walked.
+/// The indices of names by hash; only looked up.
 #[derive(Clone, Debug, Default)]
 struct Table {
     places: HashTable<u32>,
@@ -104,7 +104,7 @@ impl Table {
         Some(*place as usize)
     }
 
-    /// The place of a new name, behind the others; `Err` with that of one that is there.
+    /// Adds the index of a new name at the end; `Err` with the index of an equal name.
     fn add<N: AsRef<str>>(&mut self, name: &str, names: &[N]) -> Result<usize, usize> {
         let Table { places, hasher } = self;
         let is_it = |place: &u32| names[*place as usize].as_ref() == name;
@@ -124,9 +124,9 @@ mod tests {
     use super::*;
     use meshgrad_ckpt_crash::SplitMix64;
 
-    /// In whatever order names come and are looked for, each has the place where it came first.
+    /// For any order of names and lookups, each name has the index of its first occurrence.
     #[test]
-    fn names_are_found_where_they_were_added() {
+    fn names_keep_their_first_index() {
         for (seed, in_order) in (0..40).zip([0, 5, 30].into_iter().cycle()) {
             let mut draw = SplitMix64::new(seed);
             let (mut list, mut added) = (NameList::<Arc<str>>::default(), Vec::new());

@@ -1,8 +1,8 @@
-//! What a tensor and a file may be called.
+//! Valid names of tensors and files.
 //!
-//! Tensor names never become paths here, but other programs use them so: names that could lead out
-//! of a folder are refused where they enter. File names come from an index or a manifest that
-//! somebody else may have written; they must stay inside their folder.
+//! Tensor names never become paths here, but other programs use them as paths, so names that could
+//! lead out of a folder are rejected on input. File names come from an untrusted index or manifest
+//! and must stay inside their folder.
 
 use std::fmt;
 use std::path::{Component, Path};
@@ -10,35 +10,35 @@ use std::path::{Component, Path};
 /// The header's key for metadata; no tensor can have this name.
 pub(crate) const METADATA_KEY: &str = "__metadata__";
 
-/// The longest name of a file, in bytes, on all file systems that matter.
+/// The longest file name in bytes on all common file systems.
 const MAX_FILE_NAME: usize = 255;
 
-/// What is wrong with the name of a tensor or a file.
+/// The problem with the name of a tensor or a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NameError {
     /// The name is empty.
     #[error("it is empty")]
     Empty,
-    /// The name holds a NUL character.
-    #[error("it holds a NUL character")]
+    /// The name contains a NUL character.
+    #[error("it contains a NUL character")]
     Nul,
-    /// A part of the name is `..`.
-    #[error("a part of it is `..`")]
+    /// A component of the name is `..`.
+    #[error("it has a component `..`")]
     ParentFolder,
-    /// A tensor is named like the header's metadata.
-    #[error("`__metadata__` is the header's own key")]
+    /// The tensor name is the key of the header's metadata.
+    #[error("`__metadata__` is reserved for the header")]
     Reserved,
     /// A file name that must be plain has a separator, is absolute or is `.`.
-    #[error("it leads to another folder")]
+    #[error("it refers to another folder")]
     NotPlain,
-    /// A file name holds a control character.
-    #[error("it holds a control character")]
+    /// A file name contains a control character.
+    #[error("it contains a control character")]
     Control,
     /// A file name is longer than file systems allow.
     #[error("it has more than {MAX_FILE_NAME} bytes")]
     TooLong,
-    /// A file name that this crate uses itself.
+    /// A file name that this crate uses.
     #[error("this name is used by the checkpoint itself")]
     Taken,
 }
@@ -51,7 +51,7 @@ pub(crate) fn check_tensor_name(name: &str) -> Result<(), NameError> {
     if name.contains('\0') {
         return Err(NameError::Nul);
     }
-    // Two dots in a row are rare; looking at each part takes longer.
+    // Two consecutive dots are rare; checking each component takes longer.
     if name.contains("..") && name.split(['/', '\\']).any(|part| part == "..") {
         return Err(NameError::ParentFolder);
     }
@@ -61,7 +61,7 @@ pub(crate) fn check_tensor_name(name: &str) -> Result<(), NameError> {
     Ok(())
 }
 
-/// Checks the name of a file that must lie directly in a folder.
+/// Checks the name of a file directly in a folder.
 pub(crate) fn check_file_name(name: &str) -> Result<(), NameError> {
     check_relative_path(name)?;
     if name.contains('/') {
@@ -71,7 +71,7 @@ pub(crate) fn check_file_name(name: &str) -> Result<(), NameError> {
     }
 }
 
-/// Checks a path below a folder: plain names joined by single `/`.
+/// Checks a path below a folder: plain names separated by single `/`.
 pub(crate) fn check_relative_path(path: &str) -> Result<(), NameError> {
     if path.is_empty() {
         return Err(NameError::Empty);
@@ -79,11 +79,11 @@ pub(crate) fn check_relative_path(path: &str) -> Result<(), NameError> {
     if path.contains('\0') {
         return Err(NameError::Nul);
     }
-    // It would reach a terminal in messages and listings.
+    // Messages and listings would send it to a terminal.
     if path.contains(char::is_control) {
         return Err(NameError::Control);
     }
-    // A separator on other systems; nobody needs it in a name.
+    // A separator on other systems.
     if path.contains('\\') {
         return Err(NameError::NotPlain);
     }
@@ -101,7 +101,7 @@ pub(crate) fn check_relative_path(path: &str) -> Result<(), NameError> {
     Ok(())
 }
 
-/// A list of names as messages show it: the first ten, and how many more there are.
+/// A list of names in messages: the first ten, and the number of the others.
 pub(crate) struct Listed<'a>(pub(crate) &'a [String]);
 
 impl fmt::Display for Listed<'_> {
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tensor_names_that_could_lead_out_of_a_folder_are_refused() {
+    fn tensor_names_that_could_leave_a_folder_are_rejected() {
         for name in ["..", "../x", "a/../b", "a\\..\\b", "x/.."] {
             assert_eq!(
                 check_tensor_name(name),
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn long_lists_are_cut_and_escaped() {
+    fn long_lists_are_truncated_and_escaped() {
         let names: Vec<String> = (0..12).map(|at| format!("w{at}\n")).collect();
         let text = Listed(&names).to_string();
         assert!(text.starts_with("`w0\\n`, `w1\\n`"), "{text}");

@@ -1,7 +1,7 @@
 //! Opening files below a folder without following links.
 //!
-//! A name that is a link is refused by the call that opens it, so that what is checked is the open
-//! file and not a path that may mean another file a moment later.
+//! The call that opens a file rejects links. So all checks apply to the open file, not to a path
+//! that may later refer to another one.
 
 use std::fs::File;
 use std::io;
@@ -11,7 +11,7 @@ use std::path::Path;
 use rustix::fs::{CWD, Mode, OFlags, openat, readlinkat};
 use rustix::io::Errno;
 
-/// A pipe must not block, a terminal must not become ours.
+/// Opening a pipe must not block, and a terminal must not become the controlling terminal.
 pub(crate) const READ: OFlags = OFlags::RDONLY
     .union(OFlags::CLOEXEC)
     .union(OFlags::NONBLOCK)
@@ -21,12 +21,12 @@ pub(crate) const FOLDER: OFlags = OFlags::RDONLY
     .union(OFlags::CLOEXEC)
     .union(OFlags::DIRECTORY);
 
-/// Opens a regular file whose path below a folder has its parts joined by `/`; none of them may be a
+/// Opens a regular file by its path below a folder, with components separated by `/`; none may be a
 /// link.
 pub(crate) fn open_below(folder: &Path, below: &str) -> io::Result<File> {
     let folder = openat(CWD, folder, FOLDER, Mode::empty())?;
     let file = match open_in(&folder, below) {
-        Err(Errno::LOOP) => return Err(io::Error::other("it is a link, or in one")),
+        Err(Errno::LOOP) => return Err(io::Error::other("it is a link, or below one")),
         opened => File::from(opened?),
     };
     match file.metadata()?.is_file() {
@@ -35,18 +35,18 @@ pub(crate) fn open_below(folder: &Path, below: &str) -> io::Result<File> {
     }
 }
 
-/// Opens a path of parts that are no `..` in a folder; a link is `Errno::LOOP`.
+/// Opens a path without `..` components in a folder; a link gives `Errno::LOOP`.
 pub(crate) fn open_in(folder: &OwnedFd, name: &str) -> rustix::io::Result<OwnedFd> {
     #[cfg(target_os = "linux")]
     match open_resolved(folder, name) {
-        // Kernels before 5.6, and sandboxes that do not know the call.
+        // Kernels before 5.6, and sandboxes that do not allow the call.
         Err(Errno::NOSYS | Errno::PERM) => {}
         opened => return opened,
     }
     open_plain(folder, name)
 }
 
-/// The kernel itself refuses whatever would leave the folder.
+/// The kernel rejects any path that would leave the folder.
 #[cfg(target_os = "linux")]
 fn open_resolved(folder: &OwnedFd, name: &str) -> rustix::io::Result<OwnedFd> {
     use rustix::fs::{ResolveFlags, openat2};
@@ -55,14 +55,14 @@ fn open_resolved(folder: &OwnedFd, name: &str) -> rustix::io::Result<OwnedFd> {
     openat2(folder, name, READ, Mode::empty(), beneath)
 }
 
-/// As strict for parts that are no `..`: one after the other.
+/// Equally strict for paths without `..`: opens one component after the other.
 fn open_plain(folder: &OwnedFd, path: &str) -> rustix::io::Result<OwnedFd> {
     let Some((first, rest)) = path.split_once('/') else {
         return openat(folder, path, READ | OFlags::NOFOLLOW, Mode::empty());
     };
     match openat(folder, first, FOLDER | OFlags::NOFOLLOW, Mode::empty()) {
         Ok(inner) => open_plain(&inner, rest),
-        // The system does not say whether it is a link or a file.
+        // The error does not distinguish a link from a file.
         Err(Errno::NOTDIR) if readlinkat(folder, first, Vec::new()).is_ok() => Err(Errno::LOOP),
         Err(errno) => Err(errno),
     }
@@ -79,9 +79,9 @@ mod tests {
         openat(CWD, path, FOLDER, Mode::empty()).unwrap()
     }
 
-    /// Where the system lacks the stricter call, the other gives the same answers.
+    /// Where the system lacks `openat2`, the fallback gives the same results.
     #[test]
-    fn both_ways_to_open_agree() {
+    fn both_open_methods_agree() {
         let parent = tempfile::tempdir().unwrap();
         let path = parent.path().join("folder");
         fs::create_dir_all(path.join("below")).unwrap();
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn below_a_folder_are_regular_files_only() {
+    fn only_regular_files_are_opened() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path();
         fs::create_dir(path.join("below")).unwrap();
@@ -128,17 +128,20 @@ mod tests {
         let open = |below| open_below(path, below).map_err(|error| error.to_string());
 
         assert!(open("below/file").is_ok());
-        assert_eq!(open("out/file").unwrap_err(), "it is a link, or in one");
-        assert_eq!(open("below/link").unwrap_err(), "it is a link, or in one");
+        assert_eq!(open("out/file").unwrap_err(), "it is a link, or below one");
+        assert_eq!(
+            open("below/link").unwrap_err(),
+            "it is a link, or below one"
+        );
         assert_eq!(open("below").unwrap_err(), "it is not a regular file");
         let kind = open_below(path, "below/none").unwrap_err().kind();
         assert_eq!(kind, io::ErrorKind::NotFound);
     }
 
-    /// Should a name that leads out ever come so far, the kernel keeps it in.
+    /// If a name that leaves the folder ever gets this far, the kernel rejects it.
     #[test]
     #[cfg(target_os = "linux")]
-    fn the_kernel_itself_stays_beneath() {
+    fn the_kernel_keeps_paths_in_the_folder() {
         let parent = tempfile::tempdir().unwrap();
         fs::write(parent.path().join("secret"), b"x").unwrap();
         let path = parent.path().join("folder");

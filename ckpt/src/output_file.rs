@@ -1,4 +1,4 @@
-//! A new file, written from its start to its end, digested on the way and synced at last.
+//! A new file, written from start to end, digested on the way and then synced.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -8,14 +8,14 @@ use crate::blocks::{BlockHasher, Content, MAX_BLOCK_BYTES};
 use crate::vfs::{self, Vfs, VfsFile, WRITE_BYTES};
 use crate::{Error, Result};
 
-/// A new file that is being written. Digests what passes.
+/// A new file that is being written and digested.
 pub struct OutputFile {
     path: PathBuf,
     file: Box<dyn VfsFile>,
-    /// What comes at `flushed`: less than a piece.
+    /// Bytes after `flushed`: less than one write.
     buffer: Vec<u8>,
     flushed: u64,
-    /// What came of an append that did not write all: nothing can follow it.
+    /// The error of a failed append: nothing may follow it.
     failed: Option<io::ErrorKind>,
     run: BlockHasher,
     blocks: Vec<crate::Block>,
@@ -33,7 +33,7 @@ impl fmt::Debug for OutputFile {
 }
 
 impl OutputFile {
-    /// A file that is open and empty, or allocated and not yet written.
+    /// Wraps a file that is open and empty, or allocated and not yet written.
     pub(crate) fn new(path: PathBuf, file: Box<dyn VfsFile>, block_bytes: u64) -> OutputFile {
         OutputFile {
             path,
@@ -46,12 +46,12 @@ impl OutputFile {
         }
     }
 
-    /// Where the file is for now.
+    /// The file's current path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Bytes so far.
+    /// Bytes appended so far.
     fn len(&self) -> u64 {
         self.run.end()
     }
@@ -81,7 +81,8 @@ impl OutputFile {
         done
     }
 
-    /// Writes whole pieces, so that each begins at a multiple of their size, and keeps the rest.
+    /// Writes whole units, so that each write starts at a multiple of their size, and keeps the
+    /// rest.
     fn put_pieces(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             let room = WRITE_BYTES - self.buffer.len();
@@ -109,11 +110,12 @@ impl OutputFile {
         Ok(())
     }
 
-    /// Writes what is buffered and waits until the disk has it.
+    /// Writes the buffer and waits until all of it is on disk.
     pub(crate) fn finish(mut self) -> Result<Content> {
         let bytes = self.len();
 
-        // A failed sync is final: the system may have dropped the pages, a second one would lie.
+        // A failed sync is final: the system may have dropped the pages, so a second sync would
+        // report false success.
         let synced = self.unless_failed(|file| {
             file.put_buffer()?;
             file.file.sync_data()
@@ -137,8 +139,7 @@ impl Write for OutputFile {
     }
 }
 
-/// Creates, fills and syncs a file that must not exist, and removes what there is of it when that
-/// fails.
+/// Creates, fills and syncs a file that must not exist. On failure it removes the file.
 pub(crate) fn write_new<E: From<Error>>(
     vfs: &dyn Vfs,
     path: &Path,
@@ -159,7 +160,7 @@ pub(crate) fn create_new(vfs: &dyn Vfs, path: &Path) -> Result<Box<dyn VfsFile>>
     })
 }
 
-/// Fills and syncs a file, and removes what there is of it when that fails.
+/// Fills and syncs a file. On failure it removes the file.
 pub(crate) fn fill_and_finish<E: From<Error>>(
     vfs: &dyn Vfs,
     mut file: OutputFile,
@@ -172,17 +173,17 @@ pub(crate) fn fill_and_finish<E: From<Error>>(
     };
 
     if written.is_err() {
-        // The first error counts.
+        // The first error is returned.
         let _ = vfs.unlink(&path);
     }
     written
 }
 
-/// Writes a file beside its place, syncs it and renames it: `path` is the old file or the new one,
-/// whenever the process or the machine stops.
+/// Replaces a file atomically: writes a temporary file in the same folder, syncs and renames it.
+/// Whenever the process or the machine stops, `path` is the old file or the new one.
 ///
 /// # Errors
-/// What `fill` gives; [`Error::NoSpace`] and [`Error::Io`] of the disk. The old file is untouched.
+/// Errors of `fill`; [`Error::NoSpace`] and [`Error::Io`]. The old file is untouched then.
 pub fn replace_file<E: From<Error>>(
     path: impl AsRef<Path>,
     fill: impl FnOnce(&mut OutputFile) -> std::result::Result<(), E>,
@@ -222,7 +223,7 @@ mod tests {
     use crate::Digest;
     use crate::vfs::RealFs;
 
-    /// When the new content cannot be written, the old file stays and nothing else does.
+    /// When the new content cannot be written, only the old file remains.
     #[test]
     fn failed_replacement_leaves_the_old_file() {
         let folder = tempfile::tempdir().unwrap();
@@ -243,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn content_is_that_of_the_bytes_however_they_were_cut() {
+    fn content_does_not_depend_on_the_size_of_appends() {
         let folder = tempfile::tempdir().unwrap();
         let bytes: Vec<u8> = (0..3 * WRITE_BYTES)
             .map(|at| (at * 7 + at / 251) as u8)

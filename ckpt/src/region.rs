@@ -1,15 +1,15 @@
-//! A rank's part of a tensor, written where it belongs in the file that holds all of it.
+//! Writing a rank's region of a tensor to its place in the shared file.
 
 use std::ops::Range;
 
 use crate::{Error, Result, SharedFile, TensorInfo};
 
-/// Writes a region of a tensor, whose bytes are dense and row-major, into the file that will hold
-/// all of it: a write for each run of bytes that lies together there. Nothing for an empty region.
+/// Writes a region of a tensor, given as dense row-major bytes, to the file that will contain the
+/// whole tensor: one write per contiguous range. An empty region writes nothing.
 ///
 /// # Errors
-/// [`Error::BadRegion`] for a region outside of the tensor, bytes of another size, or elements that
-/// share bytes with those of another region; what [`SharedFile::write_at`] gives.
+/// [`Error::BadRegion`] for a region outside the tensor, data of another size, or elements that
+/// share bytes with another region; errors of [`SharedFile::write_at`].
 pub fn write_region(
     file: &SharedFile,
     tensor: &TensorInfo,
@@ -39,11 +39,11 @@ pub fn write_region(
     done
 }
 
-/// A region as runs of bytes of its tensor.
+/// A region as contiguous byte ranges of its tensor.
 struct Runs {
-    /// Bytes of a run.
+    /// Bytes of a range.
     run: u64,
-    /// Bytes of all runs.
+    /// Bytes of all ranges.
     total: u64,
     start: u64,
     /// Count and distance in bytes, the outermost first.
@@ -58,7 +58,7 @@ impl Runs {
         if region.len() != extents.len() || !region.iter().zip(&extents).all(inside) {
             return None;
         }
-        // In bits, so that elements smaller than a byte are told apart from whole bytes.
+        // In bits, to distinguish elements smaller than a byte from whole bytes.
         let bits = tensor.dtype.bits() as u64;
         let (mut run, mut start, mut stride) = (bits, 0, bits);
         let mut loops = Vec::new();
@@ -82,7 +82,7 @@ impl Runs {
         })
     }
 
-    /// Calls `f` with the first byte of each run, in order.
+    /// Calls `f` with the first offset of each range, in order.
     fn each(&self, mut f: impl FnMut(u64)) {
         fn nested(loops: &[(u64, u64)], offset: u64, f: &mut impl FnMut(u64)) {
             match loops {
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn regions_are_runs_as_long_as_they_can_be() {
+    fn regions_become_the_longest_possible_ranges() {
         let f32 = |region: &[Range<u64>]| runs(Dtype::F32, &[4, 3, 5], region).unwrap();
         assert_eq!(f32(&[0..4, 0..3, 0..5]), (240, vec![0]));
         assert_eq!(f32(&[1..3, 0..3, 0..5]), (120, vec![60]));

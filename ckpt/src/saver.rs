@@ -1,4 +1,4 @@
-//! Saving beside training: one save in flight, none of its errors lost.
+//! Saving in the background: at most one save at a time, and no error is lost.
 //!
 //! ```text
 //! training   step | snapshot | step | step | step | step | snapshot | step ...
@@ -6,8 +6,8 @@
 //! saver                +--- write, seal, publish ---+         +--- write, ...
 //! ```
 //!
-//! Training stops for as long as the copy of its state takes. A save that fails tells at the next
-//! [`Saver::submit`], [`Saver::poll`] or [`Saver::wait`], and if none comes, when the saver is
+//! Training stops only while its state is copied. The error of a failed save is returned by the
+//! next [`Saver::submit`], [`Saver::poll`] or [`Saver::wait`], or reported when the saver is
 //! dropped.
 
 use std::any::Any;
@@ -17,16 +17,16 @@ use std::thread::{Builder, JoinHandle};
 
 use crate::{Committed, Error, Result, Snapshot};
 
-/// Work for a [`Saver`]: a [`Snapshot`], or anything else that ends with a `T`.
+/// Work for a [`Saver`]: a [`Snapshot`], or any other work that returns a `T`.
 pub struct Task<T = Committed> {
     path: PathBuf,
     run: Box<dyn FnOnce() -> Result<T> + Send>,
 }
 
 impl<T> Task<T> {
-    /// Does `run` in the background; `path` is what it saves, for messages. A rank that only writes
-    /// parts ends with its [`WriteReport`](crate::WriteReport); a coordinator also waits for those of
-    /// others; who keeps few checkpoints calls [`keep_last`](crate::keep_last) at the end.
+    /// Runs `run` in the background; messages name `path`. A rank that only writes parts returns
+    /// its [`WriteReport`](crate::WriteReport). A coordinator also waits for the reports of other
+    /// ranks. To limit the number of checkpoints, call [`keep_last`](crate::keep_last) at the end.
     pub fn new(
         path: impl AsRef<Path>,
         run: impl FnOnce() -> Result<T> + Send + 'static,
@@ -50,25 +50,25 @@ impl From<Snapshot> for Task {
     }
 }
 
-/// What a saver does with a save that comes while another is running.
+/// What a saver does with a save that is submitted while another is running.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WhenBusy {
-    /// Training waits until the running one has ended.
+    /// Training waits until the running save has finished.
     Wait,
-    /// The new one is given back: it can be tried later, or left out.
+    /// The new save is returned, to be retried later or dropped.
     Reject,
 }
 
-/// What became of [`Saver::submit`].
+/// The result of [`Saver::submit`].
 #[derive(Debug)]
 #[must_use]
 pub enum Submitted<T = Committed> {
-    /// The save has begun.
+    /// The save has started.
     Started {
-        /// How the one before it ended, if nobody has asked before.
+        /// The result of the previous save, unless it was already returned.
         previous: Option<Result<T>>,
     },
-    /// Another save is running; this one has not begun.
+    /// Another save is running; this one has not started.
     Busy(Task<T>),
 }
 
@@ -87,7 +87,7 @@ pub enum Submitted<T = Committed> {
 ///     panic!("nothing was saved before")
 /// };
 ///
-/// weights.fill(2); // training goes on
+/// weights.fill(2); // training continues
 ///
 /// let committed = saver.wait().ok_or("nothing was saved")??;
 /// assert_eq!(std::fs::read(committed.path().join("weights.bin"))?, [1; 1000]);
@@ -109,30 +109,30 @@ impl<T: Send + 'static> fmt::Debug for Saver<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.state {
             State::Idle => f.write_str("Saver(idle)"),
-            State::Running(path, _) => write!(f, "Saver(saves {})", path.display()),
+            State::Running(path, _) => write!(f, "Saver(saving {})", path.display()),
             State::Ended(_) => f.write_str("Saver(ended)"),
         }
     }
 }
 
 impl<T: Send + 'static> Saver<T> {
-    /// A saver with nothing to do.
+    /// An idle saver.
     pub fn new(when_busy: WhenBusy) -> Saver<T> {
         Saver {
             when_busy,
             state: State::Idle,
-            report: Box::new(|error| eprintln!("not saved: {error}")),
+            report: Box::new(|error| eprintln!("checkpoint not saved: {error}")),
         }
     }
 
-    /// Is told of a failed save that nobody asked about before the saver is dropped; the standard
-    /// error stream is, unless this is called.
+    /// Sets the callback for the error of a failed save that was not queried before the saver is
+    /// dropped. The default writes to standard error.
     pub fn report_to(mut self, report: impl Fn(&Error) + Send + 'static) -> Saver<T> {
         self.report = Box::new(report);
         self
     }
 
-    /// Begins a save, after the running one or not at all, as [`WhenBusy`] says.
+    /// Starts a save. If another one is running, waits or rejects it, depending on [`WhenBusy`].
     pub fn submit(&mut self, task: impl Into<Task<T>>) -> Submitted<T> {
         let task = task.into();
         if self.when_busy == WhenBusy::Reject && self.is_running() {
@@ -154,12 +154,12 @@ impl<T: Send + 'static> Saver<T> {
         matches!(&self.state, State::Running(_, thread) if !thread.is_finished())
     }
 
-    /// How the last save ended; `None` while it is running and when that was told before.
+    /// The result of the last save; `None` while it is running, or after it was returned.
     pub fn poll(&mut self) -> Option<Result<T>> {
         if self.is_running() { None } else { self.wait() }
     }
 
-    /// Waits for the running save, if one is; `None` when its end was told before.
+    /// Waits for the running save, if any; `None` after its result was returned.
     pub fn wait(&mut self) -> Option<Result<T>> {
         match std::mem::replace(&mut self.state, State::Idle) {
             State::Idle => None,
@@ -183,5 +183,5 @@ impl<T: Send + 'static> Drop for Saver<T> {
 fn panic_text(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "it gave no text".to_owned())
+        .unwrap_or_else(|| "without a message".to_owned())
 }

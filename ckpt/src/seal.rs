@@ -1,4 +1,4 @@
-//! The last step before a checkpoint is published: all of it synced, all of it in the manifest.
+//! The last step before a checkpoint is published: syncs everything and writes the manifest.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use crate::output_file::write_new;
 use crate::vfs::{FileKind, Vfs};
 use crate::{Error, Result, verify};
 
-/// A folder that is to be sealed.
+/// A folder to seal.
 pub(crate) struct Sealer<'a> {
     pub(crate) vfs: &'a dyn Vfs,
     pub(crate) folder: &'a Path,
@@ -18,8 +18,8 @@ pub(crate) struct Sealer<'a> {
 }
 
 impl Sealer<'_> {
-    /// Writes the manifest of `written` and of what others put into the folder. Everything below
-    /// the folder is on disk then.
+    /// Writes the manifest of `written` and of files that other programs added. Then everything
+    /// below the folder is on disk.
     pub(crate) fn seal(&self, mut written: BTreeMap<String, Content>, about: About) -> Result<()> {
         let mut found = Found::default();
         self.walk("", &mut found)?;
@@ -37,7 +37,7 @@ impl Sealer<'_> {
             return Err(self.changed(path, content, None));
         }
 
-        // Folders after their files, the manifest after everything.
+        // Folders after their files, the manifest last.
         for folder in &found.folders {
             self.sync_folder(folder)?;
         }
@@ -104,7 +104,7 @@ impl Sealer<'_> {
                 FileKind::File => {
                     found.files.insert(path, metadata.bytes);
                 }
-                // A link would make the checkpoint depend on what it leads to.
+                // A link would make the checkpoint depend on its target.
                 FileKind::Other => return Err(Error::NotAFile { path: full }),
             }
         }

@@ -1,8 +1,8 @@
-//! A file that several threads and processes write, each its own parts.
+//! A file that several threads and processes write in parts.
 //!
-//! Nobody reads the parts again to digest them, unless they are very many and small. A write begins
-//! a block, or grows the one that ends where it begins; so a writer that goes through its part from
-//! front to back makes few large blocks, however small its writes.
+//! The parts are not read again for their digests, unless there are very many small ones. A write
+//! starts a block, or extends the one that ends where it starts. So a writer that writes its part
+//! in order creates few large blocks, even with small writes.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,10 +15,10 @@ use crate::source::ALIGNMENT;
 use crate::vfs::{self, VfsFile, WRITE_BYTES};
 use crate::{Error, Result};
 
-/// Parts that grow at their ends; more of them at once are ended and begun again.
+/// Growing parts; with more of them, the oldest are closed.
 const MAX_OPEN_RUNS: usize = 64;
 
-/// A file of known size that threads and processes write in parts. Clones are the same file.
+/// A file of known size that threads and processes write in parts. Clones refer to the same file.
 #[derive(Clone)]
 pub struct SharedFile(Arc<Shared>);
 
@@ -27,7 +27,7 @@ struct Shared {
     file: Box<dyn VfsFile>,
     bytes: u64,
     block_bytes: u64,
-    /// Read while somebody writes.
+    /// Locked for reading during a write.
     is_finished: RwLock<bool>,
     parts: Mutex<Parts>,
 }
@@ -35,7 +35,7 @@ struct Shared {
 #[derive(Default)]
 struct Parts {
     done: Vec<Block>,
-    /// By their end, where they may grow.
+    /// By their end, for parts that may grow.
     open: BTreeMap<u64, BlockHasher>,
 }
 
@@ -63,22 +63,22 @@ impl SharedFile {
         }))
     }
 
-    /// Where the file is for now.
+    /// The file's current path.
     pub fn path(&self) -> &Path {
         &self.0.path
     }
 
-    /// The size it was created with, in bytes.
+    /// The size in bytes, fixed at creation.
     pub fn size(&self) -> u64 {
         self.0.bytes
     }
 
     /// Writes all of `bytes` at `offset`. Each byte of the file must be written exactly once, by
-    /// somebody. What follows the end of an earlier write grows its block.
+    /// any writer. A write at the end of an earlier one extends its block.
     ///
     /// # Errors
-    /// [`Error::OutsideFile`]; [`Error::WriterFinished`] after its writer's end; [`Error::NoSpace`] and
-    /// [`Error::Io`] of the disk.
+    /// [`Error::OutsideFile`]; [`Error::WriterFinished`] after its writer has finished;
+    /// [`Error::NoSpace`] and [`Error::Io`].
     pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         let shared = &*self.0;
         let path = || shared.path.clone();
@@ -97,14 +97,14 @@ impl SharedFile {
         shared.write(offset, bytes)
     }
 
-    /// Syncs the file and gives its blocks, in order; refuses all writes from then on.
+    /// Syncs the file and returns its blocks, in order; rejects all later writes.
     pub(crate) fn finish(&self) -> Result<Vec<Block>> {
         self.0.finish()
     }
 }
 
 impl Shared {
-    /// Digests without the lock: threads do not wait for each other.
+    /// Digests without the lock, so that threads do not wait for each other.
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         let grown = self.parts().open.remove(&offset);
         let mut run = grown.unwrap_or_else(|| BlockHasher::new(offset, self.block_bytes));
@@ -117,7 +117,7 @@ impl Shared {
         written.map_err(|error| Error::write(&self.path, bytes.len() as u64, error))
     }
 
-    /// Writes where the run ends; it grows by what was written. Pieces meet between two pages.
+    /// Writes at the end of a block and extends it. Writes are split at page boundaries.
     fn write_to(
         &self,
         run: &mut BlockHasher,
@@ -158,7 +158,7 @@ impl Shared {
 
 impl Parts {
     fn keep_open(&mut self, run: BlockHasher) {
-        // Two with one end: bytes were written twice, which the seal will tell.
+        // Two with the same end: bytes were written twice, which sealing will report.
         if let Some(other) = self.open.insert(run.end(), run) {
             self.end(other);
         }
@@ -190,7 +190,7 @@ mod tests {
         (folder, SharedFile::new(path, file, bytes, block_bytes))
     }
 
-    /// Four threads, each with its quarter in small pieces, at once.
+    /// Four threads, each writing its quarter in small parts at the same time.
     #[test]
     fn threads_share_a_file() {
         let bytes: Vec<u8> = (0..40_000u32).map(|at| (at / 3) as u8).collect();
@@ -209,7 +209,7 @@ mod tests {
         });
 
         let blocks = file.finish().unwrap();
-        // 4000, 4000 and 2000 of each, fewer where one began when the one before it had ended.
+        // 4000, 4000 and 2000 of each, fewer where one started when the previous one had ended.
         assert!((10..=12).contains(&blocks.len()), "{blocks:?}");
         assert!(
             blocks
@@ -226,10 +226,10 @@ mod tests {
         }
     }
 
-    /// Parts of the system's files begin and end anywhere in a page, and are larger than what is
-    /// written at once.
+    /// On a real file system, parts start and end anywhere in a page, and are larger than a single
+    /// write.
     #[test]
-    fn large_parts_are_written_and_digested_whole() {
+    fn large_parts_are_written_and_digested() {
         let bytes: Vec<u8> = (0..5_000_000u32)
             .map(|at| (at * 7 + at / 251) as u8)
             .collect();
@@ -259,7 +259,7 @@ mod tests {
 
     /// Many growing parts at once: more blocks, the same bytes.
     #[test]
-    fn scattered_writes_are_all_digested() {
+    fn scattered_writes_are_digested() {
         let (_folder, file) = shared(20_000, 1000);
         for round in 0..10 {
             for row in 0..200 {
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_outside_and_after_the_end_are_refused() {
+    fn writes_out_of_bounds_or_after_finish_are_rejected() {
         let (folder, file) = shared(10, 100);
         file.write_at(0, &[1; 10]).unwrap();
         for (offset, len) in [(10, 1), (0, 11), (u64::MAX, 2)] {

@@ -1,4 +1,4 @@
-//! The state of a moment, owned, so that it can be saved while what it was copied from changes.
+//! An owned copy of the training state, which can be saved while the original changes.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -12,10 +12,10 @@ use crate::{Committed, FolderWriter, OutputFile, Result, Staging, TensorInfo, Te
 
 type Write = Box<dyn FnOnce(&mut Staging) -> Result<()> + Send>;
 
-/// Everything that one checkpoint shall hold.
+/// The content of one checkpoint.
 ///
-/// It owns its bytes. Where a closure makes them, it must own what it makes them from: what it
-/// shares with training has changed by then.
+/// It owns its bytes. A closure that produces bytes must own their sources, because training
+/// changes its own data meanwhile.
 pub struct Snapshot {
     vfs: Arc<dyn Vfs>,
     parent: PathBuf,
@@ -23,7 +23,7 @@ pub struct Snapshot {
     about: About,
     /// Files of known size.
     sizes: Vec<(String, u64)>,
-    /// Bytes of the rest, as far as known.
+    /// Bytes of the other files, as far as known.
     other_bytes: u64,
     writes: Vec<Write>,
 }
@@ -35,7 +35,7 @@ impl fmt::Debug for Snapshot {
 }
 
 impl Snapshot {
-    /// The checkpoint `parent/name`, empty at first.
+    /// A snapshot for the checkpoint `parent/name`, empty at first.
     pub fn new(parent: impl AsRef<Path>, name: &str) -> Snapshot {
         Snapshot::new_in(Arc::new(RealFs), parent, name)
     }
@@ -53,23 +53,23 @@ impl Snapshot {
         }
     }
 
-    /// Where the checkpoint will be.
+    /// The path that the checkpoint will have.
     pub fn path(&self) -> PathBuf {
         self.parent.join(&self.name)
     }
 
-    /// Puts a value into the manifest; the last value of a key counts.
+    /// Adds a value to the manifest; the last value of a key counts.
     pub fn set_about(&mut self, key: &str, value: impl Into<Value>) {
         self.about.insert(key.to_owned(), value.into());
     }
 
-    /// Adds a file of these bytes.
+    /// Adds a file with these bytes.
     pub fn add(&mut self, path: &str, bytes: impl Into<Vec<u8>>) {
         let bytes = bytes.into();
         self.add_with(path, bytes.len() as u64, move |file| file.append(&bytes));
     }
 
-    /// Adds a file of `bytes` bytes that `make` makes when it is written.
+    /// Adds a file of `bytes` bytes that `make` produces when it is written.
     pub fn add_with(
         &mut self,
         path: &str,
@@ -82,8 +82,8 @@ impl Snapshot {
             .push(Box::new(move |staging| staging.write_with(&path, make)));
     }
 
-    /// Adds the files of a model in `folder`, "" for the checkpoint's own folder; `data` gives the
-    /// bytes of each tensor, as in [`FolderWriter::write`].
+    /// Adds the files of a model in `folder` ("" for the checkpoint's own folder). `data` returns
+    /// the bytes of each tensor, as in [`FolderWriter::write`].
     pub fn add_model(
         &mut self,
         folder: &str,
@@ -96,10 +96,10 @@ impl Snapshot {
             .push(Box::new(move |staging| model.write(staging, &folder, data)));
     }
 
-    /// Writes and publishes the checkpoint; space for all of it is looked for first.
+    /// Writes and publishes the checkpoint, after a check that there is space for all of it.
     ///
     /// # Errors
-    /// As [`Staging`]'s methods.
+    /// As the methods of [`Staging`].
     pub fn save(self) -> Result<Committed> {
         let mut staging = Staging::new_in(self.vfs, self.parent, &self.name)?;
         for (key, value) in self.about {

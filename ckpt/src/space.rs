@@ -1,11 +1,11 @@
-//! Whether there is room for what is to be written.
+//! The check for free space before a write.
 
 use std::path::Path;
 
 use crate::error::{Error, Result};
 
-/// Fails early, before the first byte is written, when `needed` bytes do not fit with a twentieth
-/// to spare: the file system needs some for itself.
+/// Fails, before the first byte is written, if `needed` bytes plus a twentieth do not fit: the file
+/// system needs some space for itself.
 pub(crate) fn check_space(path: &Path, needed: u64, available: Option<u64>) -> Result<()> {
     match available {
         Some(available) if available < needed.saturating_add(needed / 20) => Err(Error::NoSpace {
@@ -23,7 +23,7 @@ mod tests {
     use crate::disk::available_bytes;
 
     #[test]
-    fn too_large_a_file_is_refused_before_it_is_begun() {
+    fn a_file_that_does_not_fit_is_rejected_before_it_is_written() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("not/yet/there");
         let available = available_bytes(&path).unwrap();

@@ -1,16 +1,16 @@
-//! Writing a checkpoint so that it is there completely or not at all.
+//! Writing a checkpoint that exists completely or not at all.
 //!
 //! ```text
 //! stage    mkdir  .step-000123.tmp-<unique>/      locked while its process lives
-//!          create and allocate files of known size: no space is found out now
+//!          create and allocate files of known size: a full disk is detected now
 //! write    each file: write, digest, sync         by this process and by others (Writer)
-//! seal     receipts tile every shared file; manifest.json, sync; sync the folders
-//! publish  rename to step-000123, never over anything; sync the parent
+//! seal     reports cover every shared file; manifest.json, sync; sync the folders
+//! publish  rename to step-000123, never replacing anything; sync the parent
 //! ```
 //!
 //! A kill before the rename leaves a hidden folder that [`sweep`](crate::sweep) removes; a kill
 //! after it leaves the new checkpoint. An error of a sync is final: the system has dropped the
-//! pages, so the file is lost and the save with it.
+//! pages, so the file and the save are lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -34,12 +34,12 @@ use crate::vfs::{self, Lock, RealFs, Vfs, VfsFile};
 use crate::write_report::WriteReportError;
 use crate::{Committed, Error, PlannedFile, Result, SharedFile, TensorInfo, WriteReport, Writer};
 
-/// The name of the writer that is the staging itself.
+/// The writer name of the staging itself.
 const COORDINATOR: &str = "coordinator";
 
-/// A checkpoint that is being written, in a hidden folder beside its place.
+/// A checkpoint that is being written, in a hidden folder in its parent folder.
 ///
-/// Dropped without [`Staging::commit`], the folder is removed.
+/// Dropping it without [`Staging::commit`] removes the folder.
 #[derive(Debug)]
 pub struct Staging {
     vfs: Arc<dyn Vfs>,
@@ -48,27 +48,28 @@ pub struct Staging {
     block_bytes: u64,
     about: About,
     written: BTreeMap<String, Content>,
-    /// Sizes of files that have their space and not their content.
+    /// Sizes of files that are allocated but not yet written.
     reserved: BTreeMap<String, u64>,
     /// Sizes of the files that are written in parts.
     shared: BTreeMap<String, u64>,
-    /// Of those that hold tensors, where these are: an error names them.
+    /// The tensors of planned files, for error messages.
     tensors: BTreeMap<String, Vec<TensorInfo>>,
     own: Option<Writer>,
     expected: BTreeSet<String>,
-    receipts: BTreeMap<String, WriteReport>,
+    reports: BTreeMap<String, WriteReport>,
     is_published: bool,
-    /// Tells other processes that this folder is alive; the system lets go of it when we die.
+    /// Shows other processes that this save is running; the system releases it when the process
+    /// exits.
     _lock: Option<Lock>,
 }
 
 impl Staging {
-    /// Begins the checkpoint `parent/name`; `parent` must exist.
+    /// Starts the checkpoint `parent/name`; `parent` must exist.
     ///
     /// # Errors
-    /// [`Error::Exists`] when that is there already, unless it is a checkpoint of a step
-    /// ([`step_name`](crate::step_name)) that is not complete: then the commit replaces it.
-    /// [`Error::FileName`] when `name` is no plain name; [`Error::Io`].
+    /// [`Error::Exists`] if the path already exists, unless it is an incomplete checkpoint of a
+    /// step ([`step_name`](crate::step_name)), which the commit replaces. [`Error::FileName`] when
+    /// `name` is not a plain name; [`Error::Io`].
     pub fn new(parent: impl AsRef<Path>, name: &str) -> Result<Staging> {
         Staging::new_in(Arc::new(RealFs), parent, name)
     }
@@ -105,30 +106,30 @@ impl Staging {
             tensors: BTreeMap::new(),
             own: None,
             expected: BTreeSet::new(),
-            receipts: BTreeMap::new(),
+            reports: BTreeMap::new(),
             is_published: false,
             _lock: lock,
         })
     }
 
-    /// Digests blocks of at most so many bytes, at least 1 and at most [`MAX_BLOCK_BYTES`].
+    /// Sets the size of digested blocks, at least 1 and at most [`MAX_BLOCK_BYTES`].
     pub fn block_bytes(mut self, bytes: u64) -> Staging {
         self.block_bytes = bytes.clamp(1, MAX_BLOCK_BYTES);
         self
     }
 
-    /// The hidden folder. Files that are put there by other means are published with the rest.
+    /// The hidden folder. Files added to it by other means are published with the rest.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Puts a value into the manifest; the last value of a key counts.
+    /// Adds a value to the manifest; the last value of a key counts.
     pub fn set_about(&mut self, key: &str, value: impl Into<Value>) {
         self.about.insert(key.to_owned(), value.into());
     }
 
-    /// Fails with [`Error::NoSpace`] when the file system has less than `bytes` and a twentieth
-    /// left. Call it with the size of all that will be written, before the work begins.
+    /// Fails with [`Error::NoSpace`] when the file system has less than `bytes` plus a twentieth
+    /// left. Call it with the total size before writing.
     ///
     /// # Errors
     /// [`Error::NoSpace`].
@@ -136,19 +137,19 @@ impl Staging {
         space::check_space(&self.folder, bytes, self.vfs.space(&self.folder))
     }
 
-    /// Takes the space of a file that [`Staging::write_with`] will write: a full disk is found
-    /// before the first byte.
+    /// Allocates the space of a file that [`Staging::write_with`] will write, so that a full disk
+    /// is detected before the first byte.
     ///
     /// # Errors
     /// [`Error::FileName`], [`Error::Exists`], [`Error::NoSpace`], [`Error::Io`].
     pub fn reserve(&mut self, path: &str, bytes: u64) -> Result<()> {
-        // Closed again: there may be more of them than a process may have open.
+        // Closed again: there may be more files than a process may have open.
         self.allocate(path, bytes)?;
         self.reserved.insert(path.to_owned(), bytes);
         Ok(())
     }
 
-    /// Writes and syncs a file; `path` is below the folder, its parts joined by `/`.
+    /// Writes and syncs a file; `path` is below the folder, with components separated by `/`.
     ///
     /// # Errors
     /// As [`Staging::write_with`].
@@ -156,12 +157,12 @@ impl Staging {
         self.write_with(path, |file| file.append(bytes))
     }
 
-    /// Writes and syncs a file that `fill` produces piece by piece.
+    /// Writes and syncs a file whose bytes `fill` appends.
     ///
     /// # Errors
-    /// What `fill` gives; [`Error::FileName`] for a path that leaves the folder;
-    /// [`Error::Exists`] for one that was written before; [`Error::WrongLength`] when the file was
-    /// reserved with another size; [`Error::NoSpace`], [`Error::Io`].
+    /// Errors of `fill`; [`Error::FileName`] for a path that leaves the folder; [`Error::Exists`]
+    /// for a file that was already written; [`Error::WrongLength`] when the file was reserved with
+    /// another size; [`Error::NoSpace`], [`Error::Io`].
     pub fn write_with<E: From<Error>>(
         &mut self,
         path: &str,
@@ -189,7 +190,7 @@ impl Staging {
     }
 
     /// Creates a file of `bytes` bytes that this process and others ([`Writer::join`]) write in
-    /// parts, in any order and at once. The answer is this process's way to it.
+    /// parts, in any order and at the same time. Returns this process's handle.
     ///
     /// # Errors
     /// [`Error::FileName`], [`Error::Exists`], [`Error::NoSpace`], [`Error::Io`].
@@ -204,7 +205,7 @@ impl Staging {
         Ok(own.add(path, file, bytes))
     }
 
-    /// Creates safetensors files, then writes their headers; their tensors are written in parts.
+    /// Creates safetensors files and writes their headers; their tensors are written in parts.
     pub(crate) fn create_planned<'a>(
         &mut self,
         files: impl Iterator<Item = (&'a str, &'a PlannedFile)> + Clone,
@@ -221,27 +222,27 @@ impl Staging {
         Ok(())
     }
 
-    /// Says who will write: the commit fails if one of them gives no receipt.
+    /// Names the writers: the commit fails if one of them does not report.
     pub fn expect_writers<N: Into<String>>(&mut self, names: impl IntoIterator<Item = N>) {
         self.expected.extend(names.into_iter().map(Into::into));
     }
 
-    /// Takes a writer's receipt.
+    /// Accepts a writer's report.
     ///
     /// # Errors
     /// [`Error::BadWriteReport`].
-    pub fn accept(&mut self, receipt: WriteReport) -> Result<()> {
-        let checked = if self.receipts.contains_key(&receipt.writer) {
+    pub fn accept(&mut self, report: WriteReport) -> Result<()> {
+        let checked = if self.reports.contains_key(&report.writer) {
             Err(WriteReportError::Twice)
         } else {
-            receipt.check(&self.shared)
+            report.check(&self.shared)
         };
         checked.map_err(|problem| Error::BadWriteReport {
             path: self.target.clone(),
-            writer: receipt.writer.clone(),
+            writer: report.writer.clone(),
             problem,
         })?;
-        self.receipts.insert(receipt.writer.clone(), receipt);
+        self.reports.insert(report.writer.clone(), report);
         Ok(())
     }
 
@@ -258,7 +259,7 @@ impl Staging {
         }
     }
 
-    /// Makes the folders on the way to a file.
+    /// Creates the parent folders of a file.
     fn make_folder_of(&self, path: &str) -> Result<()> {
         let Some(below) = Path::new(path).parent() else {
             return Ok(());
@@ -280,15 +281,15 @@ impl Staging {
         })
     }
 
-    /// Seals the checkpoint and gives it its name, all on disk when this returns.
+    /// Seals the checkpoint and renames it to its final name. All of it is on disk when this
+    /// returns.
     ///
     /// # Errors
-    /// [`Error::MissingWriters`], [`Error::Coverage`] and [`Error::WrongLength`] when not all is
-    /// written; [`Error::Exists`] when somebody else published this name meanwhile;
-    /// [`Error::ChangedWhileStaged`], [`Error::DigestMismatch`]; [`Error::NoSpace`],
-    /// [`Error::Io`]. Nothing is published then,
-    /// except that after a failed sync of the parent the checkpoint is there but a power cut may
-    /// still undo it.
+    /// [`Error::MissingWriters`], [`Error::Coverage`] and [`Error::WrongLength`] when parts are
+    /// missing; [`Error::Exists`] when another process has published this name meanwhile;
+    /// [`Error::ChangedWhileStaged`], [`Error::DigestMismatch`]; [`Error::NoSpace`], [`Error::Io`].
+    /// Nothing is published then, with one exception: after a failed sync of the parent the
+    /// checkpoint exists, but a power cut may still undo it.
     pub fn commit(mut self) -> Result<Committed> {
         let files = self.finish_files()?;
         let sealer = Sealer {
@@ -300,7 +301,7 @@ impl Staging {
         self.publish()
     }
 
-    /// All files and what they hold.
+    /// All files and their content.
     fn finish_files(&mut self) -> Result<BTreeMap<String, Content>> {
         for (path, &bytes) in &self.reserved {
             check_length(&self.folder.join(path), bytes, 0)?;
@@ -309,7 +310,7 @@ impl Staging {
             self.accept(own.finish()?)?;
         }
 
-        let is_missing = |name: &&String| !self.receipts.contains_key(*name);
+        let is_missing = |name: &&String| !self.reports.contains_key(*name);
         let missing: Vec<String> = self.expected.iter().filter(is_missing).cloned().collect();
         if !missing.is_empty() {
             return Err(Error::MissingWriters {
@@ -327,8 +328,8 @@ impl Staging {
 
     fn covered_content(&self, path: &str, bytes: u64) -> Result<Content> {
         let mut parts = Vec::new();
-        for (writer, receipt) in &self.receipts {
-            let blocks = receipt.parts.get(path).into_iter().flatten();
+        for (writer, report) in &self.reports {
+            let blocks = report.parts.get(path).into_iter().flatten();
             parts.extend(blocks.map(|block| (writer.as_str(), *block)));
         }
         let blocks =
@@ -350,7 +351,7 @@ impl Staging {
         Ok(Content { bytes, blocks })
     }
 
-    /// The tensors that have some of these bytes, where that is known.
+    /// The tensors that contain some of these bytes, if known.
     fn tensors_in(&self, path: &str, bytes: &Range<u64>) -> Vec<String> {
         let tensors = self.tensors.get(path).into_iter().flatten();
         tensors
@@ -379,13 +380,13 @@ impl Staging {
             .map_err(|error| Error::io("sync", parent, error))?;
 
         if let Some(replaced) = replaced {
-            // Left for the next sweep if it fails.
+            // On failure, the next sweep removes it.
             let _ = vfs::remove_all(&*self.vfs, &replaced);
         }
         Committed::open_in(Arc::clone(&self.vfs), &self.target)
     }
 
-    /// Frees the name if an incomplete checkpoint has it; returns where that is now.
+    /// Moves an incomplete checkpoint with this name to a temporary name and returns it.
     fn move_incomplete_aside(&self) -> Result<Option<PathBuf>> {
         if staging_folder::name_state(&self.vfs, &self.target)? == NameState::Free {
             return Ok(None);
@@ -401,7 +402,7 @@ impl Staging {
 impl Drop for Staging {
     fn drop(&mut self) {
         if !self.is_published {
-            // Left for the next sweep if it fails.
+            // On failure, the next sweep removes it.
             let _ = vfs::remove_all(&*self.vfs, &self.folder);
         }
     }

@@ -1,4 +1,4 @@
-//! Taking a name for a checkpoint, and the hidden folder to write it in.
+//! Checking a checkpoint's name, and creating the hidden folder to write it in.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,16 +10,16 @@ use crate::temp_name::{self, TempKind};
 use crate::vfs::{FileKind, Lock, Vfs};
 use crate::{Committed, Error, Result};
 
-/// Whether a checkpoint may have a name.
+/// Whether a checkpoint may use a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NameState {
     Free,
-    /// When the incomplete checkpoint of a step that has the name is moved aside.
+    /// An incomplete checkpoint of a step has the name and will be moved aside.
     Incomplete,
 }
 
-/// A name is free if nothing has it, or only an incomplete checkpoint of a step: what else lies
-/// there may be dear to somebody.
+/// A name is free if nothing has it, or only an incomplete checkpoint of a step: anything else may
+/// be valuable.
 pub(crate) fn name_state(vfs: &Arc<dyn Vfs>, target: &Path) -> Result<NameState> {
     let kind = match vfs.metadata(target) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(NameState::Free),
@@ -45,7 +45,7 @@ pub(crate) fn name_state(vfs: &Arc<dyn Vfs>, target: &Path) -> Result<NameState>
     })
 }
 
-/// Makes the hidden folder and locks it.
+/// Creates the hidden folder and locks it.
 pub(crate) fn create_locked(vfs: &dyn Vfs, target: &Path) -> Result<(PathBuf, Option<Lock>)> {
     loop {
         let folder = temp_name::path(vfs, target, TempKind::Staging);
@@ -55,9 +55,9 @@ pub(crate) fn create_locked(vfs: &dyn Vfs, target: &Path) -> Result<(PathBuf, Op
         match vfs.lock(&folder) {
             Ok(lock) => return Ok((folder, Some(lock))),
             Err(error) => match error.kind() {
-                // A sweep came between the two calls.
+                // A sweep ran between the two calls.
                 io::ErrorKind::WouldBlock | io::ErrorKind::NotFound => {}
-                // No locks on this file system: then no sweep can take one either.
+                // This file system has no locks, so a sweep cannot take one either.
                 io::ErrorKind::Unsupported => return Ok((folder, None)),
                 _ => {
                     let _ = vfs.remove_dir(&folder);

@@ -5,7 +5,7 @@ pub fn step_name(step: u64) -> String {
     format!("step-{step:06}")
 }
 
-/// The step of a name that [`step_name`] makes.
+/// The step of a name created by [`step_name`].
 pub(crate) fn step_of(name: &str) -> Option<u64> {
     let step = name.strip_prefix("step-")?.parse().ok()?;
     (step_name(step) == name).then_some(step)
@@ -16,7 +16,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_steps_are_one_to_one() {
+    fn step_names_round_trip() {
         for step in [0, 7, 999_999, 1_000_000, u64::MAX] {
             assert_eq!(step_of(&step_name(step)), Some(step));
         }

@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 
 use crate::vfs::Vfs;
 
-/// What a hidden folder is.
+/// The kind of a hidden folder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TempKind {
-    /// Being written; alive as long as its lock is held.
+    /// Being written; in use as long as its lock is held.
     Staging,
     /// Being removed.
     Trash,
@@ -24,7 +24,7 @@ impl TempKind {
         }
     }
 
-    /// What a name says; `None` for names that this program does not make.
+    /// The kind of a name; `None` for names that this program does not create.
     pub(crate) fn of(name: &str) -> Option<TempKind> {
         [TempKind::Staging, TempKind::Trash]
             .into_iter()
@@ -42,7 +42,7 @@ impl TempKind {
     }
 }
 
-/// A new hidden name beside `target`.
+/// A new hidden name in the folder of `target`.
 pub(crate) fn path(vfs: &dyn Vfs, target: &Path, kind: TempKind) -> PathBuf {
     let name = target.file_name().unwrap_or_default().to_string_lossy();
     target.with_file_name(format!(".{name}{}{:016x}", kind.infix(), vfs.unique()))
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_our_own_names_are_recognised() {
+    fn only_our_own_names_are_recognized() {
         for kind in [TempKind::Staging, TempKind::Trash] {
             let made = path(&crate::vfs::RealFs, Path::new("runs/step-000123"), kind);
             assert_eq!(made.parent(), Some(Path::new("runs")));

@@ -1,7 +1,7 @@
 //! Reading one safetensors file.
 //!
-//! By positioned reads, not by a memory map: a file that shrinks under a map kills the process, and
-//! a network file system serves page faults slowly.
+//! Uses positioned reads instead of a memory map: a file that shrinks under a map kills the
+//! process, and a network file system serves page faults slowly.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -15,7 +15,7 @@ use crate::header::{Header, PREFIX, header_len};
 use crate::header_error::HeaderError;
 use crate::tensor_info::TensorInfo;
 
-/// An open safetensors file whose header has been checked completely.
+/// An open safetensors file with a fully checked header.
 #[derive(Debug)]
 pub struct TensorFile {
     path: PathBuf,
@@ -27,7 +27,7 @@ impl TensorFile {
     /// Opens a file and checks its header; reads no data.
     ///
     /// # Errors
-    /// [`Error::Malformed`] names the rule of the format that the file breaks.
+    /// [`Error::Malformed`] with the violated rule of the format.
     pub fn open(path: impl AsRef<Path>) -> Result<TensorFile> {
         let path = path.as_ref();
         TensorFile::of(path.to_owned(), open_file(path)?)
@@ -61,7 +61,7 @@ impl TensorFile {
         Ok(TensorFile { path, file, header })
     }
 
-    /// Where the file is.
+    /// The file's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -71,7 +71,7 @@ impl TensorFile {
         &self.file
     }
 
-    /// What its header says.
+    /// The header.
     pub fn header(&self) -> &Header {
         &self.header
     }
@@ -81,7 +81,7 @@ impl TensorFile {
         self.header.tensors()
     }
 
-    /// The strings that the writer put into the header, by key.
+    /// The strings that the writer stored in the header, by key.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         self.header.metadata()
     }
@@ -94,7 +94,7 @@ impl TensorFile {
     /// Reads a whole tensor.
     ///
     /// # Errors
-    /// [`Error::NoTensor`], and what [`TensorFile::read_into`] gives.
+    /// [`Error::NoTensor`], and errors of [`TensorFile::read_into`].
     pub fn read(&self, name: &str) -> Result<Vec<u8>> {
         let mut data = vec![0; self.find(name)?.byte_len()];
         self.read_into(name, &mut data)?;
@@ -105,7 +105,7 @@ impl TensorFile {
     ///
     /// # Errors
     /// [`Error::NoTensor`]; [`Error::OutsideTensor`] for a buffer of another size;
-    /// [`Error::Changed`] when the file has been cut since it was opened.
+    /// [`Error::Changed`] when the file was truncated after it was opened.
     pub fn read_into(&self, name: &str, data: &mut [u8]) -> Result<()> {
         let tensor = self.find(name)?;
         if data.len() != tensor.byte_len() {
@@ -114,11 +114,11 @@ impl TensorFile {
         self.read_range_into(name, 0, data)
     }
 
-    /// Reads the bytes of a tensor from `offset` on, as many as `data` has.
+    /// Reads `data.len()` bytes of a tensor, starting at `offset`.
     ///
     /// # Errors
     /// [`Error::NoTensor`]; [`Error::OutsideTensor`] for bytes after the tensor's end;
-    /// [`Error::Changed`] when the file has been cut since it was opened.
+    /// [`Error::Changed`] when the file was truncated after it was opened.
     pub fn read_range_into(&self, name: &str, offset: usize, data: &mut [u8]) -> Result<()> {
         let tensor = self.find(name)?;
 
@@ -157,7 +157,7 @@ impl TensorFile {
     }
 }
 
-/// The error for a name that is not among `names`, with the one most like it.
+/// The error for a name that is not among `names`, with the most similar one.
 pub(crate) fn no_tensor<'a>(
     path: &Path,
     name: &str,

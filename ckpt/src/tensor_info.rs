@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::dtype::Dtype;
 
-/// A tensor of a safetensors file: everything but its data.
+/// A tensor of a safetensors file, without its data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorInfo {
     /// Its name, unique in its file.
@@ -13,14 +13,14 @@ pub struct TensorInfo {
     pub dtype: Dtype,
     /// Its extents, row-major.
     pub shape: Vec<usize>,
-    /// The bytes of the file that hold its elements, little-endian, not necessarily aligned.
+    /// The byte range of its elements in the file, little-endian, not necessarily aligned.
     pub range: Range<u64>,
 }
 
 impl TensorInfo {
     /// Bytes of its elements.
     pub fn byte_len(&self) -> usize {
-        // Sizes are computed in `usize` before an info is made.
+        // Sizes are computed in `usize` before an info is created.
         (self.range.end - self.range.start) as usize
     }
 }

@@ -1,4 +1,4 @@
-//! Comparing files with the digests of their blocks: several threads, a small window each.
+//! Comparing files with the digests of their blocks, with several threads and a small window each.
 
 use std::hash::Hasher;
 use std::path::Path;
@@ -14,24 +14,24 @@ use crate::{Error, Result};
 
 const WINDOW: usize = 1 << 20;
 
-/// Files below a folder, and what they should be.
+/// Files below a folder, and their expected content.
 pub(crate) struct SealedFiles<'a> {
     pub(crate) vfs: &'a dyn Vfs,
     pub(crate) folder: &'a Path,
     pub(crate) files: &'a [ListedFile<'a>],
 }
 
-/// A file and the blocks that it should have.
+/// A file and its expected blocks.
 pub(crate) struct ListedFile<'a> {
     pub(crate) name: &'a str,
     pub(crate) blocks: &'a [Block],
 }
 
-/// What a thread found at a place in the list.
+/// The finding of a thread, with its index in the list.
 type Finding = (usize, Result<IntegrityError>);
 
 impl SealedFiles<'_> {
-    /// The blocks with other digests than they should have, in the order of the list.
+    /// The blocks with wrong digests, in the order of the list.
     ///
     /// # Errors
     /// [`Error::Io`] of the first file, in that order, that cannot be read.
@@ -59,7 +59,7 @@ impl SealedFiles<'_> {
                 progress(file.blocks[block].bytes);
 
                 if let Some(found) = found.transpose() {
-                    // No need to go on where reading fails; earlier blocks are already taken.
+                    // Stop when a read fails; other threads have already taken all earlier blocks.
                     if found.is_err() {
                         next.store(work.len(), Ordering::Relaxed);
                     }
@@ -83,7 +83,7 @@ impl SealedFiles<'_> {
     }
 }
 
-/// Keeps the file of the last block open: the next is mostly of the same.
+/// Keeps the file of the last block open: the next block is usually in the same file.
 struct Reader<'a> {
     sealed: &'a SealedFiles<'a>,
     open: Option<(&'a str, Box<dyn VfsFile>)>,
@@ -136,7 +136,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Size and digests of a file that somebody else wrote.
+/// Size and digests of a file that another program wrote.
 pub(crate) fn content(file: &dyn VfsFile, block_bytes: u64) -> std::io::Result<Content> {
     let mut window = vec![0; WINDOW];
     let (mut run, mut blocks) = (BlockHasher::new(0, block_bytes), Vec::new());

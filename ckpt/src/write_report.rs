@@ -1,4 +1,4 @@
-//! What a writer says to have written, and whether that can be true.
+//! A writer's report of the blocks that it wrote, and its validation.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::blocks::{Block, MAX_BLOCK_BYTES};
 
-/// What a writer wrote: proof enough to seal files that others never read.
+/// The blocks that a writer wrote, with which the coordinator seals files that it never reads.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WriteReport {
@@ -16,30 +16,30 @@ pub struct WriteReport {
     pub parts: BTreeMap<String, Vec<Block>>,
 }
 
-/// What is wrong with a receipt.
+/// The problem with a report.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WriteReportError {
-    /// This writer has given one already.
-    #[error("a writer of this name has given one already; names must differ")]
+    /// This writer has already reported.
+    #[error("a writer with this name has already reported; names must be unique")]
     Twice,
-    /// It has a file that was not created.
+    /// It contains a file that was not created.
     #[error("`{file}` was not created as a shared file")]
     UnknownFile {
-        /// The path in the receipt.
+        /// The path in the report.
         file: String,
     },
-    /// It has a block that cannot be.
+    /// It contains an impossible block.
     #[error(
         "`{file}` of {size} bytes cannot have a block of {bytes} bytes at {offset} (blocks have \
          1 to {MAX_BLOCK_BYTES})"
     )]
     BadBlock {
-        /// The path in the receipt.
+        /// The path in the report.
         file: String,
         /// The file's size.
         size: u64,
-        /// The block's first byte.
+        /// The block's offset.
         offset: u64,
         /// The block's size.
         bytes: u64,
@@ -47,7 +47,7 @@ pub enum WriteReportError {
 }
 
 impl WriteReport {
-    /// Checks the receipt against the files that were created: it may come from another machine.
+    /// Checks the report against the created files: it may come from another machine.
     pub(crate) fn check(
         &self,
         created: &BTreeMap<String, u64>,

@@ -7,13 +7,13 @@
 //!        folder  ---------------------> Writer::join(folder, "rank 3")
 //!                                       writer.file(path)
 //!                                       file.write_at(offset, bytes) ...
-//!   staging.accept(receipt)  <--------- writer.finish()
+//!   staging.accept(report)  <---------- writer.finish()
 //!   staging.commit()
 //! ```
 //!
-//! Writers put their parts straight into the final files: nothing is gathered and nothing copied a
-//! second time. How folder and receipts travel is the caller's: both are small and plain data.
-//! Whoever dies before its receipt is missed by the coordinator, and nothing is published.
+//! Writers write their parts directly to the final files: nothing is gathered or copied again. The
+//! caller transports the folder's path and the reports; both are small, plain data. If a writer
+//! dies before it reports, the coordinator detects this and nothing is published.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ use crate::{Error, Result, SharedFile, WriteReport};
 /// staging.create("weights.bin", 8)?;
 /// staging.expect_writers(["rank 0", "rank 1"]);
 ///
-/// // In processes of their own, or in threads as here.
+/// // Usually processes, here threads.
 /// for rank in 0..2 {
 ///     let mut writer = Writer::join(staging.folder(), &format!("rank {rank}"))?;
 ///     writer.file("weights.bin")?.write_at(4 * rank, &[rank as u8; 4])?;
@@ -56,10 +56,10 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Joins the checkpoint that is staged in `folder`; `name` tells this writer from the others.
+    /// Joins the checkpoint that is staged in `folder`; `name` identifies this writer.
     ///
     /// # Errors
-    /// [`Error::NotStaged`] when nothing is staged there.
+    /// [`Error::NotStaged`] when no checkpoint is being staged there.
     pub fn join(folder: impl AsRef<Path>, name: &str) -> Result<Writer> {
         Writer::join_in(Arc::new(RealFs), folder, name)
     }
@@ -96,7 +96,7 @@ impl Writer {
         }
     }
 
-    /// Digests blocks of at most so many bytes, at least 1 and at most [`MAX_BLOCK_BYTES`].
+    /// Sets the size of digested blocks, at least 1 and at most [`MAX_BLOCK_BYTES`].
     pub fn block_bytes(mut self, bytes: u64) -> Writer {
         self.block_bytes = bytes.clamp(1, MAX_BLOCK_BYTES);
         self
@@ -136,12 +136,12 @@ impl Writer {
         shared
     }
 
-    /// Waits until the disk has all that was written, and says what that is. Nothing can be written
-    /// after that.
+    /// Waits until everything written is on disk, and returns the report of it. Nothing can be
+    /// written after that.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] or [`Error::Io`] of the disk: what was written is lost, and a second try
-    /// must begin with a new checkpoint.
+    /// [`Error::NoSpace`] or [`Error::Io`]: the written data is lost, and a retry must start with a
+    /// new checkpoint.
     pub fn finish(self) -> Result<WriteReport> {
         let mut parts = BTreeMap::new();
         for (path, file) in self.files {

@@ -1,6 +1,6 @@
-//! What bytes of strangers cost in memory. Alone in its process, for it counts allocations.
+//! The memory that untrusted bytes cost. A test program of its own, because it counts allocations.
 //!
-//! The fuzzers of `ckpt/fuzz` look for panics with the same entry points; this runs everywhere.
+//! The fuzzers of `ckpt/fuzz` look for panics at the same entry points; this test needs no fuzzer.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -22,11 +22,11 @@ fn count(taken: usize, given_back: usize) {
     PEAK.set(PEAK.get().max(HELD.get()));
 }
 
-// SAFETY: hands everything to the system's allocator.
+// SAFETY: delegates to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size(), 0);
-        // SAFETY: the caller keeps the contract of `GlobalAlloc`.
+        // SAFETY: the caller fulfills the contract of `GlobalAlloc`.
         unsafe { System.alloc(layout) }
     }
 
@@ -46,7 +46,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// The largest single allocation of `work`, and the most that it held at once, in bytes.
+/// The largest single allocation of `work`, and its peak of allocated bytes.
 fn cost(work: impl FnOnce()) -> (usize, usize) {
     LARGEST.set(0);
     HELD.set(0);
@@ -55,10 +55,10 @@ fn cost(work: impl FnOnce()) -> (usize, usize) {
     (LARGEST.get(), PEAK.get() as usize)
 }
 
-/// Tells whether bytes are accepted.
+/// Returns whether the bytes are accepted.
 type Read = fn(&[u8]) -> bool;
 
-/// Everything that reads bytes of strangers.
+/// Everything that parses untrusted bytes.
 const ENTRY_POINTS: [(&str, Read); 4] = [
     ("header", |json| {
         let start = [&(json.len() as u64).to_le_bytes(), json].concat();
@@ -69,7 +69,7 @@ const ENTRY_POINTS: [(&str, Read); 4] = [
     ("manifest", fuzzing::is_manifest),
 ];
 
-/// No allocation is larger than 64 MiB and four times the input.
+/// No allocation is larger than 64 MiB plus four times the input.
 fn check_cost(bytes: &[u8]) -> Result<(), TestCaseError> {
     for (name, read) in ENTRY_POINTS {
         let (largest, _) = cost(|| _ = read(bytes));
@@ -79,9 +79,9 @@ fn check_cost(bytes: &[u8]) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Input that is as expensive as it can be for its size: every repetition becomes an object.
+/// The most expensive input for its size: every repetition becomes an object.
 #[test]
-fn dense_input_costs_little_more_than_itself() {
+fn memory_is_proportional_to_the_input() {
     const LEN: usize = 8 << 20;
     let repeat = |before: &str, unit: &str, after: &str| {
         format!("{before}{}{after}", unit.repeat(LEN / unit.len()))
@@ -125,14 +125,14 @@ fn dense_input_costs_little_more_than_itself() {
         for (name, read) in ENTRY_POINTS {
             let (_, peak) = cost(|| _ = read(input));
             let limit = 10 * input.len();
-            assert!(peak <= limit, "{name}: {peak} bytes held for {shown}");
+            assert!(peak <= limit, "{name}: {peak} bytes allocated for {shown}");
         }
     }
 }
 
-/// A length that lies costs nothing: memory is taken for what is there.
+/// A false length costs nothing: only existing bytes are allocated.
 #[test]
-fn lengths_that_lie_cost_nothing() {
+fn false_lengths_cost_nothing() {
     for len in [9, 1 << 20, 100_000_000, 100_000_001, 1 << 40, u64::MAX] {
         let start = [&len.to_le_bytes()[..], b"{\"w\":"].concat();
         let (largest, _) = cost(|| assert!(Header::parse(&start, u64::MAX).is_err()));
@@ -140,7 +140,7 @@ fn lengths_that_lie_cost_nothing() {
     }
 }
 
-/// Pieces of all three formats: valid often enough to reach every check.
+/// Parts of all three formats, valid often enough to reach every check.
 fn pieces() -> impl Strategy<Value = Vec<u8>> {
     let piece = prop::sample::select(vec![
         "{",
@@ -193,7 +193,7 @@ proptest! {
     })]
 
     #[test]
-    fn whatever_comes_nothing_panics_or_takes_much(bytes in pieces(), object in any::<bool>()) {
+    fn arbitrary_input_neither_panics_nor_exhausts_memory(bytes in pieces(), object in any::<bool>()) {
         let bytes = if object { [b"{", &bytes[..], b"}"].concat() } else { bytes };
         check_cost(&bytes)?;
     }

@@ -1,4 +1,4 @@
-//! Damage of a checkpoint on disk: all of it is found, none of it panics.
+//! Damage of a checkpoint on disk: all of it is detected, and none of it causes a panic.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -36,7 +36,7 @@ fn save(run: &Path, step: u64) -> Committed {
     staging.commit().unwrap()
 }
 
-/// Numbers that follow from a seed.
+/// Pseudorandom numbers from a seed.
 struct Random(u64);
 
 impl Random {
@@ -46,7 +46,7 @@ impl Random {
     }
 }
 
-/// All problems, or why it is no checkpoint at all.
+/// All problems, or the reason why it is not a checkpoint.
 fn problems(folder: &Path) -> Vec<IntegrityError> {
     match Committed::open(folder).map(|found| found.find_damage(2, |_| {})) {
         Ok(problems) => problems.unwrap(),
@@ -57,7 +57,7 @@ fn problems(folder: &Path) -> Vec<IntegrityError> {
 
 /// Any flipped bit, anywhere.
 #[test]
-fn flipped_bits_are_found_and_placed() {
+fn bit_flips_are_located() {
     const SEED: u64 = 5 << 32;
     let run = tempfile::tempdir().unwrap();
     let committed = save(run.path(), 1);
@@ -98,7 +98,7 @@ fn flipped_bits_are_found_and_placed() {
 
 /// Every length up to 4096 of the manifest and of a shard, and a thousand of a larger file.
 #[test]
-fn files_cut_or_grown_are_found() {
+fn truncated_and_extended_files_are_detected() {
     const SEED: u64 = 6 << 32;
     let run = tempfile::tempdir().unwrap();
     let committed = save(run.path(), 1);
@@ -115,29 +115,29 @@ fn files_cut_or_grown_are_found() {
         let last = *lengths.iter().max().unwrap() as usize;
         assert!(whole.len() > last, "{name} has only {} bytes", whole.len());
 
-        // Downwards by truncation, which is quicker than to write it anew.
+        // In descending order by truncation, which is faster than writing the file again.
         let mut lengths = lengths;
         lengths.sort_unstable();
         let file = OpenOptions::new().write(true).open(&path).unwrap();
         for len in lengths.into_iter().rev() {
             file.set_len(len).unwrap();
             let error = newest(run.path()).unwrap();
-            assert!(error.committed.is_none(), "{name} cut to {len}");
+            assert!(error.committed.is_none(), "{name} truncated to {len}");
             assert_eq!(error.skipped.len(), 1);
         }
         fs::write(&path, [whole.as_slice(), b"\n"].concat()).unwrap();
         assert!(
             discover(run.path()).unwrap().is_empty(),
-            "{name} grown by one byte"
+            "{name} extended by one byte"
         );
         fs::write(&path, whole).unwrap();
     }
     committed.verify().unwrap();
 }
 
-/// Files of the right size that belong elsewhere.
+/// Files of the right size with the content of another.
 #[test]
-fn swapped_and_stale_files_are_found() {
+fn swapped_and_stale_files_are_detected() {
     let run = tempfile::tempdir().unwrap();
     let (old, new) = (save(run.path(), 1), save(run.path(), 2));
     let shard = |at| format!("model-0000{at}-of-00003.safetensors");
@@ -161,7 +161,7 @@ fn swapped_and_stale_files_are_found() {
         assert!(found.iter().any(is_named), "{name}: {found:?}");
     }
 
-    // Each file of the older step, in the place of the newer one's.
+    // Each file of the older step in place of the newer one's.
     let new = save(run.path(), 3);
     for (name, bytes) in old.files() {
         let path = new.path().join(name);
@@ -184,9 +184,9 @@ fn swapped_and_stale_files_are_found() {
     assert!(!problems(new.path()).is_empty());
 }
 
-/// A link has the size of what it leads to today.
+/// A link currently has the size of its target.
 #[test]
-fn links_are_no_files_of_a_checkpoint() {
+fn links_are_not_files_of_a_checkpoint() {
     let run = tempfile::tempdir().unwrap();
     let committed = save(run.path(), 1);
     for name in ["trainer/large.bin", "manifest.json"] {

@@ -1,4 +1,4 @@
-//! Single files: what is no file, and what is read beyond a tensor.
+//! Single files: irregular files, and reads beyond a tensor.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -7,7 +7,7 @@ use std::path::Path;
 
 use meshgrad_ckpt::{Error, Folder, TensorFile};
 
-/// A file of two tensors of four bytes, 0 to 7.
+/// A file with two tensors of four bytes, 0 to 7.
 fn two_tensors(path: &Path) {
     let header = concat!(
         r#"{"left":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"#,
@@ -18,7 +18,7 @@ fn two_tensors(path: &Path) {
     fs::write(path, file).unwrap();
 }
 
-/// To open a pipe without a writer would block for ever.
+/// Opening a pipe without a writer would block forever.
 #[test]
 #[cfg(target_os = "linux")]
 fn only_regular_files_are_opened() {
@@ -43,7 +43,7 @@ fn only_regular_files_are_opened() {
 }
 
 #[test]
-fn files_that_are_named_may_be_links() {
+fn named_files_may_be_links() {
     let folder = tempfile::tempdir().unwrap();
     two_tensors(&folder.path().join("x.safetensors"));
     let link = folder.path().join("link");

@@ -1,4 +1,4 @@
-//! Hugging Face folders: what is written is read, and index and files must agree.
+//! Hugging Face folders: round trips, and agreement of index and files.
 
 use std::fs;
 use std::path::Path;
@@ -80,10 +80,9 @@ fn names_in(folder: &Path) -> Vec<String> {
     names
 }
 
-/// However the tensors are shared out to files, they are the same tensors; and the same call twice
-/// gives the same bytes.
+/// Any split into files contains the same tensors, and the same call twice gives the same bytes.
 #[test]
-fn any_number_of_files_holds_the_same_tensors() {
+fn any_split_into_files_round_trips() {
     let parent = tempfile::tempdir().unwrap();
 
     for (max_bytes, files) in [(1 << 20, 1), (36, 1), (35, 2), (16, 3), (1, 4)] {
@@ -152,7 +151,7 @@ fn files_are_named_as_hugging_face_does() {
 }
 
 #[test]
-fn a_wrong_total_size_is_told_but_no_error() {
+fn a_wrong_total_size_is_reported_but_not_an_error() {
     let folder = tempfile::tempdir().unwrap();
     two_shards(folder.path());
     write_index(
@@ -182,7 +181,7 @@ fn a_folder_has_exactly_one_model() {
     let error = Folder::open(folder.path()).unwrap_err();
     assert!(matches!(error, Error::TwoModels { .. }), "{error}");
 
-    // An index of the single file is no second model.
+    // An index of the single file is not a second model.
     write_index(folder.path(), 8, &[("a", "model.safetensors")]);
     assert_eq!(Folder::open(folder.path()).unwrap().tensors().len(), 1);
 
@@ -229,7 +228,7 @@ fn index_and_files_must_agree() {
         (&vec!["b".to_owned()], &folder.path().join(x))
     );
 
-    // The same tensor in two files: the index can mean only one.
+    // The same tensor in two files: the index can refer to only one.
     write_shard(&folder.path().join(y), &["a", "c"]);
     write_index(folder.path(), 24, &[("a", x), ("b", x), ("c", y)]);
     let error = open();

@@ -1,5 +1,5 @@
-//! The memory law: carrying out a plan allocates what the plan says. The peak is seen by an
-//! allocator that counts. Windows are mapped beside it, exactly as planned ones, and nothing else.
+//! Execution of a plan allocates what the plan reports. A counting allocator measures the peak.
+//! Only windows are mapped separately, with exactly their planned size.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,12 +15,12 @@ struct Counting;
 static NOW: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: all is passed on to the system's allocator unchanged.
+// SAFETY: delegates to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let now = NOW.fetch_add(layout.size(), Ordering::SeqCst) + layout.size();
         PEAK.fetch_max(now, Ordering::SeqCst);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller fulfills the contract of `GlobalAlloc`.
         unsafe { System.alloc(layout) }
     }
 
@@ -34,7 +34,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// The most that was allocated beside what is there already.
+/// The peak of allocations above the current ones.
 fn peak(work: impl FnOnce()) -> usize {
     let before = NOW.load(Ordering::SeqCst);
     PEAK.store(before, Ordering::SeqCst);
@@ -42,7 +42,7 @@ fn peak(work: impl FnOnce()) -> usize {
     PEAK.load(Ordering::SeqCst) - before
 }
 
-/// Takes every target away at once.
+/// Frees every target at once.
 struct Gone;
 
 impl Sink for Gone {
@@ -58,7 +58,7 @@ impl Sink for Gone {
     }
 }
 
-/// 32 matrices of 1 MiB, wanted as they are, transposed, and in pairs side by side.
+/// 32 matrices of 1 MiB, requested unchanged, transposed, and concatenated in pairs.
 fn graph() -> (Graph, Vec<LoadRequest>) {
     let (mut graph, mut requests) = (Graph::new(), Vec::new());
     for pair in 0..16 {
@@ -84,12 +84,12 @@ fn graph() -> (Graph, Vec<LoadRequest>) {
     (graph, requests)
 }
 
-/// What threads, names of errors and the like may take beside.
+/// Allowance for threads, names in errors and similar allocations.
 const REST: usize = 256 << 10;
 
-// One test: the allocator counts for the whole process.
+// A single test: the allocator counts for the whole process.
 #[test]
-fn the_peak_is_the_one_planned() {
+fn peak_memory_matches_the_plan() {
     let place = tempfile::tempdir().unwrap();
     let mut file = FileWriter::new();
     for number in 0..32 {

@@ -1,4 +1,4 @@
-//! Saving beside training: what is saved is the snapshot, and no failure is lost.
+//! Saving in the background: the snapshot is saved, and no failure is lost.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -11,13 +11,13 @@ use meshgrad_ckpt::{
     Task, WhenBusy, Writer, discover, step_name,
 };
 
-/// A snapshot whose save waits until it is let go.
+/// A snapshot whose save waits until it is released.
 fn held(run: &Path, step: u64) -> (Snapshot, Sender<()>) {
     let (go, wait): (_, Receiver<()>) = channel();
     let mut snapshot = Snapshot::new(run, &step_name(step));
     snapshot.add("weights.bin", vec![step as u8; 1000]);
     snapshot.add_with("late.bin", 4, move |file| {
-        // A dropped sender lets go too.
+        // Dropping the sender releases it too.
         let _ = wait.recv();
         file.append(b"late")
     });
@@ -33,7 +33,7 @@ fn broken(run: &Path, step: u64) -> Snapshot {
 fn begun<T>(begin: Submitted<T>) -> Option<Result<T>> {
     match begin {
         Submitted::Started { previous } => previous,
-        Submitted::Busy(task) => panic!("{task:?} was refused"),
+        Submitted::Busy(task) => panic!("{task:?} was rejected"),
     }
 }
 
@@ -45,9 +45,9 @@ fn steps(run: &Path) -> Vec<u64> {
         .collect()
 }
 
-/// The weights change all the time while they are saved; what is saved is what they were.
+/// The weights change all the time while they are saved; the saved bytes are those of the snapshot.
 #[test]
-fn what_is_saved_is_the_snapshot() {
+fn the_snapshot_is_saved() {
     let run = tempfile::tempdir().unwrap();
     let weights: Arc<Vec<AtomicU8>> = Arc::new((0..20_000).map(|_| AtomicU8::new(0)).collect());
     let set = |value: u8| {
@@ -74,7 +74,7 @@ fn what_is_saved_is_the_snapshot() {
         });
         assert!(begun(saver.submit(snapshot)).is_none());
 
-        // Half of it may be written by now.
+        // Half of it may already be written.
         set(255);
         changed.send(()).unwrap();
         set(254);
@@ -88,14 +88,14 @@ fn what_is_saved_is_the_snapshot() {
 }
 
 #[test]
-fn one_save_is_in_flight() {
+fn only_one_save_runs_at_a_time() {
     let run = tempfile::tempdir().unwrap();
     let mut saver = Saver::new(WhenBusy::Reject);
     let (first, go) = held(run.path(), 1);
     assert!(begun(saver.submit(first)).is_none());
     assert!(saver.is_running());
     assert!(saver.poll().is_none());
-    assert!(steps(run.path()).is_empty(), "not before it is whole");
+    assert!(steps(run.path()).is_empty(), "not before it is complete");
 
     let (second, go_second) = held(run.path(), 2);
     drop(go_second);
@@ -104,7 +104,7 @@ fn one_save_is_in_flight() {
     };
     go.send(()).unwrap();
     assert_eq!(saver.wait().unwrap().unwrap().step(), Some(1));
-    assert!(saver.wait().is_none(), "told once");
+    assert!(saver.wait().is_none(), "returned once");
 
     assert!(begun(saver.submit(second)).is_none());
     while saver.is_running() {
@@ -115,7 +115,7 @@ fn one_save_is_in_flight() {
 }
 
 #[test]
-fn a_patient_saver_waits_and_tells_how_the_last_one_ended() {
+fn a_waiting_saver_returns_the_previous_result() {
     let run = tempfile::tempdir().unwrap();
     let mut saver = Saver::new(WhenBusy::Wait);
     let (first, go) = held(run.path(), 1);
@@ -139,7 +139,7 @@ fn a_patient_saver_waits_and_tells_how_the_last_one_ended() {
     );
 }
 
-/// A dropped saver waits for the save, and tells its failure.
+/// A dropped saver waits for the save and reports its failure.
 #[test]
 fn no_failure_is_lost() {
     let run = tempfile::tempdir().unwrap();
@@ -157,10 +157,10 @@ fn no_failure_is_lost() {
     assert!(told.lock().unwrap()[0].contains("`../outside`"));
 
     let mut panicking: Saver = saver();
-    let task = Task::new(run.path().join("x"), || panic!("out of luck"));
+    let task = Task::new(run.path().join("x"), || panic!("simulated failure"));
     assert!(begun(panicking.submit(task)).is_none());
     let error = panicking.wait().unwrap().unwrap_err().to_string();
-    assert!(error.contains("panicked: out of luck"), "{error}");
+    assert!(error.contains("panicked: simulated failure"), "{error}");
 
     let mut good = saver();
     let (snapshot, go) = held(run.path(), 2);
@@ -171,7 +171,7 @@ fn no_failure_is_lost() {
     assert_eq!(told.lock().unwrap().len(), 1);
 }
 
-/// A rank saves its parts in the background and ends with a receipt.
+/// A rank saves its parts in the background and returns a report.
 #[test]
 fn ranks_save_in_the_background_too() {
     let run = tempfile::tempdir().unwrap();
@@ -194,11 +194,11 @@ fn ranks_save_in_the_background_too() {
 }
 
 #[test]
-fn space_is_looked_for_before_the_first_byte() {
+fn space_is_checked_before_the_first_byte() {
     let run = tempfile::tempdir().unwrap();
     let mut snapshot = Snapshot::new(run.path(), &step_name(1));
-    snapshot.add_with("small", 1, |_| panic!("nothing may be asked for"));
-    snapshot.add_with("huge", 1 << 60, |_| panic!("nothing may be asked for"));
+    snapshot.add_with("small", 1, |_| panic!("no data may be requested"));
+    snapshot.add_with("huge", 1 << 60, |_| panic!("no data may be requested"));
     let error = snapshot.save().unwrap_err();
     assert!(matches!(error, Error::NoSpace { .. }), "{error}");
     assert_eq!(fs::read_dir(run.path()).unwrap().count(), 0);

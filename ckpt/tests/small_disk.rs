@@ -1,5 +1,6 @@
-//! A disk that is really full: one of 8 MiB in memory, which this process mounts in name spaces of
-//! its own. Where the system lets nobody do that, the test says so and passes without having tested.
+//! A disk that is really full: one of 8 MiB in memory, which this process mounts in its own
+//! namespaces. Where the system does not allow this, the test reports it and passes without
+//! testing.
 
 #![cfg(target_os = "linux")]
 
@@ -18,7 +19,7 @@ const DISK: &str = "MESHGRAD_CKPT_SMALL_DISK";
 const MIB: usize = 1 << 20;
 
 #[test]
-fn a_full_disk_takes_nothing_and_harms_nothing() {
+fn a_full_disk_loses_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let mounted = |then: &str| {
         let script = format!("mount -t tmpfs -o size=8m tmpfs \"$1\" && {then}");
@@ -28,7 +29,7 @@ fn a_full_disk_takes_nothing_and_harms_nothing() {
         command.env(DISK, folder.path()).output()
     };
     if !mounted("true").is_ok_and(|output| output.status.success()) {
-        println!("not tested: no disk can be mounted here");
+        println!("not tested: cannot mount a disk here");
         return;
     }
 
@@ -61,24 +62,24 @@ fn save(run: &Path, step: u64, bytes: usize) -> Result<()> {
     snapshot.save().map(|committed| committed.verify().unwrap())
 }
 
-/// The ways to ask for space.
+/// A way to allocate space.
 type Way = fn(&mut Staging, usize) -> Result<()>;
 
-/// All that know the size beforehand.
+/// All ways in which the size is known in advance.
 const EARLY: [Way; 5] = [
     |staging, bytes| staging.check_space(bytes as u64),
     |staging, bytes| staging.create("x", bytes as u64).map(|_| ()),
     |staging, bytes| staging.reserve("x", bytes as u64),
     |staging, bytes| model(bytes).layout("")?.create(staging),
-    |staging, bytes| model(bytes).write(staging, "", |_, _| panic!("no byte may be asked for")),
+    |staging, bytes| model(bytes).write(staging, "", |_, _| panic!("no data may be requested")),
 ];
 
-/// One that does not: the system itself says that the disk is full.
+/// One in which it is not: the system reports that the disk is full.
 fn write_on_and_on(file: &mut OutputFile) -> Result<()> {
     (0..1000).try_for_each(|_| file.append(&[1; MIB / 10]))
 }
 
-/// What the other test runs on its disk: it returns at once when there is none.
+/// The part of the other test that runs on the small disk; it returns at once if there is none.
 #[test]
 fn child_saves_until_the_disk_is_full() {
     let Some(disk) = env::var_os(DISK) else {
@@ -115,7 +116,7 @@ fn child_saves_until_the_disk_is_full() {
     unharmed(error);
     println!("\nthe disk was full");
 
-    // With room for it all is well, also when the room was made.
+    // With enough room a save succeeds, also after room was freed.
     save(run, 2, 4 * MIB).unwrap();
     save(run, 3, 4 * MIB).unwrap_err();
     assert_eq!(keep_last(run, NonZeroUsize::MIN).unwrap().len(), 1);

@@ -1,4 +1,4 @@
-//! What we write is what the reference crate writes, byte for byte, and what both read.
+//! We write the same bytes as the reference crate, and both crates read them.
 
 use std::collections::HashMap;
 use std::fs;
@@ -7,7 +7,7 @@ use meshgrad_ckpt::{Dtype, FileWriter, TensorFile};
 use proptest::prelude::*;
 use safetensors::tensor::TensorView;
 
-/// Bytes that differ from tensor to tensor.
+/// Bytes that differ between tensors.
 fn data(seed: usize, len: usize) -> Vec<u8> {
     (0..len).map(|at| (at * 31 + seed * 17 + 5) as u8).collect()
 }
@@ -43,7 +43,7 @@ proptest! {
     #![proptest_config(cases(100))]
 
     #[test]
-    fn files_are_those_of_the_reference(tensors in tensors(), metadata in any::<Option<String>>()) {
+    fn files_match_the_reference(tensors in tensors(), metadata in any::<Option<String>>()) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.safetensors");
 

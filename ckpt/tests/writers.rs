@@ -1,4 +1,4 @@
-//! Many writers of one checkpoint: what they wrote must be whole, and whoever is missing is named.
+//! Several writers of one checkpoint: their parts must be complete, and missing writers are named.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use meshgrad_ckpt::{
     step_name,
 };
 
-/// Begins a checkpoint with a file of ten bytes that two ranks write.
+/// Starts a checkpoint with a file of ten bytes that two ranks write.
 fn stage(run: &Path) -> Staging {
     let mut staging = Staging::new(run, &step_name(1)).unwrap();
     staging.create("model/x.bin", 10).unwrap();
@@ -16,19 +16,19 @@ fn stage(run: &Path) -> Staging {
     staging
 }
 
-/// Writes bytes of the file, from each offset on, as a process of its own would.
+/// Writes bytes of the file at these offsets, as a separate process would.
 fn write(staging: &Staging, name: &str, parts: &[(u64, &str)]) -> WriteReport {
     let mut writer = Writer::join(staging.folder(), name).unwrap();
     for (offset, bytes) in parts {
         let file = writer.file("model/x.bin").unwrap();
         file.write_at(*offset, bytes.as_bytes()).unwrap();
     }
-    let receipt = writer.finish().unwrap();
+    let report = writer.finish().unwrap();
 
-    // As it travels.
-    let json = serde_json::to_string(&receipt).unwrap();
+    // In serialized form.
+    let json = serde_json::to_string(&report).unwrap();
     let arrived: WriteReport = serde_json::from_str(&json).unwrap();
-    assert_eq!(arrived, receipt);
+    assert_eq!(arrived, report);
     arrived
 }
 
@@ -37,8 +37,8 @@ fn error_of(ranks: &[(&str, &[(u64, &str)])]) -> Error {
     let run = tempfile::tempdir().unwrap();
     let mut staging = stage(run.path());
     for (name, parts) in ranks {
-        let receipt = write(&staging, name, parts);
-        staging.accept(receipt).unwrap();
+        let report = write(&staging, name, parts);
+        staging.accept(report).unwrap();
     }
     let error = staging.commit().unwrap_err();
     assert_eq!(
@@ -67,7 +67,7 @@ fn parts_of_ranks_make_a_file() {
     let path = committed.path().join("model/x.bin");
     assert_eq!(fs::read(&path).unwrap(), b"abcdefghij");
 
-    // The digests are those of the ranks' writes, and tell damage.
+    // The digests are those of the ranks' writes, and detect damage.
     fs::write(path, b"abcdXfghij").unwrap();
     let text = committed.verify().unwrap_err().to_string();
     assert!(text.contains("bytes 2..5 (block 1)"), "{text}");
@@ -101,27 +101,25 @@ fn gaps_overlaps_and_missing_writers_are_named() {
 
     let missing = error_of(&[("rank 0", &[(0, "abcdefghij")])]);
     assert!(
-        missing
-            .to_string()
-            .contains("no receipt came from `rank 1`"),
+        missing.to_string().contains("no report from `rank 1`"),
         "{missing}"
     );
 }
 
 #[test]
-fn receipts_that_cannot_be_are_refused() {
+fn invalid_reports_are_rejected() {
     let run = tempfile::tempdir().unwrap();
     let mut staging = stage(run.path());
-    let receipt = write(&staging, "rank 0", &[(0, "abc")]);
-    staging.accept(receipt.clone()).unwrap();
-    let mut problem = |receipt| match staging.accept(receipt) {
+    let report = write(&staging, "rank 0", &[(0, "abc")]);
+    staging.accept(report.clone()).unwrap();
+    let mut problem = |report| match staging.accept(report) {
         Err(Error::BadWriteReport {
             problem, writer, ..
         }) => (writer, problem),
         other => panic!("{other:?}"),
     };
     assert_eq!(
-        problem(receipt),
+        problem(report),
         ("rank 0".to_owned(), WriteReportError::Twice)
     );
 
@@ -138,11 +136,11 @@ fn receipts_that_cannot_be_are_refused() {
             bytes,
             xxh3: Digest(0),
         };
-        let receipt = WriteReport {
+        let report = WriteReport {
             writer: "rank 1".to_owned(),
             parts: [(file.to_owned(), vec![block])].into(),
         };
-        let (_, found) = problem(receipt);
+        let (_, found) = problem(report);
         let is_file = matches!(found, WriteReportError::UnknownFile { .. });
         assert_eq!(is_file, file == "model/y.bin", "{found}");
     }
@@ -166,7 +164,7 @@ fn only_a_staged_checkpoint_can_be_joined() {
     }
 }
 
-/// A file that was created and never written to is not whole, unless it is empty.
+/// A file that was created and never written is incomplete, unless it is empty.
 #[test]
 fn created_files_must_be_written() {
     let run = tempfile::tempdir().unwrap();

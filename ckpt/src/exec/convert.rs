@@ -1,4 +1,4 @@
-//! What is done to elements on their way: casts, mostly.
+//! Element conversions on the way to the target, mostly casts.
 
 use half::{bf16, f16};
 
@@ -6,7 +6,8 @@ use crate::Dtype;
 use crate::graph::{ElementOp, Scalar};
 use crate::plan::Conversion;
 
-/// Does the steps to each element. The common casts have loops of their own that give the same bits.
+/// Applies the operations to each element. Common casts have specialized loops with identical
+/// results.
 pub(super) fn convert(how: &Conversion, from: &[u8], to: &mut [u8]) {
     match (how.from, &how.steps[..]) {
         (Dtype::BF16, [ElementOp::Cast(Dtype::F32)]) => {
@@ -40,7 +41,7 @@ fn each<const A: usize, const B: usize>(
     }
 }
 
-/// Any steps between any dtypes.
+/// Any operations between any dtypes.
 fn one_by_one(how: &Conversion, from: &[u8], to: &mut [u8]) {
     let size = how.from.bits() / 8;
     let count = from.len() / size;
@@ -50,7 +51,7 @@ fn one_by_one(how: &Conversion, from: &[u8], to: &mut [u8]) {
         bits[..size].copy_from_slice(from);
         let element = Scalar::from_bits(how.from, u64::from_le_bytes(bits));
         let step = |element: Scalar, step: &ElementOp| step.apply(element);
-        // A graph has refused the steps that cannot be done.
+        // The graph has rejected operations that cannot be applied.
         if let Some(done) = how.steps.iter().try_fold(element, step) {
             to.copy_from_slice(&done.bits().to_le_bytes()[..to_size]);
         }
@@ -61,10 +62,10 @@ fn one_by_one(how: &Conversion, from: &[u8], to: &mut [u8]) {
 mod tests {
     use super::*;
 
-    /// Every 16-bit number, and bit patterns of 32 and 64 bits everywhere: the loops give what the
-    /// steps say, NaN being NaN.
+    /// For every 16-bit number, and for 32- and 64-bit patterns across the whole range, the
+    /// specialized loops match the general one; all NaNs are equal.
     #[test]
-    fn fast_and_general_agree() {
+    fn specialized_loops_match_the_general_one() {
         let patterns = |size: usize| -> Vec<u8> {
             let count = 1u64 << 16;
             let bits = (0..count).map(|it| match size {

@@ -1,78 +1,78 @@
-//! How bytes travel between replicas.
+//! The interface through which replicas exchange bytes.
 
 use crate::plan::Digest;
 
-/// Carries the bytes of chunks between replicas, which are numbered from 0. Called from several
-/// threads, for several chunks at once.
+/// Sends the bytes of chunks between replicas, which are numbered from 0. Several threads call it
+/// at the same time for different chunks.
 pub trait Exchange: Sync {
-    /// How many replicas there are.
+    /// The number of replicas.
     fn replicas(&self) -> usize;
 
-    /// Which one this is.
+    /// The number of this replica.
     fn replica(&self) -> usize;
 
-    /// Called once, before anything is read: waits for the others and compares what they are up to.
+    /// Called once, before any read: waits for the other replicas and compares their plans.
     ///
     /// # Errors
-    /// [`ExchangeError::Differ`], for all of them; [`ExchangeError::Gone`].
+    /// [`ExchangeError::PlansDiffer`], in all replicas; [`ExchangeError::Stopped`].
     fn compare_plans(&self, plan: Digest) -> Result<(), ExchangeError>;
 
-    /// Gives the bytes of a chunk to all others.
+    /// Sends the bytes of a chunk to all other replicas.
     ///
     /// # Errors
-    /// [`ExchangeError::Gone`], and what the way they travel has.
+    /// [`ExchangeError::Stopped`]; errors of the transport.
     fn send(&self, chunk: usize, bytes: &[u8]) -> Result<(), ExchangeError>;
 
-    /// Takes the bytes of a chunk from the replica that reads it: number `chunk % replicas`.
+    /// Receives the bytes of a chunk from the replica that reads it: number `chunk % replicas`.
     ///
     /// # Errors
     /// As [`Exchange::give`].
     fn receive(&self, chunk: usize, bytes: &mut [u8]) -> Result<(), ExchangeError>;
 
-    /// Called after an error: the others must not wait for this replica any more, nor other threads
-    /// of this one for them.
+    /// Called after an error. Other replicas, and other threads of this one, stop waiting for each
+    /// other.
     fn abort(&self);
 }
 
-/// Why replicas cannot read for each other.
+/// Why replicas cannot exchange chunks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExchangeError {
     /// Two replicas have different plans.
     #[error(
-        "replica {replica} is to load by plan {plan}, replica {other} by {other_plan}: replicas \
-         must want the same of the same files with the same options"
+        "replica {replica} has plan {plan}, but replica {other} has plan {other_plan}: replicas \
+         must make the same requests of the same files with the same options"
     )]
     PlansDiffer {
-        /// One of them.
+        /// One replica.
         replica: usize,
         /// Its plan.
         plan: Digest,
-        /// The other.
+        /// The other replica.
         other: usize,
-        /// The other one's plan.
+        /// The other replica's plan.
         other_plan: Digest,
     },
-    /// Another replica has failed, the first of all that did, or has gone away.
-    #[error("replica {replica} has stopped: its own error says why")]
+    /// Another replica, the first of all that failed, has failed or exited.
+    #[error("replica {replica} has stopped: see its own error")]
     Stopped {
-        /// It.
+        /// The replica.
         replica: usize,
     },
-    /// An exchange that takes this replica for none of those that there are.
+    /// An exchange with an invalid number for this replica.
     #[error("replica {replica} of {replicas}: replicas are numbered from 0")]
     Number {
-        /// What it is said to be.
+        /// The invalid number.
         replica: usize,
-        /// How many there are said to be.
+        /// The number of replicas.
         replicas: usize,
     },
-    /// The way that the bytes travel failed.
-    #[error("chunk {chunk} did not get from replica to replica: {message}")]
+    /// The transport failed.
+    #[error("cannot exchange chunk {chunk} between replicas: {message}")]
     Transport {
         /// The chunk.
         chunk: usize,
-        /// What the way says.
+        /// The transport's message.
         message: String,
     },
 }

@@ -1,4 +1,4 @@
-//! Regions of expressions made of tensors in memory: how a checkpoint is written.
+//! Regions of expressions over tensors in memory, as needed to write a checkpoint.
 
 use std::ops::Range;
 
@@ -7,35 +7,36 @@ use crate::Dtype;
 use crate::graph::{ElementCopy, ElementOp, Expr, Graph, GraphError, Leaf};
 use crate::plan::{Conversion, Part, loops_in_bytes};
 
-/// Why a region cannot be made of what is in memory.
+/// Why a region cannot be gathered from memory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryError {
-    /// The region cannot be pulled.
+    /// The region cannot be traced.
     #[error(transparent)]
     Graph(#[from] GraphError),
-    /// A tensor that is not in memory, or something that would have to be computed first.
+    /// A tensor that is not in memory, or that would have to be computed first.
     #[error("`{}` is not in memory", .0.escape_debug())]
     Absent(String),
-    /// Memory of another size than the tensor in it.
-    #[error("`{}` has {expected} bytes, its memory {found}", name.escape_debug())]
+    /// A tensor's memory has another size than the tensor.
+    #[error("`{}` has {expected} bytes, but its memory has {found}", name.escape_debug())]
     Size {
         /// The tensor.
         name: String,
-        /// Bytes that it has.
+        /// Bytes of the tensor.
         expected: u64,
-        /// Bytes that are there.
+        /// Bytes of the memory.
         found: u64,
     },
-    /// Elements smaller than a byte would have to be taken out of their bytes.
-    #[error("elements of `{}` would have to be taken out of their bytes", .0.escape_debug())]
+    /// Elements smaller than a byte would have to be extracted from their bytes.
+    #[error("elements of `{}` are smaller than a byte and cannot be copied one by one", .0.escape_debug())]
     PartOfAByte(String),
 }
 
-/// Makes a region of an expression, row-major and dense, of the tensors that `memory` knows by name.
+/// Gathers a region of an expression, row-major and dense, from the tensors that `memory` returns
+/// by name.
 ///
 /// # Errors
-/// [`MemoryError`]; one for `out` if its size is not that of the region.
+/// [`MemoryError`]; also if `out` has another size than the region.
 pub fn gather<'m>(
     graph: &Graph,
     expr: Expr,
@@ -123,7 +124,7 @@ pub fn rows_per_batch(
     let rows = shape.first().copied().unwrap_or(1);
     let row = bytes_of(shape.iter().skip(1).product(), dtype).max(1);
     let at_a_time = match dtype.bits() < 8 {
-        true => rows.max(1), // rows may end inside of bytes
+        true => rows.max(1), // rows may end inside a byte
         false => (bytes / row).clamp(1, rows.max(1)),
     };
     (0..rows).step_by(at_a_time as usize).map(move |start| {
@@ -140,9 +141,10 @@ mod tests {
     use super::*;
     use crate::mapping::{AllowedProblems, Mapping, TensorSpec};
 
-    /// A map solved backwards on memory, a few rows at a time, and forwards again: the same bytes.
+    /// A map solved backwards on memory, a few rows at a time, and then applied forwards gives the
+    /// same bytes.
     #[test]
-    fn what_is_made_backwards_is_what_there_was() {
+    fn a_round_trip_through_a_map_preserves_bytes() {
         let map = "
             x = transpose(concat(a, b, shares=2:1), 0, 1)
             y = interleave(unflatten(c, 3), d)";
@@ -193,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_named() {
+    fn missing_tensors_are_named() {
         let mut graph = Graph::new();
         let x = graph.source("x", Dtype::F32, &[2, 3]).unwrap();
         let mean = Mapping::parse("m = mean(x, y)").unwrap();
@@ -210,11 +212,11 @@ mod tests {
         assert_eq!(make(&graph, x, &nothing, 24), "`x` is not in memory");
         assert_eq!(
             make(&graph, x, &little, 24),
-            "`x` has 24 bytes, its memory 4"
+            "`x` has 24 bytes, but its memory has 4"
         );
         assert_eq!(
             make(&graph, x, &little, 23),
-            "`the region` has 24 bytes, its memory 23"
+            "`the region` has 24 bytes, but its memory has 23"
         );
         assert_eq!(
             make(mean.graph(), m, &nothing, 24),

@@ -1,26 +1,25 @@
-//! Carrying out a [plan](crate::plan): files in, targets out, with the memory that was planned.
+//! Executing a [plan](crate::plan): reads files into targets within the planned memory.
 //!
 //! ```text
 //!            queue (chunks in the order of the files)
 //!              |            |
 //!           thread        thread         each owns one window
-//!              | read_at    | read_at    a chunk that is one long run is read to its place
+//!              | read_at    | read_at    a long contiguous chunk is read into its target
 //!           window          |
 //!              | scatter    |
-//!           target        target         memory that the sink gives and takes back complete
+//!           target        target         allocated by the sink, returned when complete
 //! ```
 //!
-//! - Bytes land once, at their final place: the memory of the tensors themselves on the CPU, of a
-//!   staging buffer for a device. It is the [`Sink`] that knows.
-//! - A target is complete when all its bytes are there, which its thread counts; the sink gets it
-//!   back at that moment. A target that is not complete is never handed over.
-//! - The first error stops all threads; it is the result.
-//! - Several that want the same share the reading ([`execute_shared`]).
-//! - **Memory.** The windows are all there is beside plan and targets. Where targets leave
-//!   ([`Targets::Leave`](crate::plan::Targets)), chunks that would open more of them than planned
-//!   wait. They wait in the order of the files, so whoever waits is waited for by nobody that could
-//!   still let it go on: there is no deadlock, as long as the most that is open in that order fits,
-//!   which the plan has made sure of.
+//! - Bytes are written once, to their final destination: the tensors' own memory on the CPU, a
+//!   staging buffer for a device. The [`Sink`] decides.
+//! - The thread that writes the last bytes of a target returns the target to the sink at once. An
+//!   incomplete target is never returned.
+//! - The first error stops all threads and is the result.
+//! - Several replicas that make the same requests can share the reads ([`execute_shared`]).
+//! - **Memory.** Plan, targets and windows are the only memory. With
+//!   [`Targets::Leave`](crate::plan::Targets), chunks that would open more targets than planned
+//!   wait, in the order of the files. A chunk waits only for earlier ones, so there is no deadlock
+//!   as long as the targets that are open at once in that order fit. The plan ensures this.
 
 mod convert;
 mod exchange;
@@ -53,23 +52,23 @@ use queue::Queue;
 use scatter::Destination;
 use shared::SharedTargets;
 
-/// What was done.
+/// Statistics of an execution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stats {
     /// Bytes that were read.
     pub read_bytes: u64,
-    /// Bytes that targets got.
+    /// Bytes that were written to targets.
     pub written_bytes: u64,
 }
 
-/// Carries a plan out: gets memory for each target from `sink`, fills it, gives it back. Calls
-/// `progress` with the bytes read so far, of [`LoadPlan::read_bytes`], after each chunk and from
-/// any thread.
+/// Executes a plan: gets memory for each target from `sink`, fills it and returns it. After each
+/// chunk, from any thread, calls `progress` with the bytes read so far, out of
+/// [`LoadPlan::read_bytes`].
 ///
 /// # Errors
-/// What the sink gives; [`Error::SourceMismatch`] for sources that are not those of the plan's
-/// folder; [`Error::FileChanged`] and [`Error::ReadAt`] with the tensor; [`Error::TargetSize`]. No
-/// target has been completed with bytes that an error concerns.
+/// Errors of the sink; [`Error::SourceMismatch`] if the sources are not those of the plan's folder;
+/// [`Error::FileChanged`] and [`Error::ReadAt`] with the tensor; [`Error::TargetSize`]. Targets
+/// affected by an error are never completed.
 pub fn execute<S: Sink>(
     plan: &LoadPlan,
     sources: &Sources,
@@ -79,13 +78,13 @@ pub fn execute<S: Sink>(
     run(plan, sources, sink, None, progress)
 }
 
-/// [`execute`] for one of several replicas that all carry out this plan: each reads its share of
-/// the chunks and gives it to the others. Together they read each byte once, and compute what is
-/// computed once. [`Stats::read_bytes`] and `progress` count what this one reads itself.
+/// [`execute`] for one of several replicas that all execute this plan: each reads its share of the
+/// chunks and sends it to the others. Together they read each byte once and compute each computed
+/// tensor once. [`Stats::read_bytes`] and `progress` count the reads of this replica.
 ///
 /// # Errors
-/// As [`execute`], and [`Error::Exchange`]. When one replica fails, all do: it with its own error,
-/// the others with [`ExchangeError::Stopped`].
+/// As [`execute`], and [`Error::Exchange`]. When one replica fails, all fail: it with its own
+/// error, the others with [`ExchangeError::Stopped`].
 pub fn execute_shared<S: Sink>(
     plan: &LoadPlan,
     sources: &Sources,
@@ -151,7 +150,7 @@ fn run<S: Sink>(
     }
 }
 
-/// A window for each thread.
+/// A window per thread.
 fn windows(threads: usize, plan: &LoadPlan, sources: &Sources) -> Result<Windows, Error> {
     Windows::new(threads, plan.window_bytes()).map_err(|error| {
         let first = plan.chunks().first().map(|chunk| chunk.file as usize);
@@ -161,7 +160,7 @@ fn windows(threads: usize, plan: &LoadPlan, sources: &Sources) -> Result<Windows
     })
 }
 
-/// That the sources are the files of the plan, and as long as then.
+/// Checks that the sources are the files of the plan and have the planned sizes.
 fn check(plan: &LoadPlan, sources: &Sources) -> Result<(), Error> {
     let name = |source: &dyn Source| {
         let name = source.path().file_name().unwrap_or_default();
@@ -211,16 +210,16 @@ struct Execution<'e, S: Sink> {
     failure: Mutex<Option<S::Error>>,
 }
 
-/// What a thread keeps from chunk to chunk.
+/// Buffers that a thread reuses from chunk to chunk.
 struct Workspace<'w> {
     window: &'w mut [u8],
     loops: Vec<ByteLoop>,
 }
 
 impl<S: Sink> Execution<'_, S> {
-    /// What a thread does: chunks, until there are none or one failed.
+    /// The loop of a thread: runs chunks until none are left or one fails.
     fn work(&self, window: &mut [u8]) {
-        // Nobody waits for a thread that has ended, whatever ended it.
+        // No thread waits for one that has ended, even after a panic.
         let _leaving = self.queue.stop_when_dropped();
         let mut workspace = Workspace {
             window,
@@ -242,7 +241,7 @@ impl<S: Sink> Execution<'_, S> {
         }
     }
 
-    /// Reads or computes a chunk, or gets it from the replica that does.
+    /// Reads or computes a chunk, or receives it from the replica that does.
     fn fetch(&self, number: usize, chunk: &Chunk, data: &mut [u8]) -> Result<(), Error> {
         let make = |data: &mut [u8]| match self.plan.computed_chunk(chunk) {
             Some((computed, computed_chunk)) => self.make(computed, computed_chunk, data),
@@ -258,7 +257,7 @@ impl<S: Sink> Execution<'_, S> {
         }
     }
 
-    /// Tells how much has been read.
+    /// Reports the bytes read so far.
     fn advance(&self, bytes: u64) {
         let before = self.read.fetch_add(bytes, Ordering::Relaxed);
         (self.progress)(before + bytes);
@@ -266,7 +265,7 @@ impl<S: Sink> Execution<'_, S> {
 
     fn fetch_in_place(&self, number: usize, chunk: &Chunk, to: u64) -> Result<(), S::Error> {
         let bytes = chunk.read.end - chunk.read.start;
-        // There is one: what several need is read aside.
+        // At most one: chunks with several copies go through the workspace.
         for copy in self.plan.copies_of(chunk).take(1) {
             let target = copy.target as usize;
             let mut place = self.targets.place(target)?;
@@ -315,7 +314,7 @@ impl<S: Sink> Execution<'_, S> {
         Ok(())
     }
 
-    /// Computes some rows: loads those of the operands that they are made of, then makes them.
+    /// Computes some rows: loads the operand rows that they need, then computes.
     fn make(
         &self,
         computed: &ComputedTensor,
@@ -344,7 +343,7 @@ impl<S: Sink> Execution<'_, S> {
         Ok(())
     }
 
-    /// Counts bytes of a target that are there; the last ones complete it.
+    /// Counts bytes written to a target; the last ones complete it.
     fn count(&self, target: usize, bytes: u64) -> Result<(), S::Error> {
         self.written.fetch_add(bytes, Ordering::Relaxed);
         if self.targets.count(target, bytes)? {

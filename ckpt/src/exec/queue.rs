@@ -1,10 +1,10 @@
-//! Who carries out which chunk when.
+//! Assigns chunks to threads.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::plan::Chunk;
 
-/// Gives chunks out in order, each once, and none that would open more than the limit.
+/// Returns chunks in order, each once, and keeps the bytes of open targets within the limit.
 pub(super) struct Queue<'p> {
     chunks: &'p [Chunk],
     limit: u64,
@@ -14,7 +14,7 @@ pub(super) struct Queue<'p> {
 
 struct State {
     next: usize,
-    /// Bytes of targets that are begun and not complete.
+    /// Bytes of targets that are started and not complete.
     open: u64,
     stopped: bool,
 }
@@ -33,7 +33,8 @@ impl<'p> Queue<'p> {
         }
     }
 
-    /// The next chunk and its number, when there is room for what it opens. None at the end, or once stopped.
+    /// The next chunk and its number, once the targets it opens fit; `None` at the end or after a
+    /// stop.
     pub(super) fn next(&self) -> Option<(usize, &'p Chunk)> {
         let mut state = self.lock();
         loop {
@@ -49,13 +50,14 @@ impl<'p> Queue<'p> {
         }
     }
 
-    /// A target of so many bytes has left.
+    /// Releases a completed target of `bytes` bytes.
     pub(super) fn release(&self, bytes: u64) {
         self.lock().open -= bytes;
         self.changed.notify_all();
     }
 
-    /// Stops everything when a thread ends: without chunks left there is nothing to stop.
+    /// Stops all threads when the guard is dropped. At the regular end no chunks are left, so it
+    /// has no effect.
     pub(super) fn stop_when_dropped(&self) -> impl Drop {
         struct Leaving<'q, 'p>(&'q Queue<'p>);
         impl Drop for Leaving<'_, '_> {

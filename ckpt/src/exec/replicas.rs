@@ -1,20 +1,20 @@
-//! Replicas: several that load the same, each byte read once among them.
+//! Replicas that load the same targets: each byte is read once among them.
 //!
-//! Data-parallel ranks want equal bytes. Instead of reading all of them each, they share the chunks
-//! of the plan out among them, one to each in turn, and pass on what they read:
+//! Data-parallel ranks need equal bytes. Instead of each reading all of them, they split the chunks
+//! of the plan round-robin, and each sends what it read to the others:
 //!
 //! ```text
 //!              chunk 0      chunk 1      chunk 2      chunk 3
-//! replica 0    reads, gives takes        reads, gives takes
-//! replica 1    takes        reads, gives takes        reads, gives
+//! replica 0    reads, sends receives     reads, sends receives
+//! replica 1    receives     reads, sends receives     reads, sends
 //! ```
 //!
-//! The plan is the same for all of them, so nobody has to be told what comes; that it is the same is
-//! found out before anything is read. How bytes travel is an [`Exchange`]; [`Replica`] is the one
-//! between the threads of a process.
+//! All replicas have the same plan, so chunks need no announcement. The plans are compared before
+//! any read. Bytes travel through an [`Exchange`]; [`Replica`] implements it between the threads of
+//! a process.
 //!
-//! Chunks are worked on in order everywhere. For the first that is not done yet, all before it are,
-//! so its owner has a thread and the memory for it: nobody waits for ever.
+//! All replicas work on chunks in the same order. The owner of the first unfinished chunk has
+//! finished all earlier ones, so it has a thread and the memory for it: there is no deadlock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -22,7 +22,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use super::exchange::{Exchange, ExchangeError};
 use crate::plan::Digest;
 
-/// One of the replicas of a process, each with a thread of its own.
+/// One of the replicas of a process, each with its own thread.
 ///
 /// ```
 /// use meshgrad_ckpt::exec::{Replica, Slices, execute_shared};
@@ -75,21 +75,21 @@ struct Group {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Of this meeting, as they come.
+    /// The plans of the current comparison, by replica.
     plans: BTreeMap<usize, Digest>,
-    /// Meetings that are over.
+    /// Finished comparisons.
     rounds: u64,
-    /// What the last meeting came to.
+    /// The result of the last comparison.
     outcome: Option<ExchangeError>,
-    /// Chunks that somebody has yet to take.
+    /// Chunks that some replica has yet to receive.
     sent: BTreeMap<usize, Sent>,
     stopped: BTreeSet<usize>,
-    /// Whose error was the first: those of the others follow from it.
+    /// The first replica that failed; the errors of the others follow from it.
     failed: Option<usize>,
 }
 
 impl State {
-    /// The error for those who would wait for one that has gone.
+    /// The error of replicas that would wait for one that has stopped.
     fn stopped(&self, replica: usize) -> ExchangeError {
         ExchangeError::Stopped {
             replica: self.failed.unwrap_or(replica),
@@ -104,7 +104,8 @@ struct Sent {
 }
 
 impl Replica {
-    /// So many replicas. Each holds a copy of a chunk for each of its threads while others take it.
+    /// Creates `replicas` replicas. Each holds a copy of a chunk per thread until the others have
+    /// received it.
     pub fn all(replicas: usize) -> Vec<Replica> {
         let group = Arc::new(Group {
             replicas,
@@ -118,7 +119,7 @@ impl Replica {
         numbered.collect()
     }
 
-    /// Waits until `ready` has something to say.
+    /// Waits until `ready` returns a value.
     fn wait<T>(
         &self,
         mut ready: impl FnMut(&mut State) -> Option<Result<T, ExchangeError>>,
@@ -207,8 +208,8 @@ impl Exchange for Replica {
             _ => None,
         })?;
         if sent.len() != bytes.len() {
-            let (is, wanted) = (sent.len(), bytes.len());
-            let message = format!("it has {is} bytes instead of {wanted}");
+            let (is, expected) = (sent.len(), bytes.len());
+            let message = format!("it has {is} bytes instead of {expected}");
             return Err(ExchangeError::Transport { chunk, message });
         }
         bytes.copy_from_slice(&sent);

@@ -1,11 +1,11 @@
-//! From a window to the targets: the inner loops of loading.
+//! Copies from a window to the targets: the inner loops of loading.
 //!
-//! A part of a copy is a run of bytes inside of loops. Long runs are plain copies. Where single
-//! elements go apart, the order in which they are visited decides the speed: along the window, a
-//! transposed matrix touches another cache line of its target with each element, along the target
-//! another one of the window. So they go by [`tiles`].
+//! A part of a copy is a contiguous range of bytes inside loops. Long ranges are plain copies. For
+//! single elements, the order of the loops decides the speed: a transposed matrix touches a new
+//! cache line of its target with each element along the window, and a new line of the window with
+//! each element along the target. Such copies are tiled (see [`tiles`]).
 //!
-//! Elements that change on their way are converted by the run, or by the row of a tile.
+//! Elements that change on the way are converted per contiguous range, or per row of a tile.
 
 mod place;
 mod registers;
@@ -19,12 +19,12 @@ pub(super) use place::Destination;
 use place::each;
 use tiles::ElementWriter;
 
-/// Copies the elements of a part, whose `from` counts from the beginning of `window`.
+/// Copies the elements of a part. Its `from` is relative to the start of `window`.
 pub(super) fn scatter(window: &[u8], part: Part<'_>, mut place: impl Destination) {
     copy(window, part, &mut place);
 }
 
-/// For any place, so that it is compiled here and not by those who know theirs.
+/// Takes a trait object, so that it is compiled once and in this module.
 fn copy(window: &[u8], part: Part<'_>, place: &mut dyn Destination) {
     if part.filled_bytes() == 0 {
         return;
@@ -51,7 +51,7 @@ fn copy(window: &[u8], part: Part<'_>, place: &mut dyn Destination) {
     });
 }
 
-/// The same with something done to each element.
+/// The same with a conversion of each element.
 pub(super) fn scatter_converted(
     window: &[u8],
     part: Part<'_>,
@@ -79,7 +79,7 @@ fn copy_converted(window: &[u8], part: Part<'_>, place: &mut dyn Destination, ho
     });
 }
 
-/// Writes one element to many places, the first of which begins at `to`.
+/// Writes one element to many places, starting at `to`.
 pub(super) fn fill(loops: &[ByteLoop], to: u64, element: &[u8], place: &mut [u8]) {
     each(loops, 0, to, &mut |_, to| {
         place[to as usize..][..element.len()].copy_from_slice(element);
@@ -94,7 +94,7 @@ mod tests {
     use crate::Dtype;
     use crate::graph::ElementOp;
 
-    /// What one element after the other gives.
+    /// The reference result: one element after the other.
     fn plainly(window: &[u8], part: Part<'_>, target: &mut [u8], how: Option<&Conversion>) {
         each(part.loops, part.from, part.to, &mut |from, to| {
             let element = &window[from as usize..][..part.element as usize];
@@ -106,21 +106,22 @@ mod tests {
         });
     }
 
-    /// The loops that copy a tensor to one whose dims are in another order.
+    /// The loops that copy a tensor to one with permuted dims.
     #[derive(Clone, Debug)]
     struct Permuted {
-        /// Extents, the one that moves least in the window first.
+        /// Extents, the dim with the smallest stride in the window first.
         shape: Vec<u64>,
-        /// Dims, the one that moves least in the target first.
+        /// Dims, the one with the smallest stride in the target first.
         order: Vec<usize>,
-        /// Bytes behind the turns of each dim: in the window, and in the target.
+        /// Padding in bytes after each dim: in the window, and in the target.
         pads: Vec<(u64, u64)>,
-        /// Whether the last dim moves so far in the target that all of them do.
+        /// Whether the last dim has a stride so large in the target that all elements are far
+        /// apart.
         is_far: bool,
     }
 
     impl Permuted {
-        /// With elements of so many bytes in the window and in the target.
+        /// The loops for elements of these sizes in the window and in the target.
         fn loops(&self, element: u64, to_element: u64) -> Vec<ByteLoop> {
             let mut loops = vec![
                 ByteLoop {
@@ -169,7 +170,7 @@ mod tests {
         })
     }
 
-    /// Scatters what `permuted` says, and checks it against [`plainly`].
+    /// Scatters `permuted` and compares with [`plainly`].
     fn check(
         permuted: &Permuted,
         (from, to): (u64, u64),
@@ -203,10 +204,10 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(200))]
 
-        /// Matrices and stacks of them, smaller and larger than tiles, near and far, dense or not,
-        /// for every size of elements: each byte is where it belongs, and all others are untouched.
+        /// Matrices and stacks of them, smaller and larger than tiles, near and far, dense or
+        /// padded, for every element size: each byte is at its place, and all others are untouched.
         #[test]
-        fn scattered_is_one_by_one(
+        fn tiled_copies_match_element_copies(
             permuted in permuted(),
             from in 0..20u64,
             to in 0..70u64,
@@ -217,7 +218,7 @@ mod tests {
         }
 
         #[test]
-        fn converted_is_one_by_one(
+        fn tiled_conversions_match_element_conversions(
             permuted in permuted(),
             from in 0..20u64,
             to in 0..70u64,

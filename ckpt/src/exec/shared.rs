@@ -1,11 +1,11 @@
-//! Memory of targets that several threads fill at the same time: unsafe, for the borrow
-//! checker cannot see what keeps them apart.
+//! Memory of targets that several threads fill at the same time. This is unsafe because the borrow
+//! checker cannot verify that the threads write different bytes.
 //!
-//! Why they do not disturb each other. A byte of a target belongs to exactly one element of one
-//! copy: that is the law of [`Graph::pull`](crate::graph::Graph::pull), and plans are made of what
-//! it gives only. An element of a copy begins in exactly one chunk, since chunks cut the extents
-//! without overlap, and a chunk is given to one thread once. So no byte is written by two threads,
-//! and none is read before its target is complete; the count of missing bytes reaches zero after
+//! Why it is sound. A byte of a target belongs to exactly one element of one copy:
+//! [`Graph::copies`](crate::graph::Graph::copies) guarantees this, and plans consist only of its
+//! copies. An element of a copy starts in exactly one chunk, because chunks split the extents
+//! without overlap, and each chunk goes to one thread once. So no two threads write the same byte,
+//! and no byte is read before its target is complete: the count of missing bytes reaches zero after
 //! the last write and before the sink gets the memory.
 
 use std::ops::Range;
@@ -25,9 +25,9 @@ pub(super) struct SharedTargets<'e, S: Sink> {
 }
 
 struct Slot<B> {
-    /// Into `buffer`, once there is one.
+    /// The memory in `buffer`, once it is allocated.
     place: OnceLock<TargetMemory>,
-    /// Not touched while `place` is in use: from its making to its completion.
+    /// Not touched while `place` is in use: from its creation to its completion.
     buffer: Mutex<Option<B>>,
     missing: AtomicU64,
 }
@@ -39,9 +39,9 @@ pub(super) struct TargetMemory {
     len: usize,
 }
 
-// SAFETY: what is behind the pointer is owned by the slot and may be sent (`Sink::Buffer: Send`).
+// SAFETY: the slot owns the memory behind the pointer, and it is `Send` (`Sink::Buffer: Send`).
 unsafe impl Send for TargetMemory {}
-// SAFETY: through a shared place different threads touch different bytes only, see above.
+// SAFETY: threads write only different bytes through a shared place, see above.
 unsafe impl Sync for TargetMemory {}
 
 impl TargetMemory {
@@ -54,22 +54,22 @@ impl TargetMemory {
 }
 
 impl scatter::Destination for &TargetMemory {
-    /// Each byte is asked for once, by the thread whose chunk has its element.
+    /// Each byte is requested once, by the thread whose chunk has its element.
     fn bytes(&mut self, range: Range<u64>) -> &mut [u8] {
         let (start, end) = (range.start as usize, range.end as usize);
         assert!(
             start <= end && end <= self.len,
-            "a plan writes inside of its targets"
+            "a plan writes only inside its targets"
         );
-        // SAFETY: inside of the buffer, which is alive and not touched otherwise until the target
-        // is complete, which it is not before these bytes are counted. No other reference to them
-        // is made: see the head of this file.
+        // SAFETY: the range is inside the buffer. The buffer is alive and not otherwise touched
+        // until the target is complete, which cannot happen before these bytes are counted. No
+        // other reference to them exists: see the head of this file.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(start), end - start) }
     }
 }
 
 impl<'e, S: Sink> SharedTargets<'e, S> {
-    /// Completes the targets that need nothing: those without bytes and those that are filled.
+    /// Completes the targets that need no chunks: empty ones and constant fills.
     pub(super) fn new(plan: &'e LoadPlan, sink: &'e S) -> Result<SharedTargets<'e, S>, S::Error> {
         let (targets, fills) = (plan.targets(), plan.fills());
         let mut missing: Vec<u64> = targets.iter().map(|target| target.bytes).collect();
@@ -95,7 +95,7 @@ impl<'e, S: Sink> SharedTargets<'e, S> {
         Ok(shared)
     }
 
-    /// The memory of a target, asked of the sink for the first one who needs it.
+    /// The memory of a target, requested from the sink at its first use.
     pub(super) fn place(&self, target: usize) -> Result<&TargetMemory, S::Error> {
         let slot = &self.slots[target];
         if let Some(place) = slot.place.get() {
@@ -114,10 +114,11 @@ impl<'e, S: Sink> SharedTargets<'e, S> {
         Ok(slot.place.get_or_init(|| TargetMemory::new(bytes)))
     }
 
-    /// Counts bytes that are there. Gives the target back, and says so, if these were the last.
+    /// Counts written bytes. If these were the last, returns the target to the sink and returns
+    /// true.
     pub(super) fn count(&self, target: usize, bytes: u64) -> Result<bool, S::Error> {
         let slot = &self.slots[target];
-        // Release: our writes come before; acquire: all others' writes come before the completion.
+        // Release: our writes precede; acquire: all other threads' writes precede the completion.
         let before = slot.missing.fetch_sub(bytes, Ordering::AcqRel);
         if bytes == 0 || before != bytes {
             return Ok(false);

@@ -1,33 +1,34 @@
-//! Where targets go.
+//! The destination of targets.
 
 use std::sync::{Mutex, PoisonError};
 
 use crate::Error;
 use crate::plan::Target;
 
-/// Gives the memory of targets and takes it back when they are complete. Called from any thread.
+/// Allocates the memory of targets and takes it back when they are complete. Called from any
+/// thread.
 pub trait Sink: Sync {
     /// The memory of one target.
     type Buffer: AsMut<[u8]> + Send;
 
-    /// What can go wrong.
+    /// The sink's error.
     type Error: From<Error> + Send;
 
-    /// The memory for a target, [`Target::bytes`] of them: called once for each, before its first
-    /// byte is there. All of it is overwritten.
+    /// Memory of [`Target::bytes`] bytes for a target. Called once per target, before its first
+    /// byte is written. All of it is overwritten.
     ///
     /// # Errors
-    /// Ends the execution.
+    /// Stops the execution.
     fn buffer(&self, target: &Target) -> Result<Self::Buffer, Self::Error>;
 
-    /// Takes the memory of a target back, all of whose bytes are there: row-major, little-endian.
+    /// Takes back the memory of a complete target: row-major, little-endian.
     ///
     /// # Errors
-    /// Ends the execution.
+    /// Stops the execution.
     fn complete(&self, target: &Target, buffer: Self::Buffer) -> Result<(), Self::Error>;
 }
 
-/// The simplest sink: a slice for each want, in the order of the wants, such as the memory of
+/// The simplest sink: a slice per request, in the order of the requests, such as the memory of
 /// tensors or parts of one arena.
 #[derive(Debug)]
 pub struct Slices<'a> {
@@ -35,7 +36,7 @@ pub struct Slices<'a> {
 }
 
 impl<'a> Slices<'a> {
-    /// These slices.
+    /// A sink of these slices.
     pub fn new(slices: impl IntoIterator<Item = &'a mut [u8]>) -> Slices<'a> {
         let slices = slices.into_iter().map(|slice| Mutex::new(Some(slice)));
         Slices {

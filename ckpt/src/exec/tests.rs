@@ -1,4 +1,4 @@
-//! Plans carried out against the plain evaluation of the same expressions.
+//! Executed plans compared with direct evaluation of the same expressions.
 
 mod computed;
 mod element_ops;
@@ -18,7 +18,7 @@ use crate::source::{Backend, BackendChoice};
 use crate::{Dtype, Folder};
 use world::World;
 
-/// Makes memory when asked and keeps what is complete; knows how much of it was open at once.
+/// Allocates on request and keeps complete targets; records how much was open at once.
 #[derive(Default)]
 struct Collect {
     open: AtomicU64,
@@ -83,11 +83,11 @@ fn backend() -> impl Strategy<Value = BackendChoice> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(600))]
 
-    /// Whatever is wanted of whatever graph, in whatever portions it is read, by any backend and
-    /// any number of threads: the targets are what evaluating everything and cutting the regions
-    /// out gives, each is completed once, and no more is open than planned.
+    /// For any requests of any graph, any window sizes, backends and numbers of threads: the
+    /// targets equal the regions of the fully evaluated expressions, each is completed once, and no
+    /// more memory is open than planned.
     #[test]
-    fn executed_is_evaluated(
+    fn execution_matches_evaluation(
         seed in any::<u64>(),
         requests in 1..5usize,
         depth in 0..7u32,
@@ -114,7 +114,7 @@ proptest! {
     }
 }
 
-/// A file of one tensor of 4 MiB, and a plan for all of it by small windows.
+/// A file with one tensor of 4 MiB, and a plan for all of it with small windows.
 fn large() -> (tempfile::TempDir, Folder, LoadPlan) {
     let folder = tempfile::tempdir().unwrap();
     let mut file = crate::FileWriter::new();
@@ -140,10 +140,10 @@ fn large() -> (tempfile::TempDir, Folder, LoadPlan) {
     (folder, opened, plan)
 }
 
-/// A file cut while it is read, at any time and by any backend: an error that names file and
-/// tensor, and no target.
+/// Truncating a file while it is read, at any time and with any backend, gives an error that names
+/// file and tensor, and no target.
 #[test]
-fn a_file_cut_under_us_is_an_error() {
+fn truncating_a_file_during_reads_is_an_error() {
     for backend in [Backend::Pread, Backend::Direct, Backend::Mapped] {
         for round in 0..10 {
             let (_folder, folder, plan) = large();
@@ -171,9 +171,9 @@ fn a_file_cut_under_us_is_an_error() {
     }
 }
 
-/// The first error ends everything, whoever has it.
+/// The first error stops the execution, whichever thread it occurs in.
 #[test]
-fn errors_of_the_sink_end_the_execution() {
+fn errors_of_the_sink_stop_the_execution() {
     struct Refuses;
 
     impl Sink for Refuses {
@@ -198,7 +198,7 @@ fn errors_of_the_sink_end_the_execution() {
 }
 
 #[test]
-fn memory_of_another_size_is_refused() {
+fn memory_of_the_wrong_size_is_rejected() {
     let (_folder, folder, plan) = large();
     let sources = Sources::open(&folder, BackendChoice::Auto).unwrap();
     let (mut right, mut wrong) = (vec![0; 4 << 20], vec![0; 5]);
@@ -216,9 +216,9 @@ fn memory_of_another_size_is_refused() {
     );
 }
 
-/// A plan is for one folder, as it was.
+/// A plan is valid only for its folder in its planned state.
 #[test]
-fn sources_of_another_folder_are_refused() {
+fn sources_of_another_folder_are_rejected() {
     let (place, folder, plan) = large();
     let sources = Sources::new([]);
     let error = execute(&plan, &sources, &Slices::new([]), &|_| {}).unwrap_err();

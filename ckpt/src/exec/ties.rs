@@ -1,15 +1,15 @@
-//! Tensors that a map says are one and the same.
+//! Tensors that a map ties: they must be equal.
 
 use crate::mapping::Bound;
 use crate::{Error, Folder, Result};
 
-/// Bytes that are compared at a time.
+/// Bytes compared per read.
 const AT_A_TIME: usize = 1 << 20;
 
-/// Checks that the tensors which a map ties are equal, byte by byte.
+/// Checks that the tensors that a map ties are equal, byte by byte.
 ///
 /// # Errors
-/// [`Error::NotTied`]; what reading gives.
+/// [`Error::NotTied`]; errors of reading.
 pub fn check_ties(bound: &Bound, folder: &Folder) -> Result<()> {
     for (first, second) in bound.ties() {
         if !are_equal(folder, first, second)? {

@@ -1,7 +1,7 @@
-//! Tensors that are computed: the only expressions that are more than a choice of elements.
+//! Computed tensors: the only expressions that do more than select elements.
 //!
-//! A computation says what it needs of its operands for some rows of its result, so that a large
-//! result is made a few rows at a time.
+//! A computation reports which operand rows it needs for given rows of its result, so that a large
+//! result can be computed a few rows at a time.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -15,21 +15,21 @@ pub type TensorType = (Dtype, Vec<u64>);
 
 /// How a tensor is computed from others. Stateless: equal operands give equal bits.
 pub trait Compute: fmt::Debug + Send + Sync {
-    /// What messages call it.
+    /// The name in messages.
     fn name(&self) -> &'static str;
 
     /// Dtype and shape of the result.
     ///
     /// # Errors
-    /// What is wrong with the operands, as the end of a sentence.
+    /// The problem with the operands, as the end of a sentence.
     fn result(&self, operands: &[TensorType]) -> Result<TensorType, String>;
 
-    /// The indices along dim 0 of each operand that these rows, indices along dim 0, of the result
-    /// are made of. All of an operand when in doubt.
+    /// For each operand, the indices along dim 0 that these rows of the result (indices along dim
+    /// 0) depend on. A whole operand is always correct.
     fn rows_of_operands(&self, rows: Range<u64>, operands: &[TensorType]) -> Vec<Range<u64>>;
 
-    /// Computes these rows of the result into `out` from those rows of the operands that
-    /// [`Compute::rows_of_operands`] asked for. All dense, row-major and little-endian.
+    /// Computes these rows of the result into `out` from the operand rows that
+    /// [`Compute::rows_of_operands`] returned. All are dense, row-major and little-endian.
     fn compute(&self, rows: Range<u64>, operands: &[Operand<'_>], out: &mut [u8]);
 }
 
@@ -38,18 +38,18 @@ pub trait Compute: fmt::Debug + Send + Sync {
 pub struct Operand<'a> {
     /// Dtype and shape of the whole operand.
     pub tensor: &'a TensorType,
-    /// Its rows that are here.
+    /// The rows that are present.
     pub rows: Range<u64>,
     /// Their bytes.
     pub bytes: &'a [u8],
 }
 
-/// A [`Compute`] in a graph; equal to itself and its clones.
+/// A [`Compute`] in a graph; equal only to itself and its clones.
 #[derive(Clone)]
 pub struct Computation(Arc<dyn Compute>);
 
 impl Computation {
-    /// To be used in [`Graph::compute`](super::Graph::compute).
+    /// For use in [`Graph::compute`](super::Graph::compute).
     pub fn new(how: impl Compute + 'static) -> Computation {
         Computation(Arc::new(how))
     }

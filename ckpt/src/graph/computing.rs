@@ -1,5 +1,4 @@
-//! Expressions whose elements are not those of their operands: constants, what is done to each
-//! element, and what is computed.
+//! Expressions with new elements: constants, element operations and computed tensors.
 
 use super::compute::{Computation, TensorType};
 use super::expression::Op;
@@ -8,7 +7,7 @@ use super::{ElementOp, Expr, Graph, GraphError, Real, Scalar, Short};
 use crate::Dtype;
 
 impl Graph {
-    /// A tensor of one number everywhere, rounded to `dtype`.
+    /// A tensor filled with one number, rounded to `dtype`.
     ///
     /// # Errors
     /// [`GraphError::NotFloat`], [`GraphError::TooLarge`].
@@ -25,7 +24,7 @@ impl Graph {
         self.add(op, Short::from_slice(shape), dtype)
     }
 
-    /// The operand with a number behind it along a dim, up to an extent.
+    /// The operand, padded at the end of a dim with a number up to an extent.
     ///
     /// # Errors
     /// [`GraphError::NoSuchDim`], [`GraphError::Pad`], [`GraphError::NotFloat`].
@@ -42,8 +41,8 @@ impl Graph {
         self.concat(&[of, padding], dim)
     }
 
-    /// The same values in another float dtype, rounded to nearest even. To a wider one and back is
-    /// the operand itself.
+    /// The same values in another float dtype, rounded to nearest even. A cast to a wider dtype and
+    /// back is the operand itself.
     ///
     /// # Errors
     /// [`GraphError::NotFloat`].
@@ -82,7 +81,7 @@ impl Graph {
         self.each("add", of, ElementOp::Add(Real(what)))
     }
 
-    /// What is computed from whole tensors.
+    /// A tensor computed from whole tensors.
     ///
     /// # Errors
     /// [`GraphError::Operands`].
@@ -98,7 +97,7 @@ impl Graph {
         self.add(Op::Computed { of, how }, shape.into(), dtype)
     }
 
-    /// Its dtype and shape.
+    /// Dtype and shape of an expression.
     pub fn tensor_type(&self, of: Expr) -> TensorType {
         (self.dtype(of), self.shape(of).to_vec())
     }
@@ -113,7 +112,7 @@ impl Graph {
         )
     }
 
-    /// That numbers of `from` have values and that of `to` can be made.
+    /// Checks that `from` can be read and `to` written as numbers.
     fn check_number(&self, op: &'static str, from: Dtype, to: Dtype) -> Result<(), GraphError> {
         let readable = Scalar::from_bits(from, 0).value().is_some();
         match readable && Scalar::nearest(to, 0.0).is_some() {

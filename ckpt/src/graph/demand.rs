@@ -1,4 +1,4 @@
-//! Demands: which elements of an expression are wanted, and where each goes.
+//! Demands: the requested elements of an expression, and the destination of each.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use smallvec::{SmallVec, smallvec};
 
 use super::Short;
 
-/// The most copies for a region.
+/// The maximum number of copies for a region.
 pub(super) const MAX_COPIES: usize = 1 << 16;
 
 /// A strided box of an expression's coordinates. Element `start + sum(i * step)`, each step along
@@ -19,7 +19,7 @@ pub(super) struct Demand {
     pub(super) loops: Short<DemandLoop>,
 }
 
-/// Parts of a demand: one, nearly always.
+/// The parts of a demand, nearly always one.
 pub(super) type Parts = SmallVec<[Demand; 1]>;
 
 /// A loop of a demand. A dim may have several, nested.
@@ -27,26 +27,26 @@ pub(super) type Parts = SmallVec<[Demand; 1]>;
 pub(super) struct DemandLoop {
     pub(super) count: u64,
     pub(super) dim: usize,
-    /// From one to the next along the dim.
+    /// Distance between iterations along the dim.
     pub(super) step: u64,
-    /// From one to the next in the destination.
+    /// Distance between iterations in the destination.
     pub(super) stride: u64,
 }
 
 impl DemandLoop {
-    /// From the first to the last along the dim.
+    /// Distance from the first to the last iteration along the dim.
     pub(super) fn reach(&self) -> u64 {
         (self.count - 1) * self.step
     }
 }
 
-/// From the first to the last of nested loops along their dim.
+/// Distance from the first to the last iteration of nested loops along their dim.
 pub(super) fn span(loops: &[DemandLoop]) -> u64 {
     loops.iter().map(DemandLoop::reach).sum()
 }
 
-/// How far along their dim, and in the destination, the turn of this number of nested loops is; the
-/// first loop turns fastest.
+/// The offset along the dim, and in the destination, of this iteration of nested loops; the first
+/// loop is innermost.
 pub(super) fn nth(loops: &[DemandLoop], mut iteration: u64) -> (u64, u64) {
     let (mut along, mut destination) = (0, 0);
     for it in loops {
@@ -58,7 +58,7 @@ pub(super) fn nth(loops: &[DemandLoop], mut iteration: u64) -> (u64, u64) {
 }
 
 impl Demand {
-    /// The same with the coordinate of a dim, and the loops along it, seen by the operand.
+    /// The same demand with new coordinates of a dim, and of the loops along it, in the operand.
     pub(super) fn map_dim(mut self, dim: usize, start: u64, step: u64) -> Demand {
         self.start[dim] = start;
         for dim_loop in self.loops.iter_mut().filter(|it| it.dim == dim) {
@@ -67,7 +67,7 @@ impl Demand {
         self
     }
 
-    /// The same with another number for each loop's dim.
+    /// The same demand with each loop's dim renumbered.
     pub(super) fn renumber(mut self, dim: impl Fn(usize) -> usize) -> Demand {
         for dim_loop in &mut self.loops {
             dim_loop.dim = dim(dim_loop.dim);
@@ -87,7 +87,7 @@ impl Demand {
         (along, demand.renumber(|it| it - usize::from(it > dim)))
     }
 
-    /// The parts of it whose coordinate in `dim` lies in `low..high`.
+    /// The parts whose coordinate in `dim` is in `low..high`.
     pub(super) fn clip(&self, dim: usize, low: u64, high: u64) -> Parts {
         let mut along = (0..).zip(&self.loops).filter(|(_, it)| it.dim == dim);
         match (along.next(), along.next()) {
@@ -98,7 +98,7 @@ impl Demand {
         }
     }
 
-    /// The part whose coordinate in the dim of a loop, the only one along it, lies in `low..high`.
+    /// The part whose coordinate in the dim of a loop, the only one along it, is in `low..high`.
     fn clip_loop(&self, at: usize, only: &DemandLoop, low: u64, high: u64) -> Parts {
         let iterations = iterations(self.start[only.dim], only, 0, 0, low..high);
         if iterations.is_empty() {
@@ -139,8 +139,8 @@ struct Clip<'d> {
 }
 
 impl Clip<'_> {
-    /// Adds what lies inside of the loops in `open`, outermost first, and in `inside`, none of
-    /// whose turns reaches out.
+    /// Adds the elements in range of the loops in `open`, outermost first, and in `inside`, which
+    /// are entirely in range.
     fn cut(&mut self, destination: u64, start: u64, open: &[DemandLoop], inside: &[DemandLoop]) {
         let last = start + span(open) + span(inside);
         if last < self.low || start >= self.high || self.parts.len() > MAX_COPIES {
@@ -160,7 +160,7 @@ impl Clip<'_> {
             self.parts.push(part);
             return;
         }
-        // Neither all inside nor all outside: some loop is left, or the first and last would agree.
+        // Partly inside: some loop is left, or the first and last would agree.
         let [outer, inner @ ..] = open else {
             return;
         };
@@ -169,7 +169,7 @@ impl Clip<'_> {
             iterations(start, outer, 0, reach, self.low..self.high),
             iterations(start, outer, reach, 0, self.low..self.high),
         );
-        // Those at the ends only: there may be more in between than can be walked through.
+        // Only the iterations at the ends: those in between may be too many to visit.
         let whole = match whole.is_empty() {
             true => touching.end..touching.end,
             false => whole,
@@ -190,8 +190,8 @@ impl Clip<'_> {
     }
 }
 
-/// The turns of a loop that begin at `range.start - before` or later, and end, `after` their
-/// beginning, before `range.end`.
+/// The iterations of a loop that start at `range.start - before` or later and whose end, `after`
+/// later, is before `range.end`.
 fn iterations(
     start: u64,
     outer: &DemandLoop,

@@ -1,51 +1,51 @@
-//! Strided copies: what is left of an expression when it is pulled.
+//! Strided copies: the result of tracing an expression.
 
 use smallvec::SmallVec;
 
 use super::ids::{Expr, SourceId};
 use super::scalar::{ElementOp, Scalar};
 
-/// Where the elements of a copy come from.
+/// The origin of the elements of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Leaf {
     /// A tensor that is read.
     Source(SourceId),
     /// A tensor that is computed first, row-major.
     Computed(Expr),
-    /// The same element everywhere: offsets and strides of the source say nothing.
+    /// One element, repeated: source offset and strides are unused.
     Fill(Scalar),
 }
 
-/// A loop of a copy: so many elements, and how far apart they are on both sides, in elements.
+/// A loop of a copy: the number of elements, and their distance on both sides, in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Loop {
-    /// How often.
+    /// The number of iterations.
     pub count: u64,
-    /// From one element to the next in the source.
+    /// Distance between elements in the source.
     pub source_stride: u64,
-    /// From one element to the next in the destination.
+    /// Distance between elements in the destination.
     pub destination_stride: u64,
 }
 
-/// One loop is what nearly every piece has: a run, or a column.
+/// Nearly every copy has one loop: a contiguous range, or a column.
 pub(crate) type Loops = SmallVec<[Loop; 2]>;
 
-/// A copy of some elements to their place. Offsets and strides count elements.
+/// A copy of some elements to their destination. Offsets and strides are in elements.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ElementCopy {
-    /// Where its elements come from.
+    /// The origin of its elements.
     pub from: Leaf,
     /// The first element that is read.
     pub source_offset: u64,
-    /// Where it goes.
+    /// The first element that is written.
     pub destination_offset: u64,
     pub(crate) loops: Loops,
-    /// What is done to each element on the way, in this order.
+    /// Operations on each element on the way, in this order.
     pub steps: Vec<ElementOp>,
 }
 
 impl ElementCopy {
-    /// A piece whose loops are in order, and as few as say the same.
+    /// A copy with sorted loops, merged where possible.
     pub(super) fn new(
         from: Leaf,
         source_offset: u64,
@@ -73,17 +73,17 @@ impl ElementCopy {
         }
     }
 
-    /// The loops around it, the one that moves least in the source first. None for one element.
+    /// The loops, the one with the smallest source stride first. None for a single element.
     pub fn loops(&self) -> &[Loop] {
         &self.loops
     }
 
-    /// How many elements it copies.
+    /// The number of elements that it copies.
     pub fn elements(&self) -> u64 {
         self.loops.iter().map(|it| it.count).product()
     }
 
-    /// How many elements lie side by side in the source and in the destination.
+    /// The number of elements that are contiguous in both source and destination.
     pub fn run(&self) -> u64 {
         match self.loops.first() {
             Some(first) if (first.source_stride, first.destination_stride) == (1, 1) => first.count,
@@ -93,7 +93,7 @@ impl ElementCopy {
 }
 
 impl Loop {
-    /// Whether `outer` around this is one longer loop.
+    /// Whether `outer` around this loop is one longer loop.
     fn is_continued_by(&self, outer: &Loop) -> bool {
         outer.source_stride == self.source_stride * self.count
             && outer.destination_stride == self.destination_stride * self.count

@@ -1,11 +1,11 @@
-//! What cannot be expressed.
+//! Errors of expressions.
 
 use std::ops::Range;
 
 use super::TensorType;
 use crate::Dtype;
 
-/// Why an expression cannot be made, or not be pulled.
+/// Why an expression cannot be built or traced.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum GraphError {
@@ -14,45 +14,45 @@ pub enum GraphError {
     NoSuchDim {
         /// The operation.
         op: &'static str,
-        /// The dim asked for.
+        /// The requested dim.
         dim: usize,
         /// The operand's shape.
         shape: Vec<u64>,
     },
 
-    /// Dims that name each dim of the operand exactly once were needed.
-    #[error("permute: {dims:?} is no order of the dims of shape {shape:?}: name each once")]
+    /// The order must name each dim of the operand exactly once.
+    #[error("permute: {dims:?} is not an order of the dims of shape {shape:?}: name each dim once")]
     NoPermutation {
-        /// The order given.
+        /// The given order.
         dims: Vec<usize>,
         /// The operand's shape.
         shape: Vec<u64>,
     },
 
-    /// A slice reaches beyond its operand.
+    /// A slice exceeds its operand.
     #[error(
-        "slice: {count} elements from {start} on, every {step} of dim {dim}, which has {extent}: \
-         a step is at least 1 and the last element must be inside"
+        "slice: {count} elements from index {start} with step {step} exceed dim {dim} of extent {extent}: \
+         the step must be at least 1 and the last element inside"
     )]
     OutsideSlice {
         /// The dim.
         dim: usize,
         /// Its extent.
         extent: u64,
-        /// The first element.
+        /// The first index.
         start: u64,
-        /// How many.
+        /// The number of elements.
         count: u64,
-        /// From one to the next.
+        /// The distance between elements.
         step: u64,
     },
 
-    /// Operands that must agree in all dims but one do not.
+    /// Operands must agree in all other dims.
     #[error("{op} along dim {dim}: operand 0 has shape {first:?} and operand {at} has {other:?}")]
     Shapes {
         /// The operation.
         op: &'static str,
-        /// The dim along which they are joined.
+        /// The dim of concatenation.
         dim: usize,
         /// The first operand's shape.
         first: Vec<u64>,
@@ -62,7 +62,7 @@ pub enum GraphError {
         other: Vec<u64>,
     },
 
-    /// Operands of several dtypes.
+    /// Operands of different dtypes.
     #[error("{op}: operand 0 is {first} and operand {at} is {other}: cast one of them")]
     Dtypes {
         /// The operation.
@@ -75,25 +75,25 @@ pub enum GraphError {
         other: Dtype,
     },
 
-    /// Nothing to join.
-    #[error("{op}: there is no operand: join at least one")]
+    /// No operands.
+    #[error("{op}: no operands: pass at least one")]
     NoOperands {
         /// The operation.
         op: &'static str,
     },
 
-    /// An extent that is no multiple of the rows asked for.
-    #[error("unflatten: dim {dim} has {extent} elements, which {rows} rows do not divide")]
+    /// An extent that the requested rows do not divide.
+    #[error("unflatten: {extent} elements of dim {dim} cannot be split into {rows} rows")]
     Rows {
         /// The dim.
         dim: usize,
         /// Its extent.
         extent: u64,
-        /// The rows asked for.
+        /// The requested rows.
         rows: u64,
     },
 
-    /// A dim that cannot be left out.
+    /// A dim that cannot be squeezed.
     #[error("squeeze: dim {dim} has {extent} elements, not 1")]
     Squeeze {
         /// The dim.
@@ -102,18 +102,18 @@ pub enum GraphError {
         extent: u64,
     },
 
-    /// An operand that is larger than what it should be padded to.
-    #[error("pad: dim {dim} has {extent} elements, more than the {to} to reach")]
+    /// An operand larger than the extent to pad to.
+    #[error("pad: dim {dim} has {extent} elements, more than the target extent {to}")]
     Pad {
         /// The dim.
         dim: usize,
         /// Its extent.
         extent: u64,
-        /// The extent to reach.
+        /// The target extent.
         to: u64,
     },
 
-    /// More elements than can be counted.
+    /// The number of elements overflows.
     #[error("{op}: a tensor of shape {shape:?} has more elements than fit into 63 bits")]
     TooLarge {
         /// The operation.
@@ -122,33 +122,35 @@ pub enum GraphError {
         shape: Vec<u64>,
     },
 
-    /// More operations on top of each other than are followed.
-    #[error("{op}: there are {limit} operations below it already; load what they make, and go on")]
+    /// Too many nested operations.
+    #[error(
+        "{op}: the operand already has {limit} nested operations; load it first and continue from the result"
+    )]
     TooDeep {
         /// The operation.
         op: &'static str,
-        /// The most there may be.
+        /// The maximum.
         limit: u32,
     },
 
-    /// Two tensors of one name.
+    /// Two tensors with the same name.
     #[error(
-        "`{}` is {} {:?} in one place and {} {:?} in another: a name is one tensor",
+        "`{}` is {} {:?} in one place and {} {:?} in another: use a name for one tensor only",
         name.escape_debug(), first.0, first.1, second.0, second.1
     )]
     Redefined {
         /// The name.
         name: String,
-        /// Dtype and shape at first.
+        /// The first dtype and shape.
         first: TensorType,
-        /// Dtype and shape later.
+        /// The second dtype and shape.
         second: TensorType,
     },
 
-    /// A dtype that cannot be calculated with.
+    /// A dtype without arithmetic.
     #[error(
-        "{op}: from {from} to {to}: values are read of F64, F32, F16, BF16, F8_E4M3, F8_E5M2 and \
-         F8_E8M0, and made of the first four"
+        "{op}: cannot convert {from} to {to}: operands are F64, F32, F16, BF16, F8_E4M3, F8_E5M2 or \
+         F8_E8M0, results one of the first four"
     )]
     NotFloat {
         /// The operation.
@@ -159,17 +161,17 @@ pub enum GraphError {
         to: Dtype,
     },
 
-    /// Operands that a computation refuses.
+    /// Operands that a computation rejects.
     #[error("{op}: {message}")]
     Operands {
         /// The computation.
         op: &'static str,
-        /// What is wrong with them.
+        /// The problem.
         message: String,
     },
 
-    /// A region that is no part of the expression.
-    #[error("{region:?} is no region of shape {shape:?}: give a range inside each dim")]
+    /// A region that is not part of the expression.
+    #[error("{region:?} is not a region of shape {shape:?}: pass a range inside each dim")]
     Region {
         /// The region.
         region: Vec<Range<u64>>,
@@ -177,17 +179,17 @@ pub enum GraphError {
         shape: Vec<u64>,
     },
 
-    /// A layout that would be read in too many pieces.
+    /// A layout that needs too many copies.
     #[error(
-        "a region of shape {shape:?} takes more than {limit} copies: {op} tears it apart; ask for \
+        "a region of shape {shape:?} needs more than {limit} copies because of {op}; request \
          regions along its rows, or change the order of the operations"
     )]
     Fragmented {
         /// The expression's shape.
         shape: Vec<u64>,
-        /// The most pieces.
+        /// The maximum.
         limit: usize,
-        /// The operation at which the limit was passed.
+        /// The operation that exceeded the limit.
         op: &'static str,
     },
 }

@@ -10,7 +10,7 @@ pub(crate) struct ExprSet {
 }
 
 impl ExprSet {
-    /// Adds an expression; whether it is new.
+    /// Adds an expression and returns whether it is new.
     pub(crate) fn insert(&mut self, expr: Expr) -> bool {
         let at = expr.index();
         if at >= self.has.len() {

@@ -1,4 +1,4 @@
-//! Expressions, with their shapes and dtypes checked when they are made.
+//! Expressions, whose shapes and dtypes are checked on construction.
 
 use std::collections::BTreeSet;
 use std::hash::BuildHasher;
@@ -17,14 +17,14 @@ use super::scalar::{ElementOp, Scalar};
 use crate::Dtype;
 use crate::name_list::NameList;
 
-/// Expressions over tensors that are read. The same expression made twice is one.
+/// Expressions over tensors that are read. Building the same expression twice gives the same one.
 #[derive(Clone, Debug, Default)]
 pub struct Graph {
     nodes: Vec<Node>,
-    /// Finds an expression that is no source again; never walked.
+    /// Deduplicates expressions that are not sources; only looked up.
     known: HashTable<Expr>,
     hasher: DefaultHashBuilder,
-    /// Name and expression of each source.
+    /// The name and the expression of each source.
     names: NameList,
     made_of: Vec<Expr>,
 }
@@ -34,23 +34,23 @@ pub(super) struct Node {
     pub(super) op: Op,
     pub(super) shape: Short<u64>,
     dtype: Dtype,
-    /// Operations on top of each other.
+    /// The number of nested operations.
     depth: u32,
 }
 
-/// The most operations on top of each other: they are followed by recursion.
+/// The maximum number of nested operations, because they are traced recursively.
 const MAX_DEPTH: u32 = 256;
 
-/// Where the elements of an expression come from.
+/// The origin of an expression's elements.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Op {
     Source(SourceId),
-    /// One element, everywhere.
+    /// One element, repeated.
     Fill {
         value: Scalar,
         shape: Vec<u64>,
     },
-    /// Each element on its own.
+    /// An operation on each element.
     Each {
         of: Expr,
         step: ElementOp,
@@ -71,7 +71,7 @@ pub(super) enum Op {
         start: u64,
         step: u64,
     },
-    /// One coordinate of a dim that the result does not have.
+    /// One coordinate of a dim that the result lacks.
     Select {
         of: Expr,
         dim: usize,
@@ -85,13 +85,13 @@ pub(super) enum Op {
         of: Short<Expr>,
         dim: usize,
     },
-    /// Dim `dim` of the operand becomes two, the second of `columns` elements.
+    /// Dim `dim` of the operand is split in two, the second of `columns` elements.
     Unflatten {
         of: Expr,
         dim: usize,
         columns: u64,
     },
-    /// Dims `dim` and `dim + 1` of the operand become one; the second has `columns` elements.
+    /// Dims `dim` and `dim + 1` of the operand are merged; the second has `columns` elements.
     Flatten {
         of: Expr,
         dim: usize,
@@ -136,8 +136,8 @@ impl Graph {
         Graph::default()
     }
 
-    /// Room for so many tensors that are read, and as many expressions of them: memory that is not
-    /// used costs nothing, but to move what has no more room does.
+    /// Reserves room for this many sources and as many expressions: unused memory costs nothing,
+    /// but growing copies everything.
     pub(crate) fn with_room_for(sources: usize) -> Graph {
         Graph {
             nodes: Vec::with_capacity(2 * sources),
@@ -150,7 +150,8 @@ impl Graph {
     /// A tensor that is read, row-major.
     ///
     /// # Errors
-    /// [`GraphError::TooLarge`]; [`GraphError::Redefined`] for a name that is another tensor's.
+    /// [`GraphError::TooLarge`]; [`GraphError::Redefined`] if the name already belongs to another
+    /// tensor.
     pub fn source(&mut self, name: &str, dtype: Dtype, shape: &[u64]) -> Result<Expr, GraphError> {
         if let Err(too_large) = check_size("source", shape)
             && self.names.find(name, &mut 0).is_none()
@@ -178,19 +179,19 @@ impl Graph {
         }
     }
 
-    /// The tensors that are read, in the order in which they were named.
+    /// The tensors that are read, in the order of their definition.
     pub fn sources(&self) -> impl ExactSizeIterator<Item = (&str, Expr)> {
         let sources = self.names.as_slice().iter().zip(&self.made_of);
         sources.map(|(name, expr)| (&**name, *expr))
     }
 
-    /// As [`Graph::sources`], with the names themselves.
+    /// As [`Graph::sources`], with shared names.
     pub(crate) fn shared_sources(&self) -> impl Iterator<Item = (Arc<str>, Expr)> {
         let names = self.names.as_slice().iter().cloned();
         names.zip(self.made_of.iter().copied())
     }
 
-    /// The operand with its dims in another order: dim `i` of the result is dim `dims[i]`.
+    /// The operand with permuted dims: dim `i` of the result is dim `dims[i]`.
     ///
     /// # Errors
     /// [`GraphError::NoPermutation`].
@@ -209,7 +210,7 @@ impl Graph {
         self.add(Op::Permute { of, dims }, permuted, self.dtype(of))
     }
 
-    /// Two dims exchanged.
+    /// Swaps two dims.
     ///
     /// # Errors
     /// [`GraphError::NoSuchDim`].
@@ -222,7 +223,7 @@ impl Graph {
         self.permute(of, &dims)
     }
 
-    /// `count` elements of a dim from `start` on, `step` apart.
+    /// `count` elements of a dim, starting at `start` with step `step`.
     ///
     /// # Errors
     /// [`GraphError::NoSuchDim`], [`GraphError::OutsideSlice`].
@@ -257,7 +258,7 @@ impl Graph {
         self.add(op, shape, self.dtype(of))
     }
 
-    /// One index of a dim, which the result does not have.
+    /// One index of a dim; the result lacks the dim.
     ///
     /// # Errors
     /// [`GraphError::NoSuchDim`], [`GraphError::OutsideSlice`].
@@ -277,7 +278,7 @@ impl Graph {
         self.add(Op::Select { of, dim, index }, shape, self.dtype(of))
     }
 
-    /// Operands one behind the other along a dim.
+    /// Concatenates operands along a dim.
     ///
     /// # Errors
     /// [`GraphError::NoOperands`], [`GraphError::NoSuchDim`], [`GraphError::Shapes`],
@@ -289,13 +290,13 @@ impl Graph {
         let mut shape = Short::from_slice(self.shape(first));
         let mut extents = of.iter().map(|it| self.shape(*it)[dim]);
         let total = extents.try_fold(0u64, |sum, extent| sum.checked_add(extent));
-        // More than fits is refused with the shape as far as it can be written.
+        // An overflow is reported with the largest extent that can be written.
         shape[dim] = total.unwrap_or(u64::MAX);
         let of = Short::from_slice(of);
         self.add(Op::Concat { of, dim }, shape, self.dtype(first))
     }
 
-    /// Operands of one shape as the indices of a new dim.
+    /// Stacks operands of one shape along a new dim.
     ///
     /// # Errors
     /// [`GraphError::NoOperands`], [`GraphError::NoSuchDim`], [`GraphError::Shapes`],
@@ -313,7 +314,7 @@ impl Graph {
         self.add(Op::Stack { of, dim }, shape, self.dtype(first))
     }
 
-    /// A dim as `rows` rows: two dims in its place.
+    /// Splits a dim in two, the first of `rows` elements.
     ///
     /// # Errors
     /// [`GraphError::NoSuchDim`], [`GraphError::Rows`].
@@ -330,7 +331,7 @@ impl Graph {
         self.add(op, shape, self.dtype(of))
     }
 
-    /// Dims `dim` and `dim + 1` as one.
+    /// Merges dims `dim` and `dim + 1`.
     ///
     /// # Errors
     /// [`GraphError::NoSuchDim`].
@@ -343,7 +344,7 @@ impl Graph {
         self.add(op, shape, self.dtype(of))
     }
 
-    /// A dim of one element more, before dim `dim`.
+    /// Inserts a dim of one element before dim `dim`.
     ///
     /// # Errors
     /// [`GraphError::NoSuchDim`].
@@ -351,7 +352,7 @@ impl Graph {
         self.stack(&[of], dim)
     }
 
-    /// The operand without a dim of one element.
+    /// Removes a dim of one element.
     ///
     /// # Errors
     /// [`GraphError::NoSuchDim`], [`GraphError::Squeeze`].
@@ -362,17 +363,17 @@ impl Graph {
         }
     }
 
-    /// Its extents.
+    /// The extents of an expression.
     pub fn shape(&self, of: Expr) -> &[u64] {
         &self.node(of).shape
     }
 
-    /// Its dtype.
+    /// The dtype of an expression.
     pub fn dtype(&self, of: Expr) -> Dtype {
         self.node(of).dtype
     }
 
-    /// The name of a tensor that is read.
+    /// The name of a source.
     pub fn name(&self, source: SourceId) -> &str {
         &self.names.as_slice()[source.index()]
     }
@@ -381,17 +382,17 @@ impl Graph {
         &self.names.as_slice()[source.index()]
     }
 
-    /// The dtype of a tensor that is read.
+    /// The dtype of a source.
     pub fn source_dtype(&self, source: SourceId) -> Dtype {
         self.dtype(self.expr_of(source))
     }
 
-    /// The extents of a tensor that is read.
+    /// The extents of a source.
     pub fn source_shape(&self, source: SourceId) -> &[u64] {
         self.shape(self.expr_of(source))
     }
 
-    /// The tensor that is read, if an expression is that alone.
+    /// The source, if the expression is only that.
     pub fn as_source(&self, of: Expr) -> Option<SourceId> {
         match self.node(of).op {
             Op::Source(source) => Some(source),
@@ -403,7 +404,7 @@ impl Graph {
         self.made_of[source.index()]
     }
 
-    /// The operands of an expression, if it has all elements of all of them.
+    /// The operands, if the expression contains all elements of all of them.
     pub(crate) fn uses_all_of(&self, of: Expr) -> Option<&[Expr]> {
         match &self.node(of).op {
             Op::Slice { .. } | Op::Select { .. } => None,
@@ -411,7 +412,7 @@ impl Graph {
         }
     }
 
-    /// What something computed is computed of, and how; `None` for anything else.
+    /// The operands and the computation of a computed tensor; `None` for any other expression.
     pub fn computation(&self, of: Expr) -> Option<(&[Expr], &Computation)> {
         match &self.node(of).op {
             Op::Computed { of, how } => Some((of, how)),
@@ -419,7 +420,7 @@ impl Graph {
         }
     }
 
-    /// The names of the tensors that an expression is made of.
+    /// The names of the tensors that an expression depends on.
     pub fn sources_of(&self, of: Expr) -> BTreeSet<&str> {
         let (mut names, mut seen, mut open) = (BTreeSet::new(), ExprSet::default(), vec![of]);
         while let Some(expr) = open.pop() {
@@ -435,7 +436,7 @@ impl Graph {
         names
     }
 
-    /// What messages call a leaf: a tensor's name, or the operation that makes it.
+    /// The name of a leaf in messages: a tensor's name, or the operation that produces it.
     pub fn leaf_name(&self, leaf: Leaf) -> &str {
         match leaf {
             Leaf::Source(source) => self.name(source),
@@ -464,7 +465,7 @@ impl Graph {
         of.first().copied().ok_or(GraphError::NoOperands { op })
     }
 
-    /// That all operands have one dtype, and one shape but for the extent of `but`.
+    /// Checks that all operands have one dtype, and one shape except for dim `but`.
     fn check_alike(
         &self,
         op: &'static str,
@@ -506,7 +507,7 @@ impl Graph {
     ) -> Result<Expr, GraphError> {
         let (nodes, hasher) = (&self.nodes, &self.hasher);
         let op_of = |expr: &Expr| &nodes[expr.index()].op;
-        // Slices from one place on differ in nothing but their shapes.
+        // Slices from the same start differ only in their shapes.
         let is_it = |expr: &Expr| *op_of(expr) == op && nodes[expr.index()].shape == shape;
         let hash_again = |expr: &Expr| hasher.hash_one(op_of(expr));
         match self.known.entry(hasher.hash_one(&op), is_it, hash_again) {
@@ -536,7 +537,7 @@ impl Graph {
     }
 }
 
-/// That a tensor's elements can be counted.
+/// Checks that the number of elements does not overflow.
 fn check_size(op: &'static str, shape: &[u64]) -> Result<(), GraphError> {
     let product = |a: u64, b: &u64| a.checked_mul((*b).max(1));
     let elements = shape.iter().try_fold(1, product);

@@ -5,7 +5,7 @@
 pub struct Expr(pub(super) u32);
 
 impl Expr {
-    /// Its place among the expressions of its graph.
+    /// Its index among the expressions of its graph.
     pub(crate) fn index(self) -> usize {
         self.0 as usize
     }
@@ -16,7 +16,7 @@ impl Expr {
 pub struct SourceId(pub(super) u32);
 
 impl SourceId {
-    /// Its place among the sources of its graph.
+    /// Its index among the sources of its graph.
     pub(crate) fn index(self) -> usize {
         self.0 as usize
     }

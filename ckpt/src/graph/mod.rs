@@ -1,8 +1,8 @@
-//! Tensors made of tensors: permuted, cut, joined and reshaped, as expressions.
+//! Expressions over tensors: permuted, sliced, concatenated and reshaped.
 //!
-//! Nearly every operation here only says where an element comes from. Such maps compose, so a part of any
-//! expression becomes a list of strided copies from the tensors at its leaves to their final place,
-//! without anything in between ([`Graph::pull`]): a rank reads the bytes that it keeps.
+//! Nearly every operation only selects elements. Selections compose, so a part of any expression
+//! becomes a list of strided copies from the tensors at its leaves to their final destination,
+//! without intermediate tensors ([`Graph::copies`]). A rank reads only the bytes that it keeps.
 //!
 //! ```
 //! use meshgrad_ckpt::Dtype;
@@ -16,7 +16,7 @@
 //! let qkv = graph.concat(&[q, k, v], 0)?;
 //! assert_eq!(graph.shape(qkv), [5120, 2048]);
 //!
-//! // What a rank keeps of it that holds the last 640 rows: a part of k and all of v.
+//! // A rank with the last 640 rows needs part of k and all of v.
 //! let pieces = graph.pull(qkv, &[4480..5120, 0..2048])?;
 //! let reads: Vec<_> = pieces.iter().map(|it| (graph.leaf_name(it.from), it.elements())).collect();
 //! assert_eq!(reads, [("k_proj", 128 * 2048), ("v_proj", 512 * 2048)]);
@@ -48,5 +48,5 @@ pub use ids::{Expr, SourceId};
 pub(crate) use scalar::widens;
 pub use scalar::{ElementOp, Real, Scalar};
 
-/// What is nearly always short, as dims and loops are, and so needs no memory of its own.
+/// A short list, such as dims or loops, that nearly always needs no allocation.
 pub(crate) type Short<T> = SmallVec<[T; 4]>;

@@ -1,4 +1,4 @@
-//! Numbers of any dtype, and what is done to each element on its own.
+//! Numbers of any dtype, and operations on single elements.
 
 use half::{bf16, f16};
 
@@ -13,7 +13,7 @@ pub struct Scalar {
 }
 
 impl Scalar {
-    /// The element of a float dtype nearest to `value`, ties to even; `None` for other dtypes than
+    /// The element of a float dtype nearest to `value`, ties to even; `None` for dtypes other than
     /// F64, F32, F16 and BF16.
     pub fn nearest(dtype: Dtype, value: f64) -> Option<Scalar> {
         let bits = match dtype {
@@ -26,7 +26,7 @@ impl Scalar {
         Some(Scalar { dtype, bits })
     }
 
-    /// The element of these bits, the lowest ones of `bits`.
+    /// The element with these bits, in the lowest ones of `bits`.
     pub fn from_bits(dtype: Dtype, bits: u64) -> Scalar {
         let used = u64::MAX >> (64 - dtype.bits());
         let bits = bits & used;
@@ -38,12 +38,12 @@ impl Scalar {
         self.dtype
     }
 
-    /// Its bits, the lowest ones.
+    /// Its bits, in the lowest ones.
     pub fn bits(self) -> u64 {
         self.bits
     }
 
-    /// Its value, exactly; `None` for a dtype that is no float of at least 8 bits.
+    /// Its exact value; `None` if the dtype is not a float of at least 8 bits.
     pub fn value(self) -> Option<f64> {
         let bits = self.bits;
         match self.dtype {
@@ -56,8 +56,8 @@ impl Scalar {
     }
 }
 
-/// As f32, rounded to odd: a second rounding, to fewer bits, then comes out as if it were the only
-/// one (Boldo and Melquiond 2008).
+/// Converts to f32, rounded to odd: a second rounding to fewer bits then gives the same result as a
+/// single one (Boldo and Melquiond 2008).
 fn to_odd(value: f64) -> f32 {
     let near = value as f32;
     let back = f64::from(near);
@@ -70,7 +70,7 @@ fn to_odd(value: f64) -> f32 {
     }
 }
 
-/// A real number that is part of an expression; equal to another of the same bits.
+/// A real number in an expression; equal to another with the same bits.
 #[derive(Clone, Copy, Debug)]
 pub struct Real(pub f64);
 
@@ -88,19 +88,19 @@ impl std::hash::Hash for Real {
     }
 }
 
-/// What is done to an element. Computed in f64, rounded to nearest even once.
+/// An operation on an element. Computed in f64, then rounded once to nearest even.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ElementOp {
-    /// To another float dtype.
+    /// Conversion to another float dtype.
     Cast(Dtype),
-    /// Times a number, in the element's dtype.
+    /// Multiplication with a number, in the element's dtype.
     Scale(Real),
-    /// Plus a number, in the element's dtype.
+    /// Addition of a number, in the element's dtype.
     Add(Real),
 }
 
 impl ElementOp {
-    /// What messages call it.
+    /// The name in messages.
     pub fn name(&self) -> &'static str {
         match self {
             ElementOp::Cast(_) => "cast",
@@ -109,8 +109,8 @@ impl ElementOp {
         }
     }
 
-    /// The element after this step; `None` where there is no such value ([`Scalar::value`],
-    /// [`Scalar::nearest`]): a graph refuses such steps.
+    /// The result for an element; `None` if there is no such value ([`Scalar::value`],
+    /// [`Scalar::nearest`]). A graph rejects such operations.
     pub fn apply(self, element: Scalar) -> Option<Scalar> {
         let (dtype, value) = (element.dtype, element.value()?);
         match self {
@@ -122,7 +122,7 @@ impl ElementOp {
     }
 }
 
-/// Whether every value of `from` is one of `to`.
+/// Whether every value of `from` is a value of `to`.
 pub(crate) fn widens(from: Dtype, to: Dtype) -> bool {
     use Dtype::{BF16, F8E4M3, F8E5M2, F16, F32, F64};
     match from {
@@ -137,9 +137,9 @@ pub(crate) fn widens(from: Dtype, to: Dtype) -> bool {
 mod tests {
     use super::*;
 
-    /// Casting to a wider dtype and back changes no bit of any number.
+    /// Casting to a wider dtype and back preserves the bits of every number.
     #[test]
-    fn wider_and_back_is_the_same() {
+    fn widening_and_back_is_exact() {
         let narrow = [Dtype::F8E4M3, Dtype::F8E5M2, Dtype::F16, Dtype::BF16];
         for from in narrow {
             for to in Dtype::all().filter(|to| widens(from, *to)) {
@@ -154,8 +154,8 @@ mod tests {
         }
     }
 
-    /// One rounding, not two: just above the middle of two bf16 numbers, where a detour over f32
-    /// comes to the middle itself and ties to the even one below.
+    /// One rounding, not two: just above the midpoint of two bf16 numbers, where a conversion
+    /// through f32 would give the midpoint itself, which ties to the even number below.
     #[test]
     fn casts_round_once() {
         let above = 1.0 + 2f64.powi(-8) + 2f64.powi(-40);
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn integers_have_no_steps() {
+    fn integers_have_no_operations() {
         let seven = Scalar::from_bits(Dtype::I32, 7);
         assert_eq!(ElementOp::Cast(Dtype::F32).apply(seven), None);
         assert_eq!(Scalar::nearest(Dtype::I32, 7.0), None);

@@ -1,4 +1,4 @@
-//! Random expressions against their evaluation element by element, and what they refuse.
+//! Random expressions compared with their evaluation element by element, and rejected expressions.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -18,7 +18,7 @@ struct Dense {
 }
 
 impl Dense {
-    /// Of what `f` says of each coordinate.
+    /// The tensor with the elements `f(coordinate)`.
     fn of(shape: &[u64], mut f: impl FnMut(&[u64]) -> u64) -> Dense {
         let mut at = vec![0; shape.len()];
         let count: u64 = shape.iter().product();
@@ -49,8 +49,8 @@ impl Dense {
     }
 }
 
-/// What an expression is, computed the plain way, as the bits of its elements. Sources and what is
-/// computed hold small numbers, counted through.
+/// The reference evaluation of expressions, as the bits of their elements. Sources and computed
+/// tensors contain small consecutive numbers.
 struct Evaluation<'g> {
     graph: &'g Graph,
     leaves: HashMap<Leaf, Dense>,
@@ -66,7 +66,7 @@ impl Evaluation<'_> {
         }
     }
 
-    /// A tensor of new numbers, the same whenever it is asked for.
+    /// The tensor of a leaf, the same on every call.
     fn leaf(&mut self, leaf: Leaf, shape: &[u64]) -> Dense {
         let next = &mut self.next;
         let made = || {
@@ -149,7 +149,7 @@ impl Evaluation<'_> {
     }
 }
 
-/// A random expression of a shape, of so many operations one above the other at most.
+/// A random expression of a shape, with at most `depth` nested operations.
 fn expression(graph: &mut Graph, draw: &mut SplitMix64, shape: &[u64], depth: u32) -> Expr {
     if depth == 0 || shape.is_empty() {
         return leaf(graph, draw, shape);
@@ -231,7 +231,7 @@ fn expression(graph: &mut Graph, draw: &mut SplitMix64, shape: &[u64], depth: u3
     }
 }
 
-/// A tensor that is read, one of those before once more, a constant, or something computed.
+/// A new source, an earlier one, a constant, or a computed tensor.
 fn leaf(graph: &mut Graph, draw: &mut SplitMix64, shape: &[u64]) -> Expr {
     match draw.below(8) {
         0 => graph.fill(Dtype::F32, 0.5, shape).unwrap(),
@@ -250,7 +250,7 @@ fn leaf(graph: &mut Graph, draw: &mut SplitMix64, shape: &[u64]) -> Expr {
     }
 }
 
-/// Something computed of one tensor, of its type; what, is nobody's business here.
+/// A computation on one tensor that keeps its type; its values are irrelevant here.
 #[derive(Debug)]
 struct Opaque;
 
@@ -275,7 +275,7 @@ impl Compute for Opaque {
     }
 }
 
-/// Carries pieces out; every element of the destination is written once.
+/// Performs the copies; every element of the destination is written once.
 fn carry_out(copies: &[ElementCopy], leaves: &HashMap<Leaf, Dense>, count: u64) -> Vec<u64> {
     let mut out = vec![None; count as usize];
     for copy in copies {
@@ -302,9 +302,9 @@ fn carry_out(copies: &[ElementCopy], leaves: &HashMap<Leaf, Dense>, count: u64) 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Copies of a region give what evaluating everything and cutting the region out gives.
+    /// Copies of a region match the region of the fully evaluated expression.
     #[test]
-    fn pulled_is_evaluated(
+    fn copies_match_evaluation(
         seed in any::<u64>(),
         depth in 1..9u32,
         shape in proptest::collection::vec(1..9u64, 1..4),
@@ -335,10 +335,10 @@ proptest! {
     }
 }
 
-/// The experts of a layer, fused as a training run wants them: rank 0 of 8 expert x 2 tensor
-/// parallel ranks reads one sixteenth, in whole rows.
+/// The experts of a layer, fused for training: rank 0 of 8 expert x 2 tensor parallel ranks reads
+/// one sixteenth, in whole rows.
 #[test]
-fn a_rank_reads_what_it_keeps() {
+fn a_rank_reads_only_its_share() {
     let (experts, features, hidden) = (128, 768, 2048);
     let mut graph = Graph::new();
     let gates_and_ups: Vec<Expr> = (0..experts)
@@ -351,7 +351,7 @@ fn a_rank_reads_what_it_keeps() {
             graph.concat(&both, 0).unwrap()
         })
         .collect();
-    // [experts, 2, features, hidden]: a rank keeps half of the features of gate and up alike.
+    // [experts, 2, features, hidden]: a rank keeps half of the features of both gate and up.
     let fused = graph.stack(&gates_and_ups, 0).unwrap();
     let region = [0..experts / 8, 0..2, 0..features / 2, 0..hidden];
     let copies = graph.copies(fused, &region).unwrap();
@@ -361,9 +361,9 @@ fn a_rank_reads_what_it_keeps() {
     assert!(copies.iter().all(|it| it.run() == features / 2 * hidden));
 }
 
-/// What is copied as it lies is one run, however it was cut and joined.
+/// A contiguous copy is one range, however it was sliced and concatenated.
 #[test]
-fn pieces_join_into_runs() {
+fn contiguous_copies_are_merged() {
     let mut graph = Graph::new();
     let x = graph.source("x", Dtype::F32, &[6, 4]).unwrap();
     let cut = [0, 3].map(|start| graph.slice(x, 0, (start, 3, 1)).unwrap());
@@ -383,7 +383,7 @@ fn pieces_join_into_runs() {
 }
 
 #[test]
-fn what_does_not_fit_is_named() {
+fn invalid_expressions_are_rejected() {
     let mut graph = Graph::new();
     let x = graph.source("x", Dtype::F32, &[6, 4]).unwrap();
     let y = graph.source("y", Dtype::F32, &[6, 5]).unwrap();
@@ -419,41 +419,41 @@ fn what_does_not_fit_is_named() {
     assert_eq!(
         words,
         [
-            "permute: [0, 0] is no order of the dims of shape [6, 4]: name each once",
+            "permute: [0, 0] is not an order of the dims of shape [6, 4]: name each dim once",
             "slice: dim 2 of a tensor of shape [6, 4], which has 2",
-            "slice: 2 elements from 1 on, every 3 of dim 1, which has 4: a step is at least 1 and \
-             the last element must be inside",
-            "slice: 2 elements from 0 on, every 0 of dim 1, which has 4: a step is at least 1 and \
-             the last element must be inside",
-            "slice: 2 elements from 18446744073709551615 on, every 18446744073709551615 of dim 0, \
-             which has 6: a step is at least 1 and the last element must be inside",
+            "slice: 2 elements from index 1 with step 3 exceed dim 1 of extent 4: the step must be at \
+             least 1 and the last element inside",
+            "slice: 2 elements from index 0 with step 0 exceed dim 1 of extent 4: the step must be at \
+             least 1 and the last element inside",
+            "slice: 2 elements from index 18446744073709551615 with step 18446744073709551615 exceed \
+             dim 0 of extent 6: the step must be at least 1 and the last element inside",
             "concat along dim 0: operand 0 has shape [6, 4] and operand 1 has [6, 5]",
             "stack: operand 0 is F32 and operand 1 is BF16: cast one of them",
-            "concat: there is no operand: join at least one",
-            "unflatten: dim 0 has 6 elements, which 4 rows do not divide",
+            "concat: no operands: pass at least one",
+            "unflatten: 6 elements of dim 0 cannot be split into 4 rows",
             "flatten: dim 2 of a tensor of shape [6, 4], which has 2",
-            "slice: 1 elements from 4 on, every 1 of dim 1, which has 4: a step is at least 1 and \
-             the last element must be inside",
+            "slice: 1 elements from index 4 with step 1 exceed dim 1 of extent 4: the step must be at \
+             least 1 and the last element inside",
             "source: a tensor of shape [1099511627776, 1099511627776] has more elements than fit \
              into 63 bits",
-            "[0..7, 0..4] is no region of shape [6, 4]: give a range inside each dim",
-            "`x` is F32 [6, 4] in one place and F32 [24] in another: a name is one tensor",
-            "cast: from I64 to F32: values are read of F64, F32, F16, BF16, F8_E4M3, F8_E5M2 and \
-             F8_E8M0, and made of the first four",
-            "cast: from F32 to F8_E4M3: values are read of F64, F32, F16, BF16, F8_E4M3, F8_E5M2 \
-             and F8_E8M0, and made of the first four",
+            "[0..7, 0..4] is not a region of shape [6, 4]: pass a range inside each dim",
+            "`x` is F32 [6, 4] in one place and F32 [24] in another: use a name for one tensor only",
+            "cast: cannot convert I64 to F32: operands are F64, F32, F16, BF16, F8_E4M3, F8_E5M2 or \
+             F8_E8M0, results one of the first four",
+            "cast: cannot convert F32 to F8_E4M3: operands are F64, F32, F16, BF16, F8_E4M3, F8_E5M2 \
+             or F8_E8M0, results one of the first four",
             "opaque: it takes 1 operand, not 2",
             "squeeze: dim 1 has 4 elements, not 1",
-            "pad: dim 0 has 6 elements, more than the 5 to reach",
-            "fill: from I64 to I64: values are read of F64, F32, F16, BF16, F8_E4M3, F8_E5M2 and \
-             F8_E8M0, and made of the first four",
+            "pad: dim 0 has 6 elements, more than the target extent 5",
+            "fill: cannot convert I64 to I64: operands are F64, F32, F16, BF16, F8_E4M3, F8_E5M2 or \
+             F8_E8M0, results one of the first four",
         ]
     );
 }
 
-/// Elements that lie apart in every way are refused, not copied one by one for ever.
+/// Too many scattered elements are an error instead of a very long list of copies.
 #[test]
-fn a_torn_layout_is_refused() {
+fn a_fragmented_layout_is_rejected() {
     let mut graph = Graph::new();
     let x = graph.source("x", Dtype::F32, &[1 << 10, 1000]).unwrap();
     let flat = graph.flatten(x, 0).unwrap();
@@ -466,7 +466,7 @@ fn a_torn_layout_is_refused() {
     );
 }
 
-/// What is the same is one expression, and a detour over a wider dtype is none.
+/// Equal expressions are deduplicated, and casts to a wider dtype and back cancel.
 #[test]
 fn equal_expressions_are_one() {
     let mut graph = Graph::new();
@@ -482,9 +482,9 @@ fn equal_expressions_are_one() {
     assert_ne!(graph.cast(narrow, Dtype::F32), Ok(wide));
 }
 
-/// What a region takes to be pulled does not grow with its extents.
+/// The time to trace a region does not depend on its extents.
 #[test]
-fn extents_beyond_all_bounds_are_pulled_at_once() {
+fn huge_extents_are_traced_quickly() {
     let mut graph = Graph::new();
     let x = graph.source("x", Dtype::F32, &[8, 4]).unwrap();
     let padded = graph.pad(x, 0, 1 << 50, 0.0).unwrap();
@@ -493,9 +493,9 @@ fn extents_beyond_all_bounds_are_pulled_at_once() {
     assert_eq!(elements, [5 * 4, ((1 << 50) - 8) * 4]);
 }
 
-/// An expression is another one's equal only if its shape is, too.
+/// Two expressions are equal only if their shapes are, too.
 #[test]
-fn slices_from_one_place_on_differ() {
+fn slices_of_different_lengths_differ() {
     let mut graph = Graph::new();
     let x = graph.source("x", Dtype::F32, &[6]).unwrap();
     let lengths = [2, 5, 0, 2].map(|count| graph.slice(x, 0, (0, count, 1)).unwrap());

@@ -1,5 +1,5 @@
-//! Pulling: what to copy for a region of an expression. A demand on an expression becomes demands
-//! on its operands, until it comes to the tensors that are read.
+//! Tracing: the copies for a region of an expression. A demand on an expression becomes demands on
+//! its operands, down to the tensors that are read.
 
 use std::ops::Range;
 
@@ -10,19 +10,19 @@ use super::expression::Op;
 use super::{ElementCopy, ElementOp, Expr, Graph, GraphError, Leaf, Loop, Short};
 
 impl Graph {
-    /// The copies that make a region of an expression, row-major and dense: each element of the
-    /// destination is the destination of exactly one copy. A range for each dim.
+    /// The copies that produce a region of an expression, row-major and dense. Each element of the
+    /// destination is written by exactly one copy. `region` has a range per dim.
     ///
     /// # Errors
     /// [`GraphError::Region`] for a region outside; [`GraphError::Fragmented`] for one that would
-    /// take more than 65,536 copies.
+    /// need more than 65,536 copies.
     pub fn copies(&self, of: Expr, region: &[Range<u64>]) -> Result<Vec<ElementCopy>, GraphError> {
         let mut copies = Vec::new();
         self.copies_into(of, region, &mut copies)?;
         Ok(copies)
     }
 
-    /// As [`Graph::pull`], into memory that is there.
+    /// As [`Graph::copies`], appending to `copies`.
     pub(crate) fn copies_into(
         &self,
         of: Expr,
@@ -51,14 +51,14 @@ impl Graph {
         }
     }
 
-    /// The copies that make all of an expression.
+    /// The copies that produce a whole expression.
     pub(crate) fn copies_of_all(&self, of: Expr) -> Result<Vec<ElementCopy>, GraphError> {
         let whole = self.shape(of).iter().map(|extent| 0..*extent);
         self.copies(of, &whole.collect::<Short<_>>())
     }
 }
 
-/// The demand for a region as it lies.
+/// The demand for a contiguous region.
 fn whole(region: &[Range<u64>]) -> Demand {
     let mut loops = Short::with_capacity(region.len());
     let mut stride = 1;
@@ -83,9 +83,9 @@ fn whole(region: &[Range<u64>]) -> Demand {
 
 struct Tracer<'g> {
     graph: &'g Graph,
-    /// What was asked for.
+    /// The requested expression.
     of: Expr,
-    /// What is done to each element, the last step first.
+    /// The operations on each element, the last one first.
     steps: Vec<ElementOp>,
     copies: &'g mut Vec<ElementCopy>,
 }
@@ -175,7 +175,7 @@ impl Tracer<'_> {
         }
     }
 
-    /// A demand on a tensor whose elements are there.
+    /// A demand on a leaf.
     fn read(&mut self, leaf: Leaf, shape: &[u64], demand: &Demand) {
         let steps = self.steps.iter().rev().copied().collect();
         self.copies.push(copy(leaf, shape, demand, steps));
@@ -193,7 +193,7 @@ impl Tracer<'_> {
         Ok(parts)
     }
 
-    /// A demand on a flattened dim as demands on its rows and columns.
+    /// Splits a demand on a flattened dim into demands on its rows and columns.
     fn rows(&self, demand: Demand, dim: usize, columns: u64) -> Result<Vec<Demand>, GraphError> {
         let (mut todo, mut done) = (vec![demand], Vec::new());
         while let Some(demand) = todo.pop() {
@@ -218,7 +218,7 @@ impl Tracer<'_> {
     }
 }
 
-/// A demand on a row-major tensor as a copy.
+/// Converts a demand on a row-major tensor to a copy.
 fn copy(leaf: Leaf, shape: &[u64], demand: &Demand, steps: Vec<ElementOp>) -> ElementCopy {
     let mut strides: Short<u64> = smallvec![1; shape.len()];
     for dim in (1..shape.len()).rev() {
@@ -234,7 +234,7 @@ fn copy(leaf: Leaf, shape: &[u64], demand: &Demand, steps: Vec<ElementOp>) -> El
     ElementCopy::new(leaf, offset, demand.destination, loops.collect(), steps)
 }
 
-/// The demand as one on rows and columns, if its loops stay within rows or go from row to row.
+/// The demand on rows and columns, if its loops stay within rows or advance by whole rows.
 fn in_rows(demand: &Demand, dim: usize, columns: u64) -> Option<Demand> {
     let along =
         |dim_loop: &&DemandLoop| dim_loop.dim == dim && !dim_loop.step.is_multiple_of(columns);
@@ -256,8 +256,8 @@ fn in_rows(demand: &Demand, dim: usize, columns: u64) -> Option<Demand> {
     Some(part)
 }
 
-/// The demand in parts, cut where its longest loop within rows leaves a row: the end of a first
-/// row, whole rows, the beginning of a last one. A loop whose rows differ is taken apart.
+/// Splits the demand where its longest loop within rows leaves a row: the end of a first row, whole
+/// rows, the start of a last one. A loop whose rows differ is unrolled.
 fn at_row_ends(demand: Demand, dim: usize, columns: u64) -> Vec<Demand> {
     let within =
         |dim_loop: &DemandLoop| dim_loop.dim == dim && !dim_loop.step.is_multiple_of(columns);
@@ -276,7 +276,7 @@ fn at_row_ends(demand: Demand, dim: usize, columns: u64) -> Vec<Demand> {
         part
     };
     if !columns.is_multiple_of(dim_loop.step) || !alone {
-        let iterations = (0..dim_loop.count).take(MAX_COPIES + 1); // more is refused anyway
+        let iterations = (0..dim_loop.count).take(MAX_COPIES + 1); // more is an error anyway
         return iterations.map(|iteration| part(iteration, &[])).collect();
     }
 

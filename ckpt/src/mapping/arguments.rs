@@ -7,22 +7,22 @@ use super::term::{Action, Call, Term};
 use crate::Dtype;
 use crate::graph::Real;
 
-/// What stands between the parentheses of an operation.
+/// The arguments in the parentheses of an operation.
 #[derive(Default)]
 pub(super) struct Arguments {
-    /// In order. A term that is a name may be a number or a dtype as well: its text is kept.
+    /// In order. A term that is a name may also be a number or a dtype, so its text is kept.
     pub(super) positional: Vec<(Term, Option<String>)>,
     pub(super) named: Vec<(String, String)>,
 }
 
-/// How an operation is written.
+/// The syntax of an operation.
 struct Usage {
     name: &'static str,
     usage: &'static str,
     build: fn(&mut Reader) -> Result<Action, MapErrorKind>,
 }
 
-/// All operations, in the order in which the docs tell of them.
+/// All operations, in the order of the documentation.
 const OPERATIONS: [Usage; 22] = [
     Usage {
         name: "concat",
@@ -77,15 +77,15 @@ const OPERATIONS: [Usage; 22] = [
     },
     Usage {
         name: "slice",
-        usage: "slice(x, 0, 4096, dim=0, step=1), from the first to before the last",
+        usage: "slice(x, 0, 4096, dim=0, step=1): start and exclusive end",
         build: |args| {
             args.tensors(1)?;
             Ok(Action::Slice {
                 dim: args.dim()?,
                 start: args.number("the first index")?,
-                end: args.number("the index after the last")?,
+                end: args.number("the end index")?,
                 step: args
-                    .named("step", "a number from 1 on", positive)?
+                    .named("step", "a number of at least 1", positive)?
                     .unwrap_or(1),
             })
         },
@@ -104,17 +104,17 @@ const OPERATIONS: [Usage; 22] = [
         usage: "chunk(x, 0, of=2, dim=0)",
         build: |args| {
             args.tensors(1)?;
-            let count = args.named("of", "a number from 1 on", positive)?;
+            let count = args.named("of", "a number of at least 1", positive)?;
             Ok(Action::Chunk {
                 dim: args.dim()?,
-                index: args.number("which part, from 0")?,
+                index: args.number("the index of the part, from 0")?,
                 count: count.ok_or_else(|| args.missing("of=, the number of parts"))?,
             })
         },
     },
     Usage {
         name: "unflatten",
-        usage: "unflatten(x, 128, dim=0), so many rows",
+        usage: "unflatten(x, 128, dim=0): the number of rows",
         build: |args| {
             args.tensors(1)?;
             let (dim, rows) = (args.dim()?, args.number("the number of rows")?);
@@ -123,10 +123,10 @@ const OPERATIONS: [Usage; 22] = [
     },
     Usage {
         name: "flatten",
-        usage: "flatten(x, dim=0, rows=128): dims 0 and 1; rows only to go back",
+        usage: "flatten(x, dim=0, rows=128): dims 0 and 1; rows only for the inverse",
         build: |args| {
             args.tensors(1)?;
-            let rows = args.named("rows", "a number from 1 on", positive)?;
+            let rows = args.named("rows", "a number of at least 1", positive)?;
             Ok(Action::Flatten {
                 dim: args.dim()?,
                 rows,
@@ -151,13 +151,13 @@ const OPERATIONS: [Usage; 22] = [
     },
     Usage {
         name: "pad",
-        usage: "pad(x, 152064, dim=0, value=0, from=151936); from only to go back",
+        usage: "pad(x, 152064, dim=0, value=0, from=151936); from only for the inverse",
         build: |args| {
             args.tensors(1)?;
             let value = args.named("value", "a number", real)?;
             Ok(Action::Pad {
                 dim: args.dim()?,
-                to: args.number("the extent to reach")?,
+                to: args.number("the target extent")?,
                 from: args.named("from", "a number", parsed)?,
                 value: value.unwrap_or(Real(0.0)),
             })
@@ -203,7 +203,7 @@ const OPERATIONS: [Usage; 22] = [
     },
     Usage {
         name: "first",
-        usage: "first(x, y): x if it is there, else y",
+        usage: "first(x, y): x if it exists, else y",
         build: |args| {
             args.all_tensors();
             Ok(Action::First { tied: false })
@@ -211,7 +211,7 @@ const OPERATIONS: [Usage; 22] = [
     },
     Usage {
         name: "tied",
-        usage: "tied(x, y): as first, and those that are there must be equal",
+        usage: "tied(x, y): as first, and those that exist must be equal",
         build: |args| {
             args.all_tensors();
             Ok(Action::First { tied: true })
@@ -249,7 +249,7 @@ const OPERATIONS: [Usage; 22] = [
     },
 ];
 
-/// The call of the operation of this name.
+/// The call of the operation with this name.
 pub(super) fn call(name: &str, arguments: Arguments) -> Result<Term, MapErrorKind> {
     let Some(usage) = OPERATIONS.iter().find(|usage| usage.name == name) else {
         let known: Vec<&str> = OPERATIONS.iter().map(|usage| usage.name).collect();
@@ -302,7 +302,7 @@ impl Reader {
         self.scalar(what, parsed)
     }
 
-    /// The next argument, as something that is no tensor.
+    /// The next argument, as a value that is not a tensor.
     fn scalar<T>(
         &mut self,
         what: &'static str,
@@ -349,7 +349,7 @@ impl Reader {
         MapErrorKind::Missing { op, what, usage }
     }
 
-    /// That nothing is left, and that there is something to work on.
+    /// Checks that no arguments are left, and that there is an operand.
     fn finish(&self, has_each: bool) -> Result<(), MapErrorKind> {
         let left = self.named.iter().map(|(name, _)| format!("`{name}=`"));
         let more = self
@@ -358,7 +358,7 @@ impl Reader {
             .map(|_| "further argument".to_owned());
         let joins = matches!(self.usage.name, "concat" | "stack" | "interleave" | "mean");
         let each = (has_each && !(joins && self.of.len() == 1))
-            .then(|| "`each=` but over one tensor that it joins".to_owned());
+            .then(|| "`each=` except with a single operand".to_owned());
         if let Some(what) = left.chain(more).chain(each).next() {
             let Usage {
                 name: op, usage, ..
@@ -384,10 +384,10 @@ fn real(text: &str) -> Option<Real> {
     parsed(text).filter(|it: &f64| it.is_finite()).map(Real)
 }
 
-/// Numbers from 1 on.
+/// Numbers of at least 1.
 fn list(text: &str, separator: char) -> Option<Vec<u64>> {
     text.split(separator).map(positive).collect()
 }
 
-/// `Dtype` is read by its name in a file: `BF16`.
+/// `Dtype` is parsed from its name in a file: `BF16`.
 const _: fn(&str) -> Option<Dtype> = parsed;

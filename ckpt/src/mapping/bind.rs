@@ -1,4 +1,4 @@
-//! A map, the tensors there are and the tensors that are wanted, put together.
+//! Binding a map to source tensors and requested targets.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use super::{Mapping, Rule, TensorSpec};
 use crate::graph::{Expr, ExprSet, Graph, TensorType, widens};
 use crate::name_list::NameList;
 
-/// The tensors that a map makes, as they come, each with the line of its rule.
+/// The outputs of a map in the order of creation, each with the line of its rule.
 #[derive(Default)]
 pub(super) struct Outputs {
     names: NameList,
@@ -20,7 +20,7 @@ pub(super) struct Outputs {
 }
 
 impl Outputs {
-    /// Adds a tensor, or tells the line that made one of this name before.
+    /// Adds an output, or returns the line that already produced one of this name.
     fn add(&mut self, name: &str, expr: Expr, line: usize) -> Result<(), usize> {
         let added = self.names.add(name, || name.into());
         added.map_err(|before| self.made[before].1)?;
@@ -39,26 +39,26 @@ impl Outputs {
     }
 }
 
-/// What binding comes to.
+/// The result of binding.
 pub(super) struct Binding {
     pub(super) tensors: Tensors,
     pub(super) made: Outputs,
-    /// Tensors that were used, of those there are.
+    /// The source tensors that were used.
     pub(super) used: ExprSet,
     pub(super) ties: BTreeSet<(String, String)>,
     pub(super) report: Report,
 }
 
-/// The dtypes of what is made.
+/// The dtypes of the outputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dtypes {
-    /// Converted to what is wanted.
+    /// Converted to the requested dtypes.
     AsRequested,
-    /// What they are.
+    /// Left as they are.
     Unchanged,
 }
 
-/// Carries out all rules of `mapping` on `tensors`, for what is wanted, or for all that there is.
+/// Applies all rules of `mapping` to `tensors`, for the requested targets or for all sources.
 pub(super) fn bind(
     mapping: &Mapping,
     tensors: Tensors,
@@ -66,7 +66,7 @@ pub(super) fn bind(
     dtypes: Dtypes,
 ) -> Binding {
     let sources = tensors.named.clone();
-    // A wanted tensor too large to exist is found out when nothing makes it.
+    // A target too large to exist is reported as unmade.
     let targets = targets.map(|specs| Tensors::of(specs).0);
     let names = targets.as_ref().map(|targets| targets.named.clone());
     let targets = targets.zip(names.as_deref());
@@ -88,7 +88,7 @@ pub(super) fn bind(
             report: Report::default(),
         },
     };
-    // Catch-alls take what others have left.
+    // Catch-alls apply to the tensors that other rules have left.
     let (others, catch_alls): (Vec<&Rule>, Vec<&Rule>) =
         mapping.rules.iter().partition(|rule| !rule.is_catch_all());
     for rule in others.into_iter().chain(catch_alls) {
@@ -99,21 +99,21 @@ pub(super) fn bind(
 }
 
 struct Binder<'b> {
-    /// What there is.
+    /// The source tensors.
     sources: &'b Named,
     targets: Option<Targets<'b>>,
     dtypes: Dtypes,
-    /// The last name that was made.
+    /// The last output name.
     name: String,
     binding: Binding,
 }
 
-/// What is to be made.
+/// The requested targets.
 struct Targets<'b> {
     named: &'b Named,
     tensors: Tensors,
     made: ExprSet,
-    /// What rules would have made whose right side is not all there.
+    /// Targets of rules whose right side is incomplete.
     failed: ExprSet,
 }
 
@@ -144,7 +144,7 @@ impl<'b> Binder<'b> {
         }
     }
 
-    /// What a rule cannot make, because of what was told before.
+    /// Marks the targets of a rule that cannot produce them because of a reported problem.
     fn fail(&mut self, left: &Term, captures: &Captures<'_>) {
         let Some(targets) = &mut self.targets else {
             return;
@@ -155,7 +155,7 @@ impl<'b> Binder<'b> {
         }
     }
 
-    /// What the captures of a rule stand for: as the wanted names say, or else those that are there.
+    /// The values of a rule's captures: from the requested names, or else from the source names.
     fn instances(&self, rule: &'b Rule) -> Vec<Captures<'b>> {
         let free = rule.left.free_captures();
         let (side, named, taken) = match &self.targets {
@@ -173,7 +173,7 @@ impl<'b> Binder<'b> {
             instances.push(Captures::new());
         }
         for (template, _) in names.into_iter().filter(|(template, _)| says_all(template)) {
-            // Names that differ in the others alone follow each other: one says it for all.
+            // Names that differ only in the other captures are adjacent: one stands for all.
             let mut others = template.captures().skip_while(|it| free.contains(it));
             let alike = others.clone().count() > 0 && others.all(|it| !free.contains(it));
             let mut matching = named.matching(template, &nothing);
@@ -195,11 +195,11 @@ impl<'b> Binder<'b> {
         instances
     }
 
-    /// Gives the names of a term what they are when the whole of it is `value`.
+    /// Assigns the names of a term when the whole of it is `value`.
     fn assign(&mut self, term: &Term, value: Expr, captures: &Captures<'_>, line: usize) {
         match term {
             Term::Name(template) => {
-                // No capture is without a value: maps are checked for it.
+                // Every capture has a value: maps are checked for it.
                 if template.makes_name(captures, &mut self.name) {
                     self.output(value, line);
                 }
@@ -239,7 +239,7 @@ impl<'b> Binder<'b> {
         Ok(())
     }
 
-    /// The operands of an operation on the left side, each with what its captures stand for.
+    /// The operands of an operation on the left side, each with its captures.
     fn operands<'t, 'n: 't>(
         &self,
         call: &'t Call,
@@ -255,7 +255,7 @@ impl<'b> Binder<'b> {
         Ok(values.into_iter().map(with).collect())
     }
 
-    /// What an operation on the left side goes over.
+    /// The values that an operation on the left side iterates over.
     fn values<'t>(
         &self,
         each: &str,
@@ -287,13 +287,13 @@ impl<'b> Binder<'b> {
         let last = last.filter(|last| *last < shape.iter().copied().max().unwrap_or(0));
         let last = last.ok_or_else(|| {
             Unsolved::Because(format!(
-                "how many `{{{each}}}` there are is not known: say what is wanted"
+                "the number of `{{{each}}}` is unknown: specify the targets"
             ))
         })?;
         Ok((0..=last).map(Value::Number).collect())
     }
 
-    /// The types of terms on the left side, where all their names are wanted.
+    /// The types of terms on the left side, if all their names are targets.
     fn target_types(&mut self, terms: &[(&Term, Captures<'_>)]) -> Option<Vec<TensorType>> {
         let targets = &mut self.targets.as_mut()?.tensors;
         let mut types = Vec::with_capacity(terms.len());
@@ -304,7 +304,7 @@ impl<'b> Binder<'b> {
         Some(types)
     }
 
-    /// The tensor of the name that was filled in last is made.
+    /// Adds the output with the name that was filled in last.
     fn output(&mut self, value: Expr, line: usize) {
         let Binding {
             tensors,
@@ -346,7 +346,7 @@ impl<'b> Binder<'b> {
         }
     }
 
-    /// What is wanted and not made, and what is there and not used.
+    /// Reports targets that were not produced, and sources that were not used.
     fn report_unused(&mut self, mapping: &Mapping) {
         let Binding { used, report, .. } = &mut self.binding;
         if let Some(targets) = &self.targets {
@@ -373,7 +373,8 @@ impl<'b> Binder<'b> {
     }
 }
 
-/// A tensor as it is wanted; `Err` with what is made and what is wanted when it cannot be.
+/// Converts a tensor to the target's type; `Err` with the actual and the expected type if that is
+/// impossible.
 fn convert_to_target(
     graph: &mut Graph,
     value: Expr,
@@ -395,7 +396,7 @@ fn convert_to_target(
 }
 
 impl Rule {
-    /// Whether it is for whatever other rules have left.
+    /// Whether the rule applies to the tensors that other rules have left.
     fn is_catch_all(&self) -> bool {
         let names = self.right.names();
         let mut kinds = names.iter().flat_map(|(it, _)| it.kinds_of_captures());
@@ -403,7 +404,7 @@ impl Rule {
     }
 }
 
-/// Captures as messages show them.
+/// Captures in the form of messages.
 fn listed(captures: &Captures<'_>) -> String {
     let pairs: Vec<String> = captures
         .iter()

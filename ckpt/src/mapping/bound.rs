@@ -1,4 +1,4 @@
-//! A map that fits: every tensor it makes as an expression of those that are read.
+//! A bound map: every output as an expression of the tensors that are read.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::Dtype;
 use crate::graph::{ElementOp, Expr, ExprSet, Graph, GraphError, Leaf, Loop, widens};
 use crate::plan::LoadRequest;
 
-/// A map bound to tensors, or several on top of each other.
+/// A map bound to tensors, or several maps chained.
 #[derive(Clone, Debug)]
 pub struct Bound {
     stages: Vec<Stage>,
@@ -24,49 +24,49 @@ pub struct Bound {
     report: Report,
 }
 
-/// One of several maps on top of each other.
+/// One map of a chain.
 #[derive(Clone, Debug)]
 struct Stage {
     mapping: Mapping,
     made: Arc<Named>,
 }
 
-/// A map, and what it is to make.
+/// A map and its targets.
 struct Binds {
     mapping: Mapping,
     targets: Vec<TensorSpec>,
 }
 
-/// Why there is no way back.
+/// Why a map has no inverse.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotInvertible {
-    /// The equations cannot be solved for what was read.
-    #[error("the map has no way back: {0}")]
+    /// The equations cannot be solved for the sources.
+    #[error("the map has no inverse: {0}")]
     Unsolvable(Report),
-    /// A way there and back changes a tensor.
+    /// A round trip changes a tensor.
     #[error(
-        "there and back, `{}` would not be what it was: {why}", name.escape_debug()
+        "a round trip would change `{}`: {why}", name.escape_debug()
     )]
     Changed {
         /// The tensor.
         name: String,
-        /// What happens to it.
+        /// The change.
         why: String,
     },
-    /// A tensor lies in too many pieces to follow them.
+    /// A tensor needs too many copies to be traced.
     #[error(transparent)]
     Graph(#[from] GraphError),
 }
 
 impl Mapping {
-    /// Puts the map together with the tensors `there` are. `wanted`: what to make, and as which
-    /// dtype and shape; everything that can be made when `None`.
+    /// Binds the map to the tensors `sources`. `targets`: the tensors to produce, with dtypes and
+    /// shapes; with `None`, everything that can be produced.
     ///
-    /// Float dtypes are converted to the wanted one; where that loses digits it is a problem.
+    /// Float dtypes are converted to the target's; a loss of precision is a problem.
     ///
     /// # Errors
-    /// All problems that `allowed` do not cover, at once.
+    /// All problems that are not in `allowed`, at once.
     pub fn bind(
         &self,
         sources: &[TensorSpec],
@@ -114,12 +114,12 @@ impl Bound {
         &self.tensors.graph
     }
 
-    /// The tensors that are made, sorted by name.
+    /// The outputs, sorted by name.
     pub fn outputs(&self) -> impl Iterator<Item = TensorSpec> {
         specs(&self.tensors.graph, &self.made)
     }
 
-    /// All that is made, whole, to be planned.
+    /// Load requests for all outputs, whole.
     pub fn requests(&self) -> Vec<LoadRequest> {
         let made = self.made.iter();
         let all =
@@ -127,7 +127,7 @@ impl Bound {
         all.collect()
     }
 
-    /// The expression of a tensor that is made.
+    /// The expression of an output.
     pub fn expr(&self, name: &str) -> Option<Expr> {
         self.made.get(name)
     }
@@ -139,17 +139,17 @@ impl Bound {
         used.map(|(name, expr)| spec(name, &self.tensors.graph, expr))
     }
 
-    /// Pairs of tensors that are there and must be equal, the first of which is used.
+    /// Pairs of sources that must be equal, the first of which is used.
     pub fn ties(&self) -> &BTreeSet<(String, String)> {
         &self.ties
     }
 
-    /// What was waived, widened or not wanted.
+    /// Problems that were allowed, and counts of widened and skipped tensors.
     pub fn report(&self) -> &Report {
         &self.report
     }
 
-    /// Another map on top: what this one makes is what that one reads.
+    /// Chains another map, whose sources are the outputs of this one.
     ///
     /// # Errors
     /// As [`Mapping::bind`].
@@ -168,12 +168,11 @@ impl Bound {
         Bound::new(self.stages.clone(), next, binding, allowed)
     }
 
-    /// The way back: the tensors that were read, made of those that were made, in the dtypes that
-    /// these have.
+    /// The inverse: the tensors that were read, computed from the outputs in their dtypes.
     ///
-    /// Proven, element by element, before it is returned: there and back changes nothing, in
-    /// either order. Tensors that were made of the same one must be equal on the way back; they
-    /// are [`Bound::ties`].
+    /// Before it returns, it proves element by element that a round trip in either direction
+    /// changes nothing. Outputs produced from the same source must be equal; they are in
+    /// [`Bound::ties`].
     ///
     /// # Errors
     /// [`NotInvertible`].
@@ -189,8 +188,8 @@ impl Bound {
         for name in read.iter().map(|spec| &spec.name) {
             let why = match there_and_back.origin(name)? {
                 Some(origin) if origin == *name => continue,
-                Some(origin) => format!("it would be `{}`", origin.escape_debug()),
-                None => "nothing of it is left".to_owned(),
+                Some(origin) => format!("it would become `{}`", origin.escape_debug()),
+                None => "it is lost".to_owned(),
             };
             let name = name.clone();
             return Err(NotInvertible::Changed { name, why });
@@ -209,7 +208,7 @@ impl Bound {
         Ok(back)
     }
 
-    /// The maps as they are, each to make what it made.
+    /// The maps in order, each with its outputs as targets.
     fn way_there(&self) -> Vec<Binds> {
         let stages = self.stages.iter();
         let binds = stages.map(|stage| Binds {
@@ -219,7 +218,7 @@ impl Bound {
         binds.collect()
     }
 
-    /// The maps in the other order and direction, the last of which makes `read`.
+    /// The maps in reverse order and direction; the last one produces `read`.
     fn way_back(&self, read: Vec<TensorSpec>) -> Vec<Binds> {
         let mut targets = read;
         let mut back = Vec::new();
@@ -232,8 +231,8 @@ impl Bound {
         back
     }
 
-    /// The tensor that one that is made is, unchanged but for exact conversions; `None` when it is
-    /// not made.
+    /// The source of an output that is unchanged except for exact conversions; `None` if there is
+    /// no such output.
     fn origin(&self, name: &str) -> Result<Option<String>, NotInvertible> {
         match self.made.get(name) {
             Some(expr) => origin(&self.tensors.graph, name, expr).map(Some),
@@ -242,7 +241,7 @@ impl Bound {
     }
 }
 
-/// Binds maps one on top of the other, each to make what it made before, whatever the dtypes.
+/// Chains maps with the same outputs as before, in any dtypes.
 fn follow(way: &[Binds], tensors: Tensors) -> Result<Bound, Report> {
     let mut bound: Option<Bound> = None;
     for Binds { mapping, targets } in way {
@@ -271,7 +270,7 @@ fn follow(way: &[Binds], tensors: Tensors) -> Result<Bound, Report> {
     }
 }
 
-/// What is made, under its names.
+/// The outputs under their names.
 fn named(graph: &Graph, made: &Arc<Named>) -> Tensors {
     Tensors {
         graph: graph.clone(),
@@ -287,7 +286,7 @@ fn spec(name: &str, graph: &Graph, expr: Expr) -> TensorSpec {
     TensorSpec::new(name, graph.dtype(expr), graph.shape(expr))
 }
 
-/// The first of these steps that may change a value.
+/// The first of these operations that may change a value.
 fn inexact(mut dtype: Dtype, steps: &[ElementOp]) -> Option<&ElementOp> {
     steps.iter().find(|step| match step {
         ElementOp::Cast(to) => !widens(std::mem::replace(&mut dtype, *to), *to),
@@ -295,7 +294,7 @@ fn inexact(mut dtype: Dtype, steps: &[ElementOp]) -> Option<&ElementOp> {
     })
 }
 
-/// The tensor that an expression is, unchanged but for exact conversions.
+/// The source that an expression equals, except for exact conversions.
 fn origin(graph: &Graph, name: &str, expr: Expr) -> Result<String, NotInvertible> {
     let changed = |why: String| NotInvertible::Changed {
         name: name.to_owned(),
@@ -305,20 +304,22 @@ fn origin(graph: &Graph, name: &str, expr: Expr) -> Result<String, NotInvertible
     for copy in graph.copies_of_all(expr)? {
         let Leaf::Source(source) = copy.from else {
             let what = graph.leaf_name(copy.from);
-            return Err(changed(format!("elements of it would be made by {what}")));
+            return Err(changed(format!(
+                "{what} would produce some of its elements"
+            )));
         };
         if let Some(step) = inexact(graph.source_dtype(source), &copy.steps) {
             return Err(changed(format!("{} changes its values", step.name())));
         }
         let moved = |it: &Loop| it.source_stride != it.destination_stride;
         if copy.source_offset != copy.destination_offset || copy.loops.iter().any(moved) {
-            return Err(changed("its elements would be in other places".into()));
+            return Err(changed("its elements would move".into()));
         }
         match origin {
             Some(first) if first != source => {
                 let (a, b) = (graph.name(first), graph.name(source));
                 return Err(changed(format!(
-                    "it would be put together of `{a}` and `{b}`"
+                    "it would be assembled from `{a}` and `{b}`"
                 )));
             }
             _ => origin = Some(source),

@@ -1,11 +1,11 @@
-//! What maps compute: means, merged low-rank updates, dequantised blocks. In f64, rounded once.
+//! Computations of maps: means, merged low-rank updates, dequantized blocks. In f64, rounded once.
 
 use std::ops::Range;
 
 use crate::Dtype;
 use crate::graph::{Compute, Operand, Scalar, TensorType};
 
-/// The mean of tensors of one type.
+/// The mean of tensors with the same type.
 #[derive(Debug)]
 pub(super) struct Mean;
 
@@ -25,7 +25,7 @@ pub(super) struct Dequant {
 fn check_floats(operands: &[TensorType]) -> Result<(), String> {
     let unreadable = |it: &&TensorType| Scalar::from_bits(it.0, 0).value().is_none();
     match operands.iter().find(unreadable) {
-        Some((dtype, _)) => Err(format!("an operand is {dtype}, which is no float")),
+        Some((dtype, _)) => Err(format!("an operand is {dtype}, which is not a float type")),
         None => Ok(()),
     }
 }
@@ -34,12 +34,12 @@ fn check_result(dtype: Dtype) -> Result<(), String> {
     match Scalar::nearest(dtype, 0.0) {
         Some(_) => Ok(()),
         None => Err(format!(
-            "the result would be {dtype}; F64, F32, F16 and BF16 can be made"
+            "the result cannot be {dtype}; it must be F64, F32, F16 or BF16"
         )),
     }
 }
 
-/// An element of an operand's bytes, counted from the first that is here.
+/// An element of an operand's bytes, counted from the first that is present.
 fn element(operand: &Operand<'_>, index: u64) -> f64 {
     let dtype = operand.tensor.0;
     let size = dtype.bits() / 8;
@@ -47,7 +47,7 @@ fn element(operand: &Operand<'_>, index: u64) -> f64 {
     let at = index as usize * size;
     bits[..size].copy_from_slice(&operand.bytes[at..at + size]);
     let scalar = Scalar::from_bits(dtype, u64::from_le_bytes(bits));
-    scalar.value().unwrap_or(f64::NAN) // dtypes without values were refused
+    scalar.value().unwrap_or(f64::NAN) // dtypes without values were rejected
 }
 
 /// Fills `out` with elements of `dtype`.
@@ -75,7 +75,7 @@ impl Compute for Mean {
         check_result(first.0)?;
         if let Some(other) = operands.iter().find(|it| *it != first) {
             let ((a, b), (c, d)) = (first, other);
-            return Err(format!("operands are {a} {b:?} and {c} {d:?}"));
+            return Err(format!("operands differ: {a} {b:?} and {c} {d:?}"));
         }
         Ok(first.clone())
     }
@@ -101,7 +101,7 @@ impl Compute for Lora {
         check_floats(operands)?;
         let [(dtype, weight), (_, a), (_, b)] = operands else {
             return Err(format!(
-                "it takes a weight, a and b, not {} operands",
+                "expected the operands weight, a and b, found {}",
                 operands.len()
             ));
         };
@@ -153,20 +153,20 @@ impl Compute for Dequant {
         check_result(self.dtype)?;
         let [(_, weight), (_, scales)] = operands else {
             return Err(format!(
-                "it takes a weight and scales, not {} operands",
+                "expected the operands weight and scales, found {}",
                 operands.len()
             ));
         };
         if weight.len() != self.block.len() || weight.is_empty() {
             return Err(format!(
-                "weight {weight:?} and block {:?} have other dims",
+                "weight {weight:?} and block {:?} have different numbers of dims",
                 self.block
             ));
         }
         match self.scales_shape(weight) {
             expected if expected == *scales => Ok((self.dtype, weight.clone())),
             expected => Err(format!(
-                "weight {weight:?} in blocks of {:?} has scales {expected:?}, not {scales:?}",
+                "weight {weight:?} in blocks of {:?} needs scales {expected:?}, not {scales:?}",
                 self.block
             )),
         }
@@ -212,7 +212,7 @@ mod tests {
         bytes.chunks_exact(4).map(float).collect()
     }
 
-    /// The result, so many rows at a time, each from no more than the rows that it asks for.
+    /// The result in steps of this many rows, each computed only from the rows that it requests.
     fn result(how: &dyn Compute, operands: &[(TensorType, Vec<u8>)], at_a_time: u64) -> Vec<u8> {
         let types: Vec<TensorType> = operands.iter().map(|(it, _)| it.clone()).collect();
         let (dtype, shape) = how.result(&types).unwrap();
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mean_is_the_mean() {
+    fn mean_of_tensors() {
         let tensor = |values: &[f32]| ((Dtype::F32, vec![3, 1]), bytes(values));
         let operands = [tensor(&[1.0, 2.0, 3.0]), tensor(&[3.0, 5.0, -3.0])];
         check(&Mean, &operands, &[2.0, 3.5, 0.0]);
@@ -259,7 +259,7 @@ mod tests {
 
     /// weight + 2 b @ a by hand.
     #[test]
-    fn a_low_rank_update_is_added() {
+    fn lora_adds_the_low_rank_product() {
         let weight = (
             (Dtype::F32, vec![2, 3]),
             bytes(&[1.0, 1.0, 1.0, 0.0, 0.0, 0.0]),
@@ -273,10 +273,10 @@ mod tests {
         check(&how, &[weight, a, b], &[3.0, 5.0, 7.0, 4.0, 6.0, 8.0]);
     }
 
-    /// Blocks of 2 x 3 over 5 x 4 elements, the last ones cut off: element (i, j) is 8-bit 1.0 or
+    /// Blocks of 2 x 3 over 5 x 4 elements, the last ones truncated: element (i, j) is 8-bit 1.0 or
     /// -2.0 times the scale of block (i / 2, j / 3).
     #[test]
-    fn blocks_are_scaled() {
+    fn dequant_scales_blocks() {
         let weight: Vec<u8> = (0..20)
             .map(|at| if at % 2 == 0 { 0x38 } else { 0xc0 })
             .collect();
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn operands_that_do_not_fit_are_refused() {
+    fn mismatched_operands_are_rejected() {
         let f32 = |shape: &[u64]| (Dtype::F32, shape.to_vec());
         let dequant = |block: &[u64], dtype| Dequant {
             block: block.to_vec(),
@@ -317,13 +317,13 @@ mod tests {
         assert_eq!(
             refused.map(Result::unwrap_err),
             [
-                "operands are F32 [2] and F32 [3]",
-                "an operand is I8, which is no float",
-                "the result would be F8_E4M3; F64, F32, F16 and BF16 can be made",
+                "operands differ: F32 [2] and F32 [3]",
+                "an operand is I8, which is not a float type",
+                "the result cannot be F8_E4M3; it must be F64, F32, F16 or BF16",
                 "weight [O, I], a [R, I] and b [O, R] do not fit: [2, 3], [4, 3], [2, 5]",
-                "weight [4, 3] in blocks of [2, 2] has scales [2, 2], not [2, 1]",
-                "weight [4] and block [2, 2] have other dims",
-                "the result would be I8; F64, F32, F16 and BF16 can be made",
+                "weight [4, 3] in blocks of [2, 2] needs scales [2, 2], not [2, 1]",
+                "weight [4] and block [2, 2] have different numbers of dims",
+                "the result cannot be I8; it must be F64, F32, F16 or BF16",
             ]
         );
     }

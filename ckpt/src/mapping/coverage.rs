@@ -1,4 +1,4 @@
-//! Which tensors are used whole, and how many elements of the others are.
+//! Which tensors are used as a whole, and how many elements of the others are used.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use super::bind::Binding;
 use super::report::Problem;
 use crate::graph::{ElementCopy, Expr, ExprSet, Graph, Leaf, Loop, SourceId};
 
-/// Adds the sources of which only some elements are used.
+/// Reports the sources of which only some elements are used.
 pub(super) fn find_partly_used(binding: &mut Binding) {
     let (graph, problems) = (&binding.tensors.graph, &mut binding.report.problems);
     for (source, copies) in partly_read(graph, binding.made.exprs().collect()) {
@@ -22,9 +22,9 @@ pub(super) fn find_partly_used(binding: &mut Binding) {
     }
 }
 
-/// What is read of the sources of some expressions that none of these uses whole.
+/// The copies from sources that no expression uses as a whole.
 ///
-/// Most operations use all of all their operands. Only what leaves something out is pulled.
+/// Most operations use all elements of all operands. Only the others are traced.
 fn partly_read(graph: &Graph, mut open: Vec<Expr>) -> BTreeMap<SourceId, Vec<ElementCopy>> {
     let mut reads: BTreeMap<SourceId, Vec<ElementCopy>> = BTreeMap::new();
     let mut whole = ExprSet::default();
@@ -37,7 +37,7 @@ fn partly_read(graph: &Graph, mut open: Vec<Expr>) -> BTreeMap<SourceId, Vec<Ele
             continue;
         }
         let Ok(copies) = graph.copies_of_all(expr) else {
-            continue; // Found again, and told, when it is pulled to be loaded.
+            continue; // Found again, and reported, when it is traced to be loaded.
         };
         for copy in copies {
             match copy.from {
@@ -51,14 +51,14 @@ fn partly_read(graph: &Graph, mut open: Vec<Expr>) -> BTreeMap<SourceId, Vec<Ele
     reads
 }
 
-/// Copies in more runs than this are counted in a map of bits instead.
+/// Copies with more contiguous ranges than this are counted with a bitmap instead.
 const MAX_RUNS: u64 = 1 << 20;
 
-/// The largest such map, in bits.
+/// The largest bitmap, in bits.
 const MAX_BITS: u64 = 1 << 27;
 
-/// How many of a tensor's elements these copies read; `None` when that would take too long to find
-/// out. Each element counts once, however often it is read.
+/// The number of distinct elements of a tensor that these copies read; `None` if it is too
+/// expensive to count.
 fn elements_read(copies: &[ElementCopy], elements: u64) -> Option<u64> {
     let runs: Vec<Runs> = copies.iter().map(Runs::of).collect();
     if runs.iter().any(|it| it.length == elements) {
@@ -90,7 +90,7 @@ fn elements_read(copies: &[ElementCopy], elements: u64) -> Option<u64> {
     Some(ones * unit)
 }
 
-/// The elements that one copy reads: runs of one length, in nested loops.
+/// The elements that one copy reads: contiguous ranges of one length, in nested loops.
 struct Runs {
     start: u64,
     length: u64,
@@ -104,7 +104,7 @@ impl Runs {
             length: 1,
             loops: Vec::new(),
         };
-        // In the order of the source; what goes on where the run ends makes it longer.
+        // In the order of the source; a loop that continues where the range ends makes it longer.
         let mut loops = copy.loops.clone();
         loops.sort_by_key(|it| it.source_stride);
         for it in loops {
@@ -122,7 +122,7 @@ impl Runs {
             .fold(1, |count, it| count.saturating_mul(it.count))
     }
 
-    /// Calls `f` with the first element of each run.
+    /// Calls `f` with the first element of each range.
     fn each(&self, mut f: impl FnMut(u64)) {
         for iteration in 0..self.count() {
             let (mut rest, mut start) = (iteration, self.start);
@@ -198,9 +198,9 @@ mod tests {
         made.unwrap()
     }
 
-    /// What operations tell without being pulled is what comes out when everything is pulled.
+    /// Usage derived from the operations matches usage derived from traced copies.
     #[test]
-    fn what_operations_tell_is_what_copies_read() {
+    fn usage_by_operations_matches_usage_by_copies() {
         for seed in 0..500 {
             let (mut draw, mut graph) = (SplitMix64::new(seed), Graph::new());
             let names = ["x", "y", "z"].iter();
@@ -234,9 +234,9 @@ mod tests {
         }
     }
 
-    /// By runs, by bits and by hand: every second row and the first columns of all.
+    /// Counted by ranges, by bits and by hand: every second row, and the first columns of all rows.
     #[test]
-    fn what_is_read_twice_counts_once() {
+    fn elements_read_twice_count_once() {
         for (rows, columns) in [(6u64, 5u64), (4096, 1024)] {
             let mut graph = Graph::new();
             let x = graph.source("x", Dtype::U8, &[rows, columns]).unwrap();

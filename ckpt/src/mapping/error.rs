@@ -1,8 +1,8 @@
-//! What is wrong with a map.
+//! Errors in the text of a map.
 
 use super::template::TemplateError;
 
-/// A map that cannot be read, and where.
+/// A map that cannot be parsed, and the position of the error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}, column {column}: {problem}")]
 pub struct MapError {
@@ -10,76 +10,76 @@ pub struct MapError {
     pub line: usize,
     /// The character in the line, from 1.
     pub column: usize,
-    /// What is wrong.
+    /// The problem.
     pub problem: MapErrorKind,
 }
 
-/// What is wrong with a map.
+/// The problem of a map.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MapErrorKind {
-    /// Something else was expected.
-    #[error("{expected} should be here, not {found}")]
+    /// A syntax error.
+    #[error("expected {expected}, found {found}")]
     Expected {
-        /// What should be here.
+        /// The expected element.
         expected: &'static str,
-        /// What is here.
+        /// The text found.
         found: String,
     },
-    /// Operations inside of operations, too many of them.
-    #[error("more than {limit} operations inside of each other: make it in two rules, or two maps")]
+    /// Too many nested operations.
+    #[error("more than {limit} nested operations: split the rule in two, or the map")]
     TooDeep {
-        /// The most.
+        /// The maximum.
         limit: usize,
     },
-    /// A quote without its partner in the line.
-    #[error("a quoted name must end in the line in which it begins")]
+    /// An unterminated quote.
+    #[error("a quoted name must end on the line on which it starts")]
     Quote,
-    /// A name that is no template.
+    /// A name that is not a template.
     #[error(transparent)]
     Template(#[from] TemplateError),
-    /// An operation that there is not.
-    #[error("there is no operation `{name}`; there are {known}")]
+    /// An unknown operation.
+    #[error("unknown operation `{name}`; the operations are {known}")]
     Operation {
         /// The name.
         name: String,
-        /// All names.
+        /// All operations.
         known: String,
     },
-    /// An argument that is not there.
+    /// A missing argument.
     #[error("{op} needs {what}: {usage}")]
     Missing {
         /// The operation.
         op: &'static str,
-        /// What is missing.
+        /// The argument.
         what: &'static str,
-        /// How it is written.
+        /// The operation's syntax.
         usage: &'static str,
     },
-    /// An argument too many.
+    /// An excess argument.
     #[error("{op} takes no {what}: {usage}")]
     TooMany {
         /// The operation.
         op: &'static str,
-        /// What is too many.
+        /// The argument.
         what: String,
-        /// How it is written.
+        /// The operation's syntax.
         usage: &'static str,
     },
-    /// An argument that is not what it should be.
-    #[error("{what} should be {expected}, not `{}`", found.escape_debug())]
+    /// An invalid argument.
+    #[error("{what} must be {expected}, not `{}`", found.escape_debug())]
     Value {
         /// The argument.
         what: &'static str,
-        /// What it should be.
+        /// What it must be.
         expected: &'static str,
-        /// What it is.
+        /// Its text.
         found: String,
     },
     /// A capture on one side only.
     #[error(
-        "`{{{capture}}}` is on the {side} side only: name it on both, or say `each={capture}` in \
-         the operation that goes over it"
+        "`{{{capture}}}` is only on the {side} side: use it on both, or write `each={capture}` in \
+         the operation that iterates over it"
     )]
     OneSide {
         /// The capture.
@@ -87,9 +87,9 @@ pub enum MapErrorKind {
         /// `left` or `right`.
         side: &'static str,
     },
-    /// No name of a side has all captures.
+    /// No name on a side has all captures.
     #[error(
-        "no name on the {side} side has all of {}: one of them must say which tensors there are",
+        "no name on the {side} side has all of {}: one name must determine the tensors",
         listed(captures)
     )]
     Scattered {
@@ -98,8 +98,8 @@ pub enum MapErrorKind {
         /// The captures of the rule.
         captures: Vec<String>,
     },
-    /// An operation goes over a capture that its operand does not have.
-    #[error("each={0}: the operand has no `{{{0}}}` that is a number or a choice")]
+    /// An operation iterates over a capture that its operand lacks.
+    #[error("each={0}: the operand has no capture `{{{0}}}` that is a number or a choice")]
     NothingToGoOver(String),
 }
 

@@ -1,4 +1,4 @@
-//! A side of a rule, made of the tensors there are.
+//! Evaluating a side of a rule on the source tensors.
 
 use std::sync::Arc;
 
@@ -9,33 +9,33 @@ use super::template::{Captures, Kind, Template, Value};
 use super::term::{Action, Call, Term};
 use crate::graph::{Computation, Expr, Graph, GraphError, Short};
 
-/// The tensors that names stand for.
+/// The tensors by name.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tensors {
     pub(super) graph: Graph,
     pub(super) named: Arc<Named>,
 }
 
-/// What evaluating a term comes to, beside its value.
+/// The result of evaluating a term, except for its value.
 #[derive(Default)]
 pub(super) struct Evaluated {
     /// Tensors that were used.
     pub(super) used: Vec<Expr>,
-    /// Names that are not there.
+    /// Names without a tensor.
     pub(super) missing: Vec<String>,
     /// Pairs that must be equal, the first of which is used.
     pub(super) ties: Vec<(String, String)>,
     pub(super) error: Option<GraphError>,
-    /// The last name that was looked for, and the place behind it among those there are.
+    /// The last name that was looked up, and the position after it among the sources.
     name: String,
     next: usize,
 }
 
-/// Gaps among numbers are reported one by one, up to this many.
+/// Gaps in numbering are reported one by one, up to this many.
 const MAX_GAPS: u64 = 1000;
 
 impl Tensors {
-    /// Tensors to be read; and those that are none, each with why not.
+    /// Sources for the specs; and the invalid specs, each with the error.
     pub(super) fn of(specs: &[TensorSpec]) -> (Tensors, Vec<(String, GraphError)>) {
         let mut graph = Graph::with_room_for(specs.len());
         let mut unreadable = Vec::new();
@@ -81,7 +81,7 @@ impl Tensors {
     ) -> Option<Expr> {
         let Evaluated { name, next, .. } = evaluated;
         if !template.makes_name(captures, name) {
-            return None; // no capture is without a value: maps are checked for it
+            return None; // every capture has a value: maps are checked for it
         }
         let value = self.named.find(name, next);
         match value {
@@ -120,7 +120,7 @@ impl Tensors {
         (operands.len() == asked).then_some(operands)
     }
 
-    /// The first term whose tensors are all there.
+    /// The first term whose tensors all exist.
     fn first(
         &mut self,
         of: &[Term],
@@ -147,15 +147,15 @@ impl Tensors {
         value
     }
 
-    /// Whether all names of a term are there.
+    /// Whether all names of a term exist.
     fn has(&self, term: &Term, captures: &Captures<'_>) -> bool {
         let mut names = term.names().into_iter();
         let has = |it: &Template| self.named.matching(it, captures).next().is_some();
         names.all(|(template, _)| has(template))
     }
 
-    /// What a capture stands for, one after the other: all choices, or the numbers from 0 to the
-    /// greatest that a name has.
+    /// The values of a capture in order: all choices, or the numbers from 0 to the largest in a
+    /// name.
     fn values<'t>(
         &self,
         each: &str,
@@ -170,7 +170,7 @@ impl Tensors {
                 captures.any(|(name, it)| name == each && kind(it))
             })
         };
-        for (template, _) in with(|kind| matches!(kind, Kind::BackendChoice(_))) {
+        for (template, _) in with(|kind| matches!(kind, Kind::Choice(_))) {
             if let Some(choices) = template.choices(each) {
                 return Some(choices.iter().map(|it| Value::Text(it)).collect());
             }
@@ -199,16 +199,16 @@ impl Tensors {
     }
 }
 
-/// A dim that may be counted from the last.
+/// A dim that may be negative to count from the last.
 pub(super) fn dim_of(dim: i64, rank: usize) -> usize {
     match dim {
         0.. => dim as usize,
-        // Out of range in either direction is refused by the graph as a dim that is not there.
+        // The graph rejects a dim out of range in either direction as missing.
         _ => (rank as i64 + dim).try_into().unwrap_or(usize::MAX - 1),
     }
 }
 
-/// Carries an operation out.
+/// Applies an operation.
 pub(super) fn apply(graph: &mut Graph, action: &Action, of: &[Expr]) -> Result<Expr, GraphError> {
     let rank = of.first().map_or(0, |first| graph.shape(*first).len());
     let dim = |dim: &i64| dim_of(*dim, rank);

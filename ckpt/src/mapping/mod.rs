@@ -1,7 +1,7 @@
-//! Maps between names: which tensors of one layout are which of another.
+//! Maps between the tensor names of two layouts.
 //!
-//! A map is a small text. Each rule is an equation between two sides, ours on the left, what is
-//! read on the right, of names with captures and operations on them:
+//! A map is a short text. Each rule is an equation between two sides: our names on the left, the
+//! names in the source on the right. Names have captures, and operations apply to them:
 //!
 //! ```
 //! use meshgrad_ckpt::Dtype;
@@ -33,8 +33,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! An equation can be solved for either side, so the way back is not written but derived, and
-//! proven before it is used: [`Bound::inverse`].
+//! An equation can be solved for either side, so the inverse is not written but derived, and proven
+//! before use: [`Bound::inverse`].
 
 mod arguments;
 mod bind;
@@ -75,7 +75,7 @@ struct Rule {
     line: usize,
 }
 
-/// A tensor by name, dtype and shape.
+/// A tensor's name, dtype and shape.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorSpec {
     /// Its name.
@@ -108,7 +108,7 @@ impl TensorSpec {
 }
 
 impl Mapping {
-    /// Reads a map.
+    /// Parses a map.
     ///
     /// # Errors
     /// [`MapError`] with line and column.
@@ -117,7 +117,7 @@ impl Mapping {
         Ok(Mapping { rules })
     }
 
-    /// The map under which everything stays as it is.
+    /// The map that keeps every name and tensor.
     pub fn identity() -> Mapping {
         let name = Template::whole("name");
         Mapping {
@@ -129,8 +129,8 @@ impl Mapping {
         }
     }
 
-    /// The same equations, with what is made and what is read exchanged. Whether they can be
-    /// solved that way shows when they are bound.
+    /// The same equations with the two sides swapped. Whether they can be solved in that direction
+    /// is checked when they are bound.
     pub fn reversed(&self) -> Mapping {
         let reversed = |rule: &Rule| Rule {
             left: rule.right.clone(),

@@ -1,4 +1,4 @@
-//! Tensors by name: found at once, and walked in order.
+//! Tensors by name, for lookup and iteration in order.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use super::template::{Captures, Template, Value};
 use crate::graph::Expr;
 use crate::name_list::NameList;
 
-/// Names and what they stand for, sorted.
+/// Names with their expressions, sorted.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Named {
     names: NameList,
@@ -15,9 +15,9 @@ pub(super) struct Named {
 }
 
 impl Named {
-    /// Of several of one name the first counts.
+    /// If names repeat, the first counts.
     pub(super) fn sorted(mut named: Vec<(Arc<str>, Expr)>) -> Named {
-        // Long names that begin alike are slow to compare: once, if that is all it takes.
+        // Long names with a common prefix are slow to compare; usually one pass is enough.
         if !named.is_sorted_by(|a, b| a.0 < b.0) {
             named.sort_by(|a, b| a.0.cmp(&b.0));
             named.dedup_by(|a, b| a.0 == b.0);
@@ -33,7 +33,7 @@ impl Named {
         self.find(name, &mut 0)
     }
 
-    /// As [`Named::get`]; at once for names in order, one behind the other from the `next` on.
+    /// As [`Named::get`]; in constant time for names in order, starting at `next`.
     pub(super) fn find(&self, name: &str, next: &mut usize) -> Option<Expr> {
         let place = self.names.find(name, next)?;
         Some(self.exprs[place])
@@ -43,14 +43,13 @@ impl Named {
         self.names.as_slice().iter().zip(self.exprs.iter().copied())
     }
 
-    /// The names that a template matches and that agree with `captures`, each with what its other
-    /// captures stand for.
+    /// The names that match a template and agree with `captures`, each with its other captures.
     pub(super) fn matching<'n, 'c, 'k>(
         &'n self,
         template: &'n Template,
         captures: &'c Captures<'k>,
     ) -> Matching<'n, 'c, 'k> {
-        // What is known in front has one reading, whatever follows.
+        // The known prefix has only one reading, whatever follows.
         let mut prefix = String::new();
         let known = template.fill_into(captures, &mut prefix);
         let names = self.names.as_slice();
@@ -66,19 +65,19 @@ impl Named {
     }
 }
 
-/// What a template matches, in the order of names.
+/// The matches of a template, in the order of names.
 pub(super) struct Matching<'n, 'c, 'k> {
     named: &'n Named,
     template: &'n Template,
     captures: &'c Captures<'k>,
-    /// How many parts of the template are known to match, and their length in the names.
+    /// The number of template parts that are known to match, and their length in the names.
     known: (usize, usize),
-    /// Those that are left.
+    /// The remaining names.
     places: Range<usize>,
 }
 
 impl Matching<'_, '_, '_> {
-    /// Goes on behind the names that begin with these captures, as far as these go.
+    /// Skips the names that start with these captures, as far as these go.
     pub(super) fn skip_like(&mut self, known: &Captures<'_>) {
         let mut prefix = String::new();
         self.template.fill_into(known, &mut prefix);

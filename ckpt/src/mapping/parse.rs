@@ -1,4 +1,4 @@
-//! From the words of a map to its rules.
+//! The parser of maps: from tokens to rules.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,14 +32,14 @@ pub(super) fn rules(map: &str) -> Result<Vec<Rule>, MapError> {
     Ok(rules)
 }
 
-/// What all names begin with, on both sides.
+/// The prefixes of all names on each side.
 #[derive(Clone, Default)]
 struct Scope {
     left: String,
     right: String,
 }
 
-/// A term as it is written, before its names are templates.
+/// A term before its names are parsed as templates.
 enum Written {
     Name(String),
     Call {
@@ -54,11 +54,11 @@ enum Written {
 struct Parser<'t> {
     tokens: &'t [Token],
     at: usize,
-    /// Operations around this place.
+    /// The current nesting of operations.
     depth: usize,
 }
 
-/// The most operations inside of each other.
+/// The maximum nesting of operations.
 const MAX_DEPTH: usize = 64;
 
 fn rule(tokens: &[Token], scope: &Scope) -> Result<Rule, MapError> {
@@ -142,7 +142,7 @@ impl Parser<'_> {
         }
     }
 
-    /// `[left = right]`, either of them empty.
+    /// `[left = right]`, either of them possibly empty.
     fn scope(&mut self) -> Result<Scope, MapError> {
         let mut scope = Scope::default();
         self.sign('[', "`[`")?;
@@ -199,7 +199,7 @@ impl Parser<'_> {
     }
 }
 
-/// The kinds of captures that the names of a term say.
+/// Collects the kinds of captures that the names of a term declare.
 fn collect_kinds(
     written: &Written,
     prefix: &str,
@@ -270,7 +270,7 @@ impl Builder<'_> {
     }
 }
 
-/// That both sides speak of the same captures, and that a name on each says which there are.
+/// Checks that both sides have the same captures, and that a name on each side has all of them.
 fn check(rule: &Rule) -> Result<(), MapErrorKind> {
     let (left, right) = (rule.left.free_captures(), rule.right.free_captures());
     for (side, ours, theirs) in [("left", &left, &right), ("right", &right, &left)] {
@@ -305,14 +305,14 @@ fn check_side(
     }
 }
 
-/// That what an operation goes over is in its operand, and in an order.
+/// Checks that the operand has the capture that an operation iterates over, with an order.
 fn check_each(term: &Term) -> Result<(), MapErrorKind> {
     let Term::Call(call) = term else {
         return Ok(());
     };
     if let (Some(each), [of]) = (&call.each, &call.of[..]) {
         let names = of.names();
-        let ordered = |kind: &Kind| matches!(kind, Kind::Number | Kind::BackendChoice(_));
+        let ordered = |kind: &Kind| matches!(kind, Kind::Number | Kind::Choice(_));
         let mut kinds = names.iter().flat_map(|(it, _)| it.kinds_of_captures());
         if !kinds.any(|(name, kind)| name == &**each && ordered(kind)) {
             return Err(MapErrorKind::NothingToGoOver(each.to_string()));

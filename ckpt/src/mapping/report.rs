@@ -1,5 +1,5 @@
-//! What does not fit between a map, the tensors there are and the tensors wanted: everything at
-//! once, before any data is read.
+//! Mismatches between a map, the source tensors and the requested targets. All of them are reported
+//! at once, before any data is read.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -8,41 +8,41 @@ use super::template::Template;
 use crate::Dtype;
 use crate::graph::{GraphError, TensorType};
 
-/// What binding a map found.
+/// The result of binding a map.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
-    /// Everything that stands in the way, in the order of the map.
+    /// All problems, in the order of the map.
     pub problems: Vec<Problem>,
-    /// What would have stood in the way, had it not been waived.
+    /// Problems that were allowed.
     pub allowed: Vec<Problem>,
     /// Tensors that are converted to a wider float type.
     pub widened: usize,
-    /// Tensors that the map speaks of and nobody wants, such as other stages' layers.
+    /// Outputs that were not requested, such as layers of other pipeline stages.
     pub skipped: usize,
 }
 
-/// One thing that does not fit.
+/// A mismatch.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Problem {
-    /// A tensor that a wanted one is made of is not there.
+    /// A source of a target is missing.
     Missing {
         /// Its name.
         name: String,
         /// The line of the map that needs it.
         line: usize,
     },
-    /// A wanted tensor that no rule makes.
+    /// A target that no rule produces.
     Unmade {
         /// Its name.
         name: String,
     },
-    /// A tensor that is there and used by nothing.
+    /// A source that no rule uses.
     Unexpected {
         /// Its name.
         name: String,
     },
-    /// A tensor some of whose elements are used by nothing.
+    /// A source that is only partly used.
     PartlyUsed {
         /// Its name.
         name: String,
@@ -51,7 +51,7 @@ pub enum Problem {
         /// Elements that it has.
         elements: u64,
     },
-    /// A tensor is made with another shape, or of another kind, than is wanted.
+    /// An output has another shape, or another kind of dtype, than its target.
     Mismatched {
         /// Its name.
         name: String,
@@ -59,41 +59,41 @@ pub enum Problem {
         actual: TensorType,
         /// The type that the request asks for.
         expected: TensorType,
-        /// The line of the map that makes it.
+        /// The line of the map that produces it.
         line: usize,
     },
-    /// A conversion that loses digits.
+    /// A conversion that loses precision.
     Narrowed {
-        /// The tensor that is made.
+        /// The output.
         name: String,
-        /// Its dtype before.
+        /// Its dtype before the conversion.
         from: Dtype,
-        /// Its dtype after.
+        /// Its dtype after it.
         to: Dtype,
     },
-    /// Two rules make one tensor.
+    /// Two rules produce the same tensor.
     MadeTwice {
         /// Its name.
         name: String,
-        /// The line that makes it.
+        /// The line of the second rule.
         line: usize,
-        /// The line that made it before.
+        /// The line of the first rule.
         before: usize,
     },
-    /// A tensor that is there and cannot be read.
+    /// A source that cannot be read.
     Unreadable {
         /// Its name.
         name: String,
-        /// Why not.
+        /// The reason.
         error: GraphError,
     },
-    /// A rule cannot be carried out with the tensors there are.
+    /// A rule cannot be applied to the source tensors.
     Impossible {
         /// The line of the map.
         line: usize,
-        /// What the captures stand for, as `l=3`.
+        /// The values of the captures, as in `l=3`.
         captures: String,
-        /// Why not.
+        /// The reason.
         error: GraphError,
     },
     /// A rule cannot be solved for the names on its left side.
@@ -102,19 +102,19 @@ pub enum Problem {
         line: usize,
         /// The operation on the left side.
         op: &'static str,
-        /// Why not, and what to write.
+        /// The reason, and the remedy.
         message: String,
     },
 }
 
-/// Which problems do not count: kinds of them, for names that match a template.
+/// Problems to ignore: kinds of problems, for names that match a template.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AllowedProblems(Vec<(ProblemKind, Template)>);
 
-/// The kinds of problems that can be waived.
+/// The kinds of problems that can be allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProblemKind {
-    /// [`Problem::Unmade`]: stays as it was.
+    /// [`Problem::Unmade`]: the target keeps its values.
     Unmade,
     /// [`Problem::Unexpected`].
     Unexpected,
@@ -133,22 +133,22 @@ impl ProblemKind {
     ];
 }
 
-/// A text is no waiver.
+/// The text does not describe problems to allow.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{}` is no waiver: write KIND or KIND:TEMPLATE, as in unexpected:{{r:path}}.inv_freq; kinds \
+    "`{}` cannot be waived: write KIND or KIND:TEMPLATE, as in unexpected:{{r:path}}.inv_freq; kinds \
      are unmade, unexpected, partly-used and narrowed", .0.escape_debug()
 )]
 pub struct InvalidAllowance(pub String);
 
 impl AllowedProblems {
-    /// Nothing is waived.
+    /// Allows no problem.
     pub fn none() -> AllowedProblems {
         AllowedProblems::default()
     }
 
-    /// Waives a kind of problem for names that match, as in `unexpected:{r:path}.inv_freq`; for
-    /// all names without a template, as in `narrowed`.
+    /// Also allows a kind of problem for names that match, as in `unexpected:{r:path}.inv_freq`;
+    /// without a template for all names, as in `narrowed`.
     ///
     /// # Errors
     /// [`InvalidAllowance`].
@@ -176,7 +176,7 @@ impl AllowedProblems {
 }
 
 impl Problem {
-    /// What it is called in a waiver, and the name it is about; `None` if it cannot be waived.
+    /// Its kind and the name of its tensor; `None` if it cannot be allowed.
     fn kind(&self) -> Option<(ProblemKind, &str)> {
         match self {
             Problem::Unmade { name } => Some((ProblemKind::Unmade, name)),
@@ -195,7 +195,7 @@ impl Report {
         }
     }
 
-    /// Moves what is waived out of the way.
+    /// Moves allowed problems to the list of allowed ones.
     pub(super) fn allow(&mut self, allowed: &AllowedProblems) {
         let problems = std::mem::take(&mut self.problems);
         let (accepted, left) = problems.into_iter().partition(|it| allowed.covers(it));
@@ -203,7 +203,7 @@ impl Report {
         self.allowed = accepted;
     }
 
-    /// Whether nothing stands in the way.
+    /// Whether there are no problems.
     pub fn is_clean(&self) -> bool {
         self.problems.is_empty()
     }
@@ -214,19 +214,17 @@ impl fmt::Display for Problem {
         match self {
             Problem::Missing { name, line } => write!(
                 f,
-                "missing: `{}`, needed by line {line} of the map",
+                "missing: `{}`, required by line {line} of the map",
                 name.escape_debug()
             ),
             Problem::Unmade { name } => write!(
                 f,
-                "unmade: `{}` is wanted, and no rule makes it of what is there",
+                "unmade: `{}` is requested, but no rule produces it from the available tensors",
                 name.escape_debug()
             ),
-            Problem::Unexpected { name } => write!(
-                f,
-                "unexpected: `{}` is there, and no rule uses it",
-                name.escape_debug()
-            ),
+            Problem::Unexpected { name } => {
+                write!(f, "unexpected: no rule uses `{}`", name.escape_debug())
+            }
             Problem::PartlyUsed {
                 name,
                 used,
@@ -243,7 +241,7 @@ impl fmt::Display for Problem {
                 line,
             } => write!(
                 f,
-                "mismatched: `{}` should be {} {:?}, but line {line} of the map makes {} {:?}",
+                "mismatched: `{}` should be {} {:?}, but line {line} of the map produces {} {:?}",
                 name.escape_debug(),
                 expected.0,
                 expected.1,
@@ -252,12 +250,12 @@ impl fmt::Display for Problem {
             ),
             Problem::Narrowed { name, from, to } => write!(
                 f,
-                "narrowed: `{}` from {from} to {to} loses digits",
+                "narrowed: `{}` from {from} to {to} loses precision",
                 name.escape_debug()
             ),
             Problem::MadeTwice { name, line, before } => write!(
                 f,
-                "made twice: `{}` by lines {before} and {line} of the map",
+                "made twice: lines {before} and {line} of the map both produce `{}`",
                 name.escape_debug()
             ),
             Problem::Unreadable { name, error } => {
@@ -285,7 +283,7 @@ impl fmt::Display for Problem {
 }
 
 impl fmt::Display for Report {
-    /// The problems, a line each, at most ten of a kind.
+    /// The problems, one per line, at most ten of a kind.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN: usize = 10;
         let count = self.problems.len();

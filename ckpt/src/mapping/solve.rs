@@ -1,16 +1,16 @@
-//! The other direction: what the names of a side are when the whole of it is known.
+//! The inverse direction: the values of the names on a side when the whole side is known.
 //!
-//! `concat(q, k, v) = qkv` says what q, k and v are, because joining loses nothing. What does lose
-//! something cannot be on the side that is solved for.
+//! `concat(q, k, v) = qkv` determines q, k and v, because concatenation loses nothing. Operations
+//! that lose elements cannot be on the side that is solved for.
 
 use super::evaluate::dim_of;
 use super::term::Action;
 use crate::graph::{Expr, Graph, GraphError, TensorType};
 
-/// Why an operation cannot be undone.
+/// Why an operation cannot be inverted.
 #[derive(Debug)]
 pub(super) enum Unsolved {
-    /// Never, or not without being told more.
+    /// It never can, or needs more information.
     Because(String),
     Graph(GraphError),
 }
@@ -21,8 +21,8 @@ impl From<GraphError> for Unsolved {
     }
 }
 
-/// The operands of an operation whose result is `whole`; so many of them, of these types where they
-/// are known.
+/// The operands of an operation with result `whole`: `count` of them, with these types if they are
+/// known.
 pub(super) fn operands(
     graph: &mut Graph,
     action: &Action,
@@ -63,7 +63,8 @@ pub(super) fn operands(
             one(graph.transpose(whole, a, b))
         }
         Action::Unflatten { dim, rows } => {
-            // Counted from the last before the operation, where there was a dim less.
+            // Negative dims count from the last one before the operation, when there was one dim
+            // less.
             let dim = dim_of(*dim, rank.saturating_sub(1));
             match graph.shape(whole).get(dim) {
                 Some(found) if found != rows => Err(Unsolved::Because(format!(
@@ -89,15 +90,15 @@ pub(super) fn operands(
         Action::Cast(_) => match types {
             Some(types) => one(graph.cast(whole, types[0].0)),
             None => Err(Unsolved::Because(
-                "the dtype before the cast is not known: say what is wanted".into(),
+                "the dtype before the cast is unknown: specify the targets".into(),
             )),
         },
-        Action::Scale(by) if by.0 == 0.0 => {
-            Err(Unsolved::Because("times 0 is 0 whatever it was".into()))
-        }
+        Action::Scale(by) if by.0 == 0.0 => Err(Unsolved::Because(
+            "a multiplication by 0 has no inverse".into(),
+        )),
         Action::Scale(by) => one(graph.scale(whole, 1.0 / by.0)),
         Action::Add(what) => one(graph.add_number(whole, -what.0)),
-        // What is written is the first; that the others follow from it is for the reader to say.
+        // The first operand is written; the caller checks that the others are equal.
         Action::First { .. } => Ok(vec![whole]),
         Action::Slice { .. }
         | Action::Select { .. }
@@ -106,19 +107,19 @@ pub(super) fn operands(
         | Action::Mean
         | Action::Lora { .. }
         | Action::Dequant { .. } => Err(Unsolved::Because(
-            "it loses what it leaves out, so that nothing can be told from its result".into(),
+            "it discards elements, so its operands cannot be derived from its result".into(),
         )),
     }
 }
 
 fn more(argument: &str) -> Unsolved {
     Unsolved::Because(format!(
-        "what there was before is not known: say {argument}, or what is wanted"
+        "its operands cannot be derived: specify {argument}, or the targets"
     ))
 }
 
-/// The extents of joined operands: those of the wanted tensors, else by shares, else equal ones of
-/// what is repeated.
+/// The extents of concatenated operands: those of the targets, else by shares, else equal ones if
+/// an operand is repeated.
 fn extents(
     graph: &Graph,
     whole: Expr,
@@ -150,7 +151,7 @@ fn extents(
     match total.filter(|total| extent.is_multiple_of(*total)) {
         Some(total) => Ok(shares.iter().map(|share| extent / total * share).collect()),
         None => Err(Unsolved::Because(format!(
-            "dim {dim} has {extent} elements, which shares of {shares:?} do not divide"
+            "{extent} elements of dim {dim} cannot be divided into shares {shares:?}"
         ))),
     }
 }
@@ -165,11 +166,11 @@ fn cut(graph: &mut Graph, whole: Expr, dim: usize, extents: &[u64]) -> Result<Ve
     Ok(parts)
 }
 
-/// That a dim has an index for each operand.
+/// Checks that a dim has an index per operand.
 fn check_count(graph: &Graph, whole: Expr, dim: usize, count: usize) -> Result<(), Unsolved> {
     match graph.shape(whole).get(dim) {
         Some(extent) if *extent != count as u64 => Err(Unsolved::Because(format!(
-            "dim {dim} has {extent} elements and there are {count} names"
+            "dim {dim} has {extent} elements, but there are {count} names"
         ))),
         _ => Ok(()),
     }

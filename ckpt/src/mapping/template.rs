@@ -1,15 +1,16 @@
-//! Names with holes: `model.layers.{l}.mlp.experts.{e}.up_proj.weight`.
+//! Names with captures: `model.layers.{l}.mlp.experts.{e}.up_proj.weight`.
 //!
-//! A template matches a name in one way at most, and filled in with what it captured it is that
-//! name again. So it works in both directions, which a regular expression does not. What keeps it
-//! so is checked when it is made: after a capture comes something that cannot be part of it.
+//! A template matches a name in at most one way, and filling in the captures gives the same name
+//! again. So it works in both directions, unlike a regular expression. To guarantee this, parsing
+//! checks that a capture is followed by something that cannot be part of it.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use smallvec::SmallVec;
 
-/// What the captures of a template stand for, by name; sorted. Parts of the template and of a name.
+/// The values of a template's captures, sorted by capture. They borrow from the template and a
+/// name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Captures<'n>(SmallVec<[(&'n str, Value<'n>); 2]>);
 
@@ -19,13 +20,13 @@ impl<'n> Captures<'n> {
         Captures::default()
     }
 
-    /// What a capture stands for.
+    /// The value of a capture.
     pub fn get(&self, capture: &str) -> Option<Value<'n>> {
         let at = self.place(capture).ok()?;
         Some(self.0[at].1)
     }
 
-    /// The same with a capture that stands for something else than before.
+    /// The same captures with one value added or replaced.
     pub fn with<'a>(&self, capture: &'a str, value: Value<'a>) -> Captures<'a>
     where
         'n: 'a,
@@ -42,17 +43,17 @@ impl<'n> Captures<'n> {
         }
     }
 
-    /// The captures with what they stand for.
+    /// The captures with their values.
     pub fn iter(&self) -> impl Iterator<Item = (&'n str, Value<'n>)> {
         self.0.iter().copied()
     }
 
-    /// Without those that `keep` does not want.
+    /// Removes the captures that `keep` rejects.
     pub(super) fn retain(&mut self, keep: impl Fn(&str) -> bool) {
         self.0.retain(|(capture, _)| keep(capture));
     }
 
-    /// They are few: looked at one by one.
+    /// A linear search: there are only few.
     fn place(&self, capture: &str) -> Result<usize, usize> {
         let before = self.0.iter().take_while(|(name, _)| *name < capture);
         let at = before.count();
@@ -73,7 +74,7 @@ impl<'a, 'n: 'a> FromIterator<(&'n str, Value<'n>)> for Captures<'a> {
     }
 }
 
-/// What one capture stands for.
+/// The value of a capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Value<'n> {
     /// A decimal number without leading zeros.
@@ -91,20 +92,20 @@ impl fmt::Display for Value<'_> {
     }
 }
 
-/// What a capture may stand for.
+/// The values that a capture accepts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// `{l}`: a decimal number.
     Number,
     /// `{p:q|k|v}`: one of these.
-    BackendChoice(Vec<String>),
-    /// `{name:word}`: anything without a dot.
+    Choice(Vec<String>),
+    /// `{name:word}`: any text without a dot.
     Word,
-    /// `{rest:path}`: anything.
+    /// `{rest:path}`: any text.
     Path,
 }
 
-/// A name with captures in it.
+/// A name with captures.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Template {
     parts: Vec<Part>,
@@ -116,18 +117,20 @@ enum Part {
     Capture { name: String, kind: Kind },
 }
 
-/// Why a text is no template.
+/// Why a text is not a template.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TemplateError {
-    /// A brace without its partner.
-    #[error("`{{` and `}}` must come in pairs")]
+    /// An unbalanced brace.
+    #[error("unbalanced `{{` and `}}`")]
     Braces,
-    /// The name of a capture is empty or has other characters than letters, digits and `_`.
-    #[error("`{{{0}}}` is no capture: write `{{l}}`, `{{p:q|k|v}}`, `{{w:word}}` or `{{r:path}}`")]
+    /// The name of a capture is empty or has characters other than letters, digits and `_`.
+    #[error(
+        "`{{{0}}}` is not a capture: write `{{l}}`, `{{p:q|k|v}}`, `{{w:word}}` or `{{r:path}}`"
+    )]
     Capture(String),
-    /// One choice begins another.
-    #[error("of the choices of `{{{capture}}}`, `{short}` begins `{long}`: a name could be either")]
+    /// One choice is a prefix of another.
+    #[error("ambiguous choices of `{{{capture}}}`: `{short}` is a prefix of `{long}`")]
     Prefix {
         /// The capture.
         capture: String,
@@ -136,25 +139,25 @@ pub enum TemplateError {
         /// The longer one.
         long: String,
     },
-    /// What follows a capture could be part of it.
-    #[error("after `{{{capture}}}` must come {expected}, or the end: else a name has two readings")]
+    /// The text after a capture could be part of it.
+    #[error("`{{{capture}}}` is ambiguous: it must be followed by {expected}, or the end")]
     Follows {
         /// The capture.
         capture: String,
-        /// What may come.
+        /// What may follow.
         expected: &'static str,
     },
-    /// A capture is there twice.
-    #[error("`{{{0}}}` is there twice; once is enough to know it")]
+    /// A capture is used twice.
+    #[error("`{{{0}}}` is used twice; use it once")]
     Twice(String),
     /// A capture has two kinds in one rule.
-    #[error("`{{{0}}}` is of two kinds; say the kind once, or the same everywhere")]
+    #[error("`{{{0}}}` has two kinds; declare the kind once, or the same one everywhere")]
     TwoKinds(String),
 }
 
 impl Template {
-    /// Reads a template. Captures whose kind is not said here have the kind that `kinds` says, and
-    /// are numbers otherwise.
+    /// Parses a template. Captures without a declared kind have the kind in `kinds`, or are
+    /// numbers.
     pub(crate) fn parse(
         text: &str,
         kinds: &BTreeMap<String, Kind>,
@@ -178,7 +181,7 @@ impl Template {
         Ok(template)
     }
 
-    /// The template that every name matches.
+    /// The template that matches every name.
     pub(super) fn whole(capture: &str) -> Template {
         Template {
             parts: vec![Part::Capture {
@@ -188,7 +191,7 @@ impl Template {
         }
     }
 
-    /// The kinds of captures that a text says.
+    /// The kinds of captures that a text declares.
     pub(super) fn kinds(text: &str) -> Result<Vec<(String, Kind)>, TemplateError> {
         let mut kinds = Vec::new();
         for capture in pieces(text)?.into_iter().filter_map(|(_, capture)| capture) {
@@ -212,21 +215,21 @@ impl Template {
         })
     }
 
-    /// What a capture may be chosen from; `None` if it is no choice.
+    /// The choices of a capture; `None` if it is not a choice.
     pub(super) fn choices(&self, capture: &str) -> Option<&[String]> {
         self.kinds_of_captures()
             .find_map(|(name, kind)| match kind {
-                Kind::BackendChoice(choices) if name == capture => Some(&choices[..]),
+                Kind::Choice(choices) if name == capture => Some(&choices[..]),
                 _ => None,
             })
     }
 
-    /// What its captures stand for in `name`; `None` for another name.
+    /// The values of its captures in `name`; `None` if the name does not match.
     pub fn matches<'n>(&'n self, name: &'n str) -> Option<Captures<'n>> {
         self.rest_matches(0, name)
     }
 
-    /// What the captures behind the first parts stand for, in what follows these in a name.
+    /// The values of the captures after the first parts, in the rest of a name.
     pub(super) fn rest_matches<'n>(&'n self, first: usize, rest: &'n str) -> Option<Captures<'n>> {
         let (mut rest, mut captures) = (rest, Captures::new());
         for (at, part) in self.parts.iter().enumerate().skip(first) {
@@ -243,7 +246,7 @@ impl Template {
         rest.is_empty().then_some(captures)
     }
 
-    /// The name that these captures make; `Err` with the name of one that is missing.
+    /// The name with these captures; `Err` with the name of a missing one.
     pub fn fill(&self, captures: &Captures<'_>) -> Result<String, String> {
         let mut name = String::new();
         let filled = self.fill_into(captures, &mut name);
@@ -253,13 +256,13 @@ impl Template {
         }
     }
 
-    /// Whether these captures make a name, which is left in `to`.
+    /// Writes the name with these captures to `to`; returns false if one is missing.
     pub(super) fn makes_name(&self, captures: &Captures<'_>, to: &mut String) -> bool {
         self.fill_into(captures, to) == self.parts.len()
     }
 
-    /// How a name begins that these captures make, as far as they go; returns for how many parts
-    /// that is.
+    /// Writes the start of the name to `to`, as far as these captures go; returns the number of
+    /// parts written.
     pub(super) fn fill_into(&self, captures: &Captures<'_>, to: &mut String) -> usize {
         to.clear();
         for (at, part) in self.parts.iter().enumerate() {
@@ -292,7 +295,7 @@ impl Template {
 }
 
 impl Kind {
-    /// Takes what it stands for off the front of `text`; `suffix` is what follows in the template.
+    /// Splits the capture's value off the front of `text`; `suffix` is the rest of the template.
     fn take<'t>(&self, text: &'t str, suffix: &[Part]) -> Option<(Value<'t>, &'t str)> {
         match self {
             Kind::Number => {
@@ -302,7 +305,7 @@ impl Kind {
                 let number = number.parse().ok().filter(|_| plain)?;
                 Some((Value::Number(number), rest))
             }
-            Kind::BackendChoice(choices) => choices.iter().find_map(|choice| {
+            Kind::Choice(choices) => choices.iter().find_map(|choice| {
                 let rest = text.strip_prefix(choice.as_str())?;
                 Some((Value::Text(&text[..choice.len()]), rest))
             }),
@@ -311,7 +314,7 @@ impl Kind {
                 (!word.is_empty()).then_some((Value::Text(word), rest))
             }
             Kind::Path => {
-                // Nothing but a literal follows: see `check`.
+                // Only a literal follows: see `check`.
                 let after = match suffix {
                     [Part::Literal(literal)] => literal.as_str(),
                     _ => "",
@@ -323,25 +326,25 @@ impl Kind {
         }
     }
 
-    /// That what follows cannot be part of it.
+    /// Checks that the text after the capture cannot be part of it.
     fn check(&self, capture: &str, suffix: &[Part]) -> Result<(), TemplateError> {
         let follows = |expected| TemplateError::Follows {
             capture: capture.to_owned(),
             expected,
         };
         match (self, suffix) {
-            (Kind::BackendChoice(choices), _) => check_choices(capture, choices),
+            (Kind::Choice(choices), _) => check_choices(capture, choices),
             (_, []) | (Kind::Path, [Part::Literal(_)]) => Ok(()),
             (Kind::Number, [Part::Literal(next), ..]) if !begins_with_digit(next) => Ok(()),
             (Kind::Word, [Part::Literal(next), ..]) if next.starts_with('.') => Ok(()),
-            (Kind::Number, _) => Err(follows("something that is no digit")),
+            (Kind::Number, _) => Err(follows("something other than a digit")),
             (Kind::Word, _) => Err(follows("a dot")),
             (Kind::Path, _) => Err(follows("text without captures")),
         }
     }
 }
 
-/// Digits, without the detour by formatting, which is much of the time that filling in takes.
+/// Writes digits directly: formatting would take much of the time of filling in names.
 fn push_number(number: u64, to: &mut String) {
     if number >= 10 {
         push_number(number / 10, to);
@@ -369,7 +372,7 @@ fn check_choices(capture: &str, choices: &[String]) -> Result<(), TemplateError>
     Ok(())
 }
 
-/// A text cut into literals, each with the inside of the braces after it.
+/// A text split into literals, each with the content of the braces after it.
 fn pieces(text: &str) -> Result<Vec<(&str, Option<&str>)>, TemplateError> {
     let (mut pieces, mut rest) = (Vec::new(), text);
     while let Some(open) = rest.find(['{', '}']) {
@@ -383,7 +386,7 @@ fn pieces(text: &str) -> Result<Vec<(&str, Option<&str>)>, TemplateError> {
     Ok(pieces)
 }
 
-/// The inside of braces: a name, and the kind if it is said.
+/// The content of braces: a name, and the kind if it is declared.
 fn read_capture(inside: &str) -> Result<(&str, Option<Kind>), TemplateError> {
     let bad = || TemplateError::Capture(inside.to_owned());
     let (name, kind) = match inside.split_once(':') {
@@ -404,7 +407,7 @@ fn read_capture(inside: &str) -> Result<(&str, Option<Kind>), TemplateError> {
             if choices.len() < 2 || choices.iter().any(String::is_empty) {
                 return Err(bad());
             }
-            Some(Kind::BackendChoice(choices))
+            Some(Kind::Choice(choices))
         }
     };
     Ok((name, kind))
@@ -433,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_taken_apart_in_one_way() {
+    fn a_name_matches_in_one_way() {
         let experts = template("layers.{l}.experts.{e}.{p:up|gate}_proj.weight");
         let captures = experts.matches("layers.12.experts.0.gate_proj.weight");
         let captures = captures.unwrap();
@@ -461,45 +464,45 @@ mod tests {
     }
 
     #[test]
-    fn two_readings_are_refused() {
+    fn ambiguous_templates_are_rejected() {
         let refused = [
             (
                 "{l}{m}",
-                "after `{l}` must come something that is no digit, or the end: else a name has two \
-                 readings",
+                "`{l}` is ambiguous: it must be followed by something other than a digit, or \
+                 the end",
             ),
             (
                 "x{l}0",
-                "after `{l}` must come something that is no digit, or the end: else a name has two \
-                 readings",
+                "`{l}` is ambiguous: it must be followed by something other than a digit, or \
+                 the end",
             ),
             (
                 "{w:word}_proj",
-                "after `{w}` must come a dot, or the end: else a name has two readings",
+                "`{w}` is ambiguous: it must be followed by a dot, or the end",
             ),
             (
                 "{r:path}.{l}",
-                "after `{r}` must come text without captures, or the end: else a name has two \
-                 readings",
+                "`{r}` is ambiguous: it must be followed by text without captures, or \
+                 the end",
             ),
             (
                 "{p:q|qk}",
-                "of the choices of `{p}`, `q` begins `qk`: a name could be either",
+                "ambiguous choices of `{p}`: `q` is a prefix of `qk`",
             ),
-            ("{l}.{l}", "`{l}` is there twice; once is enough to know it"),
-            ("{l", "`{` and `}` must come in pairs"),
-            ("l}", "`{` and `}` must come in pairs"),
+            ("{l}.{l}", "`{l}` is used twice; use it once"),
+            ("{l", "unbalanced `{` and `}`"),
+            ("l}", "unbalanced `{` and `}`"),
             (
                 "{}",
-                "`{}` is no capture: write `{l}`, `{p:q|k|v}`, `{w:word}` or `{r:path}`",
+                "`{}` is not a capture: write `{l}`, `{p:q|k|v}`, `{w:word}` or `{r:path}`",
             ),
             (
                 "{a b}",
-                "`{a b}` is no capture: write `{l}`, `{p:q|k|v}`, `{w:word}` or `{r:path}`",
+                "`{a b}` is not a capture: write `{l}`, `{p:q|k|v}`, `{w:word}` or `{r:path}`",
             ),
             (
                 "{p:q|}",
-                "`{p:q|}` is no capture: write `{l}`, `{p:q|k|v}`, `{w:word}` or `{r:path}`",
+                "`{p:q|}` is not a capture: write `{l}`, `{p:q|k|v}`, `{w:word}` or `{r:path}`",
             ),
         ];
         for (text, message) in refused {
@@ -509,8 +512,8 @@ mod tests {
     }
 
     proptest! {
-        /// Filled in and matched again, captures are what they were; matched and filled in again, a
-        /// name is what it was.
+        /// Filling in and matching again preserves captures; matching and filling in again
+        /// preserves a name.
         #[test]
         fn filling_and_matching_are_inverse(
             l in any::<u64>(),

@@ -1,4 +1,4 @@
-//! The two sides of a rule: names, and what is done to them.
+//! The two sides of a rule: names, and operations on them.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use super::template::Template;
 use crate::Dtype;
 use crate::graph::Real;
 
-/// A tensor that a rule speaks of.
+/// A tensor in a rule.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Term {
     Name(Template),
@@ -22,10 +22,10 @@ pub(super) struct Call {
     pub(super) each: Option<String>,
 }
 
-/// What is done. Dims below 0 count from the last.
+/// The operation. Negative dims count from the last.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Action {
-    /// Shares: how the extent is split up, backwards.
+    /// Shares: how the inverse splits the extent.
     Concat {
         dim: i64,
         shares: Option<Vec<u64>>,
@@ -33,7 +33,7 @@ pub(super) enum Action {
     Stack {
         dim: i64,
     },
-    /// Element by element in turns.
+    /// Interleaves the elements.
     Interleave {
         dim: i64,
     },
@@ -49,7 +49,7 @@ pub(super) enum Action {
         dim: i64,
         index: u64,
     },
-    /// One of so many equal parts.
+    /// One of several equal parts.
     Chunk {
         dim: i64,
         index: u64,
@@ -59,7 +59,7 @@ pub(super) enum Action {
         dim: i64,
         rows: u64,
     },
-    /// Rows: how many there were, backwards.
+    /// Rows: the first dim's extent, for the inverse.
     Flatten {
         dim: i64,
         rows: Option<u64>,
@@ -70,7 +70,7 @@ pub(super) enum Action {
     Squeeze {
         dim: i64,
     },
-    /// To an extent, with a value. From: the extent that there was, backwards.
+    /// Pads to an extent with a value. `from`: the extent before, for the inverse.
     Pad {
         dim: i64,
         to: u64,
@@ -85,16 +85,16 @@ pub(super) enum Action {
     Cast(Dtype),
     Scale(Real),
     Add(Real),
-    /// The first of them that there is; tied: those that are there must be equal.
+    /// The first operand that exists; tied: all that exist must be equal.
     First {
         tied: bool,
     },
     Mean,
-    /// Weight plus scale times the product of two thin matrices.
+    /// Weight plus scale times the product of two low-rank matrices.
     Lora {
         scale: Real,
     },
-    /// Times a scale for each block.
+    /// Multiplies by a scale per block.
     Dequant {
         block: Vec<u64>,
         dtype: Dtype,
@@ -132,7 +132,7 @@ impl Action {
 }
 
 impl Term {
-    /// The names in it, each with the captures that operations around it go over.
+    /// The names in it, each with the captures that enclosing operations iterate over.
     pub(super) fn names(&self) -> Vec<(&Template, Vec<&str>)> {
         let mut names = Vec::new();
         self.collect(&mut Vec::new(), &mut names);
@@ -156,7 +156,7 @@ impl Term {
         }
     }
 
-    /// The captures that no operation in it goes over.
+    /// The captures that no operation in it iterates over.
     pub(super) fn free_captures(&self) -> BTreeSet<&str> {
         let names = self.names();
         let free = names.iter().flat_map(|(template, around)| {

@@ -1,8 +1,8 @@
-//! The words of a map, with their places.
+//! The tokens of a map, with their positions.
 
 use super::error::{MapError, MapErrorKind};
 
-/// A word, and where it is: line and column from 1.
+/// A token and its position: line and column from 1.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Token {
     pub(super) word: Word,
@@ -30,7 +30,7 @@ impl std::fmt::Display for Word {
     }
 }
 
-/// Takes a map apart. `#` begins a comment; a line goes on while a parenthesis is open.
+/// Splits a map into tokens. `#` starts a comment; a line continues while a parenthesis is open.
 pub(super) fn tokens(map: &str) -> Result<Vec<Token>, MapError> {
     let (mut tokens, mut open) = (Vec::new(), 0usize);
     let mut last = 1;
@@ -95,7 +95,7 @@ fn line_tokens(
     Ok(())
 }
 
-/// Up to a sign, a space, a quote or a comment.
+/// The length up to a sign, a space, a quote or a comment.
 fn word_length(characters: &[char]) -> usize {
     let ends = |it: &char| it.is_whitespace() || "()[],=\"#".contains(*it);
     characters.iter().position(ends).unwrap_or(characters.len())

@@ -1,4 +1,4 @@
-//! Where the tensors of a folder lie.
+//! The locations of a folder's tensors.
 
 use crate::name_list::NameList;
 use crate::{Folder, TensorFile, TensorInfo};
@@ -12,10 +12,10 @@ pub struct Catalog<'f> {
     names: NameList<&'f str>,
 }
 
-/// A file, as far as a plan knows it.
+/// The properties of a file that a plan needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CatalogFile {
-    /// Its name in its folder: the same wherever the folder is mounted.
+    /// Its name in its folder, independent of where the folder is mounted.
     pub(crate) name: String,
     pub(crate) bytes: u64,
 }
@@ -28,11 +28,11 @@ pub(super) struct Entry<'f> {
 }
 
 impl<'f> Catalog<'f> {
-    /// The tensors of a folder; files are numbered as the folder does.
+    /// The tensors of a folder; files have the folder's numbers.
     pub fn of(folder: &'f Folder) -> Catalog<'f> {
         let file = |file: &TensorFile| {
             let name = file.path().file_name().unwrap_or_default();
-            // A valid file ends where its last tensor does.
+            // A valid file ends at the end of its last tensor.
             let ends = file.tensors().iter().map(|tensor| tensor.range.end);
             CatalogFile {
                 name: name.to_string_lossy().into_owned(),
@@ -47,7 +47,7 @@ impl<'f> Catalog<'f> {
         }
     }
 
-    /// The tensor of this name; at once if it is the `likely` one in the order of names.
+    /// The tensor of this name; in constant time if it is number `likely` in the order of names.
     pub(super) fn get(&self, name: &str, mut likely: usize) -> Option<Entry<'f>> {
         let place = self.names.find(name, &mut likely)?;
         let (file, tensor) = self.folder.nth(place);

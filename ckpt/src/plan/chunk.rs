@@ -1,54 +1,55 @@
-//! Which bytes of the files are read, and in what portions.
+//! The byte ranges of files that are read, and their division into reads.
 //!
-//! Copies become ranges of bytes by file. Ranges that are close become one extent: to read a gap is
-//! cheaper than to ask once more. Extents are cut into chunks of a window's size. A long run that
-//! lies in the file as it does in its target is no part of an extent: it is read to its place.
+//! Copies become byte ranges of files. Nearby ranges become one extent, because reading a gap is
+//! cheaper than another request. Extents are cut into chunks of the window's size. A long range
+//! that is contiguous in both file and target is not part of an extent: it is read directly into
+//! the target.
 
 use std::ops::Range;
 
 use super::copy::ByteCopy;
 
-/// The most ranges that copies become; with more, the gap is raised until they are fewer.
+/// The maximum number of ranges; with more, the gap is increased.
 const MAX_RANGES: u64 = 1 << 20;
 
-/// A portion of a file, read at once.
+/// A part of a file that is read at once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Chunk {
     pub(crate) file: u32,
     /// The bytes that are read.
     pub(crate) read: Range<u64>,
-    /// Elements that begin here are this chunk's to copy.
+    /// Copies of elements that start in this range belong to this chunk.
     pub(crate) own: Range<u64>,
-    /// Where the bytes go when they are read to their place: the offset in the copy's target.
+    /// For a read directly into the target: the offset in the copy's target.
     pub(crate) in_place: Option<u64>,
-    /// The copies that need it: a range of `touched`.
+    /// The copies that use it: a range of `touched`.
     pub(crate) touched: Range<u32>,
-    /// Bytes of the targets that no chunk before this one needs.
+    /// Bytes of targets that are first used by this chunk.
     pub(crate) opening: u64,
 }
 
-/// All chunks in the order of files and bytes, and the copies that they name.
+/// All chunks in the order of files and offsets, and the copies that use them.
 pub(super) struct Cut {
     pub(super) chunks: Vec<Chunk>,
     pub(super) touched: Vec<u32>,
 }
 
-/// How to cut.
+/// Parameters of the division.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rules {
     /// Ranges at most this far apart are read together.
     pub(super) gap: u64,
     /// Bytes of a chunk.
     pub(super) window: u64,
-    /// Runs of this many bytes are read to their place.
+    /// Ranges of at least this many bytes are read directly into the target.
     pub(super) in_place: u64,
 }
 
-/// A file, or a tensor that is computed when it is needed, as if it were one.
+/// A file, or a computed tensor, which is treated like a file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Origin {
     pub(super) bytes: u64,
-    /// Reads begin and end at multiples of it, or at the end.
+    /// Reads start and end at multiples of it, or at the end of the file.
     pub(super) alignment: u64,
     pub(super) is_computed: bool,
 }
@@ -59,7 +60,7 @@ struct Needed {
     file: u32,
     bytes: Range<u64>,
     copy: u32,
-    /// Where the first byte goes, if the range is a run that can be read to its place.
+    /// The destination of the first byte, if the range can be read directly into the target.
     in_place: Option<u64>,
 }
 
@@ -119,7 +120,7 @@ fn needed(copies: &[ByteCopy], files: &[Origin], rules: &Rules) -> Vec<Needed> {
     needed
 }
 
-/// What several copies need is read once, aside.
+/// Ranges that several copies need are read once, into a window.
 fn not_shared(needed: &mut [Needed]) {
     let mut furthest = 0;
     for at in 1..needed.len() {
@@ -135,7 +136,7 @@ fn not_shared(needed: &mut [Needed]) {
     }
 }
 
-/// How many of the ranges, sorted, are read together, and where they end.
+/// The number of the sorted ranges that form the next extent, and its end.
 fn extent(needed: &[Needed], gap: u64) -> (usize, u64) {
     let first = &needed[0];
     let (mut end, mut count) = (first.bytes.end, 1);
@@ -153,8 +154,8 @@ fn extent(needed: &[Needed], gap: u64) -> (usize, u64) {
     (count, end)
 }
 
-/// How many bytes of an element can lie behind the end of the chunk in which it begins: none where
-/// elements lie at multiples of their size, as writers put them, and so do the cuts.
+/// How many bytes an element can extend past the end of the chunk in which it starts. None if
+/// elements are at multiples of their size, as writers place them, because the cuts are too.
 fn overhang(copies: &[ByteCopy], rules: &Rules) -> u64 {
     let torn = |copy: &&ByteCopy| {
         let element = u64::from(copy.element);
@@ -164,7 +165,7 @@ fn overhang(copies: &[ByteCopy], rules: &Rules) -> u64 {
     u64::from(elements.max().unwrap_or(1)) - 1
 }
 
-/// Cuts of large enough windows are at multiples of it.
+/// Cuts of large windows are at multiples of it.
 const LARGEST_ELEMENT: u64 = 16;
 
 struct Cutting<'a> {
@@ -172,7 +173,7 @@ struct Cutting<'a> {
     files: &'a [Origin],
     overhang: u64,
     chunks: Vec<Chunk>,
-    /// A chunk and a copy that needs it.
+    /// Pairs of a chunk and a copy that uses it.
     users: Vec<(u32, u32)>,
 }
 
@@ -203,7 +204,7 @@ impl Cutting<'_> {
             let new = &self.chunks[first_chunk..];
             let from = first_chunk + new.partition_point(|chunk| chunk.own.end <= it.bytes.start);
             let to = first_chunk + new.partition_point(|chunk| chunk.own.start < it.bytes.end);
-            // Another range of the same copy may have named the first of them.
+            // Another range of the same copy may have already added the first of them.
             let named = last_chunk[it.copy as usize] as usize;
             self.users
                 .extend((from.max(named)..to).map(|chunk| (chunk as u32, it.copy)));
@@ -211,7 +212,7 @@ impl Cutting<'_> {
         }
     }
 
-    /// Where the chunk that begins at `start` ends at the latest.
+    /// The latest end of the chunk that starts at `start`.
     fn cut_after(&self, file: u32, start: u64) -> u64 {
         let Origin { alignment, .. } = self.files[file as usize];
         let grain = match self.rules.window {
@@ -222,7 +223,7 @@ impl Cutting<'_> {
         (end - end % grain).max(start + 1)
     }
 
-    /// What is read for a chunk.
+    /// The range that is read for a chunk.
     fn around(&self, file: u32, own: &Range<u64>, end_of_extent: u64) -> Range<u64> {
         let Origin {
             alignment, bytes, ..

@@ -1,9 +1,9 @@
-//! Tensors that are computed on the way: to a plan they are files whose bytes are made when they are
-//! asked for, whole rows at a time.
+//! Tensors that are computed during the load. A plan treats them as files whose bytes are computed
+//! on request, in whole rows.
 //!
-//! What the operands of some rows take to be loaded is a plan of its own, made together with the
-//! one that needs it. So bytes and memory are known beforehand here too, and something computed of
-//! something computed is nothing special.
+//! Loading the operands of some rows is a plan of its own, created together with the plan that
+//! needs it. So reads and memory are known in advance here too, and computed tensors can depend on
+//! each other.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use super::chunk::{Chunk, Origin};
 use super::request::LoadRequest;
 use crate::graph::{Computation, Expr, Graph, TensorType};
 
-/// A tensor that copies are made from once it is computed.
+/// A computed tensor that copies read from.
 #[derive(Clone, Debug)]
 pub(crate) struct ComputedTensor {
     pub(crate) how: Computation,
@@ -23,7 +23,7 @@ pub(crate) struct ComputedTensor {
 }
 
 impl ComputedTensor {
-    /// An expression that is [`Leaf::Computed`](crate::graph::Leaf::Computed).
+    /// `None` unless the expression is [`Leaf::Computed`](crate::graph::Leaf::Computed).
     pub(super) fn new(graph: &Graph, expr: Expr) -> Option<ComputedTensor> {
         let (operands, how) = graph.computation(expr)?;
         let (dtype, shape) = graph.tensor_type(expr);
@@ -47,12 +47,12 @@ impl ComputedTensor {
         }
     }
 
-    /// Rows of the tensor, from the bytes of a chunk.
+    /// The rows of the tensor in a chunk.
     pub(super) fn rows(&self, chunk: &Chunk) -> Range<u64> {
         chunk.read.start / self.row_bytes..chunk.read.end / self.row_bytes
     }
 
-    /// The rows of each operand that some rows are made of.
+    /// The rows of each operand that these rows depend on.
     pub(super) fn operand_rows(&self, rows: Range<u64>) -> Vec<Range<u64>> {
         self.how.rows_of_operands(rows, &self.types)
     }

@@ -1,14 +1,13 @@
-//! Copies in bytes: what a piece of a graph is once the file of its source is known.
+//! Copies in bytes, for graph copies whose source file is known.
 //!
-//! A copy stays as compact as the piece: a column of a matrix is two numbers and a loop, however
-//! many rows there are. What part of it lies in some bytes of the file is worked out when it is
-//! asked for ([`ByteCopy::clip`]).
+//! A copy stays compact: a column of a matrix is two numbers and a loop, for any number of rows.
+//! The part of it in a given range of the file is computed on request ([`ByteCopy::clip`]).
 
 use std::ops::Range;
 
 use smallvec::SmallVec;
 
-/// Elements of a file and their places in a target. Offsets and strides count bytes.
+/// Elements of a file and their offsets in a target. Offsets and strides are in bytes.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ByteCopy {
     pub(crate) file: u32,
@@ -17,19 +16,19 @@ pub(crate) struct ByteCopy {
     pub(crate) target: u32,
     /// The first byte in the target.
     pub(crate) to: u64,
-    /// Bytes of an element: what is never cut.
+    /// Bytes of an element, which is never split.
     pub(crate) element: u32,
     /// Bytes of an element in the target.
     pub(crate) to_element: u32,
-    /// The loops around an element, the one that moves least in the file first.
+    /// The loops, the one with the smallest stride in the file first.
     pub(crate) loops: Loops,
-    /// What is done to each element on the way: an index into the conversions of the plan.
+    /// The conversion of each element: an index into the plan's conversions.
     pub(crate) conversion: Option<u32>,
-    /// Which tensor it reads: an index into the names of the plan.
+    /// The tensor that it reads: an index into the plan's names.
     pub(crate) tensor: u32,
 }
 
-/// One loop is what nearly every copy has: a run, or a column.
+/// Nearly every copy has one loop: a contiguous range, or a column.
 pub(crate) type Loops = SmallVec<[ByteLoop; 2]>;
 
 /// A loop of a copy, in bytes.
@@ -41,13 +40,13 @@ pub(crate) struct ByteLoop {
 }
 
 impl ByteLoop {
-    /// From the first turn to the last in the file.
+    /// Distance from the first to the last iteration in the file.
     fn reach(&self) -> u64 {
         (self.count - 1) * self.from
     }
 }
 
-/// A part of a copy, all of whose elements are wanted.
+/// A part of a copy in which every element is used.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part<'a> {
     pub(crate) from: u64,
@@ -58,7 +57,7 @@ pub(crate) struct Part<'a> {
 }
 
 impl Part<'_> {
-    /// How many bytes of the target it fills.
+    /// Bytes of the target that it writes.
     pub(crate) fn filled_bytes(&self) -> u64 {
         self.elements() * u64::from(self.to_element)
     }
@@ -69,7 +68,7 @@ impl Part<'_> {
 }
 
 impl ByteCopy {
-    /// How many bytes of the file it needs.
+    /// Bytes of the file that it reads.
     pub(crate) fn bytes(&self) -> u64 {
         self.whole().elements() * u64::from(self.element)
     }
@@ -84,23 +83,23 @@ impl ByteCopy {
         }
     }
 
-    /// Bytes that lie side by side in the file and in the target.
+    /// Bytes that are contiguous in both file and target.
     pub(super) fn run(&self) -> u64 {
         self.innermost().0
     }
 
-    /// How many runs it has.
+    /// The number of contiguous ranges.
     pub(super) fn run_count(&self) -> u64 {
         self.bytes() / self.run()
     }
 
-    /// Its runs, each with its place in the target.
+    /// Its contiguous ranges, each with its offset in the target.
     pub(super) fn runs(&self, mut add: impl FnMut(Range<u64>, u64)) {
         let (run, joined) = self.innermost();
         ranges(&self.loops[joined..], self.from, self.to, run, &mut add);
     }
 
-    /// The bytes of a run, and how many loops it takes.
+    /// The bytes of a contiguous range, and the number of loops in it.
     fn innermost(&self) -> (u64, usize) {
         let element = u64::from(self.element);
         match self.loops.first() {
@@ -111,22 +110,22 @@ impl ByteCopy {
         }
     }
 
-    /// The bytes of the file that it needs, as ranges in order, those at most `gap` apart being
-    /// one, each with the place in the target of its first byte.
+    /// The ranges of the file that it needs, in order, merged where they are at most `gap` apart,
+    /// each with the offset of its first byte in the target.
     pub(super) fn ranges(&self, gap: u64, mut add: impl FnMut(Range<u64>, u64)) {
         let (width, joined) = self.width(gap);
         ranges(&self.loops[joined..], self.from, self.to, width, &mut add);
     }
 
-    /// How many ranges [`ByteCopy::ranges`] finds.
+    /// The number of ranges that [`ByteCopy::ranges`] returns.
     pub(super) fn range_count(&self, gap: u64) -> u64 {
         let (_, joined) = self.width(gap);
         let iterations = self.loops[joined..].iter().map(|it| it.count);
         iterations.fold(1, u64::saturating_mul)
     }
 
-    /// Bytes from the first to the last element of the innermost loops whose turns are at most
-    /// `gap` apart, and how many loops these are.
+    /// The bytes from the first to the last element of the innermost loops with gaps of at most
+    /// `gap`, and the number of these loops.
     fn width(&self, gap: u64) -> (u64, usize) {
         let mut width = u64::from(self.element);
         for (joined, it) in self.loops.iter().enumerate() {
@@ -138,7 +137,7 @@ impl ByteCopy {
         (width, self.loops.len())
     }
 
-    /// The parts whose elements begin in `range` of the file. Cutting a file into ranges so gives
+    /// The parts whose elements start in `range` of the file. Splitting a file into ranges assigns
     /// each element to exactly one of them.
     pub(crate) fn clip(
         &self,
@@ -183,7 +182,8 @@ struct Clip<'a, F> {
 }
 
 impl<F: FnMut(Part<'_>)> Clip<'_, F> {
-    /// Finds parts of the innermost `open` loops, which reach so far, from a first element on.
+    /// Finds parts of the innermost `open` loops, which span `reach` bytes, starting at a first
+    /// element.
     fn cut(&mut self, from: u64, to: u64, open: usize, reach: u64) {
         let Range { start, end } = *self.range;
         if from >= end || from + reach < start {
@@ -194,7 +194,7 @@ impl<F: FnMut(Part<'_>)> Clip<'_, F> {
         if from >= start && from + reach < end {
             return self.emit(from, to, loops);
         }
-        // Neither all inside nor all outside: a loop is left.
+        // Partly inside: a loop is left.
         let [inner @ .., outer] = loops else {
             return;
         };
@@ -234,8 +234,8 @@ impl<F: FnMut(Part<'_>)> Clip<'_, F> {
     }
 }
 
-/// The turns of a loop that begin `before` the range or later, and end, `after` their beginning,
-/// inside it.
+/// The iterations of a loop that start at most `before` bytes before the range and end, `after`
+/// their start, inside it.
 fn iterations(
     from: u64,
     outer: &ByteLoop,
@@ -270,10 +270,11 @@ mod tests {
     }
 
     proptest! {
-        /// Cutting the file anywhere neither loses nor doubles an element, and each is found where
-        /// it begins; ranges hold all elements, in order, and as many as announced.
+        /// Splitting the file anywhere neither loses nor duplicates an element, and each is in the
+        /// range where it starts. The ranges contain all elements, in order, and match the
+        /// announced count.
         #[test]
-        fn clipped_is_whole(
+        fn clipping_partitions_the_elements(
             from in 0..50u64,
             element in 1..5u32,
             shape in proptest::collection::vec((1..6u64, 0..7u64, 0..200u64), 0..4),

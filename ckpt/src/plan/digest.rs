@@ -1,14 +1,14 @@
-//! A number that stands for a plan.
+//! A number that identifies a plan.
 
 use std::fmt;
 
-/// What a plan does, as 128 bits: xxh3 over all of it, in an order that depends on nothing but the
-/// names and places of things. Tells plans apart that differ by mistake, not by malice.
+/// A 128-bit xxh3 of all that a plan does, in an order that depends only on names and offsets. It
+/// distinguishes plans that differ by mistake, not by malice.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Digest(pub(super) u128);
 
 impl Digest {
-    /// Its bytes, the most significant first.
+    /// Its bytes, most significant first.
     pub fn to_bytes(self) -> [u8; 16] {
         self.0.to_be_bytes()
     }

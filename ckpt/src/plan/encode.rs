@@ -1,4 +1,4 @@
-//! The digest of a plan.
+//! The encoding of a plan for its digest.
 
 use twox_hash::XxHash3_128;
 
@@ -6,22 +6,22 @@ use super::digest::Digest;
 use super::load_plan::LoadPlan;
 
 impl LoadPlan {
-    /// What the plan does, as a number: two ranks or two runs with equal digests do the same.
+    /// The digest of what the plan does: two ranks or two runs with equal digests do the same.
     pub fn digest(&self) -> Digest {
         *self.digest.get_or_init(|| of(self))
     }
 }
 
-/// Changes with the encoding below.
+/// Must change with the encoding below.
 const VERSION: u64 = 1;
 
-/// Targets are numbered by ranks that depend on their names only.
+/// Targets are numbered by ranks that depend only on their names.
 fn of(plan: &LoadPlan) -> Digest {
     let ranks = &plan.ranks;
     let mut to = Encoder::default();
     to.number(VERSION);
 
-    // Hashed where they lie, put into order as hashes.
+    // Hashed in place; the hashes are then sorted.
     let (mut targets, mut one) = (vec![0; ranks.len()], Encoder::default());
     for (target, rank) in plan.targets.iter().zip(ranks) {
         one.text(&target.name);
@@ -73,7 +73,7 @@ fn of(plan: &LoadPlan) -> Digest {
     Digest(to.finish())
 }
 
-/// Every value before its length, so that no two plans have one encoding.
+/// Every variable-length value is preceded by its length, so that plans have unique encodings.
 #[derive(Default)]
 struct Encoder {
     hash: XxHash3_128,
@@ -94,7 +94,7 @@ impl Encoder {
         self.pending.clear();
     }
 
-    /// The hash of what came since the last one.
+    /// The hash of the values since the last one.
     fn finish(&mut self) -> u128 {
         self.flush();
         let hash = self.hash.finish_128();

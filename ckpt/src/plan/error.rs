@@ -1,30 +1,30 @@
-//! What cannot be planned.
+//! Errors of planning.
 
 use crate::Dtype;
 use crate::graph::GraphError;
 use crate::names::Listed;
 
-/// Why there is no plan. Nothing has been read then.
+/// Why there is no plan. Nothing has been read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
-    /// The region of a target cannot be pulled.
+    /// The region of a target cannot be traced.
     #[error("target `{}`: {error}", target.escape_debug())]
     Graph {
         /// The target.
         target: String,
-        /// Why not.
+        /// The reason.
         error: GraphError,
     },
 
-    /// Two targets of one name.
-    #[error("target `{}` is wanted twice: give each region its own name", target.escape_debug())]
+    /// Two targets with the same name.
+    #[error("target `{}` is requested twice: give each region its own name", target.escape_debug())]
     DuplicateTarget {
         /// The target.
         target: String,
     },
 
-    /// A target of more bytes than can be counted.
+    /// The bits of a target do not fit in 64 bits.
     #[error("target `{}` of shape {shape:?} has more than 2^64 bits", target.escape_debug())]
     TooLarge {
         /// The target.
@@ -33,16 +33,16 @@ pub enum PlanError {
         shape: Vec<u64>,
     },
 
-    /// Tensors that targets are made of are in no file.
-    #[error("the files do not have {}", Listed(names))]
+    /// No file contains these source tensors.
+    #[error("the files lack {}", Listed(names))]
     Missing {
         /// All of them, sorted.
         names: Vec<String>,
     },
 
-    /// A tensor is not what the graph says.
+    /// A tensor differs from its definition in the graph.
     #[error(
-        "tensor `{}` is {found_dtype} {found:?} in the file, the graph takes it for {dtype} \
+        "tensor `{}` is {found_dtype} {found:?} in the file, but the graph defines it as {dtype} \
          {shape:?}", name.escape_debug()
     )]
     Differs {
@@ -58,10 +58,10 @@ pub enum PlanError {
         found: Vec<u64>,
     },
 
-    /// Elements smaller than a byte would have to be taken out of their bytes.
+    /// Elements smaller than a byte would have to be extracted from their bytes.
     #[error(
-        "target `{}` takes {dtype} elements of `{}` apart or puts them together inside of bytes: \
-         only whole bytes of them can be moved; cut and join along dims whose rows are whole bytes",
+        "target `{}` would split or join bytes of {dtype} elements of `{}`: \
+         elements can be moved only in whole bytes; slice and concatenate along dims whose rows are whole bytes",
         target.escape_debug(), source_tensor.escape_debug()
     )]
     PartOfAByte {
@@ -73,17 +73,17 @@ pub enum PlanError {
         dtype: Dtype,
     },
 
-    /// More memory is needed than is allowed.
+    /// The budget is too small.
     #[error(
-        "the plan needs {need} bytes of memory and may have {have}: {targets} are the targets \
-         themselves; raise the budget, use fewer threads, or want less at once"
+        "the plan needs {need} bytes of memory, but the budget is {have}: {targets} are for targets \
+         alone; raise the budget, use fewer threads, or load less at once"
     )]
     Infeasible {
-        /// The least that it can do with, in bytes.
+        /// The minimum in bytes.
         need: u64,
         /// The budget.
         have: u64,
-        /// What targets take of the need.
+        /// Bytes of the minimum that are for targets.
         targets: u64,
     },
 }

@@ -1,4 +1,4 @@
-//! Elements of targets that come from nowhere: padding, constants.
+//! Constant elements of targets: padding and fills.
 
 use super::copy::ByteLoop;
 use super::request::Target;
@@ -12,7 +12,7 @@ pub(crate) struct Fill {
     pub(crate) to: u64,
     /// The bytes of the element.
     pub(crate) element: Vec<u8>,
-    /// The loops around it; nothing moves in any file.
+    /// The loops; the source strides are unused.
     pub(crate) loops: Vec<ByteLoop>,
 }
 
@@ -24,7 +24,7 @@ impl Fill {
             .iter()
             .try_fold(value, step)
             .unwrap_or(value);
-        // What can be filled in is a float of whole bytes.
+        // Constants are floats of whole bytes.
         let size = target.dtype.bits() as u64 / 8;
         let loops = element_copy.loops.iter().map(|it| ByteLoop {
             count: it.count,
@@ -39,7 +39,7 @@ impl Fill {
         }
     }
 
-    /// How many bytes it writes.
+    /// The number of bytes that it writes.
     pub(crate) fn bytes(&self) -> u64 {
         let iterations = self.loops.iter().map(|it| it.count);
         iterations.product::<u64>() * self.element.len() as u64

@@ -1,4 +1,4 @@
-//! From what is wanted to copies in bytes: pull each region, find its tensors, check them.
+//! From requests to copies in bytes: traces each region, then finds and checks its tensors.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,22 +15,22 @@ use super::request::{LoadRequest, Target};
 use crate::Dtype;
 use crate::graph::{ElementCopy, ElementOp, Expr, Graph, Leaf, SourceId};
 
-/// Targets in the order of the wants, and the copies in an order that does not depend on it: by
-/// file, place and target.
+/// Targets in the order of the requests, and copies in an order that does not depend on it: by
+/// file, offset and target.
 pub(super) struct Gathered {
     pub(super) targets: Vec<Target>,
-    /// The rank of each target in an order that depends on names only.
+    /// The rank of each target in an order that depends only on names.
     pub(super) ranks: Vec<u32>,
-    /// The tensors that they are made of.
+    /// The tensors that they depend on.
     pub(super) tensors: Vec<Arc<str>>,
     pub(super) copies: Vec<ByteCopy>,
     pub(super) conversions: Vec<Conversion>,
     pub(super) fills: Vec<Fill>,
-    /// What is computed: to copies, files after those that there are.
+    /// Computed tensors, which copies number after the files.
     pub(super) computed: Vec<ComputedTensor>,
 }
 
-/// What is done to each element of a copy.
+/// The operations on each element of a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Conversion {
     /// The dtype in the file.
@@ -85,8 +85,8 @@ pub(super) fn gather(
     })
 }
 
-/// The ranks of the wants in an order that depends on their names only: by hash, as long names that
-/// begin alike are slow to compare.
+/// The ranks of the requests in an order that depends only on their names: by hash, because long
+/// names with a common prefix are slow to compare.
 fn ranks(requests: &[LoadRequest]) -> Result<Vec<u32>, PlanError> {
     let hash = |request: &LoadRequest| XxHash3_64::oneshot(request.target.as_bytes());
     let mut hashed: Vec<(u64, u32)> = requests.iter().map(hash).zip(0..).collect();
@@ -106,13 +106,13 @@ fn ranks(requests: &[LoadRequest]) -> Result<Vec<u32>, PlanError> {
     Ok(ranks)
 }
 
-/// The copies by file, place and target: in an order that does not depend on that of the wants.
+/// The copies by file, offset and target: in an order that does not depend on that of the requests.
 fn sorted(mut copies: Vec<ByteCopy>, ranks: &[u32]) -> Vec<ByteCopy> {
     let key = |copy: &ByteCopy| (copy.file, copy.from, ranks[copy.target as usize]);
     if copies.is_sorted_by(|a, b| key(a) < key(b)) {
         return copies;
     }
-    // Keys are moved about faster than copies.
+    // Keys are moved faster than copies.
     let keys = copies.iter().map(key).zip(0..);
     let mut order: Vec<((u32, u64, u32), u32)> = keys.collect();
     order.sort_unstable_by(|(a, first), (b, second)| {
@@ -127,7 +127,7 @@ fn sorted(mut copies: Vec<ByteCopy>, ranks: &[u32]) -> Vec<ByteCopy> {
     order.into_iter().map(take).collect()
 }
 
-/// The target of a want, with the pieces that it is made of.
+/// The target of a request, with its copies.
 fn trace(
     graph: &Graph,
     request: &LoadRequest,
@@ -161,10 +161,10 @@ fn trace(
     })
 }
 
-/// A tensor whose bytes copies are made of.
+/// The location of a tensor's bytes.
 #[derive(Clone, Copy)]
 struct Placed {
-    /// Its name's place in the plan.
+    /// Its name's index in the plan.
     number: u32,
     file: u32,
     /// Its first byte in the file.
@@ -174,25 +174,25 @@ struct Placed {
 
 /// All leaves.
 struct Found {
-    /// By number.
+    /// Indexed by number.
     names: Vec<Arc<str>>,
-    /// In an order that does not depend on that of the wants.
+    /// In an order that does not depend on that of the requests.
     computed: Vec<ComputedTensor>,
-    /// The place in it of each, as they came.
+    /// The index in it of each, in the order of discovery.
     places: Vec<usize>,
 }
 
-/// What pieces are made of, found and checked as it comes.
+/// The leaves of copies, located and checked on first use.
 struct Leaves<'a, 'f> {
     graph: &'a Graph,
     catalog: &'a Catalog<'f>,
-    /// By source: `None` until it is needed, and then `None` for what is in no file.
+    /// By source: `None` until it is needed, then `Some(None)` if no file has it.
     read: Vec<Option<Option<Placed>>>,
-    /// Looked up only, never walked.
+    /// Only looked up.
     made: HashMap<Expr, Placed>,
     names: Vec<Arc<str>>,
     computed: Vec<ComputedTensor>,
-    /// Of each that is computed: the rank of the first target that needs it, and its piece.
+    /// For each computed tensor: the rank of the first target that needs it, and its copy.
     needed_by: Vec<(u32, u32)>,
     missing: BTreeSet<String>,
 }
@@ -211,7 +211,7 @@ impl<'a, 'f> Leaves<'a, 'f> {
         }
     }
 
-    /// Where a leaf's bytes are; `None` if it is missing, for [`Leaves::finish`] to tell.
+    /// The location of a leaf's bytes; `None` if it is missing, which [`Leaves::finish`] reports.
     fn find(&mut self, leaf: Leaf, by: (u32, u32)) -> Result<Option<Placed>, PlanError> {
         match leaf {
             Leaf::Source(source) => self.find_source(source),
@@ -225,7 +225,7 @@ impl<'a, 'f> Leaves<'a, 'f> {
             return Ok(known);
         }
         let name = self.graph.shared_name(source);
-        // In a graph of all tensors of a folder, in order, each has the same place as there.
+        // In a graph of all tensors of a folder, in order, each has the same index in both.
         let placed = match self.catalog.get(name, source.index()) {
             Some(entry) => {
                 check(self.graph, source, entry)?;
@@ -291,7 +291,7 @@ impl<'a, 'f> Leaves<'a, 'f> {
     }
 }
 
-/// That a tensor is what the graph takes it for.
+/// Checks that a tensor has the dtype and shape of the graph.
 fn check(graph: &Graph, source: SourceId, entry: Entry<'_>) -> Result<(), PlanError> {
     let (dtype, shape) = (graph.source_dtype(source), graph.source_shape(source));
     let tensor = entry.tensor;
@@ -308,7 +308,7 @@ fn check(graph: &Graph, source: SourceId, entry: Entry<'_>) -> Result<(), PlanEr
     })
 }
 
-/// The number of a conversion; `None` for none.
+/// The index of a conversion; `None` for no conversion.
 fn conversion(known: &mut Vec<Conversion>, from: Dtype, steps: &[ElementOp]) -> Option<u32> {
     if steps.is_empty() {
         return None;
@@ -325,7 +325,7 @@ fn conversion(known: &mut Vec<Conversion>, from: Dtype, steps: &[ElementOp]) -> 
     Some(at as u32)
 }
 
-/// A piece in bytes, as yet without conversion.
+/// A copy in bytes, without its conversion.
 fn copy(
     graph: &Graph,
     element_copy: &ElementCopy,
@@ -350,8 +350,8 @@ fn copy(
     })
 }
 
-/// The first byte in the source, the first in the target, and the loops around an element. Elements
-/// smaller than a byte move as bytes, if they fill them; `None` if they do not.
+/// The first offset in the source, the first in the target, and the loops. Elements smaller than a
+/// byte are copied as bytes if they fill them; otherwise `None`.
 pub(crate) fn loops_in_bytes(
     element_copy: &ElementCopy,
     from: Dtype,
@@ -366,7 +366,7 @@ pub(crate) fn loops_in_bytes(
     let mut loops = Loops::with_capacity(element_copy.loops.len());
     let mut outer = &element_copy.loops[..];
     if bits < 8 {
-        // Such elements have no conversion: both sides are alike.
+        // These elements have no conversion, so both sides are equal.
         loops.push(ByteLoop {
             count: bytes_of(element_copy.run(), bits)?,
             from: 1,

@@ -1,4 +1,4 @@
-//! The plan itself: from requests to chunks, and what they cost.
+//! The plan: from requests to chunks, and their cost.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -17,10 +17,10 @@ use super::request::{LoadRequest, Target};
 use crate::graph::Graph;
 use crate::source::Windows;
 
-/// The memory that carrying a plan out takes, in bytes.
+/// The memory that executing a plan takes, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// Targets: all of them, or those begun and not complete, as [`Options::targets`] says.
+    /// Targets: all of them, or those started and not complete, depending on [`Options::targets`].
     pub targets: u64,
     /// Windows of all threads.
     pub windows: u64,
@@ -29,13 +29,13 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// All of it.
+    /// The sum.
     pub fn total(&self) -> u64 {
         self.targets + self.windows + self.plan
     }
 }
 
-/// What is read, where it goes and what it costs.
+/// The reads of a load, their destinations and their cost.
 #[derive(Clone, Debug)]
 pub struct LoadPlan {
     pub(super) targets: Vec<Target>,
@@ -45,20 +45,20 @@ pub struct LoadPlan {
     conversions: Vec<Conversion>,
     pub(super) fills: Vec<Fill>,
     pub(super) computed: Vec<ComputedTensor>,
-    /// How the chunks of what is computed are made: those after the chunks of files, in order.
+    /// How the computed chunks, which follow the chunks of files, are computed, in order.
     pub(super) computed_chunks: Vec<ComputedChunk>,
     pub(super) chunks: Vec<Chunk>,
     touched: Vec<u32>,
     memory: Memory,
     threads: usize,
-    /// The rank of each target in an order that depends on names only.
+    /// The rank of each target in an order that depends only on names.
     pub(super) ranks: Vec<u32>,
-    /// Made when it is asked for: it takes a while, and one rank alone needs none.
+    /// Computed on first use: it takes a while, and a single rank needs none.
     pub(super) digest: OnceLock<Digest>,
 }
 
 impl LoadPlan {
-    /// Plans without reading any data.
+    /// Plans a load without reading any data.
     ///
     /// # Errors
     /// [`PlanError`].
@@ -101,7 +101,7 @@ impl LoadPlan {
         Ok(plan)
     }
 
-    /// Cuts chunks for windows of this size; an error if that takes more memory than there is.
+    /// Cuts chunks for windows of this size; an error if that exceeds the budget.
     fn cut(
         &mut self,
         window: u64,
@@ -162,7 +162,7 @@ impl LoadPlan {
         Ok(())
     }
 
-    /// Plans how the chunks of what is computed are made.
+    /// Plans how the computed chunks are computed.
     fn make(
         &mut self,
         graph: &Graph,
@@ -181,9 +181,9 @@ impl LoadPlan {
         Ok(())
     }
 
-    /// Writes into the chunks how much each opens. Returns how many bytes of targets are open at
-    /// once: at least, when chunks are carried out one by one in order; at most, when each thread
-    /// has one of those that follow each other, and none has to wait for another.
+    /// Sets the bytes that each chunk opens. Returns the bytes of targets that are open at once:
+    /// the minimum, when chunks run one by one in order, and the maximum, when each thread has one
+    /// of several consecutive chunks and none has to wait.
     fn open_targets(&mut self) -> Range<u64> {
         let mut last_chunk = vec![0; self.targets.len()];
         for (chunk, number) in self.chunks.iter().zip(1usize..) {
@@ -192,7 +192,7 @@ impl LoadPlan {
             }
         }
         let mut is_open = vec![false; self.targets.len()];
-        // Of each chunk: what is open before it.
+        // For each chunk, the bytes open before it.
         let mut open_before = Vec::with_capacity(self.chunks.len());
         let mut open = 0;
         for number in 1..=self.chunks.len() {
@@ -251,12 +251,12 @@ impl LoadPlan {
         (inside + flat + named) as u64 + inner
     }
 
-    /// What it fills, in the order of the wants.
+    /// The targets, in the order of the requests.
     pub fn targets(&self) -> &[Target] {
         &self.targets
     }
 
-    /// Bytes of files that targets are made of.
+    /// Bytes of files that targets depend on.
     pub fn needed_bytes(&self) -> u64 {
         let is_read = |copy: &&ByteCopy| (copy.file as usize) < self.files.len();
         let copies = self.copies.iter().filter(is_read);
@@ -277,8 +277,8 @@ impl LoadPlan {
         &self.chunks[..self.chunks.len() - self.computed_chunks.len()]
     }
 
-    /// Bytes read for one needed. More than 1 where gaps are read; less where targets share what is
-    /// read once; 1 where nothing is needed.
+    /// Bytes read per byte needed. More than 1 if gaps are read; less if targets share reads; 1 if
+    /// nothing is needed.
     pub fn amplification(&self) -> f64 {
         match self.needed_bytes() {
             0 => 1.0,
@@ -286,7 +286,7 @@ impl LoadPlan {
         }
     }
 
-    /// How many reads there are, and in how many stretches of the files they lie.
+    /// The number of reads, and of contiguous extents of the files.
     pub fn reads(&self) -> Reads {
         let adjoins =
             |pair: &[Chunk]| pair[0].file == pair[1].file && pair[0].own.end == pair[1].own.start;
@@ -307,7 +307,7 @@ impl LoadPlan {
         }
     }
 
-    /// The files that are read, once or more often each.
+    /// The files that are read.
     fn files_read(&self) -> Vec<u32> {
         let own = self.read_chunks().iter().map(|chunk| chunk.file);
         let inner = self
@@ -317,12 +317,12 @@ impl LoadPlan {
         own.chain(inner).collect()
     }
 
-    /// The memory that carrying it out takes.
+    /// The memory that execution takes.
     pub fn memory(&self) -> Memory {
         self.memory
     }
 
-    /// How long the reads take at so many bytes a second.
+    /// The duration of the reads in seconds at this bandwidth in bytes per second.
     pub fn seconds_at(&self, bytes_per_second: f64) -> f64 {
         self.read_bytes() as f64 / bytes_per_second
     }
@@ -344,7 +344,7 @@ impl LoadPlan {
         &self.tensors[copy.tensor as usize]
     }
 
-    /// How a chunk is made, if it is not read.
+    /// How a chunk is computed; `None` if it is read.
     pub(crate) fn computed_chunk(
         &self,
         chunk: &Chunk,
@@ -357,23 +357,23 @@ impl LoadPlan {
         Some((&self.computed[computed_chunk.computed], computed_chunk))
     }
 
-    /// Elements that come from nowhere.
+    /// Constant elements.
     pub(crate) fn fills(&self) -> &[Fill] {
         &self.fills
     }
 
-    /// What is done to each element of a copy.
+    /// The conversion of each element of a copy.
     pub(crate) fn conversion(&self, copy: &ByteCopy) -> Option<&Conversion> {
         copy.conversion.map(|at| &self.conversions[at as usize])
     }
 
-    /// The copies that need bytes of a chunk.
+    /// The copies that use a chunk.
     pub(crate) fn copies_of(&self, chunk: &Chunk) -> impl Iterator<Item = &ByteCopy> {
         let touched = &self.touched[chunk.touched.start as usize..chunk.touched.end as usize];
         touched.iter().map(|copy| &self.copies[*copy as usize])
     }
 
-    /// Bytes of the window that a thread needs.
+    /// Bytes of the window that each thread needs.
     pub(crate) fn window_bytes(&self) -> usize {
         let windowed = self.chunks.iter().filter(|chunk| chunk.in_place.is_none());
         let bytes = windowed.map(|chunk| chunk.read.end - chunk.read.start);
@@ -381,30 +381,30 @@ impl LoadPlan {
     }
 }
 
-/// How often a plan reads.
+/// The number of reads of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reads {
     /// Requests.
     pub reads: usize,
-    /// Stretches of files without a gap.
+    /// Contiguous extents of files.
     pub extents: usize,
     /// Files.
     pub files: usize,
 }
 
-/// The making of one chunk of something computed.
+/// The computation of one chunk of a computed tensor.
 #[derive(Clone, Debug)]
 pub(crate) struct ComputedChunk {
-    /// Which tensor: an index into those computed.
+    /// The tensor: an index into the computed ones.
     pub(crate) computed: usize,
     pub(crate) rows: Range<u64>,
     /// The rows of each operand that are loaded.
     pub(crate) operand_rows: Vec<Range<u64>>,
-    /// Loads them: a target for each operand.
+    /// Loads them: a target per operand.
     pub(crate) plan: LoadPlan,
 }
 
-/// How a chunk of something computed is made, by one thread.
+/// Plans the computation of a chunk by one thread.
 fn computed_chunk(
     computed: &ComputedTensor,
     number: usize,

@@ -1,25 +1,25 @@
-//! Load plans: what is read, where it goes and what it costs, before a byte of data is touched.
+//! Load plans: all reads, destinations and costs of a load, known before any data is read.
 //!
-//! A plan takes regions of a [graph](crate::graph)'s expressions ([`LoadRequest`]) and the headers of the
-//! files ([`Catalog`]), and works out
+//! A plan takes regions of a [graph](crate::graph)'s expressions ([`LoadRequest`]) and the headers
+//! of the files ([`Catalog`]), and computes
 //!
-//! 1. the **copies**: strided loops from bytes of a file to bytes of a target. They stay loops;
-//!    a million rows of a column shard are three numbers;
-//! 2. the **chunks**: the ranges of the files that copies need, close ones joined (to read a gap is
-//!    cheaper than another request), cut into windows, in the order of the files. What several
-//!    targets need is in one chunk and read once;
-//! 3. the **bound**: the memory that carrying it out takes, all of it, and whether a budget allows
-//!    it. Execution keeps to it by construction, not by hope.
+//! 1. the **copies**: strided loops from bytes of a file to bytes of a target. They stay loops; a
+//!    million rows of a column shard are three numbers;
+//! 2. the **chunks**: the ranges of the files that copies need, merged where they are close
+//!    (reading a gap is cheaper than another request), cut into windows, in the order of the files.
+//!    Bytes that several targets need are in one chunk and read once;
+//! 3. the **bound**: all memory that execution takes, and whether a budget allows it. Execution
+//!    cannot exceed it.
 //!
-//! Plans are pure: no clock, no addresses, no order of hash maps. The same wants give the same plan
-//! on every run and every rank, in whatever order the graph was made, and [`LoadPlan::digest`] is
-//! the proof that ranks exchange before they read.
+//! Plans are pure: they do not depend on clocks, addresses or the order of hash maps. The same
+//! requests give the same plan on every run and every rank, in whatever order the graph was built.
+//! Ranks compare [`LoadPlan::digest`] before they read.
 //!
 //! # One sixteenth of the experts
 //!
-//! Each expert's projections are tensors of their own in the file. Training wants them stacked, and
-//! rank 0 of 4 expert-parallel x 4 tensor-parallel ranks wants a quarter of the experts and a
-//! quarter of each one's features. It needs one sixteenth of the bytes:
+//! In the file, each expert's projections are separate tensors. Training needs them stacked: rank 0
+//! of 4 expert-parallel x 4 tensor-parallel ranks needs a quarter of the experts and a quarter of
+//! each one's features. It needs one sixteenth of the bytes:
 //!
 //! ```
 //! use meshgrad_ckpt::graph::Graph;
@@ -51,7 +51,7 @@
 //! let all: usize = folder.tensors().map(|tensor| tensor.byte_len()).sum();
 //! assert_eq!(plan.needed_bytes() * 16, all as u64);
 //!
-//! // Nothing has been read so far. Now the bytes go to their place.
+//! // Nothing has been read so far. This reads the bytes into their destination.
 //! let mut up = vec![0; plan.targets()[0].bytes as usize];
 //! let sources = Sources::open(&folder, BackendChoice::Auto)?;
 //! execute(&plan, &sources, &Slices::new([&mut up[..]]), &|_read| {})?;
@@ -60,8 +60,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! These tensors are so small that the plan reads what lies between them, too ([`Options::gap`],
-//! [`LoadPlan::amplification`]); of experts of a real size it reads its rows and nothing else.
+//! These tensors are so small that the plan also reads the gaps between them ([`Options::gap`],
+//! [`LoadPlan::amplification`]). For experts of realistic size it reads only the rows that it
+//! needs.
 
 mod catalog;
 mod chunk;

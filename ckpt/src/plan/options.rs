@@ -1,65 +1,65 @@
-//! How a plan may read.
+//! Options of a plan.
 
 use crate::Folder;
 use crate::source::{ALIGNMENT, FileSystem};
 
-/// Bytes between two ranges up to which they are read together, on a local disk: what it would have
-/// given in the time that another request takes (some 60 us at 3 GB/s).
+/// Gaps up to this many bytes are read on a local disk: it reads as much in the time of another
+/// request (about 60 us at 3 GB/s).
 pub const LOCAL_GAP: u64 = 256 << 10;
 
-/// The same on a network file system, whose requests take a millisecond.
+/// The same on a network file system, where a request takes a millisecond.
 pub const REMOTE_GAP: u64 = 4 << 20;
 
-/// Bytes of a window on a local disk: enough for its full speed.
+/// Bytes of a window on a local disk: enough for its full bandwidth.
 const LOCAL_WINDOW: u64 = 8 << 20;
 
-/// The same on a network file system: a stripe or a block of the larger ones.
+/// The same on a network file system: a stripe or block of the larger ones.
 const REMOTE_WINDOW: u64 = 16 << 20;
 
-/// Bytes of a window for direct reads: all windows together stay in the caches, where a disk (or
-/// whoever plays one for a virtual machine) writes and we read.
+/// Bytes of a window for direct reads: all windows together stay in the CPU caches while the disk
+/// (or its emulation in a virtual machine) writes and we read.
 const DIRECT_WINDOW: u64 = 1 << 20;
 
-/// Threads for direct reads. Nobody reads ahead for them, so some wait for the disk while others
+/// Threads for direct reads. There is no read-ahead, so some threads wait for the disk while others
 /// copy.
 const DIRECT_THREADS: usize = 8;
 
-/// Choices that a plan follows.
+/// Parameters of a plan.
 ///
-/// Ranks that shall have the same plan must be given the same options. Those that follow from a
-/// file system ([`Options::for_folder`]) differ where one machine has the files on its disk and
-/// another reads them by the network. Both plans give the same targets, but their
-/// [digests](super::LoadPlan::digest) differ: ranks that compare these take the file system that
-/// one of them has told all ([`Options::on`]).
+/// Ranks that need equal plans must use equal options. Options derived from a file system
+/// ([`Options::for_folder`]) differ if one machine has the files on its disk and another reads them
+/// over the network. Both plans give the same targets, but their [digests](super::LoadPlan::digest)
+/// differ: ranks that compare digests must use the file system of one rank for all
+/// ([`Options::on`]).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// Ranges at most this many bytes apart are read as one ([`LOCAL_GAP`], [`REMOTE_GAP`]). A
-    /// greater gap than the window has no effect.
+    /// Ranges at most this many bytes apart are read as one ([`LOCAL_GAP`], [`REMOTE_GAP`]). A gap
+    /// larger than the window has no effect.
     pub gap: u64,
-    /// Bytes that a thread reads at once; it owns as much memory (8 MiB; 1 MiB for direct reads).
+    /// Bytes per read of a thread, which allocates as much memory (8 MiB; 1 MiB for direct reads).
     pub window: u64,
-    /// Runs of at least this many bytes that lie in the file as in the target are read to their
-    /// place, without a window (1 MiB).
+    /// Ranges of at least this many bytes that are contiguous in both file and target are read
+    /// directly into the target, without a window (1 MiB).
     pub in_place: u64,
-    /// Offset and length of each read are multiples of this, as far as the file goes (1).
+    /// Offset and length of each read are multiples of this, up to the end of the file (1).
     pub alignment: u64,
-    /// Threads that read and copy (4). For direct reads more than there are cores, as most of them
-    /// wait for the disk (8). No part of a plan's digest.
+    /// Threads that read and copy (4). For direct reads more than there are cores, because most of
+    /// them wait for the disk (8). Not part of a plan's digest.
     pub threads: usize,
-    /// What becomes of the targets.
+    /// What happens to complete targets.
     pub targets: Targets,
-    /// The most memory that carrying it out may take. Windows are made smaller to keep to it.
+    /// The maximum memory of an execution. Windows shrink to fit it.
     pub budget: Option<u64>,
 }
 
-/// What becomes of targets when they are complete: decides what counts as used memory.
+/// What happens to complete targets, which decides whether they count as memory in use.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Targets {
-    /// They stay in memory: all of them count.
+    /// They stay in memory: all targets count.
     #[default]
     Stay,
-    /// The sink takes each away at once, to a device or a file: only those count that are begun
-    /// and not complete. Execution keeps to the number planned.
+    /// The sink moves each one away at once, to a device or a file: only those started and not
+    /// complete count. Execution does not exceed the planned number.
     Leave,
 }
 
@@ -78,17 +78,17 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The least a window is shrunk to for a budget.
+    /// The minimum size of a window under a budget.
     pub(super) const MIN_WINDOW: u64 = 64 << 10;
 
-    /// For the file system that a folder is on: what to use unless somebody has said how to read.
+    /// The options for the file system of a folder: the default if the user does not choose.
     pub fn for_folder(folder: &Folder) -> Options {
         Options::on(FileSystem::of(folder))
     }
 
-    /// For files on such a file system. Where requests take long, more is read at once: windows of
-    /// 16 MiB instead of 8, and gaps up to [`REMOTE_GAP`]. A [budget](Options::budget) shrinks
-    /// windows as ever.
+    /// The options for files on this file system. If requests are slow, reads are larger: windows
+    /// of 16 MiB instead of 8, and gaps up to [`REMOTE_GAP`]. A [budget](Options::budget) shrinks
+    /// windows in either case.
     pub fn on(file_system: FileSystem) -> Options {
         let (gap, window) = match file_system {
             FileSystem::Local => (LOCAL_GAP, LOCAL_WINDOW),
@@ -101,8 +101,8 @@ impl Options {
         }
     }
 
-    /// For sources that read past the page cache: only whole blocks, and everything by windows, as
-    /// blocks do not end where tensors do. Many small windows: 8 of 1 MiB.
+    /// The options for sources that bypass the page cache: only whole blocks, and always through
+    /// windows, because blocks do not end where tensors end. Many small windows: 8 of 1 MiB.
     pub fn direct() -> Options {
         Options {
             window: DIRECT_WINDOW,
@@ -121,9 +121,9 @@ mod tests {
     use crate::plan::{Catalog, LoadPlan, LoadRequest};
     use crate::{Dtype, Error, FileWriter};
 
-    /// Columns of a matrix, whose rows are further apart than a local gap.
+    /// Columns of a matrix whose rows are further apart than a local gap.
     #[test]
-    fn the_network_is_asked_less_often_for_more() {
+    fn network_reads_are_fewer_and_larger() {
         let place = tempfile::tempdir().unwrap();
         let mut file = FileWriter::new();
         file.add("w", Dtype::U8, &[32, 600 << 10]).unwrap();

@@ -1,4 +1,4 @@
-//! What is to be loaded, and the targets that it becomes.
+//! Requests, and the targets that they become.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -6,19 +6,19 @@ use std::sync::Arc;
 use crate::dtype::Dtype;
 use crate::graph::{Expr, Graph};
 
-/// A region of an expression, under a name.
+/// A named region of an expression.
 #[derive(Clone, Debug)]
 pub struct LoadRequest {
-    /// What it is called: unique in a plan.
+    /// The target's name, unique in a plan.
     pub target: Arc<str>,
-    /// What it is a part of.
+    /// The expression.
     pub expr: Expr,
-    /// Which part: a range for each dim.
+    /// The region: a range per dim.
     pub region: Vec<Range<u64>>,
 }
 
 impl LoadRequest {
-    /// A region under a name.
+    /// A named region.
     pub fn new(
         target: impl Into<Arc<str>>,
         expr: Expr,
@@ -31,7 +31,7 @@ impl LoadRequest {
         }
     }
 
-    /// All of an expression.
+    /// A whole expression.
     pub fn all(target: impl Into<Arc<str>>, graph: &Graph, expr: Expr) -> LoadRequest {
         let region = graph.shape(expr).iter().map(|extent| 0..*extent);
         LoadRequest::new(target, expr, region)
@@ -41,14 +41,14 @@ impl LoadRequest {
 /// A dense row-major tensor that a plan fills.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// What it is called.
+    /// Its name.
     pub name: Arc<str>,
-    /// Its place among the wants.
+    /// The index of its request.
     pub index: usize,
     /// Its dtype.
     pub dtype: Dtype,
-    /// Its extents: those of the region.
+    /// Its extents, which are those of the region.
     pub shape: Vec<u64>,
-    /// Its size.
+    /// Its size in bytes.
     pub bytes: u64,
 }

@@ -1,4 +1,4 @@
-//! What plans promise: bytes, bounds, digests, and what they refuse.
+//! Guarantees of plans (bytes, memory bounds, digests), and rejected requests.
 
 use std::ops::Range;
 
@@ -49,9 +49,10 @@ fn matrix() -> (TempDir, Folder, Graph, Expr) {
     (place, folder, graph, w)
 }
 
-/// Rows: what is needed. Columns: at most whole rows, and no gap that is worth a request.
+/// Rows: only the needed bytes. Columns: at most whole rows, and no gap smaller than a request is
+/// worth.
 #[test]
-fn shards_read_what_they_keep() {
+fn shards_read_only_what_they_need() {
     let (_place, folder, graph, w) = matrix();
     for options in [Options::default(), Options::direct()] {
         for rank in 0..16 {
@@ -81,7 +82,7 @@ fn shards_read_what_they_keep() {
     assert_eq!((apart.amplification(), apart.reads().extents), (1.0, 4096));
 }
 
-/// A tensor that two targets are made of is read once; and a plan needs memory for what it says.
+/// A tensor that two targets depend on is read once, and the plan counts its memory.
 #[test]
 fn shared_sources_are_read_once() {
     let (_place, folder, mut graph, w) = matrix();
@@ -97,8 +98,8 @@ fn shared_sources_are_read_once() {
     assert_eq!(plan.memory().targets, 3 << 26);
 }
 
-/// Half of the layers of a model, some transposed, some stacked, made and wanted in an order drawn
-/// from a seed.
+/// Half of the layers of a model, some transposed, some stacked, built and requested in an order
+/// drawn from a seed.
 fn shuffled(seed: u64, threads: usize) -> Digest {
     let shape = [64, 96];
     let names: Vec<String> = (0..40).map(|at| format!("layer.{at}")).collect();
@@ -142,7 +143,7 @@ fn shuffled(seed: u64, threads: usize) -> Digest {
 }
 
 #[test]
-fn a_digest_depends_on_what_is_done_only() {
+fn a_digest_depends_only_on_the_work() {
     let first = shuffled(0, 1);
     for seed in 1..32 {
         assert_eq!(shuffled(seed, 1 + seed as usize % 4), first);
@@ -170,10 +171,10 @@ fn a_digest_depends_on_what_is_done_only() {
     assert_eq!(different.len(), all.len());
 }
 
-/// Windows shrink for a budget, the bound is what was promised, and what cannot be is said before
-/// anything is read.
+/// Windows shrink for a budget, the bound is correct, and an impossible budget is an error before
+/// any read.
 #[test]
-fn budgets_are_kept_or_refused() {
+fn budgets_are_respected_or_rejected() {
     let (_place, folder, mut graph, w) = matrix();
     let transposed = graph.transpose(w, 0, 1).unwrap();
     let with = |targets: Targets, budget: u64| {
@@ -215,7 +216,7 @@ fn budgets_are_kept_or_refused() {
 
 /// Targets that leave count only while they are filled.
 #[test]
-fn targets_that_leave_make_room() {
+fn targets_that_leave_free_their_memory() {
     let names: Vec<String> = (0..64).map(|at| format!("w.{at:02}")).collect();
     let tensors: Vec<(&str, Dtype, &[usize])> = names
         .iter()
@@ -240,7 +241,7 @@ fn targets_that_leave_make_room() {
         plan(&folder, &graph, &requests, &options).unwrap().memory()
     };
     assert_eq!(memory(Targets::Stay, 4, None).targets, 64 << 20);
-    // Runs of a MiB: a target a chunk.
+    // Ranges of 1 MiB: one target per chunk.
     assert_eq!(memory(Targets::Leave, 4, None).targets, 4 << 20);
     assert_eq!(memory(Targets::Leave, 1, None).targets, 1 << 20);
     let plan = memory(Targets::Leave, 4, None).plan;
@@ -250,9 +251,9 @@ fn targets_that_leave_make_room() {
     );
 }
 
-/// Elements of 4 and 6 bits move as whole bytes or not at all.
+/// Elements of 4 and 6 bits are copied as whole bytes or not at all.
 #[test]
-fn parts_of_bytes_are_refused() {
+fn splitting_bytes_is_rejected() {
     let tensors: [(&str, Dtype, &[usize]); 2] = [
         ("four", Dtype::F4, &[6, 10]),
         ("six", Dtype::F6E2M3, &[8, 4]),
@@ -279,12 +280,15 @@ fn parts_of_bytes_are_refused() {
     ];
     for found in refused {
         let text = found.unwrap_err().to_string();
-        assert!(text.starts_with("target `out` takes F"), "{text}");
+        assert!(
+            text.starts_with("target `out` would split or join bytes of F"),
+            "{text}"
+        );
     }
 }
 
 #[test]
-fn what_does_not_fit_is_named() {
+fn invalid_requests_are_rejected() {
     let (_place, folder, mut graph, w) = matrix();
     let absent = ["b", "a"].map(|name| graph.source(name, Dtype::F32, &[2]).unwrap());
     let both = graph.stack(&absent, 0).unwrap();
@@ -297,18 +301,18 @@ fn what_does_not_fit_is_named() {
             LoadRequest::all("w", &graph, w),
             LoadRequest::all("w", &graph, both)
         ]),
-        "target `w` is wanted twice: give each region its own name"
+        "target `w` is requested twice: give each region its own name"
     );
     assert_eq!(
         refused(&[
             LoadRequest::all("both", &graph, both),
             LoadRequest::all("w", &graph, w)
         ]),
-        "the files do not have `a`, `b`"
+        "the files lack `a`, `b`"
     );
     assert_eq!(
         refused(&[LoadRequest::new("w", w, [0..4097, 0..1])]),
-        "target `w`: [0..4097, 0..1] is no region of shape [4096, 8192]: give a range inside each \
+        "target `w`: [0..4097, 0..1] is not a region of shape [4096, 8192]: pass a range inside each \
          dim"
     );
     for (dtype, shape) in [(Dtype::F16, [4096, 8192]), (Dtype::BF16, [8192, 4096])] {
@@ -322,7 +326,7 @@ fn what_does_not_fit_is_named() {
             "{text}"
         );
     }
-    // Nothing wanted, or nothing of it: a plan that does nothing.
+    // An empty request: a plan that does nothing.
     for requests in [Vec::new(), vec![LoadRequest::new("w", w, [7..7, 0..8192])]] {
         let plan = plan(&folder, &graph, &requests, &Options::default()).unwrap();
         assert_eq!((plan.read_bytes(), plan.amplification()), (0, 1.0));
@@ -383,7 +387,7 @@ fn a_rank_of_experts_reads_a_sixteenth() {
     assert_eq!(whole.copies.len(), 2304);
     let all: usize = folder.tensors().map(|tensor| tensor.byte_len()).sum();
     assert_eq!(whole.needed_bytes() * 16, all as u64);
-    // Of `w2` the other half of each row but the last, 768 bytes, is read, too: cheaper than 1.5
+    // Of `w2` the other half of each row except the last, 768 bytes, is also read: cheaper than 1.5
     // million reads.
     assert_eq!(
         whole.read_bytes() * 3,

@@ -1,9 +1,10 @@
-//! Memory whose address suits direct reads and writes.
+//! Memory aligned for direct reads and writes.
 
-/// Of addresses, offsets and lengths of direct reads and writes: a page, which every block size divides.
+/// The alignment of addresses, offsets and lengths of direct I/O: a page, a multiple of every block
+/// size.
 pub(crate) const ALIGNMENT: usize = 4096;
 
-/// Bytes that begin at a multiple of [`ALIGNMENT`].
+/// Bytes whose address is a multiple of [`ALIGNMENT`].
 #[derive(Debug, Default)]
 pub(crate) struct Aligned {
     memory: Vec<u8>,
@@ -12,7 +13,7 @@ pub(crate) struct Aligned {
 }
 
 impl Aligned {
-    /// Zeros.
+    /// Zeroed memory.
     pub(crate) fn new(len: usize) -> Aligned {
         let memory = vec![0; Aligned::footprint(len)];
         let start = match len {
@@ -22,7 +23,7 @@ impl Aligned {
         Aligned { memory, start, len }
     }
 
-    /// Bytes that so many aligned ones take.
+    /// The bytes that this many aligned ones take.
     pub(crate) fn footprint(len: usize) -> usize {
         match len {
             0 => 0,

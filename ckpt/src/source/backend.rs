@@ -1,34 +1,34 @@
-//! The ways of reading a file.
+//! The ways to read a file.
 
 use std::fmt;
 use std::path::Path;
 
 use crate::error::Error;
 
-/// An open file that data is read from.
+/// An open file for reading.
 pub trait Source: fmt::Debug + Send + Sync {
-    /// Where the file is.
+    /// The file's path.
     fn path(&self) -> &Path;
 
-    /// Its length when it was opened, in bytes.
+    /// Its length in bytes when it was opened.
     fn byte_len(&self) -> u64;
 
-    /// Fills `data` with the bytes from `offset` on.
+    /// Fills `data` with the bytes at `offset`.
     ///
     /// # Errors
-    /// [`Error::FileChanged`] when the file ends before, or is not what it was when it was opened;
-    /// [`Error::ReadAt`] when the system refuses. What `data` holds then has no meaning.
+    /// [`Error::FileChanged`] when the file is shorter, or has changed since it was opened;
+    /// [`Error::ReadAt`] when the system fails. `data` is then undefined.
     fn read_at(&self, offset: u64, data: &mut [u8]) -> Result<(), Error>;
 }
 
-/// A way of reading a file.
+/// A way to read a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Backend {
     /// Positioned reads through the page cache.
     Pread,
-    /// Reads past the page cache, of whole blocks.
+    /// Reads of whole blocks that bypass the page cache.
     Direct,
-    /// Copies out of a memory map.
+    /// Copies from a memory map.
     Mapped,
 }
 
@@ -42,12 +42,12 @@ impl fmt::Display for Backend {
     }
 }
 
-/// The backend that a user asks for.
+/// The user's choice of backend.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum BackendChoice {
-    /// What is right nearly always: [`FileSystem::backend`](super::FileSystem::backend).
+    /// The right choice in nearly all cases: [`FileSystem::backend`](super::FileSystem::backend).
     #[default]
     Auto,
-    /// This one, where the file system has it.
+    /// This one, if the file system supports it.
     Only(Backend),
 }

@@ -1,9 +1,9 @@
-//! Reads past the page cache.
+//! Reads that bypass the page cache.
 //!
-//! The system demands that address, offset and length of a direct read are multiples of the disk's
-//! blocks. Reads that are (the windows of a plan for direct reading) go straight to their place;
-//! for others, and for the last bytes of a file, whole blocks are read aside and what is wanted of
-//! them is copied.
+//! The system requires that address, offset and length of a direct read are multiples of the disk's
+//! block size. Aligned reads (the windows of a plan for direct reads) go directly to their
+//! destination. For other reads, and for the last bytes of a file, whole blocks are read into a
+//! buffer and the requested bytes are copied.
 
 use std::fs::File;
 use std::io;
@@ -16,14 +16,14 @@ use super::file_change::FileChange;
 use super::open_file::{BackendError, OpenFile};
 use crate::error::Error;
 
-/// The most that is read aside at once.
+/// The size of the buffer for unaligned reads.
 const ASIDE_BYTES: usize = 1 << 20;
 
 #[derive(Debug)]
 pub(super) struct Direct {
-    /// The file as it was opened first: for its stamp.
+    /// The file as first opened, for its stamp.
     file: OpenFile,
-    /// The same, opened for direct reads.
+    /// The same file, opened for direct reads.
     direct: File,
 }
 
@@ -45,7 +45,8 @@ impl Direct {
         }
     }
 
-    /// Reads whole blocks until `data`, aligned, is full or the file ends. Returns what there was.
+    /// Reads whole blocks until the aligned `data` is full or the file ends. Returns the number of
+    /// bytes.
     fn read_blocks(&self, offset: u64, data: &mut [u8]) -> io::Result<usize> {
         let mut filled = 0;
         while filled < data.len() {
@@ -58,7 +59,7 @@ impl Direct {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
-            // Only the end of a file is no whole block, and nothing follows it.
+            // Only the last block of a file is partial.
             if !filled.is_multiple_of(ALIGNMENT) {
                 break;
             }
@@ -66,7 +67,7 @@ impl Direct {
         Ok(filled)
     }
 
-    /// Reads the blocks around `data` aside and copies.
+    /// Reads the blocks around `data` into a buffer and copies.
     fn read_aside(&self, mut offset: u64, mut data: &mut [u8]) -> io::Result<()> {
         let around = |skipped: usize, len: usize| (skipped + len).next_multiple_of(ALIGNMENT);
         let most = around(ALIGNMENT - 1, data.len()).min(ASIDE_BYTES);
@@ -116,7 +117,7 @@ impl Source for Direct {
     }
 }
 
-/// Opens and tries: some file systems take the flag and refuse the first read.
+/// Opens the file and tries a read: some file systems accept the flag and fail the first read.
 #[cfg(target_os = "linux")]
 fn open_direct(path: &Path) -> Result<File, String> {
     use std::fs::OpenOptions;
@@ -131,7 +132,7 @@ fn open_direct(path: &Path) -> Result<File, String> {
         file.read_at(Aligned::new(ALIGNMENT).bytes(), 0)?;
         Ok(file)
     });
-    tried.map_err(|error| format!("the file system does not read directly: {error}"))
+    tried.map_err(|error| format!("the file system does not support direct reads: {error}"))
 }
 
 #[cfg(not(target_os = "linux"))]

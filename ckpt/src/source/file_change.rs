@@ -1,19 +1,19 @@
-//! What can happen to a file that is open.
+//! Changes of an open file.
 
 use std::fmt;
 
-/// What happened to a file that was being read.
+/// A change of a file while it was being read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FileChange {
-    /// It has another length.
+    /// Its length changed.
     Length {
-        /// When it was opened, in bytes.
+        /// The length in bytes when it was opened.
         was: u64,
-        /// Now.
+        /// The current length.
         is: u64,
     },
-    /// Its time of modification is another one.
+    /// Its modification time changed.
     Written,
     /// It was removed, or another file took its name.
     Replaced,
@@ -22,9 +22,11 @@ pub enum FileChange {
 impl fmt::Display for FileChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            FileChange::Length { was, is } => write!(f, "it had {was} bytes and has {is} now"),
-            FileChange::Written => write!(f, "it was written to"),
-            FileChange::Replaced => write!(f, "it was removed, or another file took its name"),
+            FileChange::Length { was, is } => {
+                write!(f, "its length changed from {was} to {is} bytes")
+            }
+            FileChange::Written => write!(f, "it was written"),
+            FileChange::Replaced => write!(f, "it was removed or replaced"),
         }
     }
 }

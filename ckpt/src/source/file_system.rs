@@ -1,4 +1,4 @@
-//! Which files are not on this machine, and how either kind is best read.
+//! Local and network file systems, and the best way to read from each.
 
 use std::fmt;
 use std::fs::File;
@@ -6,14 +6,14 @@ use std::fs::File;
 use super::backend::Backend;
 use crate::folder::Folder;
 
-/// Where a file system has its bytes.
+/// The location of a file system's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FileSystem {
-    /// On this machine, or of a type that is not known.
+    /// On this machine, or of an unknown type.
     Local,
-    /// On others: requests take a millisecond, so fewer and larger ones pay.
+    /// On other machines: a request takes a millisecond, so fewer and larger ones are better.
     Remote {
-        /// What it is called, as `NFS`.
+        /// Its name, such as `NFS`.
         name: &'static str,
     },
 }
@@ -38,14 +38,14 @@ const REMOTE: [(u64, &str); 15] = [
 ];
 
 impl FileSystem {
-    /// That of a folder's files: remote if one of them is, whatever its name leads to.
+    /// The file system of a folder's files: remote if any of them is, after following links.
     pub fn of(folder: &Folder) -> FileSystem {
         let files = folder.files().iter();
         let found = files.map(|file| FileSystem::of_file(file.handle()));
         found.max().unwrap_or(FileSystem::Local)
     }
 
-    /// That of a file. One that does not tell is local.
+    /// The file system of a file; local if the system does not report it.
     #[cfg(target_os = "linux")]
     pub(super) fn of_file(file: &File) -> FileSystem {
         let told = rustix::fs::fstatfs(file);
@@ -54,25 +54,25 @@ impl FileSystem {
         })
     }
 
-    /// Other systems have names instead of numbers; nothing here depends on knowing.
+    /// Other systems have names instead of numbers; nothing here depends on them.
     #[cfg(not(target_os = "linux"))]
     pub(super) fn of_file(_: &File) -> FileSystem {
         FileSystem::Local
     }
 
-    /// That of the number by which Linux calls it, `f_type` of `statfs`.
+    /// The file system with this Linux magic number, `f_type` of `statfs`.
     pub fn from_magic(number: u64) -> FileSystem {
         // Some ports sign-extend the 32-bit number.
         let known = REMOTE.iter().find(|(it, _)| *it == number & 0xffff_ffff);
         known.map_or(FileSystem::Local, |(_, name)| FileSystem::Remote { name })
     }
 
-    /// Whether it has its bytes on other machines.
+    /// Whether its data is on other machines.
     pub fn is_remote(&self) -> bool {
         matches!(self, FileSystem::Remote { .. })
     }
 
-    /// The backend of [`BackendChoice::Auto`](super::BackendChoice::Auto), and why.
+    /// The backend of [`BackendChoice::Auto`](super::BackendChoice::Auto), and the reason.
     pub fn backend(&self) -> (Backend, &'static str) {
         let why = match self {
             FileSystem::Local => {
@@ -101,9 +101,9 @@ impl fmt::Display for FileSystem {
 mod tests {
     use super::*;
 
-    /// Numbers of Linux's `magic.h`, as `statfs` gives them.
+    /// Magic numbers from Linux's `magic.h`, as `statfs` returns them.
     #[test]
-    fn types_are_local_unless_known_as_remote() {
+    fn unknown_types_are_local() {
         let [ext4, xfs, tmpfs, overlay] = [0xef53, 0x5846_5342, 0x0102_1994, 0x794c_7630];
         for number in [ext4, xfs, tmpfs, overlay, 0, 0x1234_5678, u64::MAX] {
             assert_eq!(FileSystem::from_magic(number), FileSystem::Local);
@@ -121,15 +121,15 @@ mod tests {
     }
 
     #[test]
-    fn a_file_system_says_what_it_is() {
+    fn file_systems_have_a_description() {
         let nfs = FileSystem::from_magic(0x6969);
         assert_eq!(nfs.to_string(), "NFS, a network file system");
         assert_eq!(FileSystem::Local.to_string(), "a local file system");
     }
 
-    /// A mapping or direct reads are for who has measured.
+    /// A mapping or direct reads must be chosen explicitly, after measurement.
     #[test]
-    fn automatic_is_pread_for_a_reason() {
+    fn auto_chooses_pread_and_explains_why() {
         let (local, why) = FileSystem::Local.backend();
         let (remote, why_remote) = FileSystem::from_magic(0x6969).backend();
         assert_eq!([local, remote], [Backend::Pread; 2]);

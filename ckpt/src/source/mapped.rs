@@ -1,15 +1,15 @@
-//! Copies out of a memory map.
+//! Copies from a memory map.
 //!
-//! A map of a file shows whatever the file is at that moment, and an access behind its end kills
-//! the process with SIGBUS. So nothing here is borrowed from the map. A read
+//! A map shows the current content of its file, and an access after the file's end kills the
+//! process with SIGBUS. So nothing here borrows from the map. A read
 //!
-//! 1. lets the system bring the pages in (`MADV_POPULATE_READ`): bytes that are not there any more
-//!    are an error here, not a signal;
-//! 2. copies them out;
-//! 3. asks the [guard](super::sigbus) whether the file was cut between the two;
-//! 4. gives the pages back, so that a pass over a large file does not fill the memory of the
-//!    process (they stay in the page cache);
-//! 5. compares the file with what it was when it was opened.
+//! 1. asks the system to load the pages (`MADV_POPULATE_READ`): missing bytes are an error here,
+//!    not a signal;
+//! 2. copies them;
+//! 3. asks the [guard](super::sigbus) whether the file was truncated between the two;
+//! 4. releases the pages, so that a pass over a large file does not fill the memory of the process
+//!    (they stay in the page cache);
+//! 5. checks that the file has not changed since it was opened.
 
 #[cfg(target_os = "linux")]
 pub(super) use linux::Mapped;
@@ -29,11 +29,12 @@ mod linux {
     use crate::source::open_file::{BackendError, OpenFile};
     use crate::source::sigbus::Guard;
 
-    /// A file, its map, and the guard over the map. An empty file has no map.
+    /// A file, its map, and the map's guard. An empty file has no map.
     #[derive(Debug)]
     pub(crate) struct Mapped {
         file: OpenFile,
-        // Before the map: dropped first, so that no address is guarded that others may get.
+        // Declared before the map, so that it is dropped first: a later mapping at the same address
+        // must not be guarded.
         guard: Option<Guard>,
         map: Option<Mmap>,
     }
@@ -49,12 +50,12 @@ mod linux {
                 return Ok(Mapped { file, guard, map });
             }
 
-            // SAFETY: no reference to the mapped bytes is ever made, so that nobody relies on their
-            // staying the same; they are only copied from, through the raw pointer.
+            // SAFETY: no reference to the mapped bytes is ever created, so nothing relies on them
+            // staying the same; they are only copied through the raw pointer.
             let map = match unsafe { Mmap::map(&file.file) } {
                 Ok(map) => map,
                 Err(error) => {
-                    let reason = format!("the file system does not map it: {error}");
+                    let reason = format!("the file system cannot map it: {error}");
                     return Err(BackendError::Unsupported { file, reason });
                 }
             };
@@ -83,14 +84,14 @@ mod linux {
             };
 
             match map.advise_range(Advice::PopulateRead, start, len) {
-                // Older than Linux 5.14: the guard alone.
+                // Linux before 5.14: only the guard.
                 Err(error) if error.kind() == io::ErrorKind::InvalidInput => {}
                 populated => populated?,
             }
             // SAFETY: `start..start + len` is inside the map, which lives as long as `self`, and
-            // apart from `data`, which is borrowed exclusively. The bytes may change while they are
-            // copied: any value is a `u8`, and the caller throws them away if the file changed.
-            // Pages that are gone are replaced under the copy by the guard.
+            // does not overlap `data`, which is borrowed exclusively. The bytes may change during
+            // the copy: any value is a valid `u8`, and the caller discards them if the file
+            // changed. If pages disappear during the copy, the guard replaces them.
             unsafe {
                 map.as_ptr()
                     .add(start)
@@ -100,8 +101,8 @@ mod linux {
             if guard.was_hit() {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
-            // SAFETY: the map is of a file and never written to, so that the pages come back as the
-            // file has them when somebody else reads them.
+            // SAFETY: the map is of a file and never written, so the system reads the pages from
+            // the file again on the next access.
             unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, start, len) }
         }
     }
@@ -130,13 +131,13 @@ mod other {
     use crate::source::backend::Source;
     use crate::source::open_file::{BackendError, OpenFile};
 
-    /// Never made: a map without its guard would be a crash waiting.
+    /// Never constructed: a map without its guard could crash the process.
     #[derive(Debug)]
     pub(crate) enum Mapped {}
 
     impl Mapped {
         pub(crate) fn new(file: OpenFile) -> Result<Mapped, BackendError> {
-            let reason = "maps are guarded on Linux only".to_owned();
+            let reason = "maps are supported on Linux only".to_owned();
             Err(BackendError::Unsupported { file, reason })
         }
     }

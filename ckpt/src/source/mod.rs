@@ -1,29 +1,31 @@
-//! Sources: the files that data is read from, whatever the way.
+//! Sources: open files, with several ways to read them.
 //!
-//! A [`Source`] is one open file that gives exactly the bytes asked for, or an error. Three
-//! backends:
+//! A [`Source`] is one open file that returns exactly the requested bytes, or an error. There are
+//! three backends:
 //!
-//! - [`Backend::Pread`]: plain positioned reads through the page cache. Right nearly always.
-//! - [`Backend::Direct`]: `O_DIRECT`, past the page cache. For files far larger than the memory,
-//!   read once: nothing useful is pushed out of the cache, and the speed is the disk's.
-//! - [`Backend::Mapped`]: a memory map, for files that are in the page cache already. Bytes are
-//!   copied out of it here and never borrowed, since a file may change under a map.
+//! - [`Backend::Pread`]: positioned reads through the page cache. The right choice in nearly all
+//!   cases.
+//! - [`Backend::Direct`]: `O_DIRECT`, which bypasses the page cache. For files far larger than
+//!   memory that are read once: it evicts nothing useful from the cache and reads at the speed of
+//!   the disk.
+//! - [`Backend::Mapped`]: a memory map, for files that are already in the page cache. Bytes are
+//!   copied from it and never borrowed, because a file may change under a map.
 //!
-//! **A file that changes is an error.** What was opened is remembered (length, time of
-//! modification, whether it still has a name), and compared after each read, before anybody uses
-//! the bytes. A file cut short, written in place or replaced gives [`Error::FileChanged`], never a
-//! mixture of old and new and never a signal. A change within the resolution of the file system's
-//! clock that leaves the length alone can pass; checksums tell that.
+//! **A file that changes is an error.** The state of the file when it was opened (length,
+//! modification time, whether it still has a name) is compared after each read, before the bytes
+//! are used. A file that is truncated, written in place or replaced gives [`Error::FileChanged`],
+//! never a mixture of old and new bytes and never a signal. A change within the resolution of the
+//! file system's clock that keeps the length can go undetected; checksums detect it.
 //!
-//! **Which backend.** [`BackendChoice::Auto`] asks the [`FileSystem`], which says why:
+//! **Which backend.** [`BackendChoice::Auto`] asks the [`FileSystem`], which gives a reason:
 //!
 //! | file system | backend | reads |
 //! |---|---|---|
-//! | local, or not known | `Pread` | as fast as a map on warm files, without page tables |
-//! | network (NFS, Lustre ..) | `Pread` | larger ones ([`Options::on`]); a map asks by the page |
+//! | local, or unknown | `Pread` | as fast as a map on cached files, without page tables |
+//! | network (NFS, Lustre ..) | `Pread` | larger ones ([`Options::on`]); a map would request single pages |
 //!
-//! The other two are for who has measured. A backend that a file system refuses is replaced by
-//! `Pread`, and [`Opened::refused`] says why.
+//! Choose the other two after a measurement. A backend that a file system does not support is
+//! replaced by `Pread`, and [`Opened::refused`] has the reason.
 //!
 //! [`Options::on`]: crate::plan::Options::on
 
@@ -57,14 +59,14 @@ use open_file::{BackendError, OpenFile};
 use pread::Pread;
 pub(crate) use windows::Windows;
 
-/// An open source, and why it is not of the backend that was asked for.
+/// An open source, and why it does not have the requested backend.
 #[derive(Debug)]
 pub struct Opened {
     /// The source.
     pub source: Box<dyn Source>,
-    /// How it reads.
+    /// Its backend.
     pub backend: Backend,
-    /// Why not in the way that was asked for.
+    /// Why it is not the requested backend.
     pub refused: Option<String>,
 }
 
@@ -74,7 +76,7 @@ pub struct Opened {
 /// [`Error::Io`], [`Error::NotAFile`].
 pub fn open(path: impl AsRef<Path>, choice: BackendChoice) -> Result<Opened, Error> {
     let path = path.as_ref().to_owned();
-    // Before opening: to open a pipe blocks.
+    // Checked before opening: opening a pipe blocks.
     let metadata = std::fs::metadata(&path).map_err(|error| Error::io("open", &path, error))?;
     if !metadata.is_file() {
         return Err(Error::NotAFile { path });
@@ -124,12 +126,12 @@ pub struct Sources {
 }
 
 impl Sources {
-    /// The files that the folder has open: the same ones whose headers it has checked, even if
-    /// others have their names by now.
+    /// Uses the folder's open files: the same ones whose headers it has checked, even if their
+    /// names now refer to others.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::FileChanged`] where a file has to be opened once more and is
-    /// another.
+    /// [`Error::Io`]; [`Error::FileChanged`] if a file has to be opened again and has been
+    /// replaced.
     pub fn open(folder: &Folder, choice: BackendChoice) -> Result<Sources, Error> {
         let mut files = Vec::with_capacity(folder.files().len());
         let file_system = FileSystem::of(folder);
@@ -142,19 +144,19 @@ impl Sources {
         Ok(Sources { files })
     }
 
-    /// Sources of any origin.
+    /// Sources of any kind.
     pub fn new(sources: impl IntoIterator<Item = Opened>) -> Sources {
         Sources {
             files: sources.into_iter().collect(),
         }
     }
 
-    /// How many.
+    /// The number of files.
     pub fn count(&self) -> usize {
         self.files.len()
     }
 
-    /// The files with the way in which each is read.
+    /// The files, each with its backend.
     pub fn files(&self) -> &[Opened] {
         &self.files
     }

@@ -1,4 +1,4 @@
-//! A file as it was when it was opened, and what has become of it.
+//! The state of a file when it was opened, to detect changes.
 
 use std::fs::File;
 use std::io;
@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use super::file_change::FileChange;
 use crate::error::Error;
 
-/// What a file must still be after a read.
+/// The properties of a file that must not change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     bytes: u64,
@@ -40,7 +40,7 @@ impl Stamp {
     }
 }
 
-/// An open file with its stamp: what the backends share.
+/// An open file with its stamp, shared by the backends.
 #[derive(Debug)]
 pub(super) struct OpenFile {
     pub(super) path: PathBuf,
@@ -60,8 +60,8 @@ impl OpenFile {
         self.stamp.bytes
     }
 
-    /// What follows from an attempt to read `len` bytes at `offset`: bytes of a file that has
-    /// changed, or that ends before them, are no result, whatever the attempt gave.
+    /// The result of an attempt to read `len` bytes at `offset`. If the file has changed or is too
+    /// short, the result is an error, whatever the attempt returned.
     pub(super) fn check_read(
         &self,
         offset: u64,
@@ -92,10 +92,10 @@ impl OpenFile {
     }
 }
 
-/// Why a backend does not take a file.
+/// Why a backend cannot open a file.
 pub(super) enum BackendError {
-    /// Another one can have it.
+    /// Another backend may support it.
     Unsupported { file: OpenFile, reason: String },
-    /// Nobody can.
+    /// No backend can open it.
     Failed(Error),
 }

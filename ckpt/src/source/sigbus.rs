@@ -1,12 +1,12 @@
-//! The guard over memory maps: a page that a file lost becomes a page of zeros and a mark, instead
-//! of the end of the process.
+//! The guard of memory maps: when a file loses a page, the page reads as zeros and the map is
+//! marked, instead of killing the process.
 //!
-//! An access to a mapped page behind the end of its file raises SIGBUS. The handler here looks the
-//! address up in a table of guarded maps. If it is in one, it puts an anonymous page there, marks
-//! the map and returns: the access is repeated and finds zeros. Whoever copied asks for the mark
-//! before using them. Any other SIGBUS goes to the handler that was installed before, or has its
-//! default effect. The handler uses atomics and system calls only, so that it may interrupt
-//! anything.
+//! An access to a mapped page after the end of its file raises SIGBUS. The handler looks the
+//! address up in a table of guarded maps. If it finds the map, it maps an anonymous page there,
+//! marks the map and returns, so the access is repeated and reads zeros. After a copy, the caller
+//! checks the mark before it uses the bytes. Any other SIGBUS goes to the previously installed
+//! handler, or has its default effect. The handler uses only atomics and system calls, so it may
+//! interrupt any code.
 
 use std::io;
 use std::mem::{self, MaybeUninit};
@@ -14,7 +14,7 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// The most maps at once. A handler cannot allocate, so the table has a fixed size.
+/// The maximum number of maps. A handler cannot allocate, so the table has a fixed size.
 const MAX_MAPS: usize = 4096;
 
 /// A guarded map. Free while `taken` is false; matches no address while `start` is [`NOWHERE`].
@@ -36,7 +36,7 @@ static SLOTS: [Slot; MAX_MAPS] = [const {
     }
 }; MAX_MAPS];
 
-/// What the handler has to know besides: bytes of a page, and what was there before.
+/// The handler's other data: the page size and the previous handler.
 static INSTALLED: OnceLock<Installed> = OnceLock::new();
 
 struct Installed {
@@ -49,7 +49,7 @@ impl Slot {
     fn holds(&self, address: usize) -> bool {
         let start = self.start.load(Ordering::Acquire);
         let inside = start <= address && address < self.end.load(Ordering::Acquire);
-        // The same beginning before and after: the end belongs to it.
+        // `start` is the same before and after, so `len` belongs to it.
         inside && self.start.load(Ordering::Acquire) == start
     }
 }
@@ -61,13 +61,13 @@ pub(super) struct Guard {
 }
 
 impl Guard {
-    /// Guards so many bytes from an address on.
+    /// Guards `len` bytes at an address.
     ///
     /// # Errors
-    /// Why not, for the user.
+    /// The reason, for the user.
     pub(super) fn over(start: usize, len: usize) -> Result<Guard, String> {
         static GUARDED: OnceLock<Result<(), String>> = OnceLock::new();
-        let failed = |error| format!("maps cannot be guarded: {error}");
+        let failed = |error| format!("cannot guard maps: {error}");
         GUARDED.get_or_init(|| install().map_err(failed)).clone()?;
         let free = |slot: &Slot| !slot.taken.swap(true, Ordering::AcqRel);
         let Some(at) = SLOTS.iter().position(free) else {
@@ -80,7 +80,7 @@ impl Guard {
         Ok(Guard { slot: at })
     }
 
-    /// Whether a page of the map was lost. It stays so.
+    /// Whether the map has lost a page. Never reset.
     pub(super) fn was_hit(&self) -> bool {
         SLOTS[self.slot].hit.load(Ordering::Acquire)
     }
@@ -94,29 +94,28 @@ impl Drop for Guard {
     }
 }
 
-/// Puts the handler before the one that is installed. Done once, never undone.
+/// Installs the handler before the existing one. Done once, never undone.
 fn install() -> io::Result<()> {
     let mut before = MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: asks only, into memory of the right type.
+    // SAFETY: only a query, into memory of the right type.
     let asked = unsafe { libc::sigaction(libc::SIGBUS, ptr::null(), before.as_mut_ptr()) };
     if asked != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: asks for a constant of the system.
+    // SAFETY: queries a constant of the system.
     let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     INSTALLED.get_or_init(|| Installed {
         page: page.max(1) as usize,
-        // SAFETY: filled by the call above; all zeros would be a valid value too.
+        // SAFETY: initialized by the call above; all zeros would also be valid.
         before: unsafe { before.assume_init() },
     });
 
     // SAFETY: zeros are a valid value of this plain struct.
     let mut ours: libc::sigaction = unsafe { mem::zeroed() };
     ours.sa_sigaction = on_sigbus as *const () as usize;
-    // On the alternative stack, where a thread has one, as the handler before may need it.
+    // On the alternate stack, if the thread has one, because the previous handler may need it.
     ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-    // SAFETY: `on_sigbus` has the signature that SA_SIGINFO demands and does nothing that is not
-    // allowed in a handler.
+    // SAFETY: `on_sigbus` has the signature that SA_SIGINFO requires and is async-signal-safe.
     match unsafe { libc::sigaction(libc::SIGBUS, &ours, ptr::null_mut()) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -131,9 +130,9 @@ extern "C" fn on_sigbus(
     let Some(installed) = INSTALLED.get() else {
         return;
     };
-    // SAFETY: the system gives a valid siginfo to a handler with SA_SIGINFO.
+    // SAFETY: with SA_SIGINFO, the system passes a valid siginfo.
     let (address, code) = unsafe { ((*info).si_addr().addr(), (*info).si_code) };
-    // Sent by a program, the signal has no address.
+    // A signal sent by a program has no address.
     let is_fault = code > 0;
     let slot = SLOTS.iter().find(|slot| is_fault && slot.holds(address));
     if let Some(slot) = slot
@@ -145,12 +144,12 @@ extern "C" fn on_sigbus(
     pass_on(&installed.before, signal, info, context);
 }
 
-/// Puts a page of zeros in the place of another.
+/// Maps a page of zeros over a lost one.
 fn put_zeros(page: usize, len: usize) -> bool {
-    // SAFETY: the thread's own error number; the interrupted code may be about to read it.
+    // SAFETY: the thread's own errno; the interrupted code may be about to read it.
     let errno = unsafe { *libc::__errno_location() };
-    // SAFETY: the page is inside a map of this process that is guarded, hence alive and used by
-    // nothing but copies from it; replacing its content is what the guard promises.
+    // SAFETY: the page is inside a guarded map of this process, which is alive and only read by
+    // copies; replacing its content is the guard's purpose.
     let placed = unsafe {
         libc::mmap(
             ptr::without_provenance_mut(page),
@@ -166,7 +165,7 @@ fn put_zeros(page: usize, len: usize) -> bool {
     placed != libc::MAP_FAILED
 }
 
-/// Does what would have been done without us.
+/// Does what would happen without this handler.
 fn pass_on(
     before: &libc::sigaction,
     signal: libc::c_int,
@@ -177,21 +176,22 @@ fn pass_on(
     type WithInfo = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
 
     match before.sa_sigaction {
-        // To ignore a fault would repeat it for ever: the system does not either.
+        // Ignoring a fault would repeat it forever; the system does not ignore it either.
         libc::SIG_DFL | libc::SIG_IGN => {
-            // SAFETY: both are allowed in a handler; the signal is delivered when this one ends.
+            // SAFETY: both are async-signal-safe; the signal is delivered when this handler
+            // returns.
             unsafe {
                 libc::signal(signal, libc::SIG_DFL);
                 libc::raise(signal);
             }
         }
         handler if before.sa_flags & libc::SA_SIGINFO != 0 => {
-            // SAFETY: it was installed with SA_SIGINFO, hence has this signature.
+            // SAFETY: it was installed with SA_SIGINFO, so it has this signature.
             let handler = unsafe { mem::transmute::<usize, WithInfo>(handler) };
             handler(signal, info, context);
         }
         handler => {
-            // SAFETY: it was installed without SA_SIGINFO, hence has this signature.
+            // SAFETY: it was installed without SA_SIGINFO, so it has this signature.
             let handler = unsafe { mem::transmute::<usize, Plain>(handler) };
             handler(signal);
         }
@@ -219,12 +219,12 @@ mod tests {
     }
 
     fn first_byte(map: &Mmap) -> u8 {
-        // SAFETY: inside of the map.
+        // SAFETY: inside the map.
         unsafe { map.as_ptr().read_volatile() }
     }
 
     #[test]
-    fn a_lost_page_is_zeros_and_a_mark() {
+    fn a_lost_page_reads_as_zeros_and_is_marked() {
         let (map, other) = (lost(), lost());
         let guard = Guard::over(map.as_ptr().addr(), map.len()).unwrap();
         let untouched = Guard::over(other.as_ptr().addr(), other.len()).unwrap();
@@ -237,8 +237,8 @@ mod tests {
         assert!(!SLOTS[slot].holds(map.as_ptr().addr()));
     }
 
-    /// A fault in a map that nobody guards ends the process as ever. Seen from outside: the test
-    /// runs itself.
+    /// A fault in an unguarded map ends the process as usual. The test runs itself as a child
+    /// process.
     #[test]
     fn other_faults_are_what_they_were() {
         const INSIDE: &str = "MESHGRAD_TEST_FAULT";

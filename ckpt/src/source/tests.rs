@@ -1,4 +1,4 @@
-//! Every backend gives the bytes of the file as it was opened, or an error.
+//! Every backend returns the bytes of the file as it was opened, or an error.
 
 use std::fs::{self, OpenOptions};
 use std::path::PathBuf;
@@ -40,9 +40,9 @@ fn change(result: Result<(), Error>) -> FileChange {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Any bytes of a file, aligned or not, up to its last one, and not one more.
+    /// Any range of a file, aligned or not, up to its last byte and no further.
     #[test]
-    fn bytes_are_those_of_the_file(
+    fn every_backend_reads_the_same_bytes(
         len in prop::sample::select(vec![0usize, 1, 4095, 4096, 4097, 1 << 20, (2 << 20) + 77]),
         parts in proptest::collection::vec((any::<u32>(), any::<u32>(), 0..3usize), 1..8),
     ) {
@@ -68,10 +68,10 @@ proptest! {
     }
 }
 
-/// A file cut at any moment of a read: the right bytes or an error, a hundred times, and the
-/// process lives. Afterwards it is an error for ever.
+/// A file truncated at any moment of a read: the correct bytes or an error, a hundred times, and
+/// the process survives. Later reads always fail.
 #[test]
-fn a_file_cut_during_a_read_is_an_error() {
+fn truncation_during_a_read_is_an_error() {
     const LEN: usize = 1 << 20;
     let bytes = content(LEN);
     for backend in BACKENDS {
@@ -108,9 +108,9 @@ fn a_file_cut_during_a_read_is_an_error() {
     }
 }
 
-/// Another file under the name, or none: an error, a hundred times, while reading.
+/// The name refers to another file, or to none: an error, a hundred times, during reads.
 #[test]
-fn a_file_replaced_during_a_read_is_an_error() {
+fn replacement_during_a_read_is_an_error() {
     let bytes = content(1 << 16);
     for backend in BACKENDS {
         for round in 0..100 {
@@ -135,14 +135,14 @@ fn a_file_replaced_during_a_read_is_an_error() {
     }
 }
 
-/// Written in place, a file of the same length is another one.
+/// A file that was written in place has changed, even if its length is the same.
 #[test]
-fn a_file_written_in_place_is_an_error() {
+fn a_write_in_place_is_an_error() {
     for backend in BACKENDS {
         let (_folder, path) = file(&content(10_000));
         let source = open_with(&path, backend);
         fs::write(&path, vec![0; 10_000]).unwrap();
-        // Whatever the resolution of the file system's clock.
+        // Independent of the resolution of the file system's clock.
         let later = SystemTime::now() + Duration::from_secs(60);
         let file = OpenOptions::new().write(true).open(&path).unwrap();
         file.set_modified(later).unwrap();
@@ -150,15 +150,15 @@ fn a_file_written_in_place_is_an_error() {
         assert_eq!(
             error.to_string(),
             format!(
-                "{} was changed while it was read, found at byte 4096: it was written to; read it \
-                 again when nobody writes to it",
+                "{} was modified while it was read, detected at offset 4096: it was written; do not \
+                 not write to a checkpoint in place",
                 path.display()
             )
         );
     }
 }
 
-/// A file that took the place of the one whose header was read is not taken for it.
+/// A file that replaced the one whose header was read is not used.
 #[test]
 fn sources_are_the_files_that_the_folder_has_open() {
     let folder = tempfile::tempdir().unwrap();
@@ -189,15 +189,15 @@ fn sources_are_the_files_that_the_folder_has_open() {
     }
 }
 
-/// What a file system does not offer is replaced by what it does, and said.
+/// A backend that the file system does not support is replaced, with a reason.
 #[test]
 #[cfg(target_os = "linux")]
-fn a_refused_backend_is_replaced() {
+fn an_unsupported_backend_is_replaced() {
     let opened = open("/proc/cpuinfo", BackendChoice::Only(Backend::Direct)).unwrap();
     assert_eq!(opened.backend, Backend::Pread);
     let reason = opened.refused.unwrap();
     assert!(
-        reason.starts_with("the file system does not read directly: "),
+        reason.starts_with("the file system does not support direct reads: "),
         "{reason}"
     );
     let opened = open("/proc/cpuinfo", BackendChoice::Auto).unwrap();

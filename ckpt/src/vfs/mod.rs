@@ -1,16 +1,17 @@
-//! The few operations on files that the commit protocol needs, as a trait.
+//! The file operations of the commit protocol, as a trait.
 //!
-//! A protocol that survives power cuts cannot be tested on a real disk: what a process wrote stays
-//! in the system's cache when the process is killed, so the states that a power cut leaves are
-//! never seen. So the protocol is written against [`Vfs`], and there are three of them:
+//! Crash safety cannot be tested on a real disk: the bytes that a process wrote stay in the
+//! system's cache when the process is killed, so the states after a power cut are never seen. So
+//! the protocol uses the trait [`Vfs`], with these implementations:
 //!
-//! - [`RealFs`]: the operating system. Large writes go past its page cache, if it lets them.
-//! - [`SimFs`]: in memory; knows for every file and folder what is on disk and what only cached,
-//!   and makes every state that a power cut may leave.
-//! - [`FaultFs`]: wraps another and fails, cuts short or leaves out chosen operations.
+//! - [`RealFs`]: the operating system. Large writes bypass its page cache where possible.
+//! - `SimFs` of the crate `meshgrad-ckpt-crash`: in memory; tracks for every file and folder what
+//!   is on disk and what is only cached, and produces every state that a power cut may leave.
+//! - `FaultFs` of the same crate: wraps another file system and fails, truncates or skips chosen
+//!   operations.
 //!
-//! The trait has no operation that the protocol does not use, and none does two things: what is not
-//! synced explicitly is not promised to be on disk.
+//! The trait has only the operations that the protocol uses, and each does one thing: only an
+//! explicit sync guarantees that data is on disk.
 
 mod real;
 mod write_behind;
@@ -23,7 +24,7 @@ use std::path::Path;
 
 pub use real::RealFs;
 
-/// A file system. Paths are used as they are given; an error is the system's.
+/// A file system. Paths are used as given; errors are those of the system.
 pub trait Vfs: fmt::Debug + Send + Sync {
     /// Creates a file that must not exist, for writing; its mode follows the umask.
     fn create_new(&self, path: &Path) -> io::Result<Box<dyn VfsFile>>;
@@ -31,17 +32,17 @@ pub trait Vfs: fmt::Debug + Send + Sync {
     /// Opens a file for reading.
     fn open(&self, path: &Path) -> io::Result<Box<dyn VfsFile>>;
 
-    /// Opens a regular file for reading whose path below `folder` has its parts joined by `/`. No
-    /// part of it may be a link: it could lead out of the folder. Without links that is a matter of
-    /// course.
+    /// Opens a regular file for reading by its path below `folder`, with components separated by
+    /// `/`. No component may be a link, which could lead out of the folder. A file system without
+    /// links needs no check.
     fn open_below(&self, folder: &Path, below: &str) -> io::Result<Box<dyn VfsFile>> {
         self.open(&folder.join(below))
     }
 
-    /// Opens a file that exists for writing; its content stays.
+    /// Opens an existing file for writing; its content stays.
     fn open_to_write(&self, path: &Path) -> io::Result<Box<dyn VfsFile>>;
 
-    /// Makes a folder that must not exist.
+    /// Creates a folder that must not exist.
     fn make_dir(&self, path: &Path) -> io::Result<()>;
 
     /// Removes an empty folder.
@@ -50,30 +51,30 @@ pub trait Vfs: fmt::Debug + Send + Sync {
     /// Removes a file or a link.
     fn unlink(&self, path: &Path) -> io::Result<()>;
 
-    /// Renames a file over whatever file has the name `to`.
+    /// Renames a file, replacing any file with the name `to`.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
 
-    /// Renames a file or a folder with files in it; an error when something has the name `to`.
+    /// Renames a file or a non-empty folder; an error when `to` exists.
     fn rename_no_replace(&self, from: &Path, to: &Path) -> io::Result<()>;
 
-    /// Makes the names in a folder durable: what was created, renamed and removed there.
+    /// Makes the names in a folder durable: all creations, renames and removals there.
     fn sync_dir(&self, path: &Path) -> io::Result<()>;
 
     /// The names in a folder, in any order.
     fn list(&self, path: &Path) -> io::Result<Vec<OsString>>;
 
-    /// What a path is; links are not followed.
+    /// The metadata of a path; links are not followed.
     fn metadata(&self, path: &Path) -> io::Result<Metadata>;
 
-    /// Bytes that may still be written to the file system of an existing path, if it tells.
+    /// Bytes that may still be written to the file system of an existing path, if it reports them.
     fn space(&self, path: &Path) -> Option<u64>;
 
-    /// Locks a folder against other processes for as long as the answer lives. The kinds of the
-    /// error matter: `WouldBlock` when it is locked, `NotFound` when it is gone, `Unsupported` when
-    /// the file system has no locks.
+    /// Locks a folder against other processes for the lifetime of the result. The kind of the error
+    /// matters: `WouldBlock` if it is locked, `NotFound` if it does not exist, `Unsupported` if the
+    /// file system has no locks.
     fn lock(&self, path: &Path) -> io::Result<Lock>;
 
-    /// A number that no other call gives, in any process that uses the file system.
+    /// A number that no other call returns, in any process that uses the file system.
     fn unique(&self) -> u64;
 }
 
@@ -85,19 +86,19 @@ pub trait VfsFile: fmt::Debug + Send + Sync {
     /// Reads at most `buffer.len()` bytes; 0 at the end of the file.
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize>;
 
-    /// Writes at most `bytes.len()` bytes. They may still be on their way when it returns: an error
-    /// of them is one of a later call, of [`VfsFile::sync_data`] at the latest.
+    /// Writes at most `bytes.len()` bytes. The write may finish after the call returns. Its error
+    /// is then returned by a later call, at the latest by [`VfsFile::sync_data`].
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize>;
 
-    /// Takes the space for `len` bytes now and makes the file at least that long.
+    /// Allocates the space for `len` bytes and makes the file at least that long.
     fn allocate(&self, len: u64) -> io::Result<()>;
 
-    /// Waits until the content and the size are on disk. After an error they may never get there,
-    /// whatever a second call says: the system has dropped the pages.
+    /// Waits until content and size are on disk. After an error they may never be, even if a second
+    /// call succeeds: the system has dropped the pages.
     fn sync_data(&self) -> io::Result<()>;
 }
 
-/// What a path is.
+/// The metadata of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Metadata {
     /// Its kind.
@@ -107,7 +108,7 @@ pub struct Metadata {
 }
 
 impl Metadata {
-    /// The text of a link counts as nothing.
+    /// The text of a link does not count.
     fn bytes_of_file(&self) -> u64 {
         match self.kind {
             FileKind::File => self.bytes,
@@ -116,7 +117,7 @@ impl Metadata {
     }
 }
 
-/// The kinds of things that have a path.
+/// The kinds of files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileKind {
     /// A regular file.
@@ -127,13 +128,13 @@ pub enum FileKind {
     Other,
 }
 
-/// Keeps a folder locked; dropping it lets go.
+/// Keeps a folder locked until it is dropped.
 pub struct Lock {
     _held: Box<dyn Any + Send + Sync>,
 }
 
 impl Lock {
-    /// A lock that lasts as long as `held` does.
+    /// A lock that lives as long as `held`.
     pub fn new(held: impl Any + Send + Sync) -> Lock {
         Lock {
             _held: Box::new(held),
@@ -147,11 +148,11 @@ impl fmt::Debug for Lock {
     }
 }
 
-/// The most that is written before it is digested: the disk has the one while we do the other.
-/// Whole pages, so that pieces meet between two of them.
+/// The size of a write, which is digested while the disk works on the previous one. Whole pages, so
+/// that writes are split at page boundaries.
 pub(crate) const WRITE_BYTES: usize = 1 << 20;
 
-/// Writes all of `bytes`, however few the file takes at a time.
+/// Writes all of `bytes` with as many calls as needed.
 pub(crate) fn write_all_at(file: &dyn VfsFile, bytes: &[u8], offset: u64) -> io::Result<()> {
     let mut done = 0;
     while done < bytes.len() {
@@ -165,7 +166,7 @@ pub(crate) fn write_all_at(file: &dyn VfsFile, bytes: &[u8], offset: u64) -> io:
     Ok(())
 }
 
-/// Fills the buffer as far as the file reaches; returns how far.
+/// Fills the buffer up to the end of the file and returns the number of bytes.
 pub fn read_full_at(file: &dyn VfsFile, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
     let mut done = 0;
     while done < buffer.len() {
@@ -179,7 +180,7 @@ pub fn read_full_at(file: &dyn VfsFile, buffer: &mut [u8], offset: u64) -> io::R
     Ok(done)
 }
 
-/// Makes a folder below `root` and those on the way to it.
+/// Creates a folder below `root` and its missing parents.
 pub(crate) fn make_dirs(vfs: &dyn Vfs, root: &Path, below: &Path) -> io::Result<()> {
     let mut folder = root.to_owned();
     for part in below.components() {
@@ -192,8 +193,8 @@ pub(crate) fn make_dirs(vfs: &dyn Vfs, root: &Path, below: &Path) -> io::Result<
     Ok(())
 }
 
-/// Removes a file, or a folder with all below it, and returns the bytes of its files; no error when
-/// it is not there.
+/// Removes a file, or a folder with everything below it, and returns the bytes of its files; not an
+/// error if it does not exist.
 pub(crate) fn remove_all(vfs: &dyn Vfs, path: &Path) -> io::Result<u64> {
     let removed = match vfs.metadata(path) {
         Ok(metadata) if metadata.kind == FileKind::Folder => remove_folder(vfs, path),
@@ -212,8 +213,8 @@ fn remove_folder(vfs: &dyn Vfs, path: &Path) -> io::Result<u64> {
     Ok(bytes)
 }
 
-/// Bytes of a file, or of all files below a folder; links are not followed. What somebody else is
-/// removing meanwhile counts as far as it is there.
+/// Bytes of a file, or of all files below a folder; links are not followed. Files that are removed
+/// concurrently count as far as they still exist.
 pub(crate) fn bytes_below(vfs: &dyn Vfs, path: &Path) -> io::Result<u64> {
     let counted = vfs.metadata(path).and_then(|metadata| {
         if metadata.kind != FileKind::Folder {
@@ -225,7 +226,7 @@ pub(crate) fn bytes_below(vfs: &dyn Vfs, path: &Path) -> io::Result<u64> {
     absent_is_empty(counted)
 }
 
-/// In an order that does not depend on the system, so that a fault can be met again.
+/// Sorted, so that the order does not depend on the system and faults are reproducible.
 fn names_in_order(vfs: &dyn Vfs, folder: &Path) -> io::Result<Vec<OsString>> {
     let mut names = vfs.list(folder)?;
     names.sort_unstable();

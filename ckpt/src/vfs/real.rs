@@ -38,7 +38,7 @@ fn to_write(file: File) -> Box<dyn VfsFile> {
 }
 
 impl RealFile {
-    /// With all that was written to it.
+    /// The file, after all earlier writes have reached it.
     fn flushed(&self) -> io::Result<&File> {
         match self {
             RealFile::Read(file) => Ok(file),
@@ -87,7 +87,7 @@ impl Vfs for RealFs {
 
     fn rename_no_replace(&self, from: &Path, to: &Path) -> io::Result<()> {
         match rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
-            // A file system that cannot do this still replaces no folder that has files in it.
+            // A file system without this operation still does not replace a non-empty folder.
             Err(Errno::INVAL | Errno::NOSYS) if from.is_dir() => fs::rename(from, to),
             other => other.map_err(io::Error::from),
         }
@@ -95,7 +95,7 @@ impl Vfs for RealFs {
 
     fn sync_dir(&self, path: &Path) -> io::Result<()> {
         match File::open(path).and_then(|folder| folder.sync_all()) {
-            // A file system without this operation keeps names in another way.
+            // A file system without this operation makes names durable in another way.
             Err(error)
                 if matches!(
                     error.kind(),
@@ -132,7 +132,7 @@ impl Vfs for RealFs {
     fn lock(&self, path: &Path) -> io::Result<Lock> {
         let handle = File::open(path)?;
         match handle.try_lock() {
-            // Else it was removed, and perhaps made again, between the two calls.
+            // Otherwise it was removed, and perhaps created again, between the two calls.
             Ok(()) if is_same(&handle, path) => Ok(Lock::new(handle)),
             Ok(()) => Err(io::ErrorKind::NotFound.into()),
             Err(TryLockError::WouldBlock) => Err(io::ErrorKind::WouldBlock.into()),
@@ -157,7 +157,7 @@ impl Vfs for RealFs {
     }
 }
 
-/// Whether the path still leads to the opened folder.
+/// Whether the path still refers to the opened folder.
 fn is_same(handle: &File, folder: &Path) -> bool {
     match (handle.metadata(), fs::metadata(folder)) {
         (Ok(opened), Ok(named)) => (opened.dev(), opened.ino()) == (named.dev(), named.ino()),
@@ -184,7 +184,7 @@ impl VfsFile for RealFile {
     fn allocate(&self, len: u64) -> io::Result<()> {
         let file = self.flushed()?;
         match take_space(file, len) {
-            // Without the promise, but of the right size.
+            // Not allocated, but of the right size.
             Err(error) if error.kind() == io::ErrorKind::Unsupported => file.set_len(len),
             other => other,
         }
@@ -195,9 +195,9 @@ impl VfsFile for RealFile {
     }
 }
 
-/// Bytes that a file system has left for us.
+/// Bytes available to us on a file system.
 fn available(stat: &rustix::fs::StatVfs) -> Option<u64> {
-    // Some network file systems report a disk of no size at all.
+    // Some network file systems report a disk of size zero.
     if stat.f_blocks == 0 {
         return None;
     }
@@ -208,12 +208,13 @@ fn available(stat: &rustix::fs::StatVfs) -> Option<u64> {
 fn take_space(file: &File, len: u64) -> io::Result<()> {
     use rustix::fs::FallocateFlags;
 
-    // The system refuses to take nothing.
+    // The system rejects an allocation of zero bytes.
     if len == 0 {
         return Ok(());
     }
 
-    // Asked for more than there is, it takes all that there is from everybody before it refuses.
+    // If the request exceeds the free space, the system takes all of it before it fails, which
+    // would affect other processes.
     let held = rustix::fs::fstat(file)?.st_blocks.unsigned_abs() * 512;
     if available(&rustix::fs::fstatvfs(file)?).is_some_and(|free| len > free.saturating_add(held)) {
         return Err(io::ErrorKind::StorageFull.into());
@@ -238,13 +239,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_replaced() {
+    fn rename_no_replace_never_replaces() {
         let folder = tempfile::tempdir().unwrap();
         let [from, to] = ["from", "to"].map(|name| folder.path().join(name));
         fs::create_dir(&from).unwrap();
 
         for make in [
-            (|path| fs::write(path, b"dear")) as fn(&Path) -> io::Result<()>,
+            (|path| fs::write(path, b"valuable")) as fn(&Path) -> io::Result<()>,
             |path| fs::create_dir(path),
         ] {
             make(&to).unwrap();
@@ -256,7 +257,7 @@ mod tests {
         assert!(to.is_dir() && !from.exists());
     }
 
-    /// Another user of the machine may read a checkpoint: the mode is that of any new file.
+    /// Other users of the machine may read a checkpoint: the mode is that of any new file.
     #[test]
     fn mode_follows_the_umask() {
         let folder = tempfile::tempdir().unwrap();
@@ -269,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn space_that_is_not_there_is_not_taken() {
+    fn allocations_beyond_free_space_take_nothing() {
         let folder = tempfile::tempdir().unwrap();
         let file = RealFs.create_new(&folder.path().join("x")).unwrap();
         file.allocate(0).unwrap();
@@ -283,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_is_held_by_one() {
+    fn a_lock_is_exclusive() {
         let folder = tempfile::tempdir().unwrap();
         let held = RealFs.lock(folder.path()).unwrap();
         let kind = RealFs.lock(folder.path()).unwrap_err().kind();

@@ -1,9 +1,9 @@
-//! More than 200 files, each with the verdict it must get, from the first byte to the last.
+//! More than 200 files, each with its expected verdict.
 
 use crate::Expected::{Read, Refused, Stricter};
 use crate::{Probe, file_of};
 
-/// More levels than any stack has; under Miri each takes long.
+/// More levels than any stack can hold; under Miri each takes long.
 const MANY: usize = if cfg!(miri) { 1_000 } else { 100_000 };
 
 /// Not JSON of the expected form.
@@ -28,7 +28,7 @@ fn entry(name: &str, dtype: &str, shape: &str, offsets: &str) -> String {
     format!(r#""{name}":{{"dtype":"{dtype}","shape":{shape},"data_offsets":{offsets}}}"#)
 }
 
-/// A header of bytes, each tensor with its name, its length and its offsets.
+/// A header of `U8` tensors, each with its name, length and offsets.
 fn bytes(entries: &[(&str, usize, &str)]) -> String {
     let entry = |&(name, len, offsets): &(&str, usize, &str)| {
         entry(name, "U8", &format!("[{len}]"), offsets)
@@ -39,12 +39,12 @@ fn bytes(entries: &[(&str, usize, &str)]) -> String {
     )
 }
 
-/// A header of one byte, `w`, with more fields.
+/// A header of one `U8` tensor, `w`, with more fields.
 fn with_fields(fields: &str) -> String {
     format!(r#"{{"w":{{"dtype":"U8","shape":[1],"data_offsets":[0,1]{fields}}}}}"#)
 }
 
-/// Eight bytes of a length, and what follows.
+/// Eight bytes of a length, and the bytes after it.
 #[rustfmt::skip]
 fn lengths() -> Vec<Probe> {
     let mut probes: Vec<Probe> = (0..8)
@@ -57,8 +57,8 @@ fn lengths() -> Vec<Probe> {
 
     let lengths = [
         ("no header", 0, Refused("NotAnObject")),
-        ("the header is cut by one byte", 1, JSON),
-        ("the header's last byte is left to the data", 9, Refused("TrailingBytes")),
+        ("the header is truncated by one byte", 1, JSON),
+        ("the header's last byte counts as data", 9, Refused("TrailingBytes")),
         ("a header of its exact length", 10, Read),
         ("the header is one byte too long", 11, Refused("HeaderBeyondFile")),
         ("the largest header", 100_000_000, Refused("HeaderBeyondFile")),
@@ -78,7 +78,7 @@ fn lengths() -> Vec<Probe> {
 
     let whole = file_of(one("F32", "[2]", "[0,8]").as_bytes(), &[0; 8]);
     probes.push(Probe {
-        what: "a file inside of a file".to_owned(),
+        what: "a file inside a file".to_owned(),
         bytes: [&whole[..], &whole[..]].concat(),
         expected: Refused("TrailingBytes"),
     });
@@ -90,7 +90,7 @@ fn lengths() -> Vec<Probe> {
     probes
 }
 
-/// What stands before and behind the object, and what is no object.
+/// Bytes before and after the object, and headers that are not objects.
 #[rustfmt::skip]
 fn frames() -> Vec<Probe> {
     let spaces = ["{", "}", "[", "]", ":", ","]
@@ -99,8 +99,8 @@ fn frames() -> Vec<Probe> {
     let spaces = spaces.trim_start();
     vec![
         probe("an empty header", "{}", 0, Read),
-        probe("spaces behind", "{}      ", 0, Read),
-        probe("all of JSON's white space behind", "{} \t\r\n", 0, Read),
+        probe("spaces after it", "{}      ", 0, Read),
+        probe("all of JSON's white space after it", "{} \t\r\n", 0, Read),
         probe("a space before", " {}", 0, Stricter("NotAnObject")),
         probe("a newline before", "\n{}", 0, Stricter("NotAnObject")),
         probe("a tab before", "\t{}", 0, Stricter("NotAnObject")),
@@ -114,13 +114,13 @@ fn frames() -> Vec<Probe> {
         probe("only spaces", "        ", 0, Refused("NotAnObject")),
         probe("an HTML page", "<!DOCTYPE html>", 0, Refused("NotAnObject")),
         probe("a pickle", b"\x80\x02}q\x00.", 0, Refused("NotAnObject")),
-        probe("a NUL behind", "{}\0", 0, JSON),
-        probe("a letter behind", "{}x", 0, JSON),
-        probe("a second object behind", "{}{}", 0, JSON),
-        probe("a comma behind", "{},", 0, JSON),
-        probe("a comment behind", "{}//", 0, JSON),
-        probe("a form feed behind", "{}\x0c", 0, JSON),
-        probe("a no-break space behind", "{}\u{a0}", 0, JSON),
+        probe("a NUL after it", "{}\0", 0, JSON),
+        probe("a letter after it", "{}x", 0, JSON),
+        probe("a second object after it", "{}{}", 0, JSON),
+        probe("a comma after it", "{},", 0, JSON),
+        probe("a comment after it", "{}//", 0, JSON),
+        probe("a form feed after it", "{}\x0c", 0, JSON),
+        probe("a no-break space after it", "{}\u{a0}", 0, JSON),
         probe("an open object", "{", 0, JSON),
         probe("a closed array", "{]", 0, JSON),
         probe("a comma before the first entry", "{,}", 0, JSON),
@@ -129,21 +129,21 @@ fn frames() -> Vec<Probe> {
         probe("a name without quotes", "{w:{}}", 0, JSON),
         probe("a name in single quotes", "{'w':{}}", 0, JSON),
         probe("a number as a name", "{1:{}}", 0, JSON),
-        probe("a comma behind the last entry", with_fields("").replace("}}", "},}"), 1, JSON),
-        probe("a comma behind the last field", with_fields(","), 1, JSON),
-        probe("a comma behind the last extent", one("U8", "[1,]", "[0,1]"), 1, JSON),
+        probe("a comma after the last entry", with_fields("").replace("}}", "},}"), 1, JSON),
+        probe("a comma after the last field", with_fields(","), 1, JSON),
+        probe("a comma after the last extent", one("U8", "[1,]", "[0,1]"), 1, JSON),
         probe("a semicolon between fields", with_fields(r#";"x":1"#), 1, JSON),
-        probe("white space wherever it may be", spaces, 1, Read),
+        probe("white space wherever it is allowed", spaces, 1, Read),
         probe("a vertical tab between entries", "{\x0b}", 0, JSON),
         probe("a byte that is never UTF-8", b"{\"\xff\":1}", 0, Refused("NotUtf8")),
-        probe("a character cut short", b"{\"\xe2\x82\":1}", 0, Refused("NotUtf8")),
+        probe("a truncated character", b"{\"\xe2\x82\":1}", 0, Refused("NotUtf8")),
         probe("a NUL of two bytes", b"{\"\xc0\x80\":1}", 0, Refused("NotUtf8")),
         probe("a surrogate as three bytes", b"{\"\xed\xa0\x80\":1}", 0, Refused("NotUtf8")),
         probe("UTF-16", b"{\0}\0", 0, JSON),
     ]
 }
 
-/// What an entry consists of.
+/// The content of an entry.
 #[rustfmt::skip]
 fn entries() -> Vec<Probe> {
     vec![
@@ -227,7 +227,7 @@ fn numbers() -> Vec<Probe> {
     ]
 }
 
-/// What a tensor may be called.
+/// Tensor names.
 #[rustfmt::skip]
 fn names() -> Vec<Probe> {
     let name = |what: &str, name: &str, expected| {
@@ -255,16 +255,16 @@ fn names() -> Vec<Probe> {
         name("the parent with backslashes", r"a\\..\\b", Stricter("TensorName ParentFolder")),
         name("the parent with escapes",
             r"\u002e\u002e\u002fw", Stricter("TensorName ParentFolder")),
-        name("a NUL as it stands", "\0", JSON),
-        name("a newline as it stands", "a\nb", JSON),
+        name("a literal NUL", "\0", JSON),
+        name("a literal newline", "a\nb", JSON),
         name("half a surrogate", r"\ud800", JSON),
         name("surrogates in the wrong order", r"\udd80\ud83e", JSON),
-        name("an escape cut short", r"\u00", JSON),
+        name("a truncated escape", r"\u00", JSON),
         name("an unknown escape", r"\a", JSON),
     ]
 }
 
-/// Two things of one name.
+/// Duplicate names.
 #[rustfmt::skip]
 fn duplicates() -> Vec<Probe> {
     let twice = |first, second| bytes(&[(first, 1, "[0,1]"), (second, 2, "[0,2]")]);
@@ -272,7 +272,7 @@ fn duplicates() -> Vec<Probe> {
     vec![
         probe("two tensors of one name", twice("w", "w"), 2, Stricter("DuplicateTensor")),
         probe("one of them with an escape", twice("w", r"\u0077"), 2, Stricter("DuplicateTensor")),
-        probe("the second behind the first", next("w", "w"), 2, Refused("DuplicateTensor")),
+        probe("the second after the first", next("w", "w"), 2, Refused("DuplicateTensor")),
         probe("the same entry twice",
             bytes(&[("w", 1, "[0,1]"), ("w", 1, "[0,1]")]), 1, Stricter("DuplicateTensor")),
         probe("the second covers what the first does not",
@@ -282,7 +282,7 @@ fn duplicates() -> Vec<Probe> {
     ]
 }
 
-/// The header's own strings.
+/// The header's metadata.
 #[rustfmt::skip]
 fn metadata() -> Vec<Probe> {
     let metadata = |what: &str, value: &str, expected| {
@@ -308,7 +308,7 @@ fn metadata() -> Vec<Probe> {
     ]
 }
 
-/// Each of the 22 element types, and what is none.
+/// Each of the 22 element types, and unknown ones.
 #[rustfmt::skip]
 fn dtypes() -> Vec<Probe> {
     let sizes = "BOOL 8 F4 4 F6_E2M3 6 F6_E3M2 6 U8 8 I8 8 F8_E5M2 8 F8_E4M3 8 F8_E8M0 8 \
@@ -316,7 +316,7 @@ fn dtypes() -> Vec<Probe> {
                  C64 64 F64 64 I64 64 U64 64";
     let words: Vec<&str> = sizes.split(' ').collect();
 
-    // Four elements fill whole bytes in all of them.
+    // Four elements fill whole bytes in each of them.
     let mut probes: Vec<Probe> = words
         .chunks(2)
         .map(|pair| {
@@ -345,14 +345,14 @@ fn dtypes() -> Vec<Probe> {
     probes
 }
 
-/// Dtype, shape and offsets must tell the same size.
+/// Dtype and shape must match the offsets.
 #[rustfmt::skip]
 fn sizes() -> Vec<Probe> {
     let size = |what: &str, (dtype, shape, offsets): (&str, &str, &str), data, expected| {
         probe(what, one(dtype, shape, offsets), data, expected)
     };
     vec![
-        size("no elements, whatever follows",
+        size("no elements, and any data",
             ("F32", "[0,18446744073709551615]", "[0,0]"), 0, Read),
         size("no elements after too many",
             ("U8", "[4294967296,4294967296,0]", "[0,0]"), 0, Refused("Overflow")),
@@ -376,7 +376,7 @@ fn sizes() -> Vec<Probe> {
         size("64 dims", ("U8", &format!("[{}1]", "1,".repeat(63)), "[0,1]"), 1, Read),
         size("65 dims",
             ("U8", &format!("[{}1]", "1,".repeat(64)), "[0,1]"), 1, Stricter("TooManyDims")),
-        size("65 dims of which one is no number",
+        size("65 dims of which one is not a number",
             ("U8", &format!("[{}x]", "1,".repeat(64)), "[0,1]"), 1, JSON),
     ]
 }
@@ -396,19 +396,19 @@ fn coverage() -> Vec<Probe> {
         probe(what, bytes(&[("v", 2, "[0,2]"), ("w", 0, offsets)]), 2, expected)
     };
     vec![
-        two("one behind the other", "[0,2]", "[2,4]", 4, Read),
+        two("one after the other", "[0,2]", "[2,4]", 4, Read),
         two("in the other order", "[2,4]", "[0,2]", 4, Read),
         two("bytes before the first", "[1,3]", "[3,5]", 5, Refused("Hole")),
         two("bytes between them", "[0,2]", "[3,5]", 5, Refused("Hole")),
         two("they share a byte", "[0,2]", "[1,3]", 3, Refused("Overlap")),
         two("they share all bytes", "[0,2]", "[0,2]", 2, Refused("Overlap")),
-        two("a byte behind the last", "[0,2]", "[2,4]", 5, Refused("TrailingBytes")),
-        two("the last is cut short", "[0,2]", "[2,4]", 3, Refused("BeyondFile")),
+        two("a byte after the last", "[0,2]", "[2,4]", 5, Refused("TrailingBytes")),
+        two("the last is truncated", "[0,2]", "[2,4]", 3, Refused("BeyondFile")),
         two("the data is missing", "[0,2]", "[2,4]", 0, Refused("BeyondFile")),
         with_empty("an empty tensor at the start", "[0,0]", Read),
         with_empty("an empty tensor at the end", "[2,2]", Read),
-        with_empty("an empty tensor inside of another", "[1,1]", Refused("Overlap")),
-        with_empty("an empty tensor behind the end", "[3,3]", Refused("BeyondFile")),
+        with_empty("an empty tensor inside another", "[1,1]", Refused("Overlap")),
+        with_empty("an empty tensor after the end", "[3,3]", Refused("BeyondFile")),
         probe("data and no tensors", "{}", 1, Refused("TrailingBytes")),
         probe("data and metadata", r#"{"__metadata__":{}}"#, 1, Refused("TrailingBytes")),
         probe("offsets near 2^64",
@@ -421,7 +421,7 @@ fn coverage() -> Vec<Probe> {
     ]
 }
 
-/// Eight levels in all, of which a tensor's entry takes two.
+/// Eight levels in total, of which a tensor's entry takes two.
 #[rustfmt::skip]
 fn nesting() -> Vec<Probe> {
     let arrays = |depth| format!(r#","x":{}{}"#, "[".repeat(depth), "]".repeat(depth));

@@ -1,7 +1,7 @@
-//! Headers of all kinds, read by us and by the reference crate.
+//! Headers of all kinds, parsed by this crate and by the reference crate.
 //!
-//! What we read the reference reads too, with the same content; what we refuse and it reads is
-//! exactly what [`reference::STRICTER`] lists.
+//! The reference accepts everything that we accept, with the same content. It also accepts some
+//! headers that we reject: exactly those that [`reference::STRICTER`] lists.
 
 mod corpus;
 mod mutants;
@@ -15,7 +15,7 @@ use meshgrad_ckpt::{Error, Header, TensorFile};
 use crate::corpus::corpus;
 use crate::reference::{STRICTER, Verdict, verdict};
 
-/// A file and the verdict it must get.
+/// A file and its expected verdict.
 #[derive(Clone)]
 pub(crate) struct Probe {
     what: String,
@@ -23,14 +23,14 @@ pub(crate) struct Probe {
     expected: Expected,
 }
 
-/// What must become of a file.
+/// The expected verdict on a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Expected {
-    /// It is read, by the reference too, with the same content.
+    /// Both accept it, with the same content.
     Read,
-    /// It breaks this rule; the reference refuses it too.
+    /// It violates this rule; the reference rejects it too.
     Refused(&'static str),
-    /// It breaks this rule; the reference reads it.
+    /// It violates this rule; the reference accepts it.
     Stricter(&'static str),
 }
 
@@ -59,7 +59,7 @@ fn every_header_gets_its_verdict() {
     assert!(corpus.len() > 200, "{}", corpus.len());
 }
 
-/// The list of differences has nothing that no file shows.
+/// Every listed difference occurs in some probe.
 #[test]
 fn every_difference_has_a_probe() {
     let found: BTreeSet<&str> = corpus()
@@ -72,10 +72,10 @@ fn every_difference_has_a_probe() {
     assert_eq!(found, BTreeSet::from(STRICTER));
 }
 
-/// A file on a disk gets the verdict that its bytes get.
+/// A file on a disk gets the verdict of its bytes.
 #[test]
 #[cfg_attr(miri, ignore = "it needs files")]
-fn files_are_read_as_their_bytes_are() {
+fn files_get_the_verdict_of_their_bytes() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("x.safetensors");
 
@@ -97,9 +97,9 @@ fn files_are_read_as_their_bytes_are() {
     }
 }
 
-/// The header of a file of any size, from its first bytes alone.
+/// The header of a file of any size can be parsed from its first bytes.
 #[test]
-fn headers_are_read_without_their_data() {
+fn headers_are_parsed_without_data() {
     let json = br#"{"w":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4398046511104]}}"#;
     let start = file_of(json, b"and some data");
     let data_start = 8 + json.len() as u64;
@@ -113,7 +113,7 @@ fn headers_are_read_without_their_data() {
     assert!(Header::parse(&start[..80], data_start + (4 << 40)).is_err());
 }
 
-/// Nothing that a file can hold reaches a terminal as it stands.
+/// File content is escaped in messages, so that it cannot control a terminal.
 #[test]
 fn messages_have_no_control_characters() {
     for probe in corpus() {
@@ -150,9 +150,9 @@ fn messages_name_the_tensor_and_the_place() {
     assert!(text.contains("line 1 column"), "{text}");
 }
 
-/// Cut anywhere, or grown by a byte, a file is refused.
+/// A file that is truncated anywhere, or extended by a byte, is rejected.
 #[test]
-fn every_truncation_is_found() {
+fn every_truncation_is_detected() {
     let header = concat!(
         r#"{"w":{"dtype":"F32","shape":[2,2],"data_offsets":[0,16]},"#,
         r#""v":{"dtype":"I64","shape":[1],"data_offsets":[16,24]}}"#

@@ -1,6 +1,6 @@
-//! Headers made at random and then broken at random, by the structure and by the byte.
+//! Random headers with random modifications of their structure and their bytes.
 //!
-//! A case depends on its number alone: a failure names it, and the same number makes it again.
+//! A case depends only on its number: a failure prints the number, which reproduces it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::catch_unwind;
@@ -8,13 +8,13 @@ use std::panic::catch_unwind;
 use crate::file_of;
 use crate::reference::{STRICTER, Verdict, verdict};
 
-/// As many as take a few seconds; under Miri each takes long.
+/// Takes a few seconds; under Miri each mutant takes long.
 const MUTANTS: u64 = if cfg!(miri) { 200 } else { 200_000 };
 
-/// Whatever is done to a header: what we read the reference reads, with the same content; and what
-/// only we refuse, we refuse for a listed reason.
+/// For any modification: the reference accepts what we accept, with the same content, and when only
+/// we reject a header, the reason is listed.
 #[test]
-fn mutants_are_read_as_the_reference_reads_them() {
+fn mutants_agree_with_the_reference() {
     let mut seen: BTreeMap<String, u64> = BTreeMap::new();
 
     for number in 0..MUTANTS {
@@ -37,7 +37,7 @@ fn mutants_are_read_as_the_reference_reads_them() {
         *seen.entry(kind).or_default() += 1;
     }
 
-    // The test has teeth: all verdicts and all differences were met.
+    // Checks the test itself: all verdicts and all differences occurred.
     if !cfg!(miri) {
         let kinds: BTreeSet<&str> = seen.keys().map(String::as_str).collect();
         let all = STRICTER.into_iter().chain(["read", "refused"]).collect();
@@ -77,7 +77,7 @@ impl Random {
 struct Entry {
     name: String,
     fields: Vec<(String, String)>,
-    /// The values alone, as an array.
+    /// Only the values, as an array.
     without_names: bool,
 }
 
@@ -137,7 +137,7 @@ fn mutant(number: u64) -> Vec<u8> {
     file
 }
 
-/// Tensors that lie one behind the other, and the bytes they have.
+/// Consecutive tensors, and their total size in bytes.
 fn valid_entries(random: &mut Random) -> (Vec<Entry>, usize) {
     let dtypes = [
         ("U8", 8),
@@ -168,7 +168,7 @@ fn valid_entries(random: &mut Random) -> (Vec<Entry>, usize) {
         offset = end;
     }
 
-    // In any order; the offsets tell where a tensor is.
+    // In any order; the offsets locate a tensor.
     for at in (1..entries.len()).rev() {
         let other = random.below(at + 1);
         entries.swap(at, other);
@@ -176,7 +176,7 @@ fn valid_entries(random: &mut Random) -> (Vec<Entry>, usize) {
     (entries, offset)
 }
 
-/// One change to names, fields, numbers or the length of the data.
+/// One change of names, fields, numbers or the length of the data.
 fn break_structure(random: &mut Random, entries: &mut Vec<Entry>, data_len: &mut usize) {
     if random.one_in(8) {
         *data_len = (*data_len + random.below(3)).saturating_sub(1);
@@ -267,7 +267,7 @@ fn change(entry: &mut Entry, name: &str, new: impl Fn(&str) -> String) {
     }
 }
 
-/// One change to the text of a header, which need not stay text.
+/// One change of the bytes of a header, which may no longer be text.
 fn break_bytes(random: &mut Random, header: &mut Vec<u8>) {
     let tokens = [
         "{", "}", "[", "]", ",", ":", "\"", "\\", " ", "\n", "\t", "\u{b}", "\0", "-", ".", "e",
@@ -286,7 +286,7 @@ fn break_bytes(random: &mut Random, header: &mut Vec<u8>) {
         }
         3 => insert(header, at, random.pick(&tokens).as_bytes()),
         4 => {
-            // White space where the grammar allows it changes nothing.
+            // White space where the grammar allows it has no effect.
             let place = header
                 .iter()
                 .skip(at)
@@ -295,7 +295,7 @@ fn break_bytes(random: &mut Random, header: &mut Vec<u8>) {
             insert(header, at, random.pick(&[" ", "\n", "\t", "\r"]).as_bytes());
         }
         5 => {
-            // A letter as its escape changes nothing.
+            // An escaped letter has no effect.
             let place = header.iter().skip(at).position(u8::is_ascii_alphabetic);
             if let Some(place) = place {
                 let letter = header.remove(at + place);

@@ -1,22 +1,22 @@
-//! The reference crate beside ours: one verdict on a file.
+//! Comparison with the reference crate: one verdict per file.
 
 use meshgrad_ckpt::{Header, HeaderError};
 use safetensors::SafeTensors;
 
-/// What the two make of a file.
+/// The verdict of both crates on a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// Both read it, with the same content.
+    /// Both accept it, with the same content.
     Read,
-    /// Both refuse it; ours for this rule.
+    /// Both reject it; this crate for this rule.
     Refused(String),
-    /// Only we refuse it, for this rule.
+    /// Only this crate rejects it, for this rule.
     Stricter(String),
 }
 
-/// Where we are stricter. The format's description demands the first byte and forbids equal keys;
-/// an array for an object is an accident of the reference; the rest keeps a header from being a
-/// trap for other programs.
+/// The rules that the reference lacks. The format's description requires the first byte and forbids
+/// equal keys; an array instead of an object is an accident of the reference; the other rules
+/// protect other programs that use the names.
 pub(crate) const STRICTER: [&str; 10] = [
     "DuplicateMetadata",
     "DuplicateTensor",
@@ -30,7 +30,8 @@ pub(crate) const STRICTER: [&str; 10] = [
     "TooManyDims",
 ];
 
-/// The verdict on a file; panics when we read what the reference does not, or read it otherwise.
+/// The verdict on a file. Panics when this crate accepts a file that the reference rejects or
+/// parses differently.
 pub(crate) fn verdict(bytes: &[u8]) -> Verdict {
     let theirs = SafeTensors::deserialize(bytes);
 
@@ -40,11 +41,11 @@ pub(crate) fn verdict(bytes: &[u8]) -> Verdict {
             Verdict::Read
         }
         (Ok(header), Err(error)) => {
-            panic!("the reference refuses what we read: {error}: {header:?}")
+            panic!("the reference rejects an accepted header: {error}: {header:?}")
         }
         (Err(problem), Err(_)) => Verdict::Refused(rule(&problem)),
         (Err(problem), Ok(theirs)) => match entries(bytes) > theirs.len() {
-            // The reference looks only at the last entry of a name, we at each.
+            // The reference checks only the last entry of a name; this crate checks all.
             true => Verdict::Stricter("DuplicateTensor".to_owned()),
             false => Verdict::Stricter(difference(&problem)),
         },
@@ -67,7 +68,7 @@ fn assert_same(header: &Header, theirs: &SafeTensors<'_>, bytes: &[u8]) {
     assert_eq!(header.metadata(), &theirs.into_iter().collect());
 }
 
-/// How many entries a header has, equal names counted.
+/// The number of entries in a header, including duplicates.
 fn entries(bytes: &[u8]) -> usize {
     struct Count;
 
@@ -92,7 +93,7 @@ fn entries(bytes: &[u8]) -> usize {
     serde::Deserializer::deserialize_map(&mut json, Count).unwrap()
 }
 
-/// The name of a rule, as the tables give it.
+/// The name of a rule in the tables.
 fn rule(problem: &HeaderError) -> String {
     if let HeaderError::TensorName { problem, .. } = problem {
         return format!("TensorName {problem:?}");
@@ -101,7 +102,7 @@ fn rule(problem: &HeaderError) -> String {
     debug.split(' ').next().unwrap_or_default().to_owned()
 }
 
-/// The name of a difference: JSON that only the reference understands has two forms.
+/// The name of a difference: two forms of JSON that only the reference accepts.
 fn difference(problem: &HeaderError) -> String {
     match problem {
         HeaderError::Json { message } if message.contains("sequence, expected an object with") => {

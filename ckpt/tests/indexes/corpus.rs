@@ -1,4 +1,4 @@
-//! More than 60 indexes, each with the verdict it must get.
+//! More than 60 indexes, each with its expected verdict.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -7,7 +7,7 @@ use std::path::Path;
 
 use crate::{Expected, INDEX, Probe, write_shard};
 
-/// Where each tensor really is.
+/// The file of each tensor.
 const PLACES: &str = r#""a":"x","b":"x","c":"y""#;
 
 fn probe(what: &str, index: impl AsRef<[u8]>, expected: Expected) -> Probe {
@@ -33,7 +33,7 @@ fn forms() -> Vec<Probe> {
         format!(r#"{field}{}{},"#, "[".repeat(levels), "]".repeat(levels))
     };
     vec![
-        with("the places alone", "", Ok("abc")),
+        with("only the places", "", Ok("abc")),
         with("a size", r#""metadata":{"total_size":24},"#, Ok("abc")),
         with("a wrong size", r#""metadata":{"total_size":25},"#, Ok("abc")),
         with("a size as a float", r#""metadata":{"total_size":24.0},"#, Ok("abc")),
@@ -58,10 +58,10 @@ fn forms() -> Vec<Probe> {
         probe("an HTML page", "<!DOCTYPE html>", json),
         probe("a pointer of Git LFS", "version https://git-lfs.github.com/spec/v1\n", json),
         probe("a byte order mark", format!("\u{feff}{}", map(PLACES)), json),
-        probe("a letter behind", format!("{}x", map(PLACES)), json),
-        probe("a NUL behind", format!("{}\0", map(PLACES)), json),
-        probe("cut short", &map(PLACES)[..20], json),
-        probe("no UTF-8", b"{\"weight_map\":{\"\xff\":\"x\"}}", Err("NotUtf8")),
+        probe("a letter after it", format!("{}x", map(PLACES)), json),
+        probe("a NUL after it", format!("{}\0", map(PLACES)), json),
+        probe("truncated", &map(PLACES)[..20], json),
+        probe("invalid UTF-8", b"{\"weight_map\":{\"\xff\":\"x\"}}", Err("NotUtf8")),
         probe("places as null", r#"{"weight_map":null}"#, json),
         probe("places as an array", r#"{"weight_map":[]}"#, json),
         probe("a file as a number", map(r#""a":1"#), json),
@@ -125,13 +125,13 @@ fn places() -> Vec<Probe> {
         probe("a tensor that no file has", and(r#""d":"x""#), Err("NotInShard")),
         probe("a tensor left out", map(r#""a":"x","c":"y""#), Err("NotInIndex")),
         probe("a file left out", map(r#""a":"x","b":"x""#), Ok("ab")),
-        probe("a file that is not there", and(r#""d":"z""#), Err("MissingShards")),
+        probe("a missing file", and(r#""d":"z""#), Err("MissingShards")),
         probe("no tensors", map(""), Ok("")),
         probe("a million tensors", map(&million.join(",")), Err("NotInShard")),
     ]
 }
 
-/// What is in the folder beside the index, or in place of a file.
+/// Other files in the folder, or in place of a file.
 fn folders() -> Vec<Probe> {
     let replace = |what: &str, prepare: fn(&Path), expected| Probe {
         prepare,
@@ -144,12 +144,12 @@ fn folders() -> Vec<Probe> {
             Err("TwoModels"),
         ),
         replace(
-            "a file that is no safetensors file",
+            "a file that is not a safetensors file",
             |folder| fs::write(folder.join("y"), b"<html>").unwrap(),
             Err("Malformed"),
         ),
         replace(
-            "a file with a tensor more",
+            "a file with an extra tensor",
             |folder| write_shard(&folder.join("y"), &["c", "d"]),
             Err("NotInIndex"),
         ),
@@ -204,7 +204,7 @@ fn folders() -> Vec<Probe> {
             Err("Link"),
         ),
         replace(
-            "an index that is larger than any",
+            "an index that exceeds the limit",
             |folder| {
                 let file = fs::File::options().write(true).open(folder.join(INDEX));
                 file.unwrap().set_len(100_000_001).unwrap();

@@ -1,5 +1,5 @@
-//! What a folder may lead to: only to its own files, and from a snapshot of the Hugging Face cache
-//! to the blobs of its repository.
+//! Links in folders: rejected, except from a snapshot of the Hugging Face cache to the blobs of its
+//! repository.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -12,7 +12,7 @@ use crate::{INDEX, write_shard};
 
 const SINGLE: &str = "model.safetensors";
 
-/// A cache of the hub with one blob, `feed`, and the path of its empty snapshot.
+/// A cache with one blob, `feed`, and the path of its empty snapshot.
 fn cache(root: &Path) -> PathBuf {
     let repository = root.join("models--org--name");
     let snapshot = repository.join("snapshots/0123abcd");
@@ -32,7 +32,7 @@ fn through(snapshot: &Path, text: impl AsRef<Path>) -> Result<Folder, Error> {
 }
 
 #[test]
-fn snapshots_lead_to_the_blobs_of_their_repository() {
+fn snapshots_may_link_to_the_blobs_of_their_repository() {
     let root = tempfile::tempdir().unwrap();
     let snapshot = cache(root.path());
     let blobs = fs::canonicalize(snapshot.join("../../blobs")).unwrap();
@@ -43,14 +43,14 @@ fn snapshots_lead_to_the_blobs_of_their_repository() {
         assert_eq!(folder.files()[0].path(), snapshot.join(SINGLE));
     }
 
-    // The path to the snapshot may have links.
+    // The path to the snapshot may contain links.
     let link = root.path().join("link");
     symlink(&snapshot, &link).unwrap();
     assert!(Folder::open(&link).is_ok());
 }
 
 #[test]
-fn snapshots_lead_nowhere_else() {
+fn snapshots_may_link_nowhere_else() {
     let root = tempfile::tempdir().unwrap();
     let snapshot = cache(root.path());
     let secret = root.path().join("models--org--name/secret");
@@ -80,9 +80,9 @@ fn snapshots_lead_nowhere_else() {
     assert!(matches!(error, Error::NoModel { .. }), "{error}");
 }
 
-/// Neither a folder without a cache around it nor one whose blobs are elsewhere.
+/// Neither a folder outside a cache nor one whose blobs are elsewhere.
 #[test]
-fn other_folders_have_no_links() {
+fn other_folders_may_not_link() {
     let root = tempfile::tempdir().unwrap();
     let snapshot = cache(root.path());
     let blobs = root.path().join("models--org--name/blobs");
@@ -98,7 +98,8 @@ fn other_folders_have_no_links() {
     assert!(matches!(error, Error::Link { .. }), "{error}");
 }
 
-/// A name that is a file now and a link a moment later: what is opened is what was checked.
+/// A name alternates between a file and a link: the file that is opened is the file that was
+/// checked.
 #[test]
 fn a_link_swapped_in_is_never_followed() {
     let root = tempfile::tempdir().unwrap();

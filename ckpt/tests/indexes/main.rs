@@ -1,4 +1,4 @@
-//! Indexes of all kinds: of a folder in which `x` holds the tensors `a` and `b`, and `y` holds `c`.
+//! Indexes of all kinds, of a folder in which `x` has the tensors `a` and `b`, and `y` has `c`.
 
 mod corpus;
 mod links;
@@ -12,7 +12,7 @@ use crate::corpus::corpus;
 
 const INDEX: &str = "model.safetensors.index.json";
 
-/// An index, or a folder with one, and what must become of it.
+/// An index, or a folder with one, and its expected verdict.
 pub(crate) struct Probe {
     what: String,
     index: Vec<u8>,
@@ -21,7 +21,7 @@ pub(crate) struct Probe {
     expected: Expected,
 }
 
-/// The tensors that are read, each of one letter, or the rule that is broken.
+/// The tensors that are found, each of one letter, or the violated rule.
 pub(crate) type Expected = Result<&'static str, &'static str>;
 
 pub(crate) fn write_shard(path: &Path, names: &[&str]) {

@@ -1,11 +1,11 @@
-//! What is wrong with a checkpoint is found and named.
+//! Defects of a checkpoint are detected and named.
 
 use super::*;
 
-/// A folder whose name reached the disk before its content (no file system that keeps to the rules
-/// does this, but disks lie): never chosen, whichever file is cut to whatever length.
+/// A folder whose name reached the disk before its content is never chosen, for any truncation of
+/// any file. (A correct file system prevents this, but disks may lie about flushes.)
 #[test]
-fn a_torn_folder_is_never_chosen() {
+fn a_partly_written_folder_is_never_chosen() {
     let run = tempfile::tempdir().unwrap();
     save(run.path(), 1);
     let torn = save(run.path(), 2).path().to_owned();
@@ -21,7 +21,7 @@ fn a_torn_folder_is_never_chosen() {
 
         for len in 0..whole.len() {
             fs::write(&path, &whole[..len]).unwrap();
-            assert_eq!(steps(run.path()), [1], "{file} cut to {len}");
+            assert_eq!(steps(run.path()), [1], "{file} truncated to {len}");
         }
 
         fs::remove_file(&path).unwrap();
@@ -40,10 +40,9 @@ fn a_torn_folder_is_never_chosen() {
     );
 }
 
-/// Any single flipped bit is found, wherever it is: in the data by its digest, in the manifest by
-/// its seal.
+/// Any single flipped bit is detected: in the data by its digest, in the manifest by its seal.
 #[test]
-fn every_flipped_bit_is_found() {
+fn every_bit_flip_is_detected() {
     let run = tempfile::tempdir().unwrap();
     let published = save(run.path(), 1);
     let folder = published.path();
@@ -73,7 +72,7 @@ fn every_flipped_bit_is_found() {
     published.verify().unwrap();
 }
 
-/// The manifest with another text above its seal, and the seal that belongs to that.
+/// The manifest with a modified text above its seal, and a matching new seal.
 fn reseal(manifest: &str, from: &str, to: &str) -> String {
     let (above, seal) = manifest.split_once("  \"seal\"").unwrap();
     let above = above.replace(from, to);
@@ -116,14 +115,14 @@ fn manifests_cannot_lead_out_of_their_folder() {
         IntegrityError::NewerVersion { found: 3 }
     );
 
-    // Made by a newer program: not ours to replace.
+    // Written by a newer program: it must not be replaced.
     let error = Staging::new(run.path(), &step_name(1)).unwrap_err();
     assert!(matches!(error, Error::Exists { .. }), "{error}");
 }
 
-/// The newest that is complete, and a reason for each newer one that is not.
+/// The newest complete one, and a reason for each newer incomplete one.
 #[test]
-fn newer_but_incomplete_checkpoints_are_passed_over_with_a_reason() {
+fn newer_incomplete_checkpoints_are_skipped_with_a_reason() {
     let run = tempfile::tempdir().unwrap();
     assert!(newest(run.path()).unwrap().committed.is_none());
     for step in 1..=5 {
@@ -136,14 +135,14 @@ fn newer_but_incomplete_checkpoints_are_passed_over_with_a_reason() {
     let newest = newest(run.path()).unwrap();
     assert_eq!(newest.committed.unwrap().step(), Some(3));
     let skipped: Vec<String> = newest.skipped.iter().map(Error::to_string).collect();
-    assert_eq!(skipped.len(), 2, "of the newer ones only: {skipped:?}");
+    assert_eq!(skipped.len(), 2, "only the newer ones: {skipped:?}");
     assert!(skipped[0].contains("step-000005") && skipped[0].contains("no manifest.json"));
     assert!(skipped[1].contains("step-000004") && skipped[1].contains("`train.json`"));
 }
 
-/// What a checkpoint says about itself comes back, of any type.
+/// Metadata of any type round-trips.
 #[test]
-fn what_is_said_about_a_checkpoint_is_found_again() {
+fn metadata_round_trips() {
     let run = tempfile::tempdir().unwrap();
     let mut staging = stage(run.path(), 7);
     staging.set_about("step", 7);
@@ -159,7 +158,7 @@ fn what_is_said_about_a_checkpoint_is_found_again() {
 
 /// Every damaged block is named, with its bytes.
 #[test]
-fn damage_has_a_place() {
+fn damage_is_located() {
     let run = tempfile::tempdir().unwrap();
     let mut staging = Staging::new(run.path(), "export")
         .unwrap()
@@ -199,7 +198,7 @@ fn damage_has_a_place() {
 }
 
 #[test]
-fn what_is_reserved_must_be_written() {
+fn reserved_files_must_be_written() {
     let run = tempfile::tempdir().unwrap();
     let mut staging = stage(run.path(), 1);
     staging.reserve("big.bin", 10).unwrap();
@@ -231,8 +230,8 @@ fn what_is_reserved_must_be_written() {
     assert_eq!(names_in(run.path()), [""; 0]);
 }
 
-/// A folder that is not there is told apart from one that is not complete, and what there is
-/// instead is named; who looks for the newest passes over it without a word.
+/// A missing folder is distinguished from an incomplete one, and the error names an alternative.
+/// The search for the newest checkpoint ignores it silently.
 #[test]
 fn absent_checkpoints_are_not_incomplete() {
     let run = tempfile::tempdir().unwrap();
@@ -241,15 +240,15 @@ fn absent_checkpoints_are_not_incomplete() {
         Err(error @ Error::NoCheckpoint { .. }) => error.to_string(),
         other => panic!("{other:?}"),
     };
-    let expected = "step-000003; no complete checkpoint is beside it either";
+    let expected = "step-000003 does not exist; its parent folder has no complete checkpoint";
     assert!(error(&absent).ends_with(expected), "{}", error(&absent));
 
     save(run.path(), 1);
     let newest = save(run.path(), 2);
     fs::create_dir(run.path().join("step-000009")).unwrap();
     let said = error(&absent);
-    assert!(said.starts_with(&format!("there is no {}; ", absent.display())));
-    let expected = format!("beside it is {}", newest.path().display());
+    assert!(said.starts_with(&format!("{} does not exist; ", absent.display())));
+    let expected = format!("its parent folder is {}", newest.path().display());
     assert!(said.ends_with(&expected), "{said}");
     assert!(matches!(
         problem(&run.path().join("step-000009")),
@@ -258,14 +257,14 @@ fn absent_checkpoints_are_not_incomplete() {
 
     let said = error(&run.path().join("none/step-000001"));
     assert!(
-        said.ends_with("no complete checkpoint is beside it either"),
+        said.ends_with("its parent folder has no complete checkpoint"),
         "{said}"
     );
 }
 
-/// Neither manifest nor files are read through links, wherever on the way these are.
+/// Neither the manifest nor files are read through links, at any position in their path.
 #[test]
-fn links_are_no_part_of_a_checkpoint() {
+fn links_are_not_part_of_a_checkpoint() {
     let run = tempfile::tempdir().unwrap();
     for (step, linked) in [(1, "manifest.json"), (2, "train.json"), (3, "model")] {
         let path = save(run.path(), step).path().to_owned();

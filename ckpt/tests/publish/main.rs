@@ -1,4 +1,4 @@
-//! A checkpoint is there completely or not at all.
+//! A checkpoint exists completely or not at all.
 
 mod defects;
 mod removal;
@@ -13,7 +13,7 @@ use meshgrad_ckpt::{
     keep_last, newest, scan, step_name, sweep,
 };
 
-/// Begins a checkpoint of three files, whose content depends on the step.
+/// Starts a checkpoint of three files, whose content depends on the step.
 fn stage(parent: &Path, step: u64) -> Staging {
     let mut staging = Staging::new(parent, &step_name(step)).unwrap();
     let weight = [step as u8; 64];
@@ -52,7 +52,7 @@ fn names_in(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Copies a folder with all below it: how it would look after a kill at this moment.
+/// Copies a folder recursively: its state after a kill at this moment.
 fn copy(from: &Path, to: &Path) {
     fs::create_dir(to).unwrap();
     for entry in fs::read_dir(from).unwrap() {
@@ -75,7 +75,7 @@ fn problem(path: &Path) -> IntegrityError {
 }
 
 #[test]
-fn what_is_published_is_complete() {
+fn published_checkpoints_are_complete() {
     let run = tempfile::tempdir().unwrap();
     assert_eq!(steps(run.path()), [0u64; 0]);
 
@@ -91,10 +91,10 @@ fn what_is_published_is_complete() {
         );
     }
     assert_eq!(steps(run.path()), [9, 10, 200, 1_000_000]);
-    assert_eq!(names_in(run.path()).len(), 4, "nothing hidden is left");
+    assert_eq!(names_in(run.path()).len(), 4, "no hidden folder is left");
 }
 
-/// Files of other writers in the folder are sealed with the rest.
+/// Files that other programs add to the folder are sealed with the rest.
 #[test]
 fn foreign_files_are_sealed_too() {
     let run = tempfile::tempdir().unwrap();
@@ -122,7 +122,7 @@ fn a_dropped_staging_leaves_nothing() {
     drop(stage(run.path(), 1));
     assert_eq!(names_in(run.path()), [""; 0]);
 
-    // Also when the data of a file cannot be made.
+    // Also when a file's data cannot be produced.
     let mut staging = stage(run.path(), 1);
     let failed = staging.write_with("big.bin", |file| {
         file.append(&[0; 100])?;
@@ -134,10 +134,10 @@ fn a_dropped_staging_leaves_nothing() {
     assert_eq!(names_in(run.path()), [""; 0]);
 }
 
-/// A kill at any moment before the rename: whatever files are there, whole or cut, sealed or not,
+/// A kill at any moment before the rename: with any files, complete or truncated, sealed or not,
 /// the newest checkpoint is still the old one, and the next sweep removes the rest.
 #[test]
-fn a_kill_while_staging_leaves_the_old_state() {
+fn a_kill_while_staging_keeps_the_old_state() {
     let run = tempfile::tempdir().unwrap();
     save(run.path(), 1);
     let sealed = save(run.path(), 2);
@@ -171,7 +171,7 @@ fn a_kill_while_staging_leaves_the_old_state() {
 }
 
 #[test]
-fn a_name_is_given_once() {
+fn a_name_can_be_published_once() {
     let run = tempfile::tempdir().unwrap();
     let first = stage(run.path(), 1);
     let second = stage(run.path(), 1);
@@ -187,7 +187,7 @@ fn a_name_is_given_once() {
     assert_eq!(names_in(run.path()), ["step-000001"]);
 }
 
-/// An incomplete checkpoint of a step gives way; what else has the name does not.
+/// An incomplete checkpoint of a step is replaced; anything else with the name is not.
 #[test]
 fn only_incomplete_checkpoints_are_replaced() {
     let run = tempfile::tempdir().unwrap();
@@ -243,7 +243,7 @@ fn paths_stay_in_the_staging_folder() {
 }
 
 #[test]
-fn files_changed_behind_our_back_are_not_sealed() {
+fn files_modified_by_other_programs_are_not_sealed() {
     let run = tempfile::tempdir().unwrap();
 
     let staging = stage(run.path(), 1);
@@ -268,7 +268,7 @@ fn files_changed_behind_our_back_are_not_sealed() {
 }
 
 #[test]
-fn too_large_a_checkpoint_is_refused_before_it_is_begun() {
+fn a_checkpoint_that_does_not_fit_is_rejected_before_it_starts() {
     let run = tempfile::tempdir().unwrap();
     save(run.path(), 1);
     let mut staging = Staging::new(run.path(), &step_name(2)).unwrap();
@@ -276,7 +276,7 @@ fn too_large_a_checkpoint_is_refused_before_it_is_begun() {
     let mut model = FolderWriter::new().max_shard_bytes(u64::MAX);
     model.add("huge", Dtype::U8, &[1 << 60]).unwrap();
     let error = model
-        .write::<Error>(&mut staging, "", |_, _| panic!("nothing may be asked for"))
+        .write::<Error>(&mut staging, "", |_, _| panic!("no data may be requested"))
         .unwrap_err();
 
     let Error::NoSpace {
@@ -285,7 +285,7 @@ fn too_large_a_checkpoint_is_refused_before_it_is_begun() {
     else {
         panic!("{error}")
     };
-    assert!(*needed > 1 << 60, "the header too: {needed}");
+    assert!(*needed > 1 << 60, "including the header: {needed}");
     assert!(available.is_some());
 
     drop(staging);

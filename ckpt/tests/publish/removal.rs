@@ -14,7 +14,7 @@ fn bytes_of(folder: &Path) -> u64 {
     bytes.sum()
 }
 
-/// A run with two checkpoints to remove, leftovers of each kind, and what is not ours.
+/// A run with two checkpoints to remove, leftovers of each kind, and other files.
 fn littered(run: &Path) -> (Staging, Vec<Leftover>) {
     let mut surplus = Vec::new();
     for step in 1..=3 {
@@ -44,10 +44,10 @@ fn littered(run: &Path) -> (Staging, Vec<Leftover>) {
     (stage(run, 9), surplus)
 }
 
-/// What is found is what is removed, path by path and byte by byte, and what is left of it is
-/// running.
+/// The leftovers that are listed are those that are removed, with the same paths and sizes; only
+/// running saves remain.
 #[test]
-fn what_was_removed_is_told() {
+fn removed_leftovers_are_returned() {
     let run = tempfile::tempdir().unwrap();
     let (live, checkpoints) = littered(run.path());
     let keep = NonZeroUsize::MIN;
@@ -73,12 +73,12 @@ fn what_was_removed_is_told() {
 }
 
 #[test]
-fn the_last_ones_are_kept() {
+fn the_newest_checkpoints_are_kept() {
     let run = tempfile::tempdir().unwrap();
     for step in 1..=5 {
         save(run.path(), step);
     }
-    // Newer, but not complete: does not count, and is not removed.
+    // Newer but incomplete: does not count, and is not removed.
     fs::create_dir(run.path().join("step-000006")).unwrap();
     fs::write(run.path().join("notes.txt"), b"dear").unwrap();
 
@@ -98,7 +98,7 @@ fn the_last_ones_are_kept() {
     );
 }
 
-/// A removal that was killed between rename and unlink is finished by the next.
+/// A removal that was killed between rename and unlink is finished by the next one.
 #[test]
 fn interrupted_removals_are_finished() {
     let run = tempfile::tempdir().unwrap();
@@ -124,7 +124,7 @@ fn a_running_save_is_not_swept() {
     assert_eq!(steps(run.path()), [1, 2]);
 }
 
-/// A sweep may come at any moment, also between the making of a folder and its lock.
+/// A sweep may run at any moment, even between the creation of a folder and its lock.
 #[test]
 fn sweeps_never_disturb_saves() {
     let run = tempfile::tempdir().unwrap();
@@ -137,7 +137,7 @@ fn sweeps_never_disturb_saves() {
             }
         });
 
-        // No file: a sync would take so long that the two hardly met.
+        // Without a file: a sync would take so long that the two would rarely overlap.
         let lost = (0..300).find_map(|step| match Staging::new(run.path(), &step_name(step)) {
             Ok(staging) if staging.folder().is_dir() => None,
             other => Some(other),

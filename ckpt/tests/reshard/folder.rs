@@ -1,4 +1,4 @@
-//! A Hugging Face folder that ranks write together, in place, is the one that one process writes.
+//! A Hugging Face folder that ranks write together equals the one that one process writes.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::*;
 
-/// The names of a folder's files, and their bytes.
+/// The files of a folder, by name.
 type Files = BTreeMap<String, Vec<u8>>;
 
 /// All data in one file, in a few, each tensor in its own.
@@ -26,7 +26,7 @@ fn model(max_shard_bytes: u64) -> FolderWriter {
         let shape: Vec<usize> = shape.iter().map(|extent| *extent as usize).collect();
         model.add(&name, dtype, &shape).unwrap();
     }
-    // Nobody writes a tensor without elements.
+    // No rank writes a tensor without elements.
     model.add("nothing", Dtype::F32, &[0, 3]).unwrap();
     model
 }
@@ -44,7 +44,7 @@ fn names(mesh: &Layout) -> impl Iterator<Item = String> {
     (0..mesh.ranks()).map(|rank| format!("rank {rank}"))
 }
 
-/// What a rank is the first to hold, written where it belongs.
+/// Writes the regions of which the rank is the first holder.
 fn write_rank(staged: &Path, layout: &FolderLayout, mesh: &Layout, rank: u64) -> WriteReport {
     let mut writer = Writer::join(staged, &format!("rank {rank}")).unwrap();
     for tensor in tensors() {
@@ -93,22 +93,22 @@ fn begin(run: &Path, step: u64, layout: &FolderLayout, mesh: &Layout) -> Staging
 fn by_threads(run: &Path, step: u64, max_shard_bytes: u64, mesh: &Layout) -> Files {
     let mut staging = begin(run, step, &layout_of(max_shard_bytes), mesh);
     let folder = staging.folder().to_owned();
-    let receipts = std::thread::scope(|scope| {
+    let reports = std::thread::scope(|scope| {
         let rank = |rank| {
             let folder = &folder;
             scope.spawn(move || write_rank(folder, &layout_of(max_shard_bytes), mesh, rank))
         };
         let ranks: Vec<_> = (0..mesh.ranks()).map(rank).collect();
-        let receipts = ranks.into_iter().map(|rank| rank.join().unwrap());
-        receipts.collect::<Vec<_>>()
+        let reports = ranks.into_iter().map(|rank| rank.join().unwrap());
+        reports.collect::<Vec<_>>()
     });
-    for receipt in receipts {
-        staging.accept(receipt).unwrap();
+    for report in reports {
+        staging.accept(report).unwrap();
     }
     files_of(&staging.commit().unwrap())
 }
 
-/// Neither the number of ranks nor their split shows in any byte of any file.
+/// No byte of any file depends on the number of ranks or their split.
 #[test]
 fn ranks_write_what_one_process_writes() {
     for (max_shard_bytes, shards) in MAX_SHARD_BYTES.into_iter().zip([1, 8, 21]) {
@@ -123,7 +123,7 @@ fn ranks_write_what_one_process_writes() {
     }
 }
 
-/// The reference reads each file, and each tensor is in the file that the layout says.
+/// The reference crate parses each file, and each tensor is in the file that the layout names.
 #[test]
 fn the_reference_reads_each_file() {
     for max_shard_bytes in MAX_SHARD_BYTES {
@@ -151,7 +151,7 @@ fn the_reference_reads_each_file() {
 
 const JOB: &str = "MESHGRAD_CKPT_RANK_JOB";
 
-/// What a process that is a rank is told.
+/// The input of a process that acts as a rank.
 #[derive(Serialize, Deserialize)]
 struct Job {
     folder: String,
@@ -160,18 +160,18 @@ struct Job {
     rank: u64,
 }
 
-/// A process of the next test: it returns at once unless it was given a job.
+/// A process of the next test: it returns at once unless it has a job.
 #[test]
 fn child_writes_its_rank() {
     if let Ok(job) = env::var(JOB) {
         let job: Job = serde_json::from_str(&job).unwrap();
         let layout = layout_of(job.max_shard_bytes);
-        let receipt = write_rank(Path::new(&job.folder), &layout, &mesh(job.mesh), job.rank);
-        println!("\n{RECEIPT}{}", serde_json::to_string(&receipt).unwrap());
+        let report = write_rank(Path::new(&job.folder), &layout, &mesh(job.mesh), job.rank);
+        println!("\n{REPORT}{}", serde_json::to_string(&report).unwrap());
     }
 }
 
-const RECEIPT: &str = "receipt ";
+const REPORT: &str = "report ";
 
 fn spawn(job: &Job) -> Child {
     let mut command = Command::new(env::current_exe().unwrap());
@@ -182,7 +182,7 @@ fn spawn(job: &Job) -> Child {
     command.spawn().unwrap()
 }
 
-/// The same with a process for each rank, which shares nothing with the others but the folder.
+/// The same with one process per rank, which share only the folder.
 #[test]
 fn processes_write_what_one_process_writes() {
     let run = tempfile::tempdir().unwrap();
@@ -202,10 +202,10 @@ fn processes_write_what_one_process_writes() {
         });
         for rank in ranks.collect::<Vec<_>>() {
             let said = String::from_utf8(rank.wait_with_output().unwrap().stdout).unwrap();
-            let receipt = said.lines().find_map(|line| line.strip_prefix(RECEIPT));
-            let receipt = receipt.unwrap_or_else(|| panic!("{said}"));
+            let report = said.lines().find_map(|line| line.strip_prefix(REPORT));
+            let report = report.unwrap_or_else(|| panic!("{said}"));
             staging
-                .accept(serde_json::from_str(receipt).unwrap())
+                .accept(serde_json::from_str(report).unwrap())
                 .unwrap();
         }
         assert!(files_of(&staging.commit().unwrap()) == alone, "{mesh}");
@@ -239,7 +239,7 @@ fn error_of(regions: Regions<'_>, more: impl FnOnce(&mut Writer)) -> Error {
     error
 }
 
-/// What nobody wrote, and what two did, is told by the names of tensors.
+/// Missing and duplicate bytes are reported with the names of tensors.
 #[test]
 fn gaps_and_overlaps_name_tensors() {
     let (a, b, c) = (
@@ -250,17 +250,17 @@ fn gaps_and_overlaps_name_tensors() {
     let text = |regions: Regions<'_>| error_of(regions, |_| {}).to_string();
 
     let gap = text(&[a.clone(), ("b", [0..4, 0..3]), c.clone()]);
-    assert!(gap.contains("nobody wrote"), "{gap}");
-    assert!(gap.ends_with("they are of tensor `b`"), "{gap}");
+    assert!(gap.contains("were not written"), "{gap}");
+    assert!(gap.ends_with("they belong to tensor `b`"), "{gap}");
 
     let gap = text(std::slice::from_ref(&c));
-    assert!(gap.contains("before them: `coordinator`"), "{gap}");
-    assert!(gap.ends_with("they are of tensors `a`, `b`"), "{gap}");
+    assert!(gap.contains("writer before: `coordinator`"), "{gap}");
+    assert!(gap.ends_with("they belong to tensors `a`, `b`"), "{gap}");
 
     let all = [a, b, c];
     let overlap = text(&[&all[..], &[("c", [1..2, 2..4])]].concat());
     assert!(overlap.contains("written twice"), "{overlap}");
-    assert!(overlap.ends_with("they are of tensor `c`"), "{overlap}");
+    assert!(overlap.ends_with("they belong to tensor `c`"), "{overlap}");
 
     // The header is a part like the others.
     let over_header = error_of(&all, |writer| {
@@ -272,10 +272,10 @@ fn gaps_and_overlaps_name_tensors() {
     assert!(overlap.ends_with(who), "{overlap}");
 }
 
-/// Thousands of small parts of ranks make a manifest of few blocks, which finds damage as others do;
-/// and parts that were changed before the commit are not sealed.
+/// Thousands of small parts of ranks give a manifest of few blocks, which still detects damage.
+/// Parts that were modified before the commit are not sealed.
 #[test]
-fn columns_do_not_fill_the_manifest() {
+fn column_shards_keep_the_manifest_small() {
     const ROWS: u64 = 3000;
     let run = tempfile::tempdir().unwrap();
     let staged = |step| {
@@ -291,9 +291,9 @@ fn columns_do_not_fill_the_manifest() {
             layout
                 .write_region(&mut writer, "w", &region, &bytes)
                 .unwrap();
-            let receipt = writer.finish().unwrap();
-            assert_eq!(receipt.parts["model.safetensors"].len() as u64, ROWS);
-            staging.accept(receipt).unwrap();
+            let report = writer.finish().unwrap();
+            assert_eq!(report.parts["model.safetensors"].len() as u64, ROWS);
+            staging.accept(report).unwrap();
         }
         staging
     };
@@ -312,9 +312,9 @@ fn columns_do_not_fill_the_manifest() {
     assert!(matches!(error, Error::DigestMismatch { .. }), "{error}");
 }
 
-/// A rank that lays out something else does not write.
+/// A rank with another layout cannot write.
 #[test]
-fn ranks_with_another_layout_are_refused() {
+fn ranks_with_another_layout_are_rejected() {
     let layout = |extent| {
         let mut model = FolderWriter::new();
         model.add("weight", Dtype::U8, &[extent, 2]).unwrap();

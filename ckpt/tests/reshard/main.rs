@@ -13,7 +13,7 @@ use meshgrad_ckpt::{Committed, Dtype, FileWriter, Folder, Staging, Writer, write
 
 const FILE: &str = "model.safetensors";
 
-/// Parameters of a small mixture of experts, none of whose dims all meshes divide.
+/// Parameters of a small mixture of experts; no dim is divisible by all meshes.
 const PARAMETERS: [(&str, Dtype, &[usize]); 5] = [
     ("embed.weight", Dtype::F32, &[13, 6]),
     ("layers.0.attention.weight", Dtype::F32, &[9, 10]),
@@ -22,10 +22,11 @@ const PARAMETERS: [(&str, Dtype, &[usize]); 5] = [
     ("layers.0.router.bias", Dtype::BF16, &[6]),
 ];
 
-/// What is saved of each parameter: itself, AdamW's two running means, the f32 master weight.
+/// The saved state of each parameter: the parameter, AdamW's two running means, and the f32 master
+/// weight.
 const STATES: [&str; 4] = ["", "mean.", "square.", "master."];
 
-/// Meshes of 1 to 8 ranks, and what they split along which dim.
+/// Meshes of 1 to 8 ranks, and the dims that they split.
 const MESHES: [(&str, &str); 12] = [
     ("", ""),
     ("dp=4", ""),
@@ -59,7 +60,7 @@ const MESHES: [(&str, &str); 12] = [
     ),
 ];
 
-/// Name, dtype and shape of all that is saved.
+/// Name, dtype and shape of all saved tensors.
 fn tensors() -> Vec<(String, Dtype, Vec<u64>)> {
     let states = STATES.iter().flat_map(|state| {
         let of = |(name, dtype, shape): &(&str, Dtype, &[usize])| {
@@ -71,7 +72,7 @@ fn tensors() -> Vec<(String, Dtype, Vec<u64>)> {
     states.collect()
 }
 
-/// The bytes of an element: of which tensor and where, whoever holds it.
+/// The bytes of an element, which depend only on its tensor and index.
 fn element(name: &str, index: u64, size: usize) -> Vec<u8> {
     let seed = name
         .bytes()
@@ -80,7 +81,7 @@ fn element(name: &str, index: u64, size: usize) -> Vec<u8> {
     bits.to_le_bytes()[8 - size..].to_vec()
 }
 
-/// What a rank holds of a tensor.
+/// A rank's region of a tensor.
 fn held(
     layout: &Layout,
     rank: u64,
@@ -99,7 +100,7 @@ fn held(
     (region, bytes.collect())
 }
 
-/// Each rank writes what it is the first to hold, in parallel, straight into the final file.
+/// Each rank writes the regions of which it is the first holder, in parallel, to the final file.
 fn save(run: &std::path::Path, step: u64, layout: &Layout) -> Committed {
     let mut file = FileWriter::new();
     for (name, dtype, shape) in tensors() {
@@ -112,7 +113,7 @@ fn save(run: &std::path::Path, step: u64, layout: &Layout) -> Committed {
     shared.write_at(0, &plan.start).unwrap();
 
     let folder = staging.folder().to_owned();
-    let receipts = std::thread::scope(|scope| {
+    let reports = std::thread::scope(|scope| {
         let ranks = (0..layout.ranks()).map(|rank| {
             let (folder, plan) = (&folder, &plan);
             scope.spawn(move || {
@@ -135,13 +136,13 @@ fn save(run: &std::path::Path, step: u64, layout: &Layout) -> Committed {
             .map(|rank| rank.join().unwrap())
             .collect::<Vec<_>>()
     });
-    for receipt in receipts {
-        staging.accept(receipt).unwrap();
+    for report in reports {
+        staging.accept(report).unwrap();
     }
     staging.commit().unwrap()
 }
 
-/// Loads what a rank of `layout` keeps.
+/// Loads the regions of a rank of `layout`.
 fn load(checkpoint: &Committed, layout: &Layout, rank: u64) -> BTreeMap<String, Vec<u8>> {
     let folder = Folder::open(checkpoint.path()).unwrap();
     let mut graph = Graph::new();
@@ -168,10 +169,10 @@ fn load(checkpoint: &Committed, layout: &Layout, rank: u64) -> BTreeMap<String, 
         .collect()
 }
 
-/// From each of 12 meshes to each: weights, both of AdamW's means and master weights are bit for
-/// bit what they were, on every rank.
+/// From each of 12 meshes to each: weights, both of AdamW's means and master weights are
+/// bit-identical, on every rank.
 #[test]
-fn every_mesh_loads_what_every_mesh_saved() {
+fn every_mesh_loads_checkpoints_of_every_mesh() {
     let layouts = MESHES.map(|(axes, places)| Layout::parse(axes, places).unwrap());
     let run = tempfile::tempdir().unwrap();
     for (saved, step) in layouts.iter().zip(1..) {
@@ -189,9 +190,9 @@ fn every_mesh_loads_what_every_mesh_saved() {
     }
 }
 
-/// However many ranks wrote a checkpoint, its bytes are the same.
+/// For any number of ranks, a checkpoint has the same bytes.
 #[test]
-fn the_mesh_does_not_show_in_the_file() {
+fn files_do_not_depend_on_the_mesh() {
     let run = tempfile::tempdir().unwrap();
     let files = MESHES.iter().zip(1..).map(|((axes, places), step)| {
         let layout = Layout::parse(axes, places).unwrap();

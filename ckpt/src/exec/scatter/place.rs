@@ -1,4 +1,4 @@
-//! Where elements are written, and the loops around them.
+//! The memory that elements are written to, and the loops around the writes.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use crate::plan::ByteLoop;
 
 /// The memory of a target.
 pub(crate) trait Destination {
-    /// These bytes, to be written, by whoever asks for them alone.
+    /// This range for writing. The caller must be the only one that requests these bytes.
     fn bytes(&mut self, range: Range<u64>) -> &mut [u8];
 }
 
@@ -16,7 +16,7 @@ impl Destination for &mut [u8] {
     }
 }
 
-/// Calls for each turn of nested loops, the first one innermost.
+/// Calls `visit` for each iteration of nested loops, the first loop innermost.
 pub(super) fn each(loops: &[ByteLoop], from: u64, to: u64, visit: &mut impl FnMut(u64, u64)) {
     match loops {
         [] => visit(from, to),

@@ -1,13 +1,14 @@
-//! Squares of elements transposed in registers, and stores that leave the caches alone.
+//! Transposing squares of elements in registers, and stores that bypass the caches.
 //!
-//! A square of `B` lines of 16 bytes, `B` elements each, is transposed by interleaving line `i` with
-//! line `i + B / 2`, log2 `B` times: each round moves one bit of an element's place from column to
-//! row. SSE2, which every x86-64 has, interleaves 16 bytes in one instruction, and LLVM finds it
-//! in plain loops for the larger elements only: a factor of three for two-byte ones.
+//! A square of `B` lines of 16 bytes, `B` elements each, is transposed by interleaving line `i`
+//! with line `i + B / 2`, log2 `B` times. Each round moves one bit of an element's position from
+//! column to row. SSE2, which every x86-64 has, interleaves 16 bytes in one instruction. LLVM
+//! generates it from plain loops for the larger elements only; for two-byte elements the difference
+//! is a factor of three.
 //!
-//! A store of a part of a cache line reads the line from memory first, to no purpose where all of
-//! it is about to be written, and pushes something out of the caches that somebody may still need.
-//! [`stream`] goes around both, which is twice as fast for targets far larger than the caches.
+//! A store of part of a cache line first reads the line from memory and evicts another one. Both
+//! are wasted when the whole line is about to be overwritten. [`stream`] avoids both, which is
+//! twice as fast for targets far larger than the caches.
 
 use std::ops::Range;
 
@@ -16,8 +17,8 @@ use super::place::Destination;
 /// Bytes of a line of a square.
 pub(super) const LINE: usize = 16;
 
-/// Turns a square of elements of `N` bytes, where `N * B` is [`LINE`]: the one of this number in the
-/// lines.
+/// Transposes square number `number` of the lines, of elements of `N` bytes, where `N * B` is
+/// [`LINE`].
 #[inline(always)]
 pub(super) fn transpose_square<const N: usize, const B: usize, const C: usize>(
     lines: &[&[u8; C]; B],
@@ -41,25 +42,25 @@ pub(super) fn transpose_square<const N: usize, const B: usize, const C: usize>(
     }
 }
 
-/// Writes rows to their places around the caches, where there are stores that do.
+/// Writes rows to their places, with non-temporal stores where the processor has them.
 pub(super) fn stream<'r>(
     place: &mut dyn Destination,
     rows: impl Iterator<Item = (Range<u64>, &'r [u8])>,
 ) {
     let mut stores = Stores;
     for (to, row) in rows {
-        // SAFETY: the bytes are lent to us alone, and we do not look at them; nobody else can
-        // before `stores` is dropped.
+        // SAFETY: `bytes` is exclusively ours and we do not read it; no other code can before
+        // `stores` is dropped.
         unsafe { stores.store(place.bytes(to), row) };
     }
 }
 
-/// Stores that the processor may put off until this is dropped.
+/// Non-temporal stores, which complete when this is dropped.
 struct Stores;
 
 impl Stores {
     /// # Safety
-    /// Nobody reads or writes what `to` refers to before this is dropped.
+    /// The caller must not read or write the memory of `to` before this is dropped.
     #[inline]
     unsafe fn store(&mut self, to: &mut [u8], from: &[u8]) {
         #[cfg(target_arch = "x86_64")]
@@ -126,7 +127,7 @@ mod x86_64 {
         }
     }
 
-    // Both become one instruction.
+    // Both compile to one instruction.
 
     #[inline]
     #[target_feature(enable = "sse2")]
@@ -144,7 +145,7 @@ mod x86_64 {
     }
 
     /// # Safety
-    /// Nobody reads or writes what `to` refers to before the next fence.
+    /// The memory of `to` must not be read or written before the next fence.
     #[inline]
     #[target_feature(enable = "sse2")]
     pub(super) unsafe fn store(to: &mut [u8], from: &[u8]) {
@@ -159,7 +160,7 @@ mod x86_64 {
             let (to, _) = to.as_chunks_mut::<LINE>();
             let (from, _) = from.as_chunks::<LINE>();
             for (to, from) in to.iter_mut().zip(from) {
-                // SAFETY: 16 bytes, aligned as lines of the cache are.
+                // SAFETY: 16 bytes, aligned to a cache line.
                 unsafe { _mm_stream_si128((&raw mut *to).cast(), load(from)) };
             }
         }
@@ -186,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_become_columns() {
+    fn squares_are_transposed() {
         check::<1, 16>();
         check::<2, 8>();
         check::<4, 4>();
@@ -194,9 +195,9 @@ mod tests {
         check::<16, 1>();
     }
 
-    /// Any beginning and any end, inside and outside of lines of the cache.
+    /// Any start and any end, inside and outside of cache lines.
     #[test]
-    fn streams_store_all_bytes_and_no_more() {
+    fn streams_store_exactly_their_bytes() {
         let from: Vec<u8> = (0..300).map(|at| at as u8 | 1).collect();
         for (start, len) in (0..70).flat_map(|start| [0, 1, 63, 64, 65, 230].map(|it| (start, it)))
         {

@@ -4,11 +4,11 @@ use std::iter;
 
 use crate::plan::ByteLoop;
 
-/// Nested loops taken as one, the first of them innermost.
+/// Nested loops treated as one, the first of them innermost.
 #[derive(Clone, Copy)]
 pub(super) struct Side<'l>(&'l [ByteLoop]);
 
-/// How far a turn of a side is from its first one.
+/// The offsets of an iteration of a side, relative to its first one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Offset {
     pub(super) from: u64,
@@ -16,12 +16,12 @@ pub(super) struct Offset {
 }
 
 impl<'l> Side<'l> {
-    /// How many turns there are.
+    /// The number of iterations.
     pub(super) fn count(&self) -> u64 {
         self.0.iter().map(|it| it.count).product()
     }
 
-    /// From turn to turn, as long as the innermost loop goes on.
+    /// The offset between iterations, within the innermost loop.
     pub(super) fn stride(&self) -> Offset {
         let first = self.0.first();
         first.map_or(Offset::default(), |it| Offset {
@@ -30,7 +30,7 @@ impl<'l> Side<'l> {
         })
     }
 
-    /// The turns from `first` on.
+    /// The iterations from `first`.
     pub(super) fn offsets(self, first: u64) -> impl Iterator<Item = Offset> + use<'l> {
         let inner = self.0.first().copied().unwrap_or(ONCE);
         let mut number = first;
@@ -69,7 +69,7 @@ const ONCE: ByteLoop = ByteLoop {
     to: 0,
 };
 
-/// Loops in the order in which tiles go through them.
+/// Loops in the order of the tiles.
 pub(super) struct Sides {
     loops: Vec<ByteLoop>,
     rows: usize,
@@ -77,9 +77,9 @@ pub(super) struct Sides {
 }
 
 impl Sides {
-    /// Columns begin with the loop that moves least in the target, rows with the one of the others
-    /// that moves least in the window. Both go on with loops that begin where they end, until there
-    /// are `wide` columns and `high` rows.
+    /// Columns start with the loop that has the smallest stride in the target, rows with the one of
+    /// the remaining loops that has the smallest stride in the window. Both continue with adjoining
+    /// loops, until there are `wide` columns and `high` rows.
     pub(super) fn new(loops: &[ByteLoop], high: u64, wide: u64) -> Sides {
         let mut left = loops.to_vec();
         left.retain(|it| it.count != 1);
@@ -104,19 +104,19 @@ impl Sides {
         Side(&self.loops[self.rows..][..self.columns])
     }
 
-    /// Around the tiles.
+    /// Loops around the tiles.
     pub(super) fn outer(&self) -> &[ByteLoop] {
         &self.loops[self.rows + self.columns..]
     }
 }
 
-/// Takes the loop that moves least.
+/// Removes and returns the loop with the smallest stride.
 fn least(left: &mut Vec<ByteLoop>, stride: impl Fn(&ByteLoop) -> u64) -> Vec<ByteLoop> {
     let least = (0..left.len()).min_by_key(|at| stride(&left[*at]));
     least.map(|at| left.remove(at)).into_iter().collect()
 }
 
-/// Takes the loops that go on where a side ends.
+/// Removes and returns the loops that continue where a side ends.
 fn extend(
     side: &mut Vec<ByteLoop>,
     left: &mut Vec<ByteLoop>,
@@ -146,9 +146,9 @@ mod tests {
             .collect()
     }
 
-    /// A permutation whose runs are short on both sides: loops that adjoin are joined.
+    /// A permutation whose contiguous ranges are short on both sides: adjoining loops are merged.
     #[test]
-    fn sides_go_on_where_their_loops_end() {
+    fn sides_merge_adjoining_loops() {
         let all = loops(&[(3, 2, 900), (1, 0, 0), (5, 6, 60), (10, 30, 6), (3, 300, 2)]);
         let sides = Sides::new(&all, 10, 20);
         assert_eq!(sides.columns().0, loops(&[(3, 300, 2), (10, 30, 6)]));
@@ -159,9 +159,9 @@ mod tests {
         assert_eq!(narrow.outer(), loops(&[(5, 6, 60), (10, 30, 6)]));
     }
 
-    /// From any turn on, each turn is where its loops are.
+    /// From any first iteration, the offsets are those of the loops.
     #[test]
-    fn turns_are_those_of_the_loops() {
+    fn offsets_follow_the_loops() {
         let all = loops(&[(3, 1, 100), (2, 10, 7), (4, 50, 1)]);
         let side = Side(&all);
         let every: Vec<Offset> = (0..4)

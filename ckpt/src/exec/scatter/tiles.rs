@@ -1,18 +1,18 @@
-//! Single elements, by tiles.
+//! Copies of single elements, in tiles.
 //!
 //! ```text
-//!     window                    tile, in the innermost cache            target
-//!     some lines of a cache     rows of 512 bytes                       512 bytes of each line
+//!     window                         tile, in the L1 cache     target
+//!     part of a cache line per row   rows of 512 bytes         512 bytes of each line
 //!
-//!     a b c d ..                a e i ..                                a e i ..
-//!     e f g h ..   -- turn -->  b f j ..   -- write whole lines -->     b f j ..
-//!     i j k l ..                c g k ..                                c g k ..
+//!     a b c d ..                     a e i ..                  a e i ..
+//!     e f g h ..    -- transpose --> b f j ..  -- copy rows -> b f j ..
+//!     i j k l ..                     c g k ..                  c g k ..
 //! ```
 //!
-//! Lines of window and target are often a power of two apart, and then share so few places of a
-//! cache that it cannot hold one element of each. So a tile takes whole cache lines from each line
-//! of the window and gives whole ones to each of the target, and its own rows are padded to be no
-//! power of two apart.
+//! Lines of the window and the target are often a power of two apart, and then map to so few cache
+//! sets that the cache cannot hold one element of each. So a tile reads whole cache lines from each
+//! line of the window and writes whole ones to each line of the target. Its own rows are padded so
+//! that they are not a power of two apart.
 
 use super::place::{Destination, each};
 use super::registers::{self, LINE};
@@ -26,33 +26,34 @@ const ROWS: usize = 64;
 /// Bytes of a row of a tile.
 const ROW: usize = 512;
 
-/// From row to row: an odd number of cache lines.
+/// Distance between rows: an odd number of cache lines.
 const PITCH: usize = ROW + CACHE_LINE;
 
-/// Bytes up to which rows that adjoin in the target are written together.
+/// Bytes up to which adjoining rows in the target are written together.
 const NARROW: usize = 64;
 
-/// Of the processors that this has been measured on.
+/// The cache line of the processors this was measured on.
 const CACHE_LINE: usize = 64;
 
-/// Elements whose places reach this far are written around the caches, which could not hold them.
+/// Elements that spread over at least this many bytes are written past the caches, which could not
+/// hold them.
 pub(super) const FAR: u64 = 1 << 20;
 
 type Tile = [[u8; PITCH]; ROWS];
 
-/// How elements get to the target.
+/// How elements are written to the target.
 #[derive(Clone, Copy)]
 pub(super) enum ElementWriter<'w> {
-    /// As they are.
+    /// Unchanged.
     Copy,
-    /// As they are, around the caches.
+    /// Unchanged, with non-temporal stores.
     Stream,
     /// Converted.
     Convert(&'w Conversion),
 }
 
 impl ElementWriter<'_> {
-    /// For elements that stay as they are.
+    /// The writer for unchanged elements.
     pub(super) fn of(part: &Part<'_>) -> ElementWriter<'static> {
         let steps = part
             .loops
@@ -72,12 +73,12 @@ impl ElementWriter<'_> {
     }
 }
 
-/// Whether elements of so many bytes can go by tiles.
+/// Whether elements of this many bytes can be tiled.
 pub(super) fn supports(element: u64) -> bool {
     matches!(element, 1 | 2 | 4 | 8 | 16)
 }
 
-/// Writes the elements of a part, whose `from` counts from the beginning of `window`.
+/// Writes the elements of a part. Its `from` is relative to the start of `window`.
 pub(super) fn write(
     window: &[u8],
     part: Part<'_>,
@@ -119,17 +120,17 @@ struct Tiles<'a> {
     to_element: u64,
     /// All rows and all columns.
     along: (Side<'a>, Side<'a>),
-    /// Those of the tile.
+    /// The rows of the tile.
     rows: [Offset; ROWS],
     columns: [Offset; ROW],
     tile: Tile,
-    /// Its rows one behind the other, where they are narrow.
+    /// Its rows without padding, if they are narrow.
     joined: [u8; ROWS * NARROW],
 }
 
 impl Tiles<'_> {
-    /// All turns of both sides, of elements of `N` bytes, `B` of which are 16 bytes, and as many as
-    /// are `C` bytes are a column of a tile.
+    /// All iterations of both sides, for elements of `N` bytes: `B` of them are 16 bytes, and a
+    /// column of a tile has `C` bytes.
     fn matrix<const N: usize, const B: usize, const C: usize>(&mut self, start: Offset) {
         let high = C / N;
         let (rows, columns) = self.along;
@@ -157,7 +158,8 @@ impl Tiles<'_> {
         }
     }
 
-    /// The width of the first tiles, behind which rows begin with a cache line of the target.
+    /// The width of the first tiles, so that the rows of later ones start at a cache line of the
+    /// target.
     fn first_width(&mut self, to: u64, widest: usize) -> usize {
         let first = self.place.bytes(to..to + self.to_element);
         let off = first.as_ptr() as usize % CACHE_LINE;
@@ -207,10 +209,10 @@ impl Tiles<'_> {
     }
 }
 
-/// Puts rows of at most [`NARROW`] bytes one behind the other.
+/// Packs rows of at most [`NARROW`] bytes.
 fn join(rows: &[[u8; PITCH]], bytes: usize, joined: &mut [u8; ROWS * NARROW]) {
     for (row, line) in rows.iter().enumerate() {
-        // A fixed size is fast; what is too much of it makes way for the next row.
+        // A fixed size is fast; the next row overwrites the excess.
         joined[row * bytes..][..NARROW].copy_from_slice(&line[..NARROW]);
     }
 }
@@ -221,7 +223,7 @@ fn fill(offsets: &mut [Offset], found: impl Iterator<Item = Offset>) {
     }
 }
 
-/// Fills a tile of full height: [`turn`] with a constant, for speed.
+/// Fills a tile of full height: [`transpose`] with a constant, for speed.
 #[inline(never)]
 fn transpose_full<const N: usize, const B: usize, const C: usize>(
     tile: &mut Tile,
@@ -232,7 +234,7 @@ fn transpose_full<const N: usize, const B: usize, const C: usize>(
     transpose::<N, B, C>(tile, window, columns, from, C / N);
 }
 
-/// Fills a tile from a window in which the elements of a column lie side by side.
+/// Fills a tile from a window in which the elements of a column are adjacent.
 #[inline(always)]
 fn transpose<const N: usize, const B: usize, const C: usize>(
     tile: &mut Tile,
@@ -260,7 +262,7 @@ fn transpose<const N: usize, const B: usize, const C: usize>(
     }
 }
 
-/// What lies in the window at the beginning of columns, if there are `B` of them and so much does.
+/// The `B` columns' first bytes in the window, if the window has that many.
 #[inline(always)]
 fn lines<'w, const B: usize, const C: usize>(
     window: &'w [u8],

@@ -1,4 +1,4 @@
-//! Targets of which some elements are computed and some come from nowhere.
+//! Targets with computed and constant elements.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -48,10 +48,10 @@ fn scaled(row: u64, column: u64) -> f64 {
     at("w", COLUMNS, row, column) * at("s", 3, row / 5, column / 3)
 }
 
-/// Computed of files, computed of what is computed, transposed, cut, joined and padded: in any
-/// windows and by any number of threads what evaluating by hand gives.
+/// Tensors computed from files and from other computed tensors, transposed, sliced, concatenated
+/// and padded, match evaluation by hand, with any windows and any number of threads.
 #[test]
-fn what_is_computed_is_a_tensor_like_others() {
+fn computed_tensors_compose_with_other_operations() {
     let place = tempfile::tempdir().unwrap();
     let tensors = [
         ("a", [2, COLUMNS as usize]),
@@ -156,9 +156,9 @@ impl Compute for Next {
     }
 }
 
-/// As many operations on top of each other as there may be are carried out; one more is refused.
+/// The maximum depth of operations is executed; one more is rejected.
 #[test]
-fn depth_is_bounded() {
+fn depth_is_limited() {
     let place = tempfile::tempdir().unwrap();
     let mut file = FileWriter::new();
     file.add("x", Dtype::U8, &[2, 3]).unwrap();
@@ -181,7 +181,7 @@ fn depth_is_bounded() {
     let refused = graph.transpose(made, 0, 1).unwrap_err();
     assert_eq!(
         refused.to_string(),
-        "permute: there are 256 operations below it already; load what they make, and go on"
+        "permute: the operand already has 256 nested operations; load it first and continue from the result"
     );
 
     let requests = [LoadRequest::all("made", &graph, made)];

@@ -1,4 +1,4 @@
-//! Elements that change on the way.
+//! Element operations.
 
 use crate::exec::{Slices, execute};
 use crate::graph::{ElementOp, Graph, Scalar};
@@ -8,10 +8,10 @@ use crate::{Dtype, Error, FileWriter, Folder};
 
 const SHAPE: [u64; 2] = [7, 33];
 
-/// A tensor of counted bits, cast and scaled as it lies and transposed, in windows that cut it
-/// anywhere: each element is what its steps make of it.
+/// A tensor of consecutive bit patterns, cast and scaled, contiguous and transposed, in windows
+/// that split it anywhere: each element has its operations applied.
 #[test]
-fn steps_are_done_to_each_element() {
+fn operations_apply_to_each_element() {
     let from = [
         Dtype::BF16,
         Dtype::F16,

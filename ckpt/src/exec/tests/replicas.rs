@@ -11,7 +11,7 @@ use crate::plan::{Catalog, Digest, LoadPlan, Options};
 use crate::source::{BackendChoice, Sources};
 use crate::{Error, Folder};
 
-/// Carries a plan for each replica out at the same time.
+/// Executes one plan per replica at the same time.
 fn execute_all(plans: &[&LoadPlan], sources: &[Sources]) -> Vec<(Result<Stats, Error>, Collect)> {
     thread::scope(|scope| {
         let replicas = Replica::all(plans.len()).into_iter();
@@ -33,7 +33,7 @@ fn execute_all(plans: &[&LoadPlan], sources: &[Sources]) -> Vec<(Result<Stats, E
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Each replica has all of it, and together they read what one alone would.
+    /// Each replica has all targets, and together they read the bytes that one alone would.
     #[test]
     fn replicas_read_each_byte_once(
         seed in any::<u64>(),
@@ -61,9 +61,9 @@ proptest! {
     }
 }
 
-/// The replica whose disk fails says so; the others say which one it was, and wait for nobody.
+/// The replica whose disk fails reports its error; the others name that replica and do not block.
 #[test]
-fn one_replicas_error_ends_all() {
+fn one_replicas_error_stops_all() {
     let (_here, folder, plan) = large();
     let (_there, elsewhere, _) = large();
     let sources: Vec<Sources> = [&folder, &elsewhere, &folder]
@@ -89,9 +89,9 @@ fn one_replicas_error_ends_all() {
     }
 }
 
-/// Nobody reads a byte when plans differ, and all are told.
+/// When plans differ, all replicas fail before the first read.
 #[test]
-fn replicas_of_different_plans_are_refused() {
+fn replicas_with_different_plans_are_rejected() {
     let (_place, folder, plan) = large();
     let mut graph = crate::graph::Graph::new();
     let x = graph
@@ -119,9 +119,9 @@ fn replicas_of_different_plans_are_refused() {
     }
 }
 
-/// Replicas load again with what they are, and one that has gone away is missed at once.
+/// The same replicas can load again; a replica that has exited is detected at once.
 #[test]
-fn replicas_can_load_again_but_not_without_each_other() {
+fn replicas_can_load_again_but_only_together() {
     let (_place, folder, plan) = large();
     let mut replicas = Replica::all(2);
     let load = |replica: &Replica| {
@@ -141,28 +141,28 @@ fn replicas_can_load_again_but_not_without_each_other() {
     let error = load(&replicas[0]).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "replica 1 has stopped: its own error says why"
+        "replica 1 has stopped: see its own error"
     );
 }
 
-/// A chunk of another size is no chunk of this plan.
+/// A chunk of another size does not belong to this plan.
 #[test]
-fn a_chunk_of_another_size_is_refused() {
+fn a_chunk_of_another_size_is_rejected() {
     let replicas = Replica::all(2);
     thread::scope(|scope| {
         scope.spawn(|| replicas[0].send(4, &[1, 2, 3]));
         let error = replicas[1].receive(4, &mut [0; 2]).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "chunk 4 did not get from replica to replica: it has 3 bytes instead of 2"
+            "cannot exchange chunk 4 between replicas: it has 3 bytes instead of 2"
         );
         replicas[1].abort();
     });
 }
 
-/// An exchange of one's own that counts wrongly is told so.
+/// A custom exchange with an invalid replica number is rejected.
 #[test]
-fn a_replica_that_there_is_not_is_refused() {
+fn an_invalid_replica_number_is_rejected() {
     struct NoReplicas;
 
     impl Exchange for NoReplicas {

@@ -1,5 +1,5 @@
-//! Random graphs over random files, and what they mean: each expression is made together with its
-//! elements, by the plainest code, so that nothing of what is tested is in the expectation.
+//! Random graphs over random files, with their expected values: each expression is built together
+//! with its elements by the simplest code, which shares nothing with the tested code.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -16,7 +16,7 @@ struct Value {
     elements: Vec<Element>,
 }
 
-/// Which element of which tensor.
+/// An element: tensor number and index.
 type Element = (usize, u64);
 
 struct Tensor {
@@ -30,9 +30,9 @@ pub(super) struct World {
     pub(super) graph: Graph,
     pub(super) requests: Vec<LoadRequest>,
     tensors: Vec<Tensor>,
-    /// Of each want: the dtype and the elements of its region.
+    /// For each request: the dtype and the elements of its region.
     meant: Vec<(Dtype, Vec<Element>)>,
-    /// What was wanted, to be wanted again.
+    /// Values that were requested, for repeated requests.
     wanted: Vec<(Dtype, Value)>,
     seed: u64,
 }
@@ -67,7 +67,7 @@ impl Value {
 }
 
 impl World {
-    /// A world in which so many regions are wanted.
+    /// A world with this many requested regions.
     pub(super) fn with_requests(seed: u64, requests: usize, depth: u32) -> World {
         let mut world = World::new(seed);
         for _ in 0..requests {
@@ -95,7 +95,7 @@ impl World {
         (self.seed >> 33) % bound
     }
 
-    /// Wants a region of a new expression, or of one that is wanted already.
+    /// Requests a region of a new expression, or of one that was requested before.
     fn request(&mut self, depth: u32) {
         let again = self.below(4) == 0;
         let (dtype, value) = match self.wanted.last() {
@@ -159,7 +159,7 @@ impl World {
         value
     }
 
-    /// A random expression of a shape, of so many operations one above the other at most.
+    /// A random expression of a shape, with at most `depth` nested operations.
     fn value(&mut self, shape: &[u64], depth: u32, dtype: Dtype) -> Value {
         if depth == 0 || shape.is_empty() {
             return self.tensor(shape, dtype);
@@ -257,7 +257,7 @@ impl World {
         }
     }
 
-    /// Writes all tensors to some files of a new folder, without any regard for alignment.
+    /// Writes all tensors to some files of a new folder, without alignment.
     pub(super) fn write(&mut self) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         let count = 1 + self.below(3) as usize;
@@ -287,7 +287,7 @@ impl World {
         folder
     }
 
-    /// What the targets must be.
+    /// The expected targets.
     pub(super) fn expected(&self) -> BTreeMap<String, Vec<u8>> {
         let requests = self.requests.iter().zip(&self.meant);
         let bytes = |(request, (dtype, elements)): (&LoadRequest, &(Dtype, Vec<Element>))| {

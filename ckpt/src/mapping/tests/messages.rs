@@ -1,4 +1,4 @@
-//! What is told when a map cannot be read, or does not fit.
+//! Messages for maps that cannot be parsed or do not fit.
 
 use super::{bind, specs};
 use crate::mapping::{AllowedProblems, Mapping, TensorSpec};
@@ -10,9 +10,9 @@ fn refuse(map: &str, sources: &[TensorSpec], targets: Option<&[TensorSpec]>) -> 
     bound.unwrap_err().to_string()
 }
 
-/// The problems of maps that cannot work, a line each.
+/// The problems of rules that cannot work, one per line.
 #[test]
-fn rules_that_cannot_work_are_told() {
+fn rules_that_cannot_work_are_reported() {
     let sources = specs(&[("a", &[4]), ("b", &[6]), ("m.0", &[2, 3]), ("m.2", &[2, 3])]);
     let rest = "{r:path} = {r:path}\n";
     let cases = [
@@ -23,32 +23,35 @@ fn rules_that_cannot_work_are_told() {
         ),
         (
             "x = stack(m.{e}, each=e)",
-            "missing: `m.1`, needed by line 2 of the map",
+            "missing: `m.1`, required by line 2 of the map",
         ),
         (
             "x = select(a, 4)",
-            "impossible: line 2 of the map: slice: 1 elements from 4 on, every 1 of dim 0, which \
-             has 4: a step is at least 1 and the last element must be inside",
+            "impossible: line 2 of the map: slice: 1 elements from index 4 with step 1 exceed \
+             dim 0 of extent 4: the step must be at least 1 and the last element inside",
         ),
         (
             "x.{l} = squeeze(m.{l}, dim=-1)",
             "impossible: line 2 of the map with l=0: squeeze: dim 1 has 3 elements, not 1",
         ),
-        ("a = b", "made twice: `a` by lines 2 and 1 of the map"),
+        (
+            "a = b",
+            "made twice: lines 2 and 1 of the map both produce `a`",
+        ),
         (
             "slice(x, 0, 2) = a",
-            "unsolvable: line 2 of the map: slice on the left side: it loses what it leaves out, \
-             so that nothing can be told from its result",
+            "unsolvable: line 2 of the map: slice on the left side: it discards elements, so its \
+             operands cannot be derived from its result",
         ),
         (
             "concat(x, y) = a",
-            "unsolvable: line 2 of the map: concat on the left side: what there was before is not \
-             known: say shares=, or what is wanted",
+            "unsolvable: line 2 of the map: concat on the left side: its operands cannot be \
+             derived: specify shares=, or the targets",
         ),
         (
             "concat(x, y, shares=1:2) = a",
-            "unsolvable: line 2 of the map: concat on the left side: dim 0 has 4 elements, which \
-             shares of [1, 2] do not divide",
+            "unsolvable: line 2 of the map: concat on the left side: 4 elements of dim 0 \
+             cannot be divided into shares [1, 2]",
         ),
         (
             "concat(x, y, shares=1:2:1) = a",
@@ -56,17 +59,17 @@ fn rules_that_cannot_work_are_told() {
         ),
         (
             "stack(x, y) = a",
-            "unsolvable: line 2 of the map: stack on the left side: dim 0 has 4 elements and there \
+            "unsolvable: line 2 of the map: stack on the left side: dim 0 has 4 elements, but there \
              are 2 names",
         ),
         (
             "flatten(x) = a",
-            "unsolvable: line 2 of the map: flatten on the left side: what there was before is not \
-             known: say rows=, or what is wanted",
+            "unsolvable: line 2 of the map: flatten on the left side: its operands cannot be \
+             derived: specify rows=, or the targets",
         ),
         (
             "scale(x, 0) = a",
-            "unsolvable: line 2 of the map: scale on the left side: times 0 is 0 whatever it was",
+            "unsolvable: line 2 of the map: scale on the left side: a multiplication by 0 has no inverse",
         ),
         ("x = slice(a, 0, 3)", "partly used: 3 of 4 elements of `a`"),
     ];
@@ -76,53 +79,53 @@ fn rules_that_cannot_work_are_told() {
     }
 }
 
-/// Where a map cannot be read, and why.
+/// The position and the reason of a syntax error.
 #[test]
-fn maps_that_cannot_be_read_say_where() {
+fn syntax_errors_have_a_position() {
     let cases = [
         (
             "a",
-            "line 1, column 2: `=` between the two sides should be here, not the end of the line",
+            "line 1, column 2: expected `=` between the two sides, found the end of the line",
         ),
         (
             "a = b c",
-            "line 1, column 7: the end of the rule should be here, not `c`",
+            "line 1, column 7: expected the end of the rule, found `c`",
         ),
         (
             "a = (b)",
-            "line 1, column 5: a name or an operation should be here, not `(`",
+            "line 1, column 5: expected a name or an operation, found `(`",
         ),
         (
             "# all\na = concat(b,\n  c, dim=)",
-            "line 3, column 10: a value should be here, not `)`",
+            "line 3, column 10: expected a value, found `)`",
         ),
         (
             "a = concat(b",
-            "line 1, column 13: `,` or `)` should be here, not the end of the line",
+            "line 1, column 13: expected `,` or `)`, found the end of the line",
         ),
         (
             "a = \"b",
-            "line 1, column 5: a quoted name must end in the line in which it begins",
+            "line 1, column 5: a quoted name must end on the line on which it starts",
         ),
         (
             "[a",
-            "line 1, column 3: `=` between the two prefixes should be here, not the end of the \
+            "line 1, column 3: expected `=` between the two prefixes, found the end of the \
              line",
         ),
         (
             "a = turn(b)",
-            "line 1, column 5: there is no operation `turn`; there are concat, stack, interleave, \
+            "line 1, column 5: unknown operation `turn`; the operations are concat, stack, interleave, \
              transpose, permute, slice, select, chunk, unflatten, flatten, unsqueeze, squeeze, \
              pad, fill, cast, scale, add, first, tied, mean, lora, dequant",
         ),
         (
             "a = slice(b, 1)",
-            "line 1, column 5: slice needs the index after the last: slice(x, 0, 4096, dim=0, \
-             step=1), from the first to before the last",
+            "line 1, column 5: slice needs the end index: slice(x, 0, 4096, dim=0, step=1): start and \
+             exclusive end",
         ),
         (
             "a = cast(b, INT)",
-            "line 1, column 5: cast should be a dtype, not `INT`",
+            "line 1, column 5: cast must be a dtype, not `INT`",
         ),
         (
             "a = stack(b, sides=1)",
@@ -130,12 +133,12 @@ fn maps_that_cannot_be_read_say_where() {
         ),
         (
             "a = stack(b, dim=x)",
-            "line 1, column 5: dim should be a number, not `x`",
+            "line 1, column 5: dim must be a number, not `x`",
         ),
         (
             "a = stack(b, c, each=e)",
-            "line 1, column 5: stack takes no `each=` but over one tensor that it joins: stack(x, \
-             y, dim=0) or stack(x.{e}, each=e)",
+            "line 1, column 5: stack takes no `each=` except with a single operand: stack(x, y, \
+             dim=0) or stack(x.{e}, each=e)",
         ),
         (
             "a = stack()",
@@ -143,26 +146,25 @@ fn maps_that_cannot_be_read_say_where() {
         ),
         (
             "a.{l} = b",
-            "line 1, column 1: `{l}` is on the left side only: name it on both, or say `each=l` in \
-             the operation that goes over it",
+            "line 1, column 1: `{l}` is only on the left side: use it on both, or write `each=l` in \
+             the operation that iterates over it",
         ),
         (
             "a.{l}.{e} = concat(b.{l}, c.{e})",
-            "line 1, column 1: no name on the right side has all of `{e}`, `{l}`: one of them must \
-             say which tensors there are",
+            "line 1, column 1: no name on the right side has all of `{e}`, `{l}`: one name must \
+             determine the tensors",
         ),
         (
             "a.{e} = stack(b.{e}, each=l)",
-            "line 1, column 1: each=l: the operand has no `{l}` that is a number or a choice",
+            "line 1, column 1: each=l: the operand has no capture `{l}` that is a number or a choice",
         ),
         (
             "a.{l:word}b = c.{l}",
-            "line 1, column 1: after `{l}` must come a dot, or the end: else a name has two \
-             readings",
+            "line 1, column 1: `{l}` is ambiguous: it must be followed by a dot, or the end",
         ),
         (
             "a.{l:word} = c.{l:x|y}",
-            "line 1, column 1: `{l}` is of two kinds; say the kind once, or the same everywhere",
+            "line 1, column 1: `{l}` has two kinds; declare the kind once, or the same one everywhere",
         ),
     ];
     for (map, message) in cases {
@@ -171,23 +173,23 @@ fn maps_that_cannot_be_read_say_where() {
     }
 }
 
-/// What has no way back says why.
+/// Maps without an inverse report why.
 #[test]
-fn what_cannot_be_undone_has_no_way_back() {
+fn lossy_maps_have_no_inverse() {
     let sources = specs(&[("a", &[4]), ("b", &[4])]);
     let cases = [
         (
             "x = mean(a, b)",
-            "the map has no way back: 1 problem\n  unsolvable: line 1 of the map: mean on the left \
-             side: it loses what it leaves out, so that nothing can be told from its result",
+            "the map has no inverse: 1 problem\n  unsolvable: line 1 of the map: mean on the left \
+             side: it discards elements, so its operands cannot be derived from its result",
         ),
         (
             "x = scale(a, 0.1)\ny = b",
-            "there and back, `a` would not be what it was: scale changes its values",
+            "a round trip would change `a`: scale changes its values",
         ),
         (
             "x = cast(a, BF16)\ny = b",
-            "there and back, `a` would not be what it was: cast changes its values",
+            "a round trip would change `a`: cast changes its values",
         ),
     ];
     for (map, message) in cases {
@@ -198,21 +200,21 @@ fn what_cannot_be_undone_has_no_way_back() {
     }
 }
 
-/// However deep operations lie inside of each other, reading a map comes to an end.
+/// Deep nesting of operations is an error, not a stack overflow.
 #[test]
-fn depth_is_bounded() {
+fn nesting_is_limited() {
     let nested = |depth: usize| format!("a = {}b{}", "flatten(".repeat(depth), ")".repeat(depth));
     assert!(Mapping::parse(&nested(64)).is_ok());
     for depth in [65, 100_000] {
         let error = Mapping::parse(&nested(depth)).unwrap_err().to_string();
-        assert!(error.contains("more than 64 operations inside"), "{error}");
+        assert!(error.contains("more than 64 nested operations"), "{error}");
     }
 }
 
 proptest::proptest! {
     #![proptest_config(proptest::prelude::ProptestConfig::with_cases(3000))]
 
-    /// No text makes reading or binding a map panic.
+    /// No text makes the parser or binding panic.
     #[test]
     fn any_text_is_a_map_or_an_error(
         words in proptest::collection::vec(proptest::sample::select(vec![

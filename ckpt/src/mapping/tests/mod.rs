@@ -1,4 +1,4 @@
-//! Maps of real models and random ones, their way back, and what is told when they do not fit.
+//! Maps of real models and random ones, their inverses, and messages.
 
 mod messages;
 mod operations;
@@ -20,7 +20,7 @@ fn bind(map: &str, sources: &[TensorSpec]) -> Bound {
     bound.unwrap_or_else(|report| panic!("{report}"))
 }
 
-/// `name shape <- where each element comes from`, for small tensors.
+/// `name shape <- the origin of each element`, for small tensors.
 fn elements(bound: &Bound, name: &str) -> Vec<String> {
     let graph = bound.graph();
     let expr = bound.expr(name).unwrap();

@@ -1,12 +1,12 @@
-//! Each operation of a map, by what its result is made of.
+//! Each operation of a map, tested by the elements of its result.
 
 use super::{bind, elements, specs};
 use crate::Dtype;
 use crate::mapping::{AllowedProblems, Mapping, TensorSpec};
 
-/// Each operation, by what its result is made of.
+/// Tests each operation by the elements of its result.
 #[test]
-fn operations_do_what_they_say() {
+fn operations_select_the_right_elements() {
     let sources = specs(&[("a", &[4]), ("b", &[4]), ("m", &[2, 3])]);
     let all = "{rest:path} = {rest:path}\n";
     let cases = [
@@ -43,9 +43,9 @@ fn operations_do_what_they_say() {
     }
 }
 
-/// Wherever in a name the capture is that an operation goes over.
+/// The capture that an operation iterates over may be anywhere in a name.
 #[test]
-fn what_is_gone_over_may_come_first() {
+fn the_iterated_capture_may_come_first() {
     for template in ["experts.{e}.layers.{l}", "layers.{l}.experts.{e}"] {
         let places = (0..3).flat_map(|expert| (0..12).map(move |layer| (expert, layer)));
         let sources: Vec<TensorSpec> = places

@@ -1,11 +1,11 @@
-//! A real model: Qwen3-MoE as Hugging Face stores it, and as it is trained.
+//! A real model: Qwen3-MoE in the layouts of Hugging Face and of training.
 
 use super::{bind, specs};
 use crate::Dtype;
 use crate::mapping::{AllowedProblems, Mapping, TensorSpec};
 
-/// The names of Hugging Face's Qwen3-MoE, per expert, to one tensor for all experts, with query, key
-/// and value in one.
+/// The Hugging Face names of Qwen3-MoE, one tensor per expert, to one tensor for all experts, with
+/// query, key and value combined.
 const QWEN3_MOE: &str = "
 model.embed_tokens.weight = model.embed_tokens.weight
 model.norm.weight = model.norm.weight
@@ -67,7 +67,7 @@ fn qwen3_moe(layers: u64, experts: u64, tied: bool) -> Vec<TensorSpec> {
 }
 
 #[test]
-fn a_mixture_of_experts_there_and_back() {
+fn a_mixture_of_experts_round_trips() {
     for tied in [false, true] {
         let sources = qwen3_moe(3, 12, tied);
         let bound = bind(QWEN3_MOE, &sources);
@@ -89,9 +89,9 @@ fn a_mixture_of_experts_there_and_back() {
     }
 }
 
-/// A stage of a pipeline that wants layer 1 reads the tensors of layer 1.
+/// A pipeline stage that requests layer 1 reads only the tensors of layer 1.
 #[test]
-fn what_is_wanted_decides_what_is_read() {
+fn only_requested_tensors_are_read() {
     let sources = qwen3_moe(3, 2, true);
     let whole = bind(QWEN3_MOE, &sources);
     let targets: Vec<TensorSpec> = whole
@@ -116,7 +116,7 @@ fn what_is_wanted_decides_what_is_read() {
 }
 
 #[test]
-fn everything_that_does_not_fit_is_told_at_once() {
+fn all_mismatches_are_reported_at_once() {
     let mut sources = qwen3_moe(2, 3, false);
     sources.retain(|it| !it.name.contains("layers.1.mlp.experts.1.up"));
     sources.push(TensorSpec::new("extra", Dtype::F32, &[2]));
@@ -125,20 +125,20 @@ fn everything_that_does_not_fit_is_told_at_once() {
     let mut targets: Vec<TensorSpec> = whole.outputs().collect();
     targets[0].shape = vec![20, 9];
     targets[1].dtype = Dtype::F16;
-    targets.push(TensorSpec::new("nobody", Dtype::F32, &[1]));
+    targets.push(TensorSpec::new("absent", Dtype::F32, &[1]));
 
     let report = mapping
         .bind(&sources, Some(&targets), &AllowedProblems::none())
         .unwrap_err();
     let expected = "5 problems
-  mismatched: `lm_head.weight` is wanted as BF16 [20, 9], and line 4 of the map makes BF16 [20, 8]
-  missing: `model.layers.1.mlp.experts.1.up_proj.weight`, needed by line 12 of the map
-  narrowed: `model.embed_tokens.weight` from F32 to F16 loses digits
-  unexpected: `extra` is there, and no rule uses it
-  unmade: `nobody` is wanted, and no rule makes it of what is there";
+  mismatched: `lm_head.weight` should be BF16 [20, 9], but line 4 of the map produces BF16 [20, 8]
+  missing: `model.layers.1.mlp.experts.1.up_proj.weight`, required by line 12 of the map
+  narrowed: `model.embed_tokens.weight` from F32 to F16 loses precision
+  unexpected: no rule uses `extra`
+  unmade: `absent` is requested, but no rule produces it from the available tensors";
     assert_eq!(report.to_string(), expected);
 
-    let allowed = ["unexpected:extra", "unmade:nob{r:path}", "narrowed"];
+    let allowed = ["unexpected:extra", "unmade:abs{r:path}", "narrowed"];
     let allowed = allowed
         .iter()
         .try_fold(AllowedProblems::none(), |all, it| all.and(it))
@@ -150,7 +150,7 @@ fn everything_that_does_not_fit_is_told_at_once() {
     assert!(AllowedProblems::none().and("missing:x").is_err());
 }
 
-/// One map on top of another, with a way back through both.
+/// Two chained maps, with an inverse through both.
 #[test]
 fn maps_compose() {
     let sources = qwen3_moe(2, 3, false);
@@ -188,9 +188,9 @@ fn maps_compose() {
     assert_eq!(back.outputs().collect::<Vec<_>>(), expected);
 }
 
-/// What a second map leaves out of what the first one made is told, by the tensor that is read.
+/// Elements that a second map leaves out are reported with the name of the source.
 #[test]
-fn nothing_is_lost_between_two_maps() {
+fn losses_between_chained_maps_are_reported() {
     let sources = specs(&[("a", &[4]), ("b", &[6])]);
     let both = bind("ab = concat(a, b)", &sources);
     let first = Mapping::parse("x = slice(ab, 0, 5)").unwrap();

@@ -1,11 +1,11 @@
-//! The way back of random maps.
+//! Inverses of random maps.
 
 use super::{bind, elements};
 use crate::Dtype;
 use crate::mapping::TensorSpec;
 use meshgrad_ckpt_crash::SplitMix64;
 
-/// A random term that can be solved for its names, of a shape; the names are added to `there`.
+/// A random invertible term of a shape; its names are added to `sources`.
 fn term(draw: &mut SplitMix64, shape: &[u64], depth: u32, sources: &mut Vec<TensorSpec>) -> String {
     let rank = shape.len();
     let dim = draw.below(rank as u64) as usize;
@@ -65,9 +65,9 @@ fn term(draw: &mut SplitMix64, shape: &[u64], depth: u32, sources: &mut Vec<Tens
 proptest::proptest! {
     #![proptest_config(proptest::prelude::ProptestConfig::with_cases(1000))]
 
-    /// The way back of a random map takes each element where it came from.
+    /// The inverse of a random map puts each element back in its place.
     #[test]
-    fn there_and_back_is_the_same(seed in proptest::prelude::any::<u64>(), depth in 0..6u32) {
+    fn inverses_restore_every_element(seed in proptest::prelude::any::<u64>(), depth in 0..6u32) {
         let (mut draw, mut sources) = (SplitMix64::new(seed), Vec::new());
         let shape: Vec<u64> = (0..1 + draw.below(3)).map(|_| 1 + draw.below(6)).collect();
         let term = term(&mut draw, &shape, depth, &mut sources);

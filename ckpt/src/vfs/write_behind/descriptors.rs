@@ -1,4 +1,4 @@
-//! A file that is open twice: through the page cache and past it.
+//! A file that is open twice: through the page cache, and bypassing it.
 
 use std::fs::File;
 use std::io;
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::source::ALIGNMENT;
 
-/// How a block is written directly: tests have disks that refuse or fail.
+/// The direct write of a block: tests simulate disks that reject or fail it.
 type Write = fn(&File, &[u8], u64) -> io::Result<usize>;
 
 #[derive(Debug)]
@@ -16,12 +16,12 @@ pub(super) struct Descriptors {
     pub(super) cached: Arc<File>,
     direct: File,
     write: Write,
-    /// Some file systems open for direct writes and refuse the first.
+    /// Some file systems open for direct writes and reject the first one.
     refused: AtomicBool,
 }
 
 impl Descriptors {
-    /// None where the system or the file system have no direct writes.
+    /// `None` where the system or the file system does not support direct writes.
     pub(super) fn open(cached: &Arc<File>) -> Option<Descriptors> {
         let write = <File as FileExt>::write_at;
         Some(Descriptors::new(cached, open_direct(cached)?, write))
@@ -36,7 +36,7 @@ impl Descriptors {
         }
     }
 
-    /// Whether all is to go through the page cache from now on.
+    /// Whether all further writes go through the page cache.
     pub(super) fn is_refused(&self) -> bool {
         self.refused.load(Ordering::Relaxed)
     }
@@ -47,7 +47,7 @@ impl Descriptors {
         while done < pages.len() && !self.is_refused() {
             match (self.write)(&self.direct, &pages[done..], offset + done as u64) {
                 Ok(written) if written < ALIGNMENT => break,
-                // What was begun of a page is written again.
+                // A partly written page is written again.
                 Ok(written) => done += written / ALIGNMENT * ALIGNMENT,
                 Err(error) => match error.kind() {
                     io::ErrorKind::Interrupted => {}
@@ -63,7 +63,7 @@ impl Descriptors {
     }
 }
 
-/// The same file, whatever its name is by now.
+/// The same file, whatever its current name is.
 #[cfg(target_os = "linux")]
 fn open_direct(file: &File) -> Option<File> {
     use std::fs::OpenOptions;

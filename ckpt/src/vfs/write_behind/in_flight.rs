@@ -1,10 +1,10 @@
-//! What of a file is on its way, and whether some of it was lost.
+//! Pending writes of a file, and their errors.
 
 use std::io;
 use std::ops::Range;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Shared by those who write a file and the threads that carry it out.
+/// Shared by the writers of a file and the threads that perform the writes.
 #[derive(Debug, Default)]
 pub(super) struct InFlight {
     state: Mutex<State>,
@@ -13,32 +13,32 @@ pub(super) struct InFlight {
 
 #[derive(Debug, Default)]
 struct State {
-    /// At most as many as the pool has blocks, and those who wait for one.
+    /// At most the blocks of the pool, plus the writers that wait for one.
     pending: Vec<Range<u64>>,
-    /// The first error. It stays.
+    /// The first error, which stays.
     failed: Option<io::Error>,
 }
 
 impl InFlight {
-    /// Waits until nothing of `range` is on its way.
+    /// Waits until no write overlaps `range`.
     ///
-    /// An error when anything of the file was lost; the same holds for all the others.
+    /// An error when any write of the file failed; the same holds for all other methods.
     pub(super) fn wait_for(&self, range: &Range<u64>) -> io::Result<()> {
         self.without(range).map(|_| ())
     }
 
-    /// Waits likewise; then `range` is on its way.
+    /// Waits likewise, then adds `range`.
     pub(super) fn begin(&self, range: Range<u64>) -> io::Result<()> {
         self.without(&range)?.pending.push(range);
         Ok(())
     }
 
-    /// Waits until nothing is on its way.
+    /// Waits until no writes are pending.
     pub(super) fn drain(&self) -> io::Result<()> {
         self.wait_for(&(0..u64::MAX))
     }
 
-    /// `range`, which was begun, is where it belongs or lost.
+    /// Removes `range`, which was written or has failed.
     pub(super) fn end(&self, range: &Range<u64>, written: io::Result<()>) {
         let mut state = self.lock();
         state.pending.retain(|it| it != range);
@@ -66,7 +66,7 @@ impl InFlight {
     }
 }
 
-/// An error like this one.
+/// A copy of an error.
 fn again(error: &io::Error) -> io::Error {
     match error.raw_os_error() {
         Some(code) => io::Error::from_raw_os_error(code),

@@ -1,26 +1,26 @@
-//! Large writes past the page cache, while the caller makes the next bytes.
+//! Large writes that bypass the page cache, while the caller produces the next bytes.
 //!
 //! ```text
-//! write_at    first and last bytes, beside whole pages  -> page cache
+//! write_at    bytes of partial pages                    -> page cache
 //!             whole pages, copied to a block of a pool  -> its threads -> O_DIRECT
 //! sync_data   waits for the blocks of this file, then for the disk
 //! ```
 //!
-//! Through the page cache a disk that takes 2.5 GB/s gets half of that: each byte is copied to a
-//! page that must be found first, and most of them wait for the sync. What is saved is seldom read
-//! soon, so those pages are also missed by whoever had them.
+//! Through the page cache, a disk with 2.5 GB/s reaches half of that: each byte is copied to a page
+//! that must be found first, and most pages wait for the sync. Checkpoints are seldom read soon, so
+//! those pages also evict more useful ones.
 //!
-//! The two ways into a file do not meet. A block has only whole pages of a single write; a page
-//! that two writes share has a part of each and goes through the cache both times, whoever makes
-//! them: threads or processes. (The cache keeps several pages as one, but none that a write has not
-//! touched.) So no page is dirty in the cache while it is written past it. Only where bytes are
-//! written again would that be otherwise: then the later write waits for the earlier block, and a
-//! direct write has the system put the dirty pages of its range on disk first and forget what the
-//! cache has of it.
+//! Cached and direct writes never touch the same page. A direct block consists of whole pages of a
+//! single write. A page that two writes share is written through the cache both times, by any
+//! thread or process. (The cache may group several pages, but only pages that a write has touched.)
+//! So no page is dirty in the cache while it is written directly. The exception is bytes that are
+//! written again: then the later write waits for the earlier block, and for a direct write the
+//! system flushes the dirty pages of its range and drops them from the cache.
 //!
-//! An error comes up at a later call, and stays: a sync after it fails.
+//! An error is returned by a later call, and stays: a sync after it fails.
 //!
-//! Where the system or the file system refuse direct writes, all goes through the cache.
+//! If the system or the file system does not support direct writes, everything goes through the
+//! cache.
 
 mod descriptors;
 mod in_flight;
@@ -40,18 +40,18 @@ use descriptors::Descriptors;
 use in_flight::InFlight;
 use pool::{Job, Pool};
 
-/// Fewer bytes at once go through the page cache: it gathers them.
+/// Smaller writes go through the page cache, which merges them.
 const MIN_DIRECT_BYTES: usize = 256 << 10;
 
 /// A file that is open for writing.
 #[derive(Debug)]
 pub(super) struct WriteBehind {
     file: Arc<File>,
-    /// Opened for the first large write; none where direct writes are refused.
+    /// Opened for the first large write; `None` if direct writes are not supported.
     direct: OnceLock<Option<DirectWriter>>,
 }
 
-/// The way past the page cache.
+/// The writer that bypasses the page cache.
 #[derive(Debug)]
 struct DirectWriter {
     to: Arc<Descriptors>,
@@ -68,7 +68,7 @@ impl WriteBehind {
         }
     }
 
-    /// The file itself, once all that was written has reached it or the cache.
+    /// The file, after all writes have reached it or the cache.
     pub(super) fn flushed(&self) -> io::Result<&File> {
         if let Some(Some(direct)) = self.direct.get() {
             direct.in_flight.drain()?;
@@ -76,7 +76,7 @@ impl WriteBehind {
         Ok(&self.file)
     }
 
-    /// Takes some of the bytes.
+    /// Writes some of the bytes.
     pub(super) fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
         match self.direct(bytes.len()) {
             Some(direct) => direct.write_at(bytes, offset),
@@ -123,7 +123,7 @@ impl DirectWriter {
         self.to.cached.write_at(bytes, offset)
     }
 
-    /// Hands whole pages to the pool.
+    /// Submits whole pages to the pool.
     fn write_behind(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
         self.in_flight.begin(range(bytes, offset))?;
         let mut block = self.pool.block();
@@ -139,9 +139,9 @@ impl DirectWriter {
 }
 
 impl Drop for DirectWriter {
-    /// Nobody writes to a file that its owner has closed: it may be gone, and its space counted.
+    /// No write may follow the close of a file: it may have been removed, and its space counted.
     fn drop(&mut self) {
-        // Whoever wants to know of an error syncs.
+        // A caller that needs the error must sync.
         let _ = self.in_flight.drain();
     }
 }

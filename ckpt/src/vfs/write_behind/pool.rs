@@ -1,5 +1,5 @@
-//! The threads that write, and the blocks that they write from: 8 MiB for all files of the process
-//! together. They begin with the first file that needs them and end with the last.
+//! The threads that write, and their blocks: 8 MiB for all files of the process together. They
+//! start with the first file that needs them and end with the last.
 
 use std::collections::VecDeque;
 use std::io;
@@ -11,13 +11,13 @@ use crate::source::Aligned;
 
 use super::{Descriptors, InFlight};
 
-/// Two keep a disk busy: while one comes for the next block, the other's is being written.
+/// Two keep a disk busy: while one fetches the next block, the other's is being written.
 const THREADS: usize = 2;
 
-/// Some are being written, one is filled, the rest make up for who is late.
+/// Some are being written, one is being filled, and the rest compensate for delays.
 const BLOCKS: usize = 8;
 
-/// The bytes of each.
+/// The size of a block in bytes.
 const BLOCK_BYTES: usize = 1 << 20;
 
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub(super) struct Pool {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// The beginning of a block, for a range of a file.
+/// The first bytes of a block, to be written to a range of a file.
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) block: Aligned,
@@ -39,24 +39,24 @@ pub(super) struct Job {
 #[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
-    /// A job, or the end.
+    /// Signals a job, or the end.
     queued: Condvar,
-    /// A block.
+    /// Signals a free block.
     freed: Condvar,
 }
 
 #[derive(Debug)]
 struct State {
     jobs: VecDeque<Job>,
-    /// Blocks that nobody uses.
+    /// Free blocks.
     spare: Vec<Aligned>,
-    /// Blocks that may still be made.
+    /// Blocks that may still be allocated.
     unallocated: usize,
     is_over: bool,
 }
 
 impl Pool {
-    /// The pool of this process. None where there can be no threads.
+    /// The pool of this process; `None` if threads cannot be created.
     pub(super) fn of_process() -> Option<Arc<Pool>> {
         static POOL: Mutex<Weak<Pool>> = Mutex::new(Weak::new());
 
@@ -97,7 +97,7 @@ impl Pool {
         self.block_bytes
     }
 
-    /// A block that nobody else has; waits for one.
+    /// Returns a free block, waiting for one if necessary.
     pub(super) fn block(&self) -> Aligned {
         let mut state = self.shared.lock();
         loop {
@@ -140,7 +140,7 @@ impl Shared {
         }
     }
 
-    /// In the order in which they came; none at the end.
+    /// The next job in order of submission; `None` at the end.
     fn next(&self) -> Option<Job> {
         let mut state = self.lock();
         loop {
@@ -161,13 +161,13 @@ impl Shared {
 }
 
 impl Job {
-    /// Returns the block.
+    /// Writes the job and returns its block.
     fn run(mut self) -> Aligned {
         let len = (self.range.end - self.range.start) as usize;
         let written = self
             .to
             .write_all(&self.block.bytes()[..len], self.range.start);
-        // The file may be closed as soon as nothing of it is on its way.
+        // The file may be closed as soon as none of its writes is pending.
         drop(self.to);
         self.in_flight.end(&self.range, written);
         self.block

@@ -17,12 +17,12 @@ fn honest(file: &File, bytes: &[u8], offset: u64) -> io::Result<usize> {
     file.write_at(bytes, offset)
 }
 
-/// Takes a page and some more at a time.
+/// Writes a page and a few bytes at a time.
 fn short(file: &File, bytes: &[u8], offset: u64) -> io::Result<usize> {
     file.write_at(&bytes[..bytes.len().min(PAGE + 900)], offset)
 }
 
-/// Takes less than a page where the number of the page is odd.
+/// Writes less than a page if the page number is odd.
 fn tiny(file: &File, bytes: &[u8], offset: u64) -> io::Result<usize> {
     match offset / PAGE as u64 % 2 {
         0 => file.write_at(&bytes[..PAGE], offset),
@@ -39,12 +39,12 @@ fn interrupted(file: &File, bytes: &[u8], offset: u64) -> io::Result<usize> {
     }
 }
 
-/// As a file system that has no direct writes.
+/// A file system without direct writes.
 fn refusing(_: &File, _: &[u8], _: u64) -> io::Result<usize> {
     Err(Errno::INVAL.into())
 }
 
-/// Refuses in the middle of a file.
+/// Rejects direct writes in the middle of a file.
 fn moody(file: &File, bytes: &[u8], offset: u64) -> io::Result<usize> {
     match offset / PAGE as u64 {
         7 => Err(Errno::OPNOTSUPP.into()),
@@ -62,7 +62,7 @@ fn broken(_: &File, _: &[u8], _: u64) -> io::Result<usize> {
 
 const WELL: [Disk; 6] = [honest, short, tiny, interrupted, refusing, moody];
 
-/// A folder for a file, and a pool that is so small that all of it matters.
+/// A folder for a file, and a pool so small that it is always contended.
 struct Place {
     folder: TempDir,
     pool: Arc<Pool>,
@@ -88,7 +88,7 @@ impl Place {
         self.written(file, Some(to))
     }
 
-    /// A new file whose pages go past the cache, if the system has such a way.
+    /// A new file with real direct writes, if the system supports them.
     fn real_file(&self) -> WriteBehind {
         let file = self.plain_file();
         let to = Descriptors::open(&file);
@@ -135,9 +135,10 @@ proptest! {
         ..Default::default()
     })]
 
-    /// The last write counts, wherever it begins and ends and whatever the disk takes at a time.
+    /// The last write of each byte counts, for any ranges and any amounts that the disk accepts at
+    /// a time.
     #[test]
-    fn writes_are_as_if_made_one_after_the_other(
+    fn writes_behave_as_if_sequential(
         writes in prop::collection::vec((0..12 * PAGE, 0..8 * PAGE), 1..12),
         on_pages in any::<bool>(),
         disk in prop::option::of(prop::sample::select(&WELL[..])),
@@ -164,8 +165,8 @@ proptest! {
         prop_assert!(fs::read(place.path()).unwrap() == expected);
     }
 
-    /// Threads that share pages at the borders of their parts lose nothing, whether these pages and
-    /// those beside them go different ways (the system's own, where it has them) or not.
+    /// Threads that share the pages at the borders of their parts lose nothing, whether cached and
+    /// direct writes of adjacent pages mix or not.
     #[test]
     fn threads_write_parts_of_any_size(
         cuts in prop::collection::btree_set(1..40 * PAGE, 0..9),
@@ -191,9 +192,9 @@ proptest! {
     }
 }
 
-/// An error comes up at a call after the write that it belongs to, and at every later one.
+/// An error is returned by a call after its write, and by every later one.
 #[test]
-fn a_lost_block_is_never_forgotten() {
+fn a_write_error_stays() {
     for (disk, kind, code) in [
         (full as Disk, io::ErrorKind::StorageFull, Errno::NOSPC),
         (broken, io::Error::from(Errno::IO).kind(), Errno::IO),
@@ -214,31 +215,31 @@ fn a_lost_block_is_never_forgotten() {
     }
 }
 
-/// Not tried again, block after block.
+/// Direct writes are not tried again for every block.
 #[test]
-fn a_refusal_is_for_good() {
+fn rejected_direct_writes_are_not_retried() {
     let place = Place::new();
     let file = place.file(refusing);
     let Some(Some(direct)) = file.direct.get() else {
-        panic!("made so")
+        panic!("simulated failure")
     };
     assert!(!direct.to.is_refused());
     write_all(&file, &[1; PAGE], 0).unwrap();
     file.flushed().unwrap();
     assert!(direct.to.is_refused());
 
-    // All at once: no block has so much.
+    // Written at once: no block is that large.
     assert_eq!(file.write_at(&[2; 9 * PAGE], 10).unwrap(), 9 * PAGE);
 }
 
-/// What is closed has no descriptor left, though others keep the threads busy.
+/// A closed file has no descriptors left, even while the threads are busy with others.
 #[test]
-fn nothing_is_written_to_a_closed_file() {
+fn a_closed_file_has_no_pending_writes() {
     let place = Place::new();
     for _ in 0..20 {
         let file = place.file(honest);
         let Some(Some(direct)) = file.direct.get() else {
-            panic!("made so")
+            panic!("simulated failure")
         };
         let descriptors: Weak<Descriptors> = Arc::downgrade(&direct.to);
         let expected = bytes(5 * PAGE, 0);
@@ -252,7 +253,7 @@ fn nothing_is_written_to_a_closed_file() {
 
 /// One block and one thread are enough for any number of writers.
 #[test]
-fn few_blocks_only_slow_down() {
+fn a_small_pool_is_only_slower() {
     let mut place = Place::new();
     place.pool = Arc::new(Pool::new(1, 1, PAGE).unwrap());
     let file = place.file(honest);
@@ -267,7 +268,7 @@ fn few_blocks_only_slow_down() {
     assert!(fs::read(place.path()).unwrap() == expected);
 }
 
-/// However many files there are, their blocks are the same few.
+/// All files share the same few blocks.
 #[test]
 fn a_process_has_one_pool() {
     let [first, second] = [Pool::of_process(), Pool::of_process()].map(Option::unwrap);
@@ -289,9 +290,9 @@ fn written_large(folder: &Path) {
     assert!(done.unwrap() == expected);
 }
 
-/// On the disk of temporary files, and on one that has none beneath it.
+/// On the disk of temporary files, and on a file system in memory.
 #[test]
-fn real_files_get_their_bytes() {
+fn real_files_contain_the_written_bytes() {
     let folder = tempfile::tempdir().unwrap();
     written_large(folder.path());
 
@@ -301,9 +302,9 @@ fn real_files_get_their_bytes() {
     }
 }
 
-/// Only large writes cost a second descriptor, and they do where the system gives one.
+/// Only large writes open a second descriptor, if the system supports it.
 #[test]
-fn large_writes_go_past_the_cache() {
+fn large_writes_bypass_the_cache() {
     let folder = tempfile::tempdir().unwrap();
     let file = File::create(folder.path().join("x")).unwrap();
     let file = WriteBehind::new(file);
