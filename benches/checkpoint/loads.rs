@@ -100,7 +100,7 @@ pub(super) fn load(
         &options(backend, threads),
     )?;
     let sources = Sources::open(&folder, BackendChoice::Only(backend))?;
-    if let Some(refused) = &sources.files()[0].refused {
+    if let Some(refused) = &sources.files()[0].fallback_reason {
         anyhow::bail!("{refused}");
     }
     execute(&plan, &sources, &targets_in(&plan, arena), &|_| {})?;

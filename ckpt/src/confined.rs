@@ -73,17 +73,17 @@ impl ConfinedFolder {
             .map_err(|errno| Error::io("follow", &path, errno.into()))?;
         let target = Path::new(OsStr::from_bytes(target.as_bytes()));
 
-        let refused = || Error::Link {
+        let rejected = || Error::Link {
             path: path.clone(),
             target: target.to_owned(),
         };
 
         // The link is read once, so the file that is opened is the file that was checked.
-        let blobs = self.blobs.as_ref().ok_or_else(refused)?;
-        let blob = blobs.name_of(target).ok_or_else(refused)?;
+        let blobs = self.blobs.as_ref().ok_or_else(rejected)?;
+        let blob = blobs.name_of(target).ok_or_else(rejected)?;
         match open_in(&blobs.folder, blob) {
             Err(Errno::NOENT) => Ok(None),
-            Err(Errno::LOOP) => Err(refused()),
+            Err(Errno::LOOP) => Err(rejected()),
             opened => regular(&path, opened).map(Some),
         }
     }

@@ -46,7 +46,7 @@ impl CoverageError {
 fn writer_text(writer: &Option<String>) -> String {
     match writer {
         Some(writer) => format!("`{writer}`"),
-        None => "nothing".to_owned(),
+        None => "none".to_owned(),
     }
 }
 

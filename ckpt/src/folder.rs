@@ -34,7 +34,7 @@ type Place = (usize, usize);
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{} declares {declared} bytes for all tensors, but they have {found}; the tensors themselves \
-     are all there", index.display()
+     are complete", index.display()
 )]
 pub struct SizeMismatch {
     /// The index.

@@ -45,7 +45,7 @@ struct Reader {
 impl Reader {
     fn refuse<E: Error>(&self, problem: HeaderError) -> E {
         self.broken.set(Some(problem));
-        E::custom("refused")
+        E::custom("rejected")
     }
 }
 

@@ -80,7 +80,7 @@ struct Reader {
 impl Reader {
     fn refuse<E: Error>(&self, problem: IndexError) -> E {
         self.broken.set(Some(problem));
-        E::custom("refused")
+        E::custom("rejected")
     }
 
     /// Skips a value inside `depth` objects.

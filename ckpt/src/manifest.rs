@@ -265,8 +265,8 @@ mod tests {
     fn a_sealed_manifest_is_still_validated() {
         let json = small().to_json().unwrap();
         for (from, to, message) in [
-            ("\"empty\"", "\"../x\"", "a part of it is `..`"),
-            ("\"empty\"", "\"/etc/passwd\"", "leads to another folder"),
+            ("\"empty\"", "\"../x\"", "it has a component `..`"),
+            ("\"empty\"", "\"/etc/passwd\"", "refers to another folder"),
             ("\"empty\"", "\"a/\u{fc}\\\".bin\"", "twice"),
             ("[5,", "[4,", "6 bytes but 5 in blocks"),
             ("[5,", "[0,", "a block has 0 bytes"),

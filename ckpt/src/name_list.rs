@@ -142,10 +142,10 @@ mod tests {
                     added.push(name);
                 }
                 let mut next = draw.below(60) as usize;
-                let wanted = format!("b{}", draw.below(50));
-                let expected = added.iter().position(|it| *it == wanted);
+                let name = format!("b{}", draw.below(50));
+                let expected = added.iter().position(|it| *it == name);
                 if draw.below(10) == 0 {
-                    assert_eq!(list.find(&wanted, &mut next), expected);
+                    assert_eq!(list.find(&name, &mut next), expected);
                     assert!(expected.is_none_or(|place| next == place + 1));
                 }
             }

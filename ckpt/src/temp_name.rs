@@ -55,10 +55,10 @@ mod tests {
     #[test]
     fn only_our_own_names_are_recognized() {
         for kind in [TempKind::Staging, TempKind::Trash] {
-            let made = path(&crate::vfs::RealFs, Path::new("runs/step-000123"), kind);
-            assert_eq!(made.parent(), Some(Path::new("runs")));
+            let temp = path(&crate::vfs::RealFs, Path::new("runs/step-000123"), kind);
+            assert_eq!(temp.parent(), Some(Path::new("runs")));
             assert_eq!(
-                TempKind::of(made.file_name().unwrap().to_str().unwrap()),
+                TempKind::of(temp.file_name().unwrap().to_str().unwrap()),
                 Some(kind)
             );
         }

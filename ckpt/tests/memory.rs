@@ -43,9 +43,9 @@ fn peak(work: impl FnOnce()) -> usize {
 }
 
 /// Frees every target at once.
-struct Gone;
+struct Discard;
 
-impl Sink for Gone {
+impl Sink for Discard {
     type Buffer = Vec<u8>;
     type Error = Error;
 
@@ -74,11 +74,11 @@ fn graph() -> (Graph, Vec<LoadRequest>) {
             ));
             one
         });
-        let beside = graph.concat(&pair, 1).unwrap();
+        let joined = graph.concat(&pair, 1).unwrap();
         requests.push(LoadRequest::all(
-            format!("beside.{}", requests.len()),
+            format!("joined.{}", requests.len()),
             &graph,
-            beside,
+            joined,
         ));
     }
     (graph, requests)
@@ -119,15 +119,18 @@ fn peak_memory_matches_the_plan() {
             let mut targets: Vec<Vec<u8>> = bytes.map(|bytes| vec![0; bytes]).collect();
             let sources = Sources::open(&folder, BackendChoice::Only(backend)).unwrap();
 
-            // In memory that is there: nothing.
-            let peak_beside = peak(|| {
+            // Into existing memory: no further allocation.
+            let peak_in_place = peak(|| {
                 let slices = Slices::new(targets.iter_mut().map(|target| &mut target[..]));
                 execute(&plan, &sources, &slices, &|_| {}).unwrap();
             });
-            assert!(peak_beside <= REST, "{backend} {threads}: {peak_beside}");
+            assert!(
+                peak_in_place <= REST,
+                "{backend} {threads}: {peak_in_place}"
+            );
             drop(targets);
 
-            // In memory that is made and leaves: what is open.
+            // Into memory that the sink allocates and frees: only open targets.
             let options = Options {
                 targets: Targets::Leave,
                 ..options
@@ -136,14 +139,14 @@ fn peak_memory_matches_the_plan() {
             let memory = plan.memory();
             assert!(memory.targets < 20 << 20, "{memory:?}");
             let peak_in_all = peak(|| {
-                execute(&plan, &sources, &Gone, &|_| {}).unwrap();
+                execute(&plan, &sources, &Discard, &|_| {}).unwrap();
             });
             assert!(
                 peak_in_all <= memory.targets as usize + REST,
                 "{backend} {threads}: {peak_in_all}"
             );
 
-            // The plan itself is what it says it is.
+            // The size of the plan itself is correct.
             let copied = peak(|| drop(plan.clone()));
             assert!(copied as u64 <= memory.plan + 1024, "{copied} {memory:?}");
         }

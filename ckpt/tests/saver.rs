@@ -30,7 +30,7 @@ fn broken(run: &Path, step: u64) -> Snapshot {
     snapshot
 }
 
-fn begun<T>(begin: Submitted<T>) -> Option<Result<T>> {
+fn started<T>(begin: Submitted<T>) -> Option<Result<T>> {
     match begin {
         Submitted::Started { previous } => previous,
         Submitted::Busy(task) => panic!("{task:?} was rejected"),
@@ -72,7 +72,7 @@ fn the_snapshot_is_saved() {
             wait.recv().unwrap();
             data.append(&copy[10_000..])
         });
-        assert!(begun(saver.submit(snapshot)).is_none());
+        assert!(started(saver.submit(snapshot)).is_none());
 
         // Half of it may already be written.
         set(255);
@@ -92,7 +92,7 @@ fn only_one_save_runs_at_a_time() {
     let run = tempfile::tempdir().unwrap();
     let mut saver = Saver::new(WhenBusy::Reject);
     let (first, go) = held(run.path(), 1);
-    assert!(begun(saver.submit(first)).is_none());
+    assert!(started(saver.submit(first)).is_none());
     assert!(saver.is_running());
     assert!(saver.poll().is_none());
     assert!(steps(run.path()).is_empty(), "not before it is complete");
@@ -106,7 +106,7 @@ fn only_one_save_runs_at_a_time() {
     assert_eq!(saver.wait().unwrap().unwrap().step(), Some(1));
     assert!(saver.wait().is_none(), "returned once");
 
-    assert!(begun(saver.submit(second)).is_none());
+    assert!(started(saver.submit(second)).is_none());
     while saver.is_running() {
         thread::yield_now();
     }
@@ -119,16 +119,16 @@ fn a_waiting_saver_returns_the_previous_result() {
     let run = tempfile::tempdir().unwrap();
     let mut saver = Saver::new(WhenBusy::Wait);
     let (first, go) = held(run.path(), 1);
-    assert!(begun(saver.submit(first)).is_none());
+    assert!(started(saver.submit(first)).is_none());
     thread::scope(|scope| {
         scope.spawn(move || go.send(()).unwrap());
-        let previous = begun(saver.submit(broken(run.path(), 2)));
+        let previous = started(saver.submit(broken(run.path(), 2)));
         assert_eq!(previous.unwrap().unwrap().step(), Some(1));
     });
 
     let (third, go) = held(run.path(), 3);
     drop(go);
-    let failed = begun(saver.submit(third)).unwrap();
+    let failed = started(saver.submit(third)).unwrap();
     assert!(matches!(failed, Err(Error::FileName { .. })), "{failed:?}");
     assert_eq!(saver.wait().unwrap().unwrap().step(), Some(3));
     assert_eq!(steps(run.path()), [1, 3]);
@@ -143,32 +143,32 @@ fn a_waiting_saver_returns_the_previous_result() {
 #[test]
 fn no_failure_is_lost() {
     let run = tempfile::tempdir().unwrap();
-    let told: Arc<Mutex<Vec<String>>> = Arc::default();
+    let reported: Arc<Mutex<Vec<String>>> = Arc::default();
     let saver = || {
-        let told = Arc::clone(&told);
+        let reported = Arc::clone(&reported);
         Saver::new(WhenBusy::Wait).report_to(move |error| {
-            told.lock().unwrap().push(error.to_string());
+            reported.lock().unwrap().push(error.to_string());
         })
     };
 
     let mut failing = saver();
-    assert!(begun(failing.submit(broken(run.path(), 1))).is_none());
+    assert!(started(failing.submit(broken(run.path(), 1))).is_none());
     drop(failing);
-    assert!(told.lock().unwrap()[0].contains("`../outside`"));
+    assert!(reported.lock().unwrap()[0].contains("`../outside`"));
 
     let mut panicking: Saver = saver();
     let task = Task::new(run.path().join("x"), || panic!("simulated failure"));
-    assert!(begun(panicking.submit(task)).is_none());
+    assert!(started(panicking.submit(task)).is_none());
     let error = panicking.wait().unwrap().unwrap_err().to_string();
     assert!(error.contains("panicked: simulated failure"), "{error}");
 
     let mut good = saver();
     let (snapshot, go) = held(run.path(), 2);
     drop(go);
-    assert!(begun(good.submit(snapshot)).is_none());
+    assert!(started(good.submit(snapshot)).is_none());
     drop(good);
     assert_eq!(steps(run.path()), [2]);
-    assert_eq!(told.lock().unwrap().len(), 1);
+    assert_eq!(reported.lock().unwrap().len(), 1);
 }
 
 /// A rank saves its parts in the background and returns a report.
@@ -185,7 +185,7 @@ fn ranks_save_in_the_background_too() {
         writer.file("x.bin")?.write_at(3, b"def")?;
         writer.finish()
     });
-    assert!(begun(rank.submit(task)).is_none());
+    assert!(started(rank.submit(task)).is_none());
     file.write_at(0, b"abc").unwrap();
 
     staging.accept(rank.wait().unwrap().unwrap()).unwrap();

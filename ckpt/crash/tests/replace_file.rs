@@ -26,7 +26,7 @@ fn a_full_disk_has_its_own_error() {
     };
     assert_eq!(*needed, TWO_WRITES as u64);
     assert!(
-        error.to_string().contains(": 2097152 bytes wanted"),
+        error.to_string().contains(": 2097152 bytes needed"),
         "{error}"
     );
     assert!(fs.list(Path::new("/")).unwrap().is_empty());

@@ -38,9 +38,9 @@ use crate::plan::Digest;
 /// let folder = Folder::open(folder.path())?;
 /// let mut graph = Graph::new();
 /// let w = graph.source("w", Dtype::U8, &[1000])?;
-/// let want = LoadRequest::all("w", &graph, w);
+/// let request = LoadRequest::all("w", &graph, w);
 /// let options = Options { window: 256, ..Options::default() };
-/// let plan = LoadPlan::new(&graph, &Catalog::of(&folder), &[want], &options)?;
+/// let plan = LoadPlan::new(&graph, &Catalog::of(&folder), &[request], &options)?;
 ///
 /// let mut loaded = vec![[0; 1000]; 2];
 /// let read = std::thread::scope(|scope| {

@@ -223,14 +223,14 @@ mod tests {
             from in 0..20u64,
             to in 0..70u64,
         ) {
-            for (here, there) in [
+            for (dtype, cast) in [
                 (Dtype::BF16, Dtype::F32),
                 (Dtype::F32, Dtype::BF16),
                 (Dtype::F64, Dtype::F32),
                 (Dtype::I8, Dtype::F32),
             ] {
-                let how = Conversion { from: here, steps: vec![ElementOp::Cast(there)] };
-                let sizes = ((here.bits() / 8) as u32, (there.bits() / 8) as u32);
+                let how = Conversion { from: dtype, steps: vec![ElementOp::Cast(cast)] };
+                let sizes = ((dtype.bits() / 8) as u32, (cast.bits() / 8) as u32);
                 check(&permuted, (from, to), sizes, Some(&how));
             }
         }

@@ -17,8 +17,8 @@
 //! assert_eq!(graph.shape(qkv), [5120, 2048]);
 //!
 //! // A rank with the last 640 rows needs part of k and all of v.
-//! let pieces = graph.pull(qkv, &[4480..5120, 0..2048])?;
-//! let reads: Vec<_> = pieces.iter().map(|it| (graph.leaf_name(it.from), it.elements())).collect();
+//! let copies = graph.copies(qkv, &[4480..5120, 0..2048])?;
+//! let reads: Vec<_> = copies.iter().map(|it| (graph.leaf_name(it.from), it.elements())).collect();
 //! assert_eq!(reads, [("k_proj", 128 * 2048), ("v_proj", 512 * 2048)]);
 //! # Ok::<(), meshgrad_ckpt::graph::GraphError>(())
 //! ```

@@ -305,7 +305,7 @@ mod tests {
             dtype,
         };
         let blocks = dequant(&[2, 2], Dtype::BF16);
-        let refused = [
+        let rejected = [
             Mean.result(&[f32(&[2]), f32(&[3])]),
             Mean.result(&[(Dtype::I8, vec![2])]),
             Mean.result(&[(Dtype::F8E4M3, vec![2])]),
@@ -315,7 +315,7 @@ mod tests {
             dequant(&[2], Dtype::I8).result(&[f32(&[4]), f32(&[2])]),
         ];
         assert_eq!(
-            refused.map(Result::unwrap_err),
+            rejected.map(Result::unwrap_err),
             [
                 "operands differ: F32 [2] and F32 [3]",
                 "an operand is I8, which is not a float type",

@@ -224,8 +224,8 @@ mod tests {
             let count = |copies: &Vec<ElementCopy>| elements_read(copies, 24).unwrap();
             let partly = partly_read(&graph, made);
             for (source, copies) in &traced {
-                let told = partly.get(source).map_or(24, count);
-                assert_eq!(told, count(copies), "{seed}: {}", graph.name(*source));
+                let usage = partly.get(source).map_or(24, count);
+                assert_eq!(usage, count(copies), "{seed}: {}", graph.name(*source));
             }
             assert!(
                 partly.keys().all(|source| traced.contains_key(source)),

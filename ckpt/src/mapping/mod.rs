@@ -17,7 +17,7 @@
 //! ")?;
 //!
 //! let tensor = |name: &str, shape: &[u64]| TensorSpec::new(name, Dtype::BF16, shape);
-//! let there = [
+//! let sources = [
 //!     tensor("model.embed_tokens.weight", &[1000, 64]),
 //!     tensor("model.layers.0.self_attn.q_proj.weight", &[128, 64]),
 //!     tensor("model.layers.0.self_attn.k_proj.weight", &[16, 64]),
@@ -25,11 +25,11 @@
 //!     tensor("model.layers.0.mlp.experts.0.down_proj.weight", &[64, 32]),
 //!     tensor("model.layers.0.mlp.experts.1.down_proj.weight", &[64, 32]),
 //! ];
-//! let bound = map.bind(&there, None, &AllowedProblems::none())?;
-//! let made: Vec<_> = bound.outputs().map(|it| (it.name, it.shape)).collect();
-//! assert_eq!(made[1], ("layers.0.attention.qkv.weight".into(), vec![160, 64]));
-//! assert_eq!(made[2], ("layers.0.experts.down".into(), vec![2, 64, 32]));
-//! assert_eq!(made.len(), 4);
+//! let bound = map.bind(&sources, None, &AllowedProblems::none())?;
+//! let outputs: Vec<_> = bound.outputs().map(|it| (it.name, it.shape)).collect();
+//! assert_eq!(outputs[1], ("layers.0.attention.qkv.weight".into(), vec![160, 64]));
+//! assert_eq!(outputs[2], ("layers.0.experts.down".into(), vec![2, 64, 32]));
+//! assert_eq!(outputs.len(), 4);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!

@@ -136,7 +136,7 @@ impl ProblemKind {
 /// The text does not describe problems to allow.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{}` cannot be waived: write KIND or KIND:TEMPLATE, as in unexpected:{{r:path}}.inv_freq; kinds \
+    "`{}` cannot be allowed: write KIND or KIND:TEMPLATE, as in unexpected:{{r:path}}.inv_freq; kinds \
      are unmade, unexpected, partly-used and narrowed", .0.escape_debug()
 )]
 pub struct InvalidAllowance(pub String);
@@ -168,8 +168,8 @@ impl AllowedProblems {
         let Some((kind, name)) = problem.kind() else {
             return false;
         };
-        let matching = |(waived, template): &(ProblemKind, Template)| {
-            *waived == kind && template.matches(name).is_some()
+        let matching = |(allowed, template): &(ProblemKind, Template)| {
+            *allowed == kind && template.matches(name).is_some()
         };
         self.0.iter().any(matching)
     }

@@ -465,7 +465,7 @@ mod tests {
 
     #[test]
     fn ambiguous_templates_are_rejected() {
-        let refused = [
+        let rejected = [
             (
                 "{l}{m}",
                 "`{l}` is ambiguous: it must be followed by something other than a digit, or \
@@ -505,7 +505,7 @@ mod tests {
                 "`{p:q|}` is not a capture: write `{l}`, `{p:q|k|v}`, `{w:word}` or `{r:path}`",
             ),
         ];
-        for (text, message) in refused {
+        for (text, message) in rejected {
             let problem = Template::parse(text, &BTreeMap::new()).unwrap_err();
             assert_eq!(problem.to_string(), message);
         }

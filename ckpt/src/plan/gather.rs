@@ -313,13 +313,13 @@ fn conversion(known: &mut Vec<Conversion>, from: Dtype, steps: &[ElementOp]) -> 
     if steps.is_empty() {
         return None;
     }
-    let wanted = Conversion {
+    let conversion = Conversion {
         from,
         steps: steps.to_vec(),
     };
-    let at = known.iter().position(|it| *it == wanted);
+    let at = known.iter().position(|it| *it == conversion);
     let at = at.unwrap_or_else(|| {
-        known.push(wanted);
+        known.push(conversion);
         known.len() - 1
     });
     Some(at as u32)

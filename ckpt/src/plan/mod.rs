@@ -45,9 +45,9 @@
 //! }
 //! let stacked = graph.stack(&ups, 0)?; // [experts, features, hidden]
 //!
-//! let want = LoadRequest::new("up", stacked, [0..2, 0..4, 0..32]);
+//! let request = LoadRequest::new("up", stacked, [0..2, 0..4, 0..32]);
 //! let folder = Folder::open(folder.path())?;
-//! let plan = LoadPlan::new(&graph, &Catalog::of(&folder), &[want], &Options::default())?;
+//! let plan = LoadPlan::new(&graph, &Catalog::of(&folder), &[request], &Options::default())?;
 //! let all: usize = folder.tensors().map(|tensor| tensor.byte_len()).sum();
 //! assert_eq!(plan.needed_bytes() * 16, all as u64);
 //!

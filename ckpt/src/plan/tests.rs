@@ -272,13 +272,13 @@ fn splitting_bytes_is_rejected() {
     assert_eq!(needed(six, [3..5, 0..4], &graph), Ok(6));
 
     let transposed = graph.transpose(four, 0, 1).unwrap();
-    let refused = [
+    let rejected = [
         needed(four, [1..5, 1..9], &graph),
         needed(four, [1..2, 0..3], &graph),
         needed(six, [3..5, 0..2], &graph),
         needed(transposed, [0..10, 0..6], &graph),
     ];
-    for found in refused {
+    for found in rejected {
         let text = found.unwrap_err().to_string();
         assert!(
             text.starts_with("target `out` would split or join bytes of F"),
@@ -292,26 +292,26 @@ fn invalid_requests_are_rejected() {
     let (_place, folder, mut graph, w) = matrix();
     let absent = ["b", "a"].map(|name| graph.source(name, Dtype::F32, &[2]).unwrap());
     let both = graph.stack(&absent, 0).unwrap();
-    let refused = |requests: &[LoadRequest]| {
+    let rejected = |requests: &[LoadRequest]| {
         let error = plan(&folder, &graph, requests, &Options::default()).unwrap_err();
         error.to_string()
     };
     assert_eq!(
-        refused(&[
+        rejected(&[
             LoadRequest::all("w", &graph, w),
             LoadRequest::all("w", &graph, both)
         ]),
         "target `w` is requested twice: give each region its own name"
     );
     assert_eq!(
-        refused(&[
+        rejected(&[
             LoadRequest::all("both", &graph, both),
             LoadRequest::all("w", &graph, w)
         ]),
         "the files lack `a`, `b`"
     );
     assert_eq!(
-        refused(&[LoadRequest::new("w", w, [0..4097, 0..1])]),
+        rejected(&[LoadRequest::new("w", w, [0..4097, 0..1])]),
         "target `w`: [0..4097, 0..1] is not a region of shape [4096, 8192]: pass a range inside each \
          dim"
     );

@@ -48,8 +48,8 @@ impl FileSystem {
     /// The file system of a file; local if the system does not report it.
     #[cfg(target_os = "linux")]
     pub(super) fn of_file(file: &File) -> FileSystem {
-        let told = rustix::fs::fstatfs(file);
-        told.map_or(FileSystem::Local, |it| {
+        let stat = rustix::fs::fstatfs(file);
+        stat.map_or(FileSystem::Local, |it| {
             FileSystem::from_magic(it.f_type as u64)
         })
     }

@@ -25,7 +25,7 @@
 //! | network (NFS, Lustre ..) | `Pread` | larger ones ([`Options::on`]); a map would request single pages |
 //!
 //! Choose the other two after a measurement. A backend that a file system does not support is
-//! replaced by `Pread`, and [`Opened::refused`] has the reason.
+//! replaced by `Pread`, and [`Opened::fallback_reason`] has the reason.
 //!
 //! [`Options::on`]: crate::plan::Options::on
 
@@ -67,7 +67,7 @@ pub struct Opened {
     /// Its backend.
     pub backend: Backend,
     /// Why it is not the requested backend.
-    pub refused: Option<String>,
+    pub fallback_reason: Option<String>,
 }
 
 /// Opens a file.
@@ -108,12 +108,12 @@ fn open_handle(
         Ok(source) => Opened {
             source,
             backend: asked,
-            refused: None,
+            fallback_reason: None,
         },
         Err(BackendError::Unsupported { file, reason }) => Opened {
             source: Box::new(Pread(file)),
             backend: Backend::Pread,
-            refused: Some(reason),
+            fallback_reason: Some(reason),
         },
         Err(BackendError::Failed(error)) => return Err(error),
     })

@@ -240,7 +240,7 @@ mod tests {
     /// A fault in an unguarded map ends the process as usual. The test runs itself as a child
     /// process.
     #[test]
-    fn other_faults_are_what_they_were() {
+    fn other_faults_keep_their_handler() {
         const INSIDE: &str = "MESHGRAD_TEST_FAULT";
         if env::var_os(INSIDE).is_some() {
             let (map, other) = (lost(), lost());
@@ -249,7 +249,7 @@ mod tests {
             first_byte(&other);
             return;
         }
-        let name = "source::sigbus::tests::other_faults_are_what_they_were";
+        let name = "source::sigbus::tests::other_faults_keep_their_handler";
         let ended = Command::new(env::current_exe().unwrap())
             .args([name, "--exact", "--test-threads=1"])
             .env(INSIDE, "1")

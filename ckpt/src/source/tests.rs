@@ -26,7 +26,7 @@ fn file(bytes: &[u8]) -> (TempDir, PathBuf) {
 
 fn open_with(path: &Path, backend: Backend) -> Box<dyn Source> {
     let opened = open(path, BackendChoice::Only(backend)).unwrap();
-    assert!(opened.backend == backend || opened.refused.is_some());
+    assert!(opened.backend == backend || opened.fallback_reason.is_some());
     opened.source
 }
 
@@ -151,7 +151,7 @@ fn a_write_in_place_is_an_error() {
             error.to_string(),
             format!(
                 "{} was modified while it was read, detected at offset 4096: it was written; do not \
-                 not write to a checkpoint in place",
+                 write to a checkpoint in place",
                 path.display()
             )
         );
@@ -195,13 +195,16 @@ fn sources_are_the_files_that_the_folder_has_open() {
 fn an_unsupported_backend_is_replaced() {
     let opened = open("/proc/cpuinfo", BackendChoice::Only(Backend::Direct)).unwrap();
     assert_eq!(opened.backend, Backend::Pread);
-    let reason = opened.refused.unwrap();
+    let reason = opened.fallback_reason.unwrap();
     assert!(
         reason.starts_with("the file system does not support direct reads: "),
         "{reason}"
     );
     let opened = open("/proc/cpuinfo", BackendChoice::Auto).unwrap();
-    assert_eq!((opened.backend, opened.refused), (Backend::Pread, None));
+    assert_eq!(
+        (opened.backend, opened.fallback_reason),
+        (Backend::Pread, None)
+    );
 
     let folder = tempfile::tempdir().unwrap();
     let error = open(folder.path(), BackendChoice::Auto).unwrap_err();

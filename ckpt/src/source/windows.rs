@@ -61,8 +61,8 @@ impl Windows {
         let mut rest = &mut self.memory[self.start..];
         (0..count).map(move |_| {
             let whole = std::mem::take(&mut rest);
-            let (window, behind) = whole.split_at_mut(len.next_multiple_of(ALIGNMENT));
-            rest = behind;
+            let (window, after) = whole.split_at_mut(len.next_multiple_of(ALIGNMENT));
+            rest = after;
             &mut window[..len]
         })
     }

@@ -1,13 +1,13 @@
 //! More than 200 files, each with its expected verdict.
 
-use crate::Expected::{Read, Refused, Stricter};
+use crate::Expected::{Read, Rejected, Stricter};
 use crate::{Probe, file_of};
 
 /// More levels than any stack can hold; under Miri each takes long.
 const MANY: usize = if cfg!(miri) { 1_000 } else { 100_000 };
 
 /// Not JSON of the expected form.
-const JSON: crate::Expected = Refused("Json");
+const JSON: crate::Expected = Rejected("Json");
 
 /// A probe of a header with `data` zero bytes after it.
 fn probe(what: &str, header: impl AsRef<[u8]>, data: usize, expected: crate::Expected) -> Probe {
@@ -51,24 +51,24 @@ fn lengths() -> Vec<Probe> {
         .map(|len| Probe {
             what: format!("a file of {len} bytes"),
             bytes: vec![0; len],
-            expected: Refused("TooShort"),
+            expected: Rejected("TooShort"),
         })
         .collect();
 
     let lengths = [
-        ("no header", 0, Refused("NotAnObject")),
+        ("no header", 0, Rejected("NotAnObject")),
         ("the header is truncated by one byte", 1, JSON),
-        ("the header's last byte counts as data", 9, Refused("TrailingBytes")),
+        ("the header's last byte counts as data", 9, Rejected("TrailingBytes")),
         ("a header of its exact length", 10, Read),
-        ("the header is one byte too long", 11, Refused("HeaderBeyondFile")),
-        ("the largest header", 100_000_000, Refused("HeaderBeyondFile")),
-        ("one byte more than the largest", 100_000_001, Refused("HeaderTooLarge")),
-        ("a length of 31 bits", i32::MAX as u64, Refused("HeaderTooLarge")),
-        ("a length of 32 bits", u32::MAX as u64, Refused("HeaderTooLarge")),
-        ("a length of 63 bits", i64::MAX as u64, Refused("HeaderTooLarge")),
-        ("with the prefix it would be 0", u64::MAX - 7, Refused("HeaderTooLarge")),
-        ("a length of 64 bits", u64::MAX, Refused("HeaderTooLarge")),
-        ("written with its bytes reversed", 10u64.swap_bytes(), Refused("BigEndian")),
+        ("the header is one byte too long", 11, Rejected("HeaderBeyondFile")),
+        ("the largest header", 100_000_000, Rejected("HeaderBeyondFile")),
+        ("one byte more than the largest", 100_000_001, Rejected("HeaderTooLarge")),
+        ("a length of 31 bits", i32::MAX as u64, Rejected("HeaderTooLarge")),
+        ("a length of 32 bits", u32::MAX as u64, Rejected("HeaderTooLarge")),
+        ("a length of 63 bits", i64::MAX as u64, Rejected("HeaderTooLarge")),
+        ("with the prefix it would be 0", u64::MAX - 7, Rejected("HeaderTooLarge")),
+        ("a length of 64 bits", u64::MAX, Rejected("HeaderTooLarge")),
+        ("written with its bytes reversed", 10u64.swap_bytes(), Rejected("BigEndian")),
     ];
     probes.extend(lengths.map(|(what, len, expected)| Probe {
         what: what.to_owned(),
@@ -80,12 +80,12 @@ fn lengths() -> Vec<Probe> {
     probes.push(Probe {
         what: "a file inside a file".to_owned(),
         bytes: [&whole[..], &whole[..]].concat(),
-        expected: Refused("TrailingBytes"),
+        expected: Rejected("TrailingBytes"),
     });
     probes.push(Probe {
         what: "an archive follows".to_owned(),
         bytes: [&whole[..], b"PK\x03\x04"].concat(),
-        expected: Refused("TrailingBytes"),
+        expected: Rejected("TrailingBytes"),
     });
     probes
 }
@@ -104,16 +104,16 @@ fn frames() -> Vec<Probe> {
         probe("a space before", " {}", 0, Stricter("NotAnObject")),
         probe("a newline before", "\n{}", 0, Stricter("NotAnObject")),
         probe("a tab before", "\t{}", 0, Stricter("NotAnObject")),
-        probe("a NUL before", "\0{}", 0, Refused("NotAnObject")),
-        probe("a byte order mark before", "\u{feff}{}", 0, Refused("NotAnObject")),
-        probe("a comment before", "/**/{}", 0, Refused("NotAnObject")),
-        probe("an array", "[]", 0, Refused("NotAnObject")),
-        probe("a string", r#""w""#, 0, Refused("NotAnObject")),
-        probe("a number", "1", 0, Refused("NotAnObject")),
-        probe("null", "null", 0, Refused("NotAnObject")),
-        probe("only spaces", "        ", 0, Refused("NotAnObject")),
-        probe("an HTML page", "<!DOCTYPE html>", 0, Refused("NotAnObject")),
-        probe("a pickle", b"\x80\x02}q\x00.", 0, Refused("NotAnObject")),
+        probe("a NUL before", "\0{}", 0, Rejected("NotAnObject")),
+        probe("a byte order mark before", "\u{feff}{}", 0, Rejected("NotAnObject")),
+        probe("a comment before", "/**/{}", 0, Rejected("NotAnObject")),
+        probe("an array", "[]", 0, Rejected("NotAnObject")),
+        probe("a string", r#""w""#, 0, Rejected("NotAnObject")),
+        probe("a number", "1", 0, Rejected("NotAnObject")),
+        probe("null", "null", 0, Rejected("NotAnObject")),
+        probe("only spaces", "        ", 0, Rejected("NotAnObject")),
+        probe("an HTML page", "<!DOCTYPE html>", 0, Rejected("NotAnObject")),
+        probe("a pickle", b"\x80\x02}q\x00.", 0, Rejected("NotAnObject")),
         probe("a NUL after it", "{}\0", 0, JSON),
         probe("a letter after it", "{}x", 0, JSON),
         probe("a second object after it", "{}{}", 0, JSON),
@@ -135,10 +135,10 @@ fn frames() -> Vec<Probe> {
         probe("a semicolon between fields", with_fields(r#";"x":1"#), 1, JSON),
         probe("white space wherever it is allowed", spaces, 1, Read),
         probe("a vertical tab between entries", "{\x0b}", 0, JSON),
-        probe("a byte that is never UTF-8", b"{\"\xff\":1}", 0, Refused("NotUtf8")),
-        probe("a truncated character", b"{\"\xe2\x82\":1}", 0, Refused("NotUtf8")),
-        probe("a NUL of two bytes", b"{\"\xc0\x80\":1}", 0, Refused("NotUtf8")),
-        probe("a surrogate as three bytes", b"{\"\xed\xa0\x80\":1}", 0, Refused("NotUtf8")),
+        probe("a byte that is never UTF-8", b"{\"\xff\":1}", 0, Rejected("NotUtf8")),
+        probe("a truncated character", b"{\"\xe2\x82\":1}", 0, Rejected("NotUtf8")),
+        probe("a NUL of two bytes", b"{\"\xc0\x80\":1}", 0, Rejected("NotUtf8")),
+        probe("a surrogate as three bytes", b"{\"\xed\xa0\x80\":1}", 0, Rejected("NotUtf8")),
         probe("UTF-16", b"{\0}\0", 0, JSON),
     ]
 }
@@ -272,7 +272,7 @@ fn duplicates() -> Vec<Probe> {
     vec![
         probe("two tensors of one name", twice("w", "w"), 2, Stricter("DuplicateTensor")),
         probe("one of them with an escape", twice("w", r"\u0077"), 2, Stricter("DuplicateTensor")),
-        probe("the second after the first", next("w", "w"), 2, Refused("DuplicateTensor")),
+        probe("the second after the first", next("w", "w"), 2, Rejected("DuplicateTensor")),
         probe("the same entry twice",
             bytes(&[("w", 1, "[0,1]"), ("w", 1, "[0,1]")]), 1, Stricter("DuplicateTensor")),
         probe("the second covers what the first does not",
@@ -301,9 +301,9 @@ fn metadata() -> Vec<Probe> {
         metadata("an array", "[]", JSON),
         metadata("a string", r#""pt""#, JSON),
         metadata("half a surrogate", r#"{"a":"\ud800"}"#, JSON),
-        metadata("twice", r#"{},"__metadata__":{}"#, Refused("DuplicateMetadata")),
+        metadata("twice", r#"{},"__metadata__":{}"#, Rejected("DuplicateMetadata")),
         metadata("twice, once with an escape",
-            r#"{},"\u005f_metadata__":{}"#, Refused("DuplicateMetadata")),
+            r#"{},"\u005f_metadata__":{}"#, Rejected("DuplicateMetadata")),
         metadata("like a tensor", r#"{"dtype":"U8","shape":[1],"data_offsets":[0,1]}"#, JSON),
     ]
 }
@@ -328,7 +328,7 @@ fn dtypes() -> Vec<Probe> {
 
     for unknown in ["F33", "f32", "F32 ", "FP32", "torch.float32", "C128", "", "U128"] {
         let header = one(unknown, "[1]", "[0,4]");
-        probes.push(probe(&format!("dtype `{unknown}`"), header, 4, Refused("UnknownDtype")));
+        probes.push(probe(&format!("dtype `{unknown}`"), header, 4, Rejected("UnknownDtype")));
     }
 
     let form = |form: &str| {
@@ -355,24 +355,24 @@ fn sizes() -> Vec<Probe> {
         size("no elements, and any data",
             ("F32", "[0,18446744073709551615]", "[0,0]"), 0, Read),
         size("no elements after too many",
-            ("U8", "[4294967296,4294967296,0]", "[0,0]"), 0, Refused("Overflow")),
+            ("U8", "[4294967296,4294967296,0]", "[0,0]"), 0, Rejected("Overflow")),
         size("elements fit, their bits do not",
-            ("F64", "[2305843009213693952]", "[0,0]"), 0, Refused("Overflow")),
+            ("F64", "[2305843009213693952]", "[0,0]"), 0, Rejected("Overflow")),
         size("elements do not fit",
-            ("U8", "[4294967296,4294967296]", "[0,0]"), 0, Refused("Overflow")),
+            ("U8", "[4294967296,4294967296]", "[0,0]"), 0, Rejected("Overflow")),
         size("the bytes would wrap to the right size",
-            ("U8", "[18446744073709551615,18446744073709551615]", "[0,1]"), 1, Refused("Overflow")),
-        size("half a byte", ("F4", "[1]", "[0,1]"), 1, Refused("PartOfAByte")),
-        size("a byte and a half", ("F4", "[3]", "[0,2]"), 2, Refused("PartOfAByte")),
-        size("three quarters of a byte", ("F6_E3M2", "[1]", "[0,1]"), 1, Refused("PartOfAByte")),
-        size("one byte too few", ("F32", "[1]", "[0,3]"), 3, Refused("WrongSize")),
-        size("one byte too many", ("F32", "[1]", "[0,5]"), 5, Refused("WrongSize")),
-        size("elements and no bytes", ("F32", "[1]", "[0,0]"), 0, Refused("WrongSize")),
-        size("bytes and no elements", ("F32", "[0]", "[0,4]"), 4, Refused("WrongSize")),
-        size("another dtype's size", ("BF16", "[2]", "[0,8]"), 8, Refused("WrongSize")),
-        size("the offsets run backwards", ("U8", "[1]", "[1,0]"), 1, Refused("Backwards")),
+            ("U8", "[18446744073709551615,18446744073709551615]", "[0,1]"), 1, Rejected("Overflow")),
+        size("half a byte", ("F4", "[1]", "[0,1]"), 1, Rejected("PartOfAByte")),
+        size("a byte and a half", ("F4", "[3]", "[0,2]"), 2, Rejected("PartOfAByte")),
+        size("three quarters of a byte", ("F6_E3M2", "[1]", "[0,1]"), 1, Rejected("PartOfAByte")),
+        size("one byte too few", ("F32", "[1]", "[0,3]"), 3, Rejected("WrongSize")),
+        size("one byte too many", ("F32", "[1]", "[0,5]"), 5, Rejected("WrongSize")),
+        size("elements and no bytes", ("F32", "[1]", "[0,0]"), 0, Rejected("WrongSize")),
+        size("bytes and no elements", ("F32", "[0]", "[0,4]"), 4, Rejected("WrongSize")),
+        size("another dtype's size", ("BF16", "[2]", "[0,8]"), 8, Rejected("WrongSize")),
+        size("the offsets run backwards", ("U8", "[1]", "[1,0]"), 1, Rejected("Backwards")),
         size("the offsets run backwards over all",
-            ("U8", "[1]", "[18446744073709551615,0]"), 1, Refused("Backwards")),
+            ("U8", "[1]", "[18446744073709551615,0]"), 1, Rejected("Backwards")),
         size("64 dims", ("U8", &format!("[{}1]", "1,".repeat(63)), "[0,1]"), 1, Read),
         size("65 dims",
             ("U8", &format!("[{}1]", "1,".repeat(64)), "[0,1]"), 1, Stricter("TooManyDims")),
@@ -398,25 +398,25 @@ fn coverage() -> Vec<Probe> {
     vec![
         two("one after the other", "[0,2]", "[2,4]", 4, Read),
         two("in the other order", "[2,4]", "[0,2]", 4, Read),
-        two("bytes before the first", "[1,3]", "[3,5]", 5, Refused("Hole")),
-        two("bytes between them", "[0,2]", "[3,5]", 5, Refused("Hole")),
-        two("they share a byte", "[0,2]", "[1,3]", 3, Refused("Overlap")),
-        two("they share all bytes", "[0,2]", "[0,2]", 2, Refused("Overlap")),
-        two("a byte after the last", "[0,2]", "[2,4]", 5, Refused("TrailingBytes")),
-        two("the last is truncated", "[0,2]", "[2,4]", 3, Refused("BeyondFile")),
-        two("the data is missing", "[0,2]", "[2,4]", 0, Refused("BeyondFile")),
+        two("bytes before the first", "[1,3]", "[3,5]", 5, Rejected("Hole")),
+        two("bytes between them", "[0,2]", "[3,5]", 5, Rejected("Hole")),
+        two("they share a byte", "[0,2]", "[1,3]", 3, Rejected("Overlap")),
+        two("they share all bytes", "[0,2]", "[0,2]", 2, Rejected("Overlap")),
+        two("a byte after the last", "[0,2]", "[2,4]", 5, Rejected("TrailingBytes")),
+        two("the last is truncated", "[0,2]", "[2,4]", 3, Rejected("BeyondFile")),
+        two("the data is missing", "[0,2]", "[2,4]", 0, Rejected("BeyondFile")),
         with_empty("an empty tensor at the start", "[0,0]", Read),
         with_empty("an empty tensor at the end", "[2,2]", Read),
-        with_empty("an empty tensor inside another", "[1,1]", Refused("Overlap")),
-        with_empty("an empty tensor after the end", "[3,3]", Refused("BeyondFile")),
-        probe("data and no tensors", "{}", 1, Refused("TrailingBytes")),
-        probe("data and metadata", r#"{"__metadata__":{}}"#, 1, Refused("TrailingBytes")),
+        with_empty("an empty tensor inside another", "[1,1]", Rejected("Overlap")),
+        with_empty("an empty tensor after the end", "[3,3]", Rejected("BeyondFile")),
+        probe("data and no tensors", "{}", 1, Rejected("TrailingBytes")),
+        probe("data and metadata", r#"{"__metadata__":{}}"#, 1, Rejected("TrailingBytes")),
         probe("offsets near 2^64",
             one("U8", "[2]", "[18446744073709551613,18446744073709551615]"),
-            2, Refused("BeyondFile")),
+            2, Rejected("BeyondFile")),
         probe("with the header they would wrap",
             one("U8", "[0]", "[18446744073709551615,18446744073709551615]"),
-            0, Refused("BeyondFile")),
+            0, Rejected("BeyondFile")),
         probe("floats that are not aligned", odd_floats, 5, Read),
     ]
 }
@@ -431,12 +431,12 @@ fn nesting() -> Vec<Probe> {
         probe("seven arrays", with_fields(&arrays(7)), 1, Stricter("TooDeep")),
         probe("six objects in an unknown field", with_fields(&objects(6)), 1, Read),
         probe("seven objects", with_fields(&objects(7)), 1, Stricter("TooDeep")),
-        probe("countless arrays", with_fields(&arrays(MANY)), 1, Refused("TooDeep")),
+        probe("countless arrays", with_fields(&arrays(MANY)), 1, Rejected("TooDeep")),
         probe("countless open arrays",
-            with_fields(&format!(r#","x":{}"#, "[".repeat(MANY))), 1, Refused("TooDeep")),
+            with_fields(&format!(r#","x":{}"#, "[".repeat(MANY))), 1, Rejected("TooDeep")),
         probe("countless arrays as an entry", format!(r#"{{"w":{}"#, "[".repeat(MANY)), 0, JSON),
         probe("countless arrays as a shape", one("U8", &"[".repeat(MANY), "[0,1]"), 1, JSON),
-        probe("countless objects", r#"{"w":"#.repeat(MANY), 0, Refused("TooDeep")),
+        probe("countless objects", r#"{"w":"#.repeat(MANY), 0, Rejected("TooDeep")),
     ]
 }
 

@@ -29,7 +29,7 @@ pub(crate) enum Expected {
     /// Both accept it, with the same content.
     Read,
     /// It violates this rule; the reference rejects it too.
-    Refused(&'static str),
+    Rejected(&'static str),
     /// It violates this rule; the reference accepts it.
     Stricter(&'static str),
 }
@@ -46,7 +46,7 @@ fn every_header_gets_its_verdict() {
     for probe in &corpus {
         let expected = match probe.expected {
             Expected::Read => Verdict::Read,
-            Expected::Refused(rule) => Verdict::Refused(rule.to_owned()),
+            Expected::Rejected(rule) => Verdict::Rejected(rule.to_owned()),
             Expected::Stricter(rule) => Verdict::Stricter(rule.to_owned()),
         };
         let found = verdict(&probe.bytes);
@@ -143,7 +143,7 @@ fn messages_name_the_tensor_and_the_place() {
 
     assert_eq!(
         text("[2,3]", "[0,20]"),
-        "tensor `layer.w` of F32 [2, 3] has 24 bytes but its offsets span 20"
+        "tensor `layer.w` of F32 [2, 3] has 24 bytes, but its offsets span 20"
     );
     let text = text("[1.5]", "[0,1]");
     assert!(text.contains("`layer.w`"), "{text}");
@@ -162,11 +162,11 @@ fn every_truncation_is_detected() {
 
     for len in 0..whole.len() {
         let found = verdict(&whole[..len]);
-        assert!(matches!(found, Verdict::Refused(_)), "{len}: {found:?}");
+        assert!(matches!(found, Verdict::Rejected(_)), "{len}: {found:?}");
     }
     let grown = [&whole[..], b"\0"].concat();
     assert_eq!(
         verdict(&grown),
-        Verdict::Refused("TrailingBytes".to_owned())
+        Verdict::Rejected("TrailingBytes".to_owned())
     );
 }

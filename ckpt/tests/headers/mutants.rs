@@ -24,7 +24,7 @@ fn mutants_agree_with_the_reference() {
 
         let kind = match verdict {
             Verdict::Read => "read".to_owned(),
-            Verdict::Refused(_) => "refused".to_owned(),
+            Verdict::Rejected(_) => "rejected".to_owned(),
             Verdict::Stricter(difference) => {
                 assert!(
                     STRICTER.contains(&difference.as_str()),
@@ -40,10 +40,10 @@ fn mutants_agree_with_the_reference() {
     // Checks the test itself: all verdicts and all differences occurred.
     if !cfg!(miri) {
         let kinds: BTreeSet<&str> = seen.keys().map(String::as_str).collect();
-        let all = STRICTER.into_iter().chain(["read", "refused"]).collect();
+        let all = STRICTER.into_iter().chain(["read", "rejected"]).collect();
         assert_eq!(kinds, all);
         assert!(seen["read"] > MUTANTS / 10, "{seen:?}");
-        assert!(seen["refused"] > MUTANTS / 10, "{seen:?}");
+        assert!(seen["rejected"] > MUTANTS / 10, "{seen:?}");
     }
 }
 

@@ -9,7 +9,7 @@ pub(crate) enum Verdict {
     /// Both accept it, with the same content.
     Read,
     /// Both reject it; this crate for this rule.
-    Refused(String),
+    Rejected(String),
     /// Only this crate rejects it, for this rule.
     Stricter(String),
 }
@@ -33,18 +33,18 @@ pub(crate) const STRICTER: [&str; 10] = [
 /// The verdict on a file. Panics when this crate accepts a file that the reference rejects or
 /// parses differently.
 pub(crate) fn verdict(bytes: &[u8]) -> Verdict {
-    let theirs = SafeTensors::deserialize(bytes);
+    let reference = SafeTensors::deserialize(bytes);
 
-    match (Header::parse(bytes, bytes.len() as u64), theirs) {
-        (Ok(header), Ok(theirs)) => {
-            assert_same(&header, &theirs, bytes);
+    match (Header::parse(bytes, bytes.len() as u64), reference) {
+        (Ok(header), Ok(reference)) => {
+            assert_same(&header, &reference, bytes);
             Verdict::Read
         }
         (Ok(header), Err(error)) => {
             panic!("the reference rejects an accepted header: {error}: {header:?}")
         }
-        (Err(problem), Err(_)) => Verdict::Refused(rule(&problem)),
-        (Err(problem), Ok(theirs)) => match entries(bytes) > theirs.len() {
+        (Err(problem), Err(_)) => Verdict::Rejected(rule(&problem)),
+        (Err(problem), Ok(reference)) => match entries(bytes) > reference.len() {
             // The reference checks only the last entry of a name; this crate checks all.
             true => Verdict::Stricter("DuplicateTensor".to_owned()),
             false => Verdict::Stricter(difference(&problem)),
@@ -52,10 +52,10 @@ pub(crate) fn verdict(bytes: &[u8]) -> Verdict {
     }
 }
 
-fn assert_same(header: &Header, theirs: &SafeTensors<'_>, bytes: &[u8]) {
-    assert_eq!(theirs.len(), header.tensors().len());
+fn assert_same(header: &Header, reference: &SafeTensors<'_>, bytes: &[u8]) {
+    assert_eq!(reference.len(), header.tensors().len());
     for tensor in header.tensors() {
-        let view = theirs.tensor(&tensor.name).unwrap();
+        let view = reference.tensor(&tensor.name).unwrap();
         let data = &bytes[tensor.range.start as usize..tensor.range.end as usize];
 
         assert_eq!(view.dtype().to_string(), tensor.dtype.name());
@@ -64,8 +64,8 @@ fn assert_same(header: &Header, theirs: &SafeTensors<'_>, bytes: &[u8]) {
     }
 
     let (_, metadata) = SafeTensors::read_metadata(bytes).unwrap();
-    let theirs = metadata.metadata().clone().unwrap_or_default();
-    assert_eq!(header.metadata(), &theirs.into_iter().collect());
+    let reference = metadata.metadata().clone().unwrap_or_default();
+    assert_eq!(header.metadata(), &reference.into_iter().collect());
 }
 
 /// The number of entries in a header, including duplicates.

@@ -127,13 +127,13 @@ fn a_link_swapped_in_is_never_followed() {
     let followed = std::thread::scope(|scope| {
         scope.spawn(swap);
 
-        let (mut opened, mut refused) = (0, 0);
+        let (mut opened, mut rejected) = (0, 0);
         let mut followed = None;
-        while followed.is_none() && (opened < 20 || refused < 20) {
+        while followed.is_none() && (opened < 20 || rejected < 20) {
             match Folder::open(&folder) {
                 Ok(_) => opened += 1,
                 Err(Error::NotInShard { names, .. }) => followed = Some(names),
-                Err(_) => refused += 1,
+                Err(_) => rejected += 1,
             }
         }
         stop.store(true, Ordering::Relaxed);

@@ -110,7 +110,10 @@ impl Planner<'_> {
 /// Why a file cannot be read by this method, if any.
 pub(super) fn refusal(folder: &Folder, method: Method) -> anyhow::Result<Option<String>> {
     let sources = Sources::open(folder, method.choice())?;
-    let refused = sources.files().iter().find_map(|it| it.refused.clone());
+    let refused = sources
+        .files()
+        .iter()
+        .find_map(|it| it.fallback_reason.clone());
     Ok(refused)
 }
 

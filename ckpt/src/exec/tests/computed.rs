@@ -178,9 +178,9 @@ fn depth_is_limited() {
         }
         .unwrap();
     }
-    let refused = graph.transpose(made, 0, 1).unwrap_err();
+    let rejected = graph.transpose(made, 0, 1).unwrap_err();
     assert_eq!(
-        refused.to_string(),
+        rejected.to_string(),
         "permute: the operand already has 256 nested operations; load it first and continue from the result"
     );
 

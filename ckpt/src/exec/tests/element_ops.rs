@@ -76,12 +76,18 @@ fn operations_apply_to_each_element() {
             };
             let same = |a: f64, b: f64| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan());
             for (row, column) in (0..7).flat_map(|row| (0..33).map(move |column| (row, column))) {
-                let wanted = expected(row, column);
+                let expected = expected(row, column);
                 let here = found(plain, row * 33 + column);
-                assert!(same(here, wanted), "{from} {to} {window}: {here} {wanted}");
+                assert!(
+                    same(here, expected),
+                    "{from} {to} {window}: {here} {expected}"
+                );
                 if (2..7).contains(&row) && (3..30).contains(&column) {
                     let here = found(transposed, (column - 3) * 5 + row - 2);
-                    assert!(same(here, wanted), "{from} {to} {window}: {here} {wanted}");
+                    assert!(
+                        same(here, expected),
+                        "{from} {to} {window}: {here} {expected}"
+                    );
                 }
             }
         }

@@ -191,9 +191,9 @@ fn an_invalid_replica_number_is_rejected() {
 
     let (_place, folder, plan) = large();
     let sources = Sources::open(&folder, BackendChoice::Auto).unwrap();
-    let refused = execute_shared(&plan, &sources, &Collect::default(), &NoReplicas, &|_| {});
+    let rejected = execute_shared(&plan, &sources, &Collect::default(), &NoReplicas, &|_| {});
     assert_eq!(
-        refused.unwrap_err().to_string(),
+        rejected.unwrap_err().to_string(),
         "replica 0 of 0: replicas are numbered from 0"
     );
 }

@@ -33,7 +33,7 @@ pub(super) struct World {
     /// For each request: the dtype and the elements of its region.
     meant: Vec<(Dtype, Vec<Element>)>,
     /// Values that were requested, for repeated requests.
-    wanted: Vec<(Dtype, Value)>,
+    requested: Vec<(Dtype, Value)>,
     seed: u64,
 }
 
@@ -82,7 +82,7 @@ impl World {
             requests: Vec::new(),
             tensors: Vec::new(),
             meant: Vec::new(),
-            wanted: Vec::new(),
+            requested: Vec::new(),
             seed,
         }
     }
@@ -98,7 +98,7 @@ impl World {
     /// Requests a region of a new expression, or of one that was requested before.
     fn request(&mut self, depth: u32) {
         let again = self.below(4) == 0;
-        let (dtype, value) = match self.wanted.last() {
+        let (dtype, value) = match self.requested.last() {
             Some(last) if again => last.clone(),
             _ => {
                 let dtypes = [Dtype::U8, Dtype::BF16, Dtype::F32, Dtype::I64];
@@ -128,7 +128,7 @@ impl World {
         let name = format!("target {}", self.requests.len());
         self.requests
             .push(LoadRequest::new(name, value.expr, region));
-        self.wanted.push((dtype, value));
+        self.requested.push((dtype, value));
     }
 
     fn tensor(&mut self, shape: &[u64], dtype: Dtype) -> Value {
@@ -209,8 +209,8 @@ impl World {
                     let mut from = at.to_vec();
                     match at[dim].checked_sub(first) {
                         None => a.at(&from),
-                        Some(behind) => {
-                            from[dim] = behind;
+                        Some(rest) => {
+                            from[dim] = rest;
                             b.at(&from)
                         }
                     }

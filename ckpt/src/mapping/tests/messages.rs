@@ -3,7 +3,7 @@
 use super::{bind, specs};
 use crate::mapping::{AllowedProblems, Mapping, TensorSpec};
 
-fn refuse(map: &str, sources: &[TensorSpec], targets: Option<&[TensorSpec]>) -> String {
+fn reject(map: &str, sources: &[TensorSpec], targets: Option<&[TensorSpec]>) -> String {
     let bound = Mapping::parse(map)
         .unwrap()
         .bind(sources, targets, &AllowedProblems::none());
@@ -74,7 +74,7 @@ fn rules_that_cannot_work_are_reported() {
         ("x = slice(a, 0, 3)", "partly used: 3 of 4 elements of `a`"),
     ];
     for (rule, problem) in cases {
-        let report = refuse(&format!("{rest}{rule}"), &sources, None);
+        let report = reject(&format!("{rest}{rule}"), &sources, None);
         assert!(report.contains(problem), "{rule}: {report}");
     }
 }

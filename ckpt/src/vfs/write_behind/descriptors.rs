@@ -17,7 +17,7 @@ pub(super) struct Descriptors {
     direct: File,
     write: Write,
     /// Some file systems open for direct writes and reject the first one.
-    refused: AtomicBool,
+    rejected: AtomicBool,
 }
 
 impl Descriptors {
@@ -32,19 +32,19 @@ impl Descriptors {
             cached: Arc::clone(cached),
             direct,
             write,
-            refused: AtomicBool::new(false),
+            rejected: AtomicBool::new(false),
         }
     }
 
     /// Whether all further writes go through the page cache.
-    pub(super) fn is_refused(&self) -> bool {
-        self.refused.load(Ordering::Relaxed)
+    pub(super) fn is_rejected(&self) -> bool {
+        self.rejected.load(Ordering::Relaxed)
     }
 
     /// Writes whole pages, directly if that is possible.
     pub(super) fn write_all(&self, pages: &[u8], offset: u64) -> io::Result<()> {
         let mut done = 0;
-        while done < pages.len() && !self.is_refused() {
+        while done < pages.len() && !self.is_rejected() {
             match (self.write)(&self.direct, &pages[done..], offset + done as u64) {
                 Ok(written) if written < ALIGNMENT => break,
                 // A partly written page is written again.
@@ -52,7 +52,7 @@ impl Descriptors {
                 Err(error) => match error.kind() {
                     io::ErrorKind::Interrupted => {}
                     io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported => {
-                        self.refused.store(true, Ordering::Relaxed);
+                        self.rejected.store(true, Ordering::Relaxed);
                     }
                     _ => return Err(error),
                 },

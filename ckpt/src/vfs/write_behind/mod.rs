@@ -107,7 +107,7 @@ impl DirectWriter {
         let head = (offset.wrapping_neg() % ALIGNMENT as u64) as usize;
         let is_small = bytes.len() < head + self.min_bytes;
 
-        if is_small || self.to.is_refused() {
+        if is_small || self.to.is_rejected() {
             self.write_cached(bytes, offset)
         } else if head > 0 {
             self.write_cached(&bytes[..head], offset)

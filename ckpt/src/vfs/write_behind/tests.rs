@@ -223,10 +223,10 @@ fn rejected_direct_writes_are_not_retried() {
     let Some(Some(direct)) = file.direct.get() else {
         panic!("simulated failure")
     };
-    assert!(!direct.to.is_refused());
+    assert!(!direct.to.is_rejected());
     write_all(&file, &[1; PAGE], 0).unwrap();
     file.flushed().unwrap();
-    assert!(direct.to.is_refused());
+    assert!(direct.to.is_rejected());
 
     // Written at once: no block is that large.
     assert_eq!(file.write_at(&[2; 9 * PAGE], 10).unwrap(), 9 * PAGE);
