@@ -1,12 +1,12 @@
-//! How many lane-instructions a second one core executes on the emulator, with its sanitizers and
-//! without: of instructions in a loop, and of our four kernels.
+//! Lane-instructions per second that one core executes on the emulator, with and without
+//! sanitizers: in loops of single instructions, and in four of our kernels.
 //!
 //! ```text
 //! cargo bench --bench emulator [-- --json FILE]
 //! ```
 //!
-//! Each takes turns with the others. What a kernel executes is what the emulator's own counters say
-//! of the same launch.
+//! The workloads are interleaved. The number of lane-instructions comes from the emulator's
+//! counters for the same launch.
 
 use anyhow::Context;
 use clap::Parser;
@@ -29,15 +29,15 @@ use serde_json::{Value, json};
 struct Cli {
     #[command(flatten)]
     options: Options,
-    /// How often the contestants take turns.
+    /// Rounds of measurement.
     #[arg(long, default_value_t = 7)]
     rounds: usize,
-    /// Only those whose name contains this.
+    /// Run only workloads whose name contains this.
     #[arg(long, default_value = "")]
     only: String,
 }
 
-/// Instructions that are repeated in a loop, and how often in each turn of it.
+/// A loop of repeated instructions.
 struct Loop {
     name: &'static str,
     body: &'static str,
@@ -99,24 +99,24 @@ impl Loop {
     }
 }
 
-/// A launch that is timed.
+/// A timed launch.
 struct Workload {
     name: String,
     space: AddressSpace,
     kernel: std::sync::Arc<Kernel>,
     extents: Extents,
     parameters: Vec<u8>,
-    /// Lane-instructions of one launch, once they are counted.
+    /// Lane-instructions per launch, set by `count`.
     work: f64,
-    /// G lane-instructions a second, with sanitizers and without.
+    /// G lane-instructions per second, with and without sanitizers.
     rates: [Vec<f64>; 2],
 }
 
-/// Bytes of each operand, all of them ones in f32 and of some value in bf16.
+/// Bytes per operand, all filled with the f32 value 1.
 const BYTES: usize = 1 << 20;
 
 impl Workload {
-    /// With as many operands as `make` puts into the arguments.
+    /// `make` allocates the operands and returns the arguments.
     fn new(
         name: &str,
         (text, entry): (&str, &str),
@@ -125,7 +125,9 @@ impl Workload {
     ) -> anyhow::Result<Workload> {
         let space = AddressSpace::new();
         let module = Module::load(text, &space, 0, &Emulation::default())?;
-        let kernel = module.kernel(entry).context("the kernel by its name")?;
+        let kernel = module
+            .kernel(entry)
+            .context("the module has no such kernel")?;
         let mut operand = || {
             let at = space.allocate(BYTES, MemoryKind::Device(0))?;
             space.fill(at, &1f32.to_le_bytes(), BYTES / 4)?;
@@ -205,7 +207,7 @@ fn loops(iterations: u32) -> anyhow::Result<Vec<Workload>> {
     LOOPS.iter().map(one).collect()
 }
 
-/// Our four kernels on operands of a MiB at most.
+/// Four of our kernels, with operands of at most 1 MiB.
 fn kernels(size: usize) -> anyhow::Result<Vec<Workload>> {
     let count = size * size;
     let (x, y) = (Expression::operand(0), Expression::operand(1));
@@ -306,7 +308,7 @@ fn main() -> anyhow::Result<()> {
     }
 
     let rounds = cli.rounds;
-    println!("G lane-instructions a second of one core, {rounds} rounds: medians (least - most)\n");
+    println!("G lane-instructions per second of one core, {rounds} rounds: median (min - max)\n");
     println!("| | sanitizers on | off |\n|---|---|---|");
     let rows = workloads.iter().map(|workload| -> Value {
         let [on, off] = workload.rates.each_ref().map(|rates| Spread::of(rates));

@@ -1,13 +1,13 @@
-//! What starting a kernel costs on the host, beyond the driver: on the emulator with a kernel that
-//! does nothing, beside the driver's own function and cudarc's safe layer, in turns.
+//! Host overhead of a kernel launch, measured on the emulator with an empty kernel: for
+//! `cuLaunchKernel` itself, for cudarc's safe layer, and for our operations, interleaved.
 //!
 //! ```text
 //! cargo build --release -p meshgrad-emulator && cargo bench --bench launch [-- --json FILE]
 //! ```
 //!
-//! `own` is an operation less a bare call of `cuLaunchKernel` with the same kernel: checks, plan,
-//! arguments, the result's memory, finding the kernel. The operations after that run on a device
-//! that stands for a GPU and launches nothing: all of it is ours.
+//! `own` is the time of an operation minus that of `cuLaunchKernel` with the same kernel: checks,
+//! plan, arguments, memory for the result and the lookup of the kernel. The remaining operations
+//! run on a meta device, which launches nothing, so all of their time is ours.
 
 use std::ffi::{CString, c_void};
 use std::ptr::null_mut;
@@ -24,20 +24,20 @@ use meshgrad_harness::{Options, Spread, finish, interleave, timed};
 use meshgrad_kernels::assembler::{Arguments, Kernel, Launch, Ptx, Target, Variant};
 use serde_json::{Value, json};
 
-/// Times what starting a kernel costs.
+/// Measures the host overhead of kernel launches.
 #[derive(Parser)]
 struct Cli {
     #[command(flatten)]
     options: Options,
-    /// How often the contestants take turns.
+    /// Rounds of measurement.
     #[arg(long, default_value_t = 50)]
     rounds: usize,
-    /// Launches of a turn.
+    /// Launches per measurement.
     #[arg(long, default_value_t = 1000)]
     launches: usize,
 }
 
-/// Takes two addresses and a number, and returns at once.
+/// An empty kernel with two pointers and a number as parameters.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Nothing;
 
@@ -57,7 +57,7 @@ impl Variant for Nothing {
 
 static NOTHING: Signature = Signature::new("nothing", "x: F[..] -> y: F[..]", 0);
 
-/// The kernel as an operation of a user.
+/// The kernel as a user-defined operation.
 fn nothing(x: &Tensor) -> ValueResult<Tensor> {
     let mut call = NOTHING.call(&[x])?;
     let y = call.output(0)?;
@@ -71,13 +71,13 @@ fn nothing(x: &Tensor) -> ValueResult<Tensor> {
             block: [32, 1, 1],
             dynamic_shared: 0,
         };
-        // SAFETY: these are its parameters; it accesses nothing.
+        // SAFETY: the arguments match the parameters; the kernel accesses no memory.
         unsafe { gpu.launch(&Nothing, Some(launch), &arguments) }
     })?;
     Ok(y.finish())
 }
 
-/// The same kernel, launched by others.
+/// The same kernel, launched without our runtime.
 struct Peers {
     stream: Arc<CudaStream>,
     module: sys::CUmodule,
@@ -112,7 +112,7 @@ impl Peers {
             (&raw mut n).cast(),
         ];
         let stream = self.stream.cu_stream();
-        // SAFETY: these are its parameters; it accesses nothing.
+        // SAFETY: the arguments match the parameters; the kernel accesses no memory.
         let code = unsafe {
             let parameters = parameters.as_mut_ptr();
             sys::cuLaunchKernel(
@@ -142,7 +142,7 @@ impl Peers {
         };
         let mut launch = self.stream.launch_builder(&self.safe);
         launch.arg(&x).arg(&y).arg(&n);
-        // SAFETY: these are its parameters; it accesses nothing.
+        // SAFETY: the arguments match the parameters; the kernel accesses no memory.
         unsafe { launch.launch(extents) }?;
         Ok(())
     }
@@ -150,35 +150,35 @@ impl Peers {
 
 impl Drop for Peers {
     fn drop(&mut self) {
-        // SAFETY: nothing is launched from it any more. An error would say that the driver has
-        // ended, and the module with it.
+        // SAFETY: no kernel of it runs any more. An error would mean that the driver has already
+        // released it.
         let _ = unsafe { result::module::unload(self.module) };
     }
 }
 
-/// What is done with a result: nothing that a compiler could foresee.
-fn kept(y: ValueResult<Tensor>) -> anyhow::Result<()> {
+/// Drops a result without letting the compiler remove its computation.
+fn discard(y: ValueResult<Tensor>) -> anyhow::Result<()> {
     std::hint::black_box(y?);
     Ok(())
 }
 
-/// Something to time, and what it is called.
-struct Contestant<'c> {
+/// A timed function.
+struct Candidate<'c> {
     name: &'static str,
     run: Box<dyn Fn() -> anyhow::Result<()> + 'c>,
     nanoseconds: Vec<f64>,
 }
 
-impl<'c> Contestant<'c> {
-    fn new(name: &'static str, run: impl Fn() -> anyhow::Result<()> + 'c) -> Contestant<'c> {
-        Contestant {
+impl<'c> Candidate<'c> {
+    fn new(name: &'static str, run: impl Fn() -> anyhow::Result<()> + 'c) -> Candidate<'c> {
+        Candidate {
             name,
             run: Box::new(run),
             nanoseconds: Vec::new(),
         }
     }
 
-    fn turn(&mut self, launches: usize) -> anyhow::Result<f64> {
+    fn measure(&mut self, launches: usize) -> anyhow::Result<f64> {
         let time = timed(|| (0..launches).try_for_each(|_| (self.run)()))?;
         Ok(1e9 * time / launches as f64)
     }
@@ -190,47 +190,48 @@ fn main() -> anyhow::Result<()> {
         (cli.rounds, cli.launches) = (1, 10);
     }
     if !Device::emulator_is_built() {
-        println!("no emulator beside this executable: cargo build --release -p meshgrad-emulator");
+        println!("the emulator is not built: cargo build --release -p meshgrad-emulator");
         return Ok(());
     }
     let emulator = Device::emulator(0)?;
-    let peers = Peers::new().context("cudarc does not find the emulator")?;
+    let peers = Peers::new().context("cudarc cannot load the emulator")?;
     let planned = Device::meta(emulator.properties());
-    let [x, there] = [&planned, &emulator].map(|it| values::full(it, &[1, 64], DType::F32, 0.0));
-    let (x, there) = (x?, there?);
+    let [x, on_emulator] =
+        [&planned, &emulator].map(|it| values::full(it, &[1, 64], DType::F32, 0.0));
+    let (x, on_emulator) = (x?, on_emulator?);
     let w = values::full(&planned, &[64], DType::F32, 0.0)?;
 
-    let mut contestants = [
-        Contestant::new("cuLaunchKernel", || peers.launch_bare()),
-        Contestant::new("cudarc launch_builder", || peers.launch_safe()),
-        Contestant::new("an operation", || kept(nothing(&there))),
-        Contestant::new("nothing", || kept(nothing(&x))),
-        Contestant::new("mul", || kept(values::mul(&x, &x))),
-        Contestant::new("silu_grad", || kept(values::silu_grad(&x, &x))),
-        Contestant::new("rms_norm", || {
-            kept(values::rms_norm(&x, &w, 1e-6).map(|(y, _)| y))
+    let mut candidates = [
+        Candidate::new("cuLaunchKernel", || peers.launch_bare()),
+        Candidate::new("cudarc launch_builder", || peers.launch_safe()),
+        Candidate::new("operation", || discard(nothing(&on_emulator))),
+        Candidate::new("nothing", || discard(nothing(&x))),
+        Candidate::new("mul", || discard(values::mul(&x, &x))),
+        Candidate::new("silu_grad", || discard(values::silu_grad(&x, &x))),
+        Candidate::new("rms_norm", || {
+            discard(values::rms_norm(&x, &w, 1e-6).map(|(y, _)| y))
         }),
-        Contestant::new("linear", || kept(values::linear(&x, &x))),
+        Candidate::new("linear", || discard(values::linear(&x, &x))),
     ];
-    interleave(contestants.len(), cli.rounds, |round, at| {
-        let nanoseconds = contestants[at].turn(cli.launches)?;
+    interleave(candidates.len(), cli.rounds, |round, at| {
+        let nanoseconds = candidates[at].measure(cli.launches)?;
         if round > 0 {
-            contestants[at].nanoseconds.push(nanoseconds);
+            candidates[at].nanoseconds.push(nanoseconds);
         }
         anyhow::Ok(())
     })?;
-    report(&cli, &contestants)
+    report(&cli, &candidates)
 }
 
-fn report(cli: &Cli, contestants: &[Contestant<'_>]) -> anyhow::Result<()> {
-    let [bare, _, ours, ..] = contestants else {
+fn report(cli: &Cli, candidates: &[Candidate<'_>]) -> anyhow::Result<()> {
+    let [bare, _, ours, ..] = candidates else {
         return Ok(());
     };
-    // Round by round, so that what slowed a round slowed both.
+    // Per round, so that a disturbance of a round cancels out.
     let own = ours.nanoseconds.iter().zip(&bare.nanoseconds);
     let own: Vec<f64> = own.map(|(ours, bare)| ours - bare).collect();
     let (rounds, launches) = (cli.rounds, cli.launches);
-    println!("ns a launch, {rounds} rounds of {launches}: medians (least - most)\n");
+    println!("ns per launch, {rounds} rounds of {launches}: median (min - max)\n");
     println!("| | ns |\n|---|---|");
     let mut rows: Vec<Value> = Vec::new();
     let mut row = |name: &str, nanoseconds: &[f64]| {
@@ -238,14 +239,14 @@ fn report(cli: &Cli, contestants: &[Contestant<'_>]) -> anyhow::Result<()> {
         println!("| {name} | {spread} |");
         rows.push(json!({"what": name, "ns": spread.json()}));
     };
-    for contestant in &contestants[..3] {
-        row(contestant.name, &contestant.nanoseconds);
+    for candidate in &candidates[..3] {
+        row(candidate.name, &candidate.nanoseconds);
     }
-    row("own: the operation less cuLaunchKernel", &own);
-    for contestant in &contestants[3..] {
+    row("own: the operation minus cuLaunchKernel", &own);
+    for candidate in &candidates[3..] {
         row(
-            &format!("own, no driver: {}", contestant.name),
-            &contestant.nanoseconds,
+            &format!("own, no driver: {}", candidate.name),
+            &candidate.nanoseconds,
         );
     }
     let report = json!({"bench": "launch", "launches": launches, "rounds": rounds, "rows": rows});

@@ -73,12 +73,12 @@ pub fn launch(
         true => run_interleaved(&grid),
         false => run_parallel(&grid, host_threads(launch, options)),
     }?;
-    let touched = |which: usize| {
-        let sets = grid.touched.iter().flatten();
+    let accessed = |which: usize| {
+        let sets = grid.accessed.iter().flatten();
         let sets = sets.filter_map(|sets| sets[which].get());
         sets.map(ByteSet::count).sum()
     };
-    let unique = [touched(0), touched(1)];
+    let unique = [accessed(0), accessed(1)];
     Ok(Counters::new(grid.kernel, grid.ctas(), &outcome, unique))
 }
 
@@ -157,8 +157,8 @@ fn prepare<'l>(
     };
     parameters.write(0, launch.parameters);
     let allocations = space.snapshot();
-    let touched = options.counters;
-    let touched = touched.then(|| allocations.iter().map(|_| Default::default()).collect());
+    let accessed = options.counters;
+    let accessed = accessed.then(|| allocations.iter().map(|_| Default::default()).collect());
     Ok(Grid {
         kernel,
         space,
@@ -176,7 +176,7 @@ fn prepare<'l>(
         contended: host_threads(launch, options) > 1,
         stamp: space.next_stamp(),
         sync_vars: Mutex::new(HashMap::new()),
-        touched,
+        accessed,
         multiprocessors: launch.multiprocessors.max(1),
         number: NUMBER.fetch_add(1, Relaxed),
     })
@@ -275,12 +275,12 @@ fn run_interleaved(grid: &Grid<'_>) -> Result<Vec<Counts>, LaunchError> {
     let max_resident = resident_limit(grid);
     loop {
         let all_wait = resident.iter().all(|(cta, _)| cta.is_stalled());
-        let wanted = match (all_wait, random.is_some()) {
+        let target_count = match (all_wait, random.is_some()) {
             (true, _) => (2 * resident.len()).clamp(1, max_resident),
             (false, true) => 8,
             (false, false) => 1,
         };
-        while next < grid.ctas() && resident.len() < wanted.min(max_resident) {
+        while next < grid.ctas() && resident.len() < target_count.min(max_resident) {
             let (mut cta, mut warps) = match done.pop() {
                 Some(used) => used,
                 None => (

@@ -108,11 +108,11 @@ impl Driver {
                 let message = format!("stream {stream:?} is not capturing");
                 return Err(Code::IllegalState.because(message));
             };
-            if let Some(refused) = state.captures[&id].end_error(stream) {
-                if refused.code == Code::StreamCaptureUnmatched {
-                    state.break_capture(id, &refused.message);
+            if let Some(rejected) = state.captures[&id].end_error(stream) {
+                if rejected.code == Code::StreamCaptureUnmatched {
+                    state.break_capture(id, &rejected.message);
                 }
-                return Err(refused);
+                return Err(rejected);
             }
             state.end(id)
         })

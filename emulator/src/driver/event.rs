@@ -109,9 +109,9 @@ impl Driver {
             (Point::Captured { capture, after }, _) => state.join(stream, capture, &after)?,
             (Point::Recorded { .. }, Some(_)) => {
                 let message = format!("event {event:?} was recorded outside the capture");
-                let refused = Code::StreamCaptureIsolation.because(message);
-                state.abandon_capture(stream, &refused.message);
-                return Err(refused);
+                let rejected = Code::StreamCaptureIsolation.because(message);
+                state.abandon_capture(stream, &rejected.message);
+                return Err(rejected);
             }
             (Point::Recorded { ticket, .. }, None) => {
                 state.enqueue(stream, vec![ticket], Work::Join)?;

@@ -67,7 +67,7 @@ impl Driver {
             multiprocessors: call.model.data_sheet().multiprocessors as u32,
         };
         let options = Options {
-            counters: self.options.counters || self.reports.wants_counters(),
+            counters: self.options.counters || self.reports.is_counting(),
             ..self.options.clone()
         };
         let outcome = launch::launch(&self.space, &launch, &options);
@@ -128,8 +128,8 @@ impl State {
         let (asked, allowed) = (shape.dynamic_shared, function.max_dynamic_shared);
         if i64::from(asked) > i64::from(allowed) {
             return Err(Code::InvalidValue.because(format!(
-                "{asked} bytes of dynamic shared memory exceed the {allowed} allowed for `{name}`; set \
-                 CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES"
+                "{asked} bytes of dynamic shared memory exceed the {allowed} allowed for `{name}`; \
+                 set CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES"
             )));
         }
         let model = self.model_of(context)?;
@@ -138,7 +138,8 @@ impl State {
         let at_once = blocks as u64 * model.data_sheet().multiprocessors as u64;
         if shape.is_cooperative && grid > at_once {
             let message = format!(
-                "a cooperative launch of {grid} blocks of `{name}`; only {at_once} fit on the device at once"
+                "a cooperative launch of {grid} blocks of `{name}`; only {at_once} fit on the \
+                 device at once"
             );
             return Err(Code::CooperativeLaunchTooLarge.because(message));
         }
@@ -166,7 +167,8 @@ impl Shape {
         }
         if !within(block, MAX_BLOCK) || self.threads() > MAX_THREADS as u64 {
             let message = format!(
-                "invalid block {block:?}; each dimension must be from 1 to {MAX_BLOCK:?}, and at most {MAX_THREADS} threads in total"
+                "invalid block {block:?}; each dimension must be from 1 to {MAX_BLOCK:?}, and at \
+                 most {MAX_THREADS} threads in total"
             );
             return Err(Code::InvalidValue.because(message));
         }

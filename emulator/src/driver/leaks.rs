@@ -22,7 +22,7 @@ impl Driver {
             return Ok(());
         }
         let message = leaked.report();
-        self.reports.tell(&message);
+        self.reports.report(&message);
         match self.configuration.leaks {
             Leaks::Error => Err(Code::IllegalState.because(message)),
             Leaks::Report | Leaks::Off => Ok(()),

@@ -30,7 +30,7 @@ pub(crate) struct Owner {
     bytes: usize,
     pub(crate) kind: AllocationKind,
     /// A submitted stream operation will free it.
-    doomed: bool,
+    pending_free: bool,
 }
 
 /// How memory was allocated, which determines how it is freed.
@@ -217,7 +217,7 @@ impl State {
             .ownership
             .owners
             .get(&info.base)
-            .is_some_and(|it| it.doomed)
+            .is_some_and(|it| it.pending_free)
         {
             let message = format!(
                 "{}, was given to cuMemFreeAsync",
@@ -249,7 +249,7 @@ impl State {
     /// Base addresses of the memory that `context` owns, without pending frees.
     pub(crate) fn memory_of(&self, context: ContextHandle) -> Vec<u64> {
         let all = self.ownership.owners.iter();
-        let here = all.filter(|(_, owner)| owner.context == context && !owner.doomed);
+        let here = all.filter(|(_, owner)| owner.context == context && !owner.pending_free);
         here.map(|(address, _)| *address).collect()
     }
 
@@ -260,7 +260,7 @@ impl State {
 
     fn owner(&self, address: u64) -> Result<Owner> {
         match self.ownership.owners.get(&address) {
-            Some(owner) if !owner.doomed => Ok(*owner),
+            Some(owner) if !owner.pending_free => Ok(*owner),
             Some(_) => {
                 let message = format!("{} was already freed", self.space.describe(address));
                 Err(Code::InvalidValue.because(message))
@@ -296,7 +296,7 @@ impl State {
             device,
             bytes,
             kind,
-            doomed: false,
+            pending_free: false,
         };
         match self.space.allocate(bytes, kind.memory_kind(device)) {
             Ok(address) => {
@@ -327,7 +327,7 @@ impl State {
             device: self.contexts.get(context)?.device,
             bytes,
             kind,
-            doomed: false,
+            pending_free: false,
         };
         self.ownership.owners.insert(address, owner);
         Ok(())
@@ -404,7 +404,7 @@ impl State {
         }
         for address in memory.iter() {
             if let Some(owner) = self.ownership.owners.get_mut(address) {
-                owner.doomed = true;
+                owner.pending_free = true;
                 let free = Work::Free { address: *address };
                 self.schedule.add(owner.context, after.clone(), free);
             }
@@ -417,7 +417,7 @@ impl Ownership {
     /// Marks memory as freed by a submitted operation.
     fn mark_pending_free(&mut self, address: u64) {
         if let Some(owner) = self.owners.get_mut(&address) {
-            owner.doomed = true;
+            owner.pending_free = true;
         }
     }
 

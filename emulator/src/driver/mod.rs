@@ -194,7 +194,7 @@ impl Driver {
         let mut state = self.lock();
         state.schedule.finish(ticket);
         if let Err(error) = outcome {
-            self.reports.failure(&error);
+            self.reports.report_failure(&error);
             state.fail(context, error);
         }
         self.changed.notify_all();

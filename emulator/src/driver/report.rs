@@ -42,14 +42,14 @@ impl Reports {
     }
 
     /// Reports the failure of a stream operation.
-    pub(crate) fn failure(&self, error: &Error) {
-        self.tell(&error.to_string());
+    pub(crate) fn report_failure(&self, error: &Error) {
+        self.report(&error.to_string());
     }
 
     /// Reports a message that is not the failure of a call.
-    pub(crate) fn tell(&self, message: &str) {
+    pub(crate) fn report(&self, message: &str) {
         *lock(&self.last) = message.to_owned();
-        self.say(message);
+        self.print(message);
     }
 
     /// The last message.
@@ -72,7 +72,7 @@ impl Reports {
     }
 
     /// Whether launches should count.
-    pub(crate) fn wants_counters(&self) -> bool {
+    pub(crate) fn is_counting(&self) -> bool {
         self.counter_sink != CounterSink::Nowhere || lock(&self.counted).is_some()
     }
 
@@ -95,11 +95,11 @@ impl Reports {
             }
         };
         if let Err(error) = written {
-            self.say(&format!("cannot write counters: {error}"));
+            self.print(&format!("cannot write counters: {error}"));
         }
     }
 
-    fn say(&self, message: &str) {
+    fn print(&self, message: &str) {
         if !self.quiet {
             // Ignored: stderr may be closed.
             let _ = writeln!(io::stderr(), "meshgrad emulator: {message}");

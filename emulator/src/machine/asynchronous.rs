@@ -105,7 +105,8 @@ impl Cta<'_> {
             };
             if source_bytes > copy.bytes {
                 let message = format!(
-                    "cp.async has a source size of {source_bytes} bytes, more than its copy size of {}",
+                    "cp.async has a source size of {source_bytes} bytes, more than its copy size \
+                     of {}",
                     copy.bytes
                 );
                 return Err(Fault::new(FindingKind::InvalidArgument, lane, message));
@@ -278,8 +279,8 @@ mod tests {
         };
         let copies = [copy(0, 1), copy(1, 1), copy(0, 2), copy(1, 2), copy(0, 1)];
         let batches = batches(&copies);
-        let told: Vec<(u32, u32)> = batches.iter().map(|it| (it.first.pc, it.lanes)).collect();
-        assert_eq!(told, [(1, 0b11), (2, 0b11), (1, 0b1)]);
+        let kinds: Vec<(u32, u32)> = batches.iter().map(|it| (it.first.pc, it.lanes)).collect();
+        assert_eq!(kinds, [(1, 0b11), (2, 0b11), (1, 0b1)]);
         assert_eq!((batches[1].to[1], batches[1].from[1]), (16, 2));
     }
 

@@ -101,9 +101,9 @@ impl Cta<'_> {
             if mask != warp.live() && warp.exited & warp.lanes == 0 {
                 return Ok(Flow::WaitForLanes);
             }
-            let gone = warp.exited & warp.lanes;
+            let exited = warp.exited & warp.lanes;
             let message = format!(
-                "lanes {gone:#010x} of the warp have exited and never arrive at barrier {id}"
+                "lanes {exited:#010x} of the warp have exited and never arrive at barrier {id}"
             );
             return Err(Fault::of_all(FindingKind::DivergentBarrier, message));
         }

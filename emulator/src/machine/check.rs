@@ -270,8 +270,8 @@ pub(super) fn race(
 ) -> Box<Fault> {
     let verb = |writes| if writes { "write" } else { "read" };
     let message = format!(
-        "{} of {} bytes at {place} is not ordered after an earlier {}; add a barrier, fence or wait \
-         between them",
+        "{} of {} bytes at {place} is not ordered after an earlier {}; add a barrier, fence or \
+         wait between them",
         verb(info.writes),
         info.bytes,
         verb(earlier.wrote),

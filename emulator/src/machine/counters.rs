@@ -238,12 +238,12 @@ impl Cta<'_> {
 
     /// Marks bytes of the allocation with this index as read or written.
     fn count_different_bytes(&self, index: usize, resolved: &ResolvedAddresses, info: AccessInfo) {
-        let Some(touched) = &self.grid.touched else {
+        let Some(accessed) = &self.grid.accessed else {
             return;
         };
         let block = self.grid.allocations[index].info.bytes;
-        let sets = touched[index].iter().zip([info.reads, info.writes]);
-        for (set, _) in sets.filter(|(_, wanted)| *wanted) {
+        let sets = accessed[index].iter().zip([info.reads, info.writes]);
+        for (set, _) in sets.filter(|(_, is_accessed)| *is_accessed) {
             let set = set.get_or_init(|| ByteSet::new(block));
             for lane in lanes_of(resolved.lanes) {
                 set.set(resolved.offsets[lane] as usize, info.bytes);
@@ -253,16 +253,16 @@ impl Cta<'_> {
 }
 
 /// The most sectors or bank words of one access: nine words of eight lanes that move 32 bytes each.
-const MOST_TOUCHED: usize = 72;
+const MAX_ACCESSED: usize = 72;
 
 /// 32-byte sectors accessed by lanes with `bytes` bytes at `offsets`, and the fewest possible.
 pub(crate) fn sectors(offsets: &[u64; 32], mask: u32, bytes: usize) -> (u64, u64) {
-    let touched = lanes_of(mask)
+    let accessed = lanes_of(mask)
         .flat_map(|lane| offsets[lane] / 32..=(offsets[lane] + bytes as u64 - 1) / 32);
-    let touched = distinct(touched, &mut [0; MOST_TOUCHED]).len();
+    let accessed = distinct(accessed, &mut [0; MAX_ACCESSED]).len();
     let different = distinct(lanes_of(mask).map(|lane| offsets[lane]), &mut [0; 32]).len();
     let ideal = (different * bytes).div_ceil(32) as u64;
-    (touched as u64, ideal)
+    (accessed as u64, ideal)
 }
 
 /// Wavefronts over 32 banks of 4 bytes for a shared-memory access, and the fewest possible.
@@ -281,7 +281,7 @@ pub(crate) fn wavefronts(offsets: &[u64; 32], mask: u32, bytes: usize) -> (u64, 
         }
         let words = lanes_of(part)
             .flat_map(|lane| offsets[lane] / 4..=(offsets[lane] + bytes as u64 - 1) / 4);
-        let mut room = [0; MOST_TOUCHED];
+        let mut room = [0; MAX_ACCESSED];
         let words = distinct(words, &mut room);
         let mut banks = [0u64; 32];
         for word in words {

@@ -296,8 +296,8 @@ impl<'g> Cta<'g> {
             );
         }
         let at = waiting(|state| matches!(state, State::AtBarrier { .. })).unwrap_or(0);
-        let torn = warps[at].subwarps.len() > 1;
-        let kind = if torn {
+        let is_diverged = warps[at].subwarps.len() > 1;
+        let kind = if is_diverged {
             FindingKind::DivergentBarrier
         } else {
             FindingKind::Deadlock

@@ -31,9 +31,9 @@ impl Cta<'_> {
                 move || each_bit(|lane| named[lane] == all),
             );
             let group = rest & same;
-            let strangers = group & !members;
-            if strangers != 0 {
-                let lane = strangers.trailing_zeros() as usize;
+            let non_members = group & !members;
+            if non_members != 0 {
+                let lane = non_members.trailing_zeros() as usize;
                 let message =
                     format!("the executing lane is not in its own member mask {all:#010x}");
                 return Err(Fault::new(FindingKind::DivergentInstruction, lane, message));
@@ -53,10 +53,11 @@ impl Cta<'_> {
         warp: &Warp,
         mask: u32,
     ) -> Result<Option<Flow>, Box<Fault>> {
-        let gone = warp.lanes & warp.exited;
-        if gone != 0 {
+        let exited = warp.lanes & warp.exited;
+        if exited != 0 {
             let message = format!(
-                "all lanes of the warp must execute this instruction, but lanes {gone:#010x} have exited"
+                "all lanes of the warp must execute this instruction, but lanes {exited:#010x} \
+                 have exited"
             );
             return Err(Fault::of_all(FindingKind::DivergentInstruction, message));
         }
@@ -92,21 +93,21 @@ impl Cta<'_> {
             warp.registers.narrow(shuffle.clamp),
         );
         let from = warp.registers.narrow(shuffle.from);
-        let (value, valid, in_vain) = vectorized(
+        let (value, valid, inactive) = vectorized(
             #[inline(always)]
             || {
-                let (mut value, mut valid, mut in_vain) = ([0; LANES], 0, 0);
+                let (mut value, mut valid, mut inactive) = ([0; LANES], 0, 0);
                 for lane in 0..LANES {
                     let (source, inside) = source_lane(shuffle.mode, lane as u32, b[lane], c[lane]);
                     value[lane] = from[source as usize & 31];
                     valid |= u32::from(inside) << lane;
-                    in_vain |= u32::from(inside && mask >> source & 1 == 0) << lane;
+                    inactive |= u32::from(inside && mask >> source & 1 == 0) << lane;
                 }
-                (value, valid, in_vain & mask)
+                (value, valid, inactive & mask)
             },
         );
-        if in_vain != 0 && self.grid.options.sanitize {
-            let lane = in_vain.trailing_zeros() as usize & 31;
+        if inactive != 0 && self.grid.options.sanitize {
+            let lane = inactive.trailing_zeros() as usize & 31;
             let (source, _) = source_lane(shuffle.mode, lane as u32, b[lane], c[lane]);
             let message = format!("the lane reads from lane {source}, which does not take part");
             return Err(Fault::new(FindingKind::InactiveLane, lane, message));

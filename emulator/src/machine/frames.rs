@@ -183,8 +183,8 @@ impl Cta<'_> {
         if let Some(lane) = lanes_of(mask).find(|lane| !is_known(addresses[*lane])) {
             let address = addresses[lane];
             let message = format!(
-                "indirect call of {address:#x}, which is not the address of any of the {} functions \
-                 that match the call's prototype",
+                "indirect call of {address:#x}, which is not the address of any of the {} \
+                 functions that match the call's prototype",
                 functions.len()
             );
             return Err(Fault::new(FindingKind::InvalidArgument, lane, message));
@@ -245,8 +245,8 @@ fn too_deep(frame: &Frame, lane: usize, depth: usize, left: u32) -> Box<Fault> {
             format!("the call of `{function}` exceeds the maximum recursion depth of {depth}")
         }
         false => format!(
-            "stack overflow: the call of `{function}` at depth {depth} needs {local_bytes} bytes of \
-             local memory, but only {left} are left"
+            "stack overflow: the call of `{function}` at depth {depth} needs {local_bytes} bytes \
+             of local memory, but only {left} are left"
         ),
     };
     Fault::new(FindingKind::OutOfBounds, lane, message)

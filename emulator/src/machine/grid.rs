@@ -29,7 +29,7 @@ pub(crate) struct Grid<'l> {
     /// Synchronization state of global memory, by address.
     pub(crate) sync_vars: Mutex<HashMap<u64, SyncVar>>,
     /// Bytes read and bytes written per allocation; only when counting.
-    pub(crate) touched: Option<Vec<[OnceLock<ByteSet>; 2]>>,
+    pub(crate) accessed: Option<Vec<[OnceLock<ByteSet>; 2]>>,
     pub(crate) multiprocessors: u32,
     pub(crate) number: u64,
 }

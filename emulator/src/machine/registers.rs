@@ -82,8 +82,8 @@ impl Registers {
         } else {
             for lane in 0..LANES {
                 // Branch-free, so that it compiles to a masked vector store.
-                let wanted = mask >> lane & 1 != 0;
-                plane[lane] = if wanted { value[lane] } else { plane[lane] };
+                let is_active = mask >> lane & 1 != 0;
+                plane[lane] = if is_active { value[lane] } else { plane[lane] };
             }
         }
         self.defined[slot as usize] |= mask;
@@ -100,8 +100,8 @@ impl Registers {
         } else {
             for lane in 0..LANES {
                 // Branch-free, so that it compiles to a masked vector store.
-                let wanted = mask >> lane & 1 != 0;
-                lanes[lane] = if wanted { value[lane] } else { lanes[lane] };
+                let is_active = mask >> lane & 1 != 0;
+                lanes[lane] = if is_active { value[lane] } else { lanes[lane] };
             }
         }
         self.defined[slot as usize] |= mask;

@@ -311,17 +311,17 @@ pub(crate) fn rsqrt_f64(x: f64) -> f64 {
 /// `rcp.approx.ftz.f64`: the reciprocal of the upper 32 bits of the operand, in the upper 32 bits
 /// of the result. The lower bits are ignored and zero. Subnormals count as zeros, in and out.
 #[inline(always)]
-pub(crate) fn gross_rcp_f64(x: f64) -> f64 {
-    gross(1.0 / upper_word(x))
+pub(crate) fn coarse_rcp_f64(x: f64) -> f64 {
+    coarse(1.0 / upper_word(x))
 }
 
 /// `rsqrt.approx.ftz.f64`: 1 / square root of the upper 32 bits of the operand, in the upper 32
 /// bits of the result. The lower bits are ignored and zero. Subnormals count as zeros.
 #[inline(always)]
-pub(crate) fn gross_rsqrt_f64(x: f64) -> f64 {
+pub(crate) fn coarse_rsqrt_f64(x: f64) -> f64 {
     // The root of minus zero is minus zero; its reciprocal is minus infinity, as the manual
     // specifies.
-    gross(1.0 / upper_word(x).sqrt())
+    coarse(1.0 / upper_word(x).sqrt())
 }
 
 /// The upper 32 bits, with subnormals flushed.
@@ -339,7 +339,7 @@ fn flush_f64(x: f64) -> f64 {
 
 /// Rounded to the 20 fraction bits of the upper word; NaN canonical, subnormals flushed.
 #[inline(always)]
-fn gross(x: f64) -> f64 {
+fn coarse(x: f64) -> f64 {
     const NAN: u64 = 0x7fff_ffff_0000_0000;
     let bits = x.to_bits();
     let is_odd = bits >> 32 & 1;

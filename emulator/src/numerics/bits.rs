@@ -1,8 +1,8 @@
 //! Instructions on the bits of a register: fields, searches, permutations, funnel shifts.
 //!
-//! Implements PTX ISA: bfe, bfi, bfind, fns, bmsk, szext of "Integer Arithmetic Instructions", lop3, shf of
-//! "Logic and Shift Instructions", prmt of "Data Movement". popc, clz, brev and not are Rust's
-//! `count_ones`, `leading_zeros`, `reverse_bits` and `!`.
+//! Implements PTX ISA: bfe, bfi, bfind, fns, bmsk, szext of "Integer Arithmetic Instructions",
+//! lop3, shf of "Logic and Shift Instructions", prmt of "Data Movement". popc, clz, brev and not
+//! are Rust's `count_ones`, `leading_zeros`, `reverse_bits` and `!`.
 //!
 //! Positions and lengths of fields are the low 8 bits of their registers, as the manual specifies.
 

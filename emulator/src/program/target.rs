@@ -67,7 +67,8 @@ pub(super) fn check(source: &str, heading: &Heading, device: (u32, u32)) -> Resu
         if let Some(first) = first_version(number, compatibility).filter(|it| *it > heading.version)
         {
             let words = format!(
-                "PTX {major}.{minor} does not support the target `{target}`; it needs `.version {}.{}`",
+                "PTX {major}.{minor} does not support the target `{target}`; it needs \
+                 `.version {}.{}`",
                 first.0, first.1
             );
             return Err(LoadError::Ptx(vec![error(words)]));

@@ -62,7 +62,7 @@ impl Header {
     /// Fails unless `report` has one of the expected kinds and lines.
     pub(crate) fn check_report(&self, report: &str) -> Result<(), String> {
         let kinds = self.kinds.join(" or ");
-        if !self.kinds.iter().any(|kind| tells(report, kind)) {
+        if !self.kinds.iter().any(|kind| is_of_kind(report, kind)) {
             return Err(format!("expected {kinds}, but the report is:\n{report}"));
         }
         let line = line_of(report);
@@ -165,7 +165,7 @@ fn three(extent: &str) -> Option<[u32; 3]> {
 }
 
 /// Whether a report is of this kind.
-fn tells(report: &str, kind: &str) -> bool {
+fn is_of_kind(report: &str, kind: &str) -> bool {
     match kind {
         // A driver error with the compiler's log.
         "load-error" => report.contains("CUDA_ERROR_INVALID_PTX"),
@@ -197,10 +197,11 @@ fn headers_are_parsed() {
     assert!(header.check_result(&[5, 6]).is_ok());
     assert!(header.check_result(&[5, 7]).is_err());
 
-    let told = |kind, line| format!("{kind} in kernel `k`: words\n    at  ptx line {line}: bra L;");
-    assert!(header.check_report(&told("trap", 12)).is_ok());
-    assert!(header.check_report(&told("trap", 1)).is_err());
-    assert!(header.check_report(&told("deadlock", 9)).is_err());
+    let report =
+        |kind, line| format!("{kind} in kernel `k`: words\n    at  ptx line {line}: bra L;");
+    assert!(header.check_report(&report("trap", 12)).is_ok());
+    assert!(header.check_report(&report("trap", 1)).is_err());
+    assert!(header.check_report(&report("deadlock", 9)).is_err());
 
     let wrong = Header::parse("// expects: trap\n").unwrap_err();
     assert_eq!(wrong, "`expects: trap` is not a valid header line");

@@ -18,14 +18,14 @@ use header::{Content, Header};
 use machine::{Buffer, Machine};
 
 /// Serializes the tests: the emulator keeps only the last report.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+fn serialize() -> MutexGuard<'static, ()> {
+    static LOCK: Mutex<()> = Mutex::new(());
+    LOCK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[test]
 fn every_bug_is_reported_at_its_line() {
-    let _alone = alone();
+    let _guard = serialize();
     let failures = failures_of(
         "emulator/broken",
         c"broken",
@@ -39,7 +39,7 @@ fn every_bug_is_reported_at_its_line() {
 
 #[test]
 fn correct_kernels_run_without_reports() {
-    let _alone = alone();
+    let _guard = serialize();
     let failures = failures_of(
         "emulator/broken/fine",
         c"fine",
@@ -116,7 +116,7 @@ fn launch(machine: &Machine, text: &str, name: &CStr, header: &Header) -> Result
         match described.content {
             Content::Uninitialized => {}
             Content::Zero => machine.write(&buffer, &vec![0; described.bytes]),
-            Content::Filled => machine.write(&buffer, &counted(described.bytes)),
+            Content::Filled => machine.write(&buffer, &ascending(described.bytes)),
         }
         buffers.push((buffer, &described.name));
     }
@@ -136,10 +136,10 @@ fn launch(machine: &Machine, text: &str, name: &CStr, header: &Header) -> Result
     )?;
 
     let mut words = Vec::new();
-    if let Some((wanted, values)) = &header.result {
+    if let Some((name_of_result, values)) = &header.result {
         let (buffer, _) = buffers
             .iter()
-            .find(|(_, name)| name == wanted)
+            .find(|(_, name)| name == name_of_result)
             .expect("the header declares the buffer");
         words = machine.read(buffer, values.len());
     }
@@ -153,7 +153,7 @@ fn launch(machine: &Machine, text: &str, name: &CStr, header: &Header) -> Result
 }
 
 /// Words 0, 1, 2, ..
-fn counted(bytes: usize) -> Vec<u8> {
+fn ascending(bytes: usize) -> Vec<u8> {
     (0..(bytes as u32).div_ceil(4))
         .flat_map(u32::to_le_bytes)
         .take(bytes)

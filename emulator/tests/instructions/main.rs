@@ -226,7 +226,7 @@ proptest! {
 
     /// A damaged text loads or is rejected; nothing else happens.
     #[test]
-    fn no_text_brings_the_loader_down(
+    fn no_damaged_text_crashes_the_loader(
         instruction in select(LEGAL),
         in_declarations: bool,
         damages in prop::collection::vec(damage(), 1..4),

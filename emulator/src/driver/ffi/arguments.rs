@@ -19,14 +19,14 @@ impl<T> Out<T> {
         match self.0.is_null() {
             true => Err(null("the result pointer")),
             false => {
-                self.set_if_wanted(value);
+                self.set_if_not_null(value);
                 Ok(())
             }
         }
     }
 
     /// Stores a result unless the pointer is null.
-    pub(super) fn set_if_wanted(self, value: T) {
+    pub(super) fn set_if_not_null(self, value: T) {
         if !self.0.is_null() {
             // SAFETY: guaranteed by the caller of the exported function. It may point into a packed
             // structure, so it is not assumed to be aligned.

@@ -65,7 +65,8 @@ exports! {
             let parameters = parameters.get()?;
             reject_affinity(parameters.affinity_count)?;
             if parameters.graphics.address() != 0 {
-                return Err(Code::NotSupported.because("sharing with graphics APIs is not supported"));
+                let message = "sharing with graphics APIs is not supported";
+                return Err(Code::NotSupported.because(message));
             }
         }
         context.set(driver()?.create_context(device, flags)?.raw())
@@ -90,7 +91,7 @@ exports! {
     }
 
     fn cuCtxPopCurrent_v2(context: Out<u64>) {
-        context.set_if_wanted(driver()?.pop_context()?.raw());
+        context.set_if_not_null(driver()?.pop_context()?.raw());
         Ok(())
     }
 
@@ -128,8 +129,8 @@ exports! {
 
     fn cuCtxGetStreamPriorityRange(least: Out<c_int>, greatest: Out<c_int>) {
         driver()?.current_device()?;
-        least.set_if_wanted(PRIORITIES.0);
-        greatest.set_if_wanted(PRIORITIES.1);
+        least.set_if_not_null(PRIORITIES.0);
+        greatest.set_if_not_null(PRIORITIES.1);
         Ok(())
     }
 

@@ -58,7 +58,7 @@ exports! {
         match attribute {
             1 => value.set(0),
             2..=4 => value.set(can.into()),
-            _ => Err(Code::InvalidValue.because(format!("{attribute} is not a peer-to-peer attribute"))),
+            _ => Err(Code::InvalidValue.because(format!("{attribute} is not a peer attribute"))),
         }
     }
 }

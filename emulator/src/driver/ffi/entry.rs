@@ -48,7 +48,7 @@ exports! {
     ) {
         let symbol = symbol.get()?;
         let found = find(&symbol, version);
-        status.set_if_wanted(if found.is_some() { FOUND } else { UNKNOWN });
+        status.set_if_not_null(if found.is_some() { FOUND } else { UNKNOWN });
         function.set(found.unwrap_or(std::ptr::null()))?;
         match found {
             Some(_) => Ok(()),

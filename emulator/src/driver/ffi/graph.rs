@@ -29,7 +29,8 @@ exports! {
     fn cuGraphGetNodes(graph: u64, nodes: Pointer, count: Out<usize>) {
         let nodes_in_graph = driver()?.count_nodes(GraphHandle::from_raw(graph))?;
         if nodes.address() != 0 {
-            return Err(Code::NotSupported.because("node handles are not supported; pass a null array to count the nodes"));
+            let message = "node handles are not supported; pass a null array to count the nodes";
+            return Err(Code::NotSupported.because(message));
         }
         count.set(nodes_in_graph)
     }

@@ -44,7 +44,7 @@ exports! {
     fn cuMemAllocManaged(address: Out<u64>, bytes: usize, flags: u32) {
         match flags {
             1 | 2 => address.set(driver()?.allocate(bytes, AllocationKind::Managed)?),
-            _ => Err(Code::InvalidValue.because(format!("{flags:#x} are not valid attachment flags"))),
+            _ => Err(Code::InvalidValue.because(format!("{flags:#x}: invalid attachment flags"))),
         }
     }
 
@@ -55,7 +55,7 @@ exports! {
     fn cuMemHostAlloc(pointer: Out<u64>, bytes: usize, flags: u32) {
         match flags & !7 {
             0 => pointer.set(driver()?.allocate(bytes, AllocationKind::Pinned)?),
-            _ => Err(Code::InvalidValue.because(format!("{flags:#x} are not valid host allocation flags"))),
+            _ => Err(Code::InvalidValue.because(format!("{flags:#x}: invalid allocation flags"))),
         }
     }
 
@@ -78,7 +78,7 @@ exports! {
     fn cuMemHostGetDevicePointer_v2(address: Out<u64>, pointer: Pointer, flags: u32) {
         match flags {
             0 => address.set(driver()?.device_address(pointer.address())?),
-            _ => Err(Code::InvalidValue.because("the flags of cuMemHostGetDevicePointer must be 0")),
+            _ => Err(Code::InvalidValue.because("cuMemHostGetDevicePointer: flags must be 0")),
         }
     }
 
@@ -98,8 +98,8 @@ exports! {
 
     fn cuMemGetAddressRange_v2(base: Out<u64>, bytes: Out<usize>, address: u64) {
         let (first, length) = driver()?.address_range(address)?;
-        base.set_if_wanted(first);
-        bytes.set_if_wanted(length);
+        base.set_if_not_null(first);
+        bytes.set_if_not_null(length);
         Ok(())
     }
 
@@ -135,7 +135,7 @@ exports! {
                 driver()?.check_managed(address, 1)?;
                 driver()?.submit(stream, Work::Join)
             }
-            _ => Err(Code::InvalidValue.because(format!("{flags:#x} are not valid attachment flags"))),
+            _ => Err(Code::InvalidValue.because(format!("{flags:#x}: invalid attachment flags"))),
         }
     }
 

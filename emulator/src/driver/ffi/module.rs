@@ -67,8 +67,8 @@ exports! {
 
     fn cuModuleGetGlobal_v2(address: Out<u64>, bytes: Out<usize>, module: u64, name: Text) {
         let found = driver()?.global(ModuleHandle::from_raw(module), &name.get()?)?;
-        address.set_if_wanted(found.0);
-        bytes.set_if_wanted(found.1);
+        address.set_if_not_null(found.0);
+        bytes.set_if_not_null(found.1);
         Ok(())
     }
 
@@ -105,7 +105,7 @@ exports! {
             Code::InvalidValue.because(message)
         })?;
         offset.set(parameter.offset)?;
-        bytes.set_if_wanted(parameter.bytes);
+        bytes.set_if_not_null(parameter.bytes);
         Ok(())
     }
 }

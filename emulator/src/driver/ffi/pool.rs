@@ -31,11 +31,16 @@ exports! {
         let properties = properties.get()?;
         let Location { kind, id } = properties.location;
         if properties.allocation != PINNED || kind != ON_DEVICE {
-            let message = format!("memory pools support only pinned allocations on devices; got allocation type {}, location type {kind}", properties.allocation);
+            let message = format!(
+                "memory pools support only pinned allocations on devices; got allocation type {}, \
+                 location type {kind}",
+                properties.allocation
+            );
             return Err(Code::InvalidValue.because(message));
         }
         if properties.handles != 0 {
-            return Err(Code::NotSupported.because("memory pools shared with other processes are not supported"));
+            let message = "memory pools shared with other processes are not supported";
+            return Err(Code::NotSupported.because(message));
         }
         pool.set(driver()?.create_pool(id, properties.max_bytes)?.raw())
     }

@@ -13,8 +13,8 @@ use crate::driver::work::Rows;
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Copy2d {
-    from: Corner,
-    to: Corner,
+    from: Copy2dSide,
+    to: Copy2dSide,
     width: usize,
     height: usize,
 }
@@ -22,7 +22,7 @@ struct Copy2d {
 /// One side of a `CUDA_MEMCPY2D`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Corner {
+struct Copy2dSide {
     x: usize,
     y: usize,
     memory: c_int,
@@ -32,7 +32,7 @@ struct Corner {
     pitch: usize,
 }
 
-impl Corner {
+impl Copy2dSide {
     /// The first byte; `CUmemorytype` selects the pointer.
     fn end(&self, extent: usize) -> Result<Endpoint> {
         let offset = self

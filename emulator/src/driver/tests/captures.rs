@@ -70,11 +70,11 @@ fn a_graph_can_be_captured_into_another() {
 }
 
 /// A call's name, the expected error code, and the call.
-type Refusal = (&'static str, Code, fn(&Machine, u64) -> Option<Code>);
+type IllegalCall = (&'static str, Code, fn(&Machine, u64) -> Option<Code>);
 
 #[test]
 fn illegal_calls_invalidate_a_capture() {
-    let refusals: [Refusal; 7] = [
+    let refusals: [IllegalCall; 7] = [
         (
             "stream synchronization",
             Code::StreamCaptureUnsupported,
@@ -112,14 +112,14 @@ fn illegal_calls_invalidate_a_capture() {
             code(it.driver.wait_event(stream, event, 0))
         }),
     ];
-    for (name, expected, refused) in refusals {
+    for (name, expected, rejected) in refusals {
         let machine = Machine::new(StreamOrder::Ordered);
         let stream = machine.blocking_stream();
         machine
             .driver
             .begin_capture(stream, CaptureMode::Global)
             .unwrap();
-        assert_eq!(refused(&machine, stream), Some(expected), "{name}");
+        assert_eq!(rejected(&machine, stream), Some(expected), "{name}");
         let status = machine.driver.capture_status(stream);
         assert_eq!(status, Ok(CaptureStatus::Invalidated), "{name}");
         let more = machine.driver.submit(stream, Work::Join);

@@ -249,7 +249,7 @@ impl RaceShadow {
         ranges: LaneRanges<'_>,
     ) -> Option<(u32, PriorAccess)> {
         let ranges = ranges.without_duplicates();
-        let leave = |range: GranuleRange| {
+        let record = |range: GranuleRange| {
             self.note_granule_marks(range);
             for record in &self.granules[range.granules()] {
                 record.record_read(range.me, by.pc);
@@ -261,12 +261,12 @@ impl RaceShadow {
             found = found.or(race.map(|earlier| (lane, earlier)));
         };
         if by.contended {
-            ranges.for_granule_ranges(me, |_, range| leave(range));
+            ranges.for_granule_ranges(me, |_, range| record(range));
             by.fence();
             ranges.for_granule_ranges(me, look);
         } else {
             ranges.for_granule_ranges(me, |lane, range| {
-                leave(range);
+                record(range);
                 look(lane, range);
             });
         }
@@ -351,21 +351,20 @@ impl RaceShadow {
         &self,
         by: &Accessor<'_, impl HappensBefore>,
         me: Mark,
-        lines_accessed: LineRange,
+        range: LineRange,
     ) -> Option<(u32, PriorAccess)> {
-        let lines = &self.lines[lines_accessed.lines()];
+        let lines = &self.lines[range.lines()];
         for (index, line) in lines.iter().enumerate() {
-            line.record
-                .record_read(lines_accessed.mark(me, index), by.pc);
+            line.record.record_read(range.mark(me, index), by.pc);
         }
         by.fence();
         for (index, line) in lines.iter().enumerate() {
-            let me = lines_accessed.mark(me, index);
+            let me = range.mark(me, index);
             let last_write = line.record.last_write();
             if !line.has_granule_marks(me) && !by.may_race(&last_write, me) {
                 continue;
             }
-            let found = find_in_line(lines_accessed.line + index, me, |at, me| {
+            let found = find_in_line(range.line + index, me, |at, me| {
                 let candidates = [last_write.in_line(at), self.granules[at].last_write()];
                 candidates.into_iter().find(|it| by.races(it, me))
             });
@@ -382,25 +381,23 @@ impl RaceShadow {
         &self,
         by: &Accessor<'_, impl HappensBefore>,
         me: Mark,
-        lines_accessed: LineRange,
+        range: LineRange,
         changes: impl Fn(u32) -> bool,
     ) -> Option<(u32, PriorAccess)> {
-        let lines = &self.lines[lines_accessed.lines()];
+        let lines = &self.lines[range.lines()];
         let mut last_write = [PriorAccess::NONE; 4];
         for (index, line) in lines.iter().enumerate() {
-            last_write[index] = line
-                .record
-                .record_write(lines_accessed.mark(me, index), by.pc);
+            last_write[index] = line.record.record_write(range.mark(me, index), by.pc);
         }
         by.fence();
         for (index, line) in lines.iter().enumerate() {
-            let me = lines_accessed.mark(me, index);
+            let me = range.mark(me, index);
             let [read, other] = line.record.last_reads();
             let whole = [last_write[index], read, other];
             if !line.has_granule_marks(me) && !whole.iter().any(|it| by.may_race(it, me)) {
                 continue;
             }
-            let found = find_in_line(lines_accessed.line + index, me, |at, me| {
+            let found = find_in_line(range.line + index, me, |at, me| {
                 let [read, other] = self.granules[at].last_reads();
                 let own = [self.granules[at].last_write(), read, other];
                 let mut candidates = whole.map(|it| it.in_line(at)).into_iter().chain(own);

@@ -111,11 +111,11 @@ fn only_a_write_that_changes_memory_races_with_concurrent_writes() {
     );
     let start = Barrier::new(usize::from(WARPS));
     // The number of reported races in each epoch.
-    let accused = [const { AtomicU32::new(0) }; 1000];
+    let reported = [const { AtomicU32::new(0) }; 1000];
     let write = |warp: u8, epoch: u32, value: u32| {
         let changes = || block.load_u32(0) != value;
         let order = After(epoch);
-        let visitor = Accessor {
+        let accessor = Accessor {
             contended: true,
             ..at(&order, 7)
         };
@@ -123,14 +123,14 @@ fn only_a_write_that_changes_memory_races_with_concurrent_writes() {
         let found = match warp.is_multiple_of(2) {
             true => {
                 let ranges = one_lane(&[0; 32], 4);
-                shadow.write(&visitor, by(warp, epoch), ranges, |_, _| changes())
+                shadow.write(&accessor, by(warp, epoch), ranges, |_, _| changes())
             }
-            false => shadow.write_lines(&visitor, by(warp, epoch), LineRange::new(0, 1), |_| {
+            false => shadow.write_lines(&accessor, by(warp, epoch), LineRange::new(0, 1), |_| {
                 changes()
             }),
         };
         block.store_u32(0, value);
-        accused[epoch as usize].fetch_add(u32::from(found.is_some()), Relaxed);
+        reported[epoch as usize].fetch_add(u32::from(found.is_some()), Relaxed);
     };
     let value = |warp, epoch| match epoch % 2 {
         0 => epoch * 8,
@@ -147,9 +147,9 @@ fn only_a_write_that_changes_memory_races_with_concurrent_writes() {
             });
         }
     });
-    for (epoch, accused) in accused.iter().enumerate().skip(1) {
+    for (epoch, reported) in reported.iter().enumerate().skip(1) {
         let expected = epoch as u32 % 2 * (u32::from(WARPS) - 1);
-        assert_eq!(accused.load(Relaxed), expected, "in epoch {epoch}");
+        assert_eq!(reported.load(Relaxed), expected, "in epoch {epoch}");
     }
 }
 
@@ -166,12 +166,12 @@ struct Access {
 impl Access {
     fn on(self, shadow: &RaceShadow, granules: usize) -> Option<(u32, PriorAccess)> {
         let order = After(self.epoch);
-        let (visitor, me) = (at(&order, 7), by(self.warp, self.epoch));
+        let (accessor, me) = (at(&order, 7), by(self.warp, self.epoch));
         if self.as_lines {
-            let lines_accessed = LineRange::new(0, granules);
+            let range = LineRange::new(0, granules);
             return match self.writes {
-                true => shadow.write_lines(&visitor, me, lines_accessed, |_| true),
-                false => shadow.read_lines(&visitor, me, lines_accessed),
+                true => shadow.write_lines(&accessor, me, range, |_| true),
+                false => shadow.read_lines(&accessor, me, range),
             };
         }
         let bytes = granules * GRANULE;
@@ -182,8 +182,8 @@ impl Access {
             bytes,
         };
         match self.writes {
-            true => shadow.write(&visitor, me, ranges, |_, _| true),
-            false => shadow.read(&visitor, me, ranges),
+            true => shadow.write(&accessor, me, ranges, |_, _| true),
+            false => shadow.read(&accessor, me, ranges),
         }
     }
 }

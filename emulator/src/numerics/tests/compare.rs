@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::super::compare::NanOperand::{Ignored, Propagated};
 use super::super::compare::*;
 use super::super::rounding::NAN_F32;
-use super::{any_f32, telling_f32};
+use super::{any_f32, edge_case_f32};
 
 /// The table of relations in PTX ISA, "Floating-Point Comparisons": results for a < b, a = b, a >
 /// b, and one NaN.
@@ -53,8 +53,8 @@ fn relations_follow_the_table() {
 
 #[test]
 fn minima_and_maxima_order_zeros_and_drop_nan() {
-    for a in telling_f32() {
-        for b in telling_f32() {
+    for a in edge_case_f32() {
+        for b in edge_case_f32() {
             let (low, high) = (min_f32(a, b, Ignored), max_f32(a, b, Ignored));
             let (low64, high64) = (
                 min_f64(f64::from(a), f64::from(b)),
@@ -92,7 +92,7 @@ fn minima_and_maxima_order_zeros_and_drop_nan() {
 
 proptest! {
     #[test]
-    fn signs_are_taken_from_where_the_manual_says(a in any_f32(), b in any_f32()) {
+    fn copysign_takes_the_sign_of_the_first_operand(a in any_f32(), b in any_f32()) {
         prop_assert_eq!(copysign_f32(a.to_bits(), b.to_bits()), b.copysign(a).to_bits());
         let (a64, b64) = (f64::from(a), f64::from(b));
         prop_assert_eq!(copysign_f64(a64.to_bits(), b64.to_bits()), b64.copysign(a64).to_bits());

@@ -12,11 +12,11 @@ use super::super::compare::{NanOperand, max_f32, min_f32};
 use super::super::convert::{self, Integer};
 use super::super::half_precision::{self as half_ops, Bf16, F16};
 use super::super::rounding::{self, Rounding};
-use super::telling_f32;
+use super::edge_case_f32;
 
 /// Operands for 32 lanes: all pairs of edge cases, warp by warp.
 fn warps() -> Vec<[[f32; 32]; 2]> {
-    let values = telling_f32();
+    let values = edge_case_f32();
     let pairs: Vec<[f32; 2]> = values
         .iter()
         .flat_map(|&a| values.iter().map(move |&b| [a, b]))

@@ -25,7 +25,7 @@ const MODES: [Rounding; 4] = [
 ];
 
 /// Bit patterns that cover every kind of f32, for sweeps over all pairs.
-fn telling_f32() -> Vec<f32> {
+fn edge_case_f32() -> Vec<f32> {
     let magnitudes = [
         0x0000_0000_u32,
         0x0000_0001,
@@ -57,7 +57,7 @@ fn telling_f32() -> Vec<f32> {
 fn any_f32() -> impl Strategy<Value = f32> {
     prop_oneof![
         3 => any::<u32>().prop_map(f32::from_bits),
-        1 => proptest::sample::select(telling_f32()),
+        1 => proptest::sample::select(edge_case_f32()),
         1 => (0_u32..0x0200_0000, any::<bool>())
             .prop_map(|(bits, negative)| f32::from_bits(bits | u32::from(negative) << 31)),
     ]

@@ -72,10 +72,10 @@ impl Decoding<'_, '_, '_> {
             ("cos", Type::F32) => function!(|a, how| functions::cos(a, how)),
             ("tanh", Type::F32) => function!(|a, how| functions::tanh(a, how)),
             ("rcp", Type::F64) => {
-                lanes!(|a: u64| -> u64 { functions::gross_rcp_f64(f64::from_bits(a)).to_bits() })
+                lanes!(|a: u64| -> u64 { functions::coarse_rcp_f64(f64::from_bits(a)).to_bits() })
             }
             ("rsqrt", Type::F64) if modifier & FLUSH != 0 => {
-                lanes!(|a: u64| -> u64 { functions::gross_rsqrt_f64(f64::from_bits(a)).to_bits() })
+                lanes!(|a: u64| -> u64 { functions::coarse_rsqrt_f64(f64::from_bits(a)).to_bits() })
             }
             ("rsqrt", Type::F64) => {
                 lanes!(|a: u64| -> u64 { functions::rsqrt_f64(f64::from_bits(a)).to_bits() })

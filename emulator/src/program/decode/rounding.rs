@@ -13,7 +13,7 @@ pub(super) const ROUNDINGS: [(&str, Rounding); 4] = [
 ];
 
 /// Rounding to an integer.
-pub(super) const WHOLE_ROUNDINGS: [(&str, Rounding); 4] = [
+pub(super) const INTEGER_ROUNDINGS: [(&str, Rounding); 4] = [
     ("rni", Rounding::Nearest),
     ("rzi", Rounding::Zero),
     ("rmi", Rounding::Down),
