@@ -347,9 +347,9 @@ fn resident_limit(grid: &Grid<'_>) -> usize {
 fn stall_fault(cta: &Cta<'_>, warps: &[Warp]) -> Box<Fault> {
     let (idle, waiters) = (cta.idle(), cta.waiters(warps));
     let message = format!(
-        "no store, atomic, barrier or end of a thread in {idle} instructions: the kernel \
-         waits for something that never happens, or computes for long (raise \
-         MESHGRAD_EMULATOR_STALL_LIMIT){waiters}"
+        "no store, atomic, barrier or exit in {idle} instructions: the kernel waits for \
+         something that never happens; if it only computes, raise \
+         MESHGRAD_EMULATOR_STALL_LIMIT{waiters}"
     );
     Fault::of_all(FindingKind::Deadlock, message)
 }

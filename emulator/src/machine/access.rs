@@ -105,28 +105,28 @@ impl Cta<'_> {
         // rely on it.
         let acquire = acquire || (info.reads && info.writes);
         let (acquire, release) = (acquire.then_some(scope), release.then_some(scope));
-        let mut places: Vec<u64> = lanes_of(resolved.lanes)
+        let mut keys: Vec<u64> = lanes_of(resolved.lanes)
             .map(|lane| addresses[lane])
             .collect();
-        places.sort_unstable();
-        places.dedup();
+        keys.sort_unstable();
+        keys.dedup();
         let by = &mut warp.clock;
-        let mut order = |published: &mut std::collections::HashMap<u64, SyncVar>| {
-            for place in &places {
-                let published = published.entry(*place).or_default();
+        let mut order = |sync_vars: &mut std::collections::HashMap<u64, SyncVar>| {
+            for key in &keys {
+                let sync_var = sync_vars.entry(*key).or_default();
                 if info.reads {
-                    published.read(by, *place, acquire);
+                    sync_var.read(by, *key, acquire);
                 }
                 if info.writes {
-                    published.write(by, release);
+                    sync_var.write(by, release);
                 }
             }
         };
         match resolved.memory {
             MemoryId::Shared => order(&mut self.sync_vars),
             MemoryId::Global(_) => {
-                let published = self.grid.sync_vars.lock();
-                order(&mut published.unwrap_or_else(std::sync::PoisonError::into_inner));
+                let locked = self.grid.sync_vars.lock();
+                order(&mut locked.unwrap_or_else(std::sync::PoisonError::into_inner));
             }
             MemoryId::Local | MemoryId::Param => {}
         }

@@ -265,7 +265,7 @@ impl<'g> Cta<'g> {
                 self.cycle = CycleDetector::default();
             }
             let idle = self.idle();
-            self.cycle.look(warps, idle, least);
+            self.cycle.observe(warps, idle, least);
             return Ok(SliceEnd::Running);
         }
         Err(self.deadlock_fault(warps))
@@ -306,19 +306,21 @@ impl<'g> Cta<'g> {
         (at, Fault::of_all(kind, message))
     }
 
-    /// All waiting threads, one line per subwarp.
+    /// What every subwarp waits for, one line each.
     pub(crate) fn waiters(&self, warps: &[Warp]) -> String {
         let mut lines = String::new();
         for warp in warps {
             for subwarp in &warp.subwarps {
                 let instruction = &self.grid.kernel.code[subwarp.pc as usize];
-                let what = match subwarp.state {
-                    State::AtBarrier { id, .. } => self.barriers[id].describe(id),
-                    State::WaitingForLanes => "other lanes of the warp".to_owned(),
-                    State::Ready | State::Yielded => "nothing: it runs".to_owned(),
+                let state = match subwarp.state {
+                    State::AtBarrier { id, .. } => {
+                        format!("waits for {}", self.barriers[id].describe(id))
+                    }
+                    State::WaitingForLanes => "waits for other lanes of the warp".to_owned(),
+                    State::Ready | State::Yielded => "is running".to_owned(),
                 };
                 lines += &format!(
-                    "\n        warp {} lanes {:#010x} at ptx line {} ({}) for {what}",
+                    "\n        warp {} lanes {:#010x} at ptx line {} ({}) {state}",
                     warp.index,
                     subwarp.mask,
                     instruction.line,

@@ -216,29 +216,29 @@ impl SyncVar {
     fn add(&mut self, scope_index: usize, cta: u32, seen: &VectorClock) {
         self.version += 1;
         match &mut self.released[scope_index] {
-            Some((first, published)) => published.join(&seen.relative_to(cta, *first)),
+            Some((first, clock)) => clock.join(&seen.relative_to(cta, *first)),
             None => self.released[scope_index] = Some((cta, seen.clone())),
         }
     }
 
     /// A read: an acquire acquires the released clock now, any other read at the next fence.
-    pub(crate) fn read(&self, by: &mut WarpClock, place: u64, acquire: Option<Scope>) {
+    pub(crate) fn read(&self, by: &mut WarpClock, address: u64, acquire: Option<Scope>) {
         // A spinning thread repeats the same read.
-        let this = Some((place, self.version, acquire));
+        let this = Some((address, self.version, acquire));
         if by.last_read == this {
             return;
         }
         by.last_read = this;
-        for (far, published) in self.released.iter().enumerate() {
-            let Some((cta, published)) = published else {
+        for (index, clock) in self.released.iter().enumerate() {
+            let Some((cta, clock)) = clock else {
                 continue;
             };
-            if far == 0 && *cta != by.cta {
+            if index == 0 && *cta != by.cta {
                 continue;
             }
-            let seen = published.relative_to(*cta, by.cta);
-            let acquired = acquire.is_some_and(|scope| scope_index(scope) >= far);
-            match (acquired, &mut by.unacquired[far]) {
+            let seen = clock.relative_to(*cta, by.cta);
+            let acquired = acquire.is_some_and(|scope| scope_index(scope) >= index);
+            match (acquired, &mut by.unacquired[index]) {
                 (true, _) => by.seen.join(&seen),
                 (false, Some(unacquired)) => unacquired.join(&seen),
                 (false, unacquired) => *unacquired = Some(seen),
@@ -317,10 +317,10 @@ mod tests {
         a.wait_for_copies(5, 1);
         assert!(a.happened_before(copy, mark(0, 0, 5, a.now)));
         assert!(!a.happened_before(copy, mark(0, 0, 6, a.now)));
-        let published = a.release();
+        let clock = a.release();
         assert!(a.happened_before(copy, mark(0, 0, 6, a.now)));
         assert!(!b.happened_before(copy, mark(0, 1, 0, b.now)));
-        b.seen.join(&published);
+        b.seen.join(&clock);
         assert!(b.happened_before(copy, mark(0, 1, 0, b.now)));
     }
 }

@@ -16,39 +16,39 @@ const IDLE: u64 = 10_000;
 pub(crate) struct CycleDetector {
     /// The reference state, and the slices since the CTA was in it.
     state: Option<u64>,
-    turns: u64,
+    slices: u64,
     /// Slices until the reference is replaced. It doubles each time, so that cycles of any length
     /// are found (Brent 1980). After a cycle is found, its length.
     limit: u64,
-    closed: bool,
+    found: bool,
 }
 
 impl CycleDetector {
     /// Observes the warps at the end of a slice, `idle` instructions after the last visible effect.
     /// A cycle has at least `least` slices, so that each warp has run.
-    pub(crate) fn look(&mut self, warps: &[Warp], idle: u64, least: u64) {
+    pub(crate) fn observe(&mut self, warps: &[Warp], idle: u64, least: u64) {
         if idle < IDLE {
             return;
         }
         let state = hash_state(warps);
-        self.turns += 1;
-        if self.state == Some(state) && (self.closed || self.turns >= least) {
-            self.closed = true;
-            self.limit = self.limit.min(self.turns.max(least));
-            self.turns = 0;
-        } else if self.state.is_none() || self.turns >= self.limit {
+        self.slices += 1;
+        if self.state == Some(state) && (self.found || self.slices >= least) {
+            self.found = true;
+            self.limit = self.limit.min(self.slices.max(least));
+            self.slices = 0;
+        } else if self.state.is_none() || self.slices >= self.limit {
             *self = CycleDetector {
                 state: Some(state),
-                turns: 0,
+                slices: 0,
                 limit: (2 * self.limit).max(least),
-                closed: false,
+                found: false,
             };
         }
     }
 
     /// Whether the state repeats.
     pub(crate) fn is_cycling(&self) -> bool {
-        self.closed
+        self.found
     }
 }
 
@@ -78,29 +78,29 @@ mod tests {
     }
 
     /// Whether a cycle is detected after each slice, for the register values at its end.
-    fn closed(values: impl IntoIterator<Item = u32>) -> Vec<bool> {
+    fn found(values: impl IntoIterator<Item = u32>) -> Vec<bool> {
         let (mut cycle, mut warp) = (CycleDetector::default(), warp());
-        let look = |value| {
+        let observe = |value| {
             warp.registers.set_narrow(0, ALL, &[value; LANES]);
-            cycle.look(std::slice::from_ref(&warp), IDLE, 1);
+            cycle.observe(std::slice::from_ref(&warp), IDLE, 1);
             cycle.is_cycling()
         };
-        values.into_iter().map(look).collect()
+        values.into_iter().map(observe).collect()
     }
 
     #[test]
     fn a_cycle_of_any_length_is_found_and_stays_found() {
         for length in [1u32, 2, 7, 100] {
-            let closed = closed((0..1000).map(|turn| turn % length));
-            let first = closed.iter().position(|closed| *closed).unwrap();
-            assert!(closed[first..].iter().all(|closed| *closed), "{length}");
+            let found = found((0..1000).map(|slice| slice % length));
+            let first = found.iter().position(|found| *found).unwrap();
+            assert!(found[first..].iter().all(|found| *found), "{length}");
         }
     }
 
     #[test]
     fn a_counter_is_not_a_cycle_and_a_cycle_can_end() {
-        assert_eq!(closed(0..1000), [false; 1000]);
-        let left = closed((0..50).map(|turn| turn % 3).chain(10..100));
-        assert!(left[49] && left[60..].iter().all(|closed| !closed));
+        assert_eq!(found(0..1000), [false; 1000]);
+        let left = found((0..50).map(|slice| slice % 3).chain(10..100));
+        assert!(left[49] && left[60..].iter().all(|found| !found));
     }
 }

@@ -4,13 +4,7 @@
 use super::cursor::{Parser, Result};
 use super::lexer::Token;
 use super::syntax::{Initial, PlacedValue};
-use super::variables::Element;
-
-/// Bytes of an array; `None` on overflow.
-pub(super) fn bytes_of_extents(extents: &[Option<usize>], element: usize) -> Option<usize> {
-    let extents = extents.iter().map(|extent| extent.unwrap_or(1));
-    extents.into_iter().try_fold(element, usize::checked_mul)
-}
+use super::types::{Element, bytes_of_extents};
 
 impl Parser<'_> {
     /// Parses what follows `=`; returns the length of the outermost list.

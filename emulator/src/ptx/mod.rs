@@ -7,10 +7,11 @@ mod lexer;
 mod parser;
 mod statements;
 pub(crate) mod syntax;
+mod types;
 mod variables;
 
 pub(crate) use parser::{heading, parse};
-pub(crate) use variables::bytes_of_type;
+pub(crate) use types::bytes_of_type;
 
 /// An error in a module's text, with its line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

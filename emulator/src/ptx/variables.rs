@@ -1,30 +1,12 @@
 //! Variables and parameters: state spaces, types and sizes.
 
 use super::cursor::{Parser, Result};
-use super::initial::bytes_of_extents;
 use super::lexer::Token;
 use super::syntax::*;
+use super::types::{Element, bytes_of_extents, bytes_of_type};
 
 /// The maximum of `.align`.
 const LARGEST_ALIGNMENT: u64 = 1 << 16;
-
-/// The element type of a variable: a fundamental type or a vector.
-pub(super) struct Element {
-    /// With its leading dot.
-    pub(super) kind: String,
-    pub(super) lanes: usize,
-}
-
-impl Element {
-    /// Bytes per lane.
-    pub(super) fn lane_bytes(&self) -> usize {
-        bytes_of_type(&self.kind).unwrap_or_default()
-    }
-
-    pub(super) fn bytes(&self) -> usize {
-        self.lanes * self.lane_bytes()
-    }
-}
 
 /// The maximum size of a variable (PTX ISA 4.2 on `.param`; CUDA C++ Programming Guide, "Technical
 /// Specifications per Compute Capability", on local memory; the address range for others).
@@ -200,16 +182,4 @@ pub(super) fn space(word: &str) -> Space {
         "param" => Space::Param,
         _ => Space::Global,
     }
-}
-
-/// Bytes of a fundamental type, given with its dot.
-pub(crate) fn bytes_of_type(kind: &str) -> Option<usize> {
-    Some(match kind {
-        ".b8" | ".u8" | ".s8" => 1,
-        ".b16" | ".u16" | ".s16" | ".f16" | ".bf16" => 2,
-        ".b32" | ".u32" | ".s32" | ".f32" | ".f16x2" | ".bf16x2" | ".tf32" => 4,
-        ".b64" | ".u64" | ".s64" | ".f64" => 8,
-        ".b128" => 16,
-        _ => return None,
-    })
 }

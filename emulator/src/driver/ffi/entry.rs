@@ -4,12 +4,9 @@
 use std::ffi::{c_char, c_int, c_void};
 
 use super::arguments::{Out, Text, TextOut};
-use super::{driver, exports, initialize, last_report};
+use super::{Export, driver, exports, initialize, last_report};
 use crate::driver::configuration::Configuration;
 use crate::driver::error::{Code, Result};
-
-/// An exported function and its name.
-pub(super) type Export = (&'static str, *const c_void);
 
 /// `CUdriverProcAddressQueryResult`.
 const FOUND: i32 = 0;

@@ -18,12 +18,16 @@ mod pool;
 mod stream;
 mod transfer;
 
+use std::ffi::c_void;
 use std::sync::OnceLock;
 
 use super::Driver;
 use super::configuration::Configuration;
 use super::error::{Code, Result, catch_panic};
 use crate::options::Options;
+
+/// An exported function and its name.
+type Export = (&'static str, *const c_void);
 
 /// The driver of this process, or the error of its initialization.
 static DRIVER: OnceLock<std::result::Result<Driver, String>> = OnceLock::new();
@@ -63,7 +67,7 @@ fn initialize() -> Result<()> {
         made.inspect_err(|message| eprintln!("meshgrad emulator: {message}"))
     });
     match driver()?.device_count()? {
-        0 => Err(Code::NoDevice.because("MESHGRAD_EMULATOR_DEVICES asks for none")),
+        0 => Err(Code::NoDevice.because("MESHGRAD_EMULATOR_DEVICES is 0: there is no device")),
         _ => Ok(()),
     }
 }
@@ -94,7 +98,7 @@ macro_rules! exports {
         )*
 
         /// The exported functions of this file.
-        pub(super) const EXPORTS: &[$crate::driver::ffi::entry::Export] =
+        pub(super) const EXPORTS: &[$crate::driver::ffi::Export] =
             &[$((stringify!($name), $name as *const std::ffi::c_void)),*];
     };
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::{hint, thread};
 
-use super::{GRANULE, LINE};
+use super::mark::{GRANULE, LINE};
 
 /// More than the number of host threads that write at a time, and few enough for one bit each in a
 /// word.

@@ -1,5 +1,11 @@
 //! Marks: accesses packed into 64 bits.
 
+/// Bytes per granule.
+pub(super) const GRANULE: usize = 4;
+
+/// Granules per line.
+pub(super) const LINE: usize = 32;
+
 /// Stamps are 1 to this; 0 means no mark.
 pub(crate) const LAST_STAMP: u32 = (1 << 12) - 1;
 

@@ -23,43 +23,12 @@ use std::sync::atomic::{AtomicU32, fence};
 use bytemuck::{Zeroable, zeroed_slice_box};
 
 pub(crate) use locks::{LineGuard, LineLocks};
+use mark::{GRANULE, LINE};
 pub(crate) use mark::{LAST_CLOCK, LAST_STAMP, Mark};
+pub(crate) use record::PriorAccess;
 use record::Record;
 
 use crate::simd::vectorized;
-
-/// Bytes per granule.
-pub(crate) const GRANULE: usize = 4;
-
-/// Granules per line.
-const LINE: usize = 32;
-
-/// An earlier access that an access races with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PriorAccess {
-    /// The earlier access.
-    pub(crate) mark: Mark,
-    /// Whether that was a write.
-    pub(crate) wrote: bool,
-    /// Its instruction, if known.
-    pub(crate) pc: Option<u32>,
-}
-
-impl PriorAccess {
-    /// No access: no launch has this stamp.
-    const NONE: PriorAccess = PriorAccess {
-        mark: Mark::NONE,
-        wrote: false,
-        pc: None,
-    };
-
-    /// The access of one granule, derived from the access of its line.
-    #[inline(always)]
-    fn in_line(self, granule: usize) -> PriorAccess {
-        let mark = self.mark.in_line(granule % LINE);
-        PriorAccess { mark, ..self }
-    }
-}
 
 /// The happens-before order, as seen by one warp.
 pub(crate) trait HappensBefore {
@@ -256,18 +225,18 @@ impl RaceShadow {
             }
         };
         let mut found = None;
-        let mut look = |lane, range: GranuleRange| {
+        let mut check = |lane, range: GranuleRange| {
             let race = self.race_with_write(by, range);
             found = found.or(race.map(|earlier| (lane, earlier)));
         };
         if by.contended {
             ranges.for_granule_ranges(me, |_, range| record(range));
             by.fence();
-            ranges.for_granule_ranges(me, look);
+            ranges.for_granule_ranges(me, check);
         } else {
             ranges.for_granule_ranges(me, |lane, range| {
                 record(range);
-                look(lane, range);
+                check(lane, range);
             });
         }
         found
@@ -314,7 +283,7 @@ impl RaceShadow {
         changes: impl Fn(u32, &PriorAccess) -> bool,
     ) -> Option<(u32, PriorAccess)> {
         let mut found = None;
-        let mut look = |lane, me, earlier: PriorAccess| {
+        let mut check = |lane, me, earlier: PriorAccess| {
             if found.is_none() && by.races(&earlier, me) && changes(lane, &earlier) {
                 found = Some((lane, earlier));
             }
@@ -322,14 +291,14 @@ impl RaceShadow {
         ranges.for_granule_ranges(me, |lane, range| {
             self.note_granule_marks(range);
             for record in &self.granules[range.granules()] {
-                look(lane, range.me, record.record_write(range.me, by.pc));
+                check(lane, range.me, record.record_write(range.me, by.pc));
             }
         });
         by.fence();
         ranges.for_granule_ranges(me, |lane, range| {
             for record in &self.granules[range.granules()] {
                 for earlier in record.last_reads() {
-                    look(lane, range.me, earlier);
+                    check(lane, range.me, earlier);
                 }
             }
             let whole = &self.lines[range.first / LINE].record;
@@ -337,7 +306,7 @@ impl RaceShadow {
             for earlier in [whole.last_write(), read, other] {
                 if earlier.mark.stamp() == range.me.stamp() {
                     let each = range.granules().map(|at| earlier.in_line(at));
-                    each.for_each(|earlier| look(lane, range.me, earlier));
+                    each.for_each(|earlier| check(lane, range.me, earlier));
                 }
             }
         });

@@ -5,8 +5,34 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use bytemuck::Zeroable;
 
-use super::PriorAccess;
-use super::mark::Mark;
+use super::mark::{LINE, Mark};
+
+/// An earlier access that an access races with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PriorAccess {
+    /// The earlier access.
+    pub(crate) mark: Mark,
+    /// Whether that was a write.
+    pub(crate) wrote: bool,
+    /// Its instruction, if known.
+    pub(crate) pc: Option<u32>,
+}
+
+impl PriorAccess {
+    /// No access: no launch has this stamp.
+    pub(super) const NONE: PriorAccess = PriorAccess {
+        mark: Mark::NONE,
+        wrote: false,
+        pc: None,
+    };
+
+    /// The access of one granule, derived from the access of its line.
+    #[inline(always)]
+    pub(super) fn in_line(self, granule: usize) -> PriorAccess {
+        let mark = self.mark.in_line(granule % LINE);
+        PriorAccess { mark, ..self }
+    }
+}
 
 /// The last write, the last read, and the last read by a different agent.
 #[derive(Zeroable)]
