@@ -48,7 +48,7 @@ const CLASSES: [(&str, &str); 18] = [
 /// required modifiers, and optional ones in brackets; `|` separates alternatives. Types have the
 /// opcode's order, modifiers any order. Instructions without a line are checked by their decoders.
 const SYNTAX: &[&str] = &[
-    // Whole numbers.
+    // Integers.
     "add|sub|div|rem|min|max|sad INT",
     "add|sub cc|sat s32",
     "add|sub cc u32|u64|s64",
@@ -188,7 +188,7 @@ const SYNTAX: &[&str] = &[
     "createpolicy cvt L2 b64",
     "cp async ca|cg shared|shared::cta global [L2::cache_hint] [PREFETCH]",
     "cp async commit_group|wait_group|wait_all",
-    // What warps, CTAs and threads do together.
+    // Warp-level, CTA-level and synchronization instructions.
     "activemask b32",
     "shfl sync up|down|bfly|idx b32",
     "vote sync all|any|uni pred",
