@@ -62,8 +62,8 @@ fn missing_kernels_are_errors() {
     let message = |result: Result<Tensor, Error>| result.err().unwrap().to_string();
     let double = Tensor::from_slice(&gpu, &[2], &[1.0f64, 2.0]).unwrap();
     let expected = format!(
-        "exp: there is no kernel for f64 on {gpu}; compute it on a CPU device, where \
-         ops::to_device takes the operands"
+        "exp: there is no kernel for f64 on {gpu}; copy the operands to a CPU device \
+         (ops::to_device) and run it there"
     );
     assert_eq!(message(ops::exp(&double)), expected);
 
@@ -189,7 +189,7 @@ fn graphs_reject_synchronization() {
     // The error names the caller that copies from the host.
     let message = |copied: Result<Tensor, Error>| copied.err().unwrap().to_string();
     let made = gpu.capture(|| Ok::<_, Error>(message(Tensor::from_slice(&gpu, &[1], &[3.0f32]))));
-    let begins = "from_slice during Device::capture: a graph cannot contain what waits for the GPU";
+    let begins = "from_slice during Device::capture: a graph cannot wait for the GPU";
     assert!(made.unwrap().results().starts_with(begins));
     assert!(
         gpu.capture(|| gpu.capture(|| ops::neg(&x)).map(|_| ()))
@@ -251,8 +251,8 @@ fn graphs_wait_for_their_other_streams() {
     let message = unjoined.err().unwrap().to_string();
     assert_eq!(
         message,
-        "with_stream during Device::capture: the graph cannot end before the work on another \
-         stream: call Pending::wait, or drop the Pending, before the closure returns"
+        "with_stream during Device::capture: the capture ended before work on another stream was \
+         joined; call Pending::wait, or drop the Pending, before the closure returns"
     );
     // The abandoned recording holds no tensor.
     ops::fill_into(&cache, 1.0).unwrap();

@@ -68,8 +68,8 @@ fn no_emulator() {
     let message = opened("emulator", &[("MESHGRAD_EMULATOR", "/nowhere/none.so")]);
     assert_eq!(
         message,
-        "no emulator: looked for /nowhere/none.so; build it by `cargo build -p meshgrad-emulator`, \
-         or name its file in MESHGRAD_EMULATOR"
+        "no emulator: looked for /nowhere/none.so; build it with `cargo build -p \
+         meshgrad-emulator`, or set MESHGRAD_EMULATOR to its file"
     );
     // An empty variable counts as unset.
     if let Some(found) = emulated("MESHGRAD_EMULATOR", "") {
@@ -86,7 +86,7 @@ fn broken_emulators() {
     let message = opened("emulator", &[("MESHGRAD_EMULATOR", broken)]);
     std::fs::remove_file(&path).unwrap();
     let begins = format!("the emulator {broken} could not be opened: {broken}: ");
-    let ends = "; build it anew by `cargo build -p meshgrad-emulator`";
+    let ends = "; rebuild it with `cargo build -p meshgrad-emulator`";
     assert!(
         message.starts_with(&begins) && message.ends_with(ends),
         "{message}"
@@ -97,7 +97,7 @@ fn broken_emulators() {
     let message = opened("emulator", &[("MESHGRAD_EMULATOR", other)]);
     assert_eq!(
         message,
-        format!("the emulator {other} could not be opened: it is another library{ends}")
+        format!("the emulator {other} could not be opened: it is not the emulator's library{ends}")
     );
 }
 
@@ -118,7 +118,7 @@ fn a_driver_that_is_too_old() {
     };
     assert_eq!(
         old,
-        "the CUDA emulator speaks CUDA 11.8, but 12.0 is needed: build it anew by `cargo build -p \
+        "the CUDA emulator supports CUDA 11.8, but 12.0 is needed; rebuild it with `cargo build -p \
          meshgrad-emulator`"
     );
     let Some(enough) = emulated("MESHGRAD_EMULATOR_VERSION", "12.0") else {
@@ -134,8 +134,8 @@ fn a_gpu_that_is_too_old() {
     };
     assert_eq!(
         old,
-        "emulator:0 (NVIDIA V100-SXM2-32GB (meshgrad emulator)) has compute capability 7.0, but our \
-         kernels need 8.0 (A100) or newer: use another GPU or a CPU device"
+        "emulator:0 (NVIDIA V100-SXM2-32GB (meshgrad emulator)) has compute capability 7.0, but the \
+         kernels need 8.0 (A100) or newer; use another GPU or a CPU device"
     );
 }
 
@@ -146,7 +146,7 @@ fn no_gpu() {
     };
     assert_eq!(
         none,
-        "emulator:0 does not exist: MESHGRAD_EMULATOR_DEVICES asks for none"
+        "emulator:0 does not exist: MESHGRAD_EMULATOR_DEVICES is 0"
     );
 }
 

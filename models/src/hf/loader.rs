@@ -176,7 +176,8 @@ impl<'a> Loader<'a> {
 
 /// Uninitialized memory for a parameter's value.
 fn unfilled(param: &Param, device: &Device) -> Result<Tensor> {
-    let fresh = UninitTensor::of_kind(device, *param.shape(), param.spec().dtype, Kind::Parameter);
+    let fresh =
+        UninitTensor::with_kind(device, *param.shape(), param.spec().dtype, Kind::Parameter);
     let fresh = fresh.map_err(|source| meshgrad_load::Error::not_loaded(param.name(), source))?;
     Ok(fresh.finish())
 }

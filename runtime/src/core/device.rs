@@ -1,55 +1,54 @@
 //! Devices: where tensors live and ops run.
 //!
-//! A [`Device`] is a handle that owns an allocator, a number of threads or a GPU's streams, and
-//! counters. Every rank makes its own.
+//! A [`Device`] is a handle that owns an allocator, threads or a GPU's streams, and counters. Every
+//! rank creates its own.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::core::memory::{Block, HostMemory, Memory, NoMemory};
-use crate::driver::{self, Allocator, Gpu, Imagined, NoBlock, Pool};
+use crate::core::memory::{AllocationError, Block, HostMemory, Memory};
+use crate::driver::{self, Allocator, Gpu, MetaSegments, NoBlock, Pool};
 use crate::threads::with_threads;
 use crate::{AllocatorStats, CudaError, DType, Error, GpuProperties, Library, MemoryStats, Result};
 
-/// What a device is able to do. A meta device takes another device's properties and so stands for
-/// it.
+/// The capabilities of a device. A meta device takes the properties of the device that it models.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Properties {
-    /// What it is called in messages: `cpu`, `cuda:0`, `emulator:0`.
+    /// Its name in messages: `cpu`, `cuda:0`, `emulator:0`.
     pub name: String,
-    /// How many threads of the host its kernels use; 0 on a GPU.
+    /// Host threads that its kernels use; 0 on a GPU.
     pub threads: usize,
     /// The widest vector instructions that its kernels use: `avx512`, `avx2`, `neon` or `scalar`;
     /// `ptx` on a GPU.
     pub simd: &'static str,
     /// Whether bf16 dot products are an instruction (AVX512-BF16, or a GPU's tensor cores).
     pub native_bf16: bool,
-    /// What the GPU is, on one.
+    /// Properties of the GPU; `None` on a CPU.
     pub gpu: Option<GpuProperties>,
 }
 
-/// What ops did on a device since it was made.
+/// Work that ops did on a device since it was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Work {
-    /// How many ops ran.
+    /// Ops that ran.
     pub ops: u64,
-    /// How many kernels ops launched on a GPU.
+    /// GPU kernels that ops launched.
     pub kernel_launches: u64,
-    /// Floating-point operations, a fused multiply-add being two.
+    /// Floating-point operations. A fused multiply-add counts as two.
     pub flops: u64,
-    /// Bytes of the operands and results of ops, each counted once an op.
+    /// Bytes of the operands and results of ops, each counted once per op.
     pub bytes: u64,
 }
 
-/// A handle to a place where tensors live. Cheap to clone; two handles are equal when they are
-/// clones of one.
+/// A handle to a device that stores tensors and runs ops. Cheap to clone; two handles are equal when
+/// one is a clone of the other.
 #[derive(Clone)]
 pub struct Device(Arc<Inner>);
 
 struct Inner {
     properties: Properties,
-    /// Before the back end: a GPU's memory goes back through its context.
+    /// Dropped before the back end, because a GPU's memory is freed through its context.
     memory: Memory,
     backend: Backend,
     work: Counters,
@@ -57,12 +56,12 @@ struct Inner {
     graphs: AtomicU32,
 }
 
-/// What computes.
+/// What runs the kernels.
 enum Backend {
-    /// With so many threads, if that was said.
+    /// The number of threads; `None` uses the caller's.
     Cpu(Option<usize>),
     Gpu(Box<Gpu>),
-    /// Nothing does: shapes and counts only.
+    /// No kernels run: shapes and counts only.
     Meta,
 }
 
@@ -76,8 +75,8 @@ struct Counters {
 }
 
 impl Device {
-    /// A CPU device whose kernels use as many threads as the caller has: inside [`Device::run`]
-    /// those of that device, otherwise as many as the machine runs at a time.
+    /// A CPU device whose kernels use the caller's threads: inside [`Device::run`] those of that
+    /// device, otherwise one per hardware thread.
     pub fn cpu() -> Device {
         let properties = cpu_properties(crate::threads::threads());
         Device::new(properties, host_memory(true), Backend::Cpu(None))
@@ -86,7 +85,7 @@ impl Device {
     /// A CPU device whose kernels use `threads` threads.
     ///
     /// # Errors
-    /// [`Error::NoThreads`] for none.
+    /// [`Error::NoThreads`] when `threads` is 0.
     pub fn cpu_with_threads(threads: usize) -> Result<Device> {
         if threads == 0 {
             return Err(Error::NoThreads);
@@ -99,26 +98,25 @@ impl Device {
         ))
     }
 
-    /// GPU `ordinal` of this machine, by NVIDIA's driver.
+    /// GPU `ordinal` of this machine, through NVIDIA's driver.
     ///
     /// # Errors
     /// [`Error::Cuda`]: [`CudaError::DriverMissing`], [`CudaError::NoDevice`],
-    /// [`CudaError::UnsupportedGpu`], and others that say what is wrong with the driver;
-    /// [`CudaError::OneLibrary`] in a process that uses the emulator.
+    /// [`CudaError::UnsupportedGpu`] and other errors of the driver; [`CudaError::OneLibrary`] in a
+    /// process that uses the emulator.
     pub fn cuda(ordinal: usize) -> Result<Device> {
         Device::gpu_of(Library::Driver, ordinal)
     }
 
-    /// GPU `ordinal` of the emulator, which runs the same kernels on the CPU and checks them while
-    /// it does.
+    /// GPU `ordinal` of the emulator, which runs the same kernels on the CPU and checks them.
     ///
     /// # Errors
-    /// As [`Device::cuda`]; [`CudaError::EmulatorMissing`] when it was not built.
+    /// As [`Device::cuda`]; [`CudaError::EmulatorMissing`] when the emulator is not built.
     pub fn emulator(ordinal: usize) -> Result<Device> {
         Device::gpu_of(Library::Emulator, ordinal)
     }
 
-    /// Whether [`Device::emulator`] would find the emulator's library.
+    /// Whether [`Device::emulator`] can find the emulator's library.
     pub fn emulator_is_built() -> bool {
         driver::emulator_is_built()
     }
@@ -137,12 +135,13 @@ impl Device {
         Ok(Device::new(properties, memory, Backend::Gpu(Box::new(gpu))))
     }
 
-    /// A device that computes nothing but shapes, FLOPs, bytes and memory, as `like` would.
+    /// A device that computes no values: only the shapes, FLOPs, bytes and memory of a device with
+    /// the properties `like`.
     pub fn meta(like: &Properties) -> Device {
         let memory = match &like.gpu {
             None => host_memory(false),
             Some(gpu) => {
-                let segments = Imagined::new(gpu.memory);
+                let segments = MetaSegments::new(gpu.memory);
                 Memory::Gpu(Mutex::new(Allocator::new(Box::new(segments), gpu.memory)))
             }
         };
@@ -160,7 +159,7 @@ impl Device {
         }))
     }
 
-    /// Runs `main` with this device's number of threads for kernels of [`Device::cpu`] too.
+    /// Runs `main` with this device's number of threads, which kernels of [`Device::cpu`] then use.
     pub fn run<T>(&self, main: impl FnOnce() -> T) -> T {
         match self.0.backend {
             Backend::Cpu(Some(threads)) => with_threads(threads, main),
@@ -168,20 +167,20 @@ impl Device {
         }
     }
 
-    /// Whether tensors have values here. False on a meta device.
+    /// Whether tensors have values on this device. False on a meta device.
     pub fn computes(&self) -> bool {
         !matches!(self.0.backend, Backend::Meta)
     }
 
-    /// Whether this is a GPU, emulated or only counted ones included.
+    /// Whether this is a GPU, an emulated GPU, or a meta device of a GPU.
     pub fn is_gpu(&self) -> bool {
         self.0.properties.gpu.is_some()
     }
 
-    /// Waits until all work that the device was given is done. A CPU device has always done it.
+    /// Waits until all work of the device is done. Returns at once on a CPU device.
     ///
     /// # Errors
-    /// [`Error::Cuda`] with the failure of any work before; [`CudaError::Capture`] inside
+    /// [`Error::Cuda`] with the failure of earlier work; [`CudaError::Capture`] inside
     /// [`Device::capture`].
     pub fn synchronize(&self) -> Result<()> {
         match &self.0.backend {
@@ -194,29 +193,30 @@ impl Device {
         }
     }
 
-    /// What the device is able to do.
+    /// The device's capabilities.
     pub fn properties(&self) -> &Properties {
         &self.0.properties
     }
 
-    /// How much memory is in use, in bytes.
+    /// Memory in use, in bytes.
     pub fn memory_stats(&self) -> MemoryStats {
-        self.0.memory.usage()
+        self.0.memory.stats()
     }
 
-    /// How the cache of a GPU's memory is doing; `None` on a CPU device.
+    /// Statistics of a GPU's caching allocator; `None` on a CPU device.
     pub fn allocator_stats(&self) -> Option<AllocatorStats> {
-        self.0.memory.cache()
+        self.0.memory.allocator_stats()
     }
 
-    /// How much memory of the host is pinned for copies to and from this GPU, in bytes: in
-    /// [`PinnedBuffer`](crate::PinnedBuffer)s, and in those that copies of ordinary memory go
-    /// through. None on another device.
+    /// Host memory that is pinned for copies to and from this GPU, in bytes:
+    /// [`PinnedBuffer`](crate::PinnedBuffer)s, and the staging buffers for pageable memory. Zero on
+    /// other devices.
     pub fn pinned_memory_stats(&self) -> MemoryStats {
-        self.gpu().map_or_else(MemoryStats::default, Gpu::pinned)
+        self.gpu()
+            .map_or_else(MemoryStats::default, Gpu::pinned_stats)
     }
 
-    /// Starts measuring the peaks anew from what is live now.
+    /// Resets the peaks to what is live now.
     pub fn reset_peak(&self) {
         self.0.memory.reset_peak();
         if let Some(gpu) = self.gpu() {
@@ -224,12 +224,12 @@ impl Device {
         }
     }
 
-    /// Gives memory that is kept for reuse back to the operating system or the GPU's driver.
+    /// Returns cached memory to the operating system or the GPU's driver.
     pub fn empty_cache(&self) {
-        self.0.memory.release_kept();
+        self.0.memory.empty_cache();
     }
 
-    /// What ops did here since the device was made.
+    /// The work that ops did on this device since it was created.
     pub fn work(&self) -> Work {
         let counters = &self.0.work;
         Work {
@@ -240,15 +240,15 @@ impl Device {
         }
     }
 
-    /// How often the host was made to wait for the work of a GPU since the device was made: to read
-    /// values ([`Tensor::to_vec`](crate::Tensor::to_vec), [`AsyncRead::wait`](crate::AsyncRead::wait)),
-    /// to synchronise, or because uploads of some 4 MiB were on their way already. Not part
-    /// of [`Work`], which a device that computes nothing counts alike.
+    /// How often the host waited for the GPU since the device was created: to read values
+    /// ([`Tensor::to_vec`](crate::Tensor::to_vec), [`AsyncRead::wait`](crate::AsyncRead::wait)), to
+    /// synchronize, or because about 4 MiB of uploads were pending. Not part of [`Work`], which a
+    /// meta device counts too.
     pub fn waits(&self) -> u64 {
         self.0.work.waits.load(Ordering::Relaxed)
     }
 
-    /// No kernel for `op` on this GPU, for any operands.
+    /// The error for an `op` that has no kernel on this GPU.
     pub(crate) fn no_kernel(&self, op: &'static str) -> Error {
         Error::NoKernel {
             op,
@@ -257,7 +257,7 @@ impl Device {
         }
     }
 
-    /// No kernel for `op` on this GPU with operands of `dtype`.
+    /// The error for an `op` that has no kernel on this GPU for operands of `dtype`.
     pub(crate) fn no_kernel_for(&self, op: &'static str, dtype: DType) -> Error {
         Error::NoKernel {
             op,
@@ -281,7 +281,7 @@ impl Device {
         self.0.work.kernel_launches.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The GPU, where there is one that computes.
+    /// The GPU; `None` on CPU and meta devices.
     pub(crate) fn gpu(&self) -> Option<&Gpu> {
         match &self.0.backend {
             Backend::Gpu(gpu) => Some(gpu),
@@ -289,39 +289,43 @@ impl Device {
         }
     }
 
-    /// The allocator of a GPU's memory, real or counted.
+    /// The allocator of a GPU's memory, on a real GPU or a meta device of one.
     pub(crate) fn gpu_memory(&self) -> Option<std::sync::MutexGuard<'_, Allocator>> {
         self.0.memory.gpu()
     }
 
-    /// A number for a stream that no other stream of this device has; 0 is the one outside of any
-    /// scope.
+    /// A new stream id, unique on this device. The stream outside of any scope has id 0.
     pub(crate) fn next_stream(&self) -> u32 {
         self.0.streams.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// A number for a graph that no other graph of this device has; 0 means none.
+    /// A new graph id, unique on this device. 0 means no graph.
     pub(crate) fn next_graph(&self) -> u32 {
         self.0.graphs.fetch_add(1, Ordering::Relaxed)
     }
 
-    pub(crate) fn take_memory(&self, pool: Pool, bytes: usize) -> Result<Block> {
-        self.0.memory.take(pool, bytes).map_err(|none| match none {
-            NoMemory::Host => Error::OutOfMemory {
-                device: self.to_string(),
-                bytes,
-                live: self.memory_stats().live,
-            },
-            NoMemory::Gpu(NoBlock::Failed(error)) => Error::Cuda(error),
-            NoMemory::Gpu(NoBlock::OutOfMemory(held)) => Error::Cuda(CudaError::OutOfMemory {
-                device: self.to_string(),
-                held,
-            }),
-        })
+    pub(crate) fn allocate(&self, pool: Pool, bytes: usize) -> Result<Block> {
+        self.0
+            .memory
+            .allocate(pool, bytes)
+            .map_err(|none| match none {
+                AllocationError::Host => Error::OutOfMemory {
+                    device: self.to_string(),
+                    bytes,
+                    live: self.memory_stats().live,
+                },
+                AllocationError::Gpu(NoBlock::Failed(error)) => Error::Cuda(error),
+                AllocationError::Gpu(NoBlock::OutOfMemory(report)) => {
+                    Error::Cuda(CudaError::OutOfMemory {
+                        device: self.to_string(),
+                        report,
+                    })
+                }
+            })
     }
 
-    pub(crate) fn give_back_memory(&self, bytes: usize, block: Block, used_elsewhere: bool) {
-        self.0.memory.give_back(bytes, block, used_elsewhere);
+    pub(crate) fn free(&self, bytes: usize, block: Block, used_elsewhere: bool) {
+        self.0.memory.free(bytes, block, used_elsewhere);
     }
 }
 
@@ -404,7 +408,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_of_its_own() {
+    fn a_device_has_its_own_thread_count() {
         let device = Device::cpu_with_threads(3).unwrap();
         assert_eq!(device.properties().threads, 3);
         assert_eq!(device.run(crate::threads::threads), 3);

@@ -1,4 +1,4 @@
-//! Element types: what a tensor may hold, and how Rust sees one element of it.
+//! Dtypes of tensors, and the Rust types of their elements.
 
 use std::fmt;
 
@@ -6,9 +6,9 @@ use half::{bf16, f16};
 
 use crate::Number;
 
-/// The type of a tensor's elements.
+/// The dtype of a tensor's elements.
 ///
-/// Sizes are given in bits because types narrower than a byte will come.
+/// Sizes are in bits, to allow types narrower than a byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum DType {
@@ -28,7 +28,7 @@ pub enum DType {
     U32,
     /// Unsigned, 8 bits.
     U8,
-    /// A truth value in one byte: zero is false, anything else true.
+    /// A boolean in one byte: zero is false, any other value is true.
     Bool,
 }
 
@@ -56,7 +56,7 @@ impl DType {
         }
     }
 
-    /// Bytes that `elements` elements take.
+    /// Bytes of `elements` elements.
     pub const fn bytes(self, elements: usize) -> usize {
         (elements * self.bits()).div_ceil(8)
     }
@@ -77,7 +77,7 @@ impl DType {
         }
     }
 
-    /// The dtype called `name`, if there is one.
+    /// The dtype with this name, if any.
     pub fn from_name(name: &str) -> Option<DType> {
         DType::ALL.into_iter().find(|dtype| dtype.name() == name)
     }
@@ -92,12 +92,12 @@ impl DType {
         matches!(self, DType::F64 | DType::F32 | DType::BF16)
     }
 
-    /// Whether it may index rows of a tensor: i64, i32 and u32.
+    /// Whether it is an index dtype: i64, i32 and u32.
     pub const fn is_index(self) -> bool {
         matches!(self, DType::I64 | DType::I32 | DType::U32)
     }
 
-    /// The dtype in which sums of this one are kept: f64 for f64, f32 for the narrower floats.
+    /// The dtype of sums over this one: f64 for f64, f32 for all others.
     pub const fn accumulator(self) -> DType {
         match self {
             DType::F64 => DType::F64,
@@ -118,8 +118,8 @@ impl fmt::Display for DType {
 pub struct Bool(u8);
 
 impl Bool {
-    /// Whether it stands for true.
-    pub fn holds(self) -> bool {
+    /// The value.
+    pub fn get(self) -> bool {
         self.0 != 0
     }
 }
@@ -132,23 +132,22 @@ impl From<bool> for Bool {
 
 impl PartialEq for Bool {
     fn eq(&self, other: &Bool) -> bool {
-        self.holds() == other.holds()
+        self.get() == other.get()
     }
 }
 
-/// A Rust type that is one element of some dtype.
+/// The Rust type of one element of a dtype.
 pub trait Element: bytemuck::Pod + Send + Sync + fmt::Debug + PartialEq {
-    /// The dtype whose elements these are.
+    /// The dtype.
     const DTYPE: DType;
 
-    /// The value as f64: exact, but for integers beyond 2^53.
+    /// The value as f64; exact except for integers beyond 2^53.
     fn to_f64(self) -> f64;
-    /// The nearest element to `x`; towards zero and saturating for integers, `x != 0` for truth.
+    /// The nearest element to `x`; for integers rounded towards zero and saturating, for bool `x != 0`.
     fn from_f64(x: f64) -> Self;
-    /// The value as an integer: towards zero and saturating for floats.
+    /// The value as an integer; floats are rounded towards zero and saturate.
     fn to_i64(self) -> i64;
-    /// The low bits of `x` for narrower integers, the nearest element for floats, `x != 0` for
-    /// truth.
+    /// The low bits of `x` for narrower integers, the nearest element for floats, `x != 0` for bool.
     fn from_i64(x: i64) -> Self;
 }
 
@@ -191,13 +190,13 @@ elements! {
     i32 => I32: |x| x.into(), x.into(); |y| y as i32;
     u32 => U32: |x| x.into(), x.into(); |y| y as u32;
     u8 => U8: |x| x.into(), x.into(); |y| y as u8;
-    Bool => Bool: |x| u8::from(x.holds()).into(), x.holds().into(); |y| Bool::from(y as f64 != 0.0);
+    Bool => Bool: |x| u8::from(x.get()).into(), x.get().into(); |y| Bool::from(y as f64 != 0.0);
 }
 
-/// A float that kernels compute with. Arithmetic happens in [`Float::Wide`]; an element is widened
-/// when it is read and rounded once, to nearest even, when it is written.
+/// A float that kernels compute with. Arithmetic is in [`Float::Wide`]: an element is widened when it is
+/// read, and rounded once, to nearest even, when it is written.
 pub trait Float: Element {
-    /// What sums are kept in: f64 for f64, f32 otherwise.
+    /// The type of sums: f64 for f64, f32 otherwise.
     type Wide: Wide;
 
     /// This element, exactly.
@@ -206,16 +205,16 @@ pub trait Float: Element {
     /// The nearest element to `wide`.
     fn narrow(wide: Self::Wide) -> Self;
 
-    /// Of bf16 a neighbour of `wide`, so that over all words `wide` is the mean (the upper half of
-    /// the word is added below the digits that stay; NaN and infinities pass). Else as
-    /// [`Float::narrow`].
+    /// For bf16, rounds `wide` stochastically to a neighbor whose mean over all words is `wide`: adds the
+    /// upper half of the word below the kept digits. NaN and infinities are unchanged. For other types
+    /// as [`Float::narrow`].
     #[inline(always)]
     fn narrow_at_random(wide: Self::Wide, _word: u32) -> Self {
         Self::narrow(wide)
     }
 }
 
-/// The arithmetic that kernels on the CPU use: f32 or f64.
+/// The arithmetic of CPU kernels: f32 or f64.
 pub trait Wide:
     Float<Wide = Self>
     + Number
@@ -227,11 +226,11 @@ pub trait Wide:
     /// Minus infinity.
     const NEG_INFINITY: Self;
 
-    /// The larger of both; itself where one is NaN.
+    /// The larger of both; `self` when one is NaN.
     fn larger(self, other: Self) -> Self;
 
-    /// Runs `f`, which must be `#[inline(always)]`, compiled for the widest vectors of this machine;
-    /// as it is for f64, of which only gradient checks make use.
+    /// Runs `f`, which must be `#[inline(always)]`, compiled for the widest vectors of this machine. For
+    /// f64, which only gradient checks use, runs it unchanged.
     fn vectorized<R>(f: impl FnOnce() -> R) -> R;
 }
 

@@ -1,4 +1,4 @@
-//! What can go wrong in the runtime. Every message names the op, the shapes and the way out.
+//! Errors of the runtime. Messages name the op, the shapes, and how to fix the call.
 
 use std::ops::Range;
 
@@ -7,28 +7,28 @@ use super::params::matmul::GemmError;
 use crate::driver::CudaError;
 use crate::{DType, Shape};
 
-/// The result of everything in this crate that can fail.
+/// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error of the runtime.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Operands do not fit the signature of an op.
+    /// Operands do not match the signature of an op.
     #[error("{op}: {problem}; the op is `{spec}` and was given {given}")]
     Signature {
         /// The op.
         op: &'static str,
-        /// What it wants.
+        /// Its signature.
         spec: &'static str,
         /// The operands' names, dtypes and shapes.
         given: String,
-        /// Which of them does not fit, and how.
+        /// Which of them does not match, and how.
         problem: String,
     },
 
-    /// Operands live on different devices.
-    #[error("{op}: operands live on different devices ({devices}); copy them to one device first")]
+    /// Operands are on different devices.
+    #[error("{op}: operands are on different devices ({devices}); copy them to one device first")]
     Devices {
         /// The op.
         op: &'static str,
@@ -36,153 +36,153 @@ pub enum Error {
         devices: String,
     },
 
-    /// A value outside of what an op is defined for.
+    /// An argument that the op is not defined for.
     #[error("{op}: {problem}")]
     Argument {
         /// The op.
         op: &'static str,
-        /// The argument, its value, and what is allowed.
+        /// The argument, its value, and the allowed values.
         problem: String,
     },
 
-    /// An index outside of the rows it selects from.
+    /// An index out of range.
     #[error("{op}: index {index} at position {position} is outside of 0..{extent}")]
     IndexOutOfRange {
         /// The op.
         op: &'static str,
         /// The index.
         index: i64,
-        /// Where it stands among the indices, in row-major order.
+        /// Its position among the indices, in row-major order.
         position: usize,
-        /// How many rows there are.
+        /// The number of rows.
         extent: usize,
     },
 
     /// A dim that a tensor does not have.
-    #[error("{op}: there is no dim {dim} in shape {shape}")]
+    #[error("{op}: shape {shape} has no dim {dim}")]
     NoDim {
         /// The op or view.
         op: &'static str,
-        /// The dim asked for.
+        /// The requested dim.
         dim: usize,
-        /// The shape it was looked for in.
+        /// The shape.
         shape: Shape,
     },
 
-    /// A slice that reaches outside of its dim.
-    #[error("slice: {}..{} is not inside dim {dim} of shape {shape}", range.start, range.end)]
+    /// A slice out of range.
+    #[error("slice: {}..{} is out of range for dim {dim} of shape {shape}", range.start, range.end)]
     SliceRange {
-        /// The shape sliced.
+        /// The shape.
         shape: Shape,
-        /// The dim sliced.
+        /// The dim.
         dim: usize,
-        /// The range asked for.
+        /// The requested range.
         range: Range<usize>,
     },
 
-    /// Not a permutation of the dims.
+    /// An order that is not a permutation of the dims.
     #[error("permute: {order:?} does not name each dim of shape {shape} once")]
     Permutation {
-        /// The shape permuted.
+        /// The shape.
         shape: Shape,
-        /// The order asked for.
+        /// The requested order.
         order: Vec<usize>,
     },
 
     /// A shape that does not broadcast to another.
     #[error(
-        "broadcast: shape {from} does not broadcast to {to:?}: a dim must be equal or 1, counted \
-         from the last"
+        "broadcast: shape {from} does not broadcast to {to:?}; aligned at the last dim, each dim \
+         must be equal or 1"
     )]
     Broadcast {
-        /// The shape there is.
+        /// The shape of the tensor.
         from: Shape,
-        /// The shape asked for.
+        /// The requested shape.
         to: Vec<usize>,
     },
 
-    /// A shape with another number of elements.
+    /// A reshape that changes the number of elements.
     #[error(
-        "reshape: shape {from} has {} elements but {to} has {}",
+        "reshape: shape {from} has {} elements, but {to} has {}",
         from.elements(),
         to.elements()
     )]
     Reshape {
-        /// The shape there is.
+        /// The shape of the tensor.
         from: Shape,
-        /// The shape asked for.
+        /// The requested shape.
         to: Shape,
     },
 
     /// More dims than a tensor can have.
     #[error("shape {shape:?} has {} dims; a tensor has at most {}", shape.len(), crate::MAX_DIMS)]
     TooManyDims {
-        /// The shape asked for.
+        /// The requested shape.
         shape: Vec<usize>,
     },
 
-    /// More bytes than can be addressed.
-    #[error("shape {shape} of {dtype} has more bytes than can be addressed")]
+    /// A tensor larger than the address space.
+    #[error("shape {shape} of {dtype} is larger than the address space")]
     TooLarge {
-        /// The shape asked for.
+        /// The requested shape.
         shape: Shape,
-        /// The dtype asked for.
+        /// The requested dtype.
         dtype: DType,
     },
 
-    /// The operating system has no memory left.
-    #[error("out of memory: {device} could not get {bytes} bytes beside the {live} bytes in use")]
+    /// Out of host memory.
+    #[error("out of memory: {device} could not allocate {bytes} bytes; {live} bytes are in use")]
     OutOfMemory {
         /// The device.
         device: String,
-        /// How much was asked for.
+        /// The requested bytes.
         bytes: usize,
-        /// How much is in use.
+        /// The bytes in use.
         live: usize,
     },
 
-    /// Data of another length than the shape asks for.
-    #[error("shape {shape} has {} elements but {given} were given", shape.elements())]
+    /// Data whose length does not match the shape.
+    #[error("shape {shape} has {} elements, but {given} were given", shape.elements())]
     Length {
-        /// The shape asked for.
+        /// The requested shape.
         shape: Shape,
-        /// How many elements there are.
+        /// The number of elements given.
         given: usize,
     },
 
-    /// A tensor read as elements of another type.
-    #[error("tensor holds {actual} but was read as {asked}; cast it first")]
+    /// A tensor accessed as elements of another dtype.
+    #[error("tensor is {actual}, but was accessed as {asked}; cast it first")]
     WrongDType {
-        /// What it holds.
+        /// Its dtype.
         actual: DType,
-        /// What was asked for.
+        /// The requested dtype.
         asked: DType,
     },
 
     /// A dtype without floating-point arithmetic.
-    #[error("no arithmetic on {dtype}: cast to f64, f32 or bf16 first")]
+    #[error("no arithmetic on {dtype}; cast to f64, f32 or bf16 first")]
     NotAFloat {
         /// The dtype.
         dtype: DType,
     },
 
-    /// A dtype that cannot index.
-    #[error("{dtype} cannot index: use i64, i32 or u32")]
+    /// A dtype that is not an index dtype.
+    #[error("{dtype} is not an index dtype; use i64, i32 or u32")]
     NotAnIndex {
         /// The dtype.
         dtype: DType,
     },
 
-    /// The values of a tensor on a device that computes none.
-    #[error("{device} knows shapes only: its tensors have no values to read or write")]
+    /// Access to the values of a tensor on a meta device.
+    #[error("{device} has shapes only; its tensors have no values to read or write")]
     NoValues {
         /// The device.
         device: String,
     },
 
-    /// The values of a tensor that the host cannot address.
+    /// Direct access to the values of a tensor that is not in host memory.
     #[error(
-        "the values on {device} are not in the host's memory: copy them by Tensor::to_vec or \
+        "the values on {device} are not in host memory; copy them with Tensor::to_vec or \
          ops::to_device"
     )]
     NotOnHost {
@@ -190,69 +190,68 @@ pub enum Error {
         device: String,
     },
 
-    /// An op that a device has no kernel for.
+    /// An op without a kernel for the device.
     #[error(
-        "{op}: there is no kernel{operands} on {device}; compute it on a CPU device, where \
-         ops::to_device takes the operands"
+        "{op}: there is no kernel{operands} on {device}; copy the operands to a CPU device \
+         (ops::to_device) and run it there"
     )]
     NoKernel {
         /// The op.
         op: &'static str,
         /// The device.
         device: String,
-        /// For which operands, when there is one for others: ` for f64`.
+        /// The operands, if there is a kernel for other operands: ` for f64`.
         operands: String,
     },
 
-    /// Operands that no kernel of an op can be made for.
+    /// Operands that the kernels of an op do not support.
     #[error(
-        "{op}: {device} has no kernel for these operands: {reason}; compute it in smaller parts, or \
-         on a CPU device, where ops::to_device takes the operands"
+        "{op}: {device} has no kernel for these operands: {reason}; split the operands, or copy them \
+         to a CPU device (ops::to_device)"
     )]
     KernelRefused {
         /// The op.
         op: &'static str,
         /// The device.
         device: String,
-        /// What the kernel's family said.
+        /// The error of the kernel.
         reason: meshgrad_kernels::Error,
     },
 
-    /// A write to a tensor that must not change.
+    /// A write to an immutable tensor.
     #[error(
-        "{op}: the tensor is a value that others may share; only parameters, gradients, optimizer \
-         state and caches change"
+        "{op}: the tensor is a value, which is immutable; only parameters, gradients, optimizer state \
+         and caches can be written"
     )]
     Immutable {
-        /// The op that wanted to write.
+        /// The op.
         op: &'static str,
     },
 
-    /// A write while someone reads or writes, or a read while someone writes: another operand of
-    /// the same op, another thread, or work on another stream that nobody waited for.
+    /// A write to a storage in use, or a read of one being written: by another operand of the op, by
+    /// another thread, or by work on another stream that was not waited for.
     #[error(
-        "{op}: the storage is in use elsewhere at this moment: it can be read by many or written by \
-         one; copy an operand that shares it with the result, and wait for the Pending whose work \
-         uses it"
+        "{op}: the storage is in use; it can have many readers or one writer. Copy an operand that \
+         shares it with the result, and wait for the Pending whose work uses it"
     )]
     Busy {
-        /// The op that wanted the storage.
+        /// The op.
         op: &'static str,
     },
 
-    /// Operands of a matrix product that do not fit; signatures find these first.
+    /// Invalid operands of a matrix product. Signatures report most of them first.
     #[error(transparent)]
     Gemm(#[from] GemmError),
 
-    /// Operands of an attention that do not fit.
+    /// Invalid operands of attention.
     #[error(transparent)]
     Attention(#[from] AttentionError),
 
-    /// What went wrong with a GPU, its driver or the emulator.
+    /// An error of a GPU, its driver or the emulator.
     #[error(transparent)]
     Cuda(#[from] CudaError),
 
-    /// A device was to compute with no threads.
-    #[error("a CPU device cannot have 0 threads; give it at least one")]
+    /// A CPU device with 0 threads.
+    #[error("a CPU device needs at least 1 thread, not 0")]
     NoThreads,
 }

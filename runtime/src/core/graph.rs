@@ -1,59 +1,62 @@
-//! Graphs: a step's work on a GPU, recorded once and then started as a whole.
+//! Graphs: work of a GPU that is captured once and then launched as a whole.
 
 use std::sync::Arc;
 
 use crate::core::storage::Storage;
-use crate::core::stream::{self, Entered};
+use crate::core::stream::{self, ScopeGuard};
 use crate::core::stream_uses::Access;
 use crate::driver::{Capture, Gpu, Pool, RawGraph};
 use crate::{CudaError, Device, Error, Result};
 
-/// Work that [`Device::capture`] recorded, and its results.
+/// Work that [`Device::capture`] captured, and its results.
 ///
-/// It owns every tensor that the work touches, and memory of its own for all that the work makes:
-/// each [`Graph::launch`] reads and writes the same places. Feed it through tensors that may change
-/// ([`Kind::Cache`](crate::Kind::Cache)) and read its results before the next launch.
+/// It owns every tensor that the work uses, and has its own memory for all tensors that the work
+/// creates: each [`Graph::launch`] reads and writes the same addresses. Write its inputs to mutable
+/// tensors ([`Kind::Cache`](crate::Kind::Cache)), and read its results before the next launch.
 pub struct Graph<T> {
     results: T,
     recorded: Recorded,
 }
 
-/// A graph's memory and work, or those of one that did not come about.
+/// The memory and the captured work of a graph, or of a capture that failed.
 struct Recorded {
     device: Device,
     id: u32,
     raw: Option<RawGraph>,
-    /// What was there before and is used by the work.
-    touched: Vec<(Arc<Storage>, Access)>,
+    /// Storages that the work uses and did not create.
+    used: Vec<(Arc<Storage>, Access)>,
 }
 
 impl Device {
-    /// Records the work that `work` puts into the streams of this GPU, and does none of it. The
-    /// memory that the work takes belongs to the graph.
+    /// Captures the work that `work` enqueues on the streams of this GPU, without running it. The
+    /// memory that the work allocates belongs to the graph.
     ///
     /// # Errors
-    /// What `work` returns; [`CudaError::Capture`] for what a graph cannot contain: reading values
-    /// on the host, copying from it, synchronising; [`Error::Argument`] on a device without graphs
-    /// and inside another capture or [`with_stream`](crate::with_stream).
+    /// What `work` returns; [`CudaError::Capture`] for an operation that a graph cannot contain:
+    /// reading values on the host, copying from the host, synchronizing; [`Error::Argument`] on a
+    /// device without graphs and inside another capture or [`with_stream`](crate::with_stream).
     pub fn capture<T, E: From<Error>>(
         &self,
         work: impl FnOnce() -> Result<T, E>,
     ) -> Result<Graph<T>, E> {
         if !self.is_gpu() {
-            let problem = format!("{self} has no graphs: only GPUs do; run the work itself");
+            let problem = format!("{self} has no graphs, only GPUs do; run the work directly");
             return Err(refuse(problem).into());
         }
         if stream::pool(self) != Pool::default() {
-            return Err(refuse("it is inside another capture or `with_stream`".into()).into());
+            return Err(refuse(
+                "it is inside another capture or `with_stream`; call it outside".into(),
+            )
+            .into());
         }
 
-        // In this order, for what was begun ends in the reverse of it, also when the work panics.
+        // In this order, because the drops run in reverse order, also when the work panics.
         let id = self.next_graph();
         let mut recorded = Recorded {
             device: self.clone(),
             id,
             raw: None,
-            touched: Vec::new(),
+            used: Vec::new(),
         };
         let capture = self.gpu().map(Gpu::capture).transpose();
         let capture = capture.map_err(Error::from)?;
@@ -62,10 +65,10 @@ impl Device {
             ..Pool::default()
         };
         let stream = capture.as_ref().map(|capture| capture.stream().clone());
-        let entered = Entered::new(self, pool, stream);
+        let scope = ScopeGuard::new(self, pool, stream);
 
         let results = work();
-        recorded.touched = entered.leave().map_err(Error::from)?.into_touched();
+        recorded.used = scope.leave().map_err(Error::from)?.into_used();
         let results = results?;
         let raw = capture.map(Capture::end).transpose();
         recorded.raw = raw.map_err(Error::from)?;
@@ -81,25 +84,25 @@ fn refuse(problem: String) -> Error {
 }
 
 impl<T> Graph<T> {
-    /// Puts the recorded work into the device's first stream.
+    /// Enqueues the captured work on the device's base stream.
     ///
     /// # Errors
     /// [`Error::Argument`] inside a capture or [`with_stream`](crate::with_stream);
-    /// [`Error::Busy`] while a [`Pending`](crate::Pending) uses a parameter, a cache or their like
-    /// that the graph writes, or writes what it reads; [`Error::Cuda`] when the driver fails.
+    /// [`Error::Busy`] while a [`Pending`](crate::Pending) uses a mutable tensor that the graph
+    /// writes, or writes one that the graph reads; [`Error::Cuda`] when the driver fails.
     pub fn launch(&mut self) -> Result<()> {
         let Recorded {
-            device,
-            raw,
-            touched,
-            ..
+            device, raw, used, ..
         } = &mut self.recorded;
         if stream::pool(device) != Pool::default() {
-            return Err(refuse("a graph is launched outside of any scope".into()));
+            return Err(refuse(
+                "a graph cannot be launched inside a capture or `with_stream`; launch it outside"
+                    .into(),
+            ));
         }
         let free =
-            |(storage, access): &(Arc<Storage>, Access)| storage.holds().allow(*access, |_| false);
-        if !touched.iter().all(free) {
+            |(storage, access): &(Arc<Storage>, Access)| storage.uses().allow(*access, |_| false);
+        if !used.iter().all(free) {
             return Err(Error::Busy { op: "launch" });
         }
         match (raw, device.gpu()) {
@@ -108,7 +111,7 @@ impl<T> Graph<T> {
         }
     }
 
-    /// What the work returned. Its tensors change with every launch.
+    /// The results of the work. Their values change with every launch.
     pub fn results(&self) -> &T {
         &self.results
     }
@@ -117,7 +120,7 @@ impl<T> Graph<T> {
 impl Drop for Recorded {
     fn drop(&mut self) {
         if let (Some(_), Some(gpu)) = (&self.raw, self.device.gpu()) {
-            // After an error of a kernel nothing runs any more either.
+            // The error is ignored: after a failed kernel no work runs any more.
             let _: Result<(), CudaError> = gpu.wait_for_graphs();
         }
         self.raw = None;

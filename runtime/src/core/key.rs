@@ -1,9 +1,8 @@
-//! Where random values come from: a [`Key`], which is a value and never a counter, and the global
-//! index of an element.
+//! Keys of random values. A random element is a function of a [`Key`], which is a value without a
+//! counter, and of the global index of the element.
 //!
-//! The same key gives the same element the same value on any device, for any number of threads, and
-//! however the tensor is cut into shards: a shard says by a [`Region`] which elements of the whole
-//! tensor it holds.
+//! So an element has the same value on any device, for any number of threads, and for any sharding.
+//! For a shard, a [`Region`] names the elements of the whole tensor that it has.
 //!
 //! ```
 //! use meshgrad_runtime::{DType, Device, Key, Region, Result, ops};
@@ -27,22 +26,21 @@ use meshgrad_kernels::philox::FOLD;
 use crate::core::philox::philox;
 use crate::{Error, Layout, Result, Shape};
 
-/// What tells the uses of one key apart: the first word of Philox's key is combined with this or with
-/// [`FOLD`]. Draws use the key as it is. The digits of the fraction of pi, so that nobody chose them.
+/// Domain separation: [`Key::fold_name`] xors the first word of Philox's key with this constant,
+/// [`Key::fold`] with [`FOLD`]; random values use the key unchanged. Both are digits of pi.
 const NAME: u32 = 0x85a3_08d3;
 
-/// The root of random values: 128 bits. Derive a key for each use by folding in what distinguishes
-/// it.
+/// A 128-bit key of random values. Derive one key per use, by folding in the step, the microbatch and
+/// the layer's name.
 ///
-/// A key holds no state. Two draws from one key give the same values: fold the step, the
-/// microbatch, the layer's name.
+/// A key has no state: two ops with the same key generate the same values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Key {
     words: [u32; 4],
 }
 
 impl Key {
-    /// The key of a run: the 128-bit number `seed`.
+    /// The root key of a run, from `seed`.
     pub fn new(seed: u64) -> Key {
         let [low, high] = low_and_high(seed);
         Key {
@@ -50,7 +48,7 @@ impl Key {
         }
     }
 
-    /// The key for number `value` under this one: a step, a microbatch, a layer.
+    /// The key derived from this one for a number: a step, a microbatch, a layer.
     ///
     /// Philox4x32-10 of the counter (value's low word, its high word, key words 2 and 3) under the
     /// key (key word 0 xor 0x243f6a88, key word 1).
@@ -58,12 +56,11 @@ impl Key {
         self.mix(FOLD, value)
     }
 
-    /// The key for `name` under this one. Names and numbers never give equal keys but by a chance
-    /// of 2^-128.
+    /// The key derived from this one for `name`. The keys of two names, or of a name and a number, are
+    /// equal with probability 2^-128.
     ///
-    /// The UTF-8 length of `name` is folded in, then its bytes, eight at a time (little-endian, the
-    /// last filled up with zeros), each as [`Key::fold`] does with 0x85a308d3 in place of its
-    /// constant.
+    /// Folds in the UTF-8 length of `name`, then its bytes, eight at a time (little-endian, the last
+    /// padded with zeros), each as [`Key::fold`] does but with the constant 0x85a308d3.
     pub fn fold_name(self, name: &str) -> Key {
         let start = self.mix(NAME, name.len() as u64);
         name.as_bytes().chunks(8).fold(start, |key, bytes| {
@@ -73,7 +70,7 @@ impl Key {
         })
     }
 
-    /// Draws from this key for a tensor that holds the elements `region` of a larger one.
+    /// This key for a tensor that has the elements `region` of a larger one.
     pub fn within(self, region: &Region) -> RegionKey {
         RegionKey {
             key: self,
@@ -99,11 +96,11 @@ fn low_and_high(value: u64) -> [u32; 2] {
     [value as u32, (value >> 32) as u32]
 }
 
-/// Which elements of a global tensor a tensor holds: a box of it, seen through views.
+/// The elements of a global tensor that a tensor has: a box of it, with its dims in any order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Region {
-    /// The global tensor laid out contiguously: an element's place is its global index.
-    places: Layout,
+    /// A layout over the contiguous global tensor: an element's offset is its global index.
+    indices: Layout,
 }
 
 impl Region {
@@ -124,38 +121,37 @@ impl Region {
             });
         }
         Ok(Region {
-            places: Layout::contiguous(shape, 0),
+            indices: Layout::contiguous(shape, 0),
         })
     }
 
-    /// The part of dim `dim` in `range`.
+    /// The range `range` of dim `dim`.
     ///
     /// # Errors
     /// [`Error::NoDim`], [`Error::SliceRange`].
     pub fn slice(&self, dim: usize, range: Range<usize>) -> Result<Region> {
         Ok(Region {
-            places: self.places.slice(dim, range)?,
+            indices: self.indices.slice(dim, range)?,
         })
     }
 
-    /// Dims in the order `order`, for a tensor that holds the global one's elements permuted.
+    /// Reorders the dims to `order`, for a tensor whose dims are permuted relative to the global one.
     ///
     /// # Errors
     /// [`Error::Permutation`].
     pub fn permute(&self, order: &[usize]) -> Result<Region> {
         Ok(Region {
-            places: self.places.permute(order)?,
+            indices: self.indices.permute(order)?,
         })
     }
 
-    /// The shape of the tensor that holds the region.
+    /// The shape of the tensor that has the region.
     pub fn shape(&self) -> &Shape {
-        self.places.shape()
+        self.indices.shape()
     }
 }
 
-/// The random values an op draws: those of a key at the elements of a region. A [`Key`] alone
-/// stands for the whole tensor.
+/// A key and the region whose elements it generates. A [`Key`] alone is for a whole tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionKey {
     key: Key,
@@ -172,18 +168,18 @@ impl RegionKey {
     ///
     /// # Errors
     /// [`Error::Argument`], naming `op`, when the region has another shape.
-    pub(crate) fn places(&self, op: &'static str, shape: &Shape) -> Result<Layout> {
+    pub(crate) fn global_indices(&self, op: &'static str, shape: &Shape) -> Result<Layout> {
         let Some(region) = &self.region else {
             return Ok(Layout::contiguous(*shape, 0));
         };
         if region.shape() != shape {
             let problem = format!(
-                "the tensor has shape {shape} but its region has shape {}",
+                "the tensor has shape {shape}, but the region of its key has shape {}",
                 region.shape()
             );
             return Err(Error::Argument { op, problem });
         }
-        Ok(region.places)
+        Ok(region.indices)
     }
 }
 
@@ -199,9 +195,9 @@ mod tests {
 
     use super::*;
 
-    /// Runs must be repeatable by every later version: these keys may never change.
+    /// Later versions must reproduce runs, so these keys must never change.
     #[test]
-    fn keys_are_frozen() {
+    fn keys_never_change() {
         let key = Key::new(0x0123_4567_89ab_cdef);
         assert_eq!(key.words, [0x89ab_cdef, 0x0123_4567, 0, 0]);
         assert_eq!(key.fold(1).words, FOLDED);
@@ -212,7 +208,7 @@ mod tests {
     const NAMED: [u32; 4] = [0x8aee_852a, 0x9218_371d, 0x4b0b_cd92, 0x716c_bfff];
 
     #[test]
-    fn folding_tells_everything_apart() {
+    fn folding_gives_distinct_keys() {
         let root = Key::new(1);
         let names = [
             "",
@@ -240,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn regions_must_exist() {
+    fn a_region_is_inside_its_tensor() {
         let region = Region::whole(&[4, 6]).unwrap();
         assert!(matches!(region.slice(2, 0..1), Err(Error::NoDim { .. })));
         assert!(matches!(

@@ -1,15 +1,14 @@
-//! How a tensor's elements lie in its storage: extents, strides, offset. Views are changes of
-//! layout; they move nothing.
+//! Layouts: extents, strides and offset of a tensor in its storage. A view is another layout of the
+//! same storage; no element moves.
 
 use std::ops::Range;
 
 use crate::core::shape::MAX_DIMS;
 use crate::{Error, Result, Shape};
 
-/// Extents, strides and offset, all counted in elements.
+/// Extents, strides and offset, in elements.
 ///
-/// The element at index `i` lies at `offset + sum(i[d] * strides[d])`. A stride may be zero
-/// (broadcast).
+/// The element at index `i` is at `offset + sum(i[d] * strides[d])`. A stride may be zero (broadcast).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     shape: Shape,
@@ -18,7 +17,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Elements side by side in row-major order, the last dim fastest, from `offset`.
+    /// A contiguous row-major layout from `offset` on.
     pub fn contiguous(shape: Shape, offset: usize) -> Layout {
         let mut strides = [0; MAX_DIMS];
         let mut step = 1;
@@ -38,18 +37,17 @@ impl Layout {
         &self.shape
     }
 
-    /// The strides, one for each dim.
+    /// The strides, one per dim.
     pub fn strides(&self) -> &[isize] {
         &self.strides[..self.shape.len()]
     }
 
-    /// Where the first element lies.
+    /// The offset of the first element.
     pub fn offset(&self) -> usize {
         self.offset
     }
 
-    /// How many elements lie from the first to the last, those between that are not of this layout
-    /// included.
+    /// The number of storage elements from the first to the last element of this layout.
     pub(crate) fn span(&self) -> usize {
         let dims = self.shape.iter().zip(self.strides());
         match self.shape.elements() {
@@ -62,8 +60,7 @@ impl Layout {
         }
     }
 
-    /// Whether the elements lie side by side in row-major order. Strides of dims of extent 1 do not
-    /// matter.
+    /// Whether the elements are contiguous in row-major order. Strides of dims of extent 1 are ignored.
     pub fn is_contiguous(&self) -> bool {
         let mut step = 1;
         for dim in (0..self.shape.len()).rev() {
@@ -75,10 +72,10 @@ impl Layout {
         true
     }
 
-    /// The part of dim `dim` in `range`.
+    /// The range `range` of dim `dim`.
     ///
     /// # Errors
-    /// [`Error::NoDim`], or [`Error::SliceRange`] when the range is not inside the dim.
+    /// [`Error::NoDim`]; [`Error::SliceRange`].
     pub fn slice(&self, dim: usize, range: Range<usize>) -> Result<Layout> {
         let extent = self.extent("slice", dim)?;
         if range.start > range.end || range.end > extent {
@@ -95,7 +92,7 @@ impl Layout {
         Ok(view)
     }
 
-    /// Dims `a` and `b` exchanged.
+    /// Swaps dims `a` and `b`.
     ///
     /// # Errors
     /// [`Error::NoDim`].
@@ -107,10 +104,10 @@ impl Layout {
         Ok(view)
     }
 
-    /// Dims in the order `order`: dim `d` of the result is dim `order[d]` of this.
+    /// Reorders the dims: dim `d` of the result is dim `order[d]` of this layout.
     ///
     /// # Errors
-    /// [`Error::Permutation`] when `order` does not name every dim once.
+    /// [`Error::Permutation`] when `order` is not a permutation of the dims.
     pub fn permute(&self, order: &[usize]) -> Result<Layout> {
         let mut seen = [false; MAX_DIMS];
         let named_once = order.len() == self.shape.len()
@@ -132,10 +129,10 @@ impl Layout {
         Ok(view)
     }
 
-    /// This layout repeated to `shape`: new dims in front, extents of 1 stretched with stride zero.
+    /// Broadcasts to `shape`: adds dims in front, and repeats dims of extent 1 with stride zero.
     ///
     /// # Errors
-    /// [`Error::Broadcast`] when a dim is neither 1 nor equal.
+    /// [`Error::Broadcast`] when a dim is neither equal nor 1.
     pub fn broadcast_to(&self, shape: &[usize]) -> Result<Layout> {
         let fits = Shape::broadcast(&self.shape, shape).is_some_and(|to| *to == *shape);
         if !fits {
@@ -159,11 +156,11 @@ impl Layout {
         Ok(view)
     }
 
-    /// The same elements in the same row-major order under other extents, when no element has to
-    /// move; `None` where it takes a copy.
+    /// The same elements in the same row-major order with other extents; `None` when that requires a
+    /// copy.
     ///
     /// # Errors
-    /// [`Error::Reshape`] when the numbers of elements differ.
+    /// [`Error::Reshape`] when the number of elements differs.
     pub fn reshape(&self, shape: &[usize]) -> Result<Option<Layout>> {
         let to = Shape::new(shape)?;
         if to.elements() != self.shape.elements() {
@@ -219,7 +216,7 @@ impl Layout {
         merged
     }
 
-    /// With dim `dim` of extent 1 put in.
+    /// Inserts a dim of extent 1 before dim `dim`.
     ///
     /// # Errors
     /// [`Error::NoDim`], [`Error::TooManyDims`].
@@ -260,16 +257,16 @@ mod tests {
 
     use super::*;
 
-    /// Where each element lies, in row-major order of the index.
-    fn places(layout: &Layout) -> Vec<usize> {
-        let mut places = vec![layout.offset as isize];
+    /// The offset of each element, in row-major order.
+    fn offsets(layout: &Layout) -> Vec<usize> {
+        let mut offsets = vec![layout.offset as isize];
         for (&extent, &stride) in layout.shape().iter().zip(layout.strides()) {
-            places = places
+            offsets = offsets
                 .iter()
                 .flat_map(|base| (0..extent as isize).map(move |i| base + i * stride))
                 .collect();
         }
-        places.into_iter().map(|place| place as usize).collect()
+        offsets.into_iter().map(|offset| offset as usize).collect()
     }
 
     fn shapes() -> impl Strategy<Value = Vec<usize>> {
@@ -298,7 +295,7 @@ mod tests {
     }
 
     proptest! {
-        /// A free reshape visits the same places in the same order.
+        /// A reshape without a copy visits the same elements in the same order.
         #[test]
         fn reshape_keeps_the_order(layout in views(), cut in 0usize..6) {
             let elements = layout.shape().elements();
@@ -306,22 +303,22 @@ mod tests {
                 let outer = elements / inner;
                 let to = if cut % 2 == 0 { vec![outer, inner] } else { vec![inner, 1, outer] };
                 if let Some(view) = layout.reshape(&to).unwrap() {
-                    prop_assert_eq!(places(&view), places(&layout));
+                    prop_assert_eq!(offsets(&view), offsets(&layout));
                 }
             }
         }
 
-        /// Whatever is contiguous can take any shape of as many elements.
+        /// A contiguous layout reshapes to any shape with the same number of elements.
         #[test]
-        fn contiguous_reshapes_freely(shape in shapes()) {
+        fn a_contiguous_layout_reshapes_without_a_copy(shape in shapes()) {
             let layout = Layout::contiguous(Shape::new(&shape).unwrap(), 0);
             let flat = [layout.shape().elements()];
             prop_assert!(layout.reshape(&flat).unwrap().is_some());
         }
 
-        /// Splitting one dim of any view is free.
+        /// Splitting one dim of any view needs no copy.
         #[test]
-        fn splitting_a_dim_is_free(layout in views(), dim in 0usize..5) {
+        fn splitting_a_dim_needs_no_copy(layout in views(), dim in 0usize..5) {
             prop_assume!(dim < layout.shape().len() && layout.shape().len() < MAX_DIMS);
             let extent = layout.shape()[dim];
             prop_assume!(extent % 2 == 0);
@@ -329,10 +326,10 @@ mod tests {
             to.splice(dim..=dim, [2, extent / 2]);
             let view = layout.reshape(&to).unwrap();
             prop_assert!(view.is_some());
-            prop_assert_eq!(places(&view.unwrap()), places(&layout));
+            prop_assert_eq!(offsets(&view.unwrap()), offsets(&layout));
         }
 
-        /// Transposing twice and permuting back are the identity.
+        /// Permuting and permuting back is the identity.
         #[test]
         fn permutations_invert(layout in views(), seed in 0usize..24) {
             let dims = layout.shape().len();

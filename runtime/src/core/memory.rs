@@ -1,9 +1,8 @@
-//! The memory of a device: an allocator that reuses what was given back, and counts.
+//! The memory of a device: an allocator that reuses freed blocks, and its statistics.
 //!
-//! On a GPU it is the caching allocator of [`driver`](crate::driver). On the host sizes are rounded up
-//! to classes, eight to each power of two, so that a block that was given back fits the next
-//! request of about its size. A device without memory of its own counts in exactly the same way,
-//! which is what makes its predicted peak the measured one.
+//! On a GPU it is the caching allocator of [`driver`](crate::driver). On the host, sizes are rounded
+//! up to classes, eight per power of two, so that a freed block fits the next request of about its
+//! size. A meta device counts in the same way, so its predicted peak equals the measured one.
 
 use std::alloc::Layout as Allocation;
 use std::collections::HashMap;
@@ -12,21 +11,21 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::driver::{self, Allocator, AllocatorStats, MemoryStats, NoBlock, Pool};
 
-/// Alignment of every block, in bytes: a cache line, and the widest vector register.
+/// Alignment of every block in bytes: a cache line, and the widest vector register.
 pub(crate) const ALIGNMENT: usize = 64;
 
-/// What a storage lies in.
+/// The block of a storage.
 pub(crate) enum Block {
-    /// Memory of the host.
+    /// Host memory.
     Host(HostBlock),
-    /// Memory of a GPU; on a device that only counts, a number.
+    /// GPU memory; on a meta device of a GPU, an address without memory.
     Gpu(driver::Block),
-    /// Nothing, on a device that only counts the memory of the host.
-    Nothing,
+    /// No memory, on a meta device of a CPU.
+    None,
 }
 
-/// Why there is no block.
-pub(crate) enum NoMemory {
+/// Why an allocation failed.
+pub(crate) enum AllocationError {
     Host,
     Gpu(NoBlock),
 }
@@ -39,45 +38,45 @@ pub(crate) enum Memory {
 
 impl Memory {
     /// A block of at least `bytes` bytes; on a GPU of `pool`.
-    pub(crate) fn take(&self, pool: Pool, bytes: usize) -> Result<Block, NoMemory> {
+    pub(crate) fn allocate(&self, pool: Pool, bytes: usize) -> Result<Block, AllocationError> {
         match self {
-            Memory::Host(memory) => match memory.take(bytes) {
+            Memory::Host(memory) => match memory.allocate(bytes) {
                 Some(Some(block)) => Ok(Block::Host(block)),
-                Some(None) => Ok(Block::Nothing),
-                None => Err(NoMemory::Host),
+                Some(None) => Ok(Block::None),
+                None => Err(AllocationError::Host),
             },
             Memory::Gpu(memory) => {
-                let block = locked(memory).take(pool, bytes);
-                block.map(Block::Gpu).map_err(NoMemory::Gpu)
+                let block = locked(memory).allocate(pool, bytes);
+                block.map(Block::Gpu).map_err(AllocationError::Gpu)
             }
         }
     }
 
-    /// Takes back what [`Memory::take`] gave for `bytes`. `used_elsewhere` says whether other
-    /// streams than that of the block's pool used it.
-    pub(crate) fn give_back(&self, bytes: usize, block: Block, used_elsewhere: bool) {
+    /// Frees a block that [`Memory::allocate`] returned for `bytes`. `used_elsewhere` says whether
+    /// streams other than that of the block's pool used it.
+    pub(crate) fn free(&self, bytes: usize, block: Block, used_elsewhere: bool) {
         match (self, block) {
-            (Memory::Host(memory), Block::Host(block)) => memory.give_back(bytes, Some(block)),
-            (Memory::Host(memory), _) => memory.give_back(bytes, None),
+            (Memory::Host(memory), Block::Host(block)) => memory.free(bytes, Some(block)),
+            (Memory::Host(memory), _) => memory.free(bytes, None),
             (Memory::Gpu(memory), Block::Gpu(block)) => {
-                locked(memory).give_back(block, used_elsewhere);
+                locked(memory).free(block, used_elsewhere);
             }
             (Memory::Gpu(_), _) => {}
         }
     }
 
-    /// Returns what no tensor uses to the operating system or the driver.
-    pub(crate) fn release_kept(&self) {
+    /// Returns cached blocks to the operating system or the driver.
+    pub(crate) fn empty_cache(&self) {
         match self {
-            Memory::Host(memory) => memory.release_kept(),
-            Memory::Gpu(memory) => locked(memory).release_cached(),
+            Memory::Host(memory) => memory.empty_cache(),
+            Memory::Gpu(memory) => locked(memory).empty_cache(),
         }
     }
 
-    pub(crate) fn usage(&self) -> MemoryStats {
+    pub(crate) fn stats(&self) -> MemoryStats {
         match self {
-            Memory::Host(memory) => memory.usage(),
-            Memory::Gpu(memory) => locked(memory).usage().memory(),
+            Memory::Host(memory) => memory.stats(),
+            Memory::Gpu(memory) => locked(memory).stats().memory_stats(),
         }
     }
 
@@ -88,9 +87,9 @@ impl Memory {
         }
     }
 
-    /// The caching allocator's numbers, on a GPU.
-    pub(crate) fn cache(&self) -> Option<AllocatorStats> {
-        self.gpu().map(|memory| memory.usage())
+    /// The statistics of the caching allocator, on a GPU.
+    pub(crate) fn allocator_stats(&self) -> Option<AllocatorStats> {
+        self.gpu().map(|memory| memory.stats())
     }
 
     /// The caching allocator, on a GPU.
@@ -102,20 +101,18 @@ impl Memory {
     }
 }
 
-/// The state behind a lock is valid between any two statements, so a panic elsewhere cannot have
-/// broken it.
+/// Locks `state`. The state is valid between any two statements, so a panic cannot have broken it.
 fn locked<T>(state: &Mutex<T>) -> MutexGuard<'_, T> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A block of the host's memory, zeroed when it was new and holding stale bytes after reuse: never
-/// uninitialised.
+/// A block of host memory: zeroed when new, stale bytes after reuse, never uninitialized.
 pub(crate) struct HostBlock {
     address: NonNull<u8>,
     bytes: usize,
 }
 
-// SAFETY: a block is plain memory that belongs to its holder alone.
+// SAFETY: a block is plain memory with one owner.
 unsafe impl Send for HostBlock {}
 // SAFETY: shared access to a block only reads its address and size.
 unsafe impl Sync for HostBlock {}
@@ -146,17 +143,17 @@ impl Drop for HostBlock {
     }
 }
 
-/// The host's allocator. Blocks are kept by size class.
+/// The host allocator. Freed blocks are cached by size class.
 pub(crate) struct HostMemory {
     state: Mutex<State>,
-    /// Whether there is memory behind the numbers.
+    /// Whether blocks have memory; false on a meta device.
     backed: bool,
 }
 
 #[derive(Default)]
 struct State {
-    kept: HashMap<usize, Vec<Option<HostBlock>>>,
-    usage: MemoryStats,
+    cached: HashMap<usize, Vec<Option<HostBlock>>>,
+    stats: MemoryStats,
 }
 
 impl HostMemory {
@@ -167,13 +164,13 @@ impl HostMemory {
         }
     }
 
-    /// A block of at least `bytes` bytes (`None` inside where nothing backs it), or `None` when
-    /// memory has run out.
-    fn take(&self, bytes: usize) -> Option<Option<HostBlock>> {
+    /// A block of at least `bytes` bytes (`Some(None)` without backing memory), or `None` when out of
+    /// memory.
+    fn allocate(&self, bytes: usize) -> Option<Option<HostBlock>> {
         let class = size_class(bytes);
         let mut state = self.lock();
 
-        let reused = state.kept.get_mut(&class).and_then(Vec::pop);
+        let reused = state.cached.get_mut(&class).and_then(Vec::pop);
         let block = match reused {
             Some(block) => block,
             None => {
@@ -182,38 +179,38 @@ impl HostMemory {
                 } else {
                     None
                 };
-                state.usage.reserved += class;
+                state.stats.reserved += class;
                 block
             }
         };
 
-        state.usage.live += class;
-        state.usage.peak = state.usage.peak.max(state.usage.live);
+        state.stats.live += class;
+        state.stats.peak = state.stats.peak.max(state.stats.live);
         Some(block)
     }
 
-    /// Takes back what [`HostMemory::take`] gave for `bytes`.
-    fn give_back(&self, bytes: usize, block: Option<HostBlock>) {
+    /// Frees a block that [`HostMemory::allocate`] returned for `bytes`.
+    fn free(&self, bytes: usize, block: Option<HostBlock>) {
         let class = size_class(bytes);
         let mut state = self.lock();
-        state.usage.live -= class;
-        state.kept.entry(class).or_default().push(block);
+        state.stats.live -= class;
+        state.cached.entry(class).or_default().push(block);
     }
 
-    /// Returns every block that no tensor uses to the operating system.
-    fn release_kept(&self) {
+    /// Returns all cached blocks to the operating system.
+    fn empty_cache(&self) {
         let mut state = self.lock();
-        state.kept.clear();
-        state.usage.reserved = state.usage.live;
+        state.cached.clear();
+        state.stats.reserved = state.stats.live;
     }
 
-    fn usage(&self) -> MemoryStats {
-        self.lock().usage
+    fn stats(&self) -> MemoryStats {
+        self.lock().stats
     }
 
     fn reset_peak(&self) {
         let mut state = self.lock();
-        state.usage.peak = state.usage.live;
+        state.stats.peak = state.stats.live;
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -221,8 +218,8 @@ impl HostMemory {
     }
 }
 
-/// The smallest class that holds `bytes`: eight classes to each power of two, at least one
-/// alignment unit.
+/// The smallest size class of at least `bytes`: eight classes per power of two, and at least
+/// [`ALIGNMENT`].
 fn size_class(bytes: usize) -> usize {
     let bytes = bytes.max(1);
     let step = (bytes.next_power_of_two() / 16).max(ALIGNMENT);
@@ -234,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn classes_hold_their_size_and_waste_little() {
+    fn a_size_class_wastes_at_most_an_eighth() {
         for bytes in (1..5000).chain((5000..4_000_000).step_by(997)) {
             let class = size_class(bytes);
             assert!(class >= bytes);
@@ -247,16 +244,16 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_reused_and_counted() {
+    fn freed_blocks_are_reused_and_counted() {
         let memory = HostMemory::new(true);
-        let block = memory.take(1000).unwrap();
+        let block = memory.allocate(1000).unwrap();
         let address = block.as_ref().unwrap().address();
-        memory.give_back(1000, block);
+        memory.free(1000, block);
 
-        let again = memory.take(1010).unwrap();
+        let again = memory.allocate(1010).unwrap();
         assert_eq!(again.as_ref().unwrap().address(), address);
         assert_eq!(
-            memory.usage(),
+            memory.stats(),
             MemoryStats {
                 live: 1024,
                 peak: 1024,
@@ -264,24 +261,24 @@ mod tests {
             }
         );
 
-        memory.give_back(1010, again);
-        memory.release_kept();
+        memory.free(1010, again);
+        memory.empty_cache();
         memory.reset_peak();
-        assert_eq!(memory.usage(), MemoryStats::default());
+        assert_eq!(memory.stats(), MemoryStats::default());
     }
 
-    /// The device without memory counts what the device with memory counts.
+    /// A meta device has the statistics of the CPU.
     #[test]
-    fn counting_does_not_need_memory() {
+    fn statistics_do_not_depend_on_backing_memory() {
         let (real, counted) = (HostMemory::new(true), HostMemory::new(false));
         for memory in [&real, &counted] {
             let blocks: Vec<_> = (1..50)
-                .map(|n| (n * 37, memory.take(n * 37).unwrap()))
+                .map(|n| (n * 37, memory.allocate(n * 37).unwrap()))
                 .collect();
             for (bytes, block) in blocks {
-                memory.give_back(bytes, block);
+                memory.free(bytes, block);
             }
         }
-        assert_eq!(real.usage(), counted.usage());
+        assert_eq!(real.stats(), counted.stats());
     }
 }

@@ -1,14 +1,14 @@
-//! The numbers that elementwise functions are written in.
+//! Generic numbers, which elementwise functions are written in.
 //!
-//! One source gives both back ends: on the CPU a function is compiled for f32 and f64; for a GPU it
-//! is run once on [`Symbol`](crate::launch::symbol::Symbol)s, which write down what it does.
+//! One source serves both back ends: on the CPU a function is compiled for f32 and f64; for a GPU it is
+//! traced once with [`Symbol`](crate::launch::symbol::Symbol)s.
 
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
 use super::simd_math;
 
-/// A number with the arithmetic of elementwise functions. No comparison gives a `bool`, for a
-/// symbol has no value yet: choose by [`Number::if_lt`] and its like.
+/// A number with the arithmetic of elementwise functions. Comparisons do not return a `bool`, because
+/// a symbol has no value: use [`Number::if_lt`], [`Number::if_le`] and [`Number::if_eq`].
 pub trait Number:
     Copy
     + Add<Output = Self>
@@ -46,11 +46,11 @@ pub trait Number:
         Self::ONE / (Self::ONE + (-self).exp())
     }
 
-    /// `then` where self < other, else `otherwise`; so also where one is NaN.
+    /// `then` if self < other, else `otherwise`, also when one is NaN.
     fn if_lt(self, other: Self, then: Self, otherwise: Self) -> Self;
-    /// `then` where self <= other, else `otherwise`; so also where one is NaN.
+    /// `then` if self <= other, else `otherwise`, also when one is NaN.
     fn if_le(self, other: Self, then: Self, otherwise: Self) -> Self;
-    /// `then` where self == other, else `otherwise`; so also where one is NaN.
+    /// `then` if self == other, else `otherwise`, also when one is NaN.
     fn if_eq(self, other: Self, then: Self, otherwise: Self) -> Self;
 }
 
@@ -66,7 +66,7 @@ pub trait Function<const N: usize>: Sync {
 }
 
 macro_rules! numbers {
-    // Of f64 only gradient checks make use: the standard library's functions will do.
+    // Only gradient checks use f64, so the standard library's functions are fast enough.
     (@elementary f64) => {
         numbers!(@std f64: exp, ln);
     };

@@ -1,16 +1,16 @@
-//! Philox4x32-10: a random function of a counter (Salmon, Moraes, Dror and Shaw, "Parallel random
-//! numbers: as easy as 1, 2, 3", SC 2011). Integers only, so that every machine computes the same
-//! bits.
+//! Philox4x32-10, a counter-based random number generator (Salmon, Moraes, Dror and Shaw, "Parallel
+//! random numbers: as easy as 1, 2, 3", SC 2011). It uses integers only, so every machine computes the
+//! same bits.
 
 use meshgrad_kernels::philox::{KEY_STEPS, MULTIPLIERS, ROUNDS};
 
 const LOW: u64 = 0xffff_ffff;
 
-/// Four random words for each of `N` counters of four words: a bijection of the counters for each
-/// key.
+/// Four random words for each of `N` counters of four words. For each key it is a bijection of
+/// counters.
 ///
-/// A word stands in the low half of a lane of 64 bits, as the vector units multiply it; `N`
-/// counters are what one call computes side by side.
+/// Each word is in the low half of a 64-bit lane, as vector units multiply it. One call computes `N`
+/// counters in parallel.
 #[inline(always)]
 pub(crate) fn philox<const N: usize>(
     mut key: [u32; 2],
@@ -22,7 +22,7 @@ pub(crate) fn philox<const N: usize>(
             let left = (*a & LOW) * u64::from(MULTIPLIERS[0]);
             let right = (*c & LOW) * u64::from(MULTIPLIERS[1]);
 
-            // What lies above the low half is never looked at.
+            // The high halves are never read.
             *a = (right >> 32) ^ *b ^ u64::from(key[0]);
             *b = right;
             *c = (left >> 32) ^ *d ^ u64::from(key[1]);
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_do_not_see_each_other() {
+    fn counters_are_independent() {
         let counter = |lane: u64| [lane, lane << 7, !lane & LOW, 5];
         let lanes: Vec<u64> = (0..16).collect();
         let together: [[u64; 16]; 4] =

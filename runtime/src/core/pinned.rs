@@ -1,8 +1,8 @@
-//! Memory of the host that a GPU copies out of by itself: filled by whoever reads a file, copied
-//! while the next one is filled, given back when the copy is done.
+//! Pinned host memory that the caller fills and a GPU copies asynchronously.
 //!
-//! [`Tensor::from_slice`] takes any memory and so copies twice, once into pinned memory of its own.
-//! Here the caller fills that memory.
+//! [`Tensor::from_slice`] takes pageable memory, so it copies twice: first to a pinned staging
+//! buffer. Here the caller fills the pinned memory directly, for example from a file, and fills the
+//! next buffer while the GPU copies this one.
 
 use std::fmt;
 use std::ops::Range;
@@ -13,8 +13,7 @@ use crate::{Device, Error, Result, Tensor, for_any};
 
 const OP: &str = "fill_from_pinned";
 
-/// Memory of the host that its device copies out of by itself, until the host needs it again. On a
-/// CPU device ordinary memory.
+/// Host memory that its device copies from asynchronously. On a CPU device it is ordinary memory.
 ///
 /// ```
 /// use meshgrad_runtime::{DType, Device, Kind, PinnedBuffer, Result, Tensor};
@@ -25,8 +24,8 @@ const OP: &str = "fill_from_pinned";
 ///
 /// let mut buffer = PinnedBuffer::new(&device, 8)?;
 /// buffer.as_mut()[..4].copy_from_slice(&2.5f32.to_le_bytes());
-/// let upload = x.fill_from_pinned(4..8, buffer)?; // goes on beside what comes next
-/// let buffer = upload.synchronize()?; // done: the memory is ours again
+/// let upload = x.fill_from_pinned(4..8, buffer)?; // runs concurrently with what follows
+/// let buffer = upload.synchronize()?; // done: the buffer can be reused
 /// assert_eq!(buffer.len(), 8);
 /// assert_eq!(x.to_vec::<f32>()?, [0.0, 2.5, 0.0, 0.0]);
 /// # Ok(())
@@ -43,10 +42,10 @@ enum Memory {
 }
 
 impl PinnedBuffer {
-    /// `bytes` zeros. To pin memory takes a driver milliseconds: keep what you have, and reuse it.
+    /// A buffer of `bytes` zeros. Pinning takes the driver milliseconds, so keep buffers and reuse them.
     ///
     /// # Errors
-    /// [`CudaError::Pinned`](crate::CudaError::Pinned) when the host has none left;
+    /// [`CudaError::Pinned`](crate::CudaError::Pinned) when the host has no memory left;
     /// [`Error::NoValues`] for a meta device.
     pub fn new(device: &Device, bytes: usize) -> Result<PinnedBuffer> {
         let memory = match device.gpu() {
@@ -63,17 +62,17 @@ impl PinnedBuffer {
         })
     }
 
-    /// How many bytes it has.
+    /// Its size in bytes.
     pub fn len(&self) -> usize {
         self.as_ref().len()
     }
 
-    /// Whether it has none.
+    /// Whether its size is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whose copies it is for.
+    /// The device that it is pinned for.
     pub fn device(&self) -> &Device {
         &self.device
     }
@@ -103,11 +102,11 @@ impl fmt::Debug for PinnedBuffer {
     }
 }
 
-/// A copy out of a [`PinnedBuffer`], which may not be done yet, and the buffer. Work that is put
-/// into the same stream comes after the copy; only the buffer has to be waited for.
+/// A copy from a [`PinnedBuffer`] that may still be running, and the buffer. Later work of the same
+/// stream runs after the copy; only the buffer has to be waited for.
 ///
-/// Dropped, it waits.
-#[must_use = "the buffer comes back from `synchronize`"]
+/// Dropping it waits.
+#[must_use = "`synchronize` returns the buffer"]
 pub struct PendingUpload {
     device: Device,
     state: State,
@@ -119,11 +118,11 @@ enum State {
 }
 
 impl PendingUpload {
-    /// Waits on the host until the copy is done, and gives the buffer back.
+    /// Waits on the host until the copy is done, and returns the buffer.
     ///
     /// # Errors
-    /// [`Error::Cuda`] with the failure of any work before: nobody knows then what the tensor
-    /// holds. [`CudaError::Capture`](crate::CudaError::Capture) inside [`Device::capture`].
+    /// [`Error::Cuda`] with the failure of earlier work; the values of the tensor are then undefined.
+    /// [`CudaError::Capture`](crate::CudaError::Capture) inside [`Device::capture`].
     pub fn synchronize(self) -> Result<PinnedBuffer> {
         let memory = match self.state {
             State::Copying(upload) => {
@@ -147,16 +146,16 @@ impl fmt::Debug for PendingUpload {
 }
 
 impl Tensor {
-    /// Overwrites `bytes` of this tensor, counted from its first element, with the first bytes of
-    /// `buffer`, in the order of the current stream: on a GPU without a copy by the host, which goes
-    /// on at once.
+    /// Overwrites the range `bytes` of this tensor, counted from its first element, with the first
+    /// bytes of `buffer`, on the current stream. On a GPU it returns at once, and the host copies
+    /// nothing.
     ///
     /// # Errors
     /// [`Error::Argument`] for a range outside of the tensor, more bytes than the buffer has, or a
     /// tensor that is not contiguous; [`Error::Devices`] for a buffer of another device;
     /// [`Error::Immutable`] for a [`Kind::Value`](crate::Kind::Value); [`Error::Busy`];
-    /// [`Error::Cuda`], [`CudaError::Capture`](crate::CudaError::Capture) among them. The buffer is
-    /// gone then.
+    /// [`Error::Cuda`], including [`CudaError::Capture`](crate::CudaError::Capture). An error drops the
+    /// buffer.
     pub fn fill_from_pinned(
         &self,
         bytes: Range<usize>,
@@ -192,9 +191,12 @@ impl Tensor {
         }
         let (has, given) = (self.dtype().bytes(self.elements()), buffer.len());
         let problem = if bytes.start > bytes.end || bytes.end > has {
-            format!("bytes {bytes:?} are not inside the {has} bytes of {self:?}")
+            format!("bytes {bytes:?} are outside of the {has} bytes of {self:?}")
         } else if bytes.len() > given {
-            format!("bytes {bytes:?} are more than the {given} of the buffer")
+            format!(
+                "bytes {bytes:?} need a buffer of {} bytes, but it has {given}",
+                bytes.len()
+            )
         } else {
             return Ok(());
         };

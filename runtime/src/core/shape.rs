@@ -1,11 +1,11 @@
-//! Extents of a tensor, kept inline: no allocation for up to [`MAX_DIMS`] dims.
+//! The extents of a tensor, stored inline without a heap allocation.
 
 use std::fmt;
 use std::ops::Deref;
 
 use crate::{Error, Result};
 
-/// The largest number of dims a tensor may have.
+/// The maximum number of dims of a tensor.
 pub const MAX_DIMS: usize = 6;
 
 /// The extents of a tensor's dims, outermost first. Dereferences to a slice.
@@ -59,14 +59,14 @@ impl Shape {
         shape
     }
 
-    /// This shape with `dims` behind its own.
+    /// This shape followed by `dims`.
     ///
     /// # Errors
     /// [`Error::TooManyDims`].
     pub(crate) fn followed_by(mut self, dims: &[usize]) -> Result<Shape> {
         let len = self.len();
         match self.dims.get_mut(len..len + dims.len()) {
-            Some(behind) => behind.copy_from_slice(dims),
+            Some(end) => end.copy_from_slice(dims),
             None => {
                 return Err(Error::TooManyDims {
                     shape: [&*self, dims].concat(),
@@ -77,8 +77,8 @@ impl Shape {
         Ok(self)
     }
 
-    /// The shape that `a` and `b` broadcast to, aligned at the last dim; `None` where two extents
-    /// differ and neither is 1.
+    /// The shape that `a` and `b` broadcast to, aligned at the last dim; `None` when two extents differ
+    /// and neither is 1.
     pub fn broadcast(a: &[usize], b: &[usize]) -> Option<Shape> {
         let len = a.len().max(b.len());
         let mut shape = Shape {

@@ -1,27 +1,26 @@
 //! Signatures of ops, as data.
 //!
-//! `x: F[.. i], w: F[o i] -> y: F[.. o]` says which operands an op takes, which dims must agree,
-//! and what it returns. From it come the check of shapes and dtypes with its message, the result's
-//! shape, the count of FLOPs and bytes, the run on a meta device, and the rule for sharded
-//! operands.
+//! `x: F[.. i], w: F[o i] -> y: F[.. o]` declares the operands of an op, the dims that must agree, and
+//! the results. The checks of shapes and dtypes, the result shapes, the counts of FLOPs and bytes, the
+//! meta device, and the sharding rule follow from it.
 //!
-//! | written | meaning |
+//! | syntax | meaning |
 //! |---|---|
-//! | `i` | a dim: the same extent wherever the name stands |
-//! | `i!` | the same, and the op needs the dim whole: it cannot be sharded, wherever it stands |
+//! | `i` | a dim: the same extent at each occurrence of the name |
+//! | `i!` | the same, and the dim cannot be sharded, at any occurrence |
 //! | `2` | a dim of exactly this extent |
-//! | `..` | any leading dims, the same wherever it stands |
-//! | `~` | all dims, broadcast against each other; only by itself |
-//! | `*` | any dims, related to nothing; only by itself |
-//! | `F` | f64, f32 or bf16, the same for all that say `F`; `G` is another such choice |
+//! | `..` | any leading dims, the same at each occurrence |
+//! | `~` | all dims, broadcast against each other; must be alone |
+//! | `*` | any dims, independent of other operands; must be alone |
+//! | `F` | f64, f32 or bf16, the same at each occurrence; `G` is a second variable |
 //! | `A` | the accumulator of `F`: f64 for f64, f32 otherwise |
-//! | `T` | any dtype, the same for all that say `T`; `U` is another such choice |
+//! | `T` | any dtype, the same at each occurrence; `U` is a second variable |
 //! | `I`, `J` | an index dtype: i64, i32 or u32 |
 //! | `f32`, `bool`, ... | this dtype |
 //!
-//! A result that lacks a dim without `!` is a sum over that dim: a dim that an op uses up in any
-//! other way has a `!`. What the text cannot say stands behind it: in which operands the op is
-//! [linear](Signature::linear_in), and which dims are [blocks of another](Signature::grouped).
+//! A result without a dim that has no `!` is a sum over that dim; a dim reduced in any other way has a
+//! `!`. Two properties are declared separately: the operands in which the op is
+//! [linear](Signature::linear_in), and dims that are [blocks of another](Signature::grouped).
 
 use std::sync::OnceLock;
 
@@ -33,7 +32,7 @@ use crate::{DType, Device, Error, Result, Shape, Tensor};
 const MAX_NAMES: usize = 12;
 const DTYPE_VARIABLES: [&str; 6] = ["F", "G", "T", "U", "I", "J"];
 
-/// The signature of an op: its name, its operands and its arithmetic.
+/// The signature of an op: its name, operands and FLOPs.
 pub struct Signature {
     name: &'static str,
     spec: &'static str,
@@ -45,9 +44,8 @@ pub struct Signature {
 }
 
 impl Signature {
-    /// An op called `name` with operands as in `spec`, and `flops_per_point` floating-point
-    /// operations for each point of its iteration space, which is the product of all its dims (a
-    /// matmul's is 2).
+    /// An op `name` with operands as in `spec`, and `flops_per_point` floating-point operations per
+    /// point of its iteration space, the product of all its dims (2 for a matmul).
     pub const fn new(name: &'static str, spec: &'static str, flops_per_point: u64) -> Signature {
         Signature {
             name,
@@ -60,16 +58,16 @@ impl Signature {
         }
     }
 
-    /// The same op, whose results are all linear in each of these operands: `["a", "b"]` for a
-    /// product, `["a + b"]` for a sum, which is linear in both together. So it can be given parts
-    /// of a sum, and returns such.
+    /// Declares that all results are linear in each of these operands: `["a", "b"]` for a product,
+    /// `["a + b"]` for a sum, which is linear in both jointly. Such an operand may be partial(sum), and
+    /// the results then are.
     pub const fn linear_in(mut self, operands: &'static [&'static str]) -> Signature {
         self.linear_in = operands;
         self
     }
 
-    /// The same op, in which dim `many` is a multiple of dim `groups`, and each index of `groups`
-    /// owns a block of `many`: they can only be cut together.
+    /// Declares that dim `many` is a multiple of dim `groups`, and that each index of `groups` has a
+    /// block of `many`: the two dims can only be sharded together.
     pub const fn grouped(mut self, many: &'static str, groups: &'static str) -> Signature {
         self.grouped = Some((many, groups));
         self
@@ -80,7 +78,7 @@ impl Signature {
         self.name
     }
 
-    /// The operands, as written.
+    /// The specification of the operands.
     pub fn spec(&self) -> &'static str {
         self.spec
     }
@@ -100,11 +98,11 @@ impl Signature {
         })
     }
 
-    /// Checks `operands`, given in the order of the signature.
+    /// Checks `operands`, in the order of the signature.
     ///
     /// # Errors
-    /// [`Error::Signature`] when a shape or dtype does not fit; [`Error::Devices`] when they live
-    /// on several devices; [`Error::NoKernel`] for arithmetic in f64 on a GPU.
+    /// [`Error::Signature`] when a shape or dtype does not match; [`Error::Devices`] when the operands
+    /// are on several devices; [`Error::NoKernel`] for f64 on a GPU.
     pub fn call(&'static self, operands: &[&Tensor]) -> Result<Call> {
         let parsed = self.parsed();
         assert_eq!(
@@ -131,7 +129,7 @@ impl Signature {
             });
         }
 
-        // `F` and `G` compute, and no kernel of ours computes in f64.
+        // `F` and `G` are arithmetic dtypes, and no GPU kernel computes in f64.
         if device.is_gpu()
             && bound.dtypes[..2]
                 .iter()
@@ -151,7 +149,7 @@ impl Signature {
         })
     }
 
-    /// The error for operands that fit the dims but not the op, in the same form as the others.
+    /// An [`Error::Signature`] for operands that match the signature but not the op.
     pub fn error(&self, operands: &[&Tensor], problem: String) -> Error {
         let names = self.parsed().signature.operands.iter();
         let names = names.map(|operand| operand.name);
@@ -172,7 +170,7 @@ impl Signature {
     }
 }
 
-/// Bytes of the elements that a tensor really has: dims repeated by broadcasting count once.
+/// Bytes of the distinct elements of a tensor: broadcast dims count once.
 fn distinct_bytes(tensor: &Tensor) -> u64 {
     let dims = tensor.shape().iter().zip(tensor.layout().strides());
     let elements: usize = dims
@@ -197,7 +195,7 @@ enum DTypeRule {
 }
 
 impl Parsed {
-    /// Signatures are constants of the program: a malformed one panics in the op's first call.
+    /// Panics for a malformed specification, at the first call of the op.
     fn new(spec: &'static str) -> Parsed {
         let signature = ParsedSignature::parse(spec).unwrap_or_else(|error| panic!("{error}"));
         let names = signature.dims.len();
@@ -232,7 +230,8 @@ impl DTypeRule {
     }
 }
 
-/// What names, leading dims and dtype variables stand for in one call, and which operand said so.
+/// The values of names, leading dims and dtype variables in one call, and the operands that bound
+/// them.
 #[derive(Default)]
 struct Bound {
     names: [Option<(usize, usize)>; MAX_NAMES],
@@ -277,10 +276,10 @@ impl Bound {
         let variable = match rule {
             DTypeRule::Variable(variable) => variable,
             DTypeRule::Exactly(_) | DTypeRule::Accumulator => {
-                let wanted = self.dtype(rule).unwrap_or(DType::F32);
-                return match dtype == wanted {
+                let required = self.dtype(rule).unwrap_or(DType::F32);
+                return match dtype == required {
                     true => Ok(()),
-                    false => Err(format!("`{name}` must be {wanted}")),
+                    false => Err(format!("`{name}` must be {required}")),
                 };
             }
         };
@@ -298,7 +297,7 @@ impl Bound {
             Some((other, from)) if other != dtype => {
                 let from = parsed.signature.operands[from].name;
                 Err(format!(
-                    "`{name}` is {dtype} but `{from}` is {other}: cast one of them"
+                    "`{name}` is {dtype} but `{from}` is {other}; cast one of them"
                 ))
             }
             _ => {
@@ -357,9 +356,9 @@ impl Bound {
         for (dim, &extent) in dims.iter().zip(extents) {
             let name = operand.name;
             match *dim {
-                DimSpec::Fixed(wanted) if wanted != extent => {
+                DimSpec::Fixed(required) if required != extent => {
                     return Err(format!(
-                        "`{name}` needs a dim of {wanted} where it has {extent}"
+                        "`{name}` needs a dim of {required} where it has {extent}"
                     ));
                 }
                 DimSpec::Named(id) => {
@@ -389,7 +388,7 @@ impl Bound {
     }
 }
 
-/// One checked call of an op: what its dims are, and the way to its outputs and its arithmetic.
+/// One checked call of an op: its dims, and methods that allocate outputs and run kernels.
 pub struct Call {
     signature: &'static Signature,
     bound: Bound,
@@ -399,7 +398,7 @@ pub struct Call {
 }
 
 impl Call {
-    /// Where the operands live.
+    /// The device of the operands.
     pub fn device(&self) -> &Device {
         &self.device
     }
@@ -409,7 +408,7 @@ impl Call {
         self.signature.name
     }
 
-    /// The extent that dim `name` of the signature has in this call.
+    /// The extent of dim `name` of the signature in this call.
     pub fn extent(&self, name: &str) -> usize {
         let id = self.signature.parsed().dim(name);
         let bound = id.and_then(|id| self.bound.names[id]);
@@ -418,14 +417,14 @@ impl Call {
             .0
     }
 
-    /// Sets an extent that no operand says.
+    /// Sets an extent that no operand determines.
     pub fn set_extent(&mut self, name: &str, extent: usize) {
         let id = self.signature.parsed().dim(name);
         let id = id.unwrap_or_else(|| panic!("{}: no dim `{name}`", self.name()));
         self.bound.names[id] = Some((extent, 0));
     }
 
-    /// Sets a dtype that no operand says: that of variable `F`, `G`, `T`, `U`, `I` or `J`.
+    /// Sets a dtype that no operand determines: that of variable `F`, `G`, `T`, `U`, `I` or `J`.
     pub fn set_dtype(&mut self, variable: &str, dtype: DType) {
         let id = DTYPE_VARIABLES.iter().position(|known| *known == variable);
         let id = id.unwrap_or_else(|| panic!("{}: no dtype variable `{variable}`", self.name()));
@@ -449,14 +448,13 @@ impl Call {
         self.bound.broadcast.unwrap_or_default()
     }
 
-    /// Replaces the FLOPs that the signature tells by `flops`, where they depend on more than the
-    /// dims.
+    /// Replaces the FLOPs of the signature by `flops`, for ops whose FLOPs depend on more than the dims.
     pub fn with_flops(mut self, flops: u64) -> Call {
         self.flops = Some(flops);
         self
     }
 
-    /// Memory for output `at` of the signature. The op must write every element.
+    /// Allocates output `at` of the signature. The op must write every element.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::TooLarge`], [`Error::TooManyDims`].
@@ -469,7 +467,7 @@ impl Call {
         self.output_of(shape, dtype)
     }
 
-    /// Memory for an output whose shape the signature leaves open (`*`).
+    /// Allocates an output whose shape the signature leaves open (`*`).
     ///
     /// # Errors
     /// As [`Call::output`].
@@ -478,8 +476,7 @@ impl Call {
         UninitTensor::new(&self.device, shape, dtype)
     }
 
-    /// Memory that the op needs while it runs, of `elements` elements; counted, and given back when
-    /// dropped.
+    /// Allocates a workspace of `elements` elements. It is counted, and freed when dropped.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::TooLarge`].
@@ -487,8 +484,7 @@ impl Call {
         UninitTensor::new(&self.device, Shape::new(&[elements])?, dtype)
     }
 
-    /// Runs the arithmetic of an op that computes on the CPU only, unless the device computes
-    /// nothing, and counts it.
+    /// Counts the op, and runs its CPU kernel. On a meta device the kernel does not run.
     ///
     /// # Errors
     /// What `kernel` returns; [`Error::NoKernel`] on a GPU.
@@ -587,7 +583,7 @@ mod tests {
         assert_eq!(
             message(zeros(&[2, 4], DType::F32), zeros(&[5, 4], DType::BF16)),
             format!(
-                "linear: `w` is bf16 but `x` is f32: cast one of them; {spec} and was given x f32[2, 4], w bf16[5, 4]"
+                "linear: `w` is bf16 but `x` is f32; cast one of them; {spec} and was given x f32[2, 4], w bf16[5, 4]"
             )
         );
         assert_eq!(

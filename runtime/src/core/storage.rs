@@ -1,8 +1,7 @@
-//! The memory behind a tensor: one block, borrowed by many readers or one writer.
+//! The memory of a tensor: one block, borrowed by many readers or one writer.
 //!
-//! A storage never changes after the op that made it, except for the four kinds in [`Kind`] that
-//! are meant to. Borrows are checked at run time, so that a read can never meet a write, on any
-//! thread.
+//! A storage never changes after the op that created it, except for the four mutable kinds in
+//! [`Kind`]. Borrows are checked at run time, so that no thread reads while another one writes.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -10,45 +9,45 @@ use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicU64, Ordering};
 
 use crate::core::memory::Block;
 use crate::core::stream;
-use crate::core::stream_uses::{Access, Holds};
+use crate::core::stream_uses::{Access, StreamUses};
 use crate::driver::{self, Part, Pinned, PinnedCopy, Pool};
 use crate::{DType, Device, Element, Error, Result};
 
-/// What a storage is for, and so whether it may change.
+/// What a storage is used for, and so whether it may change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// The result of an op: never changes.
     Value,
-    /// The data of a parameter: changed by optimizers and loading.
+    /// A parameter: optimizers and checkpoint loading change it.
     Parameter,
-    /// A gradient buffer: accumulated into.
+    /// A gradient buffer: ops accumulate into it.
     Gradient,
-    /// What an optimizer keeps between steps.
+    /// State that an optimizer keeps between steps.
     OptimizerState,
-    /// A cache that grows, as keys and values in decoding.
+    /// A cache that grows, such as the keys and values in decoding.
     Cache,
 }
 
-/// A block of a device's memory with its version and its borrows.
+/// A block of device memory with its version and its borrows.
 pub(crate) struct Storage {
     block: Block,
     bytes: usize,
     device: Device,
     kind: Kind,
     version: AtomicU64,
-    /// Whether another stream than the one that it was made on used it.
+    /// Whether a stream other than its own used it.
     used_elsewhere: AtomicBool,
-    /// The scope that kept it last.
+    /// The scope that last kept it alive.
     kept_by: AtomicU64,
-    /// Of streams, where it may change.
-    holds: Holds,
-    /// Of the host: readers when positive, one writer when -1.
+    /// Uses by streams, if it is mutable.
+    uses: StreamUses,
+    /// Borrows by the host: the number of readers, or -1 for one writer.
     borrows: AtomicIsize,
 }
 
 impl Storage {
     pub(crate) fn new(device: &Device, bytes: usize, kind: Kind) -> Result<Storage> {
-        let block = device.take_memory(stream::pool(device), bytes)?;
+        let block = device.allocate(stream::pool(device), bytes)?;
         Ok(Storage {
             block,
             bytes,
@@ -57,7 +56,7 @@ impl Storage {
             version: AtomicU64::new(0),
             used_elsewhere: AtomicBool::new(false),
             kept_by: AtomicU64::new(0),
-            holds: Holds::default(),
+            uses: StreamUses::default(),
             borrows: AtomicIsize::new(0),
         })
     }
@@ -74,7 +73,7 @@ impl Storage {
         self.bytes
     }
 
-    /// How often the storage was written after it was made.
+    /// How often the storage was written after it was created.
     pub(crate) fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
     }
@@ -112,8 +111,8 @@ impl Storage {
         };
         let (address, bytes) = self.raw()?;
         self.raise_version();
-        // SAFETY: the borrow count says that nobody else reads or writes until `release` is dropped, and a block is
-        // always initialised.
+        // SAFETY: the borrow count excludes other readers and writers until `release` is dropped, and a
+        // block is always initialized.
         let bytes = unsafe { std::slice::from_raw_parts_mut(address, bytes) };
         Ok(WriteGuard {
             elements: elements_mut(bytes),
@@ -121,12 +120,12 @@ impl Storage {
         })
     }
 
-    /// The bytes behind `offset` on a GPU, copied over `to` when all work before is done.
+    /// Copies the bytes from `offset` on of GPU memory to `to`, after all earlier work of the stream.
     pub(crate) fn download(self: &Arc<Storage>, offset: usize, to: &mut [u8]) -> Result<()> {
         match (&self.block, self.device.gpu()) {
             (Block::Gpu(block), Some(gpu)) => {
                 stream::forbid_in_capture("read")?;
-                stream::touch(self, Access::Read, "read")?;
+                stream::record_use(self, Access::Read, "read")?;
                 let stream = stream::raw(&self.device, gpu);
                 self.device.count_wait();
                 Ok(gpu.download(&stream, block, offset, to)?)
@@ -135,8 +134,8 @@ impl Storage {
         }
     }
 
-    /// Puts a copy of `bytes` bytes behind `offset` on a GPU to pinned memory into the current
-    /// stream.
+    /// Enqueues a copy of `bytes` bytes from `offset` on of GPU memory to pinned memory, on the
+    /// current stream.
     pub(crate) fn download_async(
         self: &Arc<Storage>,
         offset: usize,
@@ -145,7 +144,7 @@ impl Storage {
         match (&self.block, self.device.gpu()) {
             (Block::Gpu(block), Some(gpu)) => {
                 stream::forbid_in_capture("read_async")?;
-                stream::touch(self, Access::Read, "read_async")?;
+                stream::record_use(self, Access::Read, "read_async")?;
                 let stream = stream::raw(&self.device, gpu);
                 Ok(gpu.download_async(&stream, Part { block, offset }, bytes)?)
             }
@@ -153,7 +152,7 @@ impl Storage {
         }
     }
 
-    /// Overwrites the first bytes on a GPU; for `op`, which makes this storage.
+    /// Overwrites the first bytes of GPU memory, for the `op` that creates this storage.
     pub(crate) fn upload(&mut self, op: &'static str, from: &[u8]) -> Result<()> {
         match (&self.block, self.device.gpu()) {
             (Block::Gpu(block), Some(gpu)) => {
@@ -168,8 +167,8 @@ impl Storage {
         }
     }
 
-    /// Puts a copy of the first `bytes` bytes of pinned memory to those behind `offset` into the
-    /// current stream of a GPU, by which `op` changes it. Counts as a new version.
+    /// Enqueues a copy of the first `bytes` bytes of pinned memory to `offset`, on the current stream
+    /// of a GPU, for an `op` that changes this storage. Counts as a new version.
     pub(crate) fn upload_pinned(
         self: &Arc<Storage>,
         op: &'static str,
@@ -183,7 +182,7 @@ impl Storage {
         match (&self.block, self.device.gpu()) {
             (Block::Gpu(block), Some(gpu)) => {
                 stream::forbid_in_capture(op)?;
-                stream::touch(self, Access::Write, op)?;
+                stream::record_use(self, Access::Write, op)?;
                 self.raise_version();
                 let stream = stream::raw(&self.device, gpu);
                 Ok(PinnedCopy::upload(
@@ -197,8 +196,8 @@ impl Storage {
         }
     }
 
-    /// Puts a copy of `bytes` bytes of `from`, behind an offset, to those behind `offset` into the
-    /// current stream of a GPU; nothing on one that only counts.
+    /// Enqueues a copy of `bytes` bytes of `from`, from its offset on, to `offset`, on the current
+    /// stream of a GPU. Does nothing on a meta device.
     pub(crate) fn copy_from(
         &self,
         offset: usize,
@@ -207,7 +206,7 @@ impl Storage {
     ) -> Result<()> {
         match (&from.block, &self.block) {
             (Block::Gpu(from_block), Block::Gpu(block)) => {
-                stream::touch(from, Access::Read, "copy")?;
+                stream::record_use(from, Access::Read, "copy")?;
                 let Some(gpu) = self.device.gpu() else {
                     return Ok(());
                 };
@@ -222,72 +221,72 @@ impl Storage {
         }
     }
 
-    /// Makes all bytes zero; for the op that makes this storage. Nothing on a meta device.
-    pub(crate) fn clear(&mut self) -> Result<()> {
+    /// Sets all bytes to zero, for the op that creates this storage. Does nothing on a meta device.
+    pub(crate) fn fill_zero(&mut self) -> Result<()> {
         match (&self.block, self.device.gpu()) {
             (Block::Gpu(block), Some(gpu)) => {
                 let stream = stream::raw(&self.device, gpu);
-                Ok(driver::clear(&stream, block, self.bytes)?)
+                Ok(driver::fill_zero(&stream, block, self.bytes)?)
             }
             _ if self.device.computes() => {
-                self.fresh::<u8>()?.fill(0);
+                self.as_mut_slice::<u8>()?.fill(0);
                 Ok(())
             }
             _ => Ok(()),
         }
     }
 
-    /// Where it lies on a GPU (or would, on a device that only counts), for work that is put into
-    /// the current stream now: it lives until that is done.
+    /// Its address on a GPU (on a meta device the address that a GPU would give it), for work that is
+    /// enqueued on the current stream now. The storage lives until that work is done.
     pub(crate) fn address(self: &Arc<Storage>, op: &'static str) -> Result<u64> {
-        stream::touch(self, Access::Read, op)?;
-        self.fresh_address()
+        stream::record_use(self, Access::Read, op)?;
+        self.uninit_address()
     }
 
-    /// As [`Storage::address`], for work by which `op` changes it. Counts as a new version.
+    /// As [`Storage::address`], for an `op` that changes the storage. Counts as a new version.
     pub(crate) fn address_to_write(self: &Arc<Storage>, op: &'static str) -> Result<u64> {
         let address = self.address_to_claim(op)?;
         self.raise_version();
         Ok(address)
     }
 
-    /// As [`Storage::address_to_write`], for an op that raises the version later: once it knows that
-    /// it may write everything that it has to.
+    /// As [`Storage::address_to_write`], for an op that raises the version later, once it has checked
+    /// all of its outputs.
     pub(crate) fn address_to_claim(self: &Arc<Storage>, op: &'static str) -> Result<u64> {
         if self.kind == Kind::Value {
             return Err(Error::Immutable { op });
         }
-        stream::touch(self, Access::Write, op)?;
-        self.fresh_address()
+        stream::record_use(self, Access::Write, op)?;
+        self.uninit_address()
     }
 
-    /// As [`Storage::address`], for the op that makes this storage and has not yet shared it.
-    pub(crate) fn fresh_address(&self) -> Result<u64> {
+    /// As [`Storage::address`], for the op that creates this storage and has not shared it yet.
+    pub(crate) fn uninit_address(&self) -> Result<u64> {
         match &self.block {
             Block::Gpu(block) => Ok(block.address()),
-            Block::Host(_) | Block::Nothing => Err(self.no_values()),
+            Block::Host(_) | Block::None => Err(self.no_values()),
         }
     }
 
-    /// The pool that its memory is of.
+    /// The pool that its memory belongs to.
     pub(crate) fn pool(&self) -> Pool {
         match &self.block {
             Block::Gpu(block) => block.pool(),
-            Block::Host(_) | Block::Nothing => Pool::default(),
+            Block::Host(_) | Block::None => Pool::default(),
         }
     }
 
-    /// Says that another stream than its pool's uses it.
+    /// Marks it as used by a stream other than its pool's.
     pub(crate) fn mark_used_elsewhere(&self) {
         self.used_elsewhere.store(true, Ordering::Release);
     }
 
-    /// The uses by work on streams that nobody waited for.
-    pub(crate) fn holds(&self) -> &Holds {
-        &self.holds
+    /// The uses by work on streams that was not waited for.
+    pub(crate) fn uses(&self) -> &StreamUses {
+        &self.uses
     }
 
-    /// Whether another scope than `scope` kept it last; from now on `scope` did.
+    /// Whether `scope` did not keep it alive already. Records `scope` as the last one that did.
     pub(crate) fn is_new_to(&self, scope: u64) -> bool {
         self.kept_by.swap(scope, Ordering::Relaxed) != scope
     }
@@ -296,24 +295,24 @@ impl Storage {
         self.version.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// All elements, for the op that makes this storage and has not yet shared it.
-    pub(crate) fn fresh<T: Element>(&mut self) -> Result<&mut [T]> {
+    /// All elements, for the op that creates this storage and has not shared it yet.
+    pub(crate) fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
         let (address, bytes) = self.raw()?;
-        // SAFETY: `&mut self` proves that nobody shares the storage, and a block is always initialised.
+        // SAFETY: `&mut self` proves that the storage is not shared, and a block is always initialized.
         let bytes = unsafe { std::slice::from_raw_parts_mut(address, bytes) };
         Ok(elements_mut(bytes))
     }
 
     fn slice(&self) -> Result<&[u8]> {
         let (address, bytes) = self.raw()?;
-        // SAFETY: called with a read borrow held, so nobody writes; a block is always initialised.
+        // SAFETY: the caller holds a read borrow, which excludes writers; a block is always initialized.
         Ok(unsafe { std::slice::from_raw_parts(address, bytes) })
     }
 
     fn raw(&self) -> Result<(*mut u8, usize)> {
         match &self.block {
             Block::Host(block) => Ok((block.address().as_ptr(), self.bytes)),
-            Block::Gpu(_) | Block::Nothing => Err(self.no_values()),
+            Block::Gpu(_) | Block::None => Err(self.no_values()),
         }
     }
 
@@ -328,18 +327,17 @@ impl Storage {
 
 impl Drop for Storage {
     fn drop(&mut self) {
-        let block = std::mem::replace(&mut self.block, Block::Nothing);
-        // The first stream waits for all others before they give back what they used of it.
+        let block = std::mem::replace(&mut self.block, Block::None);
+        // The base stream waits for a side stream before the side stream's uses of its blocks end.
         let elsewhere = self.used_elsewhere.load(Ordering::Acquire);
         let used_elsewhere =
             elsewhere && matches!(&block, Block::Gpu(block) if block.pool().stream != 0);
-        self.device
-            .give_back_memory(self.bytes, block, used_elsewhere);
+        self.device.free(self.bytes, block, used_elsewhere);
     }
 }
 
-/// Blocks are aligned for every element type and cut to whole elements, so that the cast cannot
-/// fail.
+/// Blocks are aligned for every element type and truncated to whole elements, so that the cast
+/// cannot fail.
 fn elements<T: Element>(bytes: &[u8]) -> &[T] {
     bytemuck::cast_slice(whole(bytes, T::DTYPE))
 }
@@ -353,7 +351,7 @@ fn whole(bytes: &[u8], dtype: DType) -> &[u8] {
     &bytes[..bytes.len() / dtype.bytes(1) * dtype.bytes(1)]
 }
 
-/// Gives a borrow back: a reader's or the writer's.
+/// Ends a borrow when dropped: a reader's or the writer's.
 struct Release<'a> {
     borrows: &'a AtomicIsize,
 }
@@ -406,7 +404,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn many_read_or_one_writes() {
+    fn a_storage_has_many_readers_or_one_writer() {
         let device = Device::cpu();
         let storage = Storage::new(&device, 16, Kind::Cache).unwrap();
 
@@ -429,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn values_do_not_change() {
+    fn a_value_cannot_be_written() {
         let storage = Storage::new(&Device::cpu(), 16, Kind::Value).unwrap();
         assert!(matches!(
             storage.write::<u8>("test"),

@@ -1,20 +1,20 @@
-//! Streams: work that runs beside other work of the same device.
+//! Streams: work that runs concurrently with other work of the same device.
 //!
 //! The current stream is a scope of the thread: [`with_stream`] makes another stream the current
-//! one while it runs, and returns a [`Pending`], which owns every tensor that the work touches
-//! until someone waits. So no tensor carries an event, and no memory is reused too early:
+//! one while it runs, and returns a [`Pending`], which owns every tensor that the work uses until
+//! it is waited for. So no tensor carries an event, and no memory is reused too early:
 //!
-//! - a stream begins a scope by waiting for all that the stream around the scope was given so far;
-//! - memory belongs to the stream that it was taken on, and comes back to it;
-//! - what the work uses of other streams, its `Pending` keeps until it is joined: then the stream
-//!   around waits for the work, and the memory may go;
-//! - what the work made and others used afterwards comes back to its stream at once, but is given
-//!   out again only in the next scope, which waits for those others.
+//! - At the start of a scope, its stream waits for all work enqueued so far on the stream around it.
+//! - Memory belongs to the stream that allocated it, and is freed to it.
+//! - A `Pending` keeps the tensors of other streams that its work uses alive. When it is joined, the
+//!   stream around waits for the work, and the tensors may be freed.
+//! - A tensor that the work allocated and other streams used is freed to its stream at once. It is
+//!   reused from the next scope on, which waits for those streams.
 //!
-//! What may change (parameters, caches) is also held until then: nobody writes what the work reads
-//! or uses what it writes, but work that comes after it in any case ([`super::stream_uses`]).
+//! Until then no other work writes a mutable storage (a parameter, a cache) that this work reads, or
+//! uses one that it writes, unless it is ordered after this work ([`super::stream_uses`]).
 //!
-//! On a device without streams the work runs in the scope, and waiting does nothing.
+//! On a device without streams the work runs inside the scope, and waiting does nothing.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -22,11 +22,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use crate::core::storage::Storage;
-use crate::core::stream_uses::{Access, Holder};
+use crate::core::stream_uses::{Access, ScopeId};
 use crate::driver::{CudaError, Event, Gpu, Pool, RawStream};
 use crate::{Device, Error, Kind, Result};
 
-/// A queue of work of a device, done in order, beside its other streams. Cheap to clone.
+/// An in-order queue of work of a device, concurrent with its other streams. Cheap to clone.
 #[derive(Clone)]
 pub struct Stream(Arc<Inner>);
 
@@ -34,15 +34,15 @@ struct Inner {
     device: Device,
     /// Unique among the device's streams.
     id: u32,
-    /// On a GPU.
+    /// `Some` on a GPU.
     raw: Option<Arc<RawStream>>,
 }
 
 impl Device {
-    /// A new stream of this device. On a device without streams work on it is done at once.
+    /// A new stream of this device. On a device without streams its work runs at once.
     ///
     /// # Errors
-    /// [`Error::Cuda`] when the driver has none left.
+    /// [`Error::Cuda`] when the driver fails.
     pub fn stream(&self) -> Result<Stream> {
         let raw = self.gpu().map(Gpu::new_stream).transpose()?;
         Ok(Stream(Arc::new(Inner {
@@ -54,15 +54,15 @@ impl Device {
 }
 
 impl Stream {
-    /// Whose stream this is.
+    /// The device of this stream.
     pub fn device(&self) -> &Device {
         &self.0.device
     }
 
-    /// Waits on the host until all work that was put into this stream is done.
+    /// Waits on the host until all work of this stream is done.
     ///
     /// # Errors
-    /// [`Error::Cuda`] with the failure of any work before; [`CudaError::Capture`] inside
+    /// [`Error::Cuda`] with the failure of earlier work; [`CudaError::Capture`] inside
     /// [`Device::capture`].
     pub fn synchronize(&self) -> Result<()> {
         match &self.0.raw {
@@ -85,15 +85,15 @@ impl fmt::Debug for Stream {
     }
 }
 
-/// Where the calling thread puts its work, and what that work touched of others.
+/// Where the calling thread enqueues its work, and the storages of other streams that it uses.
 struct Scope {
-    /// No other scope of this process has it.
+    /// Unique in this process.
     id: u64,
     device: Device,
     pool: Pool,
-    /// On a GPU.
+    /// `Some` on a GPU.
     raw: Option<Arc<RawStream>>,
-    touched: Touched,
+    used: UsedStorages,
 }
 
 impl Scope {
@@ -104,73 +104,72 @@ impl Scope {
             device: device.clone(),
             pool,
             raw,
-            touched: SPARE.with_borrow_mut(Vec::pop).unwrap_or_default(),
+            used: SPARE.with_borrow_mut(Vec::pop).unwrap_or_default(),
         }
     }
 
-    /// Who holds what its work uses.
-    fn holder(&self) -> Holder {
-        Holder {
+    fn scope_id(&self) -> ScopeId {
+        ScopeId {
             scope: self.id,
             stream: self.pool.stream,
         }
     }
 
-    /// Keeps `storage` until the work was waited for, and holds it where it may change.
+    /// Keeps `storage` alive until the work is waited for, and records a use if it is mutable.
     fn keep(&mut self, storage: &Arc<Storage>, access: Access) {
         let own = storage.pool() == self.pool;
         let is_new = match storage.kind() {
             Kind::Value => !own && storage.is_new_to(self.id),
-            // Made for a graph, used by that alone.
+            // Allocated for a graph, and used by that graph only.
             _ if own && self.pool.stream == 0 => false,
-            _ => storage.holds().add(self.holder(), access),
+            _ => storage.uses().add(self.scope_id(), access),
         };
         if !own {
             storage.mark_used_elsewhere();
         }
         match (is_new, own) {
             (false, _) => {}
-            (true, false) => self.touched.kept.push(storage.clone()),
-            (true, true) => self.touched.held.push(Arc::downgrade(storage)),
+            (true, false) => self.used.kept.push(storage.clone()),
+            (true, true) => self.used.own.push(Arc::downgrade(storage)),
         }
     }
 }
 
-/// Storages that work of a scope used.
+/// Storages that the work of a scope uses.
 #[derive(Default)]
-struct Touched {
-    /// Of other pools than its own: they live until the work is done.
+struct UsedStorages {
+    /// Storages of other pools: they live until the work is done.
     kept: Vec<Arc<Storage>>,
-    /// Of its own pool, and such as may change: their memory may be taken again by what comes after.
-    held: Vec<Weak<Storage>>,
+    /// Mutable storages of the scope's own pool: later work of the pool may reuse their memory.
+    own: Vec<Weak<Storage>>,
 }
 
-impl Touched {
-    /// Those that exist still.
+impl UsedStorages {
+    /// The storages that still exist.
     fn all(&self) -> impl Iterator<Item = Arc<Storage>> {
-        let held = self.held.iter().filter_map(Weak::upgrade);
-        self.kept.iter().cloned().chain(held)
+        let own = self.own.iter().filter_map(Weak::upgrade);
+        self.kept.iter().cloned().chain(own)
     }
 
-    /// Whether it has memory that is worth keeping.
-    fn has_room(&self) -> bool {
-        self.kept.capacity() + self.held.capacity() > 0
+    /// Whether its vectors have heap memory to reuse.
+    fn has_capacity(&self) -> bool {
+        self.kept.capacity() + self.own.capacity() > 0
     }
 
     fn clear(&mut self) {
         self.kept.clear();
-        self.held.clear();
+        self.own.clear();
     }
 }
 
-/// How many lists a thread keeps: scopes seldom nest deeper.
-const MOST_SPARE: usize = 16;
+/// The number of empty lists that a thread keeps: scopes seldom nest deeper.
+const MAX_SPARE: usize = 16;
 
 thread_local! {
     static SCOPES: RefCell<Vec<Scope>> = const { RefCell::new(Vec::new()) };
 
-    /// Empty lists for the scopes to come, so that these touch no heap.
-    static SPARE: RefCell<Vec<Touched>> = const { RefCell::new(Vec::new()) };
+    /// Empty lists for later scopes, which then allocate no heap memory.
+    static SPARE: RefCell<Vec<UsedStorages>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Calls `f` with the innermost scope of `device` on this thread.
@@ -183,34 +182,34 @@ fn innermost<T>(device: &Device, f: impl FnOnce(Option<&mut Scope>) -> T) -> T {
     })
 }
 
-/// The pool that memory is taken of now.
+/// The pool of the current scope, which allocations come from.
 pub(crate) fn pool(device: &Device) -> Pool {
     innermost(device, |scope| {
         scope.map_or_else(Pool::default, |scope| scope.pool)
     })
 }
 
-/// The stream of `gpu`, which is `device`'s, that work is put into now.
+/// The current stream of `gpu`, which belongs to `device`.
 pub(crate) fn raw(device: &Device, gpu: &Gpu) -> Arc<RawStream> {
     let of_scope = innermost(device, |scope| scope.and_then(|scope| scope.raw.clone()));
     of_scope.unwrap_or_else(|| gpu.base().clone())
 }
 
-/// Says that work of the current stream, put there by `op`, uses `storage`.
+/// Records that work which `op` enqueues on the current stream uses `storage`.
 ///
 /// # Errors
-/// [`Error::Busy`] where work that this does not come after makes a difference.
-pub(crate) fn touch(storage: &Arc<Storage>, access: Access, op: &'static str) -> Result<()> {
+/// [`Error::Busy`] when the use conflicts with work of a stream that this work is not ordered after.
+pub(crate) fn record_use(storage: &Arc<Storage>, access: Access, op: &'static str) -> Result<()> {
     SCOPES.with_borrow_mut(|scopes| {
         let of_device = |scope: &&mut Scope| scope.device == *storage.device();
-        // A scope's stream has waited for those around it.
+        // A scope's stream has waited for the streams around it.
         let before = |stream| {
             let mut around = scopes
                 .iter()
                 .filter(|scope| scope.device == *storage.device());
             around.any(|scope| scope.pool.stream == stream)
         };
-        if storage.kind() != Kind::Value && !storage.holds().allow(access, before) {
+        if storage.kind() != Kind::Value && !storage.uses().allow(access, before) {
             return Err(Error::Busy { op });
         }
         match scopes.iter_mut().rev().find(of_device) {
@@ -222,60 +221,61 @@ pub(crate) fn touch(storage: &Arc<Storage>, access: Access, op: &'static str) ->
     })
 }
 
-/// Whether this thread captures a graph.
+/// Whether this thread is capturing a graph.
 pub(crate) fn capturing() -> bool {
     SCOPES.with_borrow(|scopes| scopes.iter().any(|scope| scope.pool.graph != 0))
 }
 
-/// The error of `op`, which waits for the GPU, where a graph is captured.
+/// The error of an `op` that waits for the GPU, while a graph is being captured.
 pub(crate) fn forbid_in_capture(op: &'static str) -> Result<(), CudaError> {
     match capturing() {
         false => Ok(()),
         true => Err(CudaError::Capture {
             op,
-            problem: "a graph cannot contain what waits for the GPU or copies from the host: do \
-                      it before or after",
+            problem: "a graph cannot wait for the GPU or copy from the host; do that before or \
+                      after the capture",
         }),
     }
 }
 
-/// A scope that was entered, until [`Entered::leave`]. Dropped instead, because the work panicked,
-/// it lets the stream around wait for the work.
-pub(crate) struct Entered(());
+/// An entered scope, until [`ScopeGuard::leave`]. If it is dropped instead, because the work panicked,
+/// the stream around waits for the work.
+pub(crate) struct ScopeGuard(());
 
-impl Entered {
-    pub(crate) fn new(device: &Device, pool: Pool, raw: Option<Arc<RawStream>>) -> Entered {
+impl ScopeGuard {
+    pub(crate) fn new(device: &Device, pool: Pool, raw: Option<Arc<RawStream>>) -> ScopeGuard {
         let scope = Scope::new(device, pool, raw);
         SCOPES.with_borrow_mut(|scopes| scopes.push(scope));
-        Entered(())
+        ScopeGuard(())
     }
 
-    /// Ends the scope. Failed or not: the GPU does what it was given, and uses what that touches.
+    /// Ends the scope, also when its work failed: the GPU still runs what was enqueued.
     pub(crate) fn leave(self) -> Result<Join, CudaError> {
         std::mem::forget(self);
-        Entered::end()
+        ScopeGuard::end()
     }
 
     /// Scopes end in the reverse of the order in which they began.
     fn end() -> Result<Join, CudaError> {
         match SCOPES.with_borrow_mut(Vec::pop) {
             Some(scope) => Join::new(scope),
-            None => unreachable!("a scope that was entered ends once"),
+            None => unreachable!("an entered scope ends once"),
         }
     }
 }
 
-impl Drop for Entered {
+impl Drop for ScopeGuard {
     fn drop(&mut self) {
-        drop(Entered::end());
+        drop(ScopeGuard::end());
     }
 }
 
-/// Runs `work` with `stream` as the current stream of this thread. The stream first waits for all
-/// work that the stream around was given so far; the work itself runs beside what comes after.
+/// Runs `work` with `stream` as the current stream of this thread. The stream first waits for all work
+/// enqueued so far on the stream around it. The work then runs concurrently with later work of that
+/// stream.
 ///
-/// Until the [`Pending`] is waited for or dropped, what the work reads of parameters, caches and
-/// their like cannot be written, and what it writes of them cannot be used, outside of this stream:
+/// Until the [`Pending`] is waited for or dropped, mutable tensors (parameters, caches) that the work
+/// reads cannot be written outside of this stream, and those that it writes cannot be used:
 /// [`Error::Busy`].
 ///
 /// # Errors
@@ -290,21 +290,21 @@ pub fn with_stream<T, E: From<Error>>(
         stream: stream.0.id,
         ..pool(device)
     };
-    let entered = Entered::new(device, pool, stream.0.raw.clone());
+    let scope = ScopeGuard::new(device, pool, stream.0.raw.clone());
     let value = work();
-    let join = entered.leave().map_err(Error::from)?;
+    let join = scope.leave().map_err(Error::from)?;
     Ok(Pending {
         value: value?,
         join,
     })
 }
 
-/// Lets `stream` wait for all that the current stream was given so far.
+/// Makes `stream` wait for all work enqueued so far on the current stream.
 fn begin(stream: &Stream) -> Result<(), CudaError> {
     let device = stream.device();
     let around = pool(device);
     if around.stream == 0 {
-        // What comes back after this may be used by work that the stream does not wait for.
+        // Blocks that are freed after this may be used by work that the stream does not wait for.
         if let Some(mut memory) = device.gpu_memory() {
             memory.flush(Pool {
                 stream: stream.0.id,
@@ -318,9 +318,9 @@ fn begin(stream: &Stream) -> Result<(), CudaError> {
     }
 }
 
-/// The result of work on another stream, which may not be done yet, and all that the work touches.
+/// The result of work on another stream, which may still be running, and the tensors that it uses.
 ///
-/// Dropped without [`Pending::wait`] it still keeps the memory until the work is done.
+/// If it is dropped without [`Pending::wait`], the memory is still kept until the work is done.
 #[must_use = "the result is ready for the current stream after `wait`"]
 pub struct Pending<T> {
     value: T,
@@ -328,7 +328,7 @@ pub struct Pending<T> {
 }
 
 impl<T> Pending<T> {
-    /// Lets the current stream wait for the work, and returns its result. The host does not wait.
+    /// Makes the current stream wait for the work, and returns its result. The host does not wait.
     ///
     /// # Errors
     /// [`Error::Cuda`] when the driver fails.
@@ -344,58 +344,58 @@ impl<T> fmt::Debug for Pending<T> {
     }
 }
 
-/// The end of a scope's work, and what the work touched.
+/// The end of a scope's work, and the storages that it used.
 pub(crate) struct Join {
     scope: u64,
     device: Device,
     /// The graph that the work was recorded for, or 0.
     graph: u32,
     event: Option<Event>,
-    touched: Touched,
+    used: UsedStorages,
 }
 
 impl Join {
     fn new(scope: Scope) -> Result<Join, CudaError> {
         let side = scope.raw.filter(|_| scope.pool.stream != 0);
         let event = side.map(|raw| raw.record()).transpose();
-        let join = |event, touched| Join {
+        let join = |event, used| Join {
             scope: scope.id,
             device: scope.device.clone(),
             graph: scope.pool.graph,
             event,
-            touched,
+            used,
         };
         match event {
-            Ok(event) => Ok(join(event, scope.touched)),
+            Ok(event) => Ok(join(event, scope.used)),
             Err(error) => {
-                // Nobody knows when the work is done: better to lose the memory than to reuse it.
-                std::mem::forget(scope.touched);
+                // The work may still run, so its memory is leaked rather than reused.
+                std::mem::forget(scope.used);
                 Err(error)
             }
         }
     }
 
-    /// Lets the current stream wait for the work. What the work touched may then go, unless the
-    /// current stream is a scope too: then it is the scope's.
+    /// Makes the current stream wait for the work. The storages that the work used are then released,
+    /// or handed over to the scope of the current stream.
     fn join(&mut self) -> Result<(), CudaError> {
-        // What was recorded and never became part of its graph is never done.
-        let recorded_for_nothing = self.graph != 0 && pool(&self.device).graph != self.graph;
+        // Work that was captured but is not part of a finished graph never runs.
+        let abandoned = self.graph != 0 && pool(&self.device).graph != self.graph;
         if let (Some(event), Some(gpu)) = (&self.event, self.device.gpu())
-            && !recorded_for_nothing
+            && !abandoned
         {
             raw(&self.device, gpu).wait(event)?;
         }
         self.event = None;
         innermost(&self.device, |around| self.hand_over(around));
-        give_back_list(std::mem::take(&mut self.touched));
+        recycle(std::mem::take(&mut self.used));
         Ok(())
     }
 
-    /// Ends the scope's holds, and lets the scope around have what the work touched.
+    /// Ends the scope's uses, and hands the storages over to the scope around.
     fn hand_over(&self, around: Option<&mut Scope>) {
         let mut around = around;
-        for storage in self.touched.all() {
-            let access = storage.holds().end(self.scope).unwrap_or(Access::Read);
+        for storage in self.used.all() {
+            let access = storage.uses().end(self.scope).unwrap_or(Access::Read);
             match &mut around {
                 Some(scope) => scope.keep(&storage, access),
                 None if storage.pool() != Pool::default() => storage.mark_used_elsewhere(),
@@ -404,11 +404,11 @@ impl Join {
         }
     }
 
-    /// What the work of a graph touched, and how: the graph's from now on.
-    pub(crate) fn into_touched(mut self) -> Vec<(Arc<Storage>, Access)> {
-        let touched = std::mem::take(&mut self.touched).kept.into_iter();
-        let with_access = touched.map(|storage| {
-            let access = storage.holds().end(self.scope).unwrap_or(Access::Read);
+    /// The storages that the work of a graph uses, and how. The graph owns them from now on.
+    pub(crate) fn into_used(mut self) -> Vec<(Arc<Storage>, Access)> {
+        let used = std::mem::take(&mut self.used).kept.into_iter();
+        let with_access = used.map(|storage| {
+            let access = storage.uses().end(self.scope).unwrap_or(Access::Read);
             if storage.pool() != Pool::default() {
                 storage.mark_used_elsewhere();
             }
@@ -421,20 +421,20 @@ impl Join {
 impl Drop for Join {
     fn drop(&mut self) {
         if self.join().is_err() {
-            // Nobody knows when the work is done: better to lose the memory than to reuse it.
-            std::mem::forget(std::mem::take(&mut self.touched));
+            // The work may still run, so its memory is leaked rather than reused.
+            std::mem::forget(std::mem::take(&mut self.used));
         }
     }
 }
 
-/// Empties a list and keeps it for another scope. Outside of any borrow, for what it owned may end
-/// here.
-fn give_back_list(mut touched: Touched) {
-    touched.clear();
+/// Clears a list and keeps it for another scope. Called outside of any borrow of the thread-locals,
+/// because clearing may drop storages.
+fn recycle(mut used: UsedStorages) {
+    used.clear();
     SPARE.with_borrow_mut(|spare| {
-        // The scopes may have been another thread's.
-        if touched.has_room() && spare.len() < MOST_SPARE {
-            spare.push(touched);
+        // Lists from other threads' scopes could exceed the limit.
+        if used.has_capacity() && spare.len() < MAX_SPARE {
+            spare.push(used);
         }
     });
 }

@@ -1,80 +1,81 @@
-//! Who uses memory that may change, on which stream of a GPU.
+//! Which streams of a GPU use a mutable storage.
 //!
-//! On a CPU a borrow ends with the op that took it. What an op puts into a stream goes on after
-//! that, and another stream may meet it. So work inside a scope ([`crate::with_stream`]) leaves a
-//! *hold* on every storage that may change, until somebody waits for its
-//! [`Pending`](crate::Pending). The rule is that of borrows: many read or one writes.
+//! On a CPU a borrow ends with the op that took it. On a GPU the enqueued work runs after the op has
+//! returned, concurrently with other streams. So work inside a scope ([`crate::with_stream`])
+//! records a *use* of every mutable storage, which ends when the scope's
+//! [`Pending`](crate::Pending) is waited for. The rule is that of borrows: many readers or one
+//! writer.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// What work does with a storage.
+/// How work uses a storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Access {
-    /// Others may read too.
+    /// Other work may read too.
     Read,
-    /// Nobody else may use it.
+    /// No other work may use it.
     Write,
 }
 
 impl Access {
-    /// Whether the order of two uses makes a difference.
+    /// Whether the order of two uses matters.
     pub(crate) fn conflicts_with(self, other: Access) -> bool {
         self == Access::Write || other == Access::Write
     }
 }
 
-/// A scope as holds know it.
+/// The scope that a use belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Holder {
-    /// No other scope of this process has it.
+pub(crate) struct ScopeId {
+    /// Unique in this process.
     pub(crate) scope: u64,
-    /// The stream that the scope puts its work into.
+    /// The stream that the scope enqueues its work on.
     pub(crate) stream: u32,
 }
 
-/// The use of a storage by work that nobody has waited for.
+/// The use of a storage by work that was not waited for.
 #[derive(Debug)]
-struct Hold {
-    holder: Holder,
+struct StreamUse {
+    by: ScopeId,
     access: Access,
 }
 
-/// The holds on one storage. Adding one where there were as many before touches no heap.
+/// The uses of one storage. Keeps its capacity, so that adding a use rarely allocates.
 #[derive(Debug, Default)]
-pub(crate) struct Holds(Mutex<Vec<Hold>>);
+pub(crate) struct StreamUses(Mutex<Vec<StreamUse>>);
 
-impl Holds {
-    /// Whether work may use the storage that comes after all work of the streams that are
-    /// `before`.
+impl StreamUses {
+    /// Whether work may use the storage now. The work runs after all work of the streams for which
+    /// `before` is true.
     pub(crate) fn allow(&self, access: Access, before: impl Fn(u32) -> bool) -> bool {
         self.lock()
             .iter()
-            .all(|hold| before(hold.holder.stream) || !hold.access.conflicts_with(access))
+            .all(|one| before(one.by.stream) || !one.access.conflicts_with(access))
     }
 
-    /// Adds a use by `holder`; false where it had one already.
-    pub(crate) fn add(&self, holder: Holder, access: Access) -> bool {
-        let mut holds = self.lock();
-        match holds.iter_mut().find(|hold| hold.holder == holder) {
-            Some(hold) => {
-                hold.access = hold.access.max(access);
+    /// Adds a use by scope `by`. Returns false when the scope used the storage already.
+    pub(crate) fn add(&self, by: ScopeId, access: Access) -> bool {
+        let mut uses = self.lock();
+        match uses.iter_mut().find(|one| one.by == by) {
+            Some(one) => {
+                one.access = one.access.max(access);
                 false
             }
             None => {
-                holds.push(Hold { holder, access });
+                uses.push(StreamUse { by, access });
                 true
             }
         }
     }
 
-    /// Ends the use by a scope; returns what it was.
+    /// Ends the use by a scope, and returns its access.
     pub(crate) fn end(&self, scope: u64) -> Option<Access> {
-        let mut holds = self.lock();
-        let at = holds.iter().position(|hold| hold.holder.scope == scope)?;
-        Some(holds.swap_remove(at).access)
+        let mut uses = self.lock();
+        let at = uses.iter().position(|one| one.by.scope == scope)?;
+        Some(uses.swap_remove(at).access)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Hold>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<StreamUse>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -86,22 +87,22 @@ mod tests {
     const NONE: fn(u32) -> bool = |_| false;
 
     #[test]
-    fn many_read_or_one_writes_and_a_stream_follows_itself() {
-        let holds = Holds::default();
-        let [first, second] = [1, 2].map(|id| Holder {
+    fn many_scopes_read_or_one_writes_and_a_stream_follows_itself() {
+        let uses = StreamUses::default();
+        let [first, second] = [1, 2].map(|id| ScopeId {
             scope: id.into(),
             stream: id,
         });
-        assert!(holds.allow(Access::Write, NONE));
-        assert!(holds.add(first, Access::Read) && holds.add(second, Access::Read));
-        assert!(holds.allow(Access::Read, NONE));
-        assert!(!holds.allow(Access::Write, |stream| stream == 1));
+        assert!(uses.allow(Access::Write, NONE));
+        assert!(uses.add(first, Access::Read) && uses.add(second, Access::Read));
+        assert!(uses.allow(Access::Read, NONE));
+        assert!(!uses.allow(Access::Write, |stream| stream == 1));
 
-        assert_eq!(holds.end(2), Some(Access::Read));
-        assert!(holds.allow(Access::Write, |stream| stream == 1));
-        assert!(!holds.add(first, Access::Write), "the same scope");
-        assert!(!holds.allow(Access::Read, NONE));
-        assert_eq!(holds.end(1), Some(Access::Write));
-        assert_eq!(holds.end(1), None);
+        assert_eq!(uses.end(2), Some(Access::Read));
+        assert!(uses.allow(Access::Write, |stream| stream == 1));
+        assert!(!uses.add(first, Access::Write), "the same scope");
+        assert!(!uses.allow(Access::Read, NONE));
+        assert_eq!(uses.end(1), Some(Access::Write));
+        assert_eq!(uses.end(1), None);
     }
 }

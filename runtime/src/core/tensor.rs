@@ -1,5 +1,4 @@
-//! Tensors: a shared storage seen through a layout. Views are free, ops live in
-//! [`ops`](crate::ops).
+//! Tensors: a shared storage and a layout. Views copy nothing; ops are in [`ops`](crate::ops).
 
 use std::fmt;
 use std::ops::Range;
@@ -18,28 +17,28 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// A tensor of `shape` with the values in `elements`, row-major.
+    /// A tensor of `shape` with the values of `elements`, in row-major order.
     ///
     /// # Errors
-    /// [`Error::Length`] when their number differs; [`Error::OutOfMemory`].
+    /// [`Error::Length`] when their number does not match `shape`; [`Error::OutOfMemory`].
     pub fn from_slice<T: Element>(
         device: &Device,
         shape: &[usize],
         elements: &[T],
     ) -> Result<Tensor> {
-        let mut fresh = UninitTensor::new(device, Shape::new(shape)?, T::DTYPE)?;
-        if elements.len() != fresh.layout.shape().elements() {
-            let shape = *fresh.layout.shape();
+        let mut out = UninitTensor::new(device, Shape::new(shape)?, T::DTYPE)?;
+        if elements.len() != out.layout.shape().elements() {
+            let shape = *out.layout.shape();
             return Err(Error::Length {
                 shape,
                 given: elements.len(),
             });
         }
-        fresh.copy_from("from_slice", elements)?;
-        Ok(fresh.finish())
+        out.copy_from("from_slice", elements)?;
+        Ok(out.finish())
     }
 
-    /// A tensor without dims that holds one value.
+    /// A tensor with no dims and one value.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`].
@@ -47,15 +46,15 @@ impl Tensor {
         Tensor::from_slice(device, &[], &[value])
     }
 
-    /// A tensor of zeros that may change later, as `kind` says; for [`Kind::Value`] use
+    /// A mutable tensor of zeros, of the given `kind`. For a [`Kind::Value`] use
     /// [`ops::full`](crate::ops::full).
     ///
     /// # Errors
     /// [`Error::OutOfMemory`].
     pub fn zeros(device: &Device, shape: &[usize], dtype: DType, kind: Kind) -> Result<Tensor> {
-        let mut fresh = UninitTensor::of_kind(device, Shape::new(shape)?, dtype, kind)?;
-        fresh.clear()?;
-        Ok(fresh.finish())
+        let mut out = UninitTensor::with_kind(device, Shape::new(shape)?, dtype, kind)?;
+        out.fill_zero()?;
+        Ok(out.finish())
     }
 
     /// The extents, outermost first.
@@ -63,8 +62,7 @@ impl Tensor {
         self.layout.shape()
     }
 
-    /// The extent of dim `dim` counted from the front, or from the back when negative (-1 is the
-    /// last).
+    /// The extent of dim `dim`. Negative dims count from the back (-1 is the last).
     ///
     /// # Errors
     /// [`Error::NoDim`].
@@ -72,7 +70,7 @@ impl Tensor {
         Ok(self.shape()[self.dim("extent", dim)?])
     }
 
-    /// The position of dim `dim`, which counts from the back when negative.
+    /// The index of dim `dim`, which counts from the back when negative.
     ///
     /// # Errors
     /// [`Error::NoDim`], naming `op`.
@@ -87,52 +85,52 @@ impl Tensor {
         })
     }
 
-    /// How many elements it has.
+    /// The number of elements.
     pub fn elements(&self) -> usize {
         self.shape().elements()
     }
 
-    /// The type of its elements.
+    /// The dtype of its elements.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// Where it lives.
+    /// The device that it is on.
     pub fn device(&self) -> &Device {
         self.storage.device()
     }
 
-    /// How its elements lie in its storage.
+    /// The layout of its elements in its storage.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// Whether its elements lie side by side in row-major order.
+    /// Whether its elements are contiguous in row-major order.
     pub fn is_contiguous(&self) -> bool {
         self.layout.is_contiguous()
     }
 
-    /// What its storage is for.
+    /// The kind of its storage.
     pub fn kind(&self) -> Kind {
         self.storage.kind()
     }
 
-    /// How often its storage was written after it was made; always 0 for a [`Kind::Value`].
+    /// How often its storage was written after it was created; always 0 for a [`Kind::Value`].
     pub fn version(&self) -> u64 {
         self.storage.version()
     }
 
-    /// Identifies the storage among those that exist now: equal exactly for views of one storage.
+    /// An id of its storage, unique among live storages: equal for views of one storage only.
     pub fn storage_id(&self) -> usize {
         Arc::as_ptr(&self.storage) as usize
     }
 
-    /// Bytes of the whole storage, of which this may be a view.
+    /// Bytes of the whole storage, also if this is a view of a part.
     pub fn storage_bytes(&self) -> usize {
         self.storage.bytes()
     }
 
-    /// The part of dim `dim` in `range`. Free.
+    /// The range `range` of dim `dim`. Copies nothing.
     ///
     /// # Errors
     /// [`Error::NoDim`], [`Error::SliceRange`].
@@ -141,7 +139,7 @@ impl Tensor {
         Ok(self.with(self.layout.slice(dim, range)?))
     }
 
-    /// Dims `a` and `b` exchanged. Free.
+    /// Swaps dims `a` and `b`. Copies nothing.
     ///
     /// # Errors
     /// [`Error::NoDim`].
@@ -150,7 +148,7 @@ impl Tensor {
         Ok(self.with(self.layout.transpose(a, b)?))
     }
 
-    /// Dims in the order `order`. Free.
+    /// Reorders the dims to `order`. Copies nothing.
     ///
     /// # Errors
     /// [`Error::Permutation`].
@@ -158,7 +156,7 @@ impl Tensor {
         Ok(self.with(self.layout.permute(order)?))
     }
 
-    /// Repeated to `shape`: new dims in front, extents of 1 stretched. Free.
+    /// Broadcasts to `shape`: adds dims in front, and repeats dims of extent 1. Copies nothing.
     ///
     /// # Errors
     /// [`Error::Broadcast`].
@@ -166,7 +164,7 @@ impl Tensor {
         Ok(self.with(self.layout.broadcast_to(shape)?))
     }
 
-    /// With a dim of extent 1 put in before dim `dim`. Free.
+    /// Inserts a dim of extent 1 before dim `dim`. Copies nothing.
     ///
     /// # Errors
     /// [`Error::NoDim`], [`Error::TooManyDims`].
@@ -174,20 +172,20 @@ impl Tensor {
         Ok(self.with(self.layout.unsqueeze(dim)?))
     }
 
-    /// The same elements under other extents, where that takes no copy; `None` where it does
-    /// (see [`ops::reshape`](crate::ops::reshape), which then copies).
+    /// The same elements in another shape; `None` when that requires a copy (see
+    /// [`ops::reshape`](crate::ops::reshape), which then copies).
     ///
     /// # Errors
-    /// [`Error::Reshape`] when the numbers of elements differ.
+    /// [`Error::Reshape`] when the number of elements differs.
     pub fn view(&self, shape: &[usize]) -> Result<Option<Tensor>> {
         Ok(self.layout.reshape(shape)?.map(|layout| self.with(layout)))
     }
 
-    /// The elements in row-major order. Waits for the work of a GPU's current stream.
+    /// The elements in row-major order. On a GPU it waits for the current stream.
     ///
     /// # Errors
     /// [`Error::WrongDType`]; [`Error::NoValues`] on a meta device; [`Error::Busy`];
-    /// [`Error::Cuda`] with the failure of any work before.
+    /// [`Error::Cuda`] with the failure of earlier work.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         if self.device().gpu().is_some() {
             self.expect_dtype(T::DTYPE)?;
@@ -208,7 +206,7 @@ impl Tensor {
     /// The only element of a one-element tensor.
     ///
     /// # Errors
-    /// [`Error::Length`] when there is more than one; else as [`Tensor::to_vec`].
+    /// [`Error::Length`] when it does not have one element; otherwise as [`Tensor::to_vec`].
     pub fn item<T: Element>(&self) -> Result<T> {
         match self.to_vec()?.as_slice() {
             [only] => Ok(*only),
@@ -219,29 +217,29 @@ impl Tensor {
         }
     }
 
-    /// The elements of the whole storage, for reading; [`Tensor::layout`] says where this tensor's
-    /// lie.
+    /// The elements of the whole storage, for reading. [`Tensor::layout`] maps this tensor's elements to
+    /// them.
     ///
     /// # Errors
     /// [`Error::WrongDType`]; [`Error::NoValues`] on a meta device; [`Error::NotOnHost`] on a GPU;
-    /// [`Error::Busy`] while someone writes.
+    /// [`Error::Busy`] while the storage is being written.
     pub fn read<T: Element>(&self) -> Result<ReadGuard<'_, T>> {
         self.expect_dtype(T::DTYPE)?;
         self.storage.read()
     }
 
-    /// The elements of the whole storage, for writing by `op`; the version goes up by one.
+    /// The elements of the whole storage, for writing by `op`. Increments the version.
     ///
     /// # Errors
     /// [`Error::Immutable`] for a [`Kind::Value`]; [`Error::WrongDType`]; [`Error::NoValues`] on a
-    /// meta device; [`Error::NotOnHost`] on a GPU; [`Error::Busy`] while someone reads or writes.
+    /// meta device; [`Error::NotOnHost`] on a GPU; [`Error::Busy`] while the storage is in use.
     pub fn write<T: Element>(&self, op: &'static str) -> Result<WriteGuard<'_, T>> {
         self.expect_dtype(T::DTYPE)?;
         self.storage.write(op)
     }
 
-    /// Puts a copy of the first `bytes` bytes of pinned memory to those behind `offset` of this
-    /// tensor, which is contiguous, into the current stream of a GPU.
+    /// Enqueues a copy of the first `bytes` bytes of pinned memory to byte `offset` of this contiguous
+    /// tensor, on the current stream of a GPU.
     pub(crate) fn upload_pinned(
         &self,
         op: &'static str,
@@ -253,15 +251,15 @@ impl Tensor {
         self.storage.upload_pinned(op, from, bytes, offset)
     }
 
-    /// Puts a copy of its elements, which are contiguous, to pinned memory into the current stream of
-    /// a GPU.
+    /// Enqueues a copy of the elements of this contiguous tensor to pinned memory, on the current
+    /// stream of a GPU.
     pub(crate) fn download_async(&self) -> Result<PinnedCopy> {
         let bytes = self.dtype.bytes(self.elements());
         self.storage
             .download_async(self.offset_bytes() as usize, bytes)
     }
 
-    /// Where its first element lies on a GPU, for work that is put into the current stream now.
+    /// The address of its first element on a GPU, for work that is enqueued on the current stream now.
     ///
     /// # Errors
     /// [`Error::Busy`] while work on another stream writes it.
@@ -269,7 +267,7 @@ impl Tensor {
         Ok(self.storage.address(op)? + self.offset_bytes())
     }
 
-    /// As [`Tensor::address`], for work by which `op` changes it. The version goes up by one.
+    /// As [`Tensor::address`], for an `op` that changes the tensor. Increments the version.
     pub(crate) fn address_to_write(&self, op: &'static str) -> Result<u64> {
         Ok(self.storage.address_to_write(op)? + self.offset_bytes())
     }
@@ -286,7 +284,8 @@ impl Tensor {
         self.dtype.bytes(self.layout.offset()) as u64
     }
 
-    /// The elements in row-major order, from a GPU: what lies between the first and the last.
+    /// The elements in row-major order, copied from a GPU with everything between the first and the
+    /// last.
     fn download<T: Element>(&self) -> Result<Vec<T>> {
         let mut elements = vec![T::zeroed(); self.layout.span()];
         let bytes = bytemuck::cast_slice_mut(&mut elements);
@@ -301,14 +300,14 @@ impl Tensor {
         Ok(out)
     }
 
-    /// The range of its elements in its storage, when it is contiguous.
+    /// The range of its elements in its storage.
     ///
     /// # Errors
     /// [`Error::Argument`], naming `op`, when it is not contiguous.
     pub(crate) fn contiguous_range(&self, op: &'static str) -> Result<Range<usize>> {
         if !self.is_contiguous() {
             let problem =
-                format!("writes to {self:?}, which is not contiguous; write to a whole tensor");
+                format!("writes to {self:?}, which is not contiguous; pass a contiguous tensor");
             return Err(Error::Argument { op, problem });
         }
         let start = self.layout.offset();
@@ -340,7 +339,7 @@ impl fmt::Debug for Tensor {
     }
 }
 
-/// A tensor in the making: contiguous, known to nobody else, so that it can be written.
+/// A contiguous tensor whose elements an op has yet to write. It is not shared.
 pub struct UninitTensor {
     storage: Storage,
     layout: Layout,
@@ -348,19 +347,19 @@ pub struct UninitTensor {
 }
 
 impl UninitTensor {
-    /// Memory for a result of `shape`. It holds stale values: the op must write every element.
+    /// Allocates a result of `shape`. Its memory has stale values: the op must write every element.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::TooLarge`].
     pub fn new(device: &Device, shape: Shape, dtype: DType) -> Result<UninitTensor> {
-        UninitTensor::of_kind(device, shape, dtype, Kind::Value)
+        UninitTensor::with_kind(device, shape, dtype, Kind::Value)
     }
 
-    /// As [`UninitTensor::new`], for a tensor that may change later as `kind` says.
+    /// As [`UninitTensor::new`], for a tensor of the given `kind`.
     ///
     /// # Errors
     /// As [`UninitTensor::new`].
-    pub fn of_kind(
+    pub fn with_kind(
         device: &Device,
         shape: Shape,
         dtype: DType,
@@ -388,12 +387,12 @@ impl UninitTensor {
         self.layout.shape()
     }
 
-    /// The type of its elements.
+    /// The dtype of its elements.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
-    /// Where it lives.
+    /// The device that it is on.
     pub fn device(&self) -> &Device {
         self.storage.device()
     }
@@ -409,19 +408,18 @@ impl UninitTensor {
                 asked: T::DTYPE,
             });
         }
-        self.storage.fresh()
+        self.storage.as_mut_slice()
     }
 
-    /// Sets every element to zero; nothing on a meta device.
+    /// Sets every element to zero. Does nothing on a meta device.
     ///
     /// # Errors
     /// [`Error::Cuda`] when the driver fails.
-    pub fn clear(&mut self) -> Result<()> {
-        self.storage.clear()
+    pub fn fill_zero(&mut self) -> Result<()> {
+        self.storage.fill_zero()
     }
 
-    /// Sets the elements to `elements`, of which there must be as many; nothing on a meta device.
-    /// For `op`.
+    /// Copies `elements`, whose number must match, for `op`. Does nothing on a meta device.
     pub(crate) fn copy_from<T: Element>(&mut self, op: &'static str, elements: &[T]) -> Result<()> {
         let device = self.storage.device();
         if device.gpu().is_some() {
@@ -433,20 +431,20 @@ impl UninitTensor {
         Ok(())
     }
 
-    /// Puts a copy of the elements of `x`, which is contiguous and of this shape and dtype, into the
-    /// current stream of a GPU.
+    /// Enqueues a copy of `x`, which is contiguous and of this shape and dtype, on the current stream of
+    /// a GPU.
     pub(crate) fn copy_from_gpu(&mut self, x: &Tensor) -> Result<()> {
         let from = (&x.storage, x.offset_bytes() as usize);
         self.storage
             .copy_from(0, from, self.dtype.bytes(x.elements()))
     }
 
-    /// Where its first element lies on a GPU, for the op that makes it.
+    /// The address of its first element on a GPU, for the op that writes it.
     pub(crate) fn address(&self) -> Result<u64> {
-        self.storage.fresh_address()
+        self.storage.uninit_address()
     }
 
-    /// The tensor, from now on as unchangeable as its kind says.
+    /// The finished tensor. A [`Kind::Value`] can no longer change.
     pub fn finish(self) -> Tensor {
         Tensor {
             storage: Arc::new(self.storage),

@@ -218,7 +218,7 @@ pub(crate) fn where_<T: Element>(
             b.copy(start, &mut otherwise[..out.len()]);
             a.copy(start, out);
             for (out, (holds, otherwise)) in out.iter_mut().zip(holds.iter().zip(&otherwise)) {
-                if !holds.holds() {
+                if !holds.get() {
                     *out = *otherwise;
                 }
             }

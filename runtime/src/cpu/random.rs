@@ -247,7 +247,9 @@ mod tests {
         for (index, high, low) in elements {
             let one = whole.slice(0, index..index + 1).unwrap();
             let draw = Key::new(0x0123_4567_89ab_cdef).within(&one);
-            let indices = draw.places("test", &Shape::new(&[1]).unwrap()).unwrap();
+            let indices = draw
+                .global_indices("test", &Shape::new(&[1]).unwrap())
+                .unwrap();
             let words = Words::new(draw.key(), &indices);
 
             let mut drawn = [0; 2];

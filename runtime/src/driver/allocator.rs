@@ -1,73 +1,63 @@
-//! The caching allocator of GPU memory: pure, so that it is tested without a GPU and counts for a
-//! meta device.
+//! The caching allocator of GPU memory. It calls no driver function itself, so tests need no GPU, and
+//! a meta device uses it too.
 //!
-//! Asking the driver for memory takes a long time and giving it back waits for the GPU. So memory
-//! is taken in large *segments*, cut into *blocks*, and kept when a block comes back.
+//! Allocating from the driver is slow, and freeing waits for the GPU. So the allocator allocates large
+//! *segments*, splits them into *blocks*, and caches freed blocks.
 //!
-//! - A block belongs to a [`Pool`]: to the stream that it was taken on. Work of one stream runs in
-//!   order, so a block that comes back can be given out again at once on the same stream, though
-//!   the GPU may not have finished with it.
-//! - Requests up to 1 MiB share segments of 2 MiB, larger ones segments of 20 MiB, and from 10 MiB
-//!   on each has a segment of its own. The smallest free block that fits is taken (at the lowest
-//!   address among equals) and its rest is cut off; free neighbours are joined.
-//! - A block that other streams used too waits in its pool until the pool's stream has been told to
-//!   wait for them ([`Allocator::flush`]).
+//! - A block belongs to a [`Pool`]: to the stream that allocated it. Work of one stream runs in
+//!   order, so a freed block can be reused at once on the same stream, even while the GPU still uses
+//!   it.
+//! - Requests up to 1 MiB share segments of 2 MiB, larger ones share segments of 20 MiB, and a request
+//!   of at least 10 MiB gets its own segment. The smallest free block that fits is split (the lowest
+//!   address among equals); free neighbors are merged.
+//! - A freed block that other streams used waits in its pool until the pool's stream waits for them
+//!   ([`Allocator::flush`]).
 //!
-//! Equal sequences of calls give equal addresses. Taking a block that is cached touches no heap.
+//! Equal sequences of calls return equal addresses. Reusing a cached block allocates no heap memory.
 
 mod blocks;
-mod report;
 
 use std::collections::BTreeMap;
 
 use super::CudaError;
+use super::stats::{AllocatorStats, LISTED_SIZES, MIB, OutOfMemoryReport};
+pub(crate) use blocks::Pool;
 use blocks::{FreeList, Node, Nodes, State};
-use report::LISTED;
-pub use report::{AllocatorStats, MemoryStats, OutOfMemoryReport};
 
-/// Alignment and smallest step of block sizes, in bytes.
+/// Alignment and granularity of block sizes, in bytes.
 const GRAIN: usize = 512;
-const MIB: usize = 1 << 20;
-/// The largest request that is served from small segments.
+/// The largest request that small segments serve.
 const SMALL: usize = MIB;
 const SMALL_SEGMENT: usize = 2 * MIB;
 const LARGE_SEGMENT: usize = 20 * MIB;
-/// From here on a request has a segment of its own, of whole [`SMALL_SEGMENT`]s.
+/// The smallest request with its own segment, whose size is a multiple of [`SMALL_SEGMENT`].
 const OWN_SEGMENT: usize = 10 * MIB;
 
-/// Where segments come from: the driver, or nowhere for a device that only counts.
+/// The source of segments: the driver, or address ranges without memory for a meta device.
 pub(crate) trait Segments: Send {
-    /// Memory of `bytes` bytes, aligned to 512; `None` when there is no more.
+    /// Allocates `bytes` bytes, aligned to 512; `None` when out of memory.
     ///
     /// # Errors
-    /// What else went wrong: a kernel that failed before is found here too.
-    fn take(&mut self, bytes: usize) -> Result<Option<u64>, CudaError>;
+    /// Other failures of the driver, including those of earlier kernels.
+    fn allocate(&mut self, bytes: usize) -> Result<Option<u64>, CudaError>;
 
-    /// Takes back what [`Segments::take`] gave. The allocator calls [`Segments::settle`] before.
-    fn give_back(&mut self, address: u64, bytes: usize);
+    /// Frees a segment. The allocator calls [`Segments::synchronize`] before.
+    fn free(&mut self, address: u64, bytes: usize);
 
-    /// Waits until nothing uses any block any more; false where that is not possible now.
-    fn settle(&mut self) -> bool;
+    /// Waits until no work uses any block. Returns false when it cannot wait now.
+    fn synchronize(&mut self) -> bool;
 }
 
-/// Whose blocks may be reused by whom: the stream that orders them, and the graph that owns them
-/// (0 for none).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Pool {
-    pub(crate) stream: u32,
-    pub(crate) graph: u32,
-}
-
-/// Why there is no block.
+/// Why an allocation failed.
 #[derive(Debug)]
 pub(crate) enum NoBlock {
-    /// There is no memory, even after everything that is cached went back.
+    /// Out of memory, even after all cached segments were freed.
     OutOfMemory(Box<OutOfMemoryReport>),
-    /// Where memory comes from failed.
+    /// The driver failed.
     Failed(CudaError),
 }
 
-/// A block that was taken. Given back by value, so that it cannot be given back twice.
+/// An allocated block. It is freed by value, so that it cannot be freed twice.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Block {
     address: u64,
@@ -81,12 +71,12 @@ impl Block {
         self.address
     }
 
-    /// How many bytes it has, with what rounding added.
+    /// Its size in bytes, rounding included.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The pool it was taken from.
+    /// The pool that it was allocated from.
     pub(crate) fn pool(&self) -> Pool {
         self.pool
     }
@@ -95,20 +85,20 @@ impl Block {
 /// The allocator.
 pub(crate) struct Allocator {
     segments: Box<dyn Segments>,
-    /// Bytes that there are at all.
+    /// Bytes of the GPU's memory.
     capacity: usize,
     nodes: Nodes,
     pools: BTreeMap<Pool, Cache>,
-    usage: AllocatorStats,
+    stats: AllocatorStats,
 }
 
-/// The blocks of a pool that nobody uses.
+/// The free blocks of a pool.
 #[derive(Default)]
 struct Cache {
     small: FreeList,
     large: FreeList,
-    /// Given back, but still used by other streams.
-    returning: Vec<u32>,
+    /// Freed blocks that other streams may still use.
+    pending: Vec<u32>,
 }
 
 impl Cache {
@@ -121,14 +111,14 @@ impl Cache {
 }
 
 impl Allocator {
-    /// An allocator of segments, of which there are `capacity` bytes at all.
+    /// An allocator for a GPU with `capacity` bytes of memory.
     pub(crate) fn new(segments: Box<dyn Segments>, capacity: usize) -> Allocator {
         Allocator {
             segments,
             capacity,
             nodes: Nodes::default(),
             pools: BTreeMap::new(),
-            usage: AllocatorStats::default(),
+            stats: AllocatorStats::default(),
         }
     }
 
@@ -136,7 +126,7 @@ impl Allocator {
     ///
     /// # Errors
     /// [`NoBlock`].
-    pub(crate) fn take(&mut self, pool: Pool, bytes: usize) -> Result<Block, NoBlock> {
+    pub(crate) fn allocate(&mut self, pool: Pool, bytes: usize) -> Result<Block, NoBlock> {
         let bytes = rounded(bytes);
         let small = bytes <= SMALL;
         let cached = self
@@ -151,12 +141,12 @@ impl Allocator {
         };
 
         self.unlist(id);
-        self.cut(id, bytes);
+        self.split(id, bytes);
 
         let node = self.nodes.get(id);
         node.state = State::Live;
-        self.usage.live += node.bytes;
-        self.usage.peak = self.usage.peak.max(self.usage.live);
+        self.stats.live += node.bytes;
+        self.stats.peak = self.stats.peak.max(self.stats.live);
         Ok(Block {
             address: node.address,
             bytes: node.bytes,
@@ -165,37 +155,37 @@ impl Allocator {
         })
     }
 
-    /// Takes a block back. `used_elsewhere` says whether other streams than the pool's used it:
-    /// then it can be taken again after the pool's next [`Allocator::flush`].
-    pub(crate) fn give_back(&mut self, block: Block, used_elsewhere: bool) {
+    /// Frees a block. `used_elsewhere` says whether streams other than the pool's used it; it is then
+    /// reused after the pool's next [`Allocator::flush`].
+    pub(crate) fn free(&mut self, block: Block, used_elsewhere: bool) {
         let id = block.node;
         let node = self.nodes.get(id);
-        self.usage.live -= node.bytes;
+        self.stats.live -= node.bytes;
 
         if used_elsewhere {
-            node.state = State::Returning;
+            node.state = State::Pending;
             let pool = node.pool;
-            self.pools.entry(pool).or_default().returning.push(id);
+            self.pools.entry(pool).or_default().pending.push(id);
         } else {
-            self.free(id);
+            self.make_free(id);
         }
     }
 
-    /// Says that the pool's stream waits for all work that any other stream was given so far.
+    /// Makes pending blocks free: the pool's stream waits for all work enqueued so far on all streams.
     pub(crate) fn flush(&mut self, pool: Pool) {
         while let Some(id) = self
             .pools
             .get_mut(&pool)
-            .and_then(|pool| pool.returning.pop())
+            .and_then(|pool| pool.pending.pop())
         {
-            self.free(id);
+            self.make_free(id);
         }
     }
 
-    /// Gives every segment that holds no block in use back to the driver, but for those of graphs,
-    /// which run in them again.
-    pub(crate) fn release_cached(&mut self) {
-        if !self.segments.settle() {
+    /// Returns every segment without a block in use to the driver, except those of graphs, which use
+    /// them again at each launch.
+    pub(crate) fn empty_cache(&mut self) {
+        if !self.segments.synchronize() {
             return;
         }
         let pools: Vec<Pool> = self
@@ -216,14 +206,13 @@ impl Allocator {
             let node = *self.nodes.get(id);
             self.unlist(id);
             self.nodes.remove(id);
-            self.segments.give_back(node.address, node.bytes);
-            self.usage.reserved -= node.bytes;
-            self.usage.segments_freed += 1;
+            self.segments.free(node.address, node.bytes);
+            self.stats.reserved -= node.bytes;
+            self.stats.segments_freed += 1;
         }
     }
 
-    /// Ends the privacy of graph `graph`'s pools: what they cache, and what comes back to them,
-    /// belongs to the streams alone.
+    /// Merges the pools of graph `graph` into those of its streams, when the graph is dropped.
     pub(crate) fn end_graph(&mut self, graph: u32) {
         let of_graph: Vec<u32> = self
             .nodes
@@ -235,55 +224,55 @@ impl Allocator {
         for id in of_graph {
             let node = self.nodes.get(id);
             node.pool.graph = 0;
-            // A side stream has yet to wait for the graph's last run.
+            // A side stream has not waited for the graph's last launch yet.
             if node.state == State::Free && node.pool.stream != 0 {
-                node.state = State::Returning;
+                node.state = State::Pending;
             }
             let node = *node;
             let pool = self.pools.entry(node.pool).or_default();
             match node.state {
                 State::Free => pool.list(node.small).insert(node.key(id)),
-                State::Returning => pool.returning.push(id),
+                State::Pending => pool.pending.push(id),
                 State::Live => {}
             }
         }
     }
 
-    pub(crate) fn usage(&self) -> AllocatorStats {
-        let mut usage = self.usage;
+    pub(crate) fn stats(&self) -> AllocatorStats {
+        let mut stats = self.stats;
         let nodes = self.nodes.iter().map(|(_, node)| node);
         for cached in nodes.filter(|node| node.state != State::Live) {
-            usage.largest_cached = usage.largest_cached.max(cached.bytes);
+            stats.largest_cached = stats.largest_cached.max(cached.bytes);
             if cached.pool.graph != 0 {
-                usage.of_graphs += cached.bytes;
+                stats.graph_pools += cached.bytes;
             }
         }
-        usage
+        stats
     }
 
     pub(crate) fn reset_peak(&mut self) {
-        self.usage.peak = self.usage.live;
+        self.stats.peak = self.stats.live;
     }
 
-    /// A new segment that holds `bytes`, free; cached segments go back to the driver if it has
-    /// nothing else.
+    /// Allocates a segment of at least `bytes`, and returns its free block. If the driver is out of
+    /// memory, frees cached segments first.
     fn grow(&mut self, pool: Pool, bytes: usize) -> Result<u32, NoBlock> {
         let segment = segment_of(bytes);
-        let mut taken = self.take_segment(segment)?;
-        if taken.is_none() {
-            self.release_cached();
-            taken = self.take_segment(segment)?;
+        let mut found = self.allocate_segment(segment)?;
+        if found.is_none() {
+            self.empty_cache();
+            found = self.allocate_segment(segment)?;
         }
-        if taken.is_none() {
-            // The last resort asks for no byte more than needed.
-            taken = self.take_segment(bytes)?;
+        if found.is_none() {
+            // Last resort: a segment of the exact size.
+            found = self.allocate_segment(bytes)?;
         }
-        let Some((address, segment)) = taken else {
-            return Err(NoBlock::OutOfMemory(Box::new(self.exhausted(bytes))));
+        let Some((address, segment)) = found else {
+            return Err(NoBlock::OutOfMemory(Box::new(self.report(bytes))));
         };
 
-        self.usage.reserved += segment;
-        self.usage.segments_allocated += 1;
+        self.stats.reserved += segment;
+        self.stats.segments_allocated += 1;
         let id = self.nodes.add(Node {
             address,
             bytes: segment,
@@ -297,17 +286,17 @@ impl Allocator {
         Ok(id)
     }
 
-    /// The address and size of new memory, if there is any.
-    fn take_segment(&mut self, bytes: usize) -> Result<Option<(u64, usize)>, NoBlock> {
-        let taken = self.segments.take(bytes).map_err(NoBlock::Failed)?;
-        Ok(taken.map(|address| (address, bytes)))
+    /// The address and size of a new segment; `None` when out of memory.
+    fn allocate_segment(&mut self, bytes: usize) -> Result<Option<(u64, usize)>, NoBlock> {
+        let address = self.segments.allocate(bytes).map_err(NoBlock::Failed)?;
+        Ok(address.map(|address| (address, bytes)))
     }
 
-    /// Cuts what `bytes` leave of block `id` off, where it is worth a block of its own.
-    fn cut(&mut self, id: u32, bytes: usize) {
+    /// Splits block `id` after `bytes` bytes, unless the rest is too small.
+    fn split(&mut self, id: u32, bytes: usize) {
         let node = *self.nodes.get(id);
         let rest = node.bytes - bytes;
-        // A smaller rest of a large block would serve no large request.
+        // A small rest of a large block would serve no large request.
         if rest == 0 || (!node.small && rest <= SMALL) {
             return;
         }
@@ -328,19 +317,19 @@ impl Allocator {
         self.enlist(rest_id);
     }
 
-    /// Makes block `id` free and joins it with its free neighbours.
-    fn free(&mut self, id: u32) {
+    /// Makes block `id` free, and merges it with its free neighbors.
+    fn make_free(&mut self, id: u32) {
         self.nodes.get(id).state = State::Free;
         let Node { previous, next, .. } = *self.nodes.get(id);
         if let Some(next) = next.filter(|next| self.nodes.get(*next).state == State::Free) {
             self.unlist(next);
-            self.join(id, next);
+            self.merge(id, next);
         }
 
         let mut id = id;
         if let Some(left) = previous.filter(|left| self.nodes.get(*left).state == State::Free) {
             self.unlist(left);
-            self.join(left, id);
+            self.merge(left, id);
             id = left;
         }
         self.enlist(id);
@@ -364,8 +353,8 @@ impl Allocator {
             .remove(node.key(id));
     }
 
-    /// Makes `right` part of its left neighbour.
-    fn join(&mut self, left: u32, right: u32) {
+    /// Merges `right` into its left neighbor.
+    fn merge(&mut self, left: u32, right: u32) {
         let Node { bytes, next, .. } = *self.nodes.get(right);
         let node = self.nodes.get(left);
         node.bytes += bytes;
@@ -376,7 +365,7 @@ impl Allocator {
         self.nodes.remove(right);
     }
 
-    fn exhausted(&self, asked: usize) -> OutOfMemoryReport {
+    fn report(&self, requested: usize) -> OutOfMemoryReport {
         let mut sizes = BTreeMap::<usize, usize>::new();
         for (_, node) in self
             .nodes
@@ -387,10 +376,10 @@ impl Allocator {
         }
         let mut largest: Vec<(usize, usize)> = sizes.into_iter().collect();
         largest.sort_by_key(|(bytes, count)| std::cmp::Reverse((bytes * count, *bytes)));
-        largest.truncate(LISTED);
+        largest.truncate(LISTED_SIZES);
         OutOfMemoryReport {
-            asked,
-            held: self.usage(),
+            requested,
+            stats: self.stats(),
             capacity: self.capacity,
             largest,
         }
@@ -403,7 +392,7 @@ impl Drop for Allocator {
         for graph in graphs.into_iter().filter(|graph| *graph != 0) {
             self.end_graph(graph);
         }
-        self.release_cached();
+        self.empty_cache();
     }
 }
 
@@ -419,23 +408,23 @@ fn segment_of(bytes: usize) -> usize {
     }
 }
 
-/// Segments without memory behind them, up to a capacity: what a device that only counts has.
-pub(crate) struct Imagined {
+/// Segments without memory, up to a capacity: those of a meta device.
+pub(crate) struct MetaSegments {
     left: usize,
     next: u64,
 }
 
-impl Imagined {
-    pub(crate) fn new(capacity: usize) -> Imagined {
-        Imagined {
+impl MetaSegments {
+    pub(crate) fn new(capacity: usize) -> MetaSegments {
+        MetaSegments {
             left: capacity,
             next: SMALL_SEGMENT as u64,
         }
     }
 }
 
-impl Segments for Imagined {
-    fn take(&mut self, bytes: usize) -> Result<Option<u64>, CudaError> {
+impl Segments for MetaSegments {
+    fn allocate(&mut self, bytes: usize) -> Result<Option<u64>, CudaError> {
         let Some(left) = self.left.checked_sub(bytes) else {
             return Ok(None);
         };
@@ -445,11 +434,11 @@ impl Segments for Imagined {
         Ok(Some(address))
     }
 
-    fn give_back(&mut self, _address: u64, bytes: usize) {
+    fn free(&mut self, _address: u64, bytes: usize) {
         self.left += bytes;
     }
 
-    fn settle(&mut self) -> bool {
+    fn synchronize(&mut self) -> bool {
         true
     }
 }

@@ -1,38 +1,40 @@
-//! A GPU's context: the driver's state of this process on one GPU, shared by all that lives there.
+//! A GPU's primary context: the driver's per-process state of one GPU.
 
 use std::cell::Cell;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdevice_attribute as Attribute, CUresult};
+use cudarc::driver::sys::{
+    self, CUcontext, CUdevice, CUdevice_attribute as Attribute, CUresult, CUstreamCaptureMode,
+};
 
 use super::MemoryStats;
 use super::library::{self, call, check};
 use super::{CudaError, Library};
 
-/// The oldest compute capability that our kernels run on.
-const OLDEST: (u32, u32) = (8, 0);
+/// The minimum compute capability of our kernels.
+const MIN_COMPUTE_CAPABILITY: (u32, u32) = (8, 0);
 
-/// What a GPU is able to do.
+/// Properties of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuProperties {
-    /// What its maker calls it.
+    /// Model name.
     pub model: String,
-    /// Major and minor: (8, 0) is A100, (9, 0) is H100 and H200.
+    /// Compute capability, (major, minor): (8, 0) is A100, (9, 0) is H100 and H200.
     pub compute_capability: (u32, u32),
     /// Streaming multiprocessors.
     pub multiprocessors: u32,
-    /// Bytes of memory.
+    /// Memory in bytes.
     pub memory: usize,
-    /// Bytes of the L2 cache.
+    /// L2 cache in bytes.
     pub l2_cache: usize,
-    /// The most shared memory that one block can have, in bytes.
+    /// Maximum shared memory per block, in bytes.
     pub shared_memory: u32,
 }
 
-/// The primary context of a GPU, retained as long as this lives.
+/// The primary context of a GPU, retained until this is dropped.
 pub(crate) struct Context {
-    /// No other context of this process has it, not even one that comes to lie at the same address.
+    /// Unique in this process, also among contexts that were at the same address.
     id: u64,
     name: Name,
     device: CUdevice,
@@ -40,7 +42,7 @@ pub(crate) struct Context {
     pinned: PinnedBytes,
 }
 
-/// Bytes of the host's memory that are pinned for a context.
+/// Bytes of host memory that are pinned for a context.
 #[derive(Default)]
 struct PinnedBytes {
     live: AtomicUsize,
@@ -49,16 +51,16 @@ struct PinnedBytes {
 
 // SAFETY: a context is a handle that the driver allows any thread to use.
 unsafe impl Send for Context {}
-// SAFETY: as above; the driver synchronises.
+// SAFETY: as above; the driver synchronizes.
 unsafe impl Sync for Context {}
 
 thread_local! {
-    /// The id of the context that this thread works in, 0 for none.
+    /// The id of this thread's current context; 0 for none.
     static CURRENT: Cell<u64> = const { Cell::new(0) };
 }
 
 impl Context {
-    /// The context of GPU `ordinal`, and what that GPU is.
+    /// The context and the properties of GPU `ordinal`.
     pub(crate) fn new(
         library: Library,
         ordinal: usize,
@@ -67,7 +69,7 @@ impl Context {
         let device = find(library, ordinal)?;
         let name = Name { library, ordinal };
         let properties = properties(&name, device)?;
-        if properties.compute_capability < OLDEST {
+        if properties.compute_capability < MIN_COMPUTE_CAPABILITY {
             return Err(CudaError::UnsupportedGpu {
                 device: name.to_string(),
                 model: properties.model,
@@ -89,7 +91,7 @@ impl Context {
         Ok((context, properties))
     }
 
-    /// Makes this the context of the calling thread: before any call that works on one.
+    /// Makes this the current context of the calling thread. Required before any call that uses one.
     pub(crate) fn bind(&self) -> Result<(), CudaError> {
         if CURRENT.get() == self.id {
             return Ok(());
@@ -100,19 +102,19 @@ impl Context {
         Ok(())
     }
 
-    /// Counts memory of the host that was pinned.
+    /// Counts host memory that was pinned.
     pub(crate) fn count_pinned(&self, bytes: usize) {
         let live = self.pinned.live.fetch_add(bytes, Ordering::Relaxed) + bytes;
         self.pinned.peak.fetch_max(live, Ordering::Relaxed);
     }
 
-    /// Counts memory of the host that is pinned no longer.
+    /// Counts host memory that was unpinned.
     pub(crate) fn count_unpinned(&self, bytes: usize) {
         self.pinned.live.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// How much memory of the host is pinned.
-    pub(crate) fn pinned(&self) -> MemoryStats {
+    /// Statistics of pinned host memory.
+    pub(crate) fn pinned_stats(&self) -> MemoryStats {
         let live = self.pinned.live.load(Ordering::Relaxed);
         MemoryStats {
             live,
@@ -121,7 +123,7 @@ impl Context {
         }
     }
 
-    /// Starts measuring the peak of what is pinned anew.
+    /// Resets the peak of pinned memory to what is live now.
     pub(crate) fn reset_pinned_peak(&self) {
         let live = self.pinned.live.load(Ordering::Relaxed);
         self.pinned.peak.store(live, Ordering::Relaxed);
@@ -136,10 +138,21 @@ impl fmt::Display for Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: retained once, in `new`; nothing that lives in the context outlives its last
-        // handle. An error here has nobody to tell.
+        // SAFETY: retained once, in `new`, and all objects of the context keep it alive. Errors in
+        // `drop` are ignored.
         let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
     }
+}
+
+/// Runs `f` in relaxed capture mode: calls that a capture forbids are allowed, and are not captured.
+pub(super) fn relaxed<T>(f: impl FnOnce() -> T) -> T {
+    let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    // SAFETY: exchanges one value of this thread.
+    let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) };
+    let result = f();
+    // SAFETY: as above; restores the previous mode.
+    let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) };
+    result
 }
 
 /// `cuda:0`, `emulator:1`.
@@ -181,7 +194,7 @@ fn find(library: Library, ordinal: usize) -> Result<CUdevice, CudaError> {
 
 fn properties(name: &Name, device: CUdevice) -> Result<GpuProperties, CudaError> {
     let mut model = [0u8; 256];
-    // SAFETY: writes at most as many bytes as we say, and a zero.
+    // SAFETY: writes at most the given number of bytes, terminated by a zero.
     unsafe {
         call!(
             name,

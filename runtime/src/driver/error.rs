@@ -1,4 +1,4 @@
-//! What can go wrong on a GPU: of the machine, of the driver, of a kernel.
+//! Errors of GPUs: of the machine, the driver and kernels.
 
 use super::{Library, OutOfMemoryReport};
 
@@ -6,61 +6,61 @@ use super::{Library, OutOfMemoryReport};
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CudaError {
-    /// There is no driver on this machine.
+    /// No CUDA driver on this machine.
     #[error(
         "no CUDA driver: libcuda.so could not be loaded; install NVIDIA's driver, or use a CPU \
          device or the emulator (Device::emulator)"
     )]
     DriverMissing,
 
-    /// The emulator's library is nowhere.
+    /// The emulator's library was not found.
     #[error(
-        "no emulator: looked for {}; build it by `cargo build -p meshgrad-emulator`, or name its \
-         file in MESHGRAD_EMULATOR", looked_for.join(", ")
+        "no emulator: looked for {}; build it with `cargo build -p meshgrad-emulator`, or set \
+         MESHGRAD_EMULATOR to its file", looked_for.join(", ")
     )]
     EmulatorMissing {
         /// The files that were looked for.
         looked_for: Vec<String>,
     },
 
-    /// The emulator's library is there but cannot be opened.
+    /// The emulator's library was found but cannot be opened.
     #[error(
-        "the emulator {path} could not be opened: {reason}; build it anew by `cargo build -p \
+        "the emulator {path} could not be opened: {reason}; rebuild it with `cargo build -p \
          meshgrad-emulator`"
     )]
     EmulatorBroken {
         /// Its file.
         path: String,
-        /// What the dynamic loader said.
+        /// The dynamic loader's message.
         reason: String,
     },
 
-    /// The other of driver and emulator is in use already.
+    /// The driver was requested while the emulator is in use, or the other way round.
     #[error(
-        "this process uses the {open}, so it cannot use the {asked} too: their functions have the \
-         same names; start another process for the {asked}"
+        "this process uses the {open}, so it cannot also use the {asked}: both export the same \
+         functions; start another process for the {asked}"
     )]
     OneLibrary {
-        /// What was opened first.
+        /// The library in use.
         open: Library,
-        /// What was asked for.
+        /// The requested library.
         asked: Library,
     },
 
-    /// The library is there and cannot be used.
-    #[error("the {library} does not start: {reason}; {way_out}")]
+    /// The library was found but does not initialize.
+    #[error("the {library} does not start: {reason}; {advice}")]
     NotStarted {
         /// Which library.
         library: Library,
         /// Its error.
         reason: String,
         /// What to do.
-        way_out: &'static str,
+        advice: &'static str,
     },
 
-    /// The driver is older than what we call.
+    /// The driver is too old.
     #[error(
-        "the {library} speaks CUDA {}.{}, but {}.{} is needed: {}",
+        "the {library} supports CUDA {}.{}, but {}.{} is needed; {}",
         version.0, version.1, needed.0, needed.1, newer(*.library)
     )]
     DriverTooOld {
@@ -68,12 +68,12 @@ pub enum CudaError {
         library: Library,
         /// The CUDA version that it supports.
         version: (u32, u32),
-        /// The oldest that is enough.
+        /// The minimum version.
         needed: (u32, u32),
     },
 
-    /// The driver lacks functions that we call.
-    #[error("the {library} lacks {}: {}", some_of(functions), newer(*.library))]
+    /// The driver does not export functions that we call.
+    #[error("the {library} lacks {}; {}", some_of(functions), newer(*.library))]
     FunctionsMissing {
         /// Which library.
         library: Library,
@@ -81,21 +81,21 @@ pub enum CudaError {
         functions: Vec<&'static str>,
     },
 
-    /// There are fewer GPUs.
-    #[error("{}:{ordinal} does not exist: {}", library.device_name(), there_are(*.library, *.count))]
+    /// No GPU has this ordinal.
+    #[error("{}:{ordinal} does not exist: {}", library.device_name(), available(*.library, *.count))]
     NoDevice {
         /// Which library.
         library: Library,
-        /// The ordinal asked for.
+        /// The requested ordinal.
         ordinal: usize,
-        /// How many there are.
+        /// The number of GPUs.
         count: usize,
     },
 
-    /// A GPU that is too old for our kernels.
+    /// The GPU is too old for our kernels.
     #[error(
-        "{device} ({model}) has compute capability {}.{}, but our kernels need 8.0 (A100) or \
-         newer: use another GPU or a CPU device", capability.0, capability.1
+        "{device} ({model}) has compute capability {}.{}, but the kernels need 8.0 (A100) or newer; \
+         use another GPU or a CPU device", capability.0, capability.1
     )]
     UnsupportedGpu {
         /// The device.
@@ -106,30 +106,30 @@ pub enum CudaError {
         capability: (u32, u32),
     },
 
-    /// No memory is left.
-    #[error("out of memory on {device}: {held}")]
+    /// Out of GPU memory.
+    #[error("out of memory on {device}: {report}")]
     OutOfMemory {
         /// The device.
         device: String,
-        /// What was asked for and what is held.
-        held: Box<OutOfMemoryReport>,
+        /// The request, and what uses the memory.
+        report: Box<OutOfMemoryReport>,
     },
 
-    /// The host has no memory that a GPU could copy from.
+    /// Host memory could not be pinned.
     #[error(
-        "{device} could not pin {bytes} bytes of the host's memory, which copies to and from it go \
-         through: {reason}; free memory of the host, or allow more locked memory (ulimit -l)"
+        "{device} could not pin {bytes} bytes of host memory for copies: {reason}; free host memory, \
+         or allow more locked memory (ulimit -l)"
     )]
     Pinned {
         /// The device.
         device: String,
-        /// How much was asked for.
+        /// The requested bytes.
         bytes: usize,
         /// The driver's error.
         reason: String,
     },
 
-    /// A kernel that the driver's compiler refused.
+    /// The driver's compiler rejected a kernel.
     #[error("{device} could not load kernel `{entry}` ({code}): {log}")]
     Compile {
         /// The device.
@@ -138,11 +138,11 @@ pub enum CudaError {
         entry: String,
         /// The driver's error.
         code: String,
-        /// What the compiler said.
+        /// The compiler's log.
         log: String,
     },
 
-    /// A kernel that could not be started.
+    /// A kernel launch failed.
     #[error(
         "{device} could not launch `{entry}` with grid {grid:?}, block {block:?} and {shared} \
          bytes of shared memory: {reason}"
@@ -152,65 +152,65 @@ pub enum CudaError {
         device: String,
         /// The kernel.
         entry: String,
-        /// Blocks in each direction.
+        /// Blocks per dimension.
         grid: [u32; 3],
-        /// Threads of a block in each direction.
+        /// Threads per block and dimension.
         block: [u32; 3],
-        /// Dynamic shared memory.
+        /// Bytes of dynamic shared memory.
         shared: u32,
-        /// The driver's error, and the emulator's report where there is one.
+        /// The driver's error, and the emulator's report if there is one.
         reason: String,
     },
 
-    /// Any other call that failed; also how a kernel that failed earlier is found.
+    /// Another driver call failed. Also reports kernels that failed earlier.
     #[error("{device}: {function} failed: {reason}")]
     Call {
         /// The device or library.
         device: String,
         /// The driver's function.
         function: &'static str,
-        /// The driver's error, and the emulator's report where there is one.
+        /// The driver's error, and the emulator's report if there is one.
         reason: String,
     },
 
-    /// An index outside of the rows it selects from, which a kernel met. The host learns of it when
-    /// it next waits for values: the call that launched the kernel has returned by then.
+    /// A kernel found an index out of range. The op that launched it has returned by then, so the host
+    /// gets this error when it next reads values or synchronizes.
     #[error(
-        "{op}: index {index} is outside of 0..{extent}; {device} met it after the op had returned, \
-         and read zeros there and wrote nothing: give indices inside, or run the op on a CPU \
-         device, which names the position too"
+        "{op}: index {index} is outside of 0..{extent}; {device} found it after the op had returned, \
+         read zeros there and wrote nothing; correct the indices, or run the op on a CPU device, \
+         which also reports the position"
     )]
     IndexOutOfRange {
         /// The device.
         device: String,
         /// The op.
         op: &'static str,
-        /// The index. Of several the largest, where negative ones count as larger than all others;
-        /// beyond 2^39 in either direction, that.
+        /// The index. Of several indices the largest, where negative ones count as larger than all
+        /// others. Clamped to 2^39 in either direction.
         index: i64,
-        /// How many rows there are.
+        /// The number of rows.
         extent: usize,
     },
 
-    /// Something that a graph cannot contain.
+    /// An operation that a graph cannot contain.
     #[error("{op} during Device::capture: {problem}")]
     Capture {
-        /// What was done.
+        /// The operation.
         op: &'static str,
-        /// Why it cannot be, and the way out.
+        /// Why it is not allowed, and what to do instead.
         problem: &'static str,
     },
 }
 
-/// How to get a newer library.
+/// How to update a library.
 fn newer(library: Library) -> &'static str {
     match library {
         Library::Driver => "install a newer driver",
-        Library::Emulator => "build it anew by `cargo build -p meshgrad-emulator`",
+        Library::Emulator => "rebuild it with `cargo build -p meshgrad-emulator`",
     }
 }
 
-/// The first names of a list, and how many follow.
+/// The first names of a list, and the number of others.
 fn some_of(names: &[&str]) -> String {
     let shown = names.len().min(3);
     match names.len() - shown {
@@ -219,14 +219,12 @@ fn some_of(names: &[&str]) -> String {
     }
 }
 
-fn there_are(library: Library, count: usize) -> String {
+fn available(library: Library, count: usize) -> String {
     match (count, library) {
-        (0, Library::Driver) => {
-            "there is no GPU that may be used (is CUDA_VISIBLE_DEVICES set?)".into()
-        }
-        (0, Library::Emulator) => "MESHGRAD_EMULATOR_DEVICES asks for none".into(),
-        (1, _) => "there is one, 0".into(),
-        (count, _) => format!("there are {count}, 0..{count}"),
+        (0, Library::Driver) => "no GPU is visible (is CUDA_VISIBLE_DEVICES set?)".into(),
+        (0, Library::Emulator) => "MESHGRAD_EMULATOR_DEVICES is 0".into(),
+        (1, _) => "there is one GPU, 0".into(),
+        (count, _) => format!("there are {count} GPUs, 0..{count}"),
     }
 }
 
@@ -235,30 +233,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_name_the_thing_and_the_way_out() {
+    fn messages_name_the_cause_and_the_remedy() {
         let clash = CudaError::OneLibrary {
             open: Library::Emulator,
             asked: Library::Driver,
         };
         assert_eq!(
             clash.to_string(),
-            "this process uses the CUDA emulator, so it cannot use the CUDA driver too: their \
-             functions have the same names; start another process for the CUDA driver"
+            "this process uses the CUDA emulator, so it cannot also use the CUDA driver: both export \
+             the same functions; start another process for the CUDA driver"
         );
         let none = CudaError::NoDevice {
             library: Library::Driver,
             ordinal: 3,
             count: 2,
         };
-        assert_eq!(none.to_string(), "cuda:3 does not exist: there are 2, 0..2");
+        assert_eq!(
+            none.to_string(),
+            "cuda:3 does not exist: there are 2 GPUs, 0..2"
+        );
         let lacking = CudaError::FunctionsMissing {
             library: Library::Emulator,
             functions: vec!["cuInit", "cuMemAlloc_v2", "cuLaunchKernel", "cuGraphLaunch"],
         };
         assert_eq!(
             lacking.to_string(),
-            "the CUDA emulator lacks cuInit, cuMemAlloc_v2, cuLaunchKernel and 1 others: build it \
-             anew by `cargo build -p meshgrad-emulator`"
+            "the CUDA emulator lacks cuInit, cuMemAlloc_v2, cuLaunchKernel and 1 others; rebuild it \
+             with `cargo build -p meshgrad-emulator`"
         );
         let pinned = CudaError::Pinned {
             device: "cuda:0".into(),
@@ -267,9 +268,8 @@ mod tests {
         };
         assert_eq!(
             pinned.to_string(),
-            "cuda:0 could not pin 4194304 bytes of the host's memory, which copies to and from it \
-             go through: CUDA_ERROR_OUT_OF_MEMORY (out of memory); free memory of the host, or \
-             allow more locked memory (ulimit -l)"
+            "cuda:0 could not pin 4194304 bytes of host memory for copies: CUDA_ERROR_OUT_OF_MEMORY \
+             (out of memory); free host memory, or allow more locked memory (ulimit -l)"
         );
     }
 }

@@ -1,8 +1,8 @@
-//! Indices out of range, found by kernels: the word of a device that they raise, and what its values
-//! mean.
+//! Indices out of range that kernels find: the fault word of a device, which they set, and its
+//! decoding.
 //!
-//! The word is the GPU's memory, at one address as long as the device lives, so that graphs can
-//! raise it too. It is beside what the allocator counts.
+//! The word is in GPU memory, at one address for the life of the device, so that captured graphs can
+//! set it too. The allocator does not count it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,25 +10,25 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cudarc::driver::sys;
 use meshgrad_kernels::faults::{Fault, FaultSite};
 
+use super::context::relaxed;
 use super::library::call;
-use super::memory::relaxed;
 use super::stream::RawStream;
 use super::{Context, CudaError};
 
-/// Bytes of the word.
+/// Bytes of the fault word.
 pub(super) const WORD: usize = size_of::<u64>();
 
-/// The word and the sites of one device.
+/// The fault word and the fault sites of one device.
 pub(crate) struct Faults {
     context: Arc<Context>,
-    /// Where the word lies.
+    /// The address of the word.
     word: u64,
     sites: Mutex<Sites>,
 }
 
 #[derive(Default)]
 struct Sites {
-    /// Ops and extents by number, which is the index here and one.
+    /// Sites by number; numbers start at 1.
     all: Vec<Site>,
     numbers: HashMap<Site, u32>,
 }
@@ -40,7 +40,7 @@ struct Site {
 }
 
 impl Faults {
-    /// Takes memory for the word, and waits until it is zero: no op has to, later.
+    /// Allocates the word, and waits until it is zero, so that no op has to.
     pub(super) fn new(context: &Arc<Context>, stream: &RawStream) -> Result<Faults, CudaError> {
         context.bind()?;
         let mut word = 0;
@@ -56,17 +56,17 @@ impl Faults {
         Ok(faults)
     }
 
-    /// Where kernels of `op` report indices that are not in 0..extent.
+    /// The site where kernels of `op` report indices outside of 0..extent.
     pub(super) fn site(&self, op: &'static str, extent: usize) -> FaultSite {
         FaultSite::new(self.word, self.lock().number(Site { op, extent }))
     }
 
-    /// The address of the word, where any op may raise it.
+    /// The address of the word, if any op has a fault site.
     pub(super) fn word(&self) -> Option<u64> {
         (!self.lock().all.is_empty()).then_some(self.word)
     }
 
-    /// The error that a value of the word means, if it means one.
+    /// The error that a value of the word encodes, if any.
     pub(super) fn error(&self, word: u64) -> Option<CudaError> {
         let Fault { site, index } = Fault::from_word(word)?;
         let sites = self.lock();
@@ -79,10 +79,10 @@ impl Faults {
         })
     }
 
-    /// Puts into `stream` that the word is zero again.
+    /// Enqueues clearing the word on `stream`.
     pub(super) fn clear(&self, stream: &RawStream) -> Result<(), CudaError> {
         stream.context().bind()?;
-        // SAFETY: the word was taken in `new` and lives as long as its device.
+        // SAFETY: the word was allocated in `new` and lives as long as its device.
         unsafe {
             call!(
                 &**stream.context(),
@@ -97,7 +97,7 @@ impl Faults {
 }
 
 impl Sites {
-    /// The number of a site: the next one for a new site, the last for all that are too many.
+    /// The number of a site: the next one for a new site, the last one when numbers run out.
     fn number(&mut self, site: Site) -> u32 {
         if let Some(number) = self.numbers.get(&site) {
             return *number;
@@ -116,7 +116,7 @@ impl Drop for Faults {
     fn drop(&mut self) {
         if self.context.bind().is_ok() {
             let _ = relaxed(|| {
-                // SAFETY: taken in `new`; the streams of the device end with it, and so do graphs.
+                // SAFETY: allocated in `new`; the streams and graphs of the device end with it.
                 unsafe { sys::cuMemFree_v2(self.word) }
             });
         }

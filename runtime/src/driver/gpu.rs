@@ -1,4 +1,4 @@
-//! All of one GPU that a device handle owns beside its memory.
+//! The state of one GPU that a device handle owns, except for its memory.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -7,27 +7,28 @@ use meshgrad_kernels::{Arguments, Launch, Variant};
 
 use super::MemoryStats;
 use super::allocator::{Allocator, Block};
+use super::context::relaxed;
 use super::faults::{self, Faults};
 use super::graph::Capture;
-use super::memory::{DeviceMemory, Part, Pinned, PinnedCopy, Staging, relaxed};
+use super::memory::{DeviceMemory, Part, Pinned, PinnedCopy, Staging};
 use super::module::Modules;
 use super::stream::RawStream;
 use super::streams::Streams;
 use super::{Context, CudaError, GpuProperties, Library};
 
-/// Pinned memory of a reading is at least so much, so that the next ones fit it too.
-const READING: usize = 4096;
+/// Granularity of pinned buffers for downloads, so that later downloads fit a pooled one.
+const DOWNLOAD_GRAIN: usize = 4096;
 
-/// How many of such are kept.
-const READINGS: usize = 32;
+/// The number of pooled download buffers.
+const MAX_POOLED: usize = 32;
 
-/// A GPU: its first stream, its kernels, and the way to it.
+/// A GPU: its streams, kernels, staging buffers and fault word.
 pub(crate) struct Gpu {
     streams: Arc<Streams>,
     modules: Modules,
-    /// Pinned memory of readings that were waited for: to pin memory may wait for the GPU.
-    read: Mutex<Vec<Pinned>>,
-    /// Made at the first copy.
+    /// Pinned buffers of finished downloads, because pinning may wait for the GPU.
+    pooled: Mutex<Vec<Pinned>>,
+    /// Created at the first copy.
     staging: Mutex<Option<Staging>>,
     faults: Faults,
     context: Arc<Context>,
@@ -42,7 +43,7 @@ impl Gpu {
         let gpu = Gpu {
             streams: Arc::new(streams),
             modules: Modules::new(&context),
-            read: Mutex::default(),
+            pooled: Mutex::default(),
             staging: Mutex::default(),
             faults,
             context,
@@ -50,7 +51,7 @@ impl Gpu {
         Ok((gpu, properties))
     }
 
-    /// An allocator of this GPU's memory, which is `capacity` bytes.
+    /// An allocator for this GPU, which has `capacity` bytes of memory.
     pub(crate) fn allocator(&self, capacity: usize) -> Allocator {
         Allocator::new(Box::new(DeviceMemory::new(&self.streams)), capacity)
     }
@@ -63,15 +64,15 @@ impl Gpu {
         self.streams.new_stream()
     }
 
-    /// Begins to record a graph.
+    /// Begins to capture a graph.
     pub(crate) fn capture(&self) -> Result<Capture, CudaError> {
         Capture::begin(&self.streams)
     }
 
-    /// Waits on the host until all streams are done.
+    /// Waits on the host until all work of all streams is done.
     ///
     /// # Errors
-    /// [`CudaError::IndexOutOfRange`] where a kernel met such an index; what else failed.
+    /// [`CudaError::IndexOutOfRange`] when a kernel found such an index; other failures of the driver.
     pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
         self.streams.synchronize()?;
         match self.faults.word() {
@@ -80,18 +81,18 @@ impl Gpu {
         }
     }
 
-    /// Where kernels of `op` report indices that are not in 0..extent.
+    /// The site where kernels of `op` report indices outside of 0..extent.
     pub(crate) fn fault_site(&self, op: &'static str, extent: usize) -> FaultSite {
         self.faults.site(op, extent)
     }
 
-    /// Waits on the host for the first stream, into which graphs are launched. Possible also while
-    /// another graph is captured.
+    /// Waits on the host for the base stream, on which graphs are launched. Allowed while another graph
+    /// is captured.
     pub(crate) fn wait_for_graphs(&self) -> Result<(), CudaError> {
         relaxed(|| self.base().synchronize())
     }
 
-    /// Puts a launch into `stream`; see [`Modules::launch`].
+    /// Launches a kernel on `stream`; see [`Modules::launch`].
     pub(crate) fn launch<V: Variant>(
         &self,
         variant: &V,
@@ -102,46 +103,48 @@ impl Gpu {
         self.modules.launch(variant, launch, arguments, stream)
     }
 
-    /// Pinned memory of the host, of zeros.
+    /// Pinned host memory, zeroed.
     pub(crate) fn pin(&self, bytes: usize) -> Result<Pinned, CudaError> {
         Pinned::new(&self.context, bytes)
     }
 
-    /// How much memory of the host is pinned.
-    pub(crate) fn pinned(&self) -> MemoryStats {
-        self.context.pinned()
+    /// Statistics of pinned host memory.
+    pub(crate) fn pinned_stats(&self) -> MemoryStats {
+        self.context.pinned_stats()
     }
 
-    /// Starts measuring the peak of what is pinned anew.
+    /// Resets the peak of pinned memory to what is live now.
     pub(crate) fn reset_pinned_peak(&self) {
         self.context.reset_pinned_peak();
     }
 
-    /// Puts a copy of `bytes` bytes of `from` to pinned memory into `stream`.
+    /// Enqueues a copy of `bytes` bytes of `from` to pinned memory on `stream`.
     pub(crate) fn download_async(
         &self,
         stream: &Arc<RawStream>,
         from: Part<'_>,
         bytes: usize,
     ) -> Result<PinnedCopy, CudaError> {
-        let room = bytes + faults::WORD;
-        let kept = {
-            let mut kept = self.read.lock().unwrap_or_else(PoisonError::into_inner);
-            let fits = kept.iter().position(|buffer| buffer.bytes().len() >= room);
-            fits.map(|at| kept.swap_remove(at))
+        let needed = bytes + faults::WORD;
+        let pooled = {
+            let mut pooled = self.pooled.lock().unwrap_or_else(PoisonError::into_inner);
+            let fits = pooled
+                .iter()
+                .position(|buffer| buffer.bytes().len() >= needed);
+            fits.map(|at| pooled.swap_remove(at))
         };
-        let buffer = match kept {
+        let buffer = match pooled {
             Some(buffer) => buffer,
-            None => self.pin(room.next_multiple_of(READING))?,
+            None => self.pin(needed.next_multiple_of(DOWNLOAD_GRAIN))?,
         };
         PinnedCopy::download(stream, buffer, bytes, from, self.faults.word())
     }
 
-    /// Waits on the host until a copy is done, and then copies over `to`.
+    /// Waits on the host until a download is done, and copies its bytes to `to`.
     ///
     /// # Errors
-    /// As [`Gpu::synchronize`], of what was before the copy; `stream` clears the word.
-    pub(crate) fn finish_reading(
+    /// As [`Gpu::synchronize`], for work before the copy. The fault word is then cleared on `stream`.
+    pub(crate) fn finish_download(
         &self,
         stream: &Arc<RawStream>,
         copy: PinnedCopy,
@@ -149,17 +152,17 @@ impl Gpu {
     ) -> Result<(), CudaError> {
         let buffer = copy.synchronize()?;
         to.copy_from_slice(&buffer.bytes()[..to.len()]);
-        let met = buffer.word(to.len());
-        let mut kept = self.read.lock().unwrap_or_else(PoisonError::into_inner);
-        if kept.len() < READINGS {
-            kept.push(buffer);
+        let word = buffer.word(to.len());
+        let mut pooled = self.pooled.lock().unwrap_or_else(PoisonError::into_inner);
+        if pooled.len() < MAX_POOLED {
+            pooled.push(buffer);
         }
-        drop(kept);
-        self.tell(stream, met)
+        drop(pooled);
+        self.report(stream, word)
     }
 
-    /// Puts a copy of `from` to the start of `to` into `stream`; tells whether the host had to wait
-    /// for room in pinned memory.
+    /// Enqueues a copy of `from` to the start of `to` on `stream`. Returns whether the host waited for
+    /// space in the staging buffers.
     pub(crate) fn upload(
         &self,
         stream: &Arc<RawStream>,
@@ -172,7 +175,7 @@ impl Gpu {
         }
     }
 
-    /// Copies the bytes of `from` behind `offset` over `to`, after all that is in `stream`.
+    /// Copies the bytes of `from` from `offset` on to `to`, after all work of `stream`.
     pub(crate) fn download(
         &self,
         stream: &Arc<RawStream>,
@@ -181,21 +184,21 @@ impl Gpu {
         to: &mut [u8],
     ) -> Result<(), CudaError> {
         match to.is_empty() {
-            // Also an empty read tells of what failed before.
+            // An empty read also reports earlier failures.
             true => self.wait_for(stream),
             false => {
                 let word = self.faults.word();
-                let met = self.staged(|staging| {
+                let value = self.staged(|staging| {
                     staging.start_word(stream, word)?;
                     staging.download(stream, from, offset, to)?;
                     Ok(staging.word(word))
                 })?;
-                self.tell(stream, met)
+                self.report(stream, value)
             }
         }
     }
 
-    /// Waits on the host until all that was put into `stream` is done.
+    /// Waits on the host until all work of `stream` is done.
     ///
     /// # Errors
     /// As [`Gpu::synchronize`].
@@ -204,16 +207,16 @@ impl Gpu {
         if word.is_none() {
             return stream.synchronize();
         }
-        let met = self.staged(|staging| {
+        let value = self.staged(|staging| {
             staging.start_word(stream, word)?;
             stream.synchronize()?;
             Ok(staging.word(word))
         })?;
-        self.tell(stream, met)
+        self.report(stream, value)
     }
 
-    /// Tells of the index out of range that the word had, if it had one, and clears the word.
-    fn tell(&self, stream: &RawStream, word: u64) -> Result<(), CudaError> {
+    /// Returns the error that the word encodes, if any, and clears the word.
+    fn report(&self, stream: &RawStream, word: u64) -> Result<(), CudaError> {
         match self.faults.error(word) {
             None => Ok(()),
             Some(error) => self.faults.clear(stream).and(Err(error)),

@@ -1,4 +1,4 @@
-//! Graphs of the driver: work that is recorded once and started as a whole.
+//! Graphs of the driver: work that is captured once and launched as a whole.
 
 use std::sync::Arc;
 
@@ -9,26 +9,25 @@ use super::stream::RawStream;
 use super::streams::Streams;
 use super::{Context, CudaError};
 
-/// Work that was recorded and can be started.
+/// An executable graph.
 pub(crate) struct RawGraph {
     context: Arc<Context>,
     raw: CUgraphExec,
 }
 
-// SAFETY: a graph is a handle that threads may use in turns; `launch` wants it exclusively.
+// SAFETY: a graph is a handle that threads may use one at a time; `launch` takes `&mut self`.
 unsafe impl Send for RawGraph {}
 
-/// A stream that records what is put into it, and does none of it. Dropped, it forgets what it
-/// recorded.
+/// A capturing stream: its work is recorded and does not run. Dropping it discards the capture.
 pub(crate) struct Capture {
     of: Arc<Streams>,
     stream: Arc<RawStream>,
-    /// Whether the driver records still.
-    records: bool,
+    /// Whether the driver is still capturing.
+    capturing: bool,
 }
 
 impl Capture {
-    /// Begins to record, in a stream of its own: what other threads do is not recorded.
+    /// Begins a capture on a new stream. Work of other threads is not captured.
     pub(crate) fn begin(of: &Arc<Streams>) -> Result<Capture, CudaError> {
         let context = of.context();
         let stream = Arc::new(RawStream::new(context)?);
@@ -36,7 +35,7 @@ impl Capture {
         let mut capture = Capture {
             of: of.clone(),
             stream,
-            records: false,
+            capturing: false,
         };
         let (raw, mode) = (
             capture.stream.raw(),
@@ -44,16 +43,16 @@ impl Capture {
         );
         // SAFETY: the handle exists.
         unsafe { call!(&**context, cuStreamBeginCapture_v2(raw, mode)) }?;
-        capture.records = true;
+        capture.capturing = true;
         Ok(capture)
     }
 
-    /// The stream that records.
+    /// The capturing stream.
     pub(crate) fn stream(&self) -> &Arc<RawStream> {
         &self.stream
     }
 
-    /// What was recorded.
+    /// Ends the capture, and returns its graph.
     ///
     /// # Errors
     /// [`CudaError::Capture`] when work on another stream was not waited for.
@@ -61,20 +60,21 @@ impl Capture {
         let graph = self.stop()?;
         let context = self.stream.context();
         let mut raw: CUgraphExec = std::ptr::null_mut();
-        // SAFETY: the graph was just made; writes one handle.
-        let made = unsafe { call!(&**context, cuGraphInstantiateWithFlags(&mut raw, graph, 0)) };
-        // SAFETY: made by `stop`, and nobody else has it; the executable graph does not need it.
+        // SAFETY: the graph was just created; writes one handle.
+        let instantiated =
+            unsafe { call!(&**context, cuGraphInstantiateWithFlags(&mut raw, graph, 0)) };
+        // SAFETY: created by `stop`, and the only handle; the executable graph does not use it.
         let _ = unsafe { sys::cuGraphDestroy(graph) };
-        made?;
+        instantiated?;
         Ok(RawGraph {
             context: context.clone(),
             raw,
         })
     }
 
-    /// Lets the driver record no more.
+    /// Ends the driver's capture.
     fn stop(&mut self) -> Result<CUgraph, CudaError> {
-        self.records = false;
+        self.capturing = false;
         let context = self.stream.context();
         context.bind()?;
         let mut graph: CUgraph = std::ptr::null_mut();
@@ -83,7 +83,7 @@ impl Capture {
         match code {
             CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED => Err(CudaError::Capture {
                 op: "with_stream",
-                problem: "the graph cannot end before the work on another stream: call \
+                problem: "the capture ended before work on another stream was joined; call \
                           Pending::wait, or drop the Pending, before the closure returns",
             }),
             code => check(&**context, "cuStreamEndCapture", code).map(|()| graph),
@@ -93,10 +93,10 @@ impl Capture {
 
 impl Drop for Capture {
     fn drop(&mut self) {
-        if self.records
+        if self.capturing
             && let Ok(graph) = self.stop()
         {
-            // SAFETY: made by `stop`, and nobody else has it.
+            // SAFETY: created by `stop`, and the only handle.
             let _ = unsafe { sys::cuGraphDestroy(graph) };
         }
         self.of.capture_ends();
@@ -104,7 +104,7 @@ impl Drop for Capture {
 }
 
 impl RawGraph {
-    /// Puts the recorded work into `stream`.
+    /// Enqueues the graph on `stream`.
     pub(crate) fn launch(&mut self, stream: &RawStream) -> Result<(), CudaError> {
         self.context.bind()?;
         // SAFETY: both handles exist and are of the current context.
@@ -115,7 +115,7 @@ impl RawGraph {
 impl Drop for RawGraph {
     fn drop(&mut self) {
         if self.context.bind().is_ok() {
-            // SAFETY: made by `end`, and nobody else has it. The driver keeps it while it runs.
+            // SAFETY: created by `end`, and the only handle. The driver keeps the graph while it runs.
             let _ = unsafe { sys::cuGraphExecDestroy(self.raw) };
         }
     }

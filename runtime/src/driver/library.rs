@@ -1,8 +1,8 @@
-//! Opening the driver, or the emulator in its place, and calling it.
+//! Opening the CUDA driver, or the emulator in its place, and calling it.
 //!
-//! Both are a library with the functions of the CUDA driver API. cudarc opens the library called
-//! `libcuda.so` at its first call and keeps it. The emulator's library bears that name too (its
-//! SONAME): opened before, it *is* the driver of this process. So a process has one or the other.
+//! Both libraries export the CUDA driver API. cudarc opens `libcuda.so` at its first call and keeps
+//! it. The emulator's library has the same SONAME: if it is opened first, it *is* the driver of this
+//! process. So a process uses one or the other.
 
 use std::ffi::{CStr, c_char};
 use std::fmt;
@@ -14,17 +14,17 @@ use libloading::Library as Dynamic;
 
 use super::CudaError;
 
-/// What runs the kernels of a CUDA device.
+/// The library that runs the kernels of a CUDA device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Library {
-    /// NVIDIA's driver, and so a GPU.
+    /// NVIDIA's driver, on a GPU.
     Driver,
     /// Our emulator, on the CPU.
     Emulator,
 }
 
 impl Library {
-    /// What its devices are called: `cuda` or `emulator`.
+    /// The name of its devices: `cuda` or `emulator`.
     pub(crate) fn device_name(self) -> &'static str {
         match self {
             Library::Driver => "cuda",
@@ -42,21 +42,21 @@ impl fmt::Display for Library {
     }
 }
 
-/// CUDA 12 has every function that we call, and compiles PTX ISA 8.0.
-const OLDEST: (u32, u32) = (12, 0);
+/// CUDA 12.0 exports every function that we call, and compiles PTX ISA 8.0.
+const MIN_VERSION: (u32, u32) = (12, 0);
 
-/// The file of the emulator, as cargo calls it.
+/// The file name of the emulator's library.
 const EMULATOR_FILE: &str = "libmeshgrad_emulator.so";
 
-/// What is open in this process, and whether it may be used.
+/// The open library of this process, and whether it is usable.
 static OPEN: Mutex<Option<(Library, Result<(), CudaError>)>> = Mutex::new(None);
 
-/// The emulator's account of the launch that failed last: writes at most `len` bytes to `buffer`,
-/// returns how long it is.
+/// Symbol of the emulator: writes at most `len` bytes of its report on the last failed launch to
+/// `buffer`, and returns the length of the report.
 const LAST_REPORT: &[u8] = b"meshgrad_emulator_last_report";
 type LastReport = unsafe extern "C" fn(buffer: *mut c_char, len: usize) -> usize;
 
-/// Makes `asked` the library that [`call!`] calls, once a process.
+/// Makes `asked` the library that [`call!`] calls, once per process.
 pub(crate) fn open(asked: Library) -> Result<(), CudaError> {
     let mut open = OPEN
         .lock()
@@ -68,14 +68,14 @@ pub(crate) fn open(asked: Library) -> Result<(), CudaError> {
     }
 
     if asked == Library::Emulator {
-        // Never closed: from here on it is the driver.
+        // Never closed: it is the driver of this process now.
         std::mem::forget(open_emulator()?);
     }
-    // SAFETY: loads libraries by the driver's names, whose initialisers are the driver's or ours.
+    // SAFETY: loads libraries by the driver's names, whose initializers are the driver's or ours.
     if !unsafe { sys::is_culib_present() } {
         return Err(CudaError::DriverMissing);
     }
-    let usable = check_functions(asked).and_then(|()| initialise(asked));
+    let usable = check_functions(asked).and_then(|()| initialize(asked));
     *open = Some((asked, usable.clone()));
     usable
 }
@@ -92,16 +92,16 @@ fn open_emulator() -> Result<Dynamic, CudaError> {
         path: path.display().to_string(),
         reason,
     };
-    // SAFETY: our own library, whose initialisers do nothing but what Rust's standard library does.
+    // SAFETY: our own library, whose initializers are those of Rust's standard library.
     let library = unsafe { Dynamic::new(path) }.map_err(|error| broken(cause(&error)))?;
-    // SAFETY: the symbol has this type wherever it exists, which is in the emulator only.
+    // SAFETY: only the emulator exports the symbol, with this type.
     match unsafe { library.get::<LastReport>(LAST_REPORT) } {
         Ok(_) => Ok(library),
-        Err(_) => Err(broken("it is another library".into())),
+        Err(_) => Err(broken("it is not the emulator's library".into())),
     }
 }
 
-/// What the dynamic loader said, which is the cause of what `error` says.
+/// The dynamic loader's message: the cause of `error`.
 fn cause(error: &dyn std::error::Error) -> String {
     match error.source() {
         Some(cause) => cause.to_string(),
@@ -109,20 +109,20 @@ fn cause(error: &dyn std::error::Error) -> String {
     }
 }
 
-/// `MESHGRAD_EMULATOR`; or beside the running program, among the dependencies that cargo built for
-/// an example, or a folder above.
+/// The paths to try: `MESHGRAD_EMULATOR` if it is set, otherwise the folder of the running program, the
+/// folder above, and `deps` in both.
 fn emulator_candidates() -> Vec<PathBuf> {
     let named = std::env::var_os("MESHGRAD_EMULATOR");
     if let Some(path) = named.filter(|path| !path.is_empty()) {
         return vec![path.into()];
     }
     let program = std::env::current_exe().unwrap_or_default();
-    let beside = program.parent().unwrap_or(Path::new(""));
-    let above = beside.parent().unwrap_or(Path::new(""));
-    // Cargo renews what is in `deps` whatever it builds, and the file beside a program or above an
-    // example only when the library itself is asked for.
-    [&beside.join("deps"), beside, &above.join("deps"), above]
-        .map(|folder| folder.join(EMULATOR_FILE))
+    let folder = program.parent().unwrap_or(Path::new(""));
+    let above = folder.parent().unwrap_or(Path::new(""));
+    // Cargo always updates the file in `deps`. It updates the copy next to a program only when the
+    // library itself is built.
+    [&folder.join("deps"), folder, &above.join("deps"), above]
+        .map(|candidate| candidate.join(EMULATOR_FILE))
         .into()
 }
 
@@ -131,12 +131,12 @@ pub(crate) fn emulator_is_built() -> bool {
     emulator_candidates().iter().any(|path| path.is_file())
 }
 
-/// cudarc panics at the first call of a function that the library lacks: we ask before.
+/// Checks all functions, because cudarc panics at the first call of a missing one.
 fn check_functions(library: Library) -> Result<(), CudaError> {
-    // SAFETY: the library was found a moment ago, so that it can be opened again.
+    // SAFETY: the library was just found, so it can be opened again.
     let opened = unsafe { sys::culib() };
     let lacks = |name: &&&str| {
-        // SAFETY: the symbol is looked for, not used.
+        // SAFETY: the symbol is looked up, not used.
         unsafe { opened.get::<*const ()>(name.as_bytes()) }.is_err()
     };
     let functions: Vec<&'static str> = FUNCTIONS.iter().filter(lacks).copied().collect();
@@ -146,17 +146,17 @@ fn check_functions(library: Library) -> Result<(), CudaError> {
     }
 }
 
-fn initialise(library: Library) -> Result<(), CudaError> {
-    // SAFETY: the first call of all, as the driver wants it.
+fn initialize(library: Library) -> Result<(), CudaError> {
+    // SAFETY: the first driver call, as the driver requires.
     let code = unsafe { sys::cuInit(0) };
     if code == CUresult::CUDA_ERROR_NO_DEVICE {
-        return Ok(()); // counted, and so refused with a better message
+        return Ok(()); // the device count gives a better error
     }
     if code != CUresult::CUDA_SUCCESS {
         return Err(CudaError::NotStarted {
             library,
             reason: reason(code),
-            way_out: way_out(library, code),
+            advice: advice(library, code),
         });
     }
 
@@ -165,63 +165,63 @@ fn initialise(library: Library) -> Result<(), CudaError> {
     let code = unsafe { sys::cuDriverGetVersion(&mut version) };
     check(&library, "cuDriverGetVersion", code)?;
     let version = (version as u32 / 1000, version as u32 % 1000 / 10);
-    match version >= OLDEST {
+    match version >= MIN_VERSION {
         true => Ok(()),
         false => Err(CudaError::DriverTooOld {
             library,
             version,
-            needed: OLDEST,
+            needed: MIN_VERSION,
         }),
     }
 }
 
 /// What to do when `cuInit` returns `code` (CUDA driver API, "CUresult").
-fn way_out(library: Library, code: CUresult) -> &'static str {
+fn advice(library: Library, code: CUresult) -> &'static str {
     if library == Library::Emulator {
         return "correct or unset that variable";
     }
-    WAYS_OUT.iter().find(|(known, _)| *known == code).map_or(
-        "see whether `nvidia-smi` works on this machine",
-        |(_, way)| way,
+    ADVICE.iter().find(|(known, _)| *known == code).map_or(
+        "check that `nvidia-smi` works on this machine",
+        |(_, advice)| advice,
     )
 }
 
-const WAYS_OUT: &[(CUresult, &str)] = &[
+const ADVICE: &[(CUresult, &str)] = &[
     (
         CUresult::CUDA_ERROR_STUB_LIBRARY,
-        "the libcuda.so that was found is the toolkit's, for linking only: take the folder `stubs` \
-         out of LD_LIBRARY_PATH, and install NVIDIA's driver",
+        "the libcuda.so found is the toolkit's stub for linking; remove the folder `stubs` from \
+         LD_LIBRARY_PATH, and install NVIDIA's driver",
     ),
     (
         CUresult::CUDA_ERROR_OPERATING_SYSTEM,
-        "the driver's kernel module does not answer: load it (`modprobe nvidia nvidia-uvm`), or \
-         restart the machine after an update of the driver",
+        "the driver's kernel module does not respond; load it (`modprobe nvidia nvidia-uvm`), or \
+         reboot after a driver update",
     ),
     (
         CUresult::CUDA_ERROR_SYSTEM_NOT_READY,
-        "GPUs that are joined by NVSwitch wait for the fabric manager: start it (`systemctl start \
-         nvidia-fabricmanager`), in the version of the driver",
+        "GPUs connected by NVSwitch need the fabric manager; start it (`systemctl start \
+         nvidia-fabricmanager`), in the driver's version",
     ),
     (
         CUresult::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH,
-        "libcuda.so and the driver's kernel module are of different versions: restart the machine \
-         after an update of the driver; in a container take the libcuda.so of the host",
+        "libcuda.so and the driver's kernel module have different versions; reboot after a driver \
+         update, or use the host's libcuda.so in a container",
     ),
     (
         CUresult::CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE,
-        "this GPU cannot use CUDA's compatibility package: take its folder `compat` out of \
+        "this GPU does not support CUDA's compatibility package; remove its folder `compat` from \
          LD_LIBRARY_PATH, and install a newer driver",
     ),
     (
         CUresult::CUDA_ERROR_UNKNOWN,
-        "mostly /dev/nvidia* and /dev/nvidia-uvm are missing or not readable: run `nvidia-smi` once \
-         as root, load the module nvidia-uvm, or give the container its GPUs (`docker run --gpus \
+        "/dev/nvidia* or /dev/nvidia-uvm may be missing or not readable; run `nvidia-smi` once as \
+         root, load the module nvidia-uvm, or pass the GPUs to the container (`docker run --gpus \
          all`)",
     ),
 ];
 
-/// Calls a function of the driver for `device`, which messages name; an error code is a
-/// [`CudaError::Call`]. For use in `unsafe` blocks that say why the call is sound.
+/// Calls a driver function. An error code becomes a [`CudaError::Call`] that names `device`. Used in
+/// `unsafe` blocks that state why the call is sound.
 macro_rules! call {
     ($device:expr, $function:ident($($argument:expr),* $(,)?)) => {
         $crate::driver::library::check(
@@ -234,7 +234,7 @@ macro_rules! call {
 
 pub(crate) use call;
 
-/// The error of `code`, which `function` returned.
+/// The result of `function`, which returned `code`.
 pub(crate) fn check(
     device: &dyn fmt::Display,
     function: &'static str,
@@ -250,7 +250,7 @@ pub(crate) fn check(
     }
 }
 
-/// What a code means, in the driver's words, and the emulator's report of the launch that failed.
+/// The driver's description of a code, and the emulator's report on the failed launch.
 pub(crate) fn reason(code: CUresult) -> String {
     let meaning = format!(
         "{} ({})",
@@ -263,30 +263,30 @@ pub(crate) fn reason(code: CUresult) -> String {
     }
 }
 
-/// Asks the driver about a code.
+/// The driver's name or description of a code.
 fn text(code: CUresult, ask: unsafe fn(CUresult, *mut *const c_char) -> CUresult) -> String {
     let mut text = std::ptr::null();
-    // SAFETY: writes a pointer to a constant string of the driver's, or null.
+    // SAFETY: writes a pointer to a constant string of the driver, or null.
     let answer = unsafe { ask(code, &mut text) };
     if answer != CUresult::CUDA_SUCCESS || text.is_null() {
         return format!("error {}", code as u32);
     }
-    // SAFETY: not null, and the driver's strings end with a zero and are never freed.
+    // SAFETY: not null; the driver's strings are zero-terminated and never freed.
     unsafe { CStr::from_ptr(text) }
         .to_string_lossy()
         .into_owned()
 }
 
-/// The emulator's report, if this is the emulator and there is one.
+/// The emulator's report, if the library is the emulator and has one.
 fn last_report() -> Option<String> {
-    // SAFETY: only called after `open`, so that the library exists.
+    // SAFETY: called after `open` only, so the library exists.
     let library = unsafe { sys::culib() };
-    // SAFETY: the symbol has this type wherever it exists, which is in the emulator only.
+    // SAFETY: only the emulator exports the symbol, with this type.
     let ask = unsafe { library.get::<LastReport>(LAST_REPORT) }.ok()?;
     // SAFETY: a length of zero writes nothing.
     let len = unsafe { ask(std::ptr::null_mut(), 0) };
     let mut report = vec![0u8; len + 1];
-    // SAFETY: the buffer has as many bytes as we say.
+    // SAFETY: the buffer has the given size.
     let len = unsafe { ask(report.as_mut_ptr().cast(), report.len()) }.min(len);
     report.truncate(len);
     let report = String::from_utf8_lossy(&report)
@@ -296,7 +296,7 @@ fn last_report() -> Option<String> {
     (!report.is_empty()).then_some(report)
 }
 
-/// The functions that we call.
+/// The driver functions that we call.
 const FUNCTIONS: &[&str] = &[
     "cuInit",
     "cuDriverGetVersion",
@@ -344,27 +344,27 @@ const FUNCTIONS: &[&str] = &[
 mod tests {
     use super::*;
 
-    /// Who cannot start the driver reads what to do: for each code something else.
+    /// Each error code of `cuInit` has its own advice.
     #[test]
-    fn failures_to_start_have_a_way_out() {
-        for (code, way) in WAYS_OUT {
-            assert_eq!(way_out(Library::Driver, *code), *way);
-            assert!(way_out(Library::Emulator, *code).contains("that variable"));
-            let same = WAYS_OUT.iter().filter(|(_, other)| other == way);
+    fn failures_of_the_driver_have_advice() {
+        for (code, text) in ADVICE {
+            assert_eq!(advice(Library::Driver, *code), *text);
+            assert!(advice(Library::Emulator, *code).contains("that variable"));
+            let same = ADVICE.iter().filter(|(_, other)| other == text);
             assert_eq!(same.count(), 1, "{code:?}");
         }
         let fabric = CudaError::NotStarted {
             library: Library::Driver,
             reason: "CUDA_ERROR_SYSTEM_NOT_READY (system not yet initialized)".into(),
-            way_out: way_out(Library::Driver, CUresult::CUDA_ERROR_SYSTEM_NOT_READY),
+            advice: advice(Library::Driver, CUresult::CUDA_ERROR_SYSTEM_NOT_READY),
         };
         assert_eq!(
             fabric.to_string(),
             "the CUDA driver does not start: CUDA_ERROR_SYSTEM_NOT_READY (system not yet \
-             initialized); GPUs that are joined by NVSwitch wait for the fabric manager: start it \
-             (`systemctl start nvidia-fabricmanager`), in the version of the driver"
+             initialized); GPUs connected by NVSwitch need the fabric manager; start it (`systemctl \
+             start nvidia-fabricmanager`), in the driver's version"
         );
-        let other = way_out(Library::Driver, CUresult::CUDA_ERROR_ECC_UNCORRECTABLE);
+        let other = advice(Library::Driver, CUresult::CUDA_ERROR_ECC_UNCORRECTABLE);
         assert!(other.contains("nvidia-smi"), "{other}");
     }
 }

@@ -1,16 +1,17 @@
-//! Memory of a GPU, pinned memory of the host, and copies between them.
+//! GPU memory, pinned host memory, and copies between them.
 
 use std::sync::Arc;
 
-use cudarc::driver::sys::{self, CUresult, CUstreamCaptureMode};
+use cudarc::driver::sys::{self, CUresult};
 
 use super::allocator::{Block, Segments};
+use super::context::relaxed;
 use super::library::{call, check, reason};
 use super::stream::{Event, RawStream};
 use super::streams::Streams;
 use super::{Context, CudaError, faults};
 
-/// Segments of a GPU's memory, for the streams of one device.
+/// Segments of GPU memory, for the streams of one device.
 pub(crate) struct DeviceMemory(Arc<Streams>);
 
 impl DeviceMemory {
@@ -20,11 +21,11 @@ impl DeviceMemory {
 }
 
 impl Segments for DeviceMemory {
-    fn take(&mut self, bytes: usize) -> Result<Option<u64>, CudaError> {
+    fn allocate(&mut self, bytes: usize) -> Result<Option<u64>, CudaError> {
         let context = self.0.context();
         context.bind()?;
         let mut address = 0;
-        // Memory may be taken while a graph is captured: it orders nothing.
+        // Allocating is safe during a capture, because it does not order work.
         let code = relaxed(|| {
             // SAFETY: the context is current; writes one address.
             unsafe { sys::cuMemAlloc_v2(&mut address, bytes) }
@@ -35,47 +36,36 @@ impl Segments for DeviceMemory {
         }
     }
 
-    fn give_back(&mut self, address: u64, _bytes: usize) {
+    fn free(&mut self, address: u64, _bytes: usize) {
         if self.0.context().bind().is_err() {
             return;
         }
-        // An error here is one of a kernel before, which the next call reports.
+        // The error is ignored: it is that of an earlier kernel, which the next call reports.
         let _ = relaxed(|| {
-            // SAFETY: taken above, given back once, and unused as `settle` made sure.
+            // SAFETY: allocated above, freed once, and unused since `synchronize`.
             unsafe { sys::cuMemFree_v2(address) }
         });
     }
 
-    fn settle(&mut self) -> bool {
+    fn synchronize(&mut self) -> bool {
         self.0.synchronize().is_ok()
     }
 }
 
-/// Runs `f` as if the calling thread captured no graph.
-pub(super) fn relaxed<T>(f: impl FnOnce() -> T) -> T {
-    let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-    // SAFETY: exchanges one value of this thread.
-    let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) };
-    let result = f();
-    // SAFETY: as above; puts back what was there.
-    let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) };
-    result
-}
-
-/// Memory of the host that the GPU can copy from and to by itself.
+/// Pinned host memory, which the GPU can copy asynchronously.
 pub(crate) struct Pinned {
     context: Arc<Context>,
     address: *mut u8,
     bytes: usize,
 }
 
-// SAFETY: plain memory that belongs to its holder alone.
+// SAFETY: plain memory with one owner.
 unsafe impl Send for Pinned {}
 // SAFETY: through a shared reference the memory is only read.
 unsafe impl Sync for Pinned {}
 
 impl Pinned {
-    /// Memory of zeros.
+    /// Zeroed memory.
     pub(crate) fn new(context: &Arc<Context>, bytes: usize) -> Result<Pinned, CudaError> {
         context.bind()?;
         let mut address = std::ptr::null_mut();
@@ -92,7 +82,7 @@ impl Pinned {
         }
         check(&**context, "cuMemHostAlloc", code)?;
         let address = address.cast::<u8>();
-        // SAFETY: just allocated with this size; zeroed so that it is never uninitialised.
+        // SAFETY: just allocated with this size; zeroed so that it is never uninitialized.
         unsafe { address.write_bytes(0, bytes) };
         context.count_pinned(bytes);
         Ok(Pinned {
@@ -103,20 +93,20 @@ impl Pinned {
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: allocated with this size, initialised, and the GPU writes only while `Staging`
-        // waits for it.
+        // SAFETY: allocated with this size, initialized, and the GPU writes only while `Staging` waits
+        // for it.
         unsafe { std::slice::from_raw_parts(self.address, self.bytes) }
     }
 
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and `&mut self` proves that nobody shares it; the GPU reads only what
-        // `Staging` does not touch or an `PinnedCopy` owns.
+        // SAFETY: as above, and `&mut self` proves that it is not shared. The GPU reads only bytes that
+        // `Staging` does not write or that a `PinnedCopy` owns.
         unsafe { std::slice::from_raw_parts_mut(self.address, self.bytes) }
     }
 }
 
 impl Pinned {
-    /// The word behind the first `bytes` bytes, as [`PinnedCopy::download`] leaves it.
+    /// The fault word after the first `bytes` bytes, which [`PinnedCopy::download`] copied there.
     pub(crate) fn word(&self, bytes: usize) -> u64 {
         let word = self.bytes()[bytes..].first_chunk();
         word.map_or(0, |word| u64::from_ne_bytes(*word))
@@ -127,7 +117,7 @@ impl Drop for Pinned {
     fn drop(&mut self) {
         if self.context.bind().is_ok() {
             let _ = relaxed(|| {
-                // SAFETY: made in `new`, and nobody else has it.
+                // SAFETY: allocated in `new`, and the only handle.
                 unsafe { sys::cuMemFreeHost(self.address.cast()) }
             });
         }
@@ -135,15 +125,15 @@ impl Drop for Pinned {
     }
 }
 
-/// A copy out of pinned memory or into it, which is its own until the GPU is done with it.
+/// A copy from or to pinned memory. It owns the buffer until the GPU is done.
 pub(crate) struct PinnedCopy {
     buffer: Option<Pinned>,
-    /// When the GPU is done; `None` where nothing is copied.
+    /// Recorded after the copy; `None` if there is none.
     done: Option<Event>,
 }
 
 impl PinnedCopy {
-    /// Puts a copy of the first `bytes` bytes of `buffer` to `to` into `stream`.
+    /// Enqueues a copy of the first `bytes` bytes of `buffer` to `to` on `stream`.
     pub(crate) fn upload(
         stream: &Arc<RawStream>,
         buffer: Pinned,
@@ -151,24 +141,24 @@ impl PinnedCopy {
         to: Part<'_>,
     ) -> Result<PinnedCopy, CudaError> {
         let (from, to) = (buffer.address.cast(), to.checked(&buffer, bytes));
-        let copy = PinnedCopy::not_begun(buffer);
+        let copy = PinnedCopy::unstarted(buffer);
         if bytes == 0 {
             return Ok(copy);
         }
         stream.context().bind()?;
-        // SAFETY: the block is large enough, and its memory is given to others in the order of
-        // streams only; the buffer is pinned, large enough, and given to nobody before `done`.
+        // SAFETY: the block is large enough, and its memory is reused in stream order only; the buffer
+        // is pinned, large enough, and owned by the copy until `done`.
         unsafe {
             call!(
                 &**stream.context(),
                 cuMemcpyHtoDAsync_v2(to, from, bytes, stream.raw())
             )
         }?;
-        copy.begun(stream)
+        copy.started(stream)
     }
 
-    /// Puts a copy of `bytes` bytes of `from` to the start of `buffer` into `stream`, and behind it
-    /// one of the device's word of faults, if it has one: [`Pinned::word`] then.
+    /// Enqueues a copy of `bytes` bytes of `from` to the start of `buffer` on `stream`, followed by the
+    /// device's fault word, if it has one ([`Pinned::word`]).
     pub(crate) fn download(
         stream: &Arc<RawStream>,
         mut buffer: Pinned,
@@ -179,102 +169,101 @@ impl PinnedCopy {
         let from = from.checked(&buffer, bytes);
         let behind = buffer.bytes_mut()[bytes..].first_chunk_mut::<{ faults::WORD }>();
         let Some(behind) = behind else {
-            unreachable!("the buffer of a reading has room for a word");
+            unreachable!("a download buffer has space for the fault word");
         };
         *behind = [0; faults::WORD];
         let word = word.map(|from| (behind.as_mut_ptr().cast(), from, faults::WORD));
         let values = (bytes > 0).then_some((buffer.address.cast(), from, bytes));
-        let mut copy = PinnedCopy::not_begun(buffer);
+        let mut copy = PinnedCopy::unstarted(buffer);
         stream.context().bind()?;
         for (to, from, bytes) in values.into_iter().chain(word) {
-            // SAFETY: block and word are large enough, and their memory is given to others in the
-            // order of streams only, or not at all; the buffer is pinned, large enough, and given to
-            // nobody before `done`.
-            let begun = unsafe {
+            // SAFETY: block and word are large enough, and their memory is reused in stream order only;
+            // the buffer is pinned, large enough, and owned by the copy until `done`.
+            let result = unsafe {
                 call!(
                     &**stream.context(),
                     cuMemcpyDtoHAsync_v2(to, from, bytes, stream.raw())
                 )
             };
-            if let Err(error) = begun {
-                copy.lose(); // another copy may have begun
+            if let Err(error) = result {
+                copy.leak(); // an earlier copy may be running
                 return Err(error);
             }
         }
-        copy.begun(stream)
+        copy.started(stream)
     }
 
-    fn not_begun(buffer: Pinned) -> PinnedCopy {
+    fn unstarted(buffer: Pinned) -> PinnedCopy {
         PinnedCopy {
             buffer: Some(buffer),
             done: None,
         }
     }
 
-    /// The copy was the last that `stream` was given.
-    fn begun(mut self, stream: &Arc<RawStream>) -> Result<PinnedCopy, CudaError> {
+    /// Records the event after the copy, which is the last work of `stream`.
+    fn started(mut self, stream: &Arc<RawStream>) -> Result<PinnedCopy, CudaError> {
         match stream.record() {
             Ok(done) => self.done = Some(done),
             Err(error) => {
-                self.lose();
+                self.leak();
                 return Err(error);
             }
         }
         Ok(self)
     }
 
-    /// Waits on the host until the copy is done, and gives the memory back.
+    /// Waits on the host until the copy is done, and returns the buffer.
     pub(crate) fn synchronize(mut self) -> Result<Pinned, CudaError> {
         self.wait()?;
         match self.buffer.take() {
             Some(buffer) => Ok(buffer),
-            None => unreachable!("a copy keeps its buffer until it is given back or lost"),
+            None => unreachable!("a copy owns its buffer until it is returned or leaked"),
         }
     }
 
     fn wait(&mut self) -> Result<(), CudaError> {
         let waited = self.done.take().map_or(Ok(()), |done| done.synchronize());
         if waited.is_err() {
-            self.lose();
+            self.leak();
         }
         waited
     }
 
-    /// Nobody knows when the GPU is done: better to lose the memory than to reuse it.
-    fn lose(&mut self) {
+    /// Leaks the buffer: the GPU may still use it, and its end cannot be observed.
+    fn leak(&mut self) {
         std::mem::forget(self.buffer.take());
     }
 }
 
 impl Drop for PinnedCopy {
     fn drop(&mut self) {
-        // An error here is one of a kernel before, which the next call reports.
+        // The error is ignored: it is that of an earlier kernel, which the next call reports.
         let _ = self.wait();
     }
 }
 
-/// Bytes that one of the two buffers of [`Staging`] moves at once.
+/// Bytes per staging buffer.
 const STAGE: usize = (4 << 20) - 64;
 
-/// The way of ordinary host memory to the GPU and back: two pinned buffers, so that the host copies
-/// into or out of one while the GPU does with the other. Small uploads lie side by side in one of
-/// them, so that the host can give a GPU many of these, and the work between them, and not wait.
+/// Staging buffers for copies between pageable host memory and the GPU: two, so that the host copies
+/// to or from one while the GPU copies the other. Small uploads share a buffer, so that the host can
+/// enqueue many of them without waiting.
 pub(crate) struct Staging {
     stages: [Stage; 2],
-    /// Which of them the next upload begins in.
+    /// The buffer of the next upload.
     current: usize,
 }
 
 struct Stage {
     buffer: Pinned,
-    /// Bytes in front that the GPU may still copy.
+    /// Bytes from the start that the GPU may still copy.
     filled: usize,
-    /// When the GPU is done with them: a moment for each stream.
+    /// Events after which these bytes are free, one per stream.
     done: Vec<Event>,
 }
 
 impl Stage {
-    /// Waits until all of it is free, and tells whether there was anything to wait for.
+    /// Waits until the whole buffer is free. Returns whether there were pending copies.
     fn wait(&mut self) -> Result<bool, CudaError> {
         let waits = !self.done.is_empty();
         for done in self.done.drain(..) {
@@ -284,10 +273,10 @@ impl Stage {
         Ok(waits)
     }
 
-    /// What was put into `stream` so far uses the first `filled` bytes.
+    /// Records that the work of `stream` so far uses the first `filled` bytes.
     fn used(&mut self, stream: &Arc<RawStream>, filled: usize) -> Result<(), CudaError> {
         self.filled = filled;
-        self.done.retain(|done| !done.is_of(stream)); // a later moment says as much
+        self.done.retain(|done| !done.is_of(stream)); // the later event implies it
         self.done.push(stream.record()?);
         Ok(())
     }
@@ -308,15 +297,18 @@ impl Staging {
         })
     }
 
-    /// Puts a copy of `from` to the start of `to` into `stream`. Returns when `from` is no longer
-    /// needed, and whether the host waited for the GPU until then.
+    /// Enqueues a copy of `from` to the start of `to` on `stream`. `from` is no longer needed on return.
+    /// Returns whether the host waited for the GPU.
     pub(crate) fn upload(
         &mut self,
         stream: &Arc<RawStream>,
         from: &[u8],
         to: &Block,
     ) -> Result<bool, CudaError> {
-        assert!(from.len() <= to.bytes(), "an upload fits its block");
+        assert!(
+            from.len() <= to.bytes(),
+            "the upload is larger than its block"
+        );
         let mut waited = false;
         for (at, from) in from.chunks(STAGE).enumerate() {
             if self.stages[self.current].filled + from.len() > STAGE {
@@ -331,9 +323,8 @@ impl Staging {
             let to = to.address() + (at * STAGE) as u64;
             let address = staged.as_ptr().cast();
             stream.context().bind()?;
-            // SAFETY: the block is large enough, and its memory is given to others in the order of
-            // streams only; the buffer is pinned, large enough, and these bytes are not touched
-            // before `done`.
+            // SAFETY: the block is large enough, and its memory is reused in stream order only; the
+            // buffer is pinned, large enough, and these bytes are not written before `done`.
             unsafe {
                 call!(
                     &**stream.context(),
@@ -345,20 +336,20 @@ impl Staging {
         Ok(waited)
     }
 
-    /// Puts a copy of the device's word of faults, if it has one, into `stream`.
+    /// Enqueues a copy of the device's fault word, if it has one, on `stream`.
     pub(crate) fn start_word(
         &mut self,
         stream: &Arc<RawStream>,
         word: Option<u64>,
     ) -> Result<(), CudaError> {
         let Some(word) = word else { return Ok(()) };
-        // Behind what other copies use of the buffer.
+        // After the bytes that other copies use.
         let to = self.stages[0].buffer.bytes_mut()[STAGE..]
             .as_mut_ptr()
             .cast();
         stream.context().bind()?;
-        // SAFETY: the word lives as long as its device; the buffer is pinned, and the caller waits
-        // for `stream` before anyone reads these bytes.
+        // SAFETY: the word lives as long as its device; the buffer is pinned, and the caller waits for
+        // `stream` before these bytes are read.
         unsafe {
             call!(
                 &**stream.context(),
@@ -367,7 +358,7 @@ impl Staging {
         }
     }
 
-    /// The word that [`Staging::start_word`] copied, once its stream was waited for; 0 without one.
+    /// The word that [`Staging::start_word`] copied, after a wait for its stream; 0 without one.
     pub(crate) fn word(&self, word: Option<u64>) -> u64 {
         let bytes = self.stages[0].buffer.bytes()[STAGE..].first_chunk();
         match (word, bytes) {
@@ -376,7 +367,7 @@ impl Staging {
         }
     }
 
-    /// Copies the bytes of `from` behind `offset` over `to`, after all that is in `stream`.
+    /// Copies the bytes of `from` from `offset` on to `to`, after all work of `stream`.
     pub(crate) fn download(
         &mut self,
         stream: &Arc<RawStream>,
@@ -386,7 +377,7 @@ impl Staging {
     ) -> Result<(), CudaError> {
         assert!(
             offset + to.len() <= from.bytes(),
-            "a download is inside its block"
+            "the download is outside of its block"
         );
         let from = from.address() + offset as u64;
         let mut chunks = to.chunks_mut(STAGE).enumerate();
@@ -419,8 +410,8 @@ impl Staging {
         stage.wait()?;
         let address = stage.buffer.address.cast();
         stream.context().bind()?;
-        // SAFETY: `download` checked the block, whose memory is given to others in the order of
-        // streams only; the buffer is pinned, large enough, and not touched before `done`.
+        // SAFETY: `download` checked the block, whose memory is reused in stream order only; the buffer
+        // is pinned, large enough, and not read before `done`.
         unsafe {
             call!(
                 &**stream.context(),
@@ -431,23 +422,22 @@ impl Staging {
     }
 }
 
-/// Puts into `stream` that the first `bytes` bytes of `block` become zero.
-pub(crate) fn clear(stream: &RawStream, block: &Block, bytes: usize) -> Result<(), CudaError> {
+/// Enqueues setting the first `bytes` bytes of `block` to zero on `stream`.
+pub(crate) fn fill_zero(stream: &RawStream, block: &Block, bytes: usize) -> Result<(), CudaError> {
     assert!(
         bytes <= block.bytes(),
-        "what is cleared is inside its block"
+        "the cleared bytes are outside of their block"
     );
     if bytes == 0 {
         return Ok(());
     }
     stream.context().bind()?;
     let (address, raw) = (block.address(), stream.raw());
-    // SAFETY: the block is large enough, and its memory is given to others in the order of streams
-    // only.
+    // SAFETY: the block is large enough, and its memory is reused in stream order only.
     unsafe { call!(&**stream.context(), cuMemsetD8Async(address, 0, bytes, raw)) }
 }
 
-/// A stretch of a block.
+/// A block from an offset on.
 #[derive(Clone, Copy)]
 pub(crate) struct Part<'a> {
     pub(crate) block: &'a Block,
@@ -455,17 +445,17 @@ pub(crate) struct Part<'a> {
 }
 
 impl Part<'_> {
-    /// Its address, where `bytes` bytes of it and of `buffer` can be copied.
+    /// Its address, checked for a copy of `bytes` bytes between it and `buffer`.
     fn checked(&self, buffer: &Pinned, bytes: usize) -> u64 {
         assert!(
             bytes <= buffer.bytes && self.offset + bytes <= self.block.bytes(),
-            "a copy fits its buffer and its block"
+            "the copy is larger than its buffer or its block"
         );
         self.block.address() + self.offset as u64
     }
 }
 
-/// Puts a copy of `bytes` bytes from one part of the GPU's memory to another into `stream`.
+/// Enqueues a copy of `bytes` bytes between two parts of GPU memory on `stream`.
 pub(crate) fn copy(
     stream: &RawStream,
     from: Part<'_>,
@@ -475,7 +465,7 @@ pub(crate) fn copy(
     for Part { block, offset } in [from, to] {
         assert!(
             offset + bytes <= block.bytes(),
-            "a copy is inside its blocks"
+            "the copy is outside of its blocks"
         );
     }
     if bytes == 0 {
@@ -484,8 +474,7 @@ pub(crate) fn copy(
     stream.context().bind()?;
     let [from, to] = [from, to].map(|part| part.block.address() + part.offset as u64);
     let raw = stream.raw();
-    // SAFETY: both blocks are large enough, and their memory is given to others in the order of
-    // streams only.
+    // SAFETY: both blocks are large enough, and their memory is reused in stream order only.
     unsafe {
         call!(
             &**stream.context(),

@@ -12,18 +12,19 @@ mod graph;
 mod library;
 mod memory;
 mod module;
+mod stats;
 mod stream;
 mod streams;
 
-pub use allocator::{AllocatorStats, MemoryStats, OutOfMemoryReport};
 pub use context::GpuProperties;
 pub use error::CudaError;
 pub use library::Library;
+pub use stats::{AllocatorStats, MemoryStats, OutOfMemoryReport};
 
-pub(crate) use allocator::{Allocator, Block, Imagined, NoBlock, Pool};
+pub(crate) use allocator::{Allocator, Block, MetaSegments, NoBlock, Pool};
 pub(crate) use context::Context;
 pub(crate) use gpu::Gpu;
 pub(crate) use graph::{Capture, RawGraph};
 pub(crate) use library::emulator_is_built;
-pub(crate) use memory::{Part, Pinned, PinnedCopy, clear, copy};
+pub(crate) use memory::{Part, Pinned, PinnedCopy, copy, fill_zero};
 pub(crate) use stream::{Event, RawStream};

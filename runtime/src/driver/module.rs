@@ -1,4 +1,4 @@
-//! Kernels of the driver: loading each when it is first needed, and launching it.
+//! Modules of the driver: loading a kernel when it is first needed, and launching it.
 
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
@@ -10,21 +10,21 @@ use cudarc::driver::sys::{
 };
 use meshgrad_kernels::{Arguments, Launch, Ptx, Variant};
 
+use super::context::relaxed;
 use super::library::{self, call};
-use super::memory::relaxed;
 use super::stream::RawStream;
 use super::{Context, CudaError};
 
-/// Beyond this a kernel must ask for dynamic shared memory before its first launch.
-const SHARED_WITHOUT_ASKING: u32 = 48 << 10;
+/// The dynamic shared memory that a kernel can use without setting a function attribute.
+const DEFAULT_MAX_SHARED: u32 = 48 << 10;
 
-/// Bytes of the compiler's log that an error shows.
+/// Maximum bytes of the compiler's log in an error.
 const LOG: usize = 16 << 10;
 
-/// The kernels that were loaded into a context, by variant.
+/// The kernels loaded into a context, by variant.
 pub(crate) struct Modules {
     context: Arc<Context>,
-    /// For each type of variant a `HashMap<V, Function>`: finding one allocates nothing.
+    /// A `HashMap<V, Function>` per type of variant, so that a lookup allocates nothing.
     functions: Mutex<HashMap<TypeId, Box<dyn Any + Send>>>,
     loaded: Mutex<Vec<Module>>,
 }
@@ -38,7 +38,7 @@ impl Modules {
         }
     }
 
-    /// The kernel of `variant`, compiled by the driver when it is new.
+    /// The kernel of `variant`; the driver compiles it at first use.
     pub(crate) fn function<V: Variant>(&self, variant: &V) -> Result<Function, CudaError> {
         let mut functions = self
             .functions
@@ -65,10 +65,10 @@ impl Modules {
         Ok(function)
     }
 
-    /// Puts a launch of the kernel of `variant` into `stream`.
+    /// Launches the kernel of `variant` on `stream`.
     ///
-    /// The arguments must be those of the kernel, and the addresses among them those of blocks that
-    /// the ops have checked.
+    /// The arguments must match the kernel's parameters, and their addresses must be those of blocks
+    /// that the ops have checked.
     pub(crate) fn launch<V: Variant>(
         &self,
         variant: &V,
@@ -88,8 +88,8 @@ impl Modules {
         let (bytes, mut len) = (arguments.bytes(), arguments.bytes().len());
         if len != function.parameter_bytes {
             return Err(failed(format!(
-                "its parameters take {} bytes and the arguments have {len}; push one argument for \
-                 each parameter, in their order",
+                "the kernel's parameters take {} bytes, but the arguments have {len}; push one argument \
+                 per parameter, in order",
                 function.parameter_bytes
             )));
         }
@@ -105,7 +105,7 @@ impl Modules {
         ];
         let ([x, y, z], [threads_x, threads_y, threads_z]) = (launch.grid, launch.block);
         // SAFETY: the function and the stream are of the current context; the driver copies the
-        // arguments before it returns. What the kernel does with memory is what its op planned.
+        // arguments before it returns. The op guarantees that the kernel's memory accesses are valid.
         let code = unsafe {
             sys::cuLaunchKernel(
                 function.raw,
@@ -128,7 +128,7 @@ impl Modules {
     }
 }
 
-/// A kernel that can be launched as long as its [`Modules`] live.
+/// A kernel, valid as long as its [`Modules`].
 #[derive(Clone, Copy)]
 pub(crate) struct Function {
     raw: CUfunction,
@@ -170,7 +170,7 @@ impl Module {
                 cuModuleGetFunction(&mut module.function.raw, raw, entry.as_ptr())
             )
         }?;
-        if ptx.dynamic_shared > SHARED_WITHOUT_ASKING {
+        if ptx.dynamic_shared > DEFAULT_MAX_SHARED {
             let shared = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             let (function, bytes) = (module.function.raw, ptx.dynamic_shared as i32);
             // SAFETY: the function exists.
@@ -183,13 +183,13 @@ impl Module {
 impl Drop for Module {
     fn drop(&mut self) {
         if self.context.bind().is_ok() {
-            // SAFETY: loaded by `compile`, and its function is used no more.
+            // SAFETY: loaded by `compile`, and its function is no longer used.
             let _ = unsafe { sys::cuModuleUnload(self.raw) };
         }
     }
 }
 
-/// Has the driver compile `ptx`; an error has the compiler's log.
+/// Lets the driver compile `ptx`. An error contains the compiler's log.
 fn compile(context: &Context, ptx: &Ptx) -> Result<CUmodule, CudaError> {
     let text = c_string(&ptx.text);
     let mut log = vec![0u8; LOG];
@@ -197,18 +197,18 @@ fn compile(context: &Context, ptx: &Ptx) -> Result<CUmodule, CudaError> {
         CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
         CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
     ];
-    // The driver takes numbers in the place of pointers.
+    // The driver takes integers in pointer arguments.
     let mut values: [*mut c_void; 2] = [
         log.as_mut_ptr().cast(),
         std::ptr::without_provenance_mut(log.len()),
     ];
     let mut module = std::ptr::null_mut();
-    // Loading orders nothing, so that a graph being captured does not mind.
+    // Loading is safe during a capture, because it does not order work.
     let code = relaxed(|| {
         let (count, options) = (options.len() as u32, options.as_mut_ptr());
         let text = text.as_ptr().cast();
-        // SAFETY: the text ends with a zero; as many values as options; the log has the bytes we
-        // say.
+        // SAFETY: the text is zero-terminated; options and values have the same length; the log has the
+        // given size.
         unsafe { sys::cuModuleLoadDataEx(&mut module, text, count, options, values.as_mut_ptr()) }
     });
     if code == CUresult::CUDA_SUCCESS {
@@ -224,7 +224,7 @@ fn compile(context: &Context, ptx: &Ptx) -> Result<CUmodule, CudaError> {
     })
 }
 
-/// Text for the driver: up to a zero byte, of which PTX has none.
+/// Zero-terminated text for the driver. PTX contains no zero byte.
 fn c_string(text: &str) -> CString {
     let bytes: Vec<u8> = text.bytes().take_while(|byte| *byte != 0).collect();
     CString::new(bytes).unwrap_or_default()
@@ -237,7 +237,7 @@ mod tests {
     use super::*;
     use crate::Device;
 
-    /// A kernel with this body.
+    /// A kernel with the given body.
     #[derive(Clone, Debug, PartialEq, Eq, Hash)]
     struct Written(&'static str);
 
@@ -261,7 +261,7 @@ mod tests {
 
     fn launch(body: &'static str, threads: u32) -> Option<Result<(), CudaError>> {
         if !Device::emulator_is_built() {
-            eprintln!("no emulator: kernels are not launched");
+            eprintln!("skipped: the emulator is not built");
             return None;
         }
         let device = Device::emulator(0).unwrap();
@@ -274,9 +274,9 @@ mod tests {
         Some(gpu.launch(&Written(body), &launch, &Arguments::new(), gpu.base()))
     }
 
-    /// Arguments that are not those of the kernel would be read as if they were.
+    /// Otherwise the kernel would read arguments of another layout.
     #[test]
-    fn arguments_must_fill_the_parameters() {
+    fn arguments_must_match_the_parameters() {
         if !Device::emulator_is_built() {
             return;
         }
@@ -287,18 +287,18 @@ mod tests {
         arguments.push_u32(7);
         let refused = gpu.launch(&Written("ret;"), &launch, &arguments, gpu.base());
         let message = refused.unwrap_err().to_string();
-        let expected = "its parameters take 0 bytes and the arguments have 4";
+        let expected = "parameters take 0 bytes, but the arguments have 4";
         assert!(message.contains(expected), "{message}");
     }
 
     #[test]
-    fn kernels_are_launched() {
+    fn a_kernel_compiles_and_runs() {
         assert!(matches!(launch("ret;", 32), None | Some(Ok(()))));
     }
 
-    /// A kernel that cannot be compiled shows what the compiler said, with the line.
+    /// The error of a kernel that does not compile contains the compiler's log.
     #[test]
-    fn compilers_are_quoted() {
+    fn a_compile_error_contains_the_log() {
         let Some(refused) = launch("frobnicate.u32 %r1;", 32) else {
             return;
         };
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn launches_that_fail_name_the_kernel() {
+    fn a_launch_error_names_the_kernel() {
         let Some(refused) = launch("ret;", 2000) else {
             return;
         };

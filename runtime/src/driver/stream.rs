@@ -1,4 +1,4 @@
-//! Streams and events of the driver: order on the GPU.
+//! Streams and events of the driver.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -7,7 +7,7 @@ use cudarc::driver::sys::{self, CUevent, CUevent_flags, CUstream, CUstream_flags
 use super::library::call;
 use super::{Context, CudaError};
 
-/// A queue of work of one GPU, done in order.
+/// An in-order queue of work of one GPU.
 pub(crate) struct RawStream {
     context: Arc<Context>,
     raw: CUstream,
@@ -16,11 +16,11 @@ pub(crate) struct RawStream {
 
 // SAFETY: a stream is a handle that the driver allows any thread to use.
 unsafe impl Send for RawStream {}
-// SAFETY: as above; the driver synchronises.
+// SAFETY: as above; the driver synchronizes.
 unsafe impl Sync for RawStream {}
 
 impl RawStream {
-    /// A stream that does not wait for the driver's default one.
+    /// A stream that does not synchronize with the driver's default stream.
     pub(crate) fn new(context: &Arc<Context>) -> Result<RawStream, CudaError> {
         context.bind()?;
         let mut raw = std::ptr::null_mut();
@@ -38,12 +38,12 @@ impl RawStream {
         &self.context
     }
 
-    /// The handle; work put into it must be for memory that lives until it is done.
+    /// The handle. Memory that enqueued work uses must live until the work is done.
     pub(crate) fn raw(&self) -> CUstream {
         self.raw
     }
 
-    /// What was put into this stream so far.
+    /// Records an event after all work enqueued so far.
     pub(crate) fn record(self: &Arc<RawStream>) -> Result<Event, CudaError> {
         self.context.bind()?;
         let raw = match self.events.take() {
@@ -59,14 +59,14 @@ impl RawStream {
         Ok(event)
     }
 
-    /// Lets all that is put into this stream from now on wait for `event`.
+    /// Makes later work of this stream wait for `event`.
     pub(crate) fn wait(&self, event: &Event) -> Result<(), CudaError> {
         self.context.bind()?;
         // SAFETY: both handles exist and are of the current context.
         unsafe { call!(&*self.context, cuStreamWaitEvent(self.raw, event.raw, 0)) }
     }
 
-    /// Waits on the host until all that was put into this stream is done.
+    /// Waits on the host until all work of this stream is done.
     pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
         self.context.bind()?;
         // SAFETY: the handle exists.
@@ -84,21 +84,21 @@ impl RawStream {
 
 impl Drop for RawStream {
     fn drop(&mut self) {
-        // An error here has nobody to tell.
+        // Errors in `drop` are ignored.
         if self.context.bind().is_err() {
             return;
         }
         for event in self.events.drain() {
-            // SAFETY: made by `new_event`, and nobody else has it.
+            // SAFETY: created by `new_event`, and the only handle.
             let _ = unsafe { sys::cuEventDestroy_v2(event) };
         }
-        // SAFETY: made in `new`, and nobody else has it. Work that was put in will still be done.
+        // SAFETY: created in `new`, and the only handle. The driver finishes enqueued work first.
         let _ = unsafe { sys::cuStreamDestroy_v2(self.raw) };
     }
 }
 
-/// A moment in a stream. The driver's event goes back to its stream when this is dropped: who was
-/// told to wait for it waits for this moment, whatever the event is used for later.
+/// A recorded event. Dropping it returns the driver's event to its stream for reuse. Streams that were
+/// told to wait for it wait for this record, not for a later one.
 pub(crate) struct Event {
     stream: Arc<RawStream>,
     raw: CUevent,
@@ -106,16 +106,16 @@ pub(crate) struct Event {
 
 // SAFETY: an event is a handle that the driver allows any thread to use.
 unsafe impl Send for Event {}
-// SAFETY: as above; the driver synchronises.
+// SAFETY: as above; the driver synchronizes.
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// Whether this is a moment in `stream`.
+    /// Whether the event was recorded on `stream`.
     pub(crate) fn is_of(&self, stream: &Arc<RawStream>) -> bool {
         Arc::ptr_eq(&self.stream, stream)
     }
 
-    /// Waits on the host until this moment has come.
+    /// Waits on the host for the event.
     pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
         self.stream.context.bind()?;
         // SAFETY: the handle exists.
@@ -129,7 +129,7 @@ impl Drop for Event {
     }
 }
 
-/// Events that are kept for reuse.
+/// Events to reuse.
 #[derive(Default)]
 struct Events(Mutex<Vec<CUevent>>);
 

@@ -1,28 +1,28 @@
-//! All streams of a device, to wait for them together.
+//! All streams of a device, to synchronize with them together.
 //!
-//! Not by way of the context: that is shared with the other devices of the same GPU, and must not
-//! be waited for while any thread captures a graph in it (CUDA C++ Programming Guide, "Prohibited
-//! and Unhandled Operations").
+//! Synchronizing the context instead would also wait for other devices on the same GPU, and is not
+//! allowed while any thread captures a graph in it (CUDA C++ Programming Guide, "Prohibited and
+//! Unhandled Operations").
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use super::memory::relaxed;
+use super::context::relaxed;
 use super::stream::RawStream;
 use super::{Context, CudaError};
 
 /// The streams of a device.
 pub(crate) struct Streams {
     context: Arc<Context>,
-    /// Where work goes outside of any scope, and graphs are launched.
+    /// The stream of work outside of any scope, and of graph launches.
     base: Arc<RawStream>,
     others: Mutex<Others>,
 }
 
 #[derive(Default)]
 struct Others {
-    /// Those that exist still. What a stream did that does not, one of these has waited for.
+    /// The streams that still exist. One of them has waited for the work of each dropped stream.
     streams: Vec<Weak<RawStream>>,
-    /// How many graphs are being captured.
+    /// The number of graphs being captured.
     captures: usize,
 }
 
@@ -43,7 +43,7 @@ impl Streams {
         &self.base
     }
 
-    /// A stream beside the first.
+    /// A new side stream.
     pub(crate) fn new_stream(&self) -> Result<Arc<RawStream>, CudaError> {
         let stream = Arc::new(RawStream::new(&self.context)?);
         let mut others = self.lock();
@@ -55,16 +55,16 @@ impl Streams {
     /// Waits on the host until all streams are done.
     ///
     /// # Errors
-    /// [`CudaError::Capture`] while any thread captures a graph of this device, for which some of
-    /// the streams may record; what else fails.
+    /// [`CudaError::Capture`] while any thread captures a graph of this device, because its streams
+    /// may be part of the capture; other failures of the driver.
     pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
         let others: Vec<Arc<RawStream>> = {
             let others = self.lock();
             if others.captures > 0 {
                 return Err(CudaError::Capture {
                     op: "synchronize",
-                    problem: "another thread captures a graph of this device: wait for one stream \
-                              (Stream::synchronize), or until the capture has ended",
+                    problem: "another thread captures a graph of this device; synchronize one stream \
+                              (Stream::synchronize), or wait until the capture has ended",
                 });
             }
             others.streams.iter().filter_map(Weak::upgrade).collect()
@@ -75,12 +75,12 @@ impl Streams {
         })
     }
 
-    /// Says that a capture begins.
+    /// Counts a capture that begins.
     pub(crate) fn capture_begins(&self) {
         self.lock().captures += 1;
     }
 
-    /// Says that one has ended.
+    /// Counts a capture that has ended.
     pub(crate) fn capture_ends(&self) {
         self.lock().captures -= 1;
     }

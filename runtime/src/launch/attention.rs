@@ -8,7 +8,7 @@ use meshgrad_kernels::attention::{
 
 use super::copies::contiguous_copy;
 use crate::core::params::attention::{AttentionError, AttentionMask, AttentionSequences, Shape};
-use crate::launch::{Launcher, Operand, Plan, Unplanned, float};
+use crate::launch::{Launcher, Operand, Plan, PlanError, float};
 use crate::{DType, Result, Tensor, UninitTensor};
 
 /// An attention as kernels take it: operands that they can read, all on one GPU.
@@ -92,7 +92,7 @@ impl Called {
             }
         };
         Ok(Problem {
-            extents: gpu.planned(extents.map_err(Unplanned::from))?,
+            extents: gpu.planned(extents.map_err(PlanError::from))?,
             causal: self.causal,
             window: self.window,
             sequences,
@@ -136,7 +136,7 @@ fn integers(gpu: &Launcher<'_>, list: &Tensor) -> Result<Integers> {
     let wide = match list.dtype() {
         DType::I64 => Ok(true),
         DType::I32 => Ok(false),
-        other => Err(Unplanned::DType(other)),
+        other => Err(PlanError::DType(other)),
     };
     Ok(Integers {
         address: gpu.ptr(list)?,
@@ -167,7 +167,7 @@ fn lines_up(x: &Operand) -> bool {
 }
 
 /// The form of the kernels for these operands: of gradients and the forward pass alike.
-fn form<const N: usize>(operands: [&Tensor; N]) -> Result<Form, Unplanned> {
+fn form<const N: usize>(operands: [&Tensor; N]) -> Result<Form, PlanError> {
     let (dtype, head_dim) = (float(operands[0].dtype())?, operands[0].shape()[3]);
     let aligned = operands.iter().all(|x| lines_up(&Operand::of(x)));
     let form = Form::new(dtype, head_dim, aligned);
@@ -191,7 +191,7 @@ fn read(gpu: &Launcher<'_>, x: &Tensor) -> Result<View> {
 }
 
 fn make(gpu: &Launcher<'_>, y: &UninitTensor) -> Result<View> {
-    Ok(view(gpu.uninit_ptr(y)?, &Operand::fresh(y)))
+    Ok(view(gpu.uninit_ptr(y)?, &Operand::uninit(y)))
 }
 
 /// out and lse. Operands are [`rows`].

@@ -7,7 +7,7 @@ use meshgrad_kernels::copies::{
 use meshgrad_kernels::elementwise::Walk;
 
 use super::elementwise::Target;
-use crate::launch::{Launcher, Operand, Plan, Unplanned};
+use crate::launch::{Launcher, Operand, Plan, PlanError};
 use crate::{DType, Element, Result, Signature, Tensor, UninitTensor};
 
 pub(crate) static CONTIGUOUS: Signature =
@@ -19,7 +19,7 @@ pub(crate) fn contiguous_copy(x: &Tensor) -> Result<Tensor> {
     let mut y = call.output(0)?;
     match x.is_contiguous() {
         true => y.copy_from_gpu(x),
-        false => call.launch(|gpu| copy(gpu, x, &Target::fresh(gpu, &y)?)),
+        false => call.launch(|gpu| copy(gpu, x, &Target::uninit(gpu, &y)?)),
     }?;
     Ok(y.finish())
 }
@@ -146,7 +146,7 @@ struct Positioned {
 }
 
 impl Positioned {
-    fn plan(x: &Operand, into: &Operand) -> Result<Positioned, Unplanned> {
+    fn plan(x: &Operand, into: &Operand) -> Result<Positioned, PlanError> {
         let stride = x.dtype.bytes(into.layout.shape()[2..].iter().product()) as u64;
         let walk = walk(x, into)?;
         let starts = start(x) | start(into) | stride;
@@ -163,7 +163,7 @@ impl Positioned {
     }
 }
 
-fn casting(x: &Operand, y: &Operand) -> Result<(Plan<Cast>, Walk), Unplanned> {
+fn casting(x: &Operand, y: &Operand) -> Result<(Plan<Cast>, Walk), PlanError> {
     let walk = walk(x, y)?;
     let variant = Cast::new(format(x.dtype), format(y.dtype), &walk);
     let launch = variant.launch(walk.elements());
@@ -171,7 +171,7 @@ fn casting(x: &Operand, y: &Operand) -> Result<(Plan<Cast>, Walk), Unplanned> {
 }
 
 /// Over the elements of `x` as they lie in it and in `y`.
-fn walk(x: &Operand, y: &Operand) -> Result<Walk, Unplanned> {
+fn walk(x: &Operand, y: &Operand) -> Result<Walk, PlanError> {
     let (x, y) = (&x.layout, &y.layout);
     Ok(Walk::new(x.shape(), y.strides(), &[x.strides()])?)
 }

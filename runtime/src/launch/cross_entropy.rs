@@ -20,7 +20,7 @@ use meshgrad_kernels::{Dtype, Error as KernelError};
 use super::elementwise::{Target, cast_from};
 use super::matmul::{Lines, Product, multiply};
 use crate::core::params::cross_entropy::Targets;
-use crate::launch::{Launcher, Operand, Plan, Unplanned, float};
+use crate::launch::{Launcher, Operand, Plan, PlanError, float};
 use crate::{Call, DType, Layout, Result, Shape, Tensor, UninitTensor};
 
 /// The most rows of a tile.
@@ -122,12 +122,12 @@ impl Labels {
     }
 }
 
-fn format(dtype: DType) -> Result<Label, Unplanned> {
+fn format(dtype: DType) -> Result<Label, PlanError> {
     match dtype {
         DType::I64 => Ok(Label::I64),
         DType::I32 => Ok(Label::I32),
         DType::U32 => Ok(Label::U32),
-        other => Err(Unplanned::DType(other)),
+        other => Err(PlanError::DType(other)),
     }
 }
 
@@ -150,7 +150,7 @@ fn logits(
 
 /// The lanes for a tile of so many classes.
 fn lanes(gpu: &Launcher<'_>, classes: u32) -> Result<Lanes> {
-    let refused = Unplanned::Refused(KernelError::Extent {
+    let refused = PlanError::Kernel(KernelError::Extent {
         kernel: "cross_entropy",
         what: "classes",
         value: classes as usize,

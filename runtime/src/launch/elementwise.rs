@@ -6,7 +6,7 @@ use meshgrad_kernels::elementwise::{Element, Elementwise, ElementwiseArguments, 
 
 use super::symbol::{self, Constants};
 use crate::Function;
-use crate::launch::{Launcher, Operand, Plan, Unplanned, float};
+use crate::launch::{Launcher, Operand, Plan, PlanError, float};
 use crate::{DType, Number, Result, Tensor, UninitTensor};
 
 /// Where a kernel writes.
@@ -18,9 +18,9 @@ pub(crate) struct Target {
 
 impl Target {
     /// The whole of a tensor in the making.
-    pub(crate) fn fresh(gpu: &Launcher<'_>, y: &UninitTensor) -> Result<Target> {
+    pub(crate) fn uninit(gpu: &Launcher<'_>, y: &UninitTensor) -> Result<Target> {
         Ok(Target {
-            operand: Operand::fresh(y),
+            operand: Operand::uninit(y),
             address: gpu.uninit_ptr(y)?,
         })
     }
@@ -32,7 +32,7 @@ impl Target {
         dim: usize,
         range: Range<usize>,
     ) -> Result<Target> {
-        let whole = Target::fresh(gpu, y)?;
+        let whole = Target::uninit(gpu, y)?;
         let layout = whole.operand.layout.slice(dim, range)?;
         Ok(Target {
             operand: Operand {
@@ -134,7 +134,7 @@ fn plan<const N: usize>(
     f: &impl Function<N>,
     inputs: [Operand; N],
     y: Operand,
-) -> Result<Elements, Unplanned> {
+) -> Result<Elements, PlanError> {
     let result = element(y.dtype)?;
     let mut formats = [result; N];
     for (format, input) in formats.iter_mut().zip(&inputs) {
@@ -167,7 +167,7 @@ fn launch(gpu: &Launcher<'_>, plan: &Elements, operands: &[u64], y: &Target) -> 
 }
 
 /// How a kernel sees elements of `dtype`.
-fn element(dtype: DType) -> Result<Element, Unplanned> {
+fn element(dtype: DType) -> Result<Element, PlanError> {
     match dtype {
         DType::Bool => Ok(Element::Bool),
         other => Ok(Element::Float(float(other)?)),
@@ -221,6 +221,6 @@ mod tests {
         assert_eq!(plan(&Twice, [none], none).unwrap().kernel.launch, None);
         let double = operand(DType::F64, &[3], 0);
         let refused = plan(&Twice, [double], double).err();
-        assert_eq!(refused, Some(Unplanned::DType(DType::F64)));
+        assert_eq!(refused, Some(PlanError::DType(DType::F64)));
     }
 }

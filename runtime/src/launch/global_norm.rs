@@ -6,7 +6,7 @@ use meshgrad_kernels::global_norm::{
     SumSquaresArguments, partials_of,
 };
 
-use crate::launch::{Launcher, Operand, Plan, Unplanned, float};
+use crate::launch::{Launcher, Operand, Plan, PlanError, float};
 use crate::{DType, Result, Tensor, UninitTensor};
 
 /// How many partial sums all `tensors` have together.
@@ -74,7 +74,7 @@ pub(crate) fn clip_scale(
     gpu.run(&plan, &arguments.arguments())
 }
 
-fn squares(x: &Operand) -> Result<Plan<SumSquares>, Unplanned> {
+fn squares(x: &Operand) -> Result<Plan<SumSquares>, PlanError> {
     let elements = x.layout.shape().elements() as u64;
     let variant = SumSquares::new(float(x.dtype)?, elements, x.is_aligned());
     Ok(Plan {
@@ -96,6 +96,6 @@ mod tests {
         };
         assert_eq!(squares(&operand(DType::F32, 0)).unwrap().launch, None);
         let refused = squares(&operand(DType::F64, 3));
-        assert_eq!(refused.err(), Some(Unplanned::DType(DType::F64)));
+        assert_eq!(refused.err(), Some(PlanError::DType(DType::F64)));
     }
 }

@@ -2,15 +2,15 @@
 
 use meshgrad_kernels::gemm::{GemmArguments, GroupedArguments, GroupedK, GroupedM, Tile};
 
-use super::matmul::{Extents, Lie, MOST, Matrices, Product, Sums, vectors_are_aligned};
-use crate::launch::{Launcher, Plan, Unplanned, extent, float};
+use super::matmul::{Extents, Lie, MAX_EXTENT, Matrices, Product, Sums, vectors_are_aligned};
+use crate::launch::{Launcher, Plan, PlanError, extent, float};
 use crate::{Result, Tensor};
 
 /// What kernels call the family in errors.
 const FAMILY: &str = "grouped_gemm";
 
 /// With more groups the rows of whole tiles would not fit in 32 bits.
-const MOST_GROUPS: u32 = MOST / 128;
+const MOST_GROUPS: u32 = MAX_EXTENT / 128;
 
 /// c_rows = a_rows b_g for the rows of each group g, with row-major `a` \[R, K\] and `b` \[G, K, N\];
 /// zeros in rows of no group.
@@ -103,12 +103,12 @@ fn by_rows(
     [a, b]: [Lie; 2],
     c: Sums,
     multiprocessors: u32,
-) -> Result<Grouped<GroupedM>, Unplanned> {
+) -> Result<Grouped<GroupedM>, PlanError> {
     let extents = Extents {
         batch: extent(FAMILY, "groups", b.count, MOST_GROUPS)?,
-        m: extent(FAMILY, "rows", a.rows, MOST)?,
-        n: extent(FAMILY, "n", b.columns, MOST)?,
-        k: extent(FAMILY, "k", a.columns, MOST)?,
+        m: extent(FAMILY, "rows", a.rows, MAX_EXTENT)?,
+        n: extent(FAMILY, "n", b.columns, MAX_EXTENT)?,
+        k: extent(FAMILY, "k", a.columns, MAX_EXTENT)?,
     };
     let Extents { batch, m, n, .. } = extents;
     let tile = GroupedM::tile(m, n, batch, multiprocessors);
@@ -124,12 +124,12 @@ fn by_sums(
     groups: usize,
     c: Sums,
     multiprocessors: u32,
-) -> Result<Grouped<GroupedK>, Unplanned> {
+) -> Result<Grouped<GroupedK>, PlanError> {
     let extents = Extents {
         batch: extent(FAMILY, "groups", groups, MOST_GROUPS)?,
-        m: extent(FAMILY, "m", a.columns, MOST)?,
-        n: extent(FAMILY, "n", b.columns, MOST)?,
-        k: extent(FAMILY, "rows", a.rows, MOST)?,
+        m: extent(FAMILY, "m", a.columns, MAX_EXTENT)?,
+        n: extent(FAMILY, "n", b.columns, MAX_EXTENT)?,
+        k: extent(FAMILY, "rows", a.rows, MAX_EXTENT)?,
     };
     let Extents { batch, m, n, .. } = extents;
     let tile = Tile::choose_square(m, n, batch, multiprocessors);
@@ -182,6 +182,6 @@ mod tests {
         let most = MOST_GROUPS as usize;
         let planned = |groups| by_rows([lie(&[1, 1]), lie(&[groups, 1, 1])], SUMS, 132);
         assert!(planned(most).is_ok());
-        assert!(matches!(planned(most + 1), Err(Unplanned::Refused(_))));
+        assert!(matches!(planned(most + 1), Err(PlanError::Kernel(_))));
     }
 }

@@ -9,7 +9,7 @@ use meshgrad_kernels::indexing::{
 
 use super::elementwise::Target;
 use super::indexing::{around, format};
-use crate::launch::{Launcher, Operand, Plan, Unplanned, extent, float};
+use crate::launch::{Launcher, Operand, Plan, PlanError, extent, float};
 use crate::{Call, DType, Layout, Result, Shape, Tensor};
 
 /// What kernels call the family in errors.
@@ -124,7 +124,7 @@ struct IndexSum {
 }
 
 impl IndexSum {
-    fn plan([x, index]: &[Operand; 2], rows: &Rows, to: &Operand) -> Result<IndexSum, Unplanned> {
+    fn plan([x, index]: &[Operand; 2], rows: &Rows, to: &Operand) -> Result<IndexSum, PlanError> {
         let numbers = Layout::contiguous(rows.numbers, 0);
         let walk = around(&numbers, rows.dim, &index.layout)?;
         let keys = Keys::new(format(index.dtype)?, &walk);
@@ -192,9 +192,9 @@ mod tests {
         assert_eq!(plan.workspace(), 4 * 3000 + 256 * 3 + 10);
 
         let refused = IndexSum::plan(&operands, &rows(u32::MAX as usize), &to);
-        assert!(matches!(refused, Err(Unplanned::Refused(_))), "{refused:?}");
+        assert!(matches!(refused, Err(PlanError::Kernel(_))), "{refused:?}");
         let double = [operand(DType::F64, &[3000, 64]), operands[1]];
         let refused = IndexSum::plan(&double, &rows(9), &to).err();
-        assert_eq!(refused, Some(Unplanned::DType(DType::F64)));
+        assert_eq!(refused, Some(PlanError::DType(DType::F64)));
     }
 }

@@ -4,7 +4,7 @@ use meshgrad_kernels::elementwise::Walk;
 use meshgrad_kernels::indexing::{Gather, GatherArguments, Ids, Indexed, Select, SelectArguments};
 
 use super::copies::unit;
-use crate::launch::{Launcher, Operand, Plan, Unplanned};
+use crate::launch::{Launcher, Operand, Plan, PlanError};
 use crate::{DType, Layout, Result, Tensor, UninitTensor};
 
 /// y\[o, j, ..\] = x\[o, ids\[j\], ..\] along dim `dim`, of contiguous tensors.
@@ -67,7 +67,7 @@ struct Rows {
     inner: u64,
 }
 
-fn selecting(x: &Operand, dim: usize, ids: DType, chosen: usize) -> Result<Rows, Unplanned> {
+fn selecting(x: &Operand, dim: usize, ids: DType, chosen: usize) -> Result<Rows, PlanError> {
     let shape = x.layout.shape();
     let outer: usize = shape[..dim].iter().product();
     let inner: usize = shape[dim + 1..].iter().product();
@@ -84,7 +84,7 @@ fn selecting(x: &Operand, dim: usize, ids: DType, chosen: usize) -> Result<Rows,
     })
 }
 
-fn gathering([x, index]: &[Operand; 2], dim: usize) -> Result<(Plan<Gather>, Walk), Unplanned> {
+fn gathering([x, index]: &[Operand; 2], dim: usize) -> Result<(Plan<Gather>, Walk), PlanError> {
     let walk = around(&x.layout, dim, &index.layout)?;
     let variant = Gather::new(unit(x.dtype), format(index.dtype)?, &walk);
     let launch = variant.launch(walk.elements());
@@ -93,7 +93,7 @@ fn gathering([x, index]: &[Operand; 2], dim: usize) -> Result<(Plan<Gather>, Wal
 
 /// Over the elements of an index tensor: as they lie in a contiguous tensor, in their own, and in
 /// one that is indexed along `dim`.
-pub(super) fn around(indexed: &Layout, dim: usize, index: &Layout) -> Result<Walk, Unplanned> {
+pub(super) fn around(indexed: &Layout, dim: usize, index: &Layout) -> Result<Walk, PlanError> {
     let dense = Layout::contiguous(*index.shape(), 0);
     let mut around = [0; crate::MAX_DIMS];
     let around = &mut around[..indexed.strides().len()];
@@ -103,12 +103,12 @@ pub(super) fn around(indexed: &Layout, dim: usize, index: &Layout) -> Result<Wal
     Ok(Walk::new(index.shape(), dense.strides(), &operands)?)
 }
 
-pub(super) fn format(ids: DType) -> Result<Ids, Unplanned> {
+pub(super) fn format(ids: DType) -> Result<Ids, PlanError> {
     match ids {
         DType::I64 => Ok(Ids::I64),
         DType::I32 => Ok(Ids::I32),
         DType::U32 => Ok(Ids::U32),
-        other => Err(Unplanned::DType(other)),
+        other => Err(PlanError::DType(other)),
     }
 }
 
@@ -145,6 +145,6 @@ mod tests {
         let x = operand(DType::F32, &[9, 4], 0);
         assert_eq!(selecting(&x, 0, DType::I64, 0).unwrap().kernel.launch, None);
         let refused = selecting(&x, 0, DType::U8, 3).err();
-        assert_eq!(refused, Some(Unplanned::DType(DType::U8)));
+        assert_eq!(refused, Some(PlanError::DType(DType::U8)));
     }
 }

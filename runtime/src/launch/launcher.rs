@@ -1,4 +1,4 @@
-//! The launcher of an op's kernels.
+//! The launcher, which an op launches its GPU kernels with.
 
 mod many;
 
@@ -7,14 +7,14 @@ use std::cell::RefCell;
 use meshgrad_kernels::faults::FaultSite;
 use meshgrad_kernels::{Arguments, Launch, Variant};
 
-use super::plan::{Plan, Unplanned};
+use super::plan::{Plan, PlanError};
 use crate::core::stream;
 use crate::core::stream_uses::Access;
 use crate::{Call, Device, Error, Kind, Result, Tensor, UninitTensor};
 
 impl Call {
-    /// Launches the op's kernels on a GPU, and counts the op. On a device that computes nothing what
-    /// `kernels` launches is only counted. How one writes them: docs/kernels.md.
+    /// Counts the op, and launches its kernels on a GPU. On a meta device launches are only counted.
+    /// docs/kernels.md shows how to write a kernel.
     ///
     /// # Errors
     /// What `kernels` returns.
@@ -24,22 +24,21 @@ impl Call {
     }
 }
 
-/// The way of an op's kernels to a GPU: addresses of its operands, and launches into the current
-/// stream. On a device that computes nothing launches are counted. Given by
-/// [`Call::launch`](crate::Call::launch).
+/// Launches the kernels of an op on the current stream, and gives the addresses of their operands. On a
+/// meta device launches are only counted. [`Call::launch`] creates it.
 pub struct Launcher<'a> {
     op: &'static str,
     device: &'a Device,
     used: RefCell<Used>,
 }
 
-/// The most tensors that may change among the operands of one op.
-const MOST_USED: usize = 16;
+/// The maximum number of mutable tensors among the operands of one op.
+const MAX_MUTABLE: usize = 16;
 
-/// The storages that may change which an op uses, and how. Held in place, without heap memory.
+/// The mutable storages that an op uses, and how; without heap memory.
 #[derive(Default)]
 struct Used {
-    storages: [Option<(usize, Access)>; MOST_USED],
+    storages: [Option<(usize, Access)>; MAX_MUTABLE],
 }
 
 impl Used {
@@ -47,7 +46,7 @@ impl Used {
         self.storages.iter().copied().flatten()
     }
 
-    /// `None` when there is no room.
+    /// `None` when it is full.
     fn add(&mut self, storage: usize, access: Access) -> Option<()> {
         let free = self.storages.iter_mut().find(|place| place.is_none())?;
         *free = Some((storage, access));
@@ -69,35 +68,34 @@ impl<'a> Launcher<'a> {
         self.op
     }
 
-    /// How many multiprocessors there are to keep busy.
+    /// The number of multiprocessors of the GPU.
     pub fn multiprocessors(&self) -> u32 {
         let gpu = self.device.properties().gpu.as_ref();
         gpu.map_or(1, |gpu| gpu.multiprocessors)
     }
 
-    /// Where the first element of `x` lies, for a kernel that reads it.
+    /// The address of the first element of `x`, for a kernel that reads it.
     ///
     /// # Errors
-    /// [`Error::Busy`] when this op changes its storage too, and while work on another stream
-    /// does; [`Error::Argument`] for more parameters, caches and their like than a kernel takes.
+    /// [`Error::Busy`] when this op also writes its storage, and while work on another stream does;
+    /// [`Error::Argument`] for more than 16 mutable tensors.
     pub fn ptr(&self, x: &Tensor) -> Result<u64> {
         self.uses(x, Access::Read)?;
         x.address(self.op)
     }
 
-    /// Where the first element of `into` lies, for a kernel that changes it. The version goes up by
-    /// one.
+    /// The address of the first element of `into`, for a kernel that changes it. Increments the version.
     ///
     /// # Errors
-    /// [`Error::Immutable`] for a [`Kind::Value`](crate::Kind::Value); [`Error::Busy`] when this op
-    /// uses its storage otherwise, and while work on another stream does; [`Error::Argument`] as
-    /// for [`Launcher::ptr`].
+    /// [`Error::Immutable`] for a [`Kind::Value`]; [`Error::Busy`] when this op also uses its storage in
+    /// another way, and while work on another stream does; [`Error::Argument`] as for
+    /// [`Launcher::ptr`].
     pub fn mut_ptr(&self, into: &Tensor) -> Result<u64> {
         self.uses(into, Access::Write)?;
         into.address_to_write(self.op)
     }
 
-    /// Where the first element of a tensor in the making lies, for the kernels that make it.
+    /// The address of the first element of `y`, for the kernels that write it.
     ///
     /// # Errors
     /// None on a GPU.
@@ -105,9 +103,9 @@ impl<'a> Launcher<'a> {
         y.address()
     }
 
-    /// Where a kernel of this op reports an index that is not in 0..extent
-    /// ([`faults`](meshgrad_kernels::faults)): the host gets [`CudaError::IndexOutOfRange`] when it
-    /// next copies values from this device or synchronises. Also part of graphs.
+    /// The site where a kernel of this op reports an index outside of 0..extent
+    /// ([`faults`](meshgrad_kernels::faults)). The host gets [`CudaError::IndexOutOfRange`] when it next
+    /// reads values from this device or synchronizes, also for kernels in graphs.
     ///
     /// [`CudaError::IndexOutOfRange`]: crate::CudaError::IndexOutOfRange
     pub fn fault_site(&self, extent: usize) -> FaultSite {
@@ -117,10 +115,10 @@ impl<'a> Launcher<'a> {
         }
     }
 
-    /// That `x` may be used so beside what the op uses already.
+    /// Checks that the op may use `x` in this way, given the tensors that it already uses.
     fn uses(&self, x: &Tensor, access: Access) -> Result<()> {
         if x.kind() == Kind::Value {
-            return Ok(()); // which nobody changes
+            return Ok(()); // immutable
         }
         let (mut used, storage) = (self.used.borrow_mut(), x.storage_id());
         let clashes =
@@ -130,21 +128,18 @@ impl<'a> Launcher<'a> {
         }
         used.add(storage, access).ok_or_else(|| Error::Argument {
             op: self.op,
-            problem: format!(
-                "uses more than {MOST_USED} parameters, caches and their like at once; split it"
-            ),
+            problem: format!("uses more than {MAX_MUTABLE} mutable tensors; split the op"),
         })
     }
 
-    /// Puts the kernel of `variant` into the current stream; loads it first where it is new. `None`
-    /// launches nothing.
+    /// Launches the kernel of `variant` on the current stream, and loads it at first use. `None` launches
+    /// nothing.
     ///
     /// # Safety
-    /// The arguments must be those that the kernel declares, and with them it must access nothing
-    /// but elements of tensors whose addresses [`Launcher::ptr`], [`Launcher::mut_ptr`] and
-    /// [`Launcher::uninit_ptr`] gave to this call: it can reach all of the GPU's memory, and memory of
-    /// the host that the GPU copies from. (The emulator ends a kernel that accesses what was never
-    /// allocated.)
+    /// The arguments must match the kernel's parameters. With them the kernel must only access elements
+    /// of tensors whose addresses [`Launcher::ptr`], [`Launcher::mut_ptr`] and
+    /// [`Launcher::uninit_ptr`] returned in this call: a kernel can address all of the GPU's memory, and
+    /// pinned host memory. (The emulator stops a kernel that accesses unallocated memory.)
     ///
     /// # Errors
     /// [`Error::Cuda`]: [`CudaError::Compile`](crate::CudaError::Compile) with the compiler's log,
@@ -159,7 +154,7 @@ impl<'a> Launcher<'a> {
         self.run(&Plan { variant, launch }, arguments)
     }
 
-    /// Puts the plan's kernel into the current stream, with its arguments.
+    /// Launches the plan's kernel on the current stream.
     pub(crate) fn run<V: Variant>(&self, plan: &Plan<V>, arguments: &Arguments) -> Result<()> {
         let Some(launch) = &plan.launch else {
             return Ok(());
@@ -176,11 +171,11 @@ impl<'a> Launcher<'a> {
         }
     }
 
-    /// The plan, or the error that names the op and the device.
-    pub(crate) fn planned<T>(&self, plan: Result<T, Unplanned>) -> Result<T> {
-        plan.map_err(|unplanned| match unplanned {
-            Unplanned::DType(dtype) => self.device.no_kernel_for(self.op, dtype),
-            Unplanned::Refused(reason) => Error::KernelRefused {
+    /// The plan, or an error that names the op and the device.
+    pub(crate) fn planned<T>(&self, plan: Result<T, PlanError>) -> Result<T> {
+        plan.map_err(|error| match error {
+            PlanError::DType(dtype) => self.device.no_kernel_for(self.op, dtype),
+            PlanError::Kernel(reason) => Error::KernelRefused {
                 op: self.op,
                 device: self.device.to_string(),
                 reason,

@@ -9,14 +9,14 @@ use meshgrad_kernels::gemm::{
     GemmArguments, GemmBf16, GemmF32, Split, SplitArguments, SumParts, SumPartsArguments, Tile,
 };
 
-use crate::launch::{Launcher, Plan, Unplanned, extent};
+use crate::launch::{Launcher, Plan, PlanError, extent};
 use crate::{Call, DType, Result};
 
 /// What kernels call the family in errors.
 const FAMILY: &str = "gemm";
 
 /// Kernels compare extents as signed numbers.
-pub(super) const MOST: u32 = i32::MAX as u32;
+pub(super) const MAX_EXTENT: u32 = i32::MAX as u32;
 
 /// c = a b, for each matrix of the batch.
 pub(crate) fn product(
@@ -120,12 +120,12 @@ impl Extents {
     }
 }
 
-fn plan([a, b]: [Lie; 2], c: Sums, multiprocessors: u32) -> Result<Gemms, Unplanned> {
+fn plan([a, b]: [Lie; 2], c: Sums, multiprocessors: u32) -> Result<Gemms, PlanError> {
     let extents = Extents {
-        batch: extent(FAMILY, "batch", a.count, MOST)?,
-        m: extent(FAMILY, "m", a.rows, MOST)?,
-        n: extent(FAMILY, "n", b.columns, MOST)?,
-        k: extent(FAMILY, "k", a.columns, MOST)?,
+        batch: extent(FAMILY, "batch", a.count, MAX_EXTENT)?,
+        m: extent(FAMILY, "m", a.rows, MAX_EXTENT)?,
+        n: extent(FAMILY, "n", b.columns, MAX_EXTENT)?,
+        k: extent(FAMILY, "k", a.columns, MAX_EXTENT)?,
     };
     let Extents { batch, m, n, k } = extents;
     let aligned = vectors_are_aligned(&[a, b], &c, &extents);
@@ -164,7 +164,7 @@ fn kernel(
     extents: &Extents,
     tile: Tile,
     parts: u32,
-) -> Result<Gemm, Unplanned> {
+) -> Result<Gemm, PlanError> {
     let Extents { batch, m, n, .. } = *extents;
     // Where sums are split there are but a few tiles.
     let products = batch.saturating_mul(parts);
@@ -194,7 +194,7 @@ fn kernel(
                 variant,
             }))
         }
-        other => Err(Unplanned::DType(other)),
+        other => Err(PlanError::DType(other)),
     }
 }
 
@@ -286,7 +286,7 @@ mod tests {
         };
         assert!(tall(most).is_ok());
         let refused = tall(most + 1).unwrap_err();
-        let Unplanned::Refused(reason) = refused else {
+        let PlanError::Kernel(reason) = refused else {
             panic!("{refused:?}");
         };
         assert_eq!(

@@ -27,4 +27,4 @@ pub(crate) mod symbol;
 pub(crate) mod top_k;
 
 pub use launcher::Launcher;
-pub(crate) use plan::{MOST, Operand, Plan, Rows, Unplanned, aligned, extent, float};
+pub(crate) use plan::{MAX_EXTENT, Operand, Plan, PlanError, Rows, aligned, extent, float};

@@ -6,7 +6,7 @@ use meshgrad_kernels::rms_norm::{
     RmsNormGradWeightArguments, SumPartials, SumPartialsArguments, rows_per_partial,
 };
 
-use crate::launch::{Launcher, MOST, Operand, Plan, Rows, Unplanned, aligned, extent, float};
+use crate::launch::{Launcher, MAX_EXTENT, Operand, Plan, PlanError, Rows, aligned, extent, float};
 use crate::{DType, Result, Tensor, UninitTensor};
 
 /// What kernels call the family in errors.
@@ -128,7 +128,7 @@ pub(crate) fn add_rms_norm_grad_input(
     gpu.run(&plan.kernel, &arguments.arguments())
 }
 
-fn forward(x: &Operand, w: &Operand, rows: usize) -> Result<Rows<RmsNorm>, Unplanned> {
+fn forward(x: &Operand, w: &Operand, rows: usize) -> Result<Rows<RmsNorm>, PlanError> {
     let features = w.layout.shape().elements();
     let variant = RmsNorm::new(float(x.dtype)?, features, aligned(&[x, w]));
     Ok(Rows {
@@ -137,11 +137,11 @@ fn forward(x: &Operand, w: &Operand, rows: usize) -> Result<Rows<RmsNorm>, Unpla
             variant,
         },
         rows: rows as u64,
-        features: extent(FAMILY, "features", features, MOST)?,
+        features: extent(FAMILY, "features", features, MAX_EXTENT)?,
     })
 }
 
-fn grad_input([dy, x, w]: &[Operand; 3], rows: usize) -> Result<Rows<RmsNormGradInput>, Unplanned> {
+fn grad_input([dy, x, w]: &[Operand; 3], rows: usize) -> Result<Rows<RmsNormGradInput>, PlanError> {
     let features = w.layout.shape().elements();
     let variant = RmsNormGradInput::new(float(x.dtype)?, features, aligned(&[dy, x, w]));
     Ok(Rows {
@@ -150,11 +150,11 @@ fn grad_input([dy, x, w]: &[Operand; 3], rows: usize) -> Result<Rows<RmsNormGrad
             variant,
         },
         rows: rows as u64,
-        features: extent(FAMILY, "features", features, MOST)?,
+        features: extent(FAMILY, "features", features, MAX_EXTENT)?,
     })
 }
 
-fn add_forward([x, b, w]: &[Operand; 3], rows: usize) -> Result<Rows<AddRmsNorm>, Unplanned> {
+fn add_forward([x, b, w]: &[Operand; 3], rows: usize) -> Result<Rows<AddRmsNorm>, PlanError> {
     let features = w.layout.shape().elements();
     let variant = AddRmsNorm::new(float(x.dtype)?, features, aligned(&[x, b, w]));
     Ok(Rows {
@@ -163,14 +163,14 @@ fn add_forward([x, b, w]: &[Operand; 3], rows: usize) -> Result<Rows<AddRmsNorm>
             variant,
         },
         rows: rows as u64,
-        features: extent(FAMILY, "features", features, MOST)?,
+        features: extent(FAMILY, "features", features, MAX_EXTENT)?,
     })
 }
 
 fn add_grad_input(
     [dh, dy, h, w]: &[Operand; 4],
     rows: usize,
-) -> Result<Rows<AddRmsNormGradInput>, Unplanned> {
+) -> Result<Rows<AddRmsNormGradInput>, PlanError> {
     let features = w.layout.shape().elements();
     let variant = AddRmsNormGradInput::new(float(h.dtype)?, features, aligned(&[dh, dy, h, w]));
     Ok(Rows {
@@ -179,7 +179,7 @@ fn add_grad_input(
             variant,
         },
         rows: rows as u64,
-        features: extent(FAMILY, "features", features, MOST)?,
+        features: extent(FAMILY, "features", features, MAX_EXTENT)?,
     })
 }
 
@@ -202,8 +202,8 @@ impl GradWeight {
         rows: usize,
         features: usize,
         empty: bool,
-    ) -> Result<GradWeight, Unplanned> {
-        let width = extent(FAMILY, "features", features, MOST)?;
+    ) -> Result<GradWeight, PlanError> {
+        let width = extent(FAMILY, "features", features, MAX_EXTENT)?;
         let partials = RmsNormGradWeight::new(float(x.dtype)?, features, aligned(&[&dy, &x]));
         let sum = SumPartials::new(!empty);
         let rows = rows as u64;
@@ -270,6 +270,6 @@ mod tests {
         assert!(plan.sum.launch.is_some(), "the sum of nothing is written");
 
         let refused = GradWeight::plan([x, operand(DType::F64, &[2, 3], 0)], 2, 3, true);
-        assert_eq!(refused.err(), Some(Unplanned::DType(DType::F64)));
+        assert_eq!(refused.err(), Some(PlanError::DType(DType::F64)));
     }
 }

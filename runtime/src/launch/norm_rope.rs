@@ -9,7 +9,7 @@ use meshgrad_kernels::rms_norm::{SumPartials, SumPartialsArguments, rows_per_par
 
 use super::rope::{RotatedHeads, format, head_strides, is_aligned};
 use crate::core::params::rope::Angles;
-use crate::launch::{Launcher, Operand, Plan, Unplanned, float};
+use crate::launch::{Launcher, Operand, Plan, PlanError, float};
 use crate::{DType, Result, Tensor, UninitTensor};
 
 /// y = rotated(x w inv_rms) with inv_rms = 1 / sqrt(mean(x^2) + eps), head by head.
@@ -84,7 +84,7 @@ impl GradWeight {
         [dy, x]: [&Tensor; 2],
         angles: &Angles<'_>,
         empty: bool,
-    ) -> Result<GradWeight, Unplanned> {
+    ) -> Result<GradWeight, PlanError> {
         let rotated = rotated(x, angles)?;
         let aligned = rotated.aligned && is_aligned(&Operand::of(dy))?;
         let (dtype, heads) = (float(x.dtype())?, &rotated.heads);
@@ -147,6 +147,6 @@ pub(crate) fn norm_rope_grad_weight(
     gpu.run(&plan.sum, &arguments.arguments())
 }
 
-fn rotated(x: &Tensor, angles: &Angles<'_>) -> Result<RotatedHeads, Unplanned> {
+fn rotated(x: &Tensor, angles: &Angles<'_>) -> Result<RotatedHeads, PlanError> {
     RotatedHeads::new(&Operand::of(x), [angles.cos, angles.sin].map(Operand::of))
 }

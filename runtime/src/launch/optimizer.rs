@@ -5,7 +5,7 @@ use meshgrad_kernels::adamw::{
 };
 
 use crate::core::params::optimizer::{AdamWOperands, StepScalars};
-use crate::launch::{Launcher, Operand, Plan, Unplanned, extent};
+use crate::launch::{Launcher, Operand, Plan, PlanError, extent};
 use crate::{DType, Key, Layout, Result, Tensor};
 
 /// A table of parameters in device memory, and what it says.
@@ -38,7 +38,10 @@ pub(crate) fn adamw(
     let addresses = changed.as_chunks::<3>().0.iter().zip(gradients);
     for (one, ([param, exp_avg, exp_avg_sq], gradient)) in operands.iter().zip(addresses) {
         let rounding = match one.rounding {
-            Some(draw) => Some((draw.key(), draw.places(gpu.op(), one.param.shape())?)),
+            Some(draw) => Some((
+                draw.key(),
+                draw.global_indices(gpu.op(), one.param.shape())?,
+            )),
             None => None,
         };
         let addresses = [*param, *gradient, *exp_avg, *exp_avg_sq];
@@ -83,7 +86,7 @@ impl Table {
     }
 }
 
-fn plan(entries: &[AdamWEntry]) -> Result<Plan<AdamW>, Unplanned> {
+fn plan(entries: &[AdamWEntry]) -> Result<Plan<AdamW>, PlanError> {
     let chunks = entries
         .iter()
         .map(|entry| entry.elements.div_ceil(CHUNK.into()));
@@ -102,7 +105,7 @@ fn entry(
     operands: &AdamWOperands<'_>,
     rounding: Option<(Key, Layout)>,
     addresses: [u64; 4],
-) -> Result<AdamWEntry, Unplanned> {
+) -> Result<AdamWEntry, PlanError> {
     let param = Operand::of(operands.param);
     let rounding = match (param.dtype, rounding) {
         (DType::F32, _) => Rounding::F32,
@@ -111,7 +114,7 @@ fn entry(
             key: key.words(),
             places: innermost_first(&places),
         },
-        (other, _) => return Err(Unplanned::DType(other)),
+        (other, _) => return Err(PlanError::DType(other)),
     };
     let of = operands.constants;
     Ok(AdamWEntry {
@@ -152,7 +155,7 @@ mod tests {
         let whole = Region::whole(&[4, 6, 10]).unwrap();
         let region = whole.slice(0, 1..3).unwrap().slice(2, 4..8).unwrap();
         let places = Key::new(0).within(&region);
-        let places = innermost_first(&places.places("test", region.shape()).unwrap());
+        let places = innermost_first(&places.global_indices("test", region.shape()).unwrap());
         assert_eq!((places.first, places.dims), (64, vec![(4, 1), (12, 10)]));
 
         let one = innermost_first(&Layout::contiguous(Default::default(), 0));

@@ -1,48 +1,47 @@
-//! Plans: what an op asks of a GPU, as data, and the way from there to the launch.
+//! Plans: the kernels of an op and their launch dimensions, as data.
 //!
-//! A family's plan is a pure function of its operands' dtypes and layouts: which kernels, on how
-//! many CTAs, with how much memory beside the operands. A device that computes nothing plans as the
-//! GPU does that it stands for. FLOPs and bytes are not in it: the op's
-//! [`Signature`](crate::Signature) tells them, on every device alike.
+//! A plan is a pure function of the operands' dtypes and layouts: the kernels, their grids, and their
+//! workspaces. A meta device makes the same plans as its GPU. FLOPs and bytes are not part of a plan:
+//! they follow from the op's [`Signature`](crate::Signature), on every device.
 
 use meshgrad_kernels::{Dtype, Error as KernelError, Launch};
 
 use crate::{DType, Layout, Result, Tensor, UninitTensor};
 
-/// One kernel that an op wants to run.
+/// One kernel launch of an op.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Plan<V> {
-    /// Which kernel.
+    /// The kernel.
     pub(crate) variant: V,
-    /// On how many CTAs and threads; `None` when there is nothing to do.
+    /// Its grid and block; `None` when there is nothing to do.
     pub(crate) launch: Option<Launch>,
 }
 
-/// One kernel over the rows of a matrix.
+/// One kernel launch over the rows of a matrix.
 #[derive(Debug)]
 pub(crate) struct Rows<V> {
     pub(crate) kernel: Plan<V>,
     pub(crate) rows: u64,
-    /// Elements of a row.
+    /// Elements per row.
     pub(crate) features: u32,
 }
 
-/// Why there is no plan.
+/// Why an op cannot be planned.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Unplanned {
-    /// The family has kernels, but none for this dtype.
+pub(crate) enum PlanError {
+    /// The family has no kernel for this dtype.
     DType(DType),
-    /// No kernel can be made for these operands.
-    Refused(KernelError),
+    /// The kernels do not support these operands.
+    Kernel(KernelError),
 }
 
-impl From<KernelError> for Unplanned {
-    fn from(reason: KernelError) -> Unplanned {
-        Unplanned::Refused(reason)
+impl From<KernelError> for PlanError {
+    fn from(reason: KernelError) -> PlanError {
+        PlanError::Kernel(reason)
     }
 }
 
-/// An operand or result without its memory: all that a plan knows of it.
+/// The dtype and layout of an operand or result, which is all that a plan depends on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Operand {
     pub(crate) dtype: DType,
@@ -57,47 +56,49 @@ impl Operand {
         }
     }
 
-    /// A tensor in the making.
-    pub(crate) fn fresh(y: &UninitTensor) -> Operand {
+    pub(crate) fn uninit(y: &UninitTensor) -> Operand {
         Operand {
             dtype: y.dtype(),
             layout: Layout::contiguous(*y.shape(), 0),
         }
     }
 
-    /// Whether its first element lies at a multiple of 16, as the widest accesses want it: all
-    /// memory begins at one.
+    /// Whether its first element is 16-byte aligned, as the widest accesses require. All allocations
+    /// are.
     pub(crate) fn is_aligned(&self) -> bool {
         self.dtype.bytes(self.layout.offset()).is_multiple_of(16)
     }
 }
 
-/// Whether all are aligned.
+/// Whether all operands are aligned.
 pub(crate) fn aligned(operands: &[&Operand]) -> bool {
     operands.iter().all(|operand| operand.is_aligned())
 }
 
-/// A float as kernels know it.
-pub(crate) fn float(dtype: DType) -> Result<Dtype, Unplanned> {
+/// The kernels' dtype of a float.
+pub(crate) fn float(dtype: DType) -> Result<Dtype, PlanError> {
     match dtype {
         DType::F32 => Ok(Dtype::F32),
         DType::BF16 => Ok(Dtype::Bf16),
-        other => Err(Unplanned::DType(other)),
+        other => Err(PlanError::DType(other)),
     }
 }
 
-/// The most that an index of 32 bits, which goes on by what a CTA does at once, counts to.
-pub(crate) const MOST: u32 = i32::MAX as u32;
+/// The maximum extent of kernels with 32-bit indices, which leaves room for the step of a loop.
+pub(crate) const MAX_EXTENT: u32 = i32::MAX as u32;
 
-/// An extent as the kernels of a family take it, `most` at most.
+/// `value` as a 32-bit extent of a kernel.
+///
+/// # Errors
+/// [`PlanError::Kernel`] when it is larger than `most`.
 pub(crate) fn extent(
     kernel: &'static str,
     what: &'static str,
     value: usize,
     most: u32,
-) -> Result<u32, Unplanned> {
+) -> Result<u32, PlanError> {
     let fits = u32::try_from(value).ok().filter(|value| *value <= most);
-    fits.ok_or(Unplanned::Refused(KernelError::Extent {
+    fits.ok_or(PlanError::Kernel(KernelError::Extent {
         kernel,
         what,
         value,

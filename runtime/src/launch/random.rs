@@ -3,7 +3,7 @@
 use meshgrad_kernels::random::{Distribution, Random, RandomArguments, RandomWalk, Values};
 
 use super::elementwise::Target;
-use crate::launch::{Launcher, Operand, Plan, Unplanned, float};
+use crate::launch::{Launcher, Operand, Plan, PlanError, float};
 use crate::{DType, Key, Layout, Result, Tensor};
 
 /// y\[i\] of the random word that `key` has for element i, whose global index is its place in
@@ -38,7 +38,7 @@ fn plan(
     places: &Layout,
     x: Option<Operand>,
     y: Operand,
-) -> Result<Drawn, Unplanned> {
+) -> Result<Drawn, PlanError> {
     let dtype = match distribution {
         Distribution::Mask => float(DType::F32)?,
         _ => float(y.dtype)?,
@@ -69,7 +69,7 @@ mod tests {
 
     fn form(region: &Region, offset: usize) -> Form {
         let key = Key::new(0).within(region);
-        let places = key.places("test", region.shape()).unwrap();
+        let places = key.global_indices("test", region.shape()).unwrap();
         let y = Operand {
             dtype: DType::BF16,
             layout: Layout::contiguous(*region.shape(), offset),

@@ -5,7 +5,7 @@ use meshgrad_kernels::{Dtype, Error as KernelError, merge::Merge};
 
 use super::copies::contiguous_copy;
 use crate::core::shape::MAX_DIMS;
-use crate::launch::{Operand, Plan, Unplanned, float};
+use crate::launch::{Operand, Plan, PlanError, float};
 use crate::{Call, DType, Layout, Result, Tensor, UninitTensor};
 
 /// What kernels call the family in errors.
@@ -51,7 +51,7 @@ pub(crate) fn reduce(
                 scale,
             };
             gpu.run(&plan, &arguments.arguments())?;
-            from = (arguments.y, Operand::fresh(to));
+            from = (arguments.y, Operand::uninit(to));
             held = workspace.or(held);
         }
         Ok(())
@@ -125,9 +125,9 @@ impl Pass {
         (self.extents.outer * self.extents.chunks() * self.extents.inner) as usize
     }
 
-    fn plan(&self, merge: Merge, x: &Operand, to: DType) -> Result<Plan<Reduce>, Unplanned> {
+    fn plan(&self, merge: Merge, x: &Operand, to: DType) -> Result<Plan<Reduce>, PlanError> {
         if let Some((what, value, most)) = self.extents.too_large() {
-            return Err(Unplanned::Refused(KernelError::Extent {
+            return Err(PlanError::Kernel(KernelError::Extent {
                 kernel: FAMILY,
                 what,
                 value: value as usize,

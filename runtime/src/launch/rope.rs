@@ -10,7 +10,7 @@ use meshgrad_kernels::rope::{
 
 use crate::core::params::rope::RopeStyle;
 use crate::core::params::rope::Rotation;
-use crate::launch::{Launcher, MOST, Operand, Plan, Unplanned, extent, float};
+use crate::launch::{Launcher, MAX_EXTENT, Operand, Plan, PlanError, extent, float};
 use crate::{DType, Result, Tensor, UninitTensor};
 
 /// What kernels call the family in errors.
@@ -89,15 +89,15 @@ pub(super) struct RotatedHeads {
 
 impl RotatedHeads {
     /// `x` [b, t, n, d] and two tables [b, t, h], their last dims dense.
-    pub(super) fn new(x: &Operand, tables: [Operand; 2]) -> Result<RotatedHeads, Unplanned> {
+    pub(super) fn new(x: &Operand, tables: [Operand; 2]) -> Result<RotatedHeads, PlanError> {
         let shape = x.layout.shape();
         let rows: usize = shape[..3].iter().product();
         let heads = Heads {
             rows: extent(FAMILY, "heads", rows, Heads::MAX_ROWS)?,
-            positions: extent(FAMILY, "positions", shape[1], MOST)?,
-            heads: extent(FAMILY, "heads of a position", shape[2], MOST)?,
-            features: extent(FAMILY, "features", shape[3], MOST)?,
-            pairs: extent(FAMILY, "pairs", tables[0].layout.shape()[2], MOST)?,
+            positions: extent(FAMILY, "positions", shape[1], MAX_EXTENT)?,
+            heads: extent(FAMILY, "heads of a position", shape[2], MAX_EXTENT)?,
+            features: extent(FAMILY, "features", shape[3], MAX_EXTENT)?,
+            pairs: extent(FAMILY, "pairs", tables[0].layout.shape()[2], MAX_EXTENT)?,
         };
         let of_x = head_strides(x);
         let of_tables = tables.map(|table| {
@@ -127,7 +127,7 @@ pub(super) fn head_strides(x: &Operand) -> HeadStrides {
 }
 
 /// Whether all heads of [b, t, n, d] begin at multiples of 16 bytes.
-pub(super) fn is_aligned(x: &Operand) -> Result<bool, Unplanned> {
+pub(super) fn is_aligned(x: &Operand) -> Result<bool, PlanError> {
     Ok(x.is_aligned() && head_strides(x).keep_alignment(float(x.dtype)?))
 }
 
@@ -144,16 +144,16 @@ fn tables_plan(
     dtype: DType,
     positions: usize,
     pairs: usize,
-) -> Result<(Plan<RopeTables>, u32, u32), Unplanned> {
+) -> Result<(Plan<RopeTables>, u32, u32), PlanError> {
     let format = match dtype {
         DType::I64 => PositionFormat::I64,
         DType::I32 => PositionFormat::I32,
         DType::U32 => PositionFormat::U32,
-        other => return Err(Unplanned::DType(other)),
+        other => return Err(PlanError::DType(other)),
     };
     let elements = positions.saturating_mul(pairs);
     let elements = extent(FAMILY, "angles", elements, RopeTables::MAX_ELEMENTS)?;
-    let pairs = extent(FAMILY, "pairs", pairs, MOST)?;
+    let pairs = extent(FAMILY, "pairs", pairs, MAX_EXTENT)?;
     let variant = RopeTables::new(format);
     let launch = variant.launch(elements);
     Ok((Plan { variant, launch }, elements, pairs))
@@ -190,9 +190,9 @@ mod tests {
     #[test]
     fn what_32_bits_do_not_count_is_refused() {
         let refused = tables_plan(DType::I64, 1 << 20, 1 << 13).err();
-        assert!(matches!(refused, Some(Unplanned::Refused(_))));
+        assert!(matches!(refused, Some(PlanError::Kernel(_))));
         let refused = tables_plan(DType::F32, 4, 4).err();
-        assert_eq!(refused, Some(Unplanned::DType(DType::F32)));
+        assert_eq!(refused, Some(PlanError::DType(DType::F32)));
         assert_eq!(tables_plan(DType::I32, 0, 4).unwrap().0.launch, None);
     }
 }

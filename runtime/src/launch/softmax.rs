@@ -4,7 +4,7 @@
 pub(crate) use meshgrad_kernels::softmax::Function;
 use meshgrad_kernels::softmax::{Softmax, SoftmaxArguments, SoftmaxGrad, SoftmaxGradArguments};
 
-use crate::launch::{Launcher, MOST, Operand, Plan, Rows, Unplanned, aligned, extent, float};
+use crate::launch::{Launcher, MAX_EXTENT, Operand, Plan, PlanError, Rows, aligned, extent, float};
 use crate::{Result, Tensor, UninitTensor};
 
 /// What kernels call the family in errors.
@@ -45,7 +45,7 @@ pub(crate) fn softmax_grad(
     gpu.run(&plan.kernel, &arguments.arguments())
 }
 
-fn forward(function: Function, x: &Operand) -> Result<Rows<Softmax>, Unplanned> {
+fn forward(function: Function, x: &Operand) -> Result<Rows<Softmax>, PlanError> {
     let (rows, features) = rows_of(x)?;
     let variant = Softmax::new(function, float(x.dtype)?, features as usize, aligned(&[x]));
     Ok(Rows {
@@ -58,7 +58,7 @@ fn forward(function: Function, x: &Operand) -> Result<Rows<Softmax>, Unplanned> 
     })
 }
 
-fn gradient(function: Function, [y, dy]: &[Operand; 2]) -> Result<Rows<SoftmaxGrad>, Unplanned> {
+fn gradient(function: Function, [y, dy]: &[Operand; 2]) -> Result<Rows<SoftmaxGrad>, PlanError> {
     let (rows, features) = rows_of(y)?;
     let aligned = aligned(&[y, dy]);
     let variant = SoftmaxGrad::new(function, float(y.dtype)?, features as usize, aligned);
@@ -73,11 +73,11 @@ fn gradient(function: Function, [y, dy]: &[Operand; 2]) -> Result<Rows<SoftmaxGr
 }
 
 /// Rows that have elements, and their features.
-fn rows_of(x: &Operand) -> Result<(u64, u32), Unplanned> {
+fn rows_of(x: &Operand) -> Result<(u64, u32), PlanError> {
     let shape = x.layout.shape();
     let features = shape.last().copied().unwrap_or(1);
     let rows = shape.elements().checked_div(features).unwrap_or(0);
-    let features = extent(FAMILY, "features", features, MOST)?;
+    let features = extent(FAMILY, "features", features, MAX_EXTENT)?;
     Ok((rows as u64, features))
 }
 
@@ -112,6 +112,6 @@ mod tests {
             assert_eq!(plan.kernel.launch, None);
         }
         let refused = forward(Function::Softmax, &operand(DType::F64, &[2, 3], 0));
-        assert_eq!(refused.err(), Some(Unplanned::DType(DType::F64)));
+        assert_eq!(refused.err(), Some(PlanError::DType(DType::F64)));
     }
 }

@@ -2,7 +2,7 @@
 
 use meshgrad_kernels::swiglu::{SwiGlu, SwiGluArguments, SwiGluGrad, SwiGluGradArguments};
 
-use crate::launch::{Launcher, MOST, Operand, Plan, Rows, Unplanned, aligned, extent, float};
+use crate::launch::{Launcher, MAX_EXTENT, Operand, Plan, PlanError, Rows, aligned, extent, float};
 use crate::{Result, Tensor, UninitTensor};
 
 /// What kernels call the family in errors.
@@ -10,7 +10,7 @@ const FAMILY: &str = "swiglu";
 
 /// y = silu(gate) up.
 pub(crate) fn swiglu(gpu: &Launcher<'_>, gate_up: &Tensor, y: &UninitTensor) -> Result<()> {
-    let plan = gpu.planned(forward(&Operand::of(gate_up), &Operand::fresh(y)))?;
+    let plan = gpu.planned(forward(&Operand::of(gate_up), &Operand::uninit(y)))?;
     let arguments = SwiGluArguments {
         gate_up: gpu.ptr(gate_up)?,
         y: gpu.uninit_ptr(y)?,
@@ -39,7 +39,7 @@ pub(crate) fn swiglu_grad(
 }
 
 /// `y` [.., F] in the making; results are aligned.
-fn forward(gate_up: &Operand, y: &Operand) -> Result<Rows<SwiGlu>, Unplanned> {
+fn forward(gate_up: &Operand, y: &Operand) -> Result<Rows<SwiGlu>, PlanError> {
     let (extents, features) = extents(y)?;
     let variant = SwiGlu::new(float(y.dtype)?, extents, aligned(&[gate_up]));
     Ok(Rows {
@@ -52,7 +52,7 @@ fn forward(gate_up: &Operand, y: &Operand) -> Result<Rows<SwiGlu>, Unplanned> {
     })
 }
 
-fn backward(gate_up: &Operand, dy: &Operand) -> Result<Rows<SwiGluGrad>, Unplanned> {
+fn backward(gate_up: &Operand, dy: &Operand) -> Result<Rows<SwiGluGrad>, PlanError> {
     let (extents, features) = extents(dy)?;
     let variant = SwiGluGrad::new(float(dy.dtype)?, extents, aligned(&[gate_up, dy]));
     Ok(Rows {
@@ -66,11 +66,11 @@ fn backward(gate_up: &Operand, dy: &Operand) -> Result<Rows<SwiGluGrad>, Unplann
 }
 
 /// The rows and features of [.., F], and the features as the kernels take them.
-fn extents(x: &Operand) -> Result<([u64; 2], u32), Unplanned> {
+fn extents(x: &Operand) -> Result<([u64; 2], u32), PlanError> {
     let shape = x.layout.shape();
     let features = shape.last().copied().unwrap_or(1);
     let rows = shape.elements().checked_div(features).unwrap_or(0);
-    let width = extent(FAMILY, "features", features, MOST)?;
+    let width = extent(FAMILY, "features", features, MAX_EXTENT)?;
     Ok(([rows as u64, features as u64], width))
 }
 
@@ -103,6 +103,6 @@ mod tests {
         }
         let double = operand(DType::F64, &[3, 4], 0);
         let refused = forward(&double, &double).err();
-        assert_eq!(refused, Some(Unplanned::DType(DType::F64)));
+        assert_eq!(refused, Some(PlanError::DType(DType::F64)));
     }
 }

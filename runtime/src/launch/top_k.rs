@@ -7,7 +7,7 @@ use meshgrad_kernels::rank::{
     SortTiles, SortTilesArguments, chunks_of_rows,
 };
 
-use crate::launch::{Operand, Plan, Unplanned, extent, float};
+use crate::launch::{Operand, Plan, PlanError, extent, float};
 use crate::{Call, DType, Result, Tensor, UninitTensor};
 
 /// What kernels call the family in errors.
@@ -53,7 +53,7 @@ struct Extremes {
 }
 
 impl Extremes {
-    fn plan(direction: Direction, x: &Operand, columns: usize) -> Result<Extremes, Unplanned> {
+    fn plan(direction: Direction, x: &Operand, columns: usize) -> Result<Extremes, PlanError> {
         let features = u64::from(extent(FAMILY, "features", columns, u32::MAX - 1)?);
         let rows = x.layout.shape().elements() as u64 / features.max(1);
         let best = Best::new(direction, float(x.dtype)?, rows, features, x.is_aligned());
@@ -146,7 +146,7 @@ struct Top {
 }
 
 impl Top {
-    fn plan(x: &Operand, columns: usize, k: usize) -> Result<Top, Unplanned> {
+    fn plan(x: &Operand, columns: usize, k: usize) -> Result<Top, PlanError> {
         let most = u32::try_from(SortTiles::MAX_FEATURES).unwrap_or(u32::MAX);
         let features = extent(FAMILY, "features", columns, most)?;
         let (wide, k) = (u64::from(features), k as u32);
@@ -226,6 +226,6 @@ mod tests {
         assert_eq!(plan.keys_of(runs(1)), 0);
 
         let refused = Top::plan(&operand(DType::F64, &[2, 3]), 3, 1);
-        assert_eq!(refused.err(), Some(Unplanned::DType(DType::F64)));
+        assert_eq!(refused.err(), Some(PlanError::DType(DType::F64)));
     }
 }

@@ -18,7 +18,7 @@ impl Accumulator {
     /// # Errors
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
     pub fn new(device: &Device, shape: Shape, dtype: DType) -> Result<Accumulator> {
-        let fresh = crate::UninitTensor::of_kind(device, shape, dtype, Kind::Gradient)?;
+        let fresh = crate::UninitTensor::with_kind(device, shape, dtype, Kind::Gradient)?;
         Ok(Accumulator {
             buffer: fresh.finish(),
             empty: true,

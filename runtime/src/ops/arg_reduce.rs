@@ -98,7 +98,7 @@ pub fn top_k(x: &Tensor, k: usize) -> Result<(Tensor, Tensor)> {
     let mut call = TOP_K.call(&[x])?;
     let columns = call.extent("n");
     if k == 0 || k > columns {
-        let problem = format!("cannot choose k = {k} of {columns} elements; k is at least 1");
+        let problem = format!("k = {k} is not in 1..={columns}, the extent of the last dim");
         return Err(Error::Argument {
             op: call.name(),
             problem,

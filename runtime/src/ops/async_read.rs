@@ -73,7 +73,7 @@ impl<T: Element> AsyncRead<T> {
         let mut values = vec![T::zeroed(); elements];
         if let Some(gpu) = self.device.gpu() {
             let stream = stream::raw(&self.device, gpu);
-            gpu.finish_reading(&stream, copy, bytemuck::cast_slice_mut(&mut values))?;
+            gpu.finish_download(&stream, copy, bytemuck::cast_slice_mut(&mut values))?;
         }
         Ok(values)
     }

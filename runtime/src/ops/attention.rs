@@ -83,7 +83,7 @@ pub fn attention(
 /// what the memory held before.
 fn clear_if_packed(mask: &AttentionMask, results: &mut [&mut UninitTensor]) -> Result<()> {
     match mask.sequences {
-        AttentionSequences::Packed { .. } => results.iter_mut().try_for_each(|it| it.clear()),
+        AttentionSequences::Packed { .. } => results.iter_mut().try_for_each(|it| it.fill_zero()),
         _ => Ok(()),
     }
 }

@@ -1,5 +1,4 @@
-//! Elementwise functions of two and three operands, which broadcast against each other; comparisons
-//! and selection.
+//! Elementwise ops of two and three operands, with broadcasting: arithmetic, comparisons, `where_`.
 
 use super::elementwise::{map, test};
 use crate::Function;
@@ -7,7 +6,7 @@ use crate::cpu::elementwise as cpu;
 use crate::launch::elementwise::{self as launch, Target};
 use crate::{Accumulator, Error, Number, Result, Signature, Tensor, for_any, for_float};
 
-/// Defines an op, and its signature, for each function of two float operands.
+/// Defines an op and its signature for each function of two float operands.
 macro_rules! binary_ops {
     ($(
         $(#[$doc:meta])*
@@ -17,8 +16,7 @@ macro_rules! binary_ops {
             $(#[$doc])*
             ///
             /// # Shapes
-            /// `a` and `b` of one float dtype and of shapes that broadcast; returns the common
-            /// shape.
+            /// `a` and `b` of one float dtype, with shapes that broadcast; returns the broadcast shape.
             ///
             /// # Errors
             /// [`Error::Signature`].
@@ -41,7 +39,7 @@ macro_rules! binary_ops {
             }
         )+
 
-        /// One static for each op, called like it.
+        /// One static per op, with its name.
         #[allow(non_upper_case_globals)]
         mod signature_of {
             use super::Signature;
@@ -70,18 +68,17 @@ binary_ops! {
     /// a / b.
     div = |a, b| a / b, linear in "a";
 
-    /// The larger of a and b; NaN where either is.
+    /// max(a, b); NaN if either is.
     maximum = |a, b| b.if_le(a, a, a.if_lt(b, b, a + b));
 
-    /// The smaller of a and b; NaN where either is.
+    /// min(a, b); NaN if either is.
     minimum = |a, b| a.if_le(b, a, b.if_lt(a, b, a + b));
 }
 
 static MAXIMUM_SHARE: Signature =
     Signature::new("maximum_share", "a: F[~], b: F[~] -> share: F[~]", 1);
 
-/// How much of the gradient of [`maximum`] goes to `a`: 1 where a > b, 1/2 where they are equal,
-/// else 0.
+/// The derivative of [`maximum`] with respect to `a`: 1 if a > b, 1/2 if a = b, else 0.
 ///
 /// # Shapes
 /// As [`maximum`].
@@ -108,8 +105,8 @@ impl Function<2> for MaximumShare {
 
 static AFFINE: Signature = Signature::new("affine", "x: F[..] -> y: F[..]", 2);
 
-/// scale * x + shift, with constants of the program. What changes from step to step is a tensor:
-/// use [`mul`] and [`add`].
+/// scale * x + shift, with constant `scale` and `shift`. For values that change from step to step, use
+/// [`mul`] and [`add`] with tensors.
 ///
 /// # Shapes
 /// `x` any shape, float; returns the same.
@@ -138,10 +135,10 @@ impl Function<1> for Affine {
 static ADD_INTO: Signature =
     Signature::new("add_into", "x: F[..], into: G[..] -> into: G[..]", 1).linear_in(&["x"]);
 
-/// into += x, where `into` may have another float dtype: how gradients meet in their buffers.
+/// into += x: accumulates a gradient.
 ///
 /// # Shapes
-/// Both of one shape.
+/// `x` and `into` of one shape; their float dtypes may differ.
 ///
 /// # Errors
 /// [`Error::Signature`]; [`Error::Busy`].
@@ -165,15 +162,15 @@ pub fn add_into(x: &Tensor, into: &mut Accumulator) -> Result<()> {
     Ok(())
 }
 
-/// Defines an op, and its signature, for each comparison.
+/// Defines an op and its signature for each comparison.
 macro_rules! comparisons {
-    ($($(#[$doc:meta])* $name:ident = |$a:ident, $b:ident| $holds:expr;)+) => {
+    ($($(#[$doc:meta])* $name:ident = |$a:ident, $b:ident| $value:expr;)+) => {
         $(
             $(#[$doc])*
             ///
             /// # Shapes
-            /// `a` and `b` of one float dtype and of shapes that broadcast; returns the common
-            /// shape, bool.
+            /// `a` and `b` of one float dtype, with shapes that broadcast; returns the broadcast shape,
+            /// bool.
             ///
             /// # Errors
             /// [`Error::Signature`].
@@ -182,21 +179,21 @@ macro_rules! comparisons {
                 let (a, b) = broadcast_pair(a, b, &call.broadcast())?;
                 let mut y = call.output(0)?;
 
-                struct Holds;
+                struct Comparison;
 
-                impl Function<2> for Holds {
+                impl Function<2> for Comparison {
                     #[inline(always)]
                     fn value<W: Number>(&self, [$a, $b]: [W; 2]) -> W {
-                        $holds
+                        $value
                     }
                 }
 
-                test(&call, &Holds, [&a, &b], &mut y)?;
+                test(&call, &Comparison, [&a, &b], &mut y)?;
                 Ok(y.finish())
             }
         )+
 
-        /// One static for each op, called like it.
+        /// One static per op, with its name.
         #[allow(non_upper_case_globals)]
         mod comparison {
             use super::Signature;
@@ -235,7 +232,7 @@ static CLAMP: Signature = Signature::new("clamp", "x: F[..] -> y: F[..]", 2);
 static CLAMP_GRAD: Signature =
     Signature::new("clamp_grad", "x: F[..], dy: F[..] -> dx: F[..]", 2).linear_in(&["dy"]);
 
-/// x, but at least `low` and at most `high`; NaN stays.
+/// x clamped to [`low`, `high`]; NaN stays NaN.
 ///
 /// # Shapes
 /// `x` any shape, float; returns the same.
@@ -260,10 +257,10 @@ impl Function<1> for Clamp {
     }
 }
 
-/// The gradient of [`clamp`]: dy inside the bounds (bounds included), 0 outside.
+/// The gradient of [`clamp`]: dy inside the bounds (inclusive), 0 outside.
 ///
 /// # Shapes
-/// Both operands of one shape and float dtype; returns the same.
+/// `x` and `dy` of one shape and float dtype; returns the same.
 ///
 /// # Errors
 /// As [`clamp`].
@@ -301,7 +298,7 @@ fn check_bounds(low: f64, high: f64) -> Result<()> {
     match low <= high {
         true => Ok(()),
         false => {
-            let problem = format!("low = {low} must not be above high = {high}");
+            let problem = format!("low = {low} is above high = {high}");
             Err(Error::Argument {
                 op: "clamp",
                 problem,
@@ -321,11 +318,10 @@ static WHERE: Signature = Signature::new(
 )
 .linear_in(&["a + b"]);
 
-/// `a` where `condition` holds, `b` elsewhere (often called where).
+/// `a` where `condition` is true, else `b`.
 ///
 /// # Shapes
-/// `condition` bool, `a` and `b` of one dtype, all of shapes that broadcast; returns the common
-/// shape.
+/// `condition` bool, `a` and `b` of one dtype, with shapes that broadcast; returns the broadcast shape.
 ///
 /// # Errors
 /// [`Error::Signature`].
@@ -337,7 +333,7 @@ pub fn where_(condition: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let mut y = call.output(0)?;
     match call.device().is_gpu() {
         true => {
-            call.launch(|gpu| launch::where_(gpu, [&condition, &a, &b], &Target::fresh(gpu, &y)?))
+            call.launch(|gpu| launch::where_(gpu, [&condition, &a, &b], &Target::uninit(gpu, &y)?))
         }
         false => call
             .compute(|| for_any!(a.dtype(), T => cpu::where_::<T>(&condition, &a, &b, y.slice()?))),
@@ -368,15 +364,15 @@ mod tests {
     use super::*;
     use crate::{DType, Device, Kind, Shape, ops};
 
-    /// A tensor of small values that differ from element to element.
+    /// A tensor of small distinct values.
     fn numbered(device: &Device, shape: &[usize], step: f64) -> Tensor {
         let count: usize = shape.iter().product();
         let values: Vec<f64> = (0..count).map(|i| (i as f64 * step).sin()).collect();
         Tensor::from_slice(device, shape, &values).unwrap()
     }
 
-    /// Two shapes that broadcast: a common shape with some dims of each set to 1 and some of one
-    /// cut off in front.
+    /// Two shapes that broadcast: one shape with some dims of each set to 1, and leading dims of one
+    /// removed.
     fn pairs() -> impl Strategy<Value = (Vec<usize>, Vec<usize>)> {
         let dims = prop::collection::vec((0usize..4, 0u8..4), 0..5);
         (dims, 0usize..3).prop_map(|(dims, cut)| {
@@ -392,7 +388,7 @@ mod tests {
     }
 
     proptest! {
-        /// Broadcasting equals computing on operands that were copied to the common shape first.
+        /// Broadcasting equals computing on operands that were copied to the broadcast shape first.
         #[test]
         fn broadcasting_equals_copying((a, b) in pairs(), swap in any::<bool>()) {
             let device = Device::cpu();

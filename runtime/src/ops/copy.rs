@@ -48,12 +48,12 @@ pub fn full(device: &Device, shape: &[usize], dtype: DType, value: f64) -> Resul
 /// Sets every element of a tensor in the making to `value`.
 fn fill<T: Element>(fresh: &mut UninitTensor, value: T) -> Result<()> {
     if bytemuck::bytes_of(&value).iter().all(|byte| *byte == 0) {
-        return fresh.clear();
+        return fresh.fill_zero();
     }
     let device = fresh.device().clone();
     if device.is_gpu() {
         let gpu = Launcher::new("full", &device);
-        return launch::fill(&gpu, value, &Target::fresh(&gpu, fresh)?);
+        return launch::fill(&gpu, value, &Target::uninit(&gpu, fresh)?);
     }
     if device.computes() {
         for_blocks(fresh.slice::<T>()?, BLOCK, |_, part| part.fill(value));
@@ -209,7 +209,7 @@ pub fn slice_grad(dy: &Tensor, shape: &Shape, dim: usize, range: Range<usize>) -
     let mut call = SLICE_GRAD.call(&[dy])?;
     let mut dx = call.output_of(*shape, dy.dtype())?;
     if call.device().is_gpu() {
-        dx.clear()?;
+        dx.fill_zero()?;
         call.launch(|gpu| launch::copy(gpu, dy, &Target::part(gpu, &dx, dim, range)?))?;
         return Ok(dx.finish());
     }
@@ -289,7 +289,7 @@ pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
     let mut y = call.output_of(*x.shape(), dtype)?;
     match call.device().is_gpu() {
         true => call.launch(|gpu| {
-            let to = Target::fresh(gpu, &y)?;
+            let to = Target::uninit(gpu, &y)?;
             match [x.dtype(), dtype].iter().all(is_elementwise) {
                 true => elementwise::cast(gpu, x, &to),
                 false => launch::cast(gpu, x, &to),

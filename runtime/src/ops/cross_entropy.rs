@@ -1,15 +1,15 @@
-//! Cross entropy of a linear layer's logits, fused with the layer: logits exist a tile at a time,
-//! in forward and again in backward, and never for a whole batch (Wijmans et al. 2024).
+//! Cross entropy fused with the linear layer that computes the logits. Logits are computed one tile at a
+//! time, in forward and again in backward, never for a whole batch (Wijmans et al. 2024).
 //!
-//! Rows of `w` may be one shard of a vocabulary. Forward returns statistics of the shard; for the
-//! loss of a row,
+//! The rows of `w` may be one shard of a vocabulary. Forward returns statistics of the shard, from which
+//! the loss of a row is
 //!
 //! ```text
 //! lse  = m + ln(sum over shards of sum_exp e^(max - m)),  m = largest max
 //! loss = lse - sum over shards of label_logit
 //! ```
 //!
-//! which for a single shard is max + ln(sum_exp) - label_logit.
+//! and max + ln(sum_exp) - label_logit for a single shard.
 //!
 //! Legend: D features, V classes of this shard; rows are all leading dims.
 
@@ -58,22 +58,22 @@ pub(super) static SIGNATURES: &[&Signature] = &[
     &CROSS_ENTROPY_SUM,
 ];
 
-/// Statistics of the logits x w^T of this shard, for each row: their maximum, the sum of e^(logit -
-/// max), and the logit of the label (0 when the label is in another shard or ignored). Returns
+/// Statistics of the logits x w^T of this shard, per row: the maximum, the sum of e^(logit - max), and
+/// the logit of the label (0 if the label is in another shard or ignored). Returns
 /// (max, sum_exp, label_logit).
 ///
-/// Logits are f32 (f64 for f64) and exist 512 rows by 2048 classes at a time (on a GPU 4096 by
-/// 4096): 4 MiB (64), whatever the batch and vocabulary.
+/// Logits are f32 (f64 for f64), in tiles of 512 rows by 2048 classes (4096 by 4096 on a GPU): 4 MiB
+/// (64 MiB), for any batch and vocabulary.
 ///
 /// # Shapes
-/// `x` [.., D], `w` [V, D] of one float dtype, labels [..]; returns three [..] in the accumulator's
-/// dtype. Without classes max is minus infinity and sum_exp 0.
+/// `x` [.., D], `w` [V, D] of one float dtype, labels [..]; returns three [..] in the accumulator
+/// dtype. For V = 0, max is minus infinity and sum_exp 0.
 ///
 /// # Errors
 /// [`Error::Signature`]; [`Error::IndexOutOfRange`] for a label that is neither a class of the
-/// vocabulary nor ignored (a GPU takes it as another shard's, and tells of it when the host next
-/// waits: [`CudaError::IndexOutOfRange`](crate::CudaError::IndexOutOfRange)); [`Error::Argument`] when
-/// the shard reaches outside of the vocabulary.
+/// vocabulary nor ignored (a GPU treats it as another shard's, and reports
+/// [`CudaError::IndexOutOfRange`](crate::CudaError::IndexOutOfRange) at the next synchronization);
+/// [`Error::Argument`] when the shard exceeds the vocabulary.
 pub fn linear_cross_entropy(
     x: &Tensor,
     w: &Tensor,
@@ -103,14 +103,13 @@ pub fn linear_cross_entropy(
     Ok((max.finish(), sum_exp.finish(), label_logit.finish()))
 }
 
-/// The gradient of a loss with respect to `x`, through this shard's logits: (softmax -
-/// onehot(label)) dloss w, with softmax = e^(logit - lse), and zero for ignored rows. Logits are
-/// computed again, tile by tile; in bf16 their gradient is rounded to bf16, the products are summed
-/// in f32.
+/// The gradient of a loss with respect to `x`, through this shard's logits: (softmax - onehot(label))
+/// dloss w, with softmax = e^(logit - lse), and zero for ignored rows. Logits are recomputed tile by
+/// tile. For bf16, the gradient of the logits is rounded to bf16, and products accumulate in f32.
 ///
 /// # Shapes
-/// `x` [.., D], `w` [V, D], labels [..], `lse` and `dloss` (the gradient of each row's loss) [..]
-/// in the accumulator's dtype; returns `x`'s shape and dtype.
+/// `x` [.., D], `w` [V, D], labels [..], `lse` and `dloss` (the gradient of each row's loss) [..] in
+/// the accumulator dtype; returns `x`'s shape and dtype.
 ///
 /// # Errors
 /// As [`linear_cross_entropy`].
@@ -127,14 +126,13 @@ pub fn linear_cross_entropy_grad_input(
     Ok(dx.finish())
 }
 
-/// Adds the gradient of a loss with respect to `w` to `dw`: the sum over rows of (softmax -
-/// onehot(label)) dloss x.
+/// dw += sum over rows of (softmax - onehot(label)) dloss x: the gradient of a loss with respect to `w`.
 ///
 /// # Shapes
 /// As [`linear_cross_entropy_grad_input`]; `dw` [V, D] of any float dtype.
 ///
 /// # Errors
-/// As [`linear_cross_entropy`]; [`Error::Busy`] while someone uses `dw`.
+/// As [`linear_cross_entropy`]; [`Error::Busy`] while `dw` is in use.
 pub fn linear_cross_entropy_grad_weight_into(
     x: &Tensor,
     w: &Tensor,
@@ -150,15 +148,14 @@ pub fn linear_cross_entropy_grad_weight_into(
     })
 }
 
-/// Both gradients from logits that are computed once: returns what
-/// [`linear_cross_entropy_grad_input`] does and adds to `dw` what
-/// [`linear_cross_entropy_grad_weight_into`] adds, bit for bit.
+/// Both gradients from logits that are recomputed once. The results equal those of
+/// [`linear_cross_entropy_grad_input`] and [`linear_cross_entropy_grad_weight_into`] bit for bit.
 ///
 /// # Shapes
-/// As theirs.
+/// As for those ops.
 ///
 /// # Errors
-/// As theirs.
+/// As for those ops.
 pub fn linear_cross_entropy_grad_both_into(
     x: &Tensor,
     w: &Tensor,
@@ -174,13 +171,14 @@ pub fn linear_cross_entropy_grad_both_into(
         let dx = made.insert(call.output(0)?);
         gradients(&call, [x, w, lse, dloss], targets, Some(dx), Some(dw))
     })?;
-    // `summed_in` has called the closure, or returned its error.
+    // `summed_in` either called the closure or returned its error.
     Ok(made.map_or_else(|| unreachable!(), UninitTensor::finish))
 }
 
-/// The sum of lse - label_logit over the rows that count, and how many do. Returns (loss, count).
+/// The sum of lse - label_logit over the rows that are not ignored, and their number. Returns
+/// (loss, count).
 ///
-/// Summed in f64, row by row, and rounded once.
+/// Accumulated in f64 in row order, and rounded once.
 ///
 /// # Shapes
 /// `lse` and `label_logit` [..] of one float dtype, `labels` [..]; returns two scalars of that
@@ -285,7 +283,7 @@ fn gradients(
     Ok(())
 }
 
-/// Labels side by side: as i64 for the CPU, while GPUs take any index dtype.
+/// Contiguous labels: i64 on the CPU; GPUs take any index dtype.
 fn label_list(labels: &Tensor) -> Result<Tensor> {
     match labels.device().is_gpu() {
         true => ops::contiguous(labels),
@@ -308,7 +306,7 @@ fn check_shard(call: &Call, targets: Targets<'_>) -> Result<()> {
         return Ok(());
     }
     let problem = format!(
-        "w has {classes} classes from vocab_start = {start} on, which reach beyond vocab_total = {total}"
+        "w has {classes} classes from vocab_start = {start} on, which exceeds vocab_total = {total}"
     );
     Err(Error::Argument {
         op: call.name(),

@@ -83,7 +83,7 @@ fn run<const N: usize>(
     on_cpu: impl FnOnce(&mut UninitTensor) -> Result<()>,
 ) -> Result<()> {
     match call.device().is_gpu() {
-        true => call.launch(|gpu| launch::map(gpu, f, inputs, &Target::fresh(gpu, y)?)),
+        true => call.launch(|gpu| launch::map(gpu, f, inputs, &Target::uninit(gpu, y)?)),
         false => call.compute(|| on_cpu(y)),
     }
 }

@@ -1,4 +1,4 @@
-//! Rows of a table, selected by index, and the gradient that scatters back into the table.
+//! Embedding lookup, and its gradient.
 //!
 //! Legend: V rows of the table, D features.
 
@@ -21,7 +21,7 @@ static EMBEDDING_GRAD_INTO: Signature = Signature::new(
 
 pub(super) static SIGNATURES: &[&Signature] = &[&EMBEDDING, &EMBEDDING_GRAD_INTO];
 
-/// Row `ids[i]` of `table`, for each i.
+/// y_i = table_{ids_i}: the rows of `table` selected by `ids`.
 ///
 /// # Shapes
 /// `table` [V, D], float; `ids` [..] of an index dtype; returns [.., D].
@@ -45,17 +45,17 @@ pub fn embedding(table: &Tensor, ids: &Tensor) -> Result<Tensor> {
     Ok(y.finish())
 }
 
-/// Adds the gradient of [`embedding`] with respect to its table to `dtable`: to row v the rows of
-/// `dy` whose id is v.
+/// dtable_v += sum of dy_i over the i with ids_i = v: the gradient of [`embedding`] with respect to its
+/// table.
 ///
-/// Each row is summed in the order of positions, in the accumulator's dtype, by one thread: the
-/// bits depend on the ids alone.
+/// One thread sums each row, in the order of positions, in the accumulator dtype, so the bits depend on
+/// the ids alone.
 ///
 /// # Shapes
 /// `dy` [.., D], `ids` [..] as given to [`embedding`], `dtable` [V, D] of any float dtype.
 ///
 /// # Errors
-/// As [`embedding`]; [`Error::Busy`](crate::Error::Busy) while someone uses `dtable`.
+/// As [`embedding`]; [`Error::Busy`](crate::Error::Busy) while `dtable` is in use.
 pub fn embedding_grad_into(dy: &Tensor, ids: &Tensor, dtable: &mut Accumulator) -> Result<()> {
     summed_in(dy.dtype().accumulator(), dtable, |dtable| {
         let call = EMBEDDING_GRAD_INTO.call(&[dy, ids, dtable.buffer()])?;
@@ -97,7 +97,7 @@ pub fn embedding_grad_into(dy: &Tensor, ids: &Tensor, dtable: &mut Accumulator) 
     })
 }
 
-/// Indices as i64, side by side.
+/// Indices as contiguous i64.
 pub(super) fn index_list(ids: &Tensor) -> Result<Tensor> {
     ops::contiguous(&ops::cast(ids, DType::I64)?)
 }

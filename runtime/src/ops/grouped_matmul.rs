@@ -1,10 +1,10 @@
-//! Products of ragged groups of rows, each with a matrix of its own: the experts of a
+//! Grouped matrix products: ragged groups of rows, one matrix per group, as in the experts of a
 //! mixture-of-experts layer.
 //!
-//! Legend: C rows as many as there can be, G groups, I features in, O features out. Group g owns
-//! the rows `offsets[g]..offsets[g + 1]`, which may be none. Rows beyond the last offset are not
-//! read; in results they are unspecified, and zero for now. FLOPs are counted for all C rows, since
-//! nobody but the device knows how many are in use.
+//! Legend: C capacity in rows, G groups, I input features, O output features. Group g has the rows
+//! `offsets[g]..offsets[g + 1]`, possibly none. Rows after the last offset are not read; in results
+//! they are unspecified (currently zero). FLOPs are counted for all C rows, because only the device
+//! knows how many are used.
 
 use crate::cpu::gemm::{self, MatrixMut, MatrixRef, Update};
 use crate::cpu::moe::check_offsets;
@@ -41,17 +41,17 @@ pub(super) static SIGNATURES: &[&Signature] = &[
     &GROUPED_MATMUL_GRAD_WEIGHT,
 ];
 
-/// y = x w_g^T for the rows of each group g: a linear layer for each expert, its weight as Hugging
-/// Face stores it.
+/// y = x w_g^T for the rows of each group g: one linear layer per expert, with the weight layout of
+/// Hugging Face. Accumulated in f32 (f64 for f64) and rounded once.
 ///
 /// # Shapes
-/// `x` [C, I], `w` [G, O, I], both of one float dtype and of any strides, `offsets` [G + 1] i64;
-/// returns [C, O]. Sums are kept in f32 (f64 for f64) and rounded once.
+/// `x` [C, I], `w` [G, O, I], both of one float dtype and with any strides, `offsets` [G + 1] i64;
+/// returns [C, O].
 ///
 /// # Errors
 /// [`Error::Signature`](crate::Error::Signature); [`Error::Argument`](crate::Error::Argument) for
-/// offsets that do not begin with 0, fall, or leave the rows. On a GPU, which alone knows them, such
-/// offsets give zeros, and the host is told when it next waits:
+/// offsets that do not start at 0, decrease, or exceed the rows. On a GPU such offsets give zeros, and
+/// are reported at the next synchronization:
 /// [`CudaError::IndexOutOfRange`](crate::CudaError::IndexOutOfRange).
 pub fn grouped_matmul_nt(x: &Tensor, w: &Tensor, offsets: &Tensor) -> Result<Tensor> {
     let mut call = grouped(&GROUPED_MATMUL_NT, &[x, w, offsets])?;
@@ -63,7 +63,7 @@ pub fn grouped_matmul_nt(x: &Tensor, w: &Tensor, offsets: &Tensor) -> Result<Ten
             &Matrices::new(&w.transpose(1, 2)?)?,
         ];
         call.launch(|gpu| {
-            let y = Product::fresh(gpu, &y)?;
+            let y = Product::uninit(gpu, &y)?;
             launch::rows_by_group(gpu, operands, offsets, &y)
         })?;
         return Ok(y.finish());
@@ -96,7 +96,7 @@ pub fn grouped_matmul_grad_input(dy: &Tensor, w: &Tensor, offsets: &Tensor) -> R
     if call.device().is_gpu() {
         let operands = [&Matrices::row_major(dy)?, &Matrices::new(w)?];
         call.launch(|gpu| {
-            let dx = Product::fresh(gpu, &dx)?;
+            let dx = Product::uninit(gpu, &dx)?;
             launch::rows_by_group(gpu, operands, offsets, &dx)
         })?;
         return Ok(dx.finish());
@@ -115,7 +115,7 @@ pub fn grouped_matmul_grad_input(dy: &Tensor, w: &Tensor, offsets: &Tensor) -> R
 }
 
 /// dw_g += dy_g^T x_g, over the rows of each group g: the gradient of [`grouped_matmul_nt`] with
-/// respect to `w`. That of a group without rows is zero.
+/// respect to `w`. For a group without rows it is zero.
 ///
 /// # Shapes
 /// `dy` [C, O], `x` [C, I], `offsets` [G + 1] i64; `into` [G, O, I] of the accumulator dtype.
@@ -169,7 +169,7 @@ pub fn grouped_matmul_grad_weight_into(
     Ok(())
 }
 
-/// The checked call, with one offset more than there are groups.
+/// The checked call, with G + 1 offsets.
 fn grouped(signature: &'static Signature, operands: &[&Tensor]) -> Result<Call> {
     let call = signature.call(operands)?;
     let (bounds, groups) = (call.extent("b"), call.extent("g"));
@@ -184,7 +184,7 @@ fn grouped(signature: &'static Signature, operands: &[&Tensor]) -> Result<Call> 
     Ok(call.with_flops(flops as u64))
 }
 
-/// The product of each group, and zeros in the rows beyond the last.
+/// The product of each group, and zeros in the rows after the last group.
 fn multiply<T>(
     op: &'static str,
     x: MatrixRef<'_, T>,

@@ -184,7 +184,7 @@ pub fn index_select_grad(dy: &Tensor, dim: isize, ids: &Tensor, extent: usize) -
         };
         let (dy, dx) = (contiguous(dy)?, call.output_of(shape, dy.dtype())?);
         call.launch(|gpu| {
-            let to = Target::fresh(gpu, &dx)?;
+            let to = Target::uninit(gpu, &dx)?;
             launch::index_sums::sum_rows(gpu, &call, [&dy, ids], &rows, &to)
         })?;
         return Ok(dx.finish());
@@ -258,7 +258,7 @@ pub fn scatter_add(shape: &[usize], dim: isize, index: &Tensor, src: &Tensor) ->
         };
         let (src, y) = (contiguous(src)?, call.output_of(shape, src.dtype())?);
         call.launch(|gpu| {
-            let to = Target::fresh(gpu, &y)?;
+            let to = Target::uninit(gpu, &y)?;
             launch::index_sums::sum_rows(gpu, &call, [&src, index], &rows, &to)
         })?;
         return Ok(y.finish());

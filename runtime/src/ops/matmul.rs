@@ -1,4 +1,4 @@
-//! Matrix products. Operands may have any strides, so that transposes are views and cost nothing.
+//! Matrix products. Operands may have any strides, so a transpose is a view.
 
 #[cfg(doc)]
 use crate::Error;
@@ -38,11 +38,11 @@ pub(super) static SIGNATURES: &[&Signature] = &[
     &MATMUL_INTO,
 ];
 
-/// y = x w^T: a linear layer without bias, its weight as Hugging Face stores it.
+/// y = x w^T: a linear layer without bias, with the weight layout of Hugging Face. Accumulated in f32
+/// (f64 for f64) and rounded once.
 ///
 /// # Shapes
-/// `x` [.., I], `w` [O, I], both of one float dtype; returns [.., O]. Sums are kept in f32 (f64 for
-/// f64) and rounded once.
+/// `x` [.., I], `w` [O, I], both of one float dtype; returns [.., O].
 ///
 /// # Errors
 /// [`Error::Signature`].
@@ -52,7 +52,7 @@ pub fn linear(x: &Tensor, w: &Tensor) -> Result<Tensor> {
     let mut y = call.output(0)?;
     if call.device().is_gpu() {
         let (x, w) = (Matrices::new(&x)?, Matrices::new(&w.transpose(0, 1)?)?);
-        call.launch(|gpu| product(gpu, &call, [&x, &w], &Product::fresh(gpu, &y)?))?;
+        call.launch(|gpu| product(gpu, &call, [&x, &w], &Product::uninit(gpu, &y)?))?;
         return Ok(y.finish());
     }
     call.compute(|| {
@@ -79,7 +79,7 @@ pub fn linear_grad_input(dy: &Tensor, w: &Tensor) -> Result<Tensor> {
     let mut dx = call.output(0)?;
     if call.device().is_gpu() {
         let (dy, w) = (Matrices::new(&dy)?, Matrices::new(w)?);
-        call.launch(|gpu| product(gpu, &call, [&dy, &w], &Product::fresh(gpu, &dx)?))?;
+        call.launch(|gpu| product(gpu, &call, [&dy, &w], &Product::uninit(gpu, &dx)?))?;
         return Ok(dx.finish());
     }
     call.compute(|| {
@@ -121,11 +121,11 @@ pub fn linear_grad_weight_into(dy: &Tensor, x: &Tensor, into: &mut Accumulator) 
     Ok(())
 }
 
-/// c = a b, for one matrix or a batch of them.
+/// c = a b, for one matrix or a batch.
 ///
 /// # Shapes
-/// `a` [.., M, K], `b` [.., K, N] with the same leading dims, of one float dtype; returns [.., M,
-/// N]. Transpose an operand by [`Tensor::transpose`], which is free.
+/// `a` [.., M, K], `b` [.., K, N] with equal leading dims, of one float dtype; returns [.., M, N]. For a
+/// transposed operand pass [`Tensor::transpose`], which copies nothing.
 ///
 /// # Errors
 /// [`Error::Signature`].
@@ -134,7 +134,7 @@ pub fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let mut c = call.output(0)?;
     if call.device().is_gpu() {
         let (a, b) = (Matrices::new(a)?, Matrices::new(b)?);
-        call.launch(|gpu| product(gpu, &call, [&a, &b], &Product::fresh(gpu, &c)?))?;
+        call.launch(|gpu| product(gpu, &call, [&a, &b], &Product::uninit(gpu, &c)?))?;
         return Ok(c.finish());
     }
     let layout = Layout::contiguous(*c.shape(), 0);
@@ -187,7 +187,7 @@ fn product_into(call: &Call, operands: [&Matrices; 2], into: &mut Accumulator) -
     Ok(())
 }
 
-/// What a product does with the old value of its target.
+/// How a product uses the old value of its target.
 pub(super) fn update(into: &Accumulator) -> Update {
     match into.is_empty() {
         true => Update::Replace,
@@ -195,14 +195,14 @@ pub(super) fn update(into: &Accumulator) -> Update {
     }
 }
 
-/// `x` [.., D] as [rows, D]; a copy only where the leading dims do not merge.
+/// `x` [.., D] as [rows, D]; copies only if the leading dims do not merge.
 fn as_rows(x: &Tensor) -> Result<Tensor> {
     let last = x.extent(-1)?;
     let rows = x.shape()[..x.shape().len() - 1].iter().product();
     super::reshape(x, &[rows, last])
 }
 
-/// A tensor of two dims as a matrix.
+/// A two-dimensional tensor as a matrix.
 fn matrix<'a, T: gemm::Element>(x: &Tensor, elements: &'a [T]) -> Result<MatrixRef<'a, T>> {
     let (shape, strides) = (x.shape(), x.layout().strides());
     let matrix = MatrixRef::strided(
@@ -232,7 +232,7 @@ pub(super) fn matrices<'a, T: gemm::Element>(
     Ok(matrices?)
 }
 
-/// Row-major elements of `layout` as a batch of matrices to write.
+/// Row-major elements of `layout` as a batch of mutable matrices.
 fn batch_mut<'a, T: Copy>(elements: &'a mut [T], layout: &'a Layout) -> Result<MatrixMut<'a, T>> {
     let (shape, strides) = (layout.shape(), layout.strides());
     let batch = shape.len() - 2;
@@ -280,7 +280,7 @@ mod tests {
         }
     }
 
-    /// Views in any order of dims multiply like their copies.
+    /// Views with any order of dims give the product of their copies.
     #[test]
     fn strided_and_batched_products() {
         let device = Device::cpu();

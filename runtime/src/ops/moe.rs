@@ -1,17 +1,16 @@
-//! Mixture-of-experts layers: choosing experts, sorting tokens by expert, moving rows to the
-//! experts and back.
+//! Mixture-of-experts layers: routing tokens, sorting them by expert, permuting rows to the experts and
+//! back.
 //!
-//! Legend: N tokens, E experts, K of them for each token, H features, C = N K rows: as many as
-//! there can be.
+//! Legend: N tokens, E experts, K experts per token, H features, C = N K capacity in rows.
 //!
-//! How many tokens an expert gets is known on the device alone. So the sorted rows live in a buffer
-//! of C rows, cut by offsets in a tensor: expert g owns the rows `offsets[g]..offsets[g + 1]`. A
-//! rank that holds some of the experts uses fewer than C rows. Rows beyond the last offset mean
-//! nothing and no op here reads them; they are zero.
+//! Only the device knows how many tokens an expert gets. So the sorted rows are in a buffer of C rows,
+//! divided by a tensor of offsets: expert g has the rows `offsets[g]..offsets[g + 1]`. A rank with a
+//! subset of the experts uses fewer than C rows. Rows after the last offset are zero, and no op here
+//! reads them.
 //!
-//! On the CPU an index that names no row is an error. A GPU counts it as absent: nothing is read
-//! there, what would have come of it is zero, and the host is told when it next waits
-//! ([`CudaError::IndexOutOfRange`](crate::CudaError::IndexOutOfRange)).
+//! On the CPU an index out of range is an error. A GPU skips it: it reads nothing, the result is zero,
+//! and [`CudaError::IndexOutOfRange`](crate::CudaError::IndexOutOfRange) is reported at the next
+//! synchronization.
 
 mod order;
 mod router;

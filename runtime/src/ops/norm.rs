@@ -1,4 +1,4 @@
-//! Root-mean-square normalisation (Zhang & Sennrich 2019).
+//! Root-mean-square normalization (Zhang & Sennrich 2019).
 //!
 //! Legend: D features; rows are all leading dims.
 
@@ -45,14 +45,14 @@ pub(super) static SIGNATURES: &[&Signature] = &[
     &ADD_RMS_NORM_GRAD_INPUT,
 ];
 
-/// y = x w inv_rms with inv_rms = 1 / sqrt(mean(x^2) + eps), row by row; returns (y, inv_rms).
+/// y = x w inv_rms with inv_rms = 1 / sqrt(mean(x^2) + eps) per row; returns (y, inv_rms).
 ///
-/// All in f32 (f64 for f64), rounded once. Hugging Face's `Qwen3RMSNorm` rounds x inv_rms to the
-/// dtype before it multiplies by w: in f32 the same, in bf16 one rounding more.
+/// Computed in f32 (f64 for f64) and rounded once. Hugging Face's `Qwen3RMSNorm` also rounds x inv_rms
+/// before it multiplies by w: the same in f32, one more rounding in bf16.
 ///
 /// # Shapes
-/// `x` [.., D], `w` \[D\], of one float dtype; `y` as `x`, `inv_rms` [..] in the accumulator's
-/// dtype.
+/// `x` [.., D], `w` \[D\], of one float dtype; returns `y` as `x`, `inv_rms` [..] in the
+/// accumulator dtype.
 ///
 /// # Errors
 /// [`Error::Signature`](crate::Error::Signature).
@@ -100,17 +100,16 @@ pub fn rms_norm_grad_input(
     Ok(dx.finish())
 }
 
-/// Adds the gradient of [`rms_norm`] with respect to `w`, the sum over rows of dy x inv_rms, to
-/// `dw`.
+/// dw += sum over rows of dy x inv_rms: the gradient of [`rms_norm`] with respect to `w`.
 ///
-/// Blocks of rows are summed apart and then in order, so that the bits depend on the shape alone.
+/// Blocks of rows are summed separately and then added in order, so the bits depend on the shape alone.
 ///
 /// # Shapes
 /// `dy` and `x` [.., D], `inv_rms` [..] as [`rms_norm`] returned it, `dw` \[D\] of any float dtype.
 ///
 /// # Errors
-/// [`Error::Signature`](crate::Error::Signature); [`Error::Busy`](crate::Error::Busy) while someone
-/// uses `dw`.
+/// [`Error::Signature`](crate::Error::Signature); [`Error::Busy`](crate::Error::Busy) while `dw`
+/// is in use.
 pub fn rms_norm_grad_weight_into(
     dy: &Tensor,
     x: &Tensor,
@@ -149,15 +148,15 @@ pub fn rms_norm_grad_weight_into(
     })
 }
 
-/// The residual stream and the norm that follows it, in one pass: sum = x + added, and y and inv_rms
-/// as [`rms_norm`] of that; returns (sum, y, inv_rms).
+/// A residual addition and its norm in one pass: sum = x + added, and (y, inv_rms) = [`rms_norm`] of the
+/// sum; returns (sum, y, inv_rms).
 ///
-/// The norm is that of the sum as it is returned, rounded. The gradient of `w` is that of
-/// [`rms_norm`] at the sum: [`rms_norm_grad_weight_into`].
+/// The norm is that of the rounded sum. The gradient with respect to `w` is
+/// [`rms_norm_grad_weight_into`] at the sum.
 ///
 /// # Shapes
-/// `x` and `added` [.., D], `w` \[D\], of one float dtype; `sum` and `y` as `x`, `inv_rms` [..] in the
-/// accumulator's dtype.
+/// `x` and `added` [.., D], `w` \[D\], of one float dtype; returns `sum` and `y` as `x`, `inv_rms` [..]
+/// in the accumulator dtype.
 ///
 /// # Errors
 /// [`Error::Signature`](crate::Error::Signature).
@@ -183,8 +182,8 @@ pub fn add_rms_norm(
     Ok((sum.finish(), y.finish(), inv_rms.finish()))
 }
 
-/// The gradient of [`add_rms_norm`] with respect to `x`, which is also that with respect to `added`:
-/// what comes from the sum's other uses, and [`rms_norm_grad_input`] at the sum.
+/// The gradient of [`add_rms_norm`] with respect to `x`, which equals that with respect to `added`:
+/// `dsum` plus [`rms_norm_grad_input`] at the sum.
 ///
 /// # Shapes
 /// `dsum`, `dy` and `sum` [.., D], `w` \[D\], `inv_rms` [..] as [`add_rms_norm`] returned it; returns

@@ -1,8 +1,7 @@
-//! Queries and keys on their way into attention: the norm of each head, then its rotation by the angles
-//! of its position, in one pass.
+//! RMS norm of each head, then rotary position embedding, in one pass: for queries and keys of
+//! attention.
 //!
-//! Legend: B batch, T positions, N heads, D features of a head, H pairs of features that are rotated
-//! (2 H <= D).
+//! Legend: B batch, T positions, N heads, D features per head, H rotated pairs of features (2 H <= D).
 
 use super::rope::{check_pairs, for_each_sequence};
 use super::{dense_last, summed_in};
@@ -40,11 +39,11 @@ pub(super) static SIGNATURES: &[&Signature] = &[
 ];
 
 /// [`rope`](crate::ops::rope) of [`rms_norm`](crate::ops::rms_norm) over the features of each head;
-/// returns (y, inv_rms). In f32 (f64 for f64), rounded once.
+/// returns (y, inv_rms). Computed in f32 (f64 for f64) and rounded once.
 ///
 /// # Shapes
 /// `x` [B, T, N, D], `w` \[D\], of one float dtype; `cos` and `sin` [B, T, H], or [T, H] for all
-/// sequences, f32; `y` as `x`, `inv_rms` [B, T, N] in the accumulator's dtype.
+/// sequences, f32; returns `y` as `x`, `inv_rms` [B, T, N] in the accumulator dtype.
 ///
 /// # Errors
 /// [`Error::Signature`](crate::Error::Signature), also when 2 H > D.
@@ -81,8 +80,8 @@ pub fn rms_norm_rope(
 /// The gradient of [`rms_norm_rope`] with respect to `x`.
 ///
 /// # Shapes
-/// `dy` and `x` [B, T, N, D], `w` \[D\], `inv_rms` [B, T, N] as [`rms_norm_rope`] returned it, the
-/// tables as it takes them; returns `x`'s shape and dtype.
+/// `dy` and `x` [B, T, N, D], `w` \[D\], `inv_rms` [B, T, N] and tables as in [`rms_norm_rope`]; returns
+/// `x`'s shape and dtype.
 ///
 /// # Errors
 /// As [`rms_norm_rope`].
@@ -119,15 +118,15 @@ pub fn rms_norm_rope_grad_input(
     Ok(dx.finish())
 }
 
-/// Adds the gradient of [`rms_norm_rope`] with respect to `w` to `dw`.
+/// dw += the gradient of [`rms_norm_rope`] with respect to `w`.
 ///
-/// Blocks of heads are summed apart and then in order, so that the bits depend on the shape alone.
+/// Blocks of heads are summed separately and then added in order, so the bits depend on the shape alone.
 ///
 /// # Shapes
 /// As [`rms_norm_rope_grad_input`]; `dw` \[D\] of any float dtype.
 ///
 /// # Errors
-/// As [`rms_norm_rope`]; [`Error::Busy`](crate::Error::Busy) while someone uses `dw`.
+/// As [`rms_norm_rope`]; [`Error::Busy`](crate::Error::Busy) while `dw` is in use.
 pub fn rms_norm_rope_grad_weight_into(
     dy: &Tensor,
     x: &Tensor,

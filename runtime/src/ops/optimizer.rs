@@ -163,7 +163,7 @@ fn check(operands: &AdamWOperands<'_>, scalars: StepScalars<'_>) -> Result<Call>
         written.contiguous_range(call.name())?;
     }
     if let Some(draw) = operands.rounding {
-        draw.places(call.name(), param.shape())?;
+        draw.global_indices(call.name(), param.shape())?;
     }
     Ok(call)
 }
@@ -230,7 +230,7 @@ fn update<T: Float>(operands: &[&AdamWOperands<'_>], now: &Now) -> Result<()> {
 /// The words by which a parameter is rounded in a step, where it is so at random.
 fn words(one: &AdamWOperands<'_>, step: u32) -> Result<Option<Words>> {
     let words = one.rounding.map(|draw| {
-        let places = draw.places(ADAMW_STEP.name(), one.param.shape())?;
+        let places = draw.global_indices(ADAMW_STEP.name(), one.param.shape())?;
         Ok(Words::new(draw.key().fold(step.into()), &places))
     });
     words.transpose()

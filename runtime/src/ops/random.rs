@@ -1,9 +1,9 @@
-//! Random values: uniform, normal, dropout. The value of an element is a function of the key and of
-//! the element's global index alone, so it does not depend on layout, threads, device or sharding
-//! (see [`Key`](crate::Key)).
+//! Random values: uniform, normal, dropout. The value of an element is a function of the key and of its
+//! global index alone, so it does not depend on layout, threads, device or sharding (see
+//! [`Key`](crate::Key)).
 //!
-//! A dtype only rounds: f32 is within 2^-24 of f64 (uniform, as part of the interval), bf16 is f32
-//! rounded.
+//! Dtypes differ by rounding only: a uniform f32 is within 2^-24 of the interval of its f64 value, and
+//! bf16 is the rounded f32.
 
 use meshgrad_kernels::random::Values;
 
@@ -28,15 +28,15 @@ pub(super) static SIGNATURES: &[&Signature] =
 
 /// Fills `into` with values uniform in [low, high).
 ///
-/// low + (high - low) u, with u a multiple of 2^-24 (of 2^-53 in f64); what rounds to `high`
-/// becomes the largest value below it. Where `low == high`, that value.
+/// low + (high - low) u, with u a multiple of 2^-24 (2^-53 in f64). A result that rounds to `high`
+/// becomes the largest value below it. If `low == high`, all values are `low`.
 ///
 /// # Shapes
 /// `into` contiguous, any shape, f64, f32 or bf16.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::Argument`] when `low > high`, either is not finite, `into` is not
-/// contiguous or the region has another shape; [`Error::Immutable`]; [`Error::Busy`].
+/// [`Error::Signature`]; [`Error::Argument`] when `low > high`, when either is not finite, when `into`
+/// is not contiguous, or when the key's region has another shape; [`Error::Immutable`]; [`Error::Busy`].
 pub fn uniform_into(into: &Tensor, draw: impl Into<RegionKey>, low: f64, high: f64) -> Result<()> {
     let interval = Interval::new(UNIFORM_INTO.name(), low, high)?;
     let call = UNIFORM_INTO.call(&[into])?;
@@ -76,17 +76,17 @@ pub fn uniform(
     })
 }
 
-/// Fills `into` with normal values around `mean` with standard deviation `std`.
+/// Fills `into` with normal values with mean `mean` and standard deviation `std`.
 ///
-/// mean + std z, with z the normal quantile of a uniform value of 32 bits (64 in f64). It uses no
-/// function of the C library: the same bits on every machine. |z| < 6.4 (9.2 in f64).
+/// mean + std z, where z is the normal quantile of a uniform value of 32 bits (64 in f64). |z| < 6.4
+/// (9.2 in f64). It uses no C library function, so the bits are the same on every machine.
 ///
 /// # Shapes
 /// `into` contiguous, any shape, f64, f32 or bf16.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::Argument`] when `std` is negative, either is not finite, `into`
-/// is not contiguous or the region has another shape; [`Error::Immutable`]; [`Error::Busy`].
+/// [`Error::Signature`]; [`Error::Argument`] when `std` is negative, when either is not finite, when
+/// `into` is not contiguous, or when the key's region has another shape; [`Error::Immutable`]; [`Error::Busy`].
 pub fn normal_into(into: &Tensor, draw: impl Into<RegionKey>, mean: f64, std: f64) -> Result<()> {
     let bell = Bell::new(NORMAL_INTO.name(), mean, std)?;
     let call = NORMAL_INTO.call(&[into])?;
@@ -103,8 +103,7 @@ pub fn normal_into(into: &Tensor, draw: impl Into<RegionKey>, mean: f64, std: f6
     })
 }
 
-/// A new tensor with normal values around `mean` with standard deviation `std`; see
-/// [`normal_into`].
+/// A new tensor with normal values with mean `mean` and standard deviation `std`; see [`normal_into`].
 ///
 /// # Errors
 /// As [`normal_into`]; [`Error::NotAFloat`]; [`Error::OutOfMemory`].
@@ -126,22 +125,22 @@ pub fn normal(
     })
 }
 
-/// `x` with each element set to zero with `probability`, and divided by 1 - `probability`
-/// otherwise, so that its mean stays (Srivastava et al. 2014). `x` itself when `probability` is 0.
+/// Sets each element of `x` to zero with `probability`, and divides the others by 1 - `probability`
+/// (Srivastava et al. 2014). Returns `x` itself if `probability` is 0.
 ///
-/// Nothing has to be kept for the gradient: [`dropout_grad`] draws the same mask again.
+/// No mask is saved: [`dropout_grad`] generates the same mask from the key.
 ///
 /// # Shapes
 /// `x` any shape, f64, f32 or bf16; returns the same.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::Argument`] when `probability` is not in [0, 1) or the region has
-/// another shape.
+/// [`Error::Signature`]; [`Error::Argument`] when `probability` is not in [0, 1), or when the key's
+/// region has another shape.
 pub fn dropout(x: &Tensor, draw: impl Into<RegionKey>, probability: f64) -> Result<Tensor> {
     drop_elements(&DROPOUT, x, draw.into(), probability)
 }
 
-/// The gradient of [`dropout`] with respect to its operand, for the same draw and probability.
+/// The gradient of [`dropout`] with respect to its operand, for the same key and probability.
 ///
 /// # Shapes
 /// As [`dropout`].
@@ -152,7 +151,7 @@ pub fn dropout_grad(dy: &Tensor, draw: impl Into<RegionKey>, probability: f64) -
     drop_elements(&DROPOUT_GRAD, dy, draw.into(), probability)
 }
 
-/// Which elements [`dropout`] keeps, bool: true with probability 1 - `probability`.
+/// The mask of [`dropout`], bool: true, with probability 1 - `probability`, for elements that are kept.
 ///
 /// # Errors
 /// [`Error::Argument`] as [`dropout`]; [`Error::OutOfMemory`].
@@ -189,7 +188,7 @@ fn drop_elements(
         true => call.launch(|gpu| {
             let scale = scale as f32;
             let values = Values::Dropout { threshold, scale };
-            drawn.draw_on_gpu(gpu, values, Some(x), &Target::fresh(gpu, &y)?)
+            drawn.draw_on_gpu(gpu, values, Some(x), &Target::uninit(gpu, &y)?)
         }),
         false => call.compute(|| {
             let words = &drawn.words();
@@ -210,7 +209,7 @@ fn threshold(op: &'static str, probability: f64) -> Result<u32> {
     Ok((probability * 2f64.powi(32)).round() as u32)
 }
 
-/// The key of some elements, and their global indices.
+/// A key, and the global indices of the elements that it generates.
 struct Drawn {
     key: Key,
     places: Layout,
@@ -220,7 +219,7 @@ impl Drawn {
     fn new(op: &'static str, draw: RegionKey, shape: &Shape) -> Result<Drawn> {
         Ok(Drawn {
             key: draw.key(),
-            places: draw.places(op, shape)?,
+            places: draw.global_indices(op, shape)?,
         })
     }
 
@@ -243,7 +242,7 @@ impl Drawn {
     }
 }
 
-/// A new tensor that becomes random.
+/// A new tensor to fill with random values.
 struct FreshDraw {
     op: &'static str,
     drawn: Drawn,
@@ -269,7 +268,7 @@ impl FreshDraw {
         })
     }
 
-    /// The tensor with these values on a GPU, with those of `fill` on the CPU.
+    /// The tensor, filled with `values` on a GPU and by `fill` on the CPU.
     fn fill(
         mut self,
         values: Values,
@@ -278,7 +277,7 @@ impl FreshDraw {
         let device = self.fresh.device().clone();
         if device.is_gpu() {
             let gpu = Launcher::new(self.op, &device);
-            let target = Target::fresh(&gpu, &self.fresh)?;
+            let target = Target::uninit(&gpu, &self.fresh)?;
             self.drawn.draw_on_gpu(&gpu, values, None, &target)?;
         } else if device.computes() {
             fill(&self.drawn.words(), &mut self.fresh)?;
@@ -287,7 +286,7 @@ impl FreshDraw {
     }
 }
 
-/// What uniform values lie in.
+/// The interval of uniform values.
 #[derive(Clone, Copy)]
 struct Interval {
     low: f64,
@@ -297,13 +296,13 @@ struct Interval {
 impl Interval {
     fn new(op: &'static str, low: f64, high: f64) -> Result<Interval> {
         if !(low <= high && (high - low).is_finite()) {
-            let problem = format!("[{low}, {high}) is not an interval of finite length");
+            let problem = format!("[{low}, {high}) is not a finite interval");
             return Err(Error::Argument { op, problem });
         }
         Ok(Interval { low, high })
     }
 
-    /// As a GPU's kernel takes it.
+    /// The distribution as the GPU kernel's parameter.
     fn values(self, dtype: DType) -> Result<Values> {
         let last = for_float!(dtype, T => Ok(self.last::<T>()))?;
         Ok(Values::Uniform {
@@ -313,7 +312,7 @@ impl Interval {
         })
     }
 
-    /// The largest `T` that may be drawn: below `high` where there is one that is not below `low`.
+    /// The largest `T` in the interval: below `high`, unless that would be below `low`.
     fn last<T: Float>(self) -> f64 {
         let (low, high) = (
             T::from_f64(self.low).to_f64(),
@@ -326,7 +325,7 @@ impl Interval {
     }
 }
 
-/// The largest `T` below x. A step down from x is halved until it no longer leaves x.
+/// The largest `T` below x: halves a step down from x until it no longer changes x.
 fn below<T: Float>(x: f64) -> f64 {
     let mut step = x.abs().max(f64::from(f32::MIN_POSITIVE));
     let mut last = T::from_f64(x - step).to_f64();
@@ -358,7 +357,7 @@ fn fill_uniform<T: Float<Wide: Variate>>(words: &Words, interval: Interval, out:
     );
 }
 
-/// What normal values are like.
+/// The parameters of normal values.
 #[derive(Clone, Copy)]
 struct Bell {
     mean: f64,
@@ -369,14 +368,14 @@ impl Bell {
     fn new(op: &'static str, mean: f64, std: f64) -> Result<Bell> {
         if !(mean.is_finite() && std.is_finite() && std >= 0.0) {
             let problem = format!(
-                "mean {mean} and standard deviation {std} must be finite, the latter not negative"
+                "mean {mean} and standard deviation {std} must be finite, and the deviation not negative"
             );
             return Err(Error::Argument { op, problem });
         }
         Ok(Bell { mean, std })
     }
 
-    /// As a GPU's kernel takes it.
+    /// The distribution as the GPU kernel's parameter.
     fn values(self) -> Values {
         Values::Normal {
             mean: self.mean as f32,

@@ -1,4 +1,4 @@
-//! Reductions over any dims: sums, means, extremes, and where the extremes are.
+//! Reductions over any dims: sum, mean, max, min.
 
 use meshgrad_kernels::merge::Merge;
 
@@ -13,13 +13,13 @@ static MIN: Signature = Signature::new("min", "x: F[*] -> y: F[*]", 1);
 
 pub(super) static SIGNATURES: &[&Signature] = &[&SUM, &MEAN, &MAX, &MIN];
 
-/// The sum over `dims`, which the result does not have.
+/// The sum over `dims`, accumulated in f32 (f64 for f64) and rounded once.
 ///
 /// # Shapes
-/// `x` any shape, float; returns `x`'s dtype. Sums are kept in f32 (f64 for f64) and rounded once.
+/// `x` any shape, float; returns `x`'s shape without `dims`, and `x`'s dtype.
 ///
 /// # Errors
-/// [`Error::NoDim`]; [`Error::Argument`] for a dim named twice; [`Error::Signature`].
+/// [`Error::NoDim`]; [`Error::Argument`] for a repeated dim; [`Error::Signature`].
 pub fn sum(x: &Tensor, dims: &[isize]) -> Result<Tensor> {
     reduce(
         &SUM,
@@ -32,7 +32,7 @@ pub fn sum(x: &Tensor, dims: &[isize]) -> Result<Tensor> {
     )
 }
 
-/// The mean over `dims`, which the result does not have; NaN over no elements.
+/// The mean over `dims`; NaN over no elements.
 ///
 /// # Shapes
 /// As [`sum`].
@@ -53,8 +53,7 @@ pub fn mean(x: &Tensor, dims: &[isize]) -> Result<Tensor> {
     )
 }
 
-/// The largest element over `dims`, which the result does not have; minus infinity over no
-/// elements, NaN where one is.
+/// The maximum over `dims`; minus infinity over no elements, NaN if any element is.
 ///
 /// # Shapes
 /// As [`sum`].
@@ -73,8 +72,7 @@ pub fn max(x: &Tensor, dims: &[isize]) -> Result<Tensor> {
     )
 }
 
-/// The smallest element over `dims`, which the result does not have; infinity over no elements, NaN
-/// where one is.
+/// The minimum over `dims`; infinity over no elements, NaN if any element is.
 ///
 /// # Shapes
 /// As [`sum`].
@@ -93,8 +91,8 @@ pub fn min(x: &Tensor, dims: &[isize]) -> Result<Tensor> {
     )
 }
 
-/// The sum over the dims along which something of `shape` was broadcast to `x`'s shape: the
-/// gradient of broadcasting.
+/// The sum over the dims along which a tensor of `shape` was broadcast to `x`'s shape: the gradient of
+/// broadcasting.
 ///
 /// # Shapes
 /// `shape` must broadcast to `x`'s shape; returns `shape`.
@@ -150,7 +148,7 @@ fn reduce(
     }
 
     let count: usize = shape_of(&reduced).iter().product();
-    // Where the innermost dim is kept, columns are folded row by row; else each result folds a row.
+    // If the innermost dim is kept, columns are folded row by row; else each result folds a row.
     let innermost_kept = kept
         .last()
         .is_some_and(|last| reduced.iter().all(|dim| dim < last));
@@ -171,8 +169,8 @@ fn reduce(
     Ok(y.finish())
 }
 
-/// Whether all kept dims lie inside all reduced ones, so that a row of the permuted tensor is a run
-/// of memory.
+/// Whether all kept dims are inside all reduced ones, so that a row of the permuted tensor is
+/// contiguous.
 fn kept_is_one_run(kept: &[usize], reduced: &[usize]) -> bool {
     kept.first()
         .zip(reduced.last())
@@ -198,7 +196,7 @@ fn fold<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide + Sync>(
     }
 }
 
-/// The larger of two; NaN where either is.
+/// The larger of two; NaN if either is.
 #[inline(always)]
 fn larger<W: Wide>(a: W, b: W) -> W {
     if a >= b {
@@ -210,7 +208,7 @@ fn larger<W: Wide>(a: W, b: W) -> W {
     }
 }
 
-/// The dims that stay and the dims in `dims`, each in ascending order.
+/// The kept dims and the dims in `dims`, each in ascending order.
 pub(super) fn split_dims(
     op: &'static str,
     x: &Tensor,
@@ -222,7 +220,7 @@ pub(super) fn split_dims(
         if reduced.contains(&at) {
             return Err(Error::Argument {
                 op,
-                problem: format!("dim {at} is named twice in {dims:?}"),
+                problem: format!("dim {at} is repeated in {dims:?}"),
             });
         }
         reduced.push(at);
@@ -243,7 +241,7 @@ mod tests {
     use crate::Device;
 
     proptest! {
-        /// Any dims of any view: the same as folding the elements one by one.
+        /// A reduction of any dims of any view equals folding the elements one by one.
         #[test]
         fn sums_and_extremes_over_any_dims(
             shape in prop::collection::vec(1usize..6, 1..5),
@@ -289,7 +287,7 @@ mod tests {
         assert_eq!(sum(&x, &[0]).unwrap().shape().to_vec(), [0]);
     }
 
-    /// The order of a sum is a matter of its length alone.
+    /// The order of a sum depends on its length alone.
     #[test]
     fn bits_do_not_depend_on_threads() {
         let sums = |threads: usize| {

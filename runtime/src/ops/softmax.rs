@@ -1,14 +1,14 @@
-//! Softmax and its logarithm along the last dim, and their gradients from the result.
+//! Softmax and log-softmax along the last dim, and their gradients as functions of the result.
 //!
-//! A row that is minus infinity everywhere has no softmax: like in PyTorch, its result is NaN. Mask
-//! with a large finite number where that may happen.
+//! As in PyTorch, the result of a row of minus infinities is NaN. Use a large negative finite number as
+//! the mask if a whole row may be masked.
 
 use super::dense_rows;
 use crate::cpu::softmax as kernels;
 use crate::launch::softmax::{self as launch, Function};
 use crate::{Result, Signature, Tensor, for_float};
 
-/// Defines the ops of one shape: an op on whole rows and the op for its gradient.
+/// Defines an op on whole rows and its gradient op.
 macro_rules! row_ops {
     ($(
         $(#[$doc:meta])*
@@ -64,7 +64,7 @@ macro_rules! row_ops {
             }
         )+
 
-        /// One static for each op, called like it.
+        /// One static per op, with its name.
         #[allow(non_upper_case_globals)]
         mod signature_of {
             use super::Signature;
@@ -86,12 +86,12 @@ macro_rules! row_ops {
 }
 
 row_ops! {
-    /// e^(x - m) / sum(e^(x - m)) with m = max(x), row by row.
+    /// e^(x - m) / sum(e^(x - m)) with m = max(x), per row.
     softmax, Softmax, flops 5;
     /// The gradient of [`softmax`]: y (dy - sum(y dy)).
     softmax_grad, flops 4;
 
-    /// x - m - ln(sum(e^(x - m))) with m = max(x), row by row.
+    /// x - m - ln(sum(e^(x - m))) with m = max(x), per row.
     log_softmax, LogSoftmax, flops 4;
     /// The gradient of [`log_softmax`]: dy - e^y sum(dy).
     log_softmax_grad, flops 4;

@@ -1,4 +1,4 @@
-//! The gated linear unit with silu as its gate (Shazeer 2020), without its products.
+//! SwiGLU, the gated linear unit with a silu gate (Shazeer 2020), without its matrix products.
 
 use super::dense_rows;
 use crate::cpu::swiglu as kernels;
@@ -15,7 +15,7 @@ static SWIGLU_GRAD: Signature = Signature::new(
 
 pub(super) static SIGNATURES: &[&Signature] = &[&SWIGLU, &SWIGLU_GRAD];
 
-/// silu(gate) * up, where `gate_up` holds gate, then up.
+/// silu(gate) * up, with gate = `gate_up`[.., 0, :] and up = `gate_up`[.., 1, :].
 ///
 /// # Shapes
 /// `gate_up` [.., 2, F], float; returns [.., F].
@@ -38,7 +38,7 @@ pub fn swiglu(gate_up: &Tensor) -> Result<Tensor> {
     Ok(y.finish())
 }
 
-/// The gradient of [`swiglu`], both halves in one pass.
+/// The gradient of [`swiglu`] with respect to gate and up, in one pass.
 ///
 /// # Shapes
 /// `gate_up` [.., 2, F], `dy` [.., F] of one float dtype; returns [.., 2, F].

@@ -1,13 +1,12 @@
-//! Elementwise functions of one operand, and their derivatives.
+//! Elementwise ops of one operand, and their gradients.
 
 use super::elementwise::map;
 use crate::Function;
 use crate::{Number, Result, Signature, Tensor};
 
-/// Defines, for each function of the number type `W`, an op, the op for its gradient, and their
-/// signatures.
+/// Defines, for each function of the number type `W`, an op, its gradient op, and their signatures.
 ///
-/// The gradient takes what the function's derivative is cheapest in: its operand (`of x`) or its
+/// The gradient op takes the tensor that makes the derivative cheapest: the operand (`of x`) or the
 /// result (`of y`).
 macro_rules! unary_ops {
     ($(
@@ -68,7 +67,7 @@ macro_rules! unary_ops {
             }
         )+
 
-        /// One static for each op, called like it.
+        /// One static per op, with its name.
         #[allow(non_upper_case_globals)]
         mod signature_of {
             use super::Signature;

@@ -37,10 +37,10 @@ pub(super) fn router(device: &Device, dtype: DType) -> Result<()> {
     for experts in [8, 64, 128, 57, 600] {
         let probabilities = tensor(device, &[3, experts], dtype)?;
         let bias = tensor(device, &[experts], DType::F32)?;
-        for renormalise in [false, true] {
-            let (weights, indices) = ops::router_top_k(&probabilities, 4, renormalise, None)?;
-            ops::router_top_k(&probabilities, 4, renormalise, Some(&bias))?;
-            ops::router_top_k_grad(&probabilities, &indices, &weights, renormalise)?;
+        for renormalize in [false, true] {
+            let (weights, indices) = ops::router_top_k(&probabilities, 4, renormalize, None)?;
+            ops::router_top_k(&probabilities, 4, renormalize, Some(&bias))?;
+            ops::router_top_k_grad(&probabilities, &indices, &weights, renormalize)?;
         }
     }
     Ok(())

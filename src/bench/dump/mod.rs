@@ -114,7 +114,7 @@ fn bytes(x: &Tensor) -> anyhow::Result<Vec<u8>> {
         DType::Bool => x
             .to_vec::<meshgrad::runtime::Bool>()?
             .into_iter()
-            .map(|t| u8::from(t.holds()))
+            .map(|t| u8::from(t.get()))
             .collect(),
         other => bail!("results of {other} cannot be compared"),
     })

@@ -1,44 +1,45 @@
-//! The extents and the mask of an attention, and what may be wrong with them.
+//! Extents and masks of attention, and their errors.
 
 use crate::Tensor;
 
-/// Which keys a query sees. Conditions add up: a key is seen when none hides it.
+/// Which keys a query attends to: those that no condition masks out.
 #[derive(Clone, Debug, Default)]
 pub struct AttentionMask {
-    /// Hides keys after the query's position.
+    /// Masks out keys after the query's position.
     pub causal: bool,
-    /// Hides keys at or before the query's position minus this: under `causal` a query sees itself
-    /// and the `window` - 1 keys before it (Hugging Face's `sliding_window`).
+    /// Masks out keys at or before the query's position minus this. With `causal`, a query attends to
+    /// itself and the `window` - 1 keys before it (Hugging Face's `sliding_window`).
     pub window: Option<usize>,
-    /// Where queries and keys stand.
+    /// The positions of queries and keys.
     pub sequences: AttentionSequences,
 }
 
-/// Where queries and keys stand in their sequences. What changes from step to step is a tensor.
+/// The positions of queries and keys in their sequences. Values that change from step to step are
+/// tensors.
 #[derive(Clone, Debug, Default)]
 pub enum AttentionSequences {
     /// Each row of the batch is one sequence; queries and keys start at position 0.
     #[default]
     Rows,
-    /// Each row of the batch is one sequence whose keys were gathered before: a cache.
+    /// Each row of the batch is one sequence whose keys are in a cache.
     Cached {
         /// Position of the first query, i64 \[B\] or \[1\].
         q_offset: Tensor,
-        /// How many keys are valid, i64 \[B\] or \[1\]. The others are never read.
+        /// The number of valid keys, i64 \[B\] or \[1\]. Other keys are never read.
         k_len: Tensor,
     },
-    /// The batch is one row (B = 1) of several sequences end to end; a query sees keys of its own
+    /// The batch is one row (B = 1) of concatenated sequences; a query attends to keys of its own
     /// sequence only.
     Packed {
-        /// Where each sequence's queries begin, and their end, i64 or i32 [N + 1].
+        /// Offsets of the queries of each sequence, and their end, i64 or i32 [N + 1].
         cu_seqlens_q: Tensor,
-        /// Where each sequence's keys begin, and their end, i64 or i32 [N + 1].
+        /// Offsets of the keys of each sequence, and their end, i64 or i32 [N + 1].
         cu_seqlens_k: Tensor,
     },
 }
 
 impl AttentionMask {
-    /// Each query sees itself and the keys before it.
+    /// Each query attends to itself and the keys before it.
     pub fn causal() -> AttentionMask {
         AttentionMask {
             causal: true,
@@ -46,8 +47,8 @@ impl AttentionMask {
         }
     }
 
-    /// How many (query, key) pairs of a row are computed, for counting FLOPs. Lengths that only the
-    /// device knows count in full.
+    /// The number of (query, key) pairs per row, for counting FLOPs. Cached and packed sequences count
+    /// in full, because only the device knows their lengths.
     pub(crate) fn pairs(&self, queries: usize, keys: usize) -> u64 {
         let whole = matches!(self.sequences, AttentionSequences::Rows) && self.causal;
         let window = self.window.unwrap_or(usize::MAX);

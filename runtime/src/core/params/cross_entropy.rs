@@ -1,16 +1,16 @@
-//! The labels of a cross entropy.
+//! Labels of cross entropy.
 
 use crate::Tensor;
 
-/// What the logits of each row are compared with.
+/// The labels of the rows.
 #[derive(Clone, Copy, Debug)]
 pub struct Targets<'a> {
-    /// The right class of each row: one of the vocabulary, or `ignore_index`. Of an index dtype.
+    /// The target class of each row: a class of the vocabulary, or `ignore_index`. An index dtype.
     pub labels: &'a Tensor,
-    /// The label of rows that do not count.
+    /// The label of ignored rows.
     pub ignore_index: i64,
     /// The class of the first row of `w`: 0 for a whole vocabulary.
     pub vocab_start: usize,
-    /// How many classes all shards have: the rows of `w` for a whole vocabulary.
+    /// The number of classes of all shards: the rows of `w` for a whole vocabulary.
     pub vocab_total: usize,
 }

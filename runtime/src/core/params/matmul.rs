@@ -1,4 +1,4 @@
-//! What may be wrong with the operands of a matrix product.
+//! Errors of matrix products.
 
 /// An invalid argument of a matrix product. Sizes and strides are in elements.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -1,4 +1,4 @@
-//! Parameters of ops that CPU kernels and GPU launches take too.
+//! Types of op parameters that CPU kernels and GPU launches share.
 
 pub(crate) mod attention;
 pub(crate) mod cross_entropy;

@@ -1,11 +1,11 @@
-//! How rotary position embedding rotates heads.
+//! Parameters of rotary position embedding.
 
 use crate::Tensor;
 
-/// Which features of a head make a pair.
+/// Which features of a head form a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RopeStyle {
-    /// i and i + H, as Hugging Face and GPT-NeoX lay heads out.
+    /// i and i + H, as in Hugging Face and GPT-NeoX.
     Half,
     /// 2 i and 2 i + 1, as in the paper.
     Interleaved,

@@ -1,9 +1,15 @@
-//! The blocks of an allocator: what lies beside what, and which are free.
+//! The blocks of an allocator: neighbors in their segment, and lists of free blocks.
 
-use super::Pool;
+/// The pool of a block, which may be reused within its pool only: the stream that orders its work, and
+/// the graph that owns it (0 for none).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Pool {
+    pub(crate) stream: u32,
+    pub(crate) graph: u32,
+}
 
-/// Free blocks by (bytes, address): a sorted vector, for a search finds the best fit and nothing is
-/// allocated on the way.
+/// Free blocks sorted by (bytes, address). A sorted vector: a binary search finds the best fit, and
+/// removal allocates nothing.
 #[derive(Default)]
 pub(super) struct FreeList(Vec<(usize, u64, u32)>);
 
@@ -29,11 +35,12 @@ impl FreeList {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum State {
     Live,
-    Returning,
+    /// Freed, but other streams may still use it.
+    Pending,
     Free,
 }
 
-/// A block in its segment. Neighbours are linked, so that free ones can be joined.
+/// A block in its segment. Neighbors are linked so that free ones can be merged.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Node {
     pub(super) address: u64,
@@ -55,7 +62,7 @@ impl Node {
     }
 }
 
-/// Nodes by number; numbers are used again.
+/// Nodes by id; ids are reused.
 #[derive(Default)]
 pub(super) struct Nodes {
     all: Vec<Option<Node>>,
@@ -81,9 +88,9 @@ impl Nodes {
         self.vacant.push(id);
     }
 
-    /// Ids are handed out by `add` and forgotten with `remove`, by the allocator only.
+    /// `id` comes from `add` and was not removed.
     pub(super) fn get(&mut self, id: u32) -> &mut Node {
-        self.all[id as usize].as_mut().expect("a block that exists")
+        self.all[id as usize].as_mut().expect("a live block id")
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Node)> {

@@ -1,5 +1,4 @@
-//! Ops that use more tensors at once than a [`Launcher`] holds in place, some of which may be parts
-//! of one storage.
+//! Ops with more tensors than a [`Launcher`] tracks inline, some of which may be parts of one storage.
 
 use std::collections::HashSet;
 
@@ -7,19 +6,19 @@ use super::Launcher;
 use crate::{Error, Kind, Result, Tensor};
 
 impl Launcher<'_> {
-    /// Where the first elements of contiguous tensors lie that a kernel changes, and those of others
-    /// that it reads. The version of a storage goes up by one, however many of its parts change.
+    /// The addresses of contiguous tensors that a kernel changes, and of tensors that it reads.
+    /// Increments the version of each changed storage once.
     ///
     /// # Errors
-    /// [`Error::Immutable`]; [`Error::Argument`] when two that change share elements;
-    /// [`Error::Busy`] when what is read is of a storage that changes, and while work on another
-    /// stream uses it otherwise. Nothing has changed then, versions included.
+    /// [`Error::Immutable`]; [`Error::Argument`] when two changed tensors share elements;
+    /// [`Error::Busy`] when a read tensor shares a storage with a changed one, and while work on another
+    /// stream conflicts. After an error nothing has changed, versions included.
     pub(crate) fn use_many(
         &self,
         changed: &[&Tensor],
         read: &[&Tensor],
     ) -> Result<(Vec<u64>, Vec<u64>)> {
-        self.expect_apart(changed)?;
+        self.expect_disjoint(changed)?;
         let storages: HashSet<usize> = changed.iter().map(|x| x.storage_id()).collect();
         let may_change = |x: &&&Tensor| x.kind() != Kind::Value;
         if read
@@ -43,8 +42,8 @@ impl Launcher<'_> {
         Ok((claimed, read))
     }
 
-    /// That all may change, and none has an element of another.
-    fn expect_apart(&self, changed: &[&Tensor]) -> Result<()> {
+    /// Checks that all tensors are mutable and share no elements.
+    fn expect_disjoint(&self, changed: &[&Tensor]) -> Result<()> {
         let mut spans = Vec::with_capacity(changed.len());
         for (at, x) in changed.iter().enumerate() {
             if x.kind() == Kind::Value {

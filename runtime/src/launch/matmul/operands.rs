@@ -238,13 +238,13 @@ impl Sums {
 
 impl Product {
     /// The whole of a tensor in the making.
-    pub(crate) fn fresh(gpu: &Launcher<'_>, c: &UninitTensor) -> Result<Product> {
+    pub(crate) fn uninit(gpu: &Launcher<'_>, c: &UninitTensor) -> Result<Product> {
         Ok(Product {
             address: gpu.uninit_ptr(c)?,
             sums: Sums {
                 dtype: c.dtype(),
                 adds: false,
-                aligned: Operand::fresh(c).is_aligned(),
+                aligned: Operand::uninit(c).is_aligned(),
                 leading: None,
             },
         })

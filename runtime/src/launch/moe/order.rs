@@ -7,7 +7,7 @@ use meshgrad_kernels::expert_order::{
 };
 
 use super::FAMILY;
-use crate::launch::{Launcher, Plan, Unplanned, extent};
+use crate::launch::{Launcher, Plan, PlanError, extent};
 use crate::{DType, Result, Tensor, UninitTensor};
 
 /// What sorting slots by expert asks of a GPU.
@@ -30,12 +30,12 @@ impl Sort {
         slots: usize,
         first_expert: usize,
         held: usize,
-    ) -> Result<Sort, Unplanned> {
+    ) -> Result<Sort, PlanError> {
         let index = match dtype {
             DType::I32 => IndexFormat::I32,
             DType::U32 => IndexFormat::U32,
             DType::I64 => IndexFormat::I64,
-            other => return Err(Unplanned::DType(other)),
+            other => return Err(PlanError::DType(other)),
         };
         let most = i32::MAX as u32;
         let blocks = Blocks::new(extent(FAMILY, "slots", slots, most)?);
@@ -177,7 +177,7 @@ mod tests {
         assert!(none.offsets.launch.is_some() && none.place.launch.is_some());
 
         let refused = Sort::plan(DType::F32, 4, 0, 2).err();
-        assert_eq!(refused, Some(Unplanned::DType(DType::F32)));
+        assert_eq!(refused, Some(PlanError::DType(DType::F32)));
         assert!(Sort::plan(DType::I32, 4, 1 << 40, 2).is_err());
     }
 }

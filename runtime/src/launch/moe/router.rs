@@ -5,7 +5,7 @@ use meshgrad_kernels::router::{
 };
 
 use super::FAMILY;
-use crate::launch::{Launcher, Operand, Plan, Unplanned, aligned, extent, float};
+use crate::launch::{Launcher, Operand, Plan, PlanError, aligned, extent, float};
 use crate::{Result, Tensor, UninitTensor};
 
 /// The best experts of each token, as many as `indices` has room for, and their weights.
@@ -13,11 +13,11 @@ pub(crate) fn router_top_k(
     gpu: &Launcher<'_>,
     probabilities: &Tensor,
     bias: Option<&Tensor>,
-    renormalise: bool,
+    renormalize: bool,
     [weights, indices]: [&UninitTensor; 2],
 ) -> Result<()> {
     let (rows, biases) = (Operand::of(probabilities), bias.map(Operand::of));
-    let plan = gpu.planned(choice(&rows, biases.as_ref(), renormalise))?;
+    let plan = gpu.planned(choice(&rows, biases.as_ref(), renormalize))?;
     let top_k = extent(FAMILY, "choices", indices.shape()[1], u32::MAX);
     let [tokens, experts] = [probabilities.shape()[0], probabilities.shape()[1]];
     let arguments = RouterTopKArguments {
@@ -36,10 +36,10 @@ pub(crate) fn router_top_k(
 pub(crate) fn router_top_k_grad(
     gpu: &Launcher<'_>,
     [probabilities, indices, dweights]: [&Tensor; 3],
-    renormalise: bool,
+    renormalize: bool,
     dprobabilities: &UninitTensor,
 ) -> Result<()> {
-    let plan = gpu.planned(gradient(&Operand::fresh(dprobabilities), renormalise))?;
+    let plan = gpu.planned(gradient(&Operand::uninit(dprobabilities), renormalize))?;
     let top_k = extent(FAMILY, "choices", indices.shape()[1], u32::MAX);
     let [tokens, experts] = [probabilities.shape()[0], probabilities.shape()[1]];
     let arguments = RouterTopKGradArguments {
@@ -58,10 +58,10 @@ pub(crate) fn router_top_k_grad(
 fn choice(
     rows: &Operand,
     bias: Option<&Operand>,
-    renormalise: bool,
-) -> Result<Plan<RouterTopK>, Unplanned> {
+    renormalize: bool,
+) -> Result<Plan<RouterTopK>, PlanError> {
     let aligned = aligned(&[rows]) && bias.is_none_or(Operand::is_aligned);
-    let flags = [bias.is_some(), renormalise];
+    let flags = [bias.is_some(), renormalize];
     let variant = RouterTopK::new(float(rows.dtype)?, experts(rows)?, aligned, flags);
     Ok(Plan {
         launch: variant.launch(tokens(rows)),
@@ -69,9 +69,9 @@ fn choice(
     })
 }
 
-fn gradient(rows: &Operand, renormalise: bool) -> Result<Plan<RouterTopKGrad>, Unplanned> {
+fn gradient(rows: &Operand, renormalize: bool) -> Result<Plan<RouterTopKGrad>, PlanError> {
     let aligned = aligned(&[rows]);
-    let variant = RouterTopKGrad::new(float(rows.dtype)?, experts(rows)?, aligned, renormalise);
+    let variant = RouterTopKGrad::new(float(rows.dtype)?, experts(rows)?, aligned, renormalize);
     Ok(Plan {
         launch: variant.launch(tokens(rows)),
         variant,
@@ -82,7 +82,7 @@ fn tokens(rows: &Operand) -> u64 {
     rows.layout.shape()[0] as u64
 }
 
-fn experts(rows: &Operand) -> Result<u32, Unplanned> {
+fn experts(rows: &Operand) -> Result<u32, PlanError> {
     extent(FAMILY, "experts", rows.layout.shape()[1], i32::MAX as u32)
 }
 
@@ -111,6 +111,6 @@ mod tests {
         assert_eq!(choice(&none, None, true).unwrap().launch, None);
         assert_eq!(gradient(&none, true).unwrap().launch, None);
         let refused = gradient(&operand(DType::F64, &[1, 8], 0), true);
-        assert_eq!(refused.err(), Some(Unplanned::DType(DType::F64)));
+        assert_eq!(refused.err(), Some(PlanError::DType(DType::F64)));
     }
 }

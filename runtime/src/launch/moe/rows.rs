@@ -6,7 +6,7 @@ use meshgrad_kernels::token_rows::{
 };
 
 use super::FAMILY;
-use crate::launch::{Launcher, Operand, Plan, Unplanned, aligned, extent, float};
+use crate::launch::{Launcher, Operand, Plan, PlanError, aligned, extent, float};
 use crate::{Result, Tensor, UninitTensor};
 
 /// Row r of `y` is the row of `x` whose slot is `order[r]`, times the weight of that slot where
@@ -96,16 +96,16 @@ struct Moved<V> {
 }
 
 /// Slots and rows are counted by an i32.
-const MOST: u32 = i32::MAX as u32;
+const MAX_EXTENT: u32 = i32::MAX as u32;
 
 fn permute(
     x: &Operand,
     rows: usize,
     top_k: usize,
     weighted: bool,
-) -> Result<Moved<PermuteTokens>, Unplanned> {
+) -> Result<Moved<PermuteTokens>, PlanError> {
     let features = features_of(x)?;
-    let rows = extent(FAMILY, "rows", rows, MOST)?;
+    let rows = extent(FAMILY, "rows", rows, MAX_EXTENT)?;
     let variant = PermuteTokens::new(float(x.dtype)?, features, aligned(&[x]), weighted);
     Ok(Moved {
         kernel: Plan {
@@ -113,7 +113,7 @@ fn permute(
             variant,
         },
         rows,
-        top_k: extent(FAMILY, "slots of a token", top_k, MOST)?,
+        top_k: extent(FAMILY, "slots of a token", top_k, MAX_EXTENT)?,
         features,
     })
 }
@@ -122,7 +122,7 @@ fn collect(
     y: &Operand,
     place: &Operand,
     weighted: bool,
-) -> Result<Moved<CollectTokens>, Unplanned> {
+) -> Result<Moved<CollectTokens>, PlanError> {
     let features = features_of(y)?;
     let variant = CollectTokens::new(float(y.dtype)?, features, aligned(&[y]), weighted);
     let [tokens, top_k] = [place.layout.shape()[0], place.layout.shape()[1]];
@@ -131,29 +131,34 @@ fn collect(
             launch: variant.launch(tokens as u64),
             variant,
         },
-        rows: extent(FAMILY, "rows", y.layout.shape()[0], MOST)?,
-        top_k: extent(FAMILY, "slots of a token", top_k, MOST)?,
+        rows: extent(FAMILY, "rows", y.layout.shape()[0], MAX_EXTENT)?,
+        top_k: extent(FAMILY, "slots of a token", top_k, MAX_EXTENT)?,
         features,
     })
 }
 
-fn dots([dout, y, place]: &[Operand; 3]) -> Result<Moved<TokenDots>, Unplanned> {
+fn dots([dout, y, place]: &[Operand; 3]) -> Result<Moved<TokenDots>, PlanError> {
     let features = features_of(y)?;
-    let slots = extent(FAMILY, "slots", place.layout.shape().elements(), MOST)?;
+    let slots = extent(FAMILY, "slots", place.layout.shape().elements(), MAX_EXTENT)?;
     let variant = TokenDots::new(float(y.dtype)?, features, aligned(&[dout, y]));
     Ok(Moved {
         kernel: Plan {
             launch: variant.launch(slots),
             variant,
         },
-        rows: extent(FAMILY, "rows", y.layout.shape()[0], MOST)?,
-        top_k: extent(FAMILY, "slots of a token", place.layout.shape()[1], MOST)?,
+        rows: extent(FAMILY, "rows", y.layout.shape()[0], MAX_EXTENT)?,
+        top_k: extent(
+            FAMILY,
+            "slots of a token",
+            place.layout.shape()[1],
+            MAX_EXTENT,
+        )?,
         features,
     })
 }
 
-fn features_of(matrix: &Operand) -> Result<u32, Unplanned> {
-    extent(FAMILY, "features", matrix.layout.shape()[1], MOST)
+fn features_of(matrix: &Operand) -> Result<u32, PlanError> {
+    extent(FAMILY, "features", matrix.layout.shape()[1], MAX_EXTENT)
 }
 
 #[cfg(test)]
@@ -183,6 +188,6 @@ mod tests {
         assert_eq!(collect(&none, &place, true).unwrap().kernel.launch, None);
         assert_eq!(dots(&[none, none, place]).unwrap().kernel.launch, None);
         let refused = permute(&operand(DType::F64, &[1, 8], 0), 2, 2, true);
-        assert_eq!(refused.err(), Some(Unplanned::DType(DType::F64)));
+        assert_eq!(refused.err(), Some(PlanError::DType(DType::F64)));
     }
 }

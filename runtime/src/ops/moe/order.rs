@@ -13,27 +13,26 @@ pub(super) static EXPERT_ORDER: Signature = Signature::new(
 );
 pub(super) static EXPERT_COUNTS: Signature =
     Signature::new("expert_counts", "offsets: i64[g!] -> counts: f32[e]", 0);
-/// Where each (token, choice) goes when they are sorted by expert. A *slot* is the
-/// number token * K + choice.
+/// The order of slots sorted by expert. Slot token * K + choice is one choice of a token.
 #[derive(Clone, Debug)]
 pub struct ExpertOrder {
-    /// [held + 1] i64: held expert g owns the rows `offsets[g]..offsets[g + 1]`.
+    /// [local + 1] i64: local expert g has the rows `offsets[g]..offsets[g + 1]`.
     pub offsets: Tensor,
-    /// \[C\] i32: the slot that lies in each row below the last offset; -1 in the others.
+    /// \[C\] i32: the slot of each row before the last offset; -1 after it.
     pub order: Tensor,
-    /// [N, K] i32: the row of each slot; -1 where its expert is not held.
+    /// [N, K] i32: the row of each slot; -1 if its expert is not local.
     pub place: Tensor,
 }
 
-/// Sorts the slots by expert, those of one expert in their own order. Of the `experts` experts,
-/// `held` of them from `first_expert` on are held here; slots of others get no row.
+/// Sorts the slots by expert, stably. Of the `experts` experts, the `held` from `first_expert` on are
+/// local; slots of other experts get no row.
 ///
 /// # Shapes
 /// `indices` [N, K] of an index dtype, each in 0..`experts`.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::IndexOutOfRange`]; [`Error::Argument`] when the held experts are
-/// not among the experts, or there are more slots than an i32 counts.
+/// [`Error::Signature`]; [`Error::IndexOutOfRange`]; [`Error::Argument`] when the local experts are not
+/// among the experts, or when there are more than 2^31 - 1 slots.
 pub fn expert_order(
     indices: &Tensor,
     experts: usize,
@@ -52,12 +51,12 @@ pub fn expert_order(
         .is_none_or(|end| end > experts)
     {
         return refuse(format!(
-            "{held} experts from {first_expert} on are not among {experts} experts"
+            "{held} experts from {first_expert} on exceed the {experts} experts"
         ));
     }
     if indices.elements() > i32::MAX as usize {
         return refuse(format!(
-            "{:?} has more elements than an i32 counts",
+            "{:?} has more than 2^31 - 1 elements",
             indices.shape()
         ));
     }
@@ -99,18 +98,17 @@ pub fn expert_order(
     })
 }
 
-/// How many rows each held expert has: statistics of the load, in the dtype that statistics are
-/// kept in.
+/// The number of rows per local expert: load statistics.
 ///
 /// # Shapes
-/// `offsets` [held + 1] i64; returns \[held\] f32, exact up to 2^24.
+/// `offsets` [G + 1] i64; returns \[G\] f32, exact up to 2^24.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::Argument`] without any offset.
+/// [`Error::Signature`]; [`Error::Argument`] when `offsets` is empty.
 pub fn expert_counts(offsets: &Tensor) -> Result<Tensor> {
     let mut call = EXPERT_COUNTS.call(&[offsets])?;
     let Some(held) = offsets.elements().checked_sub(1) else {
-        let problem = "there is one offset more than there are experts, so at least one".into();
+        let problem = "`offsets` is empty; it needs one element more than there are experts".into();
         return Err(Error::Argument {
             op: call.name(),
             problem,

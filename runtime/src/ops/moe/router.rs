@@ -1,4 +1,4 @@
-//! Choosing experts.
+//! Routing: the choice of experts.
 
 use crate::cpu::moe as kernels;
 use crate::cpu::rows::Flat;
@@ -23,11 +23,11 @@ pub(super) static ROUTER_TOP_K_GRAD: Signature = Signature::new(
 )
 .linear_in(&["dweights"]);
 /// The `k` most probable experts of each token, in descending order, and their weights: their
-/// probabilities, divided by their sum if `renormalise` (Qwen3-MoE's `norm_topk_prob`). Equals go
-/// to the lower index; NaN ranks first.
+/// probabilities, divided by their sum if `renormalize` (Qwen3-MoE's `norm_topk_prob`). Ties go to the
+/// lower index; NaN sorts first.
 ///
-/// `bias` is added for the choice alone and never reaches the weights: it balances the load without
-/// a loss (DeepSeek-V3, section 2.1.2).
+/// `bias` is added for the choice only, not to the weights: it balances the load without an auxiliary
+/// loss (DeepSeek-V3, section 2.1.2).
 ///
 /// # Shapes
 /// `probabilities` [N, E] float (softmax or sigmoid of the router's logits), `bias` \[E\] f32 (f64
@@ -38,7 +38,7 @@ pub(super) static ROUTER_TOP_K_GRAD: Signature = Signature::new(
 pub fn router_top_k(
     probabilities: &Tensor,
     k: usize,
-    renormalise: bool,
+    renormalize: bool,
     bias: Option<&Tensor>,
 ) -> Result<(Tensor, Tensor)> {
     let mut call = match bias {
@@ -47,7 +47,7 @@ pub fn router_top_k(
     };
     let experts = call.extent("e");
     if k == 0 || k > experts {
-        let problem = format!("cannot choose k = {k} of {experts} experts; k is at least 1");
+        let problem = format!("k = {k} is not in 1..={experts}, the number of experts");
         return Err(Error::Argument {
             op: call.name(),
             problem,
@@ -61,7 +61,7 @@ pub fn router_top_k(
     match call.device().is_gpu() {
         true => call.launch(|gpu| {
             let results = [&weights, &indices];
-            launch::router_top_k(gpu, &probabilities, bias.as_ref(), renormalise, results)
+            launch::router_top_k(gpu, &probabilities, bias.as_ref(), renormalize, results)
         }),
         false => call.compute(|| {
             for_float!(probabilities.dtype(), T => {
@@ -71,7 +71,7 @@ pub fn router_top_k(
                     bias.as_deref(),
                     experts,
                     k,
-                    renormalise,
+                    renormalize,
                     weights.slice()?,
                     indices.slice()?,
                 );
@@ -82,8 +82,8 @@ pub fn router_top_k(
     Ok((weights.finish(), indices.finish()))
 }
 
-/// The gradient of [`router_top_k`]'s weights with respect to the probabilities. The choice has
-/// none.
+/// The gradient of the weights of [`router_top_k`] with respect to the probabilities. The choice has no
+/// gradient.
 ///
 /// # Shapes
 /// `probabilities` [N, E], `indices` [N, K] as chosen, `dweights` [N, K]; returns [N, E].
@@ -94,7 +94,7 @@ pub fn router_top_k_grad(
     probabilities: &Tensor,
     indices: &Tensor,
     dweights: &Tensor,
-    renormalise: bool,
+    renormalize: bool,
 ) -> Result<Tensor> {
     let call = ROUTER_TOP_K_GRAD.call(&[probabilities, indices, dweights])?;
     let (experts, k) = (call.extent("e"), call.extent("k"));
@@ -106,7 +106,7 @@ pub fn router_top_k_grad(
     match call.device().is_gpu() {
         true => call.launch(|gpu| {
             let operands = [&probabilities, &indices, &dweights];
-            launch::router_top_k_grad(gpu, operands, renormalise, &dprobabilities)
+            launch::router_top_k_grad(gpu, operands, renormalize, &dprobabilities)
         }),
         false => call.compute(|| {
             for_float!(probabilities.dtype(), T => {
@@ -118,7 +118,7 @@ pub fn router_top_k_grad(
                     &Flat::new(&dweights)?,
                     experts,
                     k,
-                    renormalise,
+                    renormalize,
                     dprobabilities.slice()?,
                 );
                 Ok(())

@@ -1,4 +1,4 @@
-//! Moving rows to the experts and back.
+//! Permuting rows to the experts and back.
 
 use crate::cpu::moe as kernels;
 use crate::cpu::rows::Flat;
@@ -37,15 +37,16 @@ pub(super) static UNPERMUTE_GRAD_WEIGHTS: Signature = Signature::new(
 )
 .linear_in(&["dout", "y"]);
 
-/// Brings each token to its experts: row r of the result is `x[order[r] / K]`.
+/// Copies each token to the rows of its experts: y_r = x_{order_r / K}.
 ///
 /// # Shapes
 /// `x` [N, H], `order` \[C\] and `offsets` of an [`ExpertOrder`](super::ExpertOrder) with C = N K;
-/// returns [C, H]. Rows beyond the last offset are unspecified.
+/// returns [C, H]. Rows after the last offset are unspecified.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::IndexOutOfRange`]; [`Error::Argument`] for offsets that fall or
-/// leave the rows. A GPU tells of indices out of range later, and looks at the last offset only.
+/// [`Error::Signature`]; [`Error::IndexOutOfRange`]; [`Error::Argument`] for offsets that decrease or
+/// exceed the rows. A GPU reports indices out of range at the next synchronization, and checks the last
+/// offset only.
 pub fn permute_tokens(x: &Tensor, order: &Tensor, offsets: &Tensor) -> Result<Tensor> {
     let operands = [x, order, offsets];
     let mut call = PERMUTE.call(&operands)?;
@@ -259,7 +260,8 @@ impl Rows {
         match self.offsets.elements() {
             0 => Err(Error::Argument {
                 op: call.name(),
-                problem: "there is one offset more than there are experts, so at least one".into(),
+                problem: "`offsets` is empty; it needs one element more than there are experts"
+                    .into(),
             }),
             _ => Ok([&self.order, &self.offsets]),
         }

@@ -63,8 +63,8 @@ fn the_choice_is_a_stable_sort() {
             let p = ops::cast(&p, dtype).unwrap().transpose(0, 1).unwrap();
             let bias = numbered(&device, &[e], 0.9, dtype.accumulator());
 
-            for (renormalise, bias) in [(false, None), (true, None), (true, Some(&bias))] {
-                let (weights, chosen) = router_top_k(&p, k, renormalise, bias).unwrap();
+            for (renormalize, bias) in [(false, None), (true, None), (true, Some(&bias))] {
+                let (weights, chosen) = router_top_k(&p, k, renormalize, bias).unwrap();
                 assert_eq!((weights.dtype(), chosen.dtype()), (dtype, DType::I32));
                 let (weights, chosen, p) = (values(&weights), ints(&chosen), values(&p));
                 let bias = bias.map_or(vec![0.0; e], values);
@@ -77,7 +77,7 @@ fn the_choice_is_a_stable_sort() {
                     assert_eq!(&chosen[row * k..][..k], expected);
 
                     let sum: f64 = order[..k].iter().map(|i| p[*i]).sum();
-                    let scale = if renormalise { sum } else { 1.0 };
+                    let scale = if renormalize { sum } else { 1.0 };
                     let expected: Vec<f64> = order[..k].iter().map(|i| p[*i] / scale).collect();
                     let weights = &weights[row * k..][..k];
                     assert!(
@@ -109,16 +109,16 @@ fn router_gradient_equals_differences() {
     let p = ops::affine(&p, 0.4, 0.5).unwrap();
     let dweights = numbered(&device, &[n, k], 1.3, DType::F64);
 
-    for renormalise in [false, true] {
+    for renormalize in [false, true] {
         let loss = |p: &Tensor| {
-            let (weights, _) = router_top_k(p, k, renormalise, None).unwrap();
+            let (weights, _) = router_top_k(p, k, renormalize, None).unwrap();
             ops::sum(&ops::mul(&weights, &dweights).unwrap(), &[0, 1])
                 .unwrap()
                 .item::<f64>()
                 .unwrap()
         };
-        let (_, chosen) = router_top_k(&p, k, renormalise, None).unwrap();
-        let actual = values(&router_top_k_grad(&p, &chosen, &dweights, renormalise).unwrap());
+        let (_, chosen) = router_top_k(&p, k, renormalize, None).unwrap();
+        let actual = values(&router_top_k_grad(&p, &chosen, &dweights, renormalize).unwrap());
 
         let at = values(&p);
         let moved = |index: usize, by: f64| {
@@ -386,7 +386,7 @@ fn what_does_not_fit_is_refused() {
     );
     assert_eq!(
         expert_order(&chosen, 4, 3, 2).unwrap_err().to_string(),
-        "expert_order: 2 experts from 3 on are not among 4 experts"
+        "expert_order: 2 experts from 3 on exceed the 4 experts"
     );
 
     let x = numbered(&device, &[2, 3], 0.3, DType::F32);

@@ -217,10 +217,10 @@ fn dropout_draws_its_mask_again() {
             1e-6
         };
         for ((x, y), kept) in f64s(&x).iter().zip(f64s(&y)).zip(&mask) {
-            let expected = if kept.holds() { x / 0.75 } else { 0.0 };
+            let expected = if kept.get() { x / 0.75 } else { 0.0 };
             assert!((y - expected).abs() <= rounding * expected.abs());
         }
-        let kept = mask.iter().filter(|kept| kept.holds()).count() as f64 / 21_000.0;
+        let kept = mask.iter().filter(|kept| kept.get()).count() as f64 / 21_000.0;
         assert!((kept - 0.75).abs() < 4.0 * f64::sqrt(0.25 * 0.75 / 21_000.0));
     }
 }
@@ -250,7 +250,7 @@ fn what_cannot_be_drawn() {
             0.0,
             1.0
         )),
-        "normal: the tensor has shape [4] but its region has shape [2, 2]"
+        "normal: the tensor has shape [4], but the region of its key has shape [2, 2]"
     );
     assert!(normal(&device, &[4], DType::I64, key, 0.0, 1.0).is_err());
     assert!(normal(&device, &[4], DType::Bool, key, 0.0, 1.0).is_err());

@@ -1,47 +1,48 @@
-//! What an allocator holds, and the message when that is all there is.
+//! Memory statistics, and the report of an allocation that failed.
 
 use std::fmt;
 
-use super::MIB;
+/// Bytes of a mebibyte.
+pub(super) const MIB: usize = 1 << 20;
 
-/// How much memory a device uses, in bytes of whole size classes.
+/// Memory of a device in bytes, with sizes rounded up as the allocator does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryStats {
-    /// In tensors that exist now.
+    /// In live tensors.
     pub live: usize,
     /// The largest `live` since the last [`Device::reset_peak`](crate::Device::reset_peak).
     pub peak: usize,
-    /// Taken from the operating system or the GPU's driver: live, and kept for reuse.
+    /// Allocated from the operating system or the GPU's driver: live and cached.
     pub reserved: usize,
 }
 
-/// What an allocator holds, in bytes, and how often it asked for more.
+/// Statistics of a GPU's caching allocator; sizes are in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AllocatorStats {
-    /// In blocks that are in use, with what rounding adds.
+    /// In blocks in use, rounding included.
     pub live: usize,
     /// The largest `live` since the peak was last reset.
     pub peak: usize,
-    /// Taken from the driver: live, and cached.
+    /// Allocated from the driver: live and cached.
     pub reserved: usize,
-    /// The part of what is cached that graphs keep, for they run in it again.
-    pub of_graphs: usize,
-    /// The largest block that is cached.
+    /// Cached memory that graphs keep, because every launch uses it again.
+    pub graph_pools: usize,
+    /// The largest cached block.
     pub largest_cached: usize,
-    /// How often the driver was asked for memory.
+    /// How many segments were allocated from the driver.
     pub segments_allocated: u64,
-    /// How often memory was given back to the driver.
+    /// How many segments were returned to the driver.
     pub segments_freed: u64,
 }
 
 impl AllocatorStats {
-    /// In blocks that are kept for reuse.
+    /// In cached blocks.
     pub fn cached(&self) -> usize {
         self.reserved - self.live
     }
 
-    /// The part that every device has.
-    pub(crate) fn memory(&self) -> MemoryStats {
+    /// The statistics that every device has.
+    pub(crate) fn memory_stats(&self) -> MemoryStats {
         MemoryStats {
             live: self.live,
             peak: self.peak,
@@ -49,8 +50,8 @@ impl AllocatorStats {
         }
     }
 
-    /// How much of the cached memory no single request could have: 0 when it is one block, near 1
-    /// when it is dust.
+    /// The share of cached memory outside of the largest cached block: 0 when it is one block, near 1
+    /// when it is many small ones.
     pub fn fragmentation(&self) -> f64 {
         match self.cached() {
             0 => 0.0,
@@ -59,64 +60,64 @@ impl AllocatorStats {
     }
 }
 
-/// There is no memory for a request: what was asked for, and what is held.
+/// Report of an allocation that failed: the request, and what uses the memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutOfMemoryReport {
-    /// Bytes asked for, with what rounding adds.
-    pub asked: usize,
-    /// What the allocator holds.
-    pub held: AllocatorStats,
-    /// Bytes of memory that the GPU has.
+    /// Requested bytes, rounding included.
+    pub requested: usize,
+    /// Statistics of the allocator.
+    pub stats: AllocatorStats,
+    /// Bytes of memory of the GPU.
     pub capacity: usize,
-    /// Sizes of the blocks in use and how many there are of each, those that hold most first.
+    /// Sizes and counts of the blocks in use, sorted by total bytes, largest first.
     pub largest: Vec<(usize, usize)>,
 }
 
-/// How many sizes an [`OutOfMemoryReport`] lists.
-pub(super) const LISTED: usize = 8;
+/// The number of sizes that an [`OutOfMemoryReport`] lists.
+pub(super) const LISTED_SIZES: usize = 8;
 
 impl fmt::Display for OutOfMemoryReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let AllocatorStats {
             live,
             reserved,
-            of_graphs,
+            graph_pools,
             ..
-        } = self.held;
-        let cached = self.held.cached() - of_graphs;
+        } = self.stats;
+        let cached = self.stats.cached() - graph_pools;
         write!(
             f,
-            "{} asked for; of {} this device has {}: {} in use, {} kept by graphs, {} cached",
-            Mib(self.asked),
+            "requested {}; of {} on the GPU this device has {}: {} in use, {} kept by graphs, {} cached",
+            Mib(self.requested),
             Mib(self.capacity),
             Mib(reserved),
             Mib(live),
-            Mib(of_graphs),
+            Mib(graph_pools),
             Mib(cached)
         )?;
         for (at, (bytes, count)) in self.largest.iter().enumerate() {
             let lead = if at == 0 { "; in use: " } else { ", " };
             write!(f, "{lead}{count} x {}", Mib(*bytes))?;
         }
-        self.ways_out(f)
+        self.advice(f)
     }
 }
 
 impl OutOfMemoryReport {
-    /// What gives memory free, where there is any.
-    fn ways_out(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("; take a smaller batch")?;
-        if self.held.of_graphs > 0 {
+    /// What frees memory.
+    fn advice(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("; use a smaller batch")?;
+        if self.stats.graph_pools > 0 {
             f.write_str(", drop graphs")?;
         }
-        // All but what the driver itself needs, and what is left of segments.
+        // The rest belongs to other processes, except for what the driver itself needs.
         let elsewhere = self
             .capacity
-            .saturating_sub(self.held.reserved + self.asked);
+            .saturating_sub(self.stats.reserved + self.requested);
         match elsewhere > self.capacity / 16 {
             true => f.write_str(
-                ", or end what holds the rest: other processes (`nvidia-smi` lists them) and other \
-                 devices of this one",
+                ", or stop other users of the GPU: other processes (`nvidia-smi` lists them) and \
+                 other devices of this process",
             ),
             false => Ok(()),
         }
