@@ -1,8 +1,7 @@
-//! Whether ranks have the same mesh, found out before they communicate through it.
+//! Checks that all ranks have the same mesh before they communicate through it.
 //!
-//! Ranks that disagree on their mesh hang in the first collective, or compute nonsense. So each sends
-//! its [`Fingerprint`], some bytes, through whatever connects them at first, and [`check_agreement`] says who
-//! has what.
+//! Ranks with different meshes hang in the first collective or compute wrong results. So each rank
+//! sends its [`Fingerprint`] over the control plane, and [`check_agreement`] compares them.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -13,19 +12,19 @@ use twox_hash::XxHash3_64;
 use crate::rank_map::RankMap;
 use crate::{Mesh, MeshError, Result, text};
 
-/// What a rank tells of its mesh: equal for equal meshes, and different otherwise but for the odds of
+/// A short digest of a mesh: equal for equal meshes, and different otherwise except for collisions of
 /// a 64-bit hash.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Fingerprint {
-    /// xxh3 of axes, names, layouts, fixed coordinates and ranks. The same on every machine.
+    /// xxh3 of axes, names, layouts, fixed coordinates and ranks. Equal on every machine.
     pub digest: u64,
-    /// The axes, for people.
+    /// The axes, for messages.
     pub axes: String,
 }
 
 impl Mesh {
-    /// What other ranks compare with theirs. Takes as long as there are modes, or, when the mesh was
-    /// made of listed ranks, as there are ranks.
+    /// The digest to compare with other ranks. The cost is linear in the number of modes, or in the
+    /// number of ranks for [`Mesh::from_ranks`].
     pub fn fingerprint(&self) -> Fingerprint {
         let mut hash = XxHash3_64::new();
         for axis in self.axes() {
@@ -62,7 +61,7 @@ fn put_ranks(hash: &mut XxHash3_64, ranks: &RankMap) {
 /// Compares the fingerprints of rank 0, 1, ...
 ///
 /// # Errors
-/// [`MeshError::Disagreement`] names the ranks that have another mesh than most, and both meshes.
+/// [`MeshError::Disagreement`] with all meshes and their ranks, the most common mesh first.
 pub fn check_agreement(fingerprints: &[Fingerprint]) -> Result<()> {
     let mut holders: BTreeMap<&Fingerprint, Vec<usize>> = BTreeMap::new();
     for (rank, fingerprint) in fingerprints.iter().enumerate() {

@@ -1,86 +1,91 @@
-//! What can be wrong about meshes, and the way out.
+//! Errors of layouts, meshes and groups.
 
 use crate::{Mode, text};
 
-/// Most ranks of a mesh: a bound that no cluster reaches, so that products cannot overflow.
+/// The most ranks of a mesh: larger than any cluster, and small enough that products do not
+/// overflow.
 pub const MAX_RANKS: usize = 1 << 24;
 
-/// What can be wrong with a layout, a mesh, a placement or a transition.
+/// An error of a layout, a mesh or a group.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MeshError {
-    /// A size of 0.
-    #[error("a size is 0: a layout has at least one rank")]
+    /// A size is 0.
+    #[error("a size is 0, but a layout has at least one rank")]
     NoRanks,
 
-    /// An axis of size 0.
-    #[error("axis `{axis}` has size 0: give it at least 1 rank, or leave it out")]
+    /// An axis has size 0.
+    #[error("axis `{axis}` has size 0: use at least 1, or leave the axis out")]
     EmptyAxis {
-        /// Its name.
+        /// The name.
         axis: String,
     },
 
-    /// More ranks than can be.
-    #[error("{product} x {size} ranks are more than {MAX_RANKS}, the most that a mesh can have")]
+    /// More ranks than [`MAX_RANKS`].
+    #[error("{product} x {size} ranks exceed the limit of {MAX_RANKS}")]
     TooManyRanks {
-        /// The ranks so far.
+        /// The product of the other sizes.
         product: usize,
-        /// The size that is too much.
+        /// The size that exceeds the limit.
         size: usize,
     },
 
-    /// Two modes of a layout reach the same ranks, or do not line up.
+    /// Two modes of a layout overlap or are not aligned.
     #[error(
-        "the layout {layout} reaches ranks twice or leaves gaps that no layout fills: the stride \
-         {} of its mode {}:{} must be a multiple of {}, which the finer mode {}:{} spans",
+        "layout {layout} is not separable: the stride {} of its mode {}:{} must be a multiple of \
+         {}, the span of its finer mode {}:{}",
         .coarser.stride, .coarser.size, .coarser.stride,
         .finer.size * .finer.stride, .finer.size, .finer.stride
     )]
     Overlap {
-        /// All of it.
+        /// The layout.
         layout: String,
-        /// The mode whose stride is wrong.
+        /// The mode with the wrong stride.
         coarser: Mode,
-        /// The mode below it.
+        /// The next finer mode.
         finer: Mode,
     },
 
-    /// Sizes that are not the factors of a layout.
+    /// A layout cannot be split into these sizes.
     #[error(
-        "the {len} ranks of {layout} cannot be split into {sizes:?}: the sizes must multiply to {len} \
-         and cut where its modes do"
+        "layout {layout} of {len} ranks cannot be split into {sizes:?}: the sizes must multiply to \
+         {len} and divide its modes"
     )]
     WrongSplit {
         /// The layout.
         layout: String,
-        /// Its ranks.
+        /// Its number of ranks.
         len: usize,
-        /// What it was to be split into.
+        /// The sizes.
         sizes: Vec<usize>,
     },
 
-    /// A choice of indices that a layout does not have.
-    #[error("{inner} chooses indices that {outer} does not have, or cuts a mode of it unevenly")]
+    /// A composition is not a layout.
+    #[error(
+        "layout {outer} cannot be composed with {inner}: an index is out of range, or a mode is split unevenly"
+    )]
     WrongComposition {
-        /// What was to be chosen from.
+        /// The layout that is indexed.
         outer: String,
-        /// What was chosen.
+        /// The indices.
         inner: String,
     },
 
-    /// A world that groups of a layout do not fill.
-    #[error("groups of {layout} do not fill {world} ranks: it must be a multiple of {multiple}")]
+    /// The world is not a multiple of a layout's span.
+    #[error(
+        "groups of layout {layout} do not fill {world} ranks: the world must be a multiple of {multiple}"
+    )]
     WrongWorld {
         /// The layout.
         layout: String,
-        /// What the world must be a multiple of.
+        /// The required factor.
         multiple: usize,
-        /// The world.
+        /// The size of the world.
         world: usize,
     },
 
-    /// As many names as sizes are needed.
-    #[error("{} sizes {sizes:?} and {} names {names:?}: an axis has one of each", .sizes.len(), .names.len())]
+    /// The numbers of sizes and names differ.
+    #[error("got {} sizes {sizes:?} but {} names {names:?}: each axis needs one of each", .sizes.len(), .names.len())]
     ShapeAndNames {
         /// The sizes.
         sizes: Vec<usize>,
@@ -88,8 +93,8 @@ pub enum MeshError {
         names: Vec<String>,
     },
 
-    /// A name that two axes would have.
-    #[error("two axes would be called `{axis}` (axes: {axes}): give one of them another name")]
+    /// Two axes have the same name.
+    #[error("two axes are named `{axis}` (axes: {axes}): rename one of them")]
     DuplicateAxis {
         /// The name.
         axis: String,
@@ -97,81 +102,79 @@ pub enum MeshError {
         axes: String,
     },
 
-    /// A name that is empty.
-    #[error("an axis of {axes} has no name: a name is at least one character")]
+    /// An axis name is empty.
+    #[error("an axis of {axes} has an empty name: use at least one character")]
     UnnamedAxis {
         /// All axes.
         axes: String,
     },
 
-    /// A name that no axis has.
+    /// No axis has this name.
     #[error("axis `{axis}` is not in the mesh (axes: {axes}){}", suggestion(.nearest))]
     UnknownAxis {
         /// The name.
         axis: String,
-        /// What there is.
+        /// All axes.
         axes: String,
-        /// A name that is near.
+        /// A similar name.
         nearest: Option<String>,
     },
 
-    /// An axis that was named twice in one call.
+    /// A call names an axis twice.
     #[error("axis `{axis}` is named twice in {given:?}: name it once")]
     AxisTwice {
         /// Its name.
         axis: String,
-        /// All that were named.
+        /// All names in the call.
         given: Vec<String>,
     },
 
-    /// As many ranks as places are needed.
-    #[error("{axes} has {product} places and {given} ranks were given: give each place one rank")]
+    /// The number of ranks differs from the mesh's size.
+    #[error("mesh {axes} needs {product} ranks, got {given}")]
     WrongRankCount {
         /// The axes.
         axes: String,
         /// Their product.
         product: usize,
-        /// How many ranks were given.
+        /// The number of ranks that were given.
         given: usize,
     },
 
-    /// A rank at two places.
+    /// A rank occurs twice.
     #[error(
-        "rank {rank} stands at place {first} and again at place {second} of the mesh: each rank \
-         has one place"
+        "rank {rank} is at position {first} and again at position {second} of the mesh: list each \
+         rank once"
     )]
     DuplicateRank {
         /// The rank.
         rank: usize,
-        /// Where it stands first, counted row-major.
+        /// Its first position, row-major.
         first: usize,
-        /// Where again.
+        /// Its second position.
         second: usize,
     },
 
-    /// A mesh that does not have all ranks of a world, or has others.
+    /// The ranks of a mesh are not those of the world.
     #[error(
-        "the mesh {mesh} has {len} ranks and the world {world}: {}; change a size so that they multiply \
-         to {world}, or make the mesh of a part on purpose",
+        "mesh {mesh} has {len} ranks but the world has {world}: {}; change a size so that the product \
+         is {world}, or list the ranks with from_ranks",
         difference(.missing, .outside)
     )]
     NotTheWorld {
         /// The mesh.
         mesh: String,
-        /// Its ranks.
+        /// Its number of ranks.
         len: usize,
-        /// The world's ranks.
+        /// The size of the world.
         world: usize,
-        /// Those that the mesh lacks.
+        /// Ranks of the world that the mesh lacks.
         missing: Vec<usize>,
-        /// Those that the world lacks.
+        /// Ranks of the mesh that the world lacks.
         outside: Vec<usize>,
     },
 
-    /// A coordinate outside of its axis.
-    #[error(
-        "axis `{axis}` has size {size}, so its coordinates are below it, and {index} was asked for"
-    )]
+    /// A coordinate is out of range.
+    #[error("coordinate {index} is out of range for axis `{axis}` of size {size}")]
     OutsideAxis {
         /// The axis.
         axis: String,
@@ -181,8 +184,8 @@ pub enum MeshError {
         index: usize,
     },
 
-    /// Parts of an axis that do not multiply to its size.
-    #[error("axis `{axis}` has size {size} and its parts {parts} multiply to {product}{}", auto_hint(.size, .product))]
+    /// The parts of an axis do not multiply to its size.
+    #[error("axis `{axis}` has size {size} but its parts {parts} multiply to {product}{}", auto_hint(.size, .product))]
     WrongParts {
         /// The axis.
         axis: String,
@@ -194,8 +197,10 @@ pub enum MeshError {
         product: usize,
     },
 
-    /// More than one size that is to be found out.
-    #[error("{parts} of axis `{axis}`: only one size can be `auto`; give the other a number")]
+    /// More than one part is `auto`.
+    #[error(
+        "axis `{axis}` is split into {parts}: only one size can be `auto`; give the others a number"
+    )]
     TwoAutos {
         /// The axis.
         axis: String,
@@ -203,68 +208,68 @@ pub enum MeshError {
         parts: String,
     },
 
-    /// Two parts with a rank in common.
+    /// Two parts share a rank.
     #[error(
-        "rank {rank} is in part {first} ({first_mesh}) and in part {second} ({second_mesh}): parts \
-         share no rank; cut both out of one mesh with `at`, or list other ranks"
+        "rank {rank} is in part {first} ({first_mesh}) and in part {second} ({second_mesh}), but \
+         parts must be disjoint: slice both from one mesh with `at`, or list other ranks"
     )]
     NotDisjoint {
         /// A rank in both.
         rank: usize,
-        /// The number of one.
+        /// The index of one part.
         first: usize,
         /// Its axes.
         first_mesh: String,
-        /// The number of the other.
+        /// The index of the other part.
         second: usize,
         /// Its axes.
         second_mesh: String,
     },
 
-    /// A group of nobody.
-    #[error("a group has no ranks: name at least one")]
+    /// A group has no ranks.
+    #[error("a group has no ranks: it needs at least one")]
     EmptyGroup,
 
-    /// A rank that a group has twice.
+    /// A group has a rank twice.
     #[error(
-        "rank {rank} is member {first} of a group and again member {second}: a rank is in a group once"
+        "rank {rank} is member {first} of a group and again member {second}: list each rank once"
     )]
     MemberTwice {
         /// The rank.
         rank: usize,
-        /// Where it stands first.
+        /// Its first index.
         first: usize,
-        /// Where again.
+        /// Its second index.
         second: usize,
     },
 
-    /// A rank that no mesh can have.
-    #[error("a group has rank {rank}, and ranks are below {MAX_RANKS}: is it a rank?")]
+    /// A rank is too large.
+    #[error("a group has rank {rank}, but ranks are below {MAX_RANKS}")]
     MemberTooLarge {
         /// The rank.
         rank: usize,
     },
 
-    /// An option of a group with a value that no transport takes.
-    #[error("the group's option `{option}` is {value} and has to be {expected}")]
+    /// A group option has an invalid value.
+    #[error("group option `{option}` is {value}, expected {expected}")]
     WrongOption {
-        /// Its name.
+        /// The option.
         option: &'static str,
-        /// What it is.
+        /// Its value.
         value: String,
-        /// What it can be.
+        /// The valid values.
         expected: String,
     },
 
-    /// Ranks that do not have the same mesh.
-    #[error("ranks do not agree on their mesh: {}", .0.join("; "))]
+    /// Ranks have different meshes.
+    #[error("ranks have different meshes: {}", .0.join("; "))]
     Disagreement(
-        /// Who has what, the most ranks first.
+        /// The ranks of each mesh, the most common mesh first.
         Vec<String>,
     ),
 }
 
-/// The result of what can be wrong about meshes.
+/// A result with a [`MeshError`].
 pub type Result<T, E = MeshError> = std::result::Result<T, E>;
 
 fn suggestion(nearest: &Option<String>) -> String {
@@ -278,7 +283,7 @@ fn difference(missing: &[usize], outside: &[usize]) -> String {
     let missing = match missing {
         [] => None,
         _ => Some(format!(
-            "ranks {} have no place in the mesh",
+            "ranks {} are not in the mesh",
             text::ranks(missing)
         )),
     };
@@ -295,7 +300,7 @@ fn difference(missing: &[usize], outside: &[usize]) -> String {
 
 fn auto_hint(size: &usize, product: &usize) -> String {
     match size.is_multiple_of(*product) {
-        true => format!("; a part of {} is missing", size / product),
+        true => format!("; a part of size {} is missing", size / product),
         false => format!("; {product} does not divide {size}"),
     }
 }

@@ -1,14 +1,14 @@
-//! Groups of ranks: who communicates with whom, as a value.
+//! Groups of ranks that communicate with each other, as values.
 //!
-//! A group creates nothing. What it would communicate through is decided by what it *is*: its ranks
-//! in their order, its channel and its options. Equal groups are one, whoever made them.
+//! A group creates no communicator. Its ordered ranks, channel and options identify the communicator:
+//! equal groups share one.
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::{GroupOptions, MAX_RANKS, MeshError, Result, text};
 
-/// Ranks in order, with the channel and the options of their communication. Cheap to clone.
+/// Ordered ranks with the channel and options of their communicator. Cheap to clone.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Group {
     ranks: Arc<[usize]>,
@@ -27,8 +27,7 @@ impl Group {
         Ok(Group::from_distinct(ranks))
     }
 
-    /// A group of these ranks in this order, on the main channel with the default options. The ranks
-    /// must be distinct: [`Mesh::group`](crate::Mesh::group) makes them so.
+    /// [`Group::new`] for ranks that are known to be valid and distinct.
     pub(crate) fn from_distinct(ranks: impl Into<Arc<[usize]>>) -> Group {
         Group {
             ranks: ranks.into(),
@@ -37,49 +36,49 @@ impl Group {
         }
     }
 
-    /// Its ranks, in order.
+    /// The ranks, in order.
     pub fn ranks(&self) -> &[usize] {
         &self.ranks
     }
 
-    /// How many ranks.
+    /// The number of ranks.
     pub fn len(&self) -> usize {
         self.ranks.len()
     }
 
-    /// Never: a group has ranks.
+    /// Always false: a group has at least one rank.
     pub fn is_empty(&self) -> bool {
         self.ranks.is_empty()
     }
 
-    /// Whether it is one rank, which has nobody to communicate with.
+    /// Whether the group has a single rank and needs no communication.
     pub fn is_singleton(&self) -> bool {
         self.ranks.len() == 1
     }
 
-    /// Where in it a rank stands, if it is a member.
+    /// The index of a rank; `None` if it is not a member.
     pub fn index_of(&self, rank: usize) -> Option<usize> {
         self.ranks.iter().position(|member| *member == rank)
     }
 
-    /// Which of the communicators between these ranks.
+    /// The channel: one of several communicators between these ranks.
     pub fn channel(&self) -> Channel {
         self.channel
     }
 
-    /// How its communicator is to be made.
+    /// The options of its communicator.
     pub fn options(&self) -> &GroupOptions {
         &self.options
     }
 
-    /// The same ranks on another channel: another communicator, that runs beside this one.
+    /// The same ranks on another channel: a separate communicator that runs concurrently.
     pub fn with_channel(mut self, channel: Channel) -> Group {
         self.channel = channel;
         self
     }
 
-    /// The same ranks with other options, in their [normal form](GroupOptions::normalized): options
-    /// that mean the same make equal groups.
+    /// The same ranks with other options, [normalized](GroupOptions::normalized) so that equivalent
+    /// options give equal groups.
     pub fn with_options(mut self, options: GroupOptions) -> Group {
         self.options = Arc::new(options.normalized());
         self
@@ -105,7 +104,7 @@ fn check_members(ranks: &[usize]) -> Result<()> {
     }
 }
 
-/// `[0, 1] on channel gather with timeout 10s`; nothing is said of what is the default.
+/// `[0, 1] on channel gather with timeout 10s`; defaults are omitted.
 impl fmt::Display for Group {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", text::ranks(&self.ranks))?;
@@ -127,25 +126,25 @@ impl fmt::Debug for Group {
     }
 }
 
-/// Which of several communicators between the same ranks. Collectives of one communicator run one
-/// after the other; what shall overlap takes another channel, and pays for it with memory.
+/// Distinguishes communicators between the same ranks. Collectives of one communicator run one after
+/// another; collectives that should overlap need different channels, which cost memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 #[non_exhaustive]
 pub enum Channel {
-    /// What needs nothing of its own.
+    /// Everything without a dedicated channel.
     #[default]
     Main,
-    /// Gathering weights.
+    /// Gathers of weights.
     Gather,
-    /// Reducing gradients.
+    /// Reductions of gradients.
     Reduce,
-    /// Sending to the next pipeline stage.
+    /// Sends to the next pipeline stage.
     Forward,
-    /// Sending to the previous pipeline stage.
+    /// Sends to the previous pipeline stage.
     Backward,
-    /// Tokens to their experts and back.
+    /// Dispatch of tokens to experts and back.
     Dispatch,
-    /// A user's own.
+    /// User-defined.
     Own(u16),
 }
 

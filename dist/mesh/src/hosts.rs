@@ -1,13 +1,13 @@
-//! Which host a rank runs on: what crosses hosts is slower than what does not.
+//! The hosts of ranks: communication across hosts is slower than within one.
 
 use std::collections::BTreeSet;
 
 use crate::{MeshError, Result};
 
-/// The host of each rank, by number.
+/// The host index of each rank.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Hosts {
-    /// Every host has this many ranks, in their order; of 0 a host, no rank's host is known.
+    /// Each host has this many consecutive ranks. With 0, no rank's host is known.
     Uniform(usize),
     /// The host of rank 0, 1, ...
     Listed(Vec<usize>),
@@ -25,7 +25,7 @@ impl Hosts {
         }
     }
 
-    /// The host of a rank, if it is known.
+    /// The host of a rank, if known.
     pub fn host_of(&self, rank: usize) -> Option<usize> {
         match self {
             Hosts::Uniform(ranks) => rank.checked_div(*ranks),
@@ -33,7 +33,7 @@ impl Hosts {
         }
     }
 
-    /// How many hosts these ranks are on; those whose host is unknown count as one host.
+    /// The number of hosts that these ranks span. Ranks on unknown hosts count as one host.
     pub fn spanned_by(&self, ranks: &[usize]) -> usize {
         let hosts: BTreeSet<Option<usize>> = ranks.iter().map(|rank| self.host_of(*rank)).collect();
         hosts.len()

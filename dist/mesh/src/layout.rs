@@ -1,17 +1,16 @@
-//! Which ranks, and in which order: layouts of ranks, and their algebra.
+//! Layouts of ranks and their algebra.
 //!
-//! A [`RankLayout`] is a function from `0..len` to ranks, written as sizes and strides like the layout
-//! of a tensor, the rightmost mode fastest: `(2, 2):(4, 1)` is the ranks 0, 1, 4, 5. It begins at rank
-//! 0; who starts elsewhere adds an offset. Everything here costs as much as there are modes, never as
-//! much as there are ranks.
+//! A [`RankLayout`] maps the indices `0..len` to ranks. Like the layout of a tensor it consists of
+//! sizes and strides, the rightmost mode fastest: `(2, 2):(4, 1)` is the ranks 0, 1, 4, 5. Its first
+//! rank is 0; callers add an offset. Costs depend on the number of modes, not of ranks.
 //!
-//! Layouts are *separable*: sorted by stride, each stride is a multiple of all that the finer modes
-//! span. So a mode is a range of digits of a rank's number in some mixed radix, no rank comes twice,
-//! and what a layout leaves out is a layout again ([`RankLayout::complement`]). Whatever is sliced,
-//! flattened, split or permuted out of a mesh is separable.
+//! Layouts are *separable*: each stride is a multiple of the span of all finer modes. So a mode is a
+//! range of digits of the rank in some mixed radix, no rank occurs twice, and the
+//! [complement](RankLayout::complement) of a layout is a layout. Slicing, flattening, splitting and
+//! permuting a mesh preserve this.
 //!
-//! They are *canonical*: modes of size 1 are gone and neighbours that continue each other are one, so
-//! two layouts are equal when they list the same ranks in the same order.
+//! Layouts are *canonical*: modes of size 1 are dropped and contiguous modes are merged, so layouts
+//! are equal exactly when they list the same ranks in the same order.
 
 use std::fmt;
 
@@ -22,28 +21,28 @@ use crate::{MAX_RANKS, MeshError, Result};
 /// One size and stride of a [`RankLayout`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Mode {
-    /// How many.
+    /// The number of steps.
     pub size: usize,
-    /// How far from one to the next, in ranks.
+    /// The distance between steps, in ranks.
     pub stride: usize,
 }
 
 impl Mode {
-    /// Where the next coarser digit begins.
+    /// The stride of the next coarser digit.
     pub(crate) fn end(self) -> usize {
         self.size * self.stride
     }
 }
 
-/// An ordered list of ranks that begins at 0, as sizes and strides.
+/// An ordered list of ranks starting at 0, as sizes and strides.
 #[derive(Clone, PartialEq, Eq, Hash, Default)]
 pub struct RankLayout {
-    /// Canonical; the slowest first.
+    /// Canonical, slowest first.
     modes: SmallVec<[Mode; 3]>,
 }
 
 impl RankLayout {
-    /// The layout of rank 0 alone.
+    /// The layout that contains only rank 0.
     pub fn singleton() -> RankLayout {
         RankLayout::default()
     }
@@ -56,12 +55,11 @@ impl RankLayout {
         RankLayout::new([(len, 1)])
     }
 
-    /// Sizes and strides, the slowest first.
+    /// A layout with these sizes and strides, slowest first.
     ///
     /// # Errors
     /// [`MeshError::NoRanks`] for a size of 0, [`MeshError::TooManyRanks`], and
-    /// [`MeshError::Overlap`] for modes that are not separable: two of them would reach the same
-    /// ranks, or do not line up.
+    /// [`MeshError::Overlap`] for modes that are not separable.
     pub fn new(modes: impl IntoIterator<Item = (usize, usize)>) -> Result<RankLayout> {
         RankLayout::canonical(
             modes
@@ -70,8 +68,7 @@ impl RankLayout {
         )
     }
 
-    /// A layout for each of `sizes`, which together are the ranks below their product in order: the
-    /// axes of a mesh, the last fastest.
+    /// One layout per size: the axes of a row-major mesh, the last one fastest.
     ///
     /// # Errors
     /// [`MeshError::NoRanks`], [`MeshError::TooManyRanks`].
@@ -123,34 +120,34 @@ impl RankLayout {
         Ok(())
     }
 
-    /// The finest first.
+    /// The modes, finest first.
     fn by_stride(&self) -> SmallVec<[Mode; 3]> {
         let mut modes = self.modes.clone();
         modes.sort_unstable_by_key(|mode| mode.stride);
         modes
     }
 
-    /// Its sizes and strides, the slowest first; none of size 1.
+    /// The modes, slowest first. None has size 1.
     pub fn modes(&self) -> &[Mode] {
         &self.modes
     }
 
-    /// How many ranks.
+    /// The number of ranks.
     pub fn len(&self) -> usize {
         self.modes.iter().map(|mode| mode.size).product()
     }
 
-    /// Never: there is always rank 0.
+    /// Always false: a layout contains rank 0.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// Whether it is rank 0 alone.
+    /// Whether it contains only rank 0.
     pub fn is_singleton(&self) -> bool {
         self.modes.is_empty()
     }
 
-    /// One more than its largest rank.
+    /// The largest rank plus one.
     pub fn span(&self) -> usize {
         let largest: usize = self
             .modes
@@ -175,13 +172,13 @@ impl RankLayout {
         rank
     }
 
-    /// At which index a rank is, if it is one of them.
+    /// The index of a rank; `None` if the layout does not contain it.
     pub fn index_of(&self, rank: usize) -> Option<usize> {
         (self.counted(rank) == rank).then(|| self.coordinate(rank))
     }
 
-    /// The part of a rank's number that this layout counts, as a rank: what is left is counted by the
-    /// [complement](RankLayout::complement).
+    /// The part of a rank that this layout accounts for. The [complement](RankLayout::complement)
+    /// accounts for the rest.
     pub fn counted(&self, rank: usize) -> usize {
         self.modes
             .iter()
@@ -189,7 +186,7 @@ impl RankLayout {
             .sum()
     }
 
-    /// Where among its own a rank stands, whatever its other digits are.
+    /// The index of a rank's digits in this layout, ignoring its other digits.
     pub fn coordinate(&self, rank: usize) -> usize {
         self.modes.iter().fold(0, |index, mode| {
             index * mode.size + rank / mode.stride % mode.size
@@ -202,15 +199,15 @@ impl RankLayout {
         RankLayout::canonical(coarse_first).expect("the modes of a layout")
     }
 
-    /// Its ranks, in order.
+    /// The ranks, in order.
     pub fn ranks(&self) -> impl ExactSizeIterator<Item = usize> + Clone + '_ {
         (0..self.len()).map(|index| self.rank(index))
     }
 
-    /// One layout of several, the last fastest: flattened axes, contiguous or not.
+    /// Concatenates layouts, the last one fastest: flattens axes, contiguous or not.
     ///
     /// # Errors
-    /// [`MeshError::Overlap`] when two of them count the same digits; [`MeshError::TooManyRanks`].
+    /// [`MeshError::Overlap`] if two of them share digits; [`MeshError::TooManyRanks`].
     pub fn concat<'a>(layouts: impl IntoIterator<Item = &'a RankLayout>) -> Result<RankLayout> {
         let modes = layouts
             .into_iter()
@@ -218,11 +215,11 @@ impl RankLayout {
         RankLayout::canonical(modes)
     }
 
-    /// Cut into several, the last fastest, that are this one when put together again.
+    /// Splits a layout into several, the last one fastest: the inverse of [`RankLayout::concat`].
     ///
     /// # Errors
-    /// [`MeshError::WrongSplit`] when the sizes do not multiply to [`RankLayout::len`], or cut a mode
-    /// where it cannot be cut.
+    /// [`MeshError::WrongSplit`] if the sizes do not multiply to [`RankLayout::len`] or do not
+    /// divide the modes.
     pub fn split(&self, sizes: &[usize]) -> Result<Vec<RankLayout>> {
         let wrong = || MeshError::WrongSplit {
             layout: self.to_string(),
@@ -246,11 +243,11 @@ impl RankLayout {
         Ok(parts)
     }
 
-    /// What `inner` chooses of this: its ranks are taken as indices here.
+    /// Composes two layouts: the ranks of `inner` are indices into this one.
     ///
     /// # Errors
-    /// [`MeshError::WrongComposition`] when `inner` reaches further than this one or cuts one of its
-    /// modes where it cannot be cut.
+    /// [`MeshError::WrongComposition`] if an index is out of range, or a mode would be split
+    /// unevenly.
     pub fn compose(&self, inner: &RankLayout) -> Result<RankLayout> {
         let wrong = || MeshError::WrongComposition {
             outer: self.to_string(),
@@ -267,8 +264,8 @@ impl RankLayout {
         RankLayout::canonical(modes)
     }
 
-    /// Whether adding up what the modes of `inner` choose leads from one mode of this layout into the
-    /// next: then the ranks are not what the modes give one by one.
+    /// Whether a sum of indices of `inner` carries from one mode of this layout into the next. Then
+    /// the composition is not the composition of the modes.
     fn carries(&self, inner: &RankLayout) -> bool {
         let mut index_stride = 1;
         self.modes.iter().rev().any(|mode| {
@@ -279,7 +276,7 @@ impl RankLayout {
         })
     }
 
-    /// Every `stride`-th, `size` of them: `size:stride` of its indices.
+    /// The ranks at the indices `size:stride`.
     fn part(&self, size: usize, stride: usize) -> Option<RankLayout> {
         let (mut skip, mut take) = (stride, size);
         let mut taken: SmallVec<[Mode; 3]> = SmallVec::new();
@@ -292,7 +289,7 @@ impl RankLayout {
                 skip /= mode.size;
                 continue;
             }
-            // All within this mode, or all that it has and the rest in the slower ones.
+            // Either all steps fit in this mode, or the rest comes from slower modes.
             let here = match (take - 1).checked_mul(skip)? < mode.size {
                 true => take,
                 false if mode.size.is_multiple_of(skip) => mode.size / skip,
@@ -313,11 +310,11 @@ impl RankLayout {
         (take == 1).then_some(layout)
     }
 
-    /// All that this one leaves out of `world` ranks, in ascending order: the offsets of the groups
-    /// that have this layout.
+    /// The digits of `world` ranks that this layout leaves out, ascending: the offsets of all groups
+    /// with this layout.
     ///
     /// # Errors
-    /// [`MeshError::WrongWorld`] when `world` is not a multiple of what this one spans.
+    /// [`MeshError::WrongWorld`] if `world` is not a multiple of the span.
     pub fn complement(&self, world: usize) -> Result<RankLayout> {
         let mut begin = 1;
         let mut modes: SmallVec<[Mode; 3]> = SmallVec::new();
@@ -343,8 +340,7 @@ impl RankLayout {
         RankLayout::canonical(modes)
     }
 
-    /// All groups of a world that have this layout, by ascending first rank: lists of ranks, each as
-    /// long as [`RankLayout::len`].
+    /// The ranks of all groups of a world with this layout, by ascending first rank.
     ///
     /// # Errors
     /// As [`RankLayout::complement`].
@@ -355,7 +351,7 @@ impl RankLayout {
     }
 }
 
-/// The product, if it is a number of ranks that can be.
+/// The product, if it is at most [`MAX_RANKS`].
 pub(crate) fn checked_ranks(product: usize, size: usize) -> Result<usize> {
     if size == 0 {
         return Err(MeshError::NoRanks);

@@ -1,11 +1,11 @@
 //! Named axes over ranks.
 //!
-//! A mesh is a value that is the same on every rank: no rank is "me" in it, and making, cutting and
-//! comparing meshes communicates with nobody. Whoever wants to know where a rank stands asks with its
-//! number, so the view of all ranks can be tried in one process.
+//! A mesh is a value and the same on every rank: it has no current rank. Creating, slicing and
+//! comparing meshes needs no communication. Queries take a rank as an argument, so one process can
+//! test the view of every rank.
 //!
-//! Selecting some axes keeps *all* parallel instances: `mesh.select(["tp"])` of 2 x 4 ranks are two
-//! rows of four, and [`Mesh::group`] with a rank gives the row that the rank is in.
+//! Selecting axes keeps *all* parallel instances: `mesh.select(["tp"])` of 2 x 4 ranks is two rows
+//! of four, and [`Mesh::group`] returns the row of a given rank.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::rank_map::RankMap;
 use crate::size::part_sizes;
 use crate::{Group, MeshError, RankLayout, Result, Size, text};
 
-/// An axis: a name and where its ranks are, relative to the first of them.
+/// An axis: a name and the layout of its ranks.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Axis {
     name: Arc<str>,
@@ -24,17 +24,17 @@ pub struct Axis {
 }
 
 impl Axis {
-    /// Its name.
+    /// The name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The positions of its ranks in the mesh, relative to the first.
+    /// The positions of its ranks in the mesh, relative to the first one.
     pub fn layout(&self) -> &RankLayout {
         &self.layout
     }
 
-    /// How many ranks it has.
+    /// The number of ranks.
     pub fn size(&self) -> usize {
         self.layout.len()
     }
@@ -45,14 +45,14 @@ impl Axis {
 pub struct Mesh {
     ranks: RankMap,
     axes: SmallVec<[Axis; 6]>,
-    /// Where the instances begin, beside `base`: axes that were left out.
+    /// The first positions of the instances, relative to `base`: the axes that were left out.
     instances: RankLayout,
-    /// The fixed coordinates, as a position.
+    /// The position that the fixed coordinates add up to.
     base: usize,
 }
 
 impl Mesh {
-    /// The ranks from 0 to the product of `shape`, the last axis fastest.
+    /// A mesh over ranks 0, 1, ... in row-major order: the last axis varies fastest.
     ///
     /// # Errors
     /// [`MeshError::ShapeAndNames`], [`MeshError::EmptyAxis`], [`MeshError::UnnamedAxis`],
@@ -63,7 +63,7 @@ impl Mesh {
         Ok(Mesh::whole(RankMap::Identity { len }, axes))
     }
 
-    /// These ranks in this order, the last axis fastest.
+    /// A mesh over these ranks in row-major order.
     ///
     /// # Errors
     /// As [`Mesh::new`], [`MeshError::WrongRankCount`], [`MeshError::DuplicateRank`].
@@ -89,12 +89,12 @@ impl Mesh {
         }
     }
 
-    /// The axes of one instance, the slowest first.
+    /// The axes of one instance, slowest first.
     pub fn axes(&self) -> &[Axis] {
         &self.axes
     }
 
-    /// The axis of this name.
+    /// The axis with this name.
     ///
     /// # Errors
     /// [`MeshError::UnknownAxis`].
@@ -124,22 +124,22 @@ impl Mesh {
         self.axes.iter().map(Axis::size).collect()
     }
 
-    /// How many ranks an instance has.
+    /// The number of ranks per instance.
     pub fn len(&self) -> usize {
         self.axes.iter().map(Axis::size).product()
     }
 
-    /// Never: a mesh has ranks.
+    /// Always false: a mesh has at least one rank.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// How many parallel instances there are.
+    /// The number of parallel instances.
     pub fn instances(&self) -> usize {
         self.instances.len()
     }
 
-    /// All ranks of all instances, by instance.
+    /// All ranks, instance by instance.
     pub fn ranks(&self) -> Vec<usize> {
         let group = self.layout();
         let mut ranks = Vec::with_capacity(self.len() * self.instances());
@@ -150,7 +150,7 @@ impl Mesh {
         ranks
     }
 
-    /// One instance's positions, relative to the first.
+    /// The positions of one instance, relative to its first.
     fn layout(&self) -> RankLayout {
         flattened(&self.axes)
     }
@@ -171,14 +171,14 @@ impl Mesh {
         (rest == self.base).then_some(position)
     }
 
-    /// Where on each axis a rank stands, if it is in the mesh.
+    /// The coordinates of a rank on all axes; `None` if it is not in the mesh.
     pub fn coordinate(&self, rank: usize) -> Option<Vec<usize>> {
         let position = self.position(rank)?;
         let along = |axis: &Axis| axis.layout.coordinate(position);
         Some(self.axes.iter().map(along).collect())
     }
 
-    /// Where on one axis a rank stands, if it is in the mesh.
+    /// The coordinate of a rank on one axis; `None` if it is not in the mesh.
     ///
     /// # Errors
     /// [`MeshError::UnknownAxis`].
@@ -187,8 +187,8 @@ impl Mesh {
         Ok(self.position(rank).map(|at| axis.layout.coordinate(at)))
     }
 
-    /// The rank at coordinate `index` of an axis whose other coordinates are those of `rank`, if that
-    /// is in the mesh: a neighbour.
+    /// The rank at coordinate `index` of an axis whose other coordinates equal those of `rank`;
+    /// `None` if `rank` is not in the mesh.
     ///
     /// # Errors
     /// [`MeshError::UnknownAxis`], [`MeshError::OutsideAxis`].
@@ -199,7 +199,7 @@ impl Mesh {
         Ok(self.position(rank).map(peer))
     }
 
-    /// The same ranks with some axes only, in any order: the others become parallel instances.
+    /// Keeps some axes, in any order. The other axes become parallel instances.
     ///
     /// # Errors
     /// [`MeshError::UnknownAxis`], [`MeshError::AxisTwice`].
@@ -217,8 +217,8 @@ impl Mesh {
         })
     }
 
-    /// The same ranks with some axes, next to each other or not, as one: the last named fastest. It
-    /// stands where the first of them stood.
+    /// Flattens some axes, adjacent or not, into one axis; the last one named varies fastest. The
+    /// new axis takes the position of the first of them.
     ///
     /// # Errors
     /// [`MeshError::UnknownAxis`], [`MeshError::AxisTwice`], [`MeshError::DuplicateAxis`].
@@ -230,23 +230,23 @@ impl Mesh {
             layout: flattened(&parts),
         };
 
-        let place = chosen.iter().min().copied().unwrap_or(self.axes.len());
+        let first = chosen.iter().min().copied().unwrap_or(self.axes.len());
         let kept = |range: std::ops::Range<usize>| {
             let kept = range.filter(|at| !chosen.contains(at));
             kept.map(|at| self.axes[at].clone())
         };
-        let axes = kept(0..place)
+        let axes = kept(0..first)
             .chain([flat])
-            .chain(kept(place..self.axes.len()));
+            .chain(kept(first..self.axes.len()));
         self.with_axes(axes.collect())
     }
 
-    /// The same ranks with one axis as several, the last fastest.
+    /// Splits an axis into several; the last one varies fastest.
     ///
     /// # Errors
     /// [`MeshError::UnknownAxis`], [`MeshError::WrongParts`], [`MeshError::TwoAutos`],
-    /// [`MeshError::DuplicateAxis`], [`MeshError::WrongSplit`] for an axis that was flattened from
-    /// several and is cut elsewhere.
+    /// [`MeshError::DuplicateAxis`], [`MeshError::WrongSplit`] for a flattened axis that cannot be
+    /// split there.
     pub fn split(&self, name: &str, parts: &[(&str, Size)]) -> Result<Mesh> {
         let at = self.axis_at(name)?;
         let axis = &self.axes[at];
@@ -261,7 +261,7 @@ impl Mesh {
         self.with_axes(axes.chain(self.axes[at + 1..].iter().cloned()).collect())
     }
 
-    /// The ranks whose coordinate on an axis is `index`, without that axis.
+    /// Fixes the coordinate on an axis at `index` and drops the axis.
     ///
     /// # Errors
     /// [`MeshError::UnknownAxis`], [`MeshError::OutsideAxis`].
@@ -273,8 +273,8 @@ impl Mesh {
         Ok(mesh)
     }
 
-    /// The group of a rank along some axes, the last named fastest; none when the rank is not in the
-    /// mesh.
+    /// The group of a rank along some axes, the last one named fastest; `None` if the rank is not in
+    /// the mesh.
     ///
     /// # Errors
     /// [`MeshError::UnknownAxis`], [`MeshError::AxisTwice`].
@@ -288,7 +288,7 @@ impl Mesh {
         Ok(self.position(rank).map(group))
     }
 
-    /// All groups along some axes, by ascending position of their first ranks.
+    /// All groups along some axes, in the order of their first members.
     ///
     /// # Errors
     /// [`MeshError::UnknownAxis`], [`MeshError::AxisTwice`].
@@ -299,7 +299,7 @@ impl Mesh {
         Ok(others.ranks().map(group).collect())
     }
 
-    /// One layout of some axes.
+    /// The layout of some axes flattened.
     fn along<S: AsRef<str>>(&self, names: &[S]) -> Result<RankLayout> {
         let chosen = self.chosen(names)?;
         let axes: SmallVec<[Axis; 6]> = chosen.iter().map(|at| self.axes[*at].clone()).collect();
@@ -314,10 +314,10 @@ impl Mesh {
         Group::from_distinct(ranks)
     }
 
-    /// Asserts that the mesh has all ranks below `world` and no other.
+    /// Checks that the mesh has exactly the ranks `0..world`.
     ///
     /// # Errors
-    /// [`MeshError::NotTheWorld`], with those that are missing.
+    /// [`MeshError::NotTheWorld`], with the missing ranks.
     pub fn covers(&self, world: usize) -> Result<()> {
         let len = self.len() * self.instances();
         let is_world = len == world && self.ranks == RankMap::Identity { len };
@@ -340,7 +340,7 @@ impl Mesh {
         })
     }
 
-    /// Indices of named axes, each once.
+    /// The indices of the named axes.
     fn chosen<S: AsRef<str>>(&self, names: &[S]) -> Result<SmallVec<[usize; 6]>> {
         let mut chosen = SmallVec::new();
         for name in names {
@@ -372,7 +372,7 @@ impl Mesh {
         self.base
     }
 
-    /// All positions of all instances, relative to `base`.
+    /// The positions of all instances, relative to `base`.
     pub(crate) fn all(&self) -> RankLayout {
         let axes = self.axes.iter().map(Axis::layout);
         RankLayout::concat(axes.chain([&self.instances])).expect("axes of one mesh")
@@ -418,7 +418,7 @@ fn check_names(axes: &[Axis]) -> Result<()> {
     Ok(())
 }
 
-/// Axes of one mesh never overlap.
+/// The axes as one layout. Axes of one mesh never overlap.
 fn flattened(axes: &[Axis]) -> RankLayout {
     RankLayout::concat(axes.iter().map(Axis::layout)).expect("axes of one mesh")
 }
@@ -438,7 +438,7 @@ fn axes_text(axes: &[Axis]) -> String {
     text::sizes(axes.iter().map(|axis| (axis.name(), axis.size())))
 }
 
-/// `dp 2 x tp 4`, and how many instances when there are several.
+/// `dp 2 x tp 4`, with the number of instances if there are several.
 impl fmt::Display for Mesh {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&axes_text(&self.axes))?;

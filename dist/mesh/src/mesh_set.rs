@@ -1,19 +1,19 @@
-//! Meshes that share no rank: trainer here, rollout there.
+//! Disjoint meshes, such as those of a trainer and a rollout engine.
 
 use crate::relation::common_digits;
 use crate::{Mesh, MeshError, Result};
 
-/// Meshes without a rank in common.
+/// Meshes that share no rank.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct MeshSet {
     parts: Vec<Mesh>,
 }
 
 impl Mesh {
-    /// Takes meshes together that share no rank.
+    /// Combines meshes that share no rank.
     ///
     /// # Errors
-    /// [`MeshError::NotDisjoint`] with a rank that two of them have.
+    /// [`MeshError::NotDisjoint`] with a rank that two of them share.
     pub fn disjoint(parts: &[Mesh]) -> Result<MeshSet> {
         for (second, mesh) in parts.iter().enumerate() {
             for (first, other) in parts[..second].iter().enumerate() {
@@ -40,15 +40,15 @@ impl MeshSet {
         &self.parts
     }
 
-    /// The number of the mesh that has a rank, if one has.
+    /// The index of the mesh that contains a rank.
     pub fn part_of(&self, rank: usize) -> Option<usize> {
         self.parts.iter().position(|mesh| mesh.contains(rank))
     }
 }
 
-/// Looks at ranks one by one only where the digits say that there is one, or nothing.
+/// Enumerates ranks only if comparing digits does not rule out a shared rank.
 fn shared_rank(one: &Mesh, other: &Mesh) -> Option<usize> {
-    if one.rank_map() == other.rank_map() && lie_apart(one, other) == Some(true) {
+    if one.rank_map() == other.rank_map() && are_disjoint(one, other) == Some(true) {
         return None;
     }
     let (few, many) = match one.rank_map().len() <= other.rank_map().len() {
@@ -58,9 +58,9 @@ fn shared_rank(one: &Mesh, other: &Mesh) -> Option<usize> {
     few.ranks().into_iter().find(|rank| many.contains(*rank))
 }
 
-/// Whether two meshes over the same ranks have different coordinates on a digit that neither counts;
-/// nothing when their sizes do not line up.
-fn lie_apart(one: &Mesh, other: &Mesh) -> Option<bool> {
+/// Whether two meshes over the same ranks fix some digit at different values. `None` if they have no
+/// common radix.
+fn are_disjoint(one: &Mesh, other: &Mesh) -> Option<bool> {
     let (mine, theirs) = (one.all(), other.all());
     let digits = common_digits(&mine, &theirs)?;
     let beyond = digits.last().map_or(1, |digit| digit.end());

@@ -1,8 +1,8 @@
-//! How the communicator of a group is to be made.
+//! Options of a group's communicator.
 //!
-//! Options are part of what a group is: groups with other options do not share. So that they share
-//! whenever they can, options have a [normal form](GroupOptions::normal), in which what says no
-//! more than the default is left out.
+//! Options are part of a group's identity: groups with different options do not share a
+//! communicator. The [normal form](GroupOptions::normalized) drops values that equal the default, so
+//! that equivalent options compare equal.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -10,27 +10,27 @@ use std::time::Duration;
 
 use crate::{MeshError, Result};
 
-/// How a communicator is made. `None` leaves a choice to the transport. Fields that NCCL has are
-/// those of its `ncclConfig_t` (NCCL 2.30); other transports ignore what they do not have.
+/// Options of a communicator. `None` leaves the choice to the transport. Names in backquotes are
+/// fields of `ncclConfig_t` (NCCL 2.30); other transports ignore options that they lack.
 ///
-/// Two of NCCL's fields are not here: `blocking`, because a communicator is never made in a way
-/// that blocks, and `commName`, because a name does not make it another one.
+/// Two NCCL fields are missing: `blocking`, because creation never blocks, and `commName`, because a
+/// name does not distinguish communicators.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub struct GroupOptions {
-    /// How long a collective may take.
+    /// The time limit of a collective.
     pub timeout: Option<Duration>,
-    /// How long making the communicator may take.
+    /// The time limit of creating the communicator.
     pub bootstrap_timeout: Option<Duration>,
-    /// Whether its kernels run on a stream of high priority.
+    /// Whether its kernels run on a high-priority stream.
     pub high_priority: Option<bool>,
-    /// `minCTAs`: blocks that a collective takes at least.
+    /// `minCTAs`: the fewest blocks per collective.
     pub min_ctas: Option<u32>,
-    /// `maxCTAs`: and at most.
+    /// `maxCTAs`: the most blocks per collective.
     pub max_ctas: Option<u32>,
     /// `cgaClusterSize`: 0 to 8.
     pub cga_cluster_size: Option<u32>,
-    /// `CTAPolicy`: what to spend blocks on.
+    /// `CTAPolicy`: what the number of blocks is optimized for.
     pub cta_policy: Option<CtaPolicy>,
     /// `nvlsCTAs`: blocks for reductions in NVLink switches.
     pub nvls_ctas: Option<u32>,
@@ -40,31 +40,31 @@ pub struct GroupOptions {
     pub traffic_class: Option<u32>,
     /// `nChannelsPerNetPeer`: channels to each peer on another host, 1 to 64.
     pub channels_per_net_peer: Option<u32>,
-    /// `maxP2pPeers`: with how many members it sends and receives at most.
+    /// `maxP2pPeers`: the most peers for point-to-point transfers.
     pub max_p2p_peers: Option<u32>,
-    /// `collnetEnable`: reductions in the switches of the network.
+    /// `collnetEnable`: reductions in network switches.
     pub collnet: Option<bool>,
-    /// `nvlinkCentricSched`: NVLink first.
+    /// `nvlinkCentricSched`: prefer NVLink.
     pub nvlink_centric: Option<bool>,
-    /// `splitShare`: whether communicators split from it share its resources, and its failures.
+    /// `splitShare`: communicators split from this one share its resources and failures.
     pub split_share: Option<bool>,
-    /// `shrinkShare`: the same of communicators that are left when ranks are taken out.
+    /// `shrinkShare`: communicators shrunk from this one share its resources and failures.
     pub shrink_share: Option<bool>,
     /// `graphUsageMode`: 0 without CUDA graphs, 1 with one graph, 2 with several or with both.
     pub graph_usage: Option<u32>,
-    /// `graphStreamOrdering`: whether launches of graphs wait for each other.
+    /// `graphStreamOrdering`: whether graph launches are serialized.
     pub graph_stream_ordering: Option<bool>,
     /// `numRmaCtx`: contexts for one-sided access.
     pub rma_contexts: Option<u32>,
 }
 
-/// What a collective spends its blocks on.
+/// What the number of blocks of a collective is optimized for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum CtaPolicy {
-    /// As few as bring most of the bandwidth.
+    /// Few blocks that still reach most of the bandwidth.
     Efficiency,
-    /// None where copy engines can do it.
+    /// No blocks where copy engines suffice.
     Zero,
 }
 
@@ -78,8 +78,8 @@ impl fmt::Display for CtaPolicy {
 }
 
 impl GroupOptions {
-    /// The same options, with what is said by saying nothing left out: a switch that is off, at
-    /// least one block; and names of networks as NCCL writes them, which does not mind their case.
+    /// The normal form: drops switches that are off and a minimum of one block, and spells network
+    /// names as NCCL does, which ignores case.
     pub fn normalized(mut self) -> GroupOptions {
         let switches = [
             &mut self.high_priority,
@@ -100,10 +100,10 @@ impl GroupOptions {
         self
     }
 
-    /// Whether a transport can take these values.
+    /// Checks the ranges of all values.
     ///
     /// # Errors
-    /// [`MeshError::WrongOption`] names the first that it cannot.
+    /// [`MeshError::WrongOption`] with the first invalid option.
     pub fn check(&self) -> Result<()> {
         let ranges: [(&'static str, Option<u32>, RangeInclusive<u32>); 8] = [
             ("min_ctas", self.min_ctas, 1..=u32::MAX),
@@ -139,17 +139,17 @@ impl GroupOptions {
         ];
         for (option, time) in times {
             if time == Some(Duration::ZERO) {
-                let expected = "longer, or left out for the default";
+                let expected = "more than 0 (unset means the default)";
                 return Err(wrong(option, "0s", expected.to_owned()));
             }
         }
         match self.net_name.as_deref() {
-            Some("") => Err(wrong("net_name", "empty", "a name, or left out".to_owned())),
+            Some("") => Err(wrong("net_name", "empty", "a name".to_owned())),
             _ => Ok(()),
         }
     }
 
-    /// What differs from the default: name and value, in the order of the fields.
+    /// The options that are set: names and values, in the order of the fields.
     pub fn non_default(&self) -> Vec<(&'static str, String)> {
         fn text<T: ToString>(value: &Option<T>) -> Option<String> {
             value.as_ref().map(T::to_string)

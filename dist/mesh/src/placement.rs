@@ -1,31 +1,31 @@
-//! How a tensor lies along one axis of a mesh.
+//! Placements: how a tensor is distributed along one mesh axis.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// How a tensor lies along one mesh axis.
+/// How a tensor is distributed along one mesh axis.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Placement {
-    /// Every rank has all of it.
+    /// Every rank holds the whole tensor.
     Replicate,
-    /// Cut along a dim.
+    /// Each rank holds a shard along a dim.
     Shard(usize, Division),
-    /// Every rank has a part of a sum, maximum or mean, of the whole shape.
+    /// Each rank holds a partial value of the whole shape; reducing them gives the tensor.
     Partial(Reduction),
 }
 
 impl Placement {
-    /// Cut along `dim` as evenly as `torch.chunk` does.
+    /// Shards `dim` evenly, as `torch.chunk` does.
     pub fn shard(dim: usize) -> Placement {
         Placement::Shard(dim, Division::Even)
     }
 
-    /// Cut along `dim`, so many to each rank.
+    /// Shards `dim` into these sizes, one per rank.
     pub fn ragged(dim: usize, sizes: impl Into<Arc<[usize]>>) -> Placement {
         Placement::Shard(dim, Division::Ragged(sizes.into()))
     }
 
-    /// The dim that it cuts, if it cuts one.
+    /// The sharded dim, if there is one.
     pub fn dim(&self) -> Option<usize> {
         match self {
             Placement::Shard(dim, _) => Some(*dim),
@@ -46,12 +46,12 @@ impl fmt::Display for Placement {
     }
 }
 
-/// How a dim is cut.
+/// The sizes of the shards of a dim.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Division {
-    /// ceil(extent / ranks) each, the last ones shorter or empty, as `torch.chunk`.
+    /// ceil(extent / ranks) each; the last ones are shorter or empty, as in `torch.chunk`.
     Even,
-    /// So many to each rank.
+    /// These sizes, one per rank.
     Ragged(Arc<[usize]>),
 }
 
@@ -68,15 +68,15 @@ impl fmt::Display for Division {
     }
 }
 
-/// What makes one value of many parts.
+/// The operation that combines partial values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Reduction {
-    /// The parts add up.
+    /// The sum.
     Sum,
-    /// The largest counts.
+    /// The maximum.
     Max,
-    /// The parts add up, divided by how many there are.
+    /// The mean.
     Avg,
 }
 

@@ -1,9 +1,8 @@
-//! Which axes shard which dims in which order, and which hold partial values: a place without its
-//! names.
+//! The placements of a tensor on all axes, in canonical form and without axis names.
 //!
-//! There is one placements for all ways to write the same place: shards are sorted by dim, of one
-//! dim the outermost first; axes of one rank and axes that replicate are not mentioned; ragged
-//! sizes that are the even ones are even.
+//! Equivalent placements have one canonical form. Shards are sorted by dim, the outermost first.
+//! Axes of one rank and axes that replicate are omitted. Ragged sizes equal to the even ones are
+//! stored as even.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -12,14 +11,14 @@ use smallvec::SmallVec;
 
 use crate::{Division, Placement, Reduction};
 
-/// What an placements is read with: the extents of a tensor and the sizes of a mesh's axes.
+/// The shape of a tensor and the sizes of a mesh's axes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Geometry<'a> {
     pub(crate) shape: &'a [usize],
     pub(crate) axis_sizes: &'a [usize],
 }
 
-/// One axis that shards one dim.
+/// An axis that shards a dim.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct AxisShard {
     pub(crate) dim: usize,
@@ -30,7 +29,7 @@ pub(crate) struct AxisShard {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Placements {
     shards: SmallVec<[AxisShard; 4]>,
-    /// By axis.
+    /// Sorted by axis.
     partials: SmallVec<[(usize, Reduction); 2]>,
 }
 
@@ -71,7 +70,7 @@ impl Placements {
         }
     }
 
-    /// The shards before that of `axis` in its dim.
+    /// The shards of the same dim that are outside that of `axis`.
     pub(crate) fn outer_shards(&self, axis: usize) -> &[AxisShard] {
         let Some(shard) = self.shard_on(axis) else {
             return &[];
@@ -81,8 +80,8 @@ impl Placements {
         &shards[..at.unwrap_or(0)]
     }
 
-    /// All axes in an order in which those that shard one dim stand as they shard it, and the others as
-    /// in the mesh.
+    /// All axes in explicit order: axes that shard the same dim from the outermost to the innermost,
+    /// the others as in the mesh.
     pub(crate) fn order(&self, axes: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..axes).collect();
         let dims: BTreeSet<usize> = self.shards.iter().map(|shard| shard.dim).collect();
@@ -97,7 +96,7 @@ impl Placements {
         order
     }
 
-    /// With one shard more, inside of those that its dim has, if its division fits.
+    /// Adds a shard inside the existing shards of its dim.
     pub(crate) fn push(&mut self, shard: AxisShard, geometry: Geometry) -> Result<(), RaggedError> {
         let ranks = geometry.axis_sizes[shard.axis];
         let division = self.fitted(&shard.division, shard.dim, ranks, geometry)?;
@@ -108,7 +107,7 @@ impl Placements {
         Ok(())
     }
 
-    /// Without the shard of `axis`.
+    /// Removes the shard of `axis`.
     pub(crate) fn remove(&mut self, axis: usize) {
         self.shards.retain(|shard| shard.axis != axis);
     }
@@ -124,8 +123,7 @@ impl Placements {
         self.partials.retain(|(other, _)| *other != axis);
     }
 
-    /// The partial axis that another, of this reduction, cannot stand beside: maxima of sums are
-    /// not sums of maxima.
+    /// An axis whose reduction does not commute with this one, as maximum and sum.
     pub(crate) fn conflict(&self, reduction: Reduction) -> Option<(usize, Reduction)> {
         let linear = |reduction| matches!(reduction, Reduction::Sum | Reduction::Avg);
         let commutes = |other| other == reduction || (linear(other) && linear(reduction));
@@ -164,7 +162,7 @@ impl Placements {
         })
     }
 
-    /// The extents that the shards of a dim have.
+    /// The distinct extents of the shards of a dim.
     pub(crate) fn shard_extents(&self, dim: usize, geometry: Geometry) -> BTreeSet<usize> {
         let mut extents = BTreeSet::from([geometry.shape[dim]]);
         for shard in self.shards_of(dim) {
@@ -177,8 +175,8 @@ impl Placements {
         extents
     }
 
-    /// What of a dim the rank at this coordinate of the mesh has. An empty shard begins and ends
-    /// where the dim ends.
+    /// The range of a dim held by the rank at this mesh coordinate. An empty shard is the empty range
+    /// at the end of the dim.
     pub(crate) fn range(
         &self,
         dim: usize,
@@ -211,27 +209,26 @@ impl Placements {
             .fold(geometry.shape[dim], largest)
     }
 
-    /// How many elements the largest box has.
+    /// The number of elements of the largest local shape.
     pub(crate) fn largest_len(&self, geometry: Geometry) -> u64 {
         let dims = 0..geometry.shape.len();
         dims.map(|dim| self.largest(dim, geometry) as u64).product()
     }
 }
 
-/// Why ragged sizes do not divide the shards of a dim.
+/// Why a ragged division is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RaggedError {
-    /// Not as many as the axis has ranks.
+    /// The number of sizes differs from the axis size.
     Count,
-    /// They do not add up to a shard's extent.
+    /// The sizes do not add up to the extent.
     Sum,
-    /// The shards are not of one extent.
+    /// The shards to divide have different extents.
     UnequalShards,
 }
 
 impl Division {
-    /// What the rank at `index` of `ranks` has of `extent`. The sizes of a ragged division are
-    /// those of an axis of `ranks` ranks.
+    /// The range of the rank at `index` of `ranks` in `extent`.
     pub(crate) fn part(&self, extent: usize, ranks: usize, index: usize) -> Range<usize> {
         match self {
             Division::Even => {

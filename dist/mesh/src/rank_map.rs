@@ -1,28 +1,28 @@
-//! Which rank stands at which position of a mesh.
+//! The mapping between positions of a mesh and ranks.
 
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use crate::{MeshError, Result};
 
-/// Ranks by position: `0..len` themselves, or a list. Shared by all meshes cut from one.
+/// Ranks by position. Shared by all meshes derived from one.
 #[derive(Debug, Clone)]
 pub(crate) enum RankMap {
-    /// Rank `p` at position `p`.
+    /// Position `p` holds rank `p`.
     Identity { len: usize },
-    /// Anything else.
+    /// Any other mapping.
     Listed(Arc<Listed>),
 }
 
 #[derive(Debug)]
 pub(crate) struct Listed {
     ranks: Vec<usize>,
-    /// Rank and position, by rank.
+    /// Pairs of rank and position, sorted by rank.
     positions: Vec<(usize, usize)>,
 }
 
 impl RankMap {
-    /// A list of ranks, each once.
+    /// The mapping of a list of distinct ranks.
     pub(crate) fn listed(ranks: &[usize]) -> Result<RankMap> {
         let mut positions: Vec<(usize, usize)> = ranks
             .iter()

@@ -1,30 +1,30 @@
-//! How two layouts stand to each other.
+//! The relation between two layouts.
 
 use crate::{Mode, RankLayout};
 
-/// What the groups of one layout and those of another have in common, seen from the first. The
-/// first of these that holds:
+/// How the groups of one layout relate to those of another: the first variant that holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Relation {
     /// The same ranks in the same order.
     Same,
     /// The same ranks in another order.
     Reordered,
-    /// Each group lies within one of the other's. (Rank 0 alone lies within everything.)
+    /// Each group is a subset of one of the other's. A single rank is a subset of every group.
     Sub,
-    /// Each group holds whole groups of the other.
+    /// Each group is a union of the other's.
     Super,
-    /// A group shares at most one rank with any of the other's: together they make a mesh.
+    /// Groups of the two share at most one rank: together they form a mesh.
     Orthogonal,
-    /// They share some digits and not all, or their sizes do not line up: no mesh has both.
+    /// They share some digits but not all, or have no common radix: no mesh has both as axes.
     Overlapping,
 }
 
 impl RankLayout {
-    /// How this layout stands to another, in the same world. Takes no longer for more ranks.
+    /// The relation to another layout of the same world. The cost does not depend on the number of
+    /// ranks.
     ///
-    /// Sizes line up when the places where modes begin and end, sorted, divide each other: then both
-    /// layouts are sets of digits of one mixed radix, and comparing them is comparing sets.
+    /// Two layouts have a common radix if the sorted ends of their modes divide each other. Then both
+    /// are sets of digits of one mixed radix, and are compared as sets.
     pub fn relation(&self, other: &RankLayout) -> Relation {
         if self == other {
             return Relation::Same;
@@ -51,7 +51,7 @@ impl RankLayout {
         }
     }
 
-    /// Whether it counts a digit, which must not straddle a border of its modes.
+    /// Whether it contains a digit, which must not straddle its modes.
     pub(crate) fn counts(&self, digit: Mode) -> bool {
         self.modes()
             .iter()
@@ -59,8 +59,8 @@ impl RankLayout {
     }
 }
 
-/// The digits of the coarsest mixed radix in which both layouts are sets of digits, if there is one;
-/// the finest first.
+/// The digits, finest first, of the coarsest mixed radix in which both layouts are sets of digits;
+/// `None` if there is no such radix.
 pub(crate) fn common_digits(one: &RankLayout, other: &RankLayout) -> Option<Vec<Mode>> {
     let modes = one.modes().iter().chain(other.modes());
     let mut borders: Vec<usize> = modes.flat_map(|mode| [mode.stride, mode.end()]).collect();

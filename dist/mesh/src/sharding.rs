@@ -1,9 +1,9 @@
-//! Where a tensor is: a mesh, a placement for each of its axes, and the global shape.
+//! Shardings: a mesh, a placement per mesh axis, and the global shape of a tensor.
 //!
-//! Placements are in *explicit order*: where several axes shard one dim, the first named shards it
-//! first, and the next shards what that leaves. `[("tp", shard(0)), ("dp", shard(0))]` gives tp the
-//! large shards, whatever the order of the axes in the mesh. Where axes shard different dims their
-//! order does not matter, and places that differ only there are equal.
+//! Placements are in *explicit order*: if several axes shard one dim, the first one named is the
+//! outermost. `[("tp", shard(0)), ("dp", shard(0))]` shards the dim over tp, and each of these shards
+//! over dp, whatever the order of the axes in the mesh. The order of axes that shard different dims
+//! does not matter, and shardings that differ only there are equal.
 
 use std::fmt;
 use std::ops::Range;
@@ -12,13 +12,13 @@ use std::sync::Arc;
 use crate::placements::{AxisShard, Geometry, Placements, RaggedError};
 use crate::{Axis, Division, Mesh, Placement, Reduction, ShardingError};
 
-/// Most elements of a tensor, so that counts of bits cannot overflow.
+/// The most elements of a tensor, so that its size in bits does not overflow.
 const MAX_ELEMENTS: usize = 1 << 56;
 
-/// The place of a tensor.
+/// How a tensor is distributed over a mesh.
 ///
-/// A place has one normal form: an axis of one rank is replicated whatever it was placed as, and
-/// ragged sizes that are the even ones are even. Equal places have the same boxes on all ranks.
+/// Shardings are stored in canonical form: an axis of one rank is always replicated, and ragged sizes
+/// equal to the even ones are even. Equal shardings have the same regions on all ranks.
 ///
 /// ```
 /// use meshgrad_mesh::{Mesh, Sharding, Placement};
@@ -40,11 +40,11 @@ pub struct Sharding {
 }
 
 impl Sharding {
-    /// A tensor of this global shape on a mesh, with the placements of its axes in explicit order,
-    /// the outermost shard first. Axes that are not named replicate.
+    /// A sharding with the placements in explicit order, the outermost first. Axes that are not named
+    /// replicate.
     ///
     /// # Errors
-    /// [`ShardingError::Mesh`] for an axis that the mesh does not have, [`ShardingError::DuplicatePlacement`],
+    /// [`ShardingError::Mesh`] for an unknown axis, [`ShardingError::DuplicatePlacement`],
     /// [`ShardingError::NoSuchDim`], [`ShardingError::RaggedCount`], [`ShardingError::RaggedSum`],
     /// [`ShardingError::RaggedUnequal`], [`ShardingError::MixedReductions`],
     /// [`ShardingError::TooManyElements`].
@@ -53,7 +53,7 @@ impl Sharding {
         placements: impl AsRef<[(S, Placement)]>,
         shape: &[usize],
     ) -> Result<Sharding, ShardingError> {
-        let mut place = Sharding::replicated(mesh, shape)?;
+        let mut sharding = Sharding::replicated(mesh, shape)?;
         let placements = placements.as_ref();
         for (at, (name, placement)) in placements.iter().enumerate() {
             let name = name.as_ref();
@@ -68,12 +68,12 @@ impl Sharding {
                     second: placement.clone(),
                 });
             }
-            place.put(name, placement)?;
+            sharding.put(name, placement)?;
         }
-        Ok(place)
+        Ok(sharding)
     }
 
-    /// A tensor that every rank of a mesh has all of.
+    /// A sharding that replicates the tensor on every rank.
     ///
     /// # Errors
     /// [`ShardingError::TooManyElements`].
@@ -155,7 +155,7 @@ impl Sharding {
         let outer = outer
             .map(|shard| self.axis_name(shard.axis).to_owned())
             .collect();
-        let shards = self.placements.shard_extents(dim, self.geometry());
+        let extents = self.placements.shard_extents(dim, self.geometry());
         let ranks = self.axis_sizes[axis];
         let axis = self.axis_name(axis).to_owned();
         match error {
@@ -169,7 +169,7 @@ impl Sharding {
                 axis,
                 dim,
                 sizes,
-                extent: shards.into_iter().sum(),
+                extent: extents.into_iter().sum(),
                 outer,
             },
             RaggedError::UnequalShards => ShardingError::RaggedUnequal {
@@ -177,12 +177,12 @@ impl Sharding {
                 dim,
                 sizes,
                 outer,
-                extents: shards.into_iter().collect(),
+                extents: extents.into_iter().collect(),
             },
         }
     }
 
-    /// Its mesh.
+    /// The mesh.
     pub fn mesh(&self) -> &Mesh {
         &self.mesh
     }
@@ -192,29 +192,29 @@ impl Sharding {
         &self.shape
     }
 
-    /// How the tensor lies along an axis.
+    /// The placement on an axis.
     ///
     /// # Errors
-    /// [`ShardingError::Mesh`] for an axis that the mesh does not have.
+    /// [`ShardingError::Mesh`] for an unknown axis.
     pub fn placement(&self, axis: &str) -> Result<Placement, ShardingError> {
         Ok(self.placements.placement(self.axis_index(axis)?))
     }
 
-    /// The placements of all axes in explicit order: that of the mesh, but for axes that shard one
-    /// dim, which stand as they shard it.
+    /// The placements on all axes in explicit order: axes that shard the same dim from the outermost
+    /// to the innermost, the others as in the mesh.
     pub fn placements(&self) -> Vec<(&str, Placement)> {
         let order = self.placements.order(self.axis_sizes.len());
-        let placed = |axis| (self.axis_name(axis), self.placements.placement(axis));
-        order.into_iter().map(placed).collect()
+        let placement = |axis| (self.axis_name(axis), self.placements.placement(axis));
+        order.into_iter().map(placement).collect()
     }
 
-    /// The axes that shard a dim, the outermost first.
+    /// The axes that shard a dim, outermost first.
     pub fn axes_of_dim(&self, dim: usize) -> Vec<&str> {
         let shards = self.placements.shards_of(dim).iter();
         shards.map(|shard| self.axis_name(shard.axis)).collect()
     }
 
-    /// The axes along which ranks hold parts of a value, with what makes one of them.
+    /// The axes with partial values, and their reductions.
     pub fn partials(&self) -> Vec<(&str, Reduction)> {
         let partials = self.placements.partials().iter();
         partials
@@ -222,14 +222,13 @@ impl Sharding {
             .collect()
     }
 
-    /// Whether every rank has all of the value.
+    /// Whether every rank holds the whole tensor.
     pub fn is_replicated(&self) -> bool {
         self.placements == Placements::default()
     }
 
-    /// The box of the global tensor that a rank has, or has a part of the value of; none when the
-    /// rank is not in the mesh. Where a dim leaves nothing for the rank, the range begins and ends
-    /// at the dim's end.
+    /// The region of the global tensor that a rank holds, whole or partial; `None` if the rank is not
+    /// in the mesh. An empty shard is the empty range at the end of its dim.
     pub fn region(&self, rank: usize) -> Option<Vec<Range<u64>>> {
         let coordinate = self.mesh.coordinate(rank)?;
         let range = |dim| {
@@ -239,7 +238,7 @@ impl Sharding {
         Some((0..self.shape.len()).map(range).collect())
     }
 
-    /// The shape of what a rank has; none when the rank is not in the mesh.
+    /// The shape of a rank's local tensor; `None` if the rank is not in the mesh.
     pub fn local_shape(&self, rank: usize) -> Option<Vec<usize>> {
         let coordinate = self.mesh.coordinate(rank)?;
         let extent = |dim| {
@@ -250,7 +249,7 @@ impl Sharding {
         Some((0..self.shape.len()).map(extent).collect())
     }
 
-    /// The largest extents that a rank has: what others are padded to where all must be equal.
+    /// The largest local extents: the shape that padding to equal shards requires.
     pub fn largest_local_shape(&self) -> Vec<usize> {
         let dims = 0..self.shape.len();
         dims.map(|dim| self.placements.largest(dim, self.geometry()))
@@ -268,7 +267,7 @@ impl Sharding {
         &self.placements
     }
 
-    /// The same tensor on the same mesh, with_placements otherwise.
+    /// The same mesh and shape with other placements.
     pub(crate) fn with_placements(&self, placements: Placements) -> Sharding {
         Sharding {
             placements,
@@ -309,6 +308,10 @@ impl fmt::Display for Sharding {
 
 impl fmt::Debug for Sharding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Sharding({self} of {:?} on {})", self.shape, self.mesh)
+        write!(
+            f,
+            "Sharding({self}; shape {:?}, mesh {})",
+            self.shape, self.mesh
+        )
     }
 }

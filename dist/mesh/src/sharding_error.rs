@@ -1,31 +1,28 @@
-//! What can be wrong about places and transitions, and the way out.
+//! Errors of shardings and redistributions.
 
 use crate::{MeshError, Placement, Reduction};
 
-/// What can be wrong with the place of a tensor, or with the way from one to another.
+/// An error of a sharding or a redistribution.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShardingError {
-    /// What is wrong with the mesh, as an axis that it does not have.
+    /// An error of the mesh, such as an unknown axis.
     #[error(transparent)]
     Mesh(#[from] MeshError),
 
-    /// An axis with two placements.
-    #[error(
-        "axis `{axis}` is placed twice, as {first} and as {second}: a tensor lies in one way along \
-         an axis"
-    )]
+    /// An axis has two placements.
+    #[error("axis `{axis}` has two placements, {first} and {second}: state one")]
     DuplicatePlacement {
         /// The axis.
         axis: String,
-        /// Its placement.
+        /// One placement.
         first: Placement,
-        /// Its other placement.
+        /// The other placement.
         second: Placement,
     },
 
-    /// A dim that the tensor does not have.
-    #[error("axis `{axis}` shards dim {dim} and the tensor {shape:?} has {}", dims(.shape))]
+    /// The tensor does not have this dim.
+    #[error("axis `{axis}` shards dim {dim}, but the tensor {shape:?} has {}", dims(.shape))]
     NoSuchDim {
         /// The axis.
         axis: String,
@@ -35,15 +32,15 @@ pub enum ShardingError {
         shape: Vec<usize>,
     },
 
-    /// Not as many sizes as ranks.
+    /// The number of ragged sizes differs from the axis size.
     #[error(
-        "axis `{axis}` has {ranks} ranks and shards dim {dim} into {} sizes {sizes:?}: give each \
-         rank one, 0 for none", .sizes.len()
+        "axis `{axis}` has {ranks} ranks but shards dim {dim} into {} sizes {sizes:?}: give one \
+         size per rank, 0 for an empty shard", .sizes.len()
     )]
     RaggedCount {
         /// The axis.
         axis: String,
-        /// Its ranks.
+        /// Its number of ranks.
         ranks: usize,
         /// The dim.
         dim: usize,
@@ -51,10 +48,10 @@ pub enum ShardingError {
         sizes: Vec<usize>,
     },
 
-    /// Sizes that do not add up.
+    /// Ragged sizes do not add up to the extent.
     #[error(
-        "the sizes {sizes:?} that axis `{axis}` shards dim {dim} into add up to {} and there are \
-         {extent} to divide{}", sum(.sizes), inside(.outer)
+        "axis `{axis}` shards dim {dim} into sizes {sizes:?}, which add up to {}, but the extent is \
+         {extent}{}", sum(.sizes), inside(.outer)
     )]
     RaggedSum {
         /// The axis.
@@ -63,16 +60,16 @@ pub enum ShardingError {
         dim: usize,
         /// The sizes.
         sizes: Vec<usize>,
-        /// What there is to divide.
+        /// The extent.
         extent: usize,
-        /// The axes that shard the dim before.
+        /// The outer axes that shard the dim.
         outer: Vec<String>,
     },
 
-    /// Sizes for shards that are not equal.
+    /// Ragged sizes for shards of different extents.
     #[error(
-        "axis `{axis}` shards dim {dim} into {sizes:?}{}, whose shards have {extents:?}: one list of \
-         sizes divides equal shards only; name `{axis}` before them, or shard evenly", inside(.outer)
+        "axis `{axis}` shards dim {dim} into sizes {sizes:?}{}, which have different extents \
+         {extents:?}: name `{axis}` before them, or shard evenly", inside(.outer)
     )]
     RaggedUnequal {
         /// The axis.
@@ -81,16 +78,16 @@ pub enum ShardingError {
         dim: usize,
         /// The sizes.
         sizes: Vec<usize>,
-        /// The axes that shard the dim before.
+        /// The outer axes that shard the dim.
         outer: Vec<String>,
         /// The extents of their shards.
         extents: Vec<usize>,
     },
 
-    /// Reductions that do not commute.
+    /// Partial reductions that do not commute.
     #[error(
-        "axis `{first_axis}` holds a partial {first} and axis `{second_axis}` a partial {second}: \
-         these do not commute, so the value would depend on their order; reduce one of them first"
+        "axis `{first_axis}` is partial({first}) and axis `{second_axis}` is partial({second}), which \
+         do not commute: reduce one of them first"
     )]
     MixedReductions {
         /// An axis.
@@ -103,49 +100,45 @@ pub enum ShardingError {
         second: Reduction,
     },
 
-    /// More elements than can be.
-    #[error("a tensor {shape:?} has more elements than 2^56, which is more than can be addressed")]
+    /// The tensor has too many elements.
+    #[error("tensor {shape:?} has more than 2^56 elements")]
     TooManyElements {
-        /// Its shape.
+        /// The shape.
         shape: Vec<usize>,
     },
 
-    /// Places on two meshes.
+    /// The meshes differ.
     #[error(
-        "the tensor is on the mesh {from} and is wanted on the mesh {to}: a transition stays on \
-         one mesh; give both places on the mesh whose axes these are made of \
-         (select, split, flatten)"
+        "cannot redistribute from mesh {from} to mesh {to}: state both shardings on one mesh, from \
+         which these can be derived by select, split and flatten"
     )]
     MeshMismatch {
-        /// The axes of one, and its ranks.
+        /// The axes and ranks of the source.
         from: String,
-        /// The axes of the other, and its ranks.
+        /// The axes and ranks of the target.
         to: String,
     },
 
-    /// Places of two shapes.
-    #[error(
-        "the tensor is {from:?} and is wanted as {to:?}: a transition moves, it does not reshape"
-    )]
+    /// The shapes differ.
+    #[error("cannot redistribute from shape {from:?} to {to:?}: reshape first")]
     ShapeMismatch {
-        /// One shape.
+        /// The shape of the source.
         from: Vec<usize>,
-        /// The other.
+        /// The shape of the target.
         to: Vec<usize>,
     },
 
-    /// A reduction that is to become another.
+    /// The partial reductions differ.
     #[error(
-        "axis `{axis}` holds a partial {from} and a partial {to} is wanted: none becomes the \
-         other; reduce it (to replicate or shard), and make it a partial {to} from there if that \
-         is meant"
+        "cannot redistribute axis `{axis}` from partial({from}) to partial({to}): redistribute to \
+         replicate or shard first"
     )]
     ReductionMismatch {
         /// The axis.
         axis: String,
-        /// What it holds.
+        /// The reduction of the source.
         from: Reduction,
-        /// What is wanted.
+        /// The reduction of the target.
         to: Reduction,
     },
 }
@@ -165,7 +158,7 @@ fn dims(shape: &[usize]) -> String {
 fn inside(outer: &[String]) -> String {
     match outer {
         [] => String::new(),
-        _ => format!(" inside of what {} shard", names(outer)),
+        _ => format!(" inside the shards of {}", names(outer)),
     }
 }
 

@@ -1,16 +1,16 @@
-//! Sizes of the parts that an axis is split into, one of which may be found out.
+//! The sizes of the parts of a split axis, one of which may be inferred.
 
 use smallvec::SmallVec;
 
 use crate::layout::checked_ranks;
 use crate::{Axis, MeshError, Result};
 
-/// A size that is given, or found out from the others.
+/// A size that is given or inferred from the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Size {
-    /// So many ranks.
+    /// This many ranks.
     Ranks(usize),
-    /// What is left.
+    /// The remaining factor.
     Auto,
 }
 
@@ -20,7 +20,7 @@ impl From<usize> for Size {
     }
 }
 
-/// The size of each part of an axis.
+/// Resolves the sizes of the parts of an axis.
 pub(crate) fn part_sizes(axis: &Axis, parts: &[(&str, Size)]) -> Result<SmallVec<[usize; 4]>> {
     let text = || {
         let part = |(name, size): &(&str, Size)| match size {

@@ -1,6 +1,6 @@
-//! Lists as people write them.
+//! Lists in messages.
 
-/// `[0, 1, 4, 5]`; of a long list the beginning, the end and how many.
+/// `[0, 1, 4, 5]`; long lists are abbreviated.
 pub(crate) fn ranks(ranks: &[usize]) -> String {
     let join = |ranks: &[usize]| {
         let texts: Vec<String> = ranks.iter().map(usize::to_string).collect();
@@ -30,7 +30,7 @@ pub(crate) fn sizes<'a>(axes: impl IntoIterator<Item = (&'a str, usize)>) -> Str
     }
 }
 
-/// ``; did you mean `dp`?`` when a name is near another.
+/// The most similar name, if it is similar enough.
 pub(crate) fn nearest<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> Option<String> {
     names
         .into_iter()

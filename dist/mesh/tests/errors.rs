@@ -1,8 +1,8 @@
-//! What is said about each mistake. Where torch 2.15 has words for the same mistake they stand above
-//! ours, to be compared: ours name the axis, both values and the way out.
+//! The message of each mistake, with that of torch 2.15 for comparison. Ours name the axis, both
+//! values and the remedy.
 //!
-//! After a wanted change run `INSTA_UPDATE=always cargo test -p meshgrad-mesh --test errors` and read
-//! the diff.
+//! After an intended change run `INSTA_UPDATE=always cargo test -p meshgrad-mesh --test errors` and
+//! read the diff.
 
 use std::fmt::Write;
 
@@ -16,7 +16,7 @@ fn nothing<T>(result: Result<T>) -> Result<()> {
     result.map(|_| ())
 }
 
-/// The mistake, what torch says, what we say.
+/// The mistake, torch's message, our result.
 fn mistakes() -> Vec<(&'static str, &'static str, Result<()>)> {
     let mesh = mesh();
     let disagreeing: Vec<_> = (0..8)
@@ -39,18 +39,18 @@ fn mistakes() -> Vec<(&'static str, &'static str, Result<()>)> {
             nothing(Mesh::from_ranks(&[0, 1, 1, 2], &[2, 2], &["dp", "tp"])),
         ),
         (
-            "more places than ranks",
+            "more positions than ranks",
             "Mesh should not be bigger than default world size 8, but found 16 ranks!",
             Mesh::new(&[4, 4], &["dp", "tp"]).unwrap().covers(8),
         ),
         (
-            "ranks that are in no place",
+            "ranks that are not in the mesh",
             "nothing",
             Mesh::new(&[3, 2], &["dp", "tp"]).unwrap().covers(8),
         ),
         (
-            "a list of another length",
-            "cannot be written: a tensor of ranks has its shape",
+            "a list of the wrong length",
+            "impossible: a tensor of ranks has its shape",
             nothing(Mesh::from_ranks(&[0, 1, 2], &[2, 2], &["dp", "tp"])),
         ),
         (
@@ -60,12 +60,12 @@ fn mistakes() -> Vec<(&'static str, &'static str, Result<()>)> {
             nothing(Mesh::new(&[2, 4], &["dp"])),
         ),
         (
-            "a name twice",
+            "a duplicate name",
             "Each mesh_dim_name must be unique. Found repeated mesh_dim_name in mesh_dim_names ('dp', 'dp')",
             nothing(Mesh::new(&[2, 4], &["dp", "dp"])),
         ),
         (
-            "no name",
+            "an empty name",
             "nothing",
             nothing(Mesh::new(&[2, 4], &["dp", ""])),
         ),
@@ -75,28 +75,28 @@ fn mistakes() -> Vec<(&'static str, &'static str, Result<()>)> {
             nothing(Mesh::new(&[2, 0], &["dp", "tp"])),
         ),
         (
-            "too many",
+            "too many ranks",
             "[enforce fail at alloc_cpu.cpp:127] ... you tried to allocate 4398046511104 bytes",
             nothing(Mesh::new(&[1 << 20, 1 << 20], &["dp", "tp"])),
         ),
         (
-            "an axis that is not there",
+            "an unknown axis",
             "Invalid mesh_dim_names ('ttp',) specified. Valid mesh_dim_names are ['pp', 'dp', 'tp'].",
             nothing(mesh.select(["ttp"])),
         ),
         (
-            "an axis that is not there, and nothing like it",
+            "an unknown axis without a similar name",
             "Mesh dimension 'expert' does not exist. Available mesh dimensions are: \
              mesh_dim_names=('pp', 'dp', 'tp')",
             nothing(mesh.group(["expert"], 0)),
         ),
         (
-            "an axis twice",
+            "an axis named twice",
             "Slicing overlapping dim_names ('dp', 'dp') is not allowed.",
             nothing(mesh.select(["dp", "dp"])),
         ),
         (
-            "a name that is taken",
+            "a name that is in use",
             "tp already exists for submesh of the DeviceMesh(...). The mesh_dim_names of submesh and \
              flattened mesh are ('pp', 'dp', 'tp'). Please specify another valid mesh_dim_name.",
             nothing(mesh.flatten(["pp", "dp"], "tp")),
@@ -107,7 +107,7 @@ fn mistakes() -> Vec<(&'static str, &'static str, Result<()>)> {
             nothing(mesh.select(["tp", "dp"])),
         ),
         (
-            "a product that is wrong",
+            "a wrong product",
             "The product of mesh_sizes=(3,) is 3, but the original dimension at dim=1 has size 2. These \
              must be equal for unflatten to work correctly.",
             nothing(mesh.split("dp", &[("a", 3.into())])),
@@ -123,13 +123,13 @@ fn mistakes() -> Vec<(&'static str, &'static str, Result<()>)> {
             ),
         ),
         (
-            "two sizes to be found out",
-            "The product of mesh_sizes=(-1, -1) is 1, ...: it finds out none",
+            "two inferred sizes",
+            "The product of mesh_sizes=(-1, -1) is 1, ...: it infers none",
             nothing(mesh.split("dp", &[("a", Size::Auto), ("b", Size::Auto)])),
         ),
         (
-            "a coordinate that is not there",
-            "cannot be asked: a mesh has the coordinates of its rank",
+            "a coordinate out of range",
+            "impossible: a mesh has the coordinates of its own rank",
             nothing(mesh.at("pp", 2)),
         ),
         (
@@ -138,7 +138,7 @@ fn mistakes() -> Vec<(&'static str, &'static str, Result<()>)> {
             nothing(Mesh::disjoint(&overlapping)),
         ),
         (
-            "a rank with another mesh",
+            "a rank with a different mesh",
             "nothing: a silent hang",
             check_agreement(&disagreeing),
         ),
@@ -154,12 +154,12 @@ fn mistakes() -> Vec<(&'static str, &'static str, Result<()>)> {
         ),
         (
             "a split that does not fit",
-            "nothing: it answers (2, 3):(6, 1), which is not split",
+            "nothing: it returns (2, 3):(6, 1), which is not split",
             nothing(RankLayout::new([(2, 6), (3, 1)]).unwrap().split(&[3, 2])),
         ),
         (
-            "a choice of what is not there",
-            "nothing: it answers 8:1",
+            "a composition out of range",
+            "nothing: it returns 8:1",
             nothing(
                 RankLayout::contiguous(4)
                     .unwrap()
@@ -170,11 +170,11 @@ fn mistakes() -> Vec<(&'static str, &'static str, Result<()>)> {
 }
 
 #[test]
-fn every_mistake_has_its_words() {
+fn every_mistake_has_a_message() {
     let mut text = String::new();
     for (mistake, torch, ours) in mistakes() {
         let ours = match ours {
-            Ok(()) => "no mistake: it works".to_owned(),
+            Ok(()) => "works".to_owned(),
             Err(error) => error.to_string(),
         };
         writeln!(text, "{mistake}\n  torch: {torch}\n  ours:  {ours}\n").unwrap();

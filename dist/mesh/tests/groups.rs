@@ -1,4 +1,4 @@
-//! Groups as values: which are refused, which are equal, and how they read.
+//! Groups as values: validation, equality and text.
 
 use std::time::Duration;
 
@@ -20,16 +20,16 @@ fn ranks_keep_their_order() {
 }
 
 #[test]
-fn what_is_no_group_is_refused() {
+fn invalid_groups_are_rejected() {
     let faults: [(&[usize], &str); 3] = [
-        (&[], "a group has no ranks: name at least one"),
+        (&[], "a group has no ranks: it needs at least one"),
         (
             &[7, 3, 5, 3],
-            "rank 3 is member 1 of a group and again member 3: a rank is in a group once",
+            "rank 3 is member 1 of a group and again member 3: list each rank once",
         ),
         (
             &[0, MAX_RANKS],
-            "a group has rank 16777216, and ranks are below 16777216: is it a rank?",
+            "a group has rank 16777216, but ranks are below 16777216",
         ),
     ];
     for (ranks, message) in faults {
@@ -37,11 +37,10 @@ fn what_is_no_group_is_refused() {
     }
 }
 
-/// What means the same is the same.
 #[test]
-fn options_that_say_the_default_make_equal_groups() {
+fn options_equal_to_the_default_give_equal_groups() {
     let group = || Group::new([0, 1]).unwrap();
-    let said = options(|o| {
+    let defaults = options(|o| {
         o.high_priority = Some(false);
         o.collnet = Some(false);
         o.nvlink_centric = Some(false);
@@ -49,7 +48,7 @@ fn options_that_say_the_default_make_equal_groups() {
         o.shrink_share = Some(false);
         o.min_ctas = Some(1);
     });
-    assert_eq!(group().with_options(said), group());
+    assert_eq!(group().with_options(defaults), group());
 
     let net = |name: &str| group().with_options(options(|o| o.net_name = Some(name.to_owned())));
     assert_eq!(net("ib"), net("IB"));
@@ -58,9 +57,9 @@ fn options_that_say_the_default_make_equal_groups() {
     assert_ne!(net("plugin"), group());
 }
 
-/// A field that `stated` or the comparison forgot would let groups share that must not.
+/// A field missing from `non_default` or from the comparison would let different groups share.
 #[test]
-fn every_option_is_stated_and_makes_another_group() {
+fn every_option_is_listed_and_distinguishes_groups() {
     type Change = fn(&mut GroupOptions);
     let changes: [Change; 19] = [
         |o| o.timeout = Some(Duration::from_secs(600)),
@@ -122,7 +121,7 @@ fn every_option_is_stated_and_makes_another_group() {
 }
 
 #[test]
-fn values_that_no_transport_takes_are_named() {
+fn invalid_option_values_are_errors() {
     type Change = fn(&mut GroupOptions);
     let faults: [Change; 11] = [
         |o| o.min_ctas = Some(0),
@@ -144,16 +143,16 @@ fn values_that_no_transport_takes_are_named() {
         .map(|error| error.to_string())
         .collect();
     insta::assert_snapshot!(errors.join("\n"), @r"
-    the group's option `min_ctas` is 0 and has to be at least 1
-    the group's option `max_ctas` is 0 and has to be at least 1
-    the group's option `min_ctas` is 16 and has to be at most max_ctas, 8
-    the group's option `cga_cluster_size` is 9 and has to be 0 to 8
-    the group's option `nvls_ctas` is 0 and has to be at least 1
-    the group's option `traffic_class` is 256 and has to be 0 to 255
-    the group's option `channels_per_net_peer` is 65 and has to be 1 to 64
-    the group's option `max_p2p_peers` is 0 and has to be at least 1
-    the group's option `graph_usage` is 3 and has to be 0 to 2
-    the group's option `bootstrap_timeout` is 0s and has to be longer, or left out for the default
-    the group's option `net_name` is empty and has to be a name, or left out
+    group option `min_ctas` is 0, expected at least 1
+    group option `max_ctas` is 0, expected at least 1
+    group option `min_ctas` is 16, expected at most max_ctas, 8
+    group option `cga_cluster_size` is 9, expected 0 to 8
+    group option `nvls_ctas` is 0, expected at least 1
+    group option `traffic_class` is 256, expected 0 to 255
+    group option `channels_per_net_peer` is 65, expected 1 to 64
+    group option `max_p2p_peers` is 0, expected at least 1
+    group option `graph_usage` is 3, expected 0 to 2
+    group option `bootstrap_timeout` is 0s, expected more than 0 (unset means the default)
+    group option `net_name` is empty, expected a name
     ");
 }

@@ -1,4 +1,4 @@
-//! The algebra of layouts against enumeration.
+//! The algebra of layouts, compared with enumeration.
 
 use std::collections::BTreeSet;
 
@@ -9,9 +9,9 @@ fn layout(modes: &[(usize, usize)]) -> RankLayout {
     RankLayout::new(modes.iter().copied()).unwrap()
 }
 
-/// Values that torch 2.15's `_MeshLayout` gives for the same layouts.
+/// Values of torch 2.15's `_MeshLayout` for the same layouts.
 #[test]
-fn layouts_are_those_of_torch() {
+fn layouts_equal_torchs() {
     assert_eq!(layout(&[(6, 2), (2, 1)]).to_string(), "12:1");
     assert_eq!(
         layout(&[(4, 2), (2, 16)]).complement(32).unwrap(),
@@ -34,7 +34,7 @@ fn layouts_are_those_of_torch() {
 }
 
 #[test]
-fn what_is_no_layout_is_refused() {
+fn invalid_layouts_are_rejected() {
     let overlap = RankLayout::new([(2, 2), (3, 1)]).unwrap_err();
     assert!(matches!(overlap, MeshError::Overlap { .. }), "{overlap}");
     let twice = RankLayout::new([(2, 1), (2, 1)]).unwrap_err();
@@ -65,7 +65,7 @@ fn digits() -> impl Strategy<Value = (Vec<usize>, Vec<usize>)> {
         })
 }
 
-/// Ranks by trying all coordinates, the last of `chosen` fastest.
+/// The ranks by enumerating all coordinates, the last of `chosen` fastest.
 fn enumerated(radix: &[usize], chosen: &[usize]) -> Vec<usize> {
     let stride = |digit: usize| radix[digit + 1..].iter().product::<usize>();
     chosen.iter().fold(vec![0], |ranks, digit| {
@@ -85,7 +85,7 @@ fn set(ranks: impl IntoIterator<Item = usize>) -> BTreeSet<usize> {
 
 proptest! {
     #[test]
-    fn layouts_list_what_enumeration_lists((radix, chosen) in digits()) {
+    fn layouts_equal_enumeration((radix, chosen) in digits()) {
         let (layout, expected) = (of_digits(&radix, &chosen), enumerated(&radix, &chosen));
         prop_assert_eq!(layout.ranks().collect::<Vec<_>>(), expected.clone());
         prop_assert_eq!(layout.len(), expected.len());
@@ -93,8 +93,8 @@ proptest! {
 
         let world: usize = radix.iter().product();
         for rank in 0..2 * world {
-            let place = expected.iter().position(|other| *other == rank);
-            prop_assert_eq!(layout.index_of(rank), place);
+            let index = expected.iter().position(|other| *other == rank);
+            prop_assert_eq!(layout.index_of(rank), index);
         }
         let mut sorted = expected;
         sorted.sort_unstable();
@@ -102,7 +102,7 @@ proptest! {
     }
 
     #[test]
-    fn groups_are_a_partition_in_order((radix, chosen) in digits()) {
+    fn groups_partition_the_world_in_order((radix, chosen) in digits()) {
         let (layout, world) = (of_digits(&radix, &chosen), radix.iter().product::<usize>());
         let groups: Vec<Vec<usize>> = layout.groups(world).unwrap().collect();
 
@@ -119,7 +119,7 @@ proptest! {
     }
 
     #[test]
-    fn the_complement_is_the_rest((radix, chosen) in digits()) {
+    fn a_layout_and_its_complement_cover_the_world((radix, chosen) in digits()) {
         let (layout, world) = (of_digits(&radix, &chosen), radix.iter().product::<usize>());
         let rest = layout.complement(world).unwrap();
         let both = RankLayout::concat([&rest, &layout]).unwrap();
@@ -128,7 +128,7 @@ proptest! {
     }
 
     #[test]
-    fn splitting_is_undone_by_concat((radix, chosen) in digits()) {
+    fn concat_inverts_split((radix, chosen) in digits()) {
         let layout = of_digits(&radix, &chosen);
         let sizes: Vec<usize> = chosen.iter().map(|digit| radix[*digit]).collect();
         let parts = layout.split(&sizes).unwrap();
@@ -138,9 +138,9 @@ proptest! {
         prop_assert_eq!(RankLayout::concat(&parts).unwrap(), layout);
     }
 
-    /// Sizes that a layout can or cannot be cut into: what comes out is right, and nothing panics.
+    /// For any sizes, a split is correct or an error, and never panics.
     #[test]
-    fn a_split_is_right_or_refused((radix, chosen) in digits(), sizes in prop::collection::vec(1..=8usize, 1..4)) {
+    fn a_split_is_correct_or_an_error((radix, chosen) in digits(), sizes in prop::collection::vec(1..=8usize, 1..4)) {
         let layout = of_digits(&radix, &chosen);
         if let Ok(parts) = layout.split(&sizes) {
             let lens: Vec<usize> = parts.iter().map(RankLayout::len).collect();
@@ -161,14 +161,14 @@ proptest! {
                 let expected: Vec<_> = inner.ranks().map(|index| outer.rank(index)).collect();
                 prop_assert_eq!(composed.ranks().collect::<Vec<_>>(), expected);
             }
-            // A single mode is an arithmetic progression: whatever fits can be chosen of it.
+            // A single mode is an arithmetic progression: every composition in range exists.
             Err(_) => prop_assert!(!fits || outer.modes().len() > 1),
         }
     }
 
-    /// Two layouts of one world: groups compared as sets of ranks.
+    /// Two layouts of one world, with their groups compared as sets.
     #[test]
-    fn relations_are_those_of_the_groups(
+    fn relations_equal_those_of_the_groups(
         (radix, one) in digits(),
         keep in prop::collection::vec(any::<bool>(), 6),
         more in prop::collection::vec(any::<bool>(), 6),
@@ -215,9 +215,9 @@ fn by_groups(one: &RankLayout, other: &RankLayout, world: usize) -> Relation {
     }
 }
 
-/// What no mesh can have together: 4 x 3 and 3 x 4 of the same 12 ranks.
+/// No mesh has both as axes: 4 x 3 and 3 x 4 of the same 12 ranks.
 #[test]
-fn sizes_that_do_not_line_up_overlap() {
+fn layouts_without_a_common_radix_overlap() {
     let (fours, threes) = (layout(&[(4, 1)]), layout(&[(3, 1)]));
     assert_eq!(fours.relation(&threes), Relation::Overlapping);
     assert_eq!(threes.relation(&fours), Relation::Overlapping);

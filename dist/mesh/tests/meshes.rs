@@ -1,4 +1,4 @@
-//! Meshes: every operation for every rank, against coordinates counted by hand.
+//! Meshes: every operation for every rank, compared with explicit coordinates.
 
 use meshgrad_mesh::{Hosts, Mesh, MeshError, Size, check_agreement};
 use proptest::prelude::*;
@@ -7,7 +7,7 @@ fn cube() -> Mesh {
     Mesh::new(&[2, 2, 2], &["pp", "dp", "tp"]).unwrap()
 }
 
-/// Ranks of a group, which must be.
+/// The ranks of a group that must exist.
 fn group(mesh: &Mesh, axes: &[&str], rank: usize) -> Vec<usize> {
     mesh.group(axes, rank).unwrap().unwrap().ranks().to_vec()
 }
@@ -30,21 +30,21 @@ fn selecting_keeps_all_instances() {
 /// In torch 2.15 `mesh["tp", "pp"]` is a KeyError, unless one of them has size 1.
 #[test]
 fn axes_are_selected_in_any_order() {
-    let turned = cube().select(["tp", "pp"]).unwrap();
-    assert_eq!(group(&turned, &["tp", "pp"], 2), [2, 6, 3, 7]);
-    assert_eq!(turned.coordinate(6), Some(vec![0, 1]));
+    let permuted = cube().select(["tp", "pp"]).unwrap();
+    assert_eq!(group(&permuted, &["tp", "pp"], 2), [2, 6, 3, 7]);
+    assert_eq!(permuted.coordinate(6), Some(vec![0, 1]));
 
     for sizes in [[1, 2, 2], [2, 1, 2], [2, 2, 1], [1, 1, 1]] {
         let mesh = Mesh::new(&sizes, &["pp", "dp", "tp"]).unwrap();
-        let turned = mesh.select(["tp", "dp", "pp"]).unwrap();
+        let permuted = mesh.select(["tp", "dp", "pp"]).unwrap();
         let shape: Vec<usize> = sizes.into_iter().rev().collect();
-        assert_eq!(turned.shape(), shape);
+        assert_eq!(permuted.shape(), shape);
     }
 }
 
-/// In torch the flattened axis cannot be combined with the one between.
+/// torch cannot combine the flattened axis with the one in between.
 #[test]
-fn axes_that_are_not_neighbours_are_flattened() {
+fn axes_that_are_not_adjacent_can_be_flattened() {
     let mesh = cube().flatten(["pp", "tp"], "outer").unwrap();
     assert_eq!(mesh.to_string(), "outer 4 x dp 2");
     assert_eq!(groups(&mesh, &["outer"]), [[0, 1, 4, 5], [2, 3, 6, 7]]);
@@ -58,20 +58,20 @@ fn axes_that_are_not_neighbours_are_flattened() {
 }
 
 #[test]
-fn a_coordinate_can_be_fixed_that_is_not_mine() {
+fn any_coordinate_can_be_fixed() {
     let second = cube().at("pp", 1).unwrap();
     assert_eq!(second.ranks(), [4, 5, 6, 7]);
     assert_eq!(second.group(["dp"], 1).unwrap(), None);
     assert_eq!(second.coordinate(1), None);
     assert_eq!(second.local_rank("dp", 1).unwrap(), None);
     assert_eq!(group(&second, &["dp"], 5), [5, 7]);
-    // My peers in the next stage.
+    // The peer in the next stage.
     assert_eq!(cube().peer(1, "pp", 1).unwrap(), Some(5));
     assert_eq!(cube().peer(9, "pp", 1).unwrap(), None);
 }
 
 #[test]
-fn listed_ranks_stand_where_they_were_put() {
+fn listed_ranks_keep_their_positions() {
     let mesh = Mesh::from_ranks(&[7, 3, 5, 1], &[2, 2], &["dp", "tp"]).unwrap();
     assert_eq!(group(&mesh, &["tp"], 3), [7, 3]);
     assert_eq!(group(&mesh, &["dp"], 1), [3, 1]);
@@ -83,7 +83,7 @@ fn listed_ranks_stand_where_they_were_put() {
 }
 
 #[test]
-fn no_axes_are_one_rank_at_a_time() {
+fn a_mesh_without_axes_has_one_rank_per_instance() {
     let alone = cube().select::<&str>([]).unwrap();
     assert_eq!((alone.len(), alone.instances()), (1, 8));
     assert_eq!(group(&alone, &[], 3), [3]);
@@ -91,7 +91,7 @@ fn no_axes_are_one_rank_at_a_time() {
 }
 
 #[test]
-fn parts_without_a_common_rank_are_a_set() {
+fn disjoint_meshes_form_a_set() {
     let world = Mesh::new(&[2, 4], &["role", "rank"]).unwrap();
     let trainer = world.at("role", 0).unwrap();
     let rollout = world
@@ -119,7 +119,7 @@ fn parts_without_a_common_rank_are_a_set() {
 }
 
 #[test]
-fn ranks_that_disagree_are_named() {
+fn a_disagreement_names_the_ranks() {
     let right = Mesh::new(&[2, 4], &["dp", "tp"]).unwrap().fingerprint();
     let wrong = Mesh::new(&[4, 2], &["dp", "tp"]).unwrap().fingerprint();
     let mut all = vec![right.clone(); 8];
@@ -135,9 +135,9 @@ fn ranks_that_disagree_are_named() {
     assert_ne!(right.digest, wrong.digest);
 }
 
-/// Everything that makes two meshes different makes their fingerprints different.
+/// Meshes that differ in any way have different fingerprints.
 #[test]
-fn fingerprints_tell_meshes_apart() {
+fn fingerprints_distinguish_meshes() {
     let mesh = cube();
     let mut others = vec![
         mesh.clone(),
@@ -161,12 +161,12 @@ fn fingerprints_tell_meshes_apart() {
             assert_eq!(one == other, at == other_at, "{one} and {other}");
         }
     }
-    // A digest is compared between machines: it must not change by itself.
+    // Digests are compared across machines, so they must be stable.
     assert_eq!(mesh.fingerprint().digest, 8_212_109_845_703_789_109);
 }
 
 #[test]
-fn hosts_are_counted() {
+fn hosts_of_a_group_are_counted() {
     let hosts = Hosts::uniform(4).unwrap();
     assert_eq!(hosts.spanned_by(&[0, 3]), 1);
     assert_eq!(hosts.spanned_by(&[3, 4, 8, 9]), 3);
@@ -187,7 +187,7 @@ fn meshes() -> impl Strategy<Value = (Vec<usize>, Vec<usize>)> {
     })
 }
 
-/// The coordinate of a rank, counted.
+/// The coordinate of a rank, by division.
 fn counted(sizes: &[usize], rank: usize) -> Vec<usize> {
     let mut rest = rank;
     let mut coordinate: Vec<usize> = sizes
@@ -204,8 +204,8 @@ fn counted(sizes: &[usize], rank: usize) -> Vec<usize> {
 }
 
 proptest! {
-    /// A group along some axes are the ranks that share the other coordinates, in the order that the
-    /// axes were named.
+    /// A group along some axes has the ranks that share all other coordinates, in the order in which
+    /// the axes are named.
     #[test]
     fn groups_share_their_other_coordinates((sizes, chosen) in meshes()) {
         let mesh = Mesh::new(&sizes, &NAMES[..sizes.len()]).unwrap();
@@ -238,21 +238,20 @@ proptest! {
         prop_assert_eq!(all.len(), world);
     }
 
-    /// Fixing a coordinate keeps those that have it.
     #[test]
-    fn fixing_keeps_those_that_have_it((sizes, chosen) in meshes(), at in any::<prop::sample::Index>()) {
+    fn fixing_a_coordinate_keeps_its_ranks((sizes, chosen) in meshes(), at in any::<prop::sample::Index>()) {
         let mesh = Mesh::new(&sizes, &NAMES[..sizes.len()]).unwrap();
         let world: usize = sizes.iter().product();
         let mut fixed = mesh.clone();
-        let mut wanted = Vec::new();
+        let mut coordinates = Vec::new();
         for axis in chosen {
             let index = at.index(sizes[axis]);
             fixed = fixed.at(NAMES[axis], index).unwrap();
-            wanted.push((axis, index));
+            coordinates.push((axis, index));
         }
         for rank in 0..world {
             let coordinate = counted(&sizes, rank);
-            let kept = wanted.iter().all(|(axis, index)| coordinate[*axis] == *index);
+            let kept = coordinates.iter().all(|(axis, index)| coordinate[*axis] == *index);
             prop_assert_eq!(fixed.contains(rank), kept);
         }
         prop_assert_eq!(fixed.ranks().len(), fixed.len());

@@ -1,5 +1,4 @@
-//! What ops can do with placements, and what errors say about the rest. That results are right is
-//! tested where there are ops: runtime/tests/sharding.rs.
+//! Sharding rules and their errors. runtime/tests/sharding tests the results of real ops.
 
 use meshgrad_mesh::{Division, Mesh, Placement, Reduction, RuleError, Sharding, ShardingRule};
 use proptest::prelude::*;
@@ -46,9 +45,9 @@ fn infer<const N: usize>(
     rule.propagate_axis("tp", 2, &operands)
 }
 
-/// Data, column and row parallel, and what is linear: all there is, of everything that could be.
+/// Of all combinations, the rule accepts data, column and row parallelism and linearity, no others.
 #[test]
-fn a_linear_layer_is_parallel_in_every_way_and_no_other() {
+fn a_linear_layer_has_exactly_the_known_strategies() {
     let all = [R, P, s(0), s(1), s(2), Placement::Partial(Reduction::Max)];
     let mut allowed = Vec::new();
     for x in &all {
@@ -72,7 +71,7 @@ fn a_linear_layer_is_parallel_in_every_way_and_no_other() {
 }
 
 #[test]
-fn several_results_lie_each_in_its_way() {
+fn each_result_has_its_own_placement() {
     let given = [(&[4, 6, 8][..], s(1)), (&[8], R)];
     assert_eq!(infer(&rms_norm(), given).unwrap(), [s(1), s(1)]);
 
@@ -91,7 +90,7 @@ fn several_results_lie_each_in_its_way() {
 }
 
 #[test]
-fn what_broadcasts_is_not_cut() {
+fn a_broadcast_dim_is_not_sharded() {
     let shapes = |a, b| [(&[4, 6][..], a), (&[6][..], b)];
     assert_eq!(infer(&add(), shapes(s(1), s(0))).unwrap(), [s(1)]);
     assert_eq!(infer(&add(), shapes(s(0), R)).unwrap(), [s(0)]);
@@ -104,7 +103,7 @@ fn what_broadcasts_is_not_cut() {
 }
 
 #[test]
-fn heads_are_cut_with_the_heads_that_they_share() {
+fn query_heads_are_sharded_with_their_key_heads() {
     let heads = |h, g, q, k: Placement| {
         let (of_q, of_k) = ([2, 5, h, 8], [2, 7, g, 8]);
         attention().propagate_axis("tp", 2, &[(&of_q, q), (&of_k, k.clone()), (&of_k, k)])
@@ -112,26 +111,26 @@ fn heads_are_cut_with_the_heads_that_they_share() {
     assert_eq!(heads(8, 4, s(2), s(2)).unwrap(), [s(2), s(1)]);
     assert!(heads(8, 4, s(2), R).is_err());
     assert_eq!(heads(8, 1, s(2), R).unwrap(), [s(2), s(1)]);
-    // 3 + 3 query heads, but 2 + 1 of theirs.
+    // Shards of 3 + 3 query heads but 2 + 1 key heads.
     assert!(heads(6, 3, s(2), s(2)).is_err());
     let ragged = |sizes: [usize; 2]| Placement::ragged(2, sizes);
-    let cut = heads(6, 3, ragged([4, 2]), ragged([2, 1])).unwrap();
-    assert_eq!(cut, [ragged([4, 2]), Placement::ragged(1, [4, 2])]);
+    let results = heads(6, 3, ragged([4, 2]), ragged([2, 1])).unwrap();
+    assert_eq!(results, [ragged([4, 2]), Placement::ragged(1, [4, 2])]);
 }
 
 #[test]
 fn divisions_must_agree() {
-    let cut = |a: Placement, b: Placement| infer(&add(), [(&[5, 3][..], a), (&[5, 3], b)]);
+    let sum = |a: Placement, b: Placement| infer(&add(), [(&[5, 3][..], a), (&[5, 3], b)]);
     let ragged = Placement::ragged(0, [3, 2]);
-    assert_eq!(cut(s(0), ragged.clone()).unwrap(), [s(0)]);
+    assert_eq!(sum(s(0), ragged.clone()).unwrap(), [s(0)]);
     let other = Placement::ragged(0, [1, 4]);
-    let cut_like_that = cut(other.clone(), other.clone()).unwrap();
-    assert_eq!(cut_like_that[0], other);
-    assert!(cut(s(0), other).is_err());
+    let same = sum(other.clone(), other.clone()).unwrap();
+    assert_eq!(same[0], other);
+    assert!(sum(s(0), other).is_err());
 }
 
 #[test]
-fn reductions_leave_parts_of_what_they_make() {
+fn reductions_over_a_sharded_dim_are_partial() {
     let reduce = |by, given| {
         let rule = ShardingRule::reduction("reduce", 3, &[0, 2], by).unwrap();
         rule.propagate_axis("tp", 2, &[(&[4, 3, 5], given)])
@@ -141,7 +140,7 @@ fn reductions_leave_parts_of_what_they_make() {
         assert_eq!(reduce(Some(by), s(1)).unwrap(), [s(0)]);
         assert_eq!(reduce(Some(by), s(0)).unwrap(), [part(by)]);
         assert_eq!(reduce(Some(by), part(by)).unwrap(), [part(by)]);
-        // 3 + 2: a mean of means would be wrong.
+        // Shards of 3 + 2: the mean of their means would be wrong.
         assert_eq!(reduce(Some(by), s(2)).is_ok(), by != Reduction::Avg);
     }
     assert_eq!(reduce(None, s(1)).unwrap(), [s(0)]);
@@ -150,7 +149,7 @@ fn reductions_leave_parts_of_what_they_make() {
 }
 
 #[test]
-fn dims_that_are_arguments() {
+fn ops_with_dim_arguments_have_rules() {
     let concat = ShardingRule::concat("concat", 2, 2, 1).unwrap();
     let pair = |a, b| infer(&concat, [(&[4, 3][..], a), (&[4, 5], b)]);
     assert_eq!(pair(s(0), s(0)).unwrap(), [s(0)]);
@@ -172,7 +171,7 @@ fn message<const N: usize>(rule: &ShardingRule, operands: [(&[usize], Placement)
 }
 
 #[test]
-fn errors_name_what_is_missing() {
+fn errors_name_the_remedies() {
     insta::assert_snapshot!(message(&softmax(), [(&[64, 8], s(1))]));
     insta::assert_snapshot!(message(&softmax(), [(&[64, 8], P)]));
     insta::assert_snapshot!(message(&linear(), [(&[64, 8], s(1)), (&[32, 8], R)]));
@@ -196,10 +195,9 @@ fn errors_name_what_is_missing() {
     insta::assert_snapshot!(message(&gradient, rows));
 }
 
-/// Whatever is refused has a way out, and after each of those that are named the op computes what
-/// was promised.
+/// Every incompatible call has remedies, and each remedy leads to the promised results.
 #[test]
-fn remedies_help() {
+fn remedies_lead_to_the_promised_results() {
     let mean = ShardingRule::reduction("mean", 2, &[0], Some(Reduction::Avg)).unwrap();
     let text = "dy: F[.. o], x: F[.. i], into: A[o i] -> into: A[o i]";
     let gradient = ShardingRule::new("linear_grad_weight_into", text).unwrap();
@@ -272,7 +270,7 @@ fn all_choices(shapes: &[Vec<usize>]) -> Vec<Vec<Placement>> {
 }
 
 #[test]
-fn what_is_no_call_of_the_op_is_named() {
+fn invalid_signatures_and_calls_are_errors() {
     let texts = [
         ShardingRule::new("f", "x[i]").unwrap_err().to_string(),
         ShardingRule::new("f", "-> y[i]").unwrap_err().to_string(),
@@ -309,47 +307,47 @@ fn mesh() -> Mesh {
     Mesh::new(&[2, 2, 2], &["pp", "dp", "tp"]).unwrap()
 }
 
-fn place(placements: &[(&str, Placement)], shape: &[usize]) -> Sharding {
+fn sharding(placements: &[(&str, Placement)], shape: &[usize]) -> Sharding {
     Sharding::new(&mesh(), placements, shape).unwrap()
 }
 
 #[test]
 fn axes_are_independent() {
-    let x = place(&[("dp", s(0)), ("tp", s(2))], &[4, 6, 8]);
-    let w = place(&[("tp", s(1))], &[10, 8]);
+    let x = sharding(&[("dp", s(0)), ("tp", s(2))], &[4, 6, 8]);
+    let w = sharding(&[("tp", s(1))], &[10, 8]);
     let y = linear().propagate(&[&x, &w], &[&[2, 6, 10]]).unwrap();
-    assert_eq!(y, [place(&[("dp", s(0)), ("tp", P)], &[4, 6, 10])]);
+    assert_eq!(y, [sharding(&[("dp", s(0)), ("tp", P)], &[4, 6, 10])]);
 
-    // FSDP's weights are gathered by somebody before.
-    let w = place(&[("tp", s(1)), ("dp", s(0))], &[10, 8]);
+    // FSDP weights must be gathered first.
+    let w = sharding(&[("tp", s(1)), ("dp", s(0))], &[10, 8]);
     let error = linear().propagate(&[&x, &w], &[&[2, 6, 10]]).unwrap_err();
     insta::assert_snapshot!(error);
 }
 
 #[test]
-fn cuts_of_one_dim_keep_their_order() {
+fn axes_that_shard_one_dim_keep_their_order() {
     let (dp_tp, tp_dp) = ([("dp", s(0)), ("tp", s(0))], [("tp", s(0)), ("dp", s(0))]);
-    let (a, b) = (place(&tp_dp, &[8, 3]), place(&tp_dp, &[8, 3]));
+    let (a, b) = (sharding(&tp_dp, &[8, 3]), sharding(&tp_dp, &[8, 3]));
     let sum = add().propagate(&[&a, &b], &[&[2, 3]]).unwrap();
     assert_eq!(sum[0], a);
 
-    let b = place(&dp_tp, &[8, 3]);
+    let b = sharding(&dp_tp, &[8, 3]);
     insta::assert_snapshot!(add().propagate(&[&a, &b], &[&[2, 3]]).unwrap_err());
 }
 
-/// Parts of a mean are equal along each axis, whatever the other left.
+/// A mean needs equal shards along each axis, also inside the shards of another.
 #[test]
-fn cuts_of_cuts_are_exact() {
+fn nested_shards_are_checked_exactly() {
     let mean = ShardingRule::reduction("mean", 1, &[0], Some(Reduction::Avg)).unwrap();
-    let both = |extent| place(&[("dp", s(0)), ("tp", s(0))], &[extent]);
+    let both = |extent| sharding(&[("dp", s(0)), ("tp", s(0))], &[extent]);
     assert!(mean.propagate(&[&both(8)], &[&[]]).is_ok());
     assert!(mean.propagate(&[&both(6)], &[&[]]).is_err());
     assert!(mean.propagate(&[&both(7)], &[&[]]).is_err());
 
-    // 3 + 1 groups, of which the 3 cannot be cut in two.
+    // Shards of 3 + 1 groups; the 3 cannot be halved.
     let heads = |dim: usize, a: usize| Placement::ragged(dim, [3 * a, a]);
-    let q = place(&[("dp", heads(2, 2)), ("tp", s(2))], &[1, 5, 8, 4]);
-    let k = place(&[("dp", heads(2, 1)), ("tp", s(2))], &[1, 5, 4, 4]);
+    let q = sharding(&[("dp", heads(2, 2)), ("tp", s(2))], &[1, 5, 8, 4]);
+    let k = sharding(&[("dp", heads(2, 1)), ("tp", s(2))], &[1, 5, 4, 4]);
     assert!(
         attention()
             .propagate(&[&q, &k, &k], &[&[1, 5, 8, 4], &[1, 8, 5]])
@@ -358,10 +356,10 @@ fn cuts_of_cuts_are_exact() {
 }
 
 #[test]
-fn places_belong_to_one_mesh_and_to_the_op() {
+fn operands_must_fit_the_signature_and_share_a_mesh() {
     let other = Mesh::new(&[8], &["dp"]).unwrap();
     let (a, b) = (
-        place(&[], &[8, 3]),
+        sharding(&[], &[8, 3]),
         Sharding::replicated(&other, &[8, 3]).unwrap(),
     );
     insta::assert_snapshot!(add().propagate(&[&a, &b], &[&[8, 3]]).unwrap_err());
@@ -369,9 +367,9 @@ fn places_belong_to_one_mesh_and_to_the_op() {
     insta::assert_snapshot!(add().propagate(&[&a, &a], &[&[8]]).unwrap_err());
 }
 
-/// One rank has all of everything, whatever it is called.
+/// On one rank every placement is equivalent to replicate.
 #[test]
-fn an_axis_of_one_rank_asks_for_nothing() {
+fn an_axis_of_one_rank_accepts_every_placement() {
     for placement in [R, P, s(0), s(1)] {
         let y = softmax()
             .propagate_axis("tp", 1, &[(&[4, 8], placement.clone())])
@@ -387,11 +385,11 @@ fn an_axis_of_one_rank_asks_for_nothing() {
     );
 }
 
-/// The global indices of a rank's elements, in its order.
-fn elements(place: &Sharding, rank: usize) -> Vec<u64> {
-    let region = place.region(rank).unwrap();
+/// The global indices of a rank's elements, in local order.
+fn elements(sharding: &Sharding, rank: usize) -> Vec<u64> {
+    let region = sharding.region(rank).unwrap();
     let mut elements = vec![0];
-    for (range, extent) in region.iter().zip(place.shape()) {
+    for (range, extent) in region.iter().zip(sharding.shape()) {
         let of = |index: u64| range.clone().map(move |at| index * *extent as u64 + at);
         elements = elements.into_iter().flat_map(of).collect();
     }
@@ -416,22 +414,22 @@ fn shapes() -> impl Strategy<Value = (Vec<usize>, Vec<usize>)> {
 }
 
 proptest! {
-    /// A reshape that a rule allows gives each rank the elements that it has, in their order; one
-    /// that it refuses would not, for an even cut of whatever dim.
+    /// An accepted reshape leaves each rank its elements in their order. A rejected one would not, for
+    /// even shards of any dim.
     #[test]
     fn reshapes_move_nothing(
         (from, to) in shapes(),
-        cuts in prop::collection::vec((0usize..6, 0usize..3), 1..3),
+        shards in prop::collection::vec((0usize..6, 0usize..3), 1..3),
     ) {
         let rule = ShardingRule::reshape("reshape", &from, &to).unwrap();
         let axes = ["dp", "tp", "pp"];
         let mut placements: Vec<(&str, Placement)> = Vec::new();
-        for (dim, axis) in cuts {
+        for (dim, axis) in shards {
             if dim < from.len() && placements.iter().all(|(name, _)| *name != axes[axis]) {
                 placements.push((axes[axis], s(dim)));
             }
         }
-        let x = place(&placements, &from);
+        let x = sharding(&placements, &from);
         match rule.propagate(&[&x], &[&to]) {
             Ok(y) => {
                 for rank in 0..8 {
@@ -442,20 +440,20 @@ proptest! {
                 let same = |dim: usize| {
                     let names = placements.iter().map(|(name, _)| *name);
                     let all: Vec<_> = names.map(|name| (name, s(dim))).collect();
-                    let y = place(&all, &to);
+                    let y = sharding(&all, &to);
                     (0..8).all(|rank| elements(&x, rank) == elements(&y, rank))
                 };
                 let first = placements[0].1.clone();
-                let one_dim = placements.iter().all(|(_, cut)| *cut == first)
+                let one_dim = placements.iter().all(|(_, placement)| *placement == first)
                     && first.dim().is_some_and(|dim| from[dim] > 1);
                 prop_assert!(!one_dim || !(0..to.len()).any(same), "{} {:?}", x, to);
             }
         }
     }
 
-    /// Along one axis, places and placements are the same question.
+    /// On a mesh with one sharded axis, `propagate` equals `propagate_axis`.
     #[test]
-    fn one_axis_is_one_of_several(
+    fn propagate_equals_propagate_axis(
         placements in prop::collection::vec(prop::sample::select(vec![R, P, s(0), s(1)]), 2),
         ragged in any::<bool>(),
     ) {
@@ -467,9 +465,9 @@ proptest! {
         }
         for rule in [linear(), add()] {
             let shape = [8usize, 8];
-            let on_tp = |at: &Placement| place(&[("tp", at.clone())], &shape);
-            let places: Vec<Sharding> = given.iter().map(on_tp).collect();
-            let several = rule.propagate(&[&places[0], &places[1]], &[&shape]);
+            let on_tp = |at: &Placement| sharding(&[("tp", at.clone())], &shape);
+            let shardings: Vec<Sharding> = given.iter().map(on_tp).collect();
+            let several = rule.propagate(&[&shardings[0], &shardings[1]], &[&shape]);
             let one = infer(&rule, [(&shape, given[0].clone()), (&shape, given[1].clone())]);
             prop_assert_eq!(
                 several.map(|y| y[0].placement("tp").unwrap()).ok(),

@@ -1,4 +1,4 @@
-//! Where a tensor is, against torch and against counting.
+//! Shardings, compared with torch and with enumeration.
 
 use std::ops::Range;
 
@@ -24,8 +24,8 @@ fn numbers(text: &str, sign: char) -> Vec<usize> {
         .collect()
 }
 
-/// `T0` on an axis is torch's way to say that the next one shards first.
-fn placed(mesh: &Mesh, names: &str, shape: &[usize]) -> Sharding {
+/// Parses torch's placements; `T0` on an axis means that the next axis is the outer one.
+fn parse(mesh: &Mesh, names: &str, shape: &[usize]) -> Sharding {
     let placements = names.split(' ').zip(NAMES).map(|(name, axis)| {
         let placement = match name {
             "R" => Placement::Replicate,
@@ -41,9 +41,9 @@ fn placed(mesh: &Mesh, names: &str, shape: &[usize]) -> Sharding {
     Sharding::new(mesh, placements, shape).unwrap()
 }
 
-/// `5x2 on 2 as S0: 3x2@0,0 2x2@3,0`, the boxes by rank.
+/// A golden line lists regions by rank: `5x2 on 2 as S0: 3x2@0,0 2x2@3,0`.
 #[test]
-fn boxes_are_those_of_torch() {
+fn regions_equal_torchs() {
     let lines = include_str!("golden/torch-boxes.txt").lines();
     let mut count = 0;
     for line in lines {
@@ -51,11 +51,15 @@ fn boxes_are_those_of_torch() {
         let (shape, rest) = head.split_once(" on ").unwrap();
         let (sizes, names) = rest.split_once(" as ").unwrap();
         let mesh = mesh(&numbers(sizes, 'x'));
-        let place = placed(&mesh, names, &numbers(shape, 'x'));
+        let sharding = parse(&mesh, names, &numbers(shape, 'x'));
         for (rank, text) in boxes.split(' ').enumerate() {
             let (local, offsets) = text.split_once('@').unwrap();
-            assert_eq!(place.local_shape(rank), Some(numbers(local, 'x')), "{line}");
-            let starts: Vec<usize> = starts(&place, rank);
+            assert_eq!(
+                sharding.local_shape(rank),
+                Some(numbers(local, 'x')),
+                "{line}"
+            );
+            let starts: Vec<usize> = starts(&sharding, rank);
             assert_eq!(starts, numbers(offsets, ','), "{line}: rank {rank}");
             count += 1;
         }
@@ -63,23 +67,23 @@ fn boxes_are_those_of_torch() {
     assert_eq!(count, 497);
 }
 
-fn starts(place: &Sharding, rank: usize) -> Vec<usize> {
-    let region = place.region(rank).unwrap();
+fn starts(sharding: &Sharding, rank: usize) -> Vec<usize> {
+    let region = sharding.region(rank).unwrap();
     region.iter().map(|range| range.start as usize).collect()
 }
 
-/// Places of every kind on meshes of one to three axes, in all explicit orders.
-fn places() -> Vec<Sharding> {
-    let mut places = Vec::new();
+/// Shardings of every kind on meshes of one to three axes, in all explicit orders.
+fn all_shardings() -> Vec<Sharding> {
+    let mut shardings = Vec::new();
     for sizes in [&[4][..], &[2, 3], &[3, 2], &[1, 4], &[2, 2, 2]] {
         let mesh = mesh(sizes);
         for shape in [[1, 3], [5, 7], [8, 0], [7, 1]] {
             for choice in 0..4usize.pow(sizes.len() as u32) {
-                places.extend(orders(&mesh, choice, &shape));
+                shardings.extend(orders(&mesh, choice, &shape));
             }
         }
     }
-    places
+    shardings
 }
 
 fn orders(mesh: &Mesh, choice: usize, shape: &[usize]) -> Vec<Sharding> {
@@ -99,21 +103,21 @@ fn orders(mesh: &Mesh, choice: usize, shape: &[usize]) -> Vec<Sharding> {
         .collect()
 }
 
-/// Ranks that differ on sharding axes only have together every element once.
+/// Ranks that differ only on axes that shard hold every element exactly once.
 #[test]
-fn boxes_tile_the_tensor() {
-    for place in places() {
-        let sharding: Vec<&str> = (0..2).flat_map(|dim| place.axes_of_dim(dim)).collect();
-        for group in place.mesh().groups(&sharding).unwrap() {
-            let mut owners = vec![0; place.shape().iter().product()];
+fn regions_tile_the_tensor() {
+    for sharding in all_shardings() {
+        let axes: Vec<&str> = (0..2).flat_map(|dim| sharding.axes_of_dim(dim)).collect();
+        for group in sharding.mesh().groups(&axes).unwrap() {
+            let mut owners = vec![0; sharding.shape().iter().product()];
             for rank in group.ranks() {
-                for at in elements(&place.region(*rank).unwrap(), place.shape()) {
+                for at in elements(&sharding.region(*rank).unwrap(), sharding.shape()) {
                     owners[at] += 1;
                 }
             }
             assert!(
                 owners.iter().all(|count| *count == 1),
-                "{place:?}: {owners:?}"
+                "{sharding:?}: {owners:?}"
             );
         }
     }
@@ -130,51 +134,51 @@ fn elements(region: &[Range<u64>], shape: &[usize]) -> Vec<usize> {
 }
 
 #[test]
-fn local_shapes_are_those_of_the_boxes() {
-    for place in places() {
+fn local_shapes_match_the_regions() {
+    for sharding in all_shardings() {
         let mut largest = vec![0; 2];
-        for rank in place.mesh().ranks() {
-            let region = place.region(rank).unwrap();
+        for rank in sharding.mesh().ranks() {
+            let region = sharding.region(rank).unwrap();
             let extents: Vec<usize> = region
                 .iter()
                 .map(|range| (range.end - range.start) as usize)
                 .collect();
-            assert_eq!(place.local_shape(rank).unwrap(), extents, "{place:?}");
+            assert_eq!(sharding.local_shape(rank).unwrap(), extents, "{sharding:?}");
             for (dim, range) in region.iter().enumerate() {
-                let end = place.shape()[dim] as u64;
+                let end = sharding.shape()[dim] as u64;
                 assert!(
                     !range.is_empty() || *range == (end..end),
-                    "{place:?}: {range:?}"
+                    "{sharding:?}: {range:?}"
                 );
                 largest[dim] = extents[dim].max(largest[dim]);
             }
         }
-        assert_eq!(place.largest_local_shape(), largest, "{place:?}");
-        assert_eq!(place.region(64), None);
-        assert_eq!(place.local_shape(64), None);
+        assert_eq!(sharding.largest_local_shape(), largest, "{sharding:?}");
+        assert_eq!(sharding.region(64), None);
+        assert_eq!(sharding.local_shape(64), None);
     }
 }
 
-/// What a place says of itself makes it again.
 #[test]
-fn placements_make_the_same_place() {
-    for place in places() {
-        let again = Sharding::new(place.mesh(), place.placements(), place.shape()).unwrap();
-        assert_eq!(again, place);
-        for (axis, placement) in place.placements() {
-            assert_eq!(place.placement(axis).unwrap(), placement);
+fn placements_rebuild_the_same_sharding() {
+    for sharding in all_shardings() {
+        let again =
+            Sharding::new(sharding.mesh(), sharding.placements(), sharding.shape()).unwrap();
+        assert_eq!(again, sharding);
+        for (axis, placement) in sharding.placements() {
+            assert_eq!(sharding.placement(axis).unwrap(), placement);
         }
     }
 }
 
 #[test]
-fn order_matters_on_one_dim_only() {
+fn explicit_order_matters_only_within_one_dim() {
     let mesh = Mesh::new(&[2, 2], &["dp", "tp"]).unwrap();
-    let place =
+    let sharding =
         |placements: [(&str, Placement); 2]| Sharding::new(&mesh, placements, &[8, 8]).unwrap();
 
-    let dp_first = place([("dp", shard(0)), ("tp", shard(0))]);
-    let tp_first = place([("tp", shard(0)), ("dp", shard(0))]);
+    let dp_first = sharding([("dp", shard(0)), ("tp", shard(0))]);
+    let tp_first = sharding([("tp", shard(0)), ("dp", shard(0))]);
     assert_ne!(dp_first, tp_first);
     assert_eq!(starts(&dp_first, 1), [2, 0]);
     assert_eq!(starts(&tp_first, 1), [4, 0]);
@@ -182,41 +186,43 @@ fn order_matters_on_one_dim_only() {
     assert_eq!(tp_first.axes_of_dim(0), ["tp", "dp"]);
 
     assert_eq!(
-        place([("dp", shard(0)), ("tp", shard(1))]),
-        place([("tp", shard(1)), ("dp", shard(0))])
+        sharding([("dp", shard(0)), ("tp", shard(1))]),
+        sharding([("tp", shard(1)), ("dp", shard(0))])
     );
     assert_eq!(
-        place([("tp", SUM), ("dp", shard(0))]).to_string(),
+        sharding([("tp", SUM), ("dp", shard(0))]).to_string(),
         "dp: shard(0), tp: partial(sum)"
     );
 }
 
-/// What is written in several ways is one place.
 #[test]
-fn a_place_has_one_form() {
+fn equivalent_placements_have_one_canonical_form() {
     let mesh = Mesh::new(&[2, 1, 3], &["dp", "cp", "tp"]).unwrap();
-    let place =
+    let sharding =
         |placements: &[(&str, Placement)]| Sharding::new(&mesh, placements, &[6, 7]).unwrap();
-    let plain = place(&[]);
+    let plain = sharding(&[]);
     assert!(plain.is_replicated());
     assert_eq!(
         plain.to_string(),
         "dp: replicate, cp: replicate, tp: replicate"
     );
     for alone in [shard(0), SUM, MAX, Placement::ragged(1, [7])] {
-        assert_eq!(place(&[("cp", alone)]), plain);
+        assert_eq!(sharding(&[("cp", alone)]), plain);
     }
-    assert_eq!(place(&[("cp", SUM), ("dp", MAX)]), place(&[("dp", MAX)]));
     assert_eq!(
-        place(&[("tp", Placement::ragged(1, [3, 3, 1]))]),
-        place(&[("tp", shard(1))])
+        sharding(&[("cp", SUM), ("dp", MAX)]),
+        sharding(&[("dp", MAX)])
+    );
+    assert_eq!(
+        sharding(&[("tp", Placement::ragged(1, [3, 3, 1]))]),
+        sharding(&[("tp", shard(1))])
     );
     assert_ne!(
-        place(&[("tp", Placement::ragged(1, [3, 2, 2]))]),
-        place(&[("tp", shard(1))])
+        sharding(&[("tp", Placement::ragged(1, [3, 2, 2]))]),
+        sharding(&[("tp", shard(1))])
     );
     assert_eq!(
-        place(&[("dp", SUM), ("tp", AVG)]).partials(),
+        sharding(&[("dp", SUM), ("tp", AVG)]).partials(),
         [("dp", Reduction::Sum), ("tp", Reduction::Avg)]
     );
     let no_axes: [(&str, Placement); 0] = [];
@@ -225,14 +231,14 @@ fn a_place_has_one_form() {
     assert_eq!(single.local_shape(0), Some(vec![2]));
 }
 
-/// Ragged sizes go to the ranks of an axis as they are named, inside of what is shard before.
+/// Ragged sizes apply to the ranks of an axis in order, inside the outer shards.
 #[test]
-fn ragged_sizes_are_those_given() {
+fn ragged_sizes_apply_in_order() {
     let mesh = mesh(&[2, 3]);
     let ragged = Placement::ragged(0, [0, 1, 3]);
-    let rows = |place: &Sharding| -> Vec<Range<u64>> {
+    let rows = |sharding: &Sharding| -> Vec<Range<u64>> {
         (0..6)
-            .map(|rank| place.region(rank).unwrap()[0].clone())
+            .map(|rank| sharding.region(rank).unwrap()[0].clone())
             .collect()
     };
     let inner = Sharding::new(&mesh, [("a", shard(0)), ("b", ragged.clone())], &[8]).unwrap();
@@ -242,22 +248,22 @@ fn ragged_sizes_are_those_given() {
     assert_eq!(rows(&outer), [4..4, 0..1, 1..3, 4..4, 4..4, 3..4]);
 }
 
-/// Coordinates count, not ranks: an axis of a mesh in another order, and parallel instances.
+/// Regions depend on mesh coordinates, not on rank numbers.
 #[test]
-fn boxes_follow_the_mesh() {
+fn regions_follow_mesh_coordinates() {
     let listed = Mesh::from_ranks(&[5, 3], &[2], &["tp"]).unwrap();
-    let place = Sharding::new(&listed, [("tp", shard(0))], &[4, 1]).unwrap();
-    assert_eq!(place.region(5).as_deref(), Some(&[0..2, 0..1][..]));
-    assert_eq!(place.region(3).as_deref(), Some(&[2..4, 0..1][..]));
-    assert_eq!(place.region(0), None);
+    let sharding = Sharding::new(&listed, [("tp", shard(0))], &[4, 1]).unwrap();
+    assert_eq!(sharding.region(5).as_deref(), Some(&[0..2, 0..1][..]));
+    assert_eq!(sharding.region(3).as_deref(), Some(&[2..4, 0..1][..]));
+    assert_eq!(sharding.region(0), None);
 
     let rows = mesh(&[2, 2]).select(["b"]).unwrap();
-    let place = Sharding::new(&rows, [("b", shard(0))], &[4]).unwrap();
-    assert_eq!(place.region(1), place.region(3));
+    let sharding = Sharding::new(&rows, [("b", shard(0))], &[4]).unwrap();
+    assert_eq!(sharding.region(1), sharding.region(3));
 }
 
 #[test]
-fn errors_name_the_way_out() {
+fn errors_name_the_remedy() {
     let mesh = Mesh::new(&[2, 3], &["dp", "tp"]).unwrap();
     let error = |placements: &[(&str, Placement)], shape: &[usize]| -> ShardingError {
         Sharding::new(&mesh, placements, shape).unwrap_err()
@@ -270,46 +276,43 @@ fn errors_name_the_way_out() {
     );
     assert_eq!(
         said(&[("dp", shard(0)), ("dp", SUM)]),
-        "axis `dp` is placed twice, as shard(0) and as partial(sum): a tensor lies in one way \
-         along an axis"
+        "axis `dp` has two placements, shard(0) and partial(sum): state one"
     );
     assert_eq!(
         said(&[("dp", shard(2))]),
-        "axis `dp` shards dim 2 and the tensor [7, 6] has dims 0 to 1"
+        "axis `dp` shards dim 2, but the tensor [7, 6] has dims 0 to 1"
     );
     assert_eq!(
         error(&[("dp", shard(0))], &[]).to_string(),
-        "axis `dp` shards dim 0 and the tensor [] has no dims: replicate it"
+        "axis `dp` shards dim 0, but the tensor [] has no dims: replicate it"
     );
     assert_eq!(
         said(&[("tp", Placement::ragged(0, [3, 4]))]),
-        "axis `tp` has 3 ranks and shards dim 0 into 2 sizes [3, 4]: give each rank one, 0 for none"
+        "axis `tp` has 3 ranks but shards dim 0 into 2 sizes [3, 4]: give one size per rank, 0 for \
+         an empty shard"
     );
     assert_eq!(
         said(&[("tp", Placement::ragged(0, [3, 4, 1]))]),
-        "the sizes [3, 4, 1] that axis `tp` shards dim 0 into add up to 8 and there are 7 to divide"
+        "axis `tp` shards dim 0 into sizes [3, 4, 1], which add up to 8, but the extent is 7"
     );
     assert_eq!(
         said(&[("dp", shard(1)), ("tp", Placement::ragged(1, [2, 2, 2]))]),
-        "the sizes [2, 2, 2] that axis `tp` shards dim 1 into add up to 6 and there are 3 to divide \
-         inside of what `dp` shard"
+        "axis `tp` shards dim 1 into sizes [2, 2, 2], which add up to 6, but the extent is 3 inside \
+         the shards of `dp`"
     );
     assert_eq!(
         said(&[("dp", shard(0)), ("tp", Placement::ragged(0, [2, 1, 1]))]),
-        "axis `tp` shards dim 0 into [2, 1, 1] inside of what `dp` shard, whose shards have [3, 4]: \
-         one list of sizes divides equal shards only; name `tp` before them, or shard evenly"
+        "axis `tp` shards dim 0 into sizes [2, 1, 1] inside the shards of `dp`, which have different \
+         extents [3, 4]: name `tp` before them, or shard evenly"
     );
     assert_eq!(
         said(&[("dp", SUM), ("tp", MAX)]),
-        "axis `dp` holds a partial sum and axis `tp` a partial max: these do not commute, so the \
-         value would depend on their order; reduce one of them first"
+        "axis `dp` is partial(sum) and axis `tp` is partial(max), which do not commute: reduce one \
+         of them first"
     );
     assert_eq!(
         error(&[], &[usize::MAX, 0]).to_string(),
-        format!(
-            "a tensor [{}, 0] has more elements than 2^56, which is more than can be addressed",
-            usize::MAX
-        )
+        format!("tensor [{}, 0] has more than 2^56 elements", usize::MAX)
     );
     let huge = Placement::ragged(0, [usize::MAX, usize::MAX, usize::MAX]);
     assert!(matches!(

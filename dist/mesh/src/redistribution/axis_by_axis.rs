@@ -1,8 +1,9 @@
-//! The plan that goes axis by axis: a bound that a search must not exceed.
+//! The axis-by-axis plan, which bounds the traffic of a search.
 //!
-//! This is how torch's DTensor redistributes. From the innermost axis outwards, what is not aligned
-//! (its dim is to be shard by other axes before) is replicated, the rest goes straight to its target;
-//! then, from the outermost axis inwards, what is left to do. Neighbouring all_reduces are one.
+//! It is the default plan of torch's DTensor. From the innermost axis outwards, an axis moves to its
+//! target placement if the outer shards of that dim are in place, and is replicated otherwise. Then,
+//! from the outermost axis inwards, all remaining axes move to their targets. Adjacent all_reduces
+//! are merged.
 
 use crate::Action;
 use crate::placements::{Geometry, Placements};
@@ -42,7 +43,7 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// Whether the shards outside of what this axis shall shard are there, and no others.
+    /// Whether the shards outside this axis' target shard are exactly those of the target.
     fn is_aligned(&self, axis: usize) -> bool {
         let Some(shard) = self.to.shard_on(axis) else {
             return true;

@@ -1,8 +1,8 @@
-//! What a collective takes, by a model of rings with a few constants.
+//! The cost model of collectives: rings with a few constants.
 //!
-//! A ring of n ranks passes a shard on n - 1 times (2 (n - 1) times to reduce and give back), so a
-//! step takes `launch + hops x latency + bytes / bandwidth` of the slowest link on its way. The
-//! model ranks plans; it does not predict a run.
+//! A ring of n ranks has n - 1 hops, or 2 (n - 1) for an all_reduce. A step takes
+//! `launch + hops x latency + bytes / bandwidth` on its slowest link. The model ranks plans; it does
+//! not predict run times.
 
 use std::collections::BTreeMap;
 
@@ -12,30 +12,30 @@ use crate::placements::{Geometry, Placements};
 use crate::redistribution::moves::Move;
 use crate::{Action, Hosts, Mesh};
 
-/// What a link between two ranks takes.
+/// The cost of a link between two ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Link {
-    /// Nanoseconds from one rank to the next.
+    /// Latency in nanoseconds.
     pub latency_ns: u64,
-    /// Nanoseconds for 2^20 bytes. 11,956 are 87.7 GB/s.
+    /// Nanoseconds per MiB: 11,956 is 87.7 GB/s.
     pub ns_per_mib: u64,
 }
 
-/// What communication takes, for [`Redistribution::plan`](crate::Redistribution::plan) to compare plans.
-/// Constants of a machine: measure an all_gather of two sizes on it, within a host and across.
+/// The constants of the cost model of [`Redistribution::plan`](crate::Redistribution::plan). To
+/// measure them, time an all_gather of two sizes within a host and across hosts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LinkCosts {
-    /// Nanoseconds to begin a collective.
+    /// Nanoseconds to launch a collective.
     pub launch_ns: u64,
-    /// Between ranks of one host.
+    /// Links within a host.
     pub within: Link,
-    /// Between ranks of two hosts.
+    /// Links across hosts.
     pub across: Link,
 }
 
-/// The constants of torch 2.15's model (`torch/distributed/tensor/_collective_utils.py`), which are
-/// for Ampere and Hopper hosts: 6.6 us to begin; 0.6 us and 87.7 GB/s over NVLink; 2.7 us and 22 %
-/// of that bandwidth across hosts.
+/// The constants of torch 2.15 (`torch/distributed/tensor/_collective_utils.py`), for Ampere and
+/// Hopper hosts: 6.6 us per launch; 0.6 us and 87.7 GB/s over NVLink; 2.7 us and 22 % of that
+/// bandwidth across hosts.
 impl Default for LinkCosts {
     fn default() -> LinkCosts {
         LinkCosts {
@@ -52,23 +52,23 @@ impl Default for LinkCosts {
     }
 }
 
-/// Bytes of the rank that has the most to do.
+/// The bytes of the busiest rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Traffic {
-    /// Most that a rank sends.
+    /// The most bytes that a rank sends.
     pub sent: u64,
-    /// Most that a rank receives.
+    /// The most bytes that a rank receives.
     pub received: u64,
 }
 
 impl Traffic {
-    /// The larger of both: links carry both ways at once.
+    /// The larger of both: links are full duplex.
     pub fn bytes(self) -> u64 {
         self.sent.max(self.received)
     }
 }
 
-/// CostModel moves of one tensor.
+/// Estimates the cost of moves of one tensor.
 pub(crate) struct CostModel<'a> {
     geometry: Geometry<'a>,
     mesh: &'a Mesh,
@@ -77,7 +77,7 @@ pub(crate) struct CostModel<'a> {
     element_bits: u64,
     /// Whether groups along these axes cross hosts.
     crossing: BTreeMap<SmallVec<[usize; 4]>, bool>,
-    /// Boxes that were looked at.
+    /// The number of regions examined.
     effort: u64,
 }
 
@@ -100,12 +100,12 @@ impl<'a> CostModel<'a> {
         }
     }
 
-    /// How many boxes were looked at to find model: work, without a clock.
+    /// The number of regions examined: a measure of work that needs no clock.
     pub(crate) fn effort(&self) -> u64 {
         self.effort
     }
 
-    /// What a move from `from` sends, and the nanoseconds that it takes.
+    /// The traffic of a move, and its time in nanoseconds.
     pub(crate) fn cost(&mut self, from: &Placements, step: &Move) -> (Traffic, u64) {
         let traffic = self.traffic(from, step);
         let link = self.link(step);
@@ -116,7 +116,7 @@ impl<'a> CostModel<'a> {
         )
     }
 
-    /// The nanoseconds that a move takes at least, whatever it sends.
+    /// The time of a move without its bytes, in nanoseconds.
     pub(crate) fn latency(&mut self, step: &Move) -> u64 {
         let hops = match step.action {
             Action::Slice | Action::MakePartial(_) => return 0,
@@ -145,7 +145,7 @@ impl<'a> CostModel<'a> {
         }
     }
 
-    /// The ranks of a group but one.
+    /// The group size minus one.
     fn others(&self, step: &Move) -> u64 {
         let sizes = step.axes.iter().map(|axis| self.geometry.axis_sizes[*axis]);
         sizes.product::<usize>() as u64 - 1
@@ -162,7 +162,7 @@ impl<'a> CostModel<'a> {
         both_ways(self.bytes(elements).saturating_mul(others))
     }
 
-    /// Whole bytes.
+    /// Rounded up to whole bytes.
     fn bytes(&self, elements: u64) -> u64 {
         saturated((u128::from(elements) * u128::from(self.element_bits)).div_ceil(8))
     }
@@ -184,7 +184,7 @@ impl<'a> CostModel<'a> {
         *self.crossing.entry(key).or_insert_with_key(crosses)
     }
 
-    /// What ranks do not keep, exactly: the boxes of the most burdened.
+    /// The exact traffic of an all_to_all: what ranks do not keep.
     fn exchange(&mut self, from: &Placements, to: &Placements) -> Traffic {
         let dims = 0..self.geometry.shape.len();
         let (changed, same): (Vec<usize>, Vec<usize>) =
@@ -207,7 +207,7 @@ impl<'a> CostModel<'a> {
             SmallVec::from_elem(0, self.geometry.axis_sizes.len());
         loop {
             self.effort += 1;
-            let (mut held, mut wanted, mut kept) = (rest, rest, rest);
+            let (mut before, mut after, mut kept) = (rest, rest, rest);
             for dim in &changed {
                 let old = from.range(*dim, &coordinate, self.geometry);
                 let new = to.range(*dim, &coordinate, self.geometry);
@@ -215,12 +215,12 @@ impl<'a> CostModel<'a> {
                     .end
                     .min(new.end)
                     .saturating_sub(old.start.max(new.start));
-                held *= old.len() as u64;
-                wanted *= new.len() as u64;
+                before *= old.len() as u64;
+                after *= new.len() as u64;
                 kept *= both as u64;
             }
-            most.sent = most.sent.max(held - kept);
-            most.received = most.received.max(wanted - kept);
+            most.sent = most.sent.max(before - kept);
+            most.received = most.received.max(after - kept);
             if !advance(&mut coordinate, &axes, self.geometry.axis_sizes) {
                 break;
             }
@@ -232,7 +232,7 @@ impl<'a> CostModel<'a> {
     }
 }
 
-/// To the next coordinate along some axes; false after the last.
+/// Advances to the next coordinate along some axes; false after the last.
 fn advance(coordinate: &mut [usize], axes: &[usize], sizes: &[usize]) -> bool {
     for axis in axes {
         coordinate[*axis] += 1;

@@ -1,9 +1,8 @@
-//! From one place to another: which collectives, in which order, and what they send.
+//! Redistribution plans: the collectives that lead from one sharding to another.
 //!
-//! A plan is a value, equal on all ranks: every step says what is done along which axes and where
-//! the tensor is before and after, so that whoever carries it out needs nothing but the boxes of
-//! the two places. Nothing is hidden in an op: a transition happens where somebody asked for it,
-//! and its plan can be printed and counted before the first byte is sent.
+//! A plan is a value, and equal on all ranks. Each step states its action, its axes and the shardings
+//! before and after; the regions of these determine what each rank sends. Ops never redistribute
+//! implicitly, so a plan can be printed and its traffic counted before anything is sent.
 
 mod axis_by_axis;
 mod cost;
@@ -20,10 +19,10 @@ use crate::{Group, Hosts, Reduction, Sharding, ShardingError};
 use cost::CostModel;
 use moves::Move;
 
-/// The steps that lead from one place to another.
+/// A plan that leads from one sharding to another.
 ///
 /// ```
-/// use meshgrad_mesh::{Hosts, LinkCosts, Mesh, Sharding, Placement, Reduction, Redistribution};
+/// use meshgrad_mesh::{Hosts, LinkCosts, Mesh, Placement, Redistribution, Reduction, Sharding};
 ///
 /// let mesh = Mesh::new(&[2, 4], &["dp", "tp"])?;
 /// let partial = Placement::Partial(Reduction::Sum);
@@ -47,18 +46,18 @@ pub struct Redistribution {
 }
 
 impl Redistribution {
-    /// The quickest plan by the model of [`LinkCosts`] among those that send no more than going
-    /// axis by axis would, which is what torch's DTensor does unless it is told otherwise. Groups
-    /// along several axes cost nothing to have, so any axes move together.
+    /// The fastest plan by the model of [`LinkCosts`] that sends no more than the axis-by-axis plan,
+    /// which torch's DTensor uses by default. Steps may combine any axes, because groups along several
+    /// axes are free.
     ///
-    /// A partial target is a wish like others: what replicates becomes partial, locally. On the way
-    /// a value is never made partial for another reason.
+    /// A replicated axis can become partial if the target is partial. Plans never do so otherwise.
     ///
-    /// With more than 4 axes to move the plan goes axis by axis; a search that grows too large
-    /// gives the best that it has found.
+    /// If more than 4 axes change, the result is the axis-by-axis plan. A search that exceeds its
+    /// budget returns the best plan found.
     ///
     /// # Errors
-    /// [`ShardingError::MeshMismatch`], [`ShardingError::ShapeMismatch`], [`ShardingError::ReductionMismatch`].
+    /// [`ShardingError::MeshMismatch`], [`ShardingError::ShapeMismatch`],
+    /// [`ShardingError::ReductionMismatch`].
     pub fn plan(
         from: &Sharding,
         to: &Sharding,
@@ -83,33 +82,33 @@ impl Redistribution {
         })
     }
 
-    /// Where it begins.
+    /// The source.
     pub fn from(&self) -> &Sharding {
         &self.from
     }
 
-    /// Where it leads.
+    /// The target.
     pub fn to(&self) -> &Sharding {
         &self.to
     }
 
-    /// What is to be done, in order. None when both places are equal.
+    /// The steps, in order. Empty if source and target are equal.
     pub fn steps(&self) -> &[Step] {
         &self.steps
     }
 
-    /// Bytes over all steps, of the rank that sends or receives the most in each.
+    /// The bytes of the busiest rank of each step, added up.
     pub fn bytes(&self) -> u64 {
         self.steps.iter().map(|step| step.traffic.bytes()).sum()
     }
 
-    /// Nanoseconds over all steps, by the model.
+    /// The modeled time of all steps, in nanoseconds.
     pub fn ns(&self) -> u64 {
         self.steps.iter().map(|step| step.ns).sum()
     }
 }
 
-/// A line for each step; `nothing to do` without one.
+/// One line per step, or `nothing to do`.
 impl fmt::Display for Redistribution {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.steps.is_empty() {
@@ -120,7 +119,7 @@ impl fmt::Display for Redistribution {
     }
 }
 
-/// One collective, or one local change.
+/// One collective or local change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
     action: Action,
@@ -145,23 +144,23 @@ impl Step {
         }
     }
 
-    /// What is done.
+    /// The action.
     pub fn action(&self) -> Action {
         self.action
     }
 
-    /// Along which axes, flattened to one: the last fastest. Pieces of a dim stand in this order.
+    /// The axes, flattened in this order with the last fastest. Shards of a dim are in this order.
     pub fn axes(&self) -> impl ExactSizeIterator<Item = &str> {
         self.axes.iter().map(|axis| &**axis)
     }
 
-    /// The ranks that do it together with a rank; none when the rank is not in the mesh.
+    /// The group of a rank in this step; `None` if the rank is not in the mesh.
     pub fn group(&self, rank: usize) -> Option<Group> {
         let group = self.from.mesh().group(&self.axes, rank);
         group.expect("axes of the mesh, each once")
     }
 
-    /// The dims that are shard otherwise after it.
+    /// The dims whose sharding changes.
     pub fn dims(&self) -> Vec<usize> {
         let (from, to) = (self.from.canonical(), self.to.canonical());
         let dims = 0..self.from.shape().len();
@@ -169,24 +168,23 @@ impl Step {
             .collect()
     }
 
-    /// Where the tensor is before.
+    /// The sharding before the step.
     pub fn from(&self) -> &Sharding {
         &self.from
     }
 
-    /// Where it is after.
+    /// The sharding after the step.
     pub fn to(&self) -> &Sharding {
         &self.to
     }
 
-    /// What the rank with the most to do sends and receives. Rings need equal shards, so shorter
-    /// ones count as long as the largest, which they are padded to; an all_to_all is counted as it
-    /// is.
+    /// The traffic of the busiest rank. Ring algorithms pad shards to the largest; an all_to_all is
+    /// counted exactly.
     pub fn traffic(&self) -> Traffic {
         self.traffic
     }
 
-    /// Nanoseconds by the model.
+    /// The modeled time in nanoseconds.
     pub fn ns(&self) -> u64 {
         self.ns
     }
@@ -208,24 +206,24 @@ impl fmt::Display for Step {
     }
 }
 
-/// What a step does. Boxes are those of [`Step::from`] and [`Step::to`].
+/// What a step does. Regions are those of [`Step::from`] and [`Step::to`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Action {
-    /// Every rank keeps a part of what it has. Local.
+    /// Local: each rank keeps a part of its region.
     Slice,
-    /// What all have becomes parts of it. Local. For a sum the first rank of the group keeps what
-    /// it has and the others zeros, or, of what was shard, every rank its box and zeros around it;
-    /// for a maximum or mean all keep it.
+    /// Local: the value becomes partial. For a sum of a replicated value, the first rank of the group
+    /// keeps it and the others use zeros. For a sum of a sharded value, each rank pads its region with
+    /// zeros. For a maximum or mean, all ranks keep the value.
     MakePartial(Reduction),
-    /// Every rank of the group gets the boxes of all.
+    /// Each rank receives the regions of all ranks of the group.
     AllGather,
-    /// Every rank of the group gets from each other what of its new box that one has. No element is
-    /// on two ranks of the group, before or after.
+    /// Each rank receives the parts of its new region from the other ranks of the group. No element
+    /// is on two ranks of the group, before or after.
     AllToAll,
-    /// The parts of the group's ranks are reduced, and every rank gets its new box of that.
+    /// Reduces the partial values of the group; each rank receives its new region.
     ReduceScatter(ReduceOp),
-    /// The parts of the group's ranks are reduced, and every rank gets all of that.
+    /// Reduces the partial values of the group; each rank receives the whole result.
     AllReduce(ReduceOp),
 }
 
@@ -243,13 +241,13 @@ impl fmt::Display for Action {
     }
 }
 
-/// How parts become a value. Along several axes at once, some of which hold a mean, that is a sum
-/// divided by the ranks of those.
+/// The reduction of a collective. Over several axes, some of which hold means, it is a sum divided by
+/// the number of ranks on those axes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ReduceOp {
     /// [`Reduction::Sum`] or [`Reduction::Max`].
     pub reduction: Reduction,
-    /// What the result is divided by; 1 but for means.
+    /// The divisor of the result; 1 except for means.
     pub divisor: usize,
 }
 
@@ -265,9 +263,9 @@ impl fmt::Display for ReduceOp {
 
 fn check(from: &Sharding, to: &Sharding) -> Result<(), ShardingError> {
     if from.mesh() != to.mesh() {
-        let text = |place: &Sharding| {
-            let ranks = crate::text::ranks(&place.mesh().ranks());
-            format!("{} of ranks {ranks}", place.mesh())
+        let text = |sharding: &Sharding| {
+            let ranks = crate::text::ranks(&sharding.mesh().ranks());
+            format!("{} of ranks {ranks}", sharding.mesh())
         };
         return Err(ShardingError::MeshMismatch {
             from: text(from),

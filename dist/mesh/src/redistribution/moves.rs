@@ -1,38 +1,38 @@
-//! What one step can do to an placements.
+//! The moves of a plan: what one step can do to placements.
 //!
 //! | move | before | after |
 //! |---|---|---|
-//! | slice | an axis replicates | it shards a dim, inside of all that do |
-//! | make_partial | an axis replicates, or is the innermost of its dim | it holds parts |
+//! | slice | an axis replicates | it shards a dim as the innermost axis |
+//! | make_partial | an axis replicates, or is the innermost of its dim | it is partial |
 //! | all_gather | axes are the innermost of their dims | they replicate |
-//! | all_to_all | axes are the innermost of their dims | again, in other dims or another order |
-//! | reduce_scatter | axes hold parts | they shard dims, inside of all that do |
-//! | all_reduce | axes hold parts | they replicate |
+//! | all_to_all | axes are the innermost of their dims | likewise, in other dims or another order |
+//! | reduce_scatter | axes are partial | they shard dims as the innermost axes |
+//! | all_reduce | axes are partial | they replicate |
 //!
-//! Only the innermost axes of a dim can leave it, since what the others shard are whole boxes without
-//! them. Any number of axes moves at once: as a group they are one axis.
+//! Only the innermost axes of a dim can move, because only then do the remaining axes hold contiguous
+//! regions. Any number of axes can move at once: their group acts as one axis.
 
 use smallvec::SmallVec;
 
 use crate::placements::{AxisShard, Geometry, Placements};
 use crate::{Action, Division, ReduceOp, Reduction};
 
-/// A step of a plan, before it has names.
+/// A step of a plan, with axes by index.
 #[derive(Debug, Clone)]
 pub(crate) struct Move {
     pub(crate) action: Action,
-    /// In the order in which they shard, the outermost first; else as in the mesh.
+    /// Axes that shard a dim are in sharding order, outermost first; others as in the mesh.
     pub(crate) axes: SmallVec<[usize; 4]>,
     pub(crate) to: Placements,
 }
 
-/// The moves of a search: which axes may take part, and what they may shard.
+/// Generates the moves of a search.
 pub(crate) struct Moves<'a> {
     geometry: Geometry<'a>,
     target: &'a Placements,
-    /// Axes that lie otherwise in the target, or under other shards.
+    /// Axes whose placement or outer shards differ in the target.
     movable: Vec<usize>,
-    /// Every shard that one of them may make.
+    /// The shards that these axes may create.
     options: Vec<AxisShard>,
 }
 
@@ -49,12 +49,12 @@ impl<'a> Moves<'a> {
         }
     }
 
-    /// How many axes may take part.
+    /// The number of axes that may move.
     pub(crate) fn axes(&self) -> usize {
         self.movable.len()
     }
 
-    /// Everything that one step can do.
+    /// All moves from a state.
     pub(crate) fn from(&self, state: &Placements) -> Vec<Move> {
         let mut moves = Vec::new();
         self.local(state, &mut moves);
@@ -106,8 +106,8 @@ impl<'a> Moves<'a> {
         }
     }
 
-    /// Ways to exchange what the innermost axes shard. Those that leave an axis in its place are left
-    /// out: the same happens in smaller groups without it.
+    /// The all_to_alls of some innermost axes. Moves that leave one of them unchanged are skipped:
+    /// the same move exists in smaller groups without that axis.
     fn exchanges(&self, state: &Placements, inner: &[usize], moves: &mut Vec<Move>) {
         let stays = |to: &Placements, axis: usize| {
             state.shard_on(axis) == to.shard_on(axis)
@@ -124,7 +124,7 @@ impl<'a> Moves<'a> {
         }
     }
 
-    /// All choices of movable axes that are the innermost of their dims, at least one.
+    /// All nonempty sets of movable axes that are the innermost of their dims.
     fn innermost(&self, state: &Placements) -> Vec<SmallVec<[usize; 4]>> {
         let mut choices: Vec<SmallVec<[usize; 4]>> = vec![SmallVec::new()];
         for dim in 0..self.geometry.shape.len() {
@@ -153,7 +153,7 @@ impl<'a> Moves<'a> {
         choices
     }
 
-    /// All ways for these axes to shard dims inside of what shards them already.
+    /// All placements in which these axes shard dims inside the existing shards.
     fn inside(&self, base: &Placements, axes: &[usize]) -> Vec<Placements> {
         let mut shards: Vec<Vec<AxisShard>> = vec![Vec::new()];
         for axis in axes {
@@ -177,20 +177,20 @@ impl<'a> Moves<'a> {
     }
 }
 
-/// With one shard more at every place among those of its dim. The list is sorted by dim, so every way
-/// is made once.
+/// The lists with one more shard, at each position within its dim. The list stays sorted by dim, so
+/// each result occurs once.
 fn inserted(shards: &[AxisShard], shard: &AxisShard) -> Vec<Vec<AxisShard>> {
     let begin = shards.partition_point(|other| other.dim < shard.dim);
     let end = shards.partition_point(|other| other.dim <= shard.dim);
-    let at = |place: usize| {
+    let at = |position: usize| {
         let mut longer = shards.to_vec();
-        longer.insert(place, shard.clone());
+        longer.insert(position, shard.clone());
         longer
     };
     (begin..=end).map(at).collect()
 }
 
-/// Whether an axis lies in the target as it does now, under the same shards.
+/// Whether an axis has its target placement and outer shards.
 fn is_settled(axis: usize, from: &Placements, to: &Placements) -> bool {
     from.placement(axis) == to.placement(axis) && from.outer_shards(axis) == to.outer_shards(axis)
 }
@@ -225,8 +225,8 @@ fn options(
     options
 }
 
-/// A dim that is not shard yet, to lie along on the way: to reduce in shards what is gathered again,
-/// or to halve what is sent. One that divides, the longest of those.
+/// An unsharded dim for intermediate steps, such as a reduce_scatter followed by an all_gather.
+/// Prefers dims that divide evenly, then the longest.
 fn spare_dim(geometry: Geometry, movable: &[usize], shard: &[usize]) -> Option<usize> {
     let ranks: usize = movable
         .iter()
@@ -243,7 +243,7 @@ fn spare_dim(geometry: Geometry, movable: &[usize], shard: &[usize]) -> Option<u
     dims.filter(spare).max_by_key(worth)
 }
 
-/// All choices of at least one.
+/// All nonempty subsets.
 fn subsets(axes: &[usize]) -> Vec<SmallVec<[usize; 4]>> {
     let chosen = |mask: u32| {
         let members = axes
@@ -255,7 +255,7 @@ fn subsets(axes: &[usize]) -> Vec<SmallVec<[usize; 4]>> {
     (1..1u32 << axes.len()).map(chosen).collect()
 }
 
-/// These axes neither shard nor hold parts.
+/// The placements with these axes replicated.
 fn without(state: &Placements, axes: &[usize]) -> Placements {
     let mut bare = state.clone();
     for axis in axes {
@@ -265,13 +265,13 @@ fn without(state: &Placements, axes: &[usize]) -> Placements {
     bare
 }
 
-/// As they shard, by dim, the outermost first.
+/// The axes in sharding order: by dim, outermost first.
 fn shard_order(state: &Placements, axes: &[usize]) -> SmallVec<[usize; 4]> {
     let shards = state.shards().iter().map(|shard| shard.axis);
     shards.filter(|axis| axes.contains(axis)).collect()
 }
 
-/// Gathers what one axis shards, which must be the innermost of its dim.
+/// Gathers the shards of one axis, which must be the innermost of its dim.
 pub(crate) fn all_gather(state: &Placements, axis: usize) -> Move {
     Move {
         action: Action::AllGather,
@@ -280,7 +280,7 @@ pub(crate) fn all_gather(state: &Placements, axis: usize) -> Move {
     }
 }
 
-/// Reduces what axes hold parts of; they replicate then.
+/// Reduces partial axes, which then replicate.
 pub(crate) fn all_reduce(state: &Placements, axes: &[usize], geometry: Geometry) -> Move {
     Move {
         action: Action::AllReduce(reduce_op(state, axes, geometry)),
@@ -289,8 +289,8 @@ pub(crate) fn all_reduce(state: &Placements, axes: &[usize], geometry: Geometry)
     }
 }
 
-/// Lets an axis make a shard, inside of those that its dim has, whatever the axis did before. None
-/// where the sizes of the shard do not fit.
+/// Makes an axis shard a dim, inside the existing shards, whatever its placement was. `None` if the
+/// division does not fit.
 pub(crate) fn make_shard(
     state: &Placements,
     shard: &AxisShard,
@@ -310,7 +310,7 @@ pub(crate) fn make_shard(
     })
 }
 
-/// Lets an axis hold parts, where the target asks for that and nobody has to be told.
+/// Makes an axis partial locally, if the target requires it.
 pub(crate) fn make_partial(
     state: &Placements,
     axis: usize,
@@ -336,7 +336,7 @@ pub(crate) fn make_partial(
     })
 }
 
-/// One reduction of all that these axes hold: a mean is a sum, divided.
+/// The reduction over these axes: a mean is a sum with a divisor.
 fn reduce_op(state: &Placements, axes: &[usize], geometry: Geometry) -> ReduceOp {
     let mut reduce_op = ReduceOp {
         reduction: Reduction::Sum,

@@ -1,9 +1,9 @@
-//! The quickest way between two arrangements that does not send more than a bound.
+//! The search for the fastest plan within a bound on its traffic.
 //!
-//! Dijkstra's algorithm on the model's time, with the bytes sent as a second measure: an
-//! placements is visited again when it is reached later but with fewer bytes sent, since the
-//! quickest way there may have spent what the rest needs. A plan is thus the quickest of those that
-//! send no more than the plan that goes axis by axis, and is never slower than that.
+//! Dijkstra's algorithm on the modeled time, with the bytes sent as a second criterion: a state is
+//! visited again if it is reached later but with fewer bytes, because the fastest path may exhaust
+//! the bound. So the plan is the fastest one that sends no more than the axis-by-axis plan, and it is
+//! never slower than that.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -14,11 +14,11 @@ use crate::redistribution::axis_by_axis;
 use crate::redistribution::cost::CostModel;
 use crate::redistribution::moves::{Move, Moves};
 
-/// Most axes that a search moves at once. Beyond, there are too many arrangements, and the plan is
-/// that which goes axis by axis.
+/// The most axes that a search moves. With more axes there are too many states, and the plan is the
+/// axis-by-axis plan.
 const MAX_AXES: usize = 4;
 
-/// Boxes that a search looks at before it ends with the best that it has found so far.
+/// The number of regions examined after which a search returns the best plan found so far.
 const MAX_EFFORT: u64 = 1 << 20;
 
 pub(crate) fn plan(
@@ -37,7 +37,7 @@ pub(crate) fn plan(
     merge_slices(found.unwrap_or(bound))
 }
 
-/// Time and bytes of a way.
+/// The cost of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 struct Cost {
     ns: u64,
@@ -107,7 +107,7 @@ fn search(
     best.map(|(_, at)| tree.path_to(at))
 }
 
-/// Moves, each with the one before it.
+/// Moves, each with its predecessor.
 #[derive(Default)]
 struct Tree {
     nodes: Vec<(Option<usize>, Move)>,
@@ -126,13 +126,13 @@ impl Tree {
     fn path_to(&self, at: usize) -> Vec<Move> {
         let before = |at: &usize| self.nodes[*at].0;
         let backwards = std::iter::successors(Some(at), before);
-        let mut way: Vec<Move> = backwards.map(|at| self.nodes[at].1.clone()).collect();
-        way.reverse();
-        way
+        let mut path: Vec<Move> = backwards.map(|at| self.nodes[at].1.clone()).collect();
+        path.reverse();
+        path
     }
 }
 
-/// Slices that follow each other are one.
+/// Merges adjacent slices.
 fn merge_slices(moves: Vec<Move>) -> Vec<Move> {
     let mut merged: Vec<Move> = Vec::with_capacity(moves.len());
     for step in moves {

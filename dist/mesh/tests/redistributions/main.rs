@@ -1,4 +1,4 @@
-//! Plans from place to place, carried out on simulated ranks and compared with torch's.
+//! Redistribution plans, executed on simulated ranks and compared with torch's.
 
 mod simulate;
 mod torch;
@@ -23,18 +23,18 @@ fn partial(reduction: Reduction) -> Placement {
     Placement::Partial(reduction)
 }
 
-/// Hosts of two ranks, 4 bytes an element.
+/// A plan with two ranks per host and 4 bytes per element.
 fn plan(from: &Sharding, to: &Sharding) -> Result<Redistribution, ShardingError> {
     Redistribution::plan(from, to, 32, &Hosts::Uniform(2), &LinkCosts::default())
 }
 
-/// All on one host.
+/// A plan with all ranks on one host.
 fn plan_within(from: &Sharding, to: &Sharding) -> Redistribution {
     Redistribution::plan(from, to, 32, &Hosts::Uniform(64), &LinkCosts::default()).unwrap()
 }
 
-/// Every way to lie along each axis, in every explicit order, each place once.
-fn places(mesh: &Mesh, shape: &[usize], ragged: &[Placement]) -> Vec<Sharding> {
+/// All distinct shardings: every placement on each axis, in every explicit order.
+fn shardings(mesh: &Mesh, shape: &[usize], ragged: &[Placement]) -> Vec<Sharding> {
     let mut kinds = vec![Placement::Replicate, shard(0), shard(1)];
     kinds.extend([Reduction::Sum, Reduction::Max, Reduction::Avg].map(partial));
     kinds.extend_from_slice(ragged);
@@ -54,17 +54,17 @@ fn places(mesh: &Mesh, shape: &[usize], ragged: &[Placement]) -> Vec<Sharding> {
         };
         lists = lists.iter().flat_map(longer).collect();
     }
-    let mut places: Vec<Sharding> = Vec::new();
+    let mut shardings: Vec<Sharding> = Vec::new();
     for list in lists {
         match Sharding::new(mesh, list, shape) {
-            Ok(place) if !places.contains(&place) => places.push(place),
+            Ok(sharding) if !shardings.contains(&sharding) => shardings.push(sharding),
             _ => {}
         }
     }
-    places
+    shardings
 }
 
-/// A network on which only bytes count, so that small tensors are moved like large ones.
+/// A network on which only bytes matter, so that small tensors get the plans of large ones.
 const SLOW: LinkCosts = LinkCosts {
     launch_ns: 1,
     within: Link {
@@ -77,11 +77,11 @@ const SLOW: LinkCosts = LinkCosts {
     },
 };
 
-/// The plan exists unless an axis is to change its reduction, leads where it shall, and leaves every
-/// rank with what it would have shard out of the whole value.
+/// A plan exists unless a partial axis changes its reduction. It ends at the target, and each rank
+/// ends with its region of the whole value.
 fn check(from: &Sharding, to: &Sharding) {
     let changed = from.partials().into_iter().any(|(axis, held)| {
-        matches!(to.placement(axis).unwrap(), Placement::Partial(wanted) if wanted != held)
+        matches!(to.placement(axis).unwrap(), Placement::Partial(target) if target != held)
     });
     for links in [LinkCosts::default(), SLOW] {
         match Redistribution::plan(from, to, 32, &Hosts::Uniform(2), &links) {
@@ -108,20 +108,20 @@ fn check_plan(from: &Sharding, to: &Sharding, plan: &Redistribution) {
     let tensor = Tensor::at(from);
     let value = tensor.value(from);
     let moved = tensor.run(plan);
-    moved.check_boxes(to);
+    moved.check_regions(to);
     assert_eq!(moved.value(to), value, "{from:?} to {to:?}: {plan}");
 }
 
-fn check_all(places: &[Sharding]) {
-    for from in places {
-        for to in places {
+fn check_all(shardings: &[Sharding]) {
+    for from in shardings {
+        for to in shardings {
             check(from, to);
         }
     }
 }
 
 #[test]
-fn all_pairs_on_one_axis() {
+fn all_pairs_on_one_axis_are_correct() {
     for ranks in [2, 3, 4] {
         for shape in [[1, 3], [3, 5], [5, 7], [7, 1], [8, 4]] {
             let mut sizes = vec![0; ranks];
@@ -129,70 +129,70 @@ fn all_pairs_on_one_axis() {
             let last = Placement::ragged(0, sizes.clone());
             sizes[0] = 1;
             sizes[ranks - 1] -= 1;
-            let places = places(
+            let shardings = shardings(
                 &mesh(&[ranks]),
                 &shape,
                 &[last, Placement::ragged(0, sizes)],
             );
-            assert!(places.len() >= 7);
-            check_all(&places);
+            assert!(shardings.len() >= 7);
+            check_all(&shardings);
         }
     }
 }
 
 #[test]
-fn all_pairs_on_two_axes() {
+fn all_pairs_on_two_axes_are_correct() {
     for sizes in [[2, 2], [2, 3], [3, 2]] {
         for shape in [[1, 3], [5, 7]] {
-            let places = places(&mesh(&sizes), &shape, &[]);
-            assert_eq!(places.len(), 34);
-            check_all(&places);
+            let shardings = shardings(&mesh(&sizes), &shape, &[]);
+            assert_eq!(shardings.len(), 34);
+            check_all(&shardings);
         }
     }
 }
 
-/// A scalar, as a loss is; and a tensor with a dim that no place shards.
+/// A scalar such as a loss, and a tensor with a dim that is never sharded.
 #[test]
-fn all_pairs_of_other_shapes() {
-    let scalars = places(&mesh(&[2, 3]), &[], &[]);
+fn all_pairs_of_other_shapes_are_correct() {
+    let scalars = shardings(&mesh(&[2, 3]), &[], &[]);
     assert_eq!(scalars.len(), 12);
     check_all(&scalars);
-    check_all(&places(&mesh(&[2, 2]), &[1, 3, 4], &[]));
+    check_all(&shardings(&mesh(&[2, 2]), &[1, 3, 4], &[]));
 }
 
-/// Ragged shards outside and inside of even ones, and of each other.
+/// Ragged shards outside and inside even ones and each other.
 #[test]
-fn ragged_pairs_on_two_axes() {
+fn ragged_pairs_on_two_axes_are_correct() {
     let ragged = [Placement::ragged(0, [1, 5]), Placement::ragged(0, [0, 3])];
-    let places = places(&mesh(&[2, 2]), &[6, 3], &ragged);
-    let is_ragged = |place: &&Sharding| place.to_string().contains('+');
-    assert_eq!(places.iter().filter(is_ragged).count(), 14);
-    check_all(&places);
+    let shardings = shardings(&mesh(&[2, 2]), &[6, 3], &ragged);
+    let is_ragged = |sharding: &&Sharding| sharding.to_string().contains('+');
+    assert_eq!(shardings.iter().filter(is_ragged).count(), 14);
+    check_all(&shardings);
 }
 
 /// Every 37th pair.
 #[test]
-fn pairs_on_three_axes() {
-    let places = places(&mesh(&[2, 2, 2]), &[5, 7], &[]);
-    let pairs = places
+fn pairs_on_three_axes_are_correct() {
+    let shardings = shardings(&mesh(&[2, 2, 2]), &[5, 7], &[]);
+    let pairs = shardings
         .iter()
-        .flat_map(|from| places.iter().map(move |to| (from, to)));
+        .flat_map(|from| shardings.iter().map(move |to| (from, to)));
     let mut count = 0;
     for (from, to) in pairs.step_by(37) {
         check(from, to);
         count += 1;
     }
-    assert!(count > 1000, "{count} pairs of {}", places.len());
+    assert!(count > 1000, "{count} pairs of {}", shardings.len());
 }
 
-/// What a plan says that it sends is what has to be sent, and no more where nothing is padded.
+/// The stated traffic is exactly what has to move, except for padding.
 #[test]
-fn traffic_is_what_moves() {
+fn stated_traffic_is_what_moves() {
     for (sizes, shape) in [([2, 2], [8, 8]), ([2, 3], [12, 12]), ([3, 2], [5, 7])] {
-        let places = places(&mesh(&sizes), &shape, &[]);
-        for (from, to) in places
+        let shardings = shardings(&mesh(&sizes), &shape, &[]);
+        for (from, to) in shardings
             .iter()
-            .flat_map(|from| places.iter().map(move |to| (from, to)))
+            .flat_map(|from| shardings.iter().map(move |to| (from, to)))
         {
             let Ok(plan) = plan(from, to) else { continue };
             for step in plan.steps() {
@@ -200,15 +200,18 @@ fn traffic_is_what_moves() {
                     Action::AllGather | Action::AllToAll => missing(step.from(), step.to()),
                     _ => continue,
                 };
-                let said = step.traffic().received;
+                let stated = step.traffic().received;
                 let padded = step.action() == Action::AllGather && shape == [5, 7];
-                assert!(said == moved || padded && said > moved, "{step}: {moved}");
+                assert!(
+                    stated == moved || padded && stated > moved,
+                    "{step}: {moved}"
+                );
             }
         }
     }
 }
 
-/// Most bytes that a rank has to be sent.
+/// The most bytes that a rank has to receive.
 fn missing(from: &Sharding, to: &Sharding) -> u64 {
     let missing = |rank: usize| {
         let (before, after) = (inside(from, rank), inside(to, rank));
@@ -221,9 +224,9 @@ fn missing(from: &Sharding, to: &Sharding) -> u64 {
     (0..from.mesh().len()).map(missing).max().unwrap()
 }
 
-/// And never slower, by the same model. What torch merges may be quicker where it pads more for it.
+/// Also never slower by the same model, except where torch merges steps by padding more.
 #[test]
-fn never_more_bytes_than_torch() {
+fn plans_send_no_more_than_torchs() {
     let (mut fewer, mut count) = (0, 0);
     for torch in torch::plans() {
         let meshes: &[&[usize]] = match torch.from.len() {
@@ -234,8 +237,8 @@ fn never_more_bytes_than_torch() {
         for sizes in meshes {
             for shape in [[1, 3], [5, 7], [24, 36], [2400, 3600]] {
                 let mesh = mesh(sizes);
-                let from = torch::place(&mesh, &torch.from, &shape);
-                let to = torch::place(&mesh, &torch.to, &shape);
+                let from = torch::sharding(&mesh, &torch.from, &shape);
+                let to = torch::sharding(&mesh, &torch.to, &shape);
                 let ours = plan_within(&from, &to);
                 let plain = torch.spends(&mesh, &shape, false);
                 let merged = torch.spends(&mesh, &shape, true);
@@ -256,12 +259,12 @@ fn never_more_bytes_than_torch() {
 }
 
 #[test]
-fn never_more_bytes_than_torch_in_another_order() {
+fn plans_in_another_order_send_no_more_than_torchs() {
     let (mut fewer, mut count) = (0, 0);
     for (sizes, shape, torch) in torch::ordered_plans() {
         let mesh = mesh(&sizes);
-        let from = torch::place(&mesh, &torch.from, &shape);
-        let to = torch::place(&mesh, &torch.to, &shape);
+        let from = torch::sharding(&mesh, &torch.from, &shape);
+        let to = torch::sharding(&mesh, &torch.to, &shape);
         let ours = plan_within(&from, &to);
         let theirs = torch.spends(&mesh, &shape, false);
         assert_no_more(&ours, theirs.bytes, theirs.ns);
@@ -287,9 +290,9 @@ fn on_two_axes(placements: [(&str, Placement); 2], shape: &[usize]) -> Sharding 
     Sharding::new(&mesh, placements, shape).unwrap()
 }
 
-/// Over a slow network a sum is reduced within the hosts first, and only a quarter of it across.
+/// Over a slow network a sum is reduced within hosts first, and only a quarter of it across hosts.
 #[test]
-fn a_sum_is_reduced_in_the_host_first() {
+fn a_sum_is_reduced_within_hosts_first() {
     let sum = || partial(Reduction::Sum);
     let from = on_two_axes([("dp", sum()), ("tp", sum())], &[1 << 20, 8]);
     let to = Sharding::replicated(from.mesh(), from.shape()).unwrap();
@@ -314,9 +317,9 @@ fn a_sum_is_reduced_in_the_host_first() {
     );
 }
 
-/// Two orders of the same shards: an element goes once at most, where a gather brings all to all.
+/// Changing the order of two axes takes one all_to_all instead of a gather.
 #[test]
-fn orders_are_exchanged_at_once() {
+fn a_change_of_order_is_one_all_to_all() {
     let from = on_two_axes([("dp", shard(0)), ("tp", shard(0))], &[4096, 4096]);
     let to = on_two_axes([("tp", shard(0)), ("dp", shard(0))], &[4096, 4096]);
     assert_eq!(
@@ -326,9 +329,9 @@ fn orders_are_exchanged_at_once() {
     );
 }
 
-/// The axis in between is scattered, the others are one collective.
+/// The middle axis is scattered; the outer two are reduced in one collective.
 #[test]
-fn axes_that_are_no_neighbours_reduce_together() {
+fn axes_that_are_not_adjacent_reduce_together() {
     let mesh = mesh(&[2, 2, 2]);
     let sum = |axis| (axis, partial(Reduction::Sum));
     let from = Sharding::new(&mesh, NAMES.map(sum), &[4096, 4096]).unwrap();
@@ -345,58 +348,58 @@ fn axes_that_are_no_neighbours_reduce_together() {
 }
 
 #[test]
-fn nothing_is_done_for_nothing() {
-    for place in places(&mesh(&[2, 3]), &[5, 7], &[]) {
-        let plan = plan(&place, &place).unwrap();
+fn equal_shardings_need_no_steps() {
+    for sharding in shardings(&mesh(&[2, 3]), &[5, 7], &[]) {
+        let plan = plan(&sharding, &sharding).unwrap();
         assert_eq!(plan.to_string(), "nothing to do");
         assert_eq!((plan.bytes(), plan.ns()), (0, 0));
     }
 }
 
-/// As many axes as a search takes, where it may give up, and more.
+/// The most axes that a search takes, and one more.
 #[test]
-fn pairs_on_many_axes() {
+fn pairs_on_many_axes_are_correct() {
     for names in [&["a", "b", "c", "d"][..], &["a", "b", "c", "d", "e"]] {
         let mesh = Mesh::new(&vec![2; names.len()], names).unwrap();
-        let place = |placement: Placement| {
+        let sharding = |placement: Placement| {
             let along = names.iter().map(|axis| (*axis, placement.clone()));
             Sharding::new(&mesh, along.collect::<Vec<_>>(), &[20, 5]).unwrap()
         };
         let backwards: Vec<_> = names.iter().rev().map(|axis| (*axis, shard(0))).collect();
         let backwards = Sharding::new(&mesh, backwards, &[20, 5]).unwrap();
-        check(&place(shard(0)), &place(shard(1)));
-        check(&place(shard(0)), &backwards);
-        check(&backwards, &place(partial(Reduction::Sum)));
-        check(&place(partial(Reduction::Sum)), &backwards);
-        check(&place(shard(1)), &place(partial(Reduction::Avg)));
+        check(&sharding(shard(0)), &sharding(shard(1)));
+        check(&sharding(shard(0)), &backwards);
+        check(&backwards, &sharding(partial(Reduction::Sum)));
+        check(&sharding(partial(Reduction::Sum)), &backwards);
+        check(&sharding(shard(1)), &sharding(partial(Reduction::Avg)));
     }
 }
 
 #[test]
-fn what_no_transition_does_is_an_error() {
+fn impossible_redistributions_are_errors() {
     let mesh = Mesh::new(&[2, 2], &["dp", "tp"]).unwrap();
-    let place = |placement| Sharding::new(&mesh, [("tp", placement)], &[4, 4]).unwrap();
+    let sharding = |placement| Sharding::new(&mesh, [("tp", placement)], &[4, 4]).unwrap();
     let error = |from: &Sharding, to: &Sharding| plan(from, to).unwrap_err().to_string();
 
     assert_eq!(
         error(
-            &place(partial(Reduction::Sum)),
-            &place(partial(Reduction::Max))
+            &sharding(partial(Reduction::Sum)),
+            &sharding(partial(Reduction::Max))
         ),
-        "axis `tp` holds a partial sum and a partial max is wanted: none becomes the other; reduce \
-         it (to replicate or shard), and make it a partial max from there if that is meant"
+        "cannot redistribute axis `tp` from partial(sum) to partial(max): redistribute to replicate \
+         or shard first"
     );
     let reshaped = Sharding::new(&mesh, [("tp", shard(0))], &[16]).unwrap();
     assert_eq!(
-        error(&place(shard(0)), &reshaped),
-        "the tensor is [4, 4] and is wanted as [16]: a transition moves, it does not reshape"
+        error(&sharding(shard(0)), &reshaped),
+        "cannot redistribute from shape [4, 4] to [16]: reshape first"
     );
     let flat = Mesh::new(&[4], &["tp"]).unwrap();
     let elsewhere = Sharding::new(&flat, [("tp", shard(0))], &[4, 4]).unwrap();
     assert_eq!(
-        error(&place(shard(0)), &elsewhere),
-        "the tensor is on the mesh dp 2 x tp 2 of ranks [0, 1, 2, 3] and is wanted on the mesh \
-         tp 4 of ranks [0, 1, 2, 3]: a transition stays on one mesh; give both places on the \
-         mesh whose axes these are made of (select, split, flatten)"
+        error(&sharding(shard(0)), &elsewhere),
+        "cannot redistribute from mesh dp 2 x tp 2 of ranks [0, 1, 2, 3] to mesh tp 4 of ranks \
+         [0, 1, 2, 3]: state both shardings on one mesh, from which these can be derived by \
+         select, split and flatten"
     );
 }

@@ -1,26 +1,26 @@
-//! Simulated ranks: what each holds of a tensor, and collectives by their definition.
+//! Simulated ranks that hold parts of a tensor, and collectives by definition.
 
 use std::ops::Range;
 
 use meshgrad_mesh::{Action, Redistribution, ReduceOp, Reduction, Sharding, Step};
 
-/// What one rank holds: a value or nothing for each element of the global tensor, row-major.
+/// What one rank holds: an optional value per element of the global tensor, row-major.
 pub(crate) type Held = Vec<Option<i64>>;
 
-/// A tensor on all ranks of a mesh that has the ranks from 0.
+/// A tensor on all ranks of a mesh with ranks 0, 1, ...
 pub(crate) struct Tensor {
     pub(crate) held: Vec<Held>,
 }
 
-/// Divisible by what means divide by.
+/// Divisible by all divisors of means.
 const UNIT: i64 = 36 * 36;
 
 impl Tensor {
-    /// Values that depend on the element and, where a value is made of parts, on the part.
-    pub(crate) fn at(place: &Sharding) -> Tensor {
-        let partials: Vec<&str> = place.partials().iter().map(|(axis, _)| *axis).collect();
+    /// Values that depend on the element and, for partial values, on the rank's coordinate.
+    pub(crate) fn at(sharding: &Sharding) -> Tensor {
+        let partials: Vec<&str> = sharding.partials().iter().map(|(axis, _)| *axis).collect();
         let part = |rank: usize| -> usize {
-            let along = |axis: &&str| place.mesh().local_rank(axis, rank).unwrap().unwrap();
+            let along = |axis: &&str| sharding.mesh().local_rank(axis, rank).unwrap().unwrap();
             partials.iter().map(along).fold(1, |part, at| part * 7 + at)
         };
         let value = |at: usize, part: usize| {
@@ -30,22 +30,22 @@ impl Tensor {
             ((mixed >> 3) % 97) as i64 * UNIT - 40 * UNIT
         };
         let hold = |rank: usize| {
-            let inside = inside(place, rank);
+            let inside = inside(sharding, rank);
             let filled = |(at, inside): (usize, bool)| inside.then(|| value(at, part(rank)));
             inside.into_iter().enumerate().map(filled).collect()
         };
         Tensor {
-            held: (0..place.mesh().len()).map(hold).collect(),
+            held: (0..sharding.mesh().len()).map(hold).collect(),
         }
     }
 
-    /// The value of each element, by what the place says that ranks hold.
-    pub(crate) fn value(&self, place: &Sharding) -> Vec<i64> {
-        let len: usize = place.shape().iter().product();
-        let partials: Vec<(&str, Reduction)> = place.partials();
+    /// The value of each element according to a sharding.
+    pub(crate) fn value(&self, sharding: &Sharding) -> Vec<i64> {
+        let len: usize = sharding.shape().iter().product();
+        let partials: Vec<(&str, Reduction)> = sharding.partials();
         let axes: Vec<&str> = partials.iter().map(|(axis, _)| *axis).collect();
         let mut value: Vec<Option<i64>> = vec![None; len];
-        for group in place.mesh().groups(&axes).unwrap() {
+        for group in sharding.mesh().groups(&axes).unwrap() {
             for (at, value) in value.iter_mut().enumerate() {
                 let parts: Option<Vec<i64>> = group
                     .ranks()
@@ -53,32 +53,32 @@ impl Tensor {
                     .map(|rank| self.held[*rank][at])
                     .collect();
                 let Some(parts) = parts else { continue };
-                let reduced = reduced(&parts, &partials, place);
+                let reduced = reduced(&parts, &partials, sharding);
                 assert_eq!(
                     *value.get_or_insert(reduced),
                     reduced,
-                    "ranks of {place:?} differ"
+                    "ranks of {sharding:?} differ"
                 );
             }
         }
         value
             .into_iter()
-            .map(|value| value.expect("an element that nobody holds"))
+            .map(|value| value.expect("every element is held by some rank"))
             .collect()
     }
 
-    /// Asserts that every rank holds its box and nothing else.
-    pub(crate) fn check_boxes(&self, place: &Sharding) {
+    /// Asserts that every rank holds exactly its region.
+    pub(crate) fn check_regions(&self, sharding: &Sharding) {
         for (rank, held) in self.held.iter().enumerate() {
             let holds: Vec<bool> = held.iter().map(Option::is_some).collect();
-            assert_eq!(holds, inside(place, rank), "rank {rank} of {place:?}");
+            assert_eq!(holds, inside(sharding, rank), "rank {rank} of {sharding:?}");
         }
     }
 
-    pub(crate) fn run(mut self, transition: &Redistribution) -> Tensor {
-        for step in transition.steps() {
+    pub(crate) fn run(mut self, plan: &Redistribution) -> Tensor {
+        for step in plan.steps() {
             self = self.step(step);
-            self.check_boxes(step.to());
+            self.check_regions(step.to());
         }
         self
     }
@@ -86,12 +86,12 @@ impl Tensor {
     fn step(&self, step: &Step) -> Tensor {
         let rank = |rank: usize| -> Held {
             let group = step.group(rank).unwrap();
-            let wanted = inside(step.to(), rank).into_iter().enumerate();
+            let target = inside(step.to(), rank).into_iter().enumerate();
             let members: Vec<&Held> = group.ranks().iter().map(|at| &self.held[*at]).collect();
-            let at_home = &self.held[rank];
+            let mine = &self.held[rank];
             let first = group.ranks()[0] == rank;
-            wanted
-                .map(|(at, wanted)| wanted.then(|| element(step, &members, at_home, first, at)))
+            target
+                .map(|(at, inside)| inside.then(|| element(step, &members, mine, first, at)))
                 .collect()
         };
         Tensor {
@@ -100,10 +100,10 @@ impl Tensor {
     }
 }
 
-/// One element after a step, of a rank that wants it.
+/// The value of one element after a step.
 fn element(step: &Step, members: &[&Held], mine: &Held, first: bool, at: usize) -> i64 {
     match step.action() {
-        Action::Slice => mine[at].expect("a slice of what the rank has"),
+        Action::Slice => mine[at].expect("a rank slices what it holds"),
         Action::MakePartial(Reduction::Sum) => match step.dims().is_empty() {
             true if first => mine[at].unwrap(),
             true => 0,
@@ -112,15 +112,17 @@ fn element(step: &Step, members: &[&Held], mine: &Held, first: bool, at: usize) 
         Action::MakePartial(_) => mine[at].unwrap(),
         Action::AllGather | Action::AllToAll => {
             let mut values = members.iter().filter_map(|held| held[at]);
-            let value = values.next().expect("a rank of the group that has it");
-            assert_eq!(values.next(), None, "two ranks have it: {step}");
+            let value = values
+                .next()
+                .expect("a rank of the group holds the element");
+            assert_eq!(values.next(), None, "two ranks hold an element: {step}");
             value
         }
         Action::ReduceScatter(reduce_op) | Action::AllReduce(reduce_op) => {
             let parts: Vec<i64> = members.iter().map(|held| held[at].unwrap()).collect();
             combined(&parts, reduce_op)
         }
-        other => panic!("an action that is not simulated: {other}"),
+        other => panic!("{other} is not simulated"),
     }
 }
 
@@ -128,11 +130,11 @@ fn combined(parts: &[i64], reduce_op: ReduceOp) -> i64 {
     match reduce_op.reduction {
         Reduction::Max => *parts.iter().max().unwrap(),
         Reduction::Sum => exact(parts.iter().sum(), reduce_op.divisor),
-        other => panic!("a reduction of several: {other}"),
+        other => panic!("{other} is not a collective's reduction"),
     }
 }
 
-fn reduced(parts: &[i64], partials: &[(&str, Reduction)], place: &Sharding) -> i64 {
+fn reduced(parts: &[i64], partials: &[(&str, Reduction)], sharding: &Sharding) -> i64 {
     if partials
         .iter()
         .any(|(_, reduction)| *reduction == Reduction::Max)
@@ -143,22 +145,22 @@ fn reduced(parts: &[i64], partials: &[(&str, Reduction)], place: &Sharding) -> i
         .iter()
         .filter(|(_, reduction)| *reduction == Reduction::Avg);
     let divisor = means
-        .map(|(axis, _)| place.mesh().size(axis).unwrap())
+        .map(|(axis, _)| sharding.mesh().size(axis).unwrap())
         .product();
     exact(parts.iter().sum(), divisor)
 }
 
 fn exact(sum: i64, divisor: usize) -> i64 {
-    assert_eq!(sum % divisor as i64, 0, "a mean that is no whole number");
+    assert_eq!(sum % divisor as i64, 0, "a mean is not an integer");
     sum / divisor as i64
 }
 
-/// Which elements a rank's box has.
-pub(crate) fn inside(place: &Sharding, rank: usize) -> Vec<bool> {
-    let region = place.region(rank).unwrap();
-    let len: usize = place.shape().iter().product();
+/// Which elements are in a rank's region.
+pub(crate) fn inside(sharding: &Sharding, rank: usize) -> Vec<bool> {
+    let region = sharding.region(rank).unwrap();
+    let len: usize = sharding.shape().iter().product();
     (0..len)
-        .map(|at| is_inside(&region, place.shape(), at))
+        .map(|at| is_inside(&region, sharding.shape(), at))
         .collect()
 }
 

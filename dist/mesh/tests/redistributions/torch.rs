@@ -1,13 +1,13 @@
-//! The steps that torch's planners take, and what they send.
+//! The plans of torch's planners, and their traffic.
 
 use meshgrad_mesh::{LinkCosts, Mesh, Placement, Reduction, Sharding};
 
 use crate::NAMES;
 
-/// One step: an axis, and how the tensor lies along it before and after.
+/// One step: an axis, and its placements before and after.
 type Change<'a> = (usize, &'a str, &'a str);
 
-/// A line of the golden file: `S0 R -> R S0: 0 S0 R, 1 R S0`.
+/// A golden line: `S0 R -> R S0: 0 S0 R, 1 R S0`.
 pub(crate) struct TorchPlan<'a> {
     pub(crate) from: Vec<&'a str>,
     pub(crate) to: Vec<&'a str>,
@@ -21,8 +21,8 @@ pub(crate) fn plans() -> Vec<TorchPlan<'static>> {
         .collect()
 }
 
-/// What its graph planner does where axes shard a dim in another order than the mesh's, by the sizes
-/// of the mesh and the shape: `16x16 on 2x2: s0 s0 -> S0 R: 1 S0 R, 0 S0 R, 0 R S0`.
+/// The plans of torch's graph planner, which it uses when axes shard a dim in another order than the
+/// mesh's: `16x16 on 2x2: s0 s0 -> S0 R: 1 S0 R, 0 S0 R, 0 R S0` (shape and mesh sizes first).
 pub(crate) fn ordered_plans() -> Vec<(Vec<usize>, Vec<usize>, TorchPlan<'static>)> {
     let parse = |line: &'static str| {
         let (head, plan) = line.split_once(": ").unwrap();
@@ -61,23 +61,23 @@ impl<'a> TorchPlan<'a> {
         }
     }
 
-    /// By rings over shards that are padded to the largest, as torch pads them; f32 on one host.
-    /// Merged, as where the user has made all flattened meshes, or not.
+    /// The cost with rings over shards padded to the largest, as in torch, for f32 on one host.
+    /// `merged` assumes that the user has created all flattened meshes.
     pub(crate) fn spends(&self, mesh: &Mesh, shape: &[usize], merged: bool) -> Spent {
-        let mut lies = self.from.clone();
+        let mut placements = self.from.clone();
         let mut spent = Spent::default();
         let mut rest = &self.changes[..];
         while let Some(first) = rest.first() {
-            let before = largest(mesh, &lies, shape);
+            let before = largest(mesh, &placements, shape);
             let len = match merged {
                 true => neighbours(mesh, rest, &before),
                 false => 1,
             };
             let (together, later) = rest.split_at(len);
             for change in together {
-                lies[change.0] = change.2;
+                placements[change.0] = change.2;
             }
-            let after = largest(mesh, &lies, shape);
+            let after = largest(mesh, &placements, shape);
             spent.add(first, ranks(mesh, together), &before, &after);
             rest = later;
         }
@@ -85,7 +85,7 @@ impl<'a> TorchPlan<'a> {
     }
 }
 
-/// What a plan spends: the bytes of the rank with the most to do, and time by the model.
+/// The cost of a plan: the bytes of the busiest rank, and the modeled time.
 #[derive(Default)]
 pub(crate) struct Spent {
     pub(crate) bytes: u64,
@@ -124,8 +124,8 @@ fn ranks(mesh: &Mesh, changes: &[Change]) -> u64 {
         .product()
 }
 
-/// How many steps torch makes one: neighbours that do the same, sums together with means, where a
-/// dim that is scattered divides.
+/// How many steps torch merges: adjacent steps with the same action, where sums and means count as
+/// the same, if a scattered dim divides evenly.
 fn neighbours(mesh: &Mesh, changes: &[Change], before: &[usize]) -> usize {
     let first = &changes[0];
     let same = changes
@@ -144,7 +144,7 @@ fn neighbours(mesh: &Mesh, changes: &[Change], before: &[usize]) -> usize {
     }
 }
 
-/// No all_to_all, and nothing local.
+/// torch merges neither all_to_alls nor local steps.
 fn merges(first: &Change, next: &Change) -> bool {
     let collective = first.1 != "R" && (is_partial(first.1) || first.2 == "R");
     let same = first.1 == next.1 || is_partial(first.1) && is_partial(next.1);
@@ -160,9 +160,9 @@ fn dim(name: &str) -> usize {
 }
 
 /// The largest local shape, whatever the order of the axes that shard a dim.
-fn largest(mesh: &Mesh, lies: &[&str], shape: &[usize]) -> Vec<usize> {
+fn largest(mesh: &Mesh, placements: &[&str], shape: &[usize]) -> Vec<usize> {
     let mut largest = shape.to_vec();
-    for (name, ranks) in lies.iter().zip(mesh.shape()) {
+    for (name, ranks) in placements.iter().zip(mesh.shape()) {
         if name.starts_with(['S', 's']) {
             let dim = dim(name);
             largest[dim] = largest[dim].div_ceil(ranks);
@@ -171,8 +171,8 @@ fn largest(mesh: &Mesh, lies: &[&str], shape: &[usize]) -> Vec<usize> {
     largest
 }
 
-/// Lower case where the last axis shards first.
-pub(crate) fn place(mesh: &Mesh, names: &[&str], shape: &[usize]) -> Sharding {
+/// Lower-case names mean that the last axis is the outermost.
+pub(crate) fn sharding(mesh: &Mesh, names: &[&str], shape: &[usize]) -> Sharding {
     let placement = |name: &&str| match *name {
         "R" => Placement::Replicate,
         "P" => Placement::Partial(Reduction::Sum),
