@@ -1,7 +1,7 @@
-//! Distribution: what a parallel configuration means for each rank, and the communicators it needs.
+//! Distribution: parallel configurations, and the communicators that they need.
 //!
-//! - [`parallel`]: degrees of parallelism, checked, as meshes and groups of ranks.
-//! - [`registry`]: which communicators exist, and when they are made.
+//! - [`parallel`]: degrees of parallelism, checked and turned into meshes and groups of ranks.
+//! - [`registry`]: creates and shares communicators.
 
 pub mod parallel;
 pub mod registry;

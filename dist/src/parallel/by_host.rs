@@ -1,4 +1,4 @@
-//! The ranks of a state by the hosts that they are on.
+//! The ranks of a state, grouped by host.
 
 use std::collections::BTreeMap;
 
@@ -25,19 +25,19 @@ impl ByHost {
         }
     }
 
-    /// The ranks on the host of one of them.
-    pub(super) fn beside(&self, rank: usize) -> &[usize] {
+    /// The ranks on the same host as `rank`.
+    pub(super) fn same_host(&self, rank: usize) -> &[usize] {
         self.ranks
             .get(&self.hosts.host_of(rank))
             .map_or(&[], Vec::as_slice)
     }
 
-    /// The ranks that stand on their hosts where this one does on its own, by host.
+    /// The ranks with the same index on their hosts as `rank`, by host.
     ///
     /// # Errors
     /// [`StateError::UnevenHosts`].
     pub(super) fn across(&self, rank: usize) -> Result<Vec<usize>, StateError> {
-        let mine = self.beside(rank);
+        let mine = self.same_host(rank);
         let uneven = self
             .ranks
             .iter()

@@ -1,7 +1,7 @@
-//! Settings as numbers: one value each, that multiply to the world.
+//! Resolves settings to one value each, and checks that the degrees multiply to the world.
 //!
-//! Everything that is wrong is noted and the rest is checked all the same, unless it depends on
-//! what is wrong: a degree that is set twice differently has no product.
+//! All violations are collected. A check is skipped only if it depends on an invalid value: a degree
+//! with conflicting values has no product.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use super::violation::Violation;
 
 const OURS: &str = "meshgrad";
 
-/// Degrees, each known, and the world that they multiply to.
+/// Resolved degrees, and the world that they multiply to.
 pub(super) struct Degrees {
     of: BTreeMap<Parallelism, Sourced<usize>>,
     pub(super) world: Sourced<usize>,
@@ -30,12 +30,12 @@ impl Degrees {
         self.of[&kind].value
     }
 
-    /// How many ranks a pipeline stage has.
+    /// The number of ranks per pipeline stage.
     pub(super) fn stage(&self) -> usize {
         self.world.value / self.get(Parallelism::Pp)
     }
 
-    /// The size of a token where there are no experts.
+    /// The size of a token for parameters outside experts.
     pub(super) fn of_token(&self, token: Token) -> usize {
         match token {
             Token::Tp => self.get(Parallelism::Tp),
@@ -47,7 +47,7 @@ impl Degrees {
         }
     }
 
-    /// The size of a token among experts. Those of a stage must divide it.
+    /// The size of a token for experts. ep x etp must divide the stage.
     pub(super) fn of_expert_token(&self, token: Token) -> usize {
         let (ep, etp) = (self.get(Parallelism::Ep), self.get(Parallelism::Etp));
         match token {
@@ -61,7 +61,7 @@ impl Degrees {
 }
 
 impl Degrees {
-    /// One rank: what names are checked with when the degrees cannot be.
+    /// The degrees of one rank, used to check names when the degrees are invalid.
     pub(super) fn unit() -> Degrees {
         let unit = || Sourced::new(1, Source::default_of(OURS));
         Degrees {
@@ -71,18 +71,18 @@ impl Degrees {
     }
 }
 
-/// The one value of what may have been given several times: what was given goes before defaults.
-/// None when there is none, and when two differ, which is noted.
+/// The value of a setting that may be set several times. Set values override defaults. `None` if it
+/// is not set, or if two values differ, which is a violation.
 pub(super) fn one<T: Clone + PartialEq>(
     name: &str,
     all: &[Sourced<T>],
     text: impl Fn(&T) -> String,
     violations: &mut Vec<Violation>,
 ) -> Option<Sourced<T>> {
-    let by_someone = all.iter().any(|given| !given.source.is_default());
+    let is_set = all.iter().any(|given| !given.source.is_default());
     let mut all = all
         .iter()
-        .filter(|given| given.source.is_default() != by_someone);
+        .filter(|given| given.source.is_default() != is_set);
     let first = all.next()?;
 
     let Some(second) = all.find(|given| given.value != first.value) else {
@@ -98,7 +98,7 @@ pub(super) fn one<T: Clone + PartialEq>(
     None
 }
 
-/// A number of at least 1.
+/// A number that must be at least 1.
 pub(super) fn count(
     name: &str,
     all: &[Sourced<usize>],
@@ -115,7 +115,7 @@ pub(super) fn count(
     Some(given)
 }
 
-/// The order, if it can be read.
+/// The order, if it is valid.
 pub(super) fn order(
     settings: &Settings,
     violations: &mut Vec<Violation>,
@@ -142,7 +142,7 @@ pub(super) fn order(
     }
 }
 
-/// What an order lacks must have the degree 1.
+/// Degrees of tokens missing from the order must be 1.
 pub(super) fn order_names_all(
     order: &Sourced<Order>,
     degrees: &Degrees,
@@ -179,7 +179,7 @@ fn token_of(kind: Parallelism) -> Token {
     }
 }
 
-/// Every degree and the world, if they fit together.
+/// All degrees and the world, if they are consistent.
 pub(super) fn degrees(settings: &Settings, violations: &mut Vec<Violation>) -> Option<Degrees> {
     let before = violations.len();
     let world = count("world", &settings.world, violations);
@@ -204,7 +204,7 @@ pub(super) fn degrees(settings: &Settings, violations: &mut Vec<Violation>) -> O
     experts_divide(&degrees, violations).then_some(degrees)
 }
 
-/// What was given for each degree.
+/// The size set for each degree.
 fn sizes(
     settings: &Settings,
     violations: &mut Vec<Violation>,
@@ -224,8 +224,7 @@ fn sizes(
     sizes
 }
 
-/// One degree at most can be found out, and none of the experts': they do not multiply to the
-/// world.
+/// At most one degree can be inferred, and no expert degree: these do not multiply to the world.
 fn refuse_autos(sizes: &BTreeMap<Parallelism, Sourced<Size>>, violations: &mut Vec<Violation>) {
     let autos = sizes.iter().filter(|(_, given)| given.value == Size::Auto);
     let autos: Vec<(Parallelism, Source)> = autos
@@ -252,7 +251,7 @@ fn refuse_autos(sizes: &BTreeMap<Parallelism, Sourced<Size>>, violations: &mut V
     }
 }
 
-/// Finds out the degree that is auto, or the world.
+/// Infers the degree that is auto, or the world.
 fn resolved(
     sizes: BTreeMap<Parallelism, Sourced<Size>>,
     world: Option<Sourced<usize>>,
@@ -322,22 +321,22 @@ fn product(of: &BTreeMap<Parallelism, Sourced<usize>>) -> Option<usize> {
         .filter(|product| *product <= MAX_RANKS)
 }
 
-/// The degrees that somebody gave, or that are not 1: `pp 2 (--pp) x tp 4 (run.toml:3)`.
+/// The degrees that are set or not 1: `pp 2 (--pp) x tp 4 (run.toml:3)`.
 fn text(of: &BTreeMap<Parallelism, Sourced<usize>>) -> String {
-    let telling = |(kind, given): &(&Parallelism, &Sourced<usize>)| {
+    let relevant = |(kind, given): &(&Parallelism, &Sourced<usize>)| {
         !kind.is_expert() && (given.value != 1 || !given.source.is_default())
     };
-    let telling = of.iter().filter(telling);
-    let texts: Vec<String> = telling
+    let relevant = of.iter().filter(relevant);
+    let texts: Vec<String> = relevant
         .map(|(kind, given)| format!("{kind} {given}"))
         .collect();
     match texts.is_empty() {
-        true => "no degree that is not 1".to_owned(),
+        true => "all degrees are 1".to_owned(),
         false => texts.join(" x "),
     }
 }
 
-/// Experts regroup the ranks of a stage.
+/// ep x etp must divide the ranks of a stage.
 fn experts_divide(degrees: &Degrees, violations: &mut Vec<Violation>) -> bool {
     let (ep, etp) = (
         degrees.given(Parallelism::Ep),

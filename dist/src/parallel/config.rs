@@ -1,4 +1,4 @@
-//! Settings, checked.
+//! Checked settings.
 
 use std::collections::BTreeMap;
 
@@ -16,11 +16,10 @@ use super::source::Sourced;
 use super::text::nearest;
 use super::violation::{Violation, Violations};
 
-/// Degrees that multiply to the world, domains and groups that fit together: what settings mean,
-/// once nothing is wrong with them.
+/// A valid parallel configuration: degrees that multiply to the world, domains and groups.
 ///
-/// A pure value: it knows no rank, asks nobody, and makes nothing. Checking costs as much as there
-/// are axes, however many ranks there are.
+/// A pure value: it has no current rank and creates nothing. The cost of checking depends on the
+/// number of axes, not of ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParallelConfig {
     degrees: BTreeMap<Parallelism, Sourced<usize>>,
@@ -38,8 +37,8 @@ impl ParallelConfig {
     /// Checks settings.
     ///
     /// # Errors
-    /// Everything that is wrong with them, each with where its values came from. What depends on
-    /// something wrong is not checked.
+    /// All violations, each with the sources of its values. Checks that depend on an invalid value
+    /// are skipped.
     pub fn new(settings: &Settings) -> Result<ParallelConfig, Violations> {
         let mut violations = settings.violations.clone();
         let order = check::order(settings, &mut violations);
@@ -75,7 +74,7 @@ impl ParallelConfig {
         })
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     pub fn world(&self) -> usize {
         self.world
     }
@@ -85,22 +84,22 @@ impl ParallelConfig {
         self.degrees[&kind].value
     }
 
-    /// A degree and where it came from.
+    /// A degree and its source.
     pub fn degree_with_source(&self, kind: Parallelism) -> &Sourced<usize> {
         &self.degrees[&kind]
     }
 
-    /// Which kinds of parallelism neighbours differ in.
+    /// The order of the kinds of parallelism.
     pub fn order(&self) -> &Order {
         &self.order
     }
 
-    /// Which host each rank of the world runs on, if it was said.
+    /// The hosts of the ranks, if set.
     pub fn hosts(&self) -> Option<&Hosts> {
         self.hosts.as_ref()
     }
 
-    /// Domains by name, those that everybody has first, over the ranks from 0.
+    /// The domains by name, built-in ones first, over ranks 0, 1, ...
     pub fn domains(&self) -> &[(String, Mesh)] {
         &self.domains
     }
@@ -110,12 +109,12 @@ impl ParallelConfig {
         self.groups.keys().map(String::as_str)
     }
 
-    /// Groups of tokens where there are no experts, as Megatron-LM lists them: tp, cp, sp, dp, pp.
+    /// The generator for parameters outside experts, as in Megatron-LM: tp, cp, sp, dp, pp.
     pub fn dense_generator(&self) -> &RankGenerator {
         &self.dense
     }
 
-    /// Groups of tokens among experts, as Megatron-LM lists them: tp is etp, dp are the replicas.
+    /// The generator for experts, as in Megatron-LM: tp means etp, dp means replicas of experts.
     pub fn expert_generator(&self) -> &RankGenerator {
         &self.expert
     }
@@ -126,7 +125,7 @@ fn generator(order: &Order, size: impl Fn(Token) -> usize) -> RankGenerator {
     RankGenerator::new(order, &sizes).expect("degrees that multiply to the world")
 }
 
-/// Domains, and the groups of their axes, views and picks.
+/// The domains, and the groups of their axes, views and picks.
 fn named(
     settings: &Settings,
     degrees: &Degrees,
@@ -169,7 +168,7 @@ fn axes_text(domain: &Domain) -> String {
     axes.join(" x ")
 }
 
-/// Each of a name once: the same declaration from two places is one.
+/// One declaration per name. Equal declarations from two sources count once.
 fn once<T: Clone + PartialEq>(
     kind: &str,
     all: &[Sourced<T>],
@@ -191,7 +190,7 @@ fn once<T: Clone + PartialEq>(
     names.into_iter().filter_map(of_name).collect()
 }
 
-/// What can be said about names when degrees or order are wrong: every size is taken to be 1.
+/// Checks names when degrees or order are invalid, with all sizes taken as 1.
 fn check_names(settings: &Settings, violations: &mut Vec<Violation>) {
     let mut settings = settings.clone();
     for domain in &mut settings.domains {
@@ -234,14 +233,14 @@ fn options(
     options
 }
 
-/// The fields that say something.
+/// The options that differ from the default.
 fn options_text(options: &GroupOptions) -> String {
     let stated = options.non_default().into_iter();
     let fields: Vec<String> = stated
         .map(|(field, value)| format!("{field} {value}"))
         .collect();
     match fields.is_empty() {
-        true => "those of the transport".to_owned(),
+        true => "defaults".to_owned(),
         false => fields.join(", "),
     }
 }

@@ -1,18 +1,18 @@
-//! What users declare beside the degrees: domains, views and picks.
+//! User-defined domains, views and picks.
 
 use meshgrad_mesh::Size;
 
-/// A way to lay axes over all ranks.
+/// A set of axes over all ranks.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Domain {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Names and degrees, the slowest first; together they are all ranks. One may be auto.
+    /// Axis names and sizes, slowest first. They multiply to the world; one may be auto.
     pub axes: Vec<(String, Size)>,
 }
 
 impl Domain {
-    /// A domain with these axes, the slowest first.
+    /// A domain with these axes, slowest first.
     pub fn new<N: Into<String>, S: Into<Size>>(
         name: impl Into<String>,
         axes: impl IntoIterator<Item = (N, S)>,
@@ -27,19 +27,19 @@ impl Domain {
     }
 }
 
-/// Axes of a domain as one, under a name of its own.
+/// Axes of a domain flattened into one, with a name.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct View {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// The domain that has the axes.
+    /// The domain of the axes.
     pub domain: String,
-    /// The axes, the last fastest.
+    /// The axes, fastest last.
     pub axes: Vec<String>,
 }
 
 impl View {
-    /// These axes of a domain, the last fastest.
+    /// A view of these axes of a domain, fastest last.
     pub fn new<A: Into<String>>(
         name: impl Into<String>,
         domain: impl Into<String>,
@@ -53,20 +53,20 @@ impl View {
     }
 }
 
-/// Some members of the groups of an axis or a view, which make a group among themselves: first and
-/// last stage, which both hold a tied embedding.
+/// A group of selected members of an axis or view, such as the first and last stage, which share a
+/// tied embedding.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Pick {
-    /// Its name.
+    /// The name.
     pub name: String,
     /// The axis or view.
     pub of: String,
-    /// Which members, in order. The same member twice counts once.
+    /// The members, in order. Duplicates count once.
     pub members: Vec<Member>,
 }
 
 impl Pick {
-    /// These members of the groups of an axis or view.
+    /// A pick of these members of an axis or view.
     pub fn new(
         name: impl Into<String>,
         of: impl Into<String>,
@@ -87,6 +87,6 @@ pub enum Member {
     First,
     /// The last.
     Last,
-    /// The one at this index.
+    /// The member at this index.
     At(usize),
 }

@@ -1,34 +1,34 @@
-//! The kinds of parallelism that have a degree.
+//! The kinds of parallelism.
 
 use std::fmt;
 
 use meshgrad_mesh::Size;
 
-/// A kind of parallelism. All but the experts' two multiply to the world.
+/// A kind of parallelism. The degrees of all but the two expert kinds multiply to the world.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Parallelism {
     /// Pipeline stages.
     Pp,
-    /// Replicas of the parameters that see different data.
+    /// Replicas of the parameters, with different data.
     DpReplicate,
-    /// Shards of the parameters that see different data.
+    /// Shards of the parameters, with different data.
     DpShard,
-    /// Parts of a sequence whose ranks share one copy of the parameters.
+    /// Parts of a sequence; the ranks share one copy of the parameters.
     CpShard,
-    /// Parts of a sequence whose ranks have a replica each.
+    /// Parts of a sequence; each rank has a replica of the parameters.
     CpReplicate,
-    /// Parts of a sequence that trade places with attention heads (Ulysses).
+    /// Parts of a sequence, exchanged for attention heads (Ulysses).
     Sp,
     /// Shards of every matrix.
     Tp,
-    /// Experts apart: regroups the ranks of a stage.
+    /// Sets of experts; regroups the ranks of a stage.
     Ep,
     /// Shards of every expert's matrices.
     Etp,
 }
 
 impl Parallelism {
-    /// All of them, the slowest of the default order first, the experts' last.
+    /// All kinds, slowest in the default order first, expert kinds last.
     pub const ALL: [Parallelism; 9] = [
         Parallelism::Pp,
         Parallelism::DpReplicate,
@@ -41,7 +41,7 @@ impl Parallelism {
         Parallelism::Etp,
     ];
 
-    /// Its name in settings and messages.
+    /// The name in settings and messages.
     pub fn name(self) -> &'static str {
         match self {
             Parallelism::Pp => "pp",
@@ -56,7 +56,7 @@ impl Parallelism {
         }
     }
 
-    /// The one of this name.
+    /// The kind with this name.
     pub fn from_name(name: &str) -> Option<Parallelism> {
         Parallelism::ALL
             .into_iter()
@@ -83,7 +83,7 @@ pub(crate) fn size_text(size: Size) -> String {
     }
 }
 
-/// A degree as people write it.
+/// Parses a degree.
 pub(crate) fn parse_size(text: &str) -> Option<Size> {
     match text.trim() {
         "auto" => Some(Size::Auto),

@@ -1,16 +1,16 @@
-//! Domains: the same ranks under different axes, because different tensors are cut differently.
+//! Domains: the same ranks with different axes, for tensors that are sharded differently.
 //!
-//! | domain | axes, the slowest first in the default order | of |
+//! | domain | axes, slowest first in the default order | for |
 //! |---|---|---|
-//! | `regular` | pp, dp_replicate, dp_shard, cp_shard, cp_replicate, sp, tp | one axis a degree |
-//! | `dense` | pp, dp_replicate, dp_cp_shard, cp_replicate, sp, tp | parameters, not experts' |
-//! | `expert` | pp, ep_replicate, ep_shard, etp | experts' parameters |
-//! | `batch` | pp, dp, cp, sp, tp | samples: dp ranks see different ones |
-//! | `flat` | world | everybody |
+//! | `regular` | pp, dp_replicate, dp_shard, cp_shard, cp_replicate, sp, tp | one axis per degree |
+//! | `dense` | pp, dp_replicate, dp_cp_shard, cp_replicate, sp, tp | parameters outside experts |
+//! | `expert` | pp, ep_replicate, ep_shard, etp | parameters of experts |
+//! | `batch` | pp, dp, cp, sp, tp | samples, which differ between dp ranks |
+//! | `flat` | world | all ranks |
 //!
-//! Names and axes are those of d9d, with `sp` and `etp` added. Every domain is all ranks: experts
-//! regroup the dp, cp, sp *and tp* ranks of a stage, so nobody is outside of the expert domain when
-//! tp is more than 1. An axis that several domains have is the same ranks in each of them.
+//! Names and axes are those of d9d, plus `sp` and `etp`. Every domain has all ranks: experts regroup
+//! the dp, cp, sp *and tp* ranks of a stage, so the expert domain is complete for tp > 1. An axis in
+//! several domains has the same ranks in each.
 
 use meshgrad_mesh::{Mesh, Relation, Result, Size};
 
@@ -27,14 +27,14 @@ pub(super) const EXPERT: &str = "expert";
 pub(super) const BATCH: &str = "batch";
 pub(super) const FLAT: &str = "flat";
 
-/// A domain and who declared it.
+/// A domain and its source.
 pub(super) struct BuiltDomain {
     pub(super) name: String,
     pub(super) location: Source,
     pub(super) mesh: Mesh,
 }
 
-/// All domains that can be built.
+/// All valid domains.
 pub(super) fn build(
     degrees: &Degrees,
     order: &Sourced<Order>,
@@ -63,7 +63,7 @@ pub(super) fn build(
             violations.push(Violation::InvalidDeclaration {
                 what: "a domain".to_owned(),
                 location: source.clone(),
-                problem: "it has no name".to_owned(),
+                problem: "its name is empty".to_owned(),
             });
             continue;
         }
@@ -71,7 +71,7 @@ pub(super) fn build(
             violations.push(Violation::NameTaken {
                 name: value.name.clone(),
                 location: source.clone(),
-                by: "a domain of meshgrad".to_owned(),
+                by: "a built-in domain".to_owned(),
             });
             continue;
         }
@@ -120,13 +120,13 @@ fn built_in(degrees: &Degrees, order: &Order) -> Result<[(&'static str, Mesh); 5
     ])
 }
 
-/// Axes of all ranks from 0, the slowest first.
+/// A mesh of ranks 0, 1, ... with these axes, slowest first.
 fn of_axes(world: usize, axes: &[(String, Size)]) -> Result<Mesh> {
     let axes: Vec<(&str, Size)> = axes.iter().map(|(name, size)| (&**name, *size)).collect();
     Mesh::new(&[world], &["world"])?.split("world", &axes)
 }
 
-/// Two axes as one, the one that is slower in the mesh first.
+/// Flattens two axes, in mesh order.
 fn flattened(mesh: &Mesh, axes: [&str; 2], name: &str) -> Result<Mesh> {
     let names = mesh.axes().iter().map(|axis| axis.name());
     let in_order: Vec<&str> = names.filter(|name| axes.contains(name)).collect();
@@ -154,8 +154,8 @@ fn expert_axis(token: Token) -> Option<&'static str> {
     }
 }
 
-/// An axis of one name that is not the same ranks in two domains. That "the order must end with pp"
-/// is a case of it.
+/// Violations of the rule that an axis has the same ranks in all domains. Megatron's rule that an
+/// order must end with pp is a special case.
 fn differently_shared(domains: &[BuiltDomain]) -> Vec<Violation> {
     let mut violations = Vec::new();
     for (at, second) in domains.iter().enumerate() {

@@ -1,24 +1,24 @@
-//! Every group that Megatron-LM makes of a configuration, with its lists.
+//! All groups that Megatron-LM creates for a configuration.
 //!
-//! Kinds come in the order in which the first group of each is made, and lists in that of
-//! Megatron-LM, so they are what `initialize_model_parallel` passes to `new_group`, sorted by kind.
-//! Nearly all are layouts of its two rank generators; the rest cut such lists.
+//! The lists are those that `initialize_model_parallel` passes to `new_group`, grouped by kind. Kinds
+//! are in the order of their first groups, and lists in Megatron-LM's order. Most are layouts of its
+//! two rank generators; the rest are parts of such lists.
 
 use super::config::ParallelConfig;
 use super::degree::Parallelism;
 use super::order::Token;
 use super::rank_generator::lists;
 
-/// What Megatron-LM can be asked for beside degrees and order.
+/// Options of Megatron-LM besides degrees and order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MegatronExtras {
     /// `num_distributed_optimizer_instances`: replicas of the optimizer's shards.
     pub instances: usize,
-    /// `hierarchical_context_parallel_sizes`: levels of cp, the fastest first; none for no levels.
+    /// `hierarchical_context_parallel_sizes`: levels of cp, fastest first; empty for none.
     pub context_levels: Vec<usize>,
     /// `hybrid_context_parallel`: groups of every power of two within dp and cp.
     pub hybrid: bool,
-    /// `create_all_gather_group`: dp and cp once more, for gathering beside reducing.
+    /// `create_all_gather_group`: a second dp and cp group, for gathers concurrent with reductions.
     pub gather: bool,
 }
 
@@ -36,61 +36,61 @@ impl Default for MegatronExtras {
 /// All groups of a kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MegatronGroups {
-    /// What Megatron-LM calls it: `DATA_PARALLEL_GROUP_WITH_CP`.
+    /// Megatron-LM's name: `DATA_PARALLEL_GROUP_WITH_CP`.
     pub kind: String,
-    /// Under which name it looks up the options: `dp_cp`.
+    /// The name under which it looks up options: `dp_cp`.
     pub options: &'static str,
-    /// Ranks of each group.
+    /// The ranks of each group.
     pub lists: Vec<Vec<usize>>,
 }
 
-/// What Megatron-LM refuses of its extras.
+/// Extras that Megatron-LM rejects.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MegatronError {
-    /// Instances that do not divide what they cut.
+    /// The optimizer instances do not divide the ranks.
     #[error(
         "{instances} optimizer instances do not divide {what}, which has {ranks} ranks: choose a \
          divisor of {ranks}"
     )]
     Instances {
-        /// How many.
+        /// The number of instances.
         instances: usize,
-        /// What they cut.
+        /// What they divide.
         what: &'static str,
-        /// Its ranks.
+        /// Its number of ranks.
         ranks: usize,
     },
 
-    /// Levels that do not multiply to cp.
-    #[error("levels {levels:?} of context parallelism multiply to {product} and cp is {cp}")]
+    /// The levels do not multiply to cp.
+    #[error("levels {levels:?} of context parallelism multiply to {product}, but cp is {cp}")]
     ContextLevels {
         /// The levels.
         levels: Vec<usize>,
         /// Their product.
         product: usize,
-        /// What they should multiply to.
+        /// The degree of cp.
         cp: usize,
     },
 
-    /// An odd number of ranks, which has no half.
-    #[error("hybrid context parallelism halves dp x cp, which has {ranks} ranks: make that even")]
+    /// An odd number of ranks.
+    #[error("hybrid context parallelism needs an even dp x cp, got {ranks} ranks")]
     OddHybrid {
-        /// Ranks of dp and cp.
+        /// The ranks of dp and cp.
         ranks: usize,
     },
 }
 
 type Lists = Vec<Vec<usize>>;
 
-/// Which generator lists a kind.
+/// The generator of a kind.
 #[derive(Clone, Copy)]
 enum Side {
     Dense,
     Expert,
 }
 
-/// Kind, name of its options, and its tokens, in the order of creation.
+/// Kind, name of its options, generator and tokens, in creation order.
 const KINDS: [(&str, &str, Side, &[Token]); 14] = {
     use Side::{Dense, Expert};
     use Token::{Cp, Dp, Ep, Pp, Tp};
@@ -132,7 +132,7 @@ const KINDS: [(&str, &str, Side, &[Token]); 14] = {
     ]
 };
 
-/// Those of sequence parallelism, which DeepSpeed makes last.
+/// The kinds of sequence parallelism, which DeepSpeed creates last.
 const SEQUENCE: [(&str, &str, Side, &[Token]); 2] = [
     ("SEQUENCE_PARALLEL_GROUP", "sp", Side::Dense, &[Token::Sp]),
     (
@@ -144,11 +144,11 @@ const SEQUENCE: [(&str, &str, Side, &[Token]); 2] = [
 ];
 
 impl ParallelConfig {
-    /// Every group that Megatron-LM makes, by kind. Groups of sp, which it does not have, come
-    /// last, as in DeepSpeed's parallel state; they are there when sp is more than 1.
+    /// All groups that Megatron-LM creates, by kind. If sp is more than 1, the groups of sp come last,
+    /// as in DeepSpeed's parallel state.
     ///
     /// # Errors
-    /// What Megatron-LM refuses too.
+    /// Extras that Megatron-LM also rejects.
     pub fn megatron_groups(
         &self,
         extras: &MegatronExtras,
@@ -174,7 +174,7 @@ impl ParallelConfig {
         Ok(groups)
     }
 
-    /// The replicas of experts, within and across instances; and all experts of an instance.
+    /// The replicas of experts within and across instances, and all experts of an instance.
     fn cut_experts(&self, replicas: &Lists, extras: &MegatronExtras) -> Vec<MegatronGroups> {
         let within = replicas[0].len() / extras.instances;
         let names = [
@@ -241,13 +241,13 @@ fn hybrid_sizes(ranks: usize) -> impl Iterator<Item = usize> {
     (1..ranks.ilog2()).map(|power| 1 << power)
 }
 
-/// Each list in pieces of `size`.
+/// Each list in chunks of `size`.
 fn chunks(lists: &Lists, size: usize) -> Lists {
-    let pieces = lists.iter().flat_map(|list| list.chunks(size));
-    pieces.map(<[usize]>::to_vec).collect()
+    let chunks = lists.iter().flat_map(|list| list.chunks(size));
+    chunks.map(<[usize]>::to_vec).collect()
 }
 
-/// Each list as a mesh of `sizes`, the fastest first: the groups along each of its axes.
+/// The groups along each axis of each list as a mesh of `sizes`, fastest first.
 fn levels(lists: &Lists, sizes: &[usize]) -> Vec<Lists> {
     let along = |level: usize| {
         let stride: usize = sizes[..level].iter().product();
@@ -264,7 +264,7 @@ fn levels(lists: &Lists, sizes: &[usize]) -> Vec<Lists> {
     (0..sizes.len()).map(along).collect()
 }
 
-/// First and last stages, once where they are one, and first stages.
+/// The first and last stages, and the first stages.
 fn ends(pipelines: &Lists) -> Vec<MegatronGroups> {
     let both = |stages: &Vec<usize>| {
         let mut ends = vec![stages[0], stages[stages.len() - 1]];
@@ -286,7 +286,7 @@ fn ends(pipelines: &Lists) -> Vec<MegatronGroups> {
     ]
 }
 
-/// dp and cp once more, in powers of two, and within optimizer instances.
+/// The additional groups of dp and cp: for gathers, in powers of two, within optimizer instances.
 fn cut_data(dp_cp: &Lists, extras: &MegatronExtras) -> Vec<MegatronGroups> {
     let mut groups = Vec::new();
     if extras.gather {
@@ -307,7 +307,7 @@ fn cut_data(dp_cp: &Lists, extras: &MegatronExtras) -> Vec<MegatronGroups> {
     groups
 }
 
-/// Levels of cp.
+/// The levels of cp.
 fn cut_context(cp: &Lists, extras: &MegatronExtras) -> Vec<MegatronGroups> {
     let levels = levels(cp, &extras.context_levels).into_iter().enumerate();
     let named = levels.map(|(level, lists)| {

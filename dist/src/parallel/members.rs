@@ -1,17 +1,17 @@
-//! Groups by name: axes of all domains, views of them, and picks.
+//! Groups by name: axes of all domains, views and picks.
 //!
 //! | group | ranks |
 //! |---|---|
 //! | an axis of any domain | `pp`, `dp_replicate`, `tp`, `ep_shard`, `dp`, `cp`, `world`, ... |
-//! | `fsdp` | dp_shard x cp_shard: who shares one copy of the parameters |
-//! | `loss` | all dp, cp and sp: who sees other tokens |
-//! | `dp_cp`, `tp_dp`, `tp_cp`, `tp_dp_cp`, `mp`, `sp_dp` | what the names say; mp is tp and pp |
+//! | `fsdp` | dp_shard x cp_shard: ranks that share one copy of the parameters |
+//! | `loss` | all dp, cp and sp: ranks with different tokens |
+//! | `dp_cp`, `tp_dp`, `tp_cp`, `tp_dp_cp`, `mp`, `sp_dp` | the named axes; mp is tp and pp |
 //! | `ep`, `ep_tp`, `tp_ep_mp`, `tp_ep_pp`, `ep_dp` | of experts: ep_shard, etp, and so on |
-//! | `intra_dp_cp`, `intra_ep_dp`, `inter_ep_dp`, `intra_dist_opt_instance` | dp_replicate apart |
+//! | `intra_dp_cp`, `intra_ep_dp`, `inter_ep_dp`, `intra_dist_opt_instance` | split by dp_replicate |
 //! | `embd`, `pos_embd` | first and last stage; first stage |
-//! | `all_to_all_local`, `all_to_all_global` | the ranks of a host; one of each host (ZeRO++) |
+//! | `all_to_all_local`, `all_to_all_global` | ranks of a host; one rank per host (ZeRO++) |
 //!
-//! The short names are those under which Megatron-LM looks up the options of a group.
+//! The short names are those that Megatron-LM uses to look up the options of a group.
 
 use std::collections::BTreeMap;
 
@@ -28,13 +28,13 @@ use super::violation::Violation;
 /// Who is in the groups of a name, by position.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Membership {
-    /// All groups of a layout: every rank is in one.
+    /// All groups of a layout; every rank is in one.
     Along(RankLayout),
-    /// Of each group of a layout the members at these indices, in order; each once.
+    /// The members at these distinct indices of each group of a layout, in order.
     Picked { of: RankLayout, indices: Vec<usize> },
     /// The ranks of a host.
     SameHost,
-    /// The ranks at one index of each host.
+    /// The ranks with the same index on each host.
     AcrossHosts,
 }
 
@@ -75,12 +75,12 @@ const VIEWS: [(&str, &str, &[&str]); 14] = [
     ("ep_dp", EXPERT, &["ep_replicate"]),
 ];
 
-/// The ranks of a host, when it is known how many there are.
+/// The ranks of a host; requires ranks_per_host.
 pub(super) const SAME_HOST: &str = "all_to_all_local";
-/// The ranks at one index of each host, likewise.
+/// The ranks with the same index on each host; requires ranks_per_host.
 pub(super) const ACROSS_HOSTS: &str = "all_to_all_global";
 
-/// Groups of the axes of all domains, and those that everybody has.
+/// The groups of the axes of all domains, and the built-in groups.
 pub(super) fn built_in(
     domains: &[BuiltDomain],
     degrees: &Degrees,
@@ -99,7 +99,7 @@ pub(super) fn built_in(
             Some(domain) => violations.push(Violation::InvalidDeclaration {
                 what: format!("domain `{}`", domain.name),
                 location: domain.location.clone(),
-                problem: format!("axis `{name}` has the name of a group that everybody has"),
+                problem: format!("axis `{name}` has the name of a built-in group"),
             }),
             None => drop(groups.insert(name, members)),
         }
@@ -124,7 +124,7 @@ fn views_and_picks(domains: &[BuiltDomain], degrees: &Degrees) -> Groups {
     let ends = [Member::First, Member::Last];
     for (name, members) in [("embd", &ends[..]), ("pos_embd", &ends[..1])] {
         let of = stages.clone();
-        let indices = indices(members, of.len()).expect("first and last");
+        let indices = indices(members, of.len()).expect("first and last exist");
         groups.insert(name.to_owned(), Membership::Picked { of, indices });
     }
     groups

@@ -1,9 +1,9 @@
-//! Degrees of parallelism, checked, as meshes and groups of ranks.
+//! Parallel configurations: degrees of parallelism, checked and turned into meshes and groups.
 //!
-//! What is asked for is collected as [`Settings`], each value with its [`Source`]. Checking them
-//! gives a [`ParallelConfig`], or all [`Violations`] at once. A [`ParallelState`] puts a
-//! configuration on ranks and answers with meshes and groups; any number of them live in one
-//! process. All are values: nothing here communicates, and nothing depends on which rank asks.
+//! [`Settings`] collect values with their [`Source`]s. Checking them gives a [`ParallelConfig`], or
+//! all [`Violations`] at once. A [`ParallelState`] maps a configuration to ranks and provides meshes
+//! and groups; a process can have any number of them. All are values: nothing here communicates or
+//! depends on the current rank.
 //!
 //! ```
 //! use meshgrad_dist::parallel::{ParallelConfig, ParallelState, Parallelism, Settings, Source};
@@ -21,7 +21,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Ops and models see none of this: they ask for an axis of a mesh, or a group.
+//! Ops and models do not use this module: they take an axis of a mesh, or a group.
 
 mod by_host;
 mod check;

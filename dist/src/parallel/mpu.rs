@@ -1,13 +1,12 @@
-//! Getters under the names that ported code calls.
+//! Getters with the names that ported code calls.
 //!
-//! Megatron-LM and DeepSpeed hand an `mpu` (model parallel unit) about: an object or module that
-//! answers for the process it runs in. [`Mpu`] is that for a rank which is told, so many live in
-//! one process, and no getter means another state than the one it was called on.
+//! Megatron-LM and DeepSpeed pass around an `mpu` (model parallel unit), an object or module for the
+//! current process. [`Mpu`] is one for an explicit rank and state, so a process can have several.
 //!
-//! Where the answer of others is doubtful, ours is as follows. `get_model_parallel_world_size` and
-//! `_rank` mean tp, as in DeepSpeed, though `get_model_parallel_group` is tp and pp.
-//! `get_tensor_model_parallel_src_rank` is the first rank of the tp group whatever the order.
-//! `get_sequence_data_parallel_group` is dp where sp is 1, which is the same group.
+//! Where the originals are ambiguous: `get_model_parallel_world_size` and `_rank` mean tp, as in
+//! DeepSpeed, although `get_model_parallel_group` is tp and pp. `get_tensor_model_parallel_src_rank`
+//! is the first rank of the tp group for any order. `get_sequence_data_parallel_group` is dp if sp is
+//! 1, which is the same group.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +22,7 @@ pub struct Mpu {
     rank: usize,
 }
 
-/// Three getters of one group that every rank is in.
+/// Three getters of a group that every rank is in.
 macro_rules! getters {
     ($($name:literal: $group:ident, $size:ident, $at:ident;)*) => {
         $(
@@ -32,31 +31,31 @@ macro_rules! getters {
                 self.own($name)
             }
 
-            #[doc = concat!("How many ranks the group `", $name, "` of this rank has.")]
+            #[doc = concat!("The number of ranks in the group `", $name, "` of this rank.")]
             pub fn $size(&self) -> usize {
                 self.own($name).len()
             }
 
-            #[doc = concat!("Where in the group `", $name, "` this rank stands.")]
+            #[doc = concat!("The index of this rank in its group `", $name, "`.")]
             pub fn $at(&self) -> usize {
-                self.location($name)
+                self.index($name)
             }
         )*
     };
 }
 
 impl Mpu {
-    /// For a rank that the state has.
+    /// The getters of a rank in the state.
     pub(super) fn new(state: ParallelState, rank: usize) -> Mpu {
         Mpu { state, rank }
     }
 
-    /// The state that answers.
+    /// The state.
     pub fn state(&self) -> &ParallelState {
         &self.state
     }
 
-    /// The rank that it answers for.
+    /// The rank.
     pub fn rank(&self) -> usize {
         self.rank
     }
@@ -88,17 +87,17 @@ impl Mpu {
             get_expert_data_parallel_world_size, get_expert_data_parallel_rank;
     }
 
-    /// tp and pp: all that one replica of the parameters is cut over.
+    /// tp and pp: the ranks over which one replica of the parameters is sharded.
     pub fn get_model_parallel_group(&self) -> Group {
         self.own("mp")
     }
 
-    /// The size of tp, as ZeRO means it.
+    /// The size of tp, as ZeRO defines it.
     pub fn get_model_parallel_world_size(&self) -> usize {
         self.get_tensor_model_parallel_world_size()
     }
 
-    /// Where in tp this rank stands, as ZeRO means it.
+    /// The index of this rank in tp, as ZeRO defines it.
     pub fn get_model_parallel_rank(&self) -> usize {
         self.get_tensor_model_parallel_rank()
     }
@@ -113,12 +112,12 @@ impl Mpu {
         self.own("dp").ranks().to_vec()
     }
 
-    /// First and last stage of this rank's pipeline, if it is one of them.
+    /// The first and last stage of this rank's pipeline, if the rank is in one of them.
     pub fn get_embedding_group(&self) -> Option<Group> {
         self.group("embd")
     }
 
-    /// First stage of this rank's pipeline, if it is that.
+    /// The first stage of this rank's pipeline, if the rank is in it.
     pub fn get_position_embedding_group(&self) -> Option<Group> {
         self.group("pos_embd")
     }
@@ -148,8 +147,7 @@ impl Mpu {
         self.own("tp_ep_pp")
     }
 
-    /// ZeRO++'s groups of all hosts: `local_0`, ..., and where there are several hosts `global_0`,
-    /// ...
+    /// ZeRO++'s groups of all hosts: `local_0`, ..., and on several hosts `global_0`, ...
     ///
     /// # Errors
     /// [`StateError::NoHosts`], [`StateError::UnevenHosts`].
@@ -173,15 +171,15 @@ impl Mpu {
 
     /// A group of this rank that not every rank is in.
     fn group(&self, name: &str) -> Option<Group> {
-        self.state.group(name, self.rank).expect("everybody has it")
+        self.state.group(name, self.rank).expect("a built-in group")
     }
 
     fn own(&self, name: &str) -> Group {
         self.group(name).expect("every rank is in one")
     }
 
-    fn location(&self, name: &str) -> usize {
-        let location = self.own(name).index_of(self.rank);
-        location.expect("a rank is in its own group")
+    fn index(&self, name: &str) -> usize {
+        let index = self.own(name).index_of(self.rank);
+        index.expect("a rank is in its own group")
     }
 }

@@ -1,22 +1,21 @@
-//! Which ranks are neighbours: the order string of Megatron-LM.
+//! Rank order: the order string of Megatron-LM.
 //!
-//! `tp-cp-ep-dp-pp` says that ranks which follow each other differ in tp first, and that pp changes
-//! last. That is a mesh read backwards: its axes are (pp, dp, cp, tp), the last fastest. One string
-//! orders two meshes, that of experts with `ep` and without `cp` and `sp`, and the other without
-//! `ep`.
+//! In `tp-cp-ep-dp-pp`, tp varies fastest over consecutive ranks and pp slowest: the axes of the mesh
+//! are (pp, dp, cp, tp). One string orders two meshes: that of experts, with `ep` and without `cp`
+//! and `sp`, and the other one, without `ep`.
 
 use std::fmt;
 
-/// What an order is made of.
+/// A token of an order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Token {
-    /// Tensor parallelism; of experts, theirs.
+    /// Tensor parallelism; for experts, expert tensor parallelism.
     Tp,
     /// Pipeline stages.
     Pp,
-    /// Data parallelism, replicated and sharded; of experts, their replicas.
+    /// Data parallelism, replicated and sharded; for experts, their replicas.
     Dp,
-    /// Experts apart. 1 wherever there are no experts.
+    /// Expert parallelism. 1 outside experts.
     Ep,
     /// Context parallelism, sharded and replicated. 1 for experts.
     Cp,
@@ -25,7 +24,7 @@ pub enum Token {
 }
 
 impl Token {
-    /// All of them, in the order in which Megatron-LM adds those that an order lacks.
+    /// All tokens, in the order in which Megatron-LM appends those missing from an order.
     pub const ALL: [Token; 6] = [
         Token::Tp,
         Token::Pp,
@@ -35,7 +34,7 @@ impl Token {
         Token::Sp,
     ];
 
-    /// As it is written in an order.
+    /// The name in an order string.
     pub fn name(self) -> &'static str {
         match self {
             Token::Tp => "tp",
@@ -47,7 +46,7 @@ impl Token {
         }
     }
 
-    /// The one that is written so.
+    /// The token with this name.
     pub fn from_name(name: &str) -> Option<Token> {
         Token::ALL.into_iter().find(|token| token.name() == name)
     }
@@ -59,39 +58,39 @@ impl fmt::Display for Token {
     }
 }
 
-/// An order of all tokens, the fastest first.
+/// An order of all tokens, fastest first.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Order {
     /// Each token once.
     tokens: Vec<Token>,
-    /// How many of them were given; the others were added.
+    /// How many were given; the others were appended.
     given: usize,
 }
 
-/// What is wrong with an order string.
+/// An error in an order string.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OrderError {
-    /// A token that there is not.
-    #[error("`{0}` is none of tp, cp, sp, ep, dp and pp, joined by `-`, the fastest first")]
+    /// An unknown token.
+    #[error("unknown token `{0}`: use tp, cp, sp, ep, dp and pp, joined by `-`, fastest first")]
     Unknown(String),
-    /// A token that was written twice.
-    #[error("`{0}` stands in it twice: write it once")]
+    /// A duplicate token.
+    #[error("token `{0}` occurs twice")]
     Twice(Token),
 }
 
 impl Order {
-    /// The order when none is given: as in Megatron-LM, with sp between tp and cp.
+    /// The default: as in Megatron-LM, with sp between tp and cp.
     pub const DEFAULT: &'static str = "tp-sp-cp-ep-dp-pp";
-    /// The order of Megatron-LM when none is given.
+    /// The default of Megatron-LM.
     pub const MEGATRON: &'static str = "tp-cp-ep-dp-pp";
-    /// The order of DeepSpeed's parallel state when none is given.
+    /// The default of DeepSpeed's parallel state.
     pub const DEEPSPEED: &'static str = "tp-ep-dp-pp";
 
-    /// Reads an order: tokens joined by `-`, the fastest first, in either case. Tokens that it
-    /// lacks are added at the end, as Megatron-LM does; their degrees must be 1.
+    /// Parses an order: tokens joined by `-`, fastest first, case-insensitive. Missing tokens are
+    /// appended, as in Megatron-LM; their degrees must be 1.
     ///
     /// # Errors
-    /// All that is wrong with it.
+    /// All errors in the string.
     pub fn parse(text: &str) -> Result<Order, Vec<OrderError>> {
         let (mut tokens, mut errors) = (Vec::new(), Vec::new());
         let lower = text.trim().to_lowercase();
@@ -121,17 +120,17 @@ impl Order {
         Ok(Order { tokens, given })
     }
 
-    /// All tokens, the fastest first.
+    /// All tokens, fastest first.
     pub fn fastest_first(&self) -> &[Token] {
         &self.tokens
     }
 
-    /// All tokens, the slowest first: as the axes of a mesh stand.
+    /// All tokens, slowest first: the order of mesh axes.
     pub fn slowest_first(&self) -> impl Iterator<Item = Token> + '_ {
         self.tokens.iter().rev().copied()
     }
 
-    /// The tokens that the string lacked.
+    /// The tokens missing from the string.
     pub fn added(&self) -> &[Token] {
         &self.tokens[self.given..]
     }
@@ -143,7 +142,7 @@ impl Default for Order {
     }
 }
 
-/// All tokens, the fastest first.
+/// All tokens, fastest first.
 impl fmt::Display for Order {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<&str> = self.tokens.iter().map(|token| token.name()).collect();

@@ -1,8 +1,8 @@
-//! Groups of tokens, as Megatron-LM's `RankGenerator` lists them.
+//! Groups of tokens, equal to those of Megatron-LM's `RankGenerator`.
 //!
-//! Its `get_ranks("tp-dp")` enumerates masks; here the tokens are a layout, and the lists are the
-//! layout's groups. Contents and order are the same: ranks ascend within a group whatever the order
-//! of the tokens in the question, and groups ascend by their first rank.
+//! Its `get_ranks("tp-dp")` enumerates masks; here the tokens form a layout, and the lists are its
+//! groups. Contents and order are equal: ranks ascend within a group for any order of the tokens, and
+//! groups ascend by their first rank.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use meshgrad_mesh::{RankLayout, Result};
 
 use super::order::{Order, OrderError, Token};
 
-/// Sizes of tokens in an order: where the ranks of each token are.
+/// The layouts of tokens with given sizes in an order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RankGenerator {
     layouts: BTreeMap<Token, RankLayout>,
@@ -18,7 +18,7 @@ pub struct RankGenerator {
 }
 
 impl RankGenerator {
-    /// Ranks in this order; tokens that are not named have size 1.
+    /// A generator for this order. Tokens without a size have size 1.
     ///
     /// # Errors
     /// [`meshgrad_mesh::MeshError::NoRanks`] for a size of 0,
@@ -35,12 +35,12 @@ impl RankGenerator {
         })
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     pub fn world(&self) -> usize {
         self.world
     }
 
-    /// The ranks of some tokens, joined by `-`, in ascending order.
+    /// The layout of tokens joined by `-`, ascending.
     ///
     /// # Errors
     /// [`OrderError::Unknown`].
@@ -52,7 +52,7 @@ impl RankGenerator {
         Ok(self.of(&tokens))
     }
 
-    /// All groups of some tokens, joined by `-`.
+    /// All groups of tokens joined by `-`.
     ///
     /// # Errors
     /// [`OrderError::Unknown`].
@@ -60,7 +60,7 @@ impl RankGenerator {
         Ok(lists(&self.layout(tokens)?, self.world))
     }
 
-    /// The ranks of some tokens, in ascending order.
+    /// The layout of some tokens, ascending.
     pub(super) fn of(&self, tokens: &[Token]) -> RankLayout {
         let chosen = |(token, _): &(&Token, &RankLayout)| tokens.contains(token);
         let layouts = self.layouts.iter().filter(chosen);

@@ -1,7 +1,7 @@
-//! What was asked for, by whom: degrees and the rest, each value with its source.
+//! Settings: degrees and other values, each with its source.
 //!
-//! Settings only collect. A value that is set twice is kept twice: [`ParallelConfig::new`] compares
-//! them, so a conflict is reported together with everything else that is wrong.
+//! Settings only collect. A value set twice is stored twice; [`ParallelConfig::new`] compares them
+//! and reports conflicts together with all other violations.
 //!
 //! [`ParallelConfig::new`]: crate::parallel::ParallelConfig::new
 
@@ -14,7 +14,7 @@ use super::degree::{Parallelism, parse_size};
 use super::source::{Source, Sourced};
 use super::violation::Violation;
 
-/// Degrees, the world, the order, declared domains and groups, options: each value with its source.
+/// Degrees, the world, the order, declared domains and groups, and options, with their sources.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Settings {
     pub(super) degrees: BTreeMap<Parallelism, Vec<Sourced<Size>>>,
@@ -29,19 +29,19 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Nothing set.
+    /// Empty settings.
     pub fn new() -> Settings {
         Settings::default()
     }
 
-    /// A degree, or [`Size::Auto`].
+    /// Sets a degree, or [`Size::Auto`].
     pub fn set(&mut self, kind: Parallelism, size: impl Into<Size>, source: Source) -> &mut Self {
         let given = Sourced::new(size.into(), source);
         self.degrees.entry(kind).or_default().push(given);
         self
     }
 
-    /// A degree as it is written: a number or `auto`. Anything else is a violation.
+    /// Sets a degree from text: a number or `auto`. Anything else is a violation.
     pub fn set_text(&mut self, kind: Parallelism, text: &str, source: Source) -> &mut Self {
         match parse_size(text) {
             Some(size) => self.set(kind, size, source),
@@ -53,43 +53,43 @@ impl Settings {
         }
     }
 
-    /// How many ranks there are.
+    /// Sets the number of ranks.
     pub fn world(&mut self, ranks: usize, source: Source) -> &mut Self {
         self.world.push(Sourced::new(ranks, source));
         self
     }
 
-    /// How many consecutive ranks a host has.
+    /// Sets the number of consecutive ranks per host.
     pub fn ranks_per_host(&mut self, ranks: usize, source: Source) -> &mut Self {
         self.ranks_per_host.push(Sourced::new(ranks, source));
         self
     }
 
-    /// Which kinds of parallelism neighbours differ in, the fastest first: `tp-cp-ep-dp-pp`.
+    /// Sets the order of the kinds of parallelism, fastest first: `tp-cp-ep-dp-pp`.
     pub fn order(&mut self, order: impl Into<String>, source: Source) -> &mut Self {
         self.order.push(Sourced::new(order.into(), source));
         self
     }
 
-    /// A domain of the user's own.
+    /// Declares a domain.
     pub fn domain(&mut self, domain: Domain, source: Source) -> &mut Self {
         self.domains.push(Sourced::new(domain, source));
         self
     }
 
-    /// Axes of a domain as one, under a name.
+    /// Declares a view: axes of a domain flattened into one.
     pub fn view(&mut self, view: View, source: Source) -> &mut Self {
         self.views.push(Sourced::new(view, source));
         self
     }
 
-    /// Membership of a group as a group of their own, under a name.
+    /// Declares a pick: a group of selected members.
     pub fn pick(&mut self, pick: Pick, source: Source) -> &mut Self {
         self.picks.push(Sourced::new(pick, source));
         self
     }
 
-    /// How communicators of the groups of this name are made.
+    /// Sets the options of the groups with this name.
     pub fn options(
         &mut self,
         group: impl Into<String>,
@@ -101,18 +101,18 @@ impl Settings {
         self
     }
 
-    /// Notes what a reader of settings found wrong, to be reported with everything else.
+    /// Adds a violation found while importing settings.
     pub fn add_violation(&mut self, violation: Violation) -> &mut Self {
         self.violations.push(violation);
         self
     }
 
-    /// What readers of settings found wrong so far.
+    /// The violations found while importing settings.
     pub fn violations(&self) -> &[Violation] {
         &self.violations
     }
 
-    /// Takes all of other settings too. What both set must be equal.
+    /// Adds other settings. Values set in both must be equal.
     pub fn merge(&mut self, other: Settings) -> &mut Self {
         for (kind, given) in other.degrees {
             self.degrees.entry(kind).or_default().extend(given);
@@ -130,34 +130,33 @@ impl Settings {
         self
     }
 
-    /// Takes other settings too, and prefers them: what they set is forgotten here. Their defaults
-    /// override nothing.
+    /// Adds other settings, which override these. Their defaults override nothing.
     pub fn override_with(&mut self, other: Settings) -> &mut Self {
         for (kind, given) in &other.degrees {
-            forget(self.degrees.entry(*kind).or_default(), given);
+            clear_if_set(self.degrees.entry(*kind).or_default(), given);
         }
         for (group, given) in &other.options {
-            forget(self.options.entry(group.clone()).or_default(), given);
+            clear_if_set(self.options.entry(group.clone()).or_default(), given);
         }
-        forget(&mut self.world, &other.world);
-        forget(&mut self.ranks_per_host, &other.ranks_per_host);
-        forget(&mut self.order, &other.order);
-        forget_named(&mut self.domains, &other.domains, |domain| &domain.name);
-        forget_named(&mut self.views, &other.views, |view| &view.name);
-        forget_named(&mut self.picks, &other.picks, |pick| &pick.name);
+        clear_if_set(&mut self.world, &other.world);
+        clear_if_set(&mut self.ranks_per_host, &other.ranks_per_host);
+        clear_if_set(&mut self.order, &other.order);
+        remove_redeclared(&mut self.domains, &other.domains, |domain| &domain.name);
+        remove_redeclared(&mut self.views, &other.views, |view| &view.name);
+        remove_redeclared(&mut self.picks, &other.picks, |pick| &pick.name);
         self.merge(other)
     }
 }
 
-/// Empties a value that is set elsewhere.
-fn forget<T>(mine: &mut Vec<Sourced<T>>, theirs: &[Sourced<T>]) {
+/// Clears a value that the other settings set.
+fn clear_if_set<T>(mine: &mut Vec<Sourced<T>>, theirs: &[Sourced<T>]) {
     if theirs.iter().any(|given| !given.source.is_default()) {
         mine.clear();
     }
 }
 
-/// Takes out what is declared elsewhere under the same name.
-fn forget_named<T>(
+/// Removes declarations whose names the other settings declare.
+fn remove_redeclared<T>(
     mine: &mut Vec<Sourced<T>>,
     theirs: &[Sourced<T>],
     name: impl Fn(&T) -> &String,

@@ -1,42 +1,42 @@
-//! Where a value came from: what an error names beside the value.
+//! The sources of values, which errors name together with the values.
 
 use std::fmt;
 
-/// Where a value came from.
+/// The source of a value.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Source {
-    /// A flag of the command line, as it is written: `--tp`.
+    /// A command-line flag, as written: `--tp`.
     Flag(String),
-    /// A variable of the environment: `WORLD_SIZE`.
+    /// An environment variable: `WORLD_SIZE`.
     Environment(String),
-    /// A place in a file.
+    /// A location in a file.
     File {
-        /// The file, as it was named.
+        /// The path, as given.
         path: String,
-        /// The line, from 1, if it is known.
+        /// The line, from 1, if known.
         line: Option<usize>,
-        /// The keys that lead to it, joined by dots, if it has some.
+        /// The keys joined by dots, if any.
         key: Option<String>,
     },
-    /// A program, which says where: `the actor's configuration`.
+    /// Code, described by the program: `the actor's configuration`.
     Code(String),
-    /// Nobody gave it; whose default it is. Any other value goes before it.
+    /// The default of a program or library. Any other value overrides it.
     Default(String),
 }
 
 impl Source {
-    /// A flag of the command line.
+    /// A command-line flag.
     pub fn flag(flag: impl Into<String>) -> Source {
         Source::Flag(flag.into())
     }
 
-    /// A variable of the environment.
+    /// An environment variable.
     pub fn environment(variable: impl Into<String>) -> Source {
         Source::Environment(variable.into())
     }
 
-    /// A file as a whole.
+    /// A whole file.
     pub fn file(path: impl Into<String>) -> Source {
         Source::File {
             path: path.into(),
@@ -45,7 +45,7 @@ impl Source {
         }
     }
 
-    /// A line of this file, from 1. Nothing but a file has lines.
+    /// Adds a line, from 1. No effect on sources that are not files.
     pub fn at_line(mut self, number: usize) -> Source {
         if let Source::File { line, .. } = &mut self {
             *line = Some(number);
@@ -53,7 +53,7 @@ impl Source {
         self
     }
 
-    /// What these keys, joined by dots, lead to in this file. Nothing but a file has keys.
+    /// Adds keys joined by dots. No effect on sources that are not files.
     pub fn at_key(mut self, keys: impl Into<String>) -> Source {
         if let Source::File { key, .. } = &mut self {
             *key = Some(keys.into());
@@ -61,7 +61,7 @@ impl Source {
         self
     }
 
-    /// A place in a program.
+    /// A location in code.
     pub fn code(location: impl Into<String>) -> Source {
         Source::Code(location.into())
     }
@@ -71,7 +71,7 @@ impl Source {
         Source::Default(whose.into())
     }
 
-    /// Whether nobody gave the value.
+    /// Whether the value is a default.
     pub fn is_default(&self) -> bool {
         matches!(self, Source::Default(_))
     }
@@ -99,17 +99,17 @@ impl fmt::Display for Source {
     }
 }
 
-/// A value and where it came from.
+/// A value and its source.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Sourced<T> {
     /// The value.
     pub value: T,
-    /// Where it came from.
+    /// The source.
     pub source: Source,
 }
 
 impl<T> Sourced<T> {
-    /// A value and where it came from.
+    /// A value with its source.
     pub fn new(value: T, source: Source) -> Sourced<T> {
         Sourced { value, source }
     }

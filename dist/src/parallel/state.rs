@@ -1,9 +1,9 @@
-//! A configuration on ranks: which group a rank is in.
+//! A parallel configuration on ranks.
 //!
-//! A [`ParallelState`] is a value. CreationState one makes no communicator and asks no rank, so it can be
-//! there before any trainer is, and as many as there are models: actor, critic and rollout may lie
-//! on the same ranks or on others, each with its own degrees. Where their groups are the same
-//! ranks, they are equal values, and share what they communicate through.
+//! A [`ParallelState`] is a value. It creates no communicator and contacts no rank, so it can exist
+//! before any trainer. A process can have several: actor, critic and rollout can use the same or
+//! different ranks, each with its own degrees. Groups with the same ranks are equal values and share
+//! a communicator.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use super::text;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParallelState {
     config: Arc<ParallelConfig>,
-    /// All ranks by position: one axis, `world`.
+    /// All ranks by position, on one axis `world`.
     world: Mesh,
     /// The ranks by position.
     ranks: Arc<[usize]>,
@@ -27,68 +27,68 @@ pub struct ParallelState {
     by_host: Option<Arc<ByHost>>,
 }
 
-/// What can be wrong with a state, or with a question to it.
+/// An error of a state or of a query.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StateError {
-    /// A name that no group has.
-    #[error("there is no group `{name}`{hint}")]
+    /// No group has this name.
+    #[error("unknown group `{name}`{hint}")]
     UnknownGroup {
         /// The name.
         name: String,
-        /// Near names, or all.
+        /// A similar name, or all names.
         hint: String,
     },
 
-    /// A name that no domain has.
-    #[error("there is no domain `{name}`{hint}")]
+    /// No domain has this name.
+    #[error("unknown domain `{name}`{hint}")]
     UnknownDomain {
         /// The name.
         name: String,
-        /// Near names, or all.
+        /// A similar name, or all names.
         hint: String,
     },
 
-    /// A group by host where nobody said which rank is where.
-    #[error("group `{name}` needs to know the hosts: set ranks_per_host")]
+    /// A group by host, but the hosts are unknown.
+    #[error("group `{name}` depends on hosts: set ranks_per_host")]
     NoHosts {
         /// The group.
         name: String,
     },
 
-    /// Hosts that have not the same number of ranks of a state.
+    /// Hosts have different numbers of ranks of the state.
     #[error(
         "host {first} has {first_ranks} ranks of the state and host {second} has {second_ranks}: \
-         `{ACROSS_HOSTS}` takes one rank of each host, so put as many on each"
+         `{ACROSS_HOSTS}` needs the same number on each host"
     )]
     UnevenHosts {
         /// A host.
         first: usize,
-        /// Its ranks.
+        /// Its number of ranks.
         first_ranks: usize,
         /// Another host.
         second: usize,
-        /// Its ranks.
+        /// Its number of ranks.
         second_ranks: usize,
     },
 
-    /// A rank that a state does not have.
-    #[error("rank {rank} is not in the state, which has ranks {}", text::ranks(.ranks))]
+    /// The state does not have this rank.
+    #[error("rank {rank} is not in the state (ranks {})", text::ranks(.ranks))]
     NotAMember {
         /// The rank.
         rank: usize,
-        /// Those it has.
+        /// The ranks of the state.
         ranks: Vec<usize>,
     },
 
-    /// A rank that is no rank.
-    #[error("rank {rank} is beyond {MAX_RANKS}, the most that there can be")]
+    /// A rank is too large.
+    #[error("rank {rank} is not below the limit of {MAX_RANKS}")]
     RankTooLarge {
         /// The rank.
         rank: usize,
     },
 
-    /// Ranks that are not as many as the configuration says, or not distinct.
+    /// The number of ranks differs from the configuration's, or ranks are not distinct.
     #[error(transparent)]
     Mesh(#[from] MeshError),
 }
@@ -157,17 +157,17 @@ impl ParallelState {
         })
     }
 
-    /// What it was made from.
+    /// The configuration.
     pub fn config(&self) -> &ParallelConfig {
         &self.config
     }
 
-    /// Its ranks, by position.
+    /// The ranks, by position.
     pub fn ranks(&self) -> &[usize] {
         &self.ranks
     }
 
-    /// Whether it has a rank.
+    /// Whether it contains a rank.
     pub fn contains(&self, rank: usize) -> bool {
         self.world.contains(rank)
     }
@@ -187,17 +187,17 @@ impl ParallelState {
         })
     }
 
-    /// Domains by name, those that everybody has first.
+    /// The meshes by domain name, built-in domains first.
     pub fn meshes(&self) -> &[(String, Mesh)] {
         &self.domains
     }
 
-    /// The names of all groups: axes, views, picks.
+    /// The names of all groups: axes, views and picks.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.config.names()
     }
 
-    /// The group of this name that a rank is in; none when it is in none, as inner stages in
+    /// The group of a rank with this name; `None` if the rank is in none, such as inner stages in
     /// `embd`.
     ///
     /// # Errors
@@ -213,13 +213,13 @@ impl ParallelState {
                 let picks = indices.contains(&of.coordinate(position));
                 picks.then(|| self.picked(of, indices, position))
             }
-            Membership::SameHost => Some(self.by_host(name)?.beside(rank).to_vec()),
+            Membership::SameHost => Some(self.by_host(name)?.same_host(rank).to_vec()),
             Membership::AcrossHosts => Some(self.by_host(name)?.across(rank)?),
         };
         ranks.map(|ranks| self.named(name, &ranks)).transpose()
     }
 
-    /// The same on another channel: beside what runs on the main one.
+    /// [`ParallelState::group`] on another channel, concurrent with the main one.
     ///
     /// # Errors
     /// As [`ParallelState::group`].
@@ -233,7 +233,7 @@ impl ParallelState {
         Ok(group.map(|group| group.with_channel(channel)))
     }
 
-    /// All groups of this name, by the position of their first ranks.
+    /// All groups with this name, by the position of their first ranks.
     ///
     /// # Errors
     /// As [`ParallelState::group`].
@@ -253,13 +253,13 @@ impl ParallelState {
         Ok(groups)
     }
 
-    /// Every group that a rank is in, by name; without `all_to_all_global` where hosts are uneven.
+    /// All groups of a rank, by name. Omits `all_to_all_global` on uneven hosts.
     pub fn groups_of(&self, rank: usize) -> Vec<(&str, Group)> {
         let group = |name| Some((name, self.group(name, rank).ok()??));
         self.names().filter_map(group).collect()
     }
 
-    /// Getters under the names of Megatron-LM's and DeepSpeed's `mpu`, for code that has them.
+    /// Getters with the names of Megatron-LM's and DeepSpeed's `mpu`, for ported code.
     ///
     /// # Errors
     /// [`StateError::NotAMember`].
@@ -305,7 +305,7 @@ impl ParallelState {
         self.by_host.as_deref().ok_or(StateError::NoHosts { name })
     }
 
-    /// A group with the options of its name.
+    /// A group with the options set for its name.
     fn named(&self, name: &str, ranks: &[usize]) -> Result<Group, StateError> {
         let group = Group::new(ranks)?;
         Ok(match self.config.options.get(name) {

@@ -1,6 +1,6 @@
 //! Lists and hints in messages.
 
-/// `; did you mean `dp`?` when a name is near another, or all that there are.
+/// `; did you mean `dp`?` if a name is similar, otherwise a list of all names.
 pub(super) fn nearest(name: &str, names: &[&str]) -> String {
     let near = names
         .iter()
@@ -9,11 +9,11 @@ pub(super) fn nearest(name: &str, names: &[&str]) -> String {
         .min();
     match near {
         Some((_, other)) => format!("; did you mean `{other}`?"),
-        None => format!("; there are {}", names.join(", ")),
+        None => format!(" (known: {})", names.join(", ")),
     }
 }
 
-/// `[0, 8, 16]`; of a long list the beginning and how many.
+/// `[0, 8, 16]`; long lists are abbreviated.
 pub(super) fn ranks(ranks: &[usize]) -> String {
     let join = |ranks: &[usize]| {
         let texts: Vec<String> = ranks.iter().map(usize::to_string).collect();

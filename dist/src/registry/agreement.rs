@@ -1,11 +1,10 @@
-//! Whether ranks need the same communicators, found out before any is made.
+//! Checks that all ranks need the same communicators before any is created.
 //!
-//! Each rank knows its own groups only, so plans are different lists even when all is well. What
-//! has to hold is: *a group that one member needs, all members need*. A sum tells. Each member of a
-//! group with digest h and n members adds h, but the first, which adds -(n - 1) h: over all ranks
-//! that is zero. One number a rank suffices, whatever the world and however many groups. A single
-//! group that some members lack never sums to zero (h is odd, and n - 1 < 2^128), and several do so
-//! by chance in one of 2^127 cases.
+//! Each rank knows only its own groups, so correct plans differ between ranks. The condition is: *if
+//! one member needs a group, all members need it*. For a group with digest h and n members, each
+//! member adds h to a sum, except the first, which adds -(n - 1) h. The sum over all ranks is zero, so
+//! one number per rank suffices, whatever the number of groups. A single group that some members lack
+//! never sums to zero (h is odd, and n - 1 < 2^128); several do so with probability 2^-127.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -17,24 +16,24 @@ use twox_hash::{XxHash3_64, XxHash3_128};
 use super::error::{RegistryError, Result};
 use super::plan::{Plan, PlannedGroup};
 
-/// Carries some bytes between all ranks: the control plane, before there is a communicator.
+/// Exchanges bytes between all ranks: the control plane, before any communicator exists.
 pub trait Exchange {
-    /// What can go wrong; its text goes to people.
+    /// The error type.
     type Error: std::error::Error;
 
-    /// Gives `mine` to all ranks and returns what ranks 0, 1, ... gave, which all ranks get alike.
+    /// Sends `mine` to all ranks and returns the messages of ranks 0, 1, ...
     ///
     /// # Errors
-    /// When a rank cannot be reached, or does not come in time: waiting has an end.
+    /// When a rank is unreachable or a timeout expires.
     fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Self::Error>;
 }
 
-/// What a rank tells of its plan before anything is made: 24 bytes.
+/// A digest of a rank's plan: 24 bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlanDigest {
-    /// Its part of the sum.
+    /// The rank's contribution to the sum.
     balance: u128,
-    /// A digest of its mesh, or 0.
+    /// A digest of the mesh, or 0.
     mesh: u64,
 }
 
@@ -47,7 +46,7 @@ impl PlanDigest {
         }
     }
 
-    /// Whether the digests of all ranks fit.
+    /// Whether the plans with these digests agree.
     pub fn agree(all: &[PlanDigest]) -> bool {
         let balances = all.iter().map(|digest| digest.balance);
         let is_balanced = balances.fold(0, u128::wrapping_add) == 0;
@@ -80,7 +79,7 @@ fn part(need: &PlannedGroup, rank: usize) -> u128 {
     }
 }
 
-/// The same on every machine.
+/// Equal on every machine.
 fn digest(need: &PlannedGroup) -> u128 {
     let mut hash = XxHash3_128::new();
     let mut put = |bytes: &[u8]| {
@@ -104,7 +103,7 @@ fn mesh_digest(mesh: &Fingerprint) -> u64 {
     digest.max(1)
 }
 
-/// Compares plans that are all at hand.
+/// Compares the plans of all ranks.
 pub(super) fn among(plans: &[Plan]) -> Result<()> {
     let digests: Vec<PlanDigest> = plans.iter().map(Plan::digest).collect();
     match PlanDigest::agree(&digests) {
@@ -113,7 +112,7 @@ pub(super) fn among(plans: &[Plan]) -> Result<()> {
     }
 }
 
-/// Compares a plan with those of other ranks.
+/// Compares a plan with those of the other ranks.
 pub(super) fn through(plan: &Plan, exchange: &mut impl Exchange) -> Result<()> {
     let failed = |reason: String| RegistryError::Exchange {
         rank: plan.rank,
@@ -126,15 +125,21 @@ pub(super) fn through(plan: &Plan, exchange: &mut impl Exchange) -> Result<()> {
         match all.get(plan.rank).map(Vec::as_slice) == Some(mine) {
             true => Ok(all),
             false => Err(failed(format!(
-                "the exchange brought {} messages, and its own is not at its location",
-                all.len()
+                "the exchange returned {} messages, and its own is not at index {}",
+                all.len(),
+                plan.rank
             ))),
         }
     };
 
     let digests = gather(&plan.digest().to_bytes())?;
     let read = |(rank, bytes): (usize, &Vec<u8>)| {
-        let wrong = || failed(format!("rank {rank} said {} bytes of 24", bytes.len()));
+        let wrong = || {
+            failed(format!(
+                "rank {rank} sent {} bytes, expected 24",
+                bytes.len()
+            ))
+        };
         PlanDigest::from_bytes(bytes).ok_or_else(wrong)
     };
     let digests: Result<Vec<PlanDigest>> = digests.iter().enumerate().map(read).collect();
@@ -153,7 +158,7 @@ pub(super) fn through(plan: &Plan, exchange: &mut impl Exchange) -> Result<()> {
     Err(difference(plans.map_err(unreadable)?))
 }
 
-/// A plan for others to read.
+/// The serialized form of a plan.
 #[derive(Serialize, Deserialize)]
 struct PlanMessage {
     mesh: Option<(u64, String)>,
@@ -166,12 +171,12 @@ struct GroupMessage {
     requesters: Vec<String>,
 }
 
-/// In the order of creation.
+/// Ordered by creation.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct GroupKey {
     size: Reverse<usize>,
     ranks: Vec<usize>,
-    /// Ranks, channel and options, for people.
+    /// Ranks, channel and options, for messages.
     group: String,
     generation: u64,
 }
@@ -206,7 +211,7 @@ impl GroupKey {
     fn text(&self) -> String {
         match self.generation {
             1 => self.group.clone(),
-            nth => format!("{} (its communicator no. {nth})", self.group),
+            nth => format!("{} (communicator no. {nth})", self.group),
         }
     }
 
@@ -220,15 +225,16 @@ impl GroupKey {
     }
 }
 
-const ASK_ALIKE: &str = "All members of a group have to ask for the same ranks in the same \
+const REQUEST_ALIKE: &str = "All members of a group must request the same ranks in the same \
     order, with the same channel and options";
-const DROP_ALL: &str = "Where one member drops its last handle and asks anew, all have to";
+const DROP_ALIKE: &str =
+    "If one member drops its last handle and requests the group again, all members must";
 
-/// Who needs what.
+/// The ranks that need each group, with their requesters.
 type Holders<'a> = BTreeMap<&'a GroupKey, BTreeMap<usize, &'a [String]>>;
 
-/// What plans that do not fit disagree on: the mesh, or the first group in the order of creation
-/// that some of its members lack.
+/// The first difference between plans: the mesh, or the first group in creation order that some of
+/// its members lack.
 fn difference(plans: Vec<PlanMessage>) -> RegistryError {
     let meshes: Vec<Fingerprint> = plans.iter().map(PlanMessage::fingerprint).collect();
     if let Err(error) = check_agreement(&meshes) {
@@ -249,8 +255,7 @@ fn difference(plans: Vec<PlanMessage>) -> RegistryError {
     }
 }
 
-/// `incomplete` are all groups that some of their members lack: what those have instead is among
-/// them.
+/// `incomplete` holds all groups that some members lack, including those requested instead.
 fn lacking(key: &GroupKey, incomplete: &Holders<'_>, world: usize) -> RegistryError {
     let holders = &incomplete[key];
     let mut requesters: Vec<String> = holders.values().copied().flatten().cloned().collect();
@@ -282,6 +287,10 @@ fn lacking(key: &GroupKey, incomplete: &Holders<'_>, world: usize) -> RegistryEr
         requesters,
         missing_from: lacking,
         instead: instead.map(GroupKey::text),
-        help: if was_dropped { DROP_ALL } else { ASK_ALIKE },
+        help: if was_dropped {
+            DROP_ALIKE
+        } else {
+            REQUEST_ALIKE
+        },
     }
 }

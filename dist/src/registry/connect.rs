@@ -1,57 +1,57 @@
-//! What a transport does to make a communicator.
+//! The interface of a transport.
 
 use meshgrad_mesh::Group;
 
-/// Makes communicators: what a transport implements, once, for one rank.
+/// Creates communicators for one rank. Implemented by transports.
 ///
-/// Nothing here waits. A transport that can only wait (one that has no way to ask whether it is
-/// done) may do so in [`Connect::begin`], and is then safe on the path at once with one creation in
-/// flight, and not on the lazy path. One that is faster when it makes several together collects them
-/// in [`Connect::begin`] and starts at the next [`Connect::poll`].
+/// Methods do not block. A transport that cannot poll may block in [`Connect::begin`]; it is then
+/// safe for planned creation with one creation in flight, but not for lazy creation. A transport that
+/// benefits from batching collects creations in [`Connect::begin`] and starts them in the next
+/// [`Connect::poll`].
 pub trait Connect {
-    /// What sends and receives. Dropping it ends it on this rank.
+    /// A communicator. Dropping it destroys it on this rank.
     type Communicator;
-    /// A creation in flight. Dropping it gives the creation up on this rank.
+    /// A creation in flight. Dropping it cancels the creation on this rank.
     type Connecting;
-    /// What can go wrong; its text goes to people.
+    /// The error type.
     type Error: std::error::Error;
 
-    /// Begins to make a communicator of several ranks, one of which is this. Its other members
-    /// begin the same creation, in their own time.
+    /// Begins to create a communicator of several ranks, including this one. The other members begin
+    /// the same creation independently.
     ///
     /// # Errors
-    /// What is known to be wrong at once.
+    /// Errors that are detected immediately.
     fn begin(&mut self, creation: &Creation<'_>) -> Result<Self::Connecting, Self::Error>;
 
-    /// How far a creation is. Not called again once it is made or has failed.
+    /// Polls a creation. Not called again after it is ready or has failed.
     ///
     /// # Errors
-    /// What went wrong since.
+    /// Errors detected since.
     fn poll(
         &mut self,
         connecting: &mut Self::Connecting,
     ) -> Result<Progress<Self::Communicator>, Self::Error>;
 }
 
-/// Which communicator is to be made.
+/// A communicator to create.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Creation<'a> {
     /// Its members, channel and options.
     pub group: &'a Group,
-    /// Counts the communicators of this group on this rank, from 1. Membership meet under the group
-    /// *and* this number: one that has dropped its communicator and comes back never meets another
-    /// that has not.
+    /// The number of this communicator among those of the group on this rank, from 1. The group *and*
+    /// this number identify a creation, so a member that re-creates a communicator never joins one
+    /// that still has the old one.
     pub generation: u64,
 }
 
-/// How far a creation is.
+/// The progress of a creation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Progress<Communicator> {
-    /// Done.
+    /// The communicator is ready.
     Ready(Communicator),
-    /// Not done.
+    /// Some members have not joined.
     Waiting {
-        /// Membership that have not begun, as far as the transport knows; empty when it does not.
+        /// Members that have not begun, as far as the transport knows.
         missing: Vec<usize>,
     },
 }

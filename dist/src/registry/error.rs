@@ -1,4 +1,4 @@
-//! What can be wrong about communicators, and the way out.
+//! Errors of the registry.
 
 use std::time::Duration;
 
@@ -6,142 +6,142 @@ use meshgrad_mesh::MeshError;
 
 use super::text;
 
-/// What can be wrong with a group that is asked for, with the plans of ranks, or with a creation.
+/// An error of a requested group, of a comparison of plans, or of a creation.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegistryError {
-    /// A group that no communicator can be made for.
-    #[error("`{requester}` asks for {group}: {source}")]
+    /// The group has invalid options.
+    #[error("`{requester}` requests {group}: {source}")]
     InvalidGroup {
-        /// Who asks.
+        /// The requester's name.
         requester: String,
-        /// For what.
+        /// The group.
         group: String,
-        /// What is wrong with it.
+        /// The invalid option.
         source: MeshError,
     },
 
-    /// Ranks whose groups come from different meshes.
-    #[error("nothing was made: {0}")]
+    /// Ranks have different meshes.
+    #[error("no communicator was created: {0}")]
     MeshesDiffer(MeshError),
 
-    /// A group that some of its members need and others do not.
+    /// Some members of a group need its communicator and others do not.
     #[error(
-        "the plans of ranks differ, and nothing was made: {} {} {need} (for {}), and {} {} not{}. \
-         {help}",
+        "no communicator was created because the plans differ: {} {} {need} (for {}), but {} {} \
+         not{}. {help}",
         text::ranks(.needed_by), verb(.needed_by, "needs", "need"), text::names(.requesters),
         text::ranks(.missing_from), verb(.missing_from, "does", "do"), but_has(.missing_from, .instead)
     )]
     PlansDiffer {
-        /// The first such group, in the order of creation.
+        /// The first such group in creation order.
         need: String,
         /// The members that need it.
         needed_by: Vec<usize>,
-        /// Under which names.
+        /// The names of the requesters.
         requesters: Vec<String>,
         /// The members that do not.
         missing_from: Vec<usize>,
-        /// What the first of these has of the same ranks.
+        /// The group of the same ranks that the first of these needs.
         instead: Option<String>,
-        /// What makes it right.
+        /// The remedy.
         help: &'static str,
     },
 
-    /// A group with a rank that there is not.
+    /// A group has a rank outside the world.
     #[error(
-        "{} of {group} (for {}) {} outside of the world of {world} ranks: start more ranks, or ask \
-         for a group within it",
+        "{} of {group} (for {}) {} outside the world of {world} ranks: start more ranks, or \
+         request a group within the world",
         text::ranks(.outside), text::names(.requesters),
         verb(.outside, "is", "are")
     )]
     OutsideWorld {
         /// The group.
         group: String,
-        /// Under which names it was asked for.
+        /// The names of the requesters.
         requesters: Vec<String>,
-        /// The ranks that there are not.
+        /// The ranks outside the world.
         outside: Vec<usize>,
-        /// How many there are.
+        /// The size of the world.
         world: usize,
     },
 
-    /// Plans that differ and look the same: an exchange that changed what it carried.
+    /// The plans are equal but their digests differ.
     #[error(
-        "the plans of {world} ranks are the same and their digests are not: do all ranks run the \
-         same version?"
+        "the plans of {world} ranks are equal but their digests differ: run the same version on \
+         all ranks"
     )]
     DigestsDiffer {
-        /// How many ranks.
+        /// The number of ranks.
         world: usize,
     },
 
-    /// An exchange between ranks that failed, or that did not bring what ranks say.
+    /// The exchange of plans failed or returned invalid data.
     #[error("rank {rank} could not compare its plan with other ranks: {reason}")]
     Exchange {
-        /// Who says so.
+        /// The rank that reports it.
         rank: usize,
-        /// Why.
+        /// The reason.
         reason: String,
     },
 
-    /// A plan of another rank.
-    #[error("the plan of rank {plan} was given to the registry of rank {registry}")]
+    /// The plan belongs to another rank.
+    #[error("the plan of rank {plan} was passed to the registry of rank {registry}")]
     WrongRank {
-        /// Whose plan.
+        /// The plan's rank.
         plan: usize,
-        /// Whose registry.
+        /// The registry's rank.
         registry: usize,
     },
 
-    /// A group of a plan that has nobody left who wants it.
+    /// All handles of a planned group were dropped.
     #[error(
-        "{group} is in the plan that the ranks agreed on and was let go since on rank {rank}: keep \
-         its handles until the plan is made"
+        "{group} is in the agreed plan, but rank {rank} has dropped its handles since: keep them \
+         until the communicators are created"
     )]
     Released {
         /// The group.
         group: String,
-        /// Where.
+        /// The rank.
         rank: usize,
     },
 
-    /// A creation that took too long.
+    /// A creation timed out.
     #[error(
-        "rank {rank} waited {waited:?} for the communicator of {group} (for {}): {}. Look there; \
-         if they only need longer, set the group's option `bootstrap_timeout`",
-        text::names(.requesters), who_lacks(.missing)
+        "rank {rank} waited {waited:?} for the communicator of {group} (for {}): {}. If they only \
+         need more time, raise the group option `bootstrap_timeout`",
+        text::names(.requesters), missing_text(.missing)
     )]
     Timeout {
-        /// Who waited.
+        /// The rank that waited.
         rank: usize,
-        /// For what.
+        /// The group.
         group: String,
-        /// Under which names.
+        /// The names of the requesters.
         requesters: Vec<String>,
-        /// How long.
+        /// How long it waited.
         waited: Duration,
-        /// Who did not come, as far as it is known.
+        /// The members that did not join, as far as known.
         missing: Vec<usize>,
     },
 
-    /// A creation that the transport could not do.
+    /// The transport failed to create a communicator.
     #[error(
-        "rank {rank} could not make the communicator of {group} (for {}): {reason}",
+        "rank {rank} could not create the communicator of {group} (for {}): {reason}",
         text::names(.requesters)
     )]
     Transport {
-        /// Who.
+        /// The rank.
         rank: usize,
-        /// For what.
+        /// The group.
         group: String,
-        /// Under which names.
+        /// The names of the requesters.
         requesters: Vec<String>,
-        /// What the transport says.
+        /// The transport's message.
         reason: String,
     },
 }
 
-/// The result of what can be wrong about communicators.
+/// A result with a [`RegistryError`].
 pub type Result<T, E = RegistryError> = std::result::Result<T, E>;
 
 fn verb(ranks: &[usize], of_one: &'static str, of_several: &'static str) -> &'static str {
@@ -153,20 +153,20 @@ fn verb(ranks: &[usize], of_one: &'static str, of_several: &'static str) -> &'st
 
 fn but_has(ranks: &[usize], instead: &Option<String>) -> String {
     match (ranks, instead) {
-        ([_], Some(need)) => format!("; it has {need} instead"),
-        ([first, ..], Some(need)) => format!("; rank {first} has {need} instead"),
+        ([_], Some(need)) => format!("; it needs {need} instead"),
+        ([first, ..], Some(need)) => format!("; rank {first} needs {need} instead"),
         _ => String::new(),
     }
 }
 
-fn who_lacks(missing: &[usize]) -> String {
+fn missing_text(missing: &[usize]) -> String {
     match missing {
-        [] => "not all members came, and the transport does not know who is missing".to_owned(),
+        [] => "some members did not join, and the transport cannot list them".to_owned(),
         _ => format!(
-            "{} did not come; {} gone, or {} not ask for this group in this order, with this channel \
-             and these options",
+            "{} did not join; {} terminated, or {} not request this group with the same order, \
+             channel and options",
             text::ranks(missing),
-            verb(missing, "it is", "they are"),
+            verb(missing, "it has", "they have"),
             verb(missing, "does", "do")
         ),
     }

@@ -1,11 +1,11 @@
-//! What a communicator is, and the one order in which all ranks make them.
+//! The identity of a communicator, and the order in which all ranks create them.
 
 use std::cmp::{Ordering, Reverse};
 
 use meshgrad_mesh::Group;
 
-/// A group in the canonical order of creation: the largest first, then by ranks, channel and options.
-/// It depends on nothing but the group, so it is the same on every rank.
+/// A group, ordered by creation: the largest first, then by ranks, channel and options. The order
+/// depends only on the groups, so it is equal on all ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Key(pub(super) Group);
 

@@ -1,31 +1,27 @@
-//! Which communicators exist, and when they are made.
+//! The registry: creates and shares communicators.
 //!
-//! A [`Group`](meshgrad_mesh::Group) is a value and makes nothing. What sends is a *communicator*,
-//! which costs hundreds of megabytes on a GPU and a meeting of all its members to make. The
-//! [`Registry`] of a rank has one for each *key*, which is the whole group: its ranks in order, its
-//! channel and its options. Whoever asks for an equal group shares it, under a name that only the
-//! [`Report`] knows; the last one to leave drops it. A group of one rank makes nothing, and ranks
-//! that are not members do nothing, not even wait.
+//! A [`Group`](meshgrad_mesh::Group) is a value and creates nothing. A *communicator* costs hundreds
+//! of megabytes on a GPU, and all its members have to take part in its creation. The [`Registry`] of
+//! a rank has one communicator per distinct group: ordered ranks, channel and options. Requests for
+//! equal groups share it, and dropping the last handle destroys it. A group of one rank needs no
+//! communicator. Ranks that are not members take no part in a creation.
 //!
 //! ```text
-//! share(name, group)   declares: a value changes hands, nothing is sent
+//! share(name, group)   declares; nothing is sent
 //!     |
-//!     +-- plan() -> agree(exchange) -> materialize()   at once: all ranks say what they need, and
-//!     |                                                only if they agree is anything made, in an
-//!     |                                                order that follows from the keys alone
-//!     +-- connect(now)                                 lazily: at first use, never waiting inside
+//!     +-- plan() -> agree(exchange) -> materialize()   planned: ranks compare their plans, then
+//!     |                                                create everything in one global order
+//!     +-- connect(now)                                 lazy: at first use, without blocking
 //! ```
 //!
-//! Neither path can end in a circle of ranks that wait for each other. At once, all ranks make the
-//! keys in the same total order, so the first key that is not made yet is the next one of all its
-//! members, and it gets made; that holds also when a rank makes one at a time, with a transport
-//! that blocks. Lazily, a rank asks and goes on, so it may be in the midst of many creations, and
-//! none of them waits for another.
+//! Neither path deadlocks. With a plan, all ranks create communicators in the same total order, so
+//! the first one that is not ready is the next one of all its members. This also holds for one
+//! creation at a time with a transport that blocks. Lazily, a rank continues after each request, and
+//! no creation waits for another.
 //!
-//! Nothing here knows a transport, reads a clock or starts a thread. A transport is what implements
-//! [`Connect`]; time is an argument; and whoever has a loop calls [`Registry::poll`] in it.
-//! [`RecordingWorld`] is the transport of tests: it lets all ranks of a world meet in one process and
-//! counts.
+//! The registry knows no transport, reads no clock and starts no thread. Transports implement
+//! [`Connect`], time is an argument, and the caller's loop calls [`Registry::poll`].
+//! [`RecordingWorld`] is a transport for tests with all ranks in one process.
 //!
 //! ```
 //! # use std::{num::NonZeroUsize, time::Duration};
@@ -48,8 +44,8 @@
 //!     registry.materialize(agreed, NonZeroUsize::MIN)?;
 //! }
 //! loop {
-//!     let turns: Vec<_> = ranks.iter().map(|registry| registry.poll(Duration::ZERO)).collect();
-//!     if turns.iter().all(PollStatus::is_idle) {
+//!     let polled: Vec<_> = ranks.iter().map(|registry| registry.poll(Duration::ZERO)).collect();
+//!     if polled.iter().all(PollStatus::is_idle) {
 //!         break;
 //!     }
 //! }

@@ -1,4 +1,4 @@
-//! What a rank needs, as a value that ranks compare before they make anything.
+//! Plans: the communicators that a rank needs, compared between ranks before creation.
 
 use meshgrad_mesh::{Fingerprint, Group, Mesh};
 
@@ -19,21 +19,21 @@ impl PlannedGroup {
         &self.group
     }
 
-    /// Counts the communicators of this group on this rank, from 1: 2 when it had one that was
-    /// dropped.
+    /// The number of this communicator among those of the group on this rank, from 1. It is 2 if the
+    /// first one was dropped.
     pub fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// The names under which it was asked for.
+    /// The names of the requesters.
     pub fn requesters(&self) -> &[String] {
         &self.requesters
     }
 }
 
-/// The communicators that a rank needs, made or not, in the order of creation: the largest first,
-/// then by ranks, channel and options. Plans of other ranks are other lists, and still have an order
-/// in common, because it follows from each group alone.
+/// The communicators that a rank needs, ready or not, in creation order: the largest first, then by
+/// ranks, channel and options. The order depends only on the groups, so plans of different ranks are
+/// ordered consistently.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
     pub(super) rank: usize,
@@ -42,35 +42,35 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The rank that needs them.
+    /// The rank.
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// What it needs, in the order of creation.
+    /// The groups, in creation order.
     pub fn needs(&self) -> &[PlannedGroup] {
         &self.needs
     }
 
-    /// The same plan, that holds only if all ranks have this mesh: meshes that differ in the names
-    /// of their axes alone can have the same groups.
+    /// Also requires that all ranks have this mesh. Meshes that differ only in axis names have the
+    /// same groups.
     pub fn with_mesh(mut self, mesh: &Mesh) -> Plan {
         self.mesh = Some(mesh.fingerprint());
         self
     }
 
-    /// What this rank tells all others: some bytes, however much it needs.
+    /// The digest that ranks compare. Its size does not depend on the plan.
     pub fn digest(&self) -> PlanDigest {
         PlanDigest::of(self)
     }
 
-    /// Compares with the plans of all other ranks, which call this too. They tell each other their
-    /// [statements](Plan::digest), and only if these do not fit their plans, so as to find out
-    /// who differs: all ranks get the same error.
+    /// Compares the plans of all ranks; each rank must call this. Ranks exchange their
+    /// [digests](Plan::digest), and only if these disagree the whole plans. All ranks return the same
+    /// error.
     ///
-    /// Waits for all ranks, as the exchange does. A rank that waits here for one that waits for it
-    /// in an earlier creation would wait for good: either the earlier plan is made first, or
-    /// another thread goes on to [poll](super::Registry::poll).
+    /// Blocks until all ranks have called this. Finish earlier creations first, or
+    /// [poll](super::Registry::poll) them from another thread: a rank that blocks here while another
+    /// waits for it in an earlier creation deadlocks.
     ///
     /// # Errors
     /// [`RegistryError::PlansDiffer`](super::RegistryError::PlansDiffer),
@@ -82,7 +82,7 @@ impl Plan {
         Ok(AgreedPlan(self))
     }
 
-    /// Compares the plans of ranks 0, 1, ... where all of them are at hand.
+    /// Compares the plans of ranks 0, 1, ... within one process.
     ///
     /// # Errors
     /// As [`Plan::agree`].
@@ -92,7 +92,7 @@ impl Plan {
     }
 }
 
-/// A plan on which all ranks agree: only such a one is made.
+/// A plan that all ranks agree on. Only agreed plans can be materialized.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AgreedPlan(pub(super) Plan);
 

@@ -1,8 +1,7 @@
-//! A transport that only counts, for all ranks of a world in one process.
+//! A transport for tests that only counts, with all ranks of a world in one process.
 //!
-//! Its creations are meetings as real ones are: one is made when all members have started it, and not
-//! before. So what would hang a cluster stands still here, and [`RecordingWorld::pending`] says who waits
-//! for whom.
+//! As with a real transport, a communicator is ready when all members have started its creation. What
+//! would hang a cluster is pending here, and [`RecordingWorld::pending`] lists the missing members.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,7 +12,7 @@ use super::connect::{Connect, Creation, Progress};
 use super::key::Key;
 use super::text;
 
-/// What all ranks have done. Cheap to clone; clones are the same recording.
+/// Records what all ranks do. Cheap to clone; clones share the recording.
 #[derive(Clone, Default)]
 pub struct RecordingWorld {
     shared: Arc<Mutex<Shared>>,
@@ -21,38 +20,38 @@ pub struct RecordingWorld {
 
 #[derive(Default)]
 struct Shared {
-    /// Who has started, by group and generation. Stays when it is made.
+    /// The ranks that have started each creation. Kept after the creation is complete.
     meetings: BTreeMap<Meeting, BTreeSet<usize>>,
     ranks: BTreeMap<usize, Counts>,
 }
 
-/// A group and its generation.
+/// A group and the generation of its communicator.
 type Meeting = (Key, u64);
 
-/// What one rank has done.
+/// Counts of one rank.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Its groups, in the order in which it began to make their communicators.
+    /// Its groups, in the order in which it started to create their communicators.
     pub started: Vec<Group>,
-    /// How many it has made.
+    /// How many it has created.
     pub created: usize,
     /// How many of these it has dropped.
     pub dropped: usize,
 }
 
-/// A creation that some members have started and not all.
+/// A creation that only some members have started.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PendingCreation {
-    /// What is made.
+    /// The group.
     pub group: Group,
-    /// Who has started.
+    /// The members that have started it.
     pub started: Vec<usize>,
-    /// Whom they wait for.
+    /// The members that have not.
     pub missing: Vec<usize>,
 }
 
 impl RecordingWorld {
-    /// Of a world in which nothing has been made.
+    /// A world without communicators.
     pub fn new() -> RecordingWorld {
         RecordingWorld::default()
     }
@@ -65,12 +64,12 @@ impl RecordingWorld {
         }
     }
 
-    /// What a rank has done.
+    /// The counts of a rank.
     pub fn counts(&self, rank: usize) -> Counts {
         self.lock().ranks.get(&rank).cloned().unwrap_or_default()
     }
 
-    /// The creations that wait for somebody.
+    /// The creations that wait for members.
     pub fn pending(&self) -> Vec<PendingCreation> {
         let shared = self.lock();
         let meetings = shared.meetings.iter();
@@ -103,7 +102,7 @@ pub struct RecordingConnector {
     recording: RecordingWorld,
 }
 
-/// A creation of a [`RecordingConnector`]. Dropped before it is made, it is given up.
+/// A creation of a [`RecordingConnector`]. Dropping it before completion cancels it.
 pub struct RecordedCreation {
     meeting: Meeting,
     rank: usize,
@@ -119,33 +118,33 @@ pub struct RecordedCommunicator {
 }
 
 impl RecordedCommunicator {
-    /// Whom it connects.
+    /// Its group.
     pub fn group(&self) -> &Group {
         &self.meeting.0.0
     }
 
-    /// Counts the communicators of its group on this rank, from 1.
+    /// Its number among the communicators of the group on this rank, from 1.
     pub fn generation(&self) -> u64 {
         self.meeting.1
     }
 }
 
-/// What a registry must never do.
+/// A bug of the registry.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Misuse {
-    /// A communicator for nobody.
-    #[error("{0} is one rank, which needs no communicator")]
+    /// A communicator for a single rank.
+    #[error("{0} is a single rank and needs no communicator")]
     Singleton(Group),
-    /// A rank makes what it is no member of.
-    #[error("{} is no member of {group}", text::ranks(&[*.rank]))]
+    /// A rank creates a communicator of a group without it.
+    #[error("{} is not a member of {group}", text::ranks(&[*.rank]))]
     NotMember {
         /// The rank.
         rank: usize,
         /// The group.
         group: Group,
     },
-    /// A rank makes the same twice.
-    #[error("{} makes {group} twice", text::ranks(&[*.rank]))]
+    /// A rank creates a communicator twice.
+    #[error("{} creates {group} twice", text::ranks(&[*.rank]))]
     Duplicate {
         /// The rank.
         rank: usize,

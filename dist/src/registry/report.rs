@@ -1,4 +1,4 @@
-//! What communicators a rank has, for people and for programs.
+//! Reports of a rank's communicators, as text and JSON.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,12 +11,12 @@ use super::key::Key;
 use super::slot::{CreationState, Slot};
 use super::text;
 
-/// The communicators of a rank, in the order of creation.
+/// The communicators of a rank, in creation order.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Report {
     /// The rank.
     pub rank: usize,
-    /// What it shares.
+    /// Its communicators.
     pub communicators: Vec<CommunicatorReport>,
 }
 
@@ -29,30 +29,30 @@ pub struct CommunicatorReport {
     pub channel: String,
     /// The options that differ from the default.
     pub options: BTreeMap<&'static str, String>,
-    /// The names of those who share it, each once.
+    /// The distinct names of its requesters.
     pub shared_by: Vec<String>,
-    /// How many hosts its members are on.
+    /// The number of hosts that its members span.
     pub hosts: usize,
-    /// How far it is.
+    /// Its stage.
     pub stage: Stage,
-    /// Why it failed, if it did.
+    /// The error, if the creation failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
     #[serde(skip)]
     group: Group,
 }
 
-/// How far a communicator is.
+/// The stage of a communicator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Stage {
-    /// Asked for; nothing was sent.
+    /// Requested; nothing has been sent.
     Declared,
-    /// In the midst of being made.
+    /// Its creation is in flight.
     Creating,
-    /// There.
+    /// Ready for use.
     Ready,
-    /// Not to be had.
+    /// Its creation failed.
     Failed,
 }
 
@@ -88,7 +88,7 @@ impl fmt::Display for Stage {
     }
 }
 
-/// A line a communicator.
+/// One line per communicator.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let count = |of: usize, what: &str| match of {
@@ -101,7 +101,7 @@ impl fmt::Display for Report {
         };
         writeln!(
             f,
-            "rank {}: {}, {} made",
+            "rank {}: {}, {} ready",
             self.rank,
             count(self.communicators.len(), "communicator"),
             of_stage(Stage::Ready)

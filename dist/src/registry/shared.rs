@@ -1,4 +1,4 @@
-//! The registry of one rank, and the handles through which its communicators are shared.
+//! The registry of a rank, and handles that share its communicators.
 
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -15,8 +15,8 @@ use super::report::{CommunicatorReport, Report};
 use super::slot::Slot;
 use super::state::State;
 
-/// The communicators of one rank. Cheap to clone; clones are the same registry. It outlives what
-/// shares through it: any number of parallel states, one after the other or at once.
+/// The communicators of one rank. Cheap to clone; clones share the registry. It can serve any number
+/// of parallel states, one after another or at once.
 pub struct Registry<C: Connect> {
     inner: Arc<Inner<C>>,
 }
@@ -26,19 +26,19 @@ struct Inner<C: Connect> {
     state: Mutex<State<C>>,
 }
 
-/// What a rank gets that asks for a group.
+/// The result of requesting a group.
 pub enum Share<C: Connect> {
-    /// It is no member. Nothing to do.
+    /// The rank is not a member.
     NotMember,
-    /// It is the only member: it communicates with nobody, and there is nothing to make.
+    /// The rank is the only member and needs no communicator.
     Singleton,
-    /// It shares the communicator.
+    /// The rank shares the communicator.
     Member(Handle<C>),
 }
 
-/// A share in a communicator, made or not. The last one that is dropped drops the communicator; a
-/// clone is one more. Whoever asks again after that gets another one, which all members have to make:
-/// so ranks drop and ask alike.
+/// A shared handle to a communicator, ready or not. Dropping the last handle destroys the
+/// communicator. A later request creates another one, which requires all members: so all ranks must
+/// drop and request alike.
 pub struct Handle<C: Connect> {
     inner: Arc<Inner<C>>,
     key: Key,
@@ -46,19 +46,19 @@ pub struct Handle<C: Connect> {
     made: Arc<OnceLock<C::Communicator>>,
 }
 
-/// What is left to do after [`Registry::poll`], and what went wrong in it.
+/// The outcome of [`Registry::poll`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PollStatus {
     /// Creations that wait for other ranks.
     pub in_flight: usize,
-    /// Creations of plans that have not begun.
+    /// Planned creations that have not begun.
     pub queued: usize,
-    /// Those that failed in this call. Their handles fail with the same from now on.
+    /// Creations that failed in this call. Their handles return the same error from now on.
     pub failed: Vec<RegistryError>,
 }
 
 impl PollStatus {
-    /// Whether nothing is under way.
+    /// Whether no creation is in flight or queued.
     pub fn is_idle(&self) -> bool {
         self.in_flight == 0 && self.queued == 0
     }
@@ -73,16 +73,16 @@ impl<C: Connect> Registry<C> {
         }
     }
 
-    /// The rank whose registry it is.
+    /// The rank.
     pub fn rank(&self) -> usize {
         self.inner.rank
     }
 
-    /// Takes a share in the communicator of a group, which is only declared by this: nothing is
-    /// sent. `name` says who asks, as `actor.tp`, and decides nothing.
+    /// Requests the communicator of a group. This only declares it; nothing is sent. `name` identifies
+    /// the requester in reports, as `actor.tp`, and has no other effect.
     ///
     /// # Errors
-    /// [`RegistryError::InvalidGroup`] when the group has options that no transport takes.
+    /// [`RegistryError::InvalidGroup`] when the group's options are invalid.
     pub fn share(&self, name: &str, group: &Group) -> Result<Share<C>> {
         let wrong = |source| RegistryError::InvalidGroup {
             requester: name.to_owned(),
@@ -104,7 +104,7 @@ impl<C: Connect> Registry<C> {
         )))
     }
 
-    /// All that this rank shares now, made or not, as a plan.
+    /// The plan of all communicators that this rank currently requests, ready or not.
     pub fn plan(&self) -> Plan {
         let state = self.inner.lock();
         let used = state
@@ -123,13 +123,13 @@ impl<C: Connect> Registry<C> {
         }
     }
 
-    /// Makes what an agreed plan needs and has not, in the order of creation, with at most
-    /// `at_most` creations in flight: 1 is safe with a transport that waits inside, more are faster
-    /// with one that does not. Only queues; [`Registry::poll`] does it.
+    /// Queues the creation of an agreed plan's communicators, in creation order; [`Registry::poll`]
+    /// creates them. At most `at_most` creations are in flight: 1 is safe with a transport that blocks,
+    /// more are faster with one that does not.
     ///
     /// # Errors
-    /// [`RegistryError::WrongRank`]; [`RegistryError::Released`] when a group of the plan has no
-    /// handle any more. Nothing is queued then.
+    /// [`RegistryError::WrongRank`]; [`RegistryError::Released`] if all handles of a planned group were
+    /// dropped. Nothing is queued then.
     pub fn materialize(&self, agreed: &AgreedPlan, at_most: NonZeroUsize) -> Result<()> {
         let plan = agreed.plan();
         if plan.rank != self.inner.rank {
@@ -155,17 +155,16 @@ impl<C: Connect> Registry<C> {
         Ok(())
     }
 
-    /// Looks after all creations, never waiting: those in flight are asked how far they are, and
-    /// those that are queued begin as far as they may. `now` is the time since any fixed moment; it
-    /// ends creations that take too long.
+    /// Advances all creations without blocking: polls those in flight and begins queued ones. `now` is
+    /// the time since any fixed point; creations that exceed their time limit fail.
     ///
-    /// To be called again until [`PollStatus::is_idle`]; by whom and how often is the caller's choice.
+    /// Call it until [`PollStatus::is_idle`].
     pub fn poll(&self, now: Duration) -> PollStatus {
         let mut state = self.inner.lock();
         let mut failed = state.advance_all(self.inner.rank, now);
         failed.extend(state.begin_queued(self.inner.rank, now));
 
-        let turn = PollStatus {
+        let status = PollStatus {
             in_flight: state
                 .slots
                 .values()
@@ -174,13 +173,13 @@ impl<C: Connect> Registry<C> {
             queued: state.at_once.queue.len(),
             failed,
         };
-        let unwanted = state.take_idle();
+        let unused = state.take_idle();
         drop(state);
-        drop(unwanted);
-        turn
+        drop(unused);
+        status
     }
 
-    /// What there is, and who shares it.
+    /// All communicators and their requesters.
     pub fn report(&self, hosts: &Hosts) -> Report {
         let state = self.inner.lock();
         let slots = state.slots.iter();
@@ -200,7 +199,7 @@ impl<C: Connect> Inner<C> {
 }
 
 impl<C: Connect> Share<C> {
-    /// The handle, of a member that is not alone.
+    /// The handle, if the rank is a member of a group of several ranks.
     pub fn handle(self) -> Option<Handle<C>> {
         match self {
             Share::Member(handle) => Some(handle),
@@ -225,32 +224,31 @@ impl<C: Connect> Handle<C> {
         }
     }
 
-    /// Whom it connects, and how.
+    /// Its group.
     pub fn group(&self) -> &Group {
         &self.key.0
     }
 
-    /// Who asked.
+    /// The requester's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The communicator, if it is made. Takes no lock.
+    /// The communicator, if it is ready. Takes no lock.
     pub fn get(&self) -> Option<&C::Communicator> {
         self.made.get()
     }
 
-    /// The communicator, begun now if it was not before; none while it waits for other members.
+    /// The communicator. The first call begins its creation; `None` while other members are missing.
     ///
-    /// Never waits, and a rank that gets none goes on: to what else it has to do, to other groups
-    /// that it needs. That is what keeps the lazy path free of circles. A rank that asks for
-    /// nothing else until it has this one brings them back, if others ask in another order.
+    /// Never blocks. If it returns `None`, the rank must continue with other work and other groups: a
+    /// rank that retries in a loop can deadlock with ranks that request groups in another order.
     ///
-    /// `now` is as for [`Registry::poll`], which also goes on with what was begun here.
+    /// `now` is as for [`Registry::poll`], which also advances this creation.
     ///
     /// # Errors
-    /// [`RegistryError::Timeout`], [`RegistryError::Transport`]: what made the creation fail, each
-    /// time, until all have dropped their handles and ask anew.
+    /// [`RegistryError::Timeout`], [`RegistryError::Transport`]: the reason of the failure, on every
+    /// call until all handles are dropped and the group is requested again.
     pub fn connect(&self, now: Duration) -> Result<Option<&C::Communicator>> {
         if let Some(communicator) = self.get() {
             return Ok(Some(communicator));
@@ -305,8 +303,8 @@ impl<C: Connect> Drop for Handle<C> {
         if let Some(slot) = state.slots.get_mut(&self.key) {
             slot.leave(&self.name);
         }
-        let unwanted = state.take_idle();
+        let unused = state.take_idle();
         drop(state);
-        drop(unwanted);
+        drop(unused);
     }
 }

@@ -1,4 +1,4 @@
-//! One communicator of a rank: who shares it, and how far it is.
+//! One communicator of a rank: its users and its state.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -8,28 +8,28 @@ use super::connect::{Connect, Creation, Progress};
 use super::error::RegistryError;
 use super::key::Key;
 
-/// How long a creation may take when the options of its group do not say.
+/// The time limit of a creation if the group's options do not set one.
 pub const BOOTSTRAP_TIMEOUT: Duration = Duration::from_secs(300);
 
 pub(super) struct Slot<C: Connect> {
-    /// How often each name asked and did not leave.
+    /// The number of live handles by name.
     pub(super) users: BTreeMap<Arc<str>, usize>,
     pub(super) state: CreationState<C>,
-    /// Filled once, so that handles look without a lock.
+    /// Set once, so that handles read it without a lock.
     pub(super) made: Arc<OnceLock<C::Communicator>>,
 }
 
 pub(super) enum CreationState<C: Connect> {
-    /// Asked for, and nothing else.
+    /// Requested only.
     Declared,
     /// In flight.
     Creating {
         connecting: C::Connecting,
         since: Duration,
     },
-    /// In `made`.
+    /// The communicator is in `made`.
     Ready,
-    /// Not to be had any more. Who wants to try again leaves and asks again.
+    /// Failed for good. To retry, drop all handles and request the group again.
     Failed(RegistryError),
 }
 
@@ -68,8 +68,8 @@ impl<C: Connect> Slot<C> {
         }
     }
 
-    /// Whether nobody wants it and nobody waits for it. A creation that has begun is not idle: the
-    /// other members count on this one to finish it.
+    /// Whether it can be dropped. A creation in flight cannot: the other members wait for this one to
+    /// finish it.
     pub(super) fn is_idle(&self) -> bool {
         self.users.is_empty() && !self.is_creating()
     }
@@ -88,7 +88,7 @@ impl<C: Connect> Slot<C> {
         };
     }
 
-    /// Asks the transport how far it is.
+    /// Polls the transport.
     pub(super) fn advance(&mut self, connector: &mut C, rank: usize, key: &Key, now: Duration) {
         let CreationState::Creating { connecting, since } = &mut self.state else {
             return;
@@ -100,7 +100,7 @@ impl<C: Connect> Slot<C> {
         self.state = match connector.poll(connecting) {
             Ok(Progress::Ready(communicator)) => {
                 let was_empty = self.made.set(communicator).is_ok();
-                debug_assert!(was_empty, "a creation is polled until it is made");
+                debug_assert!(was_empty, "a creation is not polled after it is ready");
                 CreationState::Ready
             }
             Ok(Progress::Waiting { .. }) if !is_late => return,
@@ -129,7 +129,7 @@ impl<C: Connect> Slot<C> {
     }
 }
 
-/// When a creation begins, and its number among those of its key.
+/// The start time of a creation, and its number among those of its key.
 #[derive(Clone, Copy)]
 pub(super) struct Attempt {
     pub(super) generation: u64,

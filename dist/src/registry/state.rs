@@ -1,4 +1,4 @@
-//! The communicators of a rank and what is under way, behind the registry's lock.
+//! The state behind a registry's lock: the communicators of a rank and their creations.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::num::NonZeroUsize;
@@ -12,15 +12,15 @@ use super::slot::{Attempt, CreationState, Slot};
 pub(super) struct State<C: Connect> {
     pub(super) connector: C,
     pub(super) slots: BTreeMap<Key, Slot<C>>,
-    /// How often the communicator of a key was begun. Stays when it is dropped.
+    /// The number of communicators of a key so far. Kept when they are dropped.
     pub(super) generations: BTreeMap<Key, u64>,
     pub(super) at_once: AtOnce,
 }
 
-/// What is left of plans that are being made.
+/// The remaining creations of agreed plans.
 pub(super) struct AtOnce {
     pub(super) queue: VecDeque<Key>,
-    /// Begun from the queue and not done.
+    /// Taken from the queue and in flight.
     pub(super) in_flight: BTreeSet<Key>,
     pub(super) at_most: NonZeroUsize,
 }
@@ -40,7 +40,7 @@ impl<C: Connect> State<C> {
         }
     }
 
-    /// The number of the present communicator of a key, or of the next if it is not begun.
+    /// The number of the current communicator of a key, or of the next one if none has begun.
     pub(super) fn generation(&self, key: &Key) -> u64 {
         let begun = self.generations.get(key).copied().unwrap_or(0);
         match self.slots.get(key).map(|slot| &slot.state) {
@@ -49,7 +49,7 @@ impl<C: Connect> State<C> {
         }
     }
 
-    /// Begins what is declared and no more.
+    /// Begins the creation of a declared communicator.
     pub(super) fn begin(&mut self, key: &Key, rank: usize, now: Duration) {
         let generation = self.generation(key);
         if let Some(slot) = self.slots.get_mut(key)
@@ -80,7 +80,7 @@ impl<C: Connect> State<C> {
         failed
     }
 
-    /// Begins what is queued, in its order, while fewer are in flight than may be.
+    /// Begins queued creations in order, up to the limit of creations in flight.
     pub(super) fn begin_queued(&mut self, rank: usize, now: Duration) -> Vec<RegistryError> {
         let slots = &self.slots;
         let is_creating = |key: &Key| slots.get(key).is_some_and(Slot::is_creating);
@@ -107,7 +107,7 @@ impl<C: Connect> State<C> {
         failed
     }
 
-    /// What nobody wants any more, to be dropped when the lock is free.
+    /// Removes unused communicators. The caller drops them after releasing the lock.
     pub(super) fn take_idle(&mut self) -> Vec<Slot<C>> {
         let slots = self.slots.iter();
         let idle = slots.filter(|(_, slot)| slot.is_idle());

@@ -1,6 +1,6 @@
-//! Lists as people write them.
+//! Lists in messages.
 
-/// `rank 3`, `ranks [0, 1]`; of a long list the beginning, the end and how many.
+/// `rank 3`, `ranks [0, 1]`; long lists are abbreviated.
 pub(super) fn ranks(ranks: &[usize]) -> String {
     let join = |ranks: &[usize]| {
         let texts: Vec<String> = ranks.iter().map(usize::to_string).collect();
@@ -19,7 +19,7 @@ pub(super) fn ranks(ranks: &[usize]) -> String {
 pub(super) fn names(names: &[String]) -> String {
     let quoted: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
     match quoted.is_empty() {
-        true => "nobody any more".to_owned(),
+        true => "no remaining requester".to_owned(),
         false => quoted.join(", "),
     }
 }

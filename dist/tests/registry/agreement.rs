@@ -1,4 +1,4 @@
-//! Ranks find out before anything is made whether they need the same.
+//! Ranks compare their plans before any communicator is created.
 
 use std::convert::Infallible;
 use std::sync::{Barrier, Mutex};
@@ -16,12 +16,12 @@ fn pairs_and_all() -> Vec<Group> {
     [of(&["pp"]), of(&["dp"]), of(&["tp"]), of(&["dp", "tp"])].concat()
 }
 
-fn fit(plans: &[Plan]) -> bool {
-    let statements: Vec<PlanDigest> = plans.iter().map(Plan::digest).collect();
-    PlanDigest::agree(&statements)
+fn plans_agree(plans: &[Plan]) -> bool {
+    let digests: Vec<PlanDigest> = plans.iter().map(Plan::digest).collect();
+    PlanDigest::agree(&digests)
 }
 
-/// A rank that asks for something else than the others of one of its groups.
+/// How a rank's request differs from those of the other members.
 #[derive(Debug, Clone, Copy)]
 enum Fault {
     Missing,
@@ -47,18 +47,18 @@ fn faulty(group: &Group, fault: Fault) -> Option<Group> {
     }
 }
 
-/// All groups of all ranks, with some ranks at fault about some groups.
+/// The requests of all ranks, with faults of some ranks for some groups.
 fn plans_with(faults: &[(usize, usize, Fault)]) -> (World, Vec<Shared>) {
     let world = World::of(8);
     let mut handles = Vec::new();
     for (at, group) in pairs_and_all().iter().enumerate() {
         for rank in group.ranks() {
             let is_at = |fault: &&(usize, usize, Fault)| (fault.0, fault.1) == (*rank, at);
-            let asked = match faults.iter().find(is_at) {
+            let requested = match faults.iter().find(is_at) {
                 Some((_, _, fault)) => faulty(group, *fault),
                 None => Some(group.clone()),
             };
-            handles.extend(asked.and_then(|asked| world.share(*rank, "actor", &asked)));
+            handles.extend(requested.and_then(|requested| world.share(*rank, "actor", &requested)));
         }
     }
     (world, handles)
@@ -70,17 +70,16 @@ fn faults() -> impl Strategy<Value = Fault> {
 }
 
 proptest! {
-    /// One fault, by any rank in any of its groups, is found, and the group and the ranks are
-    /// named.
+    /// Any single fault is detected, and the error names the ranks.
     #[test]
-    fn one_fault_is_found_and_named(
+    fn one_fault_is_detected_and_named(
         (at, member) in (0..pairs_and_all().len(), any::<prop::sample::Index>()),
         fault in faults(),
     ) {
         let expected = &pairs_and_all()[at];
         let rank = expected.ranks()[member.index(expected.len())];
         let (world, _handles) = plans_with(&[(rank, at, fault)]);
-        prop_assert!(!fit(&world.plans()));
+        prop_assert!(!plans_agree(&world.plans()));
 
         let error = Plan::agree_all(world.plans()).unwrap_err();
         let RegistryError::PlansDiffer { needed_by, missing_from, .. } = &error else {
@@ -96,9 +95,9 @@ proptest! {
         prop_assert_eq!(world.recording.counts(rank).started.len(), 0);
     }
 
-    /// Several faults do not make up for each other.
+    /// Several faults do not cancel out.
     #[test]
-    fn several_faults_are_found(
+    fn several_faults_are_detected(
         several in prop::collection::vec((0..8usize, 0..pairs_and_all().len(), faults()), 1..6),
     ) {
         let groups = pairs_and_all();
@@ -109,8 +108,8 @@ proptest! {
                 let found = several.iter().find(|fault| (fault.0, fault.1) == (*rank, at));
                 found.map_or(Some(groups[at].clone()), |fault| faulty(&groups[at], fault.2))
             };
-            let asked: Vec<_> = groups[at].ranks().iter().map(of_member).collect();
-            asked.windows(2).all(|pair| pair[0] == pair[1])
+            let requested: Vec<_> = groups[at].ranks().iter().map(of_member).collect();
+            requested.windows(2).all(|pair| pair[0] == pair[1])
         };
         let are_consistent = (0..groups.len()).all(all_alike);
         prop_assert_eq!(Plan::agree_all(world.plans()).is_ok(), are_consistent);
@@ -119,32 +118,33 @@ proptest! {
 }
 
 #[test]
-fn disagreement_reads_well() {
+fn a_disagreement_names_the_group_the_ranks_and_the_remedy() {
     let error = |faults: &[(usize, usize, Fault)]| {
         let (world, _handles) = plans_with(faults);
         Plan::agree_all(world.plans()).unwrap_err().to_string()
     };
     insta::assert_snapshot!(folded(error(&[(2, 12, Fault::Missing)])), @r"
-    the plans of ranks differ, and nothing was made: ranks [0, 1, 3] need [0, 1, 2, 3] (for
-    `actor`), and rank 2 does not. All members of a group have to ask for the same ranks in
+    no communicator was created because the plans differ: ranks [0, 1, 3] need [0, 1, 2, 3]
+    (for `actor`), but rank 2 does not. All members of a group must request the same ranks in
     the same order, with the same channel and options
     ");
     insta::assert_snapshot!(folded(error(&[(2, 12, Fault::OtherChannel)])), @r"
-    the plans of ranks differ, and nothing was made: ranks [0, 1, 3] need [0, 1, 2, 3] (for
-    `actor`), and rank 2 does not; it has [0, 1, 2, 3] on channel gather instead. All members of
-    a group have to ask for the same ranks in the same order, with the same channel and options
+    no communicator was created because the plans differ: ranks [0, 1, 3] need [0, 1, 2, 3]
+    (for `actor`), but rank 2 does not; it needs [0, 1, 2, 3] on channel gather instead. All
+    members of a group must request the same ranks in the same order, with the same channel
+    and options
     ");
     let missing_and_other_options = [(1, 0, Fault::Missing), (1, 1, Fault::OtherOptions)];
     insta::assert_snapshot!(folded(error(&missing_and_other_options)), @r"
-    the plans of ranks differ, and nothing was made: rank 5 needs [1, 5] (for `actor`), and
-    rank 1 does not; it has [1, 5] with timeout 10s instead. All members of a group have to
-    ask for the same ranks in the same order, with the same channel and options
+    no communicator was created because the plans differ: rank 5 needs [1, 5] (for `actor`),
+    but rank 1 does not; it needs [1, 5] with timeout 10s instead. All members of a group must
+    request the same ranks in the same order, with the same channel and options
     ");
     let missing_and_other_order = [(3, 13, Fault::Missing), (4, 13, Fault::OtherOrder)];
     insta::assert_snapshot!(folded(error(&missing_and_other_order)), @r"
-    the plans of ranks differ, and nothing was made: ranks [5, 6, 7] need [4, 5, 6, 7] (for
-    `actor`), and rank 4 does not; it has [7, 6, 5, 4] instead. All members of a group have to
-    ask for the same ranks in the same order, with the same channel and options
+    no communicator was created because the plans differ: ranks [5, 6, 7] need [4, 5, 6, 7]
+    (for `actor`), but rank 4 does not; it needs [7, 6, 5, 4] instead. All members of a group
+    must request the same ranks in the same order, with the same channel and options
     ");
 
     let world = World::of(2);
@@ -154,25 +154,25 @@ fn disagreement_reads_well() {
     assert!(world.run_in_order());
     let [kept, dropped] = handles.try_into().ok().unwrap();
     drop(dropped);
-    let _anew = world.share(1, "critic.tp", &both);
+    let _again = world.share(1, "critic.tp", &both);
     insta::assert_snapshot!(folded(Plan::agree_all(world.plans()).unwrap_err()), @r"
-    the plans of ranks differ, and nothing was made: rank 0 needs [0, 1] (for `actor.tp`), and
-    rank 1 does not; it has [0, 1] (its communicator no. 2) instead. Where one member drops
-    its last handle and asks anew, all have to
+    no communicator was created because the plans differ: rank 0 needs [0, 1] (for
+    `actor.tp`), but rank 1 does not; it needs [0, 1] (communicator no. 2) instead. If one
+    member drops its last handle and requests the group again, all members must
     ");
     drop(kept);
 
     let world = World::of(2);
     let _too_far = world.share(0, "actor.dp", &group(&[0, 2, 4]));
     insta::assert_snapshot!(folded(Plan::agree_all(world.plans()).unwrap_err()), @r"
-    ranks [2, 4] of [0, 2, 4] (for `actor.dp`) are outside of the world of 2 ranks: start more
-    ranks, or ask for a group within it
+    ranks [2, 4] of [0, 2, 4] (for `actor.dp`) are outside the world of 2 ranks: start more
+    ranks, or request a group within the world
     ");
 }
 
-/// A transposed mesh on one rank gives it the same groups under other names.
+/// A rank with a transposed mesh has the same groups under different names.
 #[test]
-fn meshes_with_the_same_groups_are_told_apart() {
+fn meshes_with_the_same_groups_are_distinguished() {
     let world = World::of(4);
     let meshes = [["dp", "tp"], ["tp", "dp"]].map(|names| Mesh::new(&[2, 2], &names).unwrap());
     let of_rank = |rank: usize| &meshes[usize::from(rank == 3)];
@@ -183,24 +183,24 @@ fn meshes_with_the_same_groups_are_told_apart() {
             handles.push(world.share(rank, axis, &group));
         }
     }
-    assert!(fit(&world.plans()));
+    assert!(plans_agree(&world.plans()));
 
     let with_mesh = |plan: Plan| {
         let mesh = of_rank(plan.rank());
         plan.with_mesh(mesh)
     };
     let plans: Vec<Plan> = world.plans().into_iter().map(with_mesh).collect();
-    assert!(!fit(&plans));
+    assert!(!plans_agree(&plans));
     insta::assert_snapshot!(folded(Plan::agree_all(plans).unwrap_err()), @r"
-    nothing was made: ranks do not agree on their mesh: ranks [0, 1, 2] have dp 2 x tp 2
+    no communicator was created: ranks have different meshes: ranks [0, 1, 2] have dp 2 x tp 2
     (digest 8bc9ce67188f003d); ranks [3] have tp 2 x dp 2 (digest 3cb9d1f4d5b65acd)
     ");
 
     let mut plans = world.plans();
     plans[1] = plans[1].clone().with_mesh(&meshes[0]);
     insta::assert_snapshot!(folded(Plan::agree_all(plans).unwrap_err()), @r"
-    nothing was made: ranks do not agree on their mesh: ranks [0, 2, 3] have no mesh (digest
-    0000000000000000); ranks [1] have dp 2 x tp 2 (digest 8bc9ce67188f003d)
+    no communicator was created: ranks have different meshes: ranks [0, 2, 3] have no mesh
+    (digest 0000000000000000); ranks [1] have dp 2 x tp 2 (digest 8bc9ce67188f003d)
     ");
 }
 
@@ -213,9 +213,9 @@ struct Lobby {
 struct Seat<'a> {
     lobby: &'a Lobby,
     rank: usize,
-    /// Bytes of each message.
+    /// The bytes of each message.
     sent: Vec<usize>,
-    /// Whether the first messages of others arrive changed.
+    /// Whether the first messages of other ranks arrive corrupted.
     is_bad: bool,
 }
 
@@ -239,7 +239,7 @@ impl Exchange for Seat<'_> {
     }
 }
 
-/// What each rank finds out, and how many bytes it sent for it.
+/// Each rank's result, and the sizes of the messages that it sent.
 fn agree_by_exchange(
     plans: Vec<Plan>,
     is_bad: bool,
@@ -282,7 +282,7 @@ fn agreeing_takes_one_exchange_of_24_bytes() {
 }
 
 #[test]
-fn all_ranks_learn_the_same_of_a_disagreement() {
+fn all_ranks_return_the_same_error() {
     let (world, _handles) = plans_with(&[(7, 3, Fault::OtherOptions)]);
     let expected = Plan::agree_all(world.plans()).unwrap_err();
     for (agreed, sent) in agree_by_exchange(world.plans(), false) {
@@ -291,9 +291,9 @@ fn all_ranks_learn_the_same_of_a_disagreement() {
     }
 }
 
-/// An exchange that changes what it carries is not taken for ranks that differ.
+/// A corrupting exchange is not reported as a difference between ranks.
 #[test]
-fn plans_that_are_the_same_are_not_said_to_differ() {
+fn equal_plans_are_not_reported_as_different() {
     let (world, _handles) = plans_with(&[]);
     for (agreed, _) in agree_by_exchange(world.plans(), true) {
         let error = agreed.unwrap_err();
@@ -301,7 +301,7 @@ fn plans_that_are_the_same_are_not_said_to_differ() {
     }
 }
 
-/// What a broken control plane may bring.
+/// A broken control plane.
 struct Broken(Vec<Vec<u8>>);
 
 #[derive(Debug, thiserror::Error)]
@@ -340,13 +340,13 @@ fn a_broken_exchange_is_an_error() {
     rank 0 could not compare its plan with other ranks: rank 7 closed its connection
 
     rank 0
-    could not compare its plan with other ranks: rank 1 said 5 bytes of 24
+    could not compare its plan with other ranks: rank 1 sent 5 bytes, expected 24
 
     rank 0 could not
     compare its plan with other ranks: a plan cannot be read: expected value at line 1 column
     1
 
-    rank 1 could not compare its plan with other ranks: the exchange brought 2 messages,
-    and its own is not at its location
+    rank 1 could not compare its plan with other ranks: the exchange returned 2 messages,
+    and its own is not at index 1
     ");
 }

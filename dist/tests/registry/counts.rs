@@ -1,7 +1,7 @@
-//! How many communicators there are where Megatron and torchtitan make many groups.
+//! The number of communicators compared with the groups that Megatron and torchtitan create.
 //!
-//! The numbers of groups are what the libraries themselves make (Megatron-LM d98e8a6, torchtitan
-//! b5bcd76 on torch 2.15), counted by running their code with the creation of groups replaced.
+//! Their numbers (Megatron-LM d98e8a6, torchtitan b5bcd76 on torch 2.15) were counted by running their
+//! code with the creation of groups replaced.
 
 use std::collections::BTreeSet;
 
@@ -10,35 +10,35 @@ use meshgrad_mesh::{Group, Mesh};
 use crate::generators::{Kind, Megatron, Titan};
 use crate::world::{Shared, World, group};
 
-/// What a library makes: calls that create a group (on every rank), and groups that rank 0 is in.
+/// What a library creates: calls that create a group (on every rank), and groups with rank 0.
 #[derive(Debug, PartialEq, Eq)]
-struct Theirs {
+struct PeerCounts {
     calls: usize,
     of_rank_0: usize,
 }
 
-fn theirs(kinds: &[Kind]) -> Theirs {
+fn peer_counts(kinds: &[Kind]) -> PeerCounts {
     let lists = || kinds.iter().flat_map(|(_, lists)| lists);
-    Theirs {
+    PeerCounts {
         calls: lists().count(),
         of_rank_0: lists().filter(|ranks| ranks.contains(&0)).count(),
     }
 }
 
-/// All ranks ask for all their groups and make them at once, one after the other.
-fn made(world: usize, kinds: &[Kind]) -> (World, Vec<Shared>) {
-    let ours = World::of(world);
+/// All ranks request all their groups and create them from a plan, one at a time.
+fn create_all(world: usize, kinds: &[Kind]) -> (World, Vec<Shared>) {
+    let world_of_ranks = World::of(world);
     let mut handles = Vec::new();
     for (name, lists) in kinds {
         let groups: Vec<Group> = lists.iter().map(|ranks| group(ranks)).collect();
-        handles.extend(ours.share_all(name, &groups));
+        handles.extend(world_of_ranks.share_all(name, &groups));
     }
-    ours.materialize(1);
-    assert!(ours.run_in_order());
-    (ours, handles)
+    world_of_ranks.materialize(1);
+    assert!(world_of_ranks.run_in_order());
+    (world_of_ranks, handles)
 }
 
-/// Every rank has as many communicators as it has different groups of several ranks.
+/// Every rank has one communicator per distinct group of several ranks.
 fn all_ranks_share(world: &World, kinds: &[Kind]) {
     let mut distinct = vec![BTreeSet::new(); world.registries.len()];
     for ranks in kinds
@@ -72,7 +72,7 @@ fn megatron(world: usize, [tp, pp, cp, ep, etp]: [usize; 5], instances: usize) -
 }
 
 #[test]
-fn what_megatron_makes_20_times_we_make_1_to_11_times() {
+fn megatron_creates_20_groups_per_rank_and_we_create_1_to_11() {
     let rows = [
         (megatron(8, [1, 1, 1, 1, 1], 1), 118, 20, 1),
         (megatron(8, [2, 2, 1, 1, 2], 1), 83, 20, 6),
@@ -84,9 +84,9 @@ fn what_megatron_makes_20_times_we_make_1_to_11_times() {
     ];
     for (config, calls, of_rank_0, communicators) in rows {
         let kinds = config.kinds();
-        assert_eq!(theirs(&kinds), Theirs { calls, of_rank_0 });
+        assert_eq!(peer_counts(&kinds), PeerCounts { calls, of_rank_0 });
 
-        let (world, handles) = made(config.world, &kinds);
+        let (world, handles) = create_all(config.world, &kinds);
         assert_eq!(
             world.recording.counts(0).created,
             communicators,
@@ -109,10 +109,10 @@ fn titan([pp, dp_replicate, dp_shard, cp, tp, ep]: [usize; 6]) -> Titan {
     }
 }
 
-/// The world's own group is there before torchtitan begins, so it is no call; as a communicator it
-/// is one more where an axis spans the world.
+/// The world group exists before torchtitan starts, so it is not counted as a call. It is one more
+/// communicator if an axis spans the world.
 #[test]
-fn what_torchtitan_makes_18_times_we_make_8_times() {
+fn torchtitan_creates_18_groups_per_rank_and_we_create_8() {
     let rows = [
         (titan([2, 1, 2, 1, 2, 1]), 94, 11, 3),
         (titan([1, 1, 4, 1, 2, 8]), 100, 8, 2),
@@ -126,21 +126,25 @@ fn what_torchtitan_makes_18_times_we_make_8_times() {
         let is_real = |kind: &&Kind| config.is_real(kind.0, kind.1[0].len());
         let called: Vec<Kind> = all.iter().filter(|kind| !is_world(kind)).cloned().collect();
         let real: Vec<Kind> = all.iter().filter(is_real).cloned().collect();
-        assert_eq!(theirs(&called).calls, calls);
+        assert_eq!(peer_counts(&called).calls, calls);
         let is_made = |kind: &&Kind| !is_world(kind);
         let made_by_them: Vec<Kind> = real.iter().filter(is_made).cloned().collect();
-        assert_eq!(theirs(&made_by_them).of_rank_0, of_rank_0, "{calls} calls");
+        assert_eq!(
+            peer_counts(&made_by_them).of_rank_0,
+            of_rank_0,
+            "{calls} calls"
+        );
 
-        let (world, _handles) = made(config.world(), &real);
+        let (world, _handles) = create_all(config.world(), &real);
         let expected = distinct + usize::from(real.iter().any(|kind| is_world(&kind)));
         assert_eq!(world.recording.counts(0).created, expected, "{calls} calls");
         all_ranks_share(&world, &real);
     }
 }
 
-/// torch makes 6 groups of each rank, one for each axis and time.
+/// torch creates 6 groups per rank, one per axis and mesh.
 #[test]
-fn the_same_mesh_twice_makes_nothing_twice() {
+fn two_equal_meshes_share_communicators() {
     let mesh = || Mesh::new(&[2, 2, 2], &["a", "b", "c"]).unwrap();
     let axes = ["a", "b", "c"];
     let kinds = [mesh(), mesh()].map(|mesh| axes.map(|axis| mesh.groups([axis]).unwrap()));

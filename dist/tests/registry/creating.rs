@@ -1,4 +1,4 @@
-//! CreationState communicators: at once and lazily, whatever the interleaving.
+//! Planned and lazy creation of communicators, under any interleaving of ranks.
 
 use std::collections::BTreeSet;
 
@@ -7,14 +7,14 @@ use proptest::prelude::*;
 
 use crate::world::{NOW, Shared, World, group};
 
-/// Which rank goes on next.
+/// Which rank runs next.
 #[derive(Debug, Clone)]
 enum Interleaving {
     Ascending,
     Descending,
-    /// One rank as far as it gets, while all others stand still; then the next.
+    /// Each rank runs as far as possible before the next.
     OneAhead,
-    /// Any.
+    /// Random order.
     Shuffled(u64),
 }
 
@@ -45,7 +45,7 @@ fn interleavings() -> impl Strategy<Value = Interleaving> {
     ]
 }
 
-/// A world and groups in it: any subsets, in any order, on a few channels, some of them twice.
+/// A world and random groups: any subsets, in any order, on a few channels, some of them twice.
 fn worlds() -> impl Strategy<Value = (usize, Vec<Group>)> {
     (2..=10usize).prop_flat_map(|world| {
         let ranks = Just((0..world).collect::<Vec<_>>()).prop_shuffle();
@@ -57,10 +57,10 @@ fn worlds() -> impl Strategy<Value = (usize, Vec<Group>)> {
     })
 }
 
-/// Each rank asks for its groups in an order of its own.
-fn ask_in_any_order(world: &World, groups: &[Group], seed: u64) -> Vec<Vec<Shared>> {
+/// Each rank requests its groups in its own order.
+fn request_in_any_order(world: &World, groups: &[Group], seed: u64) -> Vec<Vec<Shared>> {
     let ranks = 0..world.registries.len();
-    let ask = |rank: usize| {
+    let request = |rank: usize| {
         let order = shuffled(
             groups.len(),
             seed.wrapping_mul(31).wrapping_add(rank as u64),
@@ -68,7 +68,7 @@ fn ask_in_any_order(world: &World, groups: &[Group], seed: u64) -> Vec<Vec<Share
         let share = |at: usize| world.share(rank, "any", &groups[at]);
         order.into_iter().filter_map(share).collect()
     };
-    ranks.map(ask).collect()
+    ranks.map(request).collect()
 }
 
 fn distinct_of(rank: usize, groups: &[Group]) -> BTreeSet<&Group> {
@@ -76,42 +76,42 @@ fn distinct_of(rank: usize, groups: &[Group]) -> BTreeSet<&Group> {
     of_rank.filter(|group| !group.is_singleton()).collect()
 }
 
-fn all_are_made_once(world: &World, groups: &[Group]) {
+fn assert_created_once(world: &World, groups: &[Group]) {
     for rank in 0..world.registries.len() {
         let counts = world.recording.counts(rank);
-        let begun: BTreeSet<&Group> = counts.started.iter().collect();
-        assert_eq!(begun, distinct_of(rank, groups), "rank {rank}");
-        assert_eq!(counts.started.len(), begun.len(), "rank {rank}");
-        assert_eq!(counts.created, begun.len(), "rank {rank}");
+        let started: BTreeSet<&Group> = counts.started.iter().collect();
+        assert_eq!(started, distinct_of(rank, groups), "rank {rank}");
+        assert_eq!(counts.started.len(), started.len(), "rank {rank}");
+        assert_eq!(counts.created, started.len(), "rank {rank}");
     }
     assert_eq!(world.recording.pending(), []);
 }
 
 proptest! {
-    /// However ranks asked, however many creations each has in flight (one: as if it blocked in
-    /// each) and whoever goes on first, a plan that the ranks agree on is made.
+    /// An agreed plan is always created, for any order of requests, any interleaving and any limit of
+    /// creations in flight (1: as if each blocked).
     #[test]
-    fn at_once_never_stands_still(
+    fn planned_creation_never_deadlocks(
         (ranks, groups) in worlds(),
         seed: u64,
         at_most in 1..4usize,
         interleaving in interleavings(),
     ) {
         let world = World::of(ranks);
-        let handles = ask_in_any_order(&world, &groups, seed);
+        let handles = request_in_any_order(&world, &groups, seed);
         world.materialize(at_most);
         prop_assert!(world.run(|round| interleaving.round(ranks, round)));
 
-        all_are_made_once(&world, &groups);
+        assert_created_once(&world, &groups);
         prop_assert!(handles.iter().flatten().all(|handle| handle.get().is_some()));
     }
 
-    /// One order of all groups, of which each rank's is a part, independent of who asks and how.
+    /// Each rank's order is a part of one global order, independent of the requests.
     #[test]
-    fn the_order_of_creation_follows_from_the_groups((ranks, groups) in worlds(), seed: u64) {
+    fn creation_order_depends_only_on_the_groups((ranks, groups) in worlds(), seed: u64) {
         let orders = [seed, seed.wrapping_add(1)].map(|seed| {
             let world = World::of(ranks);
-            let handles = ask_in_any_order(&world, &groups, seed);
+            let handles = request_in_any_order(&world, &groups, seed);
             world.materialize(1);
             assert!(world.run_in_order());
             drop(handles);
@@ -129,11 +129,11 @@ proptest! {
         }
     }
 
-    /// Lazily, ranks ask in any order, each time going on before it is there.
+    /// Ranks connect in any order and continue without waiting.
     #[test]
-    fn lazily_never_stands_still((ranks, groups) in worlds(), seed: u64) {
+    fn lazy_creation_never_deadlocks((ranks, groups) in worlds(), seed: u64) {
         let world = World::of(ranks);
-        let handles = ask_in_any_order(&world, &groups, seed);
+        let handles = request_in_any_order(&world, &groups, seed);
         let longest = handles.iter().map(Vec::len).max().unwrap_or(0);
         for step in 0..longest {
             for rank in shuffled(ranks, seed.wrapping_add(step as u64)) {
@@ -143,18 +143,18 @@ proptest! {
             }
         }
         prop_assert!(world.run_in_order());
-        all_are_made_once(&world, &groups);
+        assert_created_once(&world, &groups);
     }
 
-    /// Part of it used before the plan is made.
+    /// Some handles are connected before the plan is created.
     #[test]
-    fn lazily_and_at_once_go_together(
+    fn lazy_and_planned_creation_can_be_mixed(
         (ranks, groups) in worlds(),
         seed: u64,
         interleaving in interleavings(),
     ) {
         let world = World::of(ranks);
-        let handles = ask_in_any_order(&world, &groups, seed);
+        let handles = request_in_any_order(&world, &groups, seed);
         for handle in handles.iter().filter_map(|of_rank| of_rank.first()) {
             handle.connect(NOW).unwrap();
         }
@@ -163,24 +163,23 @@ proptest! {
             handle.connect(NOW).unwrap();
         }
         prop_assert!(world.run(|round| interleaving.round(ranks, round)));
-        all_are_made_once(&world, &groups);
+        assert_created_once(&world, &groups);
     }
 }
 
-/// Ranks that block in each creation, in the order in which they ask. Returns whether all were
-/// made.
-fn blocking_in_the_order_asked(asked: &[Vec<Shared>]) -> bool {
-    let mut done = vec![0; asked.len()];
+/// Ranks block in each creation, in the order of their requests. Returns whether all were created.
+fn blocking_in_request_order(requested: &[Vec<Shared>]) -> bool {
+    let mut done = vec![0; requested.len()];
     loop {
         let before = done.clone();
-        for (rank, handles) in asked.iter().enumerate() {
+        for (rank, handles) in requested.iter().enumerate() {
             while let Some(handle) = handles.get(done[rank])
                 && handle.connect(NOW).unwrap().is_some()
             {
                 done[rank] += 1;
             }
         }
-        if asked
+        if requested
             .iter()
             .zip(&done)
             .all(|(all, done)| all.len() == *done)
@@ -193,14 +192,14 @@ fn blocking_in_the_order_asked(asked: &[Vec<Shared>]) -> bool {
     }
 }
 
-/// Three ranks in a ring: each has a group with the next and one with the previous.
+/// Three ranks in a ring: each shares a group with the next and one with the previous rank.
 fn ring() -> [Group; 3] {
     [group(&[0, 1]), group(&[1, 2]), group(&[0, 2])]
 }
 
-/// Rank r asks for its group with the next rank first, or second.
-fn ask_around(world: &World, next_first: [bool; 3]) -> Vec<Vec<Shared>> {
-    let ask = |rank: usize| {
+/// Rank r requests its group with the next rank first or second.
+fn request_around(world: &World, next_first: [bool; 3]) -> Vec<Vec<Shared>> {
+    let request = |rank: usize| {
         let (next, previous) = (&ring()[rank], &ring()[(rank + 2) % 3]);
         let order = match next_first[rank] {
             true => [next, previous],
@@ -210,48 +209,47 @@ fn ask_around(world: &World, next_first: [bool; 3]) -> Vec<Vec<Shared>> {
             .map(|group| world.share(rank, "ring", group).unwrap())
             .into()
     };
-    (0..3).map(ask).collect()
+    (0..3).map(request).collect()
 }
 
-/// The fault that the canonical order is there for, seen: blocking in the order of asking stands
-/// still when all begin around the ring in one direction, and the recording says who waits for
-/// whom.
+/// The deadlock that the creation order prevents: if all ranks begin in one direction of the ring and
+/// block in request order, none can continue. The recording lists the missing members.
 #[test]
-fn the_order_of_asking_would_deadlock() {
+fn blocking_in_request_order_deadlocks() {
     for at in 0..8 {
         let next_first = [at & 1 != 0, at & 2 != 0, at & 4 != 0];
         let world = World::of(3);
-        let asked = ask_around(&world, next_first);
+        let requested = request_around(&world, next_first);
         let is_circle = next_first == [true; 3] || next_first == [false; 3];
         assert_eq!(
-            blocking_in_the_order_asked(&asked),
+            blocking_in_request_order(&requested),
             !is_circle,
             "{next_first:?}"
         );
     }
 
     let world = World::of(3);
-    let asked = ask_around(&world, [true; 3]);
-    assert!(!blocking_in_the_order_asked(&asked));
-    let open = world.recording.pending();
-    let waits: Vec<_> = open
+    let requested = request_around(&world, [true; 3]);
+    assert!(!blocking_in_request_order(&requested));
+    let pending = world.recording.pending();
+    let waits: Vec<_> = pending
         .iter()
-        .map(|open| (&open.started[..], &open.missing[..]))
+        .map(|pending| (&pending.started[..], &pending.missing[..]))
         .collect();
     assert_eq!(waits, [(&[0][..], &[1][..]), (&[2], &[0]), (&[1], &[2])]);
 }
 
 #[test]
-fn the_canonical_order_and_the_lazy_path_do_not() {
+fn planned_and_lazy_creation_in_a_ring_do_not_deadlock() {
     for at in 0..8 {
         let next_first = [at & 1 != 0, at & 2 != 0, at & 4 != 0];
         let world = World::of(3);
-        let _asked = ask_around(&world, next_first);
+        let _asked = request_around(&world, next_first);
         world.materialize(1);
         assert!(world.run_in_order());
 
         let world = World::of(3);
-        for handle in ask_around(&world, next_first).iter().flatten() {
+        for handle in request_around(&world, next_first).iter().flatten() {
             handle.connect(NOW).unwrap();
         }
         assert!(world.run_in_order());
@@ -265,9 +263,9 @@ fn no_more_are_in_flight_than_allowed() {
     let handles = world.share_all("channels", &channels.collect::<Vec<_>>());
     world.materialize(2);
 
-    let turn = world.poll(0);
-    assert_eq!((turn.in_flight, turn.queued), (2, 3));
-    assert_eq!(world.poll(0), turn);
+    let status = world.poll(0);
+    assert_eq!((status.in_flight, status.queued), (2, 3));
+    assert_eq!(world.poll(0), status);
     assert_eq!(world.recording.counts(0).started.len(), 2);
     assert!(world.run_in_order());
     assert!(handles.iter().all(|handle| handle.get().is_some()));

@@ -1,4 +1,4 @@
-//! What goes wrong while communicators are made, said with all that a reader needs.
+//! Failures during the creation of communicators, and their messages.
 
 use std::num::NonZeroUsize;
 use std::time::Duration;
@@ -15,7 +15,7 @@ fn seconds(seconds: u64) -> Duration {
 }
 
 #[test]
-fn a_member_that_does_not_come_is_named_when_the_time_is_over() {
+fn a_timeout_names_the_missing_members() {
     let world = World::of(4);
     let mut options = GroupOptions::default();
     options.bootstrap_timeout = Some(seconds(30));
@@ -25,26 +25,25 @@ fn a_member_that_does_not_come_is_named_when_the_time_is_over() {
         assert!(handle.connect(seconds(100)).unwrap().is_none());
     }
     assert!(handles[0].connect(seconds(129)).unwrap().is_none());
-    let turn = world.registries[0].poll(seconds(131));
-    assert!(turn.is_idle());
-    insta::assert_snapshot!(folded(&turn.failed[0]), @r"
+    let status = world.registries[0].poll(seconds(131));
+    assert!(status.is_idle());
+    insta::assert_snapshot!(folded(&status.failed[0]), @r"
     rank 0 waited 31s for the communicator of [0, 1, 2, 3] with bootstrap_timeout 30s (for
-    `actor.fsdp`): ranks [1, 3] did not come; they are gone, or do not ask for this group in
-    this order, with this channel and these options. Look there; if they only need longer, set
-    the group's option `bootstrap_timeout`
+    `actor.fsdp`): ranks [1, 3] did not join; they have terminated, or do not request this
+    group with the same order, channel and options. If they only need more time, raise the
+    group option `bootstrap_timeout`
     ");
 
     let again = handles[0].connect(seconds(140)).err().unwrap();
-    assert_eq!(turn.failed, [again], "and stays so");
+    assert_eq!(status.failed, [again], "the failure is permanent");
     assert_eq!(world.registries[0].poll(seconds(150)).failed, []);
     let report = world.registries[0].report(&Hosts::Uniform(2)).to_string();
     insta::assert_snapshot!(report.lines().nth(1).unwrap(), @r"  failed       4 ranks   2 hosts  [0, 1, 2, 3] with bootstrap_timeout 30s  for `actor.fsdp`");
-    assert!(report.contains(&turn.failed[0].to_string()));
+    assert!(report.contains(&status.failed[0].to_string()));
 }
 
-/// Without an option there is a limit all the same.
 #[test]
-fn nobody_waits_for_ever() {
+fn creation_has_a_default_time_limit() {
     let world = World::of(2);
     let handle = world.share(0, "tp", &group(&[0, 1])).unwrap();
     assert!(handle.connect(seconds(5)).unwrap().is_none());
@@ -59,10 +58,10 @@ fn nobody_waits_for_ever() {
     assert!(matches!(error, RegistryError::Timeout { .. }), "{error}");
 }
 
-/// A creation that is given up does not count as begun for those that come later, and asking anew
-/// is another creation.
+/// A canceled creation does not count as begun for members that join later. A new request is another
+/// creation.
 #[test]
-fn after_a_failure_all_leave_and_ask_anew() {
+fn a_failed_group_can_be_requested_again() {
     let world = World::of(2);
     let both = group(&[0, 1]);
     let early = world.share(0, "tp", &both).unwrap();
@@ -71,7 +70,7 @@ fn after_a_failure_all_leave_and_ask_anew() {
     assert_eq!(world.recording.pending(), []);
 
     let joins = world.share(0, "other", &both).unwrap();
-    assert!(joins.connect(NOW).is_err(), "shares the failure too");
+    assert!(joins.connect(NOW).is_err(), "the failure is shared");
     drop((early, joins));
 
     let late = world.share(1, "tp", &both).unwrap();
@@ -79,13 +78,13 @@ fn after_a_failure_all_leave_and_ask_anew() {
     assert!(late.connect(BOOTSTRAP_TIMEOUT).is_err());
     drop(late);
 
-    let anew = world.share_all("tp", &[both]);
+    let again = world.share_all("tp", &[both]);
     world.materialize(1);
     assert!(world.run_in_order());
-    assert_eq!(anew[0].get().unwrap().generation(), 2);
+    assert_eq!(again[0].get().unwrap().generation(), 2);
 }
 
-/// One that has dropped its communicator and comes back does not meet one that has not.
+/// A member that re-creates its communicator does not join one that still has the old one.
 #[test]
 fn generations_do_not_mix() {
     let world = World::of(2);
@@ -105,9 +104,9 @@ fn generations_do_not_mix() {
     assert_eq!(world.recording.pending()[0].missing, [1]);
 }
 
-/// A transport that cannot.
+/// A transport that fails.
 struct Unplugged {
-    /// At which call: 0 at the beginning, then at a poll.
+    /// The number of successful calls: 0 fails in `begin`, more in `poll`.
     fails_after: usize,
 }
 
@@ -133,7 +132,7 @@ impl Connect for Unplugged {
 }
 
 #[test]
-fn what_the_transport_says_is_passed_on() {
+fn transport_errors_are_reported() {
     let message = |fails_after: usize| {
         let registry = Registry::new(0, Unplugged { fails_after });
         let both = group(&[0, 1]);
@@ -143,7 +142,7 @@ fn what_the_transport_says_is_passed_on() {
         error.map(|error| error.to_string())
     };
     insta::assert_snapshot!(folded(message(0).unwrap()), @r"
-    rank 0 could not make the communicator of [0, 1] (for `actor.tp`, `critic.tp`): no route
+    rank 0 could not create the communicator of [0, 1] (for `actor.tp`, `critic.tp`): no route
     to host 10.0.0.7
     ");
     assert_eq!(message(0), message(3));
@@ -155,15 +154,14 @@ fn what_the_transport_says_is_passed_on() {
     assert_eq!(handle.connect(NOW), Ok(None));
     let error = handle.connect(BOOTSTRAP_TIMEOUT).unwrap_err();
     insta::assert_snapshot!(folded(error), @r"
-    rank 0 waited 300s for the communicator of [0, 1] (for `tp`): not all members came, and
-    the transport does not know who is missing. Look there; if they only need longer, set the
-    group's option `bootstrap_timeout`
+    rank 0 waited 300s for the communicator of [0, 1] (for `tp`): some members did not join,
+    and the transport cannot list them. If they only need more time, raise the group option
+    `bootstrap_timeout`
     ");
 }
 
-/// A failure does not hold up the rest of a plan.
 #[test]
-fn a_plan_goes_on_after_a_failure() {
+fn a_plan_continues_after_a_failure() {
     let registry = Registry::new(0, Unplugged { fails_after: 0 });
     let others = Registry::new(1, Unplugged { fails_after: 0 });
     let groups = [group(&[0, 1]), group(&[1, 0])];
@@ -175,32 +173,32 @@ fn a_plan_goes_on_after_a_failure() {
     let _handles = [share(&registry), share(&others)];
     let agreed = Plan::agree_all(vec![registry.plan(), others.plan()]).unwrap();
     registry.materialize(&agreed[0], NonZeroUsize::MIN).unwrap();
-    let turn = registry.poll(NOW);
-    assert!(turn.is_idle());
-    assert_eq!(turn.failed.len(), 2);
+    let status = registry.poll(NOW);
+    assert!(status.is_idle());
+    assert_eq!(status.failed.len(), 2);
 }
 
 #[test]
-fn groups_and_plans_that_cannot_be_are_refused() {
+fn invalid_groups_and_plans_are_errors() {
     let world = World::of(2);
     let both = group(&[0, 1]);
     let mut wrong = GroupOptions::default();
     wrong.cga_cluster_size = Some(16);
     let refused = world.registries[0].share("actor.tp", &both.clone().with_options(wrong));
     insta::assert_snapshot!(folded(refused.unwrap_err()), @r"
-    `actor.tp` asks for [0, 1] with cga_cluster_size 16: the group's option `cga_cluster_size`
-    is 16 and has to be 0 to 8
+    `actor.tp` requests [0, 1] with cga_cluster_size 16: group option `cga_cluster_size` is
+    16, expected 0 to 8
     ");
 
     let mut handles = world.share_all("tp", &[both]);
     let agreed = Plan::agree_all(world.plans()).unwrap();
     let of_another = world.registries[0].materialize(&agreed[1], NonZeroUsize::MIN);
-    insta::assert_snapshot!(of_another.unwrap_err(), @r"the plan of rank 1 was given to the registry of rank 0");
+    insta::assert_snapshot!(of_another.unwrap_err(), @r"the plan of rank 1 was passed to the registry of rank 0");
 
     handles.remove(0);
-    let let_go = world.registries[0].materialize(&agreed[0], NonZeroUsize::MIN);
-    insta::assert_snapshot!(folded(let_go.unwrap_err()), @r"
-    [0, 1] is in the plan that the ranks agreed on and was let go since on rank 0: keep its
-    handles until the plan is made
+    let released = world.registries[0].materialize(&agreed[0], NonZeroUsize::MIN);
+    insta::assert_snapshot!(folded(released.unwrap_err()), @r"
+    [0, 1] is in the agreed plan, but rank 0 has dropped its handles since: keep them until
+    the communicators are created
     ");
 }

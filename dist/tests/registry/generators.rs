@@ -1,7 +1,6 @@
-//! The groups that Megatron and torchtitan make, as lists of ranks in the order in which they make
-//! them.
+//! The groups that Megatron and torchtitan create, as lists of ranks in creation order.
 //!
-//! Small and by enumeration, on purpose unlike ours: these are what ours is measured by.
+//! Plain enumerations, deliberately different from our implementation: they are its reference.
 
 /// A name and its lists of ranks.
 pub(crate) type Kind = (&'static str, Vec<Vec<usize>>);
@@ -19,7 +18,7 @@ pub(crate) struct Megatron {
     pub(crate) instances: usize,
 }
 
-/// Groups of the ranks that differ in the masked digits only; digits with the fastest first.
+/// The groups of ranks that differ only in the masked digits; digits are fastest first.
 fn masked_orthogonal(sizes: &[usize], mask: &[bool]) -> Vec<Vec<usize>> {
     let offsets = |of: bool| {
         let mut offsets = vec![0];
@@ -60,7 +59,7 @@ impl Megatron {
         self.world / (self.etp * self.ep * self.pp)
     }
 
-    /// All that it creates.
+    /// All groups that it creates.
     pub(crate) fn kinds(&self) -> Vec<Kind> {
         let alone = || (0..self.world).map(|rank| vec![rank]).collect::<Vec<_>>();
         let ends = |pp: &Vec<usize>| match pp.as_slice() {
@@ -103,14 +102,14 @@ impl Megatron {
         ];
         if self.instances > 1 {
             let slices = |of: &[Vec<usize>]| -> Vec<Vec<usize>> {
-                let cut = |ranks: &Vec<usize>| {
+                let split = |ranks: &Vec<usize>| {
                     let size = ranks.len() / self.instances;
                     ranks
                         .chunks(size)
                         .map(<[usize]>::to_vec)
                         .collect::<Vec<_>>()
                 };
-                of.iter().flat_map(cut).collect()
+                of.iter().flat_map(split).collect()
             };
             let across = |ranks: &Vec<usize>| {
                 let at = |offset: usize| ranks[offset..].iter().step_by(intra).copied().collect();
@@ -145,7 +144,7 @@ impl Titan {
         self.pp * self.dp_replicate * self.dp_shard * self.cp * self.tp
     }
 
-    /// The groups of each axis of each mesh that it makes out of its world.
+    /// The groups of each axis of each mesh that it derives from its world.
     pub(crate) fn kinds(&self) -> Vec<Kind> {
         let (pp, cp, tp) = (("pp", self.pp), ("cp", self.cp), ("tp", self.tp));
         let replicate = ("dp_replicate", self.dp_replicate);
@@ -163,7 +162,7 @@ impl Titan {
         axes.chain([loss]).collect()
     }
 
-    /// Whether an axis gets more than a stand-in: of those with one rank only what FSDP needs.
+    /// Whether an axis gets a real group. Of the axes with one rank, only those that FSDP needs do.
     pub(crate) fn is_real(&self, axis: &str, size: usize) -> bool {
         match axis {
             "dp_shard" => true,

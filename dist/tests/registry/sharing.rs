@@ -1,4 +1,4 @@
-//! Who shares what, and when it is dropped.
+//! Sharing and dropping of communicators.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use meshgrad_mesh::{Channel, GroupOptions, Hosts, Mesh};
 use crate::world::{NOW, Shared, World, group};
 
 #[test]
-fn equal_groups_share_whoever_asks() {
+fn equal_groups_share_a_communicator() {
     let world = World::of(4);
     let mesh = Mesh::new(&[2, 2], &["dp", "tp"]).unwrap();
     let tp = mesh.groups(["tp"]).unwrap();
@@ -27,13 +27,13 @@ fn equal_groups_share_whoever_asks() {
     let same =
         |one: &Shared, other: &Shared| std::ptr::eq(one.get().unwrap(), other.get().unwrap());
     assert!(same(&actor[0], &critic[0]));
-    assert!(!same(&actor[0], &actor[1]), "another rank's");
+    assert!(!same(&actor[0], &actor[1]), "ranks have their own");
     assert_eq!(actor[0].get().unwrap().group(), &group(&[0, 1]));
 }
 
-/// Ranks, their order, the channel and the options make a key, and nothing else does.
+/// Ranks, their order, the channel and the options identify a communicator.
 #[test]
-fn what_differs_in_any_part_of_the_key_does_not_share() {
+fn groups_that_differ_in_any_part_do_not_share() {
     let world = World::of(3);
     let mut options = GroupOptions::default();
     options.max_ctas = Some(4);
@@ -54,7 +54,7 @@ fn what_differs_in_any_part_of_the_key_does_not_share() {
 }
 
 #[test]
-fn one_rank_makes_nothing_and_others_do_nothing() {
+fn singletons_and_non_members_create_nothing() {
     let world = World::of(3);
     let share =
         |rank: usize, ranks: &[usize]| world.registries[rank].share("any", &group(ranks)).unwrap();
@@ -72,9 +72,9 @@ fn one_rank_makes_nothing_and_others_do_nothing() {
     );
 }
 
-/// Two parallel states, one after the other: what both need lives as long as the longer-lived.
+/// Of two parallel states, the longer-lived one keeps what both need.
 #[test]
-fn the_last_user_drops_the_communicator_and_the_registry_survives() {
+fn dropping_the_last_handle_drops_the_communicator_but_not_the_registry() {
     let world = World::of(4);
     let tp = [group(&[0, 1]), group(&[2, 3])];
     let dp = [group(&[0, 2]), group(&[1, 3])];
@@ -102,9 +102,8 @@ fn the_last_user_drops_the_communicator_and_the_registry_survives() {
     assert_eq!(world.recording.counts(0).created, 3);
 }
 
-/// A clone of the registry, and handles that outlive it, are the same registry.
 #[test]
-fn handles_keep_their_registry() {
+fn clones_and_handles_keep_the_registry_alive() {
     let world = World::of(2);
     let other = world.registries[0].clone();
     let both = group(&[0, 1]);
@@ -121,9 +120,9 @@ fn handles_keep_their_registry() {
     assert_eq!(recording.counts(0).dropped, 1);
 }
 
-/// Other members count on a creation that has begun, so it is finished, and then dropped.
+/// Other members wait for a creation that has begun, so it is finished and then dropped.
 #[test]
-fn a_creation_that_has_begun_is_finished_when_its_users_leave() {
+fn a_creation_in_flight_is_finished_when_its_handles_are_dropped() {
     let world = World::of(2);
     let both = group(&[0, 1]);
     let hasty = world.share(0, "hasty", &both).unwrap();
@@ -144,7 +143,7 @@ fn a_creation_that_has_begun_is_finished_when_its_users_leave() {
 }
 
 #[test]
-fn the_report_says_what_there_is() {
+fn the_report_lists_all_communicators() {
     let world = World::of(16);
     let mesh = Mesh::new(&[2, 4, 2], &["pp", "dp", "tp"]).unwrap();
     let mut slow = GroupOptions::default();
@@ -170,11 +169,11 @@ fn the_report_says_what_there_is() {
 
     let report = world.registries[5].report(&Hosts::Uniform(4));
     insta::assert_snapshot!(report, @r"
-    rank 5: 5 communicators, 2 made
-      begun       16 ranks   4 hosts  [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]  for `grad norm`
-      made         4 ranks   2 hosts  [1, 3, 5, 7]  for `actor.fsdp`
+    rank 5: 5 communicators, 2 ready
+      creating    16 ranks   4 hosts  [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]  for `grad norm`
+      ready        4 ranks   2 hosts  [1, 3, 5, 7]  for `actor.fsdp`
       declared     4 ranks   2 hosts  [1, 3, 5, 7] on channel gather  for `actor.fsdp`
-      made         2 ranks    1 host  [4, 5]  for `actor.tp`, `critic.tp`
+      ready        2 ranks    1 host  [4, 5]  for `actor.tp`, `critic.tp`
       declared     2 ranks   2 hosts  [5, 13] with timeout 1800s, high_priority true  for `actor.pp`
     ");
     let json = serde_json::to_string_pretty(&report.communicators[4]).unwrap();
@@ -198,17 +197,15 @@ fn the_report_says_what_there_is() {
     "#);
 }
 
-/// Any thread may ask and any may drop.
 #[test]
-fn registries_and_handles_go_between_threads() {
+fn registries_and_handles_are_send_and_sync() {
     fn check<T: Send + Sync>() {}
     check::<Registry<RecordingConnector>>();
     check::<Shared>();
 }
 
-/// No thread for a group, and no clock: both would have to be imported.
 #[test]
-fn nothing_starts_a_thread_or_reads_a_clock() {
+fn the_registry_starts_no_thread_and_reads_no_clock() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/registry");
     let mut files = 0;
     for entry in std::fs::read_dir(folder).unwrap() {

@@ -1,4 +1,4 @@
-//! All ranks of a world, their registries and the recording they meet in.
+//! All ranks of a world with their registries and a shared recording.
 
 use std::num::NonZeroUsize;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use meshgrad_dist::registry::{
 };
 use meshgrad_mesh::Group;
 
-/// Any moment: nothing takes time here unless a test says so.
+/// An arbitrary time: time does not advance unless a test says so.
 pub(crate) const NOW: Duration = Duration::ZERO;
 
 pub(crate) type Shared = Handle<RecordingConnector>;
@@ -28,12 +28,12 @@ impl World {
         }
     }
 
-    /// One rank asks.
+    /// One rank requests a group.
     pub(crate) fn share(&self, rank: usize, name: &str, group: &Group) -> Option<Shared> {
         self.registries[rank].share(name, group).unwrap().handle()
     }
 
-    /// All members of each group ask for it.
+    /// All members of each group request it.
     pub(crate) fn share_all(&self, name: &str, groups: &[Group]) -> Vec<Shared> {
         let members = groups
             .iter()
@@ -56,15 +56,15 @@ impl World {
         }
     }
 
-    /// Polls all ranks, in the order that `order` gives for each round, until nothing is left to
-    /// do, or a whole round has changed nothing. Returns whether all was done.
+    /// Polls all ranks, in the order given by `order` for each round, until all are idle or a round
+    /// changes nothing. Returns whether all are idle.
     pub(crate) fn run(&self, mut order: impl FnMut(usize) -> Vec<usize>) -> bool {
         let mut before: Vec<(usize, usize)> = Vec::new();
         for round in 0.. {
             let mut after = vec![(0, 0); self.registries.len()];
             for rank in order(round) {
-                let turn = self.poll(rank);
-                after[rank] = (turn.queued, turn.in_flight);
+                let status = self.poll(rank);
+                after[rank] = (status.queued, status.in_flight);
             }
             if after.iter().all(|left| *left == (0, 0)) {
                 return true;
@@ -74,13 +74,13 @@ impl World {
             }
             before = after;
         }
-        unreachable!("rounds have no end")
+        unreachable!("the loop is endless")
     }
 
     pub(crate) fn poll(&self, rank: usize) -> PollStatus {
-        let turn = self.registries[rank].poll(NOW);
-        assert_eq!(turn.failed, [], "rank {rank}");
-        turn
+        let status = self.registries[rank].poll(NOW);
+        assert_eq!(status.failed, [], "rank {rank}");
+        status
     }
 
     /// Polls all ranks in order.
@@ -93,7 +93,7 @@ pub(crate) fn group(ranks: &[usize]) -> Group {
     Group::new(ranks).unwrap()
 }
 
-/// A message in lines of at most 90 columns, so that a snapshot of it can be read.
+/// Wraps a message at 90 columns for snapshots.
 pub(crate) fn folded(message: impl ToString) -> String {
     let mut lines = vec![String::new()];
     for word in message.to_string().split(' ') {
