@@ -1,4 +1,4 @@
-//! Domains against d9d's, and the laws that they all keep.
+//! Domains compared with d9d's, and their invariants.
 
 mod table;
 
@@ -12,7 +12,7 @@ fn domain<'a>(config: &'a ParallelConfig, name: &str) -> &'a Mesh {
     &found.unwrap().1
 }
 
-/// The axes that d9d has too, in order.
+/// The axes that d9d also has, in order.
 fn axes_of_d9d(mesh: &Mesh) -> Vec<(String, usize)> {
     let axes = mesh
         .axes()
@@ -30,7 +30,7 @@ fn flat(nested: &serde_json::Value) -> Vec<usize> {
 }
 
 #[test]
-fn domains_are_those_of_d9d() {
+fn domains_equal_d9ds() {
     let mut wrong = 0;
     for row in table("d9d.json")["domains"].as_array().unwrap() {
         let mut given = vec![("world", number(row, "world").unwrap()), ("dp_shard", 1)];
@@ -66,13 +66,13 @@ fn domains_are_those_of_d9d() {
     }
     assert!(
         wrong > 0,
-        "d9d's expert domain is known to be wrong when tp is more than 1"
+        "d9d's expert domain is wrong when tp is more than 1"
     );
 }
 
-/// d9d's expert domain leaves out ranks when tp is more than 1. Here tp ranks regroup too.
+/// d9d's expert domain omits ranks when tp is more than 1. Here experts regroup tp ranks too.
 #[test]
-fn experts_take_all_ranks_of_a_stage() {
+fn experts_use_all_ranks_of_a_stage() {
     let config = config(&[
         ("world", 16),
         ("pp", 2),
@@ -90,7 +90,7 @@ fn experts_take_all_ranks_of_a_stage() {
     assert_eq!(groups[1].ranks(), [4, 5, 6, 7]);
 }
 
-/// pp, dp_replicate, dp_shard, cp_shard, cp_replicate, sp, tp, and how ep and etp cut a stage.
+/// pp, dp_replicate, dp_shard, cp_shard, cp_replicate, sp, tp, and ep and etp.
 fn degrees() -> impl Strategy<Value = ([usize; 7], usize, usize)> {
     let all = prop::array::uniform7(1..=3usize)
         .prop_filter("small", |all| all.iter().product::<usize>() <= 256);
@@ -106,10 +106,10 @@ fn degrees() -> impl Strategy<Value = ([usize; 7], usize, usize)> {
 }
 
 proptest! {
-    /// Every domain is all ranks once; an axis that two have is the same in both; the groups of an
-    /// axis and those of all the others meet in one rank.
+    /// Every domain has all ranks once. A shared axis is equal in both domains. A group of an axis and
+    /// one of all the other axes share exactly one rank.
     #[test]
-    fn domains_agree(
+    fn domains_are_consistent(
         (all, ep, etp) in degrees(),
         tokens in Just(Token::ALL.to_vec()).prop_shuffle(),
     ) {
@@ -156,7 +156,7 @@ proptest! {
     }
 }
 
-/// A rank's coordinates in one domain follow from those in another, as d9d's index maps say.
+/// Coordinates in one domain follow from those in another, as in d9d's index maps.
 #[test]
 fn coordinates_are_consistent() {
     let given = [
@@ -187,9 +187,9 @@ fn coordinates_are_consistent() {
     }
 }
 
-/// 100,000 ranks are as many axes as 8: the check looks at layouts.
+/// The check works on layouts, so 100,000 ranks cost no more than 8.
 #[test]
-fn large_worlds() {
+fn large_worlds_are_checked() {
     let mut settings = settings(&[("world", 100_000), ("pp", 10), ("tp", 8), ("ep", 125)]);
     settings.ranks_per_host(8, here());
     let config = ParallelConfig::new(&settings).unwrap();

@@ -1,5 +1,5 @@
-//! Configurations of other libraries mean here what they mean there: golden tables of what
-//! torchtitan, Megatron-LM and DeepSpeed make of them (`scripts/parallel-golden`).
+//! Imported configurations give the same groups as in their libraries, by golden tables of
+//! torchtitan, Megatron-LM and DeepSpeed (`scripts/parallel-golden`).
 
 use std::fmt::Write;
 use std::fs;
@@ -48,8 +48,8 @@ fn groups(state: &ParallelState, name: &str) -> Vec<Vec<usize>> {
     groups.iter().map(|group| group.ranks().to_vec()).collect()
 }
 
-/// torchtitan's axes and the groups that they are here. Its `batch` is the axis dp of the domain
-/// batch, and its `efsdp` does not cross replicas.
+/// torchtitan's axes and our groups. Its `batch` is the axis dp of the domain batch, and its `efsdp`
+/// does not cross replicas.
 const TORCHTITAN_AXES: [(&str, &str); 11] = [
     ("pp", "pp"),
     ("batch", "dp"),
@@ -74,7 +74,7 @@ fn torchtitan_text(section: &Value, given: &Value) -> String {
 }
 
 #[test]
-fn torchtitan_means_what_it_means() {
+fn torchtitan_groups_are_equal() {
     let mut compared = 0;
     for file in ["torchtitan.json", "torchtitan-0.2.2.json"] {
         let table = golden(file);
@@ -83,7 +83,7 @@ fn torchtitan_means_what_it_means() {
             let state = state(&on(torchtitan(&text, "train.toml"), number(&row["world"])));
             for (rank, axes) in row["of"].as_object().unwrap() {
                 for (axis, expected) in axes.as_object().unwrap() {
-                    // 0.2.2 makes experts' axes with an etp that it has not.
+                    // 0.2.2 creates expert axes with an etp that the configuration lacks.
                     let name = TORCHTITAN_AXES.iter().find(|(theirs, _)| theirs == axis);
                     let Some((_, name)) = name else {
                         assert_eq!(axis, "etp", "{file}: {row}");
@@ -100,7 +100,7 @@ fn torchtitan_means_what_it_means() {
     assert!(compared > 500, "{compared}");
 }
 
-/// What torchtitan accepts as a section is accepted: every key with its default.
+/// Every key that torchtitan accepts is accepted with its default.
 #[test]
 fn torchtitan_defaults_are_read() {
     for file in ["torchtitan.json", "torchtitan-0.2.2.json"] {
@@ -120,11 +120,11 @@ fn torchtitan_defaults_are_read() {
     }
 }
 
-/// What its own check refuses, but for its limits of etp. Experts that would cross replicas only
-/// fail when torch makes the mesh; here, as in d9d, they may: the experts' domain regroups all ranks
-/// of a stage.
+/// Configurations that its check rejects are rejected, except for its limits on etp. Experts that
+/// cross replicas fail in torch's mesh creation; here, as in d9d, they are valid: the expert domain
+/// regroups all ranks of a stage.
 #[test]
-fn torchtitan_refusals_are_refused() {
+fn configurations_that_torchtitan_rejects_are_rejected() {
     for file in ["torchtitan.json", "torchtitan-0.2.2.json"] {
         let table = golden(file);
         for row in rows(&table, "refused") {
@@ -151,9 +151,9 @@ fn megatron_line(arguments: &Value, given: &Value) -> Vec<String> {
     words.collect()
 }
 
-/// Sizes as arguments; the groups themselves are compared in the test of `initialize`.
+/// Sizes as arguments; tests/megatron.rs compares all groups.
 #[test]
-fn megatron_arguments_mean_what_they_mean() {
+fn megatron_arguments_give_equal_groups() {
     let table = golden("megatron.json");
     let known = [
         "tensor",
@@ -189,10 +189,10 @@ fn megatron_arguments_mean_what_they_mean() {
 }
 
 #[test]
-fn nccl_options_are_those_of_megatron() {
+fn nccl_options_equal_megatrons() {
     let table = &golden("megatron.json")["nccl"];
     let settings = megatron_nccl(table["file"].as_str().unwrap(), "nccl.yaml");
-    // What Megatron ignores without a word: a group and two fields that there are not.
+    // Megatron silently ignores an unknown group and two unknown fields.
     let texts: Vec<String> = settings
         .violations()
         .iter()
@@ -203,7 +203,7 @@ fn nccl_options_are_those_of_megatron() {
         .iter()
         .zip(["traffic_class", "misspelt_ctas", "no_such_group"])
     {
-        assert!(text.starts_with(&format!("`{key}`")), "{text}");
+        assert!(text.starts_with(&format!("unknown key `{key}`")), "{text}");
     }
 
     let right = "tp: {cga_cluster_size: 2, max_ctas: 8, min_ctas: 2}\npp: {net_name: socket}\n";
@@ -231,9 +231,9 @@ fn nccl_options_are_those_of_megatron() {
     }
 }
 
-/// The pull request's file may give every size; the rest of the row are its groups.
+/// The pull request's file can set every size; the row holds the resulting groups.
 #[test]
-fn deepspeed_files_mean_what_they_mean() {
+fn deepspeed_files_give_equal_groups() {
     let keys = [
         ("tp", "tensor_model_parallel_size"),
         ("pp", "pipeline_model_parallel_size"),
@@ -274,7 +274,7 @@ fn deepspeed_files_mean_what_they_mean() {
         }
         let text = Value::Object(file).to_string();
         let settings = on(deepspeed(&text, "ds.json"), number(&row["world"]));
-        // It lets dense and expert pipelines differ, which cannot work.
+        // It accepts different dense and expert pipelines, which cannot work.
         let Ok(config) = ParallelConfig::new(&settings) else {
             assert_ne!(row["dense"]["pp"], row["expert"]["pp"], "{row}");
             continue;
@@ -296,7 +296,7 @@ fn deepspeed_files_mean_what_they_mean() {
 
 /// `deepspeed.utils.groups` and its sequence-parallel state, from a file with the release's own keys.
 #[test]
-fn deepspeed_groups_are_those_of_the_release() {
+fn deepspeed_groups_equal_the_releases() {
     let table = golden("deepspeed.json");
     for row in rows(&table, "sequence") {
         let text = format!(r#"{{"sequence_parallel_size": {}}}"#, row["sp"]);
@@ -331,7 +331,7 @@ fn deepspeed_groups_are_those_of_the_release() {
     }
 }
 
-/// A file for experts that are sharded as the rest of the model is, or whole.
+/// A file with experts that are sharded like the rest of the model, or whole.
 fn deepspeed_experts(row: &Value, tp: &Value, pp: &Value, data_first: bool) -> ParallelState {
     let text = format!(
         r#"{{"tensor_parallel": {{"autotp_size": {tp}}}, "pipeline_model_parallel_size": {pp},
@@ -340,7 +340,7 @@ fn deepspeed_experts(row: &Value, tp: &Value, pp: &Value, data_first: bool) -> P
         row["ep"],
     );
     let mut settings = on(deepspeed(&text, "ds.json"), number(&row["world"]));
-    // With an `mp_size` its replicas of experts mix what tensor parallelism has sharded.
+    // With an `mp_size`, DeepSpeed's replicas of experts mix tensor-parallel shards.
     let mixed = View::new("mixed", "expert", ["etp", "ep_replicate"]);
     settings.view(mixed, Source::code("the test"));
     state(&settings)
@@ -352,7 +352,7 @@ fn assert_groups(state: &ParallelState, name: &str, mut expected: Vec<Vec<usize>
 }
 
 #[test]
-fn deepspeed_experts_are_those_of_the_release() {
+fn deepspeed_experts_equal_the_releases() {
     let table = golden("deepspeed.json");
     let one = Value::from(1);
     for row in rows(&table, "expert") {
@@ -379,7 +379,7 @@ fn deepspeed_experts_are_those_of_the_release() {
     }
 }
 
-/// Both of its keys for tensor parallelism count; if they differ, both places are named.
+/// Both keys for tensor parallelism are read; if they differ, both are named.
 #[test]
 fn a_size_given_twice_differently_names_both_places() {
     let text = r#"{"tensor_parallel": {"autotp_size": 4}, "tensor_model_parallel_size": 2}"#;

@@ -1,5 +1,5 @@
-//! What computes, saves and describes models knows nothing of configurations: it asks for an axis
-//! or a group.
+//! Crates that compute, save and describe models do not use parallel configurations: they take an
+//! axis or a group.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ fn files(folder: &Path, ending: &str, found: &mut Vec<PathBuf>) {
 }
 
 #[test]
-fn no_op_and_no_model_sees_a_configuration() {
+fn ops_and_models_do_not_mention_configurations() {
     for name in CRATES {
         let mut sources = Vec::new();
         files(&root().join(name), "rs", &mut sources);
@@ -42,7 +42,7 @@ fn no_op_and_no_model_sees_a_configuration() {
 }
 
 #[test]
-fn no_op_and_no_model_depends_on_distribution() {
+fn ops_and_models_do_not_depend_on_dist() {
     for name in CRATES {
         let manifest = fs::read_to_string(root().join(name).join("Cargo.toml")).unwrap();
         let manifest: toml::Table = manifest.parse().unwrap();
@@ -66,9 +66,8 @@ fn no_op_and_no_model_depends_on_distribution() {
     }
 }
 
-/// The mesh stands below everything: it knows nothing of ours.
 #[test]
-fn the_mesh_depends_on_nothing_of_ours() {
+fn the_mesh_depends_on_no_other_meshgrad_crate() {
     let manifest = fs::read_to_string(root().join("dist/mesh/Cargo.toml")).unwrap();
     let manifest: toml::Table = manifest.parse().unwrap();
     let dependencies = manifest["dependencies"].as_table().unwrap();

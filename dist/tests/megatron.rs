@@ -1,4 +1,4 @@
-//! Groups against what Megatron-LM and DeepSpeed's pull request 7726 make of the same sizes: the
+//! Groups compared with those of Megatron-LM and DeepSpeed's pull request 7726 for the same sizes: the
 //! same lists in the same order.
 
 mod table;
@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use serde_json::Value;
 use table::{config, digest, lists, number, ordered, table};
 
-/// Sizes of one row of Megatron's table.
+/// The sizes of one row of Megatron's table.
 fn sized(row: &Value, order: &str) -> Result<ParallelConfig, Vec<Violation>> {
     let size = |key| number(row, key).unwrap();
     let given = [
@@ -49,7 +49,7 @@ fn generators(row: &Value, order: &str) -> [RankGenerator; 2] {
 }
 
 #[test]
-fn lists_of_tokens_are_those_of_megatron() {
+fn lists_of_tokens_equal_megatrons() {
     for row in table("megatron.json")["generator"].as_array().unwrap() {
         let order = row["order"].as_str().unwrap();
         let completed = Order::parse(order).unwrap().to_string();
@@ -72,10 +72,10 @@ fn lists_of_tokens_are_those_of_megatron() {
     }
 }
 
-/// 10 sizes in all 120 orders, every set of tokens; and whole configurations are refused for one
-/// reason only: that dense and expert pipelines differ.
+/// 10 sizes in all 120 orders with every set of tokens. Configurations are rejected only if dense and
+/// expert pipelines differ.
 #[test]
-fn all_orders_are_those_of_megatron() {
+fn all_orders_equal_megatrons() {
     let table = table("megatron.json");
     let names = |key: &str| {
         let names = table[key].as_array().unwrap().iter();
@@ -119,7 +119,7 @@ fn all_orders_are_those_of_megatron() {
     }
 }
 
-/// Megatron's own enumeration, in our words: coordinates of masked tokens run fastest first.
+/// Megatron's enumeration: coordinates of masked tokens, fastest first.
 fn enumerated(sizes: &[usize], masked: &[bool]) -> Vec<Vec<usize>> {
     let strides: Vec<usize> = (0..sizes.len())
         .map(|at| sizes[..at].iter().product())
@@ -140,7 +140,7 @@ fn enumerated(sizes: &[usize], masked: &[bool]) -> Vec<Vec<usize>> {
 
 proptest! {
     #[test]
-    fn lists_of_tokens_are_enumerated(
+    fn lists_of_tokens_equal_enumeration(
         tokens in Just(Token::ALL.to_vec()).prop_shuffle(),
         sizes in prop::collection::vec(1..=4usize, 6),
         masked in prop::collection::vec(any::<bool>(), 6),
@@ -187,7 +187,7 @@ fn given(row: &Value) -> (Result<ParallelConfig, Vec<Violation>>, MegatronExtras
 }
 
 #[test]
-fn every_group_of_megatron_has_its_lists() {
+fn every_megatron_group_has_equal_lists() {
     for row in table("megatron.json")["initialize"].as_array().unwrap() {
         let (config, extras) = given(row);
         let groups = config.unwrap().megatron_groups(&extras).unwrap();
@@ -235,9 +235,9 @@ fn every_group_of_megatron_has_its_lists() {
     }
 }
 
-/// What Megatron refuses by its sizes and its order, we refuse; what it accepts wrongly, too.
+/// Sizes and orders that Megatron rejects are rejected, and also those that it wrongly accepts.
 #[test]
-fn what_megatron_refuses_is_refused() {
+fn configurations_that_megatron_rejects_are_rejected() {
     let of_sizes = [
         "tensor",
         "pipeline",
@@ -268,7 +268,7 @@ fn what_megatron_refuses_is_refused() {
             Err(_) => true,
         };
         let order = row["given"]["order"].as_str().unwrap_or_default();
-        // It looks at the sizes of dp and not at the pipelines, or at neither.
+        // Megatron checks the sizes of dp but not the pipelines, or neither.
         let differs = [
             (
                 row["raises"].is_null() && order == "tp-tp-cp-ep-dp-pp",
@@ -287,7 +287,7 @@ fn what_megatron_refuses_is_refused() {
 }
 
 #[test]
-fn extras_that_do_not_fit_are_named() {
+fn invalid_extras_are_errors() {
     let config = config(&[("world", 8), ("cp_shard", 4)]);
     let refused = |extras: MegatronExtras| config.megatron_groups(&extras).unwrap_err();
     let plain = MegatronExtras::default;
@@ -318,10 +318,10 @@ fn extras_that_do_not_fit_are_named() {
     );
 }
 
-/// The rule of the pull request for sequence parallelism, over any order; where it refuses sp
-/// beside tp or pp, the algebra goes on.
+/// The pull request's rule for sequence parallelism, for any order. It rejects sp with tp or pp, which
+/// is supported here.
 #[test]
-fn lists_of_the_pull_request() {
+fn lists_equal_the_pull_requests() {
     let table = table("deepspeed.json");
     let counts = table["pull_request"]["counts_of_pull_request_groups"]
         .as_array()
@@ -359,7 +359,7 @@ fn lists_of_the_pull_request() {
 }
 
 #[test]
-fn what_the_pull_request_accepts_wrongly_is_refused() {
+fn configurations_that_the_pull_request_wrongly_accepts_are_rejected() {
     let degrees = [("world", 16), ("tp", 2), ("pp", 2), ("ep", 2), ("etp", 1)];
     let violations = ordered(&degrees, "ep-pp-tp-dp").unwrap_err();
     let [

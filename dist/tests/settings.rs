@@ -1,4 +1,4 @@
-//! Settings from several places, and everything that can be wrong with them.
+//! Settings from several sources, and all violations.
 
 mod table;
 
@@ -17,7 +17,7 @@ fn file(line: usize, key: &str) -> Source {
     Source::file("run.toml").at_line(line).at_key(key)
 }
 
-/// Degrees as on a command line.
+/// Degrees as command-line flags.
 fn flags(given: &[(&str, &str)]) -> Settings {
     let mut settings = Settings::new();
     for (name, value) in given {
@@ -31,7 +31,7 @@ fn flags(given: &[(&str, &str)]) -> Settings {
     settings
 }
 
-fn words(settings: &Settings) -> String {
+fn message(settings: &Settings) -> String {
     ParallelConfig::new(settings).unwrap_err().to_string()
 }
 
@@ -51,7 +51,7 @@ fn one_degree_follows_from_the_world() {
 }
 
 #[test]
-fn equal_values_agree_and_defaults_give_way() {
+fn equal_values_agree_and_override_defaults() {
     let mut settings = flags(&[("world", "8"), ("tp", "4"), ("order", "TP-cp-ep-dp-pp")]);
     let mut other = Settings::new();
     other.set(Parallelism::Tp, 4, file(3, "parallel.tp"));
@@ -80,18 +80,18 @@ fn equal_values_agree_and_defaults_give_way() {
 }
 
 #[test]
-fn a_conflict_names_both_places() {
+fn a_conflict_names_both_sources() {
     let mut settings = flags(&[("tp", "2")]);
     settings.set(Parallelism::Tp, 4, file(14, "parallel.tp"));
     assert_eq!(
-        words(&settings),
+        message(&settings),
         "tp is 2 (--tp) and 4 (run.toml:14, parallel.tp): set it once"
     );
 }
 
-/// A model's own settings may go before those that models share.
+/// A model's own settings can override shared ones.
 #[test]
-fn settings_can_be_overridden_on_purpose() {
+fn settings_can_be_overridden_explicitly() {
     let mut shared = flags(&[
         ("world", "16"),
         ("tp", "2"),
@@ -117,9 +117,9 @@ fn settings_can_be_overridden_on_purpose() {
     assert_eq!(config.degree(Parallelism::Pp), 2);
 }
 
-/// Every kind of violation: what it says, and that it alone is said.
+/// Every kind of violation is reported alone, with its message.
 #[test]
-fn every_violation_has_its_words() {
+fn every_violation_has_a_message() {
     let mut all = Vec::new();
     let mut tell = |settings: &Settings| {
         let violations = ParallelConfig::new(settings).unwrap_err();
@@ -248,9 +248,9 @@ fn every_violation_has_its_words() {
     insta::assert_snapshot!(all.join("\n"));
 }
 
-/// What is wrong is said all at once, unless it depends on something else that is wrong.
+/// All violations are reported at once, except those that depend on an invalid value.
 #[test]
-fn all_violations_at_once() {
+fn all_violations_are_reported_at_once() {
     let mut settings = flags(&[
         ("world", "16"),
         ("tp", "0"),
@@ -266,7 +266,7 @@ fn all_violations_at_once() {
         location: Source::file("more.toml").at_line(2),
         problem: "a value is missing".to_owned(),
     });
-    insta::assert_snapshot!(words(&settings));
+    insta::assert_snapshot!(message(&settings));
 
     let with_degrees = flags(&[
         ("world", "16"),
@@ -279,7 +279,7 @@ fn all_violations_at_once() {
 }
 
 #[test]
-fn sources_are_written_as_people_find_them() {
+fn sources_name_flags_files_and_lines() {
     let texts = [
         flag("tp"),
         Source::environment("WORLD_SIZE"),
@@ -304,9 +304,8 @@ fn sources_are_written_as_people_find_them() {
     );
 }
 
-/// The guide shows what is printed.
 #[test]
-fn the_guide_shows_what_is_printed() {
+fn the_guide_shows_the_actual_message() {
     let mut settings = flags(&[("world", "8"), ("tp", "2"), ("order", "tp-zp-dp-pp")]);
     settings.set(Parallelism::Tp, 4, file(14, "parallel.tp"));
     settings.view(
@@ -314,7 +313,7 @@ fn the_guide_shows_what_is_printed() {
         file(20, "views.mine"),
     );
     let guide = include_str!("../../docs/parallel-state.md");
-    let printed = words(&settings);
+    let printed = message(&settings);
     assert!(guide.contains(&printed), "{printed}");
 }
 
@@ -339,9 +338,9 @@ fn some_name() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    /// Whatever is asked for: either everything fits, or it is said what does not.
+    /// Any settings give a configuration or violations.
     #[test]
-    fn nothing_panics(
+    fn settings_never_panic(
         degrees in prop::collection::vec((some_degree(), some_size()), 0..6),
         world in prop::option::of(prop_oneof![0..65usize, any::<usize>()]),
         order in prop::option::of("(tp|sp|cp|ep|dp|pp|x)(-(tp|sp|cp|ep|dp|pp)){0,6}"),

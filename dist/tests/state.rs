@@ -1,4 +1,4 @@
-//! States: the group of every rank, on any ranks, several at once.
+//! Parallel states: groups of every rank, on any ranks, several states at once.
 
 mod table;
 
@@ -20,9 +20,9 @@ fn all(state: &ParallelState, name: &str) -> Vec<Vec<usize>> {
     groups.iter().map(|group| group.ranks().to_vec()).collect()
 }
 
-/// The groups that have a name with us are Megatron's of that name, by their first ranks.
+/// Groups equal Megatron's groups of the same name, in the order of their first ranks.
 #[test]
-fn named_groups_are_those_of_megatron() {
+fn named_groups_equal_megatrons() {
     let given = [
         ("world", 32),
         ("tp", 2),
@@ -47,9 +47,9 @@ fn named_groups_are_those_of_megatron() {
     assert!(groups.len() > 15);
 }
 
-/// `groups` and `group` of each member are the same, and a member is in one group only.
+/// `groups` equals `group` of each member, and a rank is in one group only.
 #[test]
-fn groups_are_those_of_each_rank() {
+fn groups_equal_the_group_of_each_rank() {
     let mut settings = settings(&[("world", 24), ("pp", 3), ("tp", 2), ("sp", 2), ("ep", 4)]);
     settings.ranks_per_host(4, here());
     let config = ParallelConfig::new(&settings).unwrap();
@@ -81,7 +81,7 @@ fn groups_are_those_of_each_rank() {
     }
 }
 
-/// Meshes and groups answer alike, on whatever ranks.
+/// Meshes and groups agree, on any ranks.
 #[test]
 fn meshes_have_the_same_groups() {
     let config = config(&[
@@ -109,8 +109,8 @@ fn meshes_have_the_same_groups() {
     }
 }
 
-/// Actor and critic share ranks and have other degrees, the rollout has ranks of its own. Groups of
-/// the same ranks are equal, whoever asks.
+/// Actor and critic share ranks but have different degrees; the rollout has its own ranks. Groups of
+/// the same ranks are equal.
 #[test]
 fn several_states_coexist() {
     let actor = ParallelState::new(config(&[("world", 8), ("tp", 2), ("pp", 2)]));
@@ -139,7 +139,7 @@ fn several_states_coexist() {
 
 /// Golden lists of Megatron's generator with an offset.
 #[test]
-fn states_begin_anywhere() {
+fn states_can_start_at_any_rank() {
     let offset = &table("megatron.json")["offset"];
     let config = ordered(&[("world", 8), ("tp", 2), ("pp", 2)], Order::MEGATRON).unwrap();
     let state = ParallelState::starting_at(config, number(offset, "rank_offset").unwrap()).unwrap();
@@ -157,7 +157,7 @@ fn states_begin_anywhere() {
 }
 
 #[test]
-fn lanes_and_options_are_part_of_a_group() {
+fn channels_and_options_are_part_of_a_group() {
     let mut options = GroupOptions::default();
     options.max_ctas = Some(8);
     let mut settings = settings(&[("world", 8), ("tp", 8)]);
@@ -178,7 +178,7 @@ fn lanes_and_options_are_part_of_a_group() {
 }
 
 #[test]
-fn users_declare_domains_views_and_picks() {
+fn domains_views_and_picks_can_be_declared() {
     let mut settings = settings(&[("world", 16), ("pp", 2), ("tp", 2)]);
     let vision = [
         ("pp", Size::Ranks(2)),
@@ -215,9 +215,9 @@ fn users_declare_domains_views_and_picks() {
     assert_eq!(state.group("second", 3).unwrap(), None);
 }
 
-/// First and last stage hold a tied embedding; with one stage it is one rank.
+/// The first and last stage hold a tied embedding; with one stage the group has one rank.
 #[test]
-fn embeddings_live_on_the_ends() {
+fn the_embedding_group_has_the_first_and_last_stage() {
     let state = ParallelState::new(config(&[("world", 8), ("pp", 4)]));
     assert_eq!(all(&state, "embd"), [[0, 6], [1, 7]]);
     assert_eq!(all(&state, "pos_embd"), [[0], [1]]);
@@ -229,7 +229,7 @@ fn embeddings_live_on_the_ends() {
 }
 
 #[test]
-fn views_over_axes() {
+fn views_flatten_axes() {
     let given = [
         ("dp_replicate", 2),
         ("dp_shard", 2),
@@ -262,9 +262,9 @@ fn views_over_axes() {
     assert_eq!(ranks(state.group("fsdp", 0).unwrap()), [0, 4, 8, 12]);
 }
 
-/// ZeRO++'s groups, as DeepSpeed makes them where it makes sense of the hosts.
+/// ZeRO++'s groups, as in DeepSpeed for hosts with equal numbers of ranks.
 #[test]
-fn all_to_all_groups_go_by_host() {
+fn all_to_all_groups_follow_hosts() {
     let mut several = 0;
     for row in table("deepspeed.json")["all_to_all"].as_array().unwrap() {
         let Some(expected) = row["groups"].as_object() else {
@@ -296,9 +296,9 @@ fn all_to_all_groups_go_by_host() {
     assert!(several > 0);
 }
 
-/// By the hosts that ranks are on, not by their position in a state.
+/// Hosts depend on the rank, not on its position in a state.
 #[test]
-fn hosts_are_those_of_the_ranks() {
+fn hosts_follow_ranks_not_positions() {
     let mut settings = settings(&[("world", 4)]);
     settings.ranks_per_host(4, here());
     let config = ParallelConfig::new(&settings).unwrap();
@@ -316,9 +316,9 @@ fn hosts_are_those_of_the_ranks() {
     );
 }
 
-/// Sequence parallelism as DeepSpeed has it: consecutive ranks, and one group of sp and dp.
+/// Sequence parallelism as in DeepSpeed: consecutive ranks, and one group of sp and dp.
 #[test]
-fn sequence_groups_are_those_of_deepspeed() {
+fn sequence_groups_equal_deepspeeds() {
     for row in table("deepspeed.json")["sequence"].as_array().unwrap() {
         let given = [
             ("world", number(row, "world").unwrap()),
@@ -331,7 +331,7 @@ fn sequence_groups_are_those_of_deepspeed() {
 }
 
 #[test]
-fn getters_under_the_names_of_others() {
+fn mpu_getters_return_the_named_groups() {
     let given = [
         ("world", 32),
         ("tp", 2),
@@ -406,9 +406,9 @@ fn getters_under_the_names_of_others() {
     assert_eq!((mpu.rank(), mpu.state()), (9, &state));
 }
 
-/// dp of the pull request's own tests: experts do not make the dp group smaller.
+/// The dp groups of the pull request's own tests: experts do not shrink the dp group.
 #[test]
-fn the_pull_requests_tests_hold() {
+fn the_pull_requests_tests_pass() {
     let dp = |given: &[(&str, usize)]| {
         let state = ParallelState::new(ordered(given, Order::DEEPSPEED).unwrap());
         state.mpu(0).unwrap().get_data_parallel_world_size()
@@ -419,24 +419,24 @@ fn the_pull_requests_tests_hold() {
 }
 
 #[test]
-fn wrong_questions_are_answered() {
+fn invalid_queries_are_errors() {
     let state = ParallelState::starting_at(config(&[("world", 4), ("tp", 2)]), 4).unwrap();
-    let told = |error: StateError| error.to_string();
+    let message = |error: StateError| error.to_string();
     assert_eq!(
-        told(state.group("fsdpp", 4).unwrap_err()),
-        "there is no group `fsdpp`; did you mean `fsdp`?"
+        message(state.group("fsdpp", 4).unwrap_err()),
+        "unknown group `fsdpp`; did you mean `fsdp`?"
     );
     assert_eq!(
-        told(state.mesh("experts").unwrap_err()),
-        "there is no domain `experts`; did you mean `expert`?"
+        message(state.mesh("experts").unwrap_err()),
+        "unknown domain `experts`; did you mean `expert`?"
     );
     assert_eq!(
-        told(state.group("all_to_all_local", 4).unwrap_err()),
-        "group `all_to_all_local` needs to know the hosts: set ranks_per_host"
+        message(state.group("all_to_all_local", 4).unwrap_err()),
+        "group `all_to_all_local` depends on hosts: set ranks_per_host"
     );
     assert_eq!(
-        told(state.mpu(3).unwrap_err()),
-        "rank 3 is not in the state, which has ranks [4, 5, 6, 7]"
+        message(state.mpu(3).unwrap_err()),
+        "rank 3 is not in the state (ranks [4, 5, 6, 7])"
     );
     let config = config(&[("world", 4)]);
     for wrong in [&[1, 2, 3][..], &[1, 2, 3, 1]] {

@@ -137,12 +137,13 @@ fn along<'a>(groups: &'a Groups, name: &str) -> &'a RankLayout {
     }
 }
 
-/// Axes of one domain as one, the last fastest.
+/// Flattens axes of one domain, the last one fastest.
 fn concat<'a>(axes: impl Iterator<Item = &'a Axis>) -> RankLayout {
     RankLayout::concat(axes.map(Axis::layout)).expect("axes of one domain")
 }
 
-/// What experts have within and across replicas; nothing when their replicas cannot be cut so.
+/// The groups of experts within and across dp_replicate instances; `None` if the replicas of experts
+/// cannot be split into instances.
 fn of_instances(groups: &Groups, instances: usize) -> Option<Groups> {
     let replicas = along(groups, "ep_dp");
     let within = replicas.len() / instances;
@@ -159,7 +160,7 @@ fn of_instances(groups: &Groups, instances: usize) -> Option<Groups> {
     ]))
 }
 
-/// Adds what users declared.
+/// Adds user-defined views and picks.
 pub(super) fn declare(
     groups: &mut Groups,
     domains: &[BuiltDomain],
@@ -194,10 +195,10 @@ pub(super) fn declare(
 
 fn insert(groups: &mut Groups, name: &str, members: Membership) -> Result<(), String> {
     if name.is_empty() {
-        return Err("it has no name".to_owned());
+        return Err("its name is empty".to_owned());
     }
     if groups.contains_key(name) {
-        return Err("a group has this name already: give it another".to_owned());
+        return Err("a group with this name exists: rename it".to_owned());
     }
     groups.insert(name.to_owned(), members);
     Ok(())
@@ -208,7 +209,7 @@ fn view(domains: &[BuiltDomain], view: &View) -> Result<RankLayout, String> {
     let domain = domain.ok_or_else(|| {
         let names: Vec<&str> = domains.iter().map(|domain| &*domain.name).collect();
         format!(
-            "there is no domain `{}`{}",
+            "unknown domain `{}`{}",
             view.domain,
             nearest(&view.domain, &names)
         )
@@ -222,7 +223,7 @@ fn view(domains: &[BuiltDomain], view: &View) -> Result<RankLayout, String> {
             format!("domain `{}` has no axis `{name}`{nearest}", view.domain)
         })?;
         if view.axes[..at].contains(name) {
-            return Err(format!("axis `{name}` is in it twice: name it once"));
+            return Err(format!("axis `{name}` is listed twice"));
         }
         chosen.push(axis);
     }
@@ -233,21 +234,23 @@ fn picked(groups: &Groups, pick: &Pick) -> Result<Membership, String> {
     let Some(members) = groups.get(&pick.of) else {
         let names: Vec<&str> = groups.keys().map(String::as_str).collect();
         return Err(format!(
-            "there is no group `{}`{}",
+            "unknown group `{}`{}",
             pick.of,
             nearest(&pick.of, &names)
         ));
     };
     let Membership::Along(layout) = members else {
-        return Err(format!(
-            "`{}` is a pick itself: pick of an axis or view",
-            pick.of
-        ));
+        return Err(format!("`{}` is not an axis or view", pick.of));
     };
-    let indices = indices(&pick.members, layout.len())
-        .map_err(|index| format!("`{}` has {} ranks, none at {index}", pick.of, layout.len()))?;
+    let indices = indices(&pick.members, layout.len()).map_err(|index| {
+        let len = layout.len();
+        format!(
+            "index {index} is out of range for `{}` of {len} ranks",
+            pick.of
+        )
+    })?;
     if indices.is_empty() {
-        return Err("it picks nobody: name at least one member".to_owned());
+        return Err("it has no members: list at least one".to_owned());
     }
     Ok(Membership::Picked {
         of: layout.clone(),
@@ -255,7 +258,7 @@ fn picked(groups: &Groups, pick: &Pick) -> Result<Membership, String> {
     })
 }
 
-/// Where in a group of `len` these members are, each once.
+/// The distinct indices of these members in a group of `len`.
 fn indices(members: &[Member], len: usize) -> Result<Vec<usize>, usize> {
     let mut indices = Vec::new();
     for member in members {

@@ -1,4 +1,4 @@
-//! What can be wrong with settings: each names the values, where they came from, and the way out.
+//! Violations: errors in settings, with the values, their sources and the remedy.
 
 use std::fmt;
 
@@ -10,127 +10,127 @@ use super::order::{OrderError, Token};
 use super::source::{Source, Sourced};
 use super::text;
 
-/// One thing that is wrong with settings.
+/// One error in settings.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Violation {
-    /// A file or text that cannot be read at all.
+    /// A file or value cannot be read.
     #[error("{location}: {problem}")]
     Unreadable {
-        /// Where it is.
+        /// The location.
         location: Source,
-        /// What is wrong, and the way out.
+        /// What is wrong, and the remedy.
         problem: String,
     },
 
-    /// A key that means nothing.
-    #[error("`{key}` ({location}) is no setting{hint}")]
+    /// A key is unknown.
+    #[error("unknown key `{key}` ({location}){hint}")]
     UnknownKey {
         /// The key.
         key: String,
-        /// Where it is.
+        /// The location.
         location: Source,
-        /// A key that is near, or all.
+        /// A similar key, or all keys.
         hint: String,
     },
 
-    /// A degree that is no number.
-    #[error("{name} is `{text}` ({location}): a degree is a whole number of at least 1, or `auto`")]
+    /// A degree is not a number.
+    #[error("{name} is `{text}` ({location}): expected an integer of at least 1, or `auto`")]
     NotADegree {
         /// The degree.
         name: String,
-        /// What was given for it.
+        /// Its text.
         text: String,
-        /// Where it is.
+        /// The location.
         location: Source,
     },
 
-    /// A setting of another library that means nothing here.
+    /// A setting of another library is not supported.
     #[error("{what} ({location}) is not supported: {fix}")]
     Unsupported {
         /// The setting and its value.
         what: String,
-        /// Where it is.
+        /// The location.
         location: Source,
-        /// The way out.
+        /// The remedy.
         fix: String,
     },
 
-    /// A value that was set twice, differently.
+    /// A value is set twice, differently.
     #[error("{name} is {first} ({first_source}) and {second} ({second_source}): set it once")]
     Conflict {
-        /// What was set.
+        /// The setting.
         name: String,
         /// One value.
         first: String,
-        /// Where it came from.
+        /// Its source.
         first_source: Source,
         /// The other value.
         second: String,
-        /// Where that came from.
+        /// Its source.
         second_source: Source,
     },
 
-    /// A number that is 0.
-    #[error("{name} is 0 ({location}): it is at least 1; leave it out where it does not matter")]
+    /// A number is 0.
+    #[error("{name} is 0 ({location}): use at least 1, or leave it out")]
     Zero {
-        /// What was set.
+        /// The setting.
         name: String,
-        /// Where.
+        /// The location.
         location: Source,
     },
 
-    /// More than one degree that is to be found out.
+    /// More than one degree is `auto`.
     #[error(
         "{first} is auto ({first_source}) and {second} is auto ({second_source}): only one degree \
-         can be; give the other a number"
+         can be auto; set the other to a number"
     )]
     TwoAutos {
         /// One degree.
         first: Parallelism,
-        /// Where it was set.
+        /// Its source.
         first_source: Source,
-        /// The other.
+        /// The other degree.
         second: Parallelism,
-        /// Where that was set.
+        /// Its source.
         second_source: Source,
     },
 
-    /// A degree of experts that is to be found out.
+    /// An expert degree is `auto`.
     #[error(
-        "{degree} is auto ({location}): {degree} does not multiply to the world but regroups its \
-         ranks, so it needs a number"
+        "{degree} is auto ({location}): it does not multiply to the world, so it cannot be \
+         inferred; set it to a number"
     )]
     ExpertAuto {
         /// The degree.
         degree: Parallelism,
-        /// Where it was set.
+        /// The location.
         location: Source,
     },
 
-    /// A degree that is to be found out from a world that is not known.
+    /// A degree is `auto`, but the world is not set.
     #[error(
-        "{degree} is auto ({location}): it follows from the world, which is not set; set the world, \
-         or give {degree} a number"
+        "{degree} is auto ({location}), but the world is not set: set the world, or set {degree} to \
+         a number"
     )]
     AutoWithoutWorld {
         /// The degree.
         degree: Parallelism,
-        /// Where it was set.
+        /// The location.
         location: Source,
     },
 
-    /// A world that is no multiple of the degrees.
+    /// A degree is `auto`, but the world is not a multiple of the others.
     #[error(
-        "{degree} is auto ({location}) and cannot be found out: the world {world} is no multiple of \
-         {product}, the product of {degrees}; change one of them"
+        "{degree} is auto ({location}) and cannot be inferred: the world {world} is not a multiple \
+         of {product}, the product of {degrees}; change one of them"
     )]
     AutoDoesNotDivide {
         /// The degree that is auto.
         degree: Parallelism,
-        /// Where it was set.
+        /// The location.
         location: Source,
-        /// The others.
+        /// The other degrees.
         degrees: String,
         /// Their product.
         product: usize,
@@ -138,9 +138,9 @@ pub enum Violation {
         world: Sourced<usize>,
     },
 
-    /// Degrees that do not multiply to the world.
+    /// The degrees do not multiply to the world.
     #[error(
-        "the world is {world} and the degrees multiply to {product}: {degrees}; {}",
+        "the world is {world} but the degrees multiply to {product}: {degrees}; {}",
         missing_factor(.product, &.world.value)
     )]
     WrongWorld {
@@ -152,135 +152,133 @@ pub enum Violation {
         world: Sourced<usize>,
     },
 
-    /// More ranks than can be.
-    #[error("{degrees}: more than {MAX_RANKS} ranks, the most that a mesh can have")]
+    /// Too many ranks.
+    #[error("{degrees} exceeds the limit of {MAX_RANKS} ranks")]
     TooManyRanks {
         /// The degrees, or the world.
         degrees: String,
     },
 
-    /// Experts that do not fill a stage.
+    /// ep x etp does not divide a stage.
     #[error(
         "ep {ep} x etp {etp} = {} does not divide the {stage} ranks of a pipeline stage (world \
          {world} / pp {pp}): ep x etp must be one of {}",
         .ep.value.saturating_mul(.etp.value), divisors(.stage)
     )]
     ExpertsDoNotDivide {
-        /// Experts apart.
+        /// The degree ep.
         ep: Sourced<usize>,
-        /// Shards of an expert.
+        /// The degree etp.
         etp: Sourced<usize>,
-        /// Ranks of a stage.
+        /// The ranks per stage.
         stage: usize,
         /// The world.
         world: Sourced<usize>,
-        /// Stages.
+        /// The degree pp.
         pp: Sourced<usize>,
     },
 
-    /// An order string that means nothing.
+    /// The order string is invalid.
     #[error("order `{order}` ({location}): {error}")]
     WrongOrder {
         /// The string.
         order: String,
-        /// Where it is.
+        /// The location.
         location: Source,
-        /// What is wrong with it.
+        /// The error.
         error: OrderError,
     },
 
-    /// A degree whose place among the others is not said.
-    #[error(
-        "{degree} is {size} and the order ({location}) lacks `{token}`: add it where it belongs"
-    )]
+    /// The order lacks a token whose degree is not 1.
+    #[error("{degree} is {size}, but the order ({location}) lacks `{token}`: add it")]
     NotInOrder {
-        /// What the order lacks.
+        /// The missing token.
         token: Token,
         /// The degree.
         degree: Parallelism,
         /// Its size.
         size: Sourced<usize>,
-        /// Where the order is.
+        /// The location of the order.
         location: Source,
     },
 
-    /// Replicas of experts whose place among the others is not said.
-    #[error("experts have {replicas} replicas and the order ({location}) lacks `dp`: add it")]
+    /// The order lacks `dp`, but experts have replicas.
+    #[error("experts have {replicas} replicas, but the order ({location}) lacks `dp`: add it")]
     ExpertReplicasNotInOrder {
-        /// How many.
+        /// The number of replicas.
         replicas: usize,
-        /// Where the order is.
+        /// The location of the order.
         location: Source,
     },
 
-    /// An axis that is not the same ranks in two domains.
+    /// An axis has different ranks in two domains.
     #[error(
-        "axis `{axis}` of rank 0 is {} in domain {first} ({first_source}) and {} in domain \
-         {second} ({second_source}): an axis is the same ranks in every domain that has it; {}",
-        text::ranks(.first_ranks), text::ranks(.second_ranks), same_place(.second)
+        "axis `{axis}` of rank 0 has ranks {} in domain {first} ({first_source}) but {} in domain \
+         {second} ({second_source}); they must be equal: {}",
+        text::ranks(.first_ranks), text::ranks(.second_ranks), shared_axis_fix(.second)
     )]
     SharedAxis {
         /// The axis.
         axis: String,
         /// One domain.
         first: String,
-        /// Who declared it, or its order.
+        /// The source of its declaration or order.
         first_source: Source,
         /// The group of rank 0 there.
         first_ranks: Vec<usize>,
         /// The other domain.
         second: String,
-        /// Who declared it, or its order.
+        /// The source of its declaration or order.
         second_source: Source,
         /// The group of rank 0 there.
         second_ranks: Vec<usize>,
     },
 
-    /// A name that something has already.
-    #[error("`{name}` ({location}) is {by} already: give it another name")]
+    /// A name is in use.
+    #[error("`{name}` ({location}) is the name of {by}: rename it")]
     NameTaken {
         /// The name.
         name: String,
-        /// Where it was to be declared.
+        /// The location of the declaration.
         location: Source,
-        /// What has it.
+        /// What has the name.
         by: String,
     },
 
-    /// A view or pick that means nothing.
+    /// A declaration is invalid.
     #[error("{what} ({location}): {problem}")]
     InvalidDeclaration {
-        /// Which.
+        /// What is declared.
         what: String,
-        /// Where it was declared.
+        /// The location of the declaration.
         location: Source,
-        /// What is wrong with it.
+        /// What is wrong.
         problem: String,
     },
 
-    /// Options of a group that there is not.
-    #[error("options ({location}) are for group `{group}`, which there is not{hint}")]
+    /// Options are for an unknown group.
+    #[error("options ({location}) are for an unknown group `{group}`{hint}")]
     UnknownOptionsGroup {
         /// The group.
         group: String,
-        /// Where its options are.
+        /// The location of the options.
         location: Source,
-        /// Near names, or all.
+        /// A similar name, or all names.
         hint: String,
     },
 
-    /// Axes that make no mesh.
+    /// The mesh or the options are invalid.
     #[error("{what}: {error}")]
     Mesh {
-        /// Whose axes.
+        /// What is invalid.
         what: String,
-        /// What is wrong with them.
+        /// The error.
         error: MeshError,
     },
 }
 
 impl Violation {
-    /// [`Violation::UnknownKey`], with a hint at the keys that there are.
+    /// [`Violation::UnknownKey`] with a hint.
     pub(super) fn unknown_key<'a>(
         key: &str,
         location: Source,
@@ -301,12 +299,9 @@ fn missing_factor(product: &usize, world: &usize) -> String {
         return format!("a factor of {factor} is missing: set one degree to `auto`");
     }
     if product.is_multiple_of(*world) {
-        return format!(
-            "that is {} times too many: lower one degree",
-            product / world
-        );
+        return format!("that is {} times too many: lower a degree", product / world);
     }
-    "change degrees so that they multiply to the world".to_owned()
+    "change a degree so that they multiply to the world".to_owned()
 }
 
 fn divisors(stage: &usize) -> String {
@@ -315,19 +310,19 @@ fn divisors(stage: &usize) -> String {
     all.join(", ")
 }
 
-fn same_place(second: &str) -> &'static str {
+fn shared_axis_fix(second: &str) -> &'static str {
     match second {
-        EXPERT => "let the order end with pp",
-        _ => "declare it at the same location, or call it something else",
+        EXPERT => "use an order that ends with pp",
+        _ => "move the axis in one domain, or rename it",
     }
 }
 
-/// All that is wrong with settings.
+/// All errors in settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Violations(pub(super) Vec<Violation>);
 
 impl Violations {
-    /// Each of them; there is at least one.
+    /// The violations, at least one.
     pub fn all(&self) -> &[Violation] {
         &self.0
     }
@@ -335,14 +330,14 @@ impl Violations {
 
 impl std::error::Error for Violations {}
 
-/// One line each.
+/// One line per violation.
 impl fmt::Display for Violations {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let lines: Vec<String> = self.0.iter().map(Violation::to_string).collect();
         match lines.as_slice() {
             [line] => f.write_str(line),
             lines => {
-                write!(f, "{} things are wrong:", lines.len())?;
+                write!(f, "{} errors in the settings:", lines.len())?;
                 lines.iter().try_for_each(|line| write!(f, "\n  - {line}"))
             }
         }

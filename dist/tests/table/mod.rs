@@ -1,4 +1,4 @@
-//! Tables of what other libraries do, and settings like those they were given.
+//! Golden tables of other libraries, and the corresponding settings.
 
 #![allow(dead_code, reason = "each test uses a part")]
 

@@ -1,8 +1,7 @@
-//! DeepSpeed's JSON, as release 0.19 and pull request 7726 (a parallel state after Megatron's) read
-//! it.
+//! DeepSpeed's JSON, as in release 0.19 and pull request 7726 (a parallel state like Megatron's).
 //!
-//! DeepSpeed's file is about everything; only what decides which ranks work together is read. A size
-//! may stand in several places: all of them are read, and if they differ that is a violation.
+//! Only keys that determine groups of ranks are read. A size can have several keys: all of them are
+//! read, and different values are a violation.
 
 use std::path::Path;
 
@@ -13,7 +12,7 @@ use super::tree::Tree;
 use super::{of_file, of_tree};
 use crate::parallel::{Order, Parallelism, Settings, Source, Violation};
 
-/// Where each degree may stand: a path of keys, or one key with dots in it.
+/// The keys of each degree: a path of keys, or one key with dots.
 const DEGREES: [(Parallelism, &[&str]); 7] = [
     (
         Parallelism::Tp,
@@ -43,13 +42,13 @@ const DEGREES: [(Parallelism, &[&str]); 7] = [
     ),
 ];
 
-/// The pull request's order with its rule that the ranks of a sequence are consecutive.
+/// The pull request's order, in which the ranks of a sequence are consecutive.
 const ORDER_OF_SEQUENCES: &str = "sp-tp-ep-dp-pp";
-/// The order that `use_data_before_expert_parallelism` means.
+/// The order for `use_data_before_expert_parallelism`.
 const ORDER_OF_DATA_FIRST: &str = "tp-dp-ep-pp";
 
-/// Settings of a DeepSpeed configuration; `path` is what errors call it. Data parallelism is what is
-/// left, sharded, unless `data_parallel_size` says it.
+/// Reads a DeepSpeed configuration; `path` names the text in errors. dp_shard is `data_parallel_size`,
+/// or inferred.
 pub fn deepspeed(text: &str, path: &str) -> Settings {
     of_tree(Tree::of_json(text, path), |file, settings| {
         match file.is_table() {
@@ -61,7 +60,7 @@ pub fn deepspeed(text: &str, path: &str) -> Settings {
     })
 }
 
-/// [`deepspeed`] of a file.
+/// [`deepspeed`] for a file.
 pub fn deepspeed_file(path: impl AsRef<Path>) -> Settings {
     of_file(path.as_ref(), deepspeed)
 }
@@ -70,7 +69,7 @@ fn read(file: &Tree, settings: &mut Settings) {
     for (kind, keys) in DEGREES {
         for value in keys.iter().filter_map(|key| file.at(key)) {
             match value.scalar() {
-                // As if it were not there: DeepSpeed's own way to say that it is off.
+                // DeepSpeed's values for "off".
                 Scalar::Nothing | Scalar::Integer(0) => {}
                 scalar => scalar.set_degree(settings, kind, value.location.clone()),
             }
@@ -131,7 +130,7 @@ fn data(file: &Tree, settings: &mut Settings) {
     }
 }
 
-/// ZeRO++'s second copy of the weights is a group beside all others, not a degree.
+/// ZeRO++'s secondary copy of the weights is an additional group, not a degree.
 fn secondary_shards(file: &Tree, settings: &mut Settings) {
     let Some(value) = file.at("zero_optimization.zero_hpz_partition_size") else {
         return;
@@ -156,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn nested_and_dotted_keys_are_one() {
+    fn nested_and_dotted_keys_are_equivalent() {
         let nested = deepspeed(r#"{"tensor_parallel": {"autotp_size": 4}}"#, "ds.json");
         let dotted = deepspeed(r#"{"tensor_parallel.autotp_size": 4}"#, "ds.json");
         assert_eq!(nested, dotted);
@@ -171,9 +170,9 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_kept() {
+    fn errors_are_violations() {
         assert!(texts("[1]")[0].contains("is not an object of settings"));
-        assert!(texts("{")[0].starts_with("ds.json:1: is no JSON"));
+        assert!(texts("{")[0].starts_with("ds.json:1: invalid JSON"));
         assert!(texts(r#"{"order": 3}"#)[0].contains("`3` is not an order"));
         assert!(texts(r#"{"sequence_parallel_size": 1.5}"#)[0].starts_with("sp is `1.5`"));
         let hpz = texts(r#"{"zero_optimization": {"zero_hpz_partition_size": 8}}"#);

@@ -1,7 +1,7 @@
 //! Megatron-LM's command line.
 //!
-//! Only what decides which ranks work together is read: the sizes, the order, and the file and flags
-//! that say how communicators are made. Megatron's other flags, hundreds of them, pass.
+//! Only flags that determine groups and their communicators are read: sizes, the order, and NCCL
+//! options. Other flags are ignored.
 
 use std::time::Duration;
 
@@ -26,9 +26,8 @@ const DEGREES: [(&str, Parallelism); 6] = [
 /// The order of `--use-tp-pp-dp-mapping`.
 const ORDER_OF_MAPPING: &str = "tp-cp-ep-pp-dp";
 
-/// Settings of Megatron's arguments, such as `--tensor-model-parallel-size 2`. Data parallelism is
-/// what is left, and experts' matrices are sharded as the others unless it says otherwise. A file of
-/// `--nccl-communicator-config-path` is read.
+/// Reads Megatron's arguments, such as `--tensor-model-parallel-size 2`. dp_shard is inferred, and etp
+/// defaults to tp. Reads the file of `--nccl-communicator-config-path`.
 pub fn megatron_arguments<S: AsRef<str>>(arguments: impl IntoIterator<Item = S>) -> Settings {
     let words: Vec<String> = arguments
         .into_iter()
@@ -85,7 +84,7 @@ pub fn megatron_arguments<S: AsRef<str>>(arguments: impl IntoIterator<Item = S>)
     settings
 }
 
-/// `--flag=value` as two words.
+/// Splits `--flag=value` into two words.
 fn split_equals(word: &str) -> Vec<String> {
     match word.split_once('=') {
         Some((flag, value)) if flag.starts_with("--") => vec![flag.to_owned(), value.to_owned()],
@@ -109,7 +108,7 @@ fn one_value<'v>(flag: &str, values: &'v [String], settings: &mut Settings) -> O
         _ => {
             settings.add_violation(Violation::Unreadable {
                 location: Source::flag(flag),
-                problem: format!("has {} values, and takes one", values.len()),
+                problem: format!("expected one value, got {}", values.len()),
             });
             None
         }
@@ -154,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_read_and_the_rest_passes() {
+    fn sizes_are_read_and_other_flags_ignored() {
         let settings = arguments(
             "--num-layers 61 --tensor-model-parallel-size 2 --swiglu \
              --pipeline-model-parallel-size=8 --expert-model-parallel-size 64 --bf16",
@@ -180,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_kept() {
+    fn errors_are_violations() {
         let settings = arguments(
             "--tensor-model-parallel-size --context-parallel-size two \
              --high-priority-stream-groups tp ttp --nccl-communicator-config-path /nowhere.yaml",
@@ -191,7 +190,7 @@ mod tests {
             .map(|it| it.to_string())
             .collect();
         assert_eq!(texts.len(), 4, "{texts:?}");
-        assert!(texts[0].contains("has 0 values, and takes one"));
+        assert!(texts[0].contains("expected one value, got 0"));
         assert!(texts[1].starts_with("cp_shard is `two` (--context-parallel-size)"));
         assert!(texts[2].contains("`ttp`"));
         assert!(texts[3].contains("/nowhere.yaml: cannot be read"));

@@ -1,10 +1,9 @@
-//! Settings from what people have: meshgrad's own TOML, and the configurations of torchtitan,
-//! Megatron-LM and DeepSpeed.
+//! Readers of configuration files: meshgrad's TOML, and those of torchtitan, Megatron-LM and DeepSpeed.
 //!
-//! Each reader gives [`Settings`] in which every value knows the line or the key that it came from.
-//! What is wrong is kept in them too, so that a configuration reports everything at once; several
-//! readers' settings are put together with [`Settings::merge`]. Nothing is lost in silence: a key that
-//! would change the ranks' work and is not understood is a violation.
+//! Each reader returns [`Settings`] in which every value has its line or key as source. Errors are
+//! stored in them as violations, so that a configuration reports everything at once.
+//! [`Settings::merge`] combines the settings of several readers. A key that would affect the ranks
+//! and is not supported is a violation; nothing is ignored silently.
 
 mod deepspeed;
 mod megatron;
@@ -26,8 +25,8 @@ pub use torchtitan::{torchtitan, torchtitan_file};
 use self::tree::Tree;
 use super::{Settings, Source, Violation};
 
-/// Settings of a file of any of these kinds: TOML with a section `[parallel]` (ours) or
-/// `[parallelism]` (torchtitan's), JSON (DeepSpeed's), YAML (Megatron's NCCL options).
+/// Reads a file of any of these kinds: TOML with a section `[parallel]` (meshgrad) or `[parallelism]`
+/// (torchtitan), JSON (DeepSpeed), YAML (Megatron's NCCL options).
 pub fn file(path: impl AsRef<Path>) -> Settings {
     let path = path.as_ref();
     let extension = path.extension().and_then(|extension| extension.to_str());
@@ -42,8 +41,8 @@ pub fn file(path: impl AsRef<Path>) -> Settings {
             let mut settings = Settings::new();
             settings.add_violation(Violation::Unreadable {
                 location: Source::file(path.display().to_string()),
-                problem: "is of no known kind: a name ends with .toml (ours, torchtitan's), .json \
-                          (DeepSpeed's) or .yaml (Megatron's NCCL options)"
+                problem: "unknown file type: use .toml (meshgrad, torchtitan), .json (DeepSpeed) \
+                          or .yaml (Megatron's NCCL options)"
                     .to_owned(),
             });
             settings
@@ -51,7 +50,7 @@ pub fn file(path: impl AsRef<Path>) -> Settings {
     }
 }
 
-/// Reads a file and gives its text to `read`, or notes why it cannot be read.
+/// Passes the text of a file to `read`. An unreadable file is a violation.
 fn of_file(path: &Path, read: impl FnOnce(&str, &str) -> Settings) -> Settings {
     let name = path.display().to_string();
     match fs::read_to_string(path) {
@@ -67,7 +66,7 @@ fn of_file(path: &Path, read: impl FnOnce(&str, &str) -> Settings) -> Settings {
     }
 }
 
-/// Settings of a tree, or why there is none.
+/// Passes a tree to `read`.
 fn of_tree(
     tree: Result<Tree, Box<Violation>>,
     read: impl FnOnce(&Tree, &mut Settings),
@@ -82,7 +81,7 @@ fn of_tree(
     settings
 }
 
-/// Settings of a section of a TOML text, which must be there.
+/// Passes a section of a TOML text to `read`. A missing section is a violation.
 fn of_section(
     text: &str,
     path: &str,

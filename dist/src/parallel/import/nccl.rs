@@ -1,4 +1,4 @@
-//! Megatron's YAML of NCCL options by group.
+//! Megatron's YAML file of NCCL options by group.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use super::of_file;
 use super::scalar::Scalar;
 use crate::parallel::{Settings, Source, Violation};
 
-/// The groups that Megatron asks options for (megatron-core 0.16.1).
+/// The groups that Megatron looks up options for (megatron-core 0.16.1).
 pub(super) const GROUPS: [&str; 21] = [
     "dp_cp",
     "intra_dp_cp",
@@ -42,8 +42,8 @@ const FIELDS: [&str; 5] = [
     "net_name",
 ];
 
-/// Settings of a file for Megatron's `--nccl-communicator-config-path`; `path` is what errors call
-/// it. Groups and fields that Megatron would ignore without a word are violations.
+/// Reads a file for Megatron's `--nccl-communicator-config-path`; `path` names the text in errors.
+/// Groups and fields that Megatron silently ignores are violations.
 pub fn megatron_nccl(text: &str, path: &str) -> Settings {
     let mut settings = Settings::new();
     let location = Source::file(path);
@@ -59,7 +59,7 @@ pub fn megatron_nccl(text: &str, path: &str) -> Settings {
             _ => {
                 settings.add_violation(unreadable(
                     &location,
-                    "is not one mapping of groups to options",
+                    "expected one mapping of groups to options",
                 ));
             }
         },
@@ -68,14 +68,14 @@ pub fn megatron_nccl(text: &str, path: &str) -> Settings {
             let location = location.at_line(line);
             settings.add_violation(unreadable(
                 &location,
-                &format!("is no YAML: {}", error.info()),
+                &format!("invalid YAML: {}", error.info()),
             ));
         }
     }
     settings
 }
 
-/// [`megatron_nccl`] of a file.
+/// [`megatron_nccl`] for a file.
 pub fn megatron_nccl_file(path: impl AsRef<Path>) -> Settings {
     of_file(path.as_ref(), megatron_nccl)
 }
@@ -180,13 +180,13 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_kept() {
+    fn errors_are_violations() {
         assert!(texts("tp_cpp: {max_ctas: 4}")[0].contains("did you mean `tp_cp`?"));
         assert!(texts("tp: {max_cta: 4}")[0].contains("did you mean `max_ctas`?"));
         assert!(texts("tp: {max_ctas: many}")[0].contains("`many` is not a number of blocks"));
         assert!(texts("tp: {net_name: tcp}")[0].contains("`tcp` is not IB or socket"));
-        assert!(texts("- tp")[0].contains("is not one mapping"));
-        assert!(texts("tp: [1, 2")[0].contains("is no YAML"));
+        assert!(texts("- tp")[0].contains("expected one mapping"));
+        assert!(texts("tp: [1, 2")[0].contains("invalid YAML"));
         assert!(texts("tp: 3")[0].contains("`3` is not a mapping of options"));
     }
 }

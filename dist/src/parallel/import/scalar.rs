@@ -1,4 +1,4 @@
-//! Values of configuration files as settings.
+//! Scalar values of configuration files.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,14 +7,14 @@ use meshgrad_mesh::Size;
 
 use crate::parallel::{Parallelism, Settings, Source, Violation};
 
-/// A value of a configuration file that is no list and no table.
+/// A value of a configuration file that is neither a list nor a table.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Scalar {
     Nothing,
     Integer(i64),
     Truth(bool),
     Text(String),
-    /// Anything else, as it is written.
+    /// Anything else, as written.
     Other(String),
 }
 
@@ -30,7 +30,7 @@ impl fmt::Display for Scalar {
 }
 
 impl Scalar {
-    /// A number of ranks, or of anything else that is counted.
+    /// The value as a count.
     pub(super) fn count(&self) -> Option<usize> {
         match self {
             Scalar::Integer(number) => usize::try_from(*number).ok(),
@@ -57,37 +57,37 @@ impl Scalar {
         };
     }
 
-    /// A count, or a violation that says what was wanted.
+    /// A count; anything else is a violation.
     pub(super) fn count_or_reject(
         &self,
         settings: &mut Settings,
-        wanted: &str,
+        expected: &str,
         location: &Source,
     ) -> Option<usize> {
         let count = self.count();
         if count.is_none() {
-            self.reject(settings, wanted, location);
+            self.reject(settings, expected, location);
         }
         count
     }
 
-    /// A text, or a violation that says what was wanted.
+    /// A string; anything else is a violation.
     pub(super) fn text_or_reject(
         &self,
         settings: &mut Settings,
-        wanted: &str,
+        expected: &str,
         location: &Source,
     ) -> Option<String> {
         match self {
             Scalar::Text(text) => Some(text.clone()),
             _ => {
-                self.reject(settings, wanted, location);
+                self.reject(settings, expected, location);
                 None
             }
         }
     }
 
-    /// Seconds, or a violation.
+    /// A number of seconds; anything else is a violation.
     pub(super) fn seconds_or_reject(
         &self,
         settings: &mut Settings,
@@ -97,11 +97,11 @@ impl Scalar {
         Some(Duration::from_secs(seconds as u64))
     }
 
-    /// Notes that something else was wanted.
-    pub(super) fn reject(&self, settings: &mut Settings, wanted: &str, location: &Source) {
+    /// Adds a violation: this value is not what was expected.
+    pub(super) fn reject(&self, settings: &mut Settings, expected: &str, location: &Source) {
         settings.add_violation(Violation::Unreadable {
             location: location.clone(),
-            problem: format!("`{self}` is not {wanted}"),
+            problem: format!("`{self}` is not {expected}"),
         });
     }
 }

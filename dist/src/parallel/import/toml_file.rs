@@ -1,4 +1,4 @@
-//! meshgrad's own TOML: the section `[parallel]`.
+//! meshgrad's TOML: the section `[parallel]`.
 //!
 //! ```toml
 //! [parallel]
@@ -8,23 +8,23 @@
 //! dp_shard = "auto"
 //! tp = 2
 //! ep = 64
-//! order = "tp-cp-ep-dp-pp"          ## the fastest first
+//! order = "tp-cp-ep-dp-pp"          ## fastest first
 //!
-//! [[parallel.domains]]              ## axes of one's own, the slowest first
+//! [[parallel.domains]]              ## custom axes, slowest first
 //! name = "rollout"
 //! axes = "dp=auto,tp=4"
 //!
-//! [[parallel.views]]                ## axes of a domain as one
+//! [[parallel.views]]                ## axes of a domain, flattened
 //! name = "tokens"
 //! domain = "regular"
 //! axes = "dp_replicate,dp_shard,cp_shard"
 //!
-//! [[parallel.picks]]                ## members of a group as a group
+//! [[parallel.picks]]                ## a group of selected members
 //! name = "ends"
 //! of = "pp"
 //! members = ["first", "last", 1]
 //!
-//! [parallel.options.tp]             ## how a group's communicator is made
+//! [parallel.options.tp]             ## options of a group's communicator
 //! max_ctas = 16
 //! timeout_seconds = 600
 //! ```
@@ -39,7 +39,7 @@ use super::{of_file, of_section};
 use crate::parallel::degree::parse_size;
 use crate::parallel::{Domain, Member, Parallelism, Pick, Settings, View, Violation};
 
-/// Keys of the section beside the degrees.
+/// The keys of the section other than degrees.
 const KEYS: [&str; 7] = [
     "world",
     "ranks_per_host",
@@ -64,13 +64,13 @@ const OPTIONS: [&str; 11] = [
     "nvls_ctas",
 ];
 
-/// Settings of the section `[parallel]` of a TOML text; `path` is what errors call it. Other sections
-/// belong to others.
+/// Reads the section `[parallel]` of a TOML text and ignores other sections; `path` names the text in
+/// errors.
 pub fn toml(text: &str, path: &str) -> Settings {
     of_section(text, path, "parallel", read)
 }
 
-/// [`toml()`] of a file.
+/// [`toml()`] for a file.
 pub fn toml_file(path: impl AsRef<Path>) -> Settings {
     of_file(path.as_ref(), toml)
 }
@@ -133,7 +133,7 @@ fn each(list: &Tree, settings: &mut Settings, read: fn(&Tree, &mut Settings)) {
     }
 }
 
-/// The texts under `keys`, and a violation for every other key and every one that is missing.
+/// The strings at `keys`. Missing and unknown keys are violations.
 fn texts<const N: usize>(
     table: &Tree,
     keys: [&str; N],
@@ -150,7 +150,7 @@ fn texts<const N: usize>(
     let found = keys.map(|key| match table.get(key) {
         Some(value) => value
             .scalar()
-            .text_or_reject(settings, "a text", &value.location),
+            .text_or_reject(settings, "a string", &value.location),
         None => {
             settings.add_violation(Violation::Unreadable {
                 location: table.location.clone(),
@@ -275,7 +275,7 @@ mod tests {
     use crate::parallel::Source;
 
     #[test]
-    fn everything_can_be_said() {
+    fn all_settings_are_read() {
         let text = r#"
             [parallel]
             world = 1_024
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_kept_with_their_lines() {
+    fn errors_have_their_lines() {
         let text = r#"
             [parallel]
             world = -1
@@ -338,9 +338,6 @@ mod tests {
             .collect();
         texts.sort();
         let expected = [
-            "`max_cta` (run.toml:10",
-            "`nam` (run.toml:7",
-            "`ttp` (run.toml:4",
             "pp is `0.5` (run.toml:5",
             "run.toml:10, parallel.options.tp.max_ctas: `-1` is not a number",
             "run.toml:11, parallel.options.pp: `3` is not a table of options",
@@ -350,6 +347,9 @@ mod tests {
             "run.toml:7, parallel.domains: `name` is missing",
             "run.toml:8, parallel.views: `3` is not a list of tables",
             "run.toml:9, parallel.picks: `members` must be a list",
+            "unknown key `max_cta` (run.toml:10",
+            "unknown key `nam` (run.toml:7",
+            "unknown key `ttp` (run.toml:4",
         ];
         assert_eq!(texts.len(), expected.len(), "{texts:#?}");
         for (text, expected) in texts.iter().zip(expected) {
@@ -357,7 +357,7 @@ mod tests {
         }
         let broken = toml("[parallel]\npp = = 2\n", "run.toml");
         let text = broken.violations()[0].to_string();
-        assert!(text.starts_with("run.toml:2: is no TOML"), "{text}");
+        assert!(text.starts_with("run.toml:2: invalid TOML"), "{text}");
         assert!(
             toml("", "run.toml").violations()[0]
                 .to_string()

@@ -1,7 +1,7 @@
-//! torchtitan's `[parallelism]`, as of 0.3.0 and 0.2.2.
+//! torchtitan's section `[parallelism]`, as of 0.3.0 and 0.2.2.
 //!
-//! torchtitan shards parameters over `dp_shard` and `cp` together, and experts regroup `dp_shard`, `cp`
-//! and `tp`, the experts' axis fastest: the layouts of the `dense` and `expert` domains here.
+//! torchtitan shards parameters over `dp_shard` and `cp` together, and experts regroup `dp_shard`,
+//! `cp` and `tp` with the expert axis fastest. These are the `dense` and `expert` domains.
 
 use std::path::Path;
 
@@ -23,7 +23,7 @@ const DEGREES: [(&str, Parallelism); 7] = [
     ("expert_tensor_parallel_degree", Parallelism::Etp),
 ];
 
-/// What else the section has. It says how ranks work, not which.
+/// Keys of the section that do not affect groups of ranks.
 const OTHERS: [&str; 20] = [
     "context_parallel_load_balancer",
     "context_parallel_ptrr_mask_key",
@@ -47,13 +47,13 @@ const OTHERS: [&str; 20] = [
     "spmd_backend",
 ];
 
-/// Settings of the section `[parallelism]` of torchtitan's TOML; `path` is what errors call it. A
+/// Reads the section `[parallelism]` of torchtitan's TOML; `path` names the text in errors. A
 /// sharding degree of -1, the default, is `auto`.
 pub fn torchtitan(text: &str, path: &str) -> Settings {
     of_section(text, path, "parallelism", read)
 }
 
-/// [`torchtitan`] of a file.
+/// [`torchtitan`] for a file.
 pub fn torchtitan_file(path: impl AsRef<Path>) -> Settings {
     of_file(path.as_ref(), torchtitan)
 }
@@ -85,7 +85,7 @@ fn read(section: &Tree, settings: &mut Settings) {
     }
 }
 
-/// Only the sharding degree may be what is left.
+/// Only the sharding degree may be -1.
 fn degree(value: &Tree, kind: Parallelism, settings: &mut Settings) {
     match value.scalar() {
         Scalar::Integer(-1) if kind == Parallelism::DpShard => {
@@ -106,7 +106,7 @@ mod tests {
     use crate::parallel::Settings;
 
     #[test]
-    fn names_are_translated_and_the_rest_passes() {
+    fn names_are_translated_and_other_keys_ignored() {
         let text = "
             [training]
             steps = 3
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_kept_with_their_lines() {
+    fn errors_have_their_lines() {
         let text = "[parallelism]\ntensor_paralel_degree = 2\npipeline_parallel_degree = -1\n";
         let texts: Vec<String> = torchtitan(text, "x.toml")
             .violations()
@@ -160,10 +160,10 @@ mod tests {
         assert_eq!(
             texts,
             [
-                "pp is `-1` (x.toml:3, parallelism.pipeline_parallel_degree): a degree is a whole \
-                 number of at least 1, or `auto`",
-                "`tensor_paralel_degree` (x.toml:2, parallelism.tensor_paralel_degree) is no \
-                 setting; did you mean `tensor_parallel_degree`?",
+                "pp is `-1` (x.toml:3, parallelism.pipeline_parallel_degree): expected an integer \
+                 of at least 1, or `auto`",
+                "unknown key `tensor_paralel_degree` (x.toml:2, parallelism.tensor_paralel_degree); \
+                 did you mean `tensor_parallel_degree`?",
             ]
         );
     }

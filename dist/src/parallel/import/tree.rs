@@ -1,4 +1,4 @@
-//! A configuration file as a tree whose values know where they stand.
+//! Configuration files as trees with the location of each value.
 
 use serde_json::Value;
 use toml::Spanned;
@@ -7,14 +7,14 @@ use toml::de::{DeTable, DeValue};
 use super::scalar::Scalar;
 use crate::parallel::{Source, Violation};
 
-/// A value and its place.
+/// A value and its location.
 #[derive(Debug, Clone)]
 pub(super) struct Tree {
     pub(super) node: Node,
     pub(super) location: Source,
 }
 
-/// What a place holds.
+/// The value at a location.
 #[derive(Debug, Clone)]
 pub(super) enum Node {
     Scalar(Scalar),
@@ -23,7 +23,7 @@ pub(super) enum Node {
 }
 
 impl Tree {
-    /// The TOML of a file called `path`; places have lines.
+    /// Parses TOML; locations have lines and keys.
     pub(super) fn of_toml(text: &str, path: &str) -> Result<Tree, Box<Violation>> {
         let table = DeTable::parse(text).map_err(|error| {
             let location = Source::file(path);
@@ -32,25 +32,25 @@ impl Tree {
                     Some(span) => location.at_line(line_of(text, span.start)),
                     None => location,
                 },
-                problem: format!("is no TOML: {}", error.message()),
+                problem: format!("invalid TOML: {}", error.message()),
             })
         })?;
         let reader = TomlReader { text, path };
         Ok(reader.table(table.get_ref(), Source::file(path), ""))
     }
 
-    /// The JSON of a file called `path`; places have keys.
+    /// Parses JSON; locations have keys.
     pub(super) fn of_json(text: &str, path: &str) -> Result<Tree, Box<Violation>> {
         let value: Value = serde_json::from_str(text).map_err(|error| {
             Box::new(Violation::Unreadable {
                 location: Source::file(path).at_line(error.line()),
-                problem: format!("is no JSON: {error}"),
+                problem: format!("invalid JSON: {error}"),
             })
         })?;
         Ok(json(&value, path, ""))
     }
 
-    /// The entries of a table; none of anything else.
+    /// The entries of a table; empty for other values.
     pub(super) fn entries(&self) -> &[(String, Tree)] {
         match &self.node {
             Node::Table(entries) => entries,
@@ -58,13 +58,13 @@ impl Tree {
         }
     }
 
-    /// The entry of a table that has this key.
+    /// The entry of a table with this key.
     pub(super) fn get(&self, key: &str) -> Option<&Tree> {
         let entry = self.entries().iter().find(|(name, _)| name == key)?;
         Some(&entry.1)
     }
 
-    /// What a path of keys, joined by dots, leads to; or a key that is written with dots.
+    /// The value at a path of keys joined by dots, or at a key that contains dots.
     pub(super) fn at(&self, path: &str) -> Option<&Tree> {
         if let Some(found) = self.get(path) {
             return Some(found);
@@ -73,7 +73,7 @@ impl Tree {
         self.get(key)?.at(rest)
     }
 
-    /// The value, lists and tables as something that is no setting.
+    /// The value as a scalar; lists and tables become [`Scalar::Other`].
     pub(super) fn scalar(&self) -> Scalar {
         match &self.node {
             Node::Scalar(scalar) => scalar.clone(),
