@@ -1,17 +1,17 @@
-//! What it costs to check a parallel configuration and to find out who is in which group, beside the
-//! code of megatron-core and torchtitan for the same degrees, without communication, in turns.
+//! The time to check a parallel configuration and to compute its groups, compared with megatron-core
+//! and torchtitan for the same degrees. Nothing communicates, and the contestants are interleaved.
 //!
 //! ```text
 //! cargo bench --bench parallel -- [--torch venv/bin/python] [--json FILE]
 //! ```
 //!
-//! `--torch` takes a Python with scripts/parallel-golden/requirements.txt.
+//! `--torch` is a Python with scripts/parallel-golden/requirements.txt.
 //!
 //! | figure | what is timed |
 //! |---|---|
-//! | check | settings checked into a configuration: degrees, order, domains and how they fit, every group |
-//! | groups of rank 0 | that, and the ranks of each group that rank 0 is in |
-//! | all lists | that, and the lists of all groups of the tokens that Megatron asks for |
+//! | check | checking settings: degrees, order, domains, all groups |
+//! | groups of rank 0 | check, plus the ranks of each group of rank 0 |
+//! | all lists | check, plus the lists of all groups of the tokens that Megatron uses |
 
 use std::hint::black_box;
 
@@ -54,7 +54,7 @@ const THEIRS: [&str; 4] = [
     "megatron_initialize",
 ];
 
-/// What `initialize_model_parallel` asks its two generators for.
+/// The tokens that `initialize_model_parallel` passes to its two generators.
 const DENSE: [&str; 10] = [
     "pp", "dp-cp", "dp", "cp", "tp-pp", "tp", "pp", "tp-dp-cp", "tp-dp", "tp-cp",
 ];
@@ -67,7 +67,7 @@ struct Arguments {
     options: Options,
     #[command(flatten)]
     peer: PeerOptions,
-    /// How often the contestants take turns.
+    /// Number of interleaved rounds.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
 }

@@ -1,6 +1,6 @@
-//! Device meshes: what PyTorch's DeviceMesh tutorial builds, for all eight ranks in one process.
+//! Device meshes: the meshes of PyTorch's DeviceMesh tutorial, for all eight ranks in one process.
 //!
-//! `cargo run --example 08-mesh` shows the view of every rank, `-- 3` that of rank 3.
+//! `cargo run --example 08-mesh` shows the view of every rank, `-- 3` only that of rank 3.
 
 use std::fmt::Write;
 
@@ -8,8 +8,8 @@ use meshgrad::mesh::{Mesh, MeshError};
 
 const WORLD: usize = 8;
 
-/// Two hosts of four GPUs, replicated across the hosts and sharded within them: the lists of ranks
-/// that one would write by hand, and how many groups that is to get right.
+/// Two hosts of four GPUs, replicated across hosts and sharded within a host: the lists of ranks, by
+/// arithmetic.
 fn by_hand(rank: usize) -> (Vec<usize>, Vec<usize>) {
     let shard: Vec<usize> = (0..4).map(|at| rank / 4 * 4 + at).collect();
     let replicate: Vec<usize> = (0..2).map(|host| host * 4 + rank % 4).collect();
@@ -44,7 +44,7 @@ fn hybrid_sharding(rank: usize, out: &mut String) -> Result<(), Box<dyn std::err
     Ok(())
 }
 
-/// Three axes, and the meshes that parts of a program take from them.
+/// Three axes, and the meshes that parts of a program select from them.
 fn three_axes(rank: usize, out: &mut String) -> Result<(), Box<dyn std::error::Error>> {
     let mesh = Mesh::new(&[2, 2, 2], &["replicate", "shard", "tp"])?;
     let hsdp = mesh.select(["replicate", "shard"])?;
@@ -56,13 +56,16 @@ fn three_axes(rank: usize, out: &mut String) -> Result<(), Box<dyn std::error::E
         writeln!(out, "  {name:<10} {:?} {mine}", part.shape())?;
     }
 
-    // What a slice cannot be elsewhere: in any order, flattened without being contiguous.
-    let turned = mesh
+    // Not possible in torch: axes in any order, and flattened without being contiguous.
+    let permuted = mesh
         .group(["tp", "replicate"], rank)?
         .ok_or("in the mesh")?;
     let flat = mesh.flatten(["replicate", "tp"], "outer")?;
     let outer = flat.group(["outer"], rank)?.ok_or("in the mesh")?;
-    writeln!(out, "  tp first   {turned}\n  outer      {outer} of {flat}")?;
+    writeln!(
+        out,
+        "  tp first   {permuted}\n  outer      {outer} of {flat}"
+    )?;
     Ok(())
 }
 
@@ -74,7 +77,7 @@ fn view(rank: usize) -> Result<String, Box<dyn std::error::Error>> {
     Ok(out)
 }
 
-/// Mistakes are errors on every rank, before anybody communicates.
+/// Mistakes are errors on every rank, before any communication.
 fn mistakes() -> Result<String, MeshError> {
     let mesh = Mesh::new(&[2, 4], &["replicate", "shard"])?;
     let errors = [
@@ -93,7 +96,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let chosen = std::env::args().nth(1).map(|rank| rank.parse());
     match chosen.transpose()? {
         Some(rank) if rank < WORLD => print!("{}", view(rank)?),
-        Some(rank) => return Err(format!("rank {rank}: there are {WORLD}").into()),
+        Some(rank) => return Err(format!("rank {rank} is out of range: there are {WORLD}").into()),
         None => {
             for rank in 0..WORLD {
                 print!("{}", view(rank)?);
@@ -109,13 +112,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_rank_sees_its_part() {
+    fn every_rank_has_its_view() {
         let views: Result<String, _> = (0..WORLD).map(view).collect();
         insta::assert_snapshot!(views.unwrap());
     }
 
     #[test]
-    fn mistakes_say_what_to_do() {
+    fn errors_name_the_remedy() {
         insta::assert_snapshot!(mistakes().unwrap());
     }
 }

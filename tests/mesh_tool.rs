@@ -1,7 +1,6 @@
-//! `meshgrad mesh`, word for word: a configuration as a rank sees it, JSON, files of other libraries,
-//! and each kind of refusal.
+//! The exact output of `meshgrad mesh`: text, JSON, files of other libraries, and errors.
 //!
-//! After a wanted change run `INSTA_UPDATE=always cargo test --test mesh_tool` and read the diff.
+//! After an intended change run `INSTA_UPDATE=always cargo test --test mesh_tool` and read the diff.
 
 use std::fs;
 use std::process::Command;
@@ -32,7 +31,7 @@ tensor_parallel_degree = 4
 pipeline_parallel_degree = 2
 ";
 
-/// What the program says in a folder with configurations, and its exit code.
+/// Output, errors and exit code of the program in a folder with configurations.
 fn run(line: &str) -> (String, String, i32) {
     let folder = tempfile::tempdir().unwrap();
     for (name, text) in [
@@ -70,7 +69,7 @@ fn json(line: &str) -> Value {
 }
 
 #[test]
-fn configurations_as_a_rank_sees_them() {
+fn the_view_of_a_rank_is_shown() {
     let all = [
         "--world 1024 --tp 2 --pp 8 --ep 64",
         "--world 1024 --tp 2 --pp 8 --ep 64 --ranks-per-host 8 --rank 777",
@@ -86,7 +85,7 @@ fn configurations_as_a_rank_sees_them() {
 }
 
 #[test]
-fn refusals() {
+fn invalid_configurations_are_reported() {
     let all = [
         "--world 10 --tp 4",
         "--world 8 --tp 4 --pp 4 --ep 3 --order tp-pp-xp",
@@ -105,7 +104,7 @@ fn refusals() {
 }
 
 #[test]
-fn json_has_what_the_text_has() {
+fn json_has_the_same_content_as_the_text() {
     let view = json("--world 1024 --tp 2 --pp 8 --ep 64 --ranks-per-host 8 --rank 777");
     assert_eq!(view["world"], 1024);
     assert_eq!(
@@ -120,7 +119,7 @@ fn json_has_what_the_text_has() {
         assert!(ranks.contains(&777.into()), "{name}");
     }
 
-    // Counted again: equal lists of more than one rank are one communicator.
+    // Equal lists of more than one rank share a communicator.
     let mut lists: Vec<String> = groups
         .values()
         .filter(|ranks| ranks.as_array().unwrap().len() > 1)

@@ -314,7 +314,7 @@ fn invalid_extras_are_errors() {
     });
     assert_eq!(
         error.to_string(),
-        "levels [2, 4] of context parallelism multiply to 8 and cp is 4"
+        "levels [2, 4] of context parallelism multiply to 8, but cp is 4"
     );
 }
 

@@ -311,8 +311,8 @@ fn hosts_follow_ranks_not_positions() {
     let error = uneven.group("all_to_all_global", 3).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "host 0 has 1 ranks of the state and host 1 has 3: `all_to_all_global` takes one rank of \
-         each host, so put as many on each"
+        "host 0 has 1 ranks of the state and host 1 has 3: `all_to_all_global` needs the same \
+         number on each host"
     );
 }
 

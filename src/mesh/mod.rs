@@ -1,4 +1,4 @@
-//! `meshgrad mesh`: what a parallel configuration means, before anything runs.
+//! `meshgrad mesh`: checks and shows a parallel configuration.
 
 mod view;
 
@@ -14,10 +14,10 @@ use serde::Serialize;
 use crate::answer::{self, Answer};
 use crate::table::printable;
 
-/// Degrees are numbers, one may be `auto`; a degree that is not given is 1, and dp-shard what is left.
+/// Degrees are numbers; one may be `auto`. They default to 1, and dp-shard is inferred.
 #[derive(clap::Args)]
 pub(crate) struct MeshArguments {
-    /// How many ranks there are [default: the product of the degrees].
+    /// Number of ranks [default: the product of the degrees].
     #[arg(long, value_name = "RANKS")]
     world: Option<usize>,
     /// Pipeline stages.
@@ -29,41 +29,41 @@ pub(crate) struct MeshArguments {
     /// Shards of the parameters.
     #[arg(long, value_name = "N")]
     dp_shard: Option<String>,
-    /// Parts of a sequence whose ranks share the shards of the parameters.
+    /// Context parallelism whose ranks also shard the parameters.
     #[arg(long, value_name = "N")]
     cp_shard: Option<String>,
-    /// Parts of a sequence whose ranks have replicas of the parameters.
+    /// Context parallelism whose ranks replicate the parameters.
     #[arg(long, value_name = "N")]
     cp_replicate: Option<String>,
-    /// Parts of a sequence that trade places with attention heads (Ulysses).
+    /// Sequence parallelism by exchanging sequence shards and attention heads (Ulysses).
     #[arg(long, value_name = "N")]
     sp: Option<String>,
-    /// Shards of each matrix.
+    /// Tensor parallelism: shards of each matrix.
     #[arg(long, value_name = "N")]
     tp: Option<String>,
-    /// Shards of the experts.
+    /// Expert parallelism: shards of the set of experts.
     #[arg(long, value_name = "N")]
     ep: Option<String>,
     /// Shards of each expert's matrices.
     #[arg(long, value_name = "N")]
     etp: Option<String>,
-    /// In what neighbours differ, the fastest first, as in tp-cp-ep-dp-pp.
+    /// Rank order, fastest first, such as tp-cp-ep-dp-pp.
     #[arg(long, value_name = "ORDER")]
     order: Option<String>,
-    /// How many ranks a host has.
+    /// Number of ranks per host.
     #[arg(long, value_name = "RANKS")]
     ranks_per_host: Option<usize>,
-    /// Settings of a file: TOML (ours, torchtitan's), JSON (DeepSpeed's), YAML (Megatron's NCCL
-    /// options); may be repeated. What two places say differently is refused.
+    /// Settings file: TOML (meshgrad, torchtitan), JSON (DeepSpeed), YAML (Megatron's NCCL
+    /// options); may be repeated. Conflicting values are errors.
     #[arg(long, value_name = "FILE")]
     config: Vec<PathBuf>,
-    /// Whose groups to show.
+    /// Rank whose groups to show.
     #[arg(long, value_name = "RANK", default_value_t = 0)]
     rank: usize,
     /// Print JSON.
     #[arg(long)]
     json: bool,
-    /// After `--`: arguments as Megatron-LM takes them.
+    /// After `--`: arguments of Megatron-LM.
     #[arg(last = true, value_name = "MEGATRON ARGUMENTS")]
     megatron: Vec<String>,
 }
@@ -106,7 +106,7 @@ impl MeshArguments {
     }
 }
 
-/// What is wrong, as JSON.
+/// Violations, as JSON.
 #[derive(Serialize)]
 struct Refused {
     violations: Vec<String>,
@@ -124,8 +124,9 @@ fn answer(arguments: &MeshArguments) -> anyhow::Result<Answer> {
     let world = config.world();
     ensure!(
         arguments.rank < world,
-        "--rank {}: there are {world} ranks, from 0",
-        arguments.rank
+        "--rank {} is out of range: the ranks are 0 to {}",
+        arguments.rank,
+        world - 1
     );
     let state = ParallelState::new(config);
     let view = view::View::new(&state, arguments.rank)?;

@@ -1,4 +1,4 @@
-//! A configuration as a rank sees it, for people and for programs.
+//! The view of a rank on a configuration, as text and JSON.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,31 +12,31 @@ use serde_json::Value;
 use crate::table::Side::{Left, Right};
 use crate::table::Table;
 
-/// Ranks of a list that are shown; of longer ones the beginning and the end.
+/// The longest list of ranks that is shown in full.
 const SHOWN: usize = 10;
 
-/// Names and numbers, in order.
+/// Ordered names and numbers.
 type Named = serde_json::Map<String, Value>;
 
-/// The fields of `--json`. Axes stand in order, the slowest first.
+/// The fields of `--json`. Axes are in order, slowest first.
 #[derive(Serialize)]
 pub(super) struct View {
     world: usize,
     ranks_per_host: Option<usize>,
-    /// The fastest first.
+    /// Fastest first.
     order: String,
-    /// Degrees and who gave them.
+    /// Degrees with their sources.
     degrees: Vec<Degree>,
     /// The sizes of the axes of the regular domain.
     axes: Named,
     /// The sizes of the axes of every domain.
     domains: Named,
     rank: usize,
-    /// Where the rank stands on the axes of the regular domain.
+    /// The coordinate of the rank on the axes of the regular domain.
     coordinate: Named,
     /// The groups of the rank.
     groups: BTreeMap<String, Vec<usize>>,
-    /// How many communicators these groups need: equal ones share, one rank alone needs none.
+    /// The number of communicators for these groups: equal groups share, singletons need none.
     distinct_communicators: usize,
     report: Report,
     #[serde(skip)]
@@ -61,9 +61,8 @@ impl View {
             shares.push(registry.share(name, &group)?);
             groups.insert(name.to_owned(), group.ranks().to_vec());
         }
-        // One host when nobody said otherwise.
-        let all_on_one = Hosts::Uniform(config.world());
-        let report = registry.report(hosts.as_ref().unwrap_or(&all_on_one));
+        let one_host = Hosts::Uniform(config.world());
+        let report = registry.report(hosts.as_ref().unwrap_or(&one_host));
 
         let regular = state.mesh("regular")?;
         let domains = state.meshes().iter();
@@ -89,13 +88,13 @@ impl View {
     }
 }
 
-/// A number for each axis of a mesh.
+/// One number per axis of a mesh.
 fn named(mesh: &Mesh, numbers: Vec<usize>) -> Named {
     let names = mesh.axes().iter().map(|axis| axis.name().to_owned());
     names.zip(numbers.into_iter().map(Value::from)).collect()
 }
 
-/// `pp 8 x tp 2`: axes of one rank are left out.
+/// `pp 8 x tp 2`, without axes of one rank.
 fn axes_text(mesh: &Mesh) -> String {
     let axes = mesh.axes().iter().filter(|axis| axis.size() > 1);
     let axes: Vec<String> = axes
@@ -145,7 +144,7 @@ impl fmt::Display for View {
 }
 
 impl View {
-    /// Those that are more than 1.
+    /// The degrees greater than 1.
     fn degree_table(&self) -> Table {
         let mut table = Table::new([Left, Right, Left]).indented(2);
         for degree in self.degrees.iter().filter(|degree| degree.value > 1) {
@@ -156,15 +155,15 @@ impl View {
     }
 
     fn of_rank(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let location: Vec<String> = self
+        let coordinate: Vec<String> = self
             .coordinate
             .iter()
             .filter(|(axis, _)| self.axes[*axis] != 1)
             .map(|(axis, at)| format!("{axis} {at}"))
             .collect();
-        let at = match location.is_empty() {
+        let at = match coordinate.is_empty() {
             true => String::new(),
-            false => format!(" at {}", location.join(", ")),
+            false => format!(" at {}", coordinate.join(", ")),
         };
         writeln!(f, "rank {}{at}", self.rank)?;
 
@@ -185,17 +184,17 @@ impl View {
         }
         write!(f, "{table}")?;
 
-        let alone = self.groups.iter().filter(|(_, ranks)| ranks.len() == 1);
-        let alone: Vec<&str> = alone.map(|(name, _)| name.as_str()).collect();
-        if !alone.is_empty() {
-            writeln!(f, "  alone in {}", alone.join(", "))?;
+        let singletons = self.groups.iter().filter(|(_, ranks)| ranks.len() == 1);
+        let singletons: Vec<&str> = singletons.map(|(name, _)| name.as_str()).collect();
+        if !singletons.is_empty() {
+            writeln!(f, "  singleton groups: {}", singletons.join(", "))?;
         }
         let (groups, communicators) = (self.groups.len(), self.distinct_communicators);
         writeln!(f, "\n{groups} groups, {communicators} communicators")
     }
 }
 
-/// `with max_ctas 16`: what differs from the default.
+/// `with max_ctas 16`: the options that differ from the default.
 fn options_text(options: &BTreeMap<&'static str, String>) -> String {
     let options: Vec<String> = options
         .iter()

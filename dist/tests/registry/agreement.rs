@@ -342,11 +342,11 @@ fn a_broken_exchange_is_an_error() {
     rank 0
     could not compare its plan with other ranks: rank 1 sent 5 bytes, expected 24
 
-    rank 0 could not
-    compare its plan with other ranks: a plan cannot be read: expected value at line 1 column
-    1
+    rank 0
+    could not compare its plan with other ranks: a plan cannot be read: expected value at line
+    1 column 1
 
-    rank 1 could not compare its plan with other ranks: the exchange returned 2 messages,
-    and its own is not at index 1
+    rank 1 could not compare its plan with other ranks: the exchange returned 2
+    messages, and its own is not at index 1
     ");
 }

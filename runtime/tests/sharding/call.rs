@@ -1,4 +1,4 @@
-//! A call of an op, as one rank makes it on what it has.
+//! Calls of ops on a rank's local tensors.
 
 use std::sync::LazyLock;
 
@@ -7,13 +7,13 @@ use meshgrad_runtime::{Accumulator, DType, Device, Kind, Result, Tensor, ops};
 
 use crate::shards::Part;
 
-/// One device for all, as ops want it.
+/// One device for all tensors: the operands of an op must share it.
 pub(crate) static CPU: LazyLock<Device> = LazyLock::new(Device::cpu);
 
-/// What one rank has of each operand.
+/// The local operands of one rank.
 pub(crate) struct Local {
     pub(crate) operands: Vec<Tensor>,
-    /// Where that begins.
+    /// The start of each operand's region in the global tensor.
     pub(crate) starts: Vec<Vec<usize>>,
 }
 
@@ -33,7 +33,7 @@ impl Local {
 
 type Run = Box<dyn Fn(&Local) -> Vec<Tensor>>;
 
-/// An op and operands for it.
+/// An op with operands.
 pub(crate) struct Case {
     pub(crate) name: &'static str,
     pub(crate) rule: ShardingRule,
@@ -62,7 +62,7 @@ pub(crate) fn local(
     given(name, rule, operands, run)
 }
 
-/// An op whose dims are arguments.
+/// An op with dim arguments.
 pub(crate) fn given(
     name: &'static str,
     rule: ShardingRule,
@@ -78,7 +78,7 @@ pub(crate) fn given(
     }
 }
 
-/// Small whole numbers, so that sums are exact in any order.
+/// Small integers, so that sums are exact in any order.
 pub(crate) fn numbers(shape: &[usize], seed: usize) -> Tensor {
     let count: usize = shape.iter().product();
     let value = |at: usize| ((at * 31 + seed * 17 + at * at * 3) % 9) as f64 - 4.0;
@@ -86,7 +86,7 @@ pub(crate) fn numbers(shape: &[usize], seed: usize) -> Tensor {
     Tensor::from_slice(&CPU, shape, &values).unwrap()
 }
 
-/// Numbers that are not zero.
+/// Nonzero numbers.
 pub(crate) fn positive(shape: &[usize], seed: usize) -> Tensor {
     ops::affine(&numbers(shape, seed), 0.5, 3.0).unwrap()
 }
@@ -101,7 +101,7 @@ pub(crate) fn to_f32(x: &Tensor) -> Tensor {
     ops::cast(x, DType::F32).unwrap()
 }
 
-/// A copy of `into` with what `add` adds to it.
+/// A copy of `into` after `add` has accumulated into it.
 pub(crate) fn added(
     into: &Tensor,
     add: impl FnOnce(&mut Accumulator) -> Result<()>,

@@ -1,4 +1,4 @@
-//! Ops and operands for them, family by family.
+//! Ops with operands, by family.
 
 use meshgrad_mesh::{Reduction, ShardingRule};
 use meshgrad_runtime::ops::{AttentionMask, RopeStyle, Targets};
@@ -270,7 +270,7 @@ fn normed_ropes() -> Vec<Case> {
     ]
 }
 
-/// With shared key heads, as many as queries have, and one for all.
+/// With shared key heads, with one per query head, and with one for all.
 fn attentions() -> Vec<Case> {
     let mut cases = Vec::new();
     for (heads, shared) in [(4, 2), (3, 3), (4, 1)] {
@@ -361,7 +361,7 @@ fn losses() -> Vec<Case> {
     ]
 }
 
-/// Five tokens, each to two of three experts.
+/// Five tokens, each routed to two of three experts.
 fn experts() -> Vec<Case> {
     let probabilities = ops::softmax(&numbers(&[5, 3], 1)).unwrap();
     let (weights, chosen) = ops::router_top_k(&probabilities, 2, true, None).unwrap();

@@ -1,5 +1,5 @@
-//! The law of sharding rules: where a rule lets ranks compute on what they have, each for itself,
-//! their results put together are those of the whole op.
+//! The law of sharding rules: if a rule accepts placements, the assembled results of the ranks equal
+//! those of the unsharded op.
 
 mod call;
 mod cases;
@@ -12,9 +12,9 @@ use meshgrad_runtime::{DType, Tensor, ops};
 
 use call::{Case, Local};
 use cases::cases;
-use shards::{Part, assert_equal, together};
+use shards::{Part, assemble, assert_equal};
 
-/// Every way in which an operand of so many dims could lie.
+/// All placements of an operand.
 fn placements(x: &Tensor, ranks: usize, ragged: bool) -> Vec<Placement> {
     let mut all = vec![Placement::Replicate];
     all.extend((0..x.shape().len()).map(Placement::shard));
@@ -31,7 +31,7 @@ fn placements(x: &Tensor, ranks: usize, ragged: bool) -> Vec<Placement> {
     all
 }
 
-/// Every choice of placements of all operands, those of few operands with more variety.
+/// All combinations of placements of the operands; with few operands also ragged ones.
 fn choices(case: &Case, ranks: usize) -> Vec<Vec<Placement>> {
     let ragged = case.operands.len() <= 3;
     let mut choices = vec![Vec::new()];
@@ -46,7 +46,7 @@ fn choices(case: &Case, ranks: usize) -> Vec<Vec<Placement>> {
     choices
 }
 
-/// What the rule says of the results, if it accepts.
+/// The placements of the results, if the rule accepts the operands'.
 fn inferred(case: &Case, ranks: usize, placements: &[Placement]) -> Option<Vec<Placement>> {
     let shapes = case.operands.iter().map(|x| &x.shape()[..]);
     let operands: Vec<_> = shapes.zip(placements.iter().cloned()).collect();
@@ -58,15 +58,15 @@ fn text(placements: &[Placement]) -> String {
     texts.join(", ")
 }
 
-/// Checks what each of the ranks has computed against the whole.
+/// Compares the ranks' results with the unsharded ones.
 fn check(parts: &[Vec<Tensor>], placements: &[Placement], whole: &[Tensor], what: &str) {
     for (at, (placement, whole)) in placements.iter().zip(whole).enumerate() {
         let parts: Vec<Tensor> = parts.iter().map(|results| results[at].clone()).collect();
-        assert_equal(&together(&parts, placement, what), whole, what);
+        assert_equal(&assemble(&parts, placement, what), whole, what);
     }
 }
 
-/// Runs everything that a case's rule accepts along one axis; returns it, as text.
+/// Runs everything that a case's rule accepts along one axis, and returns it as text.
 fn check_case(case: &Case, ranks: usize) -> Vec<String> {
     let whole = (case.run)(&Local::whole(&case.operands));
     let mut accepted = Vec::new();
@@ -96,9 +96,9 @@ fn check_case(case: &Case, ranks: usize) -> Vec<String> {
     accepted
 }
 
-/// The snapshot is what each op can do, on two ranks.
+/// The snapshot lists what each op accepts on two ranks.
 #[test]
-fn shards_compute_what_the_whole_does() {
+fn shards_compute_the_unsharded_result() {
     let mut table = Vec::new();
     for case in cases() {
         let shapes = case.operands.iter().map(|x| x.shape().to_string());
@@ -114,10 +114,10 @@ fn shards_compute_what_the_whole_does() {
     insta::assert_snapshot!(table.join("\n"));
 }
 
-/// A softmax of parts of rows is not a part of the softmax, whatever a rule says.
+/// The softmax of a row's shards is not a shard of its softmax.
 #[test]
 #[should_panic(expected = "softmax: shard(2) -> shard(2)")]
-fn a_wrong_rule_is_found() {
+fn a_wrong_rule_is_detected() {
     let softmax = cases().into_iter().find(|case| case.name == "softmax");
     let rule = ShardingRule::new("softmax", "x[.. d] -> y[.. d]").unwrap();
     check_case(
@@ -129,8 +129,8 @@ fn a_wrong_rule_is_found() {
     );
 }
 
-/// Whatever each of two axes allows, they allow together, one inside of the other; but for
-/// reductions that do not commute, which no place has.
+/// Placements that a rule accepts on each of two axes are accepted together, nested in each other,
+/// except for reductions that do not commute.
 #[test]
 fn axes_are_independent() {
     let mesh = Mesh::new(&[2, 3], &["dp", "tp"]).unwrap();
@@ -156,24 +156,24 @@ fn axes_are_independent() {
     assert!(tried > 1000, "{tried}");
 }
 
-/// Whether the rule accepts both, having checked that the results are right then.
-fn check_two(case: &Case, mesh: &Mesh, placed: [&[Placement]; 2], whole: &[Tensor]) -> bool {
-    let [dp, tp] = placed;
-    let places = case
+/// Whether the rule accepts both; if so, the results are checked.
+fn check_two(case: &Case, mesh: &Mesh, placements: [&[Placement]; 2], whole: &[Tensor]) -> bool {
+    let [dp, tp] = placements;
+    let shardings = case
         .operands
         .iter()
         .zip(dp.iter().zip(tp))
         .map(|(x, (dp, tp))| {
             Sharding::new(mesh, [("dp", dp.clone()), ("tp", tp.clone())], x.shape())
         });
-    let Ok(places) = places.collect::<Result<Vec<Sharding>, _>>() else {
+    let Ok(shardings) = shardings.collect::<Result<Vec<Sharding>, _>>() else {
         return false;
     };
     let shapes: Vec<&[usize]> = whole.iter().map(|y| &y.shape()[..]).collect();
-    let places: Vec<&Sharding> = places.iter().collect();
-    let results = match case.rule.propagate(&places, &shapes) {
+    let shardings: Vec<&Sharding> = shardings.iter().collect();
+    let results = match case.rule.propagate(&shardings, &shapes) {
         Ok(results) => results,
-        // Reductions that do not commute; parts of parts that are not in proportion.
+        // Reductions that do not commute, and nested shards that are not in proportion.
         Err(RuleError::Sharding(_)) => return false,
         Err(RuleError::Incompatible(wrong))
             if matches!(wrong.problem, Problem::UnequalShards { .. }) =>
@@ -205,7 +205,7 @@ fn check_two(case: &Case, mesh: &Mesh, placed: [&[Placement]; 2], whole: &[Tenso
         let along_tp = along("tp");
         let results = along_tp.iter().enumerate().map(|(at, placement)| {
             let parts: Vec<Tensor> = computed.iter().map(|results| results[at].clone()).collect();
-            together(&parts, placement, &what)
+            assemble(&parts, placement, &what)
         });
         results.collect()
     };
@@ -214,16 +214,15 @@ fn check_two(case: &Case, mesh: &Mesh, placed: [&[Placement]; 2], whole: &[Tenso
     true
 }
 
-/// Every op of the runtime has a rule, which lets all ranks compute everything.
 #[test]
-fn every_signature_is_a_rule() {
+fn every_signature_has_a_sharding_rule() {
     for signature in ops::signatures() {
         assert_eq!(signature.sharding_rule().op(), signature.name());
     }
 }
 
 #[test]
-fn refusals_say_what_is_missing() {
+fn errors_name_the_remedies() {
     let s = Placement::shard;
     let (whole, part) = (Placement::Replicate, Placement::Partial(Reduction::Sum));
     let refused = |name: &str, operands: &[(&[usize], Placement)]| {

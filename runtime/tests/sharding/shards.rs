@@ -1,9 +1,9 @@
-//! Tensors as ranks have them, and what ranks have as one tensor.
+//! Splitting tensors over ranks, and assembling them.
 
 use meshgrad_mesh::{Division, Placement, Reduction};
 use meshgrad_runtime::{DType, Tensor, ops};
 
-/// What a rank has of a tensor, and where in the whole that begins.
+/// A rank's local tensor, and its start in the global tensor.
 #[derive(Clone)]
 pub(crate) struct Part {
     pub(crate) tensor: Tensor,
@@ -18,7 +18,7 @@ impl Part {
         }
     }
 
-    /// What each rank of an axis has of it.
+    /// The local tensors of all ranks of an axis.
     pub(crate) fn along(&self, placement: &Placement, ranks: usize) -> Vec<Part> {
         let x = &self.tensor;
         let with = |tensor| Part {
@@ -57,7 +57,7 @@ fn sizes(division: &Division, extent: usize, ranks: usize) -> Vec<usize> {
     }
 }
 
-/// Parts that nobody could take for the whole: small whole numbers, and on rank 0 what is missing.
+/// Partial values that differ from the whole: small integers, and the remainder on rank 0.
 fn partial(x: &Tensor, reduction: Reduction, ranks: usize) -> Vec<Tensor> {
     let whole = x.to_vec::<f64>().unwrap();
     let other = |rank: usize, at: usize| ((at * 7 + rank * 5) % 5) as f64 - 2.0;
@@ -86,8 +86,8 @@ fn partial(x: &Tensor, reduction: Reduction, ranks: usize) -> Vec<Tensor> {
     (0..ranks).map(part).collect()
 }
 
-/// The tensor that ranks have parts of.
-pub(crate) fn together(parts: &[Tensor], placement: &Placement, what: &str) -> Tensor {
+/// Assembles the global tensor from the ranks' local tensors.
+pub(crate) fn assemble(parts: &[Tensor], placement: &Placement, what: &str) -> Tensor {
     let fold = |f: fn(&Tensor, &Tensor) -> meshgrad_runtime::Result<Tensor>| {
         let rest = parts[1..].iter();
         rest.fold(parts[0].clone(), |sum, part| f(&sum, part).unwrap())
@@ -111,7 +111,7 @@ pub(crate) fn together(parts: &[Tensor], placement: &Placement, what: &str) -> T
     }
 }
 
-/// Equal but for the rounding of sums in another order.
+/// Equal up to the rounding of reordered sums.
 pub(crate) fn assert_equal(actual: &Tensor, expected: &Tensor, what: &str) {
     assert_eq!(actual.shape(), expected.shape(), "{what}");
     assert_eq!(actual.dtype(), expected.dtype(), "{what}");
