@@ -23,7 +23,7 @@ use meshgrad_harness::{Options, Peer, PeerOptions, Spread, finish, numbers, seco
 use serde_json::{Value, json};
 
 /// Degrees by world: those of `benches/torch/parallel_dims.py`.
-const ARRANGEMENTS: [(usize, [(Parallelism, usize); 5]); 2] = [
+const CONFIGURATIONS: [(usize, [(Parallelism, usize); 5]); 2] = [
     (
         1_024,
         [
@@ -81,7 +81,7 @@ fn main() -> anyhow::Result<()> {
     let mut rows = Vec::new();
 
     println!("| ranks | figure | ms: median (least - most) |\n|---|---|---|");
-    for (world, degrees) in ARRANGEMENTS {
+    for (world, degrees) in CONFIGURATIONS {
         for (figure, times) in rounds(arguments.rounds, world, &degrees, peer.as_mut())? {
             let spread = Spread::of(&times);
             println!("| {world} | {figure} | {} |", in_milliseconds(spread));
@@ -112,7 +112,7 @@ fn rounds(
     let mut theirs = THEIRS.map(|figure| (figure.replacen('_', ": ", 1), Vec::new()));
 
     for _ in 0..rounds {
-        for ((_, times), milliseconds) in ours.iter_mut().zip(turn(&settings)?) {
+        for ((_, times), milliseconds) in ours.iter_mut().zip(milliseconds_of(&settings)?) {
             times.push(milliseconds);
         }
         let Some(peer) = peer.as_deref_mut() else {
@@ -141,7 +141,7 @@ fn settings(world: usize, degrees: &[(Parallelism, usize)]) -> Settings {
 }
 
 /// Milliseconds of each of [`OURS`].
-fn turn(settings: &Settings) -> anyhow::Result<[f64; 3]> {
+fn milliseconds_of(settings: &Settings) -> anyhow::Result<[f64; 3]> {
     let (check, config) = seconds(|| ParallelConfig::new(settings));
     let config = config?;
     let state = ParallelState::new(config.clone());

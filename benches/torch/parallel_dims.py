@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""Times how megatron-core and torchtitan work out who is in which group, without communication.
+"""Times how megatron-core and torchtitan compute process groups, without communication.
 
-    parallel_dims.py [--worlds 1024,100000] [--rounds 7] [--limit 60]    one JSON line a figure
-    parallel_dims.py --serve      {"figures": [NAME], "world": W} -> {"seconds": [s]}, one JSON object a line
+    parallel_dims.py [--worlds 1024,100000] [--rounds 7] [--limit 60]    one JSON line per figure
+    parallel_dims.py --serve      {"figures": [NAME], "world": W} -> {"seconds": [s]}, one JSON object per line
 
-Run with the environment of scripts/parallel-golden, whose README.md says how to make it. Of each library only what makes groups
-is replaced (`new_group` returns at once); everything else is its own code, for rank 0.
+Run it in the environment of scripts/parallel-golden (see its README.md). Only `new_group` is replaced, by a function that
+returns at once; everything else is the library's own code, for rank 0.
 
 | figure | what is timed |
 |---|---|
-| megatron_lists | two RankGenerators and the lists of every token that `initialize_model_parallel` asks for |
-| megatron_initialize | `initialize_model_parallel`: the same, its checks, and a call for every group of every rank |
-| torchtitan_check | `ParallelDims(...)`: degrees only. Whether ep divides is not looked at |
-| torchtitan_meshes | `ParallelDims(...).build_mesh()`: five meshes, and a call for every group of every axis |
+| megatron_lists | two RankGenerators and the lists of every token that `initialize_model_parallel` uses |
+| megatron_initialize | `initialize_model_parallel`: the same, its checks, and one call per group of all ranks |
+| torchtitan_check | `ParallelDims(...)`: degrees only; it does not check that ep divides |
+| torchtitan_meshes | `ParallelDims(...).build_mesh()`: five meshes, and one call per group of every axis |
 """
 
 import argparse
@@ -36,8 +36,8 @@ from torch.distributed import device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torchtitan.distributed.parallel_dims import ParallelDims
 
-# The same arrangement for both libraries; dp (of all replicas) and what is left for experts follow from the world.
-ARRANGEMENTS = {
+# The same degrees for both libraries; dp (of all replicas) and the replicas of experts follow from the world.
+CONFIGURATIONS = {
     1_024: {"pp": 8, "dp_replicate": 2, "cp": 2, "tp": 2, "ep": 64},
     100_000: {"pp": 10, "dp_replicate": 5, "cp": 2, "tp": 8, "ep": 50},
 }
@@ -63,7 +63,7 @@ def main():
                 {
                     "figure": figure,
                     "world": world,
-                    **ARRANGEMENTS[world],
+                    **CONFIGURATIONS[world],
                     **summary(seconds, arguments.limit),
                     **peers(),
                 }
@@ -77,11 +77,11 @@ def parsed():
     parser.add_argument(
         "--worlds",
         type=lambda text: [int(world) for world in text.split(",")],
-        default=list(ARRANGEMENTS),
+        default=list(CONFIGURATIONS),
     )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument(
-        "--limit", type=int, default=60, help="seconds that a figure may take in all"
+        "--limit", type=int, default=60, help="total time limit of a figure in seconds"
     )
     parser.add_argument("--serve", action="store_true")
     return parser.parse_args()
@@ -94,11 +94,11 @@ def peers() -> dict:
     }
 
 
-# ---- turns
+# ---- rounds
 
 
 def rounds(world: int, count: int, limit: int) -> dict[str, list[float]]:
-    """Figures take turns; one that has used up its time takes no more."""
+    """Runs the figures interleaved; a figure that has used up its time is skipped."""
     times = {figure: [] for figure in FIGURES}
     for _ in range(count):
         for figure, seconds in times.items():
@@ -109,7 +109,7 @@ def rounds(world: int, count: int, limit: int) -> dict[str, list[float]]:
 
 
 def measured(figure: str, world: int, limit: int = 0) -> float | None:
-    """Seconds, or nothing when it took longer than the limit."""
+    """Seconds, or None if the limit was exceeded."""
 
     def too_long(*_):
         raise TimeoutError
@@ -146,7 +146,7 @@ def timed(function) -> float:
 
 
 def sides(world: int) -> tuple[dict, dict]:
-    degrees = ARRANGEMENTS[world]
+    degrees = CONFIGURATIONS[world]
     tp, pp, cp, ep = (degrees[name] for name in ("tp", "pp", "cp", "ep"))
     dense = {"tp": tp, "ep": 1, "dp": world // (tp * pp * cp), "pp": pp, "cp": cp}
     expert = {"tp": 1, "ep": ep, "dp": world // (ep * pp), "pp": pp, "cp": 1}
@@ -164,7 +164,7 @@ def megatron_lists(world: int) -> float:
 
 
 def megatron_initialize(world: int) -> float:
-    degrees = ARRANGEMENTS[world]
+    degrees = CONFIGURATIONS[world]
     group = types.SimpleNamespace(size=lambda: 1, rank=lambda: 0)
     kept = {
         name: value
@@ -205,7 +205,7 @@ def pretending(world: int, group):
 
 
 def dims(world: int) -> ParallelDims:
-    return ParallelDims(world_size=world, dp_shard=-1, **ARRANGEMENTS[world])
+    return ParallelDims(world_size=world, dp_shard=-1, **CONFIGURATIONS[world])
 
 
 def torchtitan_check(world: int) -> float:

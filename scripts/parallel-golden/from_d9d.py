@@ -1,8 +1,8 @@
-"""d9d's five domains as arrays of ranks, and what its parameters refuse.
+"""d9d's five domains as arrays of ranks, and the parameters that it rejects.
 
     python from_d9d.py [--folder FOLDER]
 
-Run with d9d 0.24.0, torch 2.15.0; README.md says how to install them. Writes `d9d.json`.
+Run with d9d 0.24.0, torch 2.15.0; README.md describes the installation. Writes `d9d.json`.
 """
 
 import torch.distributed as dist
@@ -73,7 +73,7 @@ def world_size(row: dict) -> int:
 
 
 def domains(row: dict) -> dict:
-    """A domain that does not cover the world is d9d's fault, kept to be compared with: `covers` tells."""
+    """Domains by name. Where d9d's domain does not cover the world (a bug), `covers` is not the world size."""
     size = world_size(row)
     made = {domain.name: built(domain, row, size) for domain in ALL_DOMAIN_PROVIDERS}
     return {
@@ -98,7 +98,7 @@ def built(domain, row: dict, size: int) -> dict:
 
 
 def wrong_world() -> dict:
-    """The world has 8 ranks, the degrees multiply to 16 or to 4."""
+    """Degrees that multiply to 16 or 4 in a world of 8 ranks."""
     regular = ALL_DOMAIN_PROVIDERS[0]
     return {
         "16 of 8": built(regular, {"dp_shard": 16}, 8),

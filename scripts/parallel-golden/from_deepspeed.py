@@ -1,8 +1,8 @@
-"""DeepSpeed's groups, configuration keys and refusals, and what its pull request 7726 would make.
+"""DeepSpeed's groups, configuration keys and rejected configurations, and the groups of its pull request 7726.
 
     python from_deepspeed.py [--folder FOLDER]
 
-Run with deepspeed 0.19.8, megatron-core 0.16.1, torch 2.15.0; README.md says how to install them. Writes `deepspeed.json`.
+Run with deepspeed 0.19.8, megatron-core 0.16.1, torch 2.15.0; README.md describes the installation. Writes `deepspeed.json`.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from table import error, versions, write
 
 TENSOR = [(8, 1), (8, 2), (8, 8), (12, 3), (16, 4), (32, 8)]
 
-# World size, expert degree, and what else `_create_expert_and_data_parallel` is given.
+# World size, expert degree, and the other arguments of `_create_expert_and_data_parallel`.
 EXPERT = [
     (8, 1, {}),
     (8, 4, {}),
@@ -52,7 +52,7 @@ EXPERT_AND_MODEL = [
     (8, 1, 2, 1),
 ]
 
-# World size, pipeline, tensor, expert and expert-tensor degree: experts folded over tensor ranks ("AutoEP").
+# World size, pipeline, tensor, expert and expert tensor degree: experts folded over tensor ranks ("AutoEP").
 FOLDED = [
     (8, 1, 2, 4, 1),
     (8, 1, 4, 8, 1),
@@ -100,7 +100,7 @@ def main():
 
 @contextlib.contextmanager
 def fresh(world_size: int, rank: int = 0):
-    """DeepSpeed keeps what it made in variables of modules; it has a function that lets them go."""
+    """DeepSpeed keeps its groups in module variables and has a function that resets them."""
     groups._release_process_group_references()
     try:
         with (
@@ -120,7 +120,7 @@ def lists(made) -> list[list[int]]:
 
 
 def config_keys() -> list[dict]:
-    """The keys of a DeepSpeed JSON that say how ranks are arranged, with what they are when absent."""
+    """The keys of a DeepSpeed JSON that determine groups, with their defaults."""
     zero, autotp, inner, autoep = (
         DeepSpeedZeroConfig(),
         TPTrainingConfig(),
@@ -201,7 +201,7 @@ def tensor(world_size: int, degree: int, create) -> dict:
 
 
 def expert(world_size: int, degree: int, given: dict) -> dict:
-    """`calls` pairs each list with the kind that DeepSpeed files it under; every rank files one of each kind."""
+    """`calls` pairs each list with the kind under which DeepSpeed stores it; every rank stores one per kind."""
     kinds = {}
     for rank in range(world_size):
         with fresh(world_size, rank) as made:
@@ -221,7 +221,7 @@ def expert(world_size: int, degree: int, given: dict) -> dict:
 
 
 class Mpu:
-    """The model-parallel unit that a caller hands to DeepSpeed: only sizes are asked of it."""
+    """The model parallel unit that a caller passes to DeepSpeed, which only queries sizes."""
 
     def __init__(self, world_size: int, tensor_degree: int, pipeline_degree: int):
         self.sizes = (
@@ -300,7 +300,7 @@ def sequence(world_size: int, degree: int) -> dict:
 
 
 def pipeline_grid(pp: int, tp: int, dp: int) -> dict:
-    """Axes from outside in: pipe, data, model. `calls` are what PipelineParallelGrid asks for."""
+    """Axes from slowest to fastest: pipe, data, model. `calls` are the groups that PipelineParallelGrid creates."""
     layout = topology.PipeModelDataParallelTopology(num_pp=pp, num_mp=tp, num_dp=dp)
     with fresh(pp * tp * dp) as made:
         grid = topology.PipelineParallelGrid(topology=layout)
@@ -316,11 +316,11 @@ def pipeline_grid(pp: int, tp: int, dp: int) -> dict:
     return row | {"calls": lists(made), "counts": made.counts()}
 
 
-# ---- refusals
+# ---- rejected configurations
 
 
 def refused() -> list[dict]:
-    """What is accepted although it is wrong shows in `ranks`: how many different ones the groups have."""
+    """For configurations that are wrongly accepted, `ranks` is the number of distinct ranks in the groups."""
 
     def attempt(call: str, world_size: int, /, *given, **named):
         function = {

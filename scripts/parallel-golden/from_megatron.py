@@ -1,8 +1,8 @@
-"""megatron-core's rank lists, groups, refusals and NCCL options.
+"""megatron-core's rank lists, groups, rejected configurations and NCCL options.
 
     python from_megatron.py [--folder FOLDER]
 
-Run with megatron-core 0.16.1, torch 2.15.0; README.md says how to install them. Writes `megatron.json`.
+Run with megatron-core 0.16.1, torch 2.15.0; README.md describes the installation. Writes `megatron.json`.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ EXPERT_TOKENS = ["tp", "ep", "dp", "pp", "tp-ep", "tp-ep-pp"]
 DENSE_SUBSETS = subsets("tp", "cp", "dp", "pp")
 EXPERT_SUBSETS = subsets("tp", "ep", "dp", "pp")
 
-# What the counts are of. The name is of the model that its sizes are known from, where there is one.
+# The configurations that are counted, named after the model whose sizes they use, if any.
 ROWS = [
     ("8 ranks, dp8", 8, {}),
     ("8 ranks, tp2 pp2 dp2", 8, {"tensor": 2, "pipeline": 2}),
@@ -63,8 +63,8 @@ ROWS = [
     ),
 ]
 
-# The same rows at a commit of Megatron-LM's main branch that no release has yet: three more kinds of group, of weights that
-# are made anew where they are needed; all three are singletons or lists that another kind has. Noted by hand.
+# The same rows at an unreleased commit of Megatron-LM's main branch. It has three more kinds of group, for rematerialized
+# weights; all three are singletons or equal to lists of another kind. Recorded by hand.
 MAIN_BRANCH = {
     "commit": "d98e8a64ddf34856e74b24714e3bedb2f5a39553",
     "more": {
@@ -91,7 +91,7 @@ MAIN_BRANCH = {
     ],
 }
 
-# More that is made: levels of context parallelism, power-of-two groups, a second communicator for gathering, other orders.
+# More groups: levels of context parallelism, power-of-two groups, a second communicator for gathers, other orders.
 MORE_ROWS = [
     ("8 ranks, tp2 cp2 ep4, experts split like dense", 8, {"tensor": 2, "context": 2, "expert": 4}),
     ("8 ranks, cp8 in levels 2 x 4", 8, {"context": 8, "context_levels": [2, 4]}),
@@ -251,9 +251,9 @@ def offset() -> dict:
 
 
 def swept(sizes: dict):
-    """For every order: a digest of all lists of all subsets, dense and expert, and why it is refused as a whole.
+    """For every order: a digest of all lists of all subsets, dense and expert, and the reason if it is rejected.
 
-    Where data sizes differ it is refused although the pipelines of both sides may be the same.
+    It is rejected if data sizes differ, although the pipelines of both sides may be equal.
     """
     for order in (
         "-".join(tokens) for tokens in itertools.permutations(["tp", "cp", "ep", "dp", "pp"])
@@ -293,7 +293,7 @@ def refusal(sizes: dict, order: str) -> str | None:
 
 
 def groups(world_size: int, given: dict, rank: int = 0):
-    """What `initialize_model_parallel` makes of these sizes; `how` of a group has the name of its NCCL options."""
+    """The groups of `initialize_model_parallel` for these sizes; `how` of a group has the name of its NCCL options."""
     named = mock.patch.object(parallel_state, "get_nccl_options", lambda name, _: name)
     arguments = {ARGUMENTS.get(name, name): value for name, value in given.items()}
     with world(world_size, rank) as made, fresh_state(), named:
@@ -303,7 +303,7 @@ def groups(world_size: int, given: dict, rank: int = 0):
 
 @contextlib.contextmanager
 def fresh_state():
-    """Megatron keeps what it made in variables of the module and refuses to make it twice."""
+    """Megatron keeps its groups in module variables and refuses to create them twice."""
     kept = {
         name: dict(value) if isinstance(value, dict) else value
         for name, value in vars(parallel_state).items()
@@ -337,7 +337,7 @@ def described(group) -> str:
 
 
 def gloo(made) -> list[str]:
-    """The kinds of group that have a twin for the host, in the order in which the first of each is made."""
+    """The kinds of group with a duplicate on Gloo, in the order of their first groups."""
     return list(
         dict.fromkeys(described(group) for group in made.calls if group.how["backend"] == "gloo")
     )
@@ -358,11 +358,11 @@ def summary(kind, lists) -> dict:
     return {"kind": kind[0], "options": kind[1], "count": len(lists), "xxh3": xxh3(lists), "of": of}
 
 
-# ---- what is refused
+# ---- rejected configurations
 
 
 def refused(world_size: int, given: dict) -> dict:
-    """What is accepted although it is wrong shows in `ranks`: how many different ones the groups have."""
+    """For configurations that are wrongly accepted, `ranks` is the number of distinct ranks in the groups."""
     made = []
     row = {"world": world_size, "given": given}
     row |= error(lambda: made.append(groups(world_size, given | {"gloo": False})))
@@ -418,7 +418,7 @@ def nccl() -> dict:
 
 @contextlib.contextmanager
 def asked_options():
-    """The names under which options are looked up, in the order of the first look-up."""
+    """The names under which options are looked up, in the order of the first lookup."""
     names = []
     original = parallel_state.get_nccl_options
 
@@ -439,7 +439,7 @@ def raised(cfgs: dict, high: list[str]) -> dict:
 
 
 def options(made) -> dict | None:
-    """The fields that differ from what torch fills in."""
+    """The fields that differ from torch's defaults."""
     if made is None:
         return None
     untouched = type(made)()

@@ -1,9 +1,9 @@
-"""torchtitan's meshes, groups, configuration section and refusals.
+"""torchtitan's meshes, groups, configuration section and rejected configurations.
 
     python from_torchtitan.py [--folder FOLDER]
 
-Run with torchtitan 0.3.0, torch 2.15.0; README.md says how to install them. Writes `torchtitan.json`. With torchtitan 0.2.2,
-the last that reads TOML and that has an axis for tensor parallelism inside experts, it writes `torchtitan-0.2.2.json`.
+Run with torchtitan 0.3.0, torch 2.15.0; README.md describes the installation. Writes `torchtitan.json`. torchtitan 0.2.2,
+the last version with TOML and with a tensor-parallel axis inside experts, writes `torchtitan-0.2.2.json`.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ VERSION = importlib.metadata.version("torchtitan")
 DEGREES = ["dp_replicate", "dp_shard", "cp", "tp", "pp", "ep", "etp"]
 HAS = [name for name in DEGREES if name in inspect.signature(ParallelDims).parameters]
 
-# World size, ranks to look at, degrees that are not 1; dp_shard is -1 unless given.
+# World size, ranks to record, degrees that are not 1; dp_shard is -1 unless given.
 ROWS = [
     (8, [0, 5, 7], {"pp": 2, "tp": 2}),
     (8, [0, 5, 7], {"tp": 2, "ep": 8}),
@@ -97,7 +97,7 @@ def main():
 
 
 def section() -> dict:
-    """The fields of `[parallelism]` with their defaults, and which of them become degrees."""
+    """The fields of `[parallelism]` with their defaults, and those that are degrees."""
     config = parallelism_config()
     fields = {field.name: default(field) for field in dataclasses.fields(config)}
     long_names = {
@@ -134,7 +134,7 @@ def default(field):
 
 
 class FakeWorld(World):
-    """Groups of torch's own fake backend, which DeviceMesh needs; what it asks for is noted on the way."""
+    """Groups of torch's fake backend, which DeviceMesh needs, and a record of the requests."""
 
     @contextlib.contextmanager
     def entered(self):
@@ -152,7 +152,7 @@ class FakeWorld(World):
             dist.destroy_process_group()
 
     def counts(self) -> dict:
-        """`calls` of `new_group`; `real` without those that torchtitan asks to be fake; then of the real ones."""
+        """`calls` of `new_group`; `real` without the fake groups that torchtitan requests; then counts of the real ones."""
         real = World(self.size, self.rank)
         real.calls = [group for group in self.calls if group.how["backend"] != "fake"]
         counts = real.counts()
@@ -193,7 +193,7 @@ def shape(mesh) -> dict:
 
 
 def refused(size: int, degrees: dict) -> dict:
-    """A refusal comes from the degrees alone (`when` is "check") or only from building the meshes ("build")."""
+    """An error is raised by the degrees alone (`when` is "check") or only by building the meshes ("build")."""
     row = {"world": size, "given": degrees}
     checked = error(lambda: parallel_dims(size, degrees))
     if checked["raises"]:

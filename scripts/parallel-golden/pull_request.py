@@ -1,7 +1,7 @@
-"""What DeepSpeed's pull request 7726 would make: facts that were read in it, and lists by its rule.
+"""The groups of DeepSpeed's pull request 7726: facts from its text, and lists by its rule.
 
-The pull request is open, so no package has it. It copied Megatron's algorithm and gave it a sixth size, sp (Ulysses); here
-megatron-core's own function runs on the six. At commit 5fbbb014 its own code makes these very lists.
+The pull request is open, so no package contains it. It extends Megatron's algorithm by a sixth size, sp (Ulysses); here
+megatron-core's function runs on all six. The pull request's code at commit 5fbbb014 returns the same lists.
 """
 
 import json
@@ -26,7 +26,7 @@ REQUESTED = [
 
 
 def noted() -> dict:
-    """What was read in it: `pull_request.json`."""
+    """The facts from its text: `pull_request.json`."""
     return json.loads(pathlib.Path(__file__).with_name("pull_request.json").read_text())
 
 

@@ -1,4 +1,4 @@
-"""One process that pretends to be rank r of W: groups are recorded, not made."""
+"""Pretends to be rank r of a world of W ranks, and records groups instead of creating them."""
 
 import contextlib
 from unittest import mock
@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 
 class Group:
-    """Stands for a process group: all that a library asks of one without communicating."""
+    """A stand-in for a process group: what libraries use of one without communicating."""
 
     def __init__(self, ranks, me, **how):
         self.ranks = list(ranks)
@@ -22,7 +22,7 @@ class Group:
 
 
 class World:
-    """`calls` are the groups in the order in which they were asked for."""
+    """`calls` are the groups in the order of their creation."""
 
     def __init__(self, size: int, rank: int = 0):
         self.size = size
@@ -41,7 +41,7 @@ class World:
         return self.rank if group is None else group.rank()
 
     def stands_in_for(self, module) -> contextlib.ExitStack:
-        """Replaces what `module` (torch.distributed, deepspeed.comm) offers for as long as it is entered."""
+        """Patches `module` (torch.distributed, deepspeed.comm) while the context is active."""
         stack = contextlib.ExitStack()
         for name, value in {
             "is_initialized": lambda: True,

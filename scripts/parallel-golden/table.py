@@ -1,4 +1,4 @@
-"""How a golden table is written: one row a line, so that a change reads well in a diff."""
+"""Writes golden tables with one row per line, for readable diffs."""
 
 import argparse
 import importlib.metadata
@@ -25,7 +25,7 @@ def versions(*packages: str) -> dict:
 
 
 def error(call) -> dict:
-    """What `call` raises, or that it raises nothing."""
+    """The exception that `call` raises, if any."""
     try:
         call()
     except Exception as raised:
@@ -34,7 +34,7 @@ def error(call) -> dict:
 
 
 def rows(value) -> str:
-    """A list or an object whose entries stand on lines of their own; what is in them stays on one line."""
+    """The JSON text of a list or object, with one line per entry."""
     if isinstance(value, list) and value and isinstance(value[0], (dict, list)):
         return "[\n  " + ",\n  ".join(compact(row) for row in value) + "\n ]"
     if isinstance(value, dict) and len(compact(value)) > 200:
@@ -44,7 +44,7 @@ def rows(value) -> str:
 
 
 def write(name: str, about: str, table: dict):
-    """Parses the command line of a generator (`--folder`) and writes `name` there."""
+    """Parses the command line of a generator (`--folder`) and writes the table to `name` there."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--folder", type=pathlib.Path, default=FOLDER)
     folder = parser.parse_args().folder
