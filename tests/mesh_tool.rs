@@ -58,7 +58,7 @@ fn run(line: &str) -> (String, String, i32) {
     (text(output.stdout), text(output.stderr), code)
 }
 
-fn said(line: &str) -> String {
+fn transcript(line: &str) -> String {
     let (out, errors, code) = run(line);
     format!("$ meshgrad mesh {line}\n{out}{errors}[exit code {code}]")
 }
@@ -81,7 +81,7 @@ fn the_view_of_a_rank_is_shown() {
         "--world 8 --config ds.json --config nccl.yaml",
         "--world 16 -- --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --swiglu",
     ];
-    insta::assert_snapshot!(all.map(said).join("\n\n"));
+    insta::assert_snapshot!(all.map(transcript).join("\n\n"));
 }
 
 #[test]
@@ -100,7 +100,7 @@ fn invalid_configurations_are_reported() {
         "--world 99999999999",
         "",
     ];
-    insta::assert_snapshot!(all.map(said).join("\n\n"));
+    insta::assert_snapshot!(all.map(transcript).join("\n\n"));
 }
 
 #[test]
@@ -135,5 +135,5 @@ fn json_has_the_same_content_as_the_text() {
 
 #[test]
 fn help_names_every_option() {
-    insta::assert_snapshot!(said("--help"));
+    insta::assert_snapshot!(transcript("--help"));
 }

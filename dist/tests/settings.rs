@@ -60,8 +60,8 @@ fn equal_values_agree_and_override_defaults() {
     other.world(8, Source::environment("WORLD_SIZE"));
     settings.merge(other.clone()).merge(other);
     settings.set(Parallelism::Etp, 1, flag("etp"));
-    settings.view(View::new("everybody", "flat", ["world"]), flag("view"));
-    settings.view(View::new("everybody", "flat", ["world"]), file(9, "views"));
+    settings.view(View::new("all_ranks", "flat", ["world"]), flag("view"));
+    settings.view(View::new("all_ranks", "flat", ["world"]), file(9, "views"));
 
     let config = ParallelConfig::new(&settings).unwrap();
     assert_eq!(
@@ -76,7 +76,7 @@ fn equal_values_agree_and_override_defaults() {
         config.degree_with_source(Parallelism::Pp).to_string(),
         "1 (meshgrad's default)"
     );
-    assert!(config.names().any(|name| name == "everybody"));
+    assert!(config.names().any(|name| name == "all_ranks"));
 }
 
 #[test]

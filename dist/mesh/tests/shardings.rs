@@ -268,18 +268,18 @@ fn errors_name_the_remedy() {
     let error = |placements: &[(&str, Placement)], shape: &[usize]| -> ShardingError {
         Sharding::new(&mesh, placements, shape).unwrap_err()
     };
-    let said = |placements: &[(&str, Placement)]| error(placements, &[7, 6]).to_string();
+    let message = |placements: &[(&str, Placement)]| error(placements, &[7, 6]).to_string();
 
     assert_eq!(
-        said(&[("pt", shard(0))]),
+        message(&[("pt", shard(0))]),
         "axis `pt` is not in the mesh (axes: dp 2 x tp 3); did you mean `tp`?"
     );
     assert_eq!(
-        said(&[("dp", shard(0)), ("dp", SUM)]),
+        message(&[("dp", shard(0)), ("dp", SUM)]),
         "axis `dp` has two placements, shard(0) and partial(sum): state one"
     );
     assert_eq!(
-        said(&[("dp", shard(2))]),
+        message(&[("dp", shard(2))]),
         "axis `dp` shards dim 2, but the tensor [7, 6] has dims 0 to 1"
     );
     assert_eq!(
@@ -287,26 +287,26 @@ fn errors_name_the_remedy() {
         "axis `dp` shards dim 0, but the tensor [] has no dims: replicate it"
     );
     assert_eq!(
-        said(&[("tp", Placement::ragged(0, [3, 4]))]),
+        message(&[("tp", Placement::ragged(0, [3, 4]))]),
         "axis `tp` has 3 ranks but shards dim 0 into 2 sizes [3, 4]: give one size per rank, 0 for \
          an empty shard"
     );
     assert_eq!(
-        said(&[("tp", Placement::ragged(0, [3, 4, 1]))]),
+        message(&[("tp", Placement::ragged(0, [3, 4, 1]))]),
         "axis `tp` shards dim 0 into sizes [3, 4, 1], which add up to 8, but the extent is 7"
     );
     assert_eq!(
-        said(&[("dp", shard(1)), ("tp", Placement::ragged(1, [2, 2, 2]))]),
+        message(&[("dp", shard(1)), ("tp", Placement::ragged(1, [2, 2, 2]))]),
         "axis `tp` shards dim 1 into sizes [2, 2, 2], which add up to 6, but the extent is 3 inside \
          the shards of `dp`"
     );
     assert_eq!(
-        said(&[("dp", shard(0)), ("tp", Placement::ragged(0, [2, 1, 1]))]),
+        message(&[("dp", shard(0)), ("tp", Placement::ragged(0, [2, 1, 1]))]),
         "axis `tp` shards dim 0 into sizes [2, 1, 1] inside the shards of `dp`, which have different \
          extents [3, 4]: name `tp` before them, or shard evenly"
     );
     assert_eq!(
-        said(&[("dp", SUM), ("tp", MAX)]),
+        message(&[("dp", SUM), ("tp", MAX)]),
         "axis `dp` is partial(sum) and axis `tp` is partial(max), which do not commute: reduce one \
          of them first"
     );

@@ -182,10 +182,17 @@ fn once<T: Clone + PartialEq>(
             names.push(name(&given.value));
         }
     }
-    let of_name = |wanted: &String| {
-        let same = all.iter().filter(|given| name(&given.value) == wanted);
+    let of_name = |declared_name: &String| {
+        let same = all
+            .iter()
+            .filter(|given| name(&given.value) == declared_name);
         let same: Vec<Sourced<T>> = same.cloned().collect();
-        check::one(&format!("{kind} `{wanted}`"), &same, &text, violations)
+        check::one(
+            &format!("{kind} `{declared_name}`"),
+            &same,
+            &text,
+            violations,
+        )
     };
     names.into_iter().filter_map(of_name).collect()
 }

@@ -161,31 +161,31 @@ impl ParallelConfig {
         let mut groups = Vec::new();
         for (kind, options, side, tokens) in KINDS.iter().chain(sequence) {
             let lists = self.lists(*side, tokens);
-            let cut = match *options {
-                "dp_cp" => cut_data(&lists, extras),
-                "cp" => cut_context(&lists, extras),
+            let parts = match *options {
+                "dp_cp" => data_parts(&lists, extras),
+                "cp" => context_parts(&lists, extras),
                 "pp" => ends(&lists),
-                "ep_dp" => self.cut_experts(&lists, extras),
+                "ep_dp" => self.expert_parts(&lists, extras),
                 _ => Vec::new(),
             };
             groups.push(of_kind(kind, options, lists));
-            groups.extend(cut);
+            groups.extend(parts);
         }
         Ok(groups)
     }
 
     /// The replicas of experts within and across instances, and all experts of an instance.
-    fn cut_experts(&self, replicas: &Lists, extras: &MegatronExtras) -> Vec<MegatronGroups> {
+    fn expert_parts(&self, replicas: &Lists, extras: &MegatronExtras) -> Vec<MegatronGroups> {
         let within = replicas[0].len() / extras.instances;
         let names = [
             ("HIERARCHICAL_EXPERT_DATA_PARALLEL_GROUP_L0", "intra_ep_dp"),
             ("HIERARCHICAL_EXPERT_DATA_PARALLEL_GROUP_L1", "inter_ep_dp"),
         ];
-        let cut = match extras.instances {
+        let lists = match extras.instances {
             1 => Vec::new(),
             instances => levels(replicas, &[within, instances]),
         };
-        let named = names.into_iter().zip(cut);
+        let named = names.into_iter().zip(lists);
         let mut groups: Vec<_> = named
             .map(|((kind, options), lists)| of_kind(kind, options, lists))
             .collect();
@@ -287,7 +287,7 @@ fn ends(pipelines: &Lists) -> Vec<MegatronGroups> {
 }
 
 /// The additional groups of dp and cp: for gathers, in powers of two, within optimizer instances.
-fn cut_data(dp_cp: &Lists, extras: &MegatronExtras) -> Vec<MegatronGroups> {
+fn data_parts(dp_cp: &Lists, extras: &MegatronExtras) -> Vec<MegatronGroups> {
     let mut groups = Vec::new();
     if extras.gather {
         let kind = "DATA_PARALLEL_GROUP_WITH_CP_AG";
@@ -308,7 +308,7 @@ fn cut_data(dp_cp: &Lists, extras: &MegatronExtras) -> Vec<MegatronGroups> {
 }
 
 /// The levels of cp.
-fn cut_context(cp: &Lists, extras: &MegatronExtras) -> Vec<MegatronGroups> {
+fn context_parts(cp: &Lists, extras: &MegatronExtras) -> Vec<MegatronGroups> {
     let levels = levels(cp, &extras.context_levels).into_iter().enumerate();
     let named = levels.map(|(level, lists)| {
         let kind = format!("HIERARCHICAL_CONTEXT_PARALLEL_GROUP_L{level}");

@@ -141,11 +141,11 @@ impl ParallelState {
         }
         let world = Mesh::from_ranks(ranks, &[config.world()], &["world"])?;
         let domains = config.domains().iter().map(|(name, mesh)| {
-            let placed: Vec<usize> = mesh.ranks().into_iter().map(|at| ranks[at]).collect();
+            let mapped: Vec<usize> = mesh.ranks().into_iter().map(|at| ranks[at]).collect();
             let names: Vec<&str> = mesh.axes().iter().map(|axis| axis.name()).collect();
             Ok((
                 name.clone(),
-                Mesh::from_ranks(&placed, &mesh.shape(), &names)?,
+                Mesh::from_ranks(&mapped, &mesh.shape(), &names)?,
             ))
         });
         Ok(ParallelState {

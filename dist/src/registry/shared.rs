@@ -43,7 +43,7 @@ pub struct Handle<C: Connect> {
     inner: Arc<Inner<C>>,
     key: Key,
     name: Arc<str>,
-    made: Arc<OnceLock<C::Communicator>>,
+    communicator: Arc<OnceLock<C::Communicator>>,
 }
 
 /// The outcome of [`Registry::poll`].
@@ -65,7 +65,7 @@ impl PollStatus {
 }
 
 impl<C: Connect> Registry<C> {
-    /// The registry of a rank, with the transport that makes its communicators.
+    /// The registry of a rank, with the transport that creates its communicators.
     pub fn new(rank: usize, connector: C) -> Registry<C> {
         let state = Mutex::new(State::new(connector));
         Registry {
@@ -220,7 +220,7 @@ impl<C: Connect> Handle<C> {
             inner: inner.clone(),
             key,
             name,
-            made: slot.made.clone(),
+            communicator: slot.communicator.clone(),
         }
     }
 
@@ -236,7 +236,7 @@ impl<C: Connect> Handle<C> {
 
     /// The communicator, if it is ready. Takes no lock.
     pub fn get(&self) -> Option<&C::Communicator> {
-        self.made.get()
+        self.communicator.get()
     }
 
     /// The communicator. The first call begins its creation; `None` while other members are missing.

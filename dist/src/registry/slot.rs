@@ -16,7 +16,7 @@ pub(super) struct Slot<C: Connect> {
     pub(super) users: BTreeMap<Arc<str>, usize>,
     pub(super) state: CreationState<C>,
     /// Set once, so that handles read it without a lock.
-    pub(super) made: Arc<OnceLock<C::Communicator>>,
+    pub(super) communicator: Arc<OnceLock<C::Communicator>>,
 }
 
 pub(super) enum CreationState<C: Connect> {
@@ -27,7 +27,7 @@ pub(super) enum CreationState<C: Connect> {
         connecting: C::Connecting,
         since: Duration,
     },
-    /// The communicator is in `made`.
+    /// The communicator is in `communicator`.
     Ready,
     /// Failed for good. To retry, drop all handles and request the group again.
     Failed(RegistryError),
@@ -38,7 +38,7 @@ impl<C: Connect> Slot<C> {
         Slot {
             users: BTreeMap::new(),
             state: CreationState::Declared,
-            made: Arc::default(),
+            communicator: Arc::default(),
         }
     }
 
@@ -74,15 +74,15 @@ impl<C: Connect> Slot<C> {
         self.users.is_empty() && !self.is_creating()
     }
 
-    pub(super) fn begin(&mut self, connector: &mut C, rank: usize, key: &Key, made: Attempt) {
+    pub(super) fn begin(&mut self, connector: &mut C, rank: usize, key: &Key, attempt: Attempt) {
         let creation = Creation {
             group: &key.0,
-            generation: made.generation,
+            generation: attempt.generation,
         };
         self.state = match connector.begin(&creation) {
             Ok(connecting) => CreationState::Creating {
                 connecting,
-                since: made.now,
+                since: attempt.now,
             },
             Err(error) => CreationState::Failed(self.transport(rank, key, &error)),
         };
@@ -99,7 +99,7 @@ impl<C: Connect> Slot<C> {
 
         self.state = match connector.poll(connecting) {
             Ok(Progress::Ready(communicator)) => {
-                let was_empty = self.made.set(communicator).is_ok();
+                let was_empty = self.communicator.set(communicator).is_ok();
                 debug_assert!(was_empty, "a creation is not polled after it is ready");
                 CreationState::Ready
             }

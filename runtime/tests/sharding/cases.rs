@@ -344,15 +344,15 @@ fn losses() -> Vec<Case> {
         ),
         local("linear_cross_entropy_grad_both_into", operands, |local| {
             let (o, to) = (&local.operands, targets(local));
-            let mut made = Vec::new();
+            let mut results = Vec::new();
             let dw = added(&o[5], |dw| {
                 let dx =
                     ops::linear_cross_entropy_grad_both_into(&o[0], &o[1], to, &o[3], &o[4], dw)?;
-                made.push(dx);
+                results.push(dx);
                 Ok(())
             })?;
-            made.extend(dw);
-            Ok(made)
+            results.extend(dw);
+            Ok(results)
         }),
         case("cross_entropy_sum", vec![lse, label_logit, labels], |o| {
             let (loss, count) = ops::cross_entropy_sum(&o[0], &o[1], &o[2], -100)?;

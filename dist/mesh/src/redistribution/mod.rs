@@ -284,11 +284,11 @@ fn check(from: &Sharding, to: &Sharding) -> Result<(), ShardingError> {
 fn check_reductions(from: &Sharding, to: &Placements) -> Result<(), ShardingError> {
     for (axis, held) in from.canonical().partials() {
         match to.reduction(*axis) {
-            Some(wanted) if wanted != *held => {
+            Some(target) if target != *held => {
                 return Err(ShardingError::ReductionMismatch {
                     axis: from.axis_name(*axis).to_owned(),
                     from: *held,
-                    to: wanted,
+                    to: target,
                 });
             }
             _ => {}

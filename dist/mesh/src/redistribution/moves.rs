@@ -201,9 +201,9 @@ fn options(
     to: &Placements,
     movable: &[usize],
 ) -> Vec<AxisShard> {
-    let made = || from.shards().iter().chain(to.shards());
-    let made = || made().filter(|shard| movable.contains(&shard.axis));
-    let mut dims: Vec<usize> = made().map(|shard| shard.dim).collect();
+    let shards = || from.shards().iter().chain(to.shards());
+    let shards = || shards().filter(|shard| movable.contains(&shard.axis));
+    let mut dims: Vec<usize> = shards().map(|shard| shard.dim).collect();
     dims.extend(spare_dim(geometry, movable, &dims));
     dims.sort_unstable();
     dims.dedup();
@@ -217,7 +217,7 @@ fn options(
         .iter()
         .flat_map(|axis| dims.iter().map(move |dim| even(*axis, *dim)));
     let mut options: Vec<AxisShard> = evens.collect();
-    for shard in made() {
+    for shard in shards() {
         if !options.contains(shard) {
             options.push(shard.clone());
         }

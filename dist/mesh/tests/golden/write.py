@@ -1,11 +1,11 @@
-"""Writes torch-boxes.txt, torch-steps.txt and torch-ordered-steps.txt: what torch's DTensor does.
+"""Writes torch-boxes.txt, torch-steps.txt and torch-ordered-steps.txt with results of torch's DTensor.
 
-Uses what torch 2.15 calls itself: the local shapes and offsets of a DTensor, the steps of its
-greedy planner before it merges any, and those of its graph planner, which it takes where axes cut a
-dim in another order than the mesh's.
+Calls internal functions of torch 2.15: the local shapes and offsets of a DTensor, the steps of its
+greedy planner before merging, and those of its graph planner, which it uses if axes shard a dim in
+another order than the mesh's.
 
 R is Replicate, S0 and S1 Shard, P Partial("sum"), A Partial("avg"). T0 is a _StridedShard(0) whose
-split factor is the size of the next axis; s0 and s1 are Shard by the last axis first.
+split factor is the size of the next axis; s0 and s1 are Shard with the last axis outermost.
 """
 
 import itertools
@@ -74,8 +74,8 @@ def steps():
 
 def ordered_steps():
     orders = [("s0", "s0"), ("s1", "s1")]
-    places = orders + list(itertools.product(["R", "S0", "S1", "P"], repeat=2))
-    pairs = [pair for pair in itertools.product(places, repeat=2) if is_ordered(*pair)]
+    shardings = orders + list(itertools.product(["R", "S0", "S1", "P"], repeat=2))
+    pairs = [pair for pair in itertools.product(shardings, repeat=2) if is_ordered(*pair)]
     for sizes, extent in itertools.product([(2, 2), (2, 4)], [16, 256, 2048]):
         mesh = DeviceMesh("cpu", torch.arange(math.prod(sizes)).reshape(sizes))
         for source, target in pairs:

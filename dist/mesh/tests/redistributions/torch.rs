@@ -70,7 +70,7 @@ impl<'a> TorchPlan<'a> {
         while let Some(first) = rest.first() {
             let before = largest(mesh, &placements, shape);
             let len = match merged {
-                true => neighbours(mesh, rest, &before),
+                true => adjacent(mesh, rest, &before),
                 false => 1,
             };
             let (together, later) = rest.split_at(len);
@@ -126,7 +126,7 @@ fn ranks(mesh: &Mesh, changes: &[Change]) -> u64 {
 
 /// How many steps torch merges: adjacent steps with the same action, where sums and means count as
 /// the same, if a scattered dim divides evenly.
-fn neighbours(mesh: &Mesh, changes: &[Change], before: &[usize]) -> usize {
+fn adjacent(mesh: &Mesh, changes: &[Change], before: &[usize]) -> usize {
     let first = &changes[0];
     let same = changes
         .iter()
