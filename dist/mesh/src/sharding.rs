@@ -21,7 +21,7 @@ const MAX_ELEMENTS: usize = 1 << 56;
 /// equal to the even ones are even. Equal shardings have the same regions on all ranks.
 ///
 /// ```
-/// use meshgrad_mesh::{Mesh, Sharding, Placement};
+/// use meshgrad_mesh::{Mesh, Placement, Sharding};
 ///
 /// let mesh = Mesh::new(&[2, 2], &["dp", "tp"])?;
 /// let rows = Placement::shard(0);
