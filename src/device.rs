@@ -7,8 +7,8 @@ use meshgrad::runtime::{CudaError, Device, Error};
 /// The option of commands that default to the fastest device.
 #[derive(clap::Args)]
 pub(crate) struct OnFastest {
-    /// The device: `cpu`, `cuda[:N]`, `emulator[:N]` (GPU kernels, run and checked on the CPU: slow), or
-    /// `auto`: the first GPU if there is one, otherwise the CPU.
+    /// The device: `cpu`, `cuda[:N]`, `emulator[:N]` (GPU kernels, run and checked on the CPU:
+    /// slow), or `auto`: the first GPU if there is one, otherwise the CPU.
     #[arg(long, default_value = "auto")]
     device: DeviceName,
 }
@@ -16,8 +16,8 @@ pub(crate) struct OnFastest {
 /// The option of commands that default to the CPU, whose results are compared.
 #[derive(clap::Args)]
 pub(crate) struct OnCpu {
-    /// The device: `cpu`, `cuda[:N]`, `emulator[:N]` (GPU kernels, run and checked on the CPU: slow), or
-    /// `auto`: the first GPU if there is one, otherwise the CPU.
+    /// The device: `cpu`, `cuda[:N]`, `emulator[:N]` (GPU kernels, run and checked on the CPU:
+    /// slow), or `auto`: the first GPU if there is one, otherwise the CPU.
     #[arg(long, default_value = "cpu")]
     device: DeviceName,
 }
@@ -25,8 +25,8 @@ pub(crate) struct OnCpu {
 /// The option of commands for GPUs.
 #[derive(clap::Args)]
 pub(crate) struct OnGpu {
-    /// The device: `cuda[:N]`, `emulator[:N]` (the same kernels, run and checked on the CPU: its times
-    /// mean nothing), `cpu` or `auto`.
+    /// The device: `cuda[:N]`, `emulator[:N]` (the same kernels, run and checked on the CPU: its
+    /// times mean nothing), `cpu` or `auto`.
     #[arg(long, default_value = "cuda")]
     device: DeviceName,
 }

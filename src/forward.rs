@@ -17,11 +17,12 @@ use crate::device::OnCpu;
 pub(crate) struct ForwardArguments {
     /// A folder with config.json and safetensors files.
     model: PathBuf,
-    /// A file with `input_ids` [B, T] int64 and optionally `labels` [B, T] int64, aligned by position; -100
-    /// is ignored.
+    /// A file with `input_ids` [B, T] int64 and optionally `labels` [B, T] int64, aligned by
+    /// position; -100 is ignored.
     #[arg(long)]
     input: PathBuf,
-    /// The output file: `logits` [B, T, V] f32; with labels `loss` [1] f32, the mean over counted labels.
+    /// The output file: `logits` [B, T, V] f32; with labels `loss` [1] f32, the mean over counted
+    /// labels.
     #[arg(long)]
     output: PathBuf,
     /// Also write the gradient of the loss as `grad.NAME`, f32, for each tensor of the folder.

@@ -48,7 +48,8 @@ enum Command {
     Train(TrainArguments),
     /// Continue a prompt with a trained model.
     Sample(SampleArguments),
-    /// Compute logits, loss and gradients of a Hugging Face model, for comparison with transformers.
+    /// Compute logits, loss and gradients of a Hugging Face model, for comparison with
+    /// transformers.
     Forward(forward::ForwardArguments),
     /// Look at checkpoints, and at safetensors files and folders of any origin.
     Ckpt(ckpt::CkptArguments),
@@ -78,7 +79,8 @@ struct TrainArguments {
     /// The run folder [default: runs/NAME, named after the configuration file].
     #[arg(long, value_name = "DIR")]
     run_dir: Option<PathBuf>,
-    /// Where to start: `auto` (the newest checkpoint of the run), `never` (from scratch), or a checkpoint.
+    /// Where to start: `auto` (the newest checkpoint of the run), `never` (from scratch), or a
+    /// checkpoint.
     #[arg(long, value_name = "auto|never|DIR", default_value = "auto")]
     resume: String,
     /// Save and stop after this step.

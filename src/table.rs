@@ -62,8 +62,8 @@ impl fmt::Display for Table {
     }
 }
 
-/// Escapes control characters in a name, path or message. An untrusted file must not move the cursor,
-/// change the window title or reverse the direction of text.
+/// Escapes control characters in a name, path or message. An untrusted file must not move the
+/// cursor, change the window title or reverse the direction of text.
 pub(crate) fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for character in text.chars() {

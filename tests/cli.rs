@@ -1,5 +1,5 @@
-//! The output of the program, word for word: help, a run, and errors. Paths and numbers that depend on
-//! the machine are masked.
+//! The output of the program, word for word: help, a run, and errors. Paths and numbers that depend
+//! on the machine are masked.
 //!
 //! After an intended change run `INSTA_UPDATE=always cargo test --test cli` and read the diff.
 

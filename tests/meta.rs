@@ -81,12 +81,12 @@ fn meta_plans_a_model_that_does_not_fit() {
     };
     let (work, peak) = step(&meta, &config, compute, [1, 4096]);
 
-    // Master weights, gradients and two moments in f32 and a copy in bf16: 18 bytes per parameter, plus
-    // activations.
+    // Master weights, gradients and two moments in f32 and a copy in bf16: 18 bytes per parameter,
+    // plus activations.
     let parameters = config.parameter_count().total() as usize;
     assert!(peak > 18 * parameters && peak < 19 * parameters, "{peak}");
-    // Six floating-point operations per token and active parameter in products, eight with recomputation,
-    // plus attention.
+    // Six floating-point operations per token and active parameter in products, eight with
+    // recomputation, plus attention.
     let products = 8 * 4096 * config.parameter_count().active_in_matmuls();
     assert!(
         work.flops > products && work.flops < 2 * products,

@@ -88,7 +88,8 @@ impl Place {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Runs the program, which must fail with exit code 1 and an error message, and returns the message.
+    /// Runs the program, which must fail with exit code 1 and an error message, and returns the
+    /// message.
     fn fails(&self, arguments: &[&str]) -> String {
         let output = self.meshgrad(arguments);
         let message = String::from_utf8(output.stderr).unwrap();
@@ -136,8 +137,8 @@ fn metrics(run: &Path) -> Vec<serde_json::Value> {
     text.lines().map(line).collect()
 }
 
-/// A run that is stopped after any step and resumed saves the same bits and writes the same metrics as
-/// an uninterrupted one.
+/// A run that is stopped after any step and resumed saves the same bits and writes the same metrics
+/// as an uninterrupted one.
 #[test]
 fn resuming_is_exact() {
     let place = Place::new();

@@ -102,8 +102,8 @@ impl Run {
     }
 }
 
-/// In f32 each loss of five steps agrees with the CPU's to 1e-4, with and without experts and with and
-/// without activation checkpointing.
+/// In f32 each loss of five steps agrees with the CPU's to 1e-4, with and without experts and with
+/// and without activation checkpointing.
 #[test]
 fn losses_agree_with_the_cpu() {
     for sets in [
@@ -144,8 +144,8 @@ fn gradient(config: &Config, device: &Device) -> Vec<f64> {
     all.iter().flat_map(values).map(f64::from).collect()
 }
 
-/// The gradient in bf16 has about the same angle to the CPU's f32 gradient as the CPU's bf16 gradient, and
-/// the same norm.
+/// The gradient in bf16 has about the same angle to the CPU's f32 gradient as the CPU's bf16
+/// gradient, and the same norm.
 #[test]
 fn bf16_gradients_agree_with_the_cpu() {
     let exact = gradient(&config(&[]), &Device::cpu());
@@ -194,7 +194,8 @@ fn backward(model: &Qwen3, ids: &Tensor, dtype: DType, grads: &mut Grads) -> Los
     loss
 }
 
-/// A run started on the CPU and resumed on a GPU, or the reverse, has the losses of a run on one device.
+/// A run started on the CPU and resumed on a GPU, or the reverse, has the losses of a run on one
+/// device.
 #[test]
 fn runs_move_between_devices() {
     let config = config(&["train.steps=4"]);

@@ -51,7 +51,7 @@ impl Backward {
         })
     }
 
-    /// Runs `phase` from the last record to the first. `outermost` backwards tell `grads` when
+    /// Runs `phase` from the last record to the first. An `outermost` pass reports to `grads` when
     /// parameters are done.
     pub(crate) fn run(&mut self, phase: Phase, grads: &mut Grads, outermost: bool) -> Result<()> {
         let pass = Pass {
@@ -137,8 +137,8 @@ impl Pass<'_> {
 }
 
 impl Tape {
-    /// Computes the gradients of all parameters in `grads` and accumulates them there. `roots` are values of
-    /// this tape, each with its gradient (ones for a loss).
+    /// Computes the gradients of all parameters in `grads` and accumulates them there. `roots` are
+    /// values of this tape, each with its gradient (ones for a loss).
     ///
     /// # Errors
     /// [`Error::NotTracked`], [`Error::OtherTape`] or [`Error::GradientShape`] for a root;
@@ -150,8 +150,8 @@ impl Tape {
     }
 
     /// Computes the gradients of `inputs` only, and defers those of the parameters to
-    /// [`WeightBackward::run`]. A pipeline stage can then send the gradients of its inputs before it
-    /// computes those of its weights. The gradient of an input that no root depends on is zero.
+    /// [`WeightBackward::run`]. A pipeline stage can then send the gradients of its inputs before
+    /// it computes those of its weights. The gradient of an input that no root depends on is zero.
     ///
     /// # Errors
     /// As [`Tape::backward`].
@@ -197,8 +197,8 @@ impl Tape {
     }
 }
 
-/// The deferred weight gradients of [`Tape::backward_inputs`]. They may be computed on another thread;
-/// dropping this discards them.
+/// The deferred weight gradients of [`Tape::backward_inputs`]. They may be computed on another
+/// thread; dropping this discards them.
 #[must_use = "the parameters' gradients are computed by `run`"]
 pub struct WeightBackward {
     backward: Backward,
@@ -206,8 +206,8 @@ pub struct WeightBackward {
 }
 
 impl WeightBackward {
-    /// Computes the gradients of the parameters and accumulates them in `grads`. They equal those of
-    /// [`Tape::backward`] bit for bit.
+    /// Computes the gradients of the parameters and accumulates them in `grads`. They equal those
+    /// of [`Tape::backward`] bit for bit.
     ///
     /// # Errors
     /// As [`Tape::backward`].

@@ -1,5 +1,5 @@
-//! Activation checkpointing: save only the inputs of a block, and recompute the rest in the backward
-//! pass.
+//! Activation checkpointing: save only the inputs of a block, and recompute the rest in the
+//! backward pass.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -14,12 +14,12 @@ use crate::track::{in_dtypes, output};
 use crate::var::{Node, ValueId};
 use crate::{Result, Saved, Tape, Var};
 
-/// Runs `block` on `inputs` and saves only `inputs`. The backward pass runs `block` again on a nested
-/// tape.
+/// Runs `block` on `inputs` and saves only `inputs`. The backward pass runs `block` again on a
+/// nested tape.
 ///
 /// `block` must compute the same both times; random ops do, because they take their key by value.
-/// Captured parameters get their gradients as usual. Capturing any other tracked value is an error: pass
-/// it as an input. Checkpoints nest.
+/// Captured parameters get their gradients as usual. Capturing any other tracked value is an error:
+/// pass it as an input. Checkpoints nest.
 ///
 /// # Errors
 /// What `block` returns; [`Error::OtherTape`] for a captured value.

@@ -14,8 +14,8 @@ pub struct Tolerance {
 }
 
 impl Default for Tolerance {
-    /// A step of 1e-5, whose error is about 1e-10 for smooth functions of values around 1, and a tolerance
-    /// of 1e-7.
+    /// A step of 1e-5, whose error is about 1e-10 for smooth functions of values around 1, and a
+    /// tolerance of 1e-7.
     fn default() -> Tolerance {
         Tolerance {
             step: 1e-5,
@@ -24,8 +24,9 @@ impl Default for Tolerance {
     }
 }
 
-/// Compares the gradients of `function` at `inputs` with central differences. Also checks that gradients
-/// computed for inputs, in a split backward, and for parameters, in a full one, are equal bit for bit.
+/// Compares the gradients of `function` at `inputs` with central differences. Also checks that
+/// gradients computed for inputs, in a split backward, and for parameters, in a full one, are equal
+/// bit for bit.
 ///
 /// Each output is weighted by fixed numbers, so that all are checked at once.
 ///
@@ -114,8 +115,8 @@ fn gradients_of_params(
     params.iter().map(|param| grads.get(param)).collect()
 }
 
-/// The tracked outputs, each with fixed weights as its gradient: numbers between -1 and 1 that differ
-/// from element to element and from output to output.
+/// The tracked outputs, each with fixed weights as its gradient: numbers between -1 and 1 that
+/// differ from element to element and from output to output.
 ///
 /// # Errors
 /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).

@@ -11,8 +11,8 @@ type OnReady = Box<dyn FnMut(&Param, &Tensor) -> Result<()> + Send>;
 
 /// Gradient buffers for a list of parameters: f32, or f64 for f64.
 ///
-/// Gradients accumulate over backward passes until [`Grads::clear`]. For a parameter that is not in the
-/// list no gradient is computed: it is frozen.
+/// Gradients accumulate over backward passes until [`Grads::clear`]. For a parameter that is not in
+/// the list no gradient is computed: it is frozen.
 #[derive(Default)]
 pub struct Grads {
     entries: Vec<Entry>,
@@ -52,11 +52,12 @@ impl Grads {
         Grads::from_buffers(params, allocate)
     }
 
-    /// Buffers for `params` as consecutive views of `flat`, in the order of `params`, for a reducer or a
-    /// fused optimizer.
+    /// Buffers for `params` as consecutive views of `flat`, in the order of `params`, for a reducer
+    /// or a fused optimizer.
     ///
     /// # Errors
-    /// [`Error::FlatBuffer`] when `flat` does not have the total size or the dtype of the gradients.
+    /// [`Error::FlatBuffer`] when `flat` does not have the total size or the dtype of the
+    /// gradients.
     pub fn over(params: &[Param], flat: &Tensor) -> Result<Grads> {
         let expected = params.iter().map(|param| param.shape().elements()).sum();
         let dtype = params.first().map_or(DType::F32, Param::gradient_dtype);
@@ -139,19 +140,14 @@ impl Grads {
         }
     }
 
-    /// In later backward passes, calls `callback` with each parameter once its gradient is complete.
-    /// Parameters are always reported in the reverse order of registration, whatever order ops finish
-    /// in, so that all ranks use the same order.
+    /// In later backward passes, calls `callback` with each parameter once its gradient is
+    /// complete. Parameters are always reported in the reverse order of registration, whatever
+    /// order ops finish in, so that all ranks use the same order.
     pub fn on_ready(
         &mut self,
         callback: impl FnMut(&Param, &Tensor) -> Result<()> + Send + 'static,
     ) {
         self.on_ready = Some(Box::new(callback));
-    }
-
-    /// Removes the callback of [`Grads::on_ready`].
-    pub fn no_callback(&mut self) {
-        self.on_ready = None;
     }
 
     pub(crate) fn holds(&self, param: &Param) -> bool {

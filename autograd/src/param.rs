@@ -149,8 +149,8 @@ impl Param {
         Ok(copy)
     }
 
-    /// Sets the value: to `value` itself if it is of kind [`Kind::Parameter`], otherwise to a copy on its
-    /// device.
+    /// Sets the value: to `value` itself if it is of kind [`Kind::Parameter`], otherwise to a copy
+    /// on its device.
     ///
     /// # Errors
     /// [`Error::ParamValue`] when shape or dtype differ.
@@ -234,8 +234,8 @@ pub trait Module {
         params
     }
 
-    /// Sets the initial value of every parameter on `device`, a function of `seed`, names and positions
-    /// only.
+    /// Sets the initial value of every parameter on `device`, a function of `seed`, names and
+    /// positions only.
     ///
     /// # Errors
     /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).

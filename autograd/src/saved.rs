@@ -52,7 +52,8 @@ impl Saved {
 
 /// Saving a tensor for backward.
 pub trait Save {
-    /// Saves it, packed by the current [`packing`] scope. Tensors that an op does not save are freed.
+    /// Saves it, packed by the current [`packing`] scope. Tensors that an op does not save are
+    /// freed.
     fn save(&self) -> Saved;
 }
 
@@ -85,8 +86,8 @@ impl Save for Tensor {
     }
 }
 
-/// Counts the storage as saved by the recording tape. Parameters do not count, because they are alive
-/// anyway.
+/// Counts the storage as saved by the recording tape. Parameters do not count, because they are
+/// alive anyway.
 fn note(tensor: &Tensor) {
     if tensor.kind() == Kind::Value {
         current(|recorder| recorder.note_saved(tensor));
@@ -95,8 +96,8 @@ fn note(tensor: &Tensor) {
 
 /// A way to keep saved tensors in another form until backward: elsewhere, smaller, or not at all.
 pub trait Packing: Send + Sync {
-    /// The packed form of `tensor`, or `None` to keep it unchanged. Pack only [`Kind::Value`]: other
-    /// tensors are overwritten later.
+    /// The packed form of `tensor`, or `None` to keep it unchanged. Pack only [`Kind::Value`]:
+    /// other tensors are overwritten later.
     ///
     /// # Errors
     /// Any; it is returned when backward needs the tensor.

@@ -95,8 +95,8 @@ impl<'a> Slots<'a> {
 }
 
 impl Slot<'_> {
-    /// Whether this gradient is needed in this pass. An op can use it to choose a kernel that computes two
-    /// gradients at once.
+    /// Whether this gradient is needed in this pass. An op can use it to choose a kernel that
+    /// computes two gradients at once.
     pub fn due(&self) -> bool {
         let dep = self.dep();
         let mut state = self.pass.state.borrow_mut();
@@ -114,11 +114,11 @@ impl Slot<'_> {
         }
     }
 
-    /// Adds the gradient that `gradient` returns, of the input's shape. `gradient` runs only if it is
-    /// needed in this pass.
+    /// Adds the gradient that `gradient` returns, of the input's shape. `gradient` runs only if it
+    /// is needed in this pass.
     ///
     /// # Errors
-    /// What `gradient` returns; [`Error::GradientShape`].
+    /// What `gradient` returns; [`Error::GradientShape`](crate::Error::GradientShape).
     #[allow(clippy::should_implement_trait)] // This is not `std::ops::Add`.
     pub fn add(self, gradient: impl FnOnce() -> Result<Tensor>) -> Result<()> {
         if !self.due() {
@@ -133,7 +133,8 @@ impl Slot<'_> {
         }
     }
 
-    /// Lets `op` write or add the gradient in place. `op` runs only if the gradient is needed in this pass.
+    /// Lets `op` write or add the gradient in place. `op` runs only if the gradient is needed in
+    /// this pass.
     ///
     /// # Errors
     /// What `op` returns.

@@ -11,8 +11,8 @@ use crate::slot::{Dep, Edge, Pass, Slots};
 use crate::var::{Node, ValueId};
 use crate::{Error, ParamId, Result, Var};
 
-/// The backward function of a record. Takes the gradients of its outputs, one slot per input, and the
-/// current pass.
+/// The backward function of a record. Takes the gradients of its outputs, one slot per input, and
+/// the current pass.
 pub(crate) type BackwardFn =
     Box<dyn Fn(&[Option<Tensor>], Slots<'_>, &Pass<'_>) -> Result<()> + Send + 'static>;
 
@@ -46,8 +46,8 @@ pub struct Tape {
 }
 
 impl Tape {
-    /// Runs `body` and records its ops. Recordings nest; values of the outer one cannot be used in the
-    /// inner one.
+    /// Runs `body` and records its ops. Recordings nest; values of the outer one cannot be used in
+    /// the inner one.
     ///
     /// # Errors
     /// What `body` returns.
@@ -56,8 +56,8 @@ impl Tape {
         Ok((result?, recorder.tape))
     }
 
-    /// Bytes of the tensors that ops saved on this tape. Each storage counts once, parameters do not
-    /// count.
+    /// Bytes of the tensors that ops saved on this tape. Each storage counts once, parameters do
+    /// not count.
     pub fn saved_bytes(&self) -> usize {
         let storages: HashMap<usize, usize> = self.saved.iter().copied().collect();
         storages.values().sum()
@@ -77,7 +77,8 @@ impl Tape {
     }
 }
 
-/// The recorder of a thread. It adds to a tape, or, inside a checkpoint, only counts uses of parameters.
+/// The recorder of a thread. It adds to a tape, or, inside a checkpoint, only counts uses of
+/// parameters.
 pub(crate) struct Recorder {
     tape: Tape,
     keeps_records: bool,
@@ -223,8 +224,8 @@ fn other_tape(var: &Var, id: ValueId, recorder: Option<&Recorder>) -> Error {
     }
 }
 
-/// Adds a record with `outputs` outputs, computed from `inputs`, that depend at least on `at_least`.
-/// Returns the first output, or `None` if nothing needs to be recorded.
+/// Adds a record with `outputs` outputs, computed from `inputs`, that depend at least on
+/// `at_least`. Returns the first output, or `None` if nothing needs to be recorded.
 pub(crate) fn record(
     outputs: usize,
     inputs: &[&Var],

@@ -11,8 +11,9 @@ use crate::var::{Node, ValueId};
 use crate::{Error, Result, Var};
 
 impl Var {
-    /// An input of the recording, whose gradient [`Tape::backward_inputs`](crate::Tape::backward_inputs)
-    /// returns. A constant when no tape records.
+    /// An input of the recording, whose gradient
+    /// [`Tape::backward_inputs`](crate::Tape::backward_inputs) returns. A constant when no tape
+    /// records.
     pub fn input(value: Tensor) -> Var {
         let id = current(|recorder| recorder.leaf());
         let node = id.map_or(Node::Constant, Node::Value);
@@ -27,8 +28,9 @@ impl Var {
         }
     }
 
-    /// The same value, marked as depending on an input. A value computed from data and parameters only,
-    /// such as a token embedding, is otherwise treated like a weight and not like an activation.
+    /// The same value, marked as depending on an input. A value computed from data and parameters
+    /// only, such as a token embedding, is otherwise treated like a weight and not like an
+    /// activation.
     ///
     /// # Errors
     /// [`Error::OtherTape`](crate::Error::OtherTape).
@@ -55,14 +57,15 @@ pub(crate) fn output(value: Tensor, first: Option<ValueId>, at: usize) -> Var {
     Var::new(value, node)
 }
 
-/// Turns the result of an op into a variable. Ops of this crate and custom ops use the same methods.
+/// Turns the result of an op into a variable. Ops of this crate and custom ops use the same
+/// methods.
 pub trait Track: Sized {
-    /// This tensor as the result of an op on `inputs`. `backward` gets the gradient of the result, in this
-    /// tensor's dtype, and a [`Slot`] for the gradient of each input.
+    /// This tensor as the result of an op on `inputs`. `backward` gets the gradient of the result,
+    /// in this tensor's dtype, and a [`Slot`] for the gradient of each input.
     ///
-    /// [`Tape::backward`](crate::Tape::backward) calls `backward` once. A split backward calls it once for
-    /// inputs and, if weights need gradients, once more for weights. It captures what it needs through
-    /// [`Var::save`].
+    /// [`Tape::backward`](crate::Tape::backward) calls `backward` once. A split backward calls it
+    /// once for inputs and, if weights need gradients, once more for weights. It captures what it
+    /// needs through [`Var::save`].
     ///
     /// # Errors
     /// [`Error::OtherTape`] when an input belongs to another tape.
@@ -72,9 +75,9 @@ pub trait Track: Sized {
         backward: impl Fn(&Tensor, [Slot<'_>; N]) -> Result<()> + Send + 'static,
     ) -> Result<Var>;
 
-    /// As [`Track::tracked`], for a linear op, whose backward accepts any gradient dtype. The gradient of a
-    /// value that depends only on parameters is passed as accumulated, f32 for bf16, so it is not
-    /// rounded on the way to the parameters.
+    /// As [`Track::tracked`], for a linear op, whose backward accepts any gradient dtype. The
+    /// gradient of a value that depends only on parameters is passed as accumulated, f32 for bf16,
+    /// so it is not rounded on the way to the parameters.
     ///
     /// # Errors
     /// As [`Track::tracked`].
@@ -145,8 +148,8 @@ pub(crate) fn in_dtypes(dys: &[Option<Tensor>], dtypes: &[DType]) -> Result<Vec<
 
 /// Tracks an op with several results, or with a number of inputs known only at run time.
 ///
-/// `backward` gets the gradient of each result in its dtype, `None` if the result was not used, and a
-/// [`Slot`] for each input.
+/// `backward` gets the gradient of each result in its dtype, `None` if the result was not used, and
+/// a [`Slot`] for each input.
 ///
 /// # Errors
 /// [`Error::OtherTape`] when an input belongs to another tape.

@@ -140,10 +140,12 @@ fn nested(net: &Net, x: &Var) -> Result<Var> {
     Ok(y)
 }
 
-/// Splitting the backward pass, running a part of it on another thread, and recomputing change no bit.
+/// Splitting the backward pass, running a part of it on another thread, and recomputing change no
+/// bit.
 #[test]
 fn split_equals_full_equals_checkpointed() {
-    // Each with a recomputed form that has the same order of ops, because sums are in the tape's order.
+    // Each with a recomputed form that has the same order of ops, because sums are in the tape's
+    // order.
     let pairs: [(Block, Block); 2] = [(plain, checkpointed), (scaled_first, nested)];
     for (block, recomputed) in pairs {
         let (full, none) = gradients(Backward::Full, block);
@@ -521,8 +523,8 @@ fn compute_copies_share_the_parameters_gradient() {
     assert_eq!(grads.get(&net.a).unwrap().dtype(), DType::F32);
 }
 
-/// A checkpoint of values that depend only on a bf16 parameter, whose gradients are accumulated in f32,
-/// changes nothing.
+/// A checkpoint of values that depend only on a bf16 parameter, whose gradients are accumulated in
+/// f32, changes nothing.
 #[test]
 fn checkpoints_accept_values_computed_from_bf16_parameters() {
     let device = Device::cpu();

@@ -7,9 +7,10 @@
 //! ```
 //!
 //! Pinned memory is bounded ([`LoadOptions::pinned`]). Tensors are split into chunks that are much
-//! smaller than the bound. The chunks that a plan has open at a time fill at most half of the bound,
-//! and a buffer is at most twice as large as its chunk. A thread that waits for memory therefore only
-//! waits for copies of the GPU. What does not fit into one such plan is loaded in several passes.
+//! smaller than the bound. The chunks that a plan has open at a time fill at most half of the
+//! bound, and a buffer is at most twice as large as its chunk. A thread that waits for memory
+//! therefore only waits for copies of the GPU. What does not fit into one such plan is loaded in
+//! several passes.
 
 mod chunks;
 mod error;
@@ -57,8 +58,8 @@ impl fmt::Debug for LoadOptions<'_> {
 }
 
 /// Reads regions of `graph`'s expressions from `folder` into tensors. Each tensor has its region's
-/// dtype and shape, is contiguous and of a mutable kind; all are on one device. All reads and copies
-/// are complete when this returns. After an error the tensors' contents are unspecified.
+/// dtype and shape, is contiguous and of a mutable kind; all are on one device. All reads and
+/// copies are complete when this returns. After an error the tensors' contents are unspecified.
 ///
 /// ```
 /// use meshgrad_ckpt::graph::Graph;
@@ -85,8 +86,8 @@ impl fmt::Debug for LoadOptions<'_> {
 /// ```
 ///
 /// # Errors
-/// [`Error::Plan`], [`Error::Checkpoint`], [`Error::PinnedBound`]; [`Error::NotLoaded`] when a tensor
-/// cannot be written.
+/// [`Error::Plan`], [`Error::Checkpoint`], [`Error::PinnedBound`]; [`Error::NotLoaded`] when a
+/// tensor cannot be written.
 pub fn load(
     folder: &Folder,
     graph: &Graph,

@@ -2,9 +2,9 @@
 //! the files as the bound on pinned memory allows.
 //!
 //! One pass is enough where the file stores rows in the tensor's order. For another order, such as
-//! that of a transposed tensor, every chunk stays open until the last row is read; smaller chunks and
-//! fewer threads then need less memory. If the tensor is still too large, each pass loads some of its
-//! rows, and the next pass reads the same part of the file again.
+//! that of a transposed tensor, every chunk stays open until the last row is read; smaller chunks
+//! and fewer threads then need less memory. If the tensor is still too large, each pass loads some
+//! of its rows, and the next pass reads the same part of the file again.
 
 use std::ops::Range;
 
@@ -64,8 +64,8 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// The passes that load `wants`: one for all tensors where that fits. Otherwise one for the tensors
-    /// that each fit into a pass, and several for each of the others.
+    /// The passes that load `wants`: one for all tensors where that fits. Otherwise one for the
+    /// tensors that each fit into a pass, and several for each of the others.
     ///
     /// # Errors
     /// [`Error::PinnedBound`] where a single chunk is too large; errors of planning.
@@ -92,8 +92,8 @@ impl<'a> Planner<'a> {
         Ok(passes)
     }
 
-    /// A single pass over some tensors, in the largest chunks that keep to the bound. `None` if there
-    /// are none.
+    /// A single pass over some tensors, in the largest chunks that keep to the bound. `None` if
+    /// there are none.
     fn in_one<'t>(&self, wants: &[&'t Wanted<'_>]) -> Result<Option<Pass<'t>>> {
         for threads in [self.base.threads, 1] {
             let mut chunk = self.max_chunk();

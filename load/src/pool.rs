@@ -9,8 +9,8 @@ use meshgrad_runtime::{Device, PendingUpload, PinnedBuffer, Tensor};
 
 use crate::error::{Error, Result};
 
-/// Pinned buffers, whose sizes are powers of two. [`PinnedPool::take`] never deadlocks if the buffers
-/// that are taken at a time, each rounded up to a power of two, fit into the bound.
+/// Pinned buffers, whose sizes are powers of two. [`PinnedPool::take`] never deadlocks if the
+/// buffers that are taken at a time, each rounded up to a power of two, fit into the bound.
 pub(crate) struct PinnedPool<'t> {
     device: &'t Device,
     bound: u64,
@@ -43,8 +43,8 @@ impl<'t> PinnedPool<'t> {
         }
     }
 
-    /// A buffer for `bytes` bytes of `tensor`, of less than twice that size. Waits for copies of the GPU
-    /// where the bound is reached.
+    /// A buffer for `bytes` bytes of `tensor`, of less than twice that size. Waits for copies of
+    /// the GPU where the bound is reached.
     ///
     /// # Errors
     /// [`Error::NotLoaded`]; it may name another tensor, whose copy failed.

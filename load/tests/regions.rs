@@ -77,8 +77,8 @@ fn bits(tensor: &Tensor) -> Vec<u32> {
 }
 
 /// For any bound the GPU gets the same regions as the CPU and pins no more than the bound, although
-/// tensors are larger and the file stores them in another order. A bound with no room for a chunk is
-/// an error that names a sufficient one.
+/// tensors are larger and the file stores them in another order. A bound with no room for a chunk
+/// is an error that names a sufficient one.
 #[test]
 fn regions_arrive_within_the_bound_or_not_at_all() {
     let Some(gpu) = gpu() else { return };

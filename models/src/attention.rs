@@ -62,8 +62,8 @@ impl Attention {
         })
     }
 
-    /// Maps `x_btd` to the same shape. With a `cache`, new keys and values are appended to it, and queries
-    /// attend to all of it.
+    /// Maps `x_btd` to the same shape. With a `cache`, new keys and values are appended to it, and
+    /// queries attend to all of it.
     ///
     /// # Errors
     /// When shapes do not match or the cache is full.

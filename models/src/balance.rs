@@ -6,11 +6,11 @@ use meshgrad_runtime::{Tensor, ops as values};
 use crate::moe::Routing;
 
 /// The load-balancing loss of the Switch Transformer (Fedus et al. 2021), with statistics pooled
-/// over layers as in Hugging Face: E sum_e f_e P_e, where f_e is the number of assignments to expert
-/// e per token and P_e its mean probability.
+/// over layers as in Hugging Face: E sum_e f_e P_e, where f_e is the number of assignments to
+/// expert e per token and P_e its mean probability.
 ///
-/// It equals `top_k` when the load is balanced. Gradients flow through the probabilities only. Returns
-/// a scalar, f32.
+/// It equals `top_k` when the load is balanced. Gradients flow through the probabilities only.
+/// Returns a scalar, f32.
 ///
 /// # Errors
 /// When the layers have different numbers of experts.
@@ -63,7 +63,8 @@ pub fn router_z_loss(layers: &[Routing]) -> Result<Option<Var>> {
 /// b_e += rate sign(mean_e(c_e) - c_e) (Wang et al. 2024, algorithm 1; DeepSeek-V3, section 2.1.2).
 /// It does not affect gradients.
 ///
-/// `bias` \[E\] f32, of a mutable kind; `counts` \[E\] f32, integers: the tokens per expert of a step.
+/// `bias` \[E\] f32, of a mutable kind; `counts` \[E\] f32, integers: the tokens per expert of a
+/// step.
 ///
 /// # Errors
 /// When `bias` and `counts` differ in shape, or `bias` is immutable.
@@ -95,7 +96,8 @@ mod tests {
         let device = Device::cpu();
         let bias = Tensor::zeros(&device, &[4], DType::F32, Kind::OptimizerState).unwrap();
         let mut expected = [0.0; 4];
-        // The mean of the second is not an integer; the counts of the third exceed the integers of f32.
+        // The mean of the second is not an integer; the counts of the third exceed the integers of
+        // f32.
         for (counts, signs) in [
             ([4.0, 0.0, 2.0, 2.0], [-1.0, 1.0, 0.0, 0.0]),
             ([2.0, 1.0, 1.0, 1.0], [-1.0, 1.0, 1.0, 1.0]),

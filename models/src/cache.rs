@@ -99,8 +99,8 @@ impl Cache {
 }
 
 impl LayerCache {
-    /// Appends keys and values [b, t, g, c] and returns the whole cache, as constants: no gradient flows
-    /// through a cache.
+    /// Appends keys and values [b, t, g, c] and returns the whole cache, as constants: no gradient
+    /// flows through a cache.
     pub(crate) fn extend(&self, keys: &Var, values: &Var) -> meshgrad_autograd::Result<(Var, Var)> {
         ops::copy_at_into(keys.value(), &self.keys, &self.end)?;
         ops::copy_at_into(values.value(), &self.values, &self.end)?;

@@ -84,9 +84,9 @@ pub enum TokenIds {
 
 /// A Qwen3 or Qwen3-MoE model for causal language modeling.
 ///
-/// In TOML, `model_type`, `vocab_size`, `hidden_size`, `num_hidden_layers` and `num_attention_heads` are
-/// required; the other keys have the defaults stated here. In config.json every key has Hugging Face's
-/// default.
+/// In TOML, `model_type`, `vocab_size`, `hidden_size`, `num_hidden_layers` and
+/// `num_attention_heads` are required; the other keys have the defaults stated here. In config.json
+/// every key has Hugging Face's default.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Qwen3Config {
@@ -102,8 +102,8 @@ pub struct Qwen3Config {
     /// Inner width of the MLP of a dense layer. Default 0, valid if every layer has experts.
     #[serde(default)]
     pub intermediate_size: usize,
-    /// Context length that the model was trained for. It is not enforced; YaRN uses it as the original
-    /// length. Default 32768.
+    /// Context length that the model was trained for. It is not enforced; YaRN uses it as the
+    /// original length. Default 32768.
     #[serde(default = "default_max_position_embeddings")]
     pub max_position_embeddings: usize,
     /// Whether the output projection shares the embedding. Default false.
@@ -124,7 +124,8 @@ pub struct Qwen3Config {
     /// Key-value heads, a divisor of the query heads. Default: the number of query heads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub num_key_value_heads: Option<usize>,
-    /// Features per head, independent of `hidden_size`. Default `hidden_size / num_attention_heads`.
+    /// Features per head, independent of `hidden_size`. Default `hidden_size /
+    /// num_attention_heads`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub head_dim: Option<usize>,
     /// Whether the projections of attention (q, k, v and o) have a bias. Default false.
@@ -140,8 +141,8 @@ pub struct Qwen3Config {
     /// Window length of a sliding layer, including the token itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sliding_window: Option<usize>,
-    /// In a `qwen3` model without `layer_types`: the first sliding layer. Default 28. transformers 5
-    /// ignores it in a `qwen3_moe` model, where all layers slide or none.
+    /// In a `qwen3` model without `layer_types`: the first sliding layer. Default 28. transformers
+    /// 5 ignores it in a `qwen3_moe` model, where all layers slide or none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_window_layers: Option<usize>,
     /// In a `qwen3` model: the attention of each layer. Default: from `max_window_layers`.

@@ -11,6 +11,6 @@ mod map;
 mod memory;
 mod save;
 
-pub use loader::{Loaded, Loader, load, load_into, read_config, read_tensors};
+pub use loader::{Loaded, Loader, load, read_config, read_tensors};
 pub use map::{Experts, map};
 pub use save::{add_model, add_tensors, tensors_of};

@@ -14,8 +14,8 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// A projection named `name` from `inputs` to `outputs` features. The weight is normal with standard
-    /// deviation `std`, the bias zero.
+    /// A projection named `name` from `inputs` to `outputs` features. The weight is normal with
+    /// standard deviation `std`, the bias zero.
     ///
     /// # Errors
     /// None: the shapes are valid.
@@ -88,8 +88,8 @@ impl RmsNorm {
         ops::add_rms_norm(x, added, &self.weight.var_as(x.dtype())?, self.eps)
     }
 
-    /// The norm of each head of `x` [b, t, heads, features], rotated by the angles of its position ([b, t,
-    /// features / 2]), in one pass.
+    /// The norm of each head of `x` [b, t, heads, features], rotated by the angles of its position
+    /// ([b, t, features / 2]), in one pass.
     ///
     /// # Errors
     /// When shapes do not match.

@@ -1,7 +1,7 @@
 //! Models as plain structs, whose `forward` shows the mathematics and nothing else.
 //!
-//! [`Qwen3`] is built from a [`config::Qwen3Config`], materialized or loaded by [`hf`], and computes
-//! logits or a loss.
+//! [`Qwen3`] is built from a [`config::Qwen3Config`], materialized or loaded by [`hf`], and
+//! computes logits or a loss.
 
 pub mod attention;
 pub mod balance;

@@ -1,8 +1,8 @@
-//! Mixture of experts: each token is routed to the `top_k` experts with the highest scores (Shazeer et
-//! al. 2017).
+//! Mixture of experts: each token is routed to the `top_k` experts with the highest scores (Shazeer
+//! et al. 2017).
 //!
-//! Legend: n tokens, d hidden size, e experts, k experts per token, f inner features of an expert, c =
-//! n k rows of (token, expert) pairs sorted by expert.
+//! Legend: n tokens, d hidden size, e experts, k experts per token, f inner features of an expert,
+//! c = n k rows of (token, expert) pairs sorted by expert.
 
 use meshgrad_autograd::{Init, Module, Param, Result, Var, ops};
 use meshgrad_runtime::{DType, Device, Kind, Tensor, ops as values};
@@ -90,8 +90,8 @@ impl Moe {
         self.bias.as_ref()
     }
 
-    /// Maps `x` [.., d] to the same shape: the sum over a token's experts, weighted by probability. An
-    /// expert without tokens gets a zero gradient.
+    /// Maps `x` [.., d] to the same shape: the sum over a token's experts, weighted by probability.
+    /// An expert without tokens gets a zero gradient.
     ///
     /// # Errors
     /// When the last dim of `x` has another size.

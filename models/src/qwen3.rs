@@ -68,11 +68,11 @@ pub struct Balancing {
     pub z: f64,
 }
 
-/// A loss as a sum over tokens, with its weight. Sums and weights add up over microbatches and ranks;
-/// the mean is `total / weight`.
+/// A loss as a sum over tokens, with its weight. Sums and weights add up over microbatches and
+/// ranks; the mean is `total / weight`.
 pub struct Loss {
-    /// Cross-entropy summed over counted tokens, in nats, plus the balancing losses times the weight; a
-    /// scalar, f32; tracked.
+    /// Cross-entropy summed over counted tokens, in nats, plus the balancing losses times the
+    /// weight; a scalar, f32; tracked.
     pub total: Var,
     /// The summed cross-entropy without balancing losses; a scalar, f32.
     pub cross_entropy: Tensor,
@@ -117,9 +117,9 @@ impl Qwen3 {
         &self.config
     }
 
-    /// Adds a bias of zeros to every router. Biases are state, not parameters, and not part of a Hugging
-    /// Face folder; [`update_router_bias`](crate::balance::update_router_bias) changes them. Existing
-    /// clones are not affected.
+    /// Adds a bias of zeros to every router. Biases are state, not parameters, and not part of a
+    /// Hugging Face folder; [`update_router_bias`](crate::balance::update_router_bias) changes
+    /// them. Existing clones are not affected.
     ///
     /// # Errors
     /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
@@ -166,8 +166,8 @@ impl Qwen3 {
         Ok((self.norm.forward(&x_btd)?, routings))
     }
 
-    /// The logits of every next token, [b, t, v] in `compute.dtype`. For a loss use [`Qwen3::loss`], which
-    /// never holds all of them.
+    /// The logits of every next token, [b, t, v] in `compute.dtype`. For a loss use
+    /// [`Qwen3::loss`], which never holds all of them.
     ///
     /// # Errors
     /// When an id is out of range.
@@ -177,8 +177,8 @@ impl Qwen3 {
         Ok(ops::linear(&x_btd, &self.lm_head.var_as(compute.dtype)?)?)
     }
 
-    /// The logits of the token after the last of `ids_bt`, [b, v]. `ids_bt` continue the sequences in
-    /// `cache` and are appended to it. Nothing is recorded.
+    /// The logits of the token after the last of `ids_bt`, [b, v]. `ids_bt` continue the sequences
+    /// in `cache` and are appended to it. Nothing is recorded.
     ///
     /// # Errors
     /// As [`Qwen3::logits`]; [`Error::CacheFull`](crate::Error::CacheFull).
@@ -203,8 +203,8 @@ impl Qwen3 {
         )?)
     }
 
-    /// The cross-entropy of `labels_bt` (i64, aligned with positions, [`IGNORE_INDEX`] where a position
-    /// does not count), plus the balancing losses.
+    /// The cross-entropy of `labels_bt` (i64, aligned with positions, [`IGNORE_INDEX`] where a
+    /// position does not count), plus the balancing losses.
     ///
     /// # Errors
     /// When an id or label is out of range.

@@ -61,8 +61,8 @@ impl Inputs<'_> {
     }
 }
 
-/// The cases of every op on `device`, with inputs of `dtype`. Inputs are the same on all devices, up to
-/// rounding.
+/// The cases of every op on `device`, with inputs of `dtype`. Inputs are the same on all devices,
+/// up to rounding.
 ///
 /// # Errors
 /// When memory runs out.

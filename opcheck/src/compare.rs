@@ -39,8 +39,8 @@ pub enum Error {
 pub enum Closeness {
     /// Every element, relative to the largest element of its tensor, or to 1.
     Elements(f64),
-    /// The tensors as vectors: 1 - cos of the angle, and the ratio of the norms. For dtypes in which single
-    /// elements are inaccurate.
+    /// The tensors as vectors: 1 - cos of the angle, and the ratio of the norms. For dtypes in
+    /// which single elements are inaccurate.
     Vectors {
         /// The maximum of 1 - cos.
         angle: f64,
@@ -119,8 +119,9 @@ impl fmt::Display for Difference {
     }
 }
 
-/// Compares the outputs of `case` and the gradients of its inputs with those of `reference`, the same
-/// case on another device and possibly in a wider dtype ([`cases::exact`](crate::cases::exact)).
+/// Compares the outputs of `case` and the gradients of its inputs with those of `reference`, the
+/// same case on another device and possibly in a wider dtype
+/// ([`cases::exact`](crate::cases::exact)).
 ///
 /// # Errors
 /// [`Error::Differs`] for the first result that differs; errors of the cases' functions.
@@ -145,7 +146,8 @@ struct Recorded {
     tape: Tape,
 }
 
-/// An input on the tape. Gradients of weights are at least f32, those of activations have their dtype.
+/// An input on the tape. Gradients of weights are at least f32, those of activations have their
+/// dtype.
 enum Input {
     Activation(Var),
     Weight(Param),
@@ -328,8 +330,8 @@ mod tests {
         }
     }
 
-    /// Every op takes bf16 inputs, parameters, and values computed from either. Gradients of values that
-    /// depend on parameters only are f32, others bf16.
+    /// Every op takes bf16 inputs, parameters, and values computed from either. Gradients of values
+    /// that depend on parameters only are f32, others bf16.
     #[test]
     fn every_op_takes_bf16_inputs_and_parameters() {
         const ALL: &[usize] = &[0, 1, 2, 3];

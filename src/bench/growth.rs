@@ -1,5 +1,5 @@
-//! Training rate as a function of rows per step, tokens per row, experts and layers, and of ranks instead
-//! of threads.
+//! Training rate as a function of rows per step, tokens per row, experts and layers, and of ranks
+//! instead of threads.
 
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;
@@ -150,8 +150,8 @@ impl Growth {
         }
     }
 
-    /// One rank with all threads, compared with one rank per thread, each with its share of the rows. Ranks
-    /// exchange no gradients: this measures the cost of sharing the machine.
+    /// One rank with all threads, compared with one rank per thread, each with its share of the
+    /// rows. Ranks exchange no gradients: this measures the cost of sharing the machine.
     fn ranks(&self, train: &Train, cpu: &Device) -> anyhow::Result<Value> {
         let ranks = cpu.properties().threads.max(1);
         println!("\n| ranks x threads | f32 | bf16 |\n|---|---|---|");

@@ -6,8 +6,8 @@ use std::thread;
 use meshgrad_harness::seconds;
 use pulp::{Arch, Simd, WithSimd};
 
-/// Independent chains of multiply-adds: enough to fill the pipeline of any core, and few enough to fit
-/// into registers.
+/// Independent chains of multiply-adds: enough to fill the pipeline of any core, and few enough to
+/// fit into registers.
 const CHAINS: usize = 12;
 
 /// Multiply-adds per chain in a measurement of some milliseconds.

@@ -11,8 +11,8 @@ use meshgrad::prelude::Device;
 use meshgrad_harness::{Options, Peer, PeerOptions, Spread, finish, interleave, scripts, seconds};
 use serde_json::{Value, json};
 
-/// Time from the start of the program to the end of the first training step: `meshgrad train` with its
-/// defaults, including tokenizer and token cache, compared with torch.
+/// Time from the start of the program to the end of the first training step: `meshgrad train` with
+/// its defaults, including tokenizer and token cache, compared with torch.
 #[derive(clap::Args)]
 pub(crate) struct Start {
     #[command(flatten)]
@@ -140,7 +140,8 @@ impl Start {
     }
 }
 
-/// Starts the tiny model in torch, which answers after its first step. torch.compile caches in `cache`.
+/// Starts the tiny model in torch, which answers after its first step. torch.compile caches in
+/// `cache`.
 fn start_torch(
     python: &Path,
     implementation: &str,

@@ -1,8 +1,8 @@
 //! The time of ops, interleaved with torch's.
 //!
-//! A measurement enqueues many ops, waits for the last, and divides the host's time by their number.
-//! Launches overlap with earlier work, as in a training step. Ops cycle through several sets of operands
-//! if one set would stay in the cache.
+//! A measurement enqueues many ops, waits for the last, and divides the host's time by their
+//! number. Launches overlap with earlier work, as in a training step. Ops cycle through several
+//! sets of operands if one set would stay in the cache.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -166,8 +166,8 @@ impl Time {
 
 /// Upper bounds of a device's speed.
 struct Bounds {
-    /// GB/s of the fastest copy that exceeds the cache. Whether a copy reads the lines that it overwrites
-    /// depends on their addresses.
+    /// GB/s of the fastest copy that exceeds the cache. Whether a copy reads the lines that it
+    /// overwrites depends on their addresses.
     copy: f64,
     /// TFLOP/s of multiply-adds in registers, where measured.
     f32: Option<f64>,

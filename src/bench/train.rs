@@ -1,5 +1,5 @@
-//! The training speed of whole models, interleaved with torch: tokens per second, memory and model FLOPs
-//! utilization (MFU).
+//! The training speed of whole models, interleaved with torch: tokens per second, memory and model
+//! FLOPs utilization (MFU).
 
 use std::path::PathBuf;
 
@@ -37,7 +37,8 @@ pub(crate) struct Train {
     peak_tflops: f64,
 }
 
-/// Steps before the first measurement, in which kernels are loaded and compiled and memory is allocated.
+/// Steps before the first measurement, in which kernels are loaded and compiled and memory is
+/// allocated.
 const WARM_UP: usize = 2;
 
 /// The implementations.
@@ -243,9 +244,9 @@ impl Train {
     }
 }
 
-/// Floating-point operations per token of a step, without recomputation (Chowdhery et al. 2022, PaLM,
-/// appendix B): 6 per parameter that the token is multiplied by, and 12 L H Q T for attention, half of
-/// that with a causal mask. H heads of Q features, T tokens per row.
+/// Floating-point operations per token of a step, without recomputation (Chowdhery et al. 2022,
+/// PaLM, appendix B): 6 per parameter that the token is multiplied by, and 12 L H Q T for
+/// attention, half of that with a causal mask. H heads of Q features, T tokens per row.
 struct Flops {
     full: f64,
     causal: f64,

@@ -1,7 +1,7 @@
-"""The configurations that parity is proven on: small, and odd in every way that Qwen3's config.json allows.
+"""The configurations of the parity tests: small, and together covering every feature of Qwen3's config.json.
 
-A case's `config` is written to config.json as it stands here, so that the cases also cover the ways in which older and newer
-versions of transformers write one. Every case states what it is for in `claims`; make_fixtures.py fails if one does not hold.
+A case's `config` is written to config.json unchanged, so the cases also cover how old and new versions of transformers write
+it. Every case states its properties in `claims`; make_fixtures.py fails if one does not hold.
 """
 
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ class Case:
     config: dict
     tokens: int  # T, the length of both sequences
     seed: int
-    experts: str = "each"  # "each": one tensor an expert, as on the hub; "fused": as in transformers 5's memory
+    experts: str = "each"  # "each": one tensor per expert, as on the Hub; "fused": as transformers 5 in memory
     shards: int = 1
     embedding_std: float = 1.0  # small values make rms_norm_eps matter
     idle_expert: bool = False

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks that transformers reads written/NAME.json, config.json as meshgrad writes it, as the model of fixtures/NAME.
 
-The written file replaces the fixture's own beside its weights; the logits must come out bit for bit the same.
+The written file replaces the fixture's config.json; the logits must be equal bit for bit.
 """
 
 import shutil

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes tests/parity/fixtures: tiny Qwen3 models with the logits, loss and gradients that transformers gets for them.
+"""Writes tests/parity/fixtures: tiny Qwen3 models with the logits, loss and gradients that transformers computes.
 
-    make_fixtures.py [NAME ...]      writes the named cases, all without a name
-    make_fixtures.py --check         recomputes every case and compares with what is committed, writes nothing
+    make_fixtures.py [NAME ...]      writes the named cases, by default all
+    make_fixtures.py --check         recomputes every case and compares with the committed files; writes nothing
 
 Legend: B sequences, T tokens, V vocabulary, E experts, F expert hidden size, H model width.
 """
@@ -26,10 +26,10 @@ BATCH = 2
 IGNORED = -100
 FIXTURES = Path(__file__).parent / "fixtures"
 
-# No token may sit so close to the border between two experts that rounding could route it differently.
+# The minimum distance between the probabilities of a chosen and a rejected expert, so that rounding cannot change routing.
 ROUTING_MARGIN = 2e-3
 
-# f32 and f64 must agree far inside the tolerances of the parity test, or the case proves nothing.
+# f32 and f64 must agree well within the tolerances of the parity test.
 LOGITS_AGREE = 4e-6
 ANGLE_AGREES = 1e-8
 NORM_AGREES = 2e-5
@@ -43,7 +43,7 @@ def main():
 
     unknown = set(options.names) - {case.name for case in CASES}
     if unknown:
-        sys.exit(f"no such case: {', '.join(sorted(unknown))}")
+        sys.exit(f"unknown case: {', '.join(sorted(unknown))}")
 
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
@@ -102,12 +102,12 @@ def check(cases: list[Case]):
 def difference(made: Path, committed: Path) -> float:
     if made.suffix == ".json":
         if json.loads(made.read_text()) != json.loads(committed.read_text()):
-            sys.exit(f"{committed} differs from what {made.name} would be now")
+            sys.exit(f"{committed} differs from the newly generated {made.name}")
         return 0.0
 
     new, old = load_file(made), load_file(committed)
     if new.keys() != old.keys():
-        sys.exit(f"{committed}: other tensors: {sorted(new.keys() ^ old.keys())}")
+        sys.exit(f"{committed}: the tensors differ: {sorted(new.keys() ^ old.keys())}")
 
     worst = 0.0
     for name, value in new.items():
@@ -222,7 +222,7 @@ def save_weights(tensors: dict, folder: Path, shards: int):
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
         return
 
-    # Dealt out in turn, so that the parts of one layer and the experts of one block lie in different files.
+    # Distributed round-robin, so that the parts of a layer and the experts of a block are in different files.
     names = sorted(tensors)
     weight_map = {}
     for shard in range(shards):
@@ -246,7 +246,7 @@ def expectation(model, input_ids, labels, case: Case) -> dict:
     model.zero_grad(set_to_none=True)
     output = model(input_ids=input_ids, use_cache=False)
 
-    # By hand: transformers shifts the labels it is given, ours are aligned already.
+    # Computed here, because transformers shifts labels and these are already aligned.
     logits = output.logits
     loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED)
     if with_aux:
@@ -273,7 +273,7 @@ def verify_conditioning(model, input_ids, labels, expected: dict, case: Case):
     scale = exact["logits"].abs().max()
     off = ((expected["logits"] - exact["logits"]).abs().max() / scale).item()
     if off > LOGITS_AGREE:
-        sys.exit(f"{case.name}: f32 logits are off by {off:.1e}")
+        sys.exit(f"{case.name}: f32 logits differ from f64 by {off:.1e}")
 
     for name, value in exact.items():
         if not name.startswith("grad.") or value.norm() == 0:
@@ -305,14 +305,14 @@ def verify_claims(model, case: Case):
     }
     for name, claim in case.claims.items():
         if facts[name] != claim:
-            sys.exit(f"{case.name}: {name} should be {claim} and is {facts[name]}")
+            sys.exit(f"{case.name}: {name} must be {claim} but is {facts[name]}")
 
     for window in filter(None, facts["windows"]):
         if window >= case.tokens:
             sys.exit(f"{case.name}: a window of {window} hides nothing in {case.tokens} tokens")
 
     if facts["rope_type"] == "yarn" and not yarn_blends(model):
-        sys.exit(f"{case.name}: no frequency lies inside YaRN's ramp")
+        sys.exit(f"{case.name}: no frequency is within YaRN's ramp")
 
 
 def yarn_blends(model) -> bool:

@@ -1,4 +1,5 @@
-//! From `[data]` to tokens on disk: text, split, tokenizer and cache. Each is reused while it is valid.
+//! From `[data]` to tokens on disk: text, split, tokenizer and cache. Each is reused while it is
+//! valid.
 
 use twox_hash::XxHash3_128;
 
@@ -27,8 +28,8 @@ pub struct Data {
 }
 
 impl Data {
-    /// Reads the text and creates tokenizer and token cache in the run folder, unless they exist and
-    /// were made from the same text in the same way.
+    /// Reads the text and creates tokenizer and token cache in the run folder, unless they exist
+    /// and were made from the same text in the same way.
     ///
     /// # Errors
     /// [`crate::TrainError`] of the part that failed.

@@ -18,8 +18,8 @@ pub struct Sampling {
     pub seed: u64,
 }
 
-/// Continues `prompt` by up to `tokens` tokens, and passes text to `on_text` as soon as its characters
-/// are complete. Stops at the end of a document. An empty prompt starts a new document.
+/// Continues `prompt` by up to `tokens` tokens, and passes text to `on_text` as soon as its
+/// characters are complete. Stops at the end of a document. An empty prompt starts a new document.
 ///
 /// # Errors
 /// [`TrainError::EmptyPrompt`] for an empty prompt where the tokenizer has no token that starts a

@@ -3,8 +3,8 @@
 //! Without tensors:
 //!
 //! - [`config`]: the whole configuration of a run, strict, with every default.
-//! - [`corpus`]: text; [`split`]: what is held out; [`tokenizer`]: text to ids and back; [`tokens`]:
-//!   the memory-mapped token cache; [`sampler`]: the windows of each batch.
+//! - [`corpus`]: text; [`split`]: what is held out; [`tokenizer`]: text to ids and back;
+//!   [`tokens`]: the memory-mapped token cache; [`sampler`]: the windows of each batch.
 //! - [`schedule`]: the learning rate of each step.
 //!
 //! With tensors:

@@ -1,9 +1,9 @@
-//! `metrics.jsonl`: one JSON object per step, appended and flushed, so that a crash loses at most the
-//! last line.
+//! `metrics.jsonl`: one JSON object per step, appended and flushed, so that a crash loses at most
+//! the last line.
 //!
-//! JSON has no NaN and no infinities; they are written as the strings `"NaN"`, `"inf"` and `"-inf"`.
-//! The keys `expert_load`, `kernel_launches`, `val_loss` and `val_bits_per_byte` are present only
-//! where they were measured.
+//! JSON has no NaN and no infinities; they are written as the strings `"NaN"`, `"inf"` and
+//! `"-inf"`. The keys `expert_load`, `kernel_launches`, `val_loss` and `val_bits_per_byte` are
+//! present only where they were measured.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -105,8 +105,8 @@ pub struct MetricsFile {
 }
 
 impl MetricsFile {
-    /// Opens the file for a run that has done `step` steps. Records of later steps and an incomplete
-    /// last line are removed; step 0 empties the file.
+    /// Opens the file for a run that has done `step` steps. Records of later steps and an
+    /// incomplete last line are removed; step 0 empties the file.
     ///
     /// # Errors
     /// [`MetricsError`]: names the file and the line.
@@ -153,11 +153,9 @@ pub fn read(path: &Path) -> Result<Vec<Record>> {
         .collect())
 }
 
-/// Removes the records of steps after `step`, and an incomplete last line. Other lines do not change.
-///
-/// # Errors
-/// [`MetricsError`]: names the file and the line.
-pub fn truncate_after(path: &Path, step: u64) -> Result<()> {
+/// Removes the records of steps after `step`, and an incomplete last line. Other lines do not
+/// change.
+fn truncate_after(path: &Path, step: u64) -> Result<()> {
     if !path.exists() {
         return Ok(());
     }

@@ -91,8 +91,8 @@ impl Optimizer {
         self.apply(grads, weight)
     }
 
-    /// Writes the step number (from 1) and the learning rate to the device. For a step captured as a
-    /// graph, call it before each launch, not during capture.
+    /// Writes the step number (from 1) and the learning rate to the device. For a step captured as
+    /// a graph, call it before each launch, not during capture.
     ///
     /// # Errors
     /// When the device fails.

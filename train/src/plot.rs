@@ -1,7 +1,8 @@
 //! `loss.svg`: a plot of training and validation loss over steps.
 //!
 //! The training loss is drawn as measured, in a pale color, and as a centered running mean. Values
-//! that are not finite are left out. Isolated outliers are clipped, so that they do not set the scale.
+//! that are not finite are left out. Isolated outliers are clipped, so that they do not set the
+//! scale.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -144,8 +145,8 @@ fn extremes(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
 }
 
 /// `reduce` over a window that extends `half` points to both sides. At the start, where curves are
-/// steep, the window is narrower but symmetric, which avoids a shift. At the end only its right side
-/// is shortened, so that the last value is not a single measurement.
+/// steep, the window is narrower but symmetric, which avoids a shift. At the end only its right
+/// side is shortened, so that the last value is not a single measurement.
 fn running(points: &[Point], half: usize, reduce: fn(&mut [f64]) -> f64) -> Vec<Point> {
     let mut window = Vec::with_capacity(2 * half + 1);
     let mut reduced = Vec::with_capacity(points.len());
@@ -399,8 +400,8 @@ mod tests {
     }
 
     proptest! {
-        /// Smoothing preserves a straight line, except in the shortened windows at the end, and stays
-        /// within the range of its input.
+        /// Smoothing preserves a straight line, except in the shortened windows at the end, and
+        /// stays within the range of its input.
         #[test]
         fn smoothing_keeps_lines_and_ranges(
             losses in prop::collection::vec(0.0f64..10.0, 1..80),

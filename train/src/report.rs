@@ -1,14 +1,14 @@
 //! The output of a run: a header, a progress line, and messages in between.
 //!
-//! On a terminal the progress line stays at the bottom and is redrawn every step; elsewhere one line
-//! is printed per interval. Color is used only on a terminal, and only if `NO_COLOR` is not set
-//! (no-color.org). This module measures nothing.
+//! On a terminal the progress line stays at the bottom and is redrawn every step; elsewhere one
+//! line is printed per interval. Color is used only on a terminal, and only if `NO_COLOR` is not
+//! set (no-color.org). This module measures nothing.
 
 pub mod format;
 mod loading;
 
 use std::io::{IsTerminal, Write};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -118,8 +118,8 @@ pub struct Progress {
     pub eta: Option<Duration>,
 }
 
-/// The progress line: `step 120/600  loss 3.412  val 3.50  lr 9.8e-4  |g| 0.82  9,812 tok/s  mem 412
-/// MB  eta 1m41s`, then each expert's share of the tokens.
+/// The progress line: `step 120/600  loss 3.412  val 3.50  lr 9.8e-4  |g| 0.82  9,812 tok/s  mem
+/// 412 MB  eta 1m41s`, then each expert's share of the tokens.
 pub fn line(record: &Record, progress: &Progress) -> String {
     let width = progress.steps.to_string().len();
     let mut parts = vec![
@@ -151,7 +151,6 @@ pub struct Reporter {
     bar: Option<ProgressBar>,
     color: bool,
     every: u64,
-    started: Instant,
 }
 
 impl Reporter {
@@ -173,13 +172,7 @@ impl Reporter {
             bar,
             color: is_terminal && !no_color,
             every: every.max(1),
-            started: Instant::now(),
         }
-    }
-
-    /// Time since the reporter was created.
-    pub fn elapsed(&self) -> Duration {
-        self.started.elapsed()
     }
 
     /// Writes the header.

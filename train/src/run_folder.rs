@@ -68,8 +68,8 @@ pub struct RunFolder {
 }
 
 impl RunFolder {
-    /// The default folder of a run: `runs/NAME`, where NAME is that of the configuration file without
-    /// extension, or `default`.
+    /// The default folder of a run: `runs/NAME`, where NAME is that of the configuration file
+    /// without extension, or `default`.
     pub fn default_path(config: Option<&Path>) -> PathBuf {
         let name = config
             .and_then(Path::file_stem)
@@ -131,7 +131,8 @@ impl RunFolder {
         self.path.join("loss.svg")
     }
 
-    /// Replaces a text file of this folder atomically: written to a temporary file, synced, renamed.
+    /// Replaces a text file of this folder atomically: written to a temporary file, synced,
+    /// renamed.
     ///
     /// # Errors
     /// [`RunFolderError::Write`].
@@ -142,8 +143,8 @@ impl RunFolder {
         })
     }
 
-    /// Moves checkpoints after `step`, and a copy of the metrics, to a new folder `set-aside-N`, so that
-    /// a run can resume from `step`. Returns the folder, if there was anything to move.
+    /// Moves checkpoints after `step`, and a copy of the metrics, to a new folder `set-aside-N`, so
+    /// that a run can resume from `step`. Returns the folder, if there was anything to move.
     ///
     /// # Errors
     /// [`RunFolderError::Read`] or [`RunFolderError::Write`].

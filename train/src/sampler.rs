@@ -1,9 +1,9 @@
 //! The batches of a run: which windows of the token stream each step trains on.
 //!
-//! The stream is divided into windows of `seq_len` tokens. Each epoch visits every window once, in an
-//! order that depends only on seed and epoch: a Feistel network over the window index. A batch is
-//! therefore a pure function of seed and step. There is no state to save, and each rank computes its
-//! own rows.
+//! The stream is divided into windows of `seq_len` tokens. Each epoch visits every window once, in
+//! an order that depends only on seed and epoch: a Feistel network over the window index. A batch
+//! is therefore a pure function of seed and step. There is no state to save, and each rank computes
+//! its own rows.
 
 use std::ops::Range;
 
@@ -37,8 +37,8 @@ pub struct Windows {
 }
 
 impl Windows {
-    /// Divides `tokens` tokens into windows of `seq_len`. Up to `seq_len` tokens at the end are not used.
-    /// `part` (`training`, `validation`) names the stream in the error.
+    /// Divides `tokens` tokens into windows of `seq_len`. Up to `seq_len` tokens at the end are not
+    /// used. `part` (`training`, `validation`) names the stream in the error.
     ///
     /// # Errors
     /// [`SamplerError::TooShort`] for fewer than `seq_len + 1` tokens.
@@ -135,22 +135,17 @@ impl Order {
     pub fn windows(&self, step: u64, rows: Range<usize>) -> impl Iterator<Item = usize> + '_ {
         rows.map(move |row| self.window(step, row))
     }
-
-    /// Epochs completed after `steps` steps.
-    pub fn epochs(&self, steps: u64) -> f64 {
-        steps as f64 * self.batch_size as f64 / self.windows as f64
-    }
 }
 
-/// The windows of validation batch `batch` (from 0). Batches cover all windows in order; the last one
-/// may be shorter, and later ones are empty.
+/// The windows of validation batch `batch` (from 0). Batches cover all windows in order; the last
+/// one may be shorter, and later ones are empty.
 pub fn validation_windows(windows: Windows, batch_size: usize, batch: usize) -> Range<usize> {
     let start = batch.saturating_mul(batch_size).min(windows.count);
     start..start.saturating_add(batch_size).min(windows.count)
 }
 
-/// A permutation of `0..count`: a balanced Feistel network (Luby & Rackoff 1988) over the next power of
-/// four, applied until the result is below `count` (cycle walking).
+/// A permutation of `0..count`: a balanced Feistel network (Luby & Rackoff 1988) over the next
+/// power of four, applied until the result is below `count` (cycle walking).
 fn permute(index: u64, count: u64, key: u64) -> u64 {
     const ROUNDS: u64 = 4;
 

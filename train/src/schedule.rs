@@ -1,7 +1,7 @@
 //! The learning rate of a step: a pure function, so resuming needs no state.
 //!
-//! A schedule is a sequence of phases; each moves from the previous value to its target along a curve.
-//! Steps count from 1, so a warm-up of `n` steps starts at `1/n` and not at 0.
+//! A schedule is a sequence of phases; each moves from the previous value to its target along a
+//! curve. Steps count from 1, so a warm-up of `n` steps starts at `1/n` and not at 0.
 
 use std::f64::consts::PI;
 
@@ -94,15 +94,15 @@ impl Schedule {
         self
     }
 
-    /// Adds a phase that reaches `target` at `step`, counted from the start of training. It is a jump if
-    /// the phases before end later.
+    /// Adds a phase that reaches `target` at `step`, counted from the start of training. It is a
+    /// jump if the phases before end later.
     pub fn until_step(self, step: u64, target: f64, curve: Curve) -> Self {
         let (first, _) = self.end();
         self.for_steps(step.saturating_sub(first), target, curve)
     }
 
-    /// The schedule of a configuration for a run of `steps` steps. A run that is shorter than its warm-up
-    /// ends within it.
+    /// The schedule of a configuration for a run of `steps` steps. A run that is shorter than its
+    /// warm-up ends within it.
     pub fn from_config(config: &ScheduleConfig, steps: u64) -> Self {
         let (curve, end) = match config.kind {
             ScheduleKind::Constant => (Curve::Linear, 1.0),
@@ -118,7 +118,8 @@ impl Schedule {
         }
     }
 
-    /// The factor on the learning rate at `step` (from 1). After the last phase it keeps its end value.
+    /// The factor on the learning rate at `step` (from 1). After the last phase it keeps its end
+    /// value.
     pub fn factor(&self, step: u64) -> f64 {
         let Some(phase) = self.phases.iter().find(|phase| step <= phase.last) else {
             return self.end().1;

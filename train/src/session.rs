@@ -1,5 +1,5 @@
-//! A whole training run: data, model, loop, checkpoints and output. It uses only the public parts of
-//! this crate, so another loop can be built from the same parts.
+//! A whole training run: data, model, loop, checkpoints and output. It uses only the public parts
+//! of this crate, so another loop can be built from the same parts.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -61,8 +61,8 @@ pub struct Summary {
     pub val_bits_per_byte: Option<f64>,
 }
 
-/// Trains as configured until the last step, until `options.stop_after`, or until `stop` is set: the
-/// current step is then finished and saved.
+/// Trains as configured until the last step, until `options.stop_after`, or until `stop` is set:
+/// the current step is then finished and saved.
 ///
 /// A run that was stopped and resumed at any step gives the same bits as an uninterrupted one.
 ///
@@ -259,9 +259,9 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// The duration of a step whose metrics have just been read. On a CPU it is the host's time. A GPU
-    /// starts a step when it is done with the one before, so there the duration is the time since the
-    /// last read, but at least the host's time.
+    /// The duration of a step whose metrics have just been read. On a CPU it is the host's time. A
+    /// GPU starts a step when it is done with the one before, so there the duration is the time
+    /// since the last read, but at least the host's time.
     fn step_duration(&mut self, started: Instant, enqueued: Instant) -> Duration {
         let on_host = enqueued - started;
         if !self.device.is_gpu() {

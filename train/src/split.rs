@@ -98,8 +98,8 @@ fn choose(documents: &[Document], max_bytes: usize) -> Vec<bool> {
     chosen
 }
 
-/// The largest remaining document, and the byte at which at most `max_bytes` of its end are split off:
-/// after a newline if there is one, otherwise between two characters.
+/// The largest remaining document, and the byte at which at most `max_bytes` of its end are split
+/// off: after a newline if there is one, otherwise between two characters.
 fn split_largest(
     documents: &[Document],
     taken: &[bool],
@@ -163,8 +163,8 @@ mod tests {
     }
 
     proptest! {
-        /// Both parts together contain every byte once. The held-out part never exceeds its fraction, and
-        /// is empty for 0.
+        /// Both parts together contain every byte once. The held-out part never exceeds its
+        /// fraction, and is empty for 0.
         #[test]
         fn parts_are_the_whole(
             texts in prop::collection::vec("[a-z\\n\u{e9}\u{1f980}]{1,40}", 0..20),

@@ -97,9 +97,9 @@ impl Tokenizer {
         }
     }
 
-    /// Trains a byte-level BPE with `size` ids, including 256 bytes and [`END_OF_TEXT`], on `texts`, or
-    /// on a sample of [`TRAINING_SAMPLE_BYTES`] if they are longer. Deterministic. A short text may
-    /// give fewer ids.
+    /// Trains a byte-level BPE with `size` ids, including 256 bytes and [`END_OF_TEXT`], on
+    /// `texts`, or on a sample of [`TRAINING_SAMPLE_BYTES`] if they are longer. Deterministic. A
+    /// short text may give fewer ids.
     ///
     /// # Errors
     /// [`TokenizerError::Train`] when `size` is below 257 or there is no text.
@@ -167,8 +167,8 @@ impl Tokenizer {
         }
     }
 
-    /// The `tokenizer.json` of this tokenizer, for other programs. The byte tokenizer is written as a
-    /// byte-level BPE without merges, which gives the same ids.
+    /// The `tokenizer.json` of this tokenizer, for other programs. The byte tokenizer is written as
+    /// a byte-level BPE without merges, which gives the same ids.
     ///
     /// # Errors
     /// [`TokenizerError::Use`] when the library fails.
@@ -233,8 +233,8 @@ impl Tokenizer {
         }
     }
 
-    /// The ids of all texts, each followed by the separator. Runs on the current rayon pool; the ids do
-    /// not depend on the number of threads.
+    /// The ids of all texts, each followed by the separator. Runs on the current rayon pool; the
+    /// ids do not depend on the number of threads.
     ///
     /// # Errors
     /// [`TokenizerError::Use`].
@@ -320,8 +320,8 @@ fn bytes_as_bpe() -> Result<Library> {
     Ok(library)
 }
 
-/// GPT-2's printable character for a byte: the byte itself if printable in Latin-1, otherwise the next
-/// character from U+0100 on.
+/// GPT-2's printable character for a byte: the byte itself if printable in Latin-1, otherwise the
+/// next character from U+0100 on.
 fn byte_level_char(byte: u8) -> char {
     let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     if printable(byte) {
@@ -478,8 +478,8 @@ mod tests {
             }
         }
 
-        /// Splitting at words changes no id, for text full of characters that the pre-tokenizer treats
-        /// specially.
+        /// Splitting at words changes no id, for text full of characters that the pre-tokenizer
+        /// treats specially.
         #[test]
         fn splitting_at_words_changes_no_id(
             text in "([ \\n\\t'a-c.,_0-1]|'s|'ll|\u{e9}|\u{a0}|\u{2028}|\u{1f980}){0,80}",

@@ -1,7 +1,7 @@
 //! The token cache: all ids of a run in one memory-mapped file, training part first.
 //!
-//! The header records what the ids were made from, so a stale file is detected and replaced. A file is
-//! written to a temporary name, synced and renamed, so an incomplete one is never read.
+//! The header records what the ids were made from, so a stale file is detected and replaced. A file
+//! is written to a temporary name, synced and renamed, so an incomplete one is never read.
 //!
 //! All numbers are little-endian:
 //!
@@ -86,8 +86,8 @@ struct Extent {
 }
 
 impl TokenCache {
-    /// Writes a cache to `path`, replacing any file there, and opens it. Ids take two bytes if all are
-    /// below 65,536.
+    /// Writes a cache to `path`, replacing any file there, and opens it. Ids take two bytes if all
+    /// are below 65,536.
     ///
     /// # Errors
     /// [`TokensError`]: names the file.

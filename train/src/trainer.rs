@@ -223,8 +223,8 @@ impl Trainer {
         Ok(sums.into_iter().chain(loss.expert_counts).collect())
     }
 
-    /// Mean cross-entropy over the first `batches` batches of held-out windows (0: all), in nats per
-    /// token.
+    /// Mean cross-entropy over the first `batches` batches of held-out windows (0: all), in nats
+    /// per token.
     ///
     /// # Errors
     /// When memory runs out.

@@ -5,8 +5,8 @@ use meshgrad_runtime::ops::{self, AttentionMask};
 
 use crate::{Result, Save, Track, Var};
 
-/// softmax(scale q k^T) v over the keys that `mask` allows. Saves q, k, v, the result and one number per
-/// query and head.
+/// softmax(scale q k^T) v over the keys that `mask` allows. Saves q, k, v, the result and one
+/// number per query and head.
 ///
 /// # Shapes
 /// `q` [B, T, H, D], `k` and `v` [B, S, G, D] of one float dtype, H a multiple of G; returns [B, T,
@@ -19,7 +19,8 @@ pub fn attention(q: &Var, k: &Var, v: &Var, mask: &AttentionMask, scale: f64) ->
     let saved = [q.save(), k.save(), v.save(), out.save(), lse.save()];
     let mask = mask.clone();
     out.tracked([q, k, v], move |dout, [dq, dk, dv]| {
-        // One op computes all three gradients. In a split backward it runs once per phase that needs any.
+        // One op computes all three gradients. In a split backward it runs once per phase that
+        // needs any.
         if !(dq.due() | dk.due() | dv.due()) {
             return Ok(());
         }

@@ -5,15 +5,15 @@ use meshgrad_runtime::{Shape, Tensor};
 
 use crate::{Result, Save, Track, Var};
 
-/// The cross-entropy of `labels` under softmax(x w^T), summed over the rows that count, and the number of
-/// such rows. Saves x, w and one number per row.
+/// The cross-entropy of `labels` under softmax(x w^T), summed over the rows that count, and the
+/// number of such rows. Saves x, w and one number per row.
 ///
 /// The loss is a sum with its weight. For a mean, divide once after all sums have been added.
 ///
 /// # Shapes
-/// `x` [.., D], `w` [V, D] of one float dtype, `labels` [..] of an index dtype, `ignore_index` where a
-/// row does not count; returns two scalars in the accumulator dtype. The loss is tracked, the count is
-/// not.
+/// `x` [.., D], `w` [V, D] of one float dtype, `labels` [..] of an index dtype, `ignore_index`
+/// where a row does not count; returns two scalars in the accumulator dtype. The loss is tracked,
+/// the count is not.
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::linear_cross_entropy`].

@@ -4,7 +4,8 @@ use meshgrad_runtime::{RegionKey, ops};
 
 use crate::{Result, Track, Var};
 
-/// Sets each element of `x` to zero with `probability`, and divides the others by 1 - `probability`.
+/// Sets each element of `x` to zero with `probability`, and divides the others by 1 -
+/// `probability`.
 ///
 /// What is dropped is a function of `draw` alone, so that a checkpoint drops the same when it
 /// computes again. No tensor is saved: backward draws the mask once more.

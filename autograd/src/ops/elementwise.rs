@@ -4,7 +4,8 @@ use meshgrad_runtime::{Shape, Tensor, ops};
 
 use crate::{Result, Save, Slot, Track, Var};
 
-/// Defines a differentiable op for each unary function. Its derivative uses the operand or the result.
+/// Defines a differentiable op for each unary function. Its derivative uses the operand or the
+/// result.
 macro_rules! unary_ops {
     ($($(#[$doc:meta])* $name:ident, $grad:ident of $saved:ident;)+) => {
         $(

@@ -1,4 +1,5 @@
-//! Differentiable ops. Each computes with [`meshgrad_runtime::ops`] and declares what its backward saves.
+//! Differentiable ops. Each computes with [`meshgrad_runtime::ops`] and declares what its backward
+//! saves.
 
 mod attention;
 mod cross_entropy;

@@ -1,12 +1,13 @@
-//! Mixture-of-experts layers. Gradients flow through weights and rows, not through the choice of experts.
+//! Mixture-of-experts layers. Gradients flow through weights and rows, not through the choice of
+//! experts.
 
 use meshgrad_runtime::ops::ExpertOrder;
 use meshgrad_runtime::{Tensor, ops};
 
 use crate::{Result, Save, Track, Var};
 
-/// The `k` most probable experts of each token: their weights, through which gradients flow, and their
-/// indices. `bias` is added for the choice only.
+/// The `k` most probable experts of each token: their weights, through which gradients flow, and
+/// their indices. `bias` is added for the choice only.
 ///
 /// # Shapes
 /// `probabilities` [N, E] float, `bias` \[E\] f32 (f64 for f64); returns weights [N, K] and indices
@@ -98,8 +99,8 @@ mod tests {
         Tensor::from_slice(device, shape, &values).unwrap()
     }
 
-    /// Gradients of tokens, probabilities and experts' weights of a whole layer, with all experts held and
-    /// with some.
+    /// Gradients of tokens, probabilities and experts' weights of a whole layer, with all experts
+    /// held and with some.
     #[test]
     fn gradients_of_an_expert_layer() {
         let device = Device::cpu();

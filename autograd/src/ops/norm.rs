@@ -4,8 +4,8 @@ use meshgrad_runtime::{Tensor, ops};
 
 use crate::{Result, Save, Slot, Track, Var, tracked_many};
 
-/// y = x * w / sqrt(mean(x^2) + eps) over the last dim, computed in f32 (f64 for f64). Saves x, w and
-/// one number per row.
+/// y = x * w / sqrt(mean(x^2) + eps) over the last dim, computed in f32 (f64 for f64). Saves x, w
+/// and one number per row.
 ///
 /// # Shapes
 /// `x` [.., D], `w` \[D\], both of one float dtype; returns `x`'s shape and dtype.
@@ -31,8 +31,8 @@ pub fn rms_norm(x: &Var, w: &Var, eps: f64) -> Result<Var> {
     })
 }
 
-/// The residual sum x + added and its [`rms_norm`], in one pass; returns both. Saves the sum, w and one
-/// number per row.
+/// The residual sum x + added and its [`rms_norm`], in one pass; returns both. Saves the sum, w and
+/// one number per row.
 ///
 /// # Shapes
 /// `x` and `added` [.., D], `w` \[D\], of one float dtype; returns two of `x`'s shape and dtype.

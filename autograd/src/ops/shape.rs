@@ -23,8 +23,8 @@ pub fn cast(x: &Var, dtype: DType) -> Result<Var> {
     y.tracked_linear([x], move |dy, [dx]| dx.add(|| Ok(ops::cast(dy, from)?)))
 }
 
-/// The same elements in the same row-major order with another shape. The reshape of a parameter is still
-/// that parameter.
+/// The same elements in the same row-major order with another shape. The reshape of a parameter is
+/// still that parameter.
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::reshape`].

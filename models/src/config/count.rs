@@ -36,7 +36,8 @@ impl ParameterCount {
         self.always_active().saturating_add(self.active_experts)
     }
 
-    /// Parameters that one token is multiplied by: [`active`](Self::active) without the embedding lookup.
+    /// Parameters that one token is multiplied by: [`active`](Self::active) without the embedding
+    /// lookup.
     pub fn active_in_matmuls(&self) -> u64 {
         let head = if self.lm_head == 0 {
             self.embedding

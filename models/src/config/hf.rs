@@ -1,15 +1,16 @@
 //! Hugging Face's config.json.
 //!
-//! Its defaults, which differ between the two architectures, are applied here. All spellings of a key
-//! are read. Keys in [`IGNORED_KEYS`] do not affect the computation and are skipped. An unknown key is
-//! an error, because it may affect the computation.
+//! Its defaults, which differ between the two architectures, are applied here. All spellings of a
+//! key are read. Keys in [`IGNORED_KEYS`] do not affect the computation and are skipped. An unknown
+//! key is an error, because it may affect the computation.
 
 use serde_json::{Map, Value, json};
 
 use super::{ConfigError, LayerType, ModelType, Qwen3Config};
 
-/// Keys of config.json that do not affect the computation: metadata of the library, defaults that old
-/// versions wrote for every architecture, and generation settings that old versions stored here.
+/// Keys of config.json that do not affect the computation: metadata of the library, defaults that
+/// old versions wrote for every architecture, and generation settings that old versions stored
+/// here.
 const IGNORED_KEYS: &[&str] = &[
     "_attn_implementation",
     "_attn_implementation_autoset",
@@ -80,7 +81,8 @@ const IGNORED_KEYS: &[&str] = &[
 const EXPERTS: (&str, &str) = ("num_experts", "num_local_experts");
 
 impl Qwen3Config {
-    /// Reads the text of a config.json, with Hugging Face's defaults for missing keys, and validates it.
+    /// Reads the text of a config.json, with Hugging Face's defaults for missing keys, and
+    /// validates it.
     ///
     /// # Errors
     /// Invalid JSON, another architecture, unknown keys (all are named), values of a wrong type,
@@ -111,8 +113,8 @@ impl Qwen3Config {
 
     /// The text of a config.json that transformers (4.51 and later) reads as the same model.
     ///
-    /// Every key is written. The rotary settings use the old keys, which all versions read. There is no
-    /// dtype: that is a property of the tensors.
+    /// Every key is written. The rotary settings use the old keys, which all versions read. There
+    /// is no dtype: that is a property of the tensors.
     ///
     /// # Errors
     /// [`ConfigError::Invalid`] for a configuration that [`validate`](Self::validate) rejects.

@@ -46,7 +46,8 @@ pub struct RopeKeys {
     /// YaRN: the factor on cosine and sine. Default from `factor`, or from both mscales.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attention_factor: Option<f64>,
-    /// YaRN: frequencies with at least this many rotations over the original context are kept. Default 32.
+    /// YaRN: frequencies with at least this many rotations over the original context are kept.
+    /// Default 32.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub beta_fast: Option<f64>,
     /// YaRN: frequencies with fewer rotations are divided by `factor`. Default 1.
@@ -107,8 +108,8 @@ pub struct Yarn {
 }
 
 impl Rope {
-    /// Radians per position for each of the `head_dim / 2` pairs (feature `i` pairs with `i + head_dim /
-    /// 2`).
+    /// Radians per position for each of the `head_dim / 2` pairs (feature `i` pairs with `i +
+    /// head_dim / 2`).
     ///
     /// transformers rounds them to f32 and multiplies them by the position in f32.
     pub fn inverse_frequencies(&self, head_dim: usize) -> Vec<f64> {

@@ -1,4 +1,5 @@
-//! The fixtures of `tests/parity`: configurations and frequencies as interpreted by transformers 5.23.
+//! The fixtures of `tests/parity`: configurations and frequencies as interpreted by transformers
+//! 5.23.
 
 use std::path::PathBuf;
 

@@ -18,8 +18,8 @@ use crate::{Error, Qwen3, Result};
 /// Loads the model of `dir`, config.json and safetensors files, to `device`.
 ///
 /// # Errors
-/// [`Error::ConfigFile`]; [`Error::Tensors`] with all tensors that are missing, unexpected or of another
-/// shape; [`Error::Load`] when a file is damaged or memory runs out.
+/// [`Error::ConfigFile`]; [`Error::Tensors`] with all tensors that are missing, unexpected or of
+/// another shape; [`Error::Load`] when a file is damaged or memory runs out.
 pub fn load(dir: &Path, device: &Device) -> Result<Loaded> {
     Loader::new(dir).load(device)
 }
@@ -37,17 +37,8 @@ pub fn read_config(dir: &Path) -> Result<Qwen3Config> {
     Qwen3Config::from_json(&text).map_err(|source| Error::ConfigFile { path, source })
 }
 
-/// Loads every parameter of `model` from the safetensors files of `dir` to `device`. Float dtypes are
-/// converted.
-///
-/// # Errors
-/// As [`load`]. The parameters then keep their values.
-pub fn load_into(model: &Qwen3, dir: &Path, device: &Device) -> Result<Experts> {
-    Loader::new(dir).fill(model, device)
-}
-
-/// Reads tensors that [`add_tensors`](super::add_tensors) saved to the folder `dir`, into tensors of a
-/// mutable kind.
+/// Reads tensors that [`add_tensors`](super::add_tensors) saved to the folder `dir`, into tensors
+/// of a mutable kind.
 ///
 /// # Errors
 /// As [`load`]. The tensors' contents are then unspecified.
@@ -116,10 +107,10 @@ impl<'a> Loader<'a> {
         Ok(Loaded { model, experts })
     }
 
-    /// Loads every parameter of `model`.
+    /// Loads every parameter of `model`. Float dtypes are converted.
     ///
     /// # Errors
-    /// As [`hf::load_into`](super::load_into).
+    /// As [`hf::load`](super::load). After an error the parameters keep their values.
     pub fn fill(&self, model: &Qwen3, device: &Device) -> Result<Experts> {
         let folder = Folder::open(self.dir)?;
         let mut tensors = Vec::new();

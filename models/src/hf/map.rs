@@ -1,5 +1,5 @@
-//! The [mapping](meshgrad_ckpt::mapping) between parameters, on the left, and Hugging Face tensors, on
-//! the right.
+//! The [mapping](meshgrad_ckpt::mapping) between parameters, on the left, and Hugging Face tensors,
+//! on the right.
 
 use meshgrad_ckpt::mapping::{MapError, Mapping};
 
@@ -8,8 +8,8 @@ use meshgrad_ckpt::mapping::{MapError, Mapping};
 pub enum Experts {
     /// `experts.N.gate_proj.weight` and so on, as on the Hub.
     OneByOne,
-    /// `experts.gate_up_proj` [E, 2F, H] and `experts.down_proj` [E, H, F], the layout of transformers 5
-    /// in memory.
+    /// `experts.gate_up_proj` [E, 2F, H] and `experts.down_proj` [E, H, F], the layout of
+    /// transformers 5 in memory.
     Fused,
 }
 
@@ -23,8 +23,8 @@ impl Experts {
     }
 }
 
-/// The common part: gate [F, H] and up [F, H] are one parameter [2, F, H]; everything else keeps its
-/// name.
+/// The common part: gate [F, H] and up [F, H] are one parameter [2, F, H]; everything else keeps
+/// its name.
 const COMMON: &str = "
 [model.layers.{l}.mlp. = model.layers.{l}.mlp.]
 gate_up_proj.weight = stack({h:gate|up}_proj.weight, each=h)

@@ -13,8 +13,8 @@ use super::memory::{SourceBytes, specs};
 use crate::config::Qwen3Config;
 use crate::{Error, Qwen3, Result};
 
-/// Adds a copy of `model` to a snapshot, as a Hugging Face folder that transformers reads unchanged:
-/// config.json and the f32 parameters.
+/// Adds a copy of `model` to a snapshot, as a Hugging Face folder that transformers reads
+/// unchanged: config.json and the f32 parameters.
 ///
 /// `folder` is the path inside the checkpoint, empty for its root.
 ///
@@ -48,8 +48,8 @@ fn path_in(folder: &str, file: &str) -> String {
     }
 }
 
-/// Adds a copy of tensors with the names and shapes of their parameters (values, gradients, optimizer
-/// state) to a snapshot, under Hugging Face names.
+/// Adds a copy of tensors with the names and shapes of their parameters (values, gradients,
+/// optimizer state) to a snapshot, under Hugging Face names.
 ///
 /// # Errors
 /// [`Error::Unwritable`], [`Error::Load`]; errors of reading the tensors.

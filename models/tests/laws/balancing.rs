@@ -100,8 +100,8 @@ fn recomputation_uses_the_same_bias() {
     }
 }
 
-/// If all router logits are zero, the z-loss is (ln E)^2. It adds that, times coefficient and tokens, to
-/// the loss, and does not change the cross-entropy.
+/// If all router logits are zero, the z-loss is (ln E)^2. It adds that, times coefficient and
+/// tokens, to the loss, and does not change the cross-entropy.
 #[test]
 fn the_z_loss_is_part_of_the_loss() {
     let device = Device::cpu();

@@ -1,5 +1,5 @@
-//! Errors of loading name the tensor and leave the model unchanged. Some errors make the GPU unusable,
-//! so these tests run in processes of their own.
+//! Errors of loading name the tensor and leave the model unchanged. Some errors make the GPU
+//! unusable, so these tests run in processes of their own.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -1,5 +1,5 @@
-//! Loading to a GPU gives the same bits as loading to the CPU, pins no more memory than the bound, and
-//! an error leaves the model unchanged.
+//! Loading to a GPU gives the same bits as loading to the CPU, pins no more memory than the bound,
+//! and an error leaves the model unchanged.
 
 mod failures;
 mod folders;
@@ -15,8 +15,8 @@ use meshgrad_models::hf::{self, Experts, Loader};
 use meshgrad_models::{Error, Qwen3};
 use meshgrad_runtime::{Device, MemoryStats, with_stream};
 
-/// The machine's GPU with `MESHGRAD_TEST_GPU=cuda`, otherwise the emulator's, which cargo builds with
-/// the tests.
+/// The machine's GPU with `MESHGRAD_TEST_GPU=cuda`, otherwise the emulator's, which cargo builds
+/// with the tests.
 fn gpu() -> Option<Device> {
     let device = match std::env::var("MESHGRAD_TEST_GPU").as_deref() {
         Ok("cuda") => Device::cuda(0),
@@ -30,7 +30,8 @@ fn gpu() -> Option<Device> {
     Some(device.unwrap_or_else(|error| panic!("{error}")))
 }
 
-/// Runs one test of this program in a new process with these environment variables, on the emulator.
+/// Runs one test of this program in a new process with these environment variables, on the
+/// emulator.
 fn rerun(test: &str, variables: &[(&str, &str)]) {
     let run = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture"])
@@ -58,11 +59,12 @@ fn bits(model: &Qwen3) -> Vec<(String, Vec<u32>)> {
 /// Bounds on pinned memory: for everything, for a part, and for less than a row of stacked experts.
 const BOUNDS: [u64; 4] = [256 << 20, 1 << 20, 128 << 10, 24 << 10];
 
-/// Pinned bytes of the two buffers through which values are copied back for comparison; they are kept.
+/// Pinned bytes of the two buffers through which values are copied back for comparison; they are
+/// kept.
 const COMPARING: usize = 8 << 20;
 
-/// All configurations, both expert layouts and both dtypes: the same parameters on both devices, and
-/// pinned memory within the bound, none of it left afterwards.
+/// All configurations, both expert layouts and both dtypes: the same parameters on both devices,
+/// and pinned memory within the bound, none of it left afterwards.
 #[test]
 fn loaded_parameters_are_the_same_on_all_devices() {
     let Some(gpu) = gpu() else { return };

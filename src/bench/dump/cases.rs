@@ -1,9 +1,9 @@
 //! The cases of a dump: every kernel on fixed inputs, including odd sizes and special values.
 //!
-//! A result is *exact* if its kernel uses only IEEE 754 operations in an order that depends on the shape:
-//! every GPU and the emulator must agree on each bit. The order and the intermediate rounding of tensor
-//! cores are undocumented, and the exponential in attention is an approximate instruction; for these the
-//! difference is measured.
+//! A result is *exact* if its kernel uses only IEEE 754 operations in an order that depends on the
+//! shape: every GPU and the emulator must agree on each bit. The order and the intermediate
+//! rounding of tensor cores are undocumented, and the exponential in attention is an approximate
+//! instruction; for these the difference is measured.
 
 use meshgrad::prelude::*;
 use meshgrad::runtime::{Accumulator, Result, Shape};

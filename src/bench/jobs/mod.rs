@@ -1,5 +1,5 @@
-//! Jobs: ops to time, on operands shared by a group of jobs, with the corresponding request to torch. One
-//! file per part of a model.
+//! Jobs: ops to time, on operands shared by a group of jobs, with the corresponding request to
+//! torch. One file per part of a model.
 
 mod attention;
 mod experts;

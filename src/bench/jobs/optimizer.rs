@@ -12,7 +12,8 @@ pub(super) fn groups(shapes: &Shapes) -> Vec<Group> {
     shapes.adamw.iter().flat_map(step).collect()
 }
 
-/// Tensors per parameter in a set: parameter, gradient and two moments. Three scalars follow at the end.
+/// Tensors per parameter in a set: parameter, gradient and two moments. Three scalars follow at the
+/// end.
 const OF_PARAMETER: usize = 4;
 
 fn step(shape: &shapes::AdamW) -> [Group; 2] {

@@ -10,8 +10,8 @@ use crate::bench::shapes::Shapes;
 /// A row kernel.
 struct RowJob {
     name: &'static str,
-    /// Bytes per element of [R, D] as a function of the element size. The weight and one value per row are
-    /// not counted.
+    /// Bytes per element of [R, D] as a function of the element size. The weight and one value per
+    /// row are not counted.
     bytes: fn(f64) -> f64,
     compiles: bool,
     run: fn(&[Tensor]) -> Result<Vec<Tensor>>,

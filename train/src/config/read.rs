@@ -140,8 +140,8 @@ impl std::str::FromStr for Override {
 }
 
 impl Override {
-    /// The text as TOML, or as a string if it is not TOML or the key expects a string. A single value
-    /// for a list becomes a list of one.
+    /// The text as TOML, or as a string if it is not TOML or the key expects a string. A single
+    /// value for a list becomes a list of one.
     fn value(&self, schema: &Table) -> Value {
         let plain = || Value::String(self.text.clone());
         let parsed = toml::from_str::<Table>(&format!("value = {}", self.text));
@@ -279,8 +279,8 @@ impl Setting {
         })
     }
 
-    /// Serde checks what a value may be (a name from a list, a non-negative number) but does not know
-    /// its origin. Applied alone to the defaults, a failing setting is identified.
+    /// Serde checks what a value may be (a name from a list, a non-negative number) but does not
+    /// know its origin. Applied alone to the defaults, a failing setting is identified.
     fn check_alone(&self, defaults: &Table) -> Result<(), ConfigError> {
         let mut table = defaults.clone();
         insert(&mut table, &self.key, self.value.clone());

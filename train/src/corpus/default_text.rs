@@ -2,9 +2,9 @@
 //! every machine.
 //!
 //! `default_text.txt` lists crates and versions of meshgrad's Cargo.lock, in its order. Cargo has
-//! their sources on any machine that built meshgrad. Crates that only some platforms compile are left
-//! out, because cargo does not download them elsewhere (`default_text.sh` writes the list). If any
-//! crate is missing, the text is meshgrad's own sources, which are embedded in the program.
+//! their sources on any machine that built meshgrad. Crates that only some platforms compile are
+//! left out, because cargo does not download them elsewhere (`default_text.sh` writes the list). If
+//! any crate is missing, the text is meshgrad's own sources, which are embedded in the program.
 
 use std::path::{Path, PathBuf};
 
@@ -66,7 +66,8 @@ fn pinned_digest() -> Option<u128> {
 
 /// `None` if a crate that the text needs is missing.
 fn read_pinned(registry: &Path) -> Option<Corpus> {
-    // One folder per index: that of crates.io, whose name depends on the cargo version, and mirrors.
+    // One folder per index: that of crates.io, whose name depends on the cargo version, and
+    // mirrors.
     let indices: Vec<PathBuf> = std::fs::read_dir(registry)
         .ok()?
         .flatten()

@@ -297,8 +297,8 @@ mod tests {
     }
 
     proptest! {
-        /// The text equals the standard library's lossy conversion, and the count is zero exactly for
-        /// valid UTF-8.
+        /// The text equals the standard library's lossy conversion, and the count is zero exactly
+        /// for valid UTF-8.
         #[test]
         fn lossy_text_equals_the_standard_librarys(bytes: Vec<u8>) {
             let (text, replaced) = to_text(bytes.clone());

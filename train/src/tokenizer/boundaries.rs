@@ -18,10 +18,10 @@ pub(super) fn next_chunk(text: &str) -> usize {
         .unwrap_or(bytes.len())
 }
 
-/// The length of the first piece of a text for GPT-2's pre-tokenizer. Its pieces are an optional space
-/// followed by only letters, only digits or only punctuation; or only white space; or an apostrophe
-/// with letters. None continues from a letter or digit to another kind of ASCII character, nor from
-/// punctuation to white space.
+/// The length of the first piece of a text for GPT-2's pre-tokenizer. Its pieces are an optional
+/// space followed by only letters, only digits or only punctuation; or only white space; or an
+/// apostrophe with letters. None continues from a letter or digit to another kind of ASCII
+/// character, nor from punctuation to white space.
 pub(super) fn next_word(text: &str) -> usize {
     let bytes = text.as_bytes();
     let is_boundary = |&at: &usize| {

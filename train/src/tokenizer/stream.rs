@@ -14,12 +14,12 @@ impl Tokenizer {
     }
 }
 
-/// Decodes ids one by one. A character whose bytes span several ids is returned with the last of them.
-/// The concatenation of all pieces equals [`Tokenizer::decode`] of all ids.
+/// Decodes ids one by one. A character whose bytes span several ids is returned with the last of
+/// them. The concatenation of all pieces equals [`Tokenizer::decode`] of all ids.
 pub struct DecodeStream<'t> {
     tokenizer: &'t Tokenizer,
-    /// The ids since the text was last complete, and those of the piece before, because some decoders
-    /// look back.
+    /// The ids since the text was last complete, and those of the piece before, because some
+    /// decoders look back.
     ids: Vec<u32>,
     /// The part of the text of `ids` that was returned.
     shown: String,
@@ -62,8 +62,8 @@ impl DecodeStream<'_> {
     }
 }
 
-/// The text without an end that later ids may change. A character has at most four bytes, so at most
-/// three replacement characters may still become one.
+/// The text without an end that later ids may change. A character has at most four bytes, so at
+/// most three replacement characters may still become one.
 fn complete(text: &str) -> &str {
     let mut complete = text;
     for _ in 0..3 {
