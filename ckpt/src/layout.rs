@@ -61,7 +61,7 @@ pub enum LayoutError {
         "line {line}: `{}` is not a placement: write TEMPLATE = AXIS:DIM .., as in {{r:path}}.weight = \
          tp:0", text.escape_debug()
     )]
-    Place {
+    Placement {
         /// The line, from 1.
         line: usize,
         /// Its text.
@@ -110,7 +110,7 @@ pub enum LayoutError {
     },
     /// A tensor that cannot be sharded.
     #[error("`{}` cannot be split: {problem}", name.escape_debug())]
-    Unplaced {
+    Unshardable {
         /// The tensor.
         name: String,
         /// The reason.
@@ -142,16 +142,16 @@ impl Layout {
     ///
     /// # Errors
     /// [`LayoutError`].
-    pub fn parse(axes: &str, places: &str) -> Result<Layout, LayoutError> {
+    pub fn parse(axes: &str, placements: &str) -> Result<Layout, LayoutError> {
         let mut layout = Layout {
             mesh: read_axes(axes)?,
             splits: Vec::new(),
         };
-        let lines = (1..).zip(places.lines());
+        let lines = (1..).zip(placements.lines());
         for (line, text) in lines {
             let text = text.split('#').next().unwrap_or_default().trim();
             if !text.is_empty() {
-                let splits = layout.read_place(line, text)?;
+                let splits = layout.parse_placement(line, text)?;
                 layout.splits.push(splits);
             }
         }
@@ -172,8 +172,8 @@ impl Layout {
     /// k), as in `torch.chunk` and DTensor.
     ///
     /// # Errors
-    /// [`LayoutError::NoDim`], [`LayoutError::Unplaced`].
-    pub fn place(&self, name: &str, shape: &[u64]) -> Result<Sharding, LayoutError> {
+    /// [`LayoutError::NoDim`], [`LayoutError::Unshardable`].
+    pub fn sharding(&self, name: &str, shape: &[u64]) -> Result<Sharding, LayoutError> {
         let dims = self.splits_of(name);
         if let Some((axis, dim)) = dims.iter().find(|(_, dim)| *dim >= shape.len()) {
             return Err(LayoutError::NoDim {
@@ -188,7 +188,7 @@ impl Layout {
             .iter()
             .map(|(axis, dim)| (axis, Placement::shard(*dim)))
             .collect();
-        Sharding::new(&self.mesh, placements, &shape).map_err(|problem| LayoutError::Unplaced {
+        Sharding::new(&self.mesh, placements, &shape).map_err(|problem| LayoutError::Unshardable {
             name: name.to_owned(),
             problem,
         })
@@ -197,17 +197,17 @@ impl Layout {
     /// The region of a tensor that a rank owns: a range per dim, possibly empty.
     ///
     /// # Errors
-    /// [`LayoutError::NoRank`]; as [`Layout::place`].
+    /// [`LayoutError::NoRank`]; as [`Layout::sharding`].
     pub fn region(
         &self,
         name: &str,
         shape: &[u64],
         rank: u64,
     ) -> Result<Vec<Range<u64>>, LayoutError> {
-        let place = self.place(name, shape)?;
+        let sharding = self.sharding(name, shape)?;
         let region = usize::try_from(rank)
             .ok()
-            .and_then(|rank| place.region(rank));
+            .and_then(|rank| sharding.region(rank));
         region.ok_or_else(|| LayoutError::NoRank {
             rank,
             axes: self.to_string(),
@@ -233,8 +233,8 @@ impl Layout {
         splits.map_or(&[], |splits| &splits.dims)
     }
 
-    fn read_place(&self, line: usize, text: &str) -> Result<Splits, LayoutError> {
-        let bad = || LayoutError::Place {
+    fn parse_placement(&self, line: usize, text: &str) -> Result<Splits, LayoutError> {
+        let bad = || LayoutError::Placement {
             line,
             text: text.to_owned(),
         };
@@ -311,7 +311,7 @@ mod tests {
     /// once.
     #[test]
     fn first_holders_cover_a_tensor_once() {
-        let places = [
+        let placements = [
             "",
             "w = a:0",
             "w = b:1 a:1",
@@ -319,8 +319,8 @@ mod tests {
             "w = c:1 b:1 a:0",
         ];
         for axes in ["a=1,b=1,c=1", "a=2,b=3,c=2", "c=4,b=1,a=3", "a=7,b=2,c=1"] {
-            for place in places {
-                let layout = Layout::parse(axes, place).unwrap();
+            for placement in placements {
+                let layout = Layout::parse(axes, placement).unwrap();
                 let mut held: BTreeMap<(u64, u64), u64> = BTreeMap::new();
                 for rank in (0..layout.ranks()).filter(|rank| layout.is_first_holder("w", *rank)) {
                     let region = layout.region("w", &[5, 9], rank).unwrap();
@@ -330,8 +330,8 @@ mod tests {
                         }
                     }
                 }
-                assert_eq!(held.len(), 45, "{axes} {place}");
-                assert!(held.values().all(|times| *times == 1), "{axes} {place}");
+                assert_eq!(held.len(), 45, "{axes} {placement}");
+                assert!(held.values().all(|times| *times == 1), "{axes} {placement}");
             }
         }
     }
@@ -398,8 +398,8 @@ mod tests {
             ),
             ("tp=2", "w.{l = tp:0", "line 1: unbalanced `{` and `}`"),
         ];
-        for (axes, places, message) in cases {
-            let error = Layout::parse(axes, places).unwrap_err();
+        for (axes, placements, message) in cases {
+            let error = Layout::parse(axes, placements).unwrap_err();
             assert_eq!(error.to_string(), message);
         }
         let layout = Layout::parse("tp=2", "w = tp:1").unwrap();

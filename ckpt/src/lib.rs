@@ -47,6 +47,7 @@ mod dtype;
 mod error;
 pub mod exec;
 mod file_writer;
+mod float8;
 mod folder;
 mod folder_layout;
 mod folder_writer;

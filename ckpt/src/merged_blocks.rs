@@ -46,10 +46,10 @@ pub(crate) fn merge_in_folder(
     limit: u64,
 ) -> Result<Vec<Block>> {
     let full = folder.join(path);
-    let joined = vfs.open_below(folder, path);
-    let joined = joined.and_then(|file| merge(&*file, small, limit));
-    let joined = joined.map_err(|error| Error::io("read", &full, error))?;
-    joined.map_err(|Mismatch { block, found }| Error::DigestMismatch {
+    let merged = vfs.open_below(folder, path);
+    let merged = merged.and_then(|file| merge(&*file, small, limit));
+    let merged = merged.map_err(|error| Error::io("read", &full, error))?;
+    merged.map_err(|Mismatch { block, found }| Error::DigestMismatch {
         path: full,
         range: block.offset..block.end(),
         written: block.xxh3,
@@ -64,7 +64,7 @@ fn merge(
     small: &[Block],
     limit: u64,
 ) -> io::Result<std::result::Result<Vec<Block>, Mismatch>> {
-    let (mut run, mut joined) = (BlockHasher::new(0, limit), Vec::new());
+    let (mut run, mut merged) = (BlockHasher::new(0, limit), Vec::new());
     let mut window = vec![0; WINDOW];
     let mut ahead = 0..0;
 
@@ -81,7 +81,7 @@ fn merge(
             let taken = missing.min(ahead.len() as u64) as usize;
             let bytes = &window[ahead.start..ahead.start + taken];
             hash.write(bytes);
-            run.update(bytes, &mut joined);
+            run.update(bytes, &mut merged);
             ahead.start += taken;
             missing -= taken as u64;
         }
@@ -91,8 +91,8 @@ fn merge(
             return Ok(Err(Mismatch { block, found }));
         }
     }
-    run.flush(&mut joined);
-    Ok(Ok(joined))
+    run.flush(&mut merged);
+    Ok(Ok(merged))
 }
 
 #[cfg(test)]
@@ -130,8 +130,8 @@ mod tests {
         let mut draws = SplitMix64::new(1);
         for (most, limit) in [(3000, 1 << 20), (WINDOW as u64, 1000), (400_000, 16 << 20)] {
             let small = blocks(&bytes, || 1 + draws.below(most) as usize);
-            let joined = merge(&*file, &small, limit).unwrap().unwrap();
-            assert_eq!(joined, blocks(&bytes, || limit as usize));
+            let merged = merge(&*file, &small, limit).unwrap().unwrap();
+            assert_eq!(merged, blocks(&bytes, || limit as usize));
 
             let mut other = small.clone();
             let at = draws.below(small.len() as u64) as usize;

@@ -15,7 +15,7 @@ use crate::source::ALIGNMENT;
 use crate::vfs::{self, VfsFile, WRITE_BYTES};
 use crate::{Error, Result};
 
-/// Growing parts; with more of them, the oldest are closed.
+/// The maximum number of growing parts; above it, the one at the lowest offset is closed.
 const MAX_OPEN_RUNS: usize = 64;
 
 /// A file of known size that threads and processes write in parts. Clones refer to the same file.

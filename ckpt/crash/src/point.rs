@@ -38,7 +38,7 @@ const COORDINATOR: [(Op, &str, u64); 22] = [
     (Op::CreateNew, "manifest.json", 0),
     (Op::Write, "manifest.json", 0),
     (Op::SyncData, "manifest.json", 0),
-    // The staging folder with its manifest; the sync of its other files comes before.
+    // The sync of the staging folder with its manifest, after the syncs for its other files.
     (Op::SyncDir, ".tmp-", 2),
     (Op::RenameNoReplace, "step-", 0),
     // The parent: after publishing, before and after the old checkpoints are renamed.

@@ -57,7 +57,7 @@ impl Job {
 /// parent process waits for.
 ///
 /// # Errors
-/// [`Failure::Broken`] when the argument is not a job, or another process of the test is gone.
+/// [`Failure::Broken`] when the argument is not a job, or another process of the test has exited.
 pub fn run_job(argument: &str) -> Result<(), Failure> {
     let job: Job = serde_json::from_str(argument)
         .map_err(|error| Failure::Broken(format!("{argument:?} is not a job: {error}")))?;
@@ -109,7 +109,7 @@ fn save(vfs: &Arc<dyn Vfs>, job: &Job, step: u64, peers: &mut [Peer]) -> Result<
     let mut reports = vec![script::write(vfs, staging.folder(), save, 0)?];
     for peer in peers {
         let report: Option<WriteReport> = peer.receive()?;
-        reports.push(report.ok_or_else(|| Failure::Broken("a writer is gone".to_owned()))?);
+        reports.push(report.ok_or_else(|| Failure::Broken("a writer has exited".to_owned()))?);
     }
     script::commit(staging, save, reports)?;
     Ok(())

@@ -14,7 +14,7 @@ pub type Spawn<'a> = &'a dyn Fn(&Job) -> Command;
 
 /// A coordinator and its writers. Dropping the group kills the processes that are left.
 pub(crate) struct ProcessGroup {
-    /// The coordinator comes first.
+    /// The coordinator is the first.
     processes: Vec<Child>,
     lines: Lines<BufReader<ChildStdout>>,
 }
@@ -75,7 +75,7 @@ impl ProcessGroup {
     }
 
     /// Kills one process, or all for victim [`WRITERS`]. The coordinator exits by itself when a
-    /// writer is gone. Returns the saves that were reported in the meantime.
+    /// writer has exited. Returns the saves that were reported in the meantime.
     pub(crate) fn kill(mut self, victim: u64) -> Result<Vec<u64>, Failure> {
         match self.processes.get_mut(victim as usize) {
             Some(process) => process.kill()?,

@@ -196,7 +196,7 @@ struct Runner {
     sim: SimFs,
     random: SplitMix64,
     expected: Vec<(usize, Expect)>,
-    /// The least number of checkpoints from now on: one as soon as there is one.
+    /// The minimum number of checkpoints from now on: one, once the first exists.
     done: usize,
 }
 

@@ -53,7 +53,7 @@ pub(crate) fn writer_name(writer: u64) -> String {
     format!("rank {writer}")
 }
 
-/// Begins a save and creates the shared files.
+/// Starts a save and creates the shared files.
 pub(crate) fn stage(vfs: &Arc<dyn Vfs>, run: &Path, save: Save) -> Result<Staging> {
     let mut staging =
         Staging::new_in(Arc::clone(vfs), run, &step_name(save.step))?.block_bytes(BLOCK_BYTES);

@@ -21,7 +21,7 @@ const JOB: &str = "MESHGRAD_CKPT_CRASH_JOB";
 #[test]
 fn child_runs_its_job() {
     if let Ok(job) = env::var(JOB) {
-        // Fails when another process of the test is gone, as it should.
+        // Fails when another process of the test has exited, as it should.
         let _ = run_job(&job);
     }
 }

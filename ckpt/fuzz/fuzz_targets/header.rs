@@ -1,5 +1,5 @@
-//! Any header over a little data: nothing panics, and what we read the reference reads too, with
-//! the same tensors.
+//! Any header with a little data: nothing panics, and the reference crate accepts all that we accept,
+//! with the same tensors.
 
 #![no_main]
 
@@ -8,7 +8,7 @@ use meshgrad_ckpt::Header;
 use safetensors::SafeTensors;
 
 fuzz_target!(|input: &[u8]| {
-    // The first byte tells how much data there is; a length before the header would hardly be hit.
+    // The first byte is the length of the data; a fuzzer would rarely find a valid header length.
     let Some((&data_len, json)) = input.split_first() else {
         return;
     };
@@ -16,7 +16,7 @@ fuzz_target!(|input: &[u8]| {
     let file = [&len, json, &vec![0; data_len.into()]].concat();
 
     if let Ok(header) = Header::parse(&file, file.len() as u64) {
-        let theirs = SafeTensors::deserialize(&file).expect("the reference reads it");
+        let theirs = SafeTensors::deserialize(&file).expect("the reference accepts it");
         assert_eq!(theirs.len(), header.tensors().len());
 
         for tensor in header.tensors() {
@@ -27,6 +27,6 @@ fuzz_target!(|input: &[u8]| {
         }
     }
 
-    // As it comes, its length included.
+    // The raw input, including the length.
     let _ = Header::parse(input, u64::MAX);
 });

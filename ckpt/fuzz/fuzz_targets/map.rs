@@ -1,5 +1,4 @@
-//! Any map of names, put together with tensors in both directions: nothing panics, and a way back is
-//! a way back.
+//! Any map of names, bound to tensors in both directions: nothing panics, and inverses are correct.
 
 #![no_main]
 
@@ -12,18 +11,18 @@ fuzz_target!(|map: &str| {
         return;
     };
     let tensor = |name: &str, shape: &[u64]| TensorSpec::new(name, Dtype::F32, shape);
-    let there = [
+    let sources = [
         tensor("a", &[4, 6]),
         tensor("b", &[4, 6]),
         tensor("x.0", &[6]),
         tensor("x.1", &[6]),
     ];
     for mapping in [&mapping, &mapping.reversed()] {
-        if let Ok(bound) = mapping.bind(&there, None, &AllowedProblems::none())
+        if let Ok(bound) = mapping.bind(&sources, None, &AllowedProblems::none())
             && let Ok(back) = bound.inverse()
         {
-            let made: Vec<TensorSpec> = back.outputs().collect();
-            assert_eq!(made, bound.inputs().collect::<Vec<_>>());
+            let outputs: Vec<TensorSpec> = back.outputs().collect();
+            assert_eq!(outputs, bound.inputs().collect::<Vec<_>>());
         }
     }
 });

@@ -265,7 +265,7 @@ impl<S: Sink> Execution<'_, S> {
 
     fn fetch_in_place(&self, number: usize, chunk: &Chunk, to: u64) -> Result<(), S::Error> {
         let bytes = chunk.read.end - chunk.read.start;
-        // At most one: chunks with several copies go through the workspace.
+        // Exactly one: ranges that several copies need are read into a window.
         for copy in self.plan.copies_of(chunk).take(1) {
             let target = copy.target as usize;
             let mut place = self.targets.place(target)?;

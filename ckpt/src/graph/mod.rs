@@ -30,7 +30,6 @@ mod element_copy;
 mod error;
 mod expr_set;
 mod expression;
-mod float8;
 mod ids;
 mod scalar;
 #[cfg(test)]

@@ -2,7 +2,6 @@
 
 use half::{bf16, f16};
 
-use super::float8;
 use crate::Dtype;
 
 /// An element, as the bits of its dtype.
@@ -51,7 +50,9 @@ impl Scalar {
             Dtype::F32 => Some(f64::from(f32::from_bits(bits as u32))),
             Dtype::F16 => Some(f16::from_bits(bits as u16).to_f64()),
             Dtype::BF16 => Some(bf16::from_bits(bits as u16).to_f64()),
-            _ => float8::value(self.dtype, bits as u8),
+            // The graph does not support the `Fnuz` types.
+            Dtype::F8E4M3 | Dtype::F8E5M2 | Dtype::F8E8M0 => self.dtype.float8_value(bits as u8),
+            _ => None,
         }
     }
 }

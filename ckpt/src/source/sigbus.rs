@@ -49,7 +49,7 @@ impl Slot {
     fn holds(&self, address: usize) -> bool {
         let start = self.start.load(Ordering::Acquire);
         let inside = start <= address && address < self.end.load(Ordering::Acquire);
-        // `start` is the same before and after, so `len` belongs to it.
+        // `start` is the same before and after, so `end` belongs to it.
         inside && self.start.load(Ordering::Acquire) == start
     }
 }

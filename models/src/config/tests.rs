@@ -371,28 +371,9 @@ fn parameter_counts_match_the_files() {
 }
 
 fn elements_in(folder: &std::path::Path) -> u64 {
-    let mut elements = 0;
-    for file in std::fs::read_dir(folder).unwrap() {
-        let path = file.unwrap().path();
-        let name = path.file_name().unwrap().to_str().unwrap();
-        if !(name.starts_with("model") && name.ends_with(".safetensors")) {
-            continue;
-        }
-
-        let bytes = std::fs::read(&path).unwrap();
-        let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-        let header: Value = serde_json::from_slice(&bytes[8..8 + header]).unwrap();
-        for (name, tensor) in header.as_object().unwrap() {
-            if name != "__metadata__" {
-                let shape = tensor["shape"].as_array().unwrap();
-                elements += shape
-                    .iter()
-                    .map(|size| size.as_u64().unwrap())
-                    .product::<u64>();
-            }
-        }
-    }
-    elements
+    let folder = meshgrad_ckpt::Folder::open(folder).unwrap();
+    let elements = |shape: &[usize]| shape.iter().product::<usize>() as u64;
+    folder.tensors().map(|tensor| elements(&tensor.shape)).sum()
 }
 
 #[test]

@@ -22,10 +22,6 @@ pub(crate) enum Floats {
 impl Decoder {
     /// `None` for complex numbers and for elements of less than a byte.
     pub(crate) fn new(dtype: Dtype) -> Option<Decoder> {
-        let table = |format: SmallFloat| {
-            let values = std::array::from_fn(|bits| format.value(bits as u8));
-            Decoder::Floats(Floats::Table(Box::new(values)))
-        };
         let wide = |decode| Decoder::Floats(Floats::Wide(decode));
 
         Some(match dtype {
@@ -33,16 +29,6 @@ impl Decoder {
             Dtype::F32 => wide(|b, out| each(b, out, |b| f32::from_le_bytes(b).into())),
             Dtype::F16 => wide(|b, out| each(b, out, |b| f16::from_le_bytes(b).into())),
             Dtype::BF16 => wide(|b, out| each(b, out, |b| upper_half(b).into())),
-            Dtype::F8E4M3 => table(SmallFloat::E4M3),
-            Dtype::F8E5M2 => table(SmallFloat::E5M2),
-            Dtype::F8E4M3Fnuz => table(SmallFloat::E4M3_FNUZ),
-            Dtype::F8E5M2Fnuz => table(SmallFloat::E5M2_FNUZ),
-            Dtype::F8E8M0 => Decoder::Floats(Floats::Table(Box::new(std::array::from_fn(
-                |bits| match bits {
-                    255 => f64::NAN,
-                    exponent => 2f64.powi(exponent as i32 - 127),
-                },
-            )))),
             Dtype::Bool | Dtype::U8 => {
                 Decoder::Integers(|b, out| each(b, out, |b| u8::from_le_bytes(b).into()))
             }
@@ -65,7 +51,11 @@ impl Decoder {
             Dtype::U64 => {
                 Decoder::Integers(|b, out| each(b, out, |b| u64::from_le_bytes(b).into()))
             }
-            _ => return None,
+            _ => {
+                dtype.float8_value(0)?;
+                let value = |bits| dtype.float8_value(bits as u8).unwrap_or(f64::NAN);
+                Decoder::Floats(Floats::Table(Box::new(std::array::from_fn(value))))
+            }
         })
     }
 
@@ -107,64 +97,6 @@ fn each<const N: usize, T>(bytes: &[u8], out: &mut Vec<T>, decode: impl Fn([u8; 
 /// A bfloat16 is the upper half of an f32.
 fn upper_half(bytes: [u8; 2]) -> f32 {
     f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16)
-}
-
-/// An 8-bit float: a sign, exponent bits, mantissa bits (OCP 8-bit floating point specification
-/// 1.0; the FNUZ kinds as in Graphcore's and AMD's proposal, arXiv 2206.02915).
-struct SmallFloat {
-    mantissa_bits: i32,
-    bias: i32,
-    specials: Specials,
-}
-
-enum Specials {
-    /// Exponent all ones: infinity and NaN.
-    Ieee,
-    /// All bits but the sign are ones: NaN. No infinity.
-    AllOnes,
-    /// The bits of negative zero: NaN. No infinity.
-    NegativeZero,
-}
-
-impl SmallFloat {
-    const E4M3: SmallFloat = SmallFloat::new(3, 7, Specials::AllOnes);
-    const E5M2: SmallFloat = SmallFloat::new(2, 15, Specials::Ieee);
-    const E4M3_FNUZ: SmallFloat = SmallFloat::new(3, 8, Specials::NegativeZero);
-    const E5M2_FNUZ: SmallFloat = SmallFloat::new(2, 16, Specials::NegativeZero);
-
-    const fn new(mantissa_bits: i32, bias: i32, specials: Specials) -> SmallFloat {
-        SmallFloat {
-            mantissa_bits,
-            bias,
-            specials,
-        }
-    }
-
-    fn value(&self, bits: u8) -> f64 {
-        let sign = if bits & 0x80 == 0 { 1.0 } else { -1.0 };
-        let magnitude = i32::from(bits & 0x7f);
-        let exponent = magnitude >> self.mantissa_bits;
-        let mantissa = magnitude & ((1 << self.mantissa_bits) - 1);
-
-        match self.specials {
-            Specials::NegativeZero if bits == 0x80 => return f64::NAN,
-            Specials::AllOnes if magnitude == 0x7f => return f64::NAN,
-            Specials::Ieee if magnitude >> self.mantissa_bits == 0x1f => {
-                return if mantissa == 0 {
-                    sign * f64::INFINITY
-                } else {
-                    f64::NAN
-                };
-            }
-            _ => {}
-        }
-
-        let (significand, exponent) = match exponent {
-            0 => (mantissa, 1),
-            exponent => (mantissa + (1 << self.mantissa_bits), exponent),
-        };
-        sign * f64::from(significand) * 2f64.powi(exponent - self.bias - self.mantissa_bits)
-    }
 }
 
 #[cfg(test)]

@@ -262,7 +262,7 @@ fn transpose<const N: usize, const B: usize, const C: usize>(
     }
 }
 
-/// The `B` columns' first bytes in the window, if the window has that many.
+/// The first `C` bytes of each of `B` columns; `None` if there are fewer columns or bytes.
 #[inline(always)]
 fn lines<'w, const B: usize, const C: usize>(
     window: &'w [u8],
