@@ -153,23 +153,23 @@ mod tests {
     #[test]
     fn both_readers_agree() {
         let original = header();
-        let (mut draw, mut read_here) = (SplitMix64::new(7), 0);
+        let (mut rng, mut read_here) = (SplitMix64::new(7), 0);
         for _ in 0..20_000 {
             let mut bytes = original.clone().into_bytes();
-            for _ in 0..1 + draw.below(2) {
-                let at = draw.below(bytes.len() as u64) as usize;
-                let from = draw.below(bytes.len() as u64) as usize;
-                match draw.below(4) {
+            for _ in 0..1 + rng.below(2) {
+                let at = rng.below(bytes.len() as u64) as usize;
+                let from = rng.below(bytes.len() as u64) as usize;
+                match rng.below(4) {
                     0 => bytes[at] = bytes[from],
                     1 => bytes.insert(at, bytes[from]),
                     2 => _ = bytes.remove(at),
-                    _ => bytes[at] = b"0123456789 \\\"\n,{}[]"[draw.below(19) as usize],
+                    _ => bytes[at] = b"0123456789 \\\"\n,{}[]"[rng.below(19) as usize],
                 }
             }
             let Ok(text) = String::from_utf8(bytes) else {
                 continue;
             };
-            let data_len = draw.below(8000);
+            let data_len = rng.below(8000);
             if let Some(entries) = read(&text, data_len) {
                 assert_eq!(header_json::read(&text, data_len), Ok(entries), "{text}");
                 read_here += 1;

@@ -128,12 +128,12 @@ mod tests {
     #[test]
     fn names_keep_their_first_index() {
         for (seed, in_order) in (0..40).zip([0, 5, 30].into_iter().cycle()) {
-            let mut draw = SplitMix64::new(seed);
+            let mut rng = SplitMix64::new(seed);
             let (mut list, mut added) = (NameList::<Arc<str>>::default(), Vec::new());
             for number in 0..60 {
                 let name = match number < in_order {
                     true => format!("a{number:02}"),
-                    false => format!("b{}", draw.below(50)),
+                    false => format!("b{}", rng.below(50)),
                 };
                 let known = added.iter().position(|it| *it == name);
                 let expected = known.map_or(Ok(added.len()), Err);
@@ -141,10 +141,10 @@ mod tests {
                 if known.is_none() {
                     added.push(name);
                 }
-                let mut next = draw.below(60) as usize;
-                let name = format!("b{}", draw.below(50));
+                let mut next = rng.below(60) as usize;
+                let name = format!("b{}", rng.below(50));
                 let expected = added.iter().position(|it| *it == name);
-                if draw.below(10) == 0 {
+                if rng.below(10) == 0 {
                     assert_eq!(list.find(&name, &mut next), expected);
                     assert!(expected.is_none_or(|place| next == place + 1));
                 }

@@ -26,7 +26,7 @@ pub trait Exchange: Sync {
     /// Receives the bytes of a chunk from the replica that reads it: number `chunk % replicas`.
     ///
     /// # Errors
-    /// As [`Exchange::give`].
+    /// As [`Exchange::send`].
     fn receive(&self, chunk: usize, bytes: &mut [u8]) -> Result<(), ExchangeError>;
 
     /// Called after an error. Other replicas, and other threads of this one, stop waiting for each

@@ -150,12 +150,12 @@ impl Evaluation<'_> {
 }
 
 /// A random expression of a shape, with at most `depth` nested operations.
-fn expression(graph: &mut Graph, draw: &mut SplitMix64, shape: &[u64], depth: u32) -> Expr {
+fn expression(graph: &mut Graph, rng: &mut SplitMix64, shape: &[u64], depth: u32) -> Expr {
     if depth == 0 || shape.is_empty() {
-        return leaf(graph, draw, shape);
+        return leaf(graph, rng, shape);
     }
     let (dim, rank, depth) = (
-        draw.below(shape.len() as u64) as usize,
+        rng.below(shape.len() as u64) as usize,
         shape.len(),
         depth - 1,
     );
@@ -164,76 +164,76 @@ fn expression(graph: &mut Graph, draw: &mut SplitMix64, shape: &[u64], depth: u3
         other.splice(at, new.iter().copied());
         other
     };
-    match draw.below(11) {
+    match rng.below(11) {
         0 => {
             let mut dims: Vec<usize> = (0..rank).collect();
-            (1..rank).for_each(|at| dims.swap(at, draw.below(at as u64 + 1) as usize));
+            (1..rank).for_each(|at| dims.swap(at, rng.below(at as u64 + 1) as usize));
             let mut of = vec![0; rank];
             dims.iter()
                 .zip(shape)
                 .for_each(|(dim, extent)| of[*dim] = *extent);
-            let of = expression(graph, draw, &of, depth);
+            let of = expression(graph, rng, &of, depth);
             graph.permute(of, &dims).unwrap()
         }
         1 => {
-            let (start, step) = (draw.below(3), 1 + draw.below(3));
-            let extent = start + (shape[dim] - 1) * step + 1 + draw.below(3);
-            let of = expression(graph, draw, &with(dim..dim + 1, &[extent]), depth);
+            let (start, step) = (rng.below(3), 1 + rng.below(3));
+            let extent = start + (shape[dim] - 1) * step + 1 + rng.below(3);
+            let of = expression(graph, rng, &with(dim..dim + 1, &[extent]), depth);
             graph.slice(of, dim, (start, shape[dim], step)).unwrap()
         }
         2 if shape[dim] > 1 => {
-            let first = 1 + draw.below(shape[dim] - 1);
+            let first = 1 + rng.below(shape[dim] - 1);
             let parts = [first, shape[dim] - first];
             let of =
-                parts.map(|extent| expression(graph, draw, &with(dim..dim + 1, &[extent]), depth));
+                parts.map(|extent| expression(graph, rng, &with(dim..dim + 1, &[extent]), depth));
             graph.concat(&of, dim).unwrap()
         }
         3 if shape[dim] <= 4 => {
             let one = with(dim..dim + 1, &[]);
             let of: Vec<Expr> = (0..shape[dim])
-                .map(|_| expression(graph, draw, &one, depth))
+                .map(|_| expression(graph, rng, &one, depth))
                 .collect();
             graph.stack(&of, dim).unwrap()
         }
         4 if dim + 1 < rank => {
             let extent = shape[dim] * shape[dim + 1];
-            let of = expression(graph, draw, &with(dim..dim + 2, &[extent]), depth);
+            let of = expression(graph, rng, &with(dim..dim + 2, &[extent]), depth);
             graph.unflatten(of, dim, shape[dim]).unwrap()
         }
         5 => {
             let divisors: Vec<u64> = (1..=shape[dim])
                 .filter(|it| shape[dim].is_multiple_of(*it))
                 .collect();
-            let rows = divisors[draw.below(divisors.len() as u64) as usize];
+            let rows = divisors[rng.below(divisors.len() as u64) as usize];
             let of = with(dim..dim + 1, &[rows, shape[dim] / rows]);
-            let of = expression(graph, draw, &of, depth);
+            let of = expression(graph, rng, &of, depth);
             graph.flatten(of, dim).unwrap()
         }
         6 => {
-            let extent = 1 + draw.below(3);
-            let of = expression(graph, draw, &with(dim..dim, &[extent]), depth);
-            graph.select(of, dim, draw.below(extent)).unwrap()
+            let extent = 1 + rng.below(3);
+            let of = expression(graph, rng, &with(dim..dim, &[extent]), depth);
+            graph.select(of, dim, rng.below(extent)).unwrap()
         }
         7 => {
-            let of = expression(graph, draw, shape, depth);
+            let of = expression(graph, rng, shape, depth);
             graph.scale(of, 0.1).unwrap()
         }
         8 => {
-            let of = expression(graph, draw, shape, depth);
+            let of = expression(graph, rng, shape, depth);
             graph.add_number(of, -3.0).unwrap()
         }
         9 => {
-            let of = expression(graph, draw, shape, depth);
+            let of = expression(graph, rng, shape, depth);
             let narrow = graph.cast(of, Dtype::BF16).unwrap();
             graph.cast(narrow, Dtype::F32).unwrap()
         }
-        _ => expression(graph, draw, shape, depth),
+        _ => expression(graph, rng, shape, depth),
     }
 }
 
 /// A new source, an earlier one, a constant, or a computed tensor.
-fn leaf(graph: &mut Graph, draw: &mut SplitMix64, shape: &[u64]) -> Expr {
-    match draw.below(8) {
+fn leaf(graph: &mut Graph, rng: &mut SplitMix64, shape: &[u64]) -> Expr {
+    match rng.below(8) {
         0 => graph.fill(Dtype::F32, 0.5, shape).unwrap(),
         1 => {
             let of = graph.source(&format!("{shape:?}"), Dtype::F32, shape);
@@ -309,14 +309,14 @@ proptest! {
         depth in 1..9u32,
         shape in proptest::collection::vec(1..9u64, 1..4),
     ) {
-        let (mut graph, mut draw) = (Graph::new(), SplitMix64::new(seed));
-        let expr = expression(&mut graph, &mut draw, &shape, depth);
+        let (mut graph, mut rng) = (Graph::new(), SplitMix64::new(seed));
+        let expr = expression(&mut graph, &mut rng, &shape, depth);
         prop_assert_eq!(graph.shape(expr), &shape);
         let region: Vec<Range<u64>> = shape
             .iter()
             .map(|extent| {
-                let start = draw.below(*extent);
-                start..start + 1 + draw.below(extent - start)
+                let start = rng.below(*extent);
+                start..start + 1 + rng.below(extent - start)
             })
             .collect();
 

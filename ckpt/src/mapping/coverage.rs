@@ -166,11 +166,11 @@ mod tests {
     use meshgrad_ckpt_crash::SplitMix64;
 
     /// A random expression of one or two of these, each [6, 4].
-    fn made_of(graph: &mut Graph, of: &[Expr], draw: &mut SplitMix64) -> Expr {
-        let mut pick = || of[draw.below(of.len() as u64) as usize];
+    fn made_of(graph: &mut Graph, of: &[Expr], rng: &mut SplitMix64) -> Expr {
+        let mut pick = || of[rng.below(of.len() as u64) as usize];
         let (a, b) = (pick(), pick());
-        let rows = draw.below(6);
-        let made = match draw.below(8) {
+        let rows = rng.below(6);
+        let made = match rng.below(8) {
             0 => graph
                 .concat(&[a, b], 1)
                 .and_then(|it| graph.slice(it, 1, (2, 4, 1))),
@@ -202,12 +202,12 @@ mod tests {
     #[test]
     fn usage_by_operations_matches_usage_by_copies() {
         for seed in 0..500 {
-            let (mut draw, mut graph) = (SplitMix64::new(seed), Graph::new());
+            let (mut rng, mut graph) = (SplitMix64::new(seed), Graph::new());
             let names = ["x", "y", "z"].iter();
             let sources = names.map(|name| graph.source(name, Dtype::F32, &[6, 4]).unwrap());
             let mut exprs: Vec<Expr> = sources.collect();
-            for _ in 0..1 + draw.below(6) {
-                let more = made_of(&mut graph, &exprs, &mut draw);
+            for _ in 0..1 + rng.below(6) {
+                let more = made_of(&mut graph, &exprs, &mut rng);
                 exprs.push(more);
             }
             let made = exprs[exprs.len() - 2..].to_vec();

@@ -5,6 +5,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::catch_unwind;
 
+use meshgrad_ckpt_crash::SplitMix64;
+
 use crate::file_of;
 use crate::reference::{STRICTER, Verdict, verdict};
 
@@ -47,20 +49,15 @@ fn mutants_agree_with_the_reference() {
     }
 }
 
-/// SplitMix64 (Steele, Lea and Flood 2014).
-struct Random(u64);
+struct Random(SplitMix64);
 
 impl Random {
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
+        self.0.next()
     }
 
-    /// A number below `end`, which is not 0.
     fn below(&mut self, end: usize) -> usize {
-        (self.next() % end as u64) as usize
+        self.0.below(end as u64) as usize
     }
 
     fn one_in(&mut self, times: usize) -> bool {
@@ -100,7 +97,7 @@ impl Entry {
 }
 
 fn mutant(number: u64) -> Vec<u8> {
-    let random = &mut Random(number);
+    let random = &mut Random(SplitMix64::new(number));
     let (mut entries, mut data_len) = valid_entries(random);
 
     for _ in 0..random.below(3) {

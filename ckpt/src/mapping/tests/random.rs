@@ -6,9 +6,9 @@ use crate::mapping::TensorSpec;
 use meshgrad_ckpt_crash::SplitMix64;
 
 /// A random invertible term of a shape; its names are added to `sources`.
-fn term(draw: &mut SplitMix64, shape: &[u64], depth: u32, sources: &mut Vec<TensorSpec>) -> String {
+fn term(rng: &mut SplitMix64, shape: &[u64], depth: u32, sources: &mut Vec<TensorSpec>) -> String {
     let rank = shape.len();
-    let dim = draw.below(rank as u64) as usize;
+    let dim = rng.below(rank as u64) as usize;
     let with = |extents: &[u64]| {
         let mut other = shape.to_vec();
         other.splice(dim..=dim, extents.iter().copied());
@@ -19,30 +19,30 @@ fn term(draw: &mut SplitMix64, shape: &[u64], depth: u32, sources: &mut Vec<Tens
         sources.push(TensorSpec::new(&name, Dtype::F32, shape));
         return name;
     }
-    let mut next = |draw: &mut SplitMix64, shape: &[u64]| term(draw, shape, depth - 1, sources);
-    match draw.below(7) {
+    let mut next = |rng: &mut SplitMix64, shape: &[u64]| term(rng, shape, depth - 1, sources);
+    match rng.below(7) {
         0 if shape[dim] > 1 => {
-            let first = 1 + draw.below(shape[dim] - 1);
+            let first = 1 + rng.below(shape[dim] - 1);
             let second = shape[dim] - first;
-            let (a, b) = (next(draw, &with(&[first])), next(draw, &with(&[second])));
+            let (a, b) = (next(rng, &with(&[first])), next(rng, &with(&[second])));
             format!("concat({a}, {b}, dim={dim}, shares={first}:{second})")
         }
         1 if rank > 1 && shape[dim] < 4 => {
-            let parts: Vec<String> = (0..shape[dim]).map(|_| next(draw, &with(&[]))).collect();
+            let parts: Vec<String> = (0..shape[dim]).map(|_| next(rng, &with(&[]))).collect();
             format!("stack({}, dim={dim})", parts.join(", "))
         }
         2 if shape[dim].is_multiple_of(2) => {
             let half = with(&[shape[dim] / 2]);
-            let (a, b) = (next(draw, &half), next(draw, &half));
+            let (a, b) = (next(rng, &half), next(rng, &half));
             format!("interleave({a}, {b}, dim={dim})")
         }
         3 if rank > 1 => {
             let mut transposed = shape.to_vec();
             transposed.swap(0, rank - 1);
-            format!("transpose({}, 0, -1)", next(draw, &transposed))
+            format!("transpose({}, 0, -1)", next(rng, &transposed))
         }
         4 if shape[dim].is_multiple_of(3) => {
-            let rows = next(draw, &with(&[3, shape[dim] / 3]));
+            let rows = next(rng, &with(&[3, shape[dim] / 3]));
             format!("flatten({rows}, dim={dim}, rows=3)")
         }
         5 if dim + 1 < rank => {
@@ -50,15 +50,12 @@ fn term(draw: &mut SplitMix64, shape: &[u64], depth: u32, sources: &mut Vec<Tens
             joined.splice(dim..dim + 2, [shape[dim] * shape[dim + 1]]);
             format!(
                 "unflatten({}, {}, dim={dim})",
-                next(draw, &joined),
+                next(rng, &joined),
                 shape[dim]
             )
         }
-        6 => format!(
-            "squeeze({}, dim={dim})",
-            next(draw, &with(&[1, shape[dim]]))
-        ),
-        _ => next(draw, shape),
+        6 => format!("squeeze({}, dim={dim})", next(rng, &with(&[1, shape[dim]]))),
+        _ => next(rng, shape),
     }
 }
 
@@ -68,9 +65,9 @@ proptest::proptest! {
     /// The inverse of a random map puts each element back in its place.
     #[test]
     fn inverses_restore_every_element(seed in proptest::prelude::any::<u64>(), depth in 0..6u32) {
-        let (mut draw, mut sources) = (SplitMix64::new(seed), Vec::new());
-        let shape: Vec<u64> = (0..1 + draw.below(3)).map(|_| 1 + draw.below(6)).collect();
-        let term = term(&mut draw, &shape, depth, &mut sources);
+        let (mut rng, mut sources) = (SplitMix64::new(seed), Vec::new());
+        let shape: Vec<u64> = (0..1 + rng.below(3)).map(|_| 1 + rng.below(6)).collect();
+        let term = term(&mut rng, &shape, depth, &mut sources);
         let bound = bind(&format!("x = {term}"), &sources);
         let back = bound.inverse().unwrap_or_else(|why| panic!("{term}: {why}"));
 
