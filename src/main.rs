@@ -51,9 +51,9 @@ enum Command {
     /// Compute logits, loss and gradients of a Hugging Face model, for comparison with
     /// transformers.
     Forward(forward::ForwardArguments),
-    /// Look at checkpoints, and at safetensors files and folders of any origin.
+    /// Inspect, verify and convert checkpoints and safetensors files of any origin.
     Ckpt(ckpt::CkptArguments),
-    /// Show what a parallel configuration means: axes, domains, and the groups of a rank.
+    /// Show a parallel configuration: axes, domains, and the groups of a rank.
     Mesh(mesh::MeshArguments),
     /// Report the device and check the values and gradients of every op on it.
     Check(CheckArguments),

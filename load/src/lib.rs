@@ -79,8 +79,8 @@ impl fmt::Debug for LoadOptions<'_> {
 /// let w = graph.source("w", Dtype::F32, &[2, 2])?;
 ///
 /// let column = Tensor::zeros(&device, &[2, 1], DType::F32, Kind::Parameter)?;
-/// let want = LoadRequest::new("column", w, [0..2, 1..2]);
-/// load(&folder, &graph, &[(want, &column)], &LoadOptions::default())?;
+/// let request = LoadRequest::new("column", w, [0..2, 1..2]);
+/// load(&folder, &graph, &[(request, &column)], &LoadOptions::default())?;
 /// assert_eq!(column.to_vec::<f32>()?, [2.0, 4.0]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -91,12 +91,23 @@ impl fmt::Debug for LoadOptions<'_> {
 pub fn load(
     folder: &Folder,
     graph: &Graph,
-    wants: &[(LoadRequest, &Tensor)],
+    requests: &[(LoadRequest, &Tensor)],
     options: &LoadOptions<'_>,
 ) -> Result<Stats> {
-    match wants.iter().map(|(_, tensor)| tensor.device()).find(is_gpu) {
-        Some(gpu) => upload::load(gpu, folder, graph, wants, options.pinned, options.progress),
-        None => load_to_host(folder, graph, wants, options),
+    match requests
+        .iter()
+        .map(|(_, tensor)| tensor.device())
+        .find(is_gpu)
+    {
+        Some(gpu) => upload::load(
+            gpu,
+            folder,
+            graph,
+            requests,
+            options.pinned,
+            options.progress,
+        ),
+        None => load_to_host(folder, graph, requests, options),
     }
 }
 
@@ -108,19 +119,22 @@ fn is_gpu(device: &&Device) -> bool {
 fn load_to_host(
     folder: &Folder,
     graph: &Graph,
-    wants: &[(LoadRequest, &Tensor)],
+    requests: &[(LoadRequest, &Tensor)],
     options: &LoadOptions<'_>,
 ) -> Result<Stats> {
-    let regions: Vec<LoadRequest> = wants.iter().map(|(want, _)| want.clone()).collect();
+    let regions: Vec<LoadRequest> = requests
+        .iter()
+        .map(|(request, _)| request.clone())
+        .collect();
     let plan = LoadPlan::new(
         graph,
         &Catalog::of(folder),
         &regions,
         &Options::for_folder(folder),
     )?;
-    let targets = wants
+    let targets = requests
         .iter()
-        .map(|(want, tensor)| HostTensor::new(&want.target, tensor));
+        .map(|(request, tensor)| HostTensor::new(&request.target, tensor));
     let mut targets = targets.collect::<Result<Vec<HostTensor<'_>>>>()?;
     let slices = Slices::new(targets.iter_mut().map(HostTensor::bytes));
     let sources = Sources::open(folder, BackendChoice::Auto)?;

@@ -40,7 +40,7 @@ pub(crate) struct Chunk<'t> {
 type Region<'t> = (LoadRequest, Chunk<'t>);
 
 /// A tensor and the region that is read into it.
-type Wanted<'t> = (LoadRequest, &'t Tensor);
+type Requested<'t> = (LoadRequest, &'t Tensor);
 
 /// Plans passes over a folder within a bound on pinned memory.
 pub(crate) struct Planner<'a> {
@@ -64,25 +64,25 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// The passes that load `wants`: one for all tensors where that fits. Otherwise one for the
+    /// The passes that load `requests`: one for all tensors where that fits. Otherwise one for the
     /// tensors that each fit into a pass, and several for each of the others.
     ///
     /// # Errors
     /// [`Error::PinnedBound`] where a single chunk is too large; errors of planning.
-    pub(crate) fn plan<'t>(&self, wants: &'t [Wanted<'_>]) -> Result<Vec<Pass<'t>>> {
-        let all: Vec<&Wanted<'_>> = wants.iter().collect();
+    pub(crate) fn plan<'t>(&self, requests: &'t [Requested<'_>]) -> Result<Vec<Pass<'t>>> {
+        let all: Vec<&Requested<'_>> = requests.iter().collect();
         if let Some(pass) = self.in_one(&all)? {
             return Ok(vec![pass]);
         }
 
         let (mut small, mut single, mut passes) = (Vec::new(), Vec::new(), Vec::new());
-        for want in wants {
-            match self.in_one(&[want])? {
+        for request in requests {
+            match self.in_one(&[request])? {
                 Some(pass) => {
-                    small.push(want);
+                    small.push(request);
                     single.push(pass);
                 }
-                None => passes.extend(self.in_several(want)?),
+                None => passes.extend(self.in_several(request)?),
             }
         }
         match self.in_one(&small)? {
@@ -94,11 +94,13 @@ impl<'a> Planner<'a> {
 
     /// A single pass over some tensors, in the largest chunks that keep to the bound. `None` if
     /// there are none.
-    fn in_one<'t>(&self, wants: &[&'t Wanted<'_>]) -> Result<Option<Pass<'t>>> {
+    fn in_one<'t>(&self, requests: &[&'t Requested<'_>]) -> Result<Option<Pass<'t>>> {
         for threads in [self.base.threads, 1] {
             let mut chunk = self.max_chunk();
             while chunk >= MIN_CHUNK {
-                let regions = wants.iter().flat_map(|want| self.regions(want, chunk));
+                let regions = requests
+                    .iter()
+                    .flat_map(|request| self.regions(request, chunk));
                 let pass = self.pass(regions.collect(), chunk, threads)?;
                 if pass.plan.memory().targets <= self.max_open {
                     return Ok(Some(pass));
@@ -110,10 +112,10 @@ impl<'a> Planner<'a> {
     }
 
     /// Several passes over one tensor, each for as many of its rows as may be open at a time.
-    fn in_several<'t>(&self, want: &'t Wanted<'_>) -> Result<Vec<Pass<'t>>> {
+    fn in_several<'t>(&self, request: &'t Requested<'_>) -> Result<Vec<Pass<'t>>> {
         let max_chunk = self.max_chunk();
         let (mut passes, mut open, mut bytes) = (Vec::new(), Vec::new(), 0);
-        for region in self.regions(want, max_chunk) {
+        for region in self.regions(request, max_chunk) {
             let more = region.1.bytes.len() as u64;
             if more > self.max_open {
                 return Err(Error::PinnedBound {
@@ -138,34 +140,34 @@ impl<'a> Planner<'a> {
     }
 
     fn pass<'t>(&self, regions: Vec<Region<'t>>, chunk: u64, threads: usize) -> Result<Pass<'t>> {
-        let (wants, chunks): (Vec<LoadRequest>, _) = regions.into_iter().unzip();
+        let (requests, chunks): (Vec<LoadRequest>, _) = regions.into_iter().unzip();
         let options = Options {
             window: self.base.window.min(chunk / 2),
             threads,
             targets: Targets::Leave,
             ..self.base
         };
-        let plan = LoadPlan::new(self.graph, &Catalog::of(self.folder), &wants, &options)?;
+        let plan = LoadPlan::new(self.graph, &Catalog::of(self.folder), &requests, &options)?;
         Ok(Pass { plan, chunks })
     }
 
-    /// A wanted region split into chunks of at most `most` bytes, but at least one element.
-    fn regions<'t>(&self, (want, tensor): &'t Wanted<'_>, most: u64) -> Vec<Region<'t>> {
-        let element = self.graph.dtype(want.expr).bits() as u64 / 8;
+    /// A region split into chunks of at most `most` bytes, but at least one element.
+    fn regions<'t>(&self, (request, tensor): &'t Requested<'_>, most: u64) -> Vec<Region<'t>> {
+        let element = self.graph.dtype(request.expr).bits() as u64 / 8;
         let mut start = 0;
         let region = |region: Vec<Range<u64>>| {
             let elements: u64 = region.iter().map(|it| it.end - it.start).product();
             let end = start + (elements * element) as usize;
             let bytes = std::mem::replace(&mut start, end)..end;
-            let name = format!("{} {region:?}", want.target);
+            let name = format!("{} {region:?}", request.target);
             let chunk = Chunk {
-                name: &want.target,
+                name: &request.target,
                 tensor,
                 bytes,
             };
-            (LoadRequest::new(name, want.expr, region), chunk)
+            (LoadRequest::new(name, request.expr, region), chunk)
         };
-        let regions = split(&want.region, most / element.max(1));
+        let regions = split(&request.region, most / element.max(1));
         regions.into_iter().map(region).collect()
     }
 }

@@ -15,14 +15,14 @@ pub(crate) fn load(
     device: &Device,
     folder: &Folder,
     graph: &Graph,
-    wants: &[(LoadRequest, &Tensor)],
+    requests: &[(LoadRequest, &Tensor)],
     pinned: u64,
     progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<Stats> {
-    check(device, graph, wants)?;
+    check(device, graph, requests)?;
     // Copies go to the default stream. They must not overtake other streams' work on these tensors.
     device.synchronize()?;
-    let passes = Planner::new(folder, graph, pinned).plan(wants)?;
+    let passes = Planner::new(folder, graph, pinned).plan(requests)?;
     let sources = Sources::open(folder, BackendChoice::Auto)?;
     let bytes: u64 = passes.iter().map(|pass| pass.plan.read_bytes()).sum();
     let pool = PinnedPool::new(device, pinned);
@@ -47,21 +47,21 @@ pub(crate) fn load(
 }
 
 /// Checks that each tensor is on the device and as large as its region.
-fn check(device: &Device, graph: &Graph, wants: &[(LoadRequest, &Tensor)]) -> Result<()> {
-    for (want, tensor) in wants {
+fn check(device: &Device, graph: &Graph, requests: &[(LoadRequest, &Tensor)]) -> Result<()> {
+    for (request, tensor) in requests {
         if tensor.device() != device {
             let source = meshgrad_runtime::Error::Devices {
                 op: "load",
                 devices: format!("{device}, {}", tensor.device()),
             };
-            return Err(Error::not_loaded(&want.target, source));
+            return Err(Error::not_loaded(&request.target, source));
         }
-        let elements: u64 = want.region.iter().map(|it| it.end - it.start).product();
-        let expected = elements * graph.dtype(want.expr).bits() as u64 / 8;
+        let elements: u64 = request.region.iter().map(|it| it.end - it.start).product();
+        let expected = elements * graph.dtype(request.expr).bits() as u64 / 8;
         let actual = tensor.dtype().bytes(tensor.elements()) as u64;
         if expected != actual {
             return Err(Error::Checkpoint(meshgrad_ckpt::Error::TargetSize {
-                target: want.target.to_string(),
+                target: request.target.to_string(),
                 expected,
                 actual,
             }));

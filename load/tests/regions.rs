@@ -98,7 +98,7 @@ fn regions_arrive_within_the_bound_or_not_at_all() {
     };
     let bits_of = |tensors: &[Tensor]| tensors.iter().map(bits).collect::<Vec<_>>();
     let expected = bits_of(&load_to(&Device::cpu(), 0).unwrap());
-    let (mut arrived, mut refused) = (0, 0);
+    let (mut loaded_count, mut rejected) = (0, 0);
     let mut bounds = vec![
         4 << 10,
         8 << 10,
@@ -118,17 +118,17 @@ fn regions_arrive_within_the_bound_or_not_at_all() {
         match loaded {
             Ok(tensors) => {
                 assert!(bits_of(&tensors) == expected, "{bound}");
-                arrived += 1;
+                loaded_count += 1;
             }
             Err(Error::PinnedBound { needed, .. }) => {
                 assert!(needed > bound && bound < 8 << 10, "{needed} for {bound}");
                 bounds.push(needed);
-                refused += 1;
+                rejected += 1;
             }
             Err(error) => panic!("{bound}: {error}"),
         }
     }
-    assert_eq!((arrived, refused), (7, 1));
+    assert_eq!((loaded_count, rejected), (7, 1));
 }
 
 #[test]

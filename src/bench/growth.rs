@@ -27,7 +27,7 @@ pub(crate) struct Growth {
     rounds: usize,
     /// Approximate seconds per measurement.
     #[arg(long, default_value_t = 0.5)]
-    turn: f64,
+    seconds: f64,
 }
 
 /// Steps per measurement of concurrent ranks.
@@ -146,7 +146,7 @@ impl Growth {
     fn steps(&self, seconds: f64) -> usize {
         match self.options.smoke {
             true => 1,
-            false => (self.turn / seconds).ceil().clamp(1.0, 1000.0) as usize,
+            false => (self.seconds / seconds).ceil().clamp(1.0, 1000.0) as usize,
         }
     }
 

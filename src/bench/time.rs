@@ -63,7 +63,7 @@ struct Time {
     only: Vec<String>,
     /// Approximate seconds per measurement.
     #[arg(long, default_value_t = 0.05)]
-    turn: f64,
+    seconds: f64,
 }
 
 /// Assumed size of a CPU's last-level cache, in bytes.
@@ -77,13 +77,13 @@ struct Comparison {
     peer_errors: Vec<String>,
     versions: Value,
     rounds: usize,
-    turn: f64,
+    seconds: f64,
     smoke: bool,
 }
 
 /// Seconds per op.
 struct Times {
-    ours: Spread,
+    meshgrad: Spread,
     torch: Option<Spread>,
     /// Under torch.compile.
     compiled: Option<Spread>,
@@ -137,7 +137,7 @@ impl Time {
 
         let bandwidth = copy(shapes.copy);
         let (job, times) = comparison.times(&bandwidth)?.remove(0);
-        let mut bounds = Bounds::new(&device, job.amount.rate(times.ours.min));
+        let mut bounds = Bounds::new(&device, job.amount.rate(times.meshgrad.min));
         println!("A copy of {} f32: {:.2} GB/s", shapes.copy, bounds.copy);
         if let Some(fma) = bounds.f32 {
             println!("Multiply-adds of f32 in registers: {:.3} TFLOP/s", fma);
@@ -188,19 +188,19 @@ impl Bounds {
     fn record(&mut self, job: &Job, times: &Times) {
         if let (DType::BF16, Amount::Flops(_)) = (job.dtype, job.amount) {
             let best = times.best_of_torch().unwrap_or(f64::INFINITY);
-            let rate = job.amount.rate(times.ours.median.min(best));
+            let rate = job.amount.rate(times.meshgrad.median.min(best));
             self.bf16 = Some(self.bf16.map_or(rate, |before| before.max(rate)));
         }
     }
 
     /// The rate of a job relative to its bound, if there is one.
-    fn fraction(&self, job: &Job, ours: Spread) -> Option<f64> {
+    fn fraction(&self, job: &Job, meshgrad: Spread) -> Option<f64> {
         let bound = match (job.amount, job.dtype) {
             (Amount::Bytes(_), _) => Some(self.copy),
             (Amount::Flops(_), DType::F32) => self.f32,
             (Amount::Flops(_), _) => self.bf16,
         };
-        bound.map(|bound| ours.median / bound)
+        bound.map(|bound| meshgrad.median / bound)
     }
 
     fn json(&self) -> Value {
@@ -224,7 +224,7 @@ impl Comparison {
             peer,
             peer_errors: Vec::new(),
             rounds: if smoke { 1 } else { time.rounds.max(1) },
-            turn: if smoke { 0.0 } else { time.turn },
+            seconds: if smoke { 0.0 } else { time.seconds },
             smoke,
         })
     }
@@ -260,18 +260,18 @@ impl Comparison {
         self.time_meshgrad(job, operands, 2 * operands.len())?;
         let about = self.time_meshgrad(job, operands, operands.len().max(3))?;
         let least = operands.len() as f64;
-        let repeats = (self.turn / about).clamp(least, 2000.0) as usize;
+        let repeats = (self.seconds / about).clamp(least, 2000.0) as usize;
 
-        let (mut ours, mut torch, mut compiled) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut meshgrad, mut torch, mut compiled) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..self.rounds {
-            ours.push(self.time_meshgrad(job, operands, repeats)?);
+            meshgrad.push(self.time_meshgrad(job, operands, repeats)?);
             torch.extend(self.time_torch(job, false, operands.len(), repeats));
             if job.compiles {
                 compiled.extend(self.time_torch(job, true, operands.len(), repeats));
             }
         }
         Ok(Times {
-            ours: Spread::of(&ours),
+            meshgrad: Spread::of(&meshgrad),
             torch: Spread::try_of(&torch),
             compiled: Spread::try_of(&compiled),
         })
@@ -355,15 +355,17 @@ impl Amount {
 
 /// Prints and returns a row.
 fn row(job: &Job, shape: &str, times: &Times, bounds: &Bounds) -> Value {
-    let ours = job.amount.rates(times.ours);
+    let meshgrad = job.amount.rates(times.meshgrad);
     let [torch, compiled] =
         [times.torch, times.compiled].map(|times| times.map(|times| job.amount.rates(times)));
-    let of_bound = bounds.fraction(job, ours);
-    let faster = times.best_of_torch().map(|torch| torch / times.ours.median);
+    let of_bound = bounds.fraction(job, meshgrad);
+    let faster = times
+        .best_of_torch()
+        .map(|torch| torch / times.meshgrad.median);
 
     let percent = |x: Option<f64>| x.map_or("-".into(), |x| format!("{:.0} %", 100.0 * x));
     println!(
-        "| {} | {shape} | {} | {} | {ours} | {} | {} | {} | {} |",
+        "| {} | {shape} | {} | {} | {meshgrad} | {} | {} | {} | {} |",
         job.name,
         job.dtype,
         job.amount.unit(),
@@ -379,12 +381,12 @@ fn row(job: &Job, shape: &str, times: &Times, bounds: &Bounds) -> Value {
     json!({
         "what": job.name, "shape": shape, "dtype": job.dtype.name(), "unit": job.amount.unit(),
         "rate": {
-            "meshgrad": ours.json(),
+            "meshgrad": meshgrad.json(),
             "torch": torch.map(Spread::json),
             "torch.compile": compiled.map(Spread::json),
         },
         "us": {
-            "meshgrad": microseconds(times.ours),
+            "meshgrad": microseconds(times.meshgrad),
             "torch": times.torch.map(microseconds),
             "torch.compile": times.compiled.map(microseconds),
         },
