@@ -152,7 +152,7 @@ fn tensors_that_do_not_fit_are_named() {
     let elsewhere = tensor(&Device::cpu(), &SHAPE, Kind::Cache);
     let error = load_both(&fits, &elsewhere);
     assert!(
-        error.starts_with("`b` was not loaded: load: operands live"),
+        error.starts_with("`b` was not loaded: load: operands are on different devices"),
         "{error}"
     );
     let error = load_both(&fits, &tensor(&gpu, &[6, 50], Kind::Cache));

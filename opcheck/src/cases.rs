@@ -151,9 +151,9 @@ fn elementwise(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
         ("maximum", "maximum, broadcast", ops::maximum),
         ("minimum", "minimum, broadcast", ops::minimum),
     ];
-    for (alike, broadcast, op) in binary {
+    for (same_shape, broadcast, op) in binary {
         let inputs = [at.any(&[2, 5], 1)?, at.positive(&[2, 5], 2)?];
-        cases.push(case(alike, inputs, move |[a, b]| op(a, b)));
+        cases.push(case(same_shape, inputs, move |[a, b]| op(a, b)));
         let inputs = [at.any(&[2, 1, 4], 1)?, at.positive(&[3, 1], 2)?];
         cases.push(case(broadcast, inputs, move |[a, b]| op(a, b)));
     }
