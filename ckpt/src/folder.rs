@@ -21,12 +21,12 @@ pub struct Folder {
     path: PathBuf,
     files: Vec<TensorFile>,
     /// For each tensor its file and its position in that file, sorted by name.
-    places: Vec<Place>,
+    locations: Vec<Location>,
     declared_bytes: Option<u64>,
 }
 
 /// The position of a file in a folder, and of a tensor in that file.
-type Place = (usize, usize);
+type Location = (usize, usize);
 
 /// The index of a folder declares another size than its tensors have.
 ///
@@ -68,7 +68,7 @@ impl Folder {
         let file = TensorFile::of(beneath.path_of(SINGLE_FILE), file)?;
         Ok(Folder {
             path,
-            places: (0..file.tensors().len()).map(|at| (0, at)).collect(),
+            locations: (0..file.tensors().len()).map(|at| (0, at)).collect(),
             files: vec![file],
             declared_bytes: None,
         })
@@ -93,7 +93,7 @@ impl Folder {
         Ok(Folder {
             path,
             files: open_shards(beneath, &index_path, &index)?,
-            places: places(&index),
+            locations: locations(&index),
             declared_bytes: index.total_size,
         })
     }
@@ -110,12 +110,12 @@ impl Folder {
 
     /// All tensors, sorted by name. Ranges refer to the file that [`Folder::file_of`] returns.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = &TensorInfo> {
-        self.places.iter().map(|&place| self.tensor(place))
+        self.locations.iter().map(|&location| self.tensor(location))
     }
 
     /// The tensor of this name.
     pub fn get(&self, name: &str) -> Option<&TensorInfo> {
-        self.place(name).map(|place| self.tensor(place))
+        self.location(name).map(|location| self.tensor(location))
     }
 
     /// The file that contains this tensor.
@@ -123,7 +123,7 @@ impl Folder {
     /// # Errors
     /// [`Error::NoTensor`].
     pub fn file_of(&self, name: &str) -> Result<&TensorFile> {
-        match self.place(name) {
+        match self.location(name) {
             Some((file, _)) => Ok(&self.files[file]),
             None => {
                 let names = self.tensors().map(|tensor| tensor.name.as_str());
@@ -132,19 +132,19 @@ impl Folder {
         }
     }
 
-    fn place(&self, name: &str) -> Option<Place> {
-        let by_name = |&place: &Place| self.tensor(place).name.as_str().cmp(name);
-        let at = self.places.binary_search_by(by_name).ok()?;
-        Some(self.places[at])
+    fn location(&self, name: &str) -> Option<Location> {
+        let by_name = |&location: &Location| self.tensor(location).name.as_str().cmp(name);
+        let at = self.locations.binary_search_by(by_name).ok()?;
+        Some(self.locations[at])
     }
 
     /// The tensor at this position in the order of names, and the position of its file.
     pub(crate) fn nth(&self, at: usize) -> (usize, &TensorInfo) {
-        let place = self.places[at];
-        (place.0, self.tensor(place))
+        let location = self.locations[at];
+        (location.0, self.tensor(location))
     }
 
-    fn tensor(&self, (file, at): Place) -> &TensorInfo {
+    fn tensor(&self, (file, at): Location) -> &TensorInfo {
         &self.files[file].tensors()[at]
     }
 
@@ -192,7 +192,7 @@ impl Folder {
         let file = TensorFile::open(&path)?;
         Ok(Folder {
             path: path.as_ref().to_owned(),
-            places: (0..file.tensors().len()).map(|at| (0, at)).collect(),
+            locations: (0..file.tensors().len()).map(|at| (0, at)).collect(),
             files: vec![file],
             declared_bytes: None,
         })
@@ -278,12 +278,12 @@ fn check_shard(index_path: &Path, placed: &[&str], file: &TensorFile) -> Result<
 }
 
 /// The location of each tensor, sorted by name; the files match the index.
-fn places(index: &Index) -> Vec<Place> {
+fn locations(index: &Index) -> Vec<Location> {
     let mut next = vec![0; index.files.len()];
-    let place = |&(_, file): &(_, usize)| {
+    let location = |&(_, file): &(_, usize)| {
         let at = next[file];
         next[file] += 1;
         (file, at)
     };
-    index.file_of.iter().map(place).collect()
+    index.file_of.iter().map(location).collect()
 }

@@ -59,7 +59,7 @@ use crate::{
 pub struct FolderLayout {
     files: Vec<LaidOut>,
     /// For each tensor its file and its position in that file.
-    places: BTreeMap<String, (usize, usize)>,
+    locations: BTreeMap<String, (usize, usize)>,
     /// Present if there are several files.
     index: Option<Index>,
 }
@@ -80,10 +80,10 @@ struct Index {
 impl FolderLayout {
     /// Files with their names in `folder`, in the order of the shards.
     pub(crate) fn new(folder: &str, files: Vec<(PlannedFile, String)>) -> FolderLayout {
-        let mut places = BTreeMap::new();
+        let mut locations = BTreeMap::new();
         for (number, (file, _)) in files.iter().enumerate() {
             let tensors = file.tensors.iter().enumerate();
-            places.extend(tensors.map(|(at, tensor)| (tensor.name.clone(), (number, at))));
+            locations.extend(tensors.map(|(at, tensor)| (tensor.name.clone(), (number, at))));
         }
 
         let index = (files.len() > 1).then(|| {
@@ -94,7 +94,7 @@ impl FolderLayout {
             };
             Index {
                 path: below(folder, INDEX_FILE),
-                json: index::to_json(total_size, &places.iter().map(file_of).collect()),
+                json: index::to_json(total_size, &locations.iter().map(file_of).collect()),
             }
         });
         let laid_out = |(file, name): (PlannedFile, String)| LaidOut {
@@ -103,7 +103,7 @@ impl FolderLayout {
         };
         FolderLayout {
             files: files.into_iter().map(laid_out).collect(),
-            places,
+            locations,
             index,
         }
     }
@@ -114,8 +114,8 @@ impl FolderLayout {
     }
 
     /// A tensor and the path of its file below the staging folder.
-    pub fn place(&self, tensor: &str) -> Option<(&str, &TensorInfo)> {
-        let (file, at) = *self.places.get(tensor)?;
+    pub fn location(&self, tensor: &str) -> Option<(&str, &TensorInfo)> {
+        let (file, at) = *self.locations.get(tensor)?;
         let LaidOut { path, file } = &self.files[file];
         Some((path, &file.tensors[at]))
     }
@@ -161,8 +161,8 @@ impl FolderLayout {
         region: &[Range<u64>],
         bytes: &[u8],
     ) -> Result<()> {
-        let Some(&(number, at)) = self.places.get(tensor) else {
-            let names = self.places.keys().map(String::as_str);
+        let Some(&(number, at)) = self.locations.get(tensor) else {
+            let names = self.locations.keys().map(String::as_str);
             return Err(no_tensor(writer.folder(), tensor, names));
         };
         let LaidOut { path, file } = &self.files[number];

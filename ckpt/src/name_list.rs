@@ -38,10 +38,10 @@ impl<N: AsRef<str>> NameList<N> {
     /// Adds the name that `make` returns and returns its index; `Err` with the index of an equal
     /// name.
     pub(crate) fn add(&mut self, name: &str, make: impl FnOnce() -> N) -> Result<usize, usize> {
-        let place = self.names.len();
+        let index = self.names.len();
         if self.is_ascending() && self.names.last().is_none_or(|last| last.as_ref() < name) {
             self.names.push(make());
-            return Ok(place);
+            return Ok(index);
         }
         let table = self.table.take();
         let mut table = table.unwrap_or_else(|| Table::of(&self.names));
@@ -60,15 +60,15 @@ impl<N: AsRef<str>> NameList<N> {
 
     /// The index of a name. Constant time if it is `next`, which is then set to the index after it.
     pub(crate) fn find(&self, name: &str, next: &mut usize) -> Option<usize> {
-        let place = match self.names.get(*next) {
+        let index = match self.names.get(*next) {
             Some(it) if it.as_ref() == name => *next,
             _ => {
                 let table = self.table.get_or_init(|| Table::of(&self.names));
                 table.find(name, &self.names)?
             }
         };
-        *next = place + 1;
-        Some(place)
+        *next = index + 1;
+        Some(index)
     }
 
     pub(crate) fn as_slice(&self) -> &[N] {
@@ -83,33 +83,33 @@ impl<N: AsRef<str>> NameList<N> {
 /// The indices of names by hash; only looked up.
 #[derive(Clone, Debug, Default)]
 struct Table {
-    places: HashTable<u32>,
+    indices: HashTable<u32>,
     hasher: DefaultHashBuilder,
 }
 
 impl Table {
     fn of<N: AsRef<str>>(names: &[N]) -> Table {
         let hasher = DefaultHashBuilder::default();
-        let mut places = HashTable::with_capacity(names.len());
-        let hash = |place: &u32| hasher.hash_one(names[*place as usize].as_ref());
-        for place in 0..names.len() as u32 {
-            places.insert_unique(hash(&place), place, hash);
+        let mut indices = HashTable::with_capacity(names.len());
+        let hash = |index: &u32| hasher.hash_one(names[*index as usize].as_ref());
+        for index in 0..names.len() as u32 {
+            indices.insert_unique(hash(&index), index, hash);
         }
-        Table { places, hasher }
+        Table { indices, hasher }
     }
 
     fn find<N: AsRef<str>>(&self, name: &str, names: &[N]) -> Option<usize> {
-        let is_it = |place: &u32| names[*place as usize].as_ref() == name;
-        let place = self.places.find(self.hasher.hash_one(name), is_it)?;
-        Some(*place as usize)
+        let is_it = |index: &u32| names[*index as usize].as_ref() == name;
+        let index = self.indices.find(self.hasher.hash_one(name), is_it)?;
+        Some(*index as usize)
     }
 
     /// Adds the index of a new name at the end; `Err` with the index of an equal name.
     fn add<N: AsRef<str>>(&mut self, name: &str, names: &[N]) -> Result<usize, usize> {
-        let Table { places, hasher } = self;
-        let is_it = |place: &u32| names[*place as usize].as_ref() == name;
-        let hash_again = |place: &u32| hasher.hash_one(names[*place as usize].as_ref());
-        match places.entry(hasher.hash_one(name), is_it, hash_again) {
+        let Table { indices, hasher } = self;
+        let is_it = |index: &u32| names[*index as usize].as_ref() == name;
+        let hash_again = |index: &u32| hasher.hash_one(names[*index as usize].as_ref());
+        match indices.entry(hasher.hash_one(name), is_it, hash_again) {
             Entry::Occupied(known) => Err(*known.get() as usize),
             Entry::Vacant(free) => {
                 free.insert(names.len() as u32);
@@ -146,7 +146,7 @@ mod tests {
                 let expected = added.iter().position(|it| *it == name);
                 if rng.below(10) == 0 {
                     assert_eq!(list.find(&name, &mut next), expected);
-                    assert!(expected.is_none_or(|place| next == place + 1));
+                    assert!(expected.is_none_or(|index| next == index + 1));
                 }
             }
             assert!(list.as_slice().iter().map(|it| &**it).eq(&added));

@@ -8,8 +8,8 @@ use crate::plan::Conversion;
 
 /// Applies the operations to each element. Common casts have specialized loops with identical
 /// results.
-pub(super) fn convert(how: &Conversion, from: &[u8], to: &mut [u8]) {
-    match (how.from, &how.steps[..]) {
+pub(super) fn convert(conversion: &Conversion, from: &[u8], to: &mut [u8]) {
+    match (conversion.from, &conversion.steps[..]) {
         (Dtype::BF16, [ElementOp::Cast(Dtype::F32)]) => {
             each(from, to, |it| {
                 bf16::from_le_bytes(it).to_f32().to_le_bytes()
@@ -26,7 +26,7 @@ pub(super) fn convert(how: &Conversion, from: &[u8], to: &mut [u8]) {
         (Dtype::F64, [ElementOp::Cast(Dtype::F32)]) => {
             each(from, to, |it| (f64::from_le_bytes(it) as f32).to_le_bytes());
         }
-        _ => one_by_one(how, from, to),
+        _ => one_by_one(conversion, from, to),
     }
 }
 
@@ -42,17 +42,17 @@ fn each<const A: usize, const B: usize>(
 }
 
 /// Any operations between any dtypes.
-fn one_by_one(how: &Conversion, from: &[u8], to: &mut [u8]) {
-    let size = how.from.bits() / 8;
+fn one_by_one(conversion: &Conversion, from: &[u8], to: &mut [u8]) {
+    let size = conversion.from.bits() / 8;
     let count = from.len() / size;
     let to_size = to.len() / count.max(1);
     for (from, to) in from.chunks_exact(size).zip(to.chunks_exact_mut(to_size)) {
         let mut bits = [0; 8];
         bits[..size].copy_from_slice(from);
-        let element = Scalar::from_bits(how.from, u64::from_le_bytes(bits));
+        let element = Scalar::from_bits(conversion.from, u64::from_le_bytes(bits));
         let step = |element: Scalar, step: &ElementOp| step.apply(element);
         // The graph has rejected operations that cannot be applied.
-        if let Some(done) = how.steps.iter().try_fold(element, step) {
+        if let Some(done) = conversion.steps.iter().try_fold(element, step) {
             to.copy_from_slice(&done.bits().to_le_bytes()[..to_size]);
         }
     }
@@ -81,15 +81,15 @@ mod tests {
             (Dtype::F32, Dtype::BF16),
             (Dtype::F64, Dtype::F32),
         ] {
-            let how = Conversion {
+            let conversion = Conversion {
                 from,
                 steps: vec![ElementOp::Cast(to)],
             };
             let elements = patterns(from.bits() / 8);
             let size = to.bits() / 8;
             let (mut fast, mut general) = (vec![0; size << 16], vec![0; size << 16]);
-            convert(&how, &elements, &mut fast);
-            one_by_one(&how, &elements, &mut general);
+            convert(&conversion, &elements, &mut fast);
+            one_by_one(&conversion, &elements, &mut general);
             for (a, b) in fast.chunks(size).zip(general.chunks(size)) {
                 let value = |bytes: &[u8]| {
                     let mut bits = [0; 8];

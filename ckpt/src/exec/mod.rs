@@ -294,7 +294,9 @@ impl<S: Sink> Execution<'_, S> {
                 let moved = Part { from, ..part };
                 match conversion {
                     None => scatter::scatter(window, moved, place),
-                    Some(how) => scatter::scatter_converted(window, moved, place, how),
+                    Some(conversion) => {
+                        scatter::scatter_converted(window, moved, place, conversion)
+                    }
                 }
                 bytes += part.filled_bytes();
             });
@@ -337,7 +339,7 @@ impl<S: Sink> Execution<'_, S> {
         });
         let operands: Vec<Operand<'_>> = operands.collect();
         computed
-            .how
+            .computation
             .compute(computed_chunk.rows.clone(), &operands, out);
         self.advance(stats.read_bytes);
         Ok(())

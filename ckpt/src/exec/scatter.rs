@@ -56,12 +56,17 @@ pub(super) fn scatter_converted(
     window: &[u8],
     part: Part<'_>,
     mut place: impl Destination,
-    how: &Conversion,
+    conversion: &Conversion,
 ) {
-    copy_converted(window, part, &mut place, how);
+    copy_converted(window, part, &mut place, conversion);
 }
 
-fn copy_converted(window: &[u8], part: Part<'_>, place: &mut dyn Destination, how: &Conversion) {
+fn copy_converted(
+    window: &[u8],
+    part: Part<'_>,
+    place: &mut dyn Destination,
+    conversion: &Conversion,
+) {
     if part.filled_bytes() == 0 {
         return;
     }
@@ -69,13 +74,13 @@ fn copy_converted(window: &[u8], part: Part<'_>, place: &mut dyn Destination, ho
     let (count, outer) = match part.loops {
         [run, outer @ ..] if (run.from, run.to) == (element, to_element) => (run.count, outer),
         _ if tiles::supports(element) => {
-            return tiles::write(window, part, place, ElementWriter::Convert(how));
+            return tiles::write(window, part, place, ElementWriter::Convert(conversion));
         }
         outer => (1, outer),
     };
     each(outer, part.from, part.to, &mut |from, to| {
         let bytes = &window[from as usize..][..(count * element) as usize];
-        convert(how, bytes, place.bytes(to..to + count * to_element));
+        convert(conversion, bytes, place.bytes(to..to + count * to_element));
     });
 }
 
@@ -95,12 +100,12 @@ mod tests {
     use crate::graph::ElementOp;
 
     /// The reference result: one element after the other.
-    fn plainly(window: &[u8], part: Part<'_>, target: &mut [u8], how: Option<&Conversion>) {
+    fn plainly(window: &[u8], part: Part<'_>, target: &mut [u8], conversion: Option<&Conversion>) {
         each(part.loops, part.from, part.to, &mut |from, to| {
             let element = &window[from as usize..][..part.element as usize];
             let place = &mut target[to as usize..][..part.to_element as usize];
-            match how {
-                Some(how) => convert(how, element, place),
+            match conversion {
+                Some(conversion) => convert(conversion, element, place),
                 None => place.copy_from_slice(element),
             }
         });
@@ -175,7 +180,7 @@ mod tests {
         permuted: &Permuted,
         (from, to): (u64, u64),
         (element, to_element): (u32, u32),
-        how: Option<&Conversion>,
+        conversion: Option<&Conversion>,
     ) {
         let loops = permuted.loops(u64::from(element), u64::from(to_element));
         let part = Part {
@@ -193,9 +198,9 @@ mod tests {
             .collect();
         let mut expected = vec![0xee; (to + to_reach) as usize + to_element as usize];
         let mut found = expected.clone();
-        plainly(&window, part, &mut expected, how);
-        match how {
-            Some(how) => scatter_converted(&window, part, &mut found[..], how),
+        plainly(&window, part, &mut expected, conversion);
+        match conversion {
+            Some(conversion) => scatter_converted(&window, part, &mut found[..], conversion),
             None => scatter(&window, part, &mut found[..]),
         }
         assert!(found == expected, "{permuted:?} {element}");
@@ -229,9 +234,9 @@ mod tests {
                 (Dtype::F64, Dtype::F32),
                 (Dtype::I8, Dtype::F32),
             ] {
-                let how = Conversion { from: dtype, steps: vec![ElementOp::Cast(cast)] };
+                let conversion = Conversion { from: dtype, steps: vec![ElementOp::Cast(cast)] };
                 let sizes = ((dtype.bits() / 8) as u32, (cast.bits() / 8) as u32);
-                check(&permuted, (from, to), sizes, Some(&how));
+                check(&permuted, (from, to), sizes, Some(&conversion));
             }
         }
     }

@@ -50,8 +50,8 @@ pub struct Computation(Arc<dyn Compute>);
 
 impl Computation {
     /// For use in [`Graph::compute`](super::Graph::compute).
-    pub fn new(how: impl Compute + 'static) -> Computation {
-        Computation(Arc::new(how))
+    pub fn new(compute: impl Compute + 'static) -> Computation {
+        Computation(Arc::new(compute))
     }
 }
 

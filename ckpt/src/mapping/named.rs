@@ -35,8 +35,8 @@ impl Named {
 
     /// As [`Named::get`]; in constant time for names in order, starting at `next`.
     pub(super) fn find(&self, name: &str, next: &mut usize) -> Option<Expr> {
-        let place = self.names.find(name, next)?;
-        Some(self.exprs[place])
+        let index = self.names.find(name, next)?;
+        Some(self.exprs[index])
     }
 
     pub(super) fn iter(&self) -> impl ExactSizeIterator<Item = (&Arc<str>, Expr)> {
@@ -60,7 +60,7 @@ impl Named {
             template,
             captures,
             known: (known, prefix.len()),
-            places: start..start + count,
+            remaining: start..start + count,
         }
     }
 }
@@ -73,7 +73,7 @@ pub(super) struct Matching<'n, 'c, 'k> {
     /// The number of template parts that are known to match, and their length in the names.
     known: (usize, usize),
     /// The remaining names.
-    places: Range<usize>,
+    remaining: Range<usize>,
 }
 
 impl Matching<'_, '_, '_> {
@@ -81,8 +81,8 @@ impl Matching<'_, '_, '_> {
     pub(super) fn skip_like(&mut self, known: &Captures<'_>) {
         let mut prefix = String::new();
         self.template.fill_into(known, &mut prefix);
-        let left = &self.named.names.as_slice()[self.places.clone()];
-        self.places.start += left.partition_point(|name| name.starts_with(&prefix));
+        let left = &self.named.names.as_slice()[self.remaining.clone()];
+        self.remaining.start += left.partition_point(|name| name.starts_with(&prefix));
     }
 }
 
@@ -94,7 +94,7 @@ impl<'n> Iterator for Matching<'n, '_, '_> {
             let known = self.captures.get(capture);
             known.is_none_or(|known| known == value)
         };
-        self.places.by_ref().find_map(|at| {
+        self.remaining.by_ref().find_map(|at| {
             let (parts, length) = self.known;
             let rest = &self.named.names.as_slice()[at][length..];
             let found = self.template.rest_matches(parts, rest)?;

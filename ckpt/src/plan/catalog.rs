@@ -49,8 +49,8 @@ impl<'f> Catalog<'f> {
 
     /// The tensor of this name; in constant time if it is number `likely` in the order of names.
     pub(super) fn get(&self, name: &str, mut likely: usize) -> Option<Entry<'f>> {
-        let place = self.names.find(name, &mut likely)?;
-        let (file, tensor) = self.folder.nth(place);
+        let index = self.names.find(name, &mut likely)?;
+        let (file, tensor) = self.folder.nth(index);
         Some(Entry {
             file: file as u32,
             tensor,

@@ -14,7 +14,7 @@ use crate::graph::{Computation, Expr, Graph, TensorType};
 /// A computed tensor that copies read from.
 #[derive(Clone, Debug)]
 pub(crate) struct ComputedTensor {
-    pub(crate) how: Computation,
+    pub(crate) computation: Computation,
     /// Dtypes and shapes of the operands.
     pub(crate) types: Vec<TensorType>,
     operands: Vec<Expr>,
@@ -25,13 +25,13 @@ pub(crate) struct ComputedTensor {
 impl ComputedTensor {
     /// `None` unless the expression is [`Leaf::Computed`](crate::graph::Leaf::Computed).
     pub(super) fn new(graph: &Graph, expr: Expr) -> Option<ComputedTensor> {
-        let (operands, how) = graph.computation(expr)?;
+        let (operands, computation) = graph.computation(expr)?;
         let (dtype, shape) = graph.tensor_type(expr);
         let element = dtype.bits() as u64 / 8; // floats are whole bytes
         let row: u64 = shape.iter().skip(1).product();
         let rows = shape.first().copied().unwrap_or(1);
         Some(ComputedTensor {
-            how: how.clone(),
+            computation: computation.clone(),
             types: operands.iter().map(|it| graph.tensor_type(*it)).collect(),
             operands: operands.to_vec(),
             row_bytes: (row * element).max(1),
@@ -54,7 +54,7 @@ impl ComputedTensor {
 
     /// The rows of each operand that these rows depend on.
     pub(super) fn operand_rows(&self, rows: Range<u64>) -> Vec<Range<u64>> {
-        self.how.rows_of_operands(rows, &self.types)
+        self.computation.rows_of_operands(rows, &self.types)
     }
 
     /// A request for these rows of each operand.
@@ -67,7 +67,11 @@ impl ComputedTensor {
                 if let Some(first) = region.first_mut() {
                     *first = rows.clone();
                 }
-                LoadRequest::new(format!("{} {number}", self.how.name()), *expr, region)
+                LoadRequest::new(
+                    format!("{} {number}", self.computation.name()),
+                    *expr,
+                    region,
+                )
             });
         requests.collect()
     }

@@ -60,7 +60,7 @@ fn of(plan: &LoadPlan) -> Digest {
     }
     to.number(plan.computed_chunks.len() as u64);
     for computed_chunk in &plan.computed_chunks {
-        to.text(plan.computed[computed_chunk.computed].how.name());
+        to.text(plan.computed[computed_chunk.computed].computation.name());
         to.numbers([computed_chunk.rows.start, computed_chunk.rows.end]);
         to.bytes(&computed_chunk.plan.digest().to_bytes());
     }

@@ -254,7 +254,7 @@ impl<'a, 'f> Leaves<'a, 'f> {
         }
         let computed = ComputedTensor::new(self.graph, expr)?;
         let placed = Placed {
-            number: self.number(computed.how.name().into()),
+            number: self.number(computed.computation.name().into()),
             file: (files + self.computed.len()) as u32,
             start: 0,
             dtype: self.graph.dtype(expr),

@@ -137,7 +137,7 @@ fn the_reference_reads_each_file() {
         );
 
         for tensor in tensors() {
-            let (path, info) = layout.place(&tensor.0).unwrap();
+            let (path, info) = layout.location(&tensor.0).unwrap();
             let theirs = SafeTensors::deserialize(&files[path]).unwrap();
             let view = theirs.tensor(&tensor.0).unwrap();
             assert_eq!(view.shape(), info.shape);

@@ -68,7 +68,7 @@ impl ElementWriter<'_> {
     fn write(&self, elements: &[u8], to: &mut [u8]) {
         match self {
             ElementWriter::Copy | ElementWriter::Stream => to.copy_from_slice(elements),
-            ElementWriter::Convert(how) => convert(how, elements, to),
+            ElementWriter::Convert(conversion) => convert(conversion, elements, to),
         }
     }
 }
