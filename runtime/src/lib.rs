@@ -27,7 +27,7 @@ pub use crate::core::graph::Graph;
 pub use crate::core::key::{Key, Region, RegionKey};
 pub use crate::core::layout::Layout;
 pub use crate::core::number::{Function, Number};
-pub use crate::core::params::attention::AttentionError;
+pub use crate::core::params::attention_error::AttentionError;
 pub use crate::core::params::matmul::GemmError;
 pub use crate::core::pinned::{PendingUpload, PinnedBuffer};
 pub use crate::core::shape::{MAX_DIMS, Shape};

@@ -177,22 +177,6 @@ impl Device {
         self.0.properties.gpu.is_some()
     }
 
-    /// Waits until all work of the device is done. Returns at once on a CPU device.
-    ///
-    /// # Errors
-    /// [`Error::Cuda`] with the failure of earlier work; [`CudaError::Capture`] inside
-    /// [`Device::capture`].
-    pub fn synchronize(&self) -> Result<()> {
-        match &self.0.backend {
-            Backend::Gpu(gpu) => {
-                crate::core::stream::forbid_in_capture("synchronize")?;
-                self.count_wait();
-                Ok(gpu.synchronize()?)
-            }
-            _ => Ok(()),
-        }
-    }
-
     /// The device's capabilities.
     pub fn properties(&self) -> &Properties {
         &self.0.properties

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::params::attention::AttentionError;
+use super::params::attention_error::AttentionError;
 use super::params::matmul::GemmError;
 use crate::driver::CudaError;
 use crate::{DType, Shape};

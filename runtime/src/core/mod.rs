@@ -27,3 +27,4 @@ pub(crate) mod stream;
 pub(crate) mod stream_uses;
 pub(crate) mod strides;
 pub(crate) mod tensor;
+mod transfers;

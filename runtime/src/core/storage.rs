@@ -4,13 +4,11 @@
 //! [`Kind`]. Borrows are checked at run time, so that no thread reads while another one writes.
 
 use std::ops::{Deref, DerefMut};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicU64, Ordering};
 
 use crate::core::memory::Block;
-use crate::core::stream;
-use crate::core::stream_uses::{Access, StreamUses};
-use crate::driver::{self, Part, Pinned, PinnedCopy, Pool};
+use crate::core::stream_uses::StreamUses;
+use crate::driver::Pool;
 use crate::{DType, Device, Element, Error, Result};
 
 /// What a storage is used for, and so whether it may change.
@@ -30,7 +28,7 @@ pub enum Kind {
 
 /// A block of device memory with its version and its borrows.
 pub(crate) struct Storage {
-    block: Block,
+    pub(super) block: Block,
     bytes: usize,
     device: Device,
     kind: Kind,
@@ -46,8 +44,9 @@ pub(crate) struct Storage {
 }
 
 impl Storage {
-    pub(crate) fn new(device: &Device, bytes: usize, kind: Kind) -> Result<Storage> {
-        let block = device.allocate(stream::pool(device), bytes)?;
+    /// Allocates `bytes` bytes; on a GPU from `pool`.
+    pub(crate) fn new(device: &Device, pool: Pool, bytes: usize, kind: Kind) -> Result<Storage> {
+        let block = device.allocate(pool, bytes)?;
         Ok(Storage {
             block,
             bytes,
@@ -120,147 +119,8 @@ impl Storage {
         })
     }
 
-    /// Copies the bytes from `offset` on of GPU memory to `to`, after all earlier work of the stream.
-    pub(crate) fn download(self: &Arc<Storage>, offset: usize, to: &mut [u8]) -> Result<()> {
-        match (&self.block, self.device.gpu()) {
-            (Block::Gpu(block), Some(gpu)) => {
-                stream::forbid_in_capture("read")?;
-                stream::record_use(self, Access::Read, "read")?;
-                let stream = stream::raw(&self.device, gpu);
-                self.device.count_wait();
-                Ok(gpu.download(&stream, block, offset, to)?)
-            }
-            _ => Err(self.no_values()),
-        }
-    }
-
-    /// Enqueues a copy of `bytes` bytes from `offset` on of GPU memory to pinned memory, on the
-    /// current stream.
-    pub(crate) fn download_async(
-        self: &Arc<Storage>,
-        offset: usize,
-        bytes: usize,
-    ) -> Result<PinnedCopy> {
-        match (&self.block, self.device.gpu()) {
-            (Block::Gpu(block), Some(gpu)) => {
-                stream::forbid_in_capture("read_async")?;
-                stream::record_use(self, Access::Read, "read_async")?;
-                let stream = stream::raw(&self.device, gpu);
-                Ok(gpu.download_async(&stream, Part { block, offset }, bytes)?)
-            }
-            _ => Err(self.no_values()),
-        }
-    }
-
-    /// Overwrites the first bytes of GPU memory, for the `op` that creates this storage.
-    pub(crate) fn upload(&mut self, op: &'static str, from: &[u8]) -> Result<()> {
-        match (&self.block, self.device.gpu()) {
-            (Block::Gpu(block), Some(gpu)) => {
-                stream::forbid_in_capture(op)?;
-                let stream = stream::raw(&self.device, gpu);
-                if gpu.upload(&stream, from, block)? {
-                    self.device.count_wait();
-                }
-                Ok(())
-            }
-            _ => Err(self.no_values()),
-        }
-    }
-
-    /// Enqueues a copy of the first `bytes` bytes of pinned memory to `offset`, on the current stream
-    /// of a GPU, for an `op` that changes this storage. Counts as a new version.
-    pub(crate) fn upload_pinned(
-        self: &Arc<Storage>,
-        op: &'static str,
-        from: Pinned,
-        bytes: usize,
-        offset: usize,
-    ) -> Result<PinnedCopy> {
-        if self.kind == Kind::Value {
-            return Err(Error::Immutable { op });
-        }
-        match (&self.block, self.device.gpu()) {
-            (Block::Gpu(block), Some(gpu)) => {
-                stream::forbid_in_capture(op)?;
-                stream::record_use(self, Access::Write, op)?;
-                self.raise_version();
-                let stream = stream::raw(&self.device, gpu);
-                Ok(PinnedCopy::upload(
-                    &stream,
-                    from,
-                    bytes,
-                    Part { block, offset },
-                )?)
-            }
-            _ => Err(self.no_values()),
-        }
-    }
-
-    /// Enqueues a copy of `bytes` bytes of `from`, from its offset on, to `offset`, on the current
-    /// stream of a GPU. Does nothing on a meta device.
-    pub(crate) fn copy_from(
-        &self,
-        offset: usize,
-        (from, from_offset): (&Arc<Storage>, usize),
-        bytes: usize,
-    ) -> Result<()> {
-        match (&from.block, &self.block) {
-            (Block::Gpu(from_block), Block::Gpu(block)) => {
-                stream::record_use(from, Access::Read, "copy")?;
-                let Some(gpu) = self.device.gpu() else {
-                    return Ok(());
-                };
-                let stream = stream::raw(&self.device, gpu);
-                let from = Part {
-                    block: from_block,
-                    offset: from_offset,
-                };
-                Ok(driver::copy(&stream, from, Part { block, offset }, bytes)?)
-            }
-            _ => Err(self.no_values()),
-        }
-    }
-
-    /// Sets all bytes to zero, for the op that creates this storage. Does nothing on a meta device.
-    pub(crate) fn fill_zero(&mut self) -> Result<()> {
-        match (&self.block, self.device.gpu()) {
-            (Block::Gpu(block), Some(gpu)) => {
-                let stream = stream::raw(&self.device, gpu);
-                Ok(driver::fill_zero(&stream, block, self.bytes)?)
-            }
-            _ if self.device.computes() => {
-                self.as_mut_slice::<u8>()?.fill(0);
-                Ok(())
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Its address on a GPU (on a meta device the address that a GPU would give it), for work that is
-    /// enqueued on the current stream now. The storage lives until that work is done.
-    pub(crate) fn address(self: &Arc<Storage>, op: &'static str) -> Result<u64> {
-        stream::record_use(self, Access::Read, op)?;
-        self.uninit_address()
-    }
-
-    /// As [`Storage::address`], for an `op` that changes the storage. Counts as a new version.
-    pub(crate) fn address_to_write(self: &Arc<Storage>, op: &'static str) -> Result<u64> {
-        let address = self.address_to_claim(op)?;
-        self.raise_version();
-        Ok(address)
-    }
-
-    /// As [`Storage::address_to_write`], for an op that raises the version later, once it has checked
-    /// all of its outputs.
-    pub(crate) fn address_to_claim(self: &Arc<Storage>, op: &'static str) -> Result<u64> {
-        if self.kind == Kind::Value {
-            return Err(Error::Immutable { op });
-        }
-        stream::record_use(self, Access::Write, op)?;
-        self.uninit_address()
-    }
-
-    /// As [`Storage::address`], for the op that creates this storage and has not shared it yet.
+    /// Its address on a GPU (on a meta device the address that a GPU would give it), for the op that
+    /// creates this storage and has not shared it yet.
     pub(crate) fn uninit_address(&self) -> Result<u64> {
         match &self.block {
             Block::Gpu(block) => Ok(block.address()),
@@ -316,7 +176,8 @@ impl Storage {
         }
     }
 
-    fn no_values(&self) -> Error {
+    /// The error for access to values that are not in host memory.
+    pub(super) fn no_values(&self) -> Error {
         let device = self.device.to_string();
         match self.device.computes() {
             true => Error::NotOnHost { device },
@@ -406,7 +267,7 @@ mod tests {
     #[test]
     fn a_storage_has_many_readers_or_one_writer() {
         let device = Device::cpu();
-        let storage = Storage::new(&device, 16, Kind::Cache).unwrap();
+        let storage = Storage::new(&device, Pool::default(), 16, Kind::Cache).unwrap();
 
         let (first, second) = (
             storage.read::<f32>().unwrap(),
@@ -428,7 +289,7 @@ mod tests {
 
     #[test]
     fn a_value_cannot_be_written() {
-        let storage = Storage::new(&Device::cpu(), 16, Kind::Value).unwrap();
+        let storage = Storage::new(&Device::cpu(), Pool::default(), 16, Kind::Value).unwrap();
         assert!(matches!(
             storage.write::<u8>("test"),
             Err(Error::Immutable { op: "test" })

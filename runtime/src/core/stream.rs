@@ -39,6 +39,22 @@ struct Inner {
 }
 
 impl Device {
+    /// Waits until all work of the device is done. Returns at once on a CPU device.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`] with the failure of earlier work; [`CudaError::Capture`] inside
+    /// [`Device::capture`].
+    pub fn synchronize(&self) -> Result<()> {
+        match self.gpu() {
+            Some(gpu) => {
+                forbid_in_capture("synchronize")?;
+                self.count_wait();
+                Ok(gpu.synchronize()?)
+            }
+            None => Ok(()),
+        }
+    }
+
     /// A new stream of this device. On a device without streams its work runs at once.
     ///
     /// # Errors

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::core::storage::{Kind, ReadGuard, Storage, WriteGuard};
+use crate::core::stream;
 use crate::driver::{Pinned, PinnedCopy};
 use crate::{DType, Device, Element, Error, Layout, Result, Shape};
 
@@ -374,7 +375,7 @@ impl UninitTensor {
             .filter(|bytes| *bytes < isize::MAX as usize / 2);
         let bytes = bytes.ok_or(Error::TooLarge { shape, dtype })?;
 
-        let storage = Storage::new(device, bytes, kind)?;
+        let storage = Storage::new(device, stream::pool(device), bytes, kind)?;
         Ok(UninitTensor {
             storage,
             layout: Layout::contiguous(shape, 0),

@@ -29,7 +29,8 @@ pub(crate) use mask::{Mask, Offsets, Sequences};
 pub(crate) use real::Element;
 pub(crate) use rows::Rows;
 
-use crate::core::params::attention::{AttentionError, Shape};
+use crate::core::params::attention::Shape;
+use crate::core::params::attention_error::AttentionError;
 
 /// Masks compare key indices in f32, which is exact up to here.
 const MAX_KEYS: usize = 1 << 24;

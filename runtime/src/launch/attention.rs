@@ -7,7 +7,8 @@ use meshgrad_kernels::attention::{
 };
 
 use super::copies::contiguous_copy;
-use crate::core::params::attention::{AttentionError, AttentionMask, AttentionSequences, Shape};
+use crate::core::params::attention::{AttentionMask, AttentionSequences, Shape};
+use crate::core::params::attention_error::AttentionError;
 use crate::launch::{Launcher, Operand, Plan, PlanError, float};
 use crate::{DType, Result, Tensor, UninitTensor};
 
