@@ -95,11 +95,11 @@ fn invalid_ranges_are_rejected() {
         let of = |error: Error| error.to_string();
         assert_eq!(
             of(rejected(&x, 20..28, 8)),
-            format!("fill_from_pinned: bytes 20..28 are not inside the 24 bytes of {x:?}")
+            format!("fill_from_pinned: bytes 20..28 are outside of the 24 bytes of {x:?}")
         );
         assert_eq!(
             of(rejected(&x, 0..8, 4)),
-            "fill_from_pinned: bytes 0..8 are more than the 4 of the buffer"
+            "fill_from_pinned: bytes 0..8 need a buffer of 8 bytes, but it has 4"
         );
         let transposed = x.transpose(0, 1).unwrap();
         assert!(of(rejected(&transposed, 0..4, 4)).contains("not contiguous"));

@@ -1,4 +1,4 @@
-//! Plans of attention, and their launches.
+//! Launches of attention.
 
 use meshgrad_kernels::attention::{
     Attention, AttentionArguments, AttentionDelta, AttentionDeltaArguments, AttentionGradKeys,
@@ -12,13 +12,13 @@ use crate::core::params::attention_error::AttentionError;
 use crate::launch::{Launcher, Operand, Plan, PlanError, float};
 use crate::{DType, Result, Tensor, UninitTensor};
 
-/// An attention as kernels take it: operands that they can read, all on one GPU.
+/// The parameters of an attention, with its tensors on one GPU.
 pub(crate) struct Called {
     shape: Shape,
     causal: bool,
     window: Option<usize>,
     scale: f64,
-    /// The tensors of the mask's sequences, contiguous.
+    /// The contiguous tensors of the mask's sequences.
     lists: Option<[Tensor; 2]>,
     packed: bool,
 }
@@ -27,7 +27,7 @@ impl Called {
     /// `to_gpu` returns a contiguous copy of a tensor on the operands' GPU.
     ///
     /// # Errors
-    /// What the extents of operands and mask tell: what is wrong with values only the GPU could see.
+    /// [`AttentionError`] for extents that do not match. The values of the lists are not checked here.
     pub(crate) fn new(
         shape: Shape,
         mask: &AttentionMask,
@@ -120,7 +120,7 @@ fn packed([of_queries, of_keys]: [&Tensor; 2], shape: &Shape) -> Result<()> {
         ("cu_seqlens_k", of_keys, shape.keys),
     ];
     for (name, list, end) in of_axes {
-        // Of no sequence there are no tokens, and of no offset at all not even those.
+        // Without sequences there must be no tokens, and there is always one offset.
         let spans = list.elements() > 1 || (list.elements() == 1 && end == 0);
         if !spans {
             return Err(AttentionError::Offsets { name, end }.into());
@@ -146,12 +146,12 @@ fn integers(gpu: &Launcher<'_>, list: &Tensor) -> Result<Integers> {
     })
 }
 
-/// `x` \[B, T, H, D\] as a kernel can read it, and reads it fast: itself, or a copy.
+/// `x` \[B, T, H, D\], or a copy if its layout is not readable or slow to read.
 pub(crate) fn rows(x: &Tensor) -> Result<Tensor> {
     let operand = Operand::of(x);
     let dense = x.layout().strides().last() == Some(&1);
     let Ok(dtype) = float(x.dtype()) else {
-        return Ok(x.clone()); // which no kernel takes
+        return Ok(x.clone()); // no kernel has this dtype
     };
     let gains = Form::gains_by_alignment(dtype, x.shape()[3]);
     match dense && (lines_up(&operand) || !gains) {
@@ -160,20 +160,20 @@ pub(crate) fn rows(x: &Tensor) -> Result<Tensor> {
     }
 }
 
-/// Whether all rows begin at multiples of 16 bytes.
+/// Whether all rows are 16-byte aligned.
 fn lines_up(x: &Operand) -> bool {
     let strides = &x.layout.strides()[..3];
     let even = |stride: &isize| x.dtype.bytes(stride.unsigned_abs()).is_multiple_of(16);
     x.is_aligned() && strides.iter().all(even)
 }
 
-/// The form of the kernels for these operands: of gradients and the forward pass alike.
+/// The kernel form for these operands, for the forward pass and the gradients.
 fn form<const N: usize>(operands: [&Tensor; N]) -> Result<Form, PlanError> {
     let (dtype, head_dim) = (float(operands[0].dtype())?, operands[0].shape()[3]);
     let aligned = operands.iter().all(|x| lines_up(&Operand::of(x)));
     let form = Form::new(dtype, head_dim, aligned);
 
-    // Some GPUs have too little for the tiles of large heads.
+    // The tiles of large heads exceed the shared memory of some GPUs.
     let gpu = operands[0].device().properties().gpu.as_ref();
     let fits = gpu.is_none_or(|gpu| form.shared_memory() <= gpu.shared_memory);
     Ok(if fits { form } else { Form::Plain(dtype) })
@@ -195,7 +195,7 @@ fn make(gpu: &Launcher<'_>, y: &UninitTensor) -> Result<View> {
     Ok(view(gpu.uninit_ptr(y)?, &Operand::uninit(y)))
 }
 
-/// out and lse. Operands are [`rows`].
+/// Launches out and lse. Operands come from [`rows`].
 pub(crate) fn attention(
     gpu: &Launcher<'_>,
     called: &Called,
@@ -221,7 +221,7 @@ pub(crate) fn attention(
     gpu.run(&plan, &arguments.arguments())
 }
 
-/// What [`attention_grad`] reads. All but `lse` are [`rows`]; that is contiguous.
+/// The operands of [`attention_grad`]. All come from [`rows`], except `lse`, which is contiguous.
 pub(crate) struct GradOperands<'a> {
     pub(crate) q: &'a Tensor,
     pub(crate) k: &'a Tensor,
@@ -231,12 +231,12 @@ pub(crate) struct GradOperands<'a> {
     pub(crate) dout: &'a Tensor,
 }
 
-/// Elements of f32 that [`attention_grad`] needs as workspace: one for each query and head.
+/// The f32 elements of workspace of [`attention_grad`]: one per query and head.
 pub(crate) fn grad_workspace(shape: &Shape) -> usize {
     shape.batch * shape.heads * shape.queries
 }
 
-/// dq, dk and dv: first what both subtract, then queries and keys each on their own.
+/// Launches dq, dk and dv: first the row sums of dout * out, then dq and (dk, dv) separately.
 pub(crate) fn attention_grad(
     gpu: &Launcher<'_>,
     called: &Called,
@@ -314,7 +314,7 @@ mod tests {
     use super::*;
     use crate::{Device, GpuProperties, Layout, Properties, ops};
 
-    /// Heads too large for a GPU's shared memory take the form that needs little.
+    /// Heads too large for the GPU's shared memory use the form that needs less.
     #[test]
     fn forms_fit_their_gpu() {
         let form_with = |shared_memory, head_dim| {
@@ -343,7 +343,7 @@ mod tests {
         assert_eq!(form_with(101_376, 128), usual);
     }
 
-    /// Heads of a fused projection are read as they lie, if they line up.
+    /// Heads of a fused projection are read without a copy if they are aligned.
     #[test]
     fn rows_that_line_up() {
         let operand = |features: usize, offset| {
@@ -354,7 +354,10 @@ mod tests {
             }
         };
         assert!(lines_up(&operand(64, 8)));
-        assert!(!lines_up(&operand(64, 4)), "begins between chunks");
-        assert!(!lines_up(&operand(12, 0)), "rows begin between chunks");
+        assert!(
+            !lines_up(&operand(64, 4)),
+            "the first element is not aligned"
+        );
+        assert!(!lines_up(&operand(12, 0)), "the rows are not aligned");
     }
 }

@@ -1,4 +1,4 @@
-//! Plans of what moves elements, and their launches: copies between layouts, casts, fills.
+//! Launches of copies between layouts, casts and fills.
 
 use meshgrad_kernels::copies::{
     Arange, ArangeArguments, At, Cast, CastArguments, Copy, CopyArguments, Fill, FillArguments,
@@ -29,11 +29,11 @@ pub(crate) fn copy(gpu: &Launcher<'_>, x: &Tensor, y: &Target) -> Result<()> {
     let [from, to] = [gpu.ptr(x)?, y.address];
     let (x, y) = (Operand::of(x), &y.operand);
     let walk = gpu.planned(walk(&x, y))?;
-    if let Some((kernel, turned)) = turning(&x, &walk) {
+    if let Some((kernel, transposed)) = transposing(&x, &walk) {
         let arguments = TransposeArguments {
             x: from,
             y: to,
-            turned,
+            turned: transposed,
         };
         return gpu.run(&kernel, &arguments.arguments(&kernel.variant));
     }
@@ -48,7 +48,8 @@ pub(crate) fn copy(gpu: &Launcher<'_>, x: &Tensor, y: &Target) -> Result<()> {
     gpu.run(&kernel, &arguments.arguments(&kernel.variant))
 }
 
-/// into\[b, at + t, ..\] = x\[b, t, ..\] with the position `at` on the GPU, where all of it is inside.
+/// into\[b, at + t, ..\] = x\[b, t, ..\] with the position `at` on the GPU; does nothing if it is out of
+/// range.
 pub(crate) fn copy_at(gpu: &Launcher<'_>, x: &Tensor, into: &Tensor, at: &Tensor) -> Result<()> {
     let extent = (into.shape()[1] + 1).saturating_sub(x.shape()[1]);
     let position = gpu.ptr(at)?;
@@ -121,14 +122,14 @@ fn repeated(bytes: &[u8]) -> u64 {
     u64::from_ne_bytes(repeated)
 }
 
-/// A copy through tiles, where they help.
-fn turning(x: &Operand, walk: &Walk) -> Option<(Plan<Transpose>, Turned)> {
-    let (variant, turned) = Transpose::new(unit(x.dtype), walk)?;
-    let launch = Some(variant.launch(&turned)?);
-    Some((Plan { variant, launch }, turned))
+/// A copy through tiles, if they help.
+fn transposing(x: &Operand, walk: &Walk) -> Option<(Plan<Transpose>, Turned)> {
+    let (variant, transposed) = Transpose::new(unit(x.dtype), walk)?;
+    let launch = Some(variant.launch(&transposed)?);
+    Some((Plan { variant, launch }, transposed))
 }
 
-/// A copy in units as large as can be.
+/// A copy in the largest possible units.
 fn copying(x: &Operand, y: &Operand, walk: &Walk) -> (Plan<Copy>, Walk) {
     let (unit, walk) = unit(x.dtype).largest(walk, start(x) | start(y));
     let variant = Copy::new(unit, &walk, false);
@@ -136,12 +137,12 @@ fn copying(x: &Operand, y: &Operand, walk: &Walk) -> (Plan<Copy>, Walk) {
     (Plan { variant, launch }, walk)
 }
 
-/// A copy to a position that the GPU knows.
+/// A copy to a position in GPU memory.
 #[derive(Debug)]
 struct Positioned {
     kernel: Plan<Copy>,
     walk: Walk,
-    /// Bytes from one position to the next.
+    /// Bytes between positions.
     stride: u64,
 }
 
@@ -170,18 +171,18 @@ fn casting(x: &Operand, y: &Operand) -> Result<(Plan<Cast>, Walk), PlanError> {
     Ok((Plan { variant, launch }, walk))
 }
 
-/// Over the elements of `x` as they lie in it and in `y`.
+/// A walk over the elements of `x` in the layouts of `x` and `y`.
 fn walk(x: &Operand, y: &Operand) -> Result<Walk, PlanError> {
     let (x, y) = (&x.layout, &y.layout);
     Ok(Walk::new(x.shape(), y.strides(), &[x.strides()])?)
 }
 
-/// How far its first element lies behind the beginning of its memory, in bytes.
+/// The offset of its first element, in bytes.
 fn start(x: &Operand) -> u64 {
     x.dtype.bytes(x.layout.offset()) as u64
 }
 
-/// An element as copies know it.
+/// The copy unit of an element.
 pub(super) fn unit(dtype: DType) -> Unit {
     match dtype {
         DType::F64 | DType::I64 => Unit::B8,
@@ -217,7 +218,7 @@ mod tests {
         Operand { dtype, layout }
     }
 
-    fn turned(x: Operand) -> Operand {
+    fn transposed(x: Operand) -> Operand {
         Operand {
             layout: x.layout.transpose(0, 1).unwrap(),
             ..x
@@ -226,7 +227,7 @@ mod tests {
 
     fn name(x: &Operand, y: &Operand) -> String {
         let walk = walk(x, y).unwrap();
-        match turning(x, &walk) {
+        match transposing(x, &walk) {
             Some((kernel, _)) => kernel.variant.entry(),
             None => copying(x, y, &walk).0.variant.entry(),
         }
@@ -247,9 +248,9 @@ mod tests {
             name(&operand(DType::BF16, &[32, 64], 1), &y),
             "copy_b2_strided1"
         );
-        let x = turned(operand(DType::BF16, &[64, 32], 3));
+        let x = transposed(operand(DType::BF16, &[64, 32], 3));
         assert_eq!(name(&x, &y), "transpose_b2_outer0");
-        let few = turned(operand(DType::I64, &[2, 32], 0));
+        let few = transposed(operand(DType::I64, &[2, 32], 0));
         assert_eq!(
             name(&few, &operand(DType::I64, &[32, 2], 0)),
             "copy_b8_strided2"
@@ -259,9 +260,9 @@ mod tests {
     #[test]
     fn no_elements_no_launch() {
         let none = operand(DType::U8, &[0, 64], 0);
-        let x = turned(operand(DType::U8, &[64, 0], 0));
+        let x = transposed(operand(DType::U8, &[64, 0], 0));
         let walk = walk(&x, &none).unwrap();
-        assert!(turning(&x, &walk).is_none());
+        assert!(transposing(&x, &walk).is_none());
         assert_eq!(copying(&x, &none, &walk).0.launch, None);
     }
 

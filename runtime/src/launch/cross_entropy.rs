@@ -1,12 +1,12 @@
-//! Cross entropy fused with its linear layer: plans and launches, tile of logits by tile of logits.
-//! Operands are contiguous.
+//! Launches of cross entropy fused with its linear layer, one tile of logits at a time. Operands are
+//! contiguous.
 //!
 //! Legend: D features, V classes of a shard.
 //!
-//! A tile is 4096 rows by 4096 classes at most: 64 MiB of f32, whatever the batch and vocabulary;
-//! in bf16 32 MiB more for its gradient, and 4096 D f32 for the sums of dx unless one tile has all
-//! classes. Squares read and write the sums for dx and dw the least for their size: each is met
-//! once a tile.
+//! A tile is at most 4096 rows by 4096 classes: 64 MiB of f32, for any batch and vocabulary. bf16 needs
+//! 32 MiB more for the gradient of the tile, and 4096 D f32 for the sums of dx unless one tile has all
+//! classes. Square tiles minimize the traffic of the sums of dx and dw, which are read and written once
+//! per tile.
 
 use std::ops::Range;
 
@@ -23,16 +23,16 @@ use crate::core::params::cross_entropy::Targets;
 use crate::launch::{Launcher, Operand, Plan, PlanError, float};
 use crate::{Call, DType, Layout, Result, Shape, Tensor, UninitTensor};
 
-/// The most rows of a tile.
+/// Maximum rows per tile.
 const TILE_ROWS: usize = 4096;
 
-/// The most classes of a tile.
+/// Maximum classes per tile.
 const TILE_CLASSES: usize = MOST_CLASSES as usize;
 
-/// Lines of tiles begin at multiples of this many elements: at a sector in bf16 too.
+/// The alignment of tile rows in elements: a sector in bf16.
 const LINE: usize = 16;
 
-/// How the logits of `rows` rows and `classes` classes are cut: by size alone.
+/// The tiling of the logits of `rows` rows and `classes` classes, by size alone.
 #[derive(Clone, Copy, Debug)]
 struct Tiles {
     rows: usize,
@@ -47,27 +47,27 @@ impl Tiles {
         }
     }
 
-    /// From a line of a tile to the next, in elements.
+    /// Elements between rows of a tile.
     fn leading(&self) -> usize {
         self.classes.min(TILE_CLASSES).next_multiple_of(LINE)
     }
 
-    /// Elements of a tile, and of what lies between its lines.
+    /// Elements of a tile, padding included.
     fn elements(&self) -> usize {
         self.rows.min(TILE_ROWS) * self.leading()
     }
 
-    /// The rows of each tile.
+    /// The row ranges of the tiles.
     fn rows(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         ranges(self.rows, TILE_ROWS)
     }
 
-    /// The classes of each tile.
+    /// The class ranges of the tiles.
     fn classes(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         ranges(self.classes, TILE_CLASSES)
     }
 
-    /// A tile that begins at `address`.
+    /// The tile at `address`.
     fn lines(&self, address: u64, dtype: DType) -> Lines {
         Lines {
             address,
@@ -79,18 +79,18 @@ impl Tiles {
     }
 }
 
-/// Parts of `extent`, `step` long but for the last; one that is empty of nothing, so that sums of
-/// nothing are made too.
+/// Ranges of `step` that cover `extent`. An empty extent has one empty range, so that empty sums are
+/// written.
 fn ranges(extent: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
     let parts = extent.div_ceil(step).max(1);
     (0..parts).map(move |part| part * step..extent.min((part + 1) * step))
 }
 
-/// Labels as kernels see them.
+/// The labels as kernel parameters.
 struct Labels {
     format: Label,
     address: u64,
-    /// What they are compared with in the first tile of classes.
+    /// The targets for the first tile of classes.
     vocabulary: Classes,
 }
 
@@ -108,7 +108,7 @@ impl Labels {
         })
     }
 
-    /// What they are compared with in the tile with these classes.
+    /// The targets for the tile with these classes.
     fn vocabulary(&self, classes: &Range<usize>) -> Classes {
         Classes {
             first: self.vocabulary.first + classes.start as i64,
@@ -116,7 +116,7 @@ impl Labels {
         }
     }
 
-    /// The label of row `row` and those behind it.
+    /// The labels from row `row` on.
     fn from(&self, row: usize) -> u64 {
         self.address + row as u64 * u64::from(self.format.size())
     }
@@ -131,12 +131,12 @@ fn format(dtype: DType) -> Result<Label, PlanError> {
     }
 }
 
-/// The f32 of row `row` in a vector.
+/// The address of row `row` in a vector of f32.
 fn f32_of(vector: u64, row: usize) -> u64 {
     vector + 4 * row as u64
 }
 
-/// The logits of a tile: `x` of these rows times `w` of these classes, transposed.
+/// The logits of a tile: these rows of `x` times these rows of `w`, transposed.
 fn logits(
     gpu: &Launcher<'_>,
     call: &Call,
@@ -148,7 +148,7 @@ fn logits(
     multiply(gpu, call, [x.part(rows), w.part(classes).transposed()], &to)
 }
 
-/// The lanes for a tile of so many classes.
+/// The lanes for a tile with this number of classes.
 fn lanes(gpu: &Launcher<'_>, classes: u32) -> Result<Lanes> {
     let refused = PlanError::Kernel(KernelError::Extent {
         kernel: "cross_entropy",
@@ -191,7 +191,7 @@ pub(crate) fn statistics(
     Ok(())
 }
 
-/// Takes a tile into the statistics, which begin at these addresses, of its rows.
+/// Merges a tile into the statistics of its rows, which are at these addresses.
 fn fold(
     gpu: &Launcher<'_>,
     labels: &Labels,
@@ -220,7 +220,7 @@ fn fold(
     gpu.run(&Plan { variant, launch }, &arguments.arguments())
 }
 
-/// What the gradients are made of.
+/// The operands of the gradients.
 pub(crate) struct Gradients<'a> {
     pub(crate) x: &'a Tensor,
     pub(crate) w: &'a Tensor,
@@ -231,7 +231,7 @@ pub(crate) struct Gradients<'a> {
 }
 
 impl Gradients<'_> {
-    /// Writes `dx`, and adds to `dw`, or writes it where that is said to be empty.
+    /// Writes `dx`, and adds to `dw` (or writes it, if it is empty).
     pub(crate) fn launch(
         &self,
         gpu: &Launcher<'_>,
@@ -244,7 +244,7 @@ impl Gradients<'_> {
         let dtype = self.x.dtype();
         let workspace = call.workspace(tiles.elements(), DType::F32)?;
         let tile = tiles.lines(gpu.uninit_ptr(&workspace)?, DType::F32);
-        // In f32 the gradient takes the place of the logits.
+        // In f32 the gradient overwrites the logits.
         let narrow = match dtype {
             DType::F32 => None,
             _ => Some(call.workspace(tiles.elements(), dtype)?),
@@ -319,11 +319,11 @@ fn differentiate(
     gpu.run(&Plan { variant, launch }, &arguments.arguments())
 }
 
-/// Where dx is summed over tiles: in its own place, or in f32 before it is rounded once.
+/// Where dx is accumulated over tiles: in place, or in f32 and then rounded once.
 struct InputGradient {
     dx: Lines,
     sums: Lines,
-    /// The memory of sums that are not in dx itself.
+    /// The workspace of sums that are not accumulated in dx.
     workspace: Option<UninitTensor>,
 }
 
@@ -363,12 +363,12 @@ impl InputGradient {
         self.workspace.is_none()
     }
 
-    /// The row of the sums where those of a tile with these rows begin.
+    /// The first row of the sums for a tile with these rows.
     fn first(&self, rows: &Range<usize>) -> usize {
         if self.in_place() { rows.start } else { 0 }
     }
 
-    /// Rounds the sums of these rows into dx, unless they are there.
+    /// Rounds the sums of these rows to dx, unless they are accumulated in place.
     fn round(&self, gpu: &Launcher<'_>, rows: &Range<usize>) -> Result<()> {
         if self.in_place() {
             return Ok(());
@@ -385,7 +385,7 @@ impl InputGradient {
     }
 }
 
-/// The sum of lse - label_logit over the rows that count, and how many do.
+/// The sum of lse - label_logit over the rows that are not ignored, and their number.
 pub(crate) fn sum(
     gpu: &Launcher<'_>,
     [lse, label_logit, labels]: [&Tensor; 3],
@@ -413,7 +413,7 @@ pub(crate) fn sum(
 mod tests {
     use super::*;
 
-    /// Whatever the batch and vocabulary, a tile has at most 64 MiB; and tiles cover all.
+    /// Tiles have at most 64 MiB for any batch and vocabulary, and cover all logits.
     #[test]
     fn tiles_are_bounded() {
         for [rows, classes] in [

@@ -1,4 +1,4 @@
-//! Plans of the elementwise ops, and their launches.
+//! Launches of elementwise ops.
 
 use std::ops::Range;
 
@@ -9,15 +9,15 @@ use crate::Function;
 use crate::launch::{Launcher, Operand, Plan, PlanError, float};
 use crate::{DType, Number, Result, Tensor, UninitTensor};
 
-/// Where a kernel writes.
+/// The output of a kernel.
 pub(crate) struct Target {
     pub(super) operand: Operand,
-    /// Of the first element.
+    /// The address of the first element.
     pub(super) address: u64,
 }
 
 impl Target {
-    /// The whole of a tensor in the making.
+    /// A whole uninitialized tensor.
     pub(crate) fn uninit(gpu: &Launcher<'_>, y: &UninitTensor) -> Result<Target> {
         Ok(Target {
             operand: Operand::uninit(y),
@@ -25,7 +25,7 @@ impl Target {
         })
     }
 
-    /// A range of one dim of a tensor in the making.
+    /// A range of one dim of an uninitialized tensor.
     pub(crate) fn part(
         gpu: &Launcher<'_>,
         y: &UninitTensor,
@@ -43,7 +43,7 @@ impl Target {
         })
     }
 
-    /// The elements of a tensor that the op changes.
+    /// A tensor that the op changes.
     pub(crate) fn changed(gpu: &Launcher<'_>, into: &Tensor) -> Result<Target> {
         Ok(Target {
             operand: Operand::of(into),
@@ -51,7 +51,7 @@ impl Target {
         })
     }
 
-    /// The elements at `address`, which the op may write.
+    /// The elements at `address`.
     pub(crate) fn at(operand: Operand, address: u64) -> Target {
         Target { operand, address }
     }
@@ -65,18 +65,18 @@ impl Function<1> for Same {
     }
 }
 
-/// y\[i\] = x\[i\] in y's dtype, of f32, bf16 and bool.
+/// y\[i\] = x\[i\] in y's dtype, for f32, bf16 and bool.
 pub(crate) fn cast(gpu: &Launcher<'_>, x: &Tensor, y: &Target) -> Result<()> {
     map(gpu, &Same, [x], y)
 }
 
-/// y\[i\] = x\[i\] in y's dtype, from elements at `from` that lie as `x` says.
+/// y\[i\] = x\[i\] in y's dtype, from elements at `from` with the layout of `x`.
 pub(crate) fn cast_from(gpu: &Launcher<'_>, x: Operand, from: u64, y: &Target) -> Result<()> {
     let plan = gpu.planned(plan(&Same, [x], y.operand))?;
     launch(gpu, &plan, &[from], y)
 }
 
-/// y\[i\] is a\[i\] where condition\[i\] holds, else b\[i\].
+/// y\[i\] = a\[i\] if condition\[i\], else b\[i\].
 pub(crate) fn where_(gpu: &Launcher<'_>, operands: [&Tensor; 3], y: &Target) -> Result<()> {
     struct Where;
 
@@ -89,7 +89,7 @@ pub(crate) fn where_(gpu: &Launcher<'_>, operands: [&Tensor; 3], y: &Target) -> 
     map(gpu, &Where, operands, y)
 }
 
-/// to\[i\] += x\[i\], or to\[i\] = x\[i\] where `to` is `empty`.
+/// to\[i\] += x\[i\], or to\[i\] = x\[i\] if `to` is `empty`.
 pub(crate) fn accumulate(gpu: &Launcher<'_>, x: &Tensor, to: &Target, empty: bool) -> Result<()> {
     struct Sum;
 
@@ -103,7 +103,7 @@ pub(crate) fn accumulate(gpu: &Launcher<'_>, x: &Tensor, to: &Target, empty: boo
         return cast(gpu, x, to);
     }
     let plan = gpu.planned(plan(&Sum, [to.operand, Operand::of(x)], to.operand))?;
-    // Each element of the sum is read by the thread that writes it.
+    // The thread that writes an element of the sum also reads it.
     launch(gpu, &plan, &[to.address, gpu.ptr(x)?], to)
 }
 
@@ -122,7 +122,7 @@ pub(crate) fn map<const N: usize>(
     launch(gpu, &plan, &addresses, y)
 }
 
-/// What an elementwise op asks of a GPU.
+/// The plan of an elementwise op.
 struct Elements {
     kernel: Plan<Elementwise>,
     walk: Walk,
@@ -144,7 +144,7 @@ fn plan<const N: usize>(
     let strides = inputs.each_ref().map(|input| input.layout.strides());
     let walk = Walk::new(y.layout.shape(), y.layout.strides(), &strides)?;
     let aligned = y.is_aligned() && inputs.iter().all(Operand::is_aligned);
-    let (expression, constants) = symbol::write_down(f)?;
+    let (expression, constants) = symbol::trace(f)?;
     let variant = Elementwise::new(expression, &formats, result, walk.layout(aligned))?;
     Ok(Elements {
         kernel: Plan {
@@ -166,7 +166,7 @@ fn launch(gpu: &Launcher<'_>, plan: &Elements, operands: &[u64], y: &Target) -> 
     gpu.run(&plan.kernel, &arguments.arguments(&plan.kernel.variant))
 }
 
-/// How a kernel sees elements of `dtype`.
+/// The kernels' element type of `dtype`.
 fn element(dtype: DType) -> Result<Element, PlanError> {
     match dtype {
         DType::Bool => Ok(Element::Bool),
@@ -202,17 +202,17 @@ mod tests {
     fn the_layouts_choose_the_kernel() {
         let y = operand(DType::BF16, &[4, 8], 0);
         assert_eq!(form(y, y), Form::Contiguous);
-        // The eighth bf16 lies at byte 16, the first does not.
+        // Element 8 of bf16 is at byte 16; element 1 is not aligned.
         assert_eq!(form(operand(DType::BF16, &[4, 8], 8), y), Form::Contiguous);
         let strided = |dims| Form::Strided { dims, wide: false };
         assert_eq!(form(operand(DType::BF16, &[4, 8], 1), y), strided(1));
 
-        let turned = operand(DType::BF16, &[8, 4], 0);
-        let turned = Operand {
-            layout: turned.layout.transpose(0, 1).unwrap(),
-            ..turned
+        let transposed = operand(DType::BF16, &[8, 4], 0);
+        let transposed = Operand {
+            layout: transposed.layout.transpose(0, 1).unwrap(),
+            ..transposed
         };
-        assert_eq!(form(turned, y), strided(2));
+        assert_eq!(form(transposed, y), strided(2));
     }
 
     #[test]

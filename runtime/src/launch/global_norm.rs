@@ -1,5 +1,4 @@
-//! Plans of the norm of gradients and of how far it is clipped, and their launches. Operands are
-//! contiguous.
+//! Launches of the global norm of gradients and its clipping. Operands are contiguous.
 
 use meshgrad_kernels::global_norm::{
     AddSquares, AddSquaresArguments, ClipScale, ClipScaleArguments, SumSquares,
@@ -9,13 +8,13 @@ use meshgrad_kernels::global_norm::{
 use crate::launch::{Launcher, Operand, Plan, PlanError, float};
 use crate::{DType, Result, Tensor, UninitTensor};
 
-/// How many partial sums all `tensors` have together.
+/// The number of partial sums of all `tensors`.
 pub(crate) fn partials(tensors: &[&Tensor]) -> usize {
     let of = |tensor: &&Tensor| partials_of(tensor.elements() as u64) as usize;
     tensors.iter().map(of).sum()
 }
 
-/// The partial sums of the squares of `x`, from partial sum `first` on; returns the next one.
+/// The partial sums of the squares of `x`, from partial sum `first` on; returns the next index.
 pub(crate) fn sum_squares(
     gpu: &Launcher<'_>,
     x: &Tensor,
@@ -33,7 +32,7 @@ pub(crate) fn sum_squares(
     Ok(first + partials_of(elements) as usize)
 }
 
-/// norm = the root of the sum of all partial sums.
+/// norm = the square root of the sum of all partial sums.
 pub(crate) fn add_squares(
     gpu: &Launcher<'_>,
     partials: &UninitTensor,
@@ -51,7 +50,7 @@ pub(crate) fn add_squares(
     gpu.run(&plan, &arguments.arguments())
 }
 
-/// scale and mean_norm; nothing is clipped by a `max_norm` that is not positive.
+/// scale and mean_norm. A `max_norm` that is not positive does not clip.
 pub(crate) fn clip_scale(
     gpu: &Launcher<'_>,
     [norm, weight]: [&Tensor; 2],

@@ -1,4 +1,4 @@
-//! Plans of products of ragged groups, and their launches.
+//! Launches of grouped matrix products.
 
 use meshgrad_kernels::gemm::{GemmArguments, GroupedArguments, GroupedK, GroupedM, Tile};
 
@@ -6,14 +6,14 @@ use super::matmul::{Extents, Lie, MAX_EXTENT, Matrices, Product, Sums, vectors_a
 use crate::launch::{Launcher, Plan, PlanError, extent, float};
 use crate::{Result, Tensor};
 
-/// What kernels call the family in errors.
+/// The family's name in errors of kernels.
 const FAMILY: &str = "grouped_gemm";
 
-/// With more groups the rows of whole tiles would not fit in 32 bits.
+/// The maximum number of groups, so that the rows of whole tiles fit in 32 bits.
 const MOST_GROUPS: u32 = MAX_EXTENT / 128;
 
 /// c_rows = a_rows b_g for the rows of each group g, with row-major `a` \[R, K\] and `b` \[G, K, N\];
-/// zeros in rows of no group.
+/// zeros in rows without a group.
 pub(crate) fn rows_by_group(
     gpu: &Launcher<'_>,
     [a, b]: [&Matrices; 2],
@@ -31,8 +31,8 @@ pub(crate) fn rows_by_group(
     gpu.run(&kernel, &arguments.arguments())
 }
 
-/// c_g += a_rows^T b_rows over the rows of each group g, or in the place of what is there, with
-/// row-major `a` \[R, M\] and `b` \[R, N\]: one c for each of `groups`.
+/// c_g += a_rows^T b_rows (or =, if c is empty) over the rows of each group g, with row-major `a`
+/// \[R, M\] and `b` \[R, N\]: one c per group.
 pub(crate) fn sum_by_group(
     gpu: &Launcher<'_>,
     [a, b]: [&Matrices; 2],
@@ -51,7 +51,7 @@ pub(crate) fn sum_by_group(
     gpu.run(&kernel, &arguments.arguments())
 }
 
-/// What both kernels are called with, but for the strides of the batch.
+/// The arguments of both kernels, except for the batch strides.
 fn arguments(
     gpu: &Launcher<'_>,
     [a, b]: [&Matrices; 2],
@@ -74,7 +74,7 @@ fn arguments(
     })
 }
 
-/// The product with its offsets, which are read as they lie.
+/// The product and its offsets.
 fn grouped(
     gpu: &Launcher<'_>,
     product: GemmArguments,
@@ -87,12 +87,12 @@ fn grouped(
         offsets: gpu.ptr(offsets)?,
         offsets_stride: offsets.layout().strides()[0] as i64,
         groups,
-        // An offset may be as many as there are rows.
+        // An offset may equal the number of rows.
         faults: gpu.fault_site(rows as usize + 1),
     })
 }
 
-/// What a grouped product asks of a GPU. The batch are the groups.
+/// The plan of a grouped product; the batch is the groups.
 #[derive(Debug)]
 struct Grouped<V> {
     kernel: Plan<V>,
@@ -162,7 +162,7 @@ mod tests {
         leading: None,
     };
 
-    /// Average groups decide, not values: of 128 rows or more the large tile.
+    /// The average group size selects the tile: the large one from 128 rows on.
     #[test]
     fn plans_follow_from_extents() {
         let planned = |rows, groups, n| {

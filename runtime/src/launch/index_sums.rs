@@ -1,5 +1,5 @@
-//! Sums of rows by index: the plan, and its launches. The positions of each index are sorted, and
-//! its rows added in their order by one thread an element: the same bits in every run.
+//! Launches of sums of rows by index. The positions of each index are sorted, and one thread per element
+//! adds the rows in that order, so every run gives the same bits.
 
 use meshgrad_kernels::elementwise::Walk;
 use meshgrad_kernels::indexing::{
@@ -12,26 +12,26 @@ use super::indexing::{around, format};
 use crate::launch::{Launcher, Operand, Plan, PlanError, extent, float};
 use crate::{Call, DType, Layout, Result, Shape, Tensor};
 
-/// What kernels call the family in errors.
+/// The family's name in errors of kernels.
 const FAMILY: &str = "sum_rows";
 
-/// Which rows are added where. The rows' numbers lie as in a contiguous tensor of `numbers`, in which
-/// an index tensor chooses along `dim`.
+/// Which rows are added to which. Rows are numbered as in a contiguous tensor of extents `numbers`, in
+/// which an index tensor selects along `dim`.
 pub(crate) struct Rows {
-    /// The extents of the numbers.
+    /// The extents of the numbering.
     pub(crate) numbers: Shape,
-    /// Their dim that is indexed.
+    /// The indexed dim.
     pub(crate) dim: usize,
-    /// How often all of it is there, one behind the other.
+    /// The number of repetitions, consecutive in memory.
     pub(crate) outer: usize,
-    /// Elements of a row.
+    /// Elements per row.
     pub(crate) inner: usize,
-    /// Whether all rows are written, those without an index with zeros; otherwise is added to them.
+    /// Whether all rows are written, with zeros for rows without an index; otherwise rows are added to.
     pub(crate) every: bool,
 }
 
-/// to\[o, v, ..\] = the sum of x\[o, p, ..\] over the positions p of the index tensor that choose v, for
-/// a contiguous x. Work space is the call's.
+/// to\[o, v, ..\] = the sum of x\[o, p, ..\] over the positions p of the index tensor with index v, for a
+/// contiguous x. The call allocates the workspace.
 pub(crate) fn sum_rows(
     gpu: &Launcher<'_>,
     call: &Call,
@@ -111,7 +111,7 @@ pub(crate) fn sum_rows(
     gpu.run(&kernel, &arguments.arguments(&plan.sum))
 }
 
-/// What a sum asks of a GPU.
+/// The plan of a sum of rows.
 #[derive(Debug)]
 struct IndexSum {
     keys: Plan<Keys>,
@@ -130,7 +130,7 @@ impl IndexSum {
         let keys = Keys::new(format(index.dtype)?, &walk);
         let count = index.layout.shape().elements();
         let all = rows.numbers.elements().saturating_mul(rows.outer);
-        // The number of rows is a key too, of what is nowhere.
+        // The number of rows is a key too: that of indices out of range.
         extent(FAMILY, "rows", all, u32::MAX - 1)?;
         let inner = extent(FAMILY, "features", rows.inner, i32::MAX as u32)?;
         let aligned = x.is_aligned() && to.is_aligned();
@@ -155,7 +155,7 @@ impl IndexSum {
         })
     }
 
-    /// Two lists of keys and positions, counts of digits, and a start for each row and their end.
+    /// Two lists of keys and positions, counts of digits, and the start of each row and the end.
     fn workspace(&self) -> usize {
         let starts = u64::from(self.rows) + 1;
         (4 * u64::from(self.count) + counts(self.count) + starts) as usize

@@ -1,4 +1,4 @@
-//! Plans of what indices choose, and their launches.
+//! Launches of index_select and gather.
 
 use meshgrad_kernels::elementwise::Walk;
 use meshgrad_kernels::indexing::{Gather, GatherArguments, Ids, Indexed, Select, SelectArguments};
@@ -59,7 +59,7 @@ pub(crate) fn gather(
     gpu.run(&kernel, &arguments.arguments(&kernel.variant))
 }
 
-/// Rows that are chosen: how many there are outside, and the units of each.
+/// Selected rows: the number of outer repetitions, and the units per row.
 #[derive(Debug)]
 struct Rows {
     kernel: Plan<Select>,
@@ -91,8 +91,8 @@ fn gathering([x, index]: &[Operand; 2], dim: usize) -> Result<(Plan<Gather>, Wal
     Ok((Plan { variant, launch }, walk))
 }
 
-/// Over the elements of an index tensor: as they lie in a contiguous tensor, in their own, and in
-/// one that is indexed along `dim`.
+/// A walk over the elements of an index tensor in three layouts: contiguous, its own, and that of the
+/// tensor indexed along `dim`.
 pub(super) fn around(indexed: &Layout, dim: usize, index: &Layout) -> Result<Walk, PlanError> {
     let dense = Layout::contiguous(*index.shape(), 0);
     let mut around = [0; crate::MAX_DIMS];

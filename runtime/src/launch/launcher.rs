@@ -138,7 +138,7 @@ impl<'a> Launcher<'a> {
     /// # Safety
     /// The arguments must match the kernel's parameters. With them the kernel must only access elements
     /// of tensors whose addresses [`Launcher::ptr`], [`Launcher::mut_ptr`] and
-    /// [`Launcher::uninit_ptr`] returned in this call: a kernel can address all of the GPU's memory, and
+    /// [`Launcher::uninit_ptr`] retransposed in this call: a kernel can address all of the GPU's memory, and
     /// pinned host memory. (The emulator stops a kernel that accesses unallocated memory.)
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! Plans of matrix products, and their launches.
+//! Launches of matrix products.
 
 mod operands;
 
@@ -12,13 +12,13 @@ use meshgrad_kernels::gemm::{
 use crate::launch::{Launcher, Plan, PlanError, extent};
 use crate::{Call, DType, Result};
 
-/// What kernels call the family in errors.
+/// The family's name in errors of kernels.
 const FAMILY: &str = "gemm";
 
-/// Kernels compare extents as signed numbers.
+/// Kernels compare extents as signed integers.
 pub(super) const MAX_EXTENT: u32 = i32::MAX as u32;
 
-/// c = a b, for each matrix of the batch.
+/// c = a b, for each matrix of a batch.
 pub(crate) fn product(
     gpu: &Launcher<'_>,
     call: &Call,
@@ -28,7 +28,7 @@ pub(crate) fn product(
     multiply(gpu, call, [a.part(gpu)?, b.part(gpu)?], c)
 }
 
-/// c = a b, for each matrix of the batch.
+/// c = a b, for each matrix of a batch.
 pub(crate) fn multiply(
     gpu: &Launcher<'_>,
     call: &Call,
@@ -53,7 +53,7 @@ pub(crate) fn multiply(
     gpu.run(sum, &arguments.arguments())
 }
 
-/// The product, or the parts of it, to the address `c`.
+/// Launches the product, or its split-k parts, with output address `c`.
 fn multiply_into(
     gpu: &Launcher<'_>,
     plan: &Gemms,
@@ -87,24 +87,24 @@ fn multiply_into(
     }
 }
 
-/// What a product asks of a GPU.
+/// The plan of a matrix product.
 #[derive(Debug)]
 struct Gemms {
     kernel: Gemm,
     extents: Extents,
     split: Split,
-    /// What adds the parts of sums that are split.
+    /// The kernel that adds the split-k parts.
     sum: Option<Plan<SumParts>>,
 }
 
-/// The kernel of its dtype.
+/// The kernel for its dtype.
 #[derive(Debug, PartialEq, Eq)]
 enum Gemm {
     F32(Plan<GemmF32>),
     Bf16(Plan<GemmBf16>),
 }
 
-/// Of `batch` products \[m, k\] \[k, n\].
+/// The extents of `batch` products \[m, k\] \[k, n\].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Extents {
     pub(super) batch: u32,
@@ -114,7 +114,7 @@ pub(super) struct Extents {
 }
 
 impl Extents {
-    /// Elements of all products.
+    /// The elements of all products.
     fn elements(&self) -> u64 {
         u64::from(self.batch) * u64::from(self.m) * u64::from(self.n)
     }
@@ -133,7 +133,7 @@ fn plan([a, b]: [Lie; 2], c: Sums, multiprocessors: u32) -> Result<Gemms, PlanEr
         (DType::BF16, true) => Tile::choose_bf16(m, n, batch, multiprocessors),
         _ => Tile::choose(m, n, batch, multiprocessors),
     };
-    // Parts are added to rows that lie side by side.
+    // Split-k parts are added to contiguous rows.
     let split = match c.leading {
         Some(leading) if leading != n as usize => Split::none(k),
         _ => Split::choose(tile, [m, n, k], batch, multiprocessors),
@@ -166,7 +166,7 @@ fn kernel(
     parts: u32,
 ) -> Result<Gemm, PlanError> {
     let Extents { batch, m, n, .. } = *extents;
-    // Where sums are split there are but a few tiles.
+    // Split products have few tiles.
     let products = batch.saturating_mul(parts);
     match a.dtype {
         DType::F32 => {
@@ -198,7 +198,7 @@ fn kernel(
     }
 }
 
-/// Whether every line of every bf16 matrix begins at a multiple of 16 bytes.
+/// Whether every row of every bf16 matrix is 16-byte aligned.
 pub(super) fn vectors_are_aligned(operands: &[Lie], c: &Sums, extents: &Extents) -> bool {
     let n = extents.n;
     let ends = c.leading.map_or(u64::from(n), |leading| leading as u64);
@@ -238,15 +238,15 @@ mod tests {
             let plan = plan([a, lie(DType::BF16, &[32, n])], F32_SUMS, 132).unwrap();
             match plan.kernel {
                 Gemm::Bf16(plan) => plan.variant.aligned,
-                Gemm::F32(_) => panic!("bf16 takes the kernel for bf16"),
+                Gemm::F32(_) => panic!("bf16 uses the bf16 kernel"),
             }
         };
         assert!(aligned(24, 0) && aligned(24, 8));
         assert!(!aligned(20, 0) && !aligned(24, 4));
     }
 
-    /// A few tiles of a long sum are made in parts, of which the last kernel knows what becomes of
-    /// them; where rows do not lie side by side, or multiprocessors are busy anyway, in one.
+    /// A product with few tiles and a long k is split, and the last kernel adds the parts. It is not split
+    /// if rows are not contiguous, or if the tiles occupy all multiprocessors.
     #[test]
     fn long_sums_of_few_tiles_are_split() {
         let [a, b] = [[64, 8192], [8192, 256]].map(|shape| lie(DType::BF16, &shape));
@@ -258,7 +258,7 @@ mod tests {
         let split = plan([a, b], into, 132).unwrap();
         assert_eq!((split.split.parts, split.split.depth), (32, 256));
         let Gemm::Bf16(kernel) = split.kernel else {
-            panic!("bf16 takes the kernel for bf16")
+            panic!("bf16 uses the bf16 kernel")
         };
         assert_eq!(kernel.variant.output, Output::F32);
         assert_eq!(kernel.launch.unwrap().grid[0], 4 * 32);
@@ -273,7 +273,7 @@ mod tests {
         assert!(plan([a, b], F32_SUMS, 1).unwrap().sum.is_none());
     }
 
-    /// Kernels compare extents as signed numbers: beyond that they would compute nothing.
+    /// Kernels compare extents as signed integers, and would compute nothing for larger ones.
     #[test]
     fn extents_beyond_the_kernels_are_refused() {
         let most = i32::MAX as usize;

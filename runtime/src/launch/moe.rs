@@ -1,5 +1,4 @@
-//! Plans of what mixture-of-experts layers do beside products, and their launches. Operands are
-//! contiguous.
+//! Launches of mixture-of-experts layers, except for products. Operands are contiguous.
 
 mod order;
 mod router;
@@ -9,5 +8,5 @@ pub(crate) use order::{Sort, expert_counts, expert_order};
 pub(crate) use router::{router_top_k, router_top_k_grad};
 pub(crate) use rows::{collect_tokens, permute_tokens, token_dots};
 
-/// What kernels call the family in errors.
+/// The family's name in errors of kernels.
 const FAMILY: &str = "moe";

@@ -1,4 +1,4 @@
-//! Plans of the norms, and their launches. Operands are contiguous.
+//! Launches of norms. Operands are contiguous.
 
 use meshgrad_kernels::rms_norm::{
     AddRmsNorm, AddRmsNormArguments, AddRmsNormGradInput, AddRmsNormGradInputArguments, RmsNorm,
@@ -9,10 +9,10 @@ use meshgrad_kernels::rms_norm::{
 use crate::launch::{Launcher, MAX_EXTENT, Operand, Plan, PlanError, Rows, aligned, extent, float};
 use crate::{DType, Result, Tensor, UninitTensor};
 
-/// What kernels call the family in errors.
+/// The family's name in errors of kernels.
 const FAMILY: &str = "rms_norm";
 
-/// y = x w inv_rms with inv_rms = 1 / sqrt(mean(x^2) + eps), row by row.
+/// y = x w inv_rms with inv_rms = 1 / sqrt(mean(x^2) + eps), per row.
 pub(crate) fn rms_norm(
     gpu: &Launcher<'_>,
     [x, w]: [&Tensor; 2],
@@ -34,7 +34,7 @@ pub(crate) fn rms_norm(
     gpu.run(&plan.kernel, &arguments.arguments())
 }
 
-/// dx = inv_rms (dy w - x inv_rms^2 mean(dy w x)), row by row.
+/// dx = inv_rms (dy w - x inv_rms^2 mean(dy w x)), per row.
 pub(crate) fn rms_norm_grad_input(
     gpu: &Launcher<'_>,
     [dy, x, w, inv_rms]: [&Tensor; 4],
@@ -54,8 +54,8 @@ pub(crate) fn rms_norm_grad_input(
     gpu.run(&plan.kernel, &arguments.arguments())
 }
 
-/// dw = sum over rows of dy x inv_rms, added to `dw` unless that is `empty`: blocks of rows into
-/// `workspace`, which is as large as the plan says, and those in order.
+/// dw += sum over rows of dy x inv_rms (= if `dw` is `empty`): first sums of blocks of rows in
+/// `workspace`, then their sum in order.
 pub(crate) fn rms_norm_grad_weight(
     gpu: &Launcher<'_>,
     plan: &GradWeight,
@@ -84,7 +84,7 @@ pub(crate) fn rms_norm_grad_weight(
     gpu.run(&plan.sum, &arguments.arguments())
 }
 
-/// h = x + b, and y and inv_rms as the norm of that, row by row.
+/// h = x + b, and y and inv_rms as the norm of that, per row.
 pub(crate) fn add_rms_norm(
     gpu: &Launcher<'_>,
     [x, b, w]: [&Tensor; 3],
@@ -107,7 +107,7 @@ pub(crate) fn add_rms_norm(
     gpu.run(&plan.kernel, &arguments.arguments())
 }
 
-/// dx = dh + inv_rms (dy w - h inv_rms^2 mean(dy w h)), row by row.
+/// dx = dh + inv_rms (dy w - h inv_rms^2 mean(dy w h)), per row.
 pub(crate) fn add_rms_norm_grad_input(
     gpu: &Launcher<'_>,
     [dh, dy, h, w, inv_rms]: [&Tensor; 5],
@@ -183,20 +183,19 @@ fn add_grad_input(
     })
 }
 
-/// What the gradient of the weight asks of a GPU.
+/// The plan of the gradient of the weight.
 #[derive(Debug)]
 pub(crate) struct GradWeight {
     partials: Plan<RmsNormGradWeight>,
     sum: Plan<SumPartials>,
     rows: u64,
-    /// Partial sums of each feature.
+    /// Partial sums per feature.
     lines: u64,
     features: u32,
 }
 
 impl GradWeight {
-    /// The gradient from `dy` and `x`, of `rows` rows, added to what is there unless that is
-    /// `empty`.
+    /// The gradient from `dy` and `x` with `rows` rows; overwrites `dw` if that is `empty`.
     pub(crate) fn plan(
         [dy, x]: [Operand; 2],
         rows: usize,
@@ -222,7 +221,7 @@ impl GradWeight {
         })
     }
 
-    /// The elements and dtype of the memory that it needs beside its operands.
+    /// The elements and dtype of its workspace.
     pub(crate) fn workspace(&self) -> (usize, DType) {
         (self.lines as usize * self.features as usize, DType::F32)
     }
@@ -256,7 +255,7 @@ mod tests {
         );
     }
 
-    /// The workspace holds a line of sums for each block of rows.
+    /// The workspace has one row of sums per block of rows.
     #[test]
     fn workspaces() {
         let x = operand(DType::BF16, &[1000, 96], 0);
@@ -267,7 +266,7 @@ mod tests {
         let none = operand(DType::BF16, &[0, 96], 0);
         let plan = GradWeight::plan([none, none], 0, 96, true).unwrap();
         assert_eq!((plan.workspace().0, plan.partials.launch), (0, None));
-        assert!(plan.sum.launch.is_some(), "the sum of nothing is written");
+        assert!(plan.sum.launch.is_some(), "an empty sum is written");
 
         let refused = GradWeight::plan([x, operand(DType::F64, &[2, 3], 0)], 2, 3, true);
         assert_eq!(refused.err(), Some(PlanError::DType(DType::F64)));

@@ -1,5 +1,5 @@
-//! Plans of the norm of heads and their rotation, and their launches. Heads and tables are read as they
-//! lie, as by [`rope`](super::rope).
+//! Launches of RMS norm and rotary position embedding of heads, in one pass. Heads and tables may be
+//! views, as in [`rope`](super::rope).
 
 use meshgrad_kernels::norm_rope::{
     NormRope, NormRopeArguments, NormRopeGradInput, NormRopeGradInputArguments, NormRopeGradWeight,
@@ -12,7 +12,7 @@ use crate::core::params::rope::Angles;
 use crate::launch::{Launcher, Operand, Plan, PlanError, float};
 use crate::{DType, Result, Tensor, UninitTensor};
 
-/// y = rotated(x w inv_rms) with inv_rms = 1 / sqrt(mean(x^2) + eps), head by head.
+/// y = rotated(x w inv_rms) with inv_rms = 1 / sqrt(mean(x^2) + eps), per head.
 pub(crate) fn norm_rope(
     gpu: &Launcher<'_>,
     [x, w]: [&Tensor; 2],
@@ -40,7 +40,7 @@ pub(crate) fn norm_rope(
     gpu.run(&Plan { variant, launch }, &arguments.arguments())
 }
 
-/// dx = inv_rms (dz w - x inv_rms^2 mean(dz w x)) with dz = dy rotated back, head by head.
+/// dx = inv_rms (dz w - x inv_rms^2 mean(dz w x)) with dz = dy rotated back, per head.
 pub(crate) fn norm_rope_grad_input(
     gpu: &Launcher<'_>,
     [dy, x, w, inv_rms]: [&Tensor; 4],
@@ -68,18 +68,18 @@ pub(crate) fn norm_rope_grad_input(
     gpu.run(&Plan { variant, launch }, &arguments.arguments())
 }
 
-/// What the gradient of the weight asks of a GPU.
+/// The plan of the gradient of the weight.
 #[derive(Debug)]
 pub(crate) struct GradWeight {
     partials: Plan<NormRopeGradWeight>,
     sum: Plan<SumPartials>,
     rotated: RotatedHeads,
-    /// Partial sums of each feature.
+    /// Partial sums per feature.
     lines: u64,
 }
 
 impl GradWeight {
-    /// The gradient from `dy` and `x`, added to what is there unless that is `empty`.
+    /// The gradient from `dy` and `x`; overwrites `dw` if that is `empty`.
     pub(crate) fn plan(
         [dy, x]: [&Tensor; 2],
         angles: &Angles<'_>,
@@ -105,15 +105,15 @@ impl GradWeight {
         })
     }
 
-    /// The elements and dtype of the memory that it needs beside its operands.
+    /// The elements and dtype of its workspace.
     pub(crate) fn workspace(&self) -> (usize, DType) {
         let features = self.rotated.heads.features as usize;
         (self.lines as usize * features, DType::F32)
     }
 }
 
-/// dw = sum over heads of dz x inv_rms, added to `dw` unless that is `empty`: blocks of heads into
-/// `workspace`, which is as large as the plan says, and those in order.
+/// dw += sum over heads of dz x inv_rms (= if `dw` is `empty`): first sums of blocks of heads in
+/// `workspace`, then their sum in order.
 pub(crate) fn norm_rope_grad_weight(
     gpu: &Launcher<'_>,
     plan: &GradWeight,

@@ -1,4 +1,4 @@
-//! Plans of the optimizer, and their launches.
+//! Launches of AdamW.
 
 use meshgrad_kernels::adamw::{
     AdamW, AdamWArguments, AdamWConstants, AdamWEntry, CHUNK, Places, Rounding, chunk_words,
@@ -8,14 +8,14 @@ use crate::core::params::optimizer::{AdamWOperands, StepScalars};
 use crate::launch::{Launcher, Operand, Plan, PlanError, extent};
 use crate::{DType, Key, Layout, Result, Tensor};
 
-/// A table of parameters in device memory, and what it says.
+/// A table of parameters in device memory, and a host copy of its contents.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     words: Vec<u64>,
     uploaded: Option<Tensor>,
 }
 
-/// One step of AdamW of all parameters in one launch; `gradients` are theirs, contiguous.
+/// One step of AdamW for all parameters, in one launch, with contiguous `gradients`.
 pub(crate) fn adamw(
     gpu: &Launcher<'_>,
     table: &mut Table,
@@ -65,8 +65,8 @@ pub(crate) fn adamw(
 }
 
 impl Table {
-    /// The table in the memory of `beside`'s device: entries, then chunks. It is uploaded where it is
-    /// not what it was.
+    /// The table in the memory of `beside`'s device: entries, then chunks. It is uploaded if it has
+    /// changed.
     fn of(&mut self, entries: &[AdamWEntry], beside: &Tensor) -> Result<&Tensor> {
         let device = beside.device();
         let words: Vec<u64> = entries.iter().flat_map(AdamWEntry::words).collect();
@@ -130,7 +130,7 @@ fn entry(
     })
 }
 
-/// Global indices as the table holds them; at least one dim.
+/// Global indices in the table's format; at least one dim.
 fn innermost_first(places: &Layout) -> Places {
     let dims = places.merged_dims().into_iter().rev();
     let mut dims: Vec<(u64, u64)> = dims

@@ -1,4 +1,4 @@
-//! Plans of random values and dropout, and their launches.
+//! Launches of random values and dropout.
 
 use meshgrad_kernels::random::{Distribution, Random, RandomArguments, RandomWalk, Values};
 
@@ -27,7 +27,7 @@ pub(crate) fn draw(
     gpu.run(&drawn.kernel, &arguments.arguments(&drawn.kernel.variant))
 }
 
-/// What drawing asks of a GPU.
+/// The plan of random values.
 struct Drawn {
     kernel: Plan<Random>,
     walk: RandomWalk,
@@ -78,7 +78,7 @@ mod tests {
         drawn.kernel.variant.layout()
     }
 
-    /// Rows of a matrix are blocks where they begin with one; columns are a walk.
+    /// Whole rows of a matrix start at a Philox block and are contiguous; columns are strided.
     #[test]
     fn regions_choose_the_form() {
         let whole = Region::whole(&[8, 12]).unwrap();

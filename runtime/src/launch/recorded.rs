@@ -1,4 +1,4 @@
-//! For tests: which kernels a thread launches.
+//! For tests: records the kernels that a thread launches.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,11 +13,11 @@ pub(crate) struct Launched {
 }
 
 thread_local! {
-    /// What this thread launches, while somebody listens.
+    /// The launches of this thread, while [`record`] runs.
     static LAUNCHED: RefCell<Option<Launched>> = const { RefCell::new(None) };
 }
 
-/// Takes down a launch.
+/// Records a launch.
 pub(super) fn note(op: &'static str, variant: &impl Variant) {
     LAUNCHED.with_borrow_mut(|launched| {
         if let Some(launched) = launched {

@@ -1,4 +1,4 @@
-//! Plans of sums and extremes over any dims, and their launches.
+//! Launches of sums and extremes over any dims.
 
 use meshgrad_kernels::reduce::{Extents, Reduce, ReduceArguments};
 use meshgrad_kernels::{Dtype, Error as KernelError, merge::Merge};
@@ -8,19 +8,19 @@ use crate::core::shape::MAX_DIMS;
 use crate::launch::{Operand, Plan, PlanError, float};
 use crate::{Call, DType, Layout, Result, Tensor, UninitTensor};
 
-/// What kernels call the family in errors.
+/// The family's name in errors of kernels.
 const FAMILY: &str = "reduce";
 
-/// How elements are merged into one.
+/// How elements are merged.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct How {
     pub(crate) merge: Merge,
-    /// What results are multiplied by before they are rounded.
+    /// Factor of the results, before rounding.
     pub(crate) scale: f32,
 }
 
-/// y = x merged over the dims `reduced`, pass by pass. What lies between passes is in workspaces,
-/// each of which is given back when the next pass has been launched.
+/// y = x merged over the dims `reduced`, in passes. Each intermediate result is in a workspace, which is
+/// freed when the next pass has been launched.
 pub(crate) fn reduce(
     call: &Call,
     x: &Tensor,
@@ -58,7 +58,7 @@ pub(crate) fn reduce(
     })
 }
 
-/// Neighbouring dims that are all reduced, or all kept.
+/// Neighboring dims that are all reduced, or all kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Run {
     extent: u64,
@@ -68,8 +68,8 @@ struct Run {
 /// Runs, outermost first.
 type Runs = Vec<Run>;
 
-/// The runs of a tensor without gaps as it lies in memory; `None` where it has gaps or repeats
-/// elements, and where the dims that are kept lie in another order than in the result.
+/// The runs of a dense tensor in memory order; `None` if it has gaps or repeated elements, or if the kept
+/// dims are in another order than in the result.
 fn in_memory_order(layout: &Layout, reduced: &[usize]) -> Option<Runs> {
     let (shape, strides) = (layout.shape(), layout.strides());
     let run = |dim: usize| Run {
@@ -100,7 +100,7 @@ fn in_memory_order(layout: &Layout, reduced: &[usize]) -> Option<Runs> {
     Some(merged(order.iter().map(|dim| run(*dim))))
 }
 
-/// Neighbours of one kind as one run; extents of 1 are none.
+/// Merges neighboring runs of one kind, and drops extents of 1.
 fn merged(runs: impl Iterator<Item = Run>) -> Runs {
     let mut merged = Runs::with_capacity(MAX_DIMS);
     for run in runs.filter(|run| run.extent != 1) {
@@ -112,7 +112,7 @@ fn merged(runs: impl Iterator<Item = Run>) -> Runs {
     merged
 }
 
-/// One kernel.
+/// One kernel launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Pass {
     extents: Extents,
@@ -120,7 +120,7 @@ struct Pass {
 }
 
 impl Pass {
-    /// Elements that it makes.
+    /// The number of results.
     fn results(&self) -> usize {
         (self.extents.outer * self.extents.chunks() * self.extents.inner) as usize
     }
@@ -144,8 +144,7 @@ impl Pass {
     }
 }
 
-/// The passes that merge all reduced runs away: the largest first, so that little is left for the
-/// others.
+/// The passes that reduce all runs: the largest run first, so that later passes have less to do.
 fn passes(runs: Runs) -> Vec<Pass> {
     let mut runs = runs;
     let mut passes = Vec::new();
@@ -169,7 +168,7 @@ fn passes(runs: Runs) -> Vec<Pass> {
         passes.push(Pass { extents, last });
     }
     if passes.is_empty() {
-        // Nothing is merged: a copy.
+        // Nothing is reduced: a copy.
         let extents = Extents {
             outer: 1,
             reduced: 1,
@@ -222,7 +221,7 @@ mod tests {
         assert_eq!(extents(&[2, 0], &[1]), [[2, 0, 1]]);
     }
 
-    /// The larger one first; and long ones in chunks, of which another pass makes one.
+    /// The larger run first; long runs in chunks, which another pass merges.
     #[test]
     fn more_passes() {
         assert_eq!(extents(&[2, 3, 5], &[0, 2]), [[6, 5, 1], [1, 2, 3]]);
@@ -233,17 +232,17 @@ mod tests {
         assert_eq!(columns, [[1, 4096, 64], [1, 64, 64]]);
     }
 
-    /// A permuted tensor is read as it lies, where that gives the results in their order.
+    /// A permuted tensor is read without a copy if its results are then in order.
     #[test]
     fn memory_order() {
-        let turned = layout(&[4, 6]).transpose(0, 1).unwrap();
-        let rows = in_memory_order(&turned, &[0]).unwrap();
+        let transposed = layout(&[4, 6]).transpose(0, 1).unwrap();
+        let rows = in_memory_order(&transposed, &[0]).unwrap();
         assert_eq!(rows, [run(4, false), run(6, true)]);
-        let columns = in_memory_order(&turned, &[1]).unwrap();
+        let columns = in_memory_order(&transposed, &[1]).unwrap();
         assert_eq!(columns, [run(4, true), run(6, false)]);
 
-        let turned = layout(&[4, 6, 5]).transpose(0, 1).unwrap();
-        assert_eq!(in_memory_order(&turned, &[2]), None);
+        let transposed = layout(&[4, 6, 5]).transpose(0, 1).unwrap();
+        assert_eq!(in_memory_order(&transposed, &[2]), None);
         let gaps = layout(&[4, 6]).slice(1, 0..3).unwrap();
         assert_eq!(in_memory_order(&gaps, &[0]), None);
         let repeated = layout(&[1, 6]).broadcast_to(&[4, 6]).unwrap();

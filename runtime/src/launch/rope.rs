@@ -1,7 +1,7 @@
-//! Plans of the rotary positions, and their launches.
+//! Launches of rotary position embedding.
 //!
-//! Heads may be a view, as the queries of a product that holds keys and values too, and tables may
-//! be one for all sequences: both are read as they lie, if features and angles lie side by side.
+//! Heads may be a view, such as the queries of a fused projection, and one table may serve all
+//! sequences: both are read without a copy if features and angles are contiguous.
 
 use meshgrad_kernels::rope::{
     Direction, HeadStrides, Heads, PositionFormat, Rope, RopeArguments, RopeTables,
@@ -13,7 +13,7 @@ use crate::core::params::rope::Rotation;
 use crate::launch::{Launcher, MAX_EXTENT, Operand, Plan, PlanError, extent, float};
 use crate::{DType, Result, Tensor, UninitTensor};
 
-/// What kernels call the family in errors.
+/// The family's name in errors of kernels.
 const FAMILY: &str = "rope";
 
 /// cos and sin of position * inv_freq, times `factor`; positions and frequencies are contiguous.
@@ -69,7 +69,7 @@ pub(crate) fn rope(
     gpu.run(&Plan { variant, launch }, &arguments.arguments())
 }
 
-/// How kernels know a style.
+/// The kernels' format of a style.
 pub(super) fn format(style: RopeStyle) -> Style {
     match style {
         RopeStyle::Half => Style::Half,
@@ -77,18 +77,18 @@ pub(super) fn format(style: RopeStyle) -> Style {
     }
 }
 
-/// Heads and the tables that rotate them, as kernels take them.
+/// Heads and tables as kernel parameters.
 #[derive(Debug)]
 pub(super) struct RotatedHeads {
     pub(super) heads: Heads,
     pub(super) of_x: HeadStrides,
     pub(super) of_tables: [TableStrides; 2],
-    /// Whether all heads and all rows of tables begin at multiples of 16 bytes.
+    /// Whether all heads and all rows of tables are 16-byte aligned.
     pub(super) aligned: bool,
 }
 
 impl RotatedHeads {
-    /// `x` [b, t, n, d] and two tables [b, t, h], their last dims dense.
+    /// `x` [b, t, n, d] and two tables [b, t, h] with contiguous last dims.
     pub(super) fn new(x: &Operand, tables: [Operand; 2]) -> Result<RotatedHeads, PlanError> {
         let shape = x.layout.shape();
         let rows: usize = shape[..3].iter().product();
@@ -126,12 +126,12 @@ pub(super) fn head_strides(x: &Operand) -> HeadStrides {
     }
 }
 
-/// Whether all heads of [b, t, n, d] begin at multiples of 16 bytes.
+/// Whether all heads of [b, t, n, d] are 16-byte aligned.
 pub(super) fn is_aligned(x: &Operand) -> Result<bool, PlanError> {
     Ok(x.is_aligned() && head_strides(x).keep_alignment(float(x.dtype)?))
 }
 
-/// The stride of a dim; 0 where that is of one index, which no stride moves.
+/// The stride of a dim; 0 for a dim of extent 1.
 fn stride(x: &Operand, dim: usize) -> i64 {
     match x.layout.shape()[dim] {
         0 | 1 => 0,
@@ -139,7 +139,7 @@ fn stride(x: &Operand, dim: usize) -> i64 {
     }
 }
 
-/// The kernel of the tables, their elements and the pairs of a position.
+/// The kernel of the tables, their elements, and the pairs per position.
 fn tables_plan(
     dtype: DType,
     positions: usize,
@@ -169,7 +169,7 @@ mod tests {
         Operand { dtype, layout }
     }
 
-    /// Queries among keys and values, and a table for all sequences.
+    /// Queries of a fused projection, and one table for all sequences.
     #[test]
     fn views_are_read_as_they_lie() {
         let mut x = operand(DType::BF16, &[2, 3, 6, 64], 0);

@@ -1,5 +1,4 @@
-//! Plans of softmax, of its logarithm and of their gradients, and their launches. Operands are
-//! contiguous.
+//! Launches of softmax, log-softmax and their gradients. Operands are contiguous.
 
 pub(crate) use meshgrad_kernels::softmax::Function;
 use meshgrad_kernels::softmax::{Softmax, SoftmaxArguments, SoftmaxGrad, SoftmaxGradArguments};
@@ -7,10 +6,10 @@ use meshgrad_kernels::softmax::{Softmax, SoftmaxArguments, SoftmaxGrad, SoftmaxG
 use crate::launch::{Launcher, MAX_EXTENT, Operand, Plan, PlanError, Rows, aligned, extent, float};
 use crate::{Result, Tensor, UninitTensor};
 
-/// What kernels call the family in errors.
+/// The family's name in errors of kernels.
 const FAMILY: &str = "softmax";
 
-/// y = softmax(x) or its logarithm, row by row.
+/// y = softmax(x) or log_softmax(x), per row.
 pub(crate) fn softmax(
     gpu: &Launcher<'_>,
     function: Function,
@@ -27,7 +26,7 @@ pub(crate) fn softmax(
     gpu.run(&plan.kernel, &arguments.arguments())
 }
 
-/// dx from the result y and dy, row by row.
+/// dx from the result y and dy, per row.
 pub(crate) fn softmax_grad(
     gpu: &Launcher<'_>,
     function: Function,
@@ -72,7 +71,7 @@ fn gradient(function: Function, [y, dy]: &[Operand; 2]) -> Result<Rows<SoftmaxGr
     })
 }
 
-/// Rows that have elements, and their features.
+/// The rows and features; no rows if there are no features.
 fn rows_of(x: &Operand) -> Result<(u64, u32), PlanError> {
     let shape = x.layout.shape();
     let features = shape.last().copied().unwrap_or(1);

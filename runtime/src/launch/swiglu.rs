@@ -1,11 +1,11 @@
-//! Plans of the gated linear unit and its gradient, and their launches. Operands are contiguous.
+//! Launches of SwiGLU and its gradient. Operands are contiguous.
 
 use meshgrad_kernels::swiglu::{SwiGlu, SwiGluArguments, SwiGluGrad, SwiGluGradArguments};
 
 use crate::launch::{Launcher, MAX_EXTENT, Operand, Plan, PlanError, Rows, aligned, extent, float};
 use crate::{Result, Tensor, UninitTensor};
 
-/// What kernels call the family in errors.
+/// The family's name in errors of kernels.
 const FAMILY: &str = "swiglu";
 
 /// y = silu(gate) up.
@@ -20,7 +20,7 @@ pub(crate) fn swiglu(gpu: &Launcher<'_>, gate_up: &Tensor, y: &UninitTensor) -> 
     gpu.run(&plan.kernel, &arguments.arguments())
 }
 
-/// Both halves of the gradient.
+/// The gradient with respect to gate and up.
 pub(crate) fn swiglu_grad(
     gpu: &Launcher<'_>,
     gate_up: &Tensor,
@@ -38,7 +38,7 @@ pub(crate) fn swiglu_grad(
     gpu.run(&plan.kernel, &arguments.arguments())
 }
 
-/// `y` [.., F] in the making; results are aligned.
+/// The plan's rows for `y` [.., F]; results are aligned.
 fn forward(gate_up: &Operand, y: &Operand) -> Result<Rows<SwiGlu>, PlanError> {
     let (extents, features) = extents(y)?;
     let variant = SwiGlu::new(float(y.dtype)?, extents, aligned(&[gate_up]));
@@ -65,7 +65,7 @@ fn backward(gate_up: &Operand, dy: &Operand) -> Result<Rows<SwiGluGrad>, PlanErr
     })
 }
 
-/// The rows and features of [.., F], and the features as the kernels take them.
+/// The rows and features of [.., F], and the features as a kernel extent.
 fn extents(x: &Operand) -> Result<([u64; 2], u32), PlanError> {
     let shape = x.layout.shape();
     let features = shape.last().copied().unwrap_or(1);

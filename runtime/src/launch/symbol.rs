@@ -1,9 +1,9 @@
-//! Writing an elementwise function down by running it once on symbols, as the [`Expression`] that a
-//! kernel is made of.
+//! Tracing: runs an elementwise function once with symbols, and records the [`Expression`] that a kernel
+//! is generated from.
 //!
-//! Constants become scalars that are given at launch, so that another constant is not another
-//! kernel. The steps that a run on symbols takes are the key by which its expression is kept: after
-//! the first time a function is written down without heap memory.
+//! Constants become kernel arguments, so that another constant is not another kernel. The recorded
+//! operations are the cache key of the expression: after the first call, tracing allocates no heap
+//! memory.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -15,15 +15,15 @@ use meshgrad_kernels::expression::{Binary, Comparison, Expression, Node, Unary};
 
 use crate::{Function, Number};
 
-/// The most steps of a function.
+/// The maximum number of operations of a function.
 const MAX_STEPS: usize = 24;
-/// The most constants of a function, 0 and 1 aside.
+/// The maximum number of constants of a function, not counting 0 and 1.
 const MAX_CONSTANTS: usize = 4;
 
-/// The constants of a function, which its expression reads as scalars.
+/// The constants of a function, which are scalar arguments of its expression.
 pub(crate) type Constants = [f32; MAX_CONSTANTS];
 
-/// A number that is not known yet.
+/// A symbolic number.
 #[derive(Clone, Copy)]
 pub(crate) struct Symbol(Value);
 
@@ -40,11 +40,11 @@ enum Value {
 enum Step {
     Unary(Unary, Value),
     Binary(Binary, Value, Value),
-    /// The third where the comparison of the first two holds, else the fourth.
+    /// The third if the comparison of the first two is true, else the fourth.
     Choose(Comparison, [Value; 4]),
 }
 
-/// A function, step by step.
+/// The operations of a function, in order.
 #[derive(Clone, Copy)]
 struct Steps {
     steps: [Step; MAX_STEPS],
@@ -112,7 +112,7 @@ struct Recorder {
     steps: Steps,
     constants: Constants,
     constants_len: usize,
-    /// What there was too much of.
+    /// The limit that was exceeded.
     refused: Option<Error>,
 }
 
@@ -138,15 +138,14 @@ thread_local! {
         })
     };
 
-    static WRITTEN: RefCell<HashMap<Steps, Expression>> = RefCell::default();
+    static TRACED: RefCell<HashMap<Steps, Expression>> = RefCell::default();
 }
 
-/// Writes `f` down: its expression, and the constants that this reads as scalars.
+/// Traces `f`: returns its expression, and the values of its scalar arguments.
 ///
 /// # Errors
-/// [`Error::TooMany`] for a function of more than [`MAX_STEPS`] steps or [`MAX_CONSTANTS`]
-/// constants.
-pub(crate) fn write_down<const N: usize>(
+/// [`Error::TooMany`] for more than [`MAX_STEPS`] operations or [`MAX_CONSTANTS`] constants.
+pub(crate) fn trace<const N: usize>(
     f: &impl Function<N>,
 ) -> Result<(Expression, Constants), Error> {
     RECORDER.with_borrow_mut(|recorder| {
@@ -162,9 +161,9 @@ pub(crate) fn write_down<const N: usize>(
         }
         recorder.steps.result = result;
         let steps = &recorder.steps;
-        let expression = WRITTEN.with_borrow_mut(|written| match written.get(steps) {
+        let expression = TRACED.with_borrow_mut(|traced| match traced.get(steps) {
             Some(expression) => expression.clone(),
-            None => written
+            None => traced
                 .entry(*steps)
                 .or_insert_with_key(Steps::expression)
                 .clone(),
@@ -256,7 +255,7 @@ impl Number for Symbol {
 mod tests {
     use super::*;
 
-    /// Computes an expression as a kernel would.
+    /// Evaluates an expression as a kernel would.
     fn evaluate(expression: &Expression, scalars: &Constants, operands: &[f32]) -> f32 {
         let of = |expression: &Expression| evaluate(expression, scalars, operands);
         match expression.node() {
@@ -273,7 +272,7 @@ mod tests {
             Node::Compare(Comparison::Eq, a, b) => f32::from(of(a) == of(b)),
             Node::Select(condition, a, b) if of(condition) != 0.0 => of(a),
             Node::Select(_, _, b) => of(b),
-            other => panic!("a function on symbols does not take this step: {}", {
+            other => panic!("tracing does not record this operation: {}", {
                 Expression::from(other.clone())
             }),
         }
@@ -305,10 +304,10 @@ mod tests {
         }
     }
 
-    /// What was written down computes what was run, to the bit.
+    /// An expression computes the same bits as its function.
     #[test]
     fn expressions_equal_their_functions() {
-        let (expression, constants) = write_down(&Mixed).unwrap();
+        let (expression, constants) = trace(&Mixed).unwrap();
         let values = [-3.0, -0.5, 0.0, 0.7, 1.0, 12.0, f32::NAN, f32::INFINITY];
         for a in values {
             for b in values {
@@ -329,13 +328,13 @@ mod tests {
 
     #[test]
     fn another_constant_is_not_another_expression() {
-        let (two, twos) = write_down(&Scaled(2.0)).unwrap();
-        let (three, threes) = write_down(&Scaled(3.0)).unwrap();
+        let (two, twos) = trace(&Scaled(2.0)).unwrap();
+        let (three, threes) = trace(&Scaled(3.0)).unwrap();
         assert_eq!(two, three);
         assert_eq!((twos[0], threes[0]), (2.0, 3.0));
     }
 
-    /// A sum of as many terms as it says, with that many constants before.
+    /// A sum of the given number of terms, after the given number of constants.
     struct Long(usize, usize);
 
     impl Function<1> for Long {
@@ -348,9 +347,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_is_refused_and_forgotten() {
-        assert!(write_down(&Long(MAX_STEPS, MAX_CONSTANTS)).is_ok());
-        let message = |long| write_down(&long).unwrap_err().to_string();
+    fn a_function_that_is_too_long_is_rejected() {
+        assert!(trace(&Long(MAX_STEPS, MAX_CONSTANTS)).is_ok());
+        let message = |long| trace(&long).unwrap_err().to_string();
         assert_eq!(
             message(Long(MAX_STEPS + 9, 0)),
             "elementwise: 25 steps, but a kernel takes at most 24; split the call"
@@ -359,6 +358,6 @@ mod tests {
             message(Long(1, MAX_CONSTANTS + 1)),
             "elementwise: 5 constants, but a kernel takes at most 4; split the call"
         );
-        assert!(write_down(&Mixed).is_ok());
+        assert!(trace(&Mixed).is_ok());
     }
 }

@@ -1,5 +1,4 @@
-//! Plans of what ranks the elements of rows (places of extremes, the largest elements), and their
-//! launches. Operands are contiguous, and their rows are not empty.
+//! Launches of argmax, argmin and top-k. Operands are contiguous, and their rows are not empty.
 
 pub(crate) use meshgrad_kernels::rank::Direction;
 use meshgrad_kernels::rank::{
@@ -10,10 +9,10 @@ use meshgrad_kernels::rank::{
 use crate::launch::{Operand, Plan, PlanError, extent, float};
 use crate::{Call, DType, Result, Tensor, UninitTensor};
 
-/// What kernels call the family in errors.
+/// The family's name in errors of kernels.
 const FAMILY: &str = "rank";
 
-/// places\[r\] = where the first best of the `columns` elements of row r is.
+/// places\[r\] = the index of the first extreme among the `columns` elements of row r.
 pub(crate) fn first_best(
     call: &Call,
     direction: Direction,
@@ -41,11 +40,11 @@ pub(crate) fn first_best(
     })
 }
 
-/// What the places of extremes ask of a GPU.
+/// The plan of argmax and argmin.
 #[derive(Debug)]
 struct Extremes {
     best: Plan<Best>,
-    /// Chooses among the chunks of a row, where there are several.
+    /// The kernel that merges the chunks of a row, if there are several.
     of_chunks: Plan<BestOfChunks>,
     rows: u64,
     features: u64,
@@ -82,7 +81,7 @@ impl Extremes {
     }
 }
 
-/// The `k` largest of the `columns` elements of each row in descending order, and where they are.
+/// The `k` largest of the `columns` elements of each row in descending order, and their indices.
 pub(crate) fn top_k(
     call: &Call,
     x: &Tensor,
@@ -132,12 +131,11 @@ pub(crate) fn top_k(
     })
 }
 
-/// What the largest elements ask of a GPU: tiles sorted, and what they keep merged until one run is
-/// left.
+/// The plan of top-k: sort tiles, then merge their runs until one run is left.
 #[derive(Debug)]
 struct Top {
     sort: Plan<SortTiles>,
-    /// What the sorted tiles leave.
+    /// The runs of the sorted tiles.
     runs: Runs,
     dtype: meshgrad_kernels::Dtype,
     rows: u64,
@@ -180,7 +178,7 @@ impl Top {
         }
     }
 
-    /// Keys of all rows; one run is written as values and places, and has none.
+    /// Keys of all rows; none if there is one run, which is written as values and indices.
     fn keys_of(&self, runs: Runs) -> usize {
         match runs.count {
             1 => 0,
@@ -199,7 +197,7 @@ mod tests {
         Operand { dtype, layout }
     }
 
-    /// Few long rows are cut, so that a GPU has something to do; many are not.
+    /// A few long rows are split, to occupy the GPU; many rows are not.
     #[test]
     fn long_rows_are_cut() {
         let chunks = |rows: usize| {

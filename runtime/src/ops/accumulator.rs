@@ -1,11 +1,11 @@
-//! Where an op adds its result to what others left.
+//! Accumulators: buffers that ops add their results to.
 
 use crate::{DType, Device, Kind, Result, Shape, Tensor, ops};
 
-/// A buffer that sums meet in, and whether it is still empty.
+/// A buffer of a sum, and whether it is still empty.
 ///
-/// An empty buffer holds stale values: the first op writes over them instead of adding, so that
-/// nobody has to clear it.
+/// An empty buffer has stale values: the first op overwrites them instead of adding, so the buffer need
+/// not be cleared.
 #[derive(Clone, Debug)]
 pub struct Accumulator {
     buffer: Tensor,
@@ -13,23 +13,23 @@ pub struct Accumulator {
 }
 
 impl Accumulator {
-    /// A buffer of its own, empty.
+    /// Allocates an empty buffer.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
     pub fn new(device: &Device, shape: Shape, dtype: DType) -> Result<Accumulator> {
-        let fresh = crate::UninitTensor::with_kind(device, shape, dtype, Kind::Gradient)?;
+        let buffer = crate::UninitTensor::with_kind(device, shape, dtype, Kind::Gradient)?;
         Ok(Accumulator {
-            buffer: fresh.finish(),
+            buffer: buffer.finish(),
             empty: true,
         })
     }
 
-    /// A buffer that somebody else owns, empty: a part of one flat buffer, say.
+    /// Uses `buffer`, for example a part of one flat buffer, as an empty buffer.
     ///
     /// # Errors
     /// [`Error::Argument`](crate::Error::Argument) when it is not contiguous;
-    /// [`Error::Immutable`](crate::Error::Immutable) when it must not change.
+    /// [`Error::Immutable`](crate::Error::Immutable) for a [`Kind::Value`].
     pub fn over(buffer: Tensor) -> Result<Accumulator> {
         buffer.contiguous_range("accumulator")?;
         if buffer.kind() == Kind::Value {
@@ -41,31 +41,30 @@ impl Accumulator {
         })
     }
 
-    /// The buffer; stale while [`Accumulator::is_empty`].
+    /// The buffer. Its values are stale while [`Accumulator::is_empty`].
     pub fn buffer(&self) -> &Tensor {
         &self.buffer
     }
 
-    /// Whether nothing was added yet.
+    /// Whether nothing has been added yet.
     pub fn is_empty(&self) -> bool {
         self.empty
     }
 
-    /// Forgets the sum.
+    /// Makes the buffer empty.
     pub fn clear(&mut self) {
         self.empty = true;
     }
 
-    /// Says that the buffer now holds a sum.
+    /// Marks the buffer as not empty: an op has written it.
     pub fn filled(&mut self) {
         self.empty = false;
     }
 
-    /// Lets `op` add to the buffer seen under another shape of as many elements.
+    /// Calls `op` with the buffer reshaped to `shape`.
     ///
     /// # Errors
-    /// [`Error::Reshape`](crate::Error::Reshape) when the numbers of elements differ; what `op`
-    /// returns.
+    /// [`Error::Reshape`](crate::Error::Reshape) when the number of elements differs; what `op` returns.
     pub fn viewed<E: From<crate::Error>>(
         &mut self,
         shape: &Shape,
@@ -74,7 +73,7 @@ impl Accumulator {
         if self.buffer.shape() == shape {
             return op(self);
         }
-        // A contiguous buffer can be seen under any shape of as many elements.
+        // A contiguous buffer reshapes to any shape without a copy.
         let view = self
             .buffer
             .view(shape)?
@@ -88,10 +87,10 @@ impl Accumulator {
         Ok(())
     }
 
-    /// The sum; zeros when nothing was added.
+    /// The sum; zeros if nothing was added.
     ///
     /// # Errors
-    /// [`Error::Busy`](crate::Error::Busy) while someone reads or writes the buffer.
+    /// [`Error::Busy`](crate::Error::Busy) while the buffer is in use.
     pub fn total(&mut self) -> Result<&Tensor> {
         if self.empty {
             ops::fill_into(&self.buffer, 0.0)?;
@@ -106,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_writes_and_the_next_add() {
+    fn the_first_op_writes_and_later_ops_add() {
         let device = Device::cpu();
         let x = ops::full(&device, &[2], DType::F32, 3.0).unwrap();
         let mut sum = Accumulator::new(&device, Shape::new(&[2]).unwrap(), DType::F32).unwrap();
@@ -122,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn values_and_views_with_gaps_are_refused() {
+    fn immutable_and_non_contiguous_buffers_are_rejected() {
         let device = Device::cpu();
         assert!(Accumulator::over(ops::full(&device, &[2], DType::F32, 0.0).unwrap()).is_err());
         let flat = Tensor::zeros(&device, &[4, 4], DType::F32, Kind::Gradient).unwrap();

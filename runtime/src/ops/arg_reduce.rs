@@ -1,5 +1,5 @@
-//! Where the extremes are. A NaN ranks before every number, so that it is seen; equals rank by
-//! their index.
+//! argmax, argmin and top-k. A NaN sorts before every number, so that it is not hidden; ties go to the
+//! lower index.
 
 use crate::cpu::arg_reduce as kernels;
 use crate::cpu::rows::Flat;
@@ -17,11 +17,10 @@ static TOP_K: Signature = Signature::new(
 
 pub(super) static SIGNATURES: &[&Signature] = &[&ARGMAX, &ARGMIN, &TOP_K];
 
-/// The place of the largest element along dim `dim`, which the result does not have: the first of
-/// equals, or of NaNs.
+/// The index of the maximum along dim `dim`; the first index of ties or NaNs.
 ///
 /// # Shapes
-/// `x` any shape, float; returns i64.
+/// `x` any shape, float; returns `x`'s shape without `dim`, i64.
 ///
 /// # Errors
 /// [`Error::Signature`]; [`Error::NoDim`]; [`Error::Argument`] when the dim is empty.
@@ -29,8 +28,7 @@ pub fn argmax(x: &Tensor, dim: isize) -> Result<Tensor> {
     first_best(&ARGMAX, Direction::Largest, x, dim)
 }
 
-/// The place of the smallest element along dim `dim`, which the result does not have: the first of
-/// equals, or of NaNs.
+/// The index of the minimum along dim `dim`; the first index of ties or NaNs.
 ///
 /// # Shapes
 /// As [`argmax`].
@@ -51,10 +49,7 @@ fn first_best(
     let dim = x.dim(call.name(), dim)?;
     let columns = x.shape()[dim];
     if columns == 0 {
-        let problem = format!(
-            "dim {dim} of shape {} has no elements to choose from",
-            x.shape()
-        );
+        let problem = format!("dim {dim} of shape {} is empty", x.shape());
         return Err(Error::Argument {
             op: call.name(),
             problem,
@@ -87,10 +82,10 @@ fn first_best(
     Ok(places.finish())
 }
 
-/// The `k` largest elements along the last dim, in descending order, and their places.
+/// The `k` largest elements along the last dim, in descending order, and their indices.
 ///
 /// # Shapes
-/// `x` [.., N] float; returns values [.., K] of `x`'s dtype and places [.., K] i64.
+/// `x` [.., N] float; returns values [.., K] of `x`'s dtype and indices [.., K] i64.
 ///
 /// # Errors
 /// [`Error::Signature`]; [`Error::Argument`] unless 1 <= `k` <= N.
@@ -140,9 +135,9 @@ mod tests {
         ops::cast(x, DType::F64).unwrap().to_vec().unwrap()
     }
 
-    /// Along any dim: the first place where a fold finds the extreme.
+    /// Along any dim, the result is the first index of the extreme.
     #[test]
-    fn extremes_are_where_they_are_said_to_be() {
+    fn argmax_and_argmin_return_the_first_extreme() {
         let device = Device::cpu();
         for dtype in [DType::F64, DType::F32, DType::BF16] {
             for shape in [[1, 1, 1], [3, 17, 2], [2, 1000, 3], [0, 4, 2], [40, 600, 1]] {
@@ -183,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_nan_wins_and_the_first_of_them() {
+    fn the_first_nan_is_the_extreme() {
         let device = Device::cpu();
         let mut elements = vec![0.0f32; 1000];
         elements[700] = 5.0;
@@ -196,10 +191,9 @@ mod tests {
         assert_eq!(places.to_vec::<i64>().unwrap(), [900, 950, 700, 0]);
     }
 
-    /// The front of a stable descending sort, for any k: also where one pass does not hold them
-    /// all.
+    /// For any k, also when several passes are needed.
     #[test]
-    fn the_top_is_the_front_of_a_stable_sort() {
+    fn top_k_is_the_prefix_of_a_stable_sort() {
         let device = Device::cpu();
         for dtype in [DType::F64, DType::F32, DType::BF16] {
             for (rows, columns, k) in [
@@ -227,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_choose_from() {
+    fn an_empty_dim_is_an_error() {
         let device = Device::cpu();
         let x = coarse(&device, &[2, 0], DType::F32);
         assert!(matches!(argmax(&x, 1), Err(Error::Argument { .. })));

@@ -1,4 +1,4 @@
-//! Scaled dot-product attention, block by block: no [T, T] matrix exists, in forward or backward.
+//! Scaled dot-product attention, computed in blocks: no [T, S] matrix is stored, in forward or backward.
 //!
 //! Legend: B batch, T queries, S keys, H query heads, G key-value heads (H is a multiple), D head
 //! dimension.
@@ -27,17 +27,17 @@ static ATTENTION_GRAD: Signature = Signature::new(
 
 pub(super) static SIGNATURES: &[&Signature] = &[&ATTENTION, &ATTENTION_GRAD];
 
-/// out = softmax(scale q k^T) v over the keys that `mask` shows, and lse = ln sum exp(scale q k^T).
+/// out = softmax(scale q k^T) v over the keys that `mask` admits, and lse = ln sum exp(scale q k^T).
 ///
 /// # Shapes
 /// `q` [B, T, H, D], `k` and `v` [B, S, G, D] of one float dtype, any strides; returns out [B, T,
-/// H, D] and lse [B, H, T] in the accumulator dtype. A query that sees no key gives 0 and minus
+/// H, D] and lse [B, H, T] in the accumulator dtype. A query with no keys gives 0 and minus
 /// infinity.
 ///
 /// Flash attention (Dao et al. 2022); the bits of a query do not depend on the other queries.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::Attention`] when heads or mask do not fit.
+/// [`Error::Signature`]; [`Error::Attention`] when heads or mask do not match.
 pub fn attention(
     q: &Tensor,
     k: &Tensor,
@@ -79,8 +79,8 @@ pub fn attention(
     Ok((out.finish(), lse.finish()))
 }
 
-/// Only a GPU reads the offsets of packed sequences, late: tokens that no sequence has are zeros, not
-/// what the memory held before.
+/// Clears the results of packed sequences: a GPU does not check the offsets in advance, and tokens outside
+/// of all sequences must be zero.
 fn clear_if_packed(mask: &AttentionMask, results: &mut [&mut UninitTensor]) -> Result<()> {
     match mask.sequences {
         AttentionSequences::Packed { .. } => results.iter_mut().try_for_each(|it| it.fill_zero()),
@@ -172,12 +172,12 @@ fn multiply_adds(shape: &Shape, mask: &AttentionMask) -> u64 {
     heads * mask.pairs(shape.queries, shape.keys)
 }
 
-/// The extents, checked beyond what a signature can say, so that a meta device refuses what the CPU
-/// refuses.
+/// The extents, with the checks that a signature cannot express, so that all devices report the same
+/// errors.
 fn shape_of(signature: &'static Signature, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Shape> {
     let (of_q, of_k) = (q.shape(), k.shape());
     let (heads, kv_heads) = (of_q[2], of_k[2]);
-    // A rank may have none of the heads.
+    // A rank may have no heads.
     let shared = if kv_heads == 0 {
         heads == 0
     } else {
@@ -203,7 +203,7 @@ fn shape_of(signature: &'static Signature, q: &Tensor, k: &Tensor, v: &Tensor) -
     })
 }
 
-/// `x` itself where its last dim is dense (and a GPU's kernels read it fast), a copy otherwise.
+/// `x`, or a copy if its last dim is not contiguous (on a GPU, if kernels cannot read it fast).
 fn dense_rows(x: &Tensor) -> Result<Tensor> {
     if x.device().is_gpu() {
         return launch::rows(x);
@@ -279,7 +279,7 @@ impl ReadSequences {
 
 fn not_negative(name: &str, values: Vec<i64>) -> Result<Vec<usize>> {
     let convert = |value: i64| {
-        let problem = format!("`{name}` holds {value}; positions and lengths are not negative");
+        let problem = format!("`{name}` is {value}; positions and lengths must not be negative");
         value.try_into().map_err(|_| Error::Argument {
             op: "attention",
             problem,

@@ -1,4 +1,4 @@
-//! Filling, copying, casting: ops that compute nothing.
+//! Ops that fill, copy and cast.
 
 use std::ops::Range;
 
@@ -35,7 +35,7 @@ pub(super) static SIGNATURES: &[&Signature] = &[
     &COPY_AT_INTO,
 ];
 
-/// A tensor of `shape` in which every element is `value`, rounded to `dtype`.
+/// A tensor of `shape` filled with `value`, rounded to `dtype`.
 ///
 /// # Errors
 /// [`Error::OutOfMemory`], [`Error::TooManyDims`], [`Error::TooLarge`].
@@ -45,7 +45,7 @@ pub fn full(device: &Device, shape: &[usize], dtype: DType, value: f64) -> Resul
     Ok(fresh.finish())
 }
 
-/// Sets every element of a tensor in the making to `value`.
+/// Sets every element to `value`.
 fn fill<T: Element>(fresh: &mut UninitTensor, value: T) -> Result<()> {
     if bytemuck::bytes_of(&value).iter().all(|byte| *byte == 0) {
         return fresh.fill_zero();
@@ -61,7 +61,10 @@ fn fill<T: Element>(fresh: &mut UninitTensor, value: T) -> Result<()> {
     Ok(())
 }
 
-/// 0, 1, 2, ..: `count` elements of an index dtype.
+/// 0, 1, .., `count` - 1.
+///
+/// # Shapes
+/// `dtype` an index dtype; returns \[`count`\].
 ///
 /// # Errors
 /// [`Error::NotAnIndex`] for another dtype; [`Error::OutOfMemory`].
@@ -83,7 +86,7 @@ pub fn arange(device: &Device, count: usize, dtype: DType) -> Result<Tensor> {
     Ok(fresh.finish())
 }
 
-/// The same elements side by side in row-major order: `x` itself when they are, a copy otherwise.
+/// `x` if it is contiguous, else a contiguous copy.
 ///
 /// # Errors
 /// [`Error::OutOfMemory`].
@@ -94,7 +97,7 @@ pub fn contiguous(x: &Tensor) -> Result<Tensor> {
     }
 }
 
-/// A copy of `x` with a storage of its own, row-major.
+/// A contiguous copy of `x` in a new storage.
 ///
 /// # Errors
 /// [`Error::OutOfMemory`].
@@ -108,8 +111,7 @@ pub fn copy(x: &Tensor) -> Result<Tensor> {
     Ok(y.finish())
 }
 
-/// The same elements in the same row-major order under other extents; copies where a view cannot do
-/// it.
+/// The same elements in row-major order with another shape; a view if possible, else a copy.
 ///
 /// # Errors
 /// [`Error::Reshape`], [`Error::TooManyDims`], [`Error::OutOfMemory`].
@@ -118,14 +120,14 @@ pub fn reshape(x: &Tensor, shape: &[usize]) -> Result<Tensor> {
         return Ok(view);
     }
     let whole = copy(x)?;
-    // A whole tensor can be seen under any shape of as many elements.
+    // A contiguous tensor reshapes to any shape without a copy.
     Ok(whole.view(shape)?.unwrap_or(whole))
 }
 
-/// Copies the elements of `x` over those of `into`.
+/// into = x, in place.
 ///
 /// # Shapes
-/// Both of one shape and dtype; `into` is contiguous and of a kind that may change.
+/// Both of one shape and dtype; `into` contiguous and of a mutable kind.
 ///
 /// # Errors
 /// [`Error::Signature`]; [`Error::Immutable`]; [`Error::Argument`] when `into` is not contiguous.
@@ -143,16 +145,15 @@ pub fn copy_into(x: &Tensor, into: &Tensor) -> Result<()> {
     }
 }
 
-/// Copies `x` into the rows of `into` from position `at` on: into[:, at..at + T] = x. How a cache
-/// grows.
+/// into[:, at..at + T] = x, in place: appends to a cache.
 ///
 /// # Shapes
 /// `x` [B, T, ..], `into` [B, S, ..] of one dtype, equal in all dims but the second; `at` i64
-/// \[1\]. `into` is contiguous and of a kind that may change.
+/// \[1\]. `into` contiguous and of a mutable kind.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::Immutable`]; [`Error::IndexOutOfRange`] when the rows reach
-/// beyond the end.
+/// [`Error::Signature`]; [`Error::Immutable`]; [`Error::IndexOutOfRange`] when the rows
+/// exceed S.
 pub fn copy_at_into(x: &Tensor, into: &Tensor, at: &Tensor) -> Result<()> {
     let same = x.shape().len() == into.shape().len()
         && x.shape().len() >= 2
@@ -192,10 +193,10 @@ pub fn copy_at_into(x: &Tensor, into: &Tensor, at: &Tensor) -> Result<()> {
     })
 }
 
-/// The gradient of a slice: zeros of `shape`, with `dy` in the part `range` of dim `dim`.
+/// The gradient of a slice: zeros of `shape`, with `dy` in the range `range` of dim `dim`.
 ///
 /// # Shapes
-/// `dy` is `shape` with dim `dim` of extent `range.len()`; any dtype.
+/// `dy` has `shape` with extent `range.len()` in dim `dim`; any dtype.
 ///
 /// # Errors
 /// [`Error::NoDim`]; [`Error::SliceRange`]; [`Error::Signature`] when `dy` has another shape.
@@ -230,10 +231,10 @@ pub fn slice_grad(dy: &Tensor, shape: &Shape, dim: usize, range: Range<usize>) -
     Ok(dx.finish())
 }
 
-/// Sets every element of `into` to `value`.
+/// into = value, in place.
 ///
 /// # Shapes
-/// `into` is contiguous and of a kind that may change.
+/// `into` contiguous and of a mutable kind.
 ///
 /// # Errors
 /// [`Error::Immutable`]; [`Error::Argument`] when `into` is not contiguous; [`Error::Busy`].
@@ -256,8 +257,8 @@ pub fn fill_into(into: &Tensor, value: f64) -> Result<()> {
     }
 }
 
-/// `x` on `device`: `x` itself when it is there, a copy of its values otherwise (of its shape,
-/// where there are no values).
+/// `x` on `device`: `x` itself if it is on that device, else a copy. To a meta device, copies the shape
+/// only.
 ///
 /// # Errors
 /// [`Error::NoValues`] from a meta device to one that computes; [`Error::OutOfMemory`].
@@ -275,9 +276,9 @@ pub fn to_device(x: &Tensor, device: &Device) -> Result<Tensor> {
     Ok(fresh.finish())
 }
 
-/// `x` with elements of `dtype`: to a float rounds to nearest even (to 16 bits by way of f32), from
-/// float to integer cuts towards zero and saturates, between integers keeps the low bits, to bool
-/// is `x != 0`. `x` itself when it has that dtype.
+/// `x` as `dtype`; `x` itself if it has that dtype. To float rounds to nearest even (to 16 bits through
+/// f32). From float to integer truncates towards zero and saturates. Between integers keeps the low
+/// bits. To bool is `x != 0`.
 ///
 /// # Errors
 /// [`Error::OutOfMemory`].
@@ -305,7 +306,7 @@ pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
     Ok(y.finish())
 }
 
-/// Whether elementwise kernels read and write it, in vectors.
+/// Whether elementwise kernels support it.
 fn is_elementwise(dtype: &DType) -> bool {
     matches!(dtype, DType::F32 | DType::BF16 | DType::Bool)
 }

@@ -1,11 +1,11 @@
-//! Elementwise functions on whichever device.
+//! Elementwise functions on any device.
 
 use crate::Function;
 use crate::cpu::elementwise as cpu;
 use crate::launch::elementwise::{self as launch, Target};
 use crate::{Call, Error, Result, Tensor, UninitTensor};
 
-/// `y[i] = f(inputs[..][i])`: how an elementwise op computes, on whichever device.
+/// `y[i] = f(inputs[..][i])`, on any device: the implementation of an elementwise op.
 ///
 /// ```
 /// use meshgrad_runtime::{Device, Function, Number, Result, Signature, Tensor, ops};
@@ -37,12 +37,11 @@ use crate::{Call, Error, Result, Tensor, UninitTensor};
 /// ```
 ///
 /// # Shapes
-/// `inputs` of `y`'s dtype, f64, f32 or bf16, and of as many elements; read in row-major order.
-/// Broadcast them by [`Tensor::broadcast_to`].
+/// `inputs` of `y`'s shape and dtype, f64, f32 or bf16. Broadcast them with [`Tensor::broadcast_to`].
 ///
 /// # Errors
-/// [`Error::Argument`] for other shapes or dtypes; [`Error::KernelRefused`] on a GPU when `f` takes
-/// too many steps or constants.
+/// [`Error::Argument`] for other shapes or dtypes; [`Error::KernelRefused`] on a GPU when `f` has too
+/// many operations or constants.
 pub fn map<const N: usize>(
     call: &Call,
     f: &impl Function<N>,
@@ -52,7 +51,7 @@ pub fn map<const N: usize>(
     let fits = |x: &&Tensor| x.shape() == y.shape() && x.dtype() == y.dtype();
     if let Some(other) = inputs.into_iter().find(|x| !fits(x)) {
         let problem = format!(
-            "maps {other:?} to {}{}: cast and broadcast it first",
+            "maps {other:?} to {}{}; cast and broadcast it first",
             y.dtype(),
             y.shape()
         );
@@ -64,7 +63,7 @@ pub fn map<const N: usize>(
     run(call, f, inputs, y, |y| cpu::map(f, inputs, y))
 }
 
-/// Whether `f(inputs[..][i])`, which is 0 or 1, is 1.
+/// `y[i]` = whether `f(inputs[..][i])`, which is 0 or 1, is 1.
 pub(super) fn test<const N: usize>(
     call: &Call,
     f: &impl Function<N>,
@@ -74,7 +73,7 @@ pub(super) fn test<const N: usize>(
     run(call, f, inputs, y, |y| cpu::predicate(f, inputs, y))
 }
 
-/// On a GPU a result's dtype says how it is written; on a CPU `on_cpu` knows.
+/// Runs `f` on a GPU, or `on_cpu` on a CPU.
 fn run<const N: usize>(
     call: &Call,
     f: &impl Function<N>,

@@ -1,7 +1,7 @@
-//! Putting tensors together and picking from them by index.
+//! Concatenation, splitting and indexing.
 //!
-//! Sums with repeated indices run in the order of the indices, in f32 (f64 for f64), rounded once:
-//! the same bits each time.
+//! Sums over repeated indices accumulate in index order, in f32 (f64 for f64), and round once, so every
+//! run gives the same bits.
 
 use crate::cpu::indexing::{self as kernels, IndexedDim, IndexedLayout};
 use crate::cpu::moe::check_indices;
@@ -35,14 +35,14 @@ pub(super) static SIGNATURES: &[&Signature] = &[
     &SCATTER_ADD,
 ];
 
-/// The tensors one after the other along dim `dim`, counted from the back when negative. Its
-/// gradient is [`split`].
+/// Concatenates `tensors` along dim `dim`, which counts from the back when negative. Its gradient is
+/// [`split`].
 ///
 /// # Shapes
-/// `tensors` of one dtype and equal extents but for `dim`; returns the sum of their extents there.
+/// `tensors` of one dtype and equal extents except in `dim`; returns the sum of their extents in `dim`.
 ///
 /// # Errors
-/// [`Error::Argument`] without a tensor; [`Error::Signature`]; [`Error::NoDim`];
+/// [`Error::Argument`] for no tensors; [`Error::Signature`]; [`Error::NoDim`];
 /// [`Error::Devices`].
 pub fn concat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
     let Some(&first) = tensors.first() else {
@@ -82,20 +82,20 @@ pub fn concat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
     Ok(y.finish())
 }
 
-/// The extent of `other` in `dim`, once it agrees with `first` in all other dims.
+/// The extent of `other` in `dim`, after checking that it agrees with `first` in all other dims.
 fn checked_extent(first: &Tensor, other: &Tensor, dim: usize) -> Result<usize> {
     let (shape, wanted) = (other.shape(), first.shape());
     let agrees = |at: usize| at == dim || shape[at] == wanted[at];
     match shape.len() == wanted.len() && (0..wanted.len()).all(agrees) {
         true => Ok(shape[dim]),
         false => {
-            let problem = format!("all extents but those of dim {dim} must be equal");
+            let problem = format!("all extents except those of dim {dim} must be equal");
             Err(CONCAT.error(&[first, other], problem))
         }
     }
 }
 
-/// Parts of `x` along dim `dim`, of the extents `sizes`. Views, free.
+/// Splits `x` along dim `dim` into views of extents `sizes`. Copies nothing.
 ///
 /// # Errors
 /// [`Error::NoDim`]; [`Error::Argument`] when `sizes` do not sum to the extent.
@@ -123,7 +123,7 @@ pub fn split(x: &Tensor, sizes: &[usize], dim: isize) -> Result<Vec<Tensor>> {
     sizes.iter().map(part).collect()
 }
 
-/// The parts of `x` at `ids` along dim `dim`, in their order: y[.., j, ..] = x[.., ids\[j\], ..].
+/// Selects along dim `dim`: y[.., j, ..] = x[.., ids\[j\], ..].
 ///
 /// # Shapes
 /// `x` any shape and dtype with at least one dim, `ids` \[M\] of an index dtype; returns `x`'s
@@ -167,7 +167,7 @@ pub fn index_select_grad(dy: &Tensor, dim: isize, ids: &Tensor, extent: usize) -
     let dim = dy.dim(call.name(), dim)?;
     if dy.shape()[dim] != ids.elements() {
         let problem = format!(
-            "`dy` needs {} in dim {dim}, one for each id",
+            "`dy` needs extent {} in dim {dim}, one per id",
             ids.elements()
         );
         return Err(INDEX_SELECT_GRAD.error(&[dy, ids], problem));
@@ -202,11 +202,11 @@ pub fn index_select_grad(dy: &Tensor, dim: isize, ids: &Tensor, extent: usize) -
     Ok(sum.out.finish())
 }
 
-/// Picks elements along dim `dim`: y\[c\] = x[c, but index\[c\] in `dim`].
+/// Gathers along dim `dim`: y\[c\] = x\[c'\], with c' = c except index\[c\] in `dim`.
 ///
 /// # Shapes
-/// `x` any dtype; `index` of an index dtype with as many dims, and no extent but that of `dim`
-/// larger than `x`'s; returns `index`'s shape and `x`'s dtype.
+/// `x` any dtype; `index` of an index dtype with the same number of dims and extents at most those of
+/// `x`, except in `dim`; returns `index`'s shape and `x`'s dtype.
 ///
 /// # Errors
 /// [`Error::Signature`]; [`Error::NoDim`]; [`Error::IndexOutOfRange`].
@@ -233,12 +233,12 @@ pub fn gather(x: &Tensor, dim: isize, index: &Tensor) -> Result<Tensor> {
     Ok(y.finish())
 }
 
-/// Adds elements where indices say, into zeros of `shape`: y[c, but index\[c\] in `dim`] +=
-/// src\[c\]. The gradient of [`gather`]; its own with respect to `src` is [`gather`].
+/// Scatters sums into zeros of `shape`: y\[c'\] += src\[c\], with c' = c except index\[c\] in `dim`. The
+/// gradient of [`gather`]; its own gradient with respect to `src` is [`gather`].
 ///
 /// # Shapes
-/// `src` float and `index` of one shape, with as many dims as `shape` and no extent but that of
-/// `dim` larger; returns `shape`.
+/// `src` float and `index` of one shape, with the same number of dims as `shape` and extents at most
+/// those of `shape`, except in `dim`; returns `shape`.
 ///
 /// # Errors
 /// [`Error::Signature`]; [`Error::NoDim`]; [`Error::IndexOutOfRange`].
@@ -282,7 +282,7 @@ pub fn scatter_add(shape: &[usize], dim: isize, index: &Tensor, src: &Tensor) ->
     Ok(sum.out.finish())
 }
 
-/// Checks that the last of `operands`, an index, fits into `shape` in all dims but `dim`.
+/// Checks that the index, the last operand, fits into `shape` in all dims except `dim`.
 fn check_fits(
     signature: &Signature,
     operands: &[&Tensor; 2],
@@ -294,7 +294,7 @@ fn check_fits(
     match index.len() == shape.len() && (0..index.len()).all(fits) {
         true => Ok(()),
         false => {
-            let problem = format!("`index` must not be larger than {shape} but in dim {dim}");
+            let problem = format!("`index` must not be larger than {shape}, except in dim {dim}");
             Err(signature.error(operands, problem))
         }
     }
@@ -323,8 +323,7 @@ fn checked<'a>(call: &Call, ids: &'a Tensor, extent: usize) -> Result<Flat<'a, i
     Ok(ids)
 }
 
-/// A result that is summed in the accumulator's dtype, and workspace for that where the dtypes
-/// differ.
+/// A result that is accumulated in the accumulator dtype, with a workspace if the dtypes differ.
 struct RoundedOnce {
     out: UninitTensor,
     wide: Option<UninitTensor>,
@@ -340,7 +339,7 @@ impl RoundedOnce {
         Ok(RoundedOnce { out, wide })
     }
 
-    /// Lets `sum` write every element.
+    /// Calls `sum`, which must write every element.
     fn fill<T: Float>(&mut self, sum: impl FnOnce(&mut [T::Wide])) -> Result<()> {
         let Some(wide) = &mut self.wide else {
             sum(self.out.slice()?);

@@ -1,8 +1,8 @@
-//! Bringing operands into the form that row kernels need, and sums into the dtype that others want.
+//! Operands for row kernels, and accumulators of another dtype.
 
 use crate::{Accumulator, DType, Result, Tensor, ops};
 
-/// `x` if the elements of its last dim lie side by side (all elements, on a GPU), else a copy.
+/// `x` if its last dim is contiguous (on a GPU, if all of it is), else a copy.
 pub(crate) fn dense_rows(x: &Tensor) -> Result<Tensor> {
     match x.device().is_gpu() {
         true => ops::contiguous(x),
@@ -10,7 +10,7 @@ pub(crate) fn dense_rows(x: &Tensor) -> Result<Tensor> {
     }
 }
 
-/// `x` if the elements of its last dim lie side by side, else a copy.
+/// `x` if its last dim is contiguous, else a copy.
 pub(crate) fn dense_last(x: &Tensor) -> Result<Tensor> {
     let dense = match (x.shape().last(), x.layout().strides().last()) {
         (Some(extent), Some(stride)) => *extent <= 1 || *stride == 1,
@@ -22,8 +22,8 @@ pub(crate) fn dense_last(x: &Tensor) -> Result<Tensor> {
     }
 }
 
-/// Lets `add` add to `into`, which it gets in `dtype`: where `into` has another, the sum is made in
-/// a buffer of its own and rounded once into it.
+/// Calls `add` with an accumulator of `dtype`: `into` itself, or if its dtype differs a temporary buffer
+/// that is then added to `into` with one rounding.
 pub(crate) fn summed_in(
     dtype: DType,
     into: &mut Accumulator,

@@ -1,8 +1,7 @@
-//! The ops: what tensors are computed with. A file is a family; in each, a signature, its op, and
-//! the ops for its gradients stand together.
+//! The ops, one file per family: signatures, ops, and their gradient ops.
 //!
-//! An op checks its operands, takes memory for its results and its workspace, and then computes,
-//! unless its device computes nothing. No op reads a value to decide a shape.
+//! An op checks its operands, allocates its results and workspaces, and runs its kernels, unless the
+//! device is a meta device. No op reads a value to decide a shape.
 
 pub(crate) mod accumulator;
 mod arg_reduce;
@@ -53,7 +52,7 @@ pub(crate) use into::{dense_last, dense_rows, summed_in};
 
 use crate::Signature;
 
-/// The signatures of all ops, family by family.
+/// The signatures of all ops, by family.
 pub fn signatures() -> impl Iterator<Item = &'static Signature> {
     let families = [
         unary::SIGNATURES,

@@ -1,7 +1,7 @@
-//! What an optimizer does: the norm of gradients, how far to clip them, and AdamW.
+//! Optimizer ops: the global norm of gradients, clipping, and AdamW.
 //!
-//! What changes from step to step enters as a tensor of one f32 and nothing is read back, so that a
-//! whole step can be captured and replayed; what is fixed for a run is a plain number.
+//! Values that change from step to step are one-element f32 tensors, and nothing is read back, so a whole
+//! step can be captured as a graph. Constants of a run are plain numbers.
 
 pub use crate::core::params::optimizer::{AdamW, AdamWOperands, StepScalars};
 use crate::cpu::optimizer::{self as kernels, Factors, Update};
@@ -38,19 +38,18 @@ pub(super) static SIGNATURES: &[&Signature] = &[&ADAMW_STEP, &GLOBAL_NORM, &CLIP
 ///                      / (sqrt(exp_avg_sq) / sqrt(1 - beta2^step) + eps)
 /// ```
 ///
-/// Where `scale` is not finite, nothing changes: a gradient with a NaN or infinity does not reach
-/// the parameters, and whoever reads the norm a step late still has those of the last good step.
+/// If `scale` is not finite, nothing changes: a gradient with a NaN or infinity does not reach the
+/// parameters, although the norm is read a step late.
 ///
 /// # Shapes
-/// `param` any shape, f64, f32 or bf16; the others of its shape and its accumulator dtype (f32; f64
-/// for f64). All but the gradient contiguous and of kinds that change. A bf16 parameter is rounded
-/// to nearest, so it does not see changes below 2^-9 of itself: train f32 parameters, or round at
-/// random ([`AdamWOperands::rounding`]).
+/// `param` any shape, f64, f32 or bf16; the others of its shape and its accumulator dtype (f32; f64 for
+/// f64). All except the gradient are contiguous and of mutable kinds. A bf16 parameter is rounded to
+/// nearest, which drops changes below 2^-9 of its value: train f32 parameters, or round stochastically
+/// ([`AdamWOperands::rounding`]).
 ///
 /// # Errors
 /// [`Error::Signature`]; [`Error::Immutable`]; [`Error::Busy`]; [`Error::Argument`] when one is not
-/// contiguous, when two share elements, or (where the device computes at once) for a step below 1;
-/// a GPU changes nothing then.
+/// contiguous, when two share elements, or on a CPU for a step below 1 (a GPU then changes nothing).
 pub fn adamw_step(
     param: &Tensor,
     gradient: &Tensor,
@@ -70,25 +69,24 @@ pub fn adamw_step(
     adamw_step_many(&[operands], scalars)
 }
 
-/// [`adamw_step`] of many parameters in one parallel loop, so that small ones cost no fork each; on
-/// a GPU in one launch. The bits are those of a step each.
+/// [`adamw_step`] for many parameters in one parallel loop, or one launch on a GPU. The bits are those of
+/// separate steps.
 ///
-/// The GPU needs a table of the parameters, which is uploaded with each call: [`AdamWTable`] keeps
+/// The GPU needs a table of the parameters. This function uploads it at each call; [`AdamWTable`] keeps
 /// it.
 ///
 /// # Shapes
-/// Those of [`adamw_step`], for each; dtypes may differ, and several may be views of one storage.
+/// As [`adamw_step`], for each parameter; dtypes may differ, and several may be views of one storage.
 ///
 /// # Errors
-/// As [`adamw_step`]; [`Error::Argument`] when the region of a rounding has another shape. Shapes,
-/// dtypes and layouts of all are checked before any is written.
+/// As [`adamw_step`]; [`Error::Argument`] when the region of a rounding key has another shape. Shapes,
+/// dtypes and layouts of all operands are checked before any is written.
 pub fn adamw_step_many(operands: &[AdamWOperands<'_>], scalars: StepScalars<'_>) -> Result<()> {
     AdamWTable::default().step(operands, scalars)
 }
 
-/// What a GPU keeps of parameters from step to step: where they lie, in its own memory. It is
-/// uploaded where that has changed, so a step that is [captured](crate::Device::capture) needs one
-/// like it before. The CPU keeps nothing.
+/// A table of the parameters' addresses in GPU memory, kept from step to step. It is uploaded when it
+/// changes, so run a step before one that is [captured](crate::Device::capture). Empty on a CPU.
 #[derive(Debug, Default)]
 pub struct AdamWTable(launch::Table);
 
@@ -97,7 +95,7 @@ impl AdamWTable {
     ///
     /// # Errors
     /// As [`adamw_step_many`]; [`Error::Cuda`] with
-    /// [`CudaError::Capture`](crate::CudaError::Capture) where a table would be uploaded inside a
+    /// [`CudaError::Capture`](crate::CudaError::Capture) when the table has to be uploaded inside a
     /// capture.
     pub fn step(&mut self, operands: &[AdamWOperands<'_>], scalars: StepScalars<'_>) -> Result<()> {
         step_many(&mut self.0, operands, scalars)
@@ -115,7 +113,7 @@ fn step_many(
         return Ok(());
     };
 
-    // Every parameter counts as an op; the arithmetic of all is the last one's.
+    // Every parameter counts as an op; the last one runs the kernel of all.
     let others = &calls[..calls.len() - 1];
     if call.device().is_gpu() {
         let gradients = operands.iter().map(|one| ops::contiguous(one.gradient));
@@ -168,7 +166,7 @@ fn check(operands: &AdamWOperands<'_>, scalars: StepScalars<'_>) -> Result<Call>
     Ok(call)
 }
 
-/// The scalars of a step, where it has a gradient to take.
+/// The values of a step's scalars.
 struct Now {
     learning_rate: f64,
     step: u32,
@@ -179,7 +177,7 @@ impl Now {
     fn read(op: &'static str, scalars: StepScalars<'_>) -> Result<Option<Now>> {
         let step = scalars.step.item::<f32>()?;
         if step.is_nan() || step < 1.0 {
-            let problem = format!("step is {step}, but steps count from 1");
+            let problem = format!("step is {step}; steps count from 1");
             return Err(Error::Argument { op, problem });
         }
         let scale = scalars.scale.item::<f32>()?;
@@ -227,7 +225,7 @@ fn update<T: Float>(operands: &[&AdamWOperands<'_>], now: &Now) -> Result<()> {
     Ok(())
 }
 
-/// The words by which a parameter is rounded in a step, where it is so at random.
+/// The random words of stochastic rounding of a parameter, if it has a rounding key.
 fn words(one: &AdamWOperands<'_>, step: u32) -> Result<Option<Words>> {
     let words = one.rounding.map(|draw| {
         let places = draw.global_indices(ADAMW_STEP.name(), one.param.shape())?;
@@ -236,20 +234,20 @@ fn words(one: &AdamWOperands<'_>, step: u32) -> Result<Option<Words>> {
     words.transpose()
 }
 
-/// The root of the sum of the squares of all elements of all `tensors`.
+/// The L2 norm over all elements of all `tensors`.
 ///
-/// Summed in f64: blocks of each tensor, from first to last, whatever the threads. NaN or infinite
-/// where an element is.
+/// Accumulated in f64 over blocks of each tensor in order, for any number of threads. NaN or infinite if
+/// an element is.
 ///
 /// # Shapes
-/// Each any shape, layout and float dtype; returns an f32 without dims.
+/// Each any shape, layout and float dtype; returns f32 \[\].
 ///
 /// # Errors
 /// [`Error::Signature`]; [`Error::Argument`] for no tensors; [`Error::Devices`].
 pub fn global_norm(tensors: &[&Tensor]) -> Result<Tensor> {
     let op = GLOBAL_NORM.name();
     let Some((first, others)) = tensors.split_first() else {
-        let problem = "no tensors were given".into();
+        let problem = "needs at least one tensor".into();
         return Err(Error::Argument { op, problem });
     };
     let mut call = GLOBAL_NORM.call(&[first])?;
@@ -272,7 +270,7 @@ pub fn global_norm(tensors: &[&Tensor]) -> Result<Tensor> {
     Ok(norm.finish())
 }
 
-/// Every tensor is a launch of its own, so there may be any number of them.
+/// One launch per tensor, so their number is not limited.
 fn norm_on_gpu(mut call: Call, tensors: &[&Tensor]) -> Result<Tensor> {
     let norm = call.output(0)?;
     let partials = call.workspace(global_norm::partials(tensors), f64::DTYPE)?;
@@ -302,29 +300,29 @@ fn of_one_device(first: &Tensor, other: &Tensor) -> Result<()> {
     })
 }
 
-/// What gradients are multiplied by that are sums over `weight` samples or tokens and whose global
-/// norm is `norm`, so that they become a mean of norm at most `max_norm`:
+/// The factor that turns gradients, which are sums over `weight` samples or tokens with global norm
+/// `norm`, into means with norm at most `max_norm`:
 ///
 /// ```text
 /// mean_norm = norm / weight
 /// scale     = min(1, max_norm / (mean_norm + 1e-6)) / weight
 /// ```
 ///
-/// as `torch.nn.utils.clip_grad_norm_` has it. Returns (scale, mean_norm). A `max_norm` that is
-/// infinite or not positive clips nothing: scale = 1 / weight.
+/// as in `torch.nn.utils.clip_grad_norm_`. Returns (scale, mean_norm). A `max_norm` that is infinite or
+/// not positive does not clip: scale = 1 / weight.
 ///
-/// Where the mean norm is not finite (an overflow in a gradient, or no weight at all) the scale is
-/// NaN, with which [`adamw_step`] changes nothing.
+/// If the mean norm is not finite (an overflow in a gradient, or weight 0), the scale is NaN, with which
+/// [`adamw_step`] changes nothing.
 ///
 /// # Shapes
-/// `norm` and `weight` f32 without dims; returns two of the same.
+/// `norm` and `weight` f32 \[\]; returns two f32 \[\].
 ///
 /// # Errors
 /// [`Error::Signature`]; [`Error::Argument`] when `max_norm` is NaN.
 pub fn clip_scale(norm: &Tensor, weight: &Tensor, max_norm: f64) -> Result<(Tensor, Tensor)> {
     let mut call = CLIP_SCALE.call(&[norm, weight])?;
     if max_norm.is_nan() {
-        let problem = "max_norm is NaN; give 0 to clip nothing".into();
+        let problem = "max_norm is NaN; pass 0 to disable clipping".into();
         return Err(Error::Argument {
             op: call.name(),
             problem,

@@ -1,7 +1,6 @@
 //! Rotary position embedding (Su et al. 2021).
 //!
-//! Legend: B batch, T positions, N heads, D features of a head, H pairs of features that are
-//! rotated (2 H <= D).
+//! Legend: B batch, T positions, N heads, D features per head, H rotated pairs of features (2 H <= D).
 
 use super::dense_last;
 pub use crate::core::params::rope::RopeStyle;
@@ -30,11 +29,11 @@ static ROPE_GRAD: Signature = Signature::new(
 
 pub(super) static SIGNATURES: &[&Signature] = &[&ROPE_TABLES, &ROPE, &ROPE_GRAD];
 
-/// The cosines and sines of the angles position * inv_freq, both times `attention_factor` (1 but
-/// for YaRN and its like).
+/// cos = attention_factor cos(position inv_freq), and sin likewise; `attention_factor` is 1 except for
+/// scaled variants such as YaRN.
 ///
-/// Angles are taken in f64: right to f32's last place for every position, where f32 angles are off
-/// by 0.03 radians at a million. On a GPU an angle of 2^50 and more counts as 0.
+/// Angles are computed in f64, so results are accurate to the last place of f32 at every position; f32
+/// angles are off by 0.03 radians at position 1,000,000. On a GPU angles from 2^50 on count as 0.
 ///
 /// # Shapes
 /// `positions` [..] of an index dtype, `inv_freq` \[H\] f32; returns two [.., H] f32.
@@ -63,8 +62,8 @@ pub fn rope_tables(
     Ok((cos.finish(), sin.finish()))
 }
 
-/// Rotates each pair of features by its angle: (a, b) becomes (a cos - b sin, b cos + a sin). The
-/// first 2 H features of a head are rotated, the others pass through.
+/// Rotates each pair of features: (a, b) becomes (a cos - b sin, b cos + a sin). The first 2 H features
+/// of a head are rotated, the others are copied.
 ///
 /// # Shapes
 /// `x` [B, T, N, D], float; `cos` and `sin` [B, T, H], or [T, H] for all sequences, f32; returns
@@ -115,7 +114,7 @@ fn rotate(
     Ok(y.finish())
 }
 
-/// That there are features enough for the pairs.
+/// Checks that the pairs fit into the features.
 pub(super) fn check_pairs(
     signature: &'static Signature,
     call: &Call,
@@ -129,7 +128,7 @@ pub(super) fn check_pairs(
     Ok(())
 }
 
-/// [T, H] as [B, T, H].
+/// [T, H] broadcast to [B, T, H].
 pub(super) fn for_each_sequence(x: &Tensor, table: &Tensor) -> Result<Tensor> {
     match (&x.shape()[..], &table.shape()[..]) {
         ([batch, ..], [positions, pairs]) => table.broadcast_to(&[*batch, *positions, *pairs]),

@@ -1,4 +1,4 @@
-//! Where operands and results of products lie.
+//! Operands and results of products in memory.
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ pub(crate) struct Matrices {
 }
 
 impl Matrices {
-    /// `x` \[.., rows, columns\]: as it lies where a kernel can read that, otherwise a copy.
+    /// `x` \[.., rows, columns\]; a copy if no kernel can read its layout.
     pub(crate) fn new(x: &Tensor) -> Result<Matrices> {
         if let Some(lie) = Lie::of(&Operand::of(x)) {
             let tensor = x.clone();
@@ -24,7 +24,7 @@ impl Matrices {
         Matrices::copied(x)
     }
 
-    /// As [`Matrices::new`], but row by row: a copy of what lies column by column.
+    /// As [`Matrices::new`], but row-major: copies a column-major operand.
     pub(crate) fn row_major(x: &Tensor) -> Result<Matrices> {
         let matrices = Matrices::new(x)?;
         match matrices.lie.order {
@@ -36,7 +36,7 @@ impl Matrices {
     fn copied(x: &Tensor) -> Result<Matrices> {
         let tensor = contiguous_copy(x)?;
         let lie = Lie::of(&Operand::of(&tensor));
-        let lie = lie.expect("a kernel can read matrices that lie row by row");
+        let lie = lie.expect("kernels read row-major matrices");
         Ok(Matrices { tensor, lie })
     }
 
@@ -48,20 +48,20 @@ impl Matrices {
     }
 }
 
-/// A matrix in memory, row by row, of which products take and give parts.
+/// A row-major matrix in memory, parts of which are operands and results.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lines {
     pub(crate) address: u64,
     pub(crate) dtype: DType,
     pub(crate) columns: usize,
-    /// From a row to the next, in elements.
+    /// Elements between rows.
     pub(crate) leading: usize,
-    /// Whether it begins at a multiple of 16 bytes.
+    /// Whether it is 16-byte aligned.
     pub(crate) aligned: bool,
 }
 
 impl Lines {
-    /// A contiguous tensor that is read, as \[rows, its last dim\].
+    /// A contiguous input, as \[rows, its last dim\].
     pub(crate) fn of(gpu: &Launcher<'_>, x: &Tensor) -> Result<Lines> {
         Lines::at(gpu.ptr(x)?, x)
     }
@@ -101,12 +101,12 @@ impl Lines {
         }
     }
 
-    /// Its first few rows and columns.
+    /// Its first rows and columns.
     pub(crate) fn corner(&self, rows: usize, columns: usize) -> Part {
         Lines { columns, ..*self }.part(&(0..rows))
     }
 
-    /// Where a row begins, and whether at a multiple of 16 bytes.
+    /// The address of a row, and whether it is 16-byte aligned.
     fn row(&self, row: usize) -> (u64, bool) {
         let bytes = self.dtype.bytes(row * self.leading);
         let aligned = self.aligned && bytes.is_multiple_of(16);
@@ -122,7 +122,7 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    /// Rows as columns: the same memory.
+    /// The transpose, in the same memory.
     pub(crate) fn transposed(self) -> Part {
         let lie = self.lie;
         let order = match lie.order {
@@ -141,25 +141,25 @@ impl Part {
     }
 }
 
-/// How the matrices of an operand lie: all that a plan knows of it.
+/// The layout of the matrices of an operand, which is all that a plan depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::launch) struct Lie {
     pub(in crate::launch) dtype: DType,
     pub(in crate::launch) rows: usize,
     pub(in crate::launch) columns: usize,
-    /// How many matrices.
+    /// The number of matrices.
     pub(in crate::launch) count: usize,
-    /// Row by row or column by column.
+    /// Row-major or column-major.
     pub(in crate::launch) order: Order,
-    /// From a row to the next (from a column, if column by column).
+    /// Elements between rows (between columns, if column-major).
     pub(in crate::launch) leading: u64,
-    /// From a matrix to the next.
+    /// Elements between matrices.
     pub(in crate::launch) batch: u64,
     pub(super) aligned: bool,
 }
 
 impl Lie {
-    /// `None` where no kernel can read it so.
+    /// `None` if no kernel can read the layout.
     pub(in crate::launch) fn of(x: &Operand) -> Option<Lie> {
         let (shape, strides) = (x.layout.shape(), x.layout.strides());
         let ([batch @ .., rows, columns], [batch_strides @ .., row_stride, column_stride]) =
@@ -172,7 +172,7 @@ impl Lie {
             (1, leading) => (Order::ColumnMajor, leading, *columns),
             _ => return None,
         };
-        // A stride that is never taken need not be aligned.
+        // The stride of a single matrix need not be aligned.
         let leading = if lines > 1 { leading } else { 0 };
         Some(Lie {
             dtype: x.dtype,
@@ -187,7 +187,7 @@ impl Lie {
     }
 }
 
-/// How far the matrices of a batch lie apart, if equally far; 0 for one.
+/// The stride between the matrices of a batch, if it is constant; 0 for one matrix.
 fn batch_stride(extents: &[usize], strides: &[isize]) -> Option<isize> {
     let mut stride = None;
     let mut inner = 1;
@@ -202,24 +202,24 @@ fn batch_stride(extents: &[usize], strides: &[isize]) -> Option<isize> {
     Some(stride.unwrap_or(0))
 }
 
-/// Where a product goes.
+/// The output of a product.
 pub(crate) struct Product {
     pub(in crate::launch) address: u64,
     pub(in crate::launch) sums: Sums,
 }
 
-/// What becomes of the sums: all that a plan knows of where a product goes.
+/// How the sums are stored, which is all that a plan depends on of the output.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::launch) struct Sums {
     pub(in crate::launch) dtype: DType,
     pub(in crate::launch) adds: bool,
     pub(in crate::launch) aligned: bool,
-    /// From a row to the next, in elements; `None` where rows lie side by side.
+    /// Elements between rows; `None` if rows are contiguous.
     pub(in crate::launch) leading: Option<usize>,
 }
 
 impl Sums {
-    /// Parts in a workspace.
+    /// Split-k parts in a workspace.
     pub(super) const OF_PARTS: Sums = Sums {
         dtype: DType::F32,
         adds: false,
@@ -237,7 +237,7 @@ impl Sums {
 }
 
 impl Product {
-    /// The whole of a tensor in the making.
+    /// A whole uninitialized tensor.
     pub(crate) fn uninit(gpu: &Launcher<'_>, c: &UninitTensor) -> Result<Product> {
         Ok(Product {
             address: gpu.uninit_ptr(c)?,
@@ -250,7 +250,7 @@ impl Product {
         })
     }
 
-    /// Added to `into`, or in the place of what is there where that is `empty`.
+    /// Added to `into`, or overwriting it if it is `empty`.
     pub(crate) fn into(gpu: &Launcher<'_>, into: &Tensor, empty: bool) -> Result<Product> {
         Ok(Product {
             address: gpu.mut_ptr(into)?,
@@ -263,7 +263,7 @@ impl Product {
         })
     }
 
-    /// Row `row` of `into` and those below; added to what is there, if it `adds`.
+    /// The rows of `into` from `row` on; added to them if it `adds`.
     pub(crate) fn lines(into: &Lines, row: usize, adds: bool) -> Product {
         let (address, aligned) = into.row(row);
         Product {
@@ -295,21 +295,24 @@ mod tests {
         assert_eq!((straight.order, straight.leading), (Order::RowMajor, 5));
         assert_eq!((straight.count, straight.batch), (6, 20));
 
-        let turned = x.layout.transpose(2, 3).unwrap();
-        let turned = Lie::of(&Operand {
-            layout: turned,
+        let transposed = x.layout.transpose(2, 3).unwrap();
+        let transposed = Lie::of(&Operand {
+            layout: transposed,
             ..x
         })
         .unwrap();
-        assert_eq!((turned.order, turned.leading), (Order::ColumnMajor, 5));
-        assert_eq!((turned.rows, turned.columns), (5, 4));
+        assert_eq!(
+            (transposed.order, transposed.leading),
+            (Order::ColumnMajor, 5)
+        );
+        assert_eq!((transposed.rows, transposed.columns), (5, 4));
 
-        // Heads between rows: the matrices of a batch lie unequally far apart.
+        // Interleaved heads: the stride between the matrices of the batch is not constant.
         let heads = x.layout.transpose(0, 2).unwrap();
         assert_eq!(Lie::of(&Operand { layout: heads, ..x }), None);
     }
 
-    /// Where a part begins decides, not where the whole does.
+    /// The address of a part determines its alignment, not that of the whole.
     #[test]
     fn parts_of_matrices() {
         let whole = Lines {
@@ -322,9 +325,9 @@ mod tests {
         let [even, odd] = [2..5, 1..5].map(|rows| whole.part(&rows));
         assert_eq!((even.address, odd.address), (4096 + 80, 4096 + 40));
         assert!(even.lie.aligned && !odd.lie.aligned);
-        let turned = even.transposed();
-        assert_eq!((turned.lie.rows, turned.lie.columns), (20, 3));
-        assert_eq!(turned.lie.order, Order::ColumnMajor);
+        let transposed = even.transposed();
+        assert_eq!((transposed.lie.rows, transposed.lie.columns), (20, 3));
+        assert_eq!(transposed.lie.order, Order::ColumnMajor);
         assert_eq!(whole.corner(1, 4).lie.leading, 0);
     }
 }

@@ -1,4 +1,4 @@
-//! Sorting tokens by expert.
+//! Launches that sort tokens by expert.
 
 use meshgrad_kernels::expert_order::{
     Blocks, ExpertCounts, ExpertCountsArguments, ExpertHistogram, ExpertHistogramArguments,
@@ -10,7 +10,7 @@ use super::FAMILY;
 use crate::launch::{Launcher, Plan, PlanError, extent};
 use crate::{DType, Result, Tensor, UninitTensor};
 
-/// What sorting slots by expert asks of a GPU.
+/// The plan of sorting slots by expert.
 #[derive(Debug)]
 pub(crate) struct Sort {
     histogram: Plan<ExpertHistogram>,
@@ -23,8 +23,7 @@ pub(crate) struct Sort {
 }
 
 impl Sort {
-    /// The order of `slots` indices of `dtype`, of which `held` experts from `first_expert` on are
-    /// held.
+    /// The order of `slots` indices of `dtype`; the `held` experts from `first_expert` on are local.
     pub(crate) fn plan(
         dtype: DType,
         slots: usize,
@@ -69,16 +68,14 @@ impl Sort {
         })
     }
 
-    /// Counters of the memory that it needs beside its operands: of each block and expert, and of
-    /// each expert.
+    /// The elements of its two workspaces: counts per block and expert, and totals per expert.
     pub(crate) fn workspaces(&self) -> [usize; 2] {
         let held = self.held as usize;
         [held * self.blocks.count() as usize, held]
     }
 }
 
-/// The offsets, the order and the place of each slot; `counts` and `totals` are as large as the
-/// plan says.
+/// The offsets, the order, and the row of each slot. `counts` and `totals` are the plan's workspaces.
 pub(crate) fn expert_order(
     gpu: &Launcher<'_>,
     plan: &Sort,
@@ -135,7 +132,7 @@ pub(crate) fn expert_order(
     gpu.run(&plan.place, &arguments.arguments())
 }
 
-/// How many rows each expert has.
+/// The number of rows per expert.
 pub(crate) fn expert_counts(
     gpu: &Launcher<'_>,
     offsets: &Tensor,
@@ -164,8 +161,8 @@ pub(crate) fn expert_counts(
 mod tests {
     use super::*;
 
-    /// Geometry and memory follow from extents alone, and there is always someone to write the
-    /// first offset and the absent rows.
+    /// Grid and workspace follow from extents alone, and some thread always writes the first offset and
+    /// the absent rows.
     #[test]
     fn plans() {
         let plan = Sort::plan(DType::I64, 1 << 20, 0, 128).unwrap();

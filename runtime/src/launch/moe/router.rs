@@ -1,4 +1,4 @@
-//! Choosing experts.
+//! Launches of routing.
 
 use meshgrad_kernels::router::{
     RouterTopK, RouterTopKArguments, RouterTopKGrad, RouterTopKGradArguments,

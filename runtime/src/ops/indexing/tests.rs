@@ -82,7 +82,7 @@ fn concat_and_split_refuse_what_does_not_fit() {
     );
     assert_eq!(
         concat(&[&a, &b], 0).unwrap_err().to_string(),
-        "concat: all extents but those of dim 0 must be equal; the op is `first: T[*], other: T[*] -> y: T[*]` \
+        "concat: all extents except those of dim 0 must be equal; the op is `first: T[*], other: T[*] -> y: T[*]` \
          and was given first f32[2, 3], other f32[2, 4]"
     );
     assert!(concat(&[&a, &b], 1).is_ok());

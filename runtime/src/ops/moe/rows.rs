@@ -72,8 +72,7 @@ pub fn permute_tokens(x: &Tensor, order: &Tensor, offsets: &Tensor) -> Result<Te
     Ok(y.finish())
 }
 
-/// The gradient of [`permute_tokens`]: each token sums the rows that its slots went to, in their
-/// order.
+/// The gradient of [`permute_tokens`]: each token sums the rows of its slots, in slot order.
 ///
 /// # Shapes
 /// `dy` [C, H], `place` [N, K]; returns [N, H].
@@ -101,9 +100,8 @@ pub fn permute_tokens_grad(dy: &Tensor, place: &Tensor) -> Result<Tensor> {
     Ok(dx.finish())
 }
 
-/// Brings the experts' results back: each token is the sum of the rows that its slots went to,
-/// weighed, in their order, summed in f32 (f64 for f64) and rounded once. Slots whose expert is not
-/// held count as zero.
+/// The weighted sum of the experts' results: out_n = sum over k of weights_nk y_{place_nk}, in slot order,
+/// accumulated in f32 (f64 for f64) and rounded once. Slots whose expert is not local count as zero.
 ///
 /// # Shapes
 /// `y` [C, H], `weights` [N, K] of any float dtype, `place` [N, K]; returns [N, H] of `y`'s dtype.
@@ -136,12 +134,12 @@ pub fn unpermute_tokens(y: &Tensor, weights: &Tensor, place: &Tensor) -> Result<
     Ok(out.finish())
 }
 
-/// The gradient of [`unpermute_tokens`] with respect to its rows: row r is `weights[order[r]] *
-/// dout[order[r] / K]`.
+/// The gradient of [`unpermute_tokens`] with respect to `y`: dy_r = `weights[order[r]] * dout[order[r] /
+/// K]`.
 ///
 /// # Shapes
 /// `dout` [N, H], `weights` [N, K], `order` \[C\] and `offsets` of an [`ExpertOrder`](super::ExpertOrder); returns [C,
-/// H] of `dout`'s dtype. Rows beyond the last offset are unspecified.
+/// H] of `dout`'s dtype. Rows after the last offset are unspecified.
 ///
 /// # Errors
 /// As [`permute_tokens`].
@@ -157,7 +155,7 @@ pub fn unpermute_tokens_grad_input(
     let capacity = call.extent("c");
     if weights.elements() != capacity {
         let problem = format!(
-            "`order` needs {} elements, one a weight",
+            "`order` needs {} elements, one per weight",
             weights.elements()
         );
         return Err(UNPERMUTE_GRAD_INPUT.error(&operands, problem));
@@ -186,8 +184,8 @@ pub fn unpermute_tokens_grad_input(
     Ok(dy.finish())
 }
 
-/// The gradient of [`unpermute_tokens`] with respect to its weights: of slot (n, k), the dot
-/// product of `dout[n]` with the row that the slot went to; zero where the expert is not held.
+/// The gradient of [`unpermute_tokens`] with respect to its weights: for slot (n, k) the dot product of
+/// dout_n and the slot's row of `y`; zero if the expert is not local.
 ///
 /// # Shapes
 /// `dout` [N, H], `y` [C, H], `place` [N, K]; returns [N, K] f32 (f64 for f64).

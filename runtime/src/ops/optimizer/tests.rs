@@ -265,7 +265,7 @@ fn steps_that_cannot_be_taken() {
     let one = trained.operands(&gradient);
     assert_eq!(
         step(&[one], &scalars),
-        "adamw_step: step is 0, but steps count from 1"
+        "adamw_step: step is 0; steps count from 1"
     );
 
     let scalars = Scalars::new(&device, 0.01, 1.0, 1.0);
