@@ -2,7 +2,9 @@
 
 use meshgrad_kernels::gemm::{GemmArguments, GroupedArguments, GroupedK, GroupedM, Tile};
 
-use super::matmul::{Extents, Lie, MAX_EXTENT, Matrices, Product, Sums, vectors_are_aligned};
+use super::matmul::{
+    Extents, MAX_EXTENT, Matrices, MatrixLayout, Product, Sums, vectors_are_aligned,
+};
 use crate::launch::{Launcher, Plan, PlanError, extent, float};
 use crate::{Result, Tensor};
 
@@ -20,10 +22,10 @@ pub(crate) fn rows_by_group(
     offsets: &Tensor,
     c: &Product,
 ) -> Result<()> {
-    let plan = by_rows([a.lie, b.lie], c.sums, gpu.multiprocessors());
+    let plan = by_rows([a.layout, b.layout], c.sums, gpu.multiprocessors());
     let Grouped { kernel, extents } = gpu.planned(plan)?;
     let product = GemmArguments {
-        batch_b: b.lie.batch,
+        batch_b: b.layout.batch,
         batch_c: 0,
         ..arguments(gpu, [a, b], c, extents)?
     };
@@ -40,7 +42,7 @@ pub(crate) fn sum_by_group(
     groups: usize,
     c: &Product,
 ) -> Result<()> {
-    let plan = by_sums([a.lie, b.lie], groups, c.sums, gpu.multiprocessors());
+    let plan = by_sums([a.layout, b.layout], groups, c.sums, gpu.multiprocessors());
     let Grouped { kernel, extents } = gpu.planned(plan)?;
     let product = GemmArguments {
         batch_b: 0,
@@ -65,8 +67,8 @@ fn arguments(
         m,
         n,
         k,
-        lda: a.lie.leading,
-        ldb: b.lie.leading,
+        lda: a.layout.leading,
+        ldb: b.layout.leading,
         ldc: n.into(),
         batch_a: 0,
         batch_b: 0,
@@ -100,7 +102,7 @@ struct Grouped<V> {
 }
 
 fn by_rows(
-    [a, b]: [Lie; 2],
+    [a, b]: [MatrixLayout; 2],
     c: Sums,
     multiprocessors: u32,
 ) -> Result<Grouped<GroupedM>, PlanError> {
@@ -120,7 +122,7 @@ fn by_rows(
 }
 
 fn by_sums(
-    [a, b]: [Lie; 2],
+    [a, b]: [MatrixLayout; 2],
     groups: usize,
     c: Sums,
     multiprocessors: u32,
@@ -149,10 +151,10 @@ mod tests {
     use crate::launch::Operand;
     use crate::{DType, Layout, Shape};
 
-    fn lie(shape: &[usize]) -> Lie {
+    fn layout(shape: &[usize]) -> MatrixLayout {
         let layout = Layout::contiguous(Shape::new(shape).unwrap(), 0);
         let dtype = DType::BF16;
-        Lie::of(&Operand { dtype, layout }).unwrap()
+        MatrixLayout::of(&Operand { dtype, layout }).unwrap()
     }
 
     const SUMS: Sums = Sums {
@@ -166,7 +168,7 @@ mod tests {
     #[test]
     fn plans_follow_from_extents() {
         let planned = |rows, groups, n| {
-            let plan = by_rows([lie(&[rows, 64]), lie(&[groups, 64, n])], SUMS, 132).unwrap();
+            let plan = by_rows([layout(&[rows, 64]), layout(&[groups, 64, n])], SUMS, 132).unwrap();
             plan.kernel
         };
         let variant = |tile, aligned| GroupedM::new(Dtype::Bf16, Order::RowMajor, tile, aligned);
@@ -180,7 +182,7 @@ mod tests {
     #[test]
     fn too_many_groups_are_refused() {
         let most = MOST_GROUPS as usize;
-        let planned = |groups| by_rows([lie(&[1, 1]), lie(&[groups, 1, 1])], SUMS, 132);
+        let planned = |groups| by_rows([layout(&[1, 1]), layout(&[groups, 1, 1])], SUMS, 132);
         assert!(planned(most).is_ok());
         assert!(matches!(planned(most + 1), Err(PlanError::Kernel(_))));
     }

@@ -2,8 +2,8 @@
 
 mod operands;
 
-pub(super) use operands::{Lie, Sums};
 pub(crate) use operands::{Lines, Matrices, Part, Product};
+pub(super) use operands::{MatrixLayout, Sums};
 
 use meshgrad_kernels::gemm::{
     GemmArguments, GemmBf16, GemmF32, Split, SplitArguments, SumParts, SumPartsArguments, Tile,
@@ -35,7 +35,7 @@ pub(crate) fn multiply(
     [a, b]: [Part; 2],
     c: &Product,
 ) -> Result<()> {
-    let plan = gpu.planned(plan([a.lie, b.lie], c.sums, gpu.multiprocessors()))?;
+    let plan = gpu.planned(plan([a.layout, b.layout], c.sums, gpu.multiprocessors()))?;
     let Some(sum) = &plan.sum else {
         return multiply_into(gpu, &plan, [a, b], c.address, c.sums.leading);
     };
@@ -69,11 +69,11 @@ fn multiply_into(
         m,
         n,
         k,
-        lda: a.lie.leading,
-        ldb: b.lie.leading,
+        lda: a.layout.leading,
+        ldb: b.layout.leading,
         ldc: leading.map_or(n.into(), |leading| leading as u64),
-        batch_a: a.lie.batch,
-        batch_b: b.lie.batch,
+        batch_a: a.layout.batch,
+        batch_b: b.layout.batch,
         batch_c: u64::from(m) * u64::from(n),
     };
     let arguments = SplitArguments {
@@ -120,7 +120,7 @@ impl Extents {
     }
 }
 
-fn plan([a, b]: [Lie; 2], c: Sums, multiprocessors: u32) -> Result<Gemms, PlanError> {
+fn plan([a, b]: [MatrixLayout; 2], c: Sums, multiprocessors: u32) -> Result<Gemms, PlanError> {
     let extents = Extents {
         batch: extent(FAMILY, "batch", a.count, MAX_EXTENT)?,
         m: extent(FAMILY, "m", a.rows, MAX_EXTENT)?,
@@ -159,7 +159,7 @@ fn plan([a, b]: [Lie; 2], c: Sums, multiprocessors: u32) -> Result<Gemms, PlanEr
 }
 
 fn kernel(
-    [a, b]: [Lie; 2],
+    [a, b]: [MatrixLayout; 2],
     c: Sums,
     extents: &Extents,
     tile: Tile,
@@ -199,12 +199,12 @@ fn kernel(
 }
 
 /// Whether every row of every bf16 matrix is 16-byte aligned.
-pub(super) fn vectors_are_aligned(operands: &[Lie], c: &Sums, extents: &Extents) -> bool {
+pub(super) fn vectors_are_aligned(operands: &[MatrixLayout], c: &Sums, extents: &Extents) -> bool {
     let n = extents.n;
     let ends = c.leading.map_or(u64::from(n), |leading| leading as u64);
     let of_c = c.aligned && ends.is_multiple_of(8);
-    let mut lies = operands.iter();
-    of_c && lies.all(|x| x.aligned && x.leading % 8 == 0 && x.batch % 8 == 0)
+    let mut layouts = operands.iter();
+    of_c && layouts.all(|x| x.aligned && x.leading % 8 == 0 && x.batch % 8 == 0)
 }
 
 #[cfg(test)]
@@ -220,8 +220,8 @@ mod tests {
         Operand { dtype, layout }
     }
 
-    fn lie(dtype: DType, shape: &[usize]) -> Lie {
-        Lie::of(&operand(dtype, shape, 0)).unwrap()
+    fn layout(dtype: DType, shape: &[usize]) -> MatrixLayout {
+        MatrixLayout::of(&operand(dtype, shape, 0)).unwrap()
     }
 
     const F32_SUMS: Sums = Sums {
@@ -234,8 +234,8 @@ mod tests {
     #[test]
     fn lines_of_odd_lengths_are_not_aligned() {
         let aligned = |n, offset| {
-            let a = Lie::of(&operand(DType::BF16, &[16, 32], offset)).unwrap();
-            let plan = plan([a, lie(DType::BF16, &[32, n])], F32_SUMS, 132).unwrap();
+            let a = MatrixLayout::of(&operand(DType::BF16, &[16, 32], offset)).unwrap();
+            let plan = plan([a, layout(DType::BF16, &[32, n])], F32_SUMS, 132).unwrap();
             match plan.kernel {
                 Gemm::Bf16(plan) => plan.variant.aligned,
                 Gemm::F32(_) => panic!("bf16 uses the bf16 kernel"),
@@ -249,7 +249,7 @@ mod tests {
     /// if rows are not contiguous, or if the tiles occupy all multiprocessors.
     #[test]
     fn long_sums_of_few_tiles_are_split() {
-        let [a, b] = [[64, 8192], [8192, 256]].map(|shape| lie(DType::BF16, &shape));
+        let [a, b] = [[64, 8192], [8192, 256]].map(|shape| layout(DType::BF16, &shape));
         let into = Sums {
             dtype: DType::F32,
             adds: true,
@@ -279,7 +279,7 @@ mod tests {
         let most = i32::MAX as usize;
         let tall = |rows| {
             plan(
-                [lie(DType::F32, &[rows, 1]), lie(DType::F32, &[1, 1])],
+                [layout(DType::F32, &[rows, 1]), layout(DType::F32, &[1, 1])],
                 F32_SUMS,
                 1,
             )

@@ -65,10 +65,10 @@ pub(crate) fn adamw(
 }
 
 impl Table {
-    /// The table in the memory of `beside`'s device: entries, then chunks. It is uploaded if it has
+    /// The table in the memory of `neighbor`'s device: entries, then chunks. It is uploaded if it has
     /// changed.
-    fn of(&mut self, entries: &[AdamWEntry], beside: &Tensor) -> Result<&Tensor> {
-        let device = beside.device();
+    fn of(&mut self, entries: &[AdamWEntry], neighbor: &Tensor) -> Result<&Tensor> {
+        let device = neighbor.device();
         let words: Vec<u64> = entries.iter().flat_map(AdamWEntry::words).collect();
         let uploaded = self.uploaded.take();
         let uploaded = uploaded.filter(|it| it.device() == device && self.words == words);

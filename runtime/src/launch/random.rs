@@ -6,39 +6,44 @@ use super::elementwise::Target;
 use crate::launch::{Launcher, Operand, Plan, PlanError, float};
 use crate::{DType, Key, Layout, Result, Tensor};
 
-/// y\[i\] of the random word that `key` has for element i, whose global index is its place in
-/// `places`; and of x\[i\] for dropout, which has an operand.
-pub(crate) fn draw(
+/// y\[i\] = f(the random word of `key` for the global index of element i in
+/// `global_indices`), and also of x\[i\] for dropout.
+pub(crate) fn random(
     gpu: &Launcher<'_>,
-    (key, places): (Key, &Layout),
+    (key, global_indices): (Key, &Layout),
     values: Values,
     x: Option<&Tensor>,
     y: &Target,
 ) -> Result<()> {
-    let drawn = plan(values.distribution(), places, x.map(Operand::of), y.operand);
-    let drawn = gpu.planned(drawn)?;
+    let plan = plan(
+        values.distribution(),
+        global_indices,
+        x.map(Operand::of),
+        y.operand,
+    );
+    let plan = gpu.planned(plan)?;
     let arguments = RandomArguments {
         operand: x.map_or(Ok(0), |x| gpu.ptr(x))?,
         result: y.address,
         key: key.words(),
         values,
-        walk: &drawn.walk,
+        walk: &plan.walk,
     };
-    gpu.run(&drawn.kernel, &arguments.arguments(&drawn.kernel.variant))
+    gpu.run(&plan.kernel, &arguments.arguments(&plan.kernel.variant))
 }
 
 /// The plan of random values.
-struct Drawn {
+struct RandomPlan {
     kernel: Plan<Random>,
     walk: RandomWalk,
 }
 
 fn plan(
     distribution: Distribution,
-    places: &Layout,
+    global_indices: &Layout,
     x: Option<Operand>,
     y: Operand,
-) -> Result<Drawn, PlanError> {
+) -> Result<RandomPlan, PlanError> {
     let dtype = match distribution {
         Distribution::Mask => float(DType::F32)?,
         _ => float(y.dtype)?,
@@ -46,12 +51,12 @@ fn plan(
     let walk = RandomWalk::new(
         y.layout.shape(),
         y.layout.strides(),
-        (places.offset() as u64, places.strides()),
+        (global_indices.offset() as u64, global_indices.strides()),
         x.as_ref().map(|x| x.layout.strides()),
     )?;
     let aligned = y.is_aligned() && x.as_ref().is_none_or(Operand::is_aligned);
     let variant = Random::new(distribution, dtype, walk.form(aligned));
-    Ok(Drawn {
+    Ok(RandomPlan {
         kernel: Plan {
             launch: variant.launch(y.layout.shape().elements() as u64),
             variant,
@@ -69,13 +74,13 @@ mod tests {
 
     fn form(region: &Region, offset: usize) -> Form {
         let key = Key::new(0).within(region);
-        let places = key.global_indices("test", region.shape()).unwrap();
+        let global_indices = key.global_indices("test", region.shape()).unwrap();
         let y = Operand {
             dtype: DType::BF16,
             layout: Layout::contiguous(*region.shape(), offset),
         };
-        let drawn = plan(Distribution::Normal, &places, None, y).unwrap();
-        drawn.kernel.variant.layout()
+        let plan = plan(Distribution::Normal, &global_indices, None, y).unwrap();
+        plan.kernel.variant.layout()
     }
 
     /// Whole rows of a matrix start at a Philox block and are contiguous; columns are strided.

@@ -40,23 +40,23 @@ pub(super) static SIGNATURES: &[&Signature] = &[
 /// # Errors
 /// [`Error::OutOfMemory`], [`Error::TooManyDims`], [`Error::TooLarge`].
 pub fn full(device: &Device, shape: &[usize], dtype: DType, value: f64) -> Result<Tensor> {
-    let mut fresh = UninitTensor::new(device, Shape::new(shape)?, dtype)?;
-    for_any!(dtype, T => fill(&mut fresh, T::from_f64(value)))?;
-    Ok(fresh.finish())
+    let mut out = UninitTensor::new(device, Shape::new(shape)?, dtype)?;
+    for_any!(dtype, T => fill(&mut out, T::from_f64(value)))?;
+    Ok(out.finish())
 }
 
 /// Sets every element to `value`.
-fn fill<T: Element>(fresh: &mut UninitTensor, value: T) -> Result<()> {
+fn fill<T: Element>(out: &mut UninitTensor, value: T) -> Result<()> {
     if bytemuck::bytes_of(&value).iter().all(|byte| *byte == 0) {
-        return fresh.fill_zero();
+        return out.fill_zero();
     }
-    let device = fresh.device().clone();
+    let device = out.device().clone();
     if device.is_gpu() {
         let gpu = Launcher::new("full", &device);
-        return launch::fill(&gpu, value, &Target::uninit(&gpu, fresh)?);
+        return launch::fill(&gpu, value, &Target::uninit(&gpu, out)?);
     }
     if device.computes() {
-        for_blocks(fresh.slice::<T>()?, BLOCK, |_, part| part.fill(value));
+        for_blocks(out.slice::<T>()?, BLOCK, |_, part| part.fill(value));
     }
     Ok(())
 }
@@ -69,21 +69,21 @@ fn fill<T: Element>(fresh: &mut UninitTensor, value: T) -> Result<()> {
 /// # Errors
 /// [`Error::NotAnIndex`] for another dtype; [`Error::OutOfMemory`].
 pub fn arange(device: &Device, count: usize, dtype: DType) -> Result<Tensor> {
-    let mut fresh = UninitTensor::new(device, Shape::new(&[count])?, dtype)?;
+    let mut out = UninitTensor::new(device, Shape::new(&[count])?, dtype)?;
     if device.is_gpu() {
         if !dtype.is_index() {
             return Err(Error::NotAnIndex { dtype });
         }
-        launch::arange(&Launcher::new("arange", device), &fresh)?;
-        return Ok(fresh.finish());
+        launch::arange(&Launcher::new("arange", device), &out)?;
+        return Ok(out.finish());
     }
     crate::for_index!(dtype, T => {
         match device.computes() {
-            true => fresh.copy_from("arange", &(0..count).map(|at| at as T).collect::<Vec<T>>()),
+            true => out.copy_from("arange", &(0..count).map(|at| at as T).collect::<Vec<T>>()),
             false => Ok(()),
         }
     })?;
-    Ok(fresh.finish())
+    Ok(out.finish())
 }
 
 /// `x` if it is contiguous, else a contiguous copy.
@@ -266,14 +266,14 @@ pub fn to_device(x: &Tensor, device: &Device) -> Result<Tensor> {
     if x.device() == device {
         return Ok(x.clone());
     }
-    let mut fresh = UninitTensor::new(device, *x.shape(), x.dtype())?;
+    let mut out = UninitTensor::new(device, *x.shape(), x.dtype())?;
     let through_host = device.is_gpu() || x.device().is_gpu();
     for_any!(x.dtype(), T => match device.computes() {
-        true if through_host => fresh.copy_from("to_device", &x.to_vec::<T>()?),
-        true => cpu::copy::<T>(x, fresh.slice()?),
+        true if through_host => out.copy_from("to_device", &x.to_vec::<T>()?),
+        true => cpu::copy::<T>(x, out.slice()?),
         false => Ok(()),
     })?;
-    Ok(fresh.finish())
+    Ok(out.finish())
 }
 
 /// `x` as `dtype`; `x` itself if it has that dtype. To float rounds to nearest even (to 16 bits through

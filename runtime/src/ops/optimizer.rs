@@ -160,8 +160,8 @@ fn check(operands: &AdamWOperands<'_>, scalars: StepScalars<'_>) -> Result<Call>
     for written in [param, exp_avg, exp_avg_sq] {
         written.contiguous_range(call.name())?;
     }
-    if let Some(draw) = operands.rounding {
-        draw.global_indices(call.name(), param.shape())?;
+    if let Some(key) = operands.rounding {
+        key.global_indices(call.name(), param.shape())?;
     }
     Ok(call)
 }
@@ -227,9 +227,9 @@ fn update<T: Float>(operands: &[&AdamWOperands<'_>], now: &Now) -> Result<()> {
 
 /// The random words of stochastic rounding of a parameter, if it has a rounding key.
 fn words(one: &AdamWOperands<'_>, step: u32) -> Result<Option<Words>> {
-    let words = one.rounding.map(|draw| {
-        let places = draw.global_indices(ADAMW_STEP.name(), one.param.shape())?;
-        Ok(Words::new(draw.key().fold(step.into()), &places))
+    let words = one.rounding.map(|key| {
+        let places = key.global_indices(ADAMW_STEP.name(), one.param.shape())?;
+        Ok(Words::new(key.key().fold(step.into()), &places))
     });
     words.transpose()
 }

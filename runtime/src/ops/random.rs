@@ -37,17 +37,17 @@ pub(super) static SIGNATURES: &[&Signature] =
 /// # Errors
 /// [`Error::Signature`]; [`Error::Argument`] when `low > high`, when either is not finite, when `into`
 /// is not contiguous, or when the key's region has another shape; [`Error::Immutable`]; [`Error::Busy`].
-pub fn uniform_into(into: &Tensor, draw: impl Into<RegionKey>, low: f64, high: f64) -> Result<()> {
+pub fn uniform_into(into: &Tensor, key: impl Into<RegionKey>, low: f64, high: f64) -> Result<()> {
     let interval = Interval::new(UNIFORM_INTO.name(), low, high)?;
     let call = UNIFORM_INTO.call(&[into])?;
-    let drawn = Drawn::new(call.name(), draw.into(), into.shape())?;
+    let indices = KeyedIndices::new(call.name(), key.into(), into.shape())?;
     let range = into.contiguous_range(call.name())?;
     if call.device().is_gpu() {
-        return drawn.fill_on_gpu(&call, interval.values(into.dtype())?, into);
+        return indices.fill_on_gpu(&call, interval.values(into.dtype())?, into);
     }
     call.compute(|| {
         for_float!(into.dtype(), T => {
-            fill_uniform::<T>(&drawn.words(), interval, &mut into.write("uniform_into")?[range]);
+            fill_uniform::<T>(&indices.words(), interval, &mut into.write("uniform_into")?[range]);
             Ok(())
         })
     })
@@ -61,16 +61,16 @@ pub fn uniform(
     device: &Device,
     shape: &[usize],
     dtype: DType,
-    draw: impl Into<RegionKey>,
+    key: impl Into<RegionKey>,
     low: f64,
     high: f64,
 ) -> Result<Tensor> {
     let interval = Interval::new("uniform", low, high)?;
-    let fresh = FreshDraw::new("uniform", device, shape, dtype, draw.into())?;
+    let out = RandomOutput::new("uniform", device, shape, dtype, key.into())?;
     let values = interval.values(dtype)?;
-    fresh.fill(values, |words, fresh| {
+    out.fill(values, |words, out| {
         for_float!(dtype, T => {
-            fill_uniform::<T>(words, interval, fresh.slice()?);
+            fill_uniform::<T>(words, interval, out.slice()?);
             Ok(())
         })
     })
@@ -87,17 +87,17 @@ pub fn uniform(
 /// # Errors
 /// [`Error::Signature`]; [`Error::Argument`] when `std` is negative, when either is not finite, when
 /// `into` is not contiguous, or when the key's region has another shape; [`Error::Immutable`]; [`Error::Busy`].
-pub fn normal_into(into: &Tensor, draw: impl Into<RegionKey>, mean: f64, std: f64) -> Result<()> {
+pub fn normal_into(into: &Tensor, key: impl Into<RegionKey>, mean: f64, std: f64) -> Result<()> {
     let bell = Bell::new(NORMAL_INTO.name(), mean, std)?;
     let call = NORMAL_INTO.call(&[into])?;
-    let drawn = Drawn::new(call.name(), draw.into(), into.shape())?;
+    let indices = KeyedIndices::new(call.name(), key.into(), into.shape())?;
     let range = into.contiguous_range(call.name())?;
     if call.device().is_gpu() {
-        return drawn.fill_on_gpu(&call, bell.values(), into);
+        return indices.fill_on_gpu(&call, bell.values(), into);
     }
     call.compute(|| {
         for_float!(into.dtype(), T => {
-            fill_normal::<T>(&drawn.words(), bell, &mut into.write("normal_into")?[range]);
+            fill_normal::<T>(&indices.words(), bell, &mut into.write("normal_into")?[range]);
             Ok(())
         })
     })
@@ -111,15 +111,15 @@ pub fn normal(
     device: &Device,
     shape: &[usize],
     dtype: DType,
-    draw: impl Into<RegionKey>,
+    key: impl Into<RegionKey>,
     mean: f64,
     std: f64,
 ) -> Result<Tensor> {
     let bell = Bell::new("normal", mean, std)?;
-    let fresh = FreshDraw::new("normal", device, shape, dtype, draw.into())?;
-    fresh.fill(bell.values(), |words, fresh| {
+    let out = RandomOutput::new("normal", device, shape, dtype, key.into())?;
+    out.fill(bell.values(), |words, out| {
         for_float!(dtype, T => {
-            fill_normal::<T>(words, bell, fresh.slice()?);
+            fill_normal::<T>(words, bell, out.slice()?);
             Ok(())
         })
     })
@@ -136,8 +136,8 @@ pub fn normal(
 /// # Errors
 /// [`Error::Signature`]; [`Error::Argument`] when `probability` is not in [0, 1), or when the key's
 /// region has another shape.
-pub fn dropout(x: &Tensor, draw: impl Into<RegionKey>, probability: f64) -> Result<Tensor> {
-    drop_elements(&DROPOUT, x, draw.into(), probability)
+pub fn dropout(x: &Tensor, key: impl Into<RegionKey>, probability: f64) -> Result<Tensor> {
+    drop_elements(&DROPOUT, x, key.into(), probability)
 }
 
 /// The gradient of [`dropout`] with respect to its operand, for the same key and probability.
@@ -147,8 +147,8 @@ pub fn dropout(x: &Tensor, draw: impl Into<RegionKey>, probability: f64) -> Resu
 ///
 /// # Errors
 /// As [`dropout`].
-pub fn dropout_grad(dy: &Tensor, draw: impl Into<RegionKey>, probability: f64) -> Result<Tensor> {
-    drop_elements(&DROPOUT_GRAD, dy, draw.into(), probability)
+pub fn dropout_grad(dy: &Tensor, key: impl Into<RegionKey>, probability: f64) -> Result<Tensor> {
+    drop_elements(&DROPOUT_GRAD, dy, key.into(), probability)
 }
 
 /// The mask of [`dropout`], bool: true, with probability 1 - `probability`, for elements that are kept.
@@ -158,13 +158,13 @@ pub fn dropout_grad(dy: &Tensor, draw: impl Into<RegionKey>, probability: f64) -
 pub fn dropout_mask(
     device: &Device,
     shape: &[usize],
-    draw: impl Into<RegionKey>,
+    key: impl Into<RegionKey>,
     probability: f64,
 ) -> Result<Tensor> {
     let threshold = threshold("dropout_mask", probability)?;
-    let fresh = FreshDraw::new("dropout_mask", device, shape, DType::Bool, draw.into())?;
-    fresh.fill(Values::Mask { threshold }, |words, fresh| {
-        kernels::mask(words, threshold, fresh.slice()?);
+    let out = RandomOutput::new("dropout_mask", device, shape, DType::Bool, key.into())?;
+    out.fill(Values::Mask { threshold }, |words, out| {
+        kernels::mask(words, threshold, out.slice()?);
         Ok(())
     })
 }
@@ -172,12 +172,12 @@ pub fn dropout_mask(
 fn drop_elements(
     signature: &'static Signature,
     x: &Tensor,
-    draw: RegionKey,
+    key: RegionKey,
     probability: f64,
 ) -> Result<Tensor> {
     let threshold = threshold(signature.name(), probability)?;
     let mut call = signature.call(&[x])?;
-    let drawn = Drawn::new(call.name(), draw, x.shape())?;
+    let indices = KeyedIndices::new(call.name(), key, x.shape())?;
     if probability == 0.0 {
         return Ok(x.clone());
     }
@@ -188,10 +188,10 @@ fn drop_elements(
         true => call.launch(|gpu| {
             let scale = scale as f32;
             let values = Values::Dropout { threshold, scale };
-            drawn.draw_on_gpu(gpu, values, Some(x), &Target::uninit(gpu, &y)?)
+            indices.generate_on_gpu(gpu, values, Some(x), &Target::uninit(gpu, &y)?)
         }),
         false => call.compute(|| {
-            let words = &drawn.words();
+            let words = &indices.words();
             for_float!(x.dtype(), T => {
                 kernels::dropout::<T>(x, words, threshold, scale, y.slice()?)
             })
@@ -210,61 +210,61 @@ fn threshold(op: &'static str, probability: f64) -> Result<u32> {
 }
 
 /// A key, and the global indices of the elements that it generates.
-struct Drawn {
+struct KeyedIndices {
     key: Key,
-    places: Layout,
+    global_indices: Layout,
 }
 
-impl Drawn {
-    fn new(op: &'static str, draw: RegionKey, shape: &Shape) -> Result<Drawn> {
-        Ok(Drawn {
-            key: draw.key(),
-            places: draw.global_indices(op, shape)?,
+impl KeyedIndices {
+    fn new(op: &'static str, key: RegionKey, shape: &Shape) -> Result<KeyedIndices> {
+        Ok(KeyedIndices {
+            key: key.key(),
+            global_indices: key.global_indices(op, shape)?,
         })
     }
 
     fn words(&self) -> Words {
-        Words::new(self.key, &self.places)
+        Words::new(self.key, &self.global_indices)
     }
 
     fn fill_on_gpu(&self, call: &Call, values: Values, into: &Tensor) -> Result<()> {
-        call.launch(|gpu| self.draw_on_gpu(gpu, values, None, &Target::changed(gpu, into)?))
+        call.launch(|gpu| self.generate_on_gpu(gpu, values, None, &Target::changed(gpu, into)?))
     }
 
-    fn draw_on_gpu(
+    fn generate_on_gpu(
         &self,
         gpu: &Launcher<'_>,
         values: Values,
         x: Option<&Tensor>,
         y: &Target,
     ) -> Result<()> {
-        launch::draw(gpu, (self.key, &self.places), values, x, y)
+        launch::random(gpu, (self.key, &self.global_indices), values, x, y)
     }
 }
 
 /// A new tensor to fill with random values.
-struct FreshDraw {
+struct RandomOutput {
     op: &'static str,
-    drawn: Drawn,
-    fresh: UninitTensor,
+    indices: KeyedIndices,
+    out: UninitTensor,
 }
 
-impl FreshDraw {
+impl RandomOutput {
     fn new(
         op: &'static str,
         device: &Device,
         shape: &[usize],
         dtype: DType,
-        draw: RegionKey,
-    ) -> Result<FreshDraw> {
+        key: RegionKey,
+    ) -> Result<RandomOutput> {
         if !dtype.computes() && dtype != DType::Bool {
             return Err(Error::NotAFloat { dtype });
         }
         let shape = Shape::new(shape)?;
-        Ok(FreshDraw {
+        Ok(RandomOutput {
             op,
-            drawn: Drawn::new(op, draw, &shape)?,
-            fresh: UninitTensor::new(device, shape, dtype)?,
+            indices: KeyedIndices::new(op, key, &shape)?,
+            out: UninitTensor::new(device, shape, dtype)?,
         })
     }
 
@@ -274,15 +274,15 @@ impl FreshDraw {
         values: Values,
         fill: impl FnOnce(&Words, &mut UninitTensor) -> Result<()>,
     ) -> Result<Tensor> {
-        let device = self.fresh.device().clone();
+        let device = self.out.device().clone();
         if device.is_gpu() {
             let gpu = Launcher::new(self.op, &device);
-            let target = Target::uninit(&gpu, &self.fresh)?;
-            self.drawn.draw_on_gpu(&gpu, values, None, &target)?;
+            let target = Target::uninit(&gpu, &self.out)?;
+            self.indices.generate_on_gpu(&gpu, values, None, &target)?;
         } else if device.computes() {
-            fill(&self.drawn.words(), &mut self.fresh)?;
+            fill(&self.indices.words(), &mut self.out)?;
         }
-        Ok(self.fresh.finish())
+        Ok(self.out.finish())
     }
 }
 

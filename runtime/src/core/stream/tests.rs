@@ -1,7 +1,7 @@
 use super::*;
 use crate::{GpuProperties, Properties, Tensor, ops};
 
-/// A GPU that only counts: scopes and memory behave there as they do on a real one.
+/// A meta device of a GPU: scopes and memory behave as on a real one.
 fn counted_gpu() -> Device {
     let gpu = GpuProperties {
         model: "counted".into(),
@@ -21,7 +21,7 @@ fn tensor(device: &Device) -> Tensor {
     ops::full(device, &[1000], crate::DType::F32, 1.0).unwrap()
 }
 
-/// How much memory of one tensor there is.
+/// Bytes of one tensor.
 const ONE: usize = 4096;
 
 #[test]
@@ -40,7 +40,7 @@ fn a_pending_keeps_what_its_work_reads() {
 }
 
 #[test]
-fn dropping_a_pending_lets_go() {
+fn dropping_a_pending_frees_its_tensors() {
     let device = counted_gpu();
     let stream = device.stream().unwrap();
     let x = tensor(&device);
@@ -49,9 +49,9 @@ fn dropping_a_pending_lets_go() {
     assert_eq!(device.memory_stats().live, 0);
 }
 
-/// Memory that the first stream used is given out on its own stream only after that has waited.
+/// Memory of a side stream that the base stream used is reused only after the side stream has waited.
 #[test]
-fn memory_comes_back_to_its_stream() {
+fn memory_is_freed_to_its_stream() {
     let device = counted_gpu();
     let stream = device.stream().unwrap();
     let x = tensor(&device);
@@ -61,7 +61,11 @@ fn memory_comes_back_to_its_stream() {
     let first = unused.address("test").unwrap();
     drop(unused);
     let used = make().wait().unwrap();
-    assert_eq!(used.address("test").unwrap(), first, "nobody else used it");
+    assert_eq!(
+        used.address("test").unwrap(),
+        first,
+        "no other stream used it"
+    );
 
     ops::neg(&used).unwrap();
     let inside = with_stream(&stream, || {
@@ -77,7 +81,7 @@ fn memory_comes_back_to_its_stream() {
     assert_eq!(make().wait().unwrap().address("test").unwrap(), first);
 }
 
-/// A scope inside another: what the inner one reads of outside lives until the outer is joined.
+/// Tensors that an inner scope reads from outside live until the outer scope is joined.
 #[test]
 fn scopes_nest() {
     let device = counted_gpu();
@@ -101,7 +105,7 @@ fn failed_work_leaves_no_scope() {
 }
 
 #[test]
-fn devices_without_streams_do_the_work_at_once() {
+fn devices_without_streams_run_work_at_once() {
     let device = Device::cpu();
     let stream = device.stream().unwrap();
     let x = tensor(&device);
@@ -112,7 +116,7 @@ fn devices_without_streams_do_the_work_at_once() {
     assert_eq!(y.to_vec::<f32>().unwrap()[..2], [-1.0; 2]);
 }
 
-/// What a graph works on is its own until it ends.
+/// The memory of a graph belongs to it until it is dropped.
 #[test]
 fn graphs_own_their_memory() {
     let device = counted_gpu();
@@ -135,9 +139,9 @@ fn graphs_own_their_memory() {
     ));
 }
 
-/// What a scope makes for itself goes when it is done with it, though it may change.
+/// Mutable tensors that a scope allocates are freed with their last use.
 #[test]
-fn buffers_of_a_scope_are_used_again() {
+fn buffers_of_a_scope_are_reused() {
     let device = counted_gpu();
     let stream = device.stream().unwrap();
     let inside = |work: fn(&Device) -> u64| with_stream(&stream, || Ok::<_, Error>(work(&device)));

@@ -11,15 +11,15 @@ use crate::{DType, Result, Tensor, UninitTensor};
 /// An operand: a matrix or a batch of them, \[.., rows, columns\].
 pub(crate) struct Matrices {
     pub(in crate::launch) tensor: Tensor,
-    pub(in crate::launch) lie: Lie,
+    pub(in crate::launch) layout: MatrixLayout,
 }
 
 impl Matrices {
     /// `x` \[.., rows, columns\]; a copy if no kernel can read its layout.
     pub(crate) fn new(x: &Tensor) -> Result<Matrices> {
-        if let Some(lie) = Lie::of(&Operand::of(x)) {
+        if let Some(layout) = MatrixLayout::of(&Operand::of(x)) {
             let tensor = x.clone();
-            return Ok(Matrices { tensor, lie });
+            return Ok(Matrices { tensor, layout });
         }
         Matrices::copied(x)
     }
@@ -27,7 +27,7 @@ impl Matrices {
     /// As [`Matrices::new`], but row-major: copies a column-major operand.
     pub(crate) fn row_major(x: &Tensor) -> Result<Matrices> {
         let matrices = Matrices::new(x)?;
-        match matrices.lie.order {
+        match matrices.layout.order {
             Order::RowMajor => Ok(matrices),
             Order::ColumnMajor => Matrices::copied(x),
         }
@@ -35,15 +35,15 @@ impl Matrices {
 
     fn copied(x: &Tensor) -> Result<Matrices> {
         let tensor = contiguous_copy(x)?;
-        let lie = Lie::of(&Operand::of(&tensor));
-        let lie = lie.expect("kernels read row-major matrices");
-        Ok(Matrices { tensor, lie })
+        let layout = MatrixLayout::of(&Operand::of(&tensor));
+        let layout = layout.expect("kernels read row-major matrices");
+        Ok(Matrices { tensor, layout })
     }
 
     pub(super) fn part(&self, gpu: &Launcher<'_>) -> Result<Part> {
         Ok(Part {
             address: gpu.ptr(&self.tensor)?,
-            lie: self.lie,
+            layout: self.layout,
         })
     }
 }
@@ -88,7 +88,7 @@ impl Lines {
         let leading = if rows.len() > 1 { self.leading } else { 0 };
         Part {
             address,
-            lie: Lie {
+            layout: MatrixLayout {
                 dtype: self.dtype,
                 rows: rows.len(),
                 columns: self.columns,
@@ -118,23 +118,23 @@ impl Lines {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part {
     pub(super) address: u64,
-    pub(super) lie: Lie,
+    pub(super) layout: MatrixLayout,
 }
 
 impl Part {
     /// The transpose, in the same memory.
     pub(crate) fn transposed(self) -> Part {
-        let lie = self.lie;
-        let order = match lie.order {
+        let layout = self.layout;
+        let order = match layout.order {
             Order::RowMajor => Order::ColumnMajor,
             Order::ColumnMajor => Order::RowMajor,
         };
         Part {
-            lie: Lie {
-                rows: lie.columns,
-                columns: lie.rows,
+            layout: MatrixLayout {
+                rows: layout.columns,
+                columns: layout.rows,
                 order,
-                ..lie
+                ..layout
             },
             ..self
         }
@@ -143,7 +143,7 @@ impl Part {
 
 /// The layout of the matrices of an operand, which is all that a plan depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::launch) struct Lie {
+pub(in crate::launch) struct MatrixLayout {
     pub(in crate::launch) dtype: DType,
     pub(in crate::launch) rows: usize,
     pub(in crate::launch) columns: usize,
@@ -158,9 +158,9 @@ pub(in crate::launch) struct Lie {
     pub(super) aligned: bool,
 }
 
-impl Lie {
+impl MatrixLayout {
     /// `None` if no kernel can read the layout.
-    pub(in crate::launch) fn of(x: &Operand) -> Option<Lie> {
+    pub(in crate::launch) fn of(x: &Operand) -> Option<MatrixLayout> {
         let (shape, strides) = (x.layout.shape(), x.layout.strides());
         let ([batch @ .., rows, columns], [batch_strides @ .., row_stride, column_stride]) =
             (&shape[..], strides)
@@ -174,7 +174,7 @@ impl Lie {
         };
         // The stride of a single matrix need not be aligned.
         let leading = if lines > 1 { leading } else { 0 };
-        Some(Lie {
+        Some(MatrixLayout {
             dtype: x.dtype,
             rows: *rows,
             columns: *columns,
@@ -291,12 +291,12 @@ mod tests {
     #[test]
     fn matrices_are_read_as_they_lie() {
         let x = operand(DType::F32, &[2, 3, 4, 5], 0);
-        let straight = Lie::of(&x).unwrap();
+        let straight = MatrixLayout::of(&x).unwrap();
         assert_eq!((straight.order, straight.leading), (Order::RowMajor, 5));
         assert_eq!((straight.count, straight.batch), (6, 20));
 
         let transposed = x.layout.transpose(2, 3).unwrap();
-        let transposed = Lie::of(&Operand {
+        let transposed = MatrixLayout::of(&Operand {
             layout: transposed,
             ..x
         })
@@ -309,7 +309,7 @@ mod tests {
 
         // Interleaved heads: the stride between the matrices of the batch is not constant.
         let heads = x.layout.transpose(0, 2).unwrap();
-        assert_eq!(Lie::of(&Operand { layout: heads, ..x }), None);
+        assert_eq!(MatrixLayout::of(&Operand { layout: heads, ..x }), None);
     }
 
     /// The address of a part determines its alignment, not that of the whole.
@@ -324,10 +324,10 @@ mod tests {
         };
         let [even, odd] = [2..5, 1..5].map(|rows| whole.part(&rows));
         assert_eq!((even.address, odd.address), (4096 + 80, 4096 + 40));
-        assert!(even.lie.aligned && !odd.lie.aligned);
+        assert!(even.layout.aligned && !odd.layout.aligned);
         let transposed = even.transposed();
-        assert_eq!((transposed.lie.rows, transposed.lie.columns), (20, 3));
-        assert_eq!(transposed.lie.order, Order::ColumnMajor);
-        assert_eq!(whole.corner(1, 4).lie.leading, 0);
+        assert_eq!((transposed.layout.rows, transposed.layout.columns), (20, 3));
+        assert_eq!(transposed.layout.order, Order::ColumnMajor);
+        assert_eq!(whole.corner(1, 4).layout.leading, 0);
     }
 }

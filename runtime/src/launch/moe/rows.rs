@@ -83,7 +83,7 @@ pub(crate) fn token_dots(
     gpu.run(&plan.kernel, &arguments.arguments())
 }
 
-/// One kernel and what it is told of its operands.
+/// One kernel launch and the extents of its operands.
 #[derive(Debug)]
 struct Moved<V> {
     kernel: Plan<V>,

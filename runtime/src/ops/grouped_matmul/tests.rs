@@ -28,7 +28,7 @@ const ENDS: [&[i64]; 5] = [
     &[0],
 ];
 
-/// A grouped product is a loop of plain ones over the groups, bit for bit; so are its gradients.
+/// A grouped product and its gradients equal a loop of plain products over the groups, bit for bit.
 #[test]
 fn groups_equal_a_loop_of_plain_products() {
     let device = Device::cpu();
@@ -81,7 +81,7 @@ fn groups_equal_a_loop_of_plain_products() {
     }
 }
 
-/// Rows beyond the last offset are not read: a NaN there reaches nothing.
+/// Rows after the last offset are not read: a NaN there has no effect.
 #[test]
 fn unused_rows_are_not_read() {
     let device = Device::cpu();
@@ -119,8 +119,8 @@ fn gradients_are_adjoints() {
     assert!((loss - by_x).abs() < 1e-12 && (loss - by_w).abs() < 1e-12);
 }
 
-/// A GPU that computes nothing.
-fn imagined() -> Device {
+/// A meta device of a GPU.
+fn meta_gpu() -> Device {
     Device::meta(&Properties {
         gpu: Some(GpuProperties {
             model: "imagined".into(),
@@ -134,11 +134,11 @@ fn imagined() -> Device {
     })
 }
 
-/// FLOPs and bytes are those of all rows, as only the device knows which are in use; a GPU takes one
-/// launch for each op.
+/// FLOPs and bytes count all rows, because only the device knows which are used. A GPU needs one launch
+/// per op.
 #[test]
-fn work_is_that_of_the_capacity() {
-    for device in [Device::cpu(), imagined()] {
+fn flops_count_all_rows() {
+    for device in [Device::cpu(), meta_gpu()] {
         let of_f32 = |shape: &[usize]| ops::full(&device, shape, DType::F32, 1.0).unwrap();
         let (x, w, dy) = (of_f32(&[9, 6]), of_f32(&[3, 4, 6]), of_f32(&[9, 4]));
         let at = Tensor::zeros(&device, &[4], DType::I64, Kind::Value).unwrap();
@@ -150,7 +150,7 @@ fn work_is_that_of_the_capacity() {
 
         let work = device.work();
         assert_eq!(work.flops - before.flops, 3 * 2 * 9 * 6 * 4);
-        // Each operand and result counts once an op: also what is added to.
+        // Each operand and result counts once per op, also the accumulator.
         let (of_x, of_w, of_dy, of_offsets) = (4 * 9 * 6, 4 * 3 * 4 * 6, 4 * 9 * 4, 8 * 4);
         let bytes = 3 * (of_x + of_w + of_dy + of_offsets);
         assert_eq!(work.bytes - before.bytes, bytes);

@@ -74,7 +74,7 @@ fn concat_undoes_split() {
 }
 
 #[test]
-fn concat_and_split_refuse_what_does_not_fit() {
+fn concat_and_split_reject_mismatched_operands() {
     let device = Device::cpu();
     let (a, b) = (
         numbered(&device, &[2, 3], 0.1, DType::F32),
@@ -98,7 +98,7 @@ fn concat_and_split_refuse_what_does_not_fit() {
 }
 
 #[test]
-fn selecting_equals_a_loop_and_its_gradient_is_its_adjoint() {
+fn index_select_equals_a_loop_and_its_gradient_is_its_adjoint() {
     let device = Device::cpu();
     for dtype in [DType::F64, DType::F32, DType::BF16] {
         for shape in [[3, 4, 5], [1, 300, 70], [600, 2, 40]] {
@@ -134,7 +134,7 @@ fn selecting_equals_a_loop_and_its_gradient_is_its_adjoint() {
 }
 
 fn assert_rounded(actual: &Tensor, expected: &[f64], dtype: DType) {
-    // Of the sum, in f32 or f64, and of its rounding.
+    // The error of the sum, in f32 or f64, and of its rounding.
     let (of_sum, of_result) = match dtype {
         DType::F64 => (1e-12, 0.0),
         DType::F32 => (1e-5, 0.0),
@@ -152,7 +152,7 @@ fn assert_rounded(actual: &Tensor, expected: &[f64], dtype: DType) {
 /// Index tensors as large as the other tensor, larger in the indexed dim, and smaller in the
 /// others.
 #[test]
-fn gathering_and_scattering_equal_loops() {
+fn gather_and_scatter_add_equal_loops() {
     let device = Device::cpu();
     let cases = [
         (vec![5], 0, vec![9]),

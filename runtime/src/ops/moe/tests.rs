@@ -42,10 +42,10 @@ fn rounding(dtype: DType) -> f64 {
 
 const FLOATS: [DType; 3] = [DType::F64, DType::F32, DType::BF16];
 
-/// Any number of experts, any k, ties everywhere: the choice is the front of a stable descending
+/// For any number of experts and any k, with many ties, the choice is the prefix of a stable descending
 /// sort.
 #[test]
-fn the_choice_is_a_stable_sort() {
+fn router_top_k_is_a_stable_sort() {
     let device = Device::cpu();
     for dtype in FLOATS {
         for (n, e, k) in [
@@ -93,7 +93,7 @@ fn the_choice_is_a_stable_sort() {
 }
 
 #[test]
-fn nan_ranks_first_and_equals_by_index() {
+fn nan_sorts_first_and_ties_by_index() {
     let device = Device::cpu();
     let p = [0.5f32, f32::NAN, 0.5, f32::INFINITY, f32::NAN];
     let p = Tensor::from_slice(&device, &[1, 5], &p).unwrap();
@@ -132,9 +132,10 @@ fn router_gradient_equals_differences() {
     }
 }
 
-/// Rows are the held slots, sorted by expert and then by slot; `place` is the inverse of `order`.
+/// Rows are the slots of local experts, sorted by expert and then by slot; `place` is the inverse of
+/// `order`.
 #[test]
-fn order_is_a_stable_sort_and_place_its_inverse() {
+fn order_is_a_stable_sort_and_place_is_its_inverse() {
     let device = Device::cpu();
     for (n, k, e) in [(0, 2, 4), (1, 1, 1), (7, 3, 5), (300, 2, 8), (5, 0, 3)] {
         let chosen = indices(&device, &[n, k], |at| (at * at + at / 3) % e);
@@ -165,7 +166,7 @@ fn order_is_a_stable_sort_and_place_its_inverse() {
     }
 }
 
-/// What a layer of experts computes: route, sort, move, multiply, move back.
+/// A layer of experts: route, sort, permute, multiply, unpermute.
 fn layer(x: &Tensor, p: &Tensor, w: &Tensor, k: usize, held: (usize, usize)) -> Tensor {
     let experts = p.extent(1).unwrap();
     let (weights, chosen) = router_top_k(p, k, true, None).unwrap();
@@ -249,7 +250,7 @@ fn all_tokens_on_one_expert() {
     assert_close(&actual, &naive_layer(&x, &p, &w, 1, (0, e)), 1e-12);
 }
 
-/// Ranks that hold some experts each compute parts of the sum.
+/// Ranks with a subset of the experts each compute a part of the sum.
 #[test]
 fn shards_of_experts_sum_to_the_whole() {
     let device = Device::cpu();
@@ -271,7 +272,7 @@ fn shards_of_experts_sum_to_the_whole() {
     }
 }
 
-/// Moving rows is linear, so its gradients are its adjoints: <f(x), z> = <x, f'(z)>.
+/// Permuting rows is linear, so its gradients are its adjoints: <f(x), z> = <x, f'(z)>.
 #[test]
 fn gradients_are_adjoints() {
     let device = Device::cpu();
@@ -369,7 +370,7 @@ fn scalar_list<T: Element>(device: &Device, elements: &[T]) -> Tensor {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn mismatched_operands_are_rejected() {
     let device = Device::cpu();
     let p = numbered(&device, &[2, 4], 0.3, DType::F32);
     for k in [0, 5] {
@@ -392,7 +393,7 @@ fn what_does_not_fit_is_refused() {
     let x = numbered(&device, &[2, 3], 0.3, DType::F32);
     let order = scalar_list(&device, &[0i32, 1, 2, 4]);
     let offsets = |ends: &[i64]| scalar_list(&device, ends);
-    // Slot 4 does not exist, which matters only where its row is in use.
+    // Slot 4 does not exist, which is an error only if its row is used.
     assert!(permute_tokens(&x, &order, &offsets(&[0, 3])).is_ok());
     assert!(matches!(
         permute_tokens(&x, &order, &offsets(&[0, 4])),
@@ -423,9 +424,9 @@ fn what_does_not_fit_is_refused() {
     ));
 }
 
-/// On a device that computes nothing, the whole layer runs on shapes and counts what it would do.
+/// On a meta device the whole layer runs on shapes, and counts its work.
 #[test]
-fn shapes_alone_are_enough() {
+fn a_meta_device_runs_the_layer() {
     let real = Device::cpu();
     let (n, h, o, e, k) = (6, 5, 4, 3, 2);
     let run = |device: &Device| {

@@ -8,7 +8,7 @@ const ADAMW: AdamW = AdamW {
     weight_decay: 0.1,
 };
 
-/// Numbers that differ from element to element and from `salt` to `salt`.
+/// Distinct numbers per element and `salt`.
 fn numbers(count: usize, salt: usize) -> Vec<f64> {
     (0..count)
         .map(|i| ((i * 3 + salt * 17) as f64 * 0.7).sin())
@@ -33,7 +33,7 @@ fn f64s(x: &Tensor) -> Vec<f64> {
     ops::cast(x, DType::F64).unwrap().to_vec().unwrap()
 }
 
-/// A parameter with its state.
+/// A parameter and its state.
 struct Trained {
     param: Tensor,
     exp_avg: Tensor,
@@ -75,7 +75,7 @@ impl Trained {
     }
 }
 
-/// Owns what [`StepScalars`] lends.
+/// Owns the tensors of [`StepScalars`].
 struct Scalars([Tensor; 3]);
 
 impl Scalars {
@@ -94,7 +94,7 @@ impl Scalars {
     }
 }
 
-/// The formula as the paper and torch write it, an element at a time, in f64.
+/// The formula of the paper and torch, element by element, in f64.
 fn naive(state: &mut [f64; 3], gradient: f64, step: i32) {
     let [p, m, v] = state;
     let g = 0.5 * gradient;
@@ -153,7 +153,7 @@ fn adamw_follows_its_formula() {
     }
 }
 
-/// A bf16 parameter has f32 state and is rounded once a step.
+/// A bf16 parameter has f32 state and is rounded once per step.
 #[test]
 fn bf16_parameters_round_once() {
     let device = Device::cpu();
@@ -171,9 +171,9 @@ fn bf16_parameters_round_once() {
     }
 }
 
-/// Many at once, on views of flat storages, for any number of threads: the bits of one by one.
+/// On views of flat storages, for any number of threads.
 #[test]
-fn together_equals_one_by_one() {
+fn one_step_of_many_equals_separate_steps() {
     let counts = [5, 20_000, 1, 16_384, 300];
     let total: usize = counts.iter().sum();
     let train = |threads: usize, together: bool| {
@@ -224,9 +224,9 @@ fn together_equals_one_by_one() {
     assert_eq!(train(3, true), alone);
 }
 
-/// A gradient that overflowed costs its step and nothing else.
+/// An overflow in a gradient skips its step only.
 #[test]
-fn no_step_without_a_finite_norm() {
+fn a_step_without_a_finite_norm_changes_nothing() {
     let device = Device::cpu();
     let trained = Trained::new(&device, 4, DType::F32);
     let before = trained.all();
@@ -251,7 +251,7 @@ fn no_step_without_a_finite_norm() {
 }
 
 #[test]
-fn steps_that_cannot_be_taken() {
+fn invalid_steps_are_rejected() {
     let device = Device::cpu();
     let trained = Trained::new(&device, 4, DType::F32);
     let gradient = tensor(&device, &[1.0; 4], DType::F32);
@@ -285,7 +285,7 @@ fn steps_that_cannot_be_taken() {
 
 /// The norm of any tensors, dtypes and layouts is that of all their elements.
 #[test]
-fn norms_of_many_tensors() {
+fn the_norm_of_tensors_is_that_of_all_elements() {
     let device = Device::cpu();
     let exp_avg_sq = ops::reshape(
         &tensor(&device, &numbers(40_000, 2), DType::F32),
@@ -304,7 +304,7 @@ fn norms_of_many_tensors() {
 
     let nothing = global_norm(&[tensors[2]]).unwrap();
     assert_eq!(nothing.item::<f32>().unwrap(), 0.0);
-    // The squares of these are no f32.
+    // The squares of these overflow f32.
     let large = global_norm(&[&tensor(&device, &[3e30, 4e30], DType::F32)]).unwrap();
     assert_eq!(large.item::<f32>().unwrap(), 5e30);
     assert!(global_norm(&[]).is_err());
@@ -327,9 +327,9 @@ fn norms_do_not_depend_on_threads() {
     assert_eq!(norm(1), norm(3));
 }
 
-/// Scaled gradients have the norm of the mean, but never more than allowed.
+/// Scaled gradients have the norm of the mean, or the maximum norm if that is smaller.
 #[test]
-fn clipping() {
+fn clipped_gradients_have_at_most_the_maximum_norm() {
     let device = Device::cpu();
     let norm = global_norm(&[&tensor(&device, &[30.0, 40.0], DType::F32)]).unwrap();
     let weight = Tensor::scalar(&device, 10.0f32).unwrap();

@@ -19,7 +19,7 @@ fn box_of(shape: &[usize], cuts: &[(usize, usize)]) -> Vec<std::ops::Range<usize
 }
 
 proptest! {
-    /// Filling a shard is cutting it out of the filled whole: for any box, any dtype, every op.
+    /// Filling a shard equals slicing the filled whole, for any box, dtype and op.
     #[test]
     fn shards_equal_slices(
         shape in prop::collection::vec(1usize..40, 1..4),
@@ -55,9 +55,9 @@ proptest! {
     }
 }
 
-/// A shard that holds the whole transposed.
+/// The shard is the transposed whole.
 #[test]
-fn regions_follow_permutations() {
+fn a_permuted_region_gives_permuted_values() {
     let device = Device::cpu();
     let key = Key::new(5);
     let whole = normal(&device, &[5, 70], DType::F32, key, 0.0, 1.0).unwrap();
@@ -75,9 +75,9 @@ fn bits_do_not_depend_on_threads() {
     assert_eq!(drawn(1), drawn(3));
 }
 
-/// A narrower dtype rounds; it does not draw anew.
+/// A narrower dtype rounds the same random value.
 #[test]
-fn dtypes_only_round() {
+fn dtypes_differ_by_rounding_only() {
     let device = Device::cpu();
     let key = Key::new(9).fold(4);
     let of = |dtype| uniform(&device, &[10_000], dtype, key, 0.0, 1.0).unwrap();
@@ -99,7 +99,7 @@ fn dtypes_only_round() {
     }
 }
 
-/// How far the empirical distribution of `values` lies from `cdf`, times the square root of
+/// The distance of the empirical distribution of `values` from `cdf`, times the square root of
 /// their number.
 fn kolmogorov_smirnov(values: &[f64], cdf: impl Fn(f64) -> f64) -> f64 {
     let mut values = values.to_vec();
@@ -123,9 +123,9 @@ fn normal_cdf(x: f64) -> f64 {
     0.5 + sum * (-x * x / 2.0).exp() / std::f64::consts::TAU.sqrt()
 }
 
-/// 1.95 is exceeded with probability 0.001; keys are fixed, so these pass or fail for good.
+/// 1.95 is exceeded with probability 0.001. The keys are fixed, so the result is deterministic.
 #[test]
-fn values_are_distributed_as_they_should() {
+fn values_have_their_distribution() {
     let device = Device::cpu();
     for dtype in [DType::F64, DType::F32] {
         for seed in 0..3 {
@@ -141,7 +141,7 @@ fn values_are_distributed_as_they_should() {
 
 /// Each moment is within four standard errors of its expectation.
 #[test]
-fn moments() {
+fn moments_match_the_distribution() {
     let device = Device::cpu();
     let key = Key::new(2).fold_name("moments");
     let values = f64s(&normal(&device, &[COUNT], DType::F32, key, 3.0, 0.5).unwrap());
@@ -156,7 +156,7 @@ fn moments() {
         assert!((moment(power) - expected).abs() < allowed, "moment {power}");
     }
 
-    // Neighbours, and equal elements of neighbouring keys, are uncorrelated.
+    // Neighbors, and equal elements of neighboring keys, are uncorrelated.
     let other = f64s(&normal(&device, &[COUNT], DType::F32, key.fold(1), 3.0, 0.5).unwrap());
     let product = |others: &[f64]| {
         let pairs = values.iter().zip(others);
@@ -195,9 +195,9 @@ fn uniform_values_stay_below_the_end() {
     assert_eq!(below::<f32>(3.0), 3.0 - 2f64.powi(-22));
 }
 
-/// Forward, gradient and mask agree, and the share of what is kept is right.
+/// Forward, gradient and mask agree, and the fraction of kept elements is right.
 #[test]
-fn dropout_draws_its_mask_again() {
+fn dropout_grad_has_the_same_mask() {
     let device = Device::cpu();
     let key = Key::new(8);
     for dtype in [DType::F64, DType::F32, DType::BF16] {
@@ -226,7 +226,7 @@ fn dropout_draws_its_mask_again() {
 }
 
 #[test]
-fn dropout_of_nothing_is_free() {
+fn dropout_with_probability_zero_returns_its_operand() {
     let device = Device::cpu();
     let x = normal(&device, &[3], DType::F32, Key::new(1), 0.0, 1.0).unwrap();
     let y = dropout(&x, Key::new(0), 0.0).unwrap();
@@ -236,7 +236,7 @@ fn dropout_of_nothing_is_free() {
 }
 
 #[test]
-fn what_cannot_be_drawn() {
+fn invalid_arguments_are_rejected() {
     let device = Device::cpu();
     let key = Key::new(0);
     let region = Region::whole(&[2, 2]).unwrap();
