@@ -41,8 +41,8 @@ pub struct Work {
     pub bytes: u64,
 }
 
-/// A handle to a device that stores tensors and runs ops. Cheap to clone; two handles are equal when
-/// one is a clone of the other.
+/// A handle to a device that stores tensors and runs ops. Cheap to clone; two handles are equal
+/// when one is a clone of the other.
 #[derive(Clone)]
 pub struct Device(Arc<Inner>);
 

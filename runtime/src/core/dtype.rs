@@ -143,11 +143,11 @@ pub trait Element: bytemuck::Pod + Send + Sync + fmt::Debug + PartialEq {
 
     /// The value as f64; exact except for integers beyond 2^53.
     fn to_f64(self) -> f64;
-    /// The nearest element to `x`; for integers rounded towards zero and saturating, for bool `x != 0`.
+    /// The nearest element to `x`. Integers round towards zero and saturate; bool is `x != 0`.
     fn from_f64(x: f64) -> Self;
     /// The value as an integer; floats are rounded towards zero and saturate.
     fn to_i64(self) -> i64;
-    /// The low bits of `x` for narrower integers, the nearest element for floats, `x != 0` for bool.
+    /// The low bits of `x` for narrower integers, the nearest element for floats; bool is `x != 0`.
     fn from_i64(x: i64) -> Self;
 }
 
@@ -193,8 +193,8 @@ elements! {
     Bool => Bool: |x| u8::from(x.get()).into(), x.get().into(); |y| Bool::from(y as f64 != 0.0);
 }
 
-/// A float that kernels compute with. Arithmetic is in [`Float::Wide`]: an element is widened when it is
-/// read, and rounded once, to nearest even, when it is written.
+/// A float that kernels compute with. Arithmetic is in [`Float::Wide`]: an element is widened when
+/// it is read, and rounded once, to nearest even, when it is written.
 pub trait Float: Element {
     /// The type of sums: f64 for f64, f32 otherwise.
     type Wide: Wide;
@@ -205,9 +205,9 @@ pub trait Float: Element {
     /// The nearest element to `wide`.
     fn narrow(wide: Self::Wide) -> Self;
 
-    /// For bf16, rounds `wide` stochastically to a neighbor whose mean over all words is `wide`: adds the
-    /// upper half of the word below the kept digits. NaN and infinities are unchanged. For other types
-    /// as [`Float::narrow`].
+    /// For bf16, rounds `wide` stochastically to a neighbor whose mean over all words is `wide`:
+    /// adds the upper half of the word below the kept digits. NaN and infinities are unchanged. For
+    /// other types as [`Float::narrow`].
     #[inline(always)]
     fn narrow_at_random(wide: Self::Wide, _word: u32) -> Self {
         Self::narrow(wide)
@@ -229,8 +229,8 @@ pub trait Wide:
     /// The larger of both; `self` when one is NaN.
     fn larger(self, other: Self) -> Self;
 
-    /// Runs `f`, which must be `#[inline(always)]`, compiled for the widest vectors of this machine. For
-    /// f64, which only gradient checks use, runs it unchanged.
+    /// Runs `f`, which must be `#[inline(always)]`, compiled for the widest vectors of this
+    /// machine. For f64, which only gradient checks use, runs it unchanged.
     fn vectorized<R>(f: impl FnOnce() -> R) -> R;
 }
 

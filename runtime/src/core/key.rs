@@ -30,8 +30,8 @@ use crate::{Error, Layout, Result, Shape};
 /// [`Key::fold`] with [`FOLD`]; random values use the key unchanged. Both are digits of pi.
 const NAME: u32 = 0x85a3_08d3;
 
-/// A 128-bit key of random values. Derive one key per use, by folding in the step, the microbatch and
-/// the layer's name.
+/// A 128-bit key of random values. Derive one key per use, by folding in the step, the microbatch
+/// and the layer's name.
 ///
 /// A key has no state: two ops with the same key generate the same values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -56,11 +56,11 @@ impl Key {
         self.mix(FOLD, value)
     }
 
-    /// The key derived from this one for `name`. The keys of two names, or of a name and a number, are
-    /// equal with probability 2^-128.
+    /// The key derived from this one for `name`. The keys of two names, or of a name and a number,
+    /// are equal with probability 2^-128.
     ///
-    /// Folds in the UTF-8 length of `name`, then its bytes, eight at a time (little-endian, the last
-    /// padded with zeros), each as [`Key::fold`] does but with the constant 0x85a308d3.
+    /// Folds in the UTF-8 length of `name`, then its bytes, eight at a time (little-endian, the
+    /// last padded with zeros), each as [`Key::fold`] does but with the constant 0x85a308d3.
     pub fn fold_name(self, name: &str) -> Key {
         let start = self.mix(NAME, name.len() as u64);
         name.as_bytes().chunks(8).fold(start, |key, bytes| {
@@ -135,7 +135,8 @@ impl Region {
         })
     }
 
-    /// Reorders the dims to `order`, for a tensor whose dims are permuted relative to the global one.
+    /// Reorders the dims to `order`, for a tensor whose dims are permuted relative to the global
+    /// one.
     ///
     /// # Errors
     /// [`Error::Permutation`].

@@ -8,7 +8,8 @@ use crate::{Error, Result, Shape};
 
 /// Extents, strides and offset, in elements.
 ///
-/// The element at index `i` is at `offset + sum(i[d] * strides[d])`. A stride may be zero (broadcast).
+/// The element at index `i` is at `offset + sum(i[d] * strides[d])`. A stride may be zero
+/// (broadcast).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     shape: Shape,
@@ -60,7 +61,8 @@ impl Layout {
         }
     }
 
-    /// Whether the elements are contiguous in row-major order. Strides of dims of extent 1 are ignored.
+    /// Whether the elements are contiguous in row-major order. Strides of dims of extent 1 are
+    /// ignored.
     pub fn is_contiguous(&self) -> bool {
         let mut step = 1;
         for dim in (0..self.shape.len()).rev() {
@@ -156,8 +158,8 @@ impl Layout {
         Ok(view)
     }
 
-    /// The same elements in the same row-major order with other extents; `None` when that requires a
-    /// copy.
+    /// The same elements in the same row-major order with other extents; `None` when that requires
+    /// a copy.
     ///
     /// # Errors
     /// [`Error::Reshape`] when the number of elements differs.

@@ -1,8 +1,9 @@
 //! The memory of a device: an allocator that reuses freed blocks, and its statistics.
 //!
-//! On a GPU it is the caching allocator of [`driver`](crate::driver). On the host, sizes are rounded
-//! up to classes, eight per power of two, so that a freed block fits the next request of about its
-//! size. A meta device counts in the same way, so its predicted peak equals the measured one.
+//! On a GPU it is the caching allocator of [`driver`](crate::driver). On the host, sizes are
+//! rounded up to classes, eight per power of two, so that a freed block fits the next request of
+//! about its size. A meta device counts in the same way, so its predicted peak equals the measured
+//! one.
 
 use std::alloc::Layout as Allocation;
 use std::collections::HashMap;
@@ -164,8 +165,8 @@ impl HostMemory {
         }
     }
 
-    /// A block of at least `bytes` bytes (`Some(None)` without backing memory), or `None` when out of
-    /// memory.
+    /// A block of at least `bytes` bytes (`Some(None)` without backing memory), or `None` when out
+    /// of memory.
     fn allocate(&self, bytes: usize) -> Option<Option<HostBlock>> {
         let class = size_class(bytes);
         let mut state = self.lock();

@@ -1,14 +1,14 @@
 //! Generic numbers, which elementwise functions are written in.
 //!
-//! One source serves both back ends: on the CPU a function is compiled for f32 and f64; for a GPU it is
-//! traced once with [`Symbol`](crate::launch::symbol::Symbol)s.
+//! One source serves both back ends: on the CPU a function is compiled for f32 and f64; for a GPU
+//! it is traced once with [`Symbol`](crate::launch::symbol::Symbol)s.
 
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
 use super::simd_math;
 
-/// A number with the arithmetic of elementwise functions. Comparisons do not return a `bool`, because
-/// a symbol has no value: use [`Number::if_lt`], [`Number::if_le`] and [`Number::if_eq`].
+/// A number with the arithmetic of elementwise functions. Comparisons do not return a `bool`,
+/// because a symbol has no value: use [`Number::if_lt`], [`Number::if_le`] and [`Number::if_eq`].
 pub trait Number:
     Copy
     + Add<Output = Self>

@@ -1,6 +1,6 @@
 //! Philox4x32-10, a counter-based random number generator (Salmon, Moraes, Dror and Shaw, "Parallel
-//! random numbers: as easy as 1, 2, 3", SC 2011). It uses integers only, so every machine computes the
-//! same bits.
+//! random numbers: as easy as 1, 2, 3", SC 2011). It uses integers only, so every machine computes
+//! the same bits.
 
 use meshgrad_kernels::philox::{KEY_STEPS, MULTIPLIERS, ROUNDS};
 
@@ -9,8 +9,8 @@ const LOW: u64 = 0xffff_ffff;
 /// Four random words for each of `N` counters of four words. For each key it is a bijection of
 /// counters.
 ///
-/// Each word is in the low half of a 64-bit lane, as vector units multiply it. One call computes `N`
-/// counters in parallel.
+/// Each word is in the low half of a 64-bit lane, as vector units multiply it. One call computes
+/// `N` counters in parallel.
 #[inline(always)]
 pub(crate) fn philox<const N: usize>(
     mut key: [u32; 2],

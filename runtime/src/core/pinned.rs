@@ -42,7 +42,8 @@ enum Memory {
 }
 
 impl PinnedBuffer {
-    /// A buffer of `bytes` zeros. Pinning takes the driver milliseconds, so keep buffers and reuse them.
+    /// A buffer of `bytes` zeros. Pinning takes the driver milliseconds, so keep buffers and reuse
+    /// them.
     ///
     /// # Errors
     /// [`CudaError::Pinned`](crate::CudaError::Pinned) when the host has no memory left;
@@ -121,8 +122,8 @@ impl PendingUpload {
     /// Waits on the host until the copy is done, and returns the buffer.
     ///
     /// # Errors
-    /// [`Error::Cuda`] with the failure of earlier work; the values of the tensor are then undefined.
-    /// [`CudaError::Capture`](crate::CudaError::Capture) inside [`Device::capture`].
+    /// [`Error::Cuda`] with the failure of earlier work; the values of the tensor are then
+    /// undefined. [`CudaError::Capture`](crate::CudaError::Capture) inside [`Device::capture`].
     pub fn synchronize(self) -> Result<PinnedBuffer> {
         let memory = match self.state {
             State::Copying(upload) => {
@@ -154,8 +155,8 @@ impl Tensor {
     /// [`Error::Argument`] for a range outside of the tensor, more bytes than the buffer has, or a
     /// tensor that is not contiguous; [`Error::Devices`] for a buffer of another device;
     /// [`Error::Immutable`] for a [`Kind::Value`](crate::Kind::Value); [`Error::Busy`];
-    /// [`Error::Cuda`], including [`CudaError::Capture`](crate::CudaError::Capture). An error drops the
-    /// buffer.
+    /// [`Error::Cuda`], including [`CudaError::Capture`](crate::CudaError::Capture). An error drops
+    /// the buffer.
     pub fn fill_from_pinned(
         &self,
         bytes: Range<usize>,

@@ -77,8 +77,8 @@ impl Shape {
         Ok(self)
     }
 
-    /// The shape that `a` and `b` broadcast to, aligned at the last dim; `None` when two extents differ
-    /// and neither is 1.
+    /// The shape that `a` and `b` broadcast to, aligned at the last dim; `None` when two extents
+    /// differ and neither is 1.
     pub fn broadcast(a: &[usize], b: &[usize]) -> Option<Shape> {
         let len = a.len().max(b.len());
         let mut shape = Shape {

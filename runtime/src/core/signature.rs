@@ -1,8 +1,8 @@
 //! Signatures of ops, as data.
 //!
-//! `x: F[.. i], w: F[o i] -> y: F[.. o]` declares the operands of an op, the dims that must agree, and
-//! the results. The checks of shapes and dtypes, the result shapes, the counts of FLOPs and bytes, the
-//! meta device, and the sharding rule follow from it.
+//! `x: F[.. i], w: F[o i] -> y: F[.. o]` declares the operands of an op, the dims that must agree,
+//! and the results. The checks of shapes and dtypes, the result shapes, the counts of FLOPs and
+//! bytes, the meta device, and the sharding rule follow from it.
 //!
 //! | syntax | meaning |
 //! |---|---|
@@ -18,8 +18,8 @@
 //! | `I`, `J` | an index dtype: i64, i32 or u32 |
 //! | `f32`, `bool`, ... | this dtype |
 //!
-//! A result without a dim that has no `!` is a sum over that dim; a dim reduced in any other way has a
-//! `!`. Two properties are declared separately: the operands in which the op is
+//! A result without a dim that has no `!` is a sum over that dim; a dim reduced in any other way
+//! has a `!`. Two properties are declared separately: the operands in which the op is
 //! [linear](Signature::linear_in), and dims that are [blocks of another](Signature::grouped).
 
 use std::sync::OnceLock;
@@ -59,15 +59,15 @@ impl Signature {
     }
 
     /// Declares that all results are linear in each of these operands: `["a", "b"]` for a product,
-    /// `["a + b"]` for a sum, which is linear in both jointly. Such an operand may be partial(sum), and
-    /// the results then are.
+    /// `["a + b"]` for a sum, which is linear in both jointly. Such an operand may be partial(sum),
+    /// and the results then are.
     pub const fn linear_in(mut self, operands: &'static [&'static str]) -> Signature {
         self.linear_in = operands;
         self
     }
 
-    /// Declares that dim `many` is a multiple of dim `groups`, and that each index of `groups` has a
-    /// block of `many`: the two dims can only be sharded together.
+    /// Declares that dim `many` is a multiple of dim `groups`, and that each index of `groups` has
+    /// a block of `many`: the two dims can only be sharded together.
     pub const fn grouped(mut self, many: &'static str, groups: &'static str) -> Signature {
         self.grouped = Some((many, groups));
         self
@@ -101,8 +101,8 @@ impl Signature {
     /// Checks `operands`, in the order of the signature.
     ///
     /// # Errors
-    /// [`Error::Signature`] when a shape or dtype does not match; [`Error::Devices`] when the operands
-    /// are on several devices; [`Error::NoKernel`] for f64 on a GPU.
+    /// [`Error::Signature`] when a shape or dtype does not match; [`Error::Devices`] when the
+    /// operands are on several devices; [`Error::NoKernel`] for f64 on a GPU.
     pub fn call(&'static self, operands: &[&Tensor]) -> Result<Call> {
         let parsed = self.parsed();
         assert_eq!(
@@ -448,7 +448,8 @@ impl Call {
         self.bound.broadcast.unwrap_or_default()
     }
 
-    /// Replaces the FLOPs of the signature by `flops`, for ops whose FLOPs depend on more than the dims.
+    /// Replaces the FLOPs of the signature by `flops`, for ops whose FLOPs depend on more than the
+    /// dims.
     pub fn with_flops(mut self, flops: u64) -> Call {
         self.flops = Some(flops);
         self

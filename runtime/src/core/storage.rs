@@ -110,8 +110,8 @@ impl Storage {
         };
         let (address, bytes) = self.raw()?;
         self.raise_version();
-        // SAFETY: the borrow count excludes other readers and writers until `release` is dropped, and a
-        // block is always initialized.
+        // SAFETY: the borrow count excludes other readers and writers until `release` is dropped,
+        // and a block is always initialized.
         let bytes = unsafe { std::slice::from_raw_parts_mut(address, bytes) };
         Ok(WriteGuard {
             elements: elements_mut(bytes),
@@ -119,8 +119,8 @@ impl Storage {
         })
     }
 
-    /// Its address on a GPU (on a meta device the address that a GPU would give it), for the op that
-    /// creates this storage and has not shared it yet.
+    /// Its address on a GPU (on a meta device the address that a GPU would give it), for the op
+    /// that creates this storage and has not shared it yet.
     pub(crate) fn uninit_address(&self) -> Result<u64> {
         match &self.block {
             Block::Gpu(block) => Ok(block.address()),
@@ -158,14 +158,16 @@ impl Storage {
     /// All elements, for the op that creates this storage and has not shared it yet.
     pub(crate) fn as_mut_slice<T: Element>(&mut self) -> Result<&mut [T]> {
         let (address, bytes) = self.raw()?;
-        // SAFETY: `&mut self` proves that the storage is not shared, and a block is always initialized.
+        // SAFETY: `&mut self` proves that the storage is not shared, and a block is always
+        // initialized.
         let bytes = unsafe { std::slice::from_raw_parts_mut(address, bytes) };
         Ok(elements_mut(bytes))
     }
 
     fn slice(&self) -> Result<&[u8]> {
         let (address, bytes) = self.raw()?;
-        // SAFETY: the caller holds a read borrow, which excludes writers; a block is always initialized.
+        // SAFETY: the caller holds a read borrow, which excludes writers; a block is always
+        // initialized.
         Ok(unsafe { std::slice::from_raw_parts(address, bytes) })
     }
 

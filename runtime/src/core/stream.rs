@@ -4,15 +4,16 @@
 //! one while it runs, and returns a [`Pending`], which owns every tensor that the work uses until
 //! it is waited for. So no tensor carries an event, and no memory is reused too early:
 //!
-//! - At the start of a scope, its stream waits for all work enqueued so far on the stream around it.
+//! - At the start of a scope, its stream waits for all work enqueued so far on the stream around
+//!   it.
 //! - Memory belongs to the stream that allocated it, and is freed to it.
-//! - A `Pending` keeps the tensors of other streams that its work uses alive. When it is joined, the
-//!   stream around waits for the work, and the tensors may be freed.
+//! - A `Pending` keeps the tensors of other streams that its work uses alive. When it is joined,
+//!   the stream around waits for the work, and the tensors may be freed.
 //! - A tensor that the work allocated and other streams used is freed to its stream at once. It is
 //!   reused from the next scope on, which waits for those streams.
 //!
-//! Until then no other work writes a mutable storage (a parameter, a cache) that this work reads, or
-//! uses one that it writes, unless it is ordered after this work ([`super::stream_uses`]).
+//! Until then no other work writes a mutable storage (a parameter, a cache) that this work reads,
+//! or uses one that it writes, unless it is ordered after this work ([`super::stream_uses`]).
 //!
 //! On a device without streams the work runs inside the scope, and waiting does nothing.
 
@@ -214,7 +215,8 @@ pub(crate) fn raw(device: &Device, gpu: &Gpu) -> Arc<RawStream> {
 /// Records that work which `op` enqueues on the current stream uses `storage`.
 ///
 /// # Errors
-/// [`Error::Busy`] when the use conflicts with work of a stream that this work is not ordered after.
+/// [`Error::Busy`] when the use conflicts with work of a stream that this work is not ordered
+/// after.
 pub(crate) fn record_use(storage: &Arc<Storage>, access: Access, op: &'static str) -> Result<()> {
     SCOPES.with_borrow_mut(|scopes| {
         let of_device = |scope: &&mut Scope| scope.device == *storage.device();
@@ -254,8 +256,8 @@ pub(crate) fn forbid_in_capture(op: &'static str) -> Result<(), CudaError> {
     }
 }
 
-/// An entered scope, until [`ScopeGuard::leave`]. If it is dropped instead, because the work panicked,
-/// the stream around waits for the work.
+/// An entered scope, until [`ScopeGuard::leave`]. If it is dropped instead, because the work
+/// panicked, the stream around waits for the work.
 pub(crate) struct ScopeGuard(());
 
 impl ScopeGuard {
@@ -286,12 +288,12 @@ impl Drop for ScopeGuard {
     }
 }
 
-/// Runs `work` with `stream` as the current stream of this thread. The stream first waits for all work
-/// enqueued so far on the stream around it. The work then runs concurrently with later work of that
-/// stream.
+/// Runs `work` with `stream` as the current stream of this thread. The stream first waits for all
+/// work enqueued so far on the stream around it. The work then runs concurrently with later work of
+/// that stream.
 ///
-/// Until the [`Pending`] is waited for or dropped, mutable tensors (parameters, caches) that the work
-/// reads cannot be written outside of this stream, and those that it writes cannot be used:
+/// Until the [`Pending`] is waited for or dropped, mutable tensors (parameters, caches) that the
+/// work reads cannot be written outside of this stream, and those that it writes cannot be used:
 /// [`Error::Busy`].
 ///
 /// # Errors
@@ -391,8 +393,8 @@ impl Join {
         }
     }
 
-    /// Makes the current stream wait for the work. The storages that the work used are then released,
-    /// or handed over to the scope of the current stream.
+    /// Makes the current stream wait for the work. The storages that the work used are then
+    /// released, or handed over to the scope of the current stream.
     fn join(&mut self) -> Result<(), CudaError> {
         // Work that was captured but is not part of a finished graph never runs.
         let abandoned = self.graph != 0 && pool(&self.device).graph != self.graph;

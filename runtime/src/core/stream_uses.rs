@@ -1,7 +1,7 @@
 //! Which streams of a GPU use a mutable storage.
 //!
-//! On a CPU a borrow ends with the op that took it. On a GPU the enqueued work runs after the op has
-//! returned, concurrently with other streams. So work inside a scope ([`crate::with_stream`])
+//! On a CPU a borrow ends with the op that took it. On a GPU the enqueued work runs after the op
+//! has returned, concurrently with other streams. So work inside a scope ([`crate::with_stream`])
 //! records a *use* of every mutable storage, which ends when the scope's
 //! [`Pending`](crate::Pending) is waited for. The rule is that of borrows: many readers or one
 //! writer.

@@ -218,8 +218,8 @@ impl Tensor {
         }
     }
 
-    /// The elements of the whole storage, for reading. [`Tensor::layout`] maps this tensor's elements to
-    /// them.
+    /// The elements of the whole storage, for reading. [`Tensor::layout`] maps this tensor's
+    /// elements to them.
     ///
     /// # Errors
     /// [`Error::WrongDType`]; [`Error::NoValues`] on a meta device; [`Error::NotOnHost`] on a GPU;
@@ -239,8 +239,8 @@ impl Tensor {
         self.storage.write(op)
     }
 
-    /// Enqueues a copy of the first `bytes` bytes of pinned memory to byte `offset` of this contiguous
-    /// tensor, on the current stream of a GPU.
+    /// Enqueues a copy of the first `bytes` bytes of pinned memory to byte `offset` of this
+    /// contiguous tensor, on the current stream of a GPU.
     pub(crate) fn upload_pinned(
         &self,
         op: &'static str,
@@ -260,7 +260,8 @@ impl Tensor {
             .download_async(self.offset_bytes() as usize, bytes)
     }
 
-    /// The address of its first element on a GPU, for work that is enqueued on the current stream now.
+    /// The address of its first element on a GPU, for work that is enqueued on the current stream
+    /// now.
     ///
     /// # Errors
     /// [`Error::Busy`] while work on another stream writes it.
@@ -432,8 +433,8 @@ impl UninitTensor {
         Ok(())
     }
 
-    /// Enqueues a copy of `x`, which is contiguous and of this shape and dtype, on the current stream of
-    /// a GPU.
+    /// Enqueues a copy of `x`, which is contiguous and of this shape and dtype, on the current
+    /// stream of a GPU.
     pub(crate) fn copy_from_gpu(&mut self, x: &Tensor) -> Result<()> {
         let from = (&x.storage, x.offset_bytes() as usize);
         self.storage

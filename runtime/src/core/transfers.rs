@@ -10,7 +10,8 @@ use crate::driver::{self, Part, Pinned, PinnedCopy};
 use crate::{Error, Result};
 
 impl Storage {
-    /// Copies the bytes from `offset` on of GPU memory to `to`, after all earlier work of the stream.
+    /// Copies the bytes from `offset` on of GPU memory to `to`, after all earlier work of the
+    /// stream.
     pub(crate) fn download(self: &Arc<Storage>, offset: usize, to: &mut [u8]) -> Result<()> {
         match (&self.block, self.device().gpu()) {
             (Block::Gpu(block), Some(gpu)) => {
@@ -57,8 +58,8 @@ impl Storage {
         }
     }
 
-    /// Enqueues a copy of the first `bytes` bytes of pinned memory to `offset`, on the current stream
-    /// of a GPU, for an `op` that changes this storage. Counts as a new version.
+    /// Enqueues a copy of the first `bytes` bytes of pinned memory to `offset`, on the current
+    /// stream of a GPU, for an `op` that changes this storage. Counts as a new version.
     pub(crate) fn upload_pinned(
         self: &Arc<Storage>,
         op: &'static str,
@@ -126,8 +127,8 @@ impl Storage {
         }
     }
 
-    /// Its address on a GPU (on a meta device the address that a GPU would give it), for work that is
-    /// enqueued on the current stream now. The storage lives until that work is done.
+    /// Its address on a GPU (on a meta device the address that a GPU would give it), for work that
+    /// is enqueued on the current stream now. The storage lives until that work is done.
     pub(crate) fn address(self: &Arc<Storage>, op: &'static str) -> Result<u64> {
         stream::record_use(self, Access::Read, op)?;
         self.uninit_address()
@@ -140,8 +141,8 @@ impl Storage {
         Ok(address)
     }
 
-    /// As [`Storage::address_to_write`], for an op that raises the version later, once it has checked
-    /// all of its outputs.
+    /// As [`Storage::address_to_write`], for an op that raises the version later, once it has
+    /// checked all of its outputs.
     pub(crate) fn address_to_claim(self: &Arc<Storage>, op: &'static str) -> Result<u64> {
         if self.kind() == Kind::Value {
             return Err(Error::Immutable { op });

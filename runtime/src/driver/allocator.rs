@@ -1,19 +1,20 @@
-//! The caching allocator of GPU memory. It calls no driver function itself, so tests need no GPU, and
-//! a meta device uses it too.
+//! The caching allocator of GPU memory. It calls no driver function itself, so tests need no GPU,
+//! and a meta device uses it too.
 //!
-//! Allocating from the driver is slow, and freeing waits for the GPU. So the allocator allocates large
-//! *segments*, splits them into *blocks*, and caches freed blocks.
+//! Allocating from the driver is slow, and freeing waits for the GPU. So the allocator allocates
+//! large *segments*, splits them into *blocks*, and caches freed blocks.
 //!
 //! - A block belongs to a [`Pool`]: to the stream that allocated it. Work of one stream runs in
-//!   order, so a freed block can be reused at once on the same stream, even while the GPU still uses
-//!   it.
-//! - Requests up to 1 MiB share segments of 2 MiB, larger ones share segments of 20 MiB, and a request
-//!   of at least 10 MiB gets its own segment. The smallest free block that fits is split (the lowest
-//!   address among equals); free neighbors are merged.
+//!   order, so a freed block can be reused at once on the same stream, even while the GPU still
+//!   uses it.
+//! - Requests up to 1 MiB share segments of 2 MiB, larger ones share segments of 20 MiB, and a
+//!   request of at least 10 MiB gets its own segment. The smallest free block that fits is split
+//!   (the lowest address among equals); free neighbors are merged.
 //! - A freed block that other streams used waits in its pool until the pool's stream waits for them
 //!   ([`Allocator::flush`]).
 //!
-//! Equal sequences of calls return equal addresses. Reusing a cached block allocates no heap memory.
+//! Equal sequences of calls return equal addresses. Reusing a cached block allocates no heap
+//! memory.
 
 mod blocks;
 
@@ -155,8 +156,8 @@ impl Allocator {
         })
     }
 
-    /// Frees a block. `used_elsewhere` says whether streams other than the pool's used it; it is then
-    /// reused after the pool's next [`Allocator::flush`].
+    /// Frees a block. `used_elsewhere` says whether streams other than the pool's used it; it is
+    /// then reused after the pool's next [`Allocator::flush`].
     pub(crate) fn free(&mut self, block: Block, used_elsewhere: bool) {
         let id = block.node;
         let node = self.nodes.get(id);
@@ -171,7 +172,8 @@ impl Allocator {
         }
     }
 
-    /// Makes pending blocks free: the pool's stream waits for all work enqueued so far on all streams.
+    /// Makes pending blocks free: the pool's stream waits for all work enqueued so far on all
+    /// streams.
     pub(crate) fn flush(&mut self, pool: Pool) {
         while let Some(id) = self
             .pools
@@ -182,8 +184,8 @@ impl Allocator {
         }
     }
 
-    /// Returns every segment without a block in use to the driver, except those of graphs, which use
-    /// them again at each launch.
+    /// Returns every segment without a block in use to the driver, except those of graphs, which
+    /// use them again at each launch.
     pub(crate) fn empty_cache(&mut self) {
         if !self.segments.synchronize() {
             return;

@@ -91,7 +91,8 @@ impl Context {
         Ok((context, properties))
     }
 
-    /// Makes this the current context of the calling thread. Required before any call that uses one.
+    /// Makes this the current context of the calling thread. Required before any call that uses
+    /// one.
     pub(crate) fn bind(&self) -> Result<(), CudaError> {
         if CURRENT.get() == self.id {
             return Ok(());
@@ -144,7 +145,8 @@ impl Drop for Context {
     }
 }
 
-/// Runs `f` in relaxed capture mode: calls that a capture forbids are allowed, and are not captured.
+/// Runs `f` in relaxed capture mode: calls that a capture forbids are allowed, and are not
+/// captured.
 pub(super) fn relaxed<T>(f: impl FnOnce() -> T) -> T {
     let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
     // SAFETY: exchanges one value of this thread.

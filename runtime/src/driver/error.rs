@@ -173,8 +173,8 @@ pub enum CudaError {
         reason: String,
     },
 
-    /// A kernel found an index out of range. The op that launched it has returned by then, so the host
-    /// gets this error when it next reads values or synchronizes.
+    /// A kernel found an index out of range. The op that launched it has returned by then, so the
+    /// host gets this error when it next reads values or synchronizes.
     #[error(
         "{op}: index {index} is outside of 0..{extent}; {device} found it after the op had returned, \
          read zeros there and wrote nothing; correct the indices, or run the op on a CPU device, \

@@ -1,8 +1,8 @@
 //! Indices out of range that kernels find: the fault word of a device, which they set, and its
 //! decoding.
 //!
-//! The word is in GPU memory, at one address for the life of the device, so that captured graphs can
-//! set it too. The allocator does not count it.
+//! The word is in GPU memory, at one address for the life of the device, so that captured graphs
+//! can set it too. The allocator does not count it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

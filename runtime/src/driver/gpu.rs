@@ -72,7 +72,8 @@ impl Gpu {
     /// Waits on the host until all work of all streams is done.
     ///
     /// # Errors
-    /// [`CudaError::IndexOutOfRange`] when a kernel found such an index; other failures of the driver.
+    /// [`CudaError::IndexOutOfRange`] when a kernel found such an index; other failures of the
+    /// driver.
     pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
         self.streams.synchronize()?;
         match self.faults.word() {
@@ -86,8 +87,8 @@ impl Gpu {
         self.faults.site(op, extent)
     }
 
-    /// Waits on the host for the base stream, on which graphs are launched. Allowed while another graph
-    /// is captured.
+    /// Waits on the host for the base stream, on which graphs are launched. Allowed while another
+    /// graph is captured.
     pub(crate) fn wait_for_graphs(&self) -> Result<(), CudaError> {
         relaxed(|| self.base().synchronize())
     }
@@ -143,7 +144,8 @@ impl Gpu {
     /// Waits on the host until a download is done, and copies its bytes to `to`.
     ///
     /// # Errors
-    /// As [`Gpu::synchronize`], for work before the copy. The fault word is then cleared on `stream`.
+    /// As [`Gpu::synchronize`], for work before the copy. The fault word is then cleared on
+    /// `stream`.
     pub(crate) fn finish_download(
         &self,
         stream: &Arc<RawStream>,
@@ -161,8 +163,8 @@ impl Gpu {
         self.report(stream, word)
     }
 
-    /// Enqueues a copy of `from` to the start of `to` on `stream`. Returns whether the host waited for
-    /// space in the staging buffers.
+    /// Enqueues a copy of `from` to the start of `to` on `stream`. Returns whether the host waited
+    /// for space in the staging buffers.
     pub(crate) fn upload(
         &self,
         stream: &Arc<RawStream>,

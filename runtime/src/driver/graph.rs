@@ -115,7 +115,8 @@ impl RawGraph {
 impl Drop for RawGraph {
     fn drop(&mut self) {
         if self.context.bind().is_ok() {
-            // SAFETY: created by `end`, and the only handle. The driver keeps the graph while it runs.
+            // SAFETY: created by `end`, and the only handle. The driver keeps the graph while it
+            // runs.
             let _ = unsafe { sys::cuGraphExecDestroy(self.raw) };
         }
     }

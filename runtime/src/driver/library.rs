@@ -1,8 +1,8 @@
 //! Opening the CUDA driver, or the emulator in its place, and calling it.
 //!
 //! Both libraries export the CUDA driver API. cudarc opens `libcuda.so` at its first call and keeps
-//! it. The emulator's library has the same SONAME: if it is opened first, it *is* the driver of this
-//! process. So a process uses one or the other.
+//! it. The emulator's library has the same SONAME: if it is opened first, it *is* the driver of
+//! this process. So a process uses one or the other.
 
 use std::ffi::{CStr, c_char};
 use std::fmt;
@@ -109,8 +109,8 @@ fn cause(error: &dyn std::error::Error) -> String {
     }
 }
 
-/// The paths to try: `MESHGRAD_EMULATOR` if it is set, otherwise the folder of the running program, the
-/// folder above, and `deps` in both.
+/// The paths to try: `MESHGRAD_EMULATOR` if it is set, otherwise the folder of the running program,
+/// the folder above, and `deps` in both.
 fn emulator_candidates() -> Vec<PathBuf> {
     let named = std::env::var_os("MESHGRAD_EMULATOR");
     if let Some(path) = named.filter(|path| !path.is_empty()) {
@@ -220,8 +220,8 @@ const ADVICE: &[(CUresult, &str)] = &[
     ),
 ];
 
-/// Calls a driver function. An error code becomes a [`CudaError::Call`] that names `device`. Used in
-/// `unsafe` blocks that state why the call is sound.
+/// Calls a driver function. An error code becomes a [`CudaError::Call`] that names `device`. Used
+/// in `unsafe` blocks that state why the call is sound.
 macro_rules! call {
     ($device:expr, $function:ident($($argument:expr),* $(,)?)) => {
         $crate::driver::library::check(

@@ -93,14 +93,14 @@ impl Pinned {
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: allocated with this size, initialized, and the GPU writes only while `Staging` waits
-        // for it.
+        // SAFETY: allocated with this size, initialized, and the GPU writes only while `Staging`
+        // waits for it.
         unsafe { std::slice::from_raw_parts(self.address, self.bytes) }
     }
 
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and `&mut self` proves that it is not shared. The GPU reads only bytes that
-        // `Staging` does not write or that a `PinnedCopy` owns.
+        // SAFETY: as above, and `&mut self` proves that it is not shared. The GPU reads only bytes
+        // that `Staging` does not write or that a `PinnedCopy` owns.
         unsafe { std::slice::from_raw_parts_mut(self.address, self.bytes) }
     }
 }
@@ -146,8 +146,8 @@ impl PinnedCopy {
             return Ok(copy);
         }
         stream.context().bind()?;
-        // SAFETY: the block is large enough, and its memory is reused in stream order only; the buffer
-        // is pinned, large enough, and owned by the copy until `done`.
+        // SAFETY: the block is large enough, and its memory is reused in stream order only; the
+        // buffer is pinned, large enough, and owned by the copy until `done`.
         unsafe {
             call!(
                 &**stream.context(),
@@ -157,8 +157,8 @@ impl PinnedCopy {
         copy.started(stream)
     }
 
-    /// Enqueues a copy of `bytes` bytes of `from` to the start of `buffer` on `stream`, followed by the
-    /// device's fault word, if it has one ([`Pinned::word`]).
+    /// Enqueues a copy of `bytes` bytes of `from` to the start of `buffer` on `stream`, followed by
+    /// the device's fault word, if it has one ([`Pinned::word`]).
     pub(crate) fn download(
         stream: &Arc<RawStream>,
         mut buffer: Pinned,
@@ -177,8 +177,8 @@ impl PinnedCopy {
         let mut copy = PinnedCopy::unstarted(buffer);
         stream.context().bind()?;
         for (to, from, bytes) in values.into_iter().chain(word) {
-            // SAFETY: block and word are large enough, and their memory is reused in stream order only;
-            // the buffer is pinned, large enough, and owned by the copy until `done`.
+            // SAFETY: block and word are large enough, and their memory is reused in stream order
+            // only; the buffer is pinned, large enough, and owned by the copy until `done`.
             let result = unsafe {
                 call!(
                     &**stream.context(),
@@ -245,9 +245,9 @@ impl Drop for PinnedCopy {
 /// Bytes per staging buffer.
 const STAGE: usize = (4 << 20) - 64;
 
-/// Staging buffers for copies between pageable host memory and the GPU: two, so that the host copies
-/// to or from one while the GPU copies the other. Small uploads share a buffer, so that the host can
-/// enqueue many of them without waiting.
+/// Staging buffers for copies between pageable host memory and the GPU: two, so that the host
+/// copies to or from one while the GPU copies the other. Small uploads share a buffer, so that the
+/// host can enqueue many of them without waiting.
 pub(crate) struct Staging {
     stages: [Stage; 2],
     /// The buffer of the next upload.
@@ -297,8 +297,8 @@ impl Staging {
         })
     }
 
-    /// Enqueues a copy of `from` to the start of `to` on `stream`. `from` is no longer needed on return.
-    /// Returns whether the host waited for the GPU.
+    /// Enqueues a copy of `from` to the start of `to` on `stream`. `from` is no longer needed on
+    /// return. Returns whether the host waited for the GPU.
     pub(crate) fn upload(
         &mut self,
         stream: &Arc<RawStream>,
@@ -348,8 +348,8 @@ impl Staging {
             .as_mut_ptr()
             .cast();
         stream.context().bind()?;
-        // SAFETY: the word lives as long as its device; the buffer is pinned, and the caller waits for
-        // `stream` before these bytes are read.
+        // SAFETY: the word lives as long as its device; the buffer is pinned, and the caller waits
+        // for `stream` before these bytes are read.
         unsafe {
             call!(
                 &**stream.context(),
@@ -410,8 +410,8 @@ impl Staging {
         stage.wait()?;
         let address = stage.buffer.address.cast();
         stream.context().bind()?;
-        // SAFETY: `download` checked the block, whose memory is reused in stream order only; the buffer
-        // is pinned, large enough, and not read before `done`.
+        // SAFETY: `download` checked the block, whose memory is reused in stream order only; the
+        // buffer is pinned, large enough, and not read before `done`.
         unsafe {
             call!(
                 &**stream.context(),

@@ -67,8 +67,8 @@ impl Modules {
 
     /// Launches the kernel of `variant` on `stream`.
     ///
-    /// The arguments must match the kernel's parameters, and their addresses must be those of blocks
-    /// that the ops have checked.
+    /// The arguments must match the kernel's parameters, and their addresses must be those of
+    /// blocks that the ops have checked.
     pub(crate) fn launch<V: Variant>(
         &self,
         variant: &V,
@@ -105,7 +105,8 @@ impl Modules {
         ];
         let ([x, y, z], [threads_x, threads_y, threads_z]) = (launch.grid, launch.block);
         // SAFETY: the function and the stream are of the current context; the driver copies the
-        // arguments before it returns. The op guarantees that the kernel's memory accesses are valid.
+        // arguments before it returns. The op guarantees that the kernel's memory accesses are
+        // valid.
         let code = unsafe {
             sys::cuLaunchKernel(
                 function.raw,
@@ -207,8 +208,8 @@ fn compile(context: &Context, ptx: &Ptx) -> Result<CUmodule, CudaError> {
     let code = relaxed(|| {
         let (count, options) = (options.len() as u32, options.as_mut_ptr());
         let text = text.as_ptr().cast();
-        // SAFETY: the text is zero-terminated; options and values have the same length; the log has the
-        // given size.
+        // SAFETY: the text is zero-terminated; options and values have the same length; the log has
+        // the given size.
         unsafe { sys::cuModuleLoadDataEx(&mut module, text, count, options, values.as_mut_ptr()) }
     });
     if code == CUresult::CUDA_SUCCESS {

@@ -50,8 +50,8 @@ impl AllocatorStats {
         }
     }
 
-    /// The share of cached memory outside of the largest cached block: 0 when it is one block, near 1
-    /// when it is many small ones.
+    /// The share of cached memory outside of the largest cached block: 0 when it is one block, near
+    /// 1 when it is many small ones.
     pub fn fragmentation(&self) -> f64 {
         match self.cached() {
             0 => 0.0,

@@ -27,7 +27,8 @@ impl Called {
     /// `to_gpu` returns a contiguous copy of a tensor on the operands' GPU.
     ///
     /// # Errors
-    /// [`AttentionError`] for extents that do not match. The values of the lists are not checked here.
+    /// [`AttentionError`] for extents that do not match. The values of the lists are not checked
+    /// here.
     pub(crate) fn new(
         shape: Shape,
         mask: &AttentionMask,

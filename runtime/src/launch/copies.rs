@@ -48,8 +48,8 @@ pub(crate) fn copy(gpu: &Launcher<'_>, x: &Tensor, y: &Target) -> Result<()> {
     gpu.run(&kernel, &arguments.arguments(&kernel.variant))
 }
 
-/// into\[b, at + t, ..\] = x\[b, t, ..\] with the position `at` on the GPU; does nothing if it is out of
-/// range.
+/// into\[b, at + t, ..\] = x\[b, t, ..\] with the position `at` on the GPU; does nothing if it is
+/// out of range.
 pub(crate) fn copy_at(gpu: &Launcher<'_>, x: &Tensor, into: &Tensor, at: &Tensor) -> Result<()> {
     let extent = (into.shape()[1] + 1).saturating_sub(x.shape()[1]);
     let position = gpu.ptr(at)?;

@@ -1,12 +1,12 @@
-//! Launches of cross entropy fused with its linear layer, one tile of logits at a time. Operands are
-//! contiguous.
+//! Launches of cross entropy fused with its linear layer, one tile of logits at a time. Operands
+//! are contiguous.
 //!
 //! Legend: D features, V classes of a shard.
 //!
-//! A tile is at most 4096 rows by 4096 classes: 64 MiB of f32, for any batch and vocabulary. bf16 needs
-//! 32 MiB more for the gradient of the tile, and 4096 D f32 for the sums of dx unless one tile has all
-//! classes. Square tiles minimize the traffic of the sums of dx and dw, which are read and written once
-//! per tile.
+//! A tile is at most 4096 rows by 4096 classes: 64 MiB of f32, for any batch and vocabulary. bf16
+//! needs 32 MiB more for the gradient of the tile, and 4096 D f32 for the sums of dx unless one
+//! tile has all classes. Square tiles minimize the traffic of the sums of dx and dw, which are read
+//! and written once per tile.
 
 use std::ops::Range;
 
@@ -79,8 +79,8 @@ impl Tiles {
     }
 }
 
-/// Ranges of `step` that cover `extent`. An empty extent has one empty range, so that empty sums are
-/// written.
+/// Ranges of `step` that cover `extent`. An empty extent has one empty range, so that empty sums
+/// are written.
 fn ranges(extent: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
     let parts = extent.div_ceil(step).max(1);
     (0..parts).map(move |part| part * step..extent.min((part + 1) * step))

@@ -14,8 +14,8 @@ const FAMILY: &str = "grouped_gemm";
 /// The maximum number of groups, so that the rows of whole tiles fit in 32 bits.
 const MOST_GROUPS: u32 = MAX_EXTENT / 128;
 
-/// c_rows = a_rows b_g for the rows of each group g, with row-major `a` \[R, K\] and `b` \[G, K, N\];
-/// zeros in rows without a group.
+/// c_rows = a_rows b_g for the rows of each group g, with row-major `a` \[R, K\] and `b` \[G, K,
+/// N\]; zeros in rows without a group.
 pub(crate) fn rows_by_group(
     gpu: &Launcher<'_>,
     [a, b]: [&Matrices; 2],

@@ -1,5 +1,5 @@
-//! Launches of sums of rows by index. The positions of each index are sorted, and one thread per element
-//! adds the rows in that order, so every run gives the same bits.
+//! Launches of sums of rows by index. The positions of each index are sorted, and one thread per
+//! element adds the rows in that order, so every run gives the same bits.
 
 use meshgrad_kernels::elementwise::Walk;
 use meshgrad_kernels::indexing::{
@@ -15,8 +15,8 @@ use crate::{Call, DType, Layout, Result, Shape, Tensor};
 /// The family's name in errors of kernels.
 const FAMILY: &str = "sum_rows";
 
-/// Which rows are added to which. Rows are numbered as in a contiguous tensor of extents `numbers`, in
-/// which an index tensor selects along `dim`.
+/// Which rows are added to which. Rows are numbered as in a contiguous tensor of extents `numbers`,
+/// in which an index tensor selects along `dim`.
 pub(crate) struct Rows {
     /// The extents of the numbering.
     pub(crate) numbers: Shape,
@@ -26,12 +26,13 @@ pub(crate) struct Rows {
     pub(crate) outer: usize,
     /// Elements per row.
     pub(crate) inner: usize,
-    /// Whether all rows are written, with zeros for rows without an index; otherwise rows are added to.
+    /// Whether all rows are written, with zeros for rows without an index; otherwise rows are added
+    /// to.
     pub(crate) every: bool,
 }
 
-/// to\[o, v, ..\] = the sum of x\[o, p, ..\] over the positions p of the index tensor with index v, for a
-/// contiguous x. The call allocates the workspace.
+/// to\[o, v, ..\] = the sum of x\[o, p, ..\] over the positions p of the index tensor with index v,
+/// for a contiguous x. The call allocates the workspace.
 pub(crate) fn sum_rows(
     gpu: &Launcher<'_>,
     call: &Call,

@@ -91,8 +91,8 @@ fn gathering([x, index]: &[Operand; 2], dim: usize) -> Result<(Plan<Gather>, Wal
     Ok((Plan { variant, launch }, walk))
 }
 
-/// A walk over the elements of an index tensor in three layouts: contiguous, its own, and that of the
-/// tensor indexed along `dim`.
+/// A walk over the elements of an index tensor in three layouts: contiguous, its own, and that of
+/// the tensor indexed along `dim`.
 pub(super) fn around(indexed: &Layout, dim: usize, index: &Layout) -> Result<Walk, PlanError> {
     let dense = Layout::contiguous(*index.shape(), 0);
     let mut around = [0; crate::MAX_DIMS];

@@ -13,8 +13,8 @@ use crate::core::stream_uses::Access;
 use crate::{Call, Device, Error, Kind, Result, Tensor, UninitTensor};
 
 impl Call {
-    /// Counts the op, and launches its kernels on a GPU. On a meta device launches are only counted.
-    /// docs/kernels.md shows how to write a kernel.
+    /// Counts the op, and launches its kernels on a GPU. On a meta device launches are only
+    /// counted. docs/kernels.md shows how to write a kernel.
     ///
     /// # Errors
     /// What `kernels` returns.
@@ -24,8 +24,8 @@ impl Call {
     }
 }
 
-/// Launches the kernels of an op on the current stream, and gives the addresses of their operands. On a
-/// meta device launches are only counted. [`Call::launch`] creates it.
+/// Launches the kernels of an op on the current stream, and gives the addresses of their operands.
+/// On a meta device launches are only counted. [`Call::launch`] creates it.
 pub struct Launcher<'a> {
     op: &'static str,
     device: &'a Device,
@@ -84,11 +84,12 @@ impl<'a> Launcher<'a> {
         x.address(self.op)
     }
 
-    /// The address of the first element of `into`, for a kernel that changes it. Increments the version.
+    /// The address of the first element of `into`, for a kernel that changes it. Increments the
+    /// version.
     ///
     /// # Errors
-    /// [`Error::Immutable`] for a [`Kind::Value`]; [`Error::Busy`] when this op also uses its storage in
-    /// another way, and while work on another stream does; [`Error::Argument`] as for
+    /// [`Error::Immutable`] for a [`Kind::Value`]; [`Error::Busy`] when this op also uses its
+    /// storage in another way, and while work on another stream does; [`Error::Argument`] as for
     /// [`Launcher::ptr`].
     pub fn mut_ptr(&self, into: &Tensor) -> Result<u64> {
         self.uses(into, Access::Write)?;
@@ -104,8 +105,8 @@ impl<'a> Launcher<'a> {
     }
 
     /// The site where a kernel of this op reports an index outside of 0..extent
-    /// ([`faults`](meshgrad_kernels::faults)). The host gets [`CudaError::IndexOutOfRange`] when it next
-    /// reads values from this device or synchronizes, also for kernels in graphs.
+    /// ([`faults`](meshgrad_kernels::faults)). The host gets [`CudaError::IndexOutOfRange`] when it
+    /// next reads values from this device or synchronizes, also for kernels in graphs.
     ///
     /// [`CudaError::IndexOutOfRange`]: crate::CudaError::IndexOutOfRange
     pub fn fault_site(&self, extent: usize) -> FaultSite {
@@ -132,14 +133,15 @@ impl<'a> Launcher<'a> {
         })
     }
 
-    /// Launches the kernel of `variant` on the current stream, and loads it at first use. `None` launches
-    /// nothing.
+    /// Launches the kernel of `variant` on the current stream, and loads it at first use. `None`
+    /// launches nothing.
     ///
     /// # Safety
-    /// The arguments must match the kernel's parameters. With them the kernel must only access elements
-    /// of tensors whose addresses [`Launcher::ptr`], [`Launcher::mut_ptr`] and
-    /// [`Launcher::uninit_ptr`] retransposed in this call: a kernel can address all of the GPU's memory, and
-    /// pinned host memory. (The emulator stops a kernel that accesses unallocated memory.)
+    /// The arguments must match the kernel's parameters. With them the kernel must only access
+    /// elements of tensors whose addresses [`Launcher::ptr`], [`Launcher::mut_ptr`] and
+    /// [`Launcher::uninit_ptr`] retransposed in this call: a kernel can address all of the GPU's
+    /// memory, and pinned host memory. (The emulator stops a kernel that accesses unallocated
+    /// memory.)
     ///
     /// # Errors
     /// [`Error::Cuda`]: [`CudaError::Compile`](crate::CudaError::Compile) with the compiler's log,

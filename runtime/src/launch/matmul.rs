@@ -245,8 +245,8 @@ mod tests {
         assert!(!aligned(20, 0) && !aligned(24, 4));
     }
 
-    /// A product with few tiles and a long k is split, and the last kernel adds the parts. It is not split
-    /// if rows are not contiguous, or if the tiles occupy all multiprocessors.
+    /// A product with few tiles and a long k is split, and the last kernel adds the parts. It is
+    /// not split if rows are not contiguous, or if the tiles occupy all multiprocessors.
     #[test]
     fn long_sums_of_few_tiles_are_split() {
         let [a, b] = [[64, 8192], [8192, 256]].map(|shape| layout(DType::BF16, &shape));

@@ -1,5 +1,5 @@
-//! Launches of RMS norm and rotary position embedding of heads, in one pass. Heads and tables may be
-//! views, as in [`rope`](super::rope).
+//! Launches of RMS norm and rotary position embedding of heads, in one pass. Heads and tables may
+//! be views, as in [`rope`](super::rope).
 
 use meshgrad_kernels::norm_rope::{
     NormRope, NormRopeArguments, NormRopeGradInput, NormRopeGradInputArguments, NormRopeGradWeight,

@@ -65,8 +65,8 @@ pub(crate) fn adamw(
 }
 
 impl Table {
-    /// The table in the memory of `neighbor`'s device: entries, then chunks. It is uploaded if it has
-    /// changed.
+    /// The table in the memory of `neighbor`'s device: entries, then chunks. It is uploaded if it
+    /// has changed.
     fn of(&mut self, entries: &[AdamWEntry], neighbor: &Tensor) -> Result<&Tensor> {
         let device = neighbor.device();
         let words: Vec<u64> = entries.iter().flat_map(AdamWEntry::words).collect();

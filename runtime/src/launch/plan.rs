@@ -1,8 +1,8 @@
 //! Plans: the kernels of an op and their launch dimensions, as data.
 //!
-//! A plan is a pure function of the operands' dtypes and layouts: the kernels, their grids, and their
-//! workspaces. A meta device makes the same plans as its GPU. FLOPs and bytes are not part of a plan:
-//! they follow from the op's [`Signature`](crate::Signature), on every device.
+//! A plan is a pure function of the operands' dtypes and layouts: the kernels, their grids, and
+//! their workspaces. A meta device makes the same plans as its GPU. FLOPs and bytes are not part of
+//! a plan: they follow from the op's [`Signature`](crate::Signature), on every device.
 
 use meshgrad_kernels::{Dtype, Error as KernelError, Launch};
 
@@ -63,8 +63,8 @@ impl Operand {
         }
     }
 
-    /// Whether its first element is 16-byte aligned, as the widest accesses require. All allocations
-    /// are.
+    /// Whether its first element is 16-byte aligned, as the widest accesses require. All
+    /// allocations are.
     pub(crate) fn is_aligned(&self) -> bool {
         self.dtype.bytes(self.layout.offset()).is_multiple_of(16)
     }

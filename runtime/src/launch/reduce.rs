@@ -19,8 +19,8 @@ pub(crate) struct How {
     pub(crate) scale: f32,
 }
 
-/// y = x merged over the dims `reduced`, in passes. Each intermediate result is in a workspace, which is
-/// freed when the next pass has been launched.
+/// y = x merged over the dims `reduced`, in passes. Each intermediate result is in a workspace,
+/// which is freed when the next pass has been launched.
 pub(crate) fn reduce(
     call: &Call,
     x: &Tensor,
@@ -68,8 +68,8 @@ struct Run {
 /// Runs, outermost first.
 type Runs = Vec<Run>;
 
-/// The runs of a dense tensor in memory order; `None` if it has gaps or repeated elements, or if the kept
-/// dims are in another order than in the result.
+/// The runs of a dense tensor in memory order; `None` if it has gaps or repeated elements, or if
+/// the kept dims are in another order than in the result.
 fn in_memory_order(layout: &Layout, reduced: &[usize]) -> Option<Runs> {
     let (shape, strides) = (layout.shape(), layout.strides());
     let run = |dim: usize| Run {

@@ -1,5 +1,5 @@
-//! Tracing: runs an elementwise function once with symbols, and records the [`Expression`] that a kernel
-//! is generated from.
+//! Tracing: runs an elementwise function once with symbols, and records the [`Expression`] that a
+//! kernel is generated from.
 //!
 //! Constants become kernel arguments, so that another constant is not another kernel. The recorded
 //! operations are the cache key of the expression: after the first call, tracing allocates no heap

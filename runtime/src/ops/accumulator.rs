@@ -4,8 +4,8 @@ use crate::{DType, Device, Kind, Result, Shape, Tensor, ops};
 
 /// A buffer of a sum, and whether it is still empty.
 ///
-/// An empty buffer has stale values: the first op overwrites them instead of adding, so the buffer need
-/// not be cleared.
+/// An empty buffer has stale values: the first op overwrites them instead of adding, so the buffer
+/// need not be cleared.
 #[derive(Clone, Debug)]
 pub struct Accumulator {
     buffer: Tensor,
@@ -64,7 +64,8 @@ impl Accumulator {
     /// Calls `op` with the buffer reshaped to `shape`.
     ///
     /// # Errors
-    /// [`Error::Reshape`](crate::Error::Reshape) when the number of elements differs; what `op` returns.
+    /// [`Error::Reshape`](crate::Error::Reshape) when the number of elements differs; what `op`
+    /// returns.
     pub fn viewed<E: From<crate::Error>>(
         &mut self,
         shape: &Shape,

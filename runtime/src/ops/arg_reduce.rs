@@ -1,5 +1,5 @@
-//! argmax, argmin and top-k. A NaN sorts before every number, so that it is not hidden; ties go to the
-//! lower index.
+//! argmax, argmin and top-k. A NaN sorts before every number, so that it is not hidden; ties go to
+//! the lower index.
 
 use crate::cpu::arg_reduce as kernels;
 use crate::cpu::rows::Flat;

@@ -1,8 +1,8 @@
 //! Asynchronous reads of values.
 //!
-//! [`Tensor::to_vec`] waits for all work of the stream, including work enqueued after the tensor. An
-//! [`AsyncRead`] enqueues the copy to the host, and later waits for that copy only. It is for values
-//! that are read a step late, such as a loss.
+//! [`Tensor::to_vec`] waits for all work of the stream, including work enqueued after the tensor.
+//! An [`AsyncRead`] enqueues the copy to the host, and later waits for that copy only. It is for
+//! values that are read a step late, such as a loss.
 
 use crate::core::stream;
 use crate::driver::PinnedCopy;
@@ -25,8 +25,8 @@ enum State<T> {
 }
 
 impl Tensor {
-    /// Enqueues a copy of the elements, in row-major order, to the host, and returns at once. Later writes
-    /// to the tensor do not change the values read.
+    /// Enqueues a copy of the elements, in row-major order, to the host, and returns at once. Later
+    /// writes to the tensor do not change the values read.
     ///
     /// ```
     /// use meshgrad_runtime::{Device, Result, Tensor, ops};
@@ -41,8 +41,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// As [`Tensor::to_vec`], except for failures of earlier work, which [`AsyncRead::wait`] returns;
-    /// [`Error::Cuda`](crate::Error::Cuda) inside [`Device::capture`].
+    /// As [`Tensor::to_vec`], except for failures of earlier work, which [`AsyncRead::wait`]
+    /// returns; [`Error::Cuda`](crate::Error::Cuda) inside [`Device::capture`].
     pub fn read_async<T: Element>(&self) -> Result<AsyncRead<T>> {
         let device = self.device().clone();
         if device.gpu().is_none() {
@@ -62,8 +62,8 @@ impl<T: Element> AsyncRead<T> {
     /// Waits on the host for the copy, and returns the elements.
     ///
     /// # Errors
-    /// [`Error::Cuda`](crate::Error::Cuda) with the failure of earlier work, including an index out of
-    /// range.
+    /// [`Error::Cuda`](crate::Error::Cuda) with the failure of earlier work, including an index out
+    /// of range.
     pub fn wait(self) -> Result<Vec<T>> {
         let (copy, elements) = match self.state {
             State::Ready(values) => return Ok(values),

@@ -1,4 +1,5 @@
-//! Scaled dot-product attention, computed in blocks: no [T, S] matrix is stored, in forward or backward.
+//! Scaled dot-product attention, computed in blocks: no [T, S] matrix is stored, in forward or
+//! backward.
 //!
 //! Legend: B batch, T queries, S keys, H query heads, G key-value heads (H is a multiple), D head
 //! dimension.
@@ -27,7 +28,8 @@ static ATTENTION_GRAD: Signature = Signature::new(
 
 pub(super) static SIGNATURES: &[&Signature] = &[&ATTENTION, &ATTENTION_GRAD];
 
-/// out = softmax(scale q k^T) v over the keys that `mask` admits, and lse = ln sum exp(scale q k^T).
+/// out = softmax(scale q k^T) v over the keys that `mask` admits, and lse = ln sum exp(scale q
+/// k^T).
 ///
 /// # Shapes
 /// `q` [B, T, H, D], `k` and `v` [B, S, G, D] of one float dtype, any strides; returns out [B, T,
@@ -79,8 +81,8 @@ pub fn attention(
     Ok((out.finish(), lse.finish()))
 }
 
-/// Clears the results of packed sequences: a GPU does not check the offsets in advance, and tokens outside
-/// of all sequences must be zero.
+/// Clears the results of packed sequences: a GPU does not check the offsets in advance, and tokens
+/// outside of all sequences must be zero.
 fn clear_if_packed(mask: &AttentionMask, results: &mut [&mut UninitTensor]) -> Result<()> {
     match mask.sequences {
         AttentionSequences::Packed { .. } => results.iter_mut().try_for_each(|it| it.fill_zero()),
@@ -172,8 +174,8 @@ fn multiply_adds(shape: &Shape, mask: &AttentionMask) -> u64 {
     heads * mask.pairs(shape.queries, shape.keys)
 }
 
-/// The extents, with the checks that a signature cannot express, so that all devices report the same
-/// errors.
+/// The extents, with the checks that a signature cannot express, so that all devices report the
+/// same errors.
 fn shape_of(signature: &'static Signature, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Shape> {
     let (of_q, of_k) = (q.shape(), k.shape());
     let (heads, kv_heads) = (of_q[2], of_k[2]);

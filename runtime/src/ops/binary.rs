@@ -16,7 +16,8 @@ macro_rules! binary_ops {
             $(#[$doc])*
             ///
             /// # Shapes
-            /// `a` and `b` of one float dtype, with shapes that broadcast; returns the broadcast shape.
+            /// `a` and `b` of one float dtype, with shapes that broadcast; returns the broadcast
+            /// shape.
             ///
             /// # Errors
             /// [`Error::Signature`].
@@ -105,8 +106,8 @@ impl Function<2> for MaximumShare {
 
 static AFFINE: Signature = Signature::new("affine", "x: F[..] -> y: F[..]", 2);
 
-/// scale * x + shift, with constant `scale` and `shift`. For values that change from step to step, use
-/// [`mul`] and [`add`] with tensors.
+/// scale * x + shift, with constant `scale` and `shift`. For values that change from step to step,
+/// use [`mul`] and [`add`] with tensors.
 ///
 /// # Shapes
 /// `x` any shape, float; returns the same.
@@ -169,8 +170,8 @@ macro_rules! comparisons {
             $(#[$doc])*
             ///
             /// # Shapes
-            /// `a` and `b` of one float dtype, with shapes that broadcast; returns the broadcast shape,
-            /// bool.
+            /// `a` and `b` of one float dtype, with shapes that broadcast; returns the broadcast
+            /// shape, bool.
             ///
             /// # Errors
             /// [`Error::Signature`].
@@ -321,7 +322,8 @@ static WHERE: Signature = Signature::new(
 /// `a` where `condition` is true, else `b`.
 ///
 /// # Shapes
-/// `condition` bool, `a` and `b` of one dtype, with shapes that broadcast; returns the broadcast shape.
+/// `condition` bool, `a` and `b` of one dtype, with shapes that broadcast; returns the broadcast
+/// shape.
 ///
 /// # Errors
 /// [`Error::Signature`].
@@ -371,8 +373,8 @@ mod tests {
         Tensor::from_slice(device, shape, &values).unwrap()
     }
 
-    /// Two shapes that broadcast: one shape with some dims of each set to 1, and leading dims of one
-    /// removed.
+    /// Two shapes that broadcast: one shape with some dims of each set to 1, and leading dims of
+    /// one removed.
     fn pairs() -> impl Strategy<Value = (Vec<usize>, Vec<usize>)> {
         let dims = prop::collection::vec((0usize..4, 0u8..4), 0..5);
         (dims, 0usize..3).prop_map(|(dims, cut)| {

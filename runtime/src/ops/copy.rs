@@ -257,8 +257,8 @@ pub fn fill_into(into: &Tensor, value: f64) -> Result<()> {
     }
 }
 
-/// `x` on `device`: `x` itself if it is on that device, else a copy. To a meta device, copies the shape
-/// only.
+/// `x` on `device`: `x` itself if it is on that device, else a copy. To a meta device, copies the
+/// shape only.
 ///
 /// # Errors
 /// [`Error::NoValues`] from a meta device to one that computes; [`Error::OutOfMemory`].
@@ -276,9 +276,9 @@ pub fn to_device(x: &Tensor, device: &Device) -> Result<Tensor> {
     Ok(out.finish())
 }
 
-/// `x` as `dtype`; `x` itself if it has that dtype. To float rounds to nearest even (to 16 bits through
-/// f32). From float to integer truncates towards zero and saturates. Between integers keeps the low
-/// bits. To bool is `x != 0`.
+/// `x` as `dtype`; `x` itself if it has that dtype. To float rounds to nearest even (to 16 bits
+/// through f32). From float to integer truncates towards zero and saturates. Between integers keeps
+/// the low bits. To bool is `x != 0`.
 ///
 /// # Errors
 /// [`Error::OutOfMemory`].

@@ -1,8 +1,8 @@
-//! Cross entropy fused with the linear layer that computes the logits. Logits are computed one tile at a
-//! time, in forward and again in backward, never for a whole batch (Wijmans et al. 2024).
+//! Cross entropy fused with the linear layer that computes the logits. Logits are computed one tile
+//! at a time, in forward and again in backward, never for a whole batch (Wijmans et al. 2024).
 //!
-//! The rows of `w` may be one shard of a vocabulary. Forward returns statistics of the shard, from which
-//! the loss of a row is
+//! The rows of `w` may be one shard of a vocabulary. Forward returns statistics of the shard, from
+//! which the loss of a row is
 //!
 //! ```text
 //! lse  = m + ln(sum over shards of sum_exp e^(max - m)),  m = largest max
@@ -58,12 +58,12 @@ pub(super) static SIGNATURES: &[&Signature] = &[
     &CROSS_ENTROPY_SUM,
 ];
 
-/// Statistics of the logits x w^T of this shard, per row: the maximum, the sum of e^(logit - max), and
-/// the logit of the label (0 if the label is in another shard or ignored). Returns
-/// (max, sum_exp, label_logit).
+/// Statistics of the logits x w^T of this shard, per row: the maximum, the sum of e^(logit - max),
+/// and the logit of the label (0 if the label is in another shard or ignored). Returns (max,
+/// sum_exp, label_logit).
 ///
-/// Logits are f32 (f64 for f64), in tiles of 512 rows by 2048 classes (4096 by 4096 on a GPU): 4 MiB
-/// (64 MiB), for any batch and vocabulary.
+/// Logits are f32 (f64 for f64), in tiles of 512 rows by 2048 classes (4096 by 4096 on a GPU): 4
+/// MiB (64 MiB), for any batch and vocabulary.
 ///
 /// # Shapes
 /// `x` [.., D], `w` [V, D] of one float dtype, labels [..]; returns three [..] in the accumulator
@@ -103,13 +103,14 @@ pub fn linear_cross_entropy(
     Ok((max.finish(), sum_exp.finish(), label_logit.finish()))
 }
 
-/// The gradient of a loss with respect to `x`, through this shard's logits: (softmax - onehot(label))
-/// dloss w, with softmax = e^(logit - lse), and zero for ignored rows. Logits are recomputed tile by
-/// tile. For bf16, the gradient of the logits is rounded to bf16, and products accumulate in f32.
+/// The gradient of a loss with respect to `x`, through this shard's logits: (softmax -
+/// onehot(label)) dloss w, with softmax = e^(logit - lse), and zero for ignored rows. Logits are
+/// recomputed tile by tile. For bf16, the gradient of the logits is rounded to bf16, and products
+/// accumulate in f32.
 ///
 /// # Shapes
-/// `x` [.., D], `w` [V, D], labels [..], `lse` and `dloss` (the gradient of each row's loss) [..] in
-/// the accumulator dtype; returns `x`'s shape and dtype.
+/// `x` [.., D], `w` [V, D], labels [..], `lse` and `dloss` (the gradient of each row's loss) [..]
+/// in the accumulator dtype; returns `x`'s shape and dtype.
 ///
 /// # Errors
 /// As [`linear_cross_entropy`].
@@ -126,7 +127,8 @@ pub fn linear_cross_entropy_grad_input(
     Ok(dx.finish())
 }
 
-/// dw += sum over rows of (softmax - onehot(label)) dloss x: the gradient of a loss with respect to `w`.
+/// dw += sum over rows of (softmax - onehot(label)) dloss x: the gradient of a loss with respect to
+/// `w`.
 ///
 /// # Shapes
 /// As [`linear_cross_entropy_grad_input`]; `dw` [V, D] of any float dtype.

@@ -37,11 +37,12 @@ use crate::{Call, Error, Result, Tensor, UninitTensor};
 /// ```
 ///
 /// # Shapes
-/// `inputs` of `y`'s shape and dtype, f64, f32 or bf16. Broadcast them with [`Tensor::broadcast_to`].
+/// `inputs` of `y`'s shape and dtype, f64, f32 or bf16. Broadcast them with
+/// [`Tensor::broadcast_to`].
 ///
 /// # Errors
-/// [`Error::Argument`] for other shapes or dtypes; [`Error::KernelRefused`] on a GPU when `f` has too
-/// many operations or constants.
+/// [`Error::Argument`] for other shapes or dtypes; [`Error::KernelRefused`] on a GPU when `f` has
+/// too many operations or constants.
 pub fn map<const N: usize>(
     call: &Call,
     f: &impl Function<N>,

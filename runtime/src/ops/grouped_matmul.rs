@@ -50,8 +50,8 @@ pub(super) static SIGNATURES: &[&Signature] = &[
 ///
 /// # Errors
 /// [`Error::Signature`](crate::Error::Signature); [`Error::Argument`](crate::Error::Argument) for
-/// offsets that do not start at 0, decrease, or exceed the rows. On a GPU such offsets give zeros, and
-/// are reported at the next synchronization:
+/// offsets that do not start at 0, decrease, or exceed the rows. On a GPU such offsets give zeros,
+/// and are reported at the next synchronization:
 /// [`CudaError::IndexOutOfRange`](crate::CudaError::IndexOutOfRange).
 pub fn grouped_matmul_nt(x: &Tensor, w: &Tensor, offsets: &Tensor) -> Result<Tensor> {
     let mut call = grouped(&GROUPED_MATMUL_NT, &[x, w, offsets])?;

@@ -1,7 +1,7 @@
 //! Concatenation, splitting and indexing.
 //!
-//! Sums over repeated indices accumulate in index order, in f32 (f64 for f64), and round once, so every
-//! run gives the same bits.
+//! Sums over repeated indices accumulate in index order, in f32 (f64 for f64), and round once, so
+//! every run gives the same bits.
 
 use crate::cpu::indexing::{self as kernels, IndexedDim, IndexedLayout};
 use crate::cpu::moe::check_indices;
@@ -35,11 +35,12 @@ pub(super) static SIGNATURES: &[&Signature] = &[
     &SCATTER_ADD,
 ];
 
-/// Concatenates `tensors` along dim `dim`, which counts from the back when negative. Its gradient is
-/// [`split`].
+/// Concatenates `tensors` along dim `dim`, which counts from the back when negative. Its gradient
+/// is [`split`].
 ///
 /// # Shapes
-/// `tensors` of one dtype and equal extents except in `dim`; returns the sum of their extents in `dim`.
+/// `tensors` of one dtype and equal extents except in `dim`; returns the sum of their extents in
+/// `dim`.
 ///
 /// # Errors
 /// [`Error::Argument`] for no tensors; [`Error::Signature`]; [`Error::NoDim`];
@@ -205,8 +206,8 @@ pub fn index_select_grad(dy: &Tensor, dim: isize, ids: &Tensor, extent: usize) -
 /// Gathers along dim `dim`: y\[c\] = x\[c'\], with c' = c except index\[c\] in `dim`.
 ///
 /// # Shapes
-/// `x` any dtype; `index` of an index dtype with the same number of dims and extents at most those of
-/// `x`, except in `dim`; returns `index`'s shape and `x`'s dtype.
+/// `x` any dtype; `index` of an index dtype with the same number of dims and extents at most those
+/// of `x`, except in `dim`; returns `index`'s shape and `x`'s dtype.
 ///
 /// # Errors
 /// [`Error::Signature`]; [`Error::NoDim`]; [`Error::IndexOutOfRange`].
@@ -233,12 +234,12 @@ pub fn gather(x: &Tensor, dim: isize, index: &Tensor) -> Result<Tensor> {
     Ok(y.finish())
 }
 
-/// Scatters sums into zeros of `shape`: y\[c'\] += src\[c\], with c' = c except index\[c\] in `dim`. The
-/// gradient of [`gather`]; its own gradient with respect to `src` is [`gather`].
+/// Scatters sums into zeros of `shape`: y\[c'\] += src\[c\], with c' = c except index\[c\] in
+/// `dim`. The gradient of [`gather`]; its own gradient with respect to `src` is [`gather`].
 ///
 /// # Shapes
-/// `src` float and `index` of one shape, with the same number of dims as `shape` and extents at most
-/// those of `shape`, except in `dim`; returns `shape`.
+/// `src` float and `index` of one shape, with the same number of dims as `shape` and extents at
+/// most those of `shape`, except in `dim`; returns `shape`.
 ///
 /// # Errors
 /// [`Error::Signature`]; [`Error::NoDim`]; [`Error::IndexOutOfRange`].

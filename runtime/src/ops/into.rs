@@ -22,8 +22,8 @@ pub(crate) fn dense_last(x: &Tensor) -> Result<Tensor> {
     }
 }
 
-/// Calls `add` with an accumulator of `dtype`: `into` itself, or if its dtype differs a temporary buffer
-/// that is then added to `into` with one rounding.
+/// Calls `add` with an accumulator of `dtype`: `into` itself, or if its dtype differs a temporary
+/// buffer that is then added to `into` with one rounding.
 pub(crate) fn summed_in(
     dtype: DType,
     into: &mut Accumulator,

@@ -38,8 +38,8 @@ pub(super) static SIGNATURES: &[&Signature] = &[
     &MATMUL_INTO,
 ];
 
-/// y = x w^T: a linear layer without bias, with the weight layout of Hugging Face. Accumulated in f32
-/// (f64 for f64) and rounded once.
+/// y = x w^T: a linear layer without bias, with the weight layout of Hugging Face. Accumulated in
+/// f32 (f64 for f64) and rounded once.
 ///
 /// # Shapes
 /// `x` [.., I], `w` [O, I], both of one float dtype; returns [.., O].
@@ -124,8 +124,8 @@ pub fn linear_grad_weight_into(dy: &Tensor, x: &Tensor, into: &mut Accumulator) 
 /// c = a b, for one matrix or a batch.
 ///
 /// # Shapes
-/// `a` [.., M, K], `b` [.., K, N] with equal leading dims, of one float dtype; returns [.., M, N]. For a
-/// transposed operand pass [`Tensor::transpose`], which copies nothing.
+/// `a` [.., M, K], `b` [.., K, N] with equal leading dims, of one float dtype; returns [.., M, N].
+/// For a transposed operand pass [`Tensor::transpose`], which copies nothing.
 ///
 /// # Errors
 /// [`Error::Signature`].

@@ -1,7 +1,7 @@
 //! The ops, one file per family: signatures, ops, and their gradient ops.
 //!
-//! An op checks its operands, allocates its results and workspaces, and runs its kernels, unless the
-//! device is a meta device. No op reads a value to decide a shape.
+//! An op checks its operands, allocates its results and workspaces, and runs its kernels, unless
+//! the device is a meta device. No op reads a value to decide a shape.
 
 pub(crate) mod accumulator;
 mod arg_reduce;

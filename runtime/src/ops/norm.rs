@@ -47,8 +47,8 @@ pub(super) static SIGNATURES: &[&Signature] = &[
 
 /// y = x w inv_rms with inv_rms = 1 / sqrt(mean(x^2) + eps) per row; returns (y, inv_rms).
 ///
-/// Computed in f32 (f64 for f64) and rounded once. Hugging Face's `Qwen3RMSNorm` also rounds x inv_rms
-/// before it multiplies by w: the same in f32, one more rounding in bf16.
+/// Computed in f32 (f64 for f64) and rounded once. Hugging Face's `Qwen3RMSNorm` also rounds x
+/// inv_rms before it multiplies by w: the same in f32, one more rounding in bf16.
 ///
 /// # Shapes
 /// `x` [.., D], `w` \[D\], of one float dtype; returns `y` as `x`, `inv_rms` [..] in the
@@ -102,7 +102,8 @@ pub fn rms_norm_grad_input(
 
 /// dw += sum over rows of dy x inv_rms: the gradient of [`rms_norm`] with respect to `w`.
 ///
-/// Blocks of rows are summed separately and then added in order, so the bits depend on the shape alone.
+/// Blocks of rows are summed separately and then added in order, so the bits depend on the shape
+/// alone.
 ///
 /// # Shapes
 /// `dy` and `x` [.., D], `inv_rms` [..] as [`rms_norm`] returned it, `dw` \[D\] of any float dtype.
@@ -148,15 +149,15 @@ pub fn rms_norm_grad_weight_into(
     })
 }
 
-/// A residual addition and its norm in one pass: sum = x + added, and (y, inv_rms) = [`rms_norm`] of the
-/// sum; returns (sum, y, inv_rms).
+/// A residual addition and its norm in one pass: sum = x + added, and (y, inv_rms) = [`rms_norm`]
+/// of the sum; returns (sum, y, inv_rms).
 ///
 /// The norm is that of the rounded sum. The gradient with respect to `w` is
 /// [`rms_norm_grad_weight_into`] at the sum.
 ///
 /// # Shapes
-/// `x` and `added` [.., D], `w` \[D\], of one float dtype; returns `sum` and `y` as `x`, `inv_rms` [..]
-/// in the accumulator dtype.
+/// `x` and `added` [.., D], `w` \[D\], of one float dtype; returns `sum` and `y` as `x`, `inv_rms`
+/// [..] in the accumulator dtype.
 ///
 /// # Errors
 /// [`Error::Signature`](crate::Error::Signature).
@@ -186,8 +187,8 @@ pub fn add_rms_norm(
 /// `dsum` plus [`rms_norm_grad_input`] at the sum.
 ///
 /// # Shapes
-/// `dsum`, `dy` and `sum` [.., D], `w` \[D\], `inv_rms` [..] as [`add_rms_norm`] returned it; returns
-/// `sum`'s shape and dtype.
+/// `dsum`, `dy` and `sum` [.., D], `w` \[D\], `inv_rms` [..] as [`add_rms_norm`] returned it;
+/// returns `sum`'s shape and dtype.
 ///
 /// # Errors
 /// [`Error::Signature`](crate::Error::Signature).

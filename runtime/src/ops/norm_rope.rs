@@ -1,7 +1,8 @@
 //! RMS norm of each head, then rotary position embedding, in one pass: for queries and keys of
 //! attention.
 //!
-//! Legend: B batch, T positions, N heads, D features per head, H rotated pairs of features (2 H <= D).
+//! Legend: B batch, T positions, N heads, D features per head, H rotated pairs of features (2 H <=
+//! D).
 
 use super::rope::{check_pairs, for_each_sequence};
 use super::{dense_last, summed_in};
@@ -80,8 +81,8 @@ pub fn rms_norm_rope(
 /// The gradient of [`rms_norm_rope`] with respect to `x`.
 ///
 /// # Shapes
-/// `dy` and `x` [B, T, N, D], `w` \[D\], `inv_rms` [B, T, N] and tables as in [`rms_norm_rope`]; returns
-/// `x`'s shape and dtype.
+/// `dy` and `x` [B, T, N, D], `w` \[D\], `inv_rms` [B, T, N] and tables as in [`rms_norm_rope`];
+/// returns `x`'s shape and dtype.
 ///
 /// # Errors
 /// As [`rms_norm_rope`].
@@ -120,7 +121,8 @@ pub fn rms_norm_rope_grad_input(
 
 /// dw += the gradient of [`rms_norm_rope`] with respect to `w`.
 ///
-/// Blocks of heads are summed separately and then added in order, so the bits depend on the shape alone.
+/// Blocks of heads are summed separately and then added in order, so the bits depend on the shape
+/// alone.
 ///
 /// # Shapes
 /// As [`rms_norm_rope_grad_input`]; `dw` \[D\] of any float dtype.

@@ -1,7 +1,7 @@
 //! Optimizer ops: the global norm of gradients, clipping, and AdamW.
 //!
-//! Values that change from step to step are one-element f32 tensors, and nothing is read back, so a whole
-//! step can be captured as a graph. Constants of a run are plain numbers.
+//! Values that change from step to step are one-element f32 tensors, and nothing is read back, so a
+//! whole step can be captured as a graph. Constants of a run are plain numbers.
 
 pub use crate::core::params::optimizer::{AdamW, AdamWOperands, StepScalars};
 use crate::cpu::optimizer::{self as kernels, Factors, Update};
@@ -42,14 +42,15 @@ pub(super) static SIGNATURES: &[&Signature] = &[&ADAMW_STEP, &GLOBAL_NORM, &CLIP
 /// parameters, although the norm is read a step late.
 ///
 /// # Shapes
-/// `param` any shape, f64, f32 or bf16; the others of its shape and its accumulator dtype (f32; f64 for
-/// f64). All except the gradient are contiguous and of mutable kinds. A bf16 parameter is rounded to
-/// nearest, which drops changes below 2^-9 of its value: train f32 parameters, or round stochastically
-/// ([`AdamWOperands::rounding`]).
+/// `param` any shape, f64, f32 or bf16; the others of its shape and its accumulator dtype (f32; f64
+/// for f64). All except the gradient are contiguous and of mutable kinds. A bf16 parameter is
+/// rounded to nearest, which drops changes below 2^-9 of its value: train f32 parameters, or round
+/// stochastically ([`AdamWOperands::rounding`]).
 ///
 /// # Errors
 /// [`Error::Signature`]; [`Error::Immutable`]; [`Error::Busy`]; [`Error::Argument`] when one is not
-/// contiguous, when two share elements, or on a CPU for a step below 1 (a GPU then changes nothing).
+/// contiguous, when two share elements, or on a CPU for a step below 1 (a GPU then changes
+/// nothing).
 pub fn adamw_step(
     param: &Tensor,
     gradient: &Tensor,
@@ -69,24 +70,25 @@ pub fn adamw_step(
     adamw_step_many(&[operands], scalars)
 }
 
-/// [`adamw_step`] for many parameters in one parallel loop, or one launch on a GPU. The bits are those of
-/// separate steps.
+/// [`adamw_step`] for many parameters in one parallel loop, or one launch on a GPU. The bits are
+/// those of separate steps.
 ///
-/// The GPU needs a table of the parameters. This function uploads it at each call; [`AdamWTable`] keeps
-/// it.
+/// The GPU needs a table of the parameters. This function uploads it at each call; [`AdamWTable`]
+/// keeps it.
 ///
 /// # Shapes
-/// As [`adamw_step`], for each parameter; dtypes may differ, and several may be views of one storage.
+/// As [`adamw_step`], for each parameter; dtypes may differ, and several may be views of one
+/// storage.
 ///
 /// # Errors
-/// As [`adamw_step`]; [`Error::Argument`] when the region of a rounding key has another shape. Shapes,
-/// dtypes and layouts of all operands are checked before any is written.
+/// As [`adamw_step`]; [`Error::Argument`] when the region of a rounding key has another shape.
+/// Shapes, dtypes and layouts of all operands are checked before any is written.
 pub fn adamw_step_many(operands: &[AdamWOperands<'_>], scalars: StepScalars<'_>) -> Result<()> {
     AdamWTable::default().step(operands, scalars)
 }
 
-/// A table of the parameters' addresses in GPU memory, kept from step to step. It is uploaded when it
-/// changes, so run a step before one that is [captured](crate::Device::capture). Empty on a CPU.
+/// A table of the parameters' addresses in GPU memory, kept from step to step. It is uploaded when
+/// it changes, so run a step before one that is [captured](crate::Device::capture). Empty on a CPU.
 #[derive(Debug, Default)]
 pub struct AdamWTable(launch::Table);
 
@@ -236,8 +238,8 @@ fn words(one: &AdamWOperands<'_>, step: u32) -> Result<Option<Words>> {
 
 /// The L2 norm over all elements of all `tensors`.
 ///
-/// Accumulated in f64 over blocks of each tensor in order, for any number of threads. NaN or infinite if
-/// an element is.
+/// Accumulated in f64 over blocks of each tensor in order, for any number of threads. NaN or
+/// infinite if an element is.
 ///
 /// # Shapes
 /// Each any shape, layout and float dtype; returns f32 \[\].
@@ -308,11 +310,11 @@ fn of_one_device(first: &Tensor, other: &Tensor) -> Result<()> {
 /// scale     = min(1, max_norm / (mean_norm + 1e-6)) / weight
 /// ```
 ///
-/// as in `torch.nn.utils.clip_grad_norm_`. Returns (scale, mean_norm). A `max_norm` that is infinite or
-/// not positive does not clip: scale = 1 / weight.
+/// as in `torch.nn.utils.clip_grad_norm_`. Returns (scale, mean_norm). A `max_norm` that is
+/// infinite or not positive does not clip: scale = 1 / weight.
 ///
-/// If the mean norm is not finite (an overflow in a gradient, or weight 0), the scale is NaN, with which
-/// [`adamw_step`] changes nothing.
+/// If the mean norm is not finite (an overflow in a gradient, or weight 0), the scale is NaN, with
+/// which [`adamw_step`] changes nothing.
 ///
 /// # Shapes
 /// `norm` and `weight` f32 \[\]; returns two f32 \[\].

@@ -1,9 +1,9 @@
-//! Random values: uniform, normal, dropout. The value of an element is a function of the key and of its
-//! global index alone, so it does not depend on layout, threads, device or sharding (see
+//! Random values: uniform, normal, dropout. The value of an element is a function of the key and of
+//! its global index alone, so it does not depend on layout, threads, device or sharding (see
 //! [`Key`](crate::Key)).
 //!
-//! Dtypes differ by rounding only: a uniform f32 is within 2^-24 of the interval of its f64 value, and
-//! bf16 is the rounded f32.
+//! Dtypes differ by rounding only: a uniform f32 is within 2^-24 of the interval of its f64 value,
+//! and bf16 is the rounded f32.
 
 use meshgrad_kernels::random::Values;
 
@@ -35,8 +35,9 @@ pub(super) static SIGNATURES: &[&Signature] =
 /// `into` contiguous, any shape, f64, f32 or bf16.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::Argument`] when `low > high`, when either is not finite, when `into`
-/// is not contiguous, or when the key's region has another shape; [`Error::Immutable`]; [`Error::Busy`].
+/// [`Error::Signature`]; [`Error::Argument`] when `low > high`, when either is not finite, when
+/// `into` is not contiguous, or when the key's region has another shape; [`Error::Immutable`];
+/// [`Error::Busy`].
 pub fn uniform_into(into: &Tensor, key: impl Into<RegionKey>, low: f64, high: f64) -> Result<()> {
     let interval = Interval::new(UNIFORM_INTO.name(), low, high)?;
     let call = UNIFORM_INTO.call(&[into])?;
@@ -78,15 +79,16 @@ pub fn uniform(
 
 /// Fills `into` with normal values with mean `mean` and standard deviation `std`.
 ///
-/// mean + std z, where z is the normal quantile of a uniform value of 32 bits (64 in f64). |z| < 6.4
-/// (9.2 in f64). It uses no C library function, so the bits are the same on every machine.
+/// mean + std z, where z is the normal quantile of a uniform value of 32 bits (64 in f64). |z| <
+/// 6.4 (9.2 in f64). It uses no C library function, so the bits are the same on every machine.
 ///
 /// # Shapes
 /// `into` contiguous, any shape, f64, f32 or bf16.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::Argument`] when `std` is negative, when either is not finite, when
-/// `into` is not contiguous, or when the key's region has another shape; [`Error::Immutable`]; [`Error::Busy`].
+/// [`Error::Signature`]; [`Error::Argument`] when `std` is negative, when either is not finite,
+/// when `into` is not contiguous, or when the key's region has another shape; [`Error::Immutable`];
+/// [`Error::Busy`].
 pub fn normal_into(into: &Tensor, key: impl Into<RegionKey>, mean: f64, std: f64) -> Result<()> {
     let bell = Bell::new(NORMAL_INTO.name(), mean, std)?;
     let call = NORMAL_INTO.call(&[into])?;
@@ -103,7 +105,8 @@ pub fn normal_into(into: &Tensor, key: impl Into<RegionKey>, mean: f64, std: f64
     })
 }
 
-/// A new tensor with normal values with mean `mean` and standard deviation `std`; see [`normal_into`].
+/// A new tensor with normal values with mean `mean` and standard deviation `std`; see
+/// [`normal_into`].
 ///
 /// # Errors
 /// As [`normal_into`]; [`Error::NotAFloat`]; [`Error::OutOfMemory`].
@@ -151,7 +154,8 @@ pub fn dropout_grad(dy: &Tensor, key: impl Into<RegionKey>, probability: f64) ->
     drop_elements(&DROPOUT_GRAD, dy, key.into(), probability)
 }
 
-/// The mask of [`dropout`], bool: true, with probability 1 - `probability`, for elements that are kept.
+/// The mask of [`dropout`], bool: true, with probability 1 - `probability`, for elements that are
+/// kept.
 ///
 /// # Errors
 /// [`Error::Argument`] as [`dropout`]; [`Error::OutOfMemory`].

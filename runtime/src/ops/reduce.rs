@@ -91,8 +91,8 @@ pub fn min(x: &Tensor, dims: &[isize]) -> Result<Tensor> {
     )
 }
 
-/// The sum over the dims along which a tensor of `shape` was broadcast to `x`'s shape: the gradient of
-/// broadcasting.
+/// The sum over the dims along which a tensor of `shape` was broadcast to `x`'s shape: the gradient
+/// of broadcasting.
 ///
 /// # Shapes
 /// `shape` must broadcast to `x`'s shape; returns `shape`.

@@ -1,6 +1,7 @@
 //! Rotary position embedding (Su et al. 2021).
 //!
-//! Legend: B batch, T positions, N heads, D features per head, H rotated pairs of features (2 H <= D).
+//! Legend: B batch, T positions, N heads, D features per head, H rotated pairs of features (2 H <=
+//! D).
 
 use super::dense_last;
 pub use crate::core::params::rope::RopeStyle;
@@ -29,11 +30,12 @@ static ROPE_GRAD: Signature = Signature::new(
 
 pub(super) static SIGNATURES: &[&Signature] = &[&ROPE_TABLES, &ROPE, &ROPE_GRAD];
 
-/// cos = attention_factor cos(position inv_freq), and sin likewise; `attention_factor` is 1 except for
-/// scaled variants such as YaRN.
+/// cos = attention_factor cos(position inv_freq), and sin likewise; `attention_factor` is 1 except
+/// for scaled variants such as YaRN.
 ///
-/// Angles are computed in f64, so results are accurate to the last place of f32 at every position; f32
-/// angles are off by 0.03 radians at position 1,000,000. On a GPU angles from 2^50 on count as 0.
+/// Angles are computed in f64, so results are accurate to the last place of f32 at every position;
+/// f32 angles are off by 0.03 radians at position 1,000,000. On a GPU angles from 2^50 on count as
+/// 0.
 ///
 /// # Shapes
 /// `positions` [..] of an index dtype, `inv_freq` \[H\] f32; returns two [.., H] f32.
@@ -62,8 +64,8 @@ pub fn rope_tables(
     Ok((cos.finish(), sin.finish()))
 }
 
-/// Rotates each pair of features: (a, b) becomes (a cos - b sin, b cos + a sin). The first 2 H features
-/// of a head are rotated, the others are copied.
+/// Rotates each pair of features: (a, b) becomes (a cos - b sin, b cos + a sin). The first 2 H
+/// features of a head are rotated, the others are copied.
 ///
 /// # Shapes
 /// `x` [B, T, N, D], float; `cos` and `sin` [B, T, H], or [T, H] for all sequences, f32; returns

@@ -1,7 +1,7 @@
 //! Softmax and log-softmax along the last dim, and their gradients as functions of the result.
 //!
-//! As in PyTorch, the result of a row of minus infinities is NaN. Use a large negative finite number as
-//! the mask if a whole row may be masked.
+//! As in PyTorch, the result of a row of minus infinities is NaN. Use a large negative finite
+//! number as the mask if a whole row may be masked.
 
 use super::dense_rows;
 use crate::cpu::softmax as kernels;

@@ -7,8 +7,8 @@ use crate::Tensor;
 pub struct AttentionMask {
     /// Masks out keys after the query's position.
     pub causal: bool,
-    /// Masks out keys at or before the query's position minus this. With `causal`, a query attends to
-    /// itself and the `window` - 1 keys before it (Hugging Face's `sliding_window`).
+    /// Masks out keys at or before the query's position minus this. With `causal`, a query attends
+    /// to itself and the `window` - 1 keys before it (Hugging Face's `sliding_window`).
     pub window: Option<usize>,
     /// The positions of queries and keys.
     pub sequences: AttentionSequences,
@@ -47,8 +47,8 @@ impl AttentionMask {
         }
     }
 
-    /// The number of (query, key) pairs per row, for counting FLOPs. Cached and packed sequences count
-    /// in full, because only the device knows their lengths.
+    /// The number of (query, key) pairs per row, for counting FLOPs. Cached and packed sequences
+    /// count in full, because only the device knows their lengths.
     pub(crate) fn pairs(&self, queries: usize, keys: usize) -> u64 {
         let whole = matches!(self.sequences, AttentionSequences::Rows) && self.causal;
         let window = self.window.unwrap_or(usize::MAX);

@@ -39,6 +39,7 @@ pub struct AdamWOperands<'a> {
     pub exp_avg_sq: &'a Tensor,
     /// Its constants, because some parameters have no weight decay.
     pub constants: AdamW,
-    /// Key of stochastic rounding of a bf16 parameter; the step is folded in. `None` rounds to nearest.
+    /// Key of stochastic rounding of a bf16 parameter; the step is folded in. `None` rounds to
+    /// nearest.
     pub rounding: Option<&'a RegionKey>,
 }

@@ -49,7 +49,8 @@ fn dropping_a_pending_frees_its_tensors() {
     assert_eq!(device.memory_stats().live, 0);
 }
 
-/// Memory of a side stream that the base stream used is reused only after the side stream has waited.
+/// Memory of a side stream that the base stream used is reused only after the side stream has
+/// waited.
 #[test]
 fn memory_is_freed_to_its_stream() {
     let device = counted_gpu();

@@ -1,7 +1,7 @@
 //! The blocks of an allocator: neighbors in their segment, and lists of free blocks.
 
-/// The pool of a block, which may be reused within its pool only: the stream that orders its work, and
-/// the graph that owns it (0 for none).
+/// The pool of a block, which may be reused within its pool only: the stream that orders its work,
+/// and the graph that owns it (0 for none).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Pool {
     pub(crate) stream: u32,

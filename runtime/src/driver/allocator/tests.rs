@@ -162,8 +162,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 0..120)
 }
 
-/// Runs `steps` and returns the address of every block. Checks that live blocks never overlap and that
-/// the statistics are right.
+/// Runs `steps` and returns the address of every block. Checks that live blocks never overlap and
+/// that the statistics are right.
 fn run(steps: &[Step]) -> Vec<Option<u64>> {
     let mut memory = allocator(400 * MIB);
     let mut live: Vec<(Block, usize)> = Vec::new();

@@ -1,4 +1,5 @@
-//! Ops with more tensors than a [`Launcher`] tracks inline, some of which may be parts of one storage.
+//! Ops with more tensors than a [`Launcher`] tracks inline, some of which may be parts of one
+//! storage.
 
 use std::collections::HashSet;
 
@@ -11,8 +12,8 @@ impl Launcher<'_> {
     ///
     /// # Errors
     /// [`Error::Immutable`]; [`Error::Argument`] when two changed tensors share elements;
-    /// [`Error::Busy`] when a read tensor shares a storage with a changed one, and while work on another
-    /// stream conflicts. After an error nothing has changed, versions included.
+    /// [`Error::Busy`] when a read tensor shares a storage with a changed one, and while work on
+    /// another stream conflicts. After an error nothing has changed, versions included.
     pub(crate) fn use_many(
         &self,
         changed: &[&Tensor],

@@ -23,7 +23,8 @@ pub(crate) struct Sort {
 }
 
 impl Sort {
-    /// The order of `slots` indices of `dtype`; the `held` experts from `first_expert` on are local.
+    /// The order of `slots` indices of `dtype`; the `held` experts from `first_expert` on are
+    /// local.
     pub(crate) fn plan(
         dtype: DType,
         slots: usize,
@@ -75,7 +76,8 @@ impl Sort {
     }
 }
 
-/// The offsets, the order, and the row of each slot. `counts` and `totals` are the plan's workspaces.
+/// The offsets, the order, and the row of each slot. `counts` and `totals` are the plan's
+/// workspaces.
 pub(crate) fn expert_order(
     gpu: &Launcher<'_>,
     plan: &Sort,
@@ -161,8 +163,8 @@ pub(crate) fn expert_counts(
 mod tests {
     use super::*;
 
-    /// Grid and workspace follow from extents alone, and some thread always writes the first offset and
-    /// the absent rows.
+    /// Grid and workspace follow from extents alone, and some thread always writes the first offset
+    /// and the absent rows.
     #[test]
     fn plans() {
         let plan = Sort::plan(DType::I64, 1 << 20, 0, 128).unwrap();

@@ -8,7 +8,7 @@ use super::FAMILY;
 use crate::launch::{Launcher, Operand, Plan, PlanError, aligned, extent, float};
 use crate::{Result, Tensor, UninitTensor};
 
-/// The best experts of each token, as many as `indices` has room for, and their weights.
+/// The top-k experts of each token, and their weights.
 pub(crate) fn router_top_k(
     gpu: &Launcher<'_>,
     probabilities: &Tensor,
@@ -98,7 +98,7 @@ mod tests {
         Operand { dtype, layout }
     }
 
-    /// Rows and biases that do not begin at a vector are read element by element.
+    /// Rows and biases that are not aligned are read element by element.
     #[test]
     fn plans() {
         let rows = operand(DType::F32, &[5, 64], 0);

@@ -1,4 +1,4 @@
-//! Moving rows to the experts and back.
+//! Launches that permute rows to the experts and back.
 
 use meshgrad_kernels::token_rows::{
     CollectTokens, CollectTokensArguments, PermuteTokens, PermuteTokensArguments, TokenDots,
@@ -9,8 +9,8 @@ use super::FAMILY;
 use crate::launch::{Launcher, Operand, Plan, PlanError, aligned, extent, float};
 use crate::{Result, Tensor, UninitTensor};
 
-/// Row r of `y` is the row of `x` whose slot is `order[r]`, times the weight of that slot where
-/// there are weights; zero from the last of the offsets on, of which there must be one.
+/// Row r of `y` is the row of `x` of slot `order[r]`, times the weight of that slot if there are
+/// weights; zero from the last offset on. `offsets` is not empty.
 pub(crate) fn permute_tokens(
     gpu: &Launcher<'_>,
     x: &Tensor,
@@ -36,8 +36,8 @@ pub(crate) fn permute_tokens(
     gpu.run(&plan.kernel, &arguments.arguments())
 }
 
-/// Row n of `out` is the sum of the rows of `y` that the slots of token n went to, times their
-/// weights where there are weights.
+/// Row n of `out` is the sum of the rows of `y` of the slots of token n, times their weights if
+/// there are weights.
 pub(crate) fn collect_tokens(
     gpu: &Launcher<'_>,
     y: &Tensor,
@@ -61,7 +61,7 @@ pub(crate) fn collect_tokens(
     gpu.run(&plan.kernel, &arguments.arguments())
 }
 
-/// The dot products of the rows of `dout` with those of `y` that their slots went to.
+/// The dot products of the rows of `dout` with the rows of `y` of their slots.
 pub(crate) fn token_dots(
     gpu: &Launcher<'_>,
     [dout, y, place]: [&Tensor; 3],
@@ -95,7 +95,7 @@ struct Moved<V> {
     features: u32,
 }
 
-/// Slots and rows are counted by an i32.
+/// The maximum number of slots and rows, which are i32.
 const MAX_EXTENT: u32 = i32::MAX as u32;
 
 fn permute(
@@ -171,7 +171,7 @@ mod tests {
         Operand { dtype, layout }
     }
 
-    /// Rows that do not begin at a vector go element by element; nothing to move is no launch.
+    /// Rows that are not aligned are copied element by element; without rows there is no launch.
     #[test]
     fn plans() {
         let variant = |offset| {

@@ -134,8 +134,8 @@ fn meta_gpu() -> Device {
     })
 }
 
-/// FLOPs and bytes count all rows, because only the device knows which are used. A GPU needs one launch
-/// per op.
+/// FLOPs and bytes count all rows, because only the device knows which are used. A GPU needs one
+/// launch per op.
 #[test]
 fn flops_count_all_rows() {
     for device in [Device::cpu(), meta_gpu()] {

@@ -24,15 +24,15 @@ pub struct ExpertOrder {
     pub place: Tensor,
 }
 
-/// Sorts the slots by expert, stably. Of the `experts` experts, the `held` from `first_expert` on are
-/// local; slots of other experts get no row.
+/// Sorts the slots by expert, stably. Of the `experts` experts, the `held` from `first_expert` on
+/// are local; slots of other experts get no row.
 ///
 /// # Shapes
 /// `indices` [N, K] of an index dtype, each in 0..`experts`.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::IndexOutOfRange`]; [`Error::Argument`] when the local experts are not
-/// among the experts, or when there are more than 2^31 - 1 slots.
+/// [`Error::Signature`]; [`Error::IndexOutOfRange`]; [`Error::Argument`] when the local experts are
+/// not among the experts, or when there are more than 2^31 - 1 slots.
 pub fn expert_order(
     indices: &Tensor,
     experts: usize,

@@ -23,11 +23,11 @@ pub(super) static ROUTER_TOP_K_GRAD: Signature = Signature::new(
 )
 .linear_in(&["dweights"]);
 /// The `k` most probable experts of each token, in descending order, and their weights: their
-/// probabilities, divided by their sum if `renormalize` (Qwen3-MoE's `norm_topk_prob`). Ties go to the
-/// lower index; NaN sorts first.
+/// probabilities, divided by their sum if `renormalize` (Qwen3-MoE's `norm_topk_prob`). Ties go to
+/// the lower index; NaN sorts first.
 ///
-/// `bias` is added for the choice only, not to the weights: it balances the load without an auxiliary
-/// loss (DeepSeek-V3, section 2.1.2).
+/// `bias` is added for the choice only, not to the weights: it balances the load without an
+/// auxiliary loss (DeepSeek-V3, section 2.1.2).
 ///
 /// # Shapes
 /// `probabilities` [N, E] float (softmax or sigmoid of the router's logits), `bias` \[E\] f32 (f64
@@ -82,8 +82,8 @@ pub fn router_top_k(
     Ok((weights.finish(), indices.finish()))
 }
 
-/// The gradient of the weights of [`router_top_k`] with respect to the probabilities. The choice has no
-/// gradient.
+/// The gradient of the weights of [`router_top_k`] with respect to the probabilities. The choice
+/// has no gradient.
 ///
 /// # Shapes
 /// `probabilities` [N, E], `indices` [N, K] as chosen, `dweights` [N, K]; returns [N, E].

@@ -44,9 +44,9 @@ pub(super) static UNPERMUTE_GRAD_WEIGHTS: Signature = Signature::new(
 /// returns [C, H]. Rows after the last offset are unspecified.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::IndexOutOfRange`]; [`Error::Argument`] for offsets that decrease or
-/// exceed the rows. A GPU reports indices out of range at the next synchronization, and checks the last
-/// offset only.
+/// [`Error::Signature`]; [`Error::IndexOutOfRange`]; [`Error::Argument`] for offsets that decrease
+/// or exceed the rows. A GPU reports indices out of range at the next synchronization, and checks
+/// the last offset only.
 pub fn permute_tokens(x: &Tensor, order: &Tensor, offsets: &Tensor) -> Result<Tensor> {
     let operands = [x, order, offsets];
     let mut call = PERMUTE.call(&operands)?;
@@ -100,8 +100,9 @@ pub fn permute_tokens_grad(dy: &Tensor, place: &Tensor) -> Result<Tensor> {
     Ok(dx.finish())
 }
 
-/// The weighted sum of the experts' results: out_n = sum over k of weights_nk y_{place_nk}, in slot order,
-/// accumulated in f32 (f64 for f64) and rounded once. Slots whose expert is not local count as zero.
+/// The weighted sum of the experts' results: out_n = sum over k of weights_nk y_{place_nk}, in slot
+/// order, accumulated in f32 (f64 for f64) and rounded once. Slots whose expert is not local count
+/// as zero.
 ///
 /// # Shapes
 /// `y` [C, H], `weights` [N, K] of any float dtype, `place` [N, K]; returns [N, H] of `y`'s dtype.
@@ -134,12 +135,13 @@ pub fn unpermute_tokens(y: &Tensor, weights: &Tensor, place: &Tensor) -> Result<
     Ok(out.finish())
 }
 
-/// The gradient of [`unpermute_tokens`] with respect to `y`: dy_r = `weights[order[r]] * dout[order[r] /
-/// K]`.
+/// The gradient of [`unpermute_tokens`] with respect to `y`: dy_r = `weights[order[r]] *
+/// dout[order[r] / K]`.
 ///
 /// # Shapes
-/// `dout` [N, H], `weights` [N, K], `order` \[C\] and `offsets` of an [`ExpertOrder`](super::ExpertOrder); returns [C,
-/// H] of `dout`'s dtype. Rows after the last offset are unspecified.
+/// `dout` [N, H], `weights` [N, K], `order` \[C\] and `offsets` of an
+/// [`ExpertOrder`](super::ExpertOrder); returns [C, H] of `dout`'s dtype. Rows after the last
+/// offset are unspecified.
 ///
 /// # Errors
 /// As [`permute_tokens`].
@@ -184,8 +186,8 @@ pub fn unpermute_tokens_grad_input(
     Ok(dy.finish())
 }
 
-/// The gradient of [`unpermute_tokens`] with respect to its weights: for slot (n, k) the dot product of
-/// dout_n and the slot's row of `y`; zero if the expert is not local.
+/// The gradient of [`unpermute_tokens`] with respect to its weights: for slot (n, k) the dot
+/// product of dout_n and the slot's row of `y`; zero if the expert is not local.
 ///
 /// # Shapes
 /// `dout` [N, H], `y` [C, H], `place` [N, K]; returns [N, K] f32 (f64 for f64).
@@ -232,7 +234,7 @@ fn widened(weights: &Tensor, dtype: DType) -> Result<Tensor> {
     contiguous(&cast(weights, dtype.accumulator())?)
 }
 
-/// The places, checked against the rows (`c`) of the call.
+/// The rows of the slots, checked against the capacity (`c`) of the call.
 fn checked_places<'a>(call: &Call, place: &'a Tensor) -> Result<Flat<'a, i32>> {
     let place = Flat::new(place)?;
     kernels::check_indices(call.name(), &place, call.extent("c"), true)?;

@@ -42,8 +42,8 @@ fn rounding(dtype: DType) -> f64 {
 
 const FLOATS: [DType; 3] = [DType::F64, DType::F32, DType::BF16];
 
-/// For any number of experts and any k, with many ties, the choice is the prefix of a stable descending
-/// sort.
+/// For any number of experts and any k, with many ties, the choice is the prefix of a stable
+/// descending sort.
 #[test]
 fn router_top_k_is_a_stable_sort() {
     let device = Device::cpu();
@@ -132,8 +132,8 @@ fn router_gradient_equals_differences() {
     }
 }
 
-/// Rows are the slots of local experts, sorted by expert and then by slot; `place` is the inverse of
-/// `order`.
+/// Rows are the slots of local experts, sorted by expert and then by slot; `place` is the inverse
+/// of `order`.
 #[test]
 fn order_is_a_stable_sort_and_place_is_its_inverse() {
     let device = Device::cpu();
