@@ -46,6 +46,7 @@ pub use sharding::Sharding;
 pub use sharding_error::ShardingError;
 pub use signature::{DimSpec, NamedDim, ParsedSignature, SignatureError, TensorSpec};
 pub use size::Size;
+pub use text::nearest_name;
 
 /// Compiles and runs the examples of the guide.
 #[cfg(doctest)]

@@ -107,7 +107,7 @@ impl Mesh {
         found.ok_or_else(|| MeshError::UnknownAxis {
             axis: name.to_owned(),
             axes: axes_text(&self.axes),
-            nearest: text::nearest(name, self.axes.iter().map(Axis::name)),
+            nearest: text::nearest_name(name, self.axes.iter().map(Axis::name)),
         })
     }
 

@@ -30,8 +30,8 @@ pub(crate) fn sizes<'a>(axes: impl IntoIterator<Item = (&'a str, usize)>) -> Str
     }
 }
 
-/// The most similar name, if it is similar enough.
-pub(crate) fn nearest<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> Option<String> {
+/// The name of `names` that is most similar to `name`, or `None` if none is similar enough to suggest.
+pub fn nearest_name<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> Option<String> {
     names
         .into_iter()
         .map(|other| (strsim::damerau_levenshtein(name, other), other))

@@ -2,13 +2,8 @@
 
 /// `; did you mean `dp`?` if a name is similar, otherwise a list of all names.
 pub(super) fn nearest(name: &str, names: &[&str]) -> String {
-    let near = names
-        .iter()
-        .map(|other| (strsim::damerau_levenshtein(name, other), other))
-        .filter(|(distance, other)| *distance <= 1 + other.len() / 4)
-        .min();
-    match near {
-        Some((_, other)) => format!("; did you mean `{other}`?"),
+    match meshgrad_mesh::nearest_name(name, names.iter().copied()) {
+        Some(other) => format!("; did you mean `{other}`?"),
         None => format!(" (known: {})", names.join(", ")),
     }
 }
