@@ -46,7 +46,11 @@ struct Share {
 }
 
 /// L1: bytes read for the shard of a rank.
-pub(super) fn shares(files: &Files, peers: &Peers, told: &mut Value) -> anyhow::Result<Vec<Goal>> {
+pub(super) fn shares(
+    files: &Files,
+    peers: &Peers,
+    rows_json: &mut Value,
+) -> anyhow::Result<Vec<Goal>> {
     let mut shares = Vec::new();
     for (what, dim) in [("1/8 of the rows", 0), ("1/8 of the columns", 1)] {
         let folder = Folder::open(&files.shared)?;
@@ -97,7 +101,7 @@ pub(super) fn shares(files: &Files, peers: &Peers, told: &mut Value) -> anyhow::
         })
     });
     println!("\n| rank 0 needs | MB | read / needed | other libraries |\n|---|---|---|---|");
-    *told = rows.collect();
+    *rows_json = rows.collect();
     let goals = shares.iter().map(|it| {
         let what = format!("bytes read / allowed, {}", it.what);
         Goal::at_most("L1", &what, it.read as f64 / it.limit as f64, 1.0).hard()
@@ -227,7 +231,7 @@ fn rchar() -> anyhow::Result<u64> {
 
 /// L2: the growth of memory over preallocated targets. Each backend runs in a new process, without
 /// memory of earlier loads.
-pub(super) fn memory(folder: &Path, told: &mut Value) -> anyhow::Result<Vec<Goal>> {
+pub(super) fn memory(folder: &Path, rows_json: &mut Value) -> anyhow::Result<Vec<Goal>> {
     let (mut goals, mut rows) = (Vec::new(), Vec::new());
     println!("\n| peak memory, MB | targets | windows | measured without targets | allowed |");
     println!("|---|---|---|---|---|");
@@ -237,8 +241,8 @@ pub(super) fn memory(folder: &Path, told: &mut Value) -> anyhow::Result<Vec<Goal
             .arg("--measure-memory")
             .arg(folder)
             .arg(backend.to_string());
-        let told = child.stderr(Stdio::inherit()).output()?;
-        let mut row: Value = serde_json::from_slice(&told.stdout).context("no answer")?;
+        let output = child.stderr(Stdio::inherit()).output()?;
+        let mut row: Value = serde_json::from_slice(&output.stdout).context("no answer")?;
         let bytes = |name: &str| row[name].as_u64().context(name.to_owned());
         let (targets, windows) = (bytes("planned_targets")?, bytes("planned_windows")?);
         let rise = bytes("rise")?;
@@ -262,7 +266,7 @@ pub(super) fn memory(folder: &Path, told: &mut Value) -> anyhow::Result<Vec<Goal
         row["limit"] = json!(limit);
         rows.push(row);
     }
-    *told = json!(rows);
+    *rows_json = json!(rows);
     Ok(goals)
 }
 
