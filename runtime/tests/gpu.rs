@@ -280,7 +280,7 @@ fn captures_of_other_threads_are_left_alone() {
                     gpu.synchronize().err()
                 });
                 let rejected = other.join().unwrap().unwrap().to_string();
-                assert!(rejected.contains("wait for one stream"), "{rejected}");
+                assert!(rejected.contains("synchronize one stream"), "{rejected}");
             });
             ops::neg(&y)
         })
