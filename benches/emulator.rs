@@ -15,10 +15,10 @@ use meshgrad_emulator::launch::{Launch, launch};
 use meshgrad_emulator::memory::{AddressSpace, MemoryKind};
 use meshgrad_emulator::program::{Kernel, Module};
 use meshgrad_harness::{Options, Spread, finish, timed};
-use meshgrad_kernels::elementwise::{Element, Elementwise, ElementwiseArguments, Layout, Walk};
+use meshgrad_kernels::elementwise::{Element, Elementwise, ElementwiseArguments, Layout, IterationSpace};
 use meshgrad_kernels::expression::Expression;
 use meshgrad_kernels::gemm::{
-    GemmArguments, GemmBf16, GemmF32, Order, Output, SplitArguments, Tile,
+    GemmArguments, GemmBf16, GemmF32, Order, Output, SplitKArguments, Tile,
 };
 use meshgrad_kernels::rms_norm::{RmsNorm, RmsNormArguments};
 use meshgrad_kernels::{Arguments, Dtype, Launch as Extents, Variant};
@@ -213,13 +213,13 @@ fn kernels(size: usize) -> anyhow::Result<Vec<Workload>> {
     let (x, y) = (Expression::operand(0), Expression::operand(1));
     let element = Element::Float(Dtype::F32);
     let product = Elementwise::new(x * y, &[element; 2], element, Layout::Contiguous)?;
-    let walk = Walk::new(&[count], &[1], &[&[1], &[1]])?;
+    let space = IterationSpace::new(&[count], &[1], &[&[1], &[1]])?;
     let launch = product.launch(count as u64).context("elements")?;
     let elementwise = Workload::of("elementwise x y, f32", &product, launch, |operand| {
         let arguments = ElementwiseArguments {
             operands: &[operand()?, operand()?],
             result: operand()?,
-            walk: &walk,
+            space: &space,
             scalars: &[],
         };
         Ok(arguments.arguments(&product))
@@ -260,7 +260,7 @@ fn kernels(size: usize) -> anyhow::Result<Vec<Workload>> {
             batch_b: 0,
             batch_c: 0,
         };
-        Ok(SplitArguments::whole(arguments, 1).arguments())
+        Ok(SplitKArguments::whole(arguments, 1).arguments())
     };
     let f32 = GemmF32 {
         a: order,

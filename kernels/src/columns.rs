@@ -1,7 +1,7 @@
 //! Folds down the columns of a matrix (sums, extremes), in an order that depends on its shape alone.
 
 use crate::assembler::{F32, Kernel, Pred, U32, U64, Variable};
-use crate::merge::Merge;
+use crate::reduce_op::ReduceOp;
 
 /// Threads of a CTA.
 pub(crate) const THREADS: u32 = 256;
@@ -65,12 +65,12 @@ impl<'k> Columns<'k> {
     pub(crate) fn fold<Loaded>(
         &self,
         [start, end]: [U64<'k>; 2],
-        merge: Merge,
+        op: ReduceOp,
         load: impl Fn(U64<'k>, Pred<'k>) -> Loaded,
         values: impl Fn(Loaded, Pred<'k>) -> Vec<F32<'k>>,
     ) -> Vec<F32<'k>> {
         let lanes = u64::from(self.tile.lanes());
-        let folded = (0..self.tile.width).map(|_| self.k.var(merge.neutral()));
+        let folded = (0..self.tile.width).map(|_| self.k.var(op.identity()));
         let folded: Vec<Variable<'k, f32>> = folded.collect();
 
         let step = lanes * u64::from(ROWS_IN_FLIGHT);
@@ -83,11 +83,11 @@ impl<'k> Columns<'k> {
                 });
                 for (loaded, exists) in rows.collect::<Vec<_>>() {
                     for (folded, value) in folded.iter().zip(values(loaded, exists)) {
-                        merge.into(folded, value);
+                        op.accumulate(folded, value);
                     }
                 }
             });
-        self.over_lanes(&folded, merge)
+        self.over_lanes(&folded, op)
     }
 
     /// Whether this thread has the sums of its columns.
@@ -98,7 +98,7 @@ impl<'k> Columns<'k> {
 
     /// Merges what the threads below each other have, from top to bottom.
     #[track_caller]
-    fn over_lanes(&self, folded: &[Variable<'k, f32>], merge: Merge) -> Vec<F32<'k>> {
+    fn over_lanes(&self, folded: &[Variable<'k, f32>], op: ReduceOp) -> Vec<F32<'k>> {
         let (across, lanes) = (self.tile.across, self.tile.lanes());
         let own = folded.iter().map(Variable::get).collect();
         if lanes == 1 {
@@ -119,7 +119,7 @@ impl<'k> Columns<'k> {
                 top.offset(4 * (THREADS * plane + lane * across))
                     .load::<f32>()
             };
-            (1..lanes).fold(of_lane(0), |total, lane| merge.of(total, of_lane(lane)))
+            (1..lanes).fold(of_lane(0), |total, lane| op.apply(total, of_lane(lane)))
         };
         (0..self.tile.width).map(total).collect()
     }

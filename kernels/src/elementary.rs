@@ -144,7 +144,7 @@ pub fn tanh<'k>(x: F32<'k>) -> F32<'k> {
     // 1 - 2 / (e^2|x| + 1) loses digits near 0 only.
     let large = -(exp(magnitude + magnitude) + 1.0).reciprocal();
     let large = large.fma(2.0, x.kernel().constant(1.0));
-    magnitude.lt(0.55).select(small, large.with_sign_of(x))
+    magnitude.lt(0.55).select(small, large.copysign(x))
 }
 
 /// The sine of an angle in radians. Error at most 1.6 ulp over all finite f32; NaN at infinity.

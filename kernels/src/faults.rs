@@ -99,7 +99,8 @@ impl<'k> Faults<'k> {
     #[track_caller]
     pub fn report(self, outside: Pred<'k>, index: S64<'k>) {
         let told = index.max(-LAST_INDEX).min(LAST_INDEX).unsigned();
-        self.word.raise_if(outside, (told & INDEX_MASK) | self.site);
+        self.word
+            .atomic_max_if(outside, (told & INDEX_MASK) | self.site);
     }
 
     /// Whether `index` is in 0..extent; tells of it otherwise.

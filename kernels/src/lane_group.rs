@@ -34,7 +34,7 @@ impl Tile {
     }
 
     pub(crate) fn kernel(self, entry: String) -> Kernel {
-        Kernel::new(entry, Target::Sm80, THREADS).for_loads()
+        Kernel::new(entry, Target::Sm80, THREADS).reserve_load_registers()
     }
 
     pub(crate) fn launch(self, rows: u64) -> Option<Launch> {
@@ -81,7 +81,7 @@ impl<'k> Group<'k> {
     #[track_caller]
     pub(crate) fn of_matrix(&self, matrix: GlobalAddress<'k>, row: U64<'k>) -> GlobalAddress<'k> {
         let elements = row * self.features.wide();
-        matrix.moved(elements * u64::from(self.tile.dtype.size()))
+        matrix.byte_add(elements * u64::from(self.tile.dtype.size()))
     }
 
     /// Calls `body` with `count` first elements of accesses, until the lane has had all of its own;
@@ -103,7 +103,7 @@ impl<'k> Group<'k> {
     /// The place of an element in a row.
     #[track_caller]
     pub(crate) fn at(&self, row: GlobalAddress<'k>, element: U32<'k>) -> GlobalAddress<'k> {
-        row.moved(element.mul_wide(self.tile.dtype.size()))
+        row.byte_add(element.mul_wide(self.tile.dtype.size()))
     }
 
     /// What an access reads, where the predicate holds; zeros elsewhere.

@@ -7,6 +7,7 @@
 //! geometry, bytes.
 
 pub mod adamw;
+pub mod arg_reduce;
 pub mod assembler;
 pub mod attention;
 pub mod catalogue;
@@ -24,19 +25,21 @@ pub mod gemm;
 pub mod global_norm;
 pub mod indexing;
 mod lane_group;
-pub mod merge;
 pub mod norm_rope;
 pub mod philox;
 pub mod random;
-pub mod rank;
 pub mod reduce;
+pub mod reduce_op;
 pub mod rms_norm;
 pub mod rope;
 pub mod router;
 pub mod row;
 pub mod softmax;
+pub mod sort;
+mod sort_key;
 pub mod swiglu;
-pub mod token_rows;
+pub mod token_permute;
+pub mod top_k;
 
 pub use assembler::{Arguments, Launch, Parameter, ParameterKind, Ptx, Target, Variant};
 pub use dtype::Dtype;

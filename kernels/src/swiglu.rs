@@ -257,15 +257,15 @@ impl<'k> Place<'k> {
     /// In a matrix \[R, F\].
     #[track_caller]
     fn in_row(&self, dtype: Dtype, matrix: GlobalAddress<'k>) -> GlobalAddress<'k> {
-        matrix.moved((self.row + self.column) * u64::from(dtype.size()))
+        matrix.byte_add((self.row + self.column) * u64::from(dtype.size()))
     }
 
     /// In both halves of \[R, 2, F\].
     #[track_caller]
     fn halves(&self, dtype: Dtype, pairs: GlobalAddress<'k>) -> [GlobalAddress<'k>; 2] {
         let size = u64::from(dtype.size());
-        let first = pairs.moved((self.row * 2 + self.column) * size);
-        [first, first.moved(self.features * size)]
+        let first = pairs.byte_add((self.row * 2 + self.column) * size);
+        [first, first.byte_add(self.features * size)]
     }
 
     #[track_caller]

@@ -12,7 +12,7 @@
 mod step;
 mod table;
 
-pub use table::{AdamWConstants, AdamWEntry, Places, Rounding, chunk_words};
+pub use table::{AdamWConstants, AdamWEntry, GlobalIndices, Rounding, chunk_words};
 
 use crate::assembler::{Arguments, Kernel, Launch, Ptx, Target, Variant};
 
@@ -39,7 +39,7 @@ pub struct AdamW {
     /// Whether there are bf16 parameters that are rounded to nearest.
     pub bf16: bool,
     /// Whether there are bf16 parameters that are rounded up or down at random.
-    pub random: bool,
+    pub bf16_stochastic: bool,
 }
 
 impl AdamW {
@@ -50,7 +50,7 @@ impl AdamW {
 
     /// The kinds of parameters, in the order of their codes.
     fn kinds(self) -> impl Iterator<Item = Kind> {
-        let there = [self.f32, self.bf16, self.random];
+        let there = [self.f32, self.bf16, self.bf16_stochastic];
         let kinds = Kind::ALL.into_iter().zip(there);
         kinds.filter_map(|(kind, there)| there.then_some(kind))
     }
@@ -61,17 +61,17 @@ impl AdamW {
 enum Kind {
     F32,
     Bf16,
-    Bf16AtRandom,
+    Bf16Stochastic,
 }
 
 impl Kind {
-    const ALL: [Kind; 3] = [Kind::F32, Kind::Bf16, Kind::Bf16AtRandom];
+    const ALL: [Kind; 3] = [Kind::F32, Kind::Bf16, Kind::Bf16Stochastic];
 
     fn name(self) -> &'static str {
         match self {
             Kind::F32 => "f32",
             Kind::Bf16 => "bf16",
-            Kind::Bf16AtRandom => "bf16_random",
+            Kind::Bf16Stochastic => "bf16_stochastic",
         }
     }
 

@@ -70,7 +70,7 @@ impl<'k> Factors<'k> {
         let shared = k.shared::<f32>(4);
         k.if_(k.thread().equals(0), || {
             let [beta1, beta2, decay] = entry.betas_and_decay();
-            let [power1, power2] = powers(k, [beta1, beta2], now.step.truncated());
+            let [power1, power2] = powers(k, [beta1, beta2], now.step.to_u32());
             let (one, rate) = (k.constant(1.0f64), now.learning_rate.to_f64());
             shared.store((one - rate * decay).to_f32());
             shared.offset(4).store((rate / (one - power1)).to_f32());
@@ -197,8 +197,8 @@ impl<'k> Four<'k> {
 impl<'k> Arrays<'k> {
     #[track_caller]
     fn new(k: &'k Kernel, kind: Kind, entry: Entry<'k>, start: U64<'k>, now: &Now<'k>) -> Self {
-        let from = |at: usize, size: u32| entry.array(at).moved(start * u64::from(size));
-        let random = kind == Kind::Bf16AtRandom;
+        let from = |at: usize, size: u32| entry.array(at).byte_add(start * u64::from(size));
+        let random = kind == Kind::Bf16Stochastic;
         Arrays {
             k,
             kind,
@@ -217,7 +217,7 @@ impl<'k> Arrays<'k> {
                 Four::F32(from.load_vector_if(exists))
             }
             Dtype::Bf16 => {
-                let from = self.param.moved(at.mul_wide(2));
+                let from = self.param.byte_add(at.mul_wide(2));
                 Four::Bf16(from.load_vector_if::<Bf16x2, 2>(exists))
             }
         };
@@ -253,7 +253,7 @@ impl<'k> Arrays<'k> {
                 to.store_vector_if(exists, param);
             }
             Dtype::Bf16 => {
-                let to = self.param.moved(at.mul_wide(2));
+                let to = self.param.byte_add(at.mul_wide(2));
                 let pairs = [param[0].pack(param[1]), param[2].pack(param[3])];
                 to.store_vector_if(exists, pairs);
             }
@@ -268,7 +268,7 @@ impl<'k> Arrays<'k> {
     #[track_caller]
     fn step_one(&self, at: U32<'k>, scale: F32<'k>, factors: &Factors<'k>) {
         let dtype = dtype(self.kind);
-        let param = self.param.moved(at.mul_wide(dtype.size()));
+        let param = self.param.byte_add(at.mul_wide(dtype.size()));
         let others = self.others.map(|array| array.element::<f32>(at));
         let [g, m, v] = others.map(|array| array.load::<f32>());
         let [p, m, v] = factors.step(scale, [dtype.load(param), g, m, v]);
@@ -286,7 +286,7 @@ impl<'k> Arrays<'k> {
 fn dtype(kind: Kind) -> Dtype {
     match kind {
         Kind::F32 => Dtype::F32,
-        Kind::Bf16 | Kind::Bf16AtRandom => Dtype::Bf16,
+        Kind::Bf16 | Kind::Bf16Stochastic => Dtype::Bf16,
     }
 }
 
@@ -299,7 +299,7 @@ struct Noise<'k> {
 impl<'k> Noise<'k> {
     #[track_caller]
     fn new(entry: Entry<'k>, now: &Now<'k>) -> Noise<'k> {
-        let step = now.step.truncated().wide();
+        let step = now.step.to_u32().wide();
         Noise {
             key: entry.key().fold(step),
             places: entry.places(),

@@ -25,14 +25,14 @@ pub struct AdamWConstants {
 
 /// Global indices of elements, which tell their random words.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Places {
+pub struct GlobalIndices {
     /// The index of the first element.
     pub first: u64,
     /// Extents and strides, innermost first: at most 6, of which the kernel ignores further ones.
     pub dims: Vec<(u64, u64)>,
 }
 
-impl Places {
+impl GlobalIndices {
     /// Whether each four elements, from the first on, are one block of random words.
     fn come_in_blocks(&self) -> bool {
         let Some(((extent, stride), outer)) = self.dims.split_first() else {
@@ -53,11 +53,11 @@ pub enum Rounding {
     Bf16,
     /// A bf16, rounded up or down at random so that its expectation is what was rounded: by the word
     /// that the key, with the step folded in, has for the element.
-    Bf16AtRandom {
+    Bf16Stochastic {
         /// The key.
         key: [u32; 4],
         /// The global indices.
-        places: Places,
+        places: GlobalIndices,
     },
 }
 
@@ -66,7 +66,7 @@ impl Rounding {
         match self {
             Rounding::F32 => Kind::F32,
             Rounding::Bf16 => Kind::Bf16,
-            Rounding::Bf16AtRandom { .. } => Kind::Bf16AtRandom,
+            Rounding::Bf16Stochastic { .. } => Kind::Bf16Stochastic,
         }
     }
 }
@@ -98,7 +98,7 @@ impl AdamWEntry {
         words[GAINS] = pair(float(1.0 - of.beta1), float(of.beta2));
         words[GAINS + 1] = pair(float(1.0 - of.beta2), float(of.eps));
         words[KIND] = pair(self.rounding.kind().code(), u32::from(self.moves_groups()));
-        if let Rounding::Bf16AtRandom { key, places } = &self.rounding {
+        if let Rounding::Bf16Stochastic { key, places } = &self.rounding {
             let [a, b, c, d] = *key;
             words[KEY..][..2].copy_from_slice(&[pair(a, b), pair(c, d)]);
             words[FIRST] = places.first;
@@ -119,7 +119,7 @@ impl AdamWEntry {
         super::AdamW {
             f32: has(Kind::F32),
             bf16: has(Kind::Bf16),
-            random: has(Kind::Bf16AtRandom),
+            bf16_stochastic: has(Kind::Bf16Stochastic),
         }
     }
 
@@ -127,7 +127,7 @@ impl AdamWEntry {
     /// are one block.
     fn moves_groups(&self) -> bool {
         let blocks = match &self.rounding {
-            Rounding::Bf16AtRandom { places, .. } => places.come_in_blocks(),
+            Rounding::Bf16Stochastic { places, .. } => places.come_in_blocks(),
             Rounding::F32 | Rounding::Bf16 => true,
         };
         blocks && self.addresses.iter().all(|at| at.is_multiple_of(16))
@@ -163,7 +163,7 @@ pub(super) struct Entry<'k>(GlobalAddress<'k>);
 impl<'k> Entry<'k> {
     #[track_caller]
     pub(super) fn new(table: GlobalAddress<'k>, index: U32<'k>) -> Entry<'k> {
-        Entry(table.moved(index.mul_wide(8 * WORDS as u32)))
+        Entry(table.byte_add(index.mul_wide(8 * WORDS as u32)))
     }
 
     #[track_caller]
@@ -218,7 +218,7 @@ impl<'k> Entry<'k> {
     }
 }
 
-/// [`Places`] on the GPU.
+/// [`GlobalIndices`] on the GPU.
 pub(super) struct PlacesOnGpu<'k> {
     first: U64<'k>,
     count: U64<'k>,
@@ -233,7 +233,7 @@ impl<'k> PlacesOnGpu<'k> {
     pub(super) fn of(&self, k: &'k Kernel, element: U64<'k>) -> U64<'k> {
         let (rest, place) = (k.var(element), k.var(self.first));
         let [extent, stride] = self.innermost.map(|word| k.var(word));
-        let outer = self.outer.moving();
+        let outer = self.outer.to_variable();
         k.for_range(1u64, self.count, 1, |_| {
             let quotient = *rest / *extent;
             place.add((*rest - quotient * *extent) * *stride);
@@ -251,9 +251,9 @@ impl<'k> PlacesOnGpu<'k> {
 mod tests {
     use super::*;
 
-    fn places(first: u64, dims: &[(u64, u64)]) -> Places {
+    fn places(first: u64, dims: &[(u64, u64)]) -> GlobalIndices {
         let dims = dims.to_vec();
-        Places { first, dims }
+        GlobalIndices { first, dims }
     }
 
     #[test]

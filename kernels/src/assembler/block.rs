@@ -3,19 +3,22 @@
 use super::{F32, Kernel, Pair, Register, Stored, U32};
 
 /// A type that lanes of a warp can exchange.
-pub trait Exchanged: Stored {
+pub trait Shuffle: Stored {
     /// What the lane holds whose index differs by the bit `distance`. All lanes of the warp must
     /// take part.
     #[doc(hidden)]
-    fn butterfly<'k>(k: &'k Kernel, value: Register<'k, Self>, distance: u32)
-    -> Register<'k, Self>;
+    fn shuffle_xor<'k>(
+        k: &'k Kernel,
+        value: Register<'k, Self>,
+        distance: u32,
+    ) -> Register<'k, Self>;
 }
 
 macro_rules! exchanged {
     ($($by:ident: $($type:ty),+;)+) => {
-        $($(impl Exchanged for $type {
+        $($(impl Shuffle for $type {
             #[track_caller]
-            fn butterfly<'k>(
+            fn shuffle_xor<'k>(
                 k: &'k Kernel,
                 value: Register<'k, Self>,
                 distance: u32,
@@ -64,7 +67,7 @@ pub fn warp_sum<'k>(k: &'k Kernel, value: F32<'k>) -> F32<'k> {
 /// If `lanes` is anything else.
 #[track_caller]
 pub fn group_sum<'k>(k: &'k Kernel, value: F32<'k>, lanes: u32) -> F32<'k> {
-    group_fold(k, value, lanes, |a, b| a + b)
+    group_reduce(k, value, lanes, |a, b| a + b)
 }
 
 /// The largest value of each group of `lanes` neighbours, as [`group_sum`] sums; NaN where any is.
@@ -73,7 +76,7 @@ pub fn group_sum<'k>(k: &'k Kernel, value: F32<'k>, lanes: u32) -> F32<'k> {
 /// As [`group_sum`].
 #[track_caller]
 pub fn group_max<'k>(k: &'k Kernel, value: F32<'k>, lanes: u32) -> F32<'k> {
-    group_fold(k, value, lanes, |a, b| a.max(b))
+    group_reduce(k, value, lanes, |a, b| a.max(b))
 }
 
 /// The values of each group of `lanes` neighbours, a power of two up to 32, merged into one, in
@@ -85,7 +88,7 @@ pub fn group_max<'k>(k: &'k Kernel, value: F32<'k>, lanes: u32) -> F32<'k> {
 /// # Panics
 /// If `lanes` is anything else.
 #[track_caller]
-pub fn group_fold<'k, T: Exchanged>(
+pub fn group_reduce<'k, T: Shuffle>(
     k: &'k Kernel,
     value: Register<'k, T>,
     lanes: u32,
@@ -97,7 +100,7 @@ pub fn group_fold<'k, T: Exchanged>(
     );
     let mut folded = value;
     for bit in (0..lanes.trailing_zeros()).rev() {
-        folded = merge(folded, T::butterfly(k, folded, 1 << bit));
+        folded = merge(folded, T::shuffle_xor(k, folded, 1 << bit));
     }
     folded
 }
@@ -108,7 +111,7 @@ pub fn group_fold<'k, T: Exchanged>(
 /// # Panics
 /// If `lanes` is no power of two up to 32.
 #[track_caller]
-pub fn across_groups<'k>(k: &'k Kernel, value: F32<'k>, lanes: u32) -> F32<'k> {
+pub fn sum_across_groups<'k>(k: &'k Kernel, value: F32<'k>, lanes: u32) -> F32<'k> {
     assert!(
         lanes.is_power_of_two() && lanes <= 32,
         "groups of {lanes} lanes: groups are powers of two up to 32"
@@ -122,7 +125,7 @@ pub fn across_groups<'k>(k: &'k Kernel, value: F32<'k>, lanes: u32) -> F32<'k> {
 /// What the neighbour holds: lanes 0 and 1 exchange their values, lanes 2 and 3, and so on. All
 /// lanes of the warp must take part.
 #[track_caller]
-pub fn exchange_with_neighbour(value: Pair<'_>) -> Pair<'_> {
+pub fn swap_with_neighbor(value: Pair<'_>) -> Pair<'_> {
     let k = value.kernel();
     k.compute("shfl.sync.bfly.b32", &[&value, &1, &31, &-1])
 }
@@ -136,7 +139,7 @@ pub fn exchange_with_neighbour(value: Pair<'_>) -> Pair<'_> {
 /// If the CTA does not consist of whole warps.
 #[track_caller]
 pub fn block_sum<'k>(k: &'k Kernel, value: F32<'k>) -> F32<'k> {
-    block_fold(k, value, |a, b| a + b)
+    block_reduce(k, value, |a, b| a + b)
 }
 
 /// The values of all threads of the CTA merged into one, in every thread.
@@ -148,7 +151,7 @@ pub fn block_sum<'k>(k: &'k Kernel, value: F32<'k>) -> F32<'k> {
 /// # Panics
 /// If the CTA does not consist of whole warps.
 #[track_caller]
-pub fn block_fold<'k, T: Exchanged>(
+pub fn block_reduce<'k, T: Shuffle>(
     k: &'k Kernel,
     value: Register<'k, T>,
     merge: impl Fn(Register<'k, T>, Register<'k, T>) -> Register<'k, T>,
@@ -158,7 +161,7 @@ pub fn block_fold<'k, T: Exchanged>(
         "folded over a CTA of {} threads: a CTA must consist of whole warps of 32",
         k.threads()
     );
-    let folded = group_fold(k, value, 32, &merge);
+    let folded = group_reduce(k, value, 32, &merge);
     let warps = k.threads() / 32;
     if warps == 1 {
         return folded;
@@ -180,10 +183,10 @@ pub fn block_fold<'k, T: Exchanged>(
 /// Every thread must take part, and the CTA must consist of whole warps. In a loop, a
 /// [`Kernel::barrier`] must stand between one round and the next.
 #[track_caller]
-pub fn block_sums_before<'k>(k: &'k Kernel, value: U32<'k>) -> [U32<'k>; 2] {
+pub fn block_exclusive_scan<'k>(k: &'k Kernel, value: U32<'k>) -> [U32<'k>; 2] {
     let warps = k.threads() / 32;
     let sums = k.shared::<u32>(warps);
-    let to_lane = value.sum_to_lane();
+    let to_lane = value.inclusive_scan();
     k.if_(k.lane().equals(31), || {
         sums.element::<u32>(k.warp()).store(to_lane);
     });

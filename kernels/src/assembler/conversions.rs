@@ -17,7 +17,7 @@ impl<'k> F32<'k> {
 
     /// The whole part as an unsigned integer: the nearest there is, and 0 for NaN.
     #[track_caller]
-    pub fn truncated(self) -> U32<'k> {
+    pub fn to_u32(self) -> U32<'k> {
         self.k.compute("cvt.rzi.u32.f32", &[&self])
     }
 }

@@ -123,7 +123,7 @@ impl Kernel {
     /// Leaves 64 registers to each of the 1024 threads on a multiprocessor. An assembler that is not
     /// told saves registers instead: it puts off loads until what came before them is used.
     #[must_use]
-    pub fn for_loads(self) -> Kernel {
+    pub fn reserve_load_registers(self) -> Kernel {
         let ctas = (1024 / self.threads).max(1);
         self.ctas_per_sm(ctas)
     }

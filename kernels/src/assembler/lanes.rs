@@ -5,27 +5,27 @@ use super::{Kernel, SharedAddress, U32};
 impl<'k> U32<'k> {
     /// How many of its bits are set.
     #[track_caller]
-    pub fn ones(self) -> U32<'k> {
+    pub fn count_ones(self) -> U32<'k> {
         self.k.compute("popc.b32", &[&self])
     }
 
     /// The lanes of the warp that hold the same value, a bit each. All lanes must take part.
     #[track_caller]
-    pub fn lanes_alike(self) -> U32<'k> {
+    pub fn match_any(self) -> U32<'k> {
         self.k.compute("match.any.sync.b32", &[&self, &-1])
     }
 
     /// What the lane holds whose index differs in the bits of `distance`. All lanes of the warp must
     /// take part.
     #[track_caller]
-    pub fn exchanged(self, distance: u32) -> U32<'k> {
+    pub fn shuffle_xor(self, distance: u32) -> U32<'k> {
         self.k
             .compute("shfl.sync.bfly.b32", &[&self, &distance, &31, &-1])
     }
 
     /// The sum over this lane and those before it. All lanes of the warp must take part.
     #[track_caller]
-    pub fn sum_to_lane(self) -> U32<'k> {
+    pub fn inclusive_scan(self) -> U32<'k> {
         let lane = self.k.lane();
         [1u32, 2, 4, 8, 16].into_iter().fold(self, |sum, distance| {
             let before: U32<'k> = self
@@ -64,7 +64,9 @@ mod tests {
     fn instructions() {
         let k = &Kernel::new("lanes", Target::Sm80, 32);
         let x = k.constant(5u32);
-        k.shared::<u32>(4).offset(8).count(x.lanes_alike().ones());
+        k.shared::<u32>(4)
+            .offset(8)
+            .count(x.match_any().count_ones());
         k.warp_barrier();
         assert_eq!(
             body(k)[2..6],
@@ -81,7 +83,7 @@ mod tests {
     #[test]
     fn sums_over_the_lanes_before() {
         let k = &Kernel::new("scan", Target::Sm80, 32);
-        k.constant(1u32).sum_to_lane();
+        k.constant(1u32).inclusive_scan();
         let lines = body(k);
         let count = |what: &str| lines.iter().filter(|line| line.starts_with(what)).count();
         assert_eq!(

@@ -56,18 +56,18 @@ impl<'k> GlobalAddress<'k> {
     /// computed with 64 bits.
     #[track_caller]
     pub fn element<T: Stored>(self, index: U32<'k>) -> Self {
-        self.moved(index.mul_wide(T::BYTES))
+        self.byte_add(index.mul_wide(T::BYTES))
     }
 
     /// As [`GlobalAddress::element`] with a 64-bit index.
     #[track_caller]
     pub fn element_wide<T: Stored>(self, index: U64<'k>) -> Self {
-        self.moved(index * u64::from(T::BYTES))
+        self.byte_add(index * u64::from(T::BYTES))
     }
 
     /// The address `bytes` further on.
     #[track_caller]
-    pub fn moved(self, bytes: impl Operand<u64>) -> Self {
+    pub fn byte_add(self, bytes: impl Operand<u64>) -> Self {
         let base = self.base;
         let base = base.k.compute("add.u64", &[&base, &bytes.written()]);
         GlobalAddress { base, ..self }
@@ -75,12 +75,12 @@ impl<'k> GlobalAddress<'k> {
 
     /// A variable that begins here.
     #[track_caller]
-    pub fn moving(self) -> MovingAddress<'k> {
+    pub fn to_variable(self) -> AddressVariable<'k> {
         let start = match self.offset {
             0 => self.base,
             bytes => self.base + bytes as u64,
         };
-        MovingAddress(self.kernel().var(start))
+        AddressVariable(self.kernel().var(start))
     }
 
     /// Loads one value.
@@ -211,7 +211,7 @@ impl<'k> GlobalAddress<'k> {
     /// Raises the 64 bits there to `value`, if they are less, where the predicate holds: one atomic
     /// access, relaxed, whose result does not depend on the order.
     #[track_caller]
-    pub fn raise_if(self, condition: Pred<'k>, value: U64<'k>) {
+    pub fn atomic_max_if(self, condition: Pred<'k>, value: U64<'k>) {
         let address = self.written();
         self.kernel().emit(format_args!(
             "@{condition} red.global.max.u64 {address}, {value}"
@@ -230,7 +230,7 @@ impl<'k> GlobalAddress<'k> {
 
 /// An address in global memory that moves on while the kernel runs.
 #[derive(Clone, Copy, Debug)]
-pub struct MovingAddress<'k>(Variable<'k, u64>);
+pub struct AddressVariable<'k>(Variable<'k, u64>);
 
 impl<'k> U64<'k> {
     /// The address that was itself read from memory.
@@ -240,7 +240,7 @@ impl<'k> U64<'k> {
     }
 }
 
-impl<'k> MovingAddress<'k> {
+impl<'k> AddressVariable<'k> {
     /// Where it is now.
     #[track_caller]
     pub fn get(self) -> GlobalAddress<'k> {

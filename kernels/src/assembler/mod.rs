@@ -54,13 +54,13 @@ mod tensor_core;
 
 pub use barrier::Barrier;
 pub use block::{
-    Exchanged, across_groups, block_fold, block_sum, block_sums_before, exchange_with_neighbour,
-    group_fold, group_max, group_sum, warp_sum,
+    Shuffle, block_exclusive_scan, block_reduce, block_sum, group_max, group_reduce, group_sum,
+    sum_across_groups, swap_with_neighbor, warp_sum,
 };
 pub use control::Variable;
 pub use kernel::{Kernel, Target};
 pub use launch::{Arguments, Launch, Parameter, ParameterKind, Ptx, Variant};
-pub use memory::{GlobalAddress, MovingAddress, Stored};
+pub use memory::{AddressVariable, GlobalAddress, Stored};
 pub use operators::{Bits, Float, Integer, Number, Signed};
 pub use register::{
     B16, Bf16, Bf16x2, F32, F64, Operand, Pair, Pred, Register, S32, S64, Scalar, U32, U64,

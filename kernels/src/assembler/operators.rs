@@ -295,13 +295,13 @@ impl F32<'_> {
     /// 2^self within 2 ulp, in one instruction of the special function unit; 0 for minus infinity.
     /// Another model of GPU may give other bits.
     #[track_caller]
-    pub fn exp2_approximately(self) -> Self {
+    pub fn exp2_approx(self) -> Self {
         self.k.compute("ex2.approx.ftz.f32", &[&self])
     }
 
     /// Its magnitude with the sign of `sign`.
     #[track_caller]
-    pub fn with_sign_of(self, sign: Self) -> Self {
+    pub fn copysign(self, sign: Self) -> Self {
         let magnitude = self.to_bits() & 0x7fff_ffff;
         (magnitude | (sign.to_bits() & 0x8000_0000)).to_f32_bits()
     }

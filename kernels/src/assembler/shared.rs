@@ -67,7 +67,7 @@ impl<'k> SharedAddress<'k> {
 
     /// The address `bytes` further on.
     #[track_caller]
-    pub fn moved(self, bytes: impl Operand<u32>) -> Self {
+    pub fn byte_add(self, bytes: impl Operand<u32>) -> Self {
         let base = self.base;
         let base = base.k.compute("add.u32", &[&base, &bytes.written()]);
         SharedAddress { base, ..self }

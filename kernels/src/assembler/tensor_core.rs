@@ -42,8 +42,8 @@ impl<'k> MatrixRow<'k> {
 
     /// The row `bytes` further on, a multiple of 16.
     #[track_caller]
-    pub fn moved(self, bytes: impl Operand<u32>) -> Self {
-        MatrixRow(self.0.moved(bytes))
+    pub fn byte_add(self, bytes: impl Operand<u32>) -> Self {
+        MatrixRow(self.0.byte_add(bytes))
     }
 
     /// Loads four matrices of 8 by 8 elements of 16 bits. The row of lane 8 i + j is row j of

@@ -68,7 +68,7 @@ impl Variant for AttentionDelta {
         let end = exists.select(head_dim, 0u32);
         k.for_range(lane * each, end, LANES * each, |feature| {
             let [out, dout] = [out, dout].map(|row| {
-                let from = row.moved(feature.mul_wide(size));
+                let from = row.byte_add(feature.mul_wide(size));
                 match self.vectors {
                     true => self.dtype.load_vector(from).widen(),
                     false => vec![self.dtype.load(from)],

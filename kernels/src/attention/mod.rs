@@ -50,7 +50,7 @@ impl Form {
     /// bytes.
     pub fn new(dtype: Dtype, head_dim: usize, aligned: bool) -> Form {
         let chunks = head_dim > 0 && head_dim.is_multiple_of(8);
-        let fits = head_dim <= tensor_core::MOST_FEATURES as usize;
+        let fits = head_dim <= tensor_core::MAX_FEATURES as usize;
         match dtype == Dtype::Bf16 && chunks && fits && aligned {
             true => Form::TensorCores {
                 head_dim: head_dim as u32,
@@ -60,7 +60,7 @@ impl Form {
     }
 
     /// Whether rows of so many elements would be faster at multiples of 16 bytes.
-    pub fn gains_by_alignment(dtype: Dtype, head_dim: usize) -> bool {
+    pub fn benefits_from_alignment(dtype: Dtype, head_dim: usize) -> bool {
         Form::new(dtype, head_dim, true) != Form::new(dtype, head_dim, false)
     }
 
@@ -145,9 +145,9 @@ mod tests {
         for head_dim in [0, 4, 65, 264] {
             assert_eq!(on_tensor_cores(head_dim), Form::Plain(Dtype::Bf16));
         }
-        assert!(Form::gains_by_alignment(Dtype::Bf16, 64));
-        assert!(!Form::gains_by_alignment(Dtype::Bf16, 65));
-        assert!(!Form::gains_by_alignment(Dtype::F32, 64));
+        assert!(Form::benefits_from_alignment(Dtype::Bf16, 64));
+        assert!(!Form::benefits_from_alignment(Dtype::Bf16, 65));
+        assert!(!Form::benefits_from_alignment(Dtype::F32, 64));
     }
 
     #[test]

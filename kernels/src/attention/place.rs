@@ -10,7 +10,7 @@ use crate::assembler::{F32, GlobalAddress, Kernel, Pred, S32, S64, U32, U64};
 use crate::faults::Faults;
 
 /// The last position that a query may have, and one more; what is beyond counts as this.
-pub(super) const MOST_POSITIONS: u32 = 1 << 28;
+pub(super) const MAX_POSITIONS: u32 = 1 << 28;
 
 /// A [B, T, H, D] view.
 #[derive(Clone, Copy)]
@@ -44,7 +44,7 @@ impl<'k> View<'k> {
     pub(super) fn row(self, batch: U32<'k>, token: U32<'k>, head: U32<'k>) -> GlobalAddress<'k> {
         let [by_b, by_t, by_h] = self.strides;
         let of_token = batch.wide() * by_b + token.wide() * by_t;
-        self.base.moved(of_token + head.wide() * by_h)
+        self.base.byte_add(of_token + head.wide() * by_h)
     }
 
     /// The rows of `span` in a batch row, of one head.
@@ -208,14 +208,14 @@ impl<'k> Place<'k> {
         let k = call.k;
         let (length, heads) = match axis {
             Axis::Queries => (call.queries, call.heads),
-            Axis::Keys => (call.keys, call.heads / call.group),
+            Axis::IndexKeys => (call.keys, call.heads / call.group),
         };
         let tile = k.cta() % call.tiles;
         let others = k.cta() / call.tiles;
         // The last queries see the most keys under a causal mask: they start first.
         let tile = match axis {
             Axis::Queries => call.tiles - 1 - tile,
-            Axis::Keys => tile,
+            Axis::IndexKeys => tile,
         };
 
         let zero = || k.var(0u32);
@@ -227,7 +227,7 @@ impl<'k> Place<'k> {
         let packed = || {
             let of_axis = match axis {
                 Axis::Queries => call.of_queries,
-                Axis::Keys => call.of_keys,
+                Axis::IndexKeys => call.of_keys,
             };
             let sequence = sequence_of(call, of_axis, length, tile);
             let begin = of_axis.at(sequence, length) / SIDE + sequence;
@@ -258,7 +258,7 @@ impl<'k> Place<'k> {
             batch.set(tile / per_row);
             first.set((tile % per_row) * SIDE);
             k.if_(call.kind.equals(CACHED), || {
-                let most = k.constant(MOST_POSITIONS);
+                let most = k.constant(MAX_POSITIONS);
                 position.set(call.of_queries.checked(*batch, most, of_queries));
                 keys.set(call.of_keys.checked(*batch, call.keys, of_keys));
             });

@@ -4,19 +4,19 @@ use crate::assembler::{Arguments, Launch};
 use crate::error::{Error, Result};
 
 use super::SIDE;
-use super::place::MOST_POSITIONS;
+use super::place::MAX_POSITIONS;
 
 /// How far queries and keys may be apart: an end of a mask that lies further away hides nothing.
 const FAR: u32 = 1 << 29;
 
 /// Of queries and of positions. With it, and [`FAR`], no sum of positions leaves an i32.
-const MOST_QUERIES: u32 = 1 << 28;
+const MAX_QUERIES: u32 = 1 << 28;
 
 /// Of keys.
-const MOST_KEYS: u32 = 1 << 24;
+const MAX_KEYS: u32 = 1 << 24;
 
 /// Of CTAs; of rows there are 64 times as many.
-const MOST_TILES: u32 = 1 << 28;
+const MAX_TILES: u32 = 1 << 28;
 
 /// A [B, T, H, D] view whose last axis is dense.
 #[derive(Clone, Copy, Debug)]
@@ -59,8 +59,8 @@ impl Extents {
     ) -> Result<Extents> {
         let extents = Extents {
             batch: within("batch rows", batch, u32::MAX)?,
-            queries: within("queries", queries, MOST_QUERIES)?,
-            keys: within("keys", keys, MOST_KEYS)?,
+            queries: within("queries", queries, MAX_QUERIES)?,
+            keys: within("keys", keys, MAX_KEYS)?,
             heads: within("heads", heads, u32::MAX)?,
             kv_heads: within("key heads", kv_heads, u32::MAX)?,
             head_dim: within("head dim", head_dim, 1 << 20)?,
@@ -71,7 +71,7 @@ impl Extents {
         let tiles = [batch, heads, columns]
             .into_iter()
             .fold(rows, usize::saturating_mul);
-        within("tiles", tiles, MOST_TILES)?;
+        within("tiles", tiles, MAX_TILES)?;
         Ok(extents)
     }
 
@@ -166,7 +166,7 @@ pub(super) enum Axis {
     /// Of queries, by query heads.
     Queries,
     /// Of keys, by key-value heads.
-    Keys,
+    IndexKeys,
 }
 
 /// Extents, mask and scale of one attention.
@@ -188,7 +188,7 @@ impl Problem {
     /// How many values [`Problem::sequences`] may have: of queries, and of keys. They begin at 0.
     pub fn ranges(&self) -> [usize; 2] {
         let most = match self.sequences {
-            Sequences::Cached { .. } => MOST_POSITIONS,
+            Sequences::Cached { .. } => MAX_POSITIONS,
             _ => self.extents.queries,
         };
         [most, self.extents.keys].map(|most| most as usize + 1)
@@ -200,7 +200,7 @@ impl Problem {
         let extents = self.extents;
         let length = match axis {
             Axis::Queries => extents.queries,
-            Axis::Keys => extents.keys,
+            Axis::IndexKeys => extents.keys,
         };
         match self.sequences {
             _ if length == 0 => 0,
@@ -213,7 +213,7 @@ impl Problem {
     pub(super) fn launch(&self, axis: Axis, blocks: u32, threads: u32) -> Option<Launch> {
         let heads = match axis {
             Axis::Queries => self.extents.heads,
-            Axis::Keys => self.extents.kv_heads,
+            Axis::IndexKeys => self.extents.kv_heads,
         };
         let ctas = self.tiles(axis) * u64::from(heads) * u64::from(blocks);
         Launch::new([u32::try_from(ctas).unwrap_or(u32::MAX), 1, 1], threads)

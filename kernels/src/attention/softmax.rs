@@ -45,12 +45,12 @@ impl<'k> Softmax<'k> {
         let own = scores[1..].iter().fold(*scores[0], |max, x| max.max(**x));
         let new = largest.max(group_max(self.k, own, self.lanes));
         let base = new.equals(f32::NEG_INFINITY).select(0.0, new);
-        let shrink = (**largest - base).exp2_approximately();
+        let shrink = (**largest - base).exp2_approx();
         largest.set(new);
 
         sum.set(**sum * shrink);
         for score in scores {
-            score.set((**score - base).exp2_approximately());
+            score.set((**score - base).exp2_approx());
             sum.add(**score);
         }
         shrink

@@ -11,6 +11,13 @@ pub(super) fn adamw() -> Family {
         [false, false, true],
         [true, true, true],
     ];
-    let kernels = kinds.map(|[f32, bf16, random]| Ok(AdamW { f32, bf16, random }.ptx()));
+    let kernels = kinds.map(|[f32, bf16, bf16_stochastic]| {
+        Ok(AdamW {
+            f32,
+            bf16,
+            bf16_stochastic,
+        }
+        .ptx())
+    });
     kernels.into()
 }

@@ -2,7 +2,7 @@
 
 use super::Family;
 use crate::copies::{Arange, Cast, Copy, Fill, Format, Transpose, Unit};
-use crate::elementwise::Walk;
+use crate::elementwise::IterationSpace;
 use crate::{Error, Result, Variant};
 
 /// From which format to which.
@@ -25,20 +25,20 @@ pub const CASTS: [[Format; 2]; 15] = [
 ];
 
 pub(super) fn copies() -> Family {
-    let rows = |far| Walk::new(&[5, 70], &[70, 1], &[&[far, 1]]);
-    let columns = Walk::new(&[5, 70], &[70, 1], &[&[1, 5]]);
-    let turned = Walk::new(&[40, 70], &[70, 1], &[&[1, 40]]);
-    let stack = Walk::new(&[2, 40, 3, 70], &[8400, 210, 70, 1], &[&[40, 1, 80, 240]]);
-    let copy = |unit, walk: Result<Walk>, at| Ok(Copy::new(unit, &walk?, at).ptx());
-    let transpose = |unit, walk: &Result<Walk>| {
-        let walk = walk.clone()?;
+    let rows = |far| IterationSpace::new(&[5, 70], &[70, 1], &[&[far, 1]]);
+    let columns = IterationSpace::new(&[5, 70], &[70, 1], &[&[1, 5]]);
+    let turned = IterationSpace::new(&[40, 70], &[70, 1], &[&[1, 40]]);
+    let stack = IterationSpace::new(&[2, 40, 3, 70], &[8400, 210, 70, 1], &[&[40, 1, 80, 240]]);
+    let copy = |unit, space: Result<IterationSpace>, at| Ok(Copy::new(unit, &space?, at).ptx());
+    let transpose = |unit, space: &Result<IterationSpace>| {
+        let space = space.clone()?;
         let none = Error::Missing {
             kernel: "transpose",
             what: "dim",
             index: 1,
             count: 1,
         };
-        Ok(Transpose::new(unit, &walk).ok_or(none)?.0.ptx())
+        Ok(Transpose::new(unit, &space).ok_or(none)?.0.ptx())
     };
 
     let mut kernels: Family = Unit::ALL
@@ -55,7 +55,9 @@ pub(super) fn copies() -> Family {
     kernels.push(transpose(Unit::B2, &stack));
     kernels.extend([false, true].map(|wide| Ok(Arange::new(wide).ptx())));
     for [from, to] in CASTS {
-        let cast = columns.clone().map(|walk| Cast::new(from, to, &walk).ptx());
+        let cast = columns
+            .clone()
+            .map(|space| Cast::new(from, to, &space).ptx());
         kernels.push(cast);
     }
     kernels

@@ -2,7 +2,7 @@
 
 use super::Family;
 use crate::Variant;
-use crate::gemm::{GemmBf16, GemmF32, Order, Output, SumParts, Tile};
+use crate::gemm::{GemmBf16, GemmF32, Order, Output, SplitKReduce, Tile};
 
 pub(super) fn gemm_f32() -> Family {
     let mut kernels = Vec::new();
@@ -56,7 +56,7 @@ pub(super) fn gemm_parts() -> Family {
     let mut kernels = Vec::new();
     for output in Output::ALL {
         for vectors in [true, false] {
-            kernels.push(Ok(SumParts { output, vectors }.ptx()));
+            kernels.push(Ok(SplitKReduce { output, vectors }.ptx()));
         }
     }
     kernels

@@ -1,14 +1,14 @@
 //! The norm of gradients, and clipping by it.
 
 use super::Family;
-use crate::global_norm::{AddSquares, ClipScale, SumSquares};
+use crate::global_norm::{ClipScale, GlobalNorm, SumSquares};
 use crate::{Dtype, Variant};
 
 /// Formats and elements of tensors: of a warp, of a CTA, in chunks.
 pub const SQUARED: [(Dtype, u64); 3] = [(Dtype::F32, 37), (Dtype::Bf16, 1041), (Dtype::F32, 9001)];
 
 pub(super) fn global_norm() -> Family {
-    let mut kernels = vec![AddSquares.ptx()];
+    let mut kernels = vec![GlobalNorm.ptx()];
     kernels.extend([true, false].map(|clips| ClipScale::new(clips).ptx()));
     let squares = SQUARED.map(|(dtype, elements)| SumSquares::new(dtype, elements, true).ptx());
     kernels.extend(squares);

@@ -13,25 +13,25 @@ mod grouped;
 mod indexing;
 mod norm_rope;
 mod random;
-mod rank;
 mod reduce;
 mod rms_norm;
 mod rope;
 mod router;
 mod softmax;
 mod swiglu;
-mod token_rows;
+mod token_permute;
+mod top_k;
 
 pub use copies::CASTS;
 pub use elementwise::elementwise_variants;
 pub use expert_order::HELD_EXPERTS;
 pub use global_norm::SQUARED;
-pub use rank::{BESTS, SORTED};
 pub use reduce::REDUCTIONS;
 pub use rope::{HEADS, heads};
 pub use router::ROUTED_EXPERTS;
 pub use softmax::SOFTMAX_ROWS;
-pub use token_rows::TOKEN_FEATURES;
+pub use token_permute::TOKEN_FEATURES;
+pub use top_k::{ARG_REDUCED, SORTED};
 
 use crate::{Ptx, Result};
 
@@ -60,7 +60,7 @@ const FAMILIES: &[NamedFamily] = &[
     ("swiglu", swiglu::swiglu),
     ("grouped", grouped::grouped),
     ("expert_order", expert_order::expert_order),
-    ("token_rows", token_rows::token_rows),
+    ("token_permute", token_permute::token_permute),
     ("rope", rope::rope),
     ("random", random::random),
     ("norm_rope", norm_rope::norm_rope),
@@ -70,7 +70,7 @@ const FAMILIES: &[NamedFamily] = &[
     ("reduce", reduce::reduce),
     ("add_rms_norm", add_rms_norm::add_rms_norm),
     ("attention", attention::attention),
-    ("rank", rank::rank),
+    ("top_k", top_k::top_k),
     ("global_norm", global_norm::global_norm),
 ];
 

@@ -25,7 +25,7 @@ pub(super) fn rope() -> Family {
         .into();
     for dtype in Dtype::ALL {
         for style in Style::ALL {
-            for direction in [Direction::Forward, Direction::Back] {
+            for direction in [Direction::Forward, Direction::Inverse] {
                 for extents in HEADS {
                     let heads = heads(extents);
                     kernels.push(Rope::new(dtype, style, direction, &heads, true).ptx());

@@ -60,7 +60,7 @@ impl Variant for Arange {
 
         let vector = k.cta().mul_wide(THREADS) + k.thread().wide();
         let first = vector * u64::from(self.per_vector());
-        let to = y.moved(vector * 16);
+        let to = y.byte_add(vector * 16);
         let values: Vec<_> = (0..u64::from(self.per_vector()))
             .map(|i| first + i)
             .collect();

@@ -5,7 +5,7 @@ use crate::assembler::{
     Variant,
 };
 use crate::elementwise::strided::{self, Index, Strides};
-use crate::elementwise::{THREADS, Walk};
+use crate::elementwise::{IterationSpace, THREADS};
 
 /// A format of elements, floats and others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -198,7 +198,7 @@ pub struct CastArguments<'a> {
     /// Of y.
     pub y: u64,
     /// How both are walked.
-    pub walk: &'a Walk,
+    pub space: &'a IterationSpace,
 }
 
 impl CastArguments<'_> {
@@ -206,19 +206,19 @@ impl CastArguments<'_> {
     pub fn arguments(&self, variant: &Cast) -> Arguments {
         let mut arguments = Arguments::new();
         arguments.push_pointer(self.x).push_pointer(self.y);
-        strided::push_walk(&mut arguments, self.walk, variant.wide);
+        strided::push_space(&mut arguments, self.space, variant.wide);
         arguments
     }
 }
 
 impl Cast {
     /// The kernel for a walk over y and x.
-    pub fn new(from: Format, to: Format, walk: &Walk) -> Cast {
+    pub fn new(from: Format, to: Format, space: &IterationSpace) -> Cast {
         Cast {
             from,
             to,
-            dims: walk.extents().len() as u8,
-            wide: walk.is_wide(),
+            dims: space.extents().len() as u8,
+            wide: space.is_wide(),
         }
     }
 
@@ -230,12 +230,12 @@ impl Cast {
     fn text<I: Index<O>, O: Integer>(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
         let (x, y) = (k.pointer("x"), k.pointer("y"));
-        let walk = Strides::<I, O>::parameters(k, self.dims.into(), 2);
+        let space = Strides::<I, O>::parameters(k, self.dims.into(), 2);
         let load = |index| {
-            let exists = I::is_below(index, walk.elements);
-            let coordinates = walk.coordinates(index);
-            let from = walk.address(1, x, self.from.size(), &coordinates);
-            let to = walk.address(0, y, self.to.size(), &coordinates);
+            let exists = I::is_below(index, space.elements);
+            let coordinates = space.coordinates(index);
+            let from = space.address(1, x, self.from.size(), &coordinates);
+            let to = space.address(0, y, self.to.size(), &coordinates);
             (exists, to, self.from.load_if(exists, from))
         };
         let indices = strided::indices::<I, O>(k).into_iter();
@@ -269,10 +269,15 @@ mod tests {
     #[test]
     fn arguments_fill_the_parameter_space() {
         for stride in [1, 1 << 40] {
-            let walk = Walk::new(&[3, 4], &[4, 1], &[&[1, stride]]).unwrap();
-            let variant = Cast::new(Format::I64, Format::U8, &walk);
+            let space = IterationSpace::new(&[3, 4], &[4, 1], &[&[1, stride]]).unwrap();
+            let variant = Cast::new(Format::I64, Format::U8, &space);
             let (x, y) = (256, 512);
-            let bytes = CastArguments { x, y, walk: &walk }.arguments(&variant);
+            let bytes = CastArguments {
+                x,
+                y,
+                space: &space,
+            }
+            .arguments(&variant);
             assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
         }
     }

@@ -99,13 +99,13 @@ impl Variant for Fill {
         let first = k.cta().mul_wide(THREADS * PER_THREAD);
         for i in 0..PER_THREAD {
             let index = first + (k.thread() + i * THREADS).wide();
-            Fill::store(unit, index.lt(units), y.moved(index * size), bits);
+            Fill::store(unit, index.lt(units), y.byte_add(index * size), bits);
         }
         if self.aligned {
             let thread = k.thread().wide();
             let exists = k.cta().equals(0) & thread.lt(rest);
             let behind = units * size + thread * u64::from(self.element.bytes());
-            Fill::store(self.element, exists, y.moved(behind), bits);
+            Fill::store(self.element, exists, y.byte_add(behind), bits);
         }
         k.finish()
     }

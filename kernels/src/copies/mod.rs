@@ -15,7 +15,7 @@ pub use arange::{Arange, ArangeArguments};
 pub use cast::{Cast, CastArguments, Format};
 pub use fill::{Fill, FillArguments};
 pub use strided::{At, Copy, CopyArguments};
-pub use transpose::{Transpose, TransposeArguments, Turned};
+pub use transpose::{Transpose, TransposeArguments, TransposeSpace};
 pub use unit::Unit;
 
 pub(crate) use unit::Raw;

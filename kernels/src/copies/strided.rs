@@ -5,7 +5,7 @@ use crate::assembler::{
     Arguments, GlobalAddress, Integer, Kernel, Launch, Pred, Ptx, Target, Variant,
 };
 use crate::elementwise::strided::{self, Index, Strides};
-use crate::elementwise::{THREADS, Walk};
+use crate::elementwise::{IterationSpace, THREADS};
 use crate::faults::{FaultSite, Faults};
 
 /// y\[c\] = x\[c\] for every coordinate c, whatever the strides of both. With a position, y begins as
@@ -40,7 +40,7 @@ pub struct CopyArguments<'a> {
     /// Of y.
     pub y: u64,
     /// How both are walked, in units.
-    pub walk: &'a Walk,
+    pub space: &'a IterationSpace,
     /// Where y begins, for a copy with a position.
     pub at: Option<At>,
 }
@@ -50,7 +50,7 @@ impl CopyArguments<'_> {
     pub fn arguments(&self, variant: &Copy) -> Arguments {
         let mut arguments = Arguments::new();
         arguments.push_pointer(self.x).push_pointer(self.y);
-        strided::push_walk(&mut arguments, self.walk, variant.wide);
+        strided::push_space(&mut arguments, self.space, variant.wide);
         if let Some(at) = self.at {
             arguments.push_pointer(at.position);
             arguments.push_u64(at.stride).push_u64(at.extent);
@@ -62,11 +62,11 @@ impl CopyArguments<'_> {
 
 impl Copy {
     /// The kernel for a walk over y and x in units.
-    pub fn new(unit: Unit, walk: &Walk, positioned: bool) -> Copy {
+    pub fn new(unit: Unit, space: &IterationSpace, positioned: bool) -> Copy {
         Copy {
             unit,
-            dims: walk.extents().len() as u8,
-            wide: walk.is_wide(),
+            dims: space.extents().len() as u8,
+            wide: space.is_wide(),
             positioned,
         }
     }
@@ -79,7 +79,7 @@ impl Copy {
     fn text<I: Index<O>, O: Integer>(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
         let (x, y) = (k.pointer("x"), k.pointer("y"));
-        let walk = Strides::<I, O>::parameters(k, self.dims.into(), 2);
+        let space = Strides::<I, O>::parameters(k, self.dims.into(), 2);
         let (y, inside) = match self.positioned {
             true => positioned(k, y),
             false => (y, k.constant(true)),
@@ -87,12 +87,12 @@ impl Copy {
 
         let size = self.unit.bytes();
         let load = |index| {
-            let exists = I::is_below(index, walk.elements) & inside;
-            let coordinates = walk.coordinates(index);
+            let exists = I::is_below(index, space.elements) & inside;
+            let coordinates = space.coordinates(index);
             let raw = self
                 .unit
-                .load_if(exists, walk.address(1, x, size, &coordinates));
-            (exists, walk.address(0, y, size, &coordinates), raw)
+                .load_if(exists, space.address(1, x, size, &coordinates));
+            (exists, space.address(0, y, size, &coordinates), raw)
         };
         let indices = strided::indices::<I, O>(k).into_iter();
         let loaded: Vec<(Pred<'_>, GlobalAddress<'_>, Raw<'_>)> = indices.map(load).collect();
@@ -113,7 +113,7 @@ fn positioned<'k>(k: &'k Kernel, y: GlobalAddress<'k>) -> (GlobalAddress<'k>, Pr
     let inside = position.unsigned().lt(extent);
     let first = k.cta().equals(0) & k.thread().equals(0);
     faults.report(first & !inside, position);
-    (y.moved(position.unsigned() * stride), inside)
+    (y.byte_add(position.unsigned() * stride), inside)
 }
 
 impl Variant for Copy {
@@ -138,11 +138,11 @@ mod tests {
 
     #[test]
     fn arguments_fill_the_parameter_space() {
-        let narrow = Walk::new(&[3, 4], &[9, 1], &[&[1, 3]]).unwrap();
-        let wide = Walk::new(&[3, 4], &[9, 1], &[&[1, 1 << 40]]).unwrap();
-        for walk in [narrow, wide] {
+        let narrow = IterationSpace::new(&[3, 4], &[9, 1], &[&[1, 3]]).unwrap();
+        let wide = IterationSpace::new(&[3, 4], &[9, 1], &[&[1, 1 << 40]]).unwrap();
+        for space in [narrow, wide] {
             for at in [None, Some(())] {
-                let variant = Copy::new(Unit::B4, &walk, at.is_some());
+                let variant = Copy::new(Unit::B4, &space, at.is_some());
                 let at = at.map(|()| At {
                     position: 64,
                     stride: 4,
@@ -153,7 +153,7 @@ mod tests {
                 let arguments = CopyArguments {
                     x,
                     y,
-                    walk: &walk,
+                    space: &space,
                     at,
                 };
                 let bytes = arguments.arguments(&variant);

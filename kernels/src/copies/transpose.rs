@@ -5,13 +5,13 @@ use super::{Raw, Unit};
 use crate::assembler::{
     Arguments, GlobalAddress, Kernel, Launch, Ptx, S64, SharedAddress, Target, U32, U64, Variant,
 };
-use crate::elementwise::{THREADS, Walk};
+use crate::elementwise::{IterationSpace, THREADS};
 
 /// Dims beside the two.
-const MOST_OUTER: usize = Walk::MAX_DIMS - 2;
+const MAX_OUTER: usize = IterationSpace::MAX_DIMS - 2;
 
 /// Shorter dims are left to the copy without tiles.
-const LEAST: u64 = 8;
+const MIN_EXTENT: u64 = 8;
 
 /// y\[.., r, .., c\] = x\[.., r, .., c\] where r lies side by side in x and c does in y.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,23 +28,23 @@ pub struct TransposeArguments {
     /// Of y.
     pub y: u64,
     /// The extents of the two dims, and how they lie.
-    pub turned: Turned,
+    pub turned: TransposeSpace,
 }
 
 /// A walk with two dims apart.
 #[derive(Clone, Copy, Debug)]
-pub struct Turned {
+pub struct TransposeSpace {
     rows: u64,
     columns: u64,
     /// From one column to the next in x, and from one row to the next in y, in elements.
     steps: [i64; 2],
     outer: usize,
-    extents: [u64; MOST_OUTER],
+    extents: [u64; MAX_OUTER],
     /// Of x and of y.
-    strides: [[i64; 2]; MOST_OUTER],
+    strides: [[i64; 2]; MAX_OUTER],
 }
 
-impl Turned {
+impl TransposeSpace {
     /// The tiles that cover it, a side of `edge` elements.
     fn tiles(&self, edge: u32) -> [u64; 2] {
         [self.rows, self.columns].map(|extent| extent.div_ceil(u64::from(edge)))
@@ -54,7 +54,7 @@ impl Turned {
 impl TransposeArguments {
     /// The bytes of the parameters of `variant`.
     pub fn arguments(&self, variant: &Transpose) -> Arguments {
-        let Turned {
+        let TransposeSpace {
             rows,
             columns,
             steps,
@@ -82,24 +82,24 @@ impl TransposeArguments {
 impl Transpose {
     /// The kernel for a walk over y and x in elements of `unit`, and the walk as it takes it. `None`
     /// where x and y lie side by side in the same dim, or nowhere, or too shortly.
-    pub fn new(unit: Unit, walk: &Walk) -> Option<(Transpose, Turned)> {
-        let (extents, dims) = (walk.extents(), walk.extents().len());
-        let mut strides = walk.strides();
+    pub fn new(unit: Unit, space: &IterationSpace) -> Option<(Transpose, TransposeSpace)> {
+        let (extents, dims) = (space.extents(), space.extents().len());
+        let mut strides = space.strides();
         let (y, x) = (strides.next()?, strides.next()?);
         let column = dims - 1;
         let row = (0..column).find(|dim| x[*dim] == 1)?;
-        let long = extents[row] >= LEAST && extents[column] >= LEAST;
+        let long = extents[row] >= MIN_EXTENT && extents[column] >= MIN_EXTENT;
         if !long || y[column] != 1 || x[column] == 1 || unit == Unit::B16 {
             return None;
         }
 
-        let mut turned = Turned {
+        let mut turned = TransposeSpace {
             rows: extents[row],
             columns: extents[column],
             steps: [x[column], y[row]],
             outer: dims - 2,
-            extents: [1; MOST_OUTER],
-            strides: [[0; 2]; MOST_OUTER],
+            extents: [1; MAX_OUTER],
+            strides: [[0; 2]; MAX_OUTER],
         };
         for (to, dim) in (0..column).filter(|dim| *dim != row).enumerate() {
             turned.extents[to] = extents[dim];
@@ -110,7 +110,7 @@ impl Transpose {
     }
 
     /// How to launch it; `None` for no elements, and for more tiles than a launch has CTAs.
-    pub fn launch(&self, turned: &Turned) -> Option<Launch> {
+    pub fn launch(&self, turned: &TransposeSpace) -> Option<Launch> {
         let [rows, columns] = turned.tiles(self.edge());
         let outer = turned.extents.iter().product::<u64>();
         let ctas = outer.checked_mul(rows)?.checked_mul(columns)?;
@@ -215,7 +215,7 @@ impl Transpose {
         row: U32<'k>,
     ) -> SharedAddress<'k> {
         let slot = column.mad(self.edge() + 1, row);
-        tile.moved(slot * self.slot())
+        tile.byte_add(slot * self.slot())
     }
 
     #[track_caller]
@@ -238,25 +238,25 @@ fn store<'k>(to: SharedAddress<'k>, raw: Raw<'k>) {
 
 #[track_caller]
 fn at<'k>(start: GlobalAddress<'k>, offset: S64<'k>, size: u32) -> GlobalAddress<'k> {
-    start.moved((offset * i64::from(size)).unsigned())
+    start.byte_add((offset * i64::from(size)).unsigned())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn walk(extents: &[usize], x: &[isize]) -> Walk {
+    fn space(extents: &[usize], x: &[isize]) -> IterationSpace {
         let y: Vec<isize> = (0..extents.len())
             .map(|dim| extents[dim + 1..].iter().product::<usize>() as isize)
             .collect();
-        Walk::new(extents, &y, &[x]).unwrap()
+        IterationSpace::new(extents, &y, &[x]).unwrap()
     }
 
     #[test]
     fn arguments_fill_the_parameter_space() {
-        let walk = walk(&[3, 10, 5, 20], &[5000, 1, 300, 10]);
+        let space = space(&[3, 10, 5, 20], &[5000, 1, 300, 10]);
         for unit in [Unit::B1, Unit::B2, Unit::B4, Unit::B8] {
-            let (variant, turned) = Transpose::new(unit, &walk).unwrap();
+            let (variant, turned) = Transpose::new(unit, &space).unwrap();
             let (x, y) = (256, 512);
             let bytes = TransposeArguments { x, y, turned }.arguments(&variant);
             assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
@@ -267,7 +267,7 @@ mod tests {
     #[test]
     fn only_turned_dims_take_tiles() {
         let turned =
-            |extents: &[usize], x: &[isize]| Transpose::new(Unit::B4, &walk(extents, x)).is_some();
+            |extents: &[usize], x: &[isize]| Transpose::new(Unit::B4, &space(extents, x)).is_some();
         assert!(turned(&[16, 16], &[1, 16]));
         assert!(turned(&[16, 3, 16], &[1, 1000, 16]));
         assert!(!turned(&[16, 16], &[32, 1]), "rows apart");

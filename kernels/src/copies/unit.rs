@@ -1,7 +1,7 @@
 //! What is moved at once, as bits.
 
 use crate::assembler::{GlobalAddress, Pred, U32, U64};
-use crate::elementwise::Walk;
+use crate::elementwise::IterationSpace;
 
 /// As many bytes as are moved at once: an element, or neighbours together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -44,14 +44,14 @@ impl Unit {
     /// The largest unit that a walk over elements of this size can be made in, and that walk.
     /// `starts`: the distances of the tensors' first elements from a multiple of 16 bytes, and of
     /// all else that must be a multiple of the unit, combined by "or".
-    pub fn largest(self, walk: &Walk, starts: u64) -> (Unit, Walk) {
+    pub fn largest(self, space: &IterationSpace, starts: u64) -> (Unit, IterationSpace) {
         let larger = Unit::ALL.into_iter().rev().filter(|unit| *unit > self);
         let mut fitting = larger.filter_map(|unit| {
             let aligned = starts.is_multiple_of(u64::from(unit.bytes()));
-            let walk = walk.grouped(u64::from(unit.bytes() / self.bytes()))?;
-            aligned.then_some((unit, walk))
+            let space = space.grouped(u64::from(unit.bytes() / self.bytes()))?;
+            aligned.then_some((unit, space))
         });
-        fitting.next().unwrap_or((self, *walk))
+        fitting.next().unwrap_or((self, *space))
     }
 
     /// Loads one where the predicate holds; zeros elsewhere.
@@ -87,9 +87,9 @@ mod tests {
         let y: Vec<isize> = (0..extents.len())
             .map(|dim| extents[dim + 1..].iter().product::<usize>() as isize)
             .collect();
-        let walk = Walk::new(extents, &y, &[x]).unwrap();
-        let (unit, walk) = Unit::B2.largest(&walk, starts);
-        (unit, walk.elements())
+        let space = IterationSpace::new(extents, &y, &[x]).unwrap();
+        let (unit, space) = Unit::B2.largest(&space, starts);
+        (unit, space.elements())
     }
 
     /// Neighbours move together as far as extents, strides and beginnings allow.

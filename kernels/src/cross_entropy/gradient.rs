@@ -5,7 +5,7 @@ use super::row::{Row, VECTORS};
 use super::{Classes, Label, Lanes};
 use crate::assembler::{
     Arguments, F32, GlobalAddress, Kernel, Launch, Pair, Ptx, Target, U32, Variant,
-    exchange_with_neighbour,
+    swap_with_neighbor,
 };
 use crate::dtype::Dtype;
 use crate::elementary::exp;
@@ -59,7 +59,7 @@ impl Variant for CrossEntropyGradient {
             Dtype::F32 => store_f32(self.lanes, &row, to, &dlogits),
             Dtype::Bf16 => store_bf16(self.lanes, &row, to, &dlogits),
         }
-        let last = to.moved(row.last.mul_wide(self.dtype.size()));
+        let last = to.byte_add(row.last.mul_wide(self.dtype.size()));
         let value = slope.of(loaded.last, row.last);
         self.dtype.store_if(row.has_last, last, value);
         vocabulary.report(row.leads, label);
@@ -106,7 +106,7 @@ impl<'k> Slope<'k> {
 
 #[track_caller]
 fn store_f32<'k>(lanes: Lanes, row: &Row<'k>, to: GlobalAddress<'k>, dlogits: &[[F32<'k>; 4]]) {
-    let own = to.moved(row.lane.mul_wide(16));
+    let own = to.byte_add(row.lane.mul_wide(16));
     for (vector, (exists, values)) in (0..).zip(row.vectors.iter().zip(dlogits)) {
         let to = own.offset(16 * i64::from(lanes.count()) * vector);
         to.store_vector_if(*exists, *values);
@@ -120,13 +120,13 @@ fn store_bf16<'k>(lanes: Lanes, row: &Row<'k>, to: GlobalAddress<'k>, dlogits: &
     let count = lanes.count();
     let odd_lane = row.lane & 1;
     let odd = odd_lane.differs(0);
-    let own = to.moved(((row.lane - odd_lane) + odd_lane * count).mul_wide(8));
+    let own = to.byte_add(((row.lane - odd_lane) + odd_lane * count).mul_wide(8));
 
     let vectors = row.vectors.as_chunks::<2>().0.iter();
     for (at, (exist, values)) in (0..).zip(vectors.zip(dlogits.as_chunks::<2>().0)) {
         let [first, second] = values.map(|v| [v[0].pack(v[1]), v[2].pack(v[3])]);
         let choose = |a: Pair<'k>, b: Pair<'k>| odd.select(a, b);
-        let theirs = [0, 1].map(|i| exchange_with_neighbour(choose(first[i], second[i])));
+        let theirs = [0, 1].map(|i| swap_with_neighbor(choose(first[i], second[i])));
         let eight = [
             choose(theirs[0], first[0]),
             choose(theirs[1], first[1]),

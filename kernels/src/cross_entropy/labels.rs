@@ -43,7 +43,7 @@ impl Label {
         labels: GlobalAddress<'k>,
         index: U64<'k>,
     ) -> S64<'k> {
-        let from = labels.moved(index * u64::from(self.size()));
+        let from = labels.byte_add(index * u64::from(self.size()));
         match self {
             Label::I64 => from.load_if(condition),
             Label::I32 => from.load_if::<i32>(condition).wide(),

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! A product makes a tile in f32; these kernels read it once, in accesses of 16 bytes that are all
-//! in flight, and keep it in registers: up to 512 classes in a warp, up to [`MOST_CLASSES`] in a
+//! in flight, and keep it in registers: up to 512 classes in a warp, up to [`MAX_CLASSES`] in a
 //! CTA. Statistics of one tile are merged with those of the tiles before, so that a vocabulary of
 //! any size needs the memory of one tile.
 //!
@@ -25,6 +25,6 @@ mod sum;
 
 pub use gradient::{CrossEntropyGradient, CrossEntropyGradientArguments};
 pub use labels::{Classes, Label};
-pub use row::{Lanes, MOST_CLASSES};
+pub use row::{Lanes, MAX_CLASSES};
 pub use statistics::{CrossEntropyStatistics, CrossEntropyStatisticsArguments};
 pub use sum::{CrossEntropySum, CrossEntropySumArguments};

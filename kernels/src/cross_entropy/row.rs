@@ -1,12 +1,12 @@
 //! A row of a tile of logits in registers.
 
 use crate::assembler::{
-    F32, GlobalAddress, Kernel, Launch, Pred, U32, U64, block_fold, block_sum, group_fold,
+    F32, GlobalAddress, Kernel, Launch, Pred, U32, U64, block_reduce, block_sum, group_reduce,
     group_sum,
 };
 
 /// The most classes of a tile.
-pub const MOST_CLASSES: u32 = VECTORS * 4 * CTA;
+pub const MAX_CLASSES: u32 = VECTORS * 4 * CTA;
 
 /// Accesses of a thread to its row, of four logits each.
 pub(super) const VECTORS: u32 = 4;
@@ -25,7 +25,7 @@ const WHOLE: u32 = 8;
 pub enum Lanes {
     /// A warp: up to 512 classes.
     Warp,
-    /// A CTA: up to [`MOST_CLASSES`].
+    /// A CTA: up to [`MAX_CLASSES`].
     Cta,
 }
 
@@ -33,7 +33,7 @@ impl Lanes {
     /// Both.
     pub const ALL: [Lanes; 2] = [Lanes::Warp, Lanes::Cta];
 
-    /// For rows of `classes` classes; `None` for more than [`MOST_CLASSES`].
+    /// For rows of `classes` classes; `None` for more than [`MAX_CLASSES`].
     pub fn choose(classes: u32) -> Option<Lanes> {
         Lanes::ALL.into_iter().find(|it| classes <= it.most())
     }
@@ -125,13 +125,13 @@ impl<'k> Row<'k> {
         leading: U64<'k>,
         size: u32,
     ) -> GlobalAddress<'k> {
-        matrix.moved(self.index * leading * u64::from(size))
+        matrix.byte_add(self.index * leading * u64::from(size))
     }
 
     /// Loads the row that begins at `start`; zeros where nothing exists.
     #[track_caller]
     pub(super) fn load(&self, start: GlobalAddress<'k>) -> Logits<'k> {
-        let own = start.moved(self.lane.mul_wide(16));
+        let own = start.byte_add(self.lane.mul_wide(16));
         let count = self.lanes.count();
         let load = |vector: usize| {
             let from = own.offset(16 * i64::from(count) * vector as i64);
@@ -149,8 +149,8 @@ impl<'k> Row<'k> {
     pub(super) fn max(&self, logits: &Logits<'k>) -> F32<'k> {
         let own = self.fold(logits, f32::NEG_INFINITY, |it| it, F32::max);
         match self.lanes {
-            Lanes::Warp => group_fold(self.k, own, 32, F32::max),
-            Lanes::Cta => block_fold(self.k, own, F32::max),
+            Lanes::Warp => group_reduce(self.k, own, 32, F32::max),
+            Lanes::Cta => block_reduce(self.k, own, F32::max),
         }
     }
 
@@ -194,8 +194,8 @@ mod tests {
         assert_eq!(Lanes::choose(0), Some(Lanes::Warp));
         assert_eq!(Lanes::choose(512), Some(Lanes::Warp));
         assert_eq!(Lanes::choose(513), Some(Lanes::Cta));
-        assert_eq!(Lanes::choose(MOST_CLASSES), Some(Lanes::Cta));
-        assert_eq!(Lanes::choose(MOST_CLASSES + 1), None);
+        assert_eq!(Lanes::choose(MAX_CLASSES), Some(Lanes::Cta));
+        assert_eq!(Lanes::choose(MAX_CLASSES + 1), None);
         assert_eq!(Lanes::Warp.launch(9).map(|it| it.grid), Some([3, 1, 1]));
         assert_eq!(Lanes::Cta.launch(0), None);
     }

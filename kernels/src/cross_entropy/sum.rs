@@ -46,7 +46,7 @@ impl Variant for CrossEntropySum {
                 let exists = row.lt(rows);
                 let bytes = row * u64::from(self.dtype.size());
                 let values =
-                    [lse, label_logit].map(|it| self.dtype.load_if(exists, it.moved(bytes)));
+                    [lse, label_logit].map(|it| self.dtype.load_if(exists, it.byte_add(bytes)));
                 (values, self.label.load_if(exists, labels, row), exists)
             };
             let loaded = [0, 1, 2, 3].map(load);

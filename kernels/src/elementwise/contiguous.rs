@@ -82,7 +82,7 @@ fn whole_tile<'k>(
     let operands: Vec<(Element, GlobalAddress<'k>)> = parameters
         .operands
         .iter()
-        .map(|(format, start)| (*format, start.moved(element * u64::from(format.size()))))
+        .map(|(format, start)| (*format, start.byte_add(element * u64::from(format.size()))))
         .collect();
     let load = |vector: u32| -> Vec<Loaded<'k>> {
         let operands = operands.iter();
@@ -96,7 +96,9 @@ fn whole_tile<'k>(
     let loaded: Vec<_> = (0..vectors(variant)).map(load).collect();
 
     let format = variant.result;
-    let result = parameters.result.moved(element * u64::from(format.size()));
+    let result = parameters
+        .result
+        .byte_add(element * u64::from(format.size()));
     for (vector, loaded) in loaded.iter().enumerate() {
         let widened: Vec<Vec<F32<'k>>> = loaded.iter().map(|operand| operand.widen()).collect();
         let value = |i: usize| {
@@ -121,12 +123,14 @@ fn last_tile<'k>(
         let operands: Vec<F32<'k>> = parameters
             .operands
             .iter()
-            .map(|(format, start)| format.load(start.moved(element * u64::from(format.size()))))
+            .map(|(format, start)| format.load(start.byte_add(element * u64::from(format.size()))))
             .collect();
         let value = evaluate(k, &variant.expression, &operands, &parameters.scalars);
         let format = variant.result;
         format.store(
-            parameters.result.moved(element * u64::from(format.size())),
+            parameters
+                .result
+                .byte_add(element * u64::from(format.size())),
             value,
         );
     });

@@ -6,7 +6,7 @@
 //! is to do is to keep enough bytes in flight. By Little's law a GPU with 4.8 TB/s and 0.7 us of
 //! latency needs some 25 KB in flight on each of its 132 multiprocessors.
 //!
-//! Two forms, chosen by [`Walk::layout`]:
+//! Two forms, chosen by [`IterationSpace::layout`]:
 //!
 //! - **Contiguous**: all operands lie as the result does. A thread moves 16 bytes at once, several
 //!   times, all loads before the first use. The last CTA, where fewer elements are left than it
@@ -20,13 +20,13 @@
 mod contiguous;
 mod element;
 mod evaluate;
+mod space;
 pub(crate) mod strided;
-mod walk;
 
 pub use element::Element;
-pub use walk::Walk;
+pub use space::IterationSpace;
 
-pub(crate) use strided::push_walk;
+pub(crate) use strided::push_space;
 
 use crate::assembler::{Arguments, F32, GlobalAddress, Kernel, Launch, Ptx, Target, Variant};
 use crate::error::{Error, Result};
@@ -52,7 +52,7 @@ pub enum Layout {
     Contiguous,
     /// Anyhow.
     Strided {
-        /// Dims that are walked, 1 to [`Walk::MAX_DIMS`].
+        /// Dims that are walked, 1 to [`IterationSpace::MAX_DIMS`].
         dims: u8,
         /// Whether indices and offsets need 64 bits.
         wide: bool,
@@ -137,7 +137,7 @@ pub struct ElementwiseArguments<'a> {
     /// The address of the result's first element.
     pub result: u64,
     /// How they are walked.
-    pub walk: &'a Walk,
+    pub space: &'a IterationSpace,
     /// The scalars of the expression.
     pub scalars: &'a [f32],
 }
@@ -156,9 +156,9 @@ impl ElementwiseArguments<'_> {
 
         match variant.layout {
             Layout::Contiguous => {
-                arguments.push_u64(self.walk.elements());
+                arguments.push_u64(self.space.elements());
             }
-            Layout::Strided { wide, .. } => strided::push_walk(&mut arguments, self.walk, wide),
+            Layout::Strided { wide, .. } => strided::push_space(&mut arguments, self.space, wide),
         }
         arguments
     }
@@ -245,13 +245,13 @@ fn check_indices(expression: &Expression, operands: usize) -> Result<usize> {
 
 fn check_layout(layout: Layout) -> Result<()> {
     match layout {
-        Layout::Strided { dims, .. } if !(1..=Walk::MAX_DIMS).contains(&dims.into()) => {
+        Layout::Strided { dims, .. } if !(1..=IterationSpace::MAX_DIMS).contains(&dims.into()) => {
             Err(Error::Extent {
                 kernel: "elementwise",
                 what: "dims",
                 value: dims.into(),
                 least: 1,
-                most: Walk::MAX_DIMS,
+                most: IterationSpace::MAX_DIMS,
             })
         }
         _ => Ok(()),
@@ -275,7 +275,7 @@ mod tests {
     /// largest kernels too.
     #[test]
     fn arguments_fill_the_parameter_space() {
-        let strides = [1; Walk::MAX_DIMS];
+        let strides = [1; IterationSpace::MAX_DIMS];
         let scalars = (0..8).map(Expression::scalar).reduce(|a, b| a * b).unwrap();
         for operands in 0..=Elementwise::MAX_OPERANDS {
             let formats = vec![BF16; operands];
@@ -285,7 +285,8 @@ mod tests {
             } else {
                 expression
             };
-            let walk = Walk::new(&[7; 6], &strides, &vec![&strides[..]; operands]).unwrap();
+            let space =
+                IterationSpace::new(&[7; 6], &strides, &vec![&strides[..]; operands]).unwrap();
             let strided = |wide| Layout::Strided { dims: 6, wide };
             for layout in [Layout::Contiguous, strided(false), strided(true)] {
                 let expression = expression.clone();
@@ -293,7 +294,7 @@ mod tests {
                 let arguments = ElementwiseArguments {
                     operands: &vec![256; operands],
                     result: 512,
-                    walk: &walk,
+                    space: &space,
                     scalars: &[1.0; 8],
                 };
                 let bytes = arguments.arguments(&variant);

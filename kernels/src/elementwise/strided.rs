@@ -1,7 +1,7 @@
 //! The form for operands that lie anyhow: an index is taken apart into coordinates.
 
 use super::evaluate::evaluate;
-use super::{Elementwise, Parameters, THREADS, Walk};
+use super::{Elementwise, IterationSpace, Parameters, THREADS};
 use crate::assembler::{
     Arguments, F32, GlobalAddress, Integer, Kernel, Launch, Pred, Ptx, Register, S32, S64, U32, U64,
 };
@@ -13,15 +13,15 @@ pub(crate) const PER_THREAD: u32 = 4;
 pub(crate) const TILE: u32 = THREADS * PER_THREAD;
 
 /// Adds the extents, outermost first, and the strides of the result and of each operand.
-pub(crate) fn push_walk(arguments: &mut Arguments, walk: &Walk, wide: bool) {
-    arguments.push_u64(walk.elements());
-    for extent in walk.extents() {
+pub(crate) fn push_space(arguments: &mut Arguments, space: &IterationSpace, wide: bool) {
+    arguments.push_u64(space.elements());
+    for extent in space.extents() {
         match wide {
             true => arguments.push_u64(*extent),
             false => arguments.push_u32(*extent as u32),
         };
     }
-    for stride in walk.strides().flatten() {
+    for stride in space.strides().flatten() {
         match wide {
             true => arguments.push_i64(*stride),
             false => arguments.push_i32(*stride as i32),
@@ -158,7 +158,7 @@ impl<'k, I: Index<O>, O: Integer> Strides<'k, I, O> {
         size: u32,
         coordinates: &[Register<'k, I>],
     ) -> GlobalAddress<'k> {
-        start.moved(self.bytes(tensor, size, coordinates))
+        start.byte_add(self.bytes(tensor, size, coordinates))
     }
 
     /// How many bytes that is behind the first element. There is at least one dim.
@@ -186,11 +186,11 @@ pub(super) fn ptx<I: Index<O>, O: Integer>(variant: &Elementwise, dims: usize) -
     let k = &variant.kernel();
     let parameters = variant.parameters(k);
     let tensors = 1 + parameters.operands.len();
-    let walk = Strides::<I, O>::parameters(k, dims, tensors);
+    let space = Strides::<I, O>::parameters(k, dims, tensors);
 
     let indices = indices(k).into_iter();
     let loaded: Vec<Place<'_>> = indices
-        .map(|index| load(variant, &parameters, &walk, index))
+        .map(|index| load(variant, &parameters, &space, index))
         .collect();
     for place in loaded {
         let value = evaluate(k, &variant.expression, &place.operands, &parameters.scalars);
@@ -209,13 +209,13 @@ struct Place<'k> {
 fn load<'k, I: Index<O>, O: Integer>(
     variant: &Elementwise,
     parameters: &Parameters<'k>,
-    walk: &Strides<'k, I, O>,
+    space: &Strides<'k, I, O>,
     index: Register<'k, I>,
 ) -> Place<'k> {
-    let exists = I::is_below(index, walk.elements);
-    let coordinates = walk.coordinates(index);
+    let exists = I::is_below(index, space.elements);
+    let coordinates = space.coordinates(index);
     let operand = |(i, (format, start)): (usize, &(super::Element, GlobalAddress<'k>))| {
-        let address = walk.address(1 + i, *start, format.size(), &coordinates);
+        let address = space.address(1 + i, *start, format.size(), &coordinates);
         format.load_if(exists, address)
     };
     let operands = parameters
@@ -225,7 +225,7 @@ fn load<'k, I: Index<O>, O: Integer>(
         .map(operand)
         .collect();
     let size = variant.result.size();
-    let result = walk.address(0, parameters.result, size, &coordinates);
+    let result = space.address(0, parameters.result, size, &coordinates);
     Place {
         exists,
         operands,

@@ -11,7 +11,7 @@
 //!
 //! All four have geometries that depend on S and G alone: how many slots an expert gets is known on
 //! the device only. Slots are read twice and written once; the counts of blocks are few, for there
-//! are at most [`MOST_BLOCKS`].
+//! are at most [`MAX_BLOCKS`].
 //!
 //! Within a block warps have consecutive slots, so that ranks follow from the lanes before
 //! (`match`), the rounds before and the warps before. Indices that name no expert that is held are
@@ -45,10 +45,10 @@ const SLOTS_IN_FLIGHT: u32 = 8;
 const TILE: u32 = THREADS * SLOTS_IN_FLIGHT;
 
 /// The most blocks: as many as one CTA sums at once, two for each multiprocessor.
-pub const MOST_BLOCKS: u32 = THREADS;
+pub const MAX_BLOCKS: u32 = THREADS;
 
 /// The most experts that a CTA counts; more take several CTAs for each block.
-const MOST_EXPERTS: u32 = 1024;
+const MAX_EXPERTS: u32 = 1024;
 
 /// How slots are cut into blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,14 +58,14 @@ pub struct Blocks {
 }
 
 impl Blocks {
-    /// As few tiles a block as keep blocks at [`MOST_BLOCKS`].
+    /// As few tiles a block as keep blocks at [`MAX_BLOCKS`].
     pub fn new(slots: u32) -> Blocks {
-        Blocks::of_tiles(slots, slots.div_ceil(TILE).div_ceil(MOST_BLOCKS))
+        Blocks::of_tiles(slots, slots.div_ceil(TILE).div_ceil(MAX_BLOCKS))
     }
 
     /// Blocks of so many tiles, at least one; more where there would be too many blocks.
     pub fn of_tiles(slots: u32, tiles: u32) -> Blocks {
-        let least = slots.div_ceil(TILE).div_ceil(MOST_BLOCKS).max(1);
+        let least = slots.div_ceil(TILE).div_ceil(MAX_BLOCKS).max(1);
         Blocks {
             slots,
             tiles: tiles.max(least),
@@ -103,7 +103,7 @@ impl Parts {
     /// Room for a power of two of experts, so that there are few variants.
     fn new(held: u32) -> Parts {
         Parts {
-            experts: held.clamp(32, MOST_EXPERTS).next_power_of_two(),
+            experts: held.clamp(32, MAX_EXPERTS).next_power_of_two(),
         }
     }
 
@@ -181,7 +181,7 @@ mod tests {
     fn blocks_cover_the_slots() {
         for slots in [0, 1, 2047, 2048, 2049, 524_288, 524_289, i32::MAX as u32] {
             let blocks = Blocks::new(slots);
-            assert!((1..=MOST_BLOCKS).contains(&blocks.count()), "{slots}");
+            assert!((1..=MAX_BLOCKS).contains(&blocks.count()), "{slots}");
             let all = u64::from(blocks.count()) * u64::from(blocks.each());
             assert!(all >= u64::from(slots), "{slots}");
             assert!(all - u64::from(slots) <= u64::from(blocks.each()));

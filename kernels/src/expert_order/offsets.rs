@@ -1,7 +1,9 @@
 //! From counts to where each expert's rows begin, and back to counts.
 
 use super::{Blocks, THREADS};
-use crate::assembler::{Arguments, Kernel, Launch, Ptx, S64, Target, Variant, block_sums_before};
+use crate::assembler::{
+    Arguments, Kernel, Launch, Ptx, S64, Target, Variant, block_exclusive_scan,
+};
 
 /// starts\[g, b\] = sum of counts\[g, ..b\], in place; totals\[g\] = sum of counts\[g, ..\]. A CTA
 /// for each expert.
@@ -24,7 +26,7 @@ impl Variant for ExpertStarts {
         let (expert, block) = (k.cta(), k.thread());
         let cell = expert.mul_wide(blocks) + block.wide();
         let (cell, exists) = (counts.element_wide::<u32>(cell), block.lt(blocks));
-        let [before, total] = block_sums_before(k, cell.load_if::<u32>(exists));
+        let [before, total] = block_exclusive_scan(k, cell.load_if::<u32>(exists));
         cell.store_if(exists, before);
         let of_expert = totals.element::<u32>(expert);
         of_expert.store_if(block.equals(0), total);
@@ -84,7 +86,7 @@ impl Variant for ExpertOffsets {
             let expert = base + k.thread();
             let exists = expert.lt(held);
             let total = totals.element::<u32>(expert).load_if::<u32>(exists);
-            let [before, of_all] = block_sums_before(k, total);
+            let [before, of_all] = block_exclusive_scan(k, total);
             let next = offsets.element::<u64>(expert).offset(8);
             next.store_if(exists, (*sum + before + total).wide());
             sum.add(of_all);

@@ -120,7 +120,7 @@ impl<'a, 'k> Rows<'a, 'k> {
     #[track_caller]
     fn deal(&self, experts: &[U32<'k>]) -> Vec<U32<'k>> {
         let own = self.k.warp() * (4 * self.line);
-        let own = self.counters.moved(own);
+        let own = self.counters.byte_add(own);
         let ranks = self.ranks_in_warp(own, experts);
         self.k.barrier();
         self.share.for_experts(|expert| self.sum_over_warps(expert));
@@ -144,13 +144,13 @@ impl<'a, 'k> Rows<'a, 'k> {
 
         let lanes_before = (k.constant(1u32) << k.lane()) - 1;
         let rank = |expert: &U32<'k>| {
-            let alike = expert.lanes_alike();
-            let before = (alike & lanes_before).ones();
+            let alike = expert.match_any();
+            let before = (alike & lanes_before).count_ones();
             let counter = own.element::<u32>(*expert);
             let rounds_before = counter.load::<u32>();
             k.warp_barrier();
             k.if_(before.equals(0), || {
-                counter.store(rounds_before + alike.ones());
+                counter.store(rounds_before + alike.count_ones());
             });
             k.warp_barrier();
             rounds_before + before

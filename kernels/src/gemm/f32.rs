@@ -23,12 +23,12 @@
 //! - **Edges**: what lies outside of A or B is read as 0; the product does not notice. M, N and K
 //!   are below 2^31.
 
-use super::split::Part;
+use super::split_k::Part;
 use super::tiles::Place;
 use super::{Call, Matrix, Order, Tile};
 use crate::assembler::{
-    F32, GlobalAddress, Kernel, Launch, MovingAddress, Pred, Ptx, S32, SharedAddress, Target, U32,
-    U64, Variable, Variant,
+    AddressVariable, F32, GlobalAddress, Kernel, Launch, Pred, Ptx, S32, SharedAddress, Target,
+    U32, U64, Variable, Variant,
 };
 
 /// Threads of a CTA: 16 by 16.
@@ -194,7 +194,7 @@ struct Slice<'k> {
     /// Where this thread's first element goes.
     to: SharedAddress<'k>,
     /// Where its first element of the next slice is.
-    from: MovingAddress<'k>,
+    from: AddressVariable<'k>,
     /// Elements of a thread.
     count: u32,
     /// From one element to the next, in rows (columns) and in k.
@@ -250,7 +250,7 @@ impl<'k> Slice<'k> {
             side,
             shared,
             to: shared.element::<f32>(depth.mad(side.pitch(), line)),
-            from: from.moving(),
+            from: from.to_variable(),
             count: length * DEPTH / THREADS,
             step,
             step_bytes,
@@ -264,7 +264,7 @@ impl<'k> Slice<'k> {
     /// many k there are from its first on.
     #[track_caller]
     fn copy_next(&self, buffer: U32<'k>, left: S32<'k>) {
-        let to = self.to.moved(buffer);
+        let to = self.to.byte_add(buffer);
         let left = left - self.depth;
         let mut from = self.from.get();
         for i in 0..self.count {
@@ -272,7 +272,7 @@ impl<'k> Slice<'k> {
             let inside = self.lines.gt(line as i32) & left.gt(depth as i32);
             let to = to.offset(4 * (line + depth * self.side.pitch()));
             to.copy_async::<4>(from, inside);
-            from = from.moved(self.step_bytes);
+            from = from.byte_add(self.step_bytes);
         }
         self.from.advance(self.slice_bytes);
     }
@@ -313,8 +313,8 @@ impl<'k> Sums<'k> {
 
     #[track_caller]
     fn add_products(&self, a: &Slice<'k>, b: &Slice<'k>, buffer: U32<'k>) {
-        let of_rows = a.shared.element::<f32>(self.down * 4).moved(buffer);
-        let of_columns = b.shared.element::<f32>(self.across * 4).moved(buffer);
+        let of_rows = a.shared.element::<f32>(self.down * 4).byte_add(buffer);
+        let of_columns = b.shared.element::<f32>(self.across * 4).byte_add(buffer);
         for depth in 0..DEPTH {
             let rows = a.fragment(of_rows, depth);
             let columns = b.fragment(of_columns, depth);
@@ -346,7 +346,7 @@ impl<'k> Sums<'k> {
                 })
                 .collect();
             store(&places, sums, accumulate);
-            to = to.moved(next_row * u64::from(rows.place(i + 1) - rows.place(i)));
+            to = to.byte_add(next_row * u64::from(rows.place(i + 1) - rows.place(i)));
         }
     }
 }

@@ -7,20 +7,20 @@
 //! The sum over k runs from the first to the last in f32, in one order whatever the tile: the bits
 //! of an element do not depend on the tile that computes it, nor on its neighbours. Where there are
 //! few tiles and k is long, parts of the sum are made beside each other and added in order
-//! ([`Split`]).
+//! ([`SplitK`]).
 
 mod bf16;
 mod f32;
 mod grouped;
-mod split;
-mod sum_parts;
+mod split_k;
+mod split_k_reduce;
 mod tiles;
 
 pub use bf16::{GemmBf16, Output};
 pub use f32::GemmF32;
 pub use grouped::{GroupedArguments, GroupedK, GroupedM};
-pub use split::{Split, SplitArguments};
-pub use sum_parts::{SumParts, SumPartsArguments};
+pub use split_k::{SplitK, SplitKArguments};
+pub use split_k_reduce::{SplitKReduce, SplitKReduceArguments};
 pub use tiles::{GROUP, Tile};
 
 use crate::assembler::{Arguments, GlobalAddress, Kernel, U32, U64};
@@ -110,7 +110,7 @@ impl<'k> Matrix<'k> {
     #[track_caller]
     fn of_batch(self, index: U32<'k>, size: u32) -> Matrix<'k> {
         let elements = self.batch * index.wide();
-        let start = self.start.moved(elements * u64::from(size));
+        let start = self.start.byte_add(elements * u64::from(size));
         Matrix { start, ..self }
     }
 
@@ -118,7 +118,7 @@ impl<'k> Matrix<'k> {
     #[track_caller]
     fn lines_from(self, line: U32<'k>, size: u32) -> Matrix<'k> {
         let elements = self.leading * line.wide();
-        let start = self.start.moved(elements * u64::from(size));
+        let start = self.start.byte_add(elements * u64::from(size));
         Matrix { start, ..self }
     }
 
@@ -127,7 +127,7 @@ impl<'k> Matrix<'k> {
     #[track_caller]
     fn element(self, line: U32<'k>, along: U32<'k>, size: u32) -> GlobalAddress<'k> {
         let elements = self.leading * line.wide() + along.wide();
-        self.start.moved(elements * u64::from(size))
+        self.start.byte_add(elements * u64::from(size))
     }
 }
 
@@ -184,7 +184,7 @@ mod tests {
             tile: Tile::Small,
             accumulate: false,
         };
-        let arguments = SplitArguments {
+        let arguments = SplitKArguments {
             product: arguments,
             products: 13,
             depth: 14,

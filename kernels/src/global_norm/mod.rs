@@ -8,4 +8,6 @@ mod clip;
 mod squares;
 
 pub use clip::{ClipScale, ClipScaleArguments};
-pub use squares::{AddSquares, AddSquaresArguments, SumSquares, SumSquaresArguments, partials_of};
+pub use squares::{
+    GlobalNorm, GlobalNormArguments, SumSquares, SumSquaresArguments, partial_count,
+};

@@ -1,7 +1,7 @@
 //! Sums of squares, and the root of all.
 
 use crate::assembler::{
-    Arguments, F64, Kernel, Launch, Ptx, Target, Variable, Variant, block_fold,
+    Arguments, F64, Kernel, Launch, Ptx, Target, Variable, Variant, block_reduce,
 };
 use crate::dtype::Dtype;
 use crate::row::{Chunked, IN_FLIGHT, PART_THREADS, Part, PartTile, chunk_of_rows};
@@ -10,7 +10,7 @@ use crate::row::{Chunked, IN_FLIGHT, PART_THREADS, Part, PartTile, chunk_of_rows
 const ADDING_THREADS: u32 = 512;
 
 /// Partial sums of a tensor of as many elements: none of none.
-pub fn partials_of(elements: u64) -> u64 {
+pub fn partial_count(elements: u64) -> u64 {
     elements.div_ceil(chunk_of_rows(1, elements))
 }
 
@@ -30,13 +30,13 @@ impl SumSquares {
 
     /// How to launch it; `None` for no elements.
     pub fn launch(&self, elements: u64) -> Option<Launch> {
-        self.tile.launch(1, partials_of(elements))
+        self.tile.launch(1, partial_count(elements))
     }
 }
 
 impl Variant for SumSquares {
     fn ptx(&self) -> Ptx {
-        let k = &Kernel::new(self.entry(), Target::Sm80, PART_THREADS).for_loads();
+        let k = &Kernel::new(self.entry(), Target::Sm80, PART_THREADS).reserve_load_registers();
         let (x, partials) = (k.pointer("x"), k.pointer("partials"));
         let of = Chunked {
             rows: k.constant(1u64),
@@ -70,7 +70,7 @@ impl Variant for SumSquares {
 pub struct SumSquaresArguments {
     /// \[N\], read.
     pub x: u64,
-    /// [`partials_of`] f64, written.
+    /// [`partial_count`] f64, written.
     pub partials: u64,
     /// N.
     pub elements: u64,
@@ -89,16 +89,16 @@ impl SumSquaresArguments {
 
 /// norm = sqrt(the sum of all partial sums), as an f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct AddSquares;
+pub struct GlobalNorm;
 
-impl AddSquares {
+impl GlobalNorm {
     /// How to launch it. The norm of nothing is 0.
     pub fn launch(&self) -> Option<Launch> {
         Launch::new([1, 1, 1], ADDING_THREADS)
     }
 }
 
-impl Variant for AddSquares {
+impl Variant for GlobalNorm {
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, ADDING_THREADS);
         let (partials, norm) = (k.pointer("partials"), k.pointer("norm"));
@@ -115,19 +115,19 @@ impl Variant for AddSquares {
                 sum.add(partial);
             }
         });
-        let sum = block_fold(k, sum.get(), |a, b| a + b);
+        let sum = block_reduce(k, sum.get(), |a, b| a + b);
         norm.store_if(k.thread().equals(0), sum.sqrt().to_f32());
         k.finish()
     }
 
     fn entry(&self) -> String {
-        "add_squares".to_owned()
+        "global_norm".to_owned()
     }
 }
 
-/// What [`AddSquares`] is called with; pointers are device addresses.
+/// What [`GlobalNorm`] is called with; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
-pub struct AddSquaresArguments {
+pub struct GlobalNormArguments {
     /// \[P\] of f64, read.
     pub partials: u64,
     /// One f32, written.
@@ -136,7 +136,7 @@ pub struct AddSquaresArguments {
     pub count: u64,
 }
 
-impl AddSquaresArguments {
+impl GlobalNormArguments {
     /// The bytes of the kernel's parameters.
     pub fn arguments(&self) -> Arguments {
         let mut arguments = Arguments::new();
@@ -163,19 +163,19 @@ mod tests {
         let ptx = SumSquares::new(Dtype::F32, 3, true).ptx();
         assert_eq!(bytes.bytes().len(), ptx.parameter_bytes());
 
-        let arguments = AddSquaresArguments {
+        let arguments = GlobalNormArguments {
             partials: 1,
             norm: 2,
             count: 3,
         };
         let bytes = arguments.arguments();
-        assert_eq!(bytes.bytes().len(), AddSquares.ptx().parameter_bytes());
+        assert_eq!(bytes.bytes().len(), GlobalNorm.ptx().parameter_bytes());
     }
 
     #[test]
     fn nothing_has_no_partial_sums() {
-        assert_eq!((partials_of(0), partials_of(1)), (0, 1));
-        assert_eq!(partials_of(1 << 40), 1024);
+        assert_eq!((partial_count(0), partial_count(1)), (0, 1));
+        assert_eq!(partial_count(1 << 40), 1024);
         assert_eq!(SumSquares::new(Dtype::F32, 0, true).launch(0), None);
     }
 }

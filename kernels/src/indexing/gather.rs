@@ -1,17 +1,17 @@
 //! Elements that an index tensor chooses along one dim.
 
 use super::ids::Choice;
-use super::{Ids, Indexed};
+use super::{IndexDtype, IndexedDim};
 use crate::assembler::{Arguments, Integer, Kernel, Launch, Ptx, Target, Variant};
 use crate::copies::Unit;
 use crate::elementwise::strided::{self, Index, Strides};
-use crate::elementwise::{THREADS, Walk};
+use crate::elementwise::{IterationSpace, THREADS};
 
 /// y\[c\] = x\[c, but index\[c\] in one dim\].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Gather {
     unit: Unit,
-    ids: Ids,
+    ids: IndexDtype,
     dims: u8,
     wide: bool,
 }
@@ -27,9 +27,9 @@ pub struct GatherArguments<'a> {
     pub y: u64,
     /// Over the index tensor's extents: the strides of y, of the index tensor and of x, the last 0
     /// in the dim that is indexed.
-    pub walk: &'a Walk,
+    pub space: &'a IterationSpace,
     /// That dim in x.
-    pub indexed: Indexed,
+    pub indexed: IndexedDim,
 }
 
 impl GatherArguments<'_> {
@@ -39,7 +39,7 @@ impl GatherArguments<'_> {
         for address in [self.x, self.index, self.y] {
             arguments.push_pointer(address);
         }
-        strided::push_walk(&mut arguments, self.walk, variant.wide);
+        strided::push_space(&mut arguments, self.space, variant.wide);
         self.indexed.push(&mut arguments);
         arguments
     }
@@ -47,12 +47,12 @@ impl GatherArguments<'_> {
 
 impl Gather {
     /// The kernel for elements of up to 8 bytes.
-    pub fn new(unit: Unit, ids: Ids, walk: &Walk) -> Gather {
+    pub fn new(unit: Unit, ids: IndexDtype, space: &IterationSpace) -> Gather {
         Gather {
             unit,
             ids,
-            dims: walk.extents().len() as u8,
-            wide: walk.is_wide(),
+            dims: space.extents().len() as u8,
+            wide: space.is_wide(),
         }
     }
 
@@ -64,23 +64,23 @@ impl Gather {
     fn text<I: Index<O>, O: Integer>(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
         let (x, ids, y) = (k.pointer("x"), k.pointer("index"), k.pointer("y"));
-        let walk = Strides::<I, O>::parameters(k, self.dims.into(), 3);
+        let space = Strides::<I, O>::parameters(k, self.dims.into(), 3);
         let choice = Choice::parameters(k);
 
         let size = self.unit.bytes();
         let index = |index| {
-            let exists = I::is_below(index, walk.elements);
-            let coordinates = walk.coordinates(index);
-            let from = walk.address(1, ids, self.ids.size(), &coordinates);
-            let to = walk.address(0, y, size, &coordinates);
-            let around = walk.address(2, x, size, &coordinates);
+            let exists = I::is_below(index, space.elements);
+            let coordinates = space.coordinates(index);
+            let from = space.address(1, ids, self.ids.size(), &coordinates);
+            let to = space.address(0, y, size, &coordinates);
+            let around = space.address(2, x, size, &coordinates);
             (exists, self.ids.load_if(exists, from), around, to)
         };
         let indices: Vec<_> = strided::indices::<I, O>(k).into_iter().map(index).collect();
         let mut loaded = Vec::with_capacity(indices.len());
         for (exists, index, around, to) in indices {
             let (inside, offset) = choice.choose(exists, index);
-            let from = around.moved((offset * i64::from(size)).unsigned());
+            let from = around.byte_add((offset * i64::from(size)).unsigned());
             loaded.push((exists, to, self.unit.load_if(inside, from)));
         }
         for (exists, to, raw) in loaded {
@@ -113,14 +113,14 @@ mod tests {
     #[test]
     fn arguments_fill_the_parameter_space() {
         for far in [3, 1 << 40] {
-            let walk = Walk::new(&[3, 4], &[4, 1], &[&[1, 3], &[far, 0]]).unwrap();
-            let variant = Gather::new(Unit::B2, Ids::I32, &walk);
+            let space = IterationSpace::new(&[3, 4], &[4, 1], &[&[1, 3], &[far, 0]]).unwrap();
+            let variant = Gather::new(Unit::B2, IndexDtype::I32, &space);
             let arguments = GatherArguments {
                 x: 256,
                 index: 512,
                 y: 1024,
-                walk: &walk,
-                indexed: Indexed {
+                space: &space,
+                indexed: IndexedDim {
                     extent: 3,
                     stride: 1,
                     faults: FaultSite::new(64, 1),

@@ -5,7 +5,7 @@ use crate::faults::{FaultSite, Faults};
 
 /// The format of indices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Ids {
+pub enum IndexDtype {
     /// Signed, 64 bits.
     I64,
     /// Signed, 32 bits.
@@ -16,7 +16,7 @@ pub enum Ids {
 
 /// What indices choose from.
 #[derive(Clone, Copy, Debug)]
-pub struct Indexed {
+pub struct IndexedDim {
     /// How many there are to choose from.
     pub extent: u64,
     /// The distance from one to the next, in units.
@@ -25,24 +25,24 @@ pub struct Indexed {
     pub faults: FaultSite,
 }
 
-impl Ids {
+impl IndexDtype {
     /// All.
-    pub const ALL: [Ids; 3] = [Ids::I64, Ids::I32, Ids::U32];
+    pub const ALL: [IndexDtype; 3] = [IndexDtype::I64, IndexDtype::I32, IndexDtype::U32];
 
     /// Bytes of an index.
     pub fn size(self) -> u32 {
         match self {
-            Ids::I64 => 8,
-            Ids::I32 | Ids::U32 => 4,
+            IndexDtype::I64 => 8,
+            IndexDtype::I32 | IndexDtype::U32 => 4,
         }
     }
 
     /// Its name, as in the names of kernels.
     pub fn name(self) -> &'static str {
         match self {
-            Ids::I64 => "i64",
-            Ids::I32 => "i32",
-            Ids::U32 => "u32",
+            IndexDtype::I64 => "i64",
+            IndexDtype::I32 => "i32",
+            IndexDtype::U32 => "u32",
         }
     }
 
@@ -50,9 +50,9 @@ impl Ids {
     #[track_caller]
     pub(super) fn load_if<'k>(self, condition: Pred<'k>, from: GlobalAddress<'k>) -> Id<'k> {
         match self {
-            Ids::I64 => Id::I64(from.load_if(condition)),
-            Ids::I32 => Id::I32(from.load_if(condition)),
-            Ids::U32 => Id::U32(from.load_if(condition)),
+            IndexDtype::I64 => Id::I64(from.load_if(condition)),
+            IndexDtype::I32 => Id::I32(from.load_if(condition)),
+            IndexDtype::U32 => Id::U32(from.load_if(condition)),
         }
     }
 }
@@ -85,7 +85,7 @@ pub(super) struct Choice<'k> {
 }
 
 impl<'k> Choice<'k> {
-    /// Declares the parameters that [`Indexed::push`] fills.
+    /// Declares the parameters that [`IndexedDim::push`] fills.
     #[track_caller]
     pub(super) fn parameters(k: &'k Kernel) -> Choice<'k> {
         Choice {
@@ -112,7 +112,7 @@ impl<'k> Choice<'k> {
     }
 }
 
-impl Indexed {
+impl IndexedDim {
     /// Adds the arguments that [`Choice::parameters`] declares.
     pub(super) fn push(self, arguments: &mut Arguments) {
         arguments.push_u64(self.extent).push_i64(self.stride);

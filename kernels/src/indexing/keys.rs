@@ -1,23 +1,23 @@
 //! Where each element is to be added: the first step of a sum by indices.
 
 use super::ids::Choice;
-use super::{Ids, Indexed};
+use super::{IndexDtype, IndexedDim};
 use crate::assembler::{Arguments, Integer, Kernel, Launch, Ptx, Target, Variant};
 use crate::elementwise::strided::{self, Index, Strides};
-use crate::elementwise::{THREADS, Walk};
+use crate::elementwise::{IterationSpace, THREADS};
 
 /// keys\[i\] = the number of the row that element i of an index tensor chooses, or the number of rows
 /// where it chooses none; positions\[i\] = i.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Keys {
-    ids: Ids,
+pub struct IndexKeys {
+    ids: IndexDtype,
     dims: u8,
     wide: bool,
 }
 
-/// What [`Keys`] is called with.
+/// What [`IndexKeys`] is called with.
 #[derive(Clone, Copy, Debug)]
-pub struct KeysArguments<'a> {
+pub struct IndexKeysArguments<'a> {
     /// The address of the first index.
     pub index: u64,
     /// Where the keys go, as u32.
@@ -26,34 +26,34 @@ pub struct KeysArguments<'a> {
     pub positions: u64,
     /// Over the index tensor's extents: the strides of what is dense, of the index tensor, and of
     /// the rows' numbers, the last 0 in the dim that is indexed.
-    pub walk: &'a Walk,
+    pub space: &'a IterationSpace,
     /// That dim in the rows' numbers.
-    pub indexed: Indexed,
+    pub indexed: IndexedDim,
     /// How many rows there are.
     pub rows: u32,
 }
 
-impl KeysArguments<'_> {
+impl IndexKeysArguments<'_> {
     /// The bytes of the parameters of `variant`.
-    pub fn arguments(&self, variant: &Keys) -> Arguments {
+    pub fn arguments(&self, variant: &IndexKeys) -> Arguments {
         let mut arguments = Arguments::new();
         for address in [self.index, self.keys, self.positions] {
             arguments.push_pointer(address);
         }
-        strided::push_walk(&mut arguments, self.walk, variant.wide);
+        strided::push_space(&mut arguments, self.space, variant.wide);
         self.indexed.push(&mut arguments);
         arguments.push_u32(self.rows);
         arguments
     }
 }
 
-impl Keys {
+impl IndexKeys {
     /// The kernel for this walk.
-    pub fn new(ids: Ids, walk: &Walk) -> Keys {
-        Keys {
+    pub fn new(ids: IndexDtype, space: &IterationSpace) -> IndexKeys {
+        IndexKeys {
             ids,
-            dims: walk.extents().len() as u8,
-            wide: walk.is_wide(),
+            dims: space.extents().len() as u8,
+            wide: space.is_wide(),
         }
     }
 
@@ -66,16 +66,16 @@ impl Keys {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
         let ids = k.pointer("index");
         let (keys, positions) = (k.pointer("keys"), k.pointer("positions"));
-        let walk = Strides::<I, O>::parameters(k, self.dims.into(), 3);
+        let space = Strides::<I, O>::parameters(k, self.dims.into(), 3);
         let choice = Choice::parameters(k);
         let rows = k.u32_param("rows");
 
         let mut loaded = Vec::new();
         for index in strided::indices::<I, O>(k) {
-            let exists = I::is_below(index, walk.elements);
-            let coordinates = walk.coordinates(index);
-            let from = walk.address(1, ids, self.ids.size(), &coordinates);
-            let around = walk.bytes(2, 1, &coordinates);
+            let exists = I::is_below(index, space.elements);
+            let coordinates = space.coordinates(index);
+            let from = space.address(1, ids, self.ids.size(), &coordinates);
+            let around = space.bytes(2, 1, &coordinates);
             let position = I::bytes(I::signed(index), 1);
             loaded.push((exists, position, around, self.ids.load_if(exists, from)));
         }
@@ -90,7 +90,7 @@ impl Keys {
     }
 }
 
-impl Variant for Keys {
+impl Variant for IndexKeys {
     fn ptx(&self) -> Ptx {
         match self.wide {
             false => self.text::<u32, i32>(),
@@ -101,6 +101,6 @@ impl Variant for Keys {
     fn entry(&self) -> String {
         let (ids, dims) = (self.ids.name(), self.dims);
         let wide = if self.wide { "_wide" } else { "" };
-        format!("keys_{ids}_strided{dims}{wide}")
+        format!("index_keys_{ids}_strided{dims}{wide}")
     }
 }

@@ -7,12 +7,10 @@ mod gather;
 mod ids;
 mod keys;
 mod select;
-mod sort;
 mod sums;
 
 pub use gather::{Gather, GatherArguments};
-pub use ids::{Ids, Indexed};
-pub use keys::{Keys, KeysArguments};
-pub use select::{Select, SelectArguments};
-pub use sort::{Pass, PassArguments, counts, passes};
-pub use sums::{Starts, StartsArguments, SumRows, SumRowsArguments};
+pub use ids::{IndexDtype, IndexedDim};
+pub use keys::{IndexKeys, IndexKeysArguments};
+pub use select::{IndexSelect, IndexSelectArguments};
+pub use sums::{SegmentStarts, SegmentStartsArguments, SegmentSum, SegmentSumArguments};

@@ -1,7 +1,7 @@
 //! Rows that a list of indices chooses.
 
 use super::ids::Choice;
-use super::{Ids, Indexed};
+use super::{IndexDtype, IndexedDim};
 use crate::assembler::{Arguments, Integer, Kernel, Launch, Ptx, Register, Target, U64, Variant};
 use crate::copies::Unit;
 use crate::elementwise::THREADS;
@@ -10,15 +10,15 @@ use crate::elementwise::strided::{self, Index};
 /// y\[o, j, ..\] = x\[o, ids\[j\], ..\] for dense tensors, in units of up to 16 bytes: the rows of a
 /// table where there is one o.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Select {
+pub struct IndexSelect {
     unit: Unit,
-    ids: Ids,
+    ids: IndexDtype,
     wide: bool,
 }
 
-/// What a [`Select`] is called with.
+/// What a [`IndexSelect`] is called with.
 #[derive(Clone, Copy, Debug)]
-pub struct SelectArguments {
+pub struct IndexSelectArguments {
     /// The address of the first element of x.
     pub x: u64,
     /// Of the indices, which lie side by side.
@@ -32,10 +32,10 @@ pub struct SelectArguments {
     /// Units of a row, which are the stride of the dim too.
     pub inner: u64,
     /// Rows to choose from, and where others are reported.
-    pub indexed: Indexed,
+    pub indexed: IndexedDim,
 }
 
-impl SelectArguments {
+impl IndexSelectArguments {
     /// Units of y.
     pub fn units(&self) -> u64 {
         [self.chosen, self.inner]
@@ -44,7 +44,7 @@ impl SelectArguments {
     }
 
     /// The bytes of the parameters of `variant`.
-    pub fn arguments(&self, variant: &Select) -> Arguments {
+    pub fn arguments(&self, variant: &IndexSelect) -> Arguments {
         let mut arguments = Arguments::new();
         for address in [self.x, self.ids, self.y] {
             arguments.push_pointer(address);
@@ -61,14 +61,20 @@ impl SelectArguments {
     }
 }
 
-impl Select {
+impl IndexSelect {
     /// The kernel for `elements` of `size`, in rows of `inner` bytes that begin at multiples of
     /// `aligned` bytes; and its unit.
-    pub fn new(element: Unit, ids: Ids, inner: u64, aligned: u64, elements: u64) -> (Select, Unit) {
+    pub fn new(
+        element: Unit,
+        ids: IndexDtype,
+        inner: u64,
+        aligned: u64,
+        elements: u64,
+    ) -> (IndexSelect, Unit) {
         let fits = |unit: &Unit| (inner | aligned).is_multiple_of(unit.bytes().into());
         let unit = Unit::ALL.into_iter().rev().find(fits).unwrap_or(element);
         let wide = elements >= 1 << 30;
-        (Select { unit, ids, wide }, unit)
+        (IndexSelect { unit, ids, wide }, unit)
     }
 
     /// How to launch it over as many units; `None` for none.
@@ -92,15 +98,15 @@ impl Select {
             let column = index - row * inner;
             let outer = row / chosen;
             let at = wide::<I, O>(row - outer * chosen) * u64::from(self.ids.size());
-            let id = self.ids.load_if(exists, ids.moved(at));
-            let start = x.moved((wide::<I, O>(outer) * table + wide::<I, O>(column)) * size);
-            chosen_rows.push((exists, id, start, y.moved(wide::<I, O>(index) * size)));
+            let id = self.ids.load_if(exists, ids.byte_add(at));
+            let start = x.byte_add((wide::<I, O>(outer) * table + wide::<I, O>(column)) * size);
+            chosen_rows.push((exists, id, start, y.byte_add(wide::<I, O>(index) * size)));
         }
 
         let mut loaded = Vec::with_capacity(chosen_rows.len());
         for (exists, id, start, to) in chosen_rows {
             let (inside, offset) = choice.choose(exists, id);
-            let from = start.moved(offset.unsigned() * size);
+            let from = start.byte_add(offset.unsigned() * size);
             loaded.push((exists, to, self.unit.load_if(inside, from)));
         }
         for (exists, to, raw) in loaded {
@@ -116,7 +122,7 @@ fn wide<I: Index<O>, O: Integer>(index: Register<'_, I>) -> U64<'_> {
     I::bytes(I::signed(index), 1)
 }
 
-impl Variant for Select {
+impl Variant for IndexSelect {
     fn ptx(&self) -> Ptx {
         match self.wide {
             false => self.text::<u32, i32>(),
@@ -127,7 +133,7 @@ impl Variant for Select {
     fn entry(&self) -> String {
         let (unit, ids) = (self.unit.bytes(), self.ids.name());
         let wide = if self.wide { "_wide" } else { "" };
-        format!("select_b{unit}_{ids}{wide}")
+        format!("index_select_b{unit}_{ids}{wide}")
     }
 }
 
@@ -139,16 +145,16 @@ mod tests {
     #[test]
     fn arguments_fill_the_parameter_space() {
         for elements in [100, 1 << 40] {
-            let (variant, unit) = Select::new(Unit::B2, Ids::U32, 40, 0, elements);
+            let (variant, unit) = IndexSelect::new(Unit::B2, IndexDtype::U32, 40, 0, elements);
             assert_eq!(unit, Unit::B8);
-            let arguments = SelectArguments {
+            let arguments = IndexSelectArguments {
                 x: 256,
                 ids: 512,
                 y: 1024,
                 outer: 1,
                 chosen: 5,
                 inner: 5,
-                indexed: Indexed {
+                indexed: IndexedDim {
                     extent: 3,
                     stride: 5,
                     faults: FaultSite::new(64, 1),

@@ -12,11 +12,11 @@ const TOGETHER: u32 = 4;
 
 /// starts\[v\] = how many of the sorted keys are less than v, for v in 0..=rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Starts;
+pub struct SegmentStarts;
 
-/// What [`Starts`] is called with.
+/// What [`SegmentStarts`] is called with.
 #[derive(Clone, Copy, Debug)]
-pub struct StartsArguments {
+pub struct SegmentStartsArguments {
     /// The address of the sorted keys.
     pub keys: u64,
     /// Where the starts go: one more than there are rows.
@@ -27,7 +27,7 @@ pub struct StartsArguments {
     pub rows: u32,
 }
 
-impl StartsArguments {
+impl SegmentStartsArguments {
     /// The bytes of the parameters.
     pub fn arguments(&self) -> Arguments {
         let mut arguments = Arguments::new();
@@ -37,14 +37,14 @@ impl StartsArguments {
     }
 }
 
-impl Starts {
+impl SegmentStarts {
     /// How to launch it for as many rows.
     pub fn launch(self, rows: u32) -> Option<Launch> {
         Launch::new([rows / THREADS + 1, 1, 1], THREADS)
     }
 }
 
-impl Variant for Starts {
+impl Variant for SegmentStarts {
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
         let (keys, starts) = (k.pointer("keys"), k.pointer("starts"));
@@ -67,7 +67,7 @@ impl Variant for Starts {
     }
 
     fn entry(&self) -> String {
-        "sort_starts".into()
+        "segment_starts".into()
     }
 }
 
@@ -77,7 +77,7 @@ impl Variant for Starts {
 /// `Every` row is written, where it has no position with zeros. Otherwise rows that have any are
 /// added to, and no other is touched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct SumRows {
+pub struct SegmentSum {
     from: Dtype,
     to: Dtype,
     /// Elements of a thread: 16 bytes of x, or one.
@@ -87,9 +87,9 @@ pub struct SumRows {
     every: bool,
 }
 
-/// What a [`SumRows`] is called with.
+/// What a [`SegmentSum`] is called with.
 #[derive(Clone, Copy, Debug)]
-pub struct SumRowsArguments {
+pub struct SegmentSumArguments {
     /// The address of the first element of x.
     pub x: u64,
     /// Of the sorted keys and of their positions.
@@ -108,9 +108,9 @@ pub struct SumRowsArguments {
     pub inner: u32,
 }
 
-impl SumRowsArguments {
+impl SegmentSumArguments {
     /// The bytes of the parameters of `variant`.
-    pub fn arguments(&self, variant: &SumRows) -> Arguments {
+    pub fn arguments(&self, variant: &SegmentSum) -> Arguments {
         let mut arguments = Arguments::new();
         arguments.push_pointer(self.x);
         for address in self.sorted.into_iter().chain([self.starts, self.sum]) {
@@ -123,10 +123,10 @@ impl SumRowsArguments {
     }
 }
 
-impl SumRows {
+impl SegmentSum {
     /// The kernel for rows of `inner` elements. `aligned`: whether x and the sums begin at multiples
     /// of 16 bytes. `every`: whether all rows are written.
-    pub fn new(from: Dtype, to: Dtype, inner: u32, aligned: bool, every: bool) -> SumRows {
+    pub fn new(from: Dtype, to: Dtype, inner: u32, aligned: bool, every: bool) -> SegmentSum {
         let vectors = aligned && inner.is_multiple_of(from.per_vector().max(to.per_vector()));
         let width = if vectors {
             from.per_vector().max(to.per_vector())
@@ -134,7 +134,7 @@ impl SumRows {
             1
         };
         let across = (inner / width).clamp(1, THREADS).next_power_of_two();
-        SumRows {
+        SegmentSum {
             from,
             to,
             width,
@@ -144,14 +144,14 @@ impl SumRows {
     }
 
     /// How to launch it; `None` for nothing to write.
-    pub fn launch(&self, call: &SumRowsArguments) -> Option<Launch> {
+    pub fn launch(&self, call: &SegmentSumArguments) -> Option<Launch> {
         let items = self.items(call).div_ceil(THREADS / self.across);
         let ctas = items.saturating_mul(self.tiles(call.inner));
         Launch::new([ctas, 1, 1], THREADS)
     }
 
     /// Rows that threads care for: all, or as many as there can be with a position.
-    fn items(&self, call: &SumRowsArguments) -> u32 {
+    fn items(&self, call: &SegmentSumArguments) -> u32 {
         match self.every {
             true => call.outer.saturating_mul(call.rows),
             false => call.count,
@@ -176,9 +176,9 @@ struct Item<'k> {
     row: U64<'k>,
 }
 
-impl Variant for SumRows {
+impl Variant for SegmentSum {
     fn ptx(&self) -> Ptx {
-        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS).for_loads();
+        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS).reserve_load_registers();
         let (x, keys, positions) = (k.pointer("x"), k.pointer("keys"), k.pointer("positions"));
         let (starts, sum) = (k.pointer("starts"), k.pointer("sum"));
         let (items, count) = (k.u32_param("items"), k.u32_param("count"));
@@ -194,7 +194,7 @@ impl Variant for SumRows {
             false => with_positions(k, exists, item, rows, [keys, starts]),
         };
         k.if_(item.exists, || {
-            let to = sum.moved(element(item.row, inner, column, self.to));
+            let to = sum.byte_add(element(item.row, inner, column, self.to));
             let zeros = (0..self.width).map(|_| k.constant(0.0_f32)).collect();
             let before = if self.every {
                 zeros
@@ -212,7 +212,7 @@ impl Variant for SumRows {
                 let mut loaded = Vec::new();
                 for (exists, position) in next {
                     let row = item.base + position.wide();
-                    let from = x.moved(element(row, inner, column, self.from));
+                    let from = x.byte_add(element(row, inner, column, self.from));
                     loaded.push((exists, load(self.from, self.width, exists, from)));
                 }
                 for (exists, loaded) in loaded {
@@ -228,7 +228,7 @@ impl Variant for SumRows {
     }
 
     fn entry(&self) -> String {
-        let SumRows {
+        let SegmentSum {
             from,
             to,
             width,
@@ -237,7 +237,7 @@ impl Variant for SumRows {
         } = self;
         let (from, to) = (from.name(), to.name());
         let every = if *every { "every" } else { "added" };
-        format!("sum_rows_{from}_to_{to}_{every}_w{width}_t{across}")
+        format!("segment_sum_{from}_to_{to}_{every}_w{width}_t{across}")
     }
 }
 
@@ -325,7 +325,7 @@ mod tests {
 
     #[test]
     fn arguments_fill_the_parameter_space() {
-        let arguments = SumRowsArguments {
+        let arguments = SegmentSumArguments {
             x: 256,
             sorted: [512, 1024],
             starts: 2048,
@@ -337,12 +337,12 @@ mod tests {
         };
         for every in [true, false] {
             for inner in [64, 7] {
-                let variant = SumRows::new(Dtype::Bf16, Dtype::F32, inner, true, every);
+                let variant = SegmentSum::new(Dtype::Bf16, Dtype::F32, inner, true, every);
                 let bytes = arguments.arguments(&variant);
                 assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
             }
         }
-        let starts = StartsArguments {
+        let starts = SegmentStartsArguments {
             keys: 256,
             starts: 512,
             count: 3,
@@ -350,7 +350,7 @@ mod tests {
         };
         assert_eq!(
             starts.arguments().bytes().len(),
-            Starts.ptx().parameter_bytes()
+            SegmentStarts.ptx().parameter_bytes()
         );
     }
 }

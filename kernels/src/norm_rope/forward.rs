@@ -131,7 +131,7 @@ fn in_registers<'k>(k: &'k Kernel, tile: HeadTile, call: &Call<'k>) {
 
     let w = w.widen();
     let normed: Vec<F32<'k>> = x.iter().zip(w).map(|(x, w)| *x * inv_rms * w).collect();
-    head.store(call.y, &tile.turned(Direction::Forward, &normed, &angles));
+    head.store(call.y, &tile.rotated(Direction::Forward, &normed, &angles));
     head.store_scalar(call.inv_rms, inv_rms);
 }
 
@@ -157,7 +157,7 @@ fn in_a_loop<'k>(k: &'k Kernel, dtype: Dtype, style: Style, call: &Call<'k>) {
     };
     head.each_pair(|features, pair| {
         let angle = tables.map(|table| element(Dtype::F32, table, pair).load());
-        let turned = Direction::Forward.turn(features.map(normed), angle);
+        let turned = Direction::Forward.rotate(features.map(normed), angle);
         for (i, value) in features.into_iter().zip(turned) {
             dtype.store(element(dtype, y, i), value);
         }

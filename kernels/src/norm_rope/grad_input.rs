@@ -134,7 +134,7 @@ fn in_registers<'k>(k: &'k Kernel, tile: HeadTile, call: &Call<'k>) {
     let angles = head.angles([(call.cos, call.of_cos), (call.sin, call.of_sin)]);
     let inv_rms = head.load_scalar(call.inv_rms);
 
-    let dz = tile.turned(Direction::Back, &dy.widen(), &angles);
+    let dz = tile.rotated(Direction::Inverse, &dy.widen(), &angles);
     let (x, w) = (x.widen(), w.widen());
     let dot = k.var(0.0_f32);
     for i in 0..x.len() {
@@ -161,7 +161,7 @@ fn in_a_loop<'k>(k: &'k Kernel, dtype: Dtype, style: Style, call: &Call<'k>) {
     let x_and_w = |i| [load(x, i), load(call.w, i)];
     let turned_back = |features: [_; 2], pair| {
         let angle = tables.map(|table| element(Dtype::F32, table, pair).load());
-        Direction::Back.turn(features.map(|i| load(dy, i)), angle)
+        Direction::Inverse.rotate(features.map(|i| load(dy, i)), angle)
     };
 
     let dot = k.var(0.0_f32);

@@ -2,7 +2,7 @@
 
 use crate::assembler::{
     Arguments, F32, GlobalAddress, Kernel, Launch, Ptx, Target, U32, Variable, Variant,
-    across_groups,
+    sum_across_groups,
 };
 use crate::dtype::Dtype;
 use crate::rms_norm::rows_per_partial;
@@ -167,7 +167,7 @@ impl<'k> Call<'k> {
         let angles = head.angles([(self.cos, self.of_cos), (self.sin, self.of_sin)]);
         let inv_rms = head.load_scalar(self.inv_rms);
         move || {
-            let dz = tile.turned(Direction::Back, &dy.widen(), &angles);
+            let dz = tile.rotated(Direction::Inverse, &dy.widen(), &angles);
             let pairs = dz.into_iter().zip(x.widen());
             pairs.map(|(dz, x)| dz * (x * inv_rms)).collect()
         }
@@ -200,12 +200,12 @@ fn in_registers<'k>(k: &'k Kernel, tile: HeadTile, call: &Call<'k>) {
 
     let of_warp = sums
         .iter()
-        .map(|sum| across_groups(k, sum.get(), tile.lanes()));
+        .map(|sum| sum_across_groups(k, sum.get(), tile.lanes()));
     let of_warp: Vec<F32<'k>> = of_warp.collect();
     let features = tile.features();
     let line = padded(features - 1) + 1;
     let shared = k.shared::<f32>(THREADS / 32 * line);
-    let of_this_warp = shared.moved(k.warp() * (4 * line));
+    let of_this_warp = shared.byte_add(k.warp() * (4 * line));
     let vectors = of_warp.chunks_exact(tile.per_vector() as usize);
     let places = tile.places(lane, k.lane().lt(tile.lanes()));
     for (values, (column, exists)) in vectors.zip(places) {

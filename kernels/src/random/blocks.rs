@@ -51,12 +51,12 @@ fn whole_tile<'k>(
     let bytes = element * u64::from(format.size());
     let apart = |vector: u32| i64::from(vector * THREADS * per_vector * format.size());
 
-    let operand = parameters.operand.map(|x| x.moved(bytes));
+    let operand = parameters.operand.map(|x| x.byte_add(bytes));
     let loaded: Vec<_> = (0..vectors(variant))
         .map(|vector| operand.map(|x| format.load_vector(x.offset(apart(vector)), per_vector)))
         .collect();
 
-    let result = parameters.result.moved(bytes);
+    let result = parameters.result.byte_add(bytes);
     let block = (place + element) >> 2;
     for (vector, loaded) in (0..).zip(loaded) {
         let blocks_before = u64::from(vector * THREADS * per_vector / 4);
@@ -85,9 +85,9 @@ fn last_tile<'k>(
     k.for_range(k.thread(), remaining, THREADS, |i| {
         let element = first + i.wide();
         let bytes = element * u64::from(format.size());
-        let x = parameters.operand.map(|x| format.load(x.moved(bytes)));
+        let x = parameters.operand.map(|x| format.load(x.byte_add(bytes)));
         let word = parameters.key.word(place + element);
         let value = parameters.rule.value(format, word, x);
-        format.store(parameters.result.moved(bytes), value);
+        format.store(parameters.result.byte_add(bytes), value);
     });
 }

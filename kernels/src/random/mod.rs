@@ -1,7 +1,7 @@
 //! Random values and dropout: what an element gets is a function of a key and of its global index
 //! alone, by [`philox`](crate::philox).
 //!
-//! Two forms, chosen by [`RandomWalk::form`]:
+//! Two forms, chosen by [`RandomSpace::form`]:
 //!
 //! - **Blocks**: elements lie densely and their indices follow each other from a multiple of 4. A
 //!   thread moves 16 bytes at once and takes all four words of each block that it computes.
@@ -14,7 +14,7 @@ mod strided;
 
 use crate::Dtype;
 use crate::assembler::{Arguments, F32, GlobalAddress, Kernel, Launch, Ptx, Target, U32, Variant};
-use crate::elementwise::{Element, Layout, Walk};
+use crate::elementwise::{Element, IterationSpace, Layout};
 use crate::error::Result;
 use crate::philox::{Key, push_key};
 
@@ -36,7 +36,7 @@ pub enum Distribution {
 
 /// A distribution with its numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Values {
+pub enum DistributionParams {
     /// low + length u with u in [0, 1), at most `last`.
     Uniform {
         /// The lower end.
@@ -67,29 +67,29 @@ pub enum Values {
     },
 }
 
-impl Values {
+impl DistributionParams {
     /// Which distribution it is.
     pub fn distribution(&self) -> Distribution {
         match self {
-            Values::Uniform { .. } => Distribution::Uniform,
-            Values::Normal { .. } => Distribution::Normal,
-            Values::Dropout { .. } => Distribution::Dropout,
-            Values::Mask { .. } => Distribution::Mask,
+            DistributionParams::Uniform { .. } => Distribution::Uniform,
+            DistributionParams::Normal { .. } => Distribution::Normal,
+            DistributionParams::Dropout { .. } => Distribution::Dropout,
+            DistributionParams::Mask { .. } => Distribution::Mask,
         }
     }
 
     fn push(&self, arguments: &mut Arguments) {
         match *self {
-            Values::Uniform { low, length, last } => {
+            DistributionParams::Uniform { low, length, last } => {
                 arguments.push_f32(low).push_f32(length).push_f32(last);
             }
-            Values::Normal { mean, std } => {
+            DistributionParams::Normal { mean, std } => {
                 arguments.push_f32(mean).push_f32(std);
             }
-            Values::Dropout { threshold, scale } => {
+            DistributionParams::Dropout { threshold, scale } => {
                 arguments.push_u32(threshold).push_f32(scale);
             }
-            Values::Mask { threshold } => {
+            DistributionParams::Mask { threshold } => {
                 arguments.push_u32(threshold);
             }
         }
@@ -98,34 +98,37 @@ impl Values {
 
 /// How the elements of the result, their global indices and perhaps an operand lie.
 #[derive(Clone, Copy, Debug)]
-pub struct RandomWalk {
-    walk: Walk,
+pub struct RandomSpace {
+    space: IterationSpace,
     first: u64,
 }
 
-impl RandomWalk {
+impl RandomSpace {
     /// Elements of shape `extents` whose result lies densely and whose global indices are `first`
     /// plus these strides; the operand's strides where there is one.
     ///
     /// # Errors
-    /// As [`Walk::new`].
+    /// As [`IterationSpace::new`].
     pub fn new(
         extents: &[usize],
         result: &[isize],
         (first, places): (u64, &[isize]),
         operand: Option<&[isize]>,
-    ) -> Result<RandomWalk> {
-        let walk = match operand {
-            Some(operand) => Walk::new(extents, result, &[places, operand]),
-            None => Walk::new(extents, result, &[places]),
+    ) -> Result<RandomSpace> {
+        let space = match operand {
+            Some(operand) => IterationSpace::new(extents, result, &[places, operand]),
+            None => IterationSpace::new(extents, result, &[places]),
         };
-        Ok(RandomWalk { walk: walk?, first })
+        Ok(RandomSpace {
+            space: space?,
+            first,
+        })
     }
 
     /// The form of the kernel that walks so. `aligned`: whether result and operand begin at
     /// multiples of 16 bytes.
     pub fn form(&self, aligned: bool) -> Layout {
-        self.walk.layout(aligned && self.first.is_multiple_of(4))
+        self.space.layout(aligned && self.first.is_multiple_of(4))
     }
 }
 
@@ -216,9 +219,9 @@ pub struct RandomArguments<'a> {
     /// The four words of the key.
     pub key: [u32; 4],
     /// The numbers of the distribution.
-    pub values: Values,
+    pub values: DistributionParams,
     /// How they are walked.
-    pub walk: &'a RandomWalk,
+    pub space: &'a RandomSpace,
 }
 
 impl RandomArguments<'_> {
@@ -231,13 +234,13 @@ impl RandomArguments<'_> {
         arguments.push_pointer(self.result);
         push_key(&mut arguments, self.key);
         self.values.push(&mut arguments);
-        arguments.push_u64(self.walk.first);
+        arguments.push_u64(self.space.first);
         match variant.layout {
             Layout::Contiguous => {
-                arguments.push_u64(self.walk.walk.elements());
+                arguments.push_u64(self.space.space.elements());
             }
             Layout::Strided { wide, .. } => {
-                crate::elementwise::push_walk(&mut arguments, &self.walk.walk, wide);
+                crate::elementwise::push_space(&mut arguments, &self.space.space, wide);
             }
         }
         arguments
@@ -253,7 +256,7 @@ struct Parameters<'k> {
     rule: Rule<'k>,
 }
 
-/// [`Values`] in registers.
+/// [`DistributionParams`] in registers.
 enum Rule<'k> {
     Uniform {
         low: F32<'k>,
@@ -322,22 +325,22 @@ mod tests {
 
     #[test]
     fn arguments_fill_the_parameter_space() {
-        let strides = [1; Walk::MAX_DIMS];
-        let walk = RandomWalk::new(&[7; 6], &strides, (4, &strides), Some(&strides)).unwrap();
-        let fill = RandomWalk::new(&[7; 6], &strides, (4, &strides), None).unwrap();
+        let strides = [1; IterationSpace::MAX_DIMS];
+        let space = RandomSpace::new(&[7; 6], &strides, (4, &strides), Some(&strides)).unwrap();
+        let fill = RandomSpace::new(&[7; 6], &strides, (4, &strides), None).unwrap();
         let (threshold, scale) = (7, 2.0);
         let of = [
-            (Values::Mask { threshold }, &fill),
-            (Values::Dropout { threshold, scale }, &walk),
+            (DistributionParams::Mask { threshold }, &fill),
+            (DistributionParams::Dropout { threshold, scale }, &space),
             (
-                Values::Normal {
+                DistributionParams::Normal {
                     mean: 0.0,
                     std: 1.0,
                 },
                 &fill,
             ),
             (
-                Values::Uniform {
+                DistributionParams::Uniform {
                     low: 0.0,
                     length: 1.0,
                     last: 1.0,
@@ -346,7 +349,7 @@ mod tests {
             ),
         ];
         let strided = |wide| Layout::Strided { dims: 6, wide };
-        for (values, walk) in of {
+        for (values, space) in of {
             for layout in [Layout::Contiguous, strided(false), strided(true)] {
                 let variant = Random::new(values.distribution(), Dtype::Bf16, layout);
                 let arguments = RandomArguments {
@@ -354,7 +357,7 @@ mod tests {
                     result: 512,
                     key: [1, 2, 3, 4],
                     values,
-                    walk,
+                    space,
                 };
                 let bytes = arguments.arguments(&variant);
                 let parameters = variant.ptx().parameter_bytes();
@@ -367,8 +370,8 @@ mod tests {
     #[test]
     fn the_first_place_chooses_the_form() {
         let form = |first| {
-            let walk = RandomWalk::new(&[3, 4], &[4, 1], (first, &[4, 1]), None).unwrap();
-            walk.form(true)
+            let space = RandomSpace::new(&[3, 4], &[4, 1], (first, &[4, 1]), None).unwrap();
+            space.form(true)
         };
         assert_eq!(form(8), Layout::Contiguous);
         let (dims, wide) = (1, false);

@@ -4,7 +4,7 @@ use super::{Call, Reduce};
 use crate::assembler::{F32, GlobalAddress, Kernel, Pred};
 use crate::columns::{ColumnTile, Columns};
 use crate::dtype::{Dtype, Loaded};
-use crate::merge::Merge;
+use crate::reduce_op::ReduceOp;
 
 pub(super) fn write(k: &Kernel, variant: &Reduce, tile: ColumnTile) {
     let call = Call::new(k);
@@ -18,29 +18,29 @@ pub(super) fn write(k: &Kernel, variant: &Reduce, tile: ColumnTile) {
     let line = outer.wide() * call.reduced;
     let folded = columns.fold(
         [start, end],
-        variant.merge,
+        variant.op,
         |row, exists| {
             let element = (line + row) * call.inner + column;
-            let from = call.x.moved(element * u64::from(variant.from.size()));
+            let from = call.x.byte_add(element * u64::from(variant.from.size()));
             Loaded::new(variant.from, tile.width, exists, from)
         },
-        |loaded, exists| values(variant.merge, &loaded, exists),
+        |loaded, exists| values(variant.op, &loaded, exists),
     );
 
     let line = outer.wide() * call.chunks.wide() + k.cta_y().wide();
     let index = line * call.inner + column;
-    let to = call.y.moved(index * u64::from(variant.to.size()));
+    let to = call.y.byte_add(index * u64::from(variant.to.size()));
     let scaled: Vec<F32<'_>> = folded.into_iter().map(|it| it * call.scale).collect();
     store(variant.to, to, columns.lead(), &scaled);
 }
 
 /// The elements of an access; what changes nothing where there are none.
 #[track_caller]
-fn values<'k>(merge: Merge, loaded: &Loaded<'k>, exists: Pred<'k>) -> Vec<F32<'k>> {
-    let (values, neutral) = (loaded.widen(), merge.neutral());
-    match merge {
-        Merge::Add => values, // zeros where there is none
-        Merge::Max | Merge::Min => {
+fn values<'k>(op: ReduceOp, loaded: &Loaded<'k>, exists: Pred<'k>) -> Vec<F32<'k>> {
+    let (values, neutral) = (loaded.widen(), op.identity());
+    match op {
+        ReduceOp::Add => values, // zeros where there is none
+        ReduceOp::Max | ReduceOp::Min => {
             let values = values.into_iter();
             values.map(|value| exists.select(value, neutral)).collect()
         }

@@ -20,7 +20,7 @@ use crate::assembler::{
 };
 use crate::columns::{ColumnTile, THREADS};
 use crate::dtype::Dtype;
-use crate::merge::Merge;
+use crate::reduce_op::ReduceOp;
 use crate::row::{ENOUGH_CTAS, MAX_CHUNK, PartTile, chunk_of_rows};
 
 /// Rows of a chunk of columns at least.
@@ -77,7 +77,7 @@ impl Extents {
 /// One pass: y = scale * (x merged over the reduced extent), chunk by chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Reduce {
-    merge: Merge,
+    op: ReduceOp,
     from: Dtype,
     to: Dtype,
     form: Form,
@@ -95,7 +95,7 @@ enum Form {
 impl Reduce {
     /// The kernel that merges `from` into `to`. `aligned`: whether x and y begin at multiples of 16
     /// bytes.
-    pub fn new(merge: Merge, from: Dtype, to: Dtype, extents: Extents, aligned: bool) -> Reduce {
+    pub fn new(op: ReduceOp, from: Dtype, to: Dtype, extents: Extents, aligned: bool) -> Reduce {
         let vector = u64::from(from.per_vector());
         let form = match extents.inner {
             1 => Form::Rows(PartTile::new(from, extents.outer, extents.reduced, aligned)),
@@ -113,12 +113,7 @@ impl Reduce {
                 })
             }
         };
-        Reduce {
-            merge,
-            from,
-            to,
-            form,
-        }
+        Reduce { op, from, to, form }
     }
 
     /// How to launch it; `None` for no results.
@@ -202,7 +197,7 @@ impl ReduceArguments {
 
 impl Variant for Reduce {
     fn ptx(&self) -> Ptx {
-        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS).for_loads();
+        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS).reserve_load_registers();
         match self.form {
             Form::Rows(tile) => rows::write(k, self, tile),
             Form::Columns(tile) => columns::write(k, self, tile),
@@ -211,11 +206,11 @@ impl Variant for Reduce {
     }
 
     fn entry(&self) -> String {
-        let (merge, from, to) = (self.merge.name(), self.from.name(), self.to.name());
+        let (op, from, to) = (self.op.name(), self.from.name(), self.to.name());
         match self.form {
-            Form::Rows(tile) => format!("reduce_{merge}_rows_{}_to_{to}", tile.name()),
+            Form::Rows(tile) => format!("reduce_{op}_rows_{}_to_{to}", tile.name()),
             Form::Columns(ColumnTile { across, width }) => {
-                format!("reduce_{merge}_columns_{from}_w{width}_t{across}_to_{to}")
+                format!("reduce_{op}_columns_{from}_w{width}_t{across}_to_{to}")
             }
         }
     }
@@ -236,7 +231,7 @@ mod tests {
     #[test]
     fn arguments_fill_the_parameter_space() {
         for extents in [extents(2, 64, 1), extents(2, 3, 8)] {
-            let variant = Reduce::new(Merge::Max, Dtype::Bf16, Dtype::F32, extents, true);
+            let variant = Reduce::new(ReduceOp::Max, Dtype::Bf16, Dtype::F32, extents, true);
             let arguments = ReduceArguments {
                 x: 1,
                 y: 2,
@@ -275,7 +270,8 @@ mod tests {
     fn the_form_follows_the_extents() {
         let form = |[outer, reduced, inner]: [u64; 3], aligned| {
             let extents = extents(outer, reduced, inner);
-            let entry = Reduce::new(Merge::Add, Dtype::Bf16, Dtype::F32, extents, aligned).entry();
+            let entry =
+                Reduce::new(ReduceOp::Add, Dtype::Bf16, Dtype::F32, extents, aligned).entry();
             entry.replace("reduce_sum_", "").replace("_to_f32", "")
         };
         assert_eq!(form([10, 8, 1], true), "rows_bf16_w8_t1");

@@ -2,7 +2,7 @@
 
 use super::{Call, Reduce};
 use crate::assembler::{Kernel, Variable};
-use crate::merge::Merge;
+use crate::reduce_op::ReduceOp;
 use crate::row::{Chunked, IN_FLIGHT, Part, PartTile};
 
 pub(super) fn write(k: &Kernel, variant: &Reduce, tile: PartTile) {
@@ -15,23 +15,23 @@ pub(super) fn write(k: &Kernel, variant: &Reduce, tile: PartTile) {
     let part = Part::new(k, tile, call.x, of);
 
     // One for each access in flight: additions need not wait for each other.
-    let (merge, neutral) = (variant.merge, variant.merge.neutral());
+    let (op, neutral) = (variant.op, variant.op.identity());
     let folded: Vec<Variable<'_, f32>> = (0..IN_FLIGHT).map(|_| k.var(neutral)).collect();
     part.for_each(|access, loaded| {
         for value in loaded.values() {
             // What was not loaded is 0, which changes no sum.
-            let value = match merge {
-                Merge::Add => value,
-                Merge::Max | Merge::Min => loaded.exists.select(value, neutral),
+            let value = match op {
+                ReduceOp::Add => value,
+                ReduceOp::Max | ReduceOp::Min => loaded.exists.select(value, neutral),
             };
-            merge.into(&folded[access], value);
+            op.accumulate(&folded[access], value);
         }
     });
     let others = folded[1..].iter();
-    let of_thread = others.fold(*folded[0], |all, other| merge.of(all, **other));
-    let of_row = part.fold(of_thread, |a, b| merge.of(a, b));
+    let of_thread = others.fold(*folded[0], |all, other| op.apply(all, **other));
+    let of_row = part.fold(of_thread, |a, b| op.apply(a, b));
 
     let index = part.chunk(call.chunks);
-    let to = call.y.moved(index * u64::from(variant.to.size()));
+    let to = call.y.byte_add(index * u64::from(variant.to.size()));
     variant.to.store_if(part.leads, to, of_row * call.scale);
 }

@@ -30,7 +30,8 @@ impl RmsNorm {
 
 impl Variant for RmsNorm {
     fn ptx(&self) -> Ptx {
-        let k = &Kernel::new(self.entry(), Target::Sm80, self.form.threads()).for_loads();
+        let k =
+            &Kernel::new(self.entry(), Target::Sm80, self.form.threads()).reserve_load_registers();
         let call = Call {
             x: k.pointer("x"),
             w: k.pointer("w"),

@@ -5,7 +5,7 @@ use crate::assembler::{
 };
 use crate::columns::{ColumnTile, Columns, THREADS};
 use crate::dtype::{Dtype, Loaded};
-use crate::merge::Merge;
+use crate::reduce_op::ReduceOp;
 use crate::row::element;
 
 /// Partial sums are at most this many, so that the second kernel is short.
@@ -63,7 +63,7 @@ impl RmsNormGradWeight {
         exists: Pred<'k>,
     ) -> Row<'k> {
         let index = row * call.features.wide() + columns.first.wide();
-        let at = |matrix: GlobalAddress<'k>| matrix.moved(index * u64::from(self.dtype.size()));
+        let at = |matrix: GlobalAddress<'k>| matrix.byte_add(index * u64::from(self.dtype.size()));
         let inv_rms = call.inv_rms.element_wide::<f32>(row).load_if(exists);
         let load = |matrix| Loaded::new(self.dtype, self.tile.width, exists, at(matrix));
         Row {
@@ -76,7 +76,7 @@ impl RmsNormGradWeight {
 
 impl Variant for RmsNormGradWeight {
     fn ptx(&self) -> Ptx {
-        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS).for_loads();
+        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS).reserve_load_registers();
         let call = Call {
             dy: k.pointer("dy"),
             x: k.pointer("x"),
@@ -92,7 +92,7 @@ impl Variant for RmsNormGradWeight {
         let end = (start + call.rows_per_partial).min(call.rows);
         let columns = Columns::new(k, self.tile, call.features);
         let load = |row, exists| self.load(&call, &columns, row, exists);
-        let sums = columns.fold([start, end], Merge::Add, load, |row, _| row.products());
+        let sums = columns.fold([start, end], ReduceOp::Add, load, |row, _| row.products());
 
         let to = call
             .partials
@@ -205,14 +205,14 @@ impl SumPartials {
 
 impl Variant for SumPartials {
     fn ptx(&self) -> Ptx {
-        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS).for_loads();
+        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS).reserve_load_registers();
         let (partials, to) = (k.pointer("partials"), k.pointer("to"));
         let (rows, features) = (k.u64_param("rows"), k.u32_param("features"));
 
         let columns = Columns::new(k, Self::TILE, features);
         let sums = columns.fold(
             [k.constant(0u64), rows],
-            Merge::Add,
+            ReduceOp::Add,
             |row, exists| {
                 let index = row * features.wide() + columns.first.wide();
                 partials.element_wide::<f32>(index).load_if(exists)

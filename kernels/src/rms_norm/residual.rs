@@ -38,7 +38,8 @@ impl AddRmsNorm {
 
 impl Variant for AddRmsNorm {
     fn ptx(&self) -> Ptx {
-        let k = &Kernel::new(self.entry(), Target::Sm80, self.form.threads()).for_loads();
+        let k =
+            &Kernel::new(self.entry(), Target::Sm80, self.form.threads()).reserve_load_registers();
         let call = Call {
             x: k.pointer("x"),
             b: k.pointer("b"),

@@ -85,23 +85,23 @@ impl HeadTile {
 
     /// What a thread has of a head, turned, in the order of [`LoadedHead::widen`].
     #[track_caller]
-    pub(crate) fn turned<'k>(
+    pub(crate) fn rotated<'k>(
         self,
         direction: Direction,
         values: &[F32<'k>],
         angles: &Angles<'k>,
     ) -> Vec<F32<'k>> {
         let per_vector = self.dtype.per_vector() as usize;
-        let mut turned = values.to_vec();
+        let mut rotated = values.to_vec();
         for (i, [cos, sin]) in angles.0.iter().enumerate() {
             let (chunk, pair) = (i / per_vector * 2 * per_vector, i % per_vector);
             let [a, b] = match self.style {
                 Style::Half => [chunk + pair, chunk + per_vector + pair],
                 Style::Interleaved => [chunk + 2 * pair, chunk + 2 * pair + 1],
             };
-            [turned[a], turned[b]] = direction.turn([values[a], values[b]], [*cos, *sin]);
+            [rotated[a], rotated[b]] = direction.rotate([values[a], values[b]], [*cos, *sin]);
         }
-        turned
+        rotated
     }
 
     /// Where each vector of a lane begins, and whether it is in the head; nowhere unless `exists`.
@@ -218,7 +218,7 @@ impl<'k> Place<'k> {
         tensor: GlobalAddress<'k>,
         strides: &Strides<'k>,
     ) -> GlobalAddress<'k> {
-        tensor.moved(self.element(strides) * u64::from(dtype.size()))
+        tensor.byte_add(self.element(strides) * u64::from(dtype.size()))
     }
 
     /// The head in a dense tensor.
@@ -229,7 +229,7 @@ impl<'k> Place<'k> {
         tensor: GlobalAddress<'k>,
         features: U32<'k>,
     ) -> GlobalAddress<'k> {
-        tensor.moved(self.index.mul_wide(features) * u64::from(dtype.size()))
+        tensor.byte_add(self.index.mul_wide(features) * u64::from(dtype.size()))
     }
 
     /// Its element of a dense vector with an f32 for each head.
@@ -391,7 +391,7 @@ impl<'k> Head<'k> {
     /// The thread's first element behind `start`, of elements of `size` bytes.
     #[track_caller]
     fn column_of(&self, start: GlobalAddress<'k>, size: u32) -> GlobalAddress<'k> {
-        start.moved(self.column.mul_wide(size))
+        start.byte_add(self.column.mul_wide(size))
     }
 }
 

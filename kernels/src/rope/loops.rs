@@ -73,5 +73,5 @@ pub(crate) fn element<'k>(
     start: GlobalAddress<'k>,
     index: U32<'k>,
 ) -> GlobalAddress<'k> {
-    start.moved(index.mul_wide(dtype.size()))
+    start.byte_add(index.mul_wide(dtype.size()))
 }

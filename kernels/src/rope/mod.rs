@@ -17,12 +17,12 @@
 mod form;
 mod head;
 mod loops;
+mod rotate;
 mod tables;
-mod turn;
 
 pub use form::{Form, HeadStrides, Heads, Style, TableStrides};
+pub use rotate::{Direction, Rope, RopeArguments};
 pub use tables::{PositionFormat, RopeTables, RopeTablesArguments};
-pub use turn::{Direction, Rope, RopeArguments};
 
 pub(crate) use form::Shape;
 pub(crate) use head::{Head, HeadTile, Place, Strides};

@@ -119,7 +119,7 @@ impl<'k> Slots<'_, 'k> {
     fn dweight(&self, j: U32<'k>) -> F32<'k> {
         let dtype = self.group.tile.dtype;
         let slot = (self.first + j.wide()) * u64::from(dtype.size());
-        dtype.load_if(self.group.exists, self.dweights.moved(slot))
+        dtype.load_if(self.group.exists, self.dweights.byte_add(slot))
     }
 }
 

@@ -20,15 +20,15 @@ pub(super) struct Candidate<'k> {
 }
 
 /// The best that a lane has seen so far.
-pub(super) struct Best<'k> {
+pub(super) struct ArgReduce<'k> {
     rank: Variable<'k, u32>,
     expert: Variable<'k, u32>,
 }
 
-impl<'k> Best<'k> {
+impl<'k> ArgReduce<'k> {
     #[track_caller]
-    pub(super) fn new(k: &'k Kernel) -> Best<'k> {
-        Best {
+    pub(super) fn new(k: &'k Kernel) -> ArgReduce<'k> {
+        ArgReduce {
             rank: k.var(0u32),
             expert: k.var(0u32),
         }
@@ -54,8 +54,8 @@ impl<'k> Best<'k> {
         };
         let distances = (0..lanes.trailing_zeros()).map(|bit| 1 << bit);
         distances.fold(own, |best, distance| {
-            let rank = best.rank.exchanged(distance);
-            let expert = best.expert.exchanged(distance);
+            let rank = best.rank.shuffle_xor(distance);
+            let expert = best.expert.shuffle_xor(distance);
             let lower = rank.equals(best.rank) & expert.lt(best.expert);
             let better = rank.gt(best.rank) | lower;
             Candidate {

@@ -1,7 +1,7 @@
 //! The choice and its weights.
 
 use super::renormalised_name;
-use super::scores::{Access, Best, Candidate, Scores};
+use super::scores::{Access, ArgReduce, Candidate, Scores};
 use crate::assembler::{
     Arguments, F32, GlobalAddress, Kernel, Launch, Pred, Ptx, U32, U64, Variable, Variant,
 };
@@ -121,8 +121,8 @@ impl<'k> InRegisters<'k> {
     }
 
     #[track_caller]
-    fn best(&self) -> Best<'k> {
-        let best = Best::new(self.k);
+    fn best(&self) -> ArgReduce<'k> {
+        let best = ArgReduce::new(self.k);
         for (rank, expert) in &self.ranked {
             let (rank, expert) = (**rank, *expert);
             best.offer(Candidate { rank, expert }, None);
@@ -158,8 +158,8 @@ impl<'a, 'k> InMemory<'a, 'k> {
     }
 
     #[track_caller]
-    fn best(&self) -> Best<'k> {
-        let best = Best::new(self.scores.group.k);
+    fn best(&self) -> ArgReduce<'k> {
+        let best = ArgReduce::new(self.scores.group.k);
         self.scores.group.for_accesses(1, |accesses| {
             let (first, inside) = accesses[0];
             for candidate in self.scores.load(first, inside).candidates() {
@@ -193,7 +193,7 @@ struct Choice<'a, 'k> {
 impl<'k> Choice<'_, 'k> {
     /// Takes the `best`, K times, and removes each from those that are left.
     #[track_caller]
-    fn choose(&self, best: impl FnOnce() -> Best<'k>, remove: impl FnOnce(Candidate<'k>)) {
+    fn choose(&self, best: impl FnOnce() -> ArgReduce<'k>, remove: impl FnOnce(Candidate<'k>)) {
         let group = self.scores.group;
         let (k, lanes) = (group.k, group.tile.lanes);
         let sum = k.var(0.0_f32);
@@ -228,7 +228,7 @@ impl<'k> Choice<'_, 'k> {
     fn store_weight(&self, own: Pred<'k>, j: U32<'k>, weight: F32<'k>) {
         let dtype = self.scores.group.tile.dtype;
         let slot = (self.first + j.wide()) * u64::from(dtype.size());
-        dtype.store_if(own, self.weights.moved(slot), weight);
+        dtype.store_if(own, self.weights.byte_add(slot), weight);
     }
 }
 

@@ -92,7 +92,7 @@ impl<'k> LongRow<'k> {
     #[track_caller]
     pub(crate) fn of_matrix(&self, matrix: GlobalAddress<'k>) -> GlobalAddress<'k> {
         let elements = self.k.cta().mul_wide(self.features);
-        matrix.moved(elements * u64::from(self.tile.dtype.size()))
+        matrix.byte_add(elements * u64::from(self.tile.dtype.size()))
     }
 
     /// Runs `body` for all places of this thread.
@@ -149,7 +149,7 @@ pub(crate) fn element<'k>(
     row: GlobalAddress<'k>,
     index: U32<'k>,
 ) -> GlobalAddress<'k> {
-    row.moved(index.mul_wide(dtype.size()))
+    row.byte_add(index.mul_wide(dtype.size()))
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ pub use part::chunk_of_rows;
 pub(crate) use part::{Chunked, ENOUGH_CTAS, IN_FLIGHT, MAX_CHUNK, PART_THREADS, Part, PartTile};
 
 use crate::assembler::{
-    F32, GlobalAddress, Kernel, Launch, Pred, U64, block_fold, block_sum, group_fold, group_sum,
+    F32, GlobalAddress, Kernel, Launch, Pred, U64, block_reduce, block_sum, group_reduce, group_sum,
 };
 use crate::dtype::{Dtype, Vector};
 
@@ -159,7 +159,7 @@ impl<'k> Row<'k> {
     /// The elements of a vector that belong to the columns of this thread.
     #[track_caller]
     pub fn load_vector(&self, vector: GlobalAddress<'k>) -> LoadedRow<'k> {
-        self.load_from(vector.moved(self.first * u64::from(self.tile.dtype.size())))
+        self.load_from(vector.byte_add(self.first * u64::from(self.tile.dtype.size())))
     }
 
     /// The element of this row in a vector of f32 with one for each row.
@@ -212,8 +212,8 @@ impl<'k> Row<'k> {
     #[track_caller]
     pub fn max(&self, value: F32<'k>) -> F32<'k> {
         match self.tile.lanes {
-            lanes @ ..=32 => group_fold(self.k, value, lanes, F32::max),
-            _ => block_fold(self.k, value, F32::max),
+            lanes @ ..=32 => group_reduce(self.k, value, lanes, F32::max),
+            _ => block_reduce(self.k, value, F32::max),
         }
     }
 
@@ -241,7 +241,7 @@ impl<'k> Row<'k> {
     #[track_caller]
     fn of_matrix(&self, matrix: GlobalAddress<'k>) -> GlobalAddress<'k> {
         let element = self.index * u64::from(self.tile.features) + self.first;
-        matrix.moved(element * u64::from(self.tile.dtype.size()))
+        matrix.byte_add(element * u64::from(self.tile.dtype.size()))
     }
 
     /// Neighbouring threads have neighbouring vectors; a thread's own lie a row of threads apart.

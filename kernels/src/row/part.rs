@@ -3,7 +3,8 @@
 
 use super::element;
 use crate::assembler::{
-    Exchanged, F32, GlobalAddress, Kernel, Launch, Pred, Register, U32, U64, block_fold, group_fold,
+    F32, GlobalAddress, Kernel, Launch, Pred, Register, Shuffle, U32, U64, block_reduce,
+    group_reduce,
 };
 use crate::dtype::{Dtype, Vector};
 
@@ -14,7 +15,7 @@ pub(crate) const PART_THREADS: u32 = 256;
 pub(crate) const IN_FLIGHT: u32 = 4;
 
 /// Accesses to a row that one warp makes at most; of more, the whole CTA has a share.
-const MOST_OF_A_WARP: u64 = 128;
+const MAX_WARP_ACCESSES: u64 = 128;
 
 /// CTAs that keep a large GPU busy.
 pub(crate) const ENOUGH_CTAS: u64 = 1024;
@@ -52,7 +53,7 @@ impl PartTile {
         let width = if aligned && whole { vector } else { 1 };
         let accesses = features.div_ceil(width).max(1);
         let lanes = match accesses {
-            ..=MOST_OF_A_WARP => accesses.next_power_of_two().min(32) as u32,
+            ..=MAX_WARP_ACCESSES => accesses.next_power_of_two().min(32) as u32,
             _ => PART_THREADS,
         };
         PartTile {
@@ -158,7 +159,7 @@ impl<'k> Part<'k> {
             row,
             leads: exists & lane.equals(0),
             first,
-            start: x.moved((row * of.features + first) * u64::from(tile.dtype.size())),
+            start: x.byte_add((row * of.features + first) * u64::from(tile.dtype.size())),
             len: exists.select(len, 0u32),
             lane,
         }
@@ -208,14 +209,14 @@ impl<'k> Part<'k> {
     /// The values of the lanes of this row merged into one, in each of them. Every thread of the
     /// CTA must take part.
     #[track_caller]
-    pub(crate) fn fold<T: Exchanged>(
+    pub(crate) fn fold<T: Shuffle>(
         &self,
         value: Register<'k, T>,
         merge: impl Fn(Register<'k, T>, Register<'k, T>) -> Register<'k, T>,
     ) -> Register<'k, T> {
         match self.tile.lanes {
-            lanes @ ..=32 => group_fold(self.k, value, lanes, merge),
-            _ => block_fold(self.k, value, merge),
+            lanes @ ..=32 => group_reduce(self.k, value, lanes, merge),
+            _ => block_reduce(self.k, value, merge),
         }
     }
 

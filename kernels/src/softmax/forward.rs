@@ -2,7 +2,7 @@
 
 use super::Function;
 use crate::assembler::{
-    Arguments, F32, GlobalAddress, Kernel, Launch, Ptx, Target, U32, U64, Variant, block_fold,
+    Arguments, F32, GlobalAddress, Kernel, Launch, Ptx, Target, U32, U64, Variant, block_reduce,
     block_sum,
 };
 use crate::dtype::Dtype;
@@ -34,7 +34,8 @@ impl Softmax {
 
 impl Variant for Softmax {
     fn ptx(&self) -> Ptx {
-        let k = &Kernel::new(self.entry(), Target::Sm80, self.form.threads()).for_loads();
+        let k =
+            &Kernel::new(self.entry(), Target::Sm80, self.form.threads()).reserve_load_registers();
         let call = Call {
             x: k.pointer("x"),
             y: k.pointer("y"),
@@ -127,7 +128,7 @@ fn in_a_loop<'k>(k: &'k Kernel, function: Function, tile: LoopTile, call: &Call<
         }
         max.set(now);
     });
-    let of_row = block_fold(k, max.get(), F32::max);
+    let of_row = block_reduce(k, max.get(), F32::max);
     let sum = block_sum(k, *sum * exp(*max - finite(of_row)));
 
     match function {

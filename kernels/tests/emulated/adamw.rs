@@ -4,7 +4,7 @@ use half::bf16;
 use meshgrad_emulator::Counters;
 use meshgrad_kernels::Dtype;
 use meshgrad_kernels::adamw::{
-    AdamWArguments, AdamWConstants, AdamWEntry, CHUNK, Places, Rounding, chunk_words,
+    AdamWArguments, AdamWConstants, AdamWEntry, CHUNK, GlobalIndices, Rounding, chunk_words,
 };
 
 use crate::device::{Device, encoded, values};
@@ -87,7 +87,7 @@ impl Parameter {
         match &self.entry.rounding {
             Rounding::F32 => value,
             Rounding::Bf16 => bf16::from_f32(value).to_f32(),
-            Rounding::Bf16AtRandom { key, places } => {
+            Rounding::Bf16Stochastic { key, places } => {
                 let (mut rest, mut place) = (at as u64, places.first);
                 for (extent, stride) in &places.dims {
                     place += rest % extent * stride;
@@ -116,15 +116,15 @@ impl Parameter {
 fn dtype(rounding: &Rounding) -> Dtype {
     match rounding {
         Rounding::F32 => Dtype::F32,
-        Rounding::Bf16 | Rounding::Bf16AtRandom { .. } => Dtype::Bf16,
+        Rounding::Bf16 | Rounding::Bf16Stochastic { .. } => Dtype::Bf16,
     }
 }
 
 fn random(first: u64, dims: &[(u64, u64)]) -> Rounding {
     let dims = dims.to_vec();
-    Rounding::Bf16AtRandom {
+    Rounding::Bf16Stochastic {
         key: KEY,
-        places: Places { first, dims },
+        places: GlobalIndices { first, dims },
     }
 }
 
@@ -320,7 +320,7 @@ pub(crate) fn exercise(device: &Device) -> Vec<u8> {
     let kinds: [IsOne; 3] = [
         |it| *it == Rounding::F32,
         |it| *it == Rounding::Bf16,
-        |it| matches!(it, Rounding::Bf16AtRandom { .. }),
+        |it| matches!(it, Rounding::Bf16Stochastic { .. }),
     ];
     for is_one in kinds {
         let of_kind = of_all_kinds(device).into_iter();

@@ -6,7 +6,7 @@ use meshgrad_kernels::copies::{
     Arange, ArangeArguments, At, Cast, CastArguments, Copy, CopyArguments, Fill, FillArguments,
     Format, Transpose, TransposeArguments, Unit,
 };
-use meshgrad_kernels::elementwise::Walk;
+use meshgrad_kernels::elementwise::IterationSpace;
 use meshgrad_kernels::faults::{Fault, FaultSite};
 
 use crate::device::Device;
@@ -46,9 +46,9 @@ fn copied(
     let x = bytes((of_x.iter().max().unwrap() + 1) * size);
     let (at_x, at_y) = (device.put(&x), device.room(of_x.len() * size));
 
-    let walk = Walk::new(extents, &dense(extents), &[strides]).unwrap();
+    let space = IterationSpace::new(extents, &dense(extents), &[strides]).unwrap();
     let counters = if tiles {
-        let (variant, turned) = Transpose::new(unit, &walk).unwrap();
+        let (variant, turned) = Transpose::new(unit, &space).unwrap();
         let arguments = TransposeArguments {
             x: at_x,
             y: at_y,
@@ -57,8 +57,8 @@ fn copied(
         let launch = variant.launch(&turned).unwrap();
         device.run(&variant, launch, &arguments.arguments(&variant))
     } else {
-        let (unit, walk) = unit.largest(&walk, 0);
-        copy(device, unit, &walk, [at_x, at_y], None)
+        let (unit, space) = unit.largest(&space, 0);
+        copy(device, unit, &space, [at_x, at_y], None)
     };
 
     let y = device.bytes(at_y, of_x.len() * size);
@@ -70,10 +70,16 @@ fn copied(
     (y, counters)
 }
 
-fn copy(device: &Device, unit: Unit, walk: &Walk, [x, y]: [u64; 2], at: Option<At>) -> Counters {
-    let variant = Copy::new(unit, walk, at.is_some());
-    let arguments = CopyArguments { x, y, walk, at };
-    let launch = variant.launch(walk.elements()).unwrap();
+fn copy(
+    device: &Device,
+    unit: Unit,
+    space: &IterationSpace,
+    [x, y]: [u64; 2],
+    at: Option<At>,
+) -> Counters {
+    let variant = Copy::new(unit, space, at.is_some());
+    let arguments = CopyArguments { x, y, space, at };
+    let launch = variant.launch(space.elements()).unwrap();
     device.run(&variant, launch, &arguments.arguments(&variant))
 }
 
@@ -155,8 +161,8 @@ fn positioned(device: &Device, position: i64, fault: Option<i64>) -> Vec<u8> {
         extent: 4,
         faults: FaultSite::new(word, 5),
     };
-    let walk = Walk::new(&[5, 40], &[70, 1], &[&[40, 1]]).unwrap();
-    copy(device, Unit::B4, &walk, [at_x, at_y], Some(at));
+    let space = IterationSpace::new(&[5, 40], &[70, 1], &[&[40, 1]]).unwrap();
+    copy(device, Unit::B4, &space, [at_x, at_y], Some(at));
 
     let mut expected = before;
     if fault.is_none() {
@@ -348,14 +354,14 @@ fn cast(device: &Device, from: Format, to: Format) -> Vec<u8> {
     let twice: Vec<u8> = x.chunks(size).flat_map(|x| [x, x].concat()).collect();
     let room = 2 * count * to.size() as usize;
     let (at_x, at_y) = (device.put(&twice), device.room(room));
-    let walk = Walk::new(&[2, count], &[count as isize, 1], &[&[1, 2]]).unwrap();
-    let variant = Cast::new(from, to, &walk);
+    let space = IterationSpace::new(&[2, count], &[count as isize, 1], &[&[1, 2]]).unwrap();
+    let variant = Cast::new(from, to, &space);
     let arguments = CastArguments {
         x: at_x,
         y: at_y,
-        walk: &walk,
+        space: &space,
     };
-    let launch = variant.launch(walk.elements()).unwrap();
+    let launch = variant.launch(space.elements()).unwrap();
     let counters = device.run(&variant, launch, &arguments.arguments(&variant));
     let moved = [counters.total.bytes_read, counters.total.bytes_written];
     assert_eq!(
@@ -376,14 +382,14 @@ fn cast(device: &Device, from: Format, to: Format) -> Vec<u8> {
 
 /// The kernel for far strides, with near ones.
 fn wide(device: &Device) -> Vec<u8> {
-    let far = Walk::new(&[5, 70], &[70, 1], &[&[1 << 40, 1]]).unwrap();
-    let near = Walk::new(&[5, 70], &[70, 1], &[&[100, 1]]).unwrap();
+    let far = IterationSpace::new(&[5, 70], &[70, 1], &[&[1 << 40, 1]]).unwrap();
+    let near = IterationSpace::new(&[5, 70], &[70, 1], &[&[100, 1]]).unwrap();
     let variant = Copy::new(Unit::B4, &far, false);
     let (x, y) = (device.put(&bytes(2000)), device.room(1400));
     let arguments = CopyArguments {
         x,
         y,
-        walk: &near,
+        space: &near,
         at: None,
     };
     let launch = variant.launch(near.elements()).unwrap();
@@ -399,10 +405,10 @@ fn wide(device: &Device) -> Vec<u8> {
 pub(crate) fn exercise(device: &Device) -> Vec<u8> {
     let mut bits = Vec::new();
     for unit in Unit::ALL {
-        let walk = Walk::new(&[5, 70], &[70, 1], &[&[100, 1]]).unwrap();
+        let space = IterationSpace::new(&[5, 70], &[70, 1], &[&[100, 1]]).unwrap();
         let size = unit.bytes() as usize;
         let (x, y) = (device.put(&bytes(500 * size)), device.room(350 * size));
-        copy(device, unit, &walk, [x, y], None);
+        copy(device, unit, &space, [x, y], None);
         bits.extend(device.bytes(y, 350 * size));
     }
     bits.extend(wide(device));

@@ -47,7 +47,7 @@ exercises! {
     swiglu: crate::swiglu::exercise,
     grouped: crate::grouped::exercise,
     expert_order: crate::expert_order::exercise,
-    token_rows: crate::token_rows::exercise,
+    token_permute: crate::token_permute::exercise,
     rope: crate::rope::exercise,
     random: crate::random::exercise,
     norm_rope: crate::norm_rope::exercise,
@@ -57,7 +57,7 @@ exercises! {
     reduce: crate::reduce::exercise,
     add_rms_norm: crate::add_rms_norm::exercise,
     attention: crate::attention::exercise,
-    rank: crate::rank::exercise,
+    top_k: crate::top_k::exercise,
     global_norm: crate::global_norm::exercise,
 }
 

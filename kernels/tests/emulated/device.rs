@@ -197,7 +197,7 @@ pub(crate) fn decoded(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
     }
 }
 
-/// Values between -1 and 1 that look random, exact in `dtype`.
+/// DistributionParams between -1 and 1 that look random, exact in `dtype`.
 pub(crate) fn values(dtype: Dtype, count: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let values: Vec<f32> = (0..count)

@@ -1,6 +1,8 @@
 //! Expressions: each function against f64, each layout against the host.
 
-use meshgrad_kernels::elementwise::{Element, Elementwise, ElementwiseArguments, Layout, Walk};
+use meshgrad_kernels::elementwise::{
+    Element, Elementwise, ElementwiseArguments, IterationSpace, Layout,
+};
 use meshgrad_kernels::expression::{Expression, Node, Unary};
 use meshgrad_kernels::{Dtype, catalogue};
 
@@ -91,11 +93,11 @@ fn computed(expression: Expression, x: &[f32]) -> Vec<f32> {
     let device = Device::plain();
     let from = device.put_floats(Dtype::F32, x);
     let to = device.room(4 * x.len());
-    let walk = Walk::new(&[x.len()], &[1], &[&[1]]).unwrap();
+    let space = IterationSpace::new(&[x.len()], &[1], &[&[1]]).unwrap();
     let arguments = ElementwiseArguments {
         operands: &[from],
         result: to,
-        walk: &walk,
+        space: &space,
         scalars: &[],
     };
     let variant = Elementwise::new(expression, &[F32], F32, Layout::Contiguous).unwrap();
@@ -198,8 +200,9 @@ fn every_layout_gives_the_same_bits() {
                 let a = operand(&device, of_a, count, 3);
                 let b = operand(&device, of_b, count, 5);
                 for strides in [[&dense, &dense], [&turned, &broadcast]] {
-                    let walk = Walk::new(shape, &dense, &strides.map(|s| &s[..])).unwrap();
-                    for layout in layouts(&walk) {
+                    let space =
+                        IterationSpace::new(shape, &dense, &strides.map(|s| &s[..])).unwrap();
+                    for layout in layouts(&space) {
                         let expression = expression.clone();
                         let variant = Elementwise::new(expression, &[of_a, of_b], of_y, layout);
                         let variant = variant.unwrap();
@@ -207,7 +210,7 @@ fn every_layout_gives_the_same_bits() {
                         let arguments = ElementwiseArguments {
                             operands: &[a.address, b.address],
                             result: to,
-                            walk: &walk,
+                            space: &space,
                             scalars: &[0.25],
                         };
                         let launch = variant.launch(count as u64).unwrap();
@@ -233,13 +236,13 @@ fn every_layout_gives_the_same_bits() {
 }
 
 /// The layout of a walk, and the others that can do it too.
-fn layouts(walk: &Walk) -> Vec<Layout> {
-    let unaligned = walk.layout(false);
+fn layouts(space: &IterationSpace) -> Vec<Layout> {
+    let unaligned = space.layout(false);
     let Layout::Strided { dims, .. } = unaligned else {
         return vec![unaligned];
     };
     vec![
-        walk.layout(true),
+        space.layout(true),
         unaligned,
         Layout::Strided { dims, wide: true },
     ]
@@ -283,13 +286,13 @@ fn run(device: &Device, variant: &Elementwise) -> Vec<u8> {
             Element::Bool => operand(device, *format, 2 * count, seed).address,
         })
         .collect();
-    let walk = Walk::new(&shape, &dense, &vec![&of_operand[..]; formats.len()]).unwrap();
+    let space = IterationSpace::new(&shape, &dense, &vec![&of_operand[..]; formats.len()]).unwrap();
     let bytes = count * variant.result().size() as usize;
     let result = device.room(bytes);
     let arguments = ElementwiseArguments {
         operands: &operands,
         result,
-        walk: &walk,
+        space: &space,
         scalars: &[0.25, -3.0],
     };
     let launch = variant.launch(count as u64).unwrap();

@@ -10,20 +10,21 @@ use meshgrad_kernels::copies::{
 use meshgrad_kernels::cross_entropy::{
     Classes, CrossEntropyGradient, CrossEntropyGradientArguments, Label, Lanes,
 };
-use meshgrad_kernels::elementwise::{Element, Elementwise, ElementwiseArguments, Walk};
+use meshgrad_kernels::elementwise::{Element, Elementwise, ElementwiseArguments, IterationSpace};
 use meshgrad_kernels::expression::Expression;
 use meshgrad_kernels::faults::FaultSite;
 use meshgrad_kernels::gemm::{
-    GemmArguments, GemmBf16, GemmF32, Order, Output, SplitArguments, Tile,
+    GemmArguments, GemmBf16, GemmF32, Order, Output, SplitKArguments, Tile,
 };
 use meshgrad_kernels::indexing::{
-    Gather, GatherArguments, Ids, Indexed, Select, SelectArguments, SumRows, SumRowsArguments,
+    Gather, GatherArguments, IndexDtype, IndexSelect, IndexSelectArguments, IndexedDim, SegmentSum,
+    SegmentSumArguments,
 };
 use meshgrad_kernels::rope::{
     Direction, HeadStrides, Heads, Rope, RopeArguments, Style, TableStrides,
 };
-use meshgrad_kernels::token_rows::{
-    CollectTokens, CollectTokensArguments, PermuteTokens, PermuteTokensArguments,
+use meshgrad_kernels::token_permute::{
+    PermuteTokens, PermuteTokensArguments, UnpermuteTokens, UnpermuteTokensArguments,
 };
 use meshgrad_kernels::{Arguments, Dtype, Launch, Variant};
 
@@ -133,10 +134,10 @@ fn strides(sides: &Sides) {
         ];
         sides.assert_same(arrays, |_, [x, y]| {
             let [of_x, of_y] = [x, y].map(|it| [it.stride(size) as isize, 1]);
-            let walk = &Walk::new(&[2, 24], &of_y, &[&of_x]).unwrap();
-            let variant = Copy::new(unit, walk, false);
+            let space = &IterationSpace::new(&[2, 24], &of_y, &[&of_x]).unwrap();
+            let variant = Copy::new(unit, space, false);
             let (x, y, at) = (x.address, y.address, None);
-            let arguments = CopyArguments { x, y, walk, at }.arguments(&variant);
+            let arguments = CopyArguments { x, y, space, at }.arguments(&variant);
             sides.run(&variant, variant.launch(48), &arguments);
         });
     }
@@ -144,34 +145,34 @@ fn strides(sides: &Sides) {
     let arrays = [floats(Dtype::F32, 2 * 40 * 36, 1), zeros(4 * 2 * 40 * 36)];
     sides.assert_same(arrays, |_, [x, y]| {
         let (of_x, of_y) = ([x.stride(4) as isize, 1, 40], [y.stride(4) as isize, 36, 1]);
-        let walk = Walk::new(&[2, 40, 36], &of_y, &[&of_x]).unwrap();
-        let (variant, turned) = Transpose::new(Unit::B4, &walk).unwrap();
+        let space = IterationSpace::new(&[2, 40, 36], &of_y, &[&of_x]).unwrap();
+        let (variant, turned) = Transpose::new(Unit::B4, &space).unwrap();
         let (x, y) = (x.address, y.address);
         let arguments = TransposeArguments { x, y, turned }.arguments(&variant);
         sides.run(&variant, variant.launch(&turned), &arguments);
     });
 
     let arrays = || [floats(Dtype::F32, 2 * 30, 1), zeros(2 * 2 * 30)];
-    let walk = |x: Lines, y: Lines| {
+    let space = |x: Lines, y: Lines| {
         let (of_x, of_y) = ([x.stride(4) as isize, 1], [y.stride(2) as isize, 1]);
-        Walk::new(&[2, 30], &of_y, &[&of_x]).unwrap()
+        IterationSpace::new(&[2, 30], &of_y, &[&of_x]).unwrap()
     };
     sides.assert_same(arrays(), |_, [x, y]| {
-        let walk = &walk(x, y);
-        let variant = Cast::new(Format::F32, Format::Bf16, walk);
+        let space = &space(x, y);
+        let variant = Cast::new(Format::F32, Format::Bf16, space);
         let (x, y) = (x.address, y.address);
-        let arguments = CastArguments { x, y, walk }.arguments(&variant);
+        let arguments = CastArguments { x, y, space }.arguments(&variant);
         sides.run(&variant, variant.launch(60), &arguments);
     });
     sides.assert_same(arrays(), |_, [x, y]| {
-        let walk = &walk(x, y);
+        let space = &space(x, y);
         let [from, to] = [Dtype::F32, Dtype::Bf16].map(Element::Float);
         let expression = -Expression::operand(0);
-        let variant = Elementwise::new(expression, &[from], to, walk.layout(true)).unwrap();
+        let variant = Elementwise::new(expression, &[from], to, space.layout(true)).unwrap();
         let arguments = ElementwiseArguments {
             operands: &[x.address],
             result: y.address,
-            walk,
+            space,
             scalars: &[],
         };
         sides.run(&variant, variant.launch(60), &arguments.arguments(&variant));
@@ -188,16 +189,17 @@ fn indices(sides: &Sides) {
     let arrays = || [floats(Dtype::F32, 2 * line / 4, 1), zeros(4 * line)];
     sides.assert_same(arrays(), |device, [x, y]| {
         let last = x.stride(line);
-        let (variant, unit) = Select::new(Unit::B4, Ids::I64, line as u64, 0, (last + 1) << 7);
+        let (variant, unit) =
+            IndexSelect::new(Unit::B4, IndexDtype::I64, line as u64, 0, (last + 1) << 7);
         let inner = line as u64 / u64::from(unit.bytes());
-        let arguments = SelectArguments {
+        let arguments = IndexSelectArguments {
             x: x.address,
             ids: ids(device, last),
             y: device.room(4 * line),
             outer: 1,
             chosen: 4,
             inner,
-            indexed: Indexed {
+            indexed: IndexedDim {
                 extent: last + 1,
                 stride: inner as i64,
                 faults: faults(device),
@@ -210,14 +212,14 @@ fn indices(sides: &Sides) {
     });
     sides.assert_same(arrays(), |device, [x, y]| {
         let last = x.stride(4);
-        let far = Walk::new(&[4], &[1], &[&[1], &[0]]).unwrap();
-        let variant = Gather::new(Unit::B4, Ids::I64, &far);
+        let far = IterationSpace::new(&[4], &[1], &[&[1], &[0]]).unwrap();
+        let variant = Gather::new(Unit::B4, IndexDtype::I64, &far);
         let arguments = GatherArguments {
             x: x.address,
             index: ids(device, last),
             y: y.address,
-            walk: &far,
-            indexed: Indexed {
+            space: &far,
+            indexed: IndexedDim {
                 extent: last + 1,
                 stride: 1,
                 faults: faults(device),
@@ -226,9 +228,9 @@ fn indices(sides: &Sides) {
         sides.run(&variant, variant.launch(4), &arguments.arguments(&variant));
     });
     sides.assert_same(arrays(), |device, [x, y]| {
-        let variant = SumRows::new(Dtype::F32, Dtype::F32, line as u32 / 4, true, true);
+        let variant = SegmentSum::new(Dtype::F32, Dtype::F32, line as u32 / 4, true, true);
         let positions = [0, x.stride(line) as u32].map(u32::to_le_bytes).concat();
-        let arguments = SumRowsArguments {
+        let arguments = SegmentSumArguments {
             x: x.address,
             sorted: [device.put(&[0; 8]), device.put(&positions)],
             starts: device.put(&[0, 2].map(u32::to_le_bytes).concat()),
@@ -269,9 +271,9 @@ fn tokens(sides: &Sides) {
         device.write(y.address, &device.bytes(to, line));
     });
     sides.assert_same(new(), |device, [y, out]| {
-        let variant = CollectTokens::new(Dtype::Bf16, features as u32, true, false);
+        let variant = UnpermuteTokens::new(Dtype::Bf16, features as u32, true, false);
         let to = device.room(2 * line);
-        let arguments = CollectTokensArguments {
+        let arguments = UnpermuteTokensArguments {
             y: y.address,
             weights: 0,
             place: device.put(&[y.stride(line) as u32, 0].map(u32::to_le_bytes).concat()),
@@ -320,7 +322,7 @@ fn products(sides: &Sides) {
                 batch_b: 0,
                 batch_c: 0,
             };
-            let arguments = SplitArguments::whole(product, 1).arguments();
+            let arguments = SplitKArguments::whole(product, 1).arguments();
             let (a, b) = (Order::RowMajor, Order::RowMajor);
             let tile = Tile::Small;
             match dtype {

@@ -2,8 +2,8 @@
 
 use meshgrad_emulator::Counters;
 use meshgrad_kernels::gemm::{
-    GemmArguments, GemmBf16, GemmF32, Order, Output, SplitArguments, SumParts, SumPartsArguments,
-    Tile,
+    GemmArguments, GemmBf16, GemmF32, Order, Output, SplitKArguments, SplitKReduce,
+    SplitKReduceArguments, Tile,
 };
 use meshgrad_kernels::{Dtype, Launch, Variant};
 
@@ -143,7 +143,7 @@ fn check(
         batch_b: b.stride() as u64,
         batch_c: c.stride() as u64,
     };
-    let arguments = SplitArguments::whole(arguments, batch as u32);
+    let arguments = SplitKArguments::whole(arguments, batch as u32);
     let counters = device.run(variant, launch, &arguments.arguments());
     assert_traffic(&counters, tile, formats, problem);
     let result = device.floats(formats.result, c.address, c.values.len());
@@ -334,7 +334,7 @@ fn parts(
     let of_a = Matrices::new(device, (operands, a), [batch, m, k], (true, 1));
     let of_b = Matrices::new(device, (operands, b), [batch, k, n], (true, 2));
     let workspace = device.room(4 * count * batch * m * n);
-    let arguments = SplitArguments {
+    let arguments = SplitKArguments {
         product: GemmArguments {
             a: of_a.address,
             b: of_b.address,
@@ -392,7 +392,7 @@ fn parts(
 /// Adds `count` parts; checked. Returns C's bytes.
 fn sum_of_parts(
     device: &Device,
-    variant: SumParts,
+    variant: SplitKReduce,
     (workspace, count): (u64, usize),
     expected: &[f64],
 ) -> Vec<u8> {
@@ -404,7 +404,7 @@ fn sum_of_parts(
     let before = values(dtype, elements, 5);
     let adds = variant.output == Output::AddF32;
     let c = device.put_floats(dtype, &before);
-    let arguments = SumPartsArguments {
+    let arguments = SplitKReduceArguments {
         parts: workspace,
         c,
         elements: elements as u64,
@@ -451,7 +451,7 @@ pub(crate) fn exercise_parts(device: &Device) -> Vec<u8> {
             let (workspace, expected) = parts(device, operands, orders, problem);
             for output in Output::ALL {
                 for vectors in [true, false] {
-                    let variant = SumParts { output, vectors };
+                    let variant = SplitKReduce { output, vectors };
                     let parts = (workspace, problem.k.div_ceil(32));
                     bits.extend(sum_of_parts(device, variant, parts, &expected));
                 }

@@ -1,8 +1,8 @@
 //! The norm of gradients and clipping by it, against f64.
 
 use meshgrad_kernels::global_norm::{
-    AddSquares, AddSquaresArguments, ClipScale, ClipScaleArguments, SumSquares,
-    SumSquaresArguments, partials_of,
+    ClipScale, ClipScaleArguments, GlobalNorm, GlobalNormArguments, SumSquares,
+    SumSquaresArguments, partial_count,
 };
 use meshgrad_kernels::{Dtype, catalogue};
 
@@ -11,7 +11,7 @@ use crate::traffic::{assert_once, assert_whole_sectors};
 
 /// The norm of the elements of all tensors, each of which is read once.
 fn norm(device: &Device, tensors: &[(Dtype, Vec<f32>)], aligned: bool) -> f32 {
-    let of = |(_, x): &(Dtype, Vec<f32>)| partials_of(x.len() as u64);
+    let of = |(_, x): &(Dtype, Vec<f32>)| partial_count(x.len() as u64);
     let count: u64 = tensors.iter().map(of).sum();
     let partials = device.room(8 * count as usize);
     let mut first = 0;
@@ -28,21 +28,21 @@ fn norm(device: &Device, tensors: &[(Dtype, Vec<f32>)], aligned: bool) -> f32 {
         if let Some(launch) = variant.launch(elements) {
             let counters = device.run(&variant, launch, &arguments.arguments());
             let bytes = x.len() * dtype.size() as usize;
-            assert_once(&counters, [bytes, 8 * partials_of(elements) as usize]);
+            assert_once(&counters, [bytes, 8 * partial_count(elements) as usize]);
             if aligned && bytes.is_multiple_of(32) {
                 assert_whole_sectors(&counters);
             }
         }
-        first += partials_of(elements);
+        first += partial_count(elements);
     }
 
-    let arguments = AddSquaresArguments {
+    let arguments = GlobalNormArguments {
         partials,
         norm: device.room(4),
         count,
     };
-    let launch = AddSquares.launch().unwrap();
-    let counters = device.run(&AddSquares, launch, &arguments.arguments());
+    let launch = GlobalNorm.launch().unwrap();
+    let counters = device.run(&GlobalNorm, launch, &arguments.arguments());
     assert_once(&counters, [8 * count as usize, 4]);
     device.floats(Dtype::F32, arguments.norm, 1)[0]
 }

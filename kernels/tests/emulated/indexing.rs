@@ -5,12 +5,14 @@ use std::collections::BTreeSet;
 use meshgrad_emulator::Counters;
 use meshgrad_kernels::Dtype;
 use meshgrad_kernels::copies::Unit;
-use meshgrad_kernels::elementwise::Walk;
+use meshgrad_kernels::elementwise::IterationSpace;
 use meshgrad_kernels::faults::{Fault, FaultSite};
 use meshgrad_kernels::indexing::{
-    Gather, GatherArguments, Ids, Indexed, Keys, KeysArguments, Pass, PassArguments, Select,
-    SelectArguments, Starts, StartsArguments, SumRows, SumRowsArguments, counts, passes,
+    Gather, GatherArguments, IndexDtype, IndexKeys, IndexKeysArguments, IndexSelect,
+    IndexSelectArguments, IndexedDim, SegmentStarts, SegmentStartsArguments, SegmentSum,
+    SegmentSumArguments,
 };
+use meshgrad_kernels::sort::{RadixPass, RadixPassArguments, passes_for, workspace_words};
 
 use crate::device::{Device, encoded, values};
 use crate::traffic::{
@@ -24,7 +26,7 @@ fn bytes(count: usize) -> Vec<u8> {
     (0..count).map(|i| (i * 7 + i / 256 * 13) as u8).collect()
 }
 
-fn put_ids(device: &Device, format: Ids, ids: &[i64]) -> u64 {
+fn put_ids(device: &Device, format: IndexDtype, ids: &[i64]) -> u64 {
     let size = format.size() as usize;
     let bytes: Vec<u8> = ids
         .iter()
@@ -34,9 +36,9 @@ fn put_ids(device: &Device, format: Ids, ids: &[i64]) -> u64 {
 }
 
 /// What is chosen from, and a word for what is not inside.
-fn indexed(device: &Device, extent: usize, stride: usize) -> (Indexed, u64) {
+fn indexed(device: &Device, extent: usize, stride: usize) -> (IndexedDim, u64) {
     let word = device.put(&[0; 8]);
-    let indexed = Indexed {
+    let indexed = IndexedDim {
         extent: extent as u64,
         stride: stride as i64,
         faults: FaultSite::new(word, SITE),
@@ -58,8 +60,8 @@ fn assert_told(device: &Device, word: u64, ids: &[i64], extent: usize) {
 /// y\[o, j\] = x\[o, ids\[j\]\] for rows of `inner` bytes; the bytes of y.
 fn select(
     device: &Device,
-    variant: (Select, Unit),
-    format: Ids,
+    variant: (IndexSelect, Unit),
+    format: IndexDtype,
     [outer, extent, inner]: [usize; 3],
     ids: &[i64],
 ) -> Vec<u8> {
@@ -67,7 +69,7 @@ fn select(
     let x = bytes(outer * extent * inner);
     let (units, count) = (inner / unit.bytes() as usize, outer * ids.len() * inner);
     let (indexed, word) = indexed(device, extent, units);
-    let arguments = SelectArguments {
+    let arguments = IndexSelectArguments {
         x: device.put(&x),
         ids: put_ids(device, format, ids),
         y: device.room(count),
@@ -103,32 +105,32 @@ fn select(
 #[test]
 fn rows_are_selected() {
     for device in Device::all() {
-        for format in Ids::ALL {
+        for format in IndexDtype::ALL {
             for inner in [1, 6, 20, 24, 256] {
-                let variant = || Select::new(Unit::B1, format, inner as u64, 0, 1);
+                let variant = || IndexSelect::new(Unit::B1, format, inner as u64, 0, 1);
                 select(&device, variant(), format, [1, 9, inner], &[3, 0, 8, 8, 1]);
                 select(&device, variant(), format, [4, 5, inner], &[4, 4, 2]);
                 select(&device, variant(), format, [2, 5, inner], &[0, 5, 1 << 20]);
             }
         }
         let negative = [2, -3, -9, 70];
-        let variant = Select::new(Unit::B1, Ids::I64, 32, 0, 1);
-        select(&device, variant, Ids::I64, [1, 9, 32], &negative);
+        let variant = IndexSelect::new(Unit::B1, IndexDtype::I64, 32, 0, 1);
+        select(&device, variant, IndexDtype::I64, [1, 9, 32], &negative);
     }
 }
 
 /// y\[r, c\] = x\[r, index\[r, c\]\] with the index tensor turned; the bytes of y.
-fn gather(device: &Device, unit: Unit, format: Ids, wide: bool, ids: &[i64; 15]) -> Vec<u8> {
+fn gather(device: &Device, unit: Unit, format: IndexDtype, wide: bool, ids: &[i64; 15]) -> Vec<u8> {
     let size = unit.bytes() as usize;
     let x = bytes(3 * 7 * size);
     let (indexed, word) = indexed(device, 7, 1);
-    let walk = |far| Walk::new(&[3, 5], &[5, 1], &[&[1, 3], &[far, 0]]).unwrap();
-    let variant = Gather::new(unit, format, &walk(if wide { 1 << 40 } else { 7 }));
+    let space = |far| IterationSpace::new(&[3, 5], &[5, 1], &[&[1, 3], &[far, 0]]).unwrap();
+    let variant = Gather::new(unit, format, &space(if wide { 1 << 40 } else { 7 }));
     let arguments = GatherArguments {
         x: device.put(&x),
         index: put_ids(device, format, ids),
         y: device.room(15 * size),
-        walk: &walk(7),
+        space: &space(7),
         indexed,
     };
     let launch = variant.launch(15).unwrap();
@@ -160,18 +162,18 @@ const OUTSIDE: [i64; 15] = [0, 6, 3, 7, 3, 1, 5, 2, 900, 6, 0, 0, 1, 2, 3];
 fn elements_are_gathered() {
     for device in Device::all() {
         for unit in [Unit::B1, Unit::B2, Unit::B4, Unit::B8] {
-            for format in Ids::ALL {
+            for format in IndexDtype::ALL {
                 gather(&device, unit, format, false, &INSIDE);
                 gather(&device, unit, format, true, &OUTSIDE);
             }
         }
         let mut negative = OUTSIDE;
         negative[2] = -1;
-        gather(&device, Unit::B4, Ids::I32, false, &negative);
+        gather(&device, Unit::B4, IndexDtype::I32, false, &negative);
     }
 }
 
-/// Keys, their positions and where each begins, on a device.
+/// IndexKeys, their positions and where each begins, on a device.
 struct Sorted {
     ids: Vec<i64>,
     rows: usize,
@@ -182,13 +184,13 @@ struct Sorted {
 /// What a pass moves: 256 counts for each CTA, before and behind the scan, and 256 for all together.
 /// Keys choose the banks of shared memory where a warp counts: equal ones do not conflict.
 #[track_caller]
-fn assert_pass(counters: &Counters, pass: Pass, ids: &[i64]) {
+fn assert_pass(counters: &Counters, pass: RadixPass, ids: &[i64]) {
     let (count, of_all) = (ids.len(), 1024);
-    let of_ctas = 4 * counts(count as u32) as usize - of_all;
+    let of_ctas = 4 * workspace_words(count as u32) as usize - of_all;
     match pass {
-        Pass::Count => assert_bytes(counters, [4 * count, of_ctas], [4 * count, of_ctas]),
-        Pass::Scan => assert_once(counters, [of_ctas, of_ctas + of_all]),
-        Pass::Place => {
+        RadixPass::Count => assert_bytes(counters, [4 * count, of_ctas], [4 * count, of_ctas]),
+        RadixPass::Scan => assert_once(counters, [of_ctas, of_ctas + of_all]),
+        RadixPass::Scatter => {
             let read = 8 * count + of_ctas;
             let [all, different] = [read + of_ctas, read + of_all];
             assert_bytes(counters, [all, 8 * count], [different, 8 * count]);
@@ -200,19 +202,19 @@ fn assert_pass(counters: &Counters, pass: Pass, ids: &[i64]) {
 }
 
 /// Sorts the positions of ids, and holds that against the host.
-fn sort(device: &Device, format: Ids, wide: bool, ids: Vec<i64>, rows: usize) -> Sorted {
+fn sort(device: &Device, format: IndexDtype, wide: bool, ids: Vec<i64>, rows: usize) -> Sorted {
     let count = ids.len() as u32;
     let list = || [(); 2].map(|()| device.room(4 * ids.len()));
     let lists = [list(), list()];
     let (indexed, word) = indexed(device, rows, 1);
-    let walk = |step| Walk::new(&[ids.len()], &[1], &[&[step], &[0]]).unwrap();
-    let (near, far) = (walk(1), walk(1 << 40));
-    let variant = Keys::new(format, if wide { &far } else { &near });
-    let arguments = KeysArguments {
+    let space = |step| IterationSpace::new(&[ids.len()], &[1], &[&[step], &[0]]).unwrap();
+    let (near, far) = (space(1), space(1 << 40));
+    let variant = IndexKeys::new(format, if wide { &far } else { &near });
+    let arguments = IndexKeysArguments {
         index: put_ids(device, format, &ids),
         keys: lists[0][0],
         positions: lists[0][1],
-        walk: &near,
+        space: &near,
         indexed,
         rows: rows as u32,
     };
@@ -228,17 +230,17 @@ fn sort(device: &Device, format: Ids, wide: bool, ids: Vec<i64>, rows: usize) ->
     let told = if outside > 0 { 8 } else { 0 };
     assert_moved(&counters, all, [of_ids + told, 8 * ids.len() + told]);
 
-    let counted = device.room(4 * counts(count) as usize);
-    let passes = passes(rows as u32);
+    let counted = device.room(4 * workspace_words(count) as usize);
+    let passes = passes_for(rows as u32);
     for pass in 0..passes {
-        let arguments = PassArguments {
+        let arguments = RadixPassArguments {
             from: lists[pass as usize % 2],
             to: lists[(pass as usize + 1) % 2],
             counts: counted,
             count,
             pass,
         };
-        for variant in Pass::ALL {
+        for variant in RadixPass::ALL {
             let launch = variant.launch(count).unwrap();
             let counters = device.run(&variant, launch, &arguments.arguments());
             assert_pass(&counters, variant, &ids);
@@ -246,14 +248,14 @@ fn sort(device: &Device, format: Ids, wide: bool, ids: Vec<i64>, rows: usize) ->
     }
     let lists = lists[passes as usize % 2];
     let starts = device.room(4 * (rows + 1));
-    let arguments = StartsArguments {
+    let arguments = SegmentStartsArguments {
         keys: lists[0],
         starts,
         count,
         rows: rows as u32,
     };
-    let launch = Starts.launch(rows as u32).unwrap();
-    let counters = device.run(&Starts, launch, &arguments.arguments());
+    let launch = SegmentStarts.launch(rows as u32).unwrap();
+    let counters = device.run(&SegmentStarts, launch, &arguments.arguments());
     // A search for each row, from caches.
     assert!(counters.unique_bytes_read <= 4 * ids.len() as u64);
     assert_eq!(counters.total.bytes_written, 4 * (rows as u64 + 1));
@@ -317,8 +319,8 @@ impl Sorted {
         let (count, rows) = (self.ids.len(), self.rows);
         let x = values(from, outer * count * inner, 5);
         let before = values(to, outer * rows * inner, 6);
-        let variant = SumRows::new(from, to, inner as u32, true, every);
-        let arguments = SumRowsArguments {
+        let variant = SegmentSum::new(from, to, inner as u32, true, every);
+        let arguments = SegmentSumArguments {
             x: device.put_floats(from, &x),
             sorted: self.lists,
             starts: self.starts,
@@ -367,7 +369,7 @@ fn sums_keep_the_order_of_positions() {
     let (f32, bf16) = (Dtype::F32, Dtype::Bf16);
     for device in Device::all() {
         for (count, rows) in [(2, 1), (33, 5), (700, 300), (4500, 70)] {
-            let sorted = sort(&device, Ids::I64, false, some_ids(count, rows), rows);
+            let sorted = sort(&device, IndexDtype::I64, false, some_ids(count, rows), rows);
             sorted.sum(&device, [f32, f32], 1, 1, true);
             sorted.sum(&device, [f32, f32], 1, 3, false);
             if count < 100 {
@@ -385,10 +387,10 @@ fn sums_keep_the_order_of_positions() {
 fn sums_move_the_minimum() {
     let device = Device::plain();
     let ids: Vec<i64> = (0..40).map(|i| i % 8).collect();
-    let sorted = sort(&device, Ids::I32, false, ids, 8);
-    let variant = SumRows::new(Dtype::F32, Dtype::F32, 512, true, true);
+    let sorted = sort(&device, IndexDtype::I32, false, ids, 8);
+    let variant = SegmentSum::new(Dtype::F32, Dtype::F32, 512, true, true);
     let x = values(Dtype::F32, 40 * 512, 1);
-    let arguments = SumRowsArguments {
+    let arguments = SegmentSumArguments {
         x: device.put_floats(Dtype::F32, &x),
         sorted: sorted.lists,
         starts: sorted.starts,
@@ -416,23 +418,23 @@ fn sums_move_the_minimum() {
 pub(crate) fn exercise(device: &Device) -> Vec<u8> {
     let mut bits = Vec::new();
     for (unit, format, wide) in [
-        (Unit::B1, Ids::I64, false),
-        (Unit::B2, Ids::I32, false),
-        (Unit::B4, Ids::U32, false),
-        (Unit::B8, Ids::I64, false),
-        (Unit::B4, Ids::I32, true),
+        (Unit::B1, IndexDtype::I64, false),
+        (Unit::B2, IndexDtype::I32, false),
+        (Unit::B4, IndexDtype::U32, false),
+        (Unit::B8, IndexDtype::I64, false),
+        (Unit::B4, IndexDtype::I32, true),
     ] {
         bits.extend(gather(device, unit, format, wide, &OUTSIDE));
     }
     for (inner, format, elements) in [
-        (1, Ids::I64, 100),
-        (2, Ids::I32, 100),
-        (4, Ids::U32, 100),
-        (8, Ids::I64, 100),
-        (16, Ids::I64, 100),
-        (16, Ids::I32, 1 << 40),
+        (1, IndexDtype::I64, 100),
+        (2, IndexDtype::I32, 100),
+        (4, IndexDtype::U32, 100),
+        (8, IndexDtype::I64, 100),
+        (16, IndexDtype::I64, 100),
+        (16, IndexDtype::I32, 1 << 40),
     ] {
-        let variant = Select::new(Unit::B1, format, inner as u64, 0, elements);
+        let variant = IndexSelect::new(Unit::B1, format, inner as u64, 0, elements);
         bits.extend(select(
             device,
             variant,
@@ -442,9 +444,9 @@ pub(crate) fn exercise(device: &Device) -> Vec<u8> {
         ));
     }
     let (f32, bf16) = (Dtype::F32, Dtype::Bf16);
-    let sorted = sort(device, Ids::I64, false, some_ids(2100, 20), 20);
+    let sorted = sort(device, IndexDtype::I64, false, some_ids(2100, 20), 20);
     bits.extend(sorted.sum(device, [f32, f32], 1, 1, false));
-    let sorted = sort(device, Ids::U32, true, some_ids(30, 5), 5);
+    let sorted = sort(device, IndexDtype::U32, true, some_ids(30, 5), 5);
     for (formats, inner, every) in [
         ([f32, f32], 64, true),
         ([f32, f32], 64, false),

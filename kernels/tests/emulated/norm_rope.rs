@@ -191,7 +191,7 @@ impl Problem {
 
             let normed: Vec<f64> = x.iter().zip(&w).map(|(x, w)| x * inv * w).collect();
             let expected = turned(self.style, Direction::Forward, &self.heads, &normed, angle);
-            let dz = turned(self.style, Direction::Back, &self.heads, &dy, angle);
+            let dz = turned(self.style, Direction::Inverse, &self.heads, &dy, angle);
             let products = (0..features).map(|i| dz[i] * w[i] * x[i]);
             let mean = products.sum::<f64>() / features as f64;
             for i in 0..features {

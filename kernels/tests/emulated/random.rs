@@ -3,7 +3,7 @@
 use meshgrad_emulator::Counters;
 use meshgrad_kernels::elementwise::Layout;
 use meshgrad_kernels::random::{
-    Distribution, Random, RandomArguments, RandomWalk, Values, quantile,
+    Distribution, DistributionParams, Random, RandomArguments, RandomSpace, quantile,
 };
 use meshgrad_kernels::{Dtype, Variant, catalogue};
 
@@ -36,34 +36,34 @@ fn rounded(dtype: Dtype, value: f32) -> f32 {
 }
 
 /// What an element becomes, before it is rounded.
-fn expected(values: Values, dtype: Dtype, word: u32, x: f32) -> f32 {
+fn expected(values: DistributionParams, dtype: Dtype, word: u32, x: f32) -> f32 {
     match values {
-        Values::Uniform { low, length, last } => {
+        DistributionParams::Uniform { low, length, last } => {
             let value = (word >> 8) as f32 * (1.0 / 16_777_216.0) * length + low;
             rounded(dtype, value).min(last)
         }
-        Values::Normal { mean, std } => normal(word) * std + mean,
-        Values::Dropout { threshold, scale } if word >= threshold => x * scale,
-        Values::Mask { threshold } if word >= threshold => 1.0,
-        Values::Dropout { .. } | Values::Mask { .. } => 0.0,
+        DistributionParams::Normal { mean, std } => normal(word) * std + mean,
+        DistributionParams::Dropout { threshold, scale } if word >= threshold => x * scale,
+        DistributionParams::Mask { threshold } if word >= threshold => 1.0,
+        DistributionParams::Dropout { .. } | DistributionParams::Mask { .. } => 0.0,
     }
 }
 
-const ALL: [Values; 4] = [
-    Values::Uniform {
+const ALL: [DistributionParams; 4] = [
+    DistributionParams::Uniform {
         low: -1.0,
         length: 3.0,
         last: 1.992_187_5,
     },
-    Values::Normal {
+    DistributionParams::Normal {
         mean: 0.5,
         std: 2.0,
     },
-    Values::Dropout {
+    DistributionParams::Dropout {
         threshold: 0x4000_0000,
         scale: 4.0 / 3.0,
     },
-    Values::Mask {
+    DistributionParams::Mask {
         threshold: 0xc000_0000,
     },
 ];
@@ -102,14 +102,14 @@ impl Case {
         (0..count).map(one).collect()
     }
 
-    fn walk(&self, dropout: bool) -> RandomWalk {
+    fn space(&self, dropout: bool) -> RandomSpace {
         let mut strides = vec![1; self.extents.len()];
         for dim in (1..strides.len()).rev() {
             strides[dim - 1] = strides[dim] * self.extents[dim] as isize;
         }
         let places = (self.places.0, &self.places.1[..]);
         let operand = dropout.then_some(&self.operand[..]);
-        RandomWalk::new(&self.extents, &strides, places, operand).unwrap()
+        RandomSpace::new(&self.extents, &strides, places, operand).unwrap()
     }
 }
 
@@ -118,7 +118,7 @@ fn check(
     device: &Device,
     case: &Case,
     dtype: Dtype,
-    values_of: Values,
+    values_of: DistributionParams,
     layout: Option<Layout>,
 ) -> (Vec<u8>, Counters) {
     let distribution = values_of.distribution();
@@ -126,8 +126,8 @@ fn check(
         distribution == Distribution::Dropout,
         distribution == Distribution::Mask,
     );
-    let walk = case.walk(dropout);
-    let variant = Random::new(distribution, dtype, layout.unwrap_or(walk.form(true)));
+    let space = case.space(dropout);
+    let variant = Random::new(distribution, dtype, layout.unwrap_or(space.form(true)));
     let elements = case.elements();
     let x = values(dtype, case.stored, 7);
     let size = if mask { 1 } else { dtype.size() as usize };
@@ -137,7 +137,7 @@ fn check(
         result,
         key: KEY,
         values: values_of,
-        walk: &walk,
+        space: &space,
     };
     let launch = variant.launch(elements.len() as u64).unwrap();
     let counters = device.run(&variant, launch, &arguments.arguments(&variant));
@@ -166,7 +166,7 @@ fn blocks() {
                     let case = Case::dense(count, first);
                     let (result, counters) = check(&device, &case, dtype, values, None);
                     let read = match values {
-                        Values::Dropout { .. } => count * dtype.size() as usize,
+                        DistributionParams::Dropout { .. } => count * dtype.size() as usize,
                         _ => 0,
                     };
                     let total = counters.total;

@@ -1,8 +1,8 @@
 //! Sums and extremes against f64.
 
 use meshgrad_emulator::Counters;
-use meshgrad_kernels::merge::Merge;
 use meshgrad_kernels::reduce::{Extents, Reduce, ReduceArguments};
+use meshgrad_kernels::reduce_op::ReduceOp;
 use meshgrad_kernels::{Dtype, catalogue};
 
 use crate::device::{Device, encoded, values};
@@ -11,7 +11,7 @@ use crate::traffic::{assert_once, assert_whole_sectors_of};
 /// One pass: formats, extents, and whether the operand begins at a multiple of 16 bytes.
 #[derive(Clone, Copy, Debug)]
 struct Pass {
-    merge: Merge,
+    op: ReduceOp,
     from: Dtype,
     to: Dtype,
     extents: Extents,
@@ -19,14 +19,14 @@ struct Pass {
 }
 
 impl Pass {
-    fn new(merge: Merge, from: Dtype, to: Dtype, [outer, reduced, inner]: [u64; 3]) -> Pass {
+    fn new(op: ReduceOp, from: Dtype, to: Dtype, [outer, reduced, inner]: [u64; 3]) -> Pass {
         let extents = Extents {
             outer,
             reduced,
             inner,
         };
         Pass {
-            merge,
+            op,
             from,
             to,
             extents,
@@ -47,7 +47,7 @@ impl Pass {
             extents: self.extents,
             scale: 1.0,
         };
-        let variant = Reduce::new(self.merge, self.from, self.to, self.extents, self.aligned);
+        let variant = Reduce::new(self.op, self.from, self.to, self.extents, self.aligned);
         if let Some(launch) = variant.launch(self.extents) {
             let counters = device.run(&variant, launch, &arguments.arguments());
             let moved = [x.len() * size, results * self.to.size() as usize];
@@ -87,10 +87,10 @@ impl Pass {
                 let element = (outer * reduced + row) * inner + column;
                 f64::from(x[element as usize])
             });
-            let (expected, error) = match self.merge {
-                Merge::Add => (elements.sum::<f64>(), 2e-6 * (1.0 + chunk as f64).sqrt()),
-                Merge::Max => (elements.fold(f64::NEG_INFINITY, f64::max), 0.0),
-                Merge::Min => (elements.fold(f64::INFINITY, f64::min), 0.0),
+            let (expected, error) = match self.op {
+                ReduceOp::Add => (elements.sum::<f64>(), 2e-6 * (1.0 + chunk as f64).sqrt()),
+                ReduceOp::Max => (elements.fold(f64::NEG_INFINITY, f64::max), 0.0),
+                ReduceOp::Min => (elements.fold(f64::INFINITY, f64::min), 0.0),
             };
             let rounding = match self.to {
                 Dtype::F32 => 1e-6,
@@ -130,15 +130,15 @@ fn rows_and_columns() {
         for dtype in Dtype::ALL {
             for extents in EXTENTS {
                 for aligned in [true, false] {
-                    let pass = Pass::new(Merge::Add, dtype, Dtype::F32, extents);
+                    let pass = Pass::new(ReduceOp::Add, dtype, Dtype::F32, extents);
                     Pass { aligned, ..pass }.check(&device);
                 }
             }
         }
-        for merge in [Merge::Max, Merge::Min] {
+        for op in [ReduceOp::Max, ReduceOp::Min] {
             for extents in EXTENTS {
-                Pass::new(merge, Dtype::F32, Dtype::Bf16, extents).check(&device);
-                Pass::new(merge, Dtype::Bf16, Dtype::Bf16, extents).check(&device);
+                Pass::new(op, Dtype::F32, Dtype::Bf16, extents).check(&device);
+                Pass::new(op, Dtype::Bf16, Dtype::Bf16, extents).check(&device);
             }
         }
     }
@@ -148,10 +148,10 @@ fn rows_and_columns() {
 #[test]
 fn a_nan_is_seen() {
     let device = Device::plain();
-    for merge in Merge::ALL {
+    for op in ReduceOp::ALL {
         for (extents, result) in [([1, 9, 1], 0), ([2, 33, 1], 0), ([1, 9, 4], 0)] {
             for place in [0, 8] {
-                let pass = Pass::new(merge, Dtype::F32, Dtype::F32, extents);
+                let pass = Pass::new(op, Dtype::F32, Dtype::F32, extents);
                 let mut x = values(Dtype::F32, extents.iter().product::<u64>() as usize, 1);
                 x[place * extents[2] as usize] = f32::NAN;
                 let found = pass.run(&device, &x);
@@ -165,8 +165,8 @@ fn a_nan_is_seen() {
 
 /// Every kernel of the catalogue.
 pub(crate) fn exercise(device: &Device) -> Vec<u8> {
-    let results = catalogue::REDUCTIONS.map(|(merge, from, to, extents)| {
-        let pass = Pass::new(merge, from, to, extents);
+    let results = catalogue::REDUCTIONS.map(|(op, from, to, extents)| {
+        let pass = Pass::new(op, from, to, extents);
         let x = values(from, extents.iter().product::<u64>() as usize, 2);
         encoded(to, &pass.run(device, &x))
     });

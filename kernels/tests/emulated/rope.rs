@@ -79,7 +79,7 @@ pub(crate) fn turned(
         let [cos, sin] = angle(pair);
         let sin = match direction {
             Direction::Forward => sin,
-            Direction::Back => -sin,
+            Direction::Inverse => -sin,
         };
         [y[a], y[b]] = [x[a] * cos - x[b] * sin, x[b] * cos + x[a] * sin];
     }
@@ -244,7 +244,7 @@ fn turned_heads() {
 
 /// Aligned or not, the same bits.
 fn check(device: &Device, problem: &Problem) {
-    for direction in [Direction::Forward, Direction::Back] {
+    for direction in [Direction::Forward, Direction::Inverse] {
         let results = [true, false].map(|aligned| problem.run(device, direction, aligned));
         assert!(results[0] == results[1]);
         problem.check(
@@ -368,7 +368,7 @@ pub(crate) fn exercise(device: &Device) -> Vec<u8> {
                     x: Strided::new(device, dtype, &heads, 1, 1),
                     tables: Tables::new(device, &heads, true),
                 };
-                for direction in [Direction::Forward, Direction::Back] {
+                for direction in [Direction::Forward, Direction::Inverse] {
                     bits.extend(problem.run(device, direction, true));
                 }
             }

@@ -8,7 +8,7 @@ use meshgrad_kernels::router::{
 };
 
 use crate::device::{Device, decoded, encoded, values};
-use crate::token_rows::lanes_of;
+use crate::token_permute::lanes_of;
 use crate::traffic::assert_moved;
 
 /// [tokens, experts, choices]: a lane a token, many; whole accesses and odd; all of them chosen;

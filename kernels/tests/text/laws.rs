@@ -17,7 +17,7 @@ const ROWS: &[&str] = &[
     "gemm_parts",
     "cross_entropy",
     "swiglu",
-    "token_rows",
+    "token_permute",
     "rope",
     "random",
     "norm_rope",
@@ -26,7 +26,7 @@ const ROWS: &[&str] = &[
     "softmax",
     "reduce",
     "add_rms_norm",
-    "rank",
+    "top_k",
     "global_norm",
 ];
 
@@ -59,7 +59,7 @@ const NARROW: &[(&str, &[&str], &str)] = &[
         "indices",
     ),
     ("", &["weights", "end", "fault_word"], "one a row, or one"),
-    ("", &["places", "values"], "places go where they belong"),
+    ("", &["values"], "scattered by index"),
     ("reduce", &["y"], "one a row, or four columns"),
     ("sum_squares", &["partials"], "one a CTA"),
     (
@@ -67,7 +67,7 @@ const NARROW: &[(&str, &[&str], &str)] = &[
         &["partials"],
         "a column a thread, from shared memory",
     ),
-    ("gemm_sum_parts_bf16", &["c"], "four sums, rounded"),
+    ("gemm_split_k_reduce_bf16", &["c"], "four sums, rounded"),
     ("rope", &["cos", "sin"], "an angle for two features"),
     ("norm_rope", &["cos", "sin"], "an angle for two features"),
     (
@@ -218,7 +218,13 @@ fn accesses_by_block(ptx: &str) -> Vec<Vec<Access<'_>>> {
 /// nothing is done with what the first brings, but where the address of the second comes from it.
 #[test]
 fn all_loads_are_in_flight() {
-    let in_units = ["copy_", "transpose_", "select_", "gather_", "keys_"];
+    let in_units = [
+        "copy_",
+        "transpose_",
+        "index_select_",
+        "gather_",
+        "index_keys_",
+    ];
     for ptx in of_rows() {
         let whole = in_units.iter().any(|start| ptx.entry.starts_with(start));
         for block in blocks(&ptx.text) {

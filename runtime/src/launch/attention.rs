@@ -154,7 +154,7 @@ pub(crate) fn rows(x: &Tensor) -> Result<Tensor> {
     let Ok(dtype) = float(x.dtype()) else {
         return Ok(x.clone()); // no kernel has this dtype
     };
-    let gains = Form::gains_by_alignment(dtype, x.shape()[3]);
+    let gains = Form::benefits_from_alignment(dtype, x.shape()[3]);
     match dense && (lines_up(&operand) || !gains) {
         true => Ok(x.clone()),
         false => contiguous_copy(x),

@@ -2,9 +2,9 @@
 
 use meshgrad_kernels::copies::{
     Arange, ArangeArguments, At, Cast, CastArguments, Copy, CopyArguments, Fill, FillArguments,
-    Format, Transpose, TransposeArguments, Turned, Unit,
+    Format, Transpose, TransposeArguments, TransposeSpace, Unit,
 };
-use meshgrad_kernels::elementwise::Walk;
+use meshgrad_kernels::elementwise::IterationSpace;
 
 use super::elementwise::Target;
 use crate::launch::{Launcher, Operand, Plan, PlanError};
@@ -28,8 +28,8 @@ pub(crate) fn contiguous_copy(x: &Tensor) -> Result<Tensor> {
 pub(crate) fn copy(gpu: &Launcher<'_>, x: &Tensor, y: &Target) -> Result<()> {
     let [from, to] = [gpu.ptr(x)?, y.address];
     let (x, y) = (Operand::of(x), &y.operand);
-    let walk = gpu.planned(walk(&x, y))?;
-    if let Some((kernel, transposed)) = transposing(&x, &walk) {
+    let space = gpu.planned(space(&x, y))?;
+    if let Some((kernel, transposed)) = transposing(&x, &space) {
         let arguments = TransposeArguments {
             x: from,
             y: to,
@@ -38,11 +38,11 @@ pub(crate) fn copy(gpu: &Launcher<'_>, x: &Tensor, y: &Target) -> Result<()> {
         return gpu.run(&kernel, &arguments.arguments(&kernel.variant));
     }
 
-    let (kernel, walk) = copying(&x, y, &walk);
+    let (kernel, space) = copying(&x, y, &space);
     let arguments = CopyArguments {
         x: from,
         y: to,
-        walk: &walk,
+        space: &space,
         at: None,
     };
     gpu.run(&kernel, &arguments.arguments(&kernel.variant))
@@ -59,7 +59,7 @@ pub(crate) fn copy_at(gpu: &Launcher<'_>, x: &Tensor, into: &Tensor, at: &Tensor
     let arguments = CopyArguments {
         x: from,
         y: to,
-        walk: &plan.walk,
+        space: &plan.space,
         at: Some(At {
             position,
             stride: plan.stride,
@@ -73,11 +73,11 @@ pub(crate) fn copy_at(gpu: &Launcher<'_>, x: &Tensor, into: &Tensor, at: &Tensor
 /// y\[c\] = x\[c\] in y's dtype.
 pub(crate) fn cast(gpu: &Launcher<'_>, x: &Tensor, y: &Target) -> Result<()> {
     let plan = gpu.planned(casting(&Operand::of(x), &y.operand))?;
-    let (kernel, walk) = plan;
+    let (kernel, space) = plan;
     let arguments = CastArguments {
         x: gpu.ptr(x)?,
         y: y.address,
-        walk: &walk,
+        space: &space,
     };
     gpu.run(&kernel, &arguments.arguments(&kernel.variant))
 }
@@ -123,25 +123,25 @@ fn repeated(bytes: &[u8]) -> u64 {
 }
 
 /// A copy through tiles, if they help.
-fn transposing(x: &Operand, walk: &Walk) -> Option<(Plan<Transpose>, Turned)> {
-    let (variant, transposed) = Transpose::new(unit(x.dtype), walk)?;
+fn transposing(x: &Operand, space: &IterationSpace) -> Option<(Plan<Transpose>, TransposeSpace)> {
+    let (variant, transposed) = Transpose::new(unit(x.dtype), space)?;
     let launch = Some(variant.launch(&transposed)?);
     Some((Plan { variant, launch }, transposed))
 }
 
 /// A copy in the largest possible units.
-fn copying(x: &Operand, y: &Operand, walk: &Walk) -> (Plan<Copy>, Walk) {
-    let (unit, walk) = unit(x.dtype).largest(walk, start(x) | start(y));
-    let variant = Copy::new(unit, &walk, false);
-    let launch = variant.launch(walk.elements());
-    (Plan { variant, launch }, walk)
+fn copying(x: &Operand, y: &Operand, space: &IterationSpace) -> (Plan<Copy>, IterationSpace) {
+    let (unit, space) = unit(x.dtype).largest(space, start(x) | start(y));
+    let variant = Copy::new(unit, &space, false);
+    let launch = variant.launch(space.elements());
+    (Plan { variant, launch }, space)
 }
 
 /// A copy to a position in GPU memory.
 #[derive(Debug)]
 struct Positioned {
     kernel: Plan<Copy>,
-    walk: Walk,
+    space: IterationSpace,
     /// Bytes between positions.
     stride: u64,
 }
@@ -149,32 +149,32 @@ struct Positioned {
 impl Positioned {
     fn plan(x: &Operand, into: &Operand) -> Result<Positioned, PlanError> {
         let stride = x.dtype.bytes(into.layout.shape()[2..].iter().product()) as u64;
-        let walk = walk(x, into)?;
+        let space = space(x, into)?;
         let starts = start(x) | start(into) | stride;
-        let (unit, walk) = unit(x.dtype).largest(&walk, starts);
-        let variant = Copy::new(unit, &walk, true);
+        let (unit, space) = unit(x.dtype).largest(&space, starts);
+        let variant = Copy::new(unit, &space, true);
         Ok(Positioned {
             kernel: Plan {
-                launch: variant.launch(walk.elements()),
+                launch: variant.launch(space.elements()),
                 variant,
             },
-            walk,
+            space,
             stride,
         })
     }
 }
 
-fn casting(x: &Operand, y: &Operand) -> Result<(Plan<Cast>, Walk), PlanError> {
-    let walk = walk(x, y)?;
-    let variant = Cast::new(format(x.dtype), format(y.dtype), &walk);
-    let launch = variant.launch(walk.elements());
-    Ok((Plan { variant, launch }, walk))
+fn casting(x: &Operand, y: &Operand) -> Result<(Plan<Cast>, IterationSpace), PlanError> {
+    let space = space(x, y)?;
+    let variant = Cast::new(format(x.dtype), format(y.dtype), &space);
+    let launch = variant.launch(space.elements());
+    Ok((Plan { variant, launch }, space))
 }
 
 /// A walk over the elements of `x` in the layouts of `x` and `y`.
-fn walk(x: &Operand, y: &Operand) -> Result<Walk, PlanError> {
+fn space(x: &Operand, y: &Operand) -> Result<IterationSpace, PlanError> {
     let (x, y) = (&x.layout, &y.layout);
-    Ok(Walk::new(x.shape(), y.strides(), &[x.strides()])?)
+    Ok(IterationSpace::new(x.shape(), y.strides(), &[x.strides()])?)
 }
 
 /// The offset of its first element, in bytes.
@@ -226,10 +226,10 @@ mod tests {
     }
 
     fn name(x: &Operand, y: &Operand) -> String {
-        let walk = walk(x, y).unwrap();
-        match transposing(x, &walk) {
+        let space = space(x, y).unwrap();
+        match transposing(x, &space) {
             Some((kernel, _)) => kernel.variant.entry(),
-            None => copying(x, y, &walk).0.variant.entry(),
+            None => copying(x, y, &space).0.variant.entry(),
         }
     }
 
@@ -261,9 +261,9 @@ mod tests {
     fn no_elements_no_launch() {
         let none = operand(DType::U8, &[0, 64], 0);
         let x = transposed(operand(DType::U8, &[64, 0], 0));
-        let walk = walk(&x, &none).unwrap();
-        assert!(transposing(&x, &walk).is_none());
-        assert_eq!(copying(&x, &none, &walk).0.launch, None);
+        let space = space(&x, &none).unwrap();
+        assert!(transposing(&x, &space).is_none());
+        assert_eq!(copying(&x, &none, &space).0.launch, None);
     }
 
     #[test]
@@ -274,10 +274,10 @@ mod tests {
             let into = operand(DType::BF16, &[2, 9, inner], 0);
             Positioned::plan(&x, &into).unwrap().kernel.variant
         };
-        let walk = walk(&x, &operand(DType::BF16, &[2, 9, 24], 0)).unwrap();
-        assert_eq!(unit(24), Copy::new(Unit::B16, &walk, true));
-        assert_eq!(unit(20), Copy::new(Unit::B8, &walk, true));
-        assert_eq!(unit(7), Copy::new(Unit::B2, &walk, true));
+        let space = space(&x, &operand(DType::BF16, &[2, 9, 24], 0)).unwrap();
+        assert_eq!(unit(24), Copy::new(Unit::B16, &space, true));
+        assert_eq!(unit(20), Copy::new(Unit::B8, &space, true));
+        assert_eq!(unit(7), Copy::new(Unit::B2, &space, true));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::ops::Range;
 use meshgrad_kernels::cross_entropy::{
     Classes, CrossEntropyGradient, CrossEntropyGradientArguments, CrossEntropyStatistics,
     CrossEntropyStatisticsArguments, CrossEntropySum, CrossEntropySumArguments, Label, Lanes,
-    MOST_CLASSES,
+    MAX_CLASSES,
 };
 use meshgrad_kernels::{Dtype, Error as KernelError};
 
@@ -27,7 +27,7 @@ use crate::{Call, DType, Layout, Result, Shape, Tensor, UninitTensor};
 const TILE_ROWS: usize = 4096;
 
 /// Maximum classes per tile.
-const TILE_CLASSES: usize = MOST_CLASSES as usize;
+const TILE_CLASSES: usize = MAX_CLASSES as usize;
 
 /// The alignment of tile rows in elements: a sector in bf16.
 const LINE: usize = 16;

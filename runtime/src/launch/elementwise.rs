@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use meshgrad_kernels::elementwise::{Element, Elementwise, ElementwiseArguments, Walk};
+use meshgrad_kernels::elementwise::{Element, Elementwise, ElementwiseArguments, IterationSpace};
 
 use super::symbol::{self, Constants};
 use crate::Function;
@@ -125,7 +125,7 @@ pub(crate) fn map<const N: usize>(
 /// The plan of an elementwise op.
 struct Elements {
     kernel: Plan<Elementwise>,
-    walk: Walk,
+    space: IterationSpace,
     constants: Constants,
 }
 
@@ -142,16 +142,16 @@ fn plan<const N: usize>(
     }
 
     let strides = inputs.each_ref().map(|input| input.layout.strides());
-    let walk = Walk::new(y.layout.shape(), y.layout.strides(), &strides)?;
+    let space = IterationSpace::new(y.layout.shape(), y.layout.strides(), &strides)?;
     let aligned = y.is_aligned() && inputs.iter().all(Operand::is_aligned);
     let (expression, constants) = symbol::trace(f)?;
-    let variant = Elementwise::new(expression, &formats, result, walk.layout(aligned))?;
+    let variant = Elementwise::new(expression, &formats, result, space.layout(aligned))?;
     Ok(Elements {
         kernel: Plan {
-            launch: variant.launch(walk.elements()),
+            launch: variant.launch(space.elements()),
             variant,
         },
-        walk,
+        space,
         constants,
     })
 }
@@ -160,7 +160,7 @@ fn launch(gpu: &Launcher<'_>, plan: &Elements, operands: &[u64], y: &Target) -> 
     let arguments = ElementwiseArguments {
         operands,
         result: y.address,
-        walk: &plan.walk,
+        space: &plan.space,
         scalars: &plan.constants,
     };
     gpu.run(&plan.kernel, &arguments.arguments(&plan.kernel.variant))

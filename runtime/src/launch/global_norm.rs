@@ -1,8 +1,8 @@
 //! Launches of the global norm of gradients and its clipping. Operands are contiguous.
 
 use meshgrad_kernels::global_norm::{
-    AddSquares, AddSquaresArguments, ClipScale, ClipScaleArguments, SumSquares,
-    SumSquaresArguments, partials_of,
+    ClipScale, ClipScaleArguments, GlobalNorm, GlobalNormArguments, SumSquares,
+    SumSquaresArguments, partial_count,
 };
 
 use crate::launch::{Launcher, Operand, Plan, PlanError, float};
@@ -10,7 +10,7 @@ use crate::{DType, Result, Tensor, UninitTensor};
 
 /// The number of partial sums of all `tensors`.
 pub(crate) fn partials(tensors: &[&Tensor]) -> usize {
-    let of = |tensor: &&Tensor| partials_of(tensor.elements() as u64) as usize;
+    let of = |tensor: &&Tensor| partial_count(tensor.elements() as u64) as usize;
     tensors.iter().map(of).sum()
 }
 
@@ -29,7 +29,7 @@ pub(crate) fn sum_squares(
         elements,
     };
     gpu.run(&plan, &arguments.arguments())?;
-    Ok(first + partials_of(elements) as usize)
+    Ok(first + partial_count(elements) as usize)
 }
 
 /// norm = the square root of the sum of all partial sums.
@@ -39,10 +39,10 @@ pub(crate) fn add_squares(
     norm: &UninitTensor,
 ) -> Result<()> {
     let plan = Plan {
-        launch: AddSquares.launch(),
-        variant: AddSquares,
+        launch: GlobalNorm.launch(),
+        variant: GlobalNorm,
     };
-    let arguments = AddSquaresArguments {
+    let arguments = GlobalNormArguments {
         partials: gpu.uninit_ptr(partials)?,
         norm: gpu.uninit_ptr(norm)?,
         count: partials.shape().elements() as u64,

@@ -1,11 +1,12 @@
 //! Launches of sums of rows by index. The positions of each index are sorted, and one thread per
 //! element adds the rows in that order, so every run gives the same bits.
 
-use meshgrad_kernels::elementwise::Walk;
+use meshgrad_kernels::elementwise::IterationSpace;
 use meshgrad_kernels::indexing::{
-    Indexed, Keys, KeysArguments, Pass, PassArguments, Starts, StartsArguments, SumRows,
-    SumRowsArguments, counts, passes,
+    IndexKeys, IndexKeysArguments, IndexedDim, SegmentStarts, SegmentStartsArguments, SegmentSum,
+    SegmentSumArguments,
 };
+use meshgrad_kernels::sort::{RadixPass, RadixPassArguments, passes_for, workspace_words};
 
 use super::elementwise::Target;
 use super::indexing::{around, format};
@@ -48,16 +49,16 @@ pub(crate) fn sum_rows(
     let count = u64::from(plan.count);
     let lists = [0, 2].map(|list| [place(list * count), place((list + 1) * count)]);
     let counts_at = place(4 * count);
-    let starts = place(4 * count + counts(plan.count));
+    let starts = place(4 * count + workspace_words(plan.count));
 
     let choices = rows.numbers[rows.dim];
     let numbers = Layout::contiguous(rows.numbers, 0);
-    let arguments = KeysArguments {
+    let arguments = IndexKeysArguments {
         index: gpu.ptr(index)?,
         keys: lists[0][0],
         positions: lists[0][1],
-        walk: &plan.walk,
-        indexed: Indexed {
+        space: &plan.space,
+        indexed: IndexedDim {
             extent: choices as u64,
             stride: numbers.strides()[rows.dim] as i64,
             faults: gpu.fault_site(choices),
@@ -66,36 +67,36 @@ pub(crate) fn sum_rows(
     };
     gpu.run(&plan.keys, &arguments.arguments(&plan.keys.variant))?;
 
-    let passes = passes(plan.rows);
+    let passes = passes_for(plan.rows);
     for pass in 0..passes {
         let [from, to] = [pass % 2, (pass + 1) % 2].map(|list| lists[list as usize]);
-        let arguments = PassArguments {
+        let arguments = RadixPassArguments {
             from,
             to,
             counts: counts_at,
             count: plan.count,
             pass,
         };
-        for variant in Pass::ALL {
+        for variant in RadixPass::ALL {
             let launch = variant.launch(plan.count);
             gpu.run(&Plan { variant, launch }, &arguments.arguments())?;
         }
     }
 
     let sorted = lists[passes as usize % 2];
-    let arguments = StartsArguments {
+    let arguments = SegmentStartsArguments {
         keys: sorted[0],
         starts,
         count: plan.count,
         rows: plan.rows,
     };
     let kernel = Plan {
-        launch: Starts.launch(plan.rows),
-        variant: Starts,
+        launch: SegmentStarts.launch(plan.rows),
+        variant: SegmentStarts,
     };
     gpu.run(&kernel, &arguments.arguments())?;
 
-    let arguments = SumRowsArguments {
+    let arguments = SegmentSumArguments {
         x: gpu.ptr(x)?,
         sorted,
         starts,
@@ -115,9 +116,9 @@ pub(crate) fn sum_rows(
 /// The plan of a sum of rows.
 #[derive(Debug)]
 struct IndexSum {
-    keys: Plan<Keys>,
-    walk: Walk,
-    sum: SumRows,
+    keys: Plan<IndexKeys>,
+    space: IterationSpace,
+    sum: SegmentSum,
     outer: u32,
     count: u32,
     rows: u32,
@@ -127,15 +128,15 @@ struct IndexSum {
 impl IndexSum {
     fn plan([x, index]: &[Operand; 2], rows: &Rows, to: &Operand) -> Result<IndexSum, PlanError> {
         let numbers = Layout::contiguous(rows.numbers, 0);
-        let walk = around(&numbers, rows.dim, &index.layout)?;
-        let keys = Keys::new(format(index.dtype)?, &walk);
+        let space = around(&numbers, rows.dim, &index.layout)?;
+        let keys = IndexKeys::new(format(index.dtype)?, &space);
         let count = index.layout.shape().elements();
         let all = rows.numbers.elements().saturating_mul(rows.outer);
         // The number of rows is a key too: that of indices out of range.
         extent(FAMILY, "rows", all, u32::MAX - 1)?;
         let inner = extent(FAMILY, "features", rows.inner, i32::MAX as u32)?;
         let aligned = x.is_aligned() && to.is_aligned();
-        let sum = SumRows::new(
+        let sum = SegmentSum::new(
             float(x.dtype)?,
             float(to.dtype)?,
             inner,
@@ -147,7 +148,7 @@ impl IndexSum {
                 launch: keys.launch(count as u64),
                 variant: keys,
             },
-            walk,
+            space,
             sum,
             outer: extent(FAMILY, "matrices", rows.outer, u32::MAX)?,
             count: extent(FAMILY, "indices", count, i32::MAX as u32)?,
@@ -159,7 +160,7 @@ impl IndexSum {
     /// Two lists of keys and positions, counts of digits, and the start of each row and the end.
     fn workspace(&self) -> usize {
         let starts = u64::from(self.rows) + 1;
-        (4 * u64::from(self.count) + counts(self.count) + starts) as usize
+        (4 * u64::from(self.count) + workspace_words(self.count) + starts) as usize
     }
 }
 

@@ -1,7 +1,9 @@
 //! Launches of index_select and gather.
 
-use meshgrad_kernels::elementwise::Walk;
-use meshgrad_kernels::indexing::{Gather, GatherArguments, Ids, Indexed, Select, SelectArguments};
+use meshgrad_kernels::elementwise::IterationSpace;
+use meshgrad_kernels::indexing::{
+    Gather, GatherArguments, IndexDtype, IndexSelect, IndexSelectArguments, IndexedDim,
+};
 
 use super::copies::unit;
 use crate::launch::{Launcher, Operand, Plan, PlanError};
@@ -18,14 +20,14 @@ pub(crate) fn select(
     let operand = Operand::of(x);
     let plan = gpu.planned(selecting(&operand, dim, ids.dtype(), ids.elements()))?;
     let extent = x.shape()[dim];
-    let arguments = SelectArguments {
+    let arguments = IndexSelectArguments {
         x: gpu.ptr(x)?,
         ids: gpu.ptr(ids)?,
         y: gpu.uninit_ptr(y)?,
         outer: plan.outer,
         chosen: ids.elements() as u64,
         inner: plan.inner,
-        indexed: Indexed {
+        indexed: IndexedDim {
             extent: extent as u64,
             stride: plan.inner as i64,
             faults: gpu.fault_site(extent),
@@ -43,14 +45,14 @@ pub(crate) fn gather(
     y: &UninitTensor,
 ) -> Result<()> {
     let operands = [x, index].map(Operand::of);
-    let (kernel, walk) = gpu.planned(gathering(&operands, dim))?;
+    let (kernel, space) = gpu.planned(gathering(&operands, dim))?;
     let extent = x.shape()[dim];
     let arguments = GatherArguments {
         x: gpu.ptr(x)?,
         index: gpu.ptr(index)?,
         y: gpu.uninit_ptr(y)?,
-        walk: &walk,
-        indexed: Indexed {
+        space: &space,
+        indexed: IndexedDim {
             extent: extent as u64,
             stride: x.layout().strides()[dim] as i64,
             faults: gpu.fault_site(extent),
@@ -62,7 +64,7 @@ pub(crate) fn gather(
 /// Selected rows: the number of outer repetitions, and the units per row.
 #[derive(Debug)]
 struct Rows {
-    kernel: Plan<Select>,
+    kernel: Plan<IndexSelect>,
     outer: u64,
     inner: u64,
 }
@@ -74,7 +76,7 @@ fn selecting(x: &Operand, dim: usize, ids: DType, chosen: usize) -> Result<Rows,
     let start = x.dtype.bytes(x.layout.offset()) as u64;
     let most = outer * inner * chosen.max(shape[dim]);
     let bytes = x.dtype.bytes(inner) as u64;
-    let (variant, unit) = Select::new(unit(x.dtype), format(ids)?, bytes, start, most as u64);
+    let (variant, unit) = IndexSelect::new(unit(x.dtype), format(ids)?, bytes, start, most as u64);
     let inner = bytes / u64::from(unit.bytes());
     let launch = variant.launch(outer as u64 * chosen as u64 * inner);
     Ok(Rows {
@@ -84,30 +86,41 @@ fn selecting(x: &Operand, dim: usize, ids: DType, chosen: usize) -> Result<Rows,
     })
 }
 
-fn gathering([x, index]: &[Operand; 2], dim: usize) -> Result<(Plan<Gather>, Walk), PlanError> {
-    let walk = around(&x.layout, dim, &index.layout)?;
-    let variant = Gather::new(unit(x.dtype), format(index.dtype)?, &walk);
-    let launch = variant.launch(walk.elements());
-    Ok((Plan { variant, launch }, walk))
+fn gathering(
+    [x, index]: &[Operand; 2],
+    dim: usize,
+) -> Result<(Plan<Gather>, IterationSpace), PlanError> {
+    let space = around(&x.layout, dim, &index.layout)?;
+    let variant = Gather::new(unit(x.dtype), format(index.dtype)?, &space);
+    let launch = variant.launch(space.elements());
+    Ok((Plan { variant, launch }, space))
 }
 
 /// A walk over the elements of an index tensor in three layouts: contiguous, its own, and that of
 /// the tensor indexed along `dim`.
-pub(super) fn around(indexed: &Layout, dim: usize, index: &Layout) -> Result<Walk, PlanError> {
+pub(super) fn around(
+    indexed: &Layout,
+    dim: usize,
+    index: &Layout,
+) -> Result<IterationSpace, PlanError> {
     let dense = Layout::contiguous(*index.shape(), 0);
     let mut around = [0; crate::MAX_DIMS];
     let around = &mut around[..indexed.strides().len()];
     around.copy_from_slice(indexed.strides());
     around[dim] = 0;
     let operands = [index.strides(), around];
-    Ok(Walk::new(index.shape(), dense.strides(), &operands)?)
+    Ok(IterationSpace::new(
+        index.shape(),
+        dense.strides(),
+        &operands,
+    )?)
 }
 
-pub(super) fn format(ids: DType) -> Result<Ids, PlanError> {
+pub(super) fn format(ids: DType) -> Result<IndexDtype, PlanError> {
     match ids {
-        DType::I64 => Ok(Ids::I64),
-        DType::I32 => Ok(Ids::I32),
-        DType::U32 => Ok(Ids::U32),
+        DType::I64 => Ok(IndexDtype::I64),
+        DType::I32 => Ok(IndexDtype::I32),
+        DType::U32 => Ok(IndexDtype::U32),
         other => Err(PlanError::DType(other)),
     }
 }
@@ -134,10 +147,10 @@ mod tests {
                 .variant
                 .entry()
         };
-        assert_eq!(name(64, 0), "select_b16_i32");
-        assert_eq!(name(64, 4), "select_b8_i32");
-        assert_eq!(name(6, 0), "select_b4_i32");
-        assert_eq!(name(7, 0), "select_b2_i32");
+        assert_eq!(name(64, 0), "index_select_b16_i32");
+        assert_eq!(name(64, 4), "index_select_b8_i32");
+        assert_eq!(name(6, 0), "index_select_b4_i32");
+        assert_eq!(name(7, 0), "index_select_b2_i32");
     }
 
     #[test]

@@ -6,7 +6,8 @@ pub(crate) use operands::{Lines, Matrices, Part, Product};
 pub(super) use operands::{MatrixLayout, Sums};
 
 use meshgrad_kernels::gemm::{
-    GemmArguments, GemmBf16, GemmF32, Split, SplitArguments, SumParts, SumPartsArguments, Tile,
+    GemmArguments, GemmBf16, GemmF32, SplitK, SplitKArguments, SplitKReduce, SplitKReduceArguments,
+    Tile,
 };
 
 use crate::launch::{Launcher, Plan, PlanError, extent};
@@ -44,7 +45,7 @@ pub(crate) fn multiply(
     let workspace = call.workspace(parts as usize * elements as usize, DType::F32)?;
     let workspace = gpu.uninit_ptr(&workspace)?;
     multiply_into(gpu, &plan, [a, b], workspace, None)?;
-    let arguments = SumPartsArguments {
+    let arguments = SplitKReduceArguments {
         parts: workspace,
         c: c.address,
         elements,
@@ -76,7 +77,7 @@ fn multiply_into(
         batch_b: b.layout.batch,
         batch_c: u64::from(m) * u64::from(n),
     };
-    let arguments = SplitArguments {
+    let arguments = SplitKArguments {
         product,
         products: batch,
         depth: plan.split.depth,
@@ -92,9 +93,9 @@ fn multiply_into(
 struct Gemms {
     kernel: Gemm,
     extents: Extents,
-    split: Split,
+    split: SplitK,
     /// The kernel that adds the split-k parts.
-    sum: Option<Plan<SumParts>>,
+    sum: Option<Plan<SplitKReduce>>,
 }
 
 /// The kernel for its dtype.
@@ -135,15 +136,15 @@ fn plan([a, b]: [MatrixLayout; 2], c: Sums, multiprocessors: u32) -> Result<Gemm
     };
     // Split-k parts are added to contiguous rows.
     let split = match c.leading {
-        Some(leading) if leading != n as usize => Split::none(k),
-        _ => Split::choose(tile, [m, n, k], batch, multiprocessors),
+        Some(leading) if leading != n as usize => SplitK::none(k),
+        _ => SplitK::choose(tile, [m, n, k], batch, multiprocessors),
     };
 
     let whole = split.parts == 1;
     let of_parts = if whole { c } else { Sums::OF_PARTS };
     let kernel = kernel([a, b], of_parts, &extents, tile, split.parts)?;
     let sum = (!whole).then(|| {
-        let variant = SumParts {
+        let variant = SplitKReduce {
             output: c.output(),
             vectors: c.aligned && extents.elements().is_multiple_of(4),
         };

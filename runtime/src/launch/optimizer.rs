@@ -1,7 +1,7 @@
 //! Launches of AdamW.
 
 use meshgrad_kernels::adamw::{
-    AdamW, AdamWArguments, AdamWConstants, AdamWEntry, CHUNK, Places, Rounding, chunk_words,
+    AdamW, AdamWArguments, AdamWConstants, AdamWEntry, CHUNK, GlobalIndices, Rounding, chunk_words,
 };
 
 use crate::core::params::optimizer::{AdamWOperands, StepScalars};
@@ -110,7 +110,7 @@ fn entry(
     let rounding = match (param.dtype, rounding) {
         (DType::F32, _) => Rounding::F32,
         (DType::BF16, None) => Rounding::Bf16,
-        (DType::BF16, Some((key, places))) => Rounding::Bf16AtRandom {
+        (DType::BF16, Some((key, places))) => Rounding::Bf16Stochastic {
             key: key.words(),
             places: innermost_first(&places),
         },
@@ -131,7 +131,7 @@ fn entry(
 }
 
 /// Global indices in the table's format; at least one dim.
-fn innermost_first(places: &Layout) -> Places {
+fn innermost_first(places: &Layout) -> GlobalIndices {
     let dims = places.merged_dims().into_iter().rev();
     let mut dims: Vec<(u64, u64)> = dims
         .map(|(extent, stride)| (extent as u64, stride as u64))
@@ -139,7 +139,7 @@ fn innermost_first(places: &Layout) -> Places {
     if dims.is_empty() {
         dims.push((1, 1));
     }
-    Places {
+    GlobalIndices {
         first: places.offset() as u64,
         dims,
     }

@@ -1,6 +1,8 @@
 //! Launches of random values and dropout.
 
-use meshgrad_kernels::random::{Distribution, Random, RandomArguments, RandomWalk, Values};
+use meshgrad_kernels::random::{
+    Distribution, DistributionParams, Random, RandomArguments, RandomSpace,
+};
 
 use super::elementwise::Target;
 use crate::launch::{Launcher, Operand, Plan, PlanError, float};
@@ -11,7 +13,7 @@ use crate::{DType, Key, Layout, Result, Tensor};
 pub(crate) fn random(
     gpu: &Launcher<'_>,
     (key, global_indices): (Key, &Layout),
-    values: Values,
+    values: DistributionParams,
     x: Option<&Tensor>,
     y: &Target,
 ) -> Result<()> {
@@ -27,7 +29,7 @@ pub(crate) fn random(
         result: y.address,
         key: key.words(),
         values,
-        walk: &plan.walk,
+        space: &plan.space,
     };
     gpu.run(&plan.kernel, &arguments.arguments(&plan.kernel.variant))
 }
@@ -35,7 +37,7 @@ pub(crate) fn random(
 /// The plan of random values.
 struct RandomPlan {
     kernel: Plan<Random>,
-    walk: RandomWalk,
+    space: RandomSpace,
 }
 
 fn plan(
@@ -48,20 +50,20 @@ fn plan(
         Distribution::Mask => float(DType::F32)?,
         _ => float(y.dtype)?,
     };
-    let walk = RandomWalk::new(
+    let space = RandomSpace::new(
         y.layout.shape(),
         y.layout.strides(),
         (global_indices.offset() as u64, global_indices.strides()),
         x.as_ref().map(|x| x.layout.strides()),
     )?;
     let aligned = y.is_aligned() && x.as_ref().is_none_or(Operand::is_aligned);
-    let variant = Random::new(distribution, dtype, walk.form(aligned));
+    let variant = Random::new(distribution, dtype, space.form(aligned));
     Ok(RandomPlan {
         kernel: Plan {
             launch: variant.launch(y.layout.shape().elements() as u64),
             variant,
         },
-        walk,
+        space,
     })
 }
 

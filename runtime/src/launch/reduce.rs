@@ -1,7 +1,7 @@
 //! Launches of sums and extremes over any dims.
 
 use meshgrad_kernels::reduce::{Extents, Reduce, ReduceArguments};
-use meshgrad_kernels::{Dtype, Error as KernelError, merge::Merge};
+use meshgrad_kernels::{Dtype, Error as KernelError, reduce_op::ReduceOp};
 
 use super::copies::contiguous_copy;
 use crate::core::shape::MAX_DIMS;
@@ -14,7 +14,7 @@ const FAMILY: &str = "reduce";
 /// How elements are merged.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct How {
-    pub(crate) merge: Merge,
+    pub(crate) merge: ReduceOp,
     /// Factor of the results, before rounding.
     pub(crate) scale: f32,
 }
@@ -125,7 +125,7 @@ impl Pass {
         (self.extents.outer * self.extents.chunks() * self.extents.inner) as usize
     }
 
-    fn plan(&self, merge: Merge, x: &Operand, to: DType) -> Result<Plan<Reduce>, PlanError> {
+    fn plan(&self, merge: ReduceOp, x: &Operand, to: DType) -> Result<Plan<Reduce>, PlanError> {
         if let Some((what, value, most)) = self.extents.too_large() {
             return Err(PlanError::Kernel(KernelError::Extent {
                 kernel: FAMILY,

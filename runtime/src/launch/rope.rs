@@ -48,7 +48,7 @@ pub(crate) fn rope(
 ) -> Result<()> {
     let direction = match rotation {
         Rotation::Forward => Direction::Forward,
-        Rotation::Inverse => Direction::Back,
+        Rotation::Inverse => Direction::Inverse,
     };
     let rotated = RotatedHeads::new(&Operand::of(x), [cos, sin].map(Operand::of));
     let rotated = gpu.planned(rotated)?;

@@ -1,10 +1,10 @@
 //! Launches of argmax, argmin and top-k. Operands are contiguous, and their rows are not empty.
 
-pub(crate) use meshgrad_kernels::rank::Direction;
-use meshgrad_kernels::rank::{
-    Best, BestArguments, BestOfChunks, BestOfChunksArguments, MergeRuns, MergeRunsArguments, Runs,
-    SortTiles, SortTilesArguments, chunks_of_rows,
+pub(crate) use meshgrad_kernels::arg_reduce::Extreme;
+use meshgrad_kernels::arg_reduce::{
+    ArgReduce, ArgReduceArguments, ArgReduceChunks, ArgReduceChunksArguments, chunks_per_row,
 };
+use meshgrad_kernels::top_k::{MergeRuns, MergeRunsArguments, Runs, SortTiles, SortTilesArguments};
 
 use crate::launch::{Operand, Plan, PlanError, extent, float};
 use crate::{Call, DType, Result, Tensor, UninitTensor};
@@ -15,13 +15,13 @@ const FAMILY: &str = "rank";
 /// places\[r\] = the index of the first extreme among the `columns` elements of row r.
 pub(crate) fn first_best(
     call: &Call,
-    direction: Direction,
+    extreme: Extreme,
     x: &Tensor,
     columns: usize,
     places: &UninitTensor,
 ) -> Result<()> {
     call.launch(|gpu| {
-        let plan = gpu.planned(Extremes::plan(direction, &Operand::of(x), columns))?;
+        let plan = gpu.planned(Extremes::plan(extreme, &Operand::of(x), columns))?;
         let x = gpu.ptr(x)?;
         let to = gpu.uninit_ptr(places)?;
         if plan.chunks == 1 {
@@ -31,9 +31,9 @@ pub(crate) fn first_best(
         let workspace = call.workspace(plan.rows as usize * plan.chunks as usize, DType::I64)?;
         let keys = gpu.uninit_ptr(&workspace)?;
         gpu.run(&plan.best, &plan.arguments(x, keys).arguments())?;
-        let arguments = BestOfChunksArguments {
+        let arguments = ArgReduceChunksArguments {
             keys,
-            places: to,
+            indices: to,
             chunks: plan.chunks,
         };
         gpu.run(&plan.of_chunks, &arguments.arguments())
@@ -43,38 +43,38 @@ pub(crate) fn first_best(
 /// The plan of argmax and argmin.
 #[derive(Debug)]
 struct Extremes {
-    best: Plan<Best>,
+    best: Plan<ArgReduce>,
     /// The kernel that merges the chunks of a row, if there are several.
-    of_chunks: Plan<BestOfChunks>,
+    of_chunks: Plan<ArgReduceChunks>,
     rows: u64,
     features: u64,
     chunks: u32,
 }
 
 impl Extremes {
-    fn plan(direction: Direction, x: &Operand, columns: usize) -> Result<Extremes, PlanError> {
+    fn plan(extreme: Extreme, x: &Operand, columns: usize) -> Result<Extremes, PlanError> {
         let features = u64::from(extent(FAMILY, "features", columns, u32::MAX - 1)?);
         let rows = x.layout.shape().elements() as u64 / features.max(1);
-        let best = Best::new(direction, float(x.dtype)?, rows, features, x.is_aligned());
+        let best = ArgReduce::new(extreme, float(x.dtype)?, rows, features, x.is_aligned());
         Ok(Extremes {
             best: Plan {
                 launch: best.launch(rows, features),
                 variant: best,
             },
             of_chunks: Plan {
-                launch: BestOfChunks.launch(rows),
-                variant: BestOfChunks,
+                launch: ArgReduceChunks.launch(rows),
+                variant: ArgReduceChunks,
             },
             rows,
             features,
-            chunks: chunks_of_rows(rows, features) as u32,
+            chunks: chunks_per_row(rows, features) as u32,
         })
     }
 
-    fn arguments(&self, x: u64, places: u64) -> BestArguments {
-        BestArguments {
+    fn arguments(&self, x: u64, places: u64) -> ArgReduceArguments {
+        ArgReduceArguments {
             x,
-            places,
+            indices: places,
             rows: self.rows,
             features: self.features,
         }
@@ -103,7 +103,7 @@ pub(crate) fn top_k(
             x,
             keys: gpu.uninit_ptr(&held)?,
             values,
-            places,
+            indices: places,
             features: plan.features,
             kept: plan.runs.len,
             tiles: plan.runs.count,
@@ -119,7 +119,7 @@ pub(crate) fn top_k(
                 keys: gpu.uninit_ptr(&to)?,
                 x,
                 values,
-                places,
+                indices: places,
                 features: plan.features,
                 runs,
                 kept: merged.len,
@@ -202,7 +202,7 @@ mod tests {
     fn long_rows_are_cut() {
         let chunks = |rows: usize| {
             let x = operand(DType::BF16, &[rows, 151_936]);
-            let plan = Extremes::plan(Direction::Largest, &x, 151_936);
+            let plan = Extremes::plan(Extreme::Max, &x, 151_936);
             plan.unwrap().chunks
         };
         assert_eq!((chunks(1), chunks(1024), chunks(0)), (19, 1, 19));

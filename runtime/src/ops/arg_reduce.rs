@@ -3,7 +3,7 @@
 
 use crate::cpu::arg_reduce as kernels;
 use crate::cpu::rows::Flat;
-use crate::launch::top_k::{self as launch, Direction};
+use crate::launch::top_k::{self as launch, Extreme};
 use crate::ops::contiguous;
 use crate::{Error, Result, Shape, Signature, Tensor, for_float};
 
@@ -25,7 +25,7 @@ pub(super) static SIGNATURES: &[&Signature] = &[&ARGMAX, &ARGMIN, &TOP_K];
 /// # Errors
 /// [`Error::Signature`]; [`Error::NoDim`]; [`Error::Argument`] when the dim is empty.
 pub fn argmax(x: &Tensor, dim: isize) -> Result<Tensor> {
-    first_best(&ARGMAX, Direction::Largest, x, dim)
+    first_best(&ARGMAX, Extreme::Max, x, dim)
 }
 
 /// The index of the minimum along dim `dim`; the first index of ties or NaNs.
@@ -36,12 +36,12 @@ pub fn argmax(x: &Tensor, dim: isize) -> Result<Tensor> {
 /// # Errors
 /// As [`argmax`].
 pub fn argmin(x: &Tensor, dim: isize) -> Result<Tensor> {
-    first_best(&ARGMIN, Direction::Smallest, x, dim)
+    first_best(&ARGMIN, Extreme::Min, x, dim)
 }
 
 fn first_best(
     signature: &'static Signature,
-    direction: Direction,
+    extreme: Extreme,
     x: &Tensor,
     dim: isize,
 ) -> Result<Tensor> {
@@ -62,17 +62,17 @@ fn first_best(
     let mut places = call.output_of(shape, crate::DType::I64)?;
     let x = contiguous(&x)?;
     if call.device().is_gpu() {
-        launch::first_best(&call, direction, &x, columns, &places)?;
+        launch::first_best(&call, extreme, &x, columns, &places)?;
         return Ok(places.finish());
     }
     call.compute(|| {
         for_float!(x.dtype(), T => {
             let (x, places) = (Flat::<T>::new(&x)?, places.slice()?);
-            match direction {
-                Direction::Largest => {
+            match extreme {
+                Extreme::Max => {
                     kernels::argmax_by(&x, columns, kernels::largest::<T>, places);
                 }
-                Direction::Smallest => {
+                Extreme::Min => {
                     kernels::argmax_by(&x, columns, kernels::smallest::<T>, places);
                 }
             }

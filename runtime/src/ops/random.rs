@@ -5,7 +5,7 @@
 //! Dtypes differ by rounding only: a uniform f32 is within 2^-24 of the interval of its f64 value,
 //! and bf16 is the rounded f32.
 
-use meshgrad_kernels::random::Values;
+use meshgrad_kernels::random::DistributionParams;
 
 use crate::cpu::random::{self as kernels, Variate, Words};
 use crate::for_float;
@@ -167,7 +167,7 @@ pub fn dropout_mask(
 ) -> Result<Tensor> {
     let threshold = threshold("dropout_mask", probability)?;
     let out = RandomOutput::new("dropout_mask", device, shape, DType::Bool, key.into())?;
-    out.fill(Values::Mask { threshold }, |words, out| {
+    out.fill(DistributionParams::Mask { threshold }, |words, out| {
         kernels::mask(words, threshold, out.slice()?);
         Ok(())
     })
@@ -191,7 +191,7 @@ fn drop_elements(
     match call.device().is_gpu() {
         true => call.launch(|gpu| {
             let scale = scale as f32;
-            let values = Values::Dropout { threshold, scale };
+            let values = DistributionParams::Dropout { threshold, scale };
             indices.generate_on_gpu(gpu, values, Some(x), &Target::uninit(gpu, &y)?)
         }),
         false => call.compute(|| {
@@ -231,14 +231,14 @@ impl KeyedIndices {
         Words::new(self.key, &self.global_indices)
     }
 
-    fn fill_on_gpu(&self, call: &Call, values: Values, into: &Tensor) -> Result<()> {
+    fn fill_on_gpu(&self, call: &Call, values: DistributionParams, into: &Tensor) -> Result<()> {
         call.launch(|gpu| self.generate_on_gpu(gpu, values, None, &Target::changed(gpu, into)?))
     }
 
     fn generate_on_gpu(
         &self,
         gpu: &Launcher<'_>,
-        values: Values,
+        values: DistributionParams,
         x: Option<&Tensor>,
         y: &Target,
     ) -> Result<()> {
@@ -275,7 +275,7 @@ impl RandomOutput {
     /// The tensor, filled with `values` on a GPU and by `fill` on the CPU.
     fn fill(
         mut self,
-        values: Values,
+        values: DistributionParams,
         fill: impl FnOnce(&Words, &mut UninitTensor) -> Result<()>,
     ) -> Result<Tensor> {
         let device = self.out.device().clone();
@@ -307,9 +307,9 @@ impl Interval {
     }
 
     /// The distribution as the GPU kernel's parameter.
-    fn values(self, dtype: DType) -> Result<Values> {
+    fn values(self, dtype: DType) -> Result<DistributionParams> {
         let last = for_float!(dtype, T => Ok(self.last::<T>()))?;
-        Ok(Values::Uniform {
+        Ok(DistributionParams::Uniform {
             low: self.low as f32,
             length: (self.high - self.low) as f32,
             last: last as f32,
@@ -380,8 +380,8 @@ impl Bell {
     }
 
     /// The distribution as the GPU kernel's parameter.
-    fn values(self) -> Values {
-        Values::Normal {
+    fn values(self) -> DistributionParams {
+        DistributionParams::Normal {
             mean: self.mean as f32,
             std: self.std as f32,
         }

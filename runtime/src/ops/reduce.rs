@@ -1,6 +1,6 @@
 //! Reductions over any dims: sum, mean, max, min.
 
-use meshgrad_kernels::merge::Merge;
+use meshgrad_kernels::reduce_op::ReduceOp;
 
 use crate::cpu::reduce::{self as kernels, Fold};
 use crate::launch::reduce as launch;
@@ -26,7 +26,7 @@ pub fn sum(x: &Tensor, dims: &[isize]) -> Result<Tensor> {
         x,
         dims,
         Reduction {
-            merge: Merge::Add,
+            merge: ReduceOp::Add,
             scale: 1.0,
         },
     )
@@ -47,7 +47,7 @@ pub fn mean(x: &Tensor, dims: &[isize]) -> Result<Tensor> {
         x,
         dims,
         Reduction {
-            merge: Merge::Add,
+            merge: ReduceOp::Add,
             scale: 1.0 / count as f64,
         },
     )
@@ -66,7 +66,7 @@ pub fn max(x: &Tensor, dims: &[isize]) -> Result<Tensor> {
         x,
         dims,
         Reduction {
-            merge: Merge::Max,
+            merge: ReduceOp::Max,
             scale: 1.0,
         },
     )
@@ -85,7 +85,7 @@ pub fn min(x: &Tensor, dims: &[isize]) -> Result<Tensor> {
         x,
         dims,
         Reduction {
-            merge: Merge::Min,
+            merge: ReduceOp::Min,
             scale: 1.0,
         },
     )
@@ -122,7 +122,7 @@ pub fn sum_to(x: &Tensor, shape: &[usize]) -> Result<Tensor> {
 
 #[derive(Clone, Copy)]
 struct Reduction {
-    merge: Merge,
+    merge: ReduceOp,
     scale: f64,
 }
 
@@ -161,9 +161,9 @@ fn reduce(
     let x = x.permute(&order)?;
     call.compute(|| {
         for_float!(x.dtype(), T => match how.merge {
-            Merge::Add => fold::<T, _>(&x, count, by_columns, y.slice()?, how, |a, b| a + b),
-            Merge::Max => fold::<T, _>(&x, count, by_columns, y.slice()?, how, larger),
-            Merge::Min => fold::<T, _>(&x, count, by_columns, y.slice()?, how, |a, b| -larger(-a, -b)),
+            ReduceOp::Add => fold::<T, _>(&x, count, by_columns, y.slice()?, how, |a, b| a + b),
+            ReduceOp::Max => fold::<T, _>(&x, count, by_columns, y.slice()?, how, larger),
+            ReduceOp::Min => fold::<T, _>(&x, count, by_columns, y.slice()?, how, |a, b| -larger(-a, -b)),
         })
     })?;
     Ok(y.finish())
@@ -186,7 +186,7 @@ fn fold<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide + Sync>(
     merge: M,
 ) -> Result<()> {
     let fold = Fold {
-        start: T::Wide::from_f64(how.merge.neutral().into()),
+        start: T::Wide::from_f64(how.merge.identity().into()),
         merge,
     };
     let scale = T::Wide::from_f64(how.scale);

@@ -15,7 +15,7 @@ pub(in super::super) fn grad_keys(entry: String, dtype: Dtype) -> Ptx {
     let (lse, delta) = (k.pointer("lse"), k.pointer("delta"));
     let [dk, dv] = ["dk", "dv"].map(|name| View::parameter(k, name));
     let call = Call::parameters(k);
-    let place = Place::of_cta(call, Axis::Keys);
+    let place = Place::of_cta(call, Axis::IndexKeys);
     let products = Products::new(k, dtype, call.head_dim);
 
     k.if_(place.first.lt(place.all_keys.length), || {
@@ -42,7 +42,7 @@ pub(in super::super) fn grad_keys(entry: String, dtype: Dtype) -> Ptx {
                 let lse = lse.map(|lse| lse * std::f32::consts::LOG2_E);
                 for weights in &weights {
                     for (weight, lse) in weights.iter().zip(lse) {
-                        weight.set(weight.fma(factor, -lse).exp2_approximately());
+                        weight.set(weight.fma(factor, -lse).exp2_approx());
                     }
                 }
                 products.hide(&place, [place.first, query], true, |i, j, sees| {

@@ -41,7 +41,7 @@ pub(in super::super) fn grad_queries(entry: String, dtype: Dtype) -> Ptx {
             let lse = lse.map(|lse| lse * std::f32::consts::LOG2_E);
             for (weights, lse) in weights.iter().zip(lse) {
                 for weight in weights {
-                    weight.set(weight.fma(factor, -lse).exp2_approximately());
+                    weight.set(weight.fma(factor, -lse).exp2_approx());
                 }
             }
             products.hide(&place, [place.first, key], false, |i, j, sees| {

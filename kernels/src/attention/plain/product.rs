@@ -83,7 +83,7 @@ impl<'k> Products<'k> {
                     let line = start.offset(4 * line * DEPTH_PITCH);
                     line.load_vector::<f32, 4>()
                 };
-                let [own_row, own_other] = [own_row, own_other].map(|start| start.moved(bytes));
+                let [own_row, own_other] = [own_row, own_other].map(|start| start.byte_add(bytes));
                 let rows = [0, 1, 2, 3].map(|i| at(own_row, i));
                 let others = [0, 16, 32, 48].map(|j| at(own_other, j));
                 for (sums, row) in sums.iter().zip(rows) {
@@ -125,8 +125,8 @@ impl<'k> Products<'k> {
         let weights = self.weights.element::<f32>(self.row() * PITCH);
         let lines = self.lines.element::<f32>(self.x * EACH);
         k.for_range(0u32, SIDE, 4, |first| {
-            let weights = weights.moved(first * 4);
-            let lines = lines.moved(first * (4 * PITCH));
+            let weights = weights.byte_add(first * 4);
+            let lines = lines.byte_add(first * (4 * PITCH));
             let weights = [0, 1, 2, 3].map(|i| {
                 let line = weights.offset(4 * i * PITCH);
                 line.load_vector::<f32, 4>()
@@ -162,7 +162,7 @@ impl<'k> Products<'k> {
         let left = (rows.count - row).signed();
         let start = (first_column + column).mul_wide(size) + row.wide() * rows.stride;
         let step = rows.stride * u64::from(pass);
-        let mut from = rows.start.moved(start);
+        let mut from = rows.start.byte_add(start);
         let to = to.element::<f32>(line * pitch + column);
         // Eight loads in flight are what registers have room for.
         for first in (0..SIDE).step_by(8 * pass as usize) {
@@ -170,7 +170,7 @@ impl<'k> Products<'k> {
             for i in 0..8 {
                 let exists: Pred<'k> = inside & left.gt((first + i * pass) as i32);
                 values.push(self.dtype.load_if(exists, from));
-                from = from.moved(step);
+                from = from.byte_add(step);
             }
             for (i, value) in (0..).zip(values) {
                 to.offset(4 * (first + i * pass) * pitch).store(value);
@@ -192,7 +192,7 @@ impl<'k> Products<'k> {
         let size = self.dtype.size();
         let mut to = rows
             .start
-            .moved(row.wide() * rows.stride + column.mul_wide(size));
+            .byte_add(row.wide() * rows.stride + column.mul_wide(size));
         for i in 0..EACH as usize {
             let exists = rows_left.gt(i as i32);
             for j in 0..EACH as usize {
@@ -200,7 +200,7 @@ impl<'k> Products<'k> {
                 let to = to.offset(i64::from(size) * j as i64);
                 self.dtype.store_if(inside, to, value(i, j));
             }
-            to = to.moved(rows.stride);
+            to = to.byte_add(rows.stride);
         }
     }
 

@@ -10,7 +10,7 @@ use super::{Seen, Shape, THREADS, each_seen};
 use crate::assembler::{F32, Kernel, Ptx, Target};
 
 /// Up to here the queries of a warp stay in registers.
-const MOST_IN_REGISTERS: u32 = 128;
+const MAX_IN_REGISTERS: u32 = 128;
 
 /// The kernel.
 pub(in super::super) fn forward(entry: String, head_dim: u32) -> Ptx {
@@ -47,7 +47,7 @@ pub(in super::super) fn forward(entry: String, head_dim: u32) -> Ptx {
         let queries = staying.rows_of_lane(warp_row);
         let load = |step: u32| queries.offset(32 * step).load_matrices(false);
         let mut in_registers: Vec<Left<'_>> = Vec::new();
-        if head_dim <= MOST_IN_REGISTERS {
+        if head_dim <= MAX_IN_REGISTERS {
             k.wait_for_copies(1);
             k.barrier();
             in_registers = (0..shape.lines.steps()).map(load).collect();
@@ -69,7 +69,7 @@ pub(in super::super) fn forward(entry: String, head_dim: u32) -> Ptx {
             buffer.set(k.constant(streaming[0].bytes()) - current);
             copy();
 
-            let others = key_columns.moved(current);
+            let others = key_columns.byte_add(current);
             let scores = scores(k, shape.lines, query, others, shape.streamed);
             scale(&scores, call.scale * std::f32::consts::LOG2_E);
             let seen = Seen {
@@ -92,7 +92,7 @@ pub(in super::super) fn forward(entry: String, head_dim: u32) -> Ptx {
             add_weighted(
                 &sums,
                 &as_left(&scores),
-                value_rows.moved(current),
+                value_rows.byte_add(current),
                 shape.lines,
             );
         });

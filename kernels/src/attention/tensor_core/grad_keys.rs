@@ -15,7 +15,7 @@ pub(in super::super) fn grad_keys(entry: String, head_dim: u32) -> Ptx {
     let (lse, delta) = (k.pointer("lse"), k.pointer("delta"));
     let [dk, dv] = ["dk", "dv"].map(|name| View::parameter(k, name));
     let call = Call::parameters(k);
-    let place = Place::of_cta(call, Axis::Keys);
+    let place = Place::of_cta(call, Axis::IndexKeys);
 
     let shape = Shape::backward(head_dim);
     let staying = [(); 2].map(|()| Tile::new(k, shape.lines, SIDE, 1));
@@ -37,7 +37,7 @@ pub(in super::super) fn grad_keys(entry: String, head_dim: u32) -> Ptx {
         let right = streaming.map(|tile| tile.columns_of_lane());
         let of_block = streaming.map(|tile| {
             let rows = tile.rows_of_lane(k.constant(0));
-            rows.moved(first_column * 2)
+            rows.byte_add(first_column * 2)
         });
         let [first, end] = place.seeing_queries(shape.streamed);
         let factor = call.scale * std::f32::consts::LOG2_E;
@@ -78,7 +78,7 @@ pub(in super::super) fn grad_keys(entry: String, head_dim: u32) -> Ptx {
                 let tile = current * streaming[0].bytes();
                 let [weights, slopes] = [0, 1].map(|i: usize| {
                     let rows = |step: u32| left[i].offset(32 * step).load_matrices(false);
-                    let others = right[i].moved(tile);
+                    let others = right[i].byte_add(tile);
                     scores(k, shape.lines, rows, others, shape.streamed)
                 });
                 let of_lane = current * shape.streamed + (k.lane() & 3) * 2;
@@ -86,7 +86,7 @@ pub(in super::super) fn grad_keys(entry: String, head_dim: u32) -> Ptx {
                 for (columns, weights) in (0..).zip(&weights) {
                     let lse = pair(lse, columns).map(|lse| lse * std::f32::consts::LOG2_E);
                     for (i, weight) in weights.iter().enumerate() {
-                        weight.set(weight.fma(factor, -lse[i % 2]).exp2_approximately());
+                        weight.set(weight.fma(factor, -lse[i % 2]).exp2_approx());
                     }
                 }
                 let seen = Seen {
@@ -97,7 +97,7 @@ pub(in super::super) fn grad_keys(entry: String, head_dim: u32) -> Ptx {
                 each_seen(&place, &weights, seen, |weight, sees| {
                     weight.set(sees.select(**weight, 0.0));
                 });
-                let features = of_block[1].moved(tile);
+                let features = of_block[1].byte_add(tile);
                 add_weighted(&value_sums, &as_left(&weights), features, shape.lines);
 
                 for (columns, (weights, slopes)) in (0..).zip(weights.iter().zip(&slopes)) {
@@ -106,7 +106,7 @@ pub(in super::super) fn grad_keys(entry: String, head_dim: u32) -> Ptx {
                         slope.set(**weight * (**slope - delta[i % 2]));
                     }
                 }
-                let features = of_block[0].moved(tile);
+                let features = of_block[0].byte_add(tile);
                 add_weighted(&key_sums, &as_left(&slopes), features, shape.lines);
             });
             k.wait_for_copies(0);

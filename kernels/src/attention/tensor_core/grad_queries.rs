@@ -67,12 +67,12 @@ pub(in super::super) fn grad_queries(entry: String, head_dim: u32) -> Ptx {
 
             let [weights, slopes] = [0, 1].map(|i: usize| {
                 let rows = |step: u32| left[i].offset(32 * step).load_matrices(false);
-                let others = right[i].moved(current);
+                let others = right[i].byte_add(current);
                 scores(k, shape.lines, rows, others, shape.streamed)
             });
             for weight in &weights {
                 for (i, weight) in weight.iter().enumerate() {
-                    weight.set(weight.fma(factor, -lse[i / 2]).exp2_approximately());
+                    weight.set(weight.fma(factor, -lse[i / 2]).exp2_approx());
                 }
             }
             let seen = Seen {
@@ -88,7 +88,7 @@ pub(in super::super) fn grad_queries(entry: String, head_dim: u32) -> Ptx {
                     slope.set(**weight * (**slope - delta[i / 2]));
                 }
             }
-            let features = key_rows.moved(current);
+            let features = key_rows.byte_add(current);
             add_weighted(&sums, &as_left(&slopes), features, shape.lines);
         });
         k.wait_for_copies(0);

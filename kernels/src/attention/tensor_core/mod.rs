@@ -36,7 +36,7 @@ use crate::assembler::{Pred, U32, Variable};
 pub(super) const THREADS: u32 = 128;
 
 /// The largest head dim.
-pub(super) const MOST_FEATURES: u32 = 256;
+pub(super) const MAX_FEATURES: u32 = 256;
 
 /// How a pass shares out its work.
 #[derive(Clone, Copy)]

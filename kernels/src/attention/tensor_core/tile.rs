@@ -3,7 +3,7 @@
 use super::super::place::Rows;
 use super::THREADS;
 use crate::assembler::{
-    Bf16, Bf16x2, F32, GlobalAddress, Kernel, MatrixRow, MovingAddress, Pair, Pred, S32,
+    AddressVariable, Bf16, Bf16x2, F32, GlobalAddress, Kernel, MatrixRow, Pair, Pred, S32,
     SharedAddress, U32, U64, Variable,
 };
 
@@ -67,7 +67,7 @@ impl<'k> Tile<'k> {
     fn own_chunk(&self) -> SharedAddress<'k> {
         let thread = self.k.thread();
         let offset = (thread >> 3) * self.lines.pitch() + (thread & 7) * 16;
-        self.shared.moved(offset)
+        self.shared.byte_add(offset)
     }
 
     /// Whether this thread's chunk of a group holds features: `None` where each thread's does.
@@ -82,11 +82,11 @@ impl<'k> Tile<'k> {
     pub(super) fn stream(self, rows: Rows<'k>, [first, end]: [U32<'k>; 2]) -> Stream<'k> {
         let thread = self.k.thread();
         let row = first + (thread >> 3);
-        let from = rows.start.moved(row.wide() * rows.stride);
+        let from = rows.start.byte_add(row.wide() * rows.stride);
         Stream {
             tile: self,
             to: self.own_chunk(),
-            from: from.moved(((thread & 7) * 16).wide()).moving(),
+            from: from.byte_add(((thread & 7) * 16).wide()).to_variable(),
             pass_bytes: rows.stride * u64::from(PASS),
             left: self.k.var((end - row).signed()),
         }
@@ -98,7 +98,7 @@ impl<'k> Tile<'k> {
     pub(super) fn rows_of_lane(&self, first: U32<'k>) -> MatrixRow<'k> {
         let lane = self.k.lane();
         let offset = (first + (lane & 15)) * self.lines.pitch() + (lane >> 4) * 16;
-        self.shared.moved(offset).matrix_row()
+        self.shared.byte_add(offset).matrix_row()
     }
 
     /// Of 16 rows, as the right operand of a product along the features.
@@ -107,7 +107,7 @@ impl<'k> Tile<'k> {
         let lane = self.k.lane();
         let row = (lane & 7) + (lane >> 4) * 8;
         let offset = row * self.lines.pitch() + ((lane >> 3) & 1) * 16;
-        self.shared.moved(offset).matrix_row()
+        self.shared.byte_add(offset).matrix_row()
     }
 
     /// Stores the sums of the CTA's rows, from column `8 first` on, by way of this tile, that none
@@ -125,7 +125,7 @@ impl<'k> Tile<'k> {
         let (k, pitch) = (self.k, self.lines.pitch());
         let lane = k.lane();
         let own = (k.warp() * 16 + (lane >> 2)) * pitch + (lane & 3) * 4;
-        let own = self.shared.moved(own);
+        let own = self.shared.byte_add(own);
         for tile in 0..columns / 8 {
             for half in 0..2 {
                 let [low, high] = value(tile as usize, half as usize);
@@ -139,7 +139,9 @@ impl<'k> Tile<'k> {
         let row = first_row + (thread >> 3);
         let column = first_column + (thread & 7) * 8;
         let left = (to.count - row).signed();
-        let mut to_row = to.start.moved(row.wide() * to.stride + (column * 2).wide());
+        let mut to_row = to
+            .start
+            .byte_add(row.wide() * to.stride + (column * 2).wide());
         let own = self.own_chunk();
         for pass in 0..self.rows / PASS {
             let exists = left.gt((pass * PASS) as i32);
@@ -155,7 +157,7 @@ impl<'k> Tile<'k> {
                 let to = to_row.offset(i64::from(group * GROUP));
                 to.store_vector_if(exists & inside, chunk);
             }
-            to_row = to_row.moved(to.stride * u64::from(PASS));
+            to_row = to_row.byte_add(to.stride * u64::from(PASS));
         }
     }
 }
@@ -165,7 +167,7 @@ pub(super) struct Stream<'k> {
     pub(super) tile: Tile<'k>,
     to: SharedAddress<'k>,
     /// This thread's first chunk of the next tile.
-    from: MovingAddress<'k>,
+    from: AddressVariable<'k>,
     pass_bytes: U64<'k>,
     /// How many rows there are from this thread's first on.
     left: Variable<'k, i32>,
@@ -175,7 +177,7 @@ impl<'k> Stream<'k> {
     /// Copies the next tile to the buffer at `buffer`; zeros where there are no rows and features.
     #[track_caller]
     pub(super) fn copy_next(&self, buffer: U32<'k>) {
-        let to = self.to.moved(buffer);
+        let to = self.to.byte_add(buffer);
         let left: S32<'k> = *self.left;
         let mut from = self.from.get();
         for pass in 0..self.tile.rows / PASS {
@@ -189,7 +191,7 @@ impl<'k> Stream<'k> {
                 let from: GlobalAddress<'k> = from.offset(i64::from(group * GROUP));
                 to.copy_async::<16>(from, inside);
             }
-            from = from.moved(self.pass_bytes);
+            from = from.byte_add(self.pass_bytes);
         }
         self.from
             .advance(self.pass_bytes * u64::from(self.tile.rows / PASS));

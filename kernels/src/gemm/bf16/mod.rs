@@ -38,7 +38,7 @@ mod sums;
 
 use self::slice::{Slice, Strip};
 use self::sums::Sums;
-use super::split::Part;
+use super::split_k::Part;
 use super::tiles::Place;
 use super::{Call, Matrix, Order, Tile};
 use crate::assembler::{Bf16, Kernel, Launch, Ptx, STATIC_LIMIT, Target, U32, Variable, Variant};

@@ -2,8 +2,8 @@
 
 use super::{DEPTH, GemmBf16, Warps};
 use crate::assembler::{
-    Bf16, Bf16x2, GlobalAddress, Kernel, MatrixRow, MovingAddress, Pair, Pred, S32, SharedAddress,
-    U32, U64,
+    AddressVariable, Bf16, Bf16x2, GlobalAddress, Kernel, MatrixRow, Pair, Pred, S32,
+    SharedAddress, U32, U64,
 };
 use crate::gemm::Matrix;
 
@@ -29,7 +29,7 @@ pub(super) struct Slice<'k> {
     /// Where this thread's first chunk goes.
     to: SharedAddress<'k>,
     /// Where its first chunk of the next slice is.
-    from: MovingAddress<'k>,
+    from: AddressVariable<'k>,
     /// How many chunks it copies.
     count: u32,
     /// From one of its chunks to the next, in bytes of global memory.
@@ -126,8 +126,8 @@ impl<'k> Slice<'k> {
             lines,
             aligned: variant.aligned,
             shared,
-            to: shared.moved(lines.offset(line, chunk)),
-            from: from.moving(),
+            to: shared.byte_add(lines.offset(line, chunk)),
+            from: from.to_variable(),
             count: length * DEPTH / CHUNK / threads,
             step_bytes: matrix.leading * u64::from(2 * lines.step),
             slice_bytes,
@@ -140,7 +140,7 @@ impl<'k> Slice<'k> {
     /// matrix; `left` is how many k there are from the slice's first on.
     #[track_caller]
     pub(super) fn copy_next(&self, stage: U32<'k>, left: S32<'k>) {
-        let (to, mut from) = (self.to.moved(stage), self.from.get());
+        let (to, mut from) = (self.to.byte_add(stage), self.from.get());
         let depth_left = left - self.depth;
         let (in_line, lines_left) = match self.lines.along_k {
             true => (depth_left, self.outer_left),
@@ -150,7 +150,7 @@ impl<'k> Slice<'k> {
             let exists = lines_left.gt((i * self.lines.step) as i32);
             let to = to.offset(i * self.lines.step * self.lines.bytes());
             if i > 0 {
-                from = from.moved(self.step_bytes);
+                from = from.byte_add(self.step_bytes);
             }
             match self.aligned {
                 true => {
@@ -202,7 +202,7 @@ impl<'k> Slice<'k> {
         Blocks {
             lines,
             starts: (0..starts)
-                .map(|start| self.shared.moved(offset(start)).matrix_row())
+                .map(|start| self.shared.byte_add(offset(start)).matrix_row())
                 .collect(),
             count,
         }
@@ -220,7 +220,7 @@ impl<'k> Blocks<'k> {
     /// Of the buffer at `stage`.
     #[track_caller]
     pub(super) fn at(&self, stage: U32<'k>) -> Blocks<'k> {
-        let starts = self.starts.iter().map(|start| start.moved(stage));
+        let starts = self.starts.iter().map(|start| start.byte_add(stage));
         Blocks {
             lines: self.lines,
             starts: starts.collect(),

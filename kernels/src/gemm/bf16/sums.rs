@@ -2,7 +2,7 @@
 
 use super::{GemmBf16, Output, Warps};
 use crate::assembler::{
-    F32, GlobalAddress, Kernel, Pair, Pred, S32, U32, Variable, exchange_with_neighbour, mma_bf16,
+    F32, GlobalAddress, Kernel, Pair, Pred, S32, U32, Variable, mma_bf16, swap_with_neighbor,
 };
 use crate::gemm::Matrix;
 
@@ -81,7 +81,7 @@ impl<'k> Sums<'k> {
                     true => row.store_fours(lane, &pairs),
                     false => row.store_pairs(variant, &pairs),
                 }
-                to = to.moved(eight_rows);
+                to = to.byte_add(eight_rows);
             }
         }
     }
@@ -147,7 +147,7 @@ impl<'k> RowEnd<'k> {
         let odd = (lane & 1).differs(0);
         for (block, [first, second]) in (0..).zip(pairs.as_chunks::<2>().0) {
             let [first, second] = [first, second].map(|pair| pair[0].pack(pair[1]));
-            let theirs = exchange_with_neighbour(odd.select(first, second));
+            let theirs = swap_with_neighbor(odd.select(first, second));
             let four = [odd.select(theirs, first), odd.select(second, theirs)];
 
             let to = self.to.offset(32 * i64::from(block));

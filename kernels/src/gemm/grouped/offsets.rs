@@ -107,7 +107,7 @@ impl<'k> Offsets<'k> {
     /// The offset at an index, where the predicate holds; 0 elsewhere.
     #[track_caller]
     fn load(&self, index: U32<'k>, exists: Pred<'k>) -> S64<'k> {
-        let address = self.start.moved(index.wide() * self.stride);
+        let address = self.start.byte_add(index.wide() * self.stride);
         address.load_if::<i64>(exists)
     }
 

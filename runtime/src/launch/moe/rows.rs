@@ -1,8 +1,8 @@
 //! Launches that permute rows to the experts and back.
 
-use meshgrad_kernels::token_rows::{
-    CollectTokens, CollectTokensArguments, PermuteTokens, PermuteTokensArguments, TokenDots,
-    TokenDotsArguments,
+use meshgrad_kernels::token_permute::{
+    PermuteTokens, PermuteTokensArguments, UnpermuteGradWeights, UnpermuteGradWeightsArguments,
+    UnpermuteTokens, UnpermuteTokensArguments,
 };
 
 use super::FAMILY;
@@ -47,7 +47,7 @@ pub(crate) fn collect_tokens(
 ) -> Result<()> {
     let places = Operand::of(place);
     let plan = gpu.planned(collect(&Operand::of(y), &places, weights.is_some()))?;
-    let arguments = CollectTokensArguments {
+    let arguments = UnpermuteTokensArguments {
         y: gpu.ptr(y)?,
         weights: weights.map_or(Ok(0), |weights| gpu.ptr(weights))?,
         place: gpu.ptr(place)?,
@@ -69,7 +69,7 @@ pub(crate) fn token_dots(
 ) -> Result<()> {
     let operands = [dout, y, place].map(Operand::of);
     let plan = gpu.planned(dots(&operands))?;
-    let arguments = TokenDotsArguments {
+    let arguments = UnpermuteGradWeightsArguments {
         dout: gpu.ptr(dout)?,
         y: gpu.ptr(y)?,
         place: gpu.ptr(place)?,
@@ -122,9 +122,9 @@ fn collect(
     y: &Operand,
     place: &Operand,
     weighted: bool,
-) -> Result<Moved<CollectTokens>, PlanError> {
+) -> Result<Moved<UnpermuteTokens>, PlanError> {
     let features = features_of(y)?;
-    let variant = CollectTokens::new(float(y.dtype)?, features, aligned(&[y]), weighted);
+    let variant = UnpermuteTokens::new(float(y.dtype)?, features, aligned(&[y]), weighted);
     let [tokens, top_k] = [place.layout.shape()[0], place.layout.shape()[1]];
     Ok(Moved {
         kernel: Plan {
@@ -137,10 +137,10 @@ fn collect(
     })
 }
 
-fn dots([dout, y, place]: &[Operand; 3]) -> Result<Moved<TokenDots>, PlanError> {
+fn dots([dout, y, place]: &[Operand; 3]) -> Result<Moved<UnpermuteGradWeights>, PlanError> {
     let features = features_of(y)?;
     let slots = extent(FAMILY, "slots", place.layout.shape().elements(), MAX_EXTENT)?;
-    let variant = TokenDots::new(float(y.dtype)?, features, aligned(&[dout, y]));
+    let variant = UnpermuteGradWeights::new(float(y.dtype)?, features, aligned(&[dout, y]));
     Ok(Moved {
         kernel: Plan {
             launch: variant.launch(slots),

@@ -7,15 +7,15 @@ use crate::faults::{FaultSite, Faults};
 
 /// dw_nj = sum_h dout_nh y_rh with r the row that slot j of token n went to; 0 where there is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct TokenDots {
+pub struct UnpermuteGradWeights {
     tile: Tile,
 }
 
-impl TokenDots {
+impl UnpermuteGradWeights {
     /// The kernel for rows of `features` elements. `aligned`: whether dout and y begin at multiples
     /// of 16 bytes.
-    pub fn new(dtype: Dtype, features: u32, aligned: bool) -> TokenDots {
-        TokenDots {
+    pub fn new(dtype: Dtype, features: u32, aligned: bool) -> UnpermuteGradWeights {
+        UnpermuteGradWeights {
             tile: Tile::new(dtype, features, aligned),
         }
     }
@@ -26,7 +26,7 @@ impl TokenDots {
     }
 }
 
-impl Variant for TokenDots {
+impl Variant for UnpermuteGradWeights {
     fn ptx(&self) -> Ptx {
         let k = &self.tile.kernel(self.entry());
         let (dout, y) = (k.pointer("dout"), k.pointer("y"));
@@ -67,13 +67,13 @@ impl Variant for TokenDots {
     }
 
     fn entry(&self) -> String {
-        format!("token_dots_{}", self.tile.name())
+        format!("unpermute_grad_weights_{}", self.tile.name())
     }
 }
 
-/// What [`TokenDots`] is called with; pointers are device addresses.
+/// What [`UnpermuteGradWeights`] is called with; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
-pub struct TokenDotsArguments {
+pub struct UnpermuteGradWeightsArguments {
     /// \[N, H\], read.
     pub dout: u64,
     /// \[C, H\], read.
@@ -94,7 +94,7 @@ pub struct TokenDotsArguments {
     pub faults: FaultSite,
 }
 
-impl TokenDotsArguments {
+impl UnpermuteGradWeightsArguments {
     /// The bytes of the kernel's parameters.
     pub fn arguments(&self) -> Arguments {
         let mut arguments = Arguments::new();
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn arguments_fill_the_parameter_space() {
-        let arguments = TokenDotsArguments {
+        let arguments = UnpermuteGradWeightsArguments {
             dout: 1,
             y: 2,
             place: 3,
@@ -126,7 +126,7 @@ mod tests {
             features: 8,
             faults: FaultSite::new(9, 10),
         };
-        let variant = TokenDots::new(Dtype::Bf16, 96, true);
+        let variant = UnpermuteGradWeights::new(Dtype::Bf16, 96, true);
         let bytes = arguments.arguments();
         assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
     }

@@ -1,18 +1,18 @@
 //! Rows on their way to experts and back.
 
 use super::Family;
-use crate::token_rows::{CollectTokens, PermuteTokens, TokenDots};
+use crate::token_permute::{PermuteTokens, UnpermuteGradWeights, UnpermuteTokens};
 use crate::{Dtype, Variant};
 
-pub(super) fn token_rows() -> Family {
+pub(super) fn token_permute() -> Family {
     let mut kernels = Vec::new();
     for dtype in Dtype::ALL {
         for features in TOKEN_FEATURES {
             for weighted in [false, true] {
                 kernels.push(PermuteTokens::new(dtype, features, true, weighted).ptx());
-                kernels.push(CollectTokens::new(dtype, features, true, weighted).ptx());
+                kernels.push(UnpermuteTokens::new(dtype, features, true, weighted).ptx());
             }
-            kernels.push(TokenDots::new(dtype, features, true).ptx());
+            kernels.push(UnpermuteGradWeights::new(dtype, features, true).ptx());
         }
     }
     kernels.into_iter().map(Ok).collect()

@@ -7,7 +7,7 @@
 
 use crate::assembler::{
     Arguments, GlobalAddress, Kernel, Launch, Pred, Ptx, SharedAddress, Target, U32, Variant,
-    block_sums_before,
+    block_exclusive_scan,
 };
 
 /// Bits of a digit.
@@ -26,12 +26,12 @@ const ROUNDS: u32 = 8;
 const TILE: u32 = THREADS * ROUNDS;
 
 /// The memory that a sort of `count` keys needs for its counts, in u32.
-pub fn counts(count: u32) -> u64 {
+pub fn workspace_words(count: u32) -> u64 {
     u64::from(DIGITS) * (u64::from(tiles(count)) + 1)
 }
 
 /// How many passes sort keys up to `largest`.
-pub fn passes(largest: u32) -> u32 {
+pub fn passes_for(largest: u32) -> u32 {
     (u32::BITS - largest.leading_zeros()).div_ceil(BITS).max(1)
 }
 
@@ -41,7 +41,7 @@ fn tiles(count: u32) -> u32 {
 
 /// One pass over keys and positions. Its kernels take the same arguments.
 #[derive(Clone, Copy, Debug)]
-pub struct PassArguments {
+pub struct RadixPassArguments {
     /// The addresses of the keys and of their positions.
     pub from: [u64; 2],
     /// Where they go, sorted by this pass's digit.
@@ -54,7 +54,7 @@ pub struct PassArguments {
     pub pass: u32,
 }
 
-impl PassArguments {
+impl RadixPassArguments {
     /// The bytes of the parameters of each of the three kernels.
     pub fn arguments(&self) -> Arguments {
         let mut arguments = Arguments::new();
@@ -69,24 +69,24 @@ impl PassArguments {
 
 /// A kernel of a pass, in their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Pass {
+pub enum RadixPass {
     /// How often each digit occurs in each tile.
     Count,
     /// For each digit, how often it occurs in the tiles before, and in all.
     Scan,
     /// Every key to its place.
-    Place,
+    Scatter,
 }
 
-impl Pass {
+impl RadixPass {
     /// All, in their order.
-    pub const ALL: [Pass; 3] = [Pass::Count, Pass::Scan, Pass::Place];
+    pub const ALL: [RadixPass; 3] = [RadixPass::Count, RadixPass::Scan, RadixPass::Scatter];
 
     /// How to launch it over as many keys; `None` for none.
     pub fn launch(self, count: u32) -> Option<Launch> {
         let ctas = match self {
-            Pass::Count | Pass::Place => tiles(count),
-            Pass::Scan => DIGITS * count.min(1),
+            RadixPass::Count | RadixPass::Scatter => tiles(count),
+            RadixPass::Scan => DIGITS * count.min(1),
         };
         Launch::new([ctas, 1, 1], THREADS)
     }
@@ -177,9 +177,9 @@ impl<'k> Call<'k> {
         let k = self.k;
         // Keys that do not exist have a digit of their own.
         let digit = key.exists.select(key.digit, DIGITS);
-        let same = digit.lanes_alike();
+        let same = digit.match_any();
         let before: U32<'k> = k.compute("mov.u32", &[&"%lanemask_lt"]);
-        let (rank, all) = ((same & before).ones(), same.ones());
+        let (rank, all) = ((same & before).count_ones(), same.count_ones());
 
         let next = table.element::<u32>(k.warp().mad(DIGITS, key.digit));
         let first = next.load::<u32>();
@@ -197,25 +197,25 @@ struct Key<'k> {
     digit: U32<'k>,
 }
 
-impl Variant for Pass {
+impl Variant for RadixPass {
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
         let call = Call::new(k);
         match self {
-            Pass::Count => count(&call),
-            Pass::Scan => scan(&call),
-            Pass::Place => place(&call),
+            RadixPass::Count => count(&call),
+            RadixPass::Scan => scan(&call),
+            RadixPass::Scatter => place(&call),
         }
         k.finish()
     }
 
     fn entry(&self) -> String {
         let name = match self {
-            Pass::Count => "count",
-            Pass::Scan => "scan",
-            Pass::Place => "place",
+            RadixPass::Count => "count",
+            RadixPass::Scan => "scan",
+            RadixPass::Scatter => "scatter",
         };
-        format!("sort_{name}")
+        format!("radix_sort_{name}")
     }
 }
 
@@ -244,7 +244,7 @@ fn scan(call: &Call<'_>) {
         let tile = first + k.thread();
         let exists = tile.lt(call.tiles);
         let at = call.of_tile(k.cta(), tile);
-        let [before, all] = block_sums_before(k, at.load_if::<u32>(exists));
+        let [before, all] = block_exclusive_scan(k, at.load_if::<u32>(exists));
         at.store_if(exists, before + *carried);
         carried.add(all);
         k.barrier();
@@ -272,7 +272,7 @@ fn place(call: &Call<'_>) {
 
     // Where the keys of each warp begin that have this thread's digit.
     let digit = k.thread();
-    let [smaller, _] = block_sums_before(k, call.total(digit).load());
+    let [smaller, _] = block_exclusive_scan(k, call.total(digit).load());
     let own = table.element::<u32>(digit);
     let mut start = smaller + call.of_tile(digit, k.cta()).load::<u32>();
     for warp in 0..WARPS {
@@ -296,14 +296,14 @@ mod tests {
 
     #[test]
     fn arguments_fill_the_parameter_space() {
-        let arguments = PassArguments {
+        let arguments = RadixPassArguments {
             from: [256, 512],
             to: [1024, 2048],
             counts: 4096,
             count: 77,
             pass: 1,
         };
-        for pass in Pass::ALL {
+        for pass in RadixPass::ALL {
             let bytes = arguments.arguments();
             assert_eq!(bytes.bytes().len(), pass.ptx().parameter_bytes());
             assert_eq!(pass.launch(0), None);
@@ -313,10 +313,10 @@ mod tests {
     #[test]
     fn as_many_passes_as_keys_have_digits() {
         assert_eq!(
-            [0, 255, 256, 151_936, u32::MAX].map(passes),
+            [0, 255, 256, 151_936, u32::MAX].map(passes_for),
             [1, 1, 2, 3, 4]
         );
-        assert_eq!(counts(2048), 512);
-        assert_eq!(counts(2049), 768);
+        assert_eq!(workspace_words(2048), 512);
+        assert_eq!(workspace_words(2049), 768);
     }
 }

@@ -1,11 +1,12 @@
 //! Tiles of rows, sorted.
 
-use super::{Ranked, Sorted, key};
+use super::{Ranked, Sorted};
 use crate::assembler::{
-    Arguments, Exchanged, GlobalAddress, Kernel, Launch, Pred, Ptx, SharedAddress, Target, U32,
-    U64, Variant,
+    Arguments, GlobalAddress, Kernel, Launch, Pred, Ptx, SharedAddress, Shuffle, Target, U32, U64,
+    Variant,
 };
 use crate::dtype::{Dtype, Loaded};
+use crate::sort_key::key;
 
 /// Keys of a thread.
 const PER_THREAD: u32 = 8;
@@ -17,7 +18,7 @@ const MAX_THREADS: u32 = 128;
 const MAX_TILES: u64 = 65_535;
 
 /// The keys of each tile of a row, sorted in descending order, and the first of them kept. Of rows
-/// that are one tile, the elements themselves and their places.
+/// that are one tile, the elements themselves and their indices.
 ///
 /// A bitonic sorting network (Batcher 1968). Key i belongs to thread i modulo threads: partners that
 /// lie far apart meet in the registers of one thread, near ones in a warp, those between in shared
@@ -76,7 +77,7 @@ impl SortTiles {
         let thread = first.kernel().thread();
         let accesses = (0..PER_THREAD / self.width).map(|access| {
             let at = first + (thread + access * self.threads) * self.width;
-            let from = row.moved(at.mul_wide(self.dtype.size()));
+            let from = row.byte_add(at.mul_wide(self.dtype.size()));
             let exists = at.lt(features);
             (
                 at,
@@ -102,7 +103,7 @@ impl Variant for SortTiles {
         let (row, tile) = (k.cta().wide(), k.cta_y());
         let start = row * to.features.wide() * u64::from(self.dtype.size());
         let first = tile * (self.threads * PER_THREAD);
-        let keys = self.load(to.x.moved(start), first, to.features);
+        let keys = self.load(to.x.byte_add(start), first, to.features);
         let keys = Sorter::new(k, self.threads).sorted(keys);
 
         let line = (row * tiles.wide() + tile.wide()) * kept.wide();
@@ -140,8 +141,8 @@ pub struct SortTilesArguments {
     pub keys: u64,
     /// Where values go, \[R, kept\], of rows of one tile.
     pub values: u64,
-    /// Where places go, \[R, kept\] of i64, of rows of one tile.
-    pub places: u64,
+    /// Where indices go, \[R, kept\] of i64, of rows of one tile.
+    pub indices: u64,
     /// D, at most [`SortTiles::MAX_FEATURES`].
     pub features: u32,
     /// Keys that each tile keeps, at most those of a tile.
@@ -154,7 +155,7 @@ impl SortTilesArguments {
     /// The bytes of the kernel's parameters.
     pub fn arguments(&self) -> Arguments {
         let mut arguments = Arguments::new();
-        for pointer in [self.keys, self.x, self.values, self.places] {
+        for pointer in [self.keys, self.x, self.values, self.indices] {
             arguments.push_pointer(pointer);
         }
         for value in [self.features, self.kept, self.tiles] {
@@ -183,7 +184,7 @@ impl<'k> Sorter<'k> {
         }
     }
 
-    /// Of all threads' keys, those at this thread's places in descending order.
+    /// Of all threads' keys, those at this thread's indices in descending order.
     #[track_caller]
     fn sorted(&self, keys: Vec<U64<'k>>) -> Vec<U64<'k>> {
         let count = self.threads * PER_THREAD;
@@ -209,7 +210,7 @@ impl<'k> Sorter<'k> {
             ..32 => {
                 let exchanged = keys
                     .iter()
-                    .map(|key| u64::butterfly(self.k, *key, distance));
+                    .map(|key| u64::shuffle_xor(self.k, *key, distance));
                 exchanged.collect()
             }
             _ => self.through_shared_memory(&keys, distance),
@@ -278,7 +279,7 @@ mod tests {
             x: 1,
             keys: 2,
             values: 3,
-            places: 4,
+            indices: 4,
             features: 5,
             kept: 6,
             tiles: 7,

@@ -9,7 +9,7 @@ const DIMS: usize = 6;
 /// The extents of a result and the strides of it and of each operand, with as few dims as possible:
 /// dims of extent 1 are dropped, dims that lie behind each other in all tensors are one.
 #[derive(Clone, Copy, Debug)]
-pub struct Walk {
+pub struct IterationSpace {
     dims: usize,
     extents: [u64; DIMS],
     /// Of the result first, then of each operand, in elements.
@@ -17,7 +17,7 @@ pub struct Walk {
     tensors: usize,
 }
 
-impl Walk {
+impl IterationSpace {
     /// The most dims.
     pub const MAX_DIMS: usize = DIMS;
 
@@ -26,7 +26,11 @@ impl Walk {
     ///
     /// # Errors
     /// [`Error::TooMany`] dims or operands; [`Error::Strides`] where they are not one for each dim.
-    pub fn new(extents: &[usize], result: &[isize], operands: &[&[isize]]) -> Result<Walk> {
+    pub fn new(
+        extents: &[usize],
+        result: &[isize],
+        operands: &[&[isize]],
+    ) -> Result<IterationSpace> {
         super::at_most("dims", extents.len(), DIMS)?;
         super::at_most("operands", operands.len(), Elementwise::MAX_OPERANDS)?;
         let tensors = || std::iter::once(&result).chain(operands);
@@ -38,7 +42,7 @@ impl Walk {
             });
         }
 
-        let mut walk = Walk {
+        let mut space = IterationSpace {
             dims: 0,
             extents: [1; DIMS],
             strides: [[0; DIMS]; 1 + Elementwise::MAX_OPERANDS],
@@ -49,9 +53,9 @@ impl Walk {
             for (to, from) in strides.iter_mut().zip(tensors()) {
                 *to = from[dim] as i64;
             }
-            walk.push(*extent as u64, strides);
+            space.push(*extent as u64, strides);
         }
-        Ok(walk)
+        Ok(space)
     }
 
     /// Adds a dim inside of those there are.
@@ -102,7 +106,7 @@ impl Walk {
 
     /// The same walk in groups of `by` neighbours, of which each is moved as one: `None` unless they
     /// lie side by side in every tensor, and all else at multiples of them.
-    pub(crate) fn grouped(mut self, by: u64) -> Option<Walk> {
+    pub(crate) fn grouped(mut self, by: u64) -> Option<IterationSpace> {
         let last = self.dims.checked_sub(1)?;
         let whole = |stride: &i64| stride % by as i64 == 0;
         let fits = self.extents[last].is_multiple_of(by)
@@ -156,11 +160,11 @@ mod tests {
 
     #[test]
     fn dense_tensors_walk_in_one_dim() {
-        let walk = Walk::new(&[2, 3, 1, 4], &[12, 4, 9, 1], &[&[12, 4, 4, 1]]).unwrap();
-        assert_eq!(walk.extents(), [24]);
-        assert_eq!(walk.layout(true), Layout::Contiguous);
+        let space = IterationSpace::new(&[2, 3, 1, 4], &[12, 4, 9, 1], &[&[12, 4, 4, 1]]).unwrap();
+        assert_eq!(space.extents(), [24]);
+        assert_eq!(space.layout(true), Layout::Contiguous);
         assert_eq!(
-            walk.layout(false),
+            space.layout(false),
             Layout::Strided {
                 dims: 1,
                 wide: false
@@ -171,12 +175,13 @@ mod tests {
     #[test]
     fn broadcasting_keeps_only_the_dims_that_differ() {
         // [2, 3, 4] with a vector of 4: rows are one dim.
-        let walk = Walk::new(&[2, 3, 4], &[12, 4, 1], &[&[12, 4, 1], &[0, 0, 1]]).unwrap();
-        assert_eq!(walk.extents(), [6, 4]);
-        let strides: Vec<_> = walk.strides().collect();
+        let space =
+            IterationSpace::new(&[2, 3, 4], &[12, 4, 1], &[&[12, 4, 1], &[0, 0, 1]]).unwrap();
+        assert_eq!(space.extents(), [6, 4]);
+        let strides: Vec<_> = space.strides().collect();
         assert_eq!(strides, [[4, 1], [4, 1], [0, 1]]);
         assert_eq!(
-            walk.layout(true),
+            space.layout(true),
             Layout::Strided {
                 dims: 2,
                 wide: false
@@ -186,10 +191,10 @@ mod tests {
 
     #[test]
     fn a_scalar_is_one_element() {
-        let walk = Walk::new(&[], &[], &[&[]]).unwrap();
-        assert_eq!((walk.elements(), walk.extents()), (1, &[1][..]));
+        let space = IterationSpace::new(&[], &[], &[&[]]).unwrap();
+        assert_eq!((space.elements(), space.extents()), (1, &[1][..]));
         assert_eq!(
-            walk.layout(false),
+            space.layout(false),
             Layout::Strided {
                 dims: 1,
                 wide: false
@@ -200,8 +205,8 @@ mod tests {
     #[test]
     fn far_offsets_are_wide() {
         let wide = |stride: isize| {
-            let walk = Walk::new(&[8, 4], &[4, 1], &[&[stride, 1]]).unwrap();
-            walk.layout(true)
+            let space = IterationSpace::new(&[8, 4], &[4, 1], &[&[stride, 1]]).unwrap();
+            space.layout(true)
                 == Layout::Strided {
                     dims: 2,
                     wide: true,
@@ -216,12 +221,13 @@ mod tests {
     #[test]
     fn huge_extents_do_not_overflow() {
         let huge = usize::MAX / 2;
-        let walk = Walk::new(&[huge, huge, 0], &[0, 0, 1], &[&[isize::MAX; 3]]).unwrap();
-        assert_eq!(walk.elements(), 0);
-        let walk = Walk::new(&[huge, huge], &[isize::MIN, 1], &[&[isize::MAX; 2]]).unwrap();
-        assert_eq!(walk.elements(), u64::MAX);
+        let space = IterationSpace::new(&[huge, huge, 0], &[0, 0, 1], &[&[isize::MAX; 3]]).unwrap();
+        assert_eq!(space.elements(), 0);
+        let space =
+            IterationSpace::new(&[huge, huge], &[isize::MIN, 1], &[&[isize::MAX; 2]]).unwrap();
+        assert_eq!(space.elements(), u64::MAX);
         assert_eq!(
-            walk.layout(true),
+            space.layout(true),
             Layout::Strided {
                 dims: 2,
                 wide: true
@@ -231,13 +237,13 @@ mod tests {
 
     #[test]
     fn zero_elements_are_counted() {
-        let walk = Walk::new(&[3, 0, 2], &[0, 2, 1], &[]).unwrap();
-        assert_eq!(walk.elements(), 0);
+        let space = IterationSpace::new(&[3, 0, 2], &[0, 2, 1], &[]).unwrap();
+        assert_eq!(space.elements(), 0);
     }
 
     #[test]
     fn mistakes_are_named() {
-        let error = Walk::new(&[2, 2], &[2, 1], &[&[1]]).unwrap_err();
+        let error = IterationSpace::new(&[2, 2], &[2, 1], &[&[1]]).unwrap_err();
         assert!(matches!(
             error,
             Error::Strides {
@@ -246,7 +252,7 @@ mod tests {
                 ..
             }
         ));
-        let error = Walk::new(&[1; 7], &[1; 7], &[]).unwrap_err();
+        let error = IterationSpace::new(&[1; 7], &[1; 7], &[]).unwrap_err();
         assert!(matches!(
             error,
             Error::TooMany {

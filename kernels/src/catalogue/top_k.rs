@@ -1,17 +1,18 @@
-//! Places of extremes, and the largest elements.
+//! Indices of extremes, and the largest elements.
 
 use super::Family;
-use crate::rank::{Best, BestOfChunks, Direction, MergeRuns, Runs, SortTiles};
+use crate::arg_reduce::{ArgReduce, ArgReduceChunks, Extreme};
+use crate::top_k::{MergeRuns, Runs, SortTiles};
 use crate::{Dtype, Variant};
 
 /// Formats, rows and features of which the extremes are sought: rows of a lane, of a CTA, in
 /// chunks; vectors and elements.
-pub const BESTS: [(Direction, Dtype, [u64; 2]); 5] = [
-    (Direction::Largest, Dtype::F32, [1, 6]),
-    (Direction::Smallest, Dtype::F32, [2, 9]),
-    (Direction::Largest, Dtype::Bf16, [1, 1041]),
-    (Direction::Smallest, Dtype::Bf16, [2, 131]),
-    (Direction::Largest, Dtype::F32, [1, 8201]),
+pub const ARG_REDUCED: [(Extreme, Dtype, [u64; 2]); 5] = [
+    (Extreme::Max, Dtype::F32, [1, 6]),
+    (Extreme::Min, Dtype::F32, [2, 9]),
+    (Extreme::Max, Dtype::Bf16, [1, 1041]),
+    (Extreme::Min, Dtype::Bf16, [2, 131]),
+    (Extreme::Max, Dtype::F32, [1, 8201]),
 ];
 
 /// Formats, and features of rows whose largest elements are sought: a warp, some warps, several
@@ -24,10 +25,10 @@ pub const SORTED: [(Dtype, u64); 5] = [
     (Dtype::Bf16, 8200),
 ];
 
-pub(super) fn rank() -> Family {
-    let mut kernels = vec![BestOfChunks.ptx()];
-    for (direction, dtype, [rows, features]) in BESTS {
-        kernels.push(Best::new(direction, dtype, rows, features, true).ptx());
+pub(super) fn top_k() -> Family {
+    let mut kernels = vec![ArgReduceChunks.ptx()];
+    for (extreme, dtype, [rows, features]) in ARG_REDUCED {
+        kernels.push(ArgReduce::new(extreme, dtype, rows, features, true).ptx());
     }
     for (dtype, features) in SORTED {
         kernels.push(SortTiles::new(dtype, features, true).ptx());

@@ -11,7 +11,7 @@ const PARTS_IN_FLIGHT: u32 = 4;
 
 /// C = the sum of parts, from the first to the last in f32, or C += that. Each part is read once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct SumParts {
+pub struct SplitKReduce {
     /// What becomes of the sums.
     pub output: Output,
     /// Whether elements go by fours: their number is a multiple of 4, and C and the parts begin at
@@ -19,7 +19,7 @@ pub struct SumParts {
     pub vectors: bool,
 }
 
-impl SumParts {
+impl SplitKReduce {
     /// How to launch it for as many elements of C; `None` for none.
     pub fn launch(&self, elements: u64) -> Option<Launch> {
         let ctas = elements.div_ceil(u64::from(THREADS * self.width()));
@@ -32,7 +32,7 @@ impl SumParts {
     }
 }
 
-impl Variant for SumParts {
+impl Variant for SplitKReduce {
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
         let (parts, c) = (k.pointer("parts"), k.pointer("c"));
@@ -42,7 +42,7 @@ impl Variant for SumParts {
         let first = k.cta().mul_wide(THREADS * self.width());
         let first = first + (k.thread() * self.width()).wide();
         let exists = first.lt(elements);
-        let to = c.moved(first * u64::from(self.output.size()));
+        let to = c.byte_add(first * u64::from(self.output.size()));
         let before = match self.output {
             Output::AddF32 => Some(load(self.vectors, to, exists)),
             Output::Bf16 | Output::F32 => None,
@@ -50,14 +50,14 @@ impl Variant for SumParts {
 
         let sums: Vec<_> = (0..self.width()).map(|_| k.var(0.0_f32)).collect();
         let part_bytes = elements * 4;
-        let from = parts.moved(first * 4).moving();
+        let from = parts.byte_add(first * 4).to_variable();
         k.for_range(0u32, count, PARTS_IN_FLIGHT, |part| {
             let mut place = from.get();
             let loaded: Vec<Vec<F32<'_>>> = (0..PARTS_IN_FLIGHT)
                 .map(|i| {
                     let exists = exists & (part + i).lt(count);
                     let values = load(self.vectors, place, exists);
-                    place = place.moved(part_bytes);
+                    place = place.byte_add(part_bytes);
                     values
                 })
                 .collect();
@@ -80,11 +80,11 @@ impl Variant for SumParts {
 
     fn entry(&self) -> String {
         let form = if self.vectors { "vectors" } else { "single" };
-        format!("gemm_sum_parts_{}_{form}", self.output.name())
+        format!("gemm_split_k_reduce_{}_{form}", self.output.name())
     }
 }
 
-impl SumParts {
+impl SplitKReduce {
     #[track_caller]
     fn store<'k>(&self, to: GlobalAddress<'k>, exists: Pred<'k>, totals: &[F32<'k>]) {
         match (self.output, totals) {
@@ -113,9 +113,9 @@ fn load<'k>(vectors: bool, from: GlobalAddress<'k>, exists: Pred<'k>) -> Vec<F32
     }
 }
 
-/// What [`SumParts`] is called with; pointers are device addresses.
+/// What [`SplitKReduce`] is called with; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
-pub struct SumPartsArguments {
+pub struct SplitKReduceArguments {
     /// \[parts, elements\] of f32, read.
     pub parts: u64,
     /// \[elements\], written; also read where it is added to.
@@ -126,7 +126,7 @@ pub struct SumPartsArguments {
     pub count: u32,
 }
 
-impl SumPartsArguments {
+impl SplitKReduceArguments {
     /// The bytes of the kernel's parameters.
     pub fn arguments(&self) -> Arguments {
         let mut arguments = Arguments::new();
@@ -142,14 +142,14 @@ mod tests {
 
     #[test]
     fn arguments_fill_the_parameter_space() {
-        let arguments = SumPartsArguments {
+        let arguments = SplitKReduceArguments {
             parts: 1,
             c: 2,
             elements: 3,
             count: 4,
         };
         for vectors in [true, false] {
-            let variant = SumParts {
+            let variant = SplitKReduce {
                 output: Output::AddF32,
                 vectors,
             };

@@ -4,44 +4,44 @@ use super::{Call, GemmArguments, Matrix, Order, Tile};
 use crate::assembler::{Arguments, Kernel, U32};
 
 /// The fewest k of a part: below that CTAs spend their time on beginning and ending.
-const LEAST_DEPTH: u32 = 256;
+const MIN_DEPTH: u32 = 256;
 
 /// Parts begin at multiples of this many k: at 16 bytes, and whole slices of all kernels.
 const STEP: u32 = 32;
 
 /// The most parts, which one kernel adds.
-const MOST_PARTS: u32 = 64;
+const MAX_PARTS: u32 = 64;
 
 /// CTAs that a multiprocessor has at a time.
 const CTAS: u32 = 2;
 
 /// How the sum over k is cut. Parts go into a workspace of their own, \[parts, batch, m, n\] in f32,
-/// and [`SumParts`](super::SumParts) adds them in order.
+/// and [`SplitKReduce`](super::SplitKReduce) adds them in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Split {
+pub struct SplitK {
     /// How many parts.
     pub parts: u32,
     /// The k of a part; the last may have fewer.
     pub depth: u32,
 }
 
-impl Split {
+impl SplitK {
     /// All in one.
-    pub fn none(k: u32) -> Split {
-        Split { parts: 1, depth: k }
+    pub fn none(k: u32) -> SplitK {
+        SplitK { parts: 1, depth: k }
     }
 
     /// For `batch` products \[m, k\] \[k, n\] in these tiles: as many parts as keep all
     /// multiprocessors busy, of at least 256 k.
-    pub fn choose(tile: Tile, [m, n, k]: [u32; 3], batch: u32, multiprocessors: u32) -> Split {
+    pub fn choose(tile: Tile, [m, n, k]: [u32; 3], batch: u32, multiprocessors: u32) -> SplitK {
         let tiles = tile.count(m, n, batch).max(1);
         let room = u64::from(CTAS * multiprocessors) / tiles;
-        let wanted = room.min((k / LEAST_DEPTH).min(MOST_PARTS).into()) as u32;
+        let wanted = room.min((k / MIN_DEPTH).min(MAX_PARTS).into()) as u32;
         if wanted < 2 {
-            return Split::none(k);
+            return SplitK::none(k);
         }
         let depth = k.div_ceil(wanted).next_multiple_of(STEP);
-        Split {
+        SplitK {
             parts: k.div_ceil(depth),
             depth,
         }
@@ -50,7 +50,7 @@ impl Split {
 
 /// What a product is called with whose sums may be in parts.
 #[derive(Clone, Copy, Debug)]
-pub struct SplitArguments {
+pub struct SplitKArguments {
     /// The product. In parts, C is the workspace: each part has all products of the batch, which
     /// lie `batch_c` apart, and then comes the next part.
     pub product: GemmArguments,
@@ -60,10 +60,10 @@ pub struct SplitArguments {
     pub depth: u32,
 }
 
-impl SplitArguments {
+impl SplitKArguments {
     /// The product in one.
-    pub fn whole(product: GemmArguments, products: u32) -> SplitArguments {
-        SplitArguments {
+    pub fn whole(product: GemmArguments, products: u32) -> SplitKArguments {
+        SplitKArguments {
             product,
             products,
             depth: product.k,
@@ -117,7 +117,7 @@ impl<'k> Part<'k> {
                 false => matrix.leading * self.first.wide(),
             };
             Matrix {
-                start: matrix.start.moved(elements * u64::from(size)),
+                start: matrix.start.byte_add(elements * u64::from(size)),
                 ..matrix
             }
         };
@@ -136,15 +136,15 @@ mod tests {
 
     #[test]
     fn few_tiles_and_a_long_sum_are_split() {
-        let split = |tile, extents| Split::choose(tile, extents, 1, 132);
+        let split = |tile, extents| SplitK::choose(tile, extents, 1, 132);
         // 64 tiles, 264 CTAs.
-        let four = Split {
+        let four = SplitK {
             parts: 4,
             depth: 1024,
         };
         assert_eq!(split(Tile::Small, [64, 4096, 4096]), four);
-        assert_eq!(split(Tile::Large, [2048, 2048, 4096]), Split::none(4096));
-        assert_eq!(split(Tile::Small, [64, 64, 511]), Split::none(511));
+        assert_eq!(split(Tile::Large, [2048, 2048, 4096]), SplitK::none(4096));
+        assert_eq!(split(Tile::Small, [64, 64, 511]), SplitK::none(511));
         assert_eq!(split(Tile::Small, [0, 64, 512]).parts, 2);
     }
 
@@ -152,8 +152,8 @@ mod tests {
     #[test]
     fn parts_cover_the_sum() {
         for k in (0..40_000).step_by(37) {
-            let Split { parts, depth } = Split::choose(Tile::Flat, [8, 128, k], 1, 132);
-            assert!(parts <= MOST_PARTS && parts * depth >= k);
+            let SplitK { parts, depth } = SplitK::choose(Tile::Flat, [8, 128, k], 1, 132);
+            assert!(parts <= MAX_PARTS && parts * depth >= k);
             assert!(parts == 1 || (parts - 1) * depth < k && depth.is_multiple_of(STEP));
         }
     }

@@ -1,9 +1,10 @@
-//! Places of extremes and the largest elements, against a stable sort on the host.
+//! Indices of extremes and the largest elements, against a stable sort on the host.
 
-use meshgrad_kernels::rank::{
-    Best, BestArguments, BestOfChunks, BestOfChunksArguments, Direction, MergeRuns,
-    MergeRunsArguments, Runs, SortTiles, SortTilesArguments, chunks_of_rows,
+use meshgrad_kernels::arg_reduce::{
+    ArgReduce, ArgReduceArguments, ArgReduceChunks, ArgReduceChunksArguments, Extreme,
+    chunks_per_row,
 };
+use meshgrad_kernels::top_k::{MergeRuns, MergeRunsArguments, Runs, SortTiles, SortTilesArguments};
 use meshgrad_kernels::{Dtype, catalogue};
 
 use crate::device::{Device, encoded, values};
@@ -26,14 +27,14 @@ fn rows(dtype: Dtype, rows: usize, features: usize) -> Vec<f32> {
     x
 }
 
-/// The places of a row's elements, best first; NaN before all, equals by their index.
-fn order(row: &[f32], direction: Direction) -> Vec<usize> {
+/// The indices of a row's elements, best first; NaN before all, equals by their index.
+fn order(row: &[f32], extreme: Extreme) -> Vec<usize> {
     let mut order: Vec<usize> = (0..row.len()).collect();
     order.sort_by(|a, b| {
         let [a, b] = [row[*a], row[*b]];
-        let by_value = match direction {
-            Direction::Largest => b.partial_cmp(&a),
-            Direction::Smallest => a.partial_cmp(&b),
+        let by_value = match extreme {
+            Extreme::Max => b.partial_cmp(&a),
+            Extreme::Min => a.partial_cmp(&b),
         };
         by_value.unwrap_or_else(|| b.is_nan().cmp(&a.is_nan()))
     });
@@ -47,20 +48,20 @@ fn integers(device: &Device, address: u64, count: usize) -> Vec<u64> {
 }
 
 /// The place of the best element of each row, in one kernel or in two, which read x once.
-fn best(device: &Device, direction: Direction, dtype: Dtype, x: &[f32], extents: [u64; 2]) -> u64 {
+fn best(device: &Device, extreme: Extreme, dtype: Dtype, x: &[f32], extents: [u64; 2]) -> u64 {
     let [rows, features] = extents;
-    let chunks = chunks_of_rows(rows, features);
-    let places = device.room(8 * rows as usize);
+    let chunks = chunks_per_row(rows, features);
+    let indices = device.room(8 * rows as usize);
     let keys = device.room(8 * (rows * chunks) as usize);
-    let variant = Best::new(direction, dtype, rows, features, true);
-    let arguments = BestArguments {
+    let variant = ArgReduce::new(extreme, dtype, rows, features, true);
+    let arguments = ArgReduceArguments {
         x: device.put_floats(dtype, x),
-        places: if chunks > 1 { keys } else { places },
+        indices: if chunks > 1 { keys } else { indices },
         rows,
         features,
     };
     let Some(launch) = variant.launch(rows, features) else {
-        return places;
+        return indices;
     };
     let counters = device.run(&variant, launch, &arguments.arguments());
     let of_row = features as usize * dtype.size() as usize;
@@ -71,16 +72,16 @@ fn best(device: &Device, direction: Direction, dtype: Dtype, x: &[f32], extents:
     }
 
     if chunks > 1 {
-        let arguments = BestOfChunksArguments {
+        let arguments = ArgReduceChunksArguments {
             keys,
-            places,
+            indices,
             chunks: chunks as u32,
         };
-        let launch = BestOfChunks.launch(rows).unwrap();
-        let counters = device.run(&BestOfChunks, launch, &arguments.arguments());
+        let launch = ArgReduceChunks.launch(rows).unwrap();
+        let counters = device.run(&ArgReduceChunks, launch, &arguments.arguments());
         assert_once(&counters, [of_keys, 8 * rows as usize]);
     }
-    places
+    indices
 }
 
 #[test]
@@ -88,13 +89,13 @@ fn places_of_extremes() {
     let extents = [[0, 3], [1, 1], [300, 5], [3, 64], [2, 1100], [1, 9001]];
     for device in Device::all() {
         for dtype in Dtype::ALL {
-            for direction in [Direction::Largest, Direction::Smallest] {
+            for extreme in [Extreme::Max, Extreme::Min] {
                 for [count, features] in extents {
                     let x = rows(dtype, count as usize, features as usize);
-                    let places = best(&device, direction, dtype, &x, [count, features]);
-                    let places = integers(&device, places, count as usize);
-                    for (row, place) in x.chunks(features as usize).zip(places) {
-                        let [first, ..] = order(row, direction)[..] else {
+                    let indices = best(&device, extreme, dtype, &x, [count, features]);
+                    let indices = integers(&device, indices, count as usize);
+                    for (row, place) in x.chunks(features as usize).zip(indices) {
+                        let [first, ..] = order(row, extreme)[..] else {
                             unreachable!("no row is empty")
                         };
                         assert_eq!(place as usize, first, "[{count}, {features}]");
@@ -105,12 +106,12 @@ fn places_of_extremes() {
     }
 }
 
-/// Values and places of the `k` largest elements of each row.
+/// Values and indices of the `k` largest elements of each row.
 fn top(device: &Device, dtype: Dtype, x: &[f32], features: u64, k: u64) -> [u64; 2] {
     let rows = x.len() as u64 / features;
     let x = device.put_floats(dtype, x);
     let values = device.room((rows * k) as usize * dtype.size() as usize);
-    let places = device.room((rows * k) as usize * 8);
+    let indices = device.room((rows * k) as usize * 8);
 
     let sort = SortTiles::new(dtype, features, true);
     let (tiles, len) = (sort.tiles(features), sort.tile().min(k));
@@ -119,14 +120,14 @@ fn top(device: &Device, dtype: Dtype, x: &[f32], features: u64, k: u64) -> [u64;
         x,
         keys,
         values,
-        places,
+        indices,
         features: features as u32,
         kept: len as u32,
         tiles: tiles as u32,
     };
     let launch = sort.launch(rows, features).unwrap();
     let counters = device.run(&sort, launch, &arguments.arguments());
-    // Keys of each tile; or elements, which are read once more, with their places.
+    // Keys of each tile; or elements, which are read once more, with their indices.
     let (size, chosen) = (u64::from(dtype.size()), rows * k);
     let x_bytes = rows * features * size;
     let rest = (features - (tiles - 1) * sort.tile()).min(len);
@@ -155,7 +156,7 @@ fn top(device: &Device, dtype: Dtype, x: &[f32], features: u64, k: u64) -> [u64;
             keys: to,
             x,
             values,
-            places,
+            indices,
             features: features as u32,
             runs,
             kept: merged.len,
@@ -171,7 +172,7 @@ fn top(device: &Device, dtype: Dtype, x: &[f32], features: u64, k: u64) -> [u64;
         assert_no_conflicts(&counters);
         (keys, runs) = (to, merged);
     }
-    [values, places]
+    [values, indices]
 }
 
 /// Of one tile and of many, in one merge and in two; few, and all; of vectors and of odd rows.
@@ -191,13 +192,13 @@ fn the_top_is_the_front_of_a_stable_sort() {
         for dtype in Dtype::ALL {
             for [count, features, k] in extents {
                 let x = rows(dtype, count, features);
-                let [values, places] = top(&device, dtype, &x, features as u64, k as u64);
-                let places = integers(&device, places, count * k);
+                let [values, indices] = top(&device, dtype, &x, features as u64, k as u64);
+                let indices = integers(&device, indices, count * k);
                 let values = device.floats(dtype, values, count * k);
                 for (at, row) in x.chunks(features).enumerate() {
-                    let order = order(row, Direction::Largest);
+                    let order = order(row, Extreme::Max);
                     for (i, place) in order[..k].iter().enumerate() {
-                        let (value, found) = (values[at * k + i], places[at * k + i]);
+                        let (value, found) = (values[at * k + i], indices[at * k + i]);
                         assert_eq!(found as usize, *place, "{features}, {k}: {i}");
                         assert!(value == row[*place] || value.is_nan() && row[*place].is_nan());
                     }
@@ -210,17 +211,17 @@ fn the_top_is_the_front_of_a_stable_sort() {
 /// Every kernel of the catalogue.
 pub(crate) fn exercise(device: &Device) -> Vec<u8> {
     let mut bits = Vec::new();
-    for (direction, dtype, extents) in catalogue::BESTS {
+    for (extreme, dtype, extents) in catalogue::ARG_REDUCED {
         let [count, features] = extents.map(|extent| extent as usize);
         let x = rows(dtype, count, features);
-        let places = best(device, direction, dtype, &x, extents);
-        bits.extend(device.bytes(places, 8 * count));
+        let indices = best(device, extreme, dtype, &x, extents);
+        bits.extend(device.bytes(indices, 8 * count));
     }
     for (dtype, features) in catalogue::SORTED {
         let x = rows(dtype, 1, features as usize);
-        let [values, places] = top(device, dtype, &x, features, 9);
+        let [values, indices] = top(device, dtype, &x, features, 9);
         bits.extend(encoded(dtype, &device.floats(dtype, values, 9)));
-        bits.extend(device.bytes(places, 8 * 9));
+        bits.extend(device.bytes(indices, 8 * 9));
     }
     bits
 }

@@ -1,85 +1,85 @@
 //! The place of the first best element of each row.
 
-use super::{NONE, index_of, key};
 use crate::assembler::{
-    Arguments, F32, Kernel, Launch, Ptx, Target, Variable, Variant, block_fold,
+    Arguments, F32, Kernel, Launch, Ptx, Target, Variable, Variant, block_reduce,
 };
 use crate::dtype::Dtype;
 use crate::row::{Chunked, IN_FLIGHT, PART_THREADS, Part, PartTile, chunk_of_rows};
+use crate::sort_key::{NONE, index_of, key};
 
-/// Threads of a CTA of [`BestOfChunks`].
+/// Threads of a CTA of [`ArgReduceChunks`].
 const THREADS: u32 = 128;
 
 /// Which element is the best.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Direction {
+pub enum Extreme {
     /// The largest.
-    Largest,
+    Max,
     /// The smallest.
-    Smallest,
+    Min,
 }
 
-impl Direction {
+impl Extreme {
     fn name(self) -> &'static str {
         match self {
-            Direction::Largest => "largest",
-            Direction::Smallest => "smallest",
+            Extreme::Max => "argmax",
+            Extreme::Min => "argmin",
         }
     }
 
     /// What is the larger, the better the value.
     #[track_caller]
-    fn rank(self, value: F32<'_>) -> F32<'_> {
+    fn order(self, value: F32<'_>) -> F32<'_> {
         match self {
-            Direction::Largest => value,
-            Direction::Smallest => -value,
+            Extreme::Max => value,
+            Extreme::Min => -value,
         }
     }
 }
 
-/// Chunks of each of `rows` rows of `features` elements: 1 where [`Best`] gives places, otherwise as
-/// many keys, for [`BestOfChunks`].
-pub fn chunks_of_rows(rows: u64, features: u64) -> u64 {
+/// Chunks of each of `rows` rows of `features` elements: 1 where [`ArgReduce`] gives indices, otherwise as
+/// many keys, for [`ArgReduceChunks`].
+pub fn chunks_per_row(rows: u64, features: u64) -> u64 {
     features.div_ceil(chunk_of_rows(rows, features)).max(1)
 }
 
 /// place_r = the index of the first best element of row r, or of its first NaN. Of long rows, the
 /// key of the best element of each chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Best {
-    direction: Direction,
+pub struct ArgReduce {
+    extreme: Extreme,
     tile: PartTile,
-    /// Whether keys of chunks are written, in the place of places.
+    /// Whether keys of chunks are written, in the place of indices.
     chunked: bool,
 }
 
-impl Best {
+impl ArgReduce {
     /// The kernel for `rows` rows of `features` elements, some. `aligned`: whether x begins at a
     /// multiple of 16 bytes.
     pub fn new(
-        direction: Direction,
+        extreme: Extreme,
         dtype: Dtype,
         rows: u64,
         features: u64,
         aligned: bool,
-    ) -> Best {
-        Best {
-            direction,
+    ) -> ArgReduce {
+        ArgReduce {
+            extreme,
             tile: PartTile::new(dtype, rows, features, aligned),
-            chunked: chunks_of_rows(rows, features) > 1,
+            chunked: chunks_per_row(rows, features) > 1,
         }
     }
 
     /// How to launch it; `None` for no rows.
     pub fn launch(&self, rows: u64, features: u64) -> Option<Launch> {
-        self.tile.launch(rows, chunks_of_rows(rows, features))
+        self.tile.launch(rows, chunks_per_row(rows, features))
     }
 }
 
-impl Variant for Best {
+impl Variant for ArgReduce {
     fn ptx(&self) -> Ptx {
-        let k = &Kernel::new(self.entry(), Target::Sm80, PART_THREADS).for_loads();
-        let (x, places) = (k.pointer("x"), k.pointer("places"));
+        let k = &Kernel::new(self.entry(), Target::Sm80, PART_THREADS).reserve_load_registers();
+        let (x, indices) = (k.pointer("x"), k.pointer("indices"));
         let of = Chunked {
             rows: k.u64_param("rows"),
             features: k.u64_param("features"),
@@ -94,7 +94,7 @@ impl Variant for Best {
             let best = best[access];
             for (i, value) in (0..).zip(loaded.values()) {
                 let index = first + loaded.at + i;
-                let key = key(self.direction.rank(value), index, loaded.exists);
+                let key = key(self.extreme.order(value), index, loaded.exists);
                 best.set(best.max(key));
             }
         });
@@ -106,58 +106,58 @@ impl Variant for Best {
             true => best,
             false => index_of(best).wide(),
         };
-        let to = places.element_wide::<u64>(part.chunk(chunks));
+        let to = indices.element_wide::<u64>(part.chunk(chunks));
         to.store_if(part.leads, result);
         k.finish()
     }
 
     fn entry(&self) -> String {
-        let (direction, tile) = (self.direction.name(), self.tile.name());
+        let (extreme, tile) = (self.extreme.name(), self.tile.name());
         let keys = if self.chunked { "_keys" } else { "" };
-        format!("{direction}_{tile}{keys}")
+        format!("{extreme}_{tile}{keys}")
     }
 }
 
-/// What [`Best`] is called with; pointers are device addresses.
+/// What [`ArgReduce`] is called with; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
-pub struct BestArguments {
+pub struct ArgReduceArguments {
     /// \[R, D\], read.
     pub x: u64,
-    /// \[R\] of i64, written; \[R, P\] of u64 where there are P = [`chunks_of_rows`] > 1.
-    pub places: u64,
+    /// \[R\] of i64, written; \[R, P\] of u64 where there are P = [`chunks_per_row`] > 1.
+    pub indices: u64,
     /// R.
     pub rows: u64,
     /// D, at least 1 and below 2^32.
     pub features: u64,
 }
 
-impl BestArguments {
+impl ArgReduceArguments {
     /// The bytes of the kernel's parameters.
     pub fn arguments(&self) -> Arguments {
         let mut arguments = Arguments::new();
-        arguments.push_pointer(self.x).push_pointer(self.places);
+        arguments.push_pointer(self.x).push_pointer(self.indices);
         arguments.push_u64(self.rows).push_u64(self.features);
         arguments.push_u64(chunk_of_rows(self.rows, self.features));
-        arguments.push_u32(chunks_of_rows(self.rows, self.features) as u32);
+        arguments.push_u32(chunks_per_row(self.rows, self.features) as u32);
         arguments
     }
 }
 
 /// place_r = the index of the element with the largest key of line r.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct BestOfChunks;
+pub struct ArgReduceChunks;
 
-impl BestOfChunks {
+impl ArgReduceChunks {
     /// How to launch it; `None` for no rows.
     pub fn launch(&self, rows: u64) -> Option<Launch> {
         Launch::new([u32::try_from(rows).unwrap_or(u32::MAX), 1, 1], THREADS)
     }
 }
 
-impl Variant for BestOfChunks {
+impl Variant for ArgReduceChunks {
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
-        let (keys, places) = (k.pointer("keys"), k.pointer("places"));
+        let (keys, indices) = (k.pointer("keys"), k.pointer("indices"));
         let chunks = k.u32_param("chunks");
 
         let line = keys.element_wide::<u64>(k.cta().mul_wide(chunks));
@@ -165,33 +165,33 @@ impl Variant for BestOfChunks {
         k.for_range(k.thread(), chunks, THREADS, |chunk| {
             best.set(best.max(line.element::<u64>(chunk).load::<u64>()));
         });
-        let best = block_fold(k, best.get(), |a, b| a.max(b));
-        let to = places.element::<u64>(k.cta());
+        let best = block_reduce(k, best.get(), |a, b| a.max(b));
+        let to = indices.element::<u64>(k.cta());
         to.store_if(k.thread().equals(0), index_of(best).wide());
         k.finish()
     }
 
     fn entry(&self) -> String {
-        "best_of_chunks".to_owned()
+        "arg_reduce_chunks".to_owned()
     }
 }
 
-/// What [`BestOfChunks`] is called with; pointers are device addresses.
+/// What [`ArgReduceChunks`] is called with; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
-pub struct BestOfChunksArguments {
+pub struct ArgReduceChunksArguments {
     /// \[R, P\] of u64, read.
     pub keys: u64,
     /// \[R\] of i64, written.
-    pub places: u64,
+    pub indices: u64,
     /// P.
     pub chunks: u32,
 }
 
-impl BestOfChunksArguments {
+impl ArgReduceChunksArguments {
     /// The bytes of the kernel's parameters.
     pub fn arguments(&self) -> Arguments {
         let mut arguments = Arguments::new();
-        arguments.push_pointer(self.keys).push_pointer(self.places);
+        arguments.push_pointer(self.keys).push_pointer(self.indices);
         arguments.push_u32(self.chunks);
         arguments
     }
@@ -203,22 +203,22 @@ mod tests {
 
     #[test]
     fn arguments_fill_the_parameter_space() {
-        let arguments = BestArguments {
+        let arguments = ArgReduceArguments {
             x: 1,
-            places: 2,
+            indices: 2,
             rows: 3,
             features: 4,
         };
-        let variant = Best::new(Direction::Largest, Dtype::F32, 3, 4, true);
+        let variant = ArgReduce::new(Extreme::Max, Dtype::F32, 3, 4, true);
         let bytes = arguments.arguments();
         assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
 
-        let arguments = BestOfChunksArguments {
+        let arguments = ArgReduceChunksArguments {
             keys: 1,
-            places: 2,
+            indices: 2,
             chunks: 3,
         };
         let bytes = arguments.arguments();
-        assert_eq!(bytes.bytes().len(), BestOfChunks.ptx().parameter_bytes());
+        assert_eq!(bytes.bytes().len(), ArgReduceChunks.ptx().parameter_bytes());
     }
 }

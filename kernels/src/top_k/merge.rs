@@ -37,7 +37,7 @@ impl Runs {
 }
 
 /// Runs of keys, eight at a time, as one. Where one is left, the elements themselves and their
-/// places.
+/// indices.
 ///
 /// A thread has one key. Its place is the number of keys before it in the eight runs, which it
 /// finds by eight binary searches at once.
@@ -164,8 +164,8 @@ pub struct MergeRunsArguments {
     pub x: u64,
     /// Where values go, \[R, kept\], where one run is left.
     pub values: u64,
-    /// Where places go, \[R, kept\] of i64, where one run is left.
-    pub places: u64,
+    /// Where indices go, \[R, kept\] of i64, where one run is left.
+    pub indices: u64,
     /// D.
     pub features: u32,
     /// The runs.
@@ -184,7 +184,7 @@ impl MergeRunsArguments {
         let step = 1 << len.max(1).ilog2();
 
         let mut arguments = Arguments::new();
-        for pointer in [self.keys, self.x, self.values, self.places] {
+        for pointer in [self.keys, self.x, self.values, self.indices] {
             arguments.push_pointer(pointer);
         }
         arguments.push_u32(self.features).push_pointer(self.from);
@@ -212,7 +212,7 @@ mod tests {
             keys: 2,
             x: 3,
             values: 4,
-            places: 5,
+            indices: 5,
             features: 6,
             runs: RUNS,
             kept: 50,

@@ -13,16 +13,16 @@ pub enum Direction {
     /// As forward does.
     Forward,
     /// As the gradient does.
-    Back,
+    Inverse,
 }
 
 impl Direction {
     /// (a cos - b sin, b cos + a sin), or the same with -sin; each product is rounded.
     #[track_caller]
-    pub(crate) fn turn<'k>(self, [a, b]: [F32<'k>; 2], [cos, sin]: [F32<'k>; 2]) -> [F32<'k>; 2] {
+    pub(crate) fn rotate<'k>(self, [a, b]: [F32<'k>; 2], [cos, sin]: [F32<'k>; 2]) -> [F32<'k>; 2] {
         match self {
             Direction::Forward => [a * cos - b * sin, b * cos + a * sin],
-            Direction::Back => [a * cos + b * sin, b * cos - a * sin],
+            Direction::Inverse => [a * cos + b * sin, b * cos - a * sin],
         }
     }
 }
@@ -61,7 +61,8 @@ impl Rope {
 
 impl Variant for Rope {
     fn ptx(&self) -> Ptx {
-        let k = &Kernel::new(self.entry(), Target::Sm80, self.form.threads()).for_loads();
+        let k =
+            &Kernel::new(self.entry(), Target::Sm80, self.form.threads()).reserve_load_registers();
         let call = Call {
             x: k.pointer("x"),
             cos: k.pointer("cos"),
@@ -82,7 +83,7 @@ impl Variant for Rope {
     fn entry(&self) -> String {
         match self.direction {
             Direction::Forward => format!("rope_{}", self.form.name()),
-            Direction::Back => format!("rope_back_{}", self.form.name()),
+            Direction::Inverse => format!("rope_inverse_{}", self.form.name()),
         }
     }
 }
@@ -139,7 +140,7 @@ fn in_registers<'k>(k: &'k Kernel, tile: HeadTile, direction: Direction, call: &
     let head = Head::of_thread(k, tile, &call.shape);
     let x = head.load(call.x, &call.of_x);
     let angles = head.angles([(call.cos, call.of_cos), (call.sin, call.of_sin)]);
-    head.store(call.y, &tile.turned(direction, &x.widen(), &angles));
+    head.store(call.y, &tile.rotated(direction, &x.widen(), &angles));
 }
 
 fn in_a_loop<'k>(k: &'k Kernel, dtype: Dtype, style: Style, direction: Direction, call: &Call<'k>) {
@@ -152,8 +153,8 @@ fn in_a_loop<'k>(k: &'k Kernel, dtype: Dtype, style: Style, direction: Direction
     head.each_pair(|features, pair| {
         let angle = [cos, sin].map(|table| element(Dtype::F32, table, pair).load());
         let values = features.map(|i| dtype.load(element(dtype, x, i)));
-        let turned = direction.turn(values, angle);
-        for (i, value) in features.into_iter().zip(turned) {
+        let rotated = direction.rotate(values, angle);
+        for (i, value) in features.into_iter().zip(rotated) {
             dtype.store(element(dtype, y, i), value);
         }
     });
@@ -195,7 +196,13 @@ mod tests {
             of_sin: table,
         };
         for aligned in [true, false] {
-            let variant = Rope::new(Dtype::Bf16, Style::Half, Direction::Back, &heads, aligned);
+            let variant = Rope::new(
+                Dtype::Bf16,
+                Style::Half,
+                Direction::Inverse,
+                &heads,
+                aligned,
+            );
             let bytes = arguments.arguments();
             assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
         }

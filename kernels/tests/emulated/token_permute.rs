@@ -4,9 +4,9 @@ use meshgrad_emulator::Counters;
 use meshgrad_kernels::Dtype;
 use meshgrad_kernels::catalogue::TOKEN_FEATURES;
 use meshgrad_kernels::faults::{Fault, FaultSite};
-use meshgrad_kernels::token_rows::{
-    CollectTokens, CollectTokensArguments, PermuteTokens, PermuteTokensArguments, TokenDots,
-    TokenDotsArguments,
+use meshgrad_kernels::token_permute::{
+    PermuteTokens, PermuteTokensArguments, UnpermuteGradWeights, UnpermuteGradWeightsArguments,
+    UnpermuteTokens, UnpermuteTokensArguments,
 };
 
 use crate::device::{Device, encoded, values};
@@ -145,8 +145,8 @@ impl Problem {
 
     fn collect(&self, device: &Device, weighted: bool) -> Vec<f32> {
         let out = device.room(self.bytes(self.tokens) as usize);
-        let variant = CollectTokens::new(self.dtype, self.features as u32, true, weighted);
-        let arguments = CollectTokensArguments {
+        let variant = UnpermuteTokens::new(self.dtype, self.features as u32, true, weighted);
+        let arguments = UnpermuteTokensArguments {
             y: self.on_device.y,
             weights: self.on_device.weights,
             place: self.on_device.place,
@@ -176,8 +176,8 @@ impl Problem {
     fn dots(&self, device: &Device) -> Vec<f32> {
         let slots = self.slots() as u32;
         let dweights = device.room(4 * self.slots());
-        let variant = TokenDots::new(self.dtype, self.features as u32, true);
-        let arguments = TokenDotsArguments {
+        let variant = UnpermuteGradWeights::new(self.dtype, self.features as u32, true);
+        let arguments = UnpermuteGradWeightsArguments {
             dout: self.on_device.x,
             y: self.on_device.y,
             place: self.on_device.place,
@@ -361,9 +361,9 @@ fn wild_places_are_absent() {
     }
 
     let word = device.put(&[0; 8]);
-    let variant = TokenDots::new(Dtype::F32, 8, true);
+    let variant = UnpermuteGradWeights::new(Dtype::F32, 8, true);
     let dweights = device.room(4 * 6);
-    let arguments = TokenDotsArguments {
+    let arguments = UnpermuteGradWeightsArguments {
         dout: problem.on_device.x,
         y: problem.on_device.y,
         place: problem.on_device.place,

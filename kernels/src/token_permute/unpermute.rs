@@ -10,16 +10,16 @@ use crate::faults::{FaultSite, Faults};
 /// Row n is the sum of the rows that the slots of token n went to, times their weights where there
 /// are weights, in the order of the slots. Slots of no place count as zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct CollectTokens {
+pub struct UnpermuteTokens {
     tile: Tile,
     weighted: bool,
 }
 
-impl CollectTokens {
+impl UnpermuteTokens {
     /// The kernel for rows of `features` elements. `aligned`: whether y and out begin at multiples
     /// of 16 bytes.
-    pub fn new(dtype: Dtype, features: u32, aligned: bool, weighted: bool) -> CollectTokens {
-        CollectTokens {
+    pub fn new(dtype: Dtype, features: u32, aligned: bool, weighted: bool) -> UnpermuteTokens {
+        UnpermuteTokens {
             tile: Tile::new(dtype, features, aligned),
             weighted,
         }
@@ -31,7 +31,7 @@ impl CollectTokens {
     }
 }
 
-impl Variant for CollectTokens {
+impl Variant for UnpermuteTokens {
     fn ptx(&self) -> Ptx {
         let k = &self.tile.kernel(self.entry());
         let (y, weights) = (k.pointer("y"), k.pointer("weights"));
@@ -67,7 +67,7 @@ impl Variant for CollectTokens {
 
     fn entry(&self) -> String {
         let (weighted, tile) = (weighted_name(self.weighted), self.tile.name());
-        format!("collect_tokens{weighted}_{tile}")
+        format!("unpermute_tokens{weighted}_{tile}")
     }
 }
 
@@ -145,9 +145,9 @@ struct Place<'k> {
     exists: Pred<'k>,
 }
 
-/// What [`CollectTokens`] is called with; pointers are device addresses.
+/// What [`UnpermuteTokens`] is called with; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
-pub struct CollectTokensArguments {
+pub struct UnpermuteTokensArguments {
     /// \[C, H\], read.
     pub y: u64,
     /// \[N, K\] of f32, read where the kernel is weighted.
@@ -168,7 +168,7 @@ pub struct CollectTokensArguments {
     pub faults: FaultSite,
 }
 
-impl CollectTokensArguments {
+impl UnpermuteTokensArguments {
     /// The bytes of the kernel's parameters.
     pub fn arguments(&self) -> Arguments {
         let mut arguments = Arguments::new();
@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn arguments_fill_the_parameter_space() {
-        let arguments = CollectTokensArguments {
+        let arguments = UnpermuteTokensArguments {
             y: 1,
             weights: 2,
             place: 3,
@@ -202,7 +202,7 @@ mod tests {
             faults: FaultSite::new(9, 10),
         };
         for weighted in [false, true] {
-            let variant = CollectTokens::new(Dtype::F32, 7, true, weighted);
+            let variant = UnpermuteTokens::new(Dtype::F32, 7, true, weighted);
             let bytes = arguments.arguments();
             assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
         }

@@ -16,13 +16,13 @@
 //!
 //! Places and slots out of range count as absent: nothing is read there, and the host is told.
 
-mod collect;
-mod dots;
+mod grad_weights;
 mod permute;
+mod unpermute;
 
-pub use collect::{CollectTokens, CollectTokensArguments};
-pub use dots::{TokenDots, TokenDotsArguments};
+pub use grad_weights::{UnpermuteGradWeights, UnpermuteGradWeightsArguments};
 pub use permute::{PermuteTokens, PermuteTokensArguments};
+pub use unpermute::{UnpermuteTokens, UnpermuteTokensArguments};
 
 use crate::dtype::Loaded;
 use crate::lane_group::{Group, IN_FLIGHT, Tile};

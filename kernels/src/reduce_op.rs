@@ -1,0 +1,56 @@
+//! How reductions merge two values.
+
+use crate::assembler::{F32, Variable};
+
+/// What two values are merged into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ReduceOp {
+    /// Their sum.
+    Add,
+    /// The larger one; NaN where either is.
+    Max,
+    /// The smaller one; NaN where either is.
+    Min,
+}
+
+impl ReduceOp {
+    /// All three.
+    pub const ALL: [ReduceOp; 3] = [ReduceOp::Add, ReduceOp::Max, ReduceOp::Min];
+
+    /// Its name, as in the names of kernels.
+    pub fn name(self) -> &'static str {
+        match self {
+            ReduceOp::Add => "sum",
+            ReduceOp::Max => "max",
+            ReduceOp::Min => "min",
+        }
+    }
+
+    /// What changes nothing, and what merging no values gives.
+    pub fn identity(self) -> f32 {
+        match self {
+            ReduceOp::Add => 0.0,
+            ReduceOp::Max => f32::NEG_INFINITY,
+            ReduceOp::Min => f32::INFINITY,
+        }
+    }
+
+    /// Two values merged.
+    #[track_caller]
+    pub fn apply<'k>(self, a: F32<'k>, b: F32<'k>) -> F32<'k> {
+        match self {
+            ReduceOp::Add => a + b,
+            ReduceOp::Max => a.max(b),
+            ReduceOp::Min => a.min(b),
+        }
+    }
+
+    /// Merges `value` into a variable.
+    #[track_caller]
+    pub fn accumulate<'k>(self, folded: &Variable<'k, f32>, value: F32<'k>) {
+        match self {
+            ReduceOp::Add => folded.add(value),
+            ReduceOp::Max | ReduceOp::Min => folded.set(self.apply(**folded, value)),
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! The k largest elements of each row, in descending order, and their indices.
+//!
+//! [`SortTiles`] sorts tiles of a row in registers and keeps the first k keys of each. [`MergeRuns`]
+//! then merges these sorted runs, eight at a time, until one run is left. Runs are stored one after
+//! another, each in descending order. Comparisons use the 64-bit keys of `sort_key`.
+
+mod merge;
+mod sort;
+
+pub use merge::{MergeRuns, MergeRunsArguments, Runs};
+pub use sort::{SortTiles, SortTilesArguments};
+
+use crate::assembler::{GlobalAddress, Kernel, Pred, U32, U64};
+use crate::dtype::{Dtype, Loaded};
+use crate::sort_key::index_of;
+
+/// Where the largest elements of rows go, in order.
+#[derive(Clone, Copy)]
+struct Sorted<'k> {
+    /// The dtype of x, where elements and indices are written, not keys.
+    elements: Option<Dtype>,
+    /// \[R, lines, kept\].
+    keys: GlobalAddress<'k>,
+    /// \[R, D\].
+    x: GlobalAddress<'k>,
+    /// \[R, kept\].
+    values: GlobalAddress<'k>,
+    /// \[R, kept\].
+    indices: GlobalAddress<'k>,
+    /// D.
+    features: U32<'k>,
+}
+
+impl<'k> Sorted<'k> {
+    /// Declares the parameters.
+    #[track_caller]
+    fn parameters(k: &'k Kernel, elements: Option<Dtype>) -> Sorted<'k> {
+        Sorted {
+            elements,
+            keys: k.pointer("keys"),
+            x: k.pointer("x"),
+            values: k.pointer("values"),
+            indices: k.pointer("indices"),
+            features: k.u32_param("features"),
+        }
+    }
+
+    /// Stores keys, or what they stand for in row `row`: all of that is read before the first store.
+    #[track_caller]
+    fn store(&self, row: U64<'k>, keys: &[Ranked<'k>]) {
+        let Some(dtype) = self.elements else {
+            for it in keys {
+                let to = self.keys.element_wide::<u64>(it.to);
+                to.store_if(it.exists, it.key);
+            }
+            return;
+        };
+        let (start, size) = (row * self.features.wide(), u64::from(dtype.size()));
+        let load = |it: &Ranked<'k>| {
+            let from = self.x.byte_add((start + index_of(it.key).wide()) * size);
+            Loaded::new(dtype, 1, it.exists, from)
+        };
+        let values: Vec<Loaded<'k>> = keys.iter().map(load).collect();
+        for (it, value) in keys.iter().zip(values) {
+            value.store_if(it.exists, self.values.byte_add(it.to * size));
+            let place = self.indices.element_wide::<u64>(it.to);
+            place.store_if(it.exists, index_of(it.key).wide());
+        }
+    }
+}
+
+/// A key whose rank is known.
+struct Ranked<'k> {
+    /// Whether there is such a key, and it is kept.
+    exists: Pred<'k>,
+    key: U64<'k>,
+    /// Where it goes, counted from the first row.
+    to: U64<'k>,
+}
