@@ -15,7 +15,9 @@ use meshgrad_emulator::launch::{Launch, launch};
 use meshgrad_emulator::memory::{AddressSpace, MemoryKind};
 use meshgrad_emulator::program::{Kernel, Module};
 use meshgrad_harness::{Options, Spread, finish, timed};
-use meshgrad_kernels::elementwise::{Element, Elementwise, ElementwiseArguments, Layout, IterationSpace};
+use meshgrad_kernels::elementwise::{
+    Element, Elementwise, ElementwiseArguments, IterationSpace, Layout,
+};
 use meshgrad_kernels::expression::Expression;
 use meshgrad_kernels::gemm::{
     GemmArguments, GemmBf16, GemmF32, Order, Output, SplitKArguments, Tile,
