@@ -1,5 +1,5 @@
-//! A kernel of one's own as an op: written with the assembler, launched on tensors, differentiated
-//! on the tape, and compared with the CPU.
+//! Your own GPU kernel as an op: written with the assembler, launched on tensors, differentiated on the
+//! tape, and compared with the CPU.
 //!
 //! `cargo run --example 07-gpu-op` runs it on the emulator, `cargo run --example 07-gpu-op cuda` on
 //! the machine's GPU.
@@ -41,7 +41,7 @@ impl Variant for UnitRows {
     }
 }
 
-/// dx = (dy - y (y . dy)) / |x|: what of dy points along y changes nothing.
+/// dx = (dy - y (y . dy)) / |x|: the component of dy along y has no effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct UnitRowsGrad {
     tile: RowTile,
@@ -80,7 +80,7 @@ static UNIT_ROWS_GRAD: Signature = Signature::new(
     5,
 );
 
-/// The op on values: y and the lengths. The signature checks the operands and shapes the results.
+/// The op on values: y and the lengths. The signature checks the operands and gives the results' shapes.
 fn unit_rows_of(x: &Tensor) -> ValueResult<(Tensor, Tensor)> {
     let mut call = UNIT_ROWS.call(&[x])?;
     if !call.device().is_gpu() {
@@ -98,8 +98,8 @@ fn unit_rows_of(x: &Tensor) -> ValueResult<(Tensor, Tensor)> {
             .push_pointer(gpu.uninit_ptr(&y)?)
             .push_pointer(gpu.uninit_ptr(&length)?);
         arguments.push_u64(rows);
-        // SAFETY: these are its parameters; it reads the rows of x and writes as many of y and
-        // lengths.
+        // SAFETY: the arguments match the parameters; the kernel reads the rows of x and writes as many
+        // rows of y and lengths.
         unsafe { gpu.launch(&UnitRows { tile }, tile.launch(rows), &arguments) }
     })?;
     Ok((y.finish(), length.finish()))
@@ -131,14 +131,14 @@ fn unit_rows_grad(dy: &Tensor, y: &Tensor, length: &Tensor) -> ValueResult<Tenso
             .push_pointer(gpu.ptr(&length)?)
             .push_pointer(gpu.uninit_ptr(&dx)?);
         arguments.push_u64(rows);
-        // SAFETY: these are its parameters; it reads rows of dy and y and lengths, and writes as
-        // many rows of dx.
+        // SAFETY: the arguments match the parameters; the kernel reads the rows of dy and y and the
+        // lengths, and writes as many rows of dx.
         unsafe { gpu.launch(&UnitRowsGrad { tile }, tile.launch(rows), &arguments) }
     })?;
     Ok(dx.finish())
 }
 
-/// The op on the tape. It keeps y and a number a row, not x.
+/// The op on the tape. It saves y and one length per row, not x.
 fn unit_rows(x: &Var) -> Result<Var> {
     let (y, length) = unit_rows_of(x.value())?;
     let (kept_y, kept_length) = (y.save(), length.save());
@@ -147,12 +147,12 @@ fn unit_rows(x: &Var) -> Result<Var> {
     })
 }
 
-/// One number a row as a column, which broadcasts along the rows.
+/// One number per row as a column, which broadcasts along the rows.
 fn column(x: &Tensor) -> ValueResult<Tensor> {
     x.unsqueeze(x.shape().len())
 }
 
-/// `x` where it begins at a multiple of 16 bytes and lies densely, else a copy, which does.
+/// `x` if it is contiguous and 16-byte aligned, else a copy that is.
 fn aligned(x: &Tensor) -> ValueResult<Tensor> {
     let begins_at = x.dtype().bytes(x.layout().offset());
     match x.is_contiguous() && begins_at.is_multiple_of(16) {
@@ -161,15 +161,15 @@ fn aligned(x: &Tensor) -> ValueResult<Tensor> {
     }
 }
 
-/// How the kernels spread the rows of `x` over threads.
+/// How the kernels distribute the rows of `x` over threads.
 fn tile(x: &Tensor) -> ValueResult<RowTile> {
     let dtype = match x.dtype() {
         DType::BF16 => Dtype::Bf16,
-        _ => Dtype::F32, // f64 was refused with the operands
+        _ => Dtype::F32, // the signature refuses f64 on a GPU
     };
     RowTile::new(dtype, x.extent(-1)?).ok_or_else(|| Error::Argument {
         op: "unit_rows",
-        problem: format!("{x:?} has rows that are no whole vectors of 16 bytes; pad them"),
+        problem: format!("the rows of {x:?} are not whole 16-byte vectors; pad them"),
     })
 }
 
@@ -183,7 +183,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
 }
 
 fn check(gpu: &Device) -> opcheck::Result {
-    // The mathematics, by finite differences in f64, where there is f64.
+    // The mathematics: finite differences in f64, on the CPU.
     let cpu = Device::cpu();
     let numbers: Vec<f64> = (0..77 * 64).map(|i| (f64::from(i) * 0.7).sin()).collect();
     let exact = Tensor::from_slice(&cpu, &[77, 64], &numbers)?;
@@ -203,7 +203,7 @@ fn check(gpu: &Device) -> opcheck::Result {
     let worst = pairs
         .map(|(y, exact)| (f64::from(y) - exact).abs())
         .fold(0.0, f64::max);
-    println!("on {gpu} y is off by {worst:.1e} at most");
+    println!("on {gpu} the maximum error of y is {worst:.1e}");
 
     let case = |x: Tensor| Case {
         name: "unit_rows",
@@ -212,7 +212,7 @@ fn check(gpu: &Device) -> opcheck::Result {
         weights: &[],
     };
     compare(&case(x), &case(exact), Closeness::Elements(1e-6))?;
-    println!("and it and its gradient agree with the CPU's in f64");
+    println!("the op and its gradient agree with the f64 results of the CPU");
     Ok(())
 }
 
@@ -220,6 +220,6 @@ fn check(gpu: &Device) -> opcheck::Result {
 fn kernels_and_gradients_agree_with_the_cpu() {
     match Device::emulator_is_built() {
         true => check(&Device::emulator(0).unwrap()).unwrap(),
-        false => eprintln!("no emulator: the kernels are not run"),
+        false => eprintln!("no emulator: skipping the kernels"),
     }
 }

@@ -1,4 +1,4 @@
-//! The place of the first best element of each row.
+//! argmax and argmin: the index of the first extreme element of each row.
 
 use crate::assembler::{
     Arguments, F32, Kernel, Launch, Ptx, Target, Variable, Variant, block_reduce,
@@ -7,10 +7,10 @@ use crate::dtype::Dtype;
 use crate::row::{Chunked, IN_FLIGHT, PART_THREADS, Part, PartTile, chunk_of_rows};
 use crate::sort_key::{NONE, index_of, key};
 
-/// Threads of a CTA of [`ArgReduceChunks`].
+/// Threads per CTA of [`ArgReduceChunks`].
 const THREADS: u32 = 128;
 
-/// Which element is the best.
+/// Which extreme is searched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Extreme {
     /// The largest.
@@ -27,7 +27,7 @@ impl Extreme {
         }
     }
 
-    /// What is the larger, the better the value.
+    /// Larger for better values.
     #[track_caller]
     fn order(self, value: F32<'_>) -> F32<'_> {
         match self {
@@ -37,24 +37,24 @@ impl Extreme {
     }
 }
 
-/// Chunks of each of `rows` rows of `features` elements: 1 where [`ArgReduce`] gives indices, otherwise as
-/// many keys, for [`ArgReduceChunks`].
+/// Chunks per row of `rows` rows of `features` elements. If it is 1, [`ArgReduce`] gives indices;
+/// otherwise it gives one key per chunk, for [`ArgReduceChunks`].
 pub fn chunks_per_row(rows: u64, features: u64) -> u64 {
     features.div_ceil(chunk_of_rows(rows, features)).max(1)
 }
 
-/// place_r = the index of the first best element of row r, or of its first NaN. Of long rows, the
-/// key of the best element of each chunk.
+/// index_r = the index of the first extreme element of row r, or of its first NaN. For long rows,
+/// the key of the best element of each chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ArgReduce {
     extreme: Extreme,
     tile: PartTile,
-    /// Whether keys of chunks are written, in the place of indices.
+    /// Whether keys of chunks are written, instead of indices.
     chunked: bool,
 }
 
 impl ArgReduce {
-    /// The kernel for `rows` rows of `features` elements, some. `aligned`: whether x begins at a
+    /// The kernel for `rows` rows of `features` > 0 elements. `aligned`: whether x begins at a
     /// multiple of 16 bytes.
     pub fn new(
         extreme: Extreme,
@@ -70,7 +70,7 @@ impl ArgReduce {
         }
     }
 
-    /// How to launch it; `None` for no rows.
+    /// The launch; `None` for no rows.
     pub fn launch(&self, rows: u64, features: u64) -> Option<Launch> {
         self.tile.launch(rows, chunks_per_row(rows, features))
     }
@@ -118,7 +118,7 @@ impl Variant for ArgReduce {
     }
 }
 
-/// What [`ArgReduce`] is called with; pointers are device addresses.
+/// Arguments of [`ArgReduce`]; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct ArgReduceArguments {
     /// \[R, D\], read.
@@ -143,12 +143,12 @@ impl ArgReduceArguments {
     }
 }
 
-/// place_r = the index of the element with the largest key of line r.
+/// index_r = the index of the element with the largest key of line r.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ArgReduceChunks;
 
 impl ArgReduceChunks {
-    /// How to launch it; `None` for no rows.
+    /// The launch; `None` for no rows.
     pub fn launch(&self, rows: u64) -> Option<Launch> {
         Launch::new([u32::try_from(rows).unwrap_or(u32::MAX), 1, 1], THREADS)
     }
@@ -176,7 +176,7 @@ impl Variant for ArgReduceChunks {
     }
 }
 
-/// What [`ArgReduceChunks`] is called with; pointers are device addresses.
+/// Arguments of [`ArgReduceChunks`]; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct ArgReduceChunksArguments {
     /// \[R, P\] of u64, read.

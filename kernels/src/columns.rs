@@ -1,24 +1,24 @@
-//! Folds down the columns of a matrix (sums, extremes), in an order that depends on its shape alone.
+//! Column-wise reductions of a matrix, in an order that depends on its shape alone.
 
 use crate::assembler::{F32, Kernel, Pred, U32, U64, Variable};
 use crate::reduce_op::ReduceOp;
 
-/// Threads of a CTA.
+/// Threads per CTA.
 pub(crate) const THREADS: u32 = 256;
 
-/// Rows of a thread whose loads are in flight together.
+/// Rows per thread whose loads are in flight together.
 const ROWS_IN_FLIGHT: u32 = 4;
 
-/// How columns are spread over the threads of a CTA: `across` threads side by side, each with
-/// `width` neighbouring columns, and as many times below each other as the CTA has room. Narrow
-/// matrices thus keep all threads busy, by many rows at once.
+/// How columns are distributed over the threads of a CTA: `across` threads side by side, each with
+/// `width` consecutive columns. The rest of the CTA processes further rows, so narrow matrices keep
+/// all threads busy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ColumnTile {
     pub(crate) across: u32,
     pub(crate) width: u32,
 }
 
-/// What a thread knows of its columns.
+/// A thread\'s view of its columns.
 pub(crate) struct Columns<'k> {
     k: &'k Kernel,
     tile: ColumnTile,
@@ -31,12 +31,12 @@ pub(crate) struct Columns<'k> {
 }
 
 impl ColumnTile {
-    /// Columns of a CTA.
+    /// Columns per CTA.
     pub(crate) fn columns(self) -> u32 {
         self.across * self.width
     }
 
-    /// Threads below each other.
+    /// Threads stacked vertically.
     fn lanes(self) -> u32 {
         THREADS / self.across
     }
@@ -58,9 +58,9 @@ impl<'k> Columns<'k> {
         }
     }
 
-    /// What `values` makes of what `load` reads of a row, merged over the rows from `start` to before
-    /// `end`: all rows of a step are loaded before the first is used. Where the predicate does not
-    /// hold, `values` gives the neutral value. Complete in threads that [`Columns::lead`].
+    /// What `values` makes of what `load` reads of a row, merged over the rows from `start` to
+    /// before `end`: all rows of a step are loaded before the first is used. Where the predicate
+    /// does not hold, `values` gives the neutral value. Complete in threads that [`Columns::lead`].
     #[track_caller]
     pub(crate) fn fold<Loaded>(
         &self,
@@ -96,7 +96,7 @@ impl<'k> Columns<'k> {
         self.exist & self.below.equals(0)
     }
 
-    /// Merges what the threads below each other have, from top to bottom.
+    /// Merges what the threads stacked vertically have, from top to bottom.
     #[track_caller]
     fn over_lanes(&self, folded: &[Variable<'k, f32>], op: ReduceOp) -> Vec<F32<'k>> {
         let (across, lanes) = (self.tile.across, self.tile.lanes());
@@ -105,7 +105,7 @@ impl<'k> Columns<'k> {
             return own;
         }
 
-        // One plane for each column of a thread: neighbours write neighbouring words.
+        // One plane for each column of a thread: neighbors write neighboring words.
         let shared = self.k.shared::<f32>(THREADS * self.tile.width);
         let place = shared.element::<f32>(self.below.mad(across, self.across));
         for (plane, value) in (0..).zip(&own) {

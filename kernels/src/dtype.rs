@@ -1,8 +1,8 @@
-//! The number formats that kernels read and write.
+//! The float dtypes that kernels read and write.
 
 use crate::assembler::{B16, Bf16, Bf16x2, F32, GlobalAddress, Pair, Pred};
 
-/// A floating-point format in memory. Kernels compute in f32 whichever it is.
+/// A float dtype in memory. Kernels always compute in f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dtype {
     /// 32 bits.
@@ -11,7 +11,7 @@ pub enum Dtype {
     Bf16,
 }
 
-/// Sixteen bytes as they lie in memory: four f32 or eight bf16.
+/// Sixteen bytes as stored in memory: four f32 or eight bf16.
 #[derive(Clone, Copy, Debug)]
 pub enum Vector<'k> {
     /// Four f32.
@@ -21,10 +21,10 @@ pub enum Vector<'k> {
 }
 
 impl Dtype {
-    /// Both.
+    /// Both variants.
     pub const ALL: [Dtype; 2] = [Dtype::F32, Dtype::Bf16];
 
-    /// Bytes of an element.
+    /// Bytes per element.
     pub fn size(self) -> u32 {
         match self {
             Dtype::F32 => 4,
@@ -40,7 +40,7 @@ impl Dtype {
         }
     }
 
-    /// How many elements 16 bytes hold, the most that a thread moves at once.
+    /// Elements per 16-byte access, the widest of a thread.
     pub fn per_vector(self) -> u32 {
         16 / self.size()
     }
@@ -64,7 +64,7 @@ impl Dtype {
         }
     }
 
-    /// Rounds as many values as [`Dtype::per_vector`] says.
+    /// Rounds [`Dtype::per_vector`] values.
     #[track_caller]
     pub fn round<'k>(self, value: impl Fn(usize) -> F32<'k>) -> Vector<'k> {
         match self {
@@ -73,7 +73,7 @@ impl Dtype {
         }
     }
 
-    /// The nearest value that it holds.
+    /// Rounds a value to this dtype.
     #[track_caller]
     pub fn rounded(self, value: F32<'_>) -> F32<'_> {
         match self {
@@ -129,10 +129,10 @@ impl<'k> Vector<'k> {
         }
     }
 
-    /// The sums of the elements of two vectors of one format, rounded to it.
+    /// The elementwise sum of two vectors of one dtype, rounded to it.
     ///
     /// # Panics
-    /// If they have different formats.
+    /// If their dtypes differ.
     #[track_caller]
     pub fn plus(&self, other: &Vector<'k>) -> Vector<'k> {
         let (a, b) = (self.widen(), other.widen());
@@ -163,7 +163,7 @@ impl<'k> Vector<'k> {
     }
 }
 
-/// What an access has read, as it lies in memory.
+/// The result of one access, as stored in memory.
 pub(crate) enum Loaded<'k> {
     Vector(Vector<'k>),
     F32(F32<'k>),

@@ -1,10 +1,10 @@
 //! Elementary functions of f32, built from operations that IEEE 754 defines exactly.
 //!
 //! The GPU's own `ex2.approx`, `lg2.approx`, `sin.approx` and `tanh.approx` are fast, but their
-//! bits are nobody's promise and their errors are large where training notices (`tanh.approx` has
-//! 11 good bits). A kernel that loads and stores every element is bound by memory: some twenty
-//! fused multiply-adds hide behind it. So these functions give the same bits on every GPU and in
-//! the emulator.
+//! bits are not specified and their errors are large enough to affect training (`tanh.approx` has
+//! 11 correct bits). A kernel that loads and stores every element is bound by memory, which hides
+//! some twenty fused multiply-adds per element. These functions give the same bits on every GPU and
+//! in the emulator.
 //!
 //! Errors are in units in the last place of the true value, the largest found by comparing every
 //! 37th of all f32 with f64. Polynomials are minimax fits (Remez).
@@ -85,7 +85,7 @@ pub fn exp<'k>(x: F32<'k>) -> F32<'k> {
     let r = n.fma(-LN_2_LOW, r);
     let mantissa = (r * r).fma(polynomial(r, &EXP_TAIL), r) + 1.0;
 
-    // 2^n may be no f32 where the result is one; its halves always are.
+    // 2^n may overflow or underflow f32 even if the result does not; its two half powers never do.
     let half = n.fma(0.5, ROUND) - ROUND;
     mantissa * power_of_two(half) * power_of_two(n - half)
 }

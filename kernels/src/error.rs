@@ -1,10 +1,10 @@
-//! What a constructor answers when a kernel cannot be built.
+//! Errors of constructors whose kernel cannot be built.
 
-/// Why there is no such kernel.
+/// Why a kernel cannot be built.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// An expression reads an operand or scalar that the kernel is not given.
-    #[error("{kernel}: the expression reads {what} {index}, but there are {count}; give it more")]
+    /// An expression reads an operand or scalar that the kernel does not have.
+    #[error("{kernel}: the expression reads {what} {index}, but only {count} are given")]
     Missing {
         /// The kernel's family.
         kernel: &'static str,
@@ -12,25 +12,27 @@ pub enum Error {
         what: &'static str,
         /// The index that is read, from 0.
         index: usize,
-        /// How many there are.
+        /// The number given.
         count: usize,
     },
 
-    /// More of something than a kernel takes.
-    #[error("{kernel}: {count} {what}, but a kernel takes at most {limit}; split the call")]
+    /// More operands, scalars, dims or operations than a kernel supports.
+    #[error("{kernel}: {count} {what}, but the limit is {limit}; split the call")]
     TooMany {
         /// The kernel's family.
         kernel: &'static str,
-        /// What there is too much of.
+        /// What exceeds the limit.
         what: &'static str,
-        /// How many there are.
+        /// The number given.
         count: usize,
-        /// How many there may be.
+        /// The limit.
         limit: usize,
     },
 
-    /// Strides that do not belong to the extents.
-    #[error("{kernel}: {strides} strides for {extents} dims; every operand needs one for each dim")]
+    /// The number of strides does not match the extents.
+    #[error(
+        "{kernel}: {strides} strides for {extents} dims; each operand needs one stride per dim"
+    )]
     Strides {
         /// The kernel's family.
         kernel: &'static str,
@@ -40,18 +42,18 @@ pub enum Error {
         extents: usize,
     },
 
-    /// An extent outside of what the kernel is written for.
-    #[error("{kernel}: {what} = {value} is not within {least} to {most}")]
+    /// An extent is outside the supported range.
+    #[error("{kernel}: {what} = {value} is not in {least}..={most}")]
     Extent {
         /// The kernel's family.
         kernel: &'static str,
         /// The name of the extent.
         what: &'static str,
-        /// What was asked for.
+        /// The value requested.
         value: usize,
-        /// The smallest possible.
+        /// The minimum.
         least: usize,
-        /// The largest possible.
+        /// The maximum.
         most: usize,
     },
 }

@@ -8,17 +8,17 @@
 //! assert_eq!(swiglu.to_string(), "times_times_x0_sigmoid_x0_x1");
 //! ```
 //!
-//! The words are few: what can be said by others, as a square or a maximum, has none of its own,
-//! so that a function is written in one way.
+//! The set of operations is minimal. What others can express, such as a square or a maximum, has no
+//! operation of its own, so a function has one form.
 
 use std::fmt;
 use std::ops::{Add, Div, Mul, Neg, Sub};
 use std::sync::Arc;
 
-/// A function of the elements that stand in one place of all operands, computed in f32.
+/// A function of corresponding elements of all operands, computed in f32.
 ///
-/// Every operation rounds to nearest even by itself; none is fused with another. A copy is cheap and
-/// shares what it is made of.
+/// Every operation rounds to nearest even; none are fused. Cloning is cheap and shares
+/// subexpressions.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Expression(Arc<Node>);
 
@@ -54,7 +54,7 @@ macro_rules! functions {
         }
 
         impl $family {
-            /// All of them.
+            /// All variants.
             pub const ALL: &[$family] = &[$($family::$function),+];
 
             /// Its name, which is its method's.
@@ -164,7 +164,7 @@ impl Expression {
         &self.0
     }
 
-    /// What the outermost operation is applied to.
+    /// The arguments of the outermost operation.
     pub fn arguments(&self) -> impl Iterator<Item = &Expression> {
         let arguments = match self.node() {
             Node::Operand(_) | Node::Constant(_) | Node::Scalar(_) => [None, None, None],
@@ -175,7 +175,7 @@ impl Expression {
         arguments.into_iter().flatten()
     }
 
-    /// Its operations, shared ones once for each use; at most `limit`, where counting stops.
+    /// The number of operations, counting shared ones per use, up to `limit`.
     pub(crate) fn operations(&self, limit: usize) -> usize {
         let mut count = 1;
         for argument in self.arguments() {
@@ -293,7 +293,7 @@ impl fmt::Debug for Expression {
 mod tests {
     use super::*;
 
-    /// Expressions are keys: built apart, they are equal when they say the same.
+    /// Expressions are cache keys: equal expressions compare equal, however they were built.
     #[test]
     fn equal_expressions_are_equal_keys() {
         let build = || {
@@ -316,7 +316,8 @@ mod tests {
         );
     }
 
-    /// Sharing makes trees of exponential size from few allocations: counting them must stop.
+    /// Sharing makes exponentially large trees from few allocations, so counting must stop at a
+    /// limit.
     #[test]
     fn counting_stops_at_the_limit() {
         let mut x = Expression::operand(0);

@@ -1,11 +1,10 @@
-//! Indices that are out of range: how a kernel tells of one, and what the host reads.
+//! Out-of-range indices: how a kernel reports one, and how the host reads it.
 //!
-//! A kernel cannot return an error. Each device has one word of 64 bits for that, which is 0 while
-//! all is well. A kernel that meets an index outside of its extent raises the word to a value that
-//! names the place in the program (a *site*: an op and an extent, which the host counts) and the
-//! index, and goes on with the index taken as none: it reads zeros there and writes nothing. The
-//! word only rises, by an atomic maximum of integers, so what it holds in the end does not depend on
-//! the order in which threads come to it.
+//! A kernel cannot return an error. Each device has a 64-bit fault word, which is 0 if there was no
+//! fault. A kernel that meets an out-of-range index raises the word to a value that encodes the
+//! *site* (a number that the host assigns to an op and an extent) and the index. It then continues
+//! without the index: it reads zeros and writes nothing. The word is raised by an atomic integer
+//! maximum, so its final value does not depend on the order of threads.
 
 use crate::assembler::{Arguments, GlobalAddress, Kernel, Pred, S64, U64};
 
@@ -14,10 +13,10 @@ const INDEX_BITS: u32 = 40;
 
 const INDEX_MASK: u64 = (1 << INDEX_BITS) - 1;
 
-/// Indices are told up to here; what is beyond is told as this or its negative.
+/// Larger indices are clamped to this, smaller ones to its negative.
 const LAST_INDEX: i64 = (1 << (INDEX_BITS - 1)) - 1;
 
-/// Where kernels of one op, over one extent, report.
+/// The fault word and the site number for one op and one extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FaultSite {
     word: u64,
@@ -25,13 +24,13 @@ pub struct FaultSite {
 }
 
 impl FaultSite {
-    /// The highest number of a site. The lowest is 1.
+    /// The largest site number. The smallest is 1.
     pub const LAST: u32 = (1 << (64 - INDEX_BITS)) - 1;
 
-    /// Site number `site` of the device whose word lies at the address `word`.
+    /// Site `site` of the device whose fault word is at address `word`.
     ///
     /// # Panics
-    /// If there is no such number: they are 1 to [`FaultSite::LAST`].
+    /// If `site` is not in 1 to [`FaultSite::LAST`].
     pub fn new(word: u64, site: u32) -> FaultSite {
         assert!(
             (1..=FaultSite::LAST).contains(&site),
@@ -49,17 +48,17 @@ impl FaultSite {
     }
 }
 
-/// An index that was out of range, as the host reads it out of the word.
+/// An out-of-range index, decoded from the fault word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// The number of the site.
     pub site: u32,
-    /// The index; of several the largest, where negative ones count as larger than all others.
+    /// The index. Of several, the largest; negative ones count as larger than all others.
     pub index: i64,
 }
 
 impl Fault {
-    /// What the word tells; `None` where all is well.
+    /// Decodes the word; `None` if there was no fault.
     pub fn from_word(word: u64) -> Option<Fault> {
         let unused = 64 - INDEX_BITS;
         (word != 0).then_some(Fault {
@@ -86,7 +85,7 @@ impl<'k> Faults<'k> {
         }
     }
 
-    /// As [`Faults::parameters`], where a kernel has several sites.
+    /// Like [`Faults::parameters`], for a kernel with several sites.
     #[track_caller]
     pub fn named(k: &'k Kernel, name: &str) -> Faults<'k> {
         Faults {
@@ -95,7 +94,7 @@ impl<'k> Faults<'k> {
         }
     }
 
-    /// Tells of `index` where it is `outside`. The caller sees to it that such an index is not used.
+    /// Reports `index` if it is `outside`. The caller must not use such an index.
     #[track_caller]
     pub fn report(self, outside: Pred<'k>, index: S64<'k>) {
         let told = index.max(-LAST_INDEX).min(LAST_INDEX).unsigned();
@@ -103,7 +102,7 @@ impl<'k> Faults<'k> {
             .atomic_max_if(outside, (told & INDEX_MASK) | self.site);
     }
 
-    /// Whether `index` is in 0..extent; tells of it otherwise.
+    /// Whether `index` is in 0..extent; reports it otherwise.
     #[track_caller]
     pub fn check(self, index: S64<'k>, extent: U64<'k>) -> Pred<'k> {
         let inside = index.unsigned().lt(extent);

@@ -1,20 +1,20 @@
-//! Rows of any length that belong to a few lanes of a warp each, for kernels that walk over them
-//! access by access.
+//! Rows of any length, each shared by a few lanes of a warp, for kernels that process them access
+//! by access.
 
 use crate::assembler::{F32, GlobalAddress, Kernel, Launch, Pred, Target, U32, U64};
 use crate::dtype::{Dtype, Loaded};
 
-/// Threads of a CTA.
+/// Threads per CTA.
 const THREADS: u32 = 128;
 
-/// Accesses of a lane that are in flight together.
+/// Accesses per lane that are in flight together.
 pub(crate) const IN_FLIGHT: u32 = 4;
 
-/// How rows are spread over lanes.
+/// How rows are distributed over lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Tile {
     pub(crate) dtype: Dtype,
-    /// Elements of an access: 16 bytes of them, or one.
+    /// Elements per access: 16 bytes of them, or one.
     pub(crate) width: u32,
     /// Lanes of a row.
     pub(crate) lanes: u32,
@@ -84,8 +84,8 @@ impl<'k> Group<'k> {
         matrix.byte_add(elements * u64::from(self.tile.dtype.size()))
     }
 
-    /// Calls `body` with `count` first elements of accesses, until the lane has had all of its own;
-    /// and whether they are within the row.
+    /// Calls `body` with the first elements of the lane's next `count` accesses, and whether each
+    /// is within the row, until the row is done.
     #[track_caller]
     pub(crate) fn for_accesses(&self, count: u32, body: impl FnOnce(Vec<(U32<'k>, Pred<'k>)>)) {
         let Tile { width, lanes, .. } = self.tile;

@@ -1,16 +1,15 @@
-//! GPU kernels: a PTX macro-assembler in Rust and what is written with it. Text out; no driver, no
-//! tensor.
+//! GPU kernels: a PTX macro-assembler in Rust, and the kernels written with it. The output is text;
+//! this crate knows neither driver nor tensors.
 //!
 //! [`assembler`] turns Rust functions into PTX. Each family of kernels has a struct that identifies
 //! one kernel (its [`Variant`]), pure functions from extents to a [`Launch`], and a struct of named
-//! arguments that lays out the parameter bytes ([`Arguments`]). A loader needs nothing else: text,
+//! arguments that lays out the parameter bytes ([`Arguments`]). A loader needs only these: text,
 //! geometry, bytes.
 
 pub mod adamw;
 pub mod arg_reduce;
 pub mod assembler;
 pub mod attention;
-pub mod catalogue;
 mod columns;
 pub mod copies;
 pub mod cross_entropy;

@@ -1,10 +1,11 @@
 //! Philox4x32-10, a random function of a counter (Salmon, Moraes, Dror and Shaw, "Parallel random
-//! numbers: as easy as 1, 2, 3", SC 2011), with the runtime's keys: element `i` of a tensor has word
-//! `i % 4` of block `i / 4`. Integers only, so that the CPU and every GPU draw the same bits.
+//! numbers: as easy as 1, 2, 3", SC 2011), with the runtime's keys: element `i` of a tensor has
+//! word `i % 4` of block `i / 4`. Only integer operations, so the CPU and every GPU give the same
+//! bits.
 
 use crate::assembler::{Arguments, Kernel, U32, U64};
 
-/// How often a counter is mixed.
+/// Number of rounds.
 pub const ROUNDS: usize = 10;
 
 /// The multipliers of words 0 and 2.
@@ -75,7 +76,7 @@ impl<'k> Key<'k> {
     }
 }
 
-/// Adds the four words of a key, as [`Key::parameters`] wants them.
+/// Adds the four words of a key, as [`Key::parameters`] declares them.
 pub fn push_key(arguments: &mut Arguments, key: [u32; 4]) {
     for word in key {
         arguments.push_u32(word);

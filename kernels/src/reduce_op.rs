@@ -1,8 +1,8 @@
-//! How reductions merge two values.
+//! The binary operations of reductions.
 
 use crate::assembler::{F32, Variable};
 
-/// What two values are merged into.
+/// The operation of a reduction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReduceOp {
     /// Their sum.
@@ -14,7 +14,7 @@ pub enum ReduceOp {
 }
 
 impl ReduceOp {
-    /// All three.
+    /// All variants.
     pub const ALL: [ReduceOp; 3] = [ReduceOp::Add, ReduceOp::Max, ReduceOp::Min];
 
     /// Its name, as in the names of kernels.
@@ -26,7 +26,7 @@ impl ReduceOp {
         }
     }
 
-    /// What changes nothing, and what merging no values gives.
+    /// The identity element: the reduction of no values.
     pub fn identity(self) -> f32 {
         match self {
             ReduceOp::Add => 0.0,
@@ -35,7 +35,7 @@ impl ReduceOp {
         }
     }
 
-    /// Two values merged.
+    /// Combines two values.
     #[track_caller]
     pub fn apply<'k>(self, a: F32<'k>, b: F32<'k>) -> F32<'k> {
         match self {
@@ -45,7 +45,7 @@ impl ReduceOp {
         }
     }
 
-    /// Merges `value` into a variable.
+    /// Combines `value` into a variable.
     #[track_caller]
     pub fn accumulate<'k>(self, folded: &Variable<'k, f32>, value: F32<'k>) {
         match self {

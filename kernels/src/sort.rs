@@ -1,9 +1,9 @@
-//! A stable sort of keys with their positions, eight bits a pass from the lowest on.
+//! Radix sort of keys with their positions: stable, eight bits per pass from the lowest.
 //!
-//! A pass is three kernels. Each CTA counts the digits of its keys; the counts of each digit are
-//! summed over the CTAs before; each CTA then puts its keys behind those that are smaller, or equal
-//! and before them. All of it is integers, each thread's place follows from the keys alone, and the
-//! launches from their number.
+//! A pass is three kernels. In the first, each CTA counts the digits of its keys. The second is a
+//! prefix sum of the counts of each digit over the CTAs. In the third, each CTA scatters its keys
+//! behind those with a smaller digit and behind equal ones that come earlier. All arithmetic is on
+//! integers, so the result depends on the keys alone, and the launches on their number.
 
 use crate::assembler::{
     Arguments, GlobalAddress, Kernel, Launch, Pred, Ptx, SharedAddress, Target, U32, Variant,
@@ -19,18 +19,18 @@ const DIGITS: u32 = 1 << BITS;
 const THREADS: u32 = DIGITS;
 const WARPS: u32 = THREADS / 32;
 
-/// Keys of a lane.
+/// Keys per lane.
 const ROUNDS: u32 = 8;
 
-/// Keys of a CTA; those of a warp lie side by side.
+/// Keys per CTA; those of a warp lie side by side.
 const TILE: u32 = THREADS * ROUNDS;
 
-/// The memory that a sort of `count` keys needs for its counts, in u32.
+/// The workspace for sorting `count` keys, in u32 words.
 pub fn workspace_words(count: u32) -> u64 {
     u64::from(DIGITS) * (u64::from(tiles(count)) + 1)
 }
 
-/// How many passes sort keys up to `largest`.
+/// The number of passes for keys up to `largest`.
 pub fn passes_for(largest: u32) -> u32 {
     (u32::BITS - largest.leading_zeros()).div_ceil(BITS).max(1)
 }
@@ -44,7 +44,7 @@ fn tiles(count: u32) -> u32 {
 pub struct RadixPassArguments {
     /// The addresses of the keys and of their positions.
     pub from: [u64; 2],
-    /// Where they go, sorted by this pass's digit.
+    /// Their destination, sorted by this pass's digit.
     pub to: [u64; 2],
     /// Memory for as many u32 as [`counts`] says.
     pub counts: u64,
@@ -70,11 +70,11 @@ impl RadixPassArguments {
 /// A kernel of a pass, in their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RadixPass {
-    /// How often each digit occurs in each tile.
+    /// Counts each digit in each tile.
     Count,
-    /// For each digit, how often it occurs in the tiles before, and in all.
+    /// Prefix sums of the counts over the tiles, and totals.
     Scan,
-    /// Every key to its place.
+    /// Scatters every key to its place.
     Scatter,
 }
 
@@ -82,7 +82,7 @@ impl RadixPass {
     /// All, in their order.
     pub const ALL: [RadixPass; 3] = [RadixPass::Count, RadixPass::Scan, RadixPass::Scatter];
 
-    /// How to launch it over as many keys; `None` for none.
+    /// The launch over keys; `None` if there are none.
     pub fn launch(self, count: u32) -> Option<Launch> {
         let ctas = match self {
             RadixPass::Count | RadixPass::Scatter => tiles(count),
@@ -97,7 +97,7 @@ struct Call<'k> {
     k: &'k Kernel,
     from: [GlobalAddress<'k>; 2],
     to: [GlobalAddress<'k>; 2],
-    /// A line of tiles for each digit, and behind all how often each occurs.
+    /// One line of tile counts per digit, followed by the totals.
     counts: GlobalAddress<'k>,
     count: U32<'k>,
     tiles: U32<'k>,
@@ -157,7 +157,7 @@ impl<'k> Call<'k> {
         loaded.into_iter().map(ranked).collect()
     }
 
-    /// How often each warp meets each digit: a line of digits for each warp, all zero.
+    /// Digit counters, one line per warp, all zero.
     #[track_caller]
     fn zeros(&self) -> SharedAddress<'k> {
         let k = self.k;
@@ -171,7 +171,7 @@ impl<'k> Call<'k> {
     }
 
     /// Takes the next numbers of the digits that a round of the warp's keys has: for each lane the
-    /// number of its key. All lanes must take part.
+    /// number of its key. All lanes must call it.
     #[track_caller]
     fn number(&self, table: SharedAddress<'k>, key: &Key<'k>) -> U32<'k> {
         let k = self.k;

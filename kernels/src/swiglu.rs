@@ -8,12 +8,12 @@
 //! dup   = dy (gate s)
 //! ```
 //!
-//! All is computed in f32 and rounded once. Nothing is shared between threads: the kernels are
+//! The computation is in f32 and rounded once. Nothing is shared between threads: the kernels are
 //! bound by memory, and move 3 R F elements forward and 5 R F backward, which is the least.
 //!
-//! Two forms. Where rows are whole vectors of 16 bytes, the vectors of all rows are one line that is
-//! cut among CTAs, so that none idles whatever F is; a division finds a vector's row. Where they
-//! are not, a CTA loops over one row.
+//! Two forms. If rows are whole 16-byte vectors, the vectors of all rows form one sequence that is
+//! divided evenly among CTAs, whatever F is; a division finds a vector's row. Otherwise a CTA loops
+//! over one row.
 
 use crate::assembler::{
     Arguments, F32, GlobalAddress, Kernel, Launch, Pred, Ptx, Target, U32, U64, Variant,
@@ -21,35 +21,35 @@ use crate::assembler::{
 use crate::dtype::{Dtype, Vector};
 use crate::elementary::sigmoid;
 
-/// Threads of a CTA.
+/// Threads per CTA.
 const THREADS: u32 = 256;
 
-/// Which kernel walks over the rows.
+/// How a kernel walks over the rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Form {
-    /// As many vectors a thread, a CTA's width apart, their loads in flight together.
-    Vectors { a_thread: u32 },
-    /// Element by element, a CTA a row.
+    /// This many vectors per thread, a CTA's width apart, with their loads in flight together.
+    Vectors { per_thread: u32 },
+    /// Element by element, one CTA per row.
     Loop,
 }
 
 impl Form {
-    fn new(dtype: Dtype, [rows, features]: [u64; 2], aligned: bool, a_thread: u32) -> Form {
+    fn new(dtype: Dtype, [rows, features]: [u64; 2], aligned: bool, per_thread: u32) -> Form {
         let per_vector = u64::from(dtype.per_vector());
         // Threads beyond the last vector count on.
-        let most = u64::from(u32::MAX - THREADS * a_thread);
+        let most = u64::from(u32::MAX - THREADS * per_thread);
         let few = rows.saturating_mul(features / per_vector) <= most;
         match aligned && features.is_multiple_of(per_vector) && few {
-            true => Form::Vectors { a_thread },
+            true => Form::Vectors { per_thread },
             false => Form::Loop,
         }
     }
 
     fn launch(self, dtype: Dtype, [rows, features]: [u64; 2]) -> Option<Launch> {
         let ctas = match self {
-            Form::Vectors { a_thread } => {
+            Form::Vectors { per_thread } => {
                 let vectors = rows.saturating_mul(features / u64::from(dtype.per_vector()));
-                vectors.div_ceil(u64::from(THREADS * a_thread))
+                vectors.div_ceil(u64::from(THREADS * per_thread))
             }
             Form::Loop => rows.min(rows.saturating_mul(features)),
         };
@@ -80,7 +80,7 @@ impl SwiGlu {
         SwiGlu { dtype, form }
     }
 
-    /// How to launch it on the same extents; `None` for no elements.
+    /// The launch for the same extents; `None` if there are no elements.
     pub fn launch(&self, extents: [u64; 2]) -> Option<Launch> {
         self.form.launch(self.dtype, extents)
     }
@@ -95,8 +95,8 @@ impl Variant for SwiGlu {
         let dtype = self.dtype;
 
         match self.form {
-            Form::Vectors { a_thread } => {
-                let places = vectors(k, dtype, a_thread, [rows, features.wide()]);
+            Form::Vectors { per_thread } => {
+                let places = vectors(k, dtype, per_thread, [rows, features.wide()]);
                 let loaded: Vec<[Vector<'_>; 2]> = places
                     .iter()
                     .map(|(exists, place)| place.load_pair(dtype, *exists, gate_up))
@@ -120,7 +120,7 @@ impl Variant for SwiGlu {
     }
 }
 
-/// What [`SwiGlu`] is called with; pointers are device addresses.
+/// Arguments of [`SwiGlu`]; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct SwiGluArguments {
     /// \[R, 2, F\], read.
@@ -158,7 +158,7 @@ impl SwiGluGrad {
         SwiGluGrad { dtype, form }
     }
 
-    /// How to launch it on the same extents; `None` for no elements.
+    /// The launch for the same extents; `None` if there are no elements.
     pub fn launch(&self, extents: [u64; 2]) -> Option<Launch> {
         self.form.launch(self.dtype, extents)
     }
@@ -174,8 +174,8 @@ impl Variant for SwiGluGrad {
         let dtype = self.dtype;
 
         match self.form {
-            Form::Vectors { a_thread } => {
-                for (exists, place) in vectors(k, dtype, a_thread, [rows, features.wide()]) {
+            Form::Vectors { per_thread } => {
+                for (exists, place) in vectors(k, dtype, per_thread, [rows, features.wide()]) {
                     let pair = place.load_pair(dtype, exists, gate_up);
                     let dy = dtype.load_vector_if(exists, place.in_row(dtype, dy));
                     let ([gate, up], dy) = (pair.map(|half| half.widen()), dy.widen());
@@ -204,7 +204,7 @@ impl Variant for SwiGluGrad {
     }
 }
 
-/// What [`SwiGluGrad`] is called with; pointers are device addresses.
+/// Arguments of [`SwiGluGrad`]; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct SwiGluGradArguments {
     /// \[R, 2, F\], read.
@@ -280,17 +280,17 @@ impl<'k> Place<'k> {
     }
 }
 
-/// The vectors of a thread, of those of all rows one behind the other, and whether each exists.
+/// The vectors of a thread, and whether each exists.
 #[track_caller]
 fn vectors<'k>(
     k: &'k Kernel,
     dtype: Dtype,
-    a_thread: u32,
+    per_thread: u32,
     [rows, features]: [U64<'k>; 2],
 ) -> Vec<(Pred<'k>, Place<'k>)> {
     let a_row = features.low() >> dtype.per_vector().trailing_zeros();
     let count = rows.low() * a_row;
-    let first = k.cta().mad(THREADS * a_thread, k.thread());
+    let first = k.cta().mad(THREADS * per_thread, k.thread());
     let place = |i: u32| {
         let vector = first + i * THREADS;
         let row = vector / a_row;
@@ -302,7 +302,7 @@ fn vectors<'k>(
         };
         (vector.lt(count), place)
     };
-    (0..a_thread).map(place).collect()
+    (0..per_thread).map(place).collect()
 }
 
 /// Calls `body` for each element of the CTA's row that falls to this thread.

@@ -1,13 +1,13 @@
-//! A step of AdamW for many parameters in one launch.
+//! One AdamW step for many parameters in a single launch.
 //!
-//! A table in device memory tells what the parameters are; each CTA has one chunk of one of them.
-//! What changes from step to step is read from device memory too, so that the host waits for
-//! nothing and a launch can be replayed.
+//! A table in device memory describes the parameters. Each thread block updates one chunk of one
+//! parameter. The learning rate, the step and the gradient scale are read from device memory too,
+//! so the host never waits and a launch can be replayed by a CUDA graph.
 //!
-//! For each element parameter, mean and square are read and written once, its gradient is read
-//! once: 28 bytes of an f32 parameter, 24 of a bf16 one. Four elements a thread and access: 16
-//! bytes of f32, 8 of bf16, so that the accesses of a warp are whole lines of either. Bits are those
-//! of the runtime's CPU, which does the same operations.
+//! Per element, the kernel reads and writes the parameter, exp_avg and exp_avg_sq once and reads
+//! the gradient once: 28 bytes for an f32 parameter, 24 for bf16. A thread moves four elements per
+//! access (16 bytes of f32, 8 of bf16), so a warp always touches whole cache lines. Results match
+//! the CPU kernels bit for bit, because both do the same operations in the same order.
 
 mod step;
 mod table;
@@ -16,34 +16,34 @@ pub use table::{AdamWConstants, AdamWEntry, GlobalIndices, Rounding, chunk_words
 
 use crate::assembler::{Arguments, Kernel, Launch, Ptx, Target, Variant};
 
-/// Threads of a CTA.
+/// Threads per CTA.
 const THREADS: u32 = 256;
 
 /// Elements that a thread moves at once.
 const GROUP: u32 = 4;
 
-/// Accesses of a thread to each array, all in flight together.
+/// Accesses per thread to each array, all in flight together.
 const GROUPS: u32 = 2;
 
-/// Elements of a CTA at once.
+/// Elements per CTA at once.
 const TILE: u32 = THREADS * GROUP * GROUPS;
 
-/// Elements of a CTA in all. The numbers of its parameter are computed once for them.
+/// Elements per CTA in all. The numbers of its parameter are computed once for them.
 pub const CHUNK: u32 = 8 * TILE;
 
-/// A step of AdamW for parameters of some kinds.
+/// An AdamW step for the given kinds of parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct AdamW {
     /// Whether there are f32 parameters.
     pub f32: bool,
     /// Whether there are bf16 parameters that are rounded to nearest.
     pub bf16: bool,
-    /// Whether there are bf16 parameters that are rounded up or down at random.
+    /// Whether there are bf16 parameters with stochastic rounding.
     pub bf16_stochastic: bool,
 }
 
 impl AdamW {
-    /// How to launch it over so many chunks; `None` for none.
+    /// The launch over `chunks` chunks; `None` if there are none.
     pub fn launch(&self, chunks: u32) -> Option<Launch> {
         Launch::new([chunks, 1, 1], THREADS)
     }
@@ -75,7 +75,7 @@ impl Kind {
         }
     }
 
-    /// As the table says it.
+    /// The code of the kind in the table.
     fn code(self) -> u32 {
         self as u32
     }
@@ -97,18 +97,18 @@ impl Variant for AdamW {
     }
 }
 
-/// What an [`AdamW`] kernel is called with: addresses.
+/// Arguments of [`AdamW`]: device addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct AdamWArguments {
-    /// The entries, as [`AdamWEntry::words`] has them.
+    /// The entries, laid out by [`AdamWEntry::words`].
     pub table: u64,
-    /// A word for each CTA, as [`chunk_words`] has them.
+    /// One word per CTA, laid out by [`chunk_words`].
     pub chunks: u64,
     /// The learning rate, an f32.
     pub learning_rate: u64,
-    /// The step, an f32; below 1 nothing changes.
+    /// The step, an f32. Below 1, nothing is updated.
     pub step: u64,
-    /// What gradients are multiplied by, an f32; where it is not finite nothing changes.
+    /// The factor of the gradients, an f32. If it is not finite, nothing is updated.
     pub scale: u64,
 }
 

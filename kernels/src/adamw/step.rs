@@ -1,4 +1,4 @@
-//! The kernel: the operations of the runtime's CPU, in their order, none of them fused.
+//! The AdamW kernel: the same operations as the CPU kernel, in the same order, none of them fused.
 
 use super::table::{Entry, PlacesOnGpu};
 use super::{AdamW, CHUNK, GROUP, GROUPS, Kind, THREADS, TILE};
@@ -27,7 +27,7 @@ pub(super) fn write(k: &Kernel, variant: AdamW) {
     });
 }
 
-/// What changes from step to step.
+/// The scalars of this step.
 struct Now<'k> {
     learning_rate: F32<'k>,
     step: F32<'k>,
@@ -47,7 +47,7 @@ impl<'k> Now<'k> {
     }
 }
 
-/// What elements are multiplied by.
+/// The factors of an update.
 struct Factors<'k> {
     /// 1 - learning rate * weight decay.
     keep: F32<'k>,
@@ -64,7 +64,7 @@ struct Factors<'k> {
 }
 
 impl<'k> Factors<'k> {
-    /// Computed in f64 by one thread, rounded once, and shared.
+    /// Computed in f64 by one thread, rounded once, and shared with the CTA.
     #[track_caller]
     fn of_cta(k: &'k Kernel, entry: Entry<'k>, now: &Now<'k>) -> Factors<'k> {
         let shared = k.shared::<f32>(4);
@@ -91,7 +91,7 @@ impl<'k> Factors<'k> {
         }
     }
 
-    /// Parameter, mean and square after the step.
+    /// Parameter, exp_avg and exp_avg_sq after the step.
     #[track_caller]
     fn step(&self, scale: F32<'k>, [p, g, m, v]: [F32<'k>; 4]) -> [F32<'k>; 3] {
         let g = g * scale;
@@ -103,7 +103,7 @@ impl<'k> Factors<'k> {
     }
 }
 
-/// Each base to the power of a whole exponent, by squaring.
+/// Raises each base to an integer exponent by repeated squaring.
 #[track_caller]
 fn powers<'k, const N: usize>(
     k: &'k Kernel,
@@ -126,8 +126,8 @@ fn powers<'k, const N: usize>(
     products.map(|product| product.get())
 }
 
-/// Updates a chunk: groups of four elements, all loads of two before the first use, and what is left
-/// one by one.
+/// Updates a chunk in groups of four elements. The loads of two groups are issued before the first
+/// use. Remaining elements are updated one by one.
 fn update<'k>(
     k: &'k Kernel,
     kind: Kind,
@@ -161,7 +161,7 @@ struct Arrays<'k> {
     k: &'k Kernel,
     kind: Kind,
     param: GlobalAddress<'k>,
-    /// Gradient, mean and square.
+    /// Gradient, exp_avg and exp_avg_sq.
     others: [GlobalAddress<'k>; 3],
     start: U64<'k>,
     noise: Option<Noise<'k>>,
@@ -175,7 +175,7 @@ struct Group<'k> {
     others: [[F32<'k>; 4]; 3],
 }
 
-/// Four elements as they lie in memory.
+/// Four elements as stored in memory.
 enum Four<'k> {
     F32([F32<'k>; 4]),
     Bf16([Pair<'k>; 2]),
@@ -306,7 +306,7 @@ impl<'k> Noise<'k> {
         }
     }
 
-    /// Of four elements that are a block.
+    /// The words of four elements that form one Philox block.
     #[track_caller]
     fn group(&self, k: &'k Kernel, element: U64<'k>) -> [U32<'k>; 4] {
         self.key.block(self.places.of(k, element) >> 2)
@@ -318,8 +318,8 @@ impl<'k> Noise<'k> {
     }
 }
 
-/// A value that bf16 holds, above or below with the probability that makes it `value` on average:
-/// the upper half of the word is added below the digits that stay. NaN and infinities pass.
+/// Stochastic rounding to bf16: adds the upper half of the random word below the kept bits, then
+/// truncates, so the expected result is `value`. NaN and infinities are unchanged.
 #[track_caller]
 fn noisy<'k>(value: F32<'k>, word: U32<'k>) -> F32<'k> {
     let bits = value.to_bits();

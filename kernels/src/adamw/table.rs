@@ -1,10 +1,10 @@
-//! The table that tells what the parameters of a launch are.
+//! The table that describes the parameters of a launch.
 
 use super::{CHUNK, Kind};
 use crate::assembler::{F32, F64, GlobalAddress, Kernel, Register, Stored, U32, U64};
 use crate::philox::Key;
 
-/// The most dims of the places of a parameter's elements.
+/// Maximum number of dims of the places of a parameter's elements.
 pub(super) const DIMS: usize = 6;
 
 /// Words of 64 bits of an entry.
@@ -13,27 +13,27 @@ const WORDS: usize = 28;
 /// The constants of AdamW.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamWConstants {
-    /// How much of the gradient's running mean stays.
+    /// Decay of exp_avg, the running mean of the gradient.
     pub beta1: f64,
-    /// How much of the running mean of the gradient's square stays.
+    /// Decay of exp_avg_sq, the running mean of the squared gradient.
     pub beta2: f64,
-    /// Added to the root of the second moment.
+    /// Added to the square root of exp_avg_sq.
     pub eps: f64,
-    /// What a parameter loses, as a share of itself and of the learning rate.
+    /// Decoupled weight decay, multiplied by the learning rate.
     pub weight_decay: f64,
 }
 
-/// Global indices of elements, which tell their random words.
+/// Global indices of elements. They select the random words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GlobalIndices {
     /// The index of the first element.
     pub first: u64,
-    /// Extents and strides, innermost first: at most 6, of which the kernel ignores further ones.
+    /// Extents and strides, innermost first, at most 6. The kernel ignores more.
     pub dims: Vec<(u64, u64)>,
 }
 
 impl GlobalIndices {
-    /// Whether each four elements, from the first on, are one block of random words.
+    /// Whether every four consecutive elements share one Philox block.
     fn come_in_blocks(&self) -> bool {
         let Some(((extent, stride), outer)) = self.dims.split_first() else {
             return false;
@@ -51,8 +51,8 @@ pub enum Rounding {
     F32,
     /// A bf16, rounded to nearest.
     Bf16,
-    /// A bf16, rounded up or down at random so that its expectation is what was rounded: by the word
-    /// that the key, with the step folded in, has for the element.
+    /// A bf16 with stochastic rounding: rounded up or down at random so that the expectation is the
+    /// exact value. The random word is a function of the key, the step and the element.
     Bf16Stochastic {
         /// The key.
         key: [u32; 4],
@@ -71,10 +71,10 @@ impl Rounding {
     }
 }
 
-/// A parameter with what a step reads and writes beside it, all dense.
+/// A parameter with its gradient and optimizer state, all contiguous.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdamWEntry {
-    /// The addresses of parameter, gradient, mean and square; all but the first f32.
+    /// Addresses of parameter, gradient, exp_avg and exp_avg_sq; all but the parameter are f32.
     pub addresses: [u64; 4],
     /// How many elements each has.
     pub elements: u64,
@@ -123,8 +123,8 @@ impl AdamWEntry {
         }
     }
 
-    /// Whether four elements are moved at once: all begins where that can be, and their random words
-    /// are one block.
+    /// Whether elements are moved in fours: all addresses are aligned, and four elements share one
+    /// Philox block.
     fn moves_groups(&self) -> bool {
         let blocks = match &self.rounding {
             Rounding::Bf16Stochastic { places, .. } => places.come_in_blocks(),
@@ -134,7 +134,7 @@ impl AdamWEntry {
     }
 }
 
-/// A word for each CTA: the entry in its lower half, which chunk of that in its upper one.
+/// One word per CTA: the entry in the lower half, the chunk within it in the upper half.
 pub fn chunk_words(entries: &[AdamWEntry]) -> Vec<u64> {
     let chunks = |(at, entry): (usize, &AdamWEntry)| {
         let chunks = 0..entry.elements.div_ceil(CHUNK.into());
@@ -148,10 +148,10 @@ const ELEMENTS: usize = 4;
 const BETAS: usize = 5;
 /// 1 - beta1, beta2, 1 - beta2 and eps, f32 each.
 const GAINS: usize = 8;
-/// The code of the kind, and whether groups are moved at once.
+/// The code of the kind, and whether elements are moved in fours.
 const KIND: usize = 10;
 const KEY: usize = 11;
-/// The first place, and how many dims.
+/// The first global index, and the number of dims.
 const FIRST: usize = 13;
 /// Extent and stride of each dim.
 const PLACES: usize = 16;
@@ -193,7 +193,7 @@ impl<'k> Entry<'k> {
         self.0.offset(8 * GAINS as i64).load_vector()
     }
 
-    /// The code of its kind, and 1 where groups are moved at once.
+    /// The code of its kind, and 1 if elements are moved in fours.
     #[track_caller]
     pub(super) fn kind(self) -> [U32<'k>; 2] {
         self.0.offset(8 * KIND as i64).load_vector()
@@ -228,7 +228,8 @@ pub(super) struct PlacesOnGpu<'k> {
 }
 
 impl<'k> PlacesOnGpu<'k> {
-    /// The place of an element: its coordinates by its strides. Of one dim nothing is divided.
+    /// The global index of an element: its coordinates times the strides. One dim needs no
+    /// division.
     #[track_caller]
     pub(super) fn of(&self, k: &'k Kernel, element: U64<'k>) -> U64<'k> {
         let (rest, place) = (k.var(element), k.var(self.first));

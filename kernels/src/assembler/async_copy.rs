@@ -1,26 +1,25 @@
-//! Copies from global to shared memory that go on while the thread does something else (cp.async).
+//! Asynchronous copies from global to shared memory (`cp.async`).
 //!
-//! A thread issues copies, closes them into a group, and later waits until all but its latest
-//! groups are complete. That makes its own copies visible to itself; a barrier then shows them to
-//! the CTA.
+//! A thread issues copies, commits them as a group, and later waits until all but its latest groups
+//! are complete. Waiting makes the thread's own copies visible to itself; a barrier then makes them
+//! visible to the CTA.
 //!
 //! PTX ISA, "Data Movement and Conversion Instructions: cp.async".
 
 use super::{GlobalAddress, Kernel, Pred, SharedAddress, U32};
 
 impl<'k> SharedAddress<'k> {
-    /// Copies `BYTES` (4, 8 or 16) from global memory to here where the predicate holds; elsewhere
-    /// nothing is read and zeros are written. Both addresses must be multiples of `BYTES`.
+    /// Copies `BYTES` (4, 8 or 16) from global memory to this address if the predicate holds.
+    /// Otherwise writes zeros and reads nothing. Both addresses must be multiples of `BYTES`.
     ///
-    /// Sixteen bytes go past the L1 cache, which would be of no use to data that is in shared
-    /// memory.
+    /// A 16-byte copy bypasses the L1 cache, since the data is in shared memory anyway.
     #[track_caller]
     pub fn copy_async<const BYTES: u32>(self, from: GlobalAddress<'k>, condition: Pred<'k>) {
         self.copy_async_first::<BYTES>(from, condition.select(BYTES, 0u32));
     }
 
-    /// As [`SharedAddress::copy_async`], but only the first `read` of the `BYTES` are read; the
-    /// rest become zeros.
+    /// Like [`SharedAddress::copy_async`], but reads only the first `read` bytes and fills the rest
+    /// with zeros.
     #[track_caller]
     pub fn copy_async_first<const BYTES: u32>(self, from: GlobalAddress<'k>, read: U32<'k>) {
         let cache = if BYTES == 16 { "cg" } else { "ca" };
@@ -32,13 +31,13 @@ impl<'k> SharedAddress<'k> {
 }
 
 impl Kernel {
-    /// Makes the thread's copies since the last time a group.
+    /// Commits the pending async copies of the thread as one group.
     #[track_caller]
     pub fn commit_copies(&self) {
         self.emit("cp.async.commit_group");
     }
 
-    /// Waits until all of the thread's groups but the latest `pending` are complete.
+    /// Waits until all but the latest `pending` groups of the thread are complete.
     #[track_caller]
     pub fn wait_for_copies(&self, pending: u32) {
         self.emit(format_args!("cp.async.wait_group {pending}"));
@@ -50,7 +49,7 @@ mod tests {
     use super::super::kernel::tests::body;
     use super::super::{Kernel, Target};
 
-    /// Sixteen bytes go past L1; other sizes cannot.
+    /// 16-byte copies bypass L1; smaller ones cannot.
     #[test]
     fn copies_read_as_much_as_the_predicate_says() {
         let k = &Kernel::new("copies", Target::Sm80, 32);

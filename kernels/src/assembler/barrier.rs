@@ -1,19 +1,19 @@
-//! Barriers: where threads of a CTA wait for each other.
+//! Barriers of the threads of a CTA.
 //!
-//! A CTA has sixteen. The first belongs to all its threads ([`Kernel::barrier`]); the others are
-//! given out one by one to whole warps, some of which may announce themselves and go on
-//! ([`Barrier::arrive`]) while others wait: so a producer hands a buffer to a consumer.
+//! A CTA has sixteen. Barrier 0 is for all threads ([`Kernel::barrier`]). The others are allocated
+//! one by one for groups of whole warps. Some warps may arrive without waiting
+//! ([`Barrier::arrive`]) while others wait, so a producer can hand a buffer to a consumer.
 //!
 //! PTX ISA, "Parallel Synchronization and Communication Instructions: bar".
 
 use super::{Kernel, Pred, U32};
 
-/// Barriers of a CTA beside that of all its threads.
+/// Barriers of a CTA besides barrier 0.
 pub(super) const FURTHER: u32 = 15;
 
-/// A barrier for some warps of the CTA, made by [`Kernel::new_barrier`].
+/// A barrier for some warps of the CTA, allocated by [`Kernel::new_barrier`].
 ///
-/// It opens when its number of threads have come, and is then as new.
+/// It completes when the expected number of threads has arrived, and can then be reused.
 #[derive(Clone, Copy)]
 pub struct Barrier<'k> {
     k: &'k Kernel,
@@ -22,15 +22,15 @@ pub struct Barrier<'k> {
 }
 
 impl Barrier<'_> {
-    /// Waits until the others are here; what all wrote to shared memory before is then seen by
-    /// those that waited. All lanes of the warp must take part.
+    /// Waits until all expected threads have arrived. Shared-memory writes before the barrier are
+    /// then visible to the threads that waited. All lanes of the warp must call it.
     #[track_caller]
     pub fn wait(self) {
         let Barrier { k, id, threads } = self;
         k.emit(format_args!("bar.sync {id}, {threads}"));
     }
 
-    /// Counts as here, and goes on. All lanes of the warp must take part.
+    /// Arrives without waiting. All lanes of the warp must call it.
     #[track_caller]
     pub fn arrive(self) {
         let Barrier { k, id, threads } = self;
@@ -39,34 +39,36 @@ impl Barrier<'_> {
 }
 
 impl Kernel {
-    /// Waits until all threads of the CTA have come here; what they wrote to shared memory before
-    /// is then seen by all.
+    /// Waits until all threads of the CTA have arrived. Their earlier shared-memory writes are then
+    /// visible to all.
     #[track_caller]
     pub fn barrier(&self) {
         self.emit("bar.sync 0");
     }
 
-    /// In how many threads of the CTA the predicate holds. A [`Kernel::barrier`] at the same time.
+    /// The number of threads of the CTA in which the predicate holds. Also acts as a
+    /// [`Kernel::barrier`].
     #[track_caller]
     pub fn barrier_count(&self, holds: Pred<'_>) -> U32<'_> {
         self.compute("bar.red.popc.u32", &[&0, &holds])
     }
 
-    /// A barrier of its own for `threads` threads, those that wait and those that arrive.
+    /// Allocates a barrier for `threads` threads, counting both those that wait and those that
+    /// arrive.
     ///
     /// # Panics
-    /// If these are not whole warps of the CTA, and for the sixteenth.
+    /// If `threads` is not a whole number of the CTA's warps, or if no barrier is left.
     #[track_caller]
     pub fn new_barrier(&self, threads: u32) -> Barrier<'_> {
         let of_cta = self.threads();
         assert!(
             (1..=of_cta).contains(&threads) && threads.is_multiple_of(32),
-            "a barrier of {threads} threads in a CTA of {of_cta}: it takes whole warps of 32"
+            "a barrier of {threads} threads in a CTA of {of_cta}: use whole warps of 32"
         );
         let id = self.count_barrier();
         assert!(
             id <= FURTHER,
-            "a CTA has {FURTHER} barriers beside that of all its threads: use one again"
+            "a CTA has {FURTHER} barriers besides barrier 0; reuse one"
         );
         Barrier {
             k: self,

@@ -1,4 +1,4 @@
-//! What the threads of a warp or of a CTA do together: folds (sums, extremes) and exchanges.
+//! Reductions, scans and exchanges among the threads of a warp or a CTA.
 
 use super::{F32, Kernel, Pair, Register, Stored, U32};
 
@@ -39,7 +39,7 @@ fn whole<'k, T: Stored>(k: &'k Kernel, value: Register<'k, T>, distance: u32) ->
     k.compute("shfl.sync.bfly.b32", &[&value, &distance, &31, &-1])
 }
 
-/// An instruction moves 32 bits.
+/// A shuffle moves 32 bits, so a 64-bit value takes two.
 #[track_caller]
 fn by_halves<'k, T: Stored>(
     k: &'k Kernel,
@@ -54,14 +54,14 @@ fn by_halves<'k, T: Stored>(
 
 /// The sum over the 32 lanes of the warp, in every lane: the same bits in each and in every run.
 ///
-/// All lanes must take part.
+/// All lanes must call it.
 #[track_caller]
 pub fn warp_sum<'k>(k: &'k Kernel, value: F32<'k>) -> F32<'k> {
     group_sum(k, value, 32)
 }
 
-/// The sum over each group of `lanes` neighbours, a power of two up to 32, in every lane of the
-/// group. All lanes of the warp must take part.
+/// The sum over each group of `lanes` consecutive lanes (a power of two up to 32), in every lane of
+/// the group. All lanes of the warp must call it.
 ///
 /// # Panics
 /// If `lanes` is anything else.
@@ -70,7 +70,7 @@ pub fn group_sum<'k>(k: &'k Kernel, value: F32<'k>, lanes: u32) -> F32<'k> {
     group_reduce(k, value, lanes, |a, b| a + b)
 }
 
-/// The largest value of each group of `lanes` neighbours, as [`group_sum`] sums; NaN where any is.
+/// The maximum over each group of `lanes` consecutive lanes; NaN if any value is NaN.
 ///
 /// # Panics
 /// As [`group_sum`].
@@ -79,11 +79,11 @@ pub fn group_max<'k>(k: &'k Kernel, value: F32<'k>, lanes: u32) -> F32<'k> {
     group_reduce(k, value, lanes, |a, b| a.max(b))
 }
 
-/// The values of each group of `lanes` neighbours, a power of two up to 32, merged into one, in
-/// every lane of the group. All lanes of the warp must take part.
+/// Reduces the values of each group of `lanes` consecutive lanes (a power of two up to 32). Every
+/// lane of the group gets the result. All lanes of the warp must call it.
 ///
-/// Each round merges what the lane has whose index differs in one bit (butterfly). `merge` must
-/// commute, so that both partners get the same bits.
+/// A butterfly reduction: each round merges with the lane whose index differs in one bit. `merge`
+/// must be commutative, so that both partners get the same bits.
 ///
 /// # Panics
 /// If `lanes` is anything else.
@@ -105,11 +105,11 @@ pub fn group_reduce<'k, T: Shuffle>(
     folded
 }
 
-/// The sum over the lanes of the warp that have the same place in their group of `lanes`
-/// neighbours, in every lane. All lanes of the warp must take part.
+/// The sum over the lanes with the same position in their group of `lanes` consecutive lanes, in
+/// every lane. All lanes of the warp must call it.
 ///
 /// # Panics
-/// If `lanes` is no power of two up to 32.
+/// If `lanes` is not a power of two up to 32.
 #[track_caller]
 pub fn sum_across_groups<'k>(k: &'k Kernel, value: F32<'k>, lanes: u32) -> F32<'k> {
     assert!(
@@ -122,7 +122,7 @@ pub fn sum_across_groups<'k>(k: &'k Kernel, value: F32<'k>, lanes: u32) -> F32<'
     })
 }
 
-/// What the neighbour holds: lanes 0 and 1 exchange their values, lanes 2 and 3, and so on. All
+/// Swaps values between lanes 0 and 1, lanes 2 and 3, and so on. All
 /// lanes of the warp must take part.
 #[track_caller]
 pub fn swap_with_neighbor(value: Pair<'_>) -> Pair<'_> {
@@ -132,8 +132,8 @@ pub fn swap_with_neighbor(value: Pair<'_>) -> Pair<'_> {
 
 /// The sum over all threads of the CTA, in every thread: the same bits in each and in every run.
 ///
-/// Every thread must take part, and the CTA must consist of whole warps. In a loop, a
-/// [`Kernel::barrier`] must stand between one round and the next.
+/// All threads must call it, and the CTA must consist of whole warps. In a loop, separate
+/// iterations by a [`Kernel::barrier`].
 ///
 /// # Panics
 /// If the CTA does not consist of whole warps.
@@ -142,11 +142,11 @@ pub fn block_sum<'k>(k: &'k Kernel, value: F32<'k>) -> F32<'k> {
     block_reduce(k, value, |a, b| a + b)
 }
 
-/// The values of all threads of the CTA merged into one, in every thread.
+/// Reduces the values of all threads of the CTA. Every thread gets the result.
 ///
-/// Every thread must take part, and the CTA must consist of whole warps. Each warp merges its
-/// lanes; what the warps have goes through shared memory and is merged in order. In a loop, a
-/// [`Kernel::barrier`] must stand between one round and the next.
+/// All threads must call it, and the CTA must consist of whole warps. Each warp reduces its lanes;
+/// the results of the warps go through shared memory and are merged in order. In a loop, separate
+/// iterations by a [`Kernel::barrier`].
 ///
 /// # Panics
 /// If the CTA does not consist of whole warps.
@@ -178,10 +178,10 @@ pub fn block_reduce<'k, T: Shuffle>(
     })
 }
 
-/// The sum over the threads of the CTA before this one, and over all of them.
+/// The exclusive prefix sum over the threads of the CTA, and the total.
 ///
-/// Every thread must take part, and the CTA must consist of whole warps. In a loop, a
-/// [`Kernel::barrier`] must stand between one round and the next.
+/// All threads must call it, and the CTA must consist of whole warps. In a loop, separate
+/// iterations by a [`Kernel::barrier`].
 #[track_caller]
 pub fn block_exclusive_scan<'k>(k: &'k Kernel, value: U32<'k>) -> [U32<'k>; 2] {
     let warps = k.threads() / 32;

@@ -1,13 +1,13 @@
-//! Branches, loops and variables: what happens while the kernel runs.
+//! Branches, loops and variables of the running kernel.
 
 use std::ops::Deref;
 
 use super::{Integer, Kernel, Number, Operand, Pred, Register, Scalar};
 
-/// A register that changes while the kernel runs: an accumulator, a position in a loop.
+/// A register that changes while the kernel runs, such as an accumulator or a loop index.
 ///
-/// [`Variable::get`] copies, so that what was read stays what it was. As an operand (`*variable`)
-/// the variable itself is read, by the instruction that it is given to.
+/// [`Variable::get`] copies the current value. As an operand (`*variable`), the instruction reads
+/// the variable itself.
 #[derive(Clone, Copy, Debug)]
 pub struct Variable<'k, T: Scalar>(Register<'k, T>);
 
@@ -53,13 +53,13 @@ impl Variable<'_, f32> {
 }
 
 impl Kernel {
-    /// A variable with its first value.
+    /// A variable with an initial value.
     #[track_caller]
     pub fn var<T: Scalar>(&self, value: impl Operand<T>) -> Variable<'_, T> {
         Variable(self.copy(value))
     }
 
-    /// Runs `body` where the predicate holds.
+    /// Runs `body` if the predicate holds.
     #[track_caller]
     pub fn if_(&self, condition: Pred<'_>, body: impl FnOnce()) {
         let end = self.label();
@@ -68,7 +68,7 @@ impl Kernel {
         self.place(end);
     }
 
-    /// Runs `then` where the predicate holds and `otherwise` elsewhere.
+    /// Runs `then` if the predicate holds, else `otherwise`.
     #[track_caller]
     pub fn if_else(&self, condition: Pred<'_>, then: impl FnOnce(), otherwise: impl FnOnce()) {
         let (other, end) = (self.label(), self.label());
@@ -80,8 +80,7 @@ impl Kernel {
         self.place(end);
     }
 
-    /// Runs `body` while `condition` holds; the condition is written once and tested before every
-    /// round.
+    /// Runs `body` while `condition` holds. The condition is tested before every iteration.
     #[track_caller]
     pub fn while_<'k>(&'k self, condition: impl FnOnce() -> Pred<'k>, body: impl FnOnce()) {
         let (top, end) = (self.label(), self.label());
@@ -92,8 +91,8 @@ impl Kernel {
         self.place(end);
     }
 
-    /// Runs `body` for `start`, `start + step`, ... below `end`. The index is valid inside `body`
-    /// only.
+    /// Runs `body` for `start`, `start + step`, ... below `end`. The index is valid only inside
+    /// `body`.
     #[track_caller]
     pub fn for_range<'k, T: Integer>(
         &'k self,
@@ -166,7 +165,7 @@ mod tests {
         );
     }
 
-    /// What was read from a variable does not change with it.
+    /// `get` copies: later changes of the variable do not affect the copy.
     #[test]
     fn reading_a_variable_copies() {
         let k = &Kernel::new("copy", Target::Sm80, 32);
@@ -184,7 +183,7 @@ mod tests {
         );
     }
 
-    /// A profiler must find the line that asked for an instruction, in the file it stands in.
+    /// A profiler must find the file and line that emitted an instruction.
     #[test]
     fn instructions_point_at_their_rust_line() {
         let k = &Kernel::new("lines", Target::Sm80, 32);

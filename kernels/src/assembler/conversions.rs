@@ -1,4 +1,4 @@
-//! Conversions between numbers, and other views of the same bits.
+//! Conversions between number types, and bit casts.
 
 use super::{F32, F64, Register, S32, S64, U32, U64};
 
@@ -15,7 +15,7 @@ impl<'k> F32<'k> {
         self.k.compute("cvt.f64.f32", &[&self])
     }
 
-    /// The whole part as an unsigned integer: the nearest there is, and 0 for NaN.
+    /// The integer part as u32, saturating; 0 for NaN.
     #[track_caller]
     pub fn to_u32(self) -> U32<'k> {
         self.k.compute("cvt.rzi.u32.f32", &[&self])
@@ -37,7 +37,7 @@ impl<'k> F64<'k> {
 }
 
 impl<'k> U32<'k> {
-    /// With 64 bits.
+    /// Extended to 64 bits.
     #[track_caller]
     pub fn wide(self) -> U64<'k> {
         self.k.compute("cvt.u64.u32", &[&self])
@@ -68,7 +68,7 @@ impl<'k> S32<'k> {
         self.k.compute("cvt.rn.f32.s32", &[&self])
     }
 
-    /// With 64 bits.
+    /// Extended to 64 bits.
     #[track_caller]
     pub fn wide(self) -> S64<'k> {
         self.k.compute("cvt.s64.s32", &[&self])

@@ -1,5 +1,5 @@
-//! The kernel under construction: it collects instructions, registers and parameters, and writes
-//! the text.
+//! The kernel under construction: collects instructions, registers and parameters, and writes the
+//! PTX text.
 
 use std::cell::RefCell;
 use std::fmt::{Display, Write};
@@ -14,7 +14,7 @@ use super::{GlobalAddress, Operand, Parameter, ParameterKind, Ptx, Register, Sca
 pub enum Target {
     /// Compute capability 8.0 and everything newer.
     Sm80,
-    /// Compute capability 9.0 with its own instructions, and nothing newer.
+    /// Compute capability 9.0 with its architecture-specific instructions, and nothing newer.
     Sm90a,
 }
 
@@ -27,7 +27,7 @@ impl Target {
         }
     }
 
-    /// The lowest PTX version with all that we use: the lower, the more drivers take it.
+    /// The lowest PTX version that has what we use. Older drivers accept only older versions.
     fn ptx_version(self) -> &'static str {
         match self {
             Target::Sm80 => "7.8",
@@ -83,7 +83,7 @@ impl Source {
     }
 }
 
-/// A place in the text that a branch goes to.
+/// A branch target.
 #[derive(Clone, Copy)]
 pub(super) struct Label(u32);
 
@@ -94,10 +94,10 @@ impl Display for Label {
 }
 
 impl Kernel {
-    /// An empty kernel of `threads` threads a CTA, in one dimension.
+    /// An empty kernel with one-dimensional CTAs of `threads` threads.
     ///
     /// # Panics
-    /// If no CTA can have so many: it has 1 to 1024.
+    /// If `threads` is not 1 to 1024.
     #[track_caller]
     pub fn new(entry: impl Into<String>, target: Target, threads: u32) -> Kernel {
         assert!(
@@ -113,27 +113,28 @@ impl Kernel {
         }
     }
 
-    /// Asks for so few registers that `ctas` CTAs fit on a multiprocessor.
+    /// Limits registers so that `ctas` CTAs fit on one multiprocessor (`.minnctapersm`).
     #[must_use]
     pub fn ctas_per_sm(mut self, ctas: u32) -> Kernel {
         self.ctas_per_sm = Some(ctas);
         self
     }
 
-    /// Leaves 64 registers to each of the 1024 threads on a multiprocessor. An assembler that is not
-    /// told saves registers instead: it puts off loads until what came before them is used.
+    /// Lets each of 1024 threads per multiprocessor use 64 registers. Without this hint, ptxas
+    /// saves registers by delaying loads until earlier ones are used.
     #[must_use]
     pub fn reserve_load_registers(self) -> Kernel {
         let ctas = (1024 / self.threads).max(1);
         self.ctas_per_sm(ctas)
     }
 
-    /// Threads of a CTA.
+    /// Threads per CTA.
     pub fn threads(&self) -> u32 {
         self.threads
     }
 
-    /// Writes one instruction, without its semicolon: the door to what has no method here.
+    /// Emits one instruction, given without its semicolon. For instructions that have no method
+    /// here.
     #[track_caller]
     pub fn emit(&self, instruction: impl Display) {
         let mut state = self.state.borrow_mut();
@@ -143,7 +144,7 @@ impl Kernel {
         push_line(&mut state.body, format_args!("\t{instruction};"));
     }
 
-    /// Writes one instruction whose result goes into a new register: `opcode result, operands`.
+    /// Emits one instruction whose result is a new register: `opcode result, operands`.
     #[track_caller]
     pub fn compute<T: Scalar>(&self, opcode: &str, operands: &[&dyn Display]) -> Register<'_, T> {
         let result = self.register();
@@ -152,7 +153,7 @@ impl Kernel {
         result
     }
 
-    /// A register that nothing has written yet.
+    /// A new, unwritten register.
     pub fn register<T: Scalar>(&self) -> Register<'_, T> {
         let next = &mut self.state.borrow_mut().registers[T::CLASS as usize];
         *next += 1;
@@ -165,7 +166,7 @@ impl Kernel {
         self.copy(value)
     }
 
-    /// A copy in a register of its own.
+    /// A copy in a new register.
     #[track_caller]
     pub(super) fn copy<T: Scalar>(&self, value: impl Operand<T>) -> Register<'_, T> {
         self.compute(&format!("mov.{}", T::BITS), &[&value.written()])
@@ -207,7 +208,7 @@ impl Kernel {
         self.compute("mov.u32", &[&"%ctaid.z"])
     }
 
-    /// How many CTAs the grid's first dimension has.
+    /// The number of CTAs in the grid's first dimension.
     #[track_caller]
     pub fn ctas(&self) -> U32<'_> {
         self.compute("mov.u32", &[&"%nctaid.x"])
@@ -285,7 +286,7 @@ impl Kernel {
         push_line(&mut self.state.borrow_mut().body, format_args!("{label}:"));
     }
 
-    /// The text of the kernel and how it is to be launched.
+    /// The text of the kernel and its launch geometry.
     pub fn finish(&self) -> Ptx {
         let state = self.state.borrow();
         Ptx {

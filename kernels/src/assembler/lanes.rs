@@ -1,29 +1,29 @@
-//! What the lanes of a warp tell each other about integers, and counters that they share.
+//! Integer operations among the lanes of a warp, and counters in shared memory.
 
 use super::{Kernel, SharedAddress, U32};
 
 impl<'k> U32<'k> {
-    /// How many of its bits are set.
+    /// The number of set bits.
     #[track_caller]
     pub fn count_ones(self) -> U32<'k> {
         self.k.compute("popc.b32", &[&self])
     }
 
-    /// The lanes of the warp that hold the same value, a bit each. All lanes must take part.
+    /// A bit mask of the lanes of the warp that hold the same value. All lanes must call it.
     #[track_caller]
     pub fn match_any(self) -> U32<'k> {
         self.k.compute("match.any.sync.b32", &[&self, &-1])
     }
 
-    /// What the lane holds whose index differs in the bits of `distance`. All lanes of the warp must
-    /// take part.
+    /// The value of the lane whose index differs in the bits of `distance` (`shfl.bfly`). All lanes
+    /// of the warp must take part.
     #[track_caller]
     pub fn shuffle_xor(self, distance: u32) -> U32<'k> {
         self.k
             .compute("shfl.sync.bfly.b32", &[&self, &distance, &31, &-1])
     }
 
-    /// The sum over this lane and those before it. All lanes of the warp must take part.
+    /// The inclusive prefix sum over the lanes of the warp. All lanes of the warp must call it.
     #[track_caller]
     pub fn inclusive_scan(self) -> U32<'k> {
         let lane = self.k.lane();
@@ -37,7 +37,7 @@ impl<'k> U32<'k> {
 }
 
 impl Kernel {
-    /// Waits until all lanes of the warp have come here; what they wrote before is then seen by
+    /// Waits until all lanes of the warp have arrived. Their earlier writes are then visible to
     /// all.
     #[track_caller]
     pub fn warp_barrier(&self) {
@@ -46,9 +46,9 @@ impl Kernel {
 }
 
 impl<'k> SharedAddress<'k> {
-    /// Adds to a counter, whoever else does so at the same time.
+    /// Atomically adds to a counter.
     #[track_caller]
-    pub fn count(self, value: U32<'k>) {
+    pub fn atomic_add(self, value: U32<'k>) {
         let address = self.written();
         self.kernel()
             .emit(format_args!("red.shared.add.u32 {address}, {value}"));
@@ -66,7 +66,7 @@ mod tests {
         let x = k.constant(5u32);
         k.shared::<u32>(4)
             .offset(8)
-            .count(x.match_any().count_ones());
+            .atomic_add(x.match_any().count_ones());
         k.warp_barrier();
         assert_eq!(
             body(k)[2..6],
@@ -79,7 +79,7 @@ mod tests {
         );
     }
 
-    /// Five rounds, and no lane takes what its own value would be added to twice.
+    /// Five rounds, each of one shuffle, one select and one addition.
     #[test]
     fn sums_over_the_lanes_before() {
         let k = &Kernel::new("scan", Target::Sm80, 32);

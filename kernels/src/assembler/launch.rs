@@ -1,4 +1,4 @@
-//! What a loader needs to know of a kernel: its text, its launch geometry, its parameters' bytes.
+//! What a loader needs: the kernel's text, its launch geometry and its parameter bytes.
 
 use std::fmt::Debug;
 use std::hash::Hash;
@@ -14,7 +14,7 @@ pub struct Ptx {
     pub text: String,
     /// The virtual architecture it is written for.
     pub target: Target,
-    /// Threads of a CTA, by dimension.
+    /// Threads per CTA, by dimension.
     pub block: [u32; 3],
     /// Bytes of dynamic shared memory; 0 while static shared memory suffices.
     pub dynamic_shared: u32,
@@ -23,7 +23,7 @@ pub struct Ptx {
 }
 
 impl Ptx {
-    /// The size of its parameter space: what [`Arguments::bytes`] must hold.
+    /// The size of its parameter space, which must equal the length of [`Arguments::bytes`].
     pub fn parameter_bytes(&self) -> usize {
         self.parameters.iter().fold(0, |end, parameter| {
             end.next_multiple_of(parameter.kind.align()) + parameter.kind.size()
@@ -82,29 +82,29 @@ impl ParameterKind {
     }
 }
 
-/// What identifies a kernel: equal variants give equal text. It is the key of a cache.
+/// Identifies a kernel. Equal variants give equal text, so a variant is a cache key.
 pub trait Variant: Clone + Eq + Hash + Debug + Send + Sync + 'static {
     /// Writes the kernel.
     fn ptx(&self) -> Ptx;
 
-    /// The name of its entry point, which tells all that the variant holds.
+    /// The name of its entry point. It encodes every field of the variant.
     fn entry(&self) -> String;
 }
 
-/// How many CTAs of how many threads.
+/// The launch geometry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Launch {
     /// CTAs, by dimension.
     pub grid: [u32; 3],
-    /// Threads of a CTA, by dimension.
+    /// Threads per CTA, by dimension.
     pub block: [u32; 3],
     /// Bytes of dynamic shared memory.
     pub dynamic_shared: u32,
 }
 
 impl Launch {
-    /// `grid` CTAs of `threads` threads without dynamic shared memory. `None` when there is nothing
-    /// to launch (a dimension of 0), which the driver would refuse.
+    /// `grid` CTAs of `threads` threads without dynamic shared memory. `None` if a dimension is 0,
+    /// which the driver would reject.
     pub fn new(grid: [u32; 3], threads: u32) -> Option<Launch> {
         let launch = Launch {
             grid,
@@ -114,7 +114,7 @@ impl Launch {
         (!grid.contains(&0)).then_some(launch)
     }
 
-    /// The same with dynamic shared memory, as [`Ptx::dynamic_shared`] says.
+    /// The same launch with dynamic shared memory, as given by [`Ptx::dynamic_shared`].
     #[must_use]
     pub fn with_dynamic_shared(self, bytes: u32) -> Launch {
         Launch {
@@ -124,11 +124,11 @@ impl Launch {
     }
 }
 
-/// Parameter bytes laid out as the kernel's parameter space demands: each value at the next
-/// multiple of its size. Held in place, without heap memory.
+/// Parameter bytes in the layout of the kernel's parameter space: each value at the next multiple
+/// of its size. Stored inline, without heap allocation.
 ///
 /// # Panics
-/// What is added beyond [`Arguments::CAPACITY`] panics.
+/// Pushing beyond [`Arguments::CAPACITY`] panics.
 #[derive(Clone, Copy, Debug)]
 pub struct Arguments {
     bytes: [u8; Arguments::CAPACITY],
@@ -136,11 +136,11 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Bytes that fit, of the 4096 that PTX allows: each launch copies them. No kernel of this crate
-    /// needs more; their constructors see to that.
+    /// Capacity in bytes. PTX allows 4096, but each launch copies these bytes. The constructors of
+    /// this crate's kernels stay within it.
     pub const CAPACITY: usize = 576;
 
-    /// No argument yet.
+    /// No arguments.
     pub fn new() -> Arguments {
         Arguments {
             bytes: [0; Arguments::CAPACITY],

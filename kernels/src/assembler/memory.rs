@@ -3,7 +3,7 @@
 use super::shared::SharedAddress;
 use super::{Bf16, Bf16x2, Integer, Kernel, Operand, Pred, Register, Scalar, U32, U64, Variable};
 
-/// A type that loads and stores move.
+/// A type that can be loaded and stored.
 pub trait Stored: Scalar {
     /// Its size in bytes.
     const BYTES: u32;
@@ -44,7 +44,7 @@ impl<'k> GlobalAddress<'k> {
         GlobalAddress { base, offset: 0 }
     }
 
-    /// The address `bytes` further on. Adds to the constant offset: no instruction.
+    /// Adds a constant byte offset. No instruction.
     pub fn offset(self, bytes: i64) -> Self {
         GlobalAddress {
             offset: self.offset + bytes,
@@ -65,7 +65,7 @@ impl<'k> GlobalAddress<'k> {
         self.byte_add(index * u64::from(T::BYTES))
     }
 
-    /// The address `bytes` further on.
+    /// Adds a byte offset; one instruction.
     #[track_caller]
     pub fn byte_add(self, bytes: impl Operand<u64>) -> Self {
         let base = self.base;
@@ -73,7 +73,7 @@ impl<'k> GlobalAddress<'k> {
         GlobalAddress { base, ..self }
     }
 
-    /// A variable that begins here.
+    /// A variable initialized to this address.
     #[track_caller]
     pub fn to_variable(self) -> AddressVariable<'k> {
         let start = match self.offset {
@@ -89,7 +89,7 @@ impl<'k> GlobalAddress<'k> {
         self.kernel().load("global", &self.written())
     }
 
-    /// Loads one value where the predicate holds; elsewhere nothing is read and the result is 0.
+    /// Loads one value if the predicate holds; otherwise reads nothing and gives 0.
     #[track_caller]
     pub fn load_if<T: Stored>(self, condition: Pred<'k>) -> Register<'k, T> {
         let k = self.kernel();
@@ -101,7 +101,7 @@ impl<'k> GlobalAddress<'k> {
         value
     }
 
-    /// Loads `N` values (2 or 4) at once. The address must be a multiple of their size together.
+    /// Loads `N` values (2 or 4) at once. The address must be a multiple of their total size.
     #[track_caller]
     pub fn load_vector<T: Stored, const N: usize>(self) -> [Register<'k, T>; N] {
         self.kernel().load_vector("global", &self.written())
@@ -137,7 +137,7 @@ impl<'k> GlobalAddress<'k> {
         ));
     }
 
-    /// Stores `N` values (2 or 4) at once. The address must be a multiple of their size together.
+    /// Stores `N` values (2 or 4) at once. The address must be a multiple of their total size.
     #[track_caller]
     pub fn store_vector<T: Stored, const N: usize>(self, values: [Register<'k, T>; N]) {
         self.kernel()
@@ -208,8 +208,8 @@ impl<'k> GlobalAddress<'k> {
         ));
     }
 
-    /// Raises the 64 bits there to `value`, if they are less, where the predicate holds: one atomic
-    /// access, relaxed, whose result does not depend on the order.
+    /// Atomic maximum of the u64 at this address and `value` (relaxed), if the predicate holds. The
+    /// result does not depend on the order of threads.
     #[track_caller]
     pub fn atomic_max_if(self, condition: Pred<'k>, value: U64<'k>) {
         let address = self.written();
@@ -222,18 +222,18 @@ impl<'k> GlobalAddress<'k> {
         self.base.kernel()
     }
 
-    /// As PTX writes it: `[%rd1+16]`.
+    /// In PTX syntax: `[%rd1+16]`.
     pub(super) fn written(self) -> String {
         written(&self.base, self.offset)
     }
 }
 
-/// An address in global memory that moves on while the kernel runs.
+/// An address in global memory that changes while the kernel runs.
 #[derive(Clone, Copy, Debug)]
 pub struct AddressVariable<'k>(Variable<'k, u64>);
 
 impl<'k> U64<'k> {
-    /// The address that was itself read from memory.
+    /// A global address that was loaded from memory.
     #[track_caller]
     pub fn to_global(self) -> GlobalAddress<'k> {
         GlobalAddress::new(self.k.compute("cvta.to.global.u64", &[&self]))
@@ -241,13 +241,13 @@ impl<'k> U64<'k> {
 }
 
 impl<'k> AddressVariable<'k> {
-    /// Where it is now.
+    /// The current address.
     #[track_caller]
     pub fn get(self) -> GlobalAddress<'k> {
         GlobalAddress::new(self.0.get())
     }
 
-    /// Moves it on.
+    /// Advances the address.
     #[track_caller]
     pub fn advance(self, bytes: impl Operand<u64>) {
         self.0.add(bytes);
@@ -261,7 +261,7 @@ impl<'k> SharedAddress<'k> {
         self.kernel().load("shared", &self.written())
     }
 
-    /// Loads `N` values (2 or 4) at once. The address must be a multiple of their size together.
+    /// Loads `N` values (2 or 4) at once. The address must be a multiple of their total size.
     #[track_caller]
     pub fn load_vector<T: Stored, const N: usize>(self) -> [Register<'k, T>; N] {
         self.kernel().load_vector("shared", &self.written())
@@ -273,7 +273,7 @@ impl<'k> SharedAddress<'k> {
         self.kernel().store("shared", &self.written(), value);
     }
 
-    /// Stores `N` values (2 or 4) at once. The address must be a multiple of their size together.
+    /// Stores `N` values (2 or 4) at once. The address must be a multiple of their total size.
     #[track_caller]
     pub fn store_vector<T: Stored, const N: usize>(self, values: [Register<'k, T>; N]) {
         self.kernel()
@@ -350,7 +350,7 @@ mod tests {
         );
     }
 
-    /// Where the predicate does not hold, the result is a zero that was written before.
+    /// The result is zeroed before a conditional load.
     #[test]
     fn conditional_loads_begin_with_zeros() {
         let k = &Kernel::new("conditional", Target::Sm80, 32);

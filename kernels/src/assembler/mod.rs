@@ -22,7 +22,7 @@
 //!
 //! What runs when:
 //!
-//! - Rust's `for` and `if` run while the kernel is written: they unroll and specialise.
+//! - Rust's `for` and `if` run while the kernel is written: they unroll and specialize.
 //! - [`Kernel::if_`], [`Kernel::for_range`] and [`Kernel::while_`] run on the GPU.
 //! - A register is written once. What changes in a loop is a [`Variable`], made by
 //!   [`Kernel::var`].

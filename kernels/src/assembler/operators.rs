@@ -1,10 +1,10 @@
-//! Arithmetic, comparisons and bits: one instruction each.
+//! Arithmetic, comparisons and bit operations: one instruction each.
 
 use std::ops::{Add, BitAnd, BitOr, BitXor, Div, Mul, Neg, Not, Rem, Shl, Shr, Sub};
 
 use super::{F32, Operand, Pred, Register, S32, S64, Scalar, U32, U64};
 
-/// A type that one can calculate with.
+/// A number type.
 pub trait Number: Scalar {
     /// The suffix of its instructions.
     #[doc(hidden)]
@@ -28,10 +28,10 @@ pub trait Float: Number {}
 /// Integers of 32 and 64 bits, which wrap around.
 pub trait Integer: Number + Bits {}
 
-/// Numbers with a sign.
+/// Signed numbers.
 pub trait Signed: Number {}
 
-/// Types whose bits one can combine.
+/// Types with bit operations.
 pub trait Bits: Scalar {
     /// The suffix of a shift to the right: arithmetic for signed types.
     #[doc(hidden)]
@@ -308,7 +308,7 @@ impl F32<'_> {
 }
 
 impl<'k> U32<'k> {
-    /// The product with all its 64 bits.
+    /// The full 64-bit product.
     #[track_caller]
     pub fn mul_wide(self, factor: impl Operand<u32>) -> U64<'k> {
         self.k.compute("mul.wide.u32", &[&self, &factor.written()])
@@ -322,7 +322,7 @@ impl<'k> U32<'k> {
 }
 
 impl<'k> S32<'k> {
-    /// The product with all its 64 bits.
+    /// The full 64-bit product.
     #[track_caller]
     pub fn mul_wide(self, factor: impl Operand<i32>) -> S64<'k> {
         self.k.compute("mul.wide.s32", &[&self, &factor.written()])
@@ -330,7 +330,7 @@ impl<'k> S32<'k> {
 }
 
 impl<'k> Pred<'k> {
-    /// `a` where it holds, `b` elsewhere. Both are computed.
+    /// `a` if the predicate holds, else `b`. Both are evaluated.
     #[track_caller]
     pub fn select<T: Scalar>(self, a: impl Operand<T>, b: impl Operand<T>) -> Register<'k, T> {
         let operands: [&dyn std::fmt::Display; 3] = [&a.written(), &b.written(), &self];

@@ -1,4 +1,4 @@
-//! Registers and what may stand in their place.
+//! Registers, and the operands of instructions.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -26,7 +26,7 @@ pub type S32<'k> = Register<'k, i32>;
 pub type U64<'k> = Register<'k, u64>;
 /// A signed 64-bit integer.
 pub type S64<'k> = Register<'k, i64>;
-/// A predicate: what a comparison yields and a branch asks for.
+/// A predicate: the result of a comparison, the condition of a branch.
 pub type Pred<'k> = Register<'k, bool>;
 /// One bf16 in 16 bits.
 pub type B16<'k> = Register<'k, Bf16>;
@@ -41,16 +41,16 @@ pub struct Bf16(pub u16);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bf16x2(pub u32);
 
-/// A type that a register may have.
+/// A register type.
 pub trait Scalar: Copy + sealed::Sealed {
-    /// The class of registers it lives in; types of one class and size share their names.
+    /// Its register class; types of one class and size share register names.
     #[doc(hidden)]
     const CLASS: Class;
     /// The suffix of instructions that move its bits.
     #[doc(hidden)]
     const BITS: &'static str;
 
-    /// The value as PTX writes it.
+    /// The value in PTX syntax.
     #[doc(hidden)]
     fn immediate(self) -> String;
 }
@@ -77,7 +77,7 @@ impl Class {
         Class::F64,
     ];
 
-    /// How its names begin, and the type in its declaration.
+    /// The prefix of its register names, and its type in declarations.
     pub(super) fn names(self) -> (&'static str, &'static str) {
         match self {
             Class::Pred => ("%p", "pred"),
@@ -127,7 +127,7 @@ mod sealed {
 
 /// What an instruction reads: a register, a variable or a constant of type `T`.
 pub trait Operand<T: Scalar>: Copy {
-    /// The operand as PTX writes it.
+    /// The operand in PTX syntax.
     #[doc(hidden)]
     fn written(self) -> String;
 }

@@ -1,15 +1,16 @@
-//! Shared memory: where each array of a CTA lies, and addresses in it.
+//! Shared memory: the layout of a CTA's arrays, and addresses in them.
 
 use super::memory::written;
 use super::{Kernel, Operand, Stored, U32};
 
-/// Bytes that a kernel may declare statically; more is dynamic and must be asked for at launch.
+/// Maximum static shared memory in bytes. Beyond it, shared memory is dynamic and requested at
+/// launch.
 pub const STATIC_LIMIT: u32 = 48 * 1024;
 
 /// The alignment of every array: 128 bytes, so that it begins at bank 0.
 const ALIGNMENT: u32 = 128;
 
-/// The arrays laid out so far, one behind the other.
+/// The arrays allocated so far, one after another.
 #[derive(Default)]
 pub(super) struct SharedLayout {
     bytes: u32,
@@ -50,7 +51,7 @@ pub struct SharedAddress<'k> {
 }
 
 impl<'k> SharedAddress<'k> {
-    /// The address `bytes` further on. Adds to the constant offset: no instruction.
+    /// Adds a constant byte offset. No instruction.
     pub fn offset(self, bytes: u32) -> Self {
         SharedAddress {
             offset: self.offset + bytes,
@@ -65,7 +66,7 @@ impl<'k> SharedAddress<'k> {
         SharedAddress { base, ..self }
     }
 
-    /// The address `bytes` further on.
+    /// Adds a byte offset; one instruction.
     #[track_caller]
     pub fn byte_add(self, bytes: impl Operand<u32>) -> Self {
         let base = self.base;
@@ -82,7 +83,7 @@ impl<'k> SharedAddress<'k> {
         self.base.kernel()
     }
 
-    /// As PTX writes it: `[%r1+16]`.
+    /// In PTX syntax: `[%r1+16]`.
     pub(super) fn written(self) -> String {
         written(&self.base, i64::from(self.offset))
     }
@@ -91,8 +92,8 @@ impl<'k> SharedAddress<'k> {
 impl Kernel {
     /// An array of `count` elements in the shared memory of the CTA, its contents undefined.
     ///
-    /// All arrays together are static memory up to 48 KB and dynamic memory beyond; the addresses
-    /// are the same.
+    /// Up to 48 KB in total, arrays are static shared memory; beyond that they are dynamic.
+    /// Addresses are the same.
     #[track_caller]
     pub fn shared<T: Stored>(&self, count: u32) -> SharedAddress<'_> {
         let offset = self.shared_layout(|layout| layout.reserve(count * T::BYTES));

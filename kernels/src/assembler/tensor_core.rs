@@ -1,24 +1,24 @@
 //! Tensor cores: matrices from shared memory into registers, and their products.
 //!
-//! A warp owns a matrix together: each lane has a few elements, in a layout that the instructions
-//! fix. PTX ISA, "Warp-level matrix load instruction: ldmatrix" and "mma.m16n8k16".
+//! A matrix is a fragment spread over the lanes of a warp, in a layout fixed by the instructions.
+//! PTX ISA, "Warp-level matrix load instruction: ldmatrix" and "mma.m16n8k16".
 
 use super::memory::list;
 use super::{Operand, Pair, SharedAddress, Variable};
 
-/// Bytes of a row of a matrix, and what its address is a multiple of.
+/// Bytes per row of a matrix, and what its address is a multiple of.
 const ROW: u32 = 16;
 
-/// Where the row of a matrix lies in shared memory that a lane shows to `ldmatrix`: 16 bytes, at a
-/// multiple of 16.
+/// The shared-memory address of the matrix row that a lane passes to `ldmatrix`: 16 bytes, 16-byte
+/// aligned.
 #[derive(Clone, Copy, Debug)]
 pub struct MatrixRow<'k>(SharedAddress<'k>);
 
 impl<'k> SharedAddress<'k> {
-    /// The 16 bytes here as a row of a matrix. What is in a register must be a multiple of 16.
+    /// The 16 bytes at this address as a matrix row. The register part must be a multiple of 16.
     ///
     /// # Panics
-    /// If the constant offset is none.
+    /// If the constant offset is not a multiple of 16.
     #[track_caller]
     pub fn matrix_row(self) -> MatrixRow<'k> {
         let bytes = self.constant();
@@ -31,16 +31,16 @@ impl<'k> SharedAddress<'k> {
 }
 
 impl<'k> MatrixRow<'k> {
-    /// The row `bytes` further on. Adds to the constant offset: no instruction.
+    /// Adds a constant byte offset. No instruction.
     ///
     /// # Panics
-    /// If that is no multiple of 16.
+    /// If `bytes` is not a multiple of 16.
     #[track_caller]
     pub fn offset(self, bytes: u32) -> Self {
         self.0.offset(bytes).matrix_row()
     }
 
-    /// The row `bytes` further on, a multiple of 16.
+    /// Adds a byte offset, a multiple of 16.
     #[track_caller]
     pub fn byte_add(self, bytes: impl Operand<u32>) -> Self {
         MatrixRow(self.0.byte_add(bytes))

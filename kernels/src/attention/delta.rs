@@ -1,18 +1,17 @@
-//! What both gradients subtract.
+//! delta, the row term that both gradients subtract.
 
 use super::problem::Extents;
 use super::{View, place};
 use crate::assembler::{Arguments, Kernel, Launch, Ptx, Target, Variant, group_sum};
 use crate::dtype::Dtype;
 
-/// Threads of a CTA.
+/// Threads per CTA.
 const THREADS: u32 = 128;
 
-/// Threads of a row.
+/// Threads per row.
 const LANES: u32 = 8;
 
-/// delta = sum over the features of out dout, for each query and head: the mean slope of its
-/// weights.
+/// delta = sum_d out dout for each query and head. Both gradients subtract it from dout v^T.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AttentionDelta {
     dtype: Dtype,
@@ -31,7 +30,7 @@ impl AttentionDelta {
         }
     }
 
-    /// How to launch it; `None` where there is no query.
+    /// The launch; `None` if there is no query.
     pub fn launch(&self, extents: &Extents) -> Option<Launch> {
         let ctas = extents.rows().div_ceil(u64::from(THREADS / LANES));
         let ctas = u32::try_from(ctas).unwrap_or(u32::MAX);
@@ -50,7 +49,7 @@ impl Variant for AttentionDelta {
         let lane = k.thread() & (LANES - 1);
         let row = k.cta().mul_wide(THREADS / LANES) + (k.thread() / LANES).wide();
         let exists = row.lt(rows);
-        // Neighbours have neighbouring heads of a query: these lie side by side.
+        // Consecutive threads take consecutive heads of a query, which are contiguous.
         let token = row / heads.wide();
         let head = (row % heads.wide()).low();
         let (batch, query) = (
@@ -92,7 +91,7 @@ impl Variant for AttentionDelta {
     }
 }
 
-/// What [`AttentionDelta`] is called with.
+/// Arguments of [`AttentionDelta`].
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionDeltaArguments {
     /// [B, T, H, D], read.

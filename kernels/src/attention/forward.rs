@@ -17,7 +17,7 @@ impl Attention {
         Attention { form }
     }
 
-    /// How to launch it; `None` where there is no query.
+    /// The launch; `None` if there is no query.
     pub fn launch(&self, problem: &Problem) -> Option<Launch> {
         match self.form {
             Form::TensorCores { head_dim } => problem
@@ -44,7 +44,7 @@ impl Variant for Attention {
     }
 }
 
-/// What [`Attention`] is called with.
+/// Arguments of [`Attention`].
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionArguments {
     /// [B, T, H, D], read.

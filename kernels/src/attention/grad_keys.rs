@@ -17,7 +17,7 @@ impl AttentionGradKeys {
         AttentionGradKeys { form }
     }
 
-    /// How to launch it; `None` where there is no key.
+    /// The launch; `None` if there is no key.
     pub fn launch(&self, problem: &Problem) -> Option<Launch> {
         match self.form {
             Form::TensorCores { head_dim } => {
@@ -47,7 +47,7 @@ impl Variant for AttentionGradKeys {
     }
 }
 
-/// What [`AttentionGradKeys`] is called with.
+/// Arguments of [`AttentionGradKeys`].
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionGradKeysArguments {
     /// [B, T, H, D], read.

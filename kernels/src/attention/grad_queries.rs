@@ -17,7 +17,7 @@ impl AttentionGradQueries {
         AttentionGradQueries { form }
     }
 
-    /// How to launch it; `None` where there is no query.
+    /// The launch; `None` if there is no query.
     pub fn launch(&self, problem: &Problem) -> Option<Launch> {
         match self.form {
             Form::TensorCores { head_dim } => {
@@ -46,7 +46,7 @@ impl Variant for AttentionGradQueries {
     }
 }
 
-/// What [`AttentionGradQueries`] is called with.
+/// Arguments of [`AttentionGradQueries`].
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionGradQueriesArguments {
     /// [B, T, H, D], read.

@@ -1,15 +1,16 @@
-//! Scaled dot-product attention, block by block: no [T, S] matrix exists (Dao et al. 2022).
+//! Scaled dot-product attention without a [T, S] score matrix in memory (FlashAttention, Dao et al.
+//! 2022).
 //!
 //! Legend: B batch rows, T queries, S keys, H query heads, G key-value heads, D head dimension.
 //!
-//! A CTA has 64 queries of one head (for the gradients of keys and values, 64 keys) and walks over
-//! the keys that any of them sees, tile by tile. What is summed over keys is summed in their order,
-//! in one thread: the same bits in every run. Tiles are counted from a sequence's first key, and
-//! hidden keys change nothing: the bits of a query depend on no other query.
+//! A CTA owns 64 queries of one head (or 64 keys, for the gradients of keys and values) and loops
+//! over the keys that any of its queries sees, tile by tile. A sum over keys runs in key order
+//! within one thread, so every run gives the same bits. Tiles are counted from the first key of a
+//! sequence and hidden keys change nothing, so the bits of a query do not depend on other queries.
 //!
-//! There are two forms. bf16 rows of whole 16-byte chunks go through tensor cores
-//! ([`Form::TensorCores`]); f32, and any other rows, through ordinary arithmetic ([`Form::Plain`]).
-//! The mask is data: one kernel serves all masks, cached keys and packed sequences.
+//! There are two forms. bf16 rows of whole 16-byte chunks use tensor cores ([`Form::TensorCores`]).
+//! f32 and all other rows use ordinary arithmetic ([`Form::Plain`]). The mask is data: one kernel
+//! serves all masks, cached keys and packed sequences.
 
 mod delta;
 mod forward;
@@ -29,7 +30,7 @@ pub use problem::{Extents, Integers, Problem, Sequences, View};
 
 use crate::dtype::Dtype;
 
-/// Rows that stay with a CTA: queries, or keys.
+/// Rows that a CTA owns: queries, or keys.
 const SIDE: u32 = 64;
 
 /// How products are computed.
@@ -59,13 +60,13 @@ impl Form {
         }
     }
 
-    /// Whether rows of so many elements would be faster at multiples of 16 bytes.
+    /// Whether rows of `head_dim` elements would be faster if 16-byte aligned.
     pub fn benefits_from_alignment(dtype: Dtype, head_dim: usize) -> bool {
         Form::new(dtype, head_dim, true) != Form::new(dtype, head_dim, false)
     }
 
-    /// Bytes of dynamic shared memory that a CTA of the pass with the most takes; 0 up to the 48 KiB
-    /// that every GPU has.
+    /// Dynamic shared memory per CTA in bytes, for the pass that needs the most; 0 if static memory
+    /// (48 KiB) suffices.
     pub fn shared_memory(self) -> u32 {
         match self {
             Form::TensorCores { head_dim } => tensor_core::forward_shared(head_dim)

@@ -1,15 +1,15 @@
 //! Which tile a CTA computes, and which keys its queries see.
 //!
-//! Every mask is, for one query, a range of keys, and so is, for one key, what queries see it: with
-//! d = position(query) - key, a key is seen where -ahead <= d < window (and it is valid). That is
-//! one unsigned comparison, d + ahead < ahead + window.
+//! Every mask is a range of keys per query, and equally a range of queries per key. With d =
+//! position(query) - key, a valid key is visible if -ahead <= d < window. That is one unsigned
+//! comparison, d + ahead < ahead + window.
 
 use super::SIDE;
 use super::problem::{Axis, CACHED, PACKED};
 use crate::assembler::{F32, GlobalAddress, Kernel, Pred, S32, S64, U32, U64};
 use crate::faults::Faults;
 
-/// The last position that a query may have, and one more; what is beyond counts as this.
+/// Positions are clamped to this.
 pub(super) const MAX_POSITIONS: u32 = 1 << 28;
 
 /// A [B, T, H, D] view.
@@ -93,7 +93,7 @@ impl<'k> Integers<'k> {
         clamped(self.value(index), most)
     }
 
-    /// As [`Integers::at`], and tells of a value that is not from 0 to `most`.
+    /// As [`Integers::at`], and reports a value that is not from 0 to `most`.
     #[track_caller]
     fn checked(self, index: U32<'k>, most: U32<'k>, faults: Option<Faults<'k>>) -> U32<'k> {
         let value = self.value(index);
@@ -110,7 +110,7 @@ fn clamped<'k>(value: S64<'k>, most: U32<'k>) -> U32<'k> {
     value.max(0).min(most.wide().signed()).unsigned().low()
 }
 
-/// Where a kernel tells of wrong positions, lengths and offsets.
+/// Fault sites for invalid positions, lengths and offsets.
 #[derive(Clone, Copy)]
 pub(super) struct Reports<'k> {
     of_queries: Faults<'k>,
@@ -202,7 +202,7 @@ impl<'k> Place<'k> {
         Place::reporting(call, axis, None)
     }
 
-    /// As [`Place::of_cta`]. What is wrong with a mask is told by one kernel of an op, if any.
+    /// Like [`Place::of_cta`]. Only one kernel of an op reports an invalid mask.
     #[track_caller]
     pub(super) fn reporting(call: Call<'k>, axis: Axis, reports: Option<Reports<'k>>) -> Place<'k> {
         let k = call.k;
@@ -212,7 +212,7 @@ impl<'k> Place<'k> {
         };
         let tile = k.cta() % call.tiles;
         let others = k.cta() / call.tiles;
-        // The last queries see the most keys under a causal mask: they start first.
+        // Under a causal mask the last queries see the most keys, so their CTAs start first.
         let tile = match axis {
             Axis::Queries => call.tiles - 1 - tile,
             Axis::IndexKeys => tile,

@@ -1,4 +1,4 @@
-//! What the kernels are called with, as the host knows it.
+//! The arguments of the attention kernels on the host.
 
 use crate::assembler::{Arguments, Launch};
 use crate::error::{Error, Result};
@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use super::SIDE;
 use super::place::MAX_POSITIONS;
 
-/// How far queries and keys may be apart: an end of a mask that lies further away hides nothing.
+/// Mask bounds are clamped to this distance; anything further hides nothing.
 const FAR: u32 = 1 << 29;
 
 /// Of queries and of positions. With it, and [`FAR`], no sum of positions leaves an i32.
@@ -23,7 +23,7 @@ const MAX_TILES: u32 = 1 << 28;
 pub struct View {
     /// Of the first element.
     pub address: u64,
-    /// Bytes between neighbours along B, T and H.
+    /// Bytes between neighbors along B, T and H.
     pub strides: [u64; 3],
 }
 
@@ -51,7 +51,8 @@ impl Extents {
     /// B; T queries and S keys; H query heads, a multiple of G key-value heads; D.
     ///
     /// # Errors
-    /// [`Error::Extent`] for more than 2^28 queries, 2^24 keys or 2^20 features, and for more than 2^28 tiles.
+    /// [`Error::Extent`] for more than 2^28 queries, 2^24 keys or 2^20 features, and for more than
+    /// 2^28 tiles.
     pub fn new(
         [batch, queries, keys]: [usize; 3],
         [heads, kv_heads]: [usize; 2],
@@ -132,19 +133,19 @@ impl Integers {
     }
 }
 
-/// Where queries and keys stand in their sequences.
+/// How queries and keys are arranged in sequences.
 #[derive(Clone, Copy, Debug)]
 pub enum Sequences {
     /// Each row of the batch is one sequence; queries and keys start at position 0.
     Rows,
-    /// Each row is one sequence whose keys were gathered before.
+    /// Each row is one sequence with a key-value cache.
     Cached {
         /// Position of the first query of each row.
         q_offset: Integers,
         /// How many keys are valid in each row.
         k_len: Integers,
     },
-    /// One row of `count` sequences end to end.
+    /// One row of `count` packed sequences.
     Packed {
         /// Where each sequence's queries begin, and their end.
         cu_seqlens_q: Integers,

@@ -1,4 +1,4 @@
-//! Softmax over scores that come tile by tile (Milakov & Gimelshein 2018).
+//! Online softmax over tiles of scores (Milakov & Gimelshein 2018).
 
 use crate::assembler::{F32, Kernel, Variable, group_max, group_sum};
 use crate::elementary::ln;
@@ -7,7 +7,7 @@ use crate::elementary::ln;
 /// exponents of two.
 pub(super) struct Softmax<'k> {
     k: &'k Kernel,
-    /// Neighbours that share a row.
+    /// Consecutive lanes that share a row.
     lanes: u32,
     largest: Vec<Variable<'k, f32>>,
     /// Of what this lane has of the row.
@@ -34,8 +34,8 @@ impl<'k> Softmax<'k> {
         }
     }
 
-    /// Turns the next scores of a row into weights. What was summed with earlier weights is to be
-    /// multiplied by what this returns. All lanes of the warp must take part.
+    /// Turns the next scores of a row into weights. The caller multiplies its earlier sums by the
+    /// returned factor. All lanes of the warp must call it.
     ///
     /// Scores of hidden keys are minus infinity: they change nothing, also where no key was seen
     /// yet.
@@ -56,7 +56,7 @@ impl<'k> Softmax<'k> {
         shrink
     }
 
-    /// All lanes of the warp must take part.
+    /// All lanes of the warp must call it.
     #[track_caller]
     pub(super) fn total(&self, row: usize) -> Total<'k> {
         let sum = group_sum(self.k, *self.sums[row], self.lanes);

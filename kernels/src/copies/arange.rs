@@ -4,14 +4,13 @@ use super::{Raw, Unit};
 use crate::assembler::{Arguments, Kernel, Launch, Ptx, Target, Variant};
 use crate::elementwise::THREADS;
 
-/// y\[i\] = i, for integers of 4 or 8 bytes that begin at a multiple of 16 bytes: a vector of them
-/// by each thread.
+/// y\[i\] = i, for 4- or 8-byte integers that are 16-byte aligned. One vector per thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Arange {
     wide: bool,
 }
 
-/// What an [`Arange`] is called with.
+/// Arguments of [`Arange`].
 #[derive(Clone, Copy, Debug)]
 pub struct ArangeArguments {
     /// The address of the first element.
@@ -35,7 +34,7 @@ impl Arange {
         Arange { wide }
     }
 
-    /// How to launch it; `None` for no elements.
+    /// The launch; `None` for no elements.
     pub fn launch(&self, elements: u64) -> Option<Launch> {
         let ctas = elements.div_ceil(u64::from(THREADS * self.per_vector()));
         Launch::new([u32::try_from(ctas).unwrap_or(u32::MAX), 1, 1], THREADS)

@@ -1,4 +1,4 @@
-//! Elements in another format.
+//! Casts between element types.
 
 use crate::assembler::{
     Arguments, B16, F32, F64, GlobalAddress, Integer, Kernel, Launch, Pred, Ptx, S64, Target,
@@ -7,7 +7,7 @@ use crate::assembler::{
 use crate::elementwise::strided::{self, Index, Strides};
 use crate::elementwise::{IterationSpace, THREADS};
 
-/// A format of elements, floats and others.
+/// An element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Format {
     /// IEEE 754 binary64.
@@ -30,7 +30,7 @@ pub enum Format {
     Bool,
 }
 
-/// An element on the way from one format to another.
+/// An element during conversion.
 #[derive(Clone, Copy)]
 enum Value<'k> {
     F32(F32<'k>),
@@ -39,7 +39,7 @@ enum Value<'k> {
 }
 
 impl Format {
-    /// All.
+    /// All variants.
     pub const ALL: [Format; 9] = [
         Format::F64,
         Format::F32,
@@ -52,7 +52,7 @@ impl Format {
         Format::Bool,
     ];
 
-    /// Bytes of an element.
+    /// Bytes per element.
     pub fn size(self) -> u32 {
         match self {
             Format::F64 | Format::I64 => 8,
@@ -117,7 +117,7 @@ impl Format {
             Format::I32 => to.store_if(condition, low(value.to_whole("cvt.rzi.s32.f64"))),
             Format::U32 => to.store_if(condition, low(value.to_whole("cvt.rzi.u32.f64"))),
             Format::U8 => {
-                // Of whole numbers the low bits; other values are cut to what a byte holds.
+                // Integers keep the low bits; other values saturate.
                 let whole = match value {
                     Value::Whole(whole) => whole,
                     _ => value.to_whole("cvt.rzi.u32.f64").min(255),
@@ -152,7 +152,8 @@ impl<'k> Value<'k> {
         }
     }
 
-    /// Cut towards zero and to the range by `conversion` of an f64, 0 for NaN; a whole number stays.
+    /// Truncates toward zero and saturates by `conversion` of an f64, 0 for NaN. Integers are
+    /// unchanged.
     #[track_caller]
     fn to_whole(self, conversion: &str) -> S64<'k> {
         let x = match self {
@@ -179,9 +180,9 @@ impl<'k> Value<'k> {
     }
 }
 
-/// y\[c\] = x\[c\] in another format: to a float rounds to nearest even (to 16 bits by way of f32),
-/// from float to integer cuts towards zero and saturates, between integers keeps the low bits, to
-/// bool is x != 0.
+/// y\[c\] = x\[c\] in another type. To float: rounds to nearest even (to 16 bits via f32). Float to
+/// integer: truncates toward zero and saturates. Between integers: keeps the low bits. To bool: x
+/// != 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Cast {
     from: Format,
@@ -190,14 +191,14 @@ pub struct Cast {
     wide: bool,
 }
 
-/// What a [`Cast`] is called with.
+/// Arguments of [`Cast`].
 #[derive(Clone, Copy, Debug)]
 pub struct CastArguments<'a> {
     /// The address of the first element of x.
     pub x: u64,
     /// Of y.
     pub y: u64,
-    /// How both are walked.
+    /// Extents and strides of both.
     pub space: &'a IterationSpace,
 }
 
@@ -222,7 +223,7 @@ impl Cast {
         }
     }
 
-    /// How to launch it over as many elements; `None` for none.
+    /// The launch over elements; `None` if there are none.
     pub fn launch(&self, elements: u64) -> Option<Launch> {
         strided::launch(elements)
     }

@@ -1,21 +1,21 @@
-//! One value everywhere.
+//! Fills with one value.
 
 use super::{Raw, Unit};
 use crate::assembler::{Arguments, Kernel, Launch, Pred, Ptx, Target, U64, Variant};
 use crate::elementwise::THREADS;
 
-/// Stores of a thread.
+/// Stores per thread.
 const PER_THREAD: u32 = 4;
 
-/// y\[i\] = value, for elements side by side: 16 bytes at once, and the elements that are left by
-/// the first CTA.
+/// y\[i\] = value, for contiguous elements: 16 bytes per store. The first CTA also stores the
+/// remaining elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fill {
     element: Unit,
     aligned: bool,
 }
 
-/// What a [`Fill`] is called with.
+/// Arguments of [`Fill`].
 #[derive(Clone, Copy, Debug)]
 pub struct FillArguments {
     /// The address of the first element.
@@ -44,7 +44,7 @@ impl Fill {
         Fill { element, aligned }
     }
 
-    /// How to launch it; `None` for no elements.
+    /// The launch; `None` for no elements.
     pub fn launch(&self, elements: u64) -> Option<Launch> {
         let [units, rest] = self.parts(elements);
         let ctas = units
@@ -53,7 +53,7 @@ impl Fill {
         Launch::new([u32::try_from(ctas).unwrap_or(u32::MAX), 1, 1], THREADS)
     }
 
-    /// Units, and elements behind them.
+    /// The number of 16-byte units, and of elements after them.
     fn parts(&self, elements: u64) -> [u64; 2] {
         let of_unit = u64::from(self.unit().bytes() / self.element.bytes());
         [elements / of_unit, elements % of_unit]

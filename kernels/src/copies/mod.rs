@@ -1,8 +1,7 @@
-//! Elements that move and keep their bits, or only change their format: copies of any layout,
-//! transposes, casts, fills; and elements that count.
+//! Copies between arbitrary layouts, transposes, casts, fills and ranges.
 //!
-//! A copy knows elements by their size alone. Where neighbours lie side by side in both tensors it
-//! moves 16 bytes at once, whatever they are elements of.
+//! A copy treats elements as opaque units of 1 to 16 bytes. If consecutive elements are contiguous
+//! in both tensors, it moves 16 bytes per access, whatever the dtype.
 
 mod arange;
 mod cast;

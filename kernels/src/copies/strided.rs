@@ -8,9 +8,8 @@ use crate::elementwise::strided::{self, Index, Strides};
 use crate::elementwise::{IterationSpace, THREADS};
 use crate::faults::{FaultSite, Faults};
 
-/// y\[c\] = x\[c\] for every coordinate c, whatever the strides of both. With a position, y begins as
-/// many lines further on as an i64 in the GPU's memory says; nothing is written where that is
-/// outside.
+/// y\[c\] = x\[c\] for every coordinate c, with any strides. With a position, an i64 in device
+/// memory, y begins that many lines further on; an out-of-range position writes nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Copy {
     unit: Unit,
@@ -19,7 +18,7 @@ pub struct Copy {
     positioned: bool,
 }
 
-/// Where a copy finds its position.
+/// The position of a copy.
 #[derive(Clone, Copy, Debug)]
 pub struct At {
     /// The address of an i64.
@@ -28,20 +27,20 @@ pub struct At {
     pub stride: u64,
     /// How many positions there are.
     pub extent: u64,
-    /// Where others are reported.
+    /// The fault site for positions out of range.
     pub faults: FaultSite,
 }
 
-/// What a [`struct@Copy`] is called with.
+/// Arguments of [`struct@Copy`].
 #[derive(Clone, Copy, Debug)]
 pub struct CopyArguments<'a> {
     /// The address of the first element of x.
     pub x: u64,
     /// Of y.
     pub y: u64,
-    /// How both are walked, in units.
+    /// Extents and strides of both, in units.
     pub space: &'a IterationSpace,
-    /// Where y begins, for a copy with a position.
+    /// The start of y, for a copy with a position.
     pub at: Option<At>,
 }
 
@@ -71,7 +70,7 @@ impl Copy {
         }
     }
 
-    /// How to launch it over as many units; `None` for none.
+    /// The launch over units; `None` if there are none.
     pub fn launch(&self, units: u64) -> Option<Launch> {
         strided::launch(units)
     }
@@ -103,7 +102,8 @@ impl Copy {
     }
 }
 
-/// Where y begins, and whether it does at all. One thread tells of a position that there is not.
+/// The start of y, and whether the position is in range. One thread reports a position that there
+/// is not.
 #[track_caller]
 fn positioned<'k>(k: &'k Kernel, y: GlobalAddress<'k>) -> (GlobalAddress<'k>, Pred<'k>) {
     let position = k.pointer("position");

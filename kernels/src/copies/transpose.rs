@@ -1,5 +1,5 @@
-//! Copies that turn two dims: through tiles in shared memory, so that both sides are read and
-//! written along the elements that lie side by side there.
+//! Copies that swap two dims, through tiles in shared memory: both the read and the write are
+//! contiguous.
 
 use super::{Raw, Unit};
 use crate::assembler::{
@@ -7,20 +7,20 @@ use crate::assembler::{
 };
 use crate::elementwise::{IterationSpace, THREADS};
 
-/// Dims beside the two.
+/// Maximum number of dims besides the two.
 const MAX_OUTER: usize = IterationSpace::MAX_DIMS - 2;
 
-/// Shorter dims are left to the copy without tiles.
+/// Shorter dims use the copy without tiles.
 const MIN_EXTENT: u64 = 8;
 
-/// y\[.., r, .., c\] = x\[.., r, .., c\] where r lies side by side in x and c does in y.
+/// y\[.., r, .., c\] = x\[.., r, .., c\] where r is contiguous in x and c is contiguous in y.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Transpose {
     unit: Unit,
     outer: u8,
 }
 
-/// What a [`Transpose`] is called with.
+/// Arguments of [`Transpose`].
 #[derive(Clone, Copy, Debug)]
 pub struct TransposeArguments {
     /// The address of the first element of x.
@@ -31,7 +31,7 @@ pub struct TransposeArguments {
     pub turned: TransposeSpace,
 }
 
-/// A walk with two dims apart.
+/// An iteration space with the two swapped dims apart.
 #[derive(Clone, Copy, Debug)]
 pub struct TransposeSpace {
     rows: u64,
@@ -80,8 +80,8 @@ impl TransposeArguments {
 }
 
 impl Transpose {
-    /// The kernel for a walk over y and x in elements of `unit`, and the walk as it takes it. `None`
-    /// where x and y lie side by side in the same dim, or nowhere, or too shortly.
+    /// The kernel for a walk over y and x in elements of `unit`, and the walk as it takes it.
+    /// `None` where x and y lie side by side in the same dim, or nowhere, or too shortly.
     pub fn new(unit: Unit, space: &IterationSpace) -> Option<(Transpose, TransposeSpace)> {
         let (extents, dims) = (space.extents(), space.extents().len());
         let mut strides = space.strides();
@@ -109,7 +109,7 @@ impl Transpose {
         Some((Transpose { unit, outer }, turned))
     }
 
-    /// How to launch it; `None` for no elements, and for more tiles than a launch has CTAs.
+    /// The launch; `None` for no elements, or for more tiles than a grid has CTAs.
     pub fn launch(&self, turned: &TransposeSpace) -> Option<Launch> {
         let [rows, columns] = turned.tiles(self.edge());
         let outer = turned.extents.iter().product::<u64>();
@@ -126,7 +126,7 @@ impl Transpose {
         }
     }
 
-    /// Bytes of an element in a tile: at least a word, so that each has a bank of its own.
+    /// Bytes per element in a tile: at least a word, so that each has a bank of its own.
     fn slot(&self) -> u32 {
         self.unit.bytes().max(4)
     }
@@ -147,7 +147,7 @@ impl Variant for Transpose {
         let row = rest % row_tiles * u64::from(edge);
         let [x, y] = self.outer_part(k, rest / row_tiles, [x, y]);
 
-        // A column has a word more than it needs: then rows too lie in different banks.
+        // One padding word per column puts the elements of a row into different banks too.
         let tile = k.shared::<u32>(edge * (edge + 1) * self.slot() / 4);
         let (along, across) = (k.thread() % edge, k.thread() / edge);
         let places = (0..edge).step_by((THREADS / edge) as usize);

@@ -1,9 +1,9 @@
-//! What is moved at once, as bits.
+//! The unit of a copy.
 
 use crate::assembler::{GlobalAddress, Pred, U32, U64};
 use crate::elementwise::IterationSpace;
 
-/// As many bytes as are moved at once: an element, or neighbours together.
+/// The bytes moved per access: one element, or several consecutive ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Unit {
     /// One byte.
@@ -36,7 +36,7 @@ impl Unit {
         1 << (self as u32)
     }
 
-    /// The unit of as many bytes: 1, 2, 4, 8 or 16.
+    /// The unit of `bytes` bytes: 1, 2, 4, 8 or 16.
     pub fn of(bytes: u32) -> Option<Unit> {
         Unit::ALL.into_iter().find(|unit| unit.bytes() == bytes)
     }
@@ -92,7 +92,7 @@ mod tests {
         (unit, space.elements())
     }
 
-    /// Neighbours move together as far as extents, strides and beginnings allow.
+    /// Consecutive elements are grouped as far as extents, strides and alignment allow.
     #[test]
     fn neighbours_move_together() {
         assert_eq!(largest(&[6, 8], &[8, 1], 0), (Unit::B16, 6));

@@ -25,7 +25,7 @@ pub struct CrossEntropyGradient {
 }
 
 impl CrossEntropyGradient {
-    /// How to launch it over as many rows; `None` for none.
+    /// The launch over rows; `None` if there are none.
     pub fn launch(&self, rows: u32) -> Option<Launch> {
         self.lanes.launch(rows)
     }
@@ -113,7 +113,7 @@ fn store_f32<'k>(lanes: Lanes, row: &Row<'k>, to: GlobalAddress<'k>, dlogits: &[
     }
 }
 
-/// Four bf16 are 8 bytes. So neighbouring lanes exchange: of two vectors the even lane takes both
+/// Four bf16 are 8 bytes. So neighboring lanes exchange: of two vectors the even lane takes both
 /// lanes' first, the odd one both lanes' second, and each stores 16 bytes.
 #[track_caller]
 fn store_bf16<'k>(lanes: Lanes, row: &Row<'k>, to: GlobalAddress<'k>, dlogits: &[[F32<'k>; 4]]) {
@@ -139,7 +139,7 @@ fn store_bf16<'k>(lanes: Lanes, row: &Row<'k>, to: GlobalAddress<'k>, dlogits: &
     }
 }
 
-/// What [`CrossEntropyGradient`] is called with; pointers are device addresses.
+/// Arguments of [`CrossEntropyGradient`]; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct CrossEntropyGradientArguments {
     /// \[rows, classes\] of f32, lines `leading` apart, read. At a multiple of 16 bytes.
@@ -156,7 +156,7 @@ pub struct CrossEntropyGradientArguments {
     pub leading: u64,
     /// What labels are compared with.
     pub vocabulary: Classes,
-    /// Rows of the tile.
+    /// Rows per tile.
     pub rows: u32,
     /// Its classes, as many as the lanes take.
     pub classes: u32,

@@ -15,7 +15,7 @@ pub enum Label {
 }
 
 impl Label {
-    /// All of them.
+    /// All variants.
     pub const ALL: [Label; 3] = [Label::I64, Label::I32, Label::U32];
 
     /// Bytes of a label.
@@ -61,7 +61,7 @@ pub struct Classes {
     pub total: u64,
     /// The label of rows that do not count.
     pub ignore_index: i64,
-    /// Where other labels outside of the vocabulary are reported.
+    /// The fault site for other labels outside the vocabulary.
     pub faults: FaultSite,
 }
 
@@ -108,7 +108,7 @@ impl<'k> Vocabulary<'k> {
         }
     }
 
-    /// Tells of a label that is neither a class nor ignored, where the predicate holds.
+    /// Reports a label that is neither a class nor ignored, where the predicate holds.
     #[track_caller]
     pub(super) fn report(&self, condition: Pred<'k>, label: S64<'k>) {
         let counts = label.differs(self.ignore_index);

@@ -1,6 +1,6 @@
-//! The rows of a tile of logits: cross entropy fused with its linear layer (Wijmans et al. 2024).
+//! Cross entropy on tiles of logits, for a fused linear layer (Wijmans et al. 2024).
 //!
-//! Legend: a tile has rows and classes; its lines lie `leading` elements apart.
+//! Legend: a tile has rows and classes; consecutive rows are `leading` elements apart.
 //!
 //! ```text
 //! max_r         = max_c logit_rc
@@ -9,13 +9,13 @@
 //! dlogit_rc     = dloss_r (e^(logit_rc - lse_r) - [c = label(r)]), or 0 in rows that do not count
 //! ```
 //!
-//! A product makes a tile in f32; these kernels read it once, in accesses of 16 bytes that are all
-//! in flight, and keep it in registers: up to 512 classes in a warp, up to [`MAX_CLASSES`] in a
-//! CTA. Statistics of one tile are merged with those of the tiles before, so that a vocabulary of
-//! any size needs the memory of one tile.
+//! A matrix product writes a tile in f32. These kernels read it once, in 16-byte accesses that are
+//! all in flight, and keep it in registers: up to 512 classes in a warp, up to [`MAX_CLASSES`] in a
+//! CTA. The statistics of a tile are merged with those of earlier tiles, so a vocabulary of any
+//! size needs the memory of one tile.
 //!
-//! Labels are of any index dtype. One that is neither a class nor ignored is reported
-//! ([`crate::faults`]), and taken as a class of another shard.
+//! Labels may have any index dtype. A label that is neither a class nor ignored is reported
+//! ([`crate::faults`]) and treated as a class of another shard.
 
 mod gradient;
 mod labels;

@@ -5,16 +5,16 @@ use crate::assembler::{
     group_sum,
 };
 
-/// The most classes of a tile.
+/// Maximum number of classes of a tile.
 pub const MAX_CLASSES: u32 = VECTORS * 4 * CTA;
 
-/// Accesses of a thread to its row, of four logits each.
+/// Accesses per thread to its row, of four logits each.
 pub(super) const VECTORS: u32 = 4;
 
-/// Threads of a row of many classes.
+/// Threads per row of many classes.
 const CTA: u32 = 256;
 
-/// Threads of a CTA whose rows have few.
+/// Threads per CTA whose rows have few.
 const SHORT_ROW_THREADS: u32 = 128;
 
 /// What is left behind whole vectors of this many classes is moved one by one.
@@ -30,7 +30,7 @@ pub enum Lanes {
 }
 
 impl Lanes {
-    /// Both.
+    /// Both variants.
     pub const ALL: [Lanes; 2] = [Lanes::Warp, Lanes::Cta];
 
     /// For rows of `classes` classes; `None` for more than [`MAX_CLASSES`].
@@ -38,7 +38,7 @@ impl Lanes {
         Lanes::ALL.into_iter().find(|it| classes <= it.most())
     }
 
-    /// The most classes that fit in registers.
+    /// Maximum number of classes that fit in registers.
     fn most(self) -> u32 {
         VECTORS * 4 * self.count()
     }
@@ -50,12 +50,12 @@ impl Lanes {
         }
     }
 
-    /// Threads of a CTA.
+    /// Threads per CTA.
     pub(super) fn threads(self) -> u32 {
         self.count().max(SHORT_ROW_THREADS)
     }
 
-    /// How to launch a kernel over as many rows; `None` for none.
+    /// The launch over rows; `None` if there are none.
     pub(super) fn launch(self, rows: u32) -> Option<Launch> {
         let rows_of_cta = self.threads() / self.count();
         Launch::new([rows.div_ceil(rows_of_cta), 1, 1], self.threads())
@@ -144,7 +144,7 @@ impl<'k> Row<'k> {
     }
 
     /// The largest of the row's logits, in each of its threads; minus infinity without any, NaN
-    /// with one. Every thread of the CTA must take part.
+    /// with one. All threads of the CTA must call it.
     #[track_caller]
     pub(super) fn max(&self, logits: &Logits<'k>) -> F32<'k> {
         let own = self.fold(logits, f32::NEG_INFINITY, |it| it, F32::max);
@@ -165,7 +165,7 @@ impl<'k> Row<'k> {
         }
     }
 
-    /// `join` of what `value` gives for the thread's logits, `neutral` in the place of what does
+    /// `join` of what `value` gives for the thread's logits, `neutral` instead of what does
     /// not exist.
     #[track_caller]
     fn fold(

@@ -19,7 +19,7 @@ pub struct CrossEntropyStatistics {
 }
 
 impl CrossEntropyStatistics {
-    /// How to launch it over as many rows; `None` for none.
+    /// The launch over rows; `None` if there are none.
     pub fn launch(&self, rows: u32) -> Option<Launch> {
         self.lanes.launch(rows)
     }
@@ -80,7 +80,7 @@ fn merged<'k>(a: [F32<'k>; 2], b: [F32<'k>; 2]) -> [F32<'k>; 2] {
     [max, a + b]
 }
 
-/// What [`CrossEntropyStatistics`] is called with; pointers are device addresses.
+/// Arguments of [`CrossEntropyStatistics`]; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct CrossEntropyStatisticsArguments {
     /// \[rows, classes\] of f32, lines `leading` apart, read. At a multiple of 16 bytes.
@@ -97,7 +97,7 @@ pub struct CrossEntropyStatisticsArguments {
     pub leading: u64,
     /// What labels are compared with.
     pub vocabulary: Classes,
-    /// Rows of the tile.
+    /// Rows per tile.
     pub rows: u32,
     /// Its classes, as many as the lanes take.
     pub classes: u32,

@@ -4,17 +4,17 @@ use super::Label;
 use crate::assembler::{Arguments, F64, Kernel, Launch, Ptx, SharedAddress, Target, Variant};
 use crate::dtype::Dtype;
 
-/// Threads of the CTA.
+/// Threads per CTA.
 const THREADS: u32 = 512;
 
-/// Rows of a thread whose loads are in flight together.
+/// Rows per thread whose loads are in flight together.
 const ROWS_IN_FLIGHT: u32 = 4;
 
 /// The sum of lse - label_logit over the rows that count, and how many do, in f64.
 ///
-/// One CTA: a row is two or three words, so even a million rows are little to read. Each thread
-/// adds every 512th row, and then threads are added in halves; so the order depends on the number
-/// of rows alone.
+/// One CTA suffices: a row is two or three words, so even a million rows are little data. Each
+/// thread adds every 512th row, then a tree reduction adds the threads. The order depends on the
+/// number of rows alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CrossEntropySum {
     /// What the statistics are, and the sums.
@@ -24,7 +24,7 @@ pub struct CrossEntropySum {
 }
 
 impl CrossEntropySum {
-    /// How to launch it: also the sum of no rows is written.
+    /// The launch, never `None`: the sum of no rows is written too.
     pub fn launch(&self) -> Option<Launch> {
         Launch::new([1, 1, 1], THREADS)
     }
@@ -93,7 +93,7 @@ fn total<'k>(k: &'k Kernel, shared: [SharedAddress<'k>; 2], values: [F64<'k>; 2]
     own.map(|own| own.load())
 }
 
-/// What [`CrossEntropySum`] is called with; pointers are device addresses.
+/// Arguments of [`CrossEntropySum`]; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct CrossEntropySumArguments {
     /// \[rows\], read.

@@ -1,4 +1,4 @@
-//! The form for operands that lie densely: 16 bytes a thread and access.
+//! The form for contiguous operands: 16 bytes per thread and access.
 
 use super::element::Loaded;
 use super::evaluate::evaluate;
@@ -7,14 +7,14 @@ use crate::assembler::{F32, GlobalAddress, Kernel, Ptx, U32, U64};
 use crate::dtype::Dtype;
 use crate::expression::{Expression, Node, Unary};
 
-/// Elements of a CTA: each thread has [`vectors`] of [`per_vector`], which lie a CTA's width apart,
-/// so that neighbours read neighbouring bytes.
+/// Elements per CTA: each thread has [`vectors`] of [`per_vector`], which lie a CTA's width apart,
+/// so that neighbors read neighboring bytes.
 pub(super) fn tile(variant: &Elementwise) -> u32 {
     THREADS * per_vector(variant) * vectors(variant)
 }
 
-/// Elements that a thread moves at once: as many as 16 bytes hold of the smallest float. Two
-/// accesses then move a larger one.
+/// Elements per thread and step: 16 bytes of the smallest float dtype. Larger dtypes take two
+/// accesses.
 fn per_vector(variant: &Elementwise) -> u32 {
     let mut formats = variant.operands().chain([variant.result]);
     if formats.any(|format| format == Element::Float(Dtype::Bf16)) {
@@ -24,7 +24,7 @@ fn per_vector(variant: &Elementwise) -> u32 {
     }
 }
 
-/// Accesses of a thread to each operand: several where the expression is short and registers are
+/// Accesses per thread to each operand: several where the expression is short and registers are
 /// free, so that enough bytes are in flight with few operands too.
 fn vectors(variant: &Elementwise) -> u32 {
     let long = instructions(&variant.expression) > 16;
@@ -35,7 +35,7 @@ fn vectors(variant: &Elementwise) -> u32 {
     }
 }
 
-/// About how many instructions the expression is for one element.
+/// Estimated instructions of the expression per element.
 fn instructions(expression: &Expression) -> usize {
     let mut count = 0;
     expression.visit(&mut |node| {
@@ -110,7 +110,7 @@ fn whole_tile<'k>(
     }
 }
 
-/// The elements that are left, fewer than a tile, one by one.
+/// The remaining elements of a partial tile, one by one.
 fn last_tile<'k>(
     k: &'k Kernel,
     variant: &Elementwise,

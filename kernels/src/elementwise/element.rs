@@ -1,4 +1,4 @@
-//! Formats of elements: how they are loaded, widened, rounded and stored.
+//! Element types: how they are loaded, widened, rounded and stored.
 
 use crate::assembler::{F32, GlobalAddress, Kernel, Pred, U32};
 use crate::dtype::{Dtype, Vector};
@@ -18,14 +18,14 @@ impl From<Dtype> for Element {
     }
 }
 
-/// What a thread loaded at once, as it lies in memory.
+/// The result of one access, as stored in memory.
 pub(crate) enum Loaded<'k> {
     Floats(Vec<Vector<'k>>),
     Bools(Vec<U32<'k>>),
 }
 
 impl Element {
-    /// Bytes of an element.
+    /// Bytes per element.
     pub fn size(self) -> u32 {
         match self {
             Element::Float(dtype) => dtype.size(),
@@ -96,7 +96,7 @@ impl Element {
         }
     }
 
-    /// A value as it will be read again.
+    /// Rounds a value to this element type.
     #[track_caller]
     pub(crate) fn rounded<'k>(self, value: F32<'k>) -> F32<'k> {
         match self {

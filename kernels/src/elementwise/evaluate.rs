@@ -1,10 +1,10 @@
-//! An expression in registers.
+//! Evaluation of an expression in registers.
 
 use crate::assembler::{F32, Kernel, Pred};
 use crate::elementary::{cos, exp, ln, sigmoid, sin, tanh};
 use crate::expression::{Binary, Comparison, Expression, Node, Unary};
 
-/// The instructions of `expression` for one place of the operands. What occurs more than once is
+/// The instructions of `expression` for one place of the operands. Common subexpressions are
 /// computed once.
 #[track_caller]
 pub(super) fn evaluate<'k>(
@@ -42,7 +42,7 @@ impl<'k> Evaluation<'_, 'k> {
             Node::Constant(bits) => self.k.constant(f32::from_bits(*bits)),
             Node::Scalar(index) => self.scalars[usize::from(*index)],
             Node::Unary(function, x) => unary(*function, self.value(x)),
-            // The same bits as by a division, which takes longer.
+            // The same bits as a division, but faster.
             Node::Binary(Binary::Div, one, x) if is_one(one) => self.value(x).reciprocal(),
             Node::Binary(function, a, b) => binary(*function, self.value(a), self.value(b)),
             Node::Compare(comparison, a, b) => {

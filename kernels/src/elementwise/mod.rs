@@ -1,21 +1,21 @@
 //! Elementwise kernels: y(i) = f(x0(i), x1(i), ...) with an [`Expression`] f, so that a chain of
 //! functions is one pass over memory.
 //!
-//! Every element is loaded once, widened to f32, put through the expression in registers, rounded
-//! once and stored. Nothing is shared between threads; the kernel is bound by memory, and all there
-//! is to do is to keep enough bytes in flight. By Little's law a GPU with 4.8 TB/s and 0.7 us of
-//! latency needs some 25 KB in flight on each of its 132 multiprocessors.
+//! Every element is loaded once, widened to f32, evaluated in registers, rounded once and stored.
+//! Threads share nothing. The kernel is bound by memory, so the task is to keep enough bytes in
+//! flight: by Little's law, a GPU with 4.8 TB/s and 0.7 us of latency needs some 25 KB in flight on
+//! each of its 132 multiprocessors.
 //!
 //! Two forms, chosen by [`IterationSpace::layout`]:
 //!
-//! - **Contiguous**: all operands lie as the result does. A thread moves 16 bytes at once, several
-//!   times, all loads before the first use. The last CTA, where fewer elements are left than it
-//!   has room for, walks them one by one.
-//! - **Strided**: up to six dims, a stride for each operand and dim, 0 where it broadcasts. An
-//!   index is taken apart by division, in 32 bits where everything fits.
+//! - **Contiguous**: all operands have the result's layout. A thread moves 16 bytes per access,
+//!   several times, with all loads before the first use. The last CTA processes a partial tile
+//!   element by element.
+//! - **Strided**: up to six dims with a stride per operand and dim, 0 for a broadcast dim.
+//!   Coordinates are computed by division, in 32 bits if everything fits.
 //!
-//! A kernel may write in place: an element of the result may be that of an operand of one format,
-//! if both walk in the same order.
+//! A kernel may write in place: the result may alias an operand of the same dtype if both are
+//! traversed in the same order.
 
 mod contiguous;
 mod element;
@@ -32,7 +32,7 @@ use crate::assembler::{Arguments, F32, GlobalAddress, Kernel, Launch, Ptx, Targe
 use crate::error::{Error, Result};
 use crate::expression::{Expression, Node};
 
-/// Threads of a CTA.
+/// Threads per CTA.
 pub(crate) const THREADS: u32 = 256;
 
 /// An elementwise kernel.
@@ -45,12 +45,12 @@ pub struct Elementwise {
     layout: Layout,
 }
 
-/// How the elements of the result and the operands lie.
+/// The layout of the result and the operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Layout {
-    /// Densely and in one order, beginning at multiples of 16 bytes.
+    /// Contiguous in one order, 16-byte aligned.
     Contiguous,
-    /// Anyhow.
+    /// Arbitrary strides.
     Strided {
         /// Dims that are walked, 1 to [`IterationSpace::MAX_DIMS`].
         dims: u8,
@@ -60,18 +60,18 @@ pub enum Layout {
 }
 
 impl Elementwise {
-    /// The most operands.
+    /// Maximum number of operands.
     pub const MAX_OPERANDS: usize = 6;
-    /// The most scalars.
+    /// Maximum number of scalars.
     pub const MAX_SCALARS: usize = 8;
-    /// The most operations of an expression, shared ones counted once for each use.
+    /// Maximum number of operations of an expression, shared ones counted once for each use.
     pub const MAX_OPERATIONS: usize = 128;
 
     /// The kernel that computes `expression` of operands in these formats.
     ///
     /// # Errors
     /// [`Error::TooMany`] operands, scalars or operations; [`Error::Missing`] when the expression
-    /// reads an operand that is not there; [`Error::Extent`] for a layout of too many dims.
+    /// reads a missing operand; [`Error::Extent`] for a layout of too many dims.
     pub fn new(
         expression: Expression,
         operands: &[Element],
@@ -98,7 +98,7 @@ impl Elementwise {
         })
     }
 
-    /// How to launch it over as many elements; `None` for none.
+    /// The launch over elements; `None` if there are none.
     pub fn launch(&self, elements: u64) -> Option<Launch> {
         let ctas = elements.div_ceil(u64::from(self.tile()));
         let ctas = u32::try_from(ctas).unwrap_or(u32::MAX);
@@ -115,12 +115,12 @@ impl Elementwise {
         self.result
     }
 
-    /// How its operands lie.
+    /// The layout of its operands.
     pub fn layout(&self) -> Layout {
         self.layout
     }
 
-    /// Elements of a CTA.
+    /// Elements per CTA.
     fn tile(&self) -> u32 {
         match self.layout {
             Layout::Contiguous => contiguous::tile(self),
@@ -129,14 +129,14 @@ impl Elementwise {
     }
 }
 
-/// What an [`Elementwise`] kernel is called with.
+/// Arguments of [`Elementwise`].
 #[derive(Clone, Copy, Debug)]
 pub struct ElementwiseArguments<'a> {
     /// The address of each operand's first element.
     pub operands: &'a [u64],
     /// The address of the result's first element.
     pub result: u64,
-    /// How they are walked.
+    /// Extents and strides.
     pub space: &'a IterationSpace,
     /// The scalars of the expression.
     pub scalars: &'a [f32],
@@ -224,7 +224,7 @@ fn at_most(what: &'static str, count: usize, limit: usize) -> Result<()> {
     }
 }
 
-/// Every operand that is read must be there; returns how many scalars are read.
+/// Checks that every operand that is read exists; returns the number of scalars.
 fn check_indices(expression: &Expression, operands: usize) -> Result<usize> {
     let (mut reads, mut scalars) = (0, 0);
     expression.visit(&mut |node| match node {

@@ -1,13 +1,13 @@
-//! How a kernel walks over the elements of strided operands.
+//! The iteration space of a strided kernel.
 
 use super::{Elementwise, Layout};
 use crate::error::{Error, Result};
 
-/// The most dims.
+/// Maximum number of dims.
 const DIMS: usize = 6;
 
 /// The extents of a result and the strides of it and of each operand, with as few dims as possible:
-/// dims of extent 1 are dropped, dims that lie behind each other in all tensors are one.
+/// dims of extent 1 are dropped, dims that lie one after another in all tensors are one.
 #[derive(Clone, Copy, Debug)]
 pub struct IterationSpace {
     dims: usize,
@@ -18,14 +18,14 @@ pub struct IterationSpace {
 }
 
 impl IterationSpace {
-    /// The most dims.
+    /// Maximum number of dims.
     pub const MAX_DIMS: usize = DIMS;
 
-    /// Walks `extents` with the strides, in elements, of the result and of each operand (0 where it
-    /// broadcasts).
+    /// The space of `extents`, with the strides in elements of the result and each operand (0 for a
+    /// broadcast dim).
     ///
     /// # Errors
-    /// [`Error::TooMany`] dims or operands; [`Error::Strides`] where they are not one for each dim.
+    /// [`Error::TooMany`] dims or operands; [`Error::Strides`] if there is not one stride per dim.
     pub fn new(
         extents: &[usize],
         result: &[isize],
@@ -58,7 +58,7 @@ impl IterationSpace {
         Ok(space)
     }
 
-    /// Adds a dim inside of those there are.
+    /// Appends an innermost dim.
     fn push(&mut self, extent: u64, strides: [i64; 1 + Elementwise::MAX_OPERANDS]) {
         if extent == 1 {
             return;
@@ -85,8 +85,8 @@ impl IterationSpace {
         extents.fold(1, |product, extent| product.saturating_mul(*extent))
     }
 
-    /// The form of the kernel that walks so. `aligned`: whether the result and all operands begin
-    /// at multiples of 16 bytes.
+    /// The layout of the kernel for this space. `aligned`: whether the result and all operands
+    /// begin at multiples of 16 bytes.
     pub fn layout(&self, aligned: bool) -> Layout {
         let dense = self.dims == 0
             || self.dims == 1 && self.strides[..self.tensors].iter().all(|s| s[0] == 1);
@@ -99,13 +99,13 @@ impl IterationSpace {
         }
     }
 
-    /// Whether an index or an offset that is computed on the way needs 64 bits.
+    /// Whether any intermediate index or offset needs 64 bits.
     pub(crate) fn is_wide(&self) -> bool {
         !self.fits_32_bits()
     }
 
-    /// The same walk in groups of `by` neighbours, of which each is moved as one: `None` unless they
-    /// lie side by side in every tensor, and all else at multiples of them.
+    /// The same space in groups of `by` consecutive elements, each moved as one; `None` unless the
+    /// groups are contiguous and aligned in every tensor.
     pub(crate) fn grouped(mut self, by: u64) -> Option<IterationSpace> {
         let last = self.dims.checked_sub(1)?;
         let whole = |stride: &i64| stride % by as i64 == 0;
@@ -128,7 +128,7 @@ impl IterationSpace {
     /// Whether every index and every offset that is computed on the way fits in an i32.
     fn fits_32_bits(&self) -> bool {
         let limit = 1u128 << 31;
-        // The last CTA's threads beyond the end count on.
+        // Threads of the last CTA also compute indices past the end.
         let indices = u128::from(self.elements()) + u128::from(super::strided::TILE);
         let reach = |strides: &[i64; DIMS]| {
             let dims = self.extents().iter().zip(strides);
@@ -217,7 +217,7 @@ mod tests {
         assert!(wide(-(1 << 28)));
     }
 
-    /// Extents that no memory holds are counted too, as a tensor without elements may have them.
+    /// An empty tensor may have huge extents; counting must not overflow.
     #[test]
     fn huge_extents_do_not_overflow() {
         let huge = usize::MAX / 2;

@@ -1,4 +1,4 @@
-//! The form for operands that lie anyhow: an index is taken apart into coordinates.
+//! The form for strided operands: an index is decomposed into coordinates by division.
 
 use super::evaluate::evaluate;
 use super::{Elementwise, IterationSpace, Parameters, THREADS};
@@ -6,10 +6,10 @@ use crate::assembler::{
     Arguments, F32, GlobalAddress, Integer, Kernel, Launch, Pred, Ptx, Register, S32, S64, U32, U64,
 };
 
-/// Elements of a thread, a CTA's width apart: their loads are in flight together.
+/// Elements per thread, a CTA's width apart: their loads are in flight together.
 pub(crate) const PER_THREAD: u32 = 4;
 
-/// Elements of a CTA.
+/// Elements per CTA.
 pub(crate) const TILE: u32 = THREADS * PER_THREAD;
 
 /// Adds the extents, outermost first, and the strides of the result and of each operand.
@@ -105,7 +105,7 @@ pub(crate) fn indices<'k, I: Index<O>, O: Integer>(k: &'k Kernel) -> Vec<Registe
     (0..PER_THREAD).map(index).collect()
 }
 
-/// How many CTAs of as many threads walk over the elements; `None` for none.
+/// The launch over `elements` elements; `None` if there are none.
 pub(crate) fn launch(elements: u64) -> Option<Launch> {
     let ctas = u32::try_from(elements.div_ceil(u64::from(TILE)));
     Launch::new([ctas.unwrap_or(u32::MAX), 1, 1], THREADS)
@@ -161,7 +161,7 @@ impl<'k, I: Index<O>, O: Integer> Strides<'k, I, O> {
         start.byte_add(self.bytes(tensor, size, coordinates))
     }
 
-    /// How many bytes that is behind the first element. There is at least one dim.
+    /// Its offset from the first element in bytes. There is at least one dim.
     pub(crate) fn bytes(
         &self,
         tensor: usize,
@@ -199,7 +199,7 @@ pub(super) fn ptx<I: Index<O>, O: Integer>(variant: &Elementwise, dims: usize) -
     k.finish()
 }
 
-/// What a thread has of one element.
+/// One element of a thread.
 struct Place<'k> {
     exists: Pred<'k>,
     operands: Vec<F32<'k>>,

@@ -20,7 +20,7 @@ impl ExpertHistogram {
         }
     }
 
-    /// How to launch it; always something.
+    /// The launch, never `None`.
     pub fn launch(&self, blocks: Blocks, held: u32) -> Option<Launch> {
         blocks.launch(self.parts.count(held))
     }
@@ -47,7 +47,7 @@ impl Variant for ExpertHistogram {
             let loaded = self.index.load(indices, &slots);
             for group in groups(&loaded, first, &slots) {
                 let expert = share.of_part(group);
-                counters.element::<u32>(expert).count(one);
+                counters.element::<u32>(expert).atomic_add(one);
             }
         });
         k.barrier();
@@ -65,7 +65,7 @@ impl Variant for ExpertHistogram {
     }
 }
 
-/// What [`ExpertHistogram`] is called with; pointers are device addresses.
+/// Arguments of [`ExpertHistogram`]; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct ExpertHistogramArguments {
     /// \[S\], read.

@@ -14,7 +14,7 @@ pub enum IndexFormat {
 }
 
 impl IndexFormat {
-    /// All.
+    /// All variants.
     pub const ALL: [IndexFormat; 3] = [IndexFormat::I32, IndexFormat::U32, IndexFormat::I64];
 
     /// Bytes of an index.

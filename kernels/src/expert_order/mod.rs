@@ -1,6 +1,6 @@
-//! Sorting slots by expert: a stable counting sort whose result is the same bits in every run.
+//! Sorting slots by expert: a stable counting sort with the same bits in every run.
 //!
-//! Legend: S slots (token * K + choice), G experts that are held, B blocks of slots.
+//! Legend: S slots (token * K + choice), G local experts, B blocks of slots.
 //!
 //! ```text
 //! histogram   counts[g, b]  = slots of block b that chose expert g
@@ -9,13 +9,13 @@
 //! placement   place[slot]   = offsets[g] + starts[g, b] + rank in its block;  order is the inverse
 //! ```
 //!
-//! All four have geometries that depend on S and G alone: how many slots an expert gets is known on
-//! the device only. Slots are read twice and written once; the counts of blocks are few, for there
-//! are at most [`MAX_BLOCKS`].
+//! The launch geometries depend on S and G alone, because only the device knows how many slots each
+//! expert gets. Slots are read twice and written once. The block counts are small: there are at
+//! most [`MAX_BLOCKS`] blocks.
 //!
-//! Within a block warps have consecutive slots, so that ranks follow from the lanes before
-//! (`match`), the rounds before and the warps before. Indices that name no expert that is held are
-//! placed nowhere; those that name none at all are told to the host.
+//! Within a block, each warp takes consecutive slots, so a slot's rank follows from the earlier
+//! lanes (`match`), rounds and warps. Indices of experts that are not local get no row; indices
+//! that are no expert at all are reported to the host.
 
 mod histogram;
 mod index;
@@ -32,22 +32,22 @@ pub use place::{ExpertPlace, ExpertPlaceArguments};
 
 use crate::assembler::{Kernel, Launch, Pred, U32, U64};
 
-/// Threads of a CTA.
+/// Threads per CTA.
 const THREADS: u32 = 256;
 
-/// Warps of a CTA.
+/// Warps per CTA.
 const WARPS: u32 = THREADS / 32;
 
-/// Slots of a lane whose loads are in flight together.
+/// Slots per lane whose loads are in flight together.
 const SLOTS_IN_FLIGHT: u32 = 8;
 
-/// Slots of a CTA at once.
+/// Slots per CTA at once.
 const TILE: u32 = THREADS * SLOTS_IN_FLIGHT;
 
-/// The most blocks: as many as one CTA sums at once, two for each multiprocessor.
+/// Maximum number of blocks: as many as one CTA sums at once, two for each multiprocessor.
 pub const MAX_BLOCKS: u32 = THREADS;
 
-/// The most experts that a CTA counts; more take several CTAs for each block.
+/// Maximum number of experts that a CTA counts; more take several CTAs for each block.
 const MAX_EXPERTS: u32 = 1024;
 
 /// How slots are cut into blocks.
@@ -82,7 +82,7 @@ impl Blocks {
         self.slots
     }
 
-    /// Slots of a block. The last may have fewer.
+    /// Slots per block. The last may have fewer.
     fn each(self) -> u32 {
         self.tiles.saturating_mul(TILE)
     }
@@ -116,7 +116,7 @@ impl Parts {
 struct Share<'k> {
     k: &'k Kernel,
     block: U32<'k>,
-    /// Slots of the block: from the first to before the end.
+    /// Slots per block: from the first to before the end.
     first: U32<'k>,
     end: U32<'k>,
     /// The part's first expert, counted from the first that is held.

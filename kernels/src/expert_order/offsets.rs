@@ -1,4 +1,4 @@
-//! From counts to where each expert's rows begin, and back to counts.
+//! From counts to the first row of each expert, and back.
 
 use super::{Blocks, THREADS};
 use crate::assembler::{
@@ -11,7 +11,7 @@ use crate::assembler::{
 pub struct ExpertStarts;
 
 impl ExpertStarts {
-    /// How to launch it; `None` for no experts.
+    /// The launch; `None` for no experts.
     pub fn launch(&self, held: u32) -> Option<Launch> {
         Launch::new([held, 1, 1], THREADS)
     }
@@ -38,7 +38,7 @@ impl Variant for ExpertStarts {
     }
 }
 
-/// What [`ExpertStarts`] is called with; pointers are device addresses.
+/// Arguments of [`ExpertStarts`]; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct ExpertStartsArguments {
     /// \[G, B\] of u32: read as counts, written as starts.
@@ -66,7 +66,7 @@ impl ExpertStartsArguments {
 pub struct ExpertOffsets;
 
 impl ExpertOffsets {
-    /// How to launch it; always something, for no experts have an offset too.
+    /// The launch, never `None`: even without experts there is one offset.
     pub fn launch(&self) -> Option<Launch> {
         Launch::new([1, 1, 1], THREADS)
     }
@@ -100,7 +100,7 @@ impl Variant for ExpertOffsets {
     }
 }
 
-/// What [`ExpertOffsets`] is called with; pointers are device addresses.
+/// Arguments of [`ExpertOffsets`]; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct ExpertOffsetsArguments {
     /// \[G\] of u32, read.
@@ -128,7 +128,7 @@ impl ExpertOffsetsArguments {
 pub struct ExpertCounts;
 
 impl ExpertCounts {
-    /// How to launch it; `None` for no experts.
+    /// The launch; `None` for no experts.
     pub fn launch(&self, held: u32) -> Option<Launch> {
         Launch::new([held.div_ceil(THREADS), 1, 1], THREADS)
     }
@@ -154,7 +154,7 @@ impl Variant for ExpertCounts {
     }
 }
 
-/// What [`ExpertCounts`] is called with; pointers are device addresses.
+/// Arguments of [`ExpertCounts`]; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct ExpertCountsArguments {
     /// \[G + 1\] of i64, read.

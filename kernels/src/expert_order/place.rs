@@ -1,4 +1,4 @@
-//! Where each slot goes.
+//! The row of each slot.
 
 use super::index::groups;
 use super::{Blocks, IndexFormat, Parts, SLOTS_IN_FLIGHT, Share, THREADS, TILE, WARPS};
@@ -24,7 +24,7 @@ impl ExpertPlace {
         }
     }
 
-    /// How to launch it; always something.
+    /// The launch, never `None`.
     pub fn launch(&self, blocks: Blocks, held: u32) -> Option<Launch> {
         blocks.launch(self.parts.count(held))
     }
@@ -79,7 +79,7 @@ impl Variant for ExpertPlace {
     }
 }
 
-/// The rows that are dealt out to the slots of a block.
+/// The rows assigned to the slots of a block.
 struct Rows<'a, 'k> {
     k: &'k Kernel,
     share: &'a Share<'k>,
@@ -115,8 +115,8 @@ impl<'a, 'k> Rows<'a, 'k> {
         });
     }
 
-    /// The row of each slot of this thread, of which `experts` tells the experts. Means nothing for
-    /// slots of no expert of the part. All threads of the CTA must take part.
+    /// The row of each slot of this thread, of which `experts` tells the experts. is undefined for
+    /// slots of no expert of the part. All threads of the CTA must call it.
     #[track_caller]
     fn deal(&self, experts: &[U32<'k>]) -> Vec<U32<'k>> {
         let own = self.k.warp() * (4 * self.line);
@@ -158,7 +158,7 @@ impl<'a, 'k> Rows<'a, 'k> {
         experts.iter().map(rank).collect()
     }
 
-    /// Turns the counts of an expert into the first row of each warp, and moves the next row on.
+    /// Turns the counts of an expert into the first row of each warp, and advances its next row.
     #[track_caller]
     fn sum_over_warps(&self, expert: U32<'k>) {
         let (next, first) = (
@@ -177,7 +177,7 @@ impl<'a, 'k> Rows<'a, 'k> {
     }
 }
 
-/// What [`ExpertPlace`] is called with; pointers are device addresses.
+/// Arguments of [`ExpertPlace`]; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct ExpertPlaceArguments {
     /// \[S\], read.
@@ -198,7 +198,7 @@ pub struct ExpertPlaceArguments {
     pub first_expert: u32,
     /// Experts in all.
     pub experts: u64,
-    /// Where indices are told that name none of them.
+    /// The fault site for indices out of range.
     pub faults: FaultSite,
 }
 

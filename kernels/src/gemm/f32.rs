@@ -1,27 +1,27 @@
-//! The product in f32, on the ordinary arithmetic units.
+//! f32 matrix product on the ordinary FMA units.
 //!
-//! A CTA of 256 threads computes a tile of C and walks over k in steps of 8. Of each step it copies
-//! a slice of A and one of B into shared memory, where every element is read by sixteen threads;
-//! from there each thread takes its rows and columns into registers and multiplies them all with
-//! each other: 8 + 8 loads for 64 multiply-adds (4 + 4 for 16 with the small tile).
+//! A CTA of 256 threads computes a tile of C and walks along k in steps of 8. Per step it copies a
+//! slice of A and a slice of B into shared memory, where each element is read by sixteen threads.
+//! Each thread loads its rows and columns into registers and multiplies all pairs: 8 + 8 loads for
+//! 64 multiply-adds (4 + 4 for 16 in the small tile).
 //!
-//! - **Slices lie k by k** (`slice[k][row]`), whichever way the matrix lies: a thread's four
-//!   neighbouring rows are then one load of 16 bytes. A matrix that lies along k is copied by eight
-//!   neighbouring threads a line, which write to lines below each other: padding of four words a
-//!   line puts these into different banks.
-//! - **A thread's rows are in blocks of four, 64 apart** (columns likewise): the 16 bytes that
-//!   neighbours load are then neighbours, and no bank is asked twice. The flat tile has 8 by 32
-//!   threads instead of 16 by 16, each with one block of rows and one of columns.
-//! - **Two buffers**: while one step is computed the copies of the next are under way to the other
-//!   buffer, past the registers. One barrier a step suffices: behind it all copies of this step
-//!   have arrived, and nobody reads the other buffer any more.
-//! - **128 registers a thread**, so that two CTAs share a multiprocessor and one computes while the
-//!   other waits at its barrier. C is written word by word, every fourth word of a row by one
-//!   instruction, which touches four times the sectors that it fills: 16 bytes at once would tie
-//!   four sums each to neighbouring registers throughout the loop, and some would not fit. The L2
-//!   cache joins the words, and an element of C is written once for 2 K FLOPs.
-//! - **Edges**: what lies outside of A or B is read as 0; the product does not notice. M, N and K
-//!   are below 2^31.
+//! - **Slices are stored k-major** (`slice[k][row]`), whatever the order of the matrix, so four
+//!   consecutive rows of a thread are one 16-byte load. A matrix that is contiguous along k is
+//!   copied by eight consecutive threads per line, which write to consecutive slice lines. Padding
+//!   of four words per line puts these into different banks.
+//! - **A thread's rows are blocks of four, 64 apart** (columns likewise). The 16-byte loads of
+//!   consecutive threads are then consecutive, without bank conflicts. The flat tile has 8 x 32
+//!   threads instead of 16 x 16, each with one block of rows and one of columns.
+//! - **Two buffers**: while one step is computed, `cp.async` fills the other buffer. One barrier
+//!   per step suffices: after it, all copies of this step have arrived and no thread still reads
+//!   the other buffer.
+//! - **128 registers per thread**, so two CTAs fit on a multiprocessor and one computes while the
+//!   other waits at its barrier. C is stored word by word. An instruction writes every fourth word
+//!   of a row, so it touches four times the sectors that it fills. 16-byte stores would tie four
+//!   accumulators to consecutive registers throughout the loop, and some would spill. The L2 cache
+//!   merges the words, and each element of C is written once per 2 K FLOPs.
+//! - **Edges**: elements outside A or B are read as 0 and do not change the product. M, N and K are
+//!   below 2^31.
 
 use super::split_k::Part;
 use super::tiles::Place;
@@ -31,21 +31,21 @@ use crate::assembler::{
     U32, U64, Variable, Variant,
 };
 
-/// Threads of a CTA: 16 by 16.
+/// Threads per CTA: 16 by 16.
 const THREADS: u32 = 256;
 
-/// Of k, in one step.
+/// Elements of k per step.
 const DEPTH: u32 = 8;
 
-/// Words between the lines of a slice.
+/// Padding words per line of a slice.
 const PADDING: u32 = 4;
 
 /// C = A B or C += A B in f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GemmF32 {
-    /// How A lies.
+    /// Strides of A.
     pub a: Order,
-    /// How B lies.
+    /// Strides of B.
     pub b: Order,
     /// What a CTA computes.
     pub tile: Tile,
@@ -54,18 +54,18 @@ pub struct GemmF32 {
 }
 
 impl GemmF32 {
-    /// How to launch it for `batch` products; `None` for an empty C.
+    /// The launch for `batch` products; `None` if C is empty.
     pub fn launch(&self, m: u32, n: u32, batch: u32) -> Option<Launch> {
         self.tile.launch(m, n, batch, THREADS)
     }
 
-    /// An empty kernel with the threads of a CTA.
+    /// An empty kernel with the CTA size of the tile.
     pub(super) fn kernel(&self, entry: String) -> Kernel {
         Kernel::new(entry, Target::Sm80, THREADS).ctas_per_sm(2)
     }
 
-    /// The tile of one product whose first row and column are `origin`. All threads take part. Where
-    /// C begins is asked behind the loop, in which it would take registers.
+    /// Computes the tile of one product at `origin`. All threads call it. The address of C is
+    /// computed after the main loop, where it does not occupy registers.
     pub(super) fn multiply<'k>(
         &self,
         k: &'k Kernel,
@@ -139,7 +139,7 @@ impl Variant for GemmF32 {
 struct Side {
     /// How many there are.
     length: u32,
-    /// Threads beside each other. Each has blocks of four that lie four times as many apart.
+    /// Threads side by side. Each has blocks of four that lie four times as many apart.
     threads: u32,
 }
 
@@ -175,7 +175,7 @@ impl Side {
     }
 }
 
-/// What of A or B a tile needs: rows, or columns, from `first` on, of which there are `extent`.
+/// The part of A or B that a tile needs: rows (or columns) from `first`, of `extent` in total.
 #[derive(Clone, Copy)]
 struct Strip<'k> {
     matrix: Matrix<'k>,
@@ -186,8 +186,8 @@ struct Strip<'k> {
 
 /// A slice of A or B in shared memory, and what a thread copies of it.
 ///
-/// A thread's elements lie at even distances, in the matrix, in the slice, and in either the rows
-/// (columns) or in k. So one address and a few distances describe them all.
+/// A thread's elements are equally spaced in the matrix and in the slice, so one address and a few
+/// steps describe them all.
 struct Slice<'k> {
     side: Side,
     shared: SharedAddress<'k>,
@@ -195,7 +195,7 @@ struct Slice<'k> {
     to: SharedAddress<'k>,
     /// Where its first element of the next slice is.
     from: AddressVariable<'k>,
-    /// Elements of a thread.
+    /// Elements per thread.
     count: u32,
     /// From one element to the next, in rows (columns) and in k.
     step: [u32; 2],
@@ -221,7 +221,7 @@ impl<'k> Slice<'k> {
         } = strip;
         let (thread, length) = (k.thread(), side.length);
 
-        // Neighbouring threads copy neighbours in memory.
+        // Neighboring threads copy neighbors in memory.
         let (line, depth, step) = match along_k {
             true => (thread >> 3, thread & 7, [THREADS / DEPTH, 0]),
             false => {
@@ -260,8 +260,8 @@ impl<'k> Slice<'k> {
         }
     }
 
-    /// Copies this thread's elements of the next slice, zeros outside of the matrix; `left` is how
-    /// many k there are from its first on.
+    /// Copies this thread's elements of the next slice, with zeros outside the matrix. `left` is
+    /// the number of k from the start of the slice.
     #[track_caller]
     fn copy_next(&self, buffer: U32<'k>, left: S32<'k>) {
         let to = self.to.byte_add(buffer);
@@ -351,8 +351,8 @@ impl<'k> Sums<'k> {
     }
 }
 
-/// Stores the sums of a row. What is added to is loaded before the first store: a load behind a
-/// store would wait for it, as they might be of one address.
+/// Stores the accumulators of a row. All of C is loaded before the first store: a load after a
+/// store would wait for it, since the addresses may alias.
 #[track_caller]
 fn store<'k>(
     places: &[(GlobalAddress<'k>, Pred<'k>)],

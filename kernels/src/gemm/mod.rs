@@ -1,13 +1,13 @@
 //! Matrix products C = A B, or C += A B, with A \[M, K\], B \[K, N\] and C \[M, N\].
 //!
-//! Each operand may be stored row by row or column by column, with a leading dimension of its own,
-//! so no product ever needs a transposed copy. C is stored row by row. A batch of products is
-//! reached by strides; a stride of 0 uses one operand for all.
+//! A and B may be row-major or column-major, each with its own leading dimension, so a product
+//! never needs a transposed copy. C is row-major. A batch of products is addressed by strides;
+//! stride 0 shares one operand.
 //!
-//! The sum over k runs from the first to the last in f32, in one order whatever the tile: the bits
-//! of an element do not depend on the tile that computes it, nor on its neighbours. Where there are
-//! few tiles and k is long, parts of the sum are made beside each other and added in order
-//! ([`SplitK`]).
+//! The sum over k runs from first to last in f32, in the same order for every tile shape, so the
+//! bits of an element depend neither on the tile nor on its neighbors. With few tiles and a long k,
+//! the sum is split into parts that are computed in parallel and added in order (split-K,
+//! [`SplitK`]).
 
 mod bf16;
 mod f32;
@@ -25,17 +25,17 @@ pub use tiles::{GROUP, Tile};
 
 use crate::assembler::{Arguments, GlobalAddress, Kernel, U32, U64};
 
-/// How a matrix lies in memory.
+/// Storage order of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Order {
-    /// Row by row: neighbours in a row are neighbours in memory.
+    /// Row by row: neighbors in a row are neighbors in memory.
     RowMajor,
     /// Column by column: the transposed matrix row by row.
     ColumnMajor,
 }
 
 impl Order {
-    /// Both.
+    /// Both variants.
     pub const ALL: [Order; 2] = [Order::RowMajor, Order::ColumnMajor];
 
     /// `n` or `t`, as BLAS calls them.

@@ -1,22 +1,22 @@
-//! Sums over k in parts, for products that have few tiles.
+//! Split-K: the sum over k in parts, for products that have few tiles.
 
 use super::{Call, GemmArguments, Matrix, Order, Tile};
 use crate::assembler::{Arguments, Kernel, U32};
 
-/// The fewest k of a part: below that CTAs spend their time on beginning and ending.
+/// Minimum k per part. Below it, prologue and epilogue dominate.
 const MIN_DEPTH: u32 = 256;
 
-/// Parts begin at multiples of this many k: at 16 bytes, and whole slices of all kernels.
+/// Parts begin at multiples of this k: 16-byte aligned, and whole slices in all kernels.
 const STEP: u32 = 32;
 
-/// The most parts, which one kernel adds.
+/// Maximum number of parts, which one kernel adds.
 const MAX_PARTS: u32 = 64;
 
-/// CTAs that a multiprocessor has at a time.
+/// Resident CTAs per multiprocessor.
 const CTAS: u32 = 2;
 
-/// How the sum over k is cut. Parts go into a workspace of their own, \[parts, batch, m, n\] in f32,
-/// and [`SplitKReduce`](super::SplitKReduce) adds them in order.
+/// How the sum over k is split. Parts are written to an f32 workspace \[parts, batch, m, n\], and
+/// [`SplitKReduce`](super::SplitKReduce) adds them in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SplitK {
     /// How many parts.
@@ -26,7 +26,7 @@ pub struct SplitK {
 }
 
 impl SplitK {
-    /// All in one.
+    /// One part.
     pub fn none(k: u32) -> SplitK {
         SplitK { parts: 1, depth: k }
     }

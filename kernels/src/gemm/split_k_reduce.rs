@@ -1,9 +1,9 @@
-//! Adding the parts of a sum that is split.
+//! The reduction of split-K parts.
 
 use super::Output;
 use crate::assembler::{Arguments, F32, GlobalAddress, Kernel, Launch, Pred, Ptx, Target, Variant};
 
-/// Threads of a CTA.
+/// Threads per CTA.
 const THREADS: u32 = 256;
 
 /// Parts whose loads are in flight together.
@@ -12,10 +12,10 @@ const PARTS_IN_FLIGHT: u32 = 4;
 /// C = the sum of parts, from the first to the last in f32, or C += that. Each part is read once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SplitKReduce {
-    /// What becomes of the sums.
+    /// How the sums are stored.
     pub output: Output,
-    /// Whether elements go by fours: their number is a multiple of 4, and C and the parts begin at
-    /// multiples of 16 bytes.
+    /// Whether elements are moved in fours: their number is a multiple of 4, and C and the parts
+    /// are 16-byte aligned.
     pub vectors: bool,
 }
 
@@ -26,7 +26,7 @@ impl SplitKReduce {
         Launch::new([u32::try_from(ctas).unwrap_or(u32::MAX), 1, 1], THREADS)
     }
 
-    /// Elements of a thread.
+    /// Elements per thread.
     fn width(&self) -> u32 {
         if self.vectors { 4 } else { 1 }
     }
@@ -113,7 +113,7 @@ fn load<'k>(vectors: bool, from: GlobalAddress<'k>, exists: Pred<'k>) -> Vec<F32
     }
 }
 
-/// What [`SplitKReduce`] is called with; pointers are device addresses.
+/// Arguments of [`SplitKReduce`]; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct SplitKReduceArguments {
     /// \[parts, elements\] of f32, read.

@@ -1,15 +1,15 @@
-//! Which tile of C a CTA computes.
+//! Tile shapes, and which tile of C a CTA computes.
 
 use super::Call;
 use crate::assembler::{Kernel, Launch, U32};
 
-/// Rows of tiles that are walked together.
+/// Rows of tiles per group of the rasterization order.
 ///
-/// CTAs start in order of their index. Row by row, those that run at one time would share a row of
-/// A and read all of B; in groups of this many rows they share both, out of the L2 cache.
+/// CTAs start in index order. In row-major order, concurrent CTAs would share rows of A but read
+/// all of B. In groups of this many tile rows they share both through the L2 cache.
 pub const GROUP: u32 = 8;
 
-/// How much of C a CTA computes.
+/// The tile of C that a CTA computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tile {
     /// 128 by 128: little traffic.
@@ -24,13 +24,13 @@ pub enum Tile {
 }
 
 impl Tile {
-    /// Those of kernels in f32.
+    /// Tiles of the f32 kernels.
     pub const OF_F32: [Tile; 3] = [Tile::Large, Tile::Small, Tile::Flat];
 
-    /// Those of products of groups.
+    /// Tiles of the grouped kernels.
     pub const SQUARE: [Tile; 2] = [Tile::Large, Tile::Small];
 
-    /// All of them.
+    /// All variants.
     pub const ALL: [Tile; 4] = [Tile::Large, Tile::Small, Tile::Flat, Tile::Wide];
 
     /// The tile for `batch` products on a GPU with as many multiprocessors: the flat one for a few

@@ -1,8 +1,8 @@
-//! What gradients are multiplied by.
+//! The scale factor of gradients.
 
 use crate::assembler::{Arguments, Kernel, Launch, Ptx, Target, Variant};
 
-/// Threads of the CTA, of which one computes.
+/// Threads per CTA, of which one computes.
 const THREADS: u32 = 32;
 
 /// mean = norm / weight and scale = min(1, max_norm / (mean + 1e-6)) / weight, or 1 / weight where
@@ -18,7 +18,7 @@ impl ClipScale {
         ClipScale { clips }
     }
 
-    /// How to launch it.
+    /// The launch.
     pub fn launch(&self) -> Option<Launch> {
         Launch::new([1, 1, 1], THREADS)
     }
@@ -58,7 +58,7 @@ impl Variant for ClipScale {
     }
 }
 
-/// What [`ClipScale`] is called with; pointers are device addresses.
+/// Arguments of [`ClipScale`]; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct ClipScaleArguments {
     /// One f32, read.

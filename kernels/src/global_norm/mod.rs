@@ -1,8 +1,8 @@
-//! The norm of all elements of some tensors, and how far gradients are clipped by it.
+//! The global norm of a set of tensors, and the clip factor of gradients.
 //!
-//! All is computed in f64: the squares of gradients may be no f32. A first kernel, launched for each
-//! tensor, gives a partial sum of squares for each of its chunks; a second one adds those of all
-//! tensors. Which elements are added to which follows from the tensors' extents alone.
+//! Computed in f64, because squares of gradients may overflow f32. A first kernel, launched per
+//! tensor, writes one partial sum of squares per chunk; a second kernel adds those of all tensors.
+//! The order of additions follows from the extents alone.
 
 mod clip;
 mod squares;

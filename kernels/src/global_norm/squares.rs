@@ -6,7 +6,7 @@ use crate::assembler::{
 use crate::dtype::Dtype;
 use crate::row::{Chunked, IN_FLIGHT, PART_THREADS, Part, PartTile, chunk_of_rows};
 
-/// Threads of the CTA that adds partial sums.
+/// Threads per CTA that adds partial sums.
 const ADDING_THREADS: u32 = 512;
 
 /// Partial sums of a tensor of as many elements: none of none.
@@ -28,7 +28,7 @@ impl SumSquares {
         }
     }
 
-    /// How to launch it; `None` for no elements.
+    /// The launch; `None` for no elements.
     pub fn launch(&self, elements: u64) -> Option<Launch> {
         self.tile.launch(1, partial_count(elements))
     }
@@ -65,7 +65,7 @@ impl Variant for SumSquares {
     }
 }
 
-/// What [`SumSquares`] is called with; pointers are device addresses.
+/// Arguments of [`SumSquares`]; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct SumSquaresArguments {
     /// \[N\], read.
@@ -92,7 +92,7 @@ impl SumSquaresArguments {
 pub struct GlobalNorm;
 
 impl GlobalNorm {
-    /// How to launch it. The norm of nothing is 0.
+    /// The launch. The norm of no elements is 0.
     pub fn launch(&self) -> Option<Launch> {
         Launch::new([1, 1, 1], ADDING_THREADS)
     }
@@ -125,7 +125,7 @@ impl Variant for GlobalNorm {
     }
 }
 
-/// What [`GlobalNorm`] is called with; pointers are device addresses.
+/// Arguments of [`GlobalNorm`]; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct GlobalNormArguments {
     /// \[P\] of f64, read.

@@ -1,4 +1,4 @@
-//! Elements that an index tensor chooses along one dim.
+//! Gather: elements selected by an index tensor along one dim.
 
 use super::ids::Choice;
 use super::{IndexDtype, IndexedDim};
@@ -16,7 +16,7 @@ pub struct Gather {
     wide: bool,
 }
 
-/// What a [`Gather`] is called with.
+/// Arguments of [`Gather`].
 #[derive(Clone, Copy, Debug)]
 pub struct GatherArguments<'a> {
     /// The address of the first element of x.
@@ -56,7 +56,7 @@ impl Gather {
         }
     }
 
-    /// How to launch it over as many elements; `None` for none.
+    /// The launch over elements; `None` if there are none.
     pub fn launch(&self, elements: u64) -> Option<Launch> {
         strided::launch(elements)
     }

@@ -1,9 +1,9 @@
-//! Indices as they lie in memory.
+//! Index dtypes, and the dim that indices select from.
 
 use crate::assembler::{Arguments, GlobalAddress, Kernel, Pred, S32, S64, U32, U64};
 use crate::faults::{FaultSite, Faults};
 
-/// The format of indices.
+/// The dtype of indices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum IndexDtype {
     /// Signed, 64 bits.
@@ -14,19 +14,19 @@ pub enum IndexDtype {
     U32,
 }
 
-/// What indices choose from.
+/// The dim that indices select from.
 #[derive(Clone, Copy, Debug)]
 pub struct IndexedDim {
-    /// How many there are to choose from.
+    /// Its extent.
     pub extent: u64,
-    /// The distance from one to the next, in units.
+    /// Its stride, in units.
     pub stride: i64,
-    /// Where indices out of range are reported.
+    /// The fault site for indices out of range.
     pub faults: FaultSite,
 }
 
 impl IndexDtype {
-    /// All.
+    /// All variants.
     pub const ALL: [IndexDtype; 3] = [IndexDtype::I64, IndexDtype::I32, IndexDtype::U32];
 
     /// Bytes of an index.
@@ -57,7 +57,7 @@ impl IndexDtype {
     }
 }
 
-/// An index as it lies in memory: to widen it is to wait for it.
+/// An index as loaded. Widening it waits for the load.
 #[derive(Clone, Copy)]
 pub(super) enum Id<'k> {
     I64(S64<'k>),
@@ -76,7 +76,7 @@ impl<'k> Id<'k> {
     }
 }
 
-/// What indices choose from, in a kernel.
+/// [`IndexedDim`] in a kernel.
 #[derive(Clone, Copy)]
 pub(super) struct Choice<'k> {
     extent: U64<'k>,
@@ -101,8 +101,8 @@ impl<'k> Choice<'k> {
         self.extent * self.stride.unsigned()
     }
 
-    /// Whether the index of an element that `exists` chooses something, and how far that lies behind
-    /// the first. Tells of one that does not.
+    /// Whether the index of an element that `exists` chooses something, and how far that lies
+    /// behind the first. Tells of one that does not.
     #[track_caller]
     pub(super) fn choose(self, exists: Pred<'k>, index: Id<'k>) -> (Pred<'k>, S64<'k>) {
         let index = index.wide();

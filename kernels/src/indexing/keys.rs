@@ -1,4 +1,4 @@
-//! Where each element is to be added: the first step of a sum by indices.
+//! The keys of a segment sum: the destination row of each element.
 
 use super::ids::Choice;
 use super::{IndexDtype, IndexedDim};
@@ -6,8 +6,8 @@ use crate::assembler::{Arguments, Integer, Kernel, Launch, Ptx, Target, Variant}
 use crate::elementwise::strided::{self, Index, Strides};
 use crate::elementwise::{IterationSpace, THREADS};
 
-/// keys\[i\] = the number of the row that element i of an index tensor chooses, or the number of rows
-/// where it chooses none; positions\[i\] = i.
+/// keys\[i\] = the row that element i of an index tensor selects, or the number of rows if it is
+/// out of range; positions\[i\] = i.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct IndexKeys {
     ids: IndexDtype,
@@ -15,7 +15,7 @@ pub struct IndexKeys {
     wide: bool,
 }
 
-/// What [`IndexKeys`] is called with.
+/// Arguments of [`IndexKeys`].
 #[derive(Clone, Copy, Debug)]
 pub struct IndexKeysArguments<'a> {
     /// The address of the first index.
@@ -57,7 +57,7 @@ impl IndexKeys {
         }
     }
 
-    /// How to launch it over as many indices; `None` for none.
+    /// The launch over indices; `None` if there are none.
     pub fn launch(&self, indices: u64) -> Option<Launch> {
         strided::launch(indices)
     }

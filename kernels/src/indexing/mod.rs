@@ -1,7 +1,7 @@
-//! Elements and rows that indices choose: reading them, and the sums that are the gradients of that.
+//! Gathers by index, and the segment sums that are their gradients.
 //!
-//! An index is read on the GPU. One that is out of range is told to the host ([`crate::faults`]) and
-//! chooses nothing: zeros are read there, and nothing is added.
+//! Indices are read on the GPU. An out-of-range index is reported to the host ([`crate::faults`])
+//! and selects nothing: it reads as zeros, and its gradient is dropped.
 
 mod gather;
 mod ids;

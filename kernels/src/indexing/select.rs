@@ -1,4 +1,4 @@
-//! Rows that a list of indices chooses.
+//! Index select: rows selected by a list of indices.
 
 use super::ids::Choice;
 use super::{IndexDtype, IndexedDim};
@@ -7,8 +7,8 @@ use crate::copies::Unit;
 use crate::elementwise::THREADS;
 use crate::elementwise::strided::{self, Index};
 
-/// y\[o, j, ..\] = x\[o, ids\[j\], ..\] for dense tensors, in units of up to 16 bytes: the rows of a
-/// table where there is one o.
+/// y\[o, j, ..\] = x\[o, ids\[j\], ..\] for dense tensors, in units of up to 16 bytes: the rows of
+/// a table where there is one o.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct IndexSelect {
     unit: Unit,
@@ -16,12 +16,12 @@ pub struct IndexSelect {
     wide: bool,
 }
 
-/// What a [`IndexSelect`] is called with.
+/// Arguments of [`IndexSelect`].
 #[derive(Clone, Copy, Debug)]
 pub struct IndexSelectArguments {
     /// The address of the first element of x.
     pub x: u64,
-    /// Of the indices, which lie side by side.
+    /// Of the indices, which are contiguous.
     pub ids: u64,
     /// Of y.
     pub y: u64,
@@ -77,7 +77,7 @@ impl IndexSelect {
         (IndexSelect { unit, ids, wide }, unit)
     }
 
-    /// How to launch it over as many units; `None` for none.
+    /// The launch over units; `None` if there are none.
     pub fn launch(&self, units: u64) -> Option<Launch> {
         strided::launch(units)
     }

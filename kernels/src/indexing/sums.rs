@@ -1,4 +1,4 @@
-//! Sums of rows by key, in order of position.
+//! Segment sums: sums of rows by key, in the order of positions.
 
 use crate::assembler::{
     Arguments, F32, GlobalAddress, Kernel, Launch, Pred, Ptx, Target, U32, U64, Variant,
@@ -14,12 +14,12 @@ const TOGETHER: u32 = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SegmentStarts;
 
-/// What [`SegmentStarts`] is called with.
+/// Arguments of [`SegmentStarts`].
 #[derive(Clone, Copy, Debug)]
 pub struct SegmentStartsArguments {
     /// The address of the sorted keys.
     pub keys: u64,
-    /// Where the starts go: one more than there are rows.
+    /// Destination of the starts, `rows + 1` values.
     pub starts: u64,
     /// How many keys there are.
     pub count: u32,
@@ -38,7 +38,7 @@ impl SegmentStartsArguments {
 }
 
 impl SegmentStarts {
-    /// How to launch it for as many rows.
+    /// The launch for `rows` rows.
     pub fn launch(self, rows: u32) -> Option<Launch> {
         Launch::new([rows / THREADS + 1, 1, 1], THREADS)
     }
@@ -71,8 +71,8 @@ impl Variant for SegmentStarts {
     }
 }
 
-/// sum\[o, v, ..\] = the sum over the positions p with key v, in their order, of x\[o, p, ..\]; all in
-/// f32, rounded once.
+/// sum\[o, v, ..\] = the sum over the positions p with key v, in their order, of x\[o, p, ..\]; all
+/// in f32, rounded once.
 ///
 /// `Every` row is written, where it has no position with zeros. Otherwise rows that have any are
 /// added to, and no other is touched.
@@ -80,14 +80,14 @@ impl Variant for SegmentStarts {
 pub struct SegmentSum {
     from: Dtype,
     to: Dtype,
-    /// Elements of a thread: 16 bytes of x, or one.
+    /// Elements per thread: 16 bytes of x, or one.
     width: u32,
     /// Threads side by side, a power of two.
     across: u32,
     every: bool,
 }
 
-/// What a [`SegmentSum`] is called with.
+/// Arguments of [`SegmentSum`].
 #[derive(Clone, Copy, Debug)]
 pub struct SegmentSumArguments {
     /// The address of the first element of x.
@@ -104,7 +104,7 @@ pub struct SegmentSumArguments {
     pub count: u32,
     /// How many rows.
     pub rows: u32,
-    /// Elements of a row.
+    /// Elements per row.
     pub inner: u32,
 }
 
@@ -124,8 +124,8 @@ impl SegmentSumArguments {
 }
 
 impl SegmentSum {
-    /// The kernel for rows of `inner` elements. `aligned`: whether x and the sums begin at multiples
-    /// of 16 bytes. `every`: whether all rows are written.
+    /// The kernel for rows of `inner` elements. `aligned`: whether x and the sums begin at
+    /// multiples of 16 bytes. `every`: whether all rows are written.
     pub fn new(from: Dtype, to: Dtype, inner: u32, aligned: bool, every: bool) -> SegmentSum {
         let vectors = aligned && inner.is_multiple_of(from.per_vector().max(to.per_vector()));
         let width = if vectors {
@@ -143,14 +143,14 @@ impl SegmentSum {
         }
     }
 
-    /// How to launch it; `None` for nothing to write.
+    /// The launch; `None` if nothing is written.
     pub fn launch(&self, call: &SegmentSumArguments) -> Option<Launch> {
         let items = self.items(call).div_ceil(THREADS / self.across);
         let ctas = items.saturating_mul(self.tiles(call.inner));
         Launch::new([ctas, 1, 1], THREADS)
     }
 
-    /// Rows that threads care for: all, or as many as there can be with a position.
+    /// Rows to process: all, or the maximum number that can have a position.
     fn items(&self, call: &SegmentSumArguments) -> u32 {
         match self.every {
             true => call.outer.saturating_mul(call.rows),

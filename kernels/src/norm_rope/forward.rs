@@ -8,22 +8,22 @@ use crate::rope::{
     TableStrides, element,
 };
 
-/// y = turned(x w / sqrt(mean(x^2) + eps)), head by head; and 1 / sqrt(..), an f32 for each.
+/// y = rotate(x w / sqrt(mean(x^2) + eps)) per head; and 1 / sqrt(..), one f32 per head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NormRope {
     form: Form,
 }
 
 impl NormRope {
-    /// The kernel for `heads`. `aligned`: whether all heads, rows of tables and w begin at multiples
-    /// of 16 bytes.
+    /// The kernel for `heads`. `aligned`: whether all heads, rows of tables and w begin at
+    /// multiples of 16 bytes.
     pub fn new(dtype: Dtype, style: Style, heads: &Heads, aligned: bool) -> NormRope {
         NormRope {
             form: Form::new(dtype, style, heads, aligned),
         }
     }
 
-    /// How to launch it over these heads; `None` for none.
+    /// The launch over these heads; `None` if there are none.
     pub fn launch(&self, heads: &Heads) -> Option<Launch> {
         self.form.launch(heads)
     }
@@ -57,7 +57,7 @@ impl Variant for NormRope {
     }
 }
 
-/// What [`NormRope`] is called with; pointers are device addresses.
+/// Arguments of [`NormRope`]; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct NormRopeArguments {
     /// \[B, T, N, D\], read.
@@ -74,11 +74,11 @@ pub struct NormRopeArguments {
     pub inv_rms: u64,
     /// The extents.
     pub heads: Heads,
-    /// What keeps the root away from 0.
+    /// Added to the mean square before the square root.
     pub eps: f32,
-    /// How x lies.
+    /// Strides of x.
     pub of_x: HeadStrides,
-    /// How cos and sin lie.
+    /// Strides of cos and sin.
     pub of_tables: [TableStrides; 2],
 }
 
@@ -114,8 +114,8 @@ struct Call<'k> {
     of_sin: Strides<'k>,
 }
 
-/// All loads are issued before the first use; x stays in registers between the sum of squares and the
-/// turn.
+/// All loads are issued before the first use. x stays in registers between the sum of squares and
+/// the rotation.
 fn in_registers<'k>(k: &'k Kernel, tile: HeadTile, call: &Call<'k>) {
     let head = Head::of_thread(k, tile, &call.shape);
     let (x, w) = (head.load(call.x, &call.of_x), head.load_vector(call.w));
@@ -135,7 +135,7 @@ fn in_registers<'k>(k: &'k Kernel, tile: HeadTile, call: &Call<'k>) {
     head.store_scalar(call.inv_rms, inv_rms);
 }
 
-/// The second pass finds x in the caches.
+/// The second pass reads x from the caches.
 fn in_a_loop<'k>(k: &'k Kernel, dtype: Dtype, style: Style, call: &Call<'k>) {
     let head = HeadLoop::new(k, style, &call.shape);
     let x = head.place.strided(dtype, call.x, &call.of_x);

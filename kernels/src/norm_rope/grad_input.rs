@@ -8,22 +8,22 @@ use crate::rope::{
     TableStrides, element,
 };
 
-/// dx = inv_rms (dz w - x inv_rms^2 mean(dz w x)) with dz = dy turned back, head by head.
+/// dx = inv_rms (dz w - x inv_rms^2 mean(dz w x)) with dz = inverse_rotate(dy), head by head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NormRopeGradInput {
     form: Form,
 }
 
 impl NormRopeGradInput {
-    /// The kernel for `heads`. `aligned`: whether all heads, rows of tables and w begin at multiples
-    /// of 16 bytes.
+    /// The kernel for `heads`. `aligned`: whether all heads, rows of tables and w begin at
+    /// multiples of 16 bytes.
     pub fn new(dtype: Dtype, style: Style, heads: &Heads, aligned: bool) -> NormRopeGradInput {
         NormRopeGradInput {
             form: Form::new(dtype, style, heads, aligned),
         }
     }
 
-    /// How to launch it over these heads; `None` for none.
+    /// The launch over these heads; `None` if there are none.
     pub fn launch(&self, heads: &Heads) -> Option<Launch> {
         self.form.launch(heads)
     }
@@ -58,7 +58,7 @@ impl Variant for NormRopeGradInput {
     }
 }
 
-/// What [`NormRopeGradInput`] is called with; pointers are device addresses.
+/// Arguments of [`NormRopeGradInput`]; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct NormRopeGradInputArguments {
     /// \[B, T, N, D\], read.
@@ -77,9 +77,9 @@ pub struct NormRopeGradInputArguments {
     pub dx: u64,
     /// The extents.
     pub heads: Heads,
-    /// How dy and x lie.
+    /// Strides of dy and x.
     pub of_heads: [HeadStrides; 2],
-    /// How cos and sin lie.
+    /// Strides of cos and sin.
     pub of_tables: [TableStrides; 2],
 }
 
@@ -147,7 +147,7 @@ fn in_registers<'k>(k: &'k Kernel, tile: HeadTile, call: &Call<'k>) {
     head.store(call.dx, &slopes.collect::<Vec<_>>());
 }
 
-/// The second pass finds the head in the caches.
+/// The second pass reads the head from the caches.
 fn in_a_loop<'k>(k: &'k Kernel, dtype: Dtype, style: Style, call: &Call<'k>) {
     let head = HeadLoop::new(k, style, &call.shape);
     let dy = head.place.strided(dtype, call.dy, &call.of_dy);

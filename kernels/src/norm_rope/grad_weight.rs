@@ -11,19 +11,20 @@ use crate::rope::{
     TableStrides, element,
 };
 
-/// Threads of a CTA.
+/// Threads per CTA.
 const THREADS: u32 = 256;
 
-/// Longer heads have no room for a line of sums of each warp in static shared memory.
+/// For longer heads, one line of sums per warp would not fit in static shared memory.
 const MAX_FEATURES: u32 = 1024;
 
-/// Heads of a thread whose loads are in flight together: two, where registers hold them beside the
+/// Heads per thread whose loads are in flight together: two, where registers hold them beside the
 /// sums.
 fn heads_in_flight(tile: HeadTile) -> u32 {
     if tile.elements() <= 16 { 2 } else { 1 }
 }
 
-/// partial_pd = sum over the heads r of block p of dz_rd x_rd inv_rms_r with dz = dy turned back.
+/// partial_pd = sum over the heads r of block p of dz_rd x_rd inv_rms_r with dz =
+/// inverse_rotate(dy).
 ///
 /// The blocks are those of [`rows_per_partial`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -32,8 +33,8 @@ pub struct NormRopeGradWeight {
 }
 
 impl NormRopeGradWeight {
-    /// The kernel for `heads`. `aligned`: whether all heads and rows of tables begin at multiples of
-    /// 16 bytes.
+    /// The kernel for `heads`. `aligned`: whether all heads and rows of tables begin at multiples
+    /// of 16 bytes.
     pub fn new(dtype: Dtype, style: Style, heads: &Heads, aligned: bool) -> NormRopeGradWeight {
         let fits = heads.features <= MAX_FEATURES;
         NormRopeGradWeight {
@@ -41,7 +42,7 @@ impl NormRopeGradWeight {
         }
     }
 
-    /// How to launch it over these heads; `None` for none.
+    /// The launch over these heads; `None` if there are none.
     pub fn launch(&self, heads: &Heads) -> Option<Launch> {
         let rows = u64::from(heads.rows);
         let partials = rows.div_ceil(rows_per_partial(rows)) as u32;
@@ -82,7 +83,7 @@ impl Variant for NormRopeGradWeight {
     }
 }
 
-/// What [`NormRopeGradWeight`] is called with; pointers are device addresses.
+/// Arguments of [`NormRopeGradWeight`]; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct NormRopeGradWeightArguments {
     /// \[B, T, N, D\], read.
@@ -99,9 +100,9 @@ pub struct NormRopeGradWeightArguments {
     pub partials: u64,
     /// The extents.
     pub heads: Heads,
-    /// How dy and x lie.
+    /// Strides of dy and x.
     pub of_heads: [HeadStrides; 2],
-    /// How cos and sin lie.
+    /// Strides of cos and sin.
     pub of_tables: [TableStrides; 2],
 }
 
@@ -174,8 +175,8 @@ impl<'k> Call<'k> {
     }
 }
 
-/// The lanes of a head sum its features over every head of theirs; then the groups of a warp are
-/// added, and the warps of the CTA in order.
+/// Each lane sums its features over its heads. Then the groups of a warp are added, and the warps
+/// of the CTA in order.
 fn in_registers<'k>(k: &'k Kernel, tile: HeadTile, call: &Call<'k>) {
     let group = k.thread() >> tile.lanes().trailing_zeros();
     let lane = k.thread() & (tile.lanes() - 1);
@@ -227,7 +228,7 @@ fn in_registers<'k>(k: &'k Kernel, tile: HeadTile, call: &Call<'k>) {
     });
 }
 
-/// A line of shared memory skips a word after 32, so that lanes that are a vector apart meet
+/// A line of shared memory has one padding word after every 32, so that lanes a vector apart use
 /// different banks.
 fn padded(feature: u32) -> u32 {
     feature + feature / 32
@@ -239,7 +240,7 @@ fn padded_at(feature: U32<'_>) -> U32<'_> {
     feature + (feature >> 5)
 }
 
-/// A thread has a feature, and walks over the heads of the CTA's block.
+/// Each thread owns one feature and loops over the heads of the CTA's block.
 fn by_features<'k>(k: &'k Kernel, dtype: Dtype, style: Style, call: &Call<'k>) {
     let shape = &call.shape;
     let feature = k.cta().mad(THREADS, k.thread());
@@ -269,7 +270,7 @@ fn by_features<'k>(k: &'k Kernel, dtype: Dtype, style: Style, call: &Call<'k>) {
                     let table = place.strided(Dtype::F32, table, &strides);
                     element(Dtype::F32, table, pair).load_if::<f32>(turns)
                 });
-            // Back: (a, b) is (a cos + b sin, b cos - a sin).
+            // Inverse rotation: (a, b) -> (a cos + b sin, b cos - a sin).
             let sin = second.differs(0).select(-sin, sin);
             let dz = turns.select(own * cos + other * sin, own);
             let inv_rms = place.scalar(call.inv_rms).load::<f32>();

@@ -1,21 +1,21 @@
-//! Queries and keys on their way into attention: the norm of each head, then its turn, in one pass.
+//! QK-norm fused with RoPE: the RMS norm of each query or key head, then its rotation, in one pass.
 //!
-//! Legend as in [`crate::rope`]: B batch, T positions, N heads, D features of a head, H pairs; R = B
-//! T N heads in all.
+//! Legend as in [`crate::rope`]: B batch, T positions, N heads, D features per head, H rotated
+//! pairs; R = B T N heads in total.
 //!
 //! ```text
 //! inv_rms_r = 1 / sqrt(mean_d(x_rd^2) + eps)
-//! y_r       = turned(x_r inv_rms_r w)
-//! dz_r      = dy_r turned back
+//! y_r       = rotate(x_r inv_rms_r w)
+//! dz_r      = inverse_rotate(dy_r)
 //! dx_rd     = inv_rms_r (dz_rd w_d - x_rd inv_rms_r^2 mean_d(dz_rd w_d x_rd))
 //! dw_d      = sum_r dz_rd x_rd inv_rms_r
 //! ```
 //!
-//! Apart, the norm and the turn each read and write all heads; together they move half of that, 2 R
-//! D elements forward and 3 R D for dx, and round once. Heads stay in the registers of a few lanes
-//! from the first load to the last store ([`crate::rope`] has the frame); heads that do not fit there
-//! are looped over by a warp. dw takes two kernels, as the norm's does: blocks of heads are summed
-//! apart, then in order, so that its bits depend on the extents alone.
+//! Separate kernels would each read and write all heads. Fused, they move half of that, 2 R D
+//! elements forward and 3 R D for dx, and round once. A head stays in the registers of a few lanes
+//! from the first load to the last store, in the frame of [`crate::rope`]. Heads that do not fit
+//! are looped over by a warp. dw takes two kernels, as in the plain norm: blocks of heads are
+//! summed separately, then in order, so its bits depend on the extents alone.
 
 mod forward;
 mod grad_input;

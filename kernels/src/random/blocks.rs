@@ -4,7 +4,7 @@ use super::{Distribution, Parameters, Random, THREADS};
 use crate::assembler::{F32, Kernel, U32, U64};
 use crate::elementwise::Element;
 
-/// Elements of a CTA: each thread has vectors of [`per_vector`], which lie a CTA's width apart.
+/// Elements per CTA: each thread has vectors of [`per_vector`], which lie a CTA's width apart.
 pub(super) fn tile(variant: &Random) -> u32 {
     THREADS * per_vector(variant) * vectors(variant)
 }
@@ -17,7 +17,7 @@ fn per_vector(variant: &Random) -> u32 {
     }
 }
 
-/// Accesses of a thread: loads are to be in flight together, words to be computed.
+/// Accesses per thread: loads are to be in flight together, words to be computed.
 fn vectors(variant: &Random) -> u32 {
     match variant.distribution {
         Distribution::Dropout => 2,

@@ -1,12 +1,12 @@
-//! Random values and dropout: what an element gets is a function of a key and of its global index
-//! alone, by [`philox`](crate::philox).
+//! Random values and dropout. The value of an element depends only on a key and its global index,
+//! through [`philox`](crate::philox).
 //!
 //! Two forms, chosen by [`RandomSpace::form`]:
 //!
-//! - **Blocks**: elements lie densely and their indices follow each other from a multiple of 4. A
-//!   thread moves 16 bytes at once and takes all four words of each block that it computes.
-//! - **Strided**: anything else, as a shard that is a box of a larger tensor. A thread computes the
-//!   place of each of its elements, and a block for each.
+//! - **Blocks**: elements are contiguous and their indices are consecutive from a multiple of 4. A
+//!   thread moves 16 bytes per access and uses all four words of each Philox block.
+//! - **Strided**: everything else, such as a shard that is a box of a larger tensor. A thread
+//!   computes the index of each of its elements, and one block per element.
 
 mod blocks;
 pub mod quantile;
@@ -18,10 +18,10 @@ use crate::elementwise::{Element, IterationSpace, Layout};
 use crate::error::Result;
 use crate::philox::{Key, push_key};
 
-/// Threads of a CTA.
+/// Threads per CTA.
 const THREADS: u32 = 256;
 
-/// What becomes of a random word.
+/// The distribution of random values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Distribution {
     /// Uniform in an interval.
@@ -34,7 +34,7 @@ pub enum Distribution {
     Mask,
 }
 
-/// A distribution with its numbers.
+/// A distribution with its parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum DistributionParams {
     /// low + length u with u in [0, 1), at most `last`.
@@ -141,7 +141,8 @@ pub struct Random {
 }
 
 impl Random {
-    /// Values of a distribution in a format, which a mask ignores; the operand of dropout has it too.
+    /// Values of a distribution in a format, which a mask ignores; the operand of dropout has it
+    /// too.
     pub fn new(distribution: Distribution, dtype: Dtype, layout: Layout) -> Random {
         let format = match distribution {
             Distribution::Mask => Element::Bool,
@@ -154,7 +155,7 @@ impl Random {
         }
     }
 
-    /// How to launch it over as many elements; `None` for none.
+    /// The launch over elements; `None` if there are none.
     pub fn launch(&self, elements: u64) -> Option<Launch> {
         let tile = match self.layout {
             Layout::Contiguous => blocks::tile(self),
@@ -209,7 +210,7 @@ impl Variant for Random {
     }
 }
 
-/// What a [`Random`] kernel is called with.
+/// Arguments of [`Random`].
 #[derive(Clone, Copy, Debug)]
 pub struct RandomArguments<'a> {
     /// The address of the operand's first element; dropout reads it, nothing else does.
@@ -298,8 +299,8 @@ impl<'k> Rule<'k> {
         }
     }
 
-    /// What becomes of a word, and of the operand where there is one; unrounded but for the end of an
-    /// interval, which counts after rounding to `format`.
+    /// What becomes of a word, and of the operand where there is one; unrounded but for the end of
+    /// an interval, which counts after rounding to `format`.
     #[track_caller]
     fn value(&self, format: Element, word: U32<'k>, operand: Option<F32<'k>>) -> F32<'k> {
         match (self, operand) {
@@ -366,7 +367,7 @@ mod tests {
         }
     }
 
-    /// Only what begins with a whole block is computed by blocks.
+    /// Only indices that start at a block boundary use the block form.
     #[test]
     fn the_first_place_chooses_the_form() {
         let form = |first| {

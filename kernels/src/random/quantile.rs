@@ -1,8 +1,7 @@
-//! The quantile function of the normal distribution, operation by operation as the runtime's CPU has
-//! it, so that both draw the same bits: nothing is fused, and nothing is approximate but by these
-//! constants, which both take from here.
+//! The quantile function of the normal distribution, with the same operations as the CPU
+//! implementation, so that both give the same bits. Nothing is fused, and both use these constants.
 //!
-//! What random ops return is part of what a run is: no constant here may change.
+//! Runs are reproducible only as long as these constants do not change.
 
 use crate::assembler::{F32, U32};
 

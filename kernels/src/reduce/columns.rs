@@ -47,7 +47,7 @@ fn values<'k>(op: ReduceOp, loaded: &Loaded<'k>, exists: Pred<'k>) -> Vec<F32<'k
     }
 }
 
-/// Rounds and stores one value, or as many neighbours as an access may have.
+/// Rounds and stores one value, or as many neighbors as an access may have.
 #[track_caller]
 fn store<'k>(dtype: Dtype, to: GlobalAddress<'k>, condition: Pred<'k>, values: &[F32<'k>]) {
     if let [value] = values {

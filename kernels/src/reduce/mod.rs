@@ -1,16 +1,16 @@
-//! Sums and extremes over some dims of a tensor.
+//! Sums, maxima and minima over some dims of a tensor.
 //!
-//! A pass sees its operand as [O, R, I], row-major, and merges the middle extent away: rows are
-//! folded where I is 1, columns elsewhere. Reductions over several dims that do not
-//! lie side by side are several passes, and so are long ones: where one CTA a result would leave
-//! most of a GPU idle, a first pass merges chunks of R and a second one what they gave,
+//! A pass sees its operand as row-major [O, R, I] and reduces the middle extent: by rows if I is 1,
+//! by columns otherwise. A reduction over dims that are not adjacent takes several passes. So does
+//! a long one: if one CTA per result would leave most of the GPU idle, a first pass reduces chunks
+//! of R, and a second one their results:
 //!
 //! ```text
 //! [O, R, I] -> [O, P, I] -> [O, I]
 //! ```
 //!
-//! All is merged in f32, what lies between passes is f32, and the last one rounds once. What is
-//! merged with what follows from the extents alone.
+//! Values are merged in f32, intermediate results are f32, and the last pass rounds once. The order
+//! of merging depends on the extents alone.
 
 mod columns;
 mod rows;
@@ -23,22 +23,22 @@ use crate::dtype::Dtype;
 use crate::reduce_op::ReduceOp;
 use crate::row::{ENOUGH_CTAS, MAX_CHUNK, PartTile, chunk_of_rows};
 
-/// Rows of a chunk of columns at least.
+/// Rows per chunk of columns at least.
 const MIN_COLUMN_CHUNK: u64 = 64;
 
-/// Results of a pass at most, where they are columns.
+/// Maximum results of a column pass.
 const MAX_RESULTS: u64 = 1 << 31;
 
-/// Threads side by side over columns, at most.
+/// Maximum threads side by side over columns.
 const MAX_ACROSS: u64 = 64;
 
-/// Rows that are so few that every column has its own thread.
+/// Up to this many rows, each column gets its own thread.
 const FEW_ROWS: u64 = 4;
 
 /// How a pass sees its operand: [outer, reduced, inner], row-major.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extents {
-    /// Results that follow each other, each from its own `reduced * inner` elements.
+    /// Results per `inner`, each from its own `reduced * inner` elements.
     pub outer: u64,
     /// Elements that are merged into one.
     pub reduced: u64,
@@ -59,7 +59,7 @@ impl Extents {
         self.reduced.div_ceil(chunks).max(1)
     }
 
-    /// Results of the pass for each that is wanted: 1 where no other pass must follow.
+    /// Partial results per final result; 1 if no second pass is needed.
     pub fn chunks(&self) -> u64 {
         self.reduced.div_ceil(self.chunk()).max(1)
     }
@@ -83,7 +83,7 @@ pub struct Reduce {
     form: Form,
 }
 
-/// Which elements a thread has.
+/// Which elements a thread processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Form {
     /// Some lanes have a row, or the whole CTA.
@@ -116,7 +116,7 @@ impl Reduce {
         Reduce { op, from, to, form }
     }
 
-    /// How to launch it; `None` for no results.
+    /// The launch; `None` for no results.
     pub fn launch(&self, extents: Extents) -> Option<Launch> {
         match self.form {
             Form::Rows(tile) => tile.launch(extents.outer, extents.chunks()),
@@ -163,7 +163,7 @@ impl<'k> Call<'k> {
     }
 }
 
-/// What [`Reduce`] is called with; pointers are device addresses.
+/// Arguments of [`Reduce`]; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct ReduceArguments {
     /// \[O, R, I\], read.
@@ -172,7 +172,7 @@ pub struct ReduceArguments {
     pub y: u64,
     /// O, R and I.
     pub extents: Extents,
-    /// What results are multiplied by before they are rounded.
+    /// Factor of the results, applied before rounding.
     pub scale: f32,
 }
 

@@ -7,7 +7,7 @@ use crate::assembler::{
 use crate::dtype::Dtype;
 use crate::row::{Form, LongRow, LoopTile, Row, RowTile};
 
-/// y = x w / sqrt(mean(x^2) + eps), row by row; and 1 / sqrt(..), an f32 for each row.
+/// y = x w / sqrt(mean(x^2) + eps) per row; and 1 / sqrt(..), one f32 per row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RmsNorm {
     form: Form,
@@ -22,7 +22,7 @@ impl RmsNorm {
         }
     }
 
-    /// How to launch it over as many rows; `None` for none.
+    /// The launch over rows; `None` if there are none.
     pub fn launch(&self, rows: u64) -> Option<Launch> {
         self.form.launch(rows)
     }
@@ -53,7 +53,7 @@ impl Variant for RmsNorm {
     }
 }
 
-/// What [`RmsNorm`] is called with; pointers are device addresses.
+/// Arguments of [`RmsNorm`]; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct RmsNormArguments {
     /// \[R, D\], read.
@@ -68,7 +68,7 @@ pub struct RmsNormArguments {
     pub rows: u64,
     /// D.
     pub features: u32,
-    /// What keeps the root away from 0.
+    /// Added to the mean square before the square root.
     pub eps: f32,
 }
 
@@ -98,9 +98,9 @@ struct Call<'k> {
     eps: F32<'k>,
 }
 
-/// All loads of x are issued before the first use, so that the memory system is busy while we wait,
-/// and those of w, which the caches hold, before the sum over the row; x stays in registers between
-/// the sum of squares and the scaling.
+/// All loads of x are issued before the first use, so that they are in flight together. The loads
+/// of w, which are cached, are issued before the row sum. x stays in registers between the sum of
+/// squares and the scaling.
 fn in_registers<'k>(k: &'k Kernel, tile: RowTile, call: &Call<'k>) {
     let row = Row::new(k, tile, call.rows);
     let (x, w) = (row.load(call.x), row.load_vector(call.w));
@@ -118,7 +118,7 @@ fn in_registers<'k>(k: &'k Kernel, tile: RowTile, call: &Call<'k>) {
     row.store_scalar(call.inv_rms, inv_rms);
 }
 
-/// The second pass finds x in the caches.
+/// The second pass reads x from the caches.
 fn in_a_loop<'k>(k: &'k Kernel, tile: LoopTile, call: &Call<'k>) {
     let row = LongRow::new(k, tile, call.features);
     let (x, y) = (row.of_matrix(call.x), row.of_matrix(call.y));

@@ -22,7 +22,7 @@ impl RmsNormGradInput {
         }
     }
 
-    /// How to launch it over as many rows; `None` for none.
+    /// The launch over rows; `None` if there are none.
     pub fn launch(&self, rows: u64) -> Option<Launch> {
         self.form.launch(rows)
     }
@@ -52,7 +52,7 @@ impl Variant for RmsNormGradInput {
     }
 }
 
-/// What [`RmsNormGradInput`] is called with; pointers are device addresses.
+/// Arguments of [`RmsNormGradInput`]; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct RmsNormGradInputArguments {
     /// \[R, D\], read.
@@ -116,7 +116,7 @@ fn in_registers<'k>(k: &'k Kernel, tile: RowTile, call: &Call<'k>) {
     row.store(call.dx, |i| slope([dy[i], x[i], w[i]], inv_rms, along_x));
 }
 
-/// The second pass finds the row in the caches.
+/// The second pass reads the row from the caches.
 fn in_a_loop<'k>(k: &'k Kernel, tile: LoopTile, call: &Call<'k>) {
     let row = LongRow::new(k, tile, call.features);
     let [dy, x, dx] = [call.dy, call.x, call.dx].map(|matrix| row.of_matrix(matrix));

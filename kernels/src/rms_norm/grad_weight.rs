@@ -8,10 +8,10 @@ use crate::dtype::{Dtype, Loaded};
 use crate::reduce_op::ReduceOp;
 use crate::row::element;
 
-/// Partial sums are at most this many, so that the second kernel is short.
+/// Maximum number of partial sums, so that the second kernel is short.
 const MAX_PARTIALS: u64 = 128;
 
-/// Rows that one partial sum covers at least, so that the workspace is small beside the operands.
+/// Minimum rows per partial sum, so that the workspace is small compared with the operands.
 const MIN_ROWS: u64 = 64;
 
 /// Threads side by side at most: 64 vectors of 16 bytes.
@@ -45,7 +45,7 @@ impl RmsNormGradWeight {
         }
     }
 
-    /// How to launch it; `None` for no rows or no features.
+    /// The launch; `None` for no rows or no features.
     pub fn launch(&self, rows: u64, features: u32) -> Option<Launch> {
         let partials = rows.div_ceil(rows_per_partial(rows)) as u32;
         let across = features.div_ceil(self.tile.columns());
@@ -146,7 +146,7 @@ fn store_sums<'k>(to: GlobalAddress<'k>, condition: Pred<'k>, sums: &[F32<'k>]) 
     }
 }
 
-/// What [`RmsNormGradWeight`] is called with; pointers are device addresses.
+/// Arguments of [`RmsNormGradWeight`]; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct RmsNormGradWeightArguments {
     /// \[R, D\], read.
@@ -186,18 +186,18 @@ pub struct SumPartials {
 }
 
 impl SumPartials {
-    /// A warp's worth of columns, eight rows at once.
+    /// One warp of columns, eight rows at once.
     const TILE: ColumnTile = ColumnTile {
         across: 32,
         width: 1,
     };
 
-    /// `accumulate`: whether the sum is added to what is there, or takes its place.
+    /// `accumulate`: whether the sum is added to the old value or replaces it.
     pub fn new(accumulate: bool) -> SumPartials {
         SumPartials { accumulate }
     }
 
-    /// How to launch it; `None` for no features. No rows are a sum of 0.
+    /// The launch; `None` for no features. No rows are a sum of 0.
     pub fn launch(&self, features: u32) -> Option<Launch> {
         Launch::new([features.div_ceil(Self::TILE.columns()), 1, 1], THREADS)
     }
@@ -237,7 +237,7 @@ impl Variant for SumPartials {
     }
 }
 
-/// What [`SumPartials`] is called with; pointers are device addresses.
+/// Arguments of [`SumPartials`]; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct SumPartialsArguments {
     /// \[P, D\] of f32, read.

@@ -1,4 +1,4 @@
-//! Root-mean-square normalisation (Zhang & Sennrich 2019) and its gradients.
+//! Root-mean-square normalization (Zhang & Sennrich 2019) and its gradients.
 //!
 //! Legend: R rows, D features.
 //!
@@ -9,11 +9,11 @@
 //! dw_d      = sum_r dy_rd x_rd inv_rms_r
 //! ```
 //!
-//! All is computed in f32 and rounded once. Forward and dx need a sum over a row before its first
-//! element can be written; a row therefore stays in registers between the two ([`crate::row`]), and
-//! each moves the least bytes possible: 2 R D elements forward, 3 R D for dx.
+//! Computed in f32, rounded once. Forward and dx need a sum over the row before the first store, so
+//! a row stays in registers in between ([`crate::row`]). Each kernel moves the minimum number of
+//! bytes: 2 R D elements forward, 3 R D for dx.
 //!
-//! dw is a sum over all rows. Atomics would make its bits depend on the order in which CTAs finish,
+//! dw is a sum over all rows. With atomics its bits would depend on the order in which CTAs finish,
 //! so it takes two kernels: each CTA sums a block of rows into its own line of a workspace, and a
 //! second kernel adds the lines in order. The bits depend on R and D alone.
 

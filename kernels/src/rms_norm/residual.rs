@@ -1,4 +1,4 @@
-//! The residual stream and the norm that follows it, in one pass; and its gradient.
+//! Residual addition fused with the following RMS norm, and its gradient.
 //!
 //! ```text
 //! h_rd      = x_rd + b_rd                      what a block adds, rounded
@@ -6,7 +6,7 @@
 //! dx_rd     = dh_rd + (the norm's dx of dy)    also of b
 //! ```
 //!
-//! Apart, a sum and a norm move 5 R D elements, and their gradients 6; together 4 and 4.
+//! Separately, the addition and the norm move 5 R D elements and their gradients 6; fused, 4 and 4.
 
 use super::mean;
 use crate::assembler::{
@@ -15,7 +15,7 @@ use crate::assembler::{
 use crate::dtype::Dtype;
 use crate::row::{Form, LongRow, LoopTile, Row, RowTile};
 
-/// h = x + b and y = h w / sqrt(mean(h^2) + eps), row by row; and 1 / sqrt(..), an f32 for each row.
+/// h = x + b and y = h w / sqrt(mean(h^2) + eps), row by row; and 1 / sqrt(..), one f32 per row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AddRmsNorm {
     form: Form,
@@ -30,7 +30,7 @@ impl AddRmsNorm {
         }
     }
 
-    /// How to launch it over as many rows; `None` for none.
+    /// The launch over rows; `None` if there are none.
     pub fn launch(&self, rows: u64) -> Option<Launch> {
         self.form.launch(rows)
     }
@@ -63,7 +63,7 @@ impl Variant for AddRmsNorm {
     }
 }
 
-/// What [`AddRmsNorm`] is called with; pointers are device addresses.
+/// Arguments of [`AddRmsNorm`]; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct AddRmsNormArguments {
     /// \[R, D\], read.
@@ -82,7 +82,7 @@ pub struct AddRmsNormArguments {
     pub rows: u64,
     /// D.
     pub features: u32,
-    /// What keeps the root away from 0.
+    /// Added to the mean square before the square root.
     pub eps: f32,
 }
 
@@ -114,7 +114,7 @@ struct Call<'k> {
     eps: F32<'k>,
 }
 
-/// The norm is that of the rounded sum, which backward finds again.
+/// Normalizes the rounded sum h, which the backward pass reads.
 fn in_registers<'k>(k: &'k Kernel, tile: RowTile, call: &Call<'k>) {
     let row = Row::new(k, tile, call.rows);
     let (x, b) = (row.load(call.x), row.load(call.b));
@@ -135,7 +135,7 @@ fn in_registers<'k>(k: &'k Kernel, tile: RowTile, call: &Call<'k>) {
     row.store_scalar(call.inv_rms, inv_rms);
 }
 
-/// The second pass finds in the caches what this thread has written in the first.
+/// The second pass reads from the caches what this thread wrote in the first.
 fn in_a_loop<'k>(k: &'k Kernel, tile: LoopTile, call: &Call<'k>) {
     let row = LongRow::new(k, tile, call.features);
     let [x, b, h, y] = [call.x, call.b, call.h, call.y].map(|matrix| row.of_matrix(matrix));
@@ -176,7 +176,7 @@ impl AddRmsNormGradInput {
         }
     }
 
-    /// How to launch it over as many rows; `None` for none.
+    /// The launch over rows; `None` if there are none.
     pub fn launch(&self, rows: u64) -> Option<Launch> {
         self.form.launch(rows)
     }
@@ -207,7 +207,7 @@ impl Variant for AddRmsNormGradInput {
     }
 }
 
-/// What [`AddRmsNormGradInput`] is called with; pointers are device addresses.
+/// Arguments of [`AddRmsNormGradInput`]; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct AddRmsNormGradInputArguments {
     /// \[R, D\], read.
@@ -262,7 +262,7 @@ fn grad_in_registers<'k>(k: &'k Kernel, tile: RowTile, call: &GradCall<'k>) {
     let row = Row::new(k, tile, call.rows);
     let (dy, h, w) = (row.load(call.dy), row.load(call.h), row.load_vector(call.w));
     let inv_rms = row.load_scalar(call.inv_rms);
-    // The longest rows leave no registers for what the sum does not need.
+    // The longest rows leave no registers for operands that the sum does not need.
     let is_long = tile.threads() > 128 && tile.vectors() > 3;
     let early = (!is_long).then(|| row.load(call.dh));
 
@@ -280,7 +280,7 @@ fn grad_in_registers<'k>(k: &'k Kernel, tile: RowTile, call: &GradCall<'k>) {
     });
 }
 
-/// The second pass finds the row in the caches.
+/// The second pass reads the row from the caches.
 fn grad_in_a_loop<'k>(k: &'k Kernel, tile: LoopTile, call: &GradCall<'k>) {
     let row = LongRow::new(k, tile, call.features);
     let [dh, dy, h, dx] = [call.dh, call.dy, call.h, call.dx].map(|matrix| row.of_matrix(matrix));

@@ -1,11 +1,11 @@
-//! How heads lie, and which kernel they take.
+//! Extents and strides of heads, and which kernel they use.
 
 use super::HeadTile;
 use super::loops::LOOP_THREADS;
 use crate::assembler::{Arguments, Kernel, Launch, U32};
 use crate::dtype::Dtype;
 
-/// Which features of a head make a pair.
+/// Which features of a head form a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Style {
     /// i and i + H.
@@ -15,7 +15,7 @@ pub enum Style {
 }
 
 impl Style {
-    /// Both.
+    /// Both variants.
     pub const ALL: [Style; 2] = [Style::Half, Style::Interleaved];
 
     /// Its name, as in the names of kernels.
@@ -27,10 +27,10 @@ impl Style {
     }
 }
 
-/// The extents of heads \[B, T, N, D\], of which 2 H features are turned.
+/// The extents of heads \[B, T, N, D\], of which 2 H features are rotated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heads {
-    /// B T N, which fits in 32 bits with room to spare.
+    /// B T N, at most [`Heads::MAX_ROWS`].
     pub rows: u32,
     /// T.
     pub positions: u32,
@@ -43,7 +43,7 @@ pub struct Heads {
 }
 
 impl Heads {
-    /// The most rows.
+    /// Maximum number of rows.
     pub const MAX_ROWS: u32 = 1 << 31;
 
     pub(crate) fn push(&self, arguments: &mut Arguments) {
@@ -77,14 +77,14 @@ impl<'k> Shape<'k> {
     }
 }
 
-/// Strides of heads in elements; features lie side by side.
+/// Strides of heads in elements; features are contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeadStrides {
-    /// From a sequence to the next.
+    /// From one sequence to the next.
     pub batch: i64,
-    /// From a position to the next.
+    /// From one position to the next.
     pub position: i64,
-    /// From a head to the next.
+    /// From one head to the next.
     pub head: i64,
 }
 
@@ -95,7 +95,7 @@ impl HeadStrides {
         }
     }
 
-    /// Whether heads of a tensor that begins at a multiple of 16 bytes all do.
+    /// Whether all heads are 16-byte aligned if the tensor is.
     pub fn keep_alignment(&self, dtype: Dtype) -> bool {
         let per_vector = i64::from(dtype.per_vector());
         let strides = [self.batch, self.position, self.head];
@@ -103,13 +103,13 @@ impl HeadStrides {
     }
 }
 
-/// Strides of a table \[B, T, H\] in elements, 0 where it is the same for all; the angles of a
-/// position lie side by side.
+/// Strides of a table \[B, T, H\] in elements, 0 for a broadcast dim; the angles of a position are
+/// contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableStrides {
-    /// From a sequence to the next.
+    /// From one sequence to the next.
     pub batch: i64,
-    /// From a position to the next.
+    /// From one position to the next.
     pub position: i64,
 }
 
@@ -118,7 +118,7 @@ impl TableStrides {
         arguments.push_i64(self.batch).push_i64(self.position);
     }
 
-    /// Whether rows of a table that begins at a multiple of 16 bytes all do.
+    /// Whether all rows are 16-byte aligned if the table is.
     pub fn keep_alignment(&self) -> bool {
         [self.batch, self.position]
             .iter()
@@ -129,7 +129,7 @@ impl TableStrides {
 /// How a kernel walks over heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Form {
-    /// A head in registers of a few lanes.
+    /// A head in the registers of a few lanes.
     Tile(HeadTile),
     /// Heads of any extents and alignment: a warp loops over each.
     Loop(Dtype, Style),

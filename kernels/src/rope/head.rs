@@ -1,21 +1,21 @@
-//! Heads in registers, in the frame of kernels that turn them.
+//! Heads in registers: the frame of the kernels that rotate them.
 //!
-//! A head belongs to a few lanes of a warp. A lane has *chunks*: a vector of the first half of the
-//! turned features and the one that lies H further on. Either style finds both features of a pair in
-//! one chunk, and the same accesses serve both: neighbours have neighbouring vectors. What is not
-//! turned follows, vector by vector.
+//! A few lanes of a warp share a head. A lane owns *chunks*: a vector of the first half of the
+//! rotated features, and the vector H features later. In either style both features of a pair are
+//! in one chunk, so both styles use the same accesses, and consecutive lanes access consecutive
+//! vectors. Features that are not rotated follow, vector by vector.
 
 use super::{Direction, Heads, Shape, Style};
 use crate::assembler::{F32, GlobalAddress, Kernel, Pred, S64, U32, U64, group_sum};
 use crate::dtype::{Dtype, Vector};
 
-/// The most chunks of a lane.
+/// Maximum number of chunks per lane.
 const MAX_CHUNKS: u32 = 2;
 
-/// The most vectors of a lane that are not turned.
+/// Maximum number of pass-through vectors per lane.
 const MAX_PASSED: u32 = 4;
 
-/// How heads are spread over lanes. Known while the kernel is written, so that everything unrolls.
+/// How heads are distributed over lanes. Known while the kernel is written, so all loops unroll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HeadTile {
     dtype: Dtype,
@@ -26,10 +26,10 @@ pub struct HeadTile {
 }
 
 impl HeadTile {
-    /// Threads of a CTA.
+    /// Threads per CTA.
     pub(crate) const THREADS: u32 = 128;
 
-    /// `None` where halves do not consist of 16-byte vectors or heads are too long for registers.
+    /// `None` if the halves are not whole 16-byte vectors, or a head does not fit in registers.
     pub(crate) fn new(dtype: Dtype, style: Style, heads: &Heads) -> Option<HeadTile> {
         let Heads {
             features, pairs, ..
@@ -52,17 +52,17 @@ impl HeadTile {
         fits.then_some(tile)
     }
 
-    /// Elements of a head.
+    /// Elements per head.
     pub(crate) fn features(self) -> u32 {
         self.features
     }
 
-    /// Elements of a vector.
+    /// Elements per vector.
     pub(crate) fn per_vector(self) -> u32 {
         self.dtype.per_vector()
     }
 
-    /// Elements of a thread.
+    /// Elements per thread.
     pub(crate) fn elements(self) -> u32 {
         self.vectors().len() as u32 * self.per_vector()
     }
@@ -72,18 +72,18 @@ impl HeadTile {
         self.lanes
     }
 
-    /// Heads of a CTA of [`HeadTile::THREADS`].
+    /// Heads per CTA of [`HeadTile::THREADS`].
     pub(crate) fn rows(self) -> u32 {
         Self::THREADS / self.lanes
     }
 
-    /// What a kernel's name says of it: `bf16_half_d128_h64`.
+    /// Its part of a kernel's name: `bf16_half_d128_h64`.
     pub(crate) fn name(self) -> String {
         let (dtype, style) = (self.dtype.name(), self.style.name());
         format!("{dtype}_{style}_d{}_h{}", self.features, self.pairs)
     }
 
-    /// What a thread has of a head, turned, in the order of [`LoadedHead::widen`].
+    /// The rotated features of a thread, in the order of [`LoadedHead::widen`].
     #[track_caller]
     pub(crate) fn rotated<'k>(
         self,
@@ -104,7 +104,7 @@ impl HeadTile {
         rotated
     }
 
-    /// Where each vector of a lane begins, and whether it is in the head; nowhere unless `exists`.
+    /// The start of each vector of a lane, and whether it is within the head.
     #[track_caller]
     pub(crate) fn places<'k>(self, lane: U32<'k>, exists: Pred<'k>) -> Vec<(U32<'k>, Pred<'k>)> {
         let column = lane * self.dtype.per_vector();
@@ -113,7 +113,7 @@ impl HeadTile {
         starts.zip(exist).collect()
     }
 
-    /// Whether each vector of the lane whose first column this is exists.
+    /// For the lane starting at `column`: whether each of its vectors exists.
     #[track_caller]
     fn exist<'k>(self, column: U32<'k>, exists: Pred<'k>) -> Vec<Pred<'k>> {
         let step = self.lanes * self.dtype.per_vector();
@@ -135,7 +135,7 @@ impl HeadTile {
         vectors.div_ceil(self.lanes)
     }
 
-    /// The elements that begin each vector of lane 0, in the order of registers.
+    /// The first element of each vector of lane 0, in register order.
     fn vectors(self) -> Vec<u32> {
         let step = self.lanes * self.dtype.per_vector();
         let chunks = (0..self.chunks()).flat_map(|i| [i * step, self.pairs + i * step]);
@@ -175,7 +175,7 @@ impl<'k> Strides<'k> {
     }
 }
 
-/// Which head of all.
+/// The coordinates of a head.
 #[derive(Clone, Copy)]
 pub(crate) struct Place<'k> {
     index: U32<'k>,
@@ -201,7 +201,7 @@ impl<'k> Place<'k> {
         }
     }
 
-    /// Where the head, or its row of a table, begins, in elements.
+    /// The offset of the head, or of its table row, in elements.
     #[track_caller]
     fn element(&self, strides: &Strides<'k>) -> U64<'k> {
         let row = self.position * strides.position;
@@ -232,14 +232,14 @@ impl<'k> Place<'k> {
         tensor.byte_add(self.index.mul_wide(features) * u64::from(dtype.size()))
     }
 
-    /// Its element of a dense vector with an f32 for each head.
+    /// Its element of a dense vector with one f32 per head.
     #[track_caller]
     pub(crate) fn scalar(&self, vector: GlobalAddress<'k>) -> GlobalAddress<'k> {
         vector.element::<f32>(self.index)
     }
 }
 
-/// A head and the part of it that a thread has.
+/// A head, and the thread's part of it.
 pub(crate) struct Head<'k> {
     k: &'k Kernel,
     tile: HeadTile,
@@ -253,7 +253,7 @@ pub(crate) struct Head<'k> {
     leads: Pred<'k>,
 }
 
-/// Vectors of a head, as they lie in memory.
+/// Vectors of a head, as stored in memory.
 pub(crate) struct LoadedHead<'k>(Vec<Vector<'k>>);
 
 impl<'k> LoadedHead<'k> {
@@ -311,7 +311,7 @@ impl<'k> Head<'k> {
         self.load_from(vector)
     }
 
-    /// The element of this head in a dense vector with an f32 for each.
+    /// Loads the element of this head from a dense vector with one f32 per head.
     #[track_caller]
     pub(crate) fn load_scalar(&self, vector: GlobalAddress<'k>) -> F32<'k> {
         self.place.scalar(vector).load_if(self.exists)
@@ -349,7 +349,7 @@ impl<'k> Head<'k> {
         self.place.scalar(vector).store_if(self.leads, value);
     }
 
-    /// The sum over the lanes of this head, in each of them. Every lane of the warp must take part.
+    /// The sum over the lanes of this head, in each of them. All lanes of the warp must call it.
     #[track_caller]
     pub(crate) fn sum(&self, value: F32<'k>) -> F32<'k> {
         group_sum(self.k, value, self.tile.lanes)
@@ -372,7 +372,8 @@ impl<'k> Head<'k> {
         let start = self.place.strided(Dtype::F32, table, strides);
         let chunks = 2 * self.tile.chunks() as usize;
         let vectors = self.tile.vectors().into_iter().zip(&self.exist);
-        // A vector of features is as many angles where halves pair up, or half as many.
+        // A vector of features has one angle per feature in the half style, and one per two
+        // features in the interleaved style.
         let per_vector = self.tile.dtype.per_vector();
         let load = |(first, exists): (u32, &Pred<'k>)| match self.tile.style {
             Style::Half if first >= self.tile.pairs => Vec::new(),
@@ -388,14 +389,14 @@ impl<'k> Head<'k> {
         vectors.take(chunks).flat_map(load).collect()
     }
 
-    /// The thread's first element behind `start`, of elements of `size` bytes.
+    /// The thread's first element from `start`, for elements of `size` bytes.
     #[track_caller]
     fn column_of(&self, start: GlobalAddress<'k>, size: u32) -> GlobalAddress<'k> {
         start.byte_add(self.column.mul_wide(size))
     }
 }
 
-/// 2, 4 or 8 f32 that follow each other.
+/// Loads 2, 4 or 8 consecutive f32.
 #[track_caller]
 fn load_angles<'k>(exists: Pred<'k>, from: GlobalAddress<'k>, count: u32) -> Vec<F32<'k>> {
     match count {
@@ -453,12 +454,15 @@ mod tests {
         assert!(tile(Dtype::Bf16, 128, 64).is_some());
         assert!(tile(Dtype::Bf16, 128, 32).is_some());
         assert!(tile(Dtype::Bf16, 128, 60).is_none(), "odd halves");
-        assert!(tile(Dtype::Bf16, 130, 64).is_none(), "an odd rest");
-        assert!(tile(Dtype::Bf16, 128, 0).is_none(), "nothing turns");
+        assert!(
+            tile(Dtype::Bf16, 130, 64).is_none(),
+            "odd pass-through features"
+        );
+        assert!(tile(Dtype::Bf16, 128, 0).is_none(), "nothing to rotate");
         assert!(tile(Dtype::F32, 2048, 1024).is_none(), "too long");
         assert!(
             tile(Dtype::F32, 512, 4).is_none(),
-            "too much that is not turned"
+            "too many pass-through features"
         );
     }
 }

@@ -1,12 +1,11 @@
-//! Heads of any extents and alignment, in the frame of kernels that turn them: a warp loops over
-//! each.
+//! Heads of any extents and alignment: one warp loops over each head.
 
 use super::head::Place;
 use super::{Shape, Style};
 use crate::assembler::{GlobalAddress, Kernel, Pred, U32};
 use crate::dtype::Dtype;
 
-/// Threads of a CTA: each warp has a head.
+/// Threads per CTA: one head per warp.
 pub(super) const LOOP_THREADS: u32 = 128;
 
 /// The head of this warp.
@@ -14,10 +13,10 @@ pub(crate) struct HeadLoop<'k> {
     k: &'k Kernel,
     style: Style,
     pub(crate) place: Place<'k>,
-    /// Whether this thread speaks for the head.
+    /// Whether this thread stores the scalars of the head.
     pub(crate) leads: Pred<'k>,
     pub(crate) exists: Pred<'k>,
-    /// As in the shape, and none where there is no head.
+    /// As in the shape, or 0 if there is no head.
     pairs: U32<'k>,
     features: U32<'k>,
     all_pairs: U32<'k>,
@@ -40,7 +39,7 @@ impl<'k> HeadLoop<'k> {
         }
     }
 
-    /// Calls `body` with the two features and the number of each pair that falls to this thread.
+    /// Calls `body` with the two features and the index of each pair of this thread.
     #[track_caller]
     pub(crate) fn each_pair(&self, body: impl FnOnce([U32<'k>; 2], U32<'k>)) {
         self.k.for_range(self.k.lane(), self.pairs, 32, |pair| {
@@ -52,14 +51,14 @@ impl<'k> HeadLoop<'k> {
         });
     }
 
-    /// Calls `body` with each feature that falls to this thread and is not turned.
+    /// Calls `body` with each pass-through feature of this thread.
     #[track_caller]
     pub(crate) fn each_passed(&self, body: impl FnOnce(U32<'k>)) {
         let first = (self.all_pairs << 1) + self.k.lane();
         self.k.for_range(first, self.features, 32, body);
     }
 
-    /// Calls `body` with each feature that falls to this thread.
+    /// Calls `body` with each feature of this thread.
     #[track_caller]
     pub(crate) fn each_feature(&self, body: impl FnOnce(U32<'k>)) {
         self.k.for_range(self.k.lane(), self.features, 32, body);

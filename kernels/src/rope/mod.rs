@@ -1,18 +1,19 @@
-//! Rotary positions (Su et al. 2021): tables of angles, and heads turned by them.
+//! Rotary position embeddings (RoPE, Su et al. 2021): angle tables, and the rotation of heads.
 //!
-//! Legend: B batch, T positions, N heads, D features of a head, H pairs of features that are turned
-//! (2 H <= D).
+//! Legend: B batch, T positions, N heads, D features per head, H rotated pairs of features (2 H <=
+//! D).
 //!
 //! ```text
 //! angle_bth        = position_bt inv_freq_h
 //! (y_a, y_b)_bthn  = (x_a cos - x_b sin, x_b cos + x_a sin)
 //! ```
 //!
-//! The gradient is the turn back: by minus the angle. What a pair is made of says [`Style`].
+//! The gradient is the inverse rotation, by minus the angle. [`Style`] says which features form a
+//! pair.
 //!
-//! A kernel that turns is bound by memory: it reads and writes each head once, 2 B T N D elements,
-//! and the heads of a position find the tables in the caches. Heads may be a view of something
-//! larger, as of a product that holds queries, keys and values: dims have strides.
+//! The kernel is bound by memory. It reads and writes each head once, 2 B T N D elements; the heads
+//! of one position share the tables through the caches. Heads may be a strided view, for example of
+//! a fused query-key-value projection.
 
 mod form;
 mod head;

@@ -1,4 +1,4 @@
-//! y, or dx: heads turned, by the angles or back.
+//! The rotation of heads (y), and its inverse (dx).
 
 use super::{
     Form, Head, HeadLoop, HeadStrides, HeadTile, Heads, Shape, Strides, Style, TableStrides,
@@ -7,12 +7,12 @@ use super::{
 use crate::assembler::{Arguments, F32, GlobalAddress, Kernel, Launch, Ptx, Target, Variant};
 use crate::dtype::Dtype;
 
-/// By the angle, or by minus the angle.
+/// The direction of the rotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
-    /// As forward does.
+    /// By the angle: the forward pass.
     Forward,
-    /// As the gradient does.
+    /// By minus the angle: the gradient.
     Inverse,
 }
 
@@ -27,7 +27,7 @@ impl Direction {
     }
 }
 
-/// Turns each head by its position's angles.
+/// Rotates each head by the angles of its position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rope {
     form: Form,
@@ -35,7 +35,7 @@ pub struct Rope {
 }
 
 impl Rope {
-    /// The kernel that turns `heads`. `aligned`: whether all heads and rows of tables begin at
+    /// The kernel that rotates `heads`. `aligned`: whether all heads and rows of tables begin at
     /// multiples of 16 bytes.
     pub fn new(
         dtype: Dtype,
@@ -50,7 +50,7 @@ impl Rope {
         }
     }
 
-    /// How to launch it over these heads; `None` for none.
+    /// The launch over these heads; `None` if there are none.
     pub fn launch(&self, heads: &Heads) -> Option<Launch> {
         match heads.features {
             0 => None,
@@ -88,7 +88,7 @@ impl Variant for Rope {
     }
 }
 
-/// What [`Rope`] is called with; pointers are device addresses.
+/// Arguments of [`Rope`]; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct RopeArguments {
     /// \[B, T, N, D\], read.
@@ -101,11 +101,11 @@ pub struct RopeArguments {
     pub y: u64,
     /// The extents.
     pub heads: Heads,
-    /// How x lies.
+    /// Strides of x.
     pub of_x: HeadStrides,
-    /// How cos lies.
+    /// Strides of cos.
     pub of_cos: TableStrides,
-    /// How sin lies.
+    /// Strides of sin.
     pub of_sin: TableStrides,
 }
 

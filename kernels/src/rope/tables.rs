@@ -1,22 +1,22 @@
-//! Cosines and sines of every position's angles.
+//! Cosine and sine tables of the angles of all positions.
 //!
-//! Angles are computed in f64, for an f32 angle is off by 0.03 radians at position a million; and so
-//! are sine and cosine, so that they are right to f32's last place. An angle below 2^50 is reduced to
-//! r = angle - n pi / 2 with |r| <= pi / 4: the difference with the first part of pi / 2 is exact,
-//! for both are multiples of 2^-52, and further parts add what is missing.
+//! Angles, cosines and sines are computed in f64 and rounded to f32 once; an f32 angle would be off
+//! by 0.03 radians at position one million. An angle below 2^50 is reduced to r = angle - n pi / 2
+//! with |r| <= pi / 4. The difference with the first part of pi / 2 is exact, because both are
+//! multiples of 2^-52; the further parts add the rest.
 
 use crate::assembler::{
     Arguments, F64, GlobalAddress, Kernel, Launch, Ptx, S32, S64, Target, U32, Variant,
 };
 
-/// Threads of a CTA, each with a pair.
+/// Threads per CTA, one pair each.
 const THREADS: u32 = 256;
 
-/// Adding and subtracting 1.5 * 2^52 rounds to the nearest integer, which is then in the low bits of
-/// the sum.
+/// Adding and subtracting 1.5 * 2^52 rounds to the nearest integer, which is then in the low bits
+/// of the sum.
 const ROUND: f64 = 6_755_399_441_055_744.0;
 
-/// From here on an f64 has at most two bits behind the point: there is no angle to speak of.
+/// From here on an f64 has at most two fraction bits, so the angle is meaningless.
 const LARGEST_ANGLE: f64 = (1u64 << 50) as f64;
 
 /// pi / 2 in three parts, each an f64.
@@ -60,7 +60,7 @@ pub enum PositionFormat {
 }
 
 impl PositionFormat {
-    /// All of them.
+    /// All variants.
     pub const ALL: [PositionFormat; 3] = [
         PositionFormat::I64,
         PositionFormat::I32,
@@ -98,7 +98,7 @@ pub struct RopeTables {
 }
 
 impl RopeTables {
-    /// The most elements of a table.
+    /// Maximum number of elements of a table.
     pub const MAX_ELEMENTS: u32 = u32::MAX - THREADS;
 
     /// The kernel for positions of this format.
@@ -106,7 +106,7 @@ impl RopeTables {
         RopeTables { positions }
     }
 
-    /// How to launch it over tables of as many elements; `None` for none.
+    /// The launch over tables of `elements` elements; `None` if there are none.
     pub fn launch(&self, elements: u32) -> Option<Launch> {
         Launch::new([elements.div_ceil(THREADS), 1, 1], THREADS)
     }
@@ -144,7 +144,7 @@ impl Variant for RopeTables {
     }
 }
 
-/// What [`RopeTables`] is called with; pointers are device addresses.
+/// Arguments of [`RopeTables`]; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct RopeTablesArguments {
     /// \[R\] of the kernel's format, read.
@@ -159,7 +159,7 @@ pub struct RopeTablesArguments {
     pub elements: u32,
     /// H.
     pub pairs: u32,
-    /// What cosines and sines are multiplied by.
+    /// Factor of cosines and sines.
     pub factor: f64,
 }
 
@@ -189,7 +189,7 @@ fn cos_and_sin(angle: F64<'_>) -> [F64<'_>; 2] {
     let sine = (r * r2).fma(polynomial(r2, &SIN_TAIL), r);
     let cosine = (r2 * r2).fma(polynomial(r2, &COS_TAIL), r2.fma(-0.5, one));
 
-    // The lowest bits of n: a quarter turn exchanges the two, half a turn changes both signs.
+    // The lowest bits of n: a quarter turn swaps sine and cosine, a half turn negates both.
     let quadrant = rounded.to_bits().low();
     let odd = (quadrant & 1).differs(0);
     [

@@ -25,7 +25,7 @@ impl RouterTopKGrad {
         }
     }
 
-    /// How to launch it over N tokens; `None` for none.
+    /// The launch over N tokens; `None` if there are none.
     pub fn launch(&self, tokens: u64) -> Option<Launch> {
         self.tile.launch(tokens)
     }
@@ -123,7 +123,7 @@ impl<'k> Slots<'_, 'k> {
     }
 }
 
-/// What [`RouterTopKGrad`] is called with; pointers are device addresses.
+/// Arguments of [`RouterTopKGrad`]; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct RouterTopKGradArguments {
     /// \[N, E\], read where weights are shares of their sum.
@@ -140,7 +140,7 @@ pub struct RouterTopKGradArguments {
     pub experts: u32,
     /// K.
     pub top_k: u32,
-    /// Where indices out of range are told.
+    /// The fault site for indices out of range.
     pub faults: FaultSite,
 }
 

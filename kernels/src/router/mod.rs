@@ -1,6 +1,6 @@
-//! Choosing the experts of each token.
+//! Top-k routing: choosing the experts of each token.
 //!
-//! Legend: N tokens, E experts, K of them for each token.
+//! Legend: N tokens, E experts, K chosen experts per token.
 //!
 //! ```text
 //! indices_n  = the K experts with the largest p_ne [+ bias_e], in descending order
@@ -8,10 +8,9 @@
 //! dp_ne      = (dw_nj - mean_n) / s_n          where e = indices_nj; mean_n = sum_j dw_nj w_nj
 //! ```
 //!
-//! Equals go to the lower index; NaN ranks first. A token belongs to a few lanes, at most sixteen
-//! experts to each, whose scores stay in registers as integers that sort as they do; more experts
-//! than 512 are read anew for each choice. All that is rounded is rounded as on the CPU: the same
-//! bits.
+//! Of equal scores the lower index wins; NaN ranks first. A few lanes share a token, at most
+//! sixteen experts per lane. Scores stay in registers as order-preserving integers; beyond 512
+//! experts they are reloaded for each choice. Rounding matches the CPU kernels bit for bit.
 
 mod grad;
 mod scores;

@@ -4,7 +4,7 @@ use crate::assembler::{F32, GlobalAddress, Kernel, Pred, U32, Variable};
 use crate::dtype::Loaded;
 use crate::lane_group::Group;
 
-/// The row of a token: its probabilities, and what is added to rank them.
+/// The scores of a token: its probabilities, and the bias that is added for ranking.
 pub(super) struct Scores<'a, 'k> {
     pub(super) group: &'a Group<'k>,
     pub(super) probabilities: GlobalAddress<'k>,
@@ -19,7 +19,7 @@ pub(super) struct Candidate<'k> {
     pub(super) expert: U32<'k>,
 }
 
-/// The best that a lane has seen so far.
+/// The best candidate of a lane so far.
 pub(super) struct ArgReduce<'k> {
     rank: Variable<'k, u32>,
     expert: Variable<'k, u32>,
@@ -34,7 +34,7 @@ impl<'k> ArgReduce<'k> {
         }
     }
 
-    /// Takes a candidate that is better, where the predicate holds. Of equals the first stays.
+    /// Takes a better candidate if the predicate holds. Of equals the first is kept.
     #[track_caller]
     pub(super) fn offer(&self, candidate: Candidate<'k>, condition: Option<Pred<'k>>) {
         let better = candidate.rank.gt(*self.rank);
@@ -45,7 +45,7 @@ impl<'k> ArgReduce<'k> {
     }
 
     /// The best of all lanes of the group, in each of them; of equals that with the lowest index.
-    /// All lanes of the warp must take part.
+    /// All lanes of the warp must call it.
     #[track_caller]
     pub(super) fn of_group(&self, lanes: u32) -> Candidate<'k> {
         let own = Candidate {
@@ -80,7 +80,7 @@ impl<'k> Scores<'_, 'k> {
         }
     }
 
-    /// The probability of an expert, as it lies in memory; 0 for a token that does not exist.
+    /// The probability of an expert; 0 for a token that does not exist.
     #[track_caller]
     pub(super) fn probability(&self, expert: U32<'k>) -> F32<'k> {
         let known = self.group.exists & expert.lt(self.experts);
@@ -102,7 +102,7 @@ impl<'k> Scores<'_, 'k> {
     }
 }
 
-/// What an access has read of neighbouring experts.
+/// What an access has read of neighboring experts.
 pub(super) struct Access<'k> {
     first: U32<'k>,
     exists: Pred<'k>,
@@ -128,11 +128,10 @@ impl<'k> Access<'k> {
     }
 }
 
-/// An integer above 0 that is larger where the score is: NaN has the largest, and the zeros are
-/// equal.
+/// An order-preserving integer above 0: NaN gives the largest, and both zeros are equal.
 #[track_caller]
 fn rank_of(score: F32<'_>) -> U32<'_> {
-    // The bits of positive floats sort as they do; those of negative ones the other way round.
+    // The bits of positive floats sort like the floats; those of negative floats in reverse.
     let bits = score.equals(0.0).select(0.0, score).to_bits();
     let all_or_sign = (bits.signed() >> 31).unsigned() | 0x8000_0000;
     let nan = score.differs(score);

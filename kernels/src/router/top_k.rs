@@ -1,4 +1,4 @@
-//! The choice and its weights.
+//! The chosen experts and their weights.
 
 use super::renormalised_name;
 use super::scores::{Access, ArgReduce, Candidate, Scores};
@@ -15,7 +15,7 @@ const EXPERTS_OF_LANE: u32 = 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RouterTopK {
     tile: Tile,
-    /// Accesses of a lane to a row that stays in registers; `None` where rows are read anew.
+    /// Accesses per lane to a row in registers; `None` if rows are reloaded for each choice.
     accesses: Option<u32>,
     biased: bool,
     renormalise: bool,
@@ -23,8 +23,8 @@ pub struct RouterTopK {
 
 impl RouterTopK {
     /// The kernel for so many experts. `aligned`: whether probabilities and bias begin at multiples
-    /// of 16 bytes; `biased`: whether a bias is added for the choice; `renormalise`: whether weights
-    /// are divided by their sum.
+    /// of 16 bytes; `biased`: whether a bias is added for the choice; `renormalize`: whether
+    /// weights are divided by their sum.
     pub fn new(
         dtype: Dtype,
         experts: u32,
@@ -47,7 +47,7 @@ impl RouterTopK {
         }
     }
 
-    /// How to launch it over N tokens; `None` for none.
+    /// The launch over N tokens; `None` if there are none.
     pub fn launch(&self, tokens: u64) -> Option<Launch> {
         self.tile.launch(tokens)
     }
@@ -99,7 +99,7 @@ impl Variant for RouterTopK {
     }
 }
 
-/// Ranks of a row in registers; what was chosen has none any more.
+/// Ranks of a row in registers. A chosen expert loses its rank.
 struct InRegisters<'k> {
     k: &'k Kernel,
     ranked: Vec<(Variable<'k, u32>, U32<'k>)>,
@@ -138,7 +138,7 @@ impl<'k> InRegisters<'k> {
     }
 }
 
-/// Ranks that are computed anew for each choice, among those that come after the last chosen.
+/// Ranks that are recomputed for each choice, among those that come after the last chosen.
 struct InMemory<'a, 'k> {
     scores: &'a Scores<'a, 'k>,
     last_rank: Variable<'k, u32>,
@@ -191,7 +191,7 @@ struct Choice<'a, 'k> {
 }
 
 impl<'k> Choice<'_, 'k> {
-    /// Takes the `best`, K times, and removes each from those that are left.
+    /// Takes the `best` K times and removes each from the candidates.
     #[track_caller]
     fn choose(&self, best: impl FnOnce() -> ArgReduce<'k>, remove: impl FnOnce(Candidate<'k>)) {
         let group = self.scores.group;
@@ -201,7 +201,7 @@ impl<'k> Choice<'_, 'k> {
             let chosen = best().of_group(lanes);
             remove(chosen);
 
-            // Slots are dealt out to lanes, who find them again in the second round.
+            // Slots are distributed over lanes; the second round uses the same assignment.
             let own = group.exists & (j & (lanes - 1)).equals(group.lane);
             self.index(j).store_if(own, chosen.expert);
             let probability = self.scores.probability(chosen.expert);
@@ -232,7 +232,7 @@ impl<'k> Choice<'_, 'k> {
     }
 }
 
-/// What [`RouterTopK`] is called with; pointers are device addresses.
+/// Arguments of [`RouterTopK`]; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct RouterTopKArguments {
     /// \[N, E\], read.

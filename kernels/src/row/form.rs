@@ -1,10 +1,10 @@
-//! How a kernel walks over rows: in registers where they fit, else in loops.
+//! How a kernel processes rows: in registers if they fit, else in loops.
 
 use super::RowTile;
 use crate::assembler::{F32, GlobalAddress, Kernel, Launch, U32};
 use crate::dtype::Dtype;
 
-/// Threads of a CTA that loops over one row.
+/// Threads per CTA that loops over one row.
 pub(crate) const LOOP_THREADS: u32 = 256;
 
 /// How a kernel walks over its rows.
@@ -20,7 +20,7 @@ pub(crate) enum Form {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct LoopTile {
     dtype: Dtype,
-    /// Elements of an access: a vector of 16 bytes, or one.
+    /// Elements per access: a vector of 16 bytes, or one.
     width: u32,
 }
 
@@ -38,7 +38,7 @@ impl Form {
         })
     }
 
-    /// Threads of a CTA.
+    /// Threads per CTA.
     pub(crate) fn threads(self) -> u32 {
         match self {
             Form::Tile(tile) => tile.threads(),
@@ -46,7 +46,7 @@ impl Form {
         }
     }
 
-    /// How to launch a kernel over as many rows; `None` for none.
+    /// The launch over rows; `None` if there are none.
     pub(crate) fn launch(self, rows: u64) -> Option<Launch> {
         match self {
             Form::Tile(tile) => tile.launch(rows),
@@ -57,7 +57,7 @@ impl Form {
         }
     }
 
-    /// What a kernel's name says of it: `bf16_d1024_t32`, `bf16_loop`.
+    /// Its part of a kernel's name: `bf16_d1024_t32`, `bf16_loop`.
     pub(crate) fn name(self) -> String {
         match self {
             Form::Tile(tile) => tile.name(),

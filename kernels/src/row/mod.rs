@@ -1,9 +1,9 @@
-//! Rows of a matrix in registers: the frame of kernels that normalise, scale or compare whole rows.
+//! Rows of a matrix in registers: the frame of kernels that normalize, scale or compare whole rows.
 //!
-//! Such a kernel is bound by memory. Every element should be read once, in accesses of 16 bytes,
-//! and all loads of a row should be issued before the first is waited for; the row then stays in
-//! registers until it is written. A short row belongs to a few lanes of a warp, so that no lane is
-//! idle and sums need no shared memory; a long one to a whole CTA.
+//! Such a kernel is bound by memory. It should read every element once, in 16-byte accesses, and
+//! issue all loads of a row before waiting for the first. The row then stays in registers until it
+//! is written. A few lanes of a warp share a short row, so that no lane is idle and sums need no
+//! shared memory; a whole CTA shares a long one.
 
 mod form;
 mod part;
@@ -17,16 +17,16 @@ use crate::assembler::{
 };
 use crate::dtype::{Dtype, Vector};
 
-/// Threads of a CTA whose rows are short.
+/// Threads per CTA whose rows are short.
 const SHORT_ROW_THREADS: u32 = 128;
 
-/// The most accesses of a thread to one row: more would not fit in registers.
+/// Maximum number of accesses of a thread to one row: more would not fit in registers.
 const MAX_VECTORS: u32 = 4;
 
-/// The most threads of a row.
+/// Maximum number of threads of a row.
 const MAX_LANES: u32 = 512;
 
-/// How rows are spread over threads. Known while the kernel is written, so that everything unrolls.
+/// How rows are distributed over threads. Known while the kernel is written, so all loops unroll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RowTile {
     dtype: Dtype,
@@ -45,7 +45,7 @@ impl RowTile {
             return None;
         }
 
-        // Two accesses a thread on average; up to four before a row needs more than one warp.
+        // Two accesses per thread on average; up to four before a row needs more than one warp.
         let wanted = match vectors <= 32 * MAX_VECTORS {
             true => vectors.next_power_of_two().min(32),
             false => vectors.div_ceil(2).next_power_of_two().min(MAX_LANES),
@@ -57,22 +57,22 @@ impl RowTile {
         })
     }
 
-    /// Elements of a row.
+    /// Elements per row.
     pub fn features(self) -> u32 {
         self.features
     }
 
-    /// Threads of a CTA.
+    /// Threads per CTA.
     pub fn threads(self) -> u32 {
         self.lanes.max(SHORT_ROW_THREADS)
     }
 
-    /// Rows of a CTA.
+    /// Rows per CTA.
     pub fn rows(self) -> u32 {
         self.threads() / self.lanes
     }
 
-    /// How to launch a kernel over as many rows; `None` for none.
+    /// The launch over rows; `None` if there are none.
     pub fn launch(self, rows: u64) -> Option<Launch> {
         let ctas = rows.div_ceil(self.rows().into());
         Launch::new(
@@ -81,12 +81,12 @@ impl RowTile {
         )
     }
 
-    /// What a kernel's name says of it: `bf16_d1024_t32`.
+    /// Its part of a kernel's name: `bf16_d1024_t32`.
     pub fn name(self) -> String {
         format!("{}_d{}_t{}", self.dtype.name(), self.features, self.lanes)
     }
 
-    /// Accesses of a thread to a row.
+    /// Accesses per thread to a row.
     pub(crate) fn vectors(self) -> u32 {
         (self.features / self.dtype.per_vector()).div_ceil(self.lanes)
     }
@@ -105,7 +105,7 @@ pub struct Row<'k> {
     leads: Pred<'k>,
 }
 
-/// The elements of a row that a thread has loaded, as they lie in memory.
+/// The elements of a row that a thread has loaded, as stored in memory.
 pub struct LoadedRow<'k>(Vec<Vector<'k>>);
 
 impl<'k> LoadedRow<'k> {
@@ -115,7 +115,7 @@ impl<'k> LoadedRow<'k> {
         self.0.iter().flat_map(Vector::widen).collect()
     }
 
-    /// The sum of two rows, rounded as they lie in memory.
+    /// The sum of two rows, rounded to their dtype.
     #[track_caller]
     pub fn plus(&self, other: &LoadedRow<'k>) -> LoadedRow<'k> {
         let vectors = self.0.iter().zip(&other.0);
@@ -244,7 +244,7 @@ impl<'k> Row<'k> {
         matrix.byte_add(element * u64::from(self.tile.dtype.size()))
     }
 
-    /// Neighbouring threads have neighbouring vectors; a thread's own lie a row of threads apart.
+    /// Neighboring threads have neighboring vectors; a thread's own lie a row of threads apart.
     fn bytes_to(&self, vector: usize) -> i64 {
         vector as i64 * i64::from(self.tile.lanes) * 16
     }
@@ -254,8 +254,8 @@ impl<'k> Row<'k> {
 mod tests {
     use super::*;
 
-    /// Every element of a row belongs to exactly one thread, and no thread has more than fits. A row
-    /// of more than one warp has the CTA to itself: [`Row::sum`] then sums over all of it.
+    /// Every element of a row belongs to exactly one thread, and no thread has more than fits. A
+    /// row of more than one warp has the CTA to itself: [`Row::sum`] then sums over all of it.
     #[test]
     fn tiles_cover_their_rows() {
         for dtype in Dtype::ALL {

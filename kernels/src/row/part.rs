@@ -1,5 +1,5 @@
-//! Parts of rows that are folded: read once, kept nowhere. Rows may have any length; long ones are
-//! cut into chunks, each for another CTA.
+//! Parts of rows that are reduced: read once and not kept. Rows may have any length; long rows are
+//! split into chunks, one per CTA.
 
 use super::element;
 use crate::assembler::{
@@ -8,26 +8,26 @@ use crate::assembler::{
 };
 use crate::dtype::{Dtype, Vector};
 
-/// Threads of a CTA.
+/// Threads per CTA.
 pub(crate) const PART_THREADS: u32 = 256;
 
-/// Accesses of a thread that are in flight together.
+/// Accesses per thread that are in flight together.
 pub(crate) const IN_FLIGHT: u32 = 4;
 
-/// Accesses to a row that one warp makes at most; of more, the whole CTA has a share.
+/// Maximum accesses of one warp to a row; beyond it the whole CTA shares the row.
 const MAX_WARP_ACCESSES: u64 = 128;
 
 /// CTAs that keep a large GPU busy.
 pub(crate) const ENOUGH_CTAS: u64 = 1024;
 
-/// Elements of a chunk at least: a CTA then has some rounds of loads.
+/// Elements per chunk at least: a CTA then has some rounds of loads.
 const MIN_CHUNK: u64 = 8192;
 
-/// Elements of a chunk at most.
+/// Elements per chunk at most.
 pub(crate) const MAX_CHUNK: u64 = 1 << 31;
 
-/// Elements of a chunk, where `rows` rows of `features` elements are folded: as many chunks as keep a
-/// GPU busy, and one for each row where rows do. The last chunk may be shorter.
+/// Elements per chunk when reducing `rows` rows of `features` elements: enough chunks to keep a GPU
+/// busy, or one per row if the rows alone do. The last chunk may be shorter.
 pub fn chunk_of_rows(rows: u64, features: u64) -> u64 {
     let most = features.div_ceil(MIN_CHUNK).max(1);
     let chunks = (ENOUGH_CTAS / rows.max(1)).clamp(1, most);
@@ -36,7 +36,7 @@ pub fn chunk_of_rows(rows: u64, features: u64) -> u64 {
     chunk.min(features).max(1)
 }
 
-/// How rows are spread over threads: `lanes` have one, in accesses of `width` elements.
+/// How rows are distributed over threads: `lanes` threads per row, in accesses of `width` elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct PartTile {
     dtype: Dtype,
@@ -63,14 +63,14 @@ impl PartTile {
         }
     }
 
-    /// How to launch a kernel over as many rows, each in chunks; `None` for none.
+    /// The launch over rows, each in chunks; `None` if there are none.
     pub(crate) fn launch(self, rows: u64, chunks: u64) -> Option<Launch> {
         let ctas = rows.div_ceil((PART_THREADS / self.lanes).into());
         let ctas = u32::try_from(ctas).unwrap_or(u32::MAX);
         Launch::new([ctas, chunks as u32, 1], PART_THREADS)
     }
 
-    /// What a kernel's name says of it: `bf16_w8_t32`.
+    /// Its part of a kernel's name: `bf16_w8_t32`.
     pub(crate) fn name(self) -> String {
         let PartTile {
             dtype,
@@ -113,7 +113,7 @@ pub(crate) struct Part<'k> {
     lane: U32<'k>,
 }
 
-/// Neighbouring elements that a thread has loaded.
+/// Neighboring elements that a thread has loaded.
 pub(crate) struct Loaded<'k> {
     /// The index of the first one, in the chunk.
     pub(crate) at: U32<'k>,

@@ -26,7 +26,7 @@ impl Softmax {
         }
     }
 
-    /// How to launch it over as many rows; `None` for none.
+    /// The launch over rows; `None` if there are none.
     pub fn launch(&self, rows: u64) -> Option<Launch> {
         self.form.launch(rows)
     }
@@ -54,7 +54,7 @@ impl Variant for Softmax {
     }
 }
 
-/// What [`Softmax`] is called with; pointers are device addresses.
+/// Arguments of [`Softmax`]; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct SoftmaxArguments {
     /// \[R, D\], read.
@@ -111,7 +111,7 @@ fn in_registers<'k>(k: &'k Kernel, function: Function, tile: RowTile, call: &Cal
     }
 }
 
-/// The second pass finds x in the caches.
+/// The second pass reads x from the caches.
 fn in_a_loop<'k>(k: &'k Kernel, function: Function, tile: LoopTile, call: &Call<'k>) {
     let row = LongRow::new(k, tile, call.features);
     let (x, y) = (row.of_matrix(call.x), row.of_matrix(call.y));

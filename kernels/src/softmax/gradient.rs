@@ -25,7 +25,7 @@ impl SoftmaxGrad {
         }
     }
 
-    /// How to launch it over as many rows; `None` for none.
+    /// The launch over rows; `None` if there are none.
     pub fn launch(&self, rows: u64) -> Option<Launch> {
         self.form.launch(rows)
     }
@@ -53,7 +53,7 @@ impl Variant for SoftmaxGrad {
     }
 }
 
-/// What [`SoftmaxGrad`] is called with; pointers are device addresses.
+/// Arguments of [`SoftmaxGrad`]; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct SoftmaxGradArguments {
     /// \[R, D\], the result of softmax or of its logarithm, read.
@@ -117,7 +117,7 @@ fn in_registers<'k>(k: &'k Kernel, function: Function, tile: RowTile, call: &Cal
     row.store(call.dx, |i| function.slope(y[i], dy[i], sum));
 }
 
-/// The second pass finds the row in the caches.
+/// The second pass reads the row from the caches.
 fn in_a_loop<'k>(k: &'k Kernel, function: Function, tile: LoopTile, call: &Call<'k>) {
     let row = LongRow::new(k, tile, call.features);
     let [y, dy, dx] = [call.y, call.dy, call.dx].map(|matrix| row.of_matrix(matrix));

@@ -9,13 +9,12 @@
 //! its gradient  dx_rd = dy_rd - e^y_rd sum_d dy_rd
 //! ```
 //!
-//! All is computed in f32 and rounded once. A row stays in registers between its sums and its
-//! result, so each kernel moves the least bytes possible: 2 R D elements forward, 3 R D for a
-//! gradient. A row that is too long for that is read twice; forward then makes maximum and sum in
-//! one pass, by scaling the sum down whenever a larger element comes (Milakov & Gimelshein 2018).
+//! The computation is in f32 and rounded once. A row stays in registers between its sums and its
+//! result, so each kernel moves the minimum number of bytes: 2 R D elements forward, 3 R D for a
+//! gradient. A longer row is read twice. The forward pass then computes maximum and sum in one
+//! pass, rescaling the sum whenever the maximum grows (Milakov & Gimelshein 2018).
 //!
-//! A row of minus infinity alone gives NaN, as it does on the CPU, and so does a row with a NaN or
-//! with infinity.
+//! As on the CPU, a row gives NaN if all elements are minus infinity, or if any is NaN or infinity.
 
 mod forward;
 mod gradient;
@@ -33,7 +32,7 @@ pub enum Function {
 }
 
 impl Function {
-    /// Both.
+    /// Both variants.
     pub const ALL: [Function; 2] = [Function::Softmax, Function::LogSoftmax];
 
     fn name(self) -> &'static str {

@@ -1,4 +1,4 @@
-//! Products of tokens with the rows that their slots went to.
+//! The gradient of unpermute with respect to its weights.
 
 use super::{ABSENT, Group, IN_FLIGHT, Tile};
 use crate::assembler::{Arguments, Launch, Ptx, Variable, Variant, group_sum};
@@ -20,7 +20,7 @@ impl UnpermuteGradWeights {
         }
     }
 
-    /// How to launch it over N K slots; `None` for none.
+    /// The launch over N K slots; `None` if there are none.
     pub fn launch(&self, slots: u32) -> Option<Launch> {
         self.tile.launch(slots.into())
     }
@@ -71,7 +71,7 @@ impl Variant for UnpermuteGradWeights {
     }
 }
 
-/// What [`UnpermuteGradWeights`] is called with; pointers are device addresses.
+/// Arguments of [`UnpermuteGradWeights`]; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct UnpermuteGradWeightsArguments {
     /// \[N, H\], read.
@@ -90,7 +90,7 @@ pub struct UnpermuteGradWeightsArguments {
     pub top_k: u32,
     /// H.
     pub features: u32,
-    /// Where places out of range are told.
+    /// The fault site for places out of range.
     pub faults: FaultSite,
 }
 

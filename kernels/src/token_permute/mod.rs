@@ -1,20 +1,21 @@
-//! Rows of tokens on their way to experts and back.
+//! Permuting token rows into expert order and back.
 //!
-//! Legend: N tokens, K slots of each, C = N K rows of which the last few may be unused, H features.
+//! Legend: N tokens, K slots per token, C = N K rows of which the last few may be unused, H
+//! features.
 //!
 //! ```text
 //! permute       y_r    = [w_slot] x_token           slot = order_r, token = slot / K
-//! collect       out_n  = sum_j [w_nj] y_r           r = place_nj, in the order of j
-//! dots          dw_nj  = sum_h dout_nh y_rh         r = place_nj
+//! unpermute     out_n  = sum_j [w_nj] y_r           r = place_nj, in the order of j
+//! grad weights  dw_nj  = sum_h dout_nh y_rh         r = place_nj
 //! ```
 //!
-//! The first two are each other's gradients; the third is the gradient of the second by its
-//! weights. All is computed in f32 and rounded once; nothing is added by atomics. A row belongs to
-//! a group of lanes, which moves it in 16-byte accesses, several of them in flight; rows that do
-//! not consist of these go element by element. Each moves the rows that it reads and writes once:
-//! what a group reads again (an index, the token of the dots) the caches hold.
+//! Permute and unpermute are each other's gradients; the third is the gradient of unpermute with
+//! respect to its weights. Computed in f32, rounded once, without atomics. A group of lanes owns a
+//! row and moves it in 16-byte accesses, several in flight; rows that are not whole vectors are
+//! moved element by element. Each row is read and written once; what a group rereads (an index, the
+//! token of grad weights) is in the caches.
 //!
-//! Places and slots out of range count as absent: nothing is read there, and the host is told.
+//! Out-of-range places and slots count as absent: they read nothing and are reported to the host.
 
 mod grad_weights;
 mod permute;

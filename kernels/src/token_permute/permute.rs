@@ -1,12 +1,12 @@
-//! Rows in the order of experts.
+//! Permute: token rows in expert order.
 
 use super::{Group, IN_FLIGHT, Tile, weighted_name};
 use crate::assembler::{Arguments, F32, GlobalAddress, Launch, Pred, Ptx, U32, Variant};
 use crate::dtype::Dtype;
 use crate::faults::{FaultSite, Faults};
 
-/// Row r is the row of the token whose slot lies there, times the weight of the slot where there
-/// are weights; zero from the last offset on.
+/// Row r is the row of the token whose slot is assigned to r, times the slot's weight if weighted.
+/// Rows past the last offset are zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PermuteTokens {
     tile: Tile,
@@ -23,7 +23,7 @@ impl PermuteTokens {
         }
     }
 
-    /// How to launch it over C rows; `None` for none.
+    /// The launch over C rows; `None` if there are none.
     pub fn launch(&self, rows: u32) -> Option<Launch> {
         self.tile.launch(rows.into())
     }
@@ -93,7 +93,7 @@ fn move_row<'k>(
     });
 }
 
-/// What [`PermuteTokens`] is called with; pointers are device addresses.
+/// Arguments of [`PermuteTokens`]; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct PermuteTokensArguments {
     /// \[N, H\], read.
@@ -112,7 +112,7 @@ pub struct PermuteTokensArguments {
     pub top_k: u32,
     /// H.
     pub features: u32,
-    /// Where slots out of range are told.
+    /// The fault site for slots out of range.
     pub faults: FaultSite,
 }
 

@@ -1,4 +1,4 @@
-//! Rows back at their tokens.
+//! Unpermute: sums the expert rows of each token.
 
 use super::{ABSENT, Group, IN_FLIGHT, Loaded, Tile, weighted_name};
 use crate::assembler::{
@@ -7,8 +7,8 @@ use crate::assembler::{
 use crate::dtype::Dtype;
 use crate::faults::{FaultSite, Faults};
 
-/// Row n is the sum of the rows that the slots of token n went to, times their weights where there
-/// are weights, in the order of the slots. Slots of no place count as zero.
+/// Row n is the sum of the rows of token n's slots in slot order, times their weights if weighted.
+/// Slots without a row count as zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct UnpermuteTokens {
     tile: Tile,
@@ -25,7 +25,7 @@ impl UnpermuteTokens {
         }
     }
 
-    /// How to launch it over N tokens; `None` for none.
+    /// The launch over N tokens; `None` if there are none.
     pub fn launch(&self, tokens: u64) -> Option<Launch> {
         self.tile.launch(tokens)
     }
@@ -145,7 +145,7 @@ struct Place<'k> {
     exists: Pred<'k>,
 }
 
-/// What [`UnpermuteTokens`] is called with; pointers are device addresses.
+/// Arguments of [`UnpermuteTokens`]; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct UnpermuteTokensArguments {
     /// \[C, H\], read.
@@ -164,7 +164,7 @@ pub struct UnpermuteTokensArguments {
     pub top_k: u32,
     /// H.
     pub features: u32,
-    /// Where places out of range are told.
+    /// The fault site for places out of range.
     pub faults: FaultSite,
 }
 

@@ -1,28 +1,28 @@
-//! Sorted runs, merged.
+//! Merging of sorted runs.
 
 use super::{Ranked, Sorted};
 use crate::assembler::{Arguments, GlobalAddress, Kernel, Launch, Ptx, Target, U32, U64, Variant};
 use crate::dtype::Dtype;
 
-/// Runs that become one.
+/// Runs that are merged into one.
 const AT_ONCE: u32 = 8;
 
-/// Threads of a CTA.
+/// Threads per CTA.
 const THREADS: u32 = 128;
 
-/// The sorted runs of a row: each of `len` keys, but for the last one.
+/// The sorted runs of a row. All but the last have `len` keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Runs {
     /// Their number.
     pub count: u32,
-    /// Keys of each, and how far apart they begin.
+    /// Keys per run, and the distance between the starts of runs.
     pub len: u32,
     /// Keys of the last one.
     pub last: u32,
 }
 
 impl Runs {
-    /// The runs that they are merged into, of which each keeps the first `kept`.
+    /// The runs after one merge, each of which keeps its first `kept` keys.
     #[must_use]
     pub fn merged(&self, kept: u32) -> Runs {
         let count = self.count.div_ceil(AT_ONCE);
@@ -36,14 +36,14 @@ impl Runs {
     }
 }
 
-/// Runs of keys, eight at a time, as one. Where one is left, the elements themselves and their
-/// indices.
+/// Merges runs of keys, eight at a time. If one run is left, writes the elements and their indices
+/// instead of keys.
 ///
-/// A thread has one key. Its place is the number of keys before it in the eight runs, which it
-/// finds by eight binary searches at once.
+/// Each thread ranks one key: it counts the larger keys in the eight runs by eight simultaneous
+/// binary searches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MergeRuns {
-    /// The dtype of elements, where they are written in the place of keys.
+    /// The dtype of elements, where they are written instead of keys.
     elements: Option<Dtype>,
 }
 
@@ -55,11 +55,12 @@ impl MergeRuns {
         }
     }
 
-    /// How to launch it; `None` for no rows.
+    /// The launch; `None` for no rows.
     pub fn launch(&self, rows: u64, runs: Runs) -> Option<Launch> {
         let keys = u64::from(runs.count) * u64::from(runs.len);
         let parts = u32::try_from(keys.div_ceil(THREADS.into())).unwrap_or(u32::MAX);
-        // Keys of a row may be more CTAs than the second dimension takes: they are in the first.
+        // A row may need more CTAs than the grid's second dimension allows, so all are in the
+        // first.
         let ctas = u64::from(parts).saturating_mul(rows);
         Launch::new([u32::try_from(ctas).unwrap_or(u32::MAX), 1, 1], THREADS)
     }
@@ -117,7 +118,7 @@ impl Variant for MergeRuns {
     }
 }
 
-/// How many keys a run has: none where there is no such run.
+/// The number of keys of a run; 0 past the last run.
 #[track_caller]
 fn length_of<'k>(run: U32<'k>, [count, len, last]: [U32<'k>; 3]) -> U32<'k> {
     let full = run.equals(count - 1).select(last, len);
@@ -153,18 +154,18 @@ fn keys_before<'k>(
         .fold(*before[0], |sum, before| sum + **before)
 }
 
-/// What [`MergeRuns`] is called with; pointers are device addresses.
+/// Arguments of [`MergeRuns`]; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct MergeRunsArguments {
     /// \[R, count, len\] of u64, read.
     pub from: u64,
-    /// Where keys go, \[R, count, kept\] of the merged runs, where they are more than one.
+    /// Destination of keys, \[R, count, kept\] of the merged runs, if there are several.
     pub keys: u64,
     /// \[R, D\], read.
     pub x: u64,
-    /// Where values go, \[R, kept\], where one run is left.
+    /// Destination of values, \[R, kept\], if one run is left.
     pub values: u64,
-    /// Where indices go, \[R, kept\] of i64, where one run is left.
+    /// Destination of indices, \[R, kept\] of i64, if one run is left.
     pub indices: u64,
     /// D.
     pub features: u32,
@@ -224,7 +225,7 @@ mod tests {
         }
     }
 
-    /// Each merge leaves an eighth of the runs, in the end one, of all that are wanted.
+    /// Each merge leaves an eighth of the runs, and the last one leaves the k keys.
     #[test]
     fn runs_become_one() {
         let of = |count, len, last| Runs { count, len, last };

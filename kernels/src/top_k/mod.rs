@@ -1,8 +1,9 @@
 //! The k largest elements of each row, in descending order, and their indices.
 //!
-//! [`SortTiles`] sorts tiles of a row in registers and keeps the first k keys of each. [`MergeRuns`]
-//! then merges these sorted runs, eight at a time, until one run is left. Runs are stored one after
-//! another, each in descending order. Comparisons use the 64-bit keys of `sort_key`.
+//! [`SortTiles`] sorts tiles of a row in registers and keeps the first k keys of each.
+//! [`MergeRuns`] then merges these sorted runs, eight at a time, until one run is left. Runs are
+//! stored one after another, each in descending order. Comparisons use the 64-bit keys of
+//! `sort_key`.
 
 mod merge;
 mod sort;
@@ -14,7 +15,7 @@ use crate::assembler::{GlobalAddress, Kernel, Pred, U32, U64};
 use crate::dtype::{Dtype, Loaded};
 use crate::sort_key::index_of;
 
-/// Where the largest elements of rows go, in order.
+/// The destination of the largest elements of rows.
 #[derive(Clone, Copy)]
 struct Sorted<'k> {
     /// The dtype of x, where elements and indices are written, not keys.
@@ -45,7 +46,8 @@ impl<'k> Sorted<'k> {
         }
     }
 
-    /// Stores keys, or what they stand for in row `row`: all of that is read before the first store.
+    /// Stores keys, or the elements of row `row` that they stand for. All elements are loaded
+    /// before the first store.
     #[track_caller]
     fn store(&self, row: U64<'k>, keys: &[Ranked<'k>]) {
         let Some(dtype) = self.elements else {
@@ -69,11 +71,11 @@ impl<'k> Sorted<'k> {
     }
 }
 
-/// A key whose rank is known.
+/// A key with its destination.
 struct Ranked<'k> {
-    /// Whether there is such a key, and it is kept.
+    /// Whether the key exists and is kept.
     exists: Pred<'k>,
     key: U64<'k>,
-    /// Where it goes, counted from the first row.
+    /// Its destination, counted from the first row.
     to: U64<'k>,
 }

@@ -1,4 +1,4 @@
-//! Tiles of rows, sorted.
+//! Sorting of tiles of rows.
 
 use super::{Ranked, Sorted};
 use crate::assembler::{
@@ -8,33 +8,33 @@ use crate::assembler::{
 use crate::dtype::{Dtype, Loaded};
 use crate::sort_key::key;
 
-/// Keys of a thread.
+/// Keys per thread.
 const PER_THREAD: u32 = 8;
 
-/// Threads of a CTA at most.
+/// Maximum threads per CTA.
 const MAX_THREADS: u32 = 128;
 
-/// Tiles of a row at most: what the second dimension of a grid takes.
+/// Maximum tiles per row: the limit of the grid's second dimension.
 const MAX_TILES: u64 = 65_535;
 
-/// The keys of each tile of a row, sorted in descending order, and the first of them kept. Of rows
-/// that are one tile, the elements themselves and their indices.
+/// Sorts the keys of each tile of a row in descending order and keeps the first ones. If a row is
+/// one tile, writes the elements and their indices instead of keys.
 ///
-/// A bitonic sorting network (Batcher 1968). Key i belongs to thread i modulo threads: partners that
-/// lie far apart meet in the registers of one thread, near ones in a warp, those between in shared
-/// memory, where neighbours have neighbouring words.
+/// A bitonic sorting network (Batcher 1968). Key i belongs to thread i modulo the number of
+/// threads. Distant partners are in the registers of one thread, near ones in a warp, and the
+/// others meet in shared memory, where consecutive threads access consecutive words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SortTiles {
     dtype: Dtype,
     threads: u32,
-    /// Elements of an access.
+    /// Elements per access.
     width: u32,
     /// Whether rows are one tile.
     last: bool,
 }
 
 impl SortTiles {
-    /// Elements of a row at most.
+    /// Maximum elements per row.
     pub const MAX_FEATURES: u64 = MAX_TILES * (MAX_THREADS * PER_THREAD) as u64;
 
     /// The kernel for rows of `features` elements. `aligned`: whether x begins at a multiple of 16
@@ -55,7 +55,7 @@ impl SortTiles {
         }
     }
 
-    /// Elements of a tile.
+    /// Elements per tile.
     pub fn tile(&self) -> u64 {
         (self.threads * PER_THREAD).into()
     }
@@ -65,13 +65,13 @@ impl SortTiles {
         features.div_ceil(self.tile()).max(1)
     }
 
-    /// How to launch it; `None` for no rows.
+    /// The launch; `None` for no rows.
     pub fn launch(&self, rows: u64, features: u64) -> Option<Launch> {
         let rows = u32::try_from(rows).unwrap_or(u32::MAX);
         Launch::new([rows, self.tiles(features) as u32, 1], self.threads)
     }
 
-    /// The keys of this thread, in any order: all of a tile are sorted.
+    /// The keys of this thread, in any order, since the whole tile is sorted.
     #[track_caller]
     fn load<'k>(&self, row: GlobalAddress<'k>, first: U32<'k>, features: U32<'k>) -> Vec<U64<'k>> {
         let thread = first.kernel().thread();
@@ -132,22 +132,22 @@ impl Variant for SortTiles {
     }
 }
 
-/// What [`SortTiles`] is called with; pointers are device addresses.
+/// Arguments of [`SortTiles`]; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct SortTilesArguments {
     /// \[R, D\], read.
     pub x: u64,
-    /// Where keys go, \[R, tiles, kept\] of u64, of rows of more than one tile.
+    /// Destination of keys, \[R, tiles, kept\] of u64, for rows of several tiles.
     pub keys: u64,
-    /// Where values go, \[R, kept\], of rows of one tile.
+    /// Destination of values, \[R, kept\], for rows of one tile.
     pub values: u64,
-    /// Where indices go, \[R, kept\] of i64, of rows of one tile.
+    /// Destination of indices, \[R, kept\] of i64, for rows of one tile.
     pub indices: u64,
     /// D, at most [`SortTiles::MAX_FEATURES`].
     pub features: u32,
     /// Keys that each tile keeps, at most those of a tile.
     pub kept: u32,
-    /// As [`SortTiles::tiles`] says.
+    /// Given by [`SortTiles::tiles`].
     pub tiles: u32,
 }
 
@@ -165,7 +165,7 @@ impl SortTilesArguments {
     }
 }
 
-/// The network.
+/// The sorting network.
 struct Sorter<'k> {
     k: &'k Kernel,
     threads: u32,
@@ -184,7 +184,7 @@ impl<'k> Sorter<'k> {
         }
     }
 
-    /// Of all threads' keys, those at this thread's indices in descending order.
+    /// Sorts the keys of all threads in descending order; returns those at this thread's positions.
     #[track_caller]
     fn sorted(&self, keys: Vec<U64<'k>>) -> Vec<U64<'k>> {
         let count = self.threads * PER_THREAD;
@@ -199,8 +199,8 @@ impl<'k> Sorter<'k> {
         keys
     }
 
-    /// Compares keys `distance` apart: within blocks of `size` the larger one comes first, and last
-    /// in every other block.
+    /// Compares and swaps keys `distance` apart. Blocks of `size` are alternately descending and
+    /// ascending.
     #[track_caller]
     fn step(&self, keys: Vec<U64<'k>>, size: u32, distance: u32) -> Vec<U64<'k>> {
         if distance >= self.threads {
@@ -218,16 +218,16 @@ impl<'k> Sorter<'k> {
         let last = (self.thread & distance).differs(0);
         let pairs = (0..).zip(keys.into_iter().zip(partners));
         let chosen = pairs.map(|(i, (own, partner))| {
-            let smaller = self.wants_the_smaller(last, i, size);
+            let smaller = self.keeps_the_smaller(last, i, size);
             (partner.gt(own) ^ smaller).select(partner, own)
         });
         chosen.collect()
     }
 
-    /// Whether a thread keeps the smaller key of two at its place `i`, being `last` of the two or
-    /// not.
+    /// Whether a thread keeps the smaller key of two at its position `i`; `last`: whether it is the
+    /// second of the two.
     #[track_caller]
-    fn wants_the_smaller(&self, last: Pred<'k>, i: u32, size: u32) -> Pred<'k> {
+    fn keeps_the_smaller(&self, last: Pred<'k>, i: u32, size: u32) -> Pred<'k> {
         if size < self.threads {
             return last ^ (self.thread & size).differs(0);
         }
@@ -291,7 +291,7 @@ mod tests {
         }
     }
 
-    /// Short rows take few threads; long ones are cut.
+    /// Short rows use few threads; long rows are split into tiles.
     #[test]
     fn tiles() {
         let sort = |features| SortTiles::new(Dtype::Bf16, features, true);

@@ -1,4 +1,4 @@
-//! AdamW: the bits of the same formulas on the host, and no byte moved twice.
+//! AdamW: the same bits as the formulas on the host, and no byte moved twice.
 
 use half::bf16;
 use meshgrad_emulator::Counters;
@@ -14,7 +14,7 @@ const LEARNING_RATE: f32 = 0.01;
 
 /// A parameter on the host and on a device.
 struct Parameter {
-    /// Parameter, gradient, mean and square.
+    /// Parameter, gradient, exp_avg and exp_avg_sq.
     arrays: [Vec<f32>; 4],
     entry: AdamWEntry,
 }
@@ -51,7 +51,7 @@ impl Parameter {
         Parameter { arrays, entry }
     }
 
-    /// Parameter, mean and square after a step.
+    /// Parameter, exp_avg and exp_avg_sq after a step.
     fn stepped(&self, step: u32, scale: f32) -> [Vec<f32>; 3] {
         let of = self.entry.constants;
         let rate = f64::from(LEARNING_RATE);
@@ -195,7 +195,7 @@ fn many_parameters_in_one_launch() {
 
 /// More elements than a CTA has.
 #[test]
-fn chunks() {
+fn a_parameter_may_span_several_chunks() {
     let device = Device::plain();
     let parameters = [Parameter::new(
         &device,
@@ -210,9 +210,9 @@ fn chunks() {
     );
 }
 
-/// A norm that was not finite, or a step that is none, changes nothing.
+/// A non-finite scale, or a step below 1, changes nothing.
 #[test]
-fn no_step() {
+fn non_finite_scale_or_step_zero_changes_nothing() {
     let device = Device::plain();
     let of = [
         (1.0, f32::NAN),
@@ -227,10 +227,10 @@ fn no_step() {
     }
 }
 
-/// A bf16 parameter is rounded to a neighbour of what it should be, to that on average, and lets NaN
-/// and infinities pass.
+/// A bf16 parameter is rounded to one of its two neighbors, unbiased on average; NaN and infinities
+/// pass through.
 #[test]
-fn rounding_at_random() {
+fn stochastic_rounding_is_unbiased() {
     let device = Device::plain();
     let count = 20_000;
     let mut one = Parameter::new(&device, count, 0, random(0, &[(count as u64, 1)]));
@@ -257,14 +257,14 @@ fn rounding_at_random() {
         *address = device.put_floats(dtype, &one.arrays[at]);
     }
 
-    // 1 decays to 0.999, a quarter of the way from 1 to its neighbour 0.99609375.
+    // 1 decays to 0.999, a quarter of the way from 1 to its neighbor 0.99609375.
     let parameters = [one];
     run(&device, &parameters, 1.0, 1.0);
     let [p, ..] = parameters[0].on_device(&device);
     assert!(p[0].is_nan() && p[1].is_nan());
     assert_eq!(p[2..4], [f32::INFINITY, f32::NEG_INFINITY]);
     assert!(p[4].is_nan());
-    // Nor does what is finite become infinite.
+    // A finite value never becomes infinite.
     for (p, largest) in [(p[5], largest), (-p[6], largest)] {
         let below = f32::from_bits(largest.to_bits() - 0x1_0000);
         assert!(p == largest || p == below, "{p}");
@@ -280,9 +280,9 @@ fn rounding_at_random() {
     );
 }
 
-/// What more elements cost: each byte once, in whole sectors.
+/// Each byte is moved once, in whole sectors.
 #[test]
-fn bytes_of_an_element() {
+fn every_element_is_moved_once() {
     let device = Device::plain();
     type Kind = fn(usize) -> Rounding;
     let kinds: [(Kind, [u64; 2]); 3] = [

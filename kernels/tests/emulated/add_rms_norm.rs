@@ -1,11 +1,12 @@
 //! The residual stream and the norm that follows it, against f64.
 
 use meshgrad_emulator::Counters;
+use meshgrad_kernel_catalogue as catalogue;
+use meshgrad_kernels::Dtype;
 use meshgrad_kernels::rms_norm::{
     AddRmsNorm, AddRmsNormArguments, AddRmsNormGradInput, AddRmsNormGradInputArguments,
 };
 use meshgrad_kernels::row::RowTile;
-use meshgrad_kernels::{Dtype, catalogue};
 
 use crate::device::{Device, decoded, encoded, values};
 use crate::traffic::{assert_moved, assert_whole_sectors};
@@ -194,7 +195,7 @@ impl Problem {
 }
 
 #[test]
-fn forward_and_gradient() {
+fn forward_and_gradient_match_f64() {
     for device in Device::all() {
         for dtype in Dtype::ALL {
             for extents in EXTENTS {

@@ -11,7 +11,7 @@ use meshgrad_kernels::faults::{Fault, FaultSite};
 
 use crate::device::{Device, encoded, values};
 
-/// Where queries and keys stand.
+/// How queries and keys are arranged in sequences.
 #[derive(Clone, Debug)]
 enum Standing {
     Rows,
@@ -118,7 +118,7 @@ impl Case {
     }
 }
 
-/// A [B, T, H, D] operand with room behind each token.
+/// A [B, T, H, D] operand with padding after each token.
 struct Operand {
     values: Vec<f32>,
     view: View,
@@ -160,7 +160,7 @@ fn dot(a: &[f32], b: &[f32]) -> f64 {
         .sum()
 }
 
-/// Everything of one case, on a device and on the host.
+/// The operands of one case, on a device and on the host.
 struct Run<'a> {
     device: &'a Device,
     case: Case,
@@ -172,7 +172,7 @@ struct Run<'a> {
     faults: u64,
 }
 
-/// What the forward pass gave.
+/// Results of the forward pass.
 struct Forward {
     out: Vec<f32>,
     lse: Vec<f32>,
@@ -180,7 +180,7 @@ struct Forward {
     counters: Counters,
 }
 
-/// What is expected.
+/// Expected results.
 struct Expected {
     out: Vec<f64>,
     lse: Vec<f64>,
@@ -244,7 +244,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// What was told of the lists.
+    /// The faults reported for the lists.
     fn fault(&self) -> Option<Fault> {
         let word = self.device.bytes(self.faults, 8);
         Fault::from_word(u64::from_le_bytes(word.try_into().unwrap()))
@@ -360,7 +360,7 @@ impl<'a> Run<'a> {
         all
     }
 
-    /// Adds what one query gives and what it gets.
+    /// Adds the contributions of one query.
     fn add_query(&self, [b, i, head]: [usize; 3], all: &mut Expected) {
         let case = &self.case;
         let (h, g, t, d) = (case.heads, case.kv_heads, case.queries, case.head_dim);
@@ -473,10 +473,10 @@ fn every_mask_equals_the_definition() {
     }
 }
 
-/// A tile of queries reads the keys that it sees once, and keys are read as often as queries see
-/// them; each result is written once.
+/// A tile of queries reads each visible key once, a tile of keys reads each query that sees it
+/// once, and each result is written once.
 #[test]
-fn bytes_moved() {
+fn operands_are_read_once_per_tile() {
     let device = Device::plain();
     let form = Form::TensorCores { head_dim: 64 };
     let (row, number) = (128, 4); // bytes of 64 features, and of lse or delta
@@ -507,7 +507,7 @@ fn bytes_moved() {
 
 /// Every head dim that has another shape of tiles.
 #[test]
-fn head_dims() {
+fn every_head_dim_matches_f64() {
     let device = Device::plain();
     for head_dim in [16, 24, 32, 80, 128, 136, 192, 256] {
         let form = Form::new(Dtype::Bf16, head_dim, true);
@@ -525,10 +525,10 @@ fn head_dims() {
     }
 }
 
-/// The bits of a query do not depend on how the others are cut: decoding from a cache, packed
-/// sequences and the whole give the same.
+/// The bits of a query do not depend on the batch: decoding from a cache, packed sequences and the
+/// full batch agree.
 #[test]
-fn bits_of_a_query_are_its_own() {
+fn bits_of_a_query_do_not_depend_on_other_queries() {
     let device = Device::plain();
     for (form, head_dim) in FORMS {
         let one = |case: Case| Run::new(&device, &case).forward().out;
@@ -537,7 +537,7 @@ fn bits_of_a_query_are_its_own() {
         let packed = Standing::Packed(vec![0, 100], vec![0, 100]);
         assert!(all == one(whole.clone().at(packed)), "{form:?}");
 
-        // The operands are the same numbers, of which the first 30 queries are asked alone.
+        // The same operands, with only the first 30 queries.
         let few = one(Case {
             queries: 30,
             ..whole
@@ -546,7 +546,7 @@ fn bits_of_a_query_are_its_own() {
     }
 }
 
-/// Positions, lengths and offsets out of range are told, and brought into it.
+/// Out-of-range positions, lengths and offsets are reported and clamped.
 fn check_faults(device: &Device, case: &Case) {
     let packed = |q: [i64; 2], k: [i64; 2]| Standing::Packed(q.to_vec(), k.to_vec());
     let cached = |q: i64, k: i64| Standing::Cached(vec![q], vec![k]);

@@ -1,5 +1,5 @@
-//! Barriers of some warps: one hands values to another through a buffer that both use again and
-//! again. The emulator would report a race if either went on too early.
+//! Barriers of a subset of warps: one passes values to another through a buffer that both reuse.
+//! The emulator reports a race if either continues too early.
 
 use meshgrad_kernels::assembler::{Kernel, Target};
 use meshgrad_kernels::{Arguments, Dtype, Launch, Ptx, Variant};
@@ -8,7 +8,7 @@ use crate::device::{Device, values};
 
 const ROUNDS: i64 = 3;
 
-/// y = 2 x, 32 elements a round: the first warp loads, the second stores.
+/// y = 2 x, 32 elements per iteration: the first warp loads, the second stores.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct HandOver;
 
@@ -50,7 +50,7 @@ impl Variant for HandOver {
 }
 
 #[test]
-fn a_warp_hands_a_buffer_to_another() {
+fn a_warp_passes_a_buffer_to_another() {
     for device in Device::all() {
         let x = values(Dtype::F32, 32 * ROUNDS as usize, 1);
         let from = device.put_floats(Dtype::F32, &x);

@@ -1,7 +1,7 @@
 //! Copies, transposes, casts and fills against the host.
 
 use meshgrad_emulator::Counters;
-use meshgrad_kernels::catalogue::CASTS;
+use meshgrad_kernel_catalogue::CASTS;
 use meshgrad_kernels::copies::{
     Arange, ArangeArguments, At, Cast, CastArguments, Copy, CopyArguments, Fill, FillArguments,
     Format, Transpose, TransposeArguments, Unit,
@@ -83,7 +83,7 @@ fn copy(
     device.run(&variant, launch, &arguments.arguments(&variant))
 }
 
-/// That every element is read and written once, and no bank or sector is visited for nothing.
+/// Asserts that every element is read and written once, in whole sectors, without bank conflicts.
 #[track_caller]
 fn assert_copied(counters: &Counters, bytes: usize, whole_sectors: bool) {
     assert_once(counters, [bytes; 2]);
@@ -114,7 +114,7 @@ fn copies_move_every_element_once() {
     }
 }
 
-/// Rows that lie side by side are copied in 16 bytes, whatever they are of.
+/// Contiguous rows are copied 16 bytes at a time, whatever their dtype.
 #[test]
 fn rows_are_copied_in_vectors() {
     let device = Device::plain();
@@ -126,7 +126,7 @@ fn rows_are_copied_in_vectors() {
     }
 }
 
-/// Through tiles both sides move whole sectors, and no bank is asked twice.
+/// Tiled transposes move whole sectors on both sides, without bank conflicts.
 #[test]
 fn transposes_move_whole_sectors() {
     for device in Device::all() {
@@ -180,7 +180,7 @@ fn positioned(device: &Device, position: i64, fault: Option<i64>) -> Vec<u8> {
 }
 
 #[test]
-fn fills_reach_every_element_and_no_other() {
+fn fills_write_every_element_and_no_other() {
     for device in Device::all() {
         for unit in [Unit::B1, Unit::B2, Unit::B4, Unit::B8] {
             for count in [1, 3, 16, 517] {
@@ -221,7 +221,7 @@ fn fill(device: &Device, unit: Unit, count: usize, aligned: bool) -> Vec<u8> {
 }
 
 #[test]
-fn counting_reaches_every_element_and_no_other() {
+fn aranges_write_every_element_and_no_other() {
     for device in Device::all() {
         for count in [1, 2, 3, 4, 515, 2049] {
             arange(&device, false, count);
@@ -321,7 +321,7 @@ fn value(format: Format, bytes: &[u8]) -> (f64, Option<i64>) {
     }
 }
 
-/// The element nearest to a value, as the CPU's cast makes it.
+/// The element nearest to a value, by the CPU's cast.
 fn nearest(format: Format, (x, whole): (f64, Option<i64>)) -> f64 {
     match format {
         Format::F64 => x,
@@ -337,7 +337,7 @@ fn nearest(format: Format, (x, whole): (f64, Option<i64>)) -> f64 {
 }
 
 #[test]
-fn casts_are_those_of_the_cpu() {
+fn casts_match_the_cpu() {
     let device = Device::plain();
     for from in Format::ALL {
         for to in Format::ALL {

@@ -1,22 +1,22 @@
-//! Every kernel of the catalogue, executed in many orders: the same bits in each, and no instruction
-//! that none of the launches reaches.
+//! Executes every kernel of the catalogue in many orders: all give the same bits, and every
+//! instruction is executed.
 //!
 //! `cargo test -p meshgrad-kernels --test emulated coverage -- --nocapture` shows the table.
 
 use std::collections::BTreeSet;
 
-use meshgrad_kernels::catalogue;
+use meshgrad_kernel_catalogue as catalogue;
 
 use crate::device::{Device, Reached};
 
-/// Seeds beside the eager and the lazy order.
+/// Random orders besides the eager and the lazy one.
 const RANDOM_ORDERS: u64 = 8;
 
-/// Runs every kernel of a family on operands that are small, and between them reach all of its
-/// code; returns the bytes of all results.
+/// Runs every kernel of a family on small operands that together execute all of its code; returns
+/// the bytes of all results.
 type Exercise = fn(&Device) -> Vec<u8>;
 
-/// A test for each family of the catalogue, and one that none is left out.
+/// One test per family of the catalogue, and one that no family is missing.
 macro_rules! exercises {
     ($($family:ident: $exercise:path,)*) => {
         $(
@@ -61,7 +61,7 @@ exercises! {
     global_norm: crate::global_norm::exercise,
 }
 
-/// Runs a family in every order, and asserts that nothing of it is left that no launch reaches.
+/// Runs a family in every order, and asserts that every instruction is executed.
 fn cover(family: &str, exercise: Exercise) {
     let families = catalogue::families().into_iter();
     let of_family = families.filter(|(name, _)| *name == family);
@@ -91,7 +91,7 @@ fn cover(family: &str, exercise: Exercise) {
     assert!(left.is_empty(), "{}", left.join("\n"));
 }
 
-/// Runs a family eagerly, lazily and in random orders; what all launches together reached.
+/// Runs a family eagerly, lazily and in random orders; returns the instructions executed.
 fn in_every_order(family: &str, exercise: Exercise) -> Reached {
     let (mut first, mut all) = (None, Reached::new());
     for device in Device::in_random_orders(RANDOM_ORDERS) {

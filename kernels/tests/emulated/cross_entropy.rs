@@ -30,8 +30,8 @@ const EXTENTS: [[usize; 2]; 9] = [
     [3, 0],
 ];
 
-/// A tile of logits, and a label for each of its rows: in it, beside it, in rows that do not count,
-/// and outside of the vocabulary.
+/// A tile of logits, and a label per row: in the tile, in another tile, ignored, or outside the
+/// vocabulary.
 struct Tile {
     rows: usize,
     classes: usize,
@@ -39,7 +39,7 @@ struct Tile {
     logits: Vec<f32>,
     labels: Vec<i64>,
     on_device: [u64; 2],
-    /// The word for what is outside of the vocabulary.
+    /// The fault word for labels outside the vocabulary.
     faults: u64,
 }
 
@@ -82,7 +82,7 @@ impl Tile {
         }
     }
 
-    /// That the label outside of the vocabulary was told, if there is one.
+    /// Asserts that a label outside the vocabulary was reported, if there is one.
     fn assert_told(&self, device: &Device) {
         let word = device.bytes(self.faults, 8).try_into().unwrap();
         let told = Fault::from_word(u64::from_le_bytes(word));
@@ -114,7 +114,7 @@ impl Tile {
         Lanes::choose(self.classes as u32).unwrap()
     }
 
-    /// What is moved is what is said, without a bank conflict; in whole sectors where rows are.
+    /// Asserts the bytes moved, no bank conflicts, and whole sectors if rows are.
     #[track_caller]
     fn assert_traffic(&self, counters: &Counters, all: [usize; 2], different: [usize; 2]) {
         // A report reads and writes the word.

@@ -1,4 +1,4 @@
-//! A device of the emulator with what the tests need of it.
+//! An emulator device for the tests.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -12,7 +12,7 @@ use meshgrad_emulator::{AsyncCopies, Counters, Options};
 use meshgrad_kernels::faults::Fault;
 use meshgrad_kernels::{Arguments, Dtype, Launch, Variant};
 
-/// An empty device that runs in one of many orders.
+/// An empty device with one execution order.
 pub(crate) struct Device {
     space: AddressSpace,
     options: Options,
@@ -41,7 +41,7 @@ impl Lines {
 }
 
 impl Device {
-    /// One device for each kind of order.
+    /// One device per kind of order.
     pub(crate) fn all() -> impl Iterator<Item = Device> {
         Device::in_random_orders(1)
     }
@@ -75,7 +75,7 @@ impl Device {
         self.reached.borrow().clone()
     }
 
-    /// The one with the plainest order.
+    /// The device with the eager order.
     pub(crate) fn plain() -> Device {
         Device::all().next().unwrap()
     }
@@ -91,7 +91,7 @@ impl Device {
         self.space.write(address, bytes).unwrap();
     }
 
-    /// Leaves out as many addresses before whatever is allocated next: what is freed keeps its own.
+    /// Skips addresses before the next allocation; freed memory keeps its addresses.
     pub(crate) fn skip(&self, bytes: u64) {
         const PIECE: usize = 64 << 20;
         for _ in 0..bytes.div_ceil(PIECE as u64) {
@@ -104,7 +104,7 @@ impl Device {
         self.put(&encoded(dtype, values))
     }
 
-    /// Memory that nobody has written yet.
+    /// Uninitialized memory.
     pub(crate) fn room(&self, bytes: usize) -> u64 {
         self.space
             .allocate(bytes.max(1), MemoryKind::Device(0))
@@ -117,7 +117,7 @@ impl Device {
         bytes
     }
 
-    /// What a word tells that kernels report to.
+    /// The fault in a fault word.
     pub(crate) fn fault(&self, word: u64) -> Option<Fault> {
         let word: [u8; 8] = self.bytes(word, 8).try_into().unwrap();
         Fault::from_word(u64::from_le_bytes(word))
@@ -197,7 +197,7 @@ pub(crate) fn decoded(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
     }
 }
 
-/// DistributionParams between -1 and 1 that look random, exact in `dtype`.
+/// Values between -1 and 1 that look random, exact in `dtype`.
 pub(crate) fn values(dtype: Dtype, count: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let values: Vec<f32> = (0..count)

@@ -1,10 +1,11 @@
 //! Expressions: each function against f64, each layout against the host.
 
+use meshgrad_kernel_catalogue as catalogue;
+use meshgrad_kernels::Dtype;
 use meshgrad_kernels::elementwise::{
     Element, Elementwise, ElementwiseArguments, IterationSpace, Layout,
 };
 use meshgrad_kernels::expression::{Expression, Node, Unary};
-use meshgrad_kernels::{Dtype, catalogue};
 
 use crate::device::{Device, encoded, values};
 
@@ -26,7 +27,7 @@ fn reference(function: Unary, x: f64) -> (f64, f64) {
     }
 }
 
-/// The distance between neighbouring f32 at a value.
+/// The distance between neighboring f32 at a value.
 fn ulp(value: f64) -> f64 {
     let exponent = (value.abs().log2().floor() as i32).max(-126);
     2f64.powi(exponent - 23)
@@ -53,7 +54,7 @@ fn arguments() -> Vec<f32> {
 }
 
 #[test]
-fn functions_err_by_no_more_than_they_say() {
+fn functions_are_within_their_documented_error() {
     let x = arguments();
     for function in Unary::ALL {
         let expression = Expression::from(Node::Unary(*function, Expression::operand(0)));
@@ -76,7 +77,7 @@ fn functions_err_by_no_more_than_they_say() {
 
 /// A reciprocal has its own instruction, and the bits of a division.
 #[test]
-fn reciprocals_are_divisions() {
+fn reciprocals_equal_divisions() {
     let x = arguments();
     for (x, y) in x.iter().zip(computed(
         Expression::constant(1.0) / Expression::operand(0),
@@ -88,7 +89,7 @@ fn reciprocals_are_divisions() {
     }
 }
 
-/// What the kernel of an expression makes of these values, each read once.
+/// Applies the kernel of an expression to these values, each read once.
 fn computed(expression: Expression, x: &[f32]) -> Vec<f32> {
     let device = Device::plain();
     let from = device.put_floats(Dtype::F32, x);
@@ -121,7 +122,7 @@ fn strides(shape: &[usize], order: impl DoubleEndedIterator<Item = usize>) -> Ve
     strides
 }
 
-/// Where element `index` of a tensor of this shape lies.
+/// The offset of element `index` of a tensor of this shape.
 fn place(mut index: usize, shape: &[usize], strides: &[isize]) -> usize {
     let mut place = 0;
     for (extent, stride) in shape.iter().zip(strides).rev() {
@@ -155,7 +156,7 @@ fn operand(device: &Device, format: Element, count: usize, seed: u64) -> Operand
     Operand { values, address }
 }
 
-/// As it is stored: rounded, or 1 where it is not 0.
+/// The stored value: rounded, or 1 if it is not 0.
 fn stored(format: Element, value: f32) -> Vec<u8> {
     match format {
         Element::Float(dtype) => encoded(dtype, &[value]),
@@ -235,7 +236,7 @@ fn every_layout_gives_the_same_bits() {
     }
 }
 
-/// The layout of a walk, and the others that can do it too.
+/// The layout of an iteration space, and the others that fit it too.
 fn layouts(space: &IterationSpace) -> Vec<Layout> {
     let unaligned = space.layout(false);
     let Layout::Strided { dims, .. } = unaligned else {
@@ -248,7 +249,7 @@ fn layouts(space: &IterationSpace) -> Vec<Layout> {
     ]
 }
 
-/// Every expression of the catalogue, as its layout wants it.
+/// Every expression of the catalogue, in its layout.
 pub(crate) fn exercise(device: &Device) -> Vec<u8> {
     let variants = catalogue::elementwise_variants().into_iter();
     variants

@@ -1,7 +1,7 @@
 //! The counting sort by expert against a stable sort on the host.
 
 use meshgrad_emulator::Counters;
-use meshgrad_kernels::catalogue::HELD_EXPERTS;
+use meshgrad_kernel_catalogue::HELD_EXPERTS;
 use meshgrad_kernels::expert_order::{
     Blocks, ExpertCounts, ExpertCountsArguments, ExpertHistogram, ExpertHistogramArguments,
     ExpertOffsets, ExpertOffsetsArguments, ExpertPlace, ExpertPlaceArguments, ExpertStarts,
@@ -23,7 +23,7 @@ struct Problem {
     experts: u32,
 }
 
-/// What the kernels made of it.
+/// The kernels' results.
 #[derive(Debug, PartialEq)]
 struct Sorted {
     offsets: Vec<i64>,
@@ -92,7 +92,7 @@ impl Problem {
         sorted
     }
 
-    /// Runs all kernels, and what they tell. Slots are read twice and placed once.
+    /// Runs all kernels; also returns reported faults. Slots are read twice and placed once.
     fn sort_and_tell(&self, device: &Device) -> (Sorted, Option<Fault>) {
         let (slots, held, blocks) = (self.indices.len(), self.held as usize, self.blocks);
         let cells = held * blocks.count() as usize;
@@ -177,7 +177,7 @@ impl Problem {
         (sorted, fault)
     }
 
-    /// Experts choose the banks where a warp counts: of one and the same there is no conflict.
+    /// The expert determines the bank of a warp's counter; equal experts do not conflict.
     #[track_caller]
     fn assert_conflicts(&self, counters: &Counters) {
         if self.experts == 1 {
@@ -218,10 +218,10 @@ fn i32s(bytes: &[u8]) -> Vec<i32> {
         .collect()
 }
 
-/// No slots, few, some blocks; all experts held, some, none; one that everybody wants; more than a
-/// CTA counts.
+/// No slots, few, some blocks; all experts local, some, none; one that all slots choose; more than
+/// a CTA counts.
 #[test]
-fn a_stable_sort() {
+fn slots_are_sorted_stably() {
     for device in Device::all() {
         for index in IndexFormat::ALL {
             for (slots, experts) in [
@@ -255,9 +255,9 @@ fn blocks_of_many_tiles() {
     assert_eq!(problem.sort(&device), problem.expected());
 }
 
-/// What names no expert gets no row, however large or small it is, and the host is told.
+/// An out-of-range index gets no row and is reported.
 #[test]
-fn wild_indices_are_placed_nowhere() {
+fn out_of_range_indices_get_no_row() {
     for device in Device::all() {
         for index in IndexFormat::ALL {
             let mut problem = Problem::new(index, 50, [6, 2, 3]);

@@ -1,5 +1,5 @@
-//! Tensors of more than 2^31 elements, of which only the first and the last lines are there: kernels
-//! find both, and give the bits that they give where these lie side by side.
+//! Tensors of more than 2^31 elements, of which only the first and last lines are allocated:
+//! kernels address both, and give the same bits as for adjacent lines.
 
 use meshgrad_kernels::attention::{
     Attention, AttentionArguments, Extents, Form, Problem, Sequences, View,
@@ -66,8 +66,8 @@ impl Sides {
         Sides { device, start }
     }
 
-    /// That a kernel gives the same bits on arrays of two lines each, near and far: of all arrays, for
-    /// any of them may be a result.
+    /// Asserts that a kernel gives the same bits on arrays of two lines each, near and far.
+    /// Compares all arrays, since any may be a result.
     #[track_caller]
     fn assert_same<const N: usize>(&self, arrays: [Vec<u8>; N], run: impl Fn(&Device, [Lines; N])) {
         let results = [false, true].map(|far| {
@@ -115,7 +115,7 @@ fn zeros(bytes: usize) -> Vec<u8> {
 
 /// All on one device, for the hole costs a second.
 #[test]
-fn lines_far_apart_are_found() {
+fn lines_2_pow_33_bytes_apart_are_addressed() {
     let sides = &Sides::new();
     strides(sides);
     indices(sides);
@@ -179,7 +179,7 @@ fn strides(sides: &Sides) {
     });
 }
 
-/// What indices choose: rows of an embedding, elements along a dim, and rows that are summed.
+/// Indexing: rows of an embedding, elements along a dim, and segment sums.
 fn indices(sides: &Sides) {
     let line = 512;
     let faults = |device: &Device| FaultSite::new(device.put(&[0; 8]), 1);
@@ -352,7 +352,7 @@ fn products(sides: &Sides) {
     }
 }
 
-/// Rows of a batch: keys and values that are attended to, heads that are turned, lines of logits.
+/// Rows of a batch: keys and values that are attended to, heads that are rotated, lines of logits.
 fn batches(sides: &Sides) {
     for dtype in Dtype::ALL {
         let (count, head_dim) = (6, 16);

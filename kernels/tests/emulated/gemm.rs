@@ -46,7 +46,7 @@ const PROBLEMS: [Problem; 4] = [
     },
 ];
 
-/// What a kernel takes and gives.
+/// Dtypes of operands and result.
 #[derive(Clone, Copy)]
 struct Formats {
     orders: [Order; 2],
@@ -57,7 +57,7 @@ struct Formats {
     aligned: bool,
 }
 
-/// A batch of matrices with room behind each line.
+/// A batch of matrices with padding after each line.
 struct Matrices {
     order: Order,
     rows: usize,
@@ -116,7 +116,7 @@ impl Matrices {
     }
 }
 
-/// Runs a product and compares every element of C, and what lies between its lines. Returns C.
+/// Runs a product and compares every element of C and the padding between its lines. Returns C.
 fn check(
     device: &Device,
     variant: &impl Variant,
@@ -199,7 +199,7 @@ fn all_orders() -> impl Iterator<Item = [Order; 2]> {
         .flat_map(|a| Order::ALL.map(|b| [a, b]))
 }
 
-/// What the kernels in f32 take and give.
+/// Dtypes of the f32 kernels.
 fn formats_f32() -> impl Iterator<Item = Formats> {
     all_orders().flat_map(|orders| {
         [false, true].map(|accumulate| Formats {
@@ -212,7 +212,7 @@ fn formats_f32() -> impl Iterator<Item = Formats> {
     })
 }
 
-/// What the kernels in bf16 take and give.
+/// Dtypes of the bf16 kernels.
 fn formats_bf16() -> impl Iterator<Item = Formats> {
     let outputs = || {
         Output::ALL
@@ -269,8 +269,8 @@ fn product(device: &Device, tile: Tile, formats: Formats, problem: Problem) -> V
     c
 }
 
-/// The tiles that have a kernel for these formats. For lines that are not aligned two suffice: the
-/// others' code for them is the same.
+/// The tiles that have a kernel for these formats. For unaligned lines two suffice: the others
+/// share their code.
 fn tiles(formats: Formats) -> &'static [Tile] {
     match (formats.operands, formats.aligned) {
         (Dtype::F32, _) => &Tile::OF_F32,
@@ -279,7 +279,7 @@ fn tiles(formats: Formats) -> &'static [Tile] {
     }
 }
 
-/// All tiles give the same bits, without a bank conflict. Other orders are `exercise`'s.
+/// All tiles give the same bits, without bank conflicts. `exercise` covers the other orders.
 #[test]
 fn tiles_agree() {
     let device = Device::plain();

@@ -1,10 +1,11 @@
 //! The norm of gradients and clipping by it, against f64.
 
+use meshgrad_kernel_catalogue as catalogue;
+use meshgrad_kernels::Dtype;
 use meshgrad_kernels::global_norm::{
     ClipScale, ClipScaleArguments, GlobalNorm, GlobalNormArguments, SumSquares,
     SumSquaresArguments, partial_count,
 };
-use meshgrad_kernels::{Dtype, catalogue};
 
 use crate::device::{Device, encoded, values};
 use crate::traffic::{assert_once, assert_whole_sectors};

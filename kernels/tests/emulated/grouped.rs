@@ -155,7 +155,7 @@ impl Lines {
     }
 }
 
-/// A sum and how far off it may be.
+/// A sum and its error bound.
 struct Sum {
     value: f64,
     bound: f64,
@@ -172,7 +172,7 @@ impl Sum {
     }
 }
 
-/// Runs a kernel on these matrices, and asserts that no bank is asked twice.
+/// Runs a kernel on these matrices, and asserts that there are no bank conflicts.
 fn launch(
     device: &Device,
     (variant, launch): (&impl Variant, Option<Launch>),
@@ -313,7 +313,7 @@ fn by_sums(
     device.bytes(c.address, c.values.len() * 4)
 }
 
-/// Bytes that were read and written, but for offsets and the word that tells of wrong ones.
+/// Bytes read and written, except for offsets and the fault word.
 fn assert_traffic(counters: &Counters, expected: [usize; 2]) {
     let others = ["ld.global.b64", "red.global.max"];
     let of_matrices =
@@ -341,7 +341,7 @@ fn all(device: &Device, format: (Dtype, bool), tile: Tile, problem: Problem<'_>)
     [by_rows.concat(), by_sums.concat()].concat()
 }
 
-/// Both tiles give the same bits, without a bank conflict.
+/// Both tiles give the same bits, without bank conflicts.
 #[test]
 fn tiles_agree() {
     for (device, problems) in Device::all().zip([PROBLEMS.len(), 1, 1]) {
@@ -376,10 +376,10 @@ fn groups_are_found_among_many() {
     }
 }
 
-/// Offsets that begin behind the first row, fall, or leave the rows are told to the host, and no row
-/// is owned by two groups.
+/// Offsets that do not start at 0, decrease or exceed the rows are reported, and no row is owned by
+/// two groups.
 #[test]
-fn wrong_offsets_are_told() {
+fn invalid_offsets_are_reported() {
     let device = Device::plain();
     let cases = [
         [2, 4, 70],

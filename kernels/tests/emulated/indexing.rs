@@ -1,4 +1,4 @@
-//! Elements and rows that indices choose, against the host.
+//! Gathers, index selects and segment sums, against the host.
 
 use std::collections::BTreeSet;
 
@@ -35,7 +35,7 @@ fn put_ids(device: &Device, format: IndexDtype, ids: &[i64]) -> u64 {
     device.put(&bytes)
 }
 
-/// What is chosen from, and a word for what is not inside.
+/// The indexed dim, and a fault word.
 fn indexed(device: &Device, extent: usize, stride: usize) -> (IndexedDim, u64) {
     let word = device.put(&[0; 8]);
     let indexed = IndexedDim {
@@ -46,7 +46,7 @@ fn indexed(device: &Device, extent: usize, stride: usize) -> (IndexedDim, u64) {
     (indexed, word)
 }
 
-/// That the word tells of the largest index outside.
+/// Asserts that the word reports the largest out-of-range index.
 #[track_caller]
 fn assert_told(device: &Device, word: u64, ids: &[i64], extent: usize) {
     let outside = ids.iter().filter(|id| !(0..extent as i64).contains(id));
@@ -119,7 +119,7 @@ fn rows_are_selected() {
     }
 }
 
-/// y\[r, c\] = x\[r, index\[r, c\]\] with the index tensor turned; the bytes of y.
+/// y\[r, c\] = x\[r, index\[r, c\]\] with the index tensor transposed; the bytes of y.
 fn gather(device: &Device, unit: Unit, format: IndexDtype, wide: bool, ids: &[i64; 15]) -> Vec<u8> {
     let size = unit.bytes() as usize;
     let x = bytes(3 * 7 * size);
@@ -173,7 +173,7 @@ fn elements_are_gathered() {
     }
 }
 
-/// IndexKeys, their positions and where each begins, on a device.
+/// Keys, their positions and segment starts, on a device.
 struct Sorted {
     ids: Vec<i64>,
     rows: usize,
@@ -181,8 +181,8 @@ struct Sorted {
     starts: u64,
 }
 
-/// What a pass moves: 256 counts for each CTA, before and behind the scan, and 256 for all together.
-/// Keys choose the banks of shared memory where a warp counts: equal ones do not conflict.
+/// What a pass moves: 256 counts for each CTA, before and behind the scan, and 256 for all
+/// together. The key determines the bank of a warp's counter; equal keys do not conflict.
 #[track_caller]
 fn assert_pass(counters: &Counters, pass: RadixPass, ids: &[i64]) {
     let (count, of_all) = (ids.len(), 1024);
@@ -353,7 +353,7 @@ impl Sorted {
     }
 }
 
-/// Ids of some rows, and of none at two places.
+/// Indices of some rows, two of them out of range.
 fn some_ids(count: usize, rows: usize) -> Vec<i64> {
     let mut ids: Vec<i64> = (0..count)
         .map(|i| (i * i * 7 + i / 3) % rows)

@@ -1,8 +1,8 @@
 //! The kernels, executed on the emulator with all its sanitizers, against f64 on the host.
 //!
 //! Each test runs under several orders of warps, CTAs and asynchronous copies ([`Device::all`]): a
-//! race, a missing barrier or a read of memory that nobody wrote is a failure, and so are bank
-//! conflicts and bytes that are moved twice where a kernel promises none.
+//! race, a missing barrier or an uninitialized read fails the test. So do bank conflicts and bytes
+//! moved twice, if a kernel promises none.
 
 mod adamw;
 mod add_rms_norm;

@@ -1,13 +1,14 @@
-//! The norm of heads and their turn in one pass, against f64.
+//! QK-norm fused with RoPE, against f64.
 
 use meshgrad_emulator::Counters;
+use meshgrad_kernel_catalogue as catalogue;
 use meshgrad_kernels::norm_rope::{
     NormRope, NormRopeArguments, NormRopeGradInput, NormRopeGradInputArguments, NormRopeGradWeight,
     NormRopeGradWeightArguments,
 };
 use meshgrad_kernels::rms_norm::{SumPartials, SumPartialsArguments, rows_per_partial};
 use meshgrad_kernels::rope::{Direction, Heads, Style};
-use meshgrad_kernels::{Dtype, Variant, catalogue};
+use meshgrad_kernels::{Dtype, Variant};
 
 use crate::device::{Device, decoded, values};
 use crate::rope::{Strided, Tables, moves_whole_sectors, rounding, turned};

@@ -1,11 +1,12 @@
 //! Random values and dropout: bit by bit what the same formulas give on the host.
 
 use meshgrad_emulator::Counters;
+use meshgrad_kernel_catalogue as catalogue;
 use meshgrad_kernels::elementwise::Layout;
 use meshgrad_kernels::random::{
     Distribution, DistributionParams, Random, RandomArguments, RandomSpace, quantile,
 };
-use meshgrad_kernels::{Dtype, Variant, catalogue};
+use meshgrad_kernels::{Dtype, Variant};
 
 use crate::device::{Device, decoded, encoded, values};
 use crate::philox::{KEY, word};

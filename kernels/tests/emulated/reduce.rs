@@ -1,9 +1,10 @@
 //! Sums and extremes against f64.
 
 use meshgrad_emulator::Counters;
+use meshgrad_kernel_catalogue as catalogue;
+use meshgrad_kernels::Dtype;
 use meshgrad_kernels::reduce::{Extents, Reduce, ReduceArguments};
 use meshgrad_kernels::reduce_op::ReduceOp;
-use meshgrad_kernels::{Dtype, catalogue};
 
 use crate::device::{Device, encoded, values};
 use crate::traffic::{assert_once, assert_whole_sectors_of};
@@ -146,7 +147,7 @@ fn rows_and_columns() {
 
 /// Whether it is of a row or of a column, in the first access or in the rest.
 #[test]
-fn a_nan_is_seen() {
+fn nan_propagates_from_any_position() {
     let device = Device::plain();
     for op in ReduceOp::ALL {
         for (extents, result) in [([1, 9, 1], 0), ([2, 33, 1], 0), ([1, 9, 4], 0)] {

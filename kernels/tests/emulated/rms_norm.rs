@@ -1,12 +1,13 @@
 //! RMSNorm and its gradients against f64.
 
 use meshgrad_emulator::Counters;
+use meshgrad_kernel_catalogue as catalogue;
 use meshgrad_kernels::rms_norm::{
     RmsNorm, RmsNormArguments, RmsNormGradInput, RmsNormGradInputArguments, RmsNormGradWeight,
     RmsNormGradWeightArguments, SumPartials, SumPartialsArguments, rows_per_partial,
 };
 use meshgrad_kernels::row::RowTile;
-use meshgrad_kernels::{Dtype, Variant, catalogue};
+use meshgrad_kernels::{Dtype, Variant};
 
 use crate::device::{Device, encoded, values};
 use crate::traffic::{assert_moved, assert_once, assert_whole_sectors, assert_whole_sectors_of};
@@ -128,7 +129,7 @@ impl Problem {
 }
 
 #[test]
-fn forward_and_its_gradient_by_x() {
+fn forward_and_grad_input_match_f64() {
     for device in Device::all() {
         for dtype in Dtype::ALL {
             for extents in EXTENTS {
@@ -199,7 +200,7 @@ fn check_rows(device: &Device, problem: &Problem, [y, inv_rms, dx]: [u64; 3]) {
 
 /// By partial sums, added to what is there and in its place; and the same bits in every order.
 #[test]
-fn gradient_by_w() {
+fn grad_weight_matches_f64() {
     let mut first = None;
     for device in Device::all() {
         let mut bits = Vec::new();

@@ -1,11 +1,12 @@
-//! Tables of angles and turned heads against f64.
+//! Angle tables and rotated heads, against f64.
 
 use meshgrad_emulator::Counters;
+use meshgrad_kernel_catalogue as catalogue;
 use meshgrad_kernels::rope::{
     Direction, HeadStrides, Heads, PositionFormat, Rope, RopeArguments, RopeTables,
     RopeTablesArguments, Style, TableStrides,
 };
-use meshgrad_kernels::{Dtype, Variant, catalogue};
+use meshgrad_kernels::{Dtype, Variant};
 
 use crate::device::{Device, encoded, values};
 use crate::traffic::{assert_moved, assert_whole_sectors, assert_whole_sectors_of};
@@ -65,7 +66,7 @@ pub(crate) fn pair_of(style: Style, heads: &Heads, pair: usize) -> [usize; 2] {
     }
 }
 
-/// A head turned in f64.
+/// A head rotated in f64.
 pub(crate) fn turned(
     style: Style,
     direction: Direction,
@@ -220,7 +221,7 @@ impl Problem {
 
 /// Every form, style and direction; heads among others; a table for all sequences and one for each.
 #[test]
-fn turned_heads() {
+fn rotations_match_f64() {
     for device in Device::all() {
         for dtype in Dtype::ALL {
             for style in Style::ALL {
@@ -310,9 +311,9 @@ fn tables(
     found
 }
 
-/// Right to the last place, whatever the position; what has no angle is not turned.
+/// Exact to the last place at any position. Angles of 2^50 and more count as 0.
 #[test]
-fn tables_are_right_at_far_positions() {
+fn tables_are_exact_at_large_positions() {
     let near = [
         0,
         1,

@@ -1,7 +1,7 @@
 //! The choice of experts against a stable sort on the host, and its gradient: the same bits.
 
+use meshgrad_kernel_catalogue::ROUTED_EXPERTS;
 use meshgrad_kernels::Dtype;
-use meshgrad_kernels::catalogue::ROUTED_EXPERTS;
 use meshgrad_kernels::faults::{Fault, FaultSite};
 use meshgrad_kernels::router::{
     RouterTopK, RouterTopKArguments, RouterTopKGrad, RouterTopKGradArguments,
@@ -11,8 +11,8 @@ use crate::device::{Device, decoded, encoded, values};
 use crate::token_permute::lanes_of;
 use crate::traffic::assert_moved;
 
-/// [tokens, experts, choices]: a lane a token, many; whole accesses and odd; all of them chosen;
-/// more choices than lanes; more experts than registers hold.
+/// [tokens, experts, choices]: one lane per token, many; whole accesses and odd; all of them
+/// chosen; more choices than lanes; more experts than registers hold.
 const EXTENTS: [[usize; 3]; 9] = [
     [3, 1, 1],
     [9, 8, 2],
@@ -244,7 +244,7 @@ fn the_choice_is_a_stable_sort() {
 
 /// In registers and in a loop: NaN first, infinities in their places, zeros of either sign equal.
 #[test]
-fn what_is_no_number_has_a_rank() {
+fn nan_and_infinities_are_ranked() {
     let device = Device::plain();
     for experts in [8, 520] {
         let mut problem = Problem::new(&device, Dtype::F32, [1, experts, 7]);
@@ -267,9 +267,9 @@ fn what_is_no_number_has_a_rank() {
     }
 }
 
-/// An index out of range has no gradient, and the host is told of it.
+/// An out-of-range index has no gradient and is reported.
 #[test]
-fn wild_indices_are_told() {
+fn out_of_range_indices_are_reported() {
     for device in Device::all() {
         let problem = Problem::new(&device, Dtype::Bf16, [2, 24, 2]);
         for (wild, told) in [([3, 24, 5, 6], 24), ([3, -7, 5, 6], -7)] {

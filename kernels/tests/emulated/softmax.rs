@@ -1,11 +1,12 @@
 //! Softmax, its logarithm and their gradients against f64.
 
 use meshgrad_emulator::Counters;
+use meshgrad_kernel_catalogue as catalogue;
+use meshgrad_kernels::Dtype;
 use meshgrad_kernels::row::RowTile;
 use meshgrad_kernels::softmax::{
     Function, Softmax, SoftmaxArguments, SoftmaxGrad, SoftmaxGradArguments,
 };
-use meshgrad_kernels::{Dtype, catalogue};
 
 use crate::device::{Device, encoded, values};
 use crate::traffic::{assert_moved, assert_whole_sectors};
@@ -177,10 +178,10 @@ fn both_functions_and_their_gradients() {
     }
 }
 
-/// Masked elements are 0; what has no softmax is NaN: a row that is masked whole, a row with a NaN
-/// or with infinity. Whether in registers, over vectors or element by element.
+/// Masked elements are 0. A fully masked row, or one with NaN or infinity, gives NaN. In registers,
+/// over vectors and element by element.
 #[test]
-fn rows_without_a_softmax() {
+fn masked_and_nan_rows_give_nan() {
     let device = Device::plain();
     let (minus, nan) = (f32::NEG_INFINITY, f32::NAN);
     for features in [64, 65, 8196] {

@@ -1,8 +1,8 @@
 //! Rows on their way to experts and back, against f64 on the host.
 
 use meshgrad_emulator::Counters;
+use meshgrad_kernel_catalogue::TOKEN_FEATURES;
 use meshgrad_kernels::Dtype;
-use meshgrad_kernels::catalogue::TOKEN_FEATURES;
 use meshgrad_kernels::faults::{Fault, FaultSite};
 use meshgrad_kernels::token_permute::{
     PermuteTokens, PermuteTokensArguments, UnpermuteGradWeights, UnpermuteGradWeightsArguments,
@@ -319,7 +319,7 @@ fn there_and_back() {
 }
 
 /// Slots and places out of range, and an end beyond all rows, read nothing: they count as absent,
-/// and the host is told.
+/// and the host is notified.
 #[test]
 fn wild_places_are_absent() {
     let device = Device::plain();

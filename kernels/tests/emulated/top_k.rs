@@ -1,11 +1,12 @@
 //! Indices of extremes and the largest elements, against a stable sort on the host.
 
+use meshgrad_kernel_catalogue as catalogue;
+use meshgrad_kernels::Dtype;
 use meshgrad_kernels::arg_reduce::{
     ArgReduce, ArgReduceArguments, ArgReduceChunks, ArgReduceChunksArguments, Extreme,
     chunks_per_row,
 };
 use meshgrad_kernels::top_k::{MergeRuns, MergeRunsArguments, Runs, SortTiles, SortTilesArguments};
-use meshgrad_kernels::{Dtype, catalogue};
 
 use crate::device::{Device, encoded, values};
 use crate::traffic::{
@@ -85,7 +86,7 @@ fn best(device: &Device, extreme: Extreme, dtype: Dtype, x: &[f32], extents: [u6
 }
 
 #[test]
-fn places_of_extremes() {
+fn argmax_and_argmin_match_a_stable_sort() {
     let extents = [[0, 3], [1, 1], [300, 5], [3, 64], [2, 1100], [1, 9001]];
     for device in Device::all() {
         for dtype in Dtype::ALL {

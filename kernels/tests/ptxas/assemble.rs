@@ -14,7 +14,7 @@ use meshgrad_kernels::{Ptx, Target};
 const UNREACHABLE: i32 = 3;
 
 /// What marks a line of ptxas' output that is a mistake of ours: spills and local memory, wgmma
-/// that is serialised, setmaxnreg that is ignored, barriers named by registers.
+/// that is serialized, setmaxnreg that is ignored, barriers named by registers.
 const MISTAKES: [&str; 4] = ["warning", "error", "(C75", "sed 16 barriers"];
 
 /// Assembles all `kernels` for the oldest and the newest GPU that we support and compares their

@@ -1,11 +1,12 @@
-//! NVIDIA's assembler takes every kernel of the catalogue, for the oldest and the newest GPU that
-//! we support, without a warning; what it needs of registers and memory is the table `tests/ptxas.txt`.
+//! ptxas assembles every kernel of the catalogue, for the oldest and the newest GPU that we
+//! support, without a warning; what it needs of registers and memory is the table
+//! `tests/ptxas.txt`.
 //!
 //! The runtime does the same with every kernel that its ops launch.
 
 mod assemble;
 
-use meshgrad_kernels::catalogue::catalogue;
+use meshgrad_kernel_catalogue::catalogue;
 
 #[test]
 fn every_kernel_assembles_without_a_warning() {

@@ -33,7 +33,7 @@ impl<'t> Instruction<'t> {
         }
     }
 
-    /// Bytes of a lane's access of global memory that is neither atomic nor asynchronous.
+    /// Bytes per lane's access of global memory that is neither atomic nor asynchronous.
     pub(crate) fn global_bytes(&self) -> Option<u32> {
         let access = ["ld.global.", "st.global."];
         let types = access.iter().find_map(|it| self.opcode.strip_prefix(it))?;

@@ -1,10 +1,10 @@
-//! Laws over the text of every kernel of the catalogue: how rows are accessed, that all loads are
-//! in flight, and that no sum depends on who comes first.
+//! Laws over the text of every kernel of the catalogue: the width of row accesses, loads in flight,
+//! and no float atomics.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
+use meshgrad_kernel_catalogue::families;
 use meshgrad_kernels::Ptx;
-use meshgrad_kernels::catalogue::families;
 
 use crate::instructions::{Instruction, blocks};
 
@@ -40,46 +40,42 @@ const TILES: &[&str] = &[
     "attention",
 ];
 
-/// Where a parameter of a kernel in vectors is not accessed by 16 bytes: kernels by the beginning of
-/// their name, their parameters, and why.
+/// Where a parameter of a kernel in vectors is not accessed by 16 bytes: kernels by the beginning
+/// of their name, their parameters, and why.
 const NARROW: &[(&str, &[&str], &str)] = &[
     (
         "",
         &["inv_rms", "lse", "dloss", "max", "sum_exp"],
-        "one a row",
+        "one per row",
     ),
     (
         "",
         &["labels", "label_logit", "indices", "dweights"],
-        "one a row or a choice",
+        "one per row or choice",
     ),
     (
         "",
         &["ids", "order", "place", "starts", "keys", "positions"],
         "indices",
     ),
-    ("", &["weights", "end", "fault_word"], "one a row, or one"),
+    ("", &["weights", "end", "fault_word"], "one per row, or one"),
     ("", &["values"], "scattered by index"),
-    ("reduce", &["y"], "one a row, or four columns"),
-    ("sum_squares", &["partials"], "one a CTA"),
+    ("reduce", &["y"], "one per row, or four columns"),
+    ("sum_squares", &["partials"], "one per CTA"),
     (
         "norm_rope_grad_weight",
         &["partials"],
-        "a column a thread, from shared memory",
+        "one column per thread, from shared memory",
     ),
     ("gemm_split_k_reduce_bf16", &["c"], "four sums, rounded"),
-    ("rope", &["cos", "sin"], "an angle for two features"),
-    ("norm_rope", &["cos", "sin"], "an angle for two features"),
-    (
-        "sort_tiles",
-        &["x"],
-        "the sorted once more, by their places",
-    ),
-    ("fill_", &["y"], "the rest is written in the same block"),
+    ("rope", &["cos", "sin"], "one angle per two features"),
+    ("norm_rope", &["cos", "sin"], "one angle per two features"),
+    ("sort_tiles", &["x"], "sorted elements reloaded by index"),
+    ("fill_", &["y"], "the rest is stored in the same block"),
     (
         "router_top_k",
         &["probabilities"],
-        "the chosen once more, from a cache",
+        "chosen scores reloaded from the cache",
     ),
 ];
 
@@ -89,7 +85,7 @@ fn of_rows() -> impl Iterator<Item = Ptx> {
     rows.flat_map(|(_, kernels)| kernels)
 }
 
-/// A new family must say which of the laws it is under.
+/// Every family is listed in exactly one of the two tables.
 #[test]
 fn every_family_is_of_rows_or_of_tiles() {
     let known: BTreeSet<&str> = ROWS.iter().chain(TILES).copied().collect();
@@ -98,8 +94,7 @@ fn every_family_is_of_rows_or_of_tiles() {
     assert_eq!(known.len(), ROWS.len() + TILES.len());
 }
 
-/// The same bits in every run: nothing is added or compared in an order that depends on time, but
-/// integers, for which no order matters.
+/// Every run gives the same bits: only integers, for which the order does not matter, use atomics.
 #[test]
 fn no_float_is_atomic() {
     let is_float = |part: &str| part.starts_with('f') || part.starts_with("bf");
@@ -132,12 +127,12 @@ fn in_vectors(entry: &str) -> bool {
         !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit())
     };
     let is_one = |part: &str| words.contains(&part) || features(part);
-    // Units of a bool are as many as those of its neighbours, which are larger.
+    // Units of a bool are as many as those of its neighbors, which are larger.
     entry.split('_').any(is_one) && !entry.contains("bool")
 }
 
-/// A row is accessed by 16 bytes. Narrower accesses are the rest of a row that has no whole number of
-/// those, in a block of their own.
+/// Rows are accessed 16 bytes at a time. Narrower accesses handle the rest of a row, in a separate
+/// basic block.
 #[test]
 fn rows_move_in_accesses_of_16_bytes() {
     let mut seen = 0;
@@ -214,8 +209,8 @@ fn accesses_by_block(ptx: &str) -> Vec<Vec<Access<'_>>> {
     found
 }
 
-/// Whatever a thread reads in a step is asked for before it waits for any of it: between two loads
-/// nothing is done with what the first brings, but where the address of the second comes from it.
+/// All loads of a step are issued before the first is used: between two loads nothing uses the
+/// first, unless the address of the second depends on it.
 #[test]
 fn all_loads_are_in_flight() {
     let in_units = [
@@ -247,10 +242,10 @@ const IN_REGISTERS: &[&str] = &[
     "norm_rope_",
 ];
 
-/// Of those the one whose longest row leaves no registers for an operand that its sum does not need.
+/// The one whose longest row leaves no registers for an operand that its sum does not need.
 const IN_TWO_READS: &str = "add_rms_norm_grad_input_f32_d8192_t512";
 
-/// A row in registers is read at once, not in one step after the other.
+/// A row in registers is loaded in a single step.
 #[test]
 fn rows_in_registers_are_read_at_once() {
     for ptx in of_rows().filter(|ptx| in_vectors(&ptx.entry)) {
@@ -269,9 +264,9 @@ fn rows_in_registers_are_read_at_once() {
 /// Loads by how many others their addresses and predicates wait for; what has been made of them.
 #[derive(Default)]
 struct Flight<'t> {
-    /// How many loads, one behind the other, a register waits for.
+    /// Length of the chain of loads that a register depends on.
     behind: HashMap<&'t str, usize>,
-    /// The same of what lies in shared memory.
+    /// The same for data in shared memory.
     shared: usize,
     /// What brings a register from memory.
     loaded: HashMap<&'t str, usize>,

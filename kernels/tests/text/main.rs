@@ -1,6 +1,5 @@
-//! What is emitted, for readers: the text of one small kernel of each kind, without the lines that
-//! point at Rust source. `UPDATE_GOLDEN=1` writes the files anew. And what holds for the text of every
-//! kernel, whether it is shown or not.
+//! Golden PTX of one small kernel per kind, without source line directives (`UPDATE_GOLDEN=1`
+//! rewrites the files), and laws over the text of every kernel.
 
 mod instructions;
 mod laws;
@@ -8,7 +7,7 @@ mod laws;
 use std::path::Path;
 use std::{env, fs};
 
-use meshgrad_kernels::catalogue::catalogue;
+use meshgrad_kernel_catalogue::catalogue;
 
 /// The kernels whose text is kept in `tests/ptx`.
 const SHOWN: &[&str] = &[
@@ -23,7 +22,7 @@ const SHOWN: &[&str] = &[
 ];
 
 #[test]
-fn text_is_as_it_was() {
+fn text_matches_the_golden_files() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/ptx");
     let kernels = catalogue();
     for entry in SHOWN {
@@ -37,12 +36,12 @@ fn text_is_as_it_was() {
         let golden = fs::read_to_string(&path).unwrap_or_default();
         assert_eq!(
             golden, text,
-            "{entry}: if the change is meant, run with UPDATE_GOLDEN=1"
+            "{entry}: run with UPDATE_GOLDEN=1 if the change is intended"
         );
     }
 }
 
-/// Equal variants give equal text: the text is what a cache holds for them.
+/// Equal variants give equal text, which a cache relies on.
 #[test]
 fn text_is_deterministic() {
     assert_eq!(catalogue(), catalogue());

@@ -27,7 +27,7 @@ pub(in super::super) fn grad_keys(entry: String, dtype: Dtype) -> Ptx {
         let first_head = place.head * call.group;
         k.for_range(first_head, first_head + call.group, 1, |head| {
             k.for_range(first, end, SIDE, |query| {
-                // Addresses are computed anew for each tile: registers have no room for them.
+                // Addresses are recomputed for each tile to save registers.
                 let [q, dout] = [q, dout].map(|view| view.rows(place.batch, place.queries, head));
                 let lines = [lse, delta].map(|base| place.of_queries(base, head));
                 let weights = products.scores((keys, place.first), (q, query));

@@ -30,7 +30,7 @@ pub(in super::super) fn grad_queries(entry: String, dtype: Dtype) -> Ptx {
         k.for_range(first, end, SIDE, |key| {
             let weights = products.scores((q, place.first), (keys, key));
             let slopes = products.scores((dout, place.first), (values, key));
-            // Sixteen threads share these: caches have them, registers have no room.
+            // Sixteen threads share these; they are read from the cache to save registers.
             let [lse, delta] = lines.map(|line| {
                 let row = place.first + products.row();
                 [0, 1, 2, 3].map(|i| {

@@ -1,10 +1,10 @@
-//! Attention on the ordinary arithmetic units, in f32: for f32, and for bf16 rows of odd lengths or
-//! at odd places.
+//! Attention on the ordinary arithmetic units, in f32: for f32, and for bf16 rows of odd length or
+//! alignment.
 //!
-//! A CTA of 256 threads has 64 rows, and 64 others at a time; a thread has four by four of their
-//! scores. Of the features it copies 32 at a time into shared memory. What becomes of the scores
-//! goes there too, for the product with 64 columns of features; where there are more columns other
-//! CTAs have them, and compute the scores again.
+//! A CTA of 256 threads owns 64 rows and processes 64 others at a time; a thread computes 4 x 4 of
+//! their scores. Features are staged in shared memory 32 at a time. The processed scores are staged
+//! too, for the product with 64 columns of features. Further columns are computed by other CTAs,
+//! which recompute the scores.
 
 mod forward;
 mod grad_keys;
@@ -15,7 +15,7 @@ pub(super) use forward::forward;
 pub(super) use grad_keys::grad_keys;
 pub(super) use grad_queries::grad_queries;
 
-/// Threads of a CTA: 16 by 16.
+/// Threads per CTA: 16 by 16.
 pub(super) const THREADS: u32 = 256;
 
 /// Columns of a result that a CTA computes.

@@ -1,4 +1,4 @@
-//! Products of 64 rows with 64 others, by way of shared memory.
+//! Products of 64 rows with 64 others, through shared memory.
 
 use super::super::SIDE;
 use super::super::place::{Place, Rows};
@@ -98,8 +98,8 @@ impl<'k> Products<'k> {
         sums
     }
 
-    /// Puts what became of the scores where [`Products::add_weighted`] reads it. The barrier of
-    /// another product must stand before it.
+    /// Stores the weights where [`Products::add_weighted`] reads them. A barrier of another product
+    /// must precede it.
     #[track_caller]
     pub(super) fn set_weights(&self, weights: &Sums<'k>) {
         let own = self.weights.element::<f32>(self.row() * PITCH + self.x);
@@ -145,7 +145,7 @@ impl<'k> Products<'k> {
         });
     }
 
-    /// Copies `columns` of 64 rows, zeros where there are none. Neighbours copy neighbours.
+    /// Copies `columns` of 64 rows, zeros where there are none. Neighbors copy neighbors.
     #[track_caller]
     fn copy(
         &self,
@@ -164,7 +164,7 @@ impl<'k> Products<'k> {
         let step = rows.stride * u64::from(pass);
         let mut from = rows.start.byte_add(start);
         let to = to.element::<f32>(line * pitch + column);
-        // Eight loads in flight are what registers have room for.
+        // Registers have room for eight loads in flight.
         for first in (0..SIDE).step_by(8 * pass as usize) {
             let mut values: Vec<F32<'k>> = Vec::new();
             for i in 0..8 {
@@ -206,25 +206,33 @@ impl<'k> Products<'k> {
 
     /// Gives each score whose query sees its key, and each other, to `set`, unless all do.
     ///
-    /// Rows of scores are queries from `query` on and columns keys from `key` on; the other way
-    /// round where `turned`.
+    /// Rows of scores are queries starting at `query`, columns are keys starting at `key`; swapped
+    /// if `transposed`.
     #[track_caller]
     pub(super) fn hide(
         &self,
         place: &Place<'k>,
         [row, column]: [U32<'k>; 2],
-        turned: bool,
+        transposed: bool,
         set: impl Fn(usize, usize, Pred<'k>),
     ) {
-        let [query, key] = if turned { [column, row] } else { [row, column] };
+        let [query, key] = if transposed {
+            [column, row]
+        } else {
+            [row, column]
+        };
         self.k.if_(!place.see_all((query, SIDE), (key, SIDE)), || {
             let (row, column) = (row + self.row(), column + self.x);
-            let [query, key] = if turned { [column, row] } else { [row, column] };
+            let [query, key] = if transposed {
+                [column, row]
+            } else {
+                [row, column]
+            };
             let behind = place.behind(query, key);
             let left = (place.keys.length - key).signed();
             for i in 0..EACH {
                 for j in 0..EACH {
-                    let [queries, keys] = if turned { [16 * j, i] } else { [i, 16 * j] };
+                    let [queries, keys] = if transposed { [16 * j, i] } else { [i, 16 * j] };
                     let sees = place.sees(behind + queries - keys) & left.gt(keys as i32);
                     set(i as usize, j as usize, sees);
                 }

@@ -75,7 +75,7 @@ pub(in super::super) fn forward(entry: String, head_dim: u32) -> Ptx {
             let seen = Seen {
                 query: row,
                 key,
-                turned: false,
+                transposed: false,
             };
             each_seen(&place, &scores, seen, |score, sees| {
                 score.set(sees.select(**score, f32::NEG_INFINITY));

@@ -43,7 +43,7 @@ pub(in super::super) fn grad_keys(entry: String, head_dim: u32) -> Ptx {
         let factor = call.scale * std::f32::consts::LOG2_E;
         let first_head = place.head * call.group;
         k.for_range(first_head, first_head + call.group, 1, |head| {
-            // Of the head before, nobody reads a tile any more.
+            // No thread still reads the tiles of the previous head.
             k.barrier();
             let streams = [(q, streaming[0]), (dout, streaming[1])].map(|(view, tile)| {
                 let rows = view.rows(place.batch, place.queries, head);
@@ -92,7 +92,7 @@ pub(in super::super) fn grad_keys(entry: String, head_dim: u32) -> Ptx {
                 let seen = Seen {
                     query,
                     key: row,
-                    turned: true,
+                    transposed: true,
                 };
                 each_seen(&place, &weights, seen, |weight, sees| {
                     weight.set(sees.select(**weight, 0.0));

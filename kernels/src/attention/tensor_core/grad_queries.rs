@@ -78,7 +78,7 @@ pub(in super::super) fn grad_queries(entry: String, head_dim: u32) -> Ptx {
             let seen = Seen {
                 query: row,
                 key,
-                turned: false,
+                transposed: false,
             };
             each_seen(&place, &weights, seen, |weight, sees| {
                 weight.set(sees.select(**weight, 0.0));

@@ -1,21 +1,21 @@
-//! Attention in bf16 on tensor cores, with f32 sums.
+//! Attention in bf16 on tensor cores, with f32 accumulators.
 //!
-//! Each of the three passes has rows that stay and rows that stream by: queries stay in the forward
-//! pass and for their gradient, while tiles of keys and values come; keys and values stay for
-//! theirs, while queries come. A CTA of four warps has 64 rows that stay, a warp 16 of them, with
-//! all that is summed of them in its registers: nothing is exchanged between warps.
+//! Each of the three passes has stationary rows and streamed rows. The forward pass and the
+//! gradient of queries keep queries and stream keys and values; the gradient of keys and values
+//! keeps those and streams queries. A CTA of four warps owns 64 stationary rows, 16 per warp. All
+//! accumulators of a row are in the registers of its warp, so warps exchange nothing.
 //!
 //! - **`cp.async`** copies the next tile into one of two buffers while the other is multiplied. One
-//!   barrier a tile suffices: behind it all copies of this tile have arrived, and nobody reads the
-//!   other buffer any more.
-//! - **Scores stay where they are.** What a lane has of a sum is what it must have of a left
-//!   operand: probabilities are rounded to bf16 and go into the next product, without a detour
-//!   through shared memory. For the gradients of keys the scores are computed turned round, keys by
-//!   queries, to the same end.
-//! - **No bank is asked twice**: rows are a multiple of 128 bytes long, and lie 16 further apart.
-//! - **Head dims** are multiples of 8 up to 256; products go over multiples of 16 of them, with
-//!   zeros behind the end. Above 128 the sums of both gradients of keys would not fit in registers:
-//!   two CTAs have half of the columns each.
+//!   barrier per tile suffices: after it, all copies of this tile have arrived, and no thread still
+//!   reads the other buffer.
+//! - **Scores stay in registers.** The accumulator layout of a lane is also its left-operand
+//!   fragment layout. Probabilities are rounded to bf16 and enter the next product without passing
+//!   through shared memory. For the same reason the gradient of keys computes the scores
+//!   transposed, keys by queries.
+//! - **No bank conflicts**: row lengths are multiples of 128 bytes plus 16 bytes of padding.
+//! - **Head dims** are multiples of 8 up to 256. Products run over multiples of 16, padded with
+//!   zeros. Above 128, the accumulators of dk and dv do not fit in registers, so two CTAs compute
+//!   half of the columns each.
 
 mod forward;
 mod grad_keys;
@@ -32,7 +32,7 @@ use self::tile::Lines;
 use super::place::Place;
 use crate::assembler::{Pred, U32, Variable};
 
-/// Threads of a CTA: four warps of 16 rows.
+/// Threads per CTA: four warps of 16 rows.
 pub(super) const THREADS: u32 = 128;
 
 /// The largest head dim.
@@ -42,7 +42,7 @@ pub(super) const MAX_FEATURES: u32 = 256;
 #[derive(Clone, Copy)]
 pub(super) struct Shape {
     lines: Lines,
-    /// Rows of a tile that streams by.
+    /// Rows per tile that streams by.
     streamed: u32,
 }
 
@@ -68,7 +68,7 @@ impl Shape {
         if self.lines.head_dim <= 128 { 1 } else { 2 }
     }
 
-    /// Columns of a block.
+    /// Columns per block.
     fn columns(self) -> u32 {
         match self.blocks() {
             1 => self.lines.head_dim,
@@ -116,7 +116,7 @@ struct Seen<'k> {
     query: U32<'k>,
     key: U32<'k>,
     /// Rows are keys and columns queries.
-    turned: bool,
+    transposed: bool,
 }
 
 /// Gives each score to `set` with whether its query sees its key; none, if all do.
@@ -127,13 +127,21 @@ fn each_seen<'k>(
     seen: Seen<'k>,
     set: impl Fn(&Variable<'k, f32>, Pred<'k>),
 ) {
-    let Seen { query, key, turned } = seen;
+    let Seen {
+        query,
+        key,
+        transposed,
+    } = seen;
     let (k, columns) = (query.kernel(), 8 * scores.len() as u32);
-    let [queries, keys] = if turned { [columns, 16] } else { [16, columns] };
+    let [queries, keys] = if transposed {
+        [columns, 16]
+    } else {
+        [16, columns]
+    };
     k.if_(!place.see_all((query, queries), (key, keys)), || {
         let lane = k.lane();
         let (row, column) = (lane >> 2, (lane & 3) * 2);
-        let [query, key] = match turned {
+        let [query, key] = match transposed {
             true => [query + column, key + row],
             false => [query + row, key + column],
         };
@@ -142,7 +150,11 @@ fn each_seen<'k>(
         for (tile, scores) in (0..).zip(scores) {
             for (i, score) in (0..).zip(scores) {
                 let (row, column) = (8 * (i / 2), 8 * tile + i % 2);
-                let [query, key] = if turned { [column, row] } else { [row, column] };
+                let [query, key] = if transposed {
+                    [column, row]
+                } else {
+                    [row, column]
+                };
                 let sees = place.sees(behind + query - key) & left.gt(key as i32);
                 set(score, sees);
             }

@@ -7,14 +7,14 @@ use crate::assembler::{
     SharedAddress, U32, U64, Variable,
 };
 
-/// Bytes that neighbouring threads copy of one row: 8 chunks of 16 bytes touch every bank once.
+/// Bytes that neighboring threads copy of one row: 8 chunks of 16 bytes touch every bank once.
 const GROUP: u32 = 128;
 
 /// Rows that the CTA copies at once.
 const PASS: u32 = THREADS / 8;
 
 /// How rows of `head_dim` bf16 lie in shared memory: filled up with zeros to whole groups, and a
-/// chunk further apart than that, so that neighbouring rows begin four banks apart.
+/// chunk further apart than that, so that neighboring rows begin four banks apart.
 #[derive(Clone, Copy)]
 pub(super) struct Lines {
     pub(super) head_dim: u32,
@@ -111,7 +111,7 @@ impl<'k> Tile<'k> {
     }
 
     /// Stores the sums of the CTA's rows, from column `8 first` on, by way of this tile, that none
-    /// reads any more: `value(i, half)` are two neighbours of the lane's row, in the upper or lower
+    /// reads any more: `value(i, half)` are two neighbors of the lane's row, in the upper or lower
     /// eight rows of its warp's, in the i-th eight columns.
     #[track_caller]
     pub(super) fn store(

@@ -1,37 +1,39 @@
-//! The product of bf16 matrices on tensor cores, with f32 sums.
+//! bf16 matrix product on tensor cores, accumulating in f32.
 //!
-//! A tensor core multiplies small matrices that a warp holds in registers: 16 by 16 with 16 by 8.
-//! At a thousand multiply-adds a cycle and multiprocessor the work is to feed it. Bytes go from
-//! global memory to shared memory to registers, and each step has its own instruction:
+//! A tensor core multiplies small fragments that a warp holds in registers: 16 x 16 by 16 x 8. It
+//! does about a thousand multiply-adds per cycle and multiprocessor, so the work is to feed it.
+//! Bytes move from global memory to shared memory to registers:
 //!
-//! 1. **`cp.async`** copies 16 bytes from global to shared memory, past registers, while the warp
-//!    does something else. A CTA works on a slice of 32 k of its tile; copies run three slices
-//!    ahead, in a ring of four buffers. That covers the latency of memory. One barrier a slice
-//!    suffices: behind it the copies of this slice have arrived for all, and nobody reads the
-//!    buffer of the slice before any more, which is the one to be filled next.
-//! 2. **`ldmatrix`** gives a warp four 8 by 8 matrices, whose rows are any sixteen bytes in shared
-//!    memory, in just the layout in which the tensor core wants them.
-//! 3. **`mma.sync`** adds the product to the sums, which stay in registers to the end.
+//! 1. **`cp.async`** copies 16 bytes from global to shared memory, bypassing registers, while the
+//!    warp does something else. Each main-loop iteration of a CTA consumes one k-slice of 32.
+//!    Copies run three slices ahead in a ring of four buffers (stages), which hides the memory
+//!    latency. One barrier per slice suffices: after it, the copies of this slice have arrived for
+//!    all threads, and no thread still reads the buffer of the previous slice, which is filled
+//!    next.
+//! 2. **`ldmatrix`** loads four 8 x 8 matrices per warp in the fragment layout that the tensor core
+//!    expects. Their rows are any 16 bytes in shared memory.
+//! 3. **`mma.sync`** adds the product to the accumulators, which stay in registers until the
+//!    epilogue.
 //!
-//! **Every storage order.** The tensor core wants A row by row and B column by column, that is,
-//! both along k. An operand that lies along k is copied as it is. One that lies across is copied as
-//! it is, too, so that its lines in shared memory are k, and `ldmatrix.trans` turns each 8 by 8
-//! matrix on the way to registers. Nothing else differs.
+//! **Every storage order.** The tensor core expects A by rows and B by columns, so both contiguous
+//! along k. An operand that is contiguous along k is copied as it is. Any other operand is also
+//! copied as it is, and `ldmatrix.trans` transposes each 8 x 8 matrix on the way to registers.
+//! Nothing else differs.
 //!
-//! **No bank is asked twice.** `ldmatrix` reads eight rows of 16 bytes at once; they must lie in
-//! different banks, while shared memory repeats its banks every 128 bytes. So the 16-byte chunks of
-//! a line are permuted: chunk c of line l lies at c ^ l % 8 where a line has 128 bytes or more, and
-//! at c ^ (l / 2) % 4 where two lines of 64 bytes share 128. Both the copies, eight neighbouring
-//! chunks at a time, and `ldmatrix`, one chunk of eight neighbouring lines, then touch each bank
-//! once. The permutation depends only on a line's lowest three bits, and what one thread reads
-//! lies a multiple of eight lines apart: it is computed once, before the loop.
+//! **No bank conflicts.** `ldmatrix` reads eight 16-byte rows at once. They must be in different
+//! banks, and banks repeat every 128 bytes. So the 16-byte chunks of a line are permuted
+//! (swizzled): chunk c of line l is stored at c ^ l % 8 if a line has 128 bytes or more, and at c ^
+//! (l / 2) % 4 if two lines of 64 bytes share 128. Both the copies (eight consecutive chunks) and
+//! `ldmatrix` (one chunk of eight consecutive lines) then touch each bank once. The permutation
+//! depends only on the lowest three bits of the line number. The lines that one thread reads are
+//! multiples of eight apart, so it is computed once, before the loop.
 //!
-//! **Edges.** `cp.async` can be told to read fewer bytes than it writes: what lies outside of A or
-//! B becomes 0, and the product does not notice. M, N and K are below 2^31.
+//! **Edges.** `cp.async` can read fewer bytes than it writes. Elements outside A or B become 0 and
+//! do not change the product. M, N and K are below 2^31.
 //!
-//! Eight warps share a tile of 128 by 128, each 64 by 32: for every 4 + 2 `ldmatrix` 16 `mma`. In
-//! the wide tile they have 64 by 64 each: 32 `mma` for 4 + 4, and all registers of a
-//! multiprocessor. The small and the flat tile have four warps of 32 by 32.
+//! **Warp tiles.** Eight warps share a 128 x 128 tile, 64 x 32 each: 16 `mma` per 4 + 2 `ldmatrix`.
+//! In the wide tile each warp has 64 x 64: 32 `mma` per 4 + 4 `ldmatrix`, using all registers of a
+//! multiprocessor. The small and the flat tile have four warps of 32 x 32.
 
 mod slice;
 mod sums;
@@ -43,22 +45,22 @@ use super::tiles::Place;
 use super::{Call, Matrix, Order, Tile};
 use crate::assembler::{Bf16, Kernel, Launch, Ptx, STATIC_LIMIT, Target, U32, Variable, Variant};
 
-/// Of k, in one slice.
+/// Elements of k per slice.
 const DEPTH: u32 = 32;
 
-/// Buffers of slices.
+/// Buffers in the ring.
 const STAGES: u32 = 4;
 
 /// C = A B in bf16 or f32, or C += A B in f32, with A and B in bf16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GemmBf16 {
-    /// How A lies.
+    /// Strides of A.
     pub a: Order,
-    /// How B lies.
+    /// Strides of B.
     pub b: Order,
     /// What a CTA computes.
     pub tile: Tile,
-    /// What becomes of the product.
+    /// How the result is stored.
     pub output: Output,
     /// Whether A, B and C begin at multiples of 16 bytes and all leading dimensions and batch
     /// strides are multiples of 8. Otherwise elements are loaded and stored one by one, which is
@@ -66,19 +68,19 @@ pub struct GemmBf16 {
     pub aligned: bool,
 }
 
-/// What becomes of a product.
+/// How the result is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Output {
-    /// It is rounded to bf16.
+    /// Rounded to bf16.
     Bf16,
-    /// It is stored in f32.
+    /// Stored in f32.
     F32,
-    /// It is added to C, which is in f32.
+    /// Added to C, which is f32.
     AddF32,
 }
 
 impl Output {
-    /// All of them.
+    /// All variants.
     pub const ALL: [Output; 3] = [Output::Bf16, Output::F32, Output::AddF32];
 
     pub(super) fn name(self) -> &'static str {
@@ -89,7 +91,7 @@ impl Output {
         }
     }
 
-    /// Bytes of an element of C.
+    /// Bytes per element of C.
     pub(super) fn size(self) -> u32 {
         match self {
             Output::Bf16 => 2,
@@ -98,15 +100,15 @@ impl Output {
     }
 }
 
-/// How the warps of a CTA share its tile.
+/// How the warps of a CTA divide its tile.
 #[derive(Clone, Copy)]
 struct Warps {
     threads: u32,
-    /// Warps below each other.
+    /// Warps stacked vertically.
     down: u32,
-    /// Rows of a warp's part.
+    /// Rows per warp's part.
     rows: u32,
-    /// Columns of a warp's part.
+    /// Columns per warp's part.
     columns: u32,
 }
 
@@ -127,7 +129,7 @@ impl Warps {
 }
 
 impl GemmBf16 {
-    /// How to launch it for `batch` products; `None` for an empty C.
+    /// The launch for `batch` products; `None` if C is empty.
     pub fn launch(&self, m: u32, n: u32, batch: u32) -> Option<Launch> {
         let launch = self
             .tile
@@ -135,14 +137,14 @@ impl GemmBf16 {
         Some(launch.with_dynamic_shared(self.dynamic_shared()))
     }
 
-    /// An empty kernel with the threads of a CTA.
+    /// An empty kernel with the CTA size of the tile.
     pub(super) fn kernel(&self, entry: String) -> Kernel {
         let ctas = if self.tile == Tile::Wide { 1 } else { 2 };
         Kernel::new(entry, Target::Sm80, Warps::of(self.tile).threads).ctas_per_sm(ctas)
     }
 
-    /// The tile of one product whose first row and column are given. All threads take part. Where
-    /// C begins is asked behind the loop, in which it would take registers.
+    /// Computes one tile of a product. All threads call it. The address of C is computed after the
+    /// main loop, where it does not occupy registers.
     pub(super) fn multiply<'k>(
         &self,
         k: &'k Kernel,
@@ -215,7 +217,7 @@ impl GemmBf16 {
         (self.tile.rows() + self.tile.columns()) * DEPTH
     }
 
-    /// As much as [`Ptx::dynamic_shared`] says.
+    /// Equal to [`Ptx::dynamic_shared`].
     fn dynamic_shared(&self) -> u32 {
         let bytes = 2 * STAGES * self.stage_elements();
         if bytes > STATIC_LIMIT { bytes } else { 0 }
@@ -243,7 +245,7 @@ impl Variant for GemmBf16 {
     }
 }
 
-/// Moves on in the ring of buffers.
+/// Advances to the next buffer of the ring.
 #[track_caller]
 fn next_stage(offset: Variable<'_, u32>, stage_bytes: u32) {
     offset.add(stage_bytes);

@@ -1,4 +1,4 @@
-//! A slice of A or B: its way into shared memory and from there into registers.
+//! A k-slice of A or B: its copy into shared memory, and from there into fragments.
 
 use super::{DEPTH, GemmBf16, Warps};
 use crate::assembler::{
@@ -7,8 +7,8 @@ use crate::assembler::{
 };
 use crate::gemm::Matrix;
 
-/// What of A or B a tile needs: `length` rows, or columns, from `first` on, of which there are
-/// `extent` in all.
+/// The part of A or B that a tile needs: `length` rows (or columns) from `first`, of `extent` in
+/// total.
 #[derive(Clone, Copy)]
 pub(super) struct Strip<'k> {
     pub(super) matrix: Matrix<'k>,
@@ -19,8 +19,7 @@ pub(super) struct Strip<'k> {
     pub(super) along_k: bool,
 }
 
-/// The ring of buffers of one operand, and what a thread copies of each slice: chunks of 16 bytes, a
-/// few lines apart.
+/// The ring of buffers of one operand, and the 16-byte chunks of each slice that a thread copies.
 pub(super) struct Slice<'k> {
     k: &'k Kernel,
     lines: Lines,
@@ -42,7 +41,7 @@ pub(super) struct Slice<'k> {
     depth: S32<'k>,
 }
 
-/// How a slice lies in shared memory: as in the matrix, with its chunks permuted.
+/// The layout of a slice in shared memory: as in the matrix, with the chunks of a line permuted.
 #[derive(Clone, Copy)]
 struct Lines {
     /// Whether a line runs along k; else there is a line for each k.
@@ -53,7 +52,7 @@ struct Lines {
     step: u32,
 }
 
-/// Elements of a chunk of 16 bytes.
+/// Elements per chunk of 16 bytes.
 const CHUNK: u32 = 8;
 
 impl Lines {
@@ -70,7 +69,7 @@ impl Lines {
         16 * self.chunks
     }
 
-    /// Where a chunk of a line lies in it: permuted by the lowest three bits of the line.
+    /// The position of a chunk in its line, permuted by the lowest three bits of the line number.
     #[track_caller]
     fn place<'k>(self, line: U32<'k>, chunk: U32<'k>) -> U32<'k> {
         match self.chunks {
@@ -136,8 +135,8 @@ impl<'k> Slice<'k> {
         }
     }
 
-    /// Copies this thread's chunks of the next slice to the buffer at `stage`, zeros outside of the
-    /// matrix; `left` is how many k there are from the slice's first on.
+    /// Copies this thread's chunks of the next slice to the buffer at `stage`, with zeros outside
+    /// the matrix. `left` is the number of k from the start of the slice.
     #[track_caller]
     pub(super) fn copy_next(&self, stage: U32<'k>, left: S32<'k>) {
         let (to, mut from) = (self.to.byte_add(stage), self.from.get());
@@ -163,7 +162,7 @@ impl<'k> Slice<'k> {
         self.from.advance(self.slice_bytes);
     }
 
-    /// A chunk by way of registers, for matrices that do not lie at multiples of 16 bytes.
+    /// Copies a chunk through registers, for matrices that are not 16-byte aligned.
     #[track_caller]
     fn copy_elements(
         &self,

@@ -1,4 +1,4 @@
-//! A warp's part of C.
+//! The accumulators of a warp, and the epilogue that stores them.
 
 use super::{GemmBf16, Output, Warps};
 use crate::assembler::{
@@ -6,7 +6,8 @@ use crate::assembler::{
 };
 use crate::gemm::Matrix;
 
-/// The sums of a warp: tiles of 16 by 8, row by row. A lane has four elements of each.
+/// The accumulators of a warp: 16 x 8 fragments in row-major order. A lane holds four elements of
+/// each.
 pub(super) struct Sums<'k> {
     k: &'k Kernel,
     warps: Warps,
@@ -25,7 +26,7 @@ impl<'k> Sums<'k> {
         }
     }
 
-    /// Adds the products of blocks of 16 rows with blocks of 16 columns, over 16 k.
+    /// Adds the products of blocks of 16 rows and blocks of 16 columns, over 16 k.
     #[track_caller]
     pub(super) fn add_products(&self, rows: &[[Pair<'k>; 4]], columns: &[[Pair<'k>; 4]]) {
         // Matrices 0 and 2 of a block of columns are its first eight, 1 and 3 its last.
@@ -87,7 +88,7 @@ impl<'k> Sums<'k> {
     }
 }
 
-/// What a lane stores of one row begins here.
+/// The start of a lane's part of one row.
 struct RowEnd<'k> {
     to: GlobalAddress<'k>,
     /// Whether the row is in C.
@@ -97,7 +98,7 @@ struct RowEnd<'k> {
 }
 
 impl<'k> RowEnd<'k> {
-    /// Pairs of neighbours, one for every eight columns. Four lanes store 32 bytes of f32: a
+    /// Pairs of neighbors, one for every eight columns. Four lanes store 32 bytes of f32: a
     /// sector.
     #[track_caller]
     fn store_pairs(&self, variant: &GemmBf16, pairs: &[[F32<'k>; 2]]) {
@@ -112,8 +113,8 @@ impl<'k> RowEnd<'k> {
             return;
         }
 
-        // All that is added to is loaded before the first store: a load behind a store would wait
-        // for it, as they might be of one address.
+        // All of C is loaded before the first store: a load after a store would wait for it, since
+        // the addresses may alias.
         let totals: Vec<[F32<'k>; 2]> = match output {
             Output::AddF32 => {
                 let load = |place: &Place<'k>| place.to.load_vector_if::<f32, 2>(place.both);
@@ -139,8 +140,8 @@ impl<'k> RowEnd<'k> {
         }
     }
 
-    /// Fours of neighbours in bf16, one for every sixteen columns. A pair would be four bytes, and
-    /// four lanes would store half a sector; so neighbouring lanes exchange pairs: the even one
+    /// Fours of neighbors in bf16, one for every sixteen columns. A pair would be four bytes, and
+    /// four lanes would store half a sector; so neighboring lanes exchange pairs: the even one
     /// takes both of the first eight columns, the odd one both of the next.
     #[track_caller]
     fn store_fours(&self, lane: U32<'k>, pairs: &[[F32<'k>; 2]]) {
@@ -164,7 +165,7 @@ impl<'k> RowEnd<'k> {
     }
 }
 
-/// Where a pair of neighbours goes, and which of them exist.
+/// Where a pair of neighbors goes, and which of them exist.
 struct Place<'k> {
     to: GlobalAddress<'k>,
     first: Pred<'k>,

@@ -1,33 +1,31 @@
-//! Products of ragged groups: the experts of a mixture-of-experts layer, each with a matrix of its
-//! own.
+//! Grouped matrix products with ragged groups: the experts of a mixture-of-experts layer.
 //!
 //! Group g owns the rows `offsets[g]..offsets[g + 1]` of a matrix of R rows. There are two kernels,
-//! called after the extent that is cut into groups:
+//! named after the dimension that is divided into groups:
 //!
-//! - [`GroupedM`]: C_rows = A_rows B_g, each group's rows of A with its own B: a layer, and the
-//!   gradient of its input. Rows beyond the last offset become zero.
+//! - [`GroupedM`]: C_rows = A_rows B_g. Each group multiplies its rows of A by its own B: the
+//!   forward pass, and the gradient of its input. Rows past the last offset become zero.
 //! - [`GroupedK`]: C_g = A_rows^T B_rows, or C_g += that: the gradient of the weights.
 //!
-//! **Nobody but the GPU reads the offsets.** Where a row begins is not known when a kernel is
-//! launched, so the launch follows from R and the number of groups. Tiles must not cross the end of
-//! a group, so there are at most ceil(R / side) + groups of them below each other. CTAs without a
-//! tile leave after some hundred instructions.
+//! **Only the GPU reads the offsets.** The host does not know where groups begin, so the grid
+//! follows from R and the number of groups. A tile must not cross the end of a group, so there are
+//! at most ceil(R / side) + groups tiles along the rows. CTAs without a tile exit after some
+//! hundred instructions.
 //!
-//! **Which tile a CTA has** follows from the beginnings of groups alone: the tiles of group g are
-//! numbered from offsets\[g\] / side + g on. That leaves room for all of them, as
-//! ceil(n / side) <= (o + n) / side - o / side + 1 with integer divisions, and at least one number
-//! to each group, so the first numbers of groups rise strictly: a CTA's group is the last whose
-//! first number is not beyond its own. Each thread tests one, a barrier counts them; no prefix sum
-//! is needed. The rows beyond the last offset are one more group, with nothing to sum.
+//! **Which tile a CTA computes** follows from the group starts alone. The tiles of group g are
+//! numbered from offsets\[g\] / side + g. That leaves room for all tiles, because ceil(n / side) <=
+//! (o + n) / side - o / side + 1 with integer division. Every group gets at least one number, so
+//! the first numbers are strictly increasing, and a CTA's group is the last one whose first number
+//! is not greater than its own. Each thread tests one group and a barrier counts the hits; no
+//! prefix sum is needed. The rows past the last offset are one more group, with an empty sum.
 //!
-//! **What a tile is made of** is that of the dense products: loads, sums, stores and edges are
-//! theirs, with the group's rows in the place of all rows. Within a tile sums run from the first k
-//! to the last, so the bits of an element depend on neither tile nor neighbours, nor on where the
-//! groups lie.
+//! **Within a tile**, loads, sums, stores and edges are those of the dense products, restricted to
+//! the group's rows. A sum runs from the first k to the last, so the bits of an element depend
+//! neither on the tile, nor on neighbors, nor on group positions.
 //!
-//! **Offsets that are wrong**, as they do not begin with 0, fall or leave the rows, are told to the
-//! host ([`faults`](crate::faults)). [`GroupedM`] then makes zeros in all rows, [`GroupedK`] takes
-//! the groups between them as empty.
+//! **Invalid offsets** (not starting with 0, decreasing, or past R) are reported to the host
+//! ([`faults`](crate::faults)). [`GroupedM`] then writes zeros to all rows; [`GroupedK`] treats the
+//! affected groups as empty.
 
 mod offsets;
 
@@ -57,17 +55,17 @@ pub struct GroupedK {
 #[derive(Clone, Copy, Debug)]
 pub struct GroupedArguments {
     /// The matrices. Of [`GroupedM`] m is R, all rows whether a group owns them or not, and each
-    /// group has a B, `batch_b` apart. Of [`GroupedK`] k is R, A is what is transposed (so `lda`
-    /// is from one of the R rows to the next) and each group has a C, `batch_c` apart. Other strides of
-    /// the batch are not used.
+    /// group has a B, `batch_b` apart. Of [`GroupedK`] k is R, A is what is transposed (so `lda` is
+    /// from one of the R rows to the next) and each group has a C, `batch_c` apart. Other strides
+    /// of the batch are not used.
     pub product: GemmArguments,
-    /// Where groups begin, and the last ends: i64, one more than there are groups.
+    /// The start of each group and the end of the last: i64, `groups + 1` values.
     pub offsets: u64,
     /// From one offset to the next, in elements.
     pub offsets_stride: i64,
     /// How many groups there are.
     pub groups: u32,
-    /// Where wrong offsets are told.
+    /// The fault site for invalid offsets.
     pub faults: FaultSite,
 }
 
@@ -84,8 +82,8 @@ impl GroupedArguments {
 }
 
 impl GroupedM {
-    /// For operands in `dtype`, each B lying in `order`. `aligned` as [`GemmBf16`] has it; of no
-    /// meaning to f32.
+    /// For operands in `dtype`, each B lying in `order`. `aligned` as [`GemmBf16`] has it; ignored
+    /// for f32.
     pub fn new(dtype: Dtype, order: Order, tile: Tile, aligned: bool) -> GroupedM {
         let product = match dtype {
             Dtype::F32 => Product::F32(GemmF32 {
@@ -114,7 +112,7 @@ impl GroupedM {
         }
     }
 
-    /// How to launch it; `None` for an empty C.
+    /// The launch; `None` if C is empty.
     pub fn launch(&self, rows: u32, n: u32, groups: u32) -> Option<Launch> {
         let side = self.product.tile().rows();
         let tiles = match rows {
@@ -139,7 +137,7 @@ impl Variant for GroupedM {
             let a = call.a.lines_from(found.start, size);
             let b = call.b.of_batch(found.group, size);
             let c = || call.c.lines_from(found.start, size_of_c);
-            // Beyond the last group there is nothing to sum: zeros are stored.
+            // Past the last group the sum is empty: zeros are stored.
             let depth = found.group.lt(offsets.groups).select(call.k, 0u32);
             let call = Call {
                 a,
@@ -161,7 +159,7 @@ impl Variant for GroupedM {
 
 impl GroupedK {
     /// For operands in `dtype`; `adds` where the products are added to C. `aligned` as [`GemmBf16`]
-    /// has it; of no meaning to f32.
+    /// has it; ignored for f32.
     pub fn new(dtype: Dtype, tile: Tile, adds: bool, aligned: bool) -> GroupedK {
         let (a, b) = (Order::ColumnMajor, Order::RowMajor);
         let product = match dtype {
@@ -182,7 +180,7 @@ impl GroupedK {
         GroupedK { product, adds }
     }
 
-    /// How to launch it; `None` for an empty C.
+    /// The launch; `None` if C is empty.
     pub fn launch(&self, m: u32, n: u32, groups: u32) -> Option<Launch> {
         self.product.launch(m, n, groups)
     }
@@ -221,7 +219,7 @@ impl Variant for GroupedK {
     }
 }
 
-/// What a CTA computes once it knows its group: a tile of a dense product.
+/// The dense product that a CTA computes once its group is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Product {
     F32(GemmF32),
@@ -236,7 +234,7 @@ impl Product {
         }
     }
 
-    /// Bytes of an element of A and B, and of C.
+    /// Bytes per element of A and B, and of C.
     fn sizes(&self) -> [u32; 2] {
         match self {
             Product::F32(_) => [4, 4],

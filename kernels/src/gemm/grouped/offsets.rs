@@ -45,7 +45,7 @@ impl<'k> Offsets<'k> {
         }
     }
 
-    /// Rows of whole tiles, enough for every group to begin and end where it likes.
+    /// Rows in whole tiles, enough for groups with any boundaries.
     #[track_caller]
     pub(super) fn padded_rows(&self, tile: Tile) -> U32<'k> {
         let side = tile.rows();
@@ -53,7 +53,7 @@ impl<'k> Offsets<'k> {
         self.groups.mad(side, whole)
     }
 
-    /// The first row of a group and how many it has; none where its offsets are wrong.
+    /// The first row and the row count of a group; no rows if its offsets are invalid.
     #[track_caller]
     pub(super) fn rows_of(&self, group: U32<'k>) -> (U32<'k>, U32<'k>) {
         let always = self.k.constant(true);
@@ -66,8 +66,8 @@ impl<'k> Offsets<'k> {
         (start.unsigned().low(), right.select(rows, 0u32))
     }
 
-    /// The tile with a number, given as the first row of that tile were all rows one group. All
-    /// threads take part. Where any offset is wrong no group owns a row.
+    /// Finds the tile with a given number. The number is given as the tile's first row if all rows
+    /// were one group. All threads take part. If any offset is invalid, no group owns a row.
     #[track_caller]
     pub(super) fn find(&self, padded_row: U32<'k>, tile: Tile) -> Found<'k> {
         let (k, shift) = (self.k, tile.rows().trailing_zeros());

@@ -1,8 +1,8 @@
 //! The norm of gradients, and clipping by it.
 
 use super::Family;
-use crate::global_norm::{ClipScale, GlobalNorm, SumSquares};
-use crate::{Dtype, Variant};
+use meshgrad_kernels::global_norm::{ClipScale, GlobalNorm, SumSquares};
+use meshgrad_kernels::{Dtype, Variant};
 
 /// Formats and elements of tensors: of a warp, of a CTA, in chunks.
 pub const SQUARED: [(Dtype, u64); 3] = [(Dtype::F32, 37), (Dtype::Bf16, 1041), (Dtype::F32, 9001)];

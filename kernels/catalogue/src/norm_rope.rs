@@ -1,10 +1,10 @@
-//! The norm of heads and their turn.
+//! QK-norm fused with RoPE.
 
 use super::Family;
 use super::rope::{HEADS, heads};
-use crate::norm_rope::{NormRope, NormRopeGradInput, NormRopeGradWeight};
-use crate::rope::Style;
-use crate::{Dtype, Variant};
+use meshgrad_kernels::norm_rope::{NormRope, NormRopeGradInput, NormRopeGradWeight};
+use meshgrad_kernels::rope::Style;
+use meshgrad_kernels::{Dtype, Variant};
 
 pub(super) fn norm_rope() -> Family {
     let mut kernels = Vec::new();

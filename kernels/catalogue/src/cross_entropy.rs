@@ -1,10 +1,10 @@
 //! What is done with tiles of logits.
 
 use super::Family;
-use crate::cross_entropy::{
+use meshgrad_kernels::cross_entropy::{
     CrossEntropyGradient, CrossEntropyStatistics, CrossEntropySum, Label, Lanes,
 };
-use crate::{Dtype, Variant};
+use meshgrad_kernels::{Dtype, Variant};
 
 /// Everything with labels in 64 bits; the other labels in a warp.
 pub(super) fn cross_entropy() -> Family {

@@ -1,8 +1,8 @@
 //! Products of ragged groups.
 
 use super::Family;
-use crate::gemm::{GroupedK, GroupedM, Order, Tile};
-use crate::{Dtype, Variant};
+use meshgrad_kernels::gemm::{GroupedK, GroupedM, Order, Tile};
+use meshgrad_kernels::{Dtype, Variant};
 
 pub(super) fn grouped() -> Family {
     let mut kernels = Vec::new();

@@ -1,9 +1,9 @@
 //! Each distribution, by blocks and strided.
 
 use super::Family;
-use crate::elementwise::Layout;
-use crate::random::{Distribution, Random};
-use crate::{Dtype, Variant};
+use meshgrad_kernels::elementwise::Layout;
+use meshgrad_kernels::random::{Distribution, Random};
+use meshgrad_kernels::{Dtype, Variant};
 
 pub(super) fn random() -> Family {
     let strided = |dims, wide| Layout::Strided { dims, wide };

@@ -1,8 +1,8 @@
 //! Sorting slots by expert.
 
 use super::Family;
-use crate::Variant;
-use crate::expert_order::{
+use meshgrad_kernels::Variant;
+use meshgrad_kernels::expert_order::{
     ExpertCounts, ExpertHistogram, ExpertOffsets, ExpertPlace, ExpertStarts, IndexFormat,
 };
 

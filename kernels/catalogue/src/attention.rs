@@ -1,8 +1,10 @@
 //! Attention and its gradients.
 
 use super::Family;
-use crate::attention::{Attention, AttentionDelta, AttentionGradKeys, AttentionGradQueries, Form};
-use crate::{Dtype, Variant};
+use meshgrad_kernels::attention::{
+    Attention, AttentionDelta, AttentionGradKeys, AttentionGradQueries, Form,
+};
+use meshgrad_kernels::{Dtype, Variant};
 
 pub(super) fn attention() -> Family {
     let on_tensor_cores = [64, 128, 200].map(|head_dim| Form::TensorCores { head_dim });

@@ -1,8 +1,8 @@
 //! Softmax, its logarithm, and their gradients.
 
 use super::Family;
-use crate::softmax::{Function, Softmax, SoftmaxGrad};
-use crate::{Dtype, Variant};
+use meshgrad_kernels::softmax::{Function, Softmax, SoftmaxGrad};
+use meshgrad_kernels::{Dtype, Variant};
 
 /// Formats and features of rows: a few lanes, a ragged warp, a ragged CTA; loops over elements and
 /// over vectors.

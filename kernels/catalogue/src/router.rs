@@ -1,8 +1,8 @@
 //! Choosing experts.
 
 use super::Family;
-use crate::router::{RouterTopK, RouterTopKGrad};
-use crate::{Dtype, Variant};
+use meshgrad_kernels::router::{RouterTopK, RouterTopKGrad};
+use meshgrad_kernels::{Dtype, Variant};
 
 pub(super) fn router() -> Family {
     let mut kernels = Vec::new();

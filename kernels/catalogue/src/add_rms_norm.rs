@@ -1,8 +1,8 @@
 //! The residual stream and the norm that follows it.
 
 use super::{Family, ROW_FEATURES};
-use crate::rms_norm::{AddRmsNorm, AddRmsNormGradInput};
-use crate::{Dtype, Variant};
+use meshgrad_kernels::rms_norm::{AddRmsNorm, AddRmsNormGradInput};
+use meshgrad_kernels::{Dtype, Variant};
 
 pub(super) fn add_rms_norm() -> Family {
     let mut kernels = Vec::new();

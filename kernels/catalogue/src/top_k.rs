@@ -1,12 +1,12 @@
-//! Indices of extremes, and the largest elements.
+//! argmax, argmin and top-k.
 
 use super::Family;
-use crate::arg_reduce::{ArgReduce, ArgReduceChunks, Extreme};
-use crate::top_k::{MergeRuns, Runs, SortTiles};
-use crate::{Dtype, Variant};
+use meshgrad_kernels::arg_reduce::{ArgReduce, ArgReduceChunks, Extreme};
+use meshgrad_kernels::top_k::{MergeRuns, Runs, SortTiles};
+use meshgrad_kernels::{Dtype, Variant};
 
-/// Formats, rows and features of which the extremes are sought: rows of a lane, of a CTA, in
-/// chunks; vectors and elements.
+/// Dtypes, rows and features for argmax and argmin: rows of a lane, of a CTA, in chunks; vectors
+/// and elements.
 pub const ARG_REDUCED: [(Extreme, Dtype, [u64; 2]); 5] = [
     (Extreme::Max, Dtype::F32, [1, 6]),
     (Extreme::Min, Dtype::F32, [2, 9]),
@@ -15,8 +15,7 @@ pub const ARG_REDUCED: [(Extreme, Dtype, [u64; 2]); 5] = [
     (Extreme::Max, Dtype::F32, [1, 8201]),
 ];
 
-/// Formats, and features of rows whose largest elements are sought: a warp, some warps, several
-/// tiles; vectors and elements.
+/// Dtypes and features for top-k: a warp, some warps, several tiles; vectors and elements.
 pub const SORTED: [(Dtype, u64); 5] = [
     (Dtype::F32, 60),
     (Dtype::Bf16, 300),

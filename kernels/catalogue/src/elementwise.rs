@@ -1,9 +1,9 @@
 //! Every function, and every kind of layout.
 
 use super::Family;
-use crate::elementwise::{Element, Elementwise, Layout};
-use crate::expression::{Binary, Comparison, Expression, Node, Unary};
-use crate::{Dtype, Result, Variant};
+use meshgrad_kernels::elementwise::{Element, Elementwise, Layout};
+use meshgrad_kernels::expression::{Binary, Comparison, Expression, Node, Unary};
+use meshgrad_kernels::{Dtype, Result, Variant};
 
 const F32: Element = Element::Float(Dtype::F32);
 const BF16: Element = Element::Float(Dtype::Bf16);
@@ -13,7 +13,7 @@ pub(super) fn elementwise() -> Family {
     variants.map(|it| Ok(it?.ptx())).collect()
 }
 
-/// What the list has of expressions, which no other list can repeat.
+/// The elementwise variants of the catalogue.
 pub fn elementwise_variants() -> Vec<Result<Elementwise>> {
     use Element::Bool;
     let contiguous = Layout::Contiguous;

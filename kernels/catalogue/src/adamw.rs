@@ -1,8 +1,8 @@
 //! Parameters of each kind, and of all.
 
 use super::Family;
-use crate::Variant;
-use crate::adamw::AdamW;
+use meshgrad_kernels::Variant;
+use meshgrad_kernels::adamw::AdamW;
 
 pub(super) fn adamw() -> Family {
     let kinds = [

@@ -1,11 +1,13 @@
 //! What indices choose: every unit, every format of indices.
 
 use super::Family;
-use crate::copies::Unit;
-use crate::elementwise::IterationSpace;
-use crate::indexing::{Gather, IndexDtype, IndexKeys, IndexSelect, SegmentStarts, SegmentSum};
-use crate::sort::RadixPass;
-use crate::{Dtype, Variant};
+use meshgrad_kernels::copies::Unit;
+use meshgrad_kernels::elementwise::IterationSpace;
+use meshgrad_kernels::indexing::{
+    Gather, IndexDtype, IndexKeys, IndexSelect, SegmentStarts, SegmentSum,
+};
+use meshgrad_kernels::sort::RadixPass;
+use meshgrad_kernels::{Dtype, Variant};
 
 pub(super) fn indexing() -> Family {
     let gather = |unit, ids, far| {

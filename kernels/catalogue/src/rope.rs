@@ -1,10 +1,10 @@
-//! Tables of angles, and heads turned by them.
+//! RoPE tables and rotations.
 
 use super::Family;
-use crate::rope::{Direction, Heads, PositionFormat, Rope, RopeTables, Style};
-use crate::{Dtype, Variant};
+use meshgrad_kernels::rope::{Direction, Heads, PositionFormat, Rope, RopeTables, Style};
+use meshgrad_kernels::{Dtype, Variant};
 
-/// D and H of heads: a lane or more for each, two chunks a lane, features that are not turned,
+/// D and H of heads: a lane or more for each, two chunks a lane, pass-through features,
 /// heads that loop.
 pub const HEADS: [[u32; 2]; 5] = [[128, 64], [64, 32], [320, 160], [120, 24], [9, 3]];
 

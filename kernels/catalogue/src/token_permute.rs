@@ -1,8 +1,8 @@
 //! Rows on their way to experts and back.
 
 use super::Family;
-use crate::token_permute::{PermuteTokens, UnpermuteGradWeights, UnpermuteTokens};
-use crate::{Dtype, Variant};
+use meshgrad_kernels::token_permute::{PermuteTokens, UnpermuteGradWeights, UnpermuteTokens};
+use meshgrad_kernels::{Dtype, Variant};
 
 pub(super) fn token_permute() -> Family {
     let mut kernels = Vec::new();

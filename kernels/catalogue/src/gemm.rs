@@ -1,8 +1,8 @@
 //! Products of matrices.
 
 use super::Family;
-use crate::Variant;
-use crate::gemm::{GemmBf16, GemmF32, Order, Output, SplitKReduce, Tile};
+use meshgrad_kernels::Variant;
+use meshgrad_kernels::gemm::{GemmBf16, GemmF32, Order, Output, SplitKReduce, Tile};
 
 pub(super) fn gemm_f32() -> Family {
     let mut kernels = Vec::new();
@@ -24,7 +24,7 @@ pub(super) fn gemm_f32() -> Family {
     kernels
 }
 
-/// Lines that are not aligned in two tiles only: the others' code for them is the same.
+/// Unaligned lines in two tiles only: the others share their code.
 pub(super) fn gemm_bf16() -> Family {
     let mut kernels = Vec::new();
     for a in Order::ALL {

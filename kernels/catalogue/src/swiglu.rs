@@ -1,8 +1,8 @@
 //! The gated linear unit and its gradient.
 
 use super::Family;
-use crate::swiglu::{SwiGlu, SwiGluGrad};
-use crate::{Dtype, Variant};
+use meshgrad_kernels::swiglu::{SwiGlu, SwiGluGrad};
+use meshgrad_kernels::{Dtype, Variant};
 
 pub(super) fn swiglu() -> Family {
     let mut kernels = Vec::new();

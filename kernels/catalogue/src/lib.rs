@@ -1,4 +1,8 @@
-//! A representative list of kernels: what checks and goldens are made of. A file is a family.
+//! The kernels that tests assemble, execute and check: one of each function, dtype, layout and
+//! tile.
+//!
+//! One file per family of `meshgrad-kernels`. The public constants are the shapes for which a
+//! family is built, so that a test can launch each kernel.
 
 mod adamw;
 mod add_rms_norm;
@@ -33,17 +37,17 @@ pub use softmax::SOFTMAX_ROWS;
 pub use token_permute::TOKEN_FEATURES;
 pub use top_k::{ARG_REDUCED, SORTED};
 
-use crate::{Ptx, Result};
+use meshgrad_kernels::{Ptx, Result};
 
-/// One kernel of every kind that matters: each function, format, layout and tile.
+/// One kernel of every kind: each function, dtype, layout and tile.
 pub fn catalogue() -> Vec<Ptx> {
     let families = families().into_iter();
     families.flat_map(|(_, kernels)| kernels).collect()
 }
 
-/// The same, family by family.
+/// The same, by family.
 pub fn families() -> Vec<(&'static str, Vec<Ptx>)> {
-    // All constructors are called with extents that they take; a test holds that none is left out.
+    // All constructors get valid extents; a test checks that none fails.
     let built = |(name, kernels): &NamedFamily| (*name, kernels().into_iter().flatten().collect());
     FAMILIES.iter().map(built).collect()
 }
@@ -76,14 +80,13 @@ const FAMILIES: &[NamedFamily] = &[
 
 type NamedFamily = (&'static str, fn() -> Family);
 
-/// The kernels of one family, or why there is no such kernel.
+/// The kernels of one family, or the error of the constructor.
 type Family = Vec<Result<Ptx>>;
 
-/// Features of rows: from a few lanes to a whole CTA a row, with and without a ragged end; any
-/// length.
+/// Features per row: from a few lanes to a whole CTA, with and without a ragged end.
 pub const ROW_FEATURES: [usize; 9] = [8, 64, 128, 136, 1024, 2000, 4096, 8192, 1025];
 
-/// Features of what is summed down columns: of few, many, and any.
+/// Features of column sums: few, many, and odd.
 pub const COLUMN_FEATURES: [usize; 4] = [8, 128, 4096, 1025];
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! The norm and its gradients.
 
 use super::{COLUMN_FEATURES, Family, ROW_FEATURES};
-use crate::rms_norm::{RmsNorm, RmsNormGradInput, RmsNormGradWeight, SumPartials};
-use crate::{Dtype, Variant};
+use meshgrad_kernels::rms_norm::{RmsNorm, RmsNormGradInput, RmsNormGradWeight, SumPartials};
+use meshgrad_kernels::{Dtype, Variant};
 
 pub(super) fn rms_norm() -> Family {
     let mut kernels = vec![SumPartials::new(false).ptx(), SumPartials::new(true).ptx()];

@@ -1,9 +1,9 @@
 //! Sums and extremes.
 
 use super::Family;
-use crate::reduce::{Extents, Reduce};
-use crate::reduce_op::ReduceOp;
-use crate::{Dtype, Variant};
+use meshgrad_kernels::reduce::{Extents, Reduce};
+use meshgrad_kernels::reduce_op::ReduceOp;
+use meshgrad_kernels::{Dtype, Variant};
 
 /// Formats, and [outer, reduced, inner]: rows of a lane, of a warp, of a CTA, with and without
 /// vectors; columns of a CTA side by side, of few, and one by one.

@@ -1,9 +1,9 @@
-//! Copies in every unit, both ways; casts from and to every format.
+//! Copies in every unit, transposes, and casts from and to every type.
 
 use super::Family;
-use crate::copies::{Arange, Cast, Copy, Fill, Format, Transpose, Unit};
-use crate::elementwise::IterationSpace;
-use crate::{Error, Result, Variant};
+use meshgrad_kernels::copies::{Arange, Cast, Copy, Fill, Format, Transpose, Unit};
+use meshgrad_kernels::elementwise::IterationSpace;
+use meshgrad_kernels::{Error, Result, Variant};
 
 /// From which format to which.
 pub const CASTS: [[Format; 2]; 15] = [
