@@ -45,7 +45,7 @@ impl Dtype {
         16 / self.size()
     }
 
-    /// Loads 16 bytes where the predicate holds; zeros elsewhere. The address must be a multiple of
+    /// Loads 16 bytes if the predicate holds; zeros otherwise. The address must be a multiple of
     /// 16.
     #[track_caller]
     pub fn load_vector_if<'k>(self, condition: Pred<'k>, from: GlobalAddress<'k>) -> Vector<'k> {
@@ -91,7 +91,7 @@ impl Dtype {
         }
     }
 
-    /// Loads one element where the predicate holds; 0 elsewhere.
+    /// Loads one element if the predicate holds; 0 otherwise.
     #[track_caller]
     pub fn load_if<'k>(self, condition: Pred<'k>, from: GlobalAddress<'k>) -> F32<'k> {
         match self {
@@ -109,7 +109,7 @@ impl Dtype {
         }
     }
 
-    /// Rounds and stores one element where the predicate holds.
+    /// Rounds and stores one element if the predicate holds.
     #[track_caller]
     pub fn store_if<'k>(self, condition: Pred<'k>, to: GlobalAddress<'k>, value: F32<'k>) {
         match self {
@@ -153,7 +153,7 @@ impl<'k> Vector<'k> {
         }
     }
 
-    /// Stores the 16 bytes where the predicate holds.
+    /// Stores the 16 bytes if the predicate holds.
     #[track_caller]
     pub fn store_if(&self, condition: Pred<'k>, to: GlobalAddress<'k>) {
         match self {
@@ -171,7 +171,7 @@ pub(crate) enum Loaded<'k> {
 }
 
 impl<'k> Loaded<'k> {
-    /// One element, or as many as a vector has, where the predicate holds; zeros elsewhere.
+    /// Loads one element or one vector if the predicate holds; zeros otherwise.
     #[track_caller]
     pub(crate) fn new(
         dtype: Dtype,
@@ -196,7 +196,7 @@ impl<'k> Loaded<'k> {
         }
     }
 
-    /// Stores the same bits, where the predicate holds.
+    /// Stores the same bits, if the predicate holds.
     #[track_caller]
     pub(crate) fn store_if(&self, condition: Pred<'k>, to: GlobalAddress<'k>) {
         match self {

@@ -62,7 +62,7 @@ const HALF_PI: [f32; 3] = [1.570_796_4, -4.371_139e-8, -1.715_124_5e-15];
 /// Up to here `x - n pi / 2` is exact enough with the three parts of [`HALF_PI`].
 const LARGEST_SIMPLE_ANGLE: f32 = 105_615.0;
 
-/// 2 / pi = 0.636..., its binary digits after the point, behind one word of zeros.
+/// 2 / pi = 0.636..., its binary fraction digits, after one word of zeros.
 const TWO_OVER_PI: [u32; 7] = [
     0,
     0xa2f9_836e,
@@ -206,7 +206,7 @@ fn reduce_large_angle<'k>(x: F32<'k>) -> (F32<'k>, U32<'k>) {
     let skipped = ((bits >> 23) & 255) - 128;
     let [high, middle, low] = digits_of_two_over_pi(skipped);
 
-    // The sum has 2 digits before the point and 62 behind it.
+    // The sum has 2 integer bits and 62 fraction bits.
     let turns = (mantissa * high).wide() << 32;
     let turns = turns + mantissa.mul_wide(middle);
     let turns = turns + mantissa.mul_high(low).wide();
@@ -223,7 +223,7 @@ fn reduce_large_angle<'k>(x: F32<'k>) -> (F32<'k>, U32<'k>) {
     (finite.select(r, f32::NAN), quadrant)
 }
 
-/// 96 digits of [`TWO_OVER_PI`] behind the first `skipped`, which are at most 127.
+/// 96 digits of [`TWO_OVER_PI`] after the first `skipped`, at most 127.
 #[track_caller]
 fn digits_of_two_over_pi<'k>(skipped: U32<'k>) -> [U32<'k>; 3] {
     let (word, shift) = (skipped >> 5, skipped & 31);

@@ -16,7 +16,7 @@ pub(crate) struct Tile {
     pub(crate) dtype: Dtype,
     /// Elements per access: 16 bytes of them, or one.
     pub(crate) width: u32,
-    /// Lanes of a row.
+    /// Lanes per row.
     pub(crate) lanes: u32,
 }
 
@@ -106,13 +106,13 @@ impl<'k> Group<'k> {
         row.byte_add(element.mul_wide(self.tile.dtype.size()))
     }
 
-    /// What an access reads, where the predicate holds; zeros elsewhere.
+    /// What an access reads, if the predicate holds; zeros otherwise.
     #[track_caller]
     pub(crate) fn load_if(&self, condition: Pred<'k>, from: GlobalAddress<'k>) -> Loaded<'k> {
         Loaded::new(self.tile.dtype, self.tile.width, condition, from)
     }
 
-    /// Rounds and stores what an access takes, where the predicate holds.
+    /// Rounds and stores what an access takes, if the predicate holds.
     #[track_caller]
     pub(crate) fn store_if(&self, condition: Pred<'k>, to: GlobalAddress<'k>, values: &[F32<'k>]) {
         let dtype = self.tile.dtype;

@@ -22,7 +22,7 @@ const WARPS: u32 = THREADS / 32;
 /// Keys per lane.
 const ROUNDS: u32 = 8;
 
-/// Keys per CTA; those of a warp lie side by side.
+/// Keys per CTA; those of a warp are contiguous.
 const TILE: u32 = THREADS * ROUNDS;
 
 /// The workspace for sorting `count` keys, in u32 words.
@@ -48,7 +48,7 @@ pub struct RadixPassArguments {
     pub to: [u64; 2],
     /// Memory for as many u32 as [`counts`] says.
     pub counts: u64,
-    /// How many keys there are.
+    /// Number of keys.
     pub count: u32,
     /// Which pass, from 0.
     pub pass: u32,
@@ -175,7 +175,7 @@ impl<'k> Call<'k> {
     #[track_caller]
     fn number(&self, table: SharedAddress<'k>, key: &Key<'k>) -> U32<'k> {
         let k = self.k;
-        // Keys that do not exist have a digit of their own.
+        // Keys past the end get an extra digit.
         let digit = key.exists.select(key.digit, DIGITS);
         let same = digit.match_any();
         let before: U32<'k> = k.compute("mov.u32", &[&"%lanemask_lt"]);

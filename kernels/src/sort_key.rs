@@ -1,8 +1,8 @@
 //! 64-bit keys that sort elements by value.
 //!
-//! The upper 32 bits hold the value as an order-preserving integer: 0 and -0 are equal, NaN is above
-//! every number. The lower 32 bits hold the inverted index, so of equal values the first has the
-//! largest key. The keys of a row are distinct, so the maximum does not depend on the order of
+//! The upper 32 bits hold the value as an order-preserving integer: 0 and -0 are equal, NaN is
+//! above every number. The lower 32 bits hold the inverted index, so of equal values the first has
+//! the largest key. The keys of a row are distinct, so the maximum does not depend on the order of
 //! comparisons.
 
 use crate::assembler::{F32, Pred, U32, U64};

@@ -17,5 +17,5 @@ pub(super) fn expert_order() -> Family {
     kernels.into_iter().map(Ok).collect()
 }
 
-/// Experts of a CTA: few, and as many as it counts.
+/// Experts per CTA: few, and the maximum.
 pub const HELD_EXPERTS: [u32; 2] = [8, 1000];

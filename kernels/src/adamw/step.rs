@@ -50,16 +50,16 @@ impl<'k> Now<'k> {
 /// The factors of an update.
 struct Factors<'k> {
     /// 1 - learning rate * weight decay.
-    keep: F32<'k>,
+    decay: F32<'k>,
     /// Learning rate / (1 - beta1^step).
     rate: F32<'k>,
     /// 1 / sqrt(1 - beta2^step).
-    unbias: F32<'k>,
+    bias_correction: F32<'k>,
     /// 1 - beta1.
-    mean_gain: F32<'k>,
+    one_minus_beta1: F32<'k>,
     /// beta2 and 1 - beta2.
-    square_keep: F32<'k>,
-    square_gain: F32<'k>,
+    beta2: F32<'k>,
+    one_minus_beta2: F32<'k>,
     eps: F32<'k>,
 }
 
@@ -79,14 +79,14 @@ impl<'k> Factors<'k> {
         });
         k.barrier();
 
-        let [mean_gain, square_keep, square_gain, eps] = entry.gains();
+        let [one_minus_beta1, beta2, one_minus_beta2, eps] = entry.gains();
         Factors {
-            keep: shared.load(),
+            decay: shared.load(),
             rate: shared.offset(4).load(),
-            unbias: shared.offset(8).load(),
-            mean_gain,
-            square_keep,
-            square_gain,
+            bias_correction: shared.offset(8).load(),
+            one_minus_beta1,
+            beta2,
+            one_minus_beta2,
             eps,
         }
     }
@@ -95,11 +95,11 @@ impl<'k> Factors<'k> {
     #[track_caller]
     fn step(&self, scale: F32<'k>, [p, g, m, v]: [F32<'k>; 4]) -> [F32<'k>; 3] {
         let g = g * scale;
-        let m = m + self.mean_gain * (g - m);
-        let v = self.square_keep * v + self.square_gain * g * g;
+        let m = m + self.one_minus_beta1 * (g - m);
+        let v = self.beta2 * v + self.one_minus_beta2 * g * g;
 
-        let root = v.sqrt() * self.unbias + self.eps;
-        [p * self.keep - self.rate * m / root, m, v]
+        let root = v.sqrt() * self.bias_correction + self.eps;
+        [p * self.decay - self.rate * m / root, m, v]
     }
 }
 

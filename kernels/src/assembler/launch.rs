@@ -140,7 +140,7 @@ impl Arguments {
     /// this crate's kernels stay within it.
     pub const CAPACITY: usize = 576;
 
-    /// No arguments.
+    /// Creates empty arguments.
     pub fn new() -> Arguments {
         Arguments {
             bytes: [0; Arguments::CAPACITY],

@@ -107,7 +107,7 @@ impl<'k> GlobalAddress<'k> {
         self.kernel().load_vector("global", &self.written())
     }
 
-    /// As [`GlobalAddress::load_vector`] where the predicate holds; elsewhere zeros.
+    /// As [`GlobalAddress::load_vector`] if the predicate holds; elsewhere zeros.
     #[track_caller]
     pub fn load_vector_if<T: Stored, const N: usize>(
         self,
@@ -128,7 +128,7 @@ impl<'k> GlobalAddress<'k> {
         self.kernel().store("global", &self.written(), value);
     }
 
-    /// Stores one value where the predicate holds.
+    /// Stores one value if the predicate holds.
     #[track_caller]
     pub fn store_if<T: Stored>(self, condition: Pred<'k>, value: Register<'k, T>) {
         let (bits, address) = (memory_type::<T>(), self.written());
@@ -144,7 +144,7 @@ impl<'k> GlobalAddress<'k> {
             .store_vector("global", &self.written(), &values);
     }
 
-    /// As [`GlobalAddress::store_vector`] where the predicate holds.
+    /// As [`GlobalAddress::store_vector`] if the predicate holds.
     #[track_caller]
     pub fn store_vector_if<T: Stored, const N: usize>(
         self,
@@ -171,7 +171,7 @@ impl<'k> GlobalAddress<'k> {
             .emit(format_args!("st.global.u8 {address}, {value}"));
     }
 
-    /// Loads a byte, zero-extended, where the predicate holds; 0 elsewhere.
+    /// Loads a byte, zero-extended, if the predicate holds; 0 otherwise.
     #[track_caller]
     pub fn load_byte_if(self, condition: Pred<'k>) -> U32<'k> {
         let (k, address) = (self.kernel(), self.written());
@@ -180,7 +180,7 @@ impl<'k> GlobalAddress<'k> {
         value
     }
 
-    /// Stores the lowest byte where the predicate holds.
+    /// Stores the lowest byte if the predicate holds.
     #[track_caller]
     pub fn store_byte_if(self, condition: Pred<'k>, value: U32<'k>) {
         let address = self.written();
@@ -188,7 +188,7 @@ impl<'k> GlobalAddress<'k> {
             .emit(format_args!("@{condition} st.global.u8 {address}, {value}"));
     }
 
-    /// Loads 16 bits, zero-extended, where the predicate holds; 0 elsewhere.
+    /// Loads 16 bits, zero-extended, if the predicate holds; 0 otherwise.
     #[track_caller]
     pub fn load_half_if(self, condition: Pred<'k>) -> U32<'k> {
         let (k, address) = (self.kernel(), self.written());
@@ -199,7 +199,7 @@ impl<'k> GlobalAddress<'k> {
         value
     }
 
-    /// Stores the lowest 16 bits where the predicate holds.
+    /// Stores the lowest 16 bits if the predicate holds.
     #[track_caller]
     pub fn store_half_if(self, condition: Pred<'k>, value: U32<'k>) {
         let address = self.written();

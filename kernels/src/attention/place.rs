@@ -26,7 +26,7 @@ pub(super) struct Rows<'k> {
     pub(super) start: GlobalAddress<'k>,
     /// Bytes from one row to the next.
     pub(super) stride: U64<'k>,
-    /// How many there are.
+    /// Their number.
     pub(super) count: U32<'k>,
 }
 
@@ -170,7 +170,7 @@ impl<'k> Call<'k> {
     }
 }
 
-/// Where a sequence lies on an axis.
+/// The range of a sequence in the tokens.
 #[derive(Clone, Copy)]
 pub(super) struct Span<'k> {
     pub(super) begin: U32<'k>,
@@ -310,14 +310,14 @@ impl<'k> Place<'k> {
         [start / step * step, valid.select(end, 0u32)]
     }
 
-    /// How far query `query` is behind key `key`, plus what the mask lets it see ahead.
+    /// The distance of query `query` after key `key`, plus the mask's `ahead`.
     #[track_caller]
     pub(super) fn behind(&self, query: U32<'k>, key: U32<'k>) -> U32<'k> {
         let ahead = (self.position + self.call.ahead).unsigned();
         query + ahead - key
     }
 
-    /// Whether a query that is so far [`Place::behind`] a key sees it.
+    /// Whether a query at this distance ([`Place::behind`]) sees the key.
     #[track_caller]
     pub(super) fn sees(&self, behind: U32<'k>) -> Pred<'k> {
         behind.lt((self.call.ahead + self.call.window).unsigned())

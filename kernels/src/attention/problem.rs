@@ -156,12 +156,12 @@ pub enum Sequences {
     },
 }
 
-/// How [`Sequences`] are told apart on the GPU.
+/// Codes of [`Sequences`] on the GPU.
 pub(super) const CACHED: u32 = 1;
 /// As [`CACHED`].
 pub(super) const PACKED: u32 = 2;
 
-/// The tiles of which axis CTAs have for their own.
+/// The axis whose tiles CTAs own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Axis {
     /// Of queries, by query heads.
@@ -210,7 +210,7 @@ impl Problem {
         }
     }
 
-    /// A CTA of `threads` for each tile, head and block of columns; `None` where there is none.
+    /// A CTA of `threads` for each tile, head and block of columns; `None` if there is none.
     pub(super) fn launch(&self, axis: Axis, blocks: u32, threads: u32) -> Option<Launch> {
         let heads = match axis {
             Axis::Queries => self.extents.heads,

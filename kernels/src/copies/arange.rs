@@ -15,7 +15,7 @@ pub struct Arange {
 pub struct ArangeArguments {
     /// The address of the first element.
     pub y: u64,
-    /// How many there are.
+    /// Their number.
     pub elements: u64,
 }
 

@@ -77,7 +77,7 @@ impl Format {
         }
     }
 
-    /// Loads an element where the predicate holds, as bits that [`Format::value`] reads.
+    /// Loads an element if the predicate holds, as bits that [`Format::value`] reads.
     #[track_caller]
     fn load_if<'k>(self, condition: Pred<'k>, from: GlobalAddress<'k>) -> Value<'k> {
         let k = condition.kernel();
@@ -100,7 +100,7 @@ impl Format {
         }
     }
 
-    /// Converts and stores an element where the predicate holds.
+    /// Converts and stores an element if the predicate holds.
     #[track_caller]
     fn store_if<'k>(self, condition: Pred<'k>, to: GlobalAddress<'k>, value: Value<'k>) {
         match self {
@@ -213,7 +213,7 @@ impl CastArguments<'_> {
 }
 
 impl Cast {
-    /// The kernel for a walk over y and x.
+    /// The kernel for an iteration space over y and x.
     pub fn new(from: Format, to: Format, space: &IterationSpace) -> Cast {
         Cast {
             from,

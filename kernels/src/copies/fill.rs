@@ -20,7 +20,7 @@ pub struct Fill {
 pub struct FillArguments {
     /// The address of the first element.
     pub y: u64,
-    /// How many there are.
+    /// Their number.
     pub elements: u64,
     /// The bits of the value, repeated to 64.
     pub bits: u64,

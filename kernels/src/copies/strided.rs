@@ -25,7 +25,7 @@ pub struct At {
     pub position: u64,
     /// The bytes from one position to the next, a multiple of the unit.
     pub stride: u64,
-    /// How many positions there are.
+    /// Number of positions.
     pub extent: u64,
     /// The fault site for positions out of range.
     pub faults: FaultSite,
@@ -60,7 +60,7 @@ impl CopyArguments<'_> {
 }
 
 impl Copy {
-    /// The kernel for a walk over y and x in units.
+    /// The kernel for an iteration space over y and x, in units.
     pub fn new(unit: Unit, space: &IterationSpace, positioned: bool) -> Copy {
         Copy {
             unit,

@@ -27,7 +27,7 @@ pub struct TransposeArguments {
     pub x: u64,
     /// Of y.
     pub y: u64,
-    /// The extents of the two dims, and how they lie.
+    /// Extents and strides of the two dims and the outer ones.
     pub turned: TransposeSpace,
 }
 
@@ -81,7 +81,7 @@ impl TransposeArguments {
 
 impl Transpose {
     /// The kernel for a walk over y and x in elements of `unit`, and the walk as it takes it.
-    /// `None` where x and y lie side by side in the same dim, or nowhere, or too shortly.
+    /// `None` if x and y are contiguous in the same dim or in none, or if a dim is too short.
     pub fn new(unit: Unit, space: &IterationSpace) -> Option<(Transpose, TransposeSpace)> {
         let (extents, dims) = (space.extents(), space.extents().len());
         let mut strides = space.strides();
@@ -126,7 +126,8 @@ impl Transpose {
         }
     }
 
-    /// Bytes per element in a tile: at least a word, so that each has a bank of its own.
+    /// Bytes per element in a tile: at least a word, so that consecutive elements are in different
+    /// banks.
     fn slot(&self) -> u32 {
         self.unit.bytes().max(4)
     }

@@ -54,7 +54,7 @@ impl Unit {
         fitting.next().unwrap_or((self, *space))
     }
 
-    /// Loads one where the predicate holds; zeros elsewhere.
+    /// Loads one if the predicate holds; zeros otherwise.
     #[track_caller]
     pub(crate) fn load_if<'k>(self, condition: Pred<'k>, from: GlobalAddress<'k>) -> Raw<'k> {
         match self {
@@ -66,7 +66,7 @@ impl Unit {
         }
     }
 
-    /// Stores one where the predicate holds.
+    /// Stores one if the predicate holds.
     #[track_caller]
     pub(crate) fn store_if<'k>(self, condition: Pred<'k>, to: GlobalAddress<'k>, raw: Raw<'k>) {
         match (raw, self) {

@@ -158,7 +158,7 @@ pub struct CrossEntropyGradientArguments {
     pub vocabulary: Classes,
     /// Rows per tile.
     pub rows: u32,
-    /// Its classes, as many as the lanes take.
+    /// Classes of the tile, at most what the lanes hold.
     pub classes: u32,
 }
 

@@ -3,7 +3,7 @@
 use crate::assembler::{Arguments, GlobalAddress, Kernel, Pred, S64, U32, U64};
 use crate::faults::{FaultSite, Faults};
 
-/// The format of labels in memory.
+/// The dtype of labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Label {
     /// Signed, 64 bits.
@@ -35,7 +35,7 @@ impl Label {
         }
     }
 
-    /// The label at `index` where the predicate holds, with 64 bits; 0 elsewhere.
+    /// The label at `index` if the predicate holds, with 64 bits; 0 otherwise.
     #[track_caller]
     pub(super) fn load_if<'k>(
         self,
@@ -52,14 +52,14 @@ impl Label {
     }
 }
 
-/// What labels are compared with, in the arguments of a kernel.
+/// The range of classes, in the arguments of a kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct Classes {
     /// The class of the tile's first column.
     pub first: i64,
     /// Classes of the whole vocabulary.
     pub total: u64,
-    /// The label of rows that do not count.
+    /// The label of ignored rows.
     pub ignore_index: i64,
     /// The fault site for other labels outside the vocabulary.
     pub faults: FaultSite,
@@ -76,7 +76,7 @@ impl Classes {
     }
 }
 
-/// What labels are compared with, in a kernel.
+/// The range of classes, in a kernel.
 pub(super) struct Vocabulary<'k> {
     first: S64<'k>,
     total: U64<'k>,
@@ -95,7 +95,7 @@ impl<'k> Vocabulary<'k> {
         }
     }
 
-    /// Where a label stands among `classes` classes of a tile.
+    /// The position of a label among the `classes` classes of a tile.
     #[track_caller]
     pub(super) fn place(&self, label: S64<'k>, classes: U32<'k>) -> InTile<'k> {
         let counts = label.differs(self.ignore_index);
@@ -108,7 +108,7 @@ impl<'k> Vocabulary<'k> {
         }
     }
 
-    /// Reports a label that is neither a class nor ignored, where the predicate holds.
+    /// Reports a label that is neither a class nor ignored, if the predicate holds.
     #[track_caller]
     pub(super) fn report(&self, condition: Pred<'k>, label: S64<'k>) {
         let counts = label.differs(self.ignore_index);
@@ -117,7 +117,7 @@ impl<'k> Vocabulary<'k> {
     }
 }
 
-/// Where a label stands among the classes of a tile.
+/// The position of a label among the classes of a tile.
 pub(super) struct InTile<'k> {
     /// Whether its row counts.
     pub(super) counts: Pred<'k>,

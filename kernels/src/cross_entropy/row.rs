@@ -1,4 +1,4 @@
-//! A row of a tile of logits in registers.
+//! A row of a tile of logits, in registers.
 
 use crate::assembler::{
     F32, GlobalAddress, Kernel, Launch, Pred, U32, U64, block_reduce, block_sum, group_reduce,
@@ -8,7 +8,7 @@ use crate::assembler::{
 /// Maximum number of classes of a tile.
 pub const MAX_CLASSES: u32 = VECTORS * 4 * CTA;
 
-/// Accesses per thread to its row, of four logits each.
+/// Accesses per thread and row, of four logits each.
 pub(super) const VECTORS: u32 = 4;
 
 /// Threads per row of many classes.
@@ -17,7 +17,7 @@ const CTA: u32 = 256;
 /// Threads per CTA whose rows have few.
 const SHORT_ROW_THREADS: u32 = 128;
 
-/// What is left behind whole vectors of this many classes is moved one by one.
+/// Classes after the last multiple of this are moved one by one.
 const WHOLE: u32 = 8;
 
 /// The threads of a row.
@@ -66,7 +66,7 @@ impl Lanes {
     }
 }
 
-/// The row of a thread, and what of it is the thread's.
+/// A row, and the thread's part of it.
 pub(super) struct Row<'k> {
     k: &'k Kernel,
     lanes: Lanes,
@@ -78,7 +78,7 @@ pub(super) struct Row<'k> {
     pub(super) leads: Pred<'k>,
     /// For each of the thread's vectors, whether it is in the row.
     pub(super) vectors: [Pred<'k>; VECTORS as usize],
-    /// Whether one of the last few logits, behind whole vectors, is the thread's.
+    /// Whether one of the last few logits, after the whole vectors, belongs to this thread.
     pub(super) has_last: Pred<'k>,
     /// Which one.
     pub(super) last: U32<'k>,
@@ -117,7 +117,7 @@ impl<'k> Row<'k> {
         }
     }
 
-    /// Where this row of a matrix begins, of elements of `size` bytes.
+    /// The start of this row in a matrix with elements of `size` bytes.
     #[track_caller]
     pub(super) fn of(
         &self,
@@ -128,7 +128,7 @@ impl<'k> Row<'k> {
         matrix.byte_add(self.index * leading * u64::from(size))
     }
 
-    /// Loads the row that begins at `start`; zeros where nothing exists.
+    /// Loads the row at `start`, with zeros past its end.
     #[track_caller]
     pub(super) fn load(&self, start: GlobalAddress<'k>) -> Logits<'k> {
         let own = start.byte_add(self.lane.mul_wide(16));

@@ -6,8 +6,8 @@ use super::{Classes, Label, Lanes};
 use crate::assembler::{Arguments, F32, Kernel, Launch, Ptx, Target, Variant};
 use crate::elementary::exp;
 
-/// For each row of a tile of logits: their maximum, the sum of e^(logit - maximum), and the logit of
-/// the label; merged with those of the tiles before.
+/// For each row of a tile of logits: their maximum, the sum of e^(logit - maximum), and the logit
+/// of the label; merged with those of the tiles before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CrossEntropyStatistics {
     /// The threads of a row.
@@ -99,7 +99,7 @@ pub struct CrossEntropyStatisticsArguments {
     pub vocabulary: Classes,
     /// Rows per tile.
     pub rows: u32,
-    /// Its classes, as many as the lanes take.
+    /// Classes of the tile, at most what the lanes hold.
     pub classes: u32,
 }
 

@@ -108,7 +108,7 @@ pub struct CrossEntropySumArguments {
     pub count: u64,
     /// The label of rows that do not count.
     pub ignore_index: i64,
-    /// How many rows.
+    /// Number of rows.
     pub rows: u64,
 }
 

@@ -7,8 +7,8 @@ use crate::assembler::{F32, GlobalAddress, Kernel, Ptx, U32, U64};
 use crate::dtype::Dtype;
 use crate::expression::{Expression, Node, Unary};
 
-/// Elements per CTA: each thread has [`vectors`] of [`per_vector`], which lie a CTA's width apart,
-/// so that neighbors read neighboring bytes.
+/// Elements per CTA: each thread processes [`vectors`] of [`per_vector`], a CTA's width apart, so
+/// accesses are coalesced.
 pub(super) fn tile(variant: &Elementwise) -> u32 {
     THREADS * per_vector(variant) * vectors(variant)
 }
@@ -24,8 +24,8 @@ fn per_vector(variant: &Elementwise) -> u32 {
     }
 }
 
-/// Accesses per thread to each operand: several where the expression is short and registers are
-/// free, so that enough bytes are in flight with few operands too.
+/// Accesses per thread and operand: several if the expression is short and leaves registers free,
+/// so that enough bytes are in flight even with few operands.
 fn vectors(variant: &Elementwise) -> u32 {
     let long = instructions(&variant.expression) > 16;
     match (long, variant.operands().count()) {

@@ -87,7 +87,7 @@ impl Element {
         }
     }
 
-    /// Loads one element where the predicate holds; 0 elsewhere.
+    /// Loads one element if the predicate holds; 0 otherwise.
     #[track_caller]
     pub(crate) fn load_if<'k>(self, condition: Pred<'k>, from: GlobalAddress<'k>) -> F32<'k> {
         match self {
@@ -114,7 +114,7 @@ impl Element {
         }
     }
 
-    /// Rounds and stores one element where the predicate holds.
+    /// Rounds and stores one element if the predicate holds.
     #[track_caller]
     pub(crate) fn store_if<'k>(self, condition: Pred<'k>, to: GlobalAddress<'k>, value: F32<'k>) {
         match self {

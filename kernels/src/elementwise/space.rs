@@ -6,8 +6,8 @@ use crate::error::{Error, Result};
 /// Maximum number of dims.
 const DIMS: usize = 6;
 
-/// The extents of a result and the strides of it and of each operand, with as few dims as possible:
-/// dims of extent 1 are dropped, dims that lie one after another in all tensors are one.
+/// The extents of a result, and the strides of the result and each operand. Dims of extent 1 are
+/// dropped, and dims that are adjacent in all tensors are merged.
 #[derive(Clone, Copy, Debug)]
 pub struct IterationSpace {
     dims: usize,

@@ -12,7 +12,7 @@ pub(crate) const PER_THREAD: u32 = 4;
 /// Elements per CTA.
 pub(crate) const TILE: u32 = THREADS * PER_THREAD;
 
-/// Adds the extents, outermost first, and the strides of the result and of each operand.
+/// Pushes the extents, outermost first, and the strides of the result and each operand.
 pub(crate) fn push_space(arguments: &mut Arguments, space: &IterationSpace, wide: bool) {
     arguments.push_u64(space.elements());
     for extent in space.extents() {
@@ -111,7 +111,7 @@ pub(crate) fn launch(elements: u64) -> Option<Launch> {
     Launch::new([ctas.unwrap_or(u32::MAX), 1, 1], THREADS)
 }
 
-/// The walk in registers.
+/// An iteration space in registers.
 pub(crate) struct Strides<'k, I, O> {
     pub(crate) elements: U64<'k>,
     extents: Vec<Register<'k, I>>,
@@ -120,7 +120,7 @@ pub(crate) struct Strides<'k, I, O> {
 }
 
 impl<'k, I: Index<O>, O: Integer> Strides<'k, I, O> {
-    /// The walk of a kernel's parameters over so many tensors.
+    /// The strides of `tensors` tensors, from kernel parameters.
     pub(crate) fn parameters(k: &'k Kernel, dims: usize, tensors: usize) -> Self {
         let elements = k.u64_param("elements");
         let extents = (0..dims).map(|dim| I::extent(k, &format!("extent{dim}")));

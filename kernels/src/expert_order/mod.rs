@@ -44,13 +44,13 @@ const SLOTS_IN_FLIGHT: u32 = 8;
 /// Slots per CTA at once.
 const TILE: u32 = THREADS * SLOTS_IN_FLIGHT;
 
-/// Maximum number of blocks: as many as one CTA sums at once, two for each multiprocessor.
+/// Maximum number of blocks: what one CTA sums at once, about two per multiprocessor.
 pub const MAX_BLOCKS: u32 = THREADS;
 
 /// Maximum number of experts that a CTA counts; more take several CTAs for each block.
 const MAX_EXPERTS: u32 = 1024;
 
-/// How slots are cut into blocks.
+/// How slots are divided into blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Blocks {
     slots: u32,
@@ -58,12 +58,12 @@ pub struct Blocks {
 }
 
 impl Blocks {
-    /// As few tiles a block as keep blocks at [`MAX_BLOCKS`].
+    /// The smallest blocks that keep their number within [`MAX_BLOCKS`].
     pub fn new(slots: u32) -> Blocks {
         Blocks::of_tiles(slots, slots.div_ceil(TILE).div_ceil(MAX_BLOCKS))
     }
 
-    /// Blocks of so many tiles, at least one; more where there would be too many blocks.
+    /// Blocks of `tiles` tiles, at least one, or more if there would be too many blocks.
     pub fn of_tiles(slots: u32, tiles: u32) -> Blocks {
         let least = slots.div_ceil(TILE).div_ceil(MAX_BLOCKS).max(1);
         Blocks {
@@ -72,7 +72,7 @@ impl Blocks {
         }
     }
 
-    /// How many there are: at least one, which may be empty.
+    /// The number of blocks: at least one, which may be empty.
     pub fn count(self) -> u32 {
         self.slots.div_ceil(TILE).div_ceil(self.tiles).max(1)
     }
@@ -142,20 +142,20 @@ impl<'k> Share<'k> {
     }
 
     /// The expert of the part that a group (an expert, counted from the first that is held) is, or
-    /// one behind the last where it is none of the part.
+    /// one past the last if it is not in the part.
     #[track_caller]
     fn of_part(&self, group: U32<'k>) -> U32<'k> {
         (group - self.first_expert).min(self.experts)
     }
 
-    /// Calls `body` for the part's experts that belong to this thread.
+    /// Calls `body` for this thread's experts of the part.
     #[track_caller]
     fn for_experts(&self, body: impl FnOnce(U32<'k>)) {
         self.k
             .for_range(self.k.thread(), self.experts, THREADS, body);
     }
 
-    /// Where the count of this block and an expert of the part lies among those of all.
+    /// The index of the count of this block and an expert of the part.
     #[track_caller]
     fn cell(&self, expert: U32<'k>) -> U64<'k> {
         (self.first_expert + expert).mul_wide(self.k.ctas()) + self.block.wide()
@@ -176,7 +176,7 @@ impl<'k> Share<'k> {
 mod tests {
     use super::*;
 
-    /// Every slot lies in one block, and blocks are no more than one CTA sums.
+    /// Every slot is in one block, and one CTA can sum all blocks.
     #[test]
     fn blocks_cover_the_slots() {
         for slots in [0, 1, 2047, 2048, 2049, 524_288, 524_289, i32::MAX as u32] {

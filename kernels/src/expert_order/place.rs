@@ -115,8 +115,8 @@ impl<'a, 'k> Rows<'a, 'k> {
         });
     }
 
-    /// The row of each slot of this thread, of which `experts` tells the experts. is undefined for
-    /// slots of no expert of the part. All threads of the CTA must call it.
+    /// The row of each slot of this thread, given their `experts`. Undefined for slots of no expert
+    /// of the part. All threads of the CTA must call it.
     #[track_caller]
     fn deal(&self, experts: &[U32<'k>]) -> Vec<U32<'k>> {
         let own = self.k.warp() * (4 * self.line);

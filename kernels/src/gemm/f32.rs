@@ -137,9 +137,9 @@ impl Variant for GemmF32 {
 /// The rows of a tile, or its columns, and how threads share them.
 #[derive(Clone, Copy)]
 struct Side {
-    /// How many there are.
+    /// Their number.
     length: u32,
-    /// Threads side by side. Each has blocks of four that lie four times as many apart.
+    /// Threads side by side. Each owns blocks of four, `4 * threads` apart.
     threads: u32,
 }
 

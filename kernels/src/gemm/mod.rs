@@ -97,7 +97,7 @@ impl GemmArguments {
     }
 }
 
-/// One matrix in registers: where it begins and how far its rows or columns lie apart.
+/// One matrix in registers: its start address and its leading dimension.
 #[derive(Clone, Copy)]
 struct Matrix<'k> {
     start: GlobalAddress<'k>,

@@ -19,7 +19,7 @@ const CTAS: u32 = 2;
 /// [`SplitKReduce`](super::SplitKReduce) adds them in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SplitK {
-    /// How many parts.
+    /// Number of parts.
     pub parts: u32,
     /// The k of a part; the last may have fewer.
     pub depth: u32,
@@ -48,11 +48,11 @@ impl SplitK {
     }
 }
 
-/// What a product is called with whose sums may be in parts.
+/// Arguments of a product whose sum may be split.
 #[derive(Clone, Copy, Debug)]
 pub struct SplitKArguments {
-    /// The product. In parts, C is the workspace: each part has all products of the batch, which
-    /// lie `batch_c` apart, and then comes the next part.
+    /// The product. If split, C is the workspace: the products of the batch, `batch_c` apart, for
+    /// each part.
     pub product: GemmArguments,
     /// Products of the batch.
     pub products: u32,
@@ -61,7 +61,7 @@ pub struct SplitKArguments {
 }
 
 impl SplitKArguments {
-    /// The product in one.
+    /// The product in one part.
     pub fn whole(product: GemmArguments, products: u32) -> SplitKArguments {
         SplitKArguments {
             product,
@@ -89,7 +89,7 @@ pub(super) struct Part<'k> {
 }
 
 impl<'k> Part<'k> {
-    /// Declares the parameters behind those of the product. `index` counts products, part by part.
+    /// Declares the parameters after those of the product. `index` counts products, part by part.
     #[track_caller]
     pub(super) fn parameters(kernel: &'k Kernel, call: &Call<'k>, index: U32<'k>) -> Part<'k> {
         let products = kernel.u32_param("products");
@@ -148,7 +148,7 @@ mod tests {
         assert_eq!(split(Tile::Small, [0, 64, 512]).parts, 2);
     }
 
-    /// Every part has something to do, and together they have all.
+    /// Every part is non-empty, and together they cover k.
     #[test]
     fn parts_cover_the_sum() {
         for k in (0..40_000).step_by(37) {

@@ -122,7 +122,7 @@ pub struct SplitKReduceArguments {
     pub c: u64,
     /// Elements of C.
     pub elements: u64,
-    /// How many parts there are.
+    /// Number of parts.
     pub count: u32,
 }
 

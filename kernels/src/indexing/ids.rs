@@ -46,7 +46,7 @@ impl IndexDtype {
         }
     }
 
-    /// Loads an index where the predicate holds; 0 elsewhere.
+    /// Loads an index if the predicate holds; 0 otherwise.
     #[track_caller]
     pub(super) fn load_if<'k>(self, condition: Pred<'k>, from: GlobalAddress<'k>) -> Id<'k> {
         match self {
@@ -95,14 +95,14 @@ impl<'k> Choice<'k> {
         }
     }
 
-    /// Units of all that there is to choose from, where that lies densely.
+    /// Units of the whole dim, if it is contiguous.
     #[track_caller]
     pub(super) fn whole(self) -> U64<'k> {
         self.extent * self.stride.unsigned()
     }
 
-    /// Whether the index of an element that `exists` chooses something, and how far that lies
-    /// behind the first. Tells of one that does not.
+    /// Whether the index of an element that `exists` is in range, and the offset that it selects.
+    /// Reports an out-of-range index.
     #[track_caller]
     pub(super) fn choose(self, exists: Pred<'k>, index: Id<'k>) -> (Pred<'k>, S64<'k>) {
         let index = index.wide();

@@ -20,16 +20,16 @@ pub struct IndexKeys {
 pub struct IndexKeysArguments<'a> {
     /// The address of the first index.
     pub index: u64,
-    /// Where the keys go, as u32.
+    /// Destination of the keys, as u32.
     pub keys: u64,
-    /// Where the positions go, as u32.
+    /// Destination of the positions, as u32.
     pub positions: u64,
     /// Over the index tensor's extents: the strides of what is dense, of the index tensor, and of
     /// the rows' numbers, the last 0 in the dim that is indexed.
     pub space: &'a IterationSpace,
     /// That dim in the rows' numbers.
     pub indexed: IndexedDim,
-    /// How many rows there are.
+    /// Number of rows.
     pub rows: u32,
 }
 
@@ -48,7 +48,7 @@ impl IndexKeysArguments<'_> {
 }
 
 impl IndexKeys {
-    /// The kernel for this walk.
+    /// The kernel for this iteration space.
     pub fn new(ids: IndexDtype, space: &IterationSpace) -> IndexKeys {
         IndexKeys {
             ids,

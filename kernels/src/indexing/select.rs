@@ -25,13 +25,13 @@ pub struct IndexSelectArguments {
     pub ids: u64,
     /// Of y.
     pub y: u64,
-    /// Extents outside of the dim.
+    /// Product of the extents before the dim.
     pub outer: u64,
-    /// How many indices there are.
+    /// Number of indices.
     pub chosen: u64,
     /// Units of a row, which are the stride of the dim too.
     pub inner: u64,
-    /// Rows to choose from, and where others are reported.
+    /// The rows to select from, and the fault site for other indices.
     pub indexed: IndexedDim,
 }
 

@@ -21,9 +21,9 @@ pub struct SegmentStartsArguments {
     pub keys: u64,
     /// Destination of the starts, `rows + 1` values.
     pub starts: u64,
-    /// How many keys there are.
+    /// Number of keys.
     pub count: u32,
-    /// How many rows.
+    /// Number of rows.
     pub rows: u32,
 }
 
@@ -74,8 +74,8 @@ impl Variant for SegmentStarts {
 /// sum\[o, v, ..\] = the sum over the positions p with key v, in their order, of x\[o, p, ..\]; all
 /// in f32, rounded once.
 ///
-/// `Every` row is written, where it has no position with zeros. Otherwise rows that have any are
-/// added to, and no other is touched.
+/// With `every`, all rows are written, those without positions with zeros. Otherwise only rows that
+/// have positions are touched, and are added to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SegmentSum {
     from: Dtype,
@@ -100,9 +100,9 @@ pub struct SegmentSumArguments {
     pub sum: u64,
     /// Extents outside: 1 where rows are added to.
     pub outer: u32,
-    /// How many positions there are.
+    /// Number of positions.
     pub count: u32,
-    /// How many rows.
+    /// Number of rows.
     pub rows: u32,
     /// Elements per row.
     pub inner: u32,
@@ -241,7 +241,7 @@ impl Variant for SegmentSum {
     }
 }
 
-/// The row with the number of the item, in whichever matrix that is.
+/// The row with the number of the item, in any matrix.
 #[track_caller]
 fn every<'k>(
     exists: Pred<'k>,
@@ -260,7 +260,7 @@ fn every<'k>(
     }
 }
 
-/// The row of the key at the item's place in the sorted list, where that is the first of its kind.
+/// The row of the key at this position of the sorted list, if it is the first of its key.
 #[track_caller]
 fn with_positions<'k>(
     k: &'k Kernel,
@@ -282,13 +282,13 @@ fn with_positions<'k>(
     }
 }
 
-/// How far an element lies behind the first, in bytes.
+/// The offset of an element from the first, in bytes.
 #[track_caller]
 fn element<'k>(row: U64<'k>, inner: U32<'k>, column: U32<'k>, dtype: Dtype) -> U64<'k> {
     (row * inner.wide() + column.wide()) * u64::from(dtype.size())
 }
 
-/// `width` elements where the predicate holds.
+/// `width` elements if the predicate holds.
 #[track_caller]
 fn load<'k>(
     dtype: Dtype,
@@ -308,7 +308,7 @@ fn widened<'k>(loaded: &[Loaded<'k>]) -> Vec<F32<'k>> {
     loaded.iter().flat_map(Loaded::widen).collect()
 }
 
-/// As many elements, rounded.
+/// Rounds and stores the elements.
 #[track_caller]
 fn store<'k>(dtype: Dtype, to: GlobalAddress<'k>, values: &[F32<'k>]) {
     if let [value] = values {

@@ -17,8 +17,7 @@ const THREADS: u32 = 256;
 /// For longer heads, one line of sums per warp would not fit in static shared memory.
 const MAX_FEATURES: u32 = 1024;
 
-/// Heads per thread whose loads are in flight together: two, where registers hold them beside the
-/// sums.
+/// Heads per thread whose loads are in flight together: two, if registers suffice besides the sums.
 fn heads_in_flight(tile: HeadTile) -> u32 {
     if tile.elements() <= 16 { 2 } else { 1 }
 }

@@ -1,10 +1,10 @@
-//! The form for dense elements whose indices follow each other from a multiple of 4.
+//! The form for contiguous elements whose indices are consecutive from a multiple of 4.
 
 use super::{Distribution, Parameters, Random, THREADS};
 use crate::assembler::{F32, Kernel, U32, U64};
 use crate::elementwise::Element;
 
-/// Elements per CTA: each thread has vectors of [`per_vector`], which lie a CTA's width apart.
+/// Elements per CTA: each thread processes vectors of [`per_vector`], a CTA's width apart.
 pub(super) fn tile(variant: &Random) -> u32 {
     THREADS * per_vector(variant) * vectors(variant)
 }

@@ -96,7 +96,7 @@ impl DistributionParams {
     }
 }
 
-/// How the elements of the result, their global indices and perhaps an operand lie.
+/// The layout of the result, its global indices and an optional operand.
 #[derive(Clone, Copy, Debug)]
 pub struct RandomSpace {
     space: IterationSpace,
@@ -104,7 +104,7 @@ pub struct RandomSpace {
 }
 
 impl RandomSpace {
-    /// Elements of shape `extents` whose result lies densely and whose global indices are `first`
+    /// Elements of shape `extents` with a contiguous result, whose global indices are `first`
     /// plus these strides; the operand's strides where there is one.
     ///
     /// # Errors
@@ -165,7 +165,7 @@ impl Random {
         Launch::new([u32::try_from(ctas).unwrap_or(u32::MAX), 1, 1], THREADS)
     }
 
-    /// How its elements lie.
+    /// The layout of its elements.
     pub fn layout(&self) -> Layout {
         self.layout
     }

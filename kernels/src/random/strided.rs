@@ -1,5 +1,5 @@
-//! The form for elements that lie anyhow: an index is taken apart into coordinates, and the global
-//! index is made of those as an address is.
+//! The form for arbitrary strides: an index is decomposed into coordinates, which give both the
+//! address and the global index.
 
 use super::{Parameters, Random, THREADS};
 use crate::assembler::{F32, GlobalAddress, Integer, Kernel, Pred, Register, U64};

@@ -1,4 +1,4 @@
-//! Columns, whose elements lie lines apart: [O, R, I] to [O, P, I].
+//! Column reductions, strided elements: [O, R, I] to [O, P, I].
 
 use super::{Call, Reduce};
 use crate::assembler::{F32, GlobalAddress, Kernel, Pred};

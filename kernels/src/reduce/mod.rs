@@ -42,7 +42,7 @@ pub struct Extents {
     pub outer: u64,
     /// Elements that are merged into one.
     pub reduced: u64,
-    /// Results whose elements lie side by side.
+    /// Contiguous results.
     pub inner: u64,
 }
 
@@ -243,8 +243,8 @@ mod tests {
         }
     }
 
-    /// Chunks cover the reduced extent, are whole vectors, and as many as the grid takes; a second
-    /// pass needs none.
+    /// Chunks cover the reduced extent, are whole vectors, and fit in the grid; a second pass needs
+    /// none.
     #[test]
     fn chunks_are_few() {
         for reduced in [0, 1, 7, 64, 100, 8191, 8193, 151_936, 1 << 33] {

@@ -1,4 +1,4 @@
-//! Rows, whose elements lie side by side: [O, R] to [O, P].
+//! Row reductions, contiguous elements: [O, R] to [O, P].
 
 use super::{Call, Reduce};
 use crate::assembler::{Kernel, Variable};
@@ -14,7 +14,7 @@ pub(super) fn write(k: &Kernel, variant: &Reduce, tile: PartTile) {
     };
     let part = Part::new(k, tile, call.x, of);
 
-    // One for each access in flight: additions need not wait for each other.
+    // One accumulator per access in flight, so that additions do not wait for each other.
     let (op, neutral) = (variant.op, variant.op.identity());
     let folded: Vec<Variable<'_, f32>> = (0..IN_FLIGHT).map(|_| k.var(neutral)).collect();
     part.for_each(|access, loaded| {

@@ -120,7 +120,7 @@ struct Call<'k> {
     features: U32<'k>,
 }
 
-/// What a thread has read of a row.
+/// The elements of a row that a thread has loaded.
 struct Row<'k> {
     inv_rms: F32<'k>,
     dy: Loaded<'k>,

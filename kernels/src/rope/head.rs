@@ -67,7 +67,7 @@ impl HeadTile {
         self.vectors().len() as u32 * self.per_vector()
     }
 
-    /// Lanes of a head.
+    /// Lanes per head.
     pub(crate) fn lanes(self) -> u32 {
         self.lanes
     }

@@ -8,7 +8,7 @@ use crate::dtype::Dtype;
 use crate::faults::{FaultSite, Faults};
 use crate::lane_group::{Group, Tile};
 
-/// dp_ne = (dw_nj - mean_n) / s_n where e is the choice j of token n, and 0 elsewhere; dw_nj where
+/// dp_ne = (dw_nj - mean_n) / s_n where e is the choice j of token n, and 0 otherwise; dw_nj where
 /// weights are no shares of their sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RouterTopKGrad {
@@ -17,7 +17,7 @@ pub struct RouterTopKGrad {
 }
 
 impl RouterTopKGrad {
-    /// The kernel for so many experts. `aligned`: whether dp begins at a multiple of 16 bytes.
+    /// The kernel for `experts` experts. `aligned`: whether dp begins at a multiple of 16 bytes.
     pub fn new(dtype: Dtype, experts: u32, aligned: bool, renormalise: bool) -> RouterTopKGrad {
         RouterTopKGrad {
             tile: Tile::new(dtype, experts, aligned),

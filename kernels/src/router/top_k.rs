@@ -22,9 +22,9 @@ pub struct RouterTopK {
 }
 
 impl RouterTopK {
-    /// The kernel for so many experts. `aligned`: whether probabilities and bias begin at multiples
-    /// of 16 bytes; `biased`: whether a bias is added for the choice; `renormalize`: whether
-    /// weights are divided by their sum.
+    /// The kernel for `experts` experts. `aligned`: whether probabilities and bias begin at
+    /// multiples of 16 bytes; `biased`: whether a bias is added for the choice; `renormalize`:
+    /// whether weights are divided by their sum.
     pub fn new(
         dtype: Dtype,
         experts: u32,
@@ -179,7 +179,7 @@ impl<'a, 'k> InMemory<'a, 'k> {
     }
 }
 
-/// Where the choice goes.
+/// Destination of the choice.
 struct Choice<'a, 'k> {
     scores: &'a Scores<'a, 'k>,
     weights: GlobalAddress<'k>,

@@ -110,7 +110,7 @@ impl<'k> LongRow<'k> {
 }
 
 impl<'k> Place<'k> {
-    /// The elements in a row or vector that begins at `row`.
+    /// Loads the elements from a row or vector at `row`.
     #[track_caller]
     pub(crate) fn load(self, row: GlobalAddress<'k>) -> Vec<F32<'k>> {
         let (dtype, from) = (self.tile.dtype, self.in_row(row));

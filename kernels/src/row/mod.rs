@@ -35,7 +35,7 @@ pub struct RowTile {
 }
 
 impl RowTile {
-    /// For rows of `features` elements. `None` where rows do not consist of 16-byte vectors or are
+    /// For rows of `features` elements. `None` if rows do not consist of 16-byte vectors or are
     /// too long for registers; such rows take a kernel that loops.
     pub fn new(dtype: Dtype, features: usize) -> Option<RowTile> {
         let features = u32::try_from(features).ok()?;
@@ -100,7 +100,7 @@ pub struct Row<'k> {
     index: U64<'k>,
     /// The element of the thread's first vector.
     first: U64<'k>,
-    /// Whether the row exists and each of the thread's vectors lies in it.
+    /// Whether the row exists and contains each of the thread's vectors.
     exists: Vec<Pred<'k>>,
     leads: Pred<'k>,
 }
@@ -181,7 +181,7 @@ impl<'k> Row<'k> {
         }
     }
 
-    /// Stores a row as it lies in registers.
+    /// Stores a row without conversion.
     #[track_caller]
     pub fn store_loaded(&self, matrix: GlobalAddress<'k>, row: &LoadedRow<'k>) {
         let start = self.of_matrix(matrix);
@@ -244,7 +244,7 @@ impl<'k> Row<'k> {
         matrix.byte_add(element * u64::from(self.tile.dtype.size()))
     }
 
-    /// Neighboring threads have neighboring vectors; a thread's own lie a row of threads apart.
+    /// Consecutive threads own consecutive vectors, so accesses are coalesced.
     fn bytes_to(&self, vector: usize) -> i64 {
         vector as i64 * i64::from(self.tile.lanes) * 16
     }

@@ -5,7 +5,7 @@ use crate::assembler::{Arguments, Launch, Ptx, Variable, Variant, group_sum};
 use crate::dtype::Dtype;
 use crate::faults::{FaultSite, Faults};
 
-/// dw_nj = sum_h dout_nh y_rh with r the row that slot j of token n went to; 0 where there is none.
+/// dw_nj = sum_h dout_nh y_rh with r the row that slot j of token n went to; 0 if there is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct UnpermuteGradWeights {
     tile: Tile,

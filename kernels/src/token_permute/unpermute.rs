@@ -122,7 +122,7 @@ impl<'k> Slots<'_, 'k> {
     #[track_caller]
     fn load(&self, place: Place<'k>, element: U32<'k>) -> (Option<F32<'k>>, Loaded<'k>) {
         let Place { slot, row, exists } = place;
-        // The lane of the first element tells.
+        // The lane of the first element reports.
         let wild = row.ge(self.rows) & row.differs(ABSENT);
         let told = exists & element.equals(0) & wild;
         self.faults.report(told, row.signed().wide());

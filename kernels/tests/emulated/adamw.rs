@@ -20,7 +20,7 @@ struct Parameter {
 }
 
 impl Parameter {
-    /// `count` elements that begin `skip` elements behind a multiple of 16 bytes.
+    /// `count` elements that begin `skip` elements after a 16-byte boundary.
     fn new(device: &Device, count: usize, skip: usize, rounding: Rounding) -> Parameter {
         let dtype = dtype(&rounding);
         let mut arrays = [dtype, Dtype::F32, Dtype::F32, Dtype::F32].map(|of| values(of, count, 0));

@@ -113,7 +113,8 @@ impl Problem {
         };
         let launch = variant.launch(rows).unwrap();
         let counters = device.run(&variant, launch, &arguments.arguments());
-        // dh, dy, h and w; a loop reads all but dh twice. inv_rms by all threads that have something.
+        // dh, dy, h and w; a loop reads all but dh twice. inv_rms by all threads that have
+        // something.
         let (matrices, threads) = match self.tile() {
             Some(tile) => {
                 let lanes = (tile.threads() / tile.rows()) as usize;

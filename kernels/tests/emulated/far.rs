@@ -51,7 +51,7 @@ impl Lines {
     }
 }
 
-/// Memory before the hole and behind it.
+/// Memory before and after the hole.
 struct Sides {
     device: Device,
     start: [u64; 2],

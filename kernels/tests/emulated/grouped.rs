@@ -25,7 +25,7 @@ impl Problem<'_> {
         self.offsets.len() - 1
     }
 
-    /// The rows of each group; `None` where its offsets are wrong.
+    /// The rows of each group; `None` if its offsets are wrong.
     fn groups_of_rows(&self) -> impl Iterator<Item = Option<Range<usize>>> {
         self.offsets.windows(2).enumerate().map(|(group, ends)| {
             let begins = if group == 0 {
@@ -106,7 +106,7 @@ const FORMATS: [(Dtype, bool); 3] = [
     (Dtype::Bf16, false),
 ];
 
-/// Lines with room behind each.
+/// Lines with padding after each.
 struct Lines {
     dtype: Dtype,
     leading: usize,
@@ -301,7 +301,7 @@ fn by_sums(
     });
 
     // A and B are read once for every row and column of tiles, C is written once, and read if it
-    // is added to; where there is nothing to add it is not touched.
+    // is added to; if the sum is empty it is not touched.
     if let Some(counters) = counters {
         let tiles = |extent: usize| extent.div_ceil(tile.rows() as usize);
         let read = count(&owned) * (m * tiles(n) + n * tiles(m)) * format.0.size() as usize;

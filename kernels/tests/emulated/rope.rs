@@ -87,7 +87,8 @@ pub(crate) fn turned(
     y
 }
 
-/// Where the heads lie: densely, or among others as queries lie among keys and values.
+/// The layout of the heads: contiguous, or interleaved with others like queries among keys and
+/// values.
 pub(crate) fn strides(heads: &Heads, others: u32) -> HeadStrides {
     let position = i64::from(heads.heads + others) * i64::from(heads.features);
     HeadStrides {

@@ -156,7 +156,7 @@ impl Problem {
         }
     }
 
-    /// The gradient for these choices; and what the device's word tells.
+    /// The gradient for these choices, and the reported fault.
     fn gradient(
         &self,
         device: &Device,

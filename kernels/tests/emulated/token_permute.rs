@@ -52,7 +52,7 @@ struct OnDevice {
 }
 
 impl Problem {
-    /// The first `used` of the slots, turned round, have rows; the others none.
+    /// The first `used` of the slots, reversed, have rows; the others none.
     fn new(device: &Device, dtype: Dtype, [tokens, top_k, used, features]: [usize; 4]) -> Problem {
         let slots = tokens * top_k;
         let (mut order, mut place) = (vec![-1; slots], vec![-1; slots]);
@@ -132,8 +132,8 @@ impl Problem {
         };
         let launch = variant.launch(rows).unwrap();
         let counters = device.run(&variant, launch, &arguments.arguments());
-        // The end, which all threads read, the slots of used rows, and their weights, which each lane
-        // of a row reads.
+        // The end, which all threads read, the slots of used rows, and their weights, which each
+        // lane of a row reads.
         let of_row = if weighted { 8 } else { 4 };
         let (used, lanes) = (self.used as u64, lanes_of(&counters));
         let read = self.bytes(self.tokens_in_use()) + 8 + of_row * used;
@@ -276,7 +276,7 @@ impl Problem {
     }
 }
 
-/// Lanes of a row, as the name of the kernel tells.
+/// Lanes per row, parsed from the kernel's name.
 pub(crate) fn lanes_of(counters: &Counters) -> u64 {
     let mut parts = counters.kernel.split('_');
     let lanes = parts.find_map(|part| part.strip_prefix('t')?.parse().ok());

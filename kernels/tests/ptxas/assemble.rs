@@ -1,5 +1,5 @@
-//! Assembling kernels with NVIDIA's ptxas: no warning, and what they need of registers and memory is
-//! what a golden table says.
+//! Assembling kernels with NVIDIA's ptxas: no warning, and what they need of registers and memory
+//! is what a golden table says.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -112,7 +112,7 @@ fn number_before(log: &str, unit: &str) -> Option<u64> {
         .ok()
 }
 
-/// The results of `f` for every job, which as many threads as there are cores take in turn.
+/// The results of `f` for every job, run by one thread per core.
 pub(crate) fn in_parallel<J: Sync, R: Send>(jobs: &[J], f: impl Fn(&J) -> R + Sync) -> Vec<R> {
     let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     let work = || {

@@ -270,7 +270,7 @@ struct Flight<'t> {
     shared: usize,
     /// What brings a register from memory.
     loaded: HashMap<&'t str, usize>,
-    /// The first instruction that waits for a load behind as many.
+    /// The first instruction that waits for a load at each depth.
     waits: HashMap<usize, &'t str>,
 }
 

@@ -38,7 +38,7 @@ pub(super) const THREADS: u32 = 128;
 /// The largest head dim.
 pub(super) const MAX_FEATURES: u32 = 256;
 
-/// How a pass shares out its work.
+/// The tile sizes of a pass.
 #[derive(Clone, Copy)]
 pub(super) struct Shape {
     lines: Lines,
@@ -110,7 +110,7 @@ fn dynamic(bytes: u32) -> u32 {
     if bytes > 48 * 1024 { bytes } else { 0 }
 }
 
-/// Where a warp's scores lie: its first query and its first key.
+/// The position of a warp's scores: its first query and its first key.
 #[derive(Clone, Copy)]
 struct Seen<'k> {
     query: U32<'k>,
@@ -119,7 +119,7 @@ struct Seen<'k> {
     transposed: bool,
 }
 
-/// Gives each score to `set` with whether its query sees its key; none, if all do.
+/// Passes each score to `set` with whether its query sees its key; does nothing if all do.
 #[track_caller]
 fn each_seen<'k>(
     place: &Place<'k>,

@@ -1,4 +1,4 @@
-//! A tile of rows: its way into shared memory, from there into registers, and back.
+//! A tile of rows: copied to shared memory, loaded into fragments, and stored back.
 
 use super::super::place::Rows;
 use super::THREADS;
@@ -7,14 +7,14 @@ use crate::assembler::{
     SharedAddress, U32, U64, Variable,
 };
 
-/// Bytes that neighboring threads copy of one row: 8 chunks of 16 bytes touch every bank once.
+/// Bytes of one row copied by consecutive threads: 8 chunks of 16 bytes touch every bank once.
 const GROUP: u32 = 128;
 
 /// Rows that the CTA copies at once.
 const PASS: u32 = THREADS / 8;
 
-/// How rows of `head_dim` bf16 lie in shared memory: filled up with zeros to whole groups, and a
-/// chunk further apart than that, so that neighboring rows begin four banks apart.
+/// The layout of rows of `head_dim` bf16 in shared memory: padded with zeros to whole groups, plus
+/// one chunk, so that consecutive rows begin four banks apart.
 #[derive(Clone, Copy)]
 pub(super) struct Lines {
     pub(super) head_dim: u32,
@@ -36,7 +36,7 @@ impl Lines {
     }
 }
 
-/// One or two buffers of so many rows.
+/// One or two buffers of `rows` rows.
 #[derive(Clone, Copy)]
 pub(super) struct Tile<'k> {
     k: &'k Kernel,
@@ -62,7 +62,7 @@ impl<'k> Tile<'k> {
         self.rows * self.lines.pitch()
     }
 
-    /// Where this thread's first chunk of the tile lies.
+    /// The address of this thread's first chunk of the tile.
     #[track_caller]
     fn own_chunk(&self) -> SharedAddress<'k> {
         let thread = self.k.thread();
@@ -70,14 +70,14 @@ impl<'k> Tile<'k> {
         self.shared.byte_add(offset)
     }
 
-    /// Whether this thread's chunk of a group holds features: `None` where each thread's does.
+    /// Whether this thread's chunk of a group holds features: `None` if each thread's does.
     #[track_caller]
     fn holds(&self, group: u32) -> Option<Pred<'k>> {
         let left = self.lines.head_dim - group * GROUP / 2;
         (left < GROUP / 2).then(|| ((self.k.thread() & 7) * 8).lt(left))
     }
 
-    /// Copies tiles of `rows` to here, from row `first` on; none from `end` on.
+    /// Streams tiles of `rows` into this tile, from row `first` up to `end`.
     #[track_caller]
     pub(super) fn stream(self, rows: Rows<'k>, [first, end]: [U32<'k>; 2]) -> Stream<'k> {
         let thread = self.k.thread();

@@ -192,9 +192,9 @@ impl<'k> Slice<'k> {
         let in_matrix = lane & 7;
 
         let offset = |start: u32| match lines.along_k {
-            // Blocks lie 16 lines apart: one address for each step along k.
+            // Blocks are 16 lines apart: one address per step along k.
             true => lines.offset(first + lower * 8 + in_matrix, last + start * 2),
-            // Steps along k lie 16 lines apart: one address for each block.
+            // Steps along k are 16 lines apart: one address per block.
             false => lines.offset(last * 8 + in_matrix, (first >> 3) + lower + start * 2),
         };
         let starts = if lines.along_k { DEPTH / 16 } else { count };

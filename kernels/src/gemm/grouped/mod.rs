@@ -63,7 +63,7 @@ pub struct GroupedArguments {
     pub offsets: u64,
     /// From one offset to the next, in elements.
     pub offsets_stride: i64,
-    /// How many groups there are.
+    /// Number of groups.
     pub groups: u32,
     /// The fault site for invalid offsets.
     pub faults: FaultSite,

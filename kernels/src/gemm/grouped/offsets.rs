@@ -1,16 +1,16 @@
-//! Where groups of rows begin, read by the GPU.
+//! The offsets of groups, read on the GPU.
 
 use crate::assembler::{GlobalAddress, Kernel, Pred, S64, U32, U64};
 use crate::faults::Faults;
 use crate::gemm::Tile;
 
-/// The offsets, and between which bounds they count.
+/// The offsets and their valid range.
 pub(super) struct Offsets<'k> {
     k: &'k Kernel,
     start: GlobalAddress<'k>,
     /// From one to the next, in bytes.
     stride: U64<'k>,
-    /// How many groups there are.
+    /// Number of groups.
     pub(super) groups: U32<'k>,
     /// How many rows there are, in groups or not.
     rows: U32<'k>,
@@ -21,7 +21,7 @@ pub(super) struct Offsets<'k> {
 pub(super) struct Found<'k> {
     /// Whether there is one. All threads of the CTA find the same.
     pub(super) exists: Pred<'k>,
-    /// Its group; the one behind the last for rows that no group owns.
+    /// Its group, or `groups` for rows that no group owns.
     pub(super) group: U32<'k>,
     /// The first row of the group.
     pub(super) start: U32<'k>,
@@ -32,7 +32,7 @@ pub(super) struct Found<'k> {
 }
 
 impl<'k> Offsets<'k> {
-    /// The parameters behind those of the product.
+    /// The parameters after those of the product.
     #[track_caller]
     pub(super) fn parameters(k: &'k Kernel, rows: U32<'k>) -> Offsets<'k> {
         Offsets {
@@ -104,7 +104,7 @@ impl<'k> Offsets<'k> {
         }
     }
 
-    /// The offset at an index, where the predicate holds; 0 elsewhere.
+    /// The offset at an index, if the predicate holds; 0 otherwise.
     #[track_caller]
     fn load(&self, index: U32<'k>, exists: Pred<'k>) -> S64<'k> {
         let address = self.start.byte_add(index.wide() * self.stride);
