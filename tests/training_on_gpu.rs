@@ -44,7 +44,7 @@ const DENSE: &[&str] = &[
 /// A temporary file, so that the test also runs without a checkout.
 static TEXT: LazyLock<tempfile::NamedTempFile> = LazyLock::new(|| {
     let file = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(file.path(), include_str!("../CONTRIBUTING.md")).unwrap();
+    std::fs::write(file.path(), include_str!("../LICENSE-APACHE")).unwrap();
     file
 });
 
