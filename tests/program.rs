@@ -122,7 +122,7 @@ fn assert_same_checkpoint(a: &Path, b: &Path) {
     }
 }
 
-/// The records of metrics.jsonl without the rate.
+/// The records of metrics.jsonl without `tokens_per_s`.
 fn metrics(run: &Path) -> Vec<serde_json::Value> {
     let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
     let line = |line: &str| {

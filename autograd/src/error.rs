@@ -23,7 +23,7 @@ pub enum Error {
         op: String,
     },
 
-    /// A value of one tape was used while another tape, or none, records.
+    /// A value of one tape was used while another tape, or none, is recording.
     #[error(
         "a value of shape {shape} belongs to tape {tape}, but {current}: inside `checkpoint` pass it \
          as an input; after recording use `x.value()`"
@@ -58,7 +58,7 @@ pub enum Error {
         shape: Shape,
     },
 
-    /// A gradient of another shape or dtype than its value.
+    /// A gradient whose shape or dtype differs from its value's.
     #[error("gradient of {expected} has dtype and shape {actual}")]
     GradientShape {
         /// The value's dtype and shape.
@@ -92,7 +92,7 @@ pub enum Error {
         name: String,
     },
 
-    /// A value of another shape or dtype than its parameter.
+    /// A value whose shape or dtype differs from its parameter's.
     #[error("`{name}` is {expected} but the value is {actual}")]
     ParamValue {
         /// The parameter.

@@ -25,7 +25,7 @@ impl Saved {
     /// The saved tensor.
     ///
     /// # Errors
-    /// [`Error::Overwritten`] if it was overwritten since; errors of unpacking.
+    /// [`Error::Overwritten`] if it has been overwritten since; errors of unpacking.
     pub fn get(&self) -> Result<Tensor> {
         let tensor = match &self.kept {
             Kept::Whole(tensor) => tensor,
@@ -86,8 +86,8 @@ impl Save for Tensor {
     }
 }
 
-/// Counts the storage as saved by the recording tape. Parameters do not count, because they are
-/// alive anyway.
+/// Counts the storage as saved by the recording tape. Parameters do not count, because they stay in
+/// memory anyway.
 fn note(tensor: &Tensor) {
     if tensor.kind() == Kind::Value {
         current(|recorder| recorder.note_saved(tensor));
@@ -100,7 +100,7 @@ pub trait Packing: Send + Sync {
     /// other tensors are overwritten later.
     ///
     /// # Errors
-    /// Any; it is returned when backward needs the tensor.
+    /// Any error; it is returned when backward needs the tensor.
     fn pack(&self, tensor: &Tensor) -> Result<Option<Box<dyn Packed>>>;
 }
 

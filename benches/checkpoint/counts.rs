@@ -301,8 +301,8 @@ pub(super) fn print_memory(folder: &Path, backend: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// L3: plans of the same model, made from graphs in different orders. (Hash maps have another seed
-/// each time, too.)
+/// L3: plans of the same model, made from graphs in different orders. (Hash maps also have a
+/// different seed each time.)
 pub(super) fn digests(folder: &Path) -> anyhow::Result<Goal> {
     const REPEATS: usize = 32;
 

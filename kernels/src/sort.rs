@@ -46,7 +46,7 @@ pub struct RadixPassArguments {
     pub from: [u64; 2],
     /// Their destination, sorted by this pass's digit.
     pub to: [u64; 2],
-    /// Memory for as many u32 as [`counts`] says.
+    /// A workspace of [`workspace_words`] u32.
     pub counts: u64,
     /// Number of keys.
     pub count: u32,

@@ -1,7 +1,7 @@
 //! Plans for a GPU: tensors are split into chunks, and the chunks are loaded in as few passes over
 //! the files as the bound on pinned memory allows.
 //!
-//! One pass is enough where the file stores rows in the tensor's order. For another order, such as
+//! One pass is enough if the file stores rows in the tensor's order. For another order, such as
 //! that of a transposed tensor, every chunk stays open until the last row is read; smaller chunks
 //! and fewer threads then need less memory. If the tensor is still too large, each pass loads some
 //! of its rows, and the next pass reads the same part of the file again.
@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 /// copies others.
 const CHUNKS: u64 = 16;
 
-/// The smallest chunk, in bytes: smaller ones would be too many.
+/// The smallest chunk, in bytes: with smaller ones there would be too many.
 const MIN_CHUNK: u64 = 4 << 10;
 
 /// A plan and the chunks that are its targets.
@@ -64,11 +64,11 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// The passes that load `requests`: one for all tensors where that fits. Otherwise one for the
+    /// The passes that load `requests`: one for all tensors if that fits, otherwise one for the
     /// tensors that each fit into a pass, and several for each of the others.
     ///
     /// # Errors
-    /// [`Error::PinnedBound`] where a single chunk is too large; errors of planning.
+    /// [`Error::PinnedBound`] if a single chunk is too large; errors of planning.
     pub(crate) fn plan<'t>(&self, requests: &'t [Requested<'_>]) -> Result<Vec<Pass<'t>>> {
         let all: Vec<&Requested<'_>> = requests.iter().collect();
         if let Some(pass) = self.in_one(&all)? {
@@ -92,7 +92,7 @@ impl<'a> Planner<'a> {
         Ok(passes)
     }
 
-    /// A single pass over some tensors, in the largest chunks that keep to the bound. `None` if
+    /// A single pass over some tensors, in the largest chunks that stay within the bound. `None` if
     /// there are none.
     fn in_one<'t>(&self, requests: &[&'t Requested<'_>]) -> Result<Option<Pass<'t>>> {
         for threads in [self.base.threads, 1] {

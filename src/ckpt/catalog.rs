@@ -85,7 +85,7 @@ enum Store {
 /// A tensor and how to read it.
 #[derive(Clone)]
 pub(crate) struct Entry<'a> {
-    /// The tensor's name, prefixed by the name of its part and a slash if that is not empty.
+    /// The tensor's name, prefixed by the name of its part and a slash unless that name is empty.
     pub(crate) name: String,
     pub(crate) info: &'a TensorInfo,
     file: &'a TensorFile,
@@ -360,7 +360,7 @@ fn substring_distance(wanted: &[char], name: &str) -> usize {
     fewest
 }
 
-/// Joins a name that may be empty.
+/// Joins `name`, which may be empty, to `folder`.
 fn below(folder: &Path, name: &str) -> PathBuf {
     match name {
         "" => folder.to_owned(),

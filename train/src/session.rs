@@ -224,7 +224,7 @@ impl<'a> Session<'a> {
             || due(self.config.log.val_every)
     }
 
-    /// Waits for a step, records and shows its metrics, and fails where they are not finite.
+    /// Waits for a step, records and shows its metrics, and fails if they are not finite.
     fn finish_step(&mut self, pending: PendingStep, training_started: Instant) -> Result<()> {
         let (started, enqueued) = (pending.started, pending.enqueued);
         let mut record = pending.wait()?;
@@ -278,7 +278,7 @@ impl<'a> Session<'a> {
         step == self.config.train.steps || every > 0 && step.is_multiple_of(every)
     }
 
-    /// Validation loss in nats per token and bits per byte; `None` where no text is held out.
+    /// Validation loss in nats per token and bits per byte; `None` if no text is held out.
     fn validate(&mut self) -> Result<(Option<f64>, Option<f64>)> {
         let Some(windows) = self.validation else {
             return Ok((None, None));

@@ -7,8 +7,8 @@ use crate::{Result, Track, Var};
 /// Sets each element of `x` to zero with `probability`, and divides the others by 1 -
 /// `probability`.
 ///
-/// What is dropped is a function of `draw` alone, so that a checkpoint drops the same when it
-/// computes again. No tensor is saved: backward draws the mask once more.
+/// The mask depends on `draw` alone, so a checkpoint drops the same elements when it recomputes. No
+/// tensor is saved: backward generates the mask again.
 ///
 /// # Shapes
 /// `x` any shape, float; returns the same.

@@ -60,14 +60,14 @@ pub fn cell(spread: Option<Spread>) -> String {
     spread.map_or("-".to_owned(), |spread| spread.to_string())
 }
 
-/// Seconds of `f`, and its result.
+/// Runs `f`; returns the elapsed seconds and its result.
 pub fn seconds<T>(f: impl FnOnce() -> T) -> (f64, T) {
     let start = Instant::now();
     let result = f();
     (start.elapsed().as_secs_f64(), result)
 }
 
-/// Seconds of `f`. Dropping its value is not timed.
+/// Runs `f`; returns the elapsed seconds. Dropping its value is not timed.
 pub fn timed<T, E>(f: impl FnOnce() -> Result<T, E>) -> Result<f64, E> {
     let (seconds, result) = seconds(f);
     result.map(|_| seconds)

@@ -1,4 +1,4 @@
-//! Errors at every operation: a save either returns the error or has saved.
+//! Errors at every operation: a save either returns the error or succeeds.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
@@ -155,7 +155,7 @@ fn interrupted_and_short_transfers_are_continued() {
                 outcome.check(None).unwrap();
             }
         }
-        // All of them, a byte at a time.
+        // All operations of this kind are short: one byte at a time.
         let outcome = save_with(vec![Rule::new(Fault::Short).op(op)]);
         assert!(outcome.saved.is_ok(), "{:?}", outcome.saved);
         outcome.check(None).unwrap();

@@ -1,4 +1,4 @@
-//! What the crash tests save, and what may be found of it.
+//! What the crash tests save, and which saves a recovery may find.
 //!
 //! The bytes of a save depend on its step and its attempt. Attempts at one step differ, so a mixture
 //! of two attempts equals neither.
@@ -58,7 +58,7 @@ impl Save {
     }
 }
 
-/// What may be found from one operation until the next expectation holds.
+/// The saves that a recovery may find, from one operation until the next expectation.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Expect {
     /// These must be found.
@@ -103,7 +103,7 @@ pub(crate) fn recover(vfs: &Arc<dyn Vfs>, run: &Path) -> Result<BTreeSet<Save>, 
         .collect()
 }
 
-/// [`recover`]s and checks that the saves are the expected ones.
+/// Calls [`recover`] and checks that the saves are the expected ones.
 pub(crate) fn check(
     vfs: &Arc<dyn Vfs>,
     run: &Path,

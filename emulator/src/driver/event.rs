@@ -1,4 +1,5 @@
-//! Events: points in streams that others wait for, and the times at which they completed.
+//! Events: points in streams that other streams and the host wait for, and the times at which they
+//! completed.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -22,7 +23,7 @@ pub(crate) struct Event {
     pub(crate) point: Point,
 }
 
-/// What an event was last recorded at.
+/// The point at which an event was last recorded.
 #[derive(Clone)]
 pub(crate) enum Point {
     Never,
@@ -64,7 +65,7 @@ impl Driver {
         })
     }
 
-    /// `cuEventDestroy`: operations that wait for the event still do.
+    /// `cuEventDestroy`: operations that already wait for the event keep waiting.
     pub(crate) fn destroy_event(&self, event: EventHandle) -> Result<()> {
         self.with(|state| {
             let context = state.events.get(event)?.context;

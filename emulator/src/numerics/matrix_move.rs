@@ -1,7 +1,7 @@
 //! Moves of 8 x 8 matrices of 16-bit elements between memory and the registers of a warp.
 //!
-//! Implements the data movement of PTX ISA, "ldmatrix", "stmatrix" and "movmatrix". Memory holds
-//! eight rows of 16 bytes. A register of the warp holds the whole matrix: lane 4r + c holds
+//! Implements the data movement of the PTX ISA, "ldmatrix", "stmatrix" and "movmatrix". Memory
+//! holds eight rows of 16 bytes. A register of the warp holds the whole matrix: lane 4r + c holds
 //! elements 2c and 2c + 1 of row r, the first one in the lower half. With `.trans`, the lane holds
 //! these elements of the transposed matrix. `.x2` and `.x4` move 2 and 4 matrices and registers.
 

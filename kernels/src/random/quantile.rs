@@ -49,7 +49,7 @@ pub const STEP: f32 = 1.0 / (1u64 << 32) as f32;
 pub fn normal<'k>(word: U32<'k>) -> F32<'k> {
     let upper = word.signed().lt(0);
     let from_end = upper.select(!word, word);
-    // Of a number with 31 digits, not to subtract is to flip them.
+    // Flipping the bits of a 31-bit number subtracts it from 2^31 - 1.
     let from_middle = from_end ^ 0x7fff_ffff;
     let p = (from_end.signed().to_f32() + 0.5) * STEP;
     let q = (from_middle.signed().to_f32() + 0.5) * (2.0 * STEP);

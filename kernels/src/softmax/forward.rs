@@ -1,4 +1,4 @@
-//! y.
+//! The forward pass: computes y.
 
 use super::Function;
 use crate::assembler::{
@@ -149,14 +149,14 @@ fn in_a_loop<'k>(k: &'k Kernel, function: Function, tile: LoopTile, call: &Call<
     }
 }
 
-/// The largest; NaN where one is.
+/// The largest value, or NaN if any value is NaN.
 #[track_caller]
 fn largest<'k>(values: &[F32<'k>]) -> F32<'k> {
     let (first, others) = (values[0], &values[1..]);
     others.iter().fold(first, |max, value| max.max(*value))
 }
 
-/// `max`, or 0 where nothing but minus infinity has come yet: e^(x - max) would be NaN.
+/// `max`, or 0 if every value so far is minus infinity: e^(x - max) would be NaN.
 #[track_caller]
 fn finite(max: F32<'_>) -> F32<'_> {
     max.equals(f32::NEG_INFINITY).select(0.0, max)

@@ -292,7 +292,7 @@ mod tests {
         };
         assert_eq!(
             reason.to_string(),
-            "gemm: m = 2147483648 is not within 0 to 2147483647"
+            "gemm: m = 2147483648 is not in 0..=2147483647"
         );
     }
 }

@@ -352,11 +352,11 @@ mod tests {
         let message = |long| trace(&long).unwrap_err().to_string();
         assert_eq!(
             message(Long(MAX_STEPS + 9, 0)),
-            "elementwise: 25 steps, but a kernel takes at most 24; split the call"
+            "elementwise: 25 steps, but the limit is 24; split the call"
         );
         assert_eq!(
             message(Long(1, MAX_CONSTANTS + 1)),
-            "elementwise: 5 constants, but a kernel takes at most 4; split the call"
+            "elementwise: 5 constants, but the limit is 4; split the call"
         );
         assert!(trace(&Mixed).is_ok());
     }

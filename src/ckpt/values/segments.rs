@@ -93,7 +93,7 @@ impl Workers {
 }
 
 /// Calls `worker` once per thread, and the closure that it returns for each index below `count`.
-/// Returns the results in order, after an error only up to that error.
+/// Returns the results in order; if one is an error, only the results up to that error.
 pub(crate) fn parallel_map<R: Send, W>(
     threads: usize,
     count: usize,

@@ -1,4 +1,4 @@
-//! out and lse.
+//! The forward pass: computes `out` and `lse`.
 
 use super::super::SIDE;
 use super::super::place::{Call, Place, Reports, View};
@@ -9,7 +9,7 @@ use super::{COLUMNS, THREADS};
 use crate::assembler::{Kernel, Ptx, Target};
 use crate::dtype::Dtype;
 
-/// The kernel.
+/// The kernel that computes `out` and `lse`.
 pub(in super::super) fn forward(entry: String, dtype: Dtype) -> Ptx {
     let k = &Kernel::new(entry, Target::Sm80, THREADS).ctas_per_sm(2);
     let [q, keys, v, out] = ["q", "k", "v", "out"].map(|name| View::parameter(k, name));
