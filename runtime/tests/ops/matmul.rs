@@ -204,6 +204,6 @@ fn more_rows_than_kernels_count() {
     assert!(ops::matmul(&tall(most), &tall(1)).is_ok());
     let rejected = ops::matmul(&tall(most + 1), &tall(1)).err().unwrap();
     let message = rejected.to_string();
-    let expected = "gemm: m = 2147483648 is not within 0 to 2147483647";
+    let expected = "gemm: m = 2147483648 is not in 0..=2147483647";
     assert!(message.contains(expected), "{message}");
 }
