@@ -515,7 +515,8 @@ pub enum Error {
     /// A region is not part of its tensor.
     #[error(
         "{actual} bytes are not region {region:?} of tensor `{}` of shape {shape:?}: the region must \
-         lie inside the tensor and start and end at whole bytes, and the data must match its size", tensor.escape_debug()
+         lie inside the tensor and start and end at whole bytes, and the data must match its size",
+        tensor.escape_debug()
     )]
     BadRegion {
         /// The tensor.

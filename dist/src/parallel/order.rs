@@ -120,11 +120,6 @@ impl Order {
         Ok(Order { tokens, given })
     }
 
-    /// All tokens, fastest first.
-    pub fn fastest_first(&self) -> &[Token] {
-        &self.tokens
-    }
-
     /// All tokens, slowest first: the order of mesh axes.
     pub fn slowest_first(&self) -> impl Iterator<Item = Token> + '_ {
         self.tokens.iter().rev().copied()
