@@ -46,12 +46,12 @@ val_batches = 2
 "#;
 
 /// A temporary folder with a configuration and a text.
-struct Place {
+struct TestDir {
     folder: tempfile::TempDir,
 }
 
-impl Place {
-    fn new() -> Place {
+impl TestDir {
+    fn new() -> TestDir {
         let folder = tempfile::tempdir().unwrap();
         let text = folder.path().join("text");
         fs::create_dir(&text).unwrap();
@@ -64,7 +64,7 @@ impl Place {
         }
         let config = CONFIG.replace("TEXT", text.to_str().unwrap());
         fs::write(folder.path().join("small.toml"), config).unwrap();
-        Place { folder }
+        TestDir { folder }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -141,38 +141,35 @@ fn metrics(run: &Path) -> Vec<serde_json::Value> {
 /// as an uninterrupted one.
 #[test]
 fn resuming_is_exact() {
-    let place = Place::new();
-    place.train("whole", &[]);
+    let dir = TestDir::new();
+    dir.train("whole", &[]);
     for stop in ["1", "3", "5"] {
         let run = format!("stopped-{stop}");
-        place.train(&run, &["--stop-after", stop]);
-        let output = place.train(&run, &[]);
+        dir.train(&run, &["--stop-after", stop]);
+        let output = dir.train(&run, &[]);
         assert!(
             output.contains(&format!("resuming after step {stop}")),
             "{output}"
         );
         let last = "step-000008";
-        assert_same_checkpoint(
-            &place.path("whole").join(last),
-            &place.path(&run).join(last),
-        );
-        assert_eq!(metrics(&place.path("whole")), metrics(&place.path(&run)));
+        assert_same_checkpoint(&dir.path("whole").join(last), &dir.path(&run).join(last));
+        assert_eq!(metrics(&dir.path("whole")), metrics(&dir.path(&run)));
     }
 }
 
 /// The number of threads changes no bit, in f32 and bf16.
 #[test]
 fn threads_change_no_bit() {
-    let place = Place::new();
+    let dir = TestDir::new();
     for dtype in ["f32", "bf16"] {
         let set = format!("train.dtype={dtype}");
         let run = |threads: &str| {
             let run = format!("{dtype}-{threads}");
-            place.train(
+            dir.train(
                 &run,
                 &["--threads", threads, "--set", &set, "--stop-after", "3"],
             );
-            place.path(&run).join("step-000003")
+            dir.path(&run).join("step-000003")
         };
         let one = run("1");
         assert_same_checkpoint(&one, &run("2"));
@@ -183,59 +180,55 @@ fn threads_change_no_bit() {
 /// Activation checkpointing changes no bit.
 #[test]
 fn activation_checkpointing_changes_no_bit() {
-    let place = Place::new();
-    place.train("saved", &["--stop-after", "3"]);
+    let dir = TestDir::new();
+    dir.train("saved", &["--stop-after", "3"]);
     let set = [
         "--set",
         "train.activation_checkpointing=true",
         "--stop-after",
         "3",
     ];
-    place.train("recomputed", &set);
-    let of = |run: &str| place.path(run).join("step-000003");
+    dir.train("recomputed", &set);
+    let of = |run: &str| dir.path(run).join("step-000003");
     assert_same_checkpoint(&of("saved"), &of("recomputed"));
 }
 
 /// An incomplete checkpoint is skipped, and the run resumes from the one before.
 #[test]
 fn incomplete_checkpoints_are_never_used() {
-    let place = Place::new();
-    place.train("run", &["--stop-after", "6"]);
-    let newest = place.path("run").join("step-000006");
+    let dir = TestDir::new();
+    dir.train("run", &["--stop-after", "6"]);
+    let newest = dir.path("run").join("step-000006");
     fs::remove_file(newest.join("manifest.json")).unwrap();
-    assert_eq!(discover(place.path("run")).unwrap().len(), 1);
+    assert_eq!(discover(dir.path("run")).unwrap().len(), 1);
 
-    let output = place.train("run", &[]);
+    let output = dir.train("run", &[]);
     assert!(output.contains("resuming after step 3"), "{output}");
-    place.train("whole", &[]);
+    dir.train("whole", &[]);
     let last = "step-000008";
-    assert_same_checkpoint(
-        &place.path("whole").join(last),
-        &place.path("run").join(last),
-    );
-    assert_eq!(metrics(&place.path("whole")), metrics(&place.path("run")));
+    assert_same_checkpoint(&dir.path("whole").join(last), &dir.path("run").join(last));
+    assert_eq!(metrics(&dir.path("whole")), metrics(&dir.path("run")));
 }
 
 /// A run from scratch keeps the old checkpoints and metrics in `set-aside-1`.
 #[test]
 fn starting_from_scratch_sets_the_old_run_aside() {
-    let place = Place::new();
-    place.train("run", &["--stop-after", "3"]);
-    place.train("run", &["--resume", "never", "--stop-after", "2"]);
+    let dir = TestDir::new();
+    dir.train("run", &["--stop-after", "3"]);
+    dir.train("run", &["--resume", "never", "--stop-after", "2"]);
     assert!(
-        place
-            .path("run")
+        dir.path("run")
             .join("set-aside-1/step-000003/model.safetensors")
             .exists()
     );
-    assert!(place.path("run").join("set-aside-1/metrics.jsonl").exists());
-    assert_eq!(metrics(&place.path("run")).len(), 2);
+    assert!(dir.path("run").join("set-aside-1/metrics.jsonl").exists());
+    assert_eq!(metrics(&dir.path("run")).len(), 2);
 }
 
 #[test]
 fn checkpoints_are_hugging_face_folders_that_can_be_sampled() {
-    let place = Place::new();
-    let output = place.train("run", &[]);
+    let dir = TestDir::new();
+    let output = dir.train("run", &[]);
     for expected in [
         "device",
         "model",
@@ -246,7 +239,7 @@ fn checkpoints_are_hugging_face_folders_that_can_be_sampled() {
     ] {
         assert!(output.contains(expected), "no `{expected}` in\n{output}");
     }
-    let checkpoint = place.path("run").join("step-000008");
+    let checkpoint = dir.path("run").join("step-000008");
     let names: Vec<String> = Folder::open(&checkpoint)
         .unwrap()
         .tensors()
@@ -258,7 +251,7 @@ fn checkpoints_are_hugging_face_folders_that_can_be_sampled() {
     );
 
     let sample = |folder: &str| {
-        let output = place.meshgrad(&["sample", folder, "--prompt", "fn ", "--tokens", "12"]);
+        let output = dir.meshgrad(&["sample", folder, "--prompt", "fn ", "--tokens", "12"]);
         assert!(
             output.status.success(),
             "{}",
@@ -272,9 +265,9 @@ fn checkpoints_are_hugging_face_folders_that_can_be_sampled() {
 
 #[test]
 fn errors_of_invalid_input_name_it() {
-    let place = Place::new();
+    let dir = TestDir::new();
     let train = |arguments: &[&str]| {
-        place.fails(&[&["train", "small.toml", "--run-dir", "run"], arguments].concat())
+        dir.fails(&[&["train", "small.toml", "--run-dir", "run"], arguments].concat())
     };
     let cases: [(&[&str], &str); 9] = [
         (&["--set", "train.stepz=3"], "did you mean"),
@@ -298,23 +291,22 @@ fn errors_of_invalid_input_name_it() {
         assert!(message.contains(expected), "no `{expected}` in: {message}");
     }
     assert!(
-        place
-            .fails(&["train", "nowhere.toml"])
+        dir.fails(&["train", "nowhere.toml"])
             .contains("nowhere.toml")
     );
-    assert!(place.fails(&["sample", "nowhere"]).contains("nowhere"));
+    assert!(dir.fails(&["sample", "nowhere"]).contains("nowhere"));
 
-    fs::write(place.path("file"), "").unwrap();
+    fs::write(dir.path("file"), "").unwrap();
     let unwritable = ["train", "small.toml", "--run-dir", "file/run"];
-    assert!(place.fails(&unwritable).contains("--run-dir"));
+    assert!(dir.fails(&unwritable).contains("--run-dir"));
 }
 
 /// A loss that is not finite ends the run with an error, and checkpoints saved before stay intact.
 #[test]
 fn a_loss_that_is_not_finite_ends_the_run() {
-    let place = Place::new();
-    place.train("run", &["--stop-after", "3"]);
-    let before = content(&place.path("run").join("step-000003"));
+    let dir = TestDir::new();
+    dir.train("run", &["--stop-after", "3"]);
+    let before = content(&dir.path("run").join("step-000003"));
     let huge = [
         "train",
         "small.toml",
@@ -323,27 +315,27 @@ fn a_loss_that_is_not_finite_ends_the_run() {
         "--set",
         "optimizer.learning_rate=1e30",
     ];
-    let message = place.fails(&huge);
+    let message = dir.fails(&huge);
     assert!(
         message.contains("learning_rate") && message.contains("step-000003"),
         "{message}"
     );
-    assert_eq!(before, content(&place.path("run").join("step-000003")));
+    assert_eq!(before, content(&dir.path("run").join("step-000003")));
 }
 
 /// The emulated GPU trains, counts launches, and generates text.
 #[test]
 fn the_program_computes_on_a_gpu() {
-    let place = Place::new();
-    let output = place.train("run", &["--device", "emulator", "--stop-after", "2"]);
+    let dir = TestDir::new();
+    let output = dir.train("run", &["--device", "emulator", "--stop-after", "2"]);
     assert!(output.contains("emulator:0"), "{output}");
     let launches = |record: &serde_json::Value| record["kernel_launches"].as_u64().unwrap();
-    let records = metrics(&place.path("run"));
+    let records = metrics(&dir.path("run"));
     assert!(launches(&records[0]) > 100);
     assert_eq!(launches(&records[0]), launches(&records[1]));
 
     let sample = ["sample", "run", "--prompt", "fn", "--tokens", "3"];
-    let sample = |device: &[&str]| place.meshgrad(&[&sample, device].concat());
+    let sample = |device: &[&str]| dir.meshgrad(&[&sample, device].concat());
     let text = sample(&["--device", "emulator"]);
     assert!(
         text.status.success(),
@@ -351,15 +343,15 @@ fn the_program_computes_on_a_gpu() {
         String::from_utf8_lossy(&text.stderr)
     );
     assert!(text.stdout.starts_with(b"fn"));
-    place.fails(&["train", "small.toml", "--device", "emulator:1000"]);
+    dir.fails(&["train", "small.toml", "--device", "emulator:1000"]);
 }
 
 #[test]
 fn usage_errors_exit_with_2() {
-    let place = Place::new();
+    let dir = TestDir::new();
     for arguments in [&["trian"] as &[&str], &["train", "--steps"], &[]] {
         assert_eq!(
-            place.meshgrad(arguments).status.code(),
+            dir.meshgrad(arguments).status.code(),
             Some(2),
             "{arguments:?}"
         );
@@ -369,9 +361,9 @@ fn usage_errors_exit_with_2() {
 /// Invalid model folders are errors that name the problem.
 #[test]
 fn invalid_safetensors_are_errors() {
-    let place = Place::new();
-    place.train("run", &["--stop-after", "1"]);
-    let good = place.path("run").join("step-000001");
+    let dir = TestDir::new();
+    dir.train("run", &["--stop-after", "1"]);
+    let good = dir.path("run").join("step-000001");
     let model = fs::read(good.join("model.safetensors")).unwrap();
     let header = u64::from_le_bytes(model[..8].try_into().unwrap()) as usize;
     let text = String::from_utf8(model[8..8 + header].to_vec()).unwrap();
@@ -396,32 +388,32 @@ fn invalid_safetensors_are_errors() {
             with_header(&text.replacen("lm_head.weight", "lm_head.wrong!", 1)),
         ),
     ];
-    let bad = place.path("bad");
+    let bad = dir.path("bad");
     fs::create_dir(&bad).unwrap();
     fs::copy(good.join("config.json"), bad.join("config.json")).unwrap();
     fs::copy(good.join("tokenizer.json"), bad.join("tokenizer.json")).unwrap();
     for (what, bytes) in cases {
         fs::write(bad.join("model.safetensors"), bytes).unwrap();
-        let message = place.fails(&["sample", "bad"]);
+        let message = dir.fails(&["sample", "bad"]);
         assert!(message.contains("bad"), "{what}: {message}");
     }
 
     fs::remove_file(bad.join("model.safetensors")).unwrap();
     let index = r#"{"weight_map": {"lm_head.weight": "../run/step-000001/model.safetensors"}}"#;
     fs::write(bad.join("model.safetensors.index.json"), index).unwrap();
-    let message = place.fails(&["sample", "bad"]);
+    let message = dir.fails(&["sample", "bad"]);
     assert!(message.contains("../run"), "{message}");
 }
 
 /// A custom loop made of the same parts gives the same bits.
 #[test]
 fn a_custom_loop_gives_the_same_bits() {
-    let place = Place::new();
-    place.train("program", &[]);
+    let dir = TestDir::new();
+    dir.train("program", &[]);
     let example = Path::new(env!("CARGO_BIN_EXE_meshgrad")).with_file_name("examples/06-moe");
     let output = Command::new(&example)
         .args(["small.toml", "own"])
-        .current_dir(place.folder.path())
+        .current_dir(dir.folder.path())
         .output()
         .unwrap_or_else(|error| {
             panic!(
@@ -434,6 +426,6 @@ fn a_custom_loop_gives_the_same_bits() {
         "{}",
         String::from_utf8_lossy(&output.stderr)
     );
-    let of = |run: &str| place.path(run).join("step-000008");
+    let of = |run: &str| dir.path(run).join("step-000008");
     assert_same_checkpoint(&of("program"), &of("own"));
 }

@@ -151,14 +151,14 @@ mod tests {
         let path = parent.path().join("folder");
         fs::create_dir(&path).unwrap();
         fs::write(path.join("file"), b"first").unwrap();
-        let beneath = ConfinedFolder::new(&path).unwrap();
+        let confined = ConfinedFolder::new(&path).unwrap();
 
         fs::rename(&path, parent.path().join("moved")).unwrap();
         fs::create_dir(&path).unwrap();
         fs::write(path.join("file"), b"second").unwrap();
 
         let mut content = String::new();
-        let mut file = beneath.open("file").unwrap().unwrap();
+        let mut file = confined.open("file").unwrap().unwrap();
         file.read_to_string(&mut content).unwrap();
         assert_eq!(content, "first");
     }

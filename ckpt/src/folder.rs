@@ -54,18 +54,18 @@ impl Folder {
     /// [`Error::Link`]; errors of [`TensorFile::open`].
     pub fn open(path: impl AsRef<Path>) -> Result<Folder> {
         let path = path.as_ref().to_owned();
-        let beneath = ConfinedFolder::new(&path)?;
+        let confined = ConfinedFolder::new(&path)?;
 
-        let single = beneath.open(SINGLE_FILE)?;
-        match (single, beneath.open(INDEX_FILE)?) {
+        let single = confined.open(SINGLE_FILE)?;
+        match (single, confined.open(INDEX_FILE)?) {
             (None, None) => Err(Error::NoModel { folder: path }),
-            (Some(file), None) => Folder::of_file(path, &beneath, file),
-            (single, Some(index)) => Folder::of_index(path, &beneath, &index, single.is_some()),
+            (Some(file), None) => Folder::of_file(path, &confined, file),
+            (single, Some(index)) => Folder::of_index(path, &confined, &index, single.is_some()),
         }
     }
 
-    fn of_file(path: PathBuf, beneath: &ConfinedFolder, file: File) -> Result<Folder> {
-        let file = TensorFile::of(beneath.path_of(SINGLE_FILE), file)?;
+    fn of_file(path: PathBuf, confined: &ConfinedFolder, file: File) -> Result<Folder> {
+        let file = TensorFile::of(confined.path_of(SINGLE_FILE), file)?;
         Ok(Folder {
             path,
             locations: (0..file.tensors().len()).map(|at| (0, at)).collect(),
@@ -76,11 +76,11 @@ impl Folder {
 
     fn of_index(
         path: PathBuf,
-        beneath: &ConfinedFolder,
+        confined: &ConfinedFolder,
         file: &File,
         has_single: bool,
     ) -> Result<Folder> {
-        let index_path = beneath.path_of(INDEX_FILE);
+        let index_path = confined.path_of(INDEX_FILE);
         let json = read_index(&index_path, file)?;
         let index = Index::parse(&json).map_err(|problem| Error::Index {
             path: index_path.clone(),
@@ -92,7 +92,7 @@ impl Folder {
 
         Ok(Folder {
             path,
-            files: open_shards(beneath, &index_path, &index)?,
+            files: open_shards(confined, &index_path, &index)?,
             locations: locations(&index),
             declared_bytes: index.total_size,
         })
@@ -216,15 +216,15 @@ fn read_index(path: &Path, file: &File) -> Result<Vec<u8>> {
 
 /// Opens all files that the index names and checks that they match the index.
 fn open_shards(
-    beneath: &ConfinedFolder,
+    confined: &ConfinedFolder,
     index_path: &Path,
     index: &Index,
 ) -> Result<Vec<TensorFile>> {
     let mut opened = Vec::new();
     let mut missing = Vec::new();
     for name in &index.files {
-        match beneath.open(name)? {
-            Some(file) => opened.push((beneath.path_of(name), file)),
+        match confined.open(name)? {
+            Some(file) => opened.push((confined.path_of(name), file)),
             None => missing.push(name.to_string()),
         }
     }

@@ -107,9 +107,9 @@ impl<'k> Columns<'k> {
 
         // One plane for each column of a thread: neighbors write neighboring words.
         let shared = self.k.shared::<f32>(THREADS * self.tile.width);
-        let place = shared.element::<f32>(self.below.mad(across, self.across));
+        let address = shared.element::<f32>(self.below.mad(across, self.across));
         for (plane, value) in (0..).zip(&own) {
-            place.offset(4 * THREADS * plane).store(*value);
+            address.offset(4 * THREADS * plane).store(*value);
         }
         self.k.barrier();
 

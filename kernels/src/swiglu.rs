@@ -96,20 +96,20 @@ impl Variant for SwiGlu {
 
         match self.form {
             Form::Vectors { per_thread } => {
-                let places = vectors(k, dtype, per_thread, [rows, features.wide()]);
-                let loaded: Vec<[Vector<'_>; 2]> = places
+                let positions = vectors(k, dtype, per_thread, [rows, features.wide()]);
+                let loaded: Vec<[Vector<'_>; 2]> = positions
                     .iter()
-                    .map(|(exists, place)| place.load_pair(dtype, *exists, gate_up))
+                    .map(|(exists, position)| position.load_pair(dtype, *exists, gate_up))
                     .collect();
-                for ((exists, place), pair) in places.iter().zip(loaded) {
+                for ((exists, position), pair) in positions.iter().zip(loaded) {
                     let [gate, up] = pair.map(|half| half.widen());
                     let value = dtype.round(|i| product(gate[i], up[i]));
-                    value.store_if(*exists, place.in_row(dtype, y));
+                    value.store_if(*exists, position.in_row(dtype, y));
                 }
             }
-            Form::Loop => each_element(k, features, |place| {
-                let [gate, up] = place.halves(dtype, gate_up).map(|half| dtype.load(half));
-                dtype.store(place.in_row(dtype, y), product(gate, up));
+            Form::Loop => each_element(k, features, |position| {
+                let [gate, up] = position.halves(dtype, gate_up).map(|half| dtype.load(half));
+                dtype.store(position.in_row(dtype, y), product(gate, up));
             }),
         }
         k.finish()
@@ -175,23 +175,23 @@ impl Variant for SwiGluGrad {
 
         match self.form {
             Form::Vectors { per_thread } => {
-                for (exists, place) in vectors(k, dtype, per_thread, [rows, features.wide()]) {
-                    let pair = place.load_pair(dtype, exists, gate_up);
-                    let dy = dtype.load_vector_if(exists, place.in_row(dtype, dy));
+                for (exists, position) in vectors(k, dtype, per_thread, [rows, features.wide()]) {
+                    let pair = position.load_pair(dtype, exists, gate_up);
+                    let dy = dtype.load_vector_if(exists, position.in_row(dtype, dy));
                     let ([gate, up], dy) = (pair.map(|half| half.widen()), dy.widen());
                     let slopes: Vec<[F32<'_>; 2]> = (0..dy.len())
                         .map(|i| slopes(gate[i], up[i], dy[i]))
                         .collect();
-                    for (half, to) in place.halves(dtype, dgate_up).into_iter().enumerate() {
+                    for (half, to) in position.halves(dtype, dgate_up).into_iter().enumerate() {
                         let values = dtype.round(|i| slopes[i][half]);
                         values.store_if(exists, to);
                     }
                 }
             }
-            Form::Loop => each_element(k, features, |place| {
-                let [gate, up] = place.halves(dtype, gate_up).map(|half| dtype.load(half));
-                let slopes = slopes(gate, up, dtype.load(place.in_row(dtype, dy)));
-                for (to, slope) in place.halves(dtype, dgate_up).into_iter().zip(slopes) {
+            Form::Loop => each_element(k, features, |position| {
+                let [gate, up] = position.halves(dtype, gate_up).map(|half| dtype.load(half));
+                let slopes = slopes(gate, up, dtype.load(position.in_row(dtype, dy)));
+                for (to, slope) in position.halves(dtype, dgate_up).into_iter().zip(slopes) {
                     dtype.store(to, slope);
                 }
             }),
@@ -245,15 +245,15 @@ fn slopes<'k>(gate: F32<'k>, up: F32<'k>, dy: F32<'k>) -> [F32<'k>; 2] {
     [dy * up * slope, dy * (gate * s)]
 }
 
-/// A place in a row of y; the same in both halves of a row of gate_up.
-struct Place<'k> {
+/// A position in a row of y, and in both halves of a row of gate_up.
+struct Position<'k> {
     /// The first element of the row in a matrix \[R, F\].
     row: U64<'k>,
     column: U64<'k>,
     features: U64<'k>,
 }
 
-impl<'k> Place<'k> {
+impl<'k> Position<'k> {
     /// In a matrix \[R, F\].
     #[track_caller]
     fn in_row(&self, dtype: Dtype, matrix: GlobalAddress<'k>) -> GlobalAddress<'k> {
@@ -287,30 +287,30 @@ fn vectors<'k>(
     dtype: Dtype,
     per_thread: u32,
     [rows, features]: [U64<'k>; 2],
-) -> Vec<(Pred<'k>, Place<'k>)> {
+) -> Vec<(Pred<'k>, Position<'k>)> {
     let a_row = features.low() >> dtype.per_vector().trailing_zeros();
     let count = rows.low() * a_row;
     let first = k.cta().mad(THREADS * per_thread, k.thread());
-    let place = |i: u32| {
+    let position = |i: u32| {
         let vector = first + i * THREADS;
         let row = vector / a_row;
         let column = (vector - row * a_row) << dtype.per_vector().trailing_zeros();
-        let place = Place {
+        let position = Position {
             row: row.wide() * features,
             column: column.wide(),
             features,
         };
-        (vector.lt(count), place)
+        (vector.lt(count), position)
     };
-    (0..per_thread).map(place).collect()
+    (0..per_thread).map(position).collect()
 }
 
 /// Calls `body` for each element of the CTA's row that falls to this thread.
 #[track_caller]
-fn each_element<'k>(k: &'k Kernel, features: U32<'k>, body: impl Fn(Place<'k>)) {
+fn each_element<'k>(k: &'k Kernel, features: U32<'k>, body: impl Fn(Position<'k>)) {
     let row = k.cta().mul_wide(features);
     k.for_range(k.thread(), features, THREADS, |column| {
-        body(Place {
+        body(Position {
             row,
             column: column.wide(),
             features: features.wide(),

@@ -68,13 +68,13 @@ impl fmt::Debug for LoadOptions<'_> {
 /// use meshgrad_load::{LoadOptions, load};
 /// use meshgrad_runtime::{DType, Device, Kind, Tensor};
 ///
-/// # let place = tempfile::tempdir()?;
+/// # let temp = tempfile::tempdir()?;
 /// # let mut file = FileWriter::new();
 /// # file.add("w", Dtype::F32, &[2, 2])?;
 /// # let bytes: Vec<u8> = [1.0f32, 2.0, 3.0, 4.0].iter().flat_map(|it| it.to_le_bytes()).collect();
-/// # file.save(place.path().join("model.safetensors"), |_, data| data.append(&bytes))?;
+/// # file.save(temp.path().join("model.safetensors"), |_, data| data.append(&bytes))?;
 /// let device = Device::cpu(); // or Device::cuda(0)?
-/// let folder = Folder::open(place.path())?;
+/// let folder = Folder::open(temp.path())?;
 /// let mut graph = Graph::new();
 /// let w = graph.source("w", Dtype::F32, &[2, 2])?;
 ///

@@ -25,16 +25,16 @@ fn gpu() -> Option<Device> {
 
 /// One tensor whose elements are all different.
 fn folder() -> (tempfile::TempDir, Folder) {
-    let place = tempfile::tempdir().unwrap();
+    let temp = tempfile::tempdir().unwrap();
     let mut file = FileWriter::new();
     file.add("x", Dtype::F32, &SHAPE).unwrap();
     let count: usize = SHAPE.iter().product();
     let values = (0..count).flat_map(|it| (it as f32).to_le_bytes());
     let bytes: Vec<u8> = values.collect();
-    let path = place.path().join("model.safetensors");
+    let path = temp.path().join("model.safetensors");
     file.save(&path, |_, data| data.append(&bytes)).unwrap();
-    let folder = Folder::open(place.path()).unwrap();
-    (place, folder)
+    let folder = Folder::open(temp.path()).unwrap();
+    (temp, folder)
 }
 
 /// Regions of `x`, as it is, transposed, cast and padded.

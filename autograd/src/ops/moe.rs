@@ -47,9 +47,9 @@ pub fn router_top_k(
 /// As [`meshgrad_runtime::ops::permute_tokens`].
 pub fn permute_tokens(x: &Var, order: &ExpertOrder) -> Result<Var> {
     let y = ops::permute_tokens(x.value(), &order.order, &order.offsets)?;
-    let saved_place = order.place.save();
+    let saved_rows = order.row_of_slot.save();
     y.tracked_linear([x], move |dy, [dx]| {
-        dx.add(|| Ok(ops::permute_tokens_grad(dy, &saved_place.get()?)?))
+        dx.add(|| Ok(ops::permute_tokens_grad(dy, &saved_rows.get()?)?))
     })
 }
 
@@ -61,11 +61,11 @@ pub fn permute_tokens(x: &Var, order: &ExpertOrder) -> Result<Var> {
 /// # Errors
 /// As [`meshgrad_runtime::ops::unpermute_tokens`].
 pub fn unpermute_tokens(y: &Var, weights: &Var, order: &ExpertOrder) -> Result<Var> {
-    let out = ops::unpermute_tokens(y.value(), weights.value(), &order.place)?;
+    let out = ops::unpermute_tokens(y.value(), weights.value(), &order.row_of_slot)?;
 
     let (saved_y, saved_weights) = (y.save(), weights.save());
     let (slots, offsets) = (order.order.save(), order.offsets.save());
-    let (place, weight_dtype) = (order.place.save(), weights.dtype());
+    let (row_of_slot, weight_dtype) = (order.row_of_slot.save(), weights.dtype());
     out.tracked([y, weights], move |dout, [dy, dweights]| {
         dy.add(|| {
             let weights = saved_weights.get()?;
@@ -77,7 +77,8 @@ pub fn unpermute_tokens(y: &Var, weights: &Var, order: &ExpertOrder) -> Result<V
             )?)
         })?;
         dweights.add(|| {
-            let wide = ops::unpermute_tokens_grad_weights(dout, &saved_y.get()?, &place.get()?)?;
+            let wide =
+                ops::unpermute_tokens_grad_weights(dout, &saved_y.get()?, &row_of_slot.get()?)?;
             Ok(ops::cast(&wide, weight_dtype)?)
         })
     })

@@ -163,7 +163,7 @@ impl Template {
         kinds: &BTreeMap<String, Kind>,
     ) -> Result<Template, TemplateError> {
         let mut parts = Vec::new();
-        for (literal, capture) in pieces(text)? {
+        for (literal, capture) in segments(text)? {
             if !literal.is_empty() {
                 parts.push(Part::Literal(literal.to_owned()));
             }
@@ -194,7 +194,10 @@ impl Template {
     /// The kinds of captures that a text declares.
     pub(super) fn kinds(text: &str) -> Result<Vec<(String, Kind)>, TemplateError> {
         let mut kinds = Vec::new();
-        for capture in pieces(text)?.into_iter().filter_map(|(_, capture)| capture) {
+        for capture in segments(text)?
+            .into_iter()
+            .filter_map(|(_, capture)| capture)
+        {
             if let (name, Some(kind)) = read_capture(capture)? {
                 kinds.push((name.to_owned(), kind));
             }
@@ -373,17 +376,17 @@ fn check_choices(capture: &str, choices: &[String]) -> Result<(), TemplateError>
 }
 
 /// A text split into literals, each with the content of the braces after it.
-fn pieces(text: &str) -> Result<Vec<(&str, Option<&str>)>, TemplateError> {
-    let (mut pieces, mut rest) = (Vec::new(), text);
+fn segments(text: &str) -> Result<Vec<(&str, Option<&str>)>, TemplateError> {
+    let (mut segments, mut rest) = (Vec::new(), text);
     while let Some(open) = rest.find(['{', '}']) {
         let inside = rest[open..].strip_prefix('{');
         let inside = inside.and_then(|inside| inside.split_once('}'));
         let (inside, after) = inside.ok_or(TemplateError::Braces)?;
-        pieces.push((&rest[..open], Some(inside)));
+        segments.push((&rest[..open], Some(inside)));
         rest = after;
     }
-    pieces.push((rest, None));
-    Ok(pieces)
+    segments.push((rest, None));
+    Ok(segments)
 }
 
 /// The content of braces: a name, and the kind if it is declared.

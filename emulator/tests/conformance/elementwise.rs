@@ -121,8 +121,8 @@ fn cache_hints_do_not_change_values() {
     let shorts = noise.vector(4 * n, |noise| noise.u32() as i16);
     let (from, to) = (gpu.upload(&ints), gpu.uninitialized(5 * 4 * n));
     let (from_pairs, sums) = (gpu.upload(&pairs), gpu.uninitialized(16 * n));
-    let (from_shorts, turned) = (gpu.upload(&shorts), gpu.uninitialized(8 * n));
-    let arguments = arguments![from, to, from_pairs, sums, from_shorts, turned];
+    let (from_shorts, transposed) = (gpu.upload(&shorts), gpu.uninitialized(8 * n));
+    let arguments = arguments![from, to, from_pairs, sums, from_shorts, transposed];
     gpu.launch("cache_hints", [3, 1, 1], [32, 1, 1], 0, arguments);
 
     let got = gpu.download::<i32>(&to);
@@ -133,11 +133,11 @@ fn cache_hints_do_not_change_values() {
         assert_eq!(got[4 * n + i], ints[i] + ints[(i + 1) % n]);
     }
     let sums = gpu.download::<f64>(&sums);
-    let turned = gpu.download::<i16>(&turned);
+    let transposed = gpu.download::<i16>(&transposed);
     for i in 0..n {
         let [a, b] = [pairs[2 * i], pairs[2 * i + 1]];
         assert_eq!(sums[2 * i..2 * i + 2], [a + b, a - b]);
         let back: Vec<i16> = shorts[4 * i..4 * i + 4].iter().rev().copied().collect();
-        assert_eq!(turned[4 * i..4 * i + 4], back);
+        assert_eq!(transposed[4 * i..4 * i + 4], back);
     }
 }

@@ -18,7 +18,7 @@ fn product(a: &[f64], b: &[f64], k: usize) -> Vec<f64> {
     rows.collect()
 }
 
-fn turned(values: &[f64], columns: usize) -> Vec<f64> {
+fn transposed(values: &[f64], columns: usize) -> Vec<f64> {
     let rows = values.len() / columns;
     (0..values.len())
         .map(|i| values[i % rows * columns + i / rows])
@@ -59,7 +59,7 @@ fn gemm_of_odd_sizes() {
     gpu.launch("gemm_f32", [3, 2, 1], [16, 16, 1], 0, arguments);
     assert_eq!(
         gpu.download::<f32>(&c),
-        to_f32(&product(&a, &turned(&b, n), k))
+        to_f32(&product(&a, &transposed(&b, n), k))
     );
 }
 
@@ -213,7 +213,7 @@ fn wmma_with_opaque_fragments() {
     let c = gpu.uninitialized(4 * m * n);
     let arguments = arguments![left, right, c, n as i32, k as i32];
     gpu.launch("wmma_f16", [3, 2, 1], [32, 1, 1], 0, arguments);
-    let halved: Vec<f64> = product(&a, &turned(&b, n), k)
+    let halved: Vec<f64> = product(&a, &transposed(&b, n), k)
         .iter()
         .map(|c| c / 2.0)
         .collect();
@@ -317,11 +317,11 @@ fn ldmatrix_in_all_shapes() {
         (3, true),
     ];
     let got = gpu.download::<u16>(&to);
-    for (register, (matrix, is_turned)) in loaded.into_iter().enumerate() {
+    for (register, (matrix, is_transposed)) in loaded.into_iter().enumerate() {
         for lane in 0..32 {
             for half in 0..2 {
                 let (row, column) = (lane / 4, lane % 4 * 2 + half);
-                let (row, column) = if is_turned {
+                let (row, column) = if is_transposed {
                     (column, row)
                 } else {
                     (row, column)

@@ -27,7 +27,7 @@ pub const CASTS: [[Format; 2]; 15] = [
 pub(super) fn copies() -> Family {
     let rows = |far| IterationSpace::new(&[5, 70], &[70, 1], &[&[far, 1]]);
     let columns = IterationSpace::new(&[5, 70], &[70, 1], &[&[1, 5]]);
-    let turned = IterationSpace::new(&[40, 70], &[70, 1], &[&[1, 40]]);
+    let transposed = IterationSpace::new(&[40, 70], &[70, 1], &[&[1, 40]]);
     let stack = IterationSpace::new(&[2, 40, 3, 70], &[8400, 210, 70, 1], &[&[40, 1, 80, 240]]);
     let copy = |unit, space: Result<IterationSpace>, at| Ok(Copy::new(unit, &space?, at).ptx());
     let transpose = |unit, space: &Result<IterationSpace>| {
@@ -48,7 +48,7 @@ pub(super) fn copies() -> Family {
     kernels.push(copy(Unit::B4, rows(1 << 40), false));
     kernels.push(copy(Unit::B4, rows(100), true));
     for unit in [Unit::B1, Unit::B2, Unit::B4, Unit::B8] {
-        kernels.push(transpose(unit, &turned));
+        kernels.push(transpose(unit, &transposed));
         kernels.push(Ok(Fill::new(unit, true).ptx()));
         kernels.push(Ok(Fill::new(unit, false).ptx()));
     }

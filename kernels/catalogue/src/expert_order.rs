@@ -3,7 +3,7 @@
 use super::Family;
 use meshgrad_kernels::Variant;
 use meshgrad_kernels::expert_order::{
-    ExpertCounts, ExpertHistogram, ExpertOffsets, ExpertPlace, ExpertStarts, IndexFormat,
+    ExpertCounts, ExpertHistogram, ExpertOffsets, ExpertScatter, ExpertStarts, IndexFormat,
 };
 
 pub(super) fn expert_order() -> Family {
@@ -11,7 +11,7 @@ pub(super) fn expert_order() -> Family {
     for index in IndexFormat::ALL {
         for held in HELD_EXPERTS {
             kernels.push(ExpertHistogram::new(index, held).ptx());
-            kernels.push(ExpertPlace::new(index, held).ptx());
+            kernels.push(ExpertScatter::new(index, held).ptx());
         }
     }
     kernels.into_iter().map(Ok).collect()

@@ -13,8 +13,8 @@ pub(super) fn router() -> Family {
             }
         }
         for experts in &ROUTED_EXPERTS[..2] {
-            for renormalise in [false, true] {
-                kernels.push(RouterTopKGrad::new(dtype, *experts, true, renormalise).ptx());
+            for renormalize in [false, true] {
+                kernels.push(RouterTopKGrad::new(dtype, *experts, true, renormalize).ptx());
             }
         }
     }

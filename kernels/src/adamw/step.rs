@@ -1,6 +1,6 @@
 //! The AdamW kernel: the same operations as the CPU kernel, in the same order, none of them fused.
 
-use super::table::{Entry, PlacesOnGpu};
+use super::table::{Entry, GlobalIndicesOnGpu};
 use super::{AdamW, CHUNK, GROUP, GROUPS, Kind, THREADS, TILE};
 use crate::assembler::{Bf16x2, F32, F64, GlobalAddress, Kernel, Pair, Pred, U32, U64};
 use crate::dtype::Dtype;
@@ -293,7 +293,7 @@ fn dtype(kind: Kind) -> Dtype {
 /// The random words of a parameter at this step.
 struct Noise<'k> {
     key: Key<'k>,
-    places: PlacesOnGpu<'k>,
+    indices: GlobalIndicesOnGpu<'k>,
 }
 
 impl<'k> Noise<'k> {
@@ -302,19 +302,19 @@ impl<'k> Noise<'k> {
         let step = now.step.to_u32().wide();
         Noise {
             key: entry.key().fold(step),
-            places: entry.places(),
+            indices: entry.indices(),
         }
     }
 
     /// The words of four elements that form one Philox block.
     #[track_caller]
     fn group(&self, k: &'k Kernel, element: U64<'k>) -> [U32<'k>; 4] {
-        self.key.block(self.places.of(k, element) >> 2)
+        self.key.block(self.indices.of(k, element) >> 2)
     }
 
     #[track_caller]
     fn one(&self, k: &'k Kernel, element: U64<'k>) -> U32<'k> {
-        self.key.word(self.places.of(k, element))
+        self.key.word(self.indices.of(k, element))
     }
 }
 

@@ -4,7 +4,7 @@ use super::{CHUNK, Kind};
 use crate::assembler::{F32, F64, GlobalAddress, Kernel, Register, Stored, U32, U64};
 use crate::philox::Key;
 
-/// Maximum number of dims of the places of a parameter's elements.
+/// Maximum number of dims of the global indices of a parameter.
 pub(super) const DIMS: usize = 6;
 
 /// Words of 64 bits of an entry.
@@ -57,7 +57,7 @@ pub enum Rounding {
         /// The key.
         key: [u32; 4],
         /// The global indices.
-        places: GlobalIndices,
+        indices: GlobalIndices,
     },
 }
 
@@ -98,12 +98,12 @@ impl AdamWEntry {
         words[GAINS] = pair(float(1.0 - of.beta1), float(of.beta2));
         words[GAINS + 1] = pair(float(1.0 - of.beta2), float(of.eps));
         words[KIND] = pair(self.rounding.kind().code(), u32::from(self.moves_groups()));
-        if let Rounding::Bf16Stochastic { key, places } = &self.rounding {
+        if let Rounding::Bf16Stochastic { key, indices } = &self.rounding {
             let [a, b, c, d] = *key;
             words[KEY..][..2].copy_from_slice(&[pair(a, b), pair(c, d)]);
-            words[FIRST] = places.first;
-            words[FIRST + 1] = places.dims.len().min(DIMS) as u64;
-            let dims = places.dims.iter().take(DIMS);
+            words[FIRST] = indices.first;
+            words[FIRST + 1] = indices.dims.len().min(DIMS) as u64;
+            let dims = indices.dims.iter().take(DIMS);
             for (to, (extent, stride)) in
                 words[PLACES..].as_chunks_mut::<2>().0.iter_mut().zip(dims)
             {
@@ -127,7 +127,7 @@ impl AdamWEntry {
     /// Philox block.
     fn moves_groups(&self) -> bool {
         let blocks = match &self.rounding {
-            Rounding::Bf16Stochastic { places, .. } => places.come_in_blocks(),
+            Rounding::Bf16Stochastic { indices, .. } => indices.come_in_blocks(),
             Rounding::F32 | Rounding::Bf16 => true,
         };
         blocks && self.addresses.iter().all(|at| at.is_multiple_of(16))
@@ -207,9 +207,9 @@ impl<'k> Entry<'k> {
     }
 
     #[track_caller]
-    pub(super) fn places(self) -> PlacesOnGpu<'k> {
+    pub(super) fn indices(self) -> GlobalIndicesOnGpu<'k> {
         let dims = self.0.offset(8 * PLACES as i64);
-        PlacesOnGpu {
+        GlobalIndicesOnGpu {
             first: self.word(FIRST),
             count: self.word(FIRST + 1),
             innermost: [self.word(PLACES), self.word(PLACES + 1)],
@@ -219,7 +219,7 @@ impl<'k> Entry<'k> {
 }
 
 /// [`GlobalIndices`] on the GPU.
-pub(super) struct PlacesOnGpu<'k> {
+pub(super) struct GlobalIndicesOnGpu<'k> {
     first: U64<'k>,
     count: U64<'k>,
     innermost: [U64<'k>; 2],
@@ -227,24 +227,24 @@ pub(super) struct PlacesOnGpu<'k> {
     outer: GlobalAddress<'k>,
 }
 
-impl<'k> PlacesOnGpu<'k> {
+impl<'k> GlobalIndicesOnGpu<'k> {
     /// The global index of an element: its coordinates times the strides. One dim needs no
     /// division.
     #[track_caller]
     pub(super) fn of(&self, k: &'k Kernel, element: U64<'k>) -> U64<'k> {
-        let (rest, place) = (k.var(element), k.var(self.first));
+        let (rest, index) = (k.var(element), k.var(self.first));
         let [extent, stride] = self.innermost.map(|word| k.var(word));
         let outer = self.outer.to_variable();
         k.for_range(1u64, self.count, 1, |_| {
             let quotient = *rest / *extent;
-            place.add((*rest - quotient * *extent) * *stride);
+            index.add((*rest - quotient * *extent) * *stride);
             rest.set(quotient);
             let next = outer.get().load_vector::<u64, 2>();
             extent.set(next[0]);
             stride.set(next[1]);
             outer.advance(16);
         });
-        *place + *rest * *stride
+        *index + *rest * *stride
     }
 }
 
@@ -252,14 +252,14 @@ impl<'k> PlacesOnGpu<'k> {
 mod tests {
     use super::*;
 
-    fn places(first: u64, dims: &[(u64, u64)]) -> GlobalIndices {
+    fn indices(first: u64, dims: &[(u64, u64)]) -> GlobalIndices {
         let dims = dims.to_vec();
         GlobalIndices { first, dims }
     }
 
     #[test]
     fn four_elements_that_are_a_block() {
-        let blocks = |first, dims: &[(u64, u64)]| places(first, dims).come_in_blocks();
+        let blocks = |first, dims: &[(u64, u64)]| indices(first, dims).come_in_blocks();
         assert!(blocks(0, &[(7, 1)]));
         assert!(blocks(8, &[(12, 1), (3, 100)]));
         assert!(!blocks(6, &[(8, 1)]), "begins inside of a block");

@@ -1,7 +1,7 @@
 //! delta, the row term that both gradients subtract.
 
 use super::problem::Extents;
-use super::{View, place};
+use super::{View, cta_tile};
 use crate::assembler::{Arguments, Kernel, Launch, Ptx, Target, Variant, group_sum};
 use crate::dtype::Dtype;
 
@@ -41,7 +41,7 @@ impl AttentionDelta {
 impl Variant for AttentionDelta {
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
-        let [out, dout] = ["out", "dout"].map(|name| place::View::parameter(k, name));
+        let [out, dout] = ["out", "dout"].map(|name| cta_tile::View::parameter(k, name));
         let delta = k.pointer("delta");
         let rows = k.u64_param("rows");
         let [queries, heads, head_dim] = ["queries", "heads", "head_dim"].map(|x| k.u32_param(x));

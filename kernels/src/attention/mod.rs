@@ -12,11 +12,11 @@
 //! f32 and all other rows use ordinary arithmetic ([`Form::Plain`]). The mask is data: one kernel
 //! serves all masks, cached keys and packed sequences.
 
+mod cta_tile;
 mod delta;
 mod forward;
 mod grad_keys;
 mod grad_queries;
-mod place;
 mod plain;
 mod problem;
 mod softmax;

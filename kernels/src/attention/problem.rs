@@ -4,7 +4,7 @@ use crate::assembler::{Arguments, Launch};
 use crate::error::{Error, Result};
 
 use super::SIDE;
-use super::place::MAX_POSITIONS;
+use super::cta_tile::MAX_POSITIONS;
 
 /// Mask bounds are clamped to this distance; anything further hides nothing.
 const FAR: u32 = 1 << 29;

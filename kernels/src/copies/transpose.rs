@@ -28,7 +28,7 @@ pub struct TransposeArguments {
     /// Of y.
     pub y: u64,
     /// Extents and strides of the two dims and the outer ones.
-    pub turned: TransposeSpace,
+    pub transposed: TransposeSpace,
 }
 
 /// An iteration space with the two swapped dims apart.
@@ -61,11 +61,11 @@ impl TransposeArguments {
             outer,
             extents,
             strides,
-        } = self.turned;
+        } = self.transposed;
         let mut arguments = Arguments::new();
         arguments.push_pointer(self.x).push_pointer(self.y);
         arguments.push_u64(rows).push_u64(columns);
-        for tiles in self.turned.tiles(variant.edge()) {
+        for tiles in self.transposed.tiles(variant.edge()) {
             arguments.push_u64(tiles);
         }
         for step in steps {
@@ -93,7 +93,7 @@ impl Transpose {
             return None;
         }
 
-        let mut turned = TransposeSpace {
+        let mut transposed = TransposeSpace {
             rows: extents[row],
             columns: extents[column],
             steps: [x[column], y[row]],
@@ -102,17 +102,17 @@ impl Transpose {
             strides: [[0; 2]; MAX_OUTER],
         };
         for (to, dim) in (0..column).filter(|dim| *dim != row).enumerate() {
-            turned.extents[to] = extents[dim];
-            turned.strides[to] = [x[dim], y[dim]];
+            transposed.extents[to] = extents[dim];
+            transposed.strides[to] = [x[dim], y[dim]];
         }
-        let outer = turned.outer as u8;
-        Some((Transpose { unit, outer }, turned))
+        let outer = transposed.outer as u8;
+        Some((Transpose { unit, outer }, transposed))
     }
 
     /// The launch; `None` for no elements, or for more tiles than a grid has CTAs.
-    pub fn launch(&self, turned: &TransposeSpace) -> Option<Launch> {
-        let [rows, columns] = turned.tiles(self.edge());
-        let outer = turned.extents.iter().product::<u64>();
+    pub fn launch(&self, transposed: &TransposeSpace) -> Option<Launch> {
+        let [rows, columns] = transposed.tiles(self.edge());
+        let outer = transposed.extents.iter().product::<u64>();
         let ctas = outer.checked_mul(rows)?.checked_mul(columns)?;
         let ctas = i32::try_from(ctas).ok()?;
         Launch::new([ctas.unsigned_abs(), 1, 1], THREADS)
@@ -257,23 +257,23 @@ mod tests {
     fn arguments_fill_the_parameter_space() {
         let space = space(&[3, 10, 5, 20], &[5000, 1, 300, 10]);
         for unit in [Unit::B1, Unit::B2, Unit::B4, Unit::B8] {
-            let (variant, turned) = Transpose::new(unit, &space).unwrap();
+            let (variant, transposed) = Transpose::new(unit, &space).unwrap();
             let (x, y) = (256, 512);
-            let bytes = TransposeArguments { x, y, turned }.arguments(&variant);
+            let bytes = TransposeArguments { x, y, transposed }.arguments(&variant);
             assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
-            assert_eq!(variant.launch(&turned).unwrap().grid, [15, 1, 1]);
+            assert_eq!(variant.launch(&transposed).unwrap().grid, [15, 1, 1]);
         }
     }
 
     #[test]
     fn only_turned_dims_take_tiles() {
-        let turned =
+        let transposed =
             |extents: &[usize], x: &[isize]| Transpose::new(Unit::B4, &space(extents, x)).is_some();
-        assert!(turned(&[16, 16], &[1, 16]));
-        assert!(turned(&[16, 3, 16], &[1, 1000, 16]));
-        assert!(!turned(&[16, 16], &[32, 1]), "rows apart");
-        assert!(!turned(&[16, 4], &[1, 16]), "short");
-        assert!(!turned(&[16, 16], &[2, 32]), "nothing side by side");
-        assert!(!turned(&[16, 16], &[0, 1]), "repeated");
+        assert!(transposed(&[16, 16], &[1, 16]));
+        assert!(transposed(&[16, 3, 16], &[1, 1000, 16]));
+        assert!(!transposed(&[16, 16], &[32, 1]), "rows apart");
+        assert!(!transposed(&[16, 4], &[1, 16]), "short");
+        assert!(!transposed(&[16, 16], &[2, 32]), "nothing side by side");
+        assert!(!transposed(&[16, 16], &[0, 1]), "repeated");
     }
 }

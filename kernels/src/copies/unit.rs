@@ -94,7 +94,7 @@ mod tests {
 
     /// Consecutive elements are grouped as far as extents, strides and alignment allow.
     #[test]
-    fn neighbours_move_together() {
+    fn neighbors_move_together() {
         assert_eq!(largest(&[6, 8], &[8, 1], 0), (Unit::B16, 6));
         assert_eq!(largest(&[6, 8], &[8, 1], 4), (Unit::B4, 24));
         assert_eq!(largest(&[6, 8], &[12, 1], 0), (Unit::B8, 12));

@@ -46,7 +46,7 @@ impl Variant for CrossEntropyGradient {
         let [lse, dloss] = of_row.map(|it| it.load_if::<f32>(row.exists));
         let label = self.label.load_if(row.exists, labels, row.index);
 
-        let slope = Slope::new(lse, dloss, vocabulary.place(label, classes));
+        let slope = Slope::new(lse, dloss, vocabulary.position(label, classes));
         let to = row.of(dlogits, leading, self.dtype.size());
         let dlogits: Vec<[F32<'_>; 4]> = (0..VECTORS)
             .zip(loaded.vectors)
@@ -80,7 +80,7 @@ struct Slope<'k> {
     lse: F32<'k>,
     dloss: F32<'k>,
     label: InTile<'k>,
-    /// The label's place in the tile; no class has the number where it is in none.
+    /// The position of the label in the tile; no class has the number where it is in none.
     at: U32<'k>,
 }
 

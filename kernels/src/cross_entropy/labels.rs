@@ -97,7 +97,7 @@ impl<'k> Vocabulary<'k> {
 
     /// The position of a label among the `classes` classes of a tile.
     #[track_caller]
-    pub(super) fn place(&self, label: S64<'k>, classes: U32<'k>) -> InTile<'k> {
+    pub(super) fn position(&self, label: S64<'k>, classes: U32<'k>) -> InTile<'k> {
         let counts = label.differs(self.ignore_index);
         // A label below the first class is far above the last as an unsigned number.
         let at = (label - self.first).unsigned();

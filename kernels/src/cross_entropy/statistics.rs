@@ -43,7 +43,7 @@ impl Variant for CrossEntropyStatistics {
         let before = (!self.first).then(|| [max, sum_exp].map(|it| it.load_if::<f32>(row.leads)));
         let label = self.label.load_if(row.leads, labels, row.index);
 
-        let in_tile = vocabulary.place(label, classes);
+        let in_tile = vocabulary.position(label, classes);
         let within = row.leads & in_tile.within;
         let of_label = start.element_wide::<f32>(in_tile.at);
         let logit = of_label.load_if::<f32>(within);

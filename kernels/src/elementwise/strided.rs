@@ -189,18 +189,25 @@ pub(super) fn ptx<I: Index<O>, O: Integer>(variant: &Elementwise, dims: usize) -
     let space = Strides::<I, O>::parameters(k, dims, tensors);
 
     let indices = indices(k).into_iter();
-    let loaded: Vec<Place<'_>> = indices
+    let loaded: Vec<LoadedElement<'_>> = indices
         .map(|index| load(variant, &parameters, &space, index))
         .collect();
-    for place in loaded {
-        let value = evaluate(k, &variant.expression, &place.operands, &parameters.scalars);
-        variant.result.store_if(place.exists, place.result, value);
+    for element in loaded {
+        let value = evaluate(
+            k,
+            &variant.expression,
+            &element.operands,
+            &parameters.scalars,
+        );
+        variant
+            .result
+            .store_if(element.exists, element.result, value);
     }
     k.finish()
 }
 
 /// One element of a thread.
-struct Place<'k> {
+struct LoadedElement<'k> {
     exists: Pred<'k>,
     operands: Vec<F32<'k>>,
     result: GlobalAddress<'k>,
@@ -211,7 +218,7 @@ fn load<'k, I: Index<O>, O: Integer>(
     parameters: &Parameters<'k>,
     space: &Strides<'k, I, O>,
     index: Register<'k, I>,
-) -> Place<'k> {
+) -> LoadedElement<'k> {
     let exists = I::is_below(index, space.elements);
     let coordinates = space.coordinates(index);
     let operand = |(i, (format, start)): (usize, &(super::Element, GlobalAddress<'k>))| {
@@ -226,7 +233,7 @@ fn load<'k, I: Index<O>, O: Integer>(
         .collect();
     let size = variant.result.size();
     let result = space.address(0, parameters.result, size, &coordinates);
-    Place {
+    LoadedElement {
         exists,
         operands,
         result,

@@ -6,7 +6,7 @@
 //! histogram   counts[g, b]  = slots of block b that chose expert g
 //! scan        starts[g, b]  = sum of counts[g, ..b],  totals[g] = sum of counts[g, ..]
 //! offsets     offsets[g]    = sum of totals[..g], of 64 bits
-//! placement   place[slot]   = offsets[g] + starts[g, b] + rank in its block;  order is the inverse
+//! scatter     row_of_slot[slot]   = offsets[g] + starts[g, b] + rank in its block;  order is the inverse
 //! ```
 //!
 //! The launch geometries depend on S and G alone, because only the device knows how many slots each
@@ -20,7 +20,7 @@
 mod histogram;
 mod index;
 mod offsets;
-mod place;
+mod scatter;
 
 pub use histogram::{ExpertHistogram, ExpertHistogramArguments};
 pub use index::IndexFormat;
@@ -28,7 +28,7 @@ pub use offsets::{
     ExpertCounts, ExpertCountsArguments, ExpertOffsets, ExpertOffsetsArguments, ExpertStarts,
     ExpertStartsArguments,
 };
-pub use place::{ExpertPlace, ExpertPlaceArguments};
+pub use scatter::{ExpertScatter, ExpertScatterArguments};
 
 use crate::assembler::{Kernel, Launch, Pred, U32, U64};
 

@@ -24,7 +24,7 @@
 //!   below 2^31.
 
 use super::split_k::Part;
-use super::tiles::Place;
+use super::tiles::CtaTile;
 use super::{Call, Matrix, Order, Tile};
 use crate::assembler::{
     AddressVariable, F32, GlobalAddress, Kernel, Launch, Pred, Ptx, S32, SharedAddress, Target,
@@ -118,12 +118,12 @@ impl Variant for GemmF32 {
     fn ptx(&self) -> Ptx {
         let k = &self.kernel(self.entry());
         let call = Call::parameters(k);
-        let place = Place::of_cta(k, &call, self.tile);
-        let part = Part::parameters(k, &call, place.batch);
+        let cta = CtaTile::of_cta(k, &call, self.tile);
+        let part = Part::parameters(k, &call, cta.batch);
         let c = call.c;
         let call = part.of(call, [self.a, self.b], 4);
-        let c = || c.of_batch(place.batch, 4);
-        self.multiply(k, &call, [place.row, place.column], c);
+        let c = || c.of_batch(cta.batch, 4);
+        self.multiply(k, &call, [cta.row, cta.column], c);
         k.finish()
     }
 
@@ -159,8 +159,8 @@ impl Side {
         self.length / self.threads
     }
 
-    /// The place of one of a thread's rows (columns), from its first on.
-    fn place(self, i: u32) -> u32 {
+    /// The offset of a thread's row (column) `i` from its first.
+    fn offset(self, i: u32) -> u32 {
         i / 4 * (4 * self.threads) + i % 4
     }
 
@@ -277,12 +277,12 @@ impl<'k> Slice<'k> {
         self.from.advance(self.slice_bytes);
     }
 
-    /// At one k, the elements of a thread whose first block begins at `place` of the slice.
+    /// At one k, the elements of a thread whose first block begins at `start` in the slice.
     #[track_caller]
-    fn fragment(&self, place: SharedAddress<'k>, depth: u32) -> Vec<F32<'k>> {
-        let line = place.offset(4 * depth * self.side.pitch());
+    fn fragment(&self, start: SharedAddress<'k>, depth: u32) -> Vec<F32<'k>> {
+        let line = start.offset(4 * depth * self.side.pitch());
         let block = |i| {
-            let first = self.side.place(4 * i);
+            let first = self.side.offset(4 * i);
             line.offset(4 * first).load_vector::<f32, 4>()
         };
         (0..self.side.count() / 4).flat_map(block).collect()
@@ -337,16 +337,16 @@ impl<'k> Sums<'k> {
 
         let [rows, columns] = self.sides;
         for (i, sums) in (0..).zip(self.sums.chunks_exact(columns.count() as usize)) {
-            let inside = rows_left.gt(rows.place(i) as i32);
-            let places: Vec<(GlobalAddress<'k>, Pred<'k>)> = (0..columns.count())
-                .map(|j| columns.place(j))
+            let inside = rows_left.gt(rows.offset(i) as i32);
+            let targets: Vec<(GlobalAddress<'k>, Pred<'k>)> = (0..columns.count())
+                .map(|j| columns.offset(j))
                 .map(|column| {
                     let inside = inside & columns_left.gt(column as i32);
                     (to.offset(4 * i64::from(column)), inside)
                 })
                 .collect();
-            store(&places, sums, accumulate);
-            to = to.byte_add(next_row * u64::from(rows.place(i + 1) - rows.place(i)));
+            store(&targets, sums, accumulate);
+            to = to.byte_add(next_row * u64::from(rows.offset(i + 1) - rows.offset(i)));
         }
     }
 }
@@ -355,13 +355,15 @@ impl<'k> Sums<'k> {
 /// store would wait for it, since the addresses may alias.
 #[track_caller]
 fn store<'k>(
-    places: &[(GlobalAddress<'k>, Pred<'k>)],
+    targets: &[(GlobalAddress<'k>, Pred<'k>)],
     sums: &[Variable<'k, f32>],
     accumulate: bool,
 ) {
     let totals: Vec<F32<'k>> = match accumulate {
         true => {
-            let before = places.iter().map(|(to, inside)| to.load_if::<f32>(*inside));
+            let before = targets
+                .iter()
+                .map(|(to, inside)| to.load_if::<f32>(*inside));
             let before: Vec<F32<'k>> = before.collect();
             before
                 .iter()
@@ -371,7 +373,7 @@ fn store<'k>(
         }
         false => sums.iter().map(|sum| **sum).collect(),
     };
-    for ((to, inside), total) in places.iter().zip(totals) {
+    for ((to, inside), total) in targets.iter().zip(totals) {
         to.store_if(*inside, total);
     }
 }

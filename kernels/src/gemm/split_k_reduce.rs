@@ -52,12 +52,12 @@ impl Variant for SplitKReduce {
         let part_bytes = elements * 4;
         let from = parts.byte_add(first * 4).to_variable();
         k.for_range(0u32, count, PARTS_IN_FLIGHT, |part| {
-            let mut place = from.get();
+            let mut address = from.get();
             let loaded: Vec<Vec<F32<'_>>> = (0..PARTS_IN_FLIGHT)
                 .map(|i| {
                     let exists = exists & (part + i).lt(count);
-                    let values = load(self.vectors, place, exists);
-                    place = place.byte_add(part_bytes);
+                    let values = load(self.vectors, address, exists);
+                    address = address.byte_add(part_bytes);
                     values
                 })
                 .collect();

@@ -97,7 +97,7 @@ impl Tile {
 }
 
 /// The tile of a CTA.
-pub(super) struct Place<'k> {
+pub(super) struct CtaTile<'k> {
     /// The product of the batch.
     pub(super) batch: U32<'k>,
     /// The first row.
@@ -106,9 +106,9 @@ pub(super) struct Place<'k> {
     pub(super) column: U32<'k>,
 }
 
-impl<'k> Place<'k> {
+impl<'k> CtaTile<'k> {
     #[track_caller]
-    pub(super) fn of_cta(kernel: &'k Kernel, call: &Call<'k>, tile: Tile) -> Place<'k> {
+    pub(super) fn of_cta(kernel: &'k Kernel, call: &Call<'k>, tile: Tile) -> CtaTile<'k> {
         let [rows, columns] = [tile.rows(), tile.columns()];
         let tiles = |extent: U32<'k>, side: u32| (extent + (side - 1)) >> side.trailing_zeros();
         let (tiles_m, tiles_n) = (tiles(call.m, rows), tiles(call.n, columns));
@@ -121,7 +121,7 @@ impl<'k> Place<'k> {
         let first = (tile / per_group) * GROUP;
         let in_column = (tiles_m - first).min(GROUP);
         let in_group = tile % per_group;
-        Place {
+        CtaTile {
             batch,
             row: (first + in_group % in_column) * rows,
             column: (in_group / in_column) * columns,

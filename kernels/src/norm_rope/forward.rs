@@ -138,10 +138,11 @@ fn in_registers<'k>(k: &'k Kernel, tile: HeadTile, call: &Call<'k>) {
 /// The second pass reads x from the caches.
 fn in_a_loop<'k>(k: &'k Kernel, dtype: Dtype, style: Style, call: &Call<'k>) {
     let head = HeadLoop::new(k, style, &call.shape);
-    let x = head.place.strided(dtype, call.x, &call.of_x);
-    let y = head.place.dense(dtype, call.y, call.shape.features);
+    let x = head.coordinates.strided(dtype, call.x, &call.of_x);
+    let y = head.coordinates.dense(dtype, call.y, call.shape.features);
     let tables = [(call.cos, call.of_cos), (call.sin, call.of_sin)];
-    let tables = tables.map(|(table, strides)| head.place.strided(Dtype::F32, table, &strides));
+    let tables =
+        tables.map(|(table, strides)| head.coordinates.strided(Dtype::F32, table, &strides));
 
     let squares = k.var(0.0_f32);
     head.each_feature(|i| {
@@ -157,13 +158,13 @@ fn in_a_loop<'k>(k: &'k Kernel, dtype: Dtype, style: Style, call: &Call<'k>) {
     };
     head.each_pair(|features, pair| {
         let angle = tables.map(|table| element(Dtype::F32, table, pair).load());
-        let turned = Direction::Forward.rotate(features.map(normed), angle);
-        for (i, value) in features.into_iter().zip(turned) {
+        let rotated = Direction::Forward.rotate(features.map(normed), angle);
+        for (i, value) in features.into_iter().zip(rotated) {
             dtype.store(element(dtype, y, i), value);
         }
     });
     head.each_passed(|i| dtype.store(element(dtype, y, i), normed(i)));
-    let inv_rms_at = head.place.scalar(call.inv_rms);
+    let inv_rms_at = head.coordinates.scalar(call.inv_rms);
     inv_rms_at.store_if(head.leads, inv_rms);
 }
 

@@ -150,12 +150,13 @@ fn in_registers<'k>(k: &'k Kernel, tile: HeadTile, call: &Call<'k>) {
 /// The second pass reads the head from the caches.
 fn in_a_loop<'k>(k: &'k Kernel, dtype: Dtype, style: Style, call: &Call<'k>) {
     let head = HeadLoop::new(k, style, &call.shape);
-    let dy = head.place.strided(dtype, call.dy, &call.of_dy);
-    let x = head.place.strided(dtype, call.x, &call.of_x);
-    let dx = head.place.dense(dtype, call.dx, call.shape.features);
+    let dy = head.coordinates.strided(dtype, call.dy, &call.of_dy);
+    let x = head.coordinates.strided(dtype, call.x, &call.of_x);
+    let dx = head.coordinates.dense(dtype, call.dx, call.shape.features);
     let tables = [(call.cos, call.of_cos), (call.sin, call.of_sin)];
-    let tables = tables.map(|(table, strides)| head.place.strided(Dtype::F32, table, &strides));
-    let inv_rms = head.place.scalar(call.inv_rms).load_if(head.exists);
+    let tables =
+        tables.map(|(table, strides)| head.coordinates.strided(Dtype::F32, table, &strides));
+    let inv_rms = head.coordinates.scalar(call.inv_rms).load_if(head.exists);
 
     let load = |tensor, i| dtype.load(element(dtype, tensor, i));
     let x_and_w = |i| [load(x, i), load(call.w, i)];

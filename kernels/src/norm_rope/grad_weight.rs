@@ -7,7 +7,7 @@ use crate::assembler::{
 use crate::dtype::Dtype;
 use crate::rms_norm::rows_per_partial;
 use crate::rope::{
-    Direction, Form, Head, HeadStrides, HeadTile, Heads, Place, Shape, Strides, Style,
+    Direction, Form, Head, HeadCoordinates, HeadStrides, HeadTile, Heads, Shape, Strides, Style,
     TableStrides, element,
 };
 
@@ -207,8 +207,8 @@ fn in_registers<'k>(k: &'k Kernel, tile: HeadTile, call: &Call<'k>) {
     let shared = k.shared::<f32>(THREADS / 32 * line);
     let of_this_warp = shared.byte_add(k.warp() * (4 * line));
     let vectors = of_warp.chunks_exact(tile.per_vector() as usize);
-    let places = tile.places(lane, k.lane().lt(tile.lanes()));
-    for (values, (column, exists)) in vectors.zip(places) {
+    let columns = tile.columns(lane, k.lane().lt(tile.lanes()));
+    for (values, (column, exists)) in vectors.zip(columns) {
         k.if_(exists, || {
             for (i, value) in (0..).zip(values) {
                 of_this_warp
@@ -259,20 +259,20 @@ fn by_features<'k>(k: &'k Kernel, dtype: Dtype, style: Style, call: &Call<'k>) {
     let exists = feature.lt(shape.features);
     k.if_(exists, || {
         k.for_range(start, end, 1, |row| {
-            let place = Place::new(shape, row);
-            let dy = place.strided(dtype, call.dy, &call.of_dy);
-            let x = place.strided(dtype, call.x, &call.of_x);
+            let coordinates = HeadCoordinates::new(shape, row);
+            let dy = coordinates.strided(dtype, call.dy, &call.of_dy);
+            let x = coordinates.strided(dtype, call.x, &call.of_x);
             let own = dtype.load(element(dtype, dy, feature));
             let other = dtype.load_if(turns, element(dtype, dy, other));
             let [cos, sin] =
                 [(call.cos, call.of_cos), (call.sin, call.of_sin)].map(|(table, strides)| {
-                    let table = place.strided(Dtype::F32, table, &strides);
+                    let table = coordinates.strided(Dtype::F32, table, &strides);
                     element(Dtype::F32, table, pair).load_if::<f32>(turns)
                 });
             // Inverse rotation: (a, b) -> (a cos + b sin, b cos - a sin).
             let sin = second.differs(0).select(-sin, sin);
             let dz = turns.select(own * cos + other * sin, own);
-            let inv_rms = place.scalar(call.inv_rms).load::<f32>();
+            let inv_rms = coordinates.scalar(call.inv_rms).load::<f32>();
             sum.add(dz * (dtype.load(element(dtype, x, feature)) * inv_rms));
         });
         call.partial(k, feature).store(sum.get());

@@ -8,7 +8,7 @@ use crate::elementwise::strided::{Index, PER_THREAD, Strides};
 pub(super) use crate::elementwise::strided::TILE;
 
 /// What a thread has of one element.
-struct Place<'k> {
+struct LoadedElement<'k> {
     exists: Pred<'k>,
     index: U64<'k>,
     operand: Option<F32<'k>>,
@@ -22,19 +22,19 @@ pub(super) fn write<I: Index<O>, O: Integer>(k: &Kernel, variant: &Random, dims:
     let walk = Strides::<I, O>::parameters(k, dims.into(), tensors);
 
     let thread = k.thread();
-    let places: Vec<Place<'_>> = (0..PER_THREAD)
+    let elements: Vec<LoadedElement<'_>> = (0..PER_THREAD)
         .map(|i| {
             let index = I::of_element(k, thread + i * THREADS);
             load(&parameters, &walk, first, index)
         })
         .collect();
-    for place in places {
-        let word = parameters.key.word(place.index);
+    for element in elements {
+        let word = parameters.key.word(element.index);
         let value = parameters
             .rule
-            .value(parameters.format, word, place.operand);
+            .value(parameters.format, word, element.operand);
         let format = parameters.format;
-        format.store_if(place.exists, place.result, value);
+        format.store_if(element.exists, element.result, value);
     }
 }
 
@@ -44,11 +44,11 @@ fn load<'k, I: Index<O>, O: Integer>(
     walk: &Strides<'k, I, O>,
     first: U64<'k>,
     index: Register<'k, I>,
-) -> Place<'k> {
+) -> LoadedElement<'k> {
     let exists = I::is_below(index, walk.elements);
     let coordinates = walk.coordinates(index);
     let size = parameters.format.size();
-    Place {
+    LoadedElement {
         exists,
         index: first + I::bytes(walk.offset(1, &coordinates), 1),
         operand: parameters.operand.map(|x| {

@@ -106,7 +106,7 @@ impl HeadTile {
 
     /// The start of each vector of a lane, and whether it is within the head.
     #[track_caller]
-    pub(crate) fn places<'k>(self, lane: U32<'k>, exists: Pred<'k>) -> Vec<(U32<'k>, Pred<'k>)> {
+    pub(crate) fn columns<'k>(self, lane: U32<'k>, exists: Pred<'k>) -> Vec<(U32<'k>, Pred<'k>)> {
         let column = lane * self.dtype.per_vector();
         let exist = self.exist(column, exists);
         let starts = self.vectors().into_iter().map(|first| column + first);
@@ -177,23 +177,23 @@ impl<'k> Strides<'k> {
 
 /// The coordinates of a head.
 #[derive(Clone, Copy)]
-pub(crate) struct Place<'k> {
+pub(crate) struct HeadCoordinates<'k> {
     index: U32<'k>,
     batch: S64<'k>,
     position: S64<'k>,
     head: S64<'k>,
 }
 
-impl<'k> Place<'k> {
+impl<'k> HeadCoordinates<'k> {
     /// Head `index`, counted in row-major order.
     #[track_caller]
-    pub(crate) fn new(shape: &Shape<'k>, index: U32<'k>) -> Place<'k> {
+    pub(crate) fn new(shape: &Shape<'k>, index: U32<'k>) -> HeadCoordinates<'k> {
         let token = index / shape.heads;
         let head = index - token * shape.heads;
         let batch = token / shape.positions;
         let position = token - batch * shape.positions;
         let signed = |x: U32<'k>| x.wide().signed();
-        Place {
+        HeadCoordinates {
             index,
             batch: signed(batch),
             position: signed(position),
@@ -243,7 +243,7 @@ impl<'k> Place<'k> {
 pub(crate) struct Head<'k> {
     k: &'k Kernel,
     tile: HeadTile,
-    place: Place<'k>,
+    coordinates: HeadCoordinates<'k>,
     features: U32<'k>,
     /// The thread's first element of each half.
     column: U32<'k>,
@@ -281,7 +281,7 @@ impl<'k> Head<'k> {
         Head {
             k,
             tile,
-            place: Place::new(shape, index),
+            coordinates: HeadCoordinates::new(shape, index),
             features: shape.features,
             column,
             exists,
@@ -302,7 +302,7 @@ impl<'k> Head<'k> {
     /// This head of a strided tensor.
     #[track_caller]
     pub(crate) fn load(&self, tensor: GlobalAddress<'k>, strides: &Strides<'k>) -> LoadedHead<'k> {
-        self.load_from(self.place.strided(self.tile.dtype, tensor, strides))
+        self.load_from(self.coordinates.strided(self.tile.dtype, tensor, strides))
     }
 
     /// The elements of a vector of D that belong to this thread's features.
@@ -314,7 +314,7 @@ impl<'k> Head<'k> {
     /// Loads the element of this head from a dense vector with one f32 per head.
     #[track_caller]
     pub(crate) fn load_scalar(&self, vector: GlobalAddress<'k>) -> F32<'k> {
-        self.place.scalar(vector).load_if(self.exists)
+        self.coordinates.scalar(vector).load_if(self.exists)
     }
 
     /// The angles of this head's position, from both tables.
@@ -334,7 +334,10 @@ impl<'k> Head<'k> {
     #[track_caller]
     pub(crate) fn store(&self, tensor: GlobalAddress<'k>, values: &[F32<'k>]) {
         let dtype = self.tile.dtype;
-        let start = self.column_of(self.place.dense(dtype, tensor, self.features), dtype.size());
+        let start = self.column_of(
+            self.coordinates.dense(dtype, tensor, self.features),
+            dtype.size(),
+        );
         let vectors = self.tile.vectors().into_iter().zip(&self.exist);
         let values = values.chunks_exact(dtype.per_vector() as usize);
         for ((first, exists), values) in vectors.zip(values) {
@@ -346,7 +349,7 @@ impl<'k> Head<'k> {
     /// Stores one f32 for this head in a dense vector.
     #[track_caller]
     pub(crate) fn store_scalar(&self, vector: GlobalAddress<'k>, value: F32<'k>) {
-        self.place.scalar(vector).store_if(self.leads, value);
+        self.coordinates.scalar(vector).store_if(self.leads, value);
     }
 
     /// The sum over the lanes of this head, in each of them. All lanes of the warp must call it.
@@ -369,7 +372,7 @@ impl<'k> Head<'k> {
     /// The elements of a table that belong to this thread's pairs, chunk by chunk.
     #[track_caller]
     fn table(&self, table: GlobalAddress<'k>, strides: &Strides<'k>) -> Vec<F32<'k>> {
-        let start = self.place.strided(Dtype::F32, table, strides);
+        let start = self.coordinates.strided(Dtype::F32, table, strides);
         let chunks = 2 * self.tile.chunks() as usize;
         let vectors = self.tile.vectors().into_iter().zip(&self.exist);
         // A vector of features has one angle per feature in the half style, and one per two

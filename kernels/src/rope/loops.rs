@@ -1,6 +1,6 @@
 //! Heads of any extents and alignment: one warp loops over each head.
 
-use super::head::Place;
+use super::head::HeadCoordinates;
 use super::{Shape, Style};
 use crate::assembler::{GlobalAddress, Kernel, Pred, U32};
 use crate::dtype::Dtype;
@@ -12,7 +12,7 @@ pub(super) const LOOP_THREADS: u32 = 128;
 pub(crate) struct HeadLoop<'k> {
     k: &'k Kernel,
     style: Style,
-    pub(crate) place: Place<'k>,
+    pub(crate) coordinates: HeadCoordinates<'k>,
     /// Whether this thread stores the scalars of the head.
     pub(crate) leads: Pred<'k>,
     pub(crate) exists: Pred<'k>,
@@ -30,7 +30,7 @@ impl<'k> HeadLoop<'k> {
         HeadLoop {
             k,
             style,
-            place: Place::new(shape, index),
+            coordinates: HeadCoordinates::new(shape, index),
             leads: exists & k.lane().equals(0),
             exists,
             pairs: exists.select(shape.pairs, 0),

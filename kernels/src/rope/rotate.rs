@@ -145,10 +145,10 @@ fn in_registers<'k>(k: &'k Kernel, tile: HeadTile, direction: Direction, call: &
 
 fn in_a_loop<'k>(k: &'k Kernel, dtype: Dtype, style: Style, direction: Direction, call: &Call<'k>) {
     let head = HeadLoop::new(k, style, &call.shape);
-    let x = head.place.strided(dtype, call.x, &call.of_x);
-    let y = head.place.dense(dtype, call.y, call.shape.features);
-    let cos = head.place.strided(Dtype::F32, call.cos, &call.of_cos);
-    let sin = head.place.strided(Dtype::F32, call.sin, &call.of_sin);
+    let x = head.coordinates.strided(dtype, call.x, &call.of_x);
+    let y = head.coordinates.dense(dtype, call.y, call.shape.features);
+    let cos = head.coordinates.strided(Dtype::F32, call.cos, &call.of_cos);
+    let sin = head.coordinates.strided(Dtype::F32, call.sin, &call.of_sin);
 
     head.each_pair(|features, pair| {
         let angle = [cos, sin].map(|table| element(Dtype::F32, table, pair).load());

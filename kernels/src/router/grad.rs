@@ -1,6 +1,6 @@
 //! The gradient of the weights by the probabilities.
 
-use super::renormalised_name;
+use super::renormalized_name;
 use crate::assembler::{
     Arguments, F32, GlobalAddress, Launch, Pred, Ptx, U32, U64, Variable, Variant,
 };
@@ -13,15 +13,15 @@ use crate::lane_group::{Group, Tile};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RouterTopKGrad {
     tile: Tile,
-    renormalise: bool,
+    renormalize: bool,
 }
 
 impl RouterTopKGrad {
     /// The kernel for `experts` experts. `aligned`: whether dp begins at a multiple of 16 bytes.
-    pub fn new(dtype: Dtype, experts: u32, aligned: bool, renormalise: bool) -> RouterTopKGrad {
+    pub fn new(dtype: Dtype, experts: u32, aligned: bool, renormalize: bool) -> RouterTopKGrad {
         RouterTopKGrad {
             tile: Tile::new(dtype, experts, aligned),
-            renormalise,
+            renormalize,
         }
     }
 
@@ -54,13 +54,13 @@ impl Variant for RouterTopKGrad {
             let (index, exists) = slots.index(j);
             let lead = exists & group.lane.equals(0);
             faults.report(lead & index.ge(experts), index.signed().wide());
-            if self.renormalise {
+            if self.renormalize {
                 let probability = slots.probability(index);
                 sum.add(probability);
                 mean.add(slots.dweight(j) * probability);
             }
         });
-        let share = self.renormalise.then(|| (*mean / *sum, sum.get()));
+        let share = self.renormalize.then(|| (*mean / *sum, sum.get()));
 
         let to = group.of_matrix(dprobabilities, group.row);
         group.for_accesses(1, |accesses| {
@@ -85,8 +85,8 @@ impl Variant for RouterTopKGrad {
     }
 
     fn entry(&self) -> String {
-        let (renormalised, tile) = (renormalised_name(self.renormalise), self.tile.name());
-        format!("router_top_k_grad{renormalised}_{tile}")
+        let (renormalized, tile) = (renormalized_name(self.renormalize), self.tile.name());
+        format!("router_top_k_grad{renormalized}_{tile}")
     }
 }
 
@@ -177,8 +177,8 @@ mod tests {
             top_k: 7,
             faults: FaultSite::new(8, 9),
         };
-        for renormalise in [false, true] {
-            let variant = RouterTopKGrad::new(Dtype::Bf16, 64, true, renormalise);
+        for renormalize in [false, true] {
+            let variant = RouterTopKGrad::new(Dtype::Bf16, 64, true, renormalize);
             let bytes = arguments.arguments();
             assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
         }

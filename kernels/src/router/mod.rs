@@ -20,9 +20,9 @@ pub use grad::{RouterTopKGrad, RouterTopKGradArguments};
 pub use top_k::{RouterTopK, RouterTopKArguments};
 
 /// What a kernel's name says of whether weights are divided by their sum.
-fn renormalised_name(renormalise: bool) -> &'static str {
-    match renormalise {
-        true => "_renormalised",
+fn renormalized_name(renormalize: bool) -> &'static str {
+    match renormalize {
+        true => "_renormalized",
         false => "",
     }
 }

@@ -1,6 +1,6 @@
 //! The chosen experts and their weights.
 
-use super::renormalised_name;
+use super::renormalized_name;
 use super::scores::{Access, ArgReduce, Candidate, Scores};
 use crate::assembler::{
     Arguments, F32, GlobalAddress, Kernel, Launch, Pred, Ptx, U32, U64, Variable, Variant,
@@ -18,7 +18,7 @@ pub struct RouterTopK {
     /// Accesses per lane to a row in registers; `None` if rows are reloaded for each choice.
     accesses: Option<u32>,
     biased: bool,
-    renormalise: bool,
+    renormalize: bool,
 }
 
 impl RouterTopK {
@@ -29,7 +29,7 @@ impl RouterTopK {
         dtype: Dtype,
         experts: u32,
         aligned: bool,
-        [biased, renormalise]: [bool; 2],
+        [biased, renormalize]: [bool; 2],
     ) -> RouterTopK {
         let tile = Tile::new(dtype, experts, aligned);
         let in_registers = experts <= 32 * EXPERTS_OF_LANE;
@@ -43,7 +43,7 @@ impl RouterTopK {
             },
             accesses: in_registers.then_some(accesses),
             biased,
-            renormalise,
+            renormalize,
         }
     }
 
@@ -74,7 +74,7 @@ impl Variant for RouterTopK {
             indices,
             first: group.row * top_k.wide(),
             top_k,
-            renormalise: self.renormalise,
+            renormalize: self.renormalize,
         };
         match self.accesses {
             Some(accesses) => {
@@ -94,8 +94,8 @@ impl Variant for RouterTopK {
         let form = self
             .accesses
             .map_or_else(|| "loop".to_owned(), |accesses| format!("a{accesses}"));
-        let (renormalised, tile) = (renormalised_name(self.renormalise), self.tile.name());
-        format!("router_top_k{biased}{renormalised}_{tile}_{form}")
+        let (renormalized, tile) = (renormalized_name(self.renormalize), self.tile.name());
+        format!("router_top_k{biased}{renormalized}_{tile}_{form}")
     }
 }
 
@@ -187,7 +187,7 @@ struct Choice<'a, 'k> {
     /// The token's first slot.
     first: U64<'k>,
     top_k: U32<'k>,
-    renormalise: bool,
+    renormalize: bool,
 }
 
 impl<'k> Choice<'_, 'k> {
@@ -205,12 +205,12 @@ impl<'k> Choice<'_, 'k> {
             let own = group.exists & (j & (lanes - 1)).equals(group.lane);
             self.index(j).store_if(own, chosen.expert);
             let probability = self.scores.probability(chosen.expert);
-            match self.renormalise {
+            match self.renormalize {
                 true => sum.add(probability),
                 false => self.store_weight(own, j, probability),
             }
         });
-        if self.renormalise {
+        if self.renormalize {
             k.for_range(group.lane, self.top_k, lanes, |j| {
                 let chosen = self.index(j).load_if::<u32>(group.exists);
                 let weight = self.scores.probability(chosen) / *sum;

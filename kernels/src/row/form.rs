@@ -77,7 +77,7 @@ pub(crate) struct LongRow<'k> {
 
 /// The elements of a row that a thread has in one round of the loop.
 #[derive(Clone, Copy)]
-pub(crate) struct Place<'k> {
+pub(crate) struct ThreadElements<'k> {
     tile: LoopTile,
     first: U32<'k>,
 }
@@ -95,21 +95,21 @@ impl<'k> LongRow<'k> {
         matrix.byte_add(elements * u64::from(self.tile.dtype.size()))
     }
 
-    /// Runs `body` for all places of this thread.
+    /// Runs `body` for each round of this thread.
     #[track_caller]
-    pub(crate) fn for_each(&self, body: impl FnOnce(Place<'k>)) {
+    pub(crate) fn for_each(&self, body: impl FnOnce(ThreadElements<'k>)) {
         let (k, tile) = (self.k, self.tile);
         let first = match tile.width {
             1 => k.thread(),
             width => k.thread() * width,
         };
         k.for_range(first, self.features, LOOP_THREADS * tile.width, |first| {
-            body(Place { tile, first });
+            body(ThreadElements { tile, first });
         });
     }
 }
 
-impl<'k> Place<'k> {
+impl<'k> ThreadElements<'k> {
     /// Loads the elements from a row or vector at `row`.
     #[track_caller]
     pub(crate) fn load(self, row: GlobalAddress<'k>) -> Vec<F32<'k>> {
@@ -120,7 +120,7 @@ impl<'k> Place<'k> {
         }
     }
 
-    /// Rounds and stores elements of a row; `value(i)` belongs to element `i` of [`Place::load`].
+    /// Rounds and stores elements of a row; `value(i)` belongs to element `i` of [`ThreadElements::load`].
     #[track_caller]
     pub(crate) fn store(self, row: GlobalAddress<'k>, value: impl Fn(usize) -> F32<'k>) {
         let (dtype, to) = (self.tile.dtype, self.in_row(row));
@@ -130,7 +130,7 @@ impl<'k> Place<'k> {
         }
     }
 
-    /// A value as [`Place::store`] rounds it.
+    /// A value as [`ThreadElements::store`] rounds it.
     #[track_caller]
     pub(crate) fn rounded(self, value: F32<'k>) -> F32<'k> {
         self.tile.dtype.rounded(value)

@@ -30,14 +30,14 @@ impl Variant for UnpermuteGradWeights {
     fn ptx(&self) -> Ptx {
         let k = &self.tile.kernel(self.entry());
         let (dout, y) = (k.pointer("dout"), k.pointer("y"));
-        let (place, dweights) = (k.pointer("place"), k.pointer("dweights"));
+        let (row_of_slot, dweights) = (k.pointer("row_of_slot"), k.pointer("dweights"));
         let [slots, rows, top_k, features] =
             ["slots", "rows", "top_k", "features"].map(|name| k.u32_param(name));
 
         let faults = Faults::parameters(k);
         let group = Group::new(k, self.tile, slots.wide(), features);
-        let place = place.element_wide::<u32>(group.row);
-        let row = place.load_if::<u32>(group.exists);
+        let row_of_slot = row_of_slot.element_wide::<u32>(group.row);
+        let row = row_of_slot.load_if::<u32>(group.exists);
         let placed = group.exists & row.lt(rows);
         let leads = group.exists & group.lane.equals(0);
         let wild = row.ge(rows) & row.differs(ABSENT);
@@ -79,7 +79,7 @@ pub struct UnpermuteGradWeightsArguments {
     /// \[C, H\], read.
     pub y: u64,
     /// \[N, K\] of i32, read.
-    pub place: u64,
+    pub row_of_slot: u64,
     /// \[N, K\] of f32, written.
     pub dweights: u64,
     /// N K.
@@ -90,7 +90,7 @@ pub struct UnpermuteGradWeightsArguments {
     pub top_k: u32,
     /// H.
     pub features: u32,
-    /// The fault site for places out of range.
+    /// The fault site for rows out of range.
     pub faults: FaultSite,
 }
 
@@ -98,7 +98,7 @@ impl UnpermuteGradWeightsArguments {
     /// The bytes of the kernel's parameters.
     pub fn arguments(&self) -> Arguments {
         let mut arguments = Arguments::new();
-        for pointer in [self.dout, self.y, self.place, self.dweights] {
+        for pointer in [self.dout, self.y, self.row_of_slot, self.dweights] {
             arguments.push_pointer(pointer);
         }
         for extent in [self.slots, self.rows, self.top_k, self.features] {
@@ -118,7 +118,7 @@ mod tests {
         let arguments = UnpermuteGradWeightsArguments {
             dout: 1,
             y: 2,
-            place: 3,
+            row_of_slot: 3,
             dweights: 4,
             slots: 5,
             rows: 6,

@@ -15,7 +15,7 @@
 //! moved element by element. Each row is read and written once; what a group rereads (an index, the
 //! token of grad weights) is in the caches.
 //!
-//! Out-of-range places and slots count as absent: they read nothing and are reported to the host.
+//! Out-of-range rows and slots count as absent: they read nothing and are reported to the host.
 
 mod grad_weights;
 mod permute;
@@ -28,7 +28,7 @@ pub use unpermute::{UnpermuteTokens, UnpermuteTokensArguments};
 use crate::dtype::Loaded;
 use crate::lane_group::{Group, IN_FLIGHT, Tile};
 
-/// The place of a slot that has none.
+/// `row_of_slot` of a slot without a row.
 const ABSENT: u32 = u32::MAX;
 
 /// What a kernel's name says of whether there are weights.

@@ -35,7 +35,7 @@ impl Variant for UnpermuteTokens {
     fn ptx(&self) -> Ptx {
         let k = &self.tile.kernel(self.entry());
         let (y, weights) = (k.pointer("y"), k.pointer("weights"));
-        let (place, out) = (k.pointer("place"), k.pointer("out"));
+        let (row_of_slot, out) = (k.pointer("row_of_slot"), k.pointer("out"));
         let tokens = k.u64_param("tokens");
         let [rows, top_k, features] = ["rows", "top_k", "features"].map(|name| k.u32_param(name));
 
@@ -44,7 +44,7 @@ impl Variant for UnpermuteTokens {
         let slots = Slots {
             group: &group,
             y,
-            place,
+            row_of_slot,
             weights: self.weighted.then_some(weights),
             first: group.row * top_k.wide(),
             count: top_k,
@@ -75,7 +75,7 @@ impl Variant for UnpermuteTokens {
 struct Slots<'a, 'k> {
     group: &'a Group<'k>,
     y: GlobalAddress<'k>,
-    place: GlobalAddress<'k>,
+    row_of_slot: GlobalAddress<'k>,
     weights: Option<GlobalAddress<'k>>,
     first: U64<'k>,
     count: U32<'k>,
@@ -89,10 +89,10 @@ impl<'k> Slots<'_, 'k> {
     #[track_caller]
     fn add(&self, first: U32<'k>, element: U32<'k>, inside: Pred<'k>, sums: &[Variable<'k, f32>]) {
         let slots = (0..IN_FLIGHT).map(|i| first + i);
-        let places: Vec<_> = slots.map(|slot| self.place_of(slot, inside)).collect();
-        let loaded: Vec<_> = places
+        let rows: Vec<_> = slots.map(|slot| self.row_of(slot, inside)).collect();
+        let loaded: Vec<_> = rows
             .into_iter()
-            .map(|place| self.load(place, element))
+            .map(|row_of_slot| self.load(row_of_slot, element))
             .collect();
 
         for (weight, loaded) in loaded {
@@ -107,21 +107,21 @@ impl<'k> Slots<'_, 'k> {
 
     /// Reads where a slot went to.
     #[track_caller]
-    fn place_of(&self, slot: U32<'k>, inside: Pred<'k>) -> Place<'k> {
+    fn row_of(&self, slot: U32<'k>, inside: Pred<'k>) -> SlotRow<'k> {
         let exists = self.group.exists & inside & slot.lt(self.count);
         let slot = self.first + slot.wide();
-        let place = self.place.element_wide::<u32>(slot);
-        Place {
+        let row_of_slot = self.row_of_slot.element_wide::<u32>(slot);
+        SlotRow {
             slot,
             exists,
-            row: place.load_if(exists),
+            row: row_of_slot.load_if(exists),
         }
     }
 
     /// Reads of the row there, if it is one, and the slot's weight.
     #[track_caller]
-    fn load(&self, place: Place<'k>, element: U32<'k>) -> (Option<F32<'k>>, Loaded<'k>) {
-        let Place { slot, row, exists } = place;
+    fn load(&self, row_of_slot: SlotRow<'k>, element: U32<'k>) -> (Option<F32<'k>>, Loaded<'k>) {
+        let SlotRow { slot, row, exists } = row_of_slot;
         // The lane of the first element reports.
         let wild = row.ge(self.rows) & row.differs(ABSENT);
         let told = exists & element.equals(0) & wild;
@@ -139,7 +139,7 @@ impl<'k> Slots<'_, 'k> {
 }
 
 /// The row that a slot went to, as it was read, and whether there is such a slot.
-struct Place<'k> {
+struct SlotRow<'k> {
     slot: U64<'k>,
     row: U32<'k>,
     exists: Pred<'k>,
@@ -153,7 +153,7 @@ pub struct UnpermuteTokensArguments {
     /// \[N, K\] of f32, read where the kernel is weighted.
     pub weights: u64,
     /// \[N, K\] of i32, read.
-    pub place: u64,
+    pub row_of_slot: u64,
     /// \[N, H\], written.
     pub out: u64,
     /// N.
@@ -164,7 +164,7 @@ pub struct UnpermuteTokensArguments {
     pub top_k: u32,
     /// H.
     pub features: u32,
-    /// The fault site for places out of range.
+    /// The fault site for rows out of range.
     pub faults: FaultSite,
 }
 
@@ -172,7 +172,7 @@ impl UnpermuteTokensArguments {
     /// The bytes of the kernel's parameters.
     pub fn arguments(&self) -> Arguments {
         let mut arguments = Arguments::new();
-        for pointer in [self.y, self.weights, self.place, self.out] {
+        for pointer in [self.y, self.weights, self.row_of_slot, self.out] {
             arguments.push_pointer(pointer);
         }
         arguments.push_u64(self.tokens);
@@ -193,7 +193,7 @@ mod tests {
         let arguments = UnpermuteTokensArguments {
             y: 1,
             weights: 2,
-            place: 3,
+            row_of_slot: 3,
             out: 4,
             tokens: 5,
             rows: 6,

@@ -87,13 +87,13 @@ impl Parameter {
         match &self.entry.rounding {
             Rounding::F32 => value,
             Rounding::Bf16 => bf16::from_f32(value).to_f32(),
-            Rounding::Bf16Stochastic { key, places } => {
-                let (mut rest, mut place) = (at as u64, places.first);
-                for (extent, stride) in &places.dims {
-                    place += rest % extent * stride;
+            Rounding::Bf16Stochastic { key, indices } => {
+                let (mut rest, mut index) = (at as u64, indices.first);
+                for (extent, stride) in &indices.dims {
+                    index += rest % extent * stride;
                     rest /= extent;
                 }
-                let word = word(fold(*key, step.into()), place);
+                let word = word(fold(*key, step.into()), index);
                 let bits = value.to_bits();
                 let moved = bits.wrapping_add(word >> 16) & 0xffff_0000;
                 f32::from_bits(if value.is_finite() { moved } else { bits })
@@ -124,7 +124,7 @@ fn random(first: u64, dims: &[(u64, u64)]) -> Rounding {
     let dims = dims.to_vec();
     Rounding::Bf16Stochastic {
         key: KEY,
-        places: GlobalIndices { first, dims },
+        indices: GlobalIndices { first, dims },
     }
 }
 
@@ -162,7 +162,7 @@ fn assert_bits(found: &[Vec<f32>; 3], expected: &[Vec<f32>; 3]) {
     }
 }
 
-/// Whole tiles with a rest, a few elements, none; where 16 bytes begin and where not; the places of
+/// Whole tiles with a rest, a few elements, none; where 16 bytes begin and where not; the global indices of
 /// rows, of columns, and of a box.
 fn of_all_kinds(device: &Device) -> Vec<Parameter> {
     let new = |count, skip, rounding| Parameter::new(device, count, skip, rounding);

@@ -48,13 +48,13 @@ fn copied(
 
     let space = IterationSpace::new(extents, &dense(extents), &[strides]).unwrap();
     let counters = if tiles {
-        let (variant, turned) = Transpose::new(unit, &space).unwrap();
+        let (variant, transposed) = Transpose::new(unit, &space).unwrap();
         let arguments = TransposeArguments {
             x: at_x,
             y: at_y,
-            turned,
+            transposed,
         };
-        let launch = variant.launch(&turned).unwrap();
+        let launch = variant.launch(&transposed).unwrap();
         device.run(&variant, launch, &arguments.arguments(&variant))
     } else {
         let (unit, space) = unit.largest(&space, 0);

@@ -192,7 +192,7 @@ fn every_layout_gives_the_same_bits() {
             for shape in shapes {
                 let count: usize = shape.iter().product();
                 let dense = strides(shape, 0..shape.len());
-                let turned = strides(shape, (0..shape.len()).rev());
+                let transposed = strides(shape, (0..shape.len()).rev());
                 let mut broadcast = dense.clone();
                 if let Some(first) = broadcast.first_mut() {
                     *first = 0;
@@ -200,7 +200,7 @@ fn every_layout_gives_the_same_bits() {
 
                 let a = operand(&device, of_a, count, 3);
                 let b = operand(&device, of_b, count, 5);
-                for strides in [[&dense, &dense], [&turned, &broadcast]] {
+                for strides in [[&dense, &dense], [&transposed, &broadcast]] {
                     let space =
                         IterationSpace::new(shape, &dense, &strides.map(|s| &s[..])).unwrap();
                     for layout in layouts(&space) {
@@ -270,8 +270,8 @@ fn run(device: &Device, variant: &Elementwise) -> Vec<u8> {
     let of_operand = match variant.layout() {
         Layout::Contiguous => dense.clone(),
         Layout::Strided { .. } => {
-            let turned = strides(&shape, (0..shape.len()).rev());
-            turned.iter().map(|stride| 2 * stride).collect()
+            let transposed = strides(&shape, (0..shape.len()).rev());
+            transposed.iter().map(|stride| 2 * stride).collect()
         }
     };
 

@@ -4,7 +4,7 @@ use meshgrad_emulator::Counters;
 use meshgrad_kernel_catalogue::HELD_EXPERTS;
 use meshgrad_kernels::expert_order::{
     Blocks, ExpertCounts, ExpertCountsArguments, ExpertHistogram, ExpertHistogramArguments,
-    ExpertOffsets, ExpertOffsetsArguments, ExpertPlace, ExpertPlaceArguments, ExpertStarts,
+    ExpertOffsets, ExpertOffsetsArguments, ExpertScatter, ExpertScatterArguments, ExpertStarts,
     ExpertStartsArguments, IndexFormat,
 };
 
@@ -28,7 +28,7 @@ struct Problem {
 struct Sorted {
     offsets: Vec<i64>,
     order: Vec<i32>,
-    place: Vec<i32>,
+    row_of_slot: Vec<i32>,
     counts: Vec<f32>,
 }
 
@@ -57,10 +57,10 @@ impl Problem {
         by_expert.sort_by_key(|slot| self.indices[*slot]);
 
         let mut order = vec![-1; self.indices.len()];
-        let mut place = order.clone();
+        let mut row_of_slot = order.clone();
         for (row, slot) in by_expert.iter().enumerate() {
             order[row] = *slot as i32;
-            place[*slot] = row as i32;
+            row_of_slot[*slot] = row as i32;
         }
         let before = |expert: i64| {
             let indices = self.indices.iter().filter_map(|index| group(*index));
@@ -70,7 +70,7 @@ impl Problem {
         let counts = offsets.windows(2).map(|ends| (ends[1] - ends[0]) as f32);
         Sorted {
             order,
-            place,
+            row_of_slot,
             counts: counts.collect(),
             offsets,
         }
@@ -98,7 +98,7 @@ impl Problem {
         let cells = held * blocks.count() as usize;
         let (counts, totals) = (device.room(4 * cells), device.room(4 * held));
         let offsets = device.room(8 * (held + 1));
-        let (order, place) = (device.room(4 * slots), device.room(4 * slots));
+        let (order, row_of_slot) = (device.room(4 * slots), device.room(4 * slots));
         let (indices, word) = (self.indices_on(device), device.put(&[0; 8]));
 
         let variant = ExpertHistogram::new(self.index, self.held);
@@ -136,14 +136,14 @@ impl Problem {
         let counters = device.run(&ExpertOffsets, launch, &arguments.arguments());
         assert_once(&counters, [4 * held, 8 * (held + 1)]);
 
-        let variant = ExpertPlace::new(self.index, self.held);
+        let variant = ExpertScatter::new(self.index, self.held);
         let launch = variant.launch(blocks, self.held).unwrap();
-        let arguments = ExpertPlaceArguments {
+        let arguments = ExpertScatterArguments {
             indices,
             starts: counts,
             offsets,
             order,
-            place,
+            row_of_slot,
             blocks,
             held: self.held,
             first_expert: self.first,
@@ -162,7 +162,8 @@ impl Problem {
             self.assert_conflicts(&counters);
         }
 
-        let [order, place] = [order, place].map(|from| i32s(&device.bytes(from, 4 * slots)));
+        let [order, row_of_slot] =
+            [order, row_of_slot].map(|from| i32s(&device.bytes(from, 4 * slots)));
         let offsets_bytes = device.bytes(offsets, 8 * (held + 1));
         let (offsets_values, _) = offsets_bytes.as_chunks();
         let sorted = Sorted {
@@ -171,7 +172,7 @@ impl Problem {
                 .map(|it| i64::from_le_bytes(*it))
                 .collect(),
             order,
-            place,
+            row_of_slot,
             counts: self.counts(device, offsets),
         };
         (sorted, fault)
@@ -291,7 +292,7 @@ pub(crate) fn exercise(device: &Device) -> Vec<u8> {
                 problem.indices[slot] = i64::from(held) + 3;
             }
             let (sorted, _) = problem.sort_and_tell(device);
-            bits.extend(sorted.place.iter().flat_map(|row| row.to_le_bytes()));
+            bits.extend(sorted.row_of_slot.iter().flat_map(|row| row.to_le_bytes()));
             bits.extend(sorted.order.iter().flat_map(|slot| slot.to_le_bytes()));
         }
     }

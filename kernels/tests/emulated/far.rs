@@ -146,10 +146,10 @@ fn strides(sides: &Sides) {
     sides.assert_same(arrays, |_, [x, y]| {
         let (of_x, of_y) = ([x.stride(4) as isize, 1, 40], [y.stride(4) as isize, 36, 1]);
         let space = IterationSpace::new(&[2, 40, 36], &of_y, &[&of_x]).unwrap();
-        let (variant, turned) = Transpose::new(Unit::B4, &space).unwrap();
+        let (variant, transposed) = Transpose::new(Unit::B4, &space).unwrap();
         let (x, y) = (x.address, y.address);
-        let arguments = TransposeArguments { x, y, turned }.arguments(&variant);
-        sides.run(&variant, variant.launch(&turned), &arguments);
+        let arguments = TransposeArguments { x, y, transposed }.arguments(&variant);
+        sides.run(&variant, variant.launch(&transposed), &arguments);
     });
 
     let arrays = || [floats(Dtype::F32, 2 * 30, 1), zeros(2 * 2 * 30)];
@@ -276,7 +276,7 @@ fn tokens(sides: &Sides) {
         let arguments = UnpermuteTokensArguments {
             y: y.address,
             weights: 0,
-            place: device.put(&[y.stride(line) as u32, 0].map(u32::to_le_bytes).concat()),
+            row_of_slot: device.put(&[y.stride(line) as u32, 0].map(u32::to_le_bytes).concat()),
             out: to,
             tokens: 2,
             rows: y.stride(line) as u32 + 1,

@@ -11,7 +11,7 @@ use meshgrad_kernels::rope::{Direction, Heads, Style};
 use meshgrad_kernels::{Dtype, Variant};
 
 use crate::device::{Device, decoded, values};
-use crate::rope::{Strided, Tables, moves_whole_sectors, rounding, turned};
+use crate::rope::{Strided, Tables, moves_whole_sectors, rotated, rounding};
 use crate::traffic::{assert_moved, assert_whole_sectors};
 
 const EPS: f32 = 1e-5;
@@ -191,8 +191,8 @@ impl Problem {
             assert!((f64::from(*inv_rms) / inv - 1.0).abs() < 1e-6);
 
             let normed: Vec<f64> = x.iter().zip(&w).map(|(x, w)| x * inv * w).collect();
-            let expected = turned(self.style, Direction::Forward, &self.heads, &normed, angle);
-            let dz = turned(self.style, Direction::Inverse, &self.heads, &dy, angle);
+            let expected = rotated(self.style, Direction::Forward, &self.heads, &normed, angle);
+            let dz = rotated(self.style, Direction::Inverse, &self.heads, &dy, angle);
             let products = (0..features).map(|i| dz[i] * w[i] * x[i]);
             let mean = products.sum::<f64>() / features as f64;
             for i in 0..features {

@@ -67,7 +67,7 @@ pub(crate) fn pair_of(style: Style, heads: &Heads, pair: usize) -> [usize; 2] {
 }
 
 /// A head rotated in f64.
-pub(crate) fn turned(
+pub(crate) fn rotated(
     style: Style,
     direction: Direction,
     heads: &Heads,
@@ -206,7 +206,7 @@ impl Problem {
             let token = row / self.heads.heads as usize;
             let x = self.x.head(&self.heads, row);
             let angle = |pair| self.tables.angle(&self.heads, token, pair);
-            let expected = turned(self.style, direction, &self.heads, &x, angle);
+            let expected = rotated(self.style, direction, &self.heads, &x, angle);
             for (column, (y, expected)) in y.iter().zip(expected).enumerate() {
                 let bound = rounding(self.dtype) * (1.0 + expected.abs());
                 let error = (f64::from(*y) - expected).abs();

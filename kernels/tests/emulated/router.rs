@@ -73,7 +73,7 @@ impl Problem {
         self.extents[0] * self.extents[2]
     }
 
-    fn expected(&self, [biased, renormalise]: [bool; 2]) -> Chosen {
+    fn expected(&self, [biased, renormalize]: [bool; 2]) -> Chosen {
         let [tokens, experts, top_k] = self.extents;
         let (mut indices, mut weights) = (Vec::new(), Vec::new());
         for token in 0..tokens {
@@ -94,7 +94,7 @@ impl Problem {
             });
             let chosen = ranked.into_iter().take(top_k);
             let chosen: Vec<usize> = chosen.collect();
-            let sum = match renormalise {
+            let sum = match renormalize {
                 true => chosen.iter().fold(0.0, |sum, e| sum + row[*e]),
                 false => 1.0,
             };
@@ -128,18 +128,18 @@ impl Problem {
         let counters = device.run(&variant, launch, &arguments.arguments());
 
         // Weights that are shares of their sum find their experts in what was just written.
-        let [biased, renormalise] = flags;
+        let [biased, renormalize] = flags;
         let read = size * self.probabilities.len()
             + if biased { 4 * experts } else { 0 }
-            + if renormalise { 4 * self.slots() } else { 0 };
+            + if renormalize { 4 * self.slots() } else { 0 };
         let written = (4 + size) * self.slots();
         assert_eq!(counters.unique_bytes_read, read as u64);
         if !counters.kernel.ends_with("loop") {
             // A bias for each token, and what is chosen once more: by all lanes of a token, and by
             // the one that finds it again.
             let of_row = size + if biased { 4 } else { 0 };
-            let times = lanes_of(&counters) as usize + usize::from(renormalise);
-            let again = if renormalise { 4 * self.slots() } else { 0 };
+            let times = lanes_of(&counters) as usize + usize::from(renormalize);
+            let again = if renormalize { 4 * self.slots() } else { 0 };
             let all = tokens * experts * of_row + times * size * self.slots() + again;
             assert_moved(&counters, [all, written], [read, written]);
         }
@@ -161,13 +161,13 @@ impl Problem {
         &self,
         device: &Device,
         indices: &[i32],
-        renormalise: bool,
+        renormalize: bool,
     ) -> (Vec<f32>, Option<Fault>) {
         let [tokens, experts, top_k] = self.extents;
         let bytes: Vec<u8> = indices.iter().flat_map(|it| it.to_le_bytes()).collect();
         let word = device.put(&[0; 8]);
         let dprobabilities = device.room(self.probabilities.len() * self.dtype.size() as usize);
-        let variant = RouterTopKGrad::new(self.dtype, experts as u32, true, renormalise);
+        let variant = RouterTopKGrad::new(self.dtype, experts as u32, true, renormalize);
         let arguments = RouterTopKGradArguments {
             probabilities: self.on_device[0],
             indices: device.put(&bytes),
@@ -189,7 +189,7 @@ impl Problem {
             assert_eq!(counters.total.bytes_written as usize, written);
             // Choices and their weights, and of shares of a sum what was chosen.
             let size = self.dtype.size() as usize;
-            let read = 4 + size + if renormalise { size } else { 0 };
+            let read = 4 + size + if renormalize { size } else { 0 };
             assert_eq!(counters.unique_bytes_read as usize, read * self.slots());
         }
         (all, fault)
@@ -199,7 +199,7 @@ impl Problem {
         values(self.dtype, self.slots(), 7)
     }
 
-    fn expected_gradient(&self, indices: &[i32], renormalise: bool) -> Vec<f32> {
+    fn expected_gradient(&self, indices: &[i32], renormalize: bool) -> Vec<f32> {
         let [tokens, experts, top_k] = self.extents;
         let (dweights, mut slopes) = (self.dweights(), vec![0.0; tokens * experts]);
         for token in 0..tokens {
@@ -207,7 +207,7 @@ impl Problem {
             let slots = token * top_k..(token + 1) * top_k;
             let chosen = || indices[slots.clone()].iter().map(|e| *e as usize);
             let (mut sum, mut mean) = (1.0, 0.0);
-            if renormalise {
+            if renormalize {
                 sum = chosen().fold(0.0, |sum, e| sum + row[e]);
                 let products = chosen().zip(&dweights[slots.clone()]);
                 mean = products.fold(0.0, |sum, (e, dw)| sum + dw * row[e]) / sum;
@@ -231,10 +231,10 @@ fn the_choice_is_a_stable_sort() {
                 let found = problem.choose(&device, flags);
                 assert_eq!(found, problem.expected(flags), "{extents:?} {flags:?}");
 
-                for renormalise in [false, true] {
-                    let (slopes, fault) = problem.gradient(&device, &found.indices, renormalise);
-                    let expected = problem.expected_gradient(&found.indices, renormalise);
-                    assert_eq!(slopes, expected, "{extents:?} {renormalise}");
+                for renormalize in [false, true] {
+                    let (slopes, fault) = problem.gradient(&device, &found.indices, renormalize);
+                    let expected = problem.expected_gradient(&found.indices, renormalize);
+                    assert_eq!(slopes, expected, "{extents:?} {renormalize}");
                     assert_eq!(fault, None);
                 }
             }

@@ -30,7 +30,7 @@ struct Problem {
     top_k: usize,
     features: usize,
     order: Vec<i32>,
-    place: Vec<i32>,
+    row_of_slot: Vec<i32>,
     used: usize,
     x: Vec<f32>,
     y: Vec<f32>,
@@ -46,7 +46,7 @@ struct OnDevice {
     y: u64,
     weights: u64,
     order: u64,
-    place: u64,
+    row_of_slot: u64,
     end: u64,
     word: u64,
 }
@@ -55,13 +55,13 @@ impl Problem {
     /// The first `used` of the slots, reversed, have rows; the others none.
     fn new(device: &Device, dtype: Dtype, [tokens, top_k, used, features]: [usize; 4]) -> Problem {
         let slots = tokens * top_k;
-        let (mut order, mut place) = (vec![-1; slots], vec![-1; slots]);
+        let (mut order, mut row_of_slot) = (vec![-1; slots], vec![-1; slots]);
         // A permutation of the last `used` slots.
         let mut taken: Vec<usize> = (slots - used..slots).collect();
         taken.rotate_left(used / 3);
         for (row, slot) in taken.into_iter().enumerate() {
             order[row] = slot as i32;
-            place[slot] = row as i32;
+            row_of_slot[slot] = row as i32;
         }
         let x = values(dtype, tokens * features, 1);
         let y = values(dtype, slots * features, 2);
@@ -75,7 +75,7 @@ impl Problem {
             y: device.put_floats(dtype, &y),
             weights: device.put_floats(Dtype::F32, &weights),
             order: ints(&order),
-            place: ints(&place),
+            row_of_slot: ints(&row_of_slot),
             end: device.put(&(used as i64).to_le_bytes()),
             word: device.put(&[0; 8]),
         };
@@ -85,7 +85,7 @@ impl Problem {
             top_k,
             features,
             order,
-            place,
+            row_of_slot,
             used,
             x,
             y,
@@ -149,7 +149,7 @@ impl Problem {
         let arguments = UnpermuteTokensArguments {
             y: self.on_device.y,
             weights: self.on_device.weights,
-            place: self.on_device.place,
+            row_of_slot: self.on_device.row_of_slot,
             out,
             tokens: self.tokens as u64,
             rows: self.slots() as u32,
@@ -180,7 +180,7 @@ impl Problem {
         let arguments = UnpermuteGradWeightsArguments {
             dout: self.on_device.x,
             y: self.on_device.y,
-            place: self.on_device.place,
+            row_of_slot: self.on_device.row_of_slot,
             dweights,
             slots,
             rows: slots,
@@ -248,8 +248,8 @@ impl Problem {
 
         let sum = |at: usize, weight: &dyn Fn(usize) -> f64| -> f64 {
             let first = at / features * self.top_k;
-            let slots = (first..first + self.top_k).filter(|slot| self.place[*slot] >= 0);
-            let row = |slot: usize| self.place[slot] as usize * features + at % features;
+            let slots = (first..first + self.top_k).filter(|slot| self.row_of_slot[*slot] >= 0);
+            let row = |slot: usize| self.row_of_slot[slot] as usize * features + at % features;
             slots
                 .map(|slot| weight(slot) * f64::from(self.y[row(slot)]))
                 .sum()
@@ -261,7 +261,7 @@ impl Problem {
         self.assert_close(&weighed, |at| sum(at, &weight), self.bound());
 
         let dot = |slot: usize| -> f64 {
-            let Ok(row) = usize::try_from(self.place[slot]) else {
+            let Ok(row) = usize::try_from(self.row_of_slot[slot]) else {
                 return 0.0;
             };
             let (x, y) = (
@@ -294,14 +294,14 @@ impl Problem {
         bits
     }
 
-    /// Rows end too late, and no slot or place is in range.
+    /// Rows end too late, and no slot or row is in range.
     fn be_wild(&mut self, device: &Device) {
         let wild: Vec<u8> = [1 << 20; 15]
             .iter()
             .flat_map(|it: &i32| it.to_le_bytes())
             .collect();
         self.on_device.order = device.put(&wild);
-        self.on_device.place = self.on_device.order;
+        self.on_device.row_of_slot = self.on_device.order;
         self.on_device.end = device.put(&99i64.to_le_bytes());
         self.wild = true;
     }
@@ -318,7 +318,7 @@ fn there_and_back() {
     }
 }
 
-/// Slots and places out of range, and an end beyond all rows, read nothing: they count as absent,
+/// Slots and rows out of range, and an end beyond all rows, read nothing: they count as absent,
 /// and the host is notified.
 #[test]
 fn wild_places_are_absent() {
@@ -328,7 +328,7 @@ fn wild_places_are_absent() {
         |values: &[i32]| -> Vec<u8> { values.iter().flat_map(|it| it.to_le_bytes()).collect() };
     let wild = [6, -2, i32::MIN, i32::MAX, 1, 0];
     problem.on_device.order = device.put(&ints(&wild));
-    problem.on_device.place = problem.on_device.order;
+    problem.on_device.row_of_slot = problem.on_device.order;
     let ends = [-1, 6, 1 << 40];
 
     for end in ends {
@@ -366,7 +366,7 @@ fn wild_places_are_absent() {
     let arguments = UnpermuteGradWeightsArguments {
         dout: problem.on_device.x,
         y: problem.on_device.y,
-        place: problem.on_device.place,
+        row_of_slot: problem.on_device.row_of_slot,
         dweights,
         slots: 6,
         rows: 6,
@@ -380,7 +380,7 @@ fn wild_places_are_absent() {
     assert!(found[..4].iter().all(|value| *value == 0.0) && found[5] != 0.0);
 }
 
-/// Every kernel of the catalogue, as it should be and with an end, slots and places out of range.
+/// Every kernel of the catalogue, as it should be and with an end, slots and rows out of range.
 pub(crate) fn exercise(device: &Device) -> Vec<u8> {
     let mut bits = Vec::new();
     for dtype in Dtype::ALL {

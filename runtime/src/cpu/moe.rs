@@ -88,7 +88,7 @@ pub(crate) fn expert_order<I: Element>(
     first_expert: usize,
     offsets: &mut [i64],
     order: &mut [i32],
-    place: &mut [i32],
+    row_of_slot: &mut [i32],
 ) {
     let held = offsets.len() - 1;
     let group = |index: &I| {
@@ -108,15 +108,15 @@ pub(crate) fn expert_order<I: Element>(
     // During the loop, `offsets[group]` is the next free row of the group; after it, the end of the
     // group.
     order.fill(-1);
-    for (slot, (index, place)) in indices.iter().zip(place).enumerate() {
+    for (slot, (index, row_of_slot)) in indices.iter().zip(row_of_slot).enumerate() {
         let Some(group) = group(index) else {
-            *place = -1;
+            *row_of_slot = -1;
             continue;
         };
         let row = offsets[group];
         offsets[group] += 1;
         order[row as usize] = slot as i32;
-        *place = row as i32;
+        *row_of_slot = row as i32;
     }
     offsets.copy_within(..held, 1);
     offsets[0] = 0;
@@ -156,13 +156,13 @@ pub(crate) fn permute_tokens_weighted<T: Float>(
     });
 }
 
-/// `out[token] = sum_j weight(token, j) * rows[place[token, j]]` in the order of j; a negative
-/// place contributes zero. `weight` takes the flat index of (token, j).
+/// `out[token] = sum_j weight(token, j) * rows[row_of_slot[token, j]]` in the order of j; a negative
+/// row contributes zero. `weight` takes the flat index of (token, j).
 pub(crate) fn unpermute_tokens<T: Float>(
     rows: &[T],
     width: usize,
     top_k: usize,
-    place: &[i32],
+    row_of_slot: &[i32],
     weight: impl Fn(usize) -> T::Wide + Sync,
     out: &mut [T],
 ) {
@@ -171,7 +171,7 @@ pub(crate) fn unpermute_tokens<T: Float>(
             let mut sums = [T::Wide::ZERO; CHUNK];
             let sums = &mut sums[..out.len()];
             let first = token * top_k;
-            for (slot, row) in (first..).zip(&place[first..first + top_k]) {
+            for (slot, row) in (first..).zip(&row_of_slot[first..first + top_k]) {
                 let Ok(row) = usize::try_from(*row) else {
                     continue;
                 };
@@ -188,20 +188,20 @@ pub(crate) fn unpermute_tokens<T: Float>(
     });
 }
 
-/// `out[token, j] = dot(dy[token], y[place[token, j]])`; zero where the place is negative.
+/// `out[token, j] = dot(dy[token], y[row_of_slot[token, j]])`; zero for a negative row.
 pub(crate) fn unpermute_tokens_grad_weights<T: Float>(
     dy: &[T],
     y: &[T],
     width: usize,
     top_k: usize,
-    place: &[i32],
+    row_of_slot: &[i32],
     out: &mut [T::Wide],
 ) {
     for_blocks(out, rows_per_task(width), |start, part| {
         vectorized!(T::Wide, || {
             for (at, out) in part.iter_mut().enumerate() {
                 let slot = start + at;
-                *out = usize::try_from(place[slot]).map_or(T::Wide::ZERO, |row| {
+                *out = usize::try_from(row_of_slot[slot]).map_or(T::Wide::ZERO, |row| {
                     let dy = &dy[slot / top_k * width..][..width];
                     sum([dy, &y[row * width..][..width]], |[dy, y]| dy * y)
                 });

@@ -33,7 +33,7 @@ pub(crate) fn copy(gpu: &Launcher<'_>, x: &Tensor, y: &Target) -> Result<()> {
         let arguments = TransposeArguments {
             x: from,
             y: to,
-            turned: transposed,
+            transposed,
         };
         return gpu.run(&kernel, &arguments.arguments(&kernel.variant));
     }

@@ -33,7 +33,7 @@ pub(crate) fn sum_squares(
 }
 
 /// norm = the square root of the sum of all partial sums.
-pub(crate) fn add_squares(
+pub(crate) fn norm_of_partials(
     gpu: &Launcher<'_>,
     partials: &UninitTensor,
     norm: &UninitTensor,

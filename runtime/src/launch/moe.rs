@@ -6,7 +6,7 @@ mod rows;
 
 pub(crate) use order::{Sort, expert_counts, expert_order};
 pub(crate) use router::{router_top_k, router_top_k_grad};
-pub(crate) use rows::{collect_tokens, permute_tokens, token_dots};
+pub(crate) use rows::{permute_tokens, unpermute_tokens, unpermute_tokens_grad_weights};
 
 /// The family's name in errors of kernels.
 const FAMILY: &str = "moe";

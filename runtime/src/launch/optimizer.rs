@@ -110,9 +110,9 @@ fn entry(
     let rounding = match (param.dtype, rounding) {
         (DType::F32, _) => Rounding::F32,
         (DType::BF16, None) => Rounding::Bf16,
-        (DType::BF16, Some((key, places))) => Rounding::Bf16Stochastic {
+        (DType::BF16, Some((key, indices))) => Rounding::Bf16Stochastic {
             key: key.words(),
-            places: innermost_first(&places),
+            indices: innermost_first(&indices),
         },
         (other, _) => return Err(PlanError::DType(other)),
     };
@@ -131,8 +131,8 @@ fn entry(
 }
 
 /// Global indices in the table's format; at least one dim.
-fn innermost_first(places: &Layout) -> GlobalIndices {
-    let dims = places.merged_dims().into_iter().rev();
+fn innermost_first(indices: &Layout) -> GlobalIndices {
+    let dims = indices.merged_dims().into_iter().rev();
     let mut dims: Vec<(u64, u64)> = dims
         .map(|(extent, stride)| (extent as u64, stride as u64))
         .collect();
@@ -140,7 +140,7 @@ fn innermost_first(places: &Layout) -> GlobalIndices {
         dims.push((1, 1));
     }
     GlobalIndices {
-        first: places.offset() as u64,
+        first: indices.offset() as u64,
         dims,
     }
 }
@@ -154,9 +154,9 @@ mod tests {
     fn places_are_merged() {
         let whole = Region::whole(&[4, 6, 10]).unwrap();
         let region = whole.slice(0, 1..3).unwrap().slice(2, 4..8).unwrap();
-        let places = Key::new(0).within(&region);
-        let places = innermost_first(&places.global_indices("test", region.shape()).unwrap());
-        assert_eq!((places.first, places.dims), (64, vec![(4, 1), (12, 10)]));
+        let indices = Key::new(0).within(&region);
+        let indices = innermost_first(&indices.global_indices("test", region.shape()).unwrap());
+        assert_eq!((indices.first, indices.dims), (64, vec![(4, 1), (12, 10)]));
 
         let one = innermost_first(&Layout::contiguous(Default::default(), 0));
         assert_eq!(one.dims, [(1, 1)]);

@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbouring_dims_are_one_pass() {
+    fn neighboring_dims_are_one_pass() {
         assert_eq!(extents(&[2, 3, 4, 5], &[2, 3]), [[6, 20, 1]]);
         assert_eq!(extents(&[2, 3, 4, 5], &[0, 1]), [[1, 6, 20]]);
         assert_eq!(extents(&[2, 3, 4, 5], &[1]), [[2, 3, 20]]);

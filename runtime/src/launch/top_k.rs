@@ -12,18 +12,18 @@ use crate::{Call, DType, Result, Tensor, UninitTensor};
 /// The family's name in errors of kernels.
 const FAMILY: &str = "rank";
 
-/// places\[r\] = the index of the first extreme among the `columns` elements of row r.
+/// indices\[r\] = the index of the first extreme among the `columns` elements of row r.
 pub(crate) fn first_best(
     call: &Call,
     extreme: Extreme,
     x: &Tensor,
     columns: usize,
-    places: &UninitTensor,
+    indices: &UninitTensor,
 ) -> Result<()> {
     call.launch(|gpu| {
         let plan = gpu.planned(Extremes::plan(extreme, &Operand::of(x), columns))?;
         let x = gpu.ptr(x)?;
-        let to = gpu.uninit_ptr(places)?;
+        let to = gpu.uninit_ptr(indices)?;
         if plan.chunks == 1 {
             return gpu.run(&plan.best, &plan.arguments(x, to).arguments());
         }
@@ -71,10 +71,10 @@ impl Extremes {
         })
     }
 
-    fn arguments(&self, x: u64, places: u64) -> ArgReduceArguments {
+    fn arguments(&self, x: u64, indices: u64) -> ArgReduceArguments {
         ArgReduceArguments {
             x,
-            indices: places,
+            indices: indices,
             rows: self.rows,
             features: self.features,
         }
@@ -87,14 +87,14 @@ pub(crate) fn top_k(
     x: &Tensor,
     [columns, k]: [usize; 2],
     values: &UninitTensor,
-    places: &UninitTensor,
+    indices: &UninitTensor,
 ) -> Result<()> {
     call.launch(|gpu| {
         let plan = gpu.planned(Top::plan(&Operand::of(x), columns, k))?;
-        let [x, values, places] = [
+        let [x, values, indices] = [
             gpu.ptr(x)?,
             gpu.uninit_ptr(values)?,
-            gpu.uninit_ptr(places)?,
+            gpu.uninit_ptr(indices)?,
         ];
         let room = |runs: Runs| call.workspace(plan.keys_of(runs), DType::I64);
 
@@ -103,7 +103,7 @@ pub(crate) fn top_k(
             x,
             keys: gpu.uninit_ptr(&held)?,
             values,
-            indices: places,
+            indices: indices,
             features: plan.features,
             kept: plan.runs.len,
             tiles: plan.runs.count,
@@ -119,7 +119,7 @@ pub(crate) fn top_k(
                 keys: gpu.uninit_ptr(&to)?,
                 x,
                 values,
-                indices: places,
+                indices: indices,
                 features: plan.features,
                 runs,
                 kept: merged.len,

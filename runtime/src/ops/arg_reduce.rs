@@ -7,11 +7,11 @@ use crate::launch::top_k::{self as launch, Extreme};
 use crate::ops::contiguous;
 use crate::{Error, Result, Shape, Signature, Tensor, for_float};
 
-static ARGMAX: Signature = Signature::new("argmax", "x: F[*] -> places: i64[*]", 1);
-static ARGMIN: Signature = Signature::new("argmin", "x: F[*] -> places: i64[*]", 1);
+static ARGMAX: Signature = Signature::new("argmax", "x: F[*] -> indices: i64[*]", 1);
+static ARGMIN: Signature = Signature::new("argmin", "x: F[*] -> indices: i64[*]", 1);
 static TOP_K: Signature = Signature::new(
     "top_k",
-    "x: F[.. n!] -> values: F[.. k], places: i64[.. k]",
+    "x: F[.. n!] -> values: F[.. k], indices: i64[.. k]",
     0,
 );
 
@@ -59,27 +59,27 @@ fn first_best(
     let kept: Vec<usize> = (0..x.shape().len()).filter(|at| *at != dim).collect();
     let x = x.permute(&[&kept[..], &[dim]].concat())?;
     let shape = Shape::new(&x.shape()[..kept.len()])?;
-    let mut places = call.output_of(shape, crate::DType::I64)?;
+    let mut indices = call.output_of(shape, crate::DType::I64)?;
     let x = contiguous(&x)?;
     if call.device().is_gpu() {
-        launch::first_best(&call, extreme, &x, columns, &places)?;
-        return Ok(places.finish());
+        launch::first_best(&call, extreme, &x, columns, &indices)?;
+        return Ok(indices.finish());
     }
     call.compute(|| {
         for_float!(x.dtype(), T => {
-            let (x, places) = (Flat::<T>::new(&x)?, places.slice()?);
+            let (x, indices) = (Flat::<T>::new(&x)?, indices.slice()?);
             match extreme {
                 Extreme::Max => {
-                    kernels::argmax_by(&x, columns, kernels::largest::<T>, places);
+                    kernels::argmax_by(&x, columns, kernels::largest::<T>, indices);
                 }
                 Extreme::Min => {
-                    kernels::argmax_by(&x, columns, kernels::smallest::<T>, places);
+                    kernels::argmax_by(&x, columns, kernels::smallest::<T>, indices);
                 }
             }
             Ok(())
         })
     })?;
-    Ok(places.finish())
+    Ok(indices.finish())
 }
 
 /// The `k` largest elements along the last dim, in descending order, and their indices.
@@ -102,20 +102,20 @@ pub fn top_k(x: &Tensor, k: usize) -> Result<(Tensor, Tensor)> {
 
     call.set_extent("k", k);
     let mut call = call.with_flops(x.elements() as u64);
-    let (mut values, mut places) = (call.output(0)?, call.output(1)?);
+    let (mut values, mut indices) = (call.output(0)?, call.output(1)?);
     let x = contiguous(x)?;
     if call.device().is_gpu() {
-        launch::top_k(&call, &x, [columns, k], &values, &places)?;
-        return Ok((values.finish(), places.finish()));
+        launch::top_k(&call, &x, [columns, k], &values, &indices)?;
+        return Ok((values.finish(), indices.finish()));
     }
     call.compute(|| {
         for_float!(x.dtype(), T => {
             let x = Flat::<T>::new(&x)?;
-            kernels::top_k(&x, columns, k, values.slice()?, places.slice()?);
+            kernels::top_k(&x, columns, k, values.slice()?, indices.slice()?);
             Ok(())
         })
     })?;
-    Ok((values.finish(), places.finish()))
+    Ok((values.finish(), indices.finish()))
 }
 
 #[cfg(test)]
@@ -151,13 +151,13 @@ mod tests {
                         argmin(&x, dim as isize).unwrap(),
                     );
                     let last = x.transpose(dim as isize, -1).unwrap();
-                    let swapped = |places: &Tensor| {
-                        let places = places
+                    let swapped = |indices: &Tensor| {
+                        let indices = indices
                             .unsqueeze(dim)
                             .unwrap()
                             .transpose(dim as isize, -1)
                             .unwrap();
-                        places.to_vec::<i64>().unwrap()
+                        indices.to_vec::<i64>().unwrap()
                     };
                     let (high, low) = (swapped(&high), swapped(&low));
                     for (at, row) in values(&last).chunks(extent).enumerate() {
@@ -187,8 +187,8 @@ mod tests {
         let x = Tensor::from_slice(&device, &[1000], &elements).unwrap();
         assert_eq!(argmax(&x, 0).unwrap().item::<i64>().unwrap(), 900);
         assert_eq!(argmin(&x, 0).unwrap().item::<i64>().unwrap(), 900);
-        let (_, places) = top_k(&x, 4).unwrap();
-        assert_eq!(places.to_vec::<i64>().unwrap(), [900, 950, 700, 0]);
+        let (_, indices) = top_k(&x, 4).unwrap();
+        assert_eq!(indices.to_vec::<i64>().unwrap(), [900, 950, 700, 0]);
     }
 
     /// For any k, also when several passes are needed.
@@ -206,13 +206,13 @@ mod tests {
                 let x = coarse(&device, &[columns, rows], dtype)
                     .transpose(0, 1)
                     .unwrap();
-                let (top, places) = top_k(&x, k).unwrap();
-                let (top, places) = (values(&top), places.to_vec::<i64>().unwrap());
+                let (top, indices) = top_k(&x, k).unwrap();
+                let (top, indices) = (values(&top), indices.to_vec::<i64>().unwrap());
                 for (at, row) in values(&x).chunks(columns).enumerate() {
                     let mut order: Vec<usize> = (0..columns).collect();
                     order.sort_by(|a, b| row[*b].total_cmp(&row[*a]));
                     for (j, place) in order[..k].iter().enumerate() {
-                        assert_eq!(places[at * k + j], *place as i64);
+                        assert_eq!(indices[at * k + j], *place as i64);
                         assert_eq!(top[at * k + j], row[*place]);
                     }
                 }

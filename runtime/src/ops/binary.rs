@@ -413,8 +413,8 @@ mod tests {
     fn strided_operands_are_read_in_order() {
         let device = Device::cpu();
         let x = numbered(&device, &[300, 70], 0.1);
-        let turned = x.transpose(0, 1).unwrap().slice(0, 3..60).unwrap();
-        let y = add(&turned, &turned).unwrap();
+        let transposed = x.transpose(0, 1).unwrap().slice(0, 3..60).unwrap();
+        let y = add(&transposed, &transposed).unwrap();
 
         let (values, doubled) = (x.to_vec::<f64>().unwrap(), y.to_vec::<f64>().unwrap());
         for (i, row) in (3..60).enumerate() {

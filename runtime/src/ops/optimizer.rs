@@ -284,7 +284,7 @@ fn norm_on_gpu(mut call: Call, tensors: &[&Tensor]) -> Result<Tensor> {
         of_tensor.launch(|gpu| {
             next = global_norm::sum_squares(gpu, &x, &partials, next)?;
             match at + 1 == tensors.len() {
-                true => global_norm::add_squares(gpu, &partials, &norm),
+                true => global_norm::norm_of_partials(gpu, &partials, &norm),
                 false => Ok(()),
             }
         })?;

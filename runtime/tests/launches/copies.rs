@@ -26,7 +26,7 @@ pub(super) fn copies(device: &Device, dtype: DType) -> Result<()> {
     every_dtype(device)
 }
 
-/// Elements of every size, dense, turned and apart; casts from and to all.
+/// Elements of every size, dense, transposed and apart; casts from and to all.
 fn every_dtype(device: &Device) -> Result<()> {
     for from in DType::ALL {
         ops::full(device, &[5], from, 1.0)?;

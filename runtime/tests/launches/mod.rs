@@ -42,7 +42,7 @@ const LAUNCHES: &[(&str, Launches)] = &[
     ("grouped", grouped::grouped),
     ("gates", gates::gates),
     ("expert_order", moe::expert_order),
-    ("token_rows", moe::token_rows),
+    ("token_permute", moe::token_permute),
     ("positions", positions::positions),
     ("random", random::random),
     ("router", moe::router),

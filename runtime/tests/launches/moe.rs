@@ -16,18 +16,18 @@ pub(super) fn expert_order(device: &Device, _: DType) -> Result<()> {
 }
 
 /// Rows of a few lanes, of a warp, odd.
-pub(super) fn token_rows(device: &Device, dtype: DType) -> Result<()> {
+pub(super) fn token_permute(device: &Device, dtype: DType) -> Result<()> {
     let indices = indices(device, &[3, 2], DType::I32, 4)?;
     let sorted = ops::expert_order(&indices, 4, 0, 4)?;
-    let (order, offsets, place) = (&sorted.order, &sorted.offsets, &sorted.place);
+    let (order, offsets, row_of_slot) = (&sorted.order, &sorted.offsets, &sorted.row_of_slot);
     for features in [64, 2048, 33] {
         let x = tensor(device, &[3, features], dtype)?;
         let weights = tensor(device, &[3, 2], dtype)?;
         let y = ops::permute_tokens(&x, order, offsets)?;
-        ops::permute_tokens_grad(&y, place)?;
-        let out = ops::unpermute_tokens(&y, &weights, place)?;
+        ops::permute_tokens_grad(&y, row_of_slot)?;
+        let out = ops::unpermute_tokens(&y, &weights, row_of_slot)?;
         ops::unpermute_tokens_grad_input(&out, &weights, order, offsets)?;
-        ops::unpermute_tokens_grad_weights(&out, &y, place)?;
+        ops::unpermute_tokens_grad_weights(&out, &y, row_of_slot)?;
     }
     Ok(())
 }

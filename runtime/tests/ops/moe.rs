@@ -27,7 +27,7 @@ fn ints(x: &Tensor) -> Vec<i64> {
     ops::cast(&x, DType::I64).unwrap().to_vec().unwrap()
 }
 
-/// Offsets, order and places equal those of a stable sort, for any number of local experts.
+/// Offsets, order and rows equal those of a stable sort, for any number of local experts.
 #[test]
 fn order_is_a_stable_sort() {
     for device in devices() {
@@ -49,9 +49,9 @@ fn check_order(indices: &Tensor, [tokens, k, experts, first, held]: [usize; 5]) 
 
     let mut by_expert: Vec<usize> = (0..tokens * k).filter(|it| groups[*it].is_some()).collect();
     by_expert.sort_by_key(|slot| groups[*slot]);
-    let (mut order, mut place) = (vec![-1; tokens * k], vec![-1; tokens * k]);
+    let (mut order, mut row_of_slot) = (vec![-1; tokens * k], vec![-1; tokens * k]);
     for (row, slot) in by_expert.iter().enumerate() {
-        (order[row], place[*slot]) = (*slot as i64, row as i64);
+        (order[row], row_of_slot[*slot]) = (*slot as i64, row as i64);
     }
     let before = |expert| groups.iter().flatten().filter(|it| **it < expert).count() as i64;
     let offsets: Vec<i64> = (0..=held).map(before).collect();
@@ -59,7 +59,7 @@ fn check_order(indices: &Tensor, [tokens, k, experts, first, held]: [usize; 5]) 
 
     assert_eq!(ints(&sorted.offsets), offsets);
     assert_eq!(ints(&sorted.order), order);
-    assert_eq!(ints(&sorted.place), place);
+    assert_eq!(ints(&sorted.row_of_slot), row_of_slot);
     let counted = ops::expert_counts(&sorted.offsets).unwrap();
     assert_eq!(counted.dtype(), DType::F32);
     assert_eq!(ints(&counted), counts);
@@ -108,12 +108,13 @@ fn check_rows(x: &Tensor, case: [usize; 5]) {
     let exact_y = ops::permute_tokens(&exact(x), &expected.order, &expected.offsets).unwrap();
     assert_close(&in_use(&y), &in_use(&exact_y), 0.0, 1.0);
 
-    let out = ops::unpermute_tokens(&y, &weights, &sorted.place).unwrap();
-    let exact_out = ops::unpermute_tokens(&exact(&y), &exact(&weights), &expected.place).unwrap();
+    let out = ops::unpermute_tokens(&y, &weights, &sorted.row_of_slot).unwrap();
+    let exact_out =
+        ops::unpermute_tokens(&exact(&y), &exact(&weights), &expected.row_of_slot).unwrap();
     assert_close(&out, &exact_out, tolerance, 4.0);
 
-    let dx = ops::permute_tokens_grad(&y, &sorted.place).unwrap();
-    let exact_dx = ops::permute_tokens_grad(&exact(&y), &expected.place).unwrap();
+    let dx = ops::permute_tokens_grad(&y, &sorted.row_of_slot).unwrap();
+    let exact_dx = ops::permute_tokens_grad(&exact(&y), &expected.row_of_slot).unwrap();
     assert_close(&dx, &exact_dx, tolerance, 4.0);
 
     let rows = (&sorted.order, &sorted.offsets);
@@ -123,9 +124,9 @@ fn check_rows(x: &Tensor, case: [usize; 5]) {
         ops::unpermute_tokens_grad_input(&exact(x), &exact(&weights), rows.0, rows.1).unwrap();
     assert_close(&in_use(&dy), &in_use(&exact_dy), tolerance, 1.0);
 
-    let dweights = ops::unpermute_tokens_grad_weights(x, &y, &sorted.place).unwrap();
+    let dweights = ops::unpermute_tokens_grad_weights(x, &y, &sorted.row_of_slot).unwrap();
     let exact_dweights =
-        ops::unpermute_tokens_grad_weights(&exact(x), &exact(&y), &expected.place).unwrap();
+        ops::unpermute_tokens_grad_weights(&exact(x), &exact(&y), &expected.row_of_slot).unwrap();
     assert_eq!(dweights.dtype(), DType::F32);
     assert_close(&dweights, &exact_dweights, 1e-5, 10.0);
 }
@@ -214,7 +215,7 @@ fn out_of_range_indices_are_errors() {
             Tensor::from_slice(&device, shape, values).unwrap()
         };
         let sorted = ops::expert_order(&ids(&[0, 1, 2, 0]), 3, 0, 3).unwrap();
-        let (weights, places) = (
+        let (weights, rows) = (
             numbered(&device, &[2, 2], DType::F32, 1.0),
             ids(&[0, 1, 4, 2]),
         );
@@ -226,9 +227,9 @@ fn out_of_range_indices_are_errors() {
             assert!(message.contains("outside of 0.."), "{message}");
         };
         fails(&|| Ok(ops::expert_order(&ids(&[0, 1, 3, 0]), 3, 0, 3)?.order));
-        fails(&|| ops::permute_tokens_grad(&y, &places));
-        fails(&|| ops::unpermute_tokens(&y, &weights, &places));
-        fails(&|| ops::unpermute_tokens_grad_weights(&x, &y, &places));
+        fails(&|| ops::permute_tokens_grad(&y, &rows));
+        fails(&|| ops::unpermute_tokens(&y, &weights, &rows));
+        fails(&|| ops::unpermute_tokens_grad_weights(&x, &y, &rows));
         fails(&|| ops::router_top_k_grad(&x, &ids(&[0, 8, 1, 2]), &weights, true));
         let order = Tensor::from_slice(&device, &[4], &[0i32, 3, -1, 1]).unwrap();
         fails(&|| ops::permute_tokens(&x, &order, &sorted.offsets));
@@ -297,7 +298,7 @@ impl Layer {
         let (p, held) = (&self.probabilities, self.held.clone());
         let (weights, indices) = ops::router_top_k(p, 2, true, Some(&self.bias))?;
         let sorted = ops::expert_order(&indices, 5, held.start, held.len())?;
-        let (order, offsets, place) = (&sorted.order, &sorted.offsets, &sorted.place);
+        let (order, offsets, row_of_slot) = (&sorted.order, &sorted.offsets, &sorted.row_of_slot);
 
         let (w_in, w_out) = (
             self.gate_up.slice(0, held.clone())?,
@@ -309,10 +310,10 @@ impl Layer {
         let gate_up = ops::reshape(&gate_up, &[flat[0], 2, flat[1] / 2])?;
         let hidden = ops::swiglu(&gate_up)?;
         let y = ops::grouped_matmul_nt(&hidden, &w_out, offsets)?;
-        let out = ops::unpermute_tokens(&y, &weights, place)?;
+        let out = ops::unpermute_tokens(&y, &weights, row_of_slot)?;
 
         let dout = &self.dout;
-        let dweights = ops::unpermute_tokens_grad_weights(dout, &y, place)?;
+        let dweights = ops::unpermute_tokens_grad_weights(dout, &y, row_of_slot)?;
         let dweights = ops::cast(&dweights, p.dtype())?;
         let dp = ops::router_top_k_grad(p, &indices, &dweights, true)?;
         let dy = ops::unpermute_tokens_grad_input(dout, &weights, order, offsets)?;
@@ -321,7 +322,7 @@ impl Layer {
         let dgate_up = ops::reshape(&ops::swiglu_grad(&gate_up, &dhidden)?, &flat)?;
         let dw_in = weight_gradient(&dgate_up, &rows, offsets, &w_in)?;
         let drows = ops::grouped_matmul_grad_input(&dgate_up, &w_in, offsets)?;
-        let dx = ops::permute_tokens_grad(&drows, place)?;
+        let dx = ops::permute_tokens_grad(&drows, row_of_slot)?;
         Ok(vec![
             ("out", out),
             ("dp", dp),

@@ -242,8 +242,8 @@ fn stochastic_rounding_is_unbiased() {
                 let decayed = before as f32 * 0.999;
                 let towards_zero = f32::from_bits(decayed.to_bits() & 0xffff_0000);
                 let away = f32::from_bits(towards_zero.to_bits() + 0x1_0000);
-                let neighbours = [towards_zero, away].map(f64::from);
-                assert!(neighbours.contains(&after), "{before}: {after}");
+                let neighbors = [towards_zero, away].map(f64::from);
+                assert!(neighbors.contains(&after), "{before}: {after}");
                 *sum += after / before;
             }
         }

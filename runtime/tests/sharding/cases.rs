@@ -366,7 +366,7 @@ fn experts() -> Vec<Case> {
     let probabilities = ops::softmax(&numbers(&[5, 3], 1)).unwrap();
     let (weights, chosen) = ops::router_top_k(&probabilities, 2, true, None).unwrap();
     let order = ops::expert_order(&chosen, 3, 0, 3).unwrap();
-    let (offsets, place, order) = (order.offsets, order.place, order.order);
+    let (offsets, row_of_slot, order) = (order.offsets, order.row_of_slot, order.order);
     let (tokens, rows) = (numbers(&[5, 4], 2), numbers(&[10, 4], 3));
     let (w, dy) = (numbers(&[3, 6, 4], 4), numbers(&[10, 6], 5));
     let of_rows = vec![dy.clone(), rows.clone(), offsets.clone(), w.clone()];
@@ -386,12 +386,12 @@ fn experts() -> Vec<Case> {
         ),
         case(
             "permute_tokens_grad",
-            vec![rows.clone(), place.clone()],
+            vec![rows.clone(), row_of_slot.clone()],
             |o| Ok(vec![ops::permute_tokens_grad(&o[0], &o[1])?]),
         ),
         case(
             "unpermute_tokens",
-            vec![rows.clone(), weights.clone(), place.clone()],
+            vec![rows.clone(), weights.clone(), row_of_slot.clone()],
             |o| Ok(vec![ops::unpermute_tokens(&o[0], &o[1], &o[2])?]),
         ),
         case(
@@ -404,7 +404,7 @@ fn experts() -> Vec<Case> {
         ),
         case(
             "unpermute_tokens_grad_weights",
-            vec![tokens, rows.clone(), place],
+            vec![tokens, rows.clone(), row_of_slot],
             |o| {
                 Ok(vec![ops::unpermute_tokens_grad_weights(
                     &o[0], &o[1], &o[2],

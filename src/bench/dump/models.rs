@@ -94,7 +94,7 @@ fn experts(inputs: &Inputs<'_>, dtype: DType, cases: &mut Cases) -> Result<()> {
     let order = values::expert_order(&chosen, EXPERTS, 0, EXPERTS)?;
     let permuted = values::permute_tokens(&x, &order.order, &order.offsets)?;
     let product = values::grouped_matmul_nt(&permuted, &w, &order.offsets)?;
-    let back = values::unpermute_tokens(&permuted, &weights, &order.place)?;
+    let back = values::unpermute_tokens(&permuted, &weights, &order.row_of_slot)?;
 
     cases.exact(format!("router_top_k {dtype}"), weights);
     cases.exact(format!("permute_tokens {dtype}"), permuted);

@@ -71,7 +71,7 @@ fn experts(shape: &shapes::Moe, dtype: DType) -> Group {
             &extents,
             move |of| {
                 let order = values::expert_order(&of[INDICES], experts, 0, experts)?;
-                Ok(vec![order.offsets, order.order, order.place])
+                Ok(vec![order.offsets, order.order, order.row_of_slot])
             },
         ),
     ];
@@ -139,7 +139,7 @@ fn experts(shape: &shapes::Moe, dtype: DType) -> Group {
                 weights,
                 order.offsets,
                 order.order,
-                order.place,
+                order.row_of_slot,
                 permuted,
                 gate_up,
                 dgate_up,

@@ -92,7 +92,7 @@ fn one_replicas_error_stops_all() {
 /// When plans differ, all replicas fail before the first read.
 #[test]
 fn replicas_with_different_plans_are_rejected() {
-    let (_place, folder, plan) = large();
+    let (_temp, folder, plan) = large();
     let mut graph = crate::graph::Graph::new();
     let x = graph
         .source("x", crate::Dtype::F32, &[1 << 10, 1 << 10])
@@ -122,7 +122,7 @@ fn replicas_with_different_plans_are_rejected() {
 /// The same replicas can load again; a replica that has exited is detected at once.
 #[test]
 fn replicas_can_load_again_but_only_together() {
-    let (_place, folder, plan) = large();
+    let (_temp, folder, plan) = large();
     let mut replicas = Replica::all(2);
     let load = |replica: &Replica| {
         let sources = Sources::open(&folder, BackendChoice::Auto).unwrap();
@@ -189,7 +189,7 @@ fn an_invalid_replica_number_is_rejected() {
         fn abort(&self) {}
     }
 
-    let (_place, folder, plan) = large();
+    let (_temp, folder, plan) = large();
     let sources = Sources::open(&folder, BackendChoice::Auto).unwrap();
     let rejected = execute_shared(&plan, &sources, &Collect::default(), &NoReplicas, &|_| {});
     assert_eq!(

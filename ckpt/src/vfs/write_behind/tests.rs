@@ -63,14 +63,14 @@ fn broken(_: &File, _: &[u8], _: u64) -> io::Result<usize> {
 const WELL: [Disk; 6] = [honest, short, tiny, interrupted, refusing, moody];
 
 /// A folder for a file, and a pool so small that it is always contended.
-struct Place {
+struct Fixture {
     folder: TempDir,
     pool: Arc<Pool>,
 }
 
-impl Place {
-    fn new() -> Place {
-        Place {
+impl Fixture {
+    fn new() -> Fixture {
+        Fixture {
             folder: tempfile::tempdir().unwrap(),
             pool: Arc::new(Pool::new(2, 3, 2 * PAGE).unwrap()),
         }
@@ -143,10 +143,10 @@ proptest! {
         on_pages in any::<bool>(),
         disk in prop::option::of(prop::sample::select(&WELL[..])),
     ) {
-        let place = Place::new();
+        let fixture = Fixture::new();
         let file = match disk {
-            Some(disk) => place.file(disk),
-            None => place.real_file(),
+            Some(disk) => fixture.file(disk),
+            None => fixture.real_file(),
         };
         let mut expected = Vec::new();
         for (number, &(start, len)) in writes.iter().enumerate() {
@@ -162,7 +162,7 @@ proptest! {
         }
         let bytes_of_file = file.flushed().unwrap().metadata().unwrap().len();
         prop_assert_eq!(bytes_of_file, expected.len() as u64);
-        prop_assert!(fs::read(place.path()).unwrap() == expected);
+        prop_assert!(fs::read(fixture.path()).unwrap() == expected);
     }
 
     /// Threads that share the pages at the borders of their parts lose nothing, whether cached and
@@ -172,10 +172,10 @@ proptest! {
         cuts in prop::collection::btree_set(1..40 * PAGE, 0..9),
         disk in prop::option::of(prop::sample::select(&WELL[..])),
     ) {
-        let place = Place::new();
+        let fixture = Fixture::new();
         let file = match disk {
-            Some(disk) => place.file(disk),
-            None => place.real_file(),
+            Some(disk) => fixture.file(disk),
+            None => fixture.real_file(),
         };
         let expected = bytes(40 * PAGE, 5);
 
@@ -188,7 +188,7 @@ proptest! {
             }
         });
         file.flushed().unwrap();
-        prop_assert!(fs::read(place.path()).unwrap() == expected);
+        prop_assert!(fs::read(fixture.path()).unwrap() == expected);
     }
 }
 
@@ -199,8 +199,8 @@ fn a_write_error_stays() {
         (full as Disk, io::ErrorKind::StorageFull, Errno::NOSPC),
         (broken, io::Error::from(Errno::IO).kind(), Errno::IO),
     ] {
-        let place = Place::new();
-        let file = place.file(disk);
+        let fixture = Fixture::new();
+        let file = fixture.file(disk);
         assert_eq!(file.write_at(&[1; PAGE], 0).unwrap(), PAGE);
 
         for _ in 0..2 {
@@ -218,8 +218,8 @@ fn a_write_error_stays() {
 /// Direct writes are not tried again for every block.
 #[test]
 fn rejected_direct_writes_are_not_retried() {
-    let place = Place::new();
-    let file = place.file(refusing);
+    let fixture = Fixture::new();
+    let file = fixture.file(refusing);
     let Some(Some(direct)) = file.direct.get() else {
         panic!("simulated failure")
     };
@@ -235,9 +235,9 @@ fn rejected_direct_writes_are_not_retried() {
 /// A closed file has no descriptors left, even while the threads are busy with others.
 #[test]
 fn a_closed_file_has_no_pending_writes() {
-    let place = Place::new();
+    let fixture = Fixture::new();
     for _ in 0..20 {
-        let file = place.file(honest);
+        let file = fixture.file(honest);
         let Some(Some(direct)) = file.direct.get() else {
             panic!("simulated failure")
         };
@@ -247,16 +247,16 @@ fn a_closed_file_has_no_pending_writes() {
 
         drop(file);
         assert!(descriptors.upgrade().is_none());
-        assert!(fs::read(place.path()).unwrap() == expected);
+        assert!(fs::read(fixture.path()).unwrap() == expected);
     }
 }
 
 /// One block and one thread are enough for any number of writers.
 #[test]
 fn a_small_pool_is_only_slower() {
-    let mut place = Place::new();
-    place.pool = Arc::new(Pool::new(1, 1, PAGE).unwrap());
-    let file = place.file(honest);
+    let mut fixture = Fixture::new();
+    fixture.pool = Arc::new(Pool::new(1, 1, PAGE).unwrap());
+    let file = fixture.file(honest);
     let expected = bytes(64 * PAGE, 1);
     std::thread::scope(|scope| {
         for (part, number) in expected.chunks(8 * PAGE).zip(0..) {
@@ -265,7 +265,7 @@ fn a_small_pool_is_only_slower() {
         }
     });
     file.flushed().unwrap();
-    assert!(fs::read(place.path()).unwrap() == expected);
+    assert!(fs::read(fixture.path()).unwrap() == expected);
 }
 
 /// All files share the same few blocks.

@@ -1,7 +1,7 @@
 //! dk and dv.
 
 use super::super::SIDE;
-use super::super::place::{Call, Place, View};
+use super::super::cta_tile::{Call, CtaTile, View};
 use super::super::problem::Axis;
 use super::product::Products;
 use super::{COLUMNS, THREADS};
@@ -15,27 +15,27 @@ pub(in super::super) fn grad_keys(entry: String, dtype: Dtype) -> Ptx {
     let (lse, delta) = (k.pointer("lse"), k.pointer("delta"));
     let [dk, dv] = ["dk", "dv"].map(|name| View::parameter(k, name));
     let call = Call::parameters(k);
-    let place = Place::of_cta(call, Axis::IndexKeys);
+    let cta = CtaTile::of_cta(call, Axis::IndexKeys);
     let products = Products::new(k, dtype, call.head_dim);
 
-    k.if_(place.first.lt(place.all_keys.length), || {
-        let [keys, values] = [keys, v].map(|view| view.rows(place.batch, place.keys, place.head));
+    k.if_(cta.first.lt(cta.all_keys.length), || {
+        let [keys, values] = [keys, v].map(|view| view.rows(cta.batch, cta.keys, cta.head));
         let (key_sums, value_sums) = (products.zeros(), products.zeros());
         let factor = call.scale * std::f32::consts::LOG2_E;
-        let column = place.block * COLUMNS;
-        let [first, end] = place.seeing_queries(SIDE);
-        let first_head = place.head * call.group;
+        let column = cta.block * COLUMNS;
+        let [first, end] = cta.seeing_queries(SIDE);
+        let first_head = cta.head * call.group;
         k.for_range(first_head, first_head + call.group, 1, |head| {
             k.for_range(first, end, SIDE, |query| {
                 // Addresses are recomputed for each tile to save registers.
-                let [q, dout] = [q, dout].map(|view| view.rows(place.batch, place.queries, head));
-                let lines = [lse, delta].map(|base| place.of_queries(base, head));
-                let weights = products.scores((keys, place.first), (q, query));
-                let slopes = products.scores((values, place.first), (dout, query));
+                let [q, dout] = [q, dout].map(|view| view.rows(cta.batch, cta.queries, head));
+                let lines = [lse, delta].map(|base| cta.of_queries(base, head));
+                let weights = products.scores((keys, cta.first), (q, query));
+                let slopes = products.scores((values, cta.first), (dout, query));
                 let [lse, delta] = lines.map(|line| {
                     [0, 16, 32, 48].map(|j| {
                         let query = query + products.x + j;
-                        let exists = query.lt(place.queries.length);
+                        let exists = query.lt(cta.queries.length);
                         line.element::<f32>(query).load_if::<f32>(exists)
                     })
                 });
@@ -45,7 +45,7 @@ pub(in super::super) fn grad_keys(entry: String, dtype: Dtype) -> Ptx {
                         weight.set(weight.fma(factor, -lse).exp2_approx());
                     }
                 }
-                products.hide(&place, [place.first, query], true, |i, j, sees| {
+                products.hide(&cta, [cta.first, query], true, |i, j, sees| {
                     let weight = &weights[i][j];
                     weight.set(sees.select(**weight, 0.0));
                 });
@@ -63,8 +63,8 @@ pub(in super::super) fn grad_keys(entry: String, dtype: Dtype) -> Ptx {
             });
         });
 
-        let corner = [place.first, column];
-        let [dk, dv] = [dk, dv].map(|view| view.rows(place.batch, place.all_keys, place.head));
+        let corner = [cta.first, column];
+        let [dk, dv] = [dk, dv].map(|view| view.rows(cta.batch, cta.all_keys, cta.head));
         products.store(dk, corner, |i, j| *key_sums[i][j] * call.scale);
         products.store(dv, corner, |i, j| *value_sums[i][j]);
     });

@@ -1,7 +1,7 @@
 //! dq.
 
 use super::super::SIDE;
-use super::super::place::{Call, Place, View};
+use super::super::cta_tile::{Call, CtaTile, View};
 use super::super::problem::Axis;
 use super::product::Products;
 use super::{COLUMNS, THREADS};
@@ -15,26 +15,26 @@ pub(in super::super) fn grad_queries(entry: String, dtype: Dtype) -> Ptx {
     let (lse, delta) = (k.pointer("lse"), k.pointer("delta"));
     let dq = View::parameter(k, "dq");
     let call = Call::parameters(k);
-    let place = Place::of_cta(call, Axis::Queries);
+    let cta = CtaTile::of_cta(call, Axis::Queries);
     let products = Products::new(k, dtype, call.head_dim);
 
-    k.if_(place.first.lt(place.queries.length), || {
-        let kv_head = place.head / call.group;
-        let [q, dout] = [q, dout].map(|view| view.rows(place.batch, place.queries, place.head));
-        let [keys, values] = [keys, v].map(|view| view.rows(place.batch, place.keys, kv_head));
-        let lines = [lse, delta].map(|base| place.of_queries(base, place.head));
+    k.if_(cta.first.lt(cta.queries.length), || {
+        let kv_head = cta.head / call.group;
+        let [q, dout] = [q, dout].map(|view| view.rows(cta.batch, cta.queries, cta.head));
+        let [keys, values] = [keys, v].map(|view| view.rows(cta.batch, cta.keys, kv_head));
+        let lines = [lse, delta].map(|base| cta.of_queries(base, cta.head));
 
         let sums = products.zeros();
         let factor = call.scale * std::f32::consts::LOG2_E;
-        let [first, end] = place.seen_keys(SIDE);
+        let [first, end] = cta.seen_keys(SIDE);
         k.for_range(first, end, SIDE, |key| {
-            let weights = products.scores((q, place.first), (keys, key));
-            let slopes = products.scores((dout, place.first), (values, key));
+            let weights = products.scores((q, cta.first), (keys, key));
+            let slopes = products.scores((dout, cta.first), (values, key));
             // Sixteen threads share these; they are read from the cache to save registers.
             let [lse, delta] = lines.map(|line| {
-                let row = place.first + products.row();
+                let row = cta.first + products.row();
                 [0, 1, 2, 3].map(|i| {
-                    let exists = (row + i).lt(place.queries.length);
+                    let exists = (row + i).lt(cta.queries.length);
                     line.element::<f32>(row + i).load_if::<f32>(exists)
                 })
             });
@@ -44,7 +44,7 @@ pub(in super::super) fn grad_queries(entry: String, dtype: Dtype) -> Ptx {
                     weight.set(weight.fma(factor, -lse).exp2_approx());
                 }
             }
-            products.hide(&place, [place.first, key], false, |i, j, sees| {
+            products.hide(&cta, [cta.first, key], false, |i, j, sees| {
                 let weight = &weights[i][j];
                 weight.set(sees.select(**weight, 0.0));
             });
@@ -54,11 +54,11 @@ pub(in super::super) fn grad_queries(entry: String, dtype: Dtype) -> Ptx {
                 }
             }
             products.set_weights(&slopes);
-            products.add_weighted(&sums, (keys, key), place.block * COLUMNS);
+            products.add_weighted(&sums, (keys, key), cta.block * COLUMNS);
         });
 
-        let to = dq.rows(place.batch, place.queries, place.head);
-        let corner = [place.first, place.block * COLUMNS];
+        let to = dq.rows(cta.batch, cta.queries, cta.head);
+        let corner = [cta.first, cta.block * COLUMNS];
         products.store(to, corner, |i, j| *sums[i][j] * call.scale);
     });
     k.finish()

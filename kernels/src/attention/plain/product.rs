@@ -1,7 +1,7 @@
 //! Products of 64 rows with 64 others, through shared memory.
 
 use super::super::SIDE;
-use super::super::place::{Place, Rows};
+use super::super::cta_tile::{CtaTile, Rows};
 use super::{COLUMNS, THREADS};
 use crate::assembler::{F32, Kernel, Pred, SharedAddress, U32, Variable};
 use crate::dtype::Dtype;
@@ -211,7 +211,7 @@ impl<'k> Products<'k> {
     #[track_caller]
     pub(super) fn hide(
         &self,
-        place: &Place<'k>,
+        cta: &CtaTile<'k>,
         [row, column]: [U32<'k>; 2],
         transposed: bool,
         set: impl Fn(usize, usize, Pred<'k>),
@@ -221,19 +221,19 @@ impl<'k> Products<'k> {
         } else {
             [row, column]
         };
-        self.k.if_(!place.see_all((query, SIDE), (key, SIDE)), || {
+        self.k.if_(!cta.see_all((query, SIDE), (key, SIDE)), || {
             let (row, column) = (row + self.row(), column + self.x);
             let [query, key] = if transposed {
                 [column, row]
             } else {
                 [row, column]
             };
-            let behind = place.behind(query, key);
-            let left = (place.keys.length - key).signed();
+            let behind = cta.behind(query, key);
+            let left = (cta.keys.length - key).signed();
             for i in 0..EACH {
                 for j in 0..EACH {
                     let [queries, keys] = if transposed { [16 * j, i] } else { [i, 16 * j] };
-                    let sees = place.sees(behind + queries - keys) & left.gt(keys as i32);
+                    let sees = cta.sees(behind + queries - keys) & left.gt(keys as i32);
                     set(i as usize, j as usize, sees);
                 }
             }

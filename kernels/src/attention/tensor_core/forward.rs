@@ -1,7 +1,7 @@
 //! out and lse.
 
 use super::super::SIDE;
-use super::super::place::{Call, Place, Reports, View};
+use super::super::cta_tile::{Call, CtaTile, Reports, View};
 use super::super::problem::Axis;
 use super::super::softmax::Softmax;
 use super::product::{Sums, add_weighted, as_left, scores, zeros};
@@ -18,21 +18,21 @@ pub(in super::super) fn forward(entry: String, head_dim: u32) -> Ptx {
     let [q, keys, v, out] = ["q", "k", "v", "out"].map(|name| View::parameter(k, name));
     let (lse, reports) = (k.pointer("lse"), Reports::parameters(k));
     let call = Call::parameters(k);
-    let place = Place::reporting(call, Axis::Queries, Some(reports));
+    let cta = CtaTile::reporting(call, Axis::Queries, Some(reports));
 
     let shape = Shape::forward(head_dim);
     let staying = Tile::new(k, shape.lines, SIDE, 1);
     let streaming = [(); 2].map(|()| Tile::new(k, shape.lines, shape.streamed, 2));
-    k.if_(place.first.lt(place.queries.length), || {
-        let kv_head = place.head / call.group;
-        let rows = q.rows(place.batch, place.queries, place.head);
-        let all = [place.first, place.queries.length];
+    k.if_(cta.first.lt(cta.queries.length), || {
+        let kv_head = cta.head / call.group;
+        let rows = q.rows(cta.batch, cta.queries, cta.head);
+        let all = [cta.first, cta.queries.length];
         staying.stream(rows, all).copy_next(k.constant(0));
         k.commit_copies();
 
-        let [first, end] = place.seen_keys(shape.streamed);
+        let [first, end] = cta.seen_keys(shape.streamed);
         let [of_keys, of_values] = [(keys, 0), (v, 1)].map(|(view, index): (View<'_>, usize)| {
-            let rows = view.rows(place.batch, place.keys, kv_head);
+            let rows = view.rows(cta.batch, cta.keys, kv_head);
             streaming[index].stream(rows, [first, end])
         });
         let buffer = k.var(0u32);
@@ -57,7 +57,7 @@ pub(in super::super) fn forward(entry: String, head_dim: u32) -> Ptx {
             None => load(step),
         };
 
-        let row = place.first + warp_row;
+        let row = cta.first + warp_row;
         let softmax = Softmax::new(k, 2, 4);
         let sums = zeros(k, head_dim);
         let key_columns = streaming[0].columns_of_lane();
@@ -77,7 +77,7 @@ pub(in super::super) fn forward(entry: String, head_dim: u32) -> Ptx {
                 key,
                 transposed: false,
             };
-            each_seen(&place, &scores, seen, |score, sees| {
+            each_seen(&cta, &scores, seen, |score, sees| {
                 score.set(sees.select(**score, f32::NEG_INFINITY));
             });
 
@@ -100,17 +100,17 @@ pub(in super::super) fn forward(entry: String, head_dim: u32) -> Ptx {
         k.barrier();
 
         let totals = [0, 1].map(|half| softmax.total(half));
-        let to = out.rows(place.batch, place.queries, place.head);
-        staying.store(to, place.first, k.constant(0), head_dim, |tile, half| {
+        let to = out.rows(cta.batch, cta.queries, cta.head);
+        staying.store(to, cta.first, k.constant(0), head_dim, |tile, half| {
             let sums = &sums[tile];
             [2 * half, 2 * half + 1].map(|i| *sums[i] * totals[half].reciprocal)
         });
 
         let lane = k.lane();
-        let lines = place.of_queries(lse, place.head);
+        let lines = cta.of_queries(lse, cta.head);
         for (half, total) in (0..).zip(totals) {
             let row = row + (lane >> 2) + 8 * half;
-            let stores = row.lt(place.queries.length) & (lane & 3).equals(0);
+            let stores = row.lt(cta.queries.length) & (lane & 3).equals(0);
             lines.element::<f32>(row).store_if(stores, total.lse);
         }
     });

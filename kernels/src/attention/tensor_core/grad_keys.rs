@@ -1,7 +1,7 @@
 //! dk and dv.
 
 use super::super::SIDE;
-use super::super::place::{Call, Place, View};
+use super::super::cta_tile::{Call, CtaTile, View};
 use super::super::problem::Axis;
 use super::product::{add_weighted, as_left, scores, zeros};
 use super::tile::Tile;
@@ -15,41 +15,41 @@ pub(in super::super) fn grad_keys(entry: String, head_dim: u32) -> Ptx {
     let (lse, delta) = (k.pointer("lse"), k.pointer("delta"));
     let [dk, dv] = ["dk", "dv"].map(|name| View::parameter(k, name));
     let call = Call::parameters(k);
-    let place = Place::of_cta(call, Axis::IndexKeys);
+    let cta = CtaTile::of_cta(call, Axis::IndexKeys);
 
     let shape = Shape::backward(head_dim);
     let staying = [(); 2].map(|()| Tile::new(k, shape.lines, SIDE, 1));
     let streaming = [(); 2].map(|()| Tile::new(k, shape.lines, shape.streamed, 2));
     let numbers = [(); 2].map(|()| k.shared::<f32>(2 * shape.streamed));
-    k.if_(place.first.lt(place.all_keys.length), || {
+    k.if_(cta.first.lt(cta.all_keys.length), || {
         for (tile, view) in staying.into_iter().zip([keys, v]) {
-            let rows = view.rows(place.batch, place.keys, place.head);
-            let all = [place.first, place.keys.length];
+            let rows = view.rows(cta.batch, cta.keys, cta.head);
+            let all = [cta.first, cta.keys.length];
             tile.stream(rows, all).copy_next(k.constant(0));
         }
         let columns = shape.columns();
-        let first_column = place.block * columns;
+        let first_column = cta.block * columns;
         let (key_sums, value_sums) = (zeros(k, columns), zeros(k, columns));
 
         let warp_row = k.warp() * 16;
-        let row = place.first + warp_row;
+        let row = cta.first + warp_row;
         let left = staying.map(|tile| tile.rows_of_lane(warp_row));
         let right = streaming.map(|tile| tile.columns_of_lane());
         let of_block = streaming.map(|tile| {
             let rows = tile.rows_of_lane(k.constant(0));
             rows.byte_add(first_column * 2)
         });
-        let [first, end] = place.seeing_queries(shape.streamed);
+        let [first, end] = cta.seeing_queries(shape.streamed);
         let factor = call.scale * std::f32::consts::LOG2_E;
-        let first_head = place.head * call.group;
+        let first_head = cta.head * call.group;
         k.for_range(first_head, first_head + call.group, 1, |head| {
             // No thread still reads the tiles of the previous head.
             k.barrier();
             let streams = [(q, streaming[0]), (dout, streaming[1])].map(|(view, tile)| {
-                let rows = view.rows(place.batch, place.queries, head);
+                let rows = view.rows(cta.batch, cta.queries, head);
                 tile.stream(rows, [first, end])
             });
-            let lines = [lse, delta].map(|base| place.of_queries(base, head));
+            let lines = [lse, delta].map(|base| cta.of_queries(base, head));
             let (next, buffer) = (k.var(first), k.var(0u32));
             let copy = || {
                 streams.iter().for_each(|stream| {
@@ -94,7 +94,7 @@ pub(in super::super) fn grad_keys(entry: String, head_dim: u32) -> Ptx {
                     key: row,
                     transposed: true,
                 };
-                each_seen(&place, &weights, seen, |weight, sees| {
+                each_seen(&cta, &weights, seen, |weight, sees| {
                     weight.set(sees.select(**weight, 0.0));
                 });
                 let features = of_block[1].byte_add(tile);
@@ -119,8 +119,8 @@ pub(in super::super) fn grad_keys(entry: String, head_dim: u32) -> Ptx {
             (dv, &value_sums, k.constant(1.0)),
         ];
         for ((to, sums, factor), tile) in results.into_iter().zip(staying) {
-            let to = to.rows(place.batch, place.all_keys, place.head);
-            tile.store(to, place.first, first_column, columns, |tile, half| {
+            let to = to.rows(cta.batch, cta.all_keys, cta.head);
+            tile.store(to, cta.first, first_column, columns, |tile, half| {
                 [2 * half, 2 * half + 1].map(|i| *sums[tile][i] * factor)
             });
         }

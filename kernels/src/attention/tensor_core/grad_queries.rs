@@ -1,7 +1,7 @@
 //! dq.
 
 use super::super::SIDE;
-use super::super::place::{Call, Place, View};
+use super::super::cta_tile::{Call, CtaTile, View};
 use super::super::problem::Axis;
 use super::product::{add_weighted, as_left, scores, zeros};
 use super::tile::Tile;
@@ -15,21 +15,21 @@ pub(in super::super) fn grad_queries(entry: String, head_dim: u32) -> Ptx {
     let (lse, delta) = (k.pointer("lse"), k.pointer("delta"));
     let dq = View::parameter(k, "dq");
     let call = Call::parameters(k);
-    let place = Place::of_cta(call, Axis::Queries);
+    let cta = CtaTile::of_cta(call, Axis::Queries);
 
     let shape = Shape::backward(head_dim);
     let staying = [(); 2].map(|()| Tile::new(k, shape.lines, SIDE, 1));
     let streaming = [(); 2].map(|()| Tile::new(k, shape.lines, shape.streamed, 2));
-    k.if_(place.first.lt(place.queries.length), || {
+    k.if_(cta.first.lt(cta.queries.length), || {
         for (tile, view) in staying.into_iter().zip([q, dout]) {
-            let rows = view.rows(place.batch, place.queries, place.head);
-            let all = [place.first, place.queries.length];
+            let rows = view.rows(cta.batch, cta.queries, cta.head);
+            let all = [cta.first, cta.queries.length];
             tile.stream(rows, all).copy_next(k.constant(0));
         }
-        let [first, end] = place.seen_keys(shape.streamed);
-        let kv_head = place.head / call.group;
+        let [first, end] = cta.seen_keys(shape.streamed);
+        let kv_head = cta.head / call.group;
         let streams = [(keys, streaming[0]), (v, streaming[1])].map(|(view, tile)| {
-            let rows = view.rows(place.batch, place.keys, kv_head);
+            let rows = view.rows(cta.batch, cta.keys, kv_head);
             tile.stream(rows, [first, end])
         });
         let buffer = k.var(0u32);
@@ -40,13 +40,13 @@ pub(in super::super) fn grad_queries(entry: String, head_dim: u32) -> Ptx {
         copy();
 
         let warp_row = k.warp() * 16;
-        let row = place.first + warp_row;
+        let row = cta.first + warp_row;
         let own_row = row + (k.lane() >> 2);
         let of_rows = [lse, delta].map(|base| {
-            let line = place.of_queries(base, place.head);
+            let line = cta.of_queries(base, cta.head);
             [0, 8].map(|down| {
                 let row = own_row + down;
-                let exists = row.lt(place.queries.length);
+                let exists = row.lt(cta.queries.length);
                 line.element::<f32>(row).load_if::<f32>(exists)
             })
         });
@@ -80,7 +80,7 @@ pub(in super::super) fn grad_queries(entry: String, head_dim: u32) -> Ptx {
                 key,
                 transposed: false,
             };
-            each_seen(&place, &weights, seen, |weight, sees| {
+            each_seen(&cta, &weights, seen, |weight, sees| {
                 weight.set(sees.select(**weight, 0.0));
             });
             for (weights, slopes) in weights.iter().zip(&slopes) {
@@ -94,8 +94,8 @@ pub(in super::super) fn grad_queries(entry: String, head_dim: u32) -> Ptx {
         k.wait_for_copies(0);
         k.barrier();
 
-        let to = dq.rows(place.batch, place.queries, place.head);
-        staying[0].store(to, place.first, k.constant(0), head_dim, |tile, half| {
+        let to = dq.rows(cta.batch, cta.queries, cta.head);
+        staying[0].store(to, cta.first, k.constant(0), head_dim, |tile, half| {
             let sums = &sums[tile];
             [2 * half, 2 * half + 1].map(|i| *sums[i] * call.scale)
         });

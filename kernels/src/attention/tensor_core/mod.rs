@@ -29,7 +29,7 @@ pub(super) use grad_queries::grad_queries;
 
 use self::product::Sums;
 use self::tile::Lines;
-use super::place::Place;
+use super::cta_tile::CtaTile;
 use crate::assembler::{Pred, U32, Variable};
 
 /// Threads per CTA: four warps of 16 rows.
@@ -122,7 +122,7 @@ struct Seen<'k> {
 /// Passes each score to `set` with whether its query sees its key; does nothing if all do.
 #[track_caller]
 fn each_seen<'k>(
-    place: &Place<'k>,
+    cta: &CtaTile<'k>,
     scores: &Sums<'k>,
     seen: Seen<'k>,
     set: impl Fn(&Variable<'k, f32>, Pred<'k>),
@@ -138,15 +138,15 @@ fn each_seen<'k>(
     } else {
         [16, columns]
     };
-    k.if_(!place.see_all((query, queries), (key, keys)), || {
+    k.if_(!cta.see_all((query, queries), (key, keys)), || {
         let lane = k.lane();
         let (row, column) = (lane >> 2, (lane & 3) * 2);
         let [query, key] = match transposed {
             true => [query + column, key + row],
             false => [query + row, key + column],
         };
-        let behind = place.behind(query, key);
-        let left = (place.keys.length - key).signed();
+        let behind = cta.behind(query, key);
+        let left = (cta.keys.length - key).signed();
         for (tile, scores) in (0..).zip(scores) {
             for (i, score) in (0..).zip(scores) {
                 let (row, column) = (8 * (i / 2), 8 * tile + i % 2);
@@ -155,7 +155,7 @@ fn each_seen<'k>(
                 } else {
                     [row, column]
                 };
-                let sees = place.sees(behind + query - key) & left.gt(key as i32);
+                let sees = cta.sees(behind + query - key) & left.gt(key as i32);
                 set(score, sees);
             }
         }

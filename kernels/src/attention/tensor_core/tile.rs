@@ -1,6 +1,6 @@
 //! A tile of rows: copied to shared memory, loaded into fragments, and stored back.
 
-use super::super::place::Rows;
+use super::super::cta_tile::Rows;
 use super::THREADS;
 use crate::assembler::{
     AddressVariable, Bf16, Bf16x2, F32, GlobalAddress, Kernel, MatrixRow, Pair, Pred, S32,

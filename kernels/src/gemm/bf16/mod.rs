@@ -41,7 +41,7 @@ mod sums;
 use self::slice::{Slice, Strip};
 use self::sums::Sums;
 use super::split_k::Part;
-use super::tiles::Place;
+use super::tiles::CtaTile;
 use super::{Call, Matrix, Order, Tile};
 use crate::assembler::{Bf16, Kernel, Launch, Ptx, STATIC_LIMIT, Target, U32, Variable, Variant};
 
@@ -228,12 +228,12 @@ impl Variant for GemmBf16 {
     fn ptx(&self) -> Ptx {
         let k = &self.kernel(self.entry());
         let call = Call::parameters(k);
-        let place = Place::of_cta(k, &call, self.tile);
-        let part = Part::parameters(k, &call, place.batch);
+        let cta = CtaTile::of_cta(k, &call, self.tile);
+        let part = Part::parameters(k, &call, cta.batch);
         let c = call.c;
         let call = part.of(call, [self.a, self.b], 2);
-        let c = || c.of_batch(place.batch, self.output.size());
-        self.multiply(k, &call, [place.row, place.column], c);
+        let c = || c.of_batch(cta.batch, self.output.size());
+        self.multiply(k, &call, [cta.row, cta.column], c);
         k.finish()
     }
 

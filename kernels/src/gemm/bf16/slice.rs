@@ -71,7 +71,7 @@ impl Lines {
 
     /// The position of a chunk in its line, permuted by the lowest three bits of the line number.
     #[track_caller]
-    fn place<'k>(self, line: U32<'k>, chunk: U32<'k>) -> U32<'k> {
+    fn swizzled<'k>(self, line: U32<'k>, chunk: U32<'k>) -> U32<'k> {
         match self.chunks {
             4 => chunk ^ ((line >> 1) & 3),
             _ => chunk ^ (line & 7),
@@ -81,7 +81,7 @@ impl Lines {
     /// The offset of a chunk in a slice.
     #[track_caller]
     fn offset<'k>(self, line: U32<'k>, chunk: U32<'k>) -> U32<'k> {
-        line * self.bytes() + self.place(line, chunk) * 16
+        line * self.bytes() + self.swizzled(line, chunk) * 16
     }
 }
 

@@ -103,12 +103,13 @@ impl<'k> RowEnd<'k> {
     #[track_caller]
     fn store_pairs(&self, variant: &GemmBf16, pairs: &[[F32<'k>; 2]]) {
         let output = variant.output;
-        let places: Vec<Place<'k>> = (0..pairs.len()).map(|i| self.place(output, i)).collect();
+        let targets: Vec<PairTarget<'k>> =
+            (0..pairs.len()).map(|i| self.target(output, i)).collect();
         if !variant.aligned {
-            for (place, pair) in places.iter().zip(pairs) {
-                store_one(output, place.to, place.first, pair[0]);
-                let next = place.to.offset(output.size().into());
-                store_one(output, next, place.both, pair[1]);
+            for (target, pair) in targets.iter().zip(pairs) {
+                store_one(output, target.to, target.first, pair[0]);
+                let next = target.to.offset(output.size().into());
+                store_one(output, next, target.both, pair[1]);
             }
             return;
         }
@@ -117,23 +118,24 @@ impl<'k> RowEnd<'k> {
         // the addresses may alias.
         let totals: Vec<[F32<'k>; 2]> = match output {
             Output::AddF32 => {
-                let load = |place: &Place<'k>| place.to.load_vector_if::<f32, 2>(place.both);
-                let before: Vec<[F32<'k>; 2]> = places.iter().map(load).collect();
+                let load =
+                    |target: &PairTarget<'k>| target.to.load_vector_if::<f32, 2>(target.both);
+                let before: Vec<[F32<'k>; 2]> = targets.iter().map(load).collect();
                 let both = before.iter().zip(pairs);
                 both.map(|(a, b)| [a[0] + b[0], a[1] + b[1]]).collect()
             }
             Output::F32 | Output::Bf16 => pairs.to_vec(),
         };
-        for ((place, total), pair) in places.iter().zip(totals).zip(pairs) {
-            place.to.store_vector_if(place.both, total);
-            store_one(output, place.to, place.first & !place.both, pair[0]);
+        for ((target, total), pair) in targets.iter().zip(totals).zip(pairs) {
+            target.to.store_vector_if(target.both, total);
+            store_one(output, target.to, target.first & !target.both, pair[0]);
         }
     }
 
     #[track_caller]
-    fn place(&self, output: Output, tile: usize) -> Place<'k> {
+    fn target(&self, output: Output, tile: usize) -> PairTarget<'k> {
         let columns_left = self.columns_left - 8 * tile as i32;
-        Place {
+        PairTarget {
             to: self.to.offset(8 * i64::from(output.size()) * tile as i64),
             first: self.inside & columns_left.gt(0),
             both: self.inside & columns_left.gt(1),
@@ -166,7 +168,7 @@ impl<'k> RowEnd<'k> {
 }
 
 /// Where a pair of neighbors goes, and which of them exist.
-struct Place<'k> {
+struct PairTarget<'k> {
     to: GlobalAddress<'k>,
     first: Pred<'k>,
     both: Pred<'k>,

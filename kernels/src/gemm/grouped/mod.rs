@@ -30,7 +30,7 @@
 mod offsets;
 
 use self::offsets::Offsets;
-use super::tiles::Place;
+use super::tiles::CtaTile;
 use super::{Call, GemmArguments, GemmBf16, GemmF32, Matrix, Order, Output, Tile};
 use crate::Dtype;
 use crate::assembler::{Arguments, Kernel, Launch, Ptx, U32, Variant};
@@ -131,8 +131,8 @@ impl Variant for GroupedM {
         let offsets = Offsets::parameters(k, call.m);
 
         let padded = offsets.padded_rows(tile);
-        let place = Place::of_cta(k, &Call { m: padded, ..call }, tile);
-        let found = offsets.find(place.row, tile);
+        let cta = CtaTile::of_cta(k, &Call { m: padded, ..call }, tile);
+        let found = offsets.find(cta.row, tile);
         k.if_(found.exists, || {
             let a = call.a.lines_from(found.start, size);
             let b = call.b.of_batch(found.group, size);
@@ -146,8 +146,7 @@ impl Variant for GroupedM {
                 k: depth,
                 ..call
             };
-            self.product
-                .multiply(k, &call, [found.row, place.column], c);
+            self.product.multiply(k, &call, [found.row, cta.column], c);
         });
         k.finish()
     }
@@ -193,19 +192,18 @@ impl Variant for GroupedK {
         let call = Call::parameters(k);
         let offsets = Offsets::parameters(k, call.k);
 
-        let place = Place::of_cta(k, &call, self.product.tile());
-        let (start, rows) = offsets.rows_of(place.batch);
+        let cta = CtaTile::of_cta(k, &call, self.product.tile());
+        let (start, rows) = offsets.rows_of(cta.batch);
         let sum = || {
             let [a, b] = [call.a, call.b].map(|matrix| matrix.lines_from(start, size));
-            let c = || call.c.of_batch(place.batch, size_of_c);
+            let c = || call.c.of_batch(cta.batch, size_of_c);
             let call = Call {
                 a,
                 b,
                 k: rows,
                 ..call
             };
-            self.product
-                .multiply(k, &call, [place.row, place.column], c);
+            self.product.multiply(k, &call, [cta.row, cta.column], c);
         };
         match self.adds {
             true => k.if_(rows.gt(0), sum),

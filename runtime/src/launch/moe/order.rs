@@ -2,7 +2,7 @@
 
 use meshgrad_kernels::expert_order::{
     Blocks, ExpertCounts, ExpertCountsArguments, ExpertHistogram, ExpertHistogramArguments,
-    ExpertOffsets, ExpertOffsetsArguments, ExpertPlace, ExpertPlaceArguments, ExpertStarts,
+    ExpertOffsets, ExpertOffsetsArguments, ExpertScatter, ExpertScatterArguments, ExpertStarts,
     ExpertStartsArguments, IndexFormat,
 };
 
@@ -16,7 +16,7 @@ pub(crate) struct Sort {
     histogram: Plan<ExpertHistogram>,
     starts: Plan<ExpertStarts>,
     offsets: Plan<ExpertOffsets>,
-    place: Plan<ExpertPlace>,
+    scatter: Plan<ExpertScatter>,
     blocks: Blocks,
     first_expert: u32,
     held: u32,
@@ -42,9 +42,9 @@ impl Sort {
         extent(FAMILY, "experts", first_expert.saturating_add(held), most)?;
         let (first_expert, held) = (first_expert as u32, held as u32);
 
-        let (histogram, place) = (
+        let (histogram, scatter) = (
             ExpertHistogram::new(index, held),
-            ExpertPlace::new(index, held),
+            ExpertScatter::new(index, held),
         );
         Ok(Sort {
             histogram: Plan {
@@ -59,9 +59,9 @@ impl Sort {
                 launch: ExpertOffsets.launch(),
                 variant: ExpertOffsets,
             },
-            place: Plan {
-                launch: place.launch(blocks, held),
-                variant: place,
+            scatter: Plan {
+                launch: scatter.launch(blocks, held),
+                variant: scatter,
             },
             blocks,
             first_expert,
@@ -84,7 +84,7 @@ pub(crate) fn expert_order(
     indices: &Tensor,
     experts: usize,
     [counts, totals]: [&UninitTensor; 2],
-    [offsets, order, place]: [&UninitTensor; 3],
+    [offsets, order, row_of_slot]: [&UninitTensor; 3],
 ) -> Result<()> {
     let &Sort {
         blocks,
@@ -119,19 +119,19 @@ pub(crate) fn expert_order(
         held,
     };
     gpu.run(&plan.offsets, &arguments.arguments())?;
-    let arguments = ExpertPlaceArguments {
+    let arguments = ExpertScatterArguments {
         indices,
         starts: counts,
         offsets,
         order: gpu.uninit_ptr(order)?,
-        place: gpu.uninit_ptr(place)?,
+        row_of_slot: gpu.uninit_ptr(row_of_slot)?,
         blocks,
         held,
         first_expert,
         experts: experts as u64,
         faults: gpu.fault_site(experts),
     };
-    gpu.run(&plan.place, &arguments.arguments())
+    gpu.run(&plan.scatter, &arguments.arguments())
 }
 
 /// The number of rows per expert.
@@ -169,11 +169,11 @@ mod tests {
     fn plans() {
         let plan = Sort::plan(DType::I64, 1 << 20, 0, 128).unwrap();
         assert_eq!(plan.workspaces(), [128 * 256, 128]);
-        assert_eq!(plan.place.launch.unwrap().grid, [256, 1, 1]);
+        assert_eq!(plan.scatter.launch.unwrap().grid, [256, 1, 1]);
 
         let none = Sort::plan(DType::U32, 0, 0, 0).unwrap();
         assert_eq!((none.workspaces(), none.starts.launch), ([0, 0], None));
-        assert!(none.offsets.launch.is_some() && none.place.launch.is_some());
+        assert!(none.offsets.launch.is_some() && none.scatter.launch.is_some());
 
         let refused = Sort::plan(DType::F32, 4, 0, 2).err();
         assert_eq!(refused, Some(PlanError::DType(DType::F32)));

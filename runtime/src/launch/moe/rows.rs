@@ -38,19 +38,19 @@ pub(crate) fn permute_tokens(
 
 /// Row n of `out` is the sum of the rows of `y` of the slots of token n, times their weights if
 /// there are weights.
-pub(crate) fn collect_tokens(
+pub(crate) fn unpermute_tokens(
     gpu: &Launcher<'_>,
     y: &Tensor,
     weights: Option<&Tensor>,
-    place: &Tensor,
+    row_of_slot: &Tensor,
     out: &UninitTensor,
 ) -> Result<()> {
-    let places = Operand::of(place);
-    let plan = gpu.planned(collect(&Operand::of(y), &places, weights.is_some()))?;
+    let rows = Operand::of(row_of_slot);
+    let plan = gpu.planned(unpermute(&Operand::of(y), &rows, weights.is_some()))?;
     let arguments = UnpermuteTokensArguments {
         y: gpu.ptr(y)?,
         weights: weights.map_or(Ok(0), |weights| gpu.ptr(weights))?,
-        place: gpu.ptr(place)?,
+        row_of_slot: gpu.ptr(row_of_slot)?,
         out: gpu.uninit_ptr(out)?,
         tokens: out.shape()[0] as u64,
         rows: plan.rows,
@@ -62,19 +62,19 @@ pub(crate) fn collect_tokens(
 }
 
 /// The dot products of the rows of `dout` with the rows of `y` of their slots.
-pub(crate) fn token_dots(
+pub(crate) fn unpermute_tokens_grad_weights(
     gpu: &Launcher<'_>,
-    [dout, y, place]: [&Tensor; 3],
+    [dout, y, row_of_slot]: [&Tensor; 3],
     dweights: &UninitTensor,
 ) -> Result<()> {
-    let operands = [dout, y, place].map(Operand::of);
-    let plan = gpu.planned(dots(&operands))?;
+    let operands = [dout, y, row_of_slot].map(Operand::of);
+    let plan = gpu.planned(unpermute_grad_weights(&operands))?;
     let arguments = UnpermuteGradWeightsArguments {
         dout: gpu.ptr(dout)?,
         y: gpu.ptr(y)?,
-        place: gpu.ptr(place)?,
+        row_of_slot: gpu.ptr(row_of_slot)?,
         dweights: gpu.uninit_ptr(dweights)?,
-        slots: place.elements() as u32, // the plan has seen that they fit
+        slots: row_of_slot.elements() as u32, // the plan has seen that they fit
         rows: plan.rows,
         top_k: plan.top_k,
         features: plan.features,
@@ -118,14 +118,14 @@ fn permute(
     })
 }
 
-fn collect(
+fn unpermute(
     y: &Operand,
-    place: &Operand,
+    row_of_slot: &Operand,
     weighted: bool,
 ) -> Result<Moved<UnpermuteTokens>, PlanError> {
     let features = features_of(y)?;
     let variant = UnpermuteTokens::new(float(y.dtype)?, features, aligned(&[y]), weighted);
-    let [tokens, top_k] = [place.layout.shape()[0], place.layout.shape()[1]];
+    let [tokens, top_k] = [row_of_slot.layout.shape()[0], row_of_slot.layout.shape()[1]];
     Ok(Moved {
         kernel: Plan {
             launch: variant.launch(tokens as u64),
@@ -137,9 +137,16 @@ fn collect(
     })
 }
 
-fn dots([dout, y, place]: &[Operand; 3]) -> Result<Moved<UnpermuteGradWeights>, PlanError> {
+fn unpermute_grad_weights(
+    [dout, y, row_of_slot]: &[Operand; 3],
+) -> Result<Moved<UnpermuteGradWeights>, PlanError> {
     let features = features_of(y)?;
-    let slots = extent(FAMILY, "slots", place.layout.shape().elements(), MAX_EXTENT)?;
+    let slots = extent(
+        FAMILY,
+        "slots",
+        row_of_slot.layout.shape().elements(),
+        MAX_EXTENT,
+    )?;
     let variant = UnpermuteGradWeights::new(float(y.dtype)?, features, aligned(&[dout, y]));
     Ok(Moved {
         kernel: Plan {
@@ -150,7 +157,7 @@ fn dots([dout, y, place]: &[Operand; 3]) -> Result<Moved<UnpermuteGradWeights>, 
         top_k: extent(
             FAMILY,
             "slots of a token",
-            place.layout.shape()[1],
+            row_of_slot.layout.shape()[1],
             MAX_EXTENT,
         )?,
         features,
@@ -181,12 +188,21 @@ mod tests {
         assert_eq!(variant(0), variant(8));
         assert_ne!(variant(0), variant(1));
 
-        let (none, place) = (
+        let (none, row_of_slot) = (
             operand(DType::F32, &[0, 8], 0),
             operand(DType::I32, &[0, 2], 0),
         );
-        assert_eq!(collect(&none, &place, true).unwrap().kernel.launch, None);
-        assert_eq!(dots(&[none, none, place]).unwrap().kernel.launch, None);
+        assert_eq!(
+            unpermute(&none, &row_of_slot, true).unwrap().kernel.launch,
+            None
+        );
+        assert_eq!(
+            unpermute_grad_weights(&[none, none, row_of_slot])
+                .unwrap()
+                .kernel
+                .launch,
+            None
+        );
         let refused = permute(&operand(DType::F64, &[1, 8], 0), 2, 2, true);
         assert_eq!(refused.err(), Some(PlanError::DType(DType::F64)));
     }

@@ -8,7 +8,7 @@ use crate::{DType, Error, Result, Signature, Tensor, for_index};
 
 pub(super) static EXPERT_ORDER: Signature = Signature::new(
     "expert_order",
-    "indices: I[n! k!] -> offsets: i64[g], order: i32[c], place: i32[n k]",
+    "indices: I[n! k!] -> offsets: i64[g], order: i32[c], row_of_slot: i32[n k]",
     0,
 );
 pub(super) static EXPERT_COUNTS: Signature =
@@ -21,7 +21,7 @@ pub struct ExpertOrder {
     /// \[C\] i32: the slot of each row before the last offset; -1 after it.
     pub order: Tensor,
     /// [N, K] i32: the row of each slot; -1 if its expert is not local.
-    pub place: Tensor,
+    pub row_of_slot: Tensor,
 }
 
 /// Sorts the slots by expert, stably. Of the `experts` experts, the `held` from `first_expert` on
@@ -64,7 +64,7 @@ pub fn expert_order(
     call.set_extent("g", held + 1);
     call.set_extent("c", indices.elements());
     let (mut offsets, mut order) = (call.output(0)?, call.output(1)?);
-    let mut place = call.output(2)?;
+    let mut row_of_slot = call.output(2)?;
     let indices = contiguous(indices)?;
     match call.device().is_gpu() {
         true => call.launch(|gpu| {
@@ -76,7 +76,7 @@ pub fn expert_order(
                 call.workspace(cells, DType::I32)?,
                 call.workspace(totals, DType::I32)?,
             );
-            let results = [&offsets, &order, &place];
+            let results = [&offsets, &order, &row_of_slot];
             let workspaces = [&counts, &totals];
             launch::expert_order(gpu, &plan, &indices, experts, workspaces, results)
         }),
@@ -85,7 +85,7 @@ pub fn expert_order(
                 let indices = Flat::<I>::new(&indices)?;
                 kernels::check_indices(call.name(), &indices, experts, false)?;
                 let (offsets, order) = (offsets.slice()?, order.slice()?);
-                kernels::expert_order(&indices, first_expert, offsets, order, place.slice()?);
+                kernels::expert_order(&indices, first_expert, offsets, order, row_of_slot.slice()?);
                 Ok(())
             })
         }),
@@ -94,7 +94,7 @@ pub fn expert_order(
     Ok(ExpertOrder {
         offsets,
         order,
-        place: place.finish(),
+        row_of_slot: row_of_slot.finish(),
     })
 }
 

@@ -14,13 +14,13 @@ pub(super) static PERMUTE: Signature = Signature::new(
 .linear_in(&["x"]);
 pub(super) static PERMUTE_GRAD: Signature = Signature::new(
     "permute_tokens_grad",
-    "dy: F[c! h], place: i32[n k] -> dx: F[n h]",
+    "dy: F[c! h], row_of_slot: i32[n k] -> dx: F[n h]",
     0,
 )
 .linear_in(&["dy"]);
 pub(super) static UNPERMUTE: Signature = Signature::new(
     "unpermute_tokens",
-    "y: F[c! h], weights: G[n k], place: i32[n k] -> out: F[n h]",
+    "y: F[c! h], weights: G[n k], row_of_slot: i32[n k] -> out: F[n h]",
     0,
 )
 .linear_in(&["y", "weights"]);
@@ -32,7 +32,7 @@ pub(super) static UNPERMUTE_GRAD_INPUT: Signature = Signature::new(
 .linear_in(&["dout", "weights"]);
 pub(super) static UNPERMUTE_GRAD_WEIGHTS: Signature = Signature::new(
     "unpermute_tokens_grad_weights",
-    "dout: F[n h], y: F[c! h], place: i32[n k] -> dweights: A[n k]",
+    "dout: F[n h], y: F[c! h], row_of_slot: i32[n k] -> dweights: A[n k]",
     0,
 )
 .linear_in(&["dout", "y"]);
@@ -75,24 +75,24 @@ pub fn permute_tokens(x: &Tensor, order: &Tensor, offsets: &Tensor) -> Result<Te
 /// The gradient of [`permute_tokens`]: each token sums the rows of its slots, in slot order.
 ///
 /// # Shapes
-/// `dy` [C, H], `place` [N, K]; returns [N, H].
+/// `dy` [C, H], `row_of_slot` [N, K]; returns [N, H].
 ///
 /// # Errors
 /// [`Error::Signature`]; [`Error::IndexOutOfRange`].
-pub fn permute_tokens_grad(dy: &Tensor, place: &Tensor) -> Result<Tensor> {
-    let call = PERMUTE_GRAD.call(&[dy, place])?;
+pub fn permute_tokens_grad(dy: &Tensor, row_of_slot: &Tensor) -> Result<Tensor> {
+    let call = PERMUTE_GRAD.call(&[dy, row_of_slot])?;
     let (width, top_k) = (call.extent("h"), call.extent("k"));
-    let mut call = call.with_flops((place.elements() * width) as u64);
+    let mut call = call.with_flops((row_of_slot.elements() * width) as u64);
     let mut dx = call.output(0)?;
 
-    let (dy, place) = (contiguous(dy)?, contiguous(place)?);
+    let (dy, row_of_slot) = (contiguous(dy)?, contiguous(row_of_slot)?);
     match call.device().is_gpu() {
-        true => call.launch(|gpu| launch::collect_tokens(gpu, &dy, None, &place, &dx)),
+        true => call.launch(|gpu| launch::unpermute_tokens(gpu, &dy, None, &row_of_slot, &dx)),
         false => call.compute(|| {
-            let place = checked_places(&call, &place)?;
+            let row_of_slot = checked_rows(&call, &row_of_slot)?;
             for_float!(dy.dtype(), T => {
                 let dy = Flat::<T>::new(&dy)?;
-                kernels::unpermute_tokens::<T>(&dy, width, top_k, &place, |_| Number::ONE, dx.slice()?);
+                kernels::unpermute_tokens::<T>(&dy, width, top_k, &row_of_slot, |_| Number::ONE, dx.slice()?);
                 Ok(())
             })
         }),
@@ -105,29 +105,29 @@ pub fn permute_tokens_grad(dy: &Tensor, place: &Tensor) -> Result<Tensor> {
 /// as zero.
 ///
 /// # Shapes
-/// `y` [C, H], `weights` [N, K] of any float dtype, `place` [N, K]; returns [N, H] of `y`'s dtype.
+/// `y` [C, H], `weights` [N, K] of any float dtype, `row_of_slot` [N, K]; returns [N, H] of `y`'s dtype.
 ///
 /// # Errors
 /// [`Error::Signature`]; [`Error::IndexOutOfRange`].
-pub fn unpermute_tokens(y: &Tensor, weights: &Tensor, place: &Tensor) -> Result<Tensor> {
-    let call = UNPERMUTE.call(&[y, weights, place])?;
+pub fn unpermute_tokens(y: &Tensor, weights: &Tensor, row_of_slot: &Tensor) -> Result<Tensor> {
+    let call = UNPERMUTE.call(&[y, weights, row_of_slot])?;
     let (width, top_k) = (call.extent("h"), call.extent("k"));
-    let mut call = call.with_flops((2 * place.elements() * width) as u64);
+    let mut call = call.with_flops((2 * row_of_slot.elements() * width) as u64);
     let mut out = call.output(0)?;
 
-    let (y, place, weights) = (
+    let (y, row_of_slot, weights) = (
         contiguous(y)?,
-        contiguous(place)?,
+        contiguous(row_of_slot)?,
         widened(weights, y.dtype())?,
     );
     match call.device().is_gpu() {
-        true => call.launch(|gpu| launch::collect_tokens(gpu, &y, Some(&weights), &place, &out)),
+        true => call.launch(|gpu| launch::unpermute_tokens(gpu, &y, Some(&weights), &row_of_slot, &out)),
         false => call.compute(|| {
-            let place = checked_places(&call, &place)?;
+            let row_of_slot = checked_rows(&call, &row_of_slot)?;
             for_float!(y.dtype(), T => {
                 let (y, weights) = (Flat::<T>::new(&y)?, Flat::new(&weights)?);
                 let weight = |slot| weights[slot];
-                kernels::unpermute_tokens::<T>(&y, width, top_k, &place, weight, out.slice()?);
+                kernels::unpermute_tokens::<T>(&y, width, top_k, &row_of_slot, weight, out.slice()?);
                 Ok(())
             })
         }),
@@ -190,24 +190,28 @@ pub fn unpermute_tokens_grad_input(
 /// product of dout_n and the slot's row of `y`; zero if the expert is not local.
 ///
 /// # Shapes
-/// `dout` [N, H], `y` [C, H], `place` [N, K]; returns [N, K] f32 (f64 for f64).
+/// `dout` [N, H], `y` [C, H], `row_of_slot` [N, K]; returns [N, K] f32 (f64 for f64).
 ///
 /// # Errors
 /// [`Error::Signature`]; [`Error::IndexOutOfRange`].
-pub fn unpermute_tokens_grad_weights(dout: &Tensor, y: &Tensor, place: &Tensor) -> Result<Tensor> {
-    let call = UNPERMUTE_GRAD_WEIGHTS.call(&[dout, y, place])?;
+pub fn unpermute_tokens_grad_weights(
+    dout: &Tensor,
+    y: &Tensor,
+    row_of_slot: &Tensor,
+) -> Result<Tensor> {
+    let call = UNPERMUTE_GRAD_WEIGHTS.call(&[dout, y, row_of_slot])?;
     let (width, top_k) = (call.extent("h"), call.extent("k"));
-    let mut call = call.with_flops((2 * place.elements() * width) as u64);
+    let mut call = call.with_flops((2 * row_of_slot.elements() * width) as u64);
     let mut dweights = call.output(0)?;
 
-    let (dout, y, place) = (contiguous(dout)?, contiguous(y)?, contiguous(place)?);
+    let (dout, y, row_of_slot) = (contiguous(dout)?, contiguous(y)?, contiguous(row_of_slot)?);
     match call.device().is_gpu() {
-        true => call.launch(|gpu| launch::token_dots(gpu, [&dout, &y, &place], &dweights)),
+        true => call.launch(|gpu| launch::unpermute_tokens_grad_weights(gpu, [&dout, &y, &row_of_slot], &dweights)),
         false => call.compute(|| {
-            let place = checked_places(&call, &place)?;
+            let row_of_slot = checked_rows(&call, &row_of_slot)?;
             for_float!(y.dtype(), T => {
                 let (dout, y) = (Flat::<T>::new(&dout)?, Flat::new(&y)?);
-                kernels::unpermute_tokens_grad_weights::<T>(&dout, &y, width, top_k, &place, dweights.slice()?);
+                kernels::unpermute_tokens_grad_weights::<T>(&dout, &y, width, top_k, &row_of_slot, dweights.slice()?);
                 Ok(())
             })
         }),
@@ -235,10 +239,10 @@ fn widened(weights: &Tensor, dtype: DType) -> Result<Tensor> {
 }
 
 /// The rows of the slots, checked against the capacity (`c`) of the call.
-fn checked_places<'a>(call: &Call, place: &'a Tensor) -> Result<Flat<'a, i32>> {
-    let place = Flat::new(place)?;
-    kernels::check_indices(call.name(), &place, call.extent("c"), true)?;
-    Ok(place)
+fn checked_rows<'a>(call: &Call, row_of_slot: &'a Tensor) -> Result<Flat<'a, i32>> {
+    let row_of_slot = Flat::new(row_of_slot)?;
+    kernels::check_indices(call.name(), &row_of_slot, call.extent("c"), true)?;
+    Ok(row_of_slot)
 }
 
 /// The slots of the rows that are in use.

@@ -132,10 +132,10 @@ fn router_gradient_equals_differences() {
     }
 }
 
-/// Rows are the slots of local experts, sorted by expert and then by slot; `place` is the inverse
+/// Rows are the slots of local experts, sorted by expert and then by slot; `row_of_slot` is the inverse
 /// of `order`.
 #[test]
-fn order_is_a_stable_sort_and_place_is_its_inverse() {
+fn order_is_a_stable_sort_and_row_of_slot_is_its_inverse() {
     let device = Device::cpu();
     for (n, k, e) in [(0, 2, 4), (1, 1, 1), (7, 3, 5), (300, 2, 8), (5, 0, 3)] {
         let chosen = indices(&device, &[n, k], |at| (at * at + at / 3) % e);
@@ -147,15 +147,15 @@ fn order_is_a_stable_sort_and_place_is_its_inverse() {
                 .collect();
             expected.sort_by_key(|slot| expert[*slot]);
 
-            let (order, place) = (ints(&sorted.order), ints(&sorted.place));
+            let (order, row_of_slot) = (ints(&sorted.order), ints(&sorted.row_of_slot));
             let used = expected.len();
             assert_eq!(
                 order[..used],
                 expected.iter().map(|s| *s as i64).collect::<Vec<_>>()
             );
-            for (slot, place) in place.iter().enumerate() {
+            for (slot, at) in row_of_slot.iter().enumerate() {
                 let row = expected.iter().position(|other| *other == slot);
-                assert_eq!(*place, row.map_or(-1, |row| row as i64));
+                assert_eq!(*at, row.map_or(-1, |row| row as i64));
             }
 
             let count = |expert_: usize| expert.iter().filter(|x| **x as usize == expert_).count();
@@ -174,7 +174,7 @@ fn layer(x: &Tensor, p: &Tensor, w: &Tensor, k: usize, held: (usize, usize)) -> 
     let rows = permute_tokens(x, &sorted.order, &sorted.offsets).unwrap();
     let w = w.slice(0, held.0..held.0 + held.1).unwrap();
     let y = ops::grouped_matmul_nt(&rows, &w, &sorted.offsets).unwrap();
-    unpermute_tokens(&y, &weights, &sorted.place).unwrap()
+    unpermute_tokens(&y, &weights, &sorted.row_of_slot).unwrap()
 }
 
 /// The same by a loop over tokens and their experts, in f64.
@@ -286,7 +286,7 @@ fn gradients_are_adjoints() {
             let ExpertOrder {
                 offsets,
                 order,
-                place,
+                row_of_slot,
             } = &sorted;
             let used = *ints(offsets).last().unwrap() as usize;
             let cut = |x: &Tensor| x.slice(0, 0..used).unwrap();
@@ -298,13 +298,13 @@ fn gradients_are_adjoints() {
             let weights = numbered(&device, &[n, k], 1.1, DType::F64);
 
             let there = dot(&cut(&permute_tokens(&x, order, offsets).unwrap()), &cut(&z));
-            let back = dot(&x, &permute_tokens_grad(&z, place).unwrap());
+            let back = dot(&x, &permute_tokens_grad(&z, row_of_slot).unwrap());
             assert_close(&[there], &[back], 1e-11);
 
-            let there = dot(&unpermute_tokens(&z, &weights, place).unwrap(), &x);
+            let there = dot(&unpermute_tokens(&z, &weights, row_of_slot).unwrap(), &x);
             let dz = unpermute_tokens_grad_input(&x, &weights, order, offsets).unwrap();
             assert_close(&[there], &[dot(&cut(&z), &cut(&dz))], 1e-11);
-            let dweights = unpermute_tokens_grad_weights(&x, &z, place).unwrap();
+            let dweights = unpermute_tokens_grad_weights(&x, &z, row_of_slot).unwrap();
             assert_close(&[there], &[dot(&weights, &dweights)], 1e-11);
         }
     }
@@ -320,18 +320,18 @@ fn narrow_rows_are_rounded_once() {
     for weight_dtype in [DType::F32, DType::BF16] {
         let y = numbered(&device, &[n * k, h], 0.7, DType::BF16);
         let weights = numbered(&device, &[n, k], 1.1, weight_dtype);
-        let narrow = unpermute_tokens(&y, &weights, &sorted.place).unwrap();
+        let narrow = unpermute_tokens(&y, &weights, &sorted.row_of_slot).unwrap();
         assert_eq!(narrow.dtype(), DType::BF16);
 
         let wide = |x: &Tensor| ops::cast(x, DType::F64).unwrap();
-        let exact = unpermute_tokens(&wide(&y), &wide(&weights), &sorted.place).unwrap();
+        let exact = unpermute_tokens(&wide(&y), &wide(&weights), &sorted.row_of_slot).unwrap();
         for (narrow, exact) in values(&narrow).iter().zip(values(&exact)) {
             assert!(
                 (narrow - exact).abs() <= exact.abs() / 256.0 + 1e-6,
                 "{narrow} {exact}"
             );
         }
-        let dweights = unpermute_tokens_grad_weights(&narrow, &y, &sorted.place).unwrap();
+        let dweights = unpermute_tokens_grad_weights(&narrow, &y, &sorted.row_of_slot).unwrap();
         assert_eq!(dweights.dtype(), DType::F32);
     }
 }
@@ -349,7 +349,7 @@ fn bits_do_not_depend_on_threads() {
             let (weights, chosen) = router_top_k(&p, k, true, None).unwrap();
             let sorted = expert_order(&chosen, e, 0, e).unwrap();
             let rows = numbered(&device, &[n * k, o], 0.1, DType::F32);
-            let dweights = unpermute_tokens_grad_weights(&y, &rows, &sorted.place).unwrap();
+            let dweights = unpermute_tokens_grad_weights(&y, &rows, &sorted.row_of_slot).unwrap();
             let dp = router_top_k_grad(&p, &chosen, &weights, true).unwrap();
             let all = [y, weights, dweights, dp];
             all.map(|x| {
@@ -416,10 +416,10 @@ fn mismatched_operands_are_rejected() {
         Err(Error::Signature { .. })
     ));
 
-    let place = indices(&device, &[2, 2], |at| at + 1);
+    let row_of_slot = indices(&device, &[2, 2], |at| at + 1);
     let y = numbered(&device, &[4, 3], 0.3, DType::F32);
     assert!(matches!(
-        permute_tokens_grad(&y, &place),
+        permute_tokens_grad(&y, &row_of_slot),
         Err(Error::IndexOutOfRange { index: 4, .. })
     ));
 }

@@ -62,8 +62,8 @@ fn a_permuted_region_gives_permuted_values() {
     let key = Key::new(5);
     let whole = normal(&device, &[5, 70], DType::F32, key, 0.0, 1.0).unwrap();
     let region = Region::whole(&[5, 70]).unwrap().permute(&[1, 0]).unwrap();
-    let turned = normal(&device, &[70, 5], DType::F32, key.within(&region), 0.0, 1.0).unwrap();
-    assert_eq!(f64s(&turned), f64s(&whole.transpose(0, 1).unwrap()));
+    let transposed = normal(&device, &[70, 5], DType::F32, key.within(&region), 0.0, 1.0).unwrap();
+    assert_eq!(f64s(&transposed), f64s(&whole.transpose(0, 1).unwrap()));
 }
 
 #[test]

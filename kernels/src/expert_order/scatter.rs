@@ -7,18 +7,18 @@ use crate::assembler::{
 };
 use crate::faults::{FaultSite, Faults};
 
-/// place\[slot\] and its inverse: slots of one expert follow each other in their own order. -1 for
+/// row_of_slot\[slot\] and its inverse: slots of one expert follow each other in their own order. -1 for
 /// slots of no expert that is held, and for rows of no slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct ExpertPlace {
+pub struct ExpertScatter {
     index: IndexFormat,
     parts: Parts,
 }
 
-impl ExpertPlace {
+impl ExpertScatter {
     /// The kernel for `held` experts.
-    pub fn new(index: IndexFormat, held: u32) -> ExpertPlace {
-        ExpertPlace {
+    pub fn new(index: IndexFormat, held: u32) -> ExpertScatter {
+        ExpertScatter {
             index,
             parts: Parts::new(held),
         }
@@ -30,12 +30,12 @@ impl ExpertPlace {
     }
 }
 
-impl Variant for ExpertPlace {
+impl Variant for ExpertScatter {
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
         let (indices, starts) = (k.pointer("indices"), k.pointer("starts"));
         let (offsets, order) = (k.pointer("offsets"), k.pointer("order"));
-        let place = k.pointer("place");
+        let row_of_slot = k.pointer("row_of_slot");
         let extents = ["slots", "slots_per_block", "held"].map(|name| k.u32_param(name));
         let first = k.u32_param("first_expert");
         let experts_of_all = k.u64_param("experts");
@@ -56,7 +56,7 @@ impl Variant for ExpertPlace {
             let dealt = rows.deal(&experts);
 
             for (i, (slot, exists)) in slots.into_iter().enumerate() {
-                let of_slot = place.element::<u32>(slot);
+                let of_slot = row_of_slot.element::<u32>(slot);
                 let here = experts[i].lt(share.experts);
                 of_slot.store_if(here, dealt[i]);
                 order.element::<u32>(dealt[i]).store_if(here, slot);
@@ -75,7 +75,7 @@ impl Variant for ExpertPlace {
 
     fn entry(&self) -> String {
         let (index, experts) = (self.index.name(), self.parts.experts);
-        format!("expert_place_{index}_e{experts}")
+        format!("expert_scatter_{index}_e{experts}")
     }
 }
 
@@ -177,9 +177,9 @@ impl<'a, 'k> Rows<'a, 'k> {
     }
 }
 
-/// Arguments of [`ExpertPlace`]; pointers are device addresses.
+/// Arguments of [`ExpertScatter`]; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
-pub struct ExpertPlaceArguments {
+pub struct ExpertScatterArguments {
     /// \[S\], read.
     pub indices: u64,
     /// \[G, B\] of u32, read.
@@ -189,7 +189,7 @@ pub struct ExpertPlaceArguments {
     /// \[S\] of i32, written.
     pub order: u64,
     /// \[S\] of i32, written.
-    pub place: u64,
+    pub row_of_slot: u64,
     /// How slots are cut.
     pub blocks: Blocks,
     /// G.
@@ -202,7 +202,7 @@ pub struct ExpertPlaceArguments {
     pub faults: FaultSite,
 }
 
-impl ExpertPlaceArguments {
+impl ExpertScatterArguments {
     /// The bytes of the kernel's parameters.
     pub fn arguments(&self) -> Arguments {
         let mut arguments = Arguments::new();
@@ -211,7 +211,7 @@ impl ExpertPlaceArguments {
             self.starts,
             self.offsets,
             self.order,
-            self.place,
+            self.row_of_slot,
         ] {
             arguments.push_pointer(pointer);
         }
@@ -232,19 +232,19 @@ mod tests {
 
     #[test]
     fn arguments_fill_the_parameter_space() {
-        let arguments = ExpertPlaceArguments {
+        let arguments = ExpertScatterArguments {
             indices: 1,
             starts: 2,
             offsets: 3,
             order: 4,
-            place: 5,
+            row_of_slot: 5,
             blocks: Blocks::new(6),
             held: 7,
             first_expert: 8,
             experts: 9,
             faults: FaultSite::new(10, 11),
         };
-        let variant = ExpertPlace::new(IndexFormat::I32, 300);
+        let variant = ExpertScatter::new(IndexFormat::I32, 300);
         let bytes = arguments.arguments();
         assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
     }

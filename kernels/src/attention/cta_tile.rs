@@ -178,7 +178,7 @@ pub(super) struct Span<'k> {
 }
 
 /// The tile of a CTA: rows of queries, or of keys, of one head of one sequence.
-pub(super) struct Place<'k> {
+pub(super) struct CtaTile<'k> {
     call: Call<'k>,
     pub(super) batch: U32<'k>,
     /// Of the axis.
@@ -196,15 +196,19 @@ pub(super) struct Place<'k> {
     position: S32<'k>,
 }
 
-impl<'k> Place<'k> {
+impl<'k> CtaTile<'k> {
     #[track_caller]
-    pub(super) fn of_cta(call: Call<'k>, axis: Axis) -> Place<'k> {
-        Place::reporting(call, axis, None)
+    pub(super) fn of_cta(call: Call<'k>, axis: Axis) -> CtaTile<'k> {
+        CtaTile::reporting(call, axis, None)
     }
 
-    /// Like [`Place::of_cta`]. Only one kernel of an op reports an invalid mask.
+    /// Like [`CtaTile::of_cta`]. Only one kernel of an op reports an invalid mask.
     #[track_caller]
-    pub(super) fn reporting(call: Call<'k>, axis: Axis, reports: Option<Reports<'k>>) -> Place<'k> {
+    pub(super) fn reporting(
+        call: Call<'k>,
+        axis: Axis,
+        reports: Option<Reports<'k>>,
+    ) -> CtaTile<'k> {
         let k = call.k;
         let (length, heads) = match axis {
             Axis::Queries => (call.queries, call.heads),
@@ -266,7 +270,7 @@ impl<'k> Place<'k> {
         k.if_else(call.kind.equals(PACKED), packed, rows);
 
         let span = |begin: U32<'k>, length: U32<'k>| Span { begin, length };
-        Place {
+        CtaTile {
             call,
             batch: *batch,
             head: others % heads,
@@ -317,7 +321,7 @@ impl<'k> Place<'k> {
         query + ahead - key
     }
 
-    /// Whether a query at this distance ([`Place::behind`]) sees the key.
+    /// Whether a query at this distance ([`CtaTile::behind`]) sees the key.
     #[track_caller]
     pub(super) fn sees(&self, behind: U32<'k>) -> Pred<'k> {
         behind.lt((self.call.ahead + self.call.window).unsigned())
