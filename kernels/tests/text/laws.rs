@@ -55,7 +55,7 @@ const NARROW: &[(&str, &[&str], &str)] = &[
     ),
     (
         "",
-        &["ids", "order", "place", "starts", "keys", "positions"],
+        &["ids", "order", "row_of_slot", "starts", "keys", "positions"],
         "indices",
     ),
     ("", &["weights", "end", "fault_word"], "one per row, or one"),
