@@ -32,7 +32,7 @@ from trace import Replay, lines, record
 # Saves per process before it waits to be killed.
 SAVES = 3
 # The parts of the report.
-KILLS, DURING, AFTER = "kills", "power cuts while it saves", "power cuts when it has returned"
+KILLS, DURING, AFTER = "kills", "power cuts while it saves", "power cuts after it has returned"
 # A load that exceeds these limits has failed.
 LOAD_SECONDS, LOAD_BYTES = 60, 16 << 30
 

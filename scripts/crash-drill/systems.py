@@ -174,7 +174,7 @@ class SafetensorsFolder(System):
 
 class TorchSave(System):
     name = "torch.save"
-    promises = "none: writes the file in place"
+    promises = "makes no promise; writes the file in place"
 
     def save(self, root, step):
         import torch
