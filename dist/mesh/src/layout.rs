@@ -1,8 +1,9 @@
 //! Layouts of ranks and their algebra.
 //!
 //! A [`RankLayout`] maps the indices `0..len` to ranks. Like the layout of a tensor it consists of
-//! sizes and strides, the rightmost mode fastest: `(2, 2):(4, 1)` is the ranks 0, 1, 4, 5. Its first
-//! rank is 0; callers add an offset. Costs depend on the number of modes, not of ranks.
+//! sizes and strides, the rightmost mode fastest: `(2, 2):(4, 1)` is the ranks 0, 1, 4, 5. Its
+//! first rank is 0; callers add an offset. The cost of an operation depends on the number of modes,
+//! not of ranks.
 //!
 //! Layouts are *separable*: each stride is a multiple of the span of all finer modes. So a mode is a
 //! range of digits of the rank in some mixed radix, no rank occurs twice, and the
@@ -177,8 +178,8 @@ impl RankLayout {
         (self.counted(rank) == rank).then(|| self.coordinate(rank))
     }
 
-    /// The part of a rank that this layout accounts for. The [complement](RankLayout::complement)
-    /// accounts for the rest.
+    /// The contribution of this layout's digits to a rank. The digits of the
+    /// [complement](RankLayout::complement) contribute the rest.
     pub fn counted(&self, rank: usize) -> usize {
         self.modes
             .iter()
@@ -264,8 +265,8 @@ impl RankLayout {
         RankLayout::canonical(modes)
     }
 
-    /// Whether a sum of indices of `inner` carries from one mode of this layout into the next. Then
-    /// the composition is not the composition of the modes.
+    /// Whether a sum of indices of `inner` carries from one mode of this layout into the next. If
+    /// so, composing mode by mode would be wrong.
     fn carries(&self, inner: &RankLayout) -> bool {
         let mut index_stride = 1;
         self.modes.iter().rev().any(|mode| {
@@ -276,7 +277,8 @@ impl RankLayout {
         })
     }
 
-    /// The ranks at the indices `size:stride`.
+    /// The ranks at indices 0, `stride`, 2 `stride`, ... (`size` of them); `None` if they are not a
+    /// layout.
     fn part(&self, size: usize, stride: usize) -> Option<RankLayout> {
         let (mut skip, mut take) = (stride, size);
         let mut taken: SmallVec<[Mode; 3]> = SmallVec::new();
@@ -310,8 +312,8 @@ impl RankLayout {
         (take == 1).then_some(layout)
     }
 
-    /// The digits of `world` ranks that this layout leaves out, ascending: the offsets of all groups
-    /// with this layout.
+    /// The digits of `world` ranks that this layout lacks, as an ascending layout. Its ranks are
+    /// the offsets of all groups with this layout.
     ///
     /// # Errors
     /// [`MeshError::WrongWorld`] if `world` is not a multiple of the span.

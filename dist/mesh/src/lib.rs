@@ -1,12 +1,12 @@
 //! Rank layouts, device meshes, shardings and the redistributions between them, as pure values.
 //!
-//! Nothing here communicates, allocates tensors or knows which rank it runs on. What every rank of a
-//! mesh of a hundred thousand sees can be computed, tested and compared in one process.
+//! Nothing here communicates, allocates tensors or knows which rank it runs on. The view of every
+//! rank of a mesh of 100,000 ranks can be computed, tested and compared in one process.
 //!
 //! - [`RankLayout`]: ordered sets of ranks as sizes and strides, and their algebra.
 //! - [`Mesh`]: named axes over ranks; [`Group`]: the ranks that communicate with each other.
 //! - [`Sharding`]: a mesh, a placement per axis and a global shape; [`Redistribution`]: the
-//!   collectives that lead from one sharding to another.
+//!   collectives that convert one sharding into another.
 //! - [`ShardingRule`]: the shardings of an op's results, derived from its [`ParsedSignature`].
 //! - [`check_agreement`]: whether all ranks have the same mesh.
 

@@ -40,14 +40,15 @@ impl Axis {
     }
 }
 
-/// Named axes over ranks, in all parallel instances at once. Cheap to clone.
+/// A grid of ranks with named axes, or several parallel instances of such a grid. Cheap to clone.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Mesh {
     ranks: RankMap,
     axes: SmallVec<[Axis; 6]>,
-    /// The first positions of the instances, relative to `base`: the axes that were left out.
+    /// The first position of each instance, relative to `base`: the axes that [`Mesh::select`] left
+    /// out.
     instances: RankLayout,
-    /// The position that the fixed coordinates add up to.
+    /// The position of the coordinates that [`Mesh::at`] has fixed.
     base: usize,
 }
 
@@ -150,7 +151,7 @@ impl Mesh {
         ranks
     }
 
-    /// The positions of one instance, relative to its first.
+    /// The positions of one instance, relative to its first position.
     fn layout(&self) -> RankLayout {
         flattened(&self.axes)
     }
@@ -187,8 +188,8 @@ impl Mesh {
         Ok(self.position(rank).map(|at| axis.layout.coordinate(at)))
     }
 
-    /// The rank at coordinate `index` of an axis whose other coordinates equal those of `rank`;
-    /// `None` if `rank` is not in the mesh.
+    /// The rank with coordinate `index` on an axis and the other coordinates of `rank`; `None` if
+    /// `rank` is not in the mesh.
     ///
     /// # Errors
     /// [`MeshError::UnknownAxis`], [`MeshError::OutsideAxis`].
@@ -273,8 +274,8 @@ impl Mesh {
         Ok(mesh)
     }
 
-    /// The group of a rank along some axes, the last one named fastest; `None` if the rank is not in
-    /// the mesh.
+    /// The group of a rank along some axes; the last one named varies fastest. `None` if the rank
+    /// is not in the mesh.
     ///
     /// # Errors
     /// [`MeshError::UnknownAxis`], [`MeshError::AxisTwice`].

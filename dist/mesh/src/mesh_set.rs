@@ -46,7 +46,8 @@ impl MeshSet {
     }
 }
 
-/// Enumerates ranks only if comparing digits does not rule out a shared rank.
+/// A rank that both meshes contain. Ranks are enumerated only if comparing digits does not rule out
+/// a shared rank.
 fn shared_rank(one: &Mesh, other: &Mesh) -> Option<usize> {
     if one.rank_map() == other.rank_map() && are_disjoint(one, other) == Some(true) {
         return None;

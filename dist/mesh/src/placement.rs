@@ -10,7 +10,8 @@ pub enum Placement {
     Replicate,
     /// Each rank holds a shard along a dim.
     Shard(usize, Division),
-    /// Each rank holds a partial value of the whole shape; reducing them gives the tensor.
+    /// Each rank holds partial values of the whole shape; reducing them over the axis gives the
+    /// tensor.
     Partial(Reduction),
 }
 
@@ -25,7 +26,7 @@ impl Placement {
         Placement::Shard(dim, Division::Ragged(sizes.into()))
     }
 
-    /// The sharded dim, if there is one.
+    /// The sharded dim; `None` if the placement is not a shard.
     pub fn dim(&self) -> Option<usize> {
         match self {
             Placement::Shard(dim, _) => Some(*dim),

@@ -70,7 +70,7 @@ impl Placements {
         }
     }
 
-    /// The shards of the same dim that are outside that of `axis`.
+    /// The outer shards of the dim that `axis` shards.
     pub(crate) fn outer_shards(&self, axis: usize) -> &[AxisShard] {
         let Some(shard) = self.shard_on(axis) else {
             return &[];
@@ -80,8 +80,8 @@ impl Placements {
         &shards[..at.unwrap_or(0)]
     }
 
-    /// All axes in explicit order: axes that shard the same dim from the outermost to the innermost,
-    /// the others as in the mesh.
+    /// All axes in explicit order: axes that shard the same dim are ordered from the outermost to
+    /// the innermost, other axes as in the mesh.
     pub(crate) fn order(&self, axes: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..axes).collect();
         let dims: BTreeSet<usize> = self.shards.iter().map(|shard| shard.dim).collect();
@@ -123,7 +123,7 @@ impl Placements {
         self.partials.retain(|(other, _)| *other != axis);
     }
 
-    /// An axis whose reduction does not commute with this one, as maximum and sum.
+    /// An axis whose reduction does not commute with this one, such as a maximum with a sum.
     pub(crate) fn conflict(&self, reduction: Reduction) -> Option<(usize, Reduction)> {
         let linear = |reduction| matches!(reduction, Reduction::Sum | Reduction::Avg);
         let commutes = |other| other == reduction || (linear(other) && linear(reduction));
@@ -228,7 +228,7 @@ pub(crate) enum RaggedError {
 }
 
 impl Division {
-    /// The range of the rank at `index` of `ranks` in `extent`.
+    /// The part of `0..extent` that the rank at `index` of `ranks` holds.
     pub(crate) fn part(&self, extent: usize, ranks: usize, index: usize) -> Range<usize> {
         match self {
             Division::Even => {

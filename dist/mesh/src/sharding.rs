@@ -200,8 +200,8 @@ impl Sharding {
         Ok(self.placements.placement(self.axis_index(axis)?))
     }
 
-    /// The placements on all axes in explicit order: axes that shard the same dim from the outermost
-    /// to the innermost, the others as in the mesh.
+    /// The placements on all axes in explicit order: axes that shard the same dim are ordered from
+    /// the outermost to the innermost, other axes as in the mesh.
     pub fn placements(&self) -> Vec<(&str, Placement)> {
         let order = self.placements.order(self.axis_sizes.len());
         let placement = |axis| (self.axis_name(axis), self.placements.placement(axis));

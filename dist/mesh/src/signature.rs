@@ -1,8 +1,8 @@
 //! Signatures of ops: the parser of texts such as `x: F[.. i], w: F[o i] -> y: F[.. o]`.
 //!
 //! The runtime checks shapes and dtypes with the parsed signature, and
-//! [`ShardingRule`](crate::ShardingRule) derives shardings from it. What a dtype means is the
-//! runtime's business: the parser keeps its text.
+//! [`ShardingRule`](crate::ShardingRule) derives shardings from it. The parser keeps dtypes as
+//! text; the runtime interprets them.
 
 /// A parsed signature: operands, results and the dims that have names.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! The message of each mistake, with that of torch 2.15 for comparison. Ours name the axis, both
+//! Compares the error message of each mistake with torch 2.15's. Our messages name the axis, both
 //! values and the remedy.
 //!
 //! After an intended change run `INSTA_UPDATE=always cargo test -p meshgrad-mesh --test errors` and
@@ -16,7 +16,7 @@ fn nothing<T>(result: Result<T>) -> Result<()> {
     result.map(|_| ())
 }
 
-/// The mistake, torch's message, our result.
+/// Each mistake with torch's message and our result.
 fn mistakes() -> Vec<(&'static str, &'static str, Result<()>)> {
     let mesh = mesh();
     let disagreeing: Vec<_> = (0..8)
@@ -34,7 +34,7 @@ fn mistakes() -> Vec<(&'static str, &'static str, Result<()>)> {
     vec![
         (
             "a rank twice",
-            "nothing on ranks 0, 2, ..., which then hang; on rank 1: Each device mesh dimension should get \
+            "no error on ranks 0, 2, ..., which then hang; on rank 1: Each device mesh dimension should get \
              only one process group, but got 1 in [1, 2]!",
             nothing(Mesh::from_ranks(&[0, 1, 1, 2], &[2, 2], &["dp", "tp"])),
         ),
@@ -45,12 +45,12 @@ fn mistakes() -> Vec<(&'static str, &'static str, Result<()>)> {
         ),
         (
             "ranks that are not in the mesh",
-            "nothing",
+            "no error",
             Mesh::new(&[3, 2], &["dp", "tp"]).unwrap().covers(8),
         ),
         (
             "a list of the wrong length",
-            "impossible: a tensor of ranks has its shape",
+            "cannot happen: the ranks are a tensor, which has a shape",
             nothing(Mesh::from_ranks(&[0, 1, 2], &[2, 2], &["dp", "tp"])),
         ),
         (
@@ -66,7 +66,7 @@ fn mistakes() -> Vec<(&'static str, &'static str, Result<()>)> {
         ),
         (
             "an empty name",
-            "nothing",
+            "no error",
             nothing(Mesh::new(&[2, 4], &["dp", ""])),
         ),
         (
@@ -129,7 +129,7 @@ fn mistakes() -> Vec<(&'static str, &'static str, Result<()>)> {
         ),
         (
             "a coordinate out of range",
-            "impossible: a mesh has the coordinates of its own rank",
+            "cannot happen: a mesh has only the coordinates of its own rank",
             nothing(mesh.at("pp", 2)),
         ),
         (
@@ -139,7 +139,7 @@ fn mistakes() -> Vec<(&'static str, &'static str, Result<()>)> {
         ),
         (
             "a rank with a different mesh",
-            "nothing: a silent hang",
+            "no error: a silent hang",
             check_agreement(&disagreeing),
         ),
         (
@@ -149,17 +149,17 @@ fn mistakes() -> Vec<(&'static str, &'static str, Result<()>)> {
         ),
         (
             "a layout that does not fill its world",
-            "nothing: the groups [0, 1, 2], [3, 4, 5], [6, 7, 8]",
+            "no error: the groups [0, 1, 2], [3, 4, 5], [6, 7, 8]",
             nothing(RankLayout::contiguous(3).unwrap().complement(8)),
         ),
         (
             "a split that does not fit",
-            "nothing: it returns (2, 3):(6, 1), which is not split",
+            "no error: it returns (2, 3):(6, 1), which is not split",
             nothing(RankLayout::new([(2, 6), (3, 1)]).unwrap().split(&[3, 2])),
         ),
         (
             "a composition out of range",
-            "nothing: it returns 8:1",
+            "no error: it returns 8:1",
             nothing(
                 RankLayout::contiguous(4)
                     .unwrap()

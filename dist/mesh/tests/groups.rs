@@ -57,7 +57,7 @@ fn options_equal_to_the_default_give_equal_groups() {
     assert_ne!(net("plugin"), group());
 }
 
-/// A field missing from `non_default` or from the comparison would let different groups share.
+/// If `non_default` or the comparison lacked a field, different groups would share a communicator.
 #[test]
 fn every_option_is_listed_and_distinguishes_groups() {
     type Change = fn(&mut GroupOptions);

@@ -65,7 +65,7 @@ fn digits() -> impl Strategy<Value = (Vec<usize>, Vec<usize>)> {
         })
 }
 
-/// The ranks by enumerating all coordinates, the last of `chosen` fastest.
+/// Enumerates the ranks of all coordinates along `chosen`; the last one varies fastest.
 fn enumerated(radix: &[usize], chosen: &[usize]) -> Vec<usize> {
     let stride = |digit: usize| radix[digit + 1..].iter().product::<usize>();
     chosen.iter().fold(vec![0], |ranks, digit| {
@@ -166,7 +166,7 @@ proptest! {
         }
     }
 
-    /// Two layouts of one world, with their groups compared as sets.
+    /// The relation of two layouts of one world equals that of their groups, compared as sets.
     #[test]
     fn relations_equal_those_of_the_groups(
         (radix, one) in digits(),

@@ -45,7 +45,8 @@ fn infer<const N: usize>(
     rule.propagate_axis("tp", 2, &operands)
 }
 
-/// Of all combinations, the rule accepts data, column and row parallelism and linearity, no others.
+/// Of all combinations of placements, the rule accepts only data, column and row parallelism, and
+/// partial sums of one operand.
 #[test]
 fn a_linear_layer_has_exactly_the_known_strategies() {
     let all = [R, P, s(0), s(1), s(2), Placement::Partial(Reduction::Max)];
@@ -335,7 +336,7 @@ fn axes_that_shard_one_dim_keep_their_order() {
     insta::assert_snapshot!(add().propagate(&[&a, &b], &[&[2, 3]]).unwrap_err());
 }
 
-/// A mean needs equal shards along each axis, also inside the shards of another.
+/// A mean needs equal shards along each axis, also inside the shards of another axis.
 #[test]
 fn nested_shards_are_checked_exactly() {
     let mean = ShardingRule::reduction("mean", 1, &[0], Some(Reduction::Avg)).unwrap();
@@ -344,7 +345,7 @@ fn nested_shards_are_checked_exactly() {
     assert!(mean.propagate(&[&both(6)], &[&[]]).is_err());
     assert!(mean.propagate(&[&both(7)], &[&[]]).is_err());
 
-    // Shards of 3 + 1 groups; the 3 cannot be halved.
+    // dp divides the groups into 3 + 1; tp cannot halve the 3.
     let heads = |dim: usize, a: usize| Placement::ragged(dim, [3 * a, a]);
     let q = sharding(&[("dp", heads(2, 2)), ("tp", s(2))], &[1, 5, 8, 4]);
     let k = sharding(&[("dp", heads(2, 1)), ("tp", s(2))], &[1, 5, 4, 4]);
@@ -414,8 +415,8 @@ fn shapes() -> impl Strategy<Value = (Vec<usize>, Vec<usize>)> {
 }
 
 proptest! {
-    /// An accepted reshape leaves each rank its elements in their order. A rejected one would not, for
-    /// even shards of any dim.
+    /// An accepted reshape leaves each rank's elements and their order unchanged. For a rejected
+    /// one, no even sharding of the result's dims would do so.
     #[test]
     fn reshapes_move_nothing(
         (from, to) in shapes(),

@@ -1,4 +1,4 @@
-//! Shardings, compared with torch and with enumeration.
+//! Shardings, compared with torch's and with enumerated elements.
 
 use std::ops::Range;
 
@@ -24,7 +24,7 @@ fn numbers(text: &str, sign: char) -> Vec<usize> {
         .collect()
 }
 
-/// Parses torch's placements; `T0` on an axis means that the next axis is the outer one.
+/// Parses torch's placements. `T0` shards dim 0 inside the next axis' shards.
 fn parse(mesh: &Mesh, names: &str, shape: &[usize]) -> Sharding {
     let placements = names.split(' ').zip(NAMES).map(|(name, axis)| {
         let placement = match name {
@@ -41,7 +41,7 @@ fn parse(mesh: &Mesh, names: &str, shape: &[usize]) -> Sharding {
     Sharding::new(mesh, placements, shape).unwrap()
 }
 
-/// A golden line lists regions by rank: `5x2 on 2 as S0: 3x2@0,0 2x2@3,0`.
+/// A golden line lists the local shape and offsets of each rank: `5x2 on 2 as S0: 3x2@0,0 2x2@3,0`.
 #[test]
 fn regions_equal_torchs() {
     let lines = include_str!("golden/torch-boxes.txt").lines();
@@ -103,7 +103,7 @@ fn orders(mesh: &Mesh, choice: usize, shape: &[usize]) -> Vec<Sharding> {
         .collect()
 }
 
-/// Ranks that differ only on axes that shard hold every element exactly once.
+/// In each group along all sharding axes, every element is on exactly one rank.
 #[test]
 fn regions_tile_the_tensor() {
     for sharding in all_shardings() {

@@ -116,7 +116,7 @@ impl<'a> CostModel<'a> {
         )
     }
 
-    /// The time of a move without its bytes, in nanoseconds.
+    /// The part of a move's time that does not depend on its bytes, in nanoseconds.
     pub(crate) fn latency(&mut self, step: &Move) -> u64 {
         let hops = match step.action {
             Action::Slice | Action::MakePartial(_) => return 0,
@@ -162,7 +162,7 @@ impl<'a> CostModel<'a> {
         both_ways(self.bytes(elements).saturating_mul(others))
     }
 
-    /// Rounded up to whole bytes.
+    /// The size of some elements, rounded up to whole bytes.
     fn bytes(&self, elements: u64) -> u64 {
         saturated((u128::from(elements) * u128::from(self.element_bits)).div_ceil(8))
     }
@@ -184,7 +184,7 @@ impl<'a> CostModel<'a> {
         *self.crossing.entry(key).or_insert_with_key(crosses)
     }
 
-    /// The exact traffic of an all_to_all: what ranks do not keep.
+    /// The exact traffic of an all_to_all: all elements that a rank does not keep.
     fn exchange(&mut self, from: &Placements, to: &Placements) -> Traffic {
         let dims = 0..self.geometry.shape.len();
         let (changed, same): (Vec<usize>, Vec<usize>) =

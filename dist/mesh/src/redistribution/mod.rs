@@ -1,4 +1,4 @@
-//! Redistribution plans: the collectives that lead from one sharding to another.
+//! Redistribution plans: the collectives that convert one sharding into another.
 //!
 //! A plan is a value, and equal on all ranks. Each step states its action, its axes and the shardings
 //! before and after; the regions of these determine what each rank sends. Ops never redistribute
@@ -19,7 +19,7 @@ use crate::{Group, Hosts, Reduction, Sharding, ShardingError};
 use cost::CostModel;
 use moves::Move;
 
-/// A plan that leads from one sharding to another.
+/// A plan that converts one sharding into another.
 ///
 /// ```
 /// use meshgrad_mesh::{Hosts, LinkCosts, Mesh, Placement, Redistribution, Reduction, Sharding};
@@ -46,11 +46,11 @@ pub struct Redistribution {
 }
 
 impl Redistribution {
-    /// The fastest plan by the model of [`LinkCosts`] that sends no more than the axis-by-axis plan,
-    /// which torch's DTensor uses by default. Steps may combine any axes, because groups along several
-    /// axes are free.
+    /// The fastest plan by the model of [`LinkCosts`] that sends no more than the axis-by-axis
+    /// plan, which torch's DTensor uses by default. A step may combine any axes, because any set of
+    /// axes defines groups.
     ///
-    /// A replicated axis can become partial if the target is partial. Plans never do so otherwise.
+    /// A plan makes a replicated axis partial only if the target is partial on that axis.
     ///
     /// If more than 4 axes change, the result is the axis-by-axis plan. A search that exceeds its
     /// budget returns the best plan found.
@@ -97,7 +97,7 @@ impl Redistribution {
         &self.steps
     }
 
-    /// The bytes of the busiest rank of each step, added up.
+    /// The bytes of each step's busiest rank, summed over the steps.
     pub fn bytes(&self) -> u64 {
         self.steps.iter().map(|step| step.traffic.bytes()).sum()
     }
@@ -149,7 +149,8 @@ impl Step {
         self.action
     }
 
-    /// The axes, flattened in this order with the last fastest. Shards of a dim are in this order.
+    /// The axes of the step's groups; the last one varies fastest. Axes that shard the same dim are
+    /// in sharding order.
     pub fn axes(&self) -> impl ExactSizeIterator<Item = &str> {
         self.axes.iter().map(|axis| &**axis)
     }
@@ -241,8 +242,8 @@ impl fmt::Display for Action {
     }
 }
 
-/// The reduction of a collective. Over several axes, some of which hold means, it is a sum divided by
-/// the number of ranks on those axes.
+/// The reduction of a collective. Over several axes, some of which hold means, it is a sum divided
+/// by the number of ranks on the axes with means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ReduceOp {
     /// [`Reduction::Sum`] or [`Reduction::Max`].

@@ -1,16 +1,16 @@
-//! The moves of a plan: what one step can do to placements.
+//! The moves of a plan: how one step can change placements.
 //!
 //! | move | before | after |
 //! |---|---|---|
 //! | slice | an axis replicates | it shards a dim as the innermost axis |
 //! | make_partial | an axis replicates, or is the innermost of its dim | it is partial |
 //! | all_gather | axes are the innermost of their dims | they replicate |
-//! | all_to_all | axes are the innermost of their dims | likewise, in other dims or another order |
+//! | all_to_all | axes are the innermost of their dims | they are the innermost of other dims, or in another order |
 //! | reduce_scatter | axes are partial | they shard dims as the innermost axes |
 //! | all_reduce | axes are partial | they replicate |
 //!
-//! Only the innermost axes of a dim can move, because only then do the remaining axes hold contiguous
-//! regions. Any number of axes can move at once: their group acts as one axis.
+//! Only the innermost axes of a dim can move, because only then do the remaining axes hold
+//! contiguous regions. A step can move any number of axes: their group acts as one axis.
 
 use smallvec::SmallVec;
 
@@ -107,7 +107,7 @@ impl<'a> Moves<'a> {
     }
 
     /// The all_to_alls of some innermost axes. Moves that leave one of them unchanged are skipped:
-    /// the same move exists in smaller groups without that axis.
+    /// the same move exists without that axis, in smaller groups.
     fn exchanges(&self, state: &Placements, inner: &[usize], moves: &mut Vec<Move>) {
         let stays = |to: &Placements, axis: usize| {
             state.shard_on(axis) == to.shard_on(axis)
@@ -280,7 +280,7 @@ pub(crate) fn all_gather(state: &Placements, axis: usize) -> Move {
     }
 }
 
-/// Reduces partial axes, which then replicate.
+/// Reduces partial axes, which become replicated.
 pub(crate) fn all_reduce(state: &Placements, axes: &[usize], geometry: Geometry) -> Move {
     Move {
         action: Action::AllReduce(reduce_op(state, axes, geometry)),
@@ -289,8 +289,8 @@ pub(crate) fn all_reduce(state: &Placements, axes: &[usize], geometry: Geometry)
     }
 }
 
-/// Makes an axis shard a dim, inside the existing shards, whatever its placement was. `None` if the
-/// division does not fit.
+/// Makes an axis shard a dim inside the existing shards, from any placement. `None` if the division
+/// does not fit.
 pub(crate) fn make_shard(
     state: &Placements,
     shard: &AxisShard,

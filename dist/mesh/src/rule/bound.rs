@@ -30,7 +30,7 @@ pub(super) type BoundDims = Vec<BoundDim>;
 pub(super) struct Bound<'a> {
     pub(super) rule: &'a ShardingRule,
     pub(super) operands: Vec<BoundDims>,
-    /// `None` where the signature leaves the dims open.
+    /// `None` if the signature declares the dims as `*`.
     pub(super) results: Vec<Option<BoundDims>>,
     /// The dims that an outer axis sharded unevenly.
     pub(super) uneven: Vec<DimId>,
@@ -87,7 +87,7 @@ impl<'a> Bound<'a> {
         ids
     }
 
-    /// Combines the partial values of a result that lacks a dim.
+    /// The reduction that combines the partial values of a result that lacks a dim.
     pub(super) fn reduction(&self, id: DimId) -> Reduction {
         match id {
             DimId::Name(name) => self.rule.names[name].reduction,
@@ -95,7 +95,7 @@ impl<'a> Bound<'a> {
         }
     }
 
-    /// The dim that this one is sharded with.
+    /// The name of the dim whose shards this dim's shards must be proportional to.
     pub(super) fn in_proportion_to(&self, id: DimId) -> Option<&'a str> {
         let DimId::Name(name) = id else {
             return None;
@@ -119,7 +119,7 @@ impl<'a> Bound<'a> {
 /// The extents of named, leading and broadcast dims.
 struct Extents<'a> {
     rule: &'a ShardingRule,
-    /// With the operand that determined it.
+    /// The extent of each named dim, and the operand that determined it.
     names: Vec<Option<(usize, usize)>>,
     leading: Option<(&'a [usize], usize)>,
     broadcast: Vec<usize>,
@@ -251,7 +251,7 @@ impl<'a> Extents<'a> {
         .collect()
     }
 
-    /// `None` where the signature leaves the dims open.
+    /// `None` if the signature declares the dims as `*`.
     fn of_result(&self, result: &Tensor) -> Option<BoundDims> {
         let ids = match result.dims.first() {
             Some(DimSpec::Any) => return None,
@@ -276,7 +276,7 @@ impl<'a> Extents<'a> {
         ids.collect()
     }
 
-    /// The extents of a result; 1 where only the op knows the extent.
+    /// The extents of a result; 1 for an extent that no operand determines.
     fn extents(&self, result: &Tensor) -> Vec<usize> {
         let extents = result.dims.iter().flat_map(|dim| match dim {
             DimSpec::Leading => self.leading.map_or(Vec::new(), |(dims, _)| dims.to_vec()),
@@ -300,7 +300,7 @@ impl<'a> Extents<'a> {
         (!whole).then_some(DimId::Name(id))
     }
 
-    /// An operand that broadcasts along a dim cannot be sharded there.
+    /// The dims of an operand with `~`. It cannot be sharded along a dim that it broadcasts.
     fn broadcasting(&self, shape: &[usize]) -> Vec<Option<DimId>> {
         let id = |dim: usize| {
             let from_last = shape.len() - 1 - dim;

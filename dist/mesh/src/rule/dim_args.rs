@@ -4,9 +4,9 @@ use super::{LINEAR, PartialInputs, RuleError, ShardingRule};
 use crate::Reduction;
 
 impl ShardingRule {
-    /// A reduction of a tensor of `ndim` dims over `dims`, which the result lacks. With `by: None`
-    /// the dims must be whole. A mean requires equal shards: the mean of their means is wrong
-    /// otherwise.
+    /// Reduces a tensor of `ndim` dims over `dims`, which the result lacks. With `by: None` the
+    /// dims must be whole. A mean requires equal shards, because the mean of unequal shards' means
+    /// is wrong.
     ///
     /// # Errors
     /// [`RuleError::Argument`] for a dim that is out of range or repeated.
@@ -87,8 +87,8 @@ impl ShardingRule {
         ShardingRule::new(op, &format!("x[{from}] -> y[{to}]"))?.linear_in(&["x"])
     }
 
-    /// Reshapes a tensor. When dims merge or a dim splits, the first of them can be sharded, into
-    /// shards in proportion on both sides.
+    /// Reshapes a tensor. When dims are merged or a dim is split, only the first dim on each side
+    /// can be sharded, and the shards of both must be in proportion.
     ///
     /// # Errors
     /// [`RuleError::Argument`] when the numbers of elements differ or overflow.
@@ -134,7 +134,8 @@ fn whole_dims(tensor: &str, ndim: usize) -> String {
     dims.collect::<Vec<_>>().join(" ")
 }
 
-/// The first dims of the shortest runs with equal products on both sides, ignoring dims of extent 1.
+/// Divides both shapes into the shortest runs of dims with equal products, and returns the first
+/// dim of each pair of runs. Dims of extent 1 are ignored.
 fn firsts(from: &[usize], to: &[usize]) -> Vec<(usize, usize)> {
     let mut pairs = Vec::new();
     if from.contains(&0) {

@@ -120,7 +120,7 @@ pub enum RuleError {
         sharding: String,
         /// Another operand.
         other: String,
-        /// The same dim of it.
+        /// The same dim of that operand.
         other_dim: usize,
         /// Its sharding.
         other_sharding: String,

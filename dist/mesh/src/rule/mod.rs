@@ -17,7 +17,7 @@
 //! [`ShardingRule::propagate`] combines all axes of a mesh.
 //!
 //! Arguments that hold a global position (the region of random values, the first class of a
-//! vocabulary shard) must be those of the rank's shard.
+//! vocabulary shard) must describe the rank's shard.
 
 mod all_axes;
 mod bound;
@@ -87,15 +87,16 @@ struct Name {
     text: String,
     /// It cannot be sharded.
     whole: bool,
-    /// Combines the partial values of a result that lacks this dim.
+    /// The reduction that combines the partial values of a result that lacks this dim.
     reduction: Reduction,
-    /// The dim it is sharded with: each index of that one owns a block of this one.
+    /// The dim that this one is sharded together with: each index of that dim owns a block of this
+    /// one.
     groups: Option<usize>,
-    /// Its extent, when no operand has it.
+    /// The extent, for a dim that no operand has.
     extent: Option<usize>,
 }
 
-/// Operands that may be partial, all at once, and the reductions that the op commutes with.
+/// Operands that may be partial if all of them are, and the reductions that the op commutes with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct PartialInputs {
     operands: Vec<usize>,
@@ -115,7 +116,7 @@ impl ShardingRule {
     /// | `i!`, `2` | must be whole; one `!` applies to every `i` |
     /// | `..` | leading dims: each can be sharded |
     /// | `~` | broadcast: can be sharded, except in an operand whose extent there is 1 |
-    /// | `*` | unrelated dims: must be whole; with such a result, nothing else can be sharded |
+    /// | `*` | any dims, unrelated to other tensors: must be whole; if a result has `*`, no dim can be sharded |
     ///
     /// An operand with the name of a result is modified in place, so both have one placement.
     ///

@@ -10,7 +10,7 @@ use crate::Placement;
 /// How many remedies an error names.
 const MAX_REMEDIES: usize = 3;
 
-/// Redistributions that lead to placements with a strategy.
+/// Redistributions after which the op has a strategy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Remedy {
     /// One redistribution per operand that changes.
@@ -115,8 +115,8 @@ fn remedy(axis: &Axis<'_>, strategy: &Strategy) -> Option<(u128, Remedy)> {
     Some((cost, Remedy { changes, results }))
 }
 
-/// What a rank receives of each element, in units of (n - 1) / n^2 with n ranks. `None` if the
-/// redistribution does not exist: nothing becomes partial.
+/// The fraction of a tensor that a rank receives, in units of (n - 1) / n^2 for n ranks. `None` if
+/// no redistribution exists: a tensor is never made partial.
 fn moved(from: &Placement, to: &Placement, ranks: usize) -> Option<u64> {
     match (from, to) {
         (Placement::Replicate, Placement::Shard(..)) => Some(0),

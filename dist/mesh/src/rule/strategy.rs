@@ -6,7 +6,7 @@ use super::PartialInputs;
 use super::bound::{Bound, BoundDims, DimId, ShardedDim};
 use crate::{Division, Placement, Reduction};
 
-/// The placements of one way to compute without communication.
+/// One way to compute without communication: the placements of all operands and results.
 pub(super) struct Strategy {
     pub(super) operands: Vec<Placement>,
     pub(super) results: Vec<Placement>,

@@ -2,7 +2,7 @@
 
 Calls internal functions of torch 2.15: the local shapes and offsets of a DTensor, the steps of its
 greedy planner before merging, and those of its graph planner, which it uses if axes shard a dim in
-another order than the mesh's.
+an order other than the mesh's.
 
 R is Replicate, S0 and S1 Shard, P Partial("sum"), A Partial("avg"). T0 is a _StridedShard(0) whose
 split factor is the size of the next axis; s0 and s1 are Shard with the last axis outermost.

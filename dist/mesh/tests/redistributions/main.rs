@@ -77,8 +77,8 @@ const SLOW: LinkCosts = LinkCosts {
     },
 };
 
-/// A plan exists unless a partial axis changes its reduction. It ends at the target, and each rank
-/// ends with its region of the whole value.
+/// A plan exists unless a partial axis changes its reduction. It ends at the target, where each
+/// rank holds its region of the same global value.
 fn check(from: &Sharding, to: &Sharding) {
     let changed = from.partials().into_iter().any(|(axis, held)| {
         matches!(to.placement(axis).unwrap(), Placement::Partial(target) if target != held)
@@ -170,7 +170,7 @@ fn ragged_pairs_on_two_axes_are_correct() {
     check_all(&shardings);
 }
 
-/// Every 37th pair.
+/// Tests every 37th pair.
 #[test]
 fn pairs_on_three_axes_are_correct() {
     let shardings = shardings(&mesh(&[2, 2, 2]), &[5, 7], &[]);
@@ -224,7 +224,8 @@ fn missing(from: &Sharding, to: &Sharding) -> u64 {
     (0..from.mesh().len()).map(missing).max().unwrap()
 }
 
-/// Also never slower by the same model, except where torch merges steps by padding more.
+/// They are also never slower under the same cost model. Torch's merged steps count for this only
+/// if they send no more bytes than its separate steps.
 #[test]
 fn plans_send_no_more_than_torchs() {
     let (mut fewer, mut count) = (0, 0);
@@ -240,8 +241,8 @@ fn plans_send_no_more_than_torchs() {
                 let from = torch::sharding(&mesh, &torch.from, &shape);
                 let to = torch::sharding(&mesh, &torch.to, &shape);
                 let ours = plan_within(&from, &to);
-                let plain = torch.spends(&mesh, &shape, false);
-                let merged = torch.spends(&mesh, &shape, true);
+                let plain = torch.cost(&mesh, &shape, false);
+                let merged = torch.cost(&mesh, &shape, true);
 
                 let least = plain.bytes.min(merged.bytes);
                 let mut quickest = plain.ns;
@@ -259,14 +260,14 @@ fn plans_send_no_more_than_torchs() {
 }
 
 #[test]
-fn plans_in_another_order_send_no_more_than_torchs() {
+fn plans_for_explicit_orders_send_no_more_than_torchs() {
     let (mut fewer, mut count) = (0, 0);
     for (sizes, shape, torch) in torch::ordered_plans() {
         let mesh = mesh(&sizes);
         let from = torch::sharding(&mesh, &torch.from, &shape);
         let to = torch::sharding(&mesh, &torch.to, &shape);
         let ours = plan_within(&from, &to);
-        let theirs = torch.spends(&mesh, &shape, false);
+        let theirs = torch.cost(&mesh, &shape, false);
         assert_no_more(&ours, theirs.bytes, theirs.ns);
         fewer += usize::from(ours.bytes() < theirs.bytes);
         count += 1;
@@ -276,9 +277,9 @@ fn plans_in_another_order_send_no_more_than_torchs() {
 }
 
 fn assert_no_more(ours: &Redistribution, bytes: u64, ns: u64) {
-    let spent = (ours.bytes(), ours.ns());
-    assert!(spent.0 <= bytes, "{bytes} bytes against {spent:?}\n{ours}");
-    assert!(spent.1 <= ns, "{ns} ns against {spent:?}\n{ours}");
+    let cost = (ours.bytes(), ours.ns());
+    assert!(cost.0 <= bytes, "{bytes} bytes against {cost:?}\n{ours}");
+    assert!(cost.1 <= ns, "{ns} ns against {cost:?}\n{ours}");
 }
 
 fn lines(plan: &Redistribution) -> Vec<String> {
@@ -290,7 +291,8 @@ fn on_two_axes(placements: [(&str, Placement); 2], shape: &[usize]) -> Sharding 
     Sharding::new(&mesh, placements, shape).unwrap()
 }
 
-/// Over a slow network a sum is reduced within hosts first, and only a quarter of it across hosts.
+/// Over a slow network a sum is reduced within hosts first, so that only a quarter of it crosses
+/// hosts.
 #[test]
 fn a_sum_is_reduced_within_hosts_first() {
     let sum = || partial(Reduction::Sum);
@@ -356,7 +358,7 @@ fn equal_shardings_need_no_steps() {
     }
 }
 
-/// The most axes that a search takes, and one more.
+/// The most axes for which plans are searched, and one axis more.
 #[test]
 fn pairs_on_many_axes_are_correct() {
     for names in [&["a", "b", "c", "d"][..], &["a", "b", "c", "d", "e"]] {

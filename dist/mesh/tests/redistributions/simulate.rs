@@ -1,4 +1,4 @@
-//! Simulated ranks that hold parts of a tensor, and collectives by definition.
+//! Simulates ranks that hold parts of a tensor, with collectives written as their definitions.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ pub(crate) struct Tensor {
     pub(crate) held: Vec<Held>,
 }
 
-/// Divisible by all divisors of means.
+/// A multiple of every divisor of a mean, so that means are integers.
 const UNIT: i64 = 36 * 36;
 
 impl Tensor {
@@ -39,7 +39,7 @@ impl Tensor {
         }
     }
 
-    /// The value of each element according to a sharding.
+    /// The value of each element of the global tensor. Asserts that all ranks agree on it.
     pub(crate) fn value(&self, sharding: &Sharding) -> Vec<i64> {
         let len: usize = sharding.shape().iter().product();
         let partials: Vec<(&str, Reduction)> = sharding.partials();
@@ -155,7 +155,7 @@ fn exact(sum: i64, divisor: usize) -> i64 {
     sum / divisor as i64
 }
 
-/// Which elements are in a rank's region.
+/// For each element of the global tensor, whether it is in a rank's region.
 pub(crate) fn inside(sharding: &Sharding, rank: usize) -> Vec<bool> {
     let region = sharding.region(rank).unwrap();
     let len: usize = sharding.shape().iter().product();

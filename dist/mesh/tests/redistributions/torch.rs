@@ -21,8 +21,8 @@ pub(crate) fn plans() -> Vec<TorchPlan<'static>> {
         .collect()
 }
 
-/// The plans of torch's graph planner, which it uses when axes shard a dim in another order than the
-/// mesh's: `16x16 on 2x2: s0 s0 -> S0 R: 1 S0 R, 0 S0 R, 0 R S0` (shape and mesh sizes first).
+/// The plans of torch's graph planner, which it uses when axes shard a dim in an order other than
+/// the mesh's: `16x16 on 2x2: s0 s0 -> S0 R: 1 S0 R, 0 S0 R, 0 R S0` (shape and mesh sizes first).
 pub(crate) fn ordered_plans() -> Vec<(Vec<usize>, Vec<usize>, TorchPlan<'static>)> {
     let parse = |line: &'static str| {
         let (head, plan) = line.split_once(": ").unwrap();
@@ -61,11 +61,12 @@ impl<'a> TorchPlan<'a> {
         }
     }
 
-    /// The cost with rings over shards padded to the largest, as in torch, for f32 on one host.
-    /// `merged` assumes that the user has created all flattened meshes.
-    pub(crate) fn spends(&self, mesh: &Mesh, shape: &[usize], merged: bool) -> Spent {
+    /// The cost of ring collectives on f32 within one host. Shards are padded to the largest, as in
+    /// torch. With `merged`, torch merges steps, which requires that the user has created all
+    /// flattened meshes.
+    pub(crate) fn cost(&self, mesh: &Mesh, shape: &[usize], merged: bool) -> Cost {
         let mut placements = self.from.clone();
-        let mut spent = Spent::default();
+        let mut cost = Cost::default();
         let mut rest = &self.changes[..];
         while let Some(first) = rest.first() {
             let before = largest(mesh, &placements, shape);
@@ -78,21 +79,21 @@ impl<'a> TorchPlan<'a> {
                 placements[change.0] = change.2;
             }
             let after = largest(mesh, &placements, shape);
-            spent.add(first, ranks(mesh, together), &before, &after);
+            cost.add(first, ranks(mesh, together), &before, &after);
             rest = later;
         }
-        spent
+        cost
     }
 }
 
 /// The cost of a plan: the bytes of the busiest rank, and the modeled time.
 #[derive(Default)]
-pub(crate) struct Spent {
+pub(crate) struct Cost {
     pub(crate) bytes: u64,
     pub(crate) ns: u64,
 }
 
-impl Spent {
+impl Cost {
     fn add(&mut self, change: &Change, ranks: u64, before: &[usize], after: &[usize]) {
         let size = |shape: &[usize]| 4 * shape.iter().product::<usize>() as u64;
         let others = ranks - 1;
@@ -124,8 +125,8 @@ fn ranks(mesh: &Mesh, changes: &[Change]) -> u64 {
         .product()
 }
 
-/// How many steps torch merges: adjacent steps with the same action, where sums and means count as
-/// the same, if a scattered dim divides evenly.
+/// The number of steps, from the first, that torch merges: adjacent ones with the same action,
+/// where sum and mean count as the same. A reduce_scatter is merged only if its dim divides evenly.
 fn adjacent(mesh: &Mesh, changes: &[Change], before: &[usize]) -> usize {
     let first = &changes[0];
     let same = changes
