@@ -1,4 +1,4 @@
-//! Domains compared with d9d's, and their invariants.
+//! Domains, compared with d9d's and with their invariants.
 
 mod table;
 
@@ -12,7 +12,7 @@ fn domain<'a>(config: &'a ParallelConfig, name: &str) -> &'a Mesh {
     &found.unwrap().1
 }
 
-/// The axes that d9d also has, in order.
+/// The axes that d9d has too, in order.
 fn axes_of_d9d(mesh: &Mesh) -> Vec<(String, usize)> {
     let axes = mesh
         .axes()
@@ -90,7 +90,7 @@ fn experts_use_all_ranks_of_a_stage() {
     assert_eq!(groups[1].ranks(), [4, 5, 6, 7]);
 }
 
-/// pp, dp_replicate, dp_shard, cp_shard, cp_replicate, sp, tp, and ep and etp.
+/// The degrees (pp, dp_replicate, dp_shard, cp_shard, cp_replicate, sp, tp), then ep and etp.
 fn degrees() -> impl Strategy<Value = ([usize; 7], usize, usize)> {
     let all = prop::array::uniform7(1..=3usize)
         .prop_filter("small", |all| all.iter().product::<usize>() <= 256);
@@ -106,8 +106,7 @@ fn degrees() -> impl Strategy<Value = ([usize; 7], usize, usize)> {
 }
 
 proptest! {
-    /// Every domain has all ranks once. A shared axis is equal in both domains. A group of an axis and
-    /// one of all the other axes share exactly one rank.
+    /// Every domain has each rank once, and a shared axis has the same layout in all domains.
     #[test]
     fn domains_are_consistent(
         (all, ep, etp) in degrees(),
@@ -156,7 +155,7 @@ proptest! {
     }
 }
 
-/// Coordinates in one domain follow from those in another, as in d9d's index maps.
+/// A rank's coordinates in one domain determine those in the others, as in d9d's index maps.
 #[test]
 fn coordinates_are_consistent() {
     let given = [
@@ -187,7 +186,7 @@ fn coordinates_are_consistent() {
     }
 }
 
-/// The check works on layouts, so 100,000 ranks cost no more than 8.
+/// Layouts are checked instead of ranks, so 100,000 ranks cost no more than 8.
 #[test]
 fn large_worlds_are_checked() {
     let mut settings = settings(&[("world", 100_000), ("pp", 10), ("tp", 8), ("ep", 125)]);

@@ -1,5 +1,5 @@
-//! Imported configurations give the same groups as in their libraries, by golden tables of
-//! torchtitan, Megatron-LM and DeepSpeed (`scripts/parallel-golden`).
+//! Imported configurations have the same groups as in their own libraries, according to golden
+//! tables of torchtitan, Megatron-LM and DeepSpeed (`scripts/parallel-golden`).
 
 use std::fmt::Write;
 use std::fs;
@@ -48,8 +48,8 @@ fn groups(state: &ParallelState, name: &str) -> Vec<Vec<usize>> {
     groups.iter().map(|group| group.ranks().to_vec()).collect()
 }
 
-/// torchtitan's axes and our groups. Its `batch` is the axis dp of the domain batch, and its `efsdp`
-/// does not cross replicas.
+/// torchtitan's axes and the corresponding groups of ours. Its `batch` is the axis dp of the domain
+/// batch, and its `efsdp` does not cross replicas.
 const TORCHTITAN_AXES: [(&str, &str); 11] = [
     ("pp", "pp"),
     ("batch", "dp"),
@@ -100,7 +100,7 @@ fn torchtitan_groups_are_equal() {
     assert!(compared > 500, "{compared}");
 }
 
-/// Every key that torchtitan accepts is accepted with its default.
+/// Every key of torchtitan is accepted with its default.
 #[test]
 fn torchtitan_defaults_are_read() {
     for file in ["torchtitan.json", "torchtitan-0.2.2.json"] {
@@ -120,9 +120,9 @@ fn torchtitan_defaults_are_read() {
     }
 }
 
-/// Configurations that its check rejects are rejected, except for its limits on etp. Experts that
-/// cross replicas fail in torch's mesh creation; here, as in d9d, they are valid: the expert domain
-/// regroups all ranks of a stage.
+/// Configurations that torchtitan's check rejects are rejected, except for its limits on etp.
+/// Expert groups that span replicas fail in torch's mesh creation. Here, as in d9d, they are valid,
+/// because the expert domain regroups all ranks of a stage.
 #[test]
 fn configurations_that_torchtitan_rejects_are_rejected() {
     for file in ["torchtitan.json", "torchtitan-0.2.2.json"] {
@@ -151,7 +151,7 @@ fn megatron_line(arguments: &Value, given: &Value) -> Vec<String> {
     words.collect()
 }
 
-/// Sizes as arguments; tests/megatron.rs compares all groups.
+/// Passes sizes as arguments. tests/megatron.rs compares all groups.
 #[test]
 fn megatron_arguments_give_equal_groups() {
     let table = golden("megatron.json");
@@ -231,7 +231,7 @@ fn nccl_options_equal_megatrons() {
     }
 }
 
-/// The pull request's file can set every size; the row holds the resulting groups.
+/// The pull request's configuration file can set every size. A row holds the resulting groups.
 #[test]
 fn deepspeed_files_give_equal_groups() {
     let keys = [
@@ -274,7 +274,7 @@ fn deepspeed_files_give_equal_groups() {
         }
         let text = Value::Object(file).to_string();
         let settings = on(deepspeed(&text, "ds.json"), number(&row["world"]));
-        // It accepts different dense and expert pipelines, which cannot work.
+        // The pull request accepts different dense and expert pipelines, which cannot work.
         let Ok(config) = ParallelConfig::new(&settings) else {
             assert_ne!(row["dense"]["pp"], row["expert"]["pp"], "{row}");
             continue;
@@ -294,7 +294,8 @@ fn deepspeed_files_give_equal_groups() {
     assert!(compared > 50, "{compared}");
 }
 
-/// `deepspeed.utils.groups` and its sequence-parallel state, from a file with the release's own keys.
+/// Compares with `deepspeed.utils.groups` and its sequence-parallel state. The file has the keys of
+/// the release.
 #[test]
 fn deepspeed_groups_equal_the_releases() {
     let table = golden("deepspeed.json");
@@ -331,7 +332,8 @@ fn deepspeed_groups_equal_the_releases() {
     }
 }
 
-/// A file with experts that are sharded like the rest of the model, or whole.
+/// The state of a file whose experts are sharded over `tp` ranks like the rest of the model; `tp` 1
+/// leaves them whole.
 fn deepspeed_experts(row: &Value, tp: &Value, pp: &Value, data_first: bool) -> ParallelState {
     let text = format!(
         r#"{{"tensor_parallel": {{"autotp_size": {tp}}}, "pipeline_model_parallel_size": {pp},
@@ -379,9 +381,9 @@ fn deepspeed_experts_equal_the_releases() {
     }
 }
 
-/// Both keys for tensor parallelism are read; if they differ, both are named.
+/// Both keys for tensor parallelism are read. If their values differ, the error names both keys.
 #[test]
-fn a_size_given_twice_differently_names_both_places() {
+fn conflicting_sizes_are_reported_with_both_keys() {
     let text = r#"{"tensor_parallel": {"autotp_size": 4}, "tensor_model_parallel_size": 2}"#;
     let settings = on(deepspeed(text, "ds.json"), 8);
     let error = ParallelConfig::new(&settings).unwrap_err().to_string();

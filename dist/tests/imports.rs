@@ -1,5 +1,5 @@
-//! Crates that compute, save and describe models do not use parallel configurations: they take an
-//! axis or a group.
+//! The crates that compute, save and describe models do not use parallel configurations. They get
+//! an axis or a group instead.
 
 use std::fs;
 use std::path::{Path, PathBuf};

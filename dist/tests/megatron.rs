@@ -1,4 +1,4 @@
-//! Groups compared with those of Megatron-LM and DeepSpeed's pull request 7726 for the same sizes: the
+//! For the same sizes, groups equal those of Megatron-LM and of DeepSpeed's pull request 7726: the
 //! same lists in the same order.
 
 mod table;
@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use serde_json::Value;
 use table::{config, digest, lists, number, ordered, table};
 
-/// The sizes of one row of Megatron's table.
+/// The configuration with the sizes of one row of Megatron's table.
 fn sized(row: &Value, order: &str) -> Result<ParallelConfig, Vec<Violation>> {
     let size = |key| number(row, key).unwrap();
     let given = [
@@ -72,8 +72,8 @@ fn lists_of_tokens_equal_megatrons() {
     }
 }
 
-/// 10 sizes in all 120 orders with every set of tokens. Configurations are rejected only if dense and
-/// expert pipelines differ.
+/// Tests 10 sizes in all 120 orders with every set of tokens. A configuration is rejected only if
+/// its dense and expert pipelines differ.
 #[test]
 fn all_orders_equal_megatrons() {
     let table = table("megatron.json");
@@ -119,7 +119,7 @@ fn all_orders_equal_megatrons() {
     }
 }
 
-/// Megatron's enumeration: coordinates of masked tokens, fastest first.
+/// Megatron's enumeration. Sizes are fastest first; the ranks of a group differ in the masked ones.
 fn enumerated(sizes: &[usize], masked: &[bool]) -> Vec<Vec<usize>> {
     let strides: Vec<usize> = (0..sizes.len())
         .map(|at| sizes[..at].iter().product())
@@ -235,7 +235,7 @@ fn every_megatron_group_has_equal_lists() {
     }
 }
 
-/// Sizes and orders that Megatron rejects are rejected, and also those that it wrongly accepts.
+/// Sizes and orders that Megatron rejects are rejected, and also one order that it wrongly accepts.
 #[test]
 fn configurations_that_megatron_rejects_are_rejected() {
     let of_sizes = [
@@ -268,7 +268,8 @@ fn configurations_that_megatron_rejects_are_rejected() {
             Err(_) => true,
         };
         let order = row["given"]["order"].as_str().unwrap_or_default();
-        // Megatron checks the sizes of dp but not the pipelines, or neither.
+        // Megatron accepts both: a duplicate token, which we reject, and an order whose pipelines
+        // agree for these sizes, which we accept too.
         let differs = [
             (
                 row["raises"].is_null() && order == "tp-tp-cp-ep-dp-pp",
@@ -318,8 +319,8 @@ fn invalid_extras_are_errors() {
     );
 }
 
-/// The pull request's rule for sequence parallelism, for any order. It rejects sp with tp or pp, which
-/// is supported here.
+/// Follows the pull request's rule for sequence parallelism, for any order. The pull request
+/// rejects sp with tp or pp, which we support.
 #[test]
 fn lists_equal_the_pull_requests() {
     let table = table("deepspeed.json");

@@ -1,9 +1,9 @@
-//! Settings from several sources, and all violations.
+//! Settings from several sources, and the message of every violation.
 
 mod table;
 
 use meshgrad_dist::parallel::{
-    Domain, Member, Order, ParallelConfig, Parallelism, Pick, Settings, Source, View, Violation,
+    Domain, Member, Order, ParallelConfig, Parallelism, Settings, Source, Subgroup, View, Violation,
 };
 use meshgrad_mesh::{GroupOptions, Size};
 use proptest::prelude::*;
@@ -117,7 +117,7 @@ fn settings_can_be_overridden_explicitly() {
     assert_eq!(config.degree(Parallelism::Pp), 2);
 }
 
-/// Every kind of violation is reported alone, with its message.
+/// Each faulty setting causes exactly one violation. The snapshot holds the messages.
 #[test]
 fn every_violation_has_a_message() {
     let mut all = Vec::new();
@@ -228,10 +228,16 @@ fn every_violation_has_a_message() {
     tell(base().view(View::new("", "regular", ["dp_shard"]), views("\"\"")));
 
     let picks = |name: &str| file(9, &format!("picks.{name}"));
-    tell(base().pick(Pick::new("mine", "stages", [Member::First]), picks("mine")));
-    tell(base().pick(Pick::new("mine", "pp", [Member::At(2)]), picks("mine")));
-    tell(base().pick(Pick::new("mine", "pp", []), picks("mine")));
-    tell(base().pick(Pick::new("mine", "embd", [Member::First]), picks("mine")));
+    tell(base().subgroup(
+        Subgroup::new("mine", "stages", [Member::First]),
+        picks("mine"),
+    ));
+    tell(base().subgroup(Subgroup::new("mine", "pp", [Member::At(2)]), picks("mine")));
+    tell(base().subgroup(Subgroup::new("mine", "pp", []), picks("mine")));
+    tell(base().subgroup(
+        Subgroup::new("mine", "embd", [Member::First]),
+        picks("mine"),
+    ));
 
     let mut narrow = GroupOptions::default();
     narrow.max_ctas = Some(8);
@@ -248,7 +254,7 @@ fn every_violation_has_a_message() {
     insta::assert_snapshot!(all.join("\n"));
 }
 
-/// All violations are reported at once, except those that depend on an invalid value.
+/// All violations are reported together, except those that depend on an invalid value.
 #[test]
 fn all_violations_are_reported_at_once() {
     let mut settings = flags(&[
@@ -364,7 +370,7 @@ proptest! {
             settings.domain(Domain::new(name.clone(), domain), here());
             settings.view(View::new(name.clone(), domain_name, [axis]), here());
             let members = [Member::At(member % 9), Member::Last];
-            settings.pick(Pick::new(name.clone(), of, members), here());
+            settings.subgroup(Subgroup::new(name.clone(), of, members), here());
             settings.options(name, GroupOptions::default(), here());
         }
 

@@ -1,12 +1,13 @@
-//! Parallel states: groups of every rank, on any ranks, several states at once.
+//! Parallel states: the groups of every rank, states on arbitrary ranks, and several states in one
+//! process.
 
 mod table;
 
 use std::collections::BTreeSet;
 
 use meshgrad_dist::parallel::{
-    Domain, MegatronExtras, Member, Mpu, Order, ParallelConfig, ParallelState, Parallelism, Pick,
-    StateError, View,
+    Domain, MegatronExtras, Member, Mpu, Order, ParallelConfig, ParallelState, Parallelism,
+    StateError, Subgroup, View,
 };
 use meshgrad_mesh::{Channel, Group, GroupOptions, Mesh, Size};
 use table::{config, here, lists, number, ordered, settings, table};
@@ -137,7 +138,7 @@ fn several_states_coexist() {
     assert_eq!(actor.config().world(), 8);
 }
 
-/// Golden lists of Megatron's generator with an offset.
+/// Compares with golden lists of Megatron's generator with an offset.
 #[test]
 fn states_can_start_at_any_rank() {
     let offset = &table("megatron.json")["offset"];
@@ -178,7 +179,7 @@ fn channels_and_options_are_part_of_a_group() {
 }
 
 #[test]
-fn domains_views_and_picks_can_be_declared() {
+fn domains_views_and_subgroups_can_be_declared() {
     let mut settings = settings(&[("world", 16), ("pp", 2), ("tp", 2)]);
     let vision = [
         ("pp", Size::Ranks(2)),
@@ -190,12 +191,12 @@ fn domains_views_and_picks_can_be_declared() {
         View::new("vision_stage", "vision", ["vision_tp", "vision_dp"]),
         here(),
     );
-    settings.pick(
-        Pick::new("ends", "vision_stage", [Member::Last, Member::First]),
+    settings.subgroup(
+        Subgroup::new("ends", "vision_stage", [Member::Last, Member::First]),
         here(),
     );
-    settings.pick(
-        Pick::new("second", "pp", [Member::At(1), Member::At(1)]),
+    settings.subgroup(
+        Subgroup::new("second", "pp", [Member::At(1), Member::At(1)]),
         here(),
     );
     let state = ParallelState::new(ParallelConfig::new(&settings).unwrap());
@@ -215,7 +216,7 @@ fn domains_views_and_picks_can_be_declared() {
     assert_eq!(state.group("second", 3).unwrap(), None);
 }
 
-/// The first and last stage hold a tied embedding; with one stage the group has one rank.
+/// The first and last stage hold a tied embedding. With one stage, the group has one rank.
 #[test]
 fn the_embedding_group_has_the_first_and_last_stage() {
     let state = ParallelState::new(config(&[("world", 8), ("pp", 4)]));
@@ -316,7 +317,7 @@ fn hosts_follow_ranks_not_positions() {
     );
 }
 
-/// Sequence parallelism as in DeepSpeed: consecutive ranks, and one group of sp and dp.
+/// As in DeepSpeed, the ranks of a sequence are consecutive, and `sp_dp` combines sp and dp.
 #[test]
 fn sequence_groups_equal_deepspeeds() {
     for row in table("deepspeed.json")["sequence"].as_array().unwrap() {
@@ -406,7 +407,7 @@ fn mpu_getters_return_the_named_groups() {
     assert_eq!((mpu.rank(), mpu.state()), (9, &state));
 }
 
-/// The dp groups of the pull request's own tests: experts do not shrink the dp group.
+/// The dp sizes that the pull request's own tests expect: experts do not shrink the dp group.
 #[test]
 fn the_pull_requests_tests_pass() {
     let dp = |given: &[(&str, usize)]| {

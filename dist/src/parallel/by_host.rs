@@ -32,7 +32,7 @@ impl ByHost {
             .map_or(&[], Vec::as_slice)
     }
 
-    /// The ranks with the same index on their hosts as `rank`, by host.
+    /// For each host, the rank that has the same index there as `rank` has on its host.
     ///
     /// # Errors
     /// [`StateError::UnevenHosts`].

@@ -1,7 +1,7 @@
 //! Resolves settings to one value each, and checks that the degrees multiply to the world.
 //!
-//! All violations are collected. A check is skipped only if it depends on an invalid value: a degree
-//! with conflicting values has no product.
+//! All violations are collected. A check is skipped only if it depends on an invalid value: if a
+//! degree has conflicting values, for example, no product is checked.
 
 use std::collections::BTreeMap;
 
@@ -72,7 +72,7 @@ impl Degrees {
 }
 
 /// The value of a setting that may be set several times. Set values override defaults. `None` if it
-/// is not set, or if two values differ, which is a violation.
+/// is not set. If two values differ, it adds a violation and returns `None`.
 pub(super) fn one<T: Clone + PartialEq>(
     name: &str,
     all: &[Sourced<T>],
@@ -142,7 +142,7 @@ pub(super) fn order(
     }
 }
 
-/// Degrees of tokens missing from the order must be 1.
+/// Checks that degrees of tokens missing from the order are 1.
 pub(super) fn order_names_all(
     order: &Sourced<Order>,
     degrees: &Degrees,
@@ -204,7 +204,7 @@ pub(super) fn degrees(settings: &Settings, violations: &mut Vec<Violation>) -> O
     experts_divide(&degrees, violations).then_some(degrees)
 }
 
-/// The size set for each degree.
+/// The value of each degree that is set.
 fn sizes(
     settings: &Settings,
     violations: &mut Vec<Violation>,
@@ -224,7 +224,8 @@ fn sizes(
     sizes
 }
 
-/// At most one degree can be inferred, and no expert degree: these do not multiply to the world.
+/// Checks that at most one degree is `auto`, and no expert degree, because these do not multiply to
+/// the world.
 fn refuse_autos(sizes: &BTreeMap<Parallelism, Sourced<Size>>, violations: &mut Vec<Violation>) {
     let autos = sizes.iter().filter(|(_, given)| given.value == Size::Auto);
     let autos: Vec<(Parallelism, Source)> = autos
@@ -321,7 +322,7 @@ fn product(of: &BTreeMap<Parallelism, Sourced<usize>>) -> Option<usize> {
         .filter(|product| *product <= MAX_RANKS)
 }
 
-/// The degrees that are set or not 1: `pp 2 (--pp) x tp 4 (run.toml:3)`.
+/// The degrees that are set or differ from 1: `pp 2 (--pp) x tp 4 (run.toml:3)`.
 fn text(of: &BTreeMap<Parallelism, Sourced<usize>>) -> String {
     let relevant = |(kind, given): &(&Parallelism, &Sourced<usize>)| {
         !kind.is_expert() && (given.value != 1 || !given.source.is_default())
@@ -336,7 +337,7 @@ fn text(of: &BTreeMap<Parallelism, Sourced<usize>>) -> String {
     }
 }
 
-/// ep x etp must divide the ranks of a stage.
+/// Checks that ep x etp divides the number of ranks of a stage.
 fn experts_divide(degrees: &Degrees, violations: &mut Vec<Violation>) -> bool {
     let (ep, etp) = (
         degrees.given(Parallelism::Ep),

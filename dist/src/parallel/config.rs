@@ -18,8 +18,8 @@ use super::violation::{Violation, Violations};
 
 /// A valid parallel configuration: degrees that multiply to the world, domains and groups.
 ///
-/// A pure value: it has no current rank and creates nothing. The cost of checking depends on the
-/// number of axes, not of ranks.
+/// A plain value: it has no current rank and creates no communicators. The cost of checking depends
+/// on the number of axes, not of ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParallelConfig {
     degrees: BTreeMap<Parallelism, Sourced<usize>>,
@@ -109,12 +109,14 @@ impl ParallelConfig {
         self.groups.keys().map(String::as_str)
     }
 
-    /// The generator for parameters outside experts, as in Megatron-LM: tp, cp, sp, dp, pp.
+    /// Megatron-LM's rank generator for parameters outside experts. Its tokens are tp, cp, sp, dp
+    /// and pp.
     pub fn dense_generator(&self) -> &RankGenerator {
         &self.dense
     }
 
-    /// The generator for experts, as in Megatron-LM: tp means etp, dp means replicas of experts.
+    /// Megatron-LM's rank generator for experts. `tp` is etp, and `dp` the number of expert
+    /// replicas.
     pub fn expert_generator(&self) -> &RankGenerator {
         &self.expert
     }
@@ -125,7 +127,7 @@ fn generator(order: &Order, size: impl Fn(Token) -> usize) -> RankGenerator {
     RankGenerator::new(order, &sizes).expect("degrees that multiply to the world")
 }
 
-/// The domains, and the groups of their axes, views and picks.
+/// The domains, and the groups of their axes, views and subgroups.
 fn named(
     settings: &Settings,
     degrees: &Degrees,
@@ -148,15 +150,15 @@ fn named(
 
     let axes = |view: &super::View| format!("{} of {}", view.axes.join(" x "), view.domain);
     let views = once("view", &settings.views, |view| &view.name, axes, violations);
-    let members = |pick: &super::Pick| format!("{:?} of {}", pick.members, pick.of);
-    let picks = once(
-        "pick",
-        &settings.picks,
-        |pick| &pick.name,
+    let members = |subgroup: &super::Subgroup| format!("{:?} of {}", subgroup.members, subgroup.of);
+    let subgroups = once(
+        "subgroup",
+        &settings.subgroups,
+        |subgroup| &subgroup.name,
         members,
         violations,
     );
-    members::declare(&mut groups, &domains, &views, &picks, violations);
+    members::declare(&mut groups, &domains, &views, &subgroups, violations);
     (domains, groups)
 }
 
@@ -197,7 +199,7 @@ fn once<T: Clone + PartialEq>(
     names.into_iter().filter_map(of_name).collect()
 }
 
-/// Checks names when degrees or order are invalid, with all sizes taken as 1.
+/// Checks names when degrees or the order are invalid. All sizes are replaced by 1.
 fn check_names(settings: &Settings, violations: &mut Vec<Violation>) {
     let mut settings = settings.clone();
     for domain in &mut settings.domains {

@@ -1,8 +1,8 @@
-//! User-defined domains, views and picks.
+//! User-defined domains, views and subgroups.
 
 use meshgrad_mesh::Size;
 
-/// A set of axes over all ranks.
+/// A mesh of all ranks with its own axes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Domain {
     /// The name.
@@ -34,12 +34,12 @@ pub struct View {
     pub name: String,
     /// The domain of the axes.
     pub domain: String,
-    /// The axes, fastest last.
+    /// The axes; the last one varies fastest.
     pub axes: Vec<String>,
 }
 
 impl View {
-    /// A view of these axes of a domain, fastest last.
+    /// A view of these axes of a domain; the last one varies fastest.
     pub fn new<A: Into<String>>(
         name: impl Into<String>,
         domain: impl Into<String>,
@@ -53,10 +53,10 @@ impl View {
     }
 }
 
-/// A group of selected members of an axis or view, such as the first and last stage, which share a
-/// tied embedding.
+/// Selected members of the groups of an axis or view, such as the first and last stage, which share
+/// a tied embedding.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Pick {
+pub struct Subgroup {
     /// The name.
     pub name: String,
     /// The axis or view.
@@ -65,14 +65,14 @@ pub struct Pick {
     pub members: Vec<Member>,
 }
 
-impl Pick {
-    /// A pick of these members of an axis or view.
+impl Subgroup {
+    /// The subgroup of these members of each group of an axis or view.
     pub fn new(
         name: impl Into<String>,
         of: impl Into<String>,
         members: impl IntoIterator<Item = Member>,
-    ) -> Pick {
-        Pick {
+    ) -> Subgroup {
+        Subgroup {
             name: name.into(),
             of: of.into(),
             members: members.into_iter().collect(),

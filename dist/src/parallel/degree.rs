@@ -28,7 +28,7 @@ pub enum Parallelism {
 }
 
 impl Parallelism {
-    /// All kinds, slowest in the default order first, expert kinds last.
+    /// All kinds, from slowest to fastest in the default order; expert kinds last.
     pub const ALL: [Parallelism; 9] = [
         Parallelism::Pp,
         Parallelism::DpReplicate,

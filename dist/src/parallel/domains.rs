@@ -1,4 +1,4 @@
-//! Domains: the same ranks with different axes, for tensors that are sharded differently.
+//! Domains: meshes of all ranks with different axes, for tensors that are sharded differently.
 //!
 //! | domain | axes, slowest first in the default order | for |
 //! |---|---|---|
@@ -8,9 +8,9 @@
 //! | `batch` | pp, dp, cp, sp, tp | samples, which differ between dp ranks |
 //! | `flat` | world | all ranks |
 //!
-//! Names and axes are those of d9d, plus `sp` and `etp`. Every domain has all ranks: experts regroup
-//! the dp, cp, sp *and tp* ranks of a stage, so the expert domain is complete for tp > 1. An axis in
-//! several domains has the same ranks in each.
+//! Names and axes are those of d9d, plus `sp` and `etp`. Every domain has all ranks: experts
+//! regroup the dp, cp, sp *and tp* ranks of a stage, so the expert domain is complete for tp > 1.
+//! An axis in several domains has the same groups in each.
 
 use meshgrad_mesh::{Mesh, Relation, Result, Size};
 
@@ -154,7 +154,7 @@ fn expert_axis(token: Token) -> Option<&'static str> {
     }
 }
 
-/// Violations of the rule that an axis has the same ranks in all domains. Megatron's rule that an
+/// Violations of the rule that an axis has the same groups in all domains. Megatron's rule that an
 /// order must end with pp is a special case.
 fn differently_shared(domains: &[BuiltDomain]) -> Vec<Violation> {
     let mut violations = Vec::new();

@@ -1,8 +1,8 @@
 //! All groups that Megatron-LM creates for a configuration.
 //!
-//! The lists are those that `initialize_model_parallel` passes to `new_group`, grouped by kind. Kinds
-//! are in the order of their first groups, and lists in Megatron-LM's order. Most are layouts of its
-//! two rank generators; the rest are parts of such lists.
+//! The lists are those that `initialize_model_parallel` passes to `new_group`, grouped by kind.
+//! Kinds are in the order in which their first groups are created, and lists in Megatron-LM's
+//! order. Most lists are groups of its two rank generators; the others are parts of such lists.
 
 use super::config::ParallelConfig;
 use super::degree::Parallelism;
@@ -16,9 +16,10 @@ pub struct MegatronExtras {
     pub instances: usize,
     /// `hierarchical_context_parallel_sizes`: levels of cp, fastest first; empty for none.
     pub context_levels: Vec<usize>,
-    /// `hybrid_context_parallel`: groups of every power of two within dp and cp.
+    /// `hybrid_context_parallel`: dp x cp split into groups of every power of two.
     pub hybrid: bool,
-    /// `create_all_gather_group`: a second dp and cp group, for gathers concurrent with reductions.
+    /// `create_all_gather_group`: a second dp x cp group, so that gathers can overlap with
+    /// reductions.
     pub gather: bool,
 }
 
@@ -38,7 +39,7 @@ impl Default for MegatronExtras {
 pub struct MegatronGroups {
     /// Megatron-LM's name: `DATA_PARALLEL_GROUP_WITH_CP`.
     pub kind: String,
-    /// The name under which it looks up options: `dp_cp`.
+    /// The name under which Megatron-LM looks up the group's options: `dp_cp`.
     pub options: &'static str,
     /// The ranks of each group.
     pub lists: Vec<Vec<usize>>,
@@ -56,7 +57,7 @@ pub enum MegatronError {
     Instances {
         /// The number of instances.
         instances: usize,
-        /// What they divide.
+        /// The ranks that the instances must divide: `dp x cp`, for example.
         what: &'static str,
         /// Its number of ranks.
         ranks: usize,
@@ -73,24 +74,24 @@ pub enum MegatronError {
         cp: usize,
     },
 
-    /// An odd number of ranks.
+    /// Hybrid context parallelism over an odd number of ranks.
     #[error("hybrid context parallelism needs an even dp x cp, got {ranks} ranks")]
     OddHybrid {
-        /// The ranks of dp and cp.
+        /// The number of ranks of dp x cp.
         ranks: usize,
     },
 }
 
 type Lists = Vec<Vec<usize>>;
 
-/// The generator of a kind.
+/// The rank generator that a kind uses.
 #[derive(Clone, Copy)]
 enum Side {
     Dense,
     Expert,
 }
 
-/// Kind, name of its options, generator and tokens, in creation order.
+/// Kind, options name, generator and tokens, in creation order.
 const KINDS: [(&str, &str, Side, &[Token]); 14] = {
     use Side::{Dense, Expert};
     use Token::{Cp, Dp, Ep, Pp, Tp};
@@ -174,7 +175,8 @@ impl ParallelConfig {
         Ok(groups)
     }
 
-    /// The replicas of experts within and across instances, and all experts of an instance.
+    /// The expert replicas within and across optimizer instances, and all expert ranks of an
+    /// instance.
     fn expert_parts(&self, replicas: &Lists, extras: &MegatronExtras) -> Vec<MegatronGroups> {
         let within = replicas[0].len() / extras.instances;
         let names = [
@@ -247,7 +249,7 @@ fn chunks(lists: &Lists, size: usize) -> Lists {
     chunks.map(<[usize]>::to_vec).collect()
 }
 
-/// The groups along each axis of each list as a mesh of `sizes`, fastest first.
+/// Treats each list as a mesh of `sizes`, fastest first, and returns the groups along each axis.
 fn levels(lists: &Lists, sizes: &[usize]) -> Vec<Lists> {
     let along = |level: usize| {
         let stride: usize = sizes[..level].iter().product();
@@ -264,7 +266,7 @@ fn levels(lists: &Lists, sizes: &[usize]) -> Vec<Lists> {
     (0..sizes.len()).map(along).collect()
 }
 
-/// The first and last stages, and the first stages.
+/// The groups of first and last stages (`embd`), and those of first stages (`pos_embd`).
 fn ends(pipelines: &Lists) -> Vec<MegatronGroups> {
     let both = |stages: &Vec<usize>| {
         let mut ends = vec![stages[0], stages[stages.len() - 1]];
@@ -286,7 +288,8 @@ fn ends(pipelines: &Lists) -> Vec<MegatronGroups> {
     ]
 }
 
-/// The additional groups of dp and cp: for gathers, in powers of two, within optimizer instances.
+/// The additional groups of dp x cp: for concurrent gathers, of each power of two, and within
+/// optimizer instances.
 fn data_parts(dp_cp: &Lists, extras: &MegatronExtras) -> Vec<MegatronGroups> {
     let mut groups = Vec::new();
     if extras.gather {
@@ -307,7 +310,7 @@ fn data_parts(dp_cp: &Lists, extras: &MegatronExtras) -> Vec<MegatronGroups> {
     groups
 }
 
-/// The levels of cp.
+/// The groups of each level of hierarchical context parallelism.
 fn context_parts(cp: &Lists, extras: &MegatronExtras) -> Vec<MegatronGroups> {
     let levels = levels(cp, &extras.context_levels).into_iter().enumerate();
     let named = levels.map(|(level, lists)| {

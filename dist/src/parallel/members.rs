@@ -1,15 +1,15 @@
-//! Groups by name: axes of all domains, views and picks.
+//! Groups by name: axes of all domains, views and subgroups.
 //!
-//! | group | ranks |
+//! | group | members |
 //! |---|---|
-//! | an axis of any domain | `pp`, `dp_replicate`, `tp`, `ep_shard`, `dp`, `cp`, `world`, ... |
+//! | `pp`, `dp_replicate`, `tp`, `ep_shard`, `dp`, `cp`, `world`, ... | an axis of a domain |
 //! | `fsdp` | dp_shard x cp_shard: ranks that share one copy of the parameters |
 //! | `loss` | all dp, cp and sp: ranks with different tokens |
-//! | `dp_cp`, `tp_dp`, `tp_cp`, `tp_dp_cp`, `mp`, `sp_dp` | the named axes; mp is tp and pp |
-//! | `ep`, `ep_tp`, `tp_ep_mp`, `tp_ep_pp`, `ep_dp` | of experts: ep_shard, etp, and so on |
+//! | `dp_cp`, `tp_dp`, `tp_cp`, `tp_dp_cp`, `mp`, `sp_dp` | the named axes; mp is pp x tp |
+//! | `ep`, `ep_tp`, `tp_ep_mp`, `tp_ep_pp`, `ep_dp` | axes for experts: ep_shard, etp, ... |
 //! | `intra_dp_cp`, `intra_ep_dp`, `inter_ep_dp`, `intra_dist_opt_instance` | split by dp_replicate |
 //! | `embd`, `pos_embd` | first and last stage; first stage |
-//! | `all_to_all_local`, `all_to_all_global` | ranks of a host; one rank per host (ZeRO++) |
+//! | `all_to_all_local`, `all_to_all_global` | the ranks of a host; one rank per host (ZeRO++) |
 //!
 //! The short names are those that Megatron-LM uses to look up the options of a group.
 
@@ -18,20 +18,20 @@ use std::collections::BTreeMap;
 use meshgrad_mesh::{Axis, RankLayout};
 
 use super::check::Degrees;
-use super::declare::{Member, Pick, View};
+use super::declare::{Member, Subgroup, View};
 use super::degree::Parallelism;
 use super::domains::{BuiltDomain, EXPERT, REGULAR};
 use super::source::Sourced;
 use super::text::nearest;
 use super::violation::Violation;
 
-/// Who is in the groups of a name, by position.
+/// The members of the groups with one name, by position.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Membership {
     /// All groups of a layout; every rank is in one.
     Along(RankLayout),
     /// The members at these distinct indices of each group of a layout, in order.
-    Picked { of: RankLayout, indices: Vec<usize> },
+    Subgroup { of: RankLayout, indices: Vec<usize> },
     /// The ranks of a host.
     SameHost,
     /// The ranks with the same index on each host.
@@ -41,7 +41,7 @@ pub(super) enum Membership {
 /// Groups by name.
 pub(super) type Groups = BTreeMap<String, Membership>;
 
-/// Name, domain, axes.
+/// The built-in views: name, domain, axes.
 const VIEWS: [(&str, &str, &[&str]); 14] = [
     ("fsdp", REGULAR, &["dp_shard", "cp_shard"]),
     (
@@ -91,7 +91,7 @@ pub(super) fn built_in(
         let layout = axis.layout().clone();
         groups.insert(axis.name().to_owned(), Membership::Along(layout));
     }
-    for (name, members) in views_and_picks(domains, degrees) {
+    for (name, members) in views_and_subgroups(domains, degrees) {
         let declared = domains
             .iter()
             .find(|domain| domain.mesh.axis(&name).is_ok());
@@ -107,7 +107,7 @@ pub(super) fn built_in(
     groups
 }
 
-fn views_and_picks(domains: &[BuiltDomain], degrees: &Degrees) -> Groups {
+fn views_and_subgroups(domains: &[BuiltDomain], degrees: &Degrees) -> Groups {
     let view = |(name, domain, axes): &(&str, &str, &[&str])| {
         let domain = domains.iter().find(|built| built.name == *domain);
         let all = domain.map_or(&[][..], |built| built.mesh.axes());
@@ -125,7 +125,7 @@ fn views_and_picks(domains: &[BuiltDomain], degrees: &Degrees) -> Groups {
     for (name, members) in [("embd", &ends[..]), ("pos_embd", &ends[..1])] {
         let of = stages.clone();
         let indices = indices(members, of.len()).expect("first and last exist");
-        groups.insert(name.to_owned(), Membership::Picked { of, indices });
+        groups.insert(name.to_owned(), Membership::Subgroup { of, indices });
     }
     groups
 }
@@ -160,12 +160,12 @@ fn of_instances(groups: &Groups, instances: usize) -> Option<Groups> {
     ]))
 }
 
-/// Adds user-defined views and picks.
+/// Adds user-defined views and subgroups.
 pub(super) fn declare(
     groups: &mut Groups,
     domains: &[BuiltDomain],
     views: &[Sourced<View>],
-    picks: &[Sourced<Pick>],
+    subgroups: &[Sourced<Subgroup>],
     violations: &mut Vec<Violation>,
 ) {
     for Sourced { value, source } in views {
@@ -180,10 +180,11 @@ pub(super) fn declare(
             });
         }
     }
-    for Sourced { value, source } in picks {
-        let found = picked(groups, value).and_then(|members| insert(groups, &value.name, members));
+    for Sourced { value, source } in subgroups {
+        let found =
+            subgroup(groups, value).and_then(|members| insert(groups, &value.name, members));
         if let Err(problem) = found {
-            let what = format!("pick `{}`", value.name);
+            let what = format!("subgroup `{}`", value.name);
             violations.push(Violation::InvalidDeclaration {
                 what,
                 location: source.clone(),
@@ -230,29 +231,29 @@ fn view(domains: &[BuiltDomain], view: &View) -> Result<RankLayout, String> {
     Ok(concat(chosen.into_iter()))
 }
 
-fn picked(groups: &Groups, pick: &Pick) -> Result<Membership, String> {
-    let Some(members) = groups.get(&pick.of) else {
+fn subgroup(groups: &Groups, subgroup: &Subgroup) -> Result<Membership, String> {
+    let Some(members) = groups.get(&subgroup.of) else {
         let names: Vec<&str> = groups.keys().map(String::as_str).collect();
         return Err(format!(
             "unknown group `{}`{}",
-            pick.of,
-            nearest(&pick.of, &names)
+            subgroup.of,
+            nearest(&subgroup.of, &names)
         ));
     };
     let Membership::Along(layout) = members else {
-        return Err(format!("`{}` is not an axis or view", pick.of));
+        return Err(format!("`{}` is not an axis or view", subgroup.of));
     };
-    let indices = indices(&pick.members, layout.len()).map_err(|index| {
+    let indices = indices(&subgroup.members, layout.len()).map_err(|index| {
         let len = layout.len();
         format!(
             "index {index} is out of range for `{}` of {len} ranks",
-            pick.of
+            subgroup.of
         )
     })?;
     if indices.is_empty() {
         return Err("it has no members: list at least one".to_owned());
     }
-    Ok(Membership::Picked {
+    Ok(Membership::Subgroup {
         of: layout.clone(),
         indices,
     })

@@ -1,9 +1,9 @@
 //! Parallel configurations: degrees of parallelism, checked and turned into meshes and groups.
 //!
-//! [`Settings`] collect values with their [`Source`]s. Checking them gives a [`ParallelConfig`], or
-//! all [`Violations`] at once. A [`ParallelState`] maps a configuration to ranks and provides meshes
-//! and groups; a process can have any number of them. All are values: nothing here communicates or
-//! depends on the current rank.
+//! [`Settings`] collect values with their [`Source`]s. Checking them returns a [`ParallelConfig`],
+//! or all [`Violations`] together. A [`ParallelState`] maps a configuration to ranks and provides
+//! meshes and groups; a process can have any number of them. All are values: nothing here
+//! communicates or depends on the current rank.
 //!
 //! ```
 //! use meshgrad_dist::parallel::{ParallelConfig, ParallelState, Parallelism, Settings, Source};
@@ -42,7 +42,7 @@ mod text;
 mod violation;
 
 pub use config::ParallelConfig;
-pub use declare::{Domain, Member, Pick, View};
+pub use declare::{Domain, Member, Subgroup, View};
 pub use degree::Parallelism;
 pub use megatron::{MegatronError, MegatronExtras, MegatronGroups};
 pub use mpu::Mpu;

@@ -1,12 +1,12 @@
-//! Getters with the names that ported code calls.
+//! Getters with the names that code ported from Megatron-LM or DeepSpeed calls.
 //!
 //! Megatron-LM and DeepSpeed pass around an `mpu` (model parallel unit), an object or module for the
 //! current process. [`Mpu`] is one for an explicit rank and state, so a process can have several.
 //!
-//! Where the originals are ambiguous: `get_model_parallel_world_size` and `_rank` mean tp, as in
-//! DeepSpeed, although `get_model_parallel_group` is tp and pp. `get_tensor_model_parallel_src_rank`
-//! is the first rank of the tp group for any order. `get_sequence_data_parallel_group` is dp if sp is
-//! 1, which is the same group.
+//! Some names are ambiguous in the originals. `get_model_parallel_world_size` and `_rank` refer to
+//! tp, as in DeepSpeed, although `get_model_parallel_group` is tp and pp.
+//! `get_tensor_model_parallel_src_rank` is the first rank of the tp group for any order.
+//! `get_sequence_data_parallel_group` equals the dp group if sp is 1.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,8 @@ pub struct Mpu {
     rank: usize,
 }
 
-/// Three getters of a group that every rank is in.
+/// Defines three getters per group: the group, its size, and the index of this rank. Every rank
+/// must be in such a group.
 macro_rules! getters {
     ($($name:literal: $group:ident, $size:ident, $at:ident;)*) => {
         $(
@@ -92,12 +93,12 @@ impl Mpu {
         self.own("mp")
     }
 
-    /// The size of tp, as ZeRO defines it.
+    /// The size of tp: DeepSpeed's ZeRO uses this name for tp.
     pub fn get_model_parallel_world_size(&self) -> usize {
         self.get_tensor_model_parallel_world_size()
     }
 
-    /// The index of this rank in tp, as ZeRO defines it.
+    /// The index of this rank in tp: DeepSpeed's ZeRO uses this name for tp.
     pub fn get_model_parallel_rank(&self) -> usize {
         self.get_tensor_model_parallel_rank()
     }
@@ -147,7 +148,8 @@ impl Mpu {
         self.own("tp_ep_pp")
     }
 
-    /// ZeRO++'s groups of all hosts: `local_0`, ..., and on several hosts `global_0`, ...
+    /// ZeRO++'s groups of all hosts: `local_0`, `local_1`, ..., and with several hosts also
+    /// `global_0`, `global_1`, ...
     ///
     /// # Errors
     /// [`StateError::NoHosts`], [`StateError::UnevenHosts`].
@@ -169,7 +171,7 @@ impl Mpu {
         Ok(named.chain(numbered("global", global)).collect())
     }
 
-    /// A group of this rank that not every rank is in.
+    /// A group that need not contain this rank.
     fn group(&self, name: &str) -> Option<Group> {
         self.state.group(name, self.rank).expect("a built-in group")
     }

@@ -1,8 +1,8 @@
 //! Rank order: the order string of Megatron-LM.
 //!
-//! In `tp-cp-ep-dp-pp`, tp varies fastest over consecutive ranks and pp slowest: the axes of the mesh
-//! are (pp, dp, cp, tp). One string orders two meshes: that of experts, with `ep` and without `cp`
-//! and `sp`, and the other one, without `ep`.
+//! In `tp-cp-ep-dp-pp`, tp varies fastest over consecutive ranks and pp slowest: the axes of the
+//! mesh are (pp, dp, cp, tp). One string orders two meshes: the mesh of experts, which has `ep` but
+//! neither `cp` nor `sp`, and the mesh of all other parameters, which has no `ep`.
 
 use std::fmt;
 
@@ -13,13 +13,13 @@ pub enum Token {
     Tp,
     /// Pipeline stages.
     Pp,
-    /// Data parallelism, replicated and sharded; for experts, their replicas.
+    /// Data parallelism, replicated and sharded; for experts, the expert replicas.
     Dp,
-    /// Expert parallelism. 1 outside experts.
+    /// Expert parallelism. Its size is 1 outside experts.
     Ep,
-    /// Context parallelism, sharded and replicated. 1 for experts.
+    /// Context parallelism, sharded and replicated. Its size is 1 for experts.
     Cp,
-    /// Sequence parallelism (Ulysses). 1 for experts.
+    /// Sequence parallelism (Ulysses). Its size is 1 for experts.
     Sp,
 }
 
@@ -63,7 +63,7 @@ impl fmt::Display for Token {
 pub struct Order {
     /// Each token once.
     tokens: Vec<Token>,
-    /// How many were given; the others were appended.
+    /// The number of tokens in the string; the others were appended.
     given: usize,
 }
 

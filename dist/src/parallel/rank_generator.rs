@@ -1,8 +1,8 @@
-//! Groups of tokens, equal to those of Megatron-LM's `RankGenerator`.
+//! The groups along sets of tokens, equal to those of Megatron-LM's `RankGenerator`.
 //!
-//! Its `get_ranks("tp-dp")` enumerates masks; here the tokens form a layout, and the lists are its
-//! groups. Contents and order are equal: ranks ascend within a group for any order of the tokens, and
-//! groups ascend by their first rank.
+//! Its `get_ranks("tp-dp")` enumerates masks; here the tokens form a layout, and the lists are the
+//! layout's groups. Contents and order are equal: ranks ascend within a group, whatever the order
+//! of the tokens, and groups ascend by first rank.
 
 use std::collections::BTreeMap;
 

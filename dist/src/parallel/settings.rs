@@ -1,7 +1,7 @@
 //! Settings: degrees and other values, each with its source.
 //!
-//! Settings only collect. A value set twice is stored twice; [`ParallelConfig::new`] compares them
-//! and reports conflicts together with all other violations.
+//! Settings are not checked when they are set. A value set twice is stored twice;
+//! [`ParallelConfig::new`] compares both and reports conflicts together with all other violations.
 //!
 //! [`ParallelConfig::new`]: crate::parallel::ParallelConfig::new
 
@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use meshgrad_mesh::{GroupOptions, Size};
 
-use super::declare::{Domain, Pick, View};
+use super::declare::{Domain, Subgroup, View};
 use super::degree::{Parallelism, parse_size};
 use super::source::{Source, Sourced};
 use super::violation::Violation;
@@ -23,7 +23,7 @@ pub struct Settings {
     pub(super) order: Vec<Sourced<String>>,
     pub(super) domains: Vec<Sourced<Domain>>,
     pub(super) views: Vec<Sourced<View>>,
-    pub(super) picks: Vec<Sourced<Pick>>,
+    pub(super) subgroups: Vec<Sourced<Subgroup>>,
     pub(super) options: BTreeMap<String, Vec<Sourced<GroupOptions>>>,
     pub(super) violations: Vec<Violation>,
 }
@@ -41,7 +41,7 @@ impl Settings {
         self
     }
 
-    /// Sets a degree from text: a number or `auto`. Anything else is a violation.
+    /// Sets a degree from text: a number or `auto`. Other text is recorded as a violation.
     pub fn set_text(&mut self, kind: Parallelism, text: &str, source: Source) -> &mut Self {
         match parse_size(text) {
             Some(size) => self.set(kind, size, source),
@@ -83,9 +83,9 @@ impl Settings {
         self
     }
 
-    /// Declares a pick: a group of selected members.
-    pub fn pick(&mut self, pick: Pick, source: Source) -> &mut Self {
-        self.picks.push(Sourced::new(pick, source));
+    /// Declares a subgroup: selected members of an axis or view.
+    pub fn subgroup(&mut self, subgroup: Subgroup, source: Source) -> &mut Self {
+        self.subgroups.push(Sourced::new(subgroup, source));
         self
     }
 
@@ -125,12 +125,12 @@ impl Settings {
         self.order.extend(other.order);
         self.domains.extend(other.domains);
         self.views.extend(other.views);
-        self.picks.extend(other.picks);
+        self.subgroups.extend(other.subgroups);
         self.violations.extend(other.violations);
         self
     }
 
-    /// Adds other settings, which override these. Their defaults override nothing.
+    /// Adds other settings, which override these. Defaults in `other` do not override values.
     pub fn override_with(&mut self, other: Settings) -> &mut Self {
         for (kind, given) in &other.degrees {
             clear_if_set(self.degrees.entry(*kind).or_default(), given);
@@ -143,19 +143,21 @@ impl Settings {
         clear_if_set(&mut self.order, &other.order);
         remove_redeclared(&mut self.domains, &other.domains, |domain| &domain.name);
         remove_redeclared(&mut self.views, &other.views, |view| &view.name);
-        remove_redeclared(&mut self.picks, &other.picks, |pick| &pick.name);
+        remove_redeclared(&mut self.subgroups, &other.subgroups, |subgroup| {
+            &subgroup.name
+        });
         self.merge(other)
     }
 }
 
-/// Clears a value that the other settings set.
+/// Clears a value if the other settings set it explicitly.
 fn clear_if_set<T>(mine: &mut Vec<Sourced<T>>, theirs: &[Sourced<T>]) {
     if theirs.iter().any(|given| !given.source.is_default()) {
         mine.clear();
     }
 }
 
-/// Removes declarations whose names the other settings declare.
+/// Removes declarations whose names the other settings also declare.
 fn remove_redeclared<T>(
     mine: &mut Vec<Sourced<T>>,
     theirs: &[Sourced<T>],

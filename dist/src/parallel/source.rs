@@ -1,4 +1,4 @@
-//! The sources of values, which errors name together with the values.
+//! Where a setting's value came from. Errors print it next to the value.
 
 use std::fmt;
 
@@ -45,7 +45,7 @@ impl Source {
         }
     }
 
-    /// Adds a line, from 1. No effect on sources that are not files.
+    /// Sets the line, from 1. No effect on sources that are not files.
     pub fn at_line(mut self, number: usize) -> Source {
         if let Source::File { line, .. } = &mut self {
             *line = Some(number);
@@ -53,7 +53,7 @@ impl Source {
         self
     }
 
-    /// Adds keys joined by dots. No effect on sources that are not files.
+    /// Sets the key path, joined by dots. No effect on sources that are not files.
     pub fn at_key(mut self, keys: impl Into<String>) -> Source {
         if let Source::File { key, .. } = &mut self {
             *key = Some(keys.into());

@@ -1,4 +1,4 @@
-//! A parallel configuration on ranks.
+//! A parallel configuration placed on ranks.
 //!
 //! A [`ParallelState`] is a value. It creates no communicator and contacts no rank, so it can exist
 //! before any trainer. A process can have several: actor, critic and rollout can use the same or
@@ -15,7 +15,7 @@ use super::members::{ACROSS_HOSTS, Membership, SAME_HOST};
 use super::mpu::Mpu;
 use super::text;
 
-/// A [`ParallelConfig`] on ranks. Cheap to clone.
+/// A [`ParallelConfig`] placed on ranks. Cheap to clone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParallelState {
     config: Arc<ParallelConfig>,
@@ -49,7 +49,7 @@ pub enum StateError {
         hint: String,
     },
 
-    /// A group by host, but the hosts are unknown.
+    /// The group depends on hosts, but the hosts are unknown.
     #[error("group `{name}` depends on hosts: set ranks_per_host")]
     NoHosts {
         /// The group.
@@ -94,7 +94,7 @@ pub enum StateError {
 }
 
 impl ParallelState {
-    /// On ranks 0, 1, ...
+    /// The state on ranks 0, 1, ...
     pub fn new(config: impl Into<Arc<ParallelConfig>>) -> ParallelState {
         let config = config.into();
         let flat = config
@@ -111,7 +111,7 @@ impl ParallelState {
         }
     }
 
-    /// On consecutive ranks from `first`.
+    /// The state on consecutive ranks from `first`.
     ///
     /// # Errors
     /// [`StateError::RankTooLarge`].
@@ -127,7 +127,7 @@ impl ParallelState {
         ParallelState::on_ranks(config, &ranks)
     }
 
-    /// On these ranks, in this order.
+    /// The state on these ranks, in this order.
     ///
     /// # Errors
     /// [`MeshError::WrongRankCount`], [`MeshError::DuplicateRank`], [`StateError::RankTooLarge`].
@@ -192,13 +192,13 @@ impl ParallelState {
         &self.domains
     }
 
-    /// The names of all groups: axes, views and picks.
+    /// The names of all groups: axes, views and subgroups.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.config.names()
     }
 
-    /// The group of a rank with this name; `None` if the rank is in none, such as inner stages in
-    /// `embd`.
+    /// The group with this name that contains a rank. `None` if there is none: inner stages, for
+    /// example, have no group `embd`.
     ///
     /// # Errors
     /// [`StateError::UnknownGroup`], [`StateError::NoHosts`], [`StateError::UnevenHosts`].
@@ -209,9 +209,9 @@ impl ParallelState {
         };
         let ranks = match members {
             Membership::Along(layout) => Some(self.along(layout, position)),
-            Membership::Picked { of, indices } => {
-                let picks = indices.contains(&of.coordinate(position));
-                picks.then(|| self.picked(of, indices, position))
+            Membership::Subgroup { of, indices } => {
+                let is_member = indices.contains(&of.coordinate(position));
+                is_member.then(|| self.subgroup(of, indices, position))
             }
             Membership::SameHost => Some(self.by_host(name)?.same_host(rank).to_vec()),
             Membership::AcrossHosts => Some(self.by_host(name)?.across(rank)?),
@@ -219,7 +219,8 @@ impl ParallelState {
         ranks.map(|ranks| self.named(name, &ranks)).transpose()
     }
 
-    /// [`ParallelState::group`] on another channel, concurrent with the main one.
+    /// [`ParallelState::group`] on another channel, whose collectives can overlap with the main
+    /// one's.
     ///
     /// # Errors
     /// As [`ParallelState::group`].
@@ -233,7 +234,7 @@ impl ParallelState {
         Ok(group.map(|group| group.with_channel(channel)))
     }
 
-    /// All groups with this name, by the position of their first ranks.
+    /// All groups with this name, ordered by the lowest position of a member.
     ///
     /// # Errors
     /// As [`ParallelState::group`].
@@ -294,7 +295,7 @@ impl ParallelState {
         layout.ranks().map(|at| self.ranks[first + at]).collect()
     }
 
-    fn picked(&self, of: &RankLayout, indices: &[usize], position: usize) -> Vec<usize> {
+    fn subgroup(&self, of: &RankLayout, indices: &[usize], position: usize) -> Vec<usize> {
         let first = position - of.counted(position);
         let rank = |index: &usize| self.ranks[first + of.rank(*index)];
         indices.iter().map(rank).collect()

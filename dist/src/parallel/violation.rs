@@ -211,7 +211,7 @@ pub enum Violation {
         location: Source,
     },
 
-    /// An axis has different ranks in two domains.
+    /// An axis has different groups in two domains.
     #[error(
         "axis `{axis}` of rank 0 has ranks {} in domain {first} ({first_source}) but {} in domain \
          {second} ({second_source}); they must be equal: {}",
@@ -241,7 +241,7 @@ pub enum Violation {
         name: String,
         /// The location of the declaration.
         location: Source,
-        /// What has the name.
+        /// The owner of the name.
         by: String,
     },
 

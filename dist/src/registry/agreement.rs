@@ -1,10 +1,11 @@
 //! Checks that all ranks need the same communicators before any is created.
 //!
-//! Each rank knows only its own groups, so correct plans differ between ranks. The condition is: *if
+//! Each rank has only its own groups, so correct plans differ between ranks. The condition is: *if
 //! one member needs a group, all members need it*. For a group with digest h and n members, each
-//! member adds h to a sum, except the first, which adds -(n - 1) h. The sum over all ranks is zero, so
-//! one number per rank suffices, whatever the number of groups. A single group that some members lack
-//! never sums to zero (h is odd, and n - 1 < 2^128); several do so with probability 2^-127.
+//! member contributes h, except the first, which contributes -(n - 1) h. If all members need the
+//! group, its contributions sum to zero. A rank therefore sends only the sum of its contributions,
+//! whatever the number of groups. If a single group lacks members, the sum is never zero (h is odd,
+//! and n - 1 < 2^128). If several do, it is zero with probability 2^-127.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -79,7 +80,7 @@ fn part(need: &PlannedGroup, rank: usize) -> u128 {
     }
 }
 
-/// Equal on every machine.
+/// A digest of a group and its generation, equal on every machine.
 fn digest(need: &PlannedGroup) -> u128 {
     let mut hash = XxHash3_128::new();
     let mut put = |bytes: &[u8]| {
@@ -171,7 +172,7 @@ struct GroupMessage {
     requesters: Vec<String>,
 }
 
-/// Ordered by creation.
+/// A group and its generation, in creation order.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct GroupKey {
     size: Reverse<usize>,
@@ -255,7 +256,8 @@ fn difference(plans: Vec<PlanMessage>) -> RegistryError {
     }
 }
 
-/// `incomplete` holds all groups that some members lack, including those requested instead.
+/// The error for a group that some members lack. `incomplete` holds all such groups, including
+/// those that members requested instead.
 fn lacking(key: &GroupKey, incomplete: &Holders<'_>, world: usize) -> RegistryError {
     let holders = &incomplete[key];
     let mut requesters: Vec<String> = holders.values().copied().flatten().cloned().collect();

@@ -4,10 +4,10 @@ use meshgrad_mesh::Group;
 
 /// Creates communicators for one rank. Implemented by transports.
 ///
-/// Methods do not block. A transport that cannot poll may block in [`Connect::begin`]; it is then
-/// safe for planned creation with one creation in flight, but not for lazy creation. A transport that
-/// benefits from batching collects creations in [`Connect::begin`] and starts them in the next
-/// [`Connect::poll`].
+/// Methods do not block. A transport that cannot poll may block in [`Connect::begin`]. It is then
+/// safe for planned creation with one creation in flight, but not for lazy creation. A transport
+/// that benefits from batching can collect creations in [`Connect::begin`] and start them in the
+/// next [`Connect::poll`].
 pub trait Connect {
     /// A communicator. Dropping it destroys it on this rank.
     type Communicator;
@@ -26,7 +26,7 @@ pub trait Connect {
     /// Polls a creation. Not called again after it is ready or has failed.
     ///
     /// # Errors
-    /// Errors detected since.
+    /// Errors that were detected since [`Connect::begin`].
     fn poll(
         &mut self,
         connecting: &mut Self::Connecting,
@@ -38,9 +38,9 @@ pub trait Connect {
 pub struct Creation<'a> {
     /// Its members, channel and options.
     pub group: &'a Group,
-    /// The number of this communicator among those of the group on this rank, from 1. The group *and*
-    /// this number identify a creation, so a member that re-creates a communicator never joins one
-    /// that still has the old one.
+    /// The number of creations that this rank has begun for the group, including this one. The
+    /// group *and* this number identify a creation, so a member that re-creates a communicator
+    /// never joins members that still have the old one.
     pub generation: u64,
 }
 
@@ -51,7 +51,7 @@ pub enum Progress<Communicator> {
     Ready(Communicator),
     /// Some members have not joined.
     Waiting {
-        /// Members that have not begun, as far as the transport knows.
+        /// Members that have not begun, if the transport can list them.
         missing: Vec<usize>,
     },
 }

@@ -39,9 +39,9 @@ pub enum RegistryError {
         needed_by: Vec<usize>,
         /// The names of the requesters.
         requesters: Vec<String>,
-        /// The members that do not.
+        /// The members that do not need it.
         missing_from: Vec<usize>,
-        /// The group of the same ranks that the first of these needs.
+        /// The group of the same ranks that the first of `missing_from` needs instead.
         instead: Option<String>,
         /// The remedy.
         help: &'static str,
@@ -120,7 +120,7 @@ pub enum RegistryError {
         requesters: Vec<String>,
         /// How long it waited.
         waited: Duration,
-        /// The members that did not join, as far as known.
+        /// The members that did not join; empty if the transport cannot list them.
         missing: Vec<usize>,
     },
 

@@ -1,4 +1,4 @@
-//! The identity of a communicator, and the order in which all ranks create them.
+//! The identity of a communicator, and the order in which all ranks create communicators.
 
 use std::cmp::{Ordering, Reverse};
 

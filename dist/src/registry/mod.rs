@@ -15,12 +15,12 @@
 //! ```
 //!
 //! Neither path deadlocks. With a plan, all ranks create communicators in the same total order, so
-//! the first one that is not ready is the next one of all its members. This also holds for one
-//! creation at a time with a transport that blocks. Lazily, a rank continues after each request, and
-//! no creation waits for another.
+//! all members of the first one that is not ready create it next. This holds even for a transport
+//! that blocks in each creation. With lazy creation, a rank continues after each request, and no
+//! creation waits for another.
 //!
-//! The registry knows no transport, reads no clock and starts no thread. Transports implement
-//! [`Connect`], time is an argument, and the caller's loop calls [`Registry::poll`].
+//! The registry does not depend on a transport, read a clock or start a thread. Transports
+//! implement [`Connect`], time is an argument, and the caller's loop calls [`Registry::poll`].
 //! [`RecordingWorld`] is a transport for tests with all ranks in one process.
 //!
 //! ```

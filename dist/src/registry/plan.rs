@@ -19,8 +19,8 @@ impl PlannedGroup {
         &self.group
     }
 
-    /// The number of this communicator among those of the group on this rank, from 1. It is 2 if the
-    /// first one was dropped.
+    /// The number of creations that this rank has begun for the group, including this one: 2 if the
+    /// first communicator was dropped, for example.
     pub fn generation(&self) -> u64 {
         self.generation
     }
@@ -65,8 +65,8 @@ impl Plan {
     }
 
     /// Compares the plans of all ranks; each rank must call this. Ranks exchange their
-    /// [digests](Plan::digest), and only if these disagree the whole plans. All ranks return the same
-    /// error.
+    /// [digests](Plan::digest), and the whole plans only if the digests disagree. All ranks return
+    /// the same error.
     ///
     /// Blocks until all ranks have called this. Finish earlier creations first, or
     /// [poll](super::Registry::poll) them from another thread: a rank that blocks here while another

@@ -1,7 +1,8 @@
-//! A transport for tests that only counts, with all ranks of a world in one process.
+//! A transport for tests: it only counts creations, and all ranks of a world are in one process.
 //!
-//! As with a real transport, a communicator is ready when all members have started its creation. What
-//! would hang a cluster is pending here, and [`RecordingWorld::pending`] lists the missing members.
+//! As with a real transport, a communicator is ready when all members have started its creation. A
+//! creation that would hang a cluster stays pending here, and [`RecordingWorld::pending`] lists the
+//! missing members.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,7 +13,7 @@ use super::connect::{Connect, Creation, Progress};
 use super::key::Key;
 use super::text;
 
-/// Records what all ranks do. Cheap to clone; clones share the recording.
+/// Records the creations of all ranks. Cheap to clone; clones share the recording.
 #[derive(Clone, Default)]
 pub struct RecordingWorld {
     shared: Arc<Mutex<Shared>>,
@@ -31,11 +32,11 @@ type Meeting = (Key, u64);
 /// Counts of one rank.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Its groups, in the order in which it started to create their communicators.
+    /// The groups whose communicators the rank has started to create, in this order.
     pub started: Vec<Group>,
-    /// How many it has created.
+    /// The number of communicators that it has created.
     pub created: usize,
-    /// How many of these it has dropped.
+    /// The number of those that it has dropped.
     pub dropped: usize,
 }
 
@@ -46,7 +47,7 @@ pub struct PendingCreation {
     pub group: Group,
     /// The members that have started it.
     pub started: Vec<usize>,
-    /// The members that have not.
+    /// The members that have not started it.
     pub missing: Vec<usize>,
 }
 
@@ -123,7 +124,7 @@ impl RecordedCommunicator {
         &self.meeting.0.0
     }
 
-    /// Its number among the communicators of the group on this rank, from 1.
+    /// The number of creations that this rank has begun for the group, including this one.
     pub fn generation(&self) -> u64 {
         self.meeting.1
     }
@@ -135,7 +136,7 @@ pub enum Misuse {
     /// A communicator for a single rank.
     #[error("{0} is a single rank and needs no communicator")]
     Singleton(Group),
-    /// A rank creates a communicator of a group without it.
+    /// A rank creates a communicator of a group that it is not in.
     #[error("{} is not a member of {group}", text::ranks(&[*.rank]))]
     NotMember {
         /// The rank.

@@ -15,8 +15,8 @@ use super::report::{CommunicatorReport, Report};
 use super::slot::Slot;
 use super::state::State;
 
-/// The communicators of one rank. Cheap to clone; clones share the registry. It can serve any number
-/// of parallel states, one after another or at once.
+/// The communicators of one rank. Cheap to clone; clones share the registry. It can serve any
+/// number of parallel states, one after another or at the same time.
 pub struct Registry<C: Connect> {
     inner: Arc<Inner<C>>,
 }
@@ -37,8 +37,8 @@ pub enum Share<C: Connect> {
 }
 
 /// A shared handle to a communicator, ready or not. Dropping the last handle destroys the
-/// communicator. A later request creates another one, which requires all members: so all ranks must
-/// drop and request alike.
+/// communicator. A later request creates another one, in which all members must take part. So if
+/// one rank drops and requests a group again, all its members must.
 pub struct Handle<C: Connect> {
     inner: Arc<Inner<C>>,
     key: Key,
@@ -78,8 +78,8 @@ impl<C: Connect> Registry<C> {
         self.inner.rank
     }
 
-    /// Requests the communicator of a group. This only declares it; nothing is sent. `name` identifies
-    /// the requester in reports, as `actor.tp`, and has no other effect.
+    /// Requests the communicator of a group. This only declares it; nothing is sent. `name`
+    /// identifies the requester in reports, such as `actor.tp`, and has no other effect.
     ///
     /// # Errors
     /// [`RegistryError::InvalidGroup`] when the group's options are invalid.
@@ -192,7 +192,7 @@ impl<C: Connect> Registry<C> {
 }
 
 impl<C: Connect> Inner<C> {
-    /// A panic inside a transport leaves the registry as it was before that call.
+    /// Ignores poisoning: a panic inside a transport leaves all slots unchanged.
     fn lock(&self) -> MutexGuard<'_, State<C>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -239,16 +239,17 @@ impl<C: Connect> Handle<C> {
         self.communicator.get()
     }
 
-    /// The communicator. The first call begins its creation; `None` while other members are missing.
+    /// The communicator. The first call begins its creation. `None` while other members are
+    /// missing.
     ///
     /// Never blocks. If it returns `None`, the rank must continue with other work and other groups: a
     /// rank that retries in a loop can deadlock with ranks that request groups in another order.
     ///
-    /// `now` is as for [`Registry::poll`], which also advances this creation.
+    /// `now` is the same clock as in [`Registry::poll`], which also advances this creation.
     ///
     /// # Errors
-    /// [`RegistryError::Timeout`], [`RegistryError::Transport`]: the reason of the failure, on every
-    /// call until all handles are dropped and the group is requested again.
+    /// [`RegistryError::Timeout`], [`RegistryError::Transport`]: the same error on every call,
+    /// until all handles are dropped and the group is requested again.
     pub fn connect(&self, now: Duration) -> Result<Option<&C::Communicator>> {
         if let Some(communicator) = self.get() {
             return Ok(Some(communicator));

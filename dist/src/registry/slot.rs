@@ -15,7 +15,7 @@ pub(super) struct Slot<C: Connect> {
     /// The number of live handles by name.
     pub(super) users: BTreeMap<Arc<str>, usize>,
     pub(super) state: CreationState<C>,
-    /// Set once, so that handles read it without a lock.
+    /// Set once, so that handles can read it without a lock.
     pub(super) communicator: Arc<OnceLock<C::Communicator>>,
 }
 
@@ -29,7 +29,7 @@ pub(super) enum CreationState<C: Connect> {
     },
     /// The communicator is in `communicator`.
     Ready,
-    /// Failed for good. To retry, drop all handles and request the group again.
+    /// Failed permanently. To retry, drop all handles and request the group again.
     Failed(RegistryError),
 }
 
@@ -129,7 +129,7 @@ impl<C: Connect> Slot<C> {
     }
 }
 
-/// The start time of a creation, and its number among those of its key.
+/// The start time and the generation of a creation.
 #[derive(Clone, Copy)]
 pub(super) struct Attempt {
     pub(super) generation: u64,

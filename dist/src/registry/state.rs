@@ -12,7 +12,7 @@ use super::slot::{Attempt, CreationState, Slot};
 pub(super) struct State<C: Connect> {
     pub(super) connector: C,
     pub(super) slots: BTreeMap<Key, Slot<C>>,
-    /// The number of communicators of a key so far. Kept when they are dropped.
+    /// The number of creations begun so far per key. Kept when communicators are dropped.
     pub(super) generations: BTreeMap<Key, u64>,
     pub(super) at_once: AtOnce,
 }
@@ -20,7 +20,7 @@ pub(super) struct State<C: Connect> {
 /// The remaining creations of agreed plans.
 pub(super) struct AtOnce {
     pub(super) queue: VecDeque<Key>,
-    /// Taken from the queue and in flight.
+    /// Creations from the queue that are in flight.
     pub(super) in_flight: BTreeSet<Key>,
     pub(super) at_most: NonZeroUsize,
 }
@@ -40,7 +40,7 @@ impl<C: Connect> State<C> {
         }
     }
 
-    /// The number of the current communicator of a key, or of the next one if none has begun.
+    /// The generation of a key's current communicator, or of the next one if no creation has begun.
     pub(super) fn generation(&self, key: &Key) -> u64 {
         let begun = self.generations.get(key).copied().unwrap_or(0);
         match self.slots.get(key).map(|slot| &slot.state) {

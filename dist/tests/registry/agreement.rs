@@ -47,7 +47,8 @@ fn faulty(group: &Group, fault: Fault) -> Option<Group> {
     }
 }
 
-/// The requests of all ranks, with faults of some ranks for some groups.
+/// The requests of all ranks. Each fault is a rank, the index of a group, and how its request
+/// differs.
 fn plans_with(faults: &[(usize, usize, Fault)]) -> (World, Vec<Shared>) {
     let world = World::of(8);
     let mut handles = Vec::new();
@@ -70,7 +71,7 @@ fn faults() -> impl Strategy<Value = Fault> {
 }
 
 proptest! {
-    /// Any single fault is detected, and the error names the ranks.
+    /// Any single fault is detected, and the error lists the ranks.
     #[test]
     fn one_fault_is_detected_and_named(
         (at, member) in (0..pairs_and_all().len(), any::<prop::sample::Index>()),
@@ -95,7 +96,7 @@ proptest! {
         prop_assert_eq!(world.recording.counts(rank).started.len(), 0);
     }
 
-    /// Several faults do not cancel out.
+    /// Several faults do not cancel out in the sum of the digests.
     #[test]
     fn several_faults_are_detected(
         several in prop::collection::vec((0..8usize, 0..pairs_and_all().len(), faults()), 1..6),
@@ -291,7 +292,7 @@ fn all_ranks_return_the_same_error() {
     }
 }
 
-/// A corrupting exchange is not reported as a difference between ranks.
+/// If the exchange corrupts digests, equal plans are not reported as different.
 #[test]
 fn equal_plans_are_not_reported_as_different() {
     let (world, _handles) = plans_with(&[]);

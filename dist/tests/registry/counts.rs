@@ -1,7 +1,8 @@
-//! The number of communicators compared with the groups that Megatron and torchtitan create.
+//! Compares the number of communicators with the number of groups that Megatron and torchtitan
+//! create.
 //!
-//! Their numbers (Megatron-LM d98e8a6, torchtitan b5bcd76 on torch 2.15) were counted by running their
-//! code with the creation of groups replaced.
+//! Their groups (Megatron-LM d98e8a6, torchtitan b5bcd76 on torch 2.15) were counted by running
+//! their code with a stub in place of group creation.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +11,8 @@ use meshgrad_mesh::{Group, Mesh};
 use crate::generators::{Kind, Megatron, Titan};
 use crate::world::{Shared, World, group};
 
-/// What a library creates: calls that create a group (on every rank), and groups with rank 0.
+/// The number of calls in which a library creates a group, which are the same on every rank, and of
+/// those groups that contain rank 0.
 #[derive(Debug, PartialEq, Eq)]
 struct PeerCounts {
     calls: usize,
@@ -109,8 +111,8 @@ fn titan([pp, dp_replicate, dp_shard, cp, tp, ep]: [usize; 6]) -> Titan {
     }
 }
 
-/// The world group exists before torchtitan starts, so it is not counted as a call. It is one more
-/// communicator if an axis spans the world.
+/// The world group exists before torchtitan starts, so its creation is not counted as a call. If an
+/// axis spans the world, we create one more communicator.
 #[test]
 fn torchtitan_creates_18_groups_per_rank_and_we_create_8() {
     let rows = [
@@ -142,7 +144,7 @@ fn torchtitan_creates_18_groups_per_rank_and_we_create_8() {
     }
 }
 
-/// torch creates 6 groups per rank, one per axis and mesh.
+/// torch creates 6 groups per rank: one per axis of each mesh.
 #[test]
 fn two_equal_meshes_share_communicators() {
     let mesh = || Mesh::new(&[2, 2, 2], &["a", "b", "c"]).unwrap();

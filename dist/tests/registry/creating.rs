@@ -1,4 +1,4 @@
-//! Planned and lazy creation of communicators, under any interleaving of ranks.
+//! Planned and lazy creation of communicators, with ranks interleaved in any way.
 
 use std::collections::BTreeSet;
 
@@ -7,12 +7,12 @@ use proptest::prelude::*;
 
 use crate::world::{NOW, Shared, World, group};
 
-/// Which rank runs next.
+/// The order in which ranks run.
 #[derive(Debug, Clone)]
 enum Interleaving {
     Ascending,
     Descending,
-    /// Each rank runs as far as possible before the next.
+    /// Each rank runs as far as possible before the next one runs.
     OneAhead,
     /// Random order.
     Shuffled(u64),
@@ -45,7 +45,8 @@ fn interleavings() -> impl Strategy<Value = Interleaving> {
     ]
 }
 
-/// A world and random groups: any subsets, in any order, on a few channels, some of them twice.
+/// The size of a world and random groups: any subsets in any order, on two channels, possibly
+/// repeated.
 fn worlds() -> impl Strategy<Value = (usize, Vec<Group>)> {
     (2..=10usize).prop_flat_map(|world| {
         let ranks = Just((0..world).collect::<Vec<_>>()).prop_shuffle();
@@ -88,8 +89,8 @@ fn assert_created_once(world: &World, groups: &[Group]) {
 }
 
 proptest! {
-    /// An agreed plan is always created, for any order of requests, any interleaving and any limit of
-    /// creations in flight (1: as if each blocked).
+    /// An agreed plan is always created completely, for any order of requests, any interleaving and
+    /// any limit of creations in flight. A limit of 1 is like a transport that blocks.
     #[test]
     fn planned_creation_never_deadlocks(
         (ranks, groups) in worlds(),
@@ -106,7 +107,8 @@ proptest! {
         prop_assert!(handles.iter().flatten().all(|handle| handle.get().is_some()));
     }
 
-    /// Each rank's order is a part of one global order, independent of the requests.
+    /// Each rank's creation order is a subsequence of one global order, which does not depend on
+    /// the order of the requests.
     #[test]
     fn creation_order_depends_only_on_the_groups((ranks, groups) in worlds(), seed: u64) {
         let orders = [seed, seed.wrapping_add(1)].map(|seed| {
@@ -167,7 +169,8 @@ proptest! {
     }
 }
 
-/// Ranks block in each creation, in the order of their requests. Returns whether all were created.
+/// Simulates ranks that block in each creation, in the order of their requests. Returns whether all
+/// were created.
 fn blocking_in_request_order(requested: &[Vec<Shared>]) -> bool {
     let mut done = vec![0; requested.len()];
     loop {
@@ -212,8 +215,8 @@ fn request_around(world: &World, next_first: [bool; 3]) -> Vec<Vec<Shared>> {
     (0..3).map(request).collect()
 }
 
-/// The deadlock that the creation order prevents: if all ranks begin in one direction of the ring and
-/// block in request order, none can continue. The recording lists the missing members.
+/// The deadlock that the creation order prevents: if all ranks start in the same direction of the
+/// ring and block in request order, none can continue. The recording lists the missing members.
 #[test]
 fn blocking_in_request_order_deadlocks() {
     for at in 0..8 {
@@ -257,7 +260,7 @@ fn planned_and_lazy_creation_in_a_ring_do_not_deadlock() {
 }
 
 #[test]
-fn no_more_are_in_flight_than_allowed() {
+fn creations_in_flight_are_limited() {
     let world = World::of(2);
     let channels = (0..5).map(|channel| group(&[0, 1]).with_channel(Channel::Own(channel)));
     let handles = world.share_all("channels", &channels.collect::<Vec<_>>());

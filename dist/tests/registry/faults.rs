@@ -58,7 +58,7 @@ fn creation_has_a_default_time_limit() {
     assert!(matches!(error, RegistryError::Timeout { .. }), "{error}");
 }
 
-/// A canceled creation does not count as begun for members that join later. A new request is another
+/// Members that join later do not count a canceled creation as begun. A new request is a new
 /// creation.
 #[test]
 fn a_failed_group_can_be_requested_again() {
@@ -84,7 +84,7 @@ fn a_failed_group_can_be_requested_again() {
     assert_eq!(again[0].get().unwrap().generation(), 2);
 }
 
-/// A member that re-creates its communicator does not join one that still has the old one.
+/// A member that re-creates its communicator does not join a member that still has the old one.
 #[test]
 fn generations_do_not_mix() {
     let world = World::of(2);
@@ -106,7 +106,7 @@ fn generations_do_not_mix() {
 
 /// A transport that fails.
 struct Unplugged {
-    /// The number of successful calls: 0 fails in `begin`, more in `poll`.
+    /// The number of successful calls. With 0, `begin` fails; otherwise, a later `poll` fails.
     fails_after: usize,
 }
 

@@ -1,6 +1,6 @@
 //! The groups that Megatron and torchtitan create, as lists of ranks in creation order.
 //!
-//! Plain enumerations, deliberately different from our implementation: they are its reference.
+//! Plain enumerations that share no code with our implementation, because they are its reference.
 
 /// A name and its lists of ranks.
 pub(crate) type Kind = (&'static str, Vec<Vec<usize>>);
@@ -18,7 +18,7 @@ pub(crate) struct Megatron {
     pub(crate) instances: usize,
 }
 
-/// The groups of ranks that differ only in the masked digits; digits are fastest first.
+/// The groups of ranks that differ only in the masked digits. Sizes are fastest first.
 fn masked_orthogonal(sizes: &[usize], mask: &[bool]) -> Vec<Vec<usize>> {
     let offsets = |of: bool| {
         let mut offsets = vec![0];
@@ -144,7 +144,7 @@ impl Titan {
         self.pp * self.dp_replicate * self.dp_shard * self.cp * self.tp
     }
 
-    /// The groups of each axis of each mesh that it derives from its world.
+    /// The groups of each axis of each mesh that torchtitan derives from its world mesh.
     pub(crate) fn kinds(&self) -> Vec<Kind> {
         let (pp, cp, tp) = (("pp", self.pp), ("cp", self.cp), ("tp", self.tp));
         let replicate = ("dp_replicate", self.dp_replicate);
@@ -162,7 +162,8 @@ impl Titan {
         axes.chain([loss]).collect()
     }
 
-    /// Whether an axis gets a real group. Of the axes with one rank, only those that FSDP needs do.
+    /// Whether torchtitan creates a group for an axis. For axes of one rank, it does so only if
+    /// FSDP needs the group.
     pub(crate) fn is_real(&self, axis: &str, size: usize) -> bool {
         match axis {
             "dp_shard" => true,
@@ -172,7 +173,7 @@ impl Titan {
     }
 }
 
-/// The groups of each axis; the last axis is the fastest.
+/// The groups of each axis; the last axis varies fastest.
 fn axes_of(axes: &[(&'static str, usize)]) -> Vec<Kind> {
     let sizes: Vec<usize> = axes.iter().rev().map(|(_, size)| *size).collect();
     let groups = |at: usize| {

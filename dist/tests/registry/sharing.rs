@@ -72,7 +72,7 @@ fn singletons_and_non_members_create_nothing() {
     );
 }
 
-/// Of two parallel states, the longer-lived one keeps what both need.
+/// Communicators that two parallel states share live until the second one drops them.
 #[test]
 fn dropping_the_last_handle_drops_the_communicator_but_not_the_registry() {
     let world = World::of(4);

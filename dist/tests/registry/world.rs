@@ -8,7 +8,7 @@ use meshgrad_dist::registry::{
 };
 use meshgrad_mesh::Group;
 
-/// An arbitrary time: time does not advance unless a test says so.
+/// The time of all calls, except where a test advances it.
 pub(crate) const NOW: Duration = Duration::ZERO;
 
 pub(crate) type Shared = Handle<RecordingConnector>;
@@ -56,8 +56,8 @@ impl World {
         }
     }
 
-    /// Polls all ranks, in the order given by `order` for each round, until all are idle or a round
-    /// changes nothing. Returns whether all are idle.
+    /// Polls ranks in rounds, in the order that `order` returns for each round, until all are idle
+    /// or a round changes nothing. Returns whether all are idle.
     pub(crate) fn run(&self, mut order: impl FnMut(usize) -> Vec<usize>) -> bool {
         let mut before: Vec<(usize, usize)> = Vec::new();
         for round in 0.. {

@@ -1,4 +1,4 @@
-//! Golden tables of other libraries, and the corresponding settings.
+//! Reads golden tables of other libraries and creates the corresponding settings.
 
 #![allow(dead_code, reason = "each test uses a part")]
 
@@ -31,7 +31,7 @@ pub(crate) fn here() -> Source {
     Source::code("the test")
 }
 
-/// Degrees by name, and `world`.
+/// Settings with degrees by name, and `world`.
 pub(crate) fn settings(given: &[(&str, usize)]) -> Settings {
     let mut settings = Settings::new();
     for (name, size) in given {

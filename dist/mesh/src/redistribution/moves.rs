@@ -5,7 +5,7 @@
 //! | slice | an axis replicates | it shards a dim as the innermost axis |
 //! | make_partial | an axis replicates, or is the innermost of its dim | it is partial |
 //! | all_gather | axes are the innermost of their dims | they replicate |
-//! | all_to_all | axes are the innermost of their dims | they are the innermost of other dims, or in another order |
+//! | all_to_all | axes are the innermost of their dims | the same, in other dims or another order |
 //! | reduce_scatter | axes are partial | they shard dims as the innermost axes |
 //! | all_reduce | axes are partial | they replicate |
 //!

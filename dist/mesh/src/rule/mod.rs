@@ -116,7 +116,7 @@ impl ShardingRule {
     /// | `i!`, `2` | must be whole; one `!` applies to every `i` |
     /// | `..` | leading dims: each can be sharded |
     /// | `~` | broadcast: can be sharded, except in an operand whose extent there is 1 |
-    /// | `*` | any dims, unrelated to other tensors: must be whole; if a result has `*`, no dim can be sharded |
+    /// | `*` | any dims: must be whole; if a result has `*`, no dim can be sharded |
     ///
     /// An operand with the name of a result is modified in place, so both have one placement.
     ///

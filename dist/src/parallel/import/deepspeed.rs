@@ -1,7 +1,7 @@
 //! DeepSpeed's JSON, as in release 0.19 and pull request 7726 (a parallel state like Megatron's).
 //!
-//! Only keys that determine groups of ranks are read. A size can have several keys: all of them are
-//! read, and different values are a violation.
+//! Only keys that determine groups of ranks are read. A size can be set by several keys. All of
+//! them are read, and different values are a violation.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use super::tree::Tree;
 use super::{of_file, of_tree};
 use crate::parallel::{Order, Parallelism, Settings, Source, Violation};
 
-/// The keys of each degree: a path of keys, or one key with dots.
+/// The keys of each degree. A dotted key can be a path of nested keys or a single key with dots.
 const DEGREES: [(Parallelism, &[&str]); 7] = [
     (
         Parallelism::Tp,
@@ -42,13 +42,13 @@ const DEGREES: [(Parallelism, &[&str]); 7] = [
     ),
 ];
 
-/// The pull request's order, in which the ranks of a sequence are consecutive.
+/// The pull request's order with sequence parallelism: the ranks of a sequence are consecutive.
 const ORDER_OF_SEQUENCES: &str = "sp-tp-ep-dp-pp";
 /// The order for `use_data_before_expert_parallelism`.
 const ORDER_OF_DATA_FIRST: &str = "tp-dp-ep-pp";
 
-/// Reads a DeepSpeed configuration; `path` names the text in errors. dp_shard is `data_parallel_size`,
-/// or inferred.
+/// Reads a DeepSpeed configuration; `path` names the text in errors. dp_shard is
+/// `data_parallel_size`; without that key it is inferred.
 pub fn deepspeed(text: &str, path: &str) -> Settings {
     of_tree(Tree::of_json(text, path), |file, settings| {
         match file.is_table() {

@@ -26,8 +26,8 @@ const DEGREES: [(&str, Parallelism); 6] = [
 /// The order of `--use-tp-pp-dp-mapping`.
 const ORDER_OF_MAPPING: &str = "tp-cp-ep-pp-dp";
 
-/// Reads Megatron's arguments, such as `--tensor-model-parallel-size 2`. dp_shard is inferred, and etp
-/// defaults to tp. Reads the file of `--nccl-communicator-config-path`.
+/// Reads Megatron's arguments, such as `--tensor-model-parallel-size 2`. dp_shard is inferred, and
+/// etp defaults to tp. The file of `--nccl-communicator-config-path` is read too.
 pub fn megatron_arguments<S: AsRef<str>>(arguments: impl IntoIterator<Item = S>) -> Settings {
     let words: Vec<String> = arguments
         .into_iter()

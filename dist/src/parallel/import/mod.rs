@@ -1,9 +1,10 @@
-//! Readers of configuration files: meshgrad's TOML, and those of torchtitan, Megatron-LM and DeepSpeed.
+//! Readers of configurations: meshgrad's TOML, and the files and arguments of torchtitan,
+//! Megatron-LM and DeepSpeed.
 //!
 //! Each reader returns [`Settings`] in which every value has its line or key as source. Errors are
-//! stored in them as violations, so that a configuration reports everything at once.
-//! [`Settings::merge`] combines the settings of several readers. A key that would affect the ranks
-//! and is not supported is a violation; nothing is ignored silently.
+//! stored there as violations, so that a configuration reports all of them together.
+//! [`Settings::merge`] combines the settings of several readers. A key that affects the assignment
+//! of ranks and is not supported is a violation.
 
 mod deepspeed;
 mod megatron;

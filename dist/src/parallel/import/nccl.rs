@@ -1,4 +1,4 @@
-//! Megatron's YAML file of NCCL options by group.
+//! Megatron's YAML file of NCCL options per group.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use super::of_file;
 use super::scalar::Scalar;
 use crate::parallel::{Settings, Source, Violation};
 
-/// The groups that Megatron looks up options for (megatron-core 0.16.1).
+/// The groups for which Megatron looks up options (megatron-core 0.16.1).
 pub(super) const GROUPS: [&str; 21] = [
     "dp_cp",
     "intra_dp_cp",

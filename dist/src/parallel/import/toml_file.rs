@@ -19,7 +19,7 @@
 //! domain = "regular"
 //! axes = "dp_replicate,dp_shard,cp_shard"
 //!
-//! [[parallel.picks]]                ## a group of selected members
+//! [[parallel.picks]]                ## selected members of an axis or view
 //! name = "ends"
 //! of = "pp"
 //! members = ["first", "last", 1]
@@ -37,7 +37,7 @@ use super::scalar::Scalar;
 use super::tree::{Node, Tree};
 use super::{of_file, of_section};
 use crate::parallel::degree::parse_size;
-use crate::parallel::{Domain, Member, Parallelism, Pick, Settings, View, Violation};
+use crate::parallel::{Domain, Member, Parallelism, Settings, Subgroup, View, Violation};
 
 /// The keys of the section other than degrees.
 const KEYS: [&str; 7] = [
@@ -106,7 +106,7 @@ fn read(section: &Tree, settings: &mut Settings) {
             }
             (None, "domains") => each(value, settings, read_domain),
             (None, "views") => each(value, settings, read_view),
-            (None, "picks") => each(value, settings, read_pick),
+            (None, "picks") => each(value, settings, read_subgroup),
             (None, "options") => {
                 for (group, options) in value.entries() {
                     read_options(group, options, settings);
@@ -189,7 +189,7 @@ fn read_view(table: &Tree, settings: &mut Settings) {
     }
 }
 
-fn read_pick(table: &Tree, settings: &mut Settings) {
+fn read_subgroup(table: &Tree, settings: &mut Settings) {
     let Some([name, of]) = texts(table, ["name", "of"], &["members"], settings) else {
         return;
     };
@@ -200,7 +200,7 @@ fn read_pick(table: &Tree, settings: &mut Settings) {
     match listed {
         Some(members) => {
             let members: Vec<Member> = members;
-            settings.pick(Pick::new(name, of, members), table.location.clone());
+            settings.subgroup(Subgroup::new(name, of, members), table.location.clone());
         }
         None => {
             settings.add_violation(Violation::Unreadable {
@@ -311,7 +311,7 @@ mod tests {
                 View::new("tokens", "regular", ["dp_shard", "cp_shard"]),
                 at(9, "views"),
             )
-            .pick(Pick::new("ends", "pp", members), at(10, "picks"))
+            .subgroup(Subgroup::new("ends", "pp", members), at(10, "picks"))
             .options("tp", options, at(11, "options.tp"));
         assert_eq!(toml(text, "run.toml"), expected);
     }
