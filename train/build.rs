@@ -1,10 +1,11 @@
-//! Embeds meshgrad's own sources: the default text on machines without cargo's registry.
+//! Embeds meshgrad's own sources, which are the default text on machines without the pinned crates.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
-/// The crates that this one depends on, and itself. A published package contains only the last.
+/// The crates that this one depends on, and this crate itself. A published package contains only
+/// the last.
 const CRATES: [&str; 6] = [
     "../runtime",
     "../autograd",

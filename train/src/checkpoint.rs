@@ -30,7 +30,7 @@ const ROUTER_BIAS: &str = "trainer/router_bias";
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
-    /// Steps done. The next sample, learning rate and random draw follow from it.
+    /// Steps done. The next batch, learning rate and random numbers follow from it.
     pub step: u64,
     /// The seed of the run.
     pub seed: u64,
@@ -93,7 +93,7 @@ pub fn newest(run: &Path) -> Result<Option<Committed>> {
 }
 
 /// Loads the optimizer state and the router biases of a checkpoint; [`Loader::fill`] loads the
-/// parameters. Without saved biases the model's stay as they are.
+/// parameters. If the checkpoint has no router biases, those of the model do not change.
 ///
 /// `progress` is called with the bytes read so far and the total, separately for each part.
 ///

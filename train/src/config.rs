@@ -210,13 +210,14 @@ impl Default for OptimizerConfig {
     }
 }
 
-/// `[schedule]`: linear warm-up, then `kind` down to `min_lr_ratio` at the last step.
+/// `[schedule]`: linear warm-up, then a curve (`kind`) that reaches `min_lr_ratio` at the last
+/// step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ScheduleConfig {
     /// The curve after the warm-up.
     pub kind: ScheduleKind,
-    /// Steps from zero to the full rate.
+    /// Steps of the warm-up from zero to the full rate.
     pub warmup_steps: u64,
     /// The last step's rate as a fraction of the full one; `constant` ignores it.
     pub min_lr_ratio: f64,
@@ -236,7 +237,7 @@ impl Default for ScheduleConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ScheduleKind {
-    /// The full rate to the end.
+    /// The full rate until the end.
     Constant,
     /// A straight line to the minimum.
     Linear,
@@ -249,8 +250,8 @@ pub enum ScheduleKind {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct BalancingConfig {
-    /// How much a step moves the router biases towards experts with few tokens (Wang et al. 2024,
-    /// who use 0.001). 0 freezes existing biases and adds none.
+    /// The amount by which each step raises the router biases of experts with few tokens and lowers
+    /// the others (Wang et al. 2024, who use 0.001). 0 freezes existing biases and adds none.
     pub bias_update_rate: f64,
     /// Weight of the router z-loss (Zoph et al. 2022, who use 0.001); 0 disables it.
     pub z_loss_coef: f64,
@@ -262,7 +263,7 @@ pub struct BalancingConfig {
 pub struct CheckpointConfig {
     /// Steps between checkpoints; 0 saves only at the end.
     pub every: u64,
-    /// How many of the newest checkpoints to keep; 0 keeps all.
+    /// The number of newest checkpoints to keep; 0 keeps all.
     pub keep: usize,
 }
 
@@ -285,9 +286,9 @@ pub struct SampleConfig {
     pub prompt: String,
     /// Tokens to generate.
     pub tokens: usize,
-    /// Divides the logits; 0 always takes the most likely token.
+    /// Divides the logits. With 0, the most likely token is always chosen.
     pub temperature: f64,
-    /// Sample only from this many most likely tokens; 0 means all.
+    /// The number of most likely tokens to sample from; 0 means all.
     pub top_k: usize,
 }
 
@@ -307,7 +308,7 @@ impl Default for SampleConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LogConfig {
-    /// Steps between progress lines where the output is not a terminal.
+    /// Steps between progress lines, if the output is not a terminal.
     pub every: u64,
     /// Steps between validations; 0 validates only at the end.
     pub val_every: u64,

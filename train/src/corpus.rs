@@ -1,4 +1,4 @@
-//! Text: named documents, their size and their digest. This module knows no tokens.
+//! The text of a run: named documents, their size and their digest. Tokens are handled elsewhere.
 
 mod default_text;
 mod files;
@@ -67,7 +67,7 @@ pub struct Document {
 /// All the text of a run, in a fixed order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Corpus {
-    /// A description for people.
+    /// A short description for the header of a run.
     pub title: String,
     /// The documents.
     pub documents: Vec<Document>,

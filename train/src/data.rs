@@ -1,5 +1,5 @@
-//! From `[data]` to tokens on disk: text, split, tokenizer and cache. Each is reused while it is
-//! valid.
+//! Prepares the data of `[data]`: reads and splits the text, and creates the tokenizer and the
+//! token cache. Both are reused while they are valid.
 
 use twox_hash::XxHash3_128;
 
@@ -13,7 +13,7 @@ use crate::tokens::{CacheKey, Part, TokenCache};
 
 /// The data of a run.
 pub struct Data {
-    /// A description of the text for people.
+    /// A short description of the text.
     pub title: String,
     /// Number of documents.
     pub documents: usize,
@@ -28,8 +28,8 @@ pub struct Data {
 }
 
 impl Data {
-    /// Reads the text and creates tokenizer and token cache in the run folder, unless they exist
-    /// and were made from the same text in the same way.
+    /// Reads the text, and creates the tokenizer and the token cache in the run folder unless they
+    /// exist and were made from the same text with the same settings.
     ///
     /// # Errors
     /// [`crate::TrainError`] of the part that failed.
@@ -147,7 +147,8 @@ mod tests {
             .collect()
     }
 
-    /// A second run reuses tokenizer and cache. Another text, size or fraction creates new ones.
+    /// A second run reuses the tokenizer and the cache. Another text or vocabulary size creates new
+    /// ones.
     #[test]
     fn a_valid_tokenizer_and_cache_are_reused() {
         let place = tempfile::tempdir().unwrap();

@@ -10,9 +10,9 @@ use crate::{Result, TrainError};
 /// Parameters of sampling.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sampling {
-    /// Divides the logits; 0 always takes the most likely token.
+    /// Divides the logits. With 0, the most likely token is always chosen.
     pub temperature: f64,
-    /// Sample only from this many most likely tokens; 0 means all.
+    /// The number of most likely tokens to sample from; 0 means all.
     pub top_k: usize,
     /// Equal seeds give equal text.
     pub seed: u64,
@@ -54,7 +54,7 @@ pub fn generate(
 
     let mut cache = Cache::new(model.config(), device, dtype, 1, ids.len() + tokens)?;
     let mut text = tokenizer.stream();
-    // Tokens are sampled on the host, because a GPU has no f64.
+    // Tokens are sampled on the host, because ops on a GPU do not support f64.
     let host = Device::cpu();
     for position in 0..tokens {
         let input = Tensor::from_slice(device, &[1, ids.len()], &ids)?;
@@ -105,7 +105,7 @@ pub fn sample(
     Ok(text)
 }
 
-/// Samples a token by a number `uniform` in [0, 1).
+/// Samples a token by inverting the cumulative distribution at `uniform`, a number in [0, 1).
 fn sample_token(logits: &[f32], sampling: Sampling, uniform: f64) -> u32 {
     let mut order: Vec<usize> = (0..logits.len()).collect();
     // Equal logits stay in the order of their ids; NaN counts as minus infinity.

@@ -1,13 +1,13 @@
-//! Data, optimizers, schedules and the loop.
+//! Training: data, optimizer, schedule and the training loop.
 //!
-//! Without tensors:
+//! Modules that use no tensors:
 //!
 //! - [`config`]: the whole configuration of a run, strict, with every default.
-//! - [`corpus`]: text; [`split`]: what is held out; [`tokenizer`]: text to ids and back;
+//! - [`corpus`]: text; [`split`]: the held-out part; [`tokenizer`]: text to ids and back;
 //!   [`tokens`]: the memory-mapped token cache; [`sampler`]: the windows of each batch.
 //! - [`schedule`]: the learning rate of each step.
 //!
-//! With tensors:
+//! Modules that use tensors:
 //!
 //! - [`trainer`]: one step and one validation pass; [`optimizer`]: AdamW and its state;
 //!   [`checkpoint`]: saving and resuming; [`generate`]: text generation.

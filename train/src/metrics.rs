@@ -3,7 +3,7 @@
 //!
 //! JSON has no NaN and no infinities; they are written as the strings `"NaN"`, `"inf"` and
 //! `"-inf"`. The keys `expert_load`, `kernel_launches`, `val_loss` and `val_bits_per_byte` are
-//! present only where they were measured.
+//! present only if they were measured.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -72,20 +72,21 @@ pub struct Record {
         skip_serializing_if = "Option::is_none"
     )]
     pub expert_load: Option<f64>,
-    /// Each expert's share of the tokens over all layers; empty without experts. Shown, not stored.
+    /// Each expert's share of the tokens over all layers; empty without experts. Printed, but not
+    /// stored.
     #[serde(skip)]
     pub expert_shares: Vec<f64>,
     /// Kernels that the step launched; `None` on a CPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel_launches: Option<u64>,
-    /// Mean validation loss in nats per token, where measured.
+    /// Mean validation loss in nats per token, if measured.
     #[serde(
         with = "optional_number",
         default,
         skip_serializing_if = "Option::is_none"
     )]
     pub val_loss: Option<f64>,
-    /// The validation loss in bits per byte of text, where measured.
+    /// The validation loss in bits per byte of text, if measured.
     #[serde(
         with = "optional_number",
         default,
@@ -205,7 +206,7 @@ fn read_lines(path: &Path) -> Result<Vec<(String, Record)>> {
     Ok(records)
 }
 
-/// A float that JSON can hold: a number, or `"NaN"`, `"inf"`, `"-inf"`.
+/// A float as a JSON number, or as `"NaN"`, `"inf"` or `"-inf"`.
 mod number {
     use serde::{Deserialize, Deserializer, Serializer};
 
@@ -231,7 +232,7 @@ mod number {
     pub(super) fn deserialize<'d, D: Deserializer<'d>>(from: D) -> Result<f64, D::Error> {
         match Json::deserialize(from)? {
             Json::Number(value) => Ok(value),
-            // Written with Rust's names for these values.
+            // `serialize` writes Rust's names of these values.
             Json::Name(name) => name.parse().map_err(serde::de::Error::custom),
         }
     }

@@ -16,7 +16,8 @@ pub struct Optimizer {
     config: OptimizerConfig,
     /// The gradients of all parameters in one buffer.
     flat_gradient: Tensor,
-    /// What changes from step to step is on the device, as scalars, f32.
+    /// The learning rate and the step number change from step to step, so they are f32 scalars on
+    /// the device.
     learning_rate: Tensor,
     step: Tensor,
     /// The operand table of the fused GPU kernel.
@@ -105,8 +106,8 @@ impl Optimizer {
     /// Updates the parameters with the numbers that [`Optimizer::begin`] wrote, and clears the
     /// gradients.
     ///
-    /// `grads` are sums over `weight` tokens (a scalar, f32). Returns the global norm of their mean
-    /// before clipping, a scalar, f32. Does not wait for the device.
+    /// `grads` are sums over `weight` tokens (an f32 scalar). Returns the global norm of the mean
+    /// gradient before clipping, an f32 scalar. Does not wait for the device.
     ///
     /// # Errors
     /// When a parameter has no gradient buffer.

@@ -23,7 +23,7 @@ const TRAINING: RGBColor = RGBColor(31, 105, 179);
 const MEASURED: RGBColor = RGBColor(168, 200, 231);
 const VALIDATION: RGBColor = RGBColor(222, 90, 24);
 
-/// More points than this cannot be distinguished.
+/// A curve with more points is downsampled, because they could not be distinguished.
 const MAX_POINTS: usize = 1600;
 
 /// Why the plot cannot be drawn.
@@ -225,7 +225,7 @@ fn draw_title(area: &Area<'_>, title: &str, last: &str) -> Drawn {
     area.draw(&Text::new(last, (28, 54), font(18, GREY)))
 }
 
-/// Right above the curves.
+/// Draws the legend above the curves, on the right.
 fn draw_legend(area: &Area<'_>) -> Drawn {
     let left_of_text = Pos::new(HPos::Left, VPos::Center);
     let entries = [
@@ -287,7 +287,7 @@ fn draw_curves(area: &Area<'_>, curves: &Curves) -> Drawn {
         chart.draw_series(LineSeries::new(inside(points), style))?;
     }
 
-    // With few validations each is marked.
+    // If there are few validations, each one is marked with a dot.
     if curves.validation.len() <= 60 {
         let dots = inside(&curves.validation);
         chart.draw_series(

@@ -87,7 +87,7 @@ impl Header {
                     self.data,
                     format::thousands(self.documents as f64),
                     format::bytes(self.text_bytes),
-                    // Half of the digest is enough for people.
+                    // Half of the digest is enough to identify the text.
                     (self.digest >> 64) as u64
                 ),
             ),

@@ -131,8 +131,8 @@ impl RunFolder {
         self.path.join("loss.svg")
     }
 
-    /// Replaces a text file of this folder atomically: written to a temporary file, synced,
-    /// renamed.
+    /// Replaces a text file of this folder atomically: the text is written to a temporary file,
+    /// which is synced and renamed.
     ///
     /// # Errors
     /// [`RunFolderError::Write`].
@@ -192,7 +192,7 @@ impl RunFolder {
     }
 }
 
-/// Replaces `path` atomically: readers, also after a crash, see either the old or the new content.
+/// Replaces `path` atomically: readers get either the old or the new content, even after a crash.
 pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let mut aside = path.as_os_str().to_owned();
     aside.push(".partial");

@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-/// Why there are no batches.
+/// The reason why there are no batches.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SamplerError {
@@ -131,7 +131,7 @@ impl Order {
         permute(position, self.windows as u64, mix(self.seed, epoch)) as usize
     }
 
-    /// The windows of rows `rows` (a microbatch, a rank's share) of the batch of `step`.
+    /// The windows of some rows of the batch of `step`, such as those of a microbatch or a rank.
     pub fn windows(&self, step: u64, rows: Range<usize>) -> impl Iterator<Item = usize> + '_ {
         rows.map(move |row| self.window(step, row))
     }
@@ -241,7 +241,8 @@ mod tests {
             prop_assert_eq!(seen, (0..count).collect::<Vec<_>>());
         }
 
-        /// The batch size divides the sequence of windows but does not change it.
+        /// The batch size only cuts the sequence of windows into batches; the sequence stays the
+        /// same.
         #[test]
         fn the_order_does_not_depend_on_the_batch_size(count in 1usize..100, seed: u64, batch_size in 1usize..9) {
             let grid = Windows { seq_len: 1, count };

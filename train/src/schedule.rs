@@ -94,15 +94,15 @@ impl Schedule {
         self
     }
 
-    /// Adds a phase that reaches `target` at `step`, counted from the start of training. It is a
-    /// jump if the phases before end later.
+    /// Adds a phase that reaches `target` at `step`, counted from the start of training. If the
+    /// earlier phases end later, it is a jump.
     pub fn until_step(self, step: u64, target: f64, curve: Curve) -> Self {
         let (first, _) = self.end();
         self.for_steps(step.saturating_sub(first), target, curve)
     }
 
     /// The schedule of a configuration for a run of `steps` steps. A run that is shorter than its
-    /// warm-up ends within it.
+    /// warm-up ends during the warm-up.
     pub fn from_config(config: &ScheduleConfig, steps: u64) -> Self {
         let (curve, end) = match config.kind {
             ScheduleKind::Constant => (Curve::Linear, 1.0),

@@ -61,10 +61,10 @@ pub struct Summary {
     pub val_bits_per_byte: Option<f64>,
 }
 
-/// Trains as configured until the last step, until `options.stop_after`, or until `stop` is set:
-/// the current step is then finished and saved.
+/// Trains as configured until the last step, until `options.stop_after`, or until `stop` is set. If
+/// `stop` is set, the current step is finished and a checkpoint is saved.
 ///
-/// A run that was stopped and resumed at any step gives the same bits as an uninterrupted one.
+/// A run that was stopped and resumed at any step is bit-identical to an uninterrupted one.
 ///
 /// # Errors
 /// [`TrainError`]; checkpoints saved before remain.
@@ -260,8 +260,8 @@ impl<'a> Session<'a> {
     }
 
     /// The duration of a step whose metrics have just been read. On a CPU it is the host's time. A
-    /// GPU starts a step when it is done with the one before, so there the duration is the time
-    /// since the last read, but at least the host's time.
+    /// GPU starts a step when it has finished the previous one. There the duration is the time
+    /// since the metrics of the previous step were read, but at least the host's time.
     fn step_duration(&mut self, started: Instant, enqueued: Instant) -> Duration {
         let on_host = enqueued - started;
         if !self.device.is_gpu() {

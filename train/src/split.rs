@@ -1,8 +1,9 @@
 //! The split into training and validation text: a pure function of the documents and the fraction.
 //!
 //! Whole documents are held out in the order of the hash of their names. The held-out part then
-//! resembles the rest and does not depend on the order of the documents. If no document fits (one
-//! large file), the last lines of the largest are held out.
+//! resembles the rest and does not depend on the order of the documents. If these documents are
+//! less than half of the fraction (with one large file, for example), the last lines of the largest
+//! remaining document are held out too.
 
 use std::ops::Range;
 
@@ -81,7 +82,7 @@ impl Split {
     }
 }
 
-/// The documents to hold out: in hash order, each that still fits.
+/// The documents to hold out: in hash order, every document that still fits.
 fn choose(documents: &[Document], max_bytes: usize) -> Vec<bool> {
     let mut order: Vec<usize> = (0..documents.len()).collect();
     order.sort_by_cached_key(|&at| (XxHash3_64::oneshot(documents[at].name.as_bytes()), at));

@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn documents_in_chunks_have_the_ids_of_the_whole() {
+    fn splitting_documents_into_chunks_changes_no_id() {
         let long = TEXT.repeat(5);
         for tokenizer in [small(), Tokenizer::byte()] {
             let separator = tokenizer.separator().unwrap();
@@ -491,7 +491,8 @@ mod tests {
             prop_assert_eq!(bpe.encode_documents(&[&text]).unwrap(), whole);
         }
 
-        /// Streamed decoding equals decoding at once, also for ids that are not valid text.
+        /// Streamed decoding equals decoding all ids together, also for ids that are not valid
+        /// text.
         #[test]
         fn a_stream_gives_the_same_text_for_any_ids(
             ids in prop::collection::vec(prop_oneof![0u32..300, 0x80u32..0xff], 0..40),

@@ -1,4 +1,4 @@
-//! A model in training: one step, one validation pass. The caller writes the loop.
+//! Training steps and validation passes of a model. The caller writes the loop.
 
 use std::time::Instant;
 
@@ -29,14 +29,14 @@ pub struct Trainer {
     config: Config,
 }
 
-/// A step that the host has enqueued. Its results are on their way to the host.
+/// A step that the host has enqueued, with asynchronous reads of its results.
 pub struct PendingStep {
     /// The step, from 1.
     pub step: u64,
     learning_rate: f64,
     /// Cross-entropy summed over tokens, in nats.
     loss: AsyncRead<f32>,
-    /// How many tokens were counted.
+    /// The number of tokens in the loss.
     weight: AsyncRead<f32>,
     /// The global norm of the gradient before clipping.
     grad_norm: AsyncRead<f32>,
@@ -44,17 +44,17 @@ pub struct PendingStep {
     expert_counts: Option<(AsyncRead<f32>, usize)>,
     /// When the host started the step.
     pub started: Instant,
-    /// When the host had enqueued all of it. A GPU may still be working.
+    /// When the host had enqueued the whole step. A GPU may still be running it.
     pub enqueued: Instant,
     kernel_launches: Option<u64>,
 }
 
 impl PendingStep {
-    /// Starts to read the results: `loss`, `weight` and `grad_norm` are scalars, f32;
-    /// `expert_counts` \[experts\] f32 of each sparse layer.
+    /// Starts to read the results: `loss`, `weight` and `grad_norm` are f32 scalars;
+    /// `expert_counts` has one tensor \[experts\], f32, per sparse layer.
     ///
     /// # Errors
-    /// When the device has no values.
+    /// When the device stores no values.
     fn new(
         step: u64,
         learning_rate: f64,
@@ -76,8 +76,8 @@ impl PendingStep {
         })
     }
 
-    /// Waits for this step, but not for later ones, and returns its metrics. The caller adds
-    /// the rate and the validation loss.
+    /// Waits for this step, but not for later ones, and returns its metrics. The caller adds the
+    /// tokens per second and the validation loss.
     ///
     /// # Errors
     /// When the step's work failed on the device.
@@ -104,7 +104,7 @@ fn scalar(read: AsyncRead<f32>) -> Result<f64> {
     Ok(read.wait()?.into_iter().map(f64::from).sum())
 }
 
-/// Tokens per expert, layer by layer.
+/// Splits the counts of all layers into tokens per expert of each layer.
 fn by_layer(counts: &[f32], experts: usize) -> Vec<Vec<f64>> {
     let layer = |counts: &[f32]| counts.iter().copied().map(f64::from).collect();
     counts.chunks_exact(experts).map(layer).collect()
@@ -208,8 +208,9 @@ impl Trainer {
         Ok(())
     }
 
-    /// Accumulates the gradients of a microbatch of `rows` sequences. Returns what is summed over
-    /// microbatches: cross-entropy, its weight, and the tokens per expert of each sparse layer.
+    /// Accumulates the gradients of a microbatch of `rows` sequences. Returns the values to sum
+    /// over microbatches: cross-entropy, its weight, and the tokens per expert of each sparse
+    /// layer.
     fn accumulate(&mut self, batch: &Batch, rows: usize) -> Result<Vec<Tensor>> {
         let (ids, labels) = self.tensors(batch, rows)?;
         let (loss, tape) = Tape::record(|| {
@@ -277,11 +278,12 @@ pub fn dtype(choice: ComputeDType) -> DType {
 }
 
 fn gather(windows: Windows, chosen: impl IntoIterator<Item = usize>, tokens: &Tokens<'_>) -> Batch {
-    // Windows are within the tokens they were made for, so the default is never used.
+    // Windows are created for the same tokens, so no position is out of range and the default is
+    // never used.
     Batch::gather(windows, chosen, |at| tokens.get(at).unwrap_or(0))
 }
 
-/// Sums of two lists, tensor by tensor.
+/// The elementwise sums of two lists of tensors.
 fn added(a: &[Tensor], b: &[Tensor]) -> Result<Vec<Tensor>> {
     let pairs = a.iter().zip(b);
     pairs.map(|(a, b)| Ok(ops::add(a, b)?)).collect()

@@ -1,4 +1,4 @@
-//! Runs whose experts are balanced by router biases.
+//! Training runs with router biases that balance the load of the experts.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -71,8 +71,8 @@ fn content(checkpoint: &Path) -> Vec<(String, Vec<u8>)> {
     files.map(read).collect()
 }
 
-/// A stopped and resumed run gives the same bits, biases included, with or without activation
-/// checkpointing.
+/// A stopped and resumed run gives the same bits, biases included, even if activation checkpointing
+/// is switched on for a part of it.
 #[test]
 fn resuming_with_biases_is_exact() {
     let place = tempfile::tempdir().unwrap();
@@ -100,7 +100,7 @@ fn resuming_with_biases_is_exact() {
     assert!(expected.iter().any(|(path, _)| path == BIASES));
 }
 
-/// With a rate of zero existing biases do not change, and none are created.
+/// With a rate of zero, existing biases do not change and no biases are created.
 #[test]
 fn a_rate_of_zero_freezes_biases() {
     let place = tempfile::tempdir().unwrap();

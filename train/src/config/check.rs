@@ -1,4 +1,4 @@
-//! Checks of value ranges. All violations are reported at once.
+//! Checks of value ranges. All violations are reported together.
 
 use std::fmt;
 
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn every_violation_is_reported_at_once() {
+    fn all_violations_are_reported_together() {
         let mut config = Config::default();
         config.data.val_fraction = 1.0;
         config.data.tokenizer = TokenizerChoice::Bpe(256);

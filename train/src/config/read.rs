@@ -1,8 +1,8 @@
-//! From a file and overrides to a [`Config`].
+//! Reads a [`Config`] from a file and overrides.
 //!
-//! Both become settings: key path, value and origin. Each setting is checked against the default
-//! configuration, which is the schema, and then replaces the default value. Every error therefore
-//! names its origin.
+//! Both are converted to settings, which have a key path, a value and an origin. Each setting is
+//! checked against the default configuration, which is the schema, and then replaces the default
+//! value. Every error therefore names its origin.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ pub enum ConfigError {
         /// The system's error.
         source: std::io::Error,
     },
-    /// Not TOML. The message shows the line.
+    /// The file is not TOML. The message shows the line.
     #[error("{origin} is not valid TOML: {message}")]
     Syntax {
         /// The file.
@@ -39,7 +39,7 @@ pub enum ConfigError {
         /// The argument.
         text: String,
     },
-    /// No such key.
+    /// The key is unknown.
     #[error("unknown key `{key}` ({origin}){}", suggestion(nearest))]
     UnknownKey {
         /// The full key path.
@@ -49,7 +49,7 @@ pub enum ConfigError {
         /// The most similar known key.
         nearest: Option<String>,
     },
-    /// A value of another TOML type.
+    /// A value has the wrong TOML type.
     #[error("`{key}` is {found} but must be {expected} ({origin})")]
     WrongType {
         /// The full key path.
@@ -61,7 +61,7 @@ pub enum ConfigError {
         /// File and line, or the command line.
         origin: Origin,
     },
-    /// The right TOML type, but an invalid value.
+    /// A value has the right TOML type but is invalid.
     #[error("`{key}`: {problem} ({origin})")]
     BadValue {
         /// The full key path.
@@ -140,8 +140,8 @@ impl std::str::FromStr for Override {
 }
 
 impl Override {
-    /// The text as TOML, or as a string if it is not TOML or the key expects a string. A single
-    /// value for a list becomes a list of one.
+    /// The text as TOML, or as a string if it is not TOML or the key expects a string. If the key
+    /// expects a list, a single value becomes a list of one.
     fn value(&self, schema: &Table) -> Value {
         let plain = || Value::String(self.text.clone());
         let parsed = toml::from_str::<Table>(&format!("value = {}", self.text));
@@ -175,7 +175,7 @@ impl Config {
         Self::parse(&text, &path.display().to_string(), overrides)
     }
 
-    /// As [`Config::read`], from `text`; messages name it `name`.
+    /// As [`Config::read`], from `text`; error messages call it `name`.
     ///
     /// # Errors
     /// As [`Config::read`].
@@ -237,7 +237,8 @@ struct Setting {
 }
 
 impl Setting {
-    /// Another model type has other keys, so it does not start from the default model.
+    /// Whether the setting selects another model type than the default. Its keys differ, so
+    /// `[model]` then starts empty.
     fn names_other_model(&self, defaults: &Table) -> bool {
         self.key == ["model", "model_type"] && lookup(defaults, &self.key) != Some(&self.value)
     }
@@ -279,8 +280,8 @@ impl Setting {
         })
     }
 
-    /// Serde checks what a value may be (a name from a list, a non-negative number) but does not
-    /// know its origin. Applied alone to the defaults, a failing setting is identified.
+    /// Applies this setting alone to the defaults. Serde then checks the value (a name from a list,
+    /// a non-negative number), and an error can be reported with the setting's origin.
     fn check_alone(&self, defaults: &Table) -> Result<(), ConfigError> {
         let mut table = defaults.clone();
         insert(&mut table, &self.key, self.value.clone());
@@ -306,7 +307,7 @@ impl Setting {
     }
 }
 
-/// Keys of `[model]` that are read under another name.
+/// Keys of `[model]` that are aliases of other keys.
 const OTHER_NAMES: &[&str] = &["num_local_experts"];
 
 fn model_keys() -> Vec<String> {
@@ -314,7 +315,8 @@ fn model_keys() -> Vec<String> {
     keys.map(|key| format!("model.{key}")).collect()
 }
 
-/// Whether the models crate checks the key: valid values in `[model]` depend on the model type.
+/// Whether the models crate checks the key's value: valid values in `[model]` depend on the model
+/// type.
 fn is_open(key: &[String]) -> bool {
     key.len() > 1 && key[0] == "model"
 }
@@ -420,8 +422,8 @@ fn paths(table: &Table) -> Vec<String> {
     paths
 }
 
-/// The path whose last part is most similar to that of `wrong`, if any is similar; ties are decided
-/// by the whole path.
+/// The path whose last part is most similar to that of `wrong`; the whole path decides ties. `None`
+/// if no last part is similar.
 fn nearest(wrong: &str, paths: &[String]) -> Option<String> {
     let last = |path: &str| path.rsplit('.').next().unwrap_or_default().to_owned();
     let similarity = |path: &str| strsim::jaro_winkler(&last(wrong), &last(path));

@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 
 use super::{Corpus, Document};
 
-/// Larger files are mostly generated tables.
+/// Files of this size or more are left out, because most of them are generated tables.
 pub const MAX_FILE_BYTES: u64 = 64 << 10;
 
-/// The text ends before the file that would exceed this.
+/// The size limit of the default text. It ends before the first file that would exceed the limit.
 pub const MAX_DEFAULT_BYTES: u64 = 16 << 20;
 
 /// First line: `# digest HEX`. Then one `NAME VERSION` per line.
@@ -21,7 +21,7 @@ const PINNED: &str = include_str!("default_text.txt");
 
 include!(concat!(env!("OUT_DIR"), "/own_sources.rs"));
 
-/// The pinned text, or meshgrad's own sources; the title says which.
+/// The pinned text, or meshgrad's own sources if the pinned text is not available.
 pub(super) fn load() -> Corpus {
     let pinned = cargo_home().and_then(|home| read_pinned(&home.join("registry/src")));
     pinned.unwrap_or_else(own_sources)
@@ -38,7 +38,7 @@ fn own_sources() -> Corpus {
         .map(document)
         .collect();
     Corpus::new(
-        "meshgrad's own sources (no cargo registry found)".to_owned(),
+        "meshgrad's own sources (some pinned crates are missing)".to_owned(),
         documents,
         0,
     )
@@ -66,8 +66,8 @@ fn pinned_digest() -> Option<u128> {
 
 /// `None` if a crate that the text needs is missing.
 fn read_pinned(registry: &Path) -> Option<Corpus> {
-    // One folder per index: that of crates.io, whose name depends on the cargo version, and
-    // mirrors.
+    // The registry has one folder per index: crates.io, whose folder name depends on the cargo
+    // version, and mirrors.
     let indices: Vec<PathBuf> = std::fs::read_dir(registry)
         .ok()?
         .flatten()

@@ -46,7 +46,7 @@ impl Drop for LoadingBar {
     }
 }
 
-/// Hidden where standard error is not a terminal.
+/// A progress bar; hidden if standard error is not a terminal.
 fn new_bar(elapsed: Duration) -> ProgressBar {
     let bar = ProgressBar::new(0).with_elapsed(elapsed);
     let template = "loading {bar:30} {binary_bytes} of {binary_total_bytes}, \
@@ -62,7 +62,8 @@ fn new_bar(elapsed: Duration) -> ProgressBar {
 mod tests {
     use super::*;
 
-    /// A short load shows no bar. The bar of a long one follows it from folder to folder.
+    /// A short load shows no bar. A long one shows a bar, which restarts for each part that is
+    /// loaded.
     #[test]
     fn only_long_loads_show_a_bar() {
         let hour = Duration::from_secs(3600);

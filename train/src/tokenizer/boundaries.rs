@@ -44,8 +44,8 @@ pub(super) fn splits_at_words(library: &Library) -> bool {
     pre_tokenizer && library.get_normalizer().is_none() && added.all(|token| token.special)
 }
 
-/// All chunks if they fit into `limit` bytes, otherwise a fraction of them, chosen by hash over the
-/// whole text.
+/// All chunks if they fit into `limit` bytes, otherwise a fraction of them. The chunks are selected
+/// by hash, so they come from the whole text.
 pub(super) fn training_sample<'t>(texts: &[&'t str], limit: usize) -> Vec<&'t str> {
     let total: usize = texts.iter().map(|text| text.len()).sum();
     let share = limit as f64 / total as f64;
