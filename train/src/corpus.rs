@@ -58,7 +58,7 @@ pub enum CorpusError {
 /// A document: a file, or a line of a JSON Lines file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Document {
-    /// Path, crate and path, or path and line.
+    /// The path of a file; `CRATE/path` in the default text; `path:line` for JSON Lines.
     pub name: String,
     /// Valid UTF-8; never empty.
     pub text: String,

@@ -68,8 +68,8 @@ pub struct RunFolder {
 }
 
 impl RunFolder {
-    /// The default folder of a run: `runs/NAME`, where NAME is that of the configuration file
-    /// without extension, or `default`.
+    /// The default folder of a run: `runs/NAME`, where NAME is the configuration file's name
+    /// without its extension, or `default` without a file.
     pub fn default_path(config: Option<&Path>) -> PathBuf {
         let name = config
             .and_then(Path::file_stem)

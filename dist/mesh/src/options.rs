@@ -50,7 +50,8 @@ pub struct GroupOptions {
     pub split_share: Option<bool>,
     /// `shrinkShare`: communicators shrunk from this one share its resources and failures.
     pub shrink_share: Option<bool>,
-    /// `graphUsageMode`: 0 without CUDA graphs, 1 with one graph, 2 with several or with both.
+    /// `graphUsageMode`: 0 without CUDA graphs, 1 with one graph, 2 with several graphs or a mix of
+    /// graph and other launches.
     pub graph_usage: Option<u32>,
     /// `graphStreamOrdering`: whether graph launches are serialized.
     pub graph_stream_ordering: Option<bool>,

@@ -56,7 +56,7 @@ pub enum StateError {
         name: String,
     },
 
-    /// Hosts have different numbers of ranks of the state.
+    /// The hosts have different numbers of the state's ranks.
     #[error(
         "host {first} has {first_ranks} ranks of the state and host {second} has {second_ranks}: \
          `{ACROSS_HOSTS}` needs the same number on each host"

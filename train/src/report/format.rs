@@ -1,4 +1,4 @@
-//! Formatting of numbers for people.
+//! Formats numbers for display.
 
 use std::time::Duration;
 

@@ -18,7 +18,7 @@ impl Tokenizer {
 /// them. The concatenation of all pieces equals [`Tokenizer::decode`] of all ids.
 pub struct DecodeStream<'t> {
     tokenizer: &'t Tokenizer,
-    /// The ids since the text was last complete, and those of the piece before, because some
+    /// The ids since the text was last complete, and the ids of the piece before them, because some
     /// decoders look back.
     ids: Vec<u32>,
     /// The part of the text of `ids` that was returned.

@@ -160,7 +160,7 @@ fn all_pairs_of_other_shapes_are_correct() {
     check_all(&shardings(&mesh(&[2, 2]), &[1, 3, 4], &[]));
 }
 
-/// Ragged shards outside and inside even ones and each other.
+/// Ragged shards nested inside and outside of even shards and of other ragged shards.
 #[test]
 fn ragged_pairs_on_two_axes_are_correct() {
     let ragged = [Placement::ragged(0, [1, 5]), Placement::ragged(0, [0, 3])];
