@@ -224,12 +224,12 @@ fn extreme(y: Tensor, a: &Var, b: &Var, sign: f64) -> Result<Var> {
     let (saved_a, saved_b) = (a.save(), b.save());
     y.tracked([a, b], move |dy, [da, db]| {
         let (a, b) = (saved_a.get()?, saved_b.get()?);
-        let share_of = |a: &Tensor, b: &Tensor| match sign > 0.0 {
-            true => ops::maximum_share(a, b),
-            false => ops::maximum_share(b, a),
+        let grad_of = |a: &Tensor, b: &Tensor| match sign > 0.0 {
+            true => ops::maximum_grad(a, b),
+            false => ops::maximum_grad(b, a),
         };
-        add_summed(da, a_shape, || Ok(ops::mul(dy, &share_of(&a, &b)?)?))?;
-        add_summed(db, b_shape, || Ok(ops::mul(dy, &share_of(&b, &a)?)?))
+        add_summed(da, a_shape, || Ok(ops::mul(dy, &grad_of(&a, &b)?)?))?;
+        add_summed(db, b_shape, || Ok(ops::mul(dy, &grad_of(&b, &a)?)?))
     })
 }
 

@@ -2,10 +2,10 @@
 
 use crate::{DType, Device, Kind, Result, Shape, Tensor, ops};
 
-/// A buffer of a sum, and whether it is still empty.
+/// A buffer that ops add to, and whether it is empty.
 ///
-/// An empty buffer has stale values: the first op overwrites them instead of adding, so the buffer
-/// need not be cleared.
+/// An empty buffer holds stale values. The first op overwrites them instead of adding, so the
+/// buffer need not be cleared.
 #[derive(Clone, Debug)]
 pub struct Accumulator {
     buffer: Tensor,
@@ -25,11 +25,11 @@ impl Accumulator {
         })
     }
 
-    /// Uses `buffer`, for example a part of one flat buffer, as an empty buffer.
+    /// An empty accumulator over `buffer`, for example a slice of a flat buffer of all gradients.
     ///
     /// # Errors
-    /// [`Error::Argument`](crate::Error::Argument) when it is not contiguous;
-    /// [`Error::Immutable`](crate::Error::Immutable) for a [`Kind::Value`].
+    /// [`Error::Argument`](crate::Error::Argument) when `buffer` is not contiguous;
+    /// [`Error::Immutable`](crate::Error::Immutable) when its kind is [`Kind::Value`].
     pub fn over(buffer: Tensor) -> Result<Accumulator> {
         buffer.contiguous_range("accumulator")?;
         if buffer.kind() == Kind::Value {
@@ -56,7 +56,7 @@ impl Accumulator {
         self.empty = true;
     }
 
-    /// Marks the buffer as not empty: an op has written it.
+    /// Marks the buffer as not empty. Ops call this after they have written it.
     pub fn filled(&mut self) {
         self.empty = false;
     }
@@ -88,7 +88,7 @@ impl Accumulator {
         Ok(())
     }
 
-    /// The sum; zeros if nothing was added.
+    /// The sum; filled with zeros if the buffer is empty.
     ///
     /// # Errors
     /// [`Error::Busy`](crate::Error::Busy) while the buffer is in use.

@@ -1,5 +1,5 @@
-//! argmax, argmin and top-k. A NaN sorts before every number, so that it is not hidden; ties go to
-//! the lower index.
+//! argmax, argmin and top-k. NaN comes before every number in all three; ties go to the lower
+//! index.
 
 use crate::cpu::arg_reduce as kernels;
 use crate::cpu::rows::Flat;
@@ -135,7 +135,6 @@ mod tests {
         ops::cast(x, DType::F64).unwrap().to_vec().unwrap()
     }
 
-    /// Along any dim, the result is the first index of the extreme.
     #[test]
     fn argmax_and_argmin_return_the_first_extreme() {
         let device = Device::cpu();
@@ -191,7 +190,7 @@ mod tests {
         assert_eq!(indices.to_vec::<i64>().unwrap(), [900, 950, 700, 0]);
     }
 
-    /// For any k, also when several passes are needed.
+    /// Holds also for k = 200, which takes several passes.
     #[test]
     fn top_k_is_the_prefix_of_a_stable_sort() {
         let device = Device::cpu();

@@ -25,8 +25,8 @@ enum State<T> {
 }
 
 impl Tensor {
-    /// Enqueues a copy of the elements, in row-major order, to the host, and returns at once. Later
-    /// writes to the tensor do not change the values read.
+    /// Enqueues a copy of the elements, in row-major order, to the host, and returns without
+    /// waiting for it. Later writes to the tensor do not change the values read.
     ///
     /// ```
     /// use meshgrad_runtime::{Device, Result, Tensor, ops};

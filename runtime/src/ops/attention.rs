@@ -1,8 +1,8 @@
 //! Scaled dot-product attention, computed in blocks: no [T, S] matrix is stored, in forward or
 //! backward.
 //!
-//! Legend: B batch, T queries, S keys, H query heads, G key-value heads (H is a multiple), D head
-//! dimension.
+//! Legend: B batch, T queries, S keys, H query heads, G key-value heads (H is a multiple of G), D
+//! head dimension.
 
 use crate::core::params::attention::Shape;
 pub use crate::core::params::attention::{AttentionMask, AttentionSequences};
@@ -28,15 +28,16 @@ static ATTENTION_GRAD: Signature = Signature::new(
 
 pub(super) static SIGNATURES: &[&Signature] = &[&ATTENTION, &ATTENTION_GRAD];
 
-/// out = softmax(scale q k^T) v over the keys that `mask` admits, and lse = ln sum exp(scale q
-/// k^T).
+/// out = softmax(scale q k^T) v and lse = ln sum exp(scale q k^T), over the keys that each query
+/// attends to under `mask`.
 ///
 /// # Shapes
 /// `q` [B, T, H, D], `k` and `v` [B, S, G, D] of one float dtype, any strides; returns out [B, T,
-/// H, D] and lse [B, H, T] in the accumulator dtype. A query with no keys gives 0 and minus
-/// infinity.
+/// H, D] and lse [B, H, T] in the accumulator dtype. For a query without keys, out is 0 and lse is
+/// minus infinity.
 ///
-/// Flash attention (Dao et al. 2022); the bits of a query do not depend on the other queries.
+/// Flash attention (Dao et al. 2022). The bits of a query's result do not depend on the other
+/// queries.
 ///
 /// # Errors
 /// [`Error::Signature`]; [`Error::Attention`] when heads or mask do not match.
@@ -168,14 +169,13 @@ pub fn attention_grad(
     Ok((dq.finish(), dk.finish(), dv.finish()))
 }
 
-/// Pairs of (query, key) times the head dimension, over all heads.
+/// The number of unmasked (query, key) pairs over all heads, times the head dimension.
 fn multiply_adds(shape: &Shape, mask: &AttentionMask) -> u64 {
     let heads = (shape.batch * shape.heads * shape.head_dim) as u64;
     heads * mask.pairs(shape.queries, shape.keys)
 }
 
-/// The extents, with the checks that a signature cannot express, so that all devices report the
-/// same errors.
+/// Checks what a signature cannot express, on all devices alike, and returns the extents.
 fn shape_of(signature: &'static Signature, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Shape> {
     let (of_q, of_k) = (q.shape(), k.shape());
     let (heads, kv_heads) = (of_q[2], of_k[2]);
@@ -226,7 +226,7 @@ fn rows<'a, T: Element>(x: &Tensor, elements: &'a [T]) -> Rows<'a, T> {
     }
 }
 
-/// The tensors of [`AttentionSequences`], read.
+/// The values of [`AttentionSequences`] on the host.
 enum ReadSequences {
     Rows {
         q_offset: Vec<usize>,
@@ -334,7 +334,7 @@ mod tests {
         }
     }
 
-    /// Views of one fused projection attend like copies.
+    /// Operands can be views of one fused q, k and v projection.
     #[test]
     fn strided_operands() {
         let device = Device::cpu();
@@ -346,7 +346,7 @@ mod tests {
         assert_eq!(lse.shape().to_vec(), [1, 4, 7]);
     }
 
-    /// A cache with room to spare, read from a position that is a tensor.
+    /// A cache that is longer than `k_len`.
     #[test]
     fn cached_keys() {
         let device = Device::cpu();
@@ -419,7 +419,7 @@ mod tests {
         );
     }
 
-    /// A meta device counts the FLOPs and the memory that the CPU uses, causal pairs once.
+    /// A meta device counts the same FLOPs and peak memory as the CPU. Masked pairs do not count.
     #[test]
     fn meta_counts_what_the_cpu_does() {
         let work = |device: &Device| {

@@ -69,15 +69,15 @@ binary_ops! {
     /// a / b.
     div = |a, b| a / b, linear in "a";
 
-    /// max(a, b); NaN if either is.
+    /// max(a, b); NaN if a or b is NaN.
     maximum = |a, b| b.if_le(a, a, a.if_lt(b, b, a + b));
 
-    /// min(a, b); NaN if either is.
+    /// min(a, b); NaN if a or b is NaN.
     minimum = |a, b| a.if_le(b, a, b.if_lt(a, b, a + b));
 }
 
-static MAXIMUM_SHARE: Signature =
-    Signature::new("maximum_share", "a: F[~], b: F[~] -> share: F[~]", 1);
+static MAXIMUM_GRAD: Signature =
+    Signature::new("maximum_grad", "a: F[~], b: F[~] -> grad: F[~]", 1);
 
 /// The derivative of [`maximum`] with respect to `a`: 1 if a > b, 1/2 if a = b, else 0.
 ///
@@ -86,17 +86,17 @@ static MAXIMUM_SHARE: Signature =
 ///
 /// # Errors
 /// [`Error::Signature`].
-pub fn maximum_share(a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    let mut call = MAXIMUM_SHARE.call(&[a, b])?;
+pub fn maximum_grad(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    let mut call = MAXIMUM_GRAD.call(&[a, b])?;
     let (a, b) = broadcast_pair(a, b, &call.broadcast())?;
-    let mut share = call.output(0)?;
-    map(&call, &MaximumShare, [&a, &b], &mut share)?;
-    Ok(share.finish())
+    let mut grad = call.output(0)?;
+    map(&call, &MaximumGrad, [&a, &b], &mut grad)?;
+    Ok(grad.finish())
 }
 
-struct MaximumShare;
+struct MaximumGrad;
 
-impl Function<2> for MaximumShare {
+impl Function<2> for MaximumGrad {
     #[inline(always)]
     fn value<W: Number>(&self, [a, b]: [W; 2]) -> W {
         let equal_or_less = a.if_eq(b, W::constant(0.5), W::ZERO);
@@ -348,7 +348,7 @@ pub(super) fn signatures() -> Vec<&'static Signature> {
         ARITHMETIC,
         COMPARISONS,
         &[
-            &MAXIMUM_SHARE,
+            &MAXIMUM_GRAD,
             &AFFINE,
             &ADD_INTO,
             &CLAMP,
@@ -373,8 +373,8 @@ mod tests {
         Tensor::from_slice(device, shape, &values).unwrap()
     }
 
-    /// Two shapes that broadcast: one shape with some dims of each set to 1, and leading dims of
-    /// one removed.
+    /// Two shapes that broadcast: copies of one shape in which some dims are set to 1 and, in the
+    /// second, leading dims are removed.
     fn pairs() -> impl Strategy<Value = (Vec<usize>, Vec<usize>)> {
         let dims = prop::collection::vec((0usize..4, 0u8..4), 0..5);
         (dims, 0usize..3).prop_map(|(dims, cut)| {
@@ -433,7 +433,7 @@ mod tests {
         assert!(largest[0].is_nan() && largest[1].is_nan());
         assert_eq!(&largest[2..], &[5.0, 3.0]);
         assert_eq!(
-            maximum_share(&a, &b).unwrap().to_vec::<f32>().unwrap()[2..],
+            maximum_grad(&a, &b).unwrap().to_vec::<f32>().unwrap()[2..],
             [0.0, 0.5]
         );
     }

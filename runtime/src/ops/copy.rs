@@ -152,8 +152,8 @@ pub fn copy_into(x: &Tensor, into: &Tensor) -> Result<()> {
 /// \[1\]. `into` contiguous and of a mutable kind.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::Immutable`]; [`Error::IndexOutOfRange`] when the rows
-/// exceed S.
+/// [`Error::Signature`]; [`Error::Immutable`]; [`Error::IndexOutOfRange`] when `at` is negative or
+/// at + T exceeds S.
 pub fn copy_at_into(x: &Tensor, into: &Tensor, at: &Tensor) -> Result<()> {
     let same = x.shape().len() == into.shape().len()
         && x.shape().len() >= 2
@@ -257,8 +257,8 @@ pub fn fill_into(into: &Tensor, value: f64) -> Result<()> {
     }
 }
 
-/// `x` on `device`: `x` itself if it is on that device, else a copy. To a meta device, copies the
-/// shape only.
+/// `x` on `device`: `x` itself if it is on that device, else a copy. A copy to a meta device has no
+/// values.
 ///
 /// # Errors
 /// [`Error::NoValues`] from a meta device to one that computes; [`Error::OutOfMemory`].
@@ -276,9 +276,12 @@ pub fn to_device(x: &Tensor, device: &Device) -> Result<Tensor> {
     Ok(out.finish())
 }
 
-/// `x` as `dtype`; `x` itself if it has that dtype. To float rounds to nearest even (to 16 bits
-/// through f32). From float to integer truncates towards zero and saturates. Between integers keeps
-/// the low bits. To bool is `x != 0`.
+/// `x` as `dtype`; `x` itself if it has that dtype.
+///
+/// - To float: rounds to nearest even (16-bit floats via f32).
+/// - Float to integer: truncates towards zero and saturates.
+/// - Integer to integer: keeps the low bits.
+/// - To bool: `x != 0`.
 ///
 /// # Errors
 /// [`Error::OutOfMemory`].
@@ -306,7 +309,7 @@ pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
     Ok(y.finish())
 }
 
-/// Whether elementwise kernels support it.
+/// Whether elementwise kernels support `dtype`.
 fn is_elementwise(dtype: &DType) -> bool {
     matches!(dtype, DType::F32 | DType::BF16 | DType::Bool)
 }

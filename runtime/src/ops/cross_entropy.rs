@@ -62,8 +62,8 @@ pub(super) static SIGNATURES: &[&Signature] = &[
 /// and the logit of the label (0 if the label is in another shard or ignored). Returns (max,
 /// sum_exp, label_logit).
 ///
-/// Logits are f32 (f64 for f64), in tiles of 512 rows by 2048 classes (4096 by 4096 on a GPU): 4
-/// MiB (64 MiB), for any batch and vocabulary.
+/// Logits are f32 (f64 for f64). Only one tile is stored at a time: 512 rows by 2048 classes (4
+/// MiB) on the CPU, 4096 by 4096 (64 MiB) on a GPU.
 ///
 /// # Shapes
 /// `x` [.., D], `w` [V, D] of one float dtype, labels [..]; returns three [..] in the accumulator
@@ -105,8 +105,8 @@ pub fn linear_cross_entropy(
 
 /// The gradient of a loss with respect to `x`, through this shard's logits: (softmax -
 /// onehot(label)) dloss w, with softmax = e^(logit - lse), and zero for ignored rows. Logits are
-/// recomputed tile by tile. For bf16, the gradient of the logits is rounded to bf16, and products
-/// accumulate in f32.
+/// recomputed tile by tile. For bf16, the gradient of the logits is rounded to bf16, and matrix
+/// products accumulate in f32.
 ///
 /// # Shapes
 /// `x` [.., D], `w` [V, D], labels [..], `lse` and `dloss` (the gradient of each row's loss) [..]
@@ -150,7 +150,7 @@ pub fn linear_cross_entropy_grad_weight_into(
     })
 }
 
-/// Both gradients from logits that are recomputed once. The results equal those of
+/// Computes both gradients, and recomputes the logits only once. The results equal those of
 /// [`linear_cross_entropy_grad_input`] and [`linear_cross_entropy_grad_weight_into`] bit for bit.
 ///
 /// # Shapes
@@ -180,7 +180,7 @@ pub fn linear_cross_entropy_grad_both_into(
 /// The sum of lse - label_logit over the rows that are not ignored, and their number. Returns
 /// (loss, count).
 ///
-/// Accumulated in f64 in row order, and rounded once.
+/// The sum is accumulated in f64, in row order, and rounded once.
 ///
 /// # Shapes
 /// `lse` and `label_logit` [..] of one float dtype, `labels` [..]; returns two scalars of that
@@ -285,7 +285,7 @@ fn gradients(
     Ok(())
 }
 
-/// Contiguous labels: i64 on the CPU; GPUs take any index dtype.
+/// Contiguous labels, converted to i64 on the CPU. GPU kernels read any index dtype.
 fn label_list(labels: &Tensor) -> Result<Tensor> {
     match labels.device().is_gpu() {
         true => ops::contiguous(labels),

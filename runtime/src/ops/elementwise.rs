@@ -5,7 +5,8 @@ use crate::cpu::elementwise as cpu;
 use crate::launch::elementwise::{self as launch, Target};
 use crate::{Call, Error, Result, Tensor, UninitTensor};
 
-/// `y[i] = f(inputs[..][i])`, on any device: the implementation of an elementwise op.
+/// `y[i] = f(inputs[0][i], inputs[1][i], ..)`, on any device. Use it to implement an elementwise
+/// op.
 ///
 /// ```
 /// use meshgrad_runtime::{Device, Function, Number, Result, Signature, Tensor, ops};
@@ -52,7 +53,7 @@ pub fn map<const N: usize>(
     let fits = |x: &&Tensor| x.shape() == y.shape() && x.dtype() == y.dtype();
     if let Some(other) = inputs.into_iter().find(|x| !fits(x)) {
         let problem = format!(
-            "maps {other:?} to {}{}; cast and broadcast it first",
+            "cannot map {other:?} to {}{}; cast and broadcast it first",
             y.dtype(),
             y.shape()
         );
@@ -64,7 +65,7 @@ pub fn map<const N: usize>(
     run(call, f, inputs, y, |y| cpu::map(f, inputs, y))
 }
 
-/// `y[i]` = whether `f(inputs[..][i])`, which is 0 or 1, is 1.
+/// `y[i] = (f(inputs[0][i], inputs[1][i], ..) == 1)`, for an `f` that returns 0 or 1.
 pub(super) fn test<const N: usize>(
     call: &Call,
     f: &impl Function<N>,

@@ -48,8 +48,8 @@ pub fn embedding(table: &Tensor, ids: &Tensor) -> Result<Tensor> {
 /// dtable_v += sum of dy_i over the i with ids_i = v: the gradient of [`embedding`] with respect to
 /// its table.
 ///
-/// One thread sums each row, in the order of positions, in the accumulator dtype, so the bits
-/// depend on the ids alone.
+/// One thread sums each row of the table, in the order of positions and in the accumulator dtype,
+/// so the bits are the same in every run.
 ///
 /// # Shapes
 /// `dy` [.., D], `ids` [..] as given to [`embedding`], `dtable` [V, D] of any float dtype.

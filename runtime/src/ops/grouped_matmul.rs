@@ -115,7 +115,7 @@ pub fn grouped_matmul_grad_input(dy: &Tensor, w: &Tensor, offsets: &Tensor) -> R
 }
 
 /// dw_g += dy_g^T x_g, over the rows of each group g: the gradient of [`grouped_matmul_nt`] with
-/// respect to `w`. For a group without rows it is zero.
+/// respect to `w`. A group without rows adds zero.
 ///
 /// # Shapes
 /// `dy` [C, O], `x` [C, I], `offsets` [G + 1] i64; `into` [G, O, I] of the accumulator dtype.
@@ -169,7 +169,7 @@ pub fn grouped_matmul_grad_weight_into(
     Ok(())
 }
 
-/// The checked call, with G + 1 offsets.
+/// Checks the operands, including that there are G + 1 offsets.
 fn grouped(signature: &'static Signature, operands: &[&Tensor]) -> Result<Call> {
     let call = signature.call(operands)?;
     let (bounds, groups) = (call.extent("b"), call.extent("g"));
@@ -184,7 +184,7 @@ fn grouped(signature: &'static Signature, operands: &[&Tensor]) -> Result<Call> 
     Ok(call.with_flops(flops as u64))
 }
 
-/// The product of each group, and zeros in the rows after the last group.
+/// Multiplies the rows of each group, and sets the rows after the last group to zero.
 fn multiply<T>(
     op: &'static str,
     x: MatrixRef<'_, T>,

@@ -124,7 +124,7 @@ pub fn split(x: &Tensor, sizes: &[usize], dim: isize) -> Result<Vec<Tensor>> {
     sizes.iter().map(part).collect()
 }
 
-/// Selects along dim `dim`: y[.., j, ..] = x[.., ids\[j\], ..].
+/// Selects slices along dim `dim`: y[.., j, ..] = x[.., ids\[j\], ..].
 ///
 /// # Shapes
 /// `x` any shape and dtype with at least one dim, `ids` \[M\] of an index dtype; returns `x`'s
@@ -203,7 +203,7 @@ pub fn index_select_grad(dy: &Tensor, dim: isize, ids: &Tensor, extent: usize) -
     Ok(sum.out.finish())
 }
 
-/// Gathers along dim `dim`: y\[c\] = x\[c'\], with c' = c except index\[c\] in `dim`.
+/// Gathers along dim `dim`: y\[c\] = x\[c'\], where c' is c with index\[c\] as coordinate `dim`.
 ///
 /// # Shapes
 /// `x` any dtype; `index` of an index dtype with the same number of dims and extents at most those
@@ -234,8 +234,8 @@ pub fn gather(x: &Tensor, dim: isize, index: &Tensor) -> Result<Tensor> {
     Ok(y.finish())
 }
 
-/// Scatters sums into zeros of `shape`: y\[c'\] += src\[c\], with c' = c except index\[c\] in
-/// `dim`. The gradient of [`gather`]; its own gradient with respect to `src` is [`gather`].
+/// Adds `src` to zeros of `shape`: y\[c'\] += src\[c\], where c' is c with index\[c\] as coordinate
+/// `dim`. This is the gradient of [`gather`]; its own gradient with respect to `src` is [`gather`].
 ///
 /// # Shapes
 /// `src` float and `index` of one shape, with the same number of dims as `shape` and extents at
@@ -324,7 +324,7 @@ fn checked<'a>(call: &Call, ids: &'a Tensor, extent: usize) -> Result<Flat<'a, i
     Ok(ids)
 }
 
-/// A result that is accumulated in the accumulator dtype, with a workspace if the dtypes differ.
+/// A result and, if its dtype is not its accumulator dtype, a workspace to accumulate in.
 struct RoundedOnce {
     out: UninitTensor,
     wide: Option<UninitTensor>,
@@ -340,7 +340,7 @@ impl RoundedOnce {
         Ok(RoundedOnce { out, wide })
     }
 
-    /// Calls `sum`, which must write every element.
+    /// Calls `sum`, which must write every element, and rounds the sums to the result's dtype.
     fn fill<T: Float>(&mut self, sum: impl FnOnce(&mut [T::Wide])) -> Result<()> {
         let Some(wide) = &mut self.wide else {
             sum(self.out.slice()?);

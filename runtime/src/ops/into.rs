@@ -1,8 +1,8 @@
-//! Operands for row kernels, and accumulators of another dtype.
+//! Conversions of operands for row kernels, and of accumulators to another dtype.
 
 use crate::{Accumulator, DType, Result, Tensor, ops};
 
-/// `x` if its last dim is contiguous (on a GPU, if all of it is), else a copy.
+/// `x` if its last dim is contiguous (on a GPU: if `x` is contiguous), else a copy.
 pub(crate) fn dense_rows(x: &Tensor) -> Result<Tensor> {
     match x.device().is_gpu() {
         true => ops::contiguous(x),
@@ -22,8 +22,8 @@ pub(crate) fn dense_last(x: &Tensor) -> Result<Tensor> {
     }
 }
 
-/// Calls `add` with an accumulator of `dtype`: `into` itself, or if its dtype differs a temporary
-/// buffer that is then added to `into` with one rounding.
+/// Calls `add` with an accumulator of `dtype`. This is `into` itself if it has that dtype, else a
+/// temporary accumulator that is then added to `into` and rounded once.
 pub(crate) fn summed_in(
     dtype: DType,
     into: &mut Accumulator,

@@ -187,7 +187,7 @@ fn product_into(call: &Call, operands: [&Matrices; 2], into: &mut Accumulator) -
     Ok(())
 }
 
-/// How a product uses the old value of its target.
+/// Whether a product replaces the accumulator's value or adds to it.
 pub(super) fn update(into: &Accumulator) -> Update {
     match into.is_empty() {
         true => Update::Replace,
@@ -280,7 +280,7 @@ mod tests {
         }
     }
 
-    /// Views with any order of dims give the product of their copies.
+    /// Operands can be transposed views of a batch.
     #[test]
     fn strided_and_batched_products() {
         let device = Device::cpu();

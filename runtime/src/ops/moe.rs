@@ -3,14 +3,14 @@
 //!
 //! Legend: N tokens, E experts, K experts per token, H features, C = N K capacity in rows.
 //!
-//! Only the device knows how many tokens an expert gets. So the sorted rows are in a buffer of C
-//! rows, divided by a tensor of offsets: expert g has the rows `offsets[g]..offsets[g + 1]`. A rank
-//! with a subset of the experts uses fewer than C rows. Rows after the last offset are zero, and no
-//! op here reads them.
+//! Only the device knows how many tokens an expert gets. The sorted rows are therefore in a buffer
+//! of C rows, divided by a tensor of offsets: expert g has the rows `offsets[g]..offsets[g + 1]`. A
+//! rank with a subset of the experts uses fewer than C rows. Rows after the last offset are
+//! unspecified, and no op here reads them.
 //!
-//! On the CPU an index out of range is an error. A GPU skips it: it reads nothing, the result is
-//! zero, and [`CudaError::IndexOutOfRange`](crate::CudaError::IndexOutOfRange) is reported at the
-//! next synchronization.
+//! On the CPU an index out of range is an error. A GPU skips it, so that the result is zero, and
+//! reports [`CudaError::IndexOutOfRange`](crate::CudaError::IndexOutOfRange) at the next
+//! synchronization.
 
 mod order;
 mod router;

@@ -48,7 +48,7 @@ pub(super) static SIGNATURES: &[&Signature] = &[
 /// y = x w inv_rms with inv_rms = 1 / sqrt(mean(x^2) + eps) per row; returns (y, inv_rms).
 ///
 /// Computed in f32 (f64 for f64) and rounded once. Hugging Face's `Qwen3RMSNorm` also rounds x
-/// inv_rms before it multiplies by w: the same in f32, one more rounding in bf16.
+/// inv_rms to the dtype of x before it multiplies by w, which makes a difference only in bf16.
 ///
 /// # Shapes
 /// `x` [.., D], `w` \[D\], of one float dtype; returns `y` as `x`, `inv_rms` [..] in the
@@ -102,8 +102,8 @@ pub fn rms_norm_grad_input(
 
 /// dw += sum over rows of dy x inv_rms: the gradient of [`rms_norm`] with respect to `w`.
 ///
-/// Blocks of rows are summed separately and then added in order, so the bits depend on the shape
-/// alone.
+/// Blocks of rows are summed separately and then added in order. The blocks depend only on the
+/// shape, so the bits are the same in every run.
 ///
 /// # Shapes
 /// `dy` and `x` [.., D], `inv_rms` [..] as [`rms_norm`] returned it, `dw` \[D\] of any float dtype.
@@ -149,11 +149,11 @@ pub fn rms_norm_grad_weight_into(
     })
 }
 
-/// A residual addition and its norm in one pass: sum = x + added, and (y, inv_rms) = [`rms_norm`]
-/// of the sum; returns (sum, y, inv_rms).
+/// A residual addition and a norm in one pass: sum = x + added and (y, inv_rms) =
+/// [`rms_norm`]\(sum\); returns (sum, y, inv_rms).
 ///
-/// The norm is that of the rounded sum. The gradient with respect to `w` is
-/// [`rms_norm_grad_weight_into`] at the sum.
+/// The norm is computed from the rounded sum. For the gradient with respect to `w`, pass the sum to
+/// [`rms_norm_grad_weight_into`].
 ///
 /// # Shapes
 /// `x` and `added` [.., D], `w` \[D\], of one float dtype; returns `sum` and `y` as `x`, `inv_rms`
@@ -183,8 +183,8 @@ pub fn add_rms_norm(
     Ok((sum.finish(), y.finish(), inv_rms.finish()))
 }
 
-/// The gradient of [`add_rms_norm`] with respect to `x`, which equals that with respect to `added`:
-/// `dsum` plus [`rms_norm_grad_input`] at the sum.
+/// The gradient of [`add_rms_norm`] with respect to `x`, and also to `added`: `dsum` plus
+/// [`rms_norm_grad_input`] of the sum.
 ///
 /// # Shapes
 /// `dsum`, `dy` and `sum` [.., D], `w` \[D\], `inv_rms` [..] as [`add_rms_norm`] returned it;

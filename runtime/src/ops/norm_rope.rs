@@ -1,5 +1,5 @@
-//! RMS norm of each head, then rotary position embedding, in one pass: for queries and keys of
-//! attention.
+//! RMS norm of each head followed by rotary position embedding, in one pass, for the queries and
+//! keys of attention.
 //!
 //! Legend: B batch, T positions, N heads, D features per head, H rotated pairs of features (2 H <=
 //! D).
@@ -121,8 +121,8 @@ pub fn rms_norm_rope_grad_input(
 
 /// dw += the gradient of [`rms_norm_rope`] with respect to `w`.
 ///
-/// Blocks of heads are summed separately and then added in order, so the bits depend on the shape
-/// alone.
+/// Blocks of heads are summed separately and then added in order. The blocks depend only on the
+/// shape, so the bits are the same in every run.
 ///
 /// # Shapes
 /// As [`rms_norm_rope_grad_input`]; `dw` \[D\] of any float dtype.

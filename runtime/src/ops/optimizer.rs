@@ -38,19 +38,20 @@ pub(super) static SIGNATURES: &[&Signature] = &[&ADAMW_STEP, &GLOBAL_NORM, &CLIP
 ///                      / (sqrt(exp_avg_sq) / sqrt(1 - beta2^step) + eps)
 /// ```
 ///
-/// If `scale` is not finite, nothing changes: a gradient with a NaN or infinity does not reach the
-/// parameters, although the norm is read a step late.
+/// If `scale` is not finite, nothing changes. A NaN or infinity in a gradient therefore never
+/// reaches the parameters, even if the host reads the norm one step later.
 ///
 /// # Shapes
-/// `param` any shape, f64, f32 or bf16; the others of its shape and its accumulator dtype (f32; f64
-/// for f64). All except the gradient are contiguous and of mutable kinds. A bf16 parameter is
-/// rounded to nearest, which drops changes below 2^-9 of its value: train f32 parameters, or round
-/// stochastically ([`AdamWOperands::rounding`]).
+/// `param` any shape, f64, f32 or bf16; the others have its shape and its accumulator dtype (f32;
+/// f64 for f64). All except the gradient are contiguous and of mutable kinds.
+///
+/// A bf16 parameter is rounded to nearest, which drops changes below 2^-9 of its value. Train f32
+/// parameters instead, or round stochastically ([`AdamWOperands::rounding`]).
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::Immutable`]; [`Error::Busy`]; [`Error::Argument`] when one is not
-/// contiguous, when two share elements, or on a CPU for a step below 1 (a GPU then changes
-/// nothing).
+/// [`Error::Signature`]; [`Error::Immutable`]; [`Error::Busy`]; [`Error::Argument`] when a written
+/// tensor is not contiguous, when two share elements, or on a CPU for a step below 1 (a GPU then
+/// changes nothing).
 pub fn adamw_step(
     param: &Tensor,
     gradient: &Tensor,
@@ -73,8 +74,8 @@ pub fn adamw_step(
 /// [`adamw_step`] for many parameters in one parallel loop, or one launch on a GPU. The bits are
 /// those of separate steps.
 ///
-/// The GPU needs a table of the parameters. This function uploads it at each call; [`AdamWTable`]
-/// keeps it.
+/// The GPU needs a table of the parameters. This function uploads it at each call; use an
+/// [`AdamWTable`] to keep it.
 ///
 /// # Shapes
 /// As [`adamw_step`], for each parameter; dtypes may differ, and several may be views of one
@@ -115,7 +116,7 @@ fn step_many(
         return Ok(());
     };
 
-    // Every parameter counts as an op; the last one runs the kernel of all.
+    // Every parameter counts as an op. The call of the last one runs the kernel for all.
     let others = &calls[..calls.len() - 1];
     if call.device().is_gpu() {
         let gradients = operands.iter().map(|one| ops::contiguous(one.gradient));
@@ -227,7 +228,7 @@ fn update<T: Float>(operands: &[&AdamWOperands<'_>], now: &Now) -> Result<()> {
     Ok(())
 }
 
-/// The random words of stochastic rounding of a parameter, if it has a rounding key.
+/// The random words for stochastic rounding, if the parameter has a rounding key.
 fn words(one: &AdamWOperands<'_>, step: u32) -> Result<Option<Words>> {
     let words = one.rounding.map(|key| {
         let places = key.global_indices(ADAMW_STEP.name(), one.param.shape())?;
@@ -238,11 +239,11 @@ fn words(one: &AdamWOperands<'_>, step: u32) -> Result<Option<Words>> {
 
 /// The L2 norm over all elements of all `tensors`.
 ///
-/// Accumulated in f64 over blocks of each tensor in order, for any number of threads. NaN or
-/// infinite if an element is.
+/// The squares are summed in f64, in blocks of each tensor and in the same order for any number of
+/// threads. The norm is NaN or infinite if an element is.
 ///
 /// # Shapes
-/// Each any shape, layout and float dtype; returns f32 \[\].
+/// Tensors of any shape, layout and float dtype; returns f32 \[\].
 ///
 /// # Errors
 /// [`Error::Signature`]; [`Error::Argument`] for no tensors; [`Error::Devices`].
@@ -272,7 +273,7 @@ pub fn global_norm(tensors: &[&Tensor]) -> Result<Tensor> {
     Ok(norm.finish())
 }
 
-/// One launch per tensor, so their number is not limited.
+/// Launches one kernel per tensor, so the number of tensors is not limited.
 fn norm_on_gpu(mut call: Call, tensors: &[&Tensor]) -> Result<Tensor> {
     let norm = call.output(0)?;
     let partials = call.workspace(global_norm::partials(tensors), f64::DTYPE)?;
@@ -302,8 +303,9 @@ fn of_one_device(first: &Tensor, other: &Tensor) -> Result<()> {
     })
 }
 
-/// The factor that turns gradients, which are sums over `weight` samples or tokens with global norm
-/// `norm`, into means with norm at most `max_norm`:
+/// The factor that scales and clips gradients. The gradients are sums over `weight` samples or
+/// tokens and have global norm `norm`; times the factor, they are means with norm at most
+/// `max_norm`:
 ///
 /// ```text
 /// mean_norm = norm / weight
@@ -313,8 +315,8 @@ fn of_one_device(first: &Tensor, other: &Tensor) -> Result<()> {
 /// as in `torch.nn.utils.clip_grad_norm_`. Returns (scale, mean_norm). A `max_norm` that is
 /// infinite or not positive does not clip: scale = 1 / weight.
 ///
-/// If the mean norm is not finite (an overflow in a gradient, or weight 0), the scale is NaN, with
-/// which [`adamw_step`] changes nothing.
+/// If the mean norm is not finite (an overflow in a gradient, or weight 0), the scale is NaN, and
+/// [`adamw_step`] then changes nothing.
 ///
 /// # Shapes
 /// `norm` and `weight` f32 \[\]; returns two f32 \[\].

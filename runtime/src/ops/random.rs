@@ -1,9 +1,8 @@
-//! Random values: uniform, normal, dropout. The value of an element is a function of the key and of
-//! its global index alone, so it does not depend on layout, threads, device or sharding (see
-//! [`Key`](crate::Key)).
+//! Random values: uniform, normal, dropout. The value of an element depends only on the key and on
+//! its global index, not on layout, threads, device or sharding (see [`Key`](crate::Key)).
 //!
-//! Dtypes differ by rounding only: a uniform f32 is within 2^-24 of the interval of its f64 value,
-//! and bf16 is the rounded f32.
+//! Dtypes differ by rounding only. A uniform f32 differs from the f64 value by less than 2^-24 of
+//! the interval's length, and a bf16 is the rounded f32.
 
 use meshgrad_kernels::random::DistributionParams;
 
@@ -28,8 +27,9 @@ pub(super) static SIGNATURES: &[&Signature] =
 
 /// Fills `into` with values uniform in [low, high).
 ///
-/// low + (high - low) u, with u a multiple of 2^-24 (2^-53 in f64). A result that rounds to `high`
-/// becomes the largest value below it. If `low == high`, all values are `low`.
+/// A value is low + (high - low) u, where u in [0, 1) is a multiple of 2^-24 (2^-53 in f64). A
+/// result that rounds to `high` becomes the largest value below it. If `low == high`, all values
+/// are `low`.
 ///
 /// # Shapes
 /// `into` contiguous, any shape, f64, f32 or bf16.
@@ -79,16 +79,17 @@ pub fn uniform(
 
 /// Fills `into` with normal values with mean `mean` and standard deviation `std`.
 ///
-/// mean + std z, where z is the normal quantile of a uniform value of 32 bits (64 in f64). |z| <
-/// 6.4 (9.2 in f64). It uses no C library function, so the bits are the same on every machine.
+/// A value is mean + std z, where z is the normal quantile of a uniform value of 32 bits (64 in
+/// f64), so |z| < 6.4 (9.2 in f64). No C library function is used, so the bits are the same on
+/// every machine.
 ///
 /// # Shapes
 /// `into` contiguous, any shape, f64, f32 or bf16.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::Argument`] when `std` is negative, when either is not finite,
-/// when `into` is not contiguous, or when the key's region has another shape; [`Error::Immutable`];
-/// [`Error::Busy`].
+/// [`Error::Signature`]; [`Error::Argument`] when `std` is negative, when `mean` or `std` is not
+/// finite, when `into` is not contiguous, or when the key's region has another shape;
+/// [`Error::Immutable`]; [`Error::Busy`].
 pub fn normal_into(into: &Tensor, key: impl Into<RegionKey>, mean: f64, std: f64) -> Result<()> {
     let bell = Bell::new(NORMAL_INTO.name(), mean, std)?;
     let call = NORMAL_INTO.call(&[into])?;
@@ -154,8 +155,8 @@ pub fn dropout_grad(dy: &Tensor, key: impl Into<RegionKey>, probability: f64) ->
     drop_elements(&DROPOUT_GRAD, dy, key.into(), probability)
 }
 
-/// The mask of [`dropout`], bool: true, with probability 1 - `probability`, for elements that are
-/// kept.
+/// The mask of [`dropout`]: a bool tensor that is true for elements that are kept, with probability
+/// 1 - `probability`.
 ///
 /// # Errors
 /// [`Error::Argument`] as [`dropout`]; [`Error::OutOfMemory`].
@@ -213,7 +214,7 @@ fn threshold(op: &'static str, probability: f64) -> Result<u32> {
     Ok((probability * 2f64.powi(32)).round() as u32)
 }
 
-/// A key, and the global indices of the elements that it generates.
+/// A key, and the global indices of the elements to generate.
 struct KeyedIndices {
     key: Key,
     global_indices: Layout,
@@ -272,7 +273,7 @@ impl RandomOutput {
         })
     }
 
-    /// The tensor, filled with `values` on a GPU and by `fill` on the CPU.
+    /// Fills the tensor with `values` on a GPU, or by calling `fill` on the CPU.
     fn fill(
         mut self,
         values: DistributionParams,
@@ -329,7 +330,7 @@ impl Interval {
     }
 }
 
-/// The largest `T` below x: halves a step down from x until it no longer changes x.
+/// The largest `T` below x, found by halving a step down from x until x - step rounds to x.
 fn below<T: Float>(x: f64) -> f64 {
     let mut step = x.abs().max(f64::from(f32::MIN_POSITIVE));
     let mut last = T::from_f64(x - step).to_f64();

@@ -32,7 +32,7 @@ pub fn sum(x: &Tensor, dims: &[isize]) -> Result<Tensor> {
     )
 }
 
-/// The mean over `dims`; NaN over no elements.
+/// The mean over `dims`; NaN if there are no elements.
 ///
 /// # Shapes
 /// As [`sum`].
@@ -53,7 +53,7 @@ pub fn mean(x: &Tensor, dims: &[isize]) -> Result<Tensor> {
     )
 }
 
-/// The maximum over `dims`; minus infinity over no elements, NaN if any element is.
+/// The maximum over `dims`; minus infinity if there are no elements, NaN if any element is NaN.
 ///
 /// # Shapes
 /// As [`sum`].
@@ -72,7 +72,7 @@ pub fn max(x: &Tensor, dims: &[isize]) -> Result<Tensor> {
     )
 }
 
-/// The minimum over `dims`; infinity over no elements, NaN if any element is.
+/// The minimum over `dims`; infinity if there are no elements, NaN if any element is NaN.
 ///
 /// # Shapes
 /// As [`sum`].
@@ -91,8 +91,7 @@ pub fn min(x: &Tensor, dims: &[isize]) -> Result<Tensor> {
     )
 }
 
-/// The sum over the dims along which a tensor of `shape` was broadcast to `x`'s shape: the gradient
-/// of broadcasting.
+/// The gradient of broadcasting `shape` to `x`'s shape: sums `x` over the dims that were broadcast.
 ///
 /// # Shapes
 /// `shape` must broadcast to `x`'s shape; returns `shape`.
@@ -148,7 +147,8 @@ fn reduce(
     }
 
     let count: usize = shape_of(&reduced).iter().product();
-    // If the innermost dim is kept, columns are folded row by row; else each result folds a row.
+    // If all kept dims are inside the reduced ones, `x` is a matrix whose columns are folded, row
+    // by row. Otherwise each result folds one row.
     let innermost_kept = kept
         .last()
         .is_some_and(|last| reduced.iter().all(|dim| dim < last));
@@ -169,8 +169,7 @@ fn reduce(
     Ok(y.finish())
 }
 
-/// Whether all kept dims are inside all reduced ones, so that a row of the permuted tensor is
-/// contiguous.
+/// Whether all kept dims are inside all reduced ones, so that they form the rows of a matrix.
 fn kept_is_one_run(kept: &[usize], reduced: &[usize]) -> bool {
     kept.first()
         .zip(reduced.last())
@@ -196,7 +195,7 @@ fn fold<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide + Sync>(
     }
 }
 
-/// The larger of two; NaN if either is.
+/// The larger of two; NaN if either is NaN.
 #[inline(always)]
 fn larger<W: Wide>(a: W, b: W) -> W {
     if a >= b {
@@ -241,7 +240,7 @@ mod tests {
     use crate::Device;
 
     proptest! {
-        /// A reduction of any dims of any view equals folding the elements one by one.
+        /// A reduction of any dims, also of a transposed view, equals a loop over the elements.
         #[test]
         fn sums_and_extremes_over_any_dims(
             shape in prop::collection::vec(1usize..6, 1..5),
@@ -287,7 +286,7 @@ mod tests {
         assert_eq!(sum(&x, &[0]).unwrap().shape().to_vec(), [0]);
     }
 
-    /// The order of a sum depends on its length alone.
+    /// The order in which elements are added depends only on the shape.
     #[test]
     fn bits_do_not_depend_on_threads() {
         let sums = |threads: usize| {

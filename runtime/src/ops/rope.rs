@@ -33,9 +33,9 @@ pub(super) static SIGNATURES: &[&Signature] = &[&ROPE_TABLES, &ROPE, &ROPE_GRAD]
 /// cos = attention_factor cos(position inv_freq), and sin likewise; `attention_factor` is 1 except
 /// for scaled variants such as YaRN.
 ///
-/// Angles are computed in f64, so results are accurate to the last place of f32 at every position;
-/// f32 angles are off by 0.03 radians at position 1,000,000. On a GPU angles from 2^50 on count as
-/// 0.
+/// Angles are computed in f64, so results are accurate to the last place of f32 at every position.
+/// (In f32, an angle at position 1,000,000 is off by up to 0.03 radians.) A GPU uses angle 0 in
+/// place of angles of 2^50 and more.
 ///
 /// # Shapes
 /// `positions` [..] of an index dtype, `inv_freq` \[H\] f32; returns two [.., H] f32.
@@ -130,7 +130,7 @@ pub(super) fn check_pairs(
     Ok(())
 }
 
-/// [T, H] broadcast to [B, T, H].
+/// Broadcasts a table [T, H] to [B, T, H].
 pub(super) fn for_each_sequence(x: &Tensor, table: &Tensor) -> Result<Tensor> {
     match (&x.shape()[..], &table.shape()[..]) {
         ([batch, ..], [positions, pairs]) => table.broadcast_to(&[*batch, *positions, *pairs]),

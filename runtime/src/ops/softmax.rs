@@ -1,4 +1,4 @@
-//! Softmax and log-softmax along the last dim, and their gradients as functions of the result.
+//! Softmax and log-softmax along the last dim, and their gradients, computed from the results.
 //!
 //! As in PyTorch, the result of a row of minus infinities is NaN. Use a large negative finite
 //! number as the mask if a whole row may be masked.

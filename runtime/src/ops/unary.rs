@@ -4,7 +4,7 @@ use super::elementwise::map;
 use crate::Function;
 use crate::{Number, Result, Signature, Tensor};
 
-/// Defines, for each function of the number type `W`, an op, its gradient op, and their signatures.
+/// Defines an op, its gradient op and their signatures for each function of the number type `W`.
 ///
 /// The gradient op takes the tensor that makes the derivative cheapest: the operand (`of x`) or the
 /// result (`of y`).

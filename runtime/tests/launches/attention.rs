@@ -4,8 +4,7 @@ use super::tensor;
 use crate::ops::{AttentionMask, AttentionSequences};
 use crate::{DType, Device, Result, Tensor, ops};
 
-/// Heads that tensor cores take and such as they do not, of queries and keys that stand alone, in
-/// a cache, and end to end.
+/// Head dims with and without tensor cores; plain, cached and packed sequences.
 pub(super) fn attention(device: &Device, dtype: DType) -> Result<()> {
     let head_dims: &[usize] = match dtype {
         DType::F32 => &[5, 8],
@@ -27,7 +26,7 @@ pub(super) fn attention(device: &Device, dtype: DType) -> Result<()> {
     Ok(())
 }
 
-/// Two rows, of which the second has no keys yet.
+/// Two batch rows with a key cache. The second row has no valid keys.
 fn cached(device: &Device) -> Result<AttentionMask> {
     let list = |elements: [i64; 2]| Tensor::from_slice(device, &[2], &elements);
     let sequences = AttentionSequences::Cached {
@@ -40,7 +39,7 @@ fn cached(device: &Device) -> Result<AttentionMask> {
     })
 }
 
-/// Two sequences of one row.
+/// Two sequences packed into one batch row.
 fn packed(device: &Device) -> Result<AttentionMask> {
     let list = |elements: [i64; 3]| Tensor::from_slice(device, &[3], &elements);
     let sequences = AttentionSequences::Packed {

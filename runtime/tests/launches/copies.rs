@@ -1,6 +1,6 @@
-//! Ops that move elements.
+//! Ops that fill, copy and cast.
 
-use super::functions::MORE_THAN_A_TILE;
+use super::elementwise::MORE_THAN_A_TILE;
 use super::tensor;
 use crate::{DType, Device, Kind, Result, Shape, Tensor, ops};
 
@@ -26,7 +26,7 @@ pub(super) fn copies(device: &Device, dtype: DType) -> Result<()> {
     every_dtype(device)
 }
 
-/// Elements of every size, dense, transposed and apart; casts from and to all.
+/// Fills and copies every dtype, from transposed and sliced tensors, and casts it to every other.
 fn every_dtype(device: &Device) -> Result<()> {
     for from in DType::ALL {
         ops::full(device, &[5], from, 1.0)?;

@@ -1,10 +1,11 @@
-//! Cross entropy of logits that a layer makes tile by tile.
+//! Linear layers fused with cross entropy.
 
 use super::{gradient, indices, tensor};
 use crate::ops::Targets;
 use crate::{DType, Device, Result, Tensor, ops};
 
-/// Tiles whose rows belong to a warp and to a CTA, one and several of them, labels of every dtype.
+/// One tile with a warp per row (70 classes) or a CTA per row (600), and several tiles (5000);
+/// labels of every index dtype.
 pub(super) fn cross_entropy(device: &Device, dtype: DType) -> Result<()> {
     for index in [DType::I64, DType::I32, DType::U32] {
         for classes in [70, 600] {
@@ -43,7 +44,8 @@ impl Layer {
         }
     }
 
-    /// What the gradients need: lse and dloss.
+    /// Runs the forward pass. Returns two of its results in place of lse and dloss, whose values do
+    /// not matter here.
     fn forward(&self) -> Result<[Tensor; 2]> {
         let (lse, dloss, label_logit) =
             ops::linear_cross_entropy(&self.x, &self.w, self.targets())?;

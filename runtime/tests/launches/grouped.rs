@@ -1,10 +1,10 @@
-//! Products of ragged groups.
+//! Grouped matrix products.
 
 use super::{gradient, tensor};
 use crate::{DType, Device, Result, Tensor, ops};
 
-/// Small and large tiles, lines of whole vectors and odd ones, as experts ask for them. Large
-/// products are long in one dim only, for the emulator computes them.
+/// Small and large tiles, rows that are whole vectors and rows that are not. Large products are
+/// long in one dim only, so that the emulator computes them in reasonable time.
 pub(super) fn grouped(device: &Device, dtype: DType) -> Result<()> {
     let widths: &[usize] = match dtype {
         DType::BF16 => &[8, 33],
@@ -39,7 +39,8 @@ fn sums(device: &Device, dtype: DType, [rows, inputs, outputs]: [usize; 3]) -> R
     ops::grouped_matmul_grad_weight_into(&dy, &x, &offsets, &mut dw)
 }
 
-/// Of four groups: one without rows, one that ends inside of a tile; some rows are nobody's.
+/// Offsets of four groups: the second is empty, the first ends inside a tile, and the last two rows
+/// belong to no group.
 fn offsets(device: &Device, rows: usize) -> Result<Tensor> {
     let ends = [0, rows / 2 + 3, rows / 2 + 3, rows - 7, rows - 2].map(|end| end as i64);
     Tensor::from_slice(device, &[5], &ends)

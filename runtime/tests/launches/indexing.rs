@@ -1,4 +1,4 @@
-//! Ops whose operands are chosen by indices.
+//! Embedding, index_select, gather, and their gradients.
 
 use super::{gradient, indices, tensor};
 use crate::{DType, Device, Result, ops};

@@ -1,27 +1,28 @@
-//! Launches of every kernel of every op: NVIDIA's assembler takes them without a warning, and the
-//! emulator runs them in many orders until nothing of them is left that no launch reaches. The
-//! functions that elementwise ops write down are among them, which no list of the kernels' crate
-//! can know.
+//! Launches every kernel of every op. `ptxas` must assemble each kernel without a warning, and the
+//! emulator runs each in ten schedules. Every instruction must be executed by some launch.
+//!
+//! This includes the kernels generated for elementwise ops, which the catalogue of the `kernels`
+//! crate cannot list.
 
 mod attention;
 mod copies;
 mod cross_entropy;
-mod functions;
-mod gates;
+mod elementwise;
 mod grouped;
 mod indexing;
+mod matmul;
 mod moe;
 mod norms;
 mod operands;
 mod optimizer;
-mod orders;
 mod positions;
-mod products;
 mod ptxas;
 mod random;
-mod ranks;
 mod reductions;
+mod schedules;
 mod softmax;
+mod swiglu;
+mod top_k;
 
 use crate::launch::recorded::{Launched, record};
 use operands::{extremes, gradient, indices, tensor};
@@ -31,16 +32,16 @@ use crate::{DType, Device, GpuProperties, Properties, Result};
 /// Launches all kernels of some ops, with operands of one dtype.
 type Launches = fn(&Device, DType) -> Result<()>;
 
-/// By family.
+/// The launches of each family of ops, by its name.
 const LAUNCHES: &[(&str, Launches)] = &[
-    ("functions", functions::functions),
+    ("elementwise", elementwise::elementwise),
     ("copies", copies::copies),
     ("indexing", indexing::indexing),
     ("norms", norms::norms),
-    ("products", products::products),
+    ("matmul", matmul::matmul),
     ("cross_entropy", cross_entropy::cross_entropy),
     ("grouped", grouped::grouped),
-    ("gates", gates::gates),
+    ("swiglu", swiglu::swiglu),
     ("expert_order", moe::expert_order),
     ("token_permute", moe::token_permute),
     ("positions", positions::positions),
@@ -50,14 +51,14 @@ const LAUNCHES: &[(&str, Launches)] = &[
     ("softmax", softmax::softmax),
     ("reductions", reductions::reductions),
     ("attention", attention::attention),
-    ("ranks", ranks::ranks),
+    ("top_k", top_k::top_k),
     ("gradients", norms::gradients),
 ];
 
-/// Of the operands that ops compute with on a GPU.
+/// The dtypes that ops compute in on a GPU.
 const DTYPES: [DType; 2] = [DType::F32, DType::BF16];
 
-/// What a family launches on a GPU that computes nothing.
+/// Records the launches of a family on a meta device.
 fn launched(launches: Launches) -> Launched {
     let gpu = GpuProperties {
         model: "counted".into(),

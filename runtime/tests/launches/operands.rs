@@ -1,15 +1,14 @@
-//! Operands of the launches: values that differ, the same in every run.
+//! Operands of the launches: pseudorandom values, the same in every run.
 
 use crate::{Accumulator, DType, Device, Element, Result, Shape, Tensor, for_any};
 
-/// Values between -2 and 2 that look random; whole numbers from 0 to 1 for dtypes that have no
-/// others.
+/// Pseudorandom values between -2 and 2, converted to `dtype`.
 pub(super) fn tensor(device: &Device, shape: &[usize], dtype: DType) -> Result<Tensor> {
     let values = random(shape.iter().product()).map(|value| value * 4.0 - 2.0);
     for_any!(dtype, T => of_values::<T>(device, shape, values))
 }
 
-/// As [`tensor`], among them values that functions have ways of their own for.
+/// As [`tensor`], with special values in between: zeros, subnormal, large, infinite and NaN.
 pub(super) fn extremes(device: &Device, shape: &[usize], dtype: DType) -> Result<Tensor> {
     let nan = f64::NAN;
     let rare = [
@@ -33,7 +32,7 @@ pub(super) fn extremes(device: &Device, shape: &[usize], dtype: DType) -> Result
     for_any!(dtype, T => of_values::<T>(device, shape, values))
 }
 
-/// Indices below `extent`, in no order and some of them equal.
+/// Unsorted indices below `extent`, some of them repeated.
 pub(super) fn indices(
     device: &Device,
     shape: &[usize],
@@ -44,7 +43,7 @@ pub(super) fn indices(
     for_any!(dtype, T => of_values::<T>(device, shape, values))
 }
 
-/// A sum of nothing yet.
+/// An empty f32 accumulator.
 pub(super) fn gradient(device: &Device, shape: &[usize]) -> Result<Accumulator> {
     Accumulator::new(device, Shape::new(shape)?, DType::F32)
 }
@@ -58,7 +57,7 @@ fn of_values<T: Element>(
     Tensor::from_slice(device, shape, &values)
 }
 
-/// From 0 to 1, by xorshift (Marsaglia 2003).
+/// Values in [0, 1), by xorshift (Marsaglia 2003).
 fn random(count: usize) -> impl Iterator<Item = f64> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64 ^ count as u64;
     (0..count).map(move |_| {

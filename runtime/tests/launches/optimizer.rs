@@ -1,11 +1,11 @@
-//! Steps of an optimizer.
+//! AdamW steps.
 
 use super::tensor;
 use crate::ops::{AdamW, AdamWOperands, StepScalars};
 use crate::{DType, Device, Key, Kind, Region, RegionKey, Result, Tensor, ops};
 
-/// Parameters whole and parts of larger ones, of more elements than the threads of a CTA move at
-/// once: rows that end within the four that move together, and rows that do not.
+/// Whole parameters and shards of larger ones, with more elements than one CTA handles. Rows are
+/// multiples of four elements, which are accessed together, or are not.
 pub(super) fn optimizer(device: &Device, dtype: DType) -> Result<()> {
     for (columns, first) in [(687, 3), (688, 4)] {
         let part = Region::whole(&[3, 700])?.slice(1, first..first + columns)?;

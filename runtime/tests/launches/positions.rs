@@ -1,4 +1,4 @@
-//! Rotary positions.
+//! Rotary position embedding, alone and fused with RMS norm.
 
 use super::{gradient, tensor};
 use crate::ops::RopeStyle;

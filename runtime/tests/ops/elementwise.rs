@@ -77,7 +77,7 @@ fn binary_functions_equal_f64() {
         ("div", ops::div, second),
         ("maximum", ops::maximum, anywhere),
         ("minimum", ops::minimum, anywhere),
-        ("maximum_share", ops::maximum_share, anywhere),
+        ("maximum_grad", ops::maximum_grad, anywhere),
         ("neg_grad", ops::neg_grad, anywhere),
         ("abs_grad", ops::abs_grad, anywhere),
         ("square_grad", ops::square_grad, anywhere),

@@ -19,7 +19,7 @@ fn rows_of(x: &Tensor, ends: &[i64]) -> Tensor {
     x.slice(0, ends[0] as usize..ends[1] as usize).unwrap()
 }
 
-/// Groups: some without rows, some rows without a group.
+/// Offsets for 12 rows. Some groups are empty, and some rows belong to no group.
 const ENDS: [&[i64]; 5] = [
     &[0, 3, 3, 10, 12],
     &[0, 0, 0, 0, 0],
@@ -28,9 +28,10 @@ const ENDS: [&[i64]; 5] = [
     &[0],
 ];
 
-/// A grouped product and its gradients equal a loop of plain products over the groups, bit for bit.
+/// A grouped product and its gradients equal a loop of matrix products over the groups, bit for
+/// bit.
 #[test]
-fn groups_equal_a_loop_of_plain_products() {
+fn grouped_matmul_equals_a_loop_over_groups() {
     let device = Device::cpu();
     for dtype in [DType::F64, DType::F32, DType::BF16] {
         for ends in ENDS {
@@ -99,7 +100,7 @@ fn unused_rows_are_not_read() {
     assert!([y, dx, dw].concat().iter().all(|x| x.is_finite()));
 }
 
-/// The gradients are the adjoints of a product that is linear in both operands.
+/// The product is linear in both operands, so the gradients are its adjoints.
 #[test]
 fn gradients_are_adjoints() {
     let device = Device::cpu();
@@ -134,8 +135,8 @@ fn meta_gpu() -> Device {
     })
 }
 
-/// FLOPs and bytes count all rows, because only the device knows which are used. A GPU needs one
-/// launch per op.
+/// FLOPs and bytes count all rows, because only the device knows which are used. On a GPU, each op
+/// is one launch.
 #[test]
 fn flops_count_all_rows() {
     for device in [Device::cpu(), meta_gpu()] {
@@ -150,7 +151,7 @@ fn flops_count_all_rows() {
 
         let work = device.work();
         assert_eq!(work.flops - before.flops, 3 * 2 * 9 * 6 * 4);
-        // Each operand and result counts once per op, also the accumulator.
+        // Each operand and result counts once per op, including the accumulator.
         let (of_x, of_w, of_dy, of_offsets) = (4 * 9 * 6, 4 * 3 * 4 * 6, 4 * 9 * 4, 8 * 4);
         let bytes = 3 * (of_x + of_w + of_dy + of_offsets);
         assert_eq!(work.bytes - before.bytes, bytes);

@@ -27,7 +27,7 @@ fn dot(a: &Tensor, b: &Tensor) -> f64 {
     values(a).iter().zip(values(b)).map(|(a, b)| a * b).sum()
 }
 
-/// The coordinates of element `at` of `shape`, and back.
+/// The coordinates of element `at` of a tensor of `shape`; the inverse of [`place`].
 fn coordinates(mut at: usize, shape: &[usize]) -> Vec<usize> {
     let mut coordinates: Vec<usize> = shape
         .iter()
@@ -49,7 +49,7 @@ fn place(coordinates: &[usize], shape: &[usize]) -> usize {
         .fold(0, |place, (c, extent)| place * extent + c)
 }
 
-/// concat(split(x)) == x, for any dim, for parts of any layout and extents of zero.
+/// concat(split(x)) == x along any dim, for contiguous and transposed x, and with empty parts.
 #[test]
 fn concat_undoes_split() {
     let device = Device::cpu();
@@ -134,7 +134,7 @@ fn index_select_equals_a_loop_and_its_gradient_is_its_adjoint() {
 }
 
 fn assert_rounded(actual: &Tensor, expected: &[f64], dtype: DType) {
-    // The error of the sum, in f32 or f64, and of its rounding.
+    // The error of the sum, and the error of rounding it to `dtype`.
     let (of_sum, of_result) = match dtype {
         DType::F64 => (1e-12, 0.0),
         DType::F32 => (1e-5, 0.0),
@@ -149,8 +149,8 @@ fn assert_rounded(actual: &Tensor, expected: &[f64], dtype: DType) {
     }
 }
 
-/// Index tensors as large as the other tensor, larger in the indexed dim, and smaller in the
-/// others.
+/// The index tensors are larger or smaller than the source in the indexed dim, and equal or smaller
+/// in the others.
 #[test]
 fn gather_and_scatter_add_equal_loops() {
     let device = Device::cpu();

@@ -13,7 +13,8 @@ pub(super) static EXPERT_ORDER: Signature = Signature::new(
 );
 pub(super) static EXPERT_COUNTS: Signature =
     Signature::new("expert_counts", "offsets: i64[g!] -> counts: f32[e]", 0);
-/// The order of slots sorted by expert. Slot token * K + choice is one choice of a token.
+
+/// The order of slots sorted by expert. Slot `token * K + k` is the `k`th expert of a token.
 #[derive(Clone, Debug)]
 pub struct ExpertOrder {
     /// [local + 1] i64: local expert g has the rows `offsets[g]..offsets[g + 1]`.
@@ -24,8 +25,8 @@ pub struct ExpertOrder {
     pub row_of_slot: Tensor,
 }
 
-/// Sorts the slots by expert, stably. Of the `experts` experts, the `held` from `first_expert` on
-/// are local; slots of other experts get no row.
+/// Sorts the slots by expert, stably. The local experts are the `held` experts from `first_expert`
+/// on, out of `experts`. Slots of other experts get no row.
 ///
 /// # Shapes
 /// `indices` [N, K] of an index dtype, each in 0..`experts`.
@@ -98,7 +99,7 @@ pub fn expert_order(
     })
 }
 
-/// The number of rows per local expert: load statistics.
+/// The number of rows of each local expert, for load statistics.
 ///
 /// # Shapes
 /// `offsets` [G + 1] i64; returns \[G\] f32, exact up to 2^24.

@@ -22,12 +22,13 @@ pub(super) static ROUTER_TOP_K_GRAD: Signature = Signature::new(
     0,
 )
 .linear_in(&["dweights"]);
-/// The `k` most probable experts of each token, in descending order, and their weights: their
-/// probabilities, divided by their sum if `renormalize` (Qwen3-MoE's `norm_topk_prob`). Ties go to
-/// the lower index; NaN sorts first.
+
+/// The weights and indices of the `k` most probable experts of each token, in descending order. A
+/// weight is the expert's probability, divided by the sum over the `k` experts if `renormalize`
+/// (Qwen3-MoE's `norm_topk_prob`). Ties go to the lower index; NaN sorts first.
 ///
-/// `bias` is added for the choice only, not to the weights: it balances the load without an
-/// auxiliary loss (DeepSeek-V3, section 2.1.2).
+/// If a `bias` is given, experts are selected by probability + bias, but the bias does not change
+/// the weights. It balances the load without an auxiliary loss (DeepSeek-V3, section 2.1.2).
 ///
 /// # Shapes
 /// `probabilities` [N, E] float (softmax or sigmoid of the router's logits), `bias` \[E\] f32 (f64
@@ -82,11 +83,12 @@ pub fn router_top_k(
     Ok((weights.finish(), indices.finish()))
 }
 
-/// The gradient of the weights of [`router_top_k`] with respect to the probabilities. The choice
-/// has no gradient.
+/// The gradient of the weights of [`router_top_k`] with respect to the probabilities. The selection
+/// of experts has no gradient.
 ///
 /// # Shapes
-/// `probabilities` [N, E], `indices` [N, K] as chosen, `dweights` [N, K]; returns [N, E].
+/// `probabilities` [N, E], `indices` [N, K] as [`router_top_k`] returned them, `dweights` [N, K];
+/// returns [N, E].
 ///
 /// # Errors
 /// [`Error::Signature`]; [`Error::IndexOutOfRange`].

@@ -45,8 +45,8 @@ pub(super) static UNPERMUTE_GRAD_WEIGHTS: Signature = Signature::new(
 ///
 /// # Errors
 /// [`Error::Signature`]; [`Error::IndexOutOfRange`]; [`Error::Argument`] for offsets that decrease
-/// or exceed the rows. A GPU reports indices out of range at the next synchronization, and checks
-/// the last offset only.
+/// or exceed the rows. A GPU reports indices out of range at the next synchronization. Of the
+/// offsets it checks only the last.
 pub fn permute_tokens(x: &Tensor, order: &Tensor, offsets: &Tensor) -> Result<Tensor> {
     let operands = [x, order, offsets];
     let mut call = PERMUTE.call(&operands)?;
@@ -100,12 +100,13 @@ pub fn permute_tokens_grad(dy: &Tensor, row_of_slot: &Tensor) -> Result<Tensor> 
     Ok(dx.finish())
 }
 
-/// The weighted sum of the experts' results: out_n = sum over k of weights_nk y_{place_nk}, in slot
-/// order, accumulated in f32 (f64 for f64) and rounded once. Slots whose expert is not local count
-/// as zero.
+/// The weighted sum of the experts' results: out_n = sum over k of weights_nk y_r with r =
+/// row_of_slot_nk, in slot order, accumulated in f32 (f64 for f64) and rounded once. Slots whose
+/// expert is not local add nothing.
 ///
 /// # Shapes
-/// `y` [C, H], `weights` [N, K] of any float dtype, `row_of_slot` [N, K]; returns [N, H] of `y`'s dtype.
+/// `y` [C, H], `weights` [N, K] of any float dtype, `row_of_slot` [N, K]; returns [N, H] of `y`'s
+/// dtype.
 ///
 /// # Errors
 /// [`Error::Signature`]; [`Error::IndexOutOfRange`].
@@ -186,8 +187,8 @@ pub fn unpermute_tokens_grad_input(
     Ok(dy.finish())
 }
 
-/// The gradient of [`unpermute_tokens`] with respect to its weights: for slot (n, k) the dot
-/// product of dout_n and the slot's row of `y`; zero if the expert is not local.
+/// The gradient of [`unpermute_tokens`] with respect to its weights. For slot (n, k) it is the dot
+/// product of dout_n and the slot's row of `y`, or zero if the expert is not local.
 ///
 /// # Shapes
 /// `dout` [N, H], `y` [C, H], `row_of_slot` [N, K]; returns [N, K] f32 (f64 for f64).
@@ -229,23 +230,23 @@ fn slots_a_token(
     if capacity.is_multiple_of(tokens) {
         return Ok(capacity.checked_div(tokens).unwrap_or(0));
     }
-    let problem = format!("`order` needs a multiple of {tokens} elements, as many for each token");
+    let problem = format!("the length of `order` must be a multiple of the {tokens} tokens");
     Err(signature.error(operands, problem))
 }
 
-/// Weights in the dtype that rows of `dtype` are summed in.
+/// Contiguous weights in the accumulator dtype of `dtype`.
 fn widened(weights: &Tensor, dtype: DType) -> Result<Tensor> {
     contiguous(&cast(weights, dtype.accumulator())?)
 }
 
-/// The rows of the slots, checked against the capacity (`c`) of the call.
+/// Checks that the rows of all slots are below the capacity (`c`), or -1.
 fn checked_rows<'a>(call: &Call, row_of_slot: &'a Tensor) -> Result<Flat<'a, i32>> {
     let row_of_slot = Flat::new(row_of_slot)?;
     kernels::check_indices(call.name(), &row_of_slot, call.extent("c"), true)?;
     Ok(row_of_slot)
 }
 
-/// The slots of the rows that are in use.
+/// The `order` and `offsets` of an [`ExpertOrder`](super::ExpertOrder), contiguous.
 struct Rows {
     order: Tensor,
     offsets: Tensor,
@@ -259,7 +260,7 @@ impl Rows {
         })
     }
 
-    /// The same for a kernel, which reads the last offset and checks each slot that it reads.
+    /// The operands of a GPU kernel, which checks the last offset and each slot that it reads.
     fn on_gpu(&self, call: &Call) -> Result<[&Tensor; 2]> {
         match self.offsets.elements() {
             0 => Err(Error::Argument {
@@ -271,7 +272,7 @@ impl Rows {
         }
     }
 
-    /// Calls `f` with the checked slots, from the first row to the last that is in use.
+    /// Calls `f` with the slots of the rows before the last offset, after checking them.
     fn read(&self, call: &Call, f: impl FnOnce(&[i32]) -> Result<()>) -> Result<()> {
         let order = Flat::<i32>::new(&self.order)?;
         let offsets = Flat::<i64>::new(&self.offsets)?;

@@ -42,8 +42,8 @@ fn rounding(dtype: DType) -> f64 {
 
 const FLOATS: [DType; 3] = [DType::F64, DType::F32, DType::BF16];
 
-/// For any number of experts and any k, with many ties, the choice is the prefix of a stable
-/// descending sort.
+/// For any number of experts and any k, with many ties, the selected experts are the prefix of a
+/// stable descending sort.
 #[test]
 fn router_top_k_is_a_stable_sort() {
     let device = Device::cpu();
@@ -132,8 +132,8 @@ fn router_gradient_equals_differences() {
     }
 }
 
-/// Rows are the slots of local experts, sorted by expert and then by slot; `row_of_slot` is the inverse
-/// of `order`.
+/// `order` lists the slots of local experts, sorted by expert and then by slot. `row_of_slot` is
+/// its inverse.
 #[test]
 fn order_is_a_stable_sort_and_row_of_slot_is_its_inverse() {
     let device = Device::cpu();
@@ -166,7 +166,7 @@ fn order_is_a_stable_sort_and_row_of_slot_is_its_inverse() {
     }
 }
 
-/// A layer of experts: route, sort, permute, multiply, unpermute.
+/// An MoE layer with one matrix per expert: route, sort, permute, multiply, unpermute.
 fn layer(x: &Tensor, p: &Tensor, w: &Tensor, k: usize, held: (usize, usize)) -> Tensor {
     let experts = p.extent(1).unwrap();
     let (weights, chosen) = router_top_k(p, k, true, None).unwrap();
@@ -177,7 +177,7 @@ fn layer(x: &Tensor, p: &Tensor, w: &Tensor, k: usize, held: (usize, usize)) -> 
     unpermute_tokens(&y, &weights, &sorted.row_of_slot).unwrap()
 }
 
-/// The same by a loop over tokens and their experts, in f64.
+/// [`layer`] as a loop over tokens and their experts, in f64.
 fn naive_layer(x: &Tensor, p: &Tensor, w: &Tensor, k: usize, held: (usize, usize)) -> Vec<f64> {
     let (n, h, o) = (x.shape()[0], x.shape()[1], w.shape()[1]);
     let (weights, chosen) = router_top_k(p, k, true, None).unwrap();
@@ -250,7 +250,7 @@ fn all_tokens_on_one_expert() {
     assert_close(&actual, &naive_layer(&x, &p, &w, 1, (0, e)), 1e-12);
 }
 
-/// Ranks with a subset of the experts each compute a part of the sum.
+/// Each rank with a subset of the experts computes a part of the sum.
 #[test]
 fn shards_of_experts_sum_to_the_whole() {
     let device = Device::cpu();
@@ -310,7 +310,7 @@ fn gradients_are_adjoints() {
     }
 }
 
-/// Narrow floats are widened, summed and rounded once; weights keep their own dtype.
+/// bf16 rows are widened, summed and rounded once; the weights may have another dtype.
 #[test]
 fn narrow_rows_are_rounded_once() {
     let device = Device::cpu();
@@ -393,7 +393,7 @@ fn mismatched_operands_are_rejected() {
     let x = numbered(&device, &[2, 3], 0.3, DType::F32);
     let order = scalar_list(&device, &[0i32, 1, 2, 4]);
     let offsets = |ends: &[i64]| scalar_list(&device, ends);
-    // Slot 4 does not exist, which is an error only if its row is used.
+    // Slot 4 does not exist, which is an error only if its row is before the last offset.
     assert!(permute_tokens(&x, &order, &offsets(&[0, 3])).is_ok());
     assert!(matches!(
         permute_tokens(&x, &order, &offsets(&[0, 4])),
@@ -424,7 +424,7 @@ fn mismatched_operands_are_rejected() {
     ));
 }
 
-/// On a meta device the whole layer runs on shapes, and counts its work.
+/// A meta device returns the same shapes and counts the same work and peak memory as the CPU.
 #[test]
 fn a_meta_device_runs_the_layer() {
     let real = Device::cpu();

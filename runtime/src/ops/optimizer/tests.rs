@@ -8,7 +8,7 @@ const ADAMW: AdamW = AdamW {
     weight_decay: 0.1,
 };
 
-/// Distinct numbers per element and `salt`.
+/// `count` numbers that differ for each element and `salt`.
 fn numbers(count: usize, salt: usize) -> Vec<f64> {
     (0..count)
         .map(|i| ((i * 3 + salt * 17) as f64 * 0.7).sin())
@@ -108,7 +108,7 @@ fn naive(state: &mut [f64; 3], gradient: f64, step: i32) {
     *p -= 0.01f32 as f64 * m_hat / (v_hat.sqrt() + 1e-8);
 }
 
-/// Twenty steps of several sizes and dtypes at once, with gradients of any layout.
+/// Twenty steps of parameters of several sizes, with strided gradients.
 #[test]
 fn adamw_follows_its_formula() {
     let device = Device::cpu();
@@ -121,7 +121,7 @@ fn adamw_follows_its_formula() {
         });
 
         for step in 1..=20 {
-            // Every other element of a longer tensor: a gradient that is not contiguous.
+            // The gradient is every other element of a longer tensor, so it is not contiguous.
             let gradients = counts.map(|count| {
                 let long = tensor(&device, &numbers(2 * count, step), dtype);
                 let pairs = ops::reshape(&long, &[count, 2]).unwrap();
@@ -171,7 +171,7 @@ fn bf16_parameters_round_once() {
     }
 }
 
-/// On views of flat storages, for any number of threads.
+/// The parameters are views of flat storages. Holds for any number of threads.
 #[test]
 fn one_step_of_many_equals_separate_steps() {
     let counts = [5, 20_000, 1, 16_384, 300];
@@ -224,7 +224,7 @@ fn one_step_of_many_equals_separate_steps() {
     assert_eq!(train(3, true), alone);
 }
 
-/// An overflow in a gradient skips its step only.
+/// A gradient with a NaN or infinity skips the step.
 #[test]
 fn a_step_without_a_finite_norm_changes_nothing() {
     let device = Device::cpu();
@@ -283,9 +283,9 @@ fn invalid_steps_are_rejected() {
     assert!(adamw_step_many(&[], scalars.lend()).is_ok());
 }
 
-/// The norm of any tensors, dtypes and layouts is that of all their elements.
+/// The tensors have different dtypes and layouts, and one is empty.
 #[test]
-fn the_norm_of_tensors_is_that_of_all_elements() {
+fn global_norm_is_the_norm_of_all_elements() {
     let device = Device::cpu();
     let exp_avg_sq = ops::reshape(
         &tensor(&device, &numbers(40_000, 2), DType::F32),
@@ -327,7 +327,7 @@ fn norms_do_not_depend_on_threads() {
     assert_eq!(norm(1), norm(3));
 }
 
-/// Scaled gradients have the norm of the mean, or the maximum norm if that is smaller.
+/// Scaled gradients have the mean norm, or the maximum norm if that is smaller.
 #[test]
 fn clipped_gradients_have_at_most_the_maximum_norm() {
     let device = Device::cpu();

@@ -19,7 +19,7 @@ fn box_of(shape: &[usize], cuts: &[(usize, usize)]) -> Vec<std::ops::Range<usize
 }
 
 proptest! {
-    /// Filling a shard equals slicing the filled whole, for any box, dtype and op.
+    /// Filling a shard equals slicing the filled tensor, for any shard, dtype and op.
     #[test]
     fn shards_equal_slices(
         shape in prop::collection::vec(1usize..40, 1..4),
@@ -55,7 +55,7 @@ proptest! {
     }
 }
 
-/// The shard is the transposed whole.
+/// A transposed region yields the transposed values.
 #[test]
 fn a_permuted_region_gives_permuted_values() {
     let device = Device::cpu();
@@ -99,8 +99,8 @@ fn dtypes_differ_by_rounding_only() {
     }
 }
 
-/// The distance of the empirical distribution of `values` from `cdf`, times the square root of
-/// their number.
+/// The Kolmogorov-Smirnov distance between the empirical distribution of `values` and `cdf`, times
+/// the square root of the number of values.
 fn kolmogorov_smirnov(values: &[f64], cdf: impl Fn(f64) -> f64) -> f64 {
     let mut values = values.to_vec();
     values.sort_by(f64::total_cmp);
@@ -123,7 +123,8 @@ fn normal_cdf(x: f64) -> f64 {
     0.5 + sum * (-x * x / 2.0).exp() / std::f64::consts::TAU.sqrt()
 }
 
-/// 1.95 is exceeded with probability 0.001. The keys are fixed, so the result is deterministic.
+/// The Kolmogorov-Smirnov statistic exceeds 1.95 with probability 0.001. The keys are fixed, so the
+/// result is deterministic.
 #[test]
 fn values_have_their_distribution() {
     let device = Device::cpu();
@@ -156,7 +157,7 @@ fn moments_match_the_distribution() {
         assert!((moment(power) - expected).abs() < allowed, "moment {power}");
     }
 
-    // Neighbors, and equal elements of neighboring keys, are uncorrelated.
+    // Adjacent elements are uncorrelated, and so are the same elements of two keys.
     let other = f64s(&normal(&device, &[COUNT], DType::F32, key.fold(1), 3.0, 0.5).unwrap());
     let product = |others: &[f64]| {
         let pairs = values.iter().zip(others);

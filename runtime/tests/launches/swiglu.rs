@@ -1,9 +1,9 @@
-//! Gated linear units.
+//! SwiGLU.
 
 use super::tensor;
 use crate::{DType, Device, Result, ops};
 
-pub(super) fn gates(device: &Device, dtype: DType) -> Result<()> {
+pub(super) fn swiglu(device: &Device, dtype: DType) -> Result<()> {
     for features in [64, 333] {
         let gate_up = tensor(device, &[5, 2, features], dtype)?;
         let y = ops::swiglu(&gate_up)?;

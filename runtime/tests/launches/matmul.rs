@@ -1,10 +1,10 @@
-//! Products of matrices.
+//! Matrix products and linear layers.
 
 use super::{gradient, tensor};
 use crate::{DType, Device, Result, ops};
 
-/// Lines of whole vectors and odd ones, sums in one and in parts, as a layer asks for them.
-pub(super) fn products(device: &Device, dtype: DType) -> Result<()> {
+/// Rows that are whole vectors and rows that are not; with and without split k.
+pub(super) fn matmul(device: &Device, dtype: DType) -> Result<()> {
     let extents = [
         [8, 64, 64],
         [8, 33, 17],
@@ -28,8 +28,8 @@ pub(super) fn products(device: &Device, dtype: DType) -> Result<()> {
     large(device, dtype)
 }
 
-/// The tiles of large products. They are as short as can be in all but one dim, for the emulator
-/// computes them.
+/// Products large enough for the large tiles. All dims but one are as short as possible, so that
+/// the emulator computes them in reasonable time.
 fn large(device: &Device, dtype: DType) -> Result<()> {
     let operand = |shape: [usize; 2]| tensor(device, &shape, dtype);
     let rows = 132 * 128;

@@ -1,11 +1,11 @@
-//! Places of extremes, and the largest elements.
+//! argmax, argmin and top-k.
 
 use super::tensor;
 use crate::{DType, Device, Result, ops};
 
-/// Rows of few lanes, of a CTA, in chunks; of vectors and of odd extents, and single ones that end
-/// within a vector; one tile and many.
-pub(super) fn ranks(device: &Device, dtype: DType) -> Result<()> {
+/// Rows for a few lanes, for a CTA, and split into chunks; rows that are whole vectors or not; one
+/// tile and many.
+pub(super) fn top_k(device: &Device, dtype: DType) -> Result<()> {
     for [rows, columns] in [
         [3, 7],
         [3, 64],

@@ -3,10 +3,10 @@
 use super::{extremes, gradient, tensor};
 use crate::{DType, Device, Result, Tensor, ops};
 
-/// Elements of more than one CTA, the last of them fewer.
+/// More elements than one CTA handles, with a partial last tile.
 pub(super) const MORE_THAN_A_TILE: usize = 8395;
 
-pub(super) fn functions(device: &Device, dtype: DType) -> Result<()> {
+pub(super) fn elementwise(device: &Device, dtype: DType) -> Result<()> {
     type Unary = fn(&Tensor) -> Result<Tensor>;
     type Binary = fn(&Tensor, &Tensor) -> Result<Tensor>;
     let unary: [Unary; 16] = [
@@ -49,7 +49,7 @@ pub(super) fn functions(device: &Device, dtype: DType) -> Result<()> {
         ops::div,
         ops::maximum,
         ops::minimum,
-        ops::maximum_share,
+        ops::maximum_grad,
         ops::eq,
         ops::ne,
         ops::lt,
@@ -66,7 +66,7 @@ pub(super) fn functions(device: &Device, dtype: DType) -> Result<()> {
         function(&x, &x)?;
     }
 
-    // Views of which no two dims can be walked as one.
+    // Views in which no two dims can be merged.
     for dims in 1..=5 {
         let mut view = tensor(device, &[&[4; 5][..dims], &[2]].concat(), dtype)?.slice(-1, 0..1)?;
         for dim in 0..dims {

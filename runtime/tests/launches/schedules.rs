@@ -1,7 +1,7 @@
-//! The emulator runs every kernel that the ops launch, in many orders: it finds no mistake, nothing
-//! of a kernel is left that no launch reaches, and a device that only counts counts the same.
+//! The emulator runs every kernel that the ops launch, in ten schedules. It must report no error,
+//! every instruction must be executed, and a meta device must count the same work.
 //!
-//! `cargo test -p meshgrad-runtime --lib plan::launches::orders -- --nocapture` shows the table.
+//! `cargo test -p meshgrad-runtime --lib launches::schedules -- --nocapture` prints a table.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -14,25 +14,25 @@ use super::ptxas::assemble::in_parallel;
 use super::{DTYPES, LAUNCHES, launched};
 use crate::Device;
 
-/// Seeds beside the eager and the lazy order.
-const RANDOM_ORDERS: u64 = 8;
+/// The number of random schedules, in addition to the eager and the lazy one.
+const RANDOM_SCHEDULES: u64 = 8;
 
-/// Where the process of one order writes what it reached.
+/// The environment variable with the path that a child process writes its [`Reached`] to.
 const REACHED: &str = "MESHGRAD_TEST_REACHED";
 
-/// What was executed, kernel by kernel.
+/// The executed instructions of each kernel, by its name.
 type Reached = BTreeMap<String, Lines>;
 
 /// The lines of a kernel's PTX that hold instructions.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Lines {
     reached: BTreeSet<u32>,
-    /// With their text. What one launch misses another may reach.
+    /// Lines not executed so far, with their text.
     missed: BTreeMap<u32, String>,
 }
 
 impl Lines {
-    /// Adds what other launches reached and missed.
+    /// Merges the lines of other launches. A line is missed if no launch reached it.
     fn add(&mut self, other: Lines) {
         self.reached.extend(other.reached);
         self.missed.extend(other.missed);
@@ -40,28 +40,28 @@ impl Lines {
     }
 }
 
-/// The emulator takes its order from the environment when a program first asks for it, so every
-/// order is a process of its own: this test's program, at the test below.
+/// The emulator reads its schedule from the environment once per process. For each schedule, this
+/// test therefore starts a child process that runs [`all_launches_in_one_schedule`].
 #[test]
-fn no_instruction_of_any_kernel_is_left_that_no_launch_reaches() {
+fn launches_execute_every_instruction_of_every_kernel() {
     if !Device::emulator_is_built() {
-        println!("no emulator: nothing is run");
+        println!("skipped: the emulator is not built");
         return;
     }
-    let folder = env::temp_dir().join(format!("meshgrad-orders-{}", process::id()));
+    let folder = env::temp_dir().join(format!("meshgrad-schedules-{}", process::id()));
     fs::create_dir_all(&folder).unwrap();
-    let in_orders = in_parallel(&orders(), |order| reached_in(order, &folder));
+    let by_schedule = in_parallel(&schedules(), |schedule| reached_in(schedule, &folder));
     fs::remove_dir_all(&folder).unwrap();
 
     let mut all = Reached::new();
     let kernels = kernels_by_family();
-    for (order, reached) in in_orders {
+    for (schedule, reached) in by_schedule {
         let idle: Vec<&String> = kernels
             .iter()
             .flat_map(|(_, kernels)| kernels)
             .filter(|kernel| !reached.contains_key(*kernel))
             .collect();
-        assert!(idle.is_empty(), "never launched {order}: {idle:?}");
+        assert!(idle.is_empty(), "never launched in {schedule}: {idle:?}");
         add(&mut all, reached);
     }
     let missed: Vec<String> = kernels
@@ -77,27 +77,28 @@ fn add(all: &mut Reached, more: Reached) {
     }
 }
 
-/// What nobody reached of a family's kernels; prints its line of the table.
+/// Returns the instructions of a family's kernels that no launch executed. Prints the family's row
+/// of the table.
 fn missed(family: &str, kernels: &BTreeSet<String>, all: &Reached) -> Vec<String> {
     let of_family = || kernels.iter().map(|kernel| (kernel, &all[kernel]));
     let missed: Vec<String> = of_family()
         .flat_map(|(kernel, lines)| {
             let missed = lines.missed.iter();
-            missed.map(move |(line, text)| format!("{kernel}: nothing reaches line {line}: {text}"))
+            missed.map(move |(line, text)| format!("{kernel}: line {line} never executed: {text}"))
         })
         .collect();
     let instructions: usize = of_family()
         .map(|(_, lines)| lines.reached.len() + lines.missed.len())
         .sum();
     println!(
-        "{family}: {} kernels, {instructions} instructions, {} that nothing reaches",
+        "{family}: {} kernels, {instructions} instructions, {} never executed",
         kernels.len(),
         missed.len()
     );
     missed
 }
 
-/// The kernels of each family that none before it launches.
+/// The kernels of each family, except those that an earlier family launches.
 fn kernels_by_family() -> Vec<(&'static str, BTreeSet<String>)> {
     let mut before = BTreeSet::new();
     LAUNCHES
@@ -110,28 +111,29 @@ fn kernels_by_family() -> Vec<(&'static str, BTreeSet<String>)> {
         .collect()
 }
 
-/// In which order kernels run, and when their asynchronous copies land: as soon and as late as can
-/// be, and at random.
-fn orders() -> Vec<[String; 2]> {
-    let random = (0..RANDOM_ORDERS).map(|seed| {
+/// The emulator's `SCHEDULE` and `ASYNC` options: asynchronous copies complete as early as
+/// possible, as late as possible, or at random.
+fn schedules() -> Vec<[String; 2]> {
+    let random = (0..RANDOM_SCHEDULES).map(|seed| {
         let (schedule, asynchronous) = (2 + seed, 3 + seed);
         [
             format!("random:{schedule}"),
             format!("random:{asynchronous}"),
         ]
     });
-    let plain = [["ordered", "eager"], ["random:1", "lazy"]].map(|order| order.map(str::to_owned));
+    let plain = [["ordered", "eager"], ["random:1", "lazy"]];
+    let plain = plain.map(|options| options.map(str::to_owned));
     plain.into_iter().chain(random).collect()
 }
 
-/// What all launches reach in an order, and how it is called.
-fn reached_in(order: &[String; 2], folder: &Path) -> (String, Reached) {
-    let [schedule, asynchronous] = order;
+/// Runs all launches in a child process. Returns the name of the schedule and the instructions that
+/// were executed.
+fn reached_in([schedule, asynchronous]: &[String; 2], folder: &Path) -> (String, Reached) {
     let name = format!("{schedule}-{asynchronous}").replace(':', "");
     let path = folder.join(&name);
     let output = Command::new(env::current_exe().unwrap())
         .args(["--ignored", "--exact", "--nocapture"])
-        .arg("launches::orders::all_launches_in_one_order")
+        .arg("launches::schedules::all_launches_in_one_schedule")
         .env("MESHGRAD_EMULATOR_SCHEDULE", schedule)
         .env("MESHGRAD_EMULATOR_ASYNC", asynchronous)
         .env(
@@ -148,10 +150,10 @@ fn reached_in(order: &[String; 2], folder: &Path) -> (String, Reached) {
 }
 
 #[test]
-#[ignore = "another test runs it, in many orders"]
-fn all_launches_in_one_order() {
+#[ignore = "started by launches_execute_every_instruction_of_every_kernel"]
+fn all_launches_in_one_schedule() {
     let Some(path) = env::var_os(REACHED).map(PathBuf::from) else {
-        println!("nobody asks for what is reached");
+        println!("skipped: {REACHED} is not set");
         return;
     };
     let counters = path.with_extension("counters");
@@ -170,7 +172,7 @@ fn all_launches_in_one_order() {
     fs::write(path, serde_json::to_vec(&all).unwrap()).unwrap();
 }
 
-/// What one launch did, as the emulator writes it.
+/// The emulator's counters of one launch.
 #[derive(Deserialize)]
 struct Counters {
     kernel: String,
@@ -189,7 +191,7 @@ struct Unreached {
     text: String,
 }
 
-/// What launches reached since the last time.
+/// Reads the counters of the launches since the last call, and deletes the file.
 fn take(counters: &Path) -> io::Result<Reached> {
     let mut reached = Reached::new();
     for launch in fs::read_to_string(counters)?.lines() {
