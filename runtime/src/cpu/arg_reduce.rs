@@ -6,8 +6,8 @@ use super::top_k::{is_nan, ranks_before, top_k_indices};
 use super::{blocks, for_blocks, for_parts};
 use crate::Float;
 
-/// The index of the first element of each row of `x`, `columns` elements each, whose `key` is the
-/// largest. NaN counts as larger than all numbers.
+/// For each row of `columns` elements of `x`, the index of the first element with the largest
+/// `key`. NaN counts as larger than all numbers.
 pub(crate) fn argmax_by<T: Float>(
     x: &[T],
     columns: usize,
@@ -23,7 +23,7 @@ pub(crate) fn argmax_by<T: Float>(
     });
 }
 
-/// Skips chunks without a larger element by a vectorized test. In a long row these are nearly all
+/// A vectorized test skips chunks without a larger element. In a long row, these are nearly all
 /// chunks.
 #[inline(always)]
 fn argmax_of_row<T: Float>(row: &[T], key: &impl Fn(T) -> T::Wide) -> usize {
@@ -55,7 +55,7 @@ fn any_above<T: Float>(chunk: &[T], best: T::Wide, key: &impl Fn(T) -> T::Wide) 
     any != 0
 }
 
-/// The `k` largest elements of each row of `x`, `columns` elements each, in descending order, and
+/// The `k` largest elements of each row of `columns` elements of `x`, in descending order, and
 /// their indices.
 pub(crate) fn top_k<T: Float>(
     x: &[T],

@@ -1,5 +1,5 @@
-//! Scaled dot-product attention and its gradient on plain memory, block by block. Memory is linear
-//! in the sequence length.
+//! Scaled dot-product attention and its gradient on slices, computed block by block. The memory
+//! needed is linear in the sequence length.
 //!
 //! Legend: B batch rows, Tq queries, Tk keys, Hq heads, Hkv key-value heads, D head dimension. Head
 //! h of the queries uses key-value head h / (Hq / Hkv).
@@ -7,10 +7,10 @@
 //! Laws, all tested:
 //! - Bits do not depend on the number of threads.
 //! - The output of a query does not depend on the other queries: decoding one token with a cache, a
-//!   packed batch and a full forward pass give the same bits. Blocks of keys are counted from the
-//!   first key of a sequence, and values of different queries are never combined. Masked-out
-//!   elements must still be finite.
-//! - A query that attends to no key returns 0, log-sum-exp minus infinity, and no gradient.
+//!   packed batch and a full forward pass give the same bits. This holds because blocks of keys
+//!   start at the first key of a sequence, and values of different queries are never combined.
+//!   Masked elements of k and v must be finite.
+//! - For a query that attends to no key, out is 0, lse is minus infinity, and all gradients are 0.
 
 mod backward;
 mod forward;
@@ -32,7 +32,7 @@ pub(crate) use rows::Rows;
 use crate::core::params::attention::Shape;
 use crate::core::params::attention_error::AttentionError;
 
-/// Masks compare key indices in f32, which is exact up to here.
+/// The most keys. Masks compare key indices in f32, which is exact up to this number.
 const MAX_KEYS: usize = 1 << 24;
 
 /// The operands, the mask and the scale.
@@ -70,8 +70,8 @@ impl<E: Element> Attention<'_, E> {
         Ok(())
     }
 
-    /// Gradients with respect to q, k and v; those of k and v are summed over the query heads of a
-    /// key-value head.
+    /// Gradients with respect to q, k and v. Those of k and v are summed over the query heads that
+    /// share a key-value head.
     ///
     /// # Errors
     /// If the operands, the gradients, the workspace or the mask do not match the shape.
@@ -120,7 +120,7 @@ impl<E: Element> Attention<'_, E> {
     }
 }
 
-/// Workspace elements (f32, or f64 for f64) of [`Attention::backward`].
+/// The number of workspace elements (f32, or f64 for f64) that [`Attention::backward`] needs.
 pub(crate) fn backward_workspace(shape: &Shape) -> usize {
     slabs::workspace(shape)
 }

@@ -1,5 +1,5 @@
-//! Kernels of the cross entropy fused with its linear layer: logits are computed tile by tile and
-//! reduced while in cache.
+//! Kernels of the cross entropy fused with its linear layer. Logits are computed tile by tile and
+//! reduced while they are in the cache.
 
 use std::ops::Range;
 
@@ -9,13 +9,13 @@ use super::{BLOCK, blocks, for_blocks, for_parts};
 use crate::core::params::cross_entropy::Targets;
 use crate::{Error, Float, Number, Result, Tensor, Wide};
 
-/// The tile of logits in memory. More rows read `w` (and `dw`) less often; more classes split the
-/// sums for `dx` less.
+/// The extents of a tile of logits. With more rows, `w` (and `dw`) are read less often; with more
+/// classes, the sums for `dx` are.
 const TILE_ROWS: usize = 512;
 const TILE_CLASSES: usize = 2048;
 
-/// How [rows, classes] logits of a layer with `features` inputs are tiled. Depends on the sizes
-/// alone, so that bits do too.
+/// The tiling of [rows, classes] logits of a layer with `features` inputs. It depends only on the
+/// sizes, so the bits are the same on any number of threads.
 pub(crate) struct Tiles {
     pub(crate) rows: usize,
     pub(crate) classes: usize,
@@ -48,7 +48,7 @@ fn ranges(extent: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
         .map(move |start| start..extent.min(start + step))
 }
 
-/// Checked labels, relative to the classes of this shard.
+/// Checked labels, and the first class of this shard.
 pub(crate) struct Labels<'a> {
     labels: Flat<'a, i64>,
     ignore_index: i64,
@@ -88,7 +88,7 @@ impl<'a> Labels<'a> {
         self.labels[row] != self.ignore_index
     }
 
-    /// The position of the label of `row` among `classes`, if it is one of them.
+    /// The index within `classes` of the label of `row`, if it is one of them and not ignored.
     fn within(&self, row: usize, classes: &Range<usize>) -> Option<usize> {
         let first = self.start + classes.start;
         let at = usize::try_from(self.labels[row]).ok()?.checked_sub(first)?;
@@ -96,7 +96,7 @@ impl<'a> Labels<'a> {
     }
 }
 
-/// A float type whose products `gemm` sums in its wide type.
+/// A float type that `gemm` accumulates in its wide type.
 pub(crate) trait GemmFloat:
     Float<Wide: gemm::Output<<Self as gemm::Element>::Sum>> + gemm::Element
 {
@@ -149,8 +149,7 @@ fn multiply_logits<T: GemmFloat>(
     product(x, w.transposed(), tile, Update::Replace)
 }
 
-/// Folds a tile of logits into the statistics of its rows. The first row of the tile is row
-/// `first`.
+/// Updates the statistics with a tile of logits, whose first row is row `first` of all rows.
 fn fold_tile<W: Wide>(
     tile: &[W],
     classes: &Range<usize>,
@@ -204,7 +203,8 @@ pub(crate) struct Gradient<'a, T: Float> {
 }
 
 impl<T: GemmFloat> Gradient<'_, T> {
-    /// `dx` is given with a buffer for the sums of one tile of rows, `dw` with whether it is empty.
+    /// `dx` comes with a buffer to sum one tile of its rows in, `dw` with a flag: whether to
+    /// overwrite it.
     pub(crate) fn compute(
         self,
         mut dx: Option<(&mut [T], &mut [T::Wide])>,
@@ -262,7 +262,7 @@ impl<T: GemmFloat> Gradient<'_, T> {
     }
 }
 
-/// dlogit = dloss (e^(logit - lse) - [class is the label]), and 0 in ignored rows.
+/// dlogit = dloss (e^(logit - lse) - onehot(label)), and 0 in ignored rows.
 fn differentiate<T: Float>(
     logits: &[T::Wide],
     [lse, dloss]: [&[T::Wide]; 2],
@@ -323,7 +323,7 @@ fn update(first: bool) -> Update {
     if first { Update::Replace } else { Update::Add }
 }
 
-/// Rows of a row-major matrix.
+/// The given rows of a row-major matrix.
 fn matrix<'a, T: Copy>(
     whole: &'a [T],
     rows: &Range<usize>,
@@ -343,7 +343,7 @@ fn product<T: GemmFloat>(
     gemm(a, b, out, how).map_err(gemm_error)
 }
 
-/// Tiles always fit; the message names an operand that does not.
+/// Converts the error. It does not occur, because tiles always match their operands.
 fn gemm_error(error: crate::GemmError) -> Error {
     Error::Argument {
         op: "linear_cross_entropy",

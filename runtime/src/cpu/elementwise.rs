@@ -1,5 +1,5 @@
-//! Elementwise kernels: chunks of the inputs are widened into buffers on the stack, computed there
-//! and rounded into the output.
+//! Elementwise kernels. Chunks of the inputs are widened into buffers on the stack; the results are
+//! computed there and rounded into the output.
 //!
 //! Each function is compiled once per wide type. Reading, rounding and the outer loop are compiled
 //! once per element type and shared by all functions.
@@ -11,7 +11,7 @@ use crate::{Bool, Element, Error, Float, Function, Number, Result, Tensor, Unini
 /// A [`Function`] applied to a chunk.
 type Body<'a, W, const N: usize> = &'a (dyn Fn(&[Chunk<W>; N], &mut [W]) + Sync);
 
-/// `y[i] = f(inputs[..][i])`, inputs of `y`'s dtype read in row-major order.
+/// `y[i] = f(inputs[0][i], inputs[1][i], ..)`. The inputs have `y`'s dtype and any layout.
 pub(crate) fn map<const N: usize>(
     f: &impl Function<N>,
     inputs: [&Tensor; N],
@@ -25,7 +25,7 @@ pub(crate) fn map<const N: usize>(
     }
 }
 
-/// `y[i] = f(inputs[..][i]) != 0`; `f` returns 0 or 1.
+/// `y[i] = (f(inputs[0][i], inputs[1][i], ..) != 0)`, for an `f` that returns 0 or 1.
 pub(crate) fn predicate<const N: usize>(
     f: &impl Function<N>,
     inputs: [&Tensor; N],
@@ -42,8 +42,8 @@ pub(crate) fn predicate<const N: usize>(
 fn body<W: Wide, const N: usize>(f: &impl Function<N>) -> impl Fn(&[Chunk<W>; N], &mut [W]) + Sync {
     |inputs, out| {
         vectorized!(W, || {
-            // One length for all slices, checked here. Otherwise the loop checks bounds for each
-            // element and its tail is not vectorized.
+            // Slices all inputs to one length. Otherwise the loop would check bounds for each
+            // element, and its tail would not be vectorized.
             let count = out.len();
             let inputs: [&[W]; N] = std::array::from_fn(
                 #[inline(always)]
@@ -145,7 +145,7 @@ pub(crate) fn cast<T: Float<Wide = f32>, U: Float<Wide = f32>>(
     Ok(())
 }
 
-/// `out[i] = x[i]` for any element types, converted via `V`: i64 between integers, else f64.
+/// `out[i] = x[i]` for any element types, converted via `V`. Use i64 between integers, else f64.
 pub(crate) fn cast_via<V: Intermediate>(x: &Tensor, y: &mut UninitTensor) -> Result<()> {
     let load = crate::for_any!(x.dtype(), T => V::loader::<T>(x))?;
     crate::for_any!(y.dtype(), U => {
@@ -200,7 +200,7 @@ impl Intermediate for i64 {
     }
 }
 
-/// `out[i] = condition[i] ? a[i] : b[i]`.
+/// `out[i] = if condition[i] { a[i] } else { b[i] }`.
 pub(crate) fn where_<T: Element>(
     condition: &Tensor,
     a: &Tensor,

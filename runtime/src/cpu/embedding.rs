@@ -1,4 +1,4 @@
-//! Kernels that gather rows of a table, and scatter gradients.
+//! Kernels of the embedding lookup and its gradient.
 
 use super::for_blocks;
 use super::rows::{Flat, Rows, copy_rows, rows_per_task};
@@ -38,12 +38,12 @@ fn check_indices(op: &'static str, ids: &[i64], extent: usize) -> Result<()> {
 
 /// Positions grouped by id, in ascending order within each id.
 pub(crate) struct Positions<'a> {
-    /// The end of each id's positions.
+    /// For each id, the end of its range in `positions`.
     ends: &'a [i64],
     positions: &'a [i64],
 }
 
-/// Elements of the workspace of [`group_positions`].
+/// The number of workspace elements that [`group_positions`] needs.
 pub(crate) fn position_workspace(extent: usize, ids: usize) -> usize {
     extent + ids
 }

@@ -1,26 +1,27 @@
-//! Matrix products on plain memory: `C = A B` and `C += A B`, batched and grouped.
+//! Matrix products of slices: `C = A B` and `C += A B`, batched and grouped.
 //!
-//! | A and B | C | sums in |
+//! | A and B | C | accumulated in |
 //! |---|---|---|
 //! | f32 | f32 | f32 |
 //! | f64 | f64 | f64 |
-//! | bf16 | bf16 or f32 | f32, over the whole of k; rounded once, at the end |
+//! | bf16 | bf16 or f32 | f32 over all of k, rounded once at the end |
 //!
-//! **Bits.** Element (i, j) is one chain of fused multiply-adds along k, starting at zero, in an
-//! order that depends on k alone. So a row's bits depend neither on the other rows nor on the
-//! number of threads, and a grouped or batched product equals a loop of plain ones. (BLAS-like
+//! **Bits.** Element (i, j) is a sequence of fused multiply-adds along k, starting at zero, in an
+//! order that depends only on k. A row's bits therefore depend neither on the other rows nor on the
+//! number of threads, and a grouped or batched product equals a loop of single products. (BLAS-like
 //! libraries do not guarantee this: they use other kernels for a single row or a small matrix.)
 //! Bits differ between machines with different vector instructions.
 //!
-//! **Algorithm.** C is divided into blocks, the unit of parallelism. A block copies slabs of A and
-//! B, `k_slab` deep, into *panels*: the order in which the innermost loop, the *micro-kernel*,
-//! reads them. Packing handles strides, transposes and the tails of all extents, so a micro-kernel
-//! always computes a full tile from contiguous memory. Rows of A that are already contiguous along
-//! k are read in place. (Goto & van de Geijn, "Anatomy of high-performance matrix multiplication",
-//! 2008.)
+//! **Algorithm.** C is divided into blocks, the unit of parallelism. For a block, slabs of A and B
+//! (a range of k) are packed into *panels*, in the order in which the innermost loop, the
+//! *micro-kernel*, reads them. Packing handles strides, transposes and the tails of all extents, so
+//! a micro-kernel always computes a full tile from contiguous memory. Rows of A that are already
+//! contiguous along k are read in place. (Goto & van de Geijn, "Anatomy of high-performance matrix
+//! multiplication", 2008.)
 //!
 //! **Memory.** Each participating thread keeps about 3.2 MiB of buffers; nothing else is allocated.
-//! The caller's device sets the number of **threads**.
+//!
+//! **Threads.** The caller's device sets the number of threads.
 
 mod block;
 mod grouped;
@@ -50,7 +51,7 @@ use kernel::{Kernel, WithKernel};
 pub(crate) enum Update {
     /// `C = A B`; the old value is not read.
     Replace,
-    /// `C += A B`, added in the type of the sums and rounded once.
+    /// `C += A B`, added in the accumulator type and rounded once.
     Add,
 }
 
@@ -58,7 +59,7 @@ pub(crate) enum Update {
 ///
 /// # Shapes
 /// `a` [.., m, k], `b` [.., k, n], `c` [.., m, n] with equal batch extents and any strides;
-/// `a.transposed()` is free. With k = 0 the product is zero.
+/// `a.transposed()` copies nothing. With k = 0 the product is zero.
 ///
 /// # Errors
 /// [`GemmError::Mismatch`] if the extents do not match.

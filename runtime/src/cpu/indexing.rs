@@ -1,4 +1,4 @@
-//! Kernels that copy or add elements by index. Indices have been checked.
+//! Kernels that copy or add elements by index. The caller has checked the indices.
 
 use super::rows::{copy_rows, rows_per_task};
 use super::strided::Source;
@@ -51,9 +51,9 @@ pub(crate) fn index_select<T: Element>(x: &[T], dim: IndexedDim, ids: &[i64], ou
     });
 }
 
-/// `out[o, ids[j], ..] += dy[o, j, ..]` in the order of j, from zero.
+/// Sets `out` to zero, then adds `out[o, ids[j], ..] += dy[o, j, ..]` in the order of j.
 ///
-/// A task owns rows of `out` and scans all ids for its rows, so no other task writes them.
+/// Each task owns some rows of `out`, and scans all ids for these rows.
 pub(crate) fn index_add<T: Float>(dy: &[T], dim: IndexedDim, ids: &[i64], out: &mut [T::Wide]) {
     let inner = dim.inner.max(1);
     let slab = (dim.extent * inner).max(1);
@@ -80,8 +80,8 @@ pub(crate) fn index_add<T: Float>(dy: &[T], dim: IndexedDim, ids: &[i64], out: &
     });
 }
 
-/// Maps positions of an index tensor to offsets of another tensor: the coordinate in the indexed
-/// dim comes from the index tensor, all other coordinates are equal.
+/// Maps positions in an index tensor to offsets in another tensor. The coordinate in the indexed
+/// dim is the value of the index tensor; all other coordinates are equal.
 pub(crate) struct IndexedLayout {
     /// Extents of the index tensor with the strides of the other tensor; the stride of the indexed
     /// dim is 0.
@@ -91,7 +91,7 @@ pub(crate) struct IndexedLayout {
 }
 
 impl IndexedLayout {
-    /// Both tensors have at least one dim.
+    /// Both tensors must have at least one dim.
     pub(crate) fn new(layout: &Layout, dim: usize, index_shape: &[usize]) -> IndexedLayout {
         let strides = layout.strides();
         let stride = |at: usize| if at == dim { 0 } else { strides[at] };
@@ -112,7 +112,7 @@ impl IndexedLayout {
     }
 
     /// Calls `f(position, offset)` for positions `start..start + indices.len()` of the index
-    /// tensor, in order; `start` is the first position of a row.
+    /// tensor, in order; `start` must be the first position of a row.
     #[inline(always)]
     fn for_each(&self, start: usize, indices: &[i64], mut f: impl FnMut(usize, usize)) {
         let Some((&(_, step), outer)) = self.dims.split_last() else {
@@ -133,8 +133,8 @@ impl IndexedLayout {
     }
 }
 
-/// `out[c] = x[c with the coordinate of the indexed dim replaced by index[c]]`; `x` is a whole
-/// storage.
+/// `out[c] = x[c']`, where c' is c with `index[c]` as its coordinate in the indexed dim. `x` is a
+/// whole storage.
 pub(crate) fn gather<T: Element>(x: &[T], around: &IndexedLayout, index: &[i64], out: &mut [T]) {
     let run = around.run();
     for_blocks(out, rows_per_task(run) * run, |start, part| {
@@ -145,8 +145,8 @@ pub(crate) fn gather<T: Element>(x: &[T], around: &IndexedLayout, index: &[i64],
     });
 }
 
-/// `out[c with the coordinate of the indexed dim replaced by index[c]] += src[c]`, in row-major
-/// order of c, from zero.
+/// Sets `out` to zero, then adds `out[c'] += src[c]` in row-major order of c, where c' is c with
+/// `index[c]` as its coordinate in the indexed dim.
 ///
 /// `out` is divided into `slabs[0]` equal parts and `index` into `slabs[1] <= slabs[0]`. Part i of
 /// `index` writes only to part i of `out`, so the parts run in parallel.
@@ -171,7 +171,7 @@ pub(crate) fn scatter_add<T: Float>(
     });
 }
 
-/// `out[i] = wide[i]`, rounded.
+/// `out[i] = wide[i]`, rounded to `T`.
 pub(crate) fn narrow<T: Float>(wide: &[T::Wide], out: &mut [T]) {
     for_blocks(out, BLOCK, |start, part| {
         vectorized!(T::Wide, || {

@@ -1,11 +1,11 @@
-//! CPU kernels: plain functions over slices and layouts. Ops check all arguments before they call
-//! one.
+//! CPU kernels: functions over slices and layouts. Ops check all arguments before they call a
+//! kernel.
 
 /// `vectorized!(W, || ..)` runs a closure compiled for the widest vectors of this machine, if `W`
 /// has vector arithmetic.
 ///
-/// A macro, because the closure must be inlined to be vectorized, and only an attribute guarantees
-/// that.
+/// It is a macro because the closure must be inlined to be vectorized, and only an attribute on the
+/// closure guarantees that.
 macro_rules! vectorized {
     ($W:ty, || $body:expr) => {
         <$W as $crate::Wide>::vectorized(

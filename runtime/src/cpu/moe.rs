@@ -7,8 +7,8 @@ use super::top_k::top_k_indices;
 use super::{blocks, for_blocks, for_parts};
 use crate::{Element, Error, Float, Number, Result};
 
-/// Selects the `k` largest of each row of `probabilities` with `bias` added; the weights are
-/// without bias.
+/// Selects the `k` experts of each row with the largest `probabilities` + `bias`. Weights are
+/// probabilities without the bias.
 pub(crate) fn router_top_k<T: Float>(
     probabilities: &[T],
     bias: Option<&[T::Wide]>,
@@ -47,7 +47,8 @@ pub(crate) fn router_top_k<T: Float>(
     });
 }
 
-/// The gradient of [`router_top_k`]; the selection itself has none. `indices` have been checked.
+/// The gradient of [`router_top_k`] through the weights; the selection has no gradient. `indices`
+/// must have been checked.
 pub(crate) fn router_top_k_grad<T: Float>(
     probabilities: &[T],
     indices: &[i32],
@@ -81,8 +82,8 @@ pub(crate) fn router_top_k_grad<T: Float>(
     });
 }
 
-/// A stable counting sort of `indices` by expert. `offsets` has one more element than there are
-/// local experts; the first local expert is `first_expert`. Indices have been checked.
+/// A stable counting sort of the slots by expert. The local experts are the `offsets.len() - 1`
+/// experts from `first_expert` on. `indices` must have been checked.
 pub(crate) fn expert_order<I: Element>(
     indices: &[I],
     first_expert: usize,
@@ -156,8 +157,8 @@ pub(crate) fn permute_tokens_weighted<T: Float>(
     });
 }
 
-/// `out[token] = sum_j weight(token, j) * rows[row_of_slot[token, j]]` in the order of j; a negative
-/// row contributes zero. `weight` takes the flat index of (token, j).
+/// `out[token] = sum_j weight(slot) * rows[row_of_slot[slot]]` with slot = token * top_k + j, in
+/// the order of j. Slots with a negative row are skipped.
 pub(crate) fn unpermute_tokens<T: Float>(
     rows: &[T],
     width: usize,
@@ -188,7 +189,7 @@ pub(crate) fn unpermute_tokens<T: Float>(
     });
 }
 
-/// `out[token, j] = dot(dy[token], y[row_of_slot[token, j]])`; zero for a negative row.
+/// `out[slot] = dot(dy[slot / top_k], y[row_of_slot[slot]])`; zero for a negative row.
 pub(crate) fn unpermute_tokens_grad_weights<T: Float>(
     dy: &[T],
     y: &[T],
@@ -210,7 +211,7 @@ pub(crate) fn unpermute_tokens_grad_weights<T: Float>(
     });
 }
 
-/// Checks that every index is in 0..extent, or -1 if `absent`.
+/// Checks that every index is in 0..extent. If `absent`, an index may also be -1.
 pub(crate) fn check_indices<I: Element>(
     op: &'static str,
     indices: &[I],
@@ -233,8 +234,8 @@ pub(crate) fn check_indices<I: Element>(
     }
 }
 
-/// Checks that offsets start at 0, are sorted and end within `rows`, and returns the last: the
-/// number of rows in use.
+/// Checks that offsets start at 0, do not decrease and are at most `rows`. Returns the last offset,
+/// which is the number of rows in use.
 pub(crate) fn check_offsets(op: &'static str, offsets: &[i64], rows: usize) -> Result<usize> {
     let rises = offsets.first() == Some(&0) && offsets.is_sorted();
     match offsets.last() {

@@ -67,7 +67,7 @@ pub(crate) fn rms_norm_grad_input<T: Float>(
     Ok(())
 }
 
-/// h = x + b; y and inv_rms are the norm of h, per row.
+/// h = x + b, and y and inv_rms as [`rms_norm`] of h, per row.
 pub(crate) fn add_rms_norm<T: Float>(
     [x, b, w]: [&Tensor; 3],
     eps: f64,
@@ -134,7 +134,7 @@ pub(crate) fn rows_per_partial(columns: usize) -> usize {
 
 /// dw = sum over rows of dy x inv_rms; overwrites `dw` if `empty`, else adds to it.
 ///
-/// `partial` holds one sum per [`rows_per_partial`] rows; the sums are added in order.
+/// `partial` holds one sum for every [`rows_per_partial`] rows; these sums are added in order.
 pub(crate) fn rms_norm_grad_weight<T: Float>(
     [dy, x, inv_rms]: [&Tensor; 3],
     partial: &mut [T::Wide],

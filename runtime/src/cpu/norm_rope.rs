@@ -1,4 +1,4 @@
-//! Kernels that normalize heads and rotate them, in one pass.
+//! Kernels of RMS norm fused with rotary position embedding.
 
 use super::norm::{add_partials, rows_per_partial};
 use super::rope::rotate_head;
@@ -7,7 +7,7 @@ use super::{blocks, for_blocks, for_parts};
 use crate::core::params::rope::{Angles, RopeStyle, Rotation};
 use crate::{Element, Float, Number, Result, Tensor};
 
-/// The rows of both tables.
+/// The cos and sin tables.
 struct Tables<'a> {
     cos: Rows<'a, f32>,
     sin: Rows<'a, f32>,
@@ -25,12 +25,12 @@ impl<'a> Tables<'a> {
         })
     }
 
-    /// Calls `f` with the heads `first..end` and the angles of their positions.
+    /// Calls `f` with each head of `first..end`, and cos and sin of its position.
     #[inline(always)]
     fn heads(&self, first: usize, end: usize, mut f: impl FnMut(usize, [&[f32]; 2])) {
         let mut head = first;
         while head < end {
-            // Looked up once per position: the lookup takes as long as half a head.
+            // Rows are looked up once per position: a lookup takes as long as half a head.
             let position = head / self.heads;
             let angles = [self.cos.row(position), self.sin.row(position)];
             let last = end.min((position + 1) * self.heads);
@@ -92,8 +92,8 @@ fn norm<T: Float>(x: &[T], w: &[T], eps: T::Wide, normed: &mut [T::Wide]) -> T::
     inv_rms
 }
 
-/// dx = inv_rms (dz w - x inv_rms^2 mean(dz w x)) with dz = dy rotated by the negative angle, per
-/// head.
+/// dx = inv_rms (dz w - x inv_rms^2 mean(dz w x)) per head, where dz is dy rotated by the negative
+/// angle.
 pub(crate) fn norm_rope_grad_input<T: Float>(
     [dy, x, w, inv_rms]: [&Tensor; 4],
     angles: &Angles<'_>,
@@ -153,7 +153,7 @@ pub(crate) fn norm_rope_grad_input<T: Float>(
 
 /// dw = sum over heads of dz x inv_rms; overwrites `dw` if `empty`, else adds to it.
 ///
-/// `partial` holds one sum per [`rows_per_partial`] heads; the sums are added in order.
+/// `partial` holds one sum for every [`rows_per_partial`] heads; these sums are added in order.
 pub(crate) fn norm_rope_grad_weight<T: Float>(
     [dy, x, inv_rms]: [&Tensor; 3],
     angles: &Angles<'_>,

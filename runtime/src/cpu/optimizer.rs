@@ -41,7 +41,7 @@ impl<W: Wide> Factors<W> {
     }
 }
 
-/// base^exponent by squaring: `pow` of the C library differs between machines.
+/// base^exponent by squaring, because `pow` of the C library differs between machines.
 fn power(mut base: f64, mut exponent: u32) -> f64 {
     let mut product = 1.0;
     while exponent > 0 {
@@ -54,7 +54,7 @@ fn power(mut base: f64, mut exponent: u32) -> f64 {
     product
 }
 
-/// A parameter with the gradient and state of its step.
+/// A parameter, its gradient and its state.
 pub(crate) struct Update<'a, T: Float> {
     pub(crate) param: &'a mut [T],
     pub(crate) gradient: Source<'a, T::Wide>,
@@ -65,7 +65,7 @@ pub(crate) struct Update<'a, T: Float> {
     pub(crate) words: Option<Words>,
 }
 
-/// One AdamW step of all parameters; blocks of all parameters run in parallel.
+/// One AdamW step of all parameters. The blocks of all parameters run in parallel.
 pub(crate) fn adamw<T: Float>(updates: Vec<Update<'_, T>>) {
     let mut updates = updates;
     let mut steps: Vec<Block<'_, T>> = updates.iter_mut().flat_map(Update::blocks).collect();
@@ -147,7 +147,7 @@ impl<T: Float> Block<'_, T> {
     }
 }
 
-/// Rounds the elements that start at `start`, to nearest or stochastically.
+/// Rounds elements to nearest or, with random words, stochastically. The first is element `start`.
 #[inline(always)]
 fn round<T: Float>(to: &mut [T], from: &[T::Wide], words: Option<&Words>, start: usize) {
     let elements = to.iter_mut().zip(from);
@@ -171,8 +171,8 @@ pub(crate) fn blocks<'a>(tensors: &[&'a Tensor]) -> Vec<(&'a Tensor, Range<usize
     tensors.iter().flat_map(of).collect()
 }
 
-/// The sum of the squares of all elements, in f64: `sums` holds the sum of each block; they are
-/// added from first to last.
+/// The sum of the squares of all elements, in f64. `sums` has one element per block; the sums of
+/// the blocks are added from first to last.
 pub(crate) fn sum_of_squares(blocks: &[(&Tensor, Range<usize>)], sums: &mut [f64]) -> Result<f64> {
     let mut outcomes: Vec<Result<()>> = blocks.iter().map(|_| Ok(())).collect();
     for_parts(

@@ -1,4 +1,4 @@
-//! Prefetching, where the access pattern defeats the hardware prefetcher.
+//! Software prefetching, for access patterns that the hardware prefetcher does not predict.
 
 /// Bytes per cache line.
 const CACHE_LINE: usize = 64;
@@ -19,7 +19,7 @@ fn prefetch_line<T>(element: &T) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a hint, which reads nothing.
+        // SAFETY: a prefetch is a hint and accesses no memory.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(element).cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]

@@ -1,23 +1,23 @@
-//! The quantile function (inverse CDF) of the normal distribution, from additions, multiplications,
-//! divisions, square roots and bit operations only. IEEE 754 rounds these correctly, so every
-//! machine computes the same bits. Nothing is fused.
+//! The quantile function (inverse CDF) of the normal distribution. It uses only additions,
+//! multiplications, divisions, square roots and bit operations, and no fused multiply-add. IEEE 754
+//! defines the rounding of these, so every machine computes the same bits.
 //!
 //! With p the smaller of both tails and q = 1 - 2p, the quantile is q times a smooth function of w
-//! = -ln(1 - q^2): Giles, "Approximating the erfinv function" (GPU Computing Gems 2, 2010). It is
-//! approximated by rational functions in w with positive coefficients, which avoid cancellation.
-//! They were fitted for this file in 60 digits: least squares of the relative error at Chebyshev
-//! nodes, reweighted towards equal ripple.
+//! = -ln(1 - q^2): Giles, "Approximating the erfinv function" (GPU Computing Gems 2, 2010). The
+//! function is approximated by rational functions in w with positive coefficients, which avoid
+//! cancellation. They were fitted with 60 digits, by least squares of the relative error at
+//! Chebyshev nodes, reweighted towards equal ripple.
 //!
-//! The results of random ops are part of a reproducible run, so no constant here may change. Those
-//! of f32 are in the GPU kernels' crate, whose kernel computes the same bits: degrees 6 and 5 in w
-//! on 0 <= w <= 22.2, relative error 1.1e-8.
+//! Reproducible runs depend on the results of random ops, so no constant here may change. The f32
+//! constants are in the `kernels` crate, whose GPU kernel computes the same bits. They have degrees
+//! 6 and 5 in w, for 0 <= w <= 22.2, and a relative error of 1.1e-8.
 
 use meshgrad_kernels::random::quantile::{DENOMINATOR, LN_TAIL, NUMERATOR, SQRT_HALF, STEP};
 
-/// The standard normal quantile of (word + 1/2) / 2^32: within 6.4 standard deviations.
+/// The standard normal quantile of (word + 1/2) / 2^32, which is between -6.4 and 6.4.
 ///
-/// Relative error below 5e-7 (measured over the 2^20 words at the end of the tail and every 257th
-/// elsewhere).
+/// The relative error is below 5e-7, measured over the last 2^20 words of the tail and every 257th
+/// word elsewhere.
 #[inline(always)]
 pub(crate) fn normal_f32(word: u32) -> f32 {
     // Both tails are measured from their end, so that p and q are exact up to rounding.
@@ -42,9 +42,9 @@ fn ln_f32(x: f32) -> f32 {
     exponent as f32 * std::f32::consts::LN_2 + (r + r * r * horner(r, LN_TAIL))
 }
 
-/// The standard normal quantile of (word + 1/2) / 2^64: within 9.3 standard deviations.
+/// The standard normal quantile of (word + 1/2) / 2^64, which is between -9.2 and 9.2.
 ///
-/// Relative error below 1e-15 (measured).
+/// The relative error, as measured, is below 1e-15.
 #[inline(always)]
 pub(crate) fn normal_f64(word: u64) -> f64 {
     const STEP: f64 = 1.0 / (1u128 << 64) as f64;
@@ -65,7 +65,7 @@ pub(crate) fn normal_f64(word: u64) -> f64 {
     if upper { size } else { -size }
 }
 
-/// In w, on 0 <= w <= 5; relative error 5e-18.
+/// Coefficients in w, for 0 <= w <= 5; the relative error is 5e-18.
 const CENTER_NUMERATOR: [f64; 9] = [
     1.253_314_137_315_500_3,
     0.494_317_642_791_788_4,
@@ -89,8 +89,8 @@ const CENTER_DENOMINATOR: [f64; 9] = [
     1.952_138_023_205_727_4e-9,
 ];
 
-/// In sqrt(-ln p) - 2.4, on 6 <= -ln p <= 45.2 (as AS241: Wichura, Applied Statistics 37, 1988);
-/// relative error 4e-17.
+/// Coefficients in sqrt(-ln p) - 2.4, for 6 <= -ln p <= 45.2 (as in AS241: Wichura, Applied
+/// Statistics 37, 1988); the relative error is 4e-17.
 const TAIL_NUMERATOR: [f64; 8] = [
     2.731_628_120_131_929,
     6.271_630_683_662_905,
@@ -111,8 +111,8 @@ const TAIL_DENOMINATOR: [f64; 7] = [
     1.483_689_343_662_729_8e-5,
 ];
 
-/// The natural logarithm of a normal number: 2 artanh(r / (2 + r)) by its series, |r / (2 + r)| <
-/// 0.172.
+/// The natural logarithm of a normal number, by the series of 2 artanh(r / (2 + r)) with
+/// |r / (2 + r)| < 0.172.
 #[inline(always)]
 fn ln_f64(x: f64) -> f64 {
     const SERIES: [f64; 12] = {
@@ -179,8 +179,7 @@ mod tests {
         }
     }
 
-    /// Compares the f32 quantile of a word with the f64 quantile of that word followed by the
-    /// middle 32 low bits.
+    /// Compares the f32 quantile of a word with the f64 quantile of the middle of its interval.
     #[test]
     fn f32_is_close_to_f64() {
         let tail = 0..1 << 20;

@@ -1,7 +1,7 @@
-//! Random words for the elements of a tensor, and floats made from them.
+//! Random words for the elements of a tensor, and their conversion to floats.
 //!
 //! Element `i` of the global tensor has word `i % 4` of Philox block `i / 4`. An f64 also uses the
-//! same word of a second block for its low bits, so a narrower float is the leading digits of the
+//! same word of a second block for its low bits, so narrower floats have the leading digits of the
 //! f64.
 
 use super::quantile::{normal_f32, normal_f64};
@@ -36,12 +36,12 @@ impl Words {
         }
     }
 
-    /// Stores the high words, the only ones that f32 uses, of the elements that start at `start`.
+    /// Stores the high words of the elements from `start` on. f32 uses only these.
     pub(crate) fn load_high(&self, start: usize, to: &mut [u32]) {
         self.load(Part::High, start, to);
     }
 
-    /// Stores the words of the elements that start at `start`.
+    /// Stores the high or low words of the elements from `start` on.
     #[inline(always)]
     fn load(&self, part: Part, start: usize, to: &mut [u32]) {
         let mut filled = 0;
@@ -63,13 +63,13 @@ impl Words {
         );
     }
 
-    /// Stores the words of the elements with consecutive global indices that start at `first`.
+    /// Stores the words of elements with consecutive global indices from `first` on.
     #[inline(always)]
     fn load_run(&self, part: Part, first: u64, mut to: &mut [u32]) {
         let mut block = first / 4;
         let mut skip = (first % 4) as usize;
         while !to.is_empty() {
-            // A few words take single blocks: most runs of a narrow shard are short.
+            // Short runs compute one block at a time: most runs of a narrow shard are short.
             let mut words = [0; 4 * LANES];
             let made = match skip + to.len() <= LANES {
                 true => self.blocks::<1>(part, block, &mut words),
@@ -83,7 +83,7 @@ impl Words {
         }
     }
 
-    /// Stores `N` blocks of four words that start at block `first`; returns the number of words.
+    /// Stores `N` blocks of four words from block `first` on; returns the number of words.
     #[inline(always)]
     fn blocks<const N: usize>(&self, part: Part, first: u64, to: &mut [u32; 4 * LANES]) -> usize {
         let [a, b, c, d] = self.key;
@@ -110,9 +110,10 @@ impl Words {
     }
 }
 
-/// A float made from random words: one for f32, two for f64, where the low word only adds digits.
+/// A float type that random words are converted to: one word for f32, two for f64. The low word of
+/// an f64 only adds digits.
 pub(crate) trait Variate: Wide {
-    /// Whether it uses the low word.
+    /// Whether the type uses the low word.
     const WIDE: bool;
 
     /// Uniform in [0, 1): 24 bits in f32, 53 in f64.
@@ -232,8 +233,8 @@ mod tests {
     use super::*;
     use crate::{Region, Shape};
 
-    /// Computed by another program from the definition in the module docs; must never change, like
-    /// the keys.
+    /// The expected words were computed by another program, from the definition in the module docs.
+    /// They must never change.
     #[test]
     fn words_are_frozen() {
         let elements = [

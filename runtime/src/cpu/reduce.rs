@@ -1,6 +1,6 @@
-//! Reductions in a fixed order. Each result folds blocks of [`BLOCK`] elements, each block in
-//! [`LANES`] interleaved lanes. The second half of the lanes is merged into the first until one is
-//! left; then blocks are merged from first to last.
+//! Reductions in a fixed order. The elements of each result are divided into blocks of [`BLOCK`]
+//! elements. A block is folded in [`LANES`] interleaved lanes, whose second half is merged into the
+//! first until one lane is left. Then blocks are merged from first to last.
 
 use super::rows::merge_halves;
 use super::strided::{CHUNK, Chunk, Source};
@@ -9,8 +9,8 @@ use crate::{Float, Result, Tensor, Wide};
 
 const LANES: usize = 16;
 
-/// How elements are folded into one value. `merge` must be associative up to rounding, with `start`
-/// as its neutral element.
+/// The operation that folds elements into one value. `merge` must be associative up to rounding,
+/// with `start` as its neutral element.
 pub(crate) struct Fold<W, M> {
     pub(crate) start: W,
     pub(crate) merge: M,

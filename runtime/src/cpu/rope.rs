@@ -35,8 +35,8 @@ pub(crate) fn tables(
     Ok(())
 }
 
-/// Rotates the pairs of every head; `cos` and `sin` have one row per position, shared by its
-/// `heads`.
+/// Rotates the pairs of every head. `cos` and `sin` have one row per position, which all `heads`
+/// share.
 pub(crate) fn rope<T: Float>(
     x: &Tensor,
     [cos, sin]: [&Tensor; 2],
@@ -62,7 +62,7 @@ pub(crate) fn rope<T: Float>(
     Ok(())
 }
 
-/// Rotates one head. Its elements may already be widened.
+/// Rotates one head. `x` may have a wider element type than `y`.
 #[inline(always)]
 pub(super) fn rotate_head<S: Float, T: Float<Wide = S::Wide>>(
     x: &[S],

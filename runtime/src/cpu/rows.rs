@@ -7,7 +7,7 @@ use std::ops::{Deref, Range};
 use super::{BLOCK, for_blocks};
 use crate::{Element, Float, Number, ReadGuard, Result, Tensor, Wide};
 
-/// Interleaved partial results of a fold along a row: enough to hide the latency of an addition.
+/// Interleaved partial results of a fold along a row, enough to hide the latency of an addition.
 const LANES: usize = 32;
 
 /// The rows of a tensor whose last dim is contiguous; the other dims may have any strides.
@@ -76,17 +76,17 @@ impl<T> Deref for Flat<'_, T> {
     }
 }
 
-/// Rows of `columns` elements per task.
+/// The number of rows of `columns` elements that a task processes.
 pub(crate) fn rows_per_task(columns: usize) -> usize {
     (BLOCK / columns.max(1)).max(1)
 }
 
-/// `for_rows!(out, columns, |row, out| ..)` calls a closure with each row of `out`, `columns`
-/// elements long: vectorized, and in parallel if there are many. With `|row, out, scratch|` the
-/// closure also gets scratch space of `columns` wide numbers.
+/// `for_rows!(out, columns, |row, out| ..)` calls a vectorized closure with each row of `columns`
+/// elements of `out`, in parallel if there are many rows. With `|row, out, scratch|` the closure
+/// also gets scratch space of `columns` wide numbers.
 ///
-/// A macro, because the closure must be inlined to be vectorized, and only an attribute guarantees
-/// that.
+/// It is a macro because the closure must be inlined to be vectorized, and only an attribute on the
+/// closure guarantees that.
 macro_rules! for_rows {
     ($out:expr, $columns:expr, |$row:ident, $y:ident, $scratch:ident| $body:expr) => {
         $crate::cpu::rows::each_row(
@@ -110,7 +110,7 @@ macro_rules! for_rows {
 
 pub(crate) use for_rows;
 
-/// Implements [`for_rows`], with `scratch` wide numbers of scratch space; `f` must be
+/// The implementation of [`for_rows`]. `scratch` is the length of the scratch space; `f` must be
 /// `#[inline(always)]`.
 #[inline(always)]
 pub(crate) fn each_row<T: Float>(
@@ -132,8 +132,8 @@ pub(crate) fn each_row<T: Float>(
     });
 }
 
-/// Calls `f` with each row of `out`, `columns` elements long, in parallel if there are many. For
-/// rows that are only copied.
+/// Calls `f` with each row of `columns` elements of `out`, in parallel if there are many rows. `f`
+/// is not vectorized, so use this for copies.
 pub(crate) fn copy_rows<T: Element>(
     out: &mut [T],
     columns: usize,
@@ -174,8 +174,8 @@ pub(crate) fn max<T: Float>(row: &[T]) -> T::Wide {
     )
 }
 
-/// Folds the columns of `rows` in [`LANES`] lanes, which are then merged by halving. The order
-/// depends on the number of columns alone.
+/// Folds the columns of `rows` in [`LANES`] lanes, which [`merge_halves`] then merges. The order
+/// depends only on the number of columns.
 #[inline(always)]
 fn fold<T: Float, const N: usize>(
     rows: [&[T]; N],
@@ -218,7 +218,8 @@ fn fold<T: Float, const N: usize>(
     merge_halves(&mut lanes, &merge)
 }
 
-/// Merges the second half of the lanes, a power of two, into the first until one is left.
+/// Merges the second half of the lanes into the first until one lane is left. The number of lanes
+/// must be a power of two.
 #[inline(always)]
 pub(crate) fn merge_halves<W: Copy>(lanes: &mut [W], merge: &impl Fn(W, W) -> W) -> W {
     let mut width = lanes.len() / 2;

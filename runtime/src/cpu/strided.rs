@@ -7,11 +7,11 @@ use super::transpose::ColumnMajor;
 use crate::core::strides::Dims;
 use crate::{Element, Float, ReadGuard, Result, Tensor};
 
-/// Elements that a kernel processes at a time in buffers on its stack.
+/// The number of elements that a kernel buffers on its stack.
 pub(crate) const CHUNK: usize = 256;
 
-/// A buffer of [`CHUNK`] elements, aligned so that no vector crosses a cache line: such accesses
-/// take twice as long, and longer when read back at once.
+/// A buffer of [`CHUNK`] elements, aligned so that no vector crosses a cache line. Such accesses
+/// take twice as long, or more if data is read right after it was written.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 pub(crate) struct Chunk<W>([W; CHUNK]);
@@ -73,7 +73,7 @@ impl<'a, T: Element> Source<'a, T> {
             });
     }
 
-    /// Stores `convert` of the elements that start at `start` in `to`.
+    /// Converts the elements from `start` on, and stores them in `to`.
     #[inline(always)]
     pub(crate) fn load<U: Copy>(&self, start: usize, to: &mut [U], convert: impl Fn(T) -> U) {
         let mut filled = 0;
@@ -86,7 +86,7 @@ impl<'a, T: Element> Source<'a, T> {
                 filled += run;
                 match stride {
                     1 => {
-                        // Prefetches the chunk after the next; the next is already on its way.
+                        // Prefetches the chunk after the next; the next was prefetched before.
                         let end = offset + run;
                         let ahead = self.elements.get(end + run..end + 2 * run);
                         prefetch(ahead.unwrap_or_default());
@@ -100,7 +100,7 @@ impl<'a, T: Element> Source<'a, T> {
         );
     }
 
-    /// Stores `convert` of the elements at `offset`, `offset + stride`, .. in `to`.
+    /// Converts the elements at `offset`, `offset + stride`, .., and stores them in `to`.
     #[inline(always)]
     fn gather<U: Copy>(
         &self,

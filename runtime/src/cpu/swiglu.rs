@@ -1,4 +1,4 @@
-//! Kernels of SwiGLU: rows 2i and 2i + 1 of the operand are gate and up of row i of the result.
+//! Kernels of SwiGLU. For row i of the result, row 2i of the operand is gate and row 2i + 1 is up.
 
 use super::rows::{Rows, for_rows};
 use crate::{Float, Number, Result, Tensor};

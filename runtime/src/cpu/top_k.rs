@@ -2,7 +2,7 @@
 
 use crate::{Element, Wide};
 
-/// Winners that one pass over the scores finds.
+/// The most winners that one pass over the scores finds.
 const WINNERS_PER_PASS: usize = 64;
 
 /// Whether `a` comes before `b` regardless of their indices.
@@ -16,11 +16,11 @@ pub(crate) fn is_nan<W: Wide>(x: W) -> bool {
     x.partial_cmp(&x).is_none()
 }
 
-/// Fills `winners` with the indices of the largest of `score(0..count)`, in order; `count >=
-/// winners.len()`.
+/// Fills `winners` with the indices of the largest scores in `0..count`, in order. There must be at
+/// least `winners.len()` scores.
 ///
-/// A pass keeps a short sorted list, which few scores enter. More winners take more passes, and no
-/// memory.
+/// A pass keeps a short sorted list, into which few scores are inserted. More winners take more
+/// passes but no more memory.
 #[inline(always)]
 pub(crate) fn top_k_indices<W: Wide, I: Element>(
     count: usize,
@@ -33,7 +33,8 @@ pub(crate) fn top_k_indices<W: Wide, I: Element>(
     }
 }
 
-/// Fills `winners` with the first scores after `bound` in this order, and returns the last of them.
+/// Fills `winners` with the indices of the scores that follow `bound` in this order. Returns the
+/// last score and its index.
 #[inline(always)]
 fn best_after<W: Wide, I: Element>(
     bound: Option<(W, usize)>,

@@ -1,5 +1,5 @@
-//! Copies of column-major matrices, tile by tile: each element of their rows is on another cache
-//! line.
+//! Copies of column-major matrices, tile by tile, because adjacent elements of a row are on
+//! different cache lines.
 
 use super::prefetch::prefetch;
 use super::{BLOCK, for_blocks};
@@ -21,7 +21,7 @@ pub(super) struct ColumnMajor<'a, T> {
 }
 
 impl<'a, T: Element> ColumnMajor<'a, T> {
-    /// The elements of `dims`, if its last two dims are a column-major matrix.
+    /// A view of `elements` if the last two of `dims` are a column-major matrix.
     pub(super) fn new(elements: &'a [T], dims: &Dims) -> Option<ColumnMajor<'a, T>> {
         let (matrices, [(rows, 1), (columns, stride)]) = dims.split_last_two()? else {
             return None;
@@ -54,7 +54,7 @@ impl<'a, T: Element> ColumnMajor<'a, T> {
         });
     }
 
-    /// Copies the rows that fit into `out`; the first starts at `offset`.
+    /// Copies at most [`TILE`] rows, as many as `out` has; the first starts at `offset`.
     fn copy_rows(&self, offset: usize, out: &mut [T]) {
         let rows = out.len() / self.columns;
         let column = |at: usize| &self.elements[offset + at * self.stride..][..rows];
@@ -81,8 +81,7 @@ mod tests {
     use crate::ops::{arange, copy, reshape};
     use crate::{DType, Device};
 
-    /// Every element is copied to its position: whole tiles, partial tiles, several matrices per
-    /// block, and matrices that are views of larger ones.
+    /// Covers whole and partial tiles, several matrices per block, and views of larger matrices.
     #[test]
     fn copies_equal_their_source() {
         let device = Device::cpu();

@@ -1,11 +1,11 @@
-//! Writing to several tensors at once, which may be views of one storage.
+//! Writing to several tensors together, which may be views of one storage.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
 use crate::{Element, Error, Result, Tensor, WriteGuard};
 
-/// The storages of some tensors, each borrowed for writing once.
+/// The storages of some tensors. Each storage is borrowed for writing only once.
 pub(crate) struct Writes<'a, T> {
     storages: BTreeMap<usize, WriteGuard<'a, T>>,
 }

@@ -149,8 +149,8 @@ pub fn rms_norm_grad_weight_into(
     })
 }
 
-/// A residual addition and a norm in one pass: sum = x + added and (y, inv_rms) =
-/// [`rms_norm`]\(sum\); returns (sum, y, inv_rms).
+/// A residual addition and a norm in one pass: sum = x + added, with y and inv_rms as [`rms_norm`]
+/// of the sum; returns (sum, y, inv_rms).
 ///
 /// The norm is computed from the rounded sum. For the gradient with respect to `w`, pass the sum to
 /// [`rms_norm_grad_weight_into`].

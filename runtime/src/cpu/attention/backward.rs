@@ -1,11 +1,15 @@
 //! Gradients of attention from the saved log-sum-exp; the weights are recomputed block by block.
 //!
-//! With P = e^(scale Q K^T - lse) and delta = rowsum(dO * O): dV = P^T dO, dS = P * (dO V^T -
-//! delta) scale, dQ = dS K, dK = dS^T Q (Dao 2023). A gradient of lse only shifts delta, because d
-//! lse / d s = P.
+//! ```text
+//! P  = e^(scale Q K^T - lse),  delta = rowsum(dO * O)
+//! dS = P * (dO V^T - delta) scale
+//! dV = P^T dO,  dQ = dS K,  dK = dS^T Q
+//! ```
 //!
-//! A task owns some queries of one key-value head. It alone writes their dQ; dK and dV are summed
-//! in its slab of the workspace.
+//! (Dao 2023.) A gradient of lse is subtracted from delta, because d lse / d s = P.
+//!
+//! A task owns some queries of one key-value head. It alone writes their dQ, and it sums dK and dV
+//! in its own slab of the workspace.
 
 use std::ops::Range;
 
@@ -27,7 +31,7 @@ const STRIPS: usize = 4;
 /// Rows that are processed together.
 const ROWS: usize = STRIPS * STRIP;
 
-/// The saved results of the forward pass, and their gradients.
+/// The results of the forward pass, and their gradients.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Saved<'a, E: Element> {
     /// Output of the forward pass, [B, Tq, Hq, D].
@@ -283,7 +287,7 @@ impl<E: Element> BackwardGroup<'_, E> {
             let dlse = self.saved.dlse.map_or(E::Real::ZERO, |dlse| dlse[at]);
             per_row.delta[row] = dot(simd, out, dout) - dlse;
 
-            // A row that attends to no key has no weights; any finite number works.
+            // A row that attends to no key has no weights, so any finite lse works.
             let lse = self.saved.lse[at];
             per_row.lse[row] = if lse == Real::NEG_INFINITY {
                 Real::ZERO
@@ -294,7 +298,7 @@ impl<E: Element> BackwardGroup<'_, E> {
         sums.fill(Real::ZERO);
     }
 
-    /// P and dS of a block of keys, at `offset` of the loaded ones.
+    /// Computes P and dS for a block of keys, which starts at `offset` within the loaded keys.
     #[inline(always)]
     fn softmax_grad<S: Simd>(
         &mut self,
@@ -392,7 +396,7 @@ impl<E: Element> BackwardGroup<'_, E> {
         let width = padded(head_dim);
 
         for (row, [b, t, h]) in (0..strip.rows).zip(self.group.row_indices(strip.first)) {
-            // SAFETY: rows are split among tasks, so that this task alone writes (b, t, h), once.
+            // SAFETY: rows are split among tasks, so only this task writes row (b, t, h), and once.
             let dq = unsafe {
                 self.dq
                     .part(((b * queries + t) * heads + h) * head_dim, head_dim)
@@ -467,7 +471,7 @@ impl<R: Real> SoftmaxGradStep<'_, R> {
     }
 }
 
-/// Dot product of two rows of whole vectors.
+/// Dot product of two rows, whose lengths are multiples of the vector length.
 #[inline(always)]
 fn dot<S: Simd, R: Real>(simd: S, a: &[R], b: &[R]) -> R {
     let mut sum = R::splat(simd, R::ZERO);

@@ -18,7 +18,8 @@ const STRIPS: usize = 4;
 /// Rows per task.
 const ROWS: usize = STRIPS * STRIP;
 
-/// Runs all tasks. The split depends on the shape alone: (batch row, key-value head, 128 rows).
+/// Runs one task per batch row, key-value head and [`ROWS`] rows. The split depends only on the
+/// shape.
 pub(super) fn run<E: Element>(attention: &Attention<E>, out: &mut [E], lse: &mut [E::Real]) {
     let shape = attention.shape;
     let (out, lse) = (SharedSlice::new(out), SharedSlice::new(lse));
@@ -150,7 +151,7 @@ impl<E: Element> ForwardGroup<'_, E> {
         let queries = self.queries.chunks_exact_mut(STRIP * width);
         let sums = self.sums.chunks_exact_mut(STRIP * width);
 
-        // The block of keys is free until keys are loaded, and so are the sums of a strip.
+        // Until keys are loaded, `keys` and `sums` serve as scratch space.
         for ((strip, queries), sums) in strips.iter().zip(queries).zip(sums) {
             let spare = &mut self.keys[..STRIP * width];
             self.group.load_rows(&self.group.attention.q, strip, sums);
@@ -159,7 +160,7 @@ impl<E: Element> ForwardGroup<'_, E> {
         }
     }
 
-    /// Folds a block of keys, at `offset` of the loaded ones, into a strip's output.
+    /// Adds a block of keys, which starts at `offset` within the loaded keys, to a strip's sums.
     #[inline(always)]
     fn attend<S: Simd>(
         &mut self,
@@ -223,7 +224,7 @@ impl<E: Element> ForwardGroup<'_, E> {
         for (row, [b, t, h]) in (0..strip.rows).zip(self.group.row_indices(strip.first)) {
             let (maximum, sum) = (running.maximum[row], running.sum[row]);
 
-            // SAFETY: rows are split among tasks, so that this task alone writes (b, t, h), once.
+            // SAFETY: rows are split among tasks, so only this task writes row (b, t, h), and once.
             let (out, lse) = unsafe {
                 let out = self
                     .out
@@ -241,7 +242,8 @@ impl<E: Element> ForwardGroup<'_, E> {
 
             let sums = &self.sums[(index * STRIP + row) * width..];
             for (out, sum) in out.iter_mut().zip(sums) {
-                // Adding 0 turns -0 into 0, as adding masked keys does.
+                // Adding 0 turns -0 into 0. Otherwise the sign would depend on whether masked keys,
+                // which add 0, are part of a block.
                 *out = E::from_real(*sum * factor + Real::ZERO);
             }
         }
@@ -313,7 +315,7 @@ impl<R: Real> SoftmaxStep<'_, R> {
             }
         }
 
-        // A row without visible keys so far has a maximum of minus infinity, which must not be
+        // If a row attended to no key so far, its maximum is minus infinity, which must not be
         // subtracted.
         let shift: [_; N] = std::array::from_fn(|n| R::finite_or_zero(simd, maximum[n]));
         let mut sum = [R::splat(simd, R::ZERO); N];

@@ -15,10 +15,10 @@ use crate::cpu::prefetch::prefetch;
 /// Rows in a strip.
 pub(super) const STRIP: usize = 32;
 
-/// Keys per block, counted from the first key of the sequence, whatever the query.
+/// Keys per block. Blocks start at the first key of the sequence, for every query.
 pub(super) const KEYS: usize = 64;
 
-/// The head dimension is padded with zeros to whole vectors of any SIMD level.
+/// The head dimension, padded to whole vectors of any SIMD level. The padding is zero.
 pub(super) fn padded(head_dim: usize) -> usize {
     head_dim.next_multiple_of(16)
 }
@@ -42,20 +42,20 @@ pub(super) struct Strip<R> {
     pub(super) keys: Range<usize>,
     /// Keys that every row attends to.
     common: Range<usize>,
-    /// The first visible key of each row, and the end.
+    /// Row i attends to keys `low[i]..high[i]`.
     pub(super) low: [R; STRIP],
     pub(super) high: [R; STRIP],
 }
 
 impl<R: Real> Strip<R> {
-    /// Whether any row masks out any of these keys.
+    /// Whether any of these keys is masked for any row.
     #[inline(always)]
     pub(super) fn masks(&self, keys: &Range<usize>) -> bool {
         keys.start < self.common.start || keys.end > self.common.end
     }
 
-    /// Lanes in use, rounded up to whole vectors of any SIMD level. The extra lanes have no row and
-    /// no visible key.
+    /// Lanes in use, rounded up to whole vectors of any SIMD level. In the extra lanes all keys are
+    /// masked.
     #[inline(always)]
     pub(super) fn lanes(&self) -> usize {
         self.rows.next_multiple_of(16)
@@ -164,9 +164,9 @@ fn load_row<E: Element>(from: &[E], to: &mut [E::Real]) {
 /// Writes [STRIP, columns] as [columns, STRIP]. `spare`, of the same length, is overwritten with
 /// arbitrary values.
 ///
-/// Interleaving the `n` parts of a flat array moves element i to n i modulo (length - 1), so
-/// interleaving 4, 4 and 2 parts moves r * columns + c to c * STRIP + r. The compiler turns these
-/// loops into shuffles.
+/// Interleaving `n` parts of a flat array moves element i to n i modulo (length - 1). Interleaving
+/// 4, 4 and 2 parts in turn therefore moves r * columns + c to c * STRIP + r. The compiler turns
+/// these loops into shuffles.
 #[inline(always)]
 pub(super) fn transpose<R: Real>(from: &[R], spare: &mut [R], to: &mut [R]) {
     const { assert!(STRIP == 4 * 4 * 2) };

@@ -1,5 +1,5 @@
-//! Attention masks. For each query, every supported mask is one range of keys, which is all that
-//! the kernels use.
+//! Attention masks. Under every supported mask a query attends to one range of keys, which is all
+//! that the kernels use.
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ impl Offsets<'_> {
         self.0.len()
     }
 
-    /// Offsets must have been checked: they are not negative.
+    /// The offsets must have been checked, so that they are not negative.
     fn get(self, index: usize) -> usize {
         self.0[index] as usize
     }
@@ -35,16 +35,16 @@ impl Offsets<'_> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Sequences<'a> {
     /// Each batch row is one sequence: key j has position j, query i has position `q_offset` + i.
-    /// Both slices hold one value per batch row, or one for all.
+    /// Both slices hold one value per batch row, or a single value for all rows.
     Rows {
         /// Position of the first query.
         q_offset: &'a [usize],
         /// The number of valid keys; the others are never read.
         k_len: &'a [usize],
     },
-    /// The batch has one row: several concatenated sequences. A query attends to keys of its own
-    /// sequence only. If a sequence has fewer queries than keys, the queries are its last positions
-    /// (as in flash attention).
+    /// The batch has one row, which holds several concatenated sequences. A query attends only to
+    /// keys of its own sequence. If a sequence has fewer queries than keys, the queries are at its
+    /// last positions (as in flash attention).
     Packed {
         /// The start of each sequence's queries, and the total.
         cu_seqlens_q: Offsets<'a>,
@@ -53,13 +53,13 @@ pub(crate) enum Sequences<'a> {
     },
 }
 
-/// The mask as data. A key is visible if no condition hides it.
+/// A mask. A query attends to a key unless `causal`, `window` or `sequences` masks the key.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mask<'a> {
-    /// Hides keys after the query's position.
+    /// Masks keys after the query's position.
     pub(crate) causal: bool,
-    /// Hides keys at or before the query's position minus this. Under `causal` a query attends to
-    /// itself and the `window` - 1 keys before it (`sliding_window` of Hugging Face
+    /// Masks keys at or before the query's position minus this number. With `causal`, a query
+    /// attends to itself and the `window` - 1 keys before it (`sliding_window` of Hugging Face
     /// configurations).
     pub(crate) window: Option<usize>,
     /// How queries and keys are divided into sequences.
@@ -72,7 +72,7 @@ pub(super) struct Segment {
     pub(super) batch: usize,
     /// Range in the dim of queries.
     pub(super) queries: Range<usize>,
-    /// Range in the dim of keys. Blocks of keys are counted from its start.
+    /// Range in the dim of keys. Blocks of keys start at its start.
     pub(super) keys: Range<usize>,
     /// Position of the first query among the keys.
     first_position: i64,
@@ -144,8 +144,8 @@ impl Mask<'_> {
         }
     }
 
-    /// The segments of a batch row, in the order of their queries, which they cover. The mask must
-    /// have been checked.
+    /// The segments of a batch row, in the order of their queries. Together they cover all queries.
+    /// The mask must have been checked.
     pub(super) fn segments(&self, batch: usize, shape: &Shape) -> impl Iterator<Item = Segment> {
         let count = match self.sequences {
             Sequences::Rows { .. } => 1,

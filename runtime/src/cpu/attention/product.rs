@@ -1,9 +1,8 @@
 //! Products of small contiguous blocks, accumulated in registers.
 //!
-//! Every element of the result is one chain: c + a_0 b_0 + a_1 b_1 + ... in the order of k. Each
-//! step is one operation of one lane: fused, or without FMA a rounded multiply and a rounded add.
-//! The tile shape affects speed but not bits, so a query's result does not depend on the other
-//! queries.
+//! Every element of the result is computed in one lane as c + a_0 b_0 + a_1 b_1 + ..., in the order
+//! of k. Each step is a fused multiply-add, or a multiply and an add without FMA. The tile shape
+//! affects speed but not bits, so a query's result does not depend on the other queries.
 
 use pulp::{Simd, WithSimd};
 
@@ -61,7 +60,8 @@ pub(super) fn lanes<S: Simd, R: Real>() -> usize {
 }
 
 impl<R: Real> Product<'_, R> {
-    /// All rows of `N` vectors of columns. 12 x 2 of 32 registers hold sums, or 4 x 2 of 16.
+    /// Computes all rows of `N` vectors of columns. The accumulators are 12 x 2 of 32 registers, or
+    /// 4 x 2 of 16.
     #[inline(always)]
     fn panel<S: Simd, const N: usize>(&mut self, simd: S, column: usize) {
         let [m, ..] = self.extents;
@@ -151,7 +151,7 @@ impl<R: Real> Product<'_, R> {
     }
 }
 
-/// sums + a b.
+/// sums += a b.
 #[inline(always)]
 fn add_scaled<S: Simd, R: Real, const N: usize>(
     simd: S,

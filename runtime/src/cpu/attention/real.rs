@@ -129,7 +129,7 @@ pub(crate) trait Real:
     /// x, or 0 in the lanes where x is minus infinity.
     fn finite_or_zero<S: Simd>(simd: S, x: Self::Vector<S>) -> Self::Vector<S>;
 
-    /// x in the lanes where low <= at < high, minus infinity in the others.
+    /// x in the lanes where `range[0] <= at < range[1]`, minus infinity in the others.
     fn visible<S: Simd>(
         simd: S,
         x: Self::Vector<S>,
@@ -140,7 +140,7 @@ pub(crate) trait Real:
     /// e^x for x <= 88; f32 results below 2^-126 are flushed to 0.
     fn exp_lanes<S: Simd>(simd: S, x: Self::Vector<S>) -> Self::Vector<S>;
 
-    /// The sum of the lanes, as a tree.
+    /// The sum of the lanes, added pairwise in a tree.
     fn sum_lanes<S: Simd>(simd: S, x: Self::Vector<S>) -> Self;
 }
 
@@ -258,7 +258,7 @@ impl_real!(f64, f64s, f64::ln, exp_f64s, {
     max_f64s, select_f64s, less_than_f64s, equal_f64s, reduce_sum_f64s,
 });
 
-/// f64 serves as an exact reference, so it uses the exp of the standard library.
+/// The exp of the standard library: f64 serves as a reference, so accuracy matters more than speed.
 #[inline(always)]
 fn exp_f64s<S: Simd>(_: S, mut x: S::f64s) -> S::f64s {
     let lanes: &mut [f64] = bytemuck::cast_slice_mut(std::slice::from_mut(&mut x));

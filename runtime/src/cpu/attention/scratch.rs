@@ -1,17 +1,17 @@
-//! Scratch buffers that stay in the cache of a thread's core.
+//! Per-thread scratch buffers, which stay in the core's cache.
 
 use std::cell::Cell;
 
 use bytemuck::{Pod, Zeroable};
 
-/// One cache line, so that no vector crosses two.
+/// A cache line. Buffers are aligned to it, so that no vector crosses a cache line.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C, align(64))]
 struct Line([f64; 8]);
 
 thread_local! {
-    /// A few hundred KiB per thread at D = 128 (a function of D alone), kept between calls so that
-    /// it stays in the cache.
+    /// Kept between calls, so that it stays in the cache. The size depends only on D; for D = 128
+    /// it is a few hundred KiB.
     static LINES: Cell<Vec<Line>> = const { Cell::new(Vec::new()) };
 }
 

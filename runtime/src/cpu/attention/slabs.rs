@@ -1,8 +1,8 @@
 //! Partial sums of dK and dV, one per task.
 //!
-//! All queries of a head add to the same keys. To split the queries among tasks, each task has a
-//! *slab* with gradients of every key; slabs are then added in order. The number of slabs depends
-//! on the shape alone, never on the number of threads.
+//! All queries of a head add to the gradients of the same keys. So that tasks can split the
+//! queries, each task sums into its own *slab*, with the gradients of every key. The slabs are then
+//! added in order. The number of slabs depends on the shape, never on the number of threads.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use super::mask::Segment;
 use super::real::{Element, Real};
 use crate::cpu::for_blocks;
 
-/// Fewer queries than this are not split, because slabs take memory.
+/// The fewest queries per slab, because each slab takes memory.
 const QUERIES_PER_SLAB: usize = 1024;
 
 /// With this many tasks, the queries of a head are not split.
@@ -25,7 +25,7 @@ const KEYS_PER_TASK: usize = 64;
 #[derive(Clone, Copy)]
 pub(super) struct Slabs {
     pub(super) count: usize,
-    /// Queries per slab, counted from the start of a sequence.
+    /// Queries per slab. The first slab of a sequence starts at its first query.
     queries: usize,
     /// Elements per slab: dK, then dV, both [Tk, W].
     pub(super) len: usize,
@@ -49,8 +49,8 @@ impl Slabs {
         }
     }
 
-    /// The rows of a segment that belong to slab `index`. Sequences that share a slab have
-    /// different keys; the slabs of one sequence are in the order of its queries.
+    /// The rows of a segment that belong to slab `index`. Several sequences can share a slab,
+    /// because their keys differ. The slabs of one sequence are in the order of its queries.
     pub(super) fn rows(&self, index: usize, segment: &Segment, group: usize) -> Range<usize> {
         let Some(part) = index.checked_sub(segment.queries.start / self.queries) else {
             return 0..0;
@@ -68,7 +68,7 @@ pub(super) fn workspace(shape: &Shape) -> usize {
     shape.batch * shape.kv_heads * slabs.count * slabs.len
 }
 
-/// to[b, t, h] = sum of its rows over the slabs, in order.
+/// `to[b, t, h]` = the sum over the slabs of the row of key t, in the order of the slabs.
 pub(super) fn add_slabs<E: Element>(
     shape: &Shape,
     slabs: &Slabs,
@@ -97,7 +97,7 @@ pub(super) fn add_slabs<E: Element>(
     });
 }
 
-/// to[h] = sum of from[h] over the slabs, in order.
+/// `to[i]` = the sum of `from[i]` over the slabs, in order.
 fn add_rows<E: Element>(slabs: &Slabs, from: &[E::Real], to: &mut [E]) {
     const LANES: usize = 16;
 

@@ -1,4 +1,4 @@
-//! Laws of attention, checked against a plain f64 reference that evaluates masks as a predicate.
+//! Laws of attention. The f64 reference evaluates the mask for each pair of query and key.
 
 mod reference;
 
@@ -17,7 +17,8 @@ fn norm(x: &[f64]) -> f64 {
     x.iter().map(|x| x * x).sum::<f64>().sqrt()
 }
 
-/// Asserts that |actual - expected| / |expected| of each result is at most `tolerance`.
+/// Asserts that the norm of each result's error, relative to the result's norm, is at most
+/// `tolerance`.
 fn assert_near<E: Number>(case: &Case, tolerance: f64) {
     let x = Operands::<E>::random(case);
     let actual = attend(case, &x);
@@ -81,7 +82,7 @@ fn every_mask_equals_the_definition() {
     }
 }
 
-/// Long enough that the queries of a head are split into slabs.
+/// The sequences are so long that the queries of a head are split into slabs.
 #[test]
 fn long_sequences_equal_the_definition() {
     let mut case = Case::new(2100, 2100, 1, 8).causal();
@@ -159,7 +160,7 @@ fn gradients_equal_central_differences() {
     }
 }
 
-/// bf16 has 8 bits: results match the exact ones in direction and norm.
+/// bf16 has 8 bits of precision, so results are compared by direction and norm.
 #[test]
 fn bf16_keeps_angle_and_norm() {
     for case in [
@@ -184,7 +185,6 @@ fn bf16_keeps_angle_and_norm() {
     }
 }
 
-/// The number of threads does not change any bit.
 #[test]
 fn bits_do_not_depend_on_threads() {
     fn check<E: Number>(case: &Case) {
@@ -208,8 +208,8 @@ fn bits_do_not_depend_on_threads() {
     check::<f32>(&Case::packed(&[(1100, 1100), (900, 900)], 1, 8).causal());
 }
 
-/// Decoding with a cache gives the bits of the full forward pass, for any division of the queries.
-/// Invalid cache entries are never read.
+/// Decoding with a cache gives the bits of the full forward pass, for any number of queries per
+/// step. Invalid cache entries are NaN here, so they are never read.
 #[test]
 fn cached_decoding_equals_full_forward() {
     fn check<E: Number>(full: &Case, step: usize) {
@@ -333,7 +333,7 @@ fn packed_equals_separate() {
     }
 }
 
-/// Operands can be views of one fused projection.
+/// Operands can be views of one fused q, k and v projection.
 #[test]
 fn fused_views_equal_contiguous_operands() {
     let case = Case::new(67, 67, 2, 20).causal();

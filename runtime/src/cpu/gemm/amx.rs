@@ -1,9 +1,9 @@
 //! bf16 with AMX (Sapphire Rapids and later): a core has eight registers of 16 rows x 64 bytes and
 //! an instruction that multiplies two of them, at about 16 times the rate of f32 vectors.
 //!
-//! Four registers hold a 32 x 32 tile of sums, two a panel of A (16 rows x 32 deep each), two a
-//! panel of B (16 pairs deep x 16 columns each). Rust has no stable intrinsics for AMX yet, so this
-//! uses inline assembly.
+//! Four registers hold a 32 x 32 tile of accumulators. Two hold parts of a panel of A (each 16 rows
+//! x 32 along k), and two of a panel of B (each 16 pairs along k x 16 columns). Rust has no stable
+//! intrinsics for AMX yet, so this uses inline assembly.
 
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count};
@@ -17,20 +17,20 @@ use super::kernel::{Kernel, Order, Rows, Start, Tile};
 use super::pack::{pack_by_depth, pack_by_lane};
 use super::vector::Closure;
 
-/// Rows and columns of the tile of sums, and lanes of both panels.
+/// Rows and columns of the accumulator tile, and lanes of both panels.
 const TILE: usize = 32;
 
-/// Pairs per row of a register: the depth of one multiplication.
+/// bf16 pairs per row of a register. One multiplication advances by this many pairs along k.
 const PAIRS: usize = 16;
 
-/// The kernel. A value proves that the instructions may be used.
+/// The AMX kernel. A value is proof that the process may use the instructions.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct AmxKernel {
     vectors: V4,
 }
 
 impl AmxKernel {
-    /// Queries the processor and the operating system, once per process.
+    /// Queries the processor, and requests permission from the operating system, once per process.
     pub(super) fn detect() -> Option<Self> {
         static PERMITTED: OnceLock<bool> = OnceLock::new();
 
@@ -45,8 +45,7 @@ fn has_instructions() -> bool {
     const AMX_TILE: u32 = 1 << 24;
     const NEEDED: u32 = AMX_BF16 | AMX_TILE;
 
-    // SAFETY: every x86-64 processor has CPUID. (The intrinsic became safe in a later Rust
-    // version.)
+    // SAFETY: every x86-64 processor has CPUID. (The intrinsic is safe in later Rust versions.)
     #[allow(unused_unsafe)]
     let (highest_leaf, features) = unsafe { (__cpuid(0).eax, __cpuid_count(7, 0).edx) };
     highest_leaf >= 7 && features & NEEDED == NEEDED
@@ -163,15 +162,17 @@ impl Kernel for AmxKernel {
     }
 }
 
-/// One step reads 2048 bytes of each panel. A: two groups of 16 lanes of 64 bytes. B: 16 pairs of
-/// 128 bytes, whose halves are the left and the right register.
+/// One step reads 2048 bytes of each panel:
+/// - A: two groups of 16 lanes of 64 bytes, one register each.
+/// - B: 16 rows of 128 bytes. The first 64 bytes of each row form one register, the last 64 the
+///   other.
 ///
-/// tmm0 to tmm3 hold the sums: upper left, upper right, lower left, lower right. Rows of the tile
-/// of sums are 128 bytes apart and its lower half starts at byte 2048. The lower half is skipped if
-/// at most 16 rows are used.
+/// tmm0 to tmm3 hold the quadrants of the accumulator tile: upper left, upper right, lower left,
+/// lower right. Rows of the tile are 128 bytes apart, and its lower half starts at byte 2048. The
+/// lower half is skipped if at most 16 rows are used.
 ///
 /// # Safety
-/// Tiles are configured, `a` and `b` hold `steps` x 2048 bytes and `sums` 4096.
+/// Tiles must be configured, `a` and `b` must hold `steps` x 2048 bytes, and `sums` 4096.
 #[inline(always)]
 unsafe fn multiply_panels(
     steps: usize,
@@ -183,7 +184,7 @@ unsafe fn multiply_panels(
 ) {
     let resume = start == Start::Resume;
 
-    // SAFETY: accesses no more than the caller promises; all registers are named.
+    // SAFETY: accesses only the bytes that the caller guarantees, and lists all changed registers.
     unsafe {
         asm!(
             "test {resume}, {resume}",

@@ -18,8 +18,8 @@ pub(super) struct Problem<'a, T, C> {
 }
 
 impl<T: Copy, C: Copy> Problem<'_, T, C> {
-    /// Computes the transpose instead if C is column-major, so that tiles are stored along rows.
-    /// The bits are equal, because multiplication is commutative.
+    /// If C is column-major, the transposed problem C^T = B^T A^T, so that tiles are stored along
+    /// contiguous rows. The bits are equal, because multiplication is commutative.
     fn along_rows(self) -> Self {
         if !self.c.is_column_major() {
             return self;
@@ -39,8 +39,8 @@ impl<T: Copy, C: Copy> Problem<'_, T, C> {
     }
 }
 
-/// Bytes along k of a slab. A panel of B (48 columns), which is read once per panel of A (8 or 32
-/// rows), then stays in the L2 cache, and half of a short one in L1.
+/// Bytes along k of a slab. A panel of B (48 columns) is read once per panel of A (8 or 32 rows).
+/// With this depth it stays in the L2 cache.
 const SLAB_BYTES: usize = 2048;
 
 /// The most columns of a micro-kernel's tile.
@@ -49,8 +49,8 @@ const MAX_TILE_COLS: usize = 64;
 /// The most rows and columns of a block. Larger blocks pack operands less often.
 const MAX_EXTENT: usize = 528;
 
-/// Padding between panels of A, in bytes. Without it panels would map to the same cache sets, and
-/// few could be written concurrently.
+/// Padding between panels of A, in bytes. Without it, panels would map to the same cache sets and
+/// evict each other while they are written together.
 const PANEL_GAP: usize = 64;
 
 const A_BUFFER_BYTES: usize = MAX_EXTENT * (SLAB_BYTES + PANEL_GAP);
@@ -62,7 +62,7 @@ const PACKING_COST: usize = 10;
 /// Products with fewer multiply-adds run on the calling thread.
 const SERIAL_MULTIPLY_ADDS: usize = 1 << 19;
 
-/// Computes `count` problems; their blocks run in parallel.
+/// Computes `count` products. The blocks of all products run in parallel.
 pub(super) fn multiply_all<'a, K, C>(
     kernel: K,
     count: usize,
@@ -108,7 +108,7 @@ pub(super) fn multiply_all<'a, K, C>(
     });
 }
 
-/// The grid of blocks of C. It decides which thread computes an element, never how.
+/// The grid of blocks of C. It does not affect the bits of an element.
 #[derive(Debug, Clone, Copy)]
 struct Grid {
     down: usize,
@@ -129,7 +129,8 @@ impl Grid {
         }
 
         let most = MAX_EXTENT * size_of::<f32>() / size_of::<K::Sum>();
-        // If rows of A are not packed, a block can have any number of rows: B is packed less often.
+        // If rows of A are not packed, a block can have any number of rows, and B is packed less
+        // often.
         let buffers_rows = problem.a.cols() > slab_depth::<K>() || K::unpacked(problem.a).is_none();
         let most_rows = if buffers_rows { most } else { rows.max(most) };
         let least_down = rows.div_ceil(most_rows / tile.rows * tile.rows);
@@ -182,7 +183,7 @@ impl Grid {
 }
 
 /// Start and length of range `index` when `extent` is divided into `count` nearly equal ranges,
-/// multiples of `step`.
+/// whose starts are multiples of `step`.
 fn block_range(extent: usize, count: usize, index: usize, step: usize) -> (usize, usize) {
     let length = extent.div_ceil(count).next_multiple_of(step);
     let start = (index * length).min(extent);
@@ -231,8 +232,8 @@ where
         let b = bytemuck::cast_slice_mut(&mut buffers.b);
         let sums = bytemuck::cast_slice_mut(&mut buffers.sums);
 
-        // Everything below must be inlined. A function that is called would be compiled for the
-        // baseline of the architecture, including the micro-kernels.
+        // Everything below, including the micro-kernels, must be inlined. A function that is not
+        // inlined would be compiled without the kernel's vector instructions.
         kernel.vectorize(
             #[inline(always)]
             || multiply_slabs(kernel, block, update, a, b, sums),
@@ -289,7 +290,8 @@ fn multiply_slabs<K, C>(
             Some(rows) => rows.order,
             None => kernel.pack_a(a_slab, a_panels, a_stride),
         };
-        // With a single slab one tile of sums is reused for all and stays in the L1 cache.
+        // With a single slab, all tiles share one tile of accumulators, which stays in the L1
+        // cache.
         let sum_stride = if is_last && slab == 0 { 0 } else { tile.len() };
         let mut next_sums = 0;
         for col in (0..c.cols()).step_by(tile.cols) {
@@ -301,7 +303,7 @@ fn multiply_slabs<K, C>(
             let next_b = b_t.part([col + cols, slab], [next_cols, live_depth]);
             let panels = c.rows().div_ceil(tile.rows);
             for (panel, row) in (0..c.rows()).step_by(tile.rows).enumerate() {
-                // With a single panel a prefetch would come too late.
+                // With a single panel, a prefetch would come too late.
                 if panels > 1 {
                     next_b.prefetch(panel, panels);
                 }
@@ -334,7 +336,7 @@ fn multiply_slabs<K, C>(
     }
 }
 
-/// Stores the live part of a finished tile in C.
+/// Stores the used part of a finished tile in C.
 #[inline(always)]
 fn store<S: Copy, C: Output<S>>(c: Target<'_, C>, sums: &[S], tile: Tile, update: Update) {
     for (row, sums) in sums.chunks_exact(tile.cols).take(c.rows()).enumerate() {

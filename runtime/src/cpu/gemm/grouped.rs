@@ -64,8 +64,8 @@ where
 
 /// `dw_g (+)= x[rows of g]^T dy[rows of g]` for each group g: the gradient of `w`.
 ///
-/// A group without rows has gradient zero: it is written with [`Update::Replace`] and not touched
-/// with [`Update::Add`].
+/// The gradient of a group without rows is zero. With [`Update::Replace`] the zeros are written;
+/// with [`Update::Add`] `dw_g` is not accessed.
 ///
 /// # Shapes
 /// `x` [rows, m], `dy` [rows, n], `dw` a batch \[groups\] of [m, n], `offsets` [groups + 1].

@@ -19,23 +19,23 @@ impl Tile {
     }
 }
 
-/// Whether the sums of a tile start at zero or resume from the previous slab of k.
+/// Whether the accumulators of a tile start at zero or continue from the previous slab of k.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Start {
     Zero,
     Resume,
 }
 
-/// The memory order of units of some rows of A.
+/// The memory order of some rows of A, in units (see [`pack`](super::pack)).
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Order {
     /// Row i starts at `i * stride`.
     Rows { stride: usize },
-    /// Unit p of the rows of a tile starts at `p * tile().rows`.
+    /// Unit p of all rows of a tile starts at `p * tile().rows`.
     Depth,
 }
 
-/// Some rows of A.
+/// Some rows of A, packed or in place.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rows<'a, P> {
     pub(super) units: &'a [P],
@@ -56,8 +56,8 @@ impl<P> Rows<'_, P> {
     }
 }
 
-/// A micro-kernel and the panels it reads. Panels of A hold `tile().rows` rows, panels of B
-/// `tile().cols` columns; missing columns and depth are zero.
+/// A micro-kernel, and the packing of its panels. Panels of A hold `tile().rows` rows, panels of B
+/// `tile().cols` columns. Panels are padded with zeros in columns and along k.
 pub(super) trait Kernel: Copy + Send + Sync {
     type Input: Element;
     type Packed: Pod;
@@ -76,8 +76,7 @@ pub(super) trait Kernel: Copy + Send + Sync {
     /// `rows` of A in place, if the kernel can read them unpacked.
     fn unpacked(rows: MatrixRef<'_, Self::Input>) -> Option<Rows<'_, Self::Packed>>;
 
-    /// Packs [rows, depth] of A into panels that start `stride` units apart, and returns their
-    /// order.
+    /// Packs [rows, depth] of A into panels that are `stride` units apart, and returns their order.
     fn pack_a(
         self,
         rows: MatrixRef<'_, Self::Input>,
@@ -85,12 +84,12 @@ pub(super) trait Kernel: Copy + Send + Sync {
         stride: usize,
     ) -> Order;
 
-    /// Packs [at most tile().cols, depth] of B transposed.
+    /// Packs B transposed, [at most tile().cols, depth].
     fn pack_b(self, cols: MatrixRef<'_, Self::Input>, panel: &mut [Self::Packed]);
 
-    /// Adds the product of rows of A and a panel of B of equal depth to `sums`, a row-major tile.
-    /// `live` is the part of the tile that is used; `a` has that many rows. The rest of `sums` is
-    /// arbitrary.
+    /// Adds the product of rows of A and a panel of B to `sums`, a row-major tile of accumulators.
+    /// `live` are the extents of the tile that are used; `a` has that many rows. The rest of `sums`
+    /// is arbitrary.
     fn multiply(
         self,
         a: Rows<'_, Self::Packed>,
@@ -112,7 +111,7 @@ pub(super) trait WithKernel<T: Element> {
     reason = "sealed: each element type has its kernels here"
 )]
 pub(crate) trait Element: Dispatch {
-    /// The type of the sums.
+    /// The accumulator type.
     type Sum: Pod + Send + Sync;
 }
 
@@ -135,7 +134,7 @@ impl Element for bf16 {
     type Sum = f32;
 }
 
-/// An element type of C that takes sums of type `S`.
+/// An element type of C for accumulators of type `S`.
 pub(crate) trait Output<S>: Copy + Send + Sync {
     /// The sum, rounded.
     fn replace(sum: S) -> Self;

@@ -66,7 +66,7 @@ impl<'a> Layout<'a> {
         Ok(layout)
     }
 
-    /// Checks that no two indices address one element, so that no two threads write the same one.
+    /// Checks that no two indices address the same element, so that no two threads write it.
     fn without_overlap(self) -> Result<Self, GemmError> {
         if self.dims().any(|(extent, _)| extent == 0) {
             return Ok(self);
@@ -116,7 +116,7 @@ impl<'a> Layout<'a> {
         }
     }
 
-    /// Matrix `index` of the batch; the last batch dim is the fastest.
+    /// Matrix `index` of the batch, in row-major order of the batch dims.
     fn at(self, mut index: usize) -> Self {
         let mut offset = self.offset;
         for (&extent, &stride) in self.batch.iter().zip(self.batch_strides).rev() {
@@ -180,7 +180,8 @@ impl<'a, T: Copy> MatrixRef<'a, T> {
         Self::batched(data, offset, extents, strides, &[], &[])
     }
 
-    /// One matrix per index into `batch`, `batch_strides` apart.
+    /// A batch of matrices: `batch` has the extents of the batch dims, `batch_strides` their
+    /// strides.
     ///
     /// # Errors
     /// [`GemmError::OutOfBounds`] if an element is outside of `data`; [`GemmError::BatchRank`] if
@@ -242,8 +243,8 @@ impl<'a, T: Copy> MatrixRef<'a, T> {
         self.layout.col_stride == 1
     }
 
-    /// The elements from (0, 0) on and the row stride, if each row is contiguous and starts after
-    /// the previous one.
+    /// The elements from (0, 0) on and the row stride, if rows are contiguous and the row stride is
+    /// not negative.
     #[inline(always)]
     pub(super) fn contiguous_rows(&self) -> Option<(&'a [T], usize)> {
         let stride = usize::try_from(self.layout.row_stride).ok()?;
@@ -252,8 +253,8 @@ impl<'a, T: Copy> MatrixRef<'a, T> {
             .then(|| (&self.data[start..], stride))
     }
 
-    /// Prefetches part `index` of `count` of the elements. Does nothing if neither rows nor columns
-    /// are contiguous.
+    /// Divides the elements into `count` parts and prefetches part `index`. Does nothing if neither
+    /// rows nor columns are contiguous.
     #[inline(always)]
     pub(super) fn prefetch(&self, index: usize, count: usize) {
         let by_rows = match self.rows_are_contiguous() {
@@ -316,7 +317,8 @@ impl<'a, T: Copy> MatrixMut<'a, T> {
         Self::batched(data, offset, extents, strides, &[], &[])
     }
 
-    /// One matrix per index into `batch`, `batch_strides` apart.
+    /// A batch of matrices: `batch` has the extents of the batch dims, `batch_strides` their
+    /// strides.
     ///
     /// # Errors
     /// As [`MatrixMut::strided`], and [`GemmError::BatchRank`] if `batch` and `batch_strides`
@@ -360,7 +362,7 @@ impl<'a, T: Copy> MatrixMut<'a, T> {
         self.layout.batch
     }
 
-    /// The same memory as a value that threads share while this view is borrowed.
+    /// A view of the same memory that threads can share.
     pub(super) fn target(&mut self) -> Target<'_, T> {
         Target {
             data: self.data.as_mut_ptr(),
@@ -385,8 +387,8 @@ impl<T> Clone for Target<'_, T> {
 
 impl<T> Copy for Target<'_, T> {}
 
-// SAFETY: elements are only accessed through `update_row`, whose callers promise that no two
-// threads access the same element; `T: Send` lets a thread write elements that another thread owns.
+// SAFETY: elements are accessed only through `update_row`, whose callers guarantee that no two
+// threads access the same element. `T: Send` allows threads to write elements of another thread.
 unsafe impl<T: Send> Send for Target<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for Target<'_, T> {}
@@ -439,7 +441,7 @@ impl<'a, T: Copy> Target<'a, T> {
         update: impl Fn(&mut T, S),
     ) {
         debug_assert!(row < self.layout.rows && values.len() <= self.layout.cols);
-        // SAFETY: the layout was checked against the slice when the view was made.
+        // SAFETY: the layout was checked against the slice when the view was constructed.
         let start = unsafe { self.data.offset(self.layout.index(row, 0)) };
 
         if self.layout.col_stride == 1 {

@@ -1,8 +1,8 @@
-//! Packing: copies of slabs of A and B in the order in which a micro-kernel reads them.
+//! Packing: copies slabs of A and B in the order in which a micro-kernel reads them.
 //!
-//! A matrix is read in blocks of 16 x 16 *units*, along its contiguous dim, and transposed in
-//! registers if the panel needs the other order. A unit is the operand of one multiplication: one
-//! number, or two bf16 consecutive along k.
+//! A *lane* is a row of A or a column of B. A *unit* is the operand of one multiplication: one
+//! number, or two bf16 that are consecutive along k. A matrix is read in blocks of 16 x 16 units,
+//! along its contiguous dim, and transposed in registers if the panel needs the other order.
 
 use bytemuck::{Pod, Zeroable};
 use half::bf16;
@@ -13,7 +13,7 @@ use crate::core::dtype::Float;
 /// Rows and columns of a block, in units: one 64-byte vector of 4-byte units.
 pub(super) const BLOCK: usize = 16;
 
-/// Prefetch distance in rows. The rows are too far apart for the hardware prefetcher.
+/// Prefetch distance in rows, which are too far apart for the hardware prefetcher.
 const PREFETCH_ROWS: usize = 12;
 
 type Block<U> = [[U; BLOCK]; BLOCK];
@@ -22,7 +22,7 @@ type Block<U> = [[U; BLOCK]; BLOCK];
 pub(super) trait Unit<T>: Pod {
     const DEPTH: usize;
 
-    /// One unit from one or two elements; the second is ignored if `DEPTH` is 1.
+    /// A unit from `DEPTH` elements; the second is ignored if `DEPTH` is 1.
     fn join(first: T, second: T) -> Self;
 
     /// 16 units from `16 * DEPTH` elements.
@@ -110,7 +110,7 @@ fn join_singles<T: Copy, U: Unit<T>>(elements: &[T]) -> [U; BLOCK] {
     units
 }
 
-/// A pair along k, the first in the low half: the operand of dot-product instructions.
+/// A pair of elements along k, the first in the low half: the operand of dot-product instructions.
 impl Unit<bf16> for u32 {
     const DEPTH: usize = 2;
 
@@ -119,14 +119,13 @@ impl Unit<bf16> for u32 {
         u32::from(first.to_bits()) | u32::from(second.to_bits()) << 16
     }
 
-    /// Consecutive elements are pairs, if the first is aligned to a pair.
+    /// `None` if the elements are not aligned to 4 bytes.
     #[inline(always)]
     fn of_elements(elements: &[bf16]) -> Option<&[u32]> {
         bytemuck::try_cast_slice(&elements[..elements.len() / 2 * 2]).ok()
     }
 
-    /// On little-endian machines, the only ones with such instructions, consecutive elements are
-    /// pairs.
+    /// Machines with such instructions are little-endian, so two consecutive elements are a unit.
     #[inline(always)]
     fn join_contiguous(elements: &[bf16]) -> [u32; BLOCK] {
         bytemuck::pod_read_unaligned(bytemuck::cast_slice(elements))
@@ -138,8 +137,8 @@ impl Unit<bf16> for u32 {
     }
 }
 
-/// Stores row i at `panel[i * units..]`, where `units` is the number of units per row: the order of
-/// micro-kernels that broadcast units of single rows.
+/// Stores lane i at `panel[i * units..]`, where `units` is the number of units per lane. This is
+/// the order for micro-kernels that broadcast units of single lanes.
 #[inline(always)]
 pub(super) fn pack_rows<T: Pod, U: Unit<T>>(lanes: MatrixRef<'_, T>, panel: &mut [U]) {
     let units = lanes.cols().div_ceil(U::DEPTH);
@@ -162,8 +161,9 @@ pub(super) fn pack_rows<T: Pod, U: Unit<T>>(lanes: MatrixRef<'_, T>, panel: &mut
     }
 }
 
-/// Stores unit p of lane i of a panel of `width` lanes at `p * width + i` of that panel. Panels are
-/// `stride` units apart. Lanes must be contiguous; all panels are packed in one pass.
+/// Packs panels of `width` lanes that are `stride` units apart. Unit p of lane i is stored at `p *
+/// width + i` of its panel. Adjacent lanes must be adjacent in memory; all panels are packed in one
+/// pass.
 #[inline(always)]
 pub(super) fn pack_panels_by_depth<T: Pod, U: Unit<T>>(
     lanes: MatrixRef<'_, T>,
@@ -185,10 +185,10 @@ pub(super) fn pack_panels_by_depth<T: Pod, U: Unit<T>>(
     }
 }
 
-/// Stores unit p of lane i at `panel[p * width + i]`: the order of micro-kernels that load all
-/// lanes of one depth.
+/// Stores unit p of lane i at `panel[p * width + i]`. This is the order for micro-kernels that load
+/// unit p of all lanes together.
 ///
-/// `lanes` is [at most width, depth]; the remaining lanes and depth of the panel are zero.
+/// `lanes` is [at most width, depth]; the rest of the panel is filled with zeros.
 #[inline(always)]
 pub(super) fn pack_by_depth<T: Pod, U: Unit<T>>(
     lanes: MatrixRef<'_, T>,
@@ -219,8 +219,8 @@ pub(super) fn pack_by_depth<T: Pod, U: Unit<T>>(
     }
 }
 
-/// Stores 16 units of lane 0, the same 16 of lane 1 and so on, then the next 16: the order of tile
-/// registers.
+/// Stores 16 units of lane 0, the same 16 of lane 1 and so on, then the next 16. This is the order
+/// for tile registers.
 ///
 /// `lanes` is [at most width, depth] and `width` a multiple of 16.
 #[cfg(target_arch = "x86_64")]
@@ -248,7 +248,8 @@ pub(super) fn pack_by_lane<T: Pod, U: Unit<T>>(
     }
 }
 
-/// Prefetches the rows of a unit [`PREFETCH_ROWS`] ahead, if lanes are adjacent in memory.
+/// Prefetches all lanes of the unit that is [`PREFETCH_ROWS`] elements ahead along k, if adjacent
+/// lanes are adjacent in memory.
 #[inline(always)]
 fn prefetch_depths<T: Pod, U: Unit<T>>(lanes: &MatrixRef<'_, T>, unit: usize) {
     let by_depth = lanes.transposed();
@@ -298,8 +299,8 @@ fn contiguous_units<T: Pod, U: Unit<T>>(
     U::join_contiguous(&padded[..whole])
 }
 
-/// Unit `unit` of 16 lanes of any strides, zero outside of `lanes`; fast if adjacent lanes are
-/// adjacent in memory.
+/// Unit `unit` of 16 lanes with any strides, zero outside of `lanes`. It is fast if adjacent lanes
+/// are adjacent in memory.
 #[inline(always)]
 fn units_at_depth<T: Pod, U: Unit<T>>(
     lanes: &MatrixRef<'_, T>,
@@ -319,7 +320,7 @@ fn units_at_depth<T: Pod, U: Unit<T>>(
     units
 }
 
-/// 16 lanes at one depth, zero outside of `lanes`.
+/// The elements of 16 lanes at index `depth` along k, zero outside of `lanes`.
 #[inline(always)]
 fn elements_at_depth<T: Pod>(
     lanes: &MatrixRef<'_, T>,
@@ -348,8 +349,8 @@ fn elements_at_depth<T: Pod>(
     elements
 }
 
-/// Fills `row` from `units`. The widths that kernels use compile to vector moves; a copy of unknown
-/// length would be a call.
+/// Fills `row` from `units`. Copies of the lengths that kernels use compile to vector moves; a copy
+/// of unknown length would be a call.
 #[inline(always)]
 fn copy_units<U: Pod>(row: &mut [U], units: &[U; BLOCK]) {
     match row.len() {
@@ -380,7 +381,7 @@ fn transpose_by_swaps<U>(block: &mut Block<U>) {
     }
 }
 
-/// Exchanges at distance 1, 2, 4, then 8: after step s, blocks of 2^s words are transposed.
+/// Transposes in four steps: after step s, blocks of 2^s x 2^s words are transposed.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
 #[inline]
@@ -403,8 +404,8 @@ fn transpose_avx512(block: &mut Block<u32>) {
         quads[i + 3] = _mm512_unpackhi_epi64(words[i + 1], words[i + 3]);
     }
 
-    // quads[4 g + c] lane l: rows 4 g .. 4 g + 4 of column 4 l + c. The 128-bit lanes are
-    // transposed next.
+    // 128-bit lane l of quads[4 g + c] holds rows 4 g .. 4 g + 4 of column 4 l + c. The last two
+    // steps transpose these lanes.
     let mut columns = [_mm512_setzero_si512(); BLOCK];
     for c in 0..4 {
         let low = _mm512_shuffle_i32x4::<0x88>(quads[c], quads[4 + c]);

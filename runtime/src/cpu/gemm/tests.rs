@@ -83,12 +83,12 @@ impl Number for bf16 {
     }
 }
 
-/// Bit patterns, so that equality compares bits (and NaN equals itself).
+/// The bytes of `values`, so that comparisons are exact and NaN equals itself.
 pub(super) fn bits<T: Pod>(values: &[T]) -> &[u8] {
     bytemuck::cast_slice(values)
 }
 
-/// The product with one given kernel, bypassing the selection of `gemm`.
+/// Computes a product with the given kernel instead of the one that `gemm` selects.
 pub(super) fn product_by<K, C>(
     kernel: K,
     a: MatrixRef<'_, K::Input>,

@@ -1,9 +1,9 @@
 //! The micro-kernel on vector registers, for any instruction set with a vector multiply-add.
 //!
-//! At each depth it loads three vectors of B's panel, and for each row of A broadcasts one unit and
-//! multiplies: 8 x 3 vectors of sums with 32 registers, 4 x 3 with 16. Rows of A that are
-//! contiguous along k are read in place, without packing.
-//! 16. Rows of A that are contiguous along k need no packing: they are read where they are.
+//! For each unit along k, the kernel loads three vectors of B's panel. For each row of A it
+//! broadcasts one unit and multiplies. The accumulators are 8 x 3 vectors on machines with 32
+//! registers, 4 x 3 with 16. Rows of A that are contiguous along k are read in place, without
+//! packing.
 
 use std::marker::PhantomData;
 
@@ -22,10 +22,10 @@ pub(super) trait Arithmetic: Copy + Send + Sync {
     type Sum: Pod;
     /// A vector of packed units.
     type Units: Copy;
-    /// A vector of sums, as many as units.
+    /// A vector of accumulators, one per unit.
     type Sums: Copy;
 
-    /// Sums per vector.
+    /// Accumulators per vector.
     const LANES: usize;
     /// Vector registers of the machine.
     const REGISTERS: usize;
@@ -125,8 +125,8 @@ impl<A: Arithmetic> Kernel for VectorKernel<A> {
         start: Start,
         sums: &mut [A::Sum],
     ) {
-        // Unused rows and columns (a short group, one token) are skipped: rows by halves of the
-        // tile, columns by vectors.
+        // Unused rows and columns (of a short group, or a single token) are skipped: rows down to
+        // half a tile or one row, columns in whole vectors.
         if A::REGISTERS >= 32 {
             match live.rows {
                 5.. => multiply_rows::<A, 8, 8>(self.0, a, b, live, start, sums),
@@ -142,8 +142,8 @@ impl<A: Arithmetic> Kernel for VectorKernel<A> {
     }
 }
 
-/// Computes the first `ROWS` of the `TILE_ROWS` rows of a tile. Missing rows read the last row, or
-/// zeros.
+/// Computes the first `ROWS` of the `TILE_ROWS` rows of a tile. In place of missing rows it reads
+/// the last row of A, or zeros of the panel.
 #[inline(always)]
 fn multiply_rows<A: Arithmetic, const ROWS: usize, const TILE_ROWS: usize>(
     math: A,
@@ -202,7 +202,7 @@ fn multiply_columns<A: Arithmetic, const ROWS: usize>(
     }
 }
 
-/// Computes `ROWS` rows by `COLS` vectors, the upper left part of a tile. `unit(i, p)` is unit p of
+/// Computes `ROWS` rows by `COLS` vectors at the upper left of a tile. `unit(i, p)` is unit p of
 /// row i of A.
 #[inline(always)]
 fn multiply_vectors<A: Arithmetic, const ROWS: usize, const COLS: usize>(

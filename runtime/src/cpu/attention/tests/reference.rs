@@ -81,7 +81,7 @@ impl Case {
         self
     }
 
-    /// One of several masks, so that a sweep over shapes covers them all.
+    /// One of six masks, selected by `kind`, so that a sweep over shapes covers them all.
     pub(super) fn masked(self, kind: usize) -> Self {
         let Shape { queries, keys, .. } = self.shape;
         match kind % 6 {
@@ -111,7 +111,7 @@ impl Case {
         }
     }
 
-    /// Whether query i attends to key j, by definition.
+    /// Whether query i attends to key j, by the definition of the mask.
     pub(super) fn attends(&self, b: usize, i: usize, j: usize) -> bool {
         let (position, key, valid) = match &self.sequences {
             Owned::Rows { q_offset, k_len } => {
@@ -210,7 +210,7 @@ number!(f64, |x| x);
 number!(f32, |x| x as f32);
 number!(bf16, bf16::from_f64);
 
-/// Operands and gradients of outputs.
+/// Operands, and the gradients of the outputs.
 pub(super) struct Operands<E> {
     pub(super) q: Vec<E>,
     pub(super) k: Vec<E>,
@@ -267,7 +267,7 @@ impl<E: Number> Results<E> {
     }
 }
 
-/// Forward and backward. Outputs are initialized to NaN to detect elements that are not written.
+/// Runs forward and backward. Outputs start as NaN, so that unwritten elements are detected.
 pub(super) fn attend<E: Number>(case: &Case, x: &Operands<E>) -> Results<E> {
     let shape = case.shape;
     let attention = Attention {
@@ -311,7 +311,7 @@ pub(super) fn attend<E: Number>(case: &Case, x: &Operands<E>) -> Results<E> {
     }
 }
 
-/// The definition, one row at a time.
+/// Attention and its gradients by definition, one row at a time.
 pub(super) fn reference(case: &Case, x: &Operands<f64>) -> Results<f64> {
     let Shape {
         batch,

@@ -1,4 +1,4 @@
-//! Batched and grouped products equal loops of plain products, bit for bit.
+//! Batched and grouped products equal loops of single products, bit for bit.
 
 use super::super::{gemm, grouped_gemm, grouped_gemm_weight};
 use super::*;
@@ -47,7 +47,8 @@ fn a_batch_equals_a_loop() {
     }
 }
 
-/// Empty groups first, last and in the middle, groups of one row, rows outside of all groups.
+/// Empty groups at the start, in the middle and at the end; groups of one row; rows outside of all
+/// groups.
 const OFFSETS: [i32; 9] = [2, 2, 3, 40, 40, 41, 170, 300, 300];
 const ROWS: usize = 310;
 const GROUPS: usize = OFFSETS.len() - 1;
@@ -103,7 +104,7 @@ fn groups_equal_a_loop() {
     }
 }
 
-/// Also checks that the gradient of an empty group becomes zero, or keeps its value.
+/// Also checks that the gradient of an empty group is zero, or unchanged with [`Update::Add`].
 fn grouped_weights_equal_a_loop<T, C>(update: Update)
 where
     T: Element + Number,

@@ -1,4 +1,5 @@
-//! Laws of a single product: close to a naive product in f64, and equal to itself bit for bit.
+//! Laws of a single product: close to a naive product in f64, and the same bits for any threads,
+//! tiles and order of operands.
 
 use super::*;
 
@@ -36,7 +37,7 @@ fn view_mut<T: Copy>(data: &mut [T], order: Order, rows: usize, cols: usize) -> 
     MatrixMut::strided(data, offset, [rows, cols], strides).unwrap()
 }
 
-/// Compares with sums in f64. The tolerance is a few roundings of the sum of magnitudes.
+/// Compares with a loop in f64. The tolerance is a few roundings of the sum of magnitudes.
 struct AgreesWithNaive<C> {
     orders: [Order; 3],
     extents: [usize; 3],
@@ -106,7 +107,8 @@ where
     }
 }
 
-/// A few hundred combinations of odd extents, and every pair of orders for some.
+/// 150 random combinations of extents and orders, every pair of orders of A and B for some extents,
+/// and one large product.
 fn cases() -> impl Iterator<Item = ([usize; 3], [Order; 3], Update)> {
     let mut numbers = Numbers::new(7);
     let odd = (0..150).map(move |_| {
@@ -161,7 +163,7 @@ fn bf16_into_f32_agrees_with_naive() {
     agrees_with_naive::<f32>().for_each(|test| for_each_bf16_kernel(&test));
 }
 
-/// Any rows of a product equal the product of those rows alone, whatever the other rows are.
+/// Computing some rows of a product alone gives the same bits as computing all rows.
 struct RowsAreIndependent {
     extents: [usize; 3],
     order: Order,
@@ -206,7 +208,7 @@ where
 }
 
 #[test]
-fn a_row_does_not_depend_on_the_others() {
+fn bits_of_a_row_do_not_depend_on_the_others() {
     let extents = [
         [1, 1, 1],
         [130, 8, 40],
@@ -270,7 +272,7 @@ fn bits_do_not_depend_on_threads() {
     }
 }
 
-/// C^T = B^T A^T, bit for bit. A column-major C is computed as its transpose.
+/// (A B)^T = B^T A^T, bit for bit. A column-major C is computed as its transpose.
 struct TransposeCommutes;
 
 impl<T> EachKernel<T> for TransposeCommutes
@@ -306,7 +308,7 @@ fn transpose_commutes_with_the_product() {
     for_each_bf16_kernel(&TransposeCommutes);
 }
 
-/// A NaN or an infinity reaches only its row or column, although tiles are padded.
+/// A NaN or an infinity affects only its row or column, although tiles are padded.
 struct NonFinitePropagates;
 
 impl<T> EachKernel<T> for NonFinitePropagates
@@ -349,7 +351,8 @@ fn nan_and_infinity_propagate() {
     for_each_bf16_kernel(&NonFinitePropagates);
 }
 
-/// Sums stay in f32 over all of k: 1 + 1000 tiny numbers must not be 1, as it would be in bf16.
+/// Products are accumulated in f32 over all of k: 1 + 1 + 4096 / 4096 is 3. In bf16, the small
+/// terms would be lost.
 struct SumsInF32;
 
 impl EachKernel<bf16> for SumsInF32 {
