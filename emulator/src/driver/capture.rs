@@ -1,6 +1,6 @@
-//! Stream capture: operations become nodes of a graph instead of being executed. Whatever a capture
-//! cannot contain is rejected with the driver's own error codes (CUDA C++ Programming Guide,
-//! "Creating a Graph Using Stream Capture").
+//! Stream capture: operations become nodes of a graph instead of being executed. Operations that a
+//! capture cannot contain fail with the error codes of NVIDIA's driver (CUDA C++ Programming
+//! Guide, "Creating a Graph Using Stream Capture").
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -30,7 +30,7 @@ pub(crate) struct Capture {
     broken: Option<String>,
 }
 
-/// Which calls a capture makes unsafe, and in which threads.
+/// The threads in which a capture rejects unsafe calls, such as allocations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CaptureMode {
     /// In every thread.
@@ -219,7 +219,7 @@ impl State {
         Ok(&mut self.capture(id)?.usable()?.graph)
     }
 
-    /// The point that an event marks when it is recorded in a capturing stream.
+    /// The point of an event that is recorded in a capturing stream now.
     pub(crate) fn captured_point(&mut self, stream: StreamHandle) -> Result<Point> {
         let id = self.streams.get(stream)?.capture;
         let after = self.captured_tail(stream)?.clone();
@@ -351,7 +351,7 @@ impl State {
                 None => Ok(()),
                 Some(stream) => {
                     let message =
-                        format!("work of stream {stream:?} was never joined to the origin");
+                        format!("the work of stream {stream:?} was not joined to the origin");
                     Err(Code::StreamCaptureUnjoined.because(message))
                 }
             });

@@ -24,7 +24,7 @@ const COUNTERS: &str = "MESHGRAD_EMULATOR_COUNTERS";
 pub(crate) enum StreamOrder {
     /// Immediately, in the call that submits them.
     Ordered,
-    /// Deferred, in a random order drawn from this seed among the orders that the API allows.
+    /// Deferred. The seed selects a random order among those that the API allows.
     Random(u64),
 }
 

@@ -1,5 +1,5 @@
-//! Contexts: the primary context of each device, which its users share, and created contexts. Each
-//! thread has a stack of contexts; the top one is current.
+//! Contexts: one shared primary context per device, and created contexts. Each thread has a stack
+//! of contexts; the top one is current.
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
@@ -273,7 +273,8 @@ impl Driver {
             }
             match context.peers.insert(peer) {
                 true => Ok(()),
-                false => Err(Code::PeerAccessAlreadyEnabled.because(format!("context {peer:?}"))),
+                false => Err(Code::PeerAccessAlreadyEnabled
+                    .because(format!("access to context {peer:?} is already enabled"))),
             }
         })
     }
@@ -282,7 +283,8 @@ impl Driver {
     pub(crate) fn disable_peer(&self, peer: ContextHandle) -> Result<()> {
         self.with(|state| match state.current_mut()?.peers.remove(&peer) {
             true => Ok(()),
-            false => Err(Code::PeerAccessNotEnabled.because(format!("context {peer:?}"))),
+            false => Err(Code::PeerAccessNotEnabled
+                .because(format!("access to context {peer:?} is not enabled"))),
         })
     }
 
@@ -305,7 +307,7 @@ impl Driver {
 }
 
 impl State {
-    /// The current context, checked to be usable.
+    /// The current context. Fails if it has failed.
     pub(crate) fn current(&self) -> Result<ContextHandle> {
         let Some(handle) = top() else {
             let message = "no context is current on this thread; call cuCtxSetCurrent";
@@ -325,7 +327,8 @@ impl State {
     fn limit_mut(&mut self, limit: i32) -> Result<&mut usize> {
         let context = self.current_mut()?;
         let device = context.device as usize;
-        let unknown = || Code::UnsupportedLimit.because(format!("limit {limit}"));
+        let unknown =
+            || Code::UnsupportedLimit.because(format!("limit {limit} is not supported"));
         if limit == SYNC_DEPTH && self.devices[device].model.data_sheet().major >= 9 {
             return Err(unknown());
         }
@@ -333,7 +336,8 @@ impl State {
         self.current_mut()?.limits.0.get_mut(at).ok_or_else(unknown)
     }
 
-    /// Creates a context, with the handle of the device's primary context if it has one.
+    /// Creates a context. `known` is the handle to reuse: a primary context keeps its handle when
+    /// it is created again.
     fn begin(
         &mut self,
         known: Option<ContextHandle>,

@@ -10,7 +10,7 @@ pub(crate) enum Model {
     H200,
     /// A100 SXM 80 GB, compute capability 8.0.
     A100,
-    /// V100 SXM2 32 GB, compute capability 7.0: to test that programs reject it.
+    /// V100 SXM2 32 GB, compute capability 7.0. Programs can test that they reject it.
     V100,
 }
 
@@ -138,7 +138,7 @@ impl Model {
 /// `CU_DEVICE_ATTRIBUTE_MAX`.
 const LAST_ATTRIBUTE: i32 = 144;
 
-/// Attributes with the same value in all models; those that are not listed are 0.
+/// Attributes with the same value in all models. Attributes that are not listed are 0.
 const COMMON_ATTRIBUTES: &[(i32, i32)] = &[
     (1, MAX_THREADS),
     (2, MAX_BLOCK[0] as i32),
@@ -251,7 +251,7 @@ impl State {
         found.ok_or_else(|| {
             let count = self.devices.len();
             Code::InvalidDevice.because(format!(
-                "device {device} does not exist: there are {count}; set MESHGRAD_EMULATOR_DEVICES"
+                "device {device} does not exist (devices: {count}); set MESHGRAD_EMULATOR_DEVICES"
             ))
         })
     }

@@ -45,7 +45,8 @@ impl Named for Event {
 
 /// `CU_EVENT_DISABLE_TIMING`.
 const NO_TIME: u32 = 2;
-/// `CU_EVENT_RECORD_EXTERNAL` and `CU_EVENT_WAIT_EXTERNAL`: a node of the graph, not a dependency.
+/// `CU_EVENT_RECORD_EXTERNAL` and `CU_EVENT_WAIT_EXTERNAL`: a capture adds a node to its graph
+/// instead of a dependency.
 const EXTERNAL: u32 = 1;
 
 impl Driver {

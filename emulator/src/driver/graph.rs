@@ -21,7 +21,7 @@ pub(crate) type NodeIndex = usize;
 #[derive(Default)]
 pub(crate) struct Graph {
     nodes: Vec<Node>,
-    /// Memory that its nodes allocate; the addresses are fixed.
+    /// The addresses of the memory that its nodes allocate. Every launch uses the same addresses.
     pub(crate) memory: Arc<Vec<u64>>,
 }
 
@@ -101,7 +101,7 @@ impl Graph {
         leaves(&self.nodes)
     }
 
-    /// Whether a node allocates this address and none frees it.
+    /// Whether some node allocates this address and no later node frees it.
     pub(crate) fn holds(&self, address: u64) -> bool {
         left(&self.nodes).contains(&address)
     }
@@ -248,7 +248,8 @@ impl State {
         Ok(self.schedule.add(node.context, after, work))
     }
 
-    /// Memory that a launch leaves allocated must be freed before the next launch.
+    /// Marks the memory that a launch leaves allocated as live. Fails if the last launch's memory
+    /// is still live, unless the graph frees it on launch.
     fn renew_memory(&mut self, handle: ExecutableHandle) -> Result<()> {
         let executable = self.executables.get(handle)?;
         for address in &executable.left {

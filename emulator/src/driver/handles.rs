@@ -1,7 +1,7 @@
 //! Handles of driver objects, checked at every use.
 //!
-//! The driver API's handles are opaque pointers. Ours point nowhere: each is looked up in a table.
-//! A handle that is stale, invalid or of another kind is an error and not a crash.
+//! The driver API's handles are opaque pointers. Ours are not addresses but keys of a table, so a
+//! handle that is stale, invalid or of another kind causes an error and not a crash.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -143,10 +143,10 @@ impl<T: Named> Table<T> {
 
 fn missing<T: Named>(last: u64, handle: Handle<T>) -> Error {
     let (name, raw) = (T::NAME, handle.0);
-    // Handles only grow: those up to a table's last may have been its own, larger ones were not.
+    // Handles only grow, so a table never created a handle larger than its last.
     let may_have_been = (FIRST..=last).contains(&raw) && raw % 16 == 0;
     match may_have_been {
-        _ if raw == 0 => T::UNKNOWN.because(format!("a null {name}")),
+        _ if raw == 0 => T::UNKNOWN.because(format!("the {name} is null")),
         true => T::DESTROYED.because(format!("{name} {raw:#x} was destroyed or is not a {name}")),
         false => T::UNKNOWN.because(format!("{raw:#x} is not a {name}")),
     }

@@ -1,4 +1,4 @@
-//! Kernel launches: the checks before, and the error code of a kernel that fails.
+//! Kernel launches: checks of the launch parameters, and the error code of a kernel that fails.
 
 use std::sync::Arc;
 
@@ -138,8 +138,8 @@ impl State {
         let at_once = blocks as u64 * model.data_sheet().multiprocessors as u64;
         if shape.is_cooperative && grid > at_once {
             let message = format!(
-                "a cooperative launch of {grid} blocks of `{name}`; only {at_once} fit on the \
-                 device at once"
+                "the cooperative launch of `{name}` has {grid} blocks; at most {at_once} can be \
+                 resident on the device"
             );
             return Err(Code::CooperativeLaunchTooLarge.because(message));
         }

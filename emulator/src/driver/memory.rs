@@ -1,4 +1,4 @@
-//! Memory allocation: who owns which memory, how much a device has left, and how it is freed.
+//! Memory allocation: owners, frees, and the free bytes of each device.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,12 +14,12 @@ use super::stream::StreamHandle;
 use super::work::Work;
 use super::{Driver, State};
 
-/// Who owns which memory.
+/// The owners of all allocations.
 #[derive(Default)]
 pub(crate) struct Ownership {
     /// By base address.
     pub(crate) owners: BTreeMap<u64, Owner>,
-    /// Bytes per device that belong to no pool.
+    /// Bytes per device that are allocated outside of pools.
     plain: BTreeMap<u32, usize>,
 }
 
@@ -46,7 +46,7 @@ pub(crate) enum AllocationKind {
     Registered,
     /// `cuMemAllocManaged`.
     Managed,
-    /// By a graph node; live from a launch until it is freed.
+    /// A graph node. The memory is live from a launch until it is freed.
     Graph { live: bool },
 }
 
@@ -69,7 +69,7 @@ impl AllocationKind {
     }
 }
 
-/// The range of device addresses, which no host pointer is in.
+/// The range of device addresses; it contains no host pointers.
 const DEVICE_ADDRESSES: std::ops::Range<u64> = 0x1000_0000_0000..0x4000_0000_0000;
 
 impl Driver {
@@ -207,7 +207,7 @@ impl Driver {
 }
 
 impl State {
-    /// An error unless `bytes` bytes at `address` are in one allocation without a pending free.
+    /// Fails unless `bytes` bytes at `address` are in one allocation without a pending free.
     pub(crate) fn check_range(&self, address: u64, bytes: usize) -> Result<()> {
         if bytes == 0 {
             return Ok(());
@@ -302,7 +302,7 @@ impl State {
             Ok(address) => {
                 self.ownership.owners.insert(address, owner);
                 if matches!(kind, AllocationKind::Pinned | AllocationKind::Managed) {
-                    // The host may write it at any time, unobserved.
+                    // The host writes this memory directly, so it counts as initialized.
                     self.space.fill(address, &[0], bytes).map_err(invalid)?;
                 }
                 Ok(address)
@@ -314,7 +314,7 @@ impl State {
         }
     }
 
-    /// Records `context` as the owner of memory that takes no device memory.
+    /// Records `context` as the owner of memory that uses no device memory.
     pub(crate) fn own(
         &mut self,
         context: ContextHandle,
@@ -333,7 +333,7 @@ impl State {
         Ok(())
     }
 
-    /// An error unless the device has `bytes` more bytes.
+    /// Fails unless the device has `bytes` free bytes.
     pub(crate) fn check_room(&self, device: u32, bytes: usize) -> Result<()> {
         let free = self.free_memory(device);
         if bytes <= free {

@@ -72,7 +72,7 @@ pub(crate) struct Driver {
 struct State {
     space: Arc<AddressSpace>,
     devices: Vec<Device>,
-    /// By device.
+    /// Indexed by device.
     primaries: Vec<Primary>,
     /// The default pool of each device, and the current one.
     device_pools: Vec<(PoolHandle, PoolHandle)>,
@@ -130,7 +130,7 @@ impl Driver {
         let Stream { context, last, .. } = *state.streams.get(stream)?;
         let steps = state.schedule.steps_after_submission();
         state = self.progress(state, steps);
-        // What it depends on may be running in another thread.
+        // Another thread may be running an operation that it depends on.
         while state.schedule.is_ordered()
             && state.schedule.is_running_own()
             && last.is_some_and(|last| !state.schedule.is_done(last))
@@ -239,7 +239,7 @@ impl State {
         self.schedule.start(|work| work.may_run(space))
     }
 
-    /// The error of a failed context.
+    /// Fails with the context's first error if the context has failed.
     fn check_context(&self, context: ContextHandle) -> Result<()> {
         let failure = self
             .contexts

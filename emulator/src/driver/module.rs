@@ -62,7 +62,7 @@ impl Driver {
             capability: (data_sheet.major as u32, data_sheet.minor as u32),
             ..self.options.clone()
         };
-        // Without the lock: a large module takes a while.
+        // The lock is not held, because loading a large module takes a while.
         let module = Module::load(text, &self.space, device, &options)
             .map_err(|error| code_of(&error).because(error.to_string()))?;
         self.with(|state| {

@@ -151,8 +151,7 @@ pub(crate) fn blocks_of(
     if threads > function.kernel.max_threads as i32 {
         return 0;
     }
-    // The register count is an upper bound of what an assembler assigns. An assembler makes sure
-    // that one block fits.
+    // The register count is an upper bound. `ptxas` assigns few enough that one block fits.
     let warps = (threads + WARP - 1) / WARP;
     let fitting = REGISTERS / (warps.max(1) * WARP) / 8 * 8;
     let need = BlockResources {
@@ -165,7 +164,7 @@ pub(crate) fn blocks_of(
     need.blocks(model)
 }
 
-/// The portable cluster size; 1 without clusters.
+/// The portable cluster size; 1 if the model has no clusters.
 fn max_cluster(model: Model) -> i32 {
     match model.data_sheet().major {
         ..9 => 1,

@@ -80,7 +80,7 @@ impl Driver {
         })
     }
 
-    /// An error unless these bytes are in managed memory.
+    /// Fails unless these bytes are in managed memory.
     pub(crate) fn check_managed(&self, address: u64, bytes: usize) -> Result<()> {
         self.with(|state| {
             state.current()?;

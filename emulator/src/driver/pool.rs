@@ -65,7 +65,8 @@ impl Pool {
         }
     }
 
-    /// Whether it is a created pool on this device.
+    /// Whether it leaks when the last context of `device` is destroyed: it is a created pool of
+    /// that device.
     pub(crate) fn is_leaked_on(&self, device: u32) -> bool {
         self.device == device && !self.is_default
     }

@@ -35,7 +35,7 @@ impl Reports {
 
     /// Keeps the message of a failed call.
     pub(crate) fn keep(&self, error: &Error, call: &str) {
-        // Programs poll until this code goes away; it is not a failure.
+        // A query of unfinished work returns this code; it is not a failure.
         if error.code != Code::NotReady {
             *lock(&self.last) = format!("{error}\n(returned by {call})");
         }
@@ -107,7 +107,7 @@ impl Reports {
     }
 }
 
-/// In one call, so that lines of several processes do not interleave.
+/// Appends with a single write, so that lines of several processes do not interleave.
 fn append(path: &Path, line: &[u8]) -> io::Result<()> {
     let mut file = OpenOptions::new().create(true).append(true).open(path)?;
     file.write_all(line)

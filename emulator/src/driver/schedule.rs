@@ -1,9 +1,9 @@
 //! Submitted operations that have not run, and which of them may run now.
 //!
-//! Streams, events and graphs are all expressed as dependencies: an operation names the operations
-//! that must finish before it. A GPU could take any order that respects the dependencies, and the
-//! random order draws from all of them. A program with a missing event dependency fails with some
-//! seed.
+//! Streams, events and graphs are all expressed as dependencies: an operation lists the operations
+//! that must finish before it. A GPU may use any order that respects the dependencies, and the
+//! random order chooses among all of them. A program with a missing event dependency fails with
+//! some seed.
 
 use std::collections::BTreeMap;
 
@@ -188,7 +188,7 @@ mod tests {
             assert_eq!(order, two_streams(StreamOrder::Random(seed)));
             seen.insert(order);
         }
-        // Of the twenty interleavings of three and three, these run operation 1 before 5.
+        // 16 of the 20 interleavings of two streams of three operations run operation 1 before 5.
         assert_eq!(seen.len(), 16);
     }
 

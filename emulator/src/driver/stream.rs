@@ -280,7 +280,7 @@ impl State {
         Ok(all.filter(|it| !self.schedule.is_done(*it)).collect())
     }
 
-    /// The legacy default stream still depends on the pending work of a destroyed stream.
+    /// Keeps the pending work of a destroyed stream: the legacy default stream still depends on it.
     fn keep_pending(&mut self, stream: &Stream) -> Result<()> {
         let schedule = &self.schedule;
         let pending_after_destroy =

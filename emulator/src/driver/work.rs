@@ -143,13 +143,13 @@ impl Condition {
 }
 
 impl Work {
-    /// Whether it may run, apart from its dependencies.
+    /// Whether it may run once its dependencies have finished.
     pub(crate) fn may_run(&self, space: &AddressSpace) -> bool {
         let Work::WaitValue { at, condition } = self else {
             return true;
         };
         let mut found = [0; 8];
-        // Running it reports an address that is no longer valid.
+        // An address that is no longer valid is reported when the operation runs.
         match space.read(*at, &mut found[..condition.bytes]) {
             Ok(()) => condition.holds(u64::from_le_bytes(found)),
             Err(_) => true,
@@ -185,7 +185,7 @@ impl Driver {
     }
 }
 
-/// Memory was valid when the operation was submitted, but not when it ran.
+/// The error for memory that was valid at submission but not when the operation ran.
 fn late(error: MemoryError) -> Error {
     Code::IllegalAddress.because(format!(
         "the memory of a stream operation was freed before it ran: {error}"

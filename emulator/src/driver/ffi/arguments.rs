@@ -123,7 +123,7 @@ impl Pointer {
         self.0 as u64
     }
 
-    /// As a memory range of this many bytes.
+    /// The memory range of `bytes` bytes at this address.
     pub(super) fn range(self, bytes: usize) -> HostRange {
         // SAFETY: guaranteed by the caller of the exported function.
         unsafe { HostRange::new(self.0, bytes) }

@@ -51,8 +51,9 @@ impl HostRange {
         self.bytes
     }
 
-    /// As memory that kernels access. `None` if the pointer is null or not aligned. It must be
-    /// dropped before the memory is freed, as the driver API requires of registered memory.
+    /// The range as memory that kernels access. `None` if the pointer is null or not aligned. The
+    /// block must be dropped before the memory is freed, as the driver API requires of registered
+    /// memory.
     pub(crate) fn block(&self) -> Option<Block> {
         let start = NonNull::new(self.start)?;
         // SAFETY: the caller of the driver API keeps the memory valid until it is unregistered.
@@ -87,7 +88,7 @@ impl HostRange {
             .is_some_and(|end| end <= self.bytes);
         assert!(
             fits,
-            "{bytes} bytes at {offset} of a range of {}",
+            "{bytes} bytes at offset {offset} exceed a host range of {} bytes",
             self.bytes
         );
     }

@@ -71,7 +71,7 @@ impl Configuration {
                         );
                     }
                 }
-                // Hints, and permission to overlap launches: both may be ignored.
+                // Hints, and permission to overlap launches; all may be ignored.
                 0 | 1 | 3 | 5 | 6 | 8 | 9 | 10 | 14 => {}
                 id => {
                     let message = format!("launch attribute {id} is not supported");
@@ -83,7 +83,7 @@ impl Configuration {
     }
 }
 
-/// `CU_LAUNCH_PARAM_*`: keys in the list `extra`.
+/// `CU_LAUNCH_PARAM_*`: the keys of the list `extra`.
 const END: u64 = 0;
 const BUFFER: u64 = 1;
 const BUFFER_BYTES: u64 = 2;
@@ -141,8 +141,17 @@ fn read_buffer(kernel: &Kernel, extra: In<Pointer>, bytes: &mut [u8]) -> Result<
         }
         _ => {
             let (name, needed) = (&kernel.name, bytes.len());
+            let passed = match (buffer, length) {
+                (Some(buffer), Some(length)) if buffer.address() != 0 => {
+                    format!("the buffer has {length}")
+                }
+                (Some(buffer), None) if buffer.address() != 0 => {
+                    "no buffer size was passed".to_owned()
+                }
+                _ => "no buffer was passed".to_owned(),
+            };
             let message =
-                format!("`{name}` needs a parameter buffer of {needed} bytes; got {length:?}");
+                format!("`{name}` needs a parameter buffer of {needed} bytes; {passed}");
             Err(Code::InvalidValue.because(message))
         }
     }

@@ -67,7 +67,7 @@ fn initialize() -> Result<()> {
         made.inspect_err(|message| eprintln!("meshgrad emulator: {message}"))
     });
     match driver()?.device_count()? {
-        0 => Err(Code::NoDevice.because("MESHGRAD_EMULATOR_DEVICES is 0: there is no device")),
+        0 => Err(Code::NoDevice.because("MESHGRAD_EMULATOR_DEVICES=0: there is no device")),
         _ => Ok(()),
     }
 }

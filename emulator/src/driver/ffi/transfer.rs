@@ -33,7 +33,7 @@ struct Copy2dSide {
 }
 
 impl Copy2dSide {
-    /// The first byte; `CUmemorytype` selects the pointer.
+    /// The copied region, from its first byte on. `CUmemorytype` selects the pointer.
     fn end(&self, extent: usize) -> Result<Endpoint> {
         let offset = self
             .y

@@ -183,7 +183,7 @@ fn captures_begin_and_end_in_the_same_stream_and_thread() {
         Some(Code::StreamCaptureInvalidated)
     );
 
-    // A relaxed capture makes no call unsafe; a thread may also opt out.
+    // A relaxed capture rejects no call, and a thread with the relaxed mode may make any call.
     begin(origin, CaptureMode::Relaxed).unwrap();
     driver.allocate(16, AllocationKind::Device).unwrap();
     driver.end_capture(origin).unwrap();
@@ -221,14 +221,14 @@ fn a_captured_event_is_valid_only_in_its_capture() {
         code(driver.wait_event(other, event, 0)),
         Some(Code::CapturedEvent)
     );
-    // Recorded again, it is an ordinary event.
+    // After another record, it is an ordinary event again.
     driver.record_event(event, origin, 0).unwrap();
     driver.wait_event(other, event, 0).unwrap();
     driver.synchronize_event(event).unwrap();
 }
 
 #[test]
-fn external_events_are_nodes() {
+fn external_event_records_are_graph_nodes() {
     let machine = Machine::new(StreamOrder::Random(8));
     let driver = &machine.driver;
     let (stream, at) = (machine.stream(), machine.memory());

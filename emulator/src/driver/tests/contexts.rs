@@ -10,7 +10,7 @@ use crate::driver::error::Code;
 use crate::driver::memory::AllocationKind;
 
 #[test]
-fn contexts_stack_and_end() {
+fn destroyed_contexts_cannot_be_used() {
     let machine = Machine::with(Configuration {
         devices: vec![Model::H200, Model::A100],
         ..Configuration::default()
@@ -59,7 +59,7 @@ fn limits_are_those_of_the_device() {
     let stack = driver.limit(0).unwrap();
     driver.set_limit(0, stack * 2).unwrap();
     assert_eq!(driver.limit(0), Ok(stack * 2));
-    // The dynamic-parallelism synchronization depth is gone since compute capability 9.0.
+    // Compute capability 9.0 removed the synchronization depth of dynamic parallelism.
     assert_eq!(code(driver.limit(3)), Some(Code::UnsupportedLimit));
     assert_eq!(code(driver.limit(99)), Some(Code::UnsupportedLimit));
     driver.create_context(1, 0).unwrap();

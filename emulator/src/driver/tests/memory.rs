@@ -27,7 +27,7 @@ fn memory_is_limited_and_can_be_reused() {
             .contains("524289 bytes requested, 524288 of 1048576 free"),
         "{error}"
     );
-    // Page-locked memory takes no device memory.
+    // Page-locked memory uses no device memory.
     let pinned = driver.allocate(1 << 21, AllocationKind::Pinned).unwrap();
     assert_eq!(code(driver.free(pinned)), Some(Code::InvalidValue));
     driver.free_host(pinned).unwrap();
@@ -74,7 +74,7 @@ fn pools_keep_memory_up_to_their_release_threshold() {
     assert_eq!(levels(), [1500, 1500, 1500, 1500]);
     driver.free_async(first, stream).unwrap();
     assert_eq!(levels(), [1500, 1500, 500, 1500]);
-    // The pool has reserved these 900 already.
+    // The pool has already reserved these 900 bytes.
     let third = driver.allocate_async(900, None, stream).unwrap();
     assert_eq!(levels(), [1500, 1500, 1400, 1500]);
     driver.free_async(third, stream).unwrap();

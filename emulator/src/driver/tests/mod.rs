@@ -86,7 +86,7 @@ impl Machine {
         self.driver.destroy_event(event).unwrap();
     }
 
-    /// The graph captured while `act` runs in `stream`, instantiated.
+    /// Captures `stream` while `act` runs, and instantiates the graph.
     fn capture(&self, stream: u64, act: impl FnOnce()) -> ExecutableHandle {
         self.driver
             .begin_capture(stream, CaptureMode::Global)

@@ -1,4 +1,4 @@
-//! Streams and events: what is ordered and what is not.
+//! Streams and events: which operations are ordered, and which are not.
 
 use std::collections::BTreeSet;
 use std::thread;
@@ -75,7 +75,7 @@ fn the_legacy_stream_synchronizes_with_blocking_streams_only() {
 }
 
 #[test]
-fn the_host_sees_completed_work() {
+fn synchronizing_an_event_completes_earlier_work() {
     let seen = outcomes(|machine| {
         let (stream, at) = (machine.stream(), machine.memory());
         let event = machine.driver.create_event(0).unwrap();
