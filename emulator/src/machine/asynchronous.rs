@@ -20,14 +20,14 @@ pub(crate) struct Copy {
     pub(crate) bytes: usize,
     /// Bytes read from the source; the rest of the destination is zeroed.
     pub(crate) source_bytes: usize,
-    /// The lane's commit group that it belongs to, counted from 1.
+    /// Its commit group, counted from 1 per lane.
     pub(crate) group: u32,
     /// The instruction that started it.
     pub(crate) pc: u32,
 }
 
 impl Copy {
-    /// The read or the write of the copy, as the checks see it.
+    /// The read or the write of the copy, for the checks.
     fn access_info(&self, reads: bool) -> AccessInfo {
         let bytes = if reads { self.source_bytes } else { self.bytes };
         AccessInfo {
@@ -66,7 +66,7 @@ impl Copies {
         }
     }
 
-    /// Removes the pending copies of each lane up to its given group.
+    /// Removes and returns the pending copies of each lane up to group `groups[lane]`.
     pub(crate) fn take(&mut self, groups: &[u32; 32]) -> Vec<Copy> {
         let due = |copy: &mut Copy| copy.group <= groups[copy.lane];
         self.pending.extract_if(.., due).collect()

@@ -1,4 +1,4 @@
-//! Atomics: lanes execute one after the other; each sees the result of the previous one.
+//! Atomics: lanes execute one after the other, so each reads the result of the previous one.
 
 use super::addresses::{MemoryId, ResolvedAddresses};
 use super::check::{ALWAYS, AccessInfo};
@@ -82,7 +82,7 @@ impl Cta<'_> {
     }
 }
 
-/// Replaces a value by `update` of it; returns the old value.
+/// Replaces the value `v` at `at` by `update(v)` and returns `v`.
 fn exchange(data: &Block, at: usize, bytes: usize, update: impl Fn(u64) -> u64) -> u64 {
     macro_rules! exchange {
         ($at:ident, $int:ty) => {{

@@ -13,7 +13,7 @@ use crate::report::{Fault, FindingKind};
 pub(crate) struct CtaBarrier {
     /// Threads that arrived in the current phase.
     arrived: u32,
-    /// The thread count of this phase, if an instruction gave one; otherwise all live threads.
+    /// The thread count of this phase. `None` means all live threads.
     expected: Option<u32>,
     /// Completed phases.
     phase: u64,
@@ -122,7 +122,7 @@ impl Cta<'_> {
             && expected != threads
         {
             let message =
-                format!("barrier {id} with {threads} threads; other warps use it with {expected}");
+                format!("barrier {id} expects {threads} threads here and {expected} in other warps");
             return Err(Fault::of_all(FindingKind::DivergentBarrier, message));
         }
         state.expected = state.expected.or(threads);
@@ -156,7 +156,7 @@ impl Cta<'_> {
         match threads {
             Some(threads) if threads == 0 || threads % 32 != 0 => {
                 let message = format!(
-                    "a barrier for {threads} threads; the count must be a positive multiple of 32"
+                    "the thread count of a barrier must be a positive multiple of 32; got {threads}"
                 );
                 Err(Fault::of_all(FindingKind::InvalidArgument, message))
             }

@@ -239,7 +239,7 @@ impl<'g> Cta<'g> {
         }
     }
 
-    /// The warp as the race detector sees it. Only global memory is shared with other host threads.
+    /// The warp, for the race detector. Only global memory is shared with other host threads.
     #[inline(always)]
     pub(super) fn accessor<'w>(&self, warp: &'w Warp, memory: MemoryId) -> Accessor<'w, WarpClock> {
         Accessor {

@@ -9,7 +9,7 @@ use super::registers::lanes_of;
 use crate::memory::ByteSet;
 use crate::program::Kernel;
 
-/// Counts of one instruction, or of all together.
+/// Counts of one instruction, or of all instructions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Executions by a warp.
@@ -66,7 +66,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// From counts indexed by position in the kernel's code.
+    /// `counts` has one element per instruction of the kernel.
     pub(crate) fn new(kernel: &Kernel, ctas: u64, counts: &[Counts], unique: [u64; 2]) -> Counters {
         let mut total = Counts::default();
         let (mut instructions, mut unreached) = (Vec::new(), Vec::new());
@@ -252,7 +252,8 @@ impl Cta<'_> {
     }
 }
 
-/// The most sectors or bank words of one access: nine words of eight lanes that move 32 bytes each.
+/// The maximum number of sectors or bank words of one access: eight lanes of 32 bytes, each of
+/// which spans up to nine words.
 const MAX_ACCESSED: usize = 72;
 
 /// 32-byte sectors accessed by lanes with `bytes` bytes at `offsets`, and the fewest possible.
@@ -266,7 +267,7 @@ pub(crate) fn sectors(offsets: &[u64; 32], mask: u32, bytes: usize) -> (u64, u64
 }
 
 /// Wavefronts over 32 banks of 4 bytes for a shared-memory access, and the fewest possible.
-/// Accesses of 8 and 16 bytes per lane are served in halves and quarters of the warp.
+/// An access of 8 or 16 bytes per lane is served per half warp or quarter warp.
 pub(crate) fn wavefronts(offsets: &[u64; 32], mask: u32, bytes: usize) -> (u64, u64) {
     let lanes_at_once = match bytes {
         0..=4 => 32,

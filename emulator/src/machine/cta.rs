@@ -59,7 +59,7 @@ pub(crate) struct Cta<'g> {
     /// Per instruction; empty unless counting.
     pub(crate) counts: Vec<Counts>,
     pub(crate) random: Random,
-    /// Decides when asynchronous copies happen, if that is random.
+    /// Draws the times of asynchronous copies, if they are random.
     pub(crate) copy_random: Random,
     /// The most recently accessed allocation.
     pub(crate) hint: usize,
@@ -113,7 +113,7 @@ impl<'g> Cta<'g> {
         })
     }
 
-    /// Becomes CTA `index`, with all warps at the first instruction.
+    /// Restarts as CTA `index`, with all warps at the first instruction.
     pub(crate) fn restart(&mut self, index: u64, warps: &mut Vec<Warp>) {
         self.index = index;
         self.shared.clear();
@@ -157,7 +157,7 @@ impl<'g> Cta<'g> {
         self.last_effect_at = self.instructions;
     }
 
-    /// Another CTA had a visible effect: a waiting CTA may continue.
+    /// Restarts stall detection. Another CTA had a visible effect, so a waiting CTA may continue.
     pub(crate) fn reset_stall(&mut self) {
         self.progress();
         self.cycle = CycleDetector::default();
@@ -306,7 +306,7 @@ impl<'g> Cta<'g> {
         (at, Fault::of_all(kind, message))
     }
 
-    /// What every subwarp waits for, one line each.
+    /// Lists what each subwarp waits for, one line per subwarp.
     pub(crate) fn waiters(&self, warps: &[Warp]) -> String {
         let mut lines = String::new();
         for warp in warps {
@@ -332,7 +332,7 @@ impl<'g> Cta<'g> {
     }
 }
 
-/// Registers with the kernel's constants.
+/// The initial registers: undefined, except for the kernel's constants.
 fn start_registers(grid: &Grid<'_>) -> Registers {
     let kernel = grid.kernel;
     let mut registers = Registers::new(kernel.planes, kernel.predicates);
@@ -351,7 +351,7 @@ fn start_registers(grid: &Grid<'_>) -> Registers {
     registers
 }
 
-/// Offset of dynamic shared memory, where every array without an extent starts.
+/// Offset of dynamic shared memory. All arrays without an extent start there.
 pub(crate) fn dynamic_shared_start(kernel: &Kernel) -> u32 {
     let aligns = kernel
         .constants

@@ -1,8 +1,9 @@
 //! The happens-before order: vector clocks of warps.
 //!
 //! Each warp has a clock that advances when it releases its accesses to others: at a barrier, a
-//! fence or a release. A vector clock holds the clocks that a warp has seen, of each warp of its
-//! CTA and of other CTAs that it synchronized with. Lanes of one warp are ordered by warp barriers.
+//! fence or a release. A warp's vector clock holds the latest clock that it has acquired from each
+//! warp of its CTA, and of other CTAs that it synchronized with. Warp barriers order the lanes of
+//! one warp.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,7 +27,7 @@ pub(crate) type Clocks = [u32; AGENTS];
 #[derive(Clone, Debug)]
 pub(crate) struct VectorClock {
     pub(crate) own_cta: Clocks,
-    /// Of other CTAs, by CTA index modulo 2^20. Shared, because it rarely changes.
+    /// The clocks of other CTAs, by CTA index modulo 2^20. In an `Arc`, because they rarely change.
     pub(crate) others: Arc<BTreeMap<u32, Clocks>>,
 }
 
@@ -78,16 +79,16 @@ pub(crate) struct WarpClock {
     /// The warp's own clock. Its earlier accesses have smaller values.
     pub(crate) now: u32,
     pub(crate) seen: VectorClock,
-    /// Copy groups that each lane has waited for.
+    /// The last copy group that each lane has waited for.
     waited: [u32; LANES],
     /// `waited` at the last synchronization of the warp.
     synced: [u32; LANES],
     /// Lanes that have started asynchronous copies.
     copying: u32,
-    /// The clock at the last fence, which relaxed writes release: for CTA scope, and for GPU scope.
+    /// The clock at the last fence of CTA scope and of GPU scope. Relaxed writes release it.
     fenced: [Option<VectorClock>; 2],
-    /// Clocks found by relaxed reads, which the next fence acquires: from the same CTA, and from
-    /// others.
+    /// Clocks that relaxed reads found, released with CTA scope and with GPU scope. The next fence
+    /// acquires them.
     unacquired: [Option<VectorClock>; 2],
     /// The last strong read: address, version, and scope of its acquire.
     last_read: Option<(u64, u64, Option<Scope>)>,
@@ -109,7 +110,7 @@ impl WarpClock {
         }
     }
 
-    /// Releases all accesses so far; the clock advances.
+    /// Releases all accesses so far, and advances the clock.
     pub(crate) fn release(&mut self) -> VectorClock {
         let mut seen = self.seen.clone();
         seen.own_cta[self.warp] = self.now;
@@ -191,14 +192,15 @@ fn scope_index(scope: Scope) -> usize {
 /// The clocks released at one address.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SyncVar {
-    /// For CTA scope, and for GPU scope; with the CTA that released first.
+    /// Clocks released with CTA scope and with GPU scope, each with the CTA that released first.
     released: [Option<(u32, VectorClock)>; 2],
     /// Counts releases.
     version: u64,
 }
 
 impl SyncVar {
-    /// A write: a release releases the current clock, any other write the clock of the last fence.
+    /// Records a write. A release releases the current clock. Every write releases the clock of
+    /// the last fence.
     pub(crate) fn write(&mut self, by: &mut WarpClock, release: Option<Scope>) {
         if let Some(scope) = release {
             let seen = by.release();
@@ -221,7 +223,8 @@ impl SyncVar {
         }
     }
 
-    /// A read: an acquire acquires the released clock now, any other read at the next fence.
+    /// Records a read. An acquire acquires the released clock now, any other read does so at the
+    /// next fence.
     pub(crate) fn read(&self, by: &mut WarpClock, address: u64, acquire: Option<Scope>) {
         // A spinning thread repeats the same read.
         let this = Some((address, self.version, acquire));
@@ -274,7 +277,7 @@ mod tests {
         assert!(warp.happened_before(write, mark(0, 2, 1, warp.now)));
     }
 
-    /// The flag protocol between CTAs: data, fence, flag; flag, fence, data. It needs both fences.
+    /// The writer accesses data, fence, flag; the reader flag, fence, data.
     #[test]
     fn a_flag_between_ctas_needs_both_fences() {
         for (fence_before, fence_after) in [(true, true), (true, false), (false, true)] {

@@ -69,7 +69,7 @@ macro_rules! lanes {
         ) {
             use $crate::machine::registers::Lane;
 
-            // The result is stored inside too, directly from vector registers.
+            // The closure also stores the result, directly from vector registers.
             $crate::simd::vectorized(
                 #[inline(always)]
                 || {

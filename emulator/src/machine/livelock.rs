@@ -1,5 +1,5 @@
-//! Livelock detection: a CTA waits if the state of its warps repeats without any visible effect in
-//! between.
+//! Livelock detection: a CTA counts as waiting if the state of its warps repeats without any
+//! visible effect in between.
 //!
 //! A loop that computes never repeats a state, however long it runs: some register differs.
 
@@ -8,7 +8,7 @@ use std::hash::{Hash, Hasher};
 
 use super::warp::{State, Warp};
 
-/// Instructions without a visible effect before states are compared.
+/// States are compared after this many instructions without a visible effect.
 const IDLE: u64 = 10_000;
 
 /// Detects a cycle in the states of a CTA while nothing visible happens.

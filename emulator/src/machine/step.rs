@@ -480,7 +480,7 @@ impl Cta<'_> {
         mask: u32,
     ) -> Result<Flow, Box<Fault>> {
         self.progress();
-        // Copies without a wait still happen.
+        // Copies that the lanes did not wait for still happen.
         let ending = std::array::from_fn(|lane| if mask >> lane & 1 != 0 { u32::MAX } else { 0 });
         let due = warp.copies.take(&ending);
         self.perform_copies(warp, &due)?;

@@ -8,7 +8,7 @@ use super::frames::Saved;
 use super::happens_before::WarpClock;
 use super::registers::Registers;
 
-/// Lanes at the same position.
+/// Lanes at the same instruction.
 #[derive(Clone, Debug)]
 pub(crate) struct Subwarp {
     pub(crate) pc: u32,
@@ -22,7 +22,7 @@ pub(crate) struct Subwarp {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Ready,
-    /// It ran for long and lets others run first.
+    /// It used up its time slice or slept, and lets others run first.
     Yielded,
     /// Waits at its instruction for other lanes of the warp.
     WaitingForLanes,
@@ -46,7 +46,7 @@ pub(crate) struct Warp {
     pub(crate) exited: u32,
     pub(crate) clock: WarpClock,
     pub(crate) copies: Copies,
-    /// What recursive functions saved.
+    /// The frames that recursive functions saved.
     pub(crate) saved: Saved,
 }
 

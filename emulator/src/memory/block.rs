@@ -137,7 +137,7 @@ impl Block {
         }
     }
 
-    /// The 32-bit words `skip` bytes after the offsets of the lanes of `mask`.
+    /// Loads the 32-bit word at `offsets[lane] + skip` for each lane of `mask`.
     #[inline(always)]
     pub(crate) fn gather(&self, offsets: &[u64; 32], skip: usize, mask: u32, to: &mut [u32; 32]) {
         for lane in 0..32 {
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn widths_see_the_same_bytes() {
+    fn all_access_widths_read_the_same_bytes() {
         let block = Block::new(16).unwrap();
         block.store_u64(8, 0x8877_6655_4433_2211);
         assert_eq!(block.load_u32(12), 0x8877_6655);

@@ -77,7 +77,7 @@ impl ByteSet {
         (offset..offset + count).find(|at| !self.all(*at, 1))
     }
 
-    /// Copies the membership of `count` bytes from `from` in `other` to `to`.
+    /// Copies the membership of `count` bytes from offset `from` of `other` to offset `to`.
     pub(crate) fn copy(&self, to: usize, other: &ByteSet, from: usize, count: usize) {
         let clear = |at: usize| {
             self.0[at / 32].fetch_and(!(1 << (at % 32)), Relaxed);
@@ -91,8 +91,8 @@ impl ByteSet {
     }
 }
 
-/// Calls `f` with each word and its bits in the range until it returns false. Returns whether it
-/// never did.
+/// Calls `f` with the index of each word and its bits in the range until `f` returns false. Returns
+/// whether `f` always returned true.
 #[inline(always)]
 fn for_words(offset: usize, count: usize, mut f: impl FnMut(usize, u32) -> bool) -> bool {
     let (mut at, end) = (offset, offset + count);

@@ -311,8 +311,8 @@ impl Allocations {
         address
     }
 
-    /// Remembers a freed allocation, and forgets the oldest if there are too many: every launch
-    /// searches all of them.
+    /// Remembers a freed allocation. If there are too many, the oldest is forgotten, because every
+    /// launch searches all of them.
     fn add_to_quarantine(&mut self, base: u64) {
         self.quarantine.push_back(base);
         if self.quarantine.len() <= QUARANTINED {

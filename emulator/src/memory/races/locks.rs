@@ -10,8 +10,7 @@ use std::{hint, thread};
 
 use super::mark::{GRANULE, LINE};
 
-/// More than the number of host threads that write at a time, and few enough for one bit each in a
-/// word.
+/// More than the host threads that write concurrently, and one per bit of a `u64`.
 const LOCKS: usize = 64;
 
 /// Spins before the thread yields.

@@ -45,8 +45,8 @@ pub(crate) struct Accessor<'o, O> {
 }
 
 impl<O: HappensBefore> Accessor<'_, O> {
-    /// Separates leaving a mark from reading others' marks: of two concurrent threads, at least one
-    /// sees the other's mark.
+    /// Separates storing a mark from loading the marks of others. Of two concurrent threads, at
+    /// least one then finds the other's mark.
     #[inline(always)]
     fn fence(&self) {
         if self.contended {
@@ -135,8 +135,8 @@ impl LaneRanges<'_> {
         }
     }
 
-    /// Drops lanes whose bytes a later lane also accesses, as far as a few comparisons find them.
-    /// Of lanes that read the same bytes, only one is stored anyway.
+    /// Drops lanes that access the same bytes as the lane 1, 2, 4, 8 or 16 after them: a record
+    /// holds only one of several lanes of a warp that read the same bytes.
     #[inline(always)]
     fn without_duplicates(self) -> Self {
         let duplicates = vectorized(
@@ -400,8 +400,8 @@ pub(crate) struct LineRange {
 }
 
 impl LineRange {
-    /// For lanes that access `granules` granules each, starting at byte `offset`, where a line
-    /// starts.
+    /// For lanes that access `granules` granules each. `offset` is the first byte, at the start of
+    /// a line.
     #[inline(always)]
     pub(crate) fn new(offset: usize, granules: usize) -> LineRange {
         debug_assert!(offset.is_multiple_of(GRANULE * LINE) && matches!(granules, 1 | 2 | 4));

@@ -57,7 +57,7 @@ fn reads_do_not_race_with_reads() {
 }
 
 #[test]
-fn a_barrier_orders() {
+fn a_barrier_orders_accesses() {
     let shadow = RaceShadow::new(16);
     write(&shadow, 0, by(0, 1), (4, 4));
     let race = read(&shadow, 0, by(1, 1), (0, 16)).unwrap();
@@ -209,7 +209,7 @@ proptest! {
     /// The first race of two warps is found, and nothing before it, whether accesses are recorded
     /// as lines or per lane, and for any number of granules per lane.
     #[test]
-    fn lines_and_granules_see_each_other(
+    fn line_marks_race_with_granule_marks(
         history in accesses(),
         granules in [prop::sample::select(vec![1, 2, 4]), prop::sample::select(vec![1, 2, 4])],
     ) {
