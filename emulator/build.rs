@@ -1,5 +1,5 @@
-//! Sets the library's soname to `libcuda.so`: a process that has opened it then finds it under the
-//! driver's name, whatever the file is called.
+//! Sets the library's soname to `libcuda.so`. In a process that has loaded it under any file name,
+//! opening `libcuda.so` then returns it.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

@@ -138,7 +138,7 @@ fn validate(launch: &Launch<'_>) -> Result<(), LaunchError> {
     if launch.parameters.len() < kernel.parameter_bytes {
         let (given, needed) = (launch.parameters.len(), kernel.parameter_bytes);
         return invalid(format!(
-            "{given} bytes of parameters passed, but it takes {needed}"
+            "launched with {given} bytes of parameters, but it needs {needed}"
         ));
     }
     Ok(())
@@ -338,7 +338,8 @@ fn run_interleaved(grid: &Grid<'_>) -> Result<Vec<Counts>, LaunchError> {
     Ok(counts)
 }
 
-/// CTAs that a GPU holds at once: at most 2048 threads and 32 CTAs per multiprocessor.
+/// The number of CTAs that are resident on a GPU: at most 2048 threads and 32 CTAs per
+/// multiprocessor.
 fn resident_limit(grid: &Grid<'_>) -> usize {
     let per_multiprocessor = (2048 / grid.threads().max(1)).clamp(1, 32);
     (per_multiprocessor * grid.multiprocessors) as usize

@@ -36,11 +36,11 @@ pub struct Options {
     pub counters: bool,
     /// The address at which shared memory starts.
     pub shared_base: u32,
-    /// Instructions of a CTA without a visible effect (a store, a barrier) before it counts as
-    /// stalled. A wait loop that changes no register is found much earlier.
+    /// The number of instructions that a CTA may execute without a store, atomic or barrier before
+    /// it is reported as deadlocked. A wait loop that changes no register is reported much earlier.
     pub stall_limit: u64,
-    /// Compute capability (major, minor) that modules are loaded for. The driver sets that of its
-    /// device.
+    /// Compute capability (major, minor) that modules are loaded for. The driver sets it to that of
+    /// its device.
     pub capability: (u32, u32),
 }
 

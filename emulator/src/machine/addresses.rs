@@ -43,7 +43,7 @@ pub(super) struct Region<'r> {
 }
 
 impl Cta<'_> {
-    /// Resolves the address of the first lane in `lanes`, and those of all lanes in the same memory.
+    /// Resolves the address of the first lane in `lanes`, and of all lanes in the same memory.
     #[inline(always)]
     pub(super) fn resolve(
         &mut self,

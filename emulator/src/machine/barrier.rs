@@ -122,7 +122,7 @@ impl Cta<'_> {
             && expected != threads
         {
             let message =
-                format!("barrier {id} expects {threads} threads here and {expected} in other warps");
+                format!("barrier {id} has {threads} threads here, but {expected} in other warps");
             return Err(Fault::of_all(FindingKind::DivergentBarrier, message));
         }
         state.expected = state.expected.or(threads);

@@ -29,7 +29,7 @@ pub(crate) struct SavedFrame {
     stack: u32,
 }
 
-/// Calls a function that is not recursive.
+/// Calls a function. A recursive one saves its registers in [`Cta::enter_frame`].
 pub(super) fn call(warp: &mut Warp, subwarp: usize, target: u32, mask: u32) -> Flow {
     let pc = warp.subwarps[subwarp].pc;
     let calling = match mask == warp.subwarps[subwarp].mask {

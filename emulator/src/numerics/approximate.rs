@@ -4,9 +4,9 @@
 //! Implements PTX ISA, "Floating-Point Instructions", for `.approx`, including special values. A
 //! GPU computes these functions from tables and interpolation, and may return any number within the
 //! documented error. By default the emulator returns the exact value rounded once. It is computed
-//! in f64 with an error of about 2^-50, so about one result in 2^26 is the other neighbor. A kernel
-//! must not depend on this accuracy: [`Approximation::Perturbed`] returns other numbers within the
-//! documented error, chosen by a hash of the operands and a seed.
+//! in f64 with an error of about 2^-50, so about one result in 2^26 is not the nearest f32 but the
+//! next one. A kernel must not depend on this accuracy: [`Approximation::Perturbed`] returns other
+//! numbers within the documented error, chosen by a hash of the operands and a seed.
 //!
 //! Values that the manual lists as special (zeros, infinities, NaN) are exact in both. `.ftz` is
 //! [`super::rounding::flush`] on operand and result.
@@ -74,7 +74,7 @@ fn hash(seed: u64, instruction: u64, operands: u64) -> f64 {
 }
 
 impl Approximation {
-    /// The f32 for the exact value `exact`.
+    /// The f32 to return for the exact result `exact`.
     #[inline(always)]
     fn settle(self, exact: f64, error: MaximumError, instruction: u64, operands: u64) -> f32 {
         match self {
@@ -177,7 +177,7 @@ pub(crate) fn rsqrt(x: f32, approximation: Approximation) -> f32 {
 }
 
 /// `div.approx.f32`: a/b within 2 ulp for |b| in [2^-126, 2^126]. For larger |b| the manual
-/// specifies 0, or NaN if a is infinite. Smaller |b| are unspecified; they are divided.
+/// specifies 0, or NaN if a is infinite. For smaller |b| the result is unspecified; here it is a/b.
 #[inline(always)]
 pub(crate) fn div_approx(a: f32, b: f32, approximation: Approximation) -> f32 {
     const LARGEST: f32 = f32::from_bits((126 + 127) << 23);
@@ -202,8 +202,8 @@ pub(crate) fn div_full(a: f32, b: f32, approximation: Approximation) -> f32 {
     }
 }
 
-/// Error of sin and cos: 2^-20.5 up to 2 pi. Up to 100 pi the manual allows 2^-14.7, and beyond it
-/// specifies no error; this implementation keeps the same error.
+/// Error of sin and cos. The manual allows 2^-20.5 up to 2 pi and 2^-14.7 up to 100 pi. Beyond that
+/// it specifies no error; this implementation keeps 2^-14.7.
 #[inline(always)]
 fn error_of_angle(x: f32) -> MaximumError {
     const NEAR: f64 = two_to_minus(20) * std::f64::consts::FRAC_1_SQRT_2;
@@ -309,14 +309,16 @@ pub(crate) fn rsqrt_f64(x: f64) -> f64 {
 }
 
 /// `rcp.approx.ftz.f64`: the reciprocal of the upper 32 bits of the operand, in the upper 32 bits
-/// of the result. The lower bits are ignored and zero. Subnormals count as zeros, in and out.
+/// of the result. The operand's lower bits are ignored, the result's are zero. Subnormal operands
+/// and results become zeros.
 #[inline(always)]
 pub(crate) fn coarse_rcp_f64(x: f64) -> f64 {
     coarse(1.0 / upper_word(x))
 }
 
 /// `rsqrt.approx.ftz.f64`: 1 / square root of the upper 32 bits of the operand, in the upper 32
-/// bits of the result. The lower bits are ignored and zero. Subnormals count as zeros.
+/// bits of the result. The operand's lower bits are ignored, the result's are zero. Subnormal
+/// operands become zeros.
 #[inline(always)]
 pub(crate) fn coarse_rsqrt_f64(x: f64) -> f64 {
     // The root of minus zero is minus zero; its reciprocal is minus infinity, as the manual
@@ -337,7 +339,8 @@ fn flush_f64(x: f64) -> f64 {
     f64::from_bits(if is_tiny { bits & 1 << 63 } else { bits })
 }
 
-/// Rounded to the 20 fraction bits of the upper word; NaN canonical, subnormals flushed.
+/// Rounds to the 20 fraction bits of the upper word, flushes subnormals, and returns the canonical
+/// NaN for NaN.
 #[inline(always)]
 fn coarse(x: f64) -> f64 {
     const NAN: u64 = 0x7fff_ffff_0000_0000;

@@ -93,7 +93,7 @@ pub(crate) fn bfind_s64(a: i64) -> u32 {
     bfind_u64((a ^ a >> 63) as u64)
 }
 
-/// `bfind.shiftamt`: the left shift that moves the found bit to the highest of `width`.
+/// `bfind.shiftamt`: the left shift that moves the found bit to bit `width - 1`.
 #[inline(always)]
 pub(crate) fn as_shift_amount(found: u32, width: u32) -> u32 {
     if found == NOT_FOUND {
@@ -232,7 +232,7 @@ pub(crate) fn shf_r(low: u32, high: u32, amount: u32, beyond: FunnelAmount) -> u
     (both >> beyond.of(amount)) as u32
 }
 
-/// An operand limited to at most 32, or below 32.
+/// An operand clamped to 32, or modulo 32.
 #[inline(always)]
 fn bounded(amount: u32, beyond: FunnelAmount) -> u32 {
     match beyond {
@@ -241,7 +241,7 @@ fn bounded(amount: u32, beyond: FunnelAmount) -> u32 {
     }
 }
 
-/// A number's lowest `count` bits set; all for 32.
+/// A number whose lowest `count` bits are set.
 #[inline(always)]
 fn lowest(count: u32) -> u32 {
     1_u32.checked_shl(count).map_or(u32::MAX, |bit| bit - 1)

@@ -109,13 +109,13 @@ pub(crate) fn with_product_of_signs(magnitude: f32, a: f32, b: f32) -> f32 {
     )
 }
 
-/// `min.f64`. Of two NaNs the first is returned, quieted.
+/// `min.f64`. If both operands are NaN, returns the first, quieted.
 #[inline(always)]
 pub(crate) fn min_f64(a: f64, b: f64) -> f64 {
     choose_f64(a, b, a < b || (a == b && a.is_sign_negative()))
 }
 
-/// `max.f64`. Of two NaNs the first is returned, quieted.
+/// `max.f64`. If both operands are NaN, returns the first, quieted.
 #[inline(always)]
 pub(crate) fn max_f64(a: f64, b: f64) -> f64 {
     choose_f64(a, b, a > b || (a == b && a.is_sign_positive()))
@@ -168,7 +168,7 @@ pub(crate) enum Class {
 }
 
 impl Class {
-    /// `testp.f64`, and `testp.f32` with [`Class::contains_f32`].
+    /// `testp.f64`.
     #[inline(always)]
     pub(crate) fn contains_f64(self, x: f64) -> bool {
         match self {

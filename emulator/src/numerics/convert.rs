@@ -129,7 +129,8 @@ fn integer_indefinite(to: Integer) -> u64 {
     to.extend(1 << (to.bits - 1))
 }
 
-/// Clamps an integral f64 to the range of an integer of at most 32 bits; returns its word.
+/// Clamps an integral f32 to the range of an integer of at most 32 bits, and returns the integer as
+/// a word.
 ///
 /// Near 1.5 * 2^52, the ulp of an f64 is 1, so the low bits of the sum are the integer. Unlike
 /// Rust's conversion, which also clamps, this vectorizes.
@@ -294,7 +295,7 @@ pub(crate) fn f32_to_tf32(x: f32, rounding: Tf32Rounding) -> f32 {
         Tf32Rounding::NearestEven => 0xfff + (bits >> 13 & 1),
         Tf32Rounding::Zero => 0,
     };
-    // Infinity has no bits below the cut, so it stays.
+    // The low bits of infinity are zero, so it does not change.
     let rounded = bits.wrapping_add(increment) & !0x1fff;
     let is_nan = magnitude > 0x7f80_0000;
     f32::from_bits(if is_nan { NAN_F32.to_bits() } else { rounded })
@@ -310,7 +311,7 @@ pub(crate) enum Float8 {
 }
 
 impl Float8 {
-    /// `cvt.rn.satfinite` from f32, one of a pair: clamped to the largest number; NaN is `0x7f`.
+    /// One element of `cvt.rn.satfinite` from f32: clamped to the largest number; NaN is `0x7f`.
     pub(crate) fn narrow(self, x: f32) -> u8 {
         let (format, largest) = match self {
             Float8::E4M3 => (E4M3, 448.0),
@@ -323,15 +324,15 @@ impl Float8 {
         format.round(Exact::of(clamped), Rounding::Nearest) as u8
     }
 
-    /// The same number in f16: `cvt.rn.f16x2`, one of a pair.
+    /// The same number in f16: one element of `cvt.rn.f16x2`.
     pub(crate) fn widen(self, bits: u8) -> u16 {
         match self {
             Float8::E5M2 if bits & 0x7f > 0x7c => NAN_HALF,
             Float8::E5M2 => u16::from(bits) << 8,
             Float8::E4M3 if bits & 0x7f == 0x7f => NAN_HALF,
             Float8::E4M3 => {
-                // With the fields in place the value is too small by 2^8, since the exponent biases
-                // are 15 and 7.
+                // Moving the fields to their places in an f16 makes the value too small by 2^8,
+                // because the exponent biases are 15 and 7.
                 let magnitude = F16::widen(u16::from(bits & 0x7f) << 7);
                 F16::narrow(magnitude * 256.0) | u16::from(bits & 0x80) << 8
             }

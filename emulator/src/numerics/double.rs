@@ -1,7 +1,7 @@
 //! f64 arithmetic in the four rounding modes.
 //!
-//! Implements PTX ISA, "Floating-Point Instructions", for `.f64`. The processor computes nearest
-//! even. The directed modes are rarely used and are rounded from exact results.
+//! Implements PTX ISA, "Floating-Point Instructions", for `.f64`. The processor's instructions
+//! round to nearest even. The directed modes are rarely used; they round exact results.
 //!
 //! NaN: f64 instructions keep payloads. A NaN result is the first NaN operand, quieted; without one
 //! (0 * inf, inf - inf) it is `0xfff8000000000000`. PTX does not specify which of several NaN
@@ -15,8 +15,8 @@ pub(crate) const INVALID_F64: f64 = f64::from_bits(0xfff8_0000_0000_0000);
 const QUIET: u64 = 1 << 51;
 const INFINITY: u64 = 0x7ff << 52;
 
-/// `result`, or the NaN that the operands determine. Computed on integers, because a compiler may
-/// exchange NaNs.
+/// `result`, or the NaN that the operands determine. Computed on integers, because the compiler may
+/// replace one NaN by another.
 #[inline(always)]
 pub(crate) fn with_payload<const N: usize>(result: f64, operands: [f64; N]) -> f64 {
     let is_nan = |bits: u64| bits & (u64::MAX >> 1) > INFINITY;

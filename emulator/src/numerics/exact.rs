@@ -6,8 +6,8 @@
 //! 128-bit integers, and [`Format::round`] rounds the result to any binary format in any of the
 //! four rounding modes of PTX (`.rn`, `.rz`, `.rm`, `.rp`).
 //!
-//! This is the slow path. What the processor's own arithmetic computes (nearest even in f32 and
-//! f64) does not use it.
+//! This is the slow path. f32 and f64 operations that round to nearest even use the processor's
+//! arithmetic instead.
 
 /// The rounding modifiers of PTX (PTX ISA, "Rounding Modifiers").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +35,8 @@ pub(crate) struct Exact {
     pub(crate) sticky: bool,
 }
 
-/// Bits to which operands are aligned before a sum or quotient; two bits remain for carries.
+/// Bits to which operands are aligned before a sum, quotient or root. The bits above are for
+/// carries.
 const ALIGNED_BITS: u32 = 125;
 
 impl Exact {

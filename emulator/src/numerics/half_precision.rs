@@ -39,8 +39,8 @@ impl Half for F16 {
 
     #[inline(always)]
     fn widen(bits: u16) -> f32 {
-        // With the fields in place the value is too small by 2^112, the difference of the exponent
-        // biases. The product is exact, also for subnormals.
+        // Moving the fields to their places in an f32 makes the value too small by 2^112, because
+        // the exponent biases differ by 112. The product is exact, also for subnormals.
         const BIAS: f32 = f32::from_bits((127 + 112) << 23);
         let magnitude = u32::from(bits & 0x7fff);
         let number = (f32::from_bits(magnitude << 13) * BIAS).to_bits();

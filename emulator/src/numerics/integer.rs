@@ -1,9 +1,9 @@
 //! Integer and logic instructions without a Rust operator.
 //!
 //! Implements PTX ISA, "Integer Arithmetic Instructions", "Extended-Precision Integer Arithmetic
-//! Instructions" and "Logic and Shift Instructions". Registers are bits: where signed and unsigned
-//! differ, functions come in pairs or take the type. Operations that wrap around (add, sub, mul.lo,
-//! mad.lo, neg, abs of the smallest number) are Rust's `wrapping_*` and not repeated here.
+//! Instructions" and "Logic and Shift Instructions". Where signed and unsigned integers differ,
+//! there is a function for each, or it takes the type. Operations that wrap around (add, sub,
+//! mul.lo, mad.lo, neg, abs of the smallest number) are Rust's `wrapping_*` and not repeated here.
 
 /// `mul.hi.u32`.
 #[inline(always)]
@@ -85,13 +85,13 @@ pub(crate) fn mad_hi_sat_s32(a: i32, b: i32, c: i32) -> i32 {
     mul_hi_s32(a, b).saturating_add(c)
 }
 
-/// `sad.u32`: c + |a - b|. The 16-bit forms are this on extended operands.
+/// `sad.u32`: c + |a - b|. The 16-bit forms extend their operands and call this.
 #[inline(always)]
 pub(crate) fn sad_u32(a: u32, b: u32, c: u32) -> u32 {
     c.wrapping_add(a.abs_diff(b))
 }
 
-/// `sad.s32`: c + |a - b|. The 16-bit forms are this on extended operands.
+/// `sad.s32`: c + |a - b|. The 16-bit forms extend their operands and call this.
 #[inline(always)]
 pub(crate) fn sad_s32(a: i32, b: i32, c: i32) -> i32 {
     c.wrapping_add_unsigned(a.abs_diff(b))
@@ -109,7 +109,7 @@ pub(crate) fn sad_s64(a: i64, b: i64, c: i64) -> i64 {
     c.wrapping_add_unsigned(a.abs_diff(b))
 }
 
-/// `add.cc`, `addc`: a + b + carry and the carry out. `mad.cc` and `madc` are this on a product.
+/// `add.cc`, `addc`: a + b + carry and the carry out. `mad.cc` and `madc` pass a product as `a`.
 #[inline(always)]
 pub(crate) fn add_carry_u32(a: u32, b: u32, carry: bool) -> (u32, bool) {
     let sum = u64::from(a) + u64::from(b) + u64::from(carry);

@@ -3,8 +3,8 @@
 //! Implements PTX ISA, "Floating-Point Instructions": add, sub, mul, fma, div, rcp and sqrt with
 //! `.rn`, `.rz`, `.rm` and `.rp`. Results are those of IEEE 754, bit for bit.
 //!
-//! The processor computes nearest even. The directed modes are computed through f64. There the
-//! product of two f32 is exact, and for a sum, quotient or root the exact sign of the error is
+//! The processor's instructions round to nearest even. The directed modes are computed in f64. There
+//! the product of two f32 is exact, and for a sum, quotient or root the exact sign of the error is
 //! known (error-free transformations: Knuth's TwoSum, and residuals by fused multiply-add).
 //! *Rounding to odd* encodes that sign in the last bit of the f64. Since f64 has more than two
 //! extra bits, rounding this again gives the same as one rounding of the exact result (Boldo and
@@ -197,7 +197,7 @@ pub(crate) fn narrow(x: f64, rounding: Rounding) -> f32 {
     canonical(f32::from_bits(if too_large { neighbor } else { bits }))
 }
 
-/// An f64 rounded to odd in f32, which may then be rounded to at most 22 bits.
+/// Rounds an f64 to odd in f32. The result may then be rounded again to at most 22 bits.
 #[inline(always)]
 pub(crate) fn narrow_to_odd(x: f64) -> f32 {
     let truncated = narrow(x, Rounding::Zero);

@@ -48,7 +48,8 @@ const fn inverse_factorial(n: u32) -> f64 {
     1.0 / product as f64
 }
 
-/// Every second 1/n!, down from `highest`, with alternating signs that end in `last_sign`.
+/// `N` coefficients 1/n! for n = `highest`, `highest - 2`, .., with alternating signs. The last one
+/// is positive.
 const fn alternating<const N: usize>(highest: u32) -> [f64; N] {
     let mut coefficients = [0.0; N];
     let mut i = 0;
@@ -64,7 +65,7 @@ const fn alternating<const N: usize>(highest: u32) -> [f64; N] {
     coefficients
 }
 
-/// 1/13!, 1/12!, ... 1/1!: of (e^y - 1) / y.
+/// The coefficients of (e^y - 1) / y: 1/13!, 1/12!, .., 1/1!.
 const EXPONENTIAL: [f64; 13] = {
     let mut coefficients = [0.0; 13];
     let mut i = 0;
@@ -75,7 +76,7 @@ const EXPONENTIAL: [f64; 13] = {
     coefficients
 };
 
-/// 1/23, 1/21, ... 1/1: of atanh(s) / s in powers of s^2.
+/// The coefficients of atanh(s) / s in powers of s^2: 1/23, 1/21, .., 1/1.
 const AREA_TANGENT: [f64; 12] = {
     let mut coefficients = [0.0; 12];
     let mut i = 0;
@@ -86,12 +87,12 @@ const AREA_TANGENT: [f64; 12] = {
     coefficients
 };
 
-/// Of sin(r) / r and cos(r) in powers of r^2.
+/// The coefficients of sin(r) / r and of cos(r) in powers of r^2.
 const SINE: [f64; 9] = alternating(17);
 const COSINE: [f64; 10] = alternating(18);
 
-/// 2^x = 2^k + 2^k (2^r - 1) with k an integer and |r| <= 1/2: the pair of 2^k and 2^r - 1.
-/// |x| is at most 1000.
+/// Returns 2^k and 2^r - 1, where 2^x = 2^k + 2^k (2^r - 1), k is an integer and |r| <= 1/2. |x|
+/// must be at most 1000.
 #[inline(always)]
 fn split_exp2(x: f64) -> (f64, f64) {
     let (k, k_bits) = nearest_integer(x);
@@ -154,7 +155,7 @@ pub(crate) fn sin_cos(x: f64) -> (f64, f64) {
     (sine, cosine)
 }
 
-/// Up to this value, a multiple of pi/2 has at most 25 bits.
+/// The multiples of pi/2 up to this angle have at most 25-bit factors.
 const SMALL_ANGLE: f64 = 33_554_432.0;
 
 /// x = q pi/2 + r with |r| <= pi/4, after Cody and Waite: pi/2 in three parts. The first two have

@@ -22,7 +22,7 @@ impl Form {
     /// `.add`.
     pub(crate) const ACCUMULATES: Form = Form(32);
 
-    /// Sets or clears a flag.
+    /// Sets a flag if `is_set`.
     pub(crate) fn with(self, flag: Form, is_set: bool) -> Form {
         if is_set { Form(self.0 | flag.0) } else { self }
     }

@@ -35,8 +35,8 @@ type TileC<T> = [[T; COLUMNS]; ROWS];
 ///
 /// If a slice has fewer registers than `kind` requires.
 pub(crate) fn multiply(kind: MmaKind, a: &[Plane], b: &[Plane], c: &[Plane], d: &mut [Plane]) {
-    // Compiled for each instruction set of the host. All give the same bits: products are exact in
-    // f64, so fusing them with the sum changes nothing.
+    // Compiled for several instruction sets of the host. All give the same bits: products are exact
+    // in f64, so fusing them with the sum changes nothing.
     pulp::Arch::new().dispatch(
         #[inline(always)]
         || multiply_here(kind, a, b, c, d),
@@ -100,7 +100,7 @@ fn float_products(kind: MmaKind, a: &[Plane], b: &[Plane]) -> TileC<f64> {
                 &gather_b::<_, 2>(b, decode),
             )
         }
-        // Integer instructions have integer accumulators.
+        // Only tf32 gets here: the integer types have integer accumulators.
         Operand::Tf32 | Operand::S8 | Operand::U8 => {
             let decode = |word, _| f64::from(f32::from_bits(word & !0x1fff));
             product(
@@ -131,8 +131,8 @@ fn integer_products(kind: MmaKind, a: &[Plane], b: &[Plane]) -> TileC<i32> {
     product(kind.k(), &a, &b)
 }
 
-/// The elements of a register in all lanes, grouped by position; separate loops, so that they
-/// vectorize.
+/// The elements of a register in all lanes, grouped by position. Each position has its own loop,
+/// so that it vectorizes.
 #[inline(always)]
 fn decode_plane<T: Copy + Default, const PACKED: usize>(
     plane: &Plane,

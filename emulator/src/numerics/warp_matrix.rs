@@ -3,8 +3,7 @@
 //! Implements PTX ISA, "Warp-level Matrix Instructions: wmma". The layout of fragments is
 //! unspecified, except for the number of registers. Here, elements are numbered row by row;
 //! register r of lane l holds the e = 32 / bits elements starting at e (32 r + l), lowest bits
-//! first. If a fragment has more registers than that takes, as f16 fragments do, the numbering
-//! starts over.
+//! first. f16 fragments have more registers than that requires; there the numbering starts over.
 //!
 //! Sums are computed as in [`super::tensor_core`]: exact products added in f64 in the order of k,
 //! then the accumulator, and one rounding to nearest even.
@@ -203,7 +202,7 @@ impl Product {
 mod tests {
     use super::*;
 
-    /// Every element has a position, as many times as its fragment has copies.
+    /// Every element of the matrix occurs equally often in the fragment.
     #[test]
     fn fragments_hold_their_matrix() {
         for (m, n) in [(16, 16), (32, 8), (8, 32)] {

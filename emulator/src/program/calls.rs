@@ -1,11 +1,13 @@
 //! Device functions: argument passing and recursion.
 //!
-//! A function's registers and parameters exist once. Arguments and results are passed in locations
-//! that all functions of one [`Signature`] share, so a caller need not know the callee. The caller
-//! copies arguments there, and the function reads them on entry; results return the same way. A
-//! recursive function saves its registers and parameters on entry and restores them on return. Its
-//! local variables are on a stack, so pointers to those of earlier calls stay valid. Pointers to
-//! its parameters do not.
+//! Each function has one set of registers and parameters. Arguments and results are passed in
+//! locations that all functions of one [`Signature`] share, so that indirect calls work too. The
+//! caller copies arguments there, and the function reads them on entry. Results return the same
+//! way.
+//!
+//! A recursive function saves its registers and parameters on entry and restores them on return.
+//! Its local variables are on a stack, so pointers to those of earlier calls stay valid. Pointers
+//! to its parameters do not.
 
 use std::collections::HashMap;
 
@@ -317,7 +319,7 @@ impl<'a> Lowering<'a> {
         match self.register(operand) {
             Ok((slot, bits)) if (bits == 64) == wide => Ok(slot),
             Ok((_, bits)) => Err(format!(
-                "a register of {bits} bits is passed for one of another size"
+                "a register of {bits} bits is passed, but the function expects another size"
             )),
             Err(_) => self.source_of_bits(operand, if wide { 64 } else { 32 }, false),
         }
@@ -344,7 +346,7 @@ impl<'a> Lowering<'a> {
             })
     }
 
-    /// Where a function's body finds a parameter.
+    /// The location of a parameter in the function's body.
     fn location(&mut self, parameter: &Parameter) -> Result<ValueLocation> {
         let name = match parameter {
             Parameter::Register { name, kind } => {
@@ -428,7 +430,8 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
-    /// Declares a function's parameters and results. Returns the copies that take the parameters.
+    /// Declares a function's parameters and results. Returns the copies from the shared locations
+    /// to the parameters.
     fn parameters(
         &mut self,
         syntax: &syntax::Function,

@@ -44,9 +44,9 @@ const CLASSES: [(&str, &str); 18] = [
     ("VECTOR", "v2|v4|v8"),
 ];
 
-/// One line per instruction and group of types with the same modifiers. The names come first, then
-/// required modifiers, and optional ones in brackets; `|` separates alternatives. Types have the
-/// opcode's order, modifiers any order. Instructions without a line are checked by their decoders.
+/// Each line holds instruction names, modifiers (optional ones in brackets) and types. `|`
+/// separates alternatives. An opcode must have the types in the line's order, and may have the
+/// modifiers in any order. Instructions without a line are checked by their decoders.
 const SYNTAX: &[&str] = &[
     // Integers.
     "add|sub|div|rem|min|max|sad INT",
@@ -266,7 +266,7 @@ pub(super) fn check(opcode: &str) -> Result<(), String> {
     if lines.iter().any(|(_, parts)| fits(&words, parts)) {
         return Ok(());
     }
-    // Name a word that occurs in no line.
+    // Report a word that occurs in no line.
     let is_known = |word: &&&str| {
         let mut parts = lines.iter().flat_map(|(_, parts)| parts);
         parts.any(|part| part.choices.contains(word))
@@ -302,7 +302,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn modifiers_need_their_type() {
+    fn modifiers_are_legal_only_with_their_types() {
         for legal in [
             "add.rn.ftz.sat.f32",
             "mad.lo.cc.u32",

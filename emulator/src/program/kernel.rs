@@ -19,8 +19,8 @@ pub struct Kernel {
     pub max_threads: u32,
     /// The required CTA extents, from `.reqntid`.
     pub required_threads: Option<[u32; 3]>,
-    /// 32-bit registers per thread that its text declares and uses: an upper bound of what an
-    /// assembler assigns.
+    /// 32-bit registers per thread that its text declares and uses: an upper bound on what `ptxas`
+    /// assigns.
     pub registers: u32,
     /// Bytes of local memory per thread.
     pub local_bytes: u32,
@@ -67,7 +67,7 @@ pub(crate) enum Constant {
     Bits(u64),
     /// The address of a byte of static shared memory, as an offset.
     Shared(u32),
-    /// The same after all variables, aligned: dynamic shared memory.
+    /// The same for dynamic shared memory, which starts after all variables.
     DynamicShared {
         align: u32,
         offset: u32,

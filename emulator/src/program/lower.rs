@@ -128,9 +128,9 @@ impl<'a> Lowering<'a> {
             return Ok(());
         }
         let words = format!(
-            "kernel `{name}` has variables of {bytes} bytes in shared memory, of which \
-             {MAX_STATIC_SHARED} are the most; declare them `.extern .shared` without a size \
-             and ask for dynamic shared memory"
+            "kernel `{name}` has {bytes} bytes of static shared memory, but the maximum is \
+             {MAX_STATIC_SHARED}; declare variables `.extern .shared` without a size and use \
+             dynamic shared memory"
         );
         Err(self.error(entry.line, words))
     }
@@ -170,7 +170,7 @@ impl<'a> Lowering<'a> {
         let given = self.names.finish();
         let frames = self.calls.frames(&given.constants);
         let moving = frames.iter().any(|frame| frame.local_bytes > 0);
-        // Above everything with a fixed offset.
+        // The stack is above everything with a fixed offset.
         let (static_local, stack) = match moving {
             true => (self.local_bytes.next_multiple_of(16), STACK_BYTES),
             false => (self.local_bytes, 0),
@@ -213,12 +213,12 @@ impl<'a> Lowering<'a> {
         });
     }
 
-    /// Inserts an operation before the instruction being decoded; its predicate applies to both.
+    /// Inserts an operation before the instruction being decoded, and with the same predicate.
     pub(crate) fn push_before(&mut self, op: Op) {
         self.push(self.line, op);
     }
 
-    /// The statements of one scope.
+    /// Lowers the statements of one scope.
     pub(super) fn body(&mut self, statements: &[Statement]) -> Result<(), PtxError> {
         self.names.open();
         for statement in statements {
@@ -298,7 +298,7 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
-    /// A variable with an offset of its own.
+    /// Assigns an offset to a variable.
     fn placed(&mut self, variable: &Variable) -> Result<Symbol> {
         let (space, address) = match variable.space {
             syntax::Space::Shared if variable.count.is_none() => {

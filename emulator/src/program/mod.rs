@@ -1,4 +1,4 @@
-//! Modules: PTX text to executable kernels.
+//! Modules: from PTX text to executable kernels.
 
 mod calls;
 mod decode;

@@ -28,7 +28,7 @@ pub(crate) enum Symbol {
     Prototype(Signature),
 }
 
-/// Scopes from the outermost in, and the allocated registers.
+/// Scopes, the outermost first, and the allocated registers.
 #[derive(Default)]
 pub(crate) struct Names {
     scopes: Vec<HashMap<String, Symbol>>,

@@ -7,7 +7,7 @@ use crate::numerics::warp_matrix::{Fragment, Product};
 
 /// One instruction of a kernel's code.
 pub(crate) struct Instruction {
-    /// The predicate, and the value for which lanes execute.
+    /// A predicate, and the value that it must have in a lane for the lane to execute.
     pub(crate) guard: Option<(Slot, bool)>,
     pub(crate) op: Op,
     /// Its line in the PTX text, counted from 1.
@@ -74,7 +74,7 @@ pub(crate) enum Op {
     Vote(Vote),
     Match {
         to: Slot,
-        /// `match.all` and the predicate that it may set; `None` for `match.any`.
+        /// `None` for `match.any`. For `match.all`, the predicate that it may set.
         all: Option<Option<Slot>>,
         from: Slot,
         wide: bool,
@@ -180,7 +180,7 @@ pub(crate) struct SetPredicate {
     pub(crate) combine: Option<(Combine, PredicateSource)>,
 }
 
-/// `set`: bits for true, or 0.
+/// `set`: writes some bits for true, and 0 for false.
 pub(crate) struct Set {
     /// Each comparison and the bits that it sets: one, or one per half.
     pub(crate) compares: Vec<(Compare, u32)>,
@@ -373,7 +373,7 @@ pub(crate) struct CopyAsync {
     pub(crate) bytes: usize,
     /// Bytes read; the rest is zeroed.
     pub(crate) source_bytes: Option<Slot>,
-    /// Where true, nothing is read.
+    /// In lanes where this is true, nothing is read and the destination is zeroed.
     pub(crate) ignore: Option<PredicateSource>,
 }
 

@@ -15,8 +15,8 @@ const MODES: [&str; 4] = [
     "map_f64_to_f32",
 ];
 
-/// The first PTX version of each architecture (PTX ISA 13, "Release Notes"). All versions have the
-/// older architectures.
+/// The first PTX version of each architecture (PTX ISA 13, "Release Notes"). Later versions support
+/// it too.
 const FIRST_VERSIONS: [(u32, (u32, u32)); 10] = [
     (60, (5, 0)),
     (70, (6, 0)),
@@ -33,11 +33,11 @@ const FIRST_VERSIONS: [(u32, (u32, u32)); 10] = [
 /// Which devices run code for an architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Compatibility {
-    /// All with the same or a higher compute capability.
+    /// Devices with the same or a higher compute capability.
     Upward,
-    /// `f`: those with the same major capability.
+    /// `f`: devices with the same major and the same or a higher minor capability.
     Family,
-    /// `a`: only those with the same capability.
+    /// `a`: only devices with the same capability.
     Exact,
 }
 
@@ -84,7 +84,7 @@ pub(super) fn check(source: &str, heading: &Heading, device: (u32, u32)) -> Resu
     Ok(())
 }
 
-/// `sm_90a`: 90, exact.
+/// Parses a target: `sm_90a` is 90, exact.
 fn parse(target: &str) -> Option<(u32, Compatibility)> {
     let plain = target.strip_prefix("sm_");
     let number = plain.or_else(|| target.strip_prefix("compute_"))?;
@@ -118,13 +118,13 @@ fn runs(number: u32, compatibility: Compatibility, device: (u32, u32)) -> bool {
 
 fn incompatible(target: &str, compatibility: Compatibility, (major, minor): (u32, u32)) -> String {
     let (who, least) = match compatibility {
-        Compatibility::Upward => ("devices of that capability or higher", "a lower one"),
-        Compatibility::Family => ("devices of its family", "one without the `f`"),
-        Compatibility::Exact => ("devices of exactly that capability", "one without the `a`"),
+        Compatibility::Upward => ("devices of that capability or higher", "a lower target"),
+        Compatibility::Family => ("devices of its family", "a target without the `f`"),
+        Compatibility::Exact => ("devices of exactly that capability", "a target without the `a`"),
     };
     format!(
         "the module targets `{target}`, which runs only on {who}; this device has compute \
-         capability {major}.{minor}: choose another target, {least}, or another device"
+         capability {major}.{minor}; choose {least}, or another device"
     )
 }
 

@@ -31,7 +31,7 @@ impl<'a> Parser<'a> {
         self.at >= self.lexemes.len()
     }
 
-    /// Reads something that may be nested in itself.
+    /// Runs `read` one nesting level deeper.
     pub(super) fn nested<T>(&mut self, read: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         if self.depth == MAX_NESTING {
             return self.fail(format!("more than {MAX_NESTING} nested levels"));

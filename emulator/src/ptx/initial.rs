@@ -193,7 +193,7 @@ mod tests {
         assert_eq!(words(".global .u32 b[3] = {};"), [0, 0, 0]);
     }
 
-    /// ptxas rejects all of these; for a float as an integer it writes zeros instead.
+    /// ptxas rejects all of these, except that it accepts a float as an integer and writes zeros.
     #[test]
     fn invalid_initial_values_are_rejected() {
         for wrong in [

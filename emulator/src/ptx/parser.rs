@@ -10,7 +10,7 @@ pub(crate) fn parse(source: &str) -> Result<Module> {
     Parser::new(source)?.module()
 }
 
-/// Parses only the heading of a module: the rest of an unknown version cannot be parsed.
+/// Parses only the heading of a module. If its version is unknown, the rest may not parse.
 pub(crate) fn heading(source: &str) -> Result<Heading> {
     Parser::new(source)?.heading()
 }

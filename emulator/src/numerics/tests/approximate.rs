@@ -88,8 +88,8 @@ fn samples() -> impl Iterator<Item = f32> {
     spread.chain(small_integers).chain(edge_case_f32())
 }
 
-/// Results are the f32 nearest to the exact value, wherever libm's error of a few ulps in f64
-/// cannot change which one that is.
+/// Results are the f32 nearest to the exact value. Where libm's error of a few f64 ulps leaves two
+/// candidates, either is accepted.
 #[test]
 fn rounded_results_are_the_nearest() {
     for instruction in INSTRUCTIONS {
@@ -148,7 +148,7 @@ fn perturbed_results_use_the_documented_error() {
                 );
                 continue;
             }
-            // A subnormal result has no relative accuracy, only neighbors.
+            // A subnormal result may be off by one, even if the relative bound is smaller.
             let allowed = (instruction.allowed)(x, exact);
             let limit = if exact.abs() < 1.2e-38 {
                 allowed.max(2.0_f64.powi(-149))
@@ -279,8 +279,8 @@ fn quotients() {
 /// An instruction on halves.
 type OnHalves = fn(u16, Approximation) -> u16;
 
-/// All 16-bit operands: the nearest number of the format, or either neighbor if libm cannot decide.
-/// If perturbed, a number within the error that the manual allows.
+/// For all 16-bit operands, the rounded result is the nearest number of the format, as far as libm
+/// can decide. The perturbed result is within the error that the manual allows.
 fn check_halves<H: Half>(ours: OnHalves, exact: fn(f64) -> f64, allowed: fn(f64) -> f64) {
     let (mut moved, mut tolerated) = (0, 0);
     for bits in 0..=u16::MAX {

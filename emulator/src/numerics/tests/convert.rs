@@ -129,7 +129,7 @@ proptest! {
         }
     }
 
-    /// f32 to f16 and bf16 in the directed modes: the neighbors of the nearest.
+    /// f32 to f16 and bf16: down and up enclose the exact value, and the other modes choose one.
     #[test]
     fn directed_halves_enclose(x in any_f32()) {
         if x.is_nan() {
@@ -251,7 +251,7 @@ mod as_the_processor {
         #[test]
         fn floats_to_s64(x in any_f32(), y in any_f64()) {
             for mode in MODES {
-                // Out of range, including NaN, the processor returns one value.
+                // The processor returns the same value for NaN and all numbers out of range.
                 if x.is_nan() || x.abs() < 9.2e18 {
                     let ours = f32_to_integer(x, mode, Integer::S64) as i64;
                     prop_assert_eq!(ours, processor::f32_to_s64(x, mode));

@@ -27,7 +27,7 @@ fn warps() -> Vec<[[f32; 32]; 2]> {
     pairs.chunks(32).map(lanes).collect()
 }
 
-/// A test of an instruction from two f32 to a word.
+/// Tests an instruction that maps two f32 to a word.
 macro_rules! lanes {
     ($name:ident, |$a:ident, $b:ident| $result:expr) => {
         #[test]
@@ -55,7 +55,7 @@ macro_rules! lanes {
     };
 }
 
-/// A test of an instruction from two f32 to an f32: NaN must be the canonical one.
+/// Tests an instruction that maps two f32 to an f32. NaN must be the canonical one.
 macro_rules! float_lanes {
     ($name:ident, |$a:ident, $b:ident| $result:expr) => {
         mod $name {

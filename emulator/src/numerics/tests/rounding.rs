@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::super::rounding::{self, Rounding};
 use super::{MODES, any_f32, any_f64, edge_case_f32};
 
-/// Equal bits.
+/// Fails unless both have the same bits. A NaN of `theirs` counts as the canonical one.
 #[track_caller]
 fn assert_same(ours: f32, theirs: f32, what: &str) {
     let theirs = if theirs.is_nan() {
@@ -65,7 +65,8 @@ mod as_the_processor {
         }
     }
 
-    /// Equal bits for numbers; a NaN must keep the payload of an operand, or be the invalid one.
+    /// Fails unless both have the same bits. A NaN must be the first NaN operand, quieted, or the
+    /// NaN of an invalid operation.
     fn assert_same_f64(ours: f64, theirs: f64, operands: &[f64], what: &str) {
         if !theirs.is_nan() {
             assert_eq!(

@@ -1,4 +1,4 @@
-//! Functions whose results PTX specifies only within an error (PTX ISA 9.7.3, `.approx`).
+//! Functions whose results PTX specifies only within an error bound (PTX ISA 9.7.3, `.approx`).
 
 use super::{Decoding, Result};
 use crate::machine::lanes::{Compute, lanes};
@@ -48,7 +48,7 @@ macro_rules! function2 {
 }
 
 impl Decoding<'_, '_, '_> {
-    /// `div.approx` and `div.full`; the modifier was taken.
+    /// `div.approx` and `div.full`. The caller has already taken the modifier.
     pub(super) fn approximate_division(&mut self, full: bool) -> Result<Op> {
         let modifier = self.approximation_modifier();
         let compute: Compute = match full {
@@ -58,7 +58,7 @@ impl Decoding<'_, '_, '_> {
         self.compute_of(compute, &[Type::F32; 3], modifier, 1)
     }
 
-    /// Functions of one operand; `.approx` was taken.
+    /// Functions of one operand. The caller has already taken `.approx`.
     pub(super) fn approximation(&mut self) -> Result<Op> {
         let modifier = self.approximation_modifier();
         let kind = self.opcode.kind()?;

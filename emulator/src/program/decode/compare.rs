@@ -36,8 +36,8 @@ const COMBINES: [(&str, Combine); 3] = [
     ("xor", Combine::Xor),
 ];
 
-/// The comparison of two lanes as a type. `$see` converts a lane to that type. Each relation has
-/// its own code, so that its loop over the lanes vectorizes.
+/// A [`Compare`] for a comparison. `$see` converts the bits of a lane to the compared type. Each
+/// relation has its own code, so that its loop over the lanes vectorizes.
 macro_rules! by_comparison {
     ($comparison:expr, $L:ty, $see:expr) => {
         by_comparison!(
@@ -56,7 +56,7 @@ macro_rules! by_comparison {
     };
 }
 
-/// Whether a number is of a class, as a comparison that ignores its second operand.
+/// A [`Compare`] that tests whether its first operand is of a class, and ignores the second.
 macro_rules! by_class {
     ($class:expr, $L:ty, $see:expr, $contains:ident) => {
         by_class!(@one $class, $L, $see, $contains,
@@ -187,7 +187,7 @@ impl<'i> Decoding<'_, '_, 'i> {
         })
     }
 
-    /// `set`: all ones or zero, or 1.0 or 0.0; per half for packed types.
+    /// `set`: writes all ones or 1.0 for true, and 0 for false; per half for packed types.
     fn set(&mut self) -> Result<Op> {
         let comparison = self.opcode.choose(&COMPARISONS)?;
         let combine = self.opcode.take_any(&COMBINES);
@@ -283,8 +283,8 @@ impl<'i> Decoding<'_, '_, 'i> {
     }
 }
 
-/// Whether `slct` selects its first source: also for zeros of both signs, and with the modifier for
-/// subnormals.
+/// Whether `slct` selects its first source: `c` is positive or a zero of either sign. With `.ftz`,
+/// subnormals count as zeros.
 #[inline(always)]
 fn is_positive(c: u32, flushes: u32) -> bool {
     match flushes {
@@ -293,7 +293,7 @@ fn is_positive(c: u32, flushes: u32) -> bool {
     }
 }
 
-/// The value of `set` for true.
+/// The bits that `set` writes for true.
 fn truth(result: Type, kind: Type) -> Option<u32> {
     let packed = matches!(kind, Type::F16x2 | Type::BF16x2);
     Some(match result {

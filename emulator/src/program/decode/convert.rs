@@ -141,7 +141,7 @@ impl Decoding<'_, '_, '_> {
         self.compute_of(compute, &[Type::B32, Type::F32], conversion.0, 0)
     }
 
-    /// Two f32 to a pair of halves; the first operand becomes the upper half.
+    /// Converts two f32 to a pair of f16 or bf16; the first operand becomes the upper half.
     fn pair(&mut self, to: Type, conversion: Conversion) -> Result<Op> {
         let compute: Compute = match to {
             Type::F16x2 => lanes!(modifier = m; |a: u32, b: u32| -> u32 {
@@ -156,7 +156,7 @@ impl Decoding<'_, '_, '_> {
         self.compute_of(compute, &[Type::B32, Type::F32, Type::F32], conversion.0, 0)
     }
 
-    /// Two f32 to a pair of 8-bit floats; the first operand becomes the upper one.
+    /// Converts two f32 to a pair of 8-bit floats; the first operand becomes the upper one.
     fn narrow_to_float8(&mut self, format: Float8, conversion: Conversion) -> Result<Op> {
         self.opcode.choose(&[("satfinite", ())])?;
         let compute: Compute = match format {
@@ -172,7 +172,7 @@ impl Decoding<'_, '_, '_> {
         self.compute_of(compute, &[Type::B16, Type::F32, Type::F32], conversion.0, 0)
     }
 
-    /// A pair of 8-bit floats to a pair of f16.
+    /// Converts a pair of 8-bit floats to a pair of f16.
     fn widen_float8(&mut self, format: Float8, conversion: Conversion) -> Result<Op> {
         if conversion.has(RELU) {
             return self.opcode.wrong_type(Type::F16x2);

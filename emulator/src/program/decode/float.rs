@@ -14,8 +14,8 @@ use crate::numerics::rounding::{self, Rounding, canonical, flush};
 use crate::program::op::Op;
 use crate::program::opcode::Type;
 
-/// f32 arithmetic in two versions: a plain one that uses the processor's instruction, and one that
-/// evaluates the instruction's modifier.
+/// f32 arithmetic. Without a modifier or with `.ftz` only, `$plain` uses the processor's
+/// instruction; `$general` evaluates all other modifiers.
 macro_rules! f32_arithmetic {
     ($modifier:expr, |$($a:ident),+| $plain:expr, |$r:ident| $general:expr) => {
         match $modifier {
@@ -139,7 +139,7 @@ impl Decoding<'_, '_, '_> {
         self.compute_of(compute, &[kind; 2], modifier, 0)
     }
 
-    /// `rcp`, `sqrt`, `rsqrt`, the transcendental functions, `copysign`, `testp`.
+    /// `rcp`, `sqrt`, `rsqrt`, the transcendental functions and `copysign`.
     pub(super) fn float_function(&mut self) -> Result<Op> {
         if self.opcode.name == "copysign" {
             return self.copysign();

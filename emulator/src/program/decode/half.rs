@@ -10,7 +10,7 @@ use crate::numerics::half_precision::{self as half, Bf16, F16, Half};
 use crate::program::op::Op;
 use crate::program::opcode::Type;
 
-/// The same arithmetic for the four types; `H` is the format.
+/// The same arithmetic for f16, bf16 and pairs of them. In the body, `H` is the format.
 macro_rules! halves {
     ($kind:expr, |$a:ident| $body:expr) => {
         halves!(@all $kind, both, |$a| $body)

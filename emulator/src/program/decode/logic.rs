@@ -7,7 +7,7 @@ use crate::numerics::integer;
 use crate::program::op::{Op, PredicateSource};
 use crate::program::opcode::Type;
 
-/// How amounts that are too large are handled.
+/// How shift amounts that are too large are handled.
 #[inline(always)]
 fn beyond(modifier: u32) -> FunnelAmount {
     match modifier {
@@ -16,8 +16,8 @@ fn beyond(modifier: u32) -> FunnelAmount {
     }
 }
 
-/// The position of a found bit or, with a modifier (the register's width), the shift to the highest
-/// bit.
+/// The position of a found bit. If `modifier` is not 0, it is the register's width, and the result
+/// is the shift that moves the bit to the highest position.
 #[inline(always)]
 fn found(position: u32, modifier: u32) -> u32 {
     match modifier {

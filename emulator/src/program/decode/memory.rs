@@ -127,7 +127,7 @@ impl Decoding<'_, '_, '_> {
     pub(super) fn atomic(&mut self) -> Result<Op> {
         let returns = self.opcode.name == "atom";
         let operands = self.without_policy()?;
-        // f16 and bf16 require `.noftz`; all of them are computed so.
+        // f16 and bf16 require `.noftz` and are always computed without flushing.
         self.opcode.take("noftz");
         let strength = self.opcode.take_any(&STRENGTHS);
         let scope = self.opcode.take_any(&SCOPES);

@@ -80,7 +80,7 @@ impl<'i> Decoding<'_, '_, 'i> {
         }
     }
 
-    /// The operands, which must be `N`.
+    /// The operands. Fails unless there are `N`.
     fn exactly<const N: usize>(&self) -> Result<[&'i Operand; N]> {
         let all: Vec<_> = self.operands.iter().collect();
         let given = all.len();
@@ -145,7 +145,7 @@ impl<'i> Decoding<'_, '_, 'i> {
 }
 
 /// The same arithmetic for every integer type: `integers!(kind, |a, b| ..)` is a [`Compute`] whose
-/// body sees the type itself. `None` for other types.
+/// body gets operands of the Rust type (`u16`, `i32`, ...). `None` for other types.
 macro_rules! integers {
     ($kind:expr, |$($a:ident),+| $body:expr) => {
         match $kind {

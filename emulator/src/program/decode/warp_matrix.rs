@@ -31,7 +31,7 @@ const SPACES: [(&str, Space); 3] = [
 const LAYOUTS: [(&str, bool); 2] = [("row", true), ("col", false)];
 
 impl Decoding<'_, '_, '_> {
-    /// `.sync.aligned` was already taken.
+    /// The caller has already taken `.sync.aligned`.
     pub(super) fn warp_matrix(&mut self) -> Result<Op> {
         if self.opcode.take("mma") {
             return self.multiply_fragments();
