@@ -14,7 +14,7 @@ __device__ double atomic_max(double *to, double value) {
     return __longlong_as_double(seen);
 }
 
-// sums: f32, f64; maxima: by compare-and-swap.
+// Sums of f32 and f64 by atomic additions, and a maximum by compare-and-swap.
 extern "C" __global__ void float_atomics(const float *in, float *sum, double *sum64,
                                          double *largest, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -75,7 +75,7 @@ extern "C" __global__ void claim(const unsigned *keys, int *owner) {
     atomicCAS(owner + keys[i], -1, i);
 }
 
-// Sums in shared memory, of the block's scope, and packed halves in global memory.
+// Sums in shared memory with block scope, and sums of packed halves in global memory.
 extern "C" __global__ void packed_atomics(const float *in, __half2 *halves, float *sums) {
     __shared__ float sum;
     if (threadIdx.x == 0) {
@@ -91,8 +91,8 @@ extern "C" __global__ void packed_atomics(const float *in, __half2 *halves, floa
     }
 }
 
-// sm_80 adds no bfloats: the header loops around a compare-and-swap, from a plain read. That races
-// with the swaps of other threads, so one thread does all.
+// sm_80 has no bf16 atomics: the header uses a compare-and-swap loop that begins with a plain read.
+// That read races with the swaps of other threads, so one thread does all.
 extern "C" __global__ void bfloat_atomics(const float *in, __nv_bfloat162 *bfloats, int n) {
     for (int i = 0; i < n; ++i) {
         atomicAdd(bfloats, __floats2bfloat162_rn(in[i], 2 * in[i]));

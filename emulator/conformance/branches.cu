@@ -38,7 +38,7 @@ extern "C" __global__ void dense_switch(const int *which, const float *in, float
     out[i] = y;
 }
 
-// Collatz steps until 1, at most 400: every lane has another number.
+// Collatz steps until 1, at most 400. Every lane has a different number.
 extern "C" __global__ void collatz(const unsigned *in, int *steps) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     unsigned long long n = in[i];
@@ -54,7 +54,7 @@ extern "C" __global__ void collatz(const unsigned *in, int *steps) {
     steps[i] = count;
 }
 
-// Escape times of the Mandelbrot set in double, with a continue and two ways out.
+// Escape times of the Mandelbrot set in double, in a loop with a `continue` and two exits.
 extern "C" __global__ void mandelbrot(int *out, int width, int height, int limit) {
     int x = blockIdx.x * blockDim.x + threadIdx.x, y = blockIdx.y * blockDim.y + threadIdx.y;
     if (x >= width || y >= height) {

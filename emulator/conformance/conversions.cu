@@ -1,7 +1,7 @@
 // Conversions between char, short, bool, int, long, float and double, in C++ and by intrinsics with
 // explicit rounding.
 
-// From f32 in all rounding modes: out, 16 words per element.
+// From f32 in all rounding modes. `out` has 16 words per element.
 extern "C" __global__ void from_float(const float *in, int *out, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) {
@@ -28,7 +28,7 @@ extern "C" __global__ void from_float(const float *in, int *out, int n) {
         signbit(x) != 0 | (isnan(x) != 0) << 1 | (isinf(x) != 0) << 2 | (isfinite(x) != 0) << 3;
 }
 
-// 64 bits: from f32, f64 and back: out, 10 words per element.
+// 64 bits: from f32, f64 and back. `out` has 10 words per element.
 extern "C" __global__ void to_and_from_long(const double *in, long long *out, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) {
@@ -50,7 +50,7 @@ extern "C" __global__ void to_and_from_long(const double *in, long long *out, in
     to[9] = __float_as_int(__double2float_rz(x));
 }
 
-// Narrow integers with their sign and width: out, 12 words per element.
+// Narrow integers with their sign and width. `out` has 12 words per element.
 extern "C" __global__ void narrow(const signed char *bytes, const unsigned short *halves, int *out,
                                   int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;

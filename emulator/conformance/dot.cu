@@ -35,7 +35,7 @@ extern "C" __global__ void dot(const double *x, const double *y, double *out, in
     }
 }
 
-// f64 arithmetic in all rounding modes: out, 12 per element.
+// f64 arithmetic in all rounding modes. `out` has 12 values per element.
 extern "C" __global__ void double_arithmetic(const double *a, const double *b, double *out, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) {

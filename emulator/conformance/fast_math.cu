@@ -2,7 +2,7 @@
 // zero.
 // nvcc: --use_fast_math
 
-// out, 12 per element.
+// `out` has 12 values per element.
 extern "C" __global__ void fast_functions(const float *a, const float *b, float *out, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) {
@@ -24,7 +24,7 @@ extern "C" __global__ void fast_functions(const float *a, const float *b, float 
     to[11] = fmaxf(x, y) - fabsf(x);
 }
 
-// Sums and products where subnormals appear on both sides: out, 6 per element.
+// Sums and products where subnormals appear on both sides. `out` has 6 values per element.
 extern "C" __global__ void flushed(const float *a, const float *b, float *out, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) {

@@ -3,7 +3,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-// out, 16 halves per element: with the functions of the header.
+// The functions of the header. `out` has 16 halves per element.
 extern "C" __global__ void half_arithmetic(const __half *a, const __half *b, const __half *c,
                                            __half *out, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -30,7 +30,7 @@ extern "C" __global__ void half_arithmetic(const __half *a, const __half *b, con
     to[15] = __hmax_nan(x, y);
 }
 
-// out, 8 packed pairs per element.
+// `out` has 8 packed pairs per element.
 extern "C" __global__ void half2_arithmetic(const __half2 *a, const __half2 *b, const __half2 *c,
                                             __half2 *out, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -50,7 +50,7 @@ extern "C" __global__ void half2_arithmetic(const __half2 *a, const __half2 *b, 
     to[7] = __float22half2_rn(make_float2(floats.x + floats.y, floats.x - floats.y));
 }
 
-// out, 12 bfloats per element.
+// `out` has 12 bfloats per element.
 extern "C" __global__ void bfloat_arithmetic(const __nv_bfloat16 *a, const __nv_bfloat16 *b,
                                              const __nv_bfloat16 *c, __nv_bfloat16 *out, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -73,7 +73,7 @@ extern "C" __global__ void bfloat_arithmetic(const __nv_bfloat16 *a, const __nv_
     to[11] = __hfma_relu(x, y, z);
 }
 
-// out, 6 packed pairs per element.
+// `out` has 6 packed pairs per element.
 extern "C" __global__ void bfloat2_arithmetic(const __nv_bfloat162 *a, const __nv_bfloat162 *b,
                                               const __nv_bfloat162 *c, __nv_bfloat162 *out, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -91,7 +91,7 @@ extern "C" __global__ void bfloat2_arithmetic(const __nv_bfloat162 *a, const __n
     to[5] = __hneg2(x);
 }
 
-// out, 8 halves per element: functions that the hardware approximates.
+// Functions that the hardware approximates. `out` has 8 halves per element.
 extern "C" __global__ void half_functions(const __half *in, __half *out, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) {
@@ -109,7 +109,7 @@ extern "C" __global__ void half_functions(const __half *in, __half *out, int n) 
     to[7] = hrint(x);
 }
 
-// Integers to halves and back: out, 6 values of 32 bits per element.
+// Integers to halves and back. `out` has 6 values of 32 bits per element.
 extern "C" __global__ void half_conversions(const __half *in, int *out, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) {

@@ -1,6 +1,6 @@
 // Integer arithmetic: one row of results per input pair.
 
-// Counting and moving bits: out, 16 per element.
+// Counting and moving bits. `out` has 16 values per element.
 extern "C" __global__ void bits(const unsigned *a, const unsigned *b, unsigned *out, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) {
@@ -27,7 +27,7 @@ extern "C" __global__ void bits(const unsigned *a, const unsigned *b, unsigned *
     to[15] = __fns(x, y & 31, 1);
 }
 
-// Products and sums: out, 16 per element.
+// Products and sums. `out` has 16 values per element.
 extern "C" __global__ void products(const int *a, const int *b, int *out, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) {
@@ -53,7 +53,7 @@ extern "C" __global__ void products(const int *a, const int *b, int *out, int n)
     to[15] = (int)(((long long)x * y) >> 17);
 }
 
-// Quotients and remainders, 32 and 64 bits, with variable and constant divisors: out, 12 per element; b is
+// Quotients and remainders, 32 and 64 bits, with variable and constant divisors. `out` has 12 values per element. b is
 // never zero.
 extern "C" __global__ void quotients(const long long *a, const long long *b, long long *out,
                                      int n) {
@@ -80,7 +80,7 @@ extern "C" __global__ void quotients(const long long *a, const long long *b, lon
     to[11] = narrow / 8;
 }
 
-// Four bytes or two halfwords per word: out, 10 per element.
+// Four bytes or two halfwords per word. `out` has 10 values per element.
 extern "C" __global__ void packed(const unsigned *a, const unsigned *b, unsigned *out, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) {

@@ -4,7 +4,7 @@
 
 __device__ unsigned finished;
 
-// The sum of everything in one launch: the block that finishes last adds the others' sums.
+// Sums an array in one launch: the block that finishes last adds the sums of all blocks.
 extern "C" __global__ void sum_in_one_launch(const float *in, float *partial, float *out, int n) {
     __shared__ float sums[128];
     __shared__ bool last;
@@ -76,7 +76,7 @@ extern "C" __global__ void locked_sum(int *lock, long long *sum) {
     }
 }
 
-// Atomics of the standard library with their memory orders: out, 6 cells.
+// Atomics of the standard library with their memory orders. `out` has 6 cells.
 extern "C" __global__ void ordered_atomics(int *cells) {
     cuda::atomic_ref<int, cuda::thread_scope_device> a(cells[0]), b(cells[1]);
     cuda::atomic_ref<int, cuda::thread_scope_block> c(cells[2]);

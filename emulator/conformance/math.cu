@@ -1,5 +1,5 @@
 // The f32 math library at full accuracy, including slow paths: arguments that need the long range
-// reduction, subnormals, infinities. out, 24 per element.
+// reduction, subnormals, infinities. `out` has 24 values per element.
 
 __device__ __forceinline__ void functions(float x, float y, float *to) {
     to[0] = sinf(x);
@@ -35,7 +35,7 @@ extern "C" __global__ void math_f32(const float *x, const float *y, float *out, 
     }
 }
 
-// In f64: out, 12 per element.
+// In f64. `out` has 12 values per element.
 extern "C" __global__ void math_f64(const double *in, const double *other, double *out, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) {

@@ -9,8 +9,8 @@ constexpr int TILE = 64;
 constexpr int DEPTH = 32;
 constexpr int STAGES = 3;
 
-// Rows of 32 elements are four 16-byte pieces; a piece's position is rotated by its row to
-// avoid bank conflicts.
+// Rows of 32 elements are four 16-byte chunks. The chunk index is XORed with bits of the row
+// index to avoid bank conflicts.
 __device__ uint32_t place(int row, int piece) {
     return row * DEPTH * 2 + ((piece ^ ((row >> 1) & 3)) << 4);
 }
@@ -93,8 +93,8 @@ extern "C" __global__ void __launch_bounds__(128)
     }
 }
 
-// The pipeline of the CUDA header: pieces of 4, 8 and 16 bytes; the last of each block is truncated
-// and padded with zeros.
+// The pipeline of the CUDA header, with copies of 4, 8 and 16 bytes. The last copies of a block are
+// truncated and padded with zeros.
 extern "C" __global__ void staged_copy(const float *in, float *out, int valid) {
     __shared__ __align__(16) float one[128], two[256], four[512];
     int t = threadIdx.x;

@@ -1,4 +1,4 @@
-// Intrinsics with directed rounding, and fast intrinsics. out, 16 per element.
+// Intrinsics with directed rounding, and fast intrinsics. `out` has 16 values per element.
 
 extern "C" __global__ void roundings(const float *a, const float *b, float *out, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -25,7 +25,7 @@ extern "C" __global__ void roundings(const float *a, const float *b, float *out,
     to[15] = __frcp_rd(y);
 }
 
-// In f64: out, 8 per element.
+// In f64. `out` has 8 values per element.
 extern "C" __global__ void double_roundings(const double *a, const double *b, double *out, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) {
@@ -43,7 +43,7 @@ extern "C" __global__ void double_roundings(const double *a, const double *b, do
     to[7] = __dsqrt_ru(fabs(x));
 }
 
-// Approximate intrinsics: out, 8 per element; in is positive.
+// Approximate intrinsics. `out` has 8 values per element; `in` is positive.
 extern "C" __global__ void intrinsics(const float *in, float *out, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) {

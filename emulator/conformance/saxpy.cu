@@ -7,7 +7,7 @@ extern "C" __global__ void saxpy(long long n, float a, const float *__restrict__
     }
 }
 
-// The same in 16-byte pieces, with cache hints on both sides; n counts float4.
+// The same with 16-byte accesses and cache hints on loads and stores; n counts float4.
 extern "C" __global__ void saxpy_vector(int n, float a, const float4 *__restrict__ x, float4 *y) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) {

@@ -2,7 +2,7 @@
 
 constexpr unsigned ALL = 0xffffffffu;
 
-// out, 8 words per thread.
+// `out` has 8 words per thread.
 extern "C" __global__ void votes(const int *in, unsigned *out) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     int value = in[i];
@@ -35,7 +35,7 @@ extern "C" __global__ void block_votes(const int *in, int *out) {
     to[2] = __syncthreads_or(value == 50);
 }
 
-// Keeps positive values, packed, in order: one atomic per warp (warp-aggregated compaction).
+// Compacts the positive values of each warp in order, with one atomic per warp.
 extern "C" __global__ void compact(const int *in, int *out, int *count) {
     int value = in[threadIdx.x];
     unsigned kept = __ballot_sync(ALL, value > 0);
@@ -64,7 +64,7 @@ extern "C" __global__ void sums_by_key(const int *keys, const int *values, int *
     }
 }
 
-// Special registers. out, 16 words per thread.
+// Special registers. `out` has 16 words per thread.
 extern "C" __global__ void places(unsigned *out) {
     unsigned block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
     unsigned thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;

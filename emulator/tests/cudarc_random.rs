@@ -71,7 +71,8 @@ fn work_ordered_by_events_is_correct() -> Result<(), DriverError> {
     Ok(())
 }
 
-/// What a consumer reads if a producer overwrites 0 by 1 and nothing orders the two.
+/// A producer stream overwrites 0 by 1, and a consumer stream copies the value. Nothing orders the
+/// two. Returns the copied value.
 fn unordered(producer: &Arc<CudaStream>, consumer: &Arc<CudaStream>) -> Result<u32, DriverError> {
     // SAFETY: plain allocations, freed below.
     let (from, to) = unsafe { (result::malloc_sync(4)?, result::malloc_sync(4)?) };

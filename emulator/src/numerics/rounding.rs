@@ -3,9 +3,9 @@
 //! Implements PTX ISA, "Floating-Point Instructions": add, sub, mul, fma, div, rcp and sqrt with
 //! `.rn`, `.rz`, `.rm` and `.rp`. Results are those of IEEE 754, bit for bit.
 //!
-//! The processor's instructions round to nearest even. The directed modes are computed in f64. There
-//! the product of two f32 is exact, and for a sum, quotient or root the exact sign of the error is
-//! known (error-free transformations: Knuth's TwoSum, and residuals by fused multiply-add).
+//! The processor's instructions round to nearest even. The directed modes are computed in f64. The
+//! product of two f32 is exact in f64, and for a sum, quotient or root the exact sign of the error
+//! is known (error-free transformations: Knuth's TwoSum, and residuals by fused multiply-add).
 //! *Rounding to odd* encodes that sign in the last bit of the f64. Since f64 has more than two
 //! extra bits, rounding this again gives the same as one rounding of the exact result (Boldo and
 //! Melquiond, "Emulation of a FMA and correctly rounded sums", 2008).

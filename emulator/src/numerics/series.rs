@@ -155,7 +155,7 @@ pub(crate) fn sin_cos(x: f64) -> (f64, f64) {
     (sine, cosine)
 }
 
-/// The multiples of pi/2 up to this angle have at most 25-bit factors.
+/// The quotient of an angle up to this value and pi/2 has at most 25 bits.
 const SMALL_ANGLE: f64 = 33_554_432.0;
 
 /// x = q pi/2 + r with |r| <= pi/4, after Cody and Waite: pi/2 in three parts. The first two have

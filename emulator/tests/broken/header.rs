@@ -176,7 +176,7 @@ fn is_of_kind(report: &str, kind: &str) -> bool {
     }
 }
 
-/// The first PTX line that a report names.
+/// The first PTX line number in a report.
 fn line_of(report: &str) -> Option<u32> {
     let (_, after) = report.split_once("ptx line ")?;
     let digits = after

@@ -12,7 +12,7 @@ fn histograms_count_every_byte_once() {
         return;
     };
     let mut noise = Noise::new(1);
-    // Low bits are and-ed, so some values are much more frequent than others.
+    // The bitwise AND of two random bytes has few set bits, so some values are much more frequent.
     let bytes = noise.vector(4000, |noise| (noise.u32() & noise.u32()) as u8);
     let mut counts = vec![0u32; 256];
     bytes
@@ -59,7 +59,7 @@ fn floats_are_added_and_compared() {
 }
 
 #[test]
-fn integers_in_every_way() {
+fn integer_atomics_match_a_sequential_loop() {
     let Some(gpu) = corpus("atomics") else { return };
     let values = Noise::new(3).vector(256, Noise::u32);
     let start: [u32; 11] = [1, 2, 3, 4, 5, 6, !0, 0, 9, 0, 0];
@@ -94,7 +94,7 @@ fn integers_in_every_way() {
 }
 
 #[test]
-fn long_integers_in_every_way() {
+fn long_integer_atomics_match_a_sequential_loop() {
     let Some(gpu) = corpus("atomics") else { return };
     let values = Noise::new(4).vector(128, |noise| noise.u64());
     let start: [u64; 7] = [0, 0, !0, 0, !0, 0, 7];

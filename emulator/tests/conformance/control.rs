@@ -77,7 +77,7 @@ fn every_lane_leaves_its_loop_when_it_is_done() {
 }
 
 #[test]
-fn mandelbrot_to_the_bit() {
+fn mandelbrot_is_bit_exact() {
     let Some(gpu) = corpus("branches") else {
         return;
     };
@@ -111,7 +111,7 @@ fn searches_of_different_length() {
     let mut sorted = noise.vector(77, |noise| noise.integer(-50, 200) as i32);
     sorted.sort();
     let keys = noise.vector(64, |noise| noise.integer(-60, 210) as i32);
-    // Lists end with -1; from 40 on they are cyclic.
+    // The lists that start below 40 end with a negative index; the others are cyclic.
     let next: Vec<i32> = (0..64)
         .map(|i| if i < 40 { i - 3 } else { 40 + (i + 1) % 24 })
         .collect();

@@ -8,7 +8,7 @@ use crate::gpu::arguments;
 use crate::rounding::{F32, Rounding};
 
 #[test]
-fn floats_to_everything() {
+fn floats_convert_to_all_types() {
     let Some(gpu) = corpus("conversions") else {
         return;
     };
@@ -86,7 +86,7 @@ fn floats_to_everything() {
 }
 
 #[test]
-fn sixty_four_bits_to_and_from() {
+fn conversions_to_and_from_64_bits() {
     let Some(gpu) = corpus("conversions") else {
         return;
     };
@@ -171,7 +171,7 @@ struct Packed {
 }
 
 #[test]
-fn structures_with_holes() {
+fn structures_with_padding() {
     let Some(gpu) = corpus("conversions") else {
         return;
     };

@@ -30,7 +30,7 @@ fn words(seed: u64) -> (Vec<u32>, Vec<u32>) {
     pairs.into_iter().unzip()
 }
 
-/// Eight bytes, of which the selector's nibbles select four (PTX ISA, prmt without mode).
+/// Four of eight bytes, selected by the selector's nibbles (PTX ISA, prmt without mode).
 fn permute(x: u32, y: u32, selector: u32) -> u32 {
     let bytes = (u64::from(y) << 32 | u64::from(x)).to_le_bytes();
     u32::from_le_bytes([0, 4, 8, 12].map(|at| bytes[(selector >> at) as usize & 7]))
@@ -210,7 +210,7 @@ fn by_halves(x: u32, y: u32, f: impl Fn(u16, u16) -> u16) -> u32 {
 }
 
 #[test]
-fn bytes_and_halfwords_at_once() {
+fn packed_bytes_and_halfwords() {
     let Some(gpu) = corpus("integer") else { return };
     let (a, b) = words(4);
     let (x, y, out) = (

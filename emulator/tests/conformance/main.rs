@@ -29,12 +29,13 @@ mod warps;
 
 use gpu::Gpu;
 
-/// The kernels of `emulator/conformance/<name>.cu`; `None`, with a message, without nvcc.
+/// The kernels of `emulator/conformance/<name>.cu`. Without nvcc, prints a message and returns
+/// `None`.
 fn corpus(name: &str) -> Option<Gpu> {
     match nvcc::compile(name) {
         Some(ptx) => Some(Gpu::load(&ptx)),
         None => {
-            eprintln!("skipped: {name}.cu cannot be compiled, since nvcc is not to be had here");
+            eprintln!("skipped: nvcc is not available to compile {name}.cu");
             None
         }
     }

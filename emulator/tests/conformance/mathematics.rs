@@ -24,7 +24,7 @@ fn erf(x: f64) -> f64 {
     2.0 / PI.sqrt() * (-x * x).exp() * sum
 }
 
-/// 1 - erf(x), for large x by the continued fraction of Laplace.
+/// 1 - erf(x). For large x, Laplace's continued fraction.
 fn erfc(x: f64) -> f64 {
     if x < 2.0 {
         return 1.0 - erf(x);

@@ -48,7 +48,7 @@ fn to_bf16(values: &[f64]) -> Vec<bf16> {
 }
 
 #[test]
-fn gemm_of_odd_sizes() {
+fn gemm_with_partial_tiles() {
     let Some(gpu) = corpus("gemm") else { return };
     let (m, n, k) = (70usize, 130usize, 37usize);
     let mut noise = Noise::new(1);

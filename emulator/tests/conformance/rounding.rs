@@ -1,7 +1,7 @@
 //! Rounding of real numbers to small formats by definition (IEEE 754-2019, 4.3), in f64.
 //!
-//! Correct for every f64 value. For a rounded sum or product, the caller makes sure that f64
-//! represents the exact one.
+//! The result is correct for every f64 value. To round a sum or product, the caller ensures that
+//! f64 represents it exactly.
 
 use crate::data::exponent;
 
@@ -29,7 +29,7 @@ const fn format(digits: i32, lowest: i32, highest: i32) -> Format {
     }
 }
 
-/// The rounding of values between two numbers.
+/// How a value between two numbers of the format is rounded.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Rounding {
     /// To nearest, ties to even.

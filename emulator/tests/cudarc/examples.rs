@@ -78,7 +78,7 @@ fn example_04_streams() -> Result<(), DriverError> {
     context.synchronize()
 }
 
-/// As declared by the kernel of the next test.
+/// The parameter that the kernel of the next test declares.
 #[repr(C)]
 struct Mixed {
     a: f32,

@@ -5,7 +5,7 @@
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::ptr;
 
-// Linked for its exported driver functions, not called by name.
+// Links the driver functions that the emulator exports.
 extern crate meshgrad_emulator as _;
 
 // The CUDA driver API, `cuda.h`. A `CUresult` is an int, a handle a pointer.

@@ -182,7 +182,7 @@ const STRANGE: [&str; 30] = [
     "/*",
 ];
 
-/// A position in a text, and the damage there.
+/// A change at a position of a text.
 #[derive(Clone, Debug)]
 enum Damage {
     Delete(Index),
@@ -241,7 +241,7 @@ proptest! {
     }
 }
 
-/// Removes each token, and replaces it by each strange one.
+/// Removes each token, and replaces each token by a strange one.
 #[test]
 fn no_single_token_crashes_the_loader() {
     for text in [DECLARATIONS.to_owned(), module(LEGAL)] {

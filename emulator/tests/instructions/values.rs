@@ -7,7 +7,7 @@ use meshgrad_emulator::program::Module;
 
 use super::lists::REGISTERS;
 
-/// The words at `x` after one thread has run; they are zero before.
+/// Runs `body` in one thread. Returns the words at address `x`, which are zero before.
 fn words<const N: usize>(body: &str) -> [u32; N] {
     let text = format!(
         ".version 8.3\n.target sm_90\n.address_size 64\n\
@@ -85,7 +85,7 @@ fn vectors_of_sixteen_bytes() {
 }
 
 #[test]
-fn low_bits() {
+fn bit_masks_and_sign_extension() {
     let masks = words(
         "mov.u32 b, 8; mov.u32 a, 4; bmsk.clamp.b32 c, a, b; st.b32 [x], c;
          mov.u32 a, 40; bmsk.clamp.b32 c, a, b; st.b32 [x+4], c;

@@ -4,8 +4,8 @@ use meshgrad_emulator::{FindingKind, Options};
 
 use crate::{finding, kernel, run, schedules};
 
-/// `in` holds n per lane. Each call has a local variable and passes a pointer to it on. It adds its
-/// n to the variable of the previous call, so the sum from 1 to n results.
+/// `in` holds n per lane. Each call passes a pointer to its local variable to the next call, which
+/// adds its own n and result to that variable. The result is the sum from 1 to n.
 const SUM: &str = ".func sum(.param .b64 place, .param .b32 n);
     .func sum(.param .b64 place, .param .b32 n) {
         .local .align 4 .b8 depot[4];

@@ -4,7 +4,8 @@ use meshgrad_emulator::{FindingKind, Options};
 
 use crate::{finding, kernel, run, schedules};
 
-/// All CTAs increment a counter and wait until it is complete: CTAs are interleaved.
+/// Every CTA increments a counter and waits until all CTAs have. This ends only if CTAs are
+/// interleaved.
 #[test]
 fn ctas_wait_for_each_other() {
     let text = kernel(
@@ -23,7 +24,7 @@ fn ctas_wait_for_each_other() {
     }
 }
 
-/// A grid of as many CTAs as a GPU holds at once; all wait for each other.
+/// One CTA per multiprocessor, all of which wait for each other.
 #[test]
 fn a_resident_grid_can_synchronize() {
     let text = kernel(

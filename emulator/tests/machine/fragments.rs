@@ -4,8 +4,8 @@ use meshgrad_emulator::{FindingKind, Options};
 
 use crate::{finding, kernel, run};
 
-/// D = A B + the CTA's index, of 32 x 16 and 16 x 8 integers in bf16; A in row-major, B and D in
-/// column-major order.
+/// D = A B + the CTA's index. A (32 x 16, row-major) and B (16 x 8, column-major) hold integers in
+/// bf16; D is column-major. B starts after `rows_in_memory` rows of A.
 fn product_of_tiles(rows_in_memory: u32) -> String {
     kernel(&format!(
         "add.u64 %rd2, %rd1, {};

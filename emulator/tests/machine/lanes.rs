@@ -18,7 +18,7 @@ fn every_thread_has_its_element() {
     assert_eq!(run.counters.ctas, 2);
 }
 
-/// Each lane loops as often as its index says; the loop exits diverge the warp, and it reconverges.
+/// Lane i leaves a loop after i iterations, so the warp diverges; it reconverges after the loop.
 #[test]
 fn lanes_diverge_and_reconverge() {
     let body = format!(
@@ -46,9 +46,9 @@ fn lanes_diverge_and_reconverge() {
     }
 }
 
-/// A sum over a CTA by shuffles and shared memory, the same under every schedule.
+/// A sum over a CTA by shuffles and shared memory.
 #[test]
-fn a_block_sum() {
+fn a_block_sum_is_the_same_under_every_schedule() {
     let text = kernel(&format!(
         ".shared .align 4 .b8 partial[128];
         {OWN_ELEMENT}
@@ -83,8 +83,8 @@ fn a_block_sum() {
     }
 }
 
-/// Compares the halves of `in` with 1.0 per lane: two predicates, `set` of both halves and of
-/// integers, and combined with a predicate. NaN is unordered, and a flushed subnormal is zero.
+/// Compares both halves of `in` with 1.0 by `setp` and `set`, to two predicates, to halves, and to
+/// an integer combined with a predicate. NaN is unordered, and a flushed subnormal is zero.
 #[test]
 fn halves_are_compared_separately() {
     let pair = |low: u32, high: u32| low | high << 16;

@@ -237,7 +237,7 @@ mod as_the_processor {
                 let in_f64 = processor::s64_to_f64(source, mode) * f64::from(factor);
                 prop_assert_eq!(integer_to_f64(register, from, mode).to_bits(), in_f64.to_bits());
 
-                // Halves of numbers that f32 and f64 represent exactly.
+                // f16 and bf16 of integers that f64 represents exactly.
                 if source.unsigned_abs() < 1 << 52 {
                     let exact = source as f64;
                     let half = integer_to_f16(register, from, mode);
