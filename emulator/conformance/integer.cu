@@ -53,8 +53,8 @@ extern "C" __global__ void products(const int *a, const int *b, int *out, int n)
     to[15] = (int)(((long long)x * y) >> 17);
 }
 
-// Quotients and remainders, 32 and 64 bits, with variable and constant divisors. `out` has 12 values per element. b is
-// never zero.
+// Quotients and remainders of 32 and 64 bits, with variable and constant divisors. `out` has 12
+// values per element. `b` is never zero.
 extern "C" __global__ void quotients(const long long *a, const long long *b, long long *out,
                                      int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -100,8 +100,8 @@ extern "C" __global__ void packed(const unsigned *a, const unsigned *b, unsigned
     to[9] = __vadd2(x, y);
 }
 
-// 128-bit sums and products, carries included: a and b are pairs of words; out, the sum and the
-// product.
+// 128-bit integers `a` and `b`, as pairs of words. `out` has their sum, product and shifted
+// difference.
 extern "C" __global__ void wide(const ulonglong2 *a, const ulonglong2 *b, ulonglong2 *out, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) {

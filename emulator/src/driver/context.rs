@@ -327,8 +327,7 @@ impl State {
     fn limit_mut(&mut self, limit: i32) -> Result<&mut usize> {
         let context = self.current_mut()?;
         let device = context.device as usize;
-        let unknown =
-            || Code::UnsupportedLimit.because(format!("limit {limit} is not supported"));
+        let unknown = || Code::UnsupportedLimit.because(format!("limit {limit} is not supported"));
         if limit == SYNC_DEPTH && self.devices[device].model.data_sheet().major >= 9 {
             return Err(unknown());
         }

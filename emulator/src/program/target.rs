@@ -120,7 +120,10 @@ fn incompatible(target: &str, compatibility: Compatibility, (major, minor): (u32
     let (who, least) = match compatibility {
         Compatibility::Upward => ("devices of that capability or higher", "a lower target"),
         Compatibility::Family => ("devices of its family", "a target without the `f`"),
-        Compatibility::Exact => ("devices of exactly that capability", "a target without the `a`"),
+        Compatibility::Exact => (
+            "devices of exactly that capability",
+            "a target without the `a`",
+        ),
     };
     format!(
         "the module targets `{target}`, which runs only on {who}; this device has compute \

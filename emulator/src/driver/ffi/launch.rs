@@ -150,8 +150,7 @@ fn read_buffer(kernel: &Kernel, extra: In<Pointer>, bytes: &mut [u8]) -> Result<
                 }
                 _ => "no buffer was passed".to_owned(),
             };
-            let message =
-                format!("`{name}` needs a parameter buffer of {needed} bytes; {passed}");
+            let message = format!("`{name}` needs a parameter buffer of {needed} bytes; {passed}");
             Err(Code::InvalidValue.because(message))
         }
     }
