@@ -132,7 +132,7 @@ fn peak_memory_matches_the_plan() {
 
             // Into memory that the sink allocates and frees: only open targets.
             let options = Options {
-                targets: Targets::Leave,
+                targets: Targets::Released,
                 ..options
             };
             let plan = LoadPlan::new(&graph, &Catalog::of(&folder), &requests, &options).unwrap();

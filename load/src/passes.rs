@@ -144,7 +144,7 @@ impl<'a> Planner<'a> {
         let options = Options {
             window: self.base.window.min(chunk / 2),
             threads,
-            targets: Targets::Leave,
+            targets: Targets::Released,
             ..self.base
         };
         let plan = LoadPlan::new(self.graph, &Catalog::of(self.folder), &requests, &options)?;

@@ -53,13 +53,13 @@ pub enum ExchangeError {
         /// The other replica's plan.
         other_plan: Digest,
     },
-    /// Another replica, the first of all that failed, has failed or exited.
+    /// Another replica has failed or exited. If several have, this is the first that failed.
     #[error("replica {replica} has stopped: see its own error")]
     Stopped {
         /// The replica.
         replica: usize,
     },
-    /// An exchange with an invalid number for this replica.
+    /// The exchange returned an invalid number for this replica.
     #[error("replica {replica} of {replicas}: replicas are numbered from 0")]
     Number {
         /// The invalid number.

@@ -1,4 +1,4 @@
-//! Regions of expressions over tensors in memory, as needed to write a checkpoint.
+//! Evaluates regions of expressions over tensors in memory, to write them to a checkpoint.
 
 use std::ops::Range;
 
@@ -114,7 +114,8 @@ fn bytes_of(elements: u64, dtype: Dtype) -> u64 {
     (elements * dtype.bits() as u64).div_ceil(8)
 }
 
-/// A tensor as regions of whole rows along dim 0, in order, each of at most `bytes` or one row.
+/// Splits a tensor into regions of whole rows along dim 0, in order. Each has at most `bytes` bytes
+/// or is a single row.
 pub fn rows_per_batch(
     shape: &[u64],
     dtype: Dtype,
@@ -141,8 +142,7 @@ mod tests {
     use super::*;
     use crate::mapping::{AllowedProblems, Mapping, TensorSpec};
 
-    /// A map solved backwards on memory, a few rows at a time, and then applied forwards gives the
-    /// same bytes.
+    /// Applying a map and then its inverse, a few rows at a time, gives the original bytes.
     #[test]
     fn a_round_trip_through_a_map_preserves_bytes() {
         let map = "

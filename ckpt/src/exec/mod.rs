@@ -12,14 +12,15 @@
 //!
 //! - Bytes are written once, to their final destination: the tensors' own memory on the CPU, a
 //!   staging buffer for a device. The [`Sink`] decides.
-//! - The thread that writes the last bytes of a target returns the target to the sink at once. An
-//!   incomplete target is never returned.
+//! - The thread that writes the last bytes of a target returns the target to the sink immediately.
+//!   An incomplete target is never returned.
 //! - The first error stops all threads and is the result.
 //! - Several replicas that make the same requests can share the reads ([`execute_shared`]).
 //! - **Memory.** Plan, targets and windows are the only memory. With
-//!   [`Targets::Leave`](crate::plan::Targets), chunks that would open more targets than planned
-//!   wait, in the order of the files. A chunk waits only for earlier ones, so there is no deadlock
-//!   as long as the targets that are open at once in that order fit. The plan ensures this.
+//!   [`Targets::Released`](crate::plan::Targets), a chunk waits until the targets that it starts
+//!   fit into the planned memory. Chunks are admitted in file order, so a chunk waits only for
+//!   earlier ones. There is no deadlock as long as the targets that are incomplete together in that
+//!   order fit, which the plan ensures.
 
 mod convert;
 mod exchange;
@@ -83,8 +84,8 @@ pub fn execute<S: Sink>(
 /// tensor once. [`Stats::read_bytes`] and `progress` count the reads of this replica.
 ///
 /// # Errors
-/// As [`execute`], and [`Error::Exchange`]. When one replica fails, all fail: it with its own
-/// error, the others with [`ExchangeError::Stopped`].
+/// As [`execute`], and [`Error::Exchange`]. When one replica fails, the others fail with
+/// [`ExchangeError::Stopped`].
 pub fn execute_shared<S: Sink>(
     plan: &LoadPlan,
     sources: &Sources,
@@ -150,7 +151,7 @@ fn run<S: Sink>(
     }
 }
 
-/// A window per thread.
+/// Allocates one window per thread.
 fn windows(threads: usize, plan: &LoadPlan, sources: &Sources) -> Result<Windows, Error> {
     Windows::new(threads, plan.window_bytes()).map_err(|error| {
         let first = plan.chunks().first().map(|chunk| chunk.file as usize);
@@ -219,7 +220,7 @@ struct Workspace<'w> {
 impl<S: Sink> Execution<'_, S> {
     /// The loop of a thread: runs chunks until none are left or one fails.
     fn work(&self, window: &mut [u8]) {
-        // No thread waits for one that has ended, even after a panic.
+        // Stops the other threads when this one ends, even by a panic, so that none waits for it.
         let _leaving = self.queue.stop_when_dropped();
         let mut workspace = Workspace {
             window,
@@ -265,7 +266,7 @@ impl<S: Sink> Execution<'_, S> {
 
     fn fetch_in_place(&self, number: usize, chunk: &Chunk, to: u64) -> Result<(), S::Error> {
         let bytes = chunk.read.end - chunk.read.start;
-        // Exactly one: ranges that several copies need are read into a window.
+        // There is exactly one copy: ranges that several copies need are read into a window.
         for copy in self.plan.copies_of(chunk).take(1) {
             let target = copy.target as usize;
             let mut place = self.targets.place(target)?;
@@ -316,7 +317,7 @@ impl<S: Sink> Execution<'_, S> {
         Ok(())
     }
 
-    /// Computes some rows: loads the operand rows that they need, then computes.
+    /// Loads the operand rows that a chunk needs, then computes the chunk.
     fn make(
         &self,
         computed: &ComputedTensor,

@@ -4,7 +4,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::plan::Chunk;
 
-/// Returns chunks in order, each once, and keeps the bytes of open targets within the limit.
+/// Returns chunks in order, each once, and keeps the bytes of incomplete targets within the limit.
 pub(super) struct Queue<'p> {
     chunks: &'p [Chunk],
     limit: u64,
@@ -33,8 +33,8 @@ impl<'p> Queue<'p> {
         }
     }
 
-    /// The next chunk and its number, once the targets it opens fit; `None` at the end or after a
-    /// stop.
+    /// The next chunk and its number, once the targets that it starts fit; `None` at the end or
+    /// after a stop.
     pub(super) fn next(&self) -> Option<(usize, &'p Chunk)> {
         let mut state = self.lock();
         loop {

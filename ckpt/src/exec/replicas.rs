@@ -22,7 +22,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use super::exchange::{Exchange, ExchangeError};
 use crate::plan::Digest;
 
-/// One of the replicas of a process, each with its own thread.
+/// An [`Exchange`] between replicas in one process, each on its own thread.
 ///
 /// ```
 /// use meshgrad_ckpt::exec::{Replica, Slices, execute_shared};
@@ -77,7 +77,7 @@ struct Group {
 struct State {
     /// The plans of the current comparison, by replica.
     plans: BTreeMap<usize, Digest>,
-    /// Finished comparisons.
+    /// The number of finished comparisons.
     rounds: u64,
     /// The result of the last comparison.
     outcome: Option<ExchangeError>,
@@ -89,7 +89,7 @@ struct State {
 }
 
 impl State {
-    /// The error of replicas that would wait for one that has stopped.
+    /// The error for a replica that waits for one that has stopped.
     fn stopped(&self, replica: usize) -> ExchangeError {
         ExchangeError::Stopped {
             replica: self.failed.unwrap_or(replica),

@@ -1,11 +1,11 @@
 //! Copies from a window to the targets: the inner loops of loading.
 //!
-//! A part of a copy is a contiguous range of bytes inside loops. Long ranges are plain copies. For
-//! single elements, the order of the loops decides the speed: a transposed matrix touches a new
-//! cache line of its target with each element along the window, and a new line of the window with
-//! each element along the target. Such copies are tiled (see [`tiles`]).
+//! A part of a copy is a contiguous range of bytes inside nested loops. Long ranges are copied with
+//! one call each. For single elements, the order of the loops decides the speed: a transposed
+//! matrix touches a new cache line of its target with each element along the window, and a new line
+//! of the window with each element along the target. Such copies are tiled (see [`tiles`]).
 //!
-//! Elements that change on the way are converted per contiguous range, or per row of a tile.
+//! Conversions are applied per contiguous range, or per row of a tile.
 
 mod place;
 mod registers;
@@ -51,7 +51,7 @@ fn copy(window: &[u8], part: Part<'_>, place: &mut dyn Destination) {
     });
 }
 
-/// The same with a conversion of each element.
+/// Like [`scatter`], but converts each element.
 pub(super) fn scatter_converted(
     window: &[u8],
     part: Part<'_>,
@@ -84,7 +84,7 @@ fn copy_converted(
     });
 }
 
-/// Writes one element to many places, starting at `to`.
+/// Writes one element to every position of the loops, starting at `to`.
 pub(super) fn fill(loops: &[ByteLoop], to: u64, element: &[u8], place: &mut [u8]) {
     each(loops, 0, to, &mut |_, to| {
         place[to as usize..][..element.len()].copy_from_slice(element);
@@ -120,8 +120,7 @@ mod tests {
         order: Vec<usize>,
         /// Padding in bytes after each dim: in the window, and in the target.
         pads: Vec<(u64, u64)>,
-        /// Whether the last dim has a stride so large in the target that all elements are far
-        /// apart.
+        /// Whether the last dim's stride is so large that the target spans [`tiles::FAR`] bytes.
         is_far: bool,
     }
 
@@ -210,7 +209,8 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(200))]
 
         /// Matrices and stacks of them, smaller and larger than tiles, near and far, dense or
-        /// padded, for every element size: each byte is at its place, and all others are untouched.
+        /// padded, for every element size: each byte is copied to its position, and all others are
+        /// unchanged.
         #[test]
         fn tiled_copies_match_element_copies(
             permuted in permuted(),

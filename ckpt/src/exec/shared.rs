@@ -27,7 +27,7 @@ pub(super) struct SharedTargets<'e, S: Sink> {
 struct Slot<B> {
     /// The memory in `buffer`, once it is allocated.
     place: OnceLock<TargetMemory>,
-    /// Not touched while `place` is in use: from its creation to its completion.
+    /// Not accessed while `place` is in use: from the target's allocation to its completion.
     buffer: Mutex<Option<B>>,
     missing: AtomicU64,
 }
@@ -63,7 +63,7 @@ impl scatter::Destination for &TargetMemory {
         );
         // SAFETY: the range is inside the buffer. The buffer is alive and not otherwise touched
         // until the target is complete, which cannot happen before these bytes are counted. No
-        // other reference to them exists: see the head of this file.
+        // other reference to them exists: see the module documentation.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(start), end - start) }
     }
 }
@@ -102,7 +102,7 @@ impl<'e, S: Sink> SharedTargets<'e, S> {
             return Ok(place);
         }
         let mut buffer = slot.buffer.lock().unwrap_or_else(PoisonError::into_inner);
-        // Another thread may have been first; its buffer must not be touched any more.
+        // Another thread may have been first; its buffer must not be accessed any more.
         if let Some(place) = slot.place.get() {
             return Ok(place);
         }
@@ -118,7 +118,8 @@ impl<'e, S: Sink> SharedTargets<'e, S> {
     /// true.
     pub(super) fn count(&self, target: usize, bytes: u64) -> Result<bool, S::Error> {
         let slot = &self.slots[target];
-        // Release: our writes precede; acquire: all other threads' writes precede the completion.
+        // Release publishes our writes; acquire makes the other threads' writes visible to the
+        // sink.
         let before = slot.missing.fetch_sub(bytes, Ordering::AcqRel);
         if bytes == 0 || before != bytes {
             return Ok(false);

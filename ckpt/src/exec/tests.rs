@@ -18,7 +18,7 @@ use crate::source::{Backend, BackendChoice};
 use crate::{Dtype, Folder};
 use world::World;
 
-/// Allocates on request and keeps complete targets; records how much was open at once.
+/// Allocates targets, keeps complete ones, and records the peak bytes of incomplete targets.
 #[derive(Default)]
 struct Collect {
     open: AtomicU64,
@@ -61,7 +61,7 @@ fn options() -> impl Strategy<Value = Options> {
                 true => (4096, u64::MAX),
                 false => (1, in_place),
             };
-            let targets = if leave { Targets::Leave } else { Targets::Stay };
+            let targets = if leave { Targets::Released } else { Targets::Retained };
             Options {
                 gap,
                 window,
@@ -84,8 +84,8 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(600))]
 
     /// For any requests of any graph, any window sizes, backends and numbers of threads: the
-    /// targets equal the regions of the fully evaluated expressions, each is completed once, and no
-    /// more memory is open than planned.
+    /// targets equal the regions of the fully evaluated expressions, each is completed once, and
+    /// the memory of incomplete targets stays within the plan.
     #[test]
     fn execution_matches_evaluation(
         seed in any::<u64>(),
@@ -141,7 +141,7 @@ fn large() -> (tempfile::TempDir, Folder, LoadPlan) {
 }
 
 /// Truncating a file while it is read, at any time and with any backend, gives an error that names
-/// file and tensor, and no target.
+/// file and tensor, and completes no target.
 #[test]
 fn truncating_a_file_during_reads_is_an_error() {
     for backend in [Backend::Pread, Backend::Direct, Backend::Mapped] {

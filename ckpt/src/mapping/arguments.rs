@@ -10,7 +10,8 @@ use crate::graph::Real;
 /// The arguments in the parentheses of an operation.
 #[derive(Default)]
 pub(super) struct Arguments {
-    /// In order. A term that is a name may also be a number or a dtype, so its text is kept.
+    /// In order, each with its text if it is a name, because that may turn out to be a number or a
+    /// dtype.
     pub(super) positional: Vec<(Term, Option<String>)>,
     pub(super) named: Vec<(String, String)>,
 }
@@ -249,7 +250,7 @@ const OPERATIONS: [Usage; 22] = [
     },
 ];
 
-/// The call of the operation with this name.
+/// Builds the call of the operation with this name.
 pub(super) fn call(name: &str, arguments: Arguments) -> Result<Term, MapErrorKind> {
     let Some(usage) = OPERATIONS.iter().find(|usage| usage.name == name) else {
         let known: Vec<&str> = OPERATIONS.iter().map(|usage| usage.name).collect();
@@ -271,7 +272,7 @@ pub(super) fn call(name: &str, arguments: Arguments) -> Result<Term, MapErrorKin
     Ok(Term::Call(Call { action, of, each }))
 }
 
-/// Reads the arguments of one operation, each once.
+/// Consumes the arguments of one operation.
 struct Reader {
     usage: &'static Usage,
     positional: std::collections::VecDeque<(Term, Option<String>)>,

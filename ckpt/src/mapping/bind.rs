@@ -88,7 +88,7 @@ pub(super) fn bind(
             report: Report::default(),
         },
     };
-    // Catch-alls apply to the tensors that other rules have left.
+    // Catch-alls apply last, to the tensors that no other rule uses.
     let (others, catch_alls): (Vec<&Rule>, Vec<&Rule>) =
         mapping.rules.iter().partition(|rule| !rule.is_catch_all());
     for rule in others.into_iter().chain(catch_alls) {
@@ -173,7 +173,7 @@ impl<'b> Binder<'b> {
             instances.push(Captures::new());
         }
         for (template, _) in names.into_iter().filter(|(template, _)| says_all(template)) {
-            // Names that differ only in the other captures are adjacent: one stands for all.
+            // Names that differ only in the other captures are adjacent, so one of them is enough.
             let mut others = template.captures().skip_while(|it| free.contains(it));
             let alike = others.clone().count() > 0 && others.all(|it| !free.contains(it));
             let mut matching = named.matching(template, &nothing);
@@ -195,11 +195,11 @@ impl<'b> Binder<'b> {
         instances
     }
 
-    /// Assigns the names of a term when the whole of it is `value`.
+    /// Assigns expressions to the names of a term, given that the term equals `value`.
     fn assign(&mut self, term: &Term, value: Expr, captures: &Captures<'_>, line: usize) {
         match term {
             Term::Name(template) => {
-                // Every capture has a value: maps are checked for it.
+                // Always true: the parser checks that every capture has a value.
                 if template.makes_name(captures, &mut self.name) {
                     self.output(value, line);
                 }
@@ -304,7 +304,7 @@ impl<'b> Binder<'b> {
         Some(types)
     }
 
-    /// Adds the output with the name that was filled in last.
+    /// Adds an output with the name in `self.name`.
     fn output(&mut self, value: Expr, line: usize) {
         let Binding {
             tensors,
@@ -396,7 +396,7 @@ fn convert_to_target(
 }
 
 impl Rule {
-    /// Whether the rule applies to the tensors that other rules have left.
+    /// Whether the rule applies only to tensors that no other rule uses.
     fn is_catch_all(&self) -> bool {
         let names = self.right.names();
         let mut kinds = names.iter().flat_map(|(it, _)| it.kinds_of_captures());
@@ -404,7 +404,7 @@ impl Rule {
     }
 }
 
-/// Captures in the form of messages.
+/// Formats captures for messages.
 fn listed(captures: &Captures<'_>) -> String {
     let pairs: Vec<String> = captures
         .iter()

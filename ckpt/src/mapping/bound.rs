@@ -60,13 +60,13 @@ pub enum NotInvertible {
 }
 
 impl Mapping {
-    /// Binds the map to the tensors `sources`. `targets`: the tensors to produce, with dtypes and
-    /// shapes; with `None`, everything that can be produced.
+    /// Binds the map to the tensors `sources`. `targets` are the tensors to produce, with dtypes
+    /// and shapes; `None` produces everything that can be produced.
     ///
     /// Float dtypes are converted to the target's; a loss of precision is a problem.
     ///
     /// # Errors
-    /// All problems that are not in `allowed`, at once.
+    /// A report of all problems that are not in `allowed`.
     pub fn bind(
         &self,
         sources: &[TensorSpec],
@@ -170,7 +170,7 @@ impl Bound {
 
     /// The inverse: the tensors that were read, computed from the outputs in their dtypes.
     ///
-    /// Before it returns, it proves element by element that a round trip in either direction
+    /// Before returning, this checks element by element that a round trip in either direction
     /// changes nothing. Outputs produced from the same source must be equal; they are in
     /// [`Bound::ties`].
     ///
@@ -241,7 +241,7 @@ impl Bound {
     }
 }
 
-/// Chains maps with the same outputs as before, in any dtypes.
+/// Chains maps. Outputs are not converted to the dtypes of the targets.
 fn follow(way: &[Binds], tensors: Tensors) -> Result<Bound, Report> {
     let mut bound: Option<Bound> = None;
     for Binds { mapping, targets } in way {
@@ -327,6 +327,6 @@ fn origin(graph: &Graph, name: &str, expr: Expr) -> Result<String, NotInvertible
     }
     match origin {
         Some(source) => Ok(graph.name(source).to_owned()),
-        None => Ok(name.to_owned()), // no elements, no difference
+        None => Ok(name.to_owned()), // there are no elements that could differ
     }
 }

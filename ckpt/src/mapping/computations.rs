@@ -1,4 +1,5 @@
-//! Computations of maps: means, merged low-rank updates, dequantized blocks. In f64, rounded once.
+//! Computations of maps: means, merged low-rank updates, dequantized blocks. All compute in f64 and
+//! round once.
 
 use std::ops::Range;
 
@@ -39,7 +40,7 @@ fn check_result(dtype: Dtype) -> Result<(), String> {
     }
 }
 
-/// An element of an operand's bytes, counted from the first that is present.
+/// An element of an operand. Index 0 is the first element of `operand.bytes`.
 fn element(operand: &Operand<'_>, index: u64) -> f64 {
     let dtype = operand.tensor.0;
     let size = dtype.bits() / 8;
@@ -212,7 +213,7 @@ mod tests {
         bytes.chunks_exact(4).map(float).collect()
     }
 
-    /// The result in steps of this many rows, each computed only from the rows that it requests.
+    /// Computes the result `at_a_time` rows at a time, from only the operand rows that these need.
     fn result(how: &dyn Compute, operands: &[(TensorType, Vec<u8>)], at_a_time: u64) -> Vec<u8> {
         let types: Vec<TensorType> = operands.iter().map(|(it, _)| it.clone()).collect();
         let (dtype, shape) = how.result(&types).unwrap();
@@ -257,7 +258,7 @@ mod tests {
         check(&Mean, &operands, &[2.0, 3.5, 0.0]);
     }
 
-    /// weight + 2 b @ a by hand.
+    /// The expected values are weight + 2 b @ a by hand.
     #[test]
     fn lora_adds_the_low_rank_product() {
         let weight = (

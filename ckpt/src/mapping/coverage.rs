@@ -1,4 +1,4 @@
-//! Which tensors are used as a whole, and how many elements of the others are used.
+//! Finds the sources that are only partly used, and counts their used elements.
 
 use std::collections::BTreeMap;
 
@@ -37,7 +37,7 @@ fn partly_read(graph: &Graph, mut open: Vec<Expr>) -> BTreeMap<SourceId, Vec<Ele
             continue;
         }
         let Ok(copies) = graph.copies_of_all(expr) else {
-            continue; // Found again, and reported, when it is traced to be loaded.
+            continue; // The error is reported when the expression is traced for loading.
         };
         for copy in copies {
             match copy.from {
@@ -104,7 +104,7 @@ impl Runs {
             length: 1,
             loops: Vec::new(),
         };
-        // In the order of the source; a loop that continues where the range ends makes it longer.
+        // By increasing source stride: a loop that continues where the range ends makes it longer.
         let mut loops = copy.loops.clone();
         loops.sort_by_key(|it| it.source_stride);
         for it in loops {
@@ -234,7 +234,8 @@ mod tests {
         }
     }
 
-    /// Counted by ranges, by bits and by hand: every second row, and the first columns of all rows.
+    /// Reads every second row, and the first columns of all rows. Counts by ranges and by bitmap
+    /// equal counts by hand.
     #[test]
     fn elements_read_twice_count_once() {
         for (rows, columns) in [(6u64, 5u64), (4096, 1024)] {

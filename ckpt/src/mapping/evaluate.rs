@@ -35,7 +35,7 @@ pub(super) struct Evaluated {
 const MAX_GAPS: u64 = 1000;
 
 impl Tensors {
-    /// Sources for the specs; and the invalid specs, each with the error.
+    /// Creates a source per spec. Also returns the invalid specs with their errors.
     pub(super) fn of(specs: &[TensorSpec]) -> (Tensors, Vec<(String, GraphError)>) {
         let mut graph = Graph::with_room_for(specs.len());
         let mut unreadable = Vec::new();
@@ -49,7 +49,7 @@ impl Tensors {
         (Tensors { graph, named }, unreadable)
     }
 
-    /// The value of a term; `None` with the reason in `evaluated`.
+    /// The value of a term. If it is `None`, `evaluated` has the reason.
     pub(super) fn value(
         &mut self,
         term: &Term,
@@ -81,7 +81,7 @@ impl Tensors {
     ) -> Option<Expr> {
         let Evaluated { name, next, .. } = evaluated;
         if !template.makes_name(captures, name) {
-            return None; // every capture has a value: maps are checked for it
+            return None; // unreachable: the parser checks that every capture has a value
         }
         let value = self.named.find(name, next);
         match value {
@@ -91,7 +91,7 @@ impl Tensors {
         value
     }
 
-    /// All operands of an operation; `None` if one is missing, with all reasons.
+    /// All operands of an operation. If one is missing, `None`, and `evaluated` has all reasons.
     fn operands(
         &mut self,
         call: &Call,
@@ -199,11 +199,11 @@ impl Tensors {
     }
 }
 
-/// A dim that may be negative to count from the last.
+/// Resolves a dim, where negative numbers count from the last.
 pub(super) fn dim_of(dim: i64, rank: usize) -> usize {
     match dim {
         0.. => dim as usize,
-        // The graph rejects a dim out of range in either direction as missing.
+        // Out of range: the graph rejects `usize::MAX - 1`.
         _ => (rank as i64 + dim).try_into().unwrap_or(usize::MAX - 1),
     }
 }

@@ -33,8 +33,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! An equation can be solved for either side, so the inverse is not written but derived, and proven
-//! before use: [`Bound::inverse`].
+//! An equation can be solved for either side, so the inverse need not be written:
+//! [`Bound::inverse`] derives it and checks it element by element.
 
 mod arguments;
 mod bind;
@@ -67,7 +67,7 @@ pub struct Mapping {
     rules: Vec<Rule>,
 }
 
-/// Two terms that are the same tensor.
+/// An equation: both terms are the same tensor.
 #[derive(Clone, Debug, PartialEq)]
 struct Rule {
     left: Term,
@@ -129,8 +129,8 @@ impl Mapping {
         }
     }
 
-    /// The same equations with the two sides swapped. Whether they can be solved in that direction
-    /// is checked when they are bound.
+    /// Swaps the two sides of each equation. Whether they can be solved in that direction is
+    /// checked when they are bound.
     pub fn reversed(&self) -> Mapping {
         let reversed = |rule: &Rule| Rule {
             left: rule.right.clone(),

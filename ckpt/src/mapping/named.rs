@@ -15,9 +15,9 @@ pub(super) struct Named {
 }
 
 impl Named {
-    /// If names repeat, the first counts.
+    /// Sorts the names. Only the first of equal names is kept.
     pub(super) fn sorted(mut named: Vec<(Arc<str>, Expr)>) -> Named {
-        // Long names with a common prefix are slow to compare; usually one pass is enough.
+        // Long names with a common prefix are slow to compare, and they are usually sorted already.
         if !named.is_sorted_by(|a, b| a.0 < b.0) {
             named.sort_by(|a, b| a.0.cmp(&b.0));
             named.dedup_by(|a, b| a.0 == b.0);
@@ -33,7 +33,8 @@ impl Named {
         self.find(name, &mut 0)
     }
 
-    /// As [`Named::get`]; in constant time for names in order, starting at `next`.
+    /// Like [`Named::get`], but takes constant time if names are looked up in order. `next` is the
+    /// index to try first.
     pub(super) fn find(&self, name: &str, next: &mut usize) -> Option<Expr> {
         let index = self.names.find(name, next)?;
         Some(self.exprs[index])
@@ -49,7 +50,7 @@ impl Named {
         template: &'n Template,
         captures: &'c Captures<'k>,
     ) -> Matching<'n, 'c, 'k> {
-        // The known prefix has only one reading, whatever follows.
+        // Known captures at the start of the template form a prefix, which matches in only one way.
         let mut prefix = String::new();
         let known = template.fill_into(captures, &mut prefix);
         let names = self.names.as_slice();
@@ -77,7 +78,8 @@ pub(super) struct Matching<'n, 'c, 'k> {
 }
 
 impl Matching<'_, '_, '_> {
-    /// Skips the names that start with these captures, as far as these go.
+    /// Skips the names that start like the template filled with these captures, up to the first
+    /// capture without a value.
     pub(super) fn skip_like(&mut self, known: &Captures<'_>) {
         let mut prefix = String::new();
         self.template.fill_into(known, &mut prefix);

@@ -305,7 +305,7 @@ fn check_side(
     }
 }
 
-/// Checks that the operand has the capture that an operation iterates over, with an order.
+/// Checks that operands have the captures that operations iterate over, and that these are ordered.
 fn check_each(term: &Term) -> Result<(), MapErrorKind> {
     let Term::Call(call) = term else {
         return Ok(());

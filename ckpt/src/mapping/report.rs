@@ -17,7 +17,8 @@ pub struct Report {
     pub allowed: Vec<Problem>,
     /// Tensors that are converted to a wider float type.
     pub widened: usize,
-    /// Outputs that were not requested, such as layers of other pipeline stages.
+    /// Outputs that were not requested, such as layers of other pipeline stages, and sources that
+    /// only these would use.
     pub skipped: usize,
 }
 

@@ -1,4 +1,4 @@
-//! The inverse direction: the values of the names on a side when the whole side is known.
+//! The inverse direction: derives the names on one side of a rule from the value of that side.
 //!
 //! `concat(q, k, v) = qkv` determines q, k and v, because concatenation loses nothing. Operations
 //! that lose elements cannot be on the side that is solved for.
@@ -21,8 +21,8 @@ impl From<GraphError> for Unsolved {
     }
 }
 
-/// The operands of an operation with result `whole`: `count` of them, with these types if they are
-/// known.
+/// Derives the `count` operands of an operation from its result `whole`. `types` are the operands'
+/// types, if they are known.
 pub(super) fn operands(
     graph: &mut Graph,
     action: &Action,
@@ -63,8 +63,7 @@ pub(super) fn operands(
             one(graph.transpose(whole, a, b))
         }
         Action::Unflatten { dim, rows } => {
-            // Negative dims count from the last one before the operation, when there was one dim
-            // less.
+            // Negative dims count from the last dim of the operand, which has one dim less.
             let dim = dim_of(*dim, rank.saturating_sub(1));
             match graph.shape(whole).get(dim) {
                 Some(found) if found != rows => Err(Unsolved::Because(format!(
@@ -118,8 +117,8 @@ fn more(argument: &str) -> Unsolved {
     ))
 }
 
-/// The extents of concatenated operands: those of the targets, else by shares, else equal ones if
-/// an operand is repeated.
+/// The extents of concatenated operands: those of the targets, else in proportion to the shares. A
+/// single operand has the whole extent.
 fn extents(
     graph: &Graph,
     whole: Expr,

@@ -53,7 +53,7 @@ impl<'n> Captures<'n> {
         self.0.retain(|(capture, _)| keep(capture));
     }
 
-    /// A linear search: there are only few.
+    /// A linear search, because there are few captures.
     fn place(&self, capture: &str) -> Result<usize, usize> {
         let before = self.0.iter().take_while(|(name, _)| *name < capture);
         let at = before.count();
@@ -232,7 +232,8 @@ impl Template {
         self.rest_matches(0, name)
     }
 
-    /// The values of the captures after the first parts, in the rest of a name.
+    /// Matches the template parts from number `first` on with the rest of a name, and returns their
+    /// captures.
     pub(super) fn rest_matches<'n>(&'n self, first: usize, rest: &'n str) -> Option<Captures<'n>> {
         let (mut rest, mut captures) = (rest, Captures::new());
         for (at, part) in self.parts.iter().enumerate().skip(first) {
@@ -264,7 +265,7 @@ impl Template {
         self.fill_into(captures, to) == self.parts.len()
     }
 
-    /// Writes the start of the name to `to`, as far as these captures go; returns the number of
+    /// Replaces `to` by the name up to the first capture without a value. Returns the number of
     /// parts written.
     pub(super) fn fill_into(&self, captures: &Captures<'_>, to: &mut String) -> usize {
         to.clear();
@@ -347,7 +348,7 @@ impl Kind {
     }
 }
 
-/// Writes digits directly: formatting would take much of the time of filling in names.
+/// Writes digits directly, because formatting would take most of the time.
 fn push_number(number: u64, to: &mut String) {
     if number >= 10 {
         push_number(number / 10, to);

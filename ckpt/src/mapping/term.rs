@@ -25,7 +25,7 @@ pub(super) struct Call {
 /// The operation. Negative dims count from the last.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Action {
-    /// Shares: how the inverse splits the extent.
+    /// `shares`: how the inverse splits the extent.
     Concat {
         dim: i64,
         shares: Option<Vec<u64>>,
@@ -59,7 +59,7 @@ pub(super) enum Action {
         dim: i64,
         rows: u64,
     },
-    /// Rows: the first dim's extent, for the inverse.
+    /// `rows`: the extent of the first of the two dims, for the inverse.
     Flatten {
         dim: i64,
         rows: Option<u64>,
@@ -70,7 +70,7 @@ pub(super) enum Action {
     Squeeze {
         dim: i64,
     },
-    /// Pads to an extent with a value. `from`: the extent before, for the inverse.
+    /// Pads to an extent with a value. `from`: the extent before padding, for the inverse.
     Pad {
         dim: i64,
         to: u64,
@@ -85,7 +85,7 @@ pub(super) enum Action {
     Cast(Dtype),
     Scale(Real),
     Add(Real),
-    /// The first operand that exists; tied: all that exist must be equal.
+    /// The first operand that exists. If `tied`, all that exist must be equal.
     First {
         tied: bool,
     },

@@ -28,7 +28,7 @@ pub(super) struct Entry<'f> {
 }
 
 impl<'f> Catalog<'f> {
-    /// The tensors of a folder; files have the folder's numbers.
+    /// The tensors of a folder, with files numbered as in the folder.
     pub fn of(folder: &'f Folder) -> Catalog<'f> {
         let file = |file: &TensorFile| {
             let name = file.path().file_name().unwrap_or_default();
@@ -47,7 +47,8 @@ impl<'f> Catalog<'f> {
         }
     }
 
-    /// The tensor of this name; in constant time if it is number `likely` in the order of names.
+    /// The tensor of this name. Takes constant time if the name has index `likely` in the sorted
+    /// names.
     pub(super) fn get(&self, name: &str, mut likely: usize) -> Option<Entry<'f>> {
         let index = self.names.find(name, &mut likely)?;
         let (file, tensor) = self.folder.nth(index);

@@ -12,7 +12,7 @@ use super::copy::ByteCopy;
 /// The maximum number of ranges; with more, the gap is increased.
 const MAX_RANGES: u64 = 1 << 20;
 
-/// A part of a file that is read at once.
+/// A part of a file that is read with one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Chunk {
     pub(crate) file: u32,
@@ -24,7 +24,7 @@ pub(crate) struct Chunk {
     pub(crate) in_place: Option<u64>,
     /// The copies that use it: a range of `touched`.
     pub(crate) touched: Range<u32>,
-    /// Bytes of targets that are first used by this chunk.
+    /// Bytes of the targets that this chunk is the first to use.
     pub(crate) opening: u64,
 }
 
@@ -49,7 +49,7 @@ pub(super) struct Rules {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Origin {
     pub(super) bytes: u64,
-    /// Reads start and end at multiples of it, or at the end of the file.
+    /// Reads start and end at multiples of this, or at the end of the file.
     pub(super) alignment: u64,
     pub(super) is_computed: bool,
 }
@@ -120,7 +120,7 @@ fn needed(copies: &[ByteCopy], files: &[Origin], rules: &Rules) -> Vec<Needed> {
     needed
 }
 
-/// Ranges that several copies need are read once, into a window.
+/// Ranges that several copies need are read once, into a window, instead of into a target.
 fn not_shared(needed: &mut [Needed]) {
     let mut furthest = 0;
     for at in 1..needed.len() {
@@ -154,8 +154,9 @@ fn extent(needed: &[Needed], gap: u64) -> (usize, u64) {
     (count, end)
 }
 
-/// How many bytes an element can extend past the end of the chunk in which it starts. None if
-/// elements are at multiples of their size, as writers place them, because the cuts are too.
+/// How many bytes an element can extend past the end of the chunk in which it starts. Zero if
+/// elements are at multiples of their size, as writers place them, because chunks end at such
+/// multiples too.
 fn overhang(copies: &[ByteCopy], rules: &Rules) -> u64 {
     let torn = |copy: &&ByteCopy| {
         let element = u64::from(copy.element);
@@ -165,7 +166,7 @@ fn overhang(copies: &[ByteCopy], rules: &Rules) -> u64 {
     u64::from(elements.max().unwrap_or(1)) - 1
 }
 
-/// Cuts of large windows are at multiples of it.
+/// Windows of at least this size end at multiples of it.
 const LARGEST_ELEMENT: u64 = 16;
 
 struct Cutting<'a> {
@@ -212,7 +213,7 @@ impl Cutting<'_> {
         }
     }
 
-    /// The latest end of the chunk that starts at `start`.
+    /// The largest possible end of the chunk that starts at `start`.
     fn cut_after(&self, file: u32, start: u64) -> u64 {
         let Origin { alignment, .. } = self.files[file as usize];
         let grain = match self.rules.window {

@@ -1,9 +1,9 @@
 //! Tensors that are computed during the load. A plan treats them as files whose bytes are computed
 //! on request, in whole rows.
 //!
-//! Loading the operands of some rows is a plan of its own, created together with the plan that
-//! needs it. So reads and memory are known in advance here too, and computed tensors can depend on
-//! each other.
+//! The operands of some rows are loaded by a nested plan, created together with the plan that needs
+//! it. So their reads and memory are also known in advance, and computed tensors can depend on each
+//! other.
 
 use std::ops::Range;
 

@@ -1,7 +1,7 @@
 //! Copies in bytes, for graph copies whose source file is known.
 //!
 //! A copy stays compact: a column of a matrix is two numbers and a loop, for any number of rows.
-//! The part of it in a given range of the file is computed on request ([`ByteCopy::clip`]).
+//! [`ByteCopy::clip`] computes the part of a copy in a given range of the file.
 
 use std::ops::Range;
 
@@ -110,8 +110,8 @@ impl ByteCopy {
         }
     }
 
-    /// The ranges of the file that it needs, in order, merged where they are at most `gap` apart,
-    /// each with the offset of its first byte in the target.
+    /// The ranges of the file that it needs, in order, merged where they are at most `gap` apart.
+    /// Each comes with the offset of its first byte in the target.
     pub(super) fn ranges(&self, gap: u64, mut add: impl FnMut(Range<u64>, u64)) {
         let (width, joined) = self.width(gap);
         ranges(&self.loops[joined..], self.from, self.to, width, &mut add);
@@ -182,8 +182,8 @@ struct Clip<'a, F> {
 }
 
 impl<F: FnMut(Part<'_>)> Clip<'_, F> {
-    /// Finds parts of the innermost `open` loops, which span `reach` bytes, starting at a first
-    /// element.
+    /// Finds the parts of the innermost `open` loops whose first element is at `from` and whose
+    /// last element starts at `from + reach`.
     fn cut(&mut self, from: u64, to: u64, open: usize, reach: u64) {
         let Range { start, end } = *self.range;
         if from >= end || from + reach < start {
@@ -194,7 +194,7 @@ impl<F: FnMut(Part<'_>)> Clip<'_, F> {
         if from >= start && from + reach < end {
             return self.emit(from, to, loops);
         }
-        // Partly inside: a loop is left.
+        // Partly inside the range, so at least one loop is left.
         let [inner @ .., outer] = loops else {
             return;
         };
@@ -234,8 +234,8 @@ impl<F: FnMut(Part<'_>)> Clip<'_, F> {
     }
 }
 
-/// The iterations of a loop that start at most `before` bytes before the range and end, `after`
-/// their start, inside it.
+/// The iterations of a loop that start at most `before` bytes before the range, and for which the
+/// byte `after` bytes after their start is before the end of the range.
 fn iterations(
     from: u64,
     outer: &ByteLoop,
@@ -270,9 +270,9 @@ mod tests {
     }
 
     proptest! {
-        /// Splitting the file anywhere neither loses nor duplicates an element, and each is in the
-        /// range where it starts. The ranges contain all elements, in order, and match the
-        /// announced count.
+        /// Splitting the file anywhere neither loses nor duplicates an element, and each element is
+        /// found in the range where it starts. `ranges` covers all elements, in order, and returns
+        /// as many ranges as `range_count`.
         #[test]
         fn clipping_partitions_the_elements(
             from in 0..50u64,

@@ -6,13 +6,14 @@ use super::digest::Digest;
 use super::load_plan::LoadPlan;
 
 impl LoadPlan {
-    /// The digest of what the plan does: two ranks or two runs with equal digests do the same.
+    /// The digest of all reads and copies: ranks or runs with equal digests read and write the
+    /// same.
     pub fn digest(&self) -> Digest {
         *self.digest.get_or_init(|| of(self))
     }
 }
 
-/// Must change with the encoding below.
+/// Must be changed together with the encoding below.
 const VERSION: u64 = 1;
 
 /// Targets are numbered by ranks that depend only on their names.
@@ -94,7 +95,7 @@ impl Encoder {
         self.pending.clear();
     }
 
-    /// The hash of the values since the last one.
+    /// Returns the hash of the values since the last call.
     fn finish(&mut self) -> u128 {
         self.flush();
         let hash = self.hash.finish_128();

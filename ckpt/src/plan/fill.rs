@@ -4,7 +4,7 @@ use super::copy::ByteLoop;
 use super::request::Target;
 use crate::graph::{ElementCopy, ElementOp, Scalar};
 
-/// One element, written to many places of a target.
+/// One element, written to many positions of a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fill {
     pub(crate) target: u32,

@@ -1,4 +1,4 @@
-//! From requests to copies in bytes: traces each region, then finds and checks its tensors.
+//! Turns requests into copies in bytes: traces each region, then finds and checks its tensors.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,18 +15,18 @@ use super::request::{LoadRequest, Target};
 use crate::Dtype;
 use crate::graph::{ElementCopy, ElementOp, Expr, Graph, Leaf, SourceId};
 
-/// Targets in the order of the requests, and copies in an order that does not depend on it: by
-/// file, offset and target.
+/// Targets in the order of the requests. Copies are sorted by file, offset and target,
+/// independently of the order of the requests.
 pub(super) struct Gathered {
     pub(super) targets: Vec<Target>,
     /// The rank of each target in an order that depends only on names.
     pub(super) ranks: Vec<u32>,
-    /// The tensors that they depend on.
+    /// The names of the tensors that copies read.
     pub(super) tensors: Vec<Arc<str>>,
     pub(super) copies: Vec<ByteCopy>,
     pub(super) conversions: Vec<Conversion>,
     pub(super) fills: Vec<Fill>,
-    /// Computed tensors, which copies number after the files.
+    /// Computed tensors. In copies, their numbers follow those of the files.
     pub(super) computed: Vec<ComputedTensor>,
 }
 
@@ -106,13 +106,13 @@ fn ranks(requests: &[LoadRequest]) -> Result<Vec<u32>, PlanError> {
     Ok(ranks)
 }
 
-/// The copies by file, offset and target: in an order that does not depend on that of the requests.
+/// Sorts the copies by file, offset and target, independently of the order of the requests.
 fn sorted(mut copies: Vec<ByteCopy>, ranks: &[u32]) -> Vec<ByteCopy> {
     let key = |copy: &ByteCopy| (copy.file, copy.from, ranks[copy.target as usize]);
     if copies.is_sorted_by(|a, b| key(a) < key(b)) {
         return copies;
     }
-    // Keys are moved faster than copies.
+    // Sorting keys moves fewer bytes than sorting copies.
     let keys = copies.iter().map(key).zip(0..);
     let mut order: Vec<((u32, u64, u32), u32)> = keys.collect();
     order.sort_unstable_by(|(a, first), (b, second)| {
@@ -172,13 +172,13 @@ struct Placed {
     dtype: Dtype,
 }
 
-/// All leaves.
+/// The leaves that copies read.
 struct Found {
     /// Indexed by number.
     names: Vec<Arc<str>>,
-    /// In an order that does not depend on that of the requests.
+    /// Computed tensors, in an order that does not depend on that of the requests.
     computed: Vec<ComputedTensor>,
-    /// The index in it of each, in the order of discovery.
+    /// For each computed tensor in the order of discovery, its index in `computed`.
     places: Vec<usize>,
 }
 
@@ -188,7 +188,7 @@ struct Leaves<'a, 'f> {
     catalog: &'a Catalog<'f>,
     /// By source: `None` until it is needed, then `Some(None)` if no file has it.
     read: Vec<Option<Option<Placed>>>,
-    /// Only looked up.
+    /// Never iterated, so its order does not matter.
     made: HashMap<Expr, Placed>,
     names: Vec<Arc<str>>,
     computed: Vec<ComputedTensor>,
@@ -225,7 +225,7 @@ impl<'a, 'f> Leaves<'a, 'f> {
             return Ok(known);
         }
         let name = self.graph.shared_name(source);
-        // In a graph of all tensors of a folder, in order, each has the same index in both.
+        // If the graph has all tensors of a folder in order, each has the same index in both.
         let placed = match self.catalog.get(name, source.index()) {
             Some(entry) => {
                 check(self.graph, source, entry)?;
@@ -351,7 +351,7 @@ fn copy(
 }
 
 /// The first offset in the source, the first in the target, and the loops. Elements smaller than a
-/// byte are copied as bytes if they fill them; otherwise `None`.
+/// byte are copied as whole bytes; `None` if a range does not consist of whole bytes.
 pub(crate) fn loops_in_bytes(
     element_copy: &ElementCopy,
     from: Dtype,
@@ -366,7 +366,7 @@ pub(crate) fn loops_in_bytes(
     let mut loops = Loops::with_capacity(element_copy.loops.len());
     let mut outer = &element_copy.loops[..];
     if bits < 8 {
-        // These elements have no conversion, so both sides are equal.
+        // These elements have no conversion, so source and target have the same dtype.
         loops.push(ByteLoop {
             count: bytes_of(element_copy.run(), bits)?,
             from: 1,

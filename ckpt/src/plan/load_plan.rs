@@ -1,4 +1,4 @@
-//! The plan: from requests to chunks, and their cost.
+//! The plan: turns requests into chunks and computes their cost.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -17,10 +17,10 @@ use super::request::{LoadRequest, Target};
 use crate::graph::Graph;
 use crate::source::Windows;
 
-/// The memory that executing a plan takes, in bytes.
+/// The memory that executing a plan needs, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// Targets: all of them, or those started and not complete, depending on [`Options::targets`].
+    /// Targets: all of them, or only incomplete ones, depending on [`Options::targets`].
     pub targets: u64,
     /// Windows of all threads.
     pub windows: u64,
@@ -45,7 +45,7 @@ pub struct LoadPlan {
     conversions: Vec<Conversion>,
     pub(super) fills: Vec<Fill>,
     pub(super) computed: Vec<ComputedTensor>,
-    /// How the computed chunks, which follow the chunks of files, are computed, in order.
+    /// The computations of the computed chunks, in order. These chunks follow those of files.
     pub(super) computed_chunks: Vec<ComputedChunk>,
     pub(super) chunks: Vec<Chunk>,
     touched: Vec<u32>,
@@ -53,7 +53,7 @@ pub struct LoadPlan {
     threads: usize,
     /// The rank of each target in an order that depends only on names.
     pub(super) ranks: Vec<u32>,
-    /// Computed on first use: it takes a while, and a single rank needs none.
+    /// Computed on first use: hashing is slow, and a single rank does not need the digest.
     pub(super) digest: OnceLock<Digest>,
 }
 
@@ -101,7 +101,8 @@ impl LoadPlan {
         Ok(plan)
     }
 
-    /// Cuts chunks for windows of this size; an error if that exceeds the budget.
+    /// Divides the reads into chunks for windows of this size. Fails if the memory exceeds the
+    /// budget.
     fn cut(
         &mut self,
         window: u64,
@@ -134,8 +135,8 @@ impl LoadPlan {
 
         let at_once = self.open_targets();
         let (least, most) = match options.targets {
-            Targets::Leave => (at_once.start, at_once.end),
-            Targets::Stay => {
+            Targets::Released => (at_once.start, at_once.end),
+            Targets::Retained => {
                 let all = self.targets.iter().map(|target| target.bytes).sum();
                 (all, all)
             }
@@ -181,9 +182,9 @@ impl LoadPlan {
         Ok(())
     }
 
-    /// Sets the bytes that each chunk opens. Returns the bytes of targets that are open at once:
-    /// the minimum, when chunks run one by one in order, and the maximum, when each thread has one
-    /// of several consecutive chunks and none has to wait.
+    /// Sets [`Chunk::opening`]. Returns the peak bytes of incomplete targets: the minimum, if
+    /// chunks run one by one in order, and the maximum, if all threads work on consecutive chunks
+    /// and none waits.
     fn open_targets(&mut self) -> Range<u64> {
         let mut last_chunk = vec![0; self.targets.len()];
         for (chunk, number) in self.chunks.iter().zip(1usize..) {
@@ -192,7 +193,7 @@ impl LoadPlan {
             }
         }
         let mut is_open = vec![false; self.targets.len()];
-        // For each chunk, the bytes open before it.
+        // For each chunk, the bytes of incomplete targets before it.
         let mut open_before = Vec::with_capacity(self.chunks.len());
         let mut open = 0;
         for number in 1..=self.chunks.len() {
@@ -317,7 +318,7 @@ impl LoadPlan {
         own.chain(inner).collect()
     }
 
-    /// The memory that execution takes.
+    /// The memory that execution needs.
     pub fn memory(&self) -> Memory {
         self.memory
     }
@@ -384,23 +385,23 @@ impl LoadPlan {
 /// The number of reads of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reads {
-    /// Requests.
+    /// Read requests.
     pub reads: usize,
     /// Contiguous extents of files.
     pub extents: usize,
-    /// Files.
+    /// Files that are read.
     pub files: usize,
 }
 
 /// The computation of one chunk of a computed tensor.
 #[derive(Clone, Debug)]
 pub(crate) struct ComputedChunk {
-    /// The tensor: an index into the computed ones.
+    /// The tensor: an index into [`LoadPlan::computed`].
     pub(crate) computed: usize,
     pub(crate) rows: Range<u64>,
     /// The rows of each operand that are loaded.
     pub(crate) operand_rows: Vec<Range<u64>>,
-    /// Loads them: a target per operand.
+    /// Loads these rows: one target per operand.
     pub(crate) plan: LoadPlan,
 }
 
@@ -418,7 +419,7 @@ fn computed_chunk(
     let requests = computed.requests(&operand_rows);
     let options = Options {
         threads: 1,
-        targets: Targets::Stay,
+        targets: Targets::Retained,
         budget: None,
         ..options.clone()
     };

@@ -3,23 +3,23 @@
 //! A plan takes regions of a [graph](crate::graph)'s expressions ([`LoadRequest`]) and the headers
 //! of the files ([`Catalog`]), and computes
 //!
-//! 1. the **copies**: strided loops from bytes of a file to bytes of a target. They stay loops; a
-//!    million rows of a column shard are three numbers;
+//! 1. the **copies**: strided loops from bytes of a file to bytes of a target. Loops are never
+//!    expanded: a column shard of a million rows is three numbers;
 //! 2. the **chunks**: the ranges of the files that copies need, merged where they are close
 //!    (reading a gap is cheaper than another request), cut into windows, in the order of the files.
 //!    Bytes that several targets need are in one chunk and read once;
-//! 3. the **bound**: all memory that execution takes, and whether a budget allows it. Execution
-//!    cannot exceed it.
+//! 3. the **bound**: the memory that execution needs, checked against the budget. Execution cannot
+//!    exceed it.
 //!
 //! Plans are pure: they do not depend on clocks, addresses or the order of hash maps. The same
-//! requests give the same plan on every run and every rank, in whatever order the graph was built.
-//! Ranks compare [`LoadPlan::digest`] before they read.
+//! requests give the same plan on every run and every rank, regardless of the order in which the
+//! graph was built. Ranks compare [`LoadPlan::digest`] before they read.
 //!
-//! # One sixteenth of the experts
+//! # Example: one sixteenth of the experts
 //!
-//! In the file, each expert's projections are separate tensors. Training needs them stacked: rank 0
-//! of 4 expert-parallel x 4 tensor-parallel ranks needs a quarter of the experts and a quarter of
-//! each one's features. It needs one sixteenth of the bytes:
+//! In the file, each expert's projections are separate tensors. Training needs them stacked. With 4
+//! expert-parallel x 4 tensor-parallel ranks, rank 0 needs a quarter of the experts and a quarter
+//! of each expert's features: one sixteenth of the bytes.
 //!
 //! ```
 //! use meshgrad_ckpt::graph::Graph;

@@ -3,21 +3,21 @@
 use crate::Folder;
 use crate::source::{ALIGNMENT, FileSystem};
 
-/// Gaps up to this many bytes are read on a local disk: it reads as much in the time of another
-/// request (about 60 us at 3 GB/s).
+/// Gaps of up to this many bytes are read on a local disk. Reading them takes less time than
+/// another request (about 60 us; the disk reads 3 GB/s).
 pub const LOCAL_GAP: u64 = 256 << 10;
 
-/// The same on a network file system, where a request takes a millisecond.
+/// [`LOCAL_GAP`] for a network file system, where a request takes a millisecond.
 pub const REMOTE_GAP: u64 = 4 << 20;
 
 /// Bytes of a window on a local disk: enough for its full bandwidth.
 const LOCAL_WINDOW: u64 = 8 << 20;
 
-/// The same on a network file system: a stripe or block of the larger ones.
+/// Bytes of a window on a network file system: a stripe or block of the larger systems.
 const REMOTE_WINDOW: u64 = 16 << 20;
 
-/// Bytes of a window for direct reads: all windows together stay in the CPU caches while the disk
-/// (or its emulation in a virtual machine) writes and we read.
+/// Bytes of a window for direct reads: small enough that all windows stay in the CPU caches between
+/// the disk's write and our read.
 const DIRECT_WINDOW: u64 = 1 << 20;
 
 /// Threads for direct reads. There is no read-ahead, so some threads wait for the disk while others
@@ -36,14 +36,14 @@ pub struct Options {
     /// Ranges at most this many bytes apart are read as one ([`LOCAL_GAP`], [`REMOTE_GAP`]). A gap
     /// larger than the window has no effect.
     pub gap: u64,
-    /// Bytes per read of a thread, which allocates as much memory (8 MiB; 1 MiB for direct reads).
+    /// Bytes per read. Each thread allocates as much memory (8 MiB; 1 MiB for direct reads).
     pub window: u64,
     /// Ranges of at least this many bytes that are contiguous in both file and target are read
     /// directly into the target, without a window (1 MiB).
     pub in_place: u64,
     /// Offset and length of each read are multiples of this, up to the end of the file (1).
     pub alignment: u64,
-    /// Threads that read and copy (4). For direct reads more than there are cores, because most of
+    /// Threads that read and copy (4). Direct reads use more threads than cores, because most of
     /// them wait for the disk (8). Not part of a plan's digest.
     pub threads: usize,
     /// What happens to complete targets.
@@ -52,15 +52,15 @@ pub struct Options {
     pub budget: Option<u64>,
 }
 
-/// What happens to complete targets, which decides whether they count as memory in use.
+/// Whether complete targets stay in memory and count towards the planned memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Targets {
-    /// They stay in memory: all targets count.
+    /// Complete targets stay in memory, so all targets count.
     #[default]
-    Stay,
-    /// The sink moves each one away at once, to a device or a file: only those started and not
-    /// complete count. Execution does not exceed the planned number.
-    Leave,
+    Retained,
+    /// The sink moves each complete target to a device or a file immediately, so only incomplete
+    /// targets count. Execution does not exceed the planned bytes.
+    Released,
 }
 
 impl Default for Options {
@@ -71,7 +71,7 @@ impl Default for Options {
             in_place: 1 << 20,
             alignment: 1,
             threads: 4,
-            targets: Targets::Stay,
+            targets: Targets::Retained,
             budget: None,
         }
     }
@@ -101,8 +101,8 @@ impl Options {
         }
     }
 
-    /// The options for sources that bypass the page cache: only whole blocks, and always through
-    /// windows, because blocks do not end where tensors end. Many small windows: 8 of 1 MiB.
+    /// The options for sources that bypass the page cache. Reads are whole blocks and always go
+    /// through windows, because blocks do not end where tensors end. Uses 8 windows of 1 MiB.
     pub fn direct() -> Options {
         Options {
             window: DIRECT_WINDOW,
@@ -121,7 +121,7 @@ mod tests {
     use crate::plan::{Catalog, LoadPlan, LoadRequest};
     use crate::{Dtype, Error, FileWriter};
 
-    /// Columns of a matrix whose rows are further apart than a local gap.
+    /// Reads some columns of a matrix; the gaps between its rows exceed the local gap.
     #[test]
     fn network_reads_are_fewer_and_larger() {
         let place = tempfile::tempdir().unwrap();

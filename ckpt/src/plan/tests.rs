@@ -8,7 +8,7 @@ use super::*;
 use crate::graph::{Expr, Graph};
 use crate::{Dtype, Folder};
 
-/// A folder with these tensors, all zeros, in a file without blocks on the disk.
+/// A folder with these tensors, all zeros, in a sparse file.
 fn folder(tensors: &[(&str, Dtype, &[usize])]) -> (TempDir, Folder) {
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("model.safetensors");
@@ -49,8 +49,8 @@ fn matrix() -> (TempDir, Folder, Graph, Expr) {
     (place, folder, graph, w)
 }
 
-/// Rows: only the needed bytes. Columns: at most whole rows, and no gap smaller than a request is
-/// worth.
+/// A shard of rows reads only the needed bytes. A shard of columns reads whole rows, or only its
+/// columns if `gap` is smaller than the distance between them.
 #[test]
 fn shards_read_only_what_they_need() {
     let (_place, folder, graph, w) = matrix();
@@ -194,13 +194,13 @@ fn budgets_are_respected_or_rejected() {
         (1 << 30, 4 * (8 << 20)),
         ((64 << 20) + (3 << 20), 4 * (512 << 10)),
     ] {
-        let memory = with(Targets::Stay, budget).unwrap().memory();
+        let memory = with(Targets::Retained, budget).unwrap().memory();
         assert!(memory.total() <= budget, "{memory:?}");
         assert_eq!(memory.windows, windows);
         assert_eq!(memory.targets, 64 << 20);
     }
 
-    let error = with(Targets::Stay, 64 << 20).unwrap_err();
+    let error = with(Targets::Retained, 64 << 20).unwrap_err();
     let PlanError::Infeasible {
         need,
         have,
@@ -210,13 +210,13 @@ fn budgets_are_respected_or_rejected() {
         panic!("{error}")
     };
     assert_eq!((have, targets), (64 << 20, 64 << 20));
-    assert!(with(Targets::Stay, need).is_ok());
-    assert!(with(Targets::Stay, need - 1).is_err());
+    assert!(with(Targets::Retained, need).is_ok());
+    assert!(with(Targets::Retained, need - 1).is_err());
 }
 
-/// Targets that leave count only while they are filled.
+/// Released targets count only while they are filled.
 #[test]
-fn targets_that_leave_free_their_memory() {
+fn released_targets_free_their_memory() {
     let names: Vec<String> = (0..64).map(|at| format!("w.{at:02}")).collect();
     let tensors: Vec<(&str, Dtype, &[usize])> = names
         .iter()
@@ -240,13 +240,13 @@ fn targets_that_leave_free_their_memory() {
         };
         plan(&folder, &graph, &requests, &options).unwrap().memory()
     };
-    assert_eq!(memory(Targets::Stay, 4, None).targets, 64 << 20);
+    assert_eq!(memory(Targets::Retained, 4, None).targets, 64 << 20);
     // Ranges of 1 MiB: one target per chunk.
-    assert_eq!(memory(Targets::Leave, 4, None).targets, 4 << 20);
-    assert_eq!(memory(Targets::Leave, 1, None).targets, 1 << 20);
-    let plan = memory(Targets::Leave, 4, None).plan;
+    assert_eq!(memory(Targets::Released, 4, None).targets, 4 << 20);
+    assert_eq!(memory(Targets::Released, 1, None).targets, 1 << 20);
+    let plan = memory(Targets::Released, 4, None).plan;
     assert_eq!(
-        memory(Targets::Leave, 4, Some(plan + (2 << 20))).targets,
+        memory(Targets::Released, 4, Some(plan + (2 << 20))).targets,
         2 << 20
     );
 }
@@ -326,7 +326,7 @@ fn invalid_requests_are_rejected() {
             "{text}"
         );
     }
-    // An empty request: a plan that does nothing.
+    // An empty request gives a plan without reads.
     for requests in [Vec::new(), vec![LoadRequest::new("w", w, [7..7, 0..8192])]] {
         let plan = plan(&folder, &graph, &requests, &Options::default()).unwrap();
         assert_eq!((plan.read_bytes(), plan.amplification()), (0, 1.0));
@@ -334,8 +334,8 @@ fn invalid_requests_are_rejected() {
     }
 }
 
-/// The experts of Qwen3-30B-A3B, one tensor each in the files, fused: a rank of 8 expert x 2 tensor
-/// parallel ranks needs one sixteenth and reads no more, in 2,304 copies.
+/// Fuses the experts of Qwen3-30B-A3B, which are separate tensors in the files. Each of 8
+/// expert-parallel x 2 tensor-parallel ranks needs one sixteenth of the bytes, in 2,304 copies.
 #[test]
 fn a_rank_of_experts_reads_a_sixteenth() {
     const LAYERS: usize = 48;
@@ -387,8 +387,8 @@ fn a_rank_of_experts_reads_a_sixteenth() {
     assert_eq!(whole.copies.len(), 2304);
     let all: usize = folder.tensors().map(|tensor| tensor.byte_len()).sum();
     assert_eq!(whole.needed_bytes() * 16, all as u64);
-    // Of `w2` the other half of each row except the last, 768 bytes, is also read: cheaper than 1.5
-    // million reads.
+    // For `w2`, the other half of each row (768 bytes) is also read, except in the last row of each
+    // expert. This is cheaper than 1.5 million reads.
     assert_eq!(
         whole.read_bytes() * 3,
         whole.needed_bytes() * 4 - 768 * 16 * 48 * 3

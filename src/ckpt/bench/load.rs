@@ -97,8 +97,8 @@ impl Planner<'_> {
             threads: self.threads,
             budget: Some(self.budget),
             targets: match self.residency {
-                Residency::Resident => Targets::Stay,
-                Residency::Streamed { .. } => Targets::Leave,
+                Residency::Resident => Targets::Retained,
+                Residency::Streamed { .. } => Targets::Released,
             },
             ..method.options()
         };

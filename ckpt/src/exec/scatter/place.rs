@@ -6,7 +6,7 @@ use crate::plan::ByteLoop;
 
 /// The memory of a target.
 pub(crate) trait Destination {
-    /// This range for writing. The caller must be the only one that requests these bytes.
+    /// Borrows a range for writing. No other caller may request these bytes.
     fn bytes(&mut self, range: Range<u64>) -> &mut [u8];
 }
 

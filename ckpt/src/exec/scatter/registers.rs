@@ -1,24 +1,24 @@
 //! Transposing squares of elements in registers, and stores that bypass the caches.
 //!
-//! A square of `B` lines of 16 bytes, `B` elements each, is transposed by interleaving line `i`
-//! with line `i + B / 2`, log2 `B` times. Each round moves one bit of an element's position from
-//! column to row. SSE2, which every x86-64 has, interleaves 16 bytes in one instruction. LLVM
-//! generates it from plain loops for the larger elements only; for two-byte elements the difference
-//! is a factor of three.
+//! A square has `B` lines of 16 bytes, with `B` elements each. It is transposed in log2 `B` rounds;
+//! each interleaves line `i` with line `i + B / 2` for all `i`, which moves one bit of an element's
+//! position from column to row. SSE2, which every x86-64 has, interleaves 16 bytes in one
+//! instruction. LLVM vectorizes plain loops only for larger elements; for two-byte elements the
+//! intrinsics are three times as fast.
 //!
 //! A store of part of a cache line first reads the line from memory and evicts another one. Both
-//! are wasted when the whole line is about to be overwritten. [`stream`] avoids both, which is
+//! are unnecessary when the whole line is about to be overwritten. [`stream`] avoids them, which is
 //! twice as fast for targets far larger than the caches.
 
 use std::ops::Range;
 
 use super::place::Destination;
 
-/// Bytes of a line of a square.
+/// Bytes per line of a square.
 pub(super) const LINE: usize = 16;
 
-/// Transposes square number `number` of the lines, of elements of `N` bytes, where `N * B` is
-/// [`LINE`].
+/// Transposes the square at byte `number * LINE` of the lines. Elements have `N` bytes, and `N * B`
+/// is [`LINE`].
 #[inline(always)]
 pub(super) fn transpose_square<const N: usize, const B: usize, const C: usize>(
     lines: &[&[u8; C]; B],
@@ -42,7 +42,7 @@ pub(super) fn transpose_square<const N: usize, const B: usize, const C: usize>(
     }
 }
 
-/// Writes rows to their places, with non-temporal stores where the processor has them.
+/// Writes rows to their ranges of the target, with non-temporal stores on x86-64.
 pub(super) fn stream<'r>(
     place: &mut dyn Destination,
     rows: impl Iterator<Item = (Range<u64>, &'r [u8])>,
@@ -127,7 +127,7 @@ mod x86_64 {
         }
     }
 
-    // Both compile to one instruction.
+    // `load` and `bytes` each compile to one instruction.
 
     #[inline]
     #[target_feature(enable = "sse2")]
@@ -195,7 +195,7 @@ mod tests {
         check::<16, 1>();
     }
 
-    /// Any start and any end, inside and outside of cache lines.
+    /// Rows may start and end anywhere in a cache line.
     #[test]
     fn streams_store_exactly_their_bytes() {
         let from: Vec<u8> = (0..300).map(|at| at as u8 | 1).collect();

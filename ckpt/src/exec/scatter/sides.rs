@@ -69,7 +69,8 @@ const ONCE: ByteLoop = ByteLoop {
     to: 0,
 };
 
-/// Loops in the order of the tiles.
+/// The loops of a copy: first those of the tiles' rows, then those of their columns, then the loops
+/// around the tiles.
 pub(super) struct Sides {
     loops: Vec<ByteLoop>,
     rows: usize,
@@ -78,8 +79,8 @@ pub(super) struct Sides {
 
 impl Sides {
     /// Columns start with the loop that has the smallest stride in the target, rows with the one of
-    /// the remaining loops that has the smallest stride in the window. Both continue with adjoining
-    /// loops, until there are `wide` columns and `high` rows.
+    /// the remaining loops that has the smallest stride in the window. Both are extended by loops
+    /// that continue at their ends, until there are `wide` columns and `high` rows.
     pub(super) fn new(loops: &[ByteLoop], high: u64, wide: u64) -> Sides {
         let mut left = loops.to_vec();
         left.retain(|it| it.count != 1);
@@ -94,17 +95,17 @@ impl Sides {
         }
     }
 
-    /// Along the window.
+    /// The loops along the window.
     pub(super) fn rows(&self) -> Side<'_> {
         Side(&self.loops[..self.rows])
     }
 
-    /// Along the target.
+    /// The loops along the target.
     pub(super) fn columns(&self) -> Side<'_> {
         Side(&self.loops[self.rows..][..self.columns])
     }
 
-    /// Loops around the tiles.
+    /// The loops around the tiles.
     pub(super) fn outer(&self) -> &[ByteLoop] {
         &self.loops[self.rows + self.columns..]
     }
@@ -116,7 +117,8 @@ fn least(left: &mut Vec<ByteLoop>, stride: impl Fn(&ByteLoop) -> u64) -> Vec<Byt
     least.map(|at| left.remove(at)).into_iter().collect()
 }
 
-/// Removes and returns the loops that continue where a side ends.
+/// Moves the loops that continue where `side` ends from `left` to `side`, until it has `enough`
+/// iterations.
 fn extend(
     side: &mut Vec<ByteLoop>,
     left: &mut Vec<ByteLoop>,
@@ -146,7 +148,7 @@ mod tests {
             .collect()
     }
 
-    /// A permutation whose contiguous ranges are short on both sides: adjoining loops are merged.
+    /// In a permutation with short contiguous ranges, loops that continue each other form one side.
     #[test]
     fn sides_merge_adjoining_loops() {
         let all = loops(&[(3, 2, 900), (1, 0, 0), (5, 6, 60), (10, 30, 6), (3, 300, 2)]);
@@ -159,7 +161,7 @@ mod tests {
         assert_eq!(narrow.outer(), loops(&[(5, 6, 60), (10, 30, 6)]));
     }
 
-    /// From any first iteration, the offsets are those of the loops.
+    /// From any first iteration, the offsets are those of the nested loops.
     #[test]
     fn offsets_follow_the_loops() {
         let all = loops(&[(3, 1, 100), (2, 10, 7), (4, 50, 1)]);

@@ -2,17 +2,17 @@
 //!
 //! ```text
 //!     window                         tile, in the L1 cache     target
-//!     part of a cache line per row   rows of 512 bytes         512 bytes of each line
+//!     64 to 512 bytes of each row    rows of 512 bytes         512 bytes of each row
 //!
 //!     a b c d ..                     a e i ..                  a e i ..
 //!     e f g h ..    -- transpose --> b f j ..  -- copy rows -> b f j ..
 //!     i j k l ..                     c g k ..                  c g k ..
 //! ```
 //!
-//! Lines of the window and the target are often a power of two apart, and then map to so few cache
-//! sets that the cache cannot hold one element of each. So a tile reads whole cache lines from each
-//! line of the window and writes whole ones to each line of the target. Its own rows are padded so
-//! that they are not a power of two apart.
+//! Rows of the window and of the target are often a power of two apart, and then map to so few
+//! cache sets that the cache cannot hold one element of each. So a tile reads at least a cache line
+//! from each row of the window and writes whole cache lines to each row of the target. The tile's
+//! own rows are padded so that they are not a power of two apart.
 
 use super::place::{Destination, each};
 use super::registers::{self, LINE};
@@ -29,14 +29,14 @@ const ROW: usize = 512;
 /// Distance between rows: an odd number of cache lines.
 const PITCH: usize = ROW + CACHE_LINE;
 
-/// Bytes up to which adjoining rows in the target are written together.
+/// Target rows of at most this many bytes are written together if they adjoin.
 const NARROW: usize = 64;
 
-/// The cache line of the processors this was measured on.
+/// Bytes per cache line on the processors that this was tuned on.
 const CACHE_LINE: usize = 64;
 
-/// Elements that spread over at least this many bytes are written past the caches, which could not
-/// hold them.
+/// Copies that span at least this many bytes of the target bypass the caches, which could not hold
+/// it.
 pub(super) const FAR: u64 = 1 << 20;
 
 type Tile = [[u8; PITCH]; ROWS];
@@ -124,13 +124,13 @@ struct Tiles<'a> {
     rows: [Offset; ROWS],
     columns: [Offset; ROW],
     tile: Tile,
-    /// Its rows without padding, if they are narrow.
+    /// The tile's rows without padding, if they are narrow.
     joined: [u8; ROWS * NARROW],
 }
 
 impl Tiles<'_> {
-    /// All iterations of both sides, for elements of `N` bytes: `B` of them are 16 bytes, and a
-    /// column of a tile has `C` bytes.
+    /// Copies all iterations of both sides. Elements have `N` bytes, `B` elements have 16 bytes,
+    /// and a full column of a tile has `C` bytes.
     fn matrix<const N: usize, const B: usize, const C: usize>(&mut self, start: Offset) {
         let high = C / N;
         let (rows, columns) = self.along;
@@ -166,7 +166,7 @@ impl Tiles<'_> {
         widest - off / self.to_element as usize
     }
 
-    /// Fills the tile from any window.
+    /// Fills the tile element by element, from a window with any strides.
     fn gather<const N: usize>(&mut self, from: u64, height: usize, width: usize) {
         for (column, at) in self.columns[..width].iter().zip(0..) {
             for (row, line) in self.rows[..height].iter().zip(&mut self.tile) {
@@ -223,7 +223,7 @@ fn fill(offsets: &mut [Offset], found: impl Iterator<Item = Offset>) {
     }
 }
 
-/// Fills a tile of full height: [`transpose`] with a constant, for speed.
+/// Fills a tile of full height. The constant height makes [`transpose`] faster.
 #[inline(never)]
 fn transpose_full<const N: usize, const B: usize, const C: usize>(
     tile: &mut Tile,
@@ -277,7 +277,7 @@ fn lines<'w, const B: usize, const C: usize>(
     Some(lines)
 }
 
-/// The same for fewer columns, or at the end of the window.
+/// Like [`lines`], but pads with zeros if there are fewer columns or bytes.
 #[cold]
 fn padded_lines<const B: usize, const C: usize>(
     window: &[u8],

@@ -132,7 +132,7 @@ fn computed_tensors_compose_with_other_operations() {
     }
 }
 
-/// Each element plus one.
+/// Adds one to each element.
 #[derive(Debug)]
 struct Next;
 
@@ -156,7 +156,7 @@ impl Compute for Next {
     }
 }
 
-/// The maximum depth of operations is executed; one more is rejected.
+/// A graph of the maximum depth can be executed; one more operation is rejected.
 #[test]
 fn depth_is_limited() {
     let place = tempfile::tempdir().unwrap();

@@ -8,8 +8,8 @@ use crate::{Dtype, Error, FileWriter, Folder};
 
 const SHAPE: [u64; 2] = [7, 33];
 
-/// A tensor of consecutive bit patterns, cast and scaled, contiguous and transposed, in windows
-/// that split it anywhere: each element has its operations applied.
+/// Casts and scales varied bit patterns, contiguous and transposed, in windows that split the
+/// tensor anywhere. Each element gets all operations.
 #[test]
 fn operations_apply_to_each_element() {
     let from = [

@@ -1,4 +1,4 @@
-//! Replicas that read for each other.
+//! Replicas that share their reads.
 
 use std::thread;
 
@@ -33,7 +33,7 @@ fn execute_all(plans: &[&LoadPlan], sources: &[Sources]) -> Vec<(Result<Stats, E
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Each replica has all targets, and together they read the bytes that one alone would.
+    /// Every replica gets all targets, and together they read as many bytes as one alone.
     #[test]
     fn replicas_read_each_byte_once(
         seed in any::<u64>(),
@@ -119,7 +119,7 @@ fn replicas_with_different_plans_are_rejected() {
     }
 }
 
-/// The same replicas can load again; a replica that has exited is detected at once.
+/// The same replicas can load again; a replica that has exited is detected immediately.
 #[test]
 fn replicas_can_load_again_but_only_together() {
     let (_temp, folder, plan) = large();
@@ -145,7 +145,7 @@ fn replicas_can_load_again_but_only_together() {
     );
 }
 
-/// A chunk of another size does not belong to this plan.
+/// A received chunk must have the planned size.
 #[test]
 fn a_chunk_of_another_size_is_rejected() {
     let replicas = Replica::all(2);

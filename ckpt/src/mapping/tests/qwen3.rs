@@ -4,8 +4,8 @@ use super::{bind, specs};
 use crate::Dtype;
 use crate::mapping::{AllowedProblems, Mapping, TensorSpec};
 
-/// The Hugging Face names of Qwen3-MoE, one tensor per expert, to one tensor for all experts, with
-/// query, key and value combined.
+/// Maps Qwen3-MoE from the layout of Hugging Face, with one tensor per expert, to one tensor for
+/// all experts and a combined query, key and value.
 const QWEN3_MOE: &str = "
 model.embed_tokens.weight = model.embed_tokens.weight
 model.norm.weight = model.norm.weight

@@ -62,7 +62,7 @@ fn term(rng: &mut SplitMix64, shape: &[u64], depth: u32, sources: &mut Vec<Tenso
 proptest::proptest! {
     #![proptest_config(proptest::prelude::ProptestConfig::with_cases(1000))]
 
-    /// The inverse of a random map puts each element back in its place.
+    /// The inverse of a random map restores the position of each element.
     #[test]
     fn inverses_restore_every_element(seed in proptest::prelude::any::<u64>(), depth in 0..6u32) {
         let (mut rng, mut sources) = (SplitMix64::new(seed), Vec::new());
