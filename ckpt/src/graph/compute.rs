@@ -21,7 +21,8 @@ pub trait Compute: fmt::Debug + Send + Sync {
     /// Dtype and shape of the result.
     ///
     /// # Errors
-    /// The problem with the operands, as the end of a sentence.
+    /// The problem with the operands. [`GraphError::Operands`](super::GraphError::Operands) prints
+    /// it after the name.
     fn result(&self, operands: &[TensorType]) -> Result<TensorType, String>;
 
     /// For each operand, the indices along dim 0 that these rows of the result (indices along dim
@@ -49,7 +50,7 @@ pub struct Operand<'a> {
 pub struct Computation(Arc<dyn Compute>);
 
 impl Computation {
-    /// For use in [`Graph::compute`](super::Graph::compute).
+    /// A computation for [`Graph::compute`](super::Graph::compute).
     pub fn new(compute: impl Compute + 'static) -> Computation {
         Computation(Arc::new(compute))
     }

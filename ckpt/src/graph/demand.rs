@@ -9,8 +9,8 @@ use super::Short;
 /// The maximum number of copies for a region.
 pub(super) const MAX_COPIES: usize = 1 << 16;
 
-/// A strided box of an expression's coordinates. Element `start + sum(i * step)`, each step along
-/// its dim, goes to `destination + sum(i * stride)`.
+/// A strided box of an expression's coordinates. The element at `start + sum(i * step)`, with each
+/// step along its loop's dim, is copied to `destination + sum(i * stride)`.
 #[derive(Clone, Debug)]
 pub(super) struct Demand {
     pub(super) destination: u64,
@@ -58,7 +58,8 @@ pub(super) fn nth(loops: &[DemandLoop], mut iteration: u64) -> (u64, u64) {
 }
 
 impl Demand {
-    /// The same demand with new coordinates of a dim, and of the loops along it, in the operand.
+    /// Converts a dim to coordinates of the operand: sets its start, and multiplies the steps of
+    /// its loops by `step`.
     pub(super) fn map_dim(mut self, dim: usize, start: u64, step: u64) -> Demand {
         self.start[dim] = start;
         for dim_loop in self.loops.iter_mut().filter(|it| it.dim == dim) {
@@ -98,7 +99,7 @@ impl Demand {
         }
     }
 
-    /// The part whose coordinate in the dim of a loop, the only one along it, is in `low..high`.
+    /// [`Demand::clip`] for a dim with a single loop `only`, which has index `at`.
     fn clip_loop(&self, at: usize, only: &DemandLoop, low: u64, high: u64) -> Parts {
         let iterations = iterations(self.start[only.dim], only, 0, 0, low..high);
         if iterations.is_empty() {
@@ -139,8 +140,8 @@ struct Clip<'d> {
 }
 
 impl Clip<'_> {
-    /// Adds the elements in range of the loops in `open`, outermost first, and in `inside`, which
-    /// are entirely in range.
+    /// Adds the parts in range. The loops in `open`, outermost first, may be partly in range; those
+    /// in `inside` are entirely in range.
     fn cut(&mut self, destination: u64, start: u64, open: &[DemandLoop], inside: &[DemandLoop]) {
         let last = start + span(open) + span(inside);
         if last < self.low || start >= self.high || self.parts.len() > MAX_COPIES {
@@ -160,7 +161,7 @@ impl Clip<'_> {
             self.parts.push(part);
             return;
         }
-        // Partly inside: some loop is left, or the first and last would agree.
+        // Partly in range, so at least one open loop is left.
         let [outer, inner @ ..] = open else {
             return;
         };
@@ -169,7 +170,7 @@ impl Clip<'_> {
             iterations(start, outer, 0, reach, self.low..self.high),
             iterations(start, outer, reach, 0, self.low..self.high),
         );
-        // Only the iterations at the ends: those in between may be too many to visit.
+        // Visits only the iterations at both ends. Those in between may be too many.
         let whole = match whole.is_empty() {
             true => touching.end..touching.end,
             false => whole,
@@ -190,8 +191,8 @@ impl Clip<'_> {
     }
 }
 
-/// The iterations of a loop that start at `range.start - before` or later and whose end, `after`
-/// later, is before `range.end`.
+/// The iterations of a loop whose start is at least `range.start - before`, and whose start plus
+/// `after` is below `range.end`.
 fn iterations(
     start: u64,
     outer: &DemandLoop,

@@ -73,7 +73,7 @@ impl ElementCopy {
         }
     }
 
-    /// The loops, the one with the smallest source stride first. None for a single element.
+    /// The loops, the one with the smallest source stride first. Empty for a single element.
     pub fn loops(&self) -> &[Loop] {
         &self.loops
     }
@@ -93,7 +93,7 @@ impl ElementCopy {
 }
 
 impl Loop {
-    /// Whether `outer` around this loop is one longer loop.
+    /// Whether this loop and `outer` around it are equivalent to one longer loop.
     fn is_continued_by(&self, outer: &Loop) -> bool {
         outer.source_stride == self.source_stride * self.count
             && outer.destination_stride == self.destination_stride * self.count

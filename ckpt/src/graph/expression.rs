@@ -17,14 +17,15 @@ use super::scalar::{ElementOp, Scalar};
 use crate::Dtype;
 use crate::name_list::NameList;
 
-/// Expressions over tensors that are read. Building the same expression twice gives the same one.
+/// Expressions over tensors that are read. Building the same expression twice returns the same
+/// [`Expr`].
 #[derive(Clone, Debug, Default)]
 pub struct Graph {
     nodes: Vec<Node>,
-    /// Deduplicates expressions that are not sources; only looked up.
+    /// Deduplicates expressions that are not sources; never iterated.
     known: HashTable<Expr>,
     hasher: DefaultHashBuilder,
-    /// The name and the expression of each source.
+    /// The name of each source; its expression is in `made_of`.
     names: NameList,
     made_of: Vec<Expr>,
 }
@@ -71,7 +72,7 @@ pub(super) enum Op {
         start: u64,
         step: u64,
     },
-    /// One coordinate of a dim that the result lacks.
+    /// One index of a dim; the result lacks the dim.
     Select {
         of: Expr,
         dim: usize,
@@ -290,7 +291,7 @@ impl Graph {
         let mut shape = Short::from_slice(self.shape(first));
         let mut extents = of.iter().map(|it| self.shape(*it)[dim]);
         let total = extents.try_fold(0u64, |sum, extent| sum.checked_add(extent));
-        // An overflow is reported with the largest extent that can be written.
+        // An overflow is reported as an extent of `u64::MAX`.
         shape[dim] = total.unwrap_or(u64::MAX);
         let of = Short::from_slice(of);
         self.add(Op::Concat { of, dim }, shape, self.dtype(first))
@@ -392,7 +393,7 @@ impl Graph {
         self.shape(self.expr_of(source))
     }
 
-    /// The source, if the expression is only that.
+    /// The source, if the expression is one.
     pub fn as_source(&self, of: Expr) -> Option<SourceId> {
         match self.node(of).op {
             Op::Source(source) => Some(source),
@@ -465,7 +466,7 @@ impl Graph {
         of.first().copied().ok_or(GraphError::NoOperands { op })
     }
 
-    /// Checks that all operands have one dtype, and one shape except for dim `but`.
+    /// Checks that all operands have the same dtype and, except in dim `but`, the same shape.
     fn check_alike(
         &self,
         op: &'static str,

@@ -155,8 +155,8 @@ mod tests {
         }
     }
 
-    /// One rounding, not two: just above the midpoint of two bf16 numbers, where a conversion
-    /// through f32 would give the midpoint itself, which ties to the even number below.
+    /// The value is just above the midpoint of two bf16 numbers. A conversion through f32 would
+    /// round it to the midpoint, which ties to the even number below.
     #[test]
     fn casts_round_once() {
         let above = 1.0 + 2f64.powi(-8) + 2f64.powi(-40);

@@ -335,8 +335,8 @@ proptest! {
     }
 }
 
-/// The experts of a layer, fused for training: rank 0 of 8 expert x 2 tensor parallel ranks reads
-/// one sixteenth, in whole rows.
+/// Fuses the experts of a layer. Of 8 expert-parallel x 2 tensor-parallel ranks, rank 0 reads one
+/// sixteenth of the elements, in whole rows.
 #[test]
 fn a_rank_reads_only_its_share() {
     let (experts, features, hidden) = (128, 768, 2048);
@@ -493,7 +493,7 @@ fn huge_extents_are_traced_quickly() {
     assert_eq!(elements, [5 * 4, ((1 << 50) - 8) * 4]);
 }
 
-/// Two expressions are equal only if their shapes are, too.
+/// Expressions with different shapes are not deduplicated.
 #[test]
 fn slices_of_different_lengths_differ() {
     let mut graph = Graph::new();

@@ -22,7 +22,7 @@ impl Graph {
         Ok(copies)
     }
 
-    /// As [`Graph::copies`], appending to `copies`.
+    /// Like [`Graph::copies`], but replaces the content of `copies`.
     pub(crate) fn copies_into(
         &self,
         of: Expr,
@@ -175,7 +175,7 @@ impl Tracer<'_> {
         }
     }
 
-    /// A demand on a leaf.
+    /// Adds the copy for a demand on a leaf.
     fn read(&mut self, leaf: Leaf, shape: &[u64], demand: &Demand) {
         let steps = self.steps.iter().rev().copied().collect();
         self.copies.push(copy(leaf, shape, demand, steps));
@@ -234,7 +234,8 @@ fn copy(leaf: Leaf, shape: &[u64], demand: &Demand, steps: Vec<ElementOp>) -> El
     ElementCopy::new(leaf, offset, demand.destination, loops.collect(), steps)
 }
 
-/// The demand on rows and columns, if its loops stay within rows or advance by whole rows.
+/// Converts a demand on a flattened dim to one on rows and columns, if each of its loops stays
+/// within a row or advances by whole rows.
 fn in_rows(demand: &Demand, dim: usize, columns: u64) -> Option<Demand> {
     let along =
         |dim_loop: &&DemandLoop| dim_loop.dim == dim && !dim_loop.step.is_multiple_of(columns);
@@ -256,8 +257,8 @@ fn in_rows(demand: &Demand, dim: usize, columns: u64) -> Option<Demand> {
     Some(part)
 }
 
-/// Splits the demand where its longest loop within rows leaves a row: the end of a first row, whole
-/// rows, the start of a last one. A loop whose rows differ is unrolled.
+/// Splits the demand where the widest of its loops within rows leaves a row: into the end of the
+/// first row, whole rows, and the start of the last row. A loop whose rows differ is unrolled.
 fn at_row_ends(demand: Demand, dim: usize, columns: u64) -> Vec<Demand> {
     let within =
         |dim_loop: &DemandLoop| dim_loop.dim == dim && !dim_loop.step.is_multiple_of(columns);

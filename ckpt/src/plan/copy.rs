@@ -234,8 +234,8 @@ impl<F: FnMut(Part<'_>)> Clip<'_, F> {
     }
 }
 
-/// The iterations of a loop that start at most `before` bytes before the range, and for which the
-/// byte `after` bytes after their start is before the end of the range.
+/// The iterations of a loop whose start is at least `range.start - before`, and whose start plus
+/// `after` is below `range.end`.
 fn iterations(
     from: u64,
     outer: &ByteLoop,

@@ -23,7 +23,7 @@ impl Aligned {
         Aligned { memory, start, len }
     }
 
-    /// The bytes that this many aligned ones take.
+    /// The bytes to allocate for `len` aligned bytes.
     pub(crate) fn footprint(len: usize) -> usize {
         match len {
             0 => 0,

@@ -67,7 +67,7 @@ impl Direct {
         Ok(filled)
     }
 
-    /// Reads the blocks around `data` into a buffer and copies.
+    /// Reads the blocks around `data` into a buffer and copies the requested bytes.
     fn read_aside(&self, mut offset: u64, mut data: &mut [u8]) -> io::Result<()> {
         let around = |skipped: usize, len: usize| (skipped + len).next_multiple_of(ALIGNMENT);
         let most = around(ALIGNMENT - 1, data.len()).min(ASIDE_BYTES);

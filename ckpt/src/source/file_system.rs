@@ -54,7 +54,7 @@ impl FileSystem {
         })
     }
 
-    /// Other systems have names instead of numbers; nothing here depends on them.
+    /// Other systems identify file systems by name, which is not supported.
     #[cfg(not(target_os = "linux"))]
     pub(super) fn of_file(_: &File) -> FileSystem {
         FileSystem::Local
@@ -76,12 +76,12 @@ impl FileSystem {
     pub fn backend(&self) -> (Backend, &'static str) {
         let why = match self {
             FileSystem::Local => {
-                "files in the page cache are read as fast as from a map, without its page tables, \
-                 and others with the system's read-ahead"
+                "files in the page cache are read as fast as from a map, without page tables, \
+                 and other files use the system's read-ahead"
             }
             FileSystem::Remote { .. } => {
-                "a map would ask the network for a page at a time, and direct reads for every \
-                 byte once more for each process of this machine"
+                "a map would read one page at a time over the network, and direct reads would \
+                 transfer every byte again for each process on this machine"
             }
         };
         (Backend::Pread, why)

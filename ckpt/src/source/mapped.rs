@@ -6,7 +6,7 @@
 //! 1. asks the system to load the pages (`MADV_POPULATE_READ`): missing bytes are an error here,
 //!    not a signal;
 //! 2. copies them;
-//! 3. asks the [guard](super::sigbus) whether the file was truncated between the two;
+//! 3. checks with the [guard](super::sigbus) that the file was not truncated between the two;
 //! 4. releases the pages, so that a pass over a large file does not fill the memory of the process
 //!    (they stay in the page cache);
 //! 5. checks that the file has not changed since it was opened.
@@ -84,7 +84,7 @@ mod linux {
             };
 
             match map.advise_range(Advice::PopulateRead, start, len) {
-                // Linux before 5.14: only the guard.
+                // Linux before 5.14 lacks this advice; the guard is enough.
                 Err(error) if error.kind() == io::ErrorKind::InvalidInput => {}
                 populated => populated?,
             }

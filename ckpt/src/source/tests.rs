@@ -40,7 +40,7 @@ fn change(result: Result<(), Error>) -> FileChange {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Any range of a file, aligned or not, up to its last byte and no further.
+    /// Reads any range of a file, aligned or not. Reads past its last byte fail.
     #[test]
     fn every_backend_reads_the_same_bytes(
         len in prop::sample::select(vec![0usize, 1, 4095, 4096, 4097, 1 << 20, (2 << 20) + 77]),
@@ -68,8 +68,8 @@ proptest! {
     }
 }
 
-/// A file truncated at any moment of a read: the correct bytes or an error, a hundred times, and
-/// the process survives. Later reads always fail.
+/// If a file is truncated at any moment of a read, the read returns the correct bytes or an error,
+/// and the process survives. Later reads always fail.
 #[test]
 fn truncation_during_a_read_is_an_error() {
     const LEN: usize = 1 << 20;
@@ -108,7 +108,7 @@ fn truncation_during_a_read_is_an_error() {
     }
 }
 
-/// The name refers to another file, or to none: an error, a hundred times, during reads.
+/// Once the name refers to another file, or to none, reads fail.
 #[test]
 fn replacement_during_a_read_is_an_error() {
     let bytes = content(1 << 16);

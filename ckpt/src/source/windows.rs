@@ -43,7 +43,7 @@ impl Windows {
         })
     }
 
-    /// The bytes that this many windows of this length take.
+    /// The bytes to allocate for `count` windows of `len` bytes.
     pub(crate) fn footprint(count: usize, len: usize) -> usize {
         let pages = len.saturating_add(ALIGNMENT - 1) / ALIGNMENT;
         let bytes = pages.saturating_mul(ALIGNMENT).saturating_mul(count);

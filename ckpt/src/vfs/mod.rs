@@ -1,8 +1,8 @@
 //! The file operations of the commit protocol, as a trait.
 //!
 //! Crash safety cannot be tested on a real disk: the bytes that a process wrote stay in the
-//! system's cache when the process is killed, so the states after a power cut are never seen. So
-//! the protocol uses the trait [`Vfs`], with these implementations:
+//! system's cache when the process is killed, so the states after a power cut cannot be observed.
+//! The protocol therefore uses the trait [`Vfs`], with these implementations:
 //!
 //! - [`RealFs`]: the operating system. Large writes bypass its page cache where possible.
 //! - `SimFs` of the crate `meshgrad-ckpt-crash`: in memory; tracks for every file and folder what
@@ -39,7 +39,7 @@ pub trait Vfs: fmt::Debug + Send + Sync {
         self.open(&folder.join(below))
     }
 
-    /// Opens an existing file for writing; its content stays.
+    /// Opens an existing file for writing and keeps its content.
     fn open_to_write(&self, path: &Path) -> io::Result<Box<dyn VfsFile>>;
 
     /// Creates a folder that must not exist.
@@ -66,7 +66,7 @@ pub trait Vfs: fmt::Debug + Send + Sync {
     /// The metadata of a path; links are not followed.
     fn metadata(&self, path: &Path) -> io::Result<Metadata>;
 
-    /// Bytes that may still be written to the file system of an existing path, if it reports them.
+    /// The free bytes of the file system of an existing path, if it reports them.
     fn space(&self, path: &Path) -> Option<u64>;
 
     /// Locks a folder against other processes for the lifetime of the result. The kind of the error
@@ -93,8 +93,8 @@ pub trait VfsFile: fmt::Debug + Send + Sync {
     /// Allocates the space for `len` bytes and makes the file at least that long.
     fn allocate(&self, len: u64) -> io::Result<()>;
 
-    /// Waits until content and size are on disk. After an error they may never be, even if a second
-    /// call succeeds: the system has dropped the pages.
+    /// Waits until content and size are on disk. After an error they may never reach it, even if a
+    /// second call succeeds: the system has dropped the pages.
     fn sync_data(&self) -> io::Result<()>;
 }
 
@@ -108,7 +108,7 @@ pub struct Metadata {
 }
 
 impl Metadata {
-    /// The text of a link does not count.
+    /// The bytes of a file; 0 for anything else. In particular, the text of a link does not count.
     fn bytes_of_file(&self) -> u64 {
         match self.kind {
             FileKind::File => self.bytes,
@@ -148,8 +148,8 @@ impl fmt::Debug for Lock {
     }
 }
 
-/// The size of a write, which is digested while the disk works on the previous one. Whole pages, so
-/// that writes are split at page boundaries.
+/// Bytes per write. A write is hashed while the disk works on the previous one. A multiple of the
+/// page size, so that writes are split at page boundaries.
 pub(crate) const WRITE_BYTES: usize = 1 << 20;
 
 /// Writes all of `bytes` with as many calls as needed.
@@ -214,7 +214,7 @@ fn remove_folder(vfs: &dyn Vfs, path: &Path) -> io::Result<u64> {
 }
 
 /// Bytes of a file, or of all files below a folder; links are not followed. Files that are removed
-/// concurrently count as far as they still exist.
+/// concurrently may or may not be counted.
 pub(crate) fn bytes_below(vfs: &dyn Vfs, path: &Path) -> io::Result<u64> {
     let counted = vfs.metadata(path).and_then(|metadata| {
         if metadata.kind != FileKind::Folder {

@@ -132,7 +132,8 @@ impl Vfs for RealFs {
     fn lock(&self, path: &Path) -> io::Result<Lock> {
         let handle = File::open(path)?;
         match handle.try_lock() {
-            // Otherwise it was removed, and perhaps created again, between the two calls.
+            // If it is not the same, it was removed, and perhaps created again, between the two
+            // calls.
             Ok(()) if is_same(&handle, path) => Ok(Lock::new(handle)),
             Ok(()) => Err(io::ErrorKind::NotFound.into()),
             Err(TryLockError::WouldBlock) => Err(io::ErrorKind::WouldBlock.into()),
@@ -184,7 +185,7 @@ impl VfsFile for RealFile {
     fn allocate(&self, len: u64) -> io::Result<()> {
         let file = self.flushed()?;
         match take_space(file, len) {
-            // Not allocated, but of the right size.
+            // The size is right, but the space is not allocated.
             Err(error) if error.kind() == io::ErrorKind::Unsupported => file.set_len(len),
             other => other,
         }

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::source::ALIGNMENT;
 
-/// The direct write of a block: tests simulate disks that reject or fail it.
+/// Writes a block directly. Tests replace this function to simulate disks that reject or fail
+/// writes.
 type Write = fn(&File, &[u8], u64) -> io::Result<usize>;
 
 #[derive(Debug)]
@@ -16,7 +17,8 @@ pub(super) struct Descriptors {
     pub(super) cached: Arc<File>,
     direct: File,
     write: Write,
-    /// Some file systems open for direct writes and reject the first one.
+    /// Whether a direct write was rejected. Some file systems allow opening for direct writes and
+    /// reject the first write.
     rejected: AtomicBool,
 }
 
@@ -63,7 +65,7 @@ impl Descriptors {
     }
 }
 
-/// The same file, whatever its current name is.
+/// Opens the same file for direct writes, even if it has been renamed.
 #[cfg(target_os = "linux")]
 fn open_direct(file: &File) -> Option<File> {
     use std::fs::OpenOptions;

@@ -13,7 +13,8 @@ pub(super) struct InFlight {
 
 #[derive(Debug, Default)]
 struct State {
-    /// At most the blocks of the pool, plus the writers that wait for one.
+    /// The ranges being written. There are at most as many as the pool has blocks, plus one per
+    /// writer that waits for a block.
     pending: Vec<Range<u64>>,
     /// The first error, which stays.
     failed: Option<io::Error>,
@@ -22,12 +23,12 @@ struct State {
 impl InFlight {
     /// Waits until no write overlaps `range`.
     ///
-    /// An error when any write of the file failed; the same holds for all other methods.
+    /// Fails if any write of the file has failed. So do `begin` and `drain`.
     pub(super) fn wait_for(&self, range: &Range<u64>) -> io::Result<()> {
         self.without(range).map(|_| ())
     }
 
-    /// Waits likewise, then adds `range`.
+    /// Waits until no write overlaps `range`, then adds it.
     pub(super) fn begin(&self, range: Range<u64>) -> io::Result<()> {
         self.without(&range)?.pending.push(range);
         Ok(())

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Through the page cache, a disk with 2.5 GB/s reaches half of that: each byte is copied to a page
-//! that must be found first, and most pages wait for the sync. Checkpoints are seldom read soon, so
-//! those pages also evict more useful ones.
+//! that must be found first, and most pages are written only by the sync. Checkpoints are rarely
+//! read soon after they are written, so those pages also evict more useful ones.
 //!
 //! Cached and direct writes never touch the same page. A direct block consists of whole pages of a
 //! single write. A page that two writes share is written through the cache both times, by any
@@ -17,9 +17,9 @@
 //! written again: then the later write waits for the earlier block, and for a direct write the
 //! system flushes the dirty pages of its range and drops them from the cache.
 //!
-//! An error is returned by a later call, and stays: a sync after it fails.
+//! An error is returned by a later call and by all calls after that one, including syncs.
 //!
-//! If the system or the file system does not support direct writes, everything goes through the
+//! If the system or the file system does not support direct writes, all writes go through the
 //! cache.
 
 mod descriptors;
@@ -139,7 +139,8 @@ impl DirectWriter {
 }
 
 impl Drop for DirectWriter {
-    /// No write may follow the close of a file: it may have been removed, and its space counted.
+    /// Waits for pending writes. None may follow the close of a file, because its space may already
+    /// count as free.
     fn drop(&mut self) {
         // A caller that needs the error must sync.
         let _ = self.in_flight.drain();

@@ -1,4 +1,4 @@
-//! The threads that write, and their blocks: 8 MiB for all files of the process together. They
+//! The threads that write, and their blocks: 8 MiB in total for all files of the process. They
 //! start with the first file that needs them and end with the last.
 
 use std::collections::VecDeque;
@@ -14,7 +14,7 @@ use super::{Descriptors, InFlight};
 /// Two keep a disk busy: while one fetches the next block, the other's is being written.
 const THREADS: usize = 2;
 
-/// Some are being written, one is being filled, and the rest compensate for delays.
+/// Some blocks are being written, one is being filled, and the rest absorb delays.
 const BLOCKS: usize = 8;
 
 /// The size of a block in bytes.

@@ -135,8 +135,8 @@ proptest! {
         ..Default::default()
     })]
 
-    /// The last write of each byte counts, for any ranges and any amounts that the disk accepts at
-    /// a time.
+    /// Each byte has the value of its last write, for any ranges and any amounts that the disk
+    /// accepts per call.
     #[test]
     fn writes_behave_as_if_sequential(
         writes in prop::collection::vec((0..12 * PAGE, 0..8 * PAGE), 1..12),
@@ -165,8 +165,8 @@ proptest! {
         prop_assert!(fs::read(fixture.path()).unwrap() == expected);
     }
 
-    /// Threads that share the pages at the borders of their parts lose nothing, whether cached and
-    /// direct writes of adjacent pages mix or not.
+    /// Threads that share the pages at the borders of their parts lose no bytes, even if cached and
+    /// direct writes of adjacent pages mix.
     #[test]
     fn threads_write_parts_of_any_size(
         cuts in prop::collection::btree_set(1..40 * PAGE, 0..9),
@@ -228,11 +228,11 @@ fn rejected_direct_writes_are_not_retried() {
     file.flushed().unwrap();
     assert!(direct.to.is_rejected());
 
-    // Written at once: no block is that large.
+    // Written in one call, because the cached path has no blocks.
     assert_eq!(file.write_at(&[2; 9 * PAGE], 10).unwrap(), 9 * PAGE);
 }
 
-/// A closed file has no descriptors left, even while the threads are busy with others.
+/// A closed file has no descriptors left, even while the threads are busy with other files.
 #[test]
 fn a_closed_file_has_no_pending_writes() {
     let fixture = Fixture::new();
@@ -290,7 +290,7 @@ fn written_large(folder: &Path) {
     assert!(done.unwrap() == expected);
 }
 
-/// On the disk of temporary files, and on a file system in memory.
+/// Tests the file system of temporary files, and one in memory.
 #[test]
 fn real_files_contain_the_written_bytes() {
     let folder = tempfile::tempdir().unwrap();
