@@ -144,13 +144,13 @@ mod tests {
         for limit in [1, 64, 333, 1000, 5000] {
             let expected: Vec<_> = bytes.chunks(limit).map(Digest::of).collect();
 
-            for piece in [1, 10, 333, 1000] {
-                let (mut run, mut blocks) = (BlockHasher::new(70, limit as u64), Vec::new());
-                for piece in bytes.chunks(piece) {
-                    run.update(piece, &mut blocks);
+            for chunk in [1, 10, 333, 1000] {
+                let (mut hasher, mut blocks) = (BlockHasher::new(70, limit as u64), Vec::new());
+                for chunk in bytes.chunks(chunk) {
+                    hasher.update(chunk, &mut blocks);
                 }
-                assert_eq!(run.end(), 1070);
-                run.flush(&mut blocks);
+                assert_eq!(hasher.end(), 1070);
+                hasher.flush(&mut blocks);
 
                 let digests: Vec<_> = blocks.iter().map(|block| block.xxh3).collect();
                 assert_eq!(digests, expected);

@@ -15,7 +15,7 @@ use crate::step_name::step_of;
 use crate::vfs::{self, FileKind, Vfs};
 use crate::{Error, Result, verify};
 
-/// A complete checkpoint: sealed, with every file present in its recorded size.
+/// A complete checkpoint: sealed, with every file present and of its recorded size.
 #[derive(Clone)]
 pub struct Committed {
     vfs: Arc<dyn Vfs>,
@@ -30,7 +30,7 @@ impl fmt::Debug for Committed {
     }
 }
 
-/// Two are equal if they are the same folder with the same manifest.
+/// Equal if they have the same folder and the same manifest.
 impl PartialEq for Committed {
     fn eq(&self, other: &Committed) -> bool {
         (&self.path, &self.manifest) == (&other.path, &other.manifest)
@@ -187,8 +187,8 @@ fn read_manifest(vfs: &dyn Vfs, folder: &Path) -> Result<Manifest> {
     Manifest::from_json(&json[..read]).map_err(incomplete)
 }
 
-/// `None` when nothing of the name exists, or it is not a file. A link does not count, nor does a
-/// file behind a link, because the target of a link may change.
+/// The size of a file below `folder`; `None` if it does not exist or is not a regular file. Links
+/// are not followed, because their targets may change.
 fn file_size(vfs: &dyn Vfs, folder: &Path, file: &str) -> Result<Option<u64>> {
     let mut path = folder.to_owned();
     let mut parts = file.split('/').peekable();

@@ -1,4 +1,4 @@
-//! Parts that several writers wrote must cover a file exactly: each byte once.
+//! Checks that the parts of several writers cover each byte of a file exactly once.
 
 use std::ops::Range;
 

@@ -134,7 +134,7 @@ fn newest_beside(vfs: Arc<dyn Vfs>, path: &Path) -> Option<PathBuf> {
     Some(newest.path().to_owned())
 }
 
-/// The names in a folder, sorted. Names that are not UTF-8 are left out: a checkpoint never has
+/// The names in a folder, sorted. Names that are not UTF-8 are left out, because no checkpoint has
 /// one.
 pub(crate) fn names_in(vfs: &dyn Vfs, folder: &Path) -> Result<Vec<String>> {
     let names = vfs

@@ -42,7 +42,7 @@ pub struct FileWriter {
     metadata: BTreeMap<String, String>,
 }
 
-/// A tensor without an offset, in the order of the layout.
+/// A tensor whose offset is not known yet. Its order is that of the file.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Planned {
     dtype: std::cmp::Reverse<Dtype>,
@@ -96,7 +96,7 @@ pub struct PlannedFile {
 }
 
 impl PlannedFile {
-    /// Writes all of it to the end of `file`; calls `data` once per tensor.
+    /// Writes the header and all tensors to the end of `file`; calls `data` once per tensor.
     pub(crate) fn write_to<E: From<Error>>(
         &self,
         file: &mut OutputFile,
@@ -214,7 +214,7 @@ impl FileWriter {
         self.plan_for(Path::new("the file"))
     }
 
-    /// [`FileWriter::plan`] for a file that errors name `path`.
+    /// [`FileWriter::plan`] with the path to report in errors.
     pub(crate) fn plan_for(&self, path: &Path) -> Result<PlannedFile> {
         let header = self.header(path)?;
         let start = [&(header.len() as u64).to_le_bytes()[..], &header].concat();
@@ -361,7 +361,7 @@ mod tests {
         assert!(error.to_string().contains("`half` of F4 [3]"), "{error}");
     }
 
-    /// Too few and too many bytes are errors; the old file stays in both cases.
+    /// Too few and too many bytes are errors; the old file is kept in both cases.
     #[test]
     fn data_of_the_wrong_length_is_an_error() {
         let folder = tempfile::tempdir().unwrap();

@@ -14,7 +14,7 @@ impl Dtype {
     pub fn float8_value(self, bits: u8) -> Option<f64> {
         let magnitude = bits & 0x7f;
         let value = match self {
-            // No infinity: all exponent bits set are numbers too, except with the largest mantissa.
+            // No infinity: if all exponent bits are set, only the largest mantissa is not a number.
             Dtype::F8E4M3 if magnitude == 0x7f => f64::NAN,
             Dtype::F8E4M3 => Format::new(3, 7).value(bits),
             Dtype::F8E5M2 if magnitude == 0x7c => f64::INFINITY.copysign(sign(bits)),

@@ -78,7 +78,7 @@ struct Index {
 }
 
 impl FolderLayout {
-    /// Files with their names in `folder`, in the order of the shards.
+    /// A layout of files, in the order of the shards, each with its name in `folder`.
     pub(crate) fn new(folder: &str, files: Vec<(PlannedFile, String)>) -> FolderLayout {
         let mut locations = BTreeMap::new();
         for (number, (file, _)) in files.iter().enumerate() {
@@ -127,7 +127,7 @@ impl FolderLayout {
         files.chain(index).fold(0, u64::saturating_add)
     }
 
-    /// Equal for equal layouts: ranks can compare theirs before they write.
+    /// A digest of all paths and headers, which ranks can compare before they write.
     pub fn digest(&self) -> Digest {
         let mut all = Vec::new();
         for LaidOut { path, file } in &self.files {

@@ -24,8 +24,8 @@ use crate::vfs::{self, RealFs, Vfs};
 use crate::{Committed, Error, Leftover, LeftoverKind, Result};
 
 /// Removes all complete checkpoints of steps in `parent` except the `keep` newest, and the
-/// leftovers of interrupted saves. Incomplete checkpoints do not count and stay. Returns what was
-/// removed, the checkpoints first.
+/// leftovers of interrupted saves. Incomplete checkpoints are neither counted nor removed. Returns
+/// what was removed, the checkpoints first.
 ///
 /// # Errors
 /// [`Error::Io`].
@@ -94,7 +94,7 @@ pub fn sweep_in(vfs: Arc<dyn Vfs>, parent: impl AsRef<Path>) -> Result<Vec<Lefto
     let (vfs, parent) = (&*vfs, parent.as_ref());
     let names = names_in(vfs, parent)?;
 
-    // The process that renamed them may have been killed before its sync.
+    // The process that renamed trash may have been killed before its sync.
     if names
         .iter()
         .any(|name| TempKind::of(name) == Some(TempKind::Trash))
@@ -117,7 +117,8 @@ pub fn sweep_in(vfs: Arc<dyn Vfs>, parent: impl AsRef<Path>) -> Result<Vec<Lefto
 
 /// Removes a staging folder whose process has exited: its lock is free.
 fn remove_if_dead(vfs: &dyn Vfs, path: PathBuf) -> Result<Option<Leftover>> {
-    // Locked during the removal; a process that has just created the folder will create another.
+    // The lock is held during the removal. A process that has just created the folder then creates
+    // another one.
     match vfs.lock(&path) {
         Ok(_lock) => remove(vfs, path, LeftoverKind::InterruptedSave).map(Some),
         Err(_) => Ok(None),

@@ -27,7 +27,7 @@ impl Header {
     /// Parses the first bytes of a file of `file_len` bytes: the header's length, the header, and
     /// possibly data, which is ignored.
     ///
-    /// For files that are not on a disk. For those on a disk see [`crate::TensorFile`].
+    /// This is for bytes in memory. For files on disk, see [`crate::TensorFile`].
     ///
     /// ```
     /// use meshgrad_ckpt::{Dtype, Header};
@@ -149,7 +149,7 @@ fn check_names(tensors: &mut [TensorInfo]) -> Result<(), HeaderError> {
     }
 }
 
-/// Every byte of the data belongs to exactly one tensor.
+/// Checks that every byte of the data belongs to exactly one tensor.
 fn check_coverage(tensors: &[TensorInfo], data_len: u64) -> Result<(), HeaderError> {
     let mut by_offset: Vec<&TensorInfo> = tensors.iter().collect();
     by_offset.sort_by_key(|tensor| (tensor.range.start, tensor.range.end));

@@ -14,7 +14,7 @@ use crate::tensor_info::TensorInfo;
 /// More dims than nearly any tensor has.
 const COMMON_DIMS: usize = 8;
 
-/// A lower bound for the JSON of a tensor with a typical name.
+/// A lower bound for the bytes of a tensor's entry, with a name of typical length.
 const SHORT_ENTRY: usize = 96;
 
 /// Parses a header whose tensors share `data_len` bytes; `None` if the general reader must parse

@@ -1,4 +1,4 @@
-//! The JSON of a header, parsed in one pass that checks each entry at once.
+//! The JSON of a header, parsed and checked in one pass.
 //!
 //! Entries go into a list: a map type would silently keep the last of two equal keys.
 

@@ -1,6 +1,7 @@
 //! The index of a model in several files: `model.safetensors.index.json` of Hugging Face.
 //!
-//! It names the file of each tensor. Its file names are untrusted and must be plain.
+//! It names the file of each tensor. Its file names are untrusted, so they must be plain names
+//! without a path.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -9,7 +10,7 @@ use crate::index_error::IndexError;
 use crate::index_json;
 use crate::limits::MAX_TENSORS;
 
-/// The file names in a folder.
+/// The file names of the index, and of a model in a single file.
 pub(crate) const INDEX_FILE: &str = "model.safetensors.index.json";
 pub(crate) const SINGLE_FILE: &str = "model.safetensors";
 

@@ -1,4 +1,4 @@
-//! The JSON of an index, parsed in one pass that checks names at once.
+//! The JSON of an index, parsed and checked in one pass.
 
 use std::borrow::Cow;
 use std::cell::Cell;

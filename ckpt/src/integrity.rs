@@ -28,7 +28,7 @@ pub enum IntegrityError {
         /// The manifest's version.
         found: u32,
     },
-    /// The manifest does not have the digest in its seal.
+    /// The digest of the manifest differs from its seal.
     #[error("its manifest.json was modified: it has digest {found}, but its seal is {sealed}")]
     BrokenSeal {
         /// The digest in the seal.

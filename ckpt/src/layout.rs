@@ -1,7 +1,7 @@
 //! Sharding of tensors over ranks: the region of each tensor that a rank owns.
 //!
-//! A layout is written by hand, for tools and tests: `ep=8,tp=2` names the axes of a mesh, and
-//! placements name the dims that they split of the tensors with matching names:
+//! A layout is written by hand, for tools and tests: `ep=8,tp=2` names the axes of a mesh. A
+//! placement lists the dims that axes split, for all tensors with matching names:
 //!
 //! ```
 //! use meshgrad_ckpt::layout::Layout;
@@ -36,7 +36,7 @@ pub struct Layout {
 #[derive(Clone, Debug, PartialEq)]
 struct Splits {
     names: Template,
-    /// Axis and dim. If several axes split one dim, the first splits first.
+    /// Axis and dim. If several axes split one dim, the first is the outermost.
     dims: Vec<(String, usize)>,
 }
 
@@ -215,9 +215,9 @@ impl Layout {
         })
     }
 
-    /// Whether a rank is the first of those that own the same region of a tensor: the one that
-    /// writes it.
-    pub fn is_first_holder(&self, name: &str, rank: u64) -> bool {
+    /// Whether a rank is the first of the ranks that own the same region of a tensor. This rank
+    /// writes the region.
+    pub fn is_primary_replica(&self, name: &str, rank: u64) -> bool {
         let coordinate = self.mesh.coordinate(rank as usize).unwrap_or_default();
         let dims = self.splits_of(name);
         let splits = |axis: &str| dims.iter().any(|(other, _)| other == axis);
@@ -307,10 +307,10 @@ mod tests {
 
     use super::*;
 
-    /// For any axes and any uneven tensor, the first holders together own every element exactly
+    /// For any axes and any uneven tensor, the primary replicas together own every element exactly
     /// once.
     #[test]
-    fn first_holders_cover_a_tensor_once() {
+    fn primary_replicas_cover_a_tensor_once() {
         let placements = [
             "",
             "w = a:0",
@@ -322,7 +322,8 @@ mod tests {
             for placement in placements {
                 let layout = Layout::parse(axes, placement).unwrap();
                 let mut held: BTreeMap<(u64, u64), u64> = BTreeMap::new();
-                for rank in (0..layout.ranks()).filter(|rank| layout.is_first_holder("w", *rank)) {
+                for rank in (0..layout.ranks()).filter(|rank| layout.is_primary_replica("w", *rank))
+                {
                     let region = layout.region("w", &[5, 9], rank).unwrap();
                     for row in region[0].clone() {
                         for column in region[1].clone() {

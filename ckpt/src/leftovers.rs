@@ -12,7 +12,7 @@ use crate::{Committed, Error, Result};
 /// A folder of a run that is not a checkpoint to keep.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Leftover {
-    /// Its path, possibly removed since.
+    /// Its path. The folder may have been removed since.
     pub path: PathBuf,
     /// Its kind.
     pub kind: LeftoverKind,

@@ -14,7 +14,7 @@
 //!   one.
 //! - [`Saver`] and [`Snapshot`]: saving in the background of training.
 //! - [`vfs`]: the file system interface. The crate `meshgrad-ckpt-crash` implements it with
-//!   simulated power cuts and also kills real processes, to prove the atomicity.
+//!   simulated power cuts and also kills real processes, to test the atomicity.
 //!
 //! ```
 //! use meshgrad_ckpt::{Dtype, Error, Folder, FolderWriter, Staging, newest, step_name};

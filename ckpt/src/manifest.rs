@@ -14,8 +14,8 @@
 //! ```
 //!
 //! It lists every other file with its size and the digests of its blocks, which are consecutive
-//! from the file's start. The seal is the digest of all bytes above its line: of the text, so that
-//! no other formatting of the same manifest is valid. Digests detect damage, not forgery.
+//! from the file's start. The seal is the digest of all text above its line, so no other formatting
+//! of the same manifest is valid. Digests detect damage, not forgery.
 
 use std::collections::BTreeMap;
 
@@ -222,7 +222,7 @@ mod tests {
         }
     }
 
-    /// The text above the seal with a new seal, as a careful forger would write.
+    /// Replaces the seal by one that is valid for the text above it.
     fn resealed(json: &str) -> String {
         let above = json.split_once(SEAL_BEGIN).unwrap().0;
         format!(

@@ -29,12 +29,12 @@ struct Mismatch {
     found: Digest,
 }
 
-/// Whether a file's blocks are small enough to be worth a read.
+/// Whether a file has so many small blocks that it should be read to merge them.
 pub(crate) fn are_small(blocks: &[Block], file_bytes: u64) -> bool {
     blocks.len() as u64 > FEW + file_bytes / AVERAGE
 }
 
-/// Blocks of at most `limit` bytes for a file below a folder that has many small ones.
+/// Merges the small blocks of a file below a folder into blocks of at most `limit` bytes.
 ///
 /// # Errors
 /// [`Error::DigestMismatch`], [`Error::Io`].
@@ -57,14 +57,14 @@ pub(crate) fn merge_in_folder(
     })
 }
 
-/// Blocks of at most `limit` bytes of a file. Also compares the file with its small blocks, which
-/// are consecutive from 0 to its end.
+/// Merges the small blocks of a file into blocks of at most `limit` bytes. Also compares the file
+/// with its small blocks, which are consecutive from 0 to its end.
 fn merge(
     file: &dyn VfsFile,
     small: &[Block],
     limit: u64,
 ) -> io::Result<std::result::Result<Vec<Block>, Mismatch>> {
-    let (mut run, mut merged) = (BlockHasher::new(0, limit), Vec::new());
+    let (mut hasher, mut merged) = (BlockHasher::new(0, limit), Vec::new());
     let mut window = vec![0; WINDOW];
     let mut ahead = 0..0;
 
@@ -73,7 +73,7 @@ fn merge(
         let mut missing = block.bytes;
         while missing > 0 {
             if ahead.is_empty() {
-                ahead = 0..vfs::read_full_at(file, &mut window, run.end())?;
+                ahead = 0..vfs::read_full_at(file, &mut window, hasher.end())?;
                 if ahead.is_empty() {
                     break;
                 }
@@ -81,7 +81,7 @@ fn merge(
             let taken = missing.min(ahead.len() as u64) as usize;
             let bytes = &window[ahead.start..ahead.start + taken];
             hash.write(bytes);
-            run.update(bytes, &mut merged);
+            hasher.update(bytes, &mut merged);
             ahead.start += taken;
             missing -= taken as u64;
         }
@@ -91,7 +91,7 @@ fn merge(
             return Ok(Err(Mismatch { block, found }));
         }
     }
-    run.flush(&mut merged);
+    hasher.flush(&mut merged);
     Ok(Ok(merged))
 }
 

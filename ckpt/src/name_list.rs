@@ -1,7 +1,7 @@
 //! A list of unique names with fast lookup.
 //!
 //! Names nearly always arrive in order, because headers are sorted. Ascending names are not hashed,
-//! and neither is a lookup of the name after the previous one.
+//! and looking them up in order needs no hash either.
 
 use std::hash::BuildHasher;
 use std::sync::{Arc, OnceLock};
@@ -58,7 +58,7 @@ impl<N: AsRef<str>> NameList<N> {
         self.table.get().is_none()
     }
 
-    /// The index of a name. Constant time if it is `next`, which is then set to the index after it.
+    /// The index of a name. Takes constant time if it is `next`. Sets `next` to the index after it.
     pub(crate) fn find(&self, name: &str, next: &mut usize) -> Option<usize> {
         let index = match self.names.get(*next) {
             Some(it) if it.as_ref() == name => *next,
@@ -80,7 +80,7 @@ impl<N: AsRef<str>> NameList<N> {
     }
 }
 
-/// The indices of names by hash; only looked up.
+/// The indices of names by hash; never iterated.
 #[derive(Clone, Debug, Default)]
 struct Table {
     indices: HashTable<u32>,

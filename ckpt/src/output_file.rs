@@ -15,9 +15,9 @@ pub struct OutputFile {
     /// Bytes after `flushed`: less than one write.
     buffer: Vec<u8>,
     flushed: u64,
-    /// The error of a failed append: nothing may follow it.
+    /// The error of a failed append. All later appends fail with it.
     failed: Option<io::ErrorKind>,
-    run: BlockHasher,
+    hasher: BlockHasher,
     blocks: Vec<crate::Block>,
 }
 
@@ -41,7 +41,7 @@ impl OutputFile {
             buffer: Vec::new(),
             flushed: 0,
             failed: None,
-            run: BlockHasher::new(0, block_bytes),
+            hasher: BlockHasher::new(0, block_bytes),
             blocks: Vec::new(),
         }
     }
@@ -53,7 +53,7 @@ impl OutputFile {
 
     /// Bytes appended so far.
     fn len(&self) -> u64 {
-        self.run.end()
+        self.hasher.end()
     }
 
     /// Appends all of `bytes`.
@@ -81,8 +81,8 @@ impl OutputFile {
         done
     }
 
-    /// Writes whole units, so that each write starts at a multiple of their size, and keeps the
-    /// rest.
+    /// Writes chunks of [`WRITE_BYTES`], so that each starts at a multiple of this size, and
+    /// buffers the rest.
     fn put_pieces(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             let room = WRITE_BYTES - self.buffer.len();
@@ -98,7 +98,7 @@ impl OutputFile {
             if self.buffer.len() == WRITE_BYTES {
                 self.put_buffer()?;
             }
-            self.run.update(now, &mut self.blocks);
+            self.hasher.update(now, &mut self.blocks);
         }
         Ok(())
     }
@@ -110,7 +110,7 @@ impl OutputFile {
         Ok(())
     }
 
-    /// Writes the buffer and waits until all of it is on disk.
+    /// Writes the buffer and waits until the whole file is on disk.
     pub(crate) fn finish(mut self) -> Result<Content> {
         let bytes = self.len();
 
@@ -122,7 +122,7 @@ impl OutputFile {
         });
         synced.map_err(|error| Error::write(&self.path, bytes, error))?;
 
-        self.run.flush(&mut self.blocks);
+        self.hasher.flush(&mut self.blocks);
         let blocks = self.blocks;
         Ok(Content { bytes, blocks })
     }
@@ -173,7 +173,7 @@ pub(crate) fn fill_and_finish<E: From<Error>>(
     };
 
     if written.is_err() {
-        // The first error is returned.
+        // The first error is returned instead of an error of the removal.
         let _ = vfs.unlink(&path);
     }
     written
@@ -202,12 +202,12 @@ pub fn replace_file_in<E: From<Error>>(
 ) -> std::result::Result<(), E> {
     let path = path.as_ref();
     let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let aside = path.with_file_name(format!(".{name}.tmp-{:016x}", vfs.unique()));
+    let temporary = path.with_file_name(format!(".{name}.tmp-{:016x}", vfs.unique()));
 
-    write_new(vfs, &aside, MAX_BLOCK_BYTES, fill)?;
+    write_new(vfs, &temporary, MAX_BLOCK_BYTES, fill)?;
 
-    if let Err(error) = vfs.rename(&aside, path) {
-        let _ = vfs.unlink(&aside);
+    if let Err(error) = vfs.rename(&temporary, path) {
+        let _ = vfs.unlink(&temporary);
         return Err(Error::io("replace", path, error).into());
     }
     let folder = crate::disk::folder_of(path);

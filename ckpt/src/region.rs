@@ -1,4 +1,4 @@
-//! Writing a rank's region of a tensor to its place in the shared file.
+//! Writing a rank's region of a tensor to its position in the shared file.
 
 use std::ops::Range;
 
@@ -41,7 +41,7 @@ pub fn write_region(
 
 /// A region as contiguous byte ranges of its tensor.
 struct Runs {
-    /// Bytes of a range.
+    /// Bytes per range.
     run: u64,
     /// Bytes of all ranges.
     total: u64,

@@ -125,8 +125,8 @@ impl<T: Send + 'static> Saver<T> {
         }
     }
 
-    /// Sets the callback for the error of a failed save that was not queried before the saver is
-    /// dropped. The default writes to standard error.
+    /// Sets the callback for the error of a failed save whose result is not queried before the
+    /// saver is dropped. The default writes to standard error.
     pub fn report_to(mut self, report: impl Fn(&Error) + Send + 'static) -> Saver<T> {
         self.report = Box::new(report);
         self

@@ -18,8 +18,8 @@ pub(crate) struct Sealer<'a> {
 }
 
 impl Sealer<'_> {
-    /// Writes the manifest of `written` and of files that other programs added. Then everything
-    /// below the folder is on disk.
+    /// Writes the manifest of `written` and of files that other programs added. When this returns,
+    /// everything below the folder is on disk.
     pub(crate) fn seal(&self, mut written: BTreeMap<String, Content>, about: About) -> Result<()> {
         let mut found = Found::default();
         self.walk("", &mut found)?;
@@ -37,7 +37,7 @@ impl Sealer<'_> {
             return Err(self.changed(path, content, None));
         }
 
-        // Folders after their files, the manifest last.
+        // Folders are synced after their files. The manifest is written last.
         for folder in &found.folders {
             self.sync_folder(folder)?;
         }

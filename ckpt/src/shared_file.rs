@@ -1,8 +1,8 @@
 //! A file that several threads and processes write in parts.
 //!
-//! The parts are not read again for their digests, unless there are very many small ones. A write
-//! starts a block, or extends the one that ends where it starts. So a writer that writes its part
-//! in order creates few large blocks, even with small writes.
+//! Parts are hashed while they are written, and read again only if there are very many small ones.
+//! A write starts a new block, or extends the block that ends at its offset. So a writer that
+//! writes its part in order creates few large blocks, even with small writes.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -35,7 +35,7 @@ struct Shared {
 #[derive(Default)]
 struct Parts {
     done: Vec<Block>,
-    /// By their end, for parts that may grow.
+    /// The parts that may still grow, by their end.
     open: BTreeMap<u64, BlockHasher>,
 }
 
@@ -104,31 +104,31 @@ impl SharedFile {
 }
 
 impl Shared {
-    /// Digests without the lock, so that threads do not wait for each other.
+    /// Writes and hashes without the lock, so that threads do not wait for each other.
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         let grown = self.parts().open.remove(&offset);
-        let mut run = grown.unwrap_or_else(|| BlockHasher::new(offset, self.block_bytes));
+        let mut hasher = grown.unwrap_or_else(|| BlockHasher::new(offset, self.block_bytes));
         let mut done = Vec::new();
-        let written = self.write_to(&mut run, bytes, &mut done);
+        let written = self.write_to(&mut hasher, bytes, &mut done);
 
         let mut parts = self.parts();
         parts.done.extend(done);
-        parts.keep_open(run);
+        parts.keep_open(hasher);
         written.map_err(|error| Error::write(&self.path, bytes.len() as u64, error))
     }
 
     /// Writes at the end of a block and extends it. Writes are split at page boundaries.
     fn write_to(
         &self,
-        run: &mut BlockHasher,
+        hasher: &mut BlockHasher,
         mut bytes: &[u8],
         done: &mut Vec<Block>,
     ) -> io::Result<()> {
         while !bytes.is_empty() {
-            let into_page = (run.end() % ALIGNMENT as u64) as usize;
+            let into_page = (hasher.end() % ALIGNMENT as u64) as usize;
             let (now, later) = bytes.split_at(bytes.len().min(WRITE_BYTES - into_page));
-            vfs::write_all_at(&*self.file, now, run.end())?;
-            run.update(now, done);
+            vfs::write_all_at(&*self.file, now, hasher.end())?;
+            hasher.update(now, done);
             bytes = later;
         }
         Ok(())
@@ -147,8 +147,8 @@ impl Shared {
             .map_err(|error| Error::write(&self.path, self.bytes, error))?;
 
         let mut parts = self.parts();
-        while let Some((_, run)) = parts.open.pop_first() {
-            parts.end(run);
+        while let Some((_, hasher)) = parts.open.pop_first() {
+            parts.end(hasher);
         }
         let mut blocks = std::mem::take(&mut parts.done);
         blocks.sort_unstable();
@@ -157,9 +157,9 @@ impl Shared {
 }
 
 impl Parts {
-    fn keep_open(&mut self, run: BlockHasher) {
-        // Two with the same end: bytes were written twice, which sealing will report.
-        if let Some(other) = self.open.insert(run.end(), run) {
+    fn keep_open(&mut self, hasher: BlockHasher) {
+        // If two parts have the same end, bytes were written twice, which sealing will report.
+        if let Some(other) = self.open.insert(hasher.end(), hasher) {
             self.end(other);
         }
         if self.open.len() > MAX_OPEN_RUNS
@@ -169,8 +169,8 @@ impl Parts {
         }
     }
 
-    fn end(&mut self, mut run: BlockHasher) {
-        run.flush(&mut self.done);
+    fn end(&mut self, mut hasher: BlockHasher) {
+        hasher.flush(&mut self.done);
     }
 }
 
@@ -209,7 +209,8 @@ mod tests {
         });
 
         let blocks = file.finish().unwrap();
-        // 4000, 4000 and 2000 of each, fewer where one started when the previous one had ended.
+        // Each thread writes blocks of 4000, 4000 and 2000 bytes. There are fewer if a thread
+        // starts after the previous quarter is complete.
         assert!((10..=12).contains(&blocks.len()), "{blocks:?}");
         assert!(
             blocks
@@ -257,7 +258,7 @@ mod tests {
         }
     }
 
-    /// Many growing parts at once: more blocks, the same bytes.
+    /// Scattered writes create more blocks, which still cover each byte once.
     #[test]
     fn scattered_writes_are_digested() {
         let (_folder, file) = shared(20_000, 1000);

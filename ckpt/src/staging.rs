@@ -143,7 +143,7 @@ impl Staging {
     /// # Errors
     /// [`Error::FileName`], [`Error::Exists`], [`Error::NoSpace`], [`Error::Io`].
     pub fn reserve(&mut self, path: &str, bytes: u64) -> Result<()> {
-        // Closed again: there may be more files than a process may have open.
+        // The file is closed again, because there may be more files than a process may have open.
         self.allocate(path, bytes)?;
         self.reserved.insert(path.to_owned(), bytes);
         Ok(())
@@ -301,7 +301,7 @@ impl Staging {
         self.publish()
     }
 
-    /// All files and their content.
+    /// Completes all files and returns their content.
     fn finish_files(&mut self) -> Result<BTreeMap<String, Content>> {
         for (path, &bytes) in &self.reserved {
             check_length(&self.folder.join(path), bytes, 0)?;

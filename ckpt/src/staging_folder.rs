@@ -14,12 +14,12 @@ use crate::{Committed, Error, Result};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NameState {
     Free,
-    /// An incomplete checkpoint of a step has the name and will be moved aside.
+    /// An incomplete checkpoint of a step has the name and will be replaced.
     Incomplete,
 }
 
-/// A name is free if nothing has it, or only an incomplete checkpoint of a step: anything else may
-/// be valuable.
+/// A name may be used if nothing has it, or only an incomplete checkpoint of a step. Anything else
+/// may be valuable, so it is an error.
 pub(crate) fn name_state(vfs: &Arc<dyn Vfs>, target: &Path) -> Result<NameState> {
     let kind = match vfs.metadata(target) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(NameState::Free),

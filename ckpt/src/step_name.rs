@@ -1,4 +1,4 @@
-//! The names of checkpoints of steps.
+//! The folder names of checkpoints, which contain the training step.
 
 /// The name of the checkpoint of a step: `step-000123`.
 pub fn step_name(step: u64) -> String {

@@ -48,7 +48,7 @@ impl SealedFiles<'_> {
         let next = AtomicUsize::new(0);
         let findings: Mutex<Vec<Finding>> = Mutex::default();
 
-        let look = || {
+        let worker = || {
             let mut reader = Reader::new(self);
             loop {
                 let at = next.fetch_add(1, Ordering::Relaxed);
@@ -70,9 +70,9 @@ impl SealedFiles<'_> {
         };
         std::thread::scope(|scope| {
             for _ in 1..threads.min(work.len()) {
-                scope.spawn(look);
+                scope.spawn(worker);
             }
-            look();
+            worker();
         });
 
         let mut findings = findings
@@ -139,16 +139,16 @@ impl<'a> Reader<'a> {
 /// Size and digests of a file that another program wrote.
 pub(crate) fn content(file: &dyn VfsFile, block_bytes: u64) -> std::io::Result<Content> {
     let mut window = vec![0; WINDOW];
-    let (mut run, mut blocks) = (BlockHasher::new(0, block_bytes), Vec::new());
+    let (mut hasher, mut blocks) = (BlockHasher::new(0, block_bytes), Vec::new());
 
     loop {
-        let bytes = run.end();
+        let bytes = hasher.end();
         match vfs::read_full_at(file, &mut window, bytes)? {
             0 => {
-                run.flush(&mut blocks);
+                hasher.flush(&mut blocks);
                 return Ok(Content { bytes, blocks });
             }
-            read => run.update(&window[..read], &mut blocks),
+            read => hasher.update(&window[..read], &mut blocks),
         }
     }
 }

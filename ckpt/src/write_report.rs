@@ -32,7 +32,7 @@ pub enum WriteReportError {
     /// It contains an impossible block.
     #[error(
         "`{file}` of {size} bytes cannot have a block of {bytes} bytes at {offset} (blocks have \
-         1 to {MAX_BLOCK_BYTES})"
+         1 to {MAX_BLOCK_BYTES} bytes)"
     )]
     BadBlock {
         /// The path in the report.

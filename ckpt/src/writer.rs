@@ -136,8 +136,7 @@ impl Writer {
         shared
     }
 
-    /// Waits until everything written is on disk, and returns the report of it. Nothing can be
-    /// written after that.
+    /// Waits until everything written is on disk, and returns the report. Later writes fail.
     ///
     /// # Errors
     /// [`Error::NoSpace`] or [`Error::Io`]: the written data is lost, and a retry must start with a

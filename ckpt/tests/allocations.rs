@@ -1,4 +1,5 @@
-//! The memory that untrusted bytes cost. A test program of its own, because it counts allocations.
+//! Limits the memory that parsing untrusted bytes allocates. This is a separate test program,
+//! because it counts allocations.
 //!
 //! The fuzzers of `ckpt/fuzz` look for panics at the same entry points; this test needs no fuzzer.
 
@@ -69,7 +70,7 @@ const ENTRY_POINTS: [(&str, Read); 4] = [
     ("manifest", fuzzing::is_manifest),
 ];
 
-/// No allocation is larger than 64 MiB plus four times the input.
+/// Checks that no allocation is larger than 64 MiB plus four times the input.
 fn check_cost(bytes: &[u8]) -> Result<(), TestCaseError> {
     for (name, read) in ENTRY_POINTS {
         let (largest, _) = cost(|| _ = read(bytes));
@@ -79,7 +80,7 @@ fn check_cost(bytes: &[u8]) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// The most expensive input for its size: every repetition becomes an object.
+/// Inputs that are expensive for their size, because each repetition becomes an object.
 #[test]
 fn memory_is_proportional_to_the_input() {
     const LEN: usize = 8 << 20;

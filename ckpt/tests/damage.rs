@@ -55,7 +55,7 @@ fn problems(folder: &Path) -> Vec<IntegrityError> {
     }
 }
 
-/// Any flipped bit, anywhere.
+/// Any flipped bit is detected in its file and block.
 #[test]
 fn bit_flips_are_located() {
     const SEED: u64 = 5 << 32;
@@ -96,7 +96,8 @@ fn bit_flips_are_located() {
     committed.verify().unwrap();
 }
 
-/// Every length up to 4096 of the manifest and of a shard, and a thousand of a larger file.
+/// Truncates the manifest and a shard to every length up to about 4096, and a larger file to a
+/// thousand lengths. Also extends each of them by a byte.
 #[test]
 fn truncated_and_extended_files_are_detected() {
     const SEED: u64 = 6 << 32;
@@ -115,7 +116,7 @@ fn truncated_and_extended_files_are_detected() {
         let last = *lengths.iter().max().unwrap() as usize;
         assert!(whole.len() > last, "{name} has only {} bytes", whole.len());
 
-        // In descending order by truncation, which is faster than writing the file again.
+        // In descending order, so that the file can be truncated instead of being written again.
         let mut lengths = lengths;
         lengths.sort_unstable();
         let file = OpenOptions::new().write(true).open(&path).unwrap();
@@ -135,7 +136,7 @@ fn truncated_and_extended_files_are_detected() {
     committed.verify().unwrap();
 }
 
-/// Files of the right size with the content of another.
+/// Detects files that have the right size but the content of another file.
 #[test]
 fn swapped_and_stale_files_are_detected() {
     let run = tempfile::tempdir().unwrap();
@@ -161,7 +162,7 @@ fn swapped_and_stale_files_are_detected() {
         assert!(found.iter().any(is_named), "{name}: {found:?}");
     }
 
-    // Each file of the older step in place of the newer one's.
+    // Replaces each file by that of the older step.
     let new = save(run.path(), 3);
     for (name, bytes) in old.files() {
         let path = new.path().join(name);
@@ -184,15 +185,15 @@ fn swapped_and_stale_files_are_detected() {
     assert!(!problems(new.path()).is_empty());
 }
 
-/// A link currently has the size of its target.
+/// Links are reported as missing files, although they have the size of their targets.
 #[test]
 fn links_are_not_files_of_a_checkpoint() {
     let run = tempfile::tempdir().unwrap();
     let committed = save(run.path(), 1);
     for name in ["trainer/large.bin", "manifest.json"] {
-        let (path, aside) = (committed.path().join(name), run.path().join("aside"));
-        fs::rename(&path, &aside).unwrap();
-        std::os::unix::fs::symlink(&aside, &path).unwrap();
+        let (path, temporary) = (committed.path().join(name), run.path().join("aside"));
+        fs::rename(&path, &temporary).unwrap();
+        std::os::unix::fs::symlink(&temporary, &path).unwrap();
         let found = &problems(committed.path())[0];
         let is_absent = matches!(
             found,
@@ -200,7 +201,7 @@ fn links_are_not_files_of_a_checkpoint() {
         );
         assert!(is_absent, "{found}");
         fs::remove_file(&path).unwrap();
-        fs::rename(&aside, &path).unwrap();
+        fs::rename(&temporary, &path).unwrap();
     }
     committed.verify().unwrap();
 }

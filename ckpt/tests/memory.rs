@@ -26,7 +26,7 @@ unsafe impl GlobalAlloc for Counting {
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
         NOW.fetch_sub(layout.size(), Ordering::SeqCst);
-        // SAFETY: the caller's promise.
+        // SAFETY: as above.
         unsafe { System.dealloc(memory, layout) }
     }
 }
@@ -42,7 +42,7 @@ fn peak(work: impl FnOnce()) -> usize {
     PEAK.load(Ordering::SeqCst) - before
 }
 
-/// Frees every target at once.
+/// Frees every complete target immediately.
 struct Discard;
 
 impl Sink for Discard {
@@ -119,7 +119,7 @@ fn peak_memory_matches_the_plan() {
             let mut targets: Vec<Vec<u8>> = bytes.map(|bytes| vec![0; bytes]).collect();
             let sources = Sources::open(&folder, BackendChoice::Only(backend)).unwrap();
 
-            // Into existing memory: no further allocation.
+            // Loading into existing memory allocates no further memory.
             let peak_in_place = peak(|| {
                 let slices = Slices::new(targets.iter_mut().map(|target| &mut target[..]));
                 execute(&plan, &sources, &slices, &|_| {}).unwrap();
@@ -130,7 +130,8 @@ fn peak_memory_matches_the_plan() {
             );
             drop(targets);
 
-            // Into memory that the sink allocates and frees: only open targets.
+            // Loading into memory that the sink allocates and frees takes only that of incomplete
+            // targets.
             let options = Options {
                 targets: Targets::Released,
                 ..options
@@ -146,7 +147,7 @@ fn peak_memory_matches_the_plan() {
                 "{backend} {threads}: {peak_in_all}"
             );
 
-            // The size of the plan itself is correct.
+            // The reported size of the plan itself is correct.
             let copied = peak(|| drop(plan.clone()));
             assert!(copied as u64 <= memory.plan + 1024, "{copied} {memory:?}");
         }

@@ -1,4 +1,4 @@
-//! A disk that is really full: one of 8 MiB in memory, which this process mounts in its own
+//! Saves to a disk that is really full: 8 MiB in memory, which this process mounts in its own
 //! namespaces. Where the system does not allow this, the test reports it and passes without
 //! testing.
 
@@ -65,7 +65,7 @@ fn save(run: &Path, step: u64, bytes: usize) -> Result<()> {
 /// A way to allocate space.
 type Way = fn(&mut Staging, usize) -> Result<()>;
 
-/// All ways in which the size is known in advance.
+/// All ways of writing for which the size is known in advance.
 const EARLY: [Way; 5] = [
     |staging, bytes| staging.check_space(bytes as u64),
     |staging, bytes| staging.create("x", bytes as u64).map(|_| ()),
@@ -74,12 +74,13 @@ const EARLY: [Way; 5] = [
     |staging, bytes| model(bytes).write(staging, "", |_, _| panic!("no data may be requested")),
 ];
 
-/// One in which it is not: the system reports that the disk is full.
+/// Writes without a known size, until the system reports that the disk is full.
 fn write_on_and_on(file: &mut OutputFile) -> Result<()> {
     (0..1000).try_for_each(|_| file.append(&[1; MIB / 10]))
 }
 
-/// The part of the other test that runs on the small disk; it returns at once if there is none.
+/// Runs on the small disk, as a child process of the other test. Returns immediately if there is
+/// none.
 #[test]
 fn child_saves_until_the_disk_is_full() {
     let Some(disk) = env::var_os(DISK) else {
@@ -116,7 +117,7 @@ fn child_saves_until_the_disk_is_full() {
     unharmed(error);
     println!("\nthe disk was full");
 
-    // With enough room a save succeeds, also after room was freed.
+    // A save that fits succeeds, also after space was freed.
     save(run, 2, 4 * MIB).unwrap();
     save(run, 3, 4 * MIB).unwrap_err();
     assert_eq!(keep_last(run, NonZeroUsize::MIN).unwrap().len(), 1);

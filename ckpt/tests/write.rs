@@ -16,7 +16,7 @@ fn tensors() -> impl Strategy<Value = Vec<(String, Dtype, Vec<usize>)>> {
     let dtype = prop::sample::select(Dtype::all().collect::<Vec<_>>());
     let shape = prop::collection::vec(0..4usize, 0..3);
 
-    // Times 8: whole bytes for every dtype.
+    // A last dim of 8 elements gives whole bytes for every dtype.
     let tensor = (dtype, shape).prop_map(|(dtype, mut shape)| {
         shape.push(8);
         (dtype, shape)
@@ -49,7 +49,7 @@ proptest! {
 
         let mut writer = FileWriter::new();
         let mut contents = HashMap::new();
-        // In another order than the file's.
+        // Tensors are added in another order than that of the file.
         for (at, (name, dtype, shape)) in tensors.iter().rev().enumerate() {
             writer.add(name, *dtype, shape).unwrap();
             let len = shape.iter().product::<usize>() * dtype.bits() / 8;

@@ -25,7 +25,7 @@ fn write(staging: &Staging, name: &str, parts: &[(u64, &str)]) -> WriteReport {
     }
     let report = writer.finish().unwrap();
 
-    // In serialized form.
+    // The report arrives in serialized form.
     let json = serde_json::to_string(&report).unwrap();
     let arrived: WriteReport = serde_json::from_str(&json).unwrap();
     assert_eq!(arrived, report);
@@ -50,7 +50,7 @@ fn error_of(ranks: &[(&str, &[(u64, &str)])]) -> Error {
 }
 
 #[test]
-fn parts_of_ranks_make_a_file() {
+fn parts_written_by_ranks_form_the_file() {
     let run = tempfile::tempdir().unwrap();
     let mut staging = stage(run.path());
     let one = write(&staging, "rank 1", &[(7, "hij"), (2, "cde")]);

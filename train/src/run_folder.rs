@@ -194,13 +194,13 @@ impl RunFolder {
 
 /// Replaces `path` atomically: readers get either the old or the new content, even after a crash.
 pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
-    let mut aside = path.as_os_str().to_owned();
-    aside.push(".partial");
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(".partial");
 
-    let mut file = File::create(&aside)?;
+    let mut file = File::create(&temporary)?;
     io::Write::write_all(&mut file, content)?;
     file.sync_all()?;
-    fs::rename(&aside, path)
+    fs::rename(&temporary, path)
 }
 
 #[cfg(test)]

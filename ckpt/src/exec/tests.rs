@@ -61,7 +61,11 @@ fn options() -> impl Strategy<Value = Options> {
                 true => (4096, u64::MAX),
                 false => (1, in_place),
             };
-            let targets = if leave { Targets::Released } else { Targets::Retained };
+            let targets = if leave {
+                Targets::Released
+            } else {
+                Targets::Retained
+            };
             Options {
                 gap,
                 window,

@@ -10,7 +10,7 @@ use crate::Dtype;
 #[non_exhaustive]
 pub enum GraphError {
     /// A dim that the operand does not have.
-    #[error("{op}: dim {dim} of a tensor of shape {shape:?}, which has {}", shape.len())]
+    #[error("{op}: dim {dim} is out of range for shape {shape:?}")]
     NoSuchDim {
         /// The operation.
         op: &'static str,
@@ -149,8 +149,8 @@ pub enum GraphError {
 
     /// A dtype without arithmetic.
     #[error(
-        "{op}: cannot convert {from} to {to}: operands are F64, F32, F16, BF16, F8_E4M3, F8_E5M2 or \
-         F8_E8M0, results one of the first four"
+        "{op}: cannot convert {from} to {to}: operands must be F64, F32, F16, BF16, F8_E4M3, F8_E5M2 or \
+         F8_E8M0, results must be one of the first four"
     )]
     NotFloat {
         /// The operation.

@@ -420,7 +420,7 @@ fn invalid_expressions_are_rejected() {
         words,
         [
             "permute: [0, 0] is not an order of the dims of shape [6, 4]: name each dim once",
-            "slice: dim 2 of a tensor of shape [6, 4], which has 2",
+            "slice: dim 2 is out of range for shape [6, 4]",
             "slice: 2 elements from index 1 with step 3 exceed dim 1 of extent 4: the step must be at \
              least 1 and the last element inside",
             "slice: 2 elements from index 0 with step 0 exceed dim 1 of extent 4: the step must be at \
@@ -431,22 +431,22 @@ fn invalid_expressions_are_rejected() {
             "stack: operand 0 is F32 and operand 1 is BF16: cast one of them",
             "concat: no operands: pass at least one",
             "unflatten: 6 elements of dim 0 cannot be split into 4 rows",
-            "flatten: dim 2 of a tensor of shape [6, 4], which has 2",
+            "flatten: dim 2 is out of range for shape [6, 4]",
             "slice: 1 elements from index 4 with step 1 exceed dim 1 of extent 4: the step must be at \
              least 1 and the last element inside",
             "source: a tensor of shape [1099511627776, 1099511627776] has more elements than fit \
              into 63 bits",
             "[0..7, 0..4] is not a region of shape [6, 4]: pass a range inside each dim",
             "`x` is F32 [6, 4] in one place and F32 [24] in another: use a name for one tensor only",
-            "cast: cannot convert I64 to F32: operands are F64, F32, F16, BF16, F8_E4M3, F8_E5M2 or \
-             F8_E8M0, results one of the first four",
-            "cast: cannot convert F32 to F8_E4M3: operands are F64, F32, F16, BF16, F8_E4M3, F8_E5M2 \
-             or F8_E8M0, results one of the first four",
+            "cast: cannot convert I64 to F32: operands must be F64, F32, F16, BF16, F8_E4M3, F8_E5M2 or \
+             F8_E8M0, results must be one of the first four",
+            "cast: cannot convert F32 to F8_E4M3: operands must be F64, F32, F16, BF16, F8_E4M3, F8_E5M2 \
+             or F8_E8M0, results must be one of the first four",
             "opaque: it takes 1 operand, not 2",
             "squeeze: dim 1 has 4 elements, not 1",
             "pad: dim 0 has 6 elements, more than the target extent 5",
-            "fill: cannot convert I64 to I64: operands are F64, F32, F16, BF16, F8_E4M3, F8_E5M2 or \
-             F8_E8M0, results one of the first four",
+            "fill: cannot convert I64 to I64: operands must be F64, F32, F16, BF16, F8_E4M3, F8_E5M2 or \
+             F8_E8M0, results must be one of the first four",
         ]
     );
 }

@@ -3,7 +3,7 @@
 use crate::Expected::{Read, Rejected, Stricter};
 use crate::{Probe, file_of};
 
-/// More levels than any stack can hold; under Miri each takes long.
+/// More levels than any stack can hold. Fewer under Miri, which is slow.
 const MANY: usize = if cfg!(miri) { 1_000 } else { 100_000 };
 
 /// Not JSON of the expected form.
@@ -44,7 +44,7 @@ fn with_fields(fields: &str) -> String {
     format!(r#"{{"w":{{"dtype":"U8","shape":[1],"data_offsets":[0,1]{fields}}}}}"#)
 }
 
-/// Eight bytes of a length, and the bytes after it.
+/// The length field, and files that are shorter or longer than it says.
 #[rustfmt::skip]
 fn lengths() -> Vec<Probe> {
     let mut probes: Vec<Probe> = (0..8)
@@ -66,7 +66,7 @@ fn lengths() -> Vec<Probe> {
         ("a length of 31 bits", i32::MAX as u64, Rejected("HeaderTooLarge")),
         ("a length of 32 bits", u32::MAX as u64, Rejected("HeaderTooLarge")),
         ("a length of 63 bits", i64::MAX as u64, Rejected("HeaderTooLarge")),
-        ("with the prefix it would be 0", u64::MAX - 7, Rejected("HeaderTooLarge")),
+        ("a length that wraps to 0 with the prefix", u64::MAX - 7, Rejected("HeaderTooLarge")),
         ("a length of 64 bits", u64::MAX, Rejected("HeaderTooLarge")),
         ("written with its bytes reversed", 10u64.swap_bytes(), Rejected("BigEndian")),
     ];
@@ -316,7 +316,7 @@ fn dtypes() -> Vec<Probe> {
                  C64 64 F64 64 I64 64 U64 64";
     let words: Vec<&str> = sizes.split(' ').collect();
 
-    // Four elements fill whole bytes in each of them.
+    // Four elements of any dtype fill whole bytes.
     let mut probes: Vec<Probe> = words
         .chunks(2)
         .map(|pair| {
@@ -352,9 +352,9 @@ fn sizes() -> Vec<Probe> {
         probe(what, one(dtype, shape, offsets), data, expected)
     };
     vec![
-        size("no elements, and any data",
+        size("no elements, because one extent is 0",
             ("F32", "[0,18446744073709551615]", "[0,0]"), 0, Read),
-        size("no elements after too many",
+        size("an extent of 0 after extents that overflow",
             ("U8", "[4294967296,4294967296,0]", "[0,0]"), 0, Rejected("Overflow")),
         size("elements fit, their bits do not",
             ("F64", "[2305843009213693952]", "[0,0]"), 0, Rejected("Overflow")),
@@ -414,7 +414,7 @@ fn coverage() -> Vec<Probe> {
         probe("offsets near 2^64",
             one("U8", "[2]", "[18446744073709551613,18446744073709551615]"),
             2, Rejected("BeyondFile")),
-        probe("with the header they would wrap",
+        probe("offsets that wrap when the header is added",
             one("U8", "[0]", "[18446744073709551615,18446744073709551615]"),
             0, Rejected("BeyondFile")),
         probe("floats that are not aligned", odd_floats, 5, Read),

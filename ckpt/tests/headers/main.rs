@@ -132,7 +132,7 @@ fn messages_have_no_control_characters() {
 }
 
 #[test]
-fn messages_name_the_tensor_and_the_place() {
+fn messages_name_the_tensor_and_the_position() {
     let text = |shape, offsets| {
         let entry = format!(r#"{{"dtype":"F32","shape":{shape},"data_offsets":{offsets}}}"#);
         let header = format!(r#"{{"layer.w":{entry}}}"#);

@@ -10,7 +10,7 @@ use meshgrad_ckpt_crash::SplitMix64;
 use crate::file_of;
 use crate::reference::{STRICTER, Verdict, verdict};
 
-/// Takes a few seconds; under Miri each mutant takes long.
+/// Takes a few seconds. Fewer under Miri, which is slow.
 const MUTANTS: u64 = if cfg!(miri) { 200 } else { 200_000 };
 
 /// For any modification: the reference accepts what we accept, with the same content, and when only
@@ -165,7 +165,7 @@ fn valid_entries(random: &mut Random) -> (Vec<Entry>, usize) {
         offset = end;
     }
 
-    // In any order; the offsets locate a tensor.
+    // Entries may have any order, because offsets locate tensors.
     for at in (1..entries.len()).rev() {
         let other = random.below(at + 1);
         entries.swap(at, other);

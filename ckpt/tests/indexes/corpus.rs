@@ -33,7 +33,7 @@ fn forms() -> Vec<Probe> {
         format!(r#"{field}{}{},"#, "[".repeat(levels), "]".repeat(levels))
     };
     vec![
-        with("only the places", "", Ok("abc")),
+        with("only the weight map", "", Ok("abc")),
         with("a size", r#""metadata":{"total_size":24},"#, Ok("abc")),
         with("a wrong size", r#""metadata":{"total_size":25},"#, Ok("abc")),
         with("a size as a float", r#""metadata":{"total_size":24.0},"#, Ok("abc")),
@@ -45,7 +45,7 @@ fn forms() -> Vec<Probe> {
         with("a size twice", r#""metadata":{"total_size":1,"total_size":2},"#, json),
         with("metadata twice", r#""metadata":{},"metadata":{},"#, json),
         with("metadata as an array", r#""metadata":[],"#, json),
-        with("places twice", r#""weight_map":{},"#, json),
+        with("the weight map twice", r#""weight_map":{},"#, json),
         with("7 levels in a field", &nested(r#""x":"#, 7), Ok("abc")),
         with("8 levels in a field", &nested(r#""x":"#, 8), Err("TooDeep")),
         with("9 levels, two of them objects", &nested(r#""metadata":{"x":"#, 7), Err("TooDeep")),
@@ -62,8 +62,8 @@ fn forms() -> Vec<Probe> {
         probe("a NUL after it", format!("{}\0", map(PLACES)), json),
         probe("truncated", &map(PLACES)[..20], json),
         probe("invalid UTF-8", b"{\"weight_map\":{\"\xff\":\"x\"}}", Err("NotUtf8")),
-        probe("places as null", r#"{"weight_map":null}"#, json),
-        probe("places as an array", r#"{"weight_map":[]}"#, json),
+        probe("the weight map as null", r#"{"weight_map":null}"#, json),
+        probe("the weight map as an array", r#"{"weight_map":[]}"#, json),
         probe("a file as a number", map(r#""a":1"#), json),
         probe("a file as null", map(r#""a":null"#), json),
         probe("a file as an array", map(r#""a":["x"]"#), json),

@@ -80,7 +80,7 @@ fn snapshots_may_link_nowhere_else() {
     assert!(matches!(error, Error::NoModel { .. }), "{error}");
 }
 
-/// Neither a folder outside a cache nor one whose blobs are elsewhere.
+/// Rejects links in a folder outside a cache, and in a cache whose blobs folder is itself a link.
 #[test]
 fn other_folders_may_not_link() {
     let root = tempfile::tempdir().unwrap();

@@ -120,7 +120,7 @@ fn manifests_cannot_lead_out_of_their_folder() {
     assert!(matches!(error, Error::Exists { .. }), "{error}");
 }
 
-/// The newest complete one, and a reason for each newer incomplete one.
+/// `newest` returns the newest complete checkpoint, and a reason for each newer incomplete one.
 #[test]
 fn newer_incomplete_checkpoints_are_skipped_with_a_reason() {
     let run = tempfile::tempdir().unwrap();

@@ -122,7 +122,7 @@ fn a_dropped_staging_leaves_nothing() {
     drop(stage(run.path(), 1));
     assert_eq!(names_in(run.path()), [""; 0]);
 
-    // Also when a file's data cannot be produced.
+    // The same holds when a file's data cannot be produced.
     let mut staging = stage(run.path(), 1);
     let failed = staging.write_with("big.bin", |file| {
         file.append(&[0; 100])?;
@@ -134,8 +134,8 @@ fn a_dropped_staging_leaves_nothing() {
     assert_eq!(names_in(run.path()), [""; 0]);
 }
 
-/// A kill at any moment before the rename: with any files, complete or truncated, sealed or not,
-/// the newest checkpoint is still the old one, and the next sweep removes the rest.
+/// After a kill at any moment before the rename, the newest checkpoint is still the old one, and
+/// the next sweep removes the rest. Files may be complete or truncated, sealed or not.
 #[test]
 fn a_kill_while_staging_keeps_the_old_state() {
     let run = tempfile::tempdir().unwrap();

@@ -137,7 +137,7 @@ fn sweeps_never_disturb_saves() {
             }
         });
 
-        // Without a file: a sync would take so long that the two would rarely overlap.
+        // No file is written, because a sync would take so long that the two would rarely overlap.
         let lost = (0..300).find_map(|step| match Staging::new(run.path(), &step_name(step)) {
             Ok(staging) if staging.folder().is_dir() => None,
             other => Some(other),

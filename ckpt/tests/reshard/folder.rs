@@ -17,7 +17,7 @@ use super::*;
 /// The files of a folder, by name.
 type Files = BTreeMap<String, Vec<u8>>;
 
-/// All data in one file, in a few, each tensor in its own.
+/// Limits that give one file, a few files, and one file per tensor.
 const MAX_SHARD_BYTES: [u64; 3] = [u64::MAX, 1000, 1];
 
 fn model(max_shard_bytes: u64) -> FolderWriter {
@@ -44,11 +44,11 @@ fn names(mesh: &Layout) -> impl Iterator<Item = String> {
     (0..mesh.ranks()).map(|rank| format!("rank {rank}"))
 }
 
-/// Writes the regions of which the rank is the first holder.
+/// Writes the regions of which the rank is the primary replica.
 fn write_rank(staged: &Path, layout: &FolderLayout, mesh: &Layout, rank: u64) -> WriteReport {
     let mut writer = Writer::join(staged, &format!("rank {rank}")).unwrap();
     for tensor in tensors() {
-        if mesh.is_first_holder(&tensor.0, rank) {
+        if mesh.is_primary_replica(&tensor.0, rank) {
             let (region, bytes) = held(mesh, rank, &tensor);
             layout
                 .write_region(&mut writer, &tensor.0, &region, &bytes)
@@ -160,7 +160,7 @@ struct Job {
     rank: u64,
 }
 
-/// A process of the next test: it returns at once unless it has a job.
+/// Runs as a child process of the next test. Returns immediately if there is no job.
 #[test]
 fn child_writes_its_rank() {
     if let Ok(job) = env::var(JOB) {
@@ -182,7 +182,8 @@ fn spawn(job: &Job) -> Child {
     command.spawn().unwrap()
 }
 
-/// The same with one process per rank, which share only the folder.
+/// Like `ranks_write_what_one_process_writes`, with one process per rank. They share only the
+/// folder.
 #[test]
 fn processes_write_what_one_process_writes() {
     let run = tempfile::tempdir().unwrap();
@@ -262,7 +263,7 @@ fn gaps_and_overlaps_name_tensors() {
     assert!(overlap.contains("written twice"), "{overlap}");
     assert!(overlap.ends_with("they belong to tensor `c`"), "{overlap}");
 
-    // The header is a part like the others.
+    // Writing over the header is an overlap, too.
     let over_header = error_of(&all, |writer| {
         let file = writer.file("model.safetensors").unwrap();
         file.write_at(3, &[0; 2]).unwrap();

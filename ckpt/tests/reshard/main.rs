@@ -22,8 +22,8 @@ const PARAMETERS: [(&str, Dtype, &[usize]); 5] = [
     ("layers.0.router.bias", Dtype::BF16, &[6]),
 ];
 
-/// The saved state of each parameter: the parameter, AdamW's two running means, and the f32 master
-/// weight.
+/// The saved state of each parameter: the parameter, AdamW's first and second moment, and the f32
+/// master weight.
 const STATES: [&str; 4] = ["", "mean.", "square.", "master."];
 
 /// Meshes of 1 to 8 ranks, and the dims that they split.
@@ -100,7 +100,7 @@ fn held(
     (region, bytes.collect())
 }
 
-/// Each rank writes the regions of which it is the first holder, in parallel, to the final file.
+/// Each rank writes the regions of which it is the primary replica, in parallel, to the final file.
 fn save(run: &std::path::Path, step: u64, layout: &Layout) -> Committed {
     let mut file = FileWriter::new();
     for (name, dtype, shape) in tensors() {
@@ -121,7 +121,7 @@ fn save(run: &std::path::Path, step: u64, layout: &Layout) -> Committed {
                 let file = writer.file(FILE).unwrap();
                 for tensor in tensors()
                     .iter()
-                    .filter(|it| layout.is_first_holder(&it.0, rank))
+                    .filter(|it| layout.is_primary_replica(&it.0, rank))
                 {
                     let (region, bytes) = held(layout, rank, tensor);
                     let place = plan.tensors.iter().find(|it| it.name == tensor.0).unwrap();
@@ -169,8 +169,8 @@ fn load(checkpoint: &Committed, layout: &Layout, rank: u64) -> BTreeMap<String, 
         .collect()
 }
 
-/// From each of 12 meshes to each: weights, both of AdamW's means and master weights are
-/// bit-identical, on every rank.
+/// Checkpoints of each of 12 meshes can be loaded by each of them. Weights, both AdamW moments and
+/// master weights are bit-identical on every rank.
 #[test]
 fn every_mesh_loads_checkpoints_of_every_mesh() {
     let layouts = MESHES.map(|(axes, places)| Layout::parse(axes, places).unwrap());

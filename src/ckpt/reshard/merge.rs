@@ -166,7 +166,7 @@ impl Merger<'_> {
     fn parts(&self, spec: &TensorSpec) -> anyhow::Result<Vec<Part>> {
         let mut parts = Vec::new();
         for rank in 0..self.layout.ranks() {
-            if self.layout.is_first_holder(&spec.name, rank) {
+            if self.layout.is_primary_replica(&spec.name, rank) {
                 let region = self.layout.region(&spec.name, &spec.shape, rank)?;
                 if region.iter().all(|range| !range.is_empty()) {
                     parts.push(Part { rank, region });
