@@ -1,5 +1,5 @@
-//! Launching a kernel does not allocate on the heap. In a separate process, because it counts
-//! allocations.
+//! Launching a kernel does not allocate on the heap. A separate test program, because it replaces
+//! the global allocator to count allocations.
 
 mod devices;
 
@@ -53,7 +53,7 @@ fn sums(gpu: &Device, shape: &[usize]) -> RefCell<Accumulator> {
     RefCell::new(Accumulator::over(buffer).unwrap())
 }
 
-/// An op on preallocated outputs only checks, plans and launches.
+/// Ops that write to preallocated tensors make no heap allocation.
 #[test]
 fn launching_allocates_nothing() {
     let Some(gpu) = gpu() else { return };
@@ -83,7 +83,7 @@ fn launching_allocates_nothing() {
     }
 }
 
-/// A result allocates its handle on the heap; its device memory comes from the cache.
+/// Each result makes one heap allocation, for its handle. Its device memory comes from the cache.
 #[test]
 fn a_result_allocates_its_handle() {
     let Some(gpu) = gpu() else { return };
@@ -103,7 +103,7 @@ fn a_result_allocates_its_handle() {
     assert_eq!(gpu.allocator_stats().unwrap().segments_allocated, 1);
 }
 
-/// Work on another stream allocates nothing either, although it records the tensors it uses.
+/// Work on another stream makes no further allocation, although it records the tensors it uses.
 #[test]
 fn a_scope_allocates_nothing() {
     let Some(gpu) = gpu() else { return };

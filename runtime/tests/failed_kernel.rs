@@ -1,4 +1,4 @@
-//! After a kernel has failed, every call reports that failure. In a separate process, because the
+//! After a kernel has failed, every call reports that failure. A separate test program, because the
 //! GPU context is unusable afterwards.
 
 mod devices;
@@ -6,7 +6,7 @@ mod devices;
 use devices::gpu;
 use meshgrad_runtime::{CudaError, DType, Error, Kind, Shape, Tensor, UninitTensor, ops};
 
-/// An uninitialized tensor: the emulator aborts a kernel that reads it.
+/// An uninitialized tensor. The emulator aborts a kernel that reads it.
 fn unwritten(gpu: &meshgrad_runtime::Device) -> Tensor {
     let shape = Shape::new(&[100]).unwrap();
     UninitTensor::new(gpu, shape, DType::F32).unwrap().finish()
@@ -23,7 +23,7 @@ fn a_failed_allocation_reports_the_earlier_kernel_failure() {
         "{failed}"
     );
 
-    // More than the cache holds, so that the driver is called.
+    // The cache has no block of this size, so the driver is called.
     let rejected = Tensor::zeros(&gpu, &[64 << 20], DType::U8, Kind::Cache).err();
     let Some(Error::Cuda(CudaError::Call {
         function: "cuMemAlloc_v2",

@@ -9,7 +9,7 @@ use meshgrad_runtime::{
     CudaError, DType, Device, Error, Kind, Shape, Signature, Tensor, UninitTensor, ops, with_stream,
 };
 
-/// Values survive a round trip, also when larger than the staging buffers.
+/// Covers tensors larger than the staging buffers, and views.
 #[test]
 fn values_survive_a_round_trip() {
     let Some(gpu) = gpu() else { return };
@@ -42,7 +42,7 @@ fn values_survive_a_round_trip() {
 }
 
 #[test]
-fn the_host_cannot_address_them() {
+fn the_host_cannot_address_gpu_memory() {
     let Some(gpu) = gpu() else { return };
     let x = Tensor::zeros(&gpu, &[4], DType::F32, Kind::Cache).unwrap();
     assert!(matches!(x.read::<f32>(), Err(Error::NotOnHost { .. })));
@@ -55,7 +55,7 @@ fn the_host_cannot_address_them() {
     assert!(matches!(x.to_vec::<i32>(), Err(Error::WrongDType { .. })));
 }
 
-/// An op without a kernel fails and names itself.
+/// The error names the op that has no kernel.
 #[test]
 fn missing_kernels_are_errors() {
     let Some(gpu) = gpu() else { return };
@@ -102,7 +102,7 @@ fn devices_are_named_and_found() {
     );
 }
 
-/// Work on several streams gives the results of one stream, in any order of execution.
+/// Work on several streams gives the same results as on one stream.
 #[test]
 fn streams_keep_their_order() {
     let Some(gpu) = gpu() else { return };
@@ -131,8 +131,7 @@ fn streams_keep_their_order() {
     assert_eq!(gpu.memory_stats().live, 0);
 }
 
-/// The emulator may interleave streams in any order that their events allow. No order changes a
-/// value.
+/// With random interleavings, which the emulator restricts only by events, results do not change.
 #[test]
 fn streams_keep_their_order_however_they_interleave() {
     let Some(gpu) = gpu().filter(|gpu| gpu.to_string().starts_with("emulator")) else {
@@ -159,7 +158,7 @@ fn graphs_run_again() {
     let stream = gpu.stream().unwrap();
     let input = Tensor::zeros(&gpu, &[300], DType::F32, Kind::Cache).unwrap();
     let one = ops::full(&gpu, &[300], DType::F32, 1.0).unwrap();
-    // In the first round kernels are loaded before the capture, otherwise during it.
+    // Kernels may be loaded during the capture.
     let mut graph = gpu
         .capture(|| {
             let doubled = ops::add(&input, &input)?;
@@ -186,7 +185,7 @@ fn graphs_reject_synchronization() {
     let waits = matches!(rejected, Error::Cuda(CudaError::Capture { op: "read", .. }));
     assert!(waits, "{rejected}");
     assert!(gpu.capture(|| gpu.synchronize()).is_err());
-    // The error names the caller that copies from the host.
+    // The error names the function that copies from the host.
     let message = |copied: Result<Tensor, Error>| copied.err().unwrap().to_string();
     let made = gpu.capture(|| Ok::<_, Error>(message(Tensor::from_slice(&gpu, &[1], &[3.0f32]))));
     let begins = "from_slice during Device::capture: a graph cannot wait for the GPU";
@@ -223,7 +222,7 @@ fn a_panic_ends_the_capture() {
     assert_eq!(values(graph.results()), [-2.0; 3]);
 }
 
-/// Work that panics on another stream is joined like any other.
+/// If a closure panics, its work on the other stream is still joined.
 #[test]
 fn a_panic_on_another_stream_releases_it() {
     let Some(gpu) = gpu() else { return };
@@ -241,7 +240,7 @@ fn a_panic_on_another_stream_releases_it() {
     assert_eq!(gpu.memory_stats().live, 0);
 }
 
-/// A graph cannot end before work on other streams has joined; the error says how to wait.
+/// A capture cannot end before work on other streams is joined. The error names the remedy.
 #[test]
 fn graphs_wait_for_their_other_streams() {
     let Some(gpu) = gpu() else { return };
@@ -254,15 +253,15 @@ fn graphs_wait_for_their_other_streams() {
         "with_stream during Device::capture: the capture ended before work on another stream was \
          joined; call Pending::wait, or drop the Pending, before the closure returns"
     );
-    // The abandoned recording holds no tensor.
+    // The failed capture does not keep its tensors borrowed.
     ops::fill_into(&cache, 1.0).unwrap();
     assert_eq!(values(&cache), [1.0; 3]);
 }
 
-/// While one thread captures, other threads neither synchronize the whole GPU nor free memory that
-/// the capture may use.
+/// While one thread captures, other threads can neither synchronize the whole GPU nor free memory
+/// that the capture may use.
 #[test]
-fn captures_of_other_threads_are_left_alone() {
+fn other_threads_do_not_disturb_a_capture() {
     let Some(gpu) = gpu() else { return };
     let x = ops::full(&gpu, &[3], DType::F32, 2.0).unwrap();
     drop(ops::full(&gpu, &[30 << 20], DType::U8, 0.0).unwrap());
@@ -291,7 +290,7 @@ fn captures_of_other_threads_are_left_alone() {
     assert_eq!(values(graph.results()), [2.0; 3]);
 }
 
-/// On out of memory the cache is freed first; if that is not enough, the error lists the live
+/// When memory runs out, the cache is freed first. If that is not enough, the error lists the live
 /// blocks.
 #[test]
 fn memory_runs_out() {
@@ -318,7 +317,7 @@ fn memory_runs_out() {
     assert_eq!(cache.segments_allocated, cache.segments_freed);
 }
 
-/// A meta device of this GPU counts the same as the GPU.
+/// A meta device with this GPU's properties counts the same work and memory.
 #[test]
 fn meta_devices_count_the_same() {
     let Some(gpu) = gpu() else { return };

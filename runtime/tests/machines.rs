@@ -1,15 +1,16 @@
-//! A machine without a usable GPU is reported by one message with a remedy. Each case is a separate
-//! process, because a process opens the driver once.
+//! On a machine without a usable GPU, the error has one message with a remedy. Each case runs in a
+//! child process, because a process opens the driver only once.
 
 use std::path::PathBuf;
 use std::process::Command;
 
 use meshgrad_runtime::Device;
 
-/// Selects what [`opens_a_gpu`] opens: `emulator` or `cuda`.
+/// The environment variable that selects what [`opens_a_gpu`] opens: `emulator` or `cuda`.
 const OPEN: &str = "MESHGRAD_TEST_OPEN";
 
-/// Not a test itself: the child process of the others, which prints why there is no GPU.
+/// Not a test itself: the other tests run it in a child process. It prints the device that it
+/// opened or the error.
 #[test]
 fn opens_a_gpu() {
     let opened = match std::env::var(OPEN).as_deref() {
@@ -23,8 +24,8 @@ fn opens_a_gpu() {
     }
 }
 
-/// The output of opening the first GPU of `open` with these environment variables: the device, or
-/// why there is none.
+/// Runs [`opens_a_gpu`] for `open` with these environment variables. Returns the device that it
+/// printed, or the error.
 fn opened(open: &str, variables: &[(&str, &str)]) -> String {
     let program = std::env::current_exe().unwrap();
     let run = Command::new(program)
@@ -40,7 +41,7 @@ fn opened(open: &str, variables: &[(&str, &str)]) -> String {
     message.unwrap_or_else(|| panic!("{output}")).0.to_string()
 }
 
-/// [`opened`] with the emulator.
+/// [`opened`] for the emulator; `None` if it is not built.
 fn emulated(variable: &str, value: &str) -> Option<String> {
     if !Device::emulator_is_built() {
         eprintln!("no emulator found: skipped");
@@ -77,7 +78,7 @@ fn no_emulator() {
     }
 }
 
-/// A file that is not a library, and a library that is not the emulator.
+/// The file is not a library, or is another library.
 #[test]
 fn broken_emulators() {
     let path = std::env::temp_dir().join(format!("not-a-library-{}", std::process::id()));

@@ -1,10 +1,10 @@
-//! A process opens the driver or the emulator, never both. In a separate process, because it opens
-//! one of them.
+//! A process opens the driver or the emulator, never both. A separate test program, because the
+//! choice cannot be undone.
 
 use meshgrad_runtime::{CudaError, Device, Error, Library};
 
 #[test]
-fn the_second_choice_is_an_error() {
+fn opening_the_other_library_is_an_error() {
     if !Device::emulator_is_built() {
         eprintln!("no emulator found: skipped");
         return;
@@ -12,7 +12,7 @@ fn the_second_choice_is_an_error() {
     let first = Device::emulator(0).unwrap();
     assert!(
         Device::emulator(0).unwrap() != first,
-        "every device is its own"
+        "two devices of one GPU are not equal"
     );
     let second = Device::cuda(0).err();
     let expected = Error::Cuda(CudaError::OneLibrary {

@@ -1,4 +1,4 @@
-//! Pinned host memory: the source of asynchronous copies.
+//! Pinned host memory, the source of asynchronous copies.
 
 mod devices;
 
@@ -19,8 +19,8 @@ fn bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|it| it.to_le_bytes()).collect()
 }
 
-/// The bytes are copied to parts of tensors and views, other bytes do not change, and the buffer is
-/// returned unchanged.
+/// The bytes are copied to a range of a tensor or view, other bytes do not change, and the buffer
+/// is returned unchanged.
 #[test]
 fn bytes_are_copied_to_their_range() {
     for device in devices() {
@@ -30,7 +30,7 @@ fn bytes_are_copied_to_their_range() {
         assert_eq!(back.as_ref(), bytes(&[1.0, 2.0, 3.0]));
         let rows = x.slice(0, 2..4).unwrap();
         let upload = rows.fill_from_pinned(8..16, back).unwrap();
-        // Later work in the stream reads the new values.
+        // Later work on the stream reads the new values.
         assert_eq!(
             x.to_vec::<f32>().unwrap(),
             [0.0, 1.0, 2.0, 0.0, 0.0, 0.0, 1.0, 2.0]
@@ -50,7 +50,7 @@ fn bytes_are_copied_to_their_range() {
     }
 }
 
-/// A returned buffer may be overwritten: its copy is complete.
+/// A returned buffer may be overwritten, because its copy is complete.
 #[test]
 fn a_buffer_is_reused() {
     for device in devices() {
@@ -66,7 +66,7 @@ fn a_buffer_is_reused() {
     }
 }
 
-/// The same when the emulator delays copies as long as events allow.
+/// As [`a_buffer_is_reused`], while the emulator delays copies as long as events allow.
 #[test]
 fn a_buffer_is_reused_after_a_delayed_copy() {
     if gpu().is_none_or(|gpu| gpu.to_string().starts_with("cuda")) {
@@ -117,7 +117,7 @@ fn invalid_ranges_are_rejected() {
     }
 }
 
-/// Pinned memory is counted, on a GPU, and freed.
+/// Pinned memory of a GPU is counted, and freed when its owner is dropped.
 #[test]
 fn pinned_memory_is_counted() {
     let Some(gpu) = gpu() else { return };
@@ -129,7 +129,11 @@ fn pinned_memory_is_counted() {
 
     let x = Tensor::zeros(&gpu, &[6], DType::F32, Kind::Cache).unwrap();
     let upload = x.fill_from_pinned(0..24, b).unwrap();
-    assert_eq!(gpu.pinned_memory_stats().live, 24, "the upload owns it");
+    assert_eq!(
+        gpu.pinned_memory_stats().live,
+        24,
+        "the upload owns the buffer"
+    );
     drop(upload);
     gpu.reset_peak();
     assert_eq!(gpu.pinned_memory_stats().peak, 0);

@@ -1,4 +1,4 @@
-//! The devices that tests run on; a test takes its device as a parameter.
+//! The devices that tests run on, and helpers that compare results between devices.
 
 #![allow(dead_code)]
 
@@ -32,7 +32,7 @@ pub(crate) fn reference() -> &'static Device {
     REFERENCE.get_or_init(Device::cpu)
 }
 
-/// Values between -`scale` and `scale` that differ from element to element.
+/// Values between -`scale` and `scale` that differ between elements.
 pub(crate) fn numbered(device: &Device, shape: &[usize], dtype: DType, scale: f64) -> Tensor {
     let count: usize = shape.iter().product();
     let values: Vec<f32> = (0..count)
@@ -42,19 +42,19 @@ pub(crate) fn numbered(device: &Device, shape: &[usize], dtype: DType, scale: f6
     ops::to_device(&ops::cast(&values, dtype).unwrap(), device).unwrap()
 }
 
-/// The same values in f64 on the CPU.
+/// The values of `x` as f64 on the CPU.
 pub(crate) fn exact(x: &Tensor) -> Tensor {
     let x = ops::to_device(x, reference()).unwrap();
     ops::cast(&x, DType::F64).unwrap()
 }
 
-/// The values, widened.
+/// The elements of `x` in row-major order, as f64.
 pub(crate) fn values(x: &Tensor) -> Vec<f64> {
     exact(x).to_vec().unwrap()
 }
 
-/// Asserts that every element is within `tolerance` of the expected one, relative to the larger of
-/// that and `unit`.
+/// Asserts that the error of every element is at most `tolerance` times the expected magnitude, or
+/// times `unit` if that is larger.
 #[track_caller]
 pub(crate) fn assert_close(actual: &Tensor, expected: &Tensor, tolerance: f64, unit: f64) {
     assert_eq!(actual.shape(), expected.shape());

@@ -6,7 +6,7 @@ use meshgrad_runtime::{
     ops::{self, AttentionMask, AttentionSequences},
 };
 
-/// Operands and a mask.
+/// Operands of attention, and a mask.
 struct Case {
     q: Tensor,
     k: Tensor,
@@ -22,7 +22,7 @@ fn narrow(device: &Device, values: &[i32]) -> Tensor {
     Tensor::from_slice(device, &[values.len()], values).unwrap()
 }
 
-/// The same mask for operands on the CPU.
+/// A copy of the mask with its tensors on the CPU.
 fn on_the_cpu(mask: &AttentionMask) -> AttentionMask {
     let to_cpu = |x: &Tensor| ops::to_device(x, reference()).unwrap();
     let sequences = match &mask.sequences {
@@ -45,7 +45,7 @@ fn on_the_cpu(mask: &AttentionMask) -> AttentionMask {
     }
 }
 
-/// Slices of one projection [B, T, H + 2 G, D].
+/// q, k and v as slices of one projection [B, T, H + 2 G, D].
 fn fused(
     device: &Device,
     dtype: DType,
@@ -63,8 +63,8 @@ fn fused(
     ]
 }
 
-/// Every mask; fused, transposed and separate operands; head dims that are a multiple of the tile
-/// and that are not; no queries, no keys.
+/// Every kind of mask; fused, transposed and separate operands; head dims that are multiples of the
+/// tile and ones that are not; no queries; no keys; no heads.
 fn cases(device: &Device, dtype: DType) -> Vec<Case> {
     let causal = AttentionMask::causal;
     let window = |window| AttentionMask {
@@ -115,7 +115,8 @@ fn cases(device: &Device, dtype: DType) -> Vec<Case> {
     all
 }
 
-/// Scores up to a few tens have an error of a few ulps.
+/// Eight roundings to `dtype`, and at least 2e-5, because scores up to a few tens have an error of
+/// a few ulps.
 fn tolerance(dtype: DType) -> f64 {
     (8.0 * rounding(dtype)).max(2e-5)
 }
@@ -164,15 +165,15 @@ fn check(case: &Case, dtype: DType) {
     }
 }
 
-/// The largest magnitude, or 1: rounding errors are relative to it.
+/// The largest magnitude of an element, at least 1. Rounding errors are relative to it.
 fn largest(x: &Tensor) -> f64 {
     values(x)
         .iter()
         .fold(1.0, |largest, x| x.abs().max(largest))
 }
 
-/// Errors that depend on values are returned by the op on the CPU, and by the next synchronization
-/// on a GPU.
+/// On the CPU the op returns the error. On a GPU the next synchronization does, because lengths are
+/// in device memory.
 #[test]
 fn invalid_lengths_are_reported() {
     for device in devices() {
@@ -194,7 +195,8 @@ fn invalid_lengths_are_reported() {
     }
 }
 
-/// Offsets that do not cover all tokens are reported; uncovered tokens are zero on a GPU.
+/// Offsets that do not cover all tokens are reported. On a GPU, results are finite and tokens after
+/// the last offset are zero.
 #[test]
 fn invalid_offsets_are_reported() {
     let lists: [&[i64]; 3] = [&[0, 3], &[1, 5], &[0, 6]];
@@ -221,7 +223,7 @@ fn invalid_offsets_are_reported() {
     }
 }
 
-/// Invalid extents are rejected on every device alike.
+/// Masks whose shapes do not match the operands are rejected on every device.
 #[test]
 fn invalid_masks_are_errors() {
     for device in devices() {

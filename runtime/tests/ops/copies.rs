@@ -1,9 +1,9 @@
-//! Ops that move elements, on every device, compared with the CPU.
+//! Ops that fill, copy and cast, on every device, compared with the CPU.
 
 use crate::devices::{devices, gpu, reference};
 use meshgrad_runtime::{Bool, CudaError, DType, Device, Element, Error, Kind, Shape, Tensor, ops};
 
-/// Elements of any dtype that differ from the next ones.
+/// A tensor of any dtype whose adjacent elements differ.
 fn elements(shape: &[usize], dtype: DType) -> Tensor {
     let count: usize = shape.iter().product();
     let values: Vec<i64> = (0..count as i64).map(|i| i * 37 % 119 - 40).collect();
@@ -153,7 +153,7 @@ fn concats_of_every_dtype_and_dim() {
     }
 }
 
-/// A cache is written at a position given by a tensor.
+/// Rows are copied into a cache at a position given by a tensor.
 #[test]
 fn copies_at_a_position() {
     for device in devices() {
@@ -178,7 +178,7 @@ fn copies_at_a_position() {
     }
 }
 
-/// On a GPU an out-of-range position leaves the cache unchanged and is reported by the next read.
+/// On a GPU, the next read reports an out-of-range position, and the cache is unchanged.
 #[test]
 fn out_of_range_positions_are_reported() {
     let Some(gpu) = gpu() else { return };

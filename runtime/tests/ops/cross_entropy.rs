@@ -7,8 +7,8 @@ use meshgrad_runtime::{Accumulator, CudaError, DType, Device, Error, Shape, Tens
 const FLOATS: [DType; 2] = [DType::F32, DType::BF16];
 const IGNORE: i64 = -100;
 
-/// Rows, classes, features: whole vectors and odd extents; several tiles, one tile or no tiles of
-/// rows and of classes.
+/// Rows, classes and features. Rows of `x` and `w` are whole vectors or not; there are several
+/// tiles, one tile or no tiles of rows and of classes.
 const EXTENTS: [[usize; 3]; 9] = [
     [6, 72, 16],
     [5, 33, 7],
@@ -21,7 +21,8 @@ const EXTENTS: [[usize; 3]; 9] = [
     [4, 5, 0],
 ];
 
-/// A layer with one label per row: of this shard of the vocabulary, of another shard, or ignored.
+/// A layer with one label per row. Labels are in this shard of the vocabulary, in another shard, or
+/// ignored.
 struct Problem {
     x: Tensor,
     w: Tensor,
@@ -139,7 +140,7 @@ fn check(problem: &Problem) {
     }
 }
 
-/// Labels of every index dtype give the same result, and so do strided operands.
+/// Labels of every index dtype give the same results. The other operands are strided.
 #[test]
 fn labels_of_every_dtype_and_strided_operands() {
     for device in devices() {
@@ -199,7 +200,7 @@ fn labels_of_every_dtype_and_strided_operands() {
     }
 }
 
-/// The sum over rows that are not ignored, rounded once; 0 if all are ignored.
+/// Sums over the rows that are not ignored. With no rows, the sum is 0.
 #[test]
 fn sums_of_losses() {
     for device in devices() {
@@ -222,8 +223,7 @@ fn sums_of_losses() {
     }
 }
 
-/// An out-of-range label is reported by the op on the CPU, and by the next synchronization on a
-/// GPU.
+/// On the CPU the op reports an out-of-range label; on a GPU the next synchronization does.
 #[test]
 fn labels_outside_of_the_vocabulary() {
     for device in devices() {

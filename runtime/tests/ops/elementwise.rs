@@ -10,10 +10,10 @@ type Binary = fn(&Tensor, &Tensor) -> Result<Tensor>;
 
 const FLOATS: [DType; 2] = [DType::F32, DType::BF16];
 
-/// Shapes with a tail, without elements, without dims, and of several CTAs.
+/// Shapes without dims, without elements, with a partial vector at the end, and of several CTAs.
 const SHAPES: [&[usize]; 6] = [&[], &[1], &[0, 3], &[7], &[3, 5, 2], &[33, 257]];
 
-/// Results are computed in f32, with a few roundings, and rounded once to `dtype`.
+/// Asserts that results are close, given a few roundings in f32 and one to `dtype`.
 fn assert_rounded(actual: &Tensor, expected: &Tensor, dtype: DType) {
     match dtype {
         DType::BF16 => assert_close(actual, expected, rounding(dtype), 0.1),
@@ -27,7 +27,6 @@ enum Domain {
     Positive,
 }
 
-/// Every unary function equals its f64 value, rounded.
 #[test]
 fn unary_functions_equal_f64() {
     let functions: [(&str, Unary, Domain); 15] = [
@@ -65,10 +64,10 @@ fn unary_functions_equal_f64() {
     }
 }
 
-/// Binary functions, which include gradients.
+/// Binary functions include the gradients of unary functions.
 #[test]
 fn binary_functions_equal_f64() {
-    // Shifts that keep the operands away from zero.
+    // Offsets that are added to the operands, to keep them away from zero.
     let (anywhere, first, second) = ([0.0, 0.0], [7.0, 0.0], [0.0, 7.0]);
     let functions: [(&str, Binary, [f64; 2]); 22] = [
         ("add", ops::add, anywhere),
@@ -155,7 +154,8 @@ fn comparisons_and_selection() {
 #[test]
 fn casts_round_to_nearest_even() {
     for device in devices() {
-        // Half of the spacing of bf16 at 1: both values lie between two bf16 numbers.
+        // Half of the spacing of bf16 at 1: the second and third value are halfway between two bf16
+        // numbers.
         let half = 1.0 / 256.0;
         let special = [f32::NAN, f32::INFINITY, -3.3e38];
         let x = [&[1.0f32, 1.0 + half, 1.0 + 3.0 * half, 0.1][..], &special].concat();
@@ -193,7 +193,7 @@ fn accumulating_filling_and_copying_in_place() {
     }
 }
 
-/// A user-defined op with one source for all devices.
+/// A user-defined op has one definition for all devices.
 #[test]
 fn user_defined_functions() {
     static SOFTPLUS: Signature = Signature::new("softplus", "x: F[..] -> y: F[..]", 3);

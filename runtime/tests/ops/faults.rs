@@ -1,5 +1,5 @@
-//! Out-of-range indices on a GPU: the kernel records the error and the next synchronization returns
-//! it.
+//! Out-of-range indices on a GPU. The kernel records the error, and the next synchronization
+//! returns it.
 
 use crate::devices::gpu;
 use meshgrad_kernels::assembler::Kernel;
@@ -56,7 +56,7 @@ fn pick(x: &Tensor, ids: &Tensor) -> Result<Tensor> {
     Ok(y.finish())
 }
 
-/// Ten numbers, and 100 ids, some of which are given as (position, id).
+/// Ten numbers, and 100 ids. `invalid` are (position, id) pairs to set.
 fn operands(gpu: &Device, invalid: &[(usize, i64)]) -> [Tensor; 2] {
     let mut ids: Vec<i64> = (0..100).map(|i| i * 7 % 10).collect();
     for (at, id) in invalid {
@@ -80,8 +80,8 @@ fn assert_met<T>(result: Result<T>, index: i64) {
     }
 }
 
-/// The next copy to the host returns the error once. It names op, index, extent and what to do. The
-/// output is zero at these positions.
+/// The next copy to the host returns the error once. The error names the op, the index, the extent
+/// and the remedy. The output is zero at these positions.
 #[test]
 fn the_next_read_returns_the_error() {
     let Some(gpu) = gpu() else { return };
@@ -102,9 +102,9 @@ fn the_next_read_returns_the_error() {
     }
 }
 
-/// An async read returns errors of earlier work, once, and none of later work.
+/// An async read returns errors of earlier work once, and none of later work.
 #[test]
-fn readings_tell() {
+fn async_reads_return_errors_of_earlier_work() {
     let Some(gpu) = gpu() else { return };
     let [x, ids] = operands(&gpu, &[(5, 13)]);
     let before = x.read_async::<f32>().unwrap();
@@ -115,8 +115,8 @@ fn readings_tell() {
     assert_eq!(x.read_async::<f32>().unwrap().wait().unwrap().len(), 10);
 }
 
-/// Negative indices count as the largest. An empty read, `item` and `synchronize` return the error
-/// as well.
+/// An empty read, `item` and `synchronize` return the error as well. The largest index is reported,
+/// and negative indices count as larger than all others.
 #[test]
 fn every_synchronization_returns_the_error() {
     let Some(gpu) = gpu() else { return };
@@ -147,9 +147,9 @@ fn work_on_other_streams_reports() {
     assert_eq!(y.to_vec::<f32>().unwrap()[50], 0.0);
 }
 
-/// A graph reports at every launch, depending on its current inputs.
+/// Each launch of a graph reports invalid indices in its current inputs.
 #[test]
-fn graphs_report() {
+fn graph_launches_report_errors() {
     let Some(gpu) = gpu() else { return };
     let [x, wrong] = operands(&gpu, &[(9, 10)]);
     let [_, right] = operands(&gpu, &[]);
@@ -182,8 +182,8 @@ fn fill(ids: &Tensor, from: &Tensor) {
         .unwrap();
 }
 
-/// Other ops have no error word to read at a synchronization. The meta device counts the same
-/// launches as the GPU.
+/// Without ops that check indices, a synchronization reads no error word and needs no pinned
+/// memory. A meta device counts such an op as one launch.
 #[test]
 fn other_ops_have_no_overhead() {
     let Some(gpu) = gpu() else { return };

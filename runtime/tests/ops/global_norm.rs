@@ -3,7 +3,7 @@
 use crate::devices::{devices, numbered, values};
 use meshgrad_runtime::{DType, Tensor, ops};
 
-/// More tensors than another op may take at once, of several dtypes and layouts.
+/// Many tensors of several dtypes and layouts, some of them empty.
 #[test]
 fn norms_of_many_tensors() {
     for device in devices() {
@@ -27,7 +27,8 @@ fn norms_of_many_tensors() {
     }
 }
 
-/// Scaled gradients have the norm of the mean, at most the limit. A non-finite norm gives no scale.
+/// Scaled gradients have the mean norm or the limit, whichever is smaller. If the mean norm is not
+/// finite, the scale is NaN.
 #[test]
 fn clipping() {
     for device in devices() {

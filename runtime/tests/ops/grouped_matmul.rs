@@ -1,12 +1,13 @@
-//! Products of ragged groups on every device, compared with f64 on the CPU.
+//! Grouped matrix products on every device, compared with f64 on the CPU.
 
 use crate::devices::{assert_close, devices, exact, gpu, numbered, reference, rounding};
 use meshgrad_runtime::{
     Accumulator, CudaError, DType, Device, Error, Kind, PinnedBuffer, Shape, Tensor, ops,
 };
 
-/// Offsets, rows, input and output features: groups of several tiles, of one row, of no rows; rows
-/// in no group; whole vectors and odd rows; no groups, no rows, k = 0.
+/// Offsets, and the extents: rows, input features, output features. There are groups of several
+/// tiles, one row and no rows; rows in no group; rows that are whole vectors and rows that are not;
+/// no groups; no rows; k = 0.
 const CASES: [(&[i64], [usize; 3]); 7] = [
     (&[0, 75, 75, 76, 140], [150, 40, 72]),
     (&[0, 3, 3, 70], [70, 33, 17]),
@@ -23,7 +24,7 @@ fn offsets(device: &Device, ends: &[i64]) -> Tensor {
     Tensor::from_slice(device, &[ends.len()], ends).unwrap()
 }
 
-/// The same values with other strides.
+/// The same values in a layout where dims `a` and `b` are exchanged.
 fn transposed(x: &Tensor, a: isize, b: isize) -> Tensor {
     ops::copy(&x.transpose(a, b).unwrap())
         .unwrap()
@@ -51,7 +52,7 @@ fn products_and_their_gradients() {
     }
 }
 
-/// Any strides of the operands and of the offsets.
+/// Operands and offsets may have any strides.
 #[test]
 fn views() {
     for device in devices() {
@@ -100,7 +101,7 @@ fn check(x: &Tensor, w: &Tensor, dy: &Tensor, ends: &[i64]) {
     }
 }
 
-/// If a group has no rows, an accumulator keeps its bits, also a negative zero.
+/// If a group has no rows, the accumulator keeps its bits, even negative zeros.
 #[test]
 fn empty_groups_add_nothing() {
     for device in devices() {
@@ -141,8 +142,7 @@ fn unused_rows_are_not_read() {
     }
 }
 
-/// A launch does not depend on the offsets: a graph recorded once uses the current contents of its
-/// offsets.
+/// A graph reads its offsets at each launch, so they may change after the capture.
 #[test]
 fn a_graph_follows_its_offsets() {
     let Some(device) = gpu() else { return };

@@ -96,7 +96,7 @@ fn elements_are_gathered() {
     }
 }
 
-/// Sums by index have the order of the CPU: f32 gives the same bits.
+/// Sums are in the same order as on the CPU, so they have the same bits.
 #[test]
 fn gradients_of_embeddings_add_up() {
     for device in devices() {
@@ -164,7 +164,7 @@ fn elements_are_scattered() {
     }
 }
 
-/// More positions than a CTA sorts, and more rows than one radix digit.
+/// There are more positions than one CTA sorts, and more rows than fit into one radix digit.
 #[test]
 fn many_positions_keep_their_order() {
     for device in devices() {
@@ -192,7 +192,7 @@ fn assert_told(gpu: &Device, op: &str, index: i64, extent: usize) {
     gpu.synchronize().unwrap();
 }
 
-/// On a GPU an out-of-range index selects zeros and is reported by the next synchronization.
+/// On a GPU, an out-of-range index selects zeros, and the next synchronization reports it.
 #[test]
 fn out_of_range_indices_are_reported() {
     let Some(gpu) = gpu() else { return };

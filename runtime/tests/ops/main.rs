@@ -1,6 +1,5 @@
-//! Every op on every device, compared with f64 on the CPU, one file per family. Further files test
-//! laws of all ops: aliasing and streams, reports of invalid indices, and which calls block the
-//! host.
+//! Every op on every device, compared with the CPU, one file per family. Other files test laws of
+//! all ops: aliasing and streams, the reporting of invalid indices, and which calls block the host.
 
 #[path = "../devices/mod.rs"]
 mod devices;

@@ -18,7 +18,7 @@ const EXTENTS: [[usize; 3]; 8] = [
     [40, 9, 777],
 ];
 
-/// The error of a sum of `k` products of `dtype`, relative to its magnitude.
+/// The tolerance of a sum of `k` products, relative to its magnitude.
 fn tolerance(dtype: DType, k: usize) -> f64 {
     2.0 * rounding(dtype) + 1e-6 * (k as f64)
 }
@@ -119,10 +119,9 @@ fn products_accumulate() {
     }
 }
 
-/// Split-k sums are rounded once or accumulated like others, also in a batch and with strided rows.
-/// They are deterministic.
+/// Products with a split k are correct and deterministic, also in a batch and with strided rows.
 #[test]
-fn long_sums() {
+fn split_k_products() {
     for device in devices() {
         for dtype in FLOATS {
             let a = numbered(&device, &[2, 3, 1600], dtype, 1.0);
@@ -147,9 +146,10 @@ fn long_sums() {
     }
 }
 
-/// One row or one column, from views whose other stride is odd, and strides that require a copy.
+/// One operand is a single row or column of a larger tensor. Some strides are odd, and some layouts
+/// require a copy.
 #[test]
-fn single_lines_of_odd_strides() {
+fn single_rows_and_columns_of_views() {
     for device in devices() {
         for dtype in FLOATS {
             let table = numbered(&device, &[37, 3, 53], dtype, 1.0);
@@ -174,7 +174,7 @@ fn single_lines_of_odd_strides() {
 
 /// With k = 0 a product is zero, and adds nothing to an accumulator.
 #[test]
-fn empty_sums() {
+fn products_with_k_zero() {
     for device in devices() {
         for dtype in FLOATS {
             let [a, b] = [[2, 4, 0], [2, 0, 6]].map(|shape| numbered(&device, &shape, dtype, 1.0));
@@ -192,7 +192,7 @@ fn empty_sums() {
     }
 }
 
-/// Kernels count rows in signed 32-bit integers: more rows are an error.
+/// Kernels count rows in signed 32-bit integers, so more rows are an error.
 #[test]
 fn more_rows_than_kernels_count() {
     let Some(gpu) = crate::devices::gpu() else {

@@ -3,7 +3,7 @@
 use crate::devices::{assert_close, devices, exact, numbered, reference, rounding};
 use meshgrad_runtime::{Accumulator, DType, Device, Result, Tensor, ops};
 
-/// [tokens, choices, experts, first local expert, local experts].
+/// [tokens, experts per token, experts, first local expert, local experts].
 const CASES: [[usize; 5]; 7] = [
     [0, 2, 4, 0, 4],
     [1, 1, 1, 0, 1],
@@ -27,7 +27,8 @@ fn ints(x: &Tensor) -> Vec<i64> {
     ops::cast(&x, DType::I64).unwrap().to_vec().unwrap()
 }
 
-/// Offsets, order and rows equal those of a stable sort, for any number of local experts.
+/// `offsets`, `order` and `row_of_slot` equal those of a stable sort, for any number of local
+/// experts.
 #[test]
 fn order_is_a_stable_sort() {
     for device in devices() {
@@ -36,7 +37,7 @@ fn order_is_a_stable_sort() {
                 check_order(&indices(&device, case, dtype), case);
             }
         }
-        // Views that start at any element.
+        // A view that does not start at the first element.
         let all = indices(&device, [6, 3, 5, 1, 3], DType::I32);
         check_order(&all.slice(0, 1..6).unwrap(), [5, 3, 5, 1, 3]);
     }
@@ -65,7 +66,8 @@ fn check_order(indices: &Tensor, [tokens, k, experts, first, held]: [usize; 5]) 
     assert_eq!(ints(&counted), counts);
 }
 
-/// Permute, unpermute and all gradients, for whole vectors, odd rows, one element and none.
+/// Permute, unpermute and all gradients, for rows that are whole vectors or not, of one element and
+/// of none.
 #[test]
 fn rows_are_permuted_and_unpermuted() {
     for device in devices() {
@@ -131,7 +133,7 @@ fn check_rows(x: &Tensor, case: [usize; 5]) {
     assert_close(&dweights, &exact_dweights, 1e-5, 10.0);
 }
 
-/// Offsets have one element even without experts.
+/// Without experts, `offsets` must still have one element.
 #[test]
 fn no_offsets_are_an_error() {
     for device in devices() {
@@ -144,7 +146,8 @@ fn no_offsets_are_an_error() {
     }
 }
 
-/// The selection, its weights and their gradient have the bits of the CPU, ties included.
+/// The selected experts, the weights and their gradient equal those of the CPU bit for bit, also
+/// with ties.
 #[test]
 fn routers_select_as_on_the_cpu() {
     for device in devices() {
@@ -169,7 +172,7 @@ fn routers_select_as_on_the_cpu() {
     }
 }
 
-/// A tensor with the same values on the CPU.
+/// A copy of the tensor on the CPU.
 fn on_cpu(x: &Tensor) -> Tensor {
     ops::to_device(x, reference()).unwrap()
 }
@@ -200,8 +203,8 @@ fn check_router(scores: &Tensor, k: usize) {
     }
 }
 
-/// Out-of-range indices are reported by the op on the CPU, and by the next synchronization on a
-/// GPU, which treats them as absent.
+/// On the CPU the op reports an out-of-range index. A GPU skips it, and the next synchronization
+/// reports it.
 #[test]
 fn out_of_range_indices_are_errors() {
     for device in devices() {
@@ -236,7 +239,7 @@ fn out_of_range_indices_are_errors() {
     }
 }
 
-/// A whole layer, forward and backward, with all experts and with some of them.
+/// A whole layer, forward and backward, with all experts or some of them local.
 #[test]
 fn layers_compute_as_on_the_cpu() {
     for device in devices() {
@@ -255,7 +258,7 @@ fn layers_compute_as_on_the_cpu() {
                 for (name, tensor) in &found {
                     eprintln!("{name} of {dtype:?} on {device}");
                     let (_, expected) = exact.iter().find(|(of, _)| of == name).unwrap();
-                    // Every product rounds its result; sums have up to sixty terms.
+                    // Every matrix product rounds its result; sums have up to sixty terms.
                     let tolerance = if dtype == DType::F32 { 1e-5 } else { 0.03 };
                     assert_close(tensor, expected, tolerance, 2.0);
                 }
@@ -269,7 +272,7 @@ fn probabilities(device: &Device, shape: [usize; 2], dtype: DType) -> Tensor {
     ops::sigmoid(&numbered(device, &shape, dtype, 1.5)).unwrap()
 }
 
-/// Two experts per token, each a gated product and a down projection.
+/// An MoE layer with two experts per token. An expert is a SwiGLU MLP.
 struct Layer {
     x: Tensor,
     probabilities: Tensor,
@@ -293,7 +296,7 @@ impl Layer {
         }
     }
 
-    /// The result and all gradients.
+    /// Computes the result and all gradients.
     fn run(&self) -> Result<Vec<(&'static str, Tensor)>> {
         let (p, held) = (&self.probabilities, self.held.clone());
         let (weights, indices) = ops::router_top_k(p, 2, true, Some(&self.bias))?;

@@ -1,11 +1,11 @@
-//! RMSNorm and its gradients on every device, compared with f64 on the CPU.
+//! RMS norm and its gradients on every device, compared with f64 on the CPU.
 
 use crate::devices::{assert_close, devices, exact, numbered, reference, rounding};
 use meshgrad_runtime::{Accumulator, DType, Tensor, ops};
 
 const EPS: f64 = 1e-6;
 
-/// Rows that fit in registers and rows that do not, one element, no elements, strided.
+/// Rows that fit in registers and rows that do not; one element; no elements; a transposed tensor.
 fn operands(device: &meshgrad_runtime::Device, dtype: DType) -> Vec<Tensor> {
     let shapes: [&[usize]; 6] = [
         &[3, 64],
@@ -38,7 +38,7 @@ fn forward_and_gradients() {
     }
 }
 
-/// The residual stream: the sum, its norm, and the gradient of both.
+/// The fused residual addition and norm, and their gradient.
 #[test]
 fn sums_and_their_norm() {
     for device in devices() {
@@ -57,7 +57,7 @@ fn check_sum(x: &Tensor, dtype: DType) {
     let expected = ops::add(&exact(x), &exact(&added)).unwrap();
     assert_close(&sum, &expected, rounding(dtype), 0.0);
 
-    // The norm is that of the rounded sum, as with separate ops.
+    // The norm is computed from the rounded sum, as with separate ops.
     let (expected, exact_inv_rms) = ops::rms_norm(&exact(&sum), &exact(&w), EPS).unwrap();
     assert_eq!((y.dtype(), inv_rms.dtype()), (dtype, DType::F32));
     assert_close(&y, &expected, 4.0 * rounding(dtype), 0.1);

@@ -1,5 +1,5 @@
-//! RMS norm of heads fused with their rotation on every device, compared with the two ops in f64 on
-//! the CPU.
+//! RMS norm fused with rotary position embedding on every device, compared with the two separate
+//! ops in f64 on the CPU.
 
 use crate::devices::{assert_close, devices, exact, numbered, reference, rounding, values};
 use meshgrad_runtime::ops::RopeStyle;
@@ -9,8 +9,8 @@ const EPS: f64 = 1e-6;
 
 const STYLES: [RopeStyle; 2] = [RopeStyle::Half, RopeStyle::Interleaved];
 
-/// Heads of two sequences of three positions: vectors and odd extents; all, some or no features
-/// rotated; no heads; no features.
+/// Extents [heads, features, rotated pairs]: features that are whole vectors or not; all, some or
+/// no features rotated; no heads; no features.
 const EXTENTS: [[usize; 3]; 7] = [
     [2, 128, 64],
     [3, 96, 32],
@@ -25,7 +25,7 @@ fn on(device: &Device, x: &Tensor) -> Tensor {
     ops::to_device(x, device).unwrap()
 }
 
-/// One table per sequence, or one for all.
+/// Tables for two sequences of three positions; the sequences share one if `sequences` is 1.
 fn tables(device: &Device, sequences: usize, pairs: usize) -> [Tensor; 2] {
     let positions: Vec<i64> = (0..3 * sequences as i64).map(|i| i * 7).collect();
     let positions = Tensor::from_slice(device, &[sequences, 3], &positions).unwrap();
@@ -88,9 +88,9 @@ fn check(x: &Tensor, [cos, sin]: &[Tensor; 2], style: RopeStyle, dtype: DType) {
     }
 }
 
-/// In f32 the result equals that of the two ops, bit for bit on the CPU.
+/// In f32 on the CPU, the result equals that of the two separate ops bit for bit.
 #[test]
-fn f32_is_the_norm_and_then_the_turn() {
+fn f32_equals_norm_then_rope() {
     let cpu = reference();
     let [cos, sin] = tables(cpu, 2, 20);
     let x = numbered(cpu, &[2, 3, 2, 48], DType::F32, 2.0);

@@ -1,4 +1,4 @@
-//! AdamW steps on every device: the bits of the CPU, in one launch.
+//! AdamW steps on every device have the bits of the CPU, and are one launch on a GPU.
 
 use crate::devices::{devices, numbered, reference, values};
 use meshgrad_runtime::ops::{self, AdamW, AdamWOperands, AdamWTable, StepScalars};
@@ -24,7 +24,7 @@ struct Trained {
 }
 
 impl Trained {
-    /// Tensors that start `skip` elements into their storages.
+    /// Creates tensors that start at element `skip` of their storages.
     fn new(device: &Device, shape: &[usize], dtype: DType, skip: usize) -> Trained {
         let count: usize = shape.iter().product();
         let of = |dtype, kind| {
@@ -135,10 +135,10 @@ fn steps_have_the_bits_of_the_cpu() {
     }
 }
 
-/// A step of all parameters is one launch, and counts one op per parameter. With a non-finite norm
-/// it changes nothing.
+/// A step of all parameters is one launch, and counts one op per parameter. With a scale that is
+/// not finite, it changes nothing.
 #[test]
-fn all_at_once() {
+fn a_step_of_all_parameters_is_one_launch() {
     for device in devices() {
         let all = [3, 5000, 64].map(|count| Trained::new(&device, &[count], DType::F32, 0));
         let operands = all.each_ref().map(Trained::operands);
@@ -161,9 +161,9 @@ fn all_at_once() {
     }
 }
 
-/// The pointer table is uploaded once: a step with the same table can be captured, another cannot.
+/// A step whose table was uploaded before can be captured; a step with a new table cannot.
 #[test]
-fn steps_are_replayed() {
+fn steps_can_be_captured() {
     let Some(device) = crate::devices::gpu() else {
         return;
     };
@@ -191,8 +191,8 @@ fn steps_are_replayed() {
     ));
 }
 
-/// Changes below the last bit of bf16 are lost with rounding to nearest, and kept on average with
-/// stochastic rounding.
+/// Changes smaller than the last bit of bf16 are lost with rounding to nearest. With stochastic
+/// rounding they are preserved on average.
 #[test]
 fn small_changes_add_up() {
     for device in devices() {
@@ -214,8 +214,8 @@ fn small_changes_add_up() {
     }
 }
 
-/// Stochastic rounding keeps infinities and NaN, rounds any other value to one of its two
-/// neighbors, and the mean over many keys is the value.
+/// Stochastic rounding keeps infinities and NaN, and rounds any other value to one of its two
+/// neighbors. The mean over many keys is the value.
 #[test]
 fn stochastic_rounding_is_unbiased() {
     const KEYS: u64 = 300;
@@ -247,7 +247,8 @@ fn stochastic_rounding_is_unbiased() {
                 *sum += after / before;
             }
         }
-        // A neighbor is at most 2^-7 away: the tolerance of the mean is five standard deviations.
+        // A neighbor is at most 2^-7 away, so the standard deviation is at most 0.004. The
+        // tolerance is five standard deviations of the mean.
         for sum in sums {
             let mean = sum / KEYS as f64;
             assert!(
@@ -258,7 +259,7 @@ fn stochastic_rounding_is_unbiased() {
     }
 }
 
-/// Stochastic rounding of a shard equals that part of the whole.
+/// A shard rounds like the same part of the whole parameter.
 #[test]
 fn shards_round_as_the_whole() {
     for device in devices() {
@@ -285,7 +286,7 @@ fn shards_round_as_the_whole() {
 }
 
 #[test]
-fn mistakes_are_errors_and_change_nothing() {
+fn invalid_operands_are_errors_and_change_nothing() {
     for device in devices() {
         let one = Trained::new(&device, &[6], DType::F32, 0);
         let before = one.bits();

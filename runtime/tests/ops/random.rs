@@ -1,10 +1,10 @@
-//! Random values and dropout on every device: the bits of the CPU.
+//! Random values and dropout on every device have the bits of the CPU.
 
 use crate::devices::{devices, numbered, reference, values};
 use meshgrad_runtime::{Bool, DType, Device, Key, Kind, Region, RegionKey, Tensor, ops};
 
-/// Shapes and the region of a larger tensor that they hold: whole tensors; rows that start at a
-/// whole Philox block and rows that do not; columns; a transposed box; one element; none.
+/// Shapes, and keys with the region of a larger tensor. The regions are whole tensors, rows that
+/// start at a Philox block or within one, columns, and a transposed box.
 fn draws() -> Vec<(Vec<usize>, RegionKey)> {
     let key = Key::new(42).fold_name("layers.0.mlp").fold(7);
     let whole = |shape: &[usize]| (shape.to_vec(), RegionKey::from(key));
@@ -53,7 +53,7 @@ fn values_equal_those_of_the_cpu() {
     }
 }
 
-/// In place, after a prefix that is not written, aligned to 16 bytes and not.
+/// Fills part of a parameter. Its start is aligned to 16 bytes or not.
 #[test]
 fn parameters_are_filled_in_place() {
     for device in devices() {
@@ -103,7 +103,7 @@ fn dropout_and_its_gradient() {
     }
 }
 
-/// Random f64 values exist on the CPU only.
+/// Random f64 values are supported only on the CPU.
 #[test]
 fn gpus_reject_random_f64() {
     let Some(gpu) = crate::devices::gpu() else {

@@ -10,7 +10,7 @@ const OPS: [Op; 4] = [ops::sum, ops::mean, ops::max, ops::min];
 /// All subsets of up to three dims.
 const DIMS: [&[isize]; 8] = [&[], &[0], &[1], &[2], &[0, 1], &[0, 2], &[1, 2], &[0, 1, 2]];
 
-/// Vectors and odd extents, long rows and long columns, strided, empty.
+/// Rows that are whole vectors or not, long rows and long columns, strided and empty tensors.
 fn operands(device: &Device, dtype: DType) -> Vec<Tensor> {
     let shapes = [
         [2, 3, 64],
@@ -45,14 +45,15 @@ fn any_dims_of_any_layout() {
 
 fn check(x: &Tensor, dims: &[isize], dtype: DType) {
     eprintln!("{x:?} over {dims:?}");
-    // The error of an f32 sum of thousands of elements, and less than one rounding to bf16.
+    // The tolerance allows the error of an f32 sum of thousands of elements, or one rounding to
+    // bf16.
     let unit = if dtype == DType::F32 { 1024.0 } else { 0.05 };
     for op in OPS {
         let y = op(x, dims).unwrap();
         assert_eq!(y.dtype(), dtype);
         assert_close(&y, &op(&exact(x), dims).unwrap(), rounding(dtype), unit);
     }
-    // Extremes are exact.
+    // The maximum is exact.
     let largest = ops::max(x, dims).unwrap();
     let exact_largest = ops::max(&exact(x), dims).unwrap();
     assert_eq!(values(&largest), values(&exact_largest));

@@ -6,8 +6,8 @@ use meshgrad_runtime::{DType, Device, Tensor, ops};
 
 const STYLES: [RopeStyle; 2] = [RopeStyle::Half, RopeStyle::Interleaved];
 
-/// Heads of two sequences of three positions: vectors and odd extents; all, some or no features
-/// rotated; no heads; no features.
+/// Extents [heads, features, rotated pairs]: features that are whole vectors or not; all, some or
+/// no features rotated; no heads; no features.
 const EXTENTS: [[usize; 3]; 7] = [
     [2, 128, 64],
     [3, 96, 32],
@@ -30,7 +30,7 @@ fn tables(device: &Device, positions: &Tensor, pairs: usize, factor: f64) -> (Te
     ops::rope_tables(&on(device, positions), &inv_freq, factor).unwrap()
 }
 
-/// Tables equal those of the CPU bit for bit, for every index dtype and large positions.
+/// Tables equal those of the CPU up to one rounding, for every index dtype and large positions.
 #[test]
 fn tables_equal_those_of_the_cpu() {
     let cpu = reference();
@@ -77,7 +77,7 @@ fn rotated_heads_and_their_gradient() {
     }
 }
 
-/// Expands one table to one per sequence, without a copy.
+/// Broadcasts a table to two sequences.
 fn broadcast(table: &Tensor) -> Tensor {
     table.broadcast_to(&[2, 3, table.shape()[2]]).unwrap()
 }

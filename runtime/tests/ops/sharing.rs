@@ -1,4 +1,4 @@
-//! Aliasing rules: an op's operands, and tensors used by work on other streams.
+//! Aliasing rules, for an op's operands and for tensors that work on other streams uses.
 
 use crate::devices::{devices, gpu, numbered, values};
 use meshgrad_runtime::ops::{AdamW, AdamWOperands, StepScalars};
@@ -15,7 +15,7 @@ fn assert_busy(result: Result<()>) {
     assert!(matches!(result, Err(Error::Busy { .. })), "{result:?}");
 }
 
-/// An op that writes a storage must not read another part of it: GPU threads are unordered.
+/// An op that writes a storage must not read another part of it, because GPU threads are unordered.
 #[test]
 fn an_op_does_not_read_what_it_changes() {
     for device in devices() {
@@ -49,7 +49,7 @@ fn an_op_does_not_read_what_it_changes() {
     }
 }
 
-/// An op on many tensors that rejects one of them has not changed the others.
+/// If an op on many tensors rejects one of them, it does not change the others.
 #[test]
 fn a_rejected_step_bumps_no_version() {
     for gpu in gpus() {
@@ -90,7 +90,7 @@ fn a_rejected_step_bumps_no_version() {
     }
 }
 
-/// A GPU, and a meta device of it.
+/// The GPU, and a meta device with its properties.
 fn gpus() -> Vec<Device> {
     let gpu = gpu();
     let meta = gpu.iter().map(|gpu| Device::meta(gpu.properties()));
@@ -142,7 +142,7 @@ fn outputs_of_a_pending_are_not_used() {
             assert_busy(cache.to_vec::<f32>().map(drop));
         }
 
-        // Work on the same stream is ordered after it.
+        // Work on the same stream is ordered after it, so it may use the tensor.
         let again = write(&side, &cache).unwrap();
         pending.wait().unwrap();
         assert_busy(ops::neg(&cache).map(drop));
@@ -151,7 +151,8 @@ fn outputs_of_a_pending_are_not_used() {
     }
 }
 
-/// The stream of a nested scope has waited for the outer ones; the outer ones must wait for it.
+/// A nested scope may use tensors of the outer scope. The outer scope must wait before it uses
+/// tensors that the nested scope wrote.
 #[test]
 fn nested_scopes() {
     for gpu in gpus() {
@@ -171,9 +172,9 @@ fn nested_scopes() {
     }
 }
 
-/// The graph accesses memory in the main stream, whenever it is launched.
+/// A graph borrows its tensors for each launch, on the main stream, and not between launches.
 #[test]
-fn graphs_do_not_hold_what_they_use() {
+fn graphs_borrow_their_tensors_at_launch() {
     for gpu in gpus() {
         let cache = cache(&gpu);
         let mut graph = gpu.capture(|| ops::neg(&cache)).unwrap();

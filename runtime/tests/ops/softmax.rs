@@ -3,7 +3,7 @@
 use crate::devices::{assert_close, devices, exact, numbered, rounding};
 use meshgrad_runtime::{DType, Device, Result, Tensor, ops};
 
-/// Rows that fit in registers and rows that do not, one element, no elements, strided.
+/// Rows that fit in registers and rows that do not; one element; no elements; strided tensors.
 fn operands(device: &Device, dtype: DType) -> Vec<Tensor> {
     let shapes: [&[usize]; 7] = [
         &[3, 64],
@@ -42,7 +42,7 @@ fn forward_and_gradients() {
                     let y = function(&x).unwrap();
                     assert_eq!(y.dtype(), dtype);
                     let exact_y = function(&exact(&x)).unwrap();
-                    // A logarithm is a difference of f32 numbers of this magnitude.
+                    // log_softmax is a difference of f32 numbers of this magnitude.
                     let unit = if dtype == DType::F32 { 8.0 } else { 0.1 };
                     assert_close(&y, &exact_y, 4.0 * rounding(dtype), unit);
 
@@ -56,7 +56,8 @@ fn forward_and_gradients() {
     }
 }
 
-/// A row of only minus infinity gives NaN; other rows use it as a mask.
+/// A row in which all elements are minus infinity gives NaN. In other rows, minus infinity works as
+/// a mask.
 #[test]
 fn minus_infinity() {
     let minus = f32::NEG_INFINITY;

@@ -3,7 +3,7 @@
 use crate::devices::{assert_close, devices, exact, numbered, rounding};
 use meshgrad_runtime::{DType, Device, Tensor, ops};
 
-/// Rows of whole vectors and odd rows, one element, no rows, no features, strided.
+/// Rows that are whole vectors or not; one element; no rows; no features; strided tensors.
 fn operands(device: &Device, dtype: DType) -> Vec<Tensor> {
     let shapes: [&[usize]; 6] = [
         &[3, 2, 64],

@@ -1,9 +1,9 @@
-//! argmax, argmin and top-k on every device: equal to the CPU bit for bit.
+//! argmax, argmin and top-k on every device equal those of the CPU bit for bit.
 
 use crate::devices::{devices, reference, values};
 use meshgrad_runtime::{DType, Device, Error, Tensor, ops};
 
-/// Integers with many ties, some NaNs, and infinities.
+/// Integers with many ties, some NaNs and infinities, and negative zeros.
 fn coarse(device: &Device, shape: &[usize], dtype: DType) -> Tensor {
     let count: usize = shape.iter().product();
     let value = |i: usize| match i % 613 {
@@ -18,7 +18,7 @@ fn coarse(device: &Device, shape: &[usize], dtype: DType) -> Tensor {
     ops::to_device(&ops::cast(&x, dtype).unwrap(), device).unwrap()
 }
 
-/// The same view of the same elements on the CPU.
+/// A copy of the tensor on the CPU.
 fn on_cpu(x: &Tensor) -> Tensor {
     ops::to_device(x, reference()).unwrap()
 }

@@ -1,4 +1,4 @@
-//! Which calls block the host until the GPU is done.
+//! Which calls block the host until the GPU has finished its work.
 
 use crate::devices::{devices, gpu, numbered, values};
 use meshgrad_runtime::ops::{self, AdamW, AdamWOperands, AdamWTable, StepScalars};
@@ -8,8 +8,7 @@ fn zeros(device: &Device, kind: Kind) -> Tensor {
     Tensor::zeros(device, &[300], DType::F32, kind).unwrap()
 }
 
-/// Small uploads fill one 4 MiB staging buffer, then the other. The host waits when both are full.
-/// Values stay correct.
+/// Small uploads fill two 4 MiB staging buffers in turn. The host waits only when both are full.
 #[test]
 fn uploads_are_asynchronous() {
     let Some(gpu) = gpu() else { return };
@@ -25,8 +24,8 @@ fn uploads_are_asynchronous() {
     }
 }
 
-/// The host work of a training step: tokens are uploaded, metrics are read asynchronously,
-/// parameters change. The host blocks only when it requests a value.
+/// A training step uploads tokens, reads metrics asynchronously and changes parameters. The host
+/// blocks only when it requests a value.
 #[test]
 fn a_step_never_blocks_the_host() {
     for device in devices() {
@@ -86,7 +85,7 @@ fn a_step_never_blocks_the_host() {
     }
 }
 
-/// An async read returns the values at its time, in row-major order, for any layout and size.
+/// An async read returns the values as of its call, in row-major order, for any layout and size.
 #[test]
 fn async_reads_ignore_later_writes() {
     for device in devices() {

@@ -1,4 +1,4 @@
-//! Calls of ops on a rank's local tensors.
+//! Calls ops on a rank's local tensors.
 
 use std::sync::LazyLock;
 
@@ -7,7 +7,7 @@ use meshgrad_runtime::{Accumulator, DType, Device, Kind, Result, Tensor, ops};
 
 use crate::shards::Part;
 
-/// One device for all tensors: the operands of an op must share it.
+/// The device of all tensors, because the operands of an op must be on one device.
 pub(crate) static CPU: LazyLock<Device> = LazyLock::new(Device::cpu);
 
 /// The local operands of one rank.
@@ -33,7 +33,7 @@ impl Local {
 
 type Run = Box<dyn Fn(&Local) -> Vec<Tensor>>;
 
-/// An op with operands.
+/// An op, its sharding rule and its operands.
 pub(crate) struct Case {
     pub(crate) name: &'static str,
     pub(crate) rule: ShardingRule,
@@ -62,7 +62,7 @@ pub(crate) fn local(
     given(name, rule, operands, run)
 }
 
-/// An op with dim arguments.
+/// An op whose sharding rule depends on dim arguments.
 pub(crate) fn given(
     name: &'static str,
     rule: ShardingRule,

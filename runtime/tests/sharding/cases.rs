@@ -1,4 +1,4 @@
-//! Ops with operands, by family.
+//! The ops to test, with operands, by family.
 
 use meshgrad_mesh::{Reduction, ShardingRule};
 use meshgrad_runtime::ops::{AttentionMask, RopeStyle, Targets};
@@ -270,7 +270,7 @@ fn normed_ropes() -> Vec<Case> {
     ]
 }
 
-/// With shared key heads, with one per query head, and with one for all.
+/// Two query heads per key head, one query head per key head, and one key head for all.
 fn attentions() -> Vec<Case> {
     let mut cases = Vec::new();
     for (heads, shared) in [(4, 2), (3, 3), (4, 1)] {

@@ -1,5 +1,5 @@
-//! The law of sharding rules: if a rule accepts placements, the assembled results of the ranks equal
-//! those of the unsharded op.
+//! The law of sharding rules: if a rule accepts the placements of the operands, assembling the
+//! ranks' results gives the result of the unsharded op.
 
 mod call;
 mod cases;
@@ -14,7 +14,7 @@ use call::{Case, Local};
 use cases::cases;
 use shards::{Part, assemble, assert_equal};
 
-/// All placements of an operand.
+/// All placements of an operand that are tested; with `ragged` more reductions and a ragged shard.
 fn placements(x: &Tensor, ranks: usize, ragged: bool) -> Vec<Placement> {
     let mut all = vec![Placement::Replicate];
     all.extend((0..x.shape().len()).map(Placement::shard));
@@ -31,7 +31,8 @@ fn placements(x: &Tensor, ranks: usize, ragged: bool) -> Vec<Placement> {
     all
 }
 
-/// All combinations of placements of the operands; with few operands also ragged ones.
+/// All combinations of placements of the operands. Ragged ones are included if there are few
+/// operands.
 fn choices(case: &Case, ranks: usize) -> Vec<Vec<Placement>> {
     let ragged = case.operands.len() <= 3;
     let mut choices = vec![Vec::new()];
@@ -46,7 +47,7 @@ fn choices(case: &Case, ranks: usize) -> Vec<Vec<Placement>> {
     choices
 }
 
-/// The placements of the results, if the rule accepts the operands'.
+/// The placements of the results, or `None` if the rule rejects those of the operands.
 fn inferred(case: &Case, ranks: usize, placements: &[Placement]) -> Option<Vec<Placement>> {
     let shapes = case.operands.iter().map(|x| &x.shape()[..]);
     let operands: Vec<_> = shapes.zip(placements.iter().cloned()).collect();
@@ -58,7 +59,7 @@ fn text(placements: &[Placement]) -> String {
     texts.join(", ")
 }
 
-/// Compares the ranks' results with the unsharded ones.
+/// Assembles the ranks' results and compares them with the unsharded ones.
 fn check(parts: &[Vec<Tensor>], placements: &[Placement], whole: &[Tensor], what: &str) {
     for (at, (placement, whole)) in placements.iter().zip(whole).enumerate() {
         let parts: Vec<Tensor> = parts.iter().map(|results| results[at].clone()).collect();
@@ -66,7 +67,8 @@ fn check(parts: &[Vec<Tensor>], placements: &[Placement], whole: &[Tensor], what
     }
 }
 
-/// Runs everything that a case's rule accepts along one axis, and returns it as text.
+/// Checks all combinations of placements that a case's rule accepts along one axis, and returns
+/// them as text.
 fn check_case(case: &Case, ranks: usize) -> Vec<String> {
     let whole = (case.run)(&Local::whole(&case.operands));
     let mut accepted = Vec::new();
@@ -96,7 +98,7 @@ fn check_case(case: &Case, ranks: usize) -> Vec<String> {
     accepted
 }
 
-/// The snapshot lists what each op accepts on two ranks.
+/// The snapshot lists the placements that each op accepts on two ranks.
 #[test]
 fn shards_compute_the_unsharded_result() {
     let mut table = Vec::new();
@@ -114,7 +116,7 @@ fn shards_compute_the_unsharded_result() {
     insta::assert_snapshot!(table.join("\n"));
 }
 
-/// The softmax of a row's shards is not a shard of its softmax.
+/// With a wrong rule that lets rows of a softmax be sharded, the check fails.
 #[test]
 #[should_panic(expected = "softmax: shard(2) -> shard(2)")]
 fn a_wrong_rule_is_detected() {
@@ -129,8 +131,8 @@ fn a_wrong_rule_is_detected() {
     );
 }
 
-/// Placements that a rule accepts on each of two axes are accepted together, nested in each other,
-/// except for reductions that do not commute.
+/// If a rule accepts some placements on one axis and some on another, it accepts both together,
+/// with nested shards. Exceptions are reductions that do not commute and unequal nested shards.
 #[test]
 fn axes_are_independent() {
     let mesh = Mesh::new(&[2, 3], &["dp", "tp"]).unwrap();
@@ -156,7 +158,7 @@ fn axes_are_independent() {
     assert!(tried > 1000, "{tried}");
 }
 
-/// Whether the rule accepts both; if so, the results are checked.
+/// Returns whether the rule accepts both placements. If so, checks the results.
 fn check_two(case: &Case, mesh: &Mesh, placements: [&[Placement]; 2], whole: &[Tensor]) -> bool {
     let [dp, tp] = placements;
     let shardings = case
@@ -173,7 +175,7 @@ fn check_two(case: &Case, mesh: &Mesh, placements: [&[Placement]; 2], whole: &[T
     let shardings: Vec<&Sharding> = shardings.iter().collect();
     let results = match case.rule.propagate(&shardings, &shapes) {
         Ok(results) => results,
-        // Reductions that do not commute, and nested shards that are not in proportion.
+        // Reductions that do not commute, and nested shards of unequal sizes.
         Err(RuleError::Sharding(_)) => return false,
         Err(RuleError::Incompatible(wrong))
             if matches!(wrong.problem, Problem::UnequalShards { .. }) =>

@@ -1,9 +1,9 @@
-//! Splitting tensors over ranks, and assembling them.
+//! Splits tensors over ranks, and assembles them.
 
 use meshgrad_mesh::{Division, Placement, Reduction};
 use meshgrad_runtime::{DType, Tensor, ops};
 
-/// A rank's local tensor, and its start in the global tensor.
+/// A rank's local tensor, and the coordinates of its first element in the global tensor.
 #[derive(Clone)]
 pub(crate) struct Part {
     pub(crate) tensor: Tensor,
@@ -18,7 +18,7 @@ impl Part {
         }
     }
 
-    /// The local tensors of all ranks of an axis.
+    /// Splits the tensor along an axis of `ranks` ranks.
     pub(crate) fn along(&self, placement: &Placement, ranks: usize) -> Vec<Part> {
         let x = &self.tensor;
         let with = |tensor| Part {
@@ -57,7 +57,8 @@ fn sizes(division: &Division, extent: usize, ranks: usize) -> Vec<usize> {
     }
 }
 
-/// Partial values that differ from the whole: small integers, and the remainder on rank 0.
+/// Partial tensors that reduce to `x`. For sums and means, ranks other than 0 have small integers
+/// and rank 0 has the remainder.
 fn partial(x: &Tensor, reduction: Reduction, ranks: usize) -> Vec<Tensor> {
     let whole = x.to_vec::<f64>().unwrap();
     let other = |rank: usize, at: usize| ((at * 7 + rank * 5) % 5) as f64 - 2.0;
@@ -111,7 +112,7 @@ pub(crate) fn assemble(parts: &[Tensor], placement: &Placement, what: &str) -> T
     }
 }
 
-/// Equal up to the rounding of reordered sums.
+/// Asserts that the tensors are equal, up to the rounding of reordered sums.
 pub(crate) fn assert_equal(actual: &Tensor, expected: &Tensor, what: &str) {
     assert_eq!(actual.shape(), expected.shape(), "{what}");
     assert_eq!(actual.dtype(), expected.dtype(), "{what}");
