@@ -9,8 +9,8 @@ use super::{BLOCK, blocks, for_blocks, for_parts};
 use crate::core::params::cross_entropy::Targets;
 use crate::{Error, Float, Number, Result, Tensor, Wide};
 
-/// The extents of a tile of logits. With more rows, `w` (and `dw`) are read less often; with more
-/// classes, the sums for `dx` are.
+/// The extents of a tile of logits. With more rows, `w` (and `dw`) are read less often. With more
+/// classes, the sums for `dx` are updated less often.
 const TILE_ROWS: usize = 512;
 const TILE_CLASSES: usize = 2048;
 
@@ -203,7 +203,7 @@ pub(crate) struct Gradient<'a, T: Float> {
 }
 
 impl<T: GemmFloat> Gradient<'_, T> {
-    /// `dx` comes with a buffer to sum one tile of its rows in, `dw` with a flag: whether to
+    /// `dx` comes with a buffer for the sums of one tile of rows, `dw` with a flag whether to
     /// overwrite it.
     pub(crate) fn compute(
         self,
@@ -299,7 +299,7 @@ fn round<T: Float>(wide: &[T::Wide], out: &mut [T]) {
     });
 }
 
-/// The sum of lse - label_logit over the rows that are not ignored, and their number.
+/// The sum of lse - label_logit over the rows that are not ignored, and the number of these rows.
 pub(crate) fn row_losses<T: Float>(
     lse: &Tensor,
     label_logit: &Tensor,

@@ -62,7 +62,7 @@ pub(crate) fn rope<T: Float>(
     Ok(())
 }
 
-/// Rotates one head. `x` may have a wider element type than `y`.
+/// Rotates one head. `x` or `y` may have the wide type of the other.
 #[inline(always)]
 pub(super) fn rotate_head<S: Float, T: Float<Wide = S::Wide>>(
     x: &[S],

@@ -16,7 +16,7 @@ pub struct AsyncRead<T> {
 }
 
 enum State<T> {
-    /// On a CPU.
+    /// On a CPU, the values are read without delay.
     Ready(Vec<T>),
     Copying {
         copy: PinnedCopy,

@@ -40,7 +40,7 @@ macro_rules! binary_ops {
             }
         )+
 
-        /// One static per op, with its name.
+        /// A static per op, named like the op.
         #[allow(non_upper_case_globals)]
         mod signature_of {
             use super::Signature;
@@ -194,7 +194,7 @@ macro_rules! comparisons {
             }
         )+
 
-        /// One static per op, with its name.
+        /// A static per op, named like the op.
         #[allow(non_upper_case_globals)]
         mod comparison {
             use super::Signature;

@@ -177,8 +177,8 @@ pub fn linear_cross_entropy_grad_both_into(
     Ok(made.map_or_else(|| unreachable!(), UninitTensor::finish))
 }
 
-/// The sum of lse - label_logit over the rows that are not ignored, and their number. Returns
-/// (loss, count).
+/// The sum of lse - label_logit over the rows that are not ignored, and the number of these rows.
+/// Returns (loss, count).
 ///
 /// The sum is accumulated in f64, in row order, and rounded once.
 ///

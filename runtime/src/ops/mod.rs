@@ -1,4 +1,4 @@
-//! The ops, one file per family: signatures, ops, and their gradient ops.
+//! The ops and their signatures. Each file has one family, with its gradient ops.
 //!
 //! An op checks its operands, allocates its results and workspaces, and runs its kernels, unless
 //! the device is a meta device. No op reads a value to decide a shape.

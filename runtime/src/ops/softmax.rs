@@ -64,7 +64,7 @@ macro_rules! row_ops {
             }
         )+
 
-        /// One static per op, with its name.
+        /// A static per op, named like the op.
         #[allow(non_upper_case_globals)]
         mod signature_of {
             use super::Signature;

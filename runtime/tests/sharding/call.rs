@@ -86,7 +86,7 @@ pub(crate) fn numbers(shape: &[usize], seed: usize) -> Tensor {
     Tensor::from_slice(&CPU, shape, &values).unwrap()
 }
 
-/// Nonzero numbers.
+/// Numbers from 1 to 5.
 pub(crate) fn positive(shape: &[usize], seed: usize) -> Tensor {
     ops::affine(&numbers(shape, seed), 0.5, 3.0).unwrap()
 }

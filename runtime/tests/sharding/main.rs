@@ -116,7 +116,7 @@ fn shards_compute_the_unsharded_result() {
     insta::assert_snapshot!(table.join("\n"));
 }
 
-/// With a wrong rule that lets rows of a softmax be sharded, the check fails.
+/// The check fails for a wrong rule that allows the last dim of a softmax to be sharded.
 #[test]
 #[should_panic(expected = "softmax: shard(2) -> shard(2)")]
 fn a_wrong_rule_is_detected() {

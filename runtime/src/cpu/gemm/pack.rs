@@ -161,9 +161,8 @@ pub(super) fn pack_rows<T: Pod, U: Unit<T>>(lanes: MatrixRef<'_, T>, panel: &mut
     }
 }
 
-/// Packs panels of `width` lanes that are `stride` units apart. Unit p of lane i is stored at `p *
-/// width + i` of its panel. Adjacent lanes must be adjacent in memory; all panels are packed in one
-/// pass.
+/// Packs panels of `width` lanes that are `stride` units apart, in one pass. Unit p of lane i of a
+/// panel is stored at `p * width + i`. Adjacent lanes must be adjacent in memory.
 #[inline(always)]
 pub(super) fn pack_panels_by_depth<T: Pod, U: Unit<T>>(
     lanes: MatrixRef<'_, T>,

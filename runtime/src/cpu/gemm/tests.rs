@@ -16,7 +16,7 @@ mod laws;
 /// Extents around the edges of the kernels' tiles (4, 8, 24, 32, 48) and of packing blocks (16).
 const EXTENTS: [usize; 16] = [0, 1, 2, 3, 7, 8, 9, 16, 17, 25, 31, 33, 47, 49, 64, 130];
 
-/// Small pseudorandom numbers; products of a few of them are exact even in bf16.
+/// A generator of pseudorandom numbers.
 #[derive(Clone)]
 pub(super) struct Numbers(u64);
 

@@ -1,4 +1,4 @@
-//! Routing: the choice of experts.
+//! Routing: selects the experts of each token.
 
 use crate::cpu::moe as kernels;
 use crate::cpu::rows::Flat;

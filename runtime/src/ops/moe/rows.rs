@@ -136,8 +136,8 @@ pub fn unpermute_tokens(y: &Tensor, weights: &Tensor, row_of_slot: &Tensor) -> R
     Ok(out.finish())
 }
 
-/// The gradient of [`unpermute_tokens`] with respect to `y`: dy_r = `weights[order[r]] *
-/// dout[order[r] / K]`.
+/// The gradient of [`unpermute_tokens`] with respect to `y`:
+/// `dy[r] = weights[order[r]] * dout[order[r] / K]`.
 ///
 /// # Shapes
 /// `dout` [N, H], `weights` [N, K], `order` \[C\] and `offsets` of an
@@ -239,7 +239,7 @@ fn widened(weights: &Tensor, dtype: DType) -> Result<Tensor> {
     contiguous(&cast(weights, dtype.accumulator())?)
 }
 
-/// Checks that the rows of all slots are below the capacity (`c`), or -1.
+/// Checks that the row of each slot is -1 or below the capacity (`c`).
 fn checked_rows<'a>(call: &Call, row_of_slot: &'a Tensor) -> Result<Flat<'a, i32>> {
     let row_of_slot = Flat::new(row_of_slot)?;
     kernels::check_indices(call.name(), &row_of_slot, call.extent("c"), true)?;

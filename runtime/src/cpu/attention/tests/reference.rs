@@ -165,7 +165,7 @@ pub(super) fn dense<T>(data: &[T], extents: [usize; 4]) -> Rows<'_, T> {
     }
 }
 
-/// Numbers in [-1, 1) whose magnitudes are distributed like those of activations.
+/// Sums of three uniform numbers, in [-3, 3), which are distributed similarly to activations.
 pub(super) fn random(len: usize, seed: u64) -> Vec<f64> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {

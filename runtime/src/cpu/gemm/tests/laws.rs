@@ -1,5 +1,5 @@
-//! Laws of a single product: close to a naive product in f64, and the same bits for any threads,
-//! tiles and order of operands.
+//! Laws of a single product. It is close to a naive product in f64. Its bits are the same for any
+//! number of threads, for any subset of rows, and for the transposed product.
 
 use super::*;
 
