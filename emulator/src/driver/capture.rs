@@ -26,7 +26,7 @@ pub(crate) struct Capture {
     pub(crate) graph: Graph,
     /// The nodes that the next node of each stream depends on.
     tails: BTreeMap<StreamHandle, Vec<NodeIndex>>,
-    /// Why the capture is invalidated.
+    /// Why the capture is invalidated, if it is.
     broken: Option<String>,
 }
 

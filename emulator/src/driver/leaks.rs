@@ -33,7 +33,7 @@ impl Driver {
 impl Leaked {
     fn report(&self) -> String {
         let count = self.things.len();
-        let mut message = format!("a context was destroyed that still held {count} resources");
+        let mut message = format!("the destroyed context still held {count} resources");
         if self.bytes > 0 {
             message += &format!(" with {} bytes", self.bytes);
         }

@@ -220,7 +220,7 @@ impl State {
             .is_some_and(|it| it.pending_free)
         {
             let message = format!(
-                "{}, was given to cuMemFreeAsync",
+                "{}, was already freed by cuMemFreeAsync",
                 self.space.describe(address)
             );
             return Err(Code::InvalidValue.because(message));
@@ -228,7 +228,10 @@ impl State {
         match (address - info.base).checked_add(bytes as u64) {
             Some(end) if end <= info.bytes as u64 => Ok(()),
             _ => {
-                let message = format!("{bytes} bytes at {}", self.space.describe(address));
+                let message = format!(
+                    "{bytes} bytes at {} exceed the allocation",
+                    self.space.describe(address)
+                );
                 Err(Code::InvalidValue.because(message))
             }
         }
@@ -255,7 +258,10 @@ impl State {
 
     pub(crate) fn allocation(&self, address: u64) -> Result<AllocationInfo> {
         let found = self.space.find(address);
-        found.ok_or_else(|| Code::InvalidValue.because(self.space.describe(address).to_string()))
+        found.ok_or_else(|| {
+            let location = self.space.describe(address);
+            Code::InvalidValue.because(format!("invalid address {location}"))
+        })
     }
 
     fn owner(&self, address: u64) -> Result<Owner> {

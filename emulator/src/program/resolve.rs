@@ -51,7 +51,9 @@ impl Lowering<'_> {
             None if name == "WARP_SZ" => Ok(self.names.constant(Constant::Bits(32), wide)),
             None => match Special::parse(name) {
                 Some(special) if special.is_wide() == wide => Ok(self.names.special(special)),
-                Some(_) => Err(format!("the special register `{name}` has another size")),
+                Some(_) => Err(format!(
+                    "the special register `{name}` does not have {wanted} bits"
+                )),
                 None => match self.module.functions.address(name) {
                     Some(address) if wide && offset == 0 => {
                         Ok(self.names.constant(Constant::Bits(address), true))
@@ -207,7 +209,7 @@ fn immediate(operand: &Operand, bits: u32, float: bool) -> Result<u64> {
             Ok(u64::from((f64::from_bits(*value) as f32).to_bits()))
         }
         (Operand::Integer(value), 32 | 64, true) => Err(format!(
-            "integer {} where a float of {bits} bits is expected; write {0}.0",
+            "expected a float of {bits} bits, got the integer {}; write {0}.0",
             *value as i64
         )),
         (other, ..) => {

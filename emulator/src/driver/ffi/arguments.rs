@@ -190,5 +190,5 @@ impl BlockToShared {
 }
 
 fn null(what: &str) -> Error {
-    Code::InvalidValue.because(format!("{what} is a null pointer"))
+    Code::InvalidValue.because(format!("{what} is null"))
 }

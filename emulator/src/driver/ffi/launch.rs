@@ -108,7 +108,7 @@ fn gather(kernel: &Kernel, each: In<Pointer>, extra: In<Pointer>) -> Result<Box<
             for (index, parameter) in kernel.parameters.iter().enumerate() {
                 let value = each.at(index).get()?;
                 if value.address() == 0 {
-                    let message = format!("parameter {index} of `{name}` is a null pointer");
+                    let message = format!("the pointer to parameter {index} of `{name}` is null");
                     return Err(Code::InvalidValue.because(message));
                 }
                 let place = parameter.offset..parameter.offset + parameter.bytes;

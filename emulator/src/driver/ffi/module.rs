@@ -113,7 +113,7 @@ exports! {
 fn load(image: Pointer) -> Result<ModuleHandle> {
     let driver = driver()?;
     if image.address() == 0 {
-        return Err(Code::InvalidValue.because("the image is a null pointer"));
+        return Err(Code::InvalidValue.because("the image is null"));
     }
     check_is_text(first_bytes(image)?.as_ref())?;
     driver.load(&image.text().get()?)

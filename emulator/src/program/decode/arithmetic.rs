@@ -257,7 +257,8 @@ impl Decoding<'_, '_, '_> {
             .collect::<Result<Vec<_>>>()?;
         let needed = if part.is_some() { 3 } else { 2 };
         if sources.len() != needed {
-            return Err(format!("{} sources; expected {needed}", sources.len()));
+            let given = sources.len();
+            return Err(format!("`{name}` has {given} sources; expected {needed}"));
         }
         let carry = self.lowering.carry();
         Ok(Op::Carry(Carry {

@@ -42,7 +42,7 @@ impl Decoding<'_, '_, '_> {
         let allowed: &[usize] = if whole_lines { &[16] } else { &[4, 8, 16] };
         if !allowed.contains(&bytes) {
             return Err(format!(
-                "a copy of {bytes} bytes; the size must be one of {allowed:?}"
+                "the copy has {bytes} bytes; the size must be one of {allowed:?}"
             ));
         }
         let (source_bytes, ignore) = match rest {

@@ -40,7 +40,10 @@ impl Decoding<'_, '_, '_> {
         let [to, address] = self.exactly()?;
         let to = self.registers_of(to, Type::B32)?;
         if to.len() != count {
-            return Err(format!("{} registers for {count} matrices", to.len()));
+            return Err(format!(
+                "`ldmatrix` has {} registers for {count} matrices",
+                to.len()
+            ));
         }
         Ok(Op::LoadMatrix(LoadMatrix {
             to,
@@ -119,7 +122,9 @@ impl Decoding<'_, '_, '_> {
         };
         let given = [&multiply.d, &multiply.a, &multiply.b, &multiply.c].map(Vec::len);
         if given != expected {
-            return Err(format!("{given:?} registers; expected {expected:?}"));
+            return Err(format!(
+                "the operands have {given:?} registers; expected {expected:?}"
+            ));
         }
         Ok(Op::Multiply(multiply))
     }

@@ -52,7 +52,7 @@ impl Decoding<'_, '_, '_> {
         let kind = self.opcode.kind()?;
         let bits = kind.bits() * vector.unwrap_or(1) as u32;
         if bits > 128 {
-            return Err(format!("an access of {bits} bits; the maximum is 128"));
+            return Err(format!("the access has {bits} bits; the maximum is 128"));
         }
 
         let (address, data) = match (operands, store) {

@@ -147,6 +147,8 @@ fn expect_registers(fragments: &[Fragment], given: &[usize]) -> Result<()> {
     let expected: Vec<_> = fragments.iter().map(|it| it.registers).collect();
     match expected == given {
         true => Ok(()),
-        false => Err(format!("{given:?} registers; expected {expected:?}")),
+        false => Err(format!(
+            "the operands have {given:?} registers; expected {expected:?}"
+        )),
     }
 }
