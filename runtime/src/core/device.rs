@@ -12,7 +12,7 @@ use crate::driver::{self, Allocator, Gpu, MetaSegments, NoBlock, Pool};
 use crate::threads::with_threads;
 use crate::{AllocatorStats, CudaError, DType, Error, GpuProperties, Library, MemoryStats, Result};
 
-/// The capabilities of a device. A meta device takes the properties of the device that it models.
+/// The capabilities of a device. A meta device has the properties of the device that it models.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Properties {
     /// Its name in messages: `cpu`, `cuda:0`, `emulator:0`.
@@ -22,7 +22,7 @@ pub struct Properties {
     /// The widest vector instructions that its kernels use: `avx512`, `avx2`, `neon` or `scalar`;
     /// `ptx` on a GPU.
     pub simd: &'static str,
-    /// Whether bf16 dot products are an instruction (AVX512-BF16, or a GPU's tensor cores).
+    /// Whether it has instructions for bf16 dot products (AVX512-BF16, or a GPU's tensor cores).
     pub native_bf16: bool,
     /// Properties of the GPU; `None` on a CPU.
     pub gpu: Option<GpuProperties>,
@@ -135,8 +135,8 @@ impl Device {
         Ok(Device::new(properties, memory, Backend::Gpu(Box::new(gpu))))
     }
 
-    /// A device that computes no values: only the shapes, FLOPs, bytes and memory of a device with
-    /// the properties `like`.
+    /// A device that computes no values, only shapes and the FLOPs, bytes and memory that a device
+    /// with the properties `like` would need.
     pub fn meta(like: &Properties) -> Device {
         let memory = match &like.gpu {
             None => host_memory(false),
@@ -159,7 +159,7 @@ impl Device {
         }))
     }
 
-    /// Runs `main` with this device's number of threads, which kernels of [`Device::cpu`] then use.
+    /// Runs `main`. Kernels of [`Device::cpu`] that it calls use this device's number of threads.
     pub fn run<T>(&self, main: impl FnOnce() -> T) -> T {
         match self.0.backend {
             Backend::Cpu(Some(threads)) => with_threads(threads, main),
@@ -172,7 +172,7 @@ impl Device {
         !matches!(self.0.backend, Backend::Meta)
     }
 
-    /// Whether this is a GPU, an emulated GPU, or a meta device of a GPU.
+    /// Whether this is a GPU, an emulated GPU, or a meta device that models a GPU.
     pub fn is_gpu(&self) -> bool {
         self.0.properties.gpu.is_some()
     }
@@ -200,7 +200,7 @@ impl Device {
             .map_or_else(MemoryStats::default, Gpu::pinned_stats)
     }
 
-    /// Resets the peaks to what is live now.
+    /// Resets the peaks to the bytes in use now.
     pub fn reset_peak(&self) {
         self.0.memory.reset_peak();
         if let Some(gpu) = self.gpu() {
@@ -273,7 +273,7 @@ impl Device {
         }
     }
 
-    /// The allocator of a GPU's memory, on a real GPU or a meta device of one.
+    /// The allocator of GPU memory, on a GPU or a meta device that models one.
     pub(crate) fn gpu_memory(&self) -> Option<std::sync::MutexGuard<'_, Allocator>> {
         self.0.memory.gpu()
     }

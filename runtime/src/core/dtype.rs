@@ -87,7 +87,7 @@ impl DType {
         matches!(self, DType::F64 | DType::F32 | DType::BF16 | DType::F16)
     }
 
-    /// Whether arithmetic is defined on it as a float: f64, f32 and bf16.
+    /// Whether it is a float dtype with arithmetic: f64, f32 and bf16.
     pub const fn computes(self) -> bool {
         matches!(self, DType::F64 | DType::F32 | DType::BF16)
     }
@@ -97,7 +97,7 @@ impl DType {
         matches!(self, DType::I64 | DType::I32 | DType::U32)
     }
 
-    /// The dtype of sums over this one: f64 for f64, f32 for all others.
+    /// The dtype in which its elements are summed: f64 for f64, f32 for all others.
     pub const fn accumulator(self) -> DType {
         match self {
             DType::F64 => DType::F64,
@@ -205,9 +205,9 @@ pub trait Float: Element {
     /// The nearest element to `wide`.
     fn narrow(wide: Self::Wide) -> Self;
 
-    /// For bf16, rounds `wide` stochastically to a neighbor whose mean over all words is `wide`:
-    /// adds the upper half of the word below the kept digits. NaN and infinities are unchanged. For
-    /// other types as [`Float::narrow`].
+    /// For bf16, rounds `wide` stochastically: adds the upper half of the random word to the 16
+    /// bits that bf16 drops, then truncates. The mean over all words is `wide`. NaN and infinities
+    /// are unchanged. Other types round as [`Float::narrow`].
     #[inline(always)]
     fn narrow_at_random(wide: Self::Wide, _word: u32) -> Self {
         Self::narrow(wide)
@@ -226,7 +226,7 @@ pub trait Wide:
     /// Minus infinity.
     const NEG_INFINITY: Self;
 
-    /// The larger of both; `self` when one is NaN.
+    /// The larger of the two; `self` if either is NaN.
     fn larger(self, other: Self) -> Self;
 
     /// Runs `f`, which must be `#[inline(always)]`, compiled for the widest vectors of this
@@ -321,7 +321,7 @@ impl Float for bf16 {
 
 /// Evaluates an expression with `$T` standing for the Rust type of a float dtype that computes.
 ///
-/// The signature of an op has refused every other dtype before; the last arm only satisfies the
+/// The signature of the op has already rejected every other dtype; the last arm only satisfies the
 /// compiler.
 #[macro_export]
 #[doc(hidden)]

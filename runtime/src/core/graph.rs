@@ -1,4 +1,4 @@
-//! Graphs: work of a GPU that is captured once and then launched as a whole.
+//! CUDA graphs: GPU work that is captured once and then launched as a whole.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ impl Device {
     /// memory that the work allocates belongs to the graph.
     ///
     /// # Errors
-    /// What `work` returns; [`CudaError::Capture`] for an operation that a graph cannot contain:
+    /// The error of `work`; [`CudaError::Capture`] for an operation that a graph cannot contain:
     /// reading values on the host, copying from the host, synchronizing; [`Error::Argument`] on a
     /// device without graphs and inside another capture or [`with_stream`](crate::with_stream).
     pub fn capture<T, E: From<Error>>(
@@ -50,7 +50,7 @@ impl Device {
             .into());
         }
 
-        // In this order, because the drops run in reverse order, also when the work panics.
+        // The order matters: locals are dropped in reverse order, even if `work` panics.
         let id = self.next_graph();
         let mut recorded = Recorded {
             device: self.clone(),

@@ -1,8 +1,8 @@
-//! Keys of random values. A random element is a function of a [`Key`], which is a value without a
-//! counter, and of the global index of the element.
+//! Keys of random values. A random element is a function of a stateless [`Key`] and of the
+//! element's index in the global tensor.
 //!
 //! So an element has the same value on any device, for any number of threads, and for any sharding.
-//! For a shard, a [`Region`] names the elements of the whole tensor that it has.
+//! For a shard, a [`Region`] specifies which elements of the global tensor it holds.
 //!
 //! ```
 //! use meshgrad_runtime::{DType, Device, Key, Region, Result, ops};
@@ -50,8 +50,8 @@ impl Key {
 
     /// The key derived from this one for a number: a step, a microbatch, a layer.
     ///
-    /// Philox4x32-10 of the counter (value's low word, its high word, key words 2 and 3) under the
-    /// key (key word 0 xor 0x243f6a88, key word 1).
+    /// The result is Philox4x32-10 of the counter (low and high word of `value`, key words 2 and 3)
+    /// under the key (key word 0 xor 0x243f6a88, key word 1).
     pub fn fold(self, value: u64) -> Key {
         self.mix(FOLD, value)
     }
@@ -70,7 +70,7 @@ impl Key {
         })
     }
 
-    /// This key for a tensor that has the elements `region` of a larger one.
+    /// This key for a tensor that holds `region` of a larger tensor.
     pub fn within(self, region: &Region) -> RegionKey {
         RegionKey {
             key: self,
@@ -96,7 +96,7 @@ fn low_and_high(value: u64) -> [u32; 2] {
     [value as u32, (value >> 32) as u32]
 }
 
-/// The elements of a global tensor that a tensor has: a box of it, with its dims in any order.
+/// The elements of a global tensor that a shard holds: a box, with its dims in any order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Region {
     /// A layout over the contiguous global tensor: an element's offset is its global index.
@@ -146,13 +146,13 @@ impl Region {
         })
     }
 
-    /// The shape of the tensor that has the region.
+    /// The shape of a tensor that holds the region.
     pub fn shape(&self) -> &Shape {
         self.indices.shape()
     }
 }
 
-/// A key and the region whose elements it generates. A [`Key`] alone is for a whole tensor.
+/// A key and the region whose elements it generates. A [`Key`] alone generates a whole tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegionKey {
     key: Key,
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_is_inside_its_tensor() {
+    fn regions_outside_of_the_tensor_are_rejected() {
         let region = Region::whole(&[4, 6]).unwrap();
         assert!(matches!(region.slice(2, 0..1), Err(Error::NoDim { .. })));
         assert!(matches!(

@@ -18,7 +18,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// A contiguous row-major layout from `offset` on.
+    /// A contiguous row-major layout that starts at `offset`.
     pub fn contiguous(shape: Shape, offset: usize) -> Layout {
         let mut strides = [0; MAX_DIMS];
         let mut step = 1;
@@ -275,7 +275,7 @@ mod tests {
         prop::collection::vec(0usize..5, 0..5)
     }
 
-    /// A layout after a few random views.
+    /// The layout of a random view of a view of a contiguous tensor.
     fn views() -> impl Strategy<Value = Layout> {
         (
             shapes(),
@@ -331,9 +331,8 @@ mod tests {
             prop_assert_eq!(offsets(&view.unwrap()), offsets(&layout));
         }
 
-        /// Permuting and permuting back is the identity.
         #[test]
-        fn permutations_invert(layout in views(), seed in 0usize..24) {
+        fn permuting_and_permuting_back_is_the_identity(layout in views(), seed in 0usize..24) {
             let dims = layout.shape().len();
             let mut order: Vec<usize> = (0..dims).collect();
             order.sort_by_key(|dim| (dim * 7 + seed) % 5);
@@ -344,10 +343,10 @@ mod tests {
             prop_assert_eq!(layout.permute(&order).unwrap().permute(&back).unwrap(), layout);
         }
 
-        /// Broadcasting is right-aligned repetition: both operands reach the common shape or
-        /// neither does.
+        /// Two shapes with a common broadcast shape both broadcast to it. Without a common shape,
+        /// the first does not broadcast to the second.
         #[test]
-        fn broadcasting_agrees(a in shapes(), b in shapes()) {
+        fn operands_broadcast_to_their_common_shape(a in shapes(), b in shapes()) {
             let of = |dims: &[usize]| Layout::contiguous(Shape::new(dims).unwrap(), 0);
             match Shape::broadcast(&a, &b) {
                 Some(common) => {

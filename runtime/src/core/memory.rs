@@ -2,7 +2,7 @@
 //!
 //! On a GPU it is the caching allocator of [`driver`](crate::driver). On the host, sizes are
 //! rounded up to classes, eight per power of two, so that a freed block fits the next request of
-//! about its size. A meta device counts in the same way, so its predicted peak equals the measured
+//! about its size. A meta device counts the same way, so its predicted peak equals the measured
 //! one.
 
 use std::alloc::Layout as Allocation;
@@ -12,16 +12,16 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::driver::{self, Allocator, AllocatorStats, MemoryStats, NoBlock, Pool};
 
-/// Alignment of every block in bytes: a cache line, and the widest vector register.
+/// Alignment of every block in bytes: the size of a cache line and of the widest vector register.
 pub(crate) const ALIGNMENT: usize = 64;
 
 /// The block of a storage.
 pub(crate) enum Block {
     /// Host memory.
     Host(HostBlock),
-    /// GPU memory; on a meta device of a GPU, an address without memory.
+    /// GPU memory; on a meta device that models a GPU, an address without memory.
     Gpu(driver::Block),
-    /// No memory, on a meta device of a CPU.
+    /// No memory, on a meta device that models a CPU.
     None,
 }
 
@@ -38,7 +38,7 @@ pub(crate) enum Memory {
 }
 
 impl Memory {
-    /// A block of at least `bytes` bytes; on a GPU of `pool`.
+    /// Allocates a block of at least `bytes` bytes; on a GPU from `pool`.
     pub(crate) fn allocate(&self, pool: Pool, bytes: usize) -> Result<Block, AllocationError> {
         match self {
             Memory::Host(memory) => match memory.allocate(bytes) {
@@ -53,8 +53,8 @@ impl Memory {
         }
     }
 
-    /// Frees a block that [`Memory::allocate`] returned for `bytes`. `used_elsewhere` says whether
-    /// streams other than that of the block's pool used it.
+    /// Frees a block that [`Memory::allocate`] returned for `bytes`. `used_elsewhere` is whether
+    /// a stream other than that of the block's pool used it.
     pub(crate) fn free(&self, bytes: usize, block: Block, used_elsewhere: bool) {
         match (self, block) {
             (Memory::Host(memory), Block::Host(block)) => memory.free(bytes, Some(block)),
@@ -268,7 +268,7 @@ mod tests {
         assert_eq!(memory.stats(), MemoryStats::default());
     }
 
-    /// A meta device has the statistics of the CPU.
+    /// A meta device reports the same statistics as the CPU.
     #[test]
     fn statistics_do_not_depend_on_backing_memory() {
         let (real, counted) = (HostMemory::new(true), HostMemory::new(false));

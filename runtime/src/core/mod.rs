@@ -1,5 +1,5 @@
-//! Tensors, and what they are made of: devices, memory, streams, layouts, dtypes, and the
-//! signatures of ops. Knows no kernel and no op.
+//! Tensors and the types under them: devices, memory, streams, layouts, dtypes, and the signatures
+//! of ops. This module depends on no kernel and no op.
 //!
 //! Layers of this crate, each of which imports only those above it in this list:
 //!

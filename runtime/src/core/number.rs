@@ -1,4 +1,4 @@
-//! Generic numbers, which elementwise functions are written in.
+//! The number type that elementwise functions are generic over.
 //!
 //! One source serves both back ends: on the CPU a function is compiled for f32 and f64; for a GPU
 //! it is traced once with [`Symbol`](crate::launch::symbol::Symbol)s.
@@ -46,11 +46,11 @@ pub trait Number:
         Self::ONE / (Self::ONE + (-self).exp())
     }
 
-    /// `then` if self < other, else `otherwise`, also when one is NaN.
+    /// `then` if self < other; `otherwise` if not, or if either is NaN.
     fn if_lt(self, other: Self, then: Self, otherwise: Self) -> Self;
-    /// `then` if self <= other, else `otherwise`, also when one is NaN.
+    /// `then` if self <= other; `otherwise` if not, or if either is NaN.
     fn if_le(self, other: Self, then: Self, otherwise: Self) -> Self;
-    /// `then` if self == other, else `otherwise`, also when one is NaN.
+    /// `then` if self == other; `otherwise` if not, or if either is NaN.
     fn if_eq(self, other: Self, then: Self, otherwise: Self) -> Self;
 }
 

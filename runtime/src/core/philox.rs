@@ -6,11 +6,11 @@ use meshgrad_kernels::philox::{KEY_STEPS, MULTIPLIERS, ROUNDS};
 
 const LOW: u64 = 0xffff_ffff;
 
-/// Four random words for each of `N` counters of four words. For each key it is a bijection of
-/// counters.
+/// Four random words for each of `N` counters of four words. For a fixed key, counters map one to
+/// one to results.
 ///
-/// Each word is in the low half of a 64-bit lane, as vector units multiply it. One call computes
-/// `N` counters in parallel.
+/// Each word is in the low half of a 64-bit lane, where vector multiplications expect it. One call
+/// computes `N` counters in parallel.
 #[inline(always)]
 pub(crate) fn philox<const N: usize>(
     mut key: [u32; 2],

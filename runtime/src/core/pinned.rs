@@ -42,8 +42,7 @@ enum Memory {
 }
 
 impl PinnedBuffer {
-    /// A buffer of `bytes` zeros. Pinning takes the driver milliseconds, so keep buffers and reuse
-    /// them.
+    /// A buffer of `bytes` zeros. Pinning memory takes milliseconds, so reuse buffers.
     ///
     /// # Errors
     /// [`CudaError::Pinned`](crate::CudaError::Pinned) when the host has no memory left;
@@ -104,9 +103,9 @@ impl fmt::Debug for PinnedBuffer {
 }
 
 /// A copy from a [`PinnedBuffer`] that may still be running, and the buffer. Later work of the same
-/// stream runs after the copy; only the buffer has to be waited for.
+/// stream runs after the copy, so waiting is only needed to get the buffer back.
 ///
-/// Dropping it waits.
+/// Dropping it waits for the copy.
 #[must_use = "`synchronize` returns the buffer"]
 pub struct PendingUpload {
     device: Device,
@@ -148,8 +147,8 @@ impl fmt::Debug for PendingUpload {
 
 impl Tensor {
     /// Overwrites the range `bytes` of this tensor, counted from its first element, with the first
-    /// bytes of `buffer`, on the current stream. On a GPU it returns at once, and the host copies
-    /// nothing.
+    /// bytes of `buffer`, on the current stream. On a GPU it enqueues the copy and returns
+    /// immediately.
     ///
     /// # Errors
     /// [`Error::Argument`] for a range outside of the tensor, more bytes than the buffer has, or a

@@ -1,26 +1,26 @@
-//! Signatures of ops, as data.
+//! Declarative signatures of ops.
 //!
 //! `x: F[.. i], w: F[o i] -> y: F[.. o]` declares the operands of an op, the dims that must agree,
 //! and the results. The checks of shapes and dtypes, the result shapes, the counts of FLOPs and
-//! bytes, the meta device, and the sharding rule follow from it.
+//! bytes, the meta device, and the sharding rule are derived from it.
 //!
 //! | syntax | meaning |
 //! |---|---|
 //! | `i` | a dim: the same extent at each occurrence of the name |
-//! | `i!` | the same, and the dim cannot be sharded, at any occurrence |
+//! | `i!` | as `i`, and the dim cannot be sharded; one `!` applies to all occurrences |
 //! | `2` | a dim of exactly this extent |
 //! | `..` | any leading dims, the same at each occurrence |
 //! | `~` | all dims, broadcast against each other; must be alone |
 //! | `*` | any dims, independent of other operands; must be alone |
 //! | `F` | f64, f32 or bf16, the same at each occurrence; `G` is a second variable |
-//! | `A` | the accumulator of `F`: f64 for f64, f32 otherwise |
+//! | `A` | the accumulator dtype of `F`: f64 for f64, f32 otherwise |
 //! | `T` | any dtype, the same at each occurrence; `U` is a second variable |
 //! | `I`, `J` | an index dtype: i64, i32 or u32 |
 //! | `f32`, `bool`, ... | this dtype |
 //!
-//! A result without a dim that has no `!` is a sum over that dim; a dim reduced in any other way
-//! has a `!`. Two properties are declared separately: the operands in which the op is
-//! [linear](Signature::linear_in), and dims that are [blocks of another](Signature::grouped).
+//! If a result lacks a dim of the operands, it is the sum over that dim. A dim that is reduced in
+//! any other way must have a `!`. Two properties are declared separately: the operands in which the
+//! op is [linear](Signature::linear_in), and dims that [divide into blocks](Signature::grouped).
 
 use std::sync::OnceLock;
 
@@ -44,8 +44,8 @@ pub struct Signature {
 }
 
 impl Signature {
-    /// An op `name` with operands as in `spec`, and `flops_per_point` floating-point operations per
-    /// point of its iteration space, the product of all its dims (2 for a matmul).
+    /// An op `name` with operands as in `spec`. It does `flops_per_point` floating-point operations
+    /// per point of its iteration space, the product of all its dims (2 for a matmul).
     pub const fn new(name: &'static str, spec: &'static str, flops_per_point: u64) -> Signature {
         Signature {
             name,
@@ -60,14 +60,14 @@ impl Signature {
 
     /// Declares that all results are linear in each of these operands: `["a", "b"]` for a product,
     /// `["a + b"]` for a sum, which is linear in both jointly. Such an operand may be partial(sum),
-    /// and the results then are.
+    /// and then so are the results.
     pub const fn linear_in(mut self, operands: &'static [&'static str]) -> Signature {
         self.linear_in = operands;
         self
     }
 
-    /// Declares that dim `many` is a multiple of dim `groups`, and that each index of `groups` has
-    /// a block of `many`: the two dims can only be sharded together.
+    /// Declares that dim `many` consists of equal blocks, one per index of dim `groups`. The two
+    /// dims can only be sharded together.
     pub const fn grouped(mut self, many: &'static str, groups: &'static str) -> Signature {
         self.grouped = Some((many, groups));
         self
@@ -83,9 +83,9 @@ impl Signature {
         self.spec
     }
 
-    /// Derives the shardings of the results from those of the operands. Dims that the text leaves
-    /// open (`*`) must be whole; [`ShardingRule`] has constructors for ops that take dims as
-    /// arguments.
+    /// Derives the shardings of the results from those of the operands. Dims that the signature
+    /// leaves open (`*`) cannot be sharded; [`ShardingRule`] has constructors for ops that take
+    /// dims as arguments.
     pub fn sharding_rule(&self) -> &ShardingRule {
         self.sharding_rule.get_or_init(|| {
             let rule = ShardingRule::from_signature(self.name, &self.parsed().signature);
@@ -463,7 +463,8 @@ impl Call {
         let parsed = self.signature.parsed();
         let result = &parsed.signature.results[at];
         let dtype = self.bound.dtype(parsed.result_dtypes[at]);
-        let dtype = dtype.unwrap_or_else(|| panic!("{}: dtype of `{}`", self.name(), result.name));
+        let dtype =
+            dtype.unwrap_or_else(|| panic!("{}: unset dtype of `{}`", self.name(), result.name));
         let shape = self.shape_of(result)?;
         self.output_of(shape, dtype)
     }
@@ -477,7 +478,8 @@ impl Call {
         UninitTensor::new(&self.device, shape, dtype)
     }
 
-    /// Allocates a workspace of `elements` elements. It is counted, and freed when dropped.
+    /// Allocates a workspace of `elements` elements. Unlike an output, it does not count towards
+    /// the op's bytes.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`], [`Error::TooLarge`].
@@ -488,7 +490,7 @@ impl Call {
     /// Counts the op, and runs its CPU kernel. On a meta device the kernel does not run.
     ///
     /// # Errors
-    /// What `kernel` returns; [`Error::NoKernel`] on a GPU.
+    /// The error of `kernel`; [`Error::NoKernel`] on a GPU.
     pub fn compute(&self, kernel: impl FnOnce() -> Result<()>) -> Result<()> {
         if self.device.is_gpu() {
             return Err(self.device.no_kernel(self.name()));
@@ -532,7 +534,7 @@ impl Call {
                     shape.followed_by(&[self.extent(dims[id].name)])?
                 }
                 DimSpec::Any => {
-                    panic!("{}: `{}` is given by output_of", self.name(), operand.name)
+                    panic!("{}: allocate `{}` with output_of", self.name(), operand.name)
                 }
             };
         }

@@ -1,12 +1,13 @@
 //! Vectorizable elementary functions of f32: no tables, no branches, no libm calls.
 //!
-//! Each function has two forms with one source. `exp_f32s(simd, x)` works on a vector of
+//! Each function has two forms that share one source. `exp_f32s(simd, x)` works on a vector of
 //! [`pulp::Simd`]. `exp(x)` is the same code on [`pulp::Scalar`], for plain loops; the compiler
 //! vectorizes it when the loop runs inside [`pulp::Arch::dispatch`].
 //!
 //! The vector form fuses multiply and add if the SIMD level has the instruction; the scalar form
-//! never does. So bits may differ between the two forms and between SIMD levels. They do not depend
-//! on the position in the vector, on the length of the slice, or on the number of threads.
+//! never does. So the bits of a result may differ between the two forms and between SIMD levels.
+//! They do not depend on the position in the vector, on the length of the slice, or on the number
+//! of threads.
 
 use meshgrad_kernels::elementary::{EXP_TAIL, LN_2_HIGH, LN_2_LOW, LN_TAIL, ROUND};
 use pulp::{Scalar, Simd};
@@ -54,8 +55,8 @@ pub(crate) fn exp_f32s<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     simd.mul_f32s(scaled, power_of_two(simd, rest))
 }
 
-/// e^x of each lane for x <= 88, as softmax needs it: cheaper than [`exp`], results below 2^-126
-/// are flushed to 0.
+/// e^x of each lane for x <= 88, for softmax. It is cheaper than [`exp`], because it flushes
+/// results below 2^-126 to 0.
 #[inline(always)]
 pub(crate) fn exp_flushed_f32s<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     let lowest = simd.splat_f32s(LN_MIN_POSITIVE);
@@ -245,7 +246,7 @@ mod tests {
         }
     }
 
-    /// A prime, so that all low bits occur. `MESHGRAD_EXHAUSTIVE=1` tests every f32.
+    /// A prime, so that every pattern of low bits occurs. `MESHGRAD_EXHAUSTIVE=1` tests every f32.
     fn step() -> usize {
         if std::env::var_os("MESHGRAD_EXHAUSTIVE").is_some() {
             1

@@ -33,11 +33,11 @@ pub(crate) struct Storage {
     device: Device,
     kind: Kind,
     version: AtomicU64,
-    /// Whether a stream other than its own used it.
+    /// Whether a stream other than its pool's has used it.
     used_elsewhere: AtomicBool,
     /// The scope that last kept it alive.
     kept_by: AtomicU64,
-    /// Uses by streams, if it is mutable.
+    /// Uses by enqueued work, for a mutable storage.
     uses: StreamUses,
     /// Borrows by the host: the number of readers, or -1 for one writer.
     borrows: AtomicIsize,
@@ -119,7 +119,7 @@ impl Storage {
         })
     }
 
-    /// Its address on a GPU (on a meta device the address that a GPU would give it), for the op
+    /// Its address on a GPU (on a meta device, the address that it would have on a GPU), for the op
     /// that creates this storage and has not shared it yet.
     pub(crate) fn uninit_address(&self) -> Result<u64> {
         match &self.block {
@@ -141,12 +141,12 @@ impl Storage {
         self.used_elsewhere.store(true, Ordering::Release);
     }
 
-    /// The uses by work on streams that was not waited for.
+    /// The uses by enqueued work that has not been waited for.
     pub(crate) fn uses(&self) -> &StreamUses {
         &self.uses
     }
 
-    /// Whether `scope` did not keep it alive already. Records `scope` as the last one that did.
+    /// Records `scope` as the last scope that keeps it alive, and returns whether that is a change.
     pub(crate) fn is_new_to(&self, scope: u64) -> bool {
         self.kept_by.swap(scope, Ordering::Relaxed) != scope
     }
@@ -191,7 +191,8 @@ impl Storage {
 impl Drop for Storage {
     fn drop(&mut self) {
         let block = std::mem::replace(&mut self.block, Block::None);
-        // The base stream waits for a side stream before the side stream's uses of its blocks end.
+        // Does not apply to blocks of the base stream: it waits for a side stream before the side
+        // stream's uses of its blocks end.
         let elsewhere = self.used_elsewhere.load(Ordering::Acquire);
         let used_elsewhere =
             elsewhere && matches!(&block, Block::Gpu(block) if block.pool().stream != 0);
@@ -199,7 +200,7 @@ impl Drop for Storage {
     }
 }
 
-/// Blocks are aligned for every element type and truncated to whole elements, so that the cast
+/// Blocks are aligned for every element type and `whole` drops a partial element, so the cast
 /// cannot fail.
 fn elements<T: Element>(bytes: &[u8]) -> &[T] {
     bytemuck::cast_slice(whole(bytes, T::DTYPE))

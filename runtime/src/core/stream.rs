@@ -1,21 +1,22 @@
 //! Streams: work that runs concurrently with other work of the same device.
 //!
-//! The current stream is a scope of the thread: [`with_stream`] makes another stream the current
-//! one while it runs, and returns a [`Pending`], which owns every tensor that the work uses until
-//! it is waited for. So no tensor carries an event, and no memory is reused too early:
+//! [`with_stream`] runs a closure with another stream as the current stream of the thread. This is
+//! a *scope*. It returns a [`Pending`], which keeps the tensors that the work uses alive until it
+//! is waited for or dropped. So no tensor carries an event, and no memory is reused too early:
 //!
-//! - At the start of a scope, its stream waits for all work enqueued so far on the stream around
-//!   it.
+//! - At the start of a scope, its stream waits for all work enqueued so far on the enclosing
+//!   stream.
 //! - Memory belongs to the stream that allocated it, and is freed to it.
-//! - A `Pending` keeps the tensors of other streams that its work uses alive. When it is joined,
-//!   the stream around waits for the work, and the tensors may be freed.
-//! - A tensor that the work allocated and other streams used is freed to its stream at once. It is
-//!   reused from the next scope on, which waits for those streams.
+//! - A `Pending` keeps alive the tensors of other streams that its work uses. When it is waited for
+//!   or dropped, the enclosing stream waits for the work, and the tensors may be freed.
+//! - A tensor that the work allocated and other streams used is freed to its stream immediately.
+//!   Its memory is reused only from that stream's next scope on, which waits for the other streams.
 //!
-//! Until then no other work writes a mutable storage (a parameter, a cache) that this work reads,
-//! or uses one that it writes, unless it is ordered after this work ([`super::stream_uses`]).
+//! While a `Pending` is outstanding, other work cannot write a mutable storage (a parameter, a
+//! cache) that the pending work reads, nor use one that it writes. Work that is ordered after the
+//! pending work may do both ([`super::stream_uses`]).
 //!
-//! On a device without streams the work runs inside the scope, and waiting does nothing.
+//! On a device without streams the work runs synchronously, and waiting does nothing.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -40,7 +41,7 @@ struct Inner {
 }
 
 impl Device {
-    /// Waits until all work of the device is done. Returns at once on a CPU device.
+    /// Waits until all work of the device is done. Returns immediately on a CPU device.
     ///
     /// # Errors
     /// [`Error::Cuda`] with the failure of earlier work; [`CudaError::Capture`] inside
@@ -56,7 +57,7 @@ impl Device {
         }
     }
 
-    /// A new stream of this device. On a device without streams its work runs at once.
+    /// A new stream of this device. On a device without streams, its work runs synchronously.
     ///
     /// # Errors
     /// [`Error::Cuda`] when the driver fails.
@@ -102,7 +103,7 @@ impl fmt::Debug for Stream {
     }
 }
 
-/// Where the calling thread enqueues its work, and the storages of other streams that it uses.
+/// The stream on which the calling thread enqueues its work, and the storages that the work uses.
 struct Scope {
     /// Unique in this process.
     id: u64,
@@ -137,7 +138,7 @@ impl Scope {
         let own = storage.pool() == self.pool;
         let is_new = match storage.kind() {
             Kind::Value => !own && storage.is_new_to(self.id),
-            // Allocated for a graph, and used by that graph only.
+            // It was allocated for a graph, and only that graph uses it.
             _ if own && self.pool.stream == 0 => false,
             _ => storage.uses().add(self.scope_id(), access),
         };
@@ -155,9 +156,10 @@ impl Scope {
 /// Storages that the work of a scope uses.
 #[derive(Default)]
 struct UsedStorages {
-    /// Storages of other pools: they live until the work is done.
+    /// Storages of other pools. They live until the work is done.
     kept: Vec<Arc<Storage>>,
-    /// Mutable storages of the scope's own pool: later work of the pool may reuse their memory.
+    /// Mutable storages of the scope's own pool. They may be freed earlier, because only later work
+    /// of the same stream reuses their memory.
     own: Vec<Weak<Storage>>,
 }
 
@@ -179,7 +181,7 @@ impl UsedStorages {
     }
 }
 
-/// The number of empty lists that a thread keeps: scopes seldom nest deeper.
+/// The most empty lists that a thread keeps. Scopes seldom nest deeper.
 const MAX_SPARE: usize = 16;
 
 thread_local! {
@@ -199,7 +201,7 @@ fn innermost<T>(device: &Device, f: impl FnOnce(Option<&mut Scope>) -> T) -> T {
     })
 }
 
-/// The pool of the current scope, which allocations come from.
+/// The pool of the current scope, from which tensors are allocated.
 pub(crate) fn pool(device: &Device) -> Pool {
     innermost(device, |scope| {
         scope.map_or_else(Pool::default, |scope| scope.pool)
@@ -220,7 +222,7 @@ pub(crate) fn raw(device: &Device, gpu: &Gpu) -> Arc<RawStream> {
 pub(crate) fn record_use(storage: &Arc<Storage>, access: Access, op: &'static str) -> Result<()> {
     SCOPES.with_borrow_mut(|scopes| {
         let of_device = |scope: &&mut Scope| scope.device == *storage.device();
-        // A scope's stream has waited for the streams around it.
+        // A scope's stream has waited for the streams of the enclosing scopes.
         let before = |stream| {
             let mut around = scopes
                 .iter()
@@ -244,7 +246,7 @@ pub(crate) fn capturing() -> bool {
     SCOPES.with_borrow(|scopes| scopes.iter().any(|scope| scope.pool.graph != 0))
 }
 
-/// The error of an `op` that waits for the GPU, while a graph is being captured.
+/// Fails if this thread is capturing a graph, for an `op` that waits for the GPU.
 pub(crate) fn forbid_in_capture(op: &'static str) -> Result<(), CudaError> {
     match capturing() {
         false => Ok(()),
@@ -256,8 +258,8 @@ pub(crate) fn forbid_in_capture(op: &'static str) -> Result<(), CudaError> {
     }
 }
 
-/// An entered scope, until [`ScopeGuard::leave`]. If it is dropped instead, because the work
-/// panicked, the stream around waits for the work.
+/// A scope that has been entered, until [`ScopeGuard::leave`]. If it is dropped instead, because
+/// the work panicked, the enclosing stream waits for the work.
 pub(crate) struct ScopeGuard(());
 
 impl ScopeGuard {
@@ -267,7 +269,8 @@ impl ScopeGuard {
         ScopeGuard(())
     }
 
-    /// Ends the scope, also when its work failed: the GPU still runs what was enqueued.
+    /// Ends the scope. Call it even if the work failed, because the GPU still runs what was
+    /// enqueued.
     pub(crate) fn leave(self) -> Result<Join, CudaError> {
         std::mem::forget(self);
         ScopeGuard::end()
@@ -289,15 +292,15 @@ impl Drop for ScopeGuard {
 }
 
 /// Runs `work` with `stream` as the current stream of this thread. The stream first waits for all
-/// work enqueued so far on the stream around it. The work then runs concurrently with later work of
-/// that stream.
+/// work enqueued so far on the enclosing stream: the one that is current at the call. The work then
+/// runs concurrently with later work of the enclosing stream.
 ///
-/// Until the [`Pending`] is waited for or dropped, mutable tensors (parameters, caches) that the
-/// work reads cannot be written outside of this stream, and those that it writes cannot be used:
+/// Until the [`Pending`] is waited for or dropped, other streams cannot write mutable tensors
+/// (parameters, caches) that the work reads, nor use those that it writes: such ops return
 /// [`Error::Busy`].
 ///
 /// # Errors
-/// What `work` returns; [`Error::Cuda`] when the driver fails.
+/// The error of `work`; [`Error::Cuda`] when the driver fails.
 pub fn with_stream<T, E: From<Error>>(
     stream: &Stream,
     work: impl FnOnce() -> Result<T, E>,
@@ -362,7 +365,7 @@ impl<T> fmt::Debug for Pending<T> {
     }
 }
 
-/// The end of a scope's work, and the storages that it used.
+/// The event at the end of a scope's work, and the storages that the work uses.
 pub(crate) struct Join {
     scope: u64,
     device: Device,
@@ -409,7 +412,7 @@ impl Join {
         Ok(())
     }
 
-    /// Ends the scope's uses, and hands the storages over to the scope around.
+    /// Ends the scope's uses, and hands the storages over to the enclosing scope.
     fn hand_over(&self, around: Option<&mut Scope>) {
         let mut around = around;
         for storage in self.used.all() {
@@ -422,7 +425,8 @@ impl Join {
         }
     }
 
-    /// The storages that the work of a graph uses, and how. The graph owns them from now on.
+    /// The storages that the work of a graph uses, and the access to each. The graph keeps them
+    /// alive from now on.
     pub(crate) fn into_used(mut self) -> Vec<(Arc<Storage>, Access)> {
         let used = std::mem::take(&mut self.used).kept.into_iter();
         let with_access = used.map(|storage| {
@@ -450,7 +454,7 @@ impl Drop for Join {
 fn recycle(mut used: UsedStorages) {
     used.clear();
     SPARE.with_borrow_mut(|spare| {
-        // Lists from other threads' scopes could exceed the limit.
+        // A `Pending` may be dropped on another thread, where lists could otherwise accumulate.
         if used.has_capacity() && spare.len() < MAX_SPARE {
             spare.push(used);
         }

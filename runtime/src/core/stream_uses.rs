@@ -33,7 +33,7 @@ pub(crate) struct ScopeId {
     pub(crate) stream: u32,
 }
 
-/// The use of a storage by work that was not waited for.
+/// A use of a storage by enqueued work that has not been waited for.
 #[derive(Debug)]
 struct StreamUse {
     by: ScopeId,
@@ -45,8 +45,8 @@ struct StreamUse {
 pub(crate) struct StreamUses(Mutex<Vec<StreamUse>>);
 
 impl StreamUses {
-    /// Whether work may use the storage now. The work runs after all work of the streams for which
-    /// `before` is true.
+    /// Whether new work may use the storage. The new work must run after all enqueued work of every
+    /// stream for which `before` returns true.
     pub(crate) fn allow(&self, access: Access, before: impl Fn(u32) -> bool) -> bool {
         self.lock()
             .iter()

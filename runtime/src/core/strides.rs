@@ -1,4 +1,4 @@
-//! Walking a layout in row-major order.
+//! Traversal of a layout in row-major order.
 
 use crate::Layout;
 
@@ -31,7 +31,7 @@ impl Dims {
         }
     }
 
-    /// The other dims, and extent and stride of the last two.
+    /// Splits off the last two dims as (extent, stride) pairs. `None` with fewer than two dims.
     pub(crate) fn split_last_two(&self) -> Option<(Dims, [(usize, isize); 2])> {
         let (outer, last) = self.dims.split_last_chunk()?;
         let outer = Dims {
@@ -51,8 +51,9 @@ impl Dims {
         offset as usize
     }
 
-    /// Calls `f(offset, stride, run)` for runs of `run` elements, `stride` apart, that together are
-    /// the elements `start..start + len` in row-major order.
+    /// Splits the elements `start..start + len`, in row-major order, into runs along the last dim.
+    /// Calls `f(offset, stride, run)` for each: `run` elements, `stride` apart, the first at
+    /// `offset`.
     #[inline(always)]
     pub(crate) fn for_each_run(
         &self,

@@ -121,12 +121,12 @@ impl Tensor {
         self.storage.version()
     }
 
-    /// An id of its storage, unique among live storages: equal for views of one storage only.
+    /// An id of its storage, unique among live storages. Views of one storage have the same id.
     pub fn storage_id(&self) -> usize {
         Arc::as_ptr(&self.storage) as usize
     }
 
-    /// Bytes of the whole storage, also if this is a view of a part.
+    /// Bytes of the whole storage, even if this tensor is a view of a part of it.
     pub fn storage_bytes(&self) -> usize {
         self.storage.bytes()
     }
@@ -260,8 +260,8 @@ impl Tensor {
             .download_async(self.offset_bytes() as usize, bytes)
     }
 
-    /// The address of its first element on a GPU, for work that is enqueued on the current stream
-    /// now.
+    /// The address of its first element on a GPU, for work that the caller enqueues next on the
+    /// current stream.
     ///
     /// # Errors
     /// [`Error::Busy`] while work on another stream writes it.
@@ -286,8 +286,8 @@ impl Tensor {
         self.dtype.bytes(self.layout.offset()) as u64
     }
 
-    /// The elements in row-major order, copied from a GPU with everything between the first and the
-    /// last.
+    /// The elements in row-major order, copied from a GPU. One copy transfers everything between
+    /// the first and the last element.
     fn download<T: Element>(&self) -> Result<Vec<T>> {
         let mut elements = vec![T::zeroed(); self.layout.span()];
         let bytes = bytemuck::cast_slice_mut(&mut elements);

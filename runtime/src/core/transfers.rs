@@ -1,4 +1,4 @@
-//! Copies to and from GPU storages, and their addresses, in the order of the current stream.
+//! Stream-ordered access to GPU storages: copies, fills, and addresses for kernels.
 
 use std::sync::Arc;
 
@@ -10,8 +10,8 @@ use crate::driver::{self, Part, Pinned, PinnedCopy};
 use crate::{Error, Result};
 
 impl Storage {
-    /// Copies the bytes from `offset` on of GPU memory to `to`, after all earlier work of the
-    /// stream.
+    /// Fills `to` with the bytes of GPU memory that start at `offset`, after all earlier work of
+    /// the current stream. Waits for the copy.
     pub(crate) fn download(self: &Arc<Storage>, offset: usize, to: &mut [u8]) -> Result<()> {
         match (&self.block, self.device().gpu()) {
             (Block::Gpu(block), Some(gpu)) => {
@@ -25,8 +25,8 @@ impl Storage {
         }
     }
 
-    /// Enqueues a copy of `bytes` bytes from `offset` on of GPU memory to pinned memory, on the
-    /// current stream.
+    /// Enqueues a copy of `bytes` bytes of GPU memory, starting at `offset`, to pinned memory, on
+    /// the current stream.
     pub(crate) fn download_async(
         self: &Arc<Storage>,
         offset: usize,
@@ -87,8 +87,8 @@ impl Storage {
         }
     }
 
-    /// Enqueues a copy of `bytes` bytes of `from`, from its offset on, to `offset`, on the current
-    /// stream of a GPU. Does nothing on a meta device.
+    /// Enqueues a copy of `bytes` bytes from `from_offset` of `from` to `offset` of this storage,
+    /// on the current stream of a GPU. Does nothing on a meta device.
     pub(crate) fn copy_from(
         &self,
         offset: usize,
@@ -127,8 +127,9 @@ impl Storage {
         }
     }
 
-    /// Its address on a GPU (on a meta device the address that a GPU would give it), for work that
-    /// is enqueued on the current stream now. The storage lives until that work is done.
+    /// Its address on a GPU (on a meta device, the address that it would have on a GPU), for work
+    /// that the caller enqueues next on the current stream. The storage lives until that work is
+    /// done.
     pub(crate) fn address(self: &Arc<Storage>, op: &'static str) -> Result<u64> {
         stream::record_use(self, Access::Read, op)?;
         self.uninit_address()

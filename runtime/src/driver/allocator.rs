@@ -4,13 +4,13 @@
 //! Allocating from the driver is slow, and freeing waits for the GPU. So the allocator allocates
 //! large *segments*, splits them into *blocks*, and caches freed blocks.
 //!
-//! - A block belongs to a [`Pool`]: to the stream that allocated it. Work of one stream runs in
-//!   order, so a freed block can be reused at once on the same stream, even while the GPU still
-//!   uses it.
+//! - A block belongs to the [`Pool`] of the stream that allocated it. Work of one stream runs in
+//!   order, so the same stream can reuse a freed block immediately, even while the GPU still uses
+//!   it.
 //! - Requests up to 1 MiB share segments of 2 MiB, larger ones share segments of 20 MiB, and a
 //!   request of at least 10 MiB gets its own segment. The smallest free block that fits is split
 //!   (the lowest address among equals); free neighbors are merged.
-//! - A freed block that other streams used waits in its pool until the pool's stream waits for them
+//! - A freed block that other streams used stays pending until its pool's stream waits for them
 //!   ([`Allocator::flush`]).
 //!
 //! Equal sequences of calls return equal addresses. Reusing a cached block allocates no heap
@@ -45,7 +45,7 @@ pub(crate) trait Segments: Send {
     /// Frees a segment. The allocator calls [`Segments::synchronize`] before.
     fn free(&mut self, address: u64, bytes: usize);
 
-    /// Waits until no work uses any block. Returns false when it cannot wait now.
+    /// Waits until no work uses any block. Returns false if waiting is not possible now.
     fn synchronize(&mut self) -> bool;
 }
 
@@ -156,8 +156,8 @@ impl Allocator {
         })
     }
 
-    /// Frees a block. `used_elsewhere` says whether streams other than the pool's used it; it is
-    /// then reused after the pool's next [`Allocator::flush`].
+    /// Frees a block. If streams other than the pool's used it (`used_elsewhere`), it is reused
+    /// only after the pool's next [`Allocator::flush`].
     pub(crate) fn free(&mut self, block: Block, used_elsewhere: bool) {
         let id = block.node;
         let node = self.nodes.get(id);
@@ -172,8 +172,8 @@ impl Allocator {
         }
     }
 
-    /// Makes pending blocks free: the pool's stream waits for all work enqueued so far on all
-    /// streams.
+    /// Frees the pending blocks of `pool`. The caller makes the pool's stream wait for the work
+    /// enqueued so far that may use them.
     pub(crate) fn flush(&mut self, pool: Pool) {
         while let Some(id) = self
             .pools
@@ -410,7 +410,7 @@ fn segment_of(bytes: usize) -> usize {
     }
 }
 
-/// Segments without memory, up to a capacity: those of a meta device.
+/// The segments of a meta device: address ranges without memory, up to a capacity.
 pub(crate) struct MetaSegments {
     left: usize,
     next: u64,

@@ -34,7 +34,7 @@ pub struct GpuProperties {
 
 /// The primary context of a GPU, retained until this is dropped.
 pub(crate) struct Context {
-    /// Unique in this process, also among contexts that were at the same address.
+    /// Unique in this process, unlike the address, which a later context can reuse.
     id: u64,
     name: Name,
     device: CUdevice,
@@ -91,8 +91,8 @@ impl Context {
         Ok((context, properties))
     }
 
-    /// Makes this the current context of the calling thread. Required before any call that uses
-    /// one.
+    /// Makes this the current context of the calling thread. Required before any driver call that
+    /// uses the current context.
     pub(crate) fn bind(&self) -> Result<(), CudaError> {
         if CURRENT.get() == self.id {
             return Ok(());
@@ -124,7 +124,7 @@ impl Context {
         }
     }
 
-    /// Resets the peak of pinned memory to what is live now.
+    /// Resets the peak of pinned memory to the bytes pinned now.
     pub(crate) fn reset_pinned_peak(&self) {
         let live = self.pinned.live.load(Ordering::Relaxed);
         self.pinned.peak.store(live, Ordering::Relaxed);

@@ -1,8 +1,8 @@
-//! Errors of GPUs: of the machine, the driver and kernels.
+//! Errors of GPU devices: an unusable driver or GPU, failed driver calls, and failed kernels.
 
 use super::{Library, OutOfMemoryReport};
 
-/// An error of a GPU, of its driver or of the emulator in its place.
+/// An error of a GPU, its driver, or the emulator.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CudaError {
@@ -185,8 +185,8 @@ pub enum CudaError {
         device: String,
         /// The op.
         op: &'static str,
-        /// The index. Of several indices the largest, where negative ones count as larger than all
-        /// others. Clamped to 2^39 in either direction.
+        /// The index, clamped to -2^39..=2^39. If several indices are out of range, a negative one
+        /// is reported if there is any, otherwise the largest.
         index: i64,
         /// The number of rows.
         extent: usize,
@@ -215,7 +215,7 @@ fn some_of(names: &[&str]) -> String {
     let shown = names.len().min(3);
     match names.len() - shown {
         0 => names.join(", "),
-        more => format!("{} and {more} others", names[..shown].join(", ")),
+        more => format!("{} and {more} more", names[..shown].join(", ")),
     }
 }
 
@@ -258,7 +258,7 @@ mod tests {
         };
         assert_eq!(
             lacking.to_string(),
-            "the CUDA emulator lacks cuInit, cuMemAlloc_v2, cuLaunchKernel and 1 others; rebuild it \
+            "the CUDA emulator lacks cuInit, cuMemAlloc_v2, cuLaunchKernel and 1 more; rebuild it \
              with `cargo build -p meshgrad-emulator`"
         );
         let pinned = CudaError::Pinned {

@@ -1,8 +1,8 @@
-//! Indices out of range that kernels find: the fault word of a device, which they set, and its
-//! decoding.
+//! Reports of out-of-range indices. A kernel that finds one records it in the fault word of its
+//! device, which the host reads and decodes.
 //!
 //! The word is in GPU memory, at one address for the life of the device, so that captured graphs
-//! can set it too. The allocator does not count it.
+//! can set it too. The statistics of the allocator do not include it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -40,7 +40,7 @@ struct Site {
 }
 
 impl Faults {
-    /// Allocates the word, and waits until it is zero, so that no op has to.
+    /// Allocates the word, and waits until it is cleared, so that ops need not wait for that.
     pub(super) fn new(context: &Arc<Context>, stream: &RawStream) -> Result<Faults, CudaError> {
         context.bind()?;
         let mut word = 0;
@@ -97,7 +97,7 @@ impl Faults {
 }
 
 impl Sites {
-    /// The number of a site: the next one for a new site, the last one when numbers run out.
+    /// The number of a site. A new site gets the next number; once all are used, it gets the last.
     fn number(&mut self, site: Site) -> u32 {
         if let Some(number) = self.numbers.get(&site) {
             return *number;
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_site_has_one_number() {
+    fn equal_sites_share_a_number() {
         let mut sites = Sites::default();
         let site = |op, extent| Site { op, extent };
         assert_eq!(sites.number(site("gather", 3)), 1);

@@ -16,17 +16,17 @@ use super::stream::RawStream;
 use super::streams::Streams;
 use super::{Context, CudaError, GpuProperties, Library};
 
-/// Granularity of pinned buffers for downloads, so that later downloads fit a pooled one.
+/// The size of a download buffer is a multiple of this, so that pooled buffers fit later downloads.
 const DOWNLOAD_GRAIN: usize = 4096;
 
-/// The number of pooled download buffers.
+/// The most download buffers that are pooled.
 const MAX_POOLED: usize = 32;
 
 /// A GPU: its streams, kernels, staging buffers and fault word.
 pub(crate) struct Gpu {
     streams: Arc<Streams>,
     modules: Modules,
-    /// Pinned buffers of finished downloads, because pinning may wait for the GPU.
+    /// Pinned buffers of finished downloads. They are reused, because pinning may wait for the GPU.
     pooled: Mutex<Vec<Pinned>>,
     /// Created at the first copy.
     staging: Mutex<Option<Staging>>,
@@ -72,8 +72,8 @@ impl Gpu {
     /// Waits on the host until all work of all streams is done.
     ///
     /// # Errors
-    /// [`CudaError::IndexOutOfRange`] when a kernel found such an index; other failures of the
-    /// driver.
+    /// [`CudaError::IndexOutOfRange`] when a kernel found an index out of range; other failures of
+    /// the driver.
     pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
         self.streams.synchronize()?;
         match self.faults.word() {
@@ -114,7 +114,7 @@ impl Gpu {
         self.context.pinned_stats()
     }
 
-    /// Resets the peak of pinned memory to what is live now.
+    /// Resets the peak of pinned memory to the bytes pinned now.
     pub(crate) fn reset_pinned_peak(&self) {
         self.context.reset_pinned_peak();
     }
@@ -177,7 +177,8 @@ impl Gpu {
         }
     }
 
-    /// Copies the bytes of `from` from `offset` on to `to`, after all work of `stream`.
+    /// Fills `to` with the bytes of `from` that start at `offset`, after all work of `stream`.
+    /// Waits for the copy.
     pub(crate) fn download(
         &self,
         stream: &Arc<RawStream>,

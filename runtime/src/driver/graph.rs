@@ -1,4 +1,4 @@
-//! Graphs of the driver: work that is captured once and launched as a whole.
+//! CUDA graphs: work that is captured once and launched as a whole.
 
 use std::sync::Arc;
 

@@ -56,7 +56,7 @@ static OPEN: Mutex<Option<(Library, Result<(), CudaError>)>> = Mutex::new(None);
 const LAST_REPORT: &[u8] = b"meshgrad_emulator_last_report";
 type LastReport = unsafe extern "C" fn(buffer: *mut c_char, len: usize) -> usize;
 
-/// Makes `asked` the library that [`call!`] calls, once per process.
+/// Makes `asked` the library that [`call!`] calls. A process can open only one.
 pub(crate) fn open(asked: Library) -> Result<(), CudaError> {
     let mut open = OPEN
         .lock()
@@ -110,7 +110,7 @@ fn cause(error: &dyn std::error::Error) -> String {
 }
 
 /// The paths to try: `MESHGRAD_EMULATOR` if it is set, otherwise the folder of the running program,
-/// the folder above, and `deps` in both.
+/// its parent folder, and `deps` in both.
 fn emulator_candidates() -> Vec<PathBuf> {
     let named = std::env::var_os("MESHGRAD_EMULATOR");
     if let Some(path) = named.filter(|path| !path.is_empty()) {

@@ -40,7 +40,7 @@ impl Segments for DeviceMemory {
         if self.0.context().bind().is_err() {
             return;
         }
-        // The error is ignored: it is that of an earlier kernel, which the next call reports.
+                // The error is ignored: an earlier kernel caused it, and the next call reports it.
         let _ = relaxed(|| {
             // SAFETY: allocated above, freed once, and unused since `synchronize`.
             unsafe { sys::cuMemFree_v2(address) }
@@ -65,7 +65,7 @@ unsafe impl Send for Pinned {}
 unsafe impl Sync for Pinned {}
 
 impl Pinned {
-    /// Zeroed memory.
+    /// Allocates `bytes` zeroed bytes.
     pub(crate) fn new(context: &Arc<Context>, bytes: usize) -> Result<Pinned, CudaError> {
         context.bind()?;
         let mut address = std::ptr::null_mut();
@@ -128,7 +128,7 @@ impl Drop for Pinned {
 /// A copy from or to pinned memory. It owns the buffer until the GPU is done.
 pub(crate) struct PinnedCopy {
     buffer: Option<Pinned>,
-    /// Recorded after the copy; `None` if there is none.
+    /// Recorded after the copy; `None` if nothing was enqueued.
     done: Option<Event>,
 }
 
@@ -229,7 +229,7 @@ impl PinnedCopy {
         waited
     }
 
-    /// Leaks the buffer: the GPU may still use it, and its end cannot be observed.
+    /// Leaks the buffer: the GPU may still use it, and the host cannot wait for that any more.
     fn leak(&mut self) {
         std::mem::forget(self.buffer.take());
     }
@@ -237,12 +237,12 @@ impl PinnedCopy {
 
 impl Drop for PinnedCopy {
     fn drop(&mut self) {
-        // The error is ignored: it is that of an earlier kernel, which the next call reports.
+                // The error is ignored: an earlier kernel caused it, and the next call reports it.
         let _ = self.wait();
     }
 }
 
-/// Bytes per staging buffer.
+/// Bytes of a staging buffer that copies of values use. The fault word follows them.
 const STAGE: usize = (4 << 20) - 64;
 
 /// Staging buffers for copies between pageable host memory and the GPU: two, so that the host
@@ -256,7 +256,7 @@ pub(crate) struct Staging {
 
 struct Stage {
     buffer: Pinned,
-    /// Bytes from the start that the GPU may still copy.
+    /// The GPU may still copy the first `filled` bytes.
     filled: usize,
     /// Events after which these bytes are free, one per stream.
     done: Vec<Event>,
@@ -358,7 +358,8 @@ impl Staging {
         }
     }
 
-    /// The word that [`Staging::start_word`] copied, after a wait for its stream; 0 without one.
+    /// The word that [`Staging::start_word`] copied; 0 if it copied none. The caller must have
+    /// waited for the stream.
     pub(crate) fn word(&self, word: Option<u64>) -> u64 {
         let bytes = self.stages[0].buffer.bytes()[STAGE..].first_chunk();
         match (word, bytes) {
@@ -367,7 +368,8 @@ impl Staging {
         }
     }
 
-    /// Copies the bytes of `from` from `offset` on to `to`, after all work of `stream`.
+    /// Fills `to` with the bytes of `from` that start at `offset`, after all work of `stream`.
+    /// Waits for the copy.
     pub(crate) fn download(
         &mut self,
         stream: &Arc<RawStream>,
@@ -437,7 +439,7 @@ pub(crate) fn fill_zero(stream: &RawStream, block: &Block, bytes: usize) -> Resu
     unsafe { call!(&**stream.context(), cuMemsetD8Async(address, 0, bytes, raw)) }
 }
 
-/// A block from an offset on.
+/// The part of a block that starts at an offset.
 #[derive(Clone, Copy)]
 pub(crate) struct Part<'a> {
     pub(crate) block: &'a Block,

@@ -1,7 +1,7 @@
-//! The CUDA driver: contexts, memory, streams, modules and graphs of a GPU, or of the emulator in
-//! its place. Knows no tensor and no op.
+//! The CUDA driver: contexts, memory, streams, modules and graphs of a GPU or of the emulator. This
+//! module depends on no tensor and no op.
 //!
-//! cudarc provides the driver's types and functions. Ownership is decided here.
+//! cudarc provides the raw types and functions. This module adds ownership.
 
 mod allocator;
 mod context;

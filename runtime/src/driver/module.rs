@@ -47,7 +47,7 @@ impl Modules {
         let of_type = functions
             .entry(TypeId::of::<V>())
             .or_insert_with(|| Box::new(HashMap::<V, Function>::new()));
-        // The key of the outer map is the type of the inner one.
+        // The outer map is keyed by the variant type of the inner map.
         let of_type = of_type
             .downcast_mut::<HashMap<V, Function>>()
             .expect("a map of this variant");
@@ -275,7 +275,7 @@ mod tests {
         Some(gpu.launch(&Written(body), &launch, &Arguments::new(), gpu.base()))
     }
 
-    /// Otherwise the kernel would read arguments of another layout.
+    /// Mismatched arguments are rejected, because the kernel would misread them.
     #[test]
     fn arguments_must_match_the_parameters() {
         if !Device::emulator_is_built() {

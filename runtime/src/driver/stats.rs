@@ -8,7 +8,7 @@ pub(super) const MIB: usize = 1 << 20;
 /// Memory of a device in bytes, with sizes rounded up as the allocator does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryStats {
-    /// In live tensors.
+    /// Bytes in live tensors.
     pub live: usize,
     /// The largest `live` since the last [`Device::reset_peak`](crate::Device::reset_peak).
     pub peak: usize,
@@ -19,7 +19,7 @@ pub struct MemoryStats {
 /// Statistics of a GPU's caching allocator; sizes are in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AllocatorStats {
-    /// In blocks in use, rounding included.
+    /// Bytes in use, rounding included.
     pub live: usize,
     /// The largest `live` since the peak was last reset.
     pub peak: usize,
@@ -36,7 +36,7 @@ pub struct AllocatorStats {
 }
 
 impl AllocatorStats {
-    /// In cached blocks.
+    /// Bytes in cached blocks.
     pub fn cached(&self) -> usize {
         self.reserved - self.live
     }
@@ -50,8 +50,8 @@ impl AllocatorStats {
         }
     }
 
-    /// The share of cached memory outside of the largest cached block: 0 when it is one block, near
-    /// 1 when it is many small ones.
+    /// The fraction of cached memory outside of the largest cached block: 0 for one block, near 1
+    /// for many small ones.
     pub fn fragmentation(&self) -> f64 {
         match self.cached() {
             0 => 0.0,
@@ -67,7 +67,7 @@ pub struct OutOfMemoryReport {
     pub requested: usize,
     /// Statistics of the allocator.
     pub stats: AllocatorStats,
-    /// Bytes of memory of the GPU.
+    /// Memory of the GPU in bytes.
     pub capacity: usize,
     /// Sizes and counts of the blocks in use, sorted by total bytes, largest first.
     pub largest: Vec<(usize, usize)>,
@@ -87,10 +87,11 @@ impl fmt::Display for OutOfMemoryReport {
         let cached = self.stats.cached() - graph_pools;
         write!(
             f,
-            "requested {}; of {} on the GPU this device has {}: {} in use, {} kept by graphs, {} cached",
+            "requested {}; this device holds {} of the GPU's {}: {} in use, {} kept by graphs, \
+             {} cached",
             Mib(self.requested),
-            Mib(self.capacity),
             Mib(reserved),
+            Mib(self.capacity),
             Mib(live),
             Mib(graph_pools),
             Mib(cached)
@@ -104,7 +105,7 @@ impl fmt::Display for OutOfMemoryReport {
 }
 
 impl OutOfMemoryReport {
-    /// What frees memory.
+    /// Writes what the caller can do to free memory.
     fn advice(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("; use a smaller batch")?;
         if self.stats.graph_pools > 0 {

@@ -97,8 +97,8 @@ impl Drop for RawStream {
     }
 }
 
-/// A recorded event. Dropping it returns the driver's event to its stream for reuse. Streams that
-/// were told to wait for it wait for this record, not for a later one.
+/// A recorded event. Dropping it returns the driver's event to its stream for reuse. A stream that
+/// waits for it waits for this recording, even if the driver's event is recorded again.
 pub(crate) struct Event {
     stream: Arc<RawStream>,
     raw: CUevent,

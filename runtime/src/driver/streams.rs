@@ -1,4 +1,4 @@
-//! All streams of a device, to synchronize with them together.
+//! The streams of a device, so that the host can wait for all of them.
 //!
 //! Synchronizing the context instead would also wait for other devices on the same GPU, and is not
 //! allowed while any thread captures a graph in it (CUDA C++ Programming Guide, "Prohibited and
@@ -63,8 +63,8 @@ impl Streams {
             if others.captures > 0 {
                 return Err(CudaError::Capture {
                     op: "synchronize",
-                    problem: "another thread captures a graph of this device; synchronize one stream \
-                              (Stream::synchronize), or wait until the capture has ended",
+                    problem: "another thread is capturing a graph of this device; synchronize one \
+                              stream (Stream::synchronize), or wait until the capture has ended",
                 });
             }
             others.streams.iter().filter_map(Weak::upgrade).collect()

@@ -7,8 +7,8 @@ use crate::Tensor;
 pub struct AttentionMask {
     /// Masks out keys after the query's position.
     pub causal: bool,
-    /// Masks out keys at or before the query's position minus this. With `causal`, a query attends
-    /// to itself and the `window` - 1 keys before it (Hugging Face's `sliding_window`).
+    /// Masks out keys at positions up to the query's position - `window`. With `causal`, a query
+    /// attends to itself and the `window` - 1 keys before it (Hugging Face's `sliding_window`).
     pub window: Option<usize>,
     /// The positions of queries and keys.
     pub sequences: AttentionSequences,
@@ -31,9 +31,10 @@ pub enum AttentionSequences {
     /// The batch is one row (B = 1) of concatenated sequences; a query attends to keys of its own
     /// sequence only.
     Packed {
-        /// Offsets of the queries of each sequence, and their end, i64 or i32 [N + 1].
+        /// The offset of each sequence's first query, then the number of queries: i64 or i32
+        /// [N + 1].
         cu_seqlens_q: Tensor,
-        /// Offsets of the keys of each sequence, and their end, i64 or i32 [N + 1].
+        /// The offset of each sequence's first key, then the number of keys: i64 or i32 [N + 1].
         cu_seqlens_k: Tensor,
     },
 }
@@ -48,7 +49,7 @@ impl AttentionMask {
     }
 
     /// The number of (query, key) pairs per row, for counting FLOPs. Cached and packed sequences
-    /// count in full, because only the device knows their lengths.
+    /// count as if nothing but the window were masked, because their lengths are on the device.
     pub(crate) fn pairs(&self, queries: usize, keys: usize) -> u64 {
         let whole = matches!(self.sequences, AttentionSequences::Rows) && self.causal;
         let window = self.window.unwrap_or(usize::MAX);

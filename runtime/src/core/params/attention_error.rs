@@ -14,7 +14,7 @@ pub enum AttentionError {
     /// The head dimension is 0.
     #[error("the head dimension is 0; it must be at least 1")]
     HeadDim,
-    /// More keys than f32 counts exactly.
+    /// The number of keys exceeds 2^24, up to which f32 represents every integer.
     #[error("{keys} keys exceed the limit of 2^24; split the sequence")]
     TooManyKeys {
         /// Tk.
@@ -62,7 +62,7 @@ pub enum AttentionError {
         /// B.
         batch: usize,
     },
-    /// More valid keys than keys.
+    /// `k_len` exceeds the number of keys.
     #[error("`k_len` is {len}, but there are only {keys} keys")]
     KeyLength {
         /// The value given.

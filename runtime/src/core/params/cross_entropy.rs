@@ -9,8 +9,8 @@ pub struct Targets<'a> {
     pub labels: &'a Tensor,
     /// The label of ignored rows.
     pub ignore_index: i64,
-    /// The class of the first row of `w`: 0 for a whole vocabulary.
+    /// The class of the first row of `w`; 0 if `w` is not sharded.
     pub vocab_start: usize,
-    /// The number of classes of all shards: the rows of `w` for a whole vocabulary.
+    /// The number of classes over all shards; the number of rows of `w` if it is not sharded.
     pub vocab_total: usize,
 }

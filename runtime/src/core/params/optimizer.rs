@@ -15,14 +15,14 @@ pub struct AdamW {
     pub weight_decay: f64,
 }
 
-/// Values that change from step to step, each f32 \[\].
+/// Values that change from step to step, each a scalar f32 tensor.
 #[derive(Clone, Copy, Debug)]
 pub struct StepScalars<'a> {
     /// The learning rate.
     pub learning_rate: &'a Tensor,
     /// The step number, from 1.
     pub step: &'a Tensor,
-    /// Factor of the gradients, as [`clip_scale`](crate::ops::clip_scale) returns it.
+    /// Multiplies the gradients; from [`clip_scale`](crate::ops::clip_scale).
     pub scale: &'a Tensor,
 }
 
@@ -37,9 +37,9 @@ pub struct AdamWOperands<'a> {
     pub exp_avg: &'a Tensor,
     /// The exponential moving average of its squared gradient; zeros before the first step.
     pub exp_avg_sq: &'a Tensor,
-    /// Its constants, because some parameters have no weight decay.
+    /// Its constants. They are per parameter because some parameters have no weight decay.
     pub constants: AdamW,
-    /// Key of stochastic rounding of a bf16 parameter; the step is folded in. `None` rounds to
-    /// nearest.
+    /// Key for the stochastic rounding of a bf16 parameter; the op folds in the step. `None` rounds
+    /// to nearest.
     pub rounding: Option<&'a RegionKey>,
 }

@@ -2,7 +2,7 @@
 
 use crate::Tensor;
 
-/// Which features of a head form a pair.
+/// Which features of a head form pair i. H is the number of pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RopeStyle {
     /// i and i + H, as in Hugging Face and GPT-NeoX.
@@ -18,7 +18,7 @@ pub(crate) enum Rotation {
     Inverse,
 }
 
-/// Tables of angles with one row per position, and the number of heads that share a row.
+/// Tables of the cosine and sine of the angles, and the number of heads that share each row.
 pub(crate) struct Angles<'a> {
     pub(crate) cos: &'a Tensor,
     pub(crate) sin: &'a Tensor,

@@ -1,7 +1,7 @@
 use super::*;
 use crate::{GpuProperties, Properties, Tensor, ops};
 
-/// A meta device of a GPU: scopes and memory behave as on a real one.
+/// A meta device that models a GPU: scopes and memory behave as on a real one.
 fn counted_gpu() -> Device {
     let gpu = GpuProperties {
         model: "counted".into(),
@@ -50,7 +50,7 @@ fn dropping_a_pending_frees_its_tensors() {
 }
 
 /// Memory of a side stream that the base stream used is reused only after the side stream has
-/// waited.
+/// waited for the base stream.
 #[test]
 fn memory_is_freed_to_its_stream() {
     let device = counted_gpu();
@@ -77,7 +77,7 @@ fn memory_is_freed_to_its_stream() {
     assert_ne!(
         inside.address("test").unwrap(),
         first,
-        "this scope began before it came back"
+        "the memory was freed after this scope began"
     );
     assert_eq!(make().wait().unwrap().address("test").unwrap(), first);
 }
@@ -106,7 +106,7 @@ fn failed_work_leaves_no_scope() {
 }
 
 #[test]
-fn devices_without_streams_run_work_at_once() {
+fn devices_without_streams_run_work_synchronously() {
     let device = Device::cpu();
     let stream = device.stream().unwrap();
     let x = tensor(&device);
@@ -117,7 +117,7 @@ fn devices_without_streams_run_work_at_once() {
     assert_eq!(y.to_vec::<f32>().unwrap()[..2], [-1.0; 2]);
 }
 
-/// The memory of a graph belongs to it until it is dropped.
+/// A graph owns its memory until it is dropped.
 #[test]
 fn graphs_own_their_memory() {
     let device = counted_gpu();
@@ -140,7 +140,8 @@ fn graphs_own_their_memory() {
     ));
 }
 
-/// Mutable tensors that a scope allocates are freed with their last use.
+/// Mutable tensors that a scope allocates are freed when they are dropped, and their memory is
+/// reused.
 #[test]
 fn buffers_of_a_scope_are_reused() {
     let device = counted_gpu();

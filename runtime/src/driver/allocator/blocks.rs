@@ -1,10 +1,11 @@
 //! The blocks of an allocator: neighbors in their segment, and lists of free blocks.
 
-/// The pool of a block, which may be reused within its pool only: the stream that orders its work,
-/// and the graph that owns it (0 for none).
+/// The pool of a block. A freed block is reused only within its pool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Pool {
+    /// The stream that orders the work on its blocks; 0 for the base stream.
     pub(crate) stream: u32,
+    /// The graph that owns its blocks; 0 for none.
     pub(crate) graph: u32,
 }
 
@@ -88,7 +89,7 @@ impl Nodes {
         self.vacant.push(id);
     }
 
-    /// `id` comes from `add` and was not removed.
+    /// `id` must be a result of `add` that was not removed since.
     pub(super) fn get(&mut self, id: u32) -> &mut Node {
         self.all[id as usize].as_mut().expect("a live block id")
     }

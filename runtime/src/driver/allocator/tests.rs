@@ -84,7 +84,7 @@ fn out_of_memory_empties_the_cache_first_and_then_reports_what_is_in_use() {
     };
     assert_eq!(
         error.to_string(),
-        "requested 50.0 MiB; of 100.0 MiB on the GPU this device has 96.0 MiB: 94.0 MiB in use, 0.0 \
+        "requested 50.0 MiB; this device holds 96.0 MiB of the GPU's 100.0 MiB: 94.0 MiB in use, 0.0 \
          KiB kept by graphs, 2.0 MiB cached; in use: 1 x 64.0 MiB, 1 x 30.0 MiB, 1 x 10.0 KiB; use a \
          smaller batch"
     );
@@ -102,7 +102,7 @@ fn out_of_memory_names_graphs_and_other_users() {
         stream: 0,
         graph: 7,
     };
-    // Other processes have 100 of the 200 MiB.
+    // Other processes use 100 of the 200 MiB.
     let mut memory = Allocator::new(Box::new(MetaSegments::new(100 * MIB)), 200 * MIB);
     let inside = memory.allocate(private, 40 * MIB).unwrap();
     memory.free(inside, false);
@@ -111,13 +111,13 @@ fn out_of_memory_names_graphs_and_other_users() {
     };
     assert_eq!(
         error.to_string(),
-        "requested 80.0 MiB; of 200.0 MiB on the GPU this device has 40.0 MiB: 0.0 KiB in use, 40.0 \
+        "requested 80.0 MiB; this device holds 40.0 MiB of the GPU's 200.0 MiB: 0.0 KiB in use, 40.0 \
          MiB kept by graphs, 0.0 KiB cached; use a smaller batch, drop graphs, or stop other users of \
          the GPU: other processes (`nvidia-smi` lists them) and other devices of this process"
     );
 }
 
-/// The memory of a graph belongs to it until it is dropped, because every launch uses it again.
+/// A graph owns its memory until it is dropped, because every launch uses it again.
 #[test]
 fn graphs_keep_their_memory() {
     let private = Pool {
