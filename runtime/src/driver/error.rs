@@ -185,8 +185,8 @@ pub enum CudaError {
         device: String,
         /// The op.
         op: &'static str,
-        /// The index, clamped to -2^39..=2^39. If several indices are out of range, a negative one
-        /// is reported if there is any, otherwise the largest.
+        /// The index, clamped to ±(2^39 - 1). Of several out-of-range indices it is the largest,
+        /// where negative ones count as larger than all others.
         index: i64,
         /// The number of rows.
         extent: usize,

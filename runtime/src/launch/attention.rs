@@ -18,7 +18,7 @@ pub(crate) struct Called {
     causal: bool,
     window: Option<usize>,
     scale: f64,
-    /// The contiguous tensors of the mask's sequences.
+    /// The tensors of the mask's `sequences`, contiguous and on the GPU.
     lists: Option<[Tensor; 2]>,
     packed: bool,
 }
@@ -121,7 +121,7 @@ fn packed([of_queries, of_keys]: [&Tensor; 2], shape: &Shape) -> Result<()> {
         ("cu_seqlens_k", of_keys, shape.keys),
     ];
     for (name, list, end) in of_axes {
-        // Without sequences there must be no tokens, and there is always one offset.
+        // There is one offset more than sequences. Without sequences there must be no tokens.
         let spans = list.elements() > 1 || (list.elements() == 1 && end == 0);
         if !spans {
             return Err(AttentionError::Offsets { name, end }.into());
@@ -147,12 +147,12 @@ fn integers(gpu: &Launcher<'_>, list: &Tensor) -> Result<Integers> {
     })
 }
 
-/// `x` \[B, T, H, D\], or a copy if its layout is not readable or slow to read.
+/// `x` \[B, T, H, D\], or a contiguous copy if kernels cannot read its layout or would be slow.
 pub(crate) fn rows(x: &Tensor) -> Result<Tensor> {
     let operand = Operand::of(x);
     let dense = x.layout().strides().last() == Some(&1);
     let Ok(dtype) = float(x.dtype()) else {
-        return Ok(x.clone()); // no kernel has this dtype
+        return Ok(x.clone()); // no kernel supports this dtype, which the launch reports
     };
     let gains = Form::benefits_from_alignment(dtype, x.shape()[3]);
     match dense && (lines_up(&operand) || !gains) {
@@ -168,7 +168,7 @@ fn lines_up(x: &Operand) -> bool {
     x.is_aligned() && strides.iter().all(even)
 }
 
-/// The kernel form for these operands, for the forward pass and the gradients.
+/// The kernel form for these operands, of the forward pass or of the gradients.
 fn form<const N: usize>(operands: [&Tensor; N]) -> Result<Form, PlanError> {
     let (dtype, head_dim) = (float(operands[0].dtype())?, operands[0].shape()[3]);
     let aligned = operands.iter().all(|x| lines_up(&Operand::of(x)));
@@ -196,7 +196,7 @@ fn make(gpu: &Launcher<'_>, y: &UninitTensor) -> Result<View> {
     Ok(view(gpu.uninit_ptr(y)?, &Operand::uninit(y)))
 }
 
-/// Launches out and lse. Operands come from [`rows`].
+/// Launches the forward kernel, which writes `out` and `lse`. The operands come from [`rows`].
 pub(crate) fn attention(
     gpu: &Launcher<'_>,
     called: &Called,
@@ -232,12 +232,13 @@ pub(crate) struct GradOperands<'a> {
     pub(crate) dout: &'a Tensor,
 }
 
-/// The f32 elements of workspace of [`attention_grad`]: one per query and head.
+/// The size of the workspace of [`attention_grad`], in f32 elements: one per query and head.
 pub(crate) fn grad_workspace(shape: &Shape) -> usize {
     shape.batch * shape.heads * shape.queries
 }
 
-/// Launches dq, dk and dv: first the row sums of dout * out, then dq and (dk, dv) separately.
+/// Launches three kernels. They write the row sums of dout * out to `workspace`, then dq, then dk
+/// and dv.
 pub(crate) fn attention_grad(
     gpu: &Launcher<'_>,
     called: &Called,
@@ -346,7 +347,7 @@ mod tests {
 
     /// Heads of a fused projection are read without a copy if they are aligned.
     #[test]
-    fn rows_that_line_up() {
+    fn rows_are_aligned_if_their_start_and_strides_are() {
         let operand = |features: usize, offset| {
             let shape = crate::Shape::new(&[2, 7, 4, features]).unwrap();
             Operand {

@@ -24,7 +24,7 @@ pub(crate) fn contiguous_copy(x: &Tensor) -> Result<Tensor> {
     Ok(y.finish())
 }
 
-/// y\[c\] = x\[c\], of one dtype.
+/// y\[c\] = x\[c\], where x and y have the same dtype.
 pub(crate) fn copy(gpu: &Launcher<'_>, x: &Tensor, y: &Target) -> Result<()> {
     let [from, to] = [gpu.ptr(x)?, y.address];
     let (x, y) = (Operand::of(x), &y.operand);
@@ -48,8 +48,8 @@ pub(crate) fn copy(gpu: &Launcher<'_>, x: &Tensor, y: &Target) -> Result<()> {
     gpu.run(&kernel, &arguments.arguments(&kernel.variant))
 }
 
-/// into\[b, at + t, ..\] = x\[b, t, ..\] with the position `at` on the GPU; does nothing if it is
-/// out of range.
+/// into\[b, at + t, ..\] = x\[b, t, ..\] with the position `at` in GPU memory. A position out of
+/// range is reported, and nothing is copied.
 pub(crate) fn copy_at(gpu: &Launcher<'_>, x: &Tensor, into: &Tensor, at: &Tensor) -> Result<()> {
     let extent = (into.shape()[1] + 1).saturating_sub(x.shape()[1]);
     let position = gpu.ptr(at)?;
@@ -122,7 +122,7 @@ fn repeated(bytes: &[u8]) -> u64 {
     u64::from_ne_bytes(repeated)
 }
 
-/// A copy through tiles, if they help.
+/// A copy through tiles in shared memory; `None` if a direct copy is at least as good.
 fn transposing(x: &Operand, space: &IterationSpace) -> Option<(Plan<Transpose>, TransposeSpace)> {
     let (variant, transposed) = Transpose::new(unit(x.dtype), space)?;
     let launch = Some(variant.launch(&transposed)?);
@@ -171,7 +171,7 @@ fn casting(x: &Operand, y: &Operand) -> Result<(Plan<Cast>, IterationSpace), Pla
     Ok((Plan { variant, launch }, space))
 }
 
-/// A walk over the elements of `x` in the layouts of `x` and `y`.
+/// The iteration space of the elements of `x`, in the layouts of `x` and `y`.
 fn space(x: &Operand, y: &Operand) -> Result<IterationSpace, PlanError> {
     let (x, y) = (&x.layout, &y.layout);
     Ok(IterationSpace::new(x.shape(), y.strides(), &[x.strides()])?)
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn no_elements_no_launch() {
+    fn without_elements_nothing_is_launched() {
         let none = operand(DType::U8, &[0, 64], 0);
         let x = transposed(operand(DType::U8, &[64, 0], 0));
         let space = space(&x, &none).unwrap();

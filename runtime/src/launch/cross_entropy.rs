@@ -3,10 +3,10 @@
 //!
 //! Legend: D features, V classes of a shard.
 //!
-//! A tile is at most 4096 rows by 4096 classes: 64 MiB of f32, for any batch and vocabulary. bf16
-//! needs 32 MiB more for the gradient of the tile, and 4096 D f32 for the sums of dx unless one
-//! tile has all classes. Square tiles minimize the traffic of the sums of dx and dw, which are read
-//! and written once per tile.
+//! A tile is at most 4096 rows by 4096 classes: 64 MiB of f32, for any batch and vocabulary. For
+//! bf16, the gradient of the tile needs 32 MiB more. The bf16 dx also needs a [4096, D] f32
+//! accumulator, unless one tile has all classes. dx and dw are accumulated: each tile reads and
+//! writes them once. Square tiles minimize that traffic.
 
 use std::ops::Range;
 
@@ -29,10 +29,10 @@ const TILE_ROWS: usize = 4096;
 /// Maximum classes per tile.
 const TILE_CLASSES: usize = MAX_CLASSES as usize;
 
-/// The alignment of tile rows in elements: a sector in bf16.
+/// The alignment of tile rows in elements: one 32-byte sector in bf16.
 const LINE: usize = 16;
 
-/// The tiling of the logits of `rows` rows and `classes` classes, by size alone.
+/// The tiling of [rows, classes] logits. It depends on the extents only.
 #[derive(Clone, Copy, Debug)]
 struct Tiles {
     rows: usize,
@@ -79,8 +79,8 @@ impl Tiles {
     }
 }
 
-/// Ranges of `step` that cover `extent`. An empty extent has one empty range, so that empty sums
-/// are written.
+/// Splits `0..extent` into ranges of at most `step`. An empty extent is one empty range, so that
+/// the kernels still write the empty sums.
 fn ranges(extent: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
     let parts = extent.div_ceil(step).max(1);
     (0..parts).map(move |part| part * step..extent.min((part + 1) * step))
@@ -116,7 +116,7 @@ impl Labels {
         }
     }
 
-    /// The labels from row `row` on.
+    /// The address of the label of row `row`.
     fn from(&self, row: usize) -> u64 {
         self.address + row as u64 * u64::from(self.format.size())
     }
@@ -136,7 +136,7 @@ fn f32_of(vector: u64, row: usize) -> u64 {
     vector + 4 * row as u64
 }
 
-/// The logits of a tile: these rows of `x` times these rows of `w`, transposed.
+/// Writes the logits of a tile: x\[rows\] w\[classes\]^T.
 fn logits(
     gpu: &Launcher<'_>,
     call: &Call,
@@ -148,7 +148,7 @@ fn logits(
     multiply(gpu, call, [x.part(rows), w.part(classes).transposed()], &to)
 }
 
-/// The lanes for a tile with this number of classes.
+/// Whether a warp or a CTA handles each row of a tile with this number of classes.
 fn lanes(gpu: &Launcher<'_>, classes: u32) -> Result<Lanes> {
     let refused = PlanError::Kernel(KernelError::Extent {
         kernel: "cross_entropy",
@@ -160,7 +160,7 @@ fn lanes(gpu: &Launcher<'_>, classes: u32) -> Result<Lanes> {
     gpu.planned(Lanes::choose(classes).ok_or(refused))
 }
 
-/// Statistics of the logits of `x` and `w`: \[max, sum_exp, label_logit\].
+/// Writes the statistics of each row of the logits x w^T to `out`: \[max, sum_exp, label_logit\].
 pub(crate) fn statistics(
     gpu: &Launcher<'_>,
     call: &Call,
@@ -191,7 +191,8 @@ pub(crate) fn statistics(
     Ok(())
 }
 
-/// Merges a tile into the statistics of its rows, which are at these addresses.
+/// Merges a tile into the statistics of its rows. `out` are the addresses of the statistics of all
+/// rows.
 fn fold(
     gpu: &Launcher<'_>,
     labels: &Labels,
@@ -289,7 +290,8 @@ impl Gradients<'_> {
     }
 }
 
-/// The gradient of the logits of a tile, from lse and dloss of all rows.
+/// Writes the gradient of the logits of a tile. `of_rows` are the addresses of lse and dloss of all
+/// rows.
 fn differentiate(
     gpu: &Launcher<'_>,
     dtype: Dtype,
@@ -323,7 +325,7 @@ fn differentiate(
 struct InputGradient {
     dx: Lines,
     sums: Lines,
-    /// The workspace of sums that are not accumulated in dx.
+    /// The memory of `sums`; `None` if dx is accumulated in place.
     workspace: Option<UninitTensor>,
 }
 
@@ -363,7 +365,7 @@ impl InputGradient {
         self.workspace.is_none()
     }
 
-    /// The first row of the sums for a tile with these rows.
+    /// The row of `sums` for the first of these rows.
     fn first(&self, rows: &Range<usize>) -> usize {
         if self.in_place() { rows.start } else { 0 }
     }
@@ -385,7 +387,7 @@ impl InputGradient {
     }
 }
 
-/// The sum of lse - label_logit over the rows that are not ignored, and their number.
+/// The sum of lse - label_logit over the rows that are not ignored, and the number of those rows.
 pub(crate) fn sum(
     gpu: &Launcher<'_>,
     [lse, label_logit, labels]: [&Tensor; 3],

@@ -51,7 +51,7 @@ impl Target {
         })
     }
 
-    /// The elements at `address`.
+    /// An output with the dtype and layout of `operand` at `address`.
     pub(crate) fn at(operand: Operand, address: u64) -> Target {
         Target { operand, address }
     }
@@ -103,7 +103,7 @@ pub(crate) fn accumulate(gpu: &Launcher<'_>, x: &Tensor, to: &Target, empty: boo
         return cast(gpu, x, to);
     }
     let plan = gpu.planned(plan(&Sum, [to.operand, Operand::of(x)], to.operand))?;
-    // The thread that writes an element of the sum also reads it.
+    // Updating in place is safe: the thread that writes an element is the only one that reads it.
     launch(gpu, &plan, &[to.address, gpu.ptr(x)?], to)
 }
 
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_do_is_no_launch_and_other_dtypes_are_no_plan() {
+    fn empty_inputs_launch_nothing_and_f64_is_rejected() {
         let none = operand(DType::F32, &[0, 3], 0);
         assert_eq!(plan(&Twice, [none], none).unwrap().kernel.launch, None);
         let double = operand(DType::F64, &[3], 0);

@@ -1,4 +1,4 @@
-//! Launches of the global norm of gradients and its clipping. Operands are contiguous.
+//! Launches of the global norm of gradients and of gradient clipping. Operands are contiguous.
 
 use meshgrad_kernels::global_norm::{
     ClipScale, ClipScaleArguments, GlobalNorm, GlobalNormArguments, SumSquares,
@@ -14,7 +14,8 @@ pub(crate) fn partials(tensors: &[&Tensor]) -> usize {
     tensors.iter().map(of).sum()
 }
 
-/// The partial sums of the squares of `x`, from partial sum `first` on; returns the next index.
+/// Writes the partial sums of the squares of `x` to `partials`, starting at index `first`. Returns
+/// the index after the last.
 pub(crate) fn sum_squares(
     gpu: &Launcher<'_>,
     x: &Tensor,
@@ -50,7 +51,8 @@ pub(crate) fn norm_of_partials(
     gpu.run(&plan, &arguments.arguments())
 }
 
-/// scale and mean_norm. A `max_norm` that is not positive does not clip.
+/// Writes the factor that clips the gradients, and their mean norm. A `max_norm` that is not
+/// positive does not clip.
 pub(crate) fn clip_scale(
     gpu: &Launcher<'_>,
     [norm, weight]: [&Tensor; 2],
@@ -88,7 +90,7 @@ mod tests {
     use crate::{Layout, Shape};
 
     #[test]
-    fn nothing_is_no_launch_and_f64_is_no_plan() {
+    fn empty_inputs_launch_nothing_and_f64_is_rejected() {
         let operand = |dtype, elements: usize| Operand {
             dtype,
             layout: Layout::contiguous(Shape::new(&[elements]).unwrap(), 0),

@@ -11,7 +11,8 @@ use crate::{Result, Tensor};
 /// The family's name in errors of kernels.
 const FAMILY: &str = "grouped_gemm";
 
-/// The maximum number of groups, so that the rows of whole tiles fit in 32 bits.
+/// The maximum number of groups. Each group adds at most one partial tile of 128 rows, so the rows
+/// of all tiles fit in 32 bits.
 const MOST_GROUPS: u32 = MAX_EXTENT / 128;
 
 /// c_rows = a_rows b_g for the rows of each group g, with row-major `a` \[R, K\] and `b` \[G, K,
@@ -76,7 +77,7 @@ fn arguments(
     })
 }
 
-/// The product and its offsets.
+/// The arguments of a grouped product: those of the product, and the group offsets.
 fn grouped(
     gpu: &Launcher<'_>,
     product: GemmArguments,
@@ -94,7 +95,7 @@ fn grouped(
     })
 }
 
-/// The plan of a grouped product; the batch is the groups.
+/// The plan of a grouped product. `extents.batch` is the number of groups.
 #[derive(Debug)]
 struct Grouped<V> {
     kernel: Plan<V>,

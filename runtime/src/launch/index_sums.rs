@@ -1,5 +1,5 @@
-//! Launches of sums of rows by index. The positions of each index are sorted, and one thread per
-//! element adds the rows in that order, so every run gives the same bits.
+//! Launches of sums of rows by index. The positions are sorted by index, and one thread per element
+//! of the result adds the rows of its index in order of position. So every run gives the same bits.
 
 use meshgrad_kernels::elementwise::IterationSpace;
 use meshgrad_kernels::indexing::{
@@ -16,24 +16,24 @@ use crate::{Call, DType, Layout, Result, Shape, Tensor};
 /// The family's name in errors of kernels.
 const FAMILY: &str = "sum_rows";
 
-/// Which rows are added to which. Rows are numbered as in a contiguous tensor of extents `numbers`,
-/// in which an index tensor selects along `dim`.
+/// The rows of a result, to which other rows are added. They are numbered as in a contiguous tensor
+/// of extents `numbers`, in which an index tensor selects along `dim`.
 pub(crate) struct Rows {
     /// The extents of the numbering.
     pub(crate) numbers: Shape,
     /// The indexed dim.
     pub(crate) dim: usize,
-    /// The number of repetitions, consecutive in memory.
+    /// The number of independent sums, which are consecutive in memory.
     pub(crate) outer: usize,
     /// Elements per row.
     pub(crate) inner: usize,
-    /// Whether all rows are written, with zeros for rows without an index; otherwise rows are added
-    /// to.
+    /// If true, every row is written, with zeros if no index selects it. If false, the sums are
+    /// added to the rows.
     pub(crate) every: bool,
 }
 
-/// to\[o, v, ..\] = the sum of x\[o, p, ..\] over the positions p of the index tensor with index v,
-/// for a contiguous x. The call allocates the workspace.
+/// to\[o, v, ..\] = (or +=, see [`Rows::every`]) the sum of x\[o, p, ..\] over the positions p at
+/// which the index tensor is v. `x` is contiguous. `call` allocates the workspace.
 pub(crate) fn sum_rows(
     gpu: &Launcher<'_>,
     call: &Call,
@@ -132,7 +132,7 @@ impl IndexSum {
         let keys = IndexKeys::new(format(index.dtype)?, &space);
         let count = index.layout.shape().elements();
         let all = rows.numbers.elements().saturating_mul(rows.outer);
-        // The number of rows is a key too: that of indices out of range.
+        // The number of rows must fit too: it is the key of out-of-range indices.
         extent(FAMILY, "rows", all, u32::MAX - 1)?;
         let inner = extent(FAMILY, "features", rows.inner, i32::MAX as u32)?;
         let aligned = x.is_aligned() && to.is_aligned();
@@ -157,7 +157,8 @@ impl IndexSum {
         })
     }
 
-    /// Two lists of keys and positions, counts of digits, and the start of each row and the end.
+    /// The elements of the workspace: two lists of keys and of positions, the digit counts, and the
+    /// offsets of the rows in the sorted list.
     fn workspace(&self) -> usize {
         let starts = u64::from(self.rows) + 1;
         (4 * u64::from(self.count) + workspace_words(self.count) + starts) as usize
@@ -184,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn workspaces_and_what_is_too_large() {
+    fn plans_size_the_workspace_and_reject_unsupported_operands() {
         let operands = [
             operand(DType::BF16, &[3000, 64]),
             operand(DType::I64, &[3000]),

@@ -36,7 +36,7 @@ pub(crate) fn select(
     gpu.run(&plan.kernel, &arguments.arguments(&plan.kernel.variant))
 }
 
-/// y\[c\] = x\[c, but index\[c\] in dim `dim`\].
+/// y\[c\] = x\[c'\], where c' is c with index\[c\] as its coordinate in dim `dim`.
 pub(crate) fn gather(
     gpu: &Launcher<'_>,
     x: &Tensor,
@@ -61,7 +61,7 @@ pub(crate) fn gather(
     gpu.run(&kernel, &arguments.arguments(&kernel.variant))
 }
 
-/// Selected rows: the number of outer repetitions, and the units per row.
+/// The plan of [`select`]: `outer` repetitions, with `inner` copy units per row.
 #[derive(Debug)]
 struct Rows {
     kernel: Plan<IndexSelect>,
@@ -96,8 +96,8 @@ fn gathering(
     Ok((Plan { variant, launch }, space))
 }
 
-/// A walk over the elements of an index tensor in three layouts: contiguous, its own, and that of
-/// the tensor indexed along `dim`.
+/// The iteration space of an index tensor, in three layouts: contiguous, its own, and that of the
+/// tensor indexed along `dim`, with stride 0 in that dim.
 pub(super) fn around(
     indexed: &Layout,
     dim: usize,
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_chosen_is_no_launch() {
+    fn empty_selections_launch_nothing_and_u8_indices_are_rejected() {
         let x = operand(DType::F32, &[9, 4], 0);
         assert_eq!(selecting(&x, 0, DType::I64, 0).unwrap().kernel.launch, None);
         let refused = selecting(&x, 0, DType::U8, 3).err();

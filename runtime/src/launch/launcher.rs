@@ -1,4 +1,4 @@
-//! The launcher, which an op launches its GPU kernels with.
+//! The launcher, through which an op launches its GPU kernels.
 
 mod many;
 
@@ -17,15 +17,15 @@ impl Call {
     /// counted. docs/kernels.md shows how to write a kernel.
     ///
     /// # Errors
-    /// What `kernels` returns.
+    /// The error of `kernels`.
     pub fn launch(&self, kernels: impl FnOnce(&Launcher<'_>) -> Result<()>) -> Result<()> {
         self.count();
         kernels(&Launcher::new(self.name(), self.device()))
     }
 }
 
-/// Launches the kernels of an op on the current stream, and gives the addresses of their operands.
-/// On a meta device launches are only counted. [`Call::launch`] creates it.
+/// Launches the kernels of an op on the current stream, and returns the addresses of their
+/// operands. On a meta device launches are only counted. [`Call::launch`] creates it.
 pub struct Launcher<'a> {
     op: &'static str,
     device: &'a Device,
@@ -35,7 +35,7 @@ pub struct Launcher<'a> {
 /// The maximum number of mutable tensors among the operands of one op.
 const MAX_MUTABLE: usize = 16;
 
-/// The mutable storages that an op uses, and how; without heap memory.
+/// The mutable storages that an op uses, and the access to each. It allocates no heap memory.
 #[derive(Default)]
 struct Used {
     storages: [Option<(usize, Access)>; MAX_MUTABLE],
@@ -99,14 +99,14 @@ impl<'a> Launcher<'a> {
     /// The address of the first element of `y`, for the kernels that write it.
     ///
     /// # Errors
-    /// None on a GPU.
+    /// Never fails on a GPU.
     pub fn uninit_ptr(&self, y: &UninitTensor) -> Result<u64> {
         y.address()
     }
 
     /// The site where a kernel of this op reports an index outside of 0..extent
     /// ([`faults`](meshgrad_kernels::faults)). The host gets [`CudaError::IndexOutOfRange`] when it
-    /// next reads values from this device or synchronizes, also for kernels in graphs.
+    /// next reads values from this device or synchronizes. This includes kernels in graphs.
     ///
     /// [`CudaError::IndexOutOfRange`]: crate::CudaError::IndexOutOfRange
     pub fn fault_site(&self, extent: usize) -> FaultSite {
@@ -133,13 +133,13 @@ impl<'a> Launcher<'a> {
         })
     }
 
-    /// Launches the kernel of `variant` on the current stream, and loads it at first use. `None`
-    /// launches nothing.
+    /// Launches the kernel of `variant` on the current stream, and loads it at first use. If
+    /// `launch` is `None`, nothing is launched.
     ///
     /// # Safety
     /// The arguments must match the kernel's parameters. With them the kernel must only access
     /// elements of tensors whose addresses [`Launcher::ptr`], [`Launcher::mut_ptr`] and
-    /// [`Launcher::uninit_ptr`] retransposed in this call: a kernel can address all of the GPU's
+    /// [`Launcher::uninit_ptr`] returned in this call: a kernel can address all of the GPU's
     /// memory, and pinned host memory. (The emulator stops a kernel that accesses unallocated
     /// memory.)
     ///

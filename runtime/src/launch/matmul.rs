@@ -29,7 +29,7 @@ pub(crate) fn product(
     multiply(gpu, call, [a.part(gpu)?, b.part(gpu)?], c)
 }
 
-/// c = a b, for each matrix of a batch.
+/// As [`product`], for operands whose addresses are known.
 pub(crate) fn multiply(
     gpu: &Launcher<'_>,
     call: &Call,
@@ -98,7 +98,7 @@ struct Gemms {
     sum: Option<Plan<SplitKReduce>>,
 }
 
-/// The kernel for its dtype.
+/// The kernel, by dtype.
 #[derive(Debug, PartialEq, Eq)]
 enum Gemm {
     F32(Plan<GemmF32>),
@@ -115,7 +115,7 @@ pub(super) struct Extents {
 }
 
 impl Extents {
-    /// The elements of all products.
+    /// The elements of all results.
     fn elements(&self) -> u64 {
         u64::from(self.batch) * u64::from(self.m) * u64::from(self.n)
     }
@@ -134,7 +134,7 @@ fn plan([a, b]: [MatrixLayout; 2], c: Sums, multiprocessors: u32) -> Result<Gemm
         (DType::BF16, true) => Tile::choose_bf16(m, n, batch, multiprocessors),
         _ => Tile::choose(m, n, batch, multiprocessors),
     };
-    // Split-k parts are added to contiguous rows.
+    // The kernel that adds split-k parts writes contiguous rows only.
     let split = match c.leading {
         Some(leading) if leading != n as usize => SplitK::none(k),
         _ => SplitK::choose(tile, [m, n, k], batch, multiprocessors),
@@ -167,7 +167,7 @@ fn kernel(
     parts: u32,
 ) -> Result<Gemm, PlanError> {
     let Extents { batch, m, n, .. } = *extents;
-    // Split products have few tiles.
+    // This does not saturate if parts > 1, because only products with few tiles are split.
     let products = batch.saturating_mul(parts);
     match a.dtype {
         DType::F32 => {
@@ -233,7 +233,7 @@ mod tests {
     };
 
     #[test]
-    fn lines_of_odd_lengths_are_not_aligned() {
+    fn alignment_depends_on_row_length_and_offset() {
         let aligned = |n, offset| {
             let a = MatrixLayout::of(&operand(DType::BF16, &[16, 32], offset)).unwrap();
             let plan = plan([a, layout(DType::BF16, &[32, n])], F32_SUMS, 132).unwrap();
@@ -247,9 +247,9 @@ mod tests {
     }
 
     /// A product with few tiles and a long k is split, and the last kernel adds the parts. It is
-    /// not split if rows are not contiguous, or if the tiles occupy all multiprocessors.
+    /// not split if the rows of the result are padded, or if the tiles occupy all multiprocessors.
     #[test]
-    fn long_sums_of_few_tiles_are_split() {
+    fn few_tiles_with_a_long_k_are_split() {
         let [a, b] = [[64, 8192], [8192, 256]].map(|shape| layout(DType::BF16, &shape));
         let into = Sums {
             dtype: DType::F32,
@@ -266,11 +266,11 @@ mod tests {
         let sum = split.sum.unwrap().variant;
         assert_eq!((sum.output, sum.vectors), (Output::AddF32, true));
 
-        let apart = Sums {
+        let padded = Sums {
             leading: Some(264),
             ..F32_SUMS
         };
-        assert!(plan([a, b], apart, 132).unwrap().sum.is_none());
+        assert!(plan([a, b], padded, 132).unwrap().sum.is_none());
         assert!(plan([a, b], F32_SUMS, 1).unwrap().sum.is_none());
     }
 

@@ -1,5 +1,5 @@
-//! Launches of GPU kernels, one file per family of ops, as on the CPU: which kernels run, on how
-//! many CTAs, with which arguments.
+//! Launches of GPU kernels, one file per family of ops, like the CPU kernels. A launch chooses the
+//! kernels, the number of CTAs, and the arguments.
 
 pub(crate) mod attention;
 pub(crate) mod copies;

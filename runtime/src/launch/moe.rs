@@ -1,4 +1,4 @@
-//! Launches of mixture-of-experts layers, except for products. Operands are contiguous.
+//! Launches of mixture-of-experts layers, except for the matrix products. Operands are contiguous.
 
 mod order;
 mod router;

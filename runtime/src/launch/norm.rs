@@ -54,8 +54,8 @@ pub(crate) fn rms_norm_grad_input(
     gpu.run(&plan.kernel, &arguments.arguments())
 }
 
-/// dw += sum over rows of dy x inv_rms (= if `dw` is `empty`): first sums of blocks of rows in
-/// `workspace`, then their sum in order.
+/// dw += (or =, if `dw` is `empty`) the sum over rows of dy x inv_rms. The first kernel writes the
+/// sums of blocks of rows to `workspace`, the second adds them in order.
 pub(crate) fn rms_norm_grad_weight(
     gpu: &Launcher<'_>,
     plan: &GradWeight,
@@ -84,7 +84,7 @@ pub(crate) fn rms_norm_grad_weight(
     gpu.run(&plan.sum, &arguments.arguments())
 }
 
-/// h = x + b, and y and inv_rms as the norm of that, per row.
+/// h = x + b and y = h w inv_rms with inv_rms = 1 / sqrt(mean(h^2) + eps), per row.
 pub(crate) fn add_rms_norm(
     gpu: &Launcher<'_>,
     [x, b, w]: [&Tensor; 3],
@@ -195,7 +195,7 @@ pub(crate) struct GradWeight {
 }
 
 impl GradWeight {
-    /// The gradient from `dy` and `x` with `rows` rows; overwrites `dw` if that is `empty`.
+    /// The gradient from `dy` and `x` with `rows` rows. It overwrites `dw` if `dw` is `empty`.
     pub(crate) fn plan(
         [dy, x]: [Operand; 2],
         rows: usize,
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn unaligned_rows_take_the_kernel_that_loops() {
+    fn unaligned_rows_use_the_looping_kernel() {
         let w = operand(DType::F32, &[64], 0);
         let variant = |offset| {
             let x = operand(DType::F32, &[6, 64], offset);
@@ -255,9 +255,8 @@ mod tests {
         );
     }
 
-    /// The workspace has one row of sums per block of rows.
     #[test]
-    fn workspaces() {
+    fn the_workspace_has_one_row_per_block_of_rows() {
         let x = operand(DType::BF16, &[1000, 96], 0);
         let plan = GradWeight::plan([x, x], 1000, 96, true).unwrap();
         assert_eq!(plan.workspace(), (1000usize.div_ceil(64) * 96, DType::F32));

@@ -1,5 +1,5 @@
-//! Launches of RMS norm and rotary position embedding of heads, in one pass. Heads and tables may
-//! be views, as in [`rope`](super::rope).
+//! Launches of RMS norm fused with rotary position embedding, per head. Heads and tables may be
+//! views, as in [`rope`](super::rope).
 
 use meshgrad_kernels::norm_rope::{
     NormRope, NormRopeArguments, NormRopeGradInput, NormRopeGradInputArguments, NormRopeGradWeight,
@@ -79,7 +79,7 @@ pub(crate) struct GradWeight {
 }
 
 impl GradWeight {
-    /// The gradient from `dy` and `x`; overwrites `dw` if that is `empty`.
+    /// The gradient from `dy` and `x`. It overwrites `dw` if `dw` is `empty`.
     pub(crate) fn plan(
         [dy, x]: [&Tensor; 2],
         angles: &Angles<'_>,
@@ -112,8 +112,9 @@ impl GradWeight {
     }
 }
 
-/// dw += sum over heads of dz x inv_rms (= if `dw` is `empty`): first sums of blocks of heads in
-/// `workspace`, then their sum in order.
+/// dw += (or =, if `dw` is `empty`) the sum over heads of dz x inv_rms with dz = dy rotated back.
+/// The first kernel writes the sums of blocks of heads to `workspace`, the second adds them in
+/// order.
 pub(crate) fn norm_rope_grad_weight(
     gpu: &Launcher<'_>,
     plan: &GradWeight,

@@ -65,8 +65,8 @@ pub(crate) fn adamw(
 }
 
 impl Table {
-    /// The table in the memory of `neighbor`'s device: entries, then chunks. It is uploaded if it
-    /// has changed.
+    /// The table on the device of `neighbor`: entries, then chunks. It is uploaded if it has
+    /// changed.
     fn of(&mut self, entries: &[AdamWEntry], neighbor: &Tensor) -> Result<&Tensor> {
         let device = neighbor.device();
         let words: Vec<u64> = entries.iter().flat_map(AdamWEntry::words).collect();
@@ -151,7 +151,7 @@ mod tests {
     use crate::Region;
 
     #[test]
-    fn places_are_merged() {
+    fn dims_of_global_indices_are_merged() {
         let whole = Region::whole(&[4, 6, 10]).unwrap();
         let region = whole.slice(0, 1..3).unwrap().slice(2, 4..8).unwrap();
         let indices = Key::new(0).within(&region);

@@ -1,7 +1,7 @@
-//! Plans: the kernels of an op and their launch dimensions, as data.
+//! Plans: the kernels of an op, their launch dimensions, and their workspaces.
 //!
-//! A plan is a pure function of the operands' dtypes and layouts: the kernels, their grids, and
-//! their workspaces. A meta device makes the same plans as its GPU. FLOPs and bytes are not part of
+//! A plan depends only on the dtypes and layouts of the operands and on the properties of the GPU,
+//! so a meta device makes the same plans as the GPU that it models. FLOPs and bytes are not part of
 //! a plan: they follow from the op's [`Signature`](crate::Signature), on every device.
 
 use meshgrad_kernels::{Dtype, Error as KernelError, Launch};
@@ -41,7 +41,7 @@ impl From<KernelError> for PlanError {
     }
 }
 
-/// The dtype and layout of an operand or result, which is all that a plan depends on.
+/// The dtype and layout of an operand or result. A plan depends on no other property of it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Operand {
     pub(crate) dtype: DType,
@@ -63,8 +63,8 @@ impl Operand {
         }
     }
 
-    /// Whether its first element is 16-byte aligned, as the widest accesses require. All
-    /// allocations are.
+    /// Whether its first element is 16-byte aligned, as the widest accesses require. Storages are
+    /// aligned, so this depends on the offset only.
     pub(crate) fn is_aligned(&self) -> bool {
         self.dtype.bytes(self.layout.offset()).is_multiple_of(16)
     }
@@ -84,7 +84,7 @@ pub(crate) fn float(dtype: DType) -> Result<Dtype, PlanError> {
     }
 }
 
-/// The maximum extent of kernels with 32-bit indices, which leaves room for the step of a loop.
+/// The maximum extent of kernels with 32-bit indices. It leaves room to add the step of a loop.
 pub(crate) const MAX_EXTENT: u32 = i32::MAX as u32;
 
 /// `value` as a 32-bit extent of a kernel.

@@ -8,8 +8,8 @@ use super::elementwise::Target;
 use crate::launch::{Launcher, Operand, Plan, PlanError, float};
 use crate::{DType, Key, Layout, Result, Tensor};
 
-/// y\[i\] = f(the random word of `key` for the global index of element i in
-/// `global_indices`), and also of x\[i\] for dropout.
+/// y\[i\] = f(word), or f(word, x\[i\]) for dropout, where word is the random word of `key` at the
+/// global index of element i. `global_indices` maps elements to global indices.
 pub(crate) fn random(
     gpu: &Launcher<'_>,
     (key, global_indices): (Key, &Layout),
@@ -92,8 +92,8 @@ mod tests {
         let (dims, wide) = (1, false);
         assert_eq!(form(&whole.slice(0, 2..7).unwrap(), 8), Form::Contiguous);
         assert_eq!(form(&whole, 1), Form::Strided { dims, wide });
-        let odd = Region::whole(&[8, 13]).unwrap().slice(0, 3..5).unwrap();
-        assert_eq!(form(&odd, 0), Form::Strided { dims, wide });
+        let unaligned = Region::whole(&[8, 13]).unwrap().slice(0, 3..5).unwrap();
+        assert_eq!(form(&unaligned, 0), Form::Strided { dims, wide });
         let columns = whole.slice(1, 4..8).unwrap();
         assert_eq!(form(&columns, 0), Form::Strided { dims: 2, wide });
     }

@@ -221,9 +221,9 @@ mod tests {
         assert_eq!(extents(&[2, 0], &[1]), [[2, 0, 1]]);
     }
 
-    /// The larger run first; long runs in chunks, which another pass merges.
+    /// The larger run is reduced first. A long run is reduced in chunks, which another pass merges.
     #[test]
-    fn more_passes() {
+    fn several_runs_and_long_runs_need_several_passes() {
         assert_eq!(extents(&[2, 3, 5], &[0, 2]), [[6, 5, 1], [1, 2, 3]]);
         assert_eq!(extents(&[7, 3, 5], &[0, 2]), [[1, 7, 15], [3, 5, 1]]);
         let chunked = extents(&[1 << 20], &[0]);
@@ -232,9 +232,9 @@ mod tests {
         assert_eq!(columns, [[1, 4096, 64], [1, 64, 64]]);
     }
 
-    /// A permuted tensor is read without a copy if its results are then in order.
+    /// A permuted tensor is read without a copy if that keeps the order of the results.
     #[test]
-    fn memory_order() {
+    fn dense_tensors_are_read_in_memory_order() {
         let transposed = layout(&[4, 6]).transpose(0, 1).unwrap();
         let rows = in_memory_order(&transposed, &[0]).unwrap();
         assert_eq!(rows, [run(4, false), run(6, true)]);

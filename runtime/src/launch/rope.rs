@@ -139,7 +139,7 @@ fn stride(x: &Operand, dim: usize) -> i64 {
     }
 }
 
-/// The kernel of the tables, their elements, and the pairs per position.
+/// The kernel that writes the tables, the number of their elements, and the pairs per position.
 fn tables_plan(
     dtype: DType,
     positions: usize,
@@ -171,7 +171,7 @@ mod tests {
 
     /// Queries of a fused projection, and one table for all sequences.
     #[test]
-    fn views_are_read_as_they_lie() {
+    fn views_are_read_without_a_copy() {
         let mut x = operand(DType::BF16, &[2, 3, 6, 64], 0);
         x.layout = x.layout.slice(2, 2..4).unwrap();
         let mut table = operand(DType::F32, &[1, 3, 32], 0);
@@ -183,12 +183,13 @@ mod tests {
         assert_eq!(rotated.of_tables[0].batch, 0);
         assert_eq!(rotated.of_tables[1].position, 32);
 
-        let odd = operand(DType::BF16, &[2, 3, 2, 64], 1);
-        assert!(!RotatedHeads::new(&odd, [table, table]).unwrap().aligned);
+        let unaligned = operand(DType::BF16, &[2, 3, 2, 64], 1);
+        let rotated = RotatedHeads::new(&unaligned, [table, table]).unwrap();
+        assert!(!rotated.aligned);
     }
 
     #[test]
-    fn what_32_bits_do_not_count_is_refused() {
+    fn too_many_angles_and_float_positions_are_rejected() {
         let refused = tables_plan(DType::I64, 1 << 20, 1 << 13).err();
         assert!(matches!(refused, Some(PlanError::Kernel(_))));
         let refused = tables_plan(DType::F32, 4, 4).err();

@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn unaligned_rows_take_the_kernel_that_loops() {
+    fn unaligned_rows_use_the_looping_kernel() {
         let aligned = operand(DType::F32, &[6, 64], 0);
         let variant = |offset| {
             let y = operand(DType::F32, &[6, 64], offset);
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_no_launch_and_f64_is_no_plan() {
+    fn empty_inputs_launch_nothing_and_f64_is_rejected() {
         for shape in [[0, 8], [8, 0]] {
             let plan = forward(Function::LogSoftmax, &operand(DType::BF16, &shape, 0)).unwrap();
             assert_eq!(plan.kernel.launch, None);

@@ -38,7 +38,7 @@ pub(crate) fn swiglu_grad(
     gpu.run(&plan.kernel, &arguments.arguments())
 }
 
-/// The plan's rows for `y` [.., F]; results are aligned.
+/// The plan for a result `y` [.., F]. Only `gate_up` can be unaligned: results are new allocations.
 fn forward(gate_up: &Operand, y: &Operand) -> Result<Rows<SwiGlu>, PlanError> {
     let (extents, features) = extents(y)?;
     let variant = SwiGlu::new(float(y.dtype)?, extents, aligned(&[gate_up]));
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn unaligned_rows_take_the_kernel_that_loops() {
+    fn unaligned_rows_use_the_looping_kernel() {
         let dy = operand(DType::BF16, &[3, 64], 0);
         let variant = |offset| {
             let gate_up = operand(DType::BF16, &[3, 2, 64], offset);
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_do_is_no_launch_and_other_dtypes_are_no_plan() {
+    fn empty_inputs_launch_nothing_and_f64_is_rejected() {
         for shape in [[0, 64], [3, 0]] {
             let y = operand(DType::F32, &shape, 0);
             assert_eq!(forward(&y, &y).unwrap().kernel.launch, None);

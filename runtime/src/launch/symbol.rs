@@ -1,9 +1,9 @@
 //! Tracing: runs an elementwise function once with symbols, and records the [`Expression`] that a
 //! kernel is generated from.
 //!
-//! Constants become kernel arguments, so that another constant is not another kernel. The recorded
-//! operations are the cache key of the expression: after the first call, tracing allocates no heap
-//! memory.
+//! Constants become kernel arguments, so that functions that differ only in constants share a
+//! kernel. The recorded operations are the cache key of the expression: after the first call,
+//! tracing allocates no heap memory.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -327,14 +327,14 @@ mod tests {
     }
 
     #[test]
-    fn another_constant_is_not_another_expression() {
+    fn functions_that_differ_only_in_constants_share_an_expression() {
         let (two, twos) = trace(&Scaled(2.0)).unwrap();
         let (three, threes) = trace(&Scaled(3.0)).unwrap();
         assert_eq!(two, three);
         assert_eq!((twos[0], threes[0]), (2.0, 3.0));
     }
 
-    /// A sum of the given number of terms, after the given number of constants.
+    /// The given number of additions, and the given number of unused constants.
     struct Long(usize, usize);
 
     impl Function<1> for Long {

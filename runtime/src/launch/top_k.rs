@@ -178,7 +178,8 @@ impl Top {
         }
     }
 
-    /// Keys of all rows; none if there is one run, which is written as values and indices.
+    /// The number of keys in the runs of all rows. A single run has none: it is written as values
+    /// and indices.
     fn keys_of(&self, runs: Runs) -> usize {
         match runs.count {
             1 => 0,
@@ -199,7 +200,7 @@ mod tests {
 
     /// A few long rows are split, to occupy the GPU; many rows are not.
     #[test]
-    fn long_rows_are_cut() {
+    fn few_long_rows_are_split() {
         let chunks = |rows: usize| {
             let x = operand(DType::BF16, &[rows, 151_936]);
             let plan = Extremes::plan(Extreme::Max, &x, 151_936);
@@ -209,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn the_top_of_a_vocabulary() {
+    fn top_k_of_a_vocabulary_sorts_tiles_and_merges_runs() {
         let x = operand(DType::BF16, &[2, 151_936]);
         let plan = Top::plan(&x, 151_936, 50).unwrap();
         let runs = |count| Runs {

@@ -1,4 +1,4 @@
-//! Ops with more tensors than a [`Launcher`] tracks inline, some of which may be parts of one
+//! Ops with more tensors than a [`Launcher`] tracks inline. Several of them may be views of one
 //! storage.
 
 use std::collections::HashSet;

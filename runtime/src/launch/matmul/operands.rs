@@ -1,4 +1,4 @@
-//! Operands and results of products in memory.
+//! The operands and results of matrix products.
 
 use std::ops::Range;
 
@@ -48,7 +48,7 @@ impl Matrices {
     }
 }
 
-/// A row-major matrix in memory, parts of which are operands and results.
+/// A row-major matrix in memory. Its rows, or some of them, are an operand or a result.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lines {
     pub(crate) address: u64,
@@ -61,12 +61,12 @@ pub(crate) struct Lines {
 }
 
 impl Lines {
-    /// A contiguous input, as \[rows, its last dim\].
+    /// A contiguous input, viewed as \[rows, last dim\].
     pub(crate) fn of(gpu: &Launcher<'_>, x: &Tensor) -> Result<Lines> {
         Lines::at(gpu.ptr(x)?, x)
     }
 
-    /// A contiguous tensor that is changed, as \[rows, its last dim\].
+    /// A contiguous tensor that the op changes, viewed as \[rows, last dim\].
     pub(crate) fn changed(gpu: &Launcher<'_>, into: &Tensor) -> Result<Lines> {
         Lines::at(gpu.mut_ptr(into)?, into)
     }
@@ -82,7 +82,7 @@ impl Lines {
         })
     }
 
-    /// Some of its rows.
+    /// The operand that consists of these rows.
     pub(crate) fn part(&self, rows: &Range<usize>) -> Part {
         let (address, aligned) = self.row(rows.start);
         let leading = if rows.len() > 1 { self.leading } else { 0 };
@@ -101,7 +101,7 @@ impl Lines {
         }
     }
 
-    /// Its first rows and columns.
+    /// The operand that consists of the first `rows` rows and `columns` columns.
     pub(crate) fn corner(&self, rows: usize, columns: usize) -> Part {
         Lines { columns, ..*self }.part(&(0..rows))
     }
@@ -114,7 +114,7 @@ impl Lines {
     }
 }
 
-/// An operand of a product in memory.
+/// An operand of a product: its address and layout.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part {
     pub(super) address: u64,
@@ -141,7 +141,7 @@ impl Part {
     }
 }
 
-/// The layout of the matrices of an operand, which is all that a plan depends on.
+/// The layout of the matrices of an operand. A plan depends on no other property of the operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::launch) struct MatrixLayout {
     pub(in crate::launch) dtype: DType,
@@ -172,7 +172,7 @@ impl MatrixLayout {
             (1, leading) => (Order::ColumnMajor, leading, *columns),
             _ => return None,
         };
-        // The stride of a single matrix need not be aligned.
+        // The stride of a single row (or column) is never used, so it need not be aligned.
         let leading = if lines > 1 { leading } else { 0 };
         Some(MatrixLayout {
             dtype: x.dtype,
@@ -208,7 +208,7 @@ pub(crate) struct Product {
     pub(in crate::launch) sums: Sums,
 }
 
-/// How the sums are stored, which is all that a plan depends on of the output.
+/// How a result is stored. A plan depends on no other property of the result.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::launch) struct Sums {
     pub(in crate::launch) dtype: DType,
@@ -219,7 +219,7 @@ pub(in crate::launch) struct Sums {
 }
 
 impl Sums {
-    /// Split-k parts in a workspace.
+    /// The split-k parts, in a workspace.
     pub(super) const OF_PARTS: Sums = Sums {
         dtype: DType::F32,
         adds: false,
@@ -250,7 +250,7 @@ impl Product {
         })
     }
 
-    /// Added to `into`, or overwriting it if it is `empty`.
+    /// The product is added to `into`, or overwrites it if `into` is `empty`.
     pub(crate) fn into(gpu: &Launcher<'_>, into: &Tensor, empty: bool) -> Result<Product> {
         Ok(Product {
             address: gpu.mut_ptr(into)?,
@@ -263,7 +263,7 @@ impl Product {
         })
     }
 
-    /// The rows of `into` from `row` on; added to them if it `adds`.
+    /// The product is written to the rows of `into` from `row` on, or added to them if `adds`.
     pub(crate) fn lines(into: &Lines, row: usize, adds: bool) -> Product {
         let (address, aligned) = into.row(row);
         Product {
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn matrices_are_read_as_they_lie() {
+    fn strided_matrices_need_no_copy() {
         let x = operand(DType::F32, &[2, 3, 4, 5], 0);
         let straight = MatrixLayout::of(&x).unwrap();
         assert_eq!((straight.order, straight.leading), (Order::RowMajor, 5));
@@ -312,9 +312,8 @@ mod tests {
         assert_eq!(MatrixLayout::of(&Operand { layout: heads, ..x }), None);
     }
 
-    /// The address of a part determines its alignment, not that of the whole.
     #[test]
-    fn parts_of_matrices() {
+    fn the_alignment_of_a_part_depends_on_its_own_address() {
         let whole = Lines {
             address: 4096,
             dtype: DType::BF16,
@@ -322,10 +321,10 @@ mod tests {
             leading: 20,
             aligned: true,
         };
-        let [even, odd] = [2..5, 1..5].map(|rows| whole.part(&rows));
-        assert_eq!((even.address, odd.address), (4096 + 80, 4096 + 40));
-        assert!(even.layout.aligned && !odd.layout.aligned);
-        let transposed = even.transposed();
+        let [aligned, unaligned] = [2..5, 1..5].map(|rows| whole.part(&rows));
+        assert_eq!((aligned.address, unaligned.address), (4096 + 80, 4096 + 40));
+        assert!(aligned.layout.aligned && !unaligned.layout.aligned);
+        let transposed = aligned.transposed();
         assert_eq!((transposed.layout.rows, transposed.layout.columns), (20, 3));
         assert_eq!(transposed.layout.order, Order::ColumnMajor);
         assert_eq!(whole.corner(1, 4).layout.leading, 0);

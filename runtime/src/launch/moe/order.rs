@@ -23,7 +23,7 @@ pub(crate) struct Sort {
 }
 
 impl Sort {
-    /// The order of `slots` indices of `dtype`; the `held` experts from `first_expert` on are
+    /// Sorts `slots` expert indices of `dtype`. The `held` experts from `first_expert` on are
     /// local.
     pub(crate) fn plan(
         dtype: DType,
@@ -76,7 +76,7 @@ impl Sort {
     }
 }
 
-/// The offsets, the order, and the row of each slot. `counts` and `totals` are the plan's
+/// Writes the offsets, the order, and the row of each slot. `counts` and `totals` are the plan's
 /// workspaces.
 pub(crate) fn expert_order(
     gpu: &Launcher<'_>,
@@ -163,10 +163,10 @@ pub(crate) fn expert_counts(
 mod tests {
     use super::*;
 
-    /// Grid and workspace follow from extents alone, and some thread always writes the first offset
-    /// and the absent rows.
+    /// Grids and workspaces depend on the extents only. Without slots and experts, the kernels that
+    /// write the first offset and the rows without a slot are launched anyway.
     #[test]
-    fn plans() {
+    fn plans_depend_on_extents_only() {
         let plan = Sort::plan(DType::I64, 1 << 20, 0, 128).unwrap();
         assert_eq!(plan.workspaces(), [128 * 256, 128]);
         assert_eq!(plan.scatter.launch.unwrap().grid, [256, 1, 1]);

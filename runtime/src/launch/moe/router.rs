@@ -1,4 +1,4 @@
-//! Launches of routing.
+//! Launches of the router: the choice of experts, and its gradient.
 
 use meshgrad_kernels::router::{
     RouterTopK, RouterTopKArguments, RouterTopKGrad, RouterTopKGradArguments,
@@ -26,13 +26,13 @@ pub(crate) fn router_top_k(
         weights: gpu.uninit_ptr(weights)?,
         indices: gpu.uninit_ptr(indices)?,
         tokens: tokens as u64,
-        experts: experts as u32, // the plan has seen that they fit
+                experts: experts as u32, // the plan checked that they fit
         top_k: gpu.planned(top_k)?,
     };
     gpu.run(&plan, &arguments.arguments())
 }
 
-/// The gradient of the weights with respect to the probabilities.
+/// The gradient with respect to the probabilities, from that of the weights.
 pub(crate) fn router_top_k_grad(
     gpu: &Launcher<'_>,
     [probabilities, indices, dweights]: [&Tensor; 3],
@@ -48,7 +48,7 @@ pub(crate) fn router_top_k_grad(
         dweights: gpu.ptr(dweights)?,
         dprobabilities: gpu.uninit_ptr(dprobabilities)?,
         tokens: tokens as u64,
-        experts: experts as u32, // the plan has seen that they fit
+                experts: experts as u32, // the plan checked that they fit
         top_k: gpu.planned(top_k)?,
         faults: gpu.fault_site(experts),
     };
@@ -98,9 +98,8 @@ mod tests {
         Operand { dtype, layout }
     }
 
-    /// Rows and biases that are not aligned are read element by element.
     #[test]
-    fn plans() {
+    fn unaligned_rows_and_biases_are_read_element_by_element() {
         let rows = operand(DType::F32, &[5, 64], 0);
         let variant = |aligned| RouterTopK::new(Dtype::F32, 64, aligned, [true, false]);
         for (offset, expected) in [(0, variant(true)), (4, variant(true)), (1, variant(false))] {

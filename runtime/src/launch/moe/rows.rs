@@ -1,4 +1,4 @@
-//! Launches that permute rows to the experts and back.
+//! Launches that permute rows into expert order and back.
 
 use meshgrad_kernels::token_permute::{
     PermuteTokens, PermuteTokensArguments, UnpermuteGradWeights, UnpermuteGradWeightsArguments,
@@ -9,8 +9,8 @@ use super::FAMILY;
 use crate::launch::{Launcher, Operand, Plan, PlanError, aligned, extent, float};
 use crate::{Result, Tensor, UninitTensor};
 
-/// Row r of `y` is the row of `x` of slot `order[r]`, times the weight of that slot if there are
-/// weights; zero from the last offset on. `offsets` is not empty.
+/// y\[r\] = weights\[s\] x\[s / top_k\] with slot s = order\[r\]; without `weights`, the factor is
+/// 1. Rows from the last offset on are zero. `offsets` is not empty.
 pub(crate) fn permute_tokens(
     gpu: &Launcher<'_>,
     x: &Tensor,
@@ -36,8 +36,8 @@ pub(crate) fn permute_tokens(
     gpu.run(&plan.kernel, &arguments.arguments())
 }
 
-/// Row n of `out` is the sum of the rows of `y` of the slots of token n, times their weights if
-/// there are weights.
+/// out\[n\] = the sum of weights\[s\] y\[row_of_slot\[s\]\] over the slots s of token n; without
+/// `weights`, the factor is 1.
 pub(crate) fn unpermute_tokens(
     gpu: &Launcher<'_>,
     y: &Tensor,
@@ -61,7 +61,7 @@ pub(crate) fn unpermute_tokens(
     gpu.run(&plan.kernel, &arguments.arguments())
 }
 
-/// The dot products of the rows of `dout` with the rows of `y` of their slots.
+/// dweights\[s\] = the dot product of dout\[s / top_k\] and y\[row_of_slot\[s\]\].
 pub(crate) fn unpermute_tokens_grad_weights(
     gpu: &Launcher<'_>,
     [dout, y, row_of_slot]: [&Tensor; 3],
@@ -74,7 +74,7 @@ pub(crate) fn unpermute_tokens_grad_weights(
         y: gpu.ptr(y)?,
         row_of_slot: gpu.ptr(row_of_slot)?,
         dweights: gpu.uninit_ptr(dweights)?,
-        slots: row_of_slot.elements() as u32, // the plan has seen that they fit
+        slots: row_of_slot.elements() as u32, // the plan checked that they fit
         rows: plan.rows,
         top_k: plan.top_k,
         features: plan.features,
@@ -87,11 +87,11 @@ pub(crate) fn unpermute_tokens_grad_weights(
 #[derive(Debug)]
 struct Moved<V> {
     kernel: Plan<V>,
-    /// C.
+    /// Rows in expert order.
     rows: u32,
-    /// K.
+    /// Slots per token.
     top_k: u32,
-    /// H.
+    /// Features per row.
     features: u32,
 }
 
@@ -178,9 +178,8 @@ mod tests {
         Operand { dtype, layout }
     }
 
-    /// Rows that are not aligned are copied element by element; without rows there is no launch.
     #[test]
-    fn plans() {
+    fn unaligned_rows_are_copied_element_by_element_and_empty_ones_not_at_all() {
         let variant = |offset| {
             let x = operand(DType::BF16, &[6, 64], offset);
             permute(&x, 12, 2, false).unwrap().kernel.variant
