@@ -3,7 +3,7 @@
 use meshgrad_ckpt::plan::PlanError;
 use meshgrad_runtime::DType;
 
-/// The result of everything in this crate that can fail.
+/// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error of loading.

@@ -1,5 +1,5 @@
 //! Loads regions of a checkpoint into tensors, which are the targets of a
-//! [plan](meshgrad_ckpt::plan). This crate knows no model.
+//! [plan](meshgrad_ckpt::plan). This crate does not depend on models.
 //!
 //! ```text
 //! CPU   file -> the tensor's own memory
@@ -7,10 +7,10 @@
 //! ```
 //!
 //! Pinned memory is bounded ([`LoadOptions::pinned`]). Tensors are split into chunks that are much
-//! smaller than the bound. The chunks that a plan has open at a time fill at most half of the
-//! bound, and a buffer is at most twice as large as its chunk. A thread that waits for memory
-//! therefore only waits for copies of the GPU. What does not fit into one such plan is loaded in
-//! several passes.
+//! smaller than the bound. Chunks that are being filled take at most half of the bound, and a
+//! buffer is at most twice as large as its chunk, so they always fit. A thread that waits for
+//! memory therefore waits only for the GPU to finish copies. Tensors that do not fit into one such
+//! plan are loaded in several passes.
 
 mod chunks;
 mod error;
@@ -57,9 +57,10 @@ impl fmt::Debug for LoadOptions<'_> {
     }
 }
 
-/// Reads regions of `graph`'s expressions from `folder` into tensors. Each tensor has its region's
-/// dtype and shape, is contiguous and of a mutable kind; all are on one device. All reads and
-/// copies are complete when this returns. After an error the tensors' contents are unspecified.
+/// Reads regions of `graph`'s expressions from `folder` into tensors. Each tensor must have its
+/// region's dtype and shape, be contiguous, and be of a mutable kind. All must be on one device.
+/// All reads and copies are complete when this returns. After an error the contents of the tensors
+/// are unspecified.
 ///
 /// ```
 /// use meshgrad_ckpt::graph::Graph;
@@ -115,7 +116,7 @@ fn is_gpu(device: &&Device) -> bool {
     device.is_gpu()
 }
 
-/// Reads straight into the tensors' memory.
+/// Reads directly into the tensors' memory.
 fn load_to_host(
     folder: &Folder,
     graph: &Graph,

@@ -2,9 +2,9 @@
 //! the files as the bound on pinned memory allows.
 //!
 //! One pass is enough if the file stores rows in the tensor's order. For another order, such as
-//! that of a transposed tensor, every chunk stays open until the last row is read; smaller chunks
-//! and fewer threads then need less memory. If the tensor is still too large, each pass loads some
-//! of its rows, and the next pass reads the same part of the file again.
+//! that of a transposed tensor, no chunk is complete until the last row of the file is read.
+//! Smaller chunks and fewer threads then need less memory. If the tensor is still too large, each
+//! pass loads some of its rows, and every pass reads the same part of the file.
 
 use std::ops::Range;
 
@@ -16,11 +16,11 @@ use meshgrad_runtime::Tensor;
 use crate::chunks::split;
 use crate::error::{Error, Result};
 
-/// Chunks that fit into the pinned memory: enough for each thread to fill one or two while the GPU
-/// copies others.
+/// The number of chunks that fit into the pinned memory: enough for each thread to fill one or two
+/// while the GPU copies others.
 const CHUNKS: u64 = 16;
 
-/// The smallest chunk, in bytes: with smaller ones there would be too many.
+/// The smallest chunk, in bytes. Smaller chunks would be too many.
 const MIN_CHUNK: u64 = 4 << 10;
 
 /// A plan and the chunks that are its targets.
@@ -48,8 +48,8 @@ pub(crate) struct Planner<'a> {
     graph: &'a Graph,
     base: Options,
     bound: u64,
-    /// Bytes of chunks that may be open at a time. Half of the bound, since a buffer may be nearly
-    /// twice as large as its chunk.
+    /// The most bytes of chunks that are being filled at a time: half of the bound, because a
+    /// buffer may be nearly twice as large as its chunk.
     max_open: u64,
 }
 
@@ -64,8 +64,8 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// The passes that load `requests`: one for all tensors if that fits, otherwise one for the
-    /// tensors that each fit into a pass, and several for each of the others.
+    /// Plans one pass for all tensors if they fit. Otherwise, tensors that fit into a pass share
+    /// one if possible and get one each if not. Each larger tensor gets several.
     ///
     /// # Errors
     /// [`Error::PinnedBound`] if a single chunk is too large; errors of planning.
@@ -93,7 +93,7 @@ impl<'a> Planner<'a> {
     }
 
     /// A single pass over some tensors, in the largest chunks that stay within the bound. `None` if
-    /// there are none.
+    /// even the smallest chunks exceed it.
     fn in_one<'t>(&self, requests: &[&'t Requested<'_>]) -> Result<Option<Pass<'t>>> {
         for threads in [self.base.threads, 1] {
             let mut chunk = self.max_chunk();
@@ -111,7 +111,7 @@ impl<'a> Planner<'a> {
         Ok(None)
     }
 
-    /// Several passes over one tensor, each for as many of its rows as may be open at a time.
+    /// Several passes over one tensor, each for as many of its chunks as may be filled at a time.
     fn in_several<'t>(&self, request: &'t Requested<'_>) -> Result<Vec<Pass<'t>>> {
         let max_chunk = self.max_chunk();
         let (mut passes, mut open, mut bytes) = (Vec::new(), Vec::new(), 0);

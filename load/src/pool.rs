@@ -23,7 +23,7 @@ struct State<'t> {
     /// Bytes of all buffers.
     pinned: u64,
     idle: Vec<PinnedBuffer>,
-    /// In the order of completion.
+    /// In the order in which they complete.
     uploads: VecDeque<NamedUpload<'t>>,
 }
 
@@ -43,8 +43,8 @@ impl<'t> PinnedPool<'t> {
         }
     }
 
-    /// A buffer for `bytes` bytes of `tensor`, of less than twice that size. Waits for copies of
-    /// the GPU where the bound is reached.
+    /// A buffer for `bytes` bytes of `tensor`, of less than twice that size. If the bound is
+    /// reached, waits until other buffers are free again.
     ///
     /// # Errors
     /// [`Error::NotLoaded`]; it may name another tensor, whose copy failed.
@@ -132,7 +132,7 @@ impl<'t> PinnedPool<'t> {
         })
     }
 
-    /// Stops counting a buffer that was lost.
+    /// Stops counting a buffer that was lost to an error.
     fn uncount(&self, bytes: u64) {
         self.lock().pinned -= bytes;
         self.changed.notify_all();
@@ -149,8 +149,8 @@ mod tests {
 
     use super::*;
 
-    /// Threads take buffers of all sizes, which rounded up never exceed the bound together. Every
-    /// request is served, although idle buffers of other sizes are in the way, and the bound holds.
+    /// Threads take buffers of all sizes whose rounded sizes never exceed the bound together. Every
+    /// request is served, even if idle buffers of other sizes fill the bound.
     #[test]
     fn threads_within_the_bound_never_deadlock() {
         let device = Device::cpu();
@@ -180,7 +180,7 @@ mod tests {
 
     /// A buffer lost to a failed copy no longer counts against the bound.
     #[test]
-    fn failed_uploads_name_the_tensor_and_free_their_share() {
+    fn failed_uploads_name_the_tensor_and_release_their_bytes() {
         let device = Device::cpu();
         let pool = PinnedPool::new(&device, 4);
         let value = Tensor::zeros(&device, &[4], DType::U8, Kind::Value).unwrap();

@@ -20,7 +20,7 @@ pub(crate) fn load(
     progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<Stats> {
     check(device, graph, requests)?;
-    // Copies go to the default stream. They must not overtake other streams' work on these tensors.
+    // The copies must not overtake work of other streams on these tensors.
     device.synchronize()?;
     let passes = Planner::new(folder, graph, pinned).plan(requests)?;
     let sources = Sources::open(folder, BackendChoice::Auto)?;
@@ -70,7 +70,7 @@ fn check(device: &Device, graph: &Graph, requests: &[(LoadRequest, &Tensor)]) ->
     Ok(())
 }
 
-/// The chunks of a pass as targets.
+/// The chunks of a pass, which are the targets of its plan.
 struct Uploads<'p, 't> {
     pool: &'p PinnedPool<'t>,
     chunks: &'p [Chunk<'t>],

@@ -1,4 +1,5 @@
-//! Regions of any expression are loaded to a GPU as to the CPU, within the bound on pinned memory.
+//! Loading to a GPU gives the same tensors as loading to the CPU, within the bound on pinned
+//! memory.
 
 use half::bf16;
 use meshgrad_ckpt::graph::{Expr, Graph};
@@ -16,7 +17,7 @@ fn gpu() -> Option<Device> {
         Ok(other) => panic!("MESHGRAD_TEST_GPU={other}: expected `cuda`"),
         Err(_) if Device::emulator_is_built() => Device::emulator(0),
         Err(_) => {
-            eprintln!("no emulator: tested on the CPU only");
+            eprintln!("skipped: the emulator is not built");
             return None;
         }
     };
@@ -37,8 +38,8 @@ fn folder() -> (tempfile::TempDir, Folder) {
     (temp, folder)
 }
 
-/// Regions of `x`, as it is, transposed, cast and padded.
-fn wants(graph: &mut Graph) -> Vec<(LoadRequest, DType)> {
+/// Regions of `x`: whole, partial, transposed, cast, and empty.
+fn requests(graph: &mut Graph) -> Vec<(LoadRequest, DType)> {
     let x = graph
         .source("x", Dtype::F32, &SHAPE.map(|it| it as u64))
         .unwrap();
@@ -55,12 +56,12 @@ fn wants(graph: &mut Graph) -> Vec<(LoadRequest, DType)> {
     ]
 }
 
-fn tensors(device: &Device, wants: &[(LoadRequest, DType)]) -> Vec<Tensor> {
-    let tensor = |(want, dtype): &(LoadRequest, DType)| {
-        let shape: Vec<usize> = want.region.iter().map(|it| it.clone().count()).collect();
+fn tensors(device: &Device, requests: &[(LoadRequest, DType)]) -> Vec<Tensor> {
+    let tensor = |(request, dtype): &(LoadRequest, DType)| {
+        let shape: Vec<usize> = request.region.iter().map(|it| it.clone().count()).collect();
         Tensor::zeros(device, &shape, *dtype, Kind::Cache).unwrap()
     };
-    wants.iter().map(tensor).collect()
+    requests.iter().map(tensor).collect()
 }
 
 fn bits(tensor: &Tensor) -> Vec<u32> {
@@ -76,18 +77,18 @@ fn bits(tensor: &Tensor) -> Vec<u32> {
     }
 }
 
-/// For any bound the GPU gets the same regions as the CPU and pins no more than the bound, although
-/// tensors are larger and the file stores them in another order. A bound with no room for a chunk
-/// is an error that names a sufficient one.
+/// For any bound, the GPU loads the same values as the CPU and pins no more than the bound, even if
+/// tensors are larger than the bound and the file stores them in another order. If the bound is too
+/// small for a single chunk, the error names a sufficient bound.
 #[test]
-fn regions_arrive_within_the_bound_or_not_at_all() {
+fn loads_stay_within_the_bound_or_name_a_sufficient_one() {
     let Some(gpu) = gpu() else { return };
-    let (_place, folder) = folder();
+    let (_temp, folder) = folder();
     let mut graph = Graph::new();
-    let wants = wants(&mut graph);
+    let requests = requests(&mut graph);
     let load_to = |device: &Device, pinned: u64| {
-        let tensors = tensors(device, &wants);
-        let pairs = wants.iter().zip(&tensors);
+        let tensors = tensors(device, &requests);
+        let pairs = requests.iter().zip(&tensors);
         let pairs: Vec<(LoadRequest, &Tensor)> =
             pairs.map(|(it, tensor)| (it.0.clone(), tensor)).collect();
         let options = LoadOptions {
@@ -134,14 +135,14 @@ fn regions_arrive_within_the_bound_or_not_at_all() {
 #[test]
 fn tensors_that_do_not_fit_are_named() {
     let Some(gpu) = gpu() else { return };
-    let (_place, folder) = folder();
+    let (_temp, folder) = folder();
     let mut graph = Graph::new();
     let x = graph
         .source("x", Dtype::F32, &SHAPE.map(|it| it as u64))
         .unwrap();
-    let want = |name: &str| LoadRequest::new(name, x, [0..6, 0..50, 0..40]);
+    let request = |name: &str| LoadRequest::new(name, x, [0..6, 0..50, 0..40]);
     let load_both = |first: &Tensor, second: &Tensor| {
-        let pairs = [(want("a"), first), (want("b"), second)];
+        let pairs = [(request("a"), first), (request("b"), second)];
         let loaded = load(&folder, &graph, &pairs, &LoadOptions::default());
         loaded.unwrap_err().to_string()
     };

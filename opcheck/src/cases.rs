@@ -1,5 +1,5 @@
-//! One case for every differentiable op, to check its values and its gradient: what the tests run,
-//! and `meshgrad check`.
+//! Cases for every differentiable op, to check its values and its gradients. The tests and
+//! `meshgrad check` run them.
 
 use meshgrad_autograd::{Result, Var, ops};
 use meshgrad_runtime::ops::{self as runtime, AttentionMask, RopeStyle};
@@ -44,7 +44,7 @@ impl Inputs<'_> {
         self.filled(shape, number)
     }
 
-    /// Between 0.5 and 2.
+    /// Numbers between 0.5 and 2.
     fn positive(&self, shape: &[usize], salt: usize) -> Result<Tensor> {
         self.filled(shape, |i| {
             0.5 + 1.5 * ((i * 5 + salt * 11 + 1) as f64 * 0.618_033_988_75).fract()
@@ -183,7 +183,7 @@ fn elementwise(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
         ops::where_(&of_all, a, b)
     }));
     let inputs = [at.any(&[3, 1], 8)?, at.any(&[4], 9)?];
-    cases.push(case("select, broadcast", inputs, move |[a, b]| {
+    cases.push(case("where_, broadcast", inputs, move |[a, b]| {
         ops::where_(&condition, a, b)
     }));
     Ok(())
@@ -234,7 +234,7 @@ fn shapes(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
 fn products(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
     let inputs = [at.any(&[2, 3, 4], 0)?, at.any(&[5, 4], 1)?];
     cases.push(case("linear", inputs, |[x, w]| ops::linear(x, w)).with_weights(&[1]));
-    // Rows of whole 16-byte vectors in every float dtype.
+    // The rows consist of whole 16-byte vectors in every float dtype.
     let inputs = [at.any(&[3, 16], 0)?, at.any(&[8, 16], 1)?];
     cases.push(case("linear, aligned", inputs, |[x, w]| ops::linear(x, w)).with_weights(&[1]));
     let inputs = [at.any(&[0, 4], 0)?, at.any(&[5, 4], 1)?];
@@ -411,7 +411,6 @@ mod tests {
         }
     }
 
-    /// The check detects a wrong gradient.
     #[test]
     fn a_wrong_gradient_is_detected() {
         let device = Device::cpu();

@@ -10,7 +10,7 @@ use crate::cases::Case;
 /// The result of a comparison.
 pub type Result<T = (), E = Error> = std::result::Result<T, E>;
 
-/// Why a case disagrees with its reference.
+/// Why a comparison failed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -146,8 +146,8 @@ struct Recorded {
     tape: Tape,
 }
 
-/// An input on the tape. Gradients of weights are at least f32, those of activations have their
-/// dtype.
+/// An input on the tape. The gradient of a weight is at least f32, that of an activation has the
+/// activation's dtype.
 enum Input {
     Activation(Var),
     Weight(Param),
@@ -247,10 +247,10 @@ impl Closeness {
         match self {
             Closeness::Elements(tolerance) => first_element(actual, expected, tolerance),
             Closeness::Vectors { angle, norm } => {
-                let (is_angle, ratio) = vectors(actual, expected);
-                let close = is_angle <= angle && (ratio - 1.0).abs() <= norm;
+                let (found, ratio) = vectors(actual, expected);
+                let close = found <= angle && (ratio - 1.0).abs() <= norm;
                 (!close).then_some(Difference::Vector {
-                    angle: is_angle,
+                    angle: found,
                     ratio,
                 })
             }
@@ -315,7 +315,7 @@ mod tests {
         }
     }
 
-    /// `case` with its op between others, and with these weights.
+    /// `case` with identity ops before and after its op, and with these weights.
     fn chained(case: Case, weights: &'static [usize]) -> Case {
         let function = move |vars: &[Var]| {
             let same = |x: &Var| autograd::ops::affine(x, 1.0, 0.0);
@@ -330,10 +330,10 @@ mod tests {
         }
     }
 
-    /// Every op takes bf16 inputs, parameters, and values computed from either. Gradients of values
-    /// that depend on parameters only are f32, others bf16.
+    /// Every op accepts bf16 inputs, parameters, and values computed from either. Gradients of
+    /// values that depend on parameters only are f32, others bf16.
     #[test]
-    fn every_op_takes_bf16_inputs_and_parameters() {
+    fn every_op_accepts_bf16_inputs_and_parameters() {
         const ALL: &[usize] = &[0, 1, 2, 3];
 
         let as_weights = |weights| move |case: Case| Case { weights, ..case };

@@ -1,5 +1,6 @@
-//! Checking ops: a table of cases for every differentiable op, and the comparison of a device
-//! without f64 with the CPU in f64. `meshgrad check` and the gradient tests run it.
+//! Checks of ops: cases for every differentiable op, and the comparison of their results on a
+//! device without f64 with those of the CPU in f64. `meshgrad check` and the gradient tests use
+//! both.
 
 pub mod cases;
 mod compare;

@@ -1,5 +1,4 @@
-//! Devices, memory, dtypes, tensors and the ops on them. No gradients: those are the `autograd`
-//! crate's.
+//! Devices, memory, dtypes, tensors and the ops on them. Gradients are in the `autograd` crate.
 //!
 //! ```
 //! use meshgrad_runtime::{Device, Result, Tensor, ops};

@@ -534,7 +534,11 @@ impl Call {
                     shape.followed_by(&[self.extent(dims[id].name)])?
                 }
                 DimSpec::Any => {
-                    panic!("{}: allocate `{}` with output_of", self.name(), operand.name)
+                    panic!(
+                        "{}: allocate `{}` with output_of",
+                        self.name(),
+                        operand.name
+                    )
                 }
             };
         }

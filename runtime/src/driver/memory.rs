@@ -40,7 +40,7 @@ impl Segments for DeviceMemory {
         if self.0.context().bind().is_err() {
             return;
         }
-                // The error is ignored: an earlier kernel caused it, and the next call reports it.
+        // The error is ignored: an earlier kernel caused it, and the next call reports it.
         let _ = relaxed(|| {
             // SAFETY: allocated above, freed once, and unused since `synchronize`.
             unsafe { sys::cuMemFree_v2(address) }
@@ -237,7 +237,7 @@ impl PinnedCopy {
 
 impl Drop for PinnedCopy {
     fn drop(&mut self) {
-                // The error is ignored: an earlier kernel caused it, and the next call reports it.
+        // The error is ignored: an earlier kernel caused it, and the next call reports it.
         let _ = self.wait();
     }
 }

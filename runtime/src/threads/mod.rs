@@ -1,4 +1,5 @@
-//! The threads of CPU devices: a pool, and the parallel loops that run on it. Knows no tensor.
+//! The threads of CPU devices: a pool, and the parallel loops that run on it. This module does not
+//! depend on tensors.
 
 mod parallel;
 mod pool;

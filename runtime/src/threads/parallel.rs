@@ -1,13 +1,13 @@
 //! Parallel loops, and slices that their tasks write.
 //!
-//! Work is split by size and never by the number of threads, so results do not depend on it. The
-//! loop is compiled once here, not per kernel.
+//! How work is split depends only on its size, so results do not depend on the number of threads.
+//! The loop is compiled once here, not per kernel.
 
 use std::marker::PhantomData;
 
 use super::pool;
 
-/// Elements per task of an elementwise kernel. Less is not worth a second thread.
+/// Elements per task of an elementwise kernel. Smaller tasks are not worth a second thread.
 pub(crate) const BLOCK: usize = 16 * 1024;
 
 /// Calls `task` with each of `0..count`, in parallel if there are several. Nested loops run
@@ -44,7 +44,7 @@ pub(crate) trait Split: Sync {
     /// Part `at`.
     ///
     /// # Safety
-    /// Each part is requested at most once.
+    /// The caller must request each part at most once.
     unsafe fn part(&self, at: usize) -> Self::Part;
 }
 
@@ -77,7 +77,7 @@ impl<'a, T: Send> Split for Blocks<'a, T> {
     }
 }
 
-/// Implements [`Split`] for a tuple: task i has part i of each element.
+/// Implements [`Split`] for a tuple: task i gets part i of each element.
 macro_rules! split_together {
     ($($C:ident $at:tt),+) => {
         impl<$($C: Split),+> Split for ($($C,)+) {
@@ -139,17 +139,17 @@ mod tests {
     #[test]
     fn each_part_is_visited_once_with_its_index() {
         for (len, block) in [(0, 3), (1, 3), (3, 3), (7, 3), (100, 1), (5, 0)] {
-            let (mut numbers, mut halves) = (vec![0; len], vec![0; len.div_ceil(block.max(1))]);
+            let (mut numbers, mut visits) = (vec![0; len], vec![0; len.div_ceil(block.max(1))]);
             for_parts(
-                (blocks(&mut numbers, block), blocks(&mut halves, 1)),
-                |at, (numbers, half)| {
+                (blocks(&mut numbers, block), blocks(&mut visits, 1)),
+                |at, (numbers, visits)| {
                     numbers.iter_mut().for_each(|number| *number += at + 1);
-                    half[0] += 1;
+                    visits[0] += 1;
                 },
             );
             let expected: Vec<usize> = (0..len).map(|i| i / block.max(1) + 1).collect();
             assert_eq!(numbers, expected, "{len} in blocks of {block}");
-            assert!(halves.iter().all(|seen| *seen == 1));
+            assert!(visits.iter().all(|count| *count == 1));
         }
     }
 

@@ -1,9 +1,11 @@
-//! A thread pool whose workers spin between parallel loops, and keep their share of the indices.
+//! A thread pool whose workers spin between parallel loops.
 //!
 //! Waking a thread takes tens of microseconds, and a training step of a small model runs hundreds
-//! of loops of about a hundred microseconds each. So workers spin for [`SPIN_TIME`] before they park. Each
-//! worker starts with the same share of every loop, which the previous loop left in the caches of
-//! its core, and then takes indices that other workers have not started.
+//! of loops of about a hundred microseconds each. So workers spin for [`SPIN_TIME`] before they
+//! park.
+//!
+//! Each worker starts every loop with the same share of the indices, because the previous loop left
+//! that data in the caches of its core. It then takes indices that other workers have not started.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell, UnsafeCell};
@@ -121,7 +123,7 @@ impl Pool {
 
     fn parallel_for(self: &Arc<Pool>, count: usize, task: &Task<'_>) {
         // SAFETY: only the lifetime changes. `OpenEpoch` closes the epoch and waits for the active
-        // workers before `task` ends, also when this thread panics.
+        // workers before `task` is dropped, even if this thread panics.
         let task: *const Task<'static> = unsafe { std::mem::transmute(std::ptr::from_ref(task)) };
         // SAFETY: only this thread opens epochs; this one is closed and no worker is active.
         unsafe { *self.task.get() = Some(task) };
@@ -163,10 +165,10 @@ impl Pool {
         self.panic.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs the share of a worker, then what is left of the other shares. The calling thread opened
-    /// the epoch or has entered it.
+    /// Runs the share of a worker, then what is left of the other shares. The calling thread must
+    /// have opened or entered the epoch.
     fn run_task(&self, worker: usize) {
-        // SAFETY: see above; the caller does not write while the epoch is open or a worker active.
+        // SAFETY: the task is written only while the epoch is closed and no worker is active.
         let Some(task) = (unsafe { *self.task.get() }) else {
             return;
         };
@@ -212,15 +214,15 @@ impl Pool {
         }
     }
 
-    /// Lets a worker leave, unless an open epoch still expects it. The caller opens the epoch and
-    /// then reads `requested`; this clears `requested` and then reads the epoch. Both are
-    /// sequentially consistent, so at least one sees the other's write.
+    /// Whether a worker may leave: not if an open epoch still expects it. `parallel_for` opens the
+    /// epoch and then reads `requested`; this clears `requested` and then reads the epoch. Both are
+    /// sequentially consistent, so at least one reads the other's write.
     fn leave(&self, worker: usize, done: u64) -> bool {
         let requested = &self.workers[worker].requested;
         requested.store(false, Ordering::SeqCst);
         let state = self.state.load(Ordering::SeqCst);
         let is_expected = state & OPEN != 0 && state / EPOCH != done;
-        // If it was requested again meanwhile, another thread serves.
+        // If the worker was requested again meanwhile, another thread serves as it.
         !is_expected || requested.swap(true, Ordering::SeqCst)
     }
 
@@ -311,7 +313,7 @@ mod tests {
         }
     }
 
-    /// Both threads take part, because each waits for the other.
+    /// The loop ends only if two threads run it, because each task waits for the other.
     #[test]
     fn workers_take_part() {
         with_threads(2, || {
@@ -352,8 +354,8 @@ mod tests {
         });
     }
 
-    /// A panic on any thread reaches the caller after all workers have left; the next loop is
-    /// complete again.
+    /// A panic on any thread reaches the caller after all workers have left the epoch. The next
+    /// loop runs every index again.
     #[test]
     fn panics_reach_the_caller() {
         with_threads(3, || {

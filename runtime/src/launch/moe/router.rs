@@ -26,7 +26,7 @@ pub(crate) fn router_top_k(
         weights: gpu.uninit_ptr(weights)?,
         indices: gpu.uninit_ptr(indices)?,
         tokens: tokens as u64,
-                experts: experts as u32, // the plan checked that they fit
+        experts: experts as u32, // the plan checked that they fit
         top_k: gpu.planned(top_k)?,
     };
     gpu.run(&plan, &arguments.arguments())
@@ -48,7 +48,7 @@ pub(crate) fn router_top_k_grad(
         dweights: gpu.ptr(dweights)?,
         dprobabilities: gpu.uninit_ptr(dprobabilities)?,
         tokens: tokens as u64,
-                experts: experts as u32, // the plan checked that they fit
+        experts: experts as u32, // the plan checked that they fit
         top_k: gpu.planned(top_k)?,
         faults: gpu.fault_site(experts),
     };
