@@ -1,16 +1,16 @@
 //! Asynchronous copies from global to shared memory (`cp.async`).
 //!
-//! A thread issues copies, commits them as a group, and later waits until all but its latest groups
-//! are complete. Waiting makes the thread's own copies visible to itself; a barrier then makes them
-//! visible to the CTA.
+//! A thread issues copies and commits them as a group. Later it waits until all but its latest
+//! groups are complete. Its copies are then visible to the thread itself, and after a barrier to
+//! the CTA.
 //!
 //! PTX ISA, "Data Movement and Conversion Instructions: cp.async".
 
 use super::{GlobalAddress, Kernel, Pred, SharedAddress, U32};
 
 impl<'k> SharedAddress<'k> {
-    /// Copies `BYTES` (4, 8 or 16) from global memory to this address if the predicate holds.
-    /// Otherwise writes zeros and reads nothing. Both addresses must be multiples of `BYTES`.
+    /// Copies `BYTES` bytes (4, 8 or 16) from global memory to this address if the predicate is
+    /// true. Otherwise writes zeros and reads nothing. Both addresses must be multiples of `BYTES`.
     ///
     /// A 16-byte copy bypasses the L1 cache, since the data is in shared memory anyway.
     #[track_caller]
@@ -51,7 +51,7 @@ mod tests {
 
     /// 16-byte copies bypass L1; smaller ones cannot.
     #[test]
-    fn copies_read_as_much_as_the_predicate_says() {
+    fn copies_read_nothing_if_the_predicate_is_false() {
         let k = &Kernel::new("copies", Target::Sm80, 32);
         let (from, to) = (k.pointer("x"), k.shared::<f32>(32));
         let inside = k.constant(true);

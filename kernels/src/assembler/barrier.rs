@@ -1,7 +1,7 @@
 //! Barriers of the threads of a CTA.
 //!
-//! A CTA has sixteen. Barrier 0 is for all threads ([`Kernel::barrier`]). The others are allocated
-//! one by one for groups of whole warps. Some warps may arrive without waiting
+//! A CTA has sixteen barriers. Barrier 0 is for all threads ([`Kernel::barrier`]). The others are
+//! allocated one by one for groups of whole warps. Some warps may arrive without waiting
 //! ([`Barrier::arrive`]) while others wait, so a producer can hand a buffer to a consumer.
 //!
 //! PTX ISA, "Parallel Synchronization and Communication Instructions: bar".
@@ -46,7 +46,7 @@ impl Kernel {
         self.emit("bar.sync 0");
     }
 
-    /// The number of threads of the CTA in which the predicate holds. Also acts as a
+    /// The number of threads of the CTA whose predicate is true. Also acts as a
     /// [`Kernel::barrier`].
     #[track_caller]
     pub fn barrier_count(&self, holds: Pred<'_>) -> U32<'_> {

@@ -4,8 +4,8 @@ use super::{F32, Kernel, Pair, Register, Stored, U32};
 
 /// A type that lanes of a warp can exchange.
 pub trait Shuffle: Stored {
-    /// What the lane holds whose index differs by the bit `distance`. All lanes of the warp must
-    /// take part.
+    /// The value of the lane whose index differs in the bit `distance`. All lanes of the warp must
+    /// call it.
     #[doc(hidden)]
     fn shuffle_xor<'k>(
         k: &'k Kernel,
@@ -39,7 +39,7 @@ fn whole<'k, T: Stored>(k: &'k Kernel, value: Register<'k, T>, distance: u32) ->
     k.compute("shfl.sync.bfly.b32", &[&value, &distance, &31, &-1])
 }
 
-/// A shuffle moves 32 bits, so a 64-bit value takes two.
+/// A shuffle moves 32 bits, so a 64-bit value needs two.
 #[track_caller]
 fn by_halves<'k, T: Stored>(
     k: &'k Kernel,
@@ -52,7 +52,7 @@ fn by_halves<'k, T: Stored>(
     k.compute("mov.b64", &[&format_args!("{{{low}, {high}}}")])
 }
 
-/// The sum over the 32 lanes of the warp, in every lane: the same bits in each and in every run.
+/// The sum over the 32 lanes of the warp. Every lane gets the same bits, in every run.
 ///
 /// All lanes must call it.
 #[track_caller]
@@ -60,11 +60,11 @@ pub fn warp_sum<'k>(k: &'k Kernel, value: F32<'k>) -> F32<'k> {
     group_sum(k, value, 32)
 }
 
-/// The sum over each group of `lanes` consecutive lanes (a power of two up to 32), in every lane of
-/// the group. All lanes of the warp must call it.
+/// The sum over each group of `lanes` consecutive lanes (a power of two up to 32). Every lane of
+/// the group gets the result. All lanes of the warp must call it.
 ///
 /// # Panics
-/// If `lanes` is anything else.
+/// If `lanes` is not a power of two up to 32.
 #[track_caller]
 pub fn group_sum<'k>(k: &'k Kernel, value: F32<'k>, lanes: u32) -> F32<'k> {
     group_reduce(k, value, lanes, |a, b| a + b)
@@ -73,7 +73,7 @@ pub fn group_sum<'k>(k: &'k Kernel, value: F32<'k>, lanes: u32) -> F32<'k> {
 /// The maximum over each group of `lanes` consecutive lanes; NaN if any value is NaN.
 ///
 /// # Panics
-/// As [`group_sum`].
+/// If `lanes` is not a power of two up to 32.
 #[track_caller]
 pub fn group_max<'k>(k: &'k Kernel, value: F32<'k>, lanes: u32) -> F32<'k> {
     group_reduce(k, value, lanes, |a, b| a.max(b))
@@ -82,11 +82,11 @@ pub fn group_max<'k>(k: &'k Kernel, value: F32<'k>, lanes: u32) -> F32<'k> {
 /// Reduces the values of each group of `lanes` consecutive lanes (a power of two up to 32). Every
 /// lane of the group gets the result. All lanes of the warp must call it.
 ///
-/// A butterfly reduction: each round merges with the lane whose index differs in one bit. `merge`
-/// must be commutative, so that both partners get the same bits.
+/// This is a butterfly reduction: each round merges with the lane whose index differs in one bit.
+/// `merge` must be commutative, so that both lanes get the same bits.
 ///
 /// # Panics
-/// If `lanes` is anything else.
+/// If `lanes` is not a power of two up to 32.
 #[track_caller]
 pub fn group_reduce<'k, T: Shuffle>(
     k: &'k Kernel,
@@ -105,8 +105,8 @@ pub fn group_reduce<'k, T: Shuffle>(
     folded
 }
 
-/// The sum over the lanes with the same position in their group of `lanes` consecutive lanes, in
-/// every lane. All lanes of the warp must call it.
+/// Divides the warp into groups of `lanes` consecutive lanes, and sums over the lanes that have the
+/// same position in their group. Every lane gets its sum. All lanes of the warp must call it.
 ///
 /// # Panics
 /// If `lanes` is not a power of two up to 32.
@@ -122,15 +122,15 @@ pub fn sum_across_groups<'k>(k: &'k Kernel, value: F32<'k>, lanes: u32) -> F32<'
     })
 }
 
-/// Swaps values between lanes 0 and 1, lanes 2 and 3, and so on. All
-/// lanes of the warp must take part.
+/// Swaps values between lanes 0 and 1, lanes 2 and 3, and so on. All lanes of the warp must call
+/// it.
 #[track_caller]
 pub fn swap_with_neighbor(value: Pair<'_>) -> Pair<'_> {
     let k = value.kernel();
     k.compute("shfl.sync.bfly.b32", &[&value, &1, &31, &-1])
 }
 
-/// The sum over all threads of the CTA, in every thread: the same bits in each and in every run.
+/// The sum over all threads of the CTA. Every thread gets the same bits, in every run.
 ///
 /// All threads must call it, and the CTA must consist of whole warps. In a loop, separate
 /// iterations by a [`Kernel::barrier`].
@@ -144,9 +144,9 @@ pub fn block_sum<'k>(k: &'k Kernel, value: F32<'k>) -> F32<'k> {
 
 /// Reduces the values of all threads of the CTA. Every thread gets the result.
 ///
-/// All threads must call it, and the CTA must consist of whole warps. Each warp reduces its lanes;
-/// the results of the warps go through shared memory and are merged in order. In a loop, separate
-/// iterations by a [`Kernel::barrier`].
+/// All threads must call it, and the CTA must consist of whole warps. Each warp reduces its lanes
+/// and stores the result in shared memory. Then every thread merges these results in order. In a
+/// loop, separate iterations by a [`Kernel::barrier`].
 ///
 /// # Panics
 /// If the CTA does not consist of whole warps.
@@ -158,7 +158,7 @@ pub fn block_reduce<'k, T: Shuffle>(
 ) -> Register<'k, T> {
     assert!(
         k.threads().is_multiple_of(32),
-        "folded over a CTA of {} threads: a CTA must consist of whole warps of 32",
+        "reduction over a CTA of {} threads: a CTA must consist of whole warps of 32",
         k.threads()
     );
     let folded = group_reduce(k, value, 32, &merge);
@@ -178,7 +178,7 @@ pub fn block_reduce<'k, T: Shuffle>(
     })
 }
 
-/// The exclusive prefix sum over the threads of the CTA, and the total.
+/// The exclusive prefix sum over the threads of the CTA, and the sum over all threads.
 ///
 /// All threads must call it, and the CTA must consist of whole warps. In a loop, separate
 /// iterations by a [`Kernel::barrier`].

@@ -1,4 +1,4 @@
-//! Branches, loops and variables of the running kernel.
+//! Branches, loops and variables, which take effect when the kernel runs.
 
 use std::ops::Deref;
 
@@ -6,8 +6,8 @@ use super::{Integer, Kernel, Number, Operand, Pred, Register, Scalar};
 
 /// A register that changes while the kernel runs, such as an accumulator or a loop index.
 ///
-/// [`Variable::get`] copies the current value. As an operand (`*variable`), the instruction reads
-/// the variable itself.
+/// [`Variable::get`] copies the current value. `*variable` is the variable's register, so an
+/// instruction that uses it as an operand reads the value at that point.
 #[derive(Clone, Copy, Debug)]
 pub struct Variable<'k, T: Scalar>(Register<'k, T>);
 
@@ -20,13 +20,13 @@ impl<'k, T: Scalar> Deref for Variable<'k, T> {
 }
 
 impl<'k, T: Scalar> Variable<'k, T> {
-    /// Its value now.
+    /// Copies the current value to a new register.
     #[track_caller]
     pub fn get(&self) -> Register<'k, T> {
         self.0.k.copy(self.0)
     }
 
-    /// Changes its value.
+    /// Assigns a new value.
     #[track_caller]
     pub fn set(&self, value: impl Operand<T>) {
         let instruction = format!("mov.{} {}, {}", T::BITS, self.0, value.written());
@@ -59,7 +59,7 @@ impl Kernel {
         Variable(self.copy(value))
     }
 
-    /// Runs `body` if the predicate holds.
+    /// Runs `body` if `condition` is true.
     #[track_caller]
     pub fn if_(&self, condition: Pred<'_>, body: impl FnOnce()) {
         let end = self.label();
@@ -68,7 +68,7 @@ impl Kernel {
         self.place(end);
     }
 
-    /// Runs `then` if the predicate holds, else `otherwise`.
+    /// Runs `then` if `condition` is true, otherwise `otherwise`.
     #[track_caller]
     pub fn if_else(&self, condition: Pred<'_>, then: impl FnOnce(), otherwise: impl FnOnce()) {
         let (other, end) = (self.label(), self.label());
@@ -80,7 +80,7 @@ impl Kernel {
         self.place(end);
     }
 
-    /// Runs `body` while `condition` holds. The condition is tested before every iteration.
+    /// Runs `body` while `condition` is true. The condition is tested before every iteration.
     #[track_caller]
     pub fn while_<'k>(&'k self, condition: impl FnOnce() -> Pred<'k>, body: impl FnOnce()) {
         let (top, end) = (self.label(), self.label());
@@ -91,8 +91,8 @@ impl Kernel {
         self.place(end);
     }
 
-    /// Runs `body` for `start`, `start + step`, ... below `end`. The index is valid only inside
-    /// `body`.
+    /// Runs `body` for the indices `start`, `start + step`, ... that are less than `end`. The index
+    /// is valid only inside `body`.
     #[track_caller]
     pub fn for_range<'k, T: Integer>(
         &'k self,
@@ -119,7 +119,7 @@ mod tests {
     use super::super::{Kernel, Target};
 
     #[test]
-    fn a_loop_tests_before_every_round() {
+    fn a_loop_tests_before_every_iteration() {
         let k = &Kernel::new("loop", Target::Sm80, 32);
         let sum = k.var(0.0_f32);
         k.for_range(3u32, 9, 2, |_| sum.add(1.0));

@@ -9,7 +9,7 @@ impl<'k> F32<'k> {
         self.k.compute("mov.b32", &[&self])
     }
 
-    /// As f64, exactly.
+    /// Converted to f64, exactly.
     #[track_caller]
     pub fn to_f64(self) -> F64<'k> {
         self.k.compute("cvt.f64.f32", &[&self])

@@ -27,7 +27,8 @@ impl Target {
         }
     }
 
-    /// The lowest PTX version that has what we use. Older drivers accept only older versions.
+    /// The lowest PTX version that has the instructions we use, since a driver rejects newer
+    /// versions than its own.
     fn ptx_version(self) -> &'static str {
         match self {
             Target::Sm80 => "7.8",
@@ -38,8 +39,9 @@ impl Target {
 
 /// A kernel under construction.
 ///
-/// Made by [`Kernel::new`], filled by operators and methods of its registers, turned into text by
-/// [`Kernel::finish`]. Registers borrow it; hence `let k = &Kernel::new(..)`.
+/// [`Kernel::new`] creates it, operators and methods of its registers add instructions, and
+/// [`Kernel::finish`] returns the text. Registers borrow the kernel; hence
+/// `let k = &Kernel::new(..)`.
 pub struct Kernel {
     entry: String,
     target: Target,
@@ -59,7 +61,7 @@ struct State {
     source: Source,
 }
 
-/// The Rust files seen so far and the line last written.
+/// The Rust files referenced so far, and the file and line of the last `.loc` directive.
 #[derive(Default)]
 struct Source {
     files: Vec<&'static str>,
@@ -67,7 +69,7 @@ struct Source {
 }
 
 impl Source {
-    /// The `.loc` directive of a new line; nothing while the line stays the same.
+    /// The `.loc` directive for `location`, or `None` if the line has not changed.
     fn directive(&mut self, location: &'static Location<'static>) -> Option<String> {
         let known = self.files.iter().position(|file| *file == location.file());
         let index = known.unwrap_or_else(|| {
@@ -102,7 +104,7 @@ impl Kernel {
     pub fn new(entry: impl Into<String>, target: Target, threads: u32) -> Kernel {
         assert!(
             (1..=1024).contains(&threads),
-            "a CTA of {threads} threads: it has 1 to 1024"
+            "a CTA of {threads} threads: the limit is 1 to 1024"
         );
         Kernel {
             entry: entry.into(),
@@ -133,8 +135,8 @@ impl Kernel {
         self.threads
     }
 
-    /// Emits one instruction, given without its semicolon. For instructions that have no method
-    /// here.
+    /// Emits one instruction, given without its semicolon. This is for instructions that have no
+    /// method.
     #[track_caller]
     pub fn emit(&self, instruction: impl Display) {
         let mut state = self.state.borrow_mut();
@@ -166,7 +168,7 @@ impl Kernel {
         self.copy(value)
     }
 
-    /// A copy in a new register.
+    /// Copies a value to a new register.
     #[track_caller]
     pub(super) fn copy<T: Scalar>(&self, value: impl Operand<T>) -> Register<'_, T> {
         self.compute(&format!("mov.{}", T::BITS), &[&value.written()])
@@ -275,7 +277,7 @@ impl Kernel {
         Label(state.labels)
     }
 
-    /// The number of a new barrier: 1 and up.
+    /// The number of a new barrier, counted from 1.
     pub(super) fn count_barrier(&self) -> u32 {
         let mut state = self.state.borrow_mut();
         state.barriers += 1;

@@ -16,7 +16,7 @@ impl<'k> U32<'k> {
     }
 
     /// The value of the lane whose index differs in the bits of `distance` (`shfl.bfly`). All lanes
-    /// of the warp must take part.
+    /// of the warp must call it.
     #[track_caller]
     pub fn shuffle_xor(self, distance: u32) -> U32<'k> {
         self.k
@@ -79,9 +79,9 @@ mod tests {
         );
     }
 
-    /// Five rounds, each of one shuffle, one select and one addition.
+    /// Five rounds with one shuffle, one select and one addition each.
     #[test]
-    fn sums_over_the_lanes_before() {
+    fn a_scan_has_five_rounds() {
         let k = &Kernel::new("scan", Target::Sm80, 32);
         k.constant(1u32).inclusive_scan();
         let lines = body(k);

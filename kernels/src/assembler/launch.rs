@@ -1,4 +1,4 @@
-//! What a loader needs: the kernel's text, its launch geometry and its parameter bytes.
+//! Everything needed to load and launch a kernel: its text, launch geometry and parameter bytes.
 
 use std::fmt::Debug;
 use std::hash::Hash;
@@ -10,13 +10,13 @@ use super::Target;
 pub struct Ptx {
     /// The name of its entry point.
     pub entry: String,
-    /// A whole PTX module.
+    /// The text of a PTX module.
     pub text: String,
     /// The virtual architecture it is written for.
     pub target: Target,
     /// Threads per CTA, by dimension.
     pub block: [u32; 3],
-    /// Bytes of dynamic shared memory; 0 while static shared memory suffices.
+    /// Bytes of dynamic shared memory; 0 if static shared memory suffices.
     pub dynamic_shared: u32,
     /// Its parameters in order.
     pub parameters: Vec<Parameter>,
@@ -58,7 +58,7 @@ pub enum ParameterKind {
 }
 
 impl ParameterKind {
-    /// Its size in bytes, which is its alignment too.
+    /// Its size in bytes, which is also its alignment.
     pub fn size(self) -> usize {
         match self {
             ParameterKind::U32 | ParameterKind::I32 | ParameterKind::F32 => 4,
@@ -124,8 +124,8 @@ impl Launch {
     }
 }
 
-/// Parameter bytes in the layout of the kernel's parameter space: each value at the next multiple
-/// of its size. Stored inline, without heap allocation.
+/// Parameter bytes in the layout of the kernel's parameter space: each value is at the next
+/// multiple of its size. The bytes are stored inline, without heap allocation.
 ///
 /// # Panics
 /// Pushing beyond [`Arguments::CAPACITY`] panics.
@@ -187,7 +187,7 @@ impl Arguments {
         let start = self.len.next_multiple_of(N);
         assert!(
             start + N <= Arguments::CAPACITY,
-            "an argument at byte {start}: Arguments hold {} bytes; pass more in a buffer",
+            "argument at byte {start} exceeds the capacity of {} bytes; pass a pointer to a buffer",
             Arguments::CAPACITY
         );
         self.len = start + N;
@@ -232,8 +232,8 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "an argument at byte 576: Arguments hold 576 bytes")]
-    fn too_many_arguments_say_so() {
+    #[should_panic(expected = "argument at byte 576 exceeds the capacity of 576 bytes")]
+    fn arguments_beyond_the_capacity_panic() {
         let mut arguments = Arguments::new();
         for _ in 0..=Arguments::CAPACITY / 8 {
             arguments.push_u64(1);
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_compute_is_no_launch() {
+    fn an_empty_grid_is_not_launched() {
         assert_eq!(Launch::new([0, 1, 1], 128), None);
         assert_eq!(Launch::new([3, 2, 1], 128).unwrap().block, [128, 1, 1]);
     }

@@ -7,7 +7,7 @@ use super::{Bf16, Bf16x2, Integer, Kernel, Operand, Pred, Register, Scalar, U32,
 pub trait Stored: Scalar {
     /// Its size in bytes.
     const BYTES: u32;
-    /// All its bits zero.
+    /// The value whose bits are all zero.
     #[doc(hidden)]
     const ZERO: Self;
 }
@@ -52,14 +52,14 @@ impl<'k> GlobalAddress<'k> {
         }
     }
 
-    /// The address of the element `index` of an array of `T` that begins here. The offset is
-    /// computed with 64 bits.
+    /// The address of element `index` of an array of `T` that begins here. The offset is computed
+    /// in 64 bits.
     #[track_caller]
     pub fn element<T: Stored>(self, index: U32<'k>) -> Self {
         self.byte_add(index.mul_wide(T::BYTES))
     }
 
-    /// As [`GlobalAddress::element`] with a 64-bit index.
+    /// Like [`GlobalAddress::element`], with a 64-bit index.
     #[track_caller]
     pub fn element_wide<T: Stored>(self, index: U64<'k>) -> Self {
         self.byte_add(index * u64::from(T::BYTES))
@@ -89,7 +89,7 @@ impl<'k> GlobalAddress<'k> {
         self.kernel().load("global", &self.written())
     }
 
-    /// Loads one value if the predicate holds; otherwise reads nothing and gives 0.
+    /// Loads one value if the predicate is true; otherwise reads nothing and returns 0.
     #[track_caller]
     pub fn load_if<T: Stored>(self, condition: Pred<'k>) -> Register<'k, T> {
         let k = self.kernel();
@@ -101,13 +101,14 @@ impl<'k> GlobalAddress<'k> {
         value
     }
 
-    /// Loads `N` values (2 or 4) at once. The address must be a multiple of their total size.
+    /// Loads `N` values (2 or 4) in one access. The address must be a multiple of their total size.
     #[track_caller]
     pub fn load_vector<T: Stored, const N: usize>(self) -> [Register<'k, T>; N] {
         self.kernel().load_vector("global", &self.written())
     }
 
-    /// As [`GlobalAddress::load_vector`] if the predicate holds; elsewhere zeros.
+    /// Like [`GlobalAddress::load_vector`] if the predicate is true; otherwise reads nothing and
+    /// returns zeros.
     #[track_caller]
     pub fn load_vector_if<T: Stored, const N: usize>(
         self,
@@ -128,7 +129,7 @@ impl<'k> GlobalAddress<'k> {
         self.kernel().store("global", &self.written(), value);
     }
 
-    /// Stores one value if the predicate holds.
+    /// Stores one value if the predicate is true.
     #[track_caller]
     pub fn store_if<T: Stored>(self, condition: Pred<'k>, value: Register<'k, T>) {
         let (bits, address) = (memory_type::<T>(), self.written());
@@ -137,14 +138,15 @@ impl<'k> GlobalAddress<'k> {
         ));
     }
 
-    /// Stores `N` values (2 or 4) at once. The address must be a multiple of their total size.
+    /// Stores `N` values (2 or 4) in one access. The address must be a multiple of their total
+    /// size.
     #[track_caller]
     pub fn store_vector<T: Stored, const N: usize>(self, values: [Register<'k, T>; N]) {
         self.kernel()
             .store_vector("global", &self.written(), &values);
     }
 
-    /// As [`GlobalAddress::store_vector`] if the predicate holds.
+    /// Like [`GlobalAddress::store_vector`] if the predicate is true; otherwise writes nothing.
     #[track_caller]
     pub fn store_vector_if<T: Stored, const N: usize>(
         self,
@@ -171,7 +173,7 @@ impl<'k> GlobalAddress<'k> {
             .emit(format_args!("st.global.u8 {address}, {value}"));
     }
 
-    /// Loads a byte, zero-extended, if the predicate holds; 0 otherwise.
+    /// Loads a byte, zero-extended, if the predicate is true; otherwise returns 0.
     #[track_caller]
     pub fn load_byte_if(self, condition: Pred<'k>) -> U32<'k> {
         let (k, address) = (self.kernel(), self.written());
@@ -180,7 +182,7 @@ impl<'k> GlobalAddress<'k> {
         value
     }
 
-    /// Stores the lowest byte if the predicate holds.
+    /// Stores the lowest byte if the predicate is true.
     #[track_caller]
     pub fn store_byte_if(self, condition: Pred<'k>, value: U32<'k>) {
         let address = self.written();
@@ -188,7 +190,7 @@ impl<'k> GlobalAddress<'k> {
             .emit(format_args!("@{condition} st.global.u8 {address}, {value}"));
     }
 
-    /// Loads 16 bits, zero-extended, if the predicate holds; 0 otherwise.
+    /// Loads 16 bits, zero-extended, if the predicate is true; otherwise returns 0.
     #[track_caller]
     pub fn load_half_if(self, condition: Pred<'k>) -> U32<'k> {
         let (k, address) = (self.kernel(), self.written());
@@ -199,7 +201,7 @@ impl<'k> GlobalAddress<'k> {
         value
     }
 
-    /// Stores the lowest 16 bits if the predicate holds.
+    /// Stores the lowest 16 bits if the predicate is true.
     #[track_caller]
     pub fn store_half_if(self, condition: Pred<'k>, value: U32<'k>) {
         let address = self.written();
@@ -208,8 +210,8 @@ impl<'k> GlobalAddress<'k> {
         ));
     }
 
-    /// Atomic maximum of the u64 at this address and `value` (relaxed), if the predicate holds. The
-    /// result does not depend on the order of threads.
+    /// Raises the u64 at this address to at least `value`, atomically (relaxed), if the predicate
+    /// is true. The final value does not depend on the order of threads.
     #[track_caller]
     pub fn atomic_max_if(self, condition: Pred<'k>, value: U64<'k>) {
         let address = self.written();
@@ -233,7 +235,7 @@ impl<'k> GlobalAddress<'k> {
 pub struct AddressVariable<'k>(Variable<'k, u64>);
 
 impl<'k> U64<'k> {
-    /// A global address that was loaded from memory.
+    /// Converts a generic address, such as one loaded from memory, to a global address.
     #[track_caller]
     pub fn to_global(self) -> GlobalAddress<'k> {
         GlobalAddress::new(self.k.compute("cvta.to.global.u64", &[&self]))
@@ -261,7 +263,7 @@ impl<'k> SharedAddress<'k> {
         self.kernel().load("shared", &self.written())
     }
 
-    /// Loads `N` values (2 or 4) at once. The address must be a multiple of their total size.
+    /// Loads `N` values (2 or 4) in one access. The address must be a multiple of their total size.
     #[track_caller]
     pub fn load_vector<T: Stored, const N: usize>(self) -> [Register<'k, T>; N] {
         self.kernel().load_vector("shared", &self.written())
@@ -273,7 +275,8 @@ impl<'k> SharedAddress<'k> {
         self.kernel().store("shared", &self.written(), value);
     }
 
-    /// Stores `N` values (2 or 4) at once. The address must be a multiple of their total size.
+    /// Stores `N` values (2 or 4) in one access. The address must be a multiple of their total
+    /// size.
     #[track_caller]
     pub fn store_vector<T: Stored, const N: usize>(self, values: [Register<'k, T>; N]) {
         self.kernel()

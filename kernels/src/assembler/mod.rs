@@ -1,7 +1,7 @@
 //! A macro-assembler for PTX: kernels are Rust functions that write instructions.
 //!
-//! A register is a small copyable value ([`F32`], [`U32`], [`Pred`], ...) that knows its type and
-//! its [`Kernel`]. Operators and methods on it emit one instruction each and return the register
+//! A register is a small `Copy` value ([`F32`], [`U32`], [`Pred`], ...) with a type and a reference
+//! to its [`Kernel`]. Operators and methods on it emit one instruction each and return the register
 //! that holds the result:
 //!
 //! ```
@@ -24,16 +24,16 @@
 //!
 //! - Rust's `for` and `if` run while the kernel is written: they unroll and specialize.
 //! - [`Kernel::if_`], [`Kernel::for_range`] and [`Kernel::while_`] run on the GPU.
-//! - A register is written once. What changes in a loop is a [`Variable`], made by
+//! - A register is written once. A value that changes in a loop is a [`Variable`], created by
 //!   [`Kernel::var`].
 //! - A macro is a plain function: [`warp_sum`] and [`block_sum`] are examples.
 //!
-//! Every instruction carries the Rust line that asked for it (`.loc`), so that a profiler, a
-//! debugger and the emulator point at this source. Functions marked `#[track_caller]` pass on their
+//! Every instruction carries the Rust line that emitted it (`.loc`), so that a profiler, a debugger
+//! and the emulator point at the Rust source. For a function marked `#[track_caller]`, this is the
 //! caller's line.
 //!
-//! The assembler knows types, not meaning: `ptxas` checks legality. Registers are not allocated
-//! here nor are instructions scheduled; `ptxas` does both.
+//! The assembler checks only types. `ptxas` checks that instructions are legal, allocates registers
+//! and schedules instructions.
 //!
 //! Format and instructions: PTX ISA 7.8 and 8.3 (docs.nvidia.com/cuda/parallel-thread-execution).
 

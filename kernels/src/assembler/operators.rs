@@ -17,15 +17,15 @@ pub trait Number: Scalar {
     const MUL: &'static str;
     #[doc(hidden)]
     const DIV: &'static str;
-    /// The comparison that holds when two values differ or are unordered.
+    /// The comparison that is true if two values differ or are unordered.
     #[doc(hidden)]
     const NE: &'static str;
 }
 
-/// f32 and f64. All operations round to nearest even and keep subnormals.
+/// f32 and f64. All operations keep subnormals and round to nearest even.
 pub trait Float: Number {}
 
-/// Integers of 32 and 64 bits, which wrap around.
+/// 32-bit and 64-bit integers with wrapping arithmetic.
 pub trait Integer: Number + Bits {}
 
 /// Signed numbers.
@@ -53,7 +53,7 @@ macro_rules! numbers {
     };
 }
 
-// With an explicit rounding, ptxas never fuses a multiplication with an addition.
+// ptxas does not fuse a multiplication and an addition that have an explicit rounding mode.
 numbers! {
     f32: "f32", ".rn", ".rn", "neu";
     f64: "f64", ".rn", ".rn", "neu";
@@ -145,7 +145,7 @@ impl<T: Bits> Not for Register<'_, T> {
     }
 }
 
-/// Shift by a constant; all bits are shifted out from the type's width on.
+/// Shift by a constant. A shift by the type's width or more gives 0.
 impl<T: Integer> Shl<u32> for Register<'_, T> {
     type Output = Self;
 
@@ -155,7 +155,7 @@ impl<T: Integer> Shl<u32> for Register<'_, T> {
     }
 }
 
-/// Shift by a register; all bits are shifted out from the type's width on.
+/// Shift by a register. A shift by the type's width or more gives 0.
 impl<'k, T: Integer> Shl<U32<'k>> for Register<'k, T> {
     type Output = Self;
 
@@ -165,7 +165,7 @@ impl<'k, T: Integer> Shl<U32<'k>> for Register<'k, T> {
     }
 }
 
-/// Shift by a constant; a signed type keeps its sign.
+/// Shift by a constant, arithmetic for signed types.
 impl<T: Integer> Shr<u32> for Register<'_, T> {
     type Output = Self;
 
@@ -175,7 +175,7 @@ impl<T: Integer> Shr<u32> for Register<'_, T> {
     }
 }
 
-/// Shift by a register; a signed type keeps its sign.
+/// Shift by a register, arithmetic for signed types.
 impl<'k, T: Integer> Shr<U32<'k>> for Register<'k, T> {
     type Output = Self;
 
@@ -230,14 +230,14 @@ impl<'k, T: Number> Register<'k, T> {
 }
 
 impl<'k, T: Integer> Register<'k, T> {
-    /// The smaller one.
+    /// The minimum.
     #[track_caller]
     pub fn min(self, other: impl Operand<T>) -> Self {
         self.k
             .compute(&format!("min.{}", T::TYPE), &[&self, &other.written()])
     }
 
-    /// The larger one.
+    /// The maximum.
     #[track_caller]
     pub fn max(self, other: impl Operand<T>) -> Self {
         self.k
@@ -280,26 +280,26 @@ impl<T: Float> Register<'_, T> {
 }
 
 impl F32<'_> {
-    /// The smaller one; NaN where either is.
+    /// The minimum; NaN if either operand is NaN.
     #[track_caller]
     pub fn min(self, other: impl Operand<f32>) -> Self {
         self.k.compute("min.NaN.f32", &[&self, &other.written()])
     }
 
-    /// The larger one; NaN where either is.
+    /// The maximum; NaN if either operand is NaN.
     #[track_caller]
     pub fn max(self, other: impl Operand<f32>) -> Self {
         self.k.compute("max.NaN.f32", &[&self, &other.written()])
     }
 
     /// 2^self within 2 ulp, in one instruction of the special function unit; 0 for minus infinity.
-    /// Another model of GPU may give other bits.
+    /// The bits can differ between GPU models.
     #[track_caller]
     pub fn exp2_approx(self) -> Self {
         self.k.compute("ex2.approx.ftz.f32", &[&self])
     }
 
-    /// Its magnitude with the sign of `sign`.
+    /// The magnitude of `self` with the sign of `sign`.
     #[track_caller]
     pub fn copysign(self, sign: Self) -> Self {
         let magnitude = self.to_bits() & 0x7fff_ffff;
@@ -330,7 +330,7 @@ impl<'k> S32<'k> {
 }
 
 impl<'k> Pred<'k> {
-    /// `a` if the predicate holds, else `b`. Both are evaluated.
+    /// `a` if the predicate is true, otherwise `b`. Both are evaluated.
     #[track_caller]
     pub fn select<T: Scalar>(self, a: impl Operand<T>, b: impl Operand<T>) -> Register<'k, T> {
         let operands: [&dyn std::fmt::Display; 3] = [&a.written(), &b.written(), &self];
@@ -343,7 +343,7 @@ mod tests {
     use super::super::kernel::tests::body;
     use super::super::{Kernel, Target};
 
-    /// The instructions of a kernel without their operands, but for those that set constants.
+    /// The opcodes of a kernel, except for those that set constants.
     fn opcodes(k: &Kernel) -> Vec<String> {
         let body = body(k);
         let opcodes = body.iter().filter_map(|line| line.split_once(' '));
@@ -351,7 +351,7 @@ mod tests {
         opcodes.map(|(opcode, _)| opcode.to_owned()).collect()
     }
 
-    /// An operator means what its type says: rounding of floats, sign of shifts and divisions.
+    /// Types determine the rounding of floats and the signedness of shifts and divisions.
     #[test]
     fn types_choose_instructions() {
         let k = &Kernel::new("types", Target::Sm80, 32);
@@ -385,9 +385,9 @@ mod tests {
         );
     }
 
-    /// Comparisons are false for NaN, except that it differs from everything.
+    /// Comparisons with NaN are false, except `differs`.
     #[test]
-    fn comparisons_know_nan() {
+    fn only_differs_is_true_for_nan() {
         let k = &Kernel::new("comparisons", Target::Sm80, 32);
         let (x, n) = (k.constant(1.0_f32), k.constant(1u64));
         let _results = [

@@ -1,4 +1,4 @@
-//! bf16: one in 16 bits, or two in a register of 32. Arithmetic is in f32.
+//! bf16 values: one in a 16-bit register, or two in a 32-bit register. Arithmetic is in f32.
 
 use super::{B16, F32, Pair, Register, U32};
 
@@ -39,14 +39,14 @@ impl<'k> Pair<'k> {
 }
 
 impl<'k> B16<'k> {
-    /// Two in one register; `self` has the lower address in memory.
+    /// Packs two values into one register; `self` has the lower address in memory.
     #[track_caller]
     pub fn pack(self, high: B16<'k>) -> Pair<'k> {
         self.k
             .compute("mov.b32", &[&format_args!("{{{self}, {high}}}")])
     }
 
-    /// As f32, exactly.
+    /// Converted to f32, exactly.
     #[track_caller]
     pub fn to_f32(self) -> F32<'k> {
         let bits: U32<'k> = self.k.compute("cvt.u32.u16", &[&self]);
@@ -59,7 +59,8 @@ mod tests {
     use super::super::kernel::tests::body;
     use super::super::{Kernel, Target};
 
-    /// `cvt.rn.bf16x2` takes the upper half first; the lower half has the lower address.
+    /// The first operand of `cvt.rn.bf16x2` is the upper half; the lower half has the lower
+    /// address.
     #[test]
     fn pairs_have_the_first_element_in_the_lower_half() {
         let k = &Kernel::new("pair", Target::Sm80, 32);

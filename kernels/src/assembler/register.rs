@@ -1,11 +1,11 @@
-//! Registers, and the operands of instructions.
+//! Typed registers, and the operands of instructions.
 
 use std::fmt;
 use std::marker::PhantomData;
 
 use super::Kernel;
 
-/// A virtual register of type `T`, written by exactly one instruction (a [`Variable`] by more).
+/// A virtual register of type `T`. Exactly one instruction writes it, except for a [`Variable`].
 ///
 /// [`Variable`]: super::Variable
 pub struct Register<'k, T> {
@@ -125,7 +125,7 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// What an instruction reads: a register, a variable or a constant of type `T`.
+/// An operand that an instruction reads: a register, a variable or a constant of type `T`.
 pub trait Operand<T: Scalar>: Copy {
     /// The operand in PTX syntax.
     #[doc(hidden)]

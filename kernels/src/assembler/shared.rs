@@ -10,14 +10,14 @@ pub const STATIC_LIMIT: u32 = 48 * 1024;
 /// The alignment of every array: 128 bytes, so that it begins at bank 0.
 const ALIGNMENT: u32 = 128;
 
-/// The arrays allocated so far, one after another.
+/// The layout of the arrays allocated so far, one after another.
 #[derive(Default)]
 pub(super) struct SharedLayout {
     bytes: u32,
 }
 
 impl SharedLayout {
-    /// The offset of a new array.
+    /// Allocates an array and returns its offset.
     fn reserve(&mut self, bytes: u32) -> u32 {
         let start = self.bytes.next_multiple_of(ALIGNMENT);
         self.bytes = start + bytes;
@@ -59,7 +59,7 @@ impl<'k> SharedAddress<'k> {
         }
     }
 
-    /// The address of the element `index` of an array of `T` that begins here.
+    /// The address of element `index` of an array of `T` that begins here.
     #[track_caller]
     pub fn element<T: Stored>(self, index: U32<'k>) -> Self {
         let base = index.mad(T::BYTES, self.base);
@@ -74,7 +74,7 @@ impl<'k> SharedAddress<'k> {
         SharedAddress { base, ..self }
     }
 
-    /// Bytes beyond the register, known while the kernel is written.
+    /// The constant offset from the register.
     pub(super) fn constant(self) -> u32 {
         self.offset
     }
@@ -90,10 +90,10 @@ impl<'k> SharedAddress<'k> {
 }
 
 impl Kernel {
-    /// An array of `count` elements in the shared memory of the CTA, its contents undefined.
+    /// An uninitialized array of `count` elements in the shared memory of the CTA.
     ///
-    /// Up to 48 KB in total, arrays are static shared memory; beyond that they are dynamic.
-    /// Addresses are the same.
+    /// Arrays are in static shared memory if all together fit in 48 KiB, otherwise in dynamic
+    /// shared memory. Their addresses do not depend on this.
     #[track_caller]
     pub fn shared<T: Stored>(&self, count: u32) -> SharedAddress<'_> {
         let offset = self.shared_layout(|layout| layout.reserve(count * T::BYTES));
@@ -107,7 +107,7 @@ mod tests {
     use super::super::{Kernel, Target};
 
     #[test]
-    fn arrays_lie_behind_each_other() {
+    fn arrays_are_consecutive_and_aligned() {
         let k = &Kernel::new("small", Target::Sm80, 32);
         let (a, b) = (k.shared::<f32>(3), k.shared::<f32>(32));
         b.offset(8).store(a.load::<f32>());

@@ -1,12 +1,12 @@
-//! Tensor cores: matrices from shared memory into registers, and their products.
+//! Tensor cores: loading matrices from shared memory into registers, and multiplying them.
 //!
-//! A matrix is a fragment spread over the lanes of a warp, in a layout fixed by the instructions.
-//! PTX ISA, "Warp-level matrix load instruction: ldmatrix" and "mma.m16n8k16".
+//! A matrix is held as a fragment in the registers of a warp's lanes, in a layout fixed by the
+//! instructions. PTX ISA, "Warp-level matrix load instruction: ldmatrix" and "mma.m16n8k16".
 
 use super::memory::list;
 use super::{Operand, Pair, SharedAddress, Variable};
 
-/// Bytes per row of a matrix, and what its address is a multiple of.
+/// Bytes per matrix row; also its alignment.
 const ROW: u32 = 16;
 
 /// The shared-memory address of the matrix row that a lane passes to `ldmatrix`: 16 bytes, 16-byte
@@ -15,7 +15,8 @@ const ROW: u32 = 16;
 pub struct MatrixRow<'k>(SharedAddress<'k>);
 
 impl<'k> SharedAddress<'k> {
-    /// The 16 bytes at this address as a matrix row. The register part must be a multiple of 16.
+    /// The 16 bytes at this address as a matrix row. The address is a register plus a constant; the
+    /// caller must ensure that the register is a multiple of 16.
     ///
     /// # Panics
     /// If the constant offset is not a multiple of 16.
@@ -24,7 +25,7 @@ impl<'k> SharedAddress<'k> {
         let bytes = self.constant();
         assert!(
             bytes.is_multiple_of(ROW),
-            "a matrix row at offset {bytes}: rows lie at multiples of {ROW} bytes"
+            "matrix row at offset {bytes}: the offset must be a multiple of {ROW}"
         );
         MatrixRow(self)
     }
@@ -40,17 +41,17 @@ impl<'k> MatrixRow<'k> {
         self.0.offset(bytes).matrix_row()
     }
 
-    /// Adds a byte offset, a multiple of 16.
+    /// Adds a byte offset, which must be a multiple of 16.
     #[track_caller]
     pub fn byte_add(self, bytes: impl Operand<u32>) -> Self {
         MatrixRow(self.0.byte_add(bytes))
     }
 
-    /// Loads four matrices of 8 by 8 elements of 16 bits. The row of lane 8 i + j is row j of
-    /// matrix i; all lanes of the warp must take part.
+    /// Loads four matrices of 8 by 8 elements of 16 bits. Lane 8 i + j passes the address of row j
+    /// of matrix i. All lanes of the warp must call it.
     ///
     /// Register i of lane l then holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4 of matrix
-    /// i; of column l / 4 if `transposed`.
+    /// i, or of column l / 4 if `transposed`.
     #[track_caller]
     pub fn load_matrices(self, transposed: bool) -> [Pair<'k>; 4] {
         let k = self.0.kernel();
@@ -63,11 +64,16 @@ impl<'k> MatrixRow<'k> {
     }
 }
 
-/// sums += a b with a 16 by 16, b 16 by 8 and f32 sums 16 by 8, all lanes of the warp together.
+/// `sums += a b` with bf16 `a` \[16, 16\], bf16 `b` \[16, 8\] and f32 `sums` \[16, 8\]. All lanes
+/// of the warp must call it.
 ///
-/// With g = lane / 4 and t = lane % 4: `a` holds rows g, g + 8, g, g + 8 at k = 2 t, of the first
-/// eight k twice and then of the last; `b` column g at k = 2 t of the first and the last eight;
-/// `sums` row g at columns 2 t and 2 t + 1, then row g + 8.
+/// Let g = lane / 4 and t = lane % 4. Each register of `a` and `b` holds two consecutive k:
+///
+/// - `a[0]`: row g, k = 2 t; `a[1]`: row g + 8, k = 2 t;
+/// - `a[2]`: row g, k = 2 t + 8; `a[3]`: row g + 8, k = 2 t + 8;
+/// - `b[0]`: column g, k = 2 t; `b[1]`: column g, k = 2 t + 8;
+/// - `sums[0]`, `sums[1]`: row g, columns 2 t and 2 t + 1;
+/// - `sums[2]`, `sums[3]`: row g + 8, the same columns.
 #[track_caller]
 pub fn mma_bf16(sums: &[Variable<'_, f32>; 4], a: [Pair<'_>; 4], b: [Pair<'_>; 2]) {
     let registers = sums.map(|sum| *sum);
@@ -82,7 +88,7 @@ mod tests {
     use super::super::{Kernel, Target};
 
     #[test]
-    #[should_panic(expected = "a matrix row at offset 24")]
+    #[should_panic(expected = "matrix row at offset 24")]
     fn rows_are_aligned() {
         let k = &Kernel::new("rows", Target::Sm80, 32);
         k.shared::<f32>(32).matrix_row().offset(24);

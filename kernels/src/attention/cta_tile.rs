@@ -1,18 +1,18 @@
-//! Which tile a CTA computes, and which keys its queries see.
+//! The tile that a CTA computes, and the mask.
 //!
-//! Every mask is a range of keys per query, and equally a range of queries per key. With d =
-//! position(query) - key, a valid key is visible if -ahead <= d < window. That is one unsigned
-//! comparison, d + ahead < ahead + window.
+//! A mask is a range of keys for each query, or equally a range of queries for each key. With d =
+//! position(query) - key, a valid key is visible if -ahead <= d < window. That takes one unsigned
+//! comparison: d + ahead < ahead + window.
 
 use super::SIDE;
 use super::problem::{Axis, CACHED, PACKED};
 use crate::assembler::{F32, GlobalAddress, Kernel, Pred, S32, S64, U32, U64};
 use crate::faults::Faults;
 
-/// Positions are clamped to this.
+/// Positions of queries are clamped to this.
 pub(super) const MAX_POSITIONS: u32 = 1 << 28;
 
-/// A [B, T, H, D] view.
+/// A [B, T, H, D] view, passed as parameters.
 #[derive(Clone, Copy)]
 pub(super) struct View<'k> {
     base: GlobalAddress<'k>,
@@ -22,11 +22,11 @@ pub(super) struct View<'k> {
 /// Rows of one head of one sequence.
 #[derive(Clone, Copy)]
 pub(super) struct Rows<'k> {
-    /// The first row.
+    /// Address of the first row.
     pub(super) start: GlobalAddress<'k>,
     /// Bytes from one row to the next.
     pub(super) stride: U64<'k>,
-    /// Their number.
+    /// The number of rows.
     pub(super) count: U32<'k>,
 }
 
@@ -39,7 +39,7 @@ impl<'k> View<'k> {
         }
     }
 
-    /// One row.
+    /// The address of one row.
     #[track_caller]
     pub(super) fn row(self, batch: U32<'k>, token: U32<'k>, head: U32<'k>) -> GlobalAddress<'k> {
         let [by_b, by_t, by_h] = self.strides;
@@ -47,7 +47,7 @@ impl<'k> View<'k> {
         self.base.byte_add(of_token + head.wide() * by_h)
     }
 
-    /// The rows of `span` in a batch row, of one head.
+    /// The rows of one head for the tokens of `span`, in one batch row.
     #[track_caller]
     pub(super) fn rows(self, batch: U32<'k>, span: Span<'k>, head: U32<'k>) -> Rows<'k> {
         Rows {
@@ -58,7 +58,7 @@ impl<'k> View<'k> {
     }
 }
 
-/// A list of i32 or i64.
+/// A list of i32 or i64 in global memory.
 #[derive(Clone, Copy)]
 struct Integers<'k> {
     base: GlobalAddress<'k>,
@@ -87,13 +87,13 @@ impl<'k> Integers<'k> {
         is_wide.select(wide.signed(), low.signed().wide())
     }
 
-    /// The value at `index`, or the nearest from 0 to `most`.
+    /// The value at `index`, clamped to 0 to `most`.
     #[track_caller]
     fn at(self, index: U32<'k>, most: U32<'k>) -> U32<'k> {
         clamped(self.value(index), most)
     }
 
-    /// As [`Integers::at`], and reports a value that is not from 0 to `most`.
+    /// Like [`Integers::at`], but also reports a value that it clamps.
     #[track_caller]
     fn checked(self, index: U32<'k>, most: U32<'k>, faults: Option<Faults<'k>>) -> U32<'k> {
         let value = self.value(index);
@@ -138,7 +138,7 @@ pub(super) struct Call<'k> {
     pub(super) queries: U32<'k>,
     keys: U32<'k>,
     pub(super) heads: U32<'k>,
-    /// Query heads of a key-value head.
+    /// Query heads per key-value head.
     pub(super) group: U32<'k>,
     pub(super) head_dim: U32<'k>,
     tiles: U32<'k>,
@@ -148,7 +148,7 @@ pub(super) struct Call<'k> {
 }
 
 impl<'k> Call<'k> {
-    /// In the order in which the host pushes them.
+    /// Declares the parameters in the order in which the host pushes them.
     #[track_caller]
     pub(super) fn parameters(k: &'k Kernel) -> Call<'k> {
         Call {
@@ -170,27 +170,27 @@ impl<'k> Call<'k> {
     }
 }
 
-/// The range of a sequence in the tokens.
+/// The range of one sequence among the tokens.
 #[derive(Clone, Copy)]
 pub(super) struct Span<'k> {
     pub(super) begin: U32<'k>,
     pub(super) length: U32<'k>,
 }
 
-/// The tile of a CTA: rows of queries, or of keys, of one head of one sequence.
+/// The tile of a CTA: queries or keys of one head of one sequence.
 pub(super) struct CtaTile<'k> {
     call: Call<'k>,
     pub(super) batch: U32<'k>,
-    /// Of the axis.
+    /// A query head or a key-value head, depending on the axis.
     pub(super) head: U32<'k>,
-    /// Which block of columns.
+    /// The block of result columns.
     pub(super) block: U32<'k>,
-    /// The tile's first row, counted from the sequence's first.
+    /// The tile's first row, relative to its sequence.
     pub(super) first: U32<'k>,
     pub(super) queries: Span<'k>,
-    /// Those that are valid.
+    /// The valid keys.
     pub(super) keys: Span<'k>,
-    /// With those that are not, whose gradients are 0.
+    /// All keys, including invalid ones, whose gradients are 0.
     pub(super) all_keys: Span<'k>,
     /// Position of the sequence's first query.
     position: S32<'k>,
@@ -202,7 +202,8 @@ impl<'k> CtaTile<'k> {
         CtaTile::reporting(call, axis, None)
     }
 
-    /// Like [`CtaTile::of_cta`]. Only one kernel of an op reports an invalid mask.
+    /// Like [`CtaTile::of_cta`], but reports invalid positions, lengths and offsets to `reports`.
+    /// Only the forward kernel does.
     #[track_caller]
     pub(super) fn reporting(
         call: Call<'k>,
@@ -216,7 +217,7 @@ impl<'k> CtaTile<'k> {
         };
         let tile = k.cta() % call.tiles;
         let others = k.cta() / call.tiles;
-        // Under a causal mask the last queries see the most keys, so their CTAs start first.
+        // Under a causal mask the last queries attend to the most keys, so their CTAs start first.
         let tile = match axis {
             Axis::Queries => call.tiles - 1 - tile,
             Axis::IndexKeys => tile,
@@ -241,7 +242,7 @@ impl<'k> CtaTile<'k> {
                 let begin = list.checked(sequence, most, faults);
                 let end = list.checked(sequence + 1, most, faults);
                 if let Some(faults) = faults {
-                    // Sequences follow each other from the first token to the last.
+                    // The sequences must cover all tokens in order.
                     let first = sequence.equals(0) & begin.differs(0);
                     let last = (sequence + 1).equals(call.count) & end.differs(most);
                     faults.report(first | last | end.lt(begin), end.wide().signed());
@@ -283,7 +284,8 @@ impl<'k> CtaTile<'k> {
         }
     }
 
-    /// Where the numbers of the sequence's queries begin in [B, H, T] f32, of query head `head`.
+    /// The address of the sequence's first element in `base`, [B, H, T] of f32, for query head
+    /// `head`.
     #[track_caller]
     pub(super) fn of_queries(&self, base: GlobalAddress<'k>, head: U32<'k>) -> GlobalAddress<'k> {
         let line = self.batch * self.call.heads + head;
@@ -291,7 +293,8 @@ impl<'k> CtaTile<'k> {
         base.element_wide::<f32>(index)
     }
 
-    /// The keys that queries of the tile see: from a multiple of `step` to an end.
+    /// The range of keys that queries of the tile attend to. Its start is rounded down to a
+    /// multiple of `step`.
     #[track_caller]
     pub(super) fn seen_keys(&self, step: u32) -> [U32<'k>; 2] {
         let last = (self.first + SIDE).min(self.queries.length) - 1;
@@ -302,7 +305,8 @@ impl<'k> CtaTile<'k> {
         [start / step * step, end]
     }
 
-    /// The queries that see keys of the tile: from a multiple of `step` to an end.
+    /// The range of queries that attend to keys of the tile. Its start is rounded down to a
+    /// multiple of `step`.
     #[track_caller]
     pub(super) fn seeing_queries(&self, step: u32) -> [U32<'k>; 2] {
         let last = (self.first + SIDE).min(self.keys.length) - 1;
@@ -314,20 +318,21 @@ impl<'k> CtaTile<'k> {
         [start / step * step, valid.select(end, 0u32)]
     }
 
-    /// The distance of query `query` after key `key`, plus the mask's `ahead`.
+    /// `position(query) - key + ahead`, the left side of the mask's comparison.
     #[track_caller]
     pub(super) fn behind(&self, query: U32<'k>, key: U32<'k>) -> U32<'k> {
         let ahead = (self.position + self.call.ahead).unsigned();
         query + ahead - key
     }
 
-    /// Whether a query at this distance ([`CtaTile::behind`]) sees the key.
+    /// Whether a key at this distance ([`CtaTile::behind`]) is visible to the query.
     #[track_caller]
     pub(super) fn sees(&self, behind: U32<'k>) -> Pred<'k> {
         behind.lt((self.call.ahead + self.call.window).unsigned())
     }
 
-    /// Whether each of `queries` rows from `query` on sees each of `keys` from `key` on.
+    /// Whether all keys in `key..key + keys` are visible to all queries in
+    /// `query..query + queries`.
     #[track_caller]
     pub(super) fn see_all(
         &self,
@@ -335,14 +340,14 @@ impl<'k> CtaTile<'k> {
         (key, keys): (U32<'k>, u32),
     ) -> Pred<'k> {
         let behind = self.behind(query, key);
-        // Either end may be negative: then it is a large number.
+        // A negative distance wraps to a large number, which is not visible.
         let nearest = self.sees(behind - (keys - 1));
         let farthest = self.sees(behind + (queries - 1));
         nearest & farthest & (key + keys).le(self.keys.length)
     }
 }
 
-/// The packed sequence of a tile: the last that begins at it or before.
+/// The packed sequence of a tile: the last one whose first tile is `tile` or before.
 #[track_caller]
 fn sequence_of<'k>(
     call: Call<'k>,

@@ -1,4 +1,4 @@
-//! delta, the row term that both gradients subtract.
+//! The row sums that both gradient kernels subtract.
 
 use super::problem::Extents;
 use super::{View, cta_tile};
@@ -11,17 +11,17 @@ const THREADS: u32 = 128;
 /// Threads per row.
 const LANES: u32 = 8;
 
-/// delta = sum_d out dout for each query and head. Both gradients subtract it from dout v^T.
+/// `delta = sum_d out * dout` for each query and head. Both gradient kernels subtract it from dout
+/// v^T.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AttentionDelta {
     dtype: Dtype,
-    /// Whether rows are whole vectors of 16 bytes at multiples of 16.
+    /// Whether rows are whole, aligned vectors of 16 bytes.
     vectors: bool,
 }
 
 impl AttentionDelta {
-    /// The kernel for rows of `head_dim` elements. `aligned`: whether all begin at multiples of 16
-    /// bytes.
+    /// The kernel for rows of `head_dim` elements. `aligned`: whether all rows are 16-byte aligned.
     pub fn new(dtype: Dtype, head_dim: usize, aligned: bool) -> AttentionDelta {
         let whole = head_dim.is_multiple_of(dtype.per_vector() as usize);
         AttentionDelta {
@@ -30,7 +30,7 @@ impl AttentionDelta {
         }
     }
 
-    /// The launch; `None` if there is no query.
+    /// The launch; `None` if there are no queries.
     pub fn launch(&self, extents: &Extents) -> Option<Launch> {
         let ctas = extents.rows().div_ceil(u64::from(THREADS / LANES));
         let ctas = u32::try_from(ctas).unwrap_or(u32::MAX);
@@ -49,7 +49,7 @@ impl Variant for AttentionDelta {
         let lane = k.thread() & (LANES - 1);
         let row = k.cta().mul_wide(THREADS / LANES) + (k.thread() / LANES).wide();
         let exists = row.lt(rows);
-        // Consecutive threads take consecutive heads of a query, which are contiguous.
+        // Consecutive rows are consecutive heads of a query, which are usually contiguous.
         let token = row / heads.wide();
         let head = (row % heads.wide()).low();
         let (batch, query) = (
@@ -100,7 +100,7 @@ pub struct AttentionDeltaArguments {
     pub dout: View,
     /// [B, H, T] of f32, written.
     pub delta: u64,
-    /// Of q, k and v.
+    /// Extents of q, k and v.
     pub extents: Extents,
 }
 

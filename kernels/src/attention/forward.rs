@@ -1,11 +1,11 @@
-//! out and lse.
+//! The forward kernel: the attention output and the log-sum-exp of each query.
 
 use super::problem::{Axis, Problem, View};
 use super::{Form, plain, tensor_core};
 use crate::assembler::{Arguments, Launch, Ptx, Variant};
 use crate::faults::FaultSite;
 
-/// out = softmax(scale q k^T) v over the keys that the mask shows, and lse = ln sum e^(scale q k).
+/// `out = softmax(scale q k^T) v` and `lse = ln sum_k exp(scale q k^T)`, over the visible keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Attention {
     form: Form,
@@ -17,7 +17,7 @@ impl Attention {
         Attention { form }
     }
 
-    /// The launch; `None` if there is no query.
+    /// The launch; `None` if there are no queries.
     pub fn launch(&self, problem: &Problem) -> Option<Launch> {
         match self.form {
             Form::TensorCores { head_dim } => problem
@@ -57,8 +57,8 @@ pub struct AttentionArguments {
     pub out: View,
     /// [B, H, T] of f32, written.
     pub lse: u64,
-    /// Where it reports values of [`Problem::sequences`] that are out of range: those of queries,
-    /// and those of keys.
+    /// Fault sites for out-of-range values of [`Problem::sequences`]: those of queries, and those
+    /// of keys.
     pub faults: [FaultSite; 2],
     /// Extents, mask and scale.
     pub problem: Problem,
@@ -85,8 +85,7 @@ mod tests {
     use super::super::tests::{FORMS, problem, view};
     use super::*;
 
-    /// A launch asks for the shared memory that its kernel declares, and arguments fill the
-    /// parameters.
+    /// Each launch requests the shared memory that its kernel declares, and passes all parameters.
     #[test]
     fn launches_fit_their_kernels() {
         for form in FORMS {

@@ -1,11 +1,11 @@
-//! dk and dv.
+//! The gradients of keys and values.
 
 use super::problem::{Axis, Problem, View};
 use super::{Form, plain, tensor_core};
 use crate::assembler::{Arguments, Launch, Ptx, Variant};
 
-/// dv = P^T dout and dk = scale dS^T q, with P and dS as for the gradient of queries; sums over the
-/// query heads that share a key head.
+/// `dv = P^T dout` and `dk = scale dS^T q`, summed over the query heads of a key-value head. P and
+/// dS are defined at [`AttentionGradQueries`](super::AttentionGradQueries).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AttentionGradKeys {
     form: Form,
@@ -17,7 +17,7 @@ impl AttentionGradKeys {
         AttentionGradKeys { form }
     }
 
-    /// The launch; `None` if there is no key.
+    /// The launch; `None` if there are no keys.
     pub fn launch(&self, problem: &Problem) -> Option<Launch> {
         match self.form {
             Form::TensorCores { head_dim } => {
@@ -91,8 +91,7 @@ mod tests {
     use super::super::tests::{FORMS, problem, view};
     use super::*;
 
-    /// A launch asks for the shared memory that its kernel declares, and arguments fill the
-    /// parameters.
+    /// Each launch requests the shared memory that its kernel declares, and passes all parameters.
     #[test]
     fn launches_fit_their_kernels() {
         for form in FORMS {

@@ -1,11 +1,11 @@
-//! dq.
+//! The gradient of queries.
 
 use super::problem::{Axis, Problem, View};
 use super::{Form, plain, tensor_core};
 use crate::assembler::{Arguments, Launch, Ptx, Variant};
 
-/// dq = scale dS k with dS = P (dout v^T - delta) and P = e^(scale q k^T - lse): the weights are
-/// computed again.
+/// `dq = scale dS k`, where `P = exp(scale q k^T - lse)` and `dS = P * (dout v^T - delta)`. The
+/// kernel recomputes the weights P.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AttentionGradQueries {
     form: Form,
@@ -17,7 +17,7 @@ impl AttentionGradQueries {
         AttentionGradQueries { form }
     }
 
-    /// The launch; `None` if there is no query.
+    /// The launch; `None` if there are no queries.
     pub fn launch(&self, problem: &Problem) -> Option<Launch> {
         match self.form {
             Form::TensorCores { head_dim } => {
@@ -86,8 +86,7 @@ mod tests {
     use super::super::tests::{FORMS, problem, view};
     use super::*;
 
-    /// A launch asks for the shared memory that its kernel declares, and arguments fill the
-    /// parameters.
+    /// Each launch requests the shared memory that its kernel declares, and passes all parameters.
     #[test]
     fn launches_fit_their_kernels() {
         for form in FORMS {

@@ -3,14 +3,15 @@
 //!
 //! Legend: B batch rows, T queries, S keys, H query heads, G key-value heads, D head dimension.
 //!
-//! A CTA owns 64 queries of one head (or 64 keys, for the gradients of keys and values) and loops
-//! over the keys that any of its queries sees, tile by tile. A sum over keys runs in key order
-//! within one thread, so every run gives the same bits. Tiles are counted from the first key of a
-//! sequence and hidden keys change nothing, so the bits of a query do not depend on other queries.
+//! A CTA owns 64 queries of one head (or 64 keys, for the gradients of keys and values). It loops
+//! over the keys that any of its queries attends to, tile by tile. A sum over keys runs in key
+//! order within one thread, so every run gives the same bits. Tiles start at the first key of a
+//! sequence and masked keys contribute nothing, so the bits of a query do not depend on other
+//! queries.
 //!
 //! There are two forms. bf16 rows of whole 16-byte chunks use tensor cores ([`Form::TensorCores`]).
-//! f32 and all other rows use ordinary arithmetic ([`Form::Plain`]). The mask is data: one kernel
-//! serves all masks, cached keys and packed sequences.
+//! All other rows use f32 arithmetic ([`Form::Plain`]). The mask is passed as arguments, so one
+//! kernel serves all masks, cached keys and packed sequences.
 
 mod cta_tile;
 mod delta;
@@ -30,25 +31,23 @@ pub use problem::{Extents, Integers, Problem, Sequences, View};
 
 use crate::dtype::Dtype;
 
-/// Rows that a CTA owns: queries, or keys.
+/// Rows (queries or keys) per CTA.
 const SIDE: u32 = 64;
 
-/// How products are computed.
+/// The arithmetic of the kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Form {
-    /// bf16, by tensor cores: rows of `head_dim` elements, a multiple of 8 up to 256, at multiples
-    /// of 16 bytes.
+    /// bf16 on tensor cores. `head_dim` is a multiple of 8 up to 256, and rows are 16-byte aligned.
     TensorCores {
         /// D.
         head_dim: u32,
     },
-    /// By f32 arithmetic: rows of any length, anywhere.
+    /// f32 arithmetic, for rows of any length and alignment.
     Plain(Dtype),
 }
 
 impl Form {
-    /// The form for rows of `head_dim` elements. `aligned`: whether all begin at multiples of 16
-    /// bytes.
+    /// The form for rows of `head_dim` elements. `aligned`: whether all rows are 16-byte aligned.
     pub fn new(dtype: Dtype, head_dim: usize, aligned: bool) -> Form {
         let chunks = head_dim > 0 && head_dim.is_multiple_of(8);
         let fits = head_dim <= tensor_core::MAX_FEATURES as usize;
@@ -118,8 +117,8 @@ mod tests {
         }
     }
 
-    /// Two rows of the batch with two tiles of queries and three of keys; the plain form has two
-    /// blocks of columns.
+    /// Two batch rows with two tiles of queries and three of keys. The plain form has two blocks of
+    /// columns.
     #[test]
     fn every_tile_has_its_cta() {
         let grids = |form: Form| {

@@ -1,4 +1,4 @@
-//! The arguments of the attention kernels on the host.
+//! Host side of the attention kernels: extents, mask and launch.
 
 use crate::assembler::{Arguments, Launch};
 use crate::error::{Error, Result};
@@ -6,24 +6,24 @@ use crate::error::{Error, Result};
 use super::SIDE;
 use super::cta_tile::MAX_POSITIONS;
 
-/// Mask bounds are clamped to this distance; anything further hides nothing.
+/// Mask bounds are clamped to this distance. It exceeds all distances, so it masks nothing.
 const FAR: u32 = 1 << 29;
 
-/// Of queries and of positions. With it, and [`FAR`], no sum of positions leaves an i32.
+/// The most queries. With this, [`FAR`] and [`MAX_POSITIONS`], sums of positions fit in an i32.
 const MAX_QUERIES: u32 = 1 << 28;
 
-/// Of keys.
+/// The most keys.
 const MAX_KEYS: u32 = 1 << 24;
 
-/// Of CTAs; of rows there are 64 times as many.
+/// The most tiles, of 64 rows each.
 const MAX_TILES: u32 = 1 << 28;
 
-/// A [B, T, H, D] view whose last axis is dense.
+/// A [B, T, H, D] view whose last dim is contiguous.
 #[derive(Clone, Copy, Debug)]
 pub struct View {
-    /// Of the first element.
+    /// Address of the first element.
     pub address: u64,
-    /// Bytes between neighbors along B, T and H.
+    /// Strides of B, T and H in bytes.
     pub strides: [u64; 3],
 }
 
@@ -36,7 +36,7 @@ impl View {
     }
 }
 
-/// Extents of an attention.
+/// Extents of the operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extents {
     batch: u32,
@@ -66,7 +66,7 @@ impl Extents {
             kv_heads: within("key heads", kv_heads, u32::MAX)?,
             head_dim: within("head dim", head_dim, 1 << 20)?,
         };
-        // A packed batch has as many tiles more as it has sequences, of which each has a position.
+        // Packed sequences need up to one more tile each, so this counts twice the tiles.
         let rows = queries.max(keys).div_ceil(SIDE as usize) * 2 + 2;
         let columns = head_dim.div_ceil(SIDE as usize);
         let tiles = [batch, heads, columns]
@@ -110,11 +110,11 @@ fn within(what: &'static str, value: usize, most: u32) -> Result<u32> {
 /// A list of i32 or i64 in device memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Integers {
-    /// Of the first.
+    /// Address of the first integer.
     pub address: u64,
-    /// Whether they have 64 bits.
+    /// Whether the integers are i64.
     pub wide: bool,
-    /// How far the next one is: 1, or 0 where one value is for all batch rows.
+    /// Elements from one integer to the next: 1, or 0 if all batch rows share one value.
     pub step: u32,
 }
 
@@ -142,51 +142,52 @@ pub enum Sequences {
     Cached {
         /// Position of the first query of each row.
         q_offset: Integers,
-        /// How many keys are valid in each row.
+        /// The number of valid keys of each row.
         k_len: Integers,
     },
     /// One row of `count` packed sequences.
     Packed {
-        /// Where each sequence's queries begin, and their end.
+        /// `count` + 1 offsets: the first query of each sequence, and the end of the last.
         cu_seqlens_q: Integers,
-        /// Where each sequence's keys begin, and their end.
+        /// `count` + 1 offsets: the first key of each sequence, and the end of the last.
         cu_seqlens_k: Integers,
-        /// How many sequences there are: 1 at least.
+        /// The number of sequences, at least 1.
         count: u32,
     },
 }
 
-/// Codes of [`Sequences`] on the GPU.
+/// The code of [`Sequences::Cached`] in the parameter `kind`; [`Sequences::Rows`] is 0.
 pub(super) const CACHED: u32 = 1;
-/// As [`CACHED`].
+/// The code of [`Sequences::Packed`].
 pub(super) const PACKED: u32 = 2;
 
-/// The axis whose tiles CTAs own.
+/// Whether a CTA owns a tile of queries or of keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Axis {
-    /// Of queries, by query heads.
+    /// Tiles of queries, for each query head.
     Queries,
-    /// Of keys, by key-value heads.
+    /// Tiles of keys, for each key-value head.
     IndexKeys,
 }
 
-/// Extents, mask and scale of one attention.
+/// Extents, mask and scale of an attention op.
 #[derive(Clone, Copy, Debug)]
 pub struct Problem {
     /// Extents of the operands.
     pub extents: Extents,
-    /// Whether keys after a query's position are hidden.
+    /// Whether keys after a query's position are masked.
     pub causal: bool,
-    /// Keys at or before the position minus this are hidden.
+    /// If set, keys at `position - window` and before are masked.
     pub window: Option<usize>,
-    /// Where queries and keys stand.
+    /// How queries and keys are arranged in sequences.
     pub sequences: Sequences,
-    /// Factor of q k before softmax.
+    /// The factor of q k^T.
     pub scale: f32,
 }
 
 impl Problem {
-    /// How many values [`Problem::sequences`] may have: of queries, and of keys. They begin at 0.
+    /// Upper bounds (exclusive) of the integers of [`Problem::sequences`]: those of queries, and
+    /// those of keys. The lower bound is 0.
     pub fn ranges(&self) -> [usize; 2] {
         let most = match self.sequences {
             Sequences::Cached { .. } => MAX_POSITIONS,
@@ -195,8 +196,9 @@ impl Problem {
         [most, self.extents.keys].map(|most| most as usize + 1)
     }
 
-    /// Tiles along `axis`, for one head. A packed sequence may begin anywhere: sequence s has the
-    /// tiles from floor(begin / side) + s on, which are enough for each.
+    /// Tiles along `axis`, for one head. A packed sequence can begin within a tile, so the tiles of
+    /// sequence s are numbered from `floor(begin / 64) + s`; the next sequence's follow all of
+    /// them.
     fn tiles(&self, axis: Axis) -> u64 {
         let extents = self.extents;
         let length = match axis {
@@ -210,7 +212,7 @@ impl Problem {
         }
     }
 
-    /// A CTA of `threads` for each tile, head and block of columns; `None` if there is none.
+    /// A CTA of `threads` for each tile, head and block of columns. `None` if the grid is empty.
     pub(super) fn launch(&self, axis: Axis, blocks: u32, threads: u32) -> Option<Launch> {
         let heads = match axis {
             Axis::Queries => self.extents.heads,

@@ -3,23 +3,23 @@
 use crate::assembler::{F32, Kernel, Variable, group_max, group_sum};
 use crate::elementary::ln;
 
-/// The largest score so far and the sum of powers of two, of each row that a lane has. Scores are
-/// exponents of two.
+/// The running maximum and the running sum of exponentials of each row of a lane. Scores include a
+/// factor of log2(e), so that exp2 computes the exponentials.
 pub(super) struct Softmax<'k> {
     k: &'k Kernel,
     /// Consecutive lanes that share a row.
     lanes: u32,
     largest: Vec<Variable<'k, f32>>,
-    /// Of what this lane has of the row.
+    /// The sum of this lane's part of the row.
     sums: Vec<Variable<'k, f32>>,
 }
 
-/// What is known of a row when all its scores are.
+/// The result for a row, after its last scores.
 #[derive(Clone, Copy)]
 pub(super) struct Total<'k> {
-    /// Of the sum; 0 where no key was seen.
+    /// 1 / sum, or 0 if all keys are masked.
     pub(super) reciprocal: F32<'k>,
-    /// Its natural logarithm; minus infinity where no key was seen.
+    /// The log-sum-exp of the row; minus infinity if all keys are masked.
     pub(super) lse: F32<'k>,
 }
 
@@ -34,11 +34,11 @@ impl<'k> Softmax<'k> {
         }
     }
 
-    /// Turns the next scores of a row into weights. The caller multiplies its earlier sums by the
-    /// returned factor. All lanes of the warp must call it.
+    /// Replaces the next scores of a row by weights, relative to the new maximum. The caller
+    /// multiplies its accumulators by the returned factor. All lanes of the warp must call it.
     ///
-    /// Scores of hidden keys are minus infinity: they change nothing, also where no key was seen
-    /// yet.
+    /// The score of a masked key is minus infinity. It contributes nothing, even if all earlier
+    /// keys are masked too.
     #[track_caller]
     pub(super) fn add(&self, row: usize, scores: &[Variable<'k, f32>]) -> F32<'k> {
         let (largest, sum) = (&self.largest[row], &self.sums[row]);
@@ -56,7 +56,7 @@ impl<'k> Softmax<'k> {
         shrink
     }
 
-    /// All lanes of the warp must call it.
+    /// Reduces the row over its lanes. All lanes of the warp must call it.
     #[track_caller]
     pub(super) fn total(&self, row: usize) -> Total<'k> {
         let sum = group_sum(self.k, *self.sums[row], self.lanes);

@@ -1,4 +1,4 @@
-//! The forward pass: computes `out` and `lse`.
+//! The forward kernel on f32 arithmetic units.
 
 use super::super::SIDE;
 use super::super::cta_tile::{Call, CtaTile, Reports, View};
@@ -9,7 +9,7 @@ use super::{COLUMNS, THREADS};
 use crate::assembler::{Kernel, Ptx, Target};
 use crate::dtype::Dtype;
 
-/// The kernel that computes `out` and `lse`.
+/// Computes `out` and `lse`.
 pub(in super::super) fn forward(entry: String, dtype: Dtype) -> Ptx {
     let k = &Kernel::new(entry, Target::Sm80, THREADS).ctas_per_sm(2);
     let [q, keys, v, out] = ["q", "k", "v", "out"].map(|name| View::parameter(k, name));

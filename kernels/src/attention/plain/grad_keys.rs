@@ -1,4 +1,4 @@
-//! dk and dv.
+//! The gradients of keys and values on f32 arithmetic units.
 
 use super::super::SIDE;
 use super::super::cta_tile::{Call, CtaTile, View};
@@ -8,7 +8,7 @@ use super::{COLUMNS, THREADS};
 use crate::assembler::{Kernel, Ptx, Target};
 use crate::dtype::Dtype;
 
-/// The kernel.
+/// Computes `dk` and `dv`.
 pub(in super::super) fn grad_keys(entry: String, dtype: Dtype) -> Ptx {
     let k = &Kernel::new(entry, Target::Sm80, THREADS).ctas_per_sm(2);
     let [q, keys, v, dout] = ["q", "k", "v", "dout"].map(|name| View::parameter(k, name));

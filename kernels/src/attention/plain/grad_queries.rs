@@ -1,4 +1,4 @@
-//! dq.
+//! The gradient of queries on f32 arithmetic units.
 
 use super::super::SIDE;
 use super::super::cta_tile::{Call, CtaTile, View};
@@ -8,7 +8,7 @@ use super::{COLUMNS, THREADS};
 use crate::assembler::{Kernel, Ptx, Target};
 use crate::dtype::Dtype;
 
-/// The kernel.
+/// Computes `dq`.
 pub(in super::super) fn grad_queries(entry: String, dtype: Dtype) -> Ptx {
     let k = &Kernel::new(entry, Target::Sm80, THREADS).ctas_per_sm(2);
     let [q, keys, v, dout] = ["q", "k", "v", "dout"].map(|name| View::parameter(k, name));
@@ -30,7 +30,8 @@ pub(in super::super) fn grad_queries(entry: String, dtype: Dtype) -> Ptx {
         k.for_range(first, end, SIDE, |key| {
             let weights = products.scores((q, cta.first), (keys, key));
             let slopes = products.scores((dout, cta.first), (values, key));
-            // Sixteen threads share these; they are read from the cache to save registers.
+            // Sixteen threads load the same values. They are reloaded per tile, from the cache, to
+            // save registers.
             let [lse, delta] = lines.map(|line| {
                 let row = cta.first + products.row();
                 [0, 1, 2, 3].map(|i| {

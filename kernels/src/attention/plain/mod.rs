@@ -1,10 +1,9 @@
-//! Attention on the ordinary arithmetic units, in f32: for f32, and for bf16 rows of odd length or
-//! alignment.
+//! Attention in f32 arithmetic, for f32 and for bf16 rows that are not whole, aligned vectors.
 //!
-//! A CTA of 256 threads owns 64 rows and processes 64 others at a time; a thread computes 4 x 4 of
-//! their scores. Features are staged in shared memory 32 at a time. The processed scores are staged
-//! too, for the product with 64 columns of features. Further columns are computed by other CTAs,
-//! which recompute the scores.
+//! A CTA of 256 threads owns 64 rows and loops over the other rows, 64 at a time. Each thread
+//! computes 4 x 4 scores. Rows are staged in shared memory, 32 features at a time. The weights are
+//! staged too, and multiplied by 64 columns of the other rows. Other CTAs compute further columns
+//! and recompute the scores.
 
 mod forward;
 mod grad_keys;
@@ -18,10 +17,10 @@ pub(super) use grad_queries::grad_queries;
 /// Threads per CTA: 16 by 16.
 pub(super) const THREADS: u32 = 256;
 
-/// Columns of a result that a CTA computes.
+/// Result columns per CTA.
 const COLUMNS: u32 = 64;
 
-/// Blocks of columns of a result.
+/// The number of column blocks of a result.
 pub(super) fn blocks(head_dim: u32) -> u32 {
     head_dim.div_ceil(COLUMNS)
 }

@@ -1,4 +1,5 @@
-//! Products of 64 rows with 64 others, through shared memory.
+//! The two products of a tile, through shared memory: scores of 64 rows with 64 others, and weights
+//! with columns.
 
 use super::super::SIDE;
 use super::super::cta_tile::{CtaTile, Rows};
@@ -6,31 +7,32 @@ use super::{COLUMNS, THREADS};
 use crate::assembler::{F32, Kernel, Pred, SharedAddress, U32, Variable};
 use crate::dtype::Dtype;
 
-/// Features of one step.
+/// Features per step of the scores.
 const DEPTH: u32 = 32;
 
-/// Words from one line of features to the next. Eight threads that read 16 bytes of lines below
-/// each other, or of one line, touch every bank once.
+/// Pitch in words of staged features. Eight threads that read 16 bytes from consecutive rows, or
+/// from one row, touch every bank once.
 const DEPTH_PITCH: u32 = DEPTH + 4;
 
-/// Words from one line of weights, or of columns, to the next.
+/// Pitch in words of staged weights and columns.
 const PITCH: u32 = SIDE + 4;
 
-/// Rows and columns of a thread.
+/// Rows per thread, and columns per thread.
 const EACH: u32 = 4;
 
-/// Sums of a thread: four rows of four columns.
+/// The accumulators of a thread: four rows of four columns.
 pub(super) type Sums<'k> = Vec<[Variable<'k, f32>; 4]>;
 
-/// The shared memory of a CTA and what a thread has of its tiles: rows 4 y to 4 y + 3; of scores
-/// columns x, x + 16, ..; of results columns 4 x to 4 x + 3.
+/// The shared memory of a CTA, and the coordinates of a thread in its tiles. A thread holds rows
+/// `4 y` to `4 y + 3`. Of scores it holds columns `x`, `x + 16`, `x + 32` and `x + 48`, of results
+/// columns `4 x` to `4 x + 3`.
 pub(super) struct Products<'k> {
     k: &'k Kernel,
     dtype: Dtype,
     head_dim: U32<'k>,
     pub(super) x: U32<'k>,
     pub(super) y: U32<'k>,
-    /// Features of rows and of others; or columns.
+    /// Staged features of the rows and of the others, or staged columns.
     lines: SharedAddress<'k>,
     weights: SharedAddress<'k>,
 }
@@ -49,20 +51,20 @@ impl<'k> Products<'k> {
         }
     }
 
-    /// All 0.
+    /// Accumulators of 0.
     #[track_caller]
     pub(super) fn zeros(&self) -> Sums<'k> {
         let row = |_| [(); 4].map(|()| self.k.var(0.0_f32));
         (0..EACH).map(row).collect()
     }
 
-    /// The index of a score's row in the tile.
+    /// This thread's first row in the tile.
     #[track_caller]
     pub(super) fn row(&self) -> U32<'k> {
         self.y * EACH
     }
 
-    /// The products of 64 rows with 64 others, over all features.
+    /// The dot products of 64 rows with 64 others.
     #[track_caller]
     pub(super) fn scores(
         &self,
@@ -98,8 +100,8 @@ impl<'k> Products<'k> {
         sums
     }
 
-    /// Stores the weights where [`Products::add_weighted`] reads them. A barrier of another product
-    /// must precede it.
+    /// Stores the weights for [`Products::add_weighted`]. The CTA must have passed a barrier since
+    /// the last `add_weighted`.
     #[track_caller]
     pub(super) fn set_weights(&self, weights: &Sums<'k>) {
         let own = self.weights.element::<f32>(self.row() * PITCH + self.x);
@@ -110,7 +112,7 @@ impl<'k> Products<'k> {
         }
     }
 
-    /// Adds the products of the weights with a block of columns of 64 rows.
+    /// Adds the product of the staged weights and a block of columns of 64 rows.
     #[track_caller]
     pub(super) fn add_weighted(
         &self,
@@ -145,7 +147,8 @@ impl<'k> Products<'k> {
         });
     }
 
-    /// Copies `columns` of 64 rows, zeros where there are none. Neighbors copy neighbors.
+    /// Copies `columns` columns of 64 rows to shared memory, with zeros outside the matrix.
+    /// Neighboring threads copy neighboring elements.
     #[track_caller]
     fn copy(
         &self,
@@ -164,7 +167,7 @@ impl<'k> Products<'k> {
         let step = rows.stride * u64::from(pass);
         let mut from = rows.start.byte_add(start);
         let to = to.element::<f32>(line * pitch + column);
-        // Registers have room for eight loads in flight.
+        // Eight loads are in flight; more would need too many registers.
         for first in (0..SIDE).step_by(8 * pass as usize) {
             let mut values: Vec<F32<'k>> = Vec::new();
             for i in 0..8 {
@@ -178,7 +181,8 @@ impl<'k> Products<'k> {
         }
     }
 
-    /// Stores four rows of four columns, from a row and a column of the CTA on.
+    /// Stores this thread's four rows of four columns. The CTA's tile begins at the given row and
+    /// column.
     #[track_caller]
     pub(super) fn store(
         &self,
@@ -204,10 +208,10 @@ impl<'k> Products<'k> {
         }
     }
 
-    /// Gives each score whose query sees its key, and each other, to `set`, unless all do.
+    /// Calls `set(i, j, visible)` for each score of this thread, unless the whole tile is visible.
     ///
-    /// Rows of scores are queries starting at `query`, columns are keys starting at `key`; swapped
-    /// if `transposed`.
+    /// Rows of scores are queries and columns are keys, or the other way around if `transposed`.
+    /// The tile begins at `row` and `column`.
     #[track_caller]
     pub(super) fn hide(
         &self,

@@ -1,4 +1,4 @@
-//! out and lse.
+//! The forward kernel on tensor cores.
 
 use super::super::SIDE;
 use super::super::cta_tile::{Call, CtaTile, Reports, View};
@@ -9,10 +9,10 @@ use super::tile::{Left, Tile};
 use super::{Seen, Shape, THREADS, each_seen};
 use crate::assembler::{F32, Kernel, Ptx, Target};
 
-/// Up to here the queries of a warp stay in registers.
+/// The largest head dim for which a warp keeps its queries in registers.
 const MAX_IN_REGISTERS: u32 = 128;
 
-/// The kernel.
+/// Computes `out` and `lse`.
 pub(in super::super) fn forward(entry: String, head_dim: u32) -> Ptx {
     let k = &Kernel::new(entry, Target::Sm80, THREADS);
     let [q, keys, v, out] = ["q", "k", "v", "out"].map(|name| View::parameter(k, name));
@@ -117,7 +117,7 @@ pub(in super::super) fn forward(entry: String, head_dim: u32) -> Ptx {
     k.finish()
 }
 
-/// Scores as powers of two.
+/// Multiplies the scores by `factor`, which includes log2(e), so that the softmax can use exp2.
 #[track_caller]
 fn scale<'k>(scores: &Sums<'k>, factor: F32<'k>) {
     for score in scores.iter().flatten() {

@@ -1,4 +1,4 @@
-//! dk and dv.
+//! The gradients of keys and values on tensor cores.
 
 use super::super::SIDE;
 use super::super::cta_tile::{Call, CtaTile, View};
@@ -8,7 +8,7 @@ use super::tile::Tile;
 use super::{Seen, Shape, THREADS, each_seen};
 use crate::assembler::{F32, Kernel, Ptx, SharedAddress, Target};
 
-/// The kernel.
+/// Computes `dk` and `dv`.
 pub(in super::super) fn grad_keys(entry: String, head_dim: u32) -> Ptx {
     let k = &Kernel::new(entry, Target::Sm80, THREADS).ctas_per_sm(2);
     let [q, keys, v, dout] = ["q", "k", "v", "dout"].map(|name| View::parameter(k, name));
@@ -128,7 +128,7 @@ pub(in super::super) fn grad_keys(entry: String, head_dim: u32) -> Ptx {
     k.finish()
 }
 
-/// What this lane needs for the two columns that it has of the i-th eight.
+/// The values for this lane's two columns of the i-th eight.
 #[track_caller]
 fn pair<'k>(of_lane: SharedAddress<'k>, i: u32) -> [F32<'k>; 2] {
     of_lane.offset(32 * i).load_vector::<f32, 2>()

@@ -1,4 +1,4 @@
-//! dq.
+//! The gradient of queries on tensor cores.
 
 use super::super::SIDE;
 use super::super::cta_tile::{Call, CtaTile, View};
@@ -8,7 +8,7 @@ use super::tile::Tile;
 use super::{Seen, Shape, THREADS, each_seen};
 use crate::assembler::{Kernel, Ptx, Target};
 
-/// The kernel.
+/// Computes `dq`.
 pub(in super::super) fn grad_queries(entry: String, head_dim: u32) -> Ptx {
     let k = &Kernel::new(entry, Target::Sm80, THREADS).ctas_per_sm(2);
     let [q, keys, v, dout] = ["q", "k", "v", "dout"].map(|name| View::parameter(k, name));

@@ -1,21 +1,21 @@
 //! Attention in bf16 on tensor cores, with f32 accumulators.
 //!
-//! Each of the three passes has stationary rows and streamed rows. The forward pass and the
-//! gradient of queries keep queries and stream keys and values; the gradient of keys and values
+//! Each of the three kernels has stationary rows and streamed rows. The forward kernel and the
+//! gradient of queries keep queries and stream keys and values. The gradient of keys and values
 //! keeps those and streams queries. A CTA of four warps owns 64 stationary rows, 16 per warp. All
 //! accumulators of a row are in the registers of its warp, so warps exchange nothing.
 //!
 //! - **`cp.async`** copies the next tile into one of two buffers while the other is multiplied. One
 //!   barrier per tile suffices: after it, all copies of this tile have arrived, and no thread still
 //!   reads the other buffer.
-//! - **Scores stay in registers.** The accumulator layout of a lane is also its left-operand
-//!   fragment layout. Probabilities are rounded to bf16 and enter the next product without passing
-//!   through shared memory. For the same reason the gradient of keys computes the scores
-//!   transposed, keys by queries.
-//! - **No bank conflicts**: row lengths are multiples of 128 bytes plus 16 bytes of padding.
-//! - **Head dims** are multiples of 8 up to 256. Products run over multiples of 16, padded with
-//!   zeros. Above 128, the accumulators of dk and dv do not fit in registers, so two CTAs compute
-//!   half of the columns each.
+//! - **Scores stay in registers.** The accumulators of a lane have the layout of an A fragment.
+//!   Probabilities are rounded to bf16 and enter the next product without passing through shared
+//!   memory. For the same reason the gradient of keys computes the scores transposed, keys by
+//!   queries.
+//! - **No bank conflicts**: the pitch of a row is a multiple of 128 bytes plus 16 bytes.
+//! - **Head dims** are multiples of 8 up to 256. The products pad them with zeros to multiples of
+//!   16. Above 128, the accumulators of dk and dv do not fit in registers, so two CTAs compute half
+//!   of the columns each.
 
 mod forward;
 mod grad_keys;
@@ -38,16 +38,16 @@ pub(super) const THREADS: u32 = 128;
 /// The largest head dim.
 pub(super) const MAX_FEATURES: u32 = 256;
 
-/// The tile sizes of a pass.
+/// The tile sizes of a kernel.
 #[derive(Clone, Copy)]
 pub(super) struct Shape {
     lines: Lines,
-    /// Rows per tile that streams by.
+    /// Rows per streamed tile.
     streamed: u32,
 }
 
 impl Shape {
-    /// Of the forward pass.
+    /// Tile sizes of the forward kernel.
     pub(super) fn forward(head_dim: u32) -> Shape {
         Shape {
             lines: Lines { head_dim },
@@ -55,7 +55,7 @@ impl Shape {
         }
     }
 
-    /// Of both gradients.
+    /// Tile sizes of both gradient kernels.
     fn backward(head_dim: u32) -> Shape {
         Shape {
             lines: Lines { head_dim },
@@ -63,7 +63,7 @@ impl Shape {
         }
     }
 
-    /// Blocks of columns that the gradients of keys and values are computed in.
+    /// CTAs that share the columns of the gradients of keys and values.
     fn blocks(self) -> u32 {
         if self.lines.head_dim <= 128 { 1 } else { 2 }
     }
@@ -76,14 +76,15 @@ impl Shape {
         }
     }
 
-    /// Rows that stay, by operand; and rows that stream, by operand, in two buffers.
+    /// Bytes of the tiles of so many stationary operands and so many streamed ones, which have two
+    /// buffers each.
     fn tiles(self, staying: u32, streaming: u32) -> u32 {
         let rows = super::SIDE * staying + 2 * self.streamed * streaming;
         rows * self.lines.pitch()
     }
 }
 
-/// Bytes of dynamic shared memory of the forward pass.
+/// Bytes of dynamic shared memory of the forward kernel.
 pub(super) fn forward_shared(head_dim: u32) -> u32 {
     dynamic(Shape::forward(head_dim).tiles(1, 2))
 }
@@ -93,8 +94,8 @@ pub(super) fn grad_queries_shared(head_dim: u32) -> u32 {
     dynamic(Shape::backward(head_dim).tiles(2, 2))
 }
 
-/// Bytes of dynamic shared memory of the gradients of keys: with two numbers of each query, in two
-/// buffers.
+/// Bytes of dynamic shared memory of the gradients of keys and values. Besides tiles, two buffers
+/// hold lse and delta of the streamed queries.
 pub(super) fn grad_keys_shared(head_dim: u32) -> u32 {
     let shape = Shape::backward(head_dim);
     dynamic(shape.tiles(2, 2) + 2 * 2 * 4 * shape.streamed)
@@ -105,7 +106,7 @@ pub(super) fn key_blocks(head_dim: u32) -> u32 {
     Shape::backward(head_dim).blocks()
 }
 
-/// What is dynamic of so much shared memory.
+/// Bytes of dynamic shared memory if a kernel needs `bytes`: 0 if static memory suffices.
 fn dynamic(bytes: u32) -> u32 {
     if bytes > 48 * 1024 { bytes } else { 0 }
 }
@@ -115,11 +116,12 @@ fn dynamic(bytes: u32) -> u32 {
 struct Seen<'k> {
     query: U32<'k>,
     key: U32<'k>,
-    /// Rows are keys and columns queries.
+    /// Whether rows are keys and columns are queries.
     transposed: bool,
 }
 
-/// Passes each score to `set` with whether its query sees its key; does nothing if all do.
+/// Calls `set(score, visible)` for each score of this lane, unless the warp's whole tile is
+/// visible.
 #[track_caller]
 fn each_seen<'k>(
     cta: &CtaTile<'k>,

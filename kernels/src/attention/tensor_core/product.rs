@@ -1,21 +1,21 @@
-//! Products of a warp's 16 rows, on tensor cores.
+//! The two products of a warp's 16 rows, on tensor cores: scores, and weights with features.
 
 use super::tile::{Left, Lines};
 use crate::assembler::{F32, Kernel, MatrixRow, Variable, mma_bf16};
 
-/// Sums of 16 rows, eight columns after eight. A lane has, of each eight, columns 2 (lane % 4) and
-/// the next of row lane / 4, and those of the row eight further down.
+/// The accumulators of 16 rows, by groups of eight columns. Of each group a lane holds columns 2
+/// (lane % 4) and 2 (lane % 4) + 1, first of row lane / 4, then of row lane / 4 + 8.
 pub(super) type Sums<'k> = Vec<[Variable<'k, f32>; 4]>;
 
-/// All 0.
+/// Accumulators of 0.
 #[track_caller]
 pub(super) fn zeros(k: &Kernel, columns: u32) -> Sums<'_> {
     let tile = |_| [(); 4].map(|()| k.var(0.0_f32));
     (0..columns.div_ceil(8)).map(tile).collect()
 }
 
-/// The products of rows with `columns` other rows, over all features: one step of 16 after the
-/// other.
+/// The dot products of a warp's rows with `columns` other rows. `rows(step)` loads the A fragment
+/// of 16 features.
 #[track_caller]
 pub(super) fn scores<'k>(
     k: &'k Kernel,
@@ -37,7 +37,7 @@ pub(super) fn scores<'k>(
     sums
 }
 
-/// Adds the products of weights with rows of features, over the rows: 16 rows after the others.
+/// Adds the product of `weights` and `features`, over 16 rows of features per A fragment.
 #[track_caller]
 pub(super) fn add_weighted<'k>(
     sums: &Sums<'k>,
@@ -57,7 +57,8 @@ pub(super) fn add_weighted<'k>(
     }
 }
 
-/// Sums, rounded, as the left operand of a product along their columns: a lane has just those.
+/// Rounds accumulators to bf16, as A fragments of a product over their columns. Each lane already
+/// holds the elements of its fragment.
 #[track_caller]
 pub(super) fn as_left<'k>(sums: &Sums<'k>) -> Vec<Left<'k>> {
     let pair = |low: &Variable<'k, f32>, high: &Variable<'k, f32>| {

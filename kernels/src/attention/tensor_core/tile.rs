@@ -7,14 +7,14 @@ use crate::assembler::{
     SharedAddress, U32, U64, Variable,
 };
 
-/// Bytes of one row copied by consecutive threads: 8 chunks of 16 bytes touch every bank once.
+/// Bytes of a row that eight threads copy. The eight chunks of 16 bytes touch every bank once.
 const GROUP: u32 = 128;
 
-/// Rows that the CTA copies at once.
+/// Rows that the CTA copies together.
 const PASS: u32 = THREADS / 8;
 
-/// The layout of rows of `head_dim` bf16 in shared memory: padded with zeros to whole groups, plus
-/// one chunk, so that consecutive rows begin four banks apart.
+/// The layout of rows of `head_dim` bf16 in shared memory. They are padded with zeros to whole
+/// groups, plus one chunk, so that consecutive rows begin four banks apart.
 #[derive(Clone, Copy)]
 pub(super) struct Lines {
     pub(super) head_dim: u32,
@@ -30,7 +30,7 @@ impl Lines {
         self.groups() * GROUP + 16
     }
 
-    /// Products of 16 features that a row of scores takes.
+    /// Steps of 16 features in a product over features.
     pub(super) fn steps(self) -> u32 {
         self.head_dim.div_ceil(16)
     }
@@ -70,14 +70,14 @@ impl<'k> Tile<'k> {
         self.shared.byte_add(offset)
     }
 
-    /// Whether this thread's chunk of a group holds features: `None` if each thread's does.
+    /// Whether this thread's chunk of a group holds features. `None` if the group is full.
     #[track_caller]
     fn holds(&self, group: u32) -> Option<Pred<'k>> {
         let left = self.lines.head_dim - group * GROUP / 2;
         (left < GROUP / 2).then(|| ((self.k.thread() & 7) * 8).lt(left))
     }
 
-    /// Streams tiles of `rows` into this tile, from row `first` up to `end`.
+    /// Streams rows `first` to `end` of `rows` into this tile.
     #[track_caller]
     pub(super) fn stream(self, rows: Rows<'k>, [first, end]: [U32<'k>; 2]) -> Stream<'k> {
         let thread = self.k.thread();
@@ -92,8 +92,9 @@ impl<'k> Tile<'k> {
         }
     }
 
-    /// Of 16 rows from `first` on, as the left operand of a product along the features; or of 16
-    /// rows across which features lie, as the right operand of one along the rows.
+    /// This lane's `ldmatrix` row in the 16 rows from `first` on. Loaded as they are, they are the
+    /// A operand of a product over features. Loaded transposed, they are the B operand of a product
+    /// over rows.
     #[track_caller]
     pub(super) fn rows_of_lane(&self, first: U32<'k>) -> MatrixRow<'k> {
         let lane = self.k.lane();
@@ -101,7 +102,8 @@ impl<'k> Tile<'k> {
         self.shared.byte_add(offset).matrix_row()
     }
 
-    /// Of 16 rows, as the right operand of a product along the features.
+    /// This lane's `ldmatrix` row in the first 16 rows, which are the B operand of a product over
+    /// features.
     #[track_caller]
     pub(super) fn columns_of_lane(&self) -> MatrixRow<'k> {
         let lane = self.k.lane();
@@ -110,9 +112,9 @@ impl<'k> Tile<'k> {
         self.shared.byte_add(offset).matrix_row()
     }
 
-    /// Stores the sums of the CTA's rows, from column `8 first` on, by way of this tile, that none
-    /// reads any more: `value(i, half)` are two neighbors of the lane's row, in the upper or lower
-    /// eight rows of its warp's, in the i-th eight columns.
+    /// Stores `columns` columns of the CTA's rows, through this tile, which no thread may still be
+    /// reading. `value(i, half)` returns this lane's two neighbors in the i-th eight columns, in
+    /// the upper (0) or lower (1) eight rows of its warp.
     #[track_caller]
     pub(super) fn store(
         &self,
@@ -162,19 +164,20 @@ impl<'k> Tile<'k> {
     }
 }
 
-/// The rows of a head, tile by tile.
+/// Copies the rows of a head to shared memory, tile by tile.
 pub(super) struct Stream<'k> {
     pub(super) tile: Tile<'k>,
     to: SharedAddress<'k>,
     /// This thread's first chunk of the next tile.
     from: AddressVariable<'k>,
     pass_bytes: U64<'k>,
-    /// How many rows there are from this thread's first on.
+    /// Rows left, counted from this thread's first row of the next tile.
     left: Variable<'k, i32>,
 }
 
 impl<'k> Stream<'k> {
-    /// Copies the next tile to the buffer at `buffer`; zeros where there are no rows and features.
+    /// Copies the next tile to the buffer at byte offset `buffer`, with zeros beyond the last row
+    /// and feature.
     #[track_caller]
     pub(super) fn copy_next(&self, buffer: U32<'k>) {
         let to = self.to.byte_add(buffer);
@@ -199,5 +202,5 @@ impl<'k> Stream<'k> {
     }
 }
 
-/// Sixteen rows as the left operand, at one step of 16 along the features.
+/// The A fragment of 16 rows at one step of 16 features.
 pub(super) type Left<'k> = [Pair<'k>; 4];
