@@ -1,8 +1,8 @@
 //! One AdamW step for many parameters in a single launch.
 //!
-//! A table in device memory describes the parameters. Each thread block updates one chunk of one
-//! parameter. The learning rate, the step and the gradient scale are read from device memory too,
-//! so the host never waits and a launch can be replayed by a CUDA graph.
+//! A table in device memory describes the parameters. Each CTA updates one chunk of one parameter.
+//! The learning rate, the step and the gradient scale are also read from device memory, so the host
+//! never waits and a CUDA graph can replay a launch.
 //!
 //! Per element, the kernel reads and writes the parameter, exp_avg and exp_avg_sq once and reads
 //! the gradient once: 28 bytes for an f32 parameter, 24 for bf16. A thread moves four elements per
@@ -19,16 +19,16 @@ use crate::assembler::{Arguments, Kernel, Launch, Ptx, Target, Variant};
 /// Threads per CTA.
 const THREADS: u32 = 256;
 
-/// Elements that a thread moves at once.
+/// Elements that a thread moves per access.
 const GROUP: u32 = 4;
 
-/// Accesses per thread to each array, all in flight together.
+/// Accesses per thread and array that are in flight together.
 const GROUPS: u32 = 2;
 
-/// Elements per CTA at once.
+/// Elements that a CTA processes together.
 const TILE: u32 = THREADS * GROUP * GROUPS;
 
-/// Elements per CTA in all. The numbers of its parameter are computed once for them.
+/// Elements per CTA. The CTA computes the factors of its parameter once for all of them.
 pub const CHUNK: u32 = 8 * TILE;
 
 /// An AdamW step for the given kinds of parameters.
@@ -97,7 +97,7 @@ impl Variant for AdamW {
     }
 }
 
-/// Arguments of [`AdamW`]: device addresses.
+/// Arguments of [`AdamW`], which are device addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct AdamWArguments {
     /// The entries, laid out by [`AdamWEntry::words`].
@@ -106,9 +106,9 @@ pub struct AdamWArguments {
     pub chunks: u64,
     /// The learning rate, an f32.
     pub learning_rate: u64,
-    /// The step, an f32. Below 1, nothing is updated.
+    /// The step, an f32. If it is less than 1, nothing is updated.
     pub step: u64,
-    /// The factor of the gradients, an f32. If it is not finite, nothing is updated.
+    /// The factor for the gradients, an f32. If it is not finite, nothing is updated.
     pub scale: u64,
 }
 

@@ -1,4 +1,4 @@
-//! The AdamW kernel: the same operations as the CPU kernel, in the same order, none of them fused.
+//! The AdamW kernel. It has the operations of the CPU kernel in the same order, none of them fused.
 
 use super::table::{Entry, GlobalIndicesOnGpu};
 use super::{AdamW, CHUNK, GROUP, GROUPS, Kind, THREADS, TILE};
@@ -27,7 +27,7 @@ pub(super) fn write(k: &Kernel, variant: AdamW) {
     });
 }
 
-/// The scalars of this step.
+/// The scalars of the current step.
 struct Now<'k> {
     learning_rate: F32<'k>,
     step: F32<'k>,
@@ -57,14 +57,14 @@ struct Factors<'k> {
     bias_correction: F32<'k>,
     /// 1 - beta1.
     one_minus_beta1: F32<'k>,
-    /// beta2 and 1 - beta2.
+    /// beta2, and 1 - beta2 in the next field.
     beta2: F32<'k>,
     one_minus_beta2: F32<'k>,
     eps: F32<'k>,
 }
 
 impl<'k> Factors<'k> {
-    /// Computed in f64 by one thread, rounded once, and shared with the CTA.
+    /// One thread computes the factors in f64, rounds them once and shares them with the CTA.
     #[track_caller]
     fn of_cta(k: &'k Kernel, entry: Entry<'k>, now: &Now<'k>) -> Factors<'k> {
         let shared = k.shared::<f32>(4);
@@ -91,7 +91,8 @@ impl<'k> Factors<'k> {
         }
     }
 
-    /// Parameter, exp_avg and exp_avg_sq after the step.
+    /// Returns the parameter, exp_avg and exp_avg_sq after the step. The arguments are the
+    /// parameter, its gradient, exp_avg and exp_avg_sq.
     #[track_caller]
     fn step(&self, scale: F32<'k>, [p, g, m, v]: [F32<'k>; 4]) -> [F32<'k>; 3] {
         let g = g * scale;
@@ -146,7 +147,7 @@ fn update<'k>(
             let at = first + group * (THREADS * GROUP);
             arrays.load_group(at, at.lt(whole))
         });
-        const { assert!(GROUPS == 2, "as many groups as are loaded") };
+        const { assert!(GROUPS == 2, "the loop loads two groups") };
         for group in loaded {
             arrays.step_group(group, now.scale, factors);
         }
@@ -156,7 +157,7 @@ fn update<'k>(
     });
 }
 
-/// The arrays of a parameter from the first element of a chunk on.
+/// The arrays of a parameter, beginning at the first element of a chunk.
 struct Arrays<'k> {
     k: &'k Kernel,
     kind: Kind,
@@ -167,7 +168,7 @@ struct Arrays<'k> {
     noise: Option<Noise<'k>>,
 }
 
-/// Four elements, loaded.
+/// Four elements of each array, loaded.
 struct Group<'k> {
     at: U32<'k>,
     exists: Pred<'k>,
@@ -175,7 +176,7 @@ struct Group<'k> {
     others: [[F32<'k>; 4]; 3],
 }
 
-/// Four elements as stored in memory.
+/// Four elements of a parameter, in their format in memory.
 enum Four<'k> {
     F32([F32<'k>; 4]),
     Bf16([Pair<'k>; 2]),
@@ -290,7 +291,7 @@ fn dtype(kind: Kind) -> Dtype {
     }
 }
 
-/// The random words of a parameter at this step.
+/// The random words of a parameter at the current step.
 struct Noise<'k> {
     key: Key<'k>,
     indices: GlobalIndicesOnGpu<'k>,
@@ -306,7 +307,7 @@ impl<'k> Noise<'k> {
         }
     }
 
-    /// The words of four elements that form one Philox block.
+    /// The words of four elements, which share one Philox block.
     #[track_caller]
     fn group(&self, k: &'k Kernel, element: U64<'k>) -> [U32<'k>; 4] {
         self.key.block(self.indices.of(k, element) >> 2)
@@ -318,8 +319,8 @@ impl<'k> Noise<'k> {
     }
 }
 
-/// Stochastic rounding to bf16: adds the upper half of the random word below the kept bits, then
-/// truncates, so the expected result is `value`. NaN and infinities are unchanged.
+/// Stochastic rounding to bf16. Adds the upper half of the random word to the lower 16 bits, then
+/// clears them, so the expected result is `value`. NaN and infinities are unchanged.
 #[track_caller]
 fn noisy<'k>(value: F32<'k>, word: U32<'k>) -> F32<'k> {
     let bits = value.to_bits();

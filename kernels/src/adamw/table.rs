@@ -4,13 +4,13 @@ use super::{CHUNK, Kind};
 use crate::assembler::{F32, F64, GlobalAddress, Kernel, Register, Stored, U32, U64};
 use crate::philox::Key;
 
-/// Maximum number of dims of the global indices of a parameter.
+/// Maximum number of dims of [`GlobalIndices`].
 pub(super) const DIMS: usize = 6;
 
-/// Words of 64 bits of an entry.
+/// 64-bit words per entry.
 const WORDS: usize = 28;
 
-/// The constants of AdamW.
+/// The hyperparameters of AdamW, except for the learning rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamWConstants {
     /// Decay of exp_avg, the running mean of the gradient.
@@ -23,12 +23,12 @@ pub struct AdamWConstants {
     pub weight_decay: f64,
 }
 
-/// Global indices of elements. They select the random words.
+/// The global indices of a parameter's elements, which select their random words.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GlobalIndices {
     /// The index of the first element.
     pub first: u64,
-    /// Extents and strides, innermost first, at most 6. The kernel ignores more.
+    /// Extent and stride of each dim, innermost first. The kernel ignores dims after the sixth.
     pub dims: Vec<(u64, u64)>,
 }
 
@@ -51,8 +51,8 @@ pub enum Rounding {
     F32,
     /// A bf16, rounded to nearest.
     Bf16,
-    /// A bf16 with stochastic rounding: rounded up or down at random so that the expectation is the
-    /// exact value. The random word is a function of the key, the step and the element.
+    /// A bf16 with stochastic rounding: rounded up or down at random, such that the expected result
+    /// is the exact value. The random word is a function of the key, the step and the global index.
     Bf16Stochastic {
         /// The key.
         key: [u32; 4],
@@ -76,16 +76,16 @@ impl Rounding {
 pub struct AdamWEntry {
     /// Addresses of parameter, gradient, exp_avg and exp_avg_sq; all but the parameter are f32.
     pub addresses: [u64; 4],
-    /// How many elements each has.
+    /// Elements per array.
     pub elements: u64,
     /// How the parameter is stored.
     pub rounding: Rounding,
-    /// The constants.
+    /// The hyperparameters.
     pub constants: AdamWConstants,
 }
 
 impl AdamWEntry {
-    /// The entry as the table holds it.
+    /// The entry in the layout of the table.
     pub fn words(&self) -> [u64; WORDS] {
         let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
         let of = self.constants;
@@ -123,8 +123,8 @@ impl AdamWEntry {
         }
     }
 
-    /// Whether elements are moved in fours: all addresses are aligned, and four elements share one
-    /// Philox block.
+    /// Whether the kernel moves four elements per access. Requires that all addresses are 16-byte
+    /// aligned and that the four elements share one Philox block.
     fn moves_groups(&self) -> bool {
         let blocks = match &self.rounding {
             Rounding::Bf16Stochastic { indices, .. } => indices.come_in_blocks(),
@@ -134,7 +134,8 @@ impl AdamWEntry {
     }
 }
 
-/// One word per CTA: the entry in the lower half, the chunk within it in the upper half.
+/// One word per CTA: the index of the entry in the lower half, the chunk of the entry in the upper
+/// half.
 pub fn chunk_words(entries: &[AdamWEntry]) -> Vec<u64> {
     let chunks = |(at, entry): (usize, &AdamWEntry)| {
         let chunks = 0..entry.elements.div_ceil(CHUNK.into());
@@ -148,7 +149,7 @@ const ELEMENTS: usize = 4;
 const BETAS: usize = 5;
 /// 1 - beta1, beta2, 1 - beta2 and eps, f32 each.
 const GAINS: usize = 8;
-/// The code of the kind, and whether elements are moved in fours.
+/// The code of the kind, and whether the kernel moves four elements per access.
 const KIND: usize = 10;
 const KEY: usize = 11;
 /// The first global index, and the number of dims.
@@ -171,7 +172,7 @@ impl<'k> Entry<'k> {
         self.0.offset(8 * at as i64).load()
     }
 
-    /// The first element of an array.
+    /// The address of one of the four arrays.
     #[track_caller]
     pub(super) fn array(self, at: usize) -> GlobalAddress<'k> {
         self.word::<u64>(at).to_global()
@@ -193,7 +194,7 @@ impl<'k> Entry<'k> {
         self.0.offset(8 * GAINS as i64).load_vector()
     }
 
-    /// The code of its kind, and 1 if elements are moved in fours.
+    /// The code of the kind, and 1 if the kernel moves four elements per access.
     #[track_caller]
     pub(super) fn kind(self) -> [U32<'k>; 2] {
         self.0.offset(8 * KIND as i64).load_vector()
@@ -223,13 +224,13 @@ pub(super) struct GlobalIndicesOnGpu<'k> {
     first: U64<'k>,
     count: U64<'k>,
     innermost: [U64<'k>; 2],
-    /// Extents and strides of the others.
+    /// Extents and strides of the outer dims.
     outer: GlobalAddress<'k>,
 }
 
 impl<'k> GlobalIndicesOnGpu<'k> {
-    /// The global index of an element: its coordinates times the strides. One dim needs no
-    /// division.
+    /// The global index of an element: `first` plus its coordinates times the strides. With a
+    /// single dim, no division is needed.
     #[track_caller]
     pub(super) fn of(&self, k: &'k Kernel, element: U64<'k>) -> U64<'k> {
         let (rest, index) = (k.var(element), k.var(self.first));
@@ -258,21 +259,21 @@ mod tests {
     }
 
     #[test]
-    fn four_elements_that_are_a_block() {
+    fn blocks_of_four_elements_are_recognized() {
         let blocks = |first, dims: &[(u64, u64)]| indices(first, dims).come_in_blocks();
         assert!(blocks(0, &[(7, 1)]));
         assert!(blocks(8, &[(12, 1), (3, 100)]));
-        assert!(!blocks(6, &[(8, 1)]), "begins inside of a block");
+        assert!(!blocks(6, &[(8, 1)]), "the first element is inside a block");
         assert!(!blocks(0, &[(8, 2)]));
-        assert!(!blocks(0, &[(7, 1), (3, 100)]), "a row ends inside of one");
+        assert!(!blocks(0, &[(7, 1), (3, 100)]), "a row ends inside a block");
         assert!(
             !blocks(0, &[(8, 1), (3, 101)]),
-            "a row begins inside of one"
+            "a row begins inside a block"
         );
     }
 
     #[test]
-    fn a_chunk_for_each_cta() {
+    fn each_cta_gets_one_chunk() {
         let entry = |elements| AdamWEntry {
             addresses: [16; 4],
             elements,

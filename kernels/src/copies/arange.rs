@@ -1,10 +1,11 @@
-//! 0, 1, 2, ..
+//! The integers 0, 1, 2, ...
 
 use super::{Raw, Unit};
 use crate::assembler::{Arguments, Kernel, Launch, Ptx, Target, Variant};
 use crate::elementwise::THREADS;
 
-/// y\[i\] = i, for 4- or 8-byte integers that are 16-byte aligned. One vector per thread.
+/// `y[i] = i` for 4-byte or 8-byte integers that are 16-byte aligned. Each thread stores one vector
+/// of 16 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Arange {
     wide: bool,
@@ -15,7 +16,7 @@ pub struct Arange {
 pub struct ArangeArguments {
     /// The address of the first element.
     pub y: u64,
-    /// Their number.
+    /// The number of elements.
     pub elements: u64,
 }
 
@@ -34,7 +35,7 @@ impl Arange {
         Arange { wide }
     }
 
-    /// The launch; `None` for no elements.
+    /// The launch; `None` if there are no elements.
     pub fn launch(&self, elements: u64) -> Option<Launch> {
         let ctas = elements.div_ceil(u64::from(THREADS * self.per_vector()));
         Launch::new([u32::try_from(ctas).unwrap_or(u32::MAX), 1, 1], THREADS)
@@ -71,7 +72,7 @@ impl Variant for Arange {
         };
         Unit::B16.store_if(whole, to, Raw::Vector(words));
 
-        // The last vector may have fewer.
+        // The last vector may be incomplete.
         for (i, value) in (0..).zip(&values[..values.len() - 1]) {
             let exists = !whole & value.lt(elements);
             let raw = match self.wide {

@@ -77,7 +77,7 @@ impl Format {
         }
     }
 
-    /// Loads an element if the predicate holds, as bits that [`Format::value`] reads.
+    /// Loads an element and widens it, if the predicate is true; otherwise returns 0.
     #[track_caller]
     fn load_if<'k>(self, condition: Pred<'k>, from: GlobalAddress<'k>) -> Value<'k> {
         let k = condition.kernel();
@@ -100,7 +100,7 @@ impl Format {
         }
     }
 
-    /// Converts and stores an element if the predicate holds.
+    /// Converts and stores an element if the predicate is true.
     #[track_caller]
     fn store_if<'k>(self, condition: Pred<'k>, to: GlobalAddress<'k>, value: Value<'k>) {
         match self {
@@ -152,8 +152,8 @@ impl<'k> Value<'k> {
         }
     }
 
-    /// Truncates toward zero and saturates by `conversion` of an f64, 0 for NaN. Integers are
-    /// unchanged.
+    /// Truncates a float toward zero and saturates, by the instruction `conversion` from f64. NaN
+    /// becomes 0. Integers are unchanged.
     #[track_caller]
     fn to_whole(self, conversion: &str) -> S64<'k> {
         let x = match self {
@@ -169,7 +169,7 @@ impl<'k> Value<'k> {
         x.equals(x).select(whole, 0i64)
     }
 
-    /// Whether it is not 0; NaN is not.
+    /// Whether the value is nonzero; true for NaN.
     #[track_caller]
     fn holds(self) -> Pred<'k> {
         match self {
@@ -180,9 +180,12 @@ impl<'k> Value<'k> {
     }
 }
 
-/// y\[c\] = x\[c\] in another type. To float: rounds to nearest even (to 16 bits via f32). Float to
-/// integer: truncates toward zero and saturates. Between integers: keeps the low bits. To bool: x
-/// != 0.
+/// `y[c] = x[c]`, converted to another type:
+///
+/// - To float: rounds to nearest even, from integers via f64, and to 16 bits via f32.
+/// - Float to integer: truncates toward zero and saturates.
+/// - Between integers: keeps the low bits.
+/// - To bool: `x != 0`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Cast {
     from: Format,
@@ -196,7 +199,7 @@ pub struct Cast {
 pub struct CastArguments<'a> {
     /// The address of the first element of x.
     pub x: u64,
-    /// Of y.
+    /// The address of the first element of y.
     pub y: u64,
     /// Extents and strides of both.
     pub space: &'a IterationSpace,

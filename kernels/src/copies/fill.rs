@@ -1,4 +1,4 @@
-//! Fills with one value.
+//! Filling a tensor with one value.
 
 use super::{Raw, Unit};
 use crate::assembler::{Arguments, Kernel, Launch, Pred, Ptx, Target, U64, Variant};
@@ -7,8 +7,8 @@ use crate::elementwise::THREADS;
 /// Stores per thread.
 const PER_THREAD: u32 = 4;
 
-/// y\[i\] = value, for contiguous elements: 16 bytes per store. The first CTA also stores the
-/// remaining elements.
+/// `y[i] = value` for contiguous elements. If they are aligned, each store writes 16 bytes, and the
+/// first CTA also stores the remaining elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fill {
     element: Unit,
@@ -20,9 +20,9 @@ pub struct Fill {
 pub struct FillArguments {
     /// The address of the first element.
     pub y: u64,
-    /// Their number.
+    /// The number of elements.
     pub elements: u64,
-    /// The bits of the value, repeated to 64.
+    /// The bits of the value, repeated to fill 64 bits.
     pub bits: u64,
 }
 
@@ -38,13 +38,12 @@ impl FillArguments {
 }
 
 impl Fill {
-    /// The kernel for elements of up to 8 bytes. `aligned`: whether they begin at a multiple of 16
-    /// bytes.
+    /// The kernel for elements of up to 8 bytes. `aligned`: whether the first is 16-byte aligned.
     pub fn new(element: Unit, aligned: bool) -> Fill {
         Fill { element, aligned }
     }
 
-    /// The launch; `None` for no elements.
+    /// The launch; `None` if there are no elements.
     pub fn launch(&self, elements: u64) -> Option<Launch> {
         let [units, rest] = self.parts(elements);
         let ctas = units
@@ -53,7 +52,7 @@ impl Fill {
         Launch::new([u32::try_from(ctas).unwrap_or(u32::MAX), 1, 1], THREADS)
     }
 
-    /// The number of 16-byte units, and of elements after them.
+    /// The number of units that are stored, and of elements after them.
     fn parts(&self, elements: u64) -> [u64; 2] {
         let of_unit = u64::from(self.unit().bytes() / self.element.bytes());
         [elements / of_unit, elements % of_unit]

@@ -8,8 +8,8 @@ use crate::elementwise::strided::{self, Index, Strides};
 use crate::elementwise::{IterationSpace, THREADS};
 use crate::faults::{FaultSite, Faults};
 
-/// y\[c\] = x\[c\] for every coordinate c, with any strides. With a position, an i64 in device
-/// memory, y begins that many lines further on; an out-of-range position writes nothing.
+/// `y[c] = x[c]` for every coordinate c, with any strides. If there is a position (an i64 in device
+/// memory), y begins `position * stride` bytes further on. An out-of-range position writes nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Copy {
     unit: Unit,
@@ -18,16 +18,16 @@ pub struct Copy {
     positioned: bool,
 }
 
-/// The position of a copy.
+/// The position of y, which the kernel reads from device memory.
 #[derive(Clone, Copy, Debug)]
 pub struct At {
     /// The address of an i64.
     pub position: u64,
-    /// The bytes from one position to the next, a multiple of the unit.
+    /// Bytes from one position to the next; a multiple of the unit.
     pub stride: u64,
     /// Number of positions.
     pub extent: u64,
-    /// The fault site for positions out of range.
+    /// The fault site for out-of-range positions.
     pub faults: FaultSite,
 }
 
@@ -36,11 +36,11 @@ pub struct At {
 pub struct CopyArguments<'a> {
     /// The address of the first element of x.
     pub x: u64,
-    /// Of y.
+    /// The address of the first element of y.
     pub y: u64,
     /// Extents and strides of both, in units.
     pub space: &'a IterationSpace,
-    /// The start of y, for a copy with a position.
+    /// The position of y, for a copy with one.
     pub at: Option<At>,
 }
 
@@ -102,8 +102,8 @@ impl Copy {
     }
 }
 
-/// The start of y, and whether the position is in range. One thread reports a position that there
-/// is not.
+/// The start of y, and whether the position is in range. One thread reports an out-of-range
+/// position.
 #[track_caller]
 fn positioned<'k>(k: &'k Kernel, y: GlobalAddress<'k>) -> (GlobalAddress<'k>, Pred<'k>) {
     let position = k.pointer("position");

@@ -1,5 +1,4 @@
-//! Copies that swap two dims, through tiles in shared memory: both the read and the write are
-//! contiguous.
+//! Copies that swap two dims. Tiles in shared memory make both reads and writes contiguous.
 
 use super::{Raw, Unit};
 use crate::assembler::{
@@ -7,13 +6,13 @@ use crate::assembler::{
 };
 use crate::elementwise::{IterationSpace, THREADS};
 
-/// Maximum number of dims besides the two.
+/// Maximum number of other dims.
 const MAX_OUTER: usize = IterationSpace::MAX_DIMS - 2;
 
-/// Shorter dims use the copy without tiles.
+/// Minimum extent of both dims. For shorter ones, the copy without tiles is used.
 const MIN_EXTENT: u64 = 8;
 
-/// y\[.., r, .., c\] = x\[.., r, .., c\] where r is contiguous in x and c is contiguous in y.
+/// `y[.., r, .., c] = x[.., r, .., c]`, where r is contiguous in x and c is contiguous in y.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Transpose {
     unit: Unit,
@@ -25,13 +24,13 @@ pub struct Transpose {
 pub struct TransposeArguments {
     /// The address of the first element of x.
     pub x: u64,
-    /// Of y.
+    /// The address of the first element of y.
     pub y: u64,
-    /// Extents and strides of the two dims and the outer ones.
+    /// Extents and strides of the two swapped dims and the outer ones.
     pub transposed: TransposeSpace,
 }
 
-/// An iteration space with the two swapped dims apart.
+/// An iteration space divided into the two swapped dims and the outer dims.
 #[derive(Clone, Copy, Debug)]
 pub struct TransposeSpace {
     rows: u64,
@@ -40,12 +39,12 @@ pub struct TransposeSpace {
     steps: [i64; 2],
     outer: usize,
     extents: [u64; MAX_OUTER],
-    /// Of x and of y.
+    /// Strides of x and of y.
     strides: [[i64; 2]; MAX_OUTER],
 }
 
 impl TransposeSpace {
-    /// The tiles that cover it, a side of `edge` elements.
+    /// The number of tiles along rows and columns; a tile has `edge` by `edge` elements.
     fn tiles(&self, edge: u32) -> [u64; 2] {
         [self.rows, self.columns].map(|extent| extent.div_ceil(u64::from(edge)))
     }
@@ -80,8 +79,9 @@ impl TransposeArguments {
 }
 
 impl Transpose {
-    /// The kernel for a walk over y and x in elements of `unit`, and the walk as it takes it.
-    /// `None` if x and y are contiguous in the same dim or in none, or if a dim is too short.
+    /// The kernel for an iteration space over y and x in elements of `unit`, and its form of the
+    /// space. `None` if x and y are not contiguous in different dims, if one of these is too short,
+    /// or for units of 16 bytes.
     pub fn new(unit: Unit, space: &IterationSpace) -> Option<(Transpose, TransposeSpace)> {
         let (extents, dims) = (space.extents(), space.extents().len());
         let mut strides = space.strides();
@@ -109,7 +109,7 @@ impl Transpose {
         Some((Transpose { unit, outer }, transposed))
     }
 
-    /// The launch; `None` for no elements, or for more tiles than a grid has CTAs.
+    /// The launch; `None` if there are no elements, or more tiles than a grid can have CTAs.
     pub fn launch(&self, transposed: &TransposeSpace) -> Option<Launch> {
         let [rows, columns] = transposed.tiles(self.edge());
         let outer = transposed.extents.iter().product::<u64>();
@@ -118,7 +118,7 @@ impl Transpose {
         Launch::new([ctas.unsigned_abs(), 1, 1], THREADS)
     }
 
-    /// Elements along a side of a tile: such that a row of small elements is whole sectors.
+    /// Elements along a side of a tile. Rows of small elements are whole sectors.
     fn edge(&self) -> u32 {
         match self.unit {
             Unit::B1 | Unit::B2 => 64,
@@ -148,7 +148,7 @@ impl Variant for Transpose {
         let row = rest % row_tiles * u64::from(edge);
         let [x, y] = self.outer_part(k, rest / row_tiles, [x, y]);
 
-        // One padding word per column puts the elements of a row into different banks too.
+        // One padding element per column puts the elements of a row into different banks too.
         let tile = k.shared::<u32>(edge * (edge + 1) * self.slot() / 4);
         let (along, across) = (k.thread() % edge, k.thread() / edge);
         let places = (0..edge).step_by((THREADS / edge) as usize);
@@ -182,7 +182,7 @@ impl Variant for Transpose {
 }
 
 impl Transpose {
-    /// Where the matrix with this number begins, in x and in y.
+    /// The start of the matrix with this number, in x and in y.
     #[track_caller]
     fn outer_part<'k>(
         &self,
@@ -266,14 +266,14 @@ mod tests {
     }
 
     #[test]
-    fn only_turned_dims_take_tiles() {
+    fn only_swapped_dims_use_tiles() {
         let transposed =
             |extents: &[usize], x: &[isize]| Transpose::new(Unit::B4, &space(extents, x)).is_some();
         assert!(transposed(&[16, 16], &[1, 16]));
         assert!(transposed(&[16, 3, 16], &[1, 1000, 16]));
-        assert!(!transposed(&[16, 16], &[32, 1]), "rows apart");
+        assert!(!transposed(&[16, 16], &[32, 1]), "padded rows");
         assert!(!transposed(&[16, 4], &[1, 16]), "short");
-        assert!(!transposed(&[16, 16], &[2, 32]), "nothing side by side");
+        assert!(!transposed(&[16, 16], &[2, 32]), "no contiguous dim");
         assert!(!transposed(&[16, 16], &[0, 1]), "repeated");
     }
 }

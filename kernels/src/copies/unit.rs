@@ -1,9 +1,9 @@
-//! The unit of a copy.
+//! Units of copies: the bytes moved per access.
 
 use crate::assembler::{GlobalAddress, Pred, U32, U64};
 use crate::elementwise::IterationSpace;
 
-/// The bytes moved per access: one element, or several consecutive ones.
+/// The bytes moved per access: one element, or several contiguous ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Unit {
     /// One byte.
@@ -18,32 +18,32 @@ pub enum Unit {
     B16,
 }
 
-/// One unit in registers.
+/// A loaded unit, in registers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Raw<'k> {
-    /// Up to four bytes, the rest zero.
+    /// Up to four bytes, zero-extended.
     Word(U32<'k>),
     Wide(U64<'k>),
     Vector([U32<'k>; 4]),
 }
 
 impl Unit {
-    /// All, the smallest first.
+    /// All units, the smallest first.
     pub const ALL: [Unit; 5] = [Unit::B1, Unit::B2, Unit::B4, Unit::B8, Unit::B16];
 
-    /// Its bytes.
+    /// Bytes per unit.
     pub fn bytes(self) -> u32 {
         1 << (self as u32)
     }
 
-    /// The unit of `bytes` bytes: 1, 2, 4, 8 or 16.
+    /// The unit of `bytes` bytes; `None` if that is not 1, 2, 4, 8 or 16.
     pub fn of(bytes: u32) -> Option<Unit> {
         Unit::ALL.into_iter().find(|unit| unit.bytes() == bytes)
     }
 
-    /// The largest unit that a walk over elements of this size can be made in, and that walk.
-    /// `starts`: the distances of the tensors' first elements from a multiple of 16 bytes, and of
-    /// all else that must be a multiple of the unit, combined by "or".
+    /// Returns the largest unit that divides the contiguous runs of `space`, and the space in such
+    /// units. `self` is the size of an element. `starts` is the bitwise or of all byte offsets that
+    /// must be multiples of the unit.
     pub fn largest(self, space: &IterationSpace, starts: u64) -> (Unit, IterationSpace) {
         let larger = Unit::ALL.into_iter().rev().filter(|unit| *unit > self);
         let mut fitting = larger.filter_map(|unit| {
@@ -54,7 +54,7 @@ impl Unit {
         fitting.next().unwrap_or((self, *space))
     }
 
-    /// Loads one if the predicate holds; zeros otherwise.
+    /// Loads a unit if the predicate is true; otherwise returns zeros.
     #[track_caller]
     pub(crate) fn load_if<'k>(self, condition: Pred<'k>, from: GlobalAddress<'k>) -> Raw<'k> {
         match self {
@@ -66,7 +66,7 @@ impl Unit {
         }
     }
 
-    /// Stores one if the predicate holds.
+    /// Stores a unit if the predicate is true.
     #[track_caller]
     pub(crate) fn store_if<'k>(self, condition: Pred<'k>, to: GlobalAddress<'k>, raw: Raw<'k>) {
         match (raw, self) {
@@ -94,7 +94,7 @@ mod tests {
 
     /// Consecutive elements are grouped as far as extents, strides and alignment allow.
     #[test]
-    fn neighbors_move_together() {
+    fn contiguous_elements_are_grouped() {
         assert_eq!(largest(&[6, 8], &[8, 1], 0), (Unit::B16, 6));
         assert_eq!(largest(&[6, 8], &[8, 1], 4), (Unit::B4, 24));
         assert_eq!(largest(&[6, 8], &[12, 1], 0), (Unit::B8, 12));

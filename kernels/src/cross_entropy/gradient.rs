@@ -1,4 +1,4 @@
-//! dlogits.
+//! The kernel for the gradient of the logits.
 
 use super::labels::{InTile, Vocabulary};
 use super::row::{Row, VECTORS};
@@ -10,17 +10,18 @@ use crate::assembler::{
 use crate::dtype::Dtype;
 use crate::elementary::exp;
 
-/// For each row of a tile of logits their gradient, dloss (e^(logit - lse) - [class is the label]),
-/// rounded once; 0 in rows that do not count.
+/// `dlogit = dloss * (e^(logit - lse) - [class is the label])` for each logit of a tile, rounded
+/// once; 0 in ignored rows.
 ///
-/// In f32 the gradient may take the place of the logits: each thread reads what it writes.
+/// An f32 gradient may overwrite the logits, because each thread reads the same elements that it
+/// writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CrossEntropyGradient {
-    /// What the gradient is.
+    /// The dtype of the gradient.
     pub dtype: Dtype,
     /// The threads of a row.
     pub lanes: Lanes,
-    /// What labels are.
+    /// The dtype of labels.
     pub label: Label,
 }
 
@@ -75,12 +76,12 @@ impl Variant for CrossEntropyGradient {
     }
 }
 
-/// The gradient of one logit of a row.
+/// Computes the gradients of a row's logits.
 struct Slope<'k> {
     lse: F32<'k>,
     dloss: F32<'k>,
     label: InTile<'k>,
-    /// The position of the label in the tile; no class has the number where it is in none.
+    /// The position of the label in the tile, or `u32::MAX` if it is in another tile or ignored.
     at: U32<'k>,
 }
 
@@ -113,8 +114,9 @@ fn store_f32<'k>(lanes: Lanes, row: &Row<'k>, to: GlobalAddress<'k>, dlogits: &[
     }
 }
 
-/// Four bf16 are 8 bytes. So neighboring lanes exchange: of two vectors the even lane takes both
-/// lanes' first, the odd one both lanes' second, and each stores 16 bytes.
+/// Stores 16 bytes per lane, although a vector of four bf16 has only 8. Of every two vectors,
+/// neighboring lanes exchange one: the even lane stores both lanes' first vectors, the odd lane
+/// both lanes' second vectors.
 #[track_caller]
 fn store_bf16<'k>(lanes: Lanes, row: &Row<'k>, to: GlobalAddress<'k>, dlogits: &[[F32<'k>; 4]]) {
     let count = lanes.count();
@@ -142,7 +144,7 @@ fn store_bf16<'k>(lanes: Lanes, row: &Row<'k>, to: GlobalAddress<'k>, dlogits: &
 /// Arguments of [`CrossEntropyGradient`]; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct CrossEntropyGradientArguments {
-    /// \[rows, classes\] of f32, lines `leading` apart, read. At a multiple of 16 bytes.
+    /// \[rows, classes\] of f32, with rows `leading` elements apart, read. 16-byte aligned.
     pub logits: u64,
     /// \[rows\], read.
     pub labels: u64,
@@ -150,15 +152,15 @@ pub struct CrossEntropyGradientArguments {
     pub lse: u64,
     /// \[rows\] of f32, read.
     pub dloss: u64,
-    /// \[rows, classes\], lines `leading` apart, written. At a multiple of 16 bytes.
+    /// \[rows, classes\], with rows `leading` elements apart, written. 16-byte aligned.
     pub dlogits: u64,
-    /// From a line to the next, in elements: a multiple of 8.
+    /// Elements from one row to the next, in both matrices; a multiple of 8.
     pub leading: u64,
-    /// What labels are compared with.
+    /// The classes of the tile and the vocabulary.
     pub vocabulary: Classes,
     /// Rows per tile.
     pub rows: u32,
-    /// Classes of the tile, at most what the lanes hold.
+    /// Classes per tile, at most the capacity of `lanes`.
     pub classes: u32,
 }
 

@@ -35,7 +35,7 @@ impl Label {
         }
     }
 
-    /// The label at `index` if the predicate holds, with 64 bits; 0 otherwise.
+    /// The label at `index` if the predicate is true, extended to 64 bits; otherwise 0.
     #[track_caller]
     pub(super) fn load_if<'k>(
         self,
@@ -52,16 +52,16 @@ impl Label {
     }
 }
 
-/// The range of classes, in the arguments of a kernel.
+/// The classes of a tile and the vocabulary, as arguments of a kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct Classes {
     /// The class of the tile's first column.
     pub first: i64,
-    /// Classes of the whole vocabulary.
+    /// The number of classes of the whole vocabulary.
     pub total: u64,
     /// The label of ignored rows.
     pub ignore_index: i64,
-    /// The fault site for other labels outside the vocabulary.
+    /// The fault site for labels that are outside the vocabulary and not ignored.
     pub faults: FaultSite,
 }
 
@@ -76,7 +76,7 @@ impl Classes {
     }
 }
 
-/// The range of classes, in a kernel.
+/// The classes of a tile and the vocabulary, as parameters of a kernel.
 pub(super) struct Vocabulary<'k> {
     first: S64<'k>,
     total: U64<'k>,
@@ -99,7 +99,7 @@ impl<'k> Vocabulary<'k> {
     #[track_caller]
     pub(super) fn position(&self, label: S64<'k>, classes: U32<'k>) -> InTile<'k> {
         let counts = label.differs(self.ignore_index);
-        // A label below the first class is far above the last as an unsigned number.
+        // A label below the first class wraps to a large unsigned number.
         let at = (label - self.first).unsigned();
         InTile {
             counts,
@@ -108,7 +108,7 @@ impl<'k> Vocabulary<'k> {
         }
     }
 
-    /// Reports a label that is neither a class nor ignored, if the predicate holds.
+    /// Reports a label that is neither a class nor ignored, if `condition` is true.
     #[track_caller]
     pub(super) fn report(&self, condition: Pred<'k>, label: S64<'k>) {
         let counts = label.differs(self.ignore_index);
@@ -119,10 +119,10 @@ impl<'k> Vocabulary<'k> {
 
 /// The position of a label among the classes of a tile.
 pub(super) struct InTile<'k> {
-    /// Whether its row counts.
+    /// Whether the row is not ignored.
     pub(super) counts: Pred<'k>,
-    /// Whether it is one of them, and its row counts.
+    /// Whether the row is not ignored and the label is in the tile.
     pub(super) within: Pred<'k>,
-    /// Which one, where it is.
+    /// The position, valid if `within`.
     pub(super) at: U64<'k>,
 }

@@ -8,24 +8,24 @@ use crate::assembler::{
 /// Maximum number of classes of a tile.
 pub const MAX_CLASSES: u32 = VECTORS * 4 * CTA;
 
-/// Accesses per thread and row, of four logits each.
+/// Vectors of four logits per thread and row.
 pub(super) const VECTORS: u32 = 4;
 
-/// Threads per row of many classes.
+/// Threads per row with many classes.
 const CTA: u32 = 256;
 
-/// Threads per CTA whose rows have few.
+/// Threads per CTA for rows with few classes.
 const SHORT_ROW_THREADS: u32 = 128;
 
-/// Classes after the last multiple of this are moved one by one.
+/// Classes after the last multiple of this are loaded and stored one by one.
 const WHOLE: u32 = 8;
 
 /// The threads of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Lanes {
-    /// A warp: up to 512 classes.
+    /// A warp, for up to 512 classes.
     Warp,
-    /// A CTA: up to [`MAX_CLASSES`].
+    /// A CTA, for up to [`MAX_CLASSES`] classes.
     Cta,
 }
 
@@ -33,7 +33,7 @@ impl Lanes {
     /// Both variants.
     pub const ALL: [Lanes; 2] = [Lanes::Warp, Lanes::Cta];
 
-    /// For rows of `classes` classes; `None` for more than [`MAX_CLASSES`].
+    /// The threads for rows of `classes` classes; `None` if there are more than [`MAX_CLASSES`].
     pub fn choose(classes: u32) -> Option<Lanes> {
         Lanes::ALL.into_iter().find(|it| classes <= it.most())
     }
@@ -66,7 +66,7 @@ impl Lanes {
     }
 }
 
-/// A row, and the thread's part of it.
+/// A row, and this thread's part of the row.
 pub(super) struct Row<'k> {
     k: &'k Kernel,
     lanes: Lanes,
@@ -76,15 +76,15 @@ pub(super) struct Row<'k> {
     pub(super) exists: Pred<'k>,
     /// Whether this thread is the row's first.
     pub(super) leads: Pred<'k>,
-    /// For each of the thread's vectors, whether it is in the row.
+    /// Whether each of the thread's vectors is in the row.
     pub(super) vectors: [Pred<'k>; VECTORS as usize],
-    /// Whether one of the last few logits, after the whole vectors, belongs to this thread.
+    /// Whether this thread has one of the last logits, after the whole vectors.
     pub(super) has_last: Pred<'k>,
-    /// Which one.
+    /// The class of that logit.
     pub(super) last: U32<'k>,
 }
 
-/// A thread's logits.
+/// The logits of a thread.
 pub(super) struct Logits<'k> {
     pub(super) vectors: [[F32<'k>; 4]; VECTORS as usize],
     pub(super) last: F32<'k>,
@@ -143,8 +143,8 @@ impl<'k> Row<'k> {
         }
     }
 
-    /// The largest of the row's logits, in each of its threads; minus infinity without any, NaN
-    /// with one. All threads of the CTA must call it.
+    /// The maximum of the row's logits, in each thread of the row. It is minus infinity for an
+    /// empty row, and NaN if a logit is NaN. All threads of the CTA must call it.
     #[track_caller]
     pub(super) fn max(&self, logits: &Logits<'k>) -> F32<'k> {
         let own = self.fold(logits, f32::NEG_INFINITY, |it| it, F32::max);
@@ -154,8 +154,8 @@ impl<'k> Row<'k> {
         }
     }
 
-    /// The sum of what `value` gives for each of the row's logits, in each of its threads. Every
-    /// thread of the CTA must take part.
+    /// The sum of `value(logit)` over the row, in each thread of the row. All threads of the CTA
+    /// must call it.
     #[track_caller]
     pub(super) fn sum(&self, logits: &Logits<'k>, value: impl Fn(F32<'k>) -> F32<'k>) -> F32<'k> {
         let own = self.fold(logits, 0.0, value, |a, b| a + b);
@@ -165,8 +165,8 @@ impl<'k> Row<'k> {
         }
     }
 
-    /// `join` of what `value` gives for the thread's logits, `neutral` instead of what does
-    /// not exist.
+    /// Reduces `value(logit)` over the thread's logits by `join`. Logits outside the row count as
+    /// `neutral`.
     #[track_caller]
     fn fold(
         &self,

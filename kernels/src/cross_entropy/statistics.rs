@@ -1,4 +1,4 @@
-//! max, sum_exp and label_logit.
+//! The kernel for the statistics max, sum_exp and label_logit of each row.
 
 use super::labels::Vocabulary;
 use super::row::Row;
@@ -6,15 +6,15 @@ use super::{Classes, Label, Lanes};
 use crate::assembler::{Arguments, F32, Kernel, Launch, Ptx, Target, Variant};
 use crate::elementary::exp;
 
-/// For each row of a tile of logits: their maximum, the sum of e^(logit - maximum), and the logit
-/// of the label; merged with those of the tiles before.
+/// For each row of a tile: the maximum of the logits, the sum of e^(logit - maximum), and the logit
+/// of the label, merged with those of earlier tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CrossEntropyStatistics {
     /// The threads of a row.
     pub lanes: Lanes,
-    /// What labels are.
+    /// The dtype of labels.
     pub label: Label,
-    /// Whether there is no tile before: the statistics are written, not read.
+    /// Whether this is the first tile. Then the statistics are only written, not read.
     pub first: bool,
 }
 
@@ -68,8 +68,8 @@ impl Variant for CrossEntropyStatistics {
     }
 }
 
-/// (maximum, sum) of two sets of logits together. A sum of nothing has minus infinity for its
-/// maximum, whose difference from another such would be NaN.
+/// The `[maximum, sum]` of the union of two sets of logits. The maximum of an empty set is minus
+/// infinity, so its term is set to 0: the difference of two infinities would be NaN.
 #[track_caller]
 fn merged<'k>(a: [F32<'k>; 2], b: [F32<'k>; 2]) -> [F32<'k>; 2] {
     let max = a[0].max(b[0]);
@@ -83,7 +83,7 @@ fn merged<'k>(a: [F32<'k>; 2], b: [F32<'k>; 2]) -> [F32<'k>; 2] {
 /// Arguments of [`CrossEntropyStatistics`]; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct CrossEntropyStatisticsArguments {
-    /// \[rows, classes\] of f32, lines `leading` apart, read. At a multiple of 16 bytes.
+    /// \[rows, classes\] of f32, with rows `leading` elements apart, read. 16-byte aligned.
     pub logits: u64,
     /// \[rows\], read.
     pub labels: u64,
@@ -93,13 +93,13 @@ pub struct CrossEntropyStatisticsArguments {
     pub sum_exp: u64,
     /// \[rows\] of f32, written.
     pub label_logit: u64,
-    /// From a line of logits to the next, in elements: a multiple of 4.
+    /// Elements from one row of logits to the next; a multiple of 4.
     pub leading: u64,
-    /// What labels are compared with.
+    /// The classes of the tile and the vocabulary.
     pub vocabulary: Classes,
     /// Rows per tile.
     pub rows: u32,
-    /// Classes of the tile, at most what the lanes hold.
+    /// Classes per tile, at most the capacity of `lanes`.
     pub classes: u32,
 }
 

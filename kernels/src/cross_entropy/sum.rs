@@ -1,4 +1,4 @@
-//! The loss of all rows.
+//! The kernel that sums the loss over all rows.
 
 use super::Label;
 use crate::assembler::{Arguments, F64, Kernel, Launch, Ptx, SharedAddress, Target, Variant};
@@ -10,21 +10,22 @@ const THREADS: u32 = 512;
 /// Rows per thread whose loads are in flight together.
 const ROWS_IN_FLIGHT: u32 = 4;
 
-/// The sum of lse - label_logit over the rows that count, and how many do, in f64.
+/// The sum of `lse - label_logit` over the rows that are not ignored, and the number of these rows.
+/// Both are accumulated in f64.
 ///
 /// One CTA suffices: a row is two or three words, so even a million rows are little data. Each
-/// thread adds every 512th row, then a tree reduction adds the threads. The order depends on the
-/// number of rows alone.
+/// thread adds every 512th row, then a tree reduction adds the sums of the threads. The order
+/// depends only on the number of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CrossEntropySum {
-    /// What the statistics are, and the sums.
+    /// The dtype of the statistics and of the results.
     pub dtype: Dtype,
-    /// What labels are.
+    /// The dtype of labels.
     pub label: Label,
 }
 
 impl CrossEntropySum {
-    /// The launch, never `None`: the sum of no rows is written too.
+    /// The launch. It is never `None`: without rows, the kernel writes zeros.
     pub fn launch(&self) -> Option<Launch> {
         Launch::new([1, 1, 1], THREADS)
     }
@@ -72,7 +73,7 @@ impl Variant for CrossEntropySum {
     }
 }
 
-/// The sums over all threads, in the first.
+/// The sums over all threads, valid in the first thread.
 #[track_caller]
 fn total<'k>(k: &'k Kernel, shared: [SharedAddress<'k>; 2], values: [F64<'k>; 2]) -> [F64<'k>; 2] {
     let own = shared.map(|it| it.element::<f64>(k.thread()));
@@ -106,7 +107,7 @@ pub struct CrossEntropySumArguments {
     pub loss: u64,
     /// One value, written.
     pub count: u64,
-    /// The label of rows that do not count.
+    /// The label of ignored rows.
     pub ignore_index: i64,
     /// Number of rows.
     pub rows: u64,

@@ -1,4 +1,4 @@
-//! The form for contiguous operands: 16 bytes per thread and access.
+//! The contiguous form: 16 bytes per thread and access.
 
 use super::element::Loaded;
 use super::evaluate::evaluate;
@@ -7,14 +7,13 @@ use crate::assembler::{F32, GlobalAddress, Kernel, Ptx, U32, U64};
 use crate::dtype::Dtype;
 use crate::expression::{Expression, Node, Unary};
 
-/// Elements per CTA: each thread processes [`vectors`] of [`per_vector`], a CTA's width apart, so
-/// accesses are coalesced.
+/// Elements per CTA. Each thread processes [`vectors`] vectors of [`per_vector`] elements.
+/// Consecutive threads access consecutive vectors, so accesses are coalesced.
 pub(super) fn tile(variant: &Elementwise) -> u32 {
     THREADS * per_vector(variant) * vectors(variant)
 }
 
-/// Elements per thread and step: 16 bytes of the smallest float dtype. Larger dtypes take two
-/// accesses.
+/// Elements per vector: 16 bytes of the smallest float dtype. Larger dtypes need two accesses.
 fn per_vector(variant: &Elementwise) -> u32 {
     let mut formats = variant.operands().chain([variant.result]);
     if formats.any(|format| format == Element::Float(Dtype::Bf16)) {
@@ -24,8 +23,8 @@ fn per_vector(variant: &Elementwise) -> u32 {
     }
 }
 
-/// Accesses per thread and operand: several if the expression is short and leaves registers free,
-/// so that enough bytes are in flight even with few operands.
+/// Vectors per thread and operand. There are several if the expression is short, so that enough
+/// bytes are in flight even with few operands. A long expression needs the registers.
 fn vectors(variant: &Elementwise) -> u32 {
     let long = instructions(&variant.expression) > 16;
     match (long, variant.operands().count()) {
@@ -35,7 +34,7 @@ fn vectors(variant: &Elementwise) -> u32 {
     }
 }
 
-/// Estimated instructions of the expression per element.
+/// The estimated number of instructions per element.
 fn instructions(expression: &Expression) -> usize {
     let mut count = 0;
     expression.visit(&mut |node| {
@@ -110,7 +109,7 @@ fn whole_tile<'k>(
     }
 }
 
-/// The remaining elements of a partial tile, one by one.
+/// Processes the elements of a partial tile one by one.
 fn last_tile<'k>(
     k: &'k Kernel,
     variant: &Elementwise,

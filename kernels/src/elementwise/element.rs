@@ -1,4 +1,4 @@
-//! Element types: how they are loaded, widened, rounded and stored.
+//! Element types: loads, widening, rounding and stores.
 
 use crate::assembler::{F32, GlobalAddress, Kernel, Pred, U32};
 use crate::dtype::{Dtype, Vector};
@@ -8,7 +8,8 @@ use crate::dtype::{Dtype, Vector};
 pub enum Element {
     /// A float.
     Float(Dtype),
-    /// A byte, 0 or 1. Read as 0.0 or 1.0; written as 1 where the value is not 0.
+    /// A byte. It is read as 0.0 if it is 0, otherwise as 1.0. A value is written as 0 if it is 0,
+    /// otherwise as 1.
     Bool,
 }
 
@@ -18,7 +19,7 @@ impl From<Dtype> for Element {
     }
 }
 
-/// The result of one access, as stored in memory.
+/// Loaded elements, in their format in memory.
 pub(crate) enum Loaded<'k> {
     Floats(Vec<Vector<'k>>),
     Bools(Vec<U32<'k>>),
@@ -41,7 +42,8 @@ impl Element {
         }
     }
 
-    /// Loads `count` elements (4 or 8; 8 bf16) from an address that is a multiple of their size.
+    /// Loads `count` elements: 4 or 8 (only 8 for bf16). The address must be a multiple of 16, or
+    /// for bools of their total size.
     #[track_caller]
     pub(crate) fn load_vector<'k>(self, from: GlobalAddress<'k>, count: u32) -> Loaded<'k> {
         match (self, count) {
@@ -87,7 +89,7 @@ impl Element {
         }
     }
 
-    /// Loads one element if the predicate holds; 0 otherwise.
+    /// Loads one element if the predicate is true; otherwise returns 0.
     #[track_caller]
     pub(crate) fn load_if<'k>(self, condition: Pred<'k>, from: GlobalAddress<'k>) -> F32<'k> {
         match self {
@@ -114,7 +116,7 @@ impl Element {
         }
     }
 
-    /// Rounds and stores one element if the predicate holds.
+    /// Rounds and stores one element if the predicate is true.
     #[track_caller]
     pub(crate) fn store_if<'k>(self, condition: Pred<'k>, to: GlobalAddress<'k>, value: F32<'k>) {
         match self {
@@ -150,7 +152,7 @@ fn zero_or_one(value: F32<'_>) -> U32<'_> {
     value.differs(0.0).select(1u32, 0u32)
 }
 
-/// Four values that are 0 or not, a byte each; the first has the lowest address.
+/// Four bools as bytes of a word; the first has the lowest address.
 #[track_caller]
 fn four_bytes<'k>(values: &[F32<'k>; 4]) -> U32<'k> {
     let k: &'k Kernel = values[0].kernel();

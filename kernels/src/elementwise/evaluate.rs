@@ -4,8 +4,7 @@ use crate::assembler::{F32, Kernel, Pred};
 use crate::elementary::{cos, exp, ln, sigmoid, sin, tanh};
 use crate::expression::{Binary, Comparison, Expression, Node, Unary};
 
-/// The instructions of `expression` for one place of the operands. Common subexpressions are
-/// computed once.
+/// Emits the instructions of `expression` for one element. Common subexpressions are computed once.
 #[track_caller]
 pub(super) fn evaluate<'k>(
     k: &'k Kernel,
@@ -57,7 +56,8 @@ impl<'k> Evaluation<'_, 'k> {
         value
     }
 
-    /// Whether a value is not 0: of a comparison its predicate, which then is no number in between.
+    /// Whether a value is nonzero. For a comparison this is its predicate, without the conversion
+    /// to a number and back.
     fn holds(&mut self, condition: &Expression) -> Pred<'k> {
         match condition.node() {
             Node::Compare(comparison, a, b) => compare(*comparison, self.value(a), self.value(b)),

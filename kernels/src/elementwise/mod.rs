@@ -1,18 +1,18 @@
-//! Elementwise kernels: y(i) = f(x0(i), x1(i), ...) with an [`Expression`] f, so that a chain of
-//! functions is one pass over memory.
+//! Elementwise kernels: y(i) = f(x0(i), x1(i), ...) with an [`Expression`] f. A chain of functions
+//! takes a single pass over memory.
 //!
 //! Every element is loaded once, widened to f32, evaluated in registers, rounded once and stored.
-//! Threads share nothing. The kernel is bound by memory, so the task is to keep enough bytes in
-//! flight: by Little's law, a GPU with 4.8 TB/s and 0.7 us of latency needs some 25 KB in flight on
-//! each of its 132 multiprocessors.
+//! Threads share nothing. The kernel is memory-bound, so it must keep enough bytes in flight. By
+//! Little's law, a GPU with 4.8 TB/s and 0.7 us of latency needs some 25 KB in flight on each of
+//! its 132 multiprocessors.
 //!
-//! Two forms, chosen by [`IterationSpace::layout`]:
+//! There are two forms, chosen by [`IterationSpace::layout`]:
 //!
-//! - **Contiguous**: all operands have the result's layout. A thread moves 16 bytes per access,
-//!   several times, with all loads before the first use. The last CTA processes a partial tile
-//!   element by element.
-//! - **Strided**: up to six dims with a stride per operand and dim, 0 for a broadcast dim.
-//!   Coordinates are computed by division, in 32 bits if everything fits.
+//! - **Contiguous**: all operands have the result's layout. A thread moves 16 bytes per access and
+//!   issues all its loads before the first use. The last CTA processes a partial tile element by
+//!   element.
+//! - **Strided**: up to six dims with a stride per operand and dim, which is 0 for a broadcast dim.
+//!   Coordinates are computed by division, in 32 bits if all indices and offsets fit.
 //!
 //! A kernel may write in place: the result may alias an operand of the same dtype if both are
 //! traversed in the same order.
@@ -48,11 +48,11 @@ pub struct Elementwise {
 /// The layout of the result and the operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Layout {
-    /// Contiguous in one order, 16-byte aligned.
+    /// All tensors are contiguous in the same dim order and 16-byte aligned.
     Contiguous,
     /// Arbitrary strides.
     Strided {
-        /// Dims that are walked, 1 to [`IterationSpace::MAX_DIMS`].
+        /// The number of dims, 1 to [`IterationSpace::MAX_DIMS`].
         dims: u8,
         /// Whether indices and offsets need 64 bits.
         wide: bool,
@@ -64,14 +64,15 @@ impl Elementwise {
     pub const MAX_OPERANDS: usize = 6;
     /// Maximum number of scalars.
     pub const MAX_SCALARS: usize = 8;
-    /// Maximum number of operations of an expression, shared ones counted once for each use.
+    /// Maximum number of operations of an expression. Shared operations are counted once per use.
     pub const MAX_OPERATIONS: usize = 128;
 
     /// The kernel that computes `expression` of operands in these formats.
     ///
     /// # Errors
-    /// [`Error::TooMany`] operands, scalars or operations; [`Error::Missing`] when the expression
-    /// reads a missing operand; [`Error::Extent`] for a layout of too many dims.
+    /// [`Error::TooMany`] for too many operands, scalars or operations, [`Error::Missing`] if the
+    /// expression reads an operand that does not exist, [`Error::Extent`] if the layout has 0 or
+    /// too many dims.
     pub fn new(
         expression: Expression,
         operands: &[Element],
@@ -185,7 +186,7 @@ impl Variant for Elementwise {
     }
 }
 
-/// The parameters that both forms begin with.
+/// The first parameters of both forms.
 struct Parameters<'k> {
     operands: Vec<(Element, GlobalAddress<'k>)>,
     result: GlobalAddress<'k>,
@@ -271,8 +272,7 @@ mod tests {
         more.fold(Expression::operand(0), |sum, x| sum + x)
     }
 
-    /// The bytes of the arguments are those of the parameters that the text declares, for the
-    /// largest kernels too.
+    /// The arguments have the size of the declared parameters, even for the largest kernels.
     #[test]
     fn arguments_fill_the_parameter_space() {
         let strides = [1; IterationSpace::MAX_DIMS];
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn no_elements_no_launch() {
+    fn without_elements_there_is_no_launch() {
         let variant = |layout| Elementwise::new(sum_of(2), &[F32; 2], F32, layout).unwrap();
         let contiguous = variant(Layout::Contiguous);
         assert_eq!(contiguous.launch(0), None);
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named() {
+    fn errors_state_what_is_wrong() {
         let build =
             |expression, layout| Elementwise::new(expression, &[F32], F32, layout).unwrap_err();
         let missing = build(sum_of(2), Layout::Contiguous);

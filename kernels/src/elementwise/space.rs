@@ -1,4 +1,4 @@
-//! The iteration space of a strided kernel.
+//! The iteration space of an elementwise kernel.
 
 use super::{Elementwise, Layout};
 use crate::error::{Error, Result};
@@ -12,7 +12,7 @@ const DIMS: usize = 6;
 pub struct IterationSpace {
     dims: usize,
     extents: [u64; DIMS],
-    /// Of the result first, then of each operand, in elements.
+    /// Strides of the result, then of each operand, in elements.
     strides: [[i64; DIMS]; 1 + Elementwise::MAX_OPERANDS],
     tensors: usize,
 }
@@ -21,11 +21,12 @@ impl IterationSpace {
     /// Maximum number of dims.
     pub const MAX_DIMS: usize = DIMS;
 
-    /// The space of `extents`, with the strides in elements of the result and each operand (0 for a
-    /// broadcast dim).
+    /// The space of `extents`. `result` and `operands` are the strides of each tensor, in elements
+    /// (0 for a broadcast dim).
     ///
     /// # Errors
-    /// [`Error::TooMany`] dims or operands; [`Error::Strides`] if there is not one stride per dim.
+    /// [`Error::TooMany`] for too many dims or operands, [`Error::Strides`] if a tensor does not
+    /// have one stride per dim.
     pub fn new(
         extents: &[usize],
         result: &[isize],
@@ -58,7 +59,7 @@ impl IterationSpace {
         Ok(space)
     }
 
-    /// Appends an innermost dim.
+    /// Appends an innermost dim, or merges it with the last one if possible.
     fn push(&mut self, extent: u64, strides: [i64; 1 + Elementwise::MAX_OPERANDS]) {
         if extent == 1 {
             return;
@@ -85,8 +86,8 @@ impl IterationSpace {
         extents.fold(1, |product, extent| product.saturating_mul(*extent))
     }
 
-    /// The layout of the kernel for this space. `aligned`: whether the result and all operands
-    /// begin at multiples of 16 bytes.
+    /// The layout of the kernel for this space. `aligned`: whether the result and all operands are
+    /// 16-byte aligned.
     pub fn layout(&self, aligned: bool) -> Layout {
         let dense = self.dims == 0
             || self.dims == 1 && self.strides[..self.tensors].iter().all(|s| s[0] == 1);
@@ -104,8 +105,8 @@ impl IterationSpace {
         !self.fits_32_bits()
     }
 
-    /// The same space in groups of `by` consecutive elements, each moved as one; `None` unless the
-    /// groups are contiguous and aligned in every tensor.
+    /// The same space in units of `by` consecutive elements. `None` unless the units are contiguous
+    /// in every tensor and all strides are whole units.
     pub(crate) fn grouped(mut self, by: u64) -> Option<IterationSpace> {
         let last = self.dims.checked_sub(1)?;
         let whole = |stride: &i64| stride % by as i64 == 0;
@@ -125,7 +126,7 @@ impl IterationSpace {
         Some(self)
     }
 
-    /// Whether every index and every offset that is computed on the way fits in an i32.
+    /// Whether every index and every intermediate offset fits in an i32.
     fn fits_32_bits(&self) -> bool {
         let limit = 1u128 << 31;
         // Threads of the last CTA also compute indices past the end.
@@ -140,7 +141,7 @@ impl IterationSpace {
         indices < limit && self.strides.iter().all(|strides| reach(strides) < limit)
     }
 
-    /// The extents, outermost first; at least one.
+    /// The extents, outermost first. There is at least one.
     pub(crate) fn extents(&self) -> &[u64] {
         &self.extents[..self.dims.max(1)]
     }
@@ -159,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dense_tensors_walk_in_one_dim() {
+    fn dense_tensors_have_one_dim() {
         let space = IterationSpace::new(&[2, 3, 1, 4], &[12, 4, 9, 1], &[&[12, 4, 4, 1]]).unwrap();
         assert_eq!(space.extents(), [24]);
         assert_eq!(space.layout(true), Layout::Contiguous);
@@ -174,7 +175,7 @@ mod tests {
 
     #[test]
     fn broadcasting_keeps_only_the_dims_that_differ() {
-        // [2, 3, 4] with a vector of 4: rows are one dim.
+        // [2, 3, 4] with a vector of 4: the first two dims merge.
         let space =
             IterationSpace::new(&[2, 3, 4], &[12, 4, 1], &[&[12, 4, 1], &[0, 0, 1]]).unwrap();
         assert_eq!(space.extents(), [6, 4]);
@@ -242,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named() {
+    fn errors_state_what_is_wrong() {
         let error = IterationSpace::new(&[2, 2], &[2, 1], &[&[1]]).unwrap_err();
         assert!(matches!(
             error,

@@ -1,4 +1,4 @@
-//! The form for strided operands: an index is decomposed into coordinates by division.
+//! The strided form: an index is decomposed into coordinates by division.
 
 use super::evaluate::evaluate;
 use super::{Elementwise, IterationSpace, Parameters, THREADS};
@@ -6,7 +6,7 @@ use crate::assembler::{
     Arguments, F32, GlobalAddress, Integer, Kernel, Launch, Pred, Ptx, Register, S32, S64, U32, U64,
 };
 
-/// Elements per thread, a CTA's width apart: their loads are in flight together.
+/// Elements per thread, whose loads are in flight together. They are [`THREADS`] apart.
 pub(crate) const PER_THREAD: u32 = 4;
 
 /// Elements per CTA.
@@ -29,19 +29,19 @@ pub(crate) fn push_space(arguments: &mut Arguments, space: &IterationSpace, wide
     }
 }
 
-/// An unsigned index together with the signed offset that it becomes: of 32 or of 64 bits.
+/// An unsigned index with the signed offset type `O` of the same width: 32 or 64 bits.
 pub(crate) trait Index<O: Integer>: Integer {
-    /// A parameter that holds an extent.
+    /// Declares a parameter for an extent.
     fn extent<'k>(k: &'k Kernel, name: &str) -> Register<'k, Self>;
-    /// A parameter that holds a stride.
+    /// Declares a parameter for a stride.
     fn stride<'k>(k: &'k Kernel, name: &str) -> Register<'k, O>;
-    /// The index of an element of a CTA.
+    /// The index of element `in_tile` of this CTA.
     fn of_element<'k>(k: &'k Kernel, in_tile: U32<'k>) -> Register<'k, Self>;
-    /// Whether it is below a 64-bit count.
+    /// Whether the index is less than a 64-bit count.
     fn is_below<'k>(index: Register<'k, Self>, count: U64<'k>) -> Pred<'k>;
     /// The same bits, signed.
     fn signed(index: Register<'_, Self>) -> Register<'_, O>;
-    /// An offset in bytes.
+    /// Converts an offset in elements to bytes.
     fn bytes(offset: Register<'_, O>, size: u32) -> U64<'_>;
 }
 
@@ -115,12 +115,12 @@ pub(crate) fn launch(elements: u64) -> Option<Launch> {
 pub(crate) struct Strides<'k, I, O> {
     pub(crate) elements: U64<'k>,
     extents: Vec<Register<'k, I>>,
-    /// Of the result, then of each operand.
+    /// Strides of the result, then of each operand.
     strides: Vec<Vec<Register<'k, O>>>,
 }
 
 impl<'k, I: Index<O>, O: Integer> Strides<'k, I, O> {
-    /// The strides of `tensors` tensors, from kernel parameters.
+    /// Declares the parameters for `dims` extents and the strides of `tensors` tensors.
     pub(crate) fn parameters(k: &'k Kernel, dims: usize, tensors: usize) -> Self {
         let elements = k.u64_param("elements");
         let extents = (0..dims).map(|dim| I::extent(k, &format!("extent{dim}")));
@@ -161,7 +161,7 @@ impl<'k, I: Index<O>, O: Integer> Strides<'k, I, O> {
         start.byte_add(self.bytes(tensor, size, coordinates))
     }
 
-    /// Its offset from the first element in bytes. There is at least one dim.
+    /// The element's offset from the first one, in bytes.
     pub(crate) fn bytes(
         &self,
         tensor: usize,
@@ -171,7 +171,7 @@ impl<'k, I: Index<O>, O: Integer> Strides<'k, I, O> {
         I::bytes(self.offset(tensor, coordinates), size)
     }
 
-    /// The same as an offset in elements. There is at least one dim.
+    /// The element's offset from the first one, in elements.
     pub(crate) fn offset(&self, tensor: usize, coordinates: &[Register<'k, I>]) -> Register<'k, O> {
         let terms = self.strides[tensor].iter().zip(coordinates);
         let mut terms = terms.map(|(stride, x)| (*stride, I::signed(*x)));
@@ -206,7 +206,7 @@ pub(super) fn ptx<I: Index<O>, O: Integer>(variant: &Elementwise, dims: usize) -
     k.finish()
 }
 
-/// One element of a thread.
+/// One of a thread's elements, with its operands loaded.
 struct LoadedElement<'k> {
     exists: Pred<'k>,
     operands: Vec<F32<'k>>,

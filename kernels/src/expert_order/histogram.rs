@@ -1,10 +1,10 @@
-//! How many slots of each block chose each expert.
+//! The number of slots per block and expert.
 
 use super::index::groups;
 use super::{Blocks, IndexFormat, Parts, Share, THREADS, TILE};
 use crate::assembler::{Arguments, Kernel, Launch, Ptx, Target, Variant};
 
-/// counts\[g, b\] = slots of block b that chose expert g.
+/// `counts[g, b]` = number of slots of block b that chose expert g.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ExpertHistogram {
     index: IndexFormat,
@@ -12,7 +12,7 @@ pub struct ExpertHistogram {
 }
 
 impl ExpertHistogram {
-    /// The kernel for `held` experts.
+    /// The kernel for `held` local experts.
     pub fn new(index: IndexFormat, held: u32) -> ExpertHistogram {
         ExpertHistogram {
             index,
@@ -33,7 +33,7 @@ impl Variant for ExpertHistogram {
         let extents = ["slots", "slots_per_block", "held"].map(|name| k.u32_param(name));
         let first = k.u32_param("first_expert");
 
-        // One counter more, for slots of no expert of the part.
+        // The last counter is for slots whose expert is not in this part.
         let counters = k.shared::<u32>(self.parts.experts + 1);
         let share = Share::new(k, self.parts, extents);
         let none = k.constant(0u32);
@@ -72,11 +72,11 @@ pub struct ExpertHistogramArguments {
     pub indices: u64,
     /// \[G, B\] of u32, written.
     pub counts: u64,
-    /// How slots are cut.
+    /// The division of slots into blocks.
     pub blocks: Blocks,
     /// G.
     pub held: u32,
-    /// The first expert that is held.
+    /// The first local expert.
     pub first_expert: u32,
 }
 

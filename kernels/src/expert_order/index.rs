@@ -1,4 +1,4 @@
-//! The integers that name experts.
+//! Expert indices: loads, and conversion to local experts.
 
 use crate::assembler::{GlobalAddress, Pred, S64, U32};
 
@@ -17,7 +17,7 @@ impl IndexFormat {
     /// All variants.
     pub const ALL: [IndexFormat; 3] = [IndexFormat::I32, IndexFormat::U32, IndexFormat::I64];
 
-    /// Bytes of an index.
+    /// Bytes per index.
     pub fn size(self) -> u32 {
         match self {
             IndexFormat::I32 | IndexFormat::U32 => 4,
@@ -34,7 +34,8 @@ impl IndexFormat {
         }
     }
 
-    /// The index of each slot that exists; 0 for others. All loads are issued at once.
+    /// Loads the index of each slot; 0 for slots that do not exist. All loads are in flight
+    /// together.
     #[track_caller]
     pub(super) fn load<'k>(
         self,
@@ -65,8 +66,8 @@ impl IndexFormat {
     }
 }
 
-/// Each index counted from the expert `first`; the largest number for what is beyond 32 bits, and
-/// for slots that do not exist.
+/// The indices relative to the first local expert, `first`. The result is `u32::MAX` if it does not
+/// fit in 32 bits, and for slots that do not exist.
 #[track_caller]
 pub(super) fn groups<'k>(
     indices: &[S64<'k>],

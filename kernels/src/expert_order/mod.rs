@@ -3,19 +3,20 @@
 //! Legend: S slots (token * K + choice), G local experts, B blocks of slots.
 //!
 //! ```text
-//! histogram   counts[g, b]  = slots of block b that chose expert g
-//! scan        starts[g, b]  = sum of counts[g, ..b],  totals[g] = sum of counts[g, ..]
-//! offsets     offsets[g]    = sum of totals[..g], of 64 bits
-//! scatter     row_of_slot[slot]   = offsets[g] + starts[g, b] + rank in its block;  order is the inverse
+//! histogram   counts[g, b]       = number of slots of block b that chose expert g
+//! scan        starts[g, b]       = sum of counts[g, ..b],  totals[g] = sum of counts[g, ..]
+//! offsets     offsets[g]         = sum of totals[..g], as i64
+//! scatter     row_of_slot[slot]  = offsets[g] + starts[g, b] + rank of slot within (g, b)
+//!             order[row]         = the inverse of row_of_slot
 //! ```
 //!
-//! The launch geometries depend on S and G alone, because only the device knows how many slots each
-//! expert gets. Slots are read twice and written once. The block counts are small: there are at
-//! most [`MAX_BLOCKS`] blocks.
+//! The launch geometries depend only on S and G, because only the device knows how many slots each
+//! expert gets. Indices are read twice; `order` and `row_of_slot` are written once. `counts` is
+//! small: there are at most [`MAX_BLOCKS`] blocks.
 //!
-//! Within a block, each warp takes consecutive slots, so a slot's rank follows from the earlier
-//! lanes (`match`), rounds and warps. Indices of experts that are not local get no row; indices
-//! that are no expert at all are reported to the host.
+//! Within a block, each warp has consecutive slots, so a slot's rank is the number of equal indices
+//! in earlier lanes (`match`), rounds and warps. Slots of experts that are not local get no row.
+//! Indices that are no expert at all are reported to the host.
 
 mod histogram;
 mod index;
@@ -41,16 +42,16 @@ const WARPS: u32 = THREADS / 32;
 /// Slots per lane whose loads are in flight together.
 const SLOTS_IN_FLIGHT: u32 = 8;
 
-/// Slots per CTA at once.
+/// Slots that a CTA processes together.
 const TILE: u32 = THREADS * SLOTS_IN_FLIGHT;
 
-/// Maximum number of blocks: what one CTA sums at once, about two per multiprocessor.
+/// Maximum number of blocks, so that one CTA can sum them: about two per multiprocessor.
 pub const MAX_BLOCKS: u32 = THREADS;
 
-/// Maximum number of experts that a CTA counts; more take several CTAs for each block.
+/// Maximum number of experts that a CTA counts. If there are more, each block has several CTAs.
 const MAX_EXPERTS: u32 = 1024;
 
-/// How slots are divided into blocks.
+/// The division of slots into blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Blocks {
     slots: u32,
@@ -58,12 +59,12 @@ pub struct Blocks {
 }
 
 impl Blocks {
-    /// The smallest blocks that keep their number within [`MAX_BLOCKS`].
+    /// The smallest blocks such that there are at most [`MAX_BLOCKS`].
     pub fn new(slots: u32) -> Blocks {
         Blocks::of_tiles(slots, slots.div_ceil(TILE).div_ceil(MAX_BLOCKS))
     }
 
-    /// Blocks of `tiles` tiles, at least one, or more if there would be too many blocks.
+    /// Blocks of `tiles` tiles, or of more tiles if there would be too many blocks.
     pub fn of_tiles(slots: u32, tiles: u32) -> Blocks {
         let least = slots.div_ceil(TILE).div_ceil(MAX_BLOCKS).max(1);
         Blocks {
@@ -77,30 +78,31 @@ impl Blocks {
         self.slots.div_ceil(TILE).div_ceil(self.tiles).max(1)
     }
 
-    /// Slots in all.
+    /// The number of slots.
     pub fn slots(self) -> u32 {
         self.slots
     }
 
-    /// Slots per block. The last may have fewer.
+    /// Slots per block; the last block may have fewer.
     fn each(self) -> u32 {
         self.tiles.saturating_mul(TILE)
     }
 
-    /// CTAs that go over all slots for each part of the experts.
+    /// A CTA for each block and each part of the experts.
     fn launch(self, parts: u32) -> Option<Launch> {
         Launch::new([self.count(), parts, 1], THREADS)
     }
 }
 
-/// How many experts the kernels count at once, and in how many parts: at least one.
+/// The division of local experts into parts, which different CTAs count. `experts` is the capacity
+/// of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Parts {
     experts: u32,
 }
 
 impl Parts {
-    /// Room for a power of two of experts, so that there are few variants.
+    /// The capacity is a power of two, so that there are few variants.
     fn new(held: u32) -> Parts {
         Parts {
             experts: held.clamp(32, MAX_EXPERTS).next_power_of_two(),
@@ -112,16 +114,16 @@ impl Parts {
     }
 }
 
-/// What the threads of a CTA know of its block of slots and its part of the experts.
+/// The block of slots and the part of the experts that a CTA processes.
 struct Share<'k> {
     k: &'k Kernel,
     block: U32<'k>,
-    /// Slots per block: from the first to before the end.
+    /// The slots of the block are `first..end`.
     first: U32<'k>,
     end: U32<'k>,
-    /// The part's first expert, counted from the first that is held.
+    /// The part's first expert, relative to the first local expert.
     first_expert: U32<'k>,
-    /// Experts of the part.
+    /// The number of experts of the part.
     experts: U32<'k>,
 }
 
@@ -141,28 +143,28 @@ impl<'k> Share<'k> {
         }
     }
 
-    /// The expert of the part that a group (an expert, counted from the first that is held) is, or
-    /// one past the last if it is not in the part.
+    /// Converts `group`, an expert relative to the first local one, to an expert relative to the
+    /// part. The result is `self.experts` if it is not in the part.
     #[track_caller]
     fn of_part(&self, group: U32<'k>) -> U32<'k> {
         (group - self.first_expert).min(self.experts)
     }
 
-    /// Calls `body` for this thread's experts of the part.
+    /// Emits a loop over this thread's share of the part's experts.
     #[track_caller]
     fn for_experts(&self, body: impl FnOnce(U32<'k>)) {
         self.k
             .for_range(self.k.thread(), self.experts, THREADS, body);
     }
 
-    /// The index of the count of this block and an expert of the part.
+    /// The index in `counts` of this block and an expert of the part.
     #[track_caller]
     fn cell(&self, expert: U32<'k>) -> U64<'k> {
         (self.first_expert + expert).mul_wide(self.k.ctas()) + self.block.wide()
     }
 
-    /// The slots of this thread in the tile that begins at `tile`, and whether they exist: a warp
-    /// has consecutive ones.
+    /// The slots of this thread in the tile that begins at slot `tile`, and whether they exist. The
+    /// slots of a warp are consecutive.
     #[track_caller]
     fn slots(&self, tile: U32<'k>) -> Vec<(U32<'k>, Pred<'k>)> {
         let (warp, lane) = (self.k.warp(), self.k.lane());

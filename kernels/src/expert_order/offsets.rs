@@ -1,17 +1,17 @@
-//! From counts to the first row of each expert, and back.
+//! Prefix sums of counts, and the conversion of offsets to counts.
 
 use super::{Blocks, THREADS};
 use crate::assembler::{
     Arguments, Kernel, Launch, Ptx, S64, Target, Variant, block_exclusive_scan,
 };
 
-/// starts\[g, b\] = sum of counts\[g, ..b\], in place; totals\[g\] = sum of counts\[g, ..\]. A CTA
-/// for each expert.
+/// `starts[g, b] = sum of counts[g, ..b]`, in place, and `totals[g] = sum of counts[g, ..]`. One
+/// CTA per expert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ExpertStarts;
 
 impl ExpertStarts {
-    /// The launch; `None` for no experts.
+    /// The launch; `None` if there are no experts.
     pub fn launch(&self, held: u32) -> Option<Launch> {
         Launch::new([held, 1, 1], THREADS)
     }
@@ -45,7 +45,7 @@ pub struct ExpertStartsArguments {
     pub counts: u64,
     /// \[G\] of u32, written.
     pub totals: u64,
-    /// How slots are cut.
+    /// The division of slots into blocks.
     pub blocks: Blocks,
 }
 
@@ -61,12 +61,12 @@ impl ExpertStartsArguments {
     }
 }
 
-/// offsets\[g\] = sum of totals\[..g\] for g up to G. One CTA.
+/// `offsets[g] = sum of totals[..g]` for g = 0 to G. One CTA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ExpertOffsets;
 
 impl ExpertOffsets {
-    /// The launch, never `None`: even without experts there is one offset.
+    /// The launch. It is never `None`: without experts there is one offset.
     pub fn launch(&self) -> Option<Launch> {
         Launch::new([1, 1, 1], THREADS)
     }
@@ -78,7 +78,8 @@ impl Variant for ExpertOffsets {
         let (totals, offsets) = (k.pointer("totals"), k.pointer("offsets"));
         let held = k.u32_param("held");
 
-        // Slots are fewer than 2^31, so the sums fit; offsets have 64 bits for those who read them.
+        // The sums fit in 32 bits, since there are fewer than 2^31 slots. Offsets are i64, as the
+        // ops that use them expect.
         let sum = k.var(0u32);
         let first = offsets.element::<u64>(k.thread());
         first.store_if(k.thread().equals(0), k.constant(0u64));
@@ -123,12 +124,12 @@ impl ExpertOffsetsArguments {
     }
 }
 
-/// counts\[g\] = offsets\[g + 1\] - offsets\[g\], as f32.
+/// `counts[g] = offsets[g + 1] - offsets[g]`, as f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ExpertCounts;
 
 impl ExpertCounts {
-    /// The launch; `None` for no experts.
+    /// The launch; `None` if there are no experts.
     pub fn launch(&self, held: u32) -> Option<Launch> {
         Launch::new([held.div_ceil(THREADS), 1, 1], THREADS)
     }
@@ -144,7 +145,7 @@ impl Variant for ExpertCounts {
         let (start, exists) = (offsets.element::<i64>(expert), expert.lt(held));
         let (end, start) = (start.offset(8).load_if(exists), start.load_if(exists));
         let count: S64<'_> = end - start;
-        let count = count.to_f64().to_f32(); // f64 holds all counts there can be
+        let count = count.to_f64().to_f32(); // f64 represents all counts exactly
         counts.element::<f32>(expert).store_if(exists, count);
         k.finish()
     }

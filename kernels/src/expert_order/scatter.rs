@@ -1,4 +1,4 @@
-//! The row of each slot.
+//! The kernel that assigns a row to each slot.
 
 use super::index::groups;
 use super::{Blocks, IndexFormat, Parts, SLOTS_IN_FLIGHT, Share, THREADS, TILE, WARPS};
@@ -7,8 +7,9 @@ use crate::assembler::{
 };
 use crate::faults::{FaultSite, Faults};
 
-/// row_of_slot\[slot\] and its inverse: slots of one expert follow each other in their own order. -1 for
-/// slots of no expert that is held, and for rows of no slot.
+/// `row_of_slot[slot]`, and the inverse `order[row]`. Slots of one expert get consecutive rows, in
+/// slot order. `row_of_slot` is -1 for slots without a local expert, and `order` is -1 for rows
+/// without a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ExpertScatter {
     index: IndexFormat,
@@ -16,7 +17,7 @@ pub struct ExpertScatter {
 }
 
 impl ExpertScatter {
-    /// The kernel for `held` experts.
+    /// The kernel for `held` local experts.
     pub fn new(index: IndexFormat, held: u32) -> ExpertScatter {
         ExpertScatter {
             index,
@@ -85,7 +86,7 @@ struct Rows<'a, 'k> {
     share: &'a Share<'k>,
     /// The next row of each expert of the part.
     next: SharedAddress<'k>,
-    /// A line of counters for each warp; the last counts slots of no expert of the part.
+    /// Counters, `line` words per warp. The last word counts slots whose expert is not in the part.
     counters: SharedAddress<'k>,
     line: u32,
 }
@@ -103,7 +104,8 @@ impl<'a, 'k> Rows<'a, 'k> {
         }
     }
 
-    /// The first row of each expert in this block. Only the thread that writes it reads it.
+    /// Initializes `next` with the first row of each expert in this block. No barrier is needed,
+    /// because only the thread that writes an element reads it.
     #[track_caller]
     fn begin(&self, starts: GlobalAddress<'k>, offsets: GlobalAddress<'k>) {
         self.share.for_experts(|expert| {
@@ -115,8 +117,8 @@ impl<'a, 'k> Rows<'a, 'k> {
         });
     }
 
-    /// The row of each slot of this thread, given their `experts`. Undefined for slots of no expert
-    /// of the part. All threads of the CTA must call it.
+    /// The row of each slot of this thread, given their `experts`. Undefined for slots whose expert
+    /// is not in the part. All threads of the CTA must call it.
     #[track_caller]
     fn deal(&self, experts: &[U32<'k>]) -> Vec<U32<'k>> {
         let own = self.k.warp() * (4 * self.line);
@@ -131,8 +133,8 @@ impl<'a, 'k> Rows<'a, 'k> {
         dealt.map(row).collect()
     }
 
-    /// How many slots of the warp before each have its expert; the counters then hold how many have
-    /// it in all.
+    /// For each slot, the number of earlier slots of the warp with the same expert. Afterwards the
+    /// warp's counters hold the number of its slots per expert.
     #[track_caller]
     fn ranks_in_warp(&self, own: SharedAddress<'k>, experts: &[U32<'k>]) -> Vec<U32<'k>> {
         debug_assert_eq!(experts.len(), SLOTS_IN_FLIGHT as usize);
@@ -158,7 +160,8 @@ impl<'a, 'k> Rows<'a, 'k> {
         experts.iter().map(rank).collect()
     }
 
-    /// Turns the counts of an expert into the first row of each warp, and advances its next row.
+    /// Replaces an expert's counts by the first row of each warp, and advances the expert's next
+    /// row.
     #[track_caller]
     fn sum_over_warps(&self, expert: U32<'k>) {
         let (next, first) = (
@@ -190,15 +193,15 @@ pub struct ExpertScatterArguments {
     pub order: u64,
     /// \[S\] of i32, written.
     pub row_of_slot: u64,
-    /// How slots are cut.
+    /// The division of slots into blocks.
     pub blocks: Blocks,
     /// G.
     pub held: u32,
-    /// The first expert that is held.
+    /// The first local expert.
     pub first_expert: u32,
-    /// Experts in all.
+    /// The number of all experts.
     pub experts: u64,
-    /// The fault site for indices out of range.
+    /// The fault site for indices that are no expert.
     pub faults: FaultSite,
 }
 

@@ -1,14 +1,14 @@
-//! f32 matrix product on the ordinary FMA units.
+//! f32 GEMM on the FMA units.
 //!
-//! A CTA of 256 threads computes a tile of C and walks along k in steps of 8. Per step it copies a
-//! slice of A and a slice of B into shared memory, where each element is read by sixteen threads.
-//! Each thread loads its rows and columns into registers and multiplies all pairs: 8 + 8 loads for
-//! 64 multiply-adds (4 + 4 for 16 in the small tile).
+//! A CTA of 256 threads computes a tile of C and iterates over k in steps of 8. In each step it
+//! copies a slice of A and a slice of B into shared memory, where sixteen threads read each
+//! element. Each thread loads its rows and columns into registers and multiplies all pairs: 8 + 8
+//! loads for 64 multiply-adds (4 + 4 for 16 in the small tile).
 //!
 //! - **Slices are stored k-major** (`slice[k][row]`), whatever the order of the matrix, so four
-//!   consecutive rows of a thread are one 16-byte load. A matrix that is contiguous along k is
-//!   copied by eight consecutive threads per line, which write to consecutive slice lines. Padding
-//!   of four words per line puts these into different banks.
+//!   consecutive rows of a thread are one 16-byte load. If the matrix is contiguous along k, eight
+//!   consecutive threads copy eight k of one row and write them to eight slice rows. Four words of
+//!   padding per slice row put these into different banks.
 //! - **A thread's rows are blocks of four, 64 apart** (columns likewise). The 16-byte loads of
 //!   consecutive threads are then consecutive, without bank conflicts. The flat tile has 8 x 32
 //!   threads instead of 16 x 16, each with one block of rows and one of columns.
@@ -16,12 +16,12 @@
 //!   per step suffices: after it, all copies of this step have arrived and no thread still reads
 //!   the other buffer.
 //! - **128 registers per thread**, so two CTAs fit on a multiprocessor and one computes while the
-//!   other waits at its barrier. C is stored word by word. An instruction writes every fourth word
-//!   of a row, so it touches four times the sectors that it fills. 16-byte stores would tie four
-//!   accumulators to consecutive registers throughout the loop, and some would spill. The L2 cache
-//!   merges the words, and each element of C is written once per 2 K FLOPs.
-//! - **Edges**: elements outside A or B are read as 0 and do not change the product. M, N and K are
-//!   below 2^31.
+//!   other waits at its barrier. C is stored word by word. A store instruction writes every fourth
+//!   word of a row, so it touches four times as many sectors as it fills. 16-byte stores would tie
+//!   four accumulators to consecutive registers throughout the loop, and some would spill. The L2
+//!   cache merges the words, and each element of C is written once per 2 K FLOPs.
+//! - **Edges**: elements outside A or B are read as 0 and do not change the result. M, N and K are
+//!   less than 2^31.
 
 use super::split_k::Part;
 use super::tiles::CtaTile;
@@ -31,23 +31,23 @@ use crate::assembler::{
     U32, U64, Variable, Variant,
 };
 
-/// Threads per CTA: 16 by 16.
+/// Threads per CTA.
 const THREADS: u32 = 256;
 
 /// Elements of k per step.
 const DEPTH: u32 = 8;
 
-/// Padding words per line of a slice.
+/// Padding words per slice row.
 const PADDING: u32 = 4;
 
 /// C = A B or C += A B in f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GemmF32 {
-    /// Strides of A.
+    /// Storage order of A.
     pub a: Order,
-    /// Strides of B.
+    /// Storage order of B.
     pub b: Order,
-    /// What a CTA computes.
+    /// The tile that a CTA computes.
     pub tile: Tile,
     /// Whether the product is added to C.
     pub accumulate: bool,
@@ -59,13 +59,13 @@ impl GemmF32 {
         self.tile.launch(m, n, batch, THREADS)
     }
 
-    /// An empty kernel with the CTA size of the tile.
+    /// An empty kernel with the right CTA size and register limit.
     pub(super) fn kernel(&self, entry: String) -> Kernel {
         Kernel::new(entry, Target::Sm80, THREADS).ctas_per_sm(2)
     }
 
-    /// Computes the tile of one product at `origin`. All threads call it. The address of C is
-    /// computed after the main loop, where it does not occupy registers.
+    /// Computes the tile at `origin`. All threads call it. `c` is called after the main loop, so
+    /// that the address of C does not occupy registers in it.
     pub(super) fn multiply<'k>(
         &self,
         k: &'k Kernel,
@@ -134,17 +134,17 @@ impl Variant for GemmF32 {
     }
 }
 
-/// The rows of a tile, or its columns, and how threads share them.
+/// The rows of a tile, or its columns, and their distribution over threads.
 #[derive(Clone, Copy)]
 struct Side {
-    /// Their number.
+    /// The number of rows (columns).
     length: u32,
-    /// Threads side by side. Each owns blocks of four, `4 * threads` apart.
+    /// Threads that share them. Each owns blocks of four, `4 * threads` apart.
     threads: u32,
 }
 
 impl Side {
-    /// Rows and columns. There are 16 by 16 threads, but 8 by 32 where the tile is flat.
+    /// The rows and the columns of a tile. There are 16 by 16 threads, or 8 by 32 in the flat tile.
     fn of(tile: Tile) -> [Side; 2] {
         let down = if tile == Tile::Flat { 8 } else { 16 };
         let side = |length, threads| Side { length, threads };
@@ -154,7 +154,7 @@ impl Side {
         ]
     }
 
-    /// Rows (columns) of a thread.
+    /// Rows (columns) per thread.
     fn count(self) -> u32 {
         self.length / self.threads
     }
@@ -164,18 +164,19 @@ impl Side {
         i / 4 * (4 * self.threads) + i % 4
     }
 
-    /// Words of a line of a slice.
+    /// Words per slice row.
     fn pitch(self) -> u32 {
         self.length + PADDING
     }
 
-    /// Bytes of a slice.
+    /// Bytes per slice.
     fn slice_bytes(self) -> u32 {
         4 * DEPTH * self.pitch()
     }
 }
 
-/// The part of A or B that a tile needs: rows (or columns) from `first`, of `extent` in total.
+/// The part of A or B that a tile needs: its rows (columns) begin at `first`. The matrix has
+/// `extent` of them.
 #[derive(Clone, Copy)]
 struct Strip<'k> {
     matrix: Matrix<'k>,
@@ -184,18 +185,18 @@ struct Strip<'k> {
     along_k: bool,
 }
 
-/// A slice of A or B in shared memory, and what a thread copies of it.
+/// A slice of A or B in shared memory, and the elements that a thread copies.
 ///
-/// A thread's elements are equally spaced in the matrix and in the slice, so one address and a few
+/// A thread's elements are equally spaced in the matrix and in the slice, so an address and two
 /// steps describe them all.
 struct Slice<'k> {
     side: Side,
     shared: SharedAddress<'k>,
-    /// Where this thread's first element goes.
+    /// The destination of this thread's first element.
     to: SharedAddress<'k>,
-    /// Where its first element of the next slice is.
+    /// The source of its first element of the next slice.
     from: AddressVariable<'k>,
-    /// Elements per thread.
+    /// Elements that a thread copies per slice.
     count: u32,
     /// From one element to the next, in rows (columns) and in k.
     step: [u32; 2],
@@ -203,14 +204,14 @@ struct Slice<'k> {
     step_bytes: U64<'k>,
     /// From one slice to the next, in bytes.
     slice_bytes: U64<'k>,
-    /// How many rows (columns) there are from its first element on.
+    /// The number of rows (columns) of the matrix from its first element on.
     lines: S32<'k>,
     /// The k of its first element in the slice.
     depth: S32<'k>,
 }
 
 impl<'k> Slice<'k> {
-    /// Of a strip; the first of its two buffers is at `shared`.
+    /// The slices of a strip. The first of the two buffers is at `shared`.
     #[track_caller]
     fn new(k: &'k Kernel, side: Side, strip: Strip<'k>, shared: SharedAddress<'k>) -> Slice<'k> {
         let Strip {
@@ -261,7 +262,7 @@ impl<'k> Slice<'k> {
     }
 
     /// Copies this thread's elements of the next slice, with zeros outside the matrix. `left` is
-    /// the number of k from the start of the slice.
+    /// the extent of k from the start of the slice.
     #[track_caller]
     fn copy_next(&self, buffer: U32<'k>, left: S32<'k>) {
         let to = self.to.byte_add(buffer);
@@ -277,7 +278,7 @@ impl<'k> Slice<'k> {
         self.from.advance(self.slice_bytes);
     }
 
-    /// At one k, the elements of a thread whose first block begins at `start` in the slice.
+    /// A thread's elements at one k. Its first block begins at `start` in the slice.
     #[track_caller]
     fn fragment(&self, start: SharedAddress<'k>, depth: u32) -> Vec<F32<'k>> {
         let line = start.offset(4 * depth * self.side.pitch());
@@ -289,7 +290,7 @@ impl<'k> Slice<'k> {
     }
 }
 
-/// A thread's part of C: blocks of four by four.
+/// The accumulators of a thread: blocks of four by four elements of C.
 struct Sums<'k> {
     /// Rows and columns of the tile.
     sides: [Side; 2],
@@ -351,8 +352,8 @@ impl<'k> Sums<'k> {
     }
 }
 
-/// Stores the accumulators of a row. All of C is loaded before the first store: a load after a
-/// store would wait for it, since the addresses may alias.
+/// Stores the accumulators of a row. All elements of C are loaded before the first store. A load
+/// after a store would wait for it, since the addresses may alias.
 #[track_caller]
 fn store<'k>(
     targets: &[(GlobalAddress<'k>, Pred<'k>)],

@@ -1,12 +1,12 @@
-//! Matrix products C = A B, or C += A B, with A \[M, K\], B \[K, N\] and C \[M, N\].
+//! Matrix products (GEMM): C = A B or C += A B, with A \[M, K\], B \[K, N\] and C \[M, N\].
 //!
-//! A and B may be row-major or column-major, each with its own leading dimension, so a product
-//! never needs a transposed copy. C is row-major. A batch of products is addressed by strides;
-//! stride 0 shares one operand.
+//! A and B may be row-major or column-major, each with its own leading dimension, so no operand
+//! needs a transposed copy. C is row-major. A batch of products is addressed by strides; stride 0
+//! shares an operand.
 //!
 //! The sum over k runs from first to last in f32, in the same order for every tile shape, so the
-//! bits of an element depend neither on the tile nor on its neighbors. With few tiles and a long k,
-//! the sum is split into parts that are computed in parallel and added in order (split-K,
+//! bits of an element depend neither on the tile nor on its neighbors. If there are few tiles and k
+//! is long, the sum is split into parts that are computed in parallel and added in order (split-K,
 //! [`SplitK`]).
 
 mod bf16;
@@ -30,7 +30,7 @@ use crate::assembler::{Arguments, GlobalAddress, Kernel, U32, U64};
 pub enum Order {
     /// Row by row: neighbors in a row are neighbors in memory.
     RowMajor,
-    /// Column by column: the transposed matrix row by row.
+    /// Column by column: neighbors in a column are neighbors in memory.
     ColumnMajor,
 }
 
@@ -47,8 +47,8 @@ impl Order {
     }
 }
 
-/// What a product is called with. Pointers are device addresses; leading dimensions and strides are
-/// in elements.
+/// Arguments of a GEMM kernel. Pointers are device addresses; leading dimensions and strides are in
+/// elements.
 #[derive(Clone, Copy, Debug)]
 pub struct GemmArguments {
     /// A, read.
@@ -63,9 +63,9 @@ pub struct GemmArguments {
     pub n: u32,
     /// Columns of A and rows of B.
     pub k: u32,
-    /// From a row of A to the next (from a column, if it is column-major).
+    /// From a row of A to the next (from a column to the next if A is column-major).
     pub lda: u64,
-    /// From a row of B to the next (from a column, if it is column-major).
+    /// From a row of B to the next (from a column to the next if B is column-major).
     pub ldb: u64,
     /// From a row of C to the next.
     pub ldc: u64,
@@ -97,7 +97,7 @@ impl GemmArguments {
     }
 }
 
-/// One matrix in registers: its start address and its leading dimension.
+/// The location of a matrix, in registers: start address, leading dimension and batch stride.
 #[derive(Clone, Copy)]
 struct Matrix<'k> {
     start: GlobalAddress<'k>,
@@ -106,7 +106,7 @@ struct Matrix<'k> {
 }
 
 impl<'k> Matrix<'k> {
-    /// The matrix of one product of the batch.
+    /// The matrix at `index` in the batch.
     #[track_caller]
     fn of_batch(self, index: U32<'k>, size: u32) -> Matrix<'k> {
         let elements = self.batch * index.wide();
@@ -114,7 +114,7 @@ impl<'k> Matrix<'k> {
         Matrix { start, ..self }
     }
 
-    /// The matrix of the lines from `line` on: of rows, or columns if it is column-major.
+    /// The matrix without its first `line` rows (columns if it is column-major).
     #[track_caller]
     fn lines_from(self, line: U32<'k>, size: u32) -> Matrix<'k> {
         let elements = self.leading * line.wide();
@@ -122,8 +122,7 @@ impl<'k> Matrix<'k> {
         Matrix { start, ..self }
     }
 
-    /// The address of an element: `line` counts rows, or columns if it is column-major; `along` the
-    /// elements of it.
+    /// The address of element `along` of row `line` (of column `line` if it is column-major).
     #[track_caller]
     fn element(self, line: U32<'k>, along: U32<'k>, size: u32) -> GlobalAddress<'k> {
         let elements = self.leading * line.wide() + along.wide();

@@ -1,4 +1,4 @@
-//! Split-K: the sum over k in parts, for products that have few tiles.
+//! Split-K: the sum over k is split into parts, for products that have few tiles.
 
 use super::{Call, GemmArguments, Matrix, Order, Tile};
 use crate::assembler::{Arguments, Kernel, U32};
@@ -6,10 +6,10 @@ use crate::assembler::{Arguments, Kernel, U32};
 /// Minimum k per part. Below it, prologue and epilogue dominate.
 const MIN_DEPTH: u32 = 256;
 
-/// Parts begin at multiples of this k: 16-byte aligned, and whole slices in all kernels.
+/// Parts begin at multiples of this k, so they are 16-byte aligned and consist of whole slices.
 const STEP: u32 = 32;
 
-/// Maximum number of parts, which one kernel adds.
+/// Maximum number of parts.
 const MAX_PARTS: u32 = 64;
 
 /// Resident CTAs per multiprocessor.
@@ -21,18 +21,18 @@ const CTAS: u32 = 2;
 pub struct SplitK {
     /// Number of parts.
     pub parts: u32,
-    /// The k of a part; the last may have fewer.
+    /// The extent of k per part; the last part may be shorter.
     pub depth: u32,
 }
 
 impl SplitK {
-    /// One part.
+    /// No split: one part.
     pub fn none(k: u32) -> SplitK {
         SplitK { parts: 1, depth: k }
     }
 
-    /// For `batch` products \[m, k\] \[k, n\] in these tiles: as many parts as keep all
-    /// multiprocessors busy, of at least 256 k.
+    /// The split for `batch` products \[m, k\] \[k, n\] in these tiles: enough parts to occupy all
+    /// multiprocessors, each with a k of at least 256.
     pub fn choose(tile: Tile, [m, n, k]: [u32; 3], batch: u32, multiprocessors: u32) -> SplitK {
         let tiles = tile.count(m, n, batch).max(1);
         let room = u64::from(CTAS * multiprocessors) / tiles;
@@ -48,20 +48,20 @@ impl SplitK {
     }
 }
 
-/// Arguments of a product whose sum may be split.
+/// Arguments of a GEMM kernel whose sum over k may be split.
 #[derive(Clone, Copy, Debug)]
 pub struct SplitKArguments {
-    /// The product. If split, C is the workspace: the products of the batch, `batch_c` apart, for
-    /// each part.
+    /// The product. If it is split, C is the workspace \[parts, batch, m, n\], and `batch_c` is the
+    /// stride between products.
     pub product: GemmArguments,
-    /// Products of the batch.
+    /// The number of products in the batch.
     pub products: u32,
-    /// The k of a part: all of them, or a multiple of 32.
+    /// The extent of k per part: all of k, or a multiple of 32.
     pub depth: u32,
 }
 
 impl SplitKArguments {
-    /// The product in one part.
+    /// Arguments of a product that is not split.
     pub fn whole(product: GemmArguments, products: u32) -> SplitKArguments {
         SplitKArguments {
             product,
@@ -78,18 +78,19 @@ impl SplitKArguments {
     }
 }
 
-/// The part of the sum that a CTA makes.
+/// The part of the sum that a CTA computes.
 pub(super) struct Part<'k> {
-    /// The product of the batch.
+    /// The index of the product in the batch.
     product: U32<'k>,
-    /// Its first k.
+    /// The first k.
     first: U32<'k>,
-    /// Its number of k.
+    /// The extent of k.
     depth: U32<'k>,
 }
 
 impl<'k> Part<'k> {
-    /// Declares the parameters after those of the product. `index` counts products, part by part.
+    /// Declares the parameters, which follow those of the product. `index` is
+    /// `part * products + product`.
     #[track_caller]
     pub(super) fn parameters(kernel: &'k Kernel, call: &Call<'k>, index: U32<'k>) -> Part<'k> {
         let products = kernel.u32_param("products");
@@ -103,7 +104,8 @@ impl<'k> Part<'k> {
         }
     }
 
-    /// The product of this part alone, of elements of `size` bytes, with A and B in these orders.
+    /// The product restricted to this part. Elements have `size` bytes; `orders` are those of A and
+    /// B.
     #[track_caller]
     pub(super) fn of(&self, call: Call<'k>, orders: [Order; 2], size: u32) -> Call<'k> {
         let along_k = [

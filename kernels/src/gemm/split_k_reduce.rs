@@ -9,18 +9,19 @@ const THREADS: u32 = 256;
 /// Parts whose loads are in flight together.
 const PARTS_IN_FLIGHT: u32 = 4;
 
-/// C = the sum of parts, from the first to the last in f32, or C += that. Each part is read once.
+/// C = sum of the parts, or C += sum of the parts. The sum is computed in f32 from the first part
+/// to the last. Each part is read once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SplitKReduce {
     /// How the sums are stored.
     pub output: Output,
-    /// Whether elements are moved in fours: their number is a multiple of 4, and C and the parts
-    /// are 16-byte aligned.
+    /// Whether each thread moves four elements. Requires that their number is a multiple of 4 and
+    /// that C and the parts are 16-byte aligned.
     pub vectors: bool,
 }
 
 impl SplitKReduce {
-    /// How to launch it for as many elements of C; `None` for none.
+    /// The launch for `elements` elements of C; `None` if there are none.
     pub fn launch(&self, elements: u64) -> Option<Launch> {
         let ctas = elements.div_ceil(u64::from(THREADS * self.width()));
         Launch::new([u32::try_from(ctas).unwrap_or(u32::MAX), 1, 1], THREADS)
@@ -104,7 +105,7 @@ impl SplitKReduce {
     }
 }
 
-/// Four f32, or one.
+/// Loads four f32, or one.
 #[track_caller]
 fn load<'k>(vectors: bool, from: GlobalAddress<'k>, exists: Pred<'k>) -> Vec<F32<'k>> {
     match vectors {
@@ -118,7 +119,7 @@ fn load<'k>(vectors: bool, from: GlobalAddress<'k>, exists: Pred<'k>) -> Vec<F32
 pub struct SplitKReduceArguments {
     /// \[parts, elements\] of f32, read.
     pub parts: u64,
-    /// \[elements\], written; also read where it is added to.
+    /// \[elements\], written; also read if the sum is added to it.
     pub c: u64,
     /// Elements of C.
     pub elements: u64,

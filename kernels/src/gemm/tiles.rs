@@ -1,40 +1,39 @@
-//! Tile shapes, and which tile of C a CTA computes.
+//! Tile shapes, and the order in which CTAs compute the tiles of C.
 
 use super::Call;
 use crate::assembler::{Kernel, Launch, U32};
 
 /// Rows of tiles per group of the rasterization order.
 ///
-/// CTAs start in index order. In row-major order, concurrent CTAs would share rows of A but read
-/// all of B. In groups of this many tile rows they share both through the L2 cache.
+/// CTAs start in index order. If tiles were in row-major order, concurrent CTAs would share rows of
+/// A but read all of B. In groups of this many tile rows they share both through the L2 cache.
 pub const GROUP: u32 = 8;
 
 /// The tile of C that a CTA computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tile {
-    /// 128 by 128: little traffic.
+    /// 128 by 128: little memory traffic.
     Large,
-    /// 64 by 64: four times the CTAs, for products that would leave multiprocessors idle.
+    /// 64 by 64: four times as many CTAs, if larger tiles would leave multiprocessors idle.
     Small,
-    /// 32 by 128: for so few rows that the other tiles would be mostly empty.
+    /// 32 by 128: for products with few rows, of which other tiles would be mostly empty.
     Flat,
-    /// 128 by 256: the least traffic, for bf16 only. A warp has 64 by 64, all that its registers
-    /// hold, and loads a quarter less from shared memory for a product than in the large tile.
+    /// 128 by 256: the least traffic, for bf16 only. The 64 by 64 accumulators of a warp fill its
+    /// registers. A warp loads a third less from shared memory per FLOP than in the large tile.
     Wide,
 }
 
 impl Tile {
-    /// Tiles of the f32 kernels.
+    /// The tiles of the f32 kernels.
     pub const OF_F32: [Tile; 3] = [Tile::Large, Tile::Small, Tile::Flat];
 
-    /// Tiles of the grouped kernels.
+    /// The tiles of the grouped kernels.
     pub const SQUARE: [Tile; 2] = [Tile::Large, Tile::Small];
 
     /// All variants.
     pub const ALL: [Tile; 4] = [Tile::Large, Tile::Small, Tile::Flat, Tile::Wide];
 
-    /// The tile for `batch` products on a GPU with as many multiprocessors: the flat one for a few
-    /// rows, otherwise a square one.
+    /// The tile for `batch` products: flat for up to 32 rows, otherwise square.
     pub fn choose(m: u32, n: u32, batch: u32, multiprocessors: u32) -> Tile {
         match m <= Tile::Flat.rows() {
             true => Tile::Flat,
@@ -42,7 +41,8 @@ impl Tile {
         }
     }
 
-    /// The large one if it gives each multiprocessor something to do, otherwise the small one.
+    /// The large tile if there are enough of them to occupy all multiprocessors, otherwise the
+    /// small one.
     pub fn choose_square(m: u32, n: u32, batch: u32, multiprocessors: u32) -> Tile {
         match Tile::Large.count(m, n, batch) >= u64::from(multiprocessors) {
             true => Tile::Large,
@@ -50,8 +50,8 @@ impl Tile {
         }
     }
 
-    /// As [`Tile::choose`] for aligned bf16: the wide one, of which a multiprocessor has one at a
-    /// time, where there are at least two for each.
+    /// Like [`Tile::choose`], for aligned bf16. Large products get the wide tile if there are at
+    /// least two per multiprocessor, which runs one at a time.
     pub fn choose_bf16(m: u32, n: u32, batch: u32, multiprocessors: u32) -> Tile {
         let wide = Tile::Wide.count(m, n, batch) >= 2 * u64::from(multiprocessors);
         match Tile::choose(m, n, batch, multiprocessors) {
@@ -83,22 +83,22 @@ impl Tile {
         format!("{}x{}", self.rows(), self.columns())
     }
 
-    /// Tiles of `batch` products.
+    /// The number of tiles of `batch` products.
     pub(super) fn count(self, m: u32, n: u32, batch: u32) -> u64 {
         let of_product = u64::from(m.div_ceil(self.rows())) * u64::from(n.div_ceil(self.columns()));
         of_product.saturating_mul(batch.into())
     }
 
-    /// A CTA for each tile of each product; `None` for an empty C.
+    /// A CTA for each tile of each product; `None` if C is empty.
     pub(super) fn launch(self, m: u32, n: u32, batch: u32, threads: u32) -> Option<Launch> {
         let ctas = u32::try_from(self.count(m, n, batch)).unwrap_or(u32::MAX);
         Launch::new([ctas, 1, 1], threads)
     }
 }
 
-/// The tile of a CTA.
+/// The tile that a CTA computes.
 pub(super) struct CtaTile<'k> {
-    /// The product of the batch.
+    /// The index of the product in the batch.
     pub(super) batch: U32<'k>,
     /// The first row.
     pub(super) row: U32<'k>,

@@ -1,35 +1,33 @@
-//! bf16 matrix product on tensor cores, accumulating in f32.
+//! bf16 GEMM on tensor cores, with f32 accumulators.
 //!
 //! A tensor core multiplies small fragments that a warp holds in registers: 16 x 16 by 16 x 8. It
-//! does about a thousand multiply-adds per cycle and multiprocessor, so the work is to feed it.
-//! Bytes move from global memory to shared memory to registers:
+//! does about a thousand multiply-adds per cycle and multiprocessor, so the difficulty is to load
+//! its operands fast enough. They move from global memory to shared memory to registers:
 //!
 //! 1. **`cp.async`** copies 16 bytes from global to shared memory, bypassing registers, while the
-//!    warp does something else. Each main-loop iteration of a CTA consumes one k-slice of 32.
-//!    Copies run three slices ahead in a ring of four buffers (stages), which hides the memory
-//!    latency. One barrier per slice suffices: after it, the copies of this slice have arrived for
-//!    all threads, and no thread still reads the buffer of the previous slice, which is filled
-//!    next.
+//!   warp computes. Each main-loop iteration of a CTA consumes one k-slice of 32. Copies run three
+//!   slices ahead in a ring of four buffers (stages), which hides the memory latency. One barrier
+//!   per slice suffices: after it, the copies of this slice have arrived for all threads, and no
+//!   thread still reads the buffer of the previous slice, which is filled next.
 //! 2. **`ldmatrix`** loads four 8 x 8 matrices per warp in the fragment layout that the tensor core
-//!    expects. Their rows are any 16 bytes in shared memory.
+//!   expects. A matrix row is any 16 aligned bytes in shared memory.
 //! 3. **`mma.sync`** adds the product to the accumulators, which stay in registers until the
 //!    epilogue.
 //!
 //! **Every storage order.** The tensor core expects A by rows and B by columns, so both contiguous
-//! along k. An operand that is contiguous along k is copied as it is. Any other operand is also
-//! copied as it is, and `ldmatrix.trans` transposes each 8 x 8 matrix on the way to registers.
-//! Nothing else differs.
+//! along k. An operand is copied to shared memory in its own order. If it is not contiguous along
+//! k, `ldmatrix.trans` transposes each 8 x 8 matrix on the way to registers. Nothing else differs.
 //!
-//! **No bank conflicts.** `ldmatrix` reads eight 16-byte rows at once. They must be in different
-//! banks, and banks repeat every 128 bytes. So the 16-byte chunks of a line are permuted
-//! (swizzled): chunk c of line l is stored at c ^ l % 8 if a line has 128 bytes or more, and at c ^
-//! (l / 2) % 4 if two lines of 64 bytes share 128. Both the copies (eight consecutive chunks) and
-//! `ldmatrix` (one chunk of eight consecutive lines) then touch each bank once. The permutation
-//! depends only on the lowest three bits of the line number. The lines that one thread reads are
-//! multiples of eight apart, so it is computed once, before the loop.
+//! **No bank conflicts.** `ldmatrix` reads eight 16-byte rows together. They must be in different
+//! banks, and banks repeat every 128 bytes. So the 16-byte chunks of a slice row are permuted
+//! (swizzled). Chunk c of row r is stored at `c ^ (r % 8)` if rows have 128 bytes or more, and at
+//! `c ^ (r / 2 % 4)` if they have 64. Both the copies (eight consecutive chunks) and `ldmatrix`
+//! (one chunk of eight consecutive rows) then touch each bank once. The permutation depends only on
+//! the lowest three bits of r. The rows that one thread reads are multiples of eight apart, so it
+//! is computed once, before the loop.
 //!
 //! **Edges.** `cp.async` can read fewer bytes than it writes. Elements outside A or B become 0 and
-//! do not change the product. M, N and K are below 2^31.
+//! do not change the result. M, N and K are less than 2^31.
 //!
 //! **Warp tiles.** Eight warps share a 128 x 128 tile, 64 x 32 each: 16 `mma` per 4 + 2 `ldmatrix`.
 //! In the wide tile each warp has 64 x 64: 32 `mma` per 4 + 4 `ldmatrix`, using all registers of a
@@ -54,17 +52,16 @@ const STAGES: u32 = 4;
 /// C = A B in bf16 or f32, or C += A B in f32, with A and B in bf16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GemmBf16 {
-    /// Strides of A.
+    /// Storage order of A.
     pub a: Order,
-    /// Strides of B.
+    /// Storage order of B.
     pub b: Order,
-    /// What a CTA computes.
+    /// The tile that a CTA computes.
     pub tile: Tile,
     /// How the result is stored.
     pub output: Output,
-    /// Whether A, B and C begin at multiples of 16 bytes and all leading dimensions and batch
-    /// strides are multiples of 8. Otherwise elements are loaded and stored one by one, which is
-    /// much slower.
+    /// Whether A, B and C are 16-byte aligned and all leading dimensions and batch strides are
+    /// multiples of 8. Otherwise elements are loaded and stored one by one, which is much slower.
     pub aligned: bool,
 }
 
@@ -100,11 +97,11 @@ impl Output {
     }
 }
 
-/// How the warps of a CTA divide its tile.
+/// How a tile is divided among the warps of its CTA.
 #[derive(Clone, Copy)]
 struct Warps {
     threads: u32,
-    /// Warps stacked vertically.
+    /// Warps along the rows of the tile.
     down: u32,
     /// Rows per warp's part.
     rows: u32,
@@ -137,14 +134,14 @@ impl GemmBf16 {
         Some(launch.with_dynamic_shared(self.dynamic_shared()))
     }
 
-    /// An empty kernel with the CTA size of the tile.
+    /// An empty kernel with the right CTA size and register limit.
     pub(super) fn kernel(&self, entry: String) -> Kernel {
         let ctas = if self.tile == Tile::Wide { 1 } else { 2 };
         Kernel::new(entry, Target::Sm80, Warps::of(self.tile).threads).ctas_per_sm(ctas)
     }
 
-    /// Computes one tile of a product. All threads call it. The address of C is computed after the
-    /// main loop, where it does not occupy registers.
+    /// Computes the tile at `[row, column]`. All threads call it. `c` is called after the main
+    /// loop, so that the address of C does not occupy registers in it.
     pub(super) fn multiply<'k>(
         &self,
         k: &'k Kernel,
@@ -212,7 +209,7 @@ impl GemmBf16 {
         sums.store(self, c, origin, [call.m, call.n]);
     }
 
-    /// Elements of a slice of A and one of B.
+    /// Elements per stage: a slice of A and a slice of B.
     fn stage_elements(&self) -> u32 {
         (self.tile.rows() + self.tile.columns()) * DEPTH
     }
@@ -257,9 +254,9 @@ fn next_stage(offset: Variable<'_, u32>, stage_bytes: u32) {
 mod tests {
     use super::*;
 
-    /// A launch must ask for the dynamic shared memory that the kernel declares.
+    /// A launch must request the dynamic shared memory that the kernel declares.
     #[test]
-    fn launches_know_their_shared_memory() {
+    fn launches_request_the_declared_shared_memory() {
         for tile in Tile::ALL {
             let variant = GemmBf16 {
                 a: Order::RowMajor,

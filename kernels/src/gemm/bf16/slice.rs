@@ -1,4 +1,4 @@
-//! A k-slice of A or B: its copy into shared memory, and from there into fragments.
+//! A k-slice of A or B: copies into shared memory, and loads from there into fragments.
 
 use super::{DEPTH, GemmBf16, Warps};
 use crate::assembler::{
@@ -7,46 +7,47 @@ use crate::assembler::{
 };
 use crate::gemm::Matrix;
 
-/// The part of A or B that a tile needs: `length` rows (or columns) from `first`, of `extent` in
-/// total.
+/// The part of A or B that a tile needs: `length` rows (columns) from `first` on. The matrix has
+/// `extent` of them.
 #[derive(Clone, Copy)]
 pub(super) struct Strip<'k> {
     pub(super) matrix: Matrix<'k>,
     pub(super) first: U32<'k>,
     pub(super) extent: U32<'k>,
     pub(super) length: u32,
-    /// Whether its lines run along k.
+    /// Whether the matrix is contiguous along k.
     pub(super) along_k: bool,
 }
 
-/// The ring of buffers of one operand, and the 16-byte chunks of each slice that a thread copies.
+/// The ring of buffers of an operand, and the 16-byte chunks that a thread copies.
 pub(super) struct Slice<'k> {
     k: &'k Kernel,
     lines: Lines,
     aligned: bool,
     shared: SharedAddress<'k>,
-    /// Where this thread's first chunk goes.
+    /// The destination of this thread's first chunk.
     to: SharedAddress<'k>,
-    /// Where its first chunk of the next slice is.
+    /// The source of its first chunk of the next slice.
     from: AddressVariable<'k>,
-    /// How many chunks it copies.
+    /// Chunks that it copies per slice.
     count: u32,
     /// From one of its chunks to the next, in bytes of global memory.
     step_bytes: U64<'k>,
     /// From one slice to the next, in bytes of global memory.
     slice_bytes: U64<'k>,
-    /// How many rows (or columns) there are from its first element on.
+    /// The number of rows (columns) of the matrix from its first element on.
     outer_left: S32<'k>,
     /// The k of its first element in the slice.
     depth: S32<'k>,
 }
 
-/// The layout of a slice in shared memory: as in the matrix, with the chunks of a line permuted.
+/// The layout of a slice in shared memory: as in the matrix, but with the chunks of a slice row
+/// permuted. A slice row ("line") is contiguous in the matrix.
 #[derive(Clone, Copy)]
 struct Lines {
-    /// Whether a line runs along k; else there is a line for each k.
+    /// Whether a line is 32 consecutive k; otherwise there is a line for each k.
     along_k: bool,
-    /// Chunks of a line.
+    /// Chunks per line.
     chunks: u32,
     /// Lines from one of a thread's chunks to the next.
     step: u32,
@@ -69,7 +70,8 @@ impl Lines {
         16 * self.chunks
     }
 
-    /// The position of a chunk in its line, permuted by the lowest three bits of the line number.
+    /// The permuted position of a chunk in its line, which depends on the lowest three bits of
+    /// `line`.
     #[track_caller]
     fn swizzled<'k>(self, line: U32<'k>, chunk: U32<'k>) -> U32<'k> {
         match self.chunks {
@@ -86,7 +88,7 @@ impl Lines {
 }
 
 impl<'k> Slice<'k> {
-    /// Of a strip; its first buffer is at `shared`.
+    /// The slices of a strip. The first buffer is at `shared`.
     #[track_caller]
     pub(super) fn new(
         k: &'k Kernel,
@@ -136,7 +138,7 @@ impl<'k> Slice<'k> {
     }
 
     /// Copies this thread's chunks of the next slice to the buffer at `stage`, with zeros outside
-    /// the matrix. `left` is the number of k from the start of the slice.
+    /// the matrix. `left` is the extent of k from the start of the slice.
     #[track_caller]
     pub(super) fn copy_next(&self, stage: U32<'k>, left: S32<'k>) {
         let (to, mut from) = (self.to.byte_add(stage), self.from.get());
@@ -180,11 +182,12 @@ impl<'k> Slice<'k> {
         to.store_vector::<Bf16x2, 4>(pairs);
     }
 
-    /// What a warp reads of every slice: `count` blocks of 16 rows (or columns) from `first` on.
+    /// The part of every slice that a warp reads: `count` blocks of 16 rows (columns) from `first`
+    /// on.
     ///
-    /// `ldmatrix` takes a block of 16 rows and 16 k as four matrices of 8 by 8: lane 8 i + j points
-    /// at line j of matrix i. Matrices 0 and 1 are the upper and lower rows of the first eight k, 2
-    /// and 3 of the last.
+    /// `ldmatrix` loads a block of 16 rows and 16 k as four matrices of 8 by 8. Lane 8 i + j passes
+    /// the address of line j of matrix i. Matrices 0 and 1 are the upper and lower rows of the
+    /// first eight k, matrices 2 and 3 those of the last eight k.
     #[track_caller]
     pub(super) fn blocks(&self, first: U32<'k>, count: u32) -> Blocks<'k> {
         let (lane, lines) = (self.k.lane(), self.lines);
@@ -208,7 +211,7 @@ impl<'k> Slice<'k> {
     }
 }
 
-/// Addresses of a lane for `ldmatrix`.
+/// The addresses that a lane passes to `ldmatrix`.
 pub(super) struct Blocks<'k> {
     lines: Lines,
     starts: Vec<MatrixRow<'k>>,
@@ -216,7 +219,7 @@ pub(super) struct Blocks<'k> {
 }
 
 impl<'k> Blocks<'k> {
-    /// Of the buffer at `stage`.
+    /// The same blocks in the buffer at `stage`.
     #[track_caller]
     pub(super) fn at(&self, stage: U32<'k>) -> Blocks<'k> {
         let starts = self.starts.iter().map(|start| start.byte_add(stage));

@@ -7,7 +7,7 @@ use crate::assembler::{
 use crate::gemm::Matrix;
 
 /// The accumulators of a warp: 16 x 8 fragments in row-major order. A lane holds four elements of
-/// each.
+/// each fragment.
 pub(super) struct Sums<'k> {
     k: &'k Kernel,
     warps: Warps,
@@ -29,7 +29,7 @@ impl<'k> Sums<'k> {
     /// Adds the products of blocks of 16 rows and blocks of 16 columns, over 16 k.
     #[track_caller]
     pub(super) fn add_products(&self, rows: &[[Pair<'k>; 4]], columns: &[[Pair<'k>; 4]]) {
-        // Matrices 0 and 2 of a block of columns are its first eight, 1 and 3 its last.
+        // Matrices 0 and 2 of a block are its first eight columns, 1 and 3 its last eight.
         let halves = columns.iter().flat_map(|b| [[b[0], b[2]], [b[1], b[3]]]);
         let columns: Vec<[Pair<'k>; 2]> = halves.collect();
         let of_row = self.tiles.chunks_exact(columns.len());
@@ -40,8 +40,8 @@ impl<'k> Sums<'k> {
         }
     }
 
-    /// Stores the sums; the warp's part begins at row and column `origin` of a C with these
-    /// extents.
+    /// Stores the accumulators. The warp's part begins at row and column `origin` of C, which has
+    /// these extents.
     #[track_caller]
     pub(super) fn store(
         &self,
@@ -88,18 +88,18 @@ impl<'k> Sums<'k> {
     }
 }
 
-/// The start of a lane's part of one row.
+/// A lane's part of one row of C.
 struct RowEnd<'k> {
     to: GlobalAddress<'k>,
     /// Whether the row is in C.
     inside: Pred<'k>,
-    /// Columns of C from here on.
+    /// The number of columns of C from `to` on.
     columns_left: S32<'k>,
 }
 
 impl<'k> RowEnd<'k> {
-    /// Pairs of neighbors, one for every eight columns. Four lanes store 32 bytes of f32: a
-    /// sector.
+    /// Stores a pair of neighbors in every eight columns. Four lanes together store 32 bytes of
+    /// f32: a sector.
     #[track_caller]
     fn store_pairs(&self, variant: &GemmBf16, pairs: &[[F32<'k>; 2]]) {
         let output = variant.output;
@@ -114,8 +114,8 @@ impl<'k> RowEnd<'k> {
             return;
         }
 
-        // All of C is loaded before the first store: a load after a store would wait for it, since
-        // the addresses may alias.
+        // All elements of C are loaded before the first store. A load after a store would wait for
+        // it, since the addresses may alias.
         let totals: Vec<[F32<'k>; 2]> = match output {
             Output::AddF32 => {
                 let load =
@@ -142,9 +142,9 @@ impl<'k> RowEnd<'k> {
         }
     }
 
-    /// Fours of neighbors in bf16, one for every sixteen columns. A pair would be four bytes, and
-    /// four lanes would store half a sector; so neighboring lanes exchange pairs: the even one
-    /// takes both of the first eight columns, the odd one both of the next.
+    /// Stores four bf16 neighbors in every sixteen columns. With pairs, four lanes would store only
+    /// half a sector. Therefore neighboring lanes exchange pairs: the even lane gets both pairs of
+    /// the first eight columns, the odd lane both of the second eight.
     #[track_caller]
     fn store_fours(&self, lane: U32<'k>, pairs: &[[F32<'k>; 2]]) {
         let odd = (lane & 1).differs(0);
@@ -167,14 +167,14 @@ impl<'k> RowEnd<'k> {
     }
 }
 
-/// Where a pair of neighbors goes, and which of them exist.
+/// The destination of a pair of neighbors, and which of the two are in C.
 struct PairTarget<'k> {
     to: GlobalAddress<'k>,
     first: Pred<'k>,
     both: Pred<'k>,
 }
 
-/// The first of the four columns, of sixteen, that [`RowEnd::store_fours`] leaves to a lane.
+/// The first of the four columns (of sixteen) that a lane stores in [`RowEnd::store_fours`].
 #[track_caller]
 fn four_of(lane: U32<'_>) -> U32<'_> {
     (lane & 1) * 8 + (lane & 2) * 2

@@ -3,25 +3,28 @@
 //! Group g owns the rows `offsets[g]..offsets[g + 1]` of a matrix of R rows. There are two kernels,
 //! named after the dimension that is divided into groups:
 //!
-//! - [`GroupedM`]: C_rows = A_rows B_g. Each group multiplies its rows of A by its own B: the
-//!   forward pass, and the gradient of its input. Rows past the last offset become zero.
-//! - [`GroupedK`]: C_g = A_rows^T B_rows, or C_g += that: the gradient of the weights.
+//! - [`GroupedM`]: C_rows = A_rows B_g. Each group's rows of A are multiplied by the group's own B.
+//!   The forward pass uses it, and the gradient of the input. Rows past the last offset become
+//!   zero.
+//! - [`GroupedK`]: C_g = A_rows^T B_rows, or C_g += A_rows^T B_rows. The gradient of the weights
+//!   uses it.
 //!
-//! **Only the GPU reads the offsets.** The host does not know where groups begin, so the grid
-//! follows from R and the number of groups. A tile must not cross the end of a group, so there are
-//! at most ceil(R / side) + groups tiles along the rows. CTAs without a tile exit after some
-//! hundred instructions.
+//! **Only the GPU reads the offsets.** The host does not know where groups begin, so the size of
+//! the grid follows from R and the number of groups. A tile must not cross the end of a group, so
+//! there are at most ceil(R / side) + groups tiles along the rows. CTAs without a tile exit after a
+//! few hundred instructions.
 //!
 //! **Which tile a CTA computes** follows from the group starts alone. The tiles of group g are
-//! numbered from offsets\[g\] / side + g. That leaves room for all tiles, because ceil(n / side) <=
-//! (o + n) / side - o / side + 1 with integer division. Every group gets at least one number, so
-//! the first numbers are strictly increasing, and a CTA's group is the last one whose first number
-//! is not greater than its own. Each thread tests one group and a barrier counts the hits; no
-//! prefix sum is needed. The rows past the last offset are one more group, with an empty sum.
+//! numbered from `offsets[g] / side + g`. That leaves room for all tiles of a group with n rows
+//! from offset o, because `ceil(n / side) <= (o + n) / side - o / side + 1` with integer division.
+//! Every group gets at least one number, so the first numbers are strictly increasing, and a CTA's
+//! group is the last one whose first number is not greater than its own. Each thread tests one
+//! group, and a barrier counts those that begin at this CTA or before, so no prefix sum is needed.
+//! The rows past the last offset are one more group, with an empty sum.
 //!
-//! **Within a tile**, loads, sums, stores and edges are those of the dense products, restricted to
-//! the group's rows. A sum runs from the first k to the last, so the bits of an element depend
-//! neither on the tile, nor on neighbors, nor on group positions.
+//! **Within a tile**, the kernels are the dense ones, restricted to the group's rows. A sum runs
+//! from the first k to the last, so the bits of an element depend neither on the tile, nor on
+//! neighbors, nor on group positions.
 //!
 //! **Invalid offsets** (not starting with 0, decreasing, or past R) are reported to the host
 //! ([`faults`](crate::faults)). [`GroupedM`] then writes zeros to all rows; [`GroupedK`] treats the
@@ -36,32 +39,36 @@ use crate::Dtype;
 use crate::assembler::{Arguments, Kernel, Launch, Ptx, U32, Variant};
 use crate::faults::FaultSite;
 
-/// C_rows = A_rows B_g for the rows of each group g, with A row-major and C of A's format. Rows of
-/// C beyond the last offset become zero.
+/// C_rows = A_rows B_g for the rows of each group g. A is row-major, and C has A's dtype. Rows of C
+/// past the last offset become zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GroupedM {
     product: Product,
 }
 
-/// C_g = A_rows^T B_rows, or C_g += that, over the rows of each group g, with A and B row-major and
-/// C in f32. A group without rows makes zeros, or adds nothing.
+/// C_g = A_rows^T B_rows, or C_g += A_rows^T B_rows, over the rows of each group g. A and B are
+/// row-major, and C is f32. For a group without rows the product is zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GroupedK {
     product: Product,
     adds: bool,
 }
 
-/// What a grouped product is called with.
+/// Arguments of a grouped product.
 #[derive(Clone, Copy, Debug)]
 pub struct GroupedArguments {
-    /// The matrices. Of [`GroupedM`] m is R, all rows whether a group owns them or not, and each
-    /// group has a B, `batch_b` apart. Of [`GroupedK`] k is R, A is what is transposed (so `lda` is
-    /// from one of the R rows to the next) and each group has a C, `batch_c` apart. Other strides
-    /// of the batch are not used.
+    /// The matrices:
+    ///
+    /// - For [`GroupedM`], m is R, which includes rows that no group owns. Each group has a B,
+    ///   `batch_b` apart.
+    /// - For [`GroupedK`], k is R, and `lda` is the distance between two of the R rows of A. Each
+    ///   group has a C, `batch_c` apart.
+    ///
+    /// The other batch strides are not used.
     pub product: GemmArguments,
     /// The start of each group and the end of the last: i64, `groups + 1` values.
     pub offsets: u64,
-    /// From one offset to the next, in elements.
+    /// Stride of the offsets, in elements.
     pub offsets_stride: i64,
     /// Number of groups.
     pub groups: u32,
@@ -82,8 +89,8 @@ impl GroupedArguments {
 }
 
 impl GroupedM {
-    /// For operands in `dtype`, each B lying in `order`. `aligned` as [`GemmBf16`] has it; ignored
-    /// for f32.
+    /// The kernel for operands of `dtype`, with each B stored in `order`. `aligned` has the meaning
+    /// of [`GemmBf16::aligned`] and is ignored for f32.
     pub fn new(dtype: Dtype, order: Order, tile: Tile, aligned: bool) -> GroupedM {
         let product = match dtype {
             Dtype::F32 => Product::F32(GemmF32 {
@@ -103,8 +110,8 @@ impl GroupedM {
         GroupedM { product }
     }
 
-    /// The tile for `groups` groups that share `rows` rows: the large one where an average group
-    /// fills it, and every multiprocessor has something to do.
+    /// The tile for `groups` groups with `rows` rows in total. It is large if an average group
+    /// fills a large tile and there are enough tiles to occupy all multiprocessors.
     pub fn tile(rows: u32, n: u32, groups: u32, multiprocessors: u32) -> Tile {
         match rows / groups.max(1) >= Tile::Large.rows() {
             true => Tile::choose_square(rows, n, 1, multiprocessors),
@@ -137,7 +144,7 @@ impl Variant for GroupedM {
             let a = call.a.lines_from(found.start, size);
             let b = call.b.of_batch(found.group, size);
             let c = || call.c.lines_from(found.start, size_of_c);
-            // Past the last group the sum is empty: zeros are stored.
+            // Rows past the last group have an empty sum, so zeros are stored.
             let depth = found.group.lt(offsets.groups).select(call.k, 0u32);
             let call = Call {
                 a,
@@ -157,8 +164,8 @@ impl Variant for GroupedM {
 }
 
 impl GroupedK {
-    /// For operands in `dtype`; `adds` where the products are added to C. `aligned` as [`GemmBf16`]
-    /// has it; ignored for f32.
+    /// The kernel for operands of `dtype`. `adds`: whether the products are added to C. `aligned`
+    /// has the meaning of [`GemmBf16::aligned`] and is ignored for f32.
     pub fn new(dtype: Dtype, tile: Tile, adds: bool, aligned: bool) -> GroupedK {
         let (a, b) = (Order::ColumnMajor, Order::RowMajor);
         let product = match dtype {
@@ -217,7 +224,7 @@ impl Variant for GroupedK {
     }
 }
 
-/// The dense product that a CTA computes once its group is known.
+/// The dense kernel that a CTA runs once its group is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Product {
     F32(GemmF32),
@@ -311,9 +318,9 @@ mod tests {
         }
     }
 
-    /// Every group may end within a tile.
+    /// The grid has room for a partial tile at the end of every group.
     #[test]
-    fn there_are_tiles_for_every_end() {
+    fn every_group_may_end_within_a_tile() {
         let variant = GroupedM::new(Dtype::Bf16, Order::RowMajor, Tile::Small, true);
         let grid = |rows, n, groups| variant.launch(rows, n, groups).map(|launch| launch.grid[0]);
         assert_eq!(grid(129, 65, 5), Some((3 + 5) * 2));

@@ -1,4 +1,4 @@
-//! The offsets of groups, read on the GPU.
+//! Group offsets, read by the kernel.
 
 use crate::assembler::{GlobalAddress, Kernel, Pred, S64, U32, U64};
 use crate::faults::Faults;
@@ -8,31 +8,31 @@ use crate::gemm::Tile;
 pub(super) struct Offsets<'k> {
     k: &'k Kernel,
     start: GlobalAddress<'k>,
-    /// From one to the next, in bytes.
+    /// Stride of the offsets, in bytes.
     stride: U64<'k>,
     /// Number of groups.
     pub(super) groups: U32<'k>,
-    /// How many rows there are, in groups or not.
+    /// The number of rows, including those that no group owns.
     rows: U32<'k>,
     faults: Faults<'k>,
 }
 
-/// The tile of rows of a CTA.
+/// The rows of a CTA's tile.
 pub(super) struct Found<'k> {
-    /// Whether there is one. All threads of the CTA find the same.
+    /// Whether the CTA has a tile. The same for all its threads.
     pub(super) exists: Pred<'k>,
     /// Its group, or `groups` for rows that no group owns.
     pub(super) group: U32<'k>,
     /// The first row of the group.
     pub(super) start: U32<'k>,
-    /// How many rows it has.
+    /// The number of rows of the group.
     pub(super) rows: U32<'k>,
-    /// Where in the group the tile begins.
+    /// The tile's first row, relative to the group.
     pub(super) row: U32<'k>,
 }
 
 impl<'k> Offsets<'k> {
-    /// The parameters after those of the product.
+    /// Declares the parameters, which follow those of the product.
     #[track_caller]
     pub(super) fn parameters(k: &'k Kernel, rows: U32<'k>) -> Offsets<'k> {
         Offsets {
@@ -45,7 +45,7 @@ impl<'k> Offsets<'k> {
         }
     }
 
-    /// Rows in whole tiles, enough for groups with any boundaries.
+    /// The rows of all tiles that groups with any boundaries can need.
     #[track_caller]
     pub(super) fn padded_rows(&self, tile: Tile) -> U32<'k> {
         let side = tile.rows();
@@ -66,8 +66,8 @@ impl<'k> Offsets<'k> {
         (start.unsigned().low(), right.select(rows, 0u32))
     }
 
-    /// Finds the tile with a given number. The number is given as the tile's first row if all rows
-    /// were one group. All threads take part. If any offset is invalid, no group owns a row.
+    /// Finds the tile whose number is `padded_row` divided by the rows of a tile. All threads must
+    /// call it. If any offset is invalid, no group owns a row.
     #[track_caller]
     pub(super) fn find(&self, padded_row: U32<'k>, tile: Tile) -> Found<'k> {
         let (k, shift) = (self.k, tile.rows().trailing_zeros());
@@ -104,14 +104,14 @@ impl<'k> Offsets<'k> {
         }
     }
 
-    /// The offset at an index, if the predicate holds; 0 otherwise.
+    /// The offset at an index if `exists`; otherwise 0.
     #[track_caller]
     fn load(&self, index: U32<'k>, exists: Pred<'k>) -> S64<'k> {
         let address = self.start.byte_add(index.wide() * self.stride);
         address.load_if::<i64>(exists)
     }
 
-    /// The most that the offset at an index may be: the first is 0.
+    /// The largest valid offset at an index: 0 for the first, otherwise the number of rows.
     #[track_caller]
     fn most(&self, index: U32<'k>) -> S64<'k> {
         let rows = index.gt(0).select(self.rows, 0u32);
