@@ -10,12 +10,12 @@ use crate::sort_key::{NONE, index_of, key};
 /// Threads per CTA of [`ArgReduceChunks`].
 const THREADS: u32 = 128;
 
-/// Which extreme is searched.
+/// Whether to find the maximum or the minimum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Extreme {
-    /// The largest.
+    /// The maximum.
     Max,
-    /// The smallest.
+    /// The minimum.
     Min,
 }
 
@@ -27,7 +27,7 @@ impl Extreme {
         }
     }
 
-    /// Larger for better values.
+    /// A value that is larger for better elements.
     #[track_caller]
     fn order(self, value: F32<'_>) -> F32<'_> {
         match self {
@@ -37,25 +37,25 @@ impl Extreme {
     }
 }
 
-/// Chunks per row of `rows` rows of `features` elements. If it is 1, [`ArgReduce`] gives indices;
-/// otherwise it gives one key per chunk, for [`ArgReduceChunks`].
+/// The number of chunks per row, for `rows` rows of `features` elements. If it is 1, [`ArgReduce`]
+/// writes indices. Otherwise it writes one key per chunk, and [`ArgReduceChunks`] reduces them.
 pub fn chunks_per_row(rows: u64, features: u64) -> u64 {
     features.div_ceil(chunk_of_rows(rows, features)).max(1)
 }
 
-/// index_r = the index of the first extreme element of row r, or of its first NaN. For long rows,
-/// the key of the best element of each chunk.
+/// `indices[r]` = the index of the first extreme element of row r, or of its first NaN. If rows are
+/// long, the kernel writes the key of the best element of each chunk instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ArgReduce {
     extreme: Extreme,
     tile: PartTile,
-    /// Whether keys of chunks are written, instead of indices.
+    /// Whether the kernel writes keys of chunks instead of indices.
     chunked: bool,
 }
 
 impl ArgReduce {
-    /// The kernel for `rows` rows of `features` > 0 elements. `aligned`: whether x begins at a
-    /// multiple of 16 bytes.
+    /// The kernel for `rows` rows of `features` > 0 elements. `aligned`: whether x is 16-byte
+    /// aligned.
     pub fn new(
         extreme: Extreme,
         dtype: Dtype,
@@ -70,7 +70,7 @@ impl ArgReduce {
         }
     }
 
-    /// The launch; `None` for no rows.
+    /// The launch; `None` if there are no rows.
     pub fn launch(&self, rows: u64, features: u64) -> Option<Launch> {
         self.tile.launch(rows, chunks_per_row(rows, features))
     }
@@ -123,11 +123,11 @@ impl Variant for ArgReduce {
 pub struct ArgReduceArguments {
     /// \[R, D\], read.
     pub x: u64,
-    /// \[R\] of i64, written; \[R, P\] of u64 where there are P = [`chunks_per_row`] > 1.
+    /// \[R\] of i64, or \[R, P\] of u64 if P = [`chunks_per_row`] is greater than 1; written.
     pub indices: u64,
     /// R.
     pub rows: u64,
-    /// D, at least 1 and below 2^32.
+    /// D, at least 1 and less than 2^32.
     pub features: u64,
 }
 
@@ -143,12 +143,12 @@ impl ArgReduceArguments {
     }
 }
 
-/// index_r = the index of the element with the largest key of line r.
+/// `indices[r]` = the index of the element with the largest key in row r of `keys`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ArgReduceChunks;
 
 impl ArgReduceChunks {
-    /// The launch; `None` for no rows.
+    /// The launch; `None` if there are no rows.
     pub fn launch(&self, rows: u64) -> Option<Launch> {
         Launch::new([u32::try_from(rows).unwrap_or(u32::MAX), 1, 1], THREADS)
     }

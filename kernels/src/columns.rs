@@ -1,4 +1,4 @@
-//! Column-wise reductions of a matrix, in an order that depends on its shape alone.
+//! Column-wise reductions of a matrix, in an order that depends only on its shape.
 
 use crate::assembler::{F32, Kernel, Pred, U32, U64, Variable};
 use crate::reduce_op::ReduceOp;
@@ -9,24 +9,24 @@ pub(crate) const THREADS: u32 = 256;
 /// Rows per thread whose loads are in flight together.
 const ROWS_IN_FLIGHT: u32 = 4;
 
-/// How columns are distributed over the threads of a CTA: `across` threads side by side, each with
-/// `width` consecutive columns. The rest of the CTA processes further rows, so narrow matrices keep
-/// all threads busy.
+/// The distribution of columns over the threads of a CTA. `across` threads share a row; each has
+/// `width` consecutive columns. The other threads of the CTA process other rows, so narrow matrices
+/// keep all threads busy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ColumnTile {
     pub(crate) across: u32,
     pub(crate) width: u32,
 }
 
-/// A thread\'s view of its columns.
+/// A thread's columns.
 pub(crate) struct Columns<'k> {
     k: &'k Kernel,
     tile: ColumnTile,
     across: U32<'k>,
     below: U32<'k>,
-    /// Its first column.
+    /// The thread's first column.
     pub(crate) first: U32<'k>,
-    /// Whether its columns are in the matrix.
+    /// Whether the thread's columns are in the matrix.
     pub(crate) exist: Pred<'k>,
 }
 
@@ -36,7 +36,7 @@ impl ColumnTile {
         self.across * self.width
     }
 
-    /// Threads stacked vertically.
+    /// Rows that a CTA processes together.
     fn lanes(self) -> u32 {
         THREADS / self.across
     }
@@ -58,9 +58,9 @@ impl<'k> Columns<'k> {
         }
     }
 
-    /// What `values` makes of what `load` reads of a row, merged over the rows from `start` to
-    /// before `end`: all rows of a step are loaded before the first is used. Where the predicate
-    /// does not hold, `values` gives the neutral value. Complete in threads that [`Columns::lead`].
+    /// Reduces `values(load(row))` over rows `start..end`. All rows of a step are loaded before the
+    /// first is used. If its predicate is false, `values` must return the identity of `op`. The
+    /// result is complete in threads for which [`Columns::lead`] is true.
     #[track_caller]
     pub(crate) fn fold<Loaded>(
         &self,
@@ -90,13 +90,13 @@ impl<'k> Columns<'k> {
         self.over_lanes(&folded, op)
     }
 
-    /// Whether this thread has the sums of its columns.
+    /// Whether this thread has the complete results of its columns.
     #[track_caller]
     pub(crate) fn lead(&self) -> Pred<'k> {
         self.exist & self.below.equals(0)
     }
 
-    /// Merges what the threads stacked vertically have, from top to bottom.
+    /// Merges the results of threads with the same columns, in row order.
     #[track_caller]
     fn over_lanes(&self, folded: &[Variable<'k, f32>], op: ReduceOp) -> Vec<F32<'k>> {
         let (across, lanes) = (self.tile.across, self.tile.lanes());
@@ -105,7 +105,8 @@ impl<'k> Columns<'k> {
             return own;
         }
 
-        // One plane for each column of a thread: neighbors write neighboring words.
+        // One plane for each of a thread's columns, so that neighboring threads write neighboring
+        // words.
         let shared = self.k.shared::<f32>(THREADS * self.tile.width);
         let address = shared.element::<f32>(self.below.mad(across, self.across));
         for (plane, value) in (0..).zip(&own) {

@@ -11,7 +11,7 @@ pub enum Dtype {
     Bf16,
 }
 
-/// Sixteen bytes as stored in memory: four f32 or eight bf16.
+/// Sixteen loaded bytes: four f32 or eight bf16.
 #[derive(Clone, Copy, Debug)]
 pub enum Vector<'k> {
     /// Four f32.
@@ -40,13 +40,13 @@ impl Dtype {
         }
     }
 
-    /// Elements per 16-byte access, the widest of a thread.
+    /// Elements per 16-byte access, which is the widest that a thread can make.
     pub fn per_vector(self) -> u32 {
         16 / self.size()
     }
 
-    /// Loads 16 bytes if the predicate holds; zeros otherwise. The address must be a multiple of
-    /// 16.
+    /// Loads 16 bytes if the predicate is true; otherwise returns zeros. The address must be a
+    /// multiple of 16.
     #[track_caller]
     pub fn load_vector_if<'k>(self, condition: Pred<'k>, from: GlobalAddress<'k>) -> Vector<'k> {
         match self {
@@ -91,7 +91,7 @@ impl Dtype {
         }
     }
 
-    /// Loads one element if the predicate holds; 0 otherwise.
+    /// Loads one element if the predicate is true; otherwise returns 0.
     #[track_caller]
     pub fn load_if<'k>(self, condition: Pred<'k>, from: GlobalAddress<'k>) -> F32<'k> {
         match self {
@@ -109,7 +109,7 @@ impl Dtype {
         }
     }
 
-    /// Rounds and stores one element if the predicate holds.
+    /// Rounds and stores one element if the predicate is true.
     #[track_caller]
     pub fn store_if<'k>(self, condition: Pred<'k>, to: GlobalAddress<'k>, value: F32<'k>) {
         match self {
@@ -136,7 +136,7 @@ impl<'k> Vector<'k> {
     #[track_caller]
     pub fn plus(&self, other: &Vector<'k>) -> Vector<'k> {
         let (a, b) = (self.widen(), other.widen());
-        assert_eq!(a.len(), b.len(), "a sum of two formats");
+        assert_eq!(a.len(), b.len(), "sum of vectors with different dtypes");
         let dtype = match self {
             Vector::F32(_) => Dtype::F32,
             Vector::Bf16(_) => Dtype::Bf16,
@@ -153,7 +153,7 @@ impl<'k> Vector<'k> {
         }
     }
 
-    /// Stores the 16 bytes if the predicate holds.
+    /// Stores the 16 bytes if the predicate is true.
     #[track_caller]
     pub fn store_if(&self, condition: Pred<'k>, to: GlobalAddress<'k>) {
         match self {
@@ -163,7 +163,7 @@ impl<'k> Vector<'k> {
     }
 }
 
-/// The result of one access, as stored in memory.
+/// One loaded element or vector, in its format in memory.
 pub(crate) enum Loaded<'k> {
     Vector(Vector<'k>),
     F32(F32<'k>),
@@ -171,7 +171,8 @@ pub(crate) enum Loaded<'k> {
 }
 
 impl<'k> Loaded<'k> {
-    /// Loads one element or one vector if the predicate holds; zeros otherwise.
+    /// Loads one element (if `width` is 1) or one vector if the predicate is true; otherwise
+    /// returns zeros.
     #[track_caller]
     pub(crate) fn new(
         dtype: Dtype,
@@ -196,7 +197,7 @@ impl<'k> Loaded<'k> {
         }
     }
 
-    /// Stores the same bits, if the predicate holds.
+    /// Stores the same bits if the predicate is true.
     #[track_caller]
     pub(crate) fn store_if(&self, condition: Pred<'k>, to: GlobalAddress<'k>) {
         match self {

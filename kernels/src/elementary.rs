@@ -2,12 +2,12 @@
 //!
 //! The GPU's own `ex2.approx`, `lg2.approx`, `sin.approx` and `tanh.approx` are fast, but their
 //! bits are not specified and their errors are large enough to affect training (`tanh.approx` has
-//! 11 correct bits). A kernel that loads and stores every element is bound by memory, which hides
-//! some twenty fused multiply-adds per element. These functions give the same bits on every GPU and
-//! in the emulator.
+//! 11 correct bits). A kernel that loads and stores every element is memory-bound, which hides some
+//! twenty fused multiply-adds per element. These functions return the same bits on every GPU and in
+//! the emulator.
 //!
-//! Errors are in units in the last place of the true value, the largest found by comparing every
-//! 37th of all f32 with f64. Polynomials are minimax fits (Remez).
+//! Errors are in units in the last place (ulp) of the true value. They are the largest found by
+//! comparing every 37th f32 with the f64 result. Polynomials are minimax fits (Remez).
 
 use crate::assembler::{F32, Kernel, Pred, U32};
 
@@ -15,12 +15,12 @@ use crate::assembler::{F32, Kernel, Pred, U32};
 /// of the sum.
 pub const ROUND: f32 = 12_582_912.0;
 
-/// ln 2 in two parts; the first has so few digits that its product with an exponent is exact.
+/// The first part of ln 2. It has so few digits that its product with an exponent is exact.
 pub const LN_2_HIGH: f32 = 0.693_359_4;
 /// The second part of ln 2.
 pub const LN_2_LOW: f32 = -2.121_944_4e-4;
 
-/// exp(r) = 1 + r + r^2 q(r) on |r| <= ln(2) / 2, relative error below 2^-28.
+/// q in exp(r) = 1 + r + r^2 q(r) on |r| <= ln(2) / 2. Relative error less than 2^-28.
 pub const EXP_TAIL: [f32; 5] = [
     0.499_999_94,
     0.166_665_21,
@@ -29,7 +29,8 @@ pub const EXP_TAIL: [f32; 5] = [
     0.001_381_453_9,
 ];
 
-/// ln(1 + r) = r - r^2 / 2 + r^3 q(r) on sqrt(1/2) <= 1 + r < sqrt(2), relative error below 2^-27.
+/// q in ln(1 + r) = r - r^2 / 2 + r^3 q(r) on sqrt(1/2) <= 1 + r < sqrt(2). Relative error less
+/// than 2^-27.
 pub const LN_TAIL: [f32; 8] = [
     0.333_333_3,
     -0.250_008_2,
@@ -41,13 +42,13 @@ pub const LN_TAIL: [f32; 8] = [
     -0.076_344_97,
 ];
 
-/// sin(r) = r + r^3 q(r^2) on |r| <= pi / 4, relative error below 2^-27.
+/// q in sin(r) = r + r^3 q(r^2) on |r| <= pi / 4. Relative error less than 2^-27.
 const SIN_TAIL: [f32; 3] = [-0.166_666_55, 0.008_332_156, -1.951_463_2e-4];
 
-/// cos(r) = 1 - r^2 / 2 + r^4 q(r^2) on |r| <= pi / 4, error below 2^-33.
+/// q in cos(r) = 1 - r^2 / 2 + r^4 q(r^2) on |r| <= pi / 4. Error less than 2^-33.
 const COS_TAIL: [f32; 3] = [0.041_666_646, -0.001_388_736_2, 2.443_773_2e-5];
 
-/// tanh(x) = x + x^3 q(x^2) on |x| <= 0.55, relative error below 2^-29.
+/// q in tanh(x) = x + x^3 q(x^2) on |x| <= 0.55. Relative error less than 2^-29.
 const TANH_TAIL: [f32; 5] = [
     -0.333_333_16,
     0.133_325_86,
@@ -59,10 +60,10 @@ const TANH_TAIL: [f32; 5] = [
 /// pi / 2 in three parts, each an f32.
 const HALF_PI: [f32; 3] = [1.570_796_4, -4.371_139e-8, -1.715_124_5e-15];
 
-/// Up to here `x - n pi / 2` is exact enough with the three parts of [`HALF_PI`].
+/// The largest |x| for which the three parts of [`HALF_PI`] compute x - n pi / 2 exactly enough.
 const LARGEST_SIMPLE_ANGLE: f32 = 105_615.0;
 
-/// 2 / pi = 0.636..., its binary fraction digits, after one word of zeros.
+/// The binary digits of the fraction 2 / pi = 0.636..., after one word of zeros.
 const TWO_OVER_PI: [u32; 7] = [
     0,
     0xa2f9_836e,
@@ -73,10 +74,10 @@ const TWO_OVER_PI: [u32; 7] = [
     0x3c43_9041,
 ];
 
-/// e^x. Error at most 1 ulp over all of f32, subnormal results included; 0 below -104 and infinity
-/// above 88.73.
+/// e^x, with an error of at most 1 ulp over all of f32, subnormal results included. The result is 0
+/// below -104 and infinity above 88.73.
 ///
-/// x = n ln 2 + r with a whole n, so e^x = 2^n e^r.
+/// x = n ln 2 + r with an integer n, so e^x = 2^n e^r.
 #[track_caller]
 pub fn exp<'k>(x: F32<'k>) -> F32<'k> {
     let x = x.max(-104.0).min(89.0);
@@ -85,20 +86,21 @@ pub fn exp<'k>(x: F32<'k>) -> F32<'k> {
     let r = n.fma(-LN_2_LOW, r);
     let mantissa = (r * r).fma(polynomial(r, &EXP_TAIL), r) + 1.0;
 
-    // 2^n may overflow or underflow f32 even if the result does not; its two half powers never do.
+    // 2^n can overflow or underflow f32 even if the result does not. Its two factors 2^(n/2) never
+    // do.
     let half = n.fma(0.5, ROUND) - ROUND;
     mantissa * power_of_two(half) * power_of_two(n - half)
 }
 
-/// 2^n of a whole n in [-126, 127].
+/// 2^n for an integer n in [-126, 127].
 #[track_caller]
 fn power_of_two<'k>(n: F32<'k>) -> F32<'k> {
-    // The low bits of the sum are n + 127; the shift moves them to where f32 keeps its exponent.
+    // The low bits of the sum are n + 127. The shift moves them to the exponent field of an f32.
     ((n + (ROUND + 127.0)).to_bits() << 23).to_f32_bits()
 }
 
-/// The natural logarithm. Error at most 0.9 ulp over all positive f32, subnormals included; minus
-/// infinity at 0, NaN below.
+/// The natural logarithm, with an error of at most 0.9 ulp over all positive f32, subnormals
+/// included. The result is minus infinity at 0 and NaN below.
 ///
 /// x = 2^e (1 + r) with 1 + r in [sqrt(1/2), sqrt(2)), so ln x = e ln 2 + ln(1 + r).
 #[track_caller]
@@ -111,12 +113,12 @@ pub fn ln<'k>(x: F32<'k>) -> F32<'k> {
     let offset = normal.to_bits() - sqrt_half;
     let mantissa = ((offset & 0x007f_ffff) + sqrt_half).to_f32_bits();
 
-    // An integer e below 2^23 becomes a float as the low bits of 2^23 + e.
+    // For an integer e < 2^23, e is the low bits of the float 2^23 + e.
     let biased = (offset + (127 << 23)) >> 23;
     let biased = (biased | 8_388_608.0f32.to_bits()).to_f32_bits();
     let exponent = biased - (8_388_608.0 + 127.0) - shift;
 
-    // Small terms first: r^3 q(r) + e low - r^2 / 2, then r, then e high.
+    // Adds small terms first: r^3 q(r) + e low - r^2 / 2, then r, then e high.
     let r = mantissa - 1.0;
     let r2 = r * r;
     let tail = r2 * r * polynomial(r, &LN_TAIL);
@@ -128,40 +130,42 @@ pub fn ln<'k>(x: F32<'k>) -> F32<'k> {
     x.equals(0.0).select(f32::NEG_INFINITY, y)
 }
 
-/// 1 / (1 + e^-x). Error at most 2.5 ulp for x > -87; 0 below -88.73.
+/// 1 / (1 + e^-x), with an error of at most 2.5 ulp for x > -87. The result is 0 below -88.73.
 #[track_caller]
 pub fn sigmoid<'k>(x: F32<'k>) -> F32<'k> {
     (exp(-x) + 1.0).reciprocal()
 }
 
-/// The hyperbolic tangent. Error at most 1.5 ulp over all of f32.
+/// The hyperbolic tangent, with an error of at most 1.5 ulp over all of f32.
 #[track_caller]
 pub fn tanh<'k>(x: F32<'k>) -> F32<'k> {
     let magnitude = x.abs();
     let x2 = x * x;
     let small = (x * x2).fma(polynomial(x2, &TANH_TAIL), x);
 
-    // 1 - 2 / (e^2|x| + 1) loses digits near 0 only.
+    // 1 - 2 / (e^2|x| + 1) loses digits only near 0.
     let large = -(exp(magnitude + magnitude) + 1.0).reciprocal();
     let large = large.fma(2.0, x.kernel().constant(1.0));
     magnitude.lt(0.55).select(small, large.copysign(x))
 }
 
-/// The sine of an angle in radians. Error at most 1.6 ulp over all finite f32; NaN at infinity.
+/// The sine of an angle in radians, with an error of at most 1.6 ulp over all finite f32; NaN at
+/// infinity.
 #[track_caller]
 pub fn sin<'k>(x: F32<'k>) -> F32<'k> {
     let (r, quadrant) = reduce_angle(x);
     sine_in_quadrant(r, quadrant)
 }
 
-/// The cosine of an angle in radians. Error at most 1.6 ulp over all finite f32; NaN at infinity.
+/// The cosine of an angle in radians, with an error of at most 1.6 ulp over all finite f32; NaN at
+/// infinity.
 #[track_caller]
 pub fn cos<'k>(x: F32<'k>) -> F32<'k> {
     let (r, quadrant) = reduce_angle(x);
     sine_in_quadrant(r, quadrant + 1)
 }
 
-/// sin(r + quadrant * pi / 2) of |r| <= pi / 4; the lowest two bits of `quadrant` count.
+/// sin(r + quadrant * pi / 2) for |r| <= pi / 4. Only the lowest two bits of `quadrant` are used.
 #[track_caller]
 fn sine_in_quadrant<'k>(r: F32<'k>, quadrant: U32<'k>) -> F32<'k> {
     let one = r.kernel().constant(1.0);
@@ -175,7 +179,7 @@ fn sine_in_quadrant<'k>(r: F32<'k>, quadrant: U32<'k>) -> F32<'k> {
     (value.to_bits() ^ sign).to_f32_bits()
 }
 
-/// x = r + quadrant * pi / 2 with |r| <= pi / 4; `quadrant` modulo 4.
+/// Returns r and `quadrant` such that x = r + quadrant * pi / 2 modulo 2 pi, with |r| <= pi / 4.
 #[track_caller]
 fn reduce_angle<'k>(x: F32<'k>) -> (F32<'k>, U32<'k>) {
     let k = x.kernel();
@@ -193,12 +197,13 @@ fn reduce_angle<'k>(x: F32<'k>) -> (F32<'k>, U32<'k>) {
     (r.get(), quadrant.get())
 }
 
-/// As [`reduce_angle`] for |x| >= 2^16 by fixed-point arithmetic with as many digits of 2 / pi as
-/// matter (Payne and Hanek 1983).
+/// [`reduce_angle`] for |x| >= 2^16, in fixed-point arithmetic with only those digits of 2 / pi
+/// that affect the result (Payne and Hanek 1983).
 ///
-/// |x| = m 2^(t - 31) with a 32-bit m. Of 2 / pi times 2^(t - 31), digits of weight 4 and above
-/// change x * 2 / pi by multiples of 4, whole turns: they are skipped. 96 digits from there on
-/// leave 62 digits of the fraction, and no f32 is closer to a multiple of pi / 2 than about 2^-30.
+/// |x| = m 2^(t - 31) with a 32-bit integer m. The digits of 2 / pi * 2^(t - 31) with weight 4 and
+/// above contribute multiples of 4 to x * 2 / pi, which are whole turns, so they are skipped. The
+/// next 96 digits give 62 digits of the fraction. That is enough, since no f32 is closer to a
+/// multiple of pi / 2 than about 2^-30.
 #[track_caller]
 fn reduce_large_angle<'k>(x: F32<'k>) -> (F32<'k>, U32<'k>) {
     let bits = x.to_bits();
@@ -223,7 +228,7 @@ fn reduce_large_angle<'k>(x: F32<'k>) -> (F32<'k>, U32<'k>) {
     (finite.select(r, f32::NAN), quadrant)
 }
 
-/// 96 digits of [`TWO_OVER_PI`] after the first `skipped`, at most 127.
+/// The 96 digits of [`TWO_OVER_PI`] after the first `skipped`, which is at most 127.
 #[track_caller]
 fn digits_of_two_over_pi<'k>(skipped: U32<'k>) -> [U32<'k>; 3] {
     let (word, shift) = (skipped >> 5, skipped & 31);

@@ -1,4 +1,4 @@
-//! Errors of constructors whose kernel cannot be built.
+//! Errors of constructors.
 
 /// Why a kernel cannot be built.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,4 +1,5 @@
-//! Expressions of elementwise kernels: pure data, equal when they compute the same in the same way.
+//! Expressions of elementwise kernels. They are plain data; expressions with the same operations
+//! are equal.
 //!
 //! ```
 //! use meshgrad_kernels::expression::Expression;
@@ -8,8 +9,8 @@
 //! assert_eq!(swiglu.to_string(), "times_times_x0_sigmoid_x0_x1");
 //! ```
 //!
-//! The set of operations is minimal. What others can express, such as a square or a maximum, has no
-//! operation of its own, so a function has one form.
+//! The set of operations is minimal. A function that others can express, such as a square or a
+//! maximum, has no operation of its own.
 
 use std::fmt;
 use std::ops::{Add, Div, Mul, Neg, Sub};
@@ -35,9 +36,9 @@ pub enum Node {
     Unary(Unary, Expression),
     /// A function of two values.
     Binary(Binary, Expression, Expression),
-    /// 1 where the comparison holds, else 0.
+    /// 1 if the comparison is true, otherwise 0.
     Compare(Comparison, Expression, Expression),
-    /// The second where the first is not 0, else the third.
+    /// The second value if the first is not 0, otherwise the third.
     Select(Expression, Expression, Expression),
 }
 
@@ -57,7 +58,7 @@ macro_rules! functions {
             /// All variants.
             pub const ALL: &[$family] = &[$($family::$function),+];
 
-            /// Its name, which is its method's.
+            /// Its name, which is also the name of its method.
             pub fn name(self) -> &'static str {
                 match self {
                     $($family::$function => stringify!($method),)+
@@ -122,7 +123,7 @@ functions! {
 }
 
 functions! {
-    /// A comparison, 1 or 0. All but `ne` are 0 where either value is NaN.
+    /// A comparison, which returns 1 or 0. All but `Ne` return 0 if either value is NaN.
     Comparison = Compare;
     /// x == y, as 1 or 0.
     Eq equals (y);
@@ -144,7 +145,7 @@ impl Expression {
         Node::Operand(index).into()
     }
 
-    /// A constant of the kernel.
+    /// A constant in the kernel's code.
     pub fn constant(value: f32) -> Expression {
         Node::Constant(value.to_bits()).into()
     }
@@ -154,7 +155,7 @@ impl Expression {
         Node::Scalar(index).into()
     }
 
-    /// `a` where self is not 0, else `b`.
+    /// `a` if self is not 0, otherwise `b`.
     pub fn select(&self, a: impl Into<Expression>, b: impl Into<Expression>) -> Expression {
         Node::Select(self.clone(), a.into(), b.into()).into()
     }
@@ -175,7 +176,7 @@ impl Expression {
         arguments.into_iter().flatten()
     }
 
-    /// The number of operations, counting shared ones per use, up to `limit`.
+    /// The number of operations, at most `limit`. Shared operations are counted once per use.
     pub(crate) fn operations(&self, limit: usize) -> usize {
         let mut count = 1;
         for argument in self.arguments() {
@@ -187,7 +188,7 @@ impl Expression {
         count.min(limit)
     }
 
-    /// Calls `f` for each operation.
+    /// Calls `f` for each operation, once per use.
     pub(crate) fn visit(&self, f: &mut impl FnMut(&Node)) {
         f(self.node());
         for argument in self.arguments() {
@@ -266,7 +267,8 @@ impl Neg for &Expression {
     }
 }
 
-/// In prefix order, which needs no parentheses: `times_x0_sigmoid_x0`. A part of a kernel's name.
+/// Formats the expression in prefix notation, which needs no parentheses: `times_x0_sigmoid_x0`. It
+/// is a part of the kernel's name.
 impl fmt::Display for Expression {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.node() {

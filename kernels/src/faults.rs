@@ -68,7 +68,7 @@ impl Fault {
     }
 }
 
-/// The word and the site, in a kernel.
+/// The fault word and the site, in a kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct Faults<'k> {
     word: GlobalAddress<'k>,

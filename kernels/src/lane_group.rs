@@ -1,5 +1,4 @@
-//! Rows of any length, each shared by a few lanes of a warp, for kernels that process them access
-//! by access.
+//! Rows of any length, each processed by a group of lanes of a warp that loops over the row.
 
 use crate::assembler::{F32, GlobalAddress, Kernel, Launch, Pred, Target, U32, U64};
 use crate::dtype::{Dtype, Loaded};
@@ -10,18 +9,19 @@ const THREADS: u32 = 128;
 /// Accesses per lane that are in flight together.
 pub(crate) const IN_FLIGHT: u32 = 4;
 
-/// How rows are distributed over lanes.
+/// The distribution of rows over lanes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Tile {
     pub(crate) dtype: Dtype,
-    /// Elements per access: 16 bytes of them, or one.
+    /// Elements per access: 16 bytes, or one element.
     pub(crate) width: u32,
     /// Lanes per row.
     pub(crate) lanes: u32,
 }
 
 impl Tile {
-    /// `aligned`: whether all matrices begin at multiples of 16 bytes.
+    /// The distribution for rows of `features` elements. `aligned`: whether all matrices are
+    /// 16-byte aligned.
     pub(crate) fn new(dtype: Dtype, features: u32, aligned: bool) -> Tile {
         let whole = aligned && features.is_multiple_of(dtype.per_vector());
         let width = if whole { dtype.per_vector() } else { 1 };
@@ -52,7 +52,7 @@ impl Tile {
     }
 }
 
-/// The row of a group of lanes.
+/// A group of lanes, and its row.
 pub(crate) struct Group<'k> {
     pub(crate) k: &'k Kernel,
     pub(crate) tile: Tile,
@@ -77,15 +77,15 @@ impl<'k> Group<'k> {
         }
     }
 
-    /// A row of a matrix.
+    /// The address of a row of a matrix.
     #[track_caller]
     pub(crate) fn of_matrix(&self, matrix: GlobalAddress<'k>, row: U64<'k>) -> GlobalAddress<'k> {
         let elements = row * self.features.wide();
         matrix.byte_add(elements * u64::from(self.tile.dtype.size()))
     }
 
-    /// Calls `body` with the first elements of the lane's next `count` accesses, and whether each
-    /// is within the row, until the row is done.
+    /// Emits a loop over the row. Each iteration gets the first element of each of the lane's next
+    /// `count` accesses, and whether it is in the row.
     #[track_caller]
     pub(crate) fn for_accesses(&self, count: u32, body: impl FnOnce(Vec<(U32<'k>, Pred<'k>)>)) {
         let Tile { width, lanes, .. } = self.tile;
@@ -100,19 +100,19 @@ impl<'k> Group<'k> {
             });
     }
 
-    /// The place of an element in a row.
+    /// The address of an element of a row.
     #[track_caller]
     pub(crate) fn at(&self, row: GlobalAddress<'k>, element: U32<'k>) -> GlobalAddress<'k> {
         row.byte_add(element.mul_wide(self.tile.dtype.size()))
     }
 
-    /// What an access reads, if the predicate holds; zeros otherwise.
+    /// Loads the elements of one access if the predicate is true; otherwise returns zeros.
     #[track_caller]
     pub(crate) fn load_if(&self, condition: Pred<'k>, from: GlobalAddress<'k>) -> Loaded<'k> {
         Loaded::new(self.tile.dtype, self.tile.width, condition, from)
     }
 
-    /// Rounds and stores what an access takes, if the predicate holds.
+    /// Rounds and stores the elements of one access if the predicate is true.
     #[track_caller]
     pub(crate) fn store_if(&self, condition: Pred<'k>, to: GlobalAddress<'k>, values: &[F32<'k>]) {
         let dtype = self.tile.dtype;

@@ -1,10 +1,10 @@
 //! GPU kernels: a PTX macro-assembler in Rust, and the kernels written with it. The output is text;
-//! this crate knows neither driver nor tensors.
+//! this crate depends neither on a driver nor on tensors.
 //!
 //! [`assembler`] turns Rust functions into PTX. Each family of kernels has a struct that identifies
-//! one kernel (its [`Variant`]), pure functions from extents to a [`Launch`], and a struct of named
-//! arguments that lays out the parameter bytes ([`Arguments`]). A loader needs only these: text,
-//! geometry, bytes.
+//! one kernel (its [`Variant`]), functions that compute a [`Launch`] from extents, and a struct of
+//! named arguments that lays out the parameter bytes ([`Arguments`]). A loader needs only the text,
+//! the launch and the bytes.
 
 pub mod adamw;
 pub mod arg_reduce;
@@ -44,7 +44,7 @@ pub use assembler::{Arguments, Launch, Parameter, ParameterKind, Ptx, Target, Va
 pub use dtype::Dtype;
 pub use error::{Error, Result};
 
-/// The code of docs/kernels.md is compiled and run.
+/// Doctests compile and run the code of docs/kernels.md.
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/kernels.md")]
 struct Guide;

@@ -1,7 +1,8 @@
-//! Philox4x32-10, a random function of a counter (Salmon, Moraes, Dror and Shaw, "Parallel random
-//! numbers: as easy as 1, 2, 3", SC 2011), with the runtime's keys: element `i` of a tensor has
-//! word `i % 4` of block `i / 4`. Only integer operations, so the CPU and every GPU give the same
-//! bits.
+//! Philox4x32-10, a counter-based random number generator (Salmon, Moraes, Dror and Shaw, "Parallel
+//! random numbers: as easy as 1, 2, 3", SC 2011).
+//!
+//! Element `i` of a tensor has word `i % 4` of block `i / 4`. All operations are on integers, so
+//! the CPU and every GPU return the same bits.
 
 use crate::assembler::{Arguments, Kernel, U32, U64};
 
@@ -11,14 +12,13 @@ pub const ROUNDS: usize = 10;
 /// The multipliers of words 0 and 2.
 pub const MULTIPLIERS: [u32; 2] = [0xd251_1f53, 0xcd9e_8d57];
 
-/// What the key's words grow by from round to round: the golden ratio and sqrt(3) - 1, as fractions
-/// of 2^32.
+/// Increments of the key's words per round: the golden ratio and sqrt(3) - 1, as fractions of 2^32.
 pub const KEY_STEPS: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];
 
-/// What the first word of a key is combined with where a number is folded into it.
+/// [`Key::fold`] combines the first word of a key with this constant.
 pub const FOLD: u32 = 0x243f_6a88;
 
-/// Four random words: a bijection of the counters for each key.
+/// Four random words. For each key, this is a bijection of the counters.
 #[track_caller]
 pub fn philox<'k>(key: [U32<'k>; 2], counter: [U32<'k>; 4]) -> [U32<'k>; 4] {
     let ([mut left, mut right], [mut a, mut b, mut c, mut d]) = (key, counter);
@@ -37,18 +37,18 @@ pub fn philox<'k>(key: [U32<'k>; 2], counter: [U32<'k>; 4]) -> [U32<'k>; 4] {
     [a, b, c, d]
 }
 
-/// A key of 128 bits in registers.
+/// A 128-bit key in registers.
 #[derive(Clone, Copy, Debug)]
 pub struct Key<'k>(pub [U32<'k>; 4]);
 
 impl<'k> Key<'k> {
-    /// A key that is given as four parameters.
+    /// Declares four parameters for a key.
     #[track_caller]
     pub fn parameters(k: &'k Kernel) -> Key<'k> {
         Key(["key0", "key1", "key2", "key3"].map(|name| k.u32_param(name)))
     }
 
-    /// The key for number `value` under this one.
+    /// Derives the key number `value` from this one.
     #[track_caller]
     pub fn fold(self, value: U64<'k>) -> Key<'k> {
         let Key([a, b, c, d]) = self;
@@ -58,7 +58,7 @@ impl<'k> Key<'k> {
         ))
     }
 
-    /// The four words of a block, which are those of elements 4 `block` to 4 `block` + 3.
+    /// The four words of a block: those of elements `4 * block` to `4 * block + 3`.
     #[track_caller]
     pub fn block(self, block: U64<'k>) -> [U32<'k>; 4] {
         let Key([a, b, c, d]) = self;
@@ -76,7 +76,7 @@ impl<'k> Key<'k> {
     }
 }
 
-/// Adds the four words of a key, as [`Key::parameters`] declares them.
+/// Adds the arguments that [`Key::parameters`] declares.
 pub fn push_key(arguments: &mut Arguments, key: [u32; 4]) {
     for word in key {
         arguments.push_u32(word);

@@ -5,11 +5,11 @@ use crate::assembler::{F32, Variable};
 /// The operation of a reduction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReduceOp {
-    /// Their sum.
+    /// The sum.
     Add,
-    /// The larger one; NaN where either is.
+    /// The maximum; NaN if any value is NaN.
     Max,
-    /// The smaller one; NaN where either is.
+    /// The minimum; NaN if any value is NaN.
     Min,
 }
 

@@ -1,19 +1,20 @@
-//! Radix sort of keys with their positions: stable, eight bits per pass from the lowest.
+//! Stable radix sort of keys with their positions, eight bits per pass, lowest bits first.
 //!
-//! A pass is three kernels. In the first, each CTA counts the digits of its keys. The second is a
-//! prefix sum of the counts of each digit over the CTAs. In the third, each CTA scatters its keys
-//! behind those with a smaller digit and behind equal ones that come earlier. All arithmetic is on
-//! integers, so the result depends on the keys alone, and the launches on their number.
+//! A pass is three kernels. In the first, each CTA counts the digits of its keys. The second
+//! computes the prefix sums of each digit's counts over the CTAs. In the third, each CTA scatters
+//! its keys after those with a smaller digit and after earlier ones with the same digit. All
+//! arithmetic is on integers, so the result depends only on the keys. The launches depend only on
+//! their number.
 
 use crate::assembler::{
     Arguments, GlobalAddress, Kernel, Launch, Pred, Ptx, SharedAddress, Target, U32, Variant,
     block_exclusive_scan,
 };
 
-/// Bits of a digit.
+/// Bits per digit.
 const BITS: u32 = 8;
 
-/// Digits.
+/// The number of digits.
 const DIGITS: u32 = 1 << BITS;
 
 const THREADS: u32 = DIGITS;
@@ -22,7 +23,7 @@ const WARPS: u32 = THREADS / 32;
 /// Keys per lane.
 const ROUNDS: u32 = 8;
 
-/// Keys per CTA; those of a warp are contiguous.
+/// Keys per CTA. The keys of a warp are contiguous.
 const TILE: u32 = THREADS * ROUNDS;
 
 /// The workspace for sorting `count` keys, in u32 words.
@@ -39,18 +40,18 @@ fn tiles(count: u32) -> u32 {
     count.div_ceil(TILE)
 }
 
-/// One pass over keys and positions. Its kernels take the same arguments.
+/// Arguments of one pass over keys and positions, the same for its three kernels.
 #[derive(Clone, Copy, Debug)]
 pub struct RadixPassArguments {
     /// The addresses of the keys and of their positions.
     pub from: [u64; 2],
-    /// Their destination, sorted by this pass's digit.
+    /// The destinations of keys and positions, sorted by this pass's digit.
     pub to: [u64; 2],
     /// A workspace of [`workspace_words`] u32.
     pub counts: u64,
     /// Number of keys.
     pub count: u32,
-    /// Which pass, from 0.
+    /// The number of the pass, from 0.
     pub pass: u32,
 }
 
@@ -67,19 +68,19 @@ impl RadixPassArguments {
     }
 }
 
-/// A kernel of a pass, in their order.
+/// The kernels of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RadixPass {
     /// Counts each digit in each tile.
     Count,
     /// Prefix sums of the counts over the tiles, and totals.
     Scan,
-    /// Scatters every key to its place.
+    /// Scatters every key to its destination.
     Scatter,
 }
 
 impl RadixPass {
-    /// All, in their order.
+    /// All kernels, in the order of their launches.
     pub const ALL: [RadixPass; 3] = [RadixPass::Count, RadixPass::Scan, RadixPass::Scatter];
 
     /// The launch over keys; `None` if there are none.
@@ -92,12 +93,12 @@ impl RadixPass {
     }
 }
 
-/// The parameters, in a kernel.
+/// The parameters in a kernel.
 struct Call<'k> {
     k: &'k Kernel,
     from: [GlobalAddress<'k>; 2],
     to: [GlobalAddress<'k>; 2],
-    /// One line of tile counts per digit, followed by the totals.
+    /// \[digits, tiles\] counts, followed by \[digits\] totals.
     counts: GlobalAddress<'k>,
     count: U32<'k>,
     tiles: U32<'k>,
@@ -126,14 +127,14 @@ impl<'k> Call<'k> {
         self.counts.element_wide::<u32>(line + tile.wide())
     }
 
-    /// How often a digit occurs.
+    /// The total count of a digit.
     #[track_caller]
     fn total(&self, digit: U32<'k>) -> GlobalAddress<'k> {
         let lines = self.tiles.mul_wide(DIGITS);
         self.counts.element_wide::<u32>(lines + digit.wide())
     }
 
-    /// The keys of this lane, in the order in which its warp goes through them.
+    /// The keys of this lane, by round.
     #[track_caller]
     fn keys(&self) -> Vec<Key<'k>> {
         let k = self.k;
@@ -157,7 +158,7 @@ impl<'k> Call<'k> {
         loaded.into_iter().map(ranked).collect()
     }
 
-    /// Digit counters, one line per warp, all zero.
+    /// Allocates counters \[warps, digits\] in shared memory and sets them to 0.
     #[track_caller]
     fn zeros(&self) -> SharedAddress<'k> {
         let k = self.k;
@@ -170,8 +171,8 @@ impl<'k> Call<'k> {
         table
     }
 
-    /// Takes the next numbers of the digits that a round of the warp's keys has: for each lane the
-    /// number of its key. All lanes must call it.
+    /// Gives each lane's key the next number of its digit, in lane order, and advances the warp's
+    /// counters. All lanes must call it.
     #[track_caller]
     fn number(&self, table: SharedAddress<'k>, key: &Key<'k>) -> U32<'k> {
         let k = self.k;
@@ -235,7 +236,7 @@ fn count(call: &Call<'_>) {
     call.of_tile(k.thread(), k.cta()).store(sum);
 }
 
-/// A CTA for each digit.
+/// Prefix sums over the tiles, with one CTA per digit.
 #[track_caller]
 fn scan(call: &Call<'_>) {
     let k = call.k;
@@ -270,7 +271,7 @@ fn place(call: &Call<'_>) {
         call.number(table, key);
     }
 
-    // Where the keys of each warp begin that have this thread's digit.
+    // The counters of this thread's digit become the first destination of each warp's keys.
     let digit = k.thread();
     let [smaller, _] = block_exclusive_scan(k, call.total(digit).load());
     let own = table.element::<u32>(digit);
@@ -311,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_passes_as_keys_have_digits() {
+    fn there_is_one_pass_per_digit() {
         assert_eq!(
             [0, 255, 256, 151_936, u32::MAX].map(passes_for),
             [1, 1, 2, 3, 4]

@@ -1,6 +1,6 @@
 //! The gated linear unit of feed-forward blocks (Shazeer 2020) and its gradient.
 //!
-//! Legend: R rows, F features. A row of `gate_up` is gate, then up: \[R, 2, F\], dense.
+//! Legend: R rows, F features. `gate_up` is contiguous \[R, 2, F\]; a row is gate, then up.
 //!
 //! ```text
 //! y     = gate s up                      with s = 1 / (1 + e^-gate)
@@ -8,12 +8,12 @@
 //! dup   = dy (gate s)
 //! ```
 //!
-//! The computation is in f32 and rounded once. Nothing is shared between threads: the kernels are
-//! bound by memory, and move 3 R F elements forward and 5 R F backward, which is the least.
+//! The computation is in f32 and rounded once. Threads share nothing. The kernels are memory-bound
+//! and move the minimum: 3 R F elements forward and 5 R F backward.
 //!
-//! Two forms. If rows are whole 16-byte vectors, the vectors of all rows form one sequence that is
-//! divided evenly among CTAs, whatever F is; a division finds a vector's row. Otherwise a CTA loops
-//! over one row.
+//! There are two forms. If rows are whole 16-byte vectors, the vectors of all rows form one
+//! sequence that is divided evenly among CTAs, whatever F is. A division by the vectors per row
+//! finds a vector's row. Otherwise a CTA loops over one row.
 
 use crate::assembler::{
     Arguments, F32, GlobalAddress, Kernel, Launch, Pred, Ptx, Target, U32, U64, Variant,
@@ -24,10 +24,10 @@ use crate::elementary::sigmoid;
 /// Threads per CTA.
 const THREADS: u32 = 256;
 
-/// How a kernel walks over the rows.
+/// The distribution of elements over threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Form {
-    /// This many vectors per thread, a CTA's width apart, with their loads in flight together.
+    /// This many vectors per thread, [`THREADS`] apart, with their loads in flight together.
     Vectors { per_thread: u32 },
     /// Element by element, one CTA per row.
     Loop,
@@ -36,7 +36,7 @@ enum Form {
 impl Form {
     fn new(dtype: Dtype, [rows, features]: [u64; 2], aligned: bool, per_thread: u32) -> Form {
         let per_vector = u64::from(dtype.per_vector());
-        // Threads beyond the last vector count on.
+        // The indices of threads past the last vector must also fit in a u32.
         let most = u64::from(u32::MAX - THREADS * per_thread);
         let few = rows.saturating_mul(features / per_vector) <= most;
         match aligned && features.is_multiple_of(per_vector) && few {
@@ -73,8 +73,7 @@ pub struct SwiGlu {
 }
 
 impl SwiGlu {
-    /// The kernel for `extents`, R and F. `aligned`: whether gate_up and y begin at multiples of 16
-    /// bytes.
+    /// The kernel for `extents`, R and F. `aligned`: whether gate_up and y are 16-byte aligned.
     pub fn new(dtype: Dtype, extents: [u64; 2], aligned: bool) -> SwiGlu {
         let form = Form::new(dtype, extents, aligned, 2);
         SwiGlu { dtype, form }
@@ -143,7 +142,7 @@ impl SwiGluArguments {
     }
 }
 
-/// The gradient of [`SwiGlu`], of both halves at once.
+/// The gradient of [`SwiGlu`]: dgate and dup in one kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SwiGluGrad {
     dtype: Dtype,
@@ -151,8 +150,8 @@ pub struct SwiGluGrad {
 }
 
 impl SwiGluGrad {
-    /// The kernel for `extents`, R and F. `aligned`: whether gate_up, dy and dgate_up begin at
-    /// multiples of 16 bytes.
+    /// The kernel for `extents`, R and F. `aligned`: whether gate_up, dy and dgate_up are 16-byte
+    /// aligned.
     pub fn new(dtype: Dtype, extents: [u64; 2], aligned: bool) -> SwiGluGrad {
         let form = Form::new(dtype, extents, aligned, 1);
         SwiGluGrad { dtype, form }
@@ -236,7 +235,7 @@ fn product<'k>(gate: F32<'k>, up: F32<'k>) -> F32<'k> {
     gate * sigmoid(gate) * up
 }
 
-/// dgate and dup.
+/// Returns dgate and dup.
 #[track_caller]
 fn slopes<'k>(gate: F32<'k>, up: F32<'k>, dy: F32<'k>) -> [F32<'k>; 2] {
     let one = gate.kernel().constant(1.0);
@@ -245,22 +244,22 @@ fn slopes<'k>(gate: F32<'k>, up: F32<'k>, dy: F32<'k>) -> [F32<'k>; 2] {
     [dy * up * slope, dy * (gate * s)]
 }
 
-/// A position in a row of y, and in both halves of a row of gate_up.
+/// A position in a row of \[R, F\], and in both halves of a row of \[R, 2, F\].
 struct Position<'k> {
-    /// The first element of the row in a matrix \[R, F\].
+    /// The index of the row's first element in \[R, F\].
     row: U64<'k>,
     column: U64<'k>,
     features: U64<'k>,
 }
 
 impl<'k> Position<'k> {
-    /// In a matrix \[R, F\].
+    /// The address in a matrix \[R, F\].
     #[track_caller]
     fn in_row(&self, dtype: Dtype, matrix: GlobalAddress<'k>) -> GlobalAddress<'k> {
         matrix.byte_add((self.row + self.column) * u64::from(dtype.size()))
     }
 
-    /// In both halves of \[R, 2, F\].
+    /// The addresses in both halves of a tensor \[R, 2, F\].
     #[track_caller]
     fn halves(&self, dtype: Dtype, pairs: GlobalAddress<'k>) -> [GlobalAddress<'k>; 2] {
         let size = u64::from(dtype.size());
@@ -305,7 +304,7 @@ fn vectors<'k>(
     (0..per_thread).map(position).collect()
 }
 
-/// Calls `body` for each element of the CTA's row that falls to this thread.
+/// Emits a loop over this thread's elements of the CTA's row.
 #[track_caller]
 fn each_element<'k>(k: &'k Kernel, features: U32<'k>, body: impl Fn(Position<'k>)) {
     let row = k.cta().mul_wide(features);
@@ -348,7 +347,8 @@ mod tests {
         }
     }
 
-    /// Odd rows and unaligned ones loop, and so do more vectors than 32 bits count.
+    /// Rows that are not whole vectors use the loop, and so do unaligned rows and more than 2^32
+    /// vectors.
     #[test]
     fn the_form_follows_extents_and_alignment() {
         let entry = |extents, aligned| SwiGlu::new(Dtype::Bf16, extents, aligned).entry();
