@@ -52,7 +52,7 @@ pub enum LaunchError {
     Invalid {
         /// The kernel.
         kernel: String,
-        /// What does not match.
+        /// The mismatch.
         problem: String,
     },
 }

@@ -28,7 +28,7 @@ pub(crate) enum StreamOrder {
     Random(u64),
 }
 
-/// What happens to resources that a context still holds when it is destroyed.
+/// The handling of resources that a context still holds when it is destroyed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Leaks {
     Off,
@@ -37,7 +37,7 @@ pub(crate) enum Leaks {
     Error,
 }
 
-/// Where launch counters are written, besides the counting API.
+/// The destination of launch counters, in addition to the counting API.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum CounterSink {
     Nowhere,
@@ -51,7 +51,7 @@ pub(crate) struct Configuration {
     pub(crate) devices: Vec<Model>,
     /// Bytes of memory per device, overriding the model's.
     pub(crate) memory: Option<usize>,
-    /// As `cuDriverGetVersion` returns it: 1000 * major + 10 * minor.
+    /// The CUDA version in the format of `cuDriverGetVersion`: 1000 * major + 10 * minor.
     pub(crate) version: i32,
     pub(crate) streams: StreamOrder,
     pub(crate) leaks: Leaks,

@@ -18,7 +18,7 @@ static SERIAL: AtomicU64 = AtomicU64::new(1);
 
 /// An object that handles refer to.
 pub(crate) trait Named {
-    /// What error messages call it: `stream`.
+    /// The name in error messages, such as `stream`.
     const NAME: &'static str;
     /// The error code for a handle that never existed.
     const UNKNOWN: Code = Code::InvalidHandle;

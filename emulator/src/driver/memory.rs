@@ -17,7 +17,7 @@ use super::{Driver, State};
 /// The owners of all allocations.
 #[derive(Default)]
 pub(crate) struct Ownership {
-    /// By base address.
+    /// Owners by base address.
     pub(crate) owners: BTreeMap<u64, Owner>,
     /// Bytes per device that are allocated outside of pools.
     plain: BTreeMap<u32, usize>,

@@ -11,7 +11,7 @@ use crate::machine::counters::Counters;
 use super::configuration::CounterSink;
 use super::error::{Code, Error};
 
-/// Where messages and counters go.
+/// The destination of messages and counters.
 pub(crate) struct Reports {
     quiet: bool,
     counter_sink: CounterSink,

@@ -107,7 +107,7 @@ impl Pattern {
     }
 }
 
-/// What `cuStreamWaitValue32` and `cuStreamWaitValue64` wait for.
+/// The condition of a `cuStreamWaitValue32` or `cuStreamWaitValue64`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Condition {
     pub(crate) test: Test,

@@ -92,7 +92,7 @@ impl Counters {
         }
     }
 
-    /// As one JSON object.
+    /// Formats the counters as one JSON object.
     pub fn to_json(&self) -> String {
         let mut json = format!(
             "{{\"kernel\":{},\"ctas\":{},\"unique_bytes_read\":{},\"unique_bytes_written\":{},{},\
@@ -120,7 +120,7 @@ impl Counters {
         json
     }
 
-    /// As a human-readable table.
+    /// Formats the counters as a human-readable table.
     pub fn to_table(&self) -> String {
         let mut table = format!(
             "{}: {} CTAs, {} warp instructions, {} FLOPs\n\

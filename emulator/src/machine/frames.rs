@@ -19,7 +19,7 @@ const MAX_DEPTH: usize = 1024;
 /// The saved frames of each lane, the latest call last.
 pub(crate) type Saved = [Vec<SavedFrame>; LANES];
 
-/// What one lane saved when a function was entered.
+/// The state that a lane saved when it entered a recursive function.
 #[derive(Clone, Debug)]
 pub(crate) struct SavedFrame {
     registers: SavedLane,

@@ -10,7 +10,7 @@ use crate::options::AsyncCopies;
 use crate::program::op::{Combine, Instruction, Op, PredicateSource, Set, SetPredicate};
 use crate::report::{Fault, FindingKind};
 
-/// What a subwarp does after an instruction.
+/// The next action of a subwarp after an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flow {
     /// Continues with the next instruction.

@@ -69,7 +69,7 @@ impl Allocation {
         }
     }
 
-    /// What remains of a freed allocation: its properties.
+    /// The placeholder of a freed allocation, which keeps its properties.
     pub(crate) fn freed_placeholder(info: AllocationInfo, nothing: Block) -> Allocation {
         Allocation {
             info,

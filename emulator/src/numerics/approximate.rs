@@ -16,7 +16,7 @@ use super::half_precision::{Bf16, F16, Half};
 use super::rounding::{Rounding, canonical, nan_if, narrow, narrow_to_odd};
 use super::series;
 
-/// Which number within the documented error an instruction returns.
+/// The choice of a result within the documented error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Approximation {
     /// The nearest to the exact value.
@@ -33,7 +33,7 @@ pub enum Approximation {
 enum MaximumError {
     /// In units of the last place of the result.
     Ulps(f64),
-    /// As a multiple of the result.
+    /// A multiple of the result.
     Relative(f64),
     /// The same for all results.
     Absolute(f64),
@@ -254,9 +254,9 @@ pub(crate) fn tanh(x: f32, approximation: Approximation) -> f32 {
 /// The documented errors of a 16-bit format's instructions, minus the half ulp (at its largest)
 /// that rounding to the format adds.
 pub(crate) trait ApproximateHalf: Half {
-    /// Of ex2, relative to the result.
+    /// The error of ex2, relative to the result.
     const EX2_ERROR: f64;
-    /// Of tanh, absolute.
+    /// The absolute error of tanh.
     const TANH_ERROR: f64;
 }
 

@@ -31,12 +31,12 @@ impl Form {
         self.0 & flag.0 != 0
     }
 
-    /// As an operand.
+    /// The form as an operand.
     pub(crate) fn bits(self) -> u32 {
         self.0
     }
 
-    /// From an operand.
+    /// The form that an operand encodes.
     pub(crate) fn from_bits(bits: u32) -> Form {
         Form(bits)
     }

@@ -61,7 +61,7 @@ impl Shape {
     }
 }
 
-/// Where a value is passed.
+/// The location in which a value is passed.
 #[derive(Clone, Copy, Debug)]
 enum ValueLocation {
     Register { slot: Slot, wide: bool },
@@ -69,7 +69,7 @@ enum ValueLocation {
     Memory { offset: u32, bytes: u32 },
 }
 
-/// Where the values of a signature are passed.
+/// The locations in which the values of a signature are passed.
 #[derive(Clone, Debug)]
 struct CallLocations {
     returns: Vec<ValueLocation>,
@@ -90,7 +90,7 @@ pub(crate) struct Calls {
 /// The function being lowered.
 #[derive(Default)]
 struct CurrentFunction {
-    /// Where its results are passed.
+    /// The copies of its results to the shared locations.
     returned: Vec<Passed>,
     /// Its frame, if it is recursive.
     frame: Option<u32>,
@@ -192,7 +192,7 @@ impl<'a> Lowering<'a> {
         self.push(line, Op::Return(frame));
     }
 
-    /// Where the values of a signature are passed.
+    /// The locations of a signature's values. The first call for a signature allocates them.
     fn call_locations(&mut self, signature: &Signature) -> CallLocations {
         if let Some(call_locations) = self.calls.handovers.get(signature) {
             return call_locations.clone();

@@ -79,7 +79,7 @@ pub(crate) enum Constant {
     },
 }
 
-/// What a recursive function must save on entry.
+/// The registers and memory that a recursive function saves on entry.
 #[derive(Clone, Debug)]
 pub(crate) struct Frame {
     pub(crate) function: String,

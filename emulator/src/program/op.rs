@@ -327,7 +327,7 @@ pub(crate) enum Passed {
         from: u32,
         bytes: u32,
     },
-    /// From a register to local memory.
+    /// Copies a register to local memory.
     Store {
         to: u32,
         from: Slot,

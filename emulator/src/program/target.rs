@@ -30,7 +30,7 @@ const FIRST_VERSIONS: [(u32, (u32, u32)); 10] = [
     (120, (8, 7)),
 ];
 
-/// Which devices run code for an architecture.
+/// The devices that run code for an architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Compatibility {
     /// Devices with the same or a higher compute capability.

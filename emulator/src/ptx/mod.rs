@@ -19,7 +19,7 @@ pub(crate) use types::bytes_of_type;
 pub struct PtxError {
     /// The line of the text, counted from 1.
     pub line: u32,
-    /// What is wrong.
+    /// The description of the error.
     pub message: String,
     /// The line itself.
     pub text: String,

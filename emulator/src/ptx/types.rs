@@ -2,7 +2,7 @@
 
 /// The element type of a variable: a fundamental type or a vector.
 pub(super) struct Element {
-    /// With its leading dot.
+    /// The name of the type, with its leading dot.
     pub(super) kind: String,
     pub(super) lanes: usize,
 }

@@ -129,22 +129,22 @@ impl Pointer {
         unsafe { HostRange::new(self.0, bytes) }
     }
 
-    /// As an output pointer.
+    /// Converts to an output pointer.
     pub(super) fn out<T>(self) -> Out<T> {
         Out(self.0.cast())
     }
 
-    /// As an input pointer.
+    /// Converts to an input pointer.
     pub(super) fn value<T>(self) -> In<T> {
         In(self.0.cast_const().cast())
     }
 
-    /// As a string.
+    /// Converts to a string.
     pub(super) fn text(self) -> Text {
         Text(self.0.cast_const().cast())
     }
 
-    /// As a string buffer.
+    /// Converts to a string buffer.
     pub(super) fn text_out(self) -> TextOut {
         TextOut(self.0.cast())
     }

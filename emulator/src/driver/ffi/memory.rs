@@ -44,7 +44,8 @@ exports! {
     fn cuMemAllocManaged(address: Out<u64>, bytes: usize, flags: u32) {
         match flags {
             1 | 2 => address.set(driver()?.allocate(bytes, AllocationKind::Managed)?),
-            _ => Err(Code::InvalidValue.because(format!("{flags:#x} are not valid attachment flags"))),
+            _ => Err(Code::InvalidValue
+                .because(format!("{flags:#x} are not valid attachment flags"))),
         }
     }
 
@@ -55,7 +56,8 @@ exports! {
     fn cuMemHostAlloc(pointer: Out<u64>, bytes: usize, flags: u32) {
         match flags & !7 {
             0 => pointer.set(driver()?.allocate(bytes, AllocationKind::Pinned)?),
-            _ => Err(Code::InvalidValue.because(format!("{flags:#x} are not valid allocation flags"))),
+            _ => Err(Code::InvalidValue
+                .because(format!("{flags:#x} are not valid allocation flags"))),
         }
     }
 
@@ -135,7 +137,8 @@ exports! {
                 driver()?.check_managed(address, 1)?;
                 driver()?.submit(stream, Work::Join)
             }
-            _ => Err(Code::InvalidValue.because(format!("{flags:#x} are not valid attachment flags"))),
+            _ => Err(Code::InvalidValue
+                .because(format!("{flags:#x} are not valid attachment flags"))),
         }
     }
 

@@ -19,7 +19,7 @@ const SPINS: usize = 100;
 /// Locks for lines; each lock covers many lines.
 pub(crate) struct LineLocks([Lock; LOCKS]);
 
-/// On its own cache line, to avoid false sharing.
+/// A lock on its own cache line, to avoid false sharing.
 #[derive(Default)]
 #[repr(align(64))]
 struct Lock(AtomicBool);
