@@ -49,7 +49,7 @@ pub(crate) struct Cta<'g> {
     pub(crate) shared: CtaMemory,
     pub(crate) shared_races: RaceShadow,
     pub(crate) shared_stamp: u32,
-    /// Local memory of all threads, one after the other.
+    /// The concatenated local memory of all threads.
     pub(crate) local: CtaMemory,
     /// Bytes of local memory per thread, padded.
     pub(crate) local_stride: usize,
