@@ -2,18 +2,18 @@
 
 use crate::assembler::{Arguments, Kernel, Launch, Ptx, Target, Variant};
 
-/// Threads per CTA, of which one computes.
+/// Threads per CTA; only the first stores.
 const THREADS: u32 = 32;
 
-/// mean = norm / weight and scale = min(1, max_norm / (mean + 1e-6)) / weight, or 1 / weight where
-/// nothing is clipped; NaN where the mean is not finite.
+/// mean = norm / weight and scale = min(1, max_norm / (mean + 1e-6)) / weight. Without clipping,
+/// scale = 1 / weight. If the mean is not finite, scale is NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ClipScale {
     clips: bool,
 }
 
 impl ClipScale {
-    /// `clips`: whether there is a maximal norm.
+    /// `clips`: whether the norm is limited to `max_norm`.
     pub fn new(clips: bool) -> ClipScale {
         ClipScale { clips }
     }
@@ -69,7 +69,7 @@ pub struct ClipScaleArguments {
     pub scale: u64,
     /// One f32, written.
     pub mean_norm: u64,
-    /// The largest mean norm that is not clipped, where any is.
+    /// The largest mean norm that is not clipped; ignored by kernels that do not clip.
     pub max_norm: f64,
 }
 

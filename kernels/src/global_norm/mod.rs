@@ -2,7 +2,7 @@
 //!
 //! Computed in f64, because squares of gradients may overflow f32. A first kernel, launched per
 //! tensor, writes one partial sum of squares per chunk; a second kernel adds those of all tensors.
-//! The order of additions follows from the extents alone.
+//! The order of additions depends on the extents alone.
 
 mod clip;
 mod squares;

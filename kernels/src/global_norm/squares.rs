@@ -1,4 +1,4 @@
-//! Sums of squares, and the root of all.
+//! Sums of squares per tensor, and the square root of their total.
 
 use crate::assembler::{
     Arguments, F64, Kernel, Launch, Ptx, Target, Variable, Variant, block_reduce,
@@ -6,15 +6,15 @@ use crate::assembler::{
 use crate::dtype::Dtype;
 use crate::row::{Chunked, IN_FLIGHT, PART_THREADS, Part, PartTile, chunk_of_rows};
 
-/// Threads per CTA that adds partial sums.
+/// Threads of the CTA that adds partial sums.
 const ADDING_THREADS: u32 = 512;
 
-/// Partial sums of a tensor of as many elements: none of none.
+/// The number of partial sums of a tensor with `elements` elements; 0 if it is empty.
 pub fn partial_count(elements: u64) -> u64 {
     elements.div_ceil(chunk_of_rows(1, elements))
 }
 
-/// partial_p = the sum over the elements of chunk p of x^2.
+/// partial_p = the sum of x^2 over the elements of chunk p.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SumSquares {
     tile: PartTile,
@@ -28,7 +28,7 @@ impl SumSquares {
         }
     }
 
-    /// The launch; `None` for no elements.
+    /// The launch; `None` if there are no elements.
     pub fn launch(&self, elements: u64) -> Option<Launch> {
         self.tile.launch(1, partial_count(elements))
     }
@@ -92,7 +92,7 @@ impl SumSquaresArguments {
 pub struct GlobalNorm;
 
 impl GlobalNorm {
-    /// The launch. The norm of no elements is 0.
+    /// The launch, which is never `None`. Without elements the norm is 0.
     pub fn launch(&self) -> Option<Launch> {
         Launch::new([1, 1, 1], ADDING_THREADS)
     }
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_has_no_partial_sums() {
+    fn empty_tensors_have_no_partial_sums() {
         assert_eq!((partial_count(0), partial_count(1)), (0, 1));
         assert_eq!(partial_count(1 << 40), 1024);
         assert_eq!(SumSquares::new(Dtype::F32, 0, true).launch(0), None);

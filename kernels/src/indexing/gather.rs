@@ -7,7 +7,7 @@ use crate::copies::Unit;
 use crate::elementwise::strided::{self, Index, Strides};
 use crate::elementwise::{IterationSpace, THREADS};
 
-/// y\[c\] = x\[c, but index\[c\] in one dim\].
+/// y\[c\] = x\[c'\], where c' is c with the coordinate in one dim replaced by index\[c\].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Gather {
     unit: Unit,
@@ -21,14 +21,14 @@ pub struct Gather {
 pub struct GatherArguments<'a> {
     /// The address of the first element of x.
     pub x: u64,
-    /// Of the index tensor.
+    /// The address of the first index.
     pub index: u64,
-    /// Of y.
+    /// The address of the first element of y.
     pub y: u64,
-    /// Over the index tensor's extents: the strides of y, of the index tensor and of x, the last 0
-    /// in the dim that is indexed.
+    /// The extents of the index tensor, with the strides of y, the index tensor and x. x has stride
+    /// 0 in the indexed dim.
     pub space: &'a IterationSpace,
-    /// That dim in x.
+    /// The indexed dim of x.
     pub indexed: IndexedDim,
 }
 
@@ -56,7 +56,7 @@ impl Gather {
         }
     }
 
-    /// The launch over elements; `None` if there are none.
+    /// The launch over elements; `None` if there are no elements.
     pub fn launch(&self, elements: u64) -> Option<Launch> {
         strided::launch(elements)
     }

@@ -17,11 +17,11 @@ pub enum IndexDtype {
 /// The dim that indices select from.
 #[derive(Clone, Copy, Debug)]
 pub struct IndexedDim {
-    /// Its extent.
+    /// The extent of the dim.
     pub extent: u64,
-    /// Its stride, in units.
+    /// The stride of the dim, in units.
     pub stride: i64,
-    /// The fault site for indices out of range.
+    /// The fault site for out-of-range indices.
     pub faults: FaultSite,
 }
 
@@ -37,7 +37,7 @@ impl IndexDtype {
         }
     }
 
-    /// Its name, as in the names of kernels.
+    /// Its name in kernel names.
     pub fn name(self) -> &'static str {
         match self {
             IndexDtype::I64 => "i64",
@@ -46,7 +46,7 @@ impl IndexDtype {
         }
     }
 
-    /// Loads an index if the predicate holds; 0 otherwise.
+    /// Loads an index if `condition` is true, otherwise returns 0.
     #[track_caller]
     pub(super) fn load_if<'k>(self, condition: Pred<'k>, from: GlobalAddress<'k>) -> Id<'k> {
         match self {
@@ -76,7 +76,7 @@ impl<'k> Id<'k> {
     }
 }
 
-/// [`IndexedDim`] in a kernel.
+/// [`IndexedDim`] in registers.
 #[derive(Clone, Copy)]
 pub(super) struct Choice<'k> {
     extent: U64<'k>,
@@ -95,14 +95,14 @@ impl<'k> Choice<'k> {
         }
     }
 
-    /// Units of the whole dim, if it is contiguous.
+    /// Units in the whole dim, if the dim is contiguous.
     #[track_caller]
     pub(super) fn whole(self) -> U64<'k> {
         self.extent * self.stride.unsigned()
     }
 
-    /// Whether the index of an element that `exists` is in range, and the offset that it selects.
-    /// Reports an out-of-range index.
+    /// Whether the element `exists` and its index is in range; and the offset that the index
+    /// selects. Reports an out-of-range index.
     #[track_caller]
     pub(super) fn choose(self, exists: Pred<'k>, index: Id<'k>) -> (Pred<'k>, S64<'k>) {
         let index = index.wide();

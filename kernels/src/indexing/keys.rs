@@ -24,10 +24,10 @@ pub struct IndexKeysArguments<'a> {
     pub keys: u64,
     /// Destination of the positions, as u32.
     pub positions: u64,
-    /// Over the index tensor's extents: the strides of what is dense, of the index tensor, and of
-    /// the rows' numbers, the last 0 in the dim that is indexed.
+    /// The extents of the index tensor, with the strides of keys and positions (dense), of the
+    /// index tensor, and of the row numbers. The last have stride 0 in the indexed dim.
     pub space: &'a IterationSpace,
-    /// That dim in the rows' numbers.
+    /// The indexed dim, with its stride in row numbers.
     pub indexed: IndexedDim,
     /// Number of rows.
     pub rows: u32,
@@ -57,7 +57,7 @@ impl IndexKeys {
         }
     }
 
-    /// The launch over indices; `None` if there are none.
+    /// The launch over indices; `None` if there are no indices.
     pub fn launch(&self, indices: u64) -> Option<Launch> {
         strided::launch(indices)
     }

@@ -7,8 +7,8 @@ use crate::copies::Unit;
 use crate::elementwise::THREADS;
 use crate::elementwise::strided::{self, Index};
 
-/// y\[o, j, ..\] = x\[o, ids\[j\], ..\] for dense tensors, in units of up to 16 bytes: the rows of
-/// a table where there is one o.
+/// y\[o, j, ..\] = x\[o, ids\[j\], ..\] for dense tensors, in units of up to 16 bytes. With a single
+/// o, it selects rows of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct IndexSelect {
     unit: Unit,
@@ -21,22 +21,22 @@ pub struct IndexSelect {
 pub struct IndexSelectArguments {
     /// The address of the first element of x.
     pub x: u64,
-    /// Of the indices, which are contiguous.
+    /// The address of the first index; indices are contiguous.
     pub ids: u64,
-    /// Of y.
+    /// The address of the first element of y.
     pub y: u64,
-    /// Product of the extents before the dim.
+    /// Product of the extents before the indexed dim.
     pub outer: u64,
     /// Number of indices.
     pub chosen: u64,
-    /// Units of a row, which are the stride of the dim too.
+    /// Units per row, which is also the stride of the indexed dim.
     pub inner: u64,
-    /// The rows to select from, and the fault site for other indices.
+    /// The indexed dim, and the fault site for out-of-range indices.
     pub indexed: IndexedDim,
 }
 
 impl IndexSelectArguments {
-    /// Units of y.
+    /// Number of units of y.
     pub fn units(&self) -> u64 {
         [self.chosen, self.inner]
             .iter()
@@ -62,8 +62,8 @@ impl IndexSelectArguments {
 }
 
 impl IndexSelect {
-    /// The kernel for `elements` of `size`, in rows of `inner` bytes that begin at multiples of
-    /// `aligned` bytes; and its unit.
+    /// The kernel for rows of `inner` bytes, and the unit that it copies. `aligned`: the bitwise or
+    /// of the first elements' byte offsets. `elements`: the size of the larger tensor.
     pub fn new(
         element: Unit,
         ids: IndexDtype,
@@ -77,7 +77,7 @@ impl IndexSelect {
         (IndexSelect { unit, ids, wide }, unit)
     }
 
-    /// The launch over units; `None` if there are none.
+    /// The launch over units; `None` if there are no units.
     pub fn launch(&self, units: u64) -> Option<Launch> {
         strided::launch(units)
     }
@@ -116,7 +116,7 @@ impl IndexSelect {
     }
 }
 
-/// An index with 64 bits.
+/// Widens an index to 64 bits.
 #[track_caller]
 fn wide<I: Index<O>, O: Integer>(index: Register<'_, I>) -> U64<'_> {
     I::bytes(I::signed(index), 1)

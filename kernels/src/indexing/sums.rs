@@ -1,4 +1,4 @@
-//! Segment sums: sums of rows by key, in the order of positions.
+//! Segment sums: sums of the rows that have the same key, in the order of their positions.
 
 use crate::assembler::{
     Arguments, F32, GlobalAddress, Kernel, Launch, Pred, Ptx, Target, U32, U64, Variant,
@@ -10,7 +10,7 @@ const THREADS: u32 = 128;
 /// Rows whose loads are in flight together.
 const TOGETHER: u32 = 4;
 
-/// starts\[v\] = how many of the sorted keys are less than v, for v in 0..=rows.
+/// starts\[v\] = the number of sorted keys that are less than v, for v in 0..=rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SegmentStarts;
 
@@ -71,20 +71,20 @@ impl Variant for SegmentStarts {
     }
 }
 
-/// sum\[o, v, ..\] = the sum over the positions p with key v, in their order, of x\[o, p, ..\]; all
-/// in f32, rounded once.
+/// sum\[o, v, ..\] = the sum of x\[o, p, ..\] over the positions p with key v, in their sorted order.
+/// Computed in f32 and rounded once.
 ///
-/// With `every`, all rows are written, those without positions with zeros. Otherwise only rows that
-/// have positions are touched, and are added to.
+/// With `write_all_rows`, every row is overwritten; rows without positions become zeros. Otherwise
+/// only rows that have positions are written, and the sums are added to their old values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SegmentSum {
     from: Dtype,
     to: Dtype,
     /// Elements per thread: 16 bytes of x, or one.
     width: u32,
-    /// Threads side by side, a power of two.
+    /// Threads per row, a power of two.
     across: u32,
-    every: bool,
+    write_all_rows: bool,
 }
 
 /// Arguments of [`SegmentSum`].
@@ -92,13 +92,13 @@ pub struct SegmentSum {
 pub struct SegmentSumArguments {
     /// The address of the first element of x.
     pub x: u64,
-    /// Of the sorted keys and of their positions.
+    /// The addresses of the sorted keys and of their positions.
     pub sorted: [u64; 2],
-    /// Of the starts of each key.
+    /// The address of the starts, from [`SegmentStarts`].
     pub starts: u64,
-    /// Of the sums.
+    /// The address of the first sum.
     pub sum: u64,
-    /// Extents outside: 1 where rows are added to.
+    /// Extent of o; 1 unless all rows are written.
     pub outer: u32,
     /// Number of positions.
     pub count: u32,
@@ -125,8 +125,14 @@ impl SegmentSumArguments {
 
 impl SegmentSum {
     /// The kernel for rows of `inner` elements. `aligned`: whether x and the sums begin at
-    /// multiples of 16 bytes. `every`: whether all rows are written.
-    pub fn new(from: Dtype, to: Dtype, inner: u32, aligned: bool, every: bool) -> SegmentSum {
+    /// multiples of 16 bytes. `write_all_rows`: whether rows without positions are written, too.
+    pub fn new(
+        from: Dtype,
+        to: Dtype,
+        inner: u32,
+        aligned: bool,
+        write_all_rows: bool,
+    ) -> SegmentSum {
         let vectors = aligned && inner.is_multiple_of(from.per_vector().max(to.per_vector()));
         let width = if vectors {
             from.per_vector().max(to.per_vector())
@@ -139,7 +145,7 @@ impl SegmentSum {
             to,
             width,
             across,
-            every,
+            write_all_rows,
         }
     }
 
@@ -150,27 +156,27 @@ impl SegmentSum {
         Launch::new([ctas, 1, 1], THREADS)
     }
 
-    /// Rows to process: all, or the maximum number that can have a position.
+    /// Rows to process: all, or the maximum number of rows that can have a position.
     fn items(&self, call: &SegmentSumArguments) -> u32 {
-        match self.every {
+        match self.write_all_rows {
             true => call.outer.saturating_mul(call.rows),
             false => call.count,
         }
     }
 
-    /// CTAs side by side.
+    /// CTAs per row.
     fn tiles(&self, inner: u32) -> u32 {
         inner.div_ceil(self.across * self.width)
     }
 }
 
-/// The sum that a thread makes: which row, of which positions, and where it goes.
+/// One row of the sums, which a group of threads computes.
 struct Item<'k> {
     exists: Pred<'k>,
-    /// Positions in the sorted list.
+    /// The range of its positions in the sorted list.
     start: U32<'k>,
     end: U32<'k>,
-    /// The row of x that position 0 has.
+    /// The row of x at position 0.
     base: U64<'k>,
     /// The row of the sums.
     row: U64<'k>,
@@ -189,14 +195,14 @@ impl Variant for SegmentSum {
         let item = number.mad(THREADS / self.across, k.thread() / self.across);
         let column = (tile.mad(self.across, k.thread() % self.across)) * self.width;
         let exists = item.lt(items) & column.lt(inner);
-        let item = match self.every {
-            true => every(exists, item, [count, rows], starts),
+        let item = match self.write_all_rows {
+            true => any_row(exists, item, [count, rows], starts),
             false => with_positions(k, exists, item, rows, [keys, starts]),
         };
         k.if_(item.exists, || {
             let to = sum.byte_add(element(item.row, inner, column, self.to));
             let zeros = (0..self.width).map(|_| k.constant(0.0_f32)).collect();
-            let before = if self.every {
+            let before = if self.write_all_rows {
                 zeros
             } else {
                 widened(&load(self.to, self.width, k.constant(true), to))
@@ -233,17 +239,17 @@ impl Variant for SegmentSum {
             to,
             width,
             across,
-            every,
+            write_all_rows,
         } = self;
         let (from, to) = (from.name(), to.name());
-        let every = if *every { "every" } else { "added" };
-        format!("segment_sum_{from}_to_{to}_{every}_w{width}_t{across}")
+        let rows = if *write_all_rows { "every" } else { "added" };
+        format!("segment_sum_{from}_to_{to}_{rows}_w{width}_t{across}")
     }
 }
 
-/// The row with the number of the item, in any matrix.
+/// Row number `item`, counted over all rows of all o.
 #[track_caller]
-fn every<'k>(
+fn any_row<'k>(
     exists: Pred<'k>,
     item: U32<'k>,
     [count, rows]: [U32<'k>; 2],
@@ -260,7 +266,7 @@ fn every<'k>(
     }
 }
 
-/// The row of the key at this position of the sorted list, if it is the first of its key.
+/// The row of the key at index `item` of the sorted list, if it is the first of equal keys.
 #[track_caller]
 fn with_positions<'k>(
     k: &'k Kernel,
@@ -282,13 +288,13 @@ fn with_positions<'k>(
     }
 }
 
-/// The offset of an element from the first, in bytes.
+/// The offset of an element in bytes.
 #[track_caller]
 fn element<'k>(row: U64<'k>, inner: U32<'k>, column: U32<'k>, dtype: Dtype) -> U64<'k> {
     (row * inner.wide() + column.wide()) * u64::from(dtype.size())
 }
 
-/// `width` elements if the predicate holds.
+/// Loads `width` elements if `condition` is true.
 #[track_caller]
 fn load<'k>(
     dtype: Dtype,
@@ -335,9 +341,10 @@ mod tests {
             rows: 5,
             inner: 64,
         };
-        for every in [true, false] {
+        for write_all_rows in [true, false] {
             for inner in [64, 7] {
-                let variant = SegmentSum::new(Dtype::Bf16, Dtype::F32, inner, true, every);
+                let variant =
+                    SegmentSum::new(Dtype::Bf16, Dtype::F32, inner, true, write_all_rows);
                 let bytes = arguments.arguments(&variant);
                 assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
             }

@@ -1,4 +1,4 @@
-//! y and inv_rms.
+//! The forward pass: computes y and inv_rms.
 
 use super::warp_mean;
 use crate::assembler::{Arguments, F32, GlobalAddress, Kernel, Launch, Ptx, Target, Variant};
@@ -23,7 +23,7 @@ impl NormRope {
         }
     }
 
-    /// The launch over these heads; `None` if there are none.
+    /// The launch over these heads; `None` if there are no heads.
     pub fn launch(&self, heads: &Heads) -> Option<Launch> {
         self.form.launch(heads)
     }

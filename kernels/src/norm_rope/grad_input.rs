@@ -1,4 +1,4 @@
-//! dx.
+//! The gradient with respect to x: computes dx.
 
 use super::warp_mean;
 use crate::assembler::{Arguments, F32, GlobalAddress, Kernel, Launch, Ptx, Target, Variant};
@@ -23,7 +23,7 @@ impl NormRopeGradInput {
         }
     }
 
-    /// The launch over these heads; `None` if there are none.
+    /// The launch over these heads; `None` if there are no heads.
     pub fn launch(&self, heads: &Heads) -> Option<Launch> {
         self.form.launch(heads)
     }

@@ -1,4 +1,5 @@
-//! dw: partial sums of blocks of heads. [`SumPartials`](crate::rms_norm::SumPartials) adds them.
+//! The gradient with respect to w: partial sums over blocks of heads, which
+//! [`SumPartials`](crate::rms_norm::SumPartials) then adds.
 
 use crate::assembler::{
     Arguments, F32, GlobalAddress, Kernel, Launch, Ptx, Target, U32, Variable, Variant,
@@ -14,16 +15,16 @@ use crate::rope::{
 /// Threads per CTA.
 const THREADS: u32 = 256;
 
-/// For longer heads, one line of sums per warp would not fit in static shared memory.
+/// For longer heads, one row of sums per warp would not fit in static shared memory.
 const MAX_FEATURES: u32 = 1024;
 
-/// Heads per thread whose loads are in flight together: two, if registers suffice besides the sums.
+/// Heads per thread whose loads are in flight together: two if the sums leave enough registers.
 fn heads_in_flight(tile: HeadTile) -> u32 {
     if tile.elements() <= 16 { 2 } else { 1 }
 }
 
-/// partial_pd = sum over the heads r of block p of dz_rd x_rd inv_rms_r with dz =
-/// inverse_rotate(dy).
+/// partial_pd = sum over the heads r of block p of dz_rd x_rd inv_rms_r,
+/// where dz = inverse_rotate(dy).
 ///
 /// The blocks are those of [`rows_per_partial`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -41,7 +42,7 @@ impl NormRopeGradWeight {
         }
     }
 
-    /// The launch over these heads; `None` if there are none.
+    /// The launch over these heads; `None` if there are no heads.
     pub fn launch(&self, heads: &Heads) -> Option<Launch> {
         let rows = u64::from(heads.rows);
         let partials = rows.div_ceil(rows_per_partial(rows)) as u32;
@@ -95,7 +96,7 @@ pub struct NormRopeGradWeightArguments {
     pub cos: u64,
     /// \[B, T, H\] of f32, read.
     pub sin: u64,
-    /// \[P, D\] of f32, written; P as [`rows_per_partial`] of B T N says.
+    /// \[P, D\] of f32, written; P = R.div_ceil(rows_per_partial(R)) with R = B T N.
     pub partials: u64,
     /// The extents.
     pub heads: Heads,
@@ -142,7 +143,7 @@ struct Call<'k> {
 }
 
 impl<'k> Call<'k> {
-    /// The heads of this CTA, from the first to before the last.
+    /// The first head of this CTA's block, and the end of the block.
     #[track_caller]
     fn block(&self, k: &'k Kernel) -> [U32<'k>; 2] {
         let start = k.cta_y() * self.rows_per_partial;
@@ -150,14 +151,15 @@ impl<'k> Call<'k> {
         [start, end]
     }
 
-    /// Where the partial sum of a feature goes.
+    /// The address of the partial sum of a feature.
     #[track_caller]
     fn partial(&self, k: &'k Kernel, feature: U32<'k>) -> GlobalAddress<'k> {
         let line = k.cta_y().mul_wide(self.shape.features);
         self.partials.element_wide::<f32>(line + feature.wide())
     }
 
-    /// dz x inv_rms of the features that a thread has of a head, still being loaded.
+    /// Issues the loads of a head. The returned closure computes dz x inv_rms of the thread's
+    /// features.
     #[track_caller]
     fn products(&self, tile: HeadTile, head: &Head<'k>) -> impl FnOnce() -> Vec<F32<'k>> + use<'k> {
         let (dy, x) = (
@@ -174,8 +176,8 @@ impl<'k> Call<'k> {
     }
 }
 
-/// Each lane sums its features over its heads. Then the groups of a warp are added, and the warps
-/// of the CTA in order.
+/// Each lane sums its features over its heads. Then the sums are added over the groups of a warp,
+/// and over the warps of the CTA, in order.
 fn in_registers<'k>(k: &'k Kernel, tile: HeadTile, call: &Call<'k>) {
     let group = k.thread() >> tile.lanes().trailing_zeros();
     let lane = k.thread() & (tile.lanes() - 1);
@@ -227,13 +229,13 @@ fn in_registers<'k>(k: &'k Kernel, tile: HeadTile, call: &Call<'k>) {
     });
 }
 
-/// A line of shared memory has one padding word after every 32, so that lanes a vector apart use
-/// different banks.
+/// The position of a feature in a row of shared memory. Rows have one padding word after every 32,
+/// so that lanes one vector apart use different banks.
 fn padded(feature: u32) -> u32 {
     feature + feature / 32
 }
 
-/// As [`padded`].
+/// [`padded`] for a feature in a register.
 #[track_caller]
 fn padded_at(feature: U32<'_>) -> U32<'_> {
     feature + (feature >> 5)

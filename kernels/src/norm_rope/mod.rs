@@ -13,9 +13,9 @@
 //!
 //! Separate kernels would each read and write all heads. Fused, they move half of that, 2 R D
 //! elements forward and 3 R D for dx, and round once. A head stays in the registers of a few lanes
-//! from the first load to the last store, in the frame of [`crate::rope`]. Heads that do not fit
-//! are looped over by a warp. dw takes two kernels, as in the plain norm: blocks of heads are
-//! summed separately, then in order, so its bits depend on the extents alone.
+//! from the first load to the last store, as in [`crate::rope`]. For heads that do not fit, a warp
+//! loops over each. dw takes two kernels, as in the plain norm: the first sums blocks of heads, the
+//! second adds these sums in order. Its bits depend on the extents alone.
 
 mod forward;
 mod grad_input;
@@ -27,7 +27,7 @@ pub use grad_weight::{NormRopeGradWeight, NormRopeGradWeightArguments};
 
 use crate::assembler::{F32, Kernel, U32, Variable, warp_sum};
 
-/// The mean over a head of what the lanes of its warp have summed; 0 for no features.
+/// The mean over a head, given each lane's partial sum; 0 if there are no features.
 #[track_caller]
 fn warp_mean<'k>(k: &'k Kernel, sum: Variable<'k, f32>, features: U32<'k>) -> F32<'k> {
     warp_sum(k, sum.get()) / features.max(1).to_f32()

@@ -1,15 +1,15 @@
-//! The form for contiguous elements whose indices are consecutive from a multiple of 4.
+//! The form for contiguous elements whose global indices are consecutive from a multiple of 4.
 
 use super::{Distribution, Parameters, Random, THREADS};
 use crate::assembler::{F32, Kernel, U32, U64};
 use crate::elementwise::Element;
 
-/// Elements per CTA: each thread processes vectors of [`per_vector`], a CTA's width apart.
+/// Elements per CTA. The vectors of one thread are [`THREADS`] vectors apart.
 pub(super) fn tile(variant: &Random) -> u32 {
     THREADS * per_vector(variant) * vectors(variant)
 }
 
-/// Elements that a thread moves at once: 16 bytes of floats, 8 of bools.
+/// Elements per access: 16 bytes of floats, or 8 bytes of bools.
 fn per_vector(variant: &Random) -> u32 {
     match variant.format {
         Element::Float(dtype) => dtype.per_vector(),
@@ -17,7 +17,7 @@ fn per_vector(variant: &Random) -> u32 {
     }
 }
 
-/// Accesses per thread: loads are to be in flight together, words to be computed.
+/// Vectors per thread. Dropout loads its operand, so it has two loads in flight.
 fn vectors(variant: &Random) -> u32 {
     match variant.distribution {
         Distribution::Dropout => 2,
@@ -73,7 +73,7 @@ fn whole_tile<'k>(
     }
 }
 
-/// The elements that are left, fewer than a tile, one by one.
+/// Processes the elements of a partial tile one by one.
 fn last_tile<'k>(
     k: &'k Kernel,
     parameters: &Parameters<'k>,

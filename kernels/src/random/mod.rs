@@ -28,7 +28,7 @@ pub enum Distribution {
     Uniform,
     /// Normal.
     Normal,
-    /// An operand, scaled, or 0.
+    /// The scaled operand, or 0.
     Dropout,
     /// Whether dropout keeps the element, as a byte.
     Mask,
@@ -37,13 +37,13 @@ pub enum Distribution {
 /// A distribution with its parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum DistributionParams {
-    /// low + length u with u in [0, 1), at most `last`.
+    /// low + length u with u in [0, 1), limited to at most `last`.
     Uniform {
         /// The lower end.
         low: f32,
-        /// The upper end less the lower.
+        /// The upper end minus the lower end.
         length: f32,
-        /// The largest value of the format that may be drawn.
+        /// The largest value that may be drawn.
         last: f32,
     },
     /// mean + std z.
@@ -53,22 +53,22 @@ pub enum DistributionParams {
         /// The standard deviation.
         std: f32,
     },
-    /// x scale where the word is at least `threshold`, else 0.
+    /// x scale if the word is at least `threshold`, otherwise 0.
     Dropout {
-        /// The least word that keeps its element.
+        /// The smallest word that keeps its element.
         threshold: u32,
-        /// What is kept is multiplied by this.
+        /// The factor of kept elements.
         scale: f32,
     },
-    /// 1 where the word is at least `threshold`, else 0.
+    /// 1 if the word is at least `threshold`, otherwise 0.
     Mask {
-        /// The least word that keeps its element.
+        /// The smallest word that keeps its element.
         threshold: u32,
     },
 }
 
 impl DistributionParams {
-    /// Which distribution it is.
+    /// The distribution without its parameters.
     pub fn distribution(&self) -> Distribution {
         match self {
             DistributionParams::Uniform { .. } => Distribution::Uniform,
@@ -104,8 +104,8 @@ pub struct RandomSpace {
 }
 
 impl RandomSpace {
-    /// Elements of shape `extents` with a contiguous result, whose global indices are `first`
-    /// plus these strides; the operand's strides where there is one.
+    /// The space of elements of shape `extents`. `result` and `operand` are the strides of the
+    /// tensors. The global index of an element is `first` plus its coordinates times `places`.
     ///
     /// # Errors
     /// As [`IterationSpace::new`].
@@ -125,14 +125,14 @@ impl RandomSpace {
         })
     }
 
-    /// The form of the kernel that walks so. `aligned`: whether result and operand begin at
+    /// The form of the kernel for this space. `aligned`: whether result and operand begin at
     /// multiples of 16 bytes.
     pub fn form(&self, aligned: bool) -> Layout {
         self.space.layout(aligned && self.first.is_multiple_of(4))
     }
 }
 
-/// A kernel that draws random values.
+/// A kernel that draws random values or applies dropout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Random {
     distribution: Distribution,
@@ -141,8 +141,8 @@ pub struct Random {
 }
 
 impl Random {
-    /// Values of a distribution in a format, which a mask ignores; the operand of dropout has it
-    /// too.
+    /// The kernel for a distribution. `dtype` is that of the result, and of the operand of dropout.
+    /// A mask ignores it.
     pub fn new(distribution: Distribution, dtype: Dtype, layout: Layout) -> Random {
         let format = match distribution {
             Distribution::Mask => Element::Bool,
@@ -155,7 +155,7 @@ impl Random {
         }
     }
 
-    /// The launch over elements; `None` if there are none.
+    /// The launch over elements; `None` if there are no elements.
     pub fn launch(&self, elements: u64) -> Option<Launch> {
         let tile = match self.layout {
             Layout::Contiguous => blocks::tile(self),
@@ -213,15 +213,15 @@ impl Variant for Random {
 /// Arguments of [`Random`].
 #[derive(Clone, Copy, Debug)]
 pub struct RandomArguments<'a> {
-    /// The address of the operand's first element; dropout reads it, nothing else does.
+    /// The address of the operand's first element, which only dropout reads.
     pub operand: u64,
     /// The address of the result's first element.
     pub result: u64,
     /// The four words of the key.
     pub key: [u32; 4],
-    /// The numbers of the distribution.
+    /// The distribution with its parameters.
     pub values: DistributionParams,
-    /// How they are walked.
+    /// The layout and global indices of the elements.
     pub space: &'a RandomSpace,
 }
 
@@ -248,7 +248,7 @@ impl RandomArguments<'_> {
     }
 }
 
-/// The parameters that both forms begin with.
+/// The first parameters of both forms.
 struct Parameters<'k> {
     format: Element,
     operand: Option<GlobalAddress<'k>>,
@@ -299,8 +299,8 @@ impl<'k> Rule<'k> {
         }
     }
 
-    /// What becomes of a word, and of the operand where there is one; unrounded but for the end of
-    /// an interval, which counts after rounding to `format`.
+    /// The value of an element from its random word and its operand, if it has one. Only uniform
+    /// values are rounded to `format`, because `last` limits the rounded value.
     #[track_caller]
     fn value(&self, format: Element, word: U32<'k>, operand: Option<F32<'k>>) -> F32<'k> {
         match (self, operand) {
@@ -367,9 +367,9 @@ mod tests {
         }
     }
 
-    /// Only indices that start at a block boundary use the block form.
+    /// Only indices that start at a multiple of 4 use the form for blocks.
     #[test]
-    fn the_first_place_chooses_the_form() {
+    fn form_depends_on_the_first_index() {
         let form = |first| {
             let space = RandomSpace::new(&[3, 4], &[4, 1], (first, &[4, 1]), None).unwrap();
             space.form(true)

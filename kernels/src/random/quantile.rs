@@ -5,7 +5,7 @@
 
 use crate::assembler::{F32, U32};
 
-/// Degree 6 in w, lowest power first.
+/// Numerator of degree 6 in w, lowest power first.
 pub const NUMERATOR: [f32; 7] = [
     1.253_314_1,
     0.447_568_54,
@@ -16,7 +16,7 @@ pub const NUMERATOR: [f32; 7] = [
     1.952_792e-7,
 ];
 
-/// Degree 5 in w, lowest power first.
+/// Denominator of degree 5 in w, lowest power first.
 pub const DENOMINATOR: [f32; 6] = [
     1.0,
     0.095_308_33,
@@ -26,7 +26,7 @@ pub const DENOMINATOR: [f32; 6] = [
     3.794_476_2e-6,
 ];
 
-/// ln(1 + r) = r + r^2 tail(r) on sqrt(1/2) <= 1 + r < sqrt(2).
+/// ln(1 + r) = r + r^2 tail(r) for sqrt(1/2) <= 1 + r < sqrt(2), lowest power first.
 pub const LN_TAIL: [f32; 8] = [
     -0.499_999_82,
     0.333_342_25,
@@ -59,7 +59,7 @@ pub fn normal<'k>(word: U32<'k>) -> F32<'k> {
     upper.select(size, -size)
 }
 
-/// The natural logarithm of a normal number.
+/// The natural logarithm of a positive, normal f32.
 #[track_caller]
 fn ln<'k>(x: F32<'k>) -> F32<'k> {
     let bits = x.to_bits();

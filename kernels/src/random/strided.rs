@@ -1,5 +1,5 @@
-//! The form for arbitrary strides: an index is decomposed into coordinates, which give both the
-//! address and the global index.
+//! The form for arbitrary strides. The coordinates of an element give both its address and its
+//! global index.
 
 use super::{Parameters, Random, THREADS};
 use crate::assembler::{F32, GlobalAddress, Integer, Kernel, Pred, Register, U64};
@@ -7,7 +7,7 @@ use crate::elementwise::strided::{Index, PER_THREAD, Strides};
 
 pub(super) use crate::elementwise::strided::TILE;
 
-/// What a thread has of one element.
+/// An element whose operand is loaded.
 struct LoadedElement<'k> {
     exists: Pred<'k>,
     index: U64<'k>,
@@ -38,7 +38,7 @@ pub(super) fn write<I: Index<O>, O: Integer>(k: &Kernel, variant: &Random, dims:
     }
 }
 
-/// Tensor 0 of the walk is the result, 1 are the indices, 2 is the operand.
+/// In `walk`, tensor 0 is the result, tensor 1 the global indices, and tensor 2 the operand.
 fn load<'k, I: Index<O>, O: Integer>(
     parameters: &Parameters<'k>,
     walk: &Strides<'k, I, O>,

@@ -1,4 +1,4 @@
-//! Column reductions, strided elements: [O, R, I] to [O, P, I].
+//! Column reductions, whose elements are strided: [O, R, I] to [O, P, I].
 
 use super::{Call, Reduce};
 use crate::assembler::{F32, GlobalAddress, Kernel, Pred};
@@ -34,12 +34,12 @@ pub(super) fn write(k: &Kernel, variant: &Reduce, tile: ColumnTile) {
     store(variant.to, to, columns.lead(), &scaled);
 }
 
-/// The elements of an access; what changes nothing where there are none.
+/// The elements of an access, or the identity of `op` if they do not exist.
 #[track_caller]
 fn values<'k>(op: ReduceOp, loaded: &Loaded<'k>, exists: Pred<'k>) -> Vec<F32<'k>> {
     let (values, neutral) = (loaded.widen(), op.identity());
     match op {
-        ReduceOp::Add => values, // zeros where there is none
+        ReduceOp::Add => values, // zeros if they do not exist
         ReduceOp::Max | ReduceOp::Min => {
             let values = values.into_iter();
             values.map(|value| exists.select(value, neutral)).collect()
@@ -47,7 +47,7 @@ fn values<'k>(op: ReduceOp, loaded: &Loaded<'k>, exists: Pred<'k>) -> Vec<F32<'k
     }
 }
 
-/// Rounds and stores one value, or as many neighbors as an access may have.
+/// Rounds and stores one value, or adjacent values in vectors of four.
 #[track_caller]
 fn store<'k>(dtype: Dtype, to: GlobalAddress<'k>, condition: Pred<'k>, values: &[F32<'k>]) {
     if let [value] = values {

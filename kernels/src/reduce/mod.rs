@@ -1,9 +1,9 @@
 //! Sums, maxima and minima over some dims of a tensor.
 //!
-//! A pass sees its operand as row-major [O, R, I] and reduces the middle extent: by rows if I is 1,
-//! by columns otherwise. A reduction over dims that are not adjacent takes several passes. So does
-//! a long one: if one CTA per result would leave most of the GPU idle, a first pass reduces chunks
-//! of R, and a second one their results:
+//! A pass treats its operand as row-major [O, R, I] and reduces the middle extent: by rows if I is
+//! 1, otherwise by columns. A reduction over dims that are not adjacent takes several passes. So
+//! does a long one: if one CTA per result would leave most of the GPU idle, a first pass reduces
+//! chunks of R, and a second pass reduces the results of the first:
 //!
 //! ```text
 //! [O, R, I] -> [O, P, I] -> [O, I]
@@ -23,31 +23,31 @@ use crate::dtype::Dtype;
 use crate::reduce_op::ReduceOp;
 use crate::row::{ENOUGH_CTAS, MAX_CHUNK, PartTile, chunk_of_rows};
 
-/// Rows per chunk of columns at least.
+/// Minimum rows per chunk of a column pass.
 const MIN_COLUMN_CHUNK: u64 = 64;
 
 /// Maximum results of a column pass.
 const MAX_RESULTS: u64 = 1 << 31;
 
-/// Maximum threads side by side over columns.
+/// Maximum threads per row of a column pass.
 const MAX_ACROSS: u64 = 64;
 
-/// Up to this many rows, each column gets its own thread.
+/// With at most this many rows, no two threads of a CTA share a column.
 const FEW_ROWS: u64 = 4;
 
-/// How a pass sees its operand: [outer, reduced, inner], row-major.
+/// The extents of a pass's operand, a row-major tensor \[outer, reduced, inner\].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extents {
-    /// Results per `inner`, each from its own `reduced * inner` elements.
+    /// Number of \[reduced, inner\] matrices.
     pub outer: u64,
     /// Elements that are merged into one.
     pub reduced: u64,
-    /// Contiguous results.
+    /// Results per matrix, which are contiguous.
     pub inner: u64,
 }
 
 impl Extents {
-    /// Elements of the reduced extent that one CTA at most merges; the last chunk may have fewer.
+    /// Elements of the reduced extent that one CTA merges; the last chunk may have fewer.
     pub fn chunk(&self) -> u64 {
         if self.inner == 1 {
             return chunk_of_rows(self.outer, self.reduced);
@@ -64,7 +64,7 @@ impl Extents {
         self.reduced.div_ceil(self.chunk()).max(1)
     }
 
-    /// The first extent that is larger than a kernel takes, with its name and the limit.
+    /// The extent that is too large for a kernel, if there is one: its name, value and limit.
     pub fn too_large(&self) -> Option<(&'static str, u64, u64)> {
         let results = self.outer.saturating_mul(self.inner);
         match self.inner {
@@ -74,7 +74,7 @@ impl Extents {
     }
 }
 
-/// One pass: y = scale * (x merged over the reduced extent), chunk by chunk.
+/// One pass: y = scale * (x merged over each chunk of the reduced extent).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Reduce {
     op: ReduceOp,
@@ -86,9 +86,9 @@ pub struct Reduce {
 /// Which elements a thread processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Form {
-    /// Some lanes have a row, or the whole CTA.
+    /// A few lanes share a row, or a whole CTA.
     Rows(PartTile),
-    /// Threads have columns.
+    /// Each thread has one or more adjacent columns.
     Columns(ColumnTile),
 }
 
@@ -116,7 +116,7 @@ impl Reduce {
         Reduce { op, from, to, form }
     }
 
-    /// The launch; `None` for no results.
+    /// The launch; `None` if there are no results.
     pub fn launch(&self, extents: Extents) -> Option<Launch> {
         match self.form {
             Form::Rows(tile) => tile.launch(extents.outer, extents.chunks()),
@@ -156,7 +156,7 @@ impl<'k> Call<'k> {
         }
     }
 
-    /// The first of the reduced extent that this CTA merges.
+    /// Start of this CTA's chunk of the reduced extent.
     #[track_caller]
     fn first(&self, k: &'k Kernel) -> U64<'k> {
         k.cta_y().wide() * self.chunk
@@ -243,8 +243,8 @@ mod tests {
         }
     }
 
-    /// Chunks cover the reduced extent, are whole vectors, and fit in the grid; a second pass needs
-    /// none.
+    /// Chunks cover the reduced extent, are whole vectors, and fit in the grid. Every further pass
+    /// has fewer chunks.
     #[test]
     fn chunks_are_few() {
         for reduced in [0, 1, 7, 64, 100, 8191, 8193, 151_936, 1 << 33] {
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn the_form_follows_the_extents() {
+    fn form_depends_on_extents_and_alignment() {
         let form = |[outer, reduced, inner]: [u64; 3], aligned| {
             let extents = extents(outer, reduced, inner);
             let entry =

@@ -1,4 +1,4 @@
-//! Row reductions, contiguous elements: [O, R] to [O, P].
+//! Row reductions, whose elements are contiguous: [O, R] to [O, P].
 
 use super::{Call, Reduce};
 use crate::assembler::{Kernel, Variable};
@@ -19,7 +19,7 @@ pub(super) fn write(k: &Kernel, variant: &Reduce, tile: PartTile) {
     let folded: Vec<Variable<'_, f32>> = (0..IN_FLIGHT).map(|_| k.var(neutral)).collect();
     part.for_each(|access, loaded| {
         for value in loaded.values() {
-            // What was not loaded is 0, which changes no sum.
+            // Elements that do not exist are loaded as 0, which does not change a sum.
             let value = match op {
                 ReduceOp::Add => value,
                 ReduceOp::Max | ReduceOp::Min => loaded.exists.select(value, neutral),

@@ -1,4 +1,4 @@
-//! y and inv_rms.
+//! The forward pass: computes y and inv_rms.
 
 use super::mean;
 use crate::assembler::{
@@ -22,7 +22,7 @@ impl RmsNorm {
         }
     }
 
-    /// The launch over rows; `None` if there are none.
+    /// The launch over rows; `None` if there are no rows.
     pub fn launch(&self, rows: u64) -> Option<Launch> {
         self.form.launch(rows)
     }

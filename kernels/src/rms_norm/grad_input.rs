@@ -1,4 +1,4 @@
-//! dx.
+//! The gradient with respect to x: computes dx.
 
 use super::mean;
 use crate::assembler::{
@@ -22,7 +22,7 @@ impl RmsNormGradInput {
         }
     }
 
-    /// The launch over rows; `None` if there are none.
+    /// The launch over rows; `None` if there are no rows.
     pub fn launch(&self, rows: u64) -> Option<Launch> {
         self.form.launch(rows)
     }

@@ -1,4 +1,4 @@
-//! dw: partial sums of blocks of rows, then their sum.
+//! The gradient with respect to w: partial sums over blocks of rows, then their sum.
 
 use crate::assembler::{
     Arguments, F32, GlobalAddress, Kernel, Launch, Pred, Ptx, Target, U32, U64, Variant,
@@ -14,7 +14,7 @@ const MAX_PARTIALS: u64 = 128;
 /// Minimum rows per partial sum, so that the workspace is small compared with the operands.
 const MIN_ROWS: u64 = 64;
 
-/// Threads side by side at most: 64 vectors of 16 bytes.
+/// The most threads that share a row: 64, with 16 bytes each.
 const MAX_ACROSS: u32 = 64;
 
 /// Rows that one partial sum covers; the last may have fewer. The workspace holds
@@ -35,8 +35,8 @@ impl RmsNormGradWeight {
     /// begin at multiples of 16 bytes.
     pub fn new(dtype: Dtype, features: usize, aligned: bool) -> RmsNormGradWeight {
         let vector = dtype.per_vector();
-        let vectorised = aligned && features.is_multiple_of(vector as usize);
-        let width = if vectorised { vector } else { 1 };
+        let vectorized = aligned && features.is_multiple_of(vector as usize);
+        let width = if vectorized { vector } else { 1 };
         let needed = features.div_ceil(width as usize).min(MAX_ACROSS as usize) as u32;
         let across = needed.next_power_of_two();
         RmsNormGradWeight {
@@ -45,15 +45,14 @@ impl RmsNormGradWeight {
         }
     }
 
-    /// The launch; `None` for no rows or no features.
+    /// The launch; `None` if there are no rows or no features.
     pub fn launch(&self, rows: u64, features: u32) -> Option<Launch> {
         let partials = rows.div_ceil(rows_per_partial(rows)) as u32;
         let across = features.div_ceil(self.tile.columns());
         Launch::new([across, partials, 1], THREADS)
     }
 
-    /// The products of one row in the columns of this thread; zeros where the predicate does not
-    /// hold.
+    /// Loads this thread's columns of a row; zeros where the predicate is false.
     #[track_caller]
     fn load<'k>(
         &self,
@@ -135,7 +134,7 @@ impl<'k> Row<'k> {
     }
 }
 
-/// Stores one f32, or fours of them.
+/// Stores a single f32, or vectors of four.
 #[track_caller]
 fn store_sums<'k>(to: GlobalAddress<'k>, condition: Pred<'k>, sums: &[F32<'k>]) {
     if let [sum] = sums {
@@ -155,7 +154,7 @@ pub struct RmsNormGradWeightArguments {
     pub x: u64,
     /// \[R\] of f32, read.
     pub inv_rms: u64,
-    /// \[P, D\] of f32, written; P as [`rows_per_partial`] says.
+    /// \[P, D\] of f32, written; P = R.div_ceil(rows_per_partial(R)).
     pub partials: u64,
     /// R.
     pub rows: u64,
@@ -179,25 +178,25 @@ impl RmsNormGradWeightArguments {
     }
 }
 
-/// to_d = sum over p of partial_pd, in order; or to_d + that sum.
+/// to_d = sum over p of partial_pd, in order; or to_d = to_d + that sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SumPartials {
     accumulate: bool,
 }
 
 impl SumPartials {
-    /// One warp of columns, eight rows at once.
+    /// 32 columns per CTA, one per lane; its eight warps process different rows.
     const TILE: ColumnTile = ColumnTile {
         across: 32,
         width: 1,
     };
 
-    /// `accumulate`: whether the sum is added to the old value or replaces it.
+    /// `accumulate`: whether the sum is added to the old value; otherwise it replaces it.
     pub fn new(accumulate: bool) -> SumPartials {
         SumPartials { accumulate }
     }
 
-    /// The launch; `None` for no features. No rows are a sum of 0.
+    /// The launch; `None` if there are no features. With no rows the sum is 0.
     pub fn launch(&self, features: u32) -> Option<Launch> {
         Launch::new([features.div_ceil(Self::TILE.columns()), 1, 1], THREADS)
     }
@@ -291,7 +290,7 @@ mod tests {
         );
     }
 
-    /// The grid's second dimension is limited, and so is the workspace.
+    /// At most 128 partial sums, which bounds the grid's second dimension and the workspace.
     #[test]
     fn partials_are_few() {
         let variant = RmsNormGradWeight::new(Dtype::Bf16, 4096, true);

@@ -14,8 +14,8 @@
 //! bytes: 2 R D elements forward, 3 R D for dx.
 //!
 //! dw is a sum over all rows. With atomics its bits would depend on the order in which CTAs finish,
-//! so it takes two kernels: each CTA sums a block of rows into its own line of a workspace, and a
-//! second kernel adds the lines in order. The bits depend on R and D alone.
+//! so it takes two kernels: each CTA sums a block of rows into its own row of a workspace, and a
+//! second kernel adds these rows in order. The bits depend on R and D alone.
 
 mod forward;
 mod grad_input;
@@ -34,7 +34,7 @@ pub use residual::{
 
 use crate::assembler::{F32, Kernel, U32, Variable, block_sum};
 
-/// The mean of what the threads of the CTA have summed; 0 for no features.
+/// The mean over all features, given each thread's partial sum; 0 if there are no features.
 #[track_caller]
 fn mean<'k>(k: &'k Kernel, sum: Variable<'k, f32>, features: U32<'k>) -> F32<'k> {
     block_sum(k, sum.get()) / features.max(1).to_f32()

@@ -1,12 +1,13 @@
 //! Residual addition fused with the following RMS norm, and its gradient.
 //!
 //! ```text
-//! h_rd      = x_rd + b_rd                      what a block adds, rounded
-//! y_rd      = h_rd inv_rms_r w_d               as the norm of h
-//! dx_rd     = dh_rd + (the norm's dx of dy)    also of b
+//! h_rd      = x_rd + b_rd                      rounded; b is the output of a block
+//! y_rd      = h_rd inv_rms_r w_d               the norm of h
+//! dx_rd     = dh_rd + (the norm's dx of dy)    db is the same
 //! ```
 //!
-//! Separately, the addition and the norm move 5 R D elements and their gradients 6; fused, 4 and 4.
+//! Separate kernels for the addition and the norm would move 5 R D elements forward and 6 R D
+//! backward. Fused, each direction moves 4 R D.
 
 use super::mean;
 use crate::assembler::{
@@ -30,7 +31,7 @@ impl AddRmsNorm {
         }
     }
 
-    /// The launch over rows; `None` if there are none.
+    /// The launch over rows; `None` if there are no rows.
     pub fn launch(&self, rows: u64) -> Option<Launch> {
         self.form.launch(rows)
     }
@@ -135,7 +136,7 @@ fn in_registers<'k>(k: &'k Kernel, tile: RowTile, call: &Call<'k>) {
     row.store_scalar(call.inv_rms, inv_rms);
 }
 
-/// The second pass reads from the caches what this thread wrote in the first.
+/// In the second pass, a thread reads the h that it wrote in the first from the caches.
 fn in_a_loop<'k>(k: &'k Kernel, tile: LoopTile, call: &Call<'k>) {
     let row = LongRow::new(k, tile, call.features);
     let [x, b, h, y] = [call.x, call.b, call.h, call.y].map(|matrix| row.of_matrix(matrix));
@@ -176,7 +177,7 @@ impl AddRmsNormGradInput {
         }
     }
 
-    /// The launch over rows; `None` if there are none.
+    /// The launch over rows; `None` if there are no rows.
     pub fn launch(&self, rows: u64) -> Option<Launch> {
         self.form.launch(rows)
     }
@@ -262,7 +263,7 @@ fn grad_in_registers<'k>(k: &'k Kernel, tile: RowTile, call: &GradCall<'k>) {
     let row = Row::new(k, tile, call.rows);
     let (dy, h, w) = (row.load(call.dy), row.load(call.h), row.load_vector(call.w));
     let inv_rms = row.load_scalar(call.inv_rms);
-    // The longest rows leave no registers for operands that the sum does not need.
+    // With the longest rows, no registers are left to load dh before the sum.
     let is_long = tile.threads() > 128 && tile.vectors() > 3;
     let early = (!is_long).then(|| row.load(call.dh));
 

@@ -1,4 +1,4 @@
-//! Extents and strides of heads, and which kernel they use.
+//! Extents and strides of heads, and the choice of a kernel for them.
 
 use super::HeadTile;
 use super::loops::LOOP_THREADS;
@@ -18,7 +18,7 @@ impl Style {
     /// Both variants.
     pub const ALL: [Style; 2] = [Style::Half, Style::Interleaved];
 
-    /// Its name, as in the names of kernels.
+    /// Its name in kernel names.
     pub(super) fn name(self) -> &'static str {
         match self {
             Style::Half => "half",
@@ -126,17 +126,18 @@ impl TableStrides {
     }
 }
 
-/// How a kernel walks over heads.
+/// How a kernel processes heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Form {
-    /// A head in the registers of a few lanes.
+    /// A head stays in the registers of a few lanes.
     Tile(HeadTile),
-    /// Heads of any extents and alignment: a warp loops over each.
+    /// Heads of any extents and alignment; a warp loops over each head.
     Loop(Dtype, Style),
 }
 
 impl Form {
-    /// `aligned`: whether all heads, rows of tables and weights begin at multiples of 16 bytes.
+    /// The form for `heads`. `aligned`: whether all heads, rows of tables and weights begin at
+    /// multiples of 16 bytes.
     pub fn new(dtype: Dtype, style: Style, heads: &Heads, aligned: bool) -> Form {
         let tile = HeadTile::new(dtype, style, heads).filter(|_| aligned);
         tile.map_or(Form::Loop(dtype, style), Form::Tile)

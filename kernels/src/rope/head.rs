@@ -1,4 +1,4 @@
-//! Heads in registers: the frame of the kernels that rotate them.
+//! Heads in registers, for all kernels that rotate them.
 //!
 //! A few lanes of a warp share a head. A lane owns *chunks*: a vector of the first half of the
 //! rotated features, and the vector H features later. In either style both features of a pair are
@@ -15,7 +15,7 @@ const MAX_CHUNKS: u32 = 2;
 /// Maximum number of pass-through vectors per lane.
 const MAX_PASSED: u32 = 4;
 
-/// How heads are distributed over lanes. Known while the kernel is written, so all loops unroll.
+/// How heads are distributed over lanes. Known when the kernel is generated, so all loops unroll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HeadTile {
     dtype: Dtype,
@@ -29,7 +29,8 @@ impl HeadTile {
     /// Threads per CTA.
     pub(crate) const THREADS: u32 = 128;
 
-    /// `None` if the halves are not whole 16-byte vectors, or a head does not fit in registers.
+    /// `None` if a head or its halves are not whole 16-byte vectors, if no features are rotated, or
+    /// if a head does not fit in registers.
     pub(crate) fn new(dtype: Dtype, style: Style, heads: &Heads) -> Option<HeadTile> {
         let Heads {
             features, pairs, ..
@@ -77,13 +78,13 @@ impl HeadTile {
         Self::THREADS / self.lanes
     }
 
-    /// Its part of a kernel's name: `bf16_half_d128_h64`.
+    /// The part of a kernel's name for this tile: `bf16_half_d128_h64`.
     pub(crate) fn name(self) -> String {
         let (dtype, style) = (self.dtype.name(), self.style.name());
         format!("{dtype}_{style}_d{}_h{}", self.features, self.pairs)
     }
 
-    /// The rotated features of a thread, in the order of [`LoadedHead::widen`].
+    /// Rotates the features of a thread, given in the order of [`LoadedHead::widen`].
     #[track_caller]
     pub(crate) fn rotated<'k>(
         self,
@@ -104,7 +105,7 @@ impl HeadTile {
         rotated
     }
 
-    /// The start of each vector of a lane, and whether it is within the head.
+    /// The first element of each vector of a lane, and whether the vector is within the head.
     #[track_caller]
     pub(crate) fn columns<'k>(self, lane: U32<'k>, exists: Pred<'k>) -> Vec<(U32<'k>, Pred<'k>)> {
         let column = lane * self.dtype.per_vector();
@@ -113,7 +114,7 @@ impl HeadTile {
         starts.zip(exist).collect()
     }
 
-    /// For the lane starting at `column`: whether each of its vectors exists.
+    /// For each vector of the lane that starts at `column`: whether it is within an existing head.
     #[track_caller]
     fn exist<'k>(self, column: U32<'k>, exists: Pred<'k>) -> Vec<Pred<'k>> {
         let step = self.lanes * self.dtype.per_vector();
@@ -149,12 +150,12 @@ impl HeadTile {
 pub(crate) struct Strides<'k> {
     batch: S64<'k>,
     position: S64<'k>,
-    /// `None` in a table.
+    /// `None` for a table.
     head: Option<S64<'k>>,
 }
 
 impl<'k> Strides<'k> {
-    /// Those of [`HeadStrides`](super::HeadStrides).
+    /// Declares the parameters of [`HeadStrides`](super::HeadStrides).
     #[track_caller]
     pub(crate) fn of_heads(k: &'k Kernel, tensor: &str) -> Strides<'k> {
         Strides {
@@ -164,7 +165,7 @@ impl<'k> Strides<'k> {
         }
     }
 
-    /// Those of [`TableStrides`](super::TableStrides).
+    /// Declares the parameters of [`TableStrides`](super::TableStrides).
     #[track_caller]
     pub(crate) fn of_table(k: &'k Kernel, tensor: &str) -> Strides<'k> {
         Strides {
@@ -210,7 +211,7 @@ impl<'k> HeadCoordinates<'k> {
         element.unsigned()
     }
 
-    /// The head in a strided tensor, or its row of a table.
+    /// The address of the head in a strided tensor, or of its row in a table.
     #[track_caller]
     pub(crate) fn strided(
         &self,
@@ -221,7 +222,7 @@ impl<'k> HeadCoordinates<'k> {
         tensor.byte_add(self.element(strides) * u64::from(dtype.size()))
     }
 
-    /// The head in a dense tensor.
+    /// The address of the head in a dense tensor.
     #[track_caller]
     pub(crate) fn dense(
         &self,
@@ -232,7 +233,7 @@ impl<'k> HeadCoordinates<'k> {
         tensor.byte_add(self.index.mul_wide(features) * u64::from(dtype.size()))
     }
 
-    /// Its element of a dense vector with one f32 per head.
+    /// The address of the head's element in a dense vector with one f32 per head.
     #[track_caller]
     pub(crate) fn scalar(&self, vector: GlobalAddress<'k>) -> GlobalAddress<'k> {
         vector.element::<f32>(self.index)
@@ -245,10 +246,10 @@ pub(crate) struct Head<'k> {
     tile: HeadTile,
     coordinates: HeadCoordinates<'k>,
     features: U32<'k>,
-    /// The thread's first element of each half.
+    /// Index of the thread's first element in each half.
     column: U32<'k>,
     exists: Pred<'k>,
-    /// Whether the head exists and each of the thread's vectors is in it.
+    /// For each of the thread's vectors: whether it is within an existing head.
     exist: Vec<Pred<'k>>,
     leads: Pred<'k>,
 }
@@ -268,7 +269,7 @@ impl<'k> LoadedHead<'k> {
 pub(crate) struct Angles<'k>(Vec<[F32<'k>; 2]>);
 
 impl<'k> Head<'k> {
-    /// Head `index`, if it `exists`, for lane `lane` of those that share it.
+    /// Head `index`, if it `exists`, in lane `lane` of the lanes that share it.
     #[track_caller]
     pub(crate) fn new(
         k: &'k Kernel,
@@ -299,13 +300,13 @@ impl<'k> Head<'k> {
         Head::new(k, tile, shape, [index, lane], index.lt(shape.rows))
     }
 
-    /// This head of a strided tensor.
+    /// Loads this head from a strided tensor.
     #[track_caller]
     pub(crate) fn load(&self, tensor: GlobalAddress<'k>, strides: &Strides<'k>) -> LoadedHead<'k> {
         self.load_from(self.coordinates.strided(self.tile.dtype, tensor, strides))
     }
 
-    /// The elements of a vector of D that belong to this thread's features.
+    /// Loads this thread's features from a \[D\] vector.
     #[track_caller]
     pub(crate) fn load_vector(&self, vector: GlobalAddress<'k>) -> LoadedHead<'k> {
         self.load_from(vector)
@@ -317,7 +318,7 @@ impl<'k> Head<'k> {
         self.coordinates.scalar(vector).load_if(self.exists)
     }
 
-    /// The angles of this head's position, from both tables.
+    /// Loads the angles of this head's position from both tables.
     #[track_caller]
     pub(crate) fn angles(&self, tables: [(GlobalAddress<'k>, Strides<'k>); 2]) -> Angles<'k> {
         let [cos, sin] = tables.map(|(table, strides)| self.table(table, &strides));
@@ -352,7 +353,7 @@ impl<'k> Head<'k> {
         self.coordinates.scalar(vector).store_if(self.leads, value);
     }
 
-    /// The sum over the lanes of this head, in each of them. All lanes of the warp must call it.
+    /// The sum over the lanes of this head, in all of them. All lanes of the warp must call it.
     #[track_caller]
     pub(crate) fn sum(&self, value: F32<'k>) -> F32<'k> {
         group_sum(self.k, value, self.tile.lanes)
@@ -369,7 +370,7 @@ impl<'k> Head<'k> {
         LoadedHead(vectors.map(load).collect())
     }
 
-    /// The elements of a table that belong to this thread's pairs, chunk by chunk.
+    /// Loads the elements of a table for this thread's pairs, chunk by chunk.
     #[track_caller]
     fn table(&self, table: GlobalAddress<'k>, strides: &Strides<'k>) -> Vec<F32<'k>> {
         let start = self.coordinates.strided(Dtype::F32, table, strides);
@@ -392,7 +393,7 @@ impl<'k> Head<'k> {
         vectors.take(chunks).flat_map(load).collect()
     }
 
-    /// The thread's first element from `start`, for elements of `size` bytes.
+    /// The address of the thread's first element in a row at `start` with elements of `size` bytes.
     #[track_caller]
     fn column_of(&self, start: GlobalAddress<'k>, size: u32) -> GlobalAddress<'k> {
         start.byte_add(self.column.mul_wide(size))
@@ -428,7 +429,7 @@ mod tests {
         HeadTile::new(dtype, Style::Half, &heads)
     }
 
-    /// Every element of a head belongs to exactly one lane, and no lane has more than fits.
+    /// Every element of a head belongs to exactly one lane, and no lane has more vectors than fit.
     #[test]
     fn tiles_cover_their_heads() {
         for dtype in Dtype::ALL {
@@ -456,10 +457,13 @@ mod tests {
     fn heads_that_do_not_fit_have_no_tile() {
         assert!(tile(Dtype::Bf16, 128, 64).is_some());
         assert!(tile(Dtype::Bf16, 128, 32).is_some());
-        assert!(tile(Dtype::Bf16, 128, 60).is_none(), "odd halves");
+        assert!(
+            tile(Dtype::Bf16, 128, 60).is_none(),
+            "halves are not whole vectors"
+        );
         assert!(
             tile(Dtype::Bf16, 130, 64).is_none(),
-            "odd pass-through features"
+            "pass-through features are not whole vectors"
         );
         assert!(tile(Dtype::Bf16, 128, 0).is_none(), "nothing to rotate");
         assert!(tile(Dtype::F32, 2048, 1024).is_none(), "too long");

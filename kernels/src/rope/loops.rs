@@ -16,9 +16,11 @@ pub(crate) struct HeadLoop<'k> {
     /// Whether this thread stores the scalars of the head.
     pub(crate) leads: Pred<'k>,
     pub(crate) exists: Pred<'k>,
-    /// As in the shape, or 0 if there is no head.
+    /// 0 if the head does not exist.
     pairs: U32<'k>,
+    /// 0 if the head does not exist.
     features: U32<'k>,
+    /// Pairs per head, even if this one does not exist.
     all_pairs: U32<'k>,
 }
 
@@ -65,7 +67,7 @@ impl<'k> HeadLoop<'k> {
     }
 }
 
-/// An element of a head, a table or a weight.
+/// The address of an element of a head, a table row or a weight.
 #[track_caller]
 pub(crate) fn element<'k>(
     dtype: Dtype,

@@ -50,7 +50,7 @@ impl Rope {
         }
     }
 
-    /// The launch over these heads; `None` if there are none.
+    /// The launch over these heads; `None` if there are no heads or no features.
     pub fn launch(&self, heads: &Heads) -> Option<Launch> {
         match heads.features {
             0 => None,
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn no_features_are_no_launch() {
+    fn there_is_no_launch_without_features() {
         let heads = Heads {
             rows: 6,
             positions: 3,

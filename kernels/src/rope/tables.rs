@@ -2,8 +2,8 @@
 //!
 //! Angles, cosines and sines are computed in f64 and rounded to f32 once; an f32 angle would be off
 //! by 0.03 radians at position one million. An angle below 2^50 is reduced to r = angle - n pi / 2
-//! with |r| <= pi / 4. The difference with the first part of pi / 2 is exact, because both are
-//! multiples of 2^-52; the further parts add the rest.
+//! with |r| <= pi / 4. pi / 2 is the sum of three f64. Subtracting n times the first is exact,
+//! because it and the angle are multiples of 2^-52; the other two correct the rest.
 
 use crate::assembler::{
     Arguments, F64, GlobalAddress, Kernel, Launch, Ptx, S32, S64, Target, U32, Variant,
@@ -16,7 +16,7 @@ const THREADS: u32 = 256;
 /// of the sum.
 const ROUND: f64 = 6_755_399_441_055_744.0;
 
-/// From here on an f64 has at most two fraction bits, so the angle is meaningless.
+/// From this magnitude on, an f64 has at most two fraction bits, so an angle is meaningless.
 const LARGEST_ANGLE: f64 = (1u64 << 50) as f64;
 
 /// pi / 2 in three parts, each an f64.
@@ -91,7 +91,7 @@ impl PositionFormat {
     }
 }
 
-/// cos and sin of position * inv_freq, both times a factor. An angle of 2^50 and more counts as 0.
+/// cos and sin of position * inv_freq, both times a factor. Angles of 2^50 or more count as 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RopeTables {
     positions: PositionFormat,
@@ -106,7 +106,7 @@ impl RopeTables {
         RopeTables { positions }
     }
 
-    /// The launch over tables of `elements` elements; `None` if there are none.
+    /// The launch over tables of `elements` elements; `None` if there are no elements.
     pub fn launch(&self, elements: u32) -> Option<Launch> {
         Launch::new([elements.div_ceil(THREADS), 1, 1], THREADS)
     }
@@ -176,7 +176,7 @@ impl RopeTablesArguments {
     }
 }
 
-/// Of an angle below [`LARGEST_ANGLE`]; of 0 for others.
+/// Cosine and sine of `angle`, or of 0 if its magnitude is [`LARGEST_ANGLE`] or more.
 #[track_caller]
 fn cos_and_sin(angle: F64<'_>) -> [F64<'_>; 2] {
     let one = angle.kernel().constant(1.0_f64);
@@ -189,7 +189,7 @@ fn cos_and_sin(angle: F64<'_>) -> [F64<'_>; 2] {
     let sine = (r * r2).fma(polynomial(r2, &SIN_TAIL), r);
     let cosine = (r2 * r2).fma(polynomial(r2, &COS_TAIL), r2.fma(-0.5, one));
 
-    // The lowest bits of n: a quarter turn swaps sine and cosine, a half turn negates both.
+    // The two low bits of n: a quarter turn swaps sine and cosine, a half turn negates both.
     let quadrant = rounded.to_bits().low();
     let odd = (quadrant & 1).differs(0);
     [
@@ -198,7 +198,7 @@ fn cos_and_sin(angle: F64<'_>) -> [F64<'_>; 2] {
     ]
 }
 
-/// Minus `value` in the third and the fourth quadrant.
+/// Negates `value` in the third and the fourth quadrant.
 #[track_caller]
 fn with_sign_in<'k>(quadrant: U32<'k>, value: F64<'k>) -> F64<'k> {
     let sign = (quadrant & 2).wide() << 62;

@@ -1,4 +1,4 @@
-//! The gradient of the weights by the probabilities.
+//! The gradient with respect to the probabilities.
 
 use super::renormalized_name;
 use crate::assembler::{
@@ -8,8 +8,8 @@ use crate::dtype::Dtype;
 use crate::faults::{FaultSite, Faults};
 use crate::lane_group::{Group, Tile};
 
-/// dp_ne = (dw_nj - mean_n) / s_n where e is the choice j of token n, and 0 otherwise; dw_nj where
-/// weights are no shares of their sum.
+/// dp_ne = (dw_nj - mean_n) / s_n if e is choice j of token n, otherwise 0. Without
+/// renormalization, dp_ne = dw_nj for chosen experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RouterTopKGrad {
     tile: Tile,
@@ -25,7 +25,7 @@ impl RouterTopKGrad {
         }
     }
 
-    /// The launch over N tokens; `None` if there are none.
+    /// The launch over N tokens; `None` if there are no tokens.
     pub fn launch(&self, tokens: u64) -> Option<Launch> {
         self.tile.launch(tokens)
     }
@@ -90,7 +90,7 @@ impl Variant for RouterTopKGrad {
     }
 }
 
-/// The choices of the group's token.
+/// The chosen experts of the group's token.
 struct Slots<'a, 'k> {
     group: &'a Group<'k>,
     probabilities: GlobalAddress<'k>,
@@ -101,7 +101,7 @@ struct Slots<'a, 'k> {
 }
 
 impl<'k> Slots<'_, 'k> {
-    /// The expert of a choice, and whether there is a token to choose.
+    /// The expert of choice `j`, and whether the token exists.
     #[track_caller]
     fn index(&self, j: U32<'k>) -> (U32<'k>, Pred<'k>) {
         let index = self.indices.element_wide::<u32>(self.first + j.wide());
@@ -126,7 +126,7 @@ impl<'k> Slots<'_, 'k> {
 /// Arguments of [`RouterTopKGrad`]; pointers are device addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct RouterTopKGradArguments {
-    /// \[N, E\], read where weights are shares of their sum.
+    /// \[N, E\], read if weights are renormalized.
     pub probabilities: u64,
     /// \[N, K\] of i32, read.
     pub indices: u64,
@@ -140,7 +140,7 @@ pub struct RouterTopKGradArguments {
     pub experts: u32,
     /// K.
     pub top_k: u32,
-    /// The fault site for indices out of range.
+    /// The fault site for out-of-range indices.
     pub faults: FaultSite,
 }
 

@@ -8,9 +8,9 @@
 //! dp_ne      = (dw_nj - mean_n) / s_n          where e = indices_nj; mean_n = sum_j dw_nj w_nj
 //! ```
 //!
-//! Of equal scores the lower index wins; NaN ranks first. A few lanes share a token, at most
-//! sixteen experts per lane. Scores stay in registers as order-preserving integers; beyond 512
-//! experts they are reloaded for each choice. Rounding matches the CPU kernels bit for bit.
+//! Among equal scores the lowest index wins; NaN ranks first. A few lanes share a token, with at
+//! most sixteen experts each. Scores stay in registers as order-preserving integers. With more than
+//! 512 experts they are reloaded for each choice. Results equal the CPU kernels' bit for bit.
 
 mod grad;
 mod scores;
@@ -19,7 +19,7 @@ mod top_k;
 pub use grad::{RouterTopKGrad, RouterTopKGradArguments};
 pub use top_k::{RouterTopK, RouterTopKArguments};
 
-/// What a kernel's name says of whether weights are divided by their sum.
+/// The part of a kernel's name that marks weights divided by their sum.
 fn renormalized_name(renormalize: bool) -> &'static str {
     match renormalize {
         true => "_renormalized",

@@ -12,7 +12,7 @@ pub(super) struct Scores<'a, 'k> {
     pub(super) experts: U32<'k>,
 }
 
-/// An expert and its rank: a number that grows as its score does; 0 for no expert.
+/// An expert and its rank, an integer in the order of the scores; rank 0 means no expert.
 #[derive(Clone, Copy)]
 pub(super) struct Candidate<'k> {
     pub(super) rank: U32<'k>,
@@ -34,7 +34,8 @@ impl<'k> ArgReduce<'k> {
         }
     }
 
-    /// Takes a better candidate if the predicate holds. Of equals the first is kept.
+    /// Replaces the best candidate by a better one if `condition` is true. Among equal candidates
+    /// the first is kept.
     #[track_caller]
     pub(super) fn offer(&self, candidate: Candidate<'k>, condition: Option<Pred<'k>>) {
         let better = candidate.rank.gt(*self.rank);
@@ -44,8 +45,8 @@ impl<'k> ArgReduce<'k> {
             .set(better.select(candidate.expert, *self.expert));
     }
 
-    /// The best of all lanes of the group, in each of them; of equals that with the lowest index.
-    /// All lanes of the warp must call it.
+    /// The best candidate of all lanes of the group, in each of them. Among equal candidates, the
+    /// lowest index wins. All lanes of the warp must call it.
     #[track_caller]
     pub(super) fn of_group(&self, lanes: u32) -> Candidate<'k> {
         let own = Candidate {
@@ -67,7 +68,7 @@ impl<'k> ArgReduce<'k> {
 }
 
 impl<'k> Scores<'_, 'k> {
-    /// Reads the experts of an access that begins at expert `first`.
+    /// Loads consecutive experts from expert `first` in one access.
     #[track_caller]
     pub(super) fn load(&self, first: U32<'k>, inside: Pred<'k>) -> Access<'k> {
         let exists = self.group.exists & inside;
@@ -80,7 +81,7 @@ impl<'k> Scores<'_, 'k> {
         }
     }
 
-    /// The probability of an expert; 0 for a token that does not exist.
+    /// The probability of an expert; 0 if the token or the expert does not exist.
     #[track_caller]
     pub(super) fn probability(&self, expert: U32<'k>) -> F32<'k> {
         let known = self.group.exists & expert.lt(self.experts);
@@ -102,7 +103,7 @@ impl<'k> Scores<'_, 'k> {
     }
 }
 
-/// What an access has read of neighboring experts.
+/// Consecutive experts loaded in one access.
 pub(super) struct Access<'k> {
     first: U32<'k>,
     exists: Pred<'k>,
@@ -128,7 +129,7 @@ impl<'k> Access<'k> {
     }
 }
 
-/// An order-preserving integer above 0: NaN gives the largest, and both zeros are equal.
+/// An integer above 0 in the order of the scores. NaN gives the largest; both zeros give the same.
 #[track_caller]
 fn rank_of(score: F32<'_>) -> U32<'_> {
     // The bits of positive floats sort like the floats; those of negative floats in reverse.

@@ -8,7 +8,7 @@ use crate::assembler::{
 use crate::dtype::Dtype;
 use crate::lane_group::{Group, Tile};
 
-/// Experts of a lane whose ranks stay in registers.
+/// Maximum experts per lane whose ranks stay in registers.
 const EXPERTS_OF_LANE: u32 = 16;
 
 /// The K best experts of each token, in descending order, and their weights.
@@ -47,7 +47,7 @@ impl RouterTopK {
         }
     }
 
-    /// The launch over N tokens; `None` if there are none.
+    /// The launch over N tokens; `None` if there are no tokens.
     pub fn launch(&self, tokens: u64) -> Option<Launch> {
         self.tile.launch(tokens)
     }
@@ -99,7 +99,7 @@ impl Variant for RouterTopK {
     }
 }
 
-/// Ranks of a row in registers. A chosen expert loses its rank.
+/// Ranks of a row in registers. A chosen expert's rank is set to 0.
 struct InRegisters<'k> {
     k: &'k Kernel,
     ranked: Vec<(Variable<'k, u32>, U32<'k>)>,
@@ -138,11 +138,12 @@ impl<'k> InRegisters<'k> {
     }
 }
 
-/// Ranks that are recomputed for each choice, among those that come after the last chosen.
+/// Ranks that are recomputed for each choice, from the experts that come after the last chosen one
+/// in descending order.
 struct InMemory<'a, 'k> {
     scores: &'a Scores<'a, 'k>,
     last_rank: Variable<'k, u32>,
-    /// The first expert of the last rank that is left.
+    /// Among experts of rank `last_rank`, those from this index on are left.
     next: Variable<'k, u32>,
 }
 
@@ -179,7 +180,7 @@ impl<'a, 'k> InMemory<'a, 'k> {
     }
 }
 
-/// Destination of the choice.
+/// The scores of a token, and where its chosen experts and weights are stored.
 struct Choice<'a, 'k> {
     scores: &'a Scores<'a, 'k>,
     weights: GlobalAddress<'k>,
@@ -191,7 +192,7 @@ struct Choice<'a, 'k> {
 }
 
 impl<'k> Choice<'_, 'k> {
-    /// Takes the `best` K times and removes each from the candidates.
+    /// Stores the `best` expert K times and removes it from the candidates each time.
     #[track_caller]
     fn choose(&self, best: impl FnOnce() -> ArgReduce<'k>, remove: impl FnOnce(Candidate<'k>)) {
         let group = self.scores.group;
@@ -237,7 +238,7 @@ impl<'k> Choice<'_, 'k> {
 pub struct RouterTopKArguments {
     /// \[N, E\], read.
     pub probabilities: u64,
-    /// \[E\] of f32, read where the kernel is biased.
+    /// \[E\] of f32, read if the kernel is biased.
     pub bias: u64,
     /// \[N, K\], written.
     pub weights: u64,
@@ -247,7 +248,7 @@ pub struct RouterTopKArguments {
     pub tokens: u64,
     /// E.
     pub experts: u32,
-    /// K, E at most.
+    /// K, at most E.
     pub top_k: u32,
 }
 
@@ -288,7 +289,7 @@ mod tests {
         }
     }
 
-    /// No lane has more than its share of experts, and together they have all.
+    /// No lane has more than [`EXPERTS_OF_LANE`] experts, and together the lanes have all.
     #[test]
     fn lanes_share_the_experts() {
         for dtype in Dtype::ALL {

@@ -7,16 +7,16 @@ use crate::dtype::Dtype;
 /// Threads per CTA that loops over one row.
 pub(crate) const LOOP_THREADS: u32 = 256;
 
-/// How a kernel walks over its rows.
+/// How a kernel processes its rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Form {
-    /// A row in registers.
+    /// Each row stays in registers.
     Tile(RowTile),
-    /// A row of any length and alignment: the CTA loops over it, more than once.
+    /// Rows of any length and alignment; a CTA loops over its row, more than once.
     Loop(LoopTile),
 }
 
-/// How the CTA that loops over a row accesses it.
+/// How a CTA that loops over a row accesses the elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct LoopTile {
     dtype: Dtype,
@@ -25,8 +25,8 @@ pub(crate) struct LoopTile {
 }
 
 impl Form {
-    /// For rows of `features` elements. `aligned`: whether all matrices and vectors begin at
-    /// multiples of 16 bytes.
+    /// The form for rows of `features` elements. `aligned`: whether all matrices and vectors begin
+    /// at multiples of 16 bytes.
     pub(crate) fn new(dtype: Dtype, features: usize, aligned: bool) -> Form {
         if let Some(tile) = RowTile::new(dtype, features).filter(|_| aligned) {
             return Form::Tile(tile);
@@ -46,7 +46,7 @@ impl Form {
         }
     }
 
-    /// The launch over rows; `None` if there are none.
+    /// The launch over rows; `None` if there are no rows.
     pub(crate) fn launch(self, rows: u64) -> Option<Launch> {
         match self {
             Form::Tile(tile) => tile.launch(rows),
@@ -57,7 +57,7 @@ impl Form {
         }
     }
 
-    /// Its part of a kernel's name: `bf16_d1024_t32`, `bf16_loop`.
+    /// The part of a kernel's name for this form: `bf16_d1024_t32`, `bf16_loop`.
     pub(crate) fn name(self) -> String {
         match self {
             Form::Tile(tile) => tile.name(),
@@ -75,7 +75,7 @@ pub(crate) struct LongRow<'k> {
     features: U32<'k>,
 }
 
-/// The elements of a row that a thread has in one round of the loop.
+/// The elements of a row that a thread processes in one iteration of the loop.
 #[derive(Clone, Copy)]
 pub(crate) struct ThreadElements<'k> {
     tile: LoopTile,
@@ -88,14 +88,14 @@ impl<'k> LongRow<'k> {
         LongRow { k, tile, features }
     }
 
-    /// Where it begins in a matrix.
+    /// The address of this row in a matrix.
     #[track_caller]
     pub(crate) fn of_matrix(&self, matrix: GlobalAddress<'k>) -> GlobalAddress<'k> {
         let elements = self.k.cta().mul_wide(self.features);
         matrix.byte_add(elements * u64::from(self.tile.dtype.size()))
     }
 
-    /// Runs `body` for each round of this thread.
+    /// Calls `body` for each iteration of this thread.
     #[track_caller]
     pub(crate) fn for_each(&self, body: impl FnOnce(ThreadElements<'k>)) {
         let (k, tile) = (self.k, self.tile);
@@ -120,7 +120,8 @@ impl<'k> ThreadElements<'k> {
         }
     }
 
-    /// Rounds and stores elements of a row; `value(i)` belongs to element `i` of [`ThreadElements::load`].
+    /// Rounds and stores elements of a row; `value(i)` belongs to element `i` of
+    /// [`ThreadElements::load`].
     #[track_caller]
     pub(crate) fn store(self, row: GlobalAddress<'k>, value: impl Fn(usize) -> F32<'k>) {
         let (dtype, to) = (self.tile.dtype, self.in_row(row));
@@ -142,7 +143,7 @@ impl<'k> ThreadElements<'k> {
     }
 }
 
-/// An element of a row or vector.
+/// The address of an element of a row or vector.
 #[track_caller]
 pub(crate) fn element<'k>(
     dtype: Dtype,
@@ -156,9 +157,9 @@ pub(crate) fn element<'k>(
 mod tests {
     use super::*;
 
-    /// Rows that are not whole vectors, or do not begin at a vector, are walked one by one.
+    /// If rows are not whole vectors or not aligned, elements are accessed one by one.
     #[test]
-    fn the_form_follows_length_and_alignment() {
+    fn form_depends_on_length_and_alignment() {
         let name = |features, aligned| Form::new(Dtype::Bf16, features, aligned).name();
         assert_eq!(name(1024, true), "bf16_d1024_t32");
         assert_eq!(name(1024, false), "bf16_loop");

@@ -1,4 +1,4 @@
-//! Rows of a matrix in registers: the frame of kernels that normalize, scale or compare whole rows.
+//! Rows of a matrix in registers, for kernels that normalize, scale or compare whole rows.
 //!
 //! Such a kernel is bound by memory. It should read every element once, in 16-byte accesses, and
 //! issue all loads of a row before waiting for the first. The row then stays in registers until it
@@ -17,16 +17,16 @@ use crate::assembler::{
 };
 use crate::dtype::{Dtype, Vector};
 
-/// Threads per CTA whose rows are short.
+/// Threads per CTA for short rows.
 const SHORT_ROW_THREADS: u32 = 128;
 
-/// Maximum number of accesses of a thread to one row: more would not fit in registers.
+/// Maximum number of accesses per thread to one row; more would not fit in registers.
 const MAX_VECTORS: u32 = 4;
 
-/// Maximum number of threads of a row.
+/// Maximum number of threads per row.
 const MAX_LANES: u32 = 512;
 
-/// How rows are distributed over threads. Known while the kernel is written, so all loops unroll.
+/// How rows are distributed over threads. Known when the kernel is generated, so all loops unroll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RowTile {
     dtype: Dtype,
@@ -35,8 +35,8 @@ pub struct RowTile {
 }
 
 impl RowTile {
-    /// For rows of `features` elements. `None` if rows do not consist of 16-byte vectors or are
-    /// too long for registers; such rows take a kernel that loops.
+    /// The tile for rows of `features` elements. `None` if rows are not whole 16-byte vectors or do
+    /// not fit in registers; such rows need a kernel that loops.
     pub fn new(dtype: Dtype, features: usize) -> Option<RowTile> {
         let features = u32::try_from(features).ok()?;
         let vectors = features / dtype.per_vector();
@@ -72,7 +72,7 @@ impl RowTile {
         self.threads() / self.lanes
     }
 
-    /// The launch over rows; `None` if there are none.
+    /// The launch over rows; `None` if there are no rows.
     pub fn launch(self, rows: u64) -> Option<Launch> {
         let ctas = rows.div_ceil(self.rows().into());
         Launch::new(
@@ -81,7 +81,7 @@ impl RowTile {
         )
     }
 
-    /// Its part of a kernel's name: `bf16_d1024_t32`.
+    /// The part of a kernel's name for this tile: `bf16_d1024_t32`.
     pub fn name(self) -> String {
         format!("{}_d{}_t{}", self.dtype.name(), self.features, self.lanes)
     }
@@ -92,15 +92,15 @@ impl RowTile {
     }
 }
 
-/// The row that a thread works on, of `rows`.
+/// The row that a thread works on.
 #[derive(Clone)]
 pub struct Row<'k> {
     k: &'k Kernel,
     tile: RowTile,
     index: U64<'k>,
-    /// The element of the thread's first vector.
+    /// Index in the row of the thread's first element.
     first: U64<'k>,
-    /// Whether the row exists and contains each of the thread's vectors.
+    /// For each of the thread's vectors: whether it is within an existing row.
     exists: Vec<Pred<'k>>,
     leads: Pred<'k>,
 }
@@ -150,19 +150,19 @@ impl<'k> Row<'k> {
         }
     }
 
-    /// This row of a matrix.
+    /// Loads this row of a matrix.
     #[track_caller]
     pub fn load(&self, matrix: GlobalAddress<'k>) -> LoadedRow<'k> {
         self.load_from(self.of_matrix(matrix))
     }
 
-    /// The elements of a vector that belong to the columns of this thread.
+    /// Loads the elements of a \[D\] vector in the columns of this thread.
     #[track_caller]
     pub fn load_vector(&self, vector: GlobalAddress<'k>) -> LoadedRow<'k> {
         self.load_from(vector.byte_add(self.first * u64::from(self.tile.dtype.size())))
     }
 
-    /// The element of this row in a vector of f32 with one for each row.
+    /// Loads this row's element of an f32 vector with one element per row.
     #[track_caller]
     pub fn load_scalar(&self, vector: GlobalAddress<'k>) -> F32<'k> {
         let address = vector.element_wide::<f32>(self.index);
@@ -190,15 +190,14 @@ impl<'k> Row<'k> {
         }
     }
 
-    /// Stores one f32 for this row.
+    /// Stores this row's element of an f32 vector with one element per row.
     #[track_caller]
     pub fn store_scalar(&self, vector: GlobalAddress<'k>, value: F32<'k>) {
         let address = vector.element_wide::<f32>(self.index);
         address.store_if(self.leads, value);
     }
 
-    /// The sum over the threads of this row, in each of them. Every thread of the CTA must take
-    /// part.
+    /// The sum over the threads of this row, in all of them. All threads of the CTA must call it.
     #[track_caller]
     pub fn sum(&self, value: F32<'k>) -> F32<'k> {
         match self.tile.lanes {
@@ -207,8 +206,8 @@ impl<'k> Row<'k> {
         }
     }
 
-    /// The largest over the threads of this row, NaN where one is, in each of them. Every thread of
-    /// the CTA must take part.
+    /// The maximum over the threads of this row, in all of them; NaN if any value is NaN. All
+    /// threads of the CTA must call it.
     #[track_caller]
     pub fn max(&self, value: F32<'k>) -> F32<'k> {
         match self.tile.lanes {
@@ -254,8 +253,8 @@ impl<'k> Row<'k> {
 mod tests {
     use super::*;
 
-    /// Every element of a row belongs to exactly one thread, and no thread has more than fits. A
-    /// row of more than one warp has the CTA to itself: [`Row::sum`] then sums over all of it.
+    /// Every element of a row belongs to exactly one thread, and no thread has more vectors than
+    /// fit. A row that needs more than one warp has its own CTA, over which [`Row::sum`] sums.
     #[test]
     fn tiles_cover_their_rows() {
         for dtype in Dtype::ALL {

@@ -1,5 +1,5 @@
-//! Parts of rows that are reduced: read once and not kept. Rows may have any length; long rows are
-//! split into chunks, one per CTA.
+//! Reductions of rows, which read each element once and do not keep it. Rows may have any length;
+//! long rows are split into chunks, one per CTA.
 
 use super::element;
 use crate::assembler::{
@@ -14,16 +14,16 @@ pub(crate) const PART_THREADS: u32 = 256;
 /// Accesses per thread that are in flight together.
 pub(crate) const IN_FLIGHT: u32 = 4;
 
-/// Maximum accesses of one warp to a row; beyond it the whole CTA shares the row.
+/// Maximum accesses to a row that one warp makes alone; the whole CTA shares longer rows.
 const MAX_WARP_ACCESSES: u64 = 128;
 
 /// CTAs that keep a large GPU busy.
 pub(crate) const ENOUGH_CTAS: u64 = 1024;
 
-/// Elements per chunk at least: a CTA then has some rounds of loads.
+/// Minimum elements per chunk, so that a CTA has several rounds of loads.
 const MIN_CHUNK: u64 = 8192;
 
-/// Elements per chunk at most.
+/// Maximum elements per chunk.
 pub(crate) const MAX_CHUNK: u64 = 1 << 31;
 
 /// Elements per chunk when reducing `rows` rows of `features` elements: enough chunks to keep a GPU
@@ -31,7 +31,7 @@ pub(crate) const MAX_CHUNK: u64 = 1 << 31;
 pub fn chunk_of_rows(rows: u64, features: u64) -> u64 {
     let most = features.div_ceil(MIN_CHUNK).max(1);
     let chunks = (ENOUGH_CTAS / rows.max(1)).clamp(1, most);
-    // A multiple of the vectors of any format.
+    // A multiple of the elements per vector of every dtype.
     let chunk = features.div_ceil(chunks).next_multiple_of(8);
     chunk.min(features).max(1)
 }
@@ -45,10 +45,11 @@ pub(crate) struct PartTile {
 }
 
 impl PartTile {
-    /// For rows of `features` elements, the first at a multiple of 16 bytes if `aligned`.
+    /// The tile for rows of `features` elements. `aligned`: whether the first row begins at a
+    /// multiple of 16 bytes.
     pub(crate) fn new(dtype: Dtype, rows: u64, features: u64, aligned: bool) -> PartTile {
         let vector = u64::from(dtype.per_vector());
-        // The only row may end within a vector.
+        // A single row may end within a vector.
         let whole = features.is_multiple_of(vector) || rows == 1;
         let width = if aligned && whole { vector } else { 1 };
         let accesses = features.div_ceil(width).max(1);
@@ -63,14 +64,14 @@ impl PartTile {
         }
     }
 
-    /// The launch over rows, each in chunks; `None` if there are none.
+    /// The launch for `rows` rows of `chunks` chunks each; `None` if either is zero.
     pub(crate) fn launch(self, rows: u64, chunks: u64) -> Option<Launch> {
         let ctas = rows.div_ceil((PART_THREADS / self.lanes).into());
         let ctas = u32::try_from(ctas).unwrap_or(u32::MAX);
         Launch::new([ctas, chunks as u32, 1], PART_THREADS)
     }
 
-    /// Its part of a kernel's name: `bf16_w8_t32`.
+    /// The part of a kernel's name for this tile: `bf16_w8_t32`.
     pub(crate) fn name(self) -> String {
         let PartTile {
             dtype,
@@ -89,7 +90,7 @@ impl PartTile {
     }
 }
 
-/// Rows and their chunks, as parameters.
+/// Number of rows, elements per row and elements per chunk, as kernel parameters.
 #[derive(Clone, Copy)]
 pub(crate) struct Chunked<'k> {
     pub(crate) rows: U64<'k>,
@@ -108,16 +109,16 @@ pub(crate) struct Part<'k> {
     /// The index in the row of the first element of the chunk.
     pub(crate) first: U64<'k>,
     start: GlobalAddress<'k>,
-    /// Elements; 0 where there is no such row.
+    /// Elements of the chunk; 0 if the row does not exist.
     len: U32<'k>,
     lane: U32<'k>,
 }
 
 /// Neighboring elements that a thread has loaded.
 pub(crate) struct Loaded<'k> {
-    /// The index of the first one, in the chunk.
+    /// The index in the chunk of the first element.
     pub(crate) at: U32<'k>,
-    /// Whether they exist; what was not loaded is 0.
+    /// Whether the elements exist; otherwise the values are 0.
     pub(crate) exists: Pred<'k>,
     access: Access<'k>,
 }
@@ -165,8 +166,8 @@ impl<'k> Part<'k> {
         }
     }
 
-    /// Calls `body` with all elements of this thread: written [`IN_FLIGHT`] times over, with the
-    /// number of the access, and once more for what is left of the only row.
+    /// Calls `body` with all elements of this thread. Its code is emitted [`IN_FLIGHT`] times, with
+    /// the number of the access, and once more for the partial vector at the end of a single row.
     #[track_caller]
     pub(crate) fn for_each(&self, body: impl Fn(usize, &Loaded<'k>)) {
         let PartTile {
@@ -206,8 +207,8 @@ impl<'k> Part<'k> {
         }
     }
 
-    /// The values of the lanes of this row merged into one, in each of them. Every thread of the
-    /// CTA must take part.
+    /// Merges the values of all lanes of this row; every lane gets the result. All threads of the
+    /// CTA must call it.
     #[track_caller]
     pub(crate) fn fold<T: Shuffle>(
         &self,

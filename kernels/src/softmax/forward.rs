@@ -26,7 +26,7 @@ impl Softmax {
         }
     }
 
-    /// The launch over rows; `None` if there are none.
+    /// The launch over rows; `None` if there are no rows.
     pub fn launch(&self, rows: u64) -> Option<Launch> {
         self.form.launch(rows)
     }
@@ -85,7 +85,7 @@ struct Call<'k> {
     features: U32<'k>,
 }
 
-/// Exponentials are computed once and stay in registers too.
+/// x and its exponentials, which are computed once, stay in registers.
 fn in_registers<'k>(k: &'k Kernel, function: Function, tile: RowTile, call: &Call<'k>) {
     let row = Row::new(k, tile, call.rows);
     let x = row.load(call.x);

@@ -1,4 +1,4 @@
-//! dx.
+//! The gradient: computes dx from the result y.
 
 use super::Function;
 use crate::assembler::{
@@ -25,7 +25,7 @@ impl SoftmaxGrad {
         }
     }
 
-    /// The launch over rows; `None` if there are none.
+    /// The launch over rows; `None` if there are no rows.
     pub fn launch(&self, rows: u64) -> Option<Launch> {
         self.form.launch(rows)
     }

@@ -5,7 +5,7 @@ use crate::assembler::{Arguments, Launch, Ptx, Variable, Variant, group_sum};
 use crate::dtype::Dtype;
 use crate::faults::{FaultSite, Faults};
 
-/// dw_nj = sum_h dout_nh y_rh with r the row that slot j of token n went to; 0 if there is none.
+/// dw_nj = sum_h dout_nh y_rh, where r is the row of slot j of token n; 0 if the slot has no row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct UnpermuteGradWeights {
     tile: Tile,
@@ -20,7 +20,7 @@ impl UnpermuteGradWeights {
         }
     }
 
-    /// The launch over N K slots; `None` if there are none.
+    /// The launch over N K slots; `None` if there are no slots.
     pub fn launch(&self, slots: u32) -> Option<Launch> {
         self.tile.launch(slots.into())
     }
@@ -45,7 +45,7 @@ impl Variant for UnpermuteGradWeights {
 
         let token = (group.row.low() / top_k).wide();
         let (dout, y) = (group.of_matrix(dout, token), group.of_matrix(y, row.wide()));
-        // One sum for each access in flight: none waits for another.
+        // One accumulator per access in flight, so that additions do not wait for each other.
         let sums: Vec<Variable<'_, f32>> = (0..IN_FLIGHT).map(|_| k.var(0.0_f32)).collect();
         group.for_accesses(IN_FLIGHT, |elements| {
             let loads = elements.into_iter().map(|(element, inside)| {
@@ -90,7 +90,7 @@ pub struct UnpermuteGradWeightsArguments {
     pub top_k: u32,
     /// H.
     pub features: u32,
-    /// The fault site for rows out of range.
+    /// The fault site for out-of-range rows.
     pub faults: FaultSite,
 }
 

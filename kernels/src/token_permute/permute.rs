@@ -1,11 +1,11 @@
-//! Permute: token rows in expert order.
+//! Permute: copies token rows into expert order.
 
 use super::{Group, IN_FLIGHT, Tile, weighted_name};
 use crate::assembler::{Arguments, F32, GlobalAddress, Launch, Pred, Ptx, U32, Variant};
 use crate::dtype::Dtype;
 use crate::faults::{FaultSite, Faults};
 
-/// Row r is the row of the token whose slot is assigned to r, times the slot's weight if weighted.
+/// Row r of y is the row of the token that has slot order_r, times the slot's weight if weighted.
 /// Rows past the last offset are zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PermuteTokens {
@@ -23,7 +23,7 @@ impl PermuteTokens {
         }
     }
 
-    /// The launch over C rows; `None` if there are none.
+    /// The launch over C rows; `None` if there are no rows.
     pub fn launch(&self, rows: u32) -> Option<Launch> {
         self.tile.launch(rows.into())
     }
@@ -66,7 +66,8 @@ impl Variant for PermuteTokens {
     }
 }
 
-/// All loads of a round are issued before its first store. Zeros where the row is not used.
+/// Copies a row, times `weight` if there is one; an unused row becomes zeros. All loads of an
+/// iteration are issued before its first store.
 #[track_caller]
 fn move_row<'k>(
     group: &Group<'k>,
@@ -98,11 +99,11 @@ fn move_row<'k>(
 pub struct PermuteTokensArguments {
     /// \[N, H\], read.
     pub x: u64,
-    /// \[N, K\] of f32, read where the kernel is weighted.
+    /// \[N, K\] of f32, read if the kernel is weighted.
     pub weights: u64,
     /// \[C\] of i32, read.
     pub order: u64,
-    /// The last of the offsets: one i64, read.
+    /// The last offset, which is the number of used rows: one i64, read.
     pub end: u64,
     /// \[C, H\], written.
     pub y: u64,
@@ -112,7 +113,7 @@ pub struct PermuteTokensArguments {
     pub top_k: u32,
     /// H.
     pub features: u32,
-    /// The fault site for slots out of range.
+    /// The fault site for out-of-range slots.
     pub faults: FaultSite,
 }
 

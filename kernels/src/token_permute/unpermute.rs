@@ -7,8 +7,8 @@ use crate::assembler::{
 use crate::dtype::Dtype;
 use crate::faults::{FaultSite, Faults};
 
-/// Row n is the sum of the rows of token n's slots in slot order, times their weights if weighted.
-/// Slots without a row count as zero.
+/// Row n of out is the sum of the rows of token n's slots, in slot order, times their weights if
+/// weighted. Slots without a row count as zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct UnpermuteTokens {
     tile: Tile,
@@ -25,7 +25,7 @@ impl UnpermuteTokens {
         }
     }
 
-    /// The launch over N tokens; `None` if there are none.
+    /// The launch over N tokens; `None` if there are no tokens.
     pub fn launch(&self, tokens: u64) -> Option<Launch> {
         self.tile.launch(tokens)
     }
@@ -84,8 +84,8 @@ struct Slots<'a, 'k> {
 }
 
 impl<'k> Slots<'_, 'k> {
-    /// Adds to `sums` what an access reads of the rows of a few slots: all loads first, then the
-    /// sums in order.
+    /// Adds the elements of one access, from the rows of [`IN_FLIGHT`] slots, to `sums`. All loads
+    /// come first, then the additions in order.
     #[track_caller]
     fn add(&self, first: U32<'k>, element: U32<'k>, inside: Pred<'k>, sums: &[Variable<'k, f32>]) {
         let slots = (0..IN_FLIGHT).map(|i| first + i);
@@ -105,7 +105,7 @@ impl<'k> Slots<'_, 'k> {
         }
     }
 
-    /// Reads where a slot went to.
+    /// Loads the row index of a slot.
     #[track_caller]
     fn row_of(&self, slot: U32<'k>, inside: Pred<'k>) -> SlotRow<'k> {
         let exists = self.group.exists & inside & slot.lt(self.count);
@@ -118,7 +118,7 @@ impl<'k> Slots<'_, 'k> {
         }
     }
 
-    /// Reads of the row there, if it is one, and the slot's weight.
+    /// Loads elements of the slot's row, if the row exists, and the slot's weight.
     #[track_caller]
     fn load(&self, row_of_slot: SlotRow<'k>, element: U32<'k>) -> (Option<F32<'k>>, Loaded<'k>) {
         let SlotRow { slot, row, exists } = row_of_slot;
@@ -138,7 +138,7 @@ impl<'k> Slots<'_, 'k> {
     }
 }
 
-/// The row that a slot went to, as it was read, and whether there is such a slot.
+/// The row index of a slot as loaded, and whether the slot exists.
 struct SlotRow<'k> {
     slot: U64<'k>,
     row: U32<'k>,
@@ -150,7 +150,7 @@ struct SlotRow<'k> {
 pub struct UnpermuteTokensArguments {
     /// \[C, H\], read.
     pub y: u64,
-    /// \[N, K\] of f32, read where the kernel is weighted.
+    /// \[N, K\] of f32, read if the kernel is weighted.
     pub weights: u64,
     /// \[N, K\] of i32, read.
     pub row_of_slot: u64,
@@ -164,7 +164,7 @@ pub struct UnpermuteTokensArguments {
     pub top_k: u32,
     /// H.
     pub features: u32,
-    /// The fault site for rows out of range.
+    /// The fault site for out-of-range rows.
     pub faults: FaultSite,
 }
 

@@ -13,16 +13,16 @@ const THREADS: u32 = 128;
 /// The sorted runs of a row. All but the last have `len` keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Runs {
-    /// Their number.
+    /// Number of runs.
     pub count: u32,
     /// Keys per run, and the distance between the starts of runs.
     pub len: u32,
-    /// Keys of the last one.
+    /// Keys of the last run.
     pub last: u32,
 }
 
 impl Runs {
-    /// The runs after one merge, each of which keeps its first `kept` keys.
+    /// The runs after one merge that keeps the first `kept` keys of each merged run.
     #[must_use]
     pub fn merged(&self, kept: u32) -> Runs {
         let count = self.count.div_ceil(AT_ONCE);
@@ -43,7 +43,7 @@ impl Runs {
 /// binary searches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MergeRuns {
-    /// The dtype of elements, where they are written instead of keys.
+    /// The dtype of the elements, if they are written instead of keys.
     elements: Option<Dtype>,
 }
 
@@ -55,12 +55,12 @@ impl MergeRuns {
         }
     }
 
-    /// The launch; `None` for no rows.
+    /// The launch; `None` if there are no rows.
     pub fn launch(&self, rows: u64, runs: Runs) -> Option<Launch> {
         let keys = u64::from(runs.count) * u64::from(runs.len);
         let parts = u32::try_from(keys.div_ceil(THREADS.into())).unwrap_or(u32::MAX);
-        // A row may need more CTAs than the grid's second dimension allows, so all are in the
-        // first.
+        // A row may need more CTAs than the grid's second dimension allows, so the grid has one
+        // dimension.
         let ctas = u64::from(parts).saturating_mul(rows);
         Launch::new([u32::try_from(ctas).unwrap_or(u32::MAX), 1, 1], THREADS)
     }
@@ -125,7 +125,7 @@ fn length_of<'k>(run: U32<'k>, [count, len, last]: [U32<'k>; 3]) -> U32<'k> {
     run.lt(count).select(full, 0u32)
 }
 
-/// How many keys of the runs are larger than `own`.
+/// The number of keys in `runs` that are larger than `own`.
 #[track_caller]
 fn keys_before<'k>(
     k: &'k Kernel,
@@ -159,7 +159,7 @@ fn keys_before<'k>(
 pub struct MergeRunsArguments {
     /// \[R, count, len\] of u64, read.
     pub from: u64,
-    /// Destination of keys, \[R, count, kept\] of the merged runs, if there are several.
+    /// Destination of keys, \[R, merged runs, kept\] of u64, if several runs are left.
     pub keys: u64,
     /// \[R, D\], read.
     pub x: u64,
@@ -227,7 +227,7 @@ mod tests {
 
     /// Each merge leaves an eighth of the runs, and the last one leaves the k keys.
     #[test]
-    fn runs_become_one() {
+    fn merges_end_with_one_run() {
         let of = |count, len, last| Runs { count, len, last };
         let first = RUNS.merged(50);
         assert_eq!(first, of(19, 50, 50));

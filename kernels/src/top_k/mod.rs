@@ -18,9 +18,9 @@ use crate::sort_key::index_of;
 /// The destination of the largest elements of rows.
 #[derive(Clone, Copy)]
 struct Sorted<'k> {
-    /// The dtype of x, where elements and indices are written, not keys.
+    /// The dtype of x, if elements and indices are written instead of keys.
     elements: Option<Dtype>,
-    /// \[R, lines, kept\].
+    /// \[R, runs, kept\].
     keys: GlobalAddress<'k>,
     /// \[R, D\].
     x: GlobalAddress<'k>,
@@ -46,8 +46,8 @@ impl<'k> Sorted<'k> {
         }
     }
 
-    /// Stores keys, or the elements of row `row` that they stand for. All elements are loaded
-    /// before the first store.
+    /// Stores keys, or the elements of row `row` that they identify, with their indices. All
+    /// elements are loaded before the first store.
     #[track_caller]
     fn store(&self, row: U64<'k>, keys: &[Ranked<'k>]) {
         let Some(dtype) = self.elements else {
@@ -76,6 +76,6 @@ struct Ranked<'k> {
     /// Whether the key exists and is kept.
     exists: Pred<'k>,
     key: U64<'k>,
-    /// Its destination, counted from the first row.
+    /// Index of the destination, counted from the first row.
     to: U64<'k>,
 }

@@ -21,15 +21,15 @@ const MAX_TILES: u64 = 65_535;
 /// one tile, writes the elements and their indices instead of keys.
 ///
 /// A bitonic sorting network (Batcher 1968). Key i belongs to thread i modulo the number of
-/// threads. Distant partners are in the registers of one thread, near ones in a warp, and the
-/// others meet in shared memory, where consecutive threads access consecutive words.
+/// threads. Distant partners are in the registers of one thread, and near ones are in one warp. The
+/// others use shared memory, where consecutive threads access consecutive words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SortTiles {
     dtype: Dtype,
     threads: u32,
     /// Elements per access.
     width: u32,
-    /// Whether rows are one tile.
+    /// Whether a row is a single tile.
     last: bool,
 }
 
@@ -60,18 +60,18 @@ impl SortTiles {
         (self.threads * PER_THREAD).into()
     }
 
-    /// Tiles of a row.
+    /// Tiles per row.
     pub fn tiles(&self, features: u64) -> u64 {
         features.div_ceil(self.tile()).max(1)
     }
 
-    /// The launch; `None` for no rows.
+    /// The launch; `None` if there are no rows.
     pub fn launch(&self, rows: u64, features: u64) -> Option<Launch> {
         let rows = u32::try_from(rows).unwrap_or(u32::MAX);
         Launch::new([rows, self.tiles(features) as u32, 1], self.threads)
     }
 
-    /// The keys of this thread, in any order, since the whole tile is sorted.
+    /// Loads the keys of this thread. Their order does not matter, because the tile will be sorted.
     #[track_caller]
     fn load<'k>(&self, row: GlobalAddress<'k>, first: U32<'k>, features: U32<'k>) -> Vec<U64<'k>> {
         let thread = first.kernel().thread();
@@ -145,7 +145,7 @@ pub struct SortTilesArguments {
     pub indices: u64,
     /// D, at most [`SortTiles::MAX_FEATURES`].
     pub features: u32,
-    /// Keys that each tile keeps, at most those of a tile.
+    /// Keys that each tile keeps, at most [`SortTiles::tile`].
     pub kept: u32,
     /// Given by [`SortTiles::tiles`].
     pub tiles: u32,
@@ -170,7 +170,7 @@ struct Sorter<'k> {
     k: &'k Kernel,
     threads: u32,
     thread: U32<'k>,
-    /// Room for all keys.
+    /// Space for all keys of the CTA.
     shared: SharedAddress<'k>,
 }
 
@@ -224,8 +224,8 @@ impl<'k> Sorter<'k> {
         chosen.collect()
     }
 
-    /// Whether a thread keeps the smaller key of two at its position `i`; `last`: whether it is the
-    /// second of the two.
+    /// Whether this thread keeps the smaller key of a pair at its position `i`. `last`: whether it
+    /// has the second key of the pair.
     #[track_caller]
     fn keeps_the_smaller(&self, last: Pred<'k>, i: u32, size: u32) -> Pred<'k> {
         if size < self.threads {
@@ -293,7 +293,7 @@ mod tests {
 
     /// Short rows use few threads; long rows are split into tiles.
     #[test]
-    fn tiles() {
+    fn tile_size_depends_on_row_length() {
         let sort = |features| SortTiles::new(Dtype::Bf16, features, true);
         let tiles = |features| (sort(features).tile(), sort(features).tiles(features));
         assert_eq!(tiles(1), (256, 1));

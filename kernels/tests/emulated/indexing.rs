@@ -314,12 +314,12 @@ impl Sorted {
         [from, to]: [Dtype; 2],
         outer: usize,
         inner: usize,
-        every: bool,
+        write_all_rows: bool,
     ) -> Vec<u8> {
         let (count, rows) = (self.ids.len(), self.rows);
         let x = values(from, outer * count * inner, 5);
         let before = values(to, outer * rows * inner, 6);
-        let variant = SegmentSum::new(from, to, inner as u32, true, every);
+        let variant = SegmentSum::new(from, to, inner as u32, true, write_all_rows);
         let arguments = SegmentSumArguments {
             x: device.put_floats(from, &x),
             sorted: self.lists,
@@ -339,7 +339,7 @@ impl Sorted {
                 let positions: Vec<usize> = self.positions(row).collect();
                 for column in 0..inner {
                     let sum = &mut expected[(o * rows + row) * inner + column];
-                    let start = if every { 0.0 } else { *sum };
+                    let start = if write_all_rows { 0.0 } else { *sum };
                     let values = positions
                         .iter()
                         .map(|p| x[(o * count + p) * inner + column]);
@@ -447,14 +447,14 @@ pub(crate) fn exercise(device: &Device) -> Vec<u8> {
     let sorted = sort(device, IndexDtype::I64, false, some_ids(2100, 20), 20);
     bits.extend(sorted.sum(device, [f32, f32], 1, 1, false));
     let sorted = sort(device, IndexDtype::U32, true, some_ids(30, 5), 5);
-    for (formats, inner, every) in [
+    for (formats, inner, write_all_rows) in [
         ([f32, f32], 64, true),
         ([f32, f32], 64, false),
         ([bf16, f32], 64, false),
         ([bf16, bf16], 64, true),
         ([bf16, f32], 7, true),
     ] {
-        bits.extend(sorted.sum(device, formats, 1, inner, every));
+        bits.extend(sorted.sum(device, formats, 1, inner, write_all_rows));
     }
     bits
 }
