@@ -1,4 +1,4 @@
-//! AdamW: the same bits as the formulas on the host, and no byte moved twice.
+//! AdamW gives the same bits as the formulas on the host, and moves no byte twice.
 
 use half::bf16;
 use meshgrad_emulator::Counters;
@@ -162,8 +162,8 @@ fn assert_bits(found: &[Vec<f32>; 3], expected: &[Vec<f32>; 3]) {
     }
 }
 
-/// Whole tiles with a rest, a few elements, none; where 16 bytes begin and where not; the global indices of
-/// rows, of columns, and of a box.
+/// Whole tiles with a remainder, a few elements, none; aligned and unaligned; with global indices
+/// of rows, of columns, and of a box.
 fn of_all_kinds(device: &Device) -> Vec<Parameter> {
     let new = |count, skip, rounding| Parameter::new(device, count, skip, rounding);
     vec![
@@ -193,7 +193,7 @@ fn many_parameters_in_one_launch() {
     }
 }
 
-/// More elements than a CTA has.
+/// A parameter with more elements than one CTA processes.
 #[test]
 fn a_parameter_may_span_several_chunks() {
     let device = Device::plain();
@@ -227,7 +227,7 @@ fn non_finite_scale_or_step_zero_changes_nothing() {
     }
 }
 
-/// A bf16 parameter is rounded to one of its two neighbors, unbiased on average; NaN and infinities
+/// A parameter is rounded to one of its two neighbors in bf16, without bias. NaN and infinities
 /// pass through.
 #[test]
 fn stochastic_rounding_is_unbiased() {
@@ -306,7 +306,7 @@ fn every_element_is_moved_once() {
     }
 }
 
-/// Every kernel of the catalogue.
+/// Runs every kernel of the catalogue.
 pub(crate) fn exercise(device: &Device) -> Vec<u8> {
     let mut bits = Vec::new();
     let mut step = |parameters: Vec<Parameter>| {

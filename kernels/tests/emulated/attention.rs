@@ -1,4 +1,4 @@
-//! Attention and its gradients against f64, under every mask.
+//! Compares attention and its gradients with f64 results, under every mask.
 
 use meshgrad_emulator::Counters;
 use meshgrad_kernels::Dtype;
@@ -15,13 +15,13 @@ use crate::device::{Device, encoded, values};
 #[derive(Clone, Debug)]
 enum Standing {
     Rows,
-    /// First positions and valid keys: of each batch row, or of all.
+    /// Position of the first query and number of valid keys, per batch row or for all rows.
     Cached(Vec<i64>, Vec<i64>),
     /// Offsets of queries and of keys.
     Packed(Vec<i64>, Vec<i64>),
 }
 
-/// One attention.
+/// One attention problem.
 #[derive(Clone, Debug)]
 struct Case {
     form: Form,
@@ -37,7 +37,7 @@ struct Case {
 }
 
 impl Case {
-    /// Two query heads on one of keys.
+    /// Two query heads that share one key head.
     fn new(form: Form, [batch, queries, keys]: [usize; 3], head_dim: usize) -> Case {
         Case {
             form,
@@ -82,7 +82,7 @@ impl Case {
         1.5 / (self.head_dim as f64).sqrt()
     }
 
-    /// Whether a query of a batch row sees a key.
+    /// Whether a query of a batch row attends to a key.
     fn sees(&self, batch: usize, query: usize, key: usize) -> bool {
         let of = |list: &[i64]| list[if list.len() == 1 { 0 } else { batch }];
         let (position, key) = match &self.standing {
@@ -244,13 +244,13 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The faults reported for the lists.
+    /// The fault that was reported for positions, lengths or offsets.
     fn fault(&self) -> Option<Fault> {
         let word = self.device.bytes(self.faults, 8);
         Fault::from_word(u64::from_le_bytes(word.try_into().unwrap()))
     }
 
-    /// Room for a dense [B, T, H, D] result.
+    /// Allocates a dense [B, T, H, D] result; also returns its number of elements.
     fn result(&self, tokens: usize, heads: usize) -> (View, usize) {
         let (case, size) = (&self.case, u64::from(self.case.dtype().size()));
         let count = case.batch * tokens * heads * case.head_dim;
@@ -412,7 +412,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Runs all kernels of a case and compares; returns the bytes of all results.
+/// Runs all kernels of a case and checks the results; returns their bytes.
 fn check(device: &Device, case: &Case) -> Vec<u8> {
     let run = Run::new(device, case);
     let forward = run.forward();
@@ -444,7 +444,7 @@ const FORMS: [(Form, usize); 4] = [
     (Form::Plain(Dtype::Bf16), 5),
 ];
 
-/// Every mask, in small extents that reach over a tile.
+/// Every mask, with small extents that exceed one tile.
 fn masks(form: Form, head_dim: usize) -> Vec<Case> {
     let case = |extents: [usize; 3]| Case::new(form, extents, head_dim);
     let packed = Standing::Packed(vec![0, 3, 3, 73, 80], vec![0, 5, 5, 75, 77]);
@@ -473,8 +473,8 @@ fn every_mask_equals_the_definition() {
     }
 }
 
-/// A tile of queries reads each visible key once, a tile of keys reads each query that sees it
-/// once, and each result is written once.
+/// A tile of queries reads each key that it attends to once. A tile of keys reads each query that
+/// attends to it once. Each result is written once.
 #[test]
 fn operands_are_read_once_per_tile() {
     let device = Device::plain();
@@ -487,7 +487,7 @@ fn operands_are_read_once_per_tile() {
         assert_eq!(passes, ideal, "{}", counters.kernel);
     };
 
-    // Two tiles of queries and of keys, of which the first queries see the first keys only.
+    // Two tiles of queries and of keys; the first queries attend only to the first keys.
     let run = Run::new(&device, &Case::new(form, [1, 128, 128], 64).causal());
     let forward = run.forward();
     let (_, gradients) = run.backward(forward.on_device);
@@ -505,7 +505,7 @@ fn operands_are_read_once_per_tile() {
     assert_bytes(&gradients[1], read, 2 * row * 128);
 }
 
-/// Every head dim that has another shape of tiles.
+/// Head dims with different shapes of tiles.
 #[test]
 fn every_head_dim_matches_f64() {
     let device = Device::plain();
@@ -525,8 +525,8 @@ fn every_head_dim_matches_f64() {
     }
 }
 
-/// The bits of a query do not depend on the batch: decoding from a cache, packed sequences and the
-/// full batch agree.
+/// The result of a query has the same bits in a batch, in packed sequences, and with fewer other
+/// queries.
 #[test]
 fn bits_of_a_query_do_not_depend_on_other_queries() {
     let device = Device::plain();
@@ -546,7 +546,7 @@ fn bits_of_a_query_do_not_depend_on_other_queries() {
     }
 }
 
-/// Out-of-range positions, lengths and offsets are reported and clamped.
+/// Checks that out-of-range positions, lengths and offsets are reported and clamped.
 fn check_faults(device: &Device, case: &Case) {
     let packed = |q: [i64; 2], k: [i64; 2]| Standing::Packed(q.to_vec(), k.to_vec());
     let cached = |q: i64, k: i64| Standing::Cached(vec![q], vec![k]);

@@ -401,7 +401,7 @@ fn wide(device: &Device) -> Vec<u8> {
     y
 }
 
-/// Every kernel of the catalogue.
+/// Runs every kernel of the catalogue.
 pub(crate) fn exercise(device: &Device) -> Vec<u8> {
     let mut bits = Vec::new();
     for unit in Unit::ALL {

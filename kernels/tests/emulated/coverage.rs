@@ -1,5 +1,5 @@
-//! Executes every kernel of the catalogue in many orders: all give the same bits, and every
-//! instruction is executed.
+//! Runs every kernel of the catalogue in many orders of its threads. All orders must give the same
+//! bits, and every instruction must be executed.
 //!
 //! `cargo test -p meshgrad-kernels --test emulated coverage -- --nocapture` shows the table.
 
@@ -9,14 +9,14 @@ use meshgrad_kernel_catalogue as catalogue;
 
 use crate::device::{Device, Reached};
 
-/// Random orders besides the eager and the lazy one.
+/// Number of random orders, in addition to the eager and the lazy one.
 const RANDOM_ORDERS: u64 = 8;
 
 /// Runs every kernel of a family on small operands that together execute all of its code; returns
 /// the bytes of all results.
 type Exercise = fn(&Device) -> Vec<u8>;
 
-/// One test per family of the catalogue, and one that no family is missing.
+/// Defines one test per family of the catalogue, and a test that no family is missing.
 macro_rules! exercises {
     ($($family:ident: $exercise:path,)*) => {
         $(
@@ -80,11 +80,11 @@ fn cover(family: &str, exercise: Exercise) {
         instructions += lines.reached.len() + lines.missed.len();
         let missed = lines.missed.iter();
         left.extend(
-            missed.map(|(line, text)| format!("{entry}: nothing reaches line {line}: {text}")),
+            missed.map(|(line, text)| format!("{entry}: line {line} was never executed: {text}")),
         );
     }
     println!(
-        "{family}: {} kernels, {instructions} instructions, {} that nothing reaches",
+        "{family}: {} kernels, {instructions} instructions, {} never executed",
         entries.len(),
         left.len()
     );
@@ -97,7 +97,7 @@ fn in_every_order(family: &str, exercise: Exercise) -> Reached {
     for device in Device::in_random_orders(RANDOM_ORDERS) {
         let bits = exercise(&device);
         let first = first.get_or_insert_with(|| bits.clone());
-        assert!(*first == bits, "{family}: other bits in another order");
+        assert!(*first == bits, "{family}: the results depend on the order");
         for (kernel, lines) in device.reached() {
             all.entry(kernel).or_default().add(&lines);
         }

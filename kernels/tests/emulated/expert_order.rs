@@ -1,4 +1,4 @@
-//! The counting sort by expert against a stable sort on the host.
+//! Compares the counting sort by expert with a stable sort on the host.
 
 use meshgrad_emulator::Counters;
 use meshgrad_kernel_catalogue::HELD_EXPERTS;
@@ -13,7 +13,7 @@ use meshgrad_kernels::faults::{Fault, FaultSite};
 use crate::device::Device;
 use crate::traffic::{assert_bytes, assert_moved, assert_no_conflicts, assert_once};
 
-/// A choice of experts, of which those from `first` on are held.
+/// The chosen experts of all slots. `held` experts from `first` on are on this rank.
 struct Problem {
     index: IndexFormat,
     indices: Vec<i64>,
@@ -33,7 +33,7 @@ struct Sorted {
 }
 
 impl Problem {
-    /// `slots` choices among `experts` that look random, of which `held` are held from `first` on.
+    /// `slots` pseudo-random choices among `experts` experts, with `held` on this rank from `first`.
     fn new(index: IndexFormat, slots: usize, [experts, first, held]: [u32; 3]) -> Problem {
         let choose = |i: usize| (i * i % 8191 * 31 + i) as i64 % i64::from(experts.max(1));
         Problem {
@@ -85,14 +85,15 @@ impl Problem {
         device.put(&bytes)
     }
 
-    /// Runs all kernels. All indices name experts.
+    /// Runs all kernels. No index may be out of range.
     fn sort(&self, device: &Device) -> Sorted {
         let (sorted, fault) = self.sort_and_tell(device);
         assert_eq!(fault, None);
         sorted
     }
 
-    /// Runs all kernels; also returns reported faults. Slots are read twice and placed once.
+    /// Runs all kernels; also returns the reported fault. Indices are read twice and results are
+    /// written once.
     fn sort_and_tell(&self, device: &Device) -> (Sorted, Option<Fault>) {
         let (slots, held, blocks) = (self.indices.len(), self.held as usize, self.blocks);
         let cells = held * blocks.count() as usize;
@@ -153,7 +154,7 @@ impl Problem {
         let counters = device.run(&variant, launch, &arguments.arguments());
         let fault = device.fault(word);
         if fault.is_none() {
-            // Each CTA reads where its experts begin, and each thread of it where the last ends.
+            // Each CTA reads the first rows of its experts; each thread reads the end of the last.
             let of_starts = 4 * cells + 8 * held * blocks.count() as usize;
             let of_ends = 8 * launch.block[0] as usize * counters.ctas as usize;
             let all = (parts * of_indices) as usize + of_starts + of_ends;
@@ -197,7 +198,7 @@ impl Problem {
             return Vec::new();
         };
         let counters = device.run(&ExpertCounts, launch, &arguments.arguments());
-        // Two ends each, of which the second is the first of the next.
+        // Each count is the difference of two offsets; adjacent counts share one.
         let (held, written) = (self.held as usize, 4 * self.held as usize);
         assert_moved(&counters, [16 * held, written], [8 * (held + 1), written]);
         let bytes = device.bytes(counts, 4 * self.held as usize);
@@ -219,8 +220,8 @@ fn i32s(bytes: &[u8]) -> Vec<i32> {
         .collect()
 }
 
-/// No slots, few, some blocks; all experts local, some, none; one that all slots choose; more than
-/// a CTA counts.
+/// No slots, few, and several blocks; all, some and none of the experts on this rank; a single
+/// expert; more experts than a CTA counts.
 #[test]
 fn slots_are_sorted_stably() {
     for device in Device::all() {
@@ -246,7 +247,7 @@ fn slots_are_sorted_stably() {
     }
 }
 
-/// A block of several tiles counts on from one to the next.
+/// In a block of several tiles, the counts continue from tile to tile.
 #[test]
 fn blocks_of_many_tiles() {
     let device = Device::plain();
@@ -271,7 +272,7 @@ fn out_of_range_indices_get_no_row() {
             problem.blocks = Blocks::new(problem.indices.len() as u32);
             let (sorted, fault) = problem.sort_and_tell(&device);
             assert_eq!(sorted, problem.expected());
-            // Of all that are out of range the word keeps one: negative ones count as largest.
+            // The fault word keeps the largest out-of-range index, compared without sign.
             let index = match index {
                 IndexFormat::I32 => -1,
                 IndexFormat::U32 => i64::from(u32::MAX),
@@ -282,7 +283,7 @@ fn out_of_range_indices_get_no_row() {
     }
 }
 
-/// Every kernel of the catalogue, on two blocks; of each round an index is out of range.
+/// Runs every kernel of the catalogue on two blocks, with out-of-range indices in each round.
 pub(crate) fn exercise(device: &Device) -> Vec<u8> {
     let mut bits = Vec::new();
     for index in IndexFormat::ALL {

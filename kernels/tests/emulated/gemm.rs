@@ -1,4 +1,4 @@
-//! Matrix products against f64, in every storage order.
+//! Compares matrix products with f64 results, in every storage order.
 
 use meshgrad_emulator::Counters;
 use meshgrad_kernels::gemm::{
@@ -9,8 +9,7 @@ use meshgrad_kernels::{Dtype, Launch, Variant};
 
 use crate::device::{Device, encoded, values};
 
-/// A batch of products. Ragged in all extents, of which every order is tried; one element; whole
-/// tiles; nothing to sum.
+/// The extents of a batch of matrix products.
 #[derive(Clone, Copy)]
 struct Problem {
     m: usize,
@@ -19,6 +18,7 @@ struct Problem {
     batch: usize,
 }
 
+/// Ragged in all extents; a single element; whole tiles; nothing to sum.
 const PROBLEMS: [Problem; 4] = [
     Problem {
         m: 70,
@@ -46,18 +46,18 @@ const PROBLEMS: [Problem; 4] = [
     },
 ];
 
-/// Dtypes of operands and result.
+/// Storage orders and dtypes of a product.
 #[derive(Clone, Copy)]
 struct Formats {
     orders: [Order; 2],
     operands: Dtype,
     result: Dtype,
     accumulate: bool,
-    /// Whether lines begin at multiples of 16 bytes.
+    /// Whether rows (columns if column-major) begin at multiples of 16 bytes.
     aligned: bool,
 }
 
-/// A batch of matrices with padding after each line.
+/// A batch of matrices with padding after each row (column if column-major).
 struct Matrices {
     order: Order,
     rows: usize,
@@ -95,7 +95,7 @@ impl Matrices {
         }
     }
 
-    /// From one matrix of the batch to the next.
+    /// Elements from one matrix of the batch to the next.
     fn stride(&self) -> usize {
         match self.order {
             Order::RowMajor => self.rows * self.leading,
@@ -116,7 +116,7 @@ impl Matrices {
     }
 }
 
-/// Runs a product and compares every element of C and the padding between its lines. Returns C.
+/// Runs a product and compares every element of C and the padding between its rows. Returns C.
 fn check(
     device: &Device,
     variant: &impl Variant,
@@ -179,8 +179,8 @@ fn check(
     (result, counters)
 }
 
-/// A is read once for every column of tiles and B for every row of them; C is written once, and
-/// read if it is added to.
+/// A is read once per column of tiles, and B once per row of tiles. C is written once, and read
+/// once if the product is added to it.
 fn assert_traffic(counters: &Counters, tile: Tile, formats: Formats, problem: Problem) {
     let Problem { m, n, k, batch } = problem;
     let tiles_m = m.div_ceil(tile.rows() as usize);
@@ -199,7 +199,7 @@ fn all_orders() -> impl Iterator<Item = [Order; 2]> {
         .flat_map(|a| Order::ALL.map(|b| [a, b]))
 }
 
-/// Dtypes of the f32 kernels.
+/// Formats of the f32 kernels.
 fn formats_f32() -> impl Iterator<Item = Formats> {
     all_orders().flat_map(|orders| {
         [false, true].map(|accumulate| Formats {
@@ -212,7 +212,7 @@ fn formats_f32() -> impl Iterator<Item = Formats> {
     })
 }
 
-/// Dtypes of the bf16 kernels.
+/// Formats of the bf16 kernels.
 fn formats_bf16() -> impl Iterator<Item = Formats> {
     let outputs = || {
         Output::ALL
@@ -233,7 +233,7 @@ fn formats_bf16() -> impl Iterator<Item = Formats> {
     })
 }
 
-/// Runs the kernel of these formats and this tile. Returns C.
+/// Runs the kernel for these formats and this tile. Returns C.
 fn product(device: &Device, tile: Tile, formats: Formats, problem: Problem) -> Vec<f32> {
     let [a, b] = formats.orders;
     let [m, n, batch] = [problem.m, problem.n, problem.batch].map(|extent| extent as u32);
@@ -269,8 +269,8 @@ fn product(device: &Device, tile: Tile, formats: Formats, problem: Problem) -> V
     c
 }
 
-/// The tiles that have a kernel for these formats. For unaligned lines two suffice: the others
-/// share their code.
+/// The tiles that have a kernel for these formats. For unaligned operands two suffice, because the
+/// others share their code.
 fn tiles(formats: Formats) -> &'static [Tile] {
     match (formats.operands, formats.aligned) {
         (Dtype::F32, _) => &Tile::OF_F32,
@@ -279,7 +279,7 @@ fn tiles(formats: Formats) -> &'static [Tile] {
     }
 }
 
-/// All tiles give the same bits, without bank conflicts. `exercise` covers the other orders.
+/// All tiles give the same bits, without bank conflicts. `exercise` covers other thread orders.
 #[test]
 fn tiles_agree() {
     let device = Device::plain();
@@ -296,17 +296,17 @@ fn tiles_agree() {
     }
 }
 
-/// Every kernel in f32.
+/// Runs every f32 kernel.
 pub(crate) fn exercise_f32(device: &Device) -> Vec<u8> {
     exercise(device, formats_f32())
 }
 
-/// Every kernel in bf16.
+/// Runs every bf16 kernel.
 pub(crate) fn exercise_bf16(device: &Device) -> Vec<u8> {
     exercise(device, formats_bf16())
 }
 
-/// Products that reach more than one step along k, and ragged ends.
+/// Runs products with several steps along k and ragged extents.
 fn exercise(device: &Device, formats: impl Iterator<Item = Formats>) -> Vec<u8> {
     let problem = Problem {
         m: 67,
@@ -322,7 +322,8 @@ fn exercise(device: &Device, formats: impl Iterator<Item = Formats>) -> Vec<u8> 
     .collect()
 }
 
-/// The parts of a batch of products, 32 k each, in a workspace; and what their sums should be.
+/// Computes a batch of products in parts of 32 k. Returns the workspace that holds the parts, and
+/// the expected sums.
 fn parts(
     device: &Device,
     operands: Dtype,
@@ -389,7 +390,7 @@ fn parts(
     (workspace, elements.map(sum).collect())
 }
 
-/// Adds `count` parts; checked. Returns C's bytes.
+/// Adds `count` parts and checks the sums. Returns the bytes of C.
 fn sum_of_parts(
     device: &Device,
     variant: SplitKReduce,
@@ -413,7 +414,7 @@ fn sum_of_parts(
     let launch = variant.launch(elements as u64).unwrap();
     let counters = device.run(&variant, launch, &arguments.arguments());
 
-    // Each part once, and C.
+    // Every part is read once, and C if the sum is added to it.
     let of_c = elements * dtype.size() as usize;
     let read = 4 * count * elements + if adds { of_c } else { 0 };
     let moved = [counters.total.bytes_read, counters.total.bytes_written];
@@ -437,7 +438,7 @@ fn sum_of_parts(
     bytes
 }
 
-/// Split sums are those of the products, in every order and format; the last part is shorter.
+/// Runs split-K products in every storage order and format; the last part is shorter.
 pub(crate) fn exercise_parts(device: &Device) -> Vec<u8> {
     let problem = Problem {
         m: 5,

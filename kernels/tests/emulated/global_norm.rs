@@ -1,4 +1,4 @@
-//! The norm of gradients and clipping by it, against f64.
+//! Compares the norm of gradients and the clip factor with f64 results.
 
 use meshgrad_kernel_catalogue as catalogue;
 use meshgrad_kernels::Dtype;
@@ -10,7 +10,7 @@ use meshgrad_kernels::global_norm::{
 use crate::device::{Device, encoded, values};
 use crate::traffic::{assert_once, assert_whole_sectors};
 
-/// The norm of the elements of all tensors, each of which is read once.
+/// Computes the norm over all tensors. Asserts that each is read once.
 fn norm(device: &Device, tensors: &[(Dtype, Vec<f32>)], aligned: bool) -> f32 {
     let of = |(_, x): &(Dtype, Vec<f32>)| partial_count(x.len() as u64);
     let count: u64 = tensors.iter().map(of).sum();
@@ -73,7 +73,7 @@ fn norms_of_many_tensors() {
             assert_eq!(norm(&device, &tensors, aligned), squares.sqrt() as f32);
         }
         assert_eq!(norm(&device, &[], true), 0.0);
-        // The squares of these are no f32.
+        // The squares of these overflow f32.
         assert_eq!(norm(&device, &[(Dtype::F32, vec![3e30, 4e30])], true), 5e30);
         let nan = norm(&device, &[(Dtype::F32, vec![1.0, f32::NAN])], true);
         assert!(nan.is_nan());
@@ -110,7 +110,7 @@ fn clipping() {
     }
 }
 
-/// Every kernel of the catalogue.
+/// Runs every kernel of the catalogue.
 pub(crate) fn exercise(device: &Device) -> Vec<u8> {
     let norm = norm(device, &tensors(&catalogue::SQUARED), true);
     let clipped = [0.0, 1.0].map(|max_norm| clip(device, norm, 3.0, max_norm));

@@ -414,7 +414,7 @@ fn sums_move_the_minimum() {
     );
 }
 
-/// Every kernel of the catalogue.
+/// Runs every kernel of the catalogue.
 pub(crate) fn exercise(device: &Device) -> Vec<u8> {
     let mut bits = Vec::new();
     for (unit, format, wide) in [

@@ -1,4 +1,4 @@
-//! Sums and extremes against f64.
+//! Compares sums, maxima and minima with f64 results.
 
 use meshgrad_emulator::Counters;
 use meshgrad_kernel_catalogue as catalogue;
@@ -35,7 +35,7 @@ impl Pass {
         }
     }
 
-    /// The results of `x`, which is moved once, without a bank conflict.
+    /// Reduces `x`. Asserts that each byte is moved once, without bank conflicts.
     fn run(&self, device: &Device, x: &[f32]) -> Vec<f32> {
         let Extents { outer, inner, .. } = self.extents;
         let results = (outer * self.extents.chunks() * inner) as usize;
@@ -58,8 +58,8 @@ impl Pass {
         device.floats(self.to, arguments.y, results)
     }
 
-    /// Lines of whole sectors are read in whole sectors. Results that are one a row are not: their
-    /// threads lie apart.
+    /// Rows of whole sectors are read in whole sectors. Results are not checked: the threads that
+    /// store one result per row are not adjacent.
     fn assert_sectors(&self, counters: &Counters) {
         let Extents { reduced, inner, .. } = self.extents;
         let line = if inner == 1 { reduced } else { inner };
@@ -106,7 +106,8 @@ impl Pass {
     }
 }
 
-/// Rows and columns, of few elements and of many; in chunks; of one result and of none; of nothing.
+/// Reductions of rows and of columns: short, long, and in chunks; to a single result and to none;
+/// of no elements.
 const EXTENTS: [[u64; 3]; 15] = [
     [1, 1, 1],
     [300, 4, 1],
@@ -145,7 +146,7 @@ fn rows_and_columns() {
     }
 }
 
-/// Whether it is of a row or of a column, in the first access or in the rest.
+/// NaN in a row or in a column, in the first access or in the remainder.
 #[test]
 fn nan_propagates_from_any_position() {
     let device = Device::plain();
@@ -164,7 +165,7 @@ fn nan_propagates_from_any_position() {
     }
 }
 
-/// Every kernel of the catalogue.
+/// Runs every kernel of the catalogue.
 pub(crate) fn exercise(device: &Device) -> Vec<u8> {
     let results = catalogue::REDUCTIONS.map(|(op, from, to, extents)| {
         let pass = Pass::new(op, from, to, extents);

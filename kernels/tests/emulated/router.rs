@@ -1,4 +1,4 @@
-//! The choice of experts against a stable sort on the host, and its gradient: the same bits.
+//! The chosen experts and the gradient equal those of a stable sort on the host, bit for bit.
 
 use meshgrad_kernel_catalogue::ROUTED_EXPERTS;
 use meshgrad_kernels::Dtype;
@@ -11,8 +11,8 @@ use crate::device::{Device, decoded, encoded, values};
 use crate::token_permute::lanes_of;
 use crate::traffic::assert_moved;
 
-/// [tokens, experts, choices]: one lane per token, many; whole accesses and odd; all of them
-/// chosen; more choices than lanes; more experts than registers hold.
+/// [tokens, experts, choices]: one or several lanes per token; rows that are whole vectors and rows
+/// that are not; all experts chosen; more choices than lanes; more experts than fit in registers.
 const EXTENTS: [[usize; 3]; 9] = [
     [3, 1, 1],
     [9, 8, 2],
@@ -127,7 +127,7 @@ impl Problem {
         let launch = variant.launch(tokens as u64).unwrap();
         let counters = device.run(&variant, launch, &arguments.arguments());
 
-        // Weights that are shares of their sum find their experts in what was just written.
+        // Renormalization reads the indices that the kernel has just written.
         let [biased, renormalize] = flags;
         let read = size * self.probabilities.len()
             + if biased { 4 * experts } else { 0 }
@@ -135,8 +135,8 @@ impl Problem {
         let written = (4 + size) * self.slots();
         assert_eq!(counters.unique_bytes_read, read as u64);
         if !counters.kernel.ends_with("loop") {
-            // A bias for each token, and what is chosen once more: by all lanes of a token, and by
-            // the one that finds it again.
+            // The bias is read for each token. All lanes of a token read each chosen probability
+            // again; with renormalization, one lane reads it a second time.
             let of_row = size + if biased { 4 } else { 0 };
             let times = lanes_of(&counters) as usize + usize::from(renormalize);
             let again = if renormalize { 4 * self.slots() } else { 0 };
@@ -187,7 +187,7 @@ impl Problem {
         assert_eq!(counters.unique_bytes_written as usize, written + told);
         if fault.is_none() {
             assert_eq!(counters.total.bytes_written as usize, written);
-            // Choices and their weights, and of shares of a sum what was chosen.
+            // Indices and dweights, and with renormalization the chosen probabilities.
             let size = self.dtype.size() as usize;
             let read = 4 + size + if renormalize { size } else { 0 };
             assert_eq!(counters.unique_bytes_read as usize, read * self.slots());
@@ -223,7 +223,7 @@ impl Problem {
 const FLAGS: [[bool; 2]; 4] = [[false, false], [true, false], [false, true], [true, true]];
 
 #[test]
-fn the_choice_is_a_stable_sort() {
+fn chosen_experts_equal_a_stable_sort() {
     for device in Device::all() {
         for dtype in Dtype::ALL {
             for (extents, flags) in EXTENTS.into_iter().zip(FLAGS.into_iter().cycle()) {
@@ -242,7 +242,7 @@ fn the_choice_is_a_stable_sort() {
     }
 }
 
-/// In registers and in a loop: NaN first, infinities in their places, zeros of either sign equal.
+/// In registers and in a loop: NaN ranks first, infinities are in order, and both zeros are equal.
 #[test]
 fn nan_and_infinities_are_ranked() {
     let device = Device::plain();
@@ -285,7 +285,7 @@ fn out_of_range_indices_are_reported() {
     }
 }
 
-/// Every kernel of the catalogue; one index is out of range.
+/// Runs every kernel of the catalogue, with one out-of-range index.
 pub(crate) fn exercise(device: &Device) -> Vec<u8> {
     let mut bits = Vec::new();
     for dtype in Dtype::ALL {

@@ -1,4 +1,4 @@
-//! The gated linear unit and its gradient against f64.
+//! Compares the gated linear unit and its gradient with f64 results.
 
 use meshgrad_emulator::Counters;
 use meshgrad_kernels::Dtype;
@@ -7,7 +7,8 @@ use meshgrad_kernels::swiglu::{SwiGlu, SwiGluArguments, SwiGluGrad, SwiGluGradAr
 use crate::device::{Device, decoded, values};
 use crate::traffic::{assert_once, assert_whole_sectors};
 
-/// Less than a CTA and more, rows of a few vectors and of many, odd rows, one element.
+/// Fewer and more elements than one CTA handles; short and long rows; rows that are not whole
+/// vectors; a single element.
 const EXTENTS: [[usize; 2]; 6] = [[1, 8], [70, 64], [3, 1544], [5, 7], [2, 301], [1, 1]];
 
 /// Operands on a device and on the host.
@@ -22,7 +23,7 @@ struct Problem {
 
 impl Problem {
     fn new(device: &Device, dtype: Dtype, [rows, features]: [usize; 2]) -> Problem {
-        // Gates from where the sigmoid is next to 0 to where it is next to 1.
+        // The sigmoid of the gates ranges from almost 0 to almost 1.
         let gate_up = values(dtype, 2 * rows * features, 1);
         let gate_up: Vec<f32> = gate_up.iter().map(|x| x * 8.0).collect();
         let dy = values(dtype, rows * features, 2);
@@ -41,14 +42,14 @@ impl Problem {
         [self.rows as u64, self.features as u64]
     }
 
-    fn is_vectorised(&self, aligned: bool) -> bool {
+    fn is_vectorized(&self, aligned: bool) -> bool {
         aligned
             && self
                 .features
                 .is_multiple_of(self.dtype.per_vector() as usize)
     }
 
-    /// y; the bytes of it.
+    /// Runs the forward kernel and returns the bytes of y.
     fn forward(&self, device: &Device, aligned: bool) -> Vec<u8> {
         let bytes = self.dy.len() * self.dtype.size() as usize;
         let y = device.room(bytes);
@@ -65,7 +66,7 @@ impl Problem {
         device.bytes(y, bytes)
     }
 
-    /// dgate_up; the bytes of it.
+    /// Runs the backward kernel and returns the bytes of dgate_up.
     fn backward(&self, device: &Device, aligned: bool) -> Vec<u8> {
         let bytes = self.dy.len() * self.dtype.size() as usize;
         let dgate_up = device.room(2 * bytes);
@@ -83,12 +84,12 @@ impl Problem {
         device.bytes(dgate_up, 2 * bytes)
     }
 
-    /// Every byte once; in whole sectors where rows consist of such.
+    /// Every byte is moved once, in whole sectors if rows are multiples of 32 bytes.
     #[track_caller]
     fn assert_traffic(&self, counters: &Counters, bytes: [usize; 2], aligned: bool) {
         assert_once(counters, bytes);
         let sectors = (self.features * self.dtype.size() as usize).is_multiple_of(32);
-        if self.is_vectorised(aligned) && sectors {
+        if self.is_vectorized(aligned) && sectors {
             assert_whole_sectors(counters);
         }
     }
@@ -125,7 +126,7 @@ impl Problem {
     }
 }
 
-/// Aligned or not, the same bits, and each byte is moved once.
+/// Aligned and unaligned kernels give the same bits and move each byte once.
 #[test]
 fn forward_and_gradient() {
     for device in Device::all() {
@@ -143,9 +144,9 @@ fn forward_and_gradient() {
     }
 }
 
-/// A gate that is far from 0 gives up or nothing, and no NaN.
+/// For a gate far from 0 the result is gate * up or 0, never NaN.
 #[test]
-fn large_gates_are_no_nan() {
+fn large_gates_do_not_give_nan() {
     let device = Device::plain();
     let (features, size) = (8, 4);
     let gates = [-1e30, -200.0, -90.0, -0.0, 0.0, 90.0, 200.0, 1e30];
@@ -170,7 +171,7 @@ fn large_gates_are_no_nan() {
     }
 }
 
-/// Every kernel of the catalogue, with fewer and with more vectors than one CTA takes.
+/// Runs every kernel of the catalogue on a few short rows.
 pub(crate) fn exercise(device: &Device) -> Vec<u8> {
     let mut bits = Vec::new();
     for dtype in Dtype::ALL {

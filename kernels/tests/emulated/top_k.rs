@@ -209,7 +209,7 @@ fn the_top_is_the_front_of_a_stable_sort() {
     }
 }
 
-/// Every kernel of the catalogue.
+/// Runs every kernel of the catalogue.
 pub(crate) fn exercise(device: &Device) -> Vec<u8> {
     let mut bits = Vec::new();
     for (extreme, dtype, extents) in catalogue::ARG_REDUCED {

@@ -1,35 +1,35 @@
-//! What a launch moves, and that it moves no more.
+//! Assertions on the bytes that a launch moves.
 
 use meshgrad_emulator::Counters;
 
-/// Every byte is read once and written once, without a bank conflict: with [`assert_whole_sectors`]
-/// the least that there can be. Rows that are odd, or short and apart, have parts of sectors.
+/// Every byte is read or written once, without bank conflicts. Together with
+/// [`assert_whole_sectors`] this is the minimum. Rows that are not whole sectors cannot reach it.
 #[track_caller]
 pub(crate) fn assert_once(counters: &Counters, moved: [usize; 2]) {
     assert_moved(counters, moved, moved);
 }
 
-/// As many bytes are read and written in all, and as many different ones, without a bank conflict.
-/// What differs from `different` comes from caches.
+/// Asserts the number of bytes read and written, in total and without repetitions, and that there
+/// are no bank conflicts. Repeated reads come from caches.
 #[track_caller]
 pub(crate) fn assert_moved(counters: &Counters, all: [usize; 2], different: [usize; 2]) {
     assert_bytes(counters, all, different);
     assert_no_conflicts(counters);
 }
 
-/// The same where data chooses the banks of shared memory.
+/// [`assert_moved`] for kernels whose bank conflicts depend on the data.
 #[track_caller]
 pub(crate) fn assert_bytes(counters: &Counters, all: [usize; 2], different: [usize; 2]) {
     let kernel = &counters.kernel;
     let total = counters.total;
     let moved = [total.bytes_read, total.bytes_written].map(|bytes| bytes as usize);
-    assert_eq!(moved, all, "bytes in all, {kernel}");
+    assert_eq!(moved, all, "total bytes, {kernel}");
     let unique = [counters.unique_bytes_read, counters.unique_bytes_written];
     let unique = unique.map(|bytes| bytes as usize);
-    assert_eq!(unique, different, "different bytes, {kernel}");
+    assert_eq!(unique, different, "bytes without repetitions, {kernel}");
 }
 
-/// No bank of shared memory is asked twice at once.
+/// Accesses to shared memory have no bank conflicts.
 #[track_caller]
 pub(crate) fn assert_no_conflicts(counters: &Counters) {
     let total = counters.total;
@@ -40,13 +40,13 @@ pub(crate) fn assert_no_conflicts(counters: &Counters) {
     );
 }
 
-/// No part of a sector is moved in vain.
+/// Accesses to global memory use whole sectors.
 #[track_caller]
 pub(crate) fn assert_whole_sectors(counters: &Counters) {
     assert_whole_sectors_of(counters, "global");
 }
 
-/// The same of the instructions whose text has this in it: other operands of the kernel lie apart.
+/// Instructions whose text contains `accesses` use whole sectors; others of the kernel may not.
 #[track_caller]
 pub(crate) fn assert_whole_sectors_of(counters: &Counters, accesses: &str) {
     let instructions = counters.instructions.iter();

@@ -1,5 +1,5 @@
-//! Assembling kernels with NVIDIA's ptxas: no warning, and what they need of registers and memory
-//! is what a golden table says.
+//! Assembles kernels with NVIDIA's ptxas. There must be no warnings, and the use of registers and
+//! memory must match a golden table.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -10,19 +10,19 @@ use std::{env, fs, thread};
 
 use meshgrad_kernels::{Ptx, Target};
 
-/// What scripts/cuda-tools answers when PyPI is out of reach.
+/// Exit status of scripts/cuda-tools if PyPI is unreachable.
 const UNREACHABLE: i32 = 3;
 
-/// What marks a line of ptxas' output that is a mistake of ours: spills and local memory, wgmma
-/// that is serialized, setmaxnreg that is ignored, barriers named by registers.
+/// Strings in the output of ptxas that mean a defect of a kernel: spills and local memory,
+/// serialized wgmma, ignored setmaxnreg, barriers named by registers.
 const MISTAKES: [&str; 4] = ["warning", "error", "(C75", "sed 16 barriers"];
 
-/// Assembles all `kernels` for the oldest and the newest GPU that we support and compares their
-/// needs with the table `golden`, a path in the crate's folder `tests`. `UPDATE_GOLDEN=1` writes it
-/// anew. Skipped, with a message, where ptxas cannot be had.
+/// Assembles all `kernels` for the oldest and the newest GPU that we support. Compares their use of
+/// registers and memory with the table `golden`, a path in the crate's folder `tests`.
+/// `UPDATE_GOLDEN=1` rewrites the table. Without ptxas, prints a message and returns.
 pub(crate) fn assemble(kernels: &[Ptx], golden: &str) {
     let Some(ptxas) = ptxas() else {
-        println!("skipped: ptxas is for Linux on x86-64 and cannot be had here from PyPI");
+        println!("skipped: ptxas needs Linux on x86-64, and access to PyPI for its installation");
         return;
     };
     let jobs: Vec<(&Ptx, &str)> = kernels
@@ -38,7 +38,7 @@ pub(crate) fn assemble(kernels: &[Ptx], golden: &str) {
     compare_with_golden(&golden, &aligned(&lines));
 }
 
-/// sm_80 text runs on all GPUs, sm_90a text on one.
+/// PTX for sm_80 runs on all GPUs, PTX for sm_90a only on that one.
 fn architectures(ptx: &Ptx) -> &'static [&'static str] {
     match ptx.target {
         Target::Sm80 => &["sm_80", "sm_90a"],
@@ -161,7 +161,8 @@ fn compare_with_golden(path: &Path, table: &str) {
         .collect();
     assert!(
         golden == table,
-        "the needs of kernels changed; if meant, run with UPDATE_GOLDEN=1\nwas:\n{}\nis:\n{}",
+        "registers or memory of kernels changed; if intended, run with UPDATE_GOLDEN=1\n\
+         before:\n{}\nnow:\n{}",
         gone.join("\n"),
         news.join("\n"),
     );

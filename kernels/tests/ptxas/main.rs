@@ -1,8 +1,7 @@
 //! ptxas assembles every kernel of the catalogue, for the oldest and the newest GPU that we
-//! support, without a warning; what it needs of registers and memory is the table
-//! `tests/ptxas.txt`.
+//! support, without a warning. The use of registers and memory matches `tests/ptxas.txt`.
 //!
-//! The runtime does the same with every kernel that its ops launch.
+//! The runtime's tests do the same with every kernel that its ops launch.
 
 mod assemble;
 

@@ -1,4 +1,4 @@
-//! As much of PTX as the laws need: basic blocks of instructions, and the registers of each.
+//! A minimal PTX parser: basic blocks of instructions, and the registers that each one uses.
 
 /// One instruction.
 #[derive(Debug)]
@@ -6,14 +6,14 @@ pub(crate) struct Instruction<'t> {
     pub(crate) text: &'t str,
     pub(crate) opcode: &'t str,
     pub(crate) written: Vec<&'t str>,
-    /// Its predicate and its addresses among them.
+    /// Includes the predicate and addresses.
     pub(crate) read: Vec<&'t str>,
 }
 
 impl<'t> Instruction<'t> {
     fn new(text: &'t str) -> Instruction<'t> {
         let (predicate, rest) = match text.strip_prefix('@') {
-            Some(text) => text.split_once(' ').expect("a predicate and what it is of"),
+            Some(text) => text.split_once(' ').expect("a predicated instruction"),
             None => ("", text),
         };
         let (opcode, operands) = rest.split_once(' ').unwrap_or((rest, ""));
@@ -21,7 +21,7 @@ impl<'t> Instruction<'t> {
         let (written, read) = match results.iter().any(|start| opcode.starts_with(start)) {
             true => ("", operands),
             false => match operands.starts_with('{') {
-                true => operands.split_once('}').expect("a list ends"),
+                true => operands.split_once('}').expect("a closing brace"),
                 false => operands.split_once(',').unwrap_or((operands, "")),
             },
         };
@@ -33,7 +33,7 @@ impl<'t> Instruction<'t> {
         }
     }
 
-    /// Bytes per lane's access of global memory that is neither atomic nor asynchronous.
+    /// Bytes per lane of a global load or store that is neither atomic nor asynchronous.
     pub(crate) fn global_bytes(&self) -> Option<u32> {
         let access = ["ld.global.", "st.global."];
         let types = access.iter().find_map(|it| self.opcode.strip_prefix(it))?;
@@ -53,7 +53,7 @@ impl<'t> Instruction<'t> {
     }
 }
 
-/// The basic blocks of a kernel: nothing jumps into one or out of it but at its ends.
+/// The basic blocks of a kernel. Branches enter a block only at its start and leave only at its end.
 pub(crate) fn blocks(ptx: &str) -> Vec<Vec<Instruction<'_>>> {
     let mut blocks = vec![Vec::new()];
     for line in ptx.lines().map(str::trim) {

@@ -8,7 +8,7 @@ use meshgrad_kernels::Ptx;
 
 use crate::instructions::{Instruction, blocks};
 
-/// Families whose kernels walk over rows: each is moved once, from memory to registers.
+/// Families whose kernels load each row once, from memory to registers.
 const ROWS: &[&str] = &[
     "elementwise",
     "rms_norm",
@@ -30,8 +30,8 @@ const ROWS: &[&str] = &[
     "global_norm",
 ];
 
-/// The others: products move tiles to shared memory, several ahead; the counting sort by expert has
-/// nothing but indices, which it counts in shared memory.
+/// The other families. Matrix products and attention load tiles into shared memory, several ahead.
+/// The counting sort by expert only has indices, which it counts in shared memory.
 const TILES: &[&str] = &[
     "gemm_f32",
     "gemm_bf16",
@@ -40,8 +40,8 @@ const TILES: &[&str] = &[
     "attention",
 ];
 
-/// Where a parameter of a kernel in vectors is not accessed by 16 bytes: kernels by the beginning
-/// of their name, their parameters, and why.
+/// Parameters that vectorized kernels access in fewer than 16 bytes: prefix of the kernel names,
+/// parameters, and the reason.
 const NARROW: &[(&str, &[&str], &str)] = &[
     (
         "",
@@ -58,7 +58,7 @@ const NARROW: &[(&str, &[&str], &str)] = &[
         &["ids", "order", "row_of_slot", "starts", "keys", "positions"],
         "indices",
     ),
-    ("", &["weights", "end", "fault_word"], "one per row, or one"),
+    ("", &["weights", "end", "fault_word"], "one per row, or a single value"),
     ("", &["values"], "scattered by index"),
     ("reduce", &["y"], "one per row, or four columns"),
     ("sum_squares", &["partials"], "one per CTA"),
@@ -67,7 +67,7 @@ const NARROW: &[(&str, &[&str], &str)] = &[
         &["partials"],
         "one column per thread, from shared memory",
     ),
-    ("gemm_split_k_reduce_bf16", &["c"], "four sums, rounded"),
+    ("gemm_split_k_reduce_bf16", &["c"], "four rounded sums"),
     ("rope", &["cos", "sin"], "one angle per two features"),
     ("norm_rope", &["cos", "sin"], "one angle per two features"),
     ("sort_tiles", &["x"], "sorted elements reloaded by index"),
@@ -87,16 +87,16 @@ fn of_rows() -> impl Iterator<Item = Ptx> {
 
 /// Every family is listed in exactly one of the two tables.
 #[test]
-fn every_family_is_of_rows_or_of_tiles() {
+fn every_family_is_listed_once() {
     let known: BTreeSet<&str> = ROWS.iter().chain(TILES).copied().collect();
     let families: BTreeSet<&str> = families().into_iter().map(|(family, _)| family).collect();
     assert_eq!(known, families);
     assert_eq!(known.len(), ROWS.len() + TILES.len());
 }
 
-/// Every run gives the same bits: only integers, for which the order does not matter, use atomics.
+/// Every run must give the same bits, so only integers use atomics: their order does not matter.
 #[test]
-fn no_float_is_atomic() {
+fn there_are_no_float_atomics() {
     let is_float = |part: &str| part.starts_with('f') || part.starts_with("bf");
     for (_, kernels) in families() {
         for ptx in kernels {
@@ -110,7 +110,7 @@ fn no_float_is_atomic() {
     }
 }
 
-/// Whether its name says that a kernel moves 16 bytes at once.
+/// Whether a kernel moves 16 bytes per access, according to its name.
 fn in_vectors(entry: &str) -> bool {
     let words = [
         "vectors",
@@ -127,16 +127,16 @@ fn in_vectors(entry: &str) -> bool {
         !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit())
     };
     let is_one = |part: &str| words.contains(&part) || features(part);
-    // Units of a bool are as many as those of its neighbors, which are larger.
+    // An access to bools has as many elements as one to wider operands, so it is narrower.
     entry.split('_').any(is_one) && !entry.contains("bool")
 }
 
-/// Rows are accessed 16 bytes at a time. Narrower accesses handle the rest of a row, in a separate
-/// basic block.
+/// Rows are accessed 16 bytes at a time. Narrower accesses handle the remainder of a row, in a
+/// separate basic block.
 #[test]
 fn rows_move_in_accesses_of_16_bytes() {
     let mut seen = 0;
-    // The pointers of AdamW are in a table, which its own tests follow.
+    // AdamW reads its pointers from a table; its own tests check its accesses.
     let kernels = of_rows().filter(|ptx| !ptx.entry.starts_with("adamw"));
     for ptx in kernels.filter(|ptx| in_vectors(&ptx.entry)) {
         let excused = NARROW
@@ -163,10 +163,10 @@ fn rows_move_in_accesses_of_16_bytes() {
         );
         seen += 1;
     }
-    assert!(seen > 100, "only {seen} kernels are in vectors");
+    assert!(seen > 100, "only {seen} kernels are vectorized");
 }
 
-/// An access of global memory, and the pointer among the parameters that it comes from.
+/// A global memory access, and the pointer parameter that its address is derived from.
 struct Access<'t> {
     text: &'t str,
     parameter: &'t str,
@@ -197,7 +197,7 @@ fn accesses_by_block(ptx: &str) -> Vec<Vec<Access<'_>>> {
             if let Some(bytes) = it.global_bytes() {
                 accesses.push(Access {
                     text: it.text,
-                    parameter: from.expect("an address is made from a pointer"),
+                    parameter: from.expect("an address derived from a pointer parameter"),
                     bytes,
                 });
             } else if let (Some(name), [to]) = (from, &it.written[..]) {
@@ -209,8 +209,8 @@ fn accesses_by_block(ptx: &str) -> Vec<Vec<Access<'_>>> {
     found
 }
 
-/// All loads of a step are issued before the first is used: between two loads nothing uses the
-/// first, unless the address of the second depends on it.
+/// All loads of a basic block are issued before the first is used, except loads whose addresses
+/// depend on loaded values.
 #[test]
 fn all_loads_are_in_flight() {
     let in_units = [
@@ -242,12 +242,12 @@ const IN_REGISTERS: &[&str] = &[
     "norm_rope_",
 ];
 
-/// The one whose longest row leaves no registers for an operand that its sum does not need.
+/// The kernel that has too few registers to load all operands of its row in one step.
 const IN_TWO_READS: &str = "add_rms_norm_grad_input_f32_d8192_t512";
 
 /// A row in registers is loaded in a single step.
 #[test]
-fn rows_in_registers_are_read_at_once() {
+fn rows_in_registers_are_loaded_in_one_step() {
     for ptx in of_rows().filter(|ptx| in_vectors(&ptx.entry)) {
         let in_registers = |start: &&str| ptx.entry.starts_with(*start);
         if ptx.entry.contains("_d") && IN_REGISTERS.iter().any(in_registers) {
@@ -261,14 +261,15 @@ fn rows_in_registers_are_read_at_once() {
     }
 }
 
-/// Loads by how many others their addresses and predicates wait for; what has been made of them.
+/// Loads by depth. The depth of a load is the length of the chain of loads that its address and
+/// predicate depend on.
 #[derive(Default)]
 struct Flight<'t> {
     /// Length of the chain of loads that a register depends on.
     behind: HashMap<&'t str, usize>,
     /// The same for data in shared memory.
     shared: usize,
-    /// What brings a register from memory.
+    /// Depth of the load that wrote a register.
     loaded: HashMap<&'t str, usize>,
     /// The first instruction that waits for a load at each depth.
     waits: HashMap<usize, &'t str>,
