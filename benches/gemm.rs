@@ -1,5 +1,5 @@
-//! Times matrix products at the shapes of tiny's layers and larger: meshgrad, the `gemm` crate
-//! (f32) and torch, alternating every few repeats.
+//! Times matrix products at the shapes of the model *tiny* and at larger ones. meshgrad, the `gemm`
+//! crate (f32) and torch alternate every few repeats.
 //!
 //! ```text
 //! cargo bench --bench gemm -- --torch venv/bin/python [--json FILE]
@@ -32,7 +32,7 @@ const ROWS: &[Row] = &[
     (2048, 2048, 2048, "nt", "larger square"),
 ];
 
-/// Operations per turn: a few hundredths of a second.
+/// Operations per turn, which take a few hundredths of a second.
 const TURN: f64 = 1e10;
 
 /// Times matrix products.

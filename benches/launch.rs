@@ -150,8 +150,8 @@ impl Peers {
 
 impl Drop for Peers {
     fn drop(&mut self) {
-        // SAFETY: no kernel of it runs any more. An error would mean that the driver has already
-        // released it.
+        // SAFETY: none of the module's kernels is running. An error would mean that the driver has
+        // already released the module.
         let _ = unsafe { result::module::unload(self.module) };
     }
 }
@@ -227,7 +227,7 @@ fn report(cli: &Cli, candidates: &[Candidate<'_>]) -> anyhow::Result<()> {
     let [bare, _, ours, ..] = candidates else {
         return Ok(());
     };
-    // Per round, so that a disturbance of a round cancels out.
+    // The difference is taken per round, so that a disturbance of a round cancels out.
     let own = ours.nanoseconds.iter().zip(&bare.nanoseconds);
     let own: Vec<f64> = own.map(|(ours, bare)| ours - bare).collect();
     let (rounds, launches) = (cli.rounds, cli.launches);

@@ -1,17 +1,17 @@
-//! The time to check a parallel configuration and to compute its groups, compared with megatron-core
-//! and torchtitan for the same degrees. Nothing communicates, and the contestants are interleaved.
+//! Times checking a parallel configuration and computing its groups, compared with megatron-core and
+//! torchtitan for the same degrees. There is no communication. The measurements are interleaved.
 //!
 //! ```text
 //! cargo bench --bench parallel -- [--torch venv/bin/python] [--json FILE]
 //! ```
 //!
-//! `--torch` is a Python with scripts/parallel-golden/requirements.txt.
+//! `--torch` is a Python with the packages of scripts/parallel-golden/requirements.txt.
 //!
 //! | figure | what is timed |
 //! |---|---|
 //! | check | checking settings: degrees, order, domains, all groups |
 //! | groups of rank 0 | check, plus the ranks of each group of rank 0 |
-//! | all lists | check, plus the lists of all groups of the tokens that Megatron uses |
+//! | all lists | check, plus the lists of all groups for Megatron's tokens (such as `tp-dp`) |
 
 use std::hint::black_box;
 
@@ -22,7 +22,7 @@ use meshgrad::dist::parallel::{
 use meshgrad_harness::{Options, Peer, PeerOptions, Spread, finish, numbers, seconds};
 use serde_json::{Value, json};
 
-/// Degrees by world: those of `benches/torch/parallel_dims.py`.
+/// Degrees for each world size, as in `benches/torch/parallel_dims.py`.
 const CONFIGURATIONS: [(usize, [(Parallelism, usize); 5]); 2] = [
     (
         1_024,
@@ -80,7 +80,7 @@ fn main() -> anyhow::Result<()> {
     let mut peer = arguments.peer.start("parallel_dims.py", &["--serve"])?;
     let mut rows = Vec::new();
 
-    println!("| ranks | figure | ms: median (least - most) |\n|---|---|---|");
+    println!("| ranks | figure | ms: median (min - max) |\n|---|---|---|");
     for (world, degrees) in CONFIGURATIONS {
         for (figure, times) in rounds(arguments.rounds, world, &degrees, peer.as_mut())? {
             let spread = Spread::of(&times);

@@ -194,7 +194,7 @@ fn cpu_threads() -> String {
 /// The measurements of one implementation.
 struct Contestant {
     name: &'static str,
-    /// Per step, including warm-up.
+    /// Losses of all steps, including warm-up.
     losses: Vec<f64>,
     /// Seconds of forward, backward and optimizer per timed step.
     parts: Vec<[f64; 3]>,
@@ -239,8 +239,8 @@ impl Contestant {
     }
 }
 
-/// The largest difference between the losses of the first steps. All implementations compute the
-/// same, but rounding errors grow, in jumps when a token is routed to another expert.
+/// The largest difference between the losses of the first steps. Later losses differ more: rounding
+/// errors grow, and jump when a token is routed to another expert.
 fn first_difference(contestants: &[Contestant]) -> Option<f64> {
     const FIRST: usize = 4;
 
@@ -279,7 +279,7 @@ fn print_table(arguments: &Arguments, contestants: &[Contestant]) {
     }
 }
 
-/// The meshgrad implementation: the loop that a user would write.
+/// The meshgrad implementation: a training loop as a user would write it.
 struct Ours {
     model: Qwen3,
     optimizer: Optimizer,
@@ -312,7 +312,7 @@ impl Ours {
         })
     }
 
-    /// The mean loss of a step, and the seconds of its forward, backward and optimizer.
+    /// Runs a step. Returns its mean loss, and the seconds of forward, backward and optimizer.
     fn step(&mut self) -> anyhow::Result<(f64, [f64; 3])> {
         let (ids, labels) = self.tokens.batch(&self.device)?;
         self.step += 1;
@@ -344,7 +344,7 @@ impl Ours {
     }
 }
 
-/// The stream of benches/torch/tiny.py.
+/// The same token stream as in benches/torch/tiny.py.
 struct Stream {
     state: u64,
     token: u64,

@@ -26,7 +26,7 @@ const RANKS: u64 = 8;
 /// Ranks that all load the whole tensor.
 const REPLICAS: usize = 4;
 
-/// Bytes that a load may take beyond its plan.
+/// Bytes of memory that a load may use beyond its plan.
 const SLACK: u64 = 16 << 20;
 
 /// Additional bytes of a mapped file that may be resident.
@@ -67,7 +67,7 @@ pub(super) fn shares(
             what,
             needed,
             read,
-            // Columns are spread over all rows, which are read once.
+            // A shard of columns is in all rows, so the whole tensor is read once.
             limit: if dim == 0 {
                 with_margin(needed)
             } else {
@@ -133,7 +133,7 @@ fn expert_shares(folder: &Path) -> anyhow::Result<Vec<Share>> {
         ..joined.clone()
     };
     let share = |what, name: &str, tensor_parallel: usize, options: &Options| {
-        let expr = bound.expr(name).context("the map makes no such tensor")?;
+        let expr = bound.expr(name).context("the map has no such output")?;
         let shape = bound.graph().shape(expr).to_vec();
         let mut region: Vec<Range<u64>> = shape.iter().map(|extent| 0..*extent).collect();
         region[0].end /= 8;
@@ -161,7 +161,7 @@ fn expert_shares(folder: &Path) -> anyhow::Result<Vec<Share>> {
     ])
 }
 
-/// A plan of all tensors as they are.
+/// A plan that loads all tensors unchanged.
 fn plan_of_all(folder: &Folder, backend: Backend) -> anyhow::Result<LoadPlan> {
     let bound = bind(folder, IDENTITY)?;
     let (catalog, options) = (Catalog::of(folder), options(backend, THREADS));
@@ -229,8 +229,8 @@ fn rchar() -> anyhow::Result<u64> {
     proc_bytes("/proc/self/io", "rchar").context("no rchar in /proc/self/io")
 }
 
-/// L2: the growth of memory over preallocated targets. Each backend runs in a new process, without
-/// memory of earlier loads.
+/// L2: the growth of memory beyond preallocated targets. Each backend runs in a new process, which
+/// has no memory left from earlier loads.
 pub(super) fn memory(folder: &Path, rows_json: &mut Value) -> anyhow::Result<Vec<Goal>> {
     let (mut goals, mut rows) = (Vec::new(), Vec::new());
     println!("\n| peak memory, MB | targets | windows | measured without targets | allowed |");
@@ -301,8 +301,8 @@ pub(super) fn print_memory(folder: &Path, backend: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// L3: plans of the same model, made from graphs in different orders. (Hash maps also have a
-/// different seed each time.)
+/// L3: plans of one model are equal, even if the tensors of the graph are in different orders. (Hash
+/// maps also have a different seed each time.)
 pub(super) fn digests(folder: &Path) -> anyhow::Result<Goal> {
     const REPEATS: usize = 32;
 

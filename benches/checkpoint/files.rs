@@ -13,12 +13,13 @@ pub(super) const MANY: usize = 92_000;
 /// The sizes of the checkpoints.
 #[derive(Clone, Copy)]
 pub(super) struct Sizes {
-    /// Blocks of [`PARTS`] tensors, and the extents of each tensor: bf16.
+    /// Number of blocks of [`PARTS`] bf16 tensors.
     pub(super) blocks: usize,
+    /// Extents of each tensor of a block.
     pub(super) tensor: [usize; 2],
-    /// The tensor that ranks load shards of: bf16.
+    /// Extents of the bf16 tensor of which ranks load shards.
     pub(super) shared: [usize; 2],
-    /// Experts, features, hidden: bf16.
+    /// Number of experts, features and hidden size; bf16.
     pub(super) experts: [usize; 3],
     /// Tensors of the checkpoint that is opened and planned.
     pub(super) many: usize,
@@ -37,7 +38,7 @@ impl Sizes {
         }
     }
 
-    /// A few MB.
+    /// Checkpoints of a few MB.
     pub(super) fn smoke() -> Sizes {
         Sizes {
             blocks: 2,

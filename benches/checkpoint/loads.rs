@@ -24,13 +24,13 @@ use super::rounds::Contestant;
 /// Bytes per plain read.
 const BLOCK: usize = 8 << 20;
 
-/// A chunk that stays in a core's caches after it was read.
+/// Bytes per chunk; a chunk stays in the caches of a core after it was read.
 const CHUNK: usize = 256 << 10;
 
 pub(super) const CHUNKED: &str = "plain pread by 256 KiB, 2 threads";
 pub(super) const DIGESTED: &str = "the same, each chunk digested (xxh3-64)";
 
-/// Threads of all contestants that can be configured.
+/// Threads of every contestant whose number of threads can be set.
 pub(super) const THREADS: usize = 2;
 
 pub(super) const IDENTITY: &str = "{r:path} = {r:path}";
@@ -61,7 +61,7 @@ pub(super) const TRANSPOSE_IN_MEMORY: &str =
 /// Memory that is allocated once and reused by all loads.
 pub(super) type Arena = RefCell<MmapMut>;
 
-/// Allocates and touches `bytes`, in huge pages where the system has them.
+/// Allocates and touches `bytes`, in huge pages if the system has them.
 pub(super) fn arena(bytes: u64) -> anyhow::Result<Arena> {
     Ok(RefCell::new(map_touched(bytes as usize)?))
 }
@@ -74,7 +74,7 @@ pub(super) fn bind(folder: &Folder, map: &str) -> anyhow::Result<Bound> {
 
 pub(super) fn options(backend: Backend, threads: usize) -> Options {
     match backend {
-        // Its threads mostly wait, so it uses its own default.
+        // Threads of direct I/O mostly wait, so this backend has its own default number.
         Backend::Direct => Options::direct(),
         _ => Options {
             threads,
@@ -83,7 +83,7 @@ pub(super) fn options(backend: Backend, threads: usize) -> Options {
     }
 }
 
-/// Opens, binds, plans and loads.
+/// Opens a checkpoint, binds a map to it, plans, and loads into `arena`.
 pub(super) fn load(
     folder: &Path,
     map: &str,
@@ -228,7 +228,7 @@ fn open_data(path: &Path) -> anyhow::Result<(File, u64)> {
     Ok((File::open(path)?, starts.min().unwrap_or(0)))
 }
 
-/// Reads as many bytes from the beginning of the file, in whole pages.
+/// Fills the arena from the beginning of the file, in whole pages.
 fn plain_direct(path: &Path, arena: &mut [u8]) -> anyhow::Result<()> {
     let file = open_direct(OpenOptions::new().read(true), path)?;
     in_blocks(arena, |offset, block| {
@@ -273,7 +273,7 @@ pub(super) fn in_blocks(
     })
 }
 
-/// As a user of the crate: maps the file and copies each tensor.
+/// The safetensors crate as it is commonly used: maps the file and copies each tensor.
 fn safetensors_crate(path: &Path, arena: &mut [u8]) -> anyhow::Result<()> {
     let file = File::open(path)?;
     // SAFETY: the file is private to this bench, which does not write to it while it is mapped.

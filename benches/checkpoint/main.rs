@@ -1,13 +1,13 @@
-//! Loads, plans and saves of checkpoints against common libraries and against plain reads and
-//! writes.
+//! Times loads, plans and saves of checkpoints, compared with common libraries and with plain reads
+//! and writes.
 //!
 //! ```text
 //! cargo bench --bench checkpoint -- [--torch venv/bin/python] [--json FILE] [--gigabytes 2]
 //! ```
 //!
 //! Times are comparable only on a quiet machine and with the same kind of destination memory.
-//! Samples during which other processes computed are dropped and taken again, and the report names
-//! the destinations. Bytes and plans depend on neither; missing such a goal is a failure.
+//! Samples that other processes disturbed are dropped and repeated, and the report names the
+//! destinations. Goals for bytes and plans depend on neither, so missing one is a failure.
 
 mod counts;
 mod files;
@@ -52,13 +52,14 @@ struct Arguments {
     /// Maximum seconds to wait for a quiet moment before each sample.
     #[arg(long, default_value_t = 4.0)]
     patience: f64,
-    /// What to measure [all].
+    /// What to measure [default: all].
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Part>,
     /// Loads a checkpoint in a child process and prints the growth of its memory.
     #[arg(long, hide = true, num_args = 2, value_names = ["FOLDER", "BACKEND"])]
     measure_memory: Option<Vec<String>>,
-    /// Where the checkpoints are created, and removed at the end [the system's temporary folder].
+    /// Where to create the checkpoints, which are removed at the end [default: the system's
+    /// temporary folder].
     #[arg(long, value_name = "FOLDER")]
     folder: Option<PathBuf>,
 }
@@ -240,7 +241,7 @@ fn timed_goals(measurements: &[&Measurement], sizes: &Sizes) -> Vec<Goal> {
         ));
     }
     let dd = "O_DIRECT as dd reads, 1 thread";
-    // The cost of digests of data that was just read, and of a separate pass over all data.
+    // The cost of digests of data that was just read, and of digests in a separate pass.
     let digesting = || Some(median(loads::DIGESTED, Warm)? - median(loads::CHUNKED, Warm)?);
     let pass = || median(saves::CHECKSUM, Warm);
     let of_identity = |seconds: Option<f64>, cache| Some(seconds? / median(identity, cache)?);

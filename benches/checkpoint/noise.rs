@@ -25,7 +25,7 @@ pub(super) struct Monitor {
 
 /// A sample and the load of the machine.
 pub(super) struct Observed {
-    /// As the contestant reports.
+    /// Duration that the contestant reports.
     pub(super) seconds: f64,
     /// CPU seconds of all our processes.
     pub(super) own_cpu: f64,
@@ -42,7 +42,7 @@ impl Monitor {
         }
     }
 
-    /// Takes a sample, after a tenth of a second in which others were nearly idle.
+    /// Waits for a tenth of a second in which other processes are nearly idle, then takes a sample.
     pub(super) fn observe(
         &self,
         sample: impl FnOnce() -> anyhow::Result<f64>,

@@ -136,7 +136,7 @@ impl Peers {
         let (peer, _) = self.0.as_ref()?;
         let turn = move || {
             let answer = ask(peer, what, folder)?;
-            answer.as_f64().context("the peer gave no seconds")
+            answer.as_f64().context("the peer's answer has no seconds")
         };
         Some(Contestant {
             name: name.to_owned(),
@@ -147,7 +147,7 @@ impl Peers {
         })
     }
 
-    /// Bytes that other libraries read for rank 0's shard of a tensor, by library. In a separate
+    /// Bytes that other libraries read for rank 0's shard of a tensor, by library. Runs in a separate
     /// process, because torch must be initialized with a fake process group.
     pub(super) fn bytes_read(
         &self,

@@ -21,7 +21,7 @@ const STACKED: &str = "
     experts.down    = stack(mlp.experts.{e}.down_proj.weight, each=e)
     input_layernorm.weight = input_layernorm.weight";
 
-/// Seconds of each step, of every sample.
+/// Seconds of each step, for all samples.
 #[derive(Default)]
 pub(super) struct Steps {
     open: Vec<f64>,
@@ -65,7 +65,8 @@ pub(super) fn contestants<'a>(
     ]
 }
 
-/// Times the second of two runs; the first takes back the memory that idle processes lost.
+/// Times the second of two runs. The first gets back the memory and caches that the process lost
+/// while it was idle.
 fn contestant<'a>(name: &str, act: impl Fn() -> anyhow::Result<()> + 'a) -> Contestant<'a> {
     Contestant {
         name: name.to_owned(),

@@ -63,7 +63,7 @@ fn contestant<'a>(
     }
 }
 
-/// Removes saved files and syncs the file system.
+/// Removes saved files and syncs the folder.
 pub(super) fn empty(folder: &Path) -> anyhow::Result<()> {
     if folder.exists() {
         std::fs::remove_dir_all(folder)?;

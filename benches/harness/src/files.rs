@@ -1,4 +1,4 @@
-//! Files without the page cache, and memory without page faults.
+//! File access that bypasses the page cache, and memory that is mapped in advance.
 
 use std::fs::{File, OpenOptions};
 use std::io;

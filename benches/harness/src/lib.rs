@@ -1,7 +1,8 @@
 //! The harness of `meshgrad bench`, `meshgrad ckpt bench` and the benches: interleaved rounds,
-//! spreads, reports with machine and versions, cold files, touched memory, and the Python peer.
+//! spreads, reports with machine and versions, cold files, touched memory, and the Python process
+//! that benches compare with.
 //!
-//! It knows no op, model or checkpoint.
+//! It is independent of ops, models and checkpoints.
 
 mod files;
 mod machine;

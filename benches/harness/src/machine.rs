@@ -1,4 +1,4 @@
-//! The machine of a report.
+//! Properties of the machine, for reports.
 
 use std::fs;
 
@@ -38,7 +38,7 @@ pub fn proc_field(path: &str, name: &str) -> Option<String> {
     field(&text, name).map(str::to_owned)
 }
 
-/// The same as a number of bytes; /proc has bytes or kB.
+/// The value of a field in bytes; the file gives it in bytes or in kB.
 pub fn proc_bytes(path: &str, name: &str) -> Option<u64> {
     bytes(&proc_field(path, name)?)
 }
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_in_kilobytes() {
+    fn kilobytes_are_converted_to_bytes() {
         let text = "MemTotal:       24633344 kB\nMemFree: 1 kB\nrchar: 17\n";
         let value = |name| field(text, name).and_then(bytes);
         assert_eq!(value("MemTotal"), Some(24_633_344 << 10));

@@ -11,7 +11,7 @@ use serde_json::Value;
 /// How to start the peer.
 #[derive(clap::Args)]
 pub struct PeerOptions {
-    /// A Python interpreter with benches/torch/requirements.txt, to time torch in the same run.
+    /// Also time torch, with this Python and the packages of benches/torch/requirements.txt.
     #[arg(long, value_name = "PYTHON")]
     pub torch: Option<PathBuf>,
 }
@@ -29,7 +29,7 @@ pub struct Peer {
     process: Child,
     requests: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
-    /// The first message, with its versions.
+    /// The first message of the script, with the versions of its libraries.
     pub hello: Value,
     /// The wait after an answer, until the peer's threads stop spinning (0.2 s in Intel's OpenMP)
     /// and free the cores for the next contestant.
@@ -46,7 +46,7 @@ impl Peer {
         )
     }
 
-    /// Starts a script by `command` and waits for its first message.
+    /// Starts a script with `command` and waits for its first message.
     pub fn start_command(command: &mut Command) -> anyhow::Result<Peer> {
         let mut process = command
             .stdin(Stdio::piped())
@@ -66,7 +66,7 @@ impl Peer {
         Ok(peer)
     }
 
-    /// Sends a request, waits for the answer, then for [`Peer::pause`].
+    /// Sends a request, waits for the answer, then sleeps for [`Peer::pause`].
     pub fn ask(&mut self, request: &Value) -> anyhow::Result<Value> {
         let requests = self.requests.as_mut().context("the peer has exited")?;
         writeln!(requests, "{request}")?;
@@ -93,7 +93,7 @@ impl Drop for Peer {
     }
 }
 
-/// benches/torch, or the folder `MESHGRAD_BENCH_PEERS` if there is no checkout.
+/// The folder in `MESHGRAD_BENCH_PEERS` if it is set, otherwise benches/torch.
 pub fn scripts() -> PathBuf {
     match std::env::var_os("MESHGRAD_BENCH_PEERS") {
         Some(folder) => folder.into(),

@@ -56,8 +56,8 @@ fn machine() -> anyhow::Result<Value> {
     Ok(machine)
 }
 
-/// The value of an environment variable, for executables that run without a checkout, or the output
-/// of a program.
+/// The value of an environment variable, or the output of a program if it is not set. The variables
+/// are for executables that run without a checkout.
 fn version(variable: &str, program: &str, arguments: &[&str]) -> String {
     std::env::var(variable).unwrap_or_else(|_| output(program, arguments))
 }

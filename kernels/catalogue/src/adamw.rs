@@ -1,4 +1,4 @@
-//! Parameters of each kind, and of all.
+//! AdamW for parameters of each kind, and of all kinds.
 
 use super::Family;
 use meshgrad_kernels::Variant;

@@ -1,4 +1,4 @@
-//! The residual stream and the norm that follows it.
+//! The residual addition fused with the norm that follows it, and its gradient.
 
 use super::{Family, ROW_FEATURES};
 use meshgrad_kernels::rms_norm::{AddRmsNorm, AddRmsNormGradInput};

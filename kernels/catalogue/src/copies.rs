@@ -1,11 +1,11 @@
-//! Copies in every unit, transposes, and casts from and to every type.
+//! Copies in every unit, transposes, fills, and casts from and to every format.
 
 use super::Family;
 use meshgrad_kernels::copies::{Arange, Cast, Copy, Fill, Format, Transpose, Unit};
 use meshgrad_kernels::elementwise::IterationSpace;
 use meshgrad_kernels::{Error, Result, Variant};
 
-/// From which format to which.
+/// Source and destination formats.
 pub const CASTS: [[Format; 2]; 15] = [
     [Format::I64, Format::I32],
     [Format::I64, Format::F32],

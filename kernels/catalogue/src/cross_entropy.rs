@@ -1,4 +1,4 @@
-//! What is done with tiles of logits.
+//! Cross-entropy: statistics and gradients of tiles of logits, and sums of losses.
 
 use super::Family;
 use meshgrad_kernels::cross_entropy::{
@@ -6,7 +6,7 @@ use meshgrad_kernels::cross_entropy::{
 };
 use meshgrad_kernels::{Dtype, Variant};
 
-/// Everything with labels in 64 bits; the other labels in a warp.
+/// 64-bit labels with all kernels; other labels only with rows that a warp handles.
 pub(super) fn cross_entropy() -> Family {
     let mut kernels = Vec::new();
     for lanes in Lanes::ALL {

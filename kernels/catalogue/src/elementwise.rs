@@ -1,4 +1,4 @@
-//! Every function, and every kind of layout.
+//! Elementwise expressions with every function and every kind of layout.
 
 use super::Family;
 use meshgrad_kernels::elementwise::{Element, Elementwise, Layout};

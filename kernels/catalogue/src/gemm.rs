@@ -1,4 +1,4 @@
-//! Products of matrices.
+//! Matrix products.
 
 use super::Family;
 use meshgrad_kernels::Variant;
@@ -24,7 +24,7 @@ pub(super) fn gemm_f32() -> Family {
     kernels
 }
 
-/// Unaligned lines in two tiles only: the others share their code.
+/// Unaligned operands with two tiles only; the others share their code.
 pub(super) fn gemm_bf16() -> Family {
     let mut kernels = Vec::new();
     for a in Order::ALL {

@@ -1,10 +1,10 @@
-//! The norm of gradients, and clipping by it.
+//! The norm of gradients, and the clip factor.
 
 use super::Family;
 use meshgrad_kernels::global_norm::{ClipScale, GlobalNorm, SumSquares};
 use meshgrad_kernels::{Dtype, Variant};
 
-/// Formats and elements of tensors: of a warp, of a CTA, in chunks.
+/// Dtypes and numbers of elements: what a warp handles, what a CTA handles, and several chunks.
 pub const SQUARED: [(Dtype, u64); 3] = [(Dtype::F32, 37), (Dtype::Bf16, 1041), (Dtype::F32, 9001)];
 
 pub(super) fn global_norm() -> Family {

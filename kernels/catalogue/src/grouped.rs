@@ -1,4 +1,4 @@
-//! Products of ragged groups.
+//! Matrix products of ragged groups.
 
 use super::Family;
 use meshgrad_kernels::gemm::{GroupedK, GroupedM, Order, Tile};

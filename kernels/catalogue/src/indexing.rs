@@ -1,4 +1,4 @@
-//! What indices choose: every unit, every format of indices.
+//! Gathers, index selects and segment sums, with every unit and index dtype.
 
 use super::Family;
 use meshgrad_kernels::copies::Unit;
@@ -20,7 +20,9 @@ pub(super) fn indexing() -> Family {
         let space = IterationSpace::new(&[50], &[1], &[&[step], &[0]])?;
         Ok(IndexKeys::new(ids, &space).ptx())
     };
-    let sum = |from, to, inner, every| Ok(SegmentSum::new(from, to, inner, true, every).ptx());
+    let sum = |from, to, inner, write_all_rows| {
+        Ok(SegmentSum::new(from, to, inner, true, write_all_rows).ptx())
+    };
     let (f32, bf16) = (Dtype::F32, Dtype::Bf16);
     vec![
         gather(Unit::B1, IndexDtype::I64, 7),

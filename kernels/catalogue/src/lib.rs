@@ -45,7 +45,7 @@ pub fn catalogue() -> Vec<Ptx> {
     families.flat_map(|(_, kernels)| kernels).collect()
 }
 
-/// The same, by family.
+/// The kernels of [`catalogue`], by family.
 pub fn families() -> Vec<(&'static str, Vec<Ptx>)> {
     // All constructors get valid extents; a test checks that none fails.
     let built = |(name, kernels): &NamedFamily| (*name, kernels().into_iter().flatten().collect());
@@ -80,13 +80,13 @@ const FAMILIES: &[NamedFamily] = &[
 
 type NamedFamily = (&'static str, fn() -> Family);
 
-/// The kernels of one family, or the error of the constructor.
+/// The kernels of one family, or the errors of their constructors.
 type Family = Vec<Result<Ptx>>;
 
 /// Features per row: from a few lanes to a whole CTA, with and without a ragged end.
 pub const ROW_FEATURES: [usize; 9] = [8, 64, 128, 136, 1024, 2000, 4096, 8192, 1025];
 
-/// Features of column sums: few, many, and odd.
+/// Features of column sums: few, many, and not whole vectors.
 pub const COLUMN_FEATURES: [usize; 4] = [8, 128, 4096, 1025];
 
 #[cfg(test)]
@@ -96,14 +96,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_kernel_of_the_list_can_be_built() {
+    fn every_kernel_can_be_built() {
         let kernels = FAMILIES.iter().flat_map(|(_, kernels)| kernels());
         let errors: Vec<_> = kernels.filter_map(Result::err).collect();
         assert!(errors.is_empty(), "{errors:?}");
     }
 
     #[test]
-    fn names_tell_variants_apart() {
+    fn names_and_texts_are_distinct() {
         let kernels = catalogue();
         let names: HashSet<_> = kernels.iter().map(|ptx| &ptx.entry).collect();
         let texts: HashSet<_> = kernels.iter().map(|ptx| &ptx.text).collect();

@@ -1,4 +1,4 @@
-//! Each distribution, by blocks and strided.
+//! Each distribution, in blocks and strided.
 
 use super::Family;
 use meshgrad_kernels::elementwise::Layout;

@@ -1,12 +1,12 @@
-//! Sums and extremes.
+//! Sums, maxima and minima.
 
 use super::Family;
 use meshgrad_kernels::reduce::{Extents, Reduce};
 use meshgrad_kernels::reduce_op::ReduceOp;
 use meshgrad_kernels::{Dtype, Variant};
 
-/// Formats, and [outer, reduced, inner]: rows of a lane, of a warp, of a CTA, with and without
-/// vectors; columns of a CTA side by side, of few, and one by one.
+/// Dtypes and [outer, reduced, inner]: rows of a few lanes, of a warp and of a CTA; many columns
+/// and few; with and without vectors.
 pub const REDUCTIONS: [(ReduceOp, Dtype, Dtype, [u64; 3]); 14] = [
     (ReduceOp::Add, Dtype::F32, Dtype::F32, [1, 5, 1]),
     (ReduceOp::Add, Dtype::F32, Dtype::Bf16, [3, 129, 1]),

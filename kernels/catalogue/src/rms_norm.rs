@@ -1,4 +1,4 @@
-//! The norm and its gradients.
+//! RMSNorm and its gradients.
 
 use super::{COLUMN_FEATURES, Family, ROW_FEATURES};
 use meshgrad_kernels::rms_norm::{RmsNorm, RmsNormGradInput, RmsNormGradWeight, SumPartials};

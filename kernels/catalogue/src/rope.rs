@@ -4,8 +4,8 @@ use super::Family;
 use meshgrad_kernels::rope::{Direction, Heads, PositionFormat, Rope, RopeTables, Style};
 use meshgrad_kernels::{Dtype, Variant};
 
-/// D and H of heads: a lane or more for each, two chunks a lane, pass-through features,
-/// heads that loop.
+/// D and H of heads: heads of a few lanes, two chunks per lane, pass-through features, and heads
+/// that a warp loops over.
 pub const HEADS: [[u32; 2]; 5] = [[128, 64], [64, 32], [320, 160], [120, 24], [9, 3]];
 
 /// Six sequences of three positions and two heads each.

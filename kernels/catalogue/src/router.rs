@@ -1,4 +1,4 @@
-//! Choosing experts.
+//! Top-k routing and its gradient.
 
 use super::Family;
 use meshgrad_kernels::router::{RouterTopK, RouterTopKGrad};
@@ -21,5 +21,5 @@ pub(super) fn router() -> Family {
     kernels.into_iter().map(Ok).collect()
 }
 
-/// Experts of a token: whole accesses, odd, more than registers hold.
+/// Numbers of experts: whole vectors, not whole vectors, and more than fit in registers.
 pub const ROUTED_EXPERTS: [u32; 3] = [128, 57, 520];

@@ -4,8 +4,8 @@ use super::Family;
 use meshgrad_kernels::softmax::{Function, Softmax, SoftmaxGrad};
 use meshgrad_kernels::{Dtype, Variant};
 
-/// Formats and features of rows: a few lanes, a ragged warp, a ragged CTA; loops over elements and
-/// over vectors.
+/// Dtypes and features of rows: a few lanes, a partly used warp, a partly used CTA; loops over
+/// elements and over vectors.
 pub const SOFTMAX_ROWS: [(Dtype, usize); 7] = [
     (Dtype::F32, 16),
     (Dtype::F32, 140),

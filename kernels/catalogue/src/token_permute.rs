@@ -1,4 +1,4 @@
-//! Rows on their way to experts and back.
+//! Permuting tokens into expert order and back.
 
 use super::Family;
 use meshgrad_kernels::token_permute::{PermuteTokens, UnpermuteGradWeights, UnpermuteTokens};
@@ -18,5 +18,5 @@ pub(super) fn token_permute() -> Family {
     kernels.into_iter().map(Ok).collect()
 }
 
-/// Features of rows: of a few lanes, of a warp, odd.
+/// Features per row: a few lanes, a warp, and not whole vectors.
 pub const TOKEN_FEATURES: [u32; 3] = [24, 520, 7];

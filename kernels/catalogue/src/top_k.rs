@@ -5,8 +5,8 @@ use meshgrad_kernels::arg_reduce::{ArgReduce, ArgReduceChunks, Extreme};
 use meshgrad_kernels::top_k::{MergeRuns, Runs, SortTiles};
 use meshgrad_kernels::{Dtype, Variant};
 
-/// Dtypes, rows and features for argmax and argmin: rows of a lane, of a CTA, in chunks; vectors
-/// and elements.
+/// Dtypes, rows and features for argmax and argmin: rows of a few lanes, of a CTA, and in chunks;
+/// with and without vectors.
 pub const ARG_REDUCED: [(Extreme, Dtype, [u64; 2]); 5] = [
     (Extreme::Max, Dtype::F32, [1, 6]),
     (Extreme::Min, Dtype::F32, [2, 9]),
@@ -15,7 +15,7 @@ pub const ARG_REDUCED: [(Extreme, Dtype, [u64; 2]); 5] = [
     (Extreme::Max, Dtype::F32, [1, 8201]),
 ];
 
-/// Dtypes and features for top-k: a warp, some warps, several tiles; vectors and elements.
+/// Dtypes and features for top-k: one warp, several warps, several tiles; with and without vectors.
 pub const SORTED: [(Dtype, u64); 5] = [
     (Dtype::F32, 60),
     (Dtype::Bf16, 300),

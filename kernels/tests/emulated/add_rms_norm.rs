@@ -1,4 +1,4 @@
-//! The residual stream and the norm that follows it, against f64.
+//! Compares the residual addition, the norm that follows it, and their gradient with f64 results.
 
 use meshgrad_emulator::Counters;
 use meshgrad_kernel_catalogue as catalogue;
@@ -13,7 +13,7 @@ use crate::traffic::{assert_moved, assert_whole_sectors};
 
 const EPS: f32 = 1e-5;
 
-/// A few lanes, a warp, a CTA a row; ragged ends; rows that loop; one element; no features.
+/// Rows of a few lanes, of a warp, of a CTA, and longer; ragged ends; one element; no features.
 const EXTENTS: [[usize; 2]; 9] = [
     [1, 8],
     [9, 128],
@@ -38,7 +38,7 @@ struct Problem {
     w_on_device: u64,
 }
 
-/// Bytes of what the kernels have written.
+/// Bytes that the kernels have written.
 struct Results {
     h: Vec<u8>,
     y: Vec<u8>,
@@ -62,7 +62,7 @@ impl Problem {
         }
     }
 
-    /// Of a matrix.
+    /// Bytes of a matrix.
     fn bytes(&self) -> usize {
         self.rows * self.features * self.dtype.size() as usize
     }
@@ -92,7 +92,7 @@ impl Problem {
         };
         let launch = variant.launch(rows).unwrap();
         let counters = device.run(&variant, launch, &arguments.arguments());
-        // x, b and w of every row; a loop reads h again, which is no operand but was in memory.
+        // x, b and w are read for every row. A loop also reads h, which it has written before.
         let again = if self.tile().is_some() { 3 } else { 4 };
         let size = self.dtype.size() as usize;
         let of_w = self.features * size;
@@ -113,8 +113,8 @@ impl Problem {
         };
         let launch = variant.launch(rows).unwrap();
         let counters = device.run(&variant, launch, &arguments.arguments());
-        // dh, dy, h and w; a loop reads all but dh twice. inv_rms by all threads that have
-        // something.
+        // dh, dy, h and w are read for every row; a loop reads all but dh twice. inv_rms is read by
+        // all threads that have elements of the row.
         let (matrices, threads) = match self.tile() {
             Some(tile) => {
                 let lanes = (tile.threads() / tile.rows()) as usize;
@@ -135,7 +135,8 @@ impl Problem {
         }
     }
 
-    /// Bytes in all and different ones, read and written; whole sectors; no bank conflict.
+    /// Asserts the bytes read and written, in total and without repetitions, no bank conflicts, and
+    /// whole sectors.
     #[track_caller]
     fn assert_traffic(&self, counters: &Counters, all: [usize; 2], different: [usize; 2]) {
         assert_moved(counters, all, different);
@@ -151,7 +152,7 @@ impl Problem {
         let inv_rms = decoded(Dtype::F32, &results.inv_rms);
         let [x, b, dh, dy] = &self.matrices;
 
-        // The sum is that of the host, to the bit.
+        // The sum has the same bits as on the host.
         let sums: Vec<f32> = x.iter().zip(b).map(|(x, b)| x + b).collect();
         assert!(encoded(self.dtype, &sums) == results.h);
 
@@ -207,7 +208,7 @@ fn forward_and_gradient_match_f64() {
     }
 }
 
-/// Every kernel of the catalogue, with fewer and with more rows than one CTA takes.
+/// Runs every kernel of the catalogue on three rows.
 pub(crate) fn exercise(device: &Device) -> Vec<u8> {
     let mut bits = Vec::new();
     for dtype in Dtype::ALL {

@@ -1,5 +1,5 @@
-//! Barriers of a subset of warps: one passes values to another through a buffer that both reuse.
-//! The emulator reports a race if either continues too early.
+//! Named barriers: one warp passes values to another through a shared buffer that is reused. The
+//! emulator reports a race if either warp continues too early.
 
 use meshgrad_kernels::assembler::{Kernel, Target};
 use meshgrad_kernels::{Arguments, Dtype, Launch, Ptx, Variant};

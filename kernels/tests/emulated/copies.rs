@@ -1,4 +1,4 @@
-//! Copies, transposes, casts and fills against the host.
+//! Compares copies, transposes, casts and fills with the host.
 
 use meshgrad_emulator::Counters;
 use meshgrad_kernel_catalogue::CASTS;
@@ -32,8 +32,8 @@ fn dense(extents: &[usize]) -> Vec<isize> {
     (0..extents.len()).map(inner).collect()
 }
 
-/// A copy of elements of `size` bytes with these strides into dense ones, in units as large as can
-/// be, or through tiles where that is asked for; the bytes of the result.
+/// Copies strided elements into a dense result, in the largest possible units, or through tiles if
+/// `tiles`. Checks the result and returns its bytes.
 fn copied(
     device: &Device,
     unit: Unit,
@@ -149,7 +149,8 @@ fn positions_are_read_on_the_device() {
     }
 }
 
-/// A copy of [5, 70] to a position of [5, 4 + 3, 10]; the bytes there.
+/// Copies [5, 4, 10] to a position along the second dim of [5, 4 + 3, 10]; returns the bytes of the
+/// destination.
 fn positioned(device: &Device, position: i64, fault: Option<i64>) -> Vec<u8> {
     let x = bytes(4 * 200);
     let before = vec![0xee; 4 * 350];
@@ -249,7 +250,8 @@ fn arange(device: &Device, wide: bool, count: usize) -> Vec<u8> {
     found
 }
 
-/// Elements of a format: small and large ones, below zero, beyond what others hold, odd ones.
+/// Elements of a format: small, large and negative values, values that are out of range in other
+/// formats, and special values.
 fn elements(format: Format) -> Vec<u8> {
     let whole = [
         0i64,
@@ -299,7 +301,7 @@ fn elements(format: Format) -> Vec<u8> {
     }
 }
 
-/// An element as f64, and as an integer where it is one.
+/// An element as f64, and as an integer if the format is one.
 fn value(format: Format, bytes: &[u8]) -> (f64, Option<i64>) {
     let whole = |x: i64| (x as f64, Some(x));
     match format {
@@ -321,7 +323,7 @@ fn value(format: Format, bytes: &[u8]) -> (f64, Option<i64>) {
     }
 }
 
-/// The element nearest to a value, by the CPU's cast.
+/// A value as the CPU casts it to a format.
 fn nearest(format: Format, (x, whole): (f64, Option<i64>)) -> f64 {
     match format {
         Format::F64 => x,
@@ -346,11 +348,11 @@ fn casts_match_the_cpu() {
     }
 }
 
-/// Casts columns of elements; the bytes of the result.
+/// Casts two columns of elements. Checks the result and returns its bytes.
 fn cast(device: &Device, from: Format, to: Format) -> Vec<u8> {
     let x = elements(from);
     let (size, count) = (from.size() as usize, x.len() / from.size() as usize);
-    // Two columns, of which each is all elements.
+    // Both columns have all elements.
     let twice: Vec<u8> = x.chunks(size).flat_map(|x| [x, x].concat()).collect();
     let room = 2 * count * to.size() as usize;
     let (at_x, at_y) = (device.put(&twice), device.room(room));
@@ -367,7 +369,7 @@ fn cast(device: &Device, from: Format, to: Format) -> Vec<u8> {
     assert_eq!(
         moved,
         [twice.len() as u64, room as u64],
-        "each element once"
+        "each element is moved once"
     );
 
     let y = device.bytes(at_y, room);
@@ -380,7 +382,7 @@ fn cast(device: &Device, from: Format, to: Format) -> Vec<u8> {
     y
 }
 
-/// The kernel for far strides, with near ones.
+/// Runs the kernel for large strides with small ones.
 fn wide(device: &Device) -> Vec<u8> {
     let far = IterationSpace::new(&[5, 70], &[70, 1], &[&[1 << 40, 1]]).unwrap();
     let near = IterationSpace::new(&[5, 70], &[70, 1], &[&[100, 1]]).unwrap();

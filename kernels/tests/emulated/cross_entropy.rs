@@ -1,4 +1,4 @@
-//! Rows of logits against f64: statistics tile by tile, their gradient, and the sum of losses.
+//! Compares statistics of tiles of logits, their gradients, and the sum of losses with f64 results.
 
 use meshgrad_emulator::Counters;
 use meshgrad_kernels::Dtype;
@@ -11,13 +11,13 @@ use meshgrad_kernels::faults::{Fault, FaultSite};
 use crate::device::{Device, decoded, encoded, values};
 use crate::traffic::{assert_moved, assert_once, assert_whole_sectors};
 
-/// The label of rows that do not count.
+/// The label of ignored rows.
 const IGNORE: i64 = 77;
 
-/// The vocabulary of which a tile has a part.
+/// The first class of a tile, which is a part of the vocabulary.
 const FIRST_CLASS: i64 = 1000;
 
-/// Rows and classes: one, few, whole vectors, ragged ends, all of a warp's, of a CTA's; none.
+/// Rows and classes: one, few, whole vectors, ragged ends, what a warp or a CTA handles; none.
 const EXTENTS: [[usize; 2]; 9] = [
     [1, 1],
     [5, 8],
@@ -98,7 +98,7 @@ impl Tile {
         logits.iter().map(|logit| f64::from(*logit))
     }
 
-    /// Where the label of a row that counts is among the classes.
+    /// Index of a row's label among the classes of the tile; `None` if it is ignored or elsewhere.
     fn label(&self, row: usize) -> Option<usize> {
         let at = usize::try_from(self.labels[row] - FIRST_CLASS).ok()?;
         (self.labels[row] != IGNORE && at < self.classes).then_some(at)
@@ -136,7 +136,7 @@ fn put_labels(device: &Device, label: Label, labels: &[i64]) -> u64 {
     device.put(&labels.iter().flat_map(bytes).collect::<Vec<u8>>())
 }
 
-/// Takes a tile into the statistics at these addresses.
+/// Merges a tile into the statistics at these addresses.
 fn statistics(device: &Device, label: Label, tile: &Tile, out: [u64; 3], first: bool) {
     let [logits, labels] = tile.on_device;
     let [max, sum_exp, label_logit] = out;
@@ -160,7 +160,7 @@ fn statistics(device: &Device, label: Label, tile: &Tile, out: [u64; 3], first: 
     let counters = device.run(&variant, launch, &arguments.arguments());
     tile.assert_told(device);
 
-    // Each logit once, the label's twice.
+    // Each logit is read once, that of the label twice.
     let (within, rows) = (4 * tile.within(), tile.rows);
     let of_rows = rows * label.size() as usize + if first { 0 } else { 8 * rows };
     let read = 4 * rows * tile.classes + of_rows;
@@ -168,7 +168,7 @@ fn statistics(device: &Device, label: Label, tile: &Tile, out: [u64; 3], first: 
     tile.assert_traffic(&counters, [read + within, written], [read, written]);
 }
 
-/// Statistics of two tiles, of the second's classes as if they were the first's; checked.
+/// Computes and checks the statistics of two tiles. Both use the same class numbers.
 fn both_tiles(device: &Device, label: Label, extents: [usize; 2]) -> Vec<f32> {
     let tiles = [1, 2].map(|seed| Tile::new(device, label, extents, seed));
     let rows = extents[0];
@@ -203,7 +203,7 @@ fn statistics_of_tiles() {
     }
 }
 
-/// The gradient of a tile, checked: its bytes.
+/// Computes and checks the gradient of a tile. Returns its bytes.
 fn gradient(device: &Device, dtype: Dtype, label: Label, extents: [usize; 2]) -> Vec<u8> {
     let tile = Tile::new(device, label, extents, 3);
     let (rows, classes, leading) = (tile.rows, tile.classes, tile.leading);
@@ -236,7 +236,7 @@ fn gradient(device: &Device, dtype: Dtype, label: Label, extents: [usize; 2]) ->
     let counters = device.run(&variant, launch, &arguments.arguments());
     tile.assert_told(device);
 
-    // Every thread of a row reads what there is of it beside logits.
+    // Every thread of a row reads the row's label, lse and dloss.
     let threads = match variant.lanes {
         Lanes::Warp => 32,
         Lanes::Cta => 256,
@@ -295,7 +295,7 @@ fn gradients_of_tiles() {
     }
 }
 
-/// The sum of `rows` losses, checked: both results' bytes.
+/// Computes and checks the sum of `rows` losses and their count. Returns the bytes of both.
 fn sum(device: &Device, dtype: Dtype, label: Label, rows: usize) -> Vec<u8> {
     let [lse, label_logit] = [5, 6].map(|seed| values(dtype, rows, seed));
     let of_row = |row: usize| {
@@ -348,7 +348,7 @@ fn sums_of_losses() {
     }
 }
 
-/// Every kernel of the catalogue, on rows with whole vectors and without.
+/// Runs every kernel of the catalogue, on rows that are whole vectors and on rows that are not.
 pub(crate) fn exercise(device: &Device) -> Vec<u8> {
     let mut bits = Vec::new();
     for label in Label::ALL {

@@ -20,19 +20,19 @@ pub(crate) struct Device {
     reached: RefCell<Reached>,
 }
 
-/// What was executed, kernel by kernel.
+/// The executed instructions of each kernel.
 pub(crate) type Reached = BTreeMap<String, Lines>;
 
 /// The lines of a kernel's PTX that hold instructions.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Lines {
     pub(crate) reached: BTreeSet<u32>,
-    /// With their text. What one launch misses another may reach.
+    /// Not executed by any launch so far; with their text.
     pub(crate) missed: BTreeSet<(u32, String)>,
 }
 
 impl Lines {
-    /// Adds what another launch reached and missed.
+    /// Adds the lines of another launch.
     pub(crate) fn add(&mut self, other: &Lines) {
         self.reached.extend(&other.reached);
         self.missed.extend(other.missed.iter().cloned());
@@ -46,8 +46,8 @@ impl Device {
         Device::in_random_orders(1)
     }
 
-    /// A device that does everything at once, one that does it as late as can be, and some that do
-    /// it at random.
+    /// A device that completes asynchronous copies immediately, one that completes them as late as
+    /// possible, and `count` with random orders.
     pub(crate) fn in_random_orders(count: u64) -> impl Iterator<Item = Device> {
         let random = (0..count).map(|seed| {
             let async_copies = AsyncCopies::Random { seed: 3 + seed };
@@ -70,7 +70,7 @@ impl Device {
             })
     }
 
-    /// What all launches together reached.
+    /// The instructions that the launches so far executed.
     pub(crate) fn reached(&self) -> Reached {
         self.reached.borrow().clone()
     }
@@ -80,7 +80,7 @@ impl Device {
         Device::all().next().unwrap()
     }
 
-    /// Memory that holds these bytes.
+    /// Allocates memory and writes these bytes to it.
     pub(crate) fn put(&self, bytes: &[u8]) -> u64 {
         let address = self.room(bytes.len());
         self.space.write(address, bytes).unwrap();
@@ -99,12 +99,12 @@ impl Device {
         }
     }
 
-    /// Memory that holds these values, rounded.
+    /// Allocates memory and writes these values to it, rounded to `dtype`.
     pub(crate) fn put_floats(&self, dtype: Dtype, values: &[f32]) -> u64 {
         self.put(&encoded(dtype, values))
     }
 
-    /// Uninitialized memory.
+    /// Allocates uninitialized memory.
     pub(crate) fn room(&self, bytes: usize) -> u64 {
         self.space
             .allocate(bytes.max(1), MemoryKind::Device(0))
@@ -172,7 +172,7 @@ impl Device {
     }
 }
 
-/// The bytes of values, rounded.
+/// The bytes of values, rounded to `dtype`.
 pub(crate) fn encoded(dtype: Dtype, values: &[f32]) -> Vec<u8> {
     let bytes = |x: &f32| match dtype {
         Dtype::F32 => x.to_le_bytes().to_vec(),
@@ -181,7 +181,7 @@ pub(crate) fn encoded(dtype: Dtype, values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(bytes).collect()
 }
 
-/// The values of bytes.
+/// The values of these bytes.
 pub(crate) fn decoded(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
     match dtype {
         Dtype::F32 => bytes
@@ -197,7 +197,7 @@ pub(crate) fn decoded(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
     }
 }
 
-/// Values between -1 and 1 that look random, exact in `dtype`.
+/// Pseudo-random values between -1 and 1, exact in `dtype`.
 pub(crate) fn values(dtype: Dtype, count: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let values: Vec<f32> = (0..count)

@@ -1,4 +1,4 @@
-//! Expressions: each function against f64, each layout against the host.
+//! Compares each function of expressions with f64 results, and each layout with the host.
 
 use meshgrad_kernel_catalogue as catalogue;
 use meshgrad_kernels::Dtype;
@@ -12,7 +12,7 @@ use crate::device::{Device, encoded, values};
 const F32: Element = Element::Float(Dtype::F32);
 const BF16: Element = Element::Float(Dtype::Bf16);
 
-/// The function in f64, and how many ulp its kernel may be away from it.
+/// The function in f64, and the error bound of its kernel in ulp.
 fn reference(function: Unary, x: f64) -> (f64, f64) {
     match function {
         Unary::Neg => (-x, 0.0),
@@ -33,7 +33,7 @@ fn ulp(value: f64) -> f64 {
     2f64.powi(exponent - 23)
 }
 
-/// Values all over f32, those of large exponents included, and the special ones.
+/// Values from the whole range of f32, and special values.
 fn arguments() -> Vec<f32> {
     let spread = (0..100_000u32).map(|i| f32::from_bits(i.wrapping_mul(42_949)));
     let special = [
@@ -60,7 +60,7 @@ fn functions_are_within_their_documented_error() {
         let expression = Expression::from(Node::Unary(*function, Expression::operand(0)));
         for (x, y) in x.iter().zip(computed(expression, &x)) {
             let (expected, bound) = reference(*function, f64::from(*x));
-            // 1 + e^-x overflows before its reciprocal is 0.
+            // 1 + e^-x overflows before its reciprocal underflows to 0.
             let flushes = *function == Unary::Sigmoid && *x < -87.0;
             let ordinary = expected.is_finite() && expected.abs() <= f64::from(f32::MAX);
             let good = match ordinary {
@@ -75,7 +75,7 @@ fn functions_are_within_their_documented_error() {
     }
 }
 
-/// A reciprocal has its own instruction, and the bits of a division.
+/// A reciprocal has its own instruction, which gives the same bits as a division.
 #[test]
 fn reciprocals_equal_divisions() {
     let x = arguments();
@@ -89,7 +89,7 @@ fn reciprocals_equal_divisions() {
     }
 }
 
-/// Applies the kernel of an expression to these values, each read once.
+/// Applies an expression to these values. Asserts that each is read once.
 fn computed(expression: Expression, x: &[f32]) -> Vec<f32> {
     let device = Device::plain();
     let from = device.put_floats(Dtype::F32, x);
@@ -111,7 +111,7 @@ fn computed(expression: Expression, x: &[f32]) -> Vec<f32> {
     device.floats(Dtype::F32, to, x.len())
 }
 
-/// Strides, in elements, of a dense tensor whose dims lie in the given order, innermost last.
+/// Strides, in elements, of a dense tensor whose dims are stored in this order, innermost last.
 fn strides(shape: &[usize], order: impl DoubleEndedIterator<Item = usize>) -> Vec<isize> {
     let mut strides = vec![0; shape.len()];
     let mut next = 1;
@@ -164,8 +164,8 @@ fn stored(format: Element, value: f32) -> Vec<u8> {
     }
 }
 
-/// Every layout and every mix of formats gives the bits that the host computes: a b + s, and one
-/// more or less by a comparison. Each element is moved once.
+/// Every layout and every mix of formats gives the bits that the host computes for a b + s + 1 or
+/// a b + s - 1, depending on a comparison. Each element is moved once.
 #[test]
 fn every_layout_gives_the_same_bits() {
     use Element::Bool;
@@ -236,7 +236,7 @@ fn every_layout_gives_the_same_bits() {
     }
 }
 
-/// The layout of an iteration space, and the others that fit it too.
+/// The layouts that an iteration space can use.
 fn layouts(space: &IterationSpace) -> Vec<Layout> {
     let unaligned = space.layout(false);
     let Layout::Strided { dims, .. } = unaligned else {
@@ -249,7 +249,7 @@ fn layouts(space: &IterationSpace) -> Vec<Layout> {
     ]
 }
 
-/// Every expression of the catalogue, in its layout.
+/// Runs every expression of the catalogue, in its layout.
 pub(crate) fn exercise(device: &Device) -> Vec<u8> {
     let variants = catalogue::elementwise_variants().into_iter();
     variants
@@ -257,10 +257,10 @@ pub(crate) fn exercise(device: &Device) -> Vec<u8> {
         .collect()
 }
 
-/// Runs an expression on operands among which are large and negative values; its result.
+/// Runs an expression on operands that include large and negative values; returns the result.
 fn run(device: &Device, variant: &Elementwise) -> Vec<u8> {
     let formats: Vec<Element> = variant.operands().collect();
-    // Whole tiles and a ragged end; or dims that none of the operands lets us merge.
+    // Whole tiles and a ragged end; or dims that cannot be merged.
     let shape = match variant.layout() {
         Layout::Contiguous => vec![8341],
         Layout::Strided { dims, .. } => [43, 3, 2, 5, 2, 3][..dims.into()].to_vec(),

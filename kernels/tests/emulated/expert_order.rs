@@ -33,7 +33,8 @@ struct Sorted {
 }
 
 impl Problem {
-    /// `slots` pseudo-random choices among `experts` experts, with `held` on this rank from `first`.
+    /// `slots` pseudo-random choices among `experts` experts; `held` from `first` on are on this
+    /// rank.
     fn new(index: IndexFormat, slots: usize, [experts, first, held]: [u32; 3]) -> Problem {
         let choose = |i: usize| (i * i % 8191 * 31 + i) as i64 % i64::from(experts.max(1));
         Problem {

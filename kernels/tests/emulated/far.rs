@@ -1,5 +1,5 @@
-//! Tensors of more than 2^31 elements, of which only the first and last lines are allocated:
-//! kernels address both, and give the same bits as for adjacent lines.
+//! Tensors of more than 2^31 elements, of which only the first and the last row are allocated.
+//! Kernels must address both, and give the same bits as for adjacent rows.
 
 use meshgrad_kernels::attention::{
     Attention, AttentionArguments, Extents, Form, Problem, Sequences, View,
@@ -30,13 +30,13 @@ use meshgrad_kernels::{Arguments, Dtype, Launch, Variant};
 
 use crate::device::{Device, encoded, values};
 
-/// Bytes of addresses between the lines: 2^31 elements of 4 bytes.
+/// Bytes between the rows: 2^31 elements of 4 bytes.
 const HOLE: u64 = 1 << 33;
 
-/// Memory on both sides of the hole.
+/// Bytes allocated on each side of the hole.
 const ROOM: usize = 1 << 20;
 
-/// Two lines of bytes, side by side or far apart.
+/// Two rows of bytes, adjacent or far apart.
 #[derive(Clone, Copy)]
 struct Lines {
     address: u64,
@@ -45,7 +45,7 @@ struct Lines {
 }
 
 impl Lines {
-    /// From one to the other, in elements of `size` bytes.
+    /// From the first row to the second, in elements of `size` bytes.
     fn stride(&self, size: usize) -> u64 {
         self.apart / size as u64
     }
@@ -66,8 +66,8 @@ impl Sides {
         Sides { device, start }
     }
 
-    /// Asserts that a kernel gives the same bits on arrays of two lines each, near and far.
-    /// Compares all arrays, since any may be a result.
+    /// Asserts that a kernel gives the same bits on arrays of two rows, adjacent and far apart.
+    /// Compares all arrays, because any of them may be a result.
     #[track_caller]
     fn assert_same<const N: usize>(&self, arrays: [Vec<u8>; N], run: impl Fn(&Device, [Lines; N])) {
         let results = [false, true].map(|far| {
@@ -97,7 +97,7 @@ impl Sides {
             })
         });
         assert!(results[0] == results[1]);
-        assert!(results[0] != arrays, "something is computed");
+        assert!(results[0] != arrays, "the kernel wrote nothing");
     }
 
     fn run(&self, variant: &impl Variant, launch: Option<Launch>, arguments: &Arguments) {
@@ -113,9 +113,9 @@ fn zeros(bytes: usize) -> Vec<u8> {
     vec![0; bytes]
 }
 
-/// All on one device, for the hole costs a second.
+/// All cases use one device, because creating the hole takes a second.
 #[test]
-fn lines_2_pow_33_bytes_apart_are_addressed() {
+fn rows_2_pow_33_bytes_apart_are_addressed() {
     let sides = &Sides::new();
     strides(sides);
     indices(sides);
@@ -124,7 +124,7 @@ fn lines_2_pow_33_bytes_apart_are_addressed() {
     batches(sides);
 }
 
-/// Read far and written far: copies of each unit, transposes, casts, expressions.
+/// Large strides of operands and results: copies of several units, transposes, casts, expressions.
 fn strides(sides: &Sides) {
     for unit in [Unit::B2, Unit::B4, Unit::B16] {
         let size = unit.bytes() as usize;
@@ -179,7 +179,7 @@ fn strides(sides: &Sides) {
     });
 }
 
-/// Indexing: rows of an embedding, elements along a dim, and segment sums.
+/// Large indices: rows of an embedding, elements along a dim, and segment sums.
 fn indices(sides: &Sides) {
     let line = 512;
     let faults = |device: &Device| FaultSite::new(device.put(&[0; 8]), 1);
@@ -245,7 +245,7 @@ fn indices(sides: &Sides) {
     });
 }
 
-/// Tokens on their way to experts, and back from rows far away.
+/// Permute and unpermute with large row numbers.
 fn tokens(sides: &Sides) {
     let (line, features) = (512, 256);
     let new = || [floats(Dtype::Bf16, 2 * features, 1), zeros(2 * line)];
@@ -254,7 +254,7 @@ fn tokens(sides: &Sides) {
         let order = [last as u32, 0, 0, last as u32].map(u32::to_le_bytes);
         let order = order.concat();
         let variant = PermuteTokens::new(Dtype::Bf16, features as u32, true, false);
-        // As many rows as a CTA has; there may be more.
+        // The launch covers only four of the rows, which are one CTA.
         let to = device.room(4 * line);
         let arguments = PermuteTokensArguments {
             x: x.address,
@@ -289,7 +289,7 @@ fn tokens(sides: &Sides) {
     });
 }
 
-/// Leading dimensions, of A and of C, on either kind of cores.
+/// Large leading dimensions of A and C, with and without tensor cores.
 fn products(sides: &Sides) {
     let (n, k) = (16, 32);
     for dtype in Dtype::ALL {
@@ -300,7 +300,7 @@ fn products(sides: &Sides) {
             zeros(2 * n * 4),
         ];
         sides.assert_same(arrays, |device, [a, b, c]| {
-            // B lies side by side in either case.
+            // B is contiguous in either case.
             let b = device.put(
                 &[
                     device.bytes(b.address, b.bytes),
@@ -352,7 +352,7 @@ fn products(sides: &Sides) {
     }
 }
 
-/// Rows of a batch: keys and values that are attended to, heads that are rotated, lines of logits.
+/// Large strides between rows of a batch: attention, RoPE, and the gradient of cross-entropy.
 fn batches(sides: &Sides) {
     for dtype in Dtype::ALL {
         let (count, head_dim) = (6, 16);

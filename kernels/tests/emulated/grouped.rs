@@ -1,4 +1,4 @@
-//! Products of ragged groups against f64.
+//! Compares matrix products of ragged groups with f64 results.
 
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ struct Problem<'a> {
     offsets: &'a [i64],
     /// Columns of C.
     n: usize,
-    /// What is summed over, or rows of C where that is the groups' rows.
+    /// k of `by_rows`; rows of C in `by_sums`, which sums over the rows of a group.
     inner: usize,
 }
 
@@ -25,7 +25,7 @@ impl Problem<'_> {
         self.offsets.len() - 1
     }
 
-    /// The rows of each group; `None` if its offsets are wrong.
+    /// The rows of each group; `None` if its offsets are invalid.
     fn groups_of_rows(&self) -> impl Iterator<Item = Option<Range<usize>>> {
         self.offsets.windows(2).enumerate().map(|(group, ends)| {
             let begins = if group == 0 {
@@ -42,7 +42,7 @@ impl Problem<'_> {
         self.groups_of_rows().all(|rows| rows.is_some()) && self.offsets[0] == 0
     }
 
-    /// The rows of each group; none of any group where an offset is wrong.
+    /// The rows of each group; all groups are empty if any offset is invalid.
     fn all_or_none(&self) -> Vec<Range<usize>> {
         let right = self.is_right();
         let groups = self.groups_of_rows();
@@ -51,7 +51,7 @@ impl Problem<'_> {
             .collect()
     }
 
-    /// The rows of each group; none of those whose offsets are wrong.
+    /// The rows of each group; groups with invalid offsets are empty.
     fn each_or_none(&self) -> Vec<Range<usize>> {
         self.groups_of_rows()
             .map(Option::unwrap_or_default)
@@ -59,13 +59,13 @@ impl Problem<'_> {
     }
 }
 
-/// How many rows these are together.
+/// The total number of rows.
 fn count(ranges: &[Range<usize>]) -> usize {
     ranges.iter().map(ExactSizeIterator::len).sum()
 }
 
-/// More rows than a tile, none, one, a part of a tile, and some that no group owns; a single group
-/// that fills whole tiles; none at all; one element.
+/// Groups of more rows than a tile, of none, of one and of a part of a tile, with rows that no
+/// group owns; a group of whole tiles; no groups; k = 0; one element.
 const PROBLEMS: [Problem<'static>; 5] = [
     Problem {
         rows: 250,
@@ -99,14 +99,14 @@ const PROBLEMS: [Problem<'static>; 5] = [
     },
 ];
 
-/// What kernels take.
+/// Dtypes of the kernels, and whether operands are aligned.
 const FORMATS: [(Dtype, bool); 3] = [
     (Dtype::F32, true),
     (Dtype::Bf16, true),
     (Dtype::Bf16, false),
 ];
 
-/// Lines with padding after each.
+/// A matrix with padding after each row (column if column-major).
 struct Lines {
     dtype: Dtype,
     leading: usize,
@@ -135,7 +135,8 @@ impl Lines {
         f64::from(self.values[line * self.leading + along])
     }
 
-    /// What is there after a launch, and that it is as expected: sums, and the bound of each.
+    /// Compares the elements after a launch with the expected sums. Where `expected` is `None`, an
+    /// element must be unchanged.
     fn check(&self, device: &Device, what: &str, expected: impl Fn(usize, usize) -> Option<Sum>) {
         let found = device.floats(self.dtype, self.address, self.values.len());
         for (index, (found, before)) in found.iter().zip(&self.values).enumerate() {
@@ -179,7 +180,7 @@ fn launch(
     problem: Problem<'_>,
     product: GemmArguments,
 ) -> Option<Counters> {
-    // Every other word is something else.
+    // Offsets have stride 2; the words between them are invalid.
     let offsets: Vec<i64> = problem.offsets.iter().flat_map(|x| [*x, -1]).collect();
     let offsets: Vec<u8> = offsets.iter().flat_map(|x| x.to_le_bytes()).collect();
     let word = device.put(&[0; 8]);
@@ -250,8 +251,8 @@ fn by_rows(
         (column < n).then(|| Sum::of(terms, 0.0, format.0))
     });
 
-    // A is read once for every column of tiles, each B once for every tile of rows, C is written
-    // once; of what no group owns only C is touched.
+    // A is read once per column of tiles, and the B of a group once per row of tiles. C is written
+    // once, also in rows that no group owns.
     if let Some(counters) = counters {
         let tiles = |extent: usize| extent.div_ceil(tile.rows() as usize);
         let tiles_of_rows: usize = owned.iter().map(|rows| tiles(rows.len())).sum();
@@ -300,8 +301,8 @@ fn by_sums(
         (column < n).then(|| Sum::of(terms, before, Dtype::F32))
     });
 
-    // A and B are read once for every row and column of tiles, C is written once, and read if it
-    // is added to; if the sum is empty it is not touched.
+    // A is read once per column of tiles, and B once per row of tiles. C is written once, and read
+    // if it is added to. Empty groups do not add to C.
     if let Some(counters) = counters {
         let tiles = |extent: usize| extent.div_ceil(tile.rows() as usize);
         let read = count(&owned) * (m * tiles(n) + n * tiles(m)) * format.0.size() as usize;
@@ -313,7 +314,7 @@ fn by_sums(
     device.bytes(c.address, c.values.len() * 4)
 }
 
-/// Bytes read and written, except for offsets and the fault word.
+/// Asserts the bytes read and written, without offsets and the fault word.
 fn assert_traffic(counters: &Counters, expected: [usize; 2]) {
     let others = ["ld.global.b64", "red.global.max"];
     let of_matrices =
@@ -334,7 +335,7 @@ fn assert_traffic(counters: &Counters, expected: [usize; 2]) {
     );
 }
 
-/// The results of all kernels for one format, with one tile.
+/// Runs all kernels for one format and one tile; returns the bytes of their results.
 fn all(device: &Device, format: (Dtype, bool), tile: Tile, problem: Problem<'_>) -> Vec<u8> {
     let by_rows = Order::ALL.map(|order| by_rows(device, (format, order, tile), problem));
     let by_sums = [false, true].map(|adds| by_sums(device, (format, adds, tile), problem));
@@ -354,8 +355,8 @@ fn tiles_agree() {
     }
 }
 
-/// As many offsets as a CTA has threads, one more, and several times as many; most groups are
-/// empty.
+/// The number of offsets equals the threads of a CTA, exceeds it by one, and is several times as
+/// large. Most groups are empty.
 #[test]
 fn groups_are_found_among_many() {
     let device = Device::plain();
@@ -403,8 +404,8 @@ fn invalid_offsets_are_reported() {
     }
 }
 
-/// Small groups with ragged ends, and more than one step along k; offsets that are wrong. Every
-/// kernel.
+/// Runs every kernel, on small groups with ragged ends and several steps along k, and with invalid
+/// offsets.
 pub(crate) fn exercise(device: &Device) -> Vec<u8> {
     let problem = Problem {
         rows: 45,

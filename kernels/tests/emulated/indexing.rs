@@ -1,4 +1,4 @@
-//! Gathers, index selects and segment sums, against the host.
+//! Compares gathers, index selects and segment sums with the host.
 
 use std::collections::BTreeSet;
 
@@ -46,18 +46,18 @@ fn indexed(device: &Device, extent: usize, stride: usize) -> (IndexedDim, u64) {
     (indexed, word)
 }
 
-/// Asserts that the word reports the largest out-of-range index.
+/// Asserts that the fault word reports the largest out-of-range index, if there is one.
 #[track_caller]
 fn assert_told(device: &Device, word: u64, ids: &[i64], extent: usize) {
     let outside = ids.iter().filter(|id| !(0..extent as i64).contains(id));
-    // Negative ones count as larger.
+    // Indices are compared without sign, so negative ones are larger.
     let expected = outside.max_by_key(|id| **id as u64).copied();
     let word = u64::from_le_bytes(device.bytes(word, 8).try_into().unwrap());
     assert_eq!(word >> 40, expected.map_or(0, |_| u64::from(SITE)));
     assert_eq!(Fault::from_word(word).map(|fault| fault.index), expected);
 }
 
-/// y\[o, j\] = x\[o, ids\[j\]\] for rows of `inner` bytes; the bytes of y.
+/// Checks y\[o, j\] = x\[o, ids\[j\]\] for rows of `inner` bytes. Returns the bytes of y.
 fn select(
     device: &Device,
     variant: (IndexSelect, Unit),
@@ -119,7 +119,7 @@ fn rows_are_selected() {
     }
 }
 
-/// y\[r, c\] = x\[r, index\[r, c\]\] with the index tensor transposed; the bytes of y.
+/// Checks y\[r, c\] = x\[r, index\[r, c\]\] with a transposed index tensor. Returns the bytes of y.
 fn gather(device: &Device, unit: Unit, format: IndexDtype, wide: bool, ids: &[i64; 15]) -> Vec<u8> {
     let size = unit.bytes() as usize;
     let x = bytes(3 * 7 * size);
@@ -136,11 +136,11 @@ fn gather(device: &Device, unit: Unit, format: IndexDtype, wide: bool, ids: &[i6
     let launch = variant.launch(15).unwrap();
     let counters = device.run(&variant, launch, &arguments.arguments(&variant));
     let chosen = ids.iter().filter(|id| (0..7).contains(*id)).count();
-    let told = 8 * (ids.len() - chosen); // the word, which is read and written
+    let told = 8 * (ids.len() - chosen); // the fault word is read and written
     let read = 15 * format.size() as usize + chosen * size + told;
     let moved = [counters.total.bytes_read, counters.total.bytes_written];
     let expected = [read, 15 * size + told].map(|bytes| bytes as u64);
-    assert_eq!(moved, expected, "each element once");
+    assert_eq!(moved, expected, "each element is moved once");
 
     let y = device.bytes(arguments.y, 15 * size);
     for (at, y) in y.chunks(size).enumerate() {
@@ -181,8 +181,8 @@ struct Sorted {
     starts: u64,
 }
 
-/// What a pass moves: 256 counts for each CTA, before and behind the scan, and 256 for all
-/// together. The key determines the bank of a warp's counter; equal keys do not conflict.
+/// Asserts what a pass moves: 256 counts per CTA, before and after the scan, and 256 totals. The
+/// key determines the bank of a warp's counter; equal keys do not conflict.
 #[track_caller]
 fn assert_pass(counters: &Counters, pass: RadixPass, ids: &[i64]) {
     let (count, of_all) = (ids.len(), 1024);
@@ -201,7 +201,7 @@ fn assert_pass(counters: &Counters, pass: RadixPass, ids: &[i64]) {
     }
 }
 
-/// Sorts the positions of ids, and holds that against the host.
+/// Sorts the positions by id, and compares the result with the host.
 fn sort(device: &Device, format: IndexDtype, wide: bool, ids: Vec<i64>, rows: usize) -> Sorted {
     let count = ids.len() as u32;
     let list = || [(); 2].map(|()| device.room(4 * ids.len()));
@@ -256,7 +256,7 @@ fn sort(device: &Device, format: IndexDtype, wide: bool, ids: Vec<i64>, rows: us
     };
     let launch = SegmentStarts.launch(rows as u32).unwrap();
     let counters = device.run(&SegmentStarts, launch, &arguments.arguments());
-    // A search for each row, from caches.
+    // Each row is a binary search, which reads from caches.
     assert!(counters.unique_bytes_read <= 4 * ids.len() as u64);
     assert_eq!(counters.total.bytes_written, 4 * (rows as u64 + 1));
 
@@ -307,7 +307,7 @@ impl Sorted {
         }
     }
 
-    /// Adds the rows of each key, and holds the bits against sums in f32 in the same order.
+    /// Sums the rows of each key, and compares the bits with f32 sums in the same order.
     fn sum(
         &self,
         device: &Device,
@@ -353,7 +353,7 @@ impl Sorted {
     }
 }
 
-/// Indices of some rows, two of them out of range.
+/// `count` indices of rows, two of which are out of range.
 fn some_ids(count: usize, rows: usize) -> Vec<i64> {
     let mut ids: Vec<i64> = (0..count)
         .map(|i| (i * i * 7 + i / 3) % rows)
@@ -407,7 +407,7 @@ fn sums_move_the_minimum() {
     assert_eq!(counters.total.bytes_written, 4 * 8 * 512);
     assert_eq!(counters.unique_bytes_written, 4 * 8 * 512);
     assert_whole_sectors_of(&counters, "global.v4");
-    // Each of 128 threads of a row reads its positions and both ends itself.
+    // Each of the 128 threads of a row reads the positions and the start and end of the row.
     assert_eq!(
         counters.total.bytes_read,
         4 * 40 * 512 + 128 * 4 * (40 + 2 * 8)

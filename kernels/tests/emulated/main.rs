@@ -1,6 +1,7 @@
-//! The kernels, executed on the emulator with all its sanitizers, against f64 on the host.
+//! Runs the kernels on the emulator with all its sanitizers, and compares them with f64 on the
+//! host.
 //!
-//! Each test runs under several orders of warps, CTAs and asynchronous copies ([`Device::all`]): a
+//! Most tests run under several orders of warps, CTAs and asynchronous copies ([`Device::all`]). A
 //! race, a missing barrier or an uninitialized read fails the test. So do bank conflicts and bytes
 //! moved twice, if a kernel promises none.
 

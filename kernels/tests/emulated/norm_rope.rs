@@ -1,4 +1,4 @@
-//! QK-norm fused with RoPE, against f64.
+//! Compares QK-norm fused with RoPE with f64 results.
 
 use meshgrad_emulator::Counters;
 use meshgrad_kernel_catalogue as catalogue;
@@ -43,12 +43,12 @@ impl Problem {
         }
     }
 
-    /// Of all heads.
+    /// Bytes of all heads.
     fn bytes(&self) -> usize {
         (self.heads.rows * self.heads.features * self.dtype.size()) as usize
     }
 
-    /// y and inv_rms; where the latter lies.
+    /// Runs the forward kernel. Returns y, inv_rms, and the address of inv_rms.
     fn forward(&self, device: &Device, aligned: bool) -> (Vec<u8>, Vec<f32>, u64) {
         let (bytes, rows) = (self.bytes(), self.heads.rows as usize);
         let (y, inv_rms) = (device.room(bytes), device.room(4 * rows));
@@ -147,8 +147,8 @@ impl Problem {
         (4 * self.heads.rows * lanes) as usize
     }
 
-    /// `operands` heads are read once in registers, w and tables once for each head; the rest comes
-    /// from caches. All that differs is moved.
+    /// `operands` tensors of heads are read, and results are written. Kernels in registers read
+    /// each head once, and w and the tables once per head, from caches.
     #[track_caller]
     fn assert_traffic(&self, counters: &Counters, operands: usize, written: usize) {
         let size = self.dtype.size() as usize;
@@ -223,7 +223,7 @@ impl Problem {
         );
     }
 
-    /// All of it, in one of the forms.
+    /// Runs all kernels and checks the results; returns their bytes.
     fn run(&self, device: &Device, aligned: bool) -> Vec<u8> {
         let (y, inv_rms, at) = self.forward(device, aligned);
         let dx = self.grad_input(device, at, aligned);
@@ -235,8 +235,9 @@ impl Problem {
     }
 }
 
-/// Every form and style; a head and several, more heads than a block; heads among others; a table
-/// for all sequences and one for each. Forms sum in other orders, each in its own.
+/// Every form and style; more heads than a block; dense heads and heads interleaved with others;
+/// one table for all sequences and one per sequence. Forms sum in different orders, so their bits
+/// are not compared.
 #[test]
 fn forward_and_gradients() {
     for device in Device::all() {
@@ -251,7 +252,7 @@ fn forward_and_gradients() {
                     }
                 }
             }
-            // Three blocks of heads, the last of two.
+            // Three blocks of heads, with two heads in the last.
             let heads = Heads {
                 rows: 130,
                 positions: 65,
@@ -264,7 +265,7 @@ fn forward_and_gradients() {
     }
 }
 
-/// Every kernel of the catalogue, with more heads than one CTA takes.
+/// Runs every kernel of the catalogue, with more heads than one CTA processes.
 pub(crate) fn exercise(device: &Device) -> Vec<u8> {
     let mut bits = Vec::new();
     for dtype in Dtype::ALL {

@@ -1,8 +1,8 @@
-//! Philox on the host: what the kernels' words are compared with.
+//! Philox on the host, with which the words of the kernels are compared.
 
 use meshgrad_kernels::philox::{FOLD, KEY_STEPS, MULTIPLIERS, ROUNDS};
 
-/// A key that looks random.
+/// An arbitrary key.
 pub(crate) const KEY: [u32; 4] = [0x89ab_cdef, 0x0123_4567, 5, 0x8000_0001];
 
 fn philox(key: [u32; 2], counter: [u32; 4]) -> [u32; 4] {
@@ -21,19 +21,19 @@ fn philox(key: [u32; 2], counter: [u32; 4]) -> [u32; 4] {
     words
 }
 
-/// The word of an element.
+/// The random word of an element.
 pub(crate) fn word([a, b, c, d]: [u32; 4], element: u64) -> u32 {
     let block = element / 4;
     let words = philox([a, b], [block as u32, (block >> 32) as u32, c, d]);
     words[(element % 4) as usize]
 }
 
-/// The key for a number under a key.
+/// Derives a key from a key and a number.
 pub(crate) fn fold([a, b, c, d]: [u32; 4], value: u64) -> [u32; 4] {
     philox([a ^ FOLD, b], [value as u32, (value >> 32) as u32, c, d])
 }
 
-/// The known answers published with Random123, and the runtime's frozen ones.
+/// A known answer published with Random123, and the frozen ones of the runtime.
 #[test]
 fn known_answers() {
     assert_eq!(

@@ -1,4 +1,4 @@
-//! Random values and dropout: bit by bit what the same formulas give on the host.
+//! Random values and dropout have the same bits as the same formulas on the host.
 
 use meshgrad_emulator::Counters;
 use meshgrad_kernel_catalogue as catalogue;
@@ -36,7 +36,7 @@ fn rounded(dtype: Dtype, value: f32) -> f32 {
     decoded(dtype, &encoded(dtype, &[value]))[0]
 }
 
-/// What an element becomes, before it is rounded.
+/// The value of an element before it is rounded.
 fn expected(values: DistributionParams, dtype: Dtype, word: u32, x: f32) -> f32 {
     match values {
         DistributionParams::Uniform { low, length, last } => {
@@ -69,7 +69,8 @@ const ALL: [DistributionParams; 4] = [
     },
 ];
 
-/// Elements of a shape, with the places of their indices and of the operand, and its elements.
+/// The elements of a shape: first global index and strides of the indices, strides of the operand,
+/// and the number of elements stored for it.
 struct Case {
     extents: Vec<usize>,
     places: (u64, Vec<isize>),
@@ -87,7 +88,7 @@ impl Case {
         }
     }
 
-    /// The elements in row-major order: where the operand lies, and the global index.
+    /// The operand's offset and the global index of each element, in row-major order.
     fn elements(&self) -> Vec<(usize, u64)> {
         let count = self.extents.iter().product();
         let one = |mut at: usize| {
@@ -114,7 +115,7 @@ impl Case {
     }
 }
 
-/// Runs one kernel, of the form that the walk asks for or of another; compares every bit.
+/// Runs one kernel, with `layout` or the one that the space needs, and compares every bit.
 fn check(
     device: &Device,
     case: &Case,
@@ -157,9 +158,9 @@ fn check(
     (found, counters)
 }
 
-/// Whole tiles and a rest, fewer than one, one element; indices beyond 32 bits.
+/// Whole tiles with and without a remainder, less than a tile, one element; indices beyond 32 bits.
 #[test]
-fn blocks() {
+fn blocks_equal_the_host() {
     for device in Device::all() {
         for dtype in Dtype::ALL {
             for values in ALL {
@@ -182,7 +183,8 @@ fn blocks() {
     }
 }
 
-/// A box of a larger tensor, a transposed operand, an index that is no multiple of 4, far places.
+/// A box of a larger tensor, a transposed operand, a first index that is not a multiple of 4, and
+/// indices beyond 32 bits.
 fn strided_cases() -> [Case; 4] {
     let stretched = |places: Vec<isize>, operand: Vec<isize>| Case {
         extents: vec![7, 11],
@@ -204,7 +206,7 @@ fn strided_cases() -> [Case; 4] {
 }
 
 #[test]
-fn strided() {
+fn strided_elements_equal_the_host() {
     for device in Device::all() {
         for dtype in Dtype::ALL {
             for values in ALL {
@@ -216,8 +218,8 @@ fn strided() {
     }
 }
 
-/// Words over the whole range, the ends among them, give the quantiles of the CPU's formula: what
-/// `strided` sees of words is chance.
+/// The host's formula, which the other tests compare with, gives known quantiles of the normal
+/// distribution.
 #[test]
 fn quantiles_are_close_to_those_of_the_distribution() {
     for (word, quantile) in [
@@ -228,7 +230,7 @@ fn quantiles_are_close_to_those_of_the_distribution() {
     }
 }
 
-/// Every kernel of the catalogue, in a whole tile and in a part of one.
+/// Runs every kernel of the catalogue, on whole and partial tiles.
 pub(crate) fn exercise(device: &Device) -> Vec<u8> {
     let families = catalogue::families();
     let (_, kernels) = families.iter().find(|(name, _)| *name == "random").unwrap();

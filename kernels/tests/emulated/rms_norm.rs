@@ -1,4 +1,4 @@
-//! RMSNorm and its gradients against f64.
+//! Compares RMSNorm and its gradients with f64 results.
 
 use meshgrad_emulator::Counters;
 use meshgrad_kernel_catalogue as catalogue;
@@ -14,7 +14,7 @@ use crate::traffic::{assert_moved, assert_once, assert_whole_sectors, assert_who
 
 const EPS: f32 = 1e-5;
 
-/// A few lanes, a warp, a CTA a row; ragged ends; rows that loop; many rows; no features.
+/// Rows of a few lanes, of a warp, of a CTA, and longer; ragged ends; many rows; no features.
 const EXTENTS: [[usize; 2]; 13] = [
     [1, 8],
     [5, 64],
@@ -86,7 +86,7 @@ impl Problem {
         );
     }
 
-    /// Where rows in registers consist of whole sectors, nothing else of a sector is moved.
+    /// Rows in registers are moved in whole sectors if they are multiples of 32 bytes.
     #[track_caller]
     fn assert_whole_sectors(&self, counters: &Counters) {
         let bytes = self.features * self.dtype.size() as usize;
@@ -114,7 +114,7 @@ impl Problem {
         let launch = variant.launch(self.rows as u64).unwrap();
         let counters = device.run(&variant, launch, &arguments.arguments());
 
-        // x, once or twice, and w for every row.
+        // x is read once or twice, and w once per row.
         let of_x = match RowTile::new(self.dtype, self.features) {
             Some(_) => count,
             None => 2 * count,
@@ -158,7 +158,7 @@ fn grad_input(device: &Device, problem: &Problem, inv_rms: u64) -> u64 {
     let launch = variant.launch(problem.rows as u64).unwrap();
     let counters = device.run(&variant, launch, &arguments.arguments());
 
-    // Every thread that has something of a row in registers reads its inv_rms; all that loop do.
+    // inv_rms is read by every thread that has elements of a row in registers, or that loops.
     let (count, size) = (problem.x.len(), problem.dtype.size() as usize);
     let per_vector = problem.dtype.per_vector() as usize;
     let tile = RowTile::new(problem.dtype, problem.features);
@@ -198,7 +198,7 @@ fn check_rows(device: &Device, problem: &Problem, [y, inv_rms, dx]: [u64; 3]) {
     }
 }
 
-/// By partial sums, added to what is there and in its place; and the same bits in every order.
+/// dw from partial sums, replacing the old value or added to it; the same bits in every order.
 #[test]
 fn grad_weight_matches_f64() {
     let mut first = None;
@@ -234,7 +234,7 @@ fn grad_weight(device: &Device, problem: &Problem) -> Vec<f32> {
     let launch = variant.launch(rows, features).unwrap();
     let counters = device.run(&variant, launch, &arguments.arguments());
 
-    // Each thread across reads inv_rms once for every row.
+    // Each thread of a row reads the row's inv_rms.
     let (of_matrix, size) = (problem.x.len(), problem.dtype.size() as usize);
     let vectors = match variant.entry().contains("_w1_") {
         true => problem.features,
@@ -246,7 +246,7 @@ fn grad_weight(device: &Device, problem: &Problem) -> Vec<f32> {
         [2 * of_matrix * size + 4 * problem.rows * vectors, written],
         [2 * of_matrix * size + 4 * problem.rows, written],
     );
-    // A thread's eight sums are two stores, each to half of a sector.
+    // A thread stores its eight sums in two accesses of half a sector, so only loads are checked.
     if vectors < problem.features && (problem.features * size).is_multiple_of(32) {
         assert_whole_sectors_of(&counters, "ld.global");
     }
@@ -285,7 +285,7 @@ fn grad_weight(device: &Device, problem: &Problem) -> Vec<f32> {
     alone
 }
 
-/// Every kernel of the catalogue, with fewer and with more rows than one CTA takes.
+/// Runs every kernel of the catalogue, on a few rows or on several blocks of rows.
 pub(crate) fn exercise(device: &Device) -> Vec<u8> {
     let mut bits = Vec::new();
     for dtype in Dtype::ALL {

@@ -1,4 +1,4 @@
-//! Angle tables and rotated heads, against f64.
+//! Compares angle tables and rotated heads with f64 results.
 
 use meshgrad_emulator::Counters;
 use meshgrad_kernel_catalogue as catalogue;
@@ -11,7 +11,7 @@ use meshgrad_kernels::{Dtype, Variant};
 use crate::device::{Device, encoded, values};
 use crate::traffic::{assert_moved, assert_whole_sectors, assert_whole_sectors_of};
 
-/// Tables on a device and on the host, for each sequence or one for all.
+/// Tables on a device and on the host: one per sequence, or one for all.
 pub(crate) struct Tables {
     pub(crate) cos: Vec<f32>,
     pub(crate) sin: Vec<f32>,
@@ -46,7 +46,7 @@ impl Tables {
         }
     }
 
-    /// Cosine and sine of a pair of a token, which are counted over all sequences.
+    /// Cosine and sine of a pair of a token. Tokens are counted over all sequences.
     pub(crate) fn angle(&self, heads: &Heads, token: usize, pair: usize) -> [f64; 2] {
         let positions = heads.positions as usize;
         let row = match self.strides.batch {
@@ -87,8 +87,8 @@ pub(crate) fn rotated(
     y
 }
 
-/// The layout of the heads: contiguous, or interleaved with others like queries among keys and
-/// values.
+/// The strides of heads, each token of which also has `others` other heads (such as keys and values
+/// after the queries).
 pub(crate) fn strides(heads: &Heads, others: u32) -> HeadStrides {
     let position = i64::from(heads.heads + others) * i64::from(heads.features);
     HeadStrides {
@@ -140,8 +140,8 @@ pub(crate) fn rounding(dtype: Dtype) -> f64 {
     }
 }
 
-/// Whether heads and rows of tables consist of whole sectors, and a lane's access to a table has
-/// whole ones: eight angles are two accesses, each to half of a sector.
+/// Whether heads and rows of tables are whole sectors, and so is a lane's access to a table. (Eight
+/// angles are two accesses of half a sector each.)
 pub(crate) fn moves_whole_sectors(dtype: Dtype, style: Style, heads: &Heads) -> bool {
     let halves = dtype == Dtype::Bf16 && style == Style::Half;
     // Half of a table's row belongs to the first half of the features.
@@ -153,7 +153,7 @@ pub(crate) fn moves_whole_sectors(dtype: Dtype, style: Style, heads: &Heads) -> 
     !halves && lines.iter().all(|bytes| bytes.is_multiple_of(32))
 }
 
-/// A kernel on heads, and what it must move.
+/// Operands of a rotation.
 struct Problem {
     dtype: Dtype,
     style: Style,
@@ -183,12 +183,12 @@ impl Problem {
         device.bytes(y, bytes)
     }
 
-    /// Of x and of y.
+    /// Bytes of x, and of y.
     fn bytes(&self) -> usize {
         (self.heads.rows * self.heads.features * self.dtype.size()) as usize
     }
 
-    /// x and y once; the tables once for each head, from caches but for the first.
+    /// x and y are moved once. The tables are read once per head, from caches after the first.
     #[track_caller]
     fn assert_traffic(&self, counters: &Counters, in_registers: bool) {
         let (moved, pairs) = (self.bytes(), self.heads.pairs as usize);
@@ -220,7 +220,8 @@ impl Problem {
     }
 }
 
-/// Every form, style and direction; heads among others; a table for all sequences and one for each.
+/// Every form, style and direction; dense heads and heads interleaved with others; one table for
+/// all sequences and one per sequence.
 #[test]
 fn rotations_match_f64() {
     for device in Device::all() {
@@ -244,7 +245,7 @@ fn rotations_match_f64() {
     }
 }
 
-/// Aligned or not, the same bits.
+/// Checks the results; aligned and unaligned kernels must give the same bits.
 fn check(device: &Device, problem: &Problem) {
     for direction in [Direction::Forward, Direction::Inverse] {
         let results = [true, false].map(|aligned| problem.run(device, direction, aligned));
@@ -285,7 +286,7 @@ fn tables(
     let variant = RopeTables::new(format);
     let launch = variant.launch(elements as u32).unwrap();
     let counters = device.run(&variant, launch, &arguments.arguments());
-    // Each angle reads its position and its frequency, nearly all of them from caches.
+    // Each angle reads its position and its frequency, mostly from caches.
     let (written, of_angle) = (8 * elements, bytes.len() / positions.len() + 4);
     let different = bytes.len() + 4 * pairs;
     assert_moved(
@@ -312,7 +313,7 @@ fn tables(
     found
 }
 
-/// Exact to the last place at any position. Angles of 2^50 and more count as 0.
+/// The error is at most one ulp at any position. Angles of 2^50 or more count as 0.
 #[test]
 fn tables_are_exact_at_large_positions() {
     let near = [
@@ -350,7 +351,7 @@ fn tables_are_exact_at_large_positions() {
     }
 }
 
-/// Every kernel of the catalogue, with more heads than one CTA takes.
+/// Runs every kernel of the catalogue, with more heads than one CTA processes.
 pub(crate) fn exercise(device: &Device) -> Vec<u8> {
     let mut bits = Vec::new();
     for format in PositionFormat::ALL {

@@ -1,4 +1,4 @@
-//! Softmax, its logarithm and their gradients against f64.
+//! Compares softmax, its logarithm and their gradients with f64 results.
 
 use meshgrad_emulator::Counters;
 use meshgrad_kernel_catalogue as catalogue;
@@ -11,8 +11,8 @@ use meshgrad_kernels::softmax::{
 use crate::device::{Device, encoded, values};
 use crate::traffic::{assert_moved, assert_whole_sectors};
 
-/// A few lanes, a warp, a CTA a row; ragged ends; rows that loop; one element; many
-/// rows, and none.
+/// Rows of a few lanes, of a warp, of a CTA, and longer; ragged ends; one element; many rows, and
+/// none.
 const EXTENTS: [[usize; 2]; 7] = [
     [9, 64],
     [2, 520],
@@ -23,7 +23,7 @@ const EXTENTS: [[usize; 2]; 7] = [
     [0, 8],
 ];
 
-/// Operands on a device and on the host, and the result.
+/// Operands on the host.
 struct Problem<'a> {
     device: &'a Device,
     function: Function,
@@ -48,7 +48,7 @@ impl<'a> Problem<'a> {
             dtype,
             rows,
             features,
-            // Between -8 and 8, exact in either format.
+            // Between -8 and 8, exact in either dtype.
             x: x.into_iter().map(|x| x * 8.0).collect(),
             dy: values(dtype, rows * features, 3),
         }
@@ -58,8 +58,8 @@ impl<'a> Problem<'a> {
         self.x.len() * self.dtype.size() as usize
     }
 
-    /// How often a kernel reads and writes a whole matrix, and without a bank conflict; of rows in
-    /// registers no part of a sector is moved in vain.
+    /// Asserts how many matrices a kernel reads and writes, and that it has no bank conflicts. Rows
+    /// in registers are moved in whole sectors.
     #[track_caller]
     fn assert_traffic(&self, counters: &Counters, [read, different, written]: [usize; 3]) {
         let [all, different] = [[read, written], [different, written]];
@@ -178,8 +178,8 @@ fn both_functions_and_their_gradients() {
     }
 }
 
-/// Masked elements are 0. A fully masked row, or one with NaN or infinity, gives NaN. In registers,
-/// over vectors and element by element.
+/// Masked elements are 0. A fully masked row, or one with NaN or infinity, gives NaN. The sizes use
+/// registers, a loop over elements, and a loop over vectors.
 #[test]
 fn masked_and_nan_rows_give_nan() {
     let device = Device::plain();
@@ -211,7 +211,7 @@ fn masked_and_nan_rows_give_nan() {
     }
 }
 
-/// Every kernel of the catalogue, with fewer rows than a CTA takes and with more.
+/// Runs every kernel of the catalogue, on few rows.
 pub(crate) fn exercise(device: &Device) -> Vec<u8> {
     let mut bits = Vec::new();
     for function in Function::ALL {

@@ -1,4 +1,4 @@
-//! Rows on their way to experts and back, against f64 on the host.
+//! Compares permute, unpermute and the gradient of their weights with f64 results.
 
 use meshgrad_emulator::Counters;
 use meshgrad_kernel_catalogue::TOKEN_FEATURES;
@@ -12,8 +12,8 @@ use meshgrad_kernels::token_permute::{
 use crate::device::{Device, encoded, values};
 use crate::traffic::{assert_moved, assert_whole_sectors_of};
 
-/// [tokens, slots a token, rows in use, features]: whole and odd rows, fewer rows than slots, more
-/// slots than are in flight, none.
+/// [tokens, slots per token, rows in use, features]: rows that are whole vectors and rows that are
+/// not, fewer rows than slots, more slots than are in flight, no rows.
 const EXTENTS: [[usize; 4]; 6] = [
     [5, 2, 10, 64],
     [9, 3, 20, 24],
@@ -36,11 +36,11 @@ struct Problem {
     y: Vec<f32>,
     weights: Vec<f32>,
     on_device: OnDevice,
-    /// Whether what is moved is not what the host knows.
+    /// Whether indices are out of range, so that traffic is not checked.
     wild: bool,
 }
 
-/// Addresses.
+/// Addresses of the operands and of the fault word.
 struct OnDevice {
     x: u64,
     y: u64,
@@ -52,7 +52,7 @@ struct OnDevice {
 }
 
 impl Problem {
-    /// The first `used` of the slots, reversed, have rows; the others none.
+    /// The last `used` slots have rows, in rotated order; the others have none.
     fn new(device: &Device, dtype: Dtype, [tokens, top_k, used, features]: [usize; 4]) -> Problem {
         let slots = tokens * top_k;
         let (mut order, mut row_of_slot) = (vec![-1; slots], vec![-1; slots]);
@@ -103,7 +103,7 @@ impl Problem {
         (rows * self.features * self.dtype.size() as usize) as u64
     }
 
-    /// Different tokens that have a row.
+    /// The number of tokens that have a row.
     fn tokens_in_use(&self) -> usize {
         let mut tokens: Vec<usize> = (0..self.used).map(|row| self.token(row)).collect();
         tokens.sort_unstable();
@@ -132,8 +132,7 @@ impl Problem {
         };
         let launch = variant.launch(rows).unwrap();
         let counters = device.run(&variant, launch, &arguments.arguments());
-        // The end, which all threads read, the slots of used rows, and their weights, which each
-        // lane of a row reads.
+        // All threads read the end. Each lane of a used row reads the row's slot and weight.
         let of_row = if weighted { 8 } else { 4 };
         let (used, lanes) = (self.used as u64, lanes_of(&counters));
         let read = self.bytes(self.tokens_in_use()) + 8 + of_row * used;
@@ -159,7 +158,7 @@ impl Problem {
         };
         let launch = variant.launch(self.tokens as u64).unwrap();
         let counters = device.run(&variant, launch, &arguments.arguments());
-        // Each access to a row reads where it is.
+        // Each access to a row reads the row's index and weight.
         let weights = if weighted { 4 * self.used as u64 } else { 0 };
         let small = 4 * self.slots() as u64 + weights;
         let accesses = self.bytes(1)
@@ -190,7 +189,7 @@ impl Problem {
         };
         let launch = variant.launch(slots).unwrap();
         let counters = device.run(&variant, launch, &arguments.arguments());
-        // Each lane of a slot reads where its row is.
+        // Each lane of a slot reads the index of the slot's row.
         let rows = self.bytes(self.tokens_in_use()) + self.bytes(self.used);
         let written = 4 * u64::from(slots);
         let all = 2 * self.bytes(self.used) + lanes_of(&counters) * written;
@@ -198,8 +197,8 @@ impl Problem {
         device.floats(Dtype::F32, dweights, self.slots())
     }
 
-    /// What is read in all and what differs, each byte written once, and rows of whole sectors in
-    /// whole sectors.
+    /// Asserts the bytes read, in total (`all`) and without repetitions (`read`), that each byte is
+    /// written once, and that rows of whole sectors are moved in whole sectors.
     #[track_caller]
     fn assert_traffic(&self, counters: &Counters, [all, read, written]: [u64; 3]) {
         if self.wild {
@@ -284,7 +283,7 @@ pub(crate) fn lanes_of(counters: &Counters) -> u64 {
 }
 
 impl Problem {
-    /// The results of all kernels.
+    /// Runs all kernels; returns the bytes of their results.
     fn all(&self, device: &Device) -> Vec<u8> {
         let mut bits = encoded(Dtype::F32, &self.dots(device));
         for weighted in [false, true] {
@@ -294,7 +293,7 @@ impl Problem {
         bits
     }
 
-    /// Rows end too late, and no slot or row is in range.
+    /// Replaces the end and all slots and rows by out-of-range values.
     fn be_wild(&mut self, device: &Device) {
         let wild: Vec<u8> = [1 << 20; 15]
             .iter()
@@ -308,7 +307,7 @@ impl Problem {
 }
 
 #[test]
-fn there_and_back() {
+fn permute_and_unpermute_match_f64() {
     for device in Device::all() {
         for dtype in Dtype::ALL {
             for extents in EXTENTS {
@@ -318,10 +317,9 @@ fn there_and_back() {
     }
 }
 
-/// Slots and rows out of range, and an end beyond all rows, read nothing: they count as absent,
-/// and the host is notified.
+/// Out-of-range slots and rows, and an end beyond all rows, are reported. They count as absent.
 #[test]
-fn wild_places_are_absent() {
+fn out_of_range_slots_and_rows_are_absent() {
     let device = Device::plain();
     let mut problem = Problem::new(&device, Dtype::F32, [3, 2, 6, 8]);
     let ints =
@@ -380,7 +378,7 @@ fn wild_places_are_absent() {
     assert!(found[..4].iter().all(|value| *value == 0.0) && found[5] != 0.0);
 }
 
-/// Every kernel of the catalogue, as it should be and with an end, slots and rows out of range.
+/// Runs every kernel of the catalogue, with valid operands and with out-of-range values.
 pub(crate) fn exercise(device: &Device) -> Vec<u8> {
     let mut bits = Vec::new();
     for dtype in Dtype::ALL {

@@ -1,4 +1,4 @@
-//! Indices of extremes and the largest elements, against a stable sort on the host.
+//! Compares argmax, argmin and top-k with a stable sort on the host.
 
 use meshgrad_kernel_catalogue as catalogue;
 use meshgrad_kernels::Dtype;
@@ -13,7 +13,7 @@ use crate::traffic::{
     assert_moved, assert_no_conflicts, assert_once, assert_whole_sectors, assert_whole_sectors_of,
 };
 
-/// Rows with many equals, both zeros, infinities, and here and there a NaN.
+/// Rows with many equal elements, both zeros, infinities, and a few NaN.
 fn rows(dtype: Dtype, rows: usize, features: usize) -> Vec<f32> {
     let coarse = values(dtype, rows * features, 7);
     let mut x: Vec<f32> = coarse.iter().map(|x| (x * 40.0).trunc()).collect();
@@ -28,7 +28,7 @@ fn rows(dtype: Dtype, rows: usize, features: usize) -> Vec<f32> {
     x
 }
 
-/// The indices of a row's elements, best first; NaN before all, equals by their index.
+/// The indices of a row's elements, best first. NaN comes first; equal elements keep their order.
 fn order(row: &[f32], extreme: Extreme) -> Vec<usize> {
     let mut order: Vec<usize> = (0..row.len()).collect();
     order.sort_by(|a, b| {
@@ -48,7 +48,8 @@ fn integers(device: &Device, address: u64, count: usize) -> Vec<u64> {
     values.map(|x| u64::from_le_bytes(*x)).collect()
 }
 
-/// The place of the best element of each row, in one kernel or in two, which read x once.
+/// The indices of the best element of each row, by one kernel or by two. Asserts that x is read
+/// once. Returns the address of the indices.
 fn best(device: &Device, extreme: Extreme, dtype: Dtype, x: &[f32], extents: [u64; 2]) -> u64 {
     let [rows, features] = extents;
     let chunks = chunks_per_row(rows, features);
@@ -97,7 +98,7 @@ fn argmax_and_argmin_match_a_stable_sort() {
                     let indices = integers(&device, indices, count as usize);
                     for (row, place) in x.chunks(features as usize).zip(indices) {
                         let [first, ..] = order(row, extreme)[..] else {
-                            unreachable!("no row is empty")
+                            unreachable!("rows are not empty")
                         };
                         assert_eq!(place as usize, first, "[{count}, {features}]");
                     }
@@ -107,7 +108,7 @@ fn argmax_and_argmin_match_a_stable_sort() {
     }
 }
 
-/// Values and indices of the `k` largest elements of each row.
+/// The addresses of the values and indices of the `k` largest elements of each row.
 fn top(device: &Device, dtype: Dtype, x: &[f32], features: u64, k: u64) -> [u64; 2] {
     let rows = x.len() as u64 / features;
     let x = device.put_floats(dtype, x);
@@ -128,7 +129,8 @@ fn top(device: &Device, dtype: Dtype, x: &[f32], features: u64, k: u64) -> [u64;
     };
     let launch = sort.launch(rows, features).unwrap();
     let counters = device.run(&sort, launch, &arguments.arguments());
-    // Keys of each tile; or elements, which are read once more, with their indices.
+    // Several tiles write keys. One tile reads the chosen elements again and writes them and their
+    // indices.
     let (size, chosen) = (u64::from(dtype.size()), rows * k);
     let x_bytes = rows * features * size;
     let rest = (features - (tiles - 1) * sort.tile()).min(len);
@@ -164,7 +166,7 @@ fn top(device: &Device, dtype: Dtype, x: &[f32], features: u64, k: u64) -> [u64;
         };
         let launch = merge.launch(rows, runs).unwrap();
         let counters = device.run(&merge, launch, &arguments.arguments());
-        // Where a key goes is searched in the other runs, from caches; nothing is written twice.
+        // Binary searches in the other runs read from caches. Nothing is written twice.
         let of_keys = 8 * rows * u64::from(runs.count) * u64::from(runs.len);
         let of_chosen = if merged.count == 1 { chosen * size } else { 0 };
         assert!(counters.unique_bytes_read <= of_keys + of_chosen);
@@ -176,9 +178,10 @@ fn top(device: &Device, dtype: Dtype, x: &[f32], features: u64, k: u64) -> [u64;
     [values, indices]
 }
 
-/// Of one tile and of many, in one merge and in two; few, and all; of vectors and of odd rows.
+/// One tile and many, one merge and two; a few elements and all; rows that are whole vectors and
+/// rows that are not.
 #[test]
-fn the_top_is_the_front_of_a_stable_sort() {
+fn top_k_matches_a_stable_sort() {
     let extents = [
         [1, 1, 1],
         [3, 17, 17],

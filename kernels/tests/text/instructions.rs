@@ -53,7 +53,7 @@ impl<'t> Instruction<'t> {
     }
 }
 
-/// The basic blocks of a kernel. Branches enter a block only at its start and leave only at its end.
+/// The basic blocks of a kernel. Branches enter a block at its start and leave it at its end.
 pub(crate) fn blocks(ptx: &str) -> Vec<Vec<Instruction<'_>>> {
     let mut blocks = vec![Vec::new()];
     for line in ptx.lines().map(str::trim) {
