@@ -1,5 +1,6 @@
-//! Times checking a parallel configuration and computing its groups, compared with megatron-core and
-//! torchtitan for the same degrees. There is no communication. The measurements are interleaved.
+//! Times checking a parallel configuration and computing its groups, compared with megatron-core
+//! and torchtitan for the same degrees. There is no communication. The measurements are
+//! interleaved.
 //!
 //! ```text
 //! cargo bench --bench parallel -- [--torch venv/bin/python] [--json FILE]

@@ -301,8 +301,8 @@ pub(super) fn print_memory(folder: &Path, backend: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// L3: plans of one model are equal, even if the tensors of the graph are in different orders. (Hash
-/// maps also have a different seed each time.)
+/// L3: plans of one model are equal, even if the tensors of the graph are in different orders.
+/// (Hash maps also have a different seed each time.)
 pub(super) fn digests(folder: &Path) -> anyhow::Result<Goal> {
     const REPEATS: usize = 32;
 

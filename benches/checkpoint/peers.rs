@@ -147,8 +147,8 @@ impl Peers {
         })
     }
 
-    /// Bytes that other libraries read for rank 0's shard of a tensor, by library. Runs in a separate
-    /// process, because torch must be initialized with a fake process group.
+    /// Bytes that other libraries read for rank 0's shard of a tensor, by library. Runs in a
+    /// separate process, because torch must be initialized with a fake process group.
     pub(super) fn bytes_read(
         &self,
         folder: &Path,

@@ -343,8 +343,7 @@ mod tests {
         };
         for write_all_rows in [true, false] {
             for inner in [64, 7] {
-                let variant =
-                    SegmentSum::new(Dtype::Bf16, Dtype::F32, inner, true, write_all_rows);
+                let variant = SegmentSum::new(Dtype::Bf16, Dtype::F32, inner, true, write_all_rows);
                 let bytes = arguments.arguments(&variant);
                 assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
             }

@@ -58,7 +58,11 @@ const NARROW: &[(&str, &[&str], &str)] = &[
         &["ids", "order", "row_of_slot", "starts", "keys", "positions"],
         "indices",
     ),
-    ("", &["weights", "end", "fault_word"], "one per row, or a single value"),
+    (
+        "",
+        &["weights", "end", "fault_word"],
+        "one per row, or a single value",
+    ),
     ("", &["values"], "scattered by index"),
     ("reduce", &["y"], "one per row, or four columns"),
     ("sum_squares", &["partials"], "one per CTA"),
