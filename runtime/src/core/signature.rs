@@ -358,7 +358,7 @@ impl Bound {
             match *dim {
                 DimSpec::Fixed(required) if required != extent => {
                     return Err(format!(
-                        "`{name}` needs a dim of {required} where it has {extent}"
+                        "`{name}` has a dim of extent {extent}, which must be {required}"
                     ));
                 }
                 DimSpec::Named(id) => {

@@ -126,7 +126,7 @@ impl Tensor {
         Arc::as_ptr(&self.storage) as usize
     }
 
-    /// Bytes of the whole storage, even if this tensor is a view of a part of it.
+    /// Bytes of the whole storage, even if this tensor is a view of only a part.
     pub fn storage_bytes(&self) -> usize {
         self.storage.bytes()
     }

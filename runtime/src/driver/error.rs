@@ -185,8 +185,8 @@ pub enum CudaError {
         device: String,
         /// The op.
         op: &'static str,
-        /// The index, clamped to ±(2^39 - 1). Of several out-of-range indices it is the largest,
-        /// where negative ones count as larger than all others.
+        /// The index. Its absolute value is clamped to 2^39 - 1. Of several out-of-range indices it
+        /// is the largest, where negative ones count as larger than all others.
         index: i64,
         /// The number of rows.
         extent: usize,

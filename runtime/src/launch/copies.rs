@@ -122,7 +122,8 @@ fn repeated(bytes: &[u8]) -> u64 {
     u64::from_ne_bytes(repeated)
 }
 
-/// A copy through tiles in shared memory; `None` if a direct copy is at least as good.
+/// A copy through tiles in shared memory. `None` if the space is not a transpose, or if a dim is
+/// too short for tiles.
 fn transposing(x: &Operand, space: &IterationSpace) -> Option<(Plan<Transpose>, TransposeSpace)> {
     let (variant, transposed) = Transpose::new(unit(x.dtype), space)?;
     let launch = Some(variant.launch(&transposed)?);

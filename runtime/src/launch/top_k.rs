@@ -10,7 +10,7 @@ use crate::launch::{Operand, Plan, PlanError, extent, float};
 use crate::{Call, DType, Result, Tensor, UninitTensor};
 
 /// The family's name in errors of kernels.
-const FAMILY: &str = "rank";
+const FAMILY: &str = "top_k";
 
 /// indices\[r\] = the index of the first extreme among the `columns` elements of row r.
 pub(crate) fn first_best(
@@ -74,7 +74,7 @@ impl Extremes {
     fn arguments(&self, x: u64, indices: u64) -> ArgReduceArguments {
         ArgReduceArguments {
             x,
-            indices: indices,
+            indices,
             rows: self.rows,
             features: self.features,
         }
@@ -103,7 +103,7 @@ pub(crate) fn top_k(
             x,
             keys: gpu.uninit_ptr(&held)?,
             values,
-            indices: indices,
+            indices,
             features: plan.features,
             kept: plan.runs.len,
             tiles: plan.runs.count,
@@ -119,7 +119,7 @@ pub(crate) fn top_k(
                 keys: gpu.uninit_ptr(&to)?,
                 x,
                 values,
-                indices: indices,
+                indices,
                 features: plan.features,
                 runs,
                 kept: merged.len,
