@@ -8,8 +8,8 @@ use meshgrad_kernels::{Dtype, Variant};
 
 pub(super) fn attention() -> Family {
     let on_tensor_cores = [64, 128, 200].map(|head_dim| Form::TensorCores { head_dim });
-    let plain = Dtype::ALL.map(Form::Plain);
-    let forms = on_tensor_cores.into_iter().chain(plain);
+    let on_cuda_cores = Dtype::ALL.map(Form::CudaCores);
+    let forms = on_tensor_cores.into_iter().chain(on_cuda_cores);
     let mut kernels: Vec<_> = forms
         .flat_map(|form| {
             [

@@ -4,7 +4,7 @@
 //! position(query) - key, a valid key is visible if -ahead <= d < window. That takes one unsigned
 //! comparison: d + ahead < ahead + window.
 
-use super::SIDE;
+use super::ROWS_PER_CTA;
 use super::problem::{Axis, CACHED, PACKED};
 use crate::assembler::{F32, GlobalAddress, Kernel, Pred, S32, S64, U32, U64};
 use crate::faults::Faults;
@@ -235,8 +235,8 @@ impl<'k> CtaTile<'k> {
                 Axis::IndexKeys => call.of_keys,
             };
             let sequence = sequence_of(call, of_axis, length, tile);
-            let begin = of_axis.at(sequence, length) / SIDE + sequence;
-            first.set((tile - begin) * SIDE);
+            let begin = of_axis.at(sequence, length) / ROWS_PER_CTA + sequence;
+            first.set((tile - begin) * ROWS_PER_CTA);
 
             let span = |list: Integers<'k>, most: U32<'k>, faults: Option<Faults<'k>>| {
                 let begin = list.checked(sequence, most, faults);
@@ -259,9 +259,9 @@ impl<'k> CtaTile<'k> {
             position.set(*keys - *queries);
         };
         let rows = || {
-            let per_row = (length + (SIDE - 1)) / SIDE;
+            let per_row = (length + (ROWS_PER_CTA - 1)) / ROWS_PER_CTA;
             batch.set(tile / per_row);
-            first.set((tile % per_row) * SIDE);
+            first.set((tile % per_row) * ROWS_PER_CTA);
             k.if_(call.kind.equals(CACHED), || {
                 let most = k.constant(MAX_POSITIONS);
                 position.set(call.of_queries.checked(*batch, most, of_queries));
@@ -296,8 +296,8 @@ impl<'k> CtaTile<'k> {
     /// The range of keys that queries of the tile attend to. Its start is rounded down to a
     /// multiple of `step`.
     #[track_caller]
-    pub(super) fn seen_keys(&self, step: u32) -> [U32<'k>; 2] {
-        let last = (self.first + SIDE).min(self.queries.length) - 1;
+    pub(super) fn visible_keys(&self, step: u32) -> [U32<'k>; 2] {
+        let last = (self.first + ROWS_PER_CTA).min(self.queries.length) - 1;
         let before = self.first.signed() + self.position + 1;
         let start = (before - self.call.window).max(0).unsigned();
         let end = last.signed() + self.position + 1 + self.call.ahead;
@@ -308,8 +308,8 @@ impl<'k> CtaTile<'k> {
     /// The range of queries that attend to keys of the tile. Its start is rounded down to a
     /// multiple of `step`.
     #[track_caller]
-    pub(super) fn seeing_queries(&self, step: u32) -> [U32<'k>; 2] {
-        let last = (self.first + SIDE).min(self.keys.length) - 1;
+    pub(super) fn visible_queries(&self, step: u32) -> [U32<'k>; 2] {
+        let last = (self.first + ROWS_PER_CTA).min(self.keys.length) - 1;
         let start = self.first.signed() - self.call.ahead - self.position;
         let start = start.max(0).unsigned();
         let end = last.signed() + self.call.window - self.position;
@@ -327,22 +327,22 @@ impl<'k> CtaTile<'k> {
 
     /// Whether a key at this distance ([`CtaTile::behind`]) is visible to the query.
     #[track_caller]
-    pub(super) fn sees(&self, behind: U32<'k>) -> Pred<'k> {
+    pub(super) fn is_visible(&self, behind: U32<'k>) -> Pred<'k> {
         behind.lt((self.call.ahead + self.call.window).unsigned())
     }
 
     /// Whether all keys in `key..key + keys` are visible to all queries in
     /// `query..query + queries`.
     #[track_caller]
-    pub(super) fn see_all(
+    pub(super) fn all_visible(
         &self,
         (query, queries): (U32<'k>, u32),
         (key, keys): (U32<'k>, u32),
     ) -> Pred<'k> {
         let behind = self.behind(query, key);
         // A negative distance wraps to a large number, which is not visible.
-        let nearest = self.sees(behind - (keys - 1));
-        let farthest = self.sees(behind + (queries - 1));
+        let nearest = self.is_visible(behind - (keys - 1));
+        let farthest = self.is_visible(behind + (queries - 1));
         nearest & farthest & (key + keys).le(self.keys.length)
     }
 }
@@ -361,7 +361,7 @@ fn sequence_of<'k>(
         || (*high - *low).gt(1),
         || {
             let middle = (*low + *high) >> 1;
-            let begin = begins.at(middle, length) / SIDE + middle;
+            let begin = begins.at(middle, length) / ROWS_PER_CTA + middle;
             let before = begin.le(tile);
             high.set(before.select(*high, middle));
             low.set(before.select(middle, *low));

@@ -1,7 +1,7 @@
 //! The forward kernel: the attention output and the log-sum-exp of each query.
 
 use super::problem::{Axis, Problem, View};
-use super::{Form, plain, tensor_core};
+use super::{Form, cuda_cores, tensor_core};
 use crate::assembler::{Arguments, Launch, Ptx, Variant};
 use crate::faults::FaultSite;
 
@@ -23,9 +23,9 @@ impl Attention {
             Form::TensorCores { head_dim } => problem
                 .launch(Axis::Queries, 1, tensor_core::THREADS)
                 .map(|launch| launch.with_dynamic_shared(tensor_core::forward_shared(head_dim))),
-            Form::Plain(_) => {
-                let blocks = plain::blocks(problem.extents.head_dim());
-                problem.launch(Axis::Queries, blocks, plain::THREADS)
+            Form::CudaCores(_) => {
+                let blocks = cuda_cores::blocks(problem.extents.head_dim());
+                problem.launch(Axis::Queries, blocks, cuda_cores::THREADS)
             }
         }
     }
@@ -35,7 +35,7 @@ impl Variant for Attention {
     fn ptx(&self) -> Ptx {
         match self.form {
             Form::TensorCores { head_dim } => tensor_core::forward(self.entry(), head_dim),
-            Form::Plain(dtype) => plain::forward(self.entry(), dtype),
+            Form::CudaCores(dtype) => cuda_cores::forward(self.entry(), dtype),
         }
     }
 

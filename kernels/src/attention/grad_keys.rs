@@ -1,7 +1,7 @@
 //! The gradients of keys and values.
 
 use super::problem::{Axis, Problem, View};
-use super::{Form, plain, tensor_core};
+use super::{Form, cuda_cores, tensor_core};
 use crate::assembler::{Arguments, Launch, Ptx, Variant};
 
 /// `dv = P^T dout` and `dk = scale dS^T q`, summed over the query heads of a key-value head. P and
@@ -26,9 +26,9 @@ impl AttentionGradKeys {
                 let launch = problem.launch(Axis::IndexKeys, blocks, tensor_core::THREADS);
                 launch.map(|launch| launch.with_dynamic_shared(shared))
             }
-            Form::Plain(_) => {
-                let blocks = plain::blocks(problem.extents.head_dim());
-                problem.launch(Axis::IndexKeys, blocks, plain::THREADS)
+            Form::CudaCores(_) => {
+                let blocks = cuda_cores::blocks(problem.extents.head_dim());
+                problem.launch(Axis::IndexKeys, blocks, cuda_cores::THREADS)
             }
         }
     }
@@ -38,7 +38,7 @@ impl Variant for AttentionGradKeys {
     fn ptx(&self) -> Ptx {
         match self.form {
             Form::TensorCores { head_dim } => tensor_core::grad_keys(self.entry(), head_dim),
-            Form::Plain(dtype) => plain::grad_keys(self.entry(), dtype),
+            Form::CudaCores(dtype) => cuda_cores::grad_keys(self.entry(), dtype),
         }
     }
 

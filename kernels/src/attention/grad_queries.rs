@@ -1,7 +1,7 @@
 //! The gradient of queries.
 
 use super::problem::{Axis, Problem, View};
-use super::{Form, plain, tensor_core};
+use super::{Form, cuda_cores, tensor_core};
 use crate::assembler::{Arguments, Launch, Ptx, Variant};
 
 /// `dq = scale dS k`, where `P = exp(scale q k^T - lse)` and `dS = P * (dout v^T - delta)`. The
@@ -25,9 +25,9 @@ impl AttentionGradQueries {
                 let launch = problem.launch(Axis::Queries, 1, tensor_core::THREADS);
                 launch.map(|launch| launch.with_dynamic_shared(shared))
             }
-            Form::Plain(_) => {
-                let blocks = plain::blocks(problem.extents.head_dim());
-                problem.launch(Axis::Queries, blocks, plain::THREADS)
+            Form::CudaCores(_) => {
+                let blocks = cuda_cores::blocks(problem.extents.head_dim());
+                problem.launch(Axis::Queries, blocks, cuda_cores::THREADS)
             }
         }
     }
@@ -37,7 +37,7 @@ impl Variant for AttentionGradQueries {
     fn ptx(&self) -> Ptx {
         match self.form {
             Form::TensorCores { head_dim } => tensor_core::grad_queries(self.entry(), head_dim),
-            Form::Plain(dtype) => plain::grad_queries(self.entry(), dtype),
+            Form::CudaCores(dtype) => cuda_cores::grad_queries(self.entry(), dtype),
         }
     }
 

@@ -10,15 +10,15 @@
 //! queries.
 //!
 //! There are two forms. bf16 rows of whole 16-byte chunks use tensor cores ([`Form::TensorCores`]).
-//! All other rows use f32 arithmetic ([`Form::Plain`]). The mask is passed as arguments, so one
-//! kernel serves all masks, cached keys and packed sequences.
+//! All other rows use CUDA cores, in f32 ([`Form::CudaCores`]). The mask is passed as arguments, so
+//! one kernel serves all masks, cached keys and packed sequences.
 
 mod cta_tile;
+mod cuda_cores;
 mod delta;
 mod forward;
 mod grad_keys;
 mod grad_queries;
-mod plain;
 mod problem;
 mod softmax;
 mod tensor_core;
@@ -32,7 +32,7 @@ pub use problem::{Extents, Integers, Problem, Sequences, View};
 use crate::dtype::Dtype;
 
 /// Rows (queries or keys) per CTA.
-const SIDE: u32 = 64;
+const ROWS_PER_CTA: u32 = 64;
 
 /// The arithmetic of the kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -42,8 +42,8 @@ pub enum Form {
         /// D.
         head_dim: u32,
     },
-    /// f32 arithmetic, for rows of any length and alignment.
-    Plain(Dtype),
+    /// f32 arithmetic on CUDA cores, for rows of any length and alignment.
+    CudaCores(Dtype),
 }
 
 impl Form {
@@ -55,7 +55,7 @@ impl Form {
             true => Form::TensorCores {
                 head_dim: head_dim as u32,
             },
-            false => Form::Plain(dtype),
+            false => Form::CudaCores(dtype),
         }
     }
 
@@ -71,14 +71,14 @@ impl Form {
             Form::TensorCores { head_dim } => tensor_core::forward_shared(head_dim)
                 .max(tensor_core::grad_queries_shared(head_dim))
                 .max(tensor_core::grad_keys_shared(head_dim)),
-            Form::Plain(_) => 0,
+            Form::CudaCores(_) => 0,
         }
     }
 
     fn name(self) -> String {
         match self {
             Form::TensorCores { head_dim } => format!("bf16_d{head_dim}"),
-            Form::Plain(dtype) => format!("{}_plain", dtype.name()),
+            Form::CudaCores(dtype) => format!("{}_plain", dtype.name()),
         }
     }
 }
@@ -92,14 +92,14 @@ mod tests {
         Form::TensorCores { head_dim: 64 },
         Form::TensorCores { head_dim: 128 },
         Form::TensorCores { head_dim: 256 },
-        Form::Plain(Dtype::F32),
-        Form::Plain(Dtype::Bf16),
+        Form::CudaCores(Dtype::F32),
+        Form::CudaCores(Dtype::Bf16),
     ];
 
     pub(super) fn problem(form: Form) -> Problem {
         let head_dim = match form {
             Form::TensorCores { head_dim } => head_dim as usize,
-            Form::Plain(_) => 70,
+            Form::CudaCores(_) => 70,
         };
         Problem {
             extents: Extents::new([2, 100, 130], [6, 2], head_dim).unwrap(),
@@ -117,8 +117,8 @@ mod tests {
         }
     }
 
-    /// Two batch rows with two tiles of queries and three of keys. The plain form has two blocks of
-    /// columns.
+    /// Two batch rows with two tiles of queries and three of keys. On CUDA cores there are two
+    /// blocks of columns.
     #[test]
     fn every_tile_has_its_cta() {
         let grids = |form: Form| {
@@ -131,7 +131,7 @@ mod tests {
             launches.map(|launch| launch.unwrap().grid[0])
         };
         assert_eq!(grids(FORMS[1]), [2 * 2 * 6, 2 * 2 * 6, 2 * 3 * 2]);
-        assert_eq!(grids(FORMS[3])[2], 2 * 2 * 3 * 2, "halves of the columns");
+        assert_eq!(grids(FORMS[3])[2], 2 * 2 * 3 * 2, "two blocks of columns");
         assert_eq!(
             grids(FORMS[4]),
             [2 * 2 * 6 * 2, 2 * 2 * 6 * 2, 2 * 3 * 2 * 2]
@@ -143,7 +143,7 @@ mod tests {
         let on_tensor_cores = |head_dim| Form::new(Dtype::Bf16, head_dim, true);
         assert_eq!(on_tensor_cores(72), Form::TensorCores { head_dim: 72 });
         for head_dim in [0, 4, 65, 264] {
-            assert_eq!(on_tensor_cores(head_dim), Form::Plain(Dtype::Bf16));
+            assert_eq!(on_tensor_cores(head_dim), Form::CudaCores(Dtype::Bf16));
         }
         assert!(Form::benefits_from_alignment(Dtype::Bf16, 64));
         assert!(!Form::benefits_from_alignment(Dtype::Bf16, 65));

@@ -3,7 +3,7 @@
 use crate::assembler::{Arguments, Launch};
 use crate::error::{Error, Result};
 
-use super::SIDE;
+use super::ROWS_PER_CTA;
 use super::cta_tile::MAX_POSITIONS;
 
 /// Mask bounds are clamped to this distance. It exceeds all distances, so it masks nothing.
@@ -67,8 +67,8 @@ impl Extents {
             head_dim: within("head dim", head_dim, 1 << 20)?,
         };
         // Packed sequences need up to one more tile each, so this counts twice the tiles.
-        let rows = queries.max(keys).div_ceil(SIDE as usize) * 2 + 2;
-        let columns = head_dim.div_ceil(SIDE as usize);
+        let rows = queries.max(keys).div_ceil(ROWS_PER_CTA as usize) * 2 + 2;
+        let columns = head_dim.div_ceil(ROWS_PER_CTA as usize);
         let tiles = [batch, heads, columns]
             .into_iter()
             .fold(rows, usize::saturating_mul);
@@ -207,8 +207,8 @@ impl Problem {
         };
         match self.sequences {
             _ if length == 0 => 0,
-            Sequences::Packed { count, .. } => u64::from(length / SIDE) + u64::from(count),
-            _ => u64::from(length.div_ceil(SIDE)) * u64::from(extents.batch),
+            Sequences::Packed { count, .. } => u64::from(length / ROWS_PER_CTA) + u64::from(count),
+            _ => u64::from(length.div_ceil(ROWS_PER_CTA)) * u64::from(extents.batch),
         }
     }
 

@@ -74,7 +74,7 @@ impl Case {
     fn dtype(&self) -> Dtype {
         match self.form {
             Form::TensorCores { .. } => Dtype::Bf16,
-            Form::Plain(dtype) => dtype,
+            Form::CudaCores(dtype) => dtype,
         }
     }
 
@@ -131,7 +131,7 @@ impl Operand {
         let dtype = case.dtype();
         let room = match case.form {
             Form::TensorCores { .. } => 8,
-            Form::Plain(_) => 3,
+            Form::CudaCores(_) => 3,
         };
         let token = heads * case.head_dim + room;
         let strides = [tokens * token, token, case.head_dim];
@@ -440,8 +440,8 @@ fn check(device: &Device, case: &Case) -> Vec<u8> {
 const FORMS: [(Form, usize); 4] = [
     (Form::TensorCores { head_dim: 64 }, 64),
     (Form::TensorCores { head_dim: 40 }, 40),
-    (Form::Plain(Dtype::F32), 20),
-    (Form::Plain(Dtype::Bf16), 5),
+    (Form::CudaCores(Dtype::F32), 20),
+    (Form::CudaCores(Dtype::Bf16), 5),
 ];
 
 /// Every mask, with small extents that exceed one tile.
@@ -586,6 +586,6 @@ const EXERCISED: [(Form, usize); 5] = [
     (Form::TensorCores { head_dim: 64 }, 64),
     (Form::TensorCores { head_dim: 128 }, 128),
     (Form::TensorCores { head_dim: 200 }, 200),
-    (Form::Plain(Dtype::F32), 20),
-    (Form::Plain(Dtype::Bf16), 5),
+    (Form::CudaCores(Dtype::F32), 20),
+    (Form::CudaCores(Dtype::Bf16), 5),
 ];

@@ -177,7 +177,7 @@ fn form<const N: usize>(operands: [&Tensor; N]) -> Result<Form, PlanError> {
     // The tiles of large heads exceed the shared memory of some GPUs.
     let gpu = operands[0].device().properties().gpu.as_ref();
     let fits = gpu.is_none_or(|gpu| form.shared_memory() <= gpu.shared_memory);
-    Ok(if fits { form } else { Form::Plain(dtype) })
+    Ok(if fits { form } else { Form::CudaCores(dtype) })
 }
 
 fn view(address: u64, x: &Operand) -> View {
@@ -339,7 +339,7 @@ mod tests {
         assert_eq!(form_with(232_448, 256), large);
         assert_eq!(
             form_with(101_376, 256),
-            Form::Plain(meshgrad_kernels::Dtype::Bf16)
+            Form::CudaCores(meshgrad_kernels::Dtype::Bf16)
         );
         let usual = Form::TensorCores { head_dim: 128 };
         assert_eq!(form_with(101_376, 128), usual);

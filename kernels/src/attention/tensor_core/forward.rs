@@ -1,12 +1,12 @@
 //! The forward kernel on tensor cores.
 
-use super::super::SIDE;
+use super::super::ROWS_PER_CTA;
 use super::super::cta_tile::{Call, CtaTile, Reports, View};
 use super::super::problem::Axis;
 use super::super::softmax::Softmax;
-use super::product::{Sums, add_weighted, as_left, scores, zeros};
-use super::tile::{Left, Tile};
-use super::{Seen, Shape, THREADS, each_seen};
+use super::product::{Sums, a_fragments, add_weighted, scores, zeros};
+use super::tile::{AFragment, Tile};
+use super::{ScoreTile, Shape, THREADS, mask_scores};
 use crate::assembler::{F32, Kernel, Ptx, Target};
 
 /// The largest head dim for which a warp keeps its queries in registers.
@@ -21,19 +21,19 @@ pub(in super::super) fn forward(entry: String, head_dim: u32) -> Ptx {
     let cta = CtaTile::reporting(call, Axis::Queries, Some(reports));
 
     let shape = Shape::forward(head_dim);
-    let staying = Tile::new(k, shape.lines, SIDE, 1);
-    let streaming = [(); 2].map(|()| Tile::new(k, shape.lines, shape.streamed, 2));
+    let stationary = Tile::new(k, shape.lines, ROWS_PER_CTA, 1);
+    let streamed = [(); 2].map(|()| Tile::new(k, shape.lines, shape.streamed_rows, 2));
     k.if_(cta.first.lt(cta.queries.length), || {
         let kv_head = cta.head / call.group;
         let rows = q.rows(cta.batch, cta.queries, cta.head);
         let all = [cta.first, cta.queries.length];
-        staying.stream(rows, all).copy_next(k.constant(0));
+        stationary.stream(rows, all).copy_next(k.constant(0));
         k.commit_copies();
 
-        let [first, end] = cta.seen_keys(shape.streamed);
+        let [first, end] = cta.visible_keys(shape.streamed_rows);
         let [of_keys, of_values] = [(keys, 0), (v, 1)].map(|(view, index): (View<'_>, usize)| {
             let rows = view.rows(cta.batch, cta.keys, kv_head);
-            streaming[index].stream(rows, [first, end])
+            streamed[index].stream(rows, [first, end])
         });
         let buffer = k.var(0u32);
         let copy = || {
@@ -44,9 +44,9 @@ pub(in super::super) fn forward(entry: String, head_dim: u32) -> Ptx {
         copy();
 
         let warp_row = k.warp() * 16;
-        let queries = staying.rows_of_lane(warp_row);
+        let queries = stationary.rows_of_lane(warp_row);
         let load = |step: u32| queries.offset(32 * step).load_matrices(false);
-        let mut in_registers: Vec<Left<'_>> = Vec::new();
+        let mut in_registers: Vec<AFragment<'_>> = Vec::new();
         if head_dim <= MAX_IN_REGISTERS {
             k.wait_for_copies(1);
             k.barrier();
@@ -60,25 +60,25 @@ pub(in super::super) fn forward(entry: String, head_dim: u32) -> Ptx {
         let row = cta.first + warp_row;
         let softmax = Softmax::new(k, 2, 4);
         let sums = zeros(k, head_dim);
-        let key_columns = streaming[0].columns_of_lane();
-        let value_rows = streaming[1].rows_of_lane(k.constant(0));
-        k.for_range(first, end, shape.streamed, |key| {
+        let key_columns = streamed[0].columns_of_lane();
+        let value_rows = streamed[1].rows_of_lane(k.constant(0));
+        k.for_range(first, end, shape.streamed_rows, |key| {
             k.wait_for_copies(0);
             k.barrier();
             let current = buffer.get();
-            buffer.set(k.constant(streaming[0].bytes()) - current);
+            buffer.set(k.constant(streamed[0].bytes()) - current);
             copy();
 
             let others = key_columns.byte_add(current);
-            let scores = scores(k, shape.lines, query, others, shape.streamed);
+            let scores = scores(k, shape.lines, query, others, shape.streamed_rows);
             scale(&scores, call.scale * std::f32::consts::LOG2_E);
-            let seen = Seen {
+            let score_tile = ScoreTile {
                 query: row,
                 key,
                 transposed: false,
             };
-            each_seen(&cta, &scores, seen, |score, sees| {
-                score.set(sees.select(**score, f32::NEG_INFINITY));
+            mask_scores(&cta, &scores, score_tile, |score, visible| {
+                score.set(visible.select(**score, f32::NEG_INFINITY));
             });
 
             for half in 0..2 {
@@ -91,7 +91,7 @@ pub(in super::super) fn forward(entry: String, head_dim: u32) -> Ptx {
             }
             add_weighted(
                 &sums,
-                &as_left(&scores),
+                &a_fragments(&scores),
                 value_rows.byte_add(current),
                 shape.lines,
             );
@@ -101,7 +101,7 @@ pub(in super::super) fn forward(entry: String, head_dim: u32) -> Ptx {
 
         let totals = [0, 1].map(|half| softmax.total(half));
         let to = out.rows(cta.batch, cta.queries, cta.head);
-        staying.store(to, cta.first, k.constant(0), head_dim, |tile, half| {
+        stationary.store(to, cta.first, k.constant(0), head_dim, |tile, half| {
             let sums = &sums[tile];
             [2 * half, 2 * half + 1].map(|i| *sums[i] * totals[half].reciprocal)
         });

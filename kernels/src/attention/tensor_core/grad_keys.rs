@@ -1,11 +1,11 @@
 //! The gradients of keys and values on tensor cores.
 
-use super::super::SIDE;
+use super::super::ROWS_PER_CTA;
 use super::super::cta_tile::{Call, CtaTile, View};
 use super::super::problem::Axis;
-use super::product::{add_weighted, as_left, scores, zeros};
+use super::product::{a_fragments, add_weighted, scores, zeros};
 use super::tile::Tile;
-use super::{Seen, Shape, THREADS, each_seen};
+use super::{ScoreTile, Shape, THREADS, mask_scores};
 use crate::assembler::{F32, Kernel, Ptx, SharedAddress, Target};
 
 /// Computes `dk` and `dv`.
@@ -18,11 +18,11 @@ pub(in super::super) fn grad_keys(entry: String, head_dim: u32) -> Ptx {
     let cta = CtaTile::of_cta(call, Axis::IndexKeys);
 
     let shape = Shape::backward(head_dim);
-    let staying = [(); 2].map(|()| Tile::new(k, shape.lines, SIDE, 1));
-    let streaming = [(); 2].map(|()| Tile::new(k, shape.lines, shape.streamed, 2));
-    let numbers = [(); 2].map(|()| k.shared::<f32>(2 * shape.streamed));
+    let stationary = [(); 2].map(|()| Tile::new(k, shape.lines, ROWS_PER_CTA, 1));
+    let streamed = [(); 2].map(|()| Tile::new(k, shape.lines, shape.streamed_rows, 2));
+    let numbers = [(); 2].map(|()| k.shared::<f32>(2 * shape.streamed_rows));
     k.if_(cta.first.lt(cta.all_keys.length), || {
-        for (tile, view) in staying.into_iter().zip([keys, v]) {
+        for (tile, view) in stationary.into_iter().zip([keys, v]) {
             let rows = view.rows(cta.batch, cta.keys, cta.head);
             let all = [cta.first, cta.keys.length];
             tile.stream(rows, all).copy_next(k.constant(0));
@@ -33,19 +33,19 @@ pub(in super::super) fn grad_keys(entry: String, head_dim: u32) -> Ptx {
 
         let warp_row = k.warp() * 16;
         let row = cta.first + warp_row;
-        let left = staying.map(|tile| tile.rows_of_lane(warp_row));
-        let right = streaming.map(|tile| tile.columns_of_lane());
-        let of_block = streaming.map(|tile| {
+        let a_rows = stationary.map(|tile| tile.rows_of_lane(warp_row));
+        let b_rows = streamed.map(|tile| tile.columns_of_lane());
+        let of_block = streamed.map(|tile| {
             let rows = tile.rows_of_lane(k.constant(0));
             rows.byte_add(first_column * 2)
         });
-        let [first, end] = cta.seeing_queries(shape.streamed);
+        let [first, end] = cta.visible_queries(shape.streamed_rows);
         let factor = call.scale * std::f32::consts::LOG2_E;
         let first_head = cta.head * call.group;
         k.for_range(first_head, first_head + call.group, 1, |head| {
             // No thread still reads the tiles of the previous head.
             k.barrier();
-            let streams = [(q, streaming[0]), (dout, streaming[1])].map(|(view, tile)| {
+            let streams = [(q, streamed[0]), (dout, streamed[1])].map(|(view, tile)| {
                 let rows = view.rows(cta.batch, cta.queries, head);
                 tile.stream(rows, [first, end])
             });
@@ -53,35 +53,35 @@ pub(in super::super) fn grad_keys(entry: String, head_dim: u32) -> Ptx {
             let (next, buffer) = (k.var(first), k.var(0u32));
             let copy = || {
                 streams.iter().for_each(|stream| {
-                    stream.copy_next(*buffer * streaming[0].bytes());
+                    stream.copy_next(*buffer * streamed[0].bytes());
                 });
-                k.if_(k.thread().lt(shape.streamed), || {
+                k.if_(k.thread().lt(shape.streamed_rows), || {
                     let query = *next + k.thread();
                     let exists = query.lt(end);
-                    let at = *buffer * shape.streamed + k.thread();
+                    let at = *buffer * shape.streamed_rows + k.thread();
                     for (line, numbers) in lines.iter().zip(numbers) {
                         let to = numbers.element::<f32>(at);
                         to.copy_async::<4>(line.element::<f32>(query), exists);
                     }
                 });
-                next.add(shape.streamed);
+                next.add(shape.streamed_rows);
                 k.commit_copies();
             };
             copy();
-            k.for_range(first, end, shape.streamed, |query| {
+            k.for_range(first, end, shape.streamed_rows, |query| {
                 k.wait_for_copies(0);
                 k.barrier();
                 let current = buffer.get();
                 buffer.set(current ^ 1);
                 copy();
 
-                let tile = current * streaming[0].bytes();
+                let tile = current * streamed[0].bytes();
                 let [weights, slopes] = [0, 1].map(|i: usize| {
-                    let rows = |step: u32| left[i].offset(32 * step).load_matrices(false);
-                    let others = right[i].byte_add(tile);
-                    scores(k, shape.lines, rows, others, shape.streamed)
+                    let rows = |step: u32| a_rows[i].offset(32 * step).load_matrices(false);
+                    let others = b_rows[i].byte_add(tile);
+                    scores(k, shape.lines, rows, others, shape.streamed_rows)
                 });
-                let of_lane = current * shape.streamed + (k.lane() & 3) * 2;
+                let of_lane = current * shape.streamed_rows + (k.lane() & 3) * 2;
                 let [lse, delta] = numbers.map(|numbers| numbers.element::<f32>(of_lane));
                 for (columns, weights) in (0..).zip(&weights) {
                     let lse = pair(lse, columns).map(|lse| lse * std::f32::consts::LOG2_E);
@@ -89,16 +89,16 @@ pub(in super::super) fn grad_keys(entry: String, head_dim: u32) -> Ptx {
                         weight.set(weight.fma(factor, -lse[i % 2]).exp2_approx());
                     }
                 }
-                let seen = Seen {
+                let score_tile = ScoreTile {
                     query,
                     key: row,
                     transposed: true,
                 };
-                each_seen(&cta, &weights, seen, |weight, sees| {
-                    weight.set(sees.select(**weight, 0.0));
+                mask_scores(&cta, &weights, score_tile, |weight, visible| {
+                    weight.set(visible.select(**weight, 0.0));
                 });
                 let features = of_block[1].byte_add(tile);
-                add_weighted(&value_sums, &as_left(&weights), features, shape.lines);
+                add_weighted(&value_sums, &a_fragments(&weights), features, shape.lines);
 
                 for (columns, (weights, slopes)) in (0..).zip(weights.iter().zip(&slopes)) {
                     let delta = pair(delta, columns);
@@ -107,7 +107,7 @@ pub(in super::super) fn grad_keys(entry: String, head_dim: u32) -> Ptx {
                     }
                 }
                 let features = of_block[0].byte_add(tile);
-                add_weighted(&key_sums, &as_left(&slopes), features, shape.lines);
+                add_weighted(&key_sums, &a_fragments(&slopes), features, shape.lines);
             });
             k.wait_for_copies(0);
         });
@@ -118,7 +118,7 @@ pub(in super::super) fn grad_keys(entry: String, head_dim: u32) -> Ptx {
             (dk, &key_sums, call.scale),
             (dv, &value_sums, k.constant(1.0)),
         ];
-        for ((to, sums, factor), tile) in results.into_iter().zip(staying) {
+        for ((to, sums, factor), tile) in results.into_iter().zip(stationary) {
             let to = to.rows(cta.batch, cta.all_keys, cta.head);
             tile.store(to, cta.first, first_column, columns, |tile, half| {
                 [2 * half, 2 * half + 1].map(|i| *sums[tile][i] * factor)

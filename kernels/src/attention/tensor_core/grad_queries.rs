@@ -1,11 +1,11 @@
 //! The gradient of queries on tensor cores.
 
-use super::super::SIDE;
+use super::super::ROWS_PER_CTA;
 use super::super::cta_tile::{Call, CtaTile, View};
 use super::super::problem::Axis;
-use super::product::{add_weighted, as_left, scores, zeros};
+use super::product::{a_fragments, add_weighted, scores, zeros};
 use super::tile::Tile;
-use super::{Seen, Shape, THREADS, each_seen};
+use super::{ScoreTile, Shape, THREADS, mask_scores};
 use crate::assembler::{Kernel, Ptx, Target};
 
 /// Computes `dq`.
@@ -18,17 +18,17 @@ pub(in super::super) fn grad_queries(entry: String, head_dim: u32) -> Ptx {
     let cta = CtaTile::of_cta(call, Axis::Queries);
 
     let shape = Shape::backward(head_dim);
-    let staying = [(); 2].map(|()| Tile::new(k, shape.lines, SIDE, 1));
-    let streaming = [(); 2].map(|()| Tile::new(k, shape.lines, shape.streamed, 2));
+    let stationary = [(); 2].map(|()| Tile::new(k, shape.lines, ROWS_PER_CTA, 1));
+    let streamed = [(); 2].map(|()| Tile::new(k, shape.lines, shape.streamed_rows, 2));
     k.if_(cta.first.lt(cta.queries.length), || {
-        for (tile, view) in staying.into_iter().zip([q, dout]) {
+        for (tile, view) in stationary.into_iter().zip([q, dout]) {
             let rows = view.rows(cta.batch, cta.queries, cta.head);
             let all = [cta.first, cta.queries.length];
             tile.stream(rows, all).copy_next(k.constant(0));
         }
-        let [first, end] = cta.seen_keys(shape.streamed);
+        let [first, end] = cta.visible_keys(shape.streamed_rows);
         let kv_head = cta.head / call.group;
-        let streams = [(keys, streaming[0]), (v, streaming[1])].map(|(view, tile)| {
+        let streams = [(keys, streamed[0]), (v, streamed[1])].map(|(view, tile)| {
             let rows = view.rows(cta.batch, cta.keys, kv_head);
             tile.stream(rows, [first, end])
         });
@@ -53,35 +53,35 @@ pub(in super::super) fn grad_queries(entry: String, head_dim: u32) -> Ptx {
         let [lse, delta] = of_rows;
         let lse = lse.map(|lse| lse * std::f32::consts::LOG2_E);
 
-        let left = staying.map(|tile| tile.rows_of_lane(warp_row));
-        let right = streaming.map(|tile| tile.columns_of_lane());
-        let key_rows = streaming[0].rows_of_lane(k.constant(0));
+        let a_rows = stationary.map(|tile| tile.rows_of_lane(warp_row));
+        let b_rows = streamed.map(|tile| tile.columns_of_lane());
+        let key_rows = streamed[0].rows_of_lane(k.constant(0));
         let sums = zeros(k, head_dim);
         let factor = call.scale * std::f32::consts::LOG2_E;
-        k.for_range(first, end, shape.streamed, |key| {
+        k.for_range(first, end, shape.streamed_rows, |key| {
             k.wait_for_copies(0);
             k.barrier();
             let current = buffer.get();
-            buffer.set(k.constant(streaming[0].bytes()) - current);
+            buffer.set(k.constant(streamed[0].bytes()) - current);
             copy();
 
             let [weights, slopes] = [0, 1].map(|i: usize| {
-                let rows = |step: u32| left[i].offset(32 * step).load_matrices(false);
-                let others = right[i].byte_add(current);
-                scores(k, shape.lines, rows, others, shape.streamed)
+                let rows = |step: u32| a_rows[i].offset(32 * step).load_matrices(false);
+                let others = b_rows[i].byte_add(current);
+                scores(k, shape.lines, rows, others, shape.streamed_rows)
             });
             for weight in &weights {
                 for (i, weight) in weight.iter().enumerate() {
                     weight.set(weight.fma(factor, -lse[i / 2]).exp2_approx());
                 }
             }
-            let seen = Seen {
+            let score_tile = ScoreTile {
                 query: row,
                 key,
                 transposed: false,
             };
-            each_seen(&cta, &weights, seen, |weight, sees| {
-                weight.set(sees.select(**weight, 0.0));
+            mask_scores(&cta, &weights, score_tile, |weight, visible| {
+                weight.set(visible.select(**weight, 0.0));
             });
             for (weights, slopes) in weights.iter().zip(&slopes) {
                 for (i, (weight, slope)) in weights.iter().zip(slopes).enumerate() {
@@ -89,13 +89,13 @@ pub(in super::super) fn grad_queries(entry: String, head_dim: u32) -> Ptx {
                 }
             }
             let features = key_rows.byte_add(current);
-            add_weighted(&sums, &as_left(&slopes), features, shape.lines);
+            add_weighted(&sums, &a_fragments(&slopes), features, shape.lines);
         });
         k.wait_for_copies(0);
         k.barrier();
 
         let to = dq.rows(cta.batch, cta.queries, cta.head);
-        staying[0].store(to, cta.first, k.constant(0), head_dim, |tile, half| {
+        stationary[0].store(to, cta.first, k.constant(0), head_dim, |tile, half| {
             let sums = &sums[tile];
             [2 * half, 2 * half + 1].map(|i| *sums[i] * call.scale)
         });

@@ -43,7 +43,7 @@ pub(super) const MAX_FEATURES: u32 = 256;
 pub(super) struct Shape {
     lines: Lines,
     /// Rows per streamed tile.
-    streamed: u32,
+    streamed_rows: u32,
 }
 
 impl Shape {
@@ -51,7 +51,7 @@ impl Shape {
     pub(super) fn forward(head_dim: u32) -> Shape {
         Shape {
             lines: Lines { head_dim },
-            streamed: if head_dim <= 128 { 64 } else { 32 },
+            streamed_rows: if head_dim <= 128 { 64 } else { 32 },
         }
     }
 
@@ -59,7 +59,7 @@ impl Shape {
     fn backward(head_dim: u32) -> Shape {
         Shape {
             lines: Lines { head_dim },
-            streamed: if head_dim <= 64 { 64 } else { 32 },
+            streamed_rows: if head_dim <= 64 { 64 } else { 32 },
         }
     }
 
@@ -78,8 +78,8 @@ impl Shape {
 
     /// Bytes of the tiles of so many stationary operands and so many streamed ones, which have two
     /// buffers each.
-    fn tiles(self, staying: u32, streaming: u32) -> u32 {
-        let rows = super::SIDE * staying + 2 * self.streamed * streaming;
+    fn tiles(self, stationary: u32, streamed: u32) -> u32 {
+        let rows = super::ROWS_PER_CTA * stationary + 2 * self.streamed_rows * streamed;
         rows * self.lines.pitch()
     }
 }
@@ -98,7 +98,7 @@ pub(super) fn grad_queries_shared(head_dim: u32) -> u32 {
 /// hold lse and delta of the streamed queries.
 pub(super) fn grad_keys_shared(head_dim: u32) -> u32 {
     let shape = Shape::backward(head_dim);
-    dynamic(shape.tiles(2, 2) + 2 * 2 * 4 * shape.streamed)
+    dynamic(shape.tiles(2, 2) + 2 * 2 * 4 * shape.streamed_rows)
 }
 
 /// CTAs that share a tile of keys.
@@ -111,9 +111,9 @@ fn dynamic(bytes: u32) -> u32 {
     if bytes > 48 * 1024 { bytes } else { 0 }
 }
 
-/// The position of a warp's scores: its first query and its first key.
+/// The position of a warp's tile of scores: its first query and its first key.
 #[derive(Clone, Copy)]
-struct Seen<'k> {
+struct ScoreTile<'k> {
     query: U32<'k>,
     key: U32<'k>,
     /// Whether rows are keys and columns are queries.
@@ -123,24 +123,24 @@ struct Seen<'k> {
 /// Calls `set(score, visible)` for each score of this lane, unless the warp's whole tile is
 /// visible.
 #[track_caller]
-fn each_seen<'k>(
+fn mask_scores<'k>(
     cta: &CtaTile<'k>,
     scores: &Sums<'k>,
-    seen: Seen<'k>,
+    score_tile: ScoreTile<'k>,
     set: impl Fn(&Variable<'k, f32>, Pred<'k>),
 ) {
-    let Seen {
+    let ScoreTile {
         query,
         key,
         transposed,
-    } = seen;
+    } = score_tile;
     let (k, columns) = (query.kernel(), 8 * scores.len() as u32);
     let [queries, keys] = if transposed {
         [columns, 16]
     } else {
         [16, columns]
     };
-    k.if_(!cta.see_all((query, queries), (key, keys)), || {
+    k.if_(!cta.all_visible((query, queries), (key, keys)), || {
         let lane = k.lane();
         let (row, column) = (lane >> 2, (lane & 3) * 2);
         let [query, key] = match transposed {
@@ -157,8 +157,8 @@ fn each_seen<'k>(
                 } else {
                     [row, column]
                 };
-                let sees = cta.sees(behind + query - key) & left.gt(key as i32);
-                set(score, sees);
+                let visible = cta.is_visible(behind + query - key) & left.gt(key as i32);
+                set(score, visible);
             }
         }
     });

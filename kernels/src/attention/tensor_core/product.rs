@@ -1,6 +1,6 @@
 //! The two products of a warp's 16 rows, on tensor cores: scores, and weights with features.
 
-use super::tile::{Left, Lines};
+use super::tile::{AFragment, Lines};
 use crate::assembler::{F32, Kernel, MatrixRow, Variable, mma_bf16};
 
 /// The accumulators of 16 rows, by groups of eight columns. Of each group a lane holds columns 2
@@ -20,18 +20,18 @@ pub(super) fn zeros(k: &Kernel, columns: u32) -> Sums<'_> {
 pub(super) fn scores<'k>(
     k: &'k Kernel,
     lines: Lines,
-    rows: impl Fn(u32) -> Left<'k>,
+    rows: impl Fn(u32) -> AFragment<'k>,
     others: MatrixRow<'k>,
     columns: u32,
 ) -> Sums<'k> {
     let sums = zeros(k, columns);
     for step in 0..lines.steps() {
-        let left = rows(step);
+        let a_fragment = rows(step);
         for (block, sums) in (0..).zip(sums.chunks_exact(2)) {
             let at = others.offset(16 * block * lines.pitch() + 32 * step);
-            let right = at.load_matrices(false);
-            mma_bf16(&sums[0], left, [right[0], right[1]]);
-            mma_bf16(&sums[1], left, [right[2], right[3]]);
+            let b_fragments = at.load_matrices(false);
+            mma_bf16(&sums[0], a_fragment, [b_fragments[0], b_fragments[1]]);
+            mma_bf16(&sums[1], a_fragment, [b_fragments[2], b_fragments[3]]);
         }
     }
     sums
@@ -41,17 +41,17 @@ pub(super) fn scores<'k>(
 #[track_caller]
 pub(super) fn add_weighted<'k>(
     sums: &Sums<'k>,
-    weights: &[Left<'k>],
+    weights: &[AFragment<'k>],
     features: MatrixRow<'k>,
     lines: Lines,
 ) {
-    for (block, left) in (0..).zip(weights) {
+    for (block, a_fragment) in (0..).zip(weights) {
         for (step, sums) in (0..).zip(sums.chunks(2)) {
             let at = features.offset(16 * block * lines.pitch() + 32 * step);
-            let right = at.load_matrices(true);
-            mma_bf16(&sums[0], *left, [right[0], right[1]]);
+            let b_fragments = at.load_matrices(true);
+            mma_bf16(&sums[0], *a_fragment, [b_fragments[0], b_fragments[1]]);
             if let Some(last) = sums.get(1) {
-                mma_bf16(last, *left, [right[2], right[3]]);
+                mma_bf16(last, *a_fragment, [b_fragments[2], b_fragments[3]]);
             }
         }
     }
@@ -60,7 +60,7 @@ pub(super) fn add_weighted<'k>(
 /// Rounds accumulators to bf16, as A fragments of a product over their columns. Each lane already
 /// holds the elements of its fragment.
 #[track_caller]
-pub(super) fn as_left<'k>(sums: &Sums<'k>) -> Vec<Left<'k>> {
+pub(super) fn a_fragments<'k>(sums: &Sums<'k>) -> Vec<AFragment<'k>> {
     let pair = |low: &Variable<'k, f32>, high: &Variable<'k, f32>| {
         let (low, high): (F32<'k>, F32<'k>) = (**low, **high);
         low.pack(high)

@@ -203,4 +203,4 @@ impl<'k> Stream<'k> {
 }
 
 /// The A fragment of 16 rows at one step of 16 features.
-pub(super) type Left<'k> = [Pair<'k>; 4];
+pub(super) type AFragment<'k> = [Pair<'k>; 4];

@@ -1,6 +1,6 @@
-//! The forward kernel on f32 arithmetic units.
+//! The forward kernel on CUDA cores.
 
-use super::super::SIDE;
+use super::super::ROWS_PER_CTA;
 use super::super::cta_tile::{Call, CtaTile, Reports, View};
 use super::super::problem::Axis;
 use super::super::softmax::Softmax;
@@ -26,15 +26,15 @@ pub(in super::super) fn forward(entry: String, dtype: Dtype) -> Ptx {
         let softmax = Softmax::new(k, 4, 16);
         let sums = products.zeros();
         let factor = call.scale * std::f32::consts::LOG2_E;
-        let [first, end] = cta.seen_keys(SIDE);
-        k.for_range(first, end, SIDE, |key| {
+        let [first, end] = cta.visible_keys(ROWS_PER_CTA);
+        k.for_range(first, end, ROWS_PER_CTA, |key| {
             let scores = products.scores((q, cta.first), (keys, key));
             for score in scores.iter().flatten() {
                 score.set(**score * factor);
             }
-            products.hide(&cta, [cta.first, key], false, |i, j, sees| {
+            products.hide(&cta, [cta.first, key], false, |i, j, visible| {
                 let score = &scores[i][j];
-                score.set(sees.select(**score, f32::NEG_INFINITY));
+                score.set(visible.select(**score, f32::NEG_INFINITY));
             });
             for (row, (scores, sums)) in scores.iter().zip(&sums).enumerate() {
                 let shrink = softmax.add(row, scores);

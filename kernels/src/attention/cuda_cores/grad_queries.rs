@@ -1,6 +1,6 @@
-//! The gradient of queries on f32 arithmetic units.
+//! The gradient of queries on CUDA cores.
 
-use super::super::SIDE;
+use super::super::ROWS_PER_CTA;
 use super::super::cta_tile::{Call, CtaTile, View};
 use super::super::problem::Axis;
 use super::product::Products;
@@ -26,8 +26,8 @@ pub(in super::super) fn grad_queries(entry: String, dtype: Dtype) -> Ptx {
 
         let sums = products.zeros();
         let factor = call.scale * std::f32::consts::LOG2_E;
-        let [first, end] = cta.seen_keys(SIDE);
-        k.for_range(first, end, SIDE, |key| {
+        let [first, end] = cta.visible_keys(ROWS_PER_CTA);
+        k.for_range(first, end, ROWS_PER_CTA, |key| {
             let weights = products.scores((q, cta.first), (keys, key));
             let slopes = products.scores((dout, cta.first), (values, key));
             // Sixteen threads load the same values. They are reloaded per tile, from the cache, to
@@ -45,9 +45,9 @@ pub(in super::super) fn grad_queries(entry: String, dtype: Dtype) -> Ptx {
                     weight.set(weight.fma(factor, -lse).exp2_approx());
                 }
             }
-            products.hide(&cta, [cta.first, key], false, |i, j, sees| {
+            products.hide(&cta, [cta.first, key], false, |i, j, visible| {
                 let weight = &weights[i][j];
-                weight.set(sees.select(**weight, 0.0));
+                weight.set(visible.select(**weight, 0.0));
             });
             for ((weights, slopes), delta) in weights.iter().zip(&slopes).zip(delta) {
                 for (weight, slope) in weights.iter().zip(slopes) {

@@ -1,4 +1,5 @@
-//! Attention in f32 arithmetic, for f32 and for bf16 rows that are not whole, aligned vectors.
+//! Attention on CUDA cores in f32, for f32 rows and for bf16 rows that tensor cores do not support:
+//! unaligned ones, and head dims that are large or not a multiple of 8.
 //!
 //! A CTA of 256 threads owns 64 rows and loops over the other rows, 64 at a time. Each thread
 //! computes 4 x 4 scores. Rows are staged in shared memory, 32 features at a time. The weights are

@@ -1,6 +1,6 @@
-//! The gradients of keys and values on f32 arithmetic units.
+//! The gradients of keys and values on CUDA cores.
 
-use super::super::SIDE;
+use super::super::ROWS_PER_CTA;
 use super::super::cta_tile::{Call, CtaTile, View};
 use super::super::problem::Axis;
 use super::product::Products;
@@ -23,10 +23,10 @@ pub(in super::super) fn grad_keys(entry: String, dtype: Dtype) -> Ptx {
         let (key_sums, value_sums) = (products.zeros(), products.zeros());
         let factor = call.scale * std::f32::consts::LOG2_E;
         let column = cta.block * COLUMNS;
-        let [first, end] = cta.seeing_queries(SIDE);
+        let [first, end] = cta.visible_queries(ROWS_PER_CTA);
         let first_head = cta.head * call.group;
         k.for_range(first_head, first_head + call.group, 1, |head| {
-            k.for_range(first, end, SIDE, |query| {
+            k.for_range(first, end, ROWS_PER_CTA, |query| {
                 // Addresses are recomputed for each tile to save registers.
                 let [q, dout] = [q, dout].map(|view| view.rows(cta.batch, cta.queries, head));
                 let lines = [lse, delta].map(|base| cta.of_queries(base, head));
@@ -45,9 +45,9 @@ pub(in super::super) fn grad_keys(entry: String, dtype: Dtype) -> Ptx {
                         weight.set(weight.fma(factor, -lse).exp2_approx());
                     }
                 }
-                products.hide(&cta, [cta.first, query], true, |i, j, sees| {
+                products.hide(&cta, [cta.first, query], true, |i, j, visible| {
                     let weight = &weights[i][j];
-                    weight.set(sees.select(**weight, 0.0));
+                    weight.set(visible.select(**weight, 0.0));
                 });
                 products.set_weights(&weights);
                 products.add_weighted(&value_sums, (dout, query), column);

@@ -1,7 +1,7 @@
 //! The two products of a tile, through shared memory: scores of 64 rows with 64 others, and weights
 //! with columns.
 
-use super::super::SIDE;
+use super::super::ROWS_PER_CTA;
 use super::super::cta_tile::{CtaTile, Rows};
 use super::{COLUMNS, THREADS};
 use crate::assembler::{F32, Kernel, Pred, SharedAddress, U32, Variable};
@@ -15,7 +15,7 @@ const DEPTH: u32 = 32;
 const DEPTH_PITCH: u32 = DEPTH + 4;
 
 /// Pitch in words of staged weights and columns.
-const PITCH: u32 = SIDE + 4;
+const PITCH: u32 = ROWS_PER_CTA + 4;
 
 /// Rows per thread, and columns per thread.
 const EACH: u32 = 4;
@@ -46,8 +46,8 @@ impl<'k> Products<'k> {
             head_dim,
             x: k.thread() & 15,
             y: k.thread() >> 4,
-            lines: k.shared::<f32>(2 * SIDE * DEPTH_PITCH),
-            weights: k.shared::<f32>(SIDE * PITCH),
+            lines: k.shared::<f32>(2 * ROWS_PER_CTA * DEPTH_PITCH),
+            weights: k.shared::<f32>(ROWS_PER_CTA * PITCH),
         }
     }
 
@@ -72,7 +72,7 @@ impl<'k> Products<'k> {
         (others, other): (Rows<'k>, U32<'k>),
     ) -> Sums<'k> {
         let (k, sums) = (self.k, self.zeros());
-        let of_others = self.lines.offset(4 * SIDE * DEPTH_PITCH);
+        let of_others = self.lines.offset(4 * ROWS_PER_CTA * DEPTH_PITCH);
         let own_row = self.lines.element::<f32>(self.y * (EACH * DEPTH_PITCH));
         let own_other = of_others.element::<f32>(self.x * DEPTH_PITCH);
         k.for_range(0u32, self.head_dim, DEPTH, |first| {
@@ -126,7 +126,7 @@ impl<'k> Products<'k> {
         k.barrier();
         let weights = self.weights.element::<f32>(self.row() * PITCH);
         let lines = self.lines.element::<f32>(self.x * EACH);
-        k.for_range(0u32, SIDE, 4, |first| {
+        k.for_range(0u32, ROWS_PER_CTA, 4, |first| {
             let weights = weights.byte_add(first * 4);
             let lines = lines.byte_add(first * (4 * PITCH));
             let weights = [0, 1, 2, 3].map(|i| {
@@ -168,7 +168,7 @@ impl<'k> Products<'k> {
         let mut from = rows.start.byte_add(start);
         let to = to.element::<f32>(line * pitch + column);
         // Eight loads are in flight; more would need too many registers.
-        for first in (0..SIDE).step_by(8 * pass as usize) {
+        for first in (0..ROWS_PER_CTA).step_by(8 * pass as usize) {
             let mut values: Vec<F32<'k>> = Vec::new();
             for i in 0..8 {
                 let exists: Pred<'k> = inside & left.gt((first + i * pass) as i32);
@@ -225,7 +225,8 @@ impl<'k> Products<'k> {
         } else {
             [row, column]
         };
-        self.k.if_(!cta.see_all((query, SIDE), (key, SIDE)), || {
+        let all_visible = cta.all_visible((query, ROWS_PER_CTA), (key, ROWS_PER_CTA));
+        self.k.if_(!all_visible, || {
             let (row, column) = (row + self.row(), column + self.x);
             let [query, key] = if transposed {
                 [column, row]
@@ -237,8 +238,8 @@ impl<'k> Products<'k> {
             for i in 0..EACH {
                 for j in 0..EACH {
                     let [queries, keys] = if transposed { [16 * j, i] } else { [i, 16 * j] };
-                    let sees = cta.sees(behind + queries - keys) & left.gt(keys as i32);
-                    set(i as usize, j as usize, sees);
+                    let visible = cta.is_visible(behind + queries - keys) & left.gt(keys as i32);
+                    set(i as usize, j as usize, visible);
                 }
             }
         });
