@@ -30,8 +30,8 @@ pub struct Newest {
     pub skipped: Vec<Error>,
 }
 
-/// Checks all folders in `parent` that are named for a step. Leftovers of interrupted saves and
-/// other names are ignored.
+/// Checks all folders in `parent` that are named after a step ([`step_name`](crate::step_name)).
+/// Leftovers of interrupted saves and other names are ignored.
 ///
 /// # Errors
 /// [`Error::Io`] when `parent` cannot be read.

@@ -1,6 +1,6 @@
 //! Entry points for untrusted bytes, for fuzzers and tests.
 //!
-//! The header of a file is [`crate::Header::parse`].
+//! The entry point for headers is [`crate::Header::parse`].
 
 use crate::index::Index;
 use crate::manifest::Manifest;

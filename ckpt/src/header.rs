@@ -135,7 +135,7 @@ pub(crate) fn header_len(prefix: [u8; PREFIX], file_len: u64) -> Result<usize, H
 
 /// Sorts the tensors by name and rejects duplicate names.
 fn check_names(tensors: &mut [TensorInfo]) -> Result<(), HeaderError> {
-    // Writers sort, so usually no name is compared more than once.
+    // Writers sort the names, so this pass is usually enough.
     if tensors.is_sorted_by(|a, b| a.name < b.name) {
         return Ok(());
     }

@@ -17,7 +17,7 @@ pub(crate) const SINGLE_FILE: &str = "model.safetensors";
 /// The content of an index, checked as far as possible without the files.
 #[derive(Debug)]
 pub(crate) struct Index<'json> {
-    /// Bytes of all tensors, if the index has the number.
+    /// Bytes of all tensors, if the index declares them.
     pub(crate) total_size: Option<u64>,
     /// The names of the files, sorted.
     pub(crate) files: Vec<Cow<'json, str>>,

@@ -79,11 +79,11 @@ pub(crate) fn check_relative_path(path: &str) -> Result<(), NameError> {
     if path.contains('\0') {
         return Err(NameError::Nul);
     }
-    // Messages and listings would send it to a terminal.
+    // Messages and listings would send control characters to a terminal.
     if path.contains(char::is_control) {
         return Err(NameError::Control);
     }
-    // A separator on other systems.
+    // Backslashes are separators on other systems.
     if path.contains('\\') {
         return Err(NameError::NotPlain);
     }

@@ -1,4 +1,4 @@
-//! A new file, written from start to end, digested on the way and then synced.
+//! A new file that is written and digested from start to end, then synced.
 
 use std::fmt;
 use std::io::{self, Write};

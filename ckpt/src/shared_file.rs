@@ -27,7 +27,7 @@ struct Shared {
     file: Box<dyn VfsFile>,
     bytes: u64,
     block_bytes: u64,
-    /// Locked for reading during a write.
+    /// Read-locked during writes, so that `finish` waits for them.
     is_finished: RwLock<bool>,
     parts: Mutex<Parts>,
 }

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use crate::error::{Error, Result};
 
-/// Fails, before the first byte is written, if `needed` bytes plus a twentieth do not fit: the file
-/// system needs some space for itself.
+/// Fails, before the first byte is written, if `needed` bytes plus 5% do not fit. The file system
+/// needs some space for itself.
 pub(crate) fn check_space(path: &Path, needed: u64, available: Option<u64>) -> Result<()> {
     match available {
         Some(available) if available < needed.saturating_add(needed / 20) => Err(Error::NoSpace {

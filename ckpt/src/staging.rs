@@ -128,8 +128,8 @@ impl Staging {
         self.about.insert(key.to_owned(), value.into());
     }
 
-    /// Fails with [`Error::NoSpace`] when the file system has less than `bytes` plus a twentieth
-    /// left. Call it with the total size before writing.
+    /// Fails with [`Error::NoSpace`] when the file system has less than `bytes` plus 5% left. Call
+    /// it with the total size before writing.
     ///
     /// # Errors
     /// [`Error::NoSpace`].
@@ -222,7 +222,7 @@ impl Staging {
         Ok(())
     }
 
-    /// Names the writers: the commit fails if one of them does not report.
+    /// Adds expected writers. The commit fails if one of them does not report.
     pub fn expect_writers<N: Into<String>>(&mut self, names: impl IntoIterator<Item = N>) {
         self.expected.extend(names.into_iter().map(Into::into));
     }

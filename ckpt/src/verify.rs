@@ -27,7 +27,7 @@ pub(crate) struct ListedFile<'a> {
     pub(crate) blocks: &'a [Block],
 }
 
-/// The finding of a thread, with its index in the list.
+/// A wrong block or a failed read, with the block's index in the list.
 type Finding = (usize, Result<IntegrityError>);
 
 impl SealedFiles<'_> {

@@ -62,8 +62,8 @@ fn one_by_one(conversion: &Conversion, from: &[u8], to: &mut [u8]) {
 mod tests {
     use super::*;
 
-    /// For every 16-bit number, and for 32- and 64-bit patterns across the whole range, the
-    /// specialized loops match the general one; all NaNs are equal.
+    /// The specialized loops match the general one for every 16-bit number, and for 32- and 64-bit
+    /// patterns across the whole range. All NaNs count as equal.
     #[test]
     fn specialized_loops_match_the_general_one() {
         let patterns = |size: usize| -> Vec<u8> {

@@ -14,7 +14,7 @@
 //!   staging buffer for a device. The [`Sink`] decides.
 //! - The thread that writes the last bytes of a target returns the target to the sink immediately.
 //!   An incomplete target is never returned.
-//! - The first error stops all threads and is the result.
+//! - The first error stops all threads and is returned.
 //! - Several replicas that make the same requests can share the reads ([`execute_shared`]).
 //! - **Memory.** Plan, targets and windows are the only memory. With
 //!   [`Targets::Released`](crate::plan::Targets), a chunk waits until the targets that it starts

@@ -99,7 +99,7 @@ mod tests {
     use crate::Dtype;
     use crate::graph::ElementOp;
 
-    /// The reference result: one element after the other.
+    /// The reference: copies or converts one element at a time.
     fn plainly(window: &[u8], part: Part<'_>, target: &mut [u8], conversion: Option<&Conversion>) {
         each(part.loops, part.from, part.to, &mut |from, to| {
             let element = &window[from as usize..][..part.element as usize];

@@ -14,8 +14,8 @@ pub trait Sink: Sync {
     /// The sink's error.
     type Error: From<Error> + Send;
 
-    /// Memory of [`Target::bytes`] bytes for a target. Called once per target, before its first
-    /// byte is written. All of it is overwritten.
+    /// Returns memory of [`Target::bytes`] bytes for a target. Called once per target, before its
+    /// first byte is written. All of it is overwritten.
     ///
     /// # Errors
     /// Stops the execution.

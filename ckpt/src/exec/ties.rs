@@ -1,4 +1,4 @@
-//! Tensors that a map ties: they must be equal.
+//! The check that tensors that a map ties are equal.
 
 use crate::mapping::Bound;
 use crate::{Error, Folder, Result};

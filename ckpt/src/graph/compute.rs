@@ -25,8 +25,8 @@ pub trait Compute: fmt::Debug + Send + Sync {
     /// it after the name.
     fn result(&self, operands: &[TensorType]) -> Result<TensorType, String>;
 
-    /// For each operand, the indices along dim 0 that these rows of the result (indices along dim
-    /// 0) depend on. A whole operand is always correct.
+    /// For each operand, the rows that these rows of the result depend on. Rows are indices along
+    /// dim 0. Returning all rows is always correct.
     fn rows_of_operands(&self, rows: Range<u64>, operands: &[TensorType]) -> Vec<Range<u64>>;
 
     /// Computes these rows of the result into `out` from the operand rows that

@@ -24,7 +24,7 @@ impl Graph {
         self.add(op, Short::from_slice(shape), dtype)
     }
 
-    /// The operand, padded at the end of a dim with a number up to an extent.
+    /// Pads a dim of the operand at its end with a number, up to the extent `to`.
     ///
     /// # Errors
     /// [`GraphError::NoSuchDim`], [`GraphError::Pad`], [`GraphError::NotFloat`].

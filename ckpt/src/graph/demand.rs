@@ -76,7 +76,7 @@ impl Demand {
         self
     }
 
-    /// The loops along a dim, and the demand without that dim, at its first coordinate.
+    /// Splits off a dim. Returns the loops along it, and the demand on the other dims.
     pub(super) fn split_at_dim(&self, dim: usize) -> (Short<DemandLoop>, Demand) {
         let (along, across) = self.loops.iter().copied().partition(|it| it.dim == dim);
         let mut demand = Demand {

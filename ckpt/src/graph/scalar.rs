@@ -25,7 +25,7 @@ impl Scalar {
         Some(Scalar { dtype, bits })
     }
 
-    /// The element with these bits, in the lowest ones of `bits`.
+    /// The element whose bits are the lowest ones of `bits`.
     pub fn from_bits(dtype: Dtype, bits: u64) -> Scalar {
         let used = u64::MAX >> (64 - dtype.bits());
         let bits = bits & used;
@@ -37,7 +37,7 @@ impl Scalar {
         self.dtype
     }
 
-    /// Its bits, in the lowest ones.
+    /// Its bits, as the lowest bits of the result.
     pub fn bits(self) -> u64 {
         self.bits
     }

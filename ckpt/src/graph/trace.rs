@@ -1,5 +1,5 @@
-//! Tracing: the copies for a region of an expression. A demand on an expression becomes demands on
-//! its operands, down to the tensors that are read.
+//! Tracing: computes the copies for a region of an expression. A demand on an expression becomes
+//! demands on its operands, down to the tensors that are read.
 
 use std::ops::Range;
 
@@ -14,8 +14,8 @@ impl Graph {
     /// destination is written by exactly one copy. `region` has a range per dim.
     ///
     /// # Errors
-    /// [`GraphError::Region`] for a region outside; [`GraphError::Fragmented`] for one that would
-    /// need more than 65,536 copies.
+    /// [`GraphError::Region`] for a region outside the expression; [`GraphError::Fragmented`] for
+    /// one that would need more than 65,536 copies.
     pub fn copies(&self, of: Expr, region: &[Range<u64>]) -> Result<Vec<ElementCopy>, GraphError> {
         let mut copies = Vec::new();
         self.copies_into(of, region, &mut copies)?;

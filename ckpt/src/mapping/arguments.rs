@@ -115,7 +115,7 @@ const OPERATIONS: [Usage; 22] = [
     },
     Usage {
         name: "unflatten",
-        usage: "unflatten(x, 128, dim=0): the number of rows",
+        usage: "unflatten(x, 128, dim=0): 128 is the number of rows",
         build: |args| {
             args.tensors(1)?;
             let (dim, rows) = (args.dim()?, args.number("the number of rows")?);
@@ -124,7 +124,7 @@ const OPERATIONS: [Usage; 22] = [
     },
     Usage {
         name: "flatten",
-        usage: "flatten(x, dim=0, rows=128): dims 0 and 1; rows only for the inverse",
+        usage: "flatten(x, dim=0, rows=128): merges dims 0 and 1; only the inverse needs rows=",
         build: |args| {
             args.tensors(1)?;
             let rows = args.named("rows", "a number of at least 1", positive)?;
@@ -152,7 +152,7 @@ const OPERATIONS: [Usage; 22] = [
     },
     Usage {
         name: "pad",
-        usage: "pad(x, 152064, dim=0, value=0, from=151936); from only for the inverse",
+        usage: "pad(x, 152064, dim=0, value=0, from=151936); only the inverse needs from=",
         build: |args| {
             args.tensors(1)?;
             let value = args.named("value", "a number", real)?;
@@ -212,7 +212,7 @@ const OPERATIONS: [Usage; 22] = [
     },
     Usage {
         name: "tied",
-        usage: "tied(x, y): as first, and those that exist must be equal",
+        usage: "tied(x, y): like first, but all that exist must be equal",
         build: |args| {
             args.all_tensors();
             Ok(Action::First { tied: true })

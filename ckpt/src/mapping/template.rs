@@ -140,7 +140,7 @@ pub enum TemplateError {
         long: String,
     },
     /// The text after a capture could be part of it.
-    #[error("`{{{capture}}}` is ambiguous: it must be followed by {expected}, or the end")]
+    #[error("`{{{capture}}}` is ambiguous: it must be followed by {expected}, or be last")]
     Follows {
         /// The capture.
         capture: String,
@@ -473,21 +473,21 @@ mod tests {
             (
                 "{l}{m}",
                 "`{l}` is ambiguous: it must be followed by something other than a digit, or \
-                 the end",
+                 be last",
             ),
             (
                 "x{l}0",
                 "`{l}` is ambiguous: it must be followed by something other than a digit, or \
-                 the end",
+                 be last",
             ),
             (
                 "{w:word}_proj",
-                "`{w}` is ambiguous: it must be followed by a dot, or the end",
+                "`{w}` is ambiguous: it must be followed by a dot, or be last",
             ),
             (
                 "{r:path}.{l}",
                 "`{r}` is ambiguous: it must be followed by text without captures, or \
-                 the end",
+                 be last",
             ),
             (
                 "{p:q|qk}",

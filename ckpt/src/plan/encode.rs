@@ -22,7 +22,7 @@ fn of(plan: &LoadPlan) -> Digest {
     let mut to = Encoder::default();
     to.number(VERSION);
 
-    // Hashed in place; the hashes are then sorted.
+    // Each target has its own hash, stored at its rank.
     let (mut targets, mut one) = (vec![0; ranks.len()], Encoder::default());
     for (target, rank) in plan.targets.iter().zip(ranks) {
         one.text(&target.name);

@@ -3,8 +3,8 @@
 use crate::Folder;
 use crate::source::{ALIGNMENT, FileSystem};
 
-/// Gaps of up to this many bytes are read on a local disk. Reading them takes less time than
-/// another request (about 60 us; the disk reads 3 GB/s).
+/// Gaps of up to this many bytes are read on a local disk. Reading them takes about as long as
+/// another request (about 60 us at 3 GB/s).
 pub const LOCAL_GAP: u64 = 256 << 10;
 
 /// [`LOCAL_GAP`] for a network file system, where a request takes a millisecond.

@@ -93,8 +93,8 @@ pub trait VfsFile: fmt::Debug + Send + Sync {
     /// Allocates the space for `len` bytes and makes the file at least that long.
     fn allocate(&self, len: u64) -> io::Result<()>;
 
-    /// Waits until content and size are on disk. After an error they may never reach it, even if a
-    /// second call succeeds: the system has dropped the pages.
+    /// Waits until content and size are on disk. After an error they may never be written, even if
+    /// a second call succeeds: the system has dropped the pages.
     fn sync_data(&self) -> io::Result<()>;
 }
 

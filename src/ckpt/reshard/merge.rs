@@ -1,4 +1,4 @@
-//! Merges shards: each tensor is the concatenation of the shards of their first holders.
+//! Merges shards: each tensor is assembled from the shards of its primary replicas.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

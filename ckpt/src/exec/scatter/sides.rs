@@ -1,4 +1,4 @@
-//! The sides of tiles: which loops run along the window and which along the target.
+//! The sides of tiles: the loops along the window, and the loops along the target.
 
 use std::iter;
 
@@ -21,7 +21,7 @@ impl<'l> Side<'l> {
         self.0.iter().map(|it| it.count).product()
     }
 
-    /// The offset between iterations, within the innermost loop.
+    /// The offset between iterations of the innermost loop.
     pub(super) fn stride(&self) -> Offset {
         let first = self.0.first();
         first.map_or(Offset::default(), |it| Offset {
@@ -30,7 +30,7 @@ impl<'l> Side<'l> {
         })
     }
 
-    /// The iterations from `first`.
+    /// The offsets of the iterations, starting with number `first`.
     pub(super) fn offsets(self, first: u64) -> impl Iterator<Item = Offset> + use<'l> {
         let inner = self.0.first().copied().unwrap_or(ONCE);
         let mut number = first;

@@ -118,7 +118,7 @@ struct Tiles<'a> {
     place: &'a mut dyn Destination,
     writer: ElementWriter<'a>,
     to_element: u64,
-    /// All rows and all columns.
+    /// The loops over all rows, and over all columns.
     along: (Side<'a>, Side<'a>),
     /// The rows of the tile.
     rows: [Offset; ROWS],

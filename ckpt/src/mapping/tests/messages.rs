@@ -160,7 +160,7 @@ fn syntax_errors_have_a_position() {
         ),
         (
             "a.{l:word}b = c.{l}",
-            "line 1, column 1: `{l}` is ambiguous: it must be followed by a dot, or the end",
+            "line 1, column 1: `{l}` is ambiguous: it must be followed by a dot, or be last",
         ),
         (
             "a.{l:word} = c.{l:x|y}",

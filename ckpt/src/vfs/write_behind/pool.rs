@@ -11,7 +11,7 @@ use crate::source::Aligned;
 
 use super::{Descriptors, InFlight};
 
-/// Two keep a disk busy: while one fetches the next block, the other's is being written.
+/// Two threads keep a disk busy: while one fetches its next block, the disk writes the other's.
 const THREADS: usize = 2;
 
 /// Some blocks are being written, one is being filled, and the rest absorb delays.
