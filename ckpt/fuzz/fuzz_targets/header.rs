@@ -1,5 +1,5 @@
-//! Any header with a little data: nothing panics, and the reference crate accepts all that we accept,
-//! with the same tensors.
+//! Parses any header, followed by a little data. Nothing panics, and the reference crate accepts
+//! all that we accept, with the same tensors.
 
 #![no_main]
 

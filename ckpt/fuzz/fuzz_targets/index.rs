@@ -1,4 +1,4 @@
-//! Any index: nothing panics.
+//! Parses any index. Nothing panics.
 
 #![no_main]
 

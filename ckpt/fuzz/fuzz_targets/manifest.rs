@@ -1,4 +1,4 @@
-//! Any manifest: nothing panics.
+//! Parses any manifest. Nothing panics.
 
 #![no_main]
 

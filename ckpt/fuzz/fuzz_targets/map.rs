@@ -1,4 +1,4 @@
-//! Any map of names, bound to tensors in both directions: nothing panics, and inverses are correct.
+//! Binds any map of names to tensors, in both directions. Nothing panics, and inverses are correct.
 
 #![no_main]
 

@@ -66,7 +66,7 @@ pub(super) fn bind(
     dtypes: Dtypes,
 ) -> Binding {
     let sources = tensors.named.clone();
-    // A target too large to exist is reported as unmade.
+    // Targets that are too large for a graph are reported as unmade.
     let targets = targets.map(|specs| Tensors::of(specs).0);
     let names = targets.as_ref().map(|targets| targets.named.clone());
     let targets = targets.zip(names.as_deref());

@@ -119,7 +119,7 @@ impl Bound {
         specs(&self.tensors.graph, &self.made)
     }
 
-    /// Load requests for all outputs, whole.
+    /// Load requests for all outputs, each as a whole.
     pub fn requests(&self) -> Vec<LoadRequest> {
         let made = self.made.iter();
         let all =
@@ -270,7 +270,7 @@ fn follow(way: &[Binds], tensors: Tensors) -> Result<Bound, Report> {
     }
 }
 
-/// The outputs under their names.
+/// The outputs by name.
 fn named(graph: &Graph, made: &Arc<Named>) -> Tensors {
     Tensors {
         graph: graph.clone(),

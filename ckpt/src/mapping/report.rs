@@ -1,5 +1,5 @@
 //! Mismatches between a map, the source tensors and the requested targets. All of them are reported
-//! at once, before any data is read.
+//! together, before any data is read.
 
 use std::collections::BTreeSet;
 use std::fmt;

@@ -241,7 +241,7 @@ fn released_targets_free_their_memory() {
         plan(&folder, &graph, &requests, &options).unwrap().memory()
     };
     assert_eq!(memory(Targets::Retained, 4, None).targets, 64 << 20);
-    // Ranges of 1 MiB: one target per chunk.
+    // Each target is read as one chunk of 1 MiB.
     assert_eq!(memory(Targets::Released, 4, None).targets, 4 << 20);
     assert_eq!(memory(Targets::Released, 1, None).targets, 1 << 20);
     let plan = memory(Targets::Released, 4, None).plan;

@@ -74,7 +74,7 @@ impl Random {
 struct Entry {
     name: String,
     fields: Vec<(String, String)>,
-    /// Only the values, as an array.
+    /// Whether the entry is an array of the values, without names.
     without_names: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Messages for maps that cannot be parsed or do not fit.
+//! Messages for maps that cannot be parsed or do not fit the tensors.
 
 use super::{bind, specs};
 use crate::mapping::{AllowedProblems, Mapping, TensorSpec};
@@ -10,7 +10,7 @@ fn reject(map: &str, sources: &[TensorSpec], targets: Option<&[TensorSpec]>) -> 
     bound.unwrap_err().to_string()
 }
 
-/// The problems of rules that cannot work, one per line.
+/// Rules that cannot be applied are reported with the reason.
 #[test]
 fn rules_that_cannot_work_are_reported() {
     let sources = specs(&[("a", &[4]), ("b", &[6]), ("m.0", &[2, 3]), ("m.2", &[2, 3])]);

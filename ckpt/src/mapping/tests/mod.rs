@@ -20,7 +20,8 @@ fn bind(map: &str, sources: &[TensorSpec]) -> Bound {
     bound.unwrap_or_else(|report| panic!("{report}"))
 }
 
-/// `name shape <- the origin of each element`, for small tensors.
+/// The origin of each element of an output: the name of its leaf and its index there, such as `a3`,
+/// or the value of a constant.
 fn elements(bound: &Bound, name: &str) -> Vec<String> {
     let graph = bound.graph();
     let expr = bound.expr(name).unwrap();

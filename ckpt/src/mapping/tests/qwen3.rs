@@ -116,7 +116,7 @@ fn only_requested_tensors_are_read() {
 }
 
 #[test]
-fn all_mismatches_are_reported_at_once() {
+fn all_mismatches_are_reported_together() {
     let mut sources = qwen3_moe(2, 3, false);
     sources.retain(|it| !it.name.contains("layers.1.mlp.experts.1.up"));
     sources.push(TensorSpec::new("extra", Dtype::F32, &[2]));
