@@ -7,8 +7,8 @@ use crate::copies::Unit;
 use crate::elementwise::THREADS;
 use crate::elementwise::strided::{self, Index};
 
-/// y\[o, j, ..\] = x\[o, ids\[j\], ..\] for dense tensors, in units of up to 16 bytes. With a single
-/// o, it selects rows of a table.
+/// y\[o, j, ..\] = x\[o, ids\[j\], ..\] for dense tensors, in units of up to 16 bytes. With a
+/// single o, it selects rows of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct IndexSelect {
     unit: Unit,

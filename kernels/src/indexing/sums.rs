@@ -71,8 +71,8 @@ impl Variant for SegmentStarts {
     }
 }
 
-/// sum\[o, v, ..\] = the sum of x\[o, p, ..\] over the positions p with key v, in their sorted order.
-/// Computed in f32 and rounded once.
+/// sum\[o, v, ..\] = the sum of x\[o, p, ..\] over the positions p with key v, in their sorted
+/// order. Computed in f32 and rounded once.
 ///
 /// With `write_all_rows`, every row is overwritten; rows without positions become zeros. Otherwise
 /// only rows that have positions are written, and the sums are added to their old values.

@@ -32,7 +32,7 @@ const MAX_RESULTS: u64 = 1 << 31;
 /// Maximum threads per row of a column pass.
 const MAX_ACROSS: u64 = 64;
 
-/// With at most this many rows, no two threads of a CTA share a column.
+/// With at most this many rows, all threads of a CTA can have different columns.
 const FEW_ROWS: u64 = 4;
 
 /// The extents of a pass's operand, a row-major tensor \[outer, reduced, inner\].
@@ -86,7 +86,7 @@ pub struct Reduce {
 /// Which elements a thread processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Form {
-    /// A few lanes share a row, or a whole CTA.
+    /// A few lanes, or a whole CTA, share a row.
     Rows(PartTile),
     /// Each thread has one or more adjacent columns.
     Columns(ColumnTile),

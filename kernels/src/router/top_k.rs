@@ -202,7 +202,7 @@ impl<'k> Choice<'_, 'k> {
             let chosen = best().of_group(lanes);
             remove(chosen);
 
-            // Slots are distributed over lanes; the second round uses the same assignment.
+            // Slots are distributed over lanes; the loop below uses the same assignment.
             let own = group.exists & (j & (lanes - 1)).equals(group.lane);
             self.index(j).store_if(own, chosen.expert);
             let probability = self.scores.probability(chosen.expert);

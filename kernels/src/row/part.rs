@@ -14,7 +14,7 @@ pub(crate) const PART_THREADS: u32 = 256;
 /// Accesses per thread that are in flight together.
 pub(crate) const IN_FLIGHT: u32 = 4;
 
-/// Maximum accesses to a row that one warp makes alone; the whole CTA shares longer rows.
+/// Maximum accesses to a row that lanes of one warp share; longer rows need the whole CTA.
 const MAX_WARP_ACCESSES: u64 = 128;
 
 /// CTAs that keep a large GPU busy.

@@ -5,8 +5,8 @@ use crate::assembler::{Arguments, F32, GlobalAddress, Launch, Pred, Ptx, U32, Va
 use crate::dtype::Dtype;
 use crate::faults::{FaultSite, Faults};
 
-/// Row r of y is the row of the token that has slot order_r, times the slot's weight if weighted.
-/// Rows past the last offset are zero.
+/// Row r of y is the row of x for the token that has slot order_r, times the slot's weight if
+/// weighted. Rows past the last offset are zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PermuteTokens {
     tile: Tile,

@@ -147,7 +147,7 @@ pub struct SortTilesArguments {
     pub features: u32,
     /// Keys that each tile keeps, at most [`SortTiles::tile`].
     pub kept: u32,
-    /// Given by [`SortTiles::tiles`].
+    /// Tiles per row, from [`SortTiles::tiles`].
     pub tiles: u32,
 }
 

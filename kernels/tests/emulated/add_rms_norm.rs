@@ -92,7 +92,7 @@ impl Problem {
         };
         let launch = variant.launch(rows).unwrap();
         let counters = device.run(&variant, launch, &arguments.arguments());
-        // x, b and w are read for every row. A loop also reads h, which it has written before.
+        // x, b and w are read for every row. A loop also reads the h that it has written.
         let again = if self.tile().is_some() { 3 } else { 4 };
         let size = self.dtype.size() as usize;
         let of_w = self.features * size;

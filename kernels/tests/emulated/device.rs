@@ -41,7 +41,7 @@ impl Lines {
 }
 
 impl Device {
-    /// One device per kind of order.
+    /// One device per kind of execution order.
     pub(crate) fn all() -> impl Iterator<Item = Device> {
         Device::in_random_orders(1)
     }

@@ -87,8 +87,8 @@ pub(crate) fn rotated(
     y
 }
 
-/// The strides of heads, each token of which also has `others` other heads (such as keys and values
-/// after the queries).
+/// The strides of heads. Each token also has `others` other heads, such as keys and values after
+/// the queries.
 pub(crate) fn strides(heads: &Heads, others: u32) -> HeadStrides {
     let position = i64::from(heads.heads + others) * i64::from(heads.features);
     HeadStrides {
