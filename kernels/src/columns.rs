@@ -59,7 +59,7 @@ impl<'k> Columns<'k> {
     }
 
     /// Reduces `values(load(row))` over rows `start..end`. All rows of a step are loaded before the
-    /// first is used. If its predicate is false, `values` must return the identity of `op`. The
+    /// first is used. If a row's predicate is false, `values` must return the identity of `op`. The
     /// result is complete in threads for which [`Columns::lead`] is true.
     #[track_caller]
     pub(crate) fn fold<Loaded>(

@@ -28,7 +28,7 @@ pub struct Expression(Arc<Node>);
 pub enum Node {
     /// The element of an operand.
     Operand(u8),
-    /// An f32, by its bits.
+    /// An f32 constant, stored as its bits.
     Constant(u32),
     /// An f32 given at launch.
     Scalar(u8),

@@ -53,7 +53,8 @@ impl FaultSite {
 pub struct Fault {
     /// The number of the site.
     pub site: u32,
-    /// The index. Of several, the largest; negative ones count as larger than all others.
+    /// The index. If there were several, the largest; negative indices count as larger than all
+    /// others.
     pub index: i64,
 }
 

@@ -347,8 +347,8 @@ mod tests {
         }
     }
 
-    /// Rows that are not whole vectors use the loop, and so do unaligned rows and more than 2^32
-    /// vectors.
+    /// The loop is used for rows that are unaligned or not whole vectors, and for more vectors than
+    /// a u32 can count.
     #[test]
     fn the_form_follows_extents_and_alignment() {
         let entry = |extents, aligned| SwiGlu::new(Dtype::Bf16, extents, aligned).entry();

@@ -64,8 +64,8 @@ impl Form {
         Form::new(dtype, head_dim, true) != Form::new(dtype, head_dim, false)
     }
 
-    /// Dynamic shared memory per CTA in bytes, for the pass that needs the most; 0 if static memory
-    /// (48 KiB) suffices.
+    /// Bytes of dynamic shared memory per CTA, for the kernel that needs the most; 0 if static
+    /// memory (48 KiB) suffices.
     pub fn shared_memory(self) -> u32 {
         match self {
             Form::TensorCores { head_dim } => tensor_core::forward_shared(head_dim)

@@ -48,7 +48,7 @@ pub struct Extents {
 }
 
 impl Extents {
-    /// B; T queries and S keys; H query heads, a multiple of G key-value heads; D.
+    /// The extents \[B, T, S\], the numbers of heads \[H, G\], and D. H is a multiple of G.
     ///
     /// # Errors
     /// [`Error::Extent`] for more than 2^28 queries, 2^24 keys or 2^20 features, and for more than
@@ -196,9 +196,8 @@ impl Problem {
         [most, self.extents.keys].map(|most| most as usize + 1)
     }
 
-    /// Tiles along `axis`, for one head. A packed sequence can begin within a tile, so the tiles of
-    /// sequence s are numbered from `floor(begin / 64) + s`; the next sequence's follow all of
-    /// them.
+    /// Tiles along `axis`, for one head. The tiles of packed sequence s are numbered from
+    /// `floor(begin / 64) + s`, which leaves enough numbers for each sequence wherever it begins.
     fn tiles(&self, axis: Axis) -> u64 {
         let extents = self.extents;
         let length = match axis {

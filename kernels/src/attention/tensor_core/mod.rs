@@ -76,8 +76,8 @@ impl Shape {
         }
     }
 
-    /// Bytes of the tiles of so many stationary operands and so many streamed ones, which have two
-    /// buffers each.
+    /// Bytes of all tiles, for the given numbers of stationary and streamed operands. A streamed
+    /// operand has two buffers.
     fn tiles(self, stationary: u32, streamed: u32) -> u32 {
         let rows = super::ROWS_PER_CTA * stationary + 2 * self.streamed_rows * streamed;
         rows * self.lines.pitch()

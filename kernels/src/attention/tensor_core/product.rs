@@ -3,8 +3,8 @@
 use super::tile::{AFragment, Lines};
 use crate::assembler::{F32, Kernel, MatrixRow, Variable, mma_bf16};
 
-/// The accumulators of 16 rows, by groups of eight columns. Of each group a lane holds columns 2
-/// (lane % 4) and 2 (lane % 4) + 1, first of row lane / 4, then of row lane / 4 + 8.
+/// The accumulators of 16 rows, by groups of eight columns. Let c = 2 (lane % 4). Of each group a
+/// lane holds columns c and c + 1 of row lane / 4, then the same columns of row lane / 4 + 8.
 pub(super) type Sums<'k> = Vec<[Variable<'k, f32>; 4]>;
 
 /// Accumulators of 0.

@@ -4,13 +4,13 @@
 //! does about a thousand multiply-adds per cycle and multiprocessor, so the difficulty is to load
 //! its operands fast enough. They move from global memory to shared memory to registers:
 //!
-//! 1. **`cp.async`** copies 16 bytes from global to shared memory, bypassing registers, while the
-//!   warp computes. Each main-loop iteration of a CTA consumes one k-slice of 32. Copies run three
-//!   slices ahead in a ring of four buffers (stages), which hides the memory latency. One barrier
-//!   per slice suffices: after it, the copies of this slice have arrived for all threads, and no
-//!   thread still reads the buffer of the previous slice, which is filled next.
+//! 1. **`cp.async`** copies 16 bytes from global to shared memory while the warp computes,
+//!    bypassing registers. Each main-loop iteration of a CTA consumes one k-slice of 32. Copies run
+//!    three slices ahead in a ring of four buffers (stages), which hides the memory latency. One
+//!    barrier per slice suffices: after it, the copies of this slice have arrived for all threads,
+//!    and no thread still reads the buffer of the previous slice, which is filled next.
 //! 2. **`ldmatrix`** loads four 8 x 8 matrices per warp in the fragment layout that the tensor core
-//!   expects. A matrix row is any 16 aligned bytes in shared memory.
+//!    expects. A matrix row can be any 16 aligned bytes in shared memory.
 //! 3. **`mma.sync`** adds the product to the accumulators, which stay in registers until the
 //!    epilogue.
 //!

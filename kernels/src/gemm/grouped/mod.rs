@@ -11,8 +11,8 @@
 //!
 //! **Only the GPU reads the offsets.** The host does not know where groups begin, so the size of
 //! the grid follows from R and the number of groups. A tile must not cross the end of a group, so
-//! there are at most ceil(R / side) + groups tiles along the rows. CTAs without a tile exit after a
-//! few hundred instructions.
+//! there are at most `ceil(R / side) + groups` tiles along the rows, where `side` is the number of
+//! rows per tile. CTAs without a tile exit after a few hundred instructions.
 //!
 //! **Which tile a CTA computes** follows from the group starts alone. The tiles of group g are
 //! numbered from `offsets[g] / side + g`. That leaves room for all tiles of a group with n rows
