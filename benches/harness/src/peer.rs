@@ -31,8 +31,8 @@ pub struct Peer {
     answers: BufReader<ChildStdout>,
     /// The first message of the script, with the versions of its libraries.
     pub hello: Value,
-    /// The wait after an answer. It gives the peer's threads time to stop spinning (0.2 s in Intel's
-    /// OpenMP), so that the cores are free for the next contestant.
+    /// The wait after an answer. It gives the peer's threads time to stop spinning (0.2 s in
+    /// Intel's OpenMP), so that the cores are free for the next contestant.
     pub pause: Duration,
 }
 

@@ -2,9 +2,9 @@
 //!
 //! Angles, cosines and sines are computed in f64 and rounded to f32 once; an f32 angle would be off
 //! by 0.03 radians at position one million. An angle below 2^50 is reduced to r = angle - n pi / 2
-//! with |r| <= pi / 4. The constant pi / 2 is the sum of three f64. Subtracting n times the first is
-//! exact: the angle and the product are multiples of 2^-53, and the difference is below 1. The other
-//! two parts correct the rest.
+//! with |r| <= pi / 4. The constant pi / 2 is the sum of three f64. Subtracting n times the first
+//! is exact: the angle and the product are multiples of 2^-53, and the difference is below 1. The
+//! other two parts correct the rest.
 
 use crate::assembler::{
     Arguments, F64, GlobalAddress, Kernel, Launch, Ptx, S32, S64, Target, U32, Variant,
