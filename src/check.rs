@@ -1,16 +1,16 @@
 //! `meshgrad check`: reports the device and checks every op on it.
 //!
-//! On a CPU gradients are computed in f64 and compared with finite differences. A GPU has no f64:
-//! values and gradients are computed there in f32 and in bf16, and compared with the CPU's f64 at
-//! the same inputs.
+//! On a CPU, gradients are computed in f64 and compared with finite differences. GPU ops do not
+//! support f64: there, values and gradients are computed in f32 and bf16 and compared with the CPU's
+//! f64 results for the same inputs.
 
 use anyhow::{bail, ensure};
 use meshgrad::autograd::{self, Tolerance, gradcheck};
 use meshgrad::opcheck::{self, Closeness, cases, compare};
 use meshgrad::runtime::{self, DType, Device};
 
-/// The dtypes of a GPU and their tolerances: a few f32 roundings per element, and in bf16 a few
-/// percent.
+/// The dtypes checked on a GPU and their tolerances: a few roundings per element in f32, a few
+/// percent per tensor in bf16.
 const GPU_FLOATS: [(DType, Closeness); 2] = [
     (DType::F32, Closeness::Elements(1e-5)),
     (

@@ -13,7 +13,7 @@ pub(crate) struct OnFastest {
     device: DeviceName,
 }
 
-/// The option of commands that default to the CPU, whose results are compared.
+/// The option of commands that default to the CPU.
 #[derive(clap::Args)]
 pub(crate) struct OnCpu {
     /// The device: `cpu`, `cuda[:N]`, `emulator[:N]` (GPU kernels, run and checked on the CPU:

@@ -41,7 +41,7 @@ enum ComputeDType {
     Bf16,
 }
 
-/// Named f32 tensors, in the order of writing.
+/// Named f32 tensors, in file order.
 type Outputs = Vec<(String, Vec<usize>, Vec<f32>)>;
 
 pub(crate) fn forward(arguments: &ForwardArguments, device: &Device) -> anyhow::Result<()> {

@@ -2,15 +2,15 @@
 //!
 //! This crate is the facade of the others:
 //!
-//! - [`mesh`]: layouts of ranks, device meshes, placements. Pure values.
-//! - [`dist`]: parallel configurations, the groups and communicators they need.
+//! - [`mesh`]: layouts of ranks, device meshes, shardings. Pure values, no communication.
+//! - [`dist`]: parallel configurations, and the groups and communicators that they need.
 //! - [`runtime`]: devices, memory, dtypes, tensors and the ops on them.
 //! - [`autograd`]: the tape, parameters, and differentiable ops.
 //! - [`opcheck`]: cases of every differentiable op, checked on your device.
 //! - [`ckpt`]: safetensors folders, read strictly and written atomically.
-//! - [`load`]: regions of a checkpoint into tensors, on the CPU and on GPUs.
+//! - [`load`]: loads regions of a checkpoint into tensors on the CPU and on GPUs.
 //! - [`models`]: Qwen3, dense and mixture-of-experts, as plain structs.
-//! - [`train`]: data, optimizer, schedule, and the training loop as a library of parts.
+//! - [`train`]: data, optimizer, schedule, and the parts of the training loop.
 //!
 //! ```
 //! use meshgrad::prelude::*;

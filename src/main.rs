@@ -44,7 +44,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Train a model; without CONFIG a small Qwen3-MoE on text that is already on this machine.
+    /// Train a model; without CONFIG a small Qwen3-MoE on the source code of meshgrad's dependencies.
     Train(TrainArguments),
     /// Continue a prompt with a trained model.
     Sample(SampleArguments),
@@ -144,13 +144,13 @@ fn message(error: &anyhow::Error) -> String {
     message
 }
 
-/// `device` is the CPU.
+/// Runs a command. `device` is the CPU device.
 fn dispatch(command: &Command, device: &Device) -> anyhow::Result<ExitCode> {
     match command {
         Command::Train(arguments) => train(arguments, &arguments.device.open(device)?),
         Command::Sample(arguments) => sample(arguments, &arguments.device.open(device)?),
         Command::Forward(arguments) => forward::forward(arguments, &arguments.device.open(device)?),
-        // Some of its exit codes are not errors.
+        // `ckpt` has nonzero exit codes that are not errors.
         Command::Ckpt(arguments) => return Ok(ckpt::ckpt(arguments, device.properties().threads)),
         Command::Bench(arguments) => return bench::bench(arguments, device),
         Command::Mesh(arguments) => return Ok(mesh::mesh(arguments)),

@@ -18,7 +18,7 @@ use crate::layers::{Linear, RmsNorm};
 pub struct Positions {
     /// Cosines of the rotary angles, [b, t, c/2], f32.
     pub cos: Tensor,
-    /// Their sines.
+    /// Sines of the rotary angles, of the same shape.
     pub sin: Tensor,
     /// The positions of queries and keys in their sequences.
     pub sequences: AttentionSequences,

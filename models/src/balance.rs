@@ -36,7 +36,7 @@ pub fn load_balancing_loss(layers: &[Routing]) -> Result<Option<Var>> {
 }
 
 /// The router z-loss (Zoph et al. 2022): the mean over tokens and layers of the squared log-sum-exp
-/// of the router logits, which keeps these small. Returns a scalar, f32.
+/// of the router logits. It keeps the logits small. Returns a scalar, f32.
 ///
 /// # Errors
 /// As [`load_balancing_loss`].
@@ -96,8 +96,8 @@ mod tests {
         let device = Device::cpu();
         let bias = Tensor::zeros(&device, &[4], DType::F32, Kind::OptimizerState).unwrap();
         let mut expected = [0.0; 4];
-        // The mean of the second is not an integer; the counts of the third exceed the integers of
-        // f32.
+        // In the second case the mean is not an integer. In the third, the counts exceed the range in
+        // which f32 represents every integer.
         for (counts, signs) in [
             ([4.0, 0.0, 2.0, 2.0], [-1.0, 1.0, 0.0, 0.0]),
             ([2.0, 1.0, 1.0, 1.0], [-1.0, 1.0, 1.0, 1.0]),

@@ -53,7 +53,7 @@ impl ModelType {
     }
 }
 
-/// The activation of the gate in an MLP. Qwen3 has no other.
+/// The activation of the gate in an MLP. Qwen3 uses only SiLU.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Activation {
@@ -161,7 +161,7 @@ pub struct Qwen3Config {
     /// Whether the weights of a token's experts are normalized to sum to one. Default false.
     #[serde(default)]
     pub norm_topk_prob: bool,
-    /// Layer `i` may be sparse if `i + 1` is a multiple of it. Default 1.
+    /// Layer `i` may be sparse if `i + 1` is a multiple of this. Default 1.
     #[serde(default = "default_decoder_sparse_step")]
     pub decoder_sparse_step: usize,
     /// Layers that are dense regardless of `decoder_sparse_step`. Indices past the last layer are
@@ -197,7 +197,7 @@ pub struct Qwen3Config {
 }
 
 impl Qwen3Config {
-    /// Every key of the table, in the order of writing.
+    /// Every key of the table, in the order in which they are written.
     pub const KEYS: &[&str] = &[
         "model_type",
         "vocab_size",

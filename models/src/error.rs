@@ -73,7 +73,7 @@ pub enum Error {
     #[error(transparent)]
     Map(#[from] MapError),
 
-    /// A waiver cannot be read.
+    /// A waiver, which allows a problem of a mapping, cannot be parsed.
     #[error(transparent)]
     Waiver(#[from] InvalidAllowance),
 

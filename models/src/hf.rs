@@ -3,8 +3,7 @@
 //!
 //! One parameter may be several tensors of the folder: gate and up are one matrix, and so are all
 //! experts of a layer. A [mapping](map()) relates them; reading and writing apply it in opposite
-//! directions. Parameters may be on any device that computes
-//! ([`load`](meshgrad_load)).
+//! directions. Parameters may be on any device except a meta device ([`load`](meshgrad_load)).
 
 mod loader;
 mod map;

@@ -29,7 +29,7 @@ pub struct Moe {
 /// gradient; [`update_router_bias`](crate::balance::update_router_bias) changes it.
 #[derive(Clone)]
 pub struct RouterBias {
-    /// Its path in the model, as in DeepSeek-V3.
+    /// Its name in the model, as in DeepSeek-V3.
     pub name: String,
     /// Added to the probabilities for the choice only, \[e\] f32.
     pub value: Tensor,

@@ -15,7 +15,7 @@ use crate::layers::RmsNorm;
 use crate::mlp::Mlp;
 use crate::moe::{Moe, RouterBias, Routing};
 
-/// The label of a position that does not count, as in PyTorch.
+/// The label of positions that the loss ignores, as in PyTorch.
 pub const IGNORE_INDEX: i64 = -100;
 
 /// A Qwen3 model. Building one allocates nothing; materialize it, or load it with
@@ -62,21 +62,21 @@ pub struct Compute {
 /// Weights of the balancing losses; zero disables a loss.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Balancing {
-    /// Of [`load_balancing_loss`].
+    /// Weight of [`load_balancing_loss`].
     pub auxiliary: f64,
-    /// Of [`router_z_loss`].
+    /// Weight of [`router_z_loss`].
     pub z: f64,
 }
 
 /// A loss as a sum over tokens, with its weight. Sums and weights add up over microbatches and
 /// ranks; the mean is `total / weight`.
 pub struct Loss {
-    /// Cross-entropy summed over counted tokens, in nats, plus the balancing losses times the
-    /// weight; a scalar, f32; tracked.
+    /// Cross-entropy summed over the tokens that are not ignored, in nats, plus the balancing losses
+    /// times `weight`; a scalar, f32; tracked.
     pub total: Var,
     /// The summed cross-entropy without balancing losses; a scalar, f32.
     pub cross_entropy: Tensor,
-    /// Number of counted tokens; a scalar, f32.
+    /// Number of tokens that are not ignored; a scalar, f32.
     pub weight: Tensor,
     /// The load-balancing loss, if there are experts; a scalar, f32.
     pub auxiliary: Option<Tensor>,
@@ -203,8 +203,8 @@ impl Qwen3 {
         )?)
     }
 
-    /// The cross-entropy of `labels_bt` (i64, aligned with positions, [`IGNORE_INDEX`] where a
-    /// position does not count), plus the balancing losses.
+    /// The cross-entropy of `labels_bt` (i64, aligned with positions; [`IGNORE_INDEX`] is ignored),
+    /// plus the balancing losses.
     ///
     /// # Errors
     /// When an id or label is out of range.

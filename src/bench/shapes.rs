@@ -8,7 +8,7 @@ use meshgrad::models::config::Qwen3Config;
 use meshgrad::prelude::DType;
 use serde::Deserialize;
 
-/// The extents of what is timed.
+/// The shapes at which ops and models are timed.
 #[derive(Deserialize)]
 pub(crate) struct Shapes {
     /// The dtypes of everything but the copy and AdamW.

@@ -73,7 +73,7 @@ const CPU_CACHE: usize = 32 << 20;
 struct Comparison {
     device: Device,
     peer: Option<Peer>,
-    /// Requests that the peer failed, with errors.
+    /// Requests that failed in torch, with their errors.
     peer_errors: Vec<String>,
     versions: Value,
     rounds: usize,
@@ -166,8 +166,8 @@ impl Time {
 
 /// Upper bounds of a device's speed.
 struct Bounds {
-    /// GB/s of the fastest copy that exceeds the cache. Whether a copy reads the lines that it
-    /// overwrites depends on their addresses.
+    /// GB/s of the fastest measurement of a copy larger than the cache. Copies vary in speed: whether
+    /// the cache lines of the destination are read first depends on the addresses.
     copy: f64,
     /// TFLOP/s of multiply-adds in registers, where measured.
     f32: Option<f64>,
@@ -231,7 +231,7 @@ impl Comparison {
 
     /// Times every job of a group.
     fn times<'g>(&mut self, group: &'g Group) -> anyhow::Result<Vec<(&'g Job, Times)>> {
-        // The peer needs memory too.
+        // torch needs memory too.
         self.device.empty_cache();
         let sets = self.sets(group);
         let operands: Vec<_> = (0..sets)
@@ -297,7 +297,7 @@ impl Comparison {
         Ok(seconds / repeats as f64)
     }
 
-    /// Seconds per op of the peer. If the peer ends, the remaining ops are timed without it.
+    /// Seconds per op in torch. If its process ends, the remaining ops are timed without it.
     fn time_torch(&mut self, job: &Job, compiled: bool, sets: usize, repeats: usize) -> Vec<f64> {
         let Some(peer) = &mut self.peer else {
             return Vec::new();

@@ -1,4 +1,4 @@
-//! torch as a peer for a device.
+//! Starts torch for comparison with a device.
 
 use std::time::Duration;
 

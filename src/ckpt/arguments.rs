@@ -18,7 +18,7 @@ const MAX_RANKS: u64 = 100_000;
 /// Problems of a map that are not errors.
 #[derive(clap::Args)]
 pub(super) struct AllowArguments {
-    /// Allow a kind of problem, for all names or for those that match, as in
+    /// Allow a kind of problem, for all tensors or for those whose names match, as in
     /// `unexpected:{r:path}.inv_freq`. Kinds are unmade, unexpected, partly-used and narrowed. May
     /// be repeated.
     #[arg(long, value_name = "KIND[:TEMPLATE]", value_parser = parse_allowed)]
@@ -55,7 +55,7 @@ pub(super) fn parse_template(text: &str) -> Result<Template, String> {
     layout::names(text).map_err(|problem| problem.to_string())
 }
 
-/// Reads a map, or returns the identity without a path.
+/// Reads a map. Without a path, returns the identity.
 pub(super) fn read_map(path: Option<&Path>) -> anyhow::Result<Mapping> {
     let Some(path) = path else {
         return Ok(Mapping::identity());

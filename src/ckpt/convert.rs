@@ -71,9 +71,9 @@ pub(super) struct Report {
 #[derive(Serialize)]
 struct RoundTrip {
     proven: bool,
-    /// Why it is not.
+    /// Why the map has no proven inverse.
     why: Option<String>,
-    /// Pairs of tensors that must be equal for the inverse.
+    /// The number of pairs of tensors that must be equal for the inverse to exist.
     ties: u64,
 }
 
@@ -127,7 +127,7 @@ pub(super) fn convert(arguments: &ConvertArguments, threads: usize) -> anyhow::R
 }
 
 impl Conversion<'_> {
-    /// Makes the outputs of `bound` and commits the folder.
+    /// Computes the outputs of `bound`, writes them and commits the folder.
     pub(super) fn run(&self, bound: &Bound) -> anyhow::Result<Report> {
         let start = Instant::now();
         let retyped = match self.dtype {

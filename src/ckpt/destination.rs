@@ -1,4 +1,4 @@
-//! The folder that a subcommand writes, which is committed atomically.
+//! Writes the destination folder of a subcommand, which is committed atomically.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -29,16 +29,16 @@ pub(super) fn summary_rows(
         .collect()
 }
 
-/// Configurations, tokenizers and templates in a folder from the hub.
+/// Extensions of configurations, tokenizers and chat templates in a folder from the Hugging Face hub.
 const SIDECAR_EXTENSIONS: [&str; 4] = ["json", "txt", "model", "jinja"];
 
-/// Files that describe one folder and are never copied.
+/// Files that are valid only for the folder that they are in, so they are never copied.
 const GENERATED: [&str; 2] = ["manifest.json", "layout.json"];
 
 /// Larger files are not copied.
 const MAX_SIDECAR_BYTES: u64 = 256 << 20;
 
-/// The dtypes that weights are converted to.
+/// The dtypes that weights can be converted to.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum FloatType {
     #[value(name = "BF16")]
@@ -68,7 +68,7 @@ impl FloatType {
     }
 
     /// The outputs of a map, with floats of 16 bits or more converted to this dtype. Smaller floats
-    /// are quantized: their values have no meaning without their scales.
+    /// stay as they are: they are quantized, and their values have no meaning without their scales.
     pub(super) fn of(self, bound: &Bound) -> Vec<TensorSpec> {
         let retyped = |mut spec: TensorSpec| {
             if let Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::BF16 = spec.dtype {
@@ -103,8 +103,8 @@ pub(super) fn folder_writer(made: &[TensorSpec], max_shard: u64) -> anyhow::Resu
     Ok(writer)
 }
 
-/// Copies the configuration, tokenizer and templates of a folder, and sets `dtype` in the
-/// configuration if given. Returns the names.
+/// Copies the configuration, tokenizer and templates of a folder and returns their names. If `dtype`
+/// is given, sets it in the configuration.
 pub(super) fn copy_sidecar_files(
     folder: Option<&Path>,
     staging: &mut Staging,
@@ -156,8 +156,8 @@ fn is_sidecar_file(name: &str) -> bool {
         && printable(name) == name
 }
 
-/// A small regular file, or a link into the blobs of the Hugging Face cache. Any other link could
-/// expose a file from outside the folder.
+/// Whether the path is a small regular file, or a link into the blobs of the Hugging Face cache. Any
+/// other link could expose a file from outside the folder.
 fn is_safe_to_copy(folder: &Path, path: &Path) -> bool {
     let small = |metadata: &fs::Metadata| metadata.is_file() && metadata.len() <= MAX_SIDECAR_BYTES;
     let is_link = fs::symlink_metadata(path).is_ok_and(|it| it.is_symlink());

@@ -41,14 +41,14 @@ pub(super) fn export(arguments: &ExportArguments, threads: usize) -> anyhow::Res
     let folder = source.folder.path();
     ensure!(
         source.folder_path().is_some(),
-        "{} is a file; give its folder, which must contain config.json, or convert the file by \
+        "{} is a file; give its folder, which must contain config.json, or convert the file with \
          `meshgrad ckpt convert`",
         display_path(folder)
     );
     ensure!(
         folder.join("config.json").is_file(),
-        "{} has no config.json, without which the export could not be loaded; `meshgrad ckpt \
-         convert` copies weights alone",
+        "{} has no config.json, so the export could not be loaded; to copy only the weights, use \
+         `meshgrad ckpt convert`",
         display_path(folder)
     );
     // Checkpoints already use the names of the hub.

@@ -11,7 +11,7 @@
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
-/// Numbers are folded if they are whole parts between these.
+/// A number is folded only if it is a whole part between these.
 const SEPARATORS: [char; 2] = ['.', '/'];
 
 /// Replaces a number in a template; tensor names never contain it.
@@ -28,7 +28,7 @@ pub(crate) struct Folded {
     pub(crate) members: Vec<usize>,
 }
 
-/// Folds names of equal `kind`, in the order of their first members.
+/// Folds names of equal kind `K` into patterns, sorted by their first members.
 pub(crate) fn fold<'a, K: Ord>(names: impl IntoIterator<Item = (&'a str, K)>) -> Vec<Folded> {
     let mut groups: BTreeMap<(String, K), BTreeMap<Vec<u64>, usize>> = BTreeMap::new();
     for (at, (name, kind)) in names.into_iter().enumerate() {
@@ -96,7 +96,7 @@ fn split(name: &str) -> (String, Vec<u64>) {
     (template, numbers)
 }
 
-/// A number without sign and leading zeros.
+/// Parses a number without sign and leading zeros.
 fn number(part: &str) -> Option<u64> {
     let plain = part.bytes().all(|byte| byte.is_ascii_digit());
     let canonical = plain && (part == "0" || !part.starts_with('0'));
@@ -109,7 +109,7 @@ fn products(tuples: &[&[u64]]) -> Vec<Vec<Vec<u64>>> {
         return vec![Vec::new()];
     }
 
-    // Groups first numbers that are followed by equal sets of rests.
+    // Groups the first numbers by the set of tuples that follow them.
     let mut first_of: BTreeMap<Vec<&[u64]>, Vec<u64>> = BTreeMap::new();
     for same_first in tuples.chunk_by(|a, b| a[0] == b[0]) {
         let rests = same_first.iter().map(|tuple| &tuple[1..]).collect();

@@ -124,7 +124,7 @@ impl LeftAlone {
 }
 
 impl Report {
-    /// `removed` items, with what remains.
+    /// A report of the removed items and of what remains.
     fn new(
         arguments: &GcArguments,
         removed: &[Leftover],

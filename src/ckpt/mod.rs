@@ -45,7 +45,7 @@ enum CkptCommand {
     Verify(verify::VerifyArguments),
     /// Compute what loading would cost each rank.
     Plan(plan::PlanArguments),
-    /// Convert a model by a map, in either direction.
+    /// Convert a model with a map, in either direction.
     Convert(convert::ConvertArguments),
     /// Export a checkpoint as a Hugging Face folder.
     Export(export::ExportArguments),
@@ -65,7 +65,7 @@ enum CkptCommand {
 
 /// Runs a subcommand with at most `threads` threads.
 pub(crate) fn ckpt(arguments: &CkptArguments, threads: usize) -> ExitCode {
-    // Where 1 is a result, as for `diff`, errors exit with 2.
+    // Errors exit with 2 if 1 is a result, as for `diff`.
     let (answer, error_code) = match &arguments.command {
         CkptCommand::Inspect(arguments) => (inspect::inspect(arguments, threads), 1),
         CkptCommand::Diff(arguments) => (diff::diff(arguments, threads), 2),

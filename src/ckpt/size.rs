@@ -50,7 +50,7 @@ pub(crate) fn bytes(count: u64) -> String {
     }
 }
 
-/// `950`, `3.42 M`, `30.5 B`: three digits, and B for billions as usual for parameters.
+/// `950`, `3.42 M`, `30.5 B`: three digits, with B for billions as is usual for parameter counts.
 pub(crate) fn count(count: u64) -> String {
     let (value, step) = scaled(count, 1000.0, 999.5);
     let digits = match value {

@@ -17,8 +17,8 @@ pub(super) struct Source {
 }
 
 impl Source {
-    /// Opens a Hugging Face folder, a safetensors file, a checkpoint, or the newest one of a run;
-    /// reads no data.
+    /// Opens a Hugging Face folder, a safetensors file, a checkpoint, or the newest checkpoint of a
+    /// run; reads no data.
     pub(super) fn open(path: &Path) -> anyhow::Result<Source> {
         let metadata =
             fs::metadata(path).with_context(|| format!("cannot open {}", display_path(path)))?;
@@ -62,7 +62,7 @@ impl Source {
         }
     }
 
-    /// The path if it is a folder, whose other files belong to the model.
+    /// The path, if it is a folder and not a single file.
     pub(super) fn folder_path(&self) -> Option<&Path> {
         let path = self.folder.path();
         let is_file = self.folder.files().iter().any(|file| file.path() == path);

@@ -1,8 +1,8 @@
-//! Makes tensors for a writer within a memory budget.
+//! Loads and converts tensors for a writer within a memory budget.
 //!
-//! The writer requests tensors in order. One plan makes the requested tensor together with as many
+//! The writer requests tensors in order. One plan computes the requested tensor together with as many
 //! following ones as fit into half of the budget; the other half is for windows. A larger tensor is
-//! made in groups of rows.
+//! computed in groups of rows.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -32,7 +32,7 @@ impl Limits {
     }
 }
 
-/// Makes tensors in the order of the writer: within one dtype, by name.
+/// Computes tensors in the order of the writer: by name within each dtype.
 pub(super) struct Stream<'a> {
     graph: &'a Graph,
     catalog: Catalog<'a>,
@@ -42,7 +42,7 @@ pub(super) struct Stream<'a> {
     target_bytes: u64,
     /// All tensors, by name.
     wants: BTreeMap<Arc<str>, LoadRequest>,
-    /// Tensors that are made but not written yet.
+    /// Tensors that are computed but not written yet.
     ready: BTreeMap<Arc<str>, Vec<u8>>,
     progress: &'a ProgressBar,
     read_bytes: u64,
@@ -98,7 +98,7 @@ impl<'a> Stream<'a> {
         Ok(())
     }
 
-    /// Makes a tensor and some following ones, or none if it is too large.
+    /// Computes a tensor and some following ones, or none if it is too large.
     fn load_group(&mut self, name: &str) -> anyhow::Result<()> {
         let mut group = self.group(name);
         while !group.is_empty() {
@@ -149,7 +149,7 @@ impl<'a> Stream<'a> {
             .clone();
         let mut at_once = self.target_bytes;
         let mut all = by_rows(&want, tensor.dtype, at_once);
-        // The minimum is one row. If that does not fit, the plan's error says what it needs.
+        // The minimum is one row. If it does not fit, the plan's error states the memory it needs.
         while at_once > 0 {
             match all
                 .first()

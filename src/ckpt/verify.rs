@@ -75,7 +75,7 @@ impl Status {
         }
     }
 
-    /// Files that cannot be read, or not by this version, are not necessarily damaged.
+    /// Files that cannot be read, or only by a newer version, are not necessarily damaged.
     fn of(error: &Error) -> Status {
         match error {
             Error::Io { .. }

@@ -1,4 +1,4 @@
-//! The view of a rank on a configuration, as text and JSON.
+//! A configuration as seen from one rank, as text and JSON.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -36,7 +36,7 @@ pub(super) struct View {
     coordinate: Named,
     /// The groups of the rank.
     groups: BTreeMap<String, Vec<usize>>,
-    /// The number of communicators for these groups: equal groups share, singletons need none.
+    /// The number of communicators for these groups. Equal groups share one, singletons need none.
     distinct_communicators: usize,
     report: Report,
     #[serde(skip)]

@@ -16,14 +16,14 @@ pub enum ConfigError {
         found: &'static str,
     },
 
-    /// Another architecture, or none.
+    /// `model_type` is missing or not supported.
     #[error("model_type is {found}; supported are `qwen3` and `qwen3_moe`")]
     ModelType {
         /// The value in the file, or `missing`.
         found: String,
     },
 
-    /// Unknown keys. Ignoring them could give another model.
+    /// Unknown keys. Ignoring them could change the computation.
     #[error(
         "config.json has unknown keys: {}; remove them if they do not affect the computation",
         .keys.join(", ")

@@ -1,4 +1,4 @@
-//! Reading: from a folder to a model's parameters, on any device.
+//! Loads a folder into a model's parameters, on any device.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ use super::memory::specs;
 use crate::config::Qwen3Config;
 use crate::{Error, Qwen3, Result};
 
-/// Loads the model of `dir`, config.json and safetensors files, to `device`.
+/// Loads the model in `dir` (config.json and safetensors files) to `device`.
 ///
 /// # Errors
 /// [`Error::ConfigFile`]; [`Error::Tensors`] with all tensors that are missing, unexpected or of
@@ -134,7 +134,7 @@ impl<'a> Loader<'a> {
         Ok(())
     }
 
-    /// Reads each byte once, straight to its destination.
+    /// Reads each byte once, directly to its destination.
     fn read<'t>(
         &self,
         tensors: &'t [(Param, Tensor)],

@@ -1,4 +1,4 @@
-//! Tensors as bytes to write.
+//! The bytes of the tensors that are written.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -28,7 +28,7 @@ pub(super) fn specs(tensors: &[(Param, Tensor)]) -> Result<Vec<TensorSpec>> {
 /// place; those of a GPU are copied once.
 pub(super) struct SourceBytes<'t> {
     tensors: BTreeMap<&'t str, &'t Tensor>,
-    /// Remaining uses of each.
+    /// The remaining uses of each tensor.
     uses: BTreeMap<&'t str, usize>,
     open: BTreeMap<&'t str, Bytes<'t>>,
 }
@@ -44,7 +44,7 @@ enum Elements<'t, T> {
 }
 
 impl<'t> SourceBytes<'t> {
-    /// No open tensor yet. `needed` has the set of names of each use.
+    /// Starts without open tensors. `needed` contains the names of the tensors of each use.
     pub(super) fn new(
         tensors: &'t [(Param, Tensor)],
         needed: &[BTreeSet<&'t str>],

@@ -1,4 +1,4 @@
-//! Writing: from parameters, or tensors of their shapes, to Hugging Face tensors.
+//! Writes parameters, or tensors of their shapes, as Hugging Face tensors.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -73,7 +73,8 @@ pub fn add_tensors(
     Ok(())
 }
 
-/// The bytes of the Hugging Face tensors for tensors with the names and shapes of their parameters.
+/// Converts tensors with the names and shapes of their parameters to Hugging Face tensors, and returns
+/// their bytes.
 ///
 /// # Errors
 /// As [`add_tensors`].

@@ -1,5 +1,5 @@
 //! Errors of loading name the tensor and leave the model unchanged. Some errors make the GPU
-//! unusable, so these tests run in processes of their own.
+//! unusable, so these tests run in separate processes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -47,7 +47,7 @@ fn out_of_memory_names_the_tensor() {
     assert_without_values(&model);
 }
 
-/// Another kernel fails while the files are read, and with it the next or a pending copy.
+/// An unrelated kernel fails while the files are read, so the next copy or a pending one fails too.
 #[test]
 fn a_failed_copy_names_the_tensor() {
     if !is_for("copy") {
@@ -98,7 +98,7 @@ impl Named for Qwen3 {
     }
 }
 
-/// A file is truncated while it is read: an error, and no thread waits forever for memory.
+/// Truncating a file while it is read is an error, and no thread waits forever for memory.
 #[test]
 fn a_file_truncated_during_loading() {
     let Some(gpu) = gpu() else { return };
@@ -128,7 +128,7 @@ fn a_file_truncated_during_loading() {
     }
 }
 
-/// A bound that is too small is an error that names a sufficient one.
+/// If the bound is too small, the error states a sufficient one.
 #[test]
 fn a_bound_that_is_too_small() {
     let Some(gpu) = gpu() else { return };

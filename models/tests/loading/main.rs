@@ -56,15 +56,15 @@ fn bits(model: &Qwen3) -> Vec<(String, Vec<u32>)> {
     model.params().into_iter().map(of).collect()
 }
 
-/// Bounds on pinned memory: for everything, for a part, and for less than a row of stacked experts.
+/// Bounds on pinned memory, from more than all tensors need to less than a row of stacked experts.
 const BOUNDS: [u64; 4] = [256 << 20, 1 << 20, 128 << 10, 24 << 10];
 
-/// Pinned bytes of the two buffers through which values are copied back for comparison; they are
-/// kept.
+/// Pinned bytes of the two buffers through which values are copied back for comparison. They stay
+/// pinned.
 const COMPARING: usize = 8 << 20;
 
-/// All configurations, both expert layouts and both dtypes: the same parameters on both devices,
-/// and pinned memory within the bound, none of it left afterwards.
+/// For all configurations, both expert layouts and both dtypes, both devices load the same parameters.
+/// Pinned memory stays within the bound and is freed afterwards.
 #[test]
 fn loaded_parameters_are_the_same_on_all_devices() {
     let Some(gpu) = gpu() else { return };
@@ -101,8 +101,8 @@ fn assert_bounded(gpu: &Device, bound: u64) {
     assert!((1..=bound).contains(&peak), "{peak} of {bound}");
 }
 
-/// The same if the GPU copies as late as events allow, which detects buffers that are refilled too
-/// early.
+/// Loading gives the same result if the GPU copies as late as events allow. This detects buffers that
+/// are refilled too early.
 #[test]
 fn late_copies_change_nothing() {
     if gpu().is_none_or(|gpu| gpu.to_string().starts_with("cuda")) {
@@ -115,7 +115,7 @@ fn late_copies_change_nothing() {
     }
 }
 
-/// Loading is complete when it returns, whatever stream the tensors were allocated on.
+/// Loading is complete when it returns, regardless of the stream that the tensors were allocated on.
 #[test]
 fn loading_in_a_stream_scope() {
     let Some(gpu) = gpu() else { return };

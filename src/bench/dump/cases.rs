@@ -1,4 +1,4 @@
-//! The cases of a dump: every kernel on fixed inputs, including odd sizes and special values.
+//! The cases of a dump: every kernel on fixed inputs, including ragged sizes and special values.
 //!
 //! A result is *exact* if its kernel uses only IEEE 754 operations in an order that depends on the
 //! shape: every GPU and the emulator must agree on each bit. The order and the intermediate
@@ -52,10 +52,11 @@ const BINARY: &[Binary] = &[
     }),
 ];
 
-/// Rows and features: whole vectors and warps, several warps, an odd size.
+/// [rows, features]: whole vectors and warps, several warps, and rows that are not whole vectors.
 const NORMS: [[usize; 2]; 3] = [[37, 1024], [5, 4096], [19, 333]];
 
-/// m, n, k: whole tiles, ragged aligned ones, unaligned ones, a single row, many steps along k.
+/// [m, n, k]: whole tiles, partial tiles of aligned rows, unaligned rows, a single row, and many
+/// steps along k.
 const PRODUCTS: [[usize; 3]; 5] = [
     [128, 128, 64],
     [130, 136, 72],

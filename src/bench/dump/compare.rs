@@ -139,9 +139,9 @@ struct Difference {
     max_abs: f64,
     /// Relative to the expected element.
     max_rel: f64,
-    /// The distance in units in the last ordinal.
+    /// The distance in units in the last place.
     max_ulp: u64,
-    /// The norm of the difference over the norm of the expected result.
+    /// The norm of the difference divided by the norm of the expected result.
     norm: f64,
 }
 
@@ -185,7 +185,7 @@ impl Difference {
         total
     }
 
-    /// Exact results must not differ. Others may, but not in being NaN.
+    /// Exact results must be equal. In other results, the same elements must be NaN.
     fn fails(&self, entry: &Entry) -> bool {
         match entry.exact {
             true => self.elements > 0,

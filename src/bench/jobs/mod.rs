@@ -21,9 +21,9 @@ pub(crate) struct Job {
     pub(crate) name: &'static str,
     pub(crate) dtype: DType,
     pub(crate) amount: Amount,
-    /// The request to the peer, if it supports the op.
+    /// The request to torch, if it supports the op.
     pub(crate) request: Option<Value>,
-    /// Whether torch.compile is timed too, where it can fuse several kernels.
+    /// Whether torch.compile is timed too. Set for ops in which it can fuse several kernels.
     pub(crate) compiles: bool,
     pub(crate) run: Run,
 }
@@ -70,7 +70,7 @@ impl Job {
 /// Runs the op on one set of operands.
 pub(crate) type Run = Box<dyn Fn(&[Tensor]) -> Result<Vec<Tensor>>>;
 
-/// The necessary work of a job, for any implementation.
+/// The work that any implementation of a job must do.
 #[derive(Clone, Copy)]
 pub(crate) enum Amount {
     /// Bytes: each operand read once and each result written once.
@@ -90,10 +90,10 @@ pub(crate) struct Group {
 /// Generates one set of operands.
 pub(crate) type Operands = Box<dyn Fn(&Source<'_>) -> Result<Vec<Tensor>>>;
 
-/// Generates random operands, because the speed of a chip depends on their values.
+/// Generates operands. They are random because the speed of a chip depends on their values.
 pub(crate) struct Source<'d> {
     pub(crate) device: &'d Device,
-    /// Sets of one group differ.
+    /// The index of the set, which seeds its values.
     pub(crate) set: usize,
 }
 
@@ -127,7 +127,7 @@ impl Source<'_> {
     }
 }
 
-/// All groups but the copy that measures the bandwidth.
+/// All groups, without the copy that measures the bandwidth.
 pub(crate) fn groups(shapes: &Shapes) -> Vec<Group> {
     let mut groups = rows::groups(shapes);
     groups.extend(products::groups(shapes));

@@ -78,7 +78,7 @@ fn loss(shape: &shapes::Vocabulary, dtype: DType) -> Group {
             let (max, sum, logit) = values::linear_cross_entropy(&of[0], &of[1], targets)?;
             Ok(vec![max, sum, logit])
         }),
-        // Necessary products only; meshgrad also recomputes the logits.
+        // Only the necessary products are counted; meshgrad also recomputes the logits.
         Job::new(
             "linear_cross_entropy_grads",
             dtype,

@@ -31,7 +31,7 @@ pub(super) enum Method {
 /// A file of the checkpoint, opened with and without O_DIRECT.
 struct DualFile {
     cached: File,
-    /// `None` if the file system refuses.
+    /// `None` if the file system does not support O_DIRECT.
     direct: Option<File>,
     bytes: u64,
 }
@@ -102,8 +102,8 @@ impl Files {
         })
     }
 
-    /// Reads all files into `memory`: each block to its own place if there is room for all, else
-    /// each thread repeatedly into its share. Returns the bytes read.
+    /// Reads all files into `memory` and returns the bytes read. If all blocks fit, each is read to a
+    /// separate range. Otherwise each thread reads all its blocks into one range.
     pub(super) fn read(
         &self,
         method: Method,
@@ -222,7 +222,7 @@ mod tests {
         Files::open(paths.iter().map(|path| &**path), block, threads).unwrap()
     }
 
-    /// Every method reads each byte exactly once, with room for all blocks or little.
+    /// Every method reads each byte exactly once, whether or not all blocks fit into memory.
     #[test]
     fn every_method_reads_all_bytes() {
         let folder = tempfile::tempdir().unwrap();
@@ -233,7 +233,7 @@ mod tests {
             for method in [Method::Cached, Method::Digested, Method::Direct] {
                 if method == Method::Direct && files.files.iter().any(|file| file.direct.is_none())
                 {
-                    continue; // such as tmpfs on old kernels
+                    continue; // for example tmpfs on old kernels
                 }
                 for room in [files.room(), threads * block.min(20_480)] {
                     let mut memory = meshgrad_harness::map_new(room).unwrap();

@@ -32,11 +32,11 @@ pub(super) struct Allocation {
 /// The memory of a sample.
 #[derive(Serialize, Clone, Copy)]
 pub(super) struct Memory {
-    /// Whether all tensors fit at once.
+    /// Whether all tensors fit together.
     pub(super) holds_all: bool,
     /// Bytes that stay allocated for all samples.
     pub(super) kept: u64,
-    /// Bytes of tensors being loaded; part of `kept` if that holds all.
+    /// Bytes of tensors being loaded; part of `kept` if `holds_all`.
     pub(super) targets: u64,
     pub(super) windows: u64,
     pub(super) plan: u64,
@@ -50,7 +50,7 @@ impl Memory {
     }
 }
 
-/// Keeps all tensors in memory if they fit, else streams them.
+/// Keeps all tensors in memory if they fit, otherwise streams them.
 pub(super) fn allocate(
     folder: &Folder,
     methods: &[Method],

@@ -1,4 +1,5 @@
-//! Ctrl-C sets a flag that samples poll, so that temporary files are removed before the exit.
+//! Ctrl-C sets a flag that samples poll, so that temporary files are removed before the program
+//! exits.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context, ensure};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-/// Whether the user requested the end.
+/// Whether the user requested that the program stop.
 #[derive(Default)]
 pub(super) struct Interrupt {
     requested: Arc<AtomicBool>,
@@ -23,7 +24,7 @@ impl Interrupt {
         Ok(interrupt)
     }
 
-    /// An error after a signal.
+    /// Fails after a signal.
     pub(super) fn check(&self) -> anyhow::Result<()> {
         let requested = self.requested.load(Ordering::Relaxed);
         ensure!(!requested, "interrupted; nothing was left behind");

@@ -1,4 +1,4 @@
-//! Our loads: a plan of all tensors as they are, executed by one of the backends.
+//! Loads by meshgrad: a plan of all tensors without a map, executed by one of the backends.
 
 use std::cell::RefCell;
 use std::time::Instant;
@@ -18,7 +18,7 @@ use meshgrad_harness::map_new;
 use super::interrupt::Interrupt;
 use super::memory::{Pool, ResidentTargets};
 
-/// The backends of the command line.
+/// The values of `--backend`.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum Method {
     /// Positioned reads through the page cache.
@@ -67,7 +67,7 @@ pub(super) enum Residency {
     Streamed { chunk: u64 },
 }
 
-/// Makes load plans.
+/// Plans loads.
 pub(super) struct Planner<'f> {
     pub(super) folder: &'f Folder,
     pub(super) threads: usize,
@@ -107,7 +107,7 @@ impl Planner<'_> {
     }
 }
 
-/// Why a file cannot be read by this method, if any.
+/// Why one of the files cannot be read by this method, or `None`.
 pub(super) fn refusal(folder: &Folder, method: Method) -> anyhow::Result<Option<String>> {
     let sources = Sources::open(folder, method.choice())?;
     let refused = sources

@@ -1,7 +1,7 @@
 //! The memory that samples are read into, within the budget.
 //!
-//! Each new page costs a fault, often more than the read itself; reused pages do not. So contestants
-//! that are compared get the same kind of memory, which the report names.
+//! Each new page costs a page fault, often more than the read itself; reused pages do not. Methods
+//! are therefore compared with the same kind of memory, which the report states.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};

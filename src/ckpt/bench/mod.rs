@@ -1,5 +1,5 @@
-//! `meshgrad ckpt bench`: times loads of a checkpoint against plain reads of the same files, to tell
-//! a slow load from a slow disk.
+//! `meshgrad ckpt bench`: times loads of a checkpoint against plain reads of the same files, to
+//! distinguish a slow load from a slow disk.
 //!
 //! ```text
 //! opening   index and headers; the plan
@@ -7,7 +7,7 @@
 //! writing   plain writes with a sync; our save                     with --write
 //! ```
 //!
-//! Contestants of a group run in interleaved rounds ([`rounds`]) with the same kind of memory
+//! The methods of a group run in interleaved rounds ([`rounds`]) with the same kind of memory
 //! ([`memory`]).
 
 mod baseline;
@@ -82,7 +82,7 @@ pub(super) fn bench(arguments: &BenchArguments, threads: usize) -> anyhow::Resul
     Ok(Answer::success(report.text()))
 }
 
-/// What all contestants share.
+/// The state that all contestants share.
 struct Bench<'a> {
     arguments: &'a BenchArguments,
     source: &'a Source,
@@ -124,7 +124,7 @@ impl<'a> Bench<'a> {
     }
 
     fn run(&self) -> anyhow::Result<Report> {
-        // First, because it fails if the disk has too little space.
+        // Created first, because it fails if the disk has too little space.
         let (folder, memory) = (self.folder(), &self.memory);
         let parent = self.arguments.write.as_deref();
         let new = |parent| Writer::new(parent, folder, memory, &self.progress, self.interrupt);
@@ -222,7 +222,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// Our load, compared with the plain read of the same kind.
+    /// A load by meshgrad, compared with the plain read of the same kind.
     fn load(&self, method: Method, pages: Pages) -> anyhow::Result<Contestant<'_>> {
         let new = match pages {
             Pages::Reused => "",
@@ -240,7 +240,7 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// Why new memory in addition to the kept memory exceeds the budget.
+    /// Why new memory in addition to the kept memory exceeds the budget, or `None`.
     fn over_budget(&self, pages: Pages) -> Option<String> {
         let memory = self.allocation.memory;
         let need = memory.total() + memory.targets;
@@ -254,7 +254,7 @@ impl<'a> Bench<'a> {
     }
 
     fn write(&self, writer: &Writer<'_>) -> anyhow::Result<Vec<Measurement>> {
-        // Fills the memory with the tensors, as far as they fit.
+        // Fills the memory with as many of the tensors as fit.
         self.loader().load(Method::Auto, Pages::Reused)?;
         let contestant = |name: &str, method, baseline| Contestant {
             name: name.to_owned(),

@@ -23,7 +23,7 @@ impl Mount {
     }
 }
 
-/// The mount with the longest prefix of `path`. Of several with one path the last hides the others.
+/// The mount whose path is the longest prefix of `path`. The last mount at a path hides earlier ones.
 fn find(mountinfo: &str, path: &Path) -> Option<Mount> {
     let mounts = mountinfo.lines().filter_map(parse);
     let above = mounts.filter(|mount| path.starts_with(&mount.mounted_at));

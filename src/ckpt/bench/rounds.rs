@@ -1,18 +1,18 @@
-//! Interleaved rounds of contestants, which are compared by the ratios within each round.
+//! Times contestants in interleaved rounds and compares them by the ratios within each round.
 
 use meshgrad_harness::{Spread, interleave};
 use serde::Serialize;
 
 use super::interrupt::Interrupt;
 
-/// One of the methods that are compared.
+/// One of the compared methods.
 pub(super) struct Contestant<'a> {
     pub(super) name: String,
     /// Bytes per sample; 0 if it moves no data.
     pub(super) bytes: u64,
     /// The index of the contestant that its speed is compared with.
     pub(super) baseline: Option<usize>,
-    /// Takes a sample, or why that is impossible.
+    /// Takes a sample; an error is the reason why this is impossible.
     pub(super) sample: Result<Sample<'a>, String>,
 }
 
@@ -41,8 +41,8 @@ pub(super) struct Relative {
     pub(super) speed: Spread,
 }
 
-/// Takes `samples` samples of each contestant in interleaved rounds, after one that is not counted.
-/// Calls `before` before each sample.
+/// Takes `samples` samples of each contestant in interleaved rounds, after a warm-up round. Calls
+/// `before` before each sample.
 pub(super) fn measure(
     contestants: &[Contestant<'_>],
     samples: u32,

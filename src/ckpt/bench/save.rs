@@ -1,7 +1,7 @@
-//! Times our saves against plain writes of as many bytes, both synced.
+//! Times saves by meshgrad against plain writes of the same number of bytes, both synced.
 //!
-//! All files are in one hidden folder: a staged checkpoint that is never committed. It is locked and
-//! removed on drop; after a kill `gc` removes it.
+//! All files are in one hidden folder: a staged checkpoint that is never committed. It is locked, and
+//! removed on drop. If the process is killed, `gc` removes it.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -78,7 +78,7 @@ impl<'a> Writer<'a> {
         })
     }
 
-    /// Why the file system does not support this method, if so.
+    /// Why the file system does not support this method, or `None`.
     pub(super) fn refusal(&self, method: Method) -> Option<String> {
         let path = self.file();
         let tried = || -> std::io::Result<()> {
@@ -171,7 +171,7 @@ impl<'a> Writer<'a> {
         Ok(staging.commit()?)
     }
 
-    /// The offset at which loads place a tensor; files have another order.
+    /// The offset in memory to which loads write a tensor. The order differs from that of the files.
     fn offset_of(&self, name: &str) -> usize {
         self.offsets.get(name).copied().unwrap_or(0)
     }

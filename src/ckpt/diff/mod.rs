@@ -22,12 +22,12 @@ use crate::answer::Answer;
 pub(super) struct DiffArguments {
     /// A safetensors file, a folder of them, a checkpoint, or a run: its newest checkpoint.
     a: PathBuf,
-    /// Another of these.
+    /// The second one, of any of these kinds.
     b: PathBuf,
     /// Compare only tensors that match; `*` is any text. May be repeated.
     #[arg(long, value_name = "GLOB", value_parser = parse_glob)]
     tensors: Vec<Pattern>,
-    /// Also compare elements: by bits for equal dtypes, else by value.
+    /// Also compare elements: by bits for equal dtypes, otherwise by value.
     #[arg(long)]
     values: bool,
     /// Memory for tensor data.
@@ -43,7 +43,7 @@ struct Report {
     a: SideReport,
     b: SideReport,
     same: bool,
-    /// Tensors of equal name, shape and dtype.
+    /// The number of tensors with equal name, shape and dtype.
     matching: u64,
     only_in_a: Vec<TensorReport>,
     only_in_b: Vec<TensorReport>,

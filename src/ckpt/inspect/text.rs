@@ -61,7 +61,7 @@ impl Report {
         table.to_string()
     }
 
-    /// The metadata of all headers, each value once.
+    /// The metadata of all headers; each pair of key and value is shown once.
     fn metadata(&self) -> String {
         const LONGEST: usize = 60;
 
@@ -155,7 +155,7 @@ impl Report {
     }
 }
 
-/// The statistics over all elements of some tensors; dashes if a dtype is not decoded.
+/// The statistics of all elements of some tensors; dashes if a dtype is not supported.
 fn stats_cells<'a>(tensors: impl Iterator<Item = &'a TensorReport>) -> [String; 7] {
     let mut all = Statistics::default();
     for tensor in tensors {

@@ -52,7 +52,7 @@ pub(super) struct PlanArguments {
     /// Merge reads of ranges at most this far apart [default: 256KiB].
     #[arg(long, value_name = "SIZE")]
     gap: Option<ByteSize>,
-    /// Plan for direct reads, which bypass the page cache and read whole blocks.
+    /// Plan O_DIRECT reads, which bypass the page cache and read whole disk blocks.
     #[arg(long)]
     direct: bool,
     /// Read bandwidth for the estimate of seconds.
@@ -103,13 +103,13 @@ struct Report {
     source: Summary,
     map: Option<String>,
     mesh: Option<String>,
-    /// Tensors that are loaded, and tensors of the source that they are made from.
+    /// The number of tensors that are loaded, and of source tensors that they are made from.
     outputs: u64,
     inputs: u64,
     /// Problems that were allowed.
     allowed: Vec<String>,
     bytes_per_second: u64,
-    /// All ranks of the layout.
+    /// The number of ranks of the layout.
     rank_count: u64,
     ranks: Vec<RankReport>,
 }

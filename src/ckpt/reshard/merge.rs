@@ -1,4 +1,4 @@
-//! Merges shards: each tensor is assembled from the shards of its primary replicas.
+//! Merges the shards of all ranks. A shard that several ranks hold is read from its primary replica.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -141,7 +141,8 @@ struct Part {
 }
 
 impl Merger<'_> {
-    /// Writes a tensor in groups of rows. Memory holds the ranks' rows and the merged rows.
+    /// Writes a tensor in groups of rows. Memory must hold both the rows of the shards and the merged
+    /// rows.
     fn write_tensor(&mut self, spec: &TensorSpec, sink: &mut TensorSink<'_>) -> anyhow::Result<()> {
         let parts = self.parts(spec)?;
         for rows in rows_per_batch(&spec.shape, spec.dtype, self.limits.target_bytes()) {
@@ -233,7 +234,7 @@ fn clipped(region: &Region, other: &Region) -> Option<Region> {
     (!is_empty).then_some(clipped)
 }
 
-/// Concatenates a grid of leaves, one dim after the other.
+/// Concatenates a grid of leaves along each dim in turn.
 fn concat(
     graph: &mut Graph,
     leaves: Vec<(Expr, Region)>,

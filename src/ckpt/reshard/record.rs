@@ -110,11 +110,12 @@ impl LayoutRecord {
     }
 }
 
-/// The region of each tensor that a rank keeps, in the order of the tensors.
+/// The region of each tensor that a rank holds, in the order of the tensors.
 #[derive(PartialEq, Eq)]
 pub(super) struct Regions(pub(super) Vec<(String, Vec<Range<u64>>)>);
 
-/// A region in the metadata of a file. The extents are those of the file's tensor.
+/// A region in the metadata of a file: its offset in the full tensor, and the full tensor's shape.
+/// The extents of the region are those of the tensor in the file.
 #[derive(Serialize, Deserialize, PartialEq, Eq)]
 struct RegionRecord {
     offset: Vec<u64>,

@@ -1,4 +1,4 @@
-//! Decodes elements of all dtypes of whole bytes exactly, as f64 or i128.
+//! Decodes elements exactly, as f64 or i128. Supports all real dtypes of whole bytes.
 
 use half::f16;
 use meshgrad::ckpt::Dtype;
@@ -20,7 +20,7 @@ pub(crate) enum Floats {
 }
 
 impl Decoder {
-    /// `None` for complex numbers and for elements of less than a byte.
+    /// Returns `None` for complex dtypes and for elements of less than a byte.
     pub(crate) fn new(dtype: Dtype) -> Option<Decoder> {
         let wide = |decode| Decoder::Floats(Floats::Wide(decode));
 

@@ -31,8 +31,8 @@ pub(crate) struct Difference {
     pub(crate) max_relative: Option<f64>,
     /// Pairs with NaN or infinity that differ.
     pub(crate) not_finite: u64,
-    /// Counts of the finite pairs that differ by units in the last place, in [`ULP_BUCKETS`], for
-    /// floats of equal dtype.
+    /// A histogram of the finite pairs that differ, by units in the last place ([`ULP_BUCKETS`]). Only
+    /// for floats of equal dtype.
     pub(crate) ulps: Option<[u64; ULP_BUCKETS.len()]>,
 }
 
@@ -117,7 +117,7 @@ fn ulps_between(a: u64, b: u64, bits: usize) -> u64 {
     }
 }
 
-/// Whether the dtype is a float of a sign and a magnitude.
+/// Whether the dtype is a float with a sign bit and a magnitude.
 fn has_ulps(dtype: Dtype) -> bool {
     let floats = [
         Dtype::F64,
@@ -310,7 +310,7 @@ impl<'a> Comparison<'a> {
 }
 
 impl Difference {
-    /// Counts a byte that differs in an element that is not decoded.
+    /// Counts a differing byte of element `at`, whose dtype is not decoded.
     fn add_undecoded(&mut self, at: u64) {
         self.differing += 1;
         self.first = self.first.into_iter().chain([at]).min();

@@ -15,7 +15,7 @@ use super::super::size::{self, ByteSize};
 /// Elements of a segment.
 const SEGMENT: u64 = 4 << 20;
 
-/// Smaller reads are inefficient. A multiple of a block of the largest elements.
+/// Smaller reads are inefficient. The size is a multiple of a block of the largest elements.
 const MIN_BUFFER: u64 = 64 << 10;
 
 /// Larger buffers are not faster.
@@ -57,7 +57,7 @@ impl Workers {
         })
     }
 
-    /// Bytes per buffer, a whole number of blocks of any dtype.
+    /// Bytes per buffer: a whole number of blocks for any dtype.
     pub(crate) fn buffer_bytes(&self) -> usize {
         self.buffer_bytes
     }
@@ -131,7 +131,7 @@ where
     progress.finish_and_clear();
 
     let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
-    // Indices are taken in order and finished, so no result is missing before an error.
+    // Indices are taken in order and always finished, so no result before an error is missing.
     done.sort_unstable_by_key(|(at, _)| *at);
     done.into_iter().map(|(_, result)| result).collect()
 }

@@ -19,10 +19,10 @@ pub(crate) struct Statistics {
     pub(crate) mean: Option<f64>,
     /// The population standard deviation: divides by the number of elements.
     pub(crate) std: Option<f64>,
-    /// Of both signs.
+    /// Counts both signs.
     pub(crate) zeros: u64,
     pub(crate) nan: u64,
-    /// Of both signs.
+    /// Counts both signs.
     pub(crate) infinite: u64,
     #[serde(skip)]
     finite: Sum,
@@ -74,7 +74,7 @@ impl Sum {
     }
 }
 
-/// Independent partial sums, so that additions do not wait for each other.
+/// The number of independent partial sums, so that additions do not wait for each other.
 const LANES: usize = 8;
 
 fn sum(values: &[f64], term: impl Fn(f64) -> f64) -> f64 {
@@ -228,7 +228,7 @@ pub(crate) fn statistics(
 }
 
 impl Value {
-    /// Five digits of a float, all of an integer.
+    /// Five digits of a float, all digits of an integer.
     fn text(self) -> String {
         match self {
             Value::Integer(integer) => integer.to_string(),
