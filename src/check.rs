@@ -1,8 +1,8 @@
 //! `meshgrad check`: reports the device and checks every op on it.
 //!
 //! On a CPU, gradients are computed in f64 and compared with finite differences. GPU ops do not
-//! support f64: there, values and gradients are computed in f32 and bf16 and compared with the CPU's
-//! f64 results for the same inputs.
+//! support f64: there, values and gradients are computed in f32 and bf16 and compared with the
+//! CPU's f64 results for the same inputs.
 
 use anyhow::{bail, ensure};
 use meshgrad::autograd::{self, Tolerance, gradcheck};

@@ -44,7 +44,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Train a model; without CONFIG a small Qwen3-MoE on the source code of meshgrad's dependencies.
+    /// Train a model; without CONFIG a small Qwen3-MoE on the source code of meshgrad's
+    /// dependencies.
     Train(TrainArguments),
     /// Continue a prompt with a trained model.
     Sample(SampleArguments),

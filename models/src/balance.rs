@@ -96,8 +96,8 @@ mod tests {
         let device = Device::cpu();
         let bias = Tensor::zeros(&device, &[4], DType::F32, Kind::OptimizerState).unwrap();
         let mut expected = [0.0; 4];
-        // In the second case the mean is not an integer. In the third, the counts exceed the range in
-        // which f32 represents every integer.
+        // In the second case the mean is not an integer. In the third, the counts exceed the range
+        // in which f32 represents every integer.
         for (counts, signs) in [
             ([4.0, 0.0, 2.0, 2.0], [-1.0, 1.0, 0.0, 0.0]),
             ([2.0, 1.0, 1.0, 1.0], [-1.0, 1.0, 1.0, 1.0]),

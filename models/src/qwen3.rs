@@ -71,8 +71,8 @@ pub struct Balancing {
 /// A loss as a sum over tokens, with its weight. Sums and weights add up over microbatches and
 /// ranks; the mean is `total / weight`.
 pub struct Loss {
-    /// Cross-entropy summed over the tokens that are not ignored, in nats, plus the balancing losses
-    /// times `weight`; a scalar, f32; tracked.
+    /// Cross-entropy summed over the tokens that are not ignored, in nats, plus the balancing
+    /// losses times `weight`; a scalar, f32; tracked.
     pub total: Var,
     /// The summed cross-entropy without balancing losses; a scalar, f32.
     pub cross_entropy: Tensor,

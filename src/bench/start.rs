@@ -140,8 +140,8 @@ impl Start {
     }
 }
 
-/// Starts torch's script for the tiny model, which replies after its first step. `cache` is the cache
-/// folder of torch.compile.
+/// Starts torch's script for the tiny model, which replies after its first step. `cache` is the
+/// cache folder of torch.compile.
 fn start_torch(
     python: &Path,
     implementation: &str,

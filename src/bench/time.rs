@@ -166,8 +166,8 @@ impl Time {
 
 /// Upper bounds of a device's speed.
 struct Bounds {
-    /// GB/s of the fastest measurement of a copy larger than the cache. Copies vary in speed: whether
-    /// the cache lines of the destination are read first depends on the addresses.
+    /// GB/s of the fastest measurement of a copy larger than the cache. Copies vary in speed:
+    /// whether the cache lines of the destination are read first depends on the addresses.
     copy: f64,
     /// TFLOP/s of multiply-adds in registers, where measured.
     f32: Option<f64>,

@@ -29,7 +29,8 @@ pub(super) fn summary_rows(
         .collect()
 }
 
-/// Extensions of configurations, tokenizers and chat templates in a folder from the Hugging Face hub.
+/// Extensions of configurations, tokenizers and chat templates in a folder from the Hugging Face
+/// hub.
 const SIDECAR_EXTENSIONS: [&str; 4] = ["json", "txt", "model", "jinja"];
 
 /// Files that are valid only for the folder that they are in, so they are never copied.
@@ -103,8 +104,8 @@ pub(super) fn folder_writer(made: &[TensorSpec], max_shard: u64) -> anyhow::Resu
     Ok(writer)
 }
 
-/// Copies the configuration, tokenizer and templates of a folder and returns their names. If `dtype`
-/// is given, sets it in the configuration.
+/// Copies the configuration, tokenizer and templates of a folder and returns their names. If
+/// `dtype` is given, sets it in the configuration.
 pub(super) fn copy_sidecar_files(
     folder: Option<&Path>,
     staging: &mut Staging,
@@ -156,8 +157,8 @@ fn is_sidecar_file(name: &str) -> bool {
         && printable(name) == name
 }
 
-/// Whether the path is a small regular file, or a link into the blobs of the Hugging Face cache. Any
-/// other link could expose a file from outside the folder.
+/// Whether the path is a small regular file, or a link into the blobs of the Hugging Face cache.
+/// Any other link could expose a file from outside the folder.
 fn is_safe_to_copy(folder: &Path, path: &Path) -> bool {
     let small = |metadata: &fs::Metadata| metadata.is_file() && metadata.len() <= MAX_SIDECAR_BYTES;
     let is_link = fs::symlink_metadata(path).is_ok_and(|it| it.is_symlink());

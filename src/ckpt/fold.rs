@@ -230,8 +230,8 @@ mod tests {
             .collect()
     }
 
-    /// For any set of names, each name has exactly one pattern, and a pattern expands to exactly its
-    /// members.
+    /// For any set of names, each name has exactly one pattern, and a pattern expands to exactly
+    /// its members.
     #[test]
     fn patterns_expand_to_their_members() {
         for modulus in 1..40u64 {

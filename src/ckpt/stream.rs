@@ -1,8 +1,8 @@
 //! Loads and converts tensors for a writer within a memory budget.
 //!
-//! The writer requests tensors in order. One plan computes the requested tensor together with as many
-//! following ones as fit into half of the budget; the other half is for windows. A larger tensor is
-//! computed in groups of rows.
+//! The writer requests tensors in order. One plan computes the requested tensor together with as
+//! many following ones as fit into half of the budget; the other half is for windows. A larger
+//! tensor is computed in groups of rows.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -223,8 +223,8 @@ fn problem(error: &Error) -> String {
 }
 
 impl Report {
-    /// Checks headers and indexes. A file in another format is an error; an invalid safetensors file
-    /// is damage.
+    /// Checks headers and indexes. A file in another format is an error; an invalid safetensors
+    /// file is damage.
     fn check_unsealed(&mut self, path: &Path) -> anyhow::Result<()> {
         let mut verdict = Verdict {
             path: path.to_string_lossy().into_owned(),

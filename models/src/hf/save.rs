@@ -73,8 +73,8 @@ pub fn add_tensors(
     Ok(())
 }
 
-/// Converts tensors with the names and shapes of their parameters to Hugging Face tensors, and returns
-/// their bytes.
+/// Converts tensors with the names and shapes of their parameters to Hugging Face tensors, and
+/// returns their bytes.
 ///
 /// # Errors
 /// As [`add_tensors`].

@@ -26,16 +26,16 @@ struct Bounds {
     each: (f64, f64),
 }
 
-/// Measured with native bf16 GEMMs: 0.99998 and 0.0005 for all parameters together, 0.9998 and 0.011
-/// for the worst parameter.
+/// Measured with native bf16 GEMMs: 0.99998 and 0.0005 for all parameters together, 0.9998 and
+/// 0.011 for the worst parameter.
 const DENSE: Bounds = Bounds {
     all: (0.9995, 0.005),
     each: (0.999, 0.03),
 };
 
-/// Measured: 0.9993 and 0.0044 for all parameters together, 0.988 and 0.062 for the worst one, which
-/// is the last router. There, bf16 changes the experts of at least two of the 128 tokens; in the first
-/// layer it changes none.
+/// Measured: 0.9993 and 0.0044 for all parameters together, 0.988 and 0.062 for the worst one,
+/// which is the last router. There, bf16 changes the experts of at least two of the 128 tokens; in
+/// the first layer it changes none.
 const SPARSE: Bounds = Bounds {
     all: (0.998, 0.015),
     each: (0.96, 0.15),

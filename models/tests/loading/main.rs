@@ -63,8 +63,8 @@ const BOUNDS: [u64; 4] = [256 << 20, 1 << 20, 128 << 10, 24 << 10];
 /// pinned.
 const COMPARING: usize = 8 << 20;
 
-/// For all configurations, both expert layouts and both dtypes, both devices load the same parameters.
-/// Pinned memory stays within the bound and is freed afterwards.
+/// For all configurations, both expert layouts and both dtypes, both devices load the same
+/// parameters. Pinned memory stays within the bound and is freed afterwards.
 #[test]
 fn loaded_parameters_are_the_same_on_all_devices() {
     let Some(gpu) = gpu() else { return };
@@ -101,8 +101,8 @@ fn assert_bounded(gpu: &Device, bound: u64) {
     assert!((1..=bound).contains(&peak), "{peak} of {bound}");
 }
 
-/// Loading gives the same result if the GPU copies as late as events allow. This detects buffers that
-/// are refilled too early.
+/// Loading gives the same result if the GPU copies as late as events allow. This detects buffers
+/// that are refilled too early.
 #[test]
 fn late_copies_change_nothing() {
     if gpu().is_none_or(|gpu| gpu.to_string().starts_with("cuda")) {
@@ -115,7 +115,8 @@ fn late_copies_change_nothing() {
     }
 }
 
-/// Loading is complete when it returns, regardless of the stream that the tensors were allocated on.
+/// Loading is complete when it returns, regardless of the stream that the tensors were allocated
+/// on.
 #[test]
 fn loading_in_a_stream_scope() {
     let Some(gpu) = gpu() else { return };

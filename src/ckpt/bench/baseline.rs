@@ -102,8 +102,8 @@ impl Files {
         })
     }
 
-    /// Reads all files into `memory` and returns the bytes read. If all blocks fit, each is read to a
-    /// separate range. Otherwise each thread reads all its blocks into one range.
+    /// Reads all files into `memory` and returns the bytes read. If all blocks fit, each is read to
+    /// a separate range. Otherwise each thread reads all its blocks into one range.
     pub(super) fn read(
         &self,
         method: Method,

@@ -146,8 +146,8 @@ impl Sink for Pool<'_> {
 mod tests {
     use super::*;
 
-    /// For any sequence of sizes, all buffers stay within the bound as long as the used ones do, and
-    /// returned buffers are reused.
+    /// For any sequence of sizes, all buffers stay within the bound as long as the used ones do,
+    /// and returned buffers are reused.
     #[test]
     fn a_pool_stays_within_its_bound() {
         let mut free_lists = FreeLists::default();

@@ -23,7 +23,8 @@ impl Mount {
     }
 }
 
-/// The mount whose path is the longest prefix of `path`. The last mount at a path hides earlier ones.
+/// The mount whose path is the longest prefix of `path`. The last mount at a path hides earlier
+/// ones.
 fn find(mountinfo: &str, path: &Path) -> Option<Mount> {
     let mounts = mountinfo.lines().filter_map(parse);
     let above = mounts.filter(|mount| path.starts_with(&mount.mounted_at));

@@ -1,7 +1,7 @@
 //! Times saves by meshgrad against plain writes of the same number of bytes, both synced.
 //!
-//! All files are in one hidden folder: a staged checkpoint that is never committed. It is locked, and
-//! removed on drop. If the process is killed, `gc` removes it.
+//! All files are in one hidden folder: a staged checkpoint that is never committed. It is locked,
+//! and removed on drop. If the process is killed, `gc` removes it.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -171,7 +171,8 @@ impl<'a> Writer<'a> {
         Ok(staging.commit()?)
     }
 
-    /// The offset in memory to which loads write a tensor. The order differs from that of the files.
+    /// The offset in memory to which loads write a tensor. The order differs from that of the
+    /// files.
     fn offset_of(&self, name: &str) -> usize {
         self.offsets.get(name).copied().unwrap_or(0)
     }

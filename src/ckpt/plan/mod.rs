@@ -31,7 +31,8 @@ pub(super) struct PlanArguments {
     /// The map from SOURCE to the tensors to load [default: the identity].
     #[arg(long, value_name = "FILE")]
     map: Option<PathBuf>,
-    /// The mesh axes and their sizes, as in `ep=8,tp=2` [default: one rank, which loads everything].
+    /// The mesh axes and their sizes, as in `ep=8,tp=2` [default: one rank, which loads
+    /// everything].
     #[arg(long, value_name = "AXES", requires = "placements", value_parser = parse_mesh)]
     mesh: Option<String>,
     /// Which axes shard which dims of which tensors, one rule per line, as in

@@ -141,8 +141,8 @@ struct Part {
 }
 
 impl Merger<'_> {
-    /// Writes a tensor in groups of rows. Memory must hold both the rows of the shards and the merged
-    /// rows.
+    /// Writes a tensor in groups of rows. Memory must hold both the rows of the shards and the
+    /// merged rows.
     fn write_tensor(&mut self, spec: &TensorSpec, sink: &mut TensorSink<'_>) -> anyhow::Result<()> {
         let parts = self.parts(spec)?;
         for rows in rows_per_batch(&spec.shape, spec.dtype, self.limits.target_bytes()) {

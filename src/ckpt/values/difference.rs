@@ -31,8 +31,8 @@ pub(crate) struct Difference {
     pub(crate) max_relative: Option<f64>,
     /// Pairs with NaN or infinity that differ.
     pub(crate) not_finite: u64,
-    /// A histogram of the finite pairs that differ, by units in the last place ([`ULP_BUCKETS`]). Only
-    /// for floats of equal dtype.
+    /// A histogram of the finite pairs that differ, by units in the last place ([`ULP_BUCKETS`]).
+    /// Only for floats of equal dtype.
     pub(crate) ulps: Option<[u64; ULP_BUCKETS.len()]>,
 }
 
