@@ -51,8 +51,8 @@ impl Backward {
         })
     }
 
-    /// Runs `phase` from the last record to the first. An `outermost` pass reports to `grads` when
-    /// parameters are done.
+    /// Runs `phase` from the last record to the first. An `outermost` pass counts the completed
+    /// uses of parameters in `grads`.
     pub(crate) fn run(&mut self, phase: Phase, grads: &mut Grads, outermost: bool) -> Result<()> {
         let pass = Pass {
             phase,

@@ -19,10 +19,10 @@ use crate::{Result, Saved, Tape, Var};
 ///
 /// `block` must compute the same both times; random ops do, because they take their key by value.
 /// Captured parameters get their gradients as usual. Capturing any other tracked value is an error:
-/// pass it as an input. Checkpoints nest.
+/// pass it as an input. Checkpointed blocks nest.
 ///
 /// # Errors
-/// What `block` returns; [`Error::OtherTape`] for a captured value.
+/// Errors of `block`; [`Error::OtherTape`] for a captured value.
 pub fn checkpoint<const N: usize, const M: usize>(
     inputs: [&Var; N],
     block: impl Fn([Var; N]) -> Result<[Var; M]> + Send + 'static,
@@ -50,7 +50,7 @@ pub fn checkpoint<const N: usize, const M: usize>(
 /// The record of a checkpoint.
 struct Nested<F, const N: usize, const M: usize> {
     saved: [Saved; N],
-    /// Of the outputs.
+    /// The dtypes of the outputs.
     dtypes: [DType; M],
     block: F,
     /// After [`Phase::Inputs`]: the state from which [`Phase::Weights`] continues.
@@ -79,8 +79,8 @@ where
                 recomputed
             }
             None => {
-                // A record that depends on weights only first runs in the weights' phase, and runs
-                // completely.
+                // A record that depends only on weights does not run in the inputs' phase, so the
+                // weights' phase computes everything.
                 let phase = match pass.phase() {
                     Phase::Inputs => Phase::Inputs,
                     Phase::Full | Phase::Weights => Phase::Full,
@@ -93,7 +93,7 @@ where
         };
 
         for (slot, gradient) in slots.iter().zip(&mut recomputed.gradients) {
-            // A gradient that is not due in the inputs' phase is kept for the weights' phase.
+            // A gradient that is not needed in the inputs' phase is kept for the weights' phase.
             if let (true, Some(gradient)) = (slot.due(), gradient.take_if(|_| slot.due())) {
                 slot.add(|| Ok(gradient))?;
             }

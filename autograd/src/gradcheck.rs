@@ -24,17 +24,17 @@ impl Default for Tolerance {
     }
 }
 
-/// Compares the gradients of `function` at `inputs` with central differences. Also checks that
-/// gradients computed for inputs, in a split backward, and for parameters, in a full one, are equal
-/// bit for bit.
+/// Compares the gradients of `function` at `inputs` with central differences. The gradients are
+/// computed twice: for inputs by a split backward and for parameters by a full one. Both must be
+/// equal bit for bit.
 ///
-/// Each output is weighted by fixed numbers, so that all are checked at once.
+/// Each output is weighted by fixed numbers, so that all are checked together.
 ///
 /// # Shapes
 /// `inputs` any shapes, f64; `function` returns f64 values.
 ///
 /// # Errors
-/// [`Error::GradientCheck`] for the first element that differs; what `function` returns.
+/// [`Error::GradientCheck`] for the first element that differs; errors of `function`.
 pub fn gradcheck(
     function: impl Fn(&[Var]) -> Result<Vec<Var>>,
     inputs: &[Tensor],

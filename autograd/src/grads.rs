@@ -9,7 +9,7 @@ use crate::{Error, Param, ParamId, Result};
 /// Called with each parameter once its gradient is complete in a backward pass.
 type OnReady = Box<dyn FnMut(&Param, &Tensor) -> Result<()> + Send>;
 
-/// Gradient buffers for a list of parameters: f32, or f64 for f64.
+/// Gradient buffers for a list of parameters, in f32 (f64 for f64 parameters).
 ///
 /// Gradients accumulate over backward passes until [`Grads::clear`]. For a parameter that is not in
 /// the list no gradient is computed: it is frozen.
@@ -105,7 +105,7 @@ impl Grads {
         Ok(grads)
     }
 
-    /// The parameters, in the order of registration.
+    /// The parameters, in the order of the list.
     pub fn params(&self) -> impl Iterator<Item = &Param> {
         self.entries.iter().map(|entry| &entry.param)
     }
@@ -122,7 +122,7 @@ impl Grads {
         Ok(self.entries[at].sum.total()?.clone())
     }
 
-    /// Every parameter with its gradient, in the order of registration.
+    /// Every parameter with its gradient, in the order of the list.
     ///
     /// # Errors
     /// [`Busy`](meshgrad_runtime::Error::Busy).
@@ -141,8 +141,8 @@ impl Grads {
     }
 
     /// In later backward passes, calls `callback` with each parameter once its gradient is
-    /// complete. Parameters are always reported in the reverse order of registration, whatever
-    /// order ops finish in, so that all ranks use the same order.
+    /// complete. Parameters are always reported in the reverse order of the list passed to
+    /// [`Grads::new`], so that all ranks use the same order.
     pub fn on_ready(
         &mut self,
         callback: impl FnMut(&Param, &Tensor) -> Result<()> + Send + 'static,
@@ -195,7 +195,7 @@ impl Grads {
         self.report(true)
     }
 
-    /// Reports complete parameters, from the last registered on.
+    /// Reports parameters with complete gradients, from the last of the list to the first.
     fn report(&mut self, all: bool) -> Result<()> {
         let Some(callback) = &mut self.on_ready else {
             return Ok(());

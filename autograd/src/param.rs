@@ -179,7 +179,7 @@ impl Param {
         Ok(())
     }
 
-    /// Sets the initial value, a function of `seed`, the name and the element's position only.
+    /// Sets the initial value. It depends only on `seed`, the name and the element's position.
     ///
     /// # Errors
     /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
@@ -234,8 +234,8 @@ pub trait Module {
         params
     }
 
-    /// Sets the initial value of every parameter on `device`, a function of `seed`, names and
-    /// positions only.
+    /// Sets the initial value of every parameter on `device`. It depends only on `seed`, the name
+    /// and the element's position.
     ///
     /// # Errors
     /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).

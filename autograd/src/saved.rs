@@ -50,7 +50,7 @@ impl Saved {
     }
 }
 
-/// Saving a tensor for backward.
+/// Saves a tensor for backward.
 pub trait Save {
     /// Saves it, packed by the current [`packing`] scope. Tensors that an op does not save are
     /// freed.
@@ -132,7 +132,8 @@ thread_local! {
     static PACKING: RefCell<Vec<Arc<dyn Packing>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Keeps f32 activations as bf16: half the memory, and gradients computed from 8 bits of precision.
+/// Keeps f32 activations as bf16. They take half the memory, but gradients are computed from values
+/// with 8 significant bits.
 pub struct ToBf16;
 
 impl Packing for ToBf16 {

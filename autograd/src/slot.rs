@@ -96,7 +96,7 @@ impl<'a> Slots<'a> {
 
 impl Slot<'_> {
     /// Whether this gradient is needed in this pass. An op can use it to choose a kernel that
-    /// computes two gradients at once.
+    /// computes two gradients together.
     pub fn due(&self) -> bool {
         let dep = self.dep();
         let mut state = self.pass.state.borrow_mut();

@@ -31,7 +31,7 @@ pub(crate) struct Record {
     pub(crate) deferred: Option<Vec<Option<Tensor>>>,
 }
 
-/// A finished recording. It owns everything that ops saved; dropping it frees that.
+/// A finished recording. It owns everything that ops saved; dropping the tape frees it.
 pub struct Tape {
     pub(crate) id: u64,
     pub(crate) records: Vec<Record>,
@@ -82,7 +82,8 @@ impl Tape {
 pub(crate) struct Recorder {
     tape: Tape,
     keeps_records: bool,
-    /// Saved since the last record, with bytes; they move to the tape with the next record.
+    /// Storages saved since the last record, with their bytes. The next record moves them to the
+    /// tape.
     unclaimed: Vec<(usize, usize)>,
 }
 

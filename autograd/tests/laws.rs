@@ -144,8 +144,8 @@ fn nested(net: &Net, x: &Var) -> Result<Var> {
 /// bit.
 #[test]
 fn split_equals_full_equals_checkpointed() {
-    // Each with a recomputed form that has the same order of ops, because sums are in the tape's
-    // order.
+    // Each block is paired with a recomputed form that has the same order of ops, because gradients
+    // are summed in tape order.
     let pairs: [(Block, Block); 2] = [(plain, checkpointed), (scaled_first, nested)];
     for (block, recomputed) in pairs {
         let (full, none) = gradients(Backward::Full, block);
@@ -400,8 +400,8 @@ fn frozen_parameters_get_no_gradient() {
     assert_eq!(of_b(&mut grads), of_b(&mut all));
 }
 
-/// Parameters are reported once, with complete gradients, from the last registered to the first, in
-/// whatever order ops finish.
+/// Parameters are reported once, with complete gradients, from the last of the list to the first,
+/// regardless of the order in which ops finish.
 #[test]
 fn parameters_are_reported_in_reverse_order() {
     let blocks: [Block; 3] = [plain, checkpointed, nested];
@@ -523,8 +523,8 @@ fn compute_copies_share_the_parameters_gradient() {
     assert_eq!(grads.get(&net.a).unwrap().dtype(), DType::F32);
 }
 
-/// A checkpoint of values that depend only on a bf16 parameter, whose gradients are accumulated in
-/// f32, changes nothing.
+/// A checkpoint accepts inputs computed from a bf16 parameter only, whose gradients are accumulated
+/// in f32. The result agrees with that without a checkpoint up to bf16 rounding.
 #[test]
 fn checkpoints_accept_values_computed_from_bf16_parameters() {
     let device = Device::cpu();

@@ -5,15 +5,14 @@ use meshgrad_runtime::{Shape, Tensor};
 
 use crate::{Result, Save, Track, Var};
 
-/// The cross-entropy of `labels` under softmax(x w^T), summed over the rows that count, and the
-/// number of such rows. Saves x, w and one number per row.
+/// The cross-entropy of `labels` under softmax(x w^T), summed over the rows whose label is not
+/// `ignore_index`, and the number of such rows. Saves x, w and one number per row.
 ///
-/// The loss is a sum with its weight. For a mean, divide once after all sums have been added.
+/// Both results are sums, which add up over microbatches. For a mean, divide once at the end.
 ///
 /// # Shapes
-/// `x` [.., D], `w` [V, D] of one float dtype, `labels` [..] of an index dtype, `ignore_index`
-/// where a row does not count; returns two scalars in the accumulator dtype. The loss is tracked,
-/// the count is not.
+/// `x` [.., D], `w` [V, D] of one float dtype, `labels` [..] of an index dtype; returns two scalars
+/// in the accumulator dtype. The loss is tracked, the count is not.
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::linear_cross_entropy`].
@@ -37,7 +36,7 @@ pub fn linear_cross_entropy(
     let loss = loss.tracked([x, w], move |dloss, [dx, dw]| {
         let (x, w, labels, lse) = (saved_x.get()?, saved_w.get()?, labels.get()?, lse.get()?);
         let dloss = ops::contiguous(&dloss.broadcast_to(&rows)?)?;
-        // The logits are recomputed, once for both gradients if both are due.
+        // The logits are recomputed, once for both gradients if both are needed.
         if dx.due() & dw.due() {
             let mut dx_of_both = None;
             dw.accumulate(|dw| {

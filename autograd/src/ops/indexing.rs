@@ -4,7 +4,7 @@ use meshgrad_runtime::{Tensor, ops};
 
 use crate::{Result, Save, Track, Var, tracked_many_linear};
 
-/// Concatenates `parts` along dim `dim`. The gradient of each is a view.
+/// Concatenates `parts` along dim `dim`. The gradient of each part is a view.
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::concat`].
@@ -69,8 +69,7 @@ pub fn index_select(x: &Var, dim: isize, ids: &Tensor) -> Result<Var> {
 /// Gathers elements along dim `dim`: y\[c\] = x\[c with index\[c\] in `dim`\].
 ///
 /// # Shapes
-/// `index` of an index dtype, no extent but that of `dim` larger than `x`'s; returns `index`'s
-/// shape.
+/// `index` of an index dtype, no larger than `x` in any dim except `dim`; returns `index`'s shape.
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::gather`].
@@ -85,8 +84,7 @@ pub fn gather(x: &Var, dim: isize, index: &Tensor) -> Result<Var> {
 /// Adds elements at indices into zeros of `shape`: y\[c with index\[c\] in `dim`\] += src\[c\].
 ///
 /// # Shapes
-/// `src` and `index` of one shape, no extent but that of `dim` larger than `shape`'s; returns
-/// `shape`.
+/// `src` and `index` of one shape, no larger than `shape` in any dim except `dim`; returns `shape`.
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::scatter_add`].

@@ -5,8 +5,8 @@ use meshgrad_runtime::ops::{self, RopeStyle};
 
 use crate::{Result, Save, Track, Var};
 
-/// The first features of each head rotated by angles that grow with the position; keeps the tables
-/// alone.
+/// Rotates the first features of each head by angles proportional to the position. Saves only the
+/// tables.
 ///
 /// # Shapes
 /// `x` [B, T, N, D] float; `cos` and `sin` f32, as in [`meshgrad_runtime::ops::rope`];
@@ -22,8 +22,8 @@ pub fn rope(x: &Var, cos: &Tensor, sin: &Tensor, style: RopeStyle) -> Result<Var
     })
 }
 
-/// [`rope`] of [`rms_norm`](crate::ops::rms_norm) over the features of each head, in one pass: as
-/// queries and keys go into attention. Keeps x, w, the tables and a number a head.
+/// [`rope`] of [`rms_norm`](crate::ops::rms_norm) over the features of each head, in one pass. Used
+/// for queries and keys. Saves x, w, the tables and one number per head.
 ///
 /// # Shapes
 /// `x` [B, T, N, D], `w` \[D\], of one float dtype; `cos` and `sin` as in [`rope`]; returns

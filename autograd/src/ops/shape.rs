@@ -95,7 +95,7 @@ pub fn contiguous(x: &Var) -> Result<Var> {
 /// Splits the last dim in two: [.., n c] to [.., n, c].
 ///
 /// # Errors
-/// [`Argument`](meshgrad_runtime::Error::Argument) when `c` does not divide it.
+/// [`Argument`](meshgrad_runtime::Error::Argument) when `c` does not divide the last dim.
 pub fn split_last(x: &Var, c: usize) -> Result<Var> {
     let last = x.value().extent(-1)?;
     if c == 0 || last % c != 0 {
@@ -156,7 +156,7 @@ pub fn merge_first(x: &Var) -> Result<Var> {
 /// Merges all dims but the last: [.., c] to [n, c].
 ///
 /// # Errors
-/// [`NoDim`](meshgrad_runtime::Error::NoDim) when there is none.
+/// [`NoDim`](meshgrad_runtime::Error::NoDim) when `x` has no dims.
 pub fn merge_leading(x: &Var) -> Result<Var> {
     let last = x.value().dim("merge_leading", -1)?;
     let rows = x.shape()[..last].iter().product();

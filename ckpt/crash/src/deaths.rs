@@ -12,7 +12,8 @@ use crate::process::KEEP;
 use crate::process_group::{ProcessGroup, Spawn};
 use crate::script::WRITERS;
 
-/// Lets each process of a group that saves into `run`, an empty folder, die at each of its points.
+/// Runs groups of processes that save into `run`, an empty folder. In each group one process dies
+/// at one of its points, until every point of every process has been tested.
 ///
 /// # Errors
 /// [`Failure::Violation`] for the first state that breaks the invariant; [`Failure::Broken`] when a
@@ -55,7 +56,7 @@ pub fn die_at_points(
             let found = invariant::check(&vfs, run, &expect);
             let checked = found.and_then(|found| invariant::check_sweep(&vfs, run, &found));
             checked.map_err(|problem| Violation {
-                again: "the same point: it does not depend on time".to_owned(),
+                again: "the same point; the result does not depend on timing".to_owned(),
                 moment,
                 problem,
             })?;

@@ -1,8 +1,8 @@
 //! A file system that injects faults.
 //!
-//! A [`Rule`] selects operations (by kind, by path, by count) and the fault they meet; the first
-//! matching rule applies. [`Fault::Skip`] removes a step from a protocol without rewriting it, which
-//! shows whether a test would notice.
+//! A [`Rule`] selects operations (by kind, path and count) and the fault that is injected into
+//! them. The first matching rule applies. [`Fault::Skip`] removes a step from a protocol without
+//! rewriting it, which shows whether a test detects the missing step.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -31,7 +31,7 @@ struct Faults {
 struct State {
     log: Vec<(Op, PathBuf)>,
     stopped: bool,
-    /// Files of a failed sync: their cached bytes are lost although later syncs succeed.
+    /// Files whose sync failed. Their cached bytes are lost although later syncs succeed.
     lost: BTreeSet<PathBuf>,
 }
 
@@ -168,7 +168,7 @@ impl Faults {
 impl Vfs for FaultFs {
     fn create_new(&self, path: &Path) -> io::Result<Box<dyn VfsFile>> {
         let file = self.result(Op::CreateNew, path, |fs| fs.create_new(path))?;
-        // Not the file that was lost.
+        // The new file is not the one whose bytes were lost.
         self.faults.state().lost.remove(path);
         Ok(self.file(path, file))
     }

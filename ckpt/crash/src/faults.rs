@@ -58,9 +58,9 @@ fn save_with(rules: Vec<Rule>) -> Outcome {
 }
 
 impl Outcome {
-    /// `faulty`: the operation that failed.
+    /// The saves that a recovery may find. `faulty` is the operation that failed.
     fn expect(&self, faulty: Option<Op>) -> Expect {
-        // What cannot be read counts as incomplete and stays.
+        // A checkpoint that cannot be read counts as incomplete and is not removed.
         let is_all_known = faulty.is_none_or(Op::is_change);
         let (must, may) = match (&self.saved, &self.removed) {
             (Ok(()), Some(Ok(()))) if is_all_known => (vec![NEW], vec![]),
@@ -89,7 +89,7 @@ impl Outcome {
             invariant::check_sweep(&left, run, &found)?;
         }
 
-        // The same process continues: leftovers do not matter.
+        // The process can continue to save despite leftovers.
         let found: BTreeSet<Save> = invariant::recover(&now, run)?;
         invariant::check_sweep(&now, run, &found)?;
         let next = Save {
@@ -101,7 +101,7 @@ impl Outcome {
     }
 }
 
-/// Every operation of a save and a removal fails once, in every way.
+/// Every operation of a save and a removal fails once with each kind of error.
 #[test]
 fn errors_at_any_operation_lose_nothing() {
     let operations = save_with(vec![]).log.len() as u64;
@@ -123,7 +123,7 @@ fn errors_at_any_operation_lose_nothing() {
             positions += 1;
             failed += u64::from(outcome.saved.is_err());
 
-            // A full disk has its own error at every write.
+            // Every write to a full disk fails with `NoSpace`.
             let is_full = matches!(op, Op::Write | Op::Allocate | Op::SyncData)
                 && matches!(kind, ErrorKind::StorageFull | ErrorKind::QuotaExceeded);
             if is_full {
@@ -171,7 +171,7 @@ fn a_full_disk_is_reported_before_the_first_write() {
     assert!(outcome.log.iter().all(|(op, _)| *op != Op::Write));
 }
 
-/// After a failed sync a second one would succeed without syncing, so no file is synced twice.
+/// After a failed sync, a second one would succeed without writing the data, so the save ends.
 #[test]
 fn a_failed_sync_is_never_retried() {
     let syncs = save_with(vec![]);

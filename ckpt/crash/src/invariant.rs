@@ -1,7 +1,7 @@
 //! What the crash tests save, and which saves a recovery may find.
 //!
-//! The bytes of a save depend on its step and its attempt. Attempts at one step differ, so a mixture
-//! of two attempts equals neither.
+//! The bytes of a save depend on its step and its attempt. Attempts at one step differ, so a
+//! mixture of two attempts equals neither.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -31,7 +31,7 @@ pub(crate) const SHARED_FILES: [&str; 4] = [
 pub(crate) const STATE_FILE: &str = "trainer/state.json";
 
 impl Save {
-    /// The bytes of one of its files: a few thousand.
+    /// The content of one of its files, a few thousand bytes.
     pub(crate) fn content(self, file: &str) -> Vec<u8> {
         if file == STATE_FILE {
             let Save { step, attempt } = self;
@@ -58,7 +58,7 @@ impl Save {
     }
 }
 
-/// The saves that a recovery may find, from one operation until the next expectation.
+/// The saves that a recovery may find.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Expect {
     /// These must be found.
@@ -73,16 +73,16 @@ impl Expect {
     fn allows(&self, found: &BTreeSet<Save>) -> Result<(), String> {
         if let Some(lost) = self.must.difference(found).next() {
             return Err(format!(
-                "{lost:?} was saved and is not found, but {found:?}"
+                "{lost:?} was saved but not found; found {found:?}"
             ));
         }
         let known: BTreeSet<Save> = self.must.union(&self.may).copied().collect();
         if let Some(odd) = found.difference(&known).next() {
-            return Err(format!("{odd:?} is found and should not be"));
+            return Err(format!("{odd:?} was found but not expected"));
         }
         if found.len() < self.at_least {
             let least = self.at_least;
-            return Err(format!("{least} should be left, {found:?} are found"));
+            return Err(format!("expected at least {least}; found {found:?}"));
         }
         Ok(())
     }
@@ -91,7 +91,7 @@ impl Expect {
 /// The saves that a recovery finds, each compared byte by byte.
 ///
 /// # Errors
-/// A description of the first problem. Nothing incomplete may have the name of a step.
+/// A description of the first problem. A folder with the name of a step must be complete.
 pub(crate) fn recover(vfs: &Arc<dyn Vfs>, run: &Path) -> Result<BTreeSet<Save>, String> {
     let scan = scan_in(Arc::clone(vfs), run).map_err(|error| error.to_string())?;
     if let Some(error) = scan.incomplete.first() {
@@ -122,7 +122,7 @@ pub(crate) fn check_sweep(
 ) -> Result<(), String> {
     sweep_in(Arc::clone(vfs), run).map_err(|error| error.to_string())?;
     if recover(vfs, run)? != *found {
-        return Err("a sweep changed what is found".to_owned());
+        return Err("a sweep changed the checkpoints that are found".to_owned());
     }
     let mut names = vfs.list(run).map_err(|error| error.to_string())?;
     names.sort_unstable();
@@ -137,9 +137,10 @@ pub(crate) fn check_sweep(
 
 fn check_bytes(vfs: &dyn Vfs, committed: &Committed) -> Result<Save, String> {
     let path = committed.path().display();
-    let save = Save::named_by(committed).ok_or_else(|| format!("{path} names no save"))?;
+    let save =
+        Save::named_by(committed).ok_or_else(|| format!("the manifest of {path} names no save"))?;
     if committed.step() != Some(save.step) {
-        return Err(format!("{path} holds {save:?}"));
+        return Err(format!("{path} contains {save:?}"));
     }
 
     let found: Vec<&str> = committed.files().map(|(file, _)| file).collect();
@@ -147,13 +148,13 @@ fn check_bytes(vfs: &dyn Vfs, committed: &Committed) -> Result<Save, String> {
     expected.push(STATE_FILE);
     expected.sort_unstable();
     if found != expected {
-        return Err(format!("{path} holds {found:?}"));
+        return Err(format!("{path} contains the files {found:?}"));
     }
     for file in found {
         let bytes = read(vfs, &committed.path().join(file)).map_err(|error| error.to_string())?;
         if bytes != save.content(file) {
             return Err(format!(
-                "{file} of {path} is complete and not what was saved"
+                "{file} of {path} differs from what was saved"
             ));
         }
     }

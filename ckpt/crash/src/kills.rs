@@ -17,8 +17,8 @@ use crate::splitmix::SplitMix64;
 /// The longest time between the first save of a group and its kill, in microseconds.
 const MAX_WAIT: u64 = 15_000;
 
-/// Kills processes that save into `run`, an empty folder, `kills` times, and checks the folder after
-/// each kill.
+/// Kills processes that save into `run`, an empty folder, `kills` times, and checks the folder
+/// after each kill.
 ///
 /// # Errors
 /// [`Failure::Violation`] for the first state that breaks the invariant.
@@ -67,7 +67,8 @@ fn victim_name(victim: u64) -> String {
     }
 }
 
-/// `reported`: the attempt of each step that was reported as saved.
+/// Checks what a recovery finds. `reported` maps each step that was reported as saved to its
+/// attempt.
 fn check(
     vfs: &Arc<dyn Vfs>,
     run: &Path,

@@ -12,7 +12,7 @@
 //! the power of a simulated disk proves little about the operating system. Hence both.
 //!
 //! The invariant: a recovery finds the old checkpoint or the new one, bit for bit. A commit that
-//! has returned is found. Fewer checkpoints than were to be kept are never left.
+//! has returned is found. There are never fewer checkpoints than the number to keep.
 //!
 //! - [`SimFs`]: a file system in memory that can produce every state a power cut may leave.
 //! - [`FaultFs`]: wraps a file system and injects faults into chosen operations.
@@ -53,16 +53,16 @@ pub use splitmix::SplitMix64;
 pub struct CrashTest {
     /// An empty folder on the disk under test, for the processes that are killed.
     pub folder: PathBuf,
-    /// States after a power cut to check.
+    /// The number of states after a power cut to check.
     pub states: u64,
-    /// Real processes to kill.
+    /// The number of real processes to kill.
     pub kills: u64,
     /// Seed of all random choices.
     pub seed: u64,
 }
 
-/// Runs the power cuts and then the kills. `spawn` returns a command that calls [`run_job`] with the
-/// job's argument in a new process, usually this program with a hidden subcommand.
+/// Runs the power cuts and then the kills. `spawn` returns a command that calls [`run_job`] with
+/// the job's argument in a new process, usually this program with a hidden subcommand.
 ///
 /// # Errors
 /// [`Failure::Violation`] for the first state that breaks the invariant.

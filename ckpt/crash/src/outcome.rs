@@ -1,8 +1,8 @@
-//! What a crash test reports.
+//! The progress, the results and the violations of a crash test.
 
 use std::fmt;
 
-/// How far a crash test has come.
+/// The progress of a crash test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
     /// States after a power cut that have been checked.
@@ -20,7 +20,7 @@ pub struct Summary {
     pub operations: u64,
     /// States after a power cut that were checked.
     pub states: u64,
-    /// Of these, states that held a save which had not returned.
+    /// Checked states that contained a save that had not returned.
     pub early: u64,
     /// Processes that were killed.
     pub kills: u64,
@@ -35,7 +35,7 @@ pub struct Violation {
     pub moment: String,
     /// What is wrong.
     pub problem: String,
-    /// How to reproduce it: options of `meshgrad ckpt crash-test`, or words.
+    /// How to reproduce it: options of `meshgrad ckpt crash-test`, or a description.
     pub again: String,
 }
 

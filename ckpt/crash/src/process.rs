@@ -53,8 +53,8 @@ impl Job {
     }
 }
 
-/// Runs a job: everything that a spawned process has to do. Prints to standard output what the
-/// parent process waits for.
+/// Runs a job, the whole task of a spawned process. Prints the lines that the parent process waits
+/// for.
 ///
 /// # Errors
 /// [`Failure::Broken`] when the argument is not a job, or another process of the test has exited.
@@ -70,7 +70,7 @@ pub fn run_job(argument: &str) -> Result<(), Failure> {
     }
 }
 
-/// Prints a line of its own, even after a test harness has printed part of one.
+/// Prints a separate line, even if a test harness has printed part of one before.
 fn print_line(line: String) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(format!("\n{line}\n").as_bytes())?;

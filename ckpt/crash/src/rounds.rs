@@ -19,7 +19,7 @@ use crate::splitmix::SplitMix64;
 /// The most states that are checked after one operation.
 pub const STATES_PER_OPERATION: usize = 70;
 
-/// The next save is tested in every such state.
+/// The next save is tested in one of this many states.
 const RECOVER_EVERY: u64 = 16;
 
 const RUN: &str = "/run";
@@ -81,7 +81,7 @@ impl Round {
         })
     }
 
-    /// Operations that changed the disk or waited for it.
+    /// The number of recorded operations: those that change the disk or sync it.
     pub fn operations(&self) -> usize {
         self.states.len()
     }
@@ -110,7 +110,8 @@ impl Round {
                     return Ok(());
                 }
                 summary.states += 1;
-                // Counted within the round, so that its seed alone reproduces it.
+                // States are counted within the round, so that its seed alone reproduces a
+                // violation.
                 let count = summary.states - before;
                 let found = self.check_state(state, survivors, &expect, count);
                 let found = found.map_err(|problem| self.violation(at, survivors, problem))?;
@@ -164,7 +165,7 @@ impl Round {
     }
 }
 
-/// After a power cut the next save must work and stay.
+/// Checks that the next save after a power cut succeeds and survives another power cut.
 fn save_again(
     left: &SimFs,
     vfs: &Arc<dyn Vfs>,
@@ -238,14 +239,14 @@ impl Runner {
             _ => stop.nth(self.random.below(300)),
         };
         let dying: Arc<dyn Vfs> = Arc::new(FaultFs::new(Arc::clone(&self.vfs), vec![stop]));
-        // The next process must find out whether it was done before the kill.
+        // The next process must find out whether the save was complete before the kill.
         let _ = script::save_mixed(&dying, Path::new(RUN), killed, &mut self.random);
 
         let newest = newest_in(Arc::clone(&self.vfs), RUN)?;
         let step = newest.committed.and_then(|found| found.step());
         let is_done = step == Some(killed.step);
 
-        // This process has not seen a sync, so the removal must not trust the name it sees.
+        // The killed process may not have synced the new name, so the removal must not rely on it.
         self.begin([], [old, killed]);
         self.keep_one()?;
         let kept = if is_done { killed } else { old };

@@ -1,4 +1,4 @@
-//! Which operations meet which fault.
+//! Rules that select operations and inject faults into them.
 
 use std::fmt;
 use std::io;
@@ -33,7 +33,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// Whether it changes the disk or waits for it.
+    /// Whether it changes the disk or syncs it.
     pub fn is_change(self) -> bool {
         !matches!(
             self,
@@ -45,8 +45,8 @@ impl Op {
 /// What happens to an operation.
 #[derive(Clone)]
 pub enum Fault {
-    /// It does nothing and returns an error of this kind. After a failed sync of a file, later syncs
-    /// of it succeed and do nothing, as on Linux.
+    /// It does nothing and returns an error of this kind. After a failed sync of a file, later
+    /// syncs of it succeed and do nothing, as on Linux.
     Fail(io::ErrorKind),
     /// A read or a write transfers one byte; other operations are unaffected.
     Short,
@@ -73,7 +73,7 @@ impl fmt::Debug for Fault {
     }
 }
 
-/// Selects the operations that meet a fault: all of them unless narrowed.
+/// Selects the operations into which a fault is injected: all, unless narrowed.
 #[derive(Debug)]
 pub struct Rule {
     pub(crate) fault: Fault,

@@ -17,11 +17,11 @@ use meshgrad_ckpt_crash::{
 
 const JOB: &str = "MESHGRAD_CKPT_CRASH_JOB";
 
-/// A process of a crash test: returns at once unless it was given a job.
+/// A process of a crash test. Returns immediately unless it was given a job.
 #[test]
 fn child_runs_its_job() {
     if let Ok(job) = env::var(JOB) {
-        // Fails when another process of the test has exited, as it should.
+        // It fails, as expected, when another process of the test has exited.
         let _ = run_job(&job);
     }
 }
@@ -119,19 +119,19 @@ fn a_protocol_without_a_sync_is_caught() {
     assert!(violation(&|sim| Arc::new(sim)).is_none());
 }
 
-/// The syncs of the parent in a round, in order: two commits; the removal of an old checkpoint,
-/// before and after its rename; and, where a process was killed between the rename and the sync of
-/// its commit, the first sync of the removal by the next process.
+/// Skips one sync of the parent folder. In a round these are, from 0: two commits; the removal of
+/// an old checkpoint, before and after its rename; and, if a process was killed between the rename
+/// and the sync of its commit, the first sync of the removal by the next process.
 #[test]
 fn every_sync_of_the_parent_is_needed() {
     #[derive(Debug)]
     struct Without(SimFs, AtomicU64, u64);
 
     for (skipped, problem) in [
-        (0, "was saved and is not found"),
-        (1, "was saved and is not found"),
+        (0, "was saved but not found"),
+        (1, "was saved but not found"),
         (3, "is not a complete checkpoint"),
-        (4, "1 should be left, {} are found"),
+        (4, "expected at least 1; found {}"),
     ] {
         let wrap = |sim| -> Arc<dyn Vfs> {
             Arc::new(Wrapped::new(Without(sim, AtomicU64::new(0), skipped)))
@@ -155,7 +155,7 @@ fn every_sync_of_the_parent_is_needed() {
     }
 }
 
-/// Everything is synced, but only after the rename.
+/// Every file is synced, but only after the rename.
 #[test]
 fn a_protocol_that_renames_before_it_syncs_is_caught() {
     #[derive(Debug)]

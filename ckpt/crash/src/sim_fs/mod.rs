@@ -8,8 +8,9 @@
 //! ```
 //!
 //! It guarantees what POSIX guarantees. Content is on disk after `sync_data` of the file, a name
-//! after `sync_dir` of its folder. A rename is atomic. What is not synced may reach the disk in part
-//! and in any order. File systems that guarantee more (ext4 orders renames) leave fewer states.
+//! after `sync_dir` of its folder. A rename is atomic. What is not synced may reach the disk in
+//! part and in any order. File systems that guarantee more (ext4 orders renames) leave fewer
+//! states.
 
 mod power_cut;
 mod tree;
@@ -25,7 +26,7 @@ use meshgrad_ckpt::vfs::{FileKind, Lock, Metadata, Vfs, VfsFile};
 pub use power_cut::Survivors;
 use tree::{FileChange, Ino, NameChange, Node, ROOT, Tree};
 
-/// The largest file.
+/// The maximum size of a file.
 const MAX_FILE_BYTES: u64 = 1 << 30;
 
 /// A file system in memory. Clones share it. Files have at most 1 GiB.
@@ -55,7 +56,7 @@ impl Recorded {
         self.tree.pending()
     }
 
-    /// What a power cut in this state leaves.
+    /// The file system after a power cut in this state.
     pub fn after_crash(&self, survivors: Survivors) -> SimFs {
         SimFs::of(self.tree.after_crash(survivors))
     }
@@ -92,7 +93,7 @@ impl SimFs {
         self.lock_shared().history.as_ref().map_or(0, Vec::len)
     }
 
-    /// What a power cut leaves now.
+    /// The file system after a power cut in the current state.
     pub fn after_crash(&self, survivors: Survivors) -> SimFs {
         SimFs::of(self.lock_shared().tree.after_crash(survivors))
     }

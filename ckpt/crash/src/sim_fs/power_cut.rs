@@ -38,8 +38,8 @@ impl fmt::Display for Survivors {
 }
 
 impl Survivors {
-    /// At most `budget` sets of `pending` changes: none, all, up to half of the budget of the regular
-    /// ones, then random sets.
+    /// Chooses at most `budget` sets of `pending` changes: none, all, then `Only` and `AllBut` sets
+    /// for up to half of the budget, then random sets.
     pub fn choose(pending: usize, budget: usize, seed: u64) -> Vec<Survivors> {
         if pending == 0 {
             return vec![Survivors::None];
@@ -77,7 +77,8 @@ impl Tree {
         self.nodes.values().map(of_node).sum()
     }
 
-    /// What a power cut leaves: everything synced, nodes without a name removed.
+    /// The tree after a power cut. Everything in it is synced, and nodes without a name are
+    /// removed.
     pub(super) fn after_crash(&self, survivors: Survivors) -> Tree {
         let mut chance = Chance::new(survivors);
         let mut nodes = BTreeMap::new();
@@ -114,7 +115,7 @@ fn keep_named(from: &mut BTreeMap<u64, Node>, ino: u64, to: &mut BTreeMap<u64, N
     }
 }
 
-/// Decides for one change after the other whether it survives.
+/// Decides for each change in turn whether it survives.
 struct Chance {
     survivors: Survivors,
     at: usize,
@@ -162,7 +163,7 @@ impl Chance {
             }
         }
 
-        // The size is stored apart from the content and may reach the disk first.
+        // The size is stored separately from the content and may reach the disk first.
         let is_random = matches!(self.survivors, Survivors::Random(_));
         if is_random && self.random.below(4) == 0 {
             content.resize(content.len().max(file.cached.len()), 0);

@@ -1,4 +1,4 @@
-//! Files and folders by inode number: on disk, as programs see them, and the changes in between.
+//! Files and folders by inode number: as on disk, as programs see them, and the changes in between.
 
 use std::collections::BTreeMap;
 use std::io;
