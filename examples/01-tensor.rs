@@ -20,14 +20,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let total = values::sum(&values::square(&centered)?, &[0, 1])?;
     println!("sum of squares   {}", total.item::<f32>()?);
 
-    // A mistake is an error that says what to do.
+    // An error states how to fix the mistake.
     let half = values::cast(&x, DType::BF16)?;
     let error = values::add(&x, &half)
         .err()
         .ok_or("adding bf16 to f32 must fail")?;
     println!("a mistake        {error}");
 
-    // A meta device computes nothing but counts everything: here the memory and FLOPs of a product
+    // A meta device computes nothing but counts everything: here the memory and FLOPs of a GEMM
     // that is too large for most machines.
     let meta = Device::meta(device.properties());
     let large = values::full(&meta, &[1 << 20, 1 << 14], DType::BF16, 0.0)?;

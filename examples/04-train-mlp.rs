@@ -8,7 +8,7 @@ use meshgrad::prelude::*;
 use meshgrad::train::config::OptimizerConfig;
 use meshgrad::train::optimizer::Optimizer;
 
-/// Two features to two scores, with two hidden layers.
+/// Maps two features to two scores, with two hidden layers.
 struct Mlp {
     layers: [Linear; 3],
 }

@@ -1,5 +1,5 @@
-//! Your own GPU kernel as an op: written with the assembler, launched on tensors, differentiated on the
-//! tape, and compared with the CPU.
+//! Your own GPU kernel as an op: written with the assembler, launched on tensors, differentiated on
+//! the tape, and compared with the CPU.
 //!
 //! `cargo run --example 07-gpu-op` runs it on the emulator, `cargo run --example 07-gpu-op cuda` on
 //! the machine's GPU.
@@ -80,7 +80,8 @@ static UNIT_ROWS_GRAD: Signature = Signature::new(
     5,
 );
 
-/// The op on values: y and the lengths. The signature checks the operands and gives the results' shapes.
+/// The op on tensors, without the tape; returns y and the lengths. The signature checks the
+/// operands and determines the shapes of the results.
 fn unit_rows_of(x: &Tensor) -> ValueResult<(Tensor, Tensor)> {
     let mut call = UNIT_ROWS.call(&[x])?;
     if !call.device().is_gpu() {
@@ -98,14 +99,14 @@ fn unit_rows_of(x: &Tensor) -> ValueResult<(Tensor, Tensor)> {
             .push_pointer(gpu.uninit_ptr(&y)?)
             .push_pointer(gpu.uninit_ptr(&length)?);
         arguments.push_u64(rows);
-        // SAFETY: the arguments match the parameters; the kernel reads the rows of x and writes as many
-        // rows of y and lengths.
+        // SAFETY: the arguments match the parameters; the kernel reads the rows of x and writes the
+        // same number of rows of y and of lengths.
         unsafe { gpu.launch(&UnitRows { tile }, tile.launch(rows), &arguments) }
     })?;
     Ok((y.finish(), length.finish()))
 }
 
-/// The gradient on values.
+/// The gradient on tensors, without the tape.
 fn unit_rows_grad(dy: &Tensor, y: &Tensor, length: &Tensor) -> ValueResult<Tensor> {
     let mut call = UNIT_ROWS_GRAD.call(&[dy, y, length])?;
     if !call.device().is_gpu() {
@@ -132,7 +133,7 @@ fn unit_rows_grad(dy: &Tensor, y: &Tensor, length: &Tensor) -> ValueResult<Tenso
             .push_pointer(gpu.uninit_ptr(&dx)?);
         arguments.push_u64(rows);
         // SAFETY: the arguments match the parameters; the kernel reads the rows of dy and y and the
-        // lengths, and writes as many rows of dx.
+        // lengths, and writes the same number of rows of dx.
         unsafe { gpu.launch(&UnitRowsGrad { tile }, tile.launch(rows), &arguments) }
     })?;
     Ok(dx.finish())
@@ -152,7 +153,7 @@ fn column(x: &Tensor) -> ValueResult<Tensor> {
     x.unsqueeze(x.shape().len())
 }
 
-/// `x` if it is contiguous and 16-byte aligned, else a copy that is.
+/// `x` if it is contiguous and 16-byte aligned, otherwise a copy that is.
 fn aligned(x: &Tensor) -> ValueResult<Tensor> {
     let begins_at = x.dtype().bytes(x.layout().offset());
     match x.is_contiguous() && begins_at.is_multiple_of(16) {

@@ -8,15 +8,15 @@ use meshgrad::mesh::{Mesh, MeshError};
 
 const WORLD: usize = 8;
 
-/// Two hosts of four GPUs, replicated across hosts and sharded within a host: the lists of ranks, by
-/// arithmetic.
+/// Computes the groups of a rank by arithmetic, for two hosts of four GPUs: weights are replicated
+/// across hosts and sharded within a host.
 fn by_hand(rank: usize) -> (Vec<usize>, Vec<usize>) {
     let shard: Vec<usize> = (0..4).map(|at| rank / 4 * 4 + at).collect();
     let replicate: Vec<usize> = (0..2).map(|host| host * 4 + rank % 4).collect();
     (replicate, shard)
 }
 
-/// The same as a mesh: names instead of arithmetic.
+/// The same groups from a mesh: names instead of arithmetic.
 fn two_axes(rank: usize, out: &mut String) -> Result<(), Box<dyn std::error::Error>> {
     let mesh = Mesh::new(&[2, 4], &["replicate", "shard"])?;
     let group = |axis: &str| mesh.group([axis], rank);
@@ -56,7 +56,8 @@ fn three_axes(rank: usize, out: &mut String) -> Result<(), Box<dyn std::error::E
         writeln!(out, "  {name:<10} {:?} {mine}", part.shape())?;
     }
 
-    // Not possible in torch: axes in any order, and flattened without being contiguous.
+    // Not possible in torch: a group of axes in another order, and flattening axes that are not
+    // adjacent.
     let permuted = mesh
         .group(["tp", "replicate"], rank)?
         .ok_or("in the mesh")?;

@@ -85,7 +85,7 @@ fn meta_plans_a_model_that_does_not_fit() {
     // plus activations.
     let parameters = config.parameter_count().total() as usize;
     assert!(peak > 18 * parameters && peak < 19 * parameters, "{peak}");
-    // Six floating-point operations per token and active parameter in products, eight with
+    // Six floating-point operations per token and active parameter in GEMMs, eight with
     // recomputation, plus attention.
     let products = 8 * 4096 * config.parameter_count().active_in_matmuls();
     assert!(

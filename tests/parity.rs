@@ -11,7 +11,7 @@ use meshgrad::ckpt::TensorFile;
 const LOGITS: f64 = 2e-5;
 /// The largest allowed 1 - cos between a gradient and the expected one.
 const ANGLE: f64 = 1e-6;
-/// The largest allowed relative difference of their norms.
+/// The largest allowed relative difference between the norms of a gradient and the expected one.
 const NORM: f64 = 1e-4;
 
 type Tensors = BTreeMap<String, (Vec<usize>, Vec<f64>)>;
@@ -132,8 +132,8 @@ fn logits_loss_and_gradients_match_transformers() {
     }
 }
 
-/// The same on a GPU, which is the emulator unless `MESHGRAD_TEST_GPU` is `cuda`: experts and dense
-/// layers, windows, biases, scaled positions.
+/// Logits, loss and gradients match on a GPU too, which is the emulator unless `MESHGRAD_TEST_GPU`
+/// is `cuda`. The fixtures have experts, dense layers, windows, biases and scaled positions.
 #[test]
 fn a_gpu_matches_transformers() {
     let device = match std::env::var("MESHGRAD_TEST_GPU").as_deref() {

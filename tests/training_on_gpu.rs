@@ -321,7 +321,8 @@ impl Stepping {
         }
     }
 
-    /// A step without writing its number and learning rate, which are in device memory.
+    /// A step that reads its number and learning rate from device memory, where `begin` writes
+    /// them.
     fn work(&mut self) -> Tensor {
         let loss = backward(&self.model, &self.ids, self.dtype, &mut self.grads);
         self.optimizer.apply(&mut self.grads, &loss.weight).unwrap();

@@ -33,7 +33,7 @@ def keep_freed_memory():
 
 
 class Files:
-    """One model in every format: `blocks` blocks of `parts` tensors."""
+    """The files of one model, in every format."""
 
     def __init__(self, folder: str):
         self.folder = Path(folder)
@@ -59,7 +59,7 @@ class Files:
         (self.indexed / "model.safetensors.index.json").write_text(json.dumps(index))
 
     def in_place(self):
-        """Tensors to load into, the same ones every time."""
+        """The tensors to load into, reused by every load."""
         if self.reused is None:
             self.reused = clone(self)
         return self.reused

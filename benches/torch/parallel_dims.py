@@ -5,7 +5,7 @@
     parallel_dims.py --serve      {"figures": [NAME], "world": W} -> {"seconds": [s]}, one JSON object per line
 
 Run it in the environment of scripts/parallel-golden (see its README.md). Only `new_group` is replaced, by a function that
-returns at once; everything else is the library's own code, for rank 0.
+returns immediately; everything else is the library's own code, for rank 0.
 
 | figure | what is timed |
 |---|---|

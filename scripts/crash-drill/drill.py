@@ -90,7 +90,7 @@ def save_undisturbed(system, root, step):
 
 
 def kill_once(system, root, last, rng, save_times):
-    """Kills a process that saves the steps after `last`; returns the last steps whose saves had returned and begun."""
+    """Kills a process that saves the steps after `last`; returns the last step saved and the last step begun."""
 
     def work(report_line):
         steps = range(last + 1, last + 1 + SAVES)
@@ -257,7 +257,7 @@ def arguments():
 
 
 def save_one(name, root, step, size):
-    """One save: the process that is traced."""
+    """Saves once. Runs in the process that is traced."""
     [system] = [system for system in systems.SYSTEMS if system.name == name]
     system(int(size)).save(root, int(step))
 

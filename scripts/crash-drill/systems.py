@@ -44,7 +44,7 @@ class System:
         return [sys.executable, drill, "--save-one", self.name, root, str(step), str(self.elements * TENSORS * 4)]
 
     def load(self, root: str) -> dict:
-        """Loads what a user would load; returns what `classify` takes."""
+        """Loads what a user would load; returns the argument `found` of `classify`."""
         path = self.newest(root)
         if path is None or not os.path.exists(path):
             return {"nothing": True}
@@ -82,7 +82,7 @@ class System:
 
 
 def kind_of(error: BaseException) -> str:
-    """The error's type; of errors that DCP gathers from ranks, the first one's."""
+    """The type of an error. DCP gathers the errors of all ranks; then it is the type of the first."""
     for first, _ in getattr(error, "failures", {}).values():
         return type(first).__name__
     return type(error).__name__

@@ -46,7 +46,7 @@ def text(argument: str) -> bytes:
 
 
 def number(argument: str) -> int:
-    """A number, or a file descriptor, which strace may follow by a path."""
+    """Parses a number or a file descriptor. strace may append the path of a descriptor."""
     return int(re.match(r"-?\d+", argument.strip())[0])
 
 

@@ -1,4 +1,4 @@
-"""The groups of DeepSpeed's pull request 7726: facts from its text, and lists by its rule.
+"""The groups of DeepSpeed's pull request 7726: facts from its text, and rank lists computed by its rule.
 
 The pull request is open, so no package contains it. It extends Megatron's algorithm by a sixth size, sp (Ulysses); here
 megatron-core's function runs on all six. The pull request's code at commit 5fbbb014 returns the same lists.

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 
 class Group:
-    """A stand-in for a process group: what libraries use of one without communicating."""
+    """A stand-in for a process group, with the methods that libraries call without communicating."""
 
     def __init__(self, ranks, me, **how):
         self.ranks = list(ranks)

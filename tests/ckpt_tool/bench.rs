@@ -1,4 +1,4 @@
-//! `bench`: the report without its figures, and the removal of all files.
+//! `bench`: checks the report without its figures, and that all files are removed.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::models::{self, Model};
 use crate::{Output, TestDir, shown};
 
-/// A model of some MB, more than the minimum memory of a load.
+/// A model of a few MB, which exceeds the minimum memory of a load.
 fn model() -> Model {
     let shape = |at| if at == 0 { vec![7] } else { vec![300, 1000] };
     let tensor = |at| models::tensor(Dtype::F32, &shape(at), at);
@@ -23,7 +23,8 @@ fn dir() -> TestDir {
     dir
 }
 
-/// The output without figures, the machine, and O_DIRECT, which depends on the disk.
+/// The output without the parts that depend on the machine: figures, file system, CPU, and
+/// O_DIRECT.
 fn redacted(output: &Output) -> String {
     let mut text = String::new();
     for line in shown([output.clone()]).lines() {

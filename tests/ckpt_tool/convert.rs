@@ -50,7 +50,7 @@ fn output() {
     assert_eq!(config, wanted);
 }
 
-/// The expected output of the example map, made by hand.
+/// The expected output of the example map, constructed without the map.
 fn fused(mut model: Model) -> Model {
     let mut take = |name: String| model.remove(&name).unwrap();
     let mut made = Model::new();
@@ -84,7 +84,8 @@ fn fused(mut model: Model) -> Model {
     made
 }
 
-/// A round trip, read by the `safetensors` crate, for several budgets and file sizes.
+/// A round trip changes no byte, for several budgets and file sizes. The results are read with the
+/// `safetensors` crate.
 #[test]
 fn a_round_trip_changes_nothing() {
     let dir = dir();

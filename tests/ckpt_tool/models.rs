@@ -17,7 +17,7 @@ pub(crate) struct Tensor {
     pub(crate) bytes: Vec<u8>,
 }
 
-/// A tensor of reproducible numbers of the size of weights.
+/// A tensor of reproducible numbers with magnitudes like those of weights.
 pub(crate) fn tensor(dtype: Dtype, shape: &[usize], seed: u64) -> Tensor {
     let elements = shape.iter().product::<usize>();
     let bytes = (0..elements as u64).flat_map(|at| encode(dtype, number(seed, at)));
@@ -122,7 +122,7 @@ pub(crate) fn qwen3() -> Model {
     model
 }
 
-/// Reads a folder by the `safetensors` crate.
+/// Reads a folder with the `safetensors` crate.
 pub(crate) fn read(folder: &Path) -> Model {
     let mut model = Model::new();
     for entry in fs::read_dir(folder).unwrap() {

@@ -59,7 +59,7 @@ fn ranks_together_read_each_sharded_byte_once() {
     }
 }
 
-/// The digest does not depend on threads and the machine.
+/// The digest depends on the loaded tensors, but not on the number of threads.
 #[test]
 fn equal_plans_have_equal_digests() {
     let dir = dir();

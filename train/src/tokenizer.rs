@@ -70,7 +70,7 @@ pub enum TokenizerError {
     },
     /// Encoding or decoding failed.
     #[error("the tokenizer failed: {0}")]
-    Use(String),
+    Codec(String),
 }
 
 type Result<T> = std::result::Result<T, TokenizerError>;
@@ -171,7 +171,7 @@ impl Tokenizer {
     /// a byte-level BPE without merges, which gives the same ids.
     ///
     /// # Errors
-    /// [`TokenizerError::Use`] when the library fails.
+    /// [`TokenizerError::Codec`] when the library fails.
     pub fn to_json(&self) -> Result<String> {
         let json = match &self.kind {
             Kind::Bytes => bytes_as_bpe()?.to_string(true),
@@ -222,7 +222,7 @@ impl Tokenizer {
     /// The ids of a text, without special tokens.
     ///
     /// # Errors
-    /// [`TokenizerError::Use`].
+    /// [`TokenizerError::Codec`].
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         match &self.kind {
             Kind::Bytes => Ok(text.bytes().map(u32::from).collect()),
@@ -237,7 +237,7 @@ impl Tokenizer {
     /// ids do not depend on the number of threads.
     ///
     /// # Errors
-    /// [`TokenizerError::Use`].
+    /// [`TokenizerError::Codec`].
     pub fn encode_documents(&self, texts: &[&str]) -> Result<Vec<u32>> {
         let next = if self.splits_at_words {
             next_word
@@ -280,7 +280,7 @@ impl Tokenizer {
     /// The text of ids. Special and unknown ids are skipped; invalid UTF-8 becomes U+FFFD.
     ///
     /// # Errors
-    /// [`TokenizerError::Use`].
+    /// [`TokenizerError::Codec`].
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
         match &self.kind {
             Kind::Bytes => {
@@ -293,7 +293,7 @@ impl Tokenizer {
 }
 
 fn failed(source: tokenizers::Error) -> TokenizerError {
-    TokenizerError::Use(source.to_string())
+    TokenizerError::Codec(source.to_string())
 }
 
 fn byte_level(model: BPE) -> Library {

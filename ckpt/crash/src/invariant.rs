@@ -72,9 +72,7 @@ pub(crate) struct Expect {
 impl Expect {
     fn allows(&self, found: &BTreeSet<Save>) -> Result<(), String> {
         if let Some(lost) = self.must.difference(found).next() {
-            return Err(format!(
-                "{lost:?} was saved but not found; found {found:?}"
-            ));
+            return Err(format!("{lost:?} was saved but not found; found {found:?}"));
         }
         let known: BTreeSet<Save> = self.must.union(&self.may).copied().collect();
         if let Some(odd) = found.difference(&known).next() {
@@ -153,9 +151,7 @@ fn check_bytes(vfs: &dyn Vfs, committed: &Committed) -> Result<Save, String> {
     for file in found {
         let bytes = read(vfs, &committed.path().join(file)).map_err(|error| error.to_string())?;
         if bytes != save.content(file) {
-            return Err(format!(
-                "{file} of {path} differs from what was saved"
-            ));
+            return Err(format!("{file} of {path} differs from what was saved"));
         }
     }
     Ok(save)
