@@ -59,7 +59,7 @@ pub enum Error {
     },
 
     /// A gradient whose shape or dtype differs from its value's.
-    #[error("gradient of {expected} has dtype and shape {actual}")]
+    #[error("gradient has dtype and shape {actual}, its value has {expected}")]
     GradientShape {
         /// The value's dtype and shape.
         expected: String,
@@ -118,7 +118,7 @@ pub enum Error {
 
     /// A gradient that disagrees with finite differences.
     #[error(
-        "gradient {index} of input {input} is {backward:e} but finite differences give \
+        "the gradient of element {index} of input {input} is {backward:e} but finite differences give \
          {difference:e} (tolerance {tolerance:e})"
     )]
     GradientCheck {

@@ -118,7 +118,7 @@ impl Slot<'_> {
     /// is needed in this pass.
     ///
     /// # Errors
-    /// What `gradient` returns; [`Error::GradientShape`](crate::Error::GradientShape).
+    /// Errors of `gradient`; [`Error::GradientShape`](crate::Error::GradientShape).
     #[allow(clippy::should_implement_trait)] // This is not `std::ops::Add`.
     pub fn add(self, gradient: impl FnOnce() -> Result<Tensor>) -> Result<()> {
         if !self.due() {
@@ -137,7 +137,7 @@ impl Slot<'_> {
     /// this pass.
     ///
     /// # Errors
-    /// What `op` returns.
+    /// Errors of `op`.
     pub fn accumulate(self, op: impl FnOnce(&mut Accumulator) -> Result<()>) -> Result<()> {
         match self.due() {
             true => self.accumulate_due(op),

@@ -50,7 +50,7 @@ impl Tape {
     /// the inner one.
     ///
     /// # Errors
-    /// What `body` returns.
+    /// Errors of `body`.
     pub fn record<T>(body: impl FnOnce() -> Result<T>) -> Result<(T, Tape)> {
         let (result, recorder) = with_recorder(Recorder::new(true), body);
         Ok((result?, recorder.tape))

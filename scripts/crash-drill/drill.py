@@ -143,7 +143,7 @@ def kills(system, folder, count, seed):
 
 
 def read_tree(root):
-    """The contents of a folder as the tree that `Disk` takes."""
+    """The contents of a folder as a tree for `Disk`."""
     tree = {}
     for path, folders, files in os.walk(root):
         for name in folders:

@@ -62,7 +62,7 @@ pub(crate) fn bench(arguments: &BenchArguments, cpu: &Device) -> anyhow::Result<
             GpuPart::Time(time) => time.run(cpu)?,
             GpuPart::Train(train) => train.run(cpu)?,
             GpuPart::Dump(dump) => dump.run(cpu)?,
-            // Its exit code says whether results differ.
+            // Its exit code is 1 if exact results differ.
             GpuPart::Compare(compare) => return compare.run(),
         },
     }

@@ -224,7 +224,7 @@ impl RoundTrip {
             (None, 0) => "exact: a round trip changes no element".to_owned(),
             (None, ties) => {
                 let ties = size::counted(ties, "pair");
-                format!("exact while {ties} of tensors stay equal")
+                format!("exact if {ties} of tensors are equal")
             }
         }
     }

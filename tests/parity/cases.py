@@ -312,7 +312,7 @@ CASES = [
         experts="fused",
         shards=2,
         config={
-            # No head_dim: hidden_size / num_attention_heads. Every layer has the window, whatever max_window_layers says.
+            # No head_dim: hidden_size / num_attention_heads. Every layer has the window, regardless of max_window_layers.
             **MOE,
             "hidden_size": 32,
             "intermediate_size": 16,

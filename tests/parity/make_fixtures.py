@@ -267,7 +267,7 @@ def expectation(model, input_ids, labels, case: Case) -> dict:
 
 
 def verify_conditioning(model, input_ids, labels, expected: dict, case: Case):
-    """The same in f64: what f32 rounding does must stay far below the tolerances that other programs are held to."""
+    """Computes the same in f64. The effect of f32 rounding must be far below the tolerances for other programs."""
     exact = expectation(copy.deepcopy(model).double(), input_ids, labels, case)
 
     scale = exact["logits"].abs().max()
@@ -286,7 +286,7 @@ def verify_conditioning(model, input_ids, labels, expected: dict, case: Case):
 
 
 def verify_claims(model, case: Case):
-    """What the case is there for must be what transformers made of its config.json."""
+    """Checks that transformers read from config.json the features that the case is about."""
     config, layers = model.config, model.model.layers
     attention = layers[0].self_attn
     facts = {

@@ -15,10 +15,10 @@ const DEFAULT_BETA_SLOW: f64 = 1.0;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RopeType {
-    /// Unchanged.
+    /// Frequencies are unchanged.
     #[default]
     Default,
-    /// All are divided by `factor`.
+    /// All frequencies are divided by `factor`.
     Linear,
     /// Low frequencies are divided by `factor`, high ones kept, with a ramp between.
     Yarn,
@@ -79,7 +79,7 @@ pub struct Rope {
 /// Scaling of the rotary frequencies for a longer context.
 #[derive(Debug, Clone, PartialEq)]
 pub enum RopeScaling {
-    /// None.
+    /// No scaling.
     None,
     /// All frequencies are divided by `factor`.
     Linear {
@@ -176,7 +176,7 @@ impl Yarn {
         }
         (low, high) = (low.max(0.0), high.min(head_dim as f64 - 1.0));
 
-        // As transformers avoids a division by zero.
+        // Avoids a division by zero, as transformers does.
         if low == high {
             high += 0.001;
         }

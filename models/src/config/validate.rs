@@ -9,7 +9,7 @@ const MAX_SIZE: usize = u32::MAX as usize;
 pub(super) const MAX_LAYERS: usize = 100_000;
 
 impl Qwen3Config {
-    /// Checks that a model can be built, and reports all problems at once.
+    /// Checks that a model can be built, and reports all problems together.
     ///
     /// # Errors
     /// [`ConfigError::Invalid`] with every [`Problem`] found.
