@@ -267,7 +267,7 @@ def expectation(model, input_ids, labels, case: Case) -> dict:
 
 
 def verify_conditioning(model, input_ids, labels, expected: dict, case: Case):
-    """Computes the same in f64. The effect of f32 rounding must be far below the tolerances for other programs."""
+    """Compares with f64: the error of f32 rounding must be far below the tolerances for other programs."""
     exact = expectation(copy.deepcopy(model).double(), input_ids, labels, case)
 
     scale = exact["logits"].abs().max()
