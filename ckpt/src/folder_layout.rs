@@ -41,7 +41,7 @@ use crate::{
 /// layout()?.create(&mut staging)?;
 /// staging.expect_writers(["rank 0", "rank 1"]);
 ///
-/// // Usually processes, here threads: each has half of all columns.
+/// // Ranks are usually processes; here a loop plays both. Each has half of the columns.
 /// for rank in 0..2 {
 ///     let (layout, half) = (layout()?, 2 * rank..2 * rank + 2);
 ///     let mut writer = Writer::join(staging.folder(), &format!("rank {rank}"))?;

@@ -24,7 +24,7 @@ pub struct Task<T = Committed> {
 }
 
 impl<T> Task<T> {
-    /// Runs `run` in the background; messages name `path`. A rank that only writes parts returns
+    /// A task that runs `run` in the background once it is submitted; messages name `path`. A rank that only writes parts returns
     /// its [`WriteReport`](crate::WriteReport). A coordinator also waits for the reports of other
     /// ranks. To limit the number of checkpoints, call [`keep_last`](crate::keep_last) at the end.
     pub fn new(

@@ -60,7 +60,7 @@ const TANH_TAIL: [f32; 5] = [
 /// pi / 2 in three parts, each an f32.
 const HALF_PI: [f32; 3] = [1.570_796_4, -4.371_139e-8, -1.715_124_5e-15];
 
-/// The largest |x| for which the three parts of [`HALF_PI`] compute x - n pi / 2 exactly enough.
+/// Below this |x|, the three parts of [`HALF_PI`] give x - n pi / 2 accurately enough.
 const LARGEST_SIMPLE_ANGLE: f32 = 105_615.0;
 
 /// The binary digits of the fraction 2 / pi = 0.636..., after one word of zeros.
@@ -197,8 +197,8 @@ fn reduce_angle<'k>(x: F32<'k>) -> (F32<'k>, U32<'k>) {
     (r.get(), quadrant.get())
 }
 
-/// [`reduce_angle`] for |x| >= 2^16, in fixed-point arithmetic with only those digits of 2 / pi
-/// that affect the result (Payne and Hanek 1983).
+/// [`reduce_angle`] for |x| >= [`LARGEST_SIMPLE_ANGLE`], in fixed-point arithmetic with only those
+/// digits of 2 / pi that affect the result (Payne and Hanek 1983).
 ///
 /// |x| = m 2^(t - 31) with a 32-bit integer m. The digits of 2 / pi * 2^(t - 31) with weight 4 and
 /// above contribute multiples of 4 to x * 2 / pi, which are whole turns, so they are skipped. The

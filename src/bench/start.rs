@@ -140,7 +140,7 @@ impl Start {
     }
 }
 
-/// Starts torch's script for the tiny model, which replies after its first step. `cache` is the
+/// Starts `train_tiny.py`, which writes its first line after its first training step. `cache` is the
 /// cache folder of torch.compile.
 fn start_torch(
     python: &Path,

@@ -21,7 +21,7 @@ const JOB: &str = "MESHGRAD_CKPT_CRASH_JOB";
 #[test]
 fn child_runs_its_job() {
     if let Ok(job) = env::var(JOB) {
-        // It fails, as expected, when another process of the test has exited.
+        // The error is ignored: a job fails after another process of the test has exited.
         let _ = run_job(&job);
     }
 }
@@ -119,9 +119,10 @@ fn a_protocol_without_a_sync_is_caught() {
     assert!(violation(&|sim| Arc::new(sim)).is_none());
 }
 
-/// Skips one sync of the parent folder. In a round these are, from 0: two commits; the removal of
-/// an old checkpoint, before and after its rename; and, if a process was killed between the rename
-/// and the sync of its commit, the first sync of the removal by the next process.
+/// Skips one sync of the parent folder. In a round, 0 and 1 are those of two commits, and 2 and 3
+/// come before and after the rename that removes an old checkpoint. If a process was killed before
+/// its commit synced, 4 is the next process's sync before its first removal. Sync 2 is not skipped
+/// here, because the commit before it has already synced the folder.
 #[test]
 fn every_sync_of_the_parent_is_needed() {
     #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! The inverse direction: derives the names on one side of a rule from the value of that side.
 //!
 //! `concat(q, k, v) = qkv` determines q, k and v, because concatenation loses nothing. Operations
-//! that lose elements cannot be on the side that is solved for.
+//! whose result does not determine their operands cannot be on the side that is solved for.
 
 use super::evaluate::dim_of;
 use super::term::Action;
@@ -106,7 +106,7 @@ pub(super) fn operands(
         | Action::Mean
         | Action::Lora { .. }
         | Action::Dequant { .. } => Err(Unsolved::Because(
-            "it discards elements, so its operands cannot be derived from its result".into(),
+            "its result does not determine its operands".into(),
         )),
     }
 }

@@ -15,7 +15,7 @@ pub enum Relation {
     Super,
     /// Groups of the two share at most one rank: together they form a mesh.
     Orthogonal,
-    /// They share some digits but not all, or have no common radix: no mesh has both as axes.
+    /// They share some ranks in any other way: no mesh has both as axes.
     Overlapping,
 }
 
@@ -23,8 +23,9 @@ impl RankLayout {
     /// The relation to another layout of the same world. The cost does not depend on the number of
     /// ranks.
     ///
-    /// Two layouts have a common radix if the sorted ends of their modes divide each other. Then both
-    /// are sets of digits of one mixed radix, and are compared as sets.
+    /// Two layouts have a common radix if, after sorting 1 and the strides and ends of all their
+    /// modes, each number divides the next. Then both are sets of digits of one mixed radix, and are
+    /// compared as sets.
     pub fn relation(&self, other: &RankLayout) -> Relation {
         if self == other {
             return Relation::Same;

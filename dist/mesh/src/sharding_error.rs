@@ -69,7 +69,7 @@ pub enum ShardingError {
     /// Ragged sizes for shards of different extents.
     #[error(
         "axis `{axis}` shards dim {dim} into sizes {sizes:?}{}, which have different extents \
-         {extents:?}: name `{axis}` before them, or shard evenly", inside(.outer)
+         {extents:?}: place `{axis}` before {}, or shard evenly", inside(.outer), names(.outer)
     )]
     RaggedUnequal {
         /// The axis.

@@ -303,7 +303,7 @@ fn errors_name_the_remedy() {
     assert_eq!(
         message(&[("dp", shard(0)), ("tp", Placement::ragged(0, [2, 1, 1]))]),
         "axis `tp` shards dim 0 into sizes [2, 1, 1] inside the shards of `dp`, which have different \
-         extents [3, 4]: name `tp` before them, or shard evenly"
+         extents [3, 4]: place `tp` before `dp`, or shard evenly"
     );
     assert_eq!(
         message(&[("dp", SUM), ("tp", MAX)]),

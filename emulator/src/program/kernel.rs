@@ -19,8 +19,8 @@ pub struct Kernel {
     pub max_threads: u32,
     /// The required CTA extents, from `.reqntid`.
     pub required_threads: Option<[u32; 3]>,
-    /// 32-bit registers per thread that its text declares and uses: an upper bound on what `ptxas`
-    /// assigns.
+    /// 32-bit registers per thread that its text declares and uses, at most 255. `ptxas` usually
+    /// assigns fewer.
     pub registers: u32,
     /// Bytes of local memory per thread.
     pub local_bytes: u32,

@@ -132,7 +132,7 @@ impl Gpu {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        // The launch reports a failure.
+        // Errors are ignored: the launch has already reported a failure.
         let _ = self.module.unload();
         let _ = self.context.end();
     }

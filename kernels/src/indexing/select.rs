@@ -63,7 +63,8 @@ impl IndexSelectArguments {
 
 impl IndexSelect {
     /// The kernel for rows of `inner` bytes, and the unit that it copies. `aligned`: the bitwise or
-    /// of the first elements' byte offsets. `elements`: the size of the larger tensor.
+    /// of the byte offsets at which x and y start. `elements`: the number of elements of the larger
+    /// of the two.
     pub fn new(
         element: Unit,
         ids: IndexDtype,

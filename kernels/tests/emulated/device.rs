@@ -91,7 +91,7 @@ impl Device {
         self.space.write(address, bytes).unwrap();
     }
 
-    /// Skips addresses before the next allocation; freed memory keeps its addresses.
+    /// Skips addresses before the next allocation: addresses of freed memory are not reused.
     pub(crate) fn skip(&self, bytes: u64) {
         const PIECE: usize = 64 << 20;
         for _ in 0..bytes.div_ceil(PIECE as u64) {

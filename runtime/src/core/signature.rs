@@ -59,15 +59,15 @@ impl Signature {
     }
 
     /// Declares that all results are linear in each of these operands: `["a", "b"]` for a product,
-    /// `["a + b"]` for a sum, which is linear in both jointly. Such an operand may be partial(sum),
-    /// and then so are the results.
+    /// `["a + b"]` for a sum, which is linear in both jointly. An entry may be partial (sum or
+    /// avg), and then so are the results; the operands of `"a + b"` must be partial together.
     pub const fn linear_in(mut self, operands: &'static [&'static str]) -> Signature {
         self.linear_in = operands;
         self
     }
 
-    /// Declares that dim `many` consists of equal blocks, one per index of dim `groups`. The two
-    /// dims can only be sharded together.
+    /// Declares that dim `many` consists of equal blocks, one per index of dim `groups`. They are
+    /// sharded together, or `many` alone if `groups` has extent 1.
     pub const fn grouped(mut self, many: &'static str, groups: &'static str) -> Signature {
         self.grouped = Some((many, groups));
         self
@@ -129,7 +129,7 @@ impl Signature {
             });
         }
 
-        // `F` and `G` are arithmetic dtypes, and no GPU kernel computes in f64.
+        // `F` and `G` are the dtypes that ops compute in; no GPU op takes f64 tensors for them.
         if device.is_gpu()
             && bound.dtypes[..2]
                 .iter()

@@ -226,8 +226,8 @@ mod as_the_processor {
         fn integers_to_floats(register in any_register()) {
             for (from, mode) in INTEGERS.into_iter().flat_map(|of| MODES.map(|mode| (of, mode))) {
                 let source = value(register, from);
-                // The processor has no u64 conversion: halve large values and keep a bit for the
-                // rest.
+                // The processor has no u64 conversion: halve large values, with a
+                // sticky bit for the bit shifted out.
                 let (source, factor) = match i64::try_from(source) {
                     Ok(source) => (source, 1.0),
                     Err(_) => ((source >> 1 | source & 1) as i64, 2.0),
