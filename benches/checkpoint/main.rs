@@ -6,8 +6,9 @@
 //! ```
 //!
 //! Times are comparable only on a quiet machine and with the same kind of destination memory.
-//! Samples that other processes disturbed are dropped and repeated, and the report names the
-//! destinations. Goals for bytes and plans depend on neither, so missing one is a failure.
+//! Samples that other processes disturbed are repeated, and the report shows the destination memory
+//! of each load. Goals for bytes, memory and plan digests do not depend on the clock, so missing
+//! one is a failure.
 
 mod counts;
 mod files;
@@ -55,7 +56,8 @@ struct Arguments {
     /// What to measure [default: all].
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Part>,
-    /// Loads a checkpoint in a child process and prints the growth of its memory.
+    /// Internal, for the child process: loads a checkpoint and prints how much the process's memory
+    /// grew.
     #[arg(long, hide = true, num_args = 2, value_names = ["FOLDER", "BACKEND"])]
     measure_memory: Option<Vec<String>>,
     /// Where to create the checkpoints, which are removed at the end [default: the system's
@@ -273,7 +275,7 @@ fn timed_goals(measurements: &[&Measurement], sizes: &Sizes) -> Vec<Goal> {
         ),
         Goal::at_most(
             "L9",
-            "ms to open and plan, as they are",
+            "ms to open and plan, without a map",
             ms(planning::DIRECTLY),
             150.0,
         ),
@@ -291,19 +293,19 @@ fn timed_goals(measurements: &[&Measurement], sizes: &Sizes) -> Vec<Goal> {
         ),
         Goal::at_most(
             "L10",
-            "seconds that digests while reading add / identity, warm",
+            "seconds added by digesting while reading / identity, warm",
             of_identity(digesting(), Warm),
             0.15,
         ),
         Goal::at_most(
             "L10",
-            "seconds of a pass of digests / identity, warm",
+            "seconds of a separate digest pass / identity, warm",
             of_identity(pass(), Warm),
             0.15,
         ),
         Goal::at_most(
             "L10",
-            "seconds of a pass of digests / identity, cold",
+            "seconds of a separate digest pass / identity, cold",
             of_identity(pass(), Cold),
             0.15,
         ),
@@ -315,13 +317,13 @@ fn timed_goals(measurements: &[&Measurement], sizes: &Sizes) -> Vec<Goal> {
         ),
         Goal::at_least(
             "-",
-            "GB/s of transposing while loading, a core",
+            "GB/s per core of transposing while loading",
             rate("meshgrad transpose, 1 thread", 1.0),
             4.0,
         ),
         Goal::at_least(
             "-",
-            "GB/s of transposing in memory, a core",
+            "GB/s per core of transposing in memory",
             rate(loads::TRANSPOSE_IN_MEMORY, 0.5),
             4.0,
         ),

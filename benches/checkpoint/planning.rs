@@ -43,7 +43,7 @@ impl Steps {
     }
 }
 
-pub(super) const DIRECTLY: &str = "meshgrad open + plan, all tensors as they are";
+pub(super) const DIRECTLY: &str = "meshgrad open + plan, without a map";
 pub(super) const BY_IDENTITY: &str = "meshgrad open + bind + plan, identity map";
 pub(super) const BY_STACKED: &str = "meshgrad open + bind + plan, experts stacked";
 

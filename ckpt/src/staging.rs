@@ -380,7 +380,7 @@ impl Staging {
             .map_err(|error| Error::io("sync", parent, error))?;
 
         if let Some(replaced) = replaced {
-            // On failure, the next sweep removes it.
+            // On failure, the next call of `sweep` removes it.
             let _ = vfs::remove_all(&*self.vfs, &replaced);
         }
         Committed::open_in(Arc::clone(&self.vfs), &self.target)
@@ -402,7 +402,7 @@ impl Staging {
 impl Drop for Staging {
     fn drop(&mut self) {
         if !self.is_published {
-            // On failure, the next sweep removes it.
+            // On failure, the next call of `sweep` removes it.
             let _ = vfs::remove_all(&*self.vfs, &self.folder);
         }
     }

@@ -55,9 +55,9 @@ pub(crate) fn create_locked(vfs: &dyn Vfs, target: &Path) -> Result<(PathBuf, Op
         match vfs.lock(&folder) {
             Ok(lock) => return Ok((folder, Some(lock))),
             Err(error) => match error.kind() {
-                // A sweep ran between the two calls.
+                // `sweep` ran between the two calls and locked or removed the folder: try again.
                 io::ErrorKind::WouldBlock | io::ErrorKind::NotFound => {}
-                // This file system has no locks, so a sweep cannot take one either.
+                // This file system has no locks, so `sweep` cannot lock the folder either.
                 io::ErrorKind::Unsupported => return Ok((folder, None)),
                 _ => {
                     let _ = vfs.remove_dir(&folder);

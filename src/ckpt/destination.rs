@@ -69,7 +69,7 @@ impl FloatType {
     }
 
     /// The outputs of a map, with floats of 16 bits or more converted to this dtype. Smaller floats
-    /// stay as they are: they are quantized, and their values have no meaning without their scales.
+    /// are not converted: they are quantized, and meaningless without their scales.
     pub(super) fn of(self, bound: &Bound) -> Vec<TensorSpec> {
         let retyped = |mut spec: TensorSpec| {
             if let Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::BF16 = spec.dtype {

@@ -112,7 +112,7 @@ pub(crate) fn check(
     Ok(found)
 }
 
-/// Checks that a sweep removes all leftovers and nothing else.
+/// Checks that `sweep` removes all leftovers and nothing else.
 pub(crate) fn check_sweep(
     vfs: &Arc<dyn Vfs>,
     run: &Path,
@@ -120,7 +120,7 @@ pub(crate) fn check_sweep(
 ) -> Result<(), String> {
     sweep_in(Arc::clone(vfs), run).map_err(|error| error.to_string())?;
     if recover(vfs, run)? != *found {
-        return Err("a sweep changed the checkpoints that are found".to_owned());
+        return Err("`sweep` changed the checkpoints that are found".to_owned());
     }
     let mut names = vfs.list(run).map_err(|error| error.to_string())?;
     names.sort_unstable();
@@ -128,7 +128,7 @@ pub(crate) fn check_sweep(
         .iter()
         .find(|name| name.as_encoded_bytes().starts_with(b"."))
     {
-        Some(left) => Err(format!("{} is left after a sweep", left.display())),
+        Some(left) => Err(format!("`sweep` did not remove {}", left.display())),
         None => Ok(()),
     }
 }

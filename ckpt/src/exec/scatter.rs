@@ -1,9 +1,10 @@
 //! Copies from a window to the targets: the inner loops of loading.
 //!
-//! A part of a copy is a contiguous range of bytes inside nested loops. Long ranges are copied with
-//! one call each. For single elements, the order of the loops decides the speed: a transposed
-//! matrix touches a new cache line of its target with each element along the window, and a new line
-//! of the window with each element along the target. Such copies are tiled (see [`tiles`]).
+//! A part of a copy moves one contiguous range of bytes per iteration of its nested loops. Long
+//! ranges are copied with one call each. For single elements, the order of the loops decides the
+//! speed: a transposed matrix touches a new cache line of its target with each element along the
+//! window, and a new line of the window with each element along the target. Such copies are tiled
+//! (see [`tiles`]).
 //!
 //! Conversions are applied per contiguous range, or per row of a tile.
 
@@ -208,9 +209,9 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(200))]
 
-        /// Matrices and stacks of them, smaller and larger than tiles, near and far, dense or
-        /// padded, for every element size: each byte is copied to its position, and all others are
-        /// unchanged.
+        /// Each byte is copied to its position, and all others are unchanged: for matrices and
+        /// stacks of matrices, smaller and larger than a tile, dense or padded, with targets that
+        /// span less and more than [`tiles::FAR`] bytes, and for every element size.
         #[test]
         fn tiled_copies_match_element_copies(
             permuted in permuted(),

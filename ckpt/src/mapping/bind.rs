@@ -54,7 +54,7 @@ pub(super) struct Binding {
 pub(super) enum Dtypes {
     /// Converted to the requested dtypes.
     AsRequested,
-    /// Left as they are.
+    /// Not converted.
     Unchanged,
 }
 

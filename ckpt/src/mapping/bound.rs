@@ -168,7 +168,8 @@ impl Bound {
         Bound::new(self.stages.clone(), next, binding, allowed)
     }
 
-    /// The inverse: the tensors that were read, computed from the outputs in their dtypes.
+    /// The inverse map: computes the tensors that were read from the outputs. Dtypes are not
+    /// converted back.
     ///
     /// Before returning, this checks element by element that a round trip in either direction
     /// changes nothing. Outputs produced from the same source must be equal; they are in

@@ -115,7 +115,7 @@ pub struct AllowedProblems(Vec<(ProblemKind, Template)>);
 /// The kinds of problems that can be allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProblemKind {
-    /// [`Problem::Unmade`]: the target keeps its values.
+    /// [`Problem::Unmade`]: the load does not write the target.
     Unmade,
     /// [`Problem::Unexpected`].
     Unexpected,

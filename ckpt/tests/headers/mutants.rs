@@ -10,7 +10,7 @@ use meshgrad_ckpt_crash::SplitMix64;
 use crate::file_of;
 use crate::reference::{STRICTER, Verdict, verdict};
 
-/// Takes a few seconds. Fewer under Miri, which is slow.
+/// 200,000 mutants take a few seconds. Miri is slow, so it runs 200.
 const MUTANTS: u64 = if cfg!(miri) { 200 } else { 200_000 };
 
 /// For any modification: the reference accepts what we accept, with the same content, and when only

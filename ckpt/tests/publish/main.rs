@@ -135,7 +135,7 @@ fn a_dropped_staging_leaves_nothing() {
 }
 
 /// After a kill at any moment before the rename, the newest checkpoint is still the old one, and
-/// the next sweep removes the rest. Files may be complete or truncated, sealed or not.
+/// the next call of `sweep` removes the rest. Files may be complete or truncated, sealed or not.
 #[test]
 fn a_kill_while_staging_keeps_the_old_state() {
     let run = tempfile::tempdir().unwrap();

@@ -124,7 +124,7 @@ fn a_running_save_is_not_swept() {
     assert_eq!(steps(run.path()), [1, 2]);
 }
 
-/// A sweep may run at any moment, even between the creation of a folder and its lock.
+/// `sweep` may run at any moment, even between the creation of a folder and its lock.
 #[test]
 fn sweeps_never_disturb_saves() {
     let run = tempfile::tempdir().unwrap();

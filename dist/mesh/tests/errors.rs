@@ -124,7 +124,7 @@ fn mistakes() -> Vec<(&'static str, &'static str, Result<()>)> {
         ),
         (
             "two inferred sizes",
-            "The product of mesh_sizes=(-1, -1) is 1, ...: it infers none",
+            "infers no sizes: The product of mesh_sizes=(-1, -1) is 1, ...",
             nothing(mesh.split("dp", &[("a", Size::Auto), ("b", Size::Auto)])),
         ),
         (
@@ -144,7 +144,7 @@ fn mistakes() -> Vec<(&'static str, &'static str, Result<()>)> {
         ),
         (
             "a layout that overlaps itself",
-            "Please use a non-overlapping layout... (where it is checked)",
+            "only some functions check this: Please use a non-overlapping layout...",
             nothing(RankLayout::new([(2, 2), (3, 1)])),
         ),
         (

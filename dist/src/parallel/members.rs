@@ -7,7 +7,8 @@
 //! | `loss` | all dp, cp and sp: ranks with different tokens |
 //! | `dp_cp`, `tp_dp`, `tp_cp`, `tp_dp_cp`, `mp`, `sp_dp` | the named axes; mp is pp x tp |
 //! | `ep`, `ep_tp`, `tp_ep_mp`, `tp_ep_pp`, `ep_dp` | axes for experts: ep_shard, etp, ... |
-//! | `intra_dp_cp`, `intra_ep_dp`, `inter_ep_dp`, `intra_dist_opt_instance` | split by dp_replicate |
+//! | `intra_dp_cp`, `intra_ep_dp`, `intra_dist_opt_instance` | ranks of one dp_replicate instance |
+//! | `inter_ep_dp` | ranks at one position of all dp_replicate instances |
 //! | `embd`, `pos_embd` | first and last stage; first stage |
 //! | `all_to_all_local`, `all_to_all_global` | the ranks of a host; one rank per host (ZeRO++) |
 //!
@@ -25,7 +26,7 @@ use super::source::Sourced;
 use super::text::nearest;
 use super::violation::Violation;
 
-/// The members of the groups with one name, by position.
+/// Which ranks form the groups of one name. Layouts hold positions in the state, not ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Membership {
     /// All groups of a layout; every rank is in one.

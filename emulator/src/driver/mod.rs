@@ -1,8 +1,8 @@
 //! The CUDA driver: the functions that `libcuda.so` exports, on virtual devices.
 //!
 //! Every exported function is a thin wrapper in [`ffi`] that converts pointers to values and calls
-//! a method of [`Driver`]; no code outside `ffi` is unsafe. One lock guards the driver's state; it
-//! is not held while a stream operation runs.
+//! a method of [`Driver`]; no other code of the driver is unsafe. One lock guards the driver's
+//! state; it is not held while a stream operation runs.
 //!
 //! There are two orders of execution (`MESHGRAD_EMULATOR_STREAMS`). *ordered* runs an operation in
 //! the call that submits it, so the launch itself returns a kernel's failure, as with
@@ -130,7 +130,7 @@ impl Driver {
         let Stream { context, last, .. } = *state.streams.get(stream)?;
         let steps = state.schedule.steps_after_submission();
         state = self.progress(state, steps);
-        // Another thread may be running an operation that it depends on.
+        // Another thread may be running an operation that the submitted one depends on.
         while state.schedule.is_ordered()
             && state.schedule.is_running_own()
             && last.is_some_and(|last| !state.schedule.is_done(last))

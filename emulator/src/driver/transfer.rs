@@ -20,8 +20,8 @@ pub(crate) enum Endpoint {
 pub(crate) enum CopyOrder {
     /// In the order of this stream.
     InStream(u64),
-    /// In the order of the legacy default stream. If host memory is involved, it completes before
-    /// the call returns.
+    /// In the order of the legacy default stream. If host memory is involved, a copy completes
+    /// before the call returns.
     Now,
 }
 

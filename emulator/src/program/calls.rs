@@ -236,7 +236,7 @@ impl<'a> Lowering<'a> {
         if operands.len() != locations.len() {
             let (given, taken) = (operands.len(), locations.len());
             return Err(format!(
-                "the call passes {given} values, but the function takes {taken}"
+                "the call lists {given} arguments or results where the function declares {taken}"
             ));
         }
         let mut passed = Vec::new();

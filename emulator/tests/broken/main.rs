@@ -59,8 +59,8 @@ enum Outcome {
     Words(Vec<u32>),
 }
 
-/// The kernels of `folder` whose outcome is not as `expected`, with the reason. All have the same
-/// kernel name.
+/// Runs the kernels of `folder` and returns those for which `expected` fails, with the reason. The
+/// entry of every file is called `name`.
 fn failures_of(
     folder: &str,
     name: &CStr,

@@ -158,8 +158,8 @@ impl<'k> Call<'k> {
         self.partials.element_wide::<f32>(line + feature.wide())
     }
 
-    /// Issues the loads of a head. The returned closure computes dz x inv_rms of the thread's
-    /// features.
+    /// Issues the loads of a head. The returned closure computes `dz * x * inv_rms` for the
+    /// thread's features.
     #[track_caller]
     fn products(&self, tile: HeadTile, head: &Head<'k>) -> impl FnOnce() -> Vec<F32<'k>> + use<'k> {
         let (dy, x) = (

@@ -8,7 +8,8 @@ use crate::dtype::Dtype;
 use crate::faults::{FaultSite, Faults};
 use crate::lane_group::{Group, Tile};
 
-/// dp_ne = (dw_nj - mean_n) / s_n if e is choice j of token n, otherwise 0. Without
+/// dp_ne = (dw_nj - mean_n) / s_n if e is choice j of token n, otherwise 0. s_n is the sum of the
+/// token's chosen probabilities p_nj, and mean_n = sum_j(dw_nj p_nj) / s_n. Without
 /// renormalization, dp_ne = dw_nj for chosen experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RouterTopKGrad {

@@ -5,9 +5,9 @@ use meshgrad_runtime::{
     Accumulator, CudaError, DType, Device, Error, Kind, PinnedBuffer, Shape, Tensor, ops,
 };
 
-/// Offsets, and the extents: rows, input features, output features. There are groups of several
-/// tiles, one row and no rows; rows in no group; rows that are whole vectors and rows that are not;
-/// no groups; no rows; k = 0.
+/// Offsets, and the extents: rows, input features, output features. The cases cover groups with
+/// several tiles, one row or no rows; rows outside all groups; row lengths that are and are not
+/// whole vectors; zero groups; zero rows; and k = 0.
 const CASES: [(&[i64], [usize; 3]); 7] = [
     (&[0, 75, 75, 76, 140], [150, 40, 72]),
     (&[0, 3, 3, 70], [70, 33, 17]),

@@ -163,7 +163,8 @@ impl Regions {
             };
             ensure!(
                 *found == record,
-                "{path}: `{name}` starts at {:?} of {:?}, {LAYOUT_FILE} requires {:?} of {:?}",
+                "{path}: `{name}` has offset {:?} in shape {:?}, but {LAYOUT_FILE} requires offset \
+                 {:?} in shape {:?}",
                 found.offset,
                 found.shape,
                 record.offset,

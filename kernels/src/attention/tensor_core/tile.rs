@@ -92,9 +92,9 @@ impl<'k> Tile<'k> {
         }
     }
 
-    /// This lane's `ldmatrix` row in the 16 rows from `first` on. Loaded as they are, they are the
-    /// A operand of a product over features. Loaded transposed, they are the B operand of a product
-    /// over rows.
+    /// This lane's `ldmatrix` row in the 16 rows from `first` on. Loaded without a transpose, they
+    /// are the A operand of a product over features. Loaded transposed, they are the B operand of a
+    /// product over rows.
     #[track_caller]
     pub(super) fn rows_of_lane(&self, first: U32<'k>) -> MatrixRow<'k> {
         let lane = self.k.lane();
