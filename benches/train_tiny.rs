@@ -12,7 +12,7 @@ use std::path::Path;
 
 use clap::{Parser, ValueEnum};
 use meshgrad::models::config::Qwen3Config;
-use meshgrad::models::{Balancing, Compute, hf};
+use meshgrad::models::{Compute, Model, TokenBatch, hf};
 use meshgrad::prelude::*;
 use meshgrad::train::config::OptimizerConfig;
 use meshgrad::train::optimizer::Optimizer;
@@ -321,14 +321,10 @@ impl Ours {
             checkpointing: false,
         };
         let (forward, recorded) = seconds(|| {
-            Tape::record(|| {
-                Ok(self
-                    .model
-                    .loss(&ids, &labels, compute, Balancing::default()))
-            })
+            let batch = TokenBatch::new(&ids, &labels);
+            Tape::record(|| self.model.loss(&batch, compute))
         });
         let (loss, tape) = recorded?;
-        let loss = loss?;
 
         let one = values::full(&self.device, loss.total.shape(), DType::F32, 1.0)?;
         let (backward, done) = seconds(|| tape.backward(&[(&loss.total, one)], &mut self.grads));
@@ -339,7 +335,7 @@ impl Ours {
                 .step(&mut self.grads, &loss.weight, self.step, 1e-3)
         });
         norm?;
-        let mean = f64::from(loss.cross_entropy.item::<f32>()? / loss.weight.item::<f32>()?);
+        let mean = f64::from(loss.sum.item::<f32>()? / loss.weight.item::<f32>()?);
         Ok((mean, [forward, backward, optimizer]))
     }
 }

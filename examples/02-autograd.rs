@@ -6,7 +6,7 @@ use meshgrad::prelude::*;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let device = Device::cpu();
-    let w = Param::new("w", &[3, 3], Init::Normal { std: 0.5 })?;
+    let w = Param::new("w", [3, 3], Init::Normal { std: 0.5 });
     w.materialize(&device, 1)?;
     let x = Tensor::from_slice(&device, &[2, 3], &[1.0f32, 0.5, -1.0, 2.0, 0.0, 1.0])?;
     let one = values::full(&device, &[2, 3], DType::F32, 1.0)?;

@@ -13,7 +13,7 @@ fn softplus(x: &Var) -> Result<Var> {
     let y = values::ln(&values::affine(&values::exp(x.value())?, 1.0, 1.0)?)?;
     let kept_x = x.save();
     y.tracked([x], move |dy, [dx]| {
-        dx.add(|| Ok(values::mul(dy, &values::sigmoid(&kept_x.get()?)?)?))
+        dx.add(|| values::mul(dy, &values::sigmoid(&kept_x.get()?)?))
     })
 }
 

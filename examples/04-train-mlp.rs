@@ -2,44 +2,39 @@
 //!
 //! `cargo run --release --example 04-train-mlp`
 
-use meshgrad::autograd::Result as TapeResult;
 use meshgrad::models::layers::Linear;
 use meshgrad::prelude::*;
 use meshgrad::train::config::OptimizerConfig;
 use meshgrad::train::optimizer::Optimizer;
 
 /// Maps two features to two scores, with two hidden layers.
+#[derive(Module)]
 struct Mlp {
     layers: [Linear; 3],
 }
 
 impl Mlp {
-    fn new() -> TapeResult<Mlp> {
-        let layer = |name: &str, from, to| Linear::new(name, from, to, true, 0.3);
-        Ok(Mlp {
+    fn new() -> Mlp {
+        let init = Init::Normal { std: 0.3 };
+        let layer = |name, from, to| Linear::new(name, from, to).bias(true).init(init);
+        Mlp {
             layers: [
-                layer("in", 2, 64)?,
-                layer("middle", 64, 64)?,
-                layer("out", 64, 2)?,
+                layer("in", 2, 64),
+                layer("middle", 64, 64),
+                layer("out", 64, 2),
             ],
-        })
+        }
     }
 
-    fn forward(&self, x: &Var) -> TapeResult<Var> {
+    fn forward(&self, x: &Var) -> Result<Var> {
         let [first, middle, last] = &self.layers;
         let x = ops::silu(&first.forward(x)?)?;
         last.forward(&ops::silu(&middle.forward(&x)?)?)
     }
 }
 
-impl Module for Mlp {
-    fn visit(&self, visitor: &mut dyn FnMut(&Param)) {
-        self.layers.iter().for_each(|layer| layer.visit(visitor));
-    }
-}
-
 /// `count` points on each of two spirals, and their one-hot classes.
-fn spirals(device: &Device, count: usize) -> TapeResult<(Tensor, Tensor)> {
+fn spirals(device: &Device, count: usize) -> Result<(Tensor, Tensor)> {
     let (mut points, mut classes) = (Vec::new(), Vec::new());
     for at in 0..2 * count {
         let (turn, which) = (at as f32 / (2 * count) as f32 * 9.0, at % 2);
@@ -51,10 +46,10 @@ fn spirals(device: &Device, count: usize) -> TapeResult<(Tensor, Tensor)> {
     Ok((tensor(&points)?, tensor(&classes)?))
 }
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> anyhow::Result<()> {
     let device = Device::cpu();
     let (points, classes) = spirals(&device, 200)?;
-    let model = Mlp::new()?;
+    let model = Mlp::new();
     model.materialize(&device, 1)?;
     let config = OptimizerConfig {
         weight_decay: 0.0,

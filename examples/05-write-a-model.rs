@@ -1,63 +1,91 @@
-//! A small language model in a few lines, and a large one on a meta device.
+//! A small language model in a few lines, trained, resumed and sampled by the session; and a large
+//! one on a meta device. Run it twice: the second run resumes where the first one ended.
 //!
 //! `cargo run --release --example 05-write-a-model`
 
-use meshgrad::autograd::Result as TapeResult;
-use meshgrad::models::layers::{Linear, RmsNorm};
-use meshgrad::models::{Compute, IGNORE_INDEX, config::Qwen3Config};
-use meshgrad::prelude::*;
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
 
-/// Predicts a byte from the previous byte, with one hidden layer.
+use meshgrad::models::config::Qwen3Config;
+use meshgrad::models::layers::{Linear, RmsNorm};
+use meshgrad::prelude::*;
+use meshgrad::train::config::Config;
+use meshgrad::train::session::{self, Options};
+
+/// Predicts a token from the one before it. Legend: b batch, t tokens, d features, v vocabulary.
+#[derive(Module)]
 struct Bigram {
     embedding: Param,
     norm: RmsNorm,
     inside: Linear,
-    head: Param,
+    head: Linear,
 }
 
 impl Bigram {
-    fn new() -> TapeResult<Bigram> {
-        let init = Init::Normal { std: 0.1 };
-        Ok(Bigram {
-            embedding: Param::new("embedding", &[256, 64], init)?,
-            norm: RmsNorm::new("norm", 64, 1e-6)?,
-            inside: Linear::new("inside", 64, 64, false, 0.1)?,
-            head: Param::new("head", &[256, 64], init)?,
-        })
+    fn new(v: usize) -> Bigram {
+        Bigram {
+            embedding: Param::new("embedding", [v, 64], Init::Normal { std: 0.1 }),
+            norm: RmsNorm::new("norm", 64, 1e-6),
+            inside: Linear::new("inside", 64, 64),
+            head: Linear::new("head", 64, v),
+        }
     }
 
-    /// Cross-entropy summed over the tokens, and the number of tokens.
-    fn loss(&self, ids_t: &Tensor, labels_t: &Tensor) -> TapeResult<(Var, Tensor)> {
-        let x_td = ops::embedding(&self.embedding.var()?, ids_t)?;
-        let x_td = ops::add(&x_td, &ops::silu(&self.inside.forward(&x_td)?)?)?;
-        let x_td = self.norm.forward(&x_td)?;
-        ops::linear_cross_entropy(&x_td, &self.head.var()?, labels_t, IGNORE_INDEX)
+    fn hidden(&self, ids_bt: &Tensor, dtype: DType) -> Result<Var> {
+        let x_btd = ops::embedding(&self.embedding.var_as(dtype)?, ids_bt)?.as_activation()?;
+        let x_btd = (&x_btd + &ops::silu(&self.inside.forward(&x_btd)?)?)?;
+        self.norm.forward(&x_btd)
     }
 }
 
-impl Module for Bigram {
-    fn visit(&self, visitor: &mut dyn FnMut(&Param)) {
-        visitor(&self.embedding);
-        self.norm.visit(visitor);
-        self.inside.visit(visitor);
-        visitor(&self.head);
+impl Model for Bigram {
+    type Batch = TokenBatch;
+
+    fn loss(&self, batch: &TokenBatch, compute: Compute) -> Result<Loss> {
+        let x_btd = self.hidden(&batch.ids, compute.dtype)?;
+        let head = self.head.weight.var_as(compute.dtype)?;
+        let (sum, weight) = ops::linear_cross_entropy(&x_btd, &head, &batch.labels, IGNORE_INDEX)?;
+        Ok(Loss::new(sum, weight))
     }
 }
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+impl Generate for Bigram {
+    type Cache = ();
+
+    fn vocab_size(&self) -> usize {
+        self.embedding.shape()[0]
+    }
+
+    fn cache(&self, _: &Device, _: DType, _: usize) -> Result<()> {
+        Ok(())
+    }
+
+    fn next_logits(&self, ids_bt: &Tensor, _: &mut (), dtype: DType) -> Result<Tensor> {
+        let last = ids_bt.extent(-1)? - 1;
+        let logits_b1v = self
+            .head
+            .forward(&self.hidden(&ids_bt.slice(1, last..last + 1)?, dtype)?)?;
+        values::reshape(logits_b1v.value(), &[ids_bt.extent(0)?, self.vocab_size()])
+    }
+}
+
+const CONFIG: &str = r#"
+    train = { steps = 60, batch_size = 4, micro_batch_size = 4, seq_len = 64 }
+    data = { paths = ["examples"], tokenizer = "byte" }
+    optimizer = { learning_rate = 0.01 }
+"#;
+
+fn main() -> anyhow::Result<()> {
     let device = Device::cpu();
-    let model = Bigram::new()?; // allocates nothing
-    model.materialize(&device, 1)?;
-
-    let text = include_bytes!("05-write-a-model.rs").map(i64::from);
-    let ids = Tensor::from_slice(&device, &[text.len() - 1], &text[..text.len() - 1])?;
-    let labels = Tensor::from_slice(&device, &[text.len() - 1], &text[1..])?;
-    let (loss, count) = model.loss(&ids, &labels)?;
-    let mean = loss.value().item::<f32>()? / count.item::<f32>()?;
-    println!(
-        "before training: {mean:.3} nats per byte; ln 256 is {:.3}",
-        256f32.ln()
-    );
+    let config = Config::parse(CONFIG, "the embedded configuration", &[])?;
+    let options = Options {
+        run_dir: Path::new("runs/05-write-a-model").to_owned(),
+        ..Options::default()
+    };
+    let stop = AtomicBool::new(false); // set it to save and stop
+    session::run_model(&config, &options, &device, &stop, |data, _| {
+        Ok(Bigram::new(data.tokenizer.vocab_size()))
+    })?;
 
     // Qwen3-30B-A3B does not fit into this machine, but a meta device predicts its memory and
     // FLOPs.

@@ -6,12 +6,13 @@
 use std::path::Path;
 
 use meshgrad::prelude::*;
+use meshgrad::train::batches::TokenBatches;
 use meshgrad::train::checkpoint;
 use meshgrad::train::config::Config;
 use meshgrad::train::data::Data;
 use meshgrad::train::run_folder::RunFolder;
 use meshgrad::train::sampler::{Order, Windows};
-use meshgrad::train::session::model_config;
+use meshgrad::train::session::qwen3;
 use meshgrad::train::trainer::Trainer;
 
 const SMALL: &str = r#"
@@ -45,11 +46,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let windows = Windows::new("training", tokens.len(), config.train.seq_len)?;
     let order = Order::new(windows, config.train.batch_size, config.train.seed);
 
-    let model_config = model_config(&config, data.tokenizer.vocab_size())?;
-    let model = Qwen3::materialized(&model_config, &device, config.train.seed)?;
+    let model = qwen3(&config, data.tokenizer.vocab_size())?;
+    model.materialize(&device, config.train.seed)?;
     let mut trainer = Trainer::new(model, &config, &device)?;
+    let batches = TokenBatches::new(windows, tokens, &device);
+    let (rows, at_a_time) = (config.train.batch_size, config.train.micro_batch_size);
     for step in 1..=config.train.steps {
-        let record = trainer.step(step, &order, windows, &tokens)?.wait()?;
+        let microbatches = batches.of_step(order, step, rows, at_a_time);
+        let record = trainer.step(step, microbatches)?.wait(&trainer.model)?;
         if step == 1 || step % 10 == 0 {
             let shares = record.expert_shares;
             println!("step {step}  loss {:.4}  experts {shares:.2?}", record.loss);

@@ -144,7 +144,7 @@ fn unit_rows(x: &Var) -> Result<Var> {
     let (y, length) = unit_rows_of(x.value())?;
     let (kept_y, kept_length) = (y.save(), length.save());
     y.tracked([x], move |dy, [dx]| {
-        dx.add(|| Ok(unit_rows_grad(dy, &kept_y.get()?, &kept_length.get()?)?))
+        dx.add(|| unit_rows_grad(dy, &kept_y.get()?, &kept_length.get()?))
     })
 }
 

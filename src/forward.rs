@@ -7,7 +7,8 @@ use anyhow::{Context, bail, ensure};
 use clap::ValueEnum;
 use meshgrad::autograd::{Grads, Module, Param, Tape};
 use meshgrad::ckpt::{Dtype, FileWriter, TensorFile};
-use meshgrad::models::{Balancing, Compute, IGNORE_INDEX, Qwen3, hf};
+use meshgrad::models::folder::{self, NamedTensor};
+use meshgrad::models::{Balancing, Compute, IGNORE_INDEX, Model, Qwen3, TokenBatch, hf};
 use meshgrad::runtime::{DType, Device, Tensor, ops as values};
 use meshgrad::train::report::with_loading_bar;
 
@@ -105,9 +106,12 @@ fn loss(
         true => model.config().router_aux_loss_coef,
         false => 0.0,
     };
-    let balancing = Balancing { auxiliary, z: 0.0 };
-    let (loss, tape) = Tape::record(|| Ok(model.loss(ids, labels, compute, balancing)))?;
-    let loss = loss?;
+    let balanced = Qwen3::clone(model).balanced(Balancing {
+        auxiliary,
+        ..Balancing::default()
+    });
+    let batch = TokenBatch::new(ids, labels);
+    let (loss, tape) = Tape::record(|| balanced.loss(&batch, compute))?;
     let mean = loss.total.value().item::<f32>()? / loss.weight.item::<f32>()?;
     let mut outputs: Outputs = vec![("loss".into(), vec![1], vec![mean])];
     if with_grads {
@@ -115,10 +119,11 @@ fn loss(
         let mut grads = Grads::new(&params)?;
         let seed = values::reciprocal(&loss.weight)?;
         tape.backward(&[(&loss.total, seed)], &mut grads)?;
-        let mut of = |param: &Param| Ok((param.clone(), grads.get(param)?));
-        let gradients: Vec<(Param, Tensor)> =
+        let mut of = |param: &Param| Ok((param.name().to_owned(), grads.get(param)?));
+        let gradients: Vec<NamedTensor> =
             params.iter().map(&mut of).collect::<anyhow::Result<_>>()?;
-        for (tensor, bytes) in hf::tensors_of(&gradients, loaded.experts)? {
+        let map = hf::map(loaded.experts, false)?;
+        for (tensor, bytes) in folder::stored(&gradients, &map)? {
             let shape = tensor.shape.iter().map(|extent| *extent as usize).collect();
             let elements = bytes.as_chunks().0.iter().map(|it| f32::from_le_bytes(*it));
             outputs.push((format!("grad.{}", tensor.name), shape, elements.collect()));

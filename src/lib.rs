@@ -15,9 +15,9 @@
 //! ```
 //! use meshgrad::prelude::*;
 //!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # fn main() -> Result<()> {
 //! let device = Device::cpu();
-//! let w = Param::new("w", &[1, 2], Init::Zeros)?;
+//! let w = Param::new("w", [1, 2], Init::Zeros);
 //! w.materialize(&device, 0)?;
 //!
 //! let x = Var::constant(Tensor::from_slice(&device, &[1, 2], &[3.0f32, 4.0])?);
@@ -43,8 +43,14 @@ pub use meshgrad_train as train;
 /// The items that most programs use.
 pub mod prelude {
     pub use crate::autograd::{
-        Grads, Init, Module, Param, Save, Tape, Track, Var, checkpoint, ops,
+        Buffer, Grads, Init, Module, ModulePath, Param, Result, Save, Tape, Track, Var, checkpoint,
+        ops,
     };
-    pub use crate::models::Qwen3;
-    pub use crate::runtime::{DType, Device, Kind, Tensor, ops as values};
+    pub use crate::models::{Compute, Generate, IGNORE_INDEX, Loss, Model, Qwen3, TokenBatch};
+    pub use crate::runtime::{DType, Device, Error, Kind, Tensor, ops as values};
 }
+
+/// Compiles the README's model as it stands there.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -17,6 +17,7 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
+use meshgrad::autograd::Module;
 use meshgrad::ckpt::discover;
 use meshgrad::models::hf::Loader;
 use meshgrad::runtime::{DType, Device};
@@ -214,7 +215,13 @@ fn sample(arguments: &SampleArguments, device: &Device) -> anyhow::Result<()> {
     let folder = newest.map_or_else(|| arguments.model.clone(), |found| found.path().to_owned());
     let mut loaded =
         with_loading_bar(|progress| Loader::new(&folder).progress(progress).load(device))?;
-    checkpoint::load_router_biases(&folder, &mut loaded.model, device)?;
+    if checkpoint::has_buffers(&folder) {
+        loaded.model.add_router_biases();
+        for bias in loaded.model.buffers() {
+            bias.materialize(device, 0)?;
+        }
+        checkpoint::load_buffers(&folder, &loaded.model)?;
+    }
     let tokenizer = Tokenizer::from_file(&folder.join("tokenizer.json"))?;
 
     print!("{}", arguments.prompt);

@@ -2,7 +2,7 @@
 
 use meshgrad::autograd::{Grads, Module, Tape};
 use meshgrad::models::config::Qwen3Config;
-use meshgrad::models::{Balancing, Compute, Qwen3};
+use meshgrad::models::{Balancing, Compute, Model, Qwen3, TokenBatch};
 use meshgrad::prelude::*;
 use meshgrad::runtime::Work;
 use meshgrad::train::config::OptimizerConfig;
@@ -34,9 +34,11 @@ fn step(
     let balancing = Balancing {
         auxiliary: 0.01,
         z: 0.001,
+        ..Balancing::default()
     };
-    let (loss, tape) = Tape::record(|| Ok(model.loss(&ids, &ids, compute, balancing))).unwrap();
-    let loss = loss.unwrap();
+    let model = model.balanced(balancing);
+    let batch = TokenBatch::new(&ids, &ids);
+    let (loss, tape) = Tape::record(|| model.loss(&batch, compute)).unwrap();
     let one = values::full(device, &[], DType::F32, 1.0).unwrap();
     tape.backward(&[(&loss.total, one)], &mut grads).unwrap();
     optimizer.step(&mut grads, &loss.weight, 1, 1e-3).unwrap();

@@ -4,15 +4,16 @@
 use std::sync::LazyLock;
 use std::sync::atomic::AtomicBool;
 
-use meshgrad::models::{Balancing, Compute, Loss};
+use meshgrad::models::{Balancing, Compute, Loss, Model, TokenBatch};
 use meshgrad::prelude::*;
 use meshgrad::runtime::Error;
-use meshgrad::train::config::Config;
+use meshgrad::train::batches::TokenBatches;
+use meshgrad::train::config::{Config, TrainConfig};
 use meshgrad::train::data::Data;
 use meshgrad::train::optimizer::Optimizer;
 use meshgrad::train::run_folder::RunFolder;
 use meshgrad::train::sampler::{Order, Windows};
-use meshgrad::train::session::{self, Options, model_config};
+use meshgrad::train::session::{self, Options, model_config, qwen3};
 use meshgrad::train::trainer::{PendingStep, Trainer, dtype};
 
 /// A small mixture-of-experts model with grouped queries.
@@ -64,10 +65,12 @@ fn gpu() -> Device {
 
 /// The data, the sample order and the trainer of a run.
 struct Run {
+    config: Config,
+    device: Device,
     data: Data,
     order: Order,
     windows: Windows,
-    trainer: Trainer,
+    trainer: Trainer<Qwen3>,
     _place: tempfile::TempDir,
 }
 
@@ -78,9 +81,11 @@ impl Run {
         let data = Data::prepare(&config.data, &folder).unwrap();
         let tokens = data.tokens.training().len();
         let windows = Windows::new("training", tokens, config.train.seq_len).unwrap();
-        let model_config = model_config(config, data.tokenizer.vocab_size()).unwrap();
-        let model = Qwen3::materialized(&model_config, device, config.train.seed).unwrap();
+        let model = qwen3(config, data.tokenizer.vocab_size()).unwrap();
+        model.materialize(device, config.train.seed).unwrap();
         Run {
+            config: config.clone(),
+            device: device.clone(),
             order: Order::new(windows, config.train.batch_size, config.train.seed),
             trainer: Trainer::new(model, config, device).unwrap(),
             data,
@@ -89,14 +94,22 @@ impl Run {
         }
     }
 
+    fn step(&mut self, step: u64) -> PendingStep {
+        let tokens = self.data.tokens.training();
+        let batches = TokenBatches::new(self.windows, tokens, &self.device);
+        let TrainConfig {
+            batch_size,
+            micro_batch_size,
+            ..
+        } = self.config.train;
+        let microbatches = batches.of_step(self.order, step, batch_size, micro_batch_size);
+        self.trainer.step(step, microbatches).unwrap()
+    }
+
     fn losses(&mut self, steps: u64) -> Vec<f64> {
         let step = |step| {
-            let tokens = self.data.tokens.training();
-            let pending = self
-                .trainer
-                .step(step, &self.order, self.windows, &tokens)
-                .unwrap();
-            pending.wait().unwrap().loss
+            let pending = self.step(step);
+            pending.wait(&self.trainer.model).unwrap().loss
         };
         (1..=steps).map(step).collect()
     }
@@ -186,9 +199,11 @@ fn backward(model: &Qwen3, ids: &Tensor, dtype: DType, grads: &mut Grads) -> Los
     let balancing = Balancing {
         auxiliary: 0.01,
         z: 0.001,
+        ..Balancing::default()
     };
-    let (loss, tape) = Tape::record(|| Ok(model.loss(ids, ids, compute, balancing))).unwrap();
-    let loss = loss.unwrap();
+    let model = model.clone().balanced(balancing);
+    let batch = TokenBatch::new(ids, ids);
+    let (loss, tape) = Tape::record(|| model.loss(&batch, compute)).unwrap();
     let one = values::full(ids.device(), &[], DType::F32, 1.0).unwrap();
     tape.backward(&[(&loss.total, one)], grads).unwrap();
     loss
@@ -240,16 +255,11 @@ fn a_step_never_blocks_the_host() {
     ] {
         let gpu = gpu();
         let mut run = Run::new(&config(sets), &gpu);
-        let tokens = run.data.tokens.training();
         let before = gpu.waits();
-        let step = |step| {
-            let pending = run.trainer.step(step, &run.order, run.windows, &tokens);
-            pending.unwrap()
-        };
-        let pending: Vec<PendingStep> = (1..=3).map(step).collect();
+        let pending: Vec<PendingStep> = (1..=3).map(|step| run.step(step)).collect();
         assert_eq!(gpu.waits(), before, "{sets:?}");
         for step in pending {
-            assert!(step.wait().unwrap().loss.is_finite());
+            assert!(step.wait(&run.trainer.model).unwrap().loss.is_finite());
         }
         assert!(gpu.waits() > before, "reading waits");
     }
@@ -326,7 +336,7 @@ impl Stepping {
     fn work(&mut self) -> Tensor {
         let loss = backward(&self.model, &self.ids, self.dtype, &mut self.grads);
         self.optimizer.apply(&mut self.grads, &loss.weight).unwrap();
-        loss.cross_entropy
+        loss.sum
     }
 
     fn begin(&self, step: u64) {

@@ -5,11 +5,11 @@ use std::collections::HashMap;
 
 use meshgrad_runtime::{Device, Shape, Tensor, ops};
 
-use crate::error::gradient_shape;
+use crate::slot::gradient_shape;
 use crate::slot::{Dep, Edge, Pass, Phase, Slots, State};
 use crate::tape::Record;
 use crate::var::{Node, ValueId};
-use crate::{Error, Grads, ParamId, Result, Tape, Var};
+use crate::{Grads, ParamId, Result, Tape, TapeError, Var};
 
 /// A backward pass: the records of a tape, and the gradients of its values so far.
 pub(crate) struct Backward {
@@ -24,9 +24,10 @@ impl Backward {
     /// Starts from `roots`, each with its gradient.
     pub(crate) fn new(tape: Tape, roots: &[(&Var, Tensor)]) -> Result<Backward> {
         let Some((_, first)) = roots.first() else {
-            return Err(Error::NotTracked {
-                shape: Shape::default(),
-            });
+            return Err(TapeError::NotTracked {
+                shape: Shape::default().to_string(),
+            }
+            .into());
         };
 
         let device = first.device().clone();
@@ -141,8 +142,8 @@ impl Tape {
     /// values of this tape, each with its gradient (ones for a loss).
     ///
     /// # Errors
-    /// [`Error::NotTracked`], [`Error::OtherTape`] or [`Error::GradientShape`] for a root;
-    /// [`Error::Untouched`] when a parameter of `grads` got no gradient; errors of the ops.
+    /// [`TapeError::NotTracked`], [`TapeError::OtherTape`] or [`TapeError::GradientShape`] for a root;
+    /// [`TapeError::Untouched`] when a parameter of `grads` got no gradient; errors of the ops.
     pub fn backward(self, roots: &[(&Var, Tensor)], grads: &mut Grads) -> Result<()> {
         grads.begin(&self.uses);
         Backward::new(self, roots)?.run(Phase::Full, grads, true)?;
@@ -171,12 +172,7 @@ impl Tape {
             .zip(ids)
             .map(|(input, id)| match backward.take(id) {
                 Some(gradient) => Ok(gradient),
-                None => Ok(ops::full(
-                    &backward.device,
-                    input.shape(),
-                    input.dtype(),
-                    0.0,
-                )?),
+                None => ops::full(&backward.device, input.shape(), input.dtype(), 0.0),
             });
         let gradients: Result<Vec<Tensor>> = gradients.collect();
         Ok((gradients?, WeightBackward { backward, uses }))
@@ -185,14 +181,16 @@ impl Tape {
     fn id_of(&self, var: &Var) -> Result<ValueId> {
         match var.node() {
             Node::Value(id) if id.tape == self.id => Ok(*id),
-            Node::Value(id) => Err(Error::OtherTape {
-                shape: *var.shape(),
+            Node::Value(id) => Err(TapeError::OtherTape {
+                shape: var.shape().to_string(),
                 tape: id.tape,
                 current: format!("backward runs on tape {}", self.id),
-            }),
-            _ => Err(Error::NotTracked {
-                shape: *var.shape(),
-            }),
+            }
+            .into()),
+            _ => Err(TapeError::NotTracked {
+                shape: var.shape().to_string(),
+            }
+            .into()),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use meshgrad_runtime::{DType, Device, Tensor, ops};
 
-use crate::{Error, Grads, Init, Param, Result, Spec, Tape, Var};
+use crate::{Grads, Init, Param, Result, Spec, Tape, TapeError, Var};
 
 /// The tolerance of [`gradcheck`].
 #[derive(Clone, Copy, Debug)]
@@ -34,7 +34,7 @@ impl Default for Tolerance {
 /// `inputs` any shapes, f64; `function` returns f64 values.
 ///
 /// # Errors
-/// [`Error::GradientCheck`] for the first element that differs; errors of `function`.
+/// [`TapeError::GradientCheck`](meshgrad_runtime::TapeError::GradientCheck) for the first element that differs; errors of `function`.
 pub fn gradcheck(
     function: impl Fn(&[Var]) -> Result<Vec<Var>>,
     inputs: &[Tensor],
@@ -59,13 +59,14 @@ pub fn gradcheck(
                 } else {
                     backward[index]
                 };
-                return Err(Error::GradientCheck {
+                return Err(TapeError::GradientCheck {
                     input,
                     index,
                     backward,
                     difference,
                     tolerance,
-                });
+                }
+                .into());
             }
         }
     }
@@ -134,10 +135,7 @@ fn weights(output: usize, like: &Tensor) -> Result<Tensor> {
     let number = |index: usize| (1.0 + index as f64 * 1.7 + output as f64 * 0.9).sin();
     let numbers: Vec<f64> = (0..like.elements()).map(number).collect();
     let numbers = Tensor::from_slice(&Device::cpu(), like.shape(), &numbers)?;
-    Ok(ops::to_device(
-        &ops::cast(&numbers, like.dtype())?,
-        like.device(),
-    )?)
+    ops::to_device(&ops::cast(&numbers, like.dtype())?, like.device())
 }
 
 fn central_difference(

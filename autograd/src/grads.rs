@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use meshgrad_runtime::{Accumulator, DType, Tensor};
 
-use crate::{Error, Param, ParamId, Result};
+use crate::{Param, ParamId, Result, TapeError};
 
 /// Called with each parameter once its gradient is complete in a backward pass.
 type OnReady = Box<dyn FnMut(&Param, &Tensor) -> Result<()> + Send>;
@@ -39,15 +39,11 @@ impl Grads {
     /// Buffers for `params`, on the devices of their values.
     ///
     /// # Errors
-    /// [`Error::NotMaterialized`]; [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
+    /// [`TapeError::NotMaterialized`]; [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
     pub fn new(params: &[Param]) -> Result<Grads> {
         let allocate = |param: &Param| {
             let device = param.value()?.device().clone();
-            Ok(Accumulator::new(
-                &device,
-                *param.shape(),
-                param.gradient_dtype(),
-            )?)
+            Accumulator::new(&device, *param.shape(), param.gradient_dtype())
         };
         Grads::from_buffers(params, allocate)
     }
@@ -56,7 +52,7 @@ impl Grads {
     /// or a fused optimizer.
     ///
     /// # Errors
-    /// [`Error::FlatBuffer`] when `flat` does not have the total size or the dtype of the
+    /// [`TapeError::FlatBuffer`] when `flat` does not have the total size or the dtype of the
     /// gradients.
     pub fn over(params: &[Param], flat: &Tensor) -> Result<Grads> {
         let expected = params.iter().map(|param| param.shape().elements()).sum();
@@ -65,11 +61,12 @@ impl Grads {
             .iter()
             .all(|param| param.gradient_dtype() == flat.dtype());
         if flat.elements() != expected || flat.shape().len() != 1 || !same {
-            return Err(Error::FlatBuffer {
+            return Err(TapeError::FlatBuffer {
                 expected,
-                dtype,
+                dtype: dtype.to_string(),
                 actual: flat.elements(),
-            });
+            }
+            .into());
         }
 
         let mut start = 0;
@@ -77,12 +74,12 @@ impl Grads {
             let part = start..start + param.shape().elements();
             start = part.end;
             let view = flat.slice(0, part)?.view(param.shape())?;
-            let view = view.ok_or(Error::FlatBuffer {
+            let view = view.ok_or_else(|| TapeError::FlatBuffer {
                 expected,
-                dtype,
+                dtype: dtype.to_string(),
                 actual: flat.elements(),
             })?;
-            Ok(Accumulator::over(view)?)
+            Accumulator::over(view)
         })
     }
 
@@ -113,10 +110,10 @@ impl Grads {
     /// The gradient of `param`; zeros if nothing was added.
     ///
     /// # Errors
-    /// [`Error::NoGradient`] for a parameter that is not in the list.
+    /// [`TapeError::NoGradient`] for a parameter that is not in the list.
     pub fn get(&mut self, param: &Param) -> Result<Tensor> {
         let at = self.index.get(&param.id());
-        let at = *at.ok_or_else(|| Error::NoGradient {
+        let at = *at.ok_or_else(|| TapeError::NoGradient {
             name: param.name().into(),
         })?;
         Ok(self.entries[at].sum.total()?.clone())
@@ -190,7 +187,7 @@ impl Grads {
         let untouched = untouched.filter(|entry| !entry.param.spec().optional);
         let names: Vec<String> = untouched.map(|entry| entry.param.name().into()).collect();
         if !names.is_empty() {
-            return Err(Error::Untouched { names });
+            return Err(TapeError::Untouched { names }.into());
         }
         self.report(true)
     }

@@ -12,12 +12,12 @@
 //! fn squared(x: &Var) -> Result<Var> {
 //!     let y = ops::square(x.value())?;
 //!     let saved_x = x.save();
-//!     y.tracked([x], move |dy, [dx]| dx.add(|| Ok(ops::square_grad(&saved_x.get()?, dy)?)))
+//!     y.tracked([x], move |dy, [dx]| dx.add(|| ops::square_grad(&saved_x.get()?, dy)))
 //! }
 //!
 //! # fn main() -> Result<()> {
 //! let device = Device::cpu();
-//! let w = Param::new("w", &[3], Init::Ones)?;
+//! let w = Param::new("w", [3], Init::Ones);
 //! w.materialize(&device, 0)?;
 //!
 //! let (y, tape) = Tape::record(|| squared(&w.var()?))?;
@@ -30,9 +30,10 @@
 
 mod backward;
 mod checkpoint;
-mod error;
 mod gradcheck;
 mod grads;
+mod module;
+mod operators;
 pub mod ops;
 mod param;
 mod saved;
@@ -43,10 +44,11 @@ mod var;
 
 pub use backward::WeightBackward;
 pub use checkpoint::checkpoint;
-pub use error::{Error, Result};
 pub use gradcheck::{Tolerance, gradcheck, weighted_roots};
 pub use grads::Grads;
-pub use param::{Init, Module, Param, ParamId, Spec};
+pub use meshgrad_runtime::{Error, Result, TapeError};
+pub use module::{Module, ModulePath, Visitor};
+pub use param::{Buffer, Init, Param, ParamId, Spec};
 pub use saved::{Packed, Packing, Save, Saved, ToBf16, ToDevice, packing};
 pub use slot::Slot;
 pub use tape::Tape;

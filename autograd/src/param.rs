@@ -6,7 +6,7 @@ use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use meshgrad_runtime::{DType, Device, Key, Kind, Shape, Tensor, ops};
 
-use crate::{Error, Result};
+use crate::{Result, TapeError};
 
 /// The initial value of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -40,6 +40,18 @@ pub struct Spec {
     pub optional: bool,
 }
 
+impl Spec {
+    /// An f32 parameter that is not optional. More dims than a tensor can have do not compile.
+    pub fn new<const N: usize>(shape: [usize; N], init: Init) -> Spec {
+        Spec {
+            shape: Shape::of(shape),
+            dtype: DType::F32,
+            init,
+            optional: false,
+        }
+    }
+}
+
 /// Identifies a parameter in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ParamId(u64);
@@ -65,18 +77,10 @@ struct State {
 impl Param {
     /// A parameter without a value, f32 and not optional.
     ///
-    /// `name` is its path in the model, such as `model.layers.0.mlp.gate.weight`.
-    ///
-    /// # Errors
-    /// [`TooManyDims`](meshgrad_runtime::Error::TooManyDims).
-    pub fn new(name: impl Into<String>, shape: &[usize], init: Init) -> Result<Param> {
-        let spec = Spec {
-            shape: Shape::new(shape)?,
-            dtype: DType::F32,
-            init,
-            optional: false,
-        };
-        Ok(Param::with_spec(name, spec))
+    /// `name` is its path in the model, such as `model.layers.0.mlp.gate.weight`; a
+    /// [`ModulePath`](crate::ModulePath) builds it.
+    pub fn new<const N: usize>(name: impl Into<String>, shape: [usize; N], init: Init) -> Param {
+        Param::with_spec(name, Spec::new(shape, init))
     }
 
     /// A parameter without a value.
@@ -119,12 +123,11 @@ impl Param {
     /// Its value.
     ///
     /// # Errors
-    /// [`Error::NotMaterialized`].
+    /// [`TapeError::NotMaterialized`].
     pub fn value(&self) -> Result<Tensor> {
         let value = self.read().value.clone();
-        value.ok_or_else(|| Error::NotMaterialized {
-            name: self.name().into(),
-        })
+        let name = || self.name().into();
+        value.ok_or_else(|| TapeError::NotMaterialized { name: name() }.into())
     }
 
     /// The value in `dtype`. The copy is kept until the value changes.
@@ -153,15 +156,16 @@ impl Param {
     /// on its device.
     ///
     /// # Errors
-    /// [`Error::ParamValue`] when shape or dtype differ.
+    /// [`TapeError::ParamValue`] when shape or dtype differ.
     pub fn set(&self, value: &Tensor) -> Result<()> {
         let Spec { shape, dtype, .. } = *self.spec();
         if *value.shape() != shape || value.dtype() != dtype {
-            return Err(Error::ParamValue {
+            return Err(TapeError::ParamValue {
                 name: self.name().into(),
                 expected: format!("{dtype}{shape}"),
                 actual: format!("{}{}", value.dtype(), value.shape()),
-            });
+            }
+            .into());
         }
 
         let value = match value.kind() {
@@ -220,28 +224,64 @@ impl fmt::Debug for Param {
     }
 }
 
-/// A container of parameters: a model, a block, an adapter.
-///
-/// Building one allocates nothing; [`Module::materialize`] or a checkpoint sets the values.
-pub trait Module {
-    /// Calls `visitor` with every parameter, in a fixed order.
-    fn visit(&self, visitor: &mut dyn FnMut(&Param));
+/// A tensor of a module that is not trained, such as the bias of a router or a running mean. Like a
+/// parameter it is a shared handle with a name and an initial value, is materialized and saved with
+/// the model, and may be written between steps. It never has a gradient.
+#[derive(Clone)]
+pub struct Buffer(Param);
 
-    /// Every parameter, in the order of [`Module::visit`].
-    fn params(&self) -> Vec<Param> {
-        let mut params = Vec::new();
-        self.visit(&mut |param| params.push(param.clone()));
-        params
+impl Buffer {
+    /// A buffer without a value, f32. `name` is its path in the model.
+    pub fn new<const N: usize>(name: impl Into<String>, shape: [usize; N], init: Init) -> Buffer {
+        Buffer(Param::new(name, shape, init))
     }
 
-    /// Sets the initial value of every parameter on `device`. It depends only on `seed`, the name
-    /// and the element's position.
+    /// Its path in the model.
+    pub fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    /// Its shape.
+    pub fn shape(&self) -> &Shape {
+        self.0.shape()
+    }
+
+    /// Its dtype.
+    pub fn dtype(&self) -> DType {
+        self.0.spec().dtype
+    }
+
+    /// Its value, which in-place ops may change.
     ///
     /// # Errors
-    /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
-    fn materialize(&self, device: &Device, seed: u64) -> Result<()> {
-        self.params()
-            .iter()
-            .try_for_each(|param| param.materialize(device, seed))
+    /// [`TapeError::NotMaterialized`].
+    pub fn value(&self) -> Result<Tensor> {
+        self.0.value()
+    }
+
+    /// As [`Param::set`].
+    ///
+    /// # Errors
+    /// As [`Param::set`].
+    pub fn set(&self, value: &Tensor) -> Result<()> {
+        self.0.set(value)
+    }
+
+    /// As [`Param::materialize`].
+    ///
+    /// # Errors
+    /// As [`Param::materialize`].
+    pub fn materialize(&self, device: &Device, seed: u64) -> Result<()> {
+        self.0.materialize(device, seed)
+    }
+
+    pub(crate) fn id(&self) -> ParamId {
+        self.0.id()
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
     }
 }

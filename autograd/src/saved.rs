@@ -6,7 +6,7 @@ use std::sync::Arc;
 use meshgrad_runtime::{DType, Device, Kind, Tensor, ops};
 
 use crate::tape::current;
-use crate::{Error, Result};
+use crate::{Error, Result, TapeError};
 
 /// A tensor that an op saved for its backward.
 pub struct Saved {
@@ -25,7 +25,7 @@ impl Saved {
     /// The saved tensor.
     ///
     /// # Errors
-    /// [`Error::Overwritten`] if it has been overwritten since; errors of unpacking.
+    /// [`TapeError::Overwritten`] if it has been overwritten since; errors of unpacking.
     pub fn get(&self) -> Result<Tensor> {
         let tensor = match &self.kept {
             Kept::Whole(tensor) => tensor,
@@ -35,11 +35,12 @@ impl Saved {
 
         if tensor.version() != self.version {
             let name = self.name.clone();
-            return Err(Error::Overwritten {
+            return Err(TapeError::Overwritten {
                 name: name.unwrap_or_else(|| format!("{}{}", tensor.dtype(), tensor.shape())),
                 saved: self.version,
                 now: tensor.version(),
-            });
+            }
+            .into());
         }
         Ok(tensor.clone())
     }
@@ -152,7 +153,7 @@ struct Narrow(Tensor);
 
 impl Packed for Narrow {
     fn unpack(&self) -> Result<Tensor> {
-        Ok(ops::cast(&self.0, DType::F32)?)
+        ops::cast(&self.0, DType::F32)
     }
 }
 
@@ -180,6 +181,6 @@ struct Moved {
 
 impl Packed for Moved {
     fn unpack(&self) -> Result<Tensor> {
-        Ok(ops::to_device(&self.moved, &self.device)?)
+        ops::to_device(&self.moved, &self.device)
     }
 }

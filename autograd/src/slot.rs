@@ -4,9 +4,8 @@ use std::cell::RefCell;
 
 use meshgrad_runtime::{Accumulator, DType, Device, Kind, Shape, Tensor, ops};
 
-use crate::error::gradient_shape;
 use crate::var::{Node, ValueId};
-use crate::{Grads, Param, Result};
+use crate::{Error, Grads, Param, Result, TapeError};
 
 /// What a value depends on. An output has the maximum of its inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -118,7 +117,7 @@ impl Slot<'_> {
     /// is needed in this pass.
     ///
     /// # Errors
-    /// Errors of `gradient`; [`Error::GradientShape`](crate::Error::GradientShape).
+    /// Errors of `gradient`; [`TapeError::GradientShape`](meshgrad_runtime::TapeError::GradientShape).
     #[allow(clippy::should_implement_trait)] // This is not `std::ops::Add`.
     pub fn add(self, gradient: impl FnOnce() -> Result<Tensor>) -> Result<()> {
         if !self.due() {
@@ -129,7 +128,7 @@ impl Slot<'_> {
 
         match &self.edge.node {
             Node::Value(id) if self.dep() == Dep::Input => self.add_to_slot(*id, gradient),
-            _ => self.accumulate_due(|sum| Ok(ops::add_into(&gradient, sum)?)),
+            _ => self.accumulate_due(|sum| ops::add_into(&gradient, sum)),
         }
     }
 
@@ -232,4 +231,13 @@ impl Pass<'_> {
         self.state.borrow_mut().grads = grads;
         result
     }
+}
+
+/// The error for a `gradient` whose shape or dtype differs from its value's.
+pub(crate) fn gradient_shape(shape: &Shape, dtype: DType, gradient: &Tensor) -> Error {
+    TapeError::GradientShape {
+        expected: format!("{dtype}{shape}"),
+        actual: format!("{}{}", gradient.dtype(), gradient.shape()),
+    }
+    .into()
 }

@@ -9,7 +9,7 @@ use meshgrad_runtime::Tensor;
 
 use crate::slot::{Dep, Edge, Pass, Slots};
 use crate::var::{Node, ValueId};
-use crate::{Error, ParamId, Result, Var};
+use crate::{Error, ParamId, Result, TapeError, Var};
 
 /// The backward function of a record. Takes the gradients of its outputs, one slot per input, and
 /// the current pass.
@@ -218,11 +218,12 @@ fn other_tape(var: &Var, id: ValueId, recorder: Option<&Recorder>) -> Error {
         Some(_) => "a checkpoint is running".into(),
         None => "no tape is recording".into(),
     };
-    Error::OtherTape {
-        shape: *var.shape(),
+    TapeError::OtherTape {
+        shape: var.shape().to_string(),
         tape: id.tape,
         current,
     }
+    .into()
 }
 
 /// Adds a record with `outputs` outputs, computed from `inputs`, that depend at least on

@@ -8,7 +8,7 @@ use crate::saved::{Save, Saved};
 use crate::slot::{Dep, Slot};
 use crate::tape::{BackwardFn, current, is_recording, record};
 use crate::var::{Node, ValueId};
-use crate::{Error, Result, Var};
+use crate::{Result, TapeError, Var};
 
 impl Var {
     /// An input of the recording, whose gradient
@@ -33,7 +33,7 @@ impl Var {
     /// activation.
     ///
     /// # Errors
-    /// [`Error::OtherTape`](crate::Error::OtherTape).
+    /// [`TapeError::OtherTape`](meshgrad_runtime::TapeError::OtherTape).
     pub fn as_activation(&self) -> Result<Var> {
         let identity: BackwardFn = Box::new(|dys, slots, _| {
             let [dx] = slots.array();
@@ -68,7 +68,7 @@ pub trait Track: Sized {
     /// needs through [`Var::save`].
     ///
     /// # Errors
-    /// [`Error::OtherTape`] when an input belongs to another tape.
+    /// [`TapeError::OtherTape`] when an input belongs to another tape.
     fn tracked<const N: usize>(
         self,
         inputs: [&Var; N],
@@ -90,7 +90,7 @@ pub trait Track: Sized {
     /// This tensor as the result of an op without a gradient.
     ///
     /// # Errors
-    /// [`Error::NoBackward`] when an input is tracked.
+    /// [`TapeError::NoBackward`] when an input is tracked.
     fn untracked(self, op: &str, inputs: &[&Var]) -> Result<Var>;
 }
 
@@ -122,7 +122,7 @@ impl Track for Tensor {
 
     fn untracked(self, op: &str, inputs: &[&Var]) -> Result<Var> {
         match inputs.iter().any(|var| var.is_tracked()) && is_recording() {
-            true => Err(Error::NoBackward { op: op.into() }),
+            true => Err(TapeError::NoBackward { op: op.into() }.into()),
             false => Ok(Var::constant(self)),
         }
     }
@@ -152,7 +152,7 @@ pub(crate) fn in_dtypes(dys: &[Option<Tensor>], dtypes: &[DType]) -> Result<Vec<
 /// a [`Slot`] for each input.
 ///
 /// # Errors
-/// [`Error::OtherTape`] when an input belongs to another tape.
+/// [`TapeError::OtherTape`] when an input belongs to another tape.
 pub fn tracked_many(
     outputs: Vec<Tensor>,
     inputs: &[&Var],

@@ -71,7 +71,7 @@ impl Param {
     /// The parameter as an operand of ops, in its own dtype.
     ///
     /// # Errors
-    /// [`Error::NotMaterialized`](crate::Error::NotMaterialized).
+    /// [`TapeError::NotMaterialized`](meshgrad_runtime::TapeError::NotMaterialized).
     pub fn var(&self) -> Result<Var> {
         Ok(Var::new(self.value()?, Node::Param(self.clone())))
     }
@@ -80,7 +80,7 @@ impl Param {
     /// gradient is the parameter's own.
     ///
     /// # Errors
-    /// [`Error::NotMaterialized`](crate::Error::NotMaterialized);
+    /// [`TapeError::NotMaterialized`](meshgrad_runtime::TapeError::NotMaterialized);
     /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
     pub fn var_as(&self, dtype: DType) -> Result<Var> {
         Ok(Var::new(self.value_as(dtype)?, Node::Param(self.clone())))

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex};
 
 use meshgrad_autograd::{
-    Error, Grads, Init, Param, Result, Save, Spec, Tape, ToBf16, ToDevice, Track, Var, checkpoint,
-    ops, packing,
+    Error, Grads, Init, Param, Result, Save, Spec, Tape, TapeError, ToBf16, ToDevice, Track, Var,
+    checkpoint, ops, packing,
 };
 use meshgrad_runtime::{DType, Device, Kind, Shape, Tensor, ops as values};
 
@@ -19,7 +19,7 @@ impl Net {
     fn new() -> Net {
         let device = Device::cpu();
         let param = |name: &str| {
-            let param = Param::new(name, &[6, 6], Init::Normal { std: 0.4 }).unwrap();
+            let param = Param::new(name, [6, 6], Init::Normal { std: 0.4 });
             param.materialize(&device, 3).unwrap();
             param
         };
@@ -291,14 +291,17 @@ fn an_op_without_backward_is_an_error() {
     let floor = |x: &Var| values::cast(x.value(), DType::I64)?.untracked("floor", &[x]);
     assert!(floor(&Var::constant(x.clone())).is_ok());
     let found = Tape::record(|| floor(&Var::input(x.clone())));
-    assert_eq!(found.err(), Some(Error::NoBackward { op: "floor".into() }));
+    assert_eq!(
+        found.err(),
+        Some(Error::Tape(TapeError::NoBackward { op: "floor".into() }))
+    );
 }
 
 #[test]
 fn an_unused_parameter_is_an_error_unless_optional() {
     let net = Net::new();
     let spec = |optional| Spec {
-        shape: Shape::new(&[2]).unwrap(),
+        shape: Shape::of([2]),
         dtype: DType::F32,
         init: Init::Ones,
         optional,
@@ -315,9 +318,9 @@ fn an_unused_parameter_is_an_error_unless_optional() {
     let forgotten = run(&Param::with_spec("forgotten", spec(false)));
     assert_eq!(
         forgotten,
-        Err(Error::Untouched {
+        Err(Error::Tape(TapeError::Untouched {
             names: vec!["forgotten".into()]
-        })
+        }))
     );
     assert_eq!(
         run(&Param::with_spec("optional", spec(true))),
@@ -335,20 +338,29 @@ fn values_of_another_tape_are_errors() {
     })
     .unwrap();
 
-    assert!(matches!(ops::square(&y), Err(Error::OtherTape { .. })));
+    assert!(matches!(
+        ops::square(&y),
+        Err(Error::Tape(TapeError::OtherTape { .. }))
+    ));
     assert!(matches!(
         Tape::record(|| ops::square(&y)),
-        Err(Error::OtherTape { .. })
+        Err(Error::Tape(TapeError::OtherTape { .. }))
     ));
     let (z, other) = Tape::record(|| net.forward(&Var::input(net.input(1)))).unwrap();
     let mut grads = Grads::new(&net.params()).unwrap();
     let stale = other.backward(&[(&y, net.input(2))], &mut grads);
-    assert!(matches!(stale, Err(Error::OtherTape { .. })));
+    assert!(matches!(
+        stale,
+        Err(Error::Tape(TapeError::OtherTape { .. }))
+    ));
     drop((z, x));
 
     let constant = Var::constant(net.input(1));
     let untracked = tape.backward(&[(&constant, net.input(1))], &mut grads);
-    assert!(matches!(untracked, Err(Error::NotTracked { .. })));
+    assert!(matches!(
+        untracked,
+        Err(Error::Tape(TapeError::NotTracked { .. }))
+    ));
 }
 
 #[test]
@@ -370,7 +382,7 @@ fn an_overwritten_saved_tensor_is_an_error() {
     values::fill_into(&net.b.value().unwrap(), 0.0).unwrap();
     let mut grads = Grads::new(&net.params()).unwrap();
     let found = tape.backward(&[(&y, net.input(2))], &mut grads);
-    let Err(Error::Overwritten { name, saved, now }) = found else {
+    let Err(Error::Tape(TapeError::Overwritten { name, saved, now })) = found else {
         panic!("{found:?}")
     };
     assert_eq!((name.as_str(), now), ("b", saved + 1));
@@ -382,7 +394,10 @@ fn gradients_of_another_shape_are_errors() {
     let (y, tape) = Tape::record(|| net.forward(&Var::input(net.input(1)))).unwrap();
     let dy = numbers(&net.device, &[4, 5], 1);
     let found = tape.backward(&[(&y, dy)], &mut Grads::default());
-    assert!(matches!(found, Err(Error::GradientShape { .. })));
+    assert!(matches!(
+        found,
+        Err(Error::Tape(TapeError::GradientShape { .. }))
+    ));
 }
 
 /// The gradient of a parameter that is not in `Grads` is not computed.
@@ -392,7 +407,10 @@ fn frozen_parameters_get_no_gradient() {
     let mut grads = Grads::new(std::slice::from_ref(&net.b)).unwrap();
     let (y, tape) = Tape::record(|| net.forward(&Var::input(net.input(1)))).unwrap();
     tape.backward(&[(&y, net.input(2))], &mut grads).unwrap();
-    assert!(matches!(grads.get(&net.a), Err(Error::NoGradient { .. })));
+    assert!(matches!(
+        grads.get(&net.a),
+        Err(Error::Tape(TapeError::NoGradient { .. }))
+    ));
     let mut all = Grads::new(&net.params()).unwrap();
     let (y, tape) = Tape::record(|| net.forward(&Var::input(net.input(1)))).unwrap();
     tape.backward(&[(&y, net.input(2))], &mut all).unwrap();
@@ -458,7 +476,7 @@ fn gradients_may_share_one_buffer() {
     let short = Tensor::zeros(&net.device, &[71], DType::F32, Kind::Gradient).unwrap();
     assert!(matches!(
         Grads::over(&net.params(), &short),
-        Err(Error::FlatBuffer { actual: 71, .. })
+        Err(Error::Tape(TapeError::FlatBuffer { actual: 71, .. }))
     ));
 }
 

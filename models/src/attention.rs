@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use meshgrad_autograd::{Module, Param, Result, Var, ops};
+use meshgrad_autograd::{Module, ModulePath, Result, Var, ops};
 use meshgrad_runtime::ops::{AttentionMask, AttentionSequences};
 use meshgrad_runtime::{Device, Tensor, ops as values};
 
@@ -25,41 +25,46 @@ pub struct Positions {
 }
 
 /// The attention block of a layer.
-#[derive(Clone)]
+#[derive(Clone, Module)]
+#[module(crate = meshgrad_autograd)]
 pub struct Attention {
-    q_proj: Linear,
-    k_proj: Linear,
-    v_proj: Linear,
-    o_proj: Linear,
-    q_norm: RmsNorm,
-    k_norm: RmsNorm,
-    head_dim: usize,
-    window: Option<usize>,
+    /// From d to h c features.
+    pub q_proj: Linear,
+    /// From d to g c features.
+    pub k_proj: Linear,
+    /// From d to g c features.
+    pub v_proj: Linear,
+    /// From h c to d features.
+    pub o_proj: Linear,
+    /// Over the features of a query head.
+    pub q_norm: RmsNorm,
+    /// Over the features of a key head.
+    pub k_norm: RmsNorm,
+    /// c.
+    pub head_dim: usize,
+    /// A query attends to this many keys, itself included; `None`: to all before it.
+    pub window: Option<usize>,
 }
 
 impl Attention {
-    /// The attention of layer `layer`. The names of its parameters start with `name`.
-    ///
-    /// # Errors
-    /// None for a valid configuration.
-    pub fn new(name: &str, config: &Qwen3Config, layer: usize) -> Result<Attention> {
-        let (d, c) = (config.hidden_size, config.head_dim());
+    /// The attention of layer `layer`, at the path `at`.
+    pub fn new(at: &ModulePath, config: &Qwen3Config, layer: usize) -> Attention {
+        let (d, c, eps) = (config.hidden_size, config.head_dim(), config.rms_norm_eps);
         let (h, g) = (config.num_attention_heads, config.num_kv_heads());
-        let (bias, std, eps) = (
-            config.attention_bias,
-            config.initializer_range,
-            config.rms_norm_eps,
-        );
-        Ok(Attention {
-            q_proj: Linear::new(&format!("{name}.q_proj"), d, h * c, bias, std)?,
-            k_proj: Linear::new(&format!("{name}.k_proj"), d, g * c, bias, std)?,
-            v_proj: Linear::new(&format!("{name}.v_proj"), d, g * c, bias, std)?,
-            o_proj: Linear::new(&format!("{name}.o_proj"), h * c, d, bias, std)?,
-            q_norm: RmsNorm::new(&format!("{name}.q_norm"), c, eps)?,
-            k_norm: RmsNorm::new(&format!("{name}.k_norm"), c, eps)?,
+        let linear = |name: &str, inputs, outputs| {
+            let linear = Linear::new(at.sub(name), inputs, outputs);
+            linear.bias(config.attention_bias).init(config.init())
+        };
+        Attention {
+            q_proj: linear("q_proj", d, h * c),
+            k_proj: linear("k_proj", d, g * c),
+            v_proj: linear("v_proj", d, g * c),
+            o_proj: linear("o_proj", h * c, d),
+            q_norm: RmsNorm::new(at.sub("q_norm"), c, eps),
+            k_norm: RmsNorm::new(at.sub("k_norm"), c, eps),
             head_dim: c,
             window: config.window(layer),
-        })
+        }
     }
 
     /// Maps `x_btd` to the same shape. With a `cache`, new keys and values are appended to it, and
@@ -95,18 +100,6 @@ impl Attention {
     }
 }
 
-impl Module for Attention {
-    fn visit(&self, visitor: &mut dyn FnMut(&Param)) {
-        let projections = [&self.q_proj, &self.k_proj, &self.v_proj, &self.o_proj];
-        projections
-            .into_iter()
-            .for_each(|projection| projection.visit(visitor));
-        [&self.q_norm, &self.k_norm]
-            .into_iter()
-            .for_each(|norm| norm.visit(visitor));
-    }
-}
-
 /// The frequencies of the rotary embedding. Clones share the copy on the device.
 #[derive(Clone)]
 pub struct Rotary {
@@ -122,7 +115,7 @@ impl Rotary {
     ///
     /// # Errors
     /// When its rotary scaling is invalid.
-    pub fn new(config: &Qwen3Config) -> crate::Result<Rotary> {
+    pub fn new(config: &Qwen3Config) -> Result<Rotary> {
         let rope = config.rope()?;
         let frequencies = rope.inverse_frequencies(config.head_dim()).into_iter();
         Ok(Rotary {
@@ -136,13 +129,12 @@ impl Rotary {
     ///
     /// # Errors
     /// When memory runs out.
-    pub fn tables(&self, positions: &Tensor) -> crate::Result<(Tensor, Tensor)> {
+    pub fn tables(&self, positions: &Tensor) -> Result<(Tensor, Tensor)> {
         let frequencies = self.frequencies_on(positions.device())?;
-        let tables = values::rope_tables(positions, &frequencies, self.attention_factor);
-        Ok(tables?)
+        values::rope_tables(positions, &frequencies, self.attention_factor)
     }
 
-    fn frequencies_on(&self, device: &Device) -> crate::Result<Tensor> {
+    fn frequencies_on(&self, device: &Device) -> Result<Tensor> {
         if let Some(cached) = self.on_device.get()
             && cached.device() == device
         {

@@ -3,6 +3,7 @@
 use meshgrad_autograd::{Result, Var, ops};
 use meshgrad_runtime::{Tensor, ops as values};
 
+use crate::model::Metrics;
 use crate::moe::Routing;
 
 /// The load-balancing loss of the Switch Transformer (Fedus et al. 2021), with statistics pooled
@@ -78,7 +79,34 @@ pub fn update_router_bias(bias: &Tensor, counts: &Tensor, rate: f64) -> Result<(
     let sign = values::clamp(&missing, -1.0, 1.0)?;
 
     let changed = values::add(bias, &values::affine(&sign, rate, 0.0)?)?;
-    Ok(values::copy_into(&changed, bias)?)
+    values::copy_into(&changed, bias)
+}
+
+/// Load and shares of experts, from the tokens per expert of each layer.
+pub fn expert_metrics(layers: &[Vec<f32>]) -> Metrics {
+    let layers: Vec<Vec<f64>> = layers
+        .iter()
+        .map(|counts| counts.iter().copied().map(f64::from).collect())
+        .collect();
+    Metrics {
+        expert_load: layers.iter().map(|counts| load(counts)).reduce(f64::max),
+        expert_shares: shares(&layers),
+        extra: Vec::new(),
+    }
+}
+
+/// Each expert's share of the tokens over all layers.
+fn shares(layers: &[Vec<f64>]) -> Vec<f64> {
+    let all: f64 = layers.iter().flatten().sum();
+    let experts = layers.first().map_or(0, Vec::len);
+    let count = |expert: usize| layers.iter().map(|counts| counts[expert]).sum::<f64>();
+    (0..experts).map(|expert| count(expert) / all).collect()
+}
+
+/// The load of the busiest expert: its tokens over the mean tokens per expert.
+fn load(counts: &[f64]) -> f64 {
+    let largest = counts.iter().copied().fold(0.0, f64::max);
+    largest * counts.len() as f64 / counts.iter().sum::<f64>()
 }
 
 #[cfg(test)]
@@ -109,6 +137,17 @@ mod tests {
             }
             assert_eq!(bias.to_vec::<f32>().unwrap(), expected);
         }
+    }
+
+    /// Load is measured per layer: two layers that prefer opposite experts do not cancel out.
+    #[test]
+    fn the_load_is_that_of_the_worst_layer() {
+        let opposite = expert_metrics(&[vec![8.0, 4.0, 2.0, 2.0], vec![0.0, 4.0, 6.0, 6.0]]);
+        assert_eq!(opposite.expert_shares, [0.25; 4]);
+        assert_eq!(opposite.expert_load, Some(2.0));
+
+        assert_eq!(expert_metrics(&[vec![3.0; 4]]).expert_load, Some(1.0));
+        assert_eq!(expert_metrics(&[]), Metrics::default());
     }
 
     /// The z-loss is the mean of (ln sum e^x)^2 over tokens and layers, also where e^x overflows.

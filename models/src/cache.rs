@@ -1,11 +1,10 @@
 //! The key-value cache for decoding.
 
-use meshgrad_autograd::Var;
+use meshgrad_autograd::{Error, Result, Var};
 use meshgrad_runtime::ops::AttentionSequences;
 use meshgrad_runtime::{DType, Device, Kind, Tensor, ops};
 
 use crate::config::Qwen3Config;
-use crate::{Error, Result};
 
 /// Keys and values of every layer, with a fixed capacity.
 pub struct Cache {
@@ -23,6 +22,18 @@ pub struct LayerCache {
     values: Tensor,
     /// The position of the next token, i64 [1].
     end: Tensor,
+}
+
+/// A sequence that does not fit into a cache.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("cache capacity is {capacity} tokens; {used} are used and {given} more do not fit")]
+pub struct CacheFull {
+    /// Capacity in tokens.
+    pub capacity: usize,
+    /// Tokens in the cache.
+    pub used: usize,
+    /// New tokens.
+    pub given: usize,
 }
 
 impl Cache {
@@ -74,11 +85,11 @@ impl Cache {
     pub(crate) fn begin(&self, tokens: usize) -> Result<AttentionSequences> {
         let (used, capacity) = (self.used, self.capacity);
         if used + tokens > capacity {
-            return Err(Error::CacheFull {
+            return Err(Error::other(CacheFull {
                 capacity,
                 used,
                 given: tokens,
-            });
+            }));
         }
         let of = |value: usize| Tensor::from_slice(&self.device, &[1], &[value as i64]);
         Ok(AttentionSequences::Cached {
@@ -101,7 +112,7 @@ impl Cache {
 impl LayerCache {
     /// Appends keys and values [b, t, g, c] and returns the whole cache, as constants: no gradient
     /// flows through a cache.
-    pub(crate) fn extend(&self, keys: &Var, values: &Var) -> meshgrad_autograd::Result<(Var, Var)> {
+    pub(crate) fn extend(&self, keys: &Var, values: &Var) -> Result<(Var, Var)> {
         ops::copy_at_into(keys.value(), &self.keys, &self.end)?;
         ops::copy_at_into(values.value(), &self.values, &self.end)?;
         Ok((

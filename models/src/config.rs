@@ -18,6 +18,7 @@ mod rope;
 mod tests;
 mod validate;
 
+use meshgrad_autograd::Init;
 use serde::{Deserialize, Deserializer, Serialize};
 
 pub use count::ParameterCount;
@@ -233,6 +234,13 @@ impl Qwen3Config {
         "rope_scaling",
         "rope_parameters",
     ];
+
+    /// The initial value of projections, embeddings and experts.
+    pub(crate) fn init(&self) -> Init {
+        Init::Normal {
+            std: self.initializer_range,
+        }
+    }
 
     /// Features per attention head; 0 without heads, which [`validate`](Self::validate) reports.
     pub fn head_dim(&self) -> usize {

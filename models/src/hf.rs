@@ -7,9 +7,9 @@
 
 mod loader;
 mod map;
-mod memory;
 mod save;
 
-pub use loader::{Loaded, Loader, load, read_config, read_tensors};
+pub use crate::folder::{Error, Result};
+pub use loader::{Loaded, Loader, load, read_config};
 pub use map::{Experts, map};
-pub use save::{add_model, add_tensors, tensors_of};
+pub use save::add_model;

@@ -1,35 +1,51 @@
 //! The smallest blocks: a projection and a norm.
 
-use meshgrad_autograd::{Init, Module, Param, Result, Var, ops};
+use meshgrad_autograd::{Init, Module, ModulePath, Param, Result, Var, ops};
 use meshgrad_runtime::Tensor;
 use meshgrad_runtime::ops::RopeStyle;
 
 /// y = x w^T, or x w^T + b.
-#[derive(Clone)]
+#[derive(Clone, Module)]
+#[module(crate = meshgrad_autograd)]
 pub struct Linear {
     /// [out, in].
     pub weight: Param,
     /// \[out\].
     pub bias: Option<Param>,
+    path: ModulePath,
 }
 
 impl Linear {
-    /// A projection named `name` from `inputs` to `outputs` features. The weight is normal with
-    /// standard deviation `std`, the bias zero.
-    ///
-    /// # Errors
-    /// None: the shapes are valid.
-    pub fn new(name: &str, inputs: usize, outputs: usize, bias: bool, std: f64) -> Result<Linear> {
-        let weight = Param::new(
-            format!("{name}.weight"),
-            &[outputs, inputs],
-            Init::Normal { std },
-        )?;
-        let bias = bias.then(|| Param::new(format!("{name}.bias"), &[outputs], Init::Zeros));
-        Ok(Linear {
-            weight,
-            bias: bias.transpose()?,
-        })
+    /// A projection at the path `at` from `inputs` to `outputs` features, without a bias. The
+    /// weight is uniform in ±1 / sqrt(inputs), as in PyTorch.
+    pub fn new(at: impl Into<ModulePath>, inputs: usize, outputs: usize) -> Linear {
+        let path = at.into();
+        let bound = (inputs as f64).sqrt().recip();
+        Linear {
+            weight: Param::new(
+                path.sub("weight"),
+                [outputs, inputs],
+                Init::Uniform { bound },
+            ),
+            bias: None,
+            path,
+        }
+    }
+
+    /// Whether it has a bias, zero at first.
+    #[must_use]
+    pub fn bias(mut self, has_bias: bool) -> Linear {
+        let bias = || Param::new(self.path.sub("bias"), [self.weight.shape()[0]], Init::Zeros);
+        self.bias = has_bias.then(bias);
+        self
+    }
+
+    /// The initial value of the weight.
+    #[must_use]
+    pub fn init(mut self, init: Init) -> Linear {
+        let shape = self.weight.shape();
+        self.weight = Param::new(self.path.sub("weight"), [shape[0], shape[1]], init);
+        self
     }
 
     /// Maps `x` [.., in] to [.., out], in `x`'s dtype.
@@ -45,31 +61,23 @@ impl Linear {
     }
 }
 
-impl Module for Linear {
-    fn visit(&self, visitor: &mut dyn FnMut(&Param)) {
-        visitor(&self.weight);
-        self.bias.iter().for_each(visitor);
-    }
-}
-
 /// Root-mean-square normalization with a weight (Zhang & Sennrich 2019).
-#[derive(Clone)]
+#[derive(Clone, Module)]
+#[module(crate = meshgrad_autograd)]
 pub struct RmsNorm {
     /// \[features\].
     pub weight: Param,
-    eps: f64,
+    /// Added to the mean square.
+    pub eps: f64,
 }
 
 impl RmsNorm {
-    /// A norm named `name` over the last dim, of size `features`. The weight is one.
-    ///
-    /// # Errors
-    /// None: the shapes are valid.
-    pub fn new(name: &str, features: usize, eps: f64) -> Result<RmsNorm> {
-        Ok(RmsNorm {
-            weight: Param::new(format!("{name}.weight"), &[features], Init::Ones)?,
+    /// A norm at the path `at` over the last dim, of size `features`. The weight is one at first.
+    pub fn new(at: impl Into<ModulePath>, features: usize, eps: f64) -> RmsNorm {
+        RmsNorm {
+            weight: Param::new(at.into().sub("weight"), [features], Init::Ones),
             eps,
-        })
+        }
     }
 
     /// Maps `x` [.., features] to the same shape.
@@ -96,11 +104,5 @@ impl RmsNorm {
     pub fn forward_rotated(&self, x: &Var, cos: &Tensor, sin: &Tensor) -> Result<Var> {
         let weight = self.weight.var_as(x.dtype())?;
         ops::rms_norm_rope(x, &weight, cos, sin, RopeStyle::Half, self.eps)
-    }
-}
-
-impl Module for RmsNorm {
-    fn visit(&self, visitor: &mut dyn FnMut(&Param)) {
-        visitor(&self.weight);
     }
 }

@@ -4,35 +4,31 @@
 //! Legend: n tokens, d hidden size, e experts, k experts per token, f inner features of an expert,
 //! c = n k rows of (token, expert) pairs sorted by expert.
 
-use meshgrad_autograd::{Init, Module, Param, Result, Var, ops};
-use meshgrad_runtime::{DType, Device, Kind, Tensor, ops as values};
+use meshgrad_autograd::{Buffer, Init, Module, ModulePath, Param, Result, Var, ops};
+use meshgrad_runtime::{DType, Tensor, ops as values};
 
 use crate::config::Qwen3Config;
 
 /// The feed-forward block of a sparse layer. It holds all experts or a contiguous range of them.
-#[derive(Clone)]
+#[derive(Clone, Module)]
+#[module(crate = meshgrad_autograd)]
 pub struct Moe {
     /// [e, d] for all experts, held or not; computed in f32.
-    gate: Param,
+    pub gate: Param,
     /// [held, 2, f, d]: gate, then up.
-    gate_up_proj: Param,
+    pub gate_up_proj: Param,
     /// [held, d, f].
-    down_proj: Param,
-    first_expert: usize,
-    top_k: usize,
-    normalize: bool,
-    /// Added to the scores for the choice of experts.
-    bias: Option<RouterBias>,
-}
-
-/// A bias that shifts a router's choice towards experts with few tokens. It is state and has no
-/// gradient; [`update_router_bias`](crate::balance::update_router_bias) changes it.
-#[derive(Clone)]
-pub struct RouterBias {
-    /// Its name in the model, as in DeepSeek-V3.
-    pub name: String,
-    /// Added to the probabilities for the choice only, \[e\] f32.
-    pub value: Tensor,
+    pub down_proj: Param,
+    /// The router's index of the first held expert.
+    pub first_expert: usize,
+    /// k.
+    pub top_k: usize,
+    /// Whether the weights of a token's experts are divided by their sum.
+    pub normalize: bool,
+    /// Added to the probabilities for the choice of experts only, \[e\] f32. It shifts the choice
+    /// towards experts with few tokens, and
+    /// [`update_router_bias`](crate::balance::update_router_bias) changes it.
+    pub router_bias: Option<Buffer>,
 }
 
 /// How a layer routed its tokens.
@@ -47,47 +43,27 @@ pub struct Routing {
 }
 
 impl Moe {
-    /// A block with all experts. The names of its parameters start with `name`.
-    ///
-    /// # Errors
-    /// None for a valid configuration.
-    pub fn new(name: &str, config: &Qwen3Config) -> Result<Moe> {
+    /// A block with all experts, at the path `at`.
+    pub fn new(at: &ModulePath, config: &Qwen3Config) -> Moe {
         let (d, f) = (config.hidden_size, config.moe_intermediate_size);
-        let (e, init) = (
-            config.num_experts,
-            Init::Normal {
-                std: config.initializer_range,
-            },
-        );
-        let named = |part: &str| format!("{name}.{part}");
-        Ok(Moe {
-            gate: Param::new(named("gate.weight"), &[e, d], init)?,
-            gate_up_proj: Param::new(named("experts.gate_up_proj"), &[e, 2, f, d], init)?,
-            down_proj: Param::new(named("experts.down_proj"), &[e, d, f], init)?,
+        let (e, init) = (config.num_experts, config.init());
+        Moe {
+            gate: Param::new(at.sub("gate.weight"), [e, d], init),
+            gate_up_proj: Param::new(at.sub("experts.gate_up_proj"), [e, 2, f, d], init),
+            down_proj: Param::new(at.sub("experts.down_proj"), [e, d, f], init),
             first_expert: 0,
             top_k: config.num_experts_per_tok,
             normalize: config.norm_topk_prob,
-            bias: None,
-        })
+            router_bias: None,
+        }
     }
 
-    /// Adds a bias of zeros to the router. Existing clones are not affected.
-    ///
-    /// # Errors
-    /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
-    pub fn add_bias(&mut self, device: &Device) -> Result<()> {
-        let experts = &self.gate.shape()[..1];
+    /// Adds a bias to the router, zero at first, under its name in DeepSeek-V3. Clones made before
+    /// have none.
+    pub fn add_router_bias(&mut self) {
         let name = self.gate.name().trim_end_matches("weight");
-        self.bias = Some(RouterBias {
-            name: format!("{name}e_score_correction_bias"),
-            value: Tensor::zeros(device, experts, DType::F32, Kind::OptimizerState)?,
-        });
-        Ok(())
-    }
-
-    /// The router's bias, if it has one.
-    pub fn bias(&self) -> Option<&RouterBias> {
-        self.bias.as_ref()
+        let name = format!("{name}e_score_correction_bias");
+        self.router_bias = Some(Buffer::new(name, [self.gate.shape()[0]], Init::Zeros));
     }
 
     /// Maps `x` [.., d] to the same shape: the sum over a token's experts, weighted by probability.
@@ -100,9 +76,9 @@ impl Moe {
         let x_f32 = ops::cast(&x_nd, DType::F32)?;
         let logits_ne = ops::linear(&x_f32, &self.gate.var_as(DType::F32)?)?;
         let probabilities_ne = ops::softmax(&logits_ne)?;
-        let bias = self.bias.as_ref().map(|bias| &bias.value);
+        let bias = self.router_bias.as_ref().map(Buffer::value).transpose()?;
         let (weights_nk, experts_nk) =
-            ops::router_top_k(&probabilities_ne, self.top_k, self.normalize, bias)?;
+            ops::router_top_k(&probabilities_ne, self.top_k, self.normalize, bias.as_ref())?;
 
         let (held, all) = (self.down_proj.shape()[0], self.gate.shape()[0]);
         let order = values::expert_order(&experts_nk, all, self.first_expert, held)?;
@@ -132,13 +108,5 @@ impl Moe {
         let inside_c2f = ops::grouped_matmul(x_cd, &gate_up, offsets)?;
         let inside_cf = ops::swiglu(&ops::chunk(&inside_c2f, 2)?)?;
         ops::grouped_matmul(&inside_cf, &down, offsets)
-    }
-}
-
-impl Module for Moe {
-    fn visit(&self, visitor: &mut dyn FnMut(&Param)) {
-        [&self.gate, &self.gate_up_proj, &self.down_proj]
-            .into_iter()
-            .for_each(visitor);
     }
 }

@@ -2,47 +2,64 @@
 //!
 //! Legend: b batch, t tokens per sequence, d hidden size, v vocabulary.
 
-use meshgrad_autograd::{Init, Module, Param, Result as TapeResult, Var, checkpoint, ops};
+use meshgrad_autograd::{Module, ModulePath, Param, Result, Var, checkpoint, ops};
+use meshgrad_ckpt::mapping::Mapping;
 use meshgrad_runtime::ops::AttentionSequences;
 use meshgrad_runtime::{DType, Device, Tensor, ops as values};
 
-use crate::Result;
 use crate::attention::{Attention, Positions, Rotary};
-use crate::balance::{load_balancing_loss, router_z_loss};
+use crate::balance::{expert_metrics, load_balancing_loss, router_z_loss, update_router_bias};
 use crate::cache::{Cache, LayerCache};
 use crate::config::Qwen3Config;
+use crate::hf::{self, Experts};
 use crate::layers::RmsNorm;
 use crate::mlp::Mlp;
-use crate::moe::{Moe, RouterBias, Routing};
+use crate::model::{Compute, Generate, Loss, Metrics, Model, TokenBatch};
+use crate::moe::{Moe, Routing};
 
 /// The label of positions that the loss ignores, as in PyTorch.
 pub const IGNORE_INDEX: i64 = -100;
 
 /// A Qwen3 model. Building one allocates nothing; materialize it, or load it with
 /// [`hf::load`](crate::hf::load).
-#[derive(Clone)]
+#[derive(Clone, Module)]
+#[module(crate = meshgrad_autograd)]
 pub struct Qwen3 {
-    config: Qwen3Config,
-    embed_tokens: Param,
-    rotary: Rotary,
-    layers: Vec<Layer>,
-    norm: RmsNorm,
+    /// [v, d].
+    pub embed_tokens: Param,
+    /// The layers, in order.
+    pub layers: Vec<Layer>,
+    /// The norm after the last layer.
+    pub norm: RmsNorm,
     /// [v, d]; the embedding if they are tied.
-    lm_head: Param,
+    pub lm_head: Param,
+    /// How the load of experts is balanced in training.
+    #[module(skip)]
+    pub balancing: Balancing,
+    #[module(skip)]
+    rotary: Rotary,
+    #[module(skip)]
+    config: Qwen3Config,
 }
 
 /// One layer: attention, then a feed-forward block, each with a norm before it and a residual
 /// connection.
-#[derive(Clone)]
+#[derive(Clone, Module)]
+#[module(crate = meshgrad_autograd)]
 pub struct Layer {
-    input_layernorm: RmsNorm,
-    self_attn: Attention,
-    post_attention_layernorm: RmsNorm,
-    mlp: FeedForward,
+    /// The norm before attention.
+    pub input_layernorm: RmsNorm,
+    /// Attention.
+    pub self_attn: Attention,
+    /// The norm before the feed-forward block.
+    pub post_attention_layernorm: RmsNorm,
+    /// The feed-forward block.
+    pub mlp: FeedForward,
 }
 
 /// The feed-forward block of a layer.
-#[derive(Clone)]
+#[derive(Clone, Module)]
+#[module(crate = meshgrad_autograd)]
 pub enum FeedForward {
     /// An MLP.
     Dense(Mlp),
@@ -50,38 +67,15 @@ pub enum FeedForward {
     Sparse(Moe),
 }
 
-/// Options of a forward pass.
-#[derive(Clone, Copy, Debug)]
-pub struct Compute {
-    /// The dtype of activations and of the weights' compute copies.
-    pub dtype: DType,
-    /// Whether each layer saves only its input and recomputes the rest in the backward pass.
-    pub checkpointing: bool,
-}
-
-/// Weights of the balancing losses; zero disables a loss.
-#[derive(Clone, Copy, Debug, Default)]
+/// How the load of experts is balanced. Zero disables a term; all are zero by default.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Balancing {
-    /// Weight of [`load_balancing_loss`].
+    /// The weight of [`load_balancing_loss`].
     pub auxiliary: f64,
-    /// Weight of [`router_z_loss`].
+    /// The weight of [`router_z_loss`].
     pub z: f64,
-}
-
-/// A loss as a sum over tokens, with its weight. Sums and weights add up over microbatches and
-/// ranks; the mean is `total / weight`.
-pub struct Loss {
-    /// Cross-entropy summed over the tokens that are not ignored, in nats, plus the balancing
-    /// losses times `weight`; a scalar, f32; tracked.
-    pub total: Var,
-    /// The summed cross-entropy without balancing losses; a scalar, f32.
-    pub cross_entropy: Tensor,
-    /// Number of tokens that are not ignored; a scalar, f32.
-    pub weight: Tensor,
-    /// The load-balancing loss, if there are experts; a scalar, f32.
-    pub auxiliary: Option<Tensor>,
-    /// Tokens per expert, \[experts\] f32, of each sparse layer.
-    pub expert_counts: Vec<Tensor>,
+    /// The rate of [`update_router_bias`] for layers with a router bias.
+    pub bias_update_rate: f64,
 }
 
 impl Qwen3 {
@@ -92,23 +86,21 @@ impl Qwen3 {
     pub fn new(config: &Qwen3Config) -> Result<Qwen3> {
         config.validate()?;
         let (v, d) = (config.vocab_size, config.hidden_size);
-        let init = Init::Normal {
-            std: config.initializer_range,
-        };
-        let embed_tokens = Param::new("model.embed_tokens.weight", &[v, d], init)?;
+        let at = ModulePath::from("model");
+        let embed_tokens = Param::new(at.sub("embed_tokens.weight"), [v, d], config.init());
         let lm_head = match config.tie_word_embeddings {
             true => embed_tokens.clone(),
-            false => Param::new("lm_head.weight", &[v, d], init)?,
+            false => Param::new("lm_head.weight", [v, d], config.init()),
         };
-        let layers = (0..config.num_hidden_layers).map(|layer| Layer::new(config, layer));
-        let layers: TapeResult<Vec<Layer>> = layers.collect();
+        let layers = 0..config.num_hidden_layers;
         Ok(Qwen3 {
-            config: config.clone(),
             embed_tokens,
-            rotary: Rotary::new(config)?,
-            layers: layers?,
-            norm: RmsNorm::new("model.norm", d, config.rms_norm_eps)?,
+            layers: layers.map(|layer| Layer::new(&at, config, layer)).collect(),
+            norm: RmsNorm::new(at.sub("norm"), d, config.rms_norm_eps),
             lm_head,
+            balancing: Balancing::default(),
+            rotary: Rotary::new(config)?,
+            config: config.clone(),
         })
     }
 
@@ -117,28 +109,21 @@ impl Qwen3 {
         &self.config
     }
 
-    /// Adds a bias of zeros to every router. Biases are state, not parameters, and not part of a
-    /// Hugging Face folder; [`update_router_bias`](crate::balance::update_router_bias) changes
-    /// them. Existing clones are not affected.
-    ///
-    /// # Errors
-    /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
-    pub fn add_router_biases(&mut self, device: &Device) -> Result<()> {
-        for layer in &mut self.layers {
-            if let FeedForward::Sparse(moe) = &mut layer.mlp {
-                moe.add_bias(device)?;
-            }
-        }
-        Ok(())
+    /// The model with other weights of the balancing losses. It shares its parameters with clones.
+    #[must_use]
+    pub fn balanced(mut self, balancing: Balancing) -> Qwen3 {
+        self.balancing = balancing;
+        self
     }
 
-    /// The router biases of the sparse layers, in the order of [`Loss::expert_counts`]; none before
-    /// [`Qwen3::add_router_biases`].
-    pub fn router_biases(&self) -> impl Iterator<Item = &RouterBias> {
-        self.layers.iter().filter_map(|layer| match &layer.mlp {
-            FeedForward::Sparse(moe) => moe.bias(),
-            FeedForward::Dense(_) => None,
-        })
+    /// Adds a bias to every router, as [`Moe::add_router_bias`]. Materialize it with
+    /// [`Module::materialize`] or load it with a checkpoint.
+    pub fn add_router_biases(&mut self) {
+        for layer in &mut self.layers {
+            if let FeedForward::Sparse(moe) = &mut layer.mlp {
+                moe.add_router_bias();
+            }
+        }
     }
 
     /// The residual stream after the last norm, [b, t, d], and the routing of each sparse layer.
@@ -150,7 +135,7 @@ impl Qwen3 {
         at: &Positions,
         compute: Compute,
         cache: Option<&Cache>,
-    ) -> TapeResult<(Var, Vec<Routing>)> {
+    ) -> Result<(Var, Vec<Routing>)> {
         let embedding = self.embed_tokens.var_as(compute.dtype)?;
         let mut x_btd = ops::embedding(&embedding, ids_bt)?.as_activation()?;
         let mut routings = Vec::new();
@@ -174,72 +159,14 @@ impl Qwen3 {
     pub fn logits(&self, ids_bt: &Tensor, compute: Compute) -> Result<Var> {
         let at = self.positions(ids_bt, 0, AttentionSequences::Rows)?;
         let (x_btd, _) = self.hidden(ids_bt, &at, compute, None)?;
-        Ok(ops::linear(&x_btd, &self.lm_head.var_as(compute.dtype)?)?)
+        ops::linear(&x_btd, &self.lm_head.var_as(compute.dtype)?)
     }
 
-    /// The logits of the token after the last of `ids_bt`, [b, v]. `ids_bt` continue the sequences
-    /// in `cache` and are appended to it. Nothing is recorded.
-    ///
-    /// # Errors
-    /// As [`Qwen3::logits`]; [`Error::CacheFull`](crate::Error::CacheFull).
-    pub fn next_logits(&self, ids_bt: &Tensor, cache: &mut Cache, dtype: DType) -> Result<Tensor> {
-        let tokens = ids_bt.extent(-1)?;
-        let sequences = cache.begin(tokens)?;
-        let at = self.positions(ids_bt, cache.len(), sequences)?;
-        let compute = Compute {
-            dtype,
-            checkpointing: false,
-        };
-        let (x_btd, _) = self.hidden(ids_bt, &at, compute, Some(cache))?;
-        cache.advance(tokens)?;
-
-        let last_bd = values::reshape(
-            &x_btd.value().slice(1, tokens - 1..tokens)?,
-            &[ids_bt.shape()[0], x_btd.shape()[2]],
-        )?;
-        Ok(values::linear(
-            &last_bd,
-            self.lm_head.var_as(dtype)?.value(),
-        )?)
-    }
-
-    /// The cross-entropy of `labels_bt` (i64, aligned with positions; [`IGNORE_INDEX`] is ignored),
-    /// plus the balancing losses.
-    ///
-    /// # Errors
-    /// When an id or label is out of range.
-    pub fn loss(
-        &self,
-        ids_bt: &Tensor,
-        labels_bt: &Tensor,
-        compute: Compute,
-        balancing: Balancing,
-    ) -> Result<Loss> {
-        let at = self.positions(ids_bt, 0, AttentionSequences::Rows)?;
-        let (x_btd, routings) = self.hidden(ids_bt, &at, compute, None)?;
-        let head = self.lm_head.var_as(compute.dtype)?;
-        let (cross_entropy, weight) =
-            ops::linear_cross_entropy(&x_btd, &head, labels_bt, IGNORE_INDEX)?;
-
-        let auxiliary = load_balancing_loss(&routings)?;
-        let z = if balancing.z > 0.0 {
-            router_z_loss(&routings)?
-        } else {
-            None
-        };
-        let mut total = cross_entropy.clone();
-        for (factor, loss) in [(balancing.auxiliary, &auxiliary), (balancing.z, &z)] {
-            if let (true, Some(loss)) = (factor > 0.0, loss) {
-                let weighted = ops::mul(loss, &Var::constant(weight.clone()))?;
-                total = ops::add(&total, &ops::affine(&weighted, factor, 0.0)?)?;
-            }
-        }
-        Ok(Loss {
-            total,
-            cross_entropy: cross_entropy.value().clone(),
-            weight,
-            auxiliary: auxiliary.map(|loss| loss.value().clone()),
-            expert_counts: routings.into_iter().map(|routing| routing.counts).collect(),
+    /// The mixture-of-experts blocks, in the order of their layers.
+    pub fn sparse_blocks(&self) -> impl Iterator<Item = &Moe> {
+        self.layers.iter().filter_map(|layer| match &layer.mlp {
+            FeedForward::Sparse(moe) => Some(moe),
+            FeedForward::Dense(_) => None,
         })
     }
 
@@ -275,35 +202,132 @@ impl Qwen3 {
     }
 }
 
-impl Module for Qwen3 {
-    fn visit(&self, visitor: &mut dyn FnMut(&Param)) {
-        visitor(&self.embed_tokens);
-        self.layers.iter().for_each(|layer| layer.visit(visitor));
-        self.norm.visit(visitor);
-        if self.lm_head.id() != self.embed_tokens.id() {
-            visitor(&self.lm_head);
+impl Model for Qwen3 {
+    type Batch = TokenBatch;
+
+    /// Cross-entropy; `total` also has the losses of [`Qwen3::balancing`] times the weight. The
+    /// statistics are the tokens per expert of each sparse layer, \[experts\] f32.
+    fn loss(&self, batch: &TokenBatch, compute: Compute) -> Result<Loss> {
+        let at = self.positions(&batch.ids, 0, AttentionSequences::Rows)?;
+        let (x_btd, routings) = self.hidden(&batch.ids, &at, compute, None)?;
+        let head = self.lm_head.var_as(compute.dtype)?;
+        let (cross_entropy, weight) =
+            ops::linear_cross_entropy(&x_btd, &head, &batch.labels, IGNORE_INDEX)?;
+
+        let sum = cross_entropy.value().clone();
+        let mut total = cross_entropy;
+        let terms: [(f64, LossOfRouting); 2] = [
+            (self.balancing.auxiliary, load_balancing_loss),
+            (self.balancing.z, router_z_loss),
+        ];
+        for (factor, loss) in terms.into_iter().filter(|(factor, _)| *factor > 0.0) {
+            if let Some(loss) = loss(&routings)? {
+                let weighted = ops::mul(&loss, &Var::constant(weight.clone()))?;
+                total = ops::add(&total, &ops::affine(&weighted, factor, 0.0)?)?;
+            }
         }
+        Ok(Loss {
+            total,
+            sum,
+            weight,
+            statistics: routings.into_iter().map(|routing| routing.counts).collect(),
+        })
+    }
+
+    /// Updates the router biases.
+    fn after_step(&self, expert_counts: &[Tensor]) -> Result<()> {
+        if self.balancing.bias_update_rate > 0.0 {
+            for (moe, counts) in self.sparse_blocks().zip(expert_counts) {
+                if let Some(bias) = &moe.router_bias {
+                    update_router_bias(&bias.value()?, counts, self.balancing.bias_update_rate)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn metrics(&self, expert_counts: &[Vec<f32>]) -> Metrics {
+        expert_metrics(expert_counts)
+    }
+
+    /// Under Hugging Face names, one tensor per expert.
+    fn stored_as(&self) -> Result<Mapping> {
+        Ok(hf::map(Experts::OneByOne, false).map_err(hf::Error::from)?)
+    }
+
+    fn files(&self) -> Result<Vec<(String, String)>> {
+        Ok(vec![("config.json".into(), self.config.to_json_of_f32()?)])
+    }
+
+    fn title(&self) -> String {
+        let config = &self.config;
+        let experts = match self.sparse_blocks().next() {
+            Some(_) => format!(
+                ", {} experts, {} per token",
+                config.num_experts, config.num_experts_per_tok
+            ),
+            None => String::new(),
+        };
+        format!(
+            "{} {} layers of {}{experts}",
+            config.model_type.name(),
+            config.num_hidden_layers,
+            config.hidden_size
+        )
+    }
+
+    fn active_parameters(&self) -> u64 {
+        self.config.parameter_count().active()
+    }
+}
+
+/// A loss of the routing of all sparse layers; `None` without any.
+type LossOfRouting = fn(&[Routing]) -> Result<Option<Var>>;
+
+impl Generate for Qwen3 {
+    type Cache = Cache;
+
+    fn vocab_size(&self) -> usize {
+        self.config.vocab_size
+    }
+
+    fn cache(&self, device: &Device, dtype: DType, capacity: usize) -> Result<Cache> {
+        Cache::new(&self.config, device, dtype, 1, capacity)
+    }
+
+    fn next_logits(&self, ids_bt: &Tensor, cache: &mut Cache, dtype: DType) -> Result<Tensor> {
+        let tokens = ids_bt.extent(-1)?;
+        let sequences = cache.begin(tokens)?;
+        let at = self.positions(ids_bt, cache.len(), sequences)?;
+        let compute = Compute {
+            dtype,
+            checkpointing: false,
+        };
+        let (x_btd, _) = self.hidden(ids_bt, &at, compute, Some(cache))?;
+        cache.advance(tokens)?;
+
+        let last_bd = values::reshape(
+            &x_btd.value().slice(1, tokens - 1..tokens)?,
+            &[ids_bt.shape()[0], x_btd.shape()[2]],
+        )?;
+        values::linear(&last_bd, self.lm_head.var_as(dtype)?.value())
     }
 }
 
 impl Layer {
-    /// Layer `layer` of the model.
-    ///
-    /// # Errors
-    /// None for a valid configuration.
-    pub fn new(config: &Qwen3Config, layer: usize) -> TapeResult<Layer> {
-        let named = |part: &str| format!("model.layers.{layer}.{part}");
-        let norm = |part: &str| RmsNorm::new(&named(part), config.hidden_size, config.rms_norm_eps);
-        let mlp = match config.is_moe_layer(layer) {
-            true => FeedForward::Sparse(Moe::new(&named("mlp"), config)?),
-            false => FeedForward::Dense(Mlp::new(&named("mlp"), config)?),
-        };
-        Ok(Layer {
-            input_layernorm: norm("input_layernorm")?,
-            self_attn: Attention::new(&named("self_attn"), config, layer)?,
-            post_attention_layernorm: norm("post_attention_layernorm")?,
-            mlp,
-        })
+    /// Layer `layer` of the model at the path `at`.
+    pub fn new(at: &ModulePath, config: &Qwen3Config, layer: usize) -> Layer {
+        let at = at.sub("layers").index(layer);
+        let norm = |name: &str| RmsNorm::new(at.sub(name), config.hidden_size, config.rms_norm_eps);
+        Layer {
+            input_layernorm: norm("input_layernorm"),
+            self_attn: Attention::new(&at.sub("self_attn"), config, layer),
+            post_attention_layernorm: norm("post_attention_layernorm"),
+            mlp: match config.is_moe_layer(layer) {
+                true => FeedForward::Sparse(Moe::new(&at.sub("mlp"), config)),
+                false => FeedForward::Dense(Mlp::new(&at.sub("mlp"), config)),
+            },
+        }
     }
 
     /// Maps `x_btd` to the same shape, and returns the routing of a sparse layer.
@@ -315,7 +339,7 @@ impl Layer {
         x_btd: &Var,
         at: &Positions,
         cache: Option<&LayerCache>,
-    ) -> TapeResult<(Var, Option<Routing>)> {
+    ) -> Result<(Var, Option<Routing>)> {
         let attended = self
             .self_attn
             .forward(&self.input_layernorm.forward(x_btd)?, at, cache)?;
@@ -332,7 +356,7 @@ impl Layer {
     }
 
     /// As [`Layer::forward`], saving only `x_btd` for backward.
-    fn checkpointed(&self, x_btd: &Var, at: &Positions) -> TapeResult<(Var, Option<Routing>)> {
+    fn checkpointed(&self, x_btd: &Var, at: &Positions) -> Result<(Var, Option<Routing>)> {
         let (layer, at) = (self.clone(), at.clone());
         match &self.mlp {
             FeedForward::Dense(_) => {
@@ -356,7 +380,7 @@ impl Layer {
     }
 
     /// A sparse layer's results as an array for `checkpoint`.
-    fn routed(&self, x_btd: &Var, at: &Positions) -> TapeResult<[Var; 4]> {
+    fn routed(&self, x_btd: &Var, at: &Positions) -> Result<[Var; 4]> {
         let (out, routing) = self.forward(x_btd, at, None)?;
         let none = || Var::constant(out.value().clone());
         let Some(routing) = routing else {
@@ -368,17 +392,5 @@ impl Layer {
             routing.probabilities_ne,
             Var::constant(routing.counts),
         ])
-    }
-}
-
-impl Module for Layer {
-    fn visit(&self, visitor: &mut dyn FnMut(&Param)) {
-        self.input_layernorm.visit(visitor);
-        self.self_attn.visit(visitor);
-        self.post_attention_layernorm.visit(visitor);
-        match &self.mlp {
-            FeedForward::Dense(mlp) => mlp.visit(visitor),
-            FeedForward::Sparse(moe) => moe.visit(visitor),
-        }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use meshgrad_autograd::{self as autograd, Grads, Init, Param, Spec, Tape, Var, weighted_roots};
+use meshgrad_autograd::{Grads, Init, Param, Spec, Tape, Var, weighted_roots};
 use meshgrad_runtime::{self as runtime, DType, Device, Shape, Tensor, ops};
 
 use crate::cases::Case;
@@ -15,10 +15,6 @@ pub type Result<T = (), E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// Recording, backward or an op failed.
-    #[error(transparent)]
-    Autograd(#[from] autograd::Error),
-
-    /// An op failed.
     #[error(transparent)]
     Runtime(#[from] runtime::Error),
 
@@ -154,17 +150,17 @@ enum Input {
 }
 
 impl Recorded {
-    fn of(case: &Case) -> autograd::Result<Recorded> {
+    fn of(case: &Case) -> runtime::Result<Recorded> {
         let ((inputs, outputs), tape) = Tape::record(|| {
             let inputs = case.inputs.iter().enumerate();
-            let inputs: autograd::Result<Vec<Input>> = inputs
+            let inputs: runtime::Result<Vec<Input>> = inputs
                 .map(|(at, x)| match case.weights.contains(&at) {
                     true => Ok(Input::Weight(parameter(at, x)?)),
                     false => Ok(Input::Activation(Var::input(x.clone()))),
                 })
                 .collect();
             let inputs = inputs?;
-            let vars: autograd::Result<Vec<Var>> = inputs.iter().map(Input::var).collect();
+            let vars: runtime::Result<Vec<Var>> = inputs.iter().map(Input::var).collect();
             let outputs = (case.function)(&vars?)?;
             Ok((inputs, outputs))
         })?;
@@ -180,7 +176,7 @@ impl Recorded {
     }
 
     /// The gradients of all inputs in order.
-    fn gradients(self) -> autograd::Result<Vec<Tensor>> {
+    fn gradients(self) -> runtime::Result<Vec<Tensor>> {
         let (mut activations, mut weights) = (Vec::new(), Vec::new());
         for input in &self.inputs {
             match input {
@@ -205,7 +201,7 @@ impl Recorded {
 }
 
 impl Input {
-    fn var(&self) -> autograd::Result<Var> {
+    fn var(&self) -> runtime::Result<Var> {
         match self {
             Input::Activation(var) => Ok(var.clone()),
             Input::Weight(param) => param.var(),
@@ -213,7 +209,7 @@ impl Input {
     }
 }
 
-fn parameter(at: usize, value: &Tensor) -> autograd::Result<Param> {
+fn parameter(at: usize, value: &Tensor) -> runtime::Result<Param> {
     let spec = Spec {
         shape: *value.shape(),
         dtype: value.dtype(),
@@ -318,8 +314,8 @@ mod tests {
     /// `case` with identity ops before and after its op, and with these weights.
     fn chained(case: Case, weights: &'static [usize]) -> Case {
         let function = move |vars: &[Var]| {
-            let same = |x: &Var| autograd::ops::affine(x, 1.0, 0.0);
-            let before: autograd::Result<Vec<Var>> = vars.iter().map(same).collect();
+            let same = |x: &Var| meshgrad_autograd::ops::affine(x, 1.0, 0.0);
+            let before: runtime::Result<Vec<Var>> = vars.iter().map(same).collect();
             (case.function)(&before?)?.iter().map(same).collect()
         };
         Case {
@@ -363,7 +359,7 @@ mod tests {
             let saved = x[0].value().save();
             let tracked = y.tracked([&x[0]], move |dy, [dx]| {
                 let _ = saved.get()?;
-                dx.add(|| Ok(ops::affine(dy, 3.0 * gradient, 0.0)?))
+                dx.add(|| ops::affine(dy, 3.0 * gradient, 0.0))
             });
             Ok(vec![tracked?])
         };

@@ -21,7 +21,7 @@ mod threads;
 
 pub use crate::core::device::{Device, Properties, Work};
 pub use crate::core::dtype::{Bool, DType, Element, Float, Wide};
-pub use crate::core::error::{Error, Result};
+pub use crate::core::error::{Error, OtherError, Result};
 pub use crate::core::graph::Graph;
 pub use crate::core::key::{Key, Region, RegionKey};
 pub use crate::core::layout::Layout;
@@ -33,6 +33,7 @@ pub use crate::core::shape::{MAX_DIMS, Shape};
 pub use crate::core::signature::{Call, Signature};
 pub use crate::core::storage::{Kind, ReadGuard, WriteGuard};
 pub use crate::core::stream::{Pending, Stream, with_stream};
+pub use crate::core::tape_error::TapeError;
 pub use crate::core::tensor::{Tensor, UninitTensor};
 pub use crate::driver::{
     AllocatorStats, CudaError, GpuProperties, Library, MemoryStats, OutOfMemoryReport,

@@ -1,7 +1,7 @@
 //! A meshgrad model in training, whose steps are timed.
 
 use meshgrad::models::config::Qwen3Config;
-use meshgrad::models::{Balancing, Compute};
+use meshgrad::models::{Compute, Model, TokenBatch};
 use meshgrad::prelude::*;
 use meshgrad::train::config::OptimizerConfig;
 use meshgrad::train::optimizer::Optimizer;
@@ -50,12 +50,8 @@ impl TimedModel {
             dtype: self.dtype,
             checkpointing: false,
         };
-        let ids = &self.ids;
-        let (loss, tape) = Tape::record(|| {
-            let loss = self.model.loss(ids, ids, compute, Balancing::default());
-            Ok(loss)
-        })?;
-        let loss = loss?;
+        let batch = TokenBatch::new(&self.ids, &self.ids);
+        let (loss, tape) = Tape::record(|| self.model.loss(&batch, compute))?;
         let one = values::full(&self.device, &[], DType::F32, 1.0)?;
         tape.backward(&[(&loss.total, one)], &mut self.grads)?;
         let (grads, weight) = (&mut self.grads, &loss.weight);

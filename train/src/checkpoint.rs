@@ -2,29 +2,31 @@
 //!
 //! ```text
 //! step-000600/
-//!   config.json, model.safetensors   the model as a Hugging Face folder: the f32 parameters
+//!   model.safetensors, config.json   the f32 parameters and the model's own files; for Qwen3 this
+//!                                    is a Hugging Face folder
 //!   tokenizer.json                   its tokenizer
 //!   trainer/config.toml              the whole configuration of the run
 //!   trainer/state.json               step, seed and digest of the text
 //!   trainer/exp_avg/, exp_avg_sq/    AdamW's moments, under the names of the parameters
-//!   trainer/router_bias/             the router biases, if the model has them
+//!   trainer/buffers/                 the buffers, such as router biases, if the model has any
 //!   manifest.json                    sizes and digests; written last
 //! ```
 
 use std::path::Path;
 
-use meshgrad_autograd::{Init, Param};
-use meshgrad_ckpt::{Committed, Snapshot, step_name};
-use meshgrad_models::Qwen3;
-use meshgrad_models::hf::{self, Experts, Loader};
+use meshgrad_autograd::Module;
+use meshgrad_ckpt::{Committed, Folder, Snapshot, step_name};
+use meshgrad_models::Model;
+use meshgrad_models::folder::{self, NamedTensor};
+use meshgrad_models::load::LoadOptions;
 use meshgrad_runtime::{Device, Tensor};
 use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
-use crate::optimizer::Optimizer;
+use crate::optimizer::{Entry, Optimizer};
 use crate::{Result, TrainError};
 
-const ROUTER_BIAS: &str = "trainer/router_bias";
+const BUFFERS: &str = "trainer/buffers";
 
 /// The training state other than tensors. Everything else follows from it and the configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,32 +48,25 @@ pub struct State {
 pub fn snapshot(
     run: &Path,
     config: &Config,
-    model: &Qwen3,
+    model: &impl Model,
     optimizer: &Optimizer,
     tokenizer_json: &str,
     state: &State,
 ) -> Result<Snapshot> {
     let mut snapshot = Snapshot::new(run, &step_name(state.step));
-    hf::add_model(model, Experts::OneByOne, &mut snapshot, "")?;
+    for (name, text) in model.files()? {
+        snapshot.add(&name, text);
+    }
+    let stored_as = model.stored_as()?;
+    folder::add_tensors(&folder::params(model)?, &stored_as, &mut snapshot, "")?;
     snapshot.add("tokenizer.json", tokenizer_json);
 
-    let entries = optimizer.entries().iter();
-    let exp_avg: Vec<_> = entries
-        .clone()
-        .map(|e| (e.param.clone(), e.exp_avg.clone()))
-        .collect();
-    let exp_avg_sq: Vec<_> = entries
-        .map(|e| (e.param.clone(), e.exp_avg_sq.clone()))
-        .collect();
-    let biases = router_biases(model)?;
-    for (tensors, folder) in [
-        (&exp_avg, "trainer/exp_avg"),
-        (&exp_avg_sq, "trainer/exp_avg_sq"),
-        (&biases, ROUTER_BIAS),
-    ] {
-        if !tensors.is_empty() {
-            hf::add_tensors(tensors, Experts::OneByOne, &mut snapshot, folder)?;
-        }
+    for (tensors, part) in moments(optimizer) {
+        folder::add_tensors(&tensors, &stored_as, &mut snapshot, part)?;
+    }
+    let buffers = folder::buffers(model)?;
+    if !buffers.is_empty() {
+        folder::add_tensors(&buffers, &folder::by_name()?, &mut snapshot, BUFFERS)?;
     }
 
     let json = serde_json::to_string_pretty(state).map_err(|error| TrainError::State {
@@ -92,8 +87,40 @@ pub fn newest(run: &Path) -> Result<Option<Committed>> {
     Ok(meshgrad_ckpt::newest(run)?.committed)
 }
 
-/// Loads the optimizer state and the router biases of a checkpoint; [`Loader::fill`] loads the
-/// parameters. If the checkpoint has no router biases, those of the model do not change.
+/// AdamW's moments under the names of their parameters, and their folders.
+fn moments(optimizer: &Optimizer) -> [(Vec<NamedTensor>, &'static str); 2] {
+    let named = |of: fn(&Entry) -> &Tensor| {
+        let entries = optimizer.entries().iter();
+        entries
+            .map(|entry| (entry.param.name().to_owned(), of(entry).clone()))
+            .collect()
+    };
+    [
+        (named(|entry| &entry.exp_avg), "trainer/exp_avg"),
+        (named(|entry| &entry.exp_avg_sq), "trainer/exp_avg_sq"),
+    ]
+}
+
+/// Loads the parameters of a checkpoint to `device`.
+///
+/// `progress` is called with the bytes read so far and the total.
+///
+/// # Errors
+/// When a tensor is missing, unexpected, damaged or of another shape.
+pub fn load_params(
+    checkpoint: &Committed,
+    model: &impl Model,
+    device: &Device,
+    progress: &(dyn Fn(u64, u64) + Sync),
+) -> Result<()> {
+    let stored = Folder::open(checkpoint.path())?;
+    let options = reporting(progress);
+    folder::fill(model, device, &stored, &model.stored_as()?, &options)?;
+    Ok(())
+}
+
+/// Loads the optimizer state and the buffers of a checkpoint. Buffers that the checkpoint does not
+/// have keep their values.
 ///
 /// `progress` is called with the bytes read so far and the total, separately for each part.
 ///
@@ -101,56 +128,49 @@ pub fn newest(run: &Path) -> Result<Option<Committed>> {
 /// When a tensor is missing, unexpected, damaged or of another shape.
 pub fn load_state(
     checkpoint: &Committed,
-    model: &mut Qwen3,
+    model: &impl Model,
     optimizer: &Optimizer,
-    device: &Device,
     progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<State> {
     let state = read_state(checkpoint)?;
-    let folder = checkpoint.path();
-    let entries = optimizer.entries().iter();
-    let exp_avg: Vec<(_, Tensor)> = entries
-        .clone()
-        .map(|e| (e.param.clone(), e.exp_avg.clone()))
-        .collect();
-    let exp_avg_sq: Vec<(_, Tensor)> = entries
-        .map(|e| (e.param.clone(), e.exp_avg_sq.clone()))
-        .collect();
-    for (tensors, part) in [
-        (&exp_avg, "trainer/exp_avg"),
-        (&exp_avg_sq, "trainer/exp_avg_sq"),
-    ] {
-        let part = folder.join(part);
-        Loader::new(&part)
-            .progress(progress)
-            .fill_tensors(tensors)?;
+    let stored_as = model.stored_as()?;
+    for (tensors, part) in moments(optimizer) {
+        let stored = Folder::open(checkpoint.path().join(part))?;
+        folder::read(&tensors, &stored, &stored_as, &reporting(progress))?;
     }
-
-    load_router_biases(folder, model, device)?;
+    load_buffers(checkpoint.path(), model)?;
     Ok(state)
 }
 
-/// Loads the router biases of the checkpoint `folder` into `model`, if there are any. They are not
-/// part of a Hugging Face folder.
+/// Whether the checkpoint `folder` has buffers.
+pub fn has_buffers(folder: &Path) -> bool {
+    folder.join(BUFFERS).is_dir()
+}
+
+/// Loads the buffers of the checkpoint `folder`, if it has any, into those of `model`, which must
+/// have values.
 ///
 /// # Errors
 /// As [`load_state`].
-pub fn load_router_biases(folder: &Path, model: &mut Qwen3, device: &Device) -> Result<()> {
-    let biases = folder.join(ROUTER_BIAS);
-    if biases.is_dir() {
-        model.add_router_biases(device)?;
-        hf::read_tensors(&router_biases(model)?, &biases)?;
+pub fn load_buffers(folder: &Path, model: &impl Module) -> Result<()> {
+    if has_buffers(folder) {
+        let stored = Folder::open(folder.join(BUFFERS))?;
+        let buffers = folder::buffers(model)?;
+        folder::read(
+            &buffers,
+            &stored,
+            &folder::by_name()?,
+            &LoadOptions::default(),
+        )?;
     }
     Ok(())
 }
 
-/// The router biases as named tensors.
-fn router_biases(model: &Qwen3) -> Result<Vec<(Param, Tensor)>> {
-    let biases = model.router_biases().map(|bias| {
-        let named = Param::new(&bias.name, bias.value.shape(), Init::Zeros)?;
-        Ok((named, bias.value.clone()))
-    });
-    biases.collect()
+fn reporting(progress: &(dyn Fn(u64, u64) + Sync)) -> LoadOptions<'_> {
+    LoadOptions {
+        progress,
+        ..LoadOptions::default()
+    }
 }
 
 /// Reads the training state of a checkpoint.

@@ -42,21 +42,18 @@ pub enum TrainError {
     /// The run folder cannot be used.
     #[error(transparent)]
     RunFolder(#[from] RunFolderError),
-    /// An op failed.
+    /// The model, an op or the tape failed.
     #[error(transparent)]
-    Runtime(#[from] meshgrad_runtime::Error),
-    /// Recording or backward failed.
+    Model(#[from] meshgrad_runtime::Error),
+    /// The model or its state cannot be written or read.
     #[error(transparent)]
-    Autograd(#[from] meshgrad_autograd::Error),
-    /// The model cannot be built, loaded or run.
-    #[error(transparent)]
-    Models(#[from] meshgrad_models::Error),
+    Folder(#[from] meshgrad_models::folder::Error),
     /// A checkpoint cannot be written or read.
     #[error(transparent)]
     Checkpoint(#[from] meshgrad_ckpt::Error),
     /// `[model]` is invalid.
     #[error("[model]: {message}")]
-    Model {
+    ModelTable {
         /// The problem.
         message: String,
     },

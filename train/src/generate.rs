@@ -1,6 +1,6 @@
 //! Text generation, token by token.
 
-use meshgrad_models::{Cache, Qwen3};
+use meshgrad_models::Generate;
 use meshgrad_runtime::{DType, Device, Key, Tensor, ops};
 
 use crate::config::SampleConfig;
@@ -26,7 +26,7 @@ pub struct Sampling {
 /// document; [`TrainError::Vocabulary`] when the tokenizer has more tokens than the model.
 #[allow(clippy::too_many_arguments)]
 pub fn generate(
-    model: &Qwen3,
+    model: &impl Generate,
     tokenizer: &Tokenizer,
     prompt: &str,
     tokens: usize,
@@ -35,7 +35,7 @@ pub fn generate(
     device: &Device,
     mut on_text: impl FnMut(&str),
 ) -> Result<()> {
-    let vocabulary = model.config().vocab_size;
+    let vocabulary = model.vocab_size();
     if tokenizer.vocab_size() > vocabulary {
         return Err(TrainError::Vocabulary {
             tokenizer: tokenizer.vocab_size(),
@@ -52,7 +52,7 @@ pub fn generate(
         ids.push(tokenizer.separator().ok_or(TrainError::EmptyPrompt)?.into());
     }
 
-    let mut cache = Cache::new(model.config(), device, dtype, 1, ids.len() + tokens)?;
+    let mut cache = model.cache(device, dtype, ids.len() + tokens)?;
     let mut text = tokenizer.stream();
     // Tokens are sampled on the host, because ops on a GPU do not support f64.
     let host = Device::cpu();
@@ -78,7 +78,7 @@ pub fn generate(
 /// # Errors
 /// As [`generate`].
 pub fn sample(
-    model: &Qwen3,
+    model: &impl Generate,
     tokenizer: &Tokenizer,
     config: &SampleConfig,
     seed: u64,

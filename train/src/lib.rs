@@ -14,6 +14,7 @@
 //! - [`session`]: all parts together, as `meshgrad train` runs them.
 //! - [`run_folder`], [`metrics`], [`plot`], [`report`]: files and output of a run.
 
+pub mod batches;
 pub mod checkpoint;
 pub mod config;
 pub mod corpus;

@@ -26,6 +26,13 @@ pub enum SamplerError {
         /// Tokens per sequence.
         seq_len: usize,
     },
+
+    /// A window ends after the text, so it is not a window of this text.
+    #[error("the text has no token {position}; its windows were computed for a longer text")]
+    OutOfRange {
+        /// The position, from 0.
+        position: usize,
+    },
 }
 
 /// The windows of a token stream. Window `w` has inputs `[w L, w L + L)`, and labels shifted by one
@@ -81,12 +88,15 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Gathers `windows` from a stream; `token` gives the id at a position.
+    /// Gathers `windows` from a stream; `token` returns the id at a position, `None` past the end.
+    ///
+    /// # Errors
+    /// [`SamplerError::OutOfRange`].
     pub fn gather(
         grid: Windows,
         windows: impl IntoIterator<Item = usize>,
-        token: impl Fn(usize) -> u32,
-    ) -> Self {
+        token: impl Fn(usize) -> Option<u32>,
+    ) -> Result<Self, SamplerError> {
         let mut batch = Self {
             input_ids: Vec::new(),
             labels: Vec::new(),
@@ -95,12 +105,14 @@ impl Batch {
         };
 
         for window in windows {
-            let tokens: Vec<i64> = grid.tokens(window).map(|at| i64::from(token(at))).collect();
+            let id = |at| token(at).ok_or(SamplerError::OutOfRange { position: at });
+            let tokens = grid.tokens(window).map(|at| id(at).map(i64::from));
+            let tokens = tokens.collect::<Result<Vec<i64>, _>>()?;
             batch.input_ids.extend(&tokens[..grid.seq_len]);
             batch.labels.extend(&tokens[1..]);
             batch.rows += 1;
         }
-        batch
+        Ok(batch)
     }
 }
 
@@ -188,10 +200,13 @@ mod tests {
         let grid = Windows::new("training", 11, 3).unwrap();
         assert_eq!(grid.count(), 3);
 
-        let batch = Batch::gather(grid, [0, 2], |at| at as u32 * 10);
+        let batch = Batch::gather(grid, [0, 2], |at| Some(at as u32 * 10)).unwrap();
         assert_eq!(batch.input_ids, [0, 10, 20, 60, 70, 80]);
         assert_eq!(batch.labels, [10, 20, 30, 70, 80, 90]);
         assert_eq!((batch.rows, batch.seq_len), (2, 3));
+
+        let short = Batch::gather(grid, [2], |at| (at < 9).then_some(0));
+        assert_eq!(short, Err(SamplerError::OutOfRange { position: 9 }));
     }
 
     #[test]

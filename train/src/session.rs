@@ -6,12 +6,13 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use meshgrad_autograd::Param;
 use meshgrad_ckpt::{Committed, Saver, Submitted, Task, WhenBusy, keep_last, scan, step_name};
-use meshgrad_models::Qwen3;
 use meshgrad_models::config::Qwen3Config;
-use meshgrad_models::hf::Loader;
+use meshgrad_models::{Balancing, Generate, Model, Qwen3, TokenBatch, folder};
 use meshgrad_runtime::{Device, Properties};
 
+use crate::batches::TokenBatches;
 use crate::config::Config;
 use crate::data::Data;
 use crate::metrics::MetricsFile;
@@ -66,6 +67,8 @@ pub struct Summary {
 ///
 /// A run that was stopped and resumed at any step is bit-identical to an uninterrupted one.
 ///
+/// The model is the Qwen3 of `config.model`; [`run_model`] trains any other.
+///
 /// # Errors
 /// [`TrainError`]; checkpoints saved before remain.
 pub fn run(
@@ -74,10 +77,53 @@ pub fn run(
     device: &Device,
     stop: &AtomicBool,
 ) -> Result<Summary> {
+    run_model(config, options, device, stop, |data, from| {
+        let mut model = qwen3(config, data.tokenizer.vocab_size())?;
+        // Saved biases are kept if the configuration no longer updates them.
+        if from.is_some_and(|from| checkpoint::has_buffers(from.path())) {
+            model.add_router_biases();
+        }
+        Ok(model)
+    })
+}
+
+/// The Qwen3 of `config.model`, balanced as `config.balancing` says, with router biases if that
+/// updates them. `vocab_size` is that of the tokenizer.
+///
+/// # Errors
+/// As [`model_config`].
+pub fn qwen3(config: &Config, vocab_size: usize) -> Result<Qwen3> {
+    let shapes = model_config(config, vocab_size)?;
+    let mut model = Qwen3::new(&shapes)?.balanced(Balancing {
+        auxiliary: shapes.router_aux_loss_coef,
+        z: config.balancing.z_loss_coef,
+        bias_update_rate: config.balancing.bias_update_rate,
+    });
+    if config.balancing.bias_update_rate > 0.0 {
+        model.add_router_biases();
+    }
+    Ok(model)
+}
+
+/// As [`run`], for the language model that `build` returns. It gets the data, and the checkpoint that
+/// the run resumes from, if any; its parameters need no values yet. `config.model` and
+/// `config.balancing` are not read.
+///
+/// # Errors
+/// As [`run`], and those of `build`.
+pub fn run_model<M: Model<Batch = TokenBatch> + Generate>(
+    config: &Config,
+    options: &Options,
+    device: &Device,
+    stop: &AtomicBool,
+    build: impl FnOnce(&Data, Option<&Committed>) -> Result<M>,
+) -> Result<Summary> {
     config.check()?;
     let folder = RunFolder::open(&options.run_dir)?;
     let from = starting_checkpoint(&folder, options)?;
-    let mut session = Session::new(config, options, device, folder, from)?;
+    let data = Data::prepare(&config.data, &folder)?;
+    let model = build(&data, from.as_ref())?;
+    let mut session = Session::new(config, options, device, folder, data, model, from)?;
     session.print_header();
     let result = session.train(stop);
     session.reporter.finish();
@@ -97,12 +143,12 @@ fn starting_checkpoint(folder: &RunFolder, options: &Options) -> Result<Option<C
     Ok(from)
 }
 
-struct Session<'a> {
+struct Session<'a, M> {
     config: &'a Config,
     device: &'a Device,
     folder: RunFolder,
     data: Data,
-    trainer: Trainer,
+    trainer: Trainer<M>,
     order: Order,
     windows: Windows,
     validation: Option<Windows>,
@@ -118,16 +164,16 @@ struct Session<'a> {
     saver: Saver,
 }
 
-impl<'a> Session<'a> {
+impl<'a, M: Model<Batch = TokenBatch> + Generate> Session<'a, M> {
     fn new(
         config: &'a Config,
         options: &Options,
         device: &'a Device,
         folder: RunFolder,
+        data: Data,
+        model: M,
         from: Option<Committed>,
-    ) -> Result<Session<'a>> {
-        let data = Data::prepare(&config.data, &folder)?;
-        let model_config = model_config(config, data.tokenizer.vocab_size())?;
+    ) -> Result<Session<'a, M>> {
         let (seq_len, rows) = (config.train.seq_len, config.train.batch_size);
         let windows = Windows::new("training", data.tokens.training().len(), seq_len)?;
         let held_out = data.tokens.validation();
@@ -136,17 +182,18 @@ impl<'a> Session<'a> {
             false => Some(Windows::new("validation", held_out.len(), seq_len)?),
         };
 
-        let model = Qwen3::new(&model_config)?;
         let (trainer, first_step) = match &from {
             None => {
-                let model = Qwen3::materialized(&model_config, device, config.train.seed)?;
+                model.materialize(device, config.train.seed)?;
                 (Trainer::new(model, config, device)?, 0)
             }
             Some(checkpoint) => with_loading_bar(|progress| {
-                let parameters = Loader::new(checkpoint.path()).progress(progress);
-                parameters.fill(&model, device)?;
-                let mut trainer = Trainer::new(model, config, device)?;
-                let step = restore(checkpoint, &mut trainer, config, &data, device, progress)?;
+                checkpoint::load_params(checkpoint, &model, device, progress)?;
+                for buffer in model.buffers() {
+                    buffer.materialize(device, config.train.seed)?;
+                }
+                let trainer = Trainer::new(model, config, device)?;
+                let step = restore(checkpoint, &trainer, config, &data, progress)?;
                 Ok::<_, TrainError>((trainer, step))
             })?,
         };
@@ -213,7 +260,13 @@ impl<'a> Session<'a> {
 
     fn step(&mut self, step: u64) -> Result<PendingStep> {
         let tokens = self.data.tokens.training();
-        self.trainer.step(step, &self.order, self.windows, &tokens)
+        let batches = TokenBatches::new(self.windows, tokens, self.device);
+        let (rows, at_a_time) = (
+            self.config.train.batch_size,
+            self.config.train.micro_batch_size,
+        );
+        self.trainer
+            .step(step, batches.of_step(self.order, step, rows, at_a_time))
     }
 
     /// Whether a checkpoint, a sample or a validation follows `step`.
@@ -227,7 +280,7 @@ impl<'a> Session<'a> {
     /// Waits for a step, records and shows its metrics, and fails if they are not finite.
     fn finish_step(&mut self, pending: PendingStep, training_started: Instant) -> Result<()> {
         let (started, enqueued) = (pending.started, pending.enqueued);
-        let mut record = pending.wait()?;
+        let mut record = pending.wait(&self.trainer.model)?;
         let duration = self.step_duration(started, enqueued);
         let step = record.step;
         if !record.loss.is_finite() || !record.grad_norm.is_finite() {
@@ -284,9 +337,9 @@ impl<'a> Session<'a> {
             return Ok((None, None));
         };
         let tokens = self.data.tokens.validation();
-        let loss = self
-            .trainer
-            .validate(windows, &tokens, self.config.log.val_batches)?;
+        let batches = TokenBatches::new(windows, tokens, self.device);
+        let (rows, count) = (self.config.train.batch_size, self.config.log.val_batches);
+        let loss = self.trainer.validate(batches.in_order(rows, count))?;
         self.val_loss = Some(loss);
         Ok((Some(loss), Some(tokens.bits_per_byte(loss))))
     }
@@ -382,17 +435,17 @@ impl<'a> Session<'a> {
     }
 
     fn print_header(&self) {
-        let (data, config) = (&self.data, self.trainer.model.config());
-        let parameters = config.parameter_count();
+        let (data, model) = (&self.data, &self.trainer.model);
+        let elements = |param: &Param| param.shape().elements() as u64;
         let (training, validation) = (data.tokens.training(), data.tokens.validation());
         self.reporter.header(&Header {
             version: format!("meshgrad {}", env!("CARGO_PKG_VERSION")),
             device: self.device.to_string(),
             hardware: hardware(self.device.properties()),
             dtype: self.config.train.dtype.name().into(),
-            model: describe(config),
-            parameters: parameters.total(),
-            active_parameters: parameters.active(),
+            model: model.title(),
+            parameters: model.params().iter().map(elements).sum(),
+            active_parameters: model.active_parameters(),
             data: data.title.clone(),
             digest: data.digest,
             documents: data.documents,
@@ -436,16 +489,12 @@ fn hardware(properties: &Properties) -> String {
 /// Loads the trainer's state, and checks that seed and text have not changed.
 fn restore(
     from: &Committed,
-    trainer: &mut Trainer,
+    trainer: &Trainer<impl Model>,
     config: &Config,
     data: &Data,
-    device: &Device,
     progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<u64> {
-    let Trainer {
-        model, optimizer, ..
-    } = trainer;
-    let state = checkpoint::load_state(from, model, optimizer, device, progress)?;
+    let state = checkpoint::load_state(from, &trainer.model, &trainer.optimizer, progress)?;
     let differs = |what, saved: String, now: String| TrainError::OtherRun {
         checkpoint: from.path().to_owned(),
         what,
@@ -469,7 +518,7 @@ fn restore(
 /// The model configuration in `[model]`. `vocab_size` defaults to the tokenizer's.
 ///
 /// # Errors
-/// [`TrainError::Model`] for an unknown key, a wrong type or invalid sizes.
+/// [`TrainError::ModelTable`] for an unknown key, a wrong type or invalid sizes.
 pub fn model_config(config: &Config, vocab_size: usize) -> Result<Qwen3Config> {
     let mut table = config.model.clone();
     let vocabulary = toml::Value::Integer(vocab_size as i64);
@@ -477,10 +526,10 @@ pub fn model_config(config: &Config, vocab_size: usize) -> Result<Qwen3Config> {
     let model: Qwen3Config =
         toml::Value::Table(table)
             .try_into()
-            .map_err(|error: toml::de::Error| TrainError::Model {
+            .map_err(|error: toml::de::Error| TrainError::ModelTable {
                 message: error.message().into(),
             })?;
-    model.validate().map_err(meshgrad_models::Error::from)?;
+    model.validate().map_err(folder::Error::from)?;
     if model.vocab_size < vocab_size {
         return Err(TrainError::Vocabulary {
             tokenizer: vocab_size,
@@ -488,21 +537,4 @@ pub fn model_config(config: &Config, vocab_size: usize) -> Result<Qwen3Config> {
         });
     }
     Ok(model)
-}
-
-fn describe(config: &Qwen3Config) -> String {
-    let layers = config.num_hidden_layers;
-    let sparse = (0..layers).any(|layer| config.is_moe_layer(layer));
-    let experts = match sparse {
-        true => format!(
-            ", {} experts, {} per token",
-            config.num_experts, config.num_experts_per_tok
-        ),
-        false => String::new(),
-    };
-    format!(
-        "{} {layers} layers of {}{experts}",
-        config.model_type.name(),
-        config.hidden_size
-    )
 }

@@ -38,7 +38,7 @@ const CONFIG: &str = r#"
     tokens = 2
 "#;
 
-const BIASES: &str = "trainer/router_bias/model.safetensors";
+const BIASES: &str = "trainer/buffers/model.safetensors";
 
 fn config(overrides: &[&str]) -> Config {
     let text = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/balancing.rs");

@@ -25,12 +25,12 @@ macro_rules! unary_ops {
 
     (@record x, $grad:ident, $x:ident, $y:ident) => {{
         let saved = $x.save();
-        $y.tracked([$x], move |dy, [dx]| dx.add(|| Ok(ops::$grad(&saved.get()?, dy)?)))
+        $y.tracked([$x], move |dy, [dx]| dx.add(|| ops::$grad(&saved.get()?, dy)))
     }};
 
     (@record y, $grad:ident, $x:ident, $y:ident) => {{
         let saved = $y.save();
-        $y.tracked([$x], move |dy, [dx]| dx.add(|| Ok(ops::$grad(&saved.get()?, dy)?)))
+        $y.tracked([$x], move |dy, [dx]| dx.add(|| ops::$grad(&saved.get()?, dy)))
     }};
 }
 
@@ -92,9 +92,7 @@ pub fn neg(x: &Var) -> Result<Var> {
 /// As [`meshgrad_runtime::ops::affine`].
 pub fn affine(x: &Var, scale: f64, shift: f64) -> Result<Var> {
     let y = ops::affine(x.value(), scale, shift)?;
-    y.tracked_linear([x], move |dy, [dx]| {
-        dx.add(|| Ok(ops::affine(dy, scale, 0.0)?))
-    })
+    y.tracked_linear([x], move |dy, [dx]| dx.add(|| ops::affine(dy, scale, 0.0)))
 }
 
 /// x clamped to [`low`, `high`].
@@ -108,7 +106,7 @@ pub fn clamp(x: &Var, low: f64, high: f64) -> Result<Var> {
     let y = ops::clamp(x.value(), low, high)?;
     let saved_x = x.save();
     y.tracked([x], move |dy, [dx]| {
-        dx.add(|| Ok(ops::clamp_grad(&saved_x.get()?, dy, low, high)?))
+        dx.add(|| ops::clamp_grad(&saved_x.get()?, dy, low, high))
     })
 }
 
@@ -140,7 +138,7 @@ pub fn sub(a: &Var, b: &Var) -> Result<Var> {
     let (a_shape, b_shape) = (*a.shape(), *b.shape());
     y.tracked_linear([a, b], move |dy, [da, db]| {
         add_summed(da, a_shape, || Ok(dy.clone()))?;
-        add_summed(db, b_shape, || Ok(ops::neg(dy)?))
+        add_summed(db, b_shape, || ops::neg(dy))
     })
 }
 
@@ -161,10 +159,10 @@ pub fn mul(a: &Var, b: &Var) -> Result<Var> {
     );
     y.tracked([a, b], move |dy, [da, db]| {
         if let Some(b) = &saved_b {
-            add_summed(da, a_shape, || Ok(ops::mul(dy, &b.get()?)?))?;
+            add_summed(da, a_shape, || ops::mul(dy, &b.get()?))?;
         }
         if let Some(a) = &saved_a {
-            add_summed(db, b_shape, || Ok(ops::mul(dy, &a.get()?)?))?;
+            add_summed(db, b_shape, || ops::mul(dy, &a.get()?))?;
         }
         Ok(())
     })
@@ -182,14 +180,11 @@ pub fn div(a: &Var, b: &Var) -> Result<Var> {
     let (a_shape, b_shape) = (*a.shape(), *b.shape());
     let (saved_y, saved_b) = (b.is_tracked().then(|| y.save()), b.save());
     y.tracked([a, b], move |dy, [da, db]| {
-        add_summed(da, a_shape, || Ok(ops::div(dy, &saved_b.get()?)?))?;
+        add_summed(da, a_shape, || ops::div(dy, &saved_b.get()?))?;
         let Some(y) = &saved_y else { return Ok(()) };
         // d(a/b)/db = -(a/b)/b.
         add_summed(db, b_shape, || {
-            Ok(ops::neg(&ops::div(
-                &ops::mul(dy, &y.get()?)?,
-                &saved_b.get()?,
-            )?)?)
+            ops::neg(&ops::div(&ops::mul(dy, &y.get()?)?, &saved_b.get()?)?)
         })
     })
 }
@@ -228,8 +223,8 @@ fn extreme(y: Tensor, a: &Var, b: &Var, sign: f64) -> Result<Var> {
             true => ops::maximum_grad(a, b),
             false => ops::maximum_grad(b, a),
         };
-        add_summed(da, a_shape, || Ok(ops::mul(dy, &grad_of(&a, &b)?)?))?;
-        add_summed(db, b_shape, || Ok(ops::mul(dy, &grad_of(&b, &a)?)?))
+        add_summed(da, a_shape, || ops::mul(dy, &grad_of(&a, &b)?))?;
+        add_summed(db, b_shape, || ops::mul(dy, &grad_of(&b, &a)?))
     })
 }
 
@@ -247,8 +242,8 @@ pub fn where_(condition: &Tensor, a: &Var, b: &Var) -> Result<Var> {
     y.tracked_linear([a, b], move |dy, [da, db]| {
         let zero = ops::full(dy.device(), &[], dy.dtype(), 0.0)?;
         let condition = saved.get()?;
-        add_summed(da, a_shape, || Ok(ops::where_(&condition, dy, &zero)?))?;
-        add_summed(db, b_shape, || Ok(ops::where_(&condition, &zero, dy)?))
+        add_summed(da, a_shape, || ops::where_(&condition, dy, &zero))?;
+        add_summed(db, b_shape, || ops::where_(&condition, &zero, dy))
     })
 }
 
@@ -258,5 +253,5 @@ fn add_summed(
     shape: Shape,
     gradient: impl FnOnce() -> Result<Tensor>,
 ) -> Result<()> {
-    slot.add(|| Ok(ops::sum_to(&gradient()?, &shape)?))
+    slot.add(|| ops::sum_to(&gradient()?, &shape))
 }

@@ -15,6 +15,6 @@ pub fn embedding(table: &Var, ids: &Tensor) -> Result<Var> {
     let y = ops::embedding(table.value(), ids)?;
     let saved_ids = ids.save();
     y.tracked_linear([table], move |dy, [dtable]| {
-        dtable.accumulate(|dtable| Ok(ops::embedding_grad_into(dy, &saved_ids.get()?, dtable)?))
+        dtable.accumulate(|dtable| ops::embedding_grad_into(dy, &saved_ids.get()?, dtable))
     })
 }

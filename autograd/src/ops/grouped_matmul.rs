@@ -17,16 +17,10 @@ pub fn grouped_matmul(x: &Var, w: &Var, offsets: &Tensor) -> Result<Var> {
 
     let (saved_x, saved_w, offsets) = (x.save(), w.save(), offsets.save());
     y.tracked([x, w], move |dy, [dx, dw]| {
-        dx.add(|| {
-            Ok(ops::grouped_matmul_grad_input(
-                dy,
-                &saved_w.get()?,
-                &offsets.get()?,
-            )?)
-        })?;
+        dx.add(|| ops::grouped_matmul_grad_input(dy, &saved_w.get()?, &offsets.get()?))?;
         dw.accumulate(|dw| {
             let (x, offsets) = (saved_x.get()?, offsets.get()?);
-            Ok(ops::grouped_matmul_grad_weight_into(dy, &x, &offsets, dw)?)
+            ops::grouped_matmul_grad_weight_into(dy, &x, &offsets, dw)
         })
     })
 }

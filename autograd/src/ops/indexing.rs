@@ -2,7 +2,7 @@
 
 use meshgrad_runtime::{Tensor, ops};
 
-use crate::{Result, Save, Track, Var, tracked_many_linear};
+use crate::{Result, Save, TapeError, Track, Var, tracked_many_linear};
 
 /// Concatenates `parts` along dim `dim`. The gradient of each part is a view.
 ///
@@ -11,7 +11,7 @@ use crate::{Result, Save, Track, Var, tracked_many_linear};
 pub fn concat(parts: &[&Var], dim: isize) -> Result<Var> {
     let values: Vec<&Tensor> = parts.iter().map(|part| part.value()).collect();
     let y = ops::concat(&values, dim)?;
-    let sizes: Result<Vec<usize>> = values.iter().map(|x| Ok(x.extent(dim)?)).collect();
+    let sizes: Result<Vec<usize>> = values.iter().map(|x| x.extent(dim)).collect();
     let sizes = sizes?;
 
     let mut vars = tracked_many_linear(vec![y], parts, move |dys, slots| {
@@ -38,14 +38,17 @@ pub fn split(x: &Var, sizes: &[usize], dim: isize) -> Result<Vec<Var>> {
     tracked_many_linear(parts, &[x], move |dys, slots| {
         let gradient = || {
             let Some(some) = dys.iter().flatten().next() else {
-                return Err(crate::Error::NotTracked { shape: shapes[0] });
+                return Err(TapeError::NotTracked {
+                    shape: shapes[0].to_string(),
+                }
+                .into());
             };
             let whole = |(dy, shape): (&Option<Tensor>, &meshgrad_runtime::Shape)| match dy {
                 Some(dy) => Ok(dy.clone()),
-                None => Ok(ops::full(some.device(), shape, some.dtype(), 0.0)?),
+                None => ops::full(some.device(), shape, some.dtype(), 0.0),
             };
             let dparts: Result<Vec<Tensor>> = dys.iter().zip(&shapes).map(whole).collect();
-            Ok(ops::concat(&dparts?.iter().collect::<Vec<_>>(), dim)?)
+            ops::concat(&dparts?.iter().collect::<Vec<_>>(), dim)
         };
         slots.into_iter().try_for_each(|dx| dx.add(gradient))
     })
@@ -62,7 +65,7 @@ pub fn index_select(x: &Var, dim: isize, ids: &Tensor) -> Result<Var> {
     let y = ops::index_select(x.value(), dim, ids)?;
     let (extent, saved_ids) = (x.value().extent(dim)?, ids.save());
     y.tracked_linear([x], move |dy, [dx]| {
-        dx.add(|| Ok(ops::index_select_grad(dy, dim, &saved_ids.get()?, extent)?))
+        dx.add(|| ops::index_select_grad(dy, dim, &saved_ids.get()?, extent))
     })
 }
 
@@ -77,7 +80,7 @@ pub fn gather(x: &Var, dim: isize, index: &Tensor) -> Result<Var> {
     let y = ops::gather(x.value(), dim, index)?;
     let (shape, saved_index) = (*x.shape(), index.save());
     y.tracked_linear([x], move |dy, [dx]| {
-        dx.add(|| Ok(ops::scatter_add(&shape, dim, &saved_index.get()?, dy)?))
+        dx.add(|| ops::scatter_add(&shape, dim, &saved_index.get()?, dy))
     })
 }
 
@@ -92,7 +95,7 @@ pub fn scatter_add(shape: &[usize], dim: isize, index: &Tensor, src: &Var) -> Re
     let y = ops::scatter_add(shape, dim, index, src.value())?;
     let saved_index = index.save();
     y.tracked_linear([src], move |dy, [dsrc]| {
-        dsrc.add(|| Ok(ops::gather(dy, dim, &saved_index.get()?)?))
+        dsrc.add(|| ops::gather(dy, dim, &saved_index.get()?))
     })
 }
 

@@ -15,8 +15,8 @@ pub fn linear(x: &Var, w: &Var) -> Result<Var> {
     let y = ops::linear(x.value(), w.value())?;
     let (saved_x, saved_w) = (x.save(), w.save());
     y.tracked([x, w], move |dy, [dx, dw]| {
-        dx.add(|| Ok(ops::linear_grad_input(dy, &saved_w.get()?)?))?;
-        dw.accumulate(|dw| Ok(ops::linear_grad_weight_into(dy, &saved_x.get()?, dw)?))
+        dx.add(|| ops::linear_grad_input(dy, &saved_w.get()?))?;
+        dw.accumulate(|dw| ops::linear_grad_weight_into(dy, &saved_x.get()?, dw))
     })
 }
 
@@ -32,7 +32,7 @@ pub fn matmul(a: &Var, b: &Var) -> Result<Var> {
     let c = ops::matmul(a.value(), b.value())?;
     let (saved_a, saved_b) = (a.save(), b.save());
     c.tracked([a, b], move |dc, [da, db]| {
-        da.add(|| Ok(ops::matmul(dc, &saved_b.get()?.transpose(-1, -2)?)?))?;
-        db.add(|| Ok(ops::matmul(&saved_a.get()?.transpose(-1, -2)?, dc)?))
+        da.add(|| ops::matmul(dc, &saved_b.get()?.transpose(-1, -2)?))?;
+        db.add(|| ops::matmul(&saved_a.get()?.transpose(-1, -2)?, dc))
     })
 }

@@ -27,12 +27,7 @@ pub fn router_top_k(
     let weights = weights.tracked([probabilities], move |dweights, [dprobabilities]| {
         dprobabilities.add(|| {
             let (probabilities, indices) = (saved.get()?, saved_indices.get()?);
-            Ok(ops::router_top_k_grad(
-                &probabilities,
-                &indices,
-                dweights,
-                renormalize,
-            )?)
+            ops::router_top_k_grad(&probabilities, &indices, dweights, renormalize)
         })
     })?;
     Ok((weights, indices))
@@ -49,7 +44,7 @@ pub fn permute_tokens(x: &Var, order: &ExpertOrder) -> Result<Var> {
     let y = ops::permute_tokens(x.value(), &order.order, &order.offsets)?;
     let saved_rows = order.row_of_slot.save();
     y.tracked_linear([x], move |dy, [dx]| {
-        dx.add(|| Ok(ops::permute_tokens_grad(dy, &saved_rows.get()?)?))
+        dx.add(|| ops::permute_tokens_grad(dy, &saved_rows.get()?))
     })
 }
 
@@ -69,17 +64,12 @@ pub fn unpermute_tokens(y: &Var, weights: &Var, order: &ExpertOrder) -> Result<V
     out.tracked([y, weights], move |dout, [dy, dweights]| {
         dy.add(|| {
             let weights = saved_weights.get()?;
-            Ok(ops::unpermute_tokens_grad_input(
-                dout,
-                &weights,
-                &slots.get()?,
-                &offsets.get()?,
-            )?)
+            ops::unpermute_tokens_grad_input(dout, &weights, &slots.get()?, &offsets.get()?)
         })?;
         dweights.add(|| {
             let wide =
                 ops::unpermute_tokens_grad_weights(dout, &saved_y.get()?, &row_of_slot.get()?)?;
-            Ok(ops::cast(&wide, weight_dtype)?)
+            ops::cast(&wide, weight_dtype)
         })
     })
 }

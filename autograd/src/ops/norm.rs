@@ -18,16 +18,9 @@ pub fn rms_norm(x: &Var, w: &Var, eps: f64) -> Result<Var> {
     y.tracked([x, w], move |dy, [dx, dw]| {
         dx.add(|| {
             let (x, w) = (saved_x.get()?, saved_w.get()?);
-            Ok(ops::rms_norm_grad_input(dy, &x, &w, &inv_rms.get()?)?)
+            ops::rms_norm_grad_input(dy, &x, &w, &inv_rms.get()?)
         })?;
-        dw.accumulate(|dw| {
-            Ok(ops::rms_norm_grad_weight_into(
-                dy,
-                &saved_x.get()?,
-                &inv_rms.get()?,
-                dw,
-            )?)
-        })
+        dw.accumulate(|dw| ops::rms_norm_grad_weight_into(dy, &saved_x.get()?, &inv_rms.get()?, dw))
     })
 }
 
@@ -65,7 +58,7 @@ pub fn add_rms_norm(x: &Var, added: &Var, w: &Var, eps: f64) -> Result<(Var, Var
         let Some(dy) = dy else { return Ok(()) };
         dw.accumulate(|dw| {
             let (sum, inv_rms) = (saved_sum.get()?, inv_rms.get()?);
-            Ok(ops::rms_norm_grad_weight_into(dy, &sum, &inv_rms, dw)?)
+            ops::rms_norm_grad_weight_into(dy, &sum, &inv_rms, dw)
         })
     };
     let outputs = tracked_many(vec![sum, y], &[x, added, w], backward)?;

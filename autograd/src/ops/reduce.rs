@@ -15,7 +15,7 @@ pub fn sum(x: &Var, dims: &[isize]) -> Result<Var> {
     let y = ops::sum(x.value(), dims)?;
     let expand = Expand::new(x.value(), dims)?;
     y.tracked_linear([x], move |dy, [dx]| {
-        dx.add(|| Ok(ops::contiguous(&expand.expand(dy)?)?))
+        dx.add(|| ops::contiguous(&expand.expand(dy)?))
     })
 }
 
@@ -31,7 +31,7 @@ pub fn mean(x: &Var, dims: &[isize]) -> Result<Var> {
     let expand = Expand::new(x.value(), dims)?;
     let count = x.shape().elements() / y.elements().max(1);
     y.tracked_linear([x], move |dy, [dx]| {
-        dx.add(|| Ok(ops::affine(&expand.expand(dy)?, 1.0 / count as f64, 0.0)?))
+        dx.add(|| ops::affine(&expand.expand(dy)?, 1.0 / count as f64, 0.0))
     })
 }
 
@@ -52,7 +52,7 @@ pub fn max(x: &Var, dims: &[isize]) -> Result<Var> {
             let x = saved_x.get()?;
             let hits = ops::cast(&ops::eq(&x, &expand.expand(&saved_y.get()?)?)?, x.dtype())?;
             let share = ops::div(dy, &ops::sum(&hits, &dims)?)?;
-            Ok(ops::mul(&hits, &expand.expand(&share)?)?)
+            ops::mul(&hits, &expand.expand(&share)?)
         })
     })
 }
@@ -89,6 +89,6 @@ impl Expand {
     }
 
     fn expand(&self, reduced: &Tensor) -> Result<Tensor> {
-        Ok(ops::reshape(reduced, &self.keep_dims)?.broadcast_to(&self.full)?)
+        ops::reshape(reduced, &self.keep_dims)?.broadcast_to(&self.full)
     }
 }

@@ -18,7 +18,7 @@ pub fn rope(x: &Var, cos: &Tensor, sin: &Tensor, style: RopeStyle) -> Result<Var
     let y = ops::rope(x.value(), cos, sin, style)?;
     let (cos, sin) = (cos.save(), sin.save());
     y.tracked_linear([x], move |dy, [dx]| {
-        dx.add(|| Ok(ops::rope_grad(dy, &cos.get()?, &sin.get()?, style)?))
+        dx.add(|| ops::rope_grad(dy, &cos.get()?, &sin.get()?, style))
     })
 }
 
@@ -46,15 +46,11 @@ pub fn rms_norm_rope(
         let (cos, sin) = (cos.get()?, sin.get()?);
         dx.add(|| {
             let (x, w, inv_rms) = (saved_x.get()?, saved_w.get()?, inv_rms.get()?);
-            Ok(ops::rms_norm_rope_grad_input(
-                dy, &x, &w, &inv_rms, &cos, &sin, style,
-            )?)
+            ops::rms_norm_rope_grad_input(dy, &x, &w, &inv_rms, &cos, &sin, style)
         })?;
         dw.accumulate(|dw| {
             let (x, inv_rms) = (saved_x.get()?, inv_rms.get()?);
-            Ok(ops::rms_norm_rope_grad_weight_into(
-                dy, &x, &inv_rms, &cos, &sin, style, dw,
-            )?)
+            ops::rms_norm_rope_grad_weight_into(dy, &x, &inv_rms, &cos, &sin, style, dw)
         })
     })
 }

@@ -20,7 +20,7 @@ pub fn cast(x: &Var, dtype: DType) -> Result<Var> {
     }
     let from = x.dtype();
     let y = ops::cast(x.value(), dtype)?;
-    y.tracked_linear([x], move |dy, [dx]| dx.add(|| Ok(ops::cast(dy, from)?)))
+    y.tracked_linear([x], move |dy, [dx]| dx.add(|| ops::cast(dy, from)))
 }
 
 /// The same elements in the same row-major order with another shape. The reshape of a parameter is
@@ -35,7 +35,7 @@ pub fn reshape(x: &Var, shape: &[usize]) -> Result<Var> {
         // The gradient buffer has the same elements in the same order.
         return Ok(Var::new(y, x.node().clone()));
     }
-    y.tracked_linear([x], move |dy, [dx]| dx.add(|| Ok(ops::reshape(dy, &from)?)))
+    y.tracked_linear([x], move |dy, [dx]| dx.add(|| ops::reshape(dy, &from)))
 }
 
 /// Exchanges dims `a` and `b`; negative dims count from the end. A view.
@@ -44,7 +44,7 @@ pub fn reshape(x: &Var, shape: &[usize]) -> Result<Var> {
 /// As [`meshgrad_runtime::Tensor::transpose`].
 pub fn transpose(x: &Var, a: isize, b: isize) -> Result<Var> {
     let y = x.value().transpose(a, b)?;
-    y.tracked_linear([x], move |dy, [dx]| dx.add(|| Ok(dy.transpose(a, b)?)))
+    y.tracked_linear([x], move |dy, [dx]| dx.add(|| dy.transpose(a, b)))
 }
 
 /// Reorders the dims. A view.
@@ -57,7 +57,7 @@ pub fn permute(x: &Var, order: &[usize]) -> Result<Var> {
     for (to, &from) in order.iter().enumerate() {
         inverse[from] = to;
     }
-    y.tracked_linear([x], move |dy, [dx]| dx.add(|| Ok(dy.permute(&inverse)?)))
+    y.tracked_linear([x], move |dy, [dx]| dx.add(|| dy.permute(&inverse)))
 }
 
 /// Broadcasts to `shape`. A view; its gradient is the sum over the broadcast dims.
@@ -67,7 +67,7 @@ pub fn permute(x: &Var, order: &[usize]) -> Result<Var> {
 pub fn broadcast_to(x: &Var, shape: &[usize]) -> Result<Var> {
     let from = *x.shape();
     let y = x.value().broadcast_to(shape)?;
-    y.tracked_linear([x], move |dy, [dx]| dx.add(|| Ok(ops::sum_to(dy, &from)?)))
+    y.tracked_linear([x], move |dy, [dx]| dx.add(|| ops::sum_to(dy, &from)))
 }
 
 /// The slice of dim `dim` in `range`. A view; its gradient is zero elsewhere.
@@ -79,7 +79,7 @@ pub fn slice(x: &Var, dim: isize, range: Range<usize>) -> Result<Var> {
     let y = x.value().slice(dim, range.clone())?;
     let dim = x.value().dim("slice", dim)?;
     y.tracked_linear([x], move |dy, [dx]| {
-        dx.add(|| Ok(ops::slice_grad(dy, &from, dim, range.clone())?))
+        dx.add(|| ops::slice_grad(dy, &from, dim, range.clone()))
     })
 }
 
@@ -103,8 +103,7 @@ pub fn split_last(x: &Var, c: usize) -> Result<Var> {
         return Err(meshgrad_runtime::Error::Argument {
             op: "split_last",
             problem,
-        }
-        .into());
+        });
     }
     let leading = &x.shape()[..x.shape().len() - 1];
     reshape(x, &[leading, &[last / c, c]].concat())
@@ -122,8 +121,7 @@ pub fn chunk(x: &Var, chunks: usize) -> Result<Var> {
         return Err(meshgrad_runtime::Error::Argument {
             op: "chunk",
             problem,
-        }
-        .into());
+        });
     }
     let leading = &x.shape()[..x.shape().len() - 1];
     reshape(x, &[leading, &[chunks, last / chunks]].concat())

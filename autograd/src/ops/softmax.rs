@@ -15,7 +15,7 @@ pub fn softmax(x: &Var) -> Result<Var> {
     let y = ops::softmax(x.value())?;
     let saved = y.save();
     y.tracked([x], move |dy, [dx]| {
-        dx.add(|| Ok(ops::softmax_grad(&saved.get()?, dy)?))
+        dx.add(|| ops::softmax_grad(&saved.get()?, dy))
     })
 }
 
@@ -30,6 +30,6 @@ pub fn log_softmax(x: &Var) -> Result<Var> {
     let y = ops::log_softmax(x.value())?;
     let saved = y.save();
     y.tracked([x], move |dy, [dx]| {
-        dx.add(|| Ok(ops::log_softmax_grad(&saved.get()?, dy)?))
+        dx.add(|| ops::log_softmax_grad(&saved.get()?, dy))
     })
 }

@@ -15,6 +15,6 @@ pub fn swiglu(gate_up: &Var) -> Result<Var> {
     let y = ops::swiglu(gate_up.value())?;
     let saved = gate_up.save();
     y.tracked([gate_up], move |dy, [dx]| {
-        dx.add(|| Ok(ops::swiglu_grad(&saved.get()?, dy)?))
+        dx.add(|| ops::swiglu_grad(&saved.get()?, dy))
     })
 }

@@ -214,3 +214,9 @@ fn list(problems: &[Problem]) -> String {
     }
     text
 }
+
+impl From<ConfigError> for meshgrad_runtime::Error {
+    fn from(error: ConfigError) -> meshgrad_runtime::Error {
+        meshgrad_runtime::Error::other(error)
+    }
+}

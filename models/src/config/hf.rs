@@ -135,6 +135,16 @@ impl Qwen3Config {
         Ok(text)
     }
 
+    /// As [`to_json`](Self::to_json), with the dtype of a folder whose tensors are f32.
+    ///
+    /// # Errors
+    /// As [`to_json`](Self::to_json).
+    pub fn to_json_of_f32(&self) -> Result<String, ConfigError> {
+        let mut keys: Map<String, Value> = serde_json::from_str(&self.to_json()?)?;
+        keys.insert("dtype".into(), "float32".into());
+        Ok(serde_json::to_string_pretty(&keys)? + "\n")
+    }
+
     /// The same model with every default filled in and every setting under one key.
     ///
     /// # Errors

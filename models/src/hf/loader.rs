@@ -2,18 +2,14 @@
 
 use std::path::Path;
 
-use meshgrad_autograd::{Module, Param};
 use meshgrad_ckpt::Folder;
-use meshgrad_ckpt::exec::check_ties;
-use meshgrad_ckpt::mapping::{AllowedProblems, TensorSpec};
-use meshgrad_ckpt::plan::{LoadRequest, PlanError};
 use meshgrad_load::LoadOptions;
-use meshgrad_runtime::{Device, Kind, Tensor, UninitTensor};
+use meshgrad_runtime::Device;
 
 use super::map::{Experts, map};
-use super::memory::specs;
+use crate::Qwen3;
 use crate::config::Qwen3Config;
-use crate::{Error, Qwen3, Result};
+use crate::folder::{self, Error, Result};
 
 /// Loads the model in `dir` (config.json and safetensors files) to `device`.
 ///
@@ -35,15 +31,6 @@ pub fn read_config(dir: &Path) -> Result<Qwen3Config> {
         source,
     })?;
     Qwen3Config::from_json(&text).map_err(|source| Error::ConfigFile { path, source })
-}
-
-/// Reads tensors that [`add_tensors`](super::add_tensors) saved to the folder `dir`, into tensors
-/// of a mutable kind.
-///
-/// # Errors
-/// As [`load`]. The tensors' contents are then unspecified.
-pub fn read_tensors(tensors: &[(Param, Tensor)], dir: &Path) -> Result<()> {
-    Loader::new(dir).fill_tensors(tensors)
 }
 
 /// A loaded model, and how its folder stores experts.
@@ -113,62 +100,9 @@ impl<'a> Loader<'a> {
     /// As [`hf::load`](super::load). After an error the parameters keep their values.
     pub fn fill(&self, model: &Qwen3, device: &Device) -> Result<Experts> {
         let folder = Folder::open(self.dir)?;
-        let mut tensors = Vec::new();
-        for param in model.params() {
-            let value = unfilled(&param, device)?;
-            tensors.push((param, value));
-        }
-        let experts = self.read(&tensors, &folder, model.config().tie_word_embeddings)?;
-        for (param, value) in &tensors {
-            param.set(value)?;
-        }
-        Ok(experts)
-    }
-
-    /// Loads tensors that have the names and shapes of their parameters.
-    ///
-    /// # Errors
-    /// As [`hf::read_tensors`](super::read_tensors).
-    pub fn fill_tensors(&self, tensors: &[(Param, Tensor)]) -> Result<()> {
-        self.read(tensors, &Folder::open(self.dir)?, false)?;
-        Ok(())
-    }
-
-    /// Reads each byte once, directly to its destination.
-    fn read<'t>(
-        &self,
-        tensors: &'t [(Param, Tensor)],
-        folder: &Folder,
-        tied: bool,
-    ) -> Result<Experts> {
         let experts = Experts::of(folder.tensors().map(|tensor| tensor.name.as_str()));
-        let stored: Vec<TensorSpec> = folder.tensors().map(TensorSpec::from).collect();
-        let expected = specs(tensors)?;
-        let waivers = AllowedProblems::none().and("narrowed")?;
-        let bound = map(experts, tied)?.bind(&stored, Some(&expected), &waivers);
-        let bound = bound.map_err(|report| Error::Tensors {
-            folder: folder.path().to_owned(),
-            report,
-        })?;
-        check_ties(&bound, folder)?;
-
-        let request = |(param, tensor): &'t (Param, Tensor)| {
-            let expr = bound.expr(param.name()).ok_or_else(|| PlanError::Missing {
-                names: vec![param.name().to_owned()],
-            })?;
-            Ok((LoadRequest::all(param.name(), bound.graph(), expr), tensor))
-        };
-        let wants = tensors.iter().map(request);
-        let wants = wants.collect::<Result<Vec<_>>>()?;
-        meshgrad_load::load(folder, bound.graph(), &wants, &self.options)?;
+        let map = map(experts, model.config().tie_word_embeddings)?;
+        folder::fill(model, device, &folder, &map, &self.options)?;
         Ok(experts)
     }
-}
-
-/// Uninitialized memory for a parameter's value.
-fn unfilled(param: &Param, device: &Device) -> Result<Tensor> {
-    let fresh =
-        UninitTensor::with_kind(device, *param.shape(), param.spec().dtype, Kind::Parameter);
-    let fresh = fresh.map_err(|source| meshgrad_load::Error::not_loaded(param.name(), source))?;
-    Ok(fresh.finish())
 }

@@ -49,6 +49,7 @@ fn bf16_gradients_agree_with_f32() {
         let balancing = Balancing {
             auxiliary: 0.01,
             z: 0.001,
+            ..Balancing::default()
         };
         let bf16 = Compute {
             dtype: DType::BF16,

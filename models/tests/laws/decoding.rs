@@ -1,6 +1,6 @@
 //! Decoding against the cache equals computing the whole sequence.
 
-use meshgrad_models::{Cache, Compute, Qwen3};
+use meshgrad_models::{Cache, Compute, Generate, Qwen3};
 use meshgrad_runtime::{DType, Device, Tensor, ops};
 
 use crate::{EXPERTS, GROUPED, WINDOW, YARN, ids, model};

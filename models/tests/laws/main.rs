@@ -6,7 +6,7 @@ mod decoding;
 
 use meshgrad_autograd::{Grads, Module, Tape};
 use meshgrad_models::config::Qwen3Config;
-use meshgrad_models::{Balancing, Compute, Loss, Qwen3};
+use meshgrad_models::{Balancing, Compute, Loss, Model, Qwen3, TokenBatch};
 use meshgrad_runtime::{DType, Device, Key, Tensor, ops};
 
 /// Sliding and full attention; two query heads per key head.
@@ -98,8 +98,9 @@ fn gradients(
     balancing: Balancing,
 ) -> (Loss, Vec<(String, Vec<f32>)>) {
     let mut grads = Grads::new(&model.params()).unwrap();
-    let (loss, tape) = Tape::record(|| Ok(model.loss(ids, ids, compute, balancing))).unwrap();
-    let loss = loss.unwrap();
+    let model = model.clone().balanced(balancing);
+    let batch = TokenBatch::new(ids, ids);
+    let (loss, tape) = Tape::record(|| model.loss(&batch, compute)).unwrap();
     let one = ops::full(ids.device(), &[], DType::F32, 1.0).unwrap();
     tape.backward(&[(&loss.total, one)], &mut grads).unwrap();
 

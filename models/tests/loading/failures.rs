@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use meshgrad_ckpt::Dtype;
 use meshgrad_load::Error as LoadError;
+use meshgrad_models::Qwen3;
+use meshgrad_models::folder::Error;
 use meshgrad_models::hf::{Experts, Loader};
-use meshgrad_models::{Error, Qwen3};
 use meshgrad_runtime::{CudaError, DType, Device, Error as RuntimeError, Shape, UninitTensor, ops};
 
 use crate::folders::{CONFIGS, Folder, config};

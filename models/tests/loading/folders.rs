@@ -3,11 +3,10 @@
 use std::path::Path;
 
 use half::bf16;
-use meshgrad_autograd::Module;
 use meshgrad_ckpt::{Dtype, FileWriter};
-use meshgrad_models::Qwen3;
 use meshgrad_models::config::Qwen3Config;
 use meshgrad_models::hf::{self, Experts};
+use meshgrad_models::{Qwen3, folder};
 use meshgrad_runtime::Device;
 
 /// A dense model with tied embeddings, and experts whose rows exceed the smallest bound.
@@ -92,12 +91,8 @@ impl Folder {
 
 /// Name, shape and bytes of each saved tensor of a model.
 pub(crate) fn saved(model: &Qwen3, experts: Experts) -> Vec<(String, Vec<usize>, Vec<u8>)> {
-    let value = |param: meshgrad_autograd::Param| {
-        let value = param.value().unwrap();
-        (param, value)
-    };
-    let values: Vec<_> = model.params().into_iter().map(value).collect();
-    let tensors = hf::tensors_of(&values, experts).unwrap();
+    let values = folder::params(model).unwrap();
+    let tensors = folder::stored(&values, &hf::map(experts, false).unwrap()).unwrap();
     let plain = tensors.into_iter().map(|(spec, bytes)| {
         let shape = spec.shape.iter().map(|extent| *extent as usize);
         (spec.name, shape.collect(), bytes)

@@ -11,8 +11,9 @@ use std::sync::Mutex;
 use folders::{CONFIGS, Folder, config};
 use meshgrad_autograd::Module;
 use meshgrad_ckpt::Dtype;
+use meshgrad_models::Qwen3;
+use meshgrad_models::folder::Error;
 use meshgrad_models::hf::{self, Experts, Loader};
-use meshgrad_models::{Error, Qwen3};
 use meshgrad_runtime::{Device, MemoryStats, with_stream};
 
 /// The machine's GPU with `MESHGRAD_TEST_GPU=cuda`, otherwise the emulator's, which cargo builds

@@ -26,5 +26,6 @@ pub(crate) mod storage;
 pub(crate) mod stream;
 pub(crate) mod stream_uses;
 pub(crate) mod strides;
+pub(crate) mod tape_error;
 pub(crate) mod tensor;
 mod transfers;

@@ -35,6 +35,19 @@ impl Shape {
         Ok(shape)
     }
 
+    /// The shape with these extents. More than [`MAX_DIMS`] do not compile.
+    pub const fn of<const N: usize>(extents: [usize; N]) -> Shape {
+        const { assert!(N <= MAX_DIMS, "a tensor has at most MAX_DIMS dims") }
+
+        let mut dims = [0; MAX_DIMS];
+        let mut dim = 0;
+        while dim < N {
+            dims[dim] = extents[dim];
+            dim += 1;
+        }
+        Shape { len: N as u8, dims }
+    }
+
     /// The product of the extents; 1 for a shape without dims.
     pub fn elements(&self) -> usize {
         self.iter().product()

@@ -1,4 +1,4 @@
-//! Errors of models.
+//! Errors of folders.
 
 use std::path::PathBuf;
 
@@ -8,20 +8,16 @@ use meshgrad_ckpt::plan::PlanError;
 
 use crate::config::ConfigError;
 
-/// The result of everything in this crate that can fail.
+/// The result of reading or writing a folder.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An error of a model.
+/// An error of reading or writing a folder of tensors.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// An op failed.
     #[error(transparent)]
     Runtime(#[from] meshgrad_runtime::Error),
-
-    /// Recording or backward failed.
-    #[error(transparent)]
-    Autograd(#[from] meshgrad_autograd::Error),
 
     /// A file could not be read or written.
     #[error(transparent)]
@@ -59,7 +55,7 @@ pub enum Error {
     },
 
     /// Tensors that cannot be written under Hugging Face names.
-    #[error("tensors cannot be written under Hugging Face names: {report}")]
+    #[error("tensors cannot be written as the mapping requires: {report}")]
     Unwritable {
         /// The problems.
         report: Report,
@@ -84,15 +80,13 @@ pub enum Error {
     /// Tensors in memory that cannot be written.
     #[error(transparent)]
     Memory(#[from] MemoryError),
+}
 
-    /// A sequence that does not fit into a cache.
-    #[error("cache capacity is {capacity} tokens; {used} are used and {given} more do not fit")]
-    CacheFull {
-        /// Capacity in tokens.
-        capacity: usize,
-        /// Tokens in the cache.
-        used: usize,
-        /// New tokens.
-        given: usize,
-    },
+impl From<Error> for meshgrad_runtime::Error {
+    fn from(error: Error) -> meshgrad_runtime::Error {
+        match error {
+            Error::Runtime(error) => error,
+            error => meshgrad_runtime::Error::other(error),
+        }
+    }
 }

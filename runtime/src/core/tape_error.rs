@@ -1,18 +1,10 @@
-//! Errors of the tape.
-
-use meshgrad_runtime::{DType, Error as RuntimeError, Shape, Tensor};
-
-/// The result of everything in this crate that can fail.
-pub type Result<T, E = Error> = std::result::Result<T, E>;
+//! Errors of the tape. They are defined here so that tensors, tape and models share one error type;
+//! nothing in this crate returns them.
 
 /// An error of the tape.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {
-    /// An op failed.
-    #[error(transparent)]
-    Runtime(#[from] RuntimeError),
-
+pub enum TapeError {
     /// A tracked operand of an op that is not differentiable.
     #[error(
         "{op} has no backward but its operand is tracked: pass `Var::constant(x.value().clone())` to \
@@ -30,7 +22,7 @@ pub enum Error {
     )]
     OtherTape {
         /// The value's shape.
-        shape: Shape,
+        shape: String,
         /// The tape of the value.
         tape: u64,
         /// What is recording.
@@ -55,7 +47,7 @@ pub enum Error {
     #[error("backward root of shape {shape} does not require a gradient")]
     NotTracked {
         /// The root's shape.
-        shape: Shape,
+        shape: String,
     },
 
     /// A gradient whose shape or dtype differs from its value's.
@@ -85,7 +77,7 @@ pub enum Error {
         name: String,
     },
 
-    /// A parameter that [`Grads`](crate::Grads) does not hold.
+    /// A parameter that these `Grads` do not hold.
     #[error("`{name}` is not one of the parameters of these `Grads`")]
     NoGradient {
         /// The parameter.
@@ -111,7 +103,7 @@ pub enum Error {
         /// Elements of all parameters together.
         expected: usize,
         /// Their gradients' dtype.
-        dtype: DType,
+        dtype: String,
         /// Elements of the buffer.
         actual: usize,
     },
@@ -138,11 +130,4 @@ pub enum Error {
 fn list(names: &[String]) -> String {
     let quoted: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
     quoted.join(", ")
-}
-
-pub(crate) fn gradient_shape(shape: &Shape, dtype: DType, gradient: &Tensor) -> Error {
-    Error::GradientShape {
-        expected: format!("{dtype}{shape}"),
-        actual: format!("{}{}", gradient.dtype(), gradient.shape()),
-    }
 }

@@ -4,22 +4,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use half::bf16;
-use meshgrad_autograd::Param;
 use meshgrad_ckpt::Dtype;
 use meshgrad_ckpt::mapping::TensorSpec;
 use meshgrad_load::stored_dtype;
 use meshgrad_runtime::{Element, ReadGuard, Tensor};
 
-use crate::Result;
+use super::error::Result;
 
-pub(super) fn specs(tensors: &[(Param, Tensor)]) -> Result<Vec<TensorSpec>> {
-    let spec = |(param, tensor): &(Param, Tensor)| {
-        let shape: Vec<u64> = param.shape().iter().map(|extent| *extent as u64).collect();
-        Ok(TensorSpec::new(
-            param.name(),
-            stored_dtype(tensor.dtype())?,
-            &shape,
-        ))
+/// A tensor with a name: the value of a parameter or buffer, a gradient, optimizer state.
+pub type NamedTensor = (String, Tensor);
+
+pub(super) fn specs(tensors: &[NamedTensor]) -> Result<Vec<TensorSpec>> {
+    let spec = |(name, tensor): &NamedTensor| {
+        let shape: Vec<u64> = tensor.shape().iter().map(|extent| *extent as u64).collect();
+        Ok(TensorSpec::new(name, stored_dtype(tensor.dtype())?, &shape))
     };
     tensors.iter().map(spec).collect()
 }
@@ -44,16 +42,13 @@ enum Elements<'t, T> {
 }
 
 impl<'t> SourceBytes<'t> {
-    /// Starts without open tensors. `needed` contains the names of the tensors of each use.
-    pub(super) fn new(
-        tensors: &'t [(Param, Tensor)],
-        needed: &[BTreeSet<&'t str>],
-    ) -> SourceBytes<'t> {
+    /// No open tensor yet. `needed` has the set of names of each use.
+    pub(super) fn new(tensors: &'t [NamedTensor], needed: &[BTreeSet<&'t str>]) -> SourceBytes<'t> {
         let mut uses = BTreeMap::new();
         for name in needed.iter().flatten() {
             *uses.entry(*name).or_default() += 1;
         }
-        let tensors = tensors.iter().map(|(param, it)| (param.name(), it));
+        let tensors = tensors.iter().map(|(name, it)| (name.as_str(), it));
         SourceBytes {
             tensors: tensors.collect(),
             uses,

@@ -1,0 +1,229 @@
+//! Folders of safetensors files, written from and read into the tensors of any module.
+//!
+//! A [`Mapping`] relates the module's tensors, on the left, to those of the folder, on the right.
+//! Reading and writing apply it in opposite directions; with [`by_name`] both have the same names.
+//! Tensors may be on any device that computes.
+
+mod error;
+mod memory;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use meshgrad_autograd::{Module, Param};
+use meshgrad_ckpt::exec::{check_ties, gather};
+use meshgrad_ckpt::mapping::{AllowedProblems, Mapping, TensorSpec};
+use meshgrad_ckpt::plan::{LoadRequest, PlanError};
+use meshgrad_ckpt::{Folder, FolderWriter, Snapshot};
+use meshgrad_load::LoadOptions;
+use meshgrad_runtime::{Device, Kind, Tensor, UninitTensor};
+
+pub use error::{Error, Result};
+pub use memory::NamedTensor;
+use memory::{SourceBytes, specs};
+
+/// The mapping in which the tensors of a folder have the module's names.
+///
+/// # Errors
+/// None: a test parses it.
+pub fn by_name() -> Result<Mapping> {
+    Ok(Mapping::parse("{rest:path} = {rest:path}")?)
+}
+
+/// Saves the parameters and buffers of `module` to the new folder `dir`, under their names. The
+/// folder appears complete, sealed by a manifest, or not at all.
+///
+/// # Errors
+/// When a value is missing, or the folder exists or cannot be written.
+pub fn save(module: &impl Module, dir: &Path) -> Result<()> {
+    let parent = dir.parent().unwrap_or(Path::new(""));
+    let name = dir.file_name().unwrap_or_default().to_string_lossy();
+    let mut snapshot = Snapshot::new(parent, &name);
+    let values = [params(module)?, buffers(module)?].concat();
+    add_tensors(&values, &by_name()?, &mut snapshot, "")?;
+    snapshot.save()?;
+    Ok(())
+}
+
+/// Loads the parameters and buffers of `module` from the folder `dir`, where they have their own
+/// names, to `device`. Float dtypes are converted.
+///
+/// # Errors
+/// [`Error::Tensors`] with all tensors that are missing, unexpected or of another shape;
+/// [`Error::Load`] when a file is damaged or memory runs out. The values are then unchanged.
+pub fn load(module: &impl Module, dir: &Path, device: &Device) -> Result<()> {
+    let folder = Folder::open(dir)?;
+    let (params, buffers) = (module.params(), module.buffers());
+    let mut tensors = unfilled(&params, device)?;
+    for buffer in &buffers {
+        tensors.push((
+            buffer.name().to_owned(),
+            uninit(buffer.name(), buffer.shape(), buffer.dtype(), device)?,
+        ));
+    }
+    read(&tensors, &folder, &by_name()?, &LoadOptions::default())?;
+    for (param, (_, value)) in params.iter().zip(&tensors) {
+        param.set(value)?;
+    }
+    for (buffer, (_, value)) in buffers.iter().zip(&tensors[params.len()..]) {
+        buffer.set(value)?;
+    }
+    Ok(())
+}
+
+/// The values of the parameters of a module.
+///
+/// # Errors
+/// When one has no value.
+pub fn params(module: &impl Module) -> Result<Vec<NamedTensor>> {
+    let named = |param: Param| Ok((param.name().to_owned(), param.value()?));
+    module.params().into_iter().map(named).collect()
+}
+
+/// The values of the buffers of a module.
+///
+/// # Errors
+/// When one has no value.
+pub fn buffers(module: &impl Module) -> Result<Vec<NamedTensor>> {
+    let buffers = module.buffers().into_iter();
+    buffers
+        .map(|buffer| Ok((buffer.name().to_owned(), buffer.value()?)))
+        .collect()
+}
+
+/// Adds a copy of `tensors` to a snapshot, as the safetensors files of its folder `folder` (empty
+/// for its root).
+///
+/// # Errors
+/// [`Error::Unwritable`], [`Error::Load`]; errors of reading the tensors.
+pub fn add_tensors(
+    tensors: &[NamedTensor],
+    mapping: &Mapping,
+    snapshot: &mut Snapshot,
+    folder: &str,
+) -> Result<()> {
+    let mut writer = FolderWriter::new();
+    let mut copied = BTreeMap::new();
+    for (spec, bytes) in stored(tensors, mapping)? {
+        let shape: Vec<usize> = spec.shape.iter().map(|extent| *extent as usize).collect();
+        writer.add(&spec.name, spec.dtype, &shape)?;
+        copied.insert(spec.name, bytes);
+    }
+    snapshot.add_model(folder, writer, move |tensor, sink| {
+        // Freed as soon as it is written.
+        sink.append(&copied.remove(&tensor.name).unwrap_or_default())
+    });
+    Ok(())
+}
+
+/// The tensors that a folder would store for `tensors`, with their bytes.
+///
+/// # Errors
+/// As [`add_tensors`].
+pub fn stored(tensors: &[NamedTensor], mapping: &Mapping) -> Result<Vec<(TensorSpec, Vec<u8>)>> {
+    let bound = mapping
+        .reversed()
+        .bind(&specs(tensors)?, None, &AllowedProblems::none());
+    let bound = bound.map_err(|report| Error::Unwritable { report })?;
+
+    let requests = bound.requests();
+    let sources: Vec<BTreeSet<&str>> = requests
+        .iter()
+        .map(|request| bound.graph().sources_of(request.expr))
+        .collect();
+    let mut sources_open = SourceBytes::new(tensors, &sources);
+    let mut written = Vec::new();
+    for (request, names) in requests.iter().zip(&sources) {
+        let spec = TensorSpec::new(
+            &request.target,
+            bound.graph().dtype(request.expr),
+            bound.graph().shape(request.expr),
+        );
+        let elements: u64 = spec.shape.iter().product();
+        let mut bytes = vec![0; elements as usize * spec.dtype.bits() / 8];
+        sources_open.open(names)?;
+        let memory = |name: &str| sources_open.bytes(name);
+        gather(
+            bound.graph(),
+            request.expr,
+            &request.region,
+            &memory,
+            &mut bytes,
+        )?;
+        sources_open.close(names);
+        written.push((spec, bytes));
+    }
+    Ok(written)
+}
+
+/// Loads every parameter of `module` from `folder`. Float dtypes are converted.
+///
+/// # Errors
+/// As [`read`]. The parameters then keep their values.
+pub fn fill(
+    module: &impl Module,
+    device: &Device,
+    folder: &Folder,
+    mapping: &Mapping,
+    options: &LoadOptions<'_>,
+) -> Result<()> {
+    let params = module.params();
+    let tensors = unfilled(&params, device)?;
+    read(&tensors, folder, mapping, options)?;
+    for (param, (_, value)) in params.iter().zip(&tensors) {
+        param.set(value)?;
+    }
+    Ok(())
+}
+
+/// Reads `tensors`, of a mutable kind, from `folder`: each byte once, straight to its destination.
+///
+/// # Errors
+/// [`Error::Tensors`] with all tensors that are missing, unexpected or of another shape;
+/// [`Error::Load`] when a file is damaged or memory runs out. The contents are then unspecified.
+pub fn read(
+    tensors: &[NamedTensor],
+    folder: &Folder,
+    mapping: &Mapping,
+    options: &LoadOptions<'_>,
+) -> Result<()> {
+    let stored: Vec<TensorSpec> = folder.tensors().map(TensorSpec::from).collect();
+    let expected = specs(tensors)?;
+    let allowed = AllowedProblems::none().and("narrowed")?;
+    let bound = mapping.bind(&stored, Some(&expected), &allowed);
+    let bound = bound.map_err(|report| Error::Tensors {
+        folder: folder.path().to_owned(),
+        report,
+    })?;
+    check_ties(&bound, folder)?;
+
+    let mut requests = Vec::with_capacity(tensors.len());
+    for (name, tensor) in tensors {
+        let expr = bound.expr(name).ok_or_else(|| PlanError::Missing {
+            names: vec![name.clone()],
+        })?;
+        requests.push((LoadRequest::all(name.as_str(), bound.graph(), expr), tensor));
+    }
+    meshgrad_load::load(folder, bound.graph(), &requests, options)?;
+    Ok(())
+}
+
+/// Uninitialized memory for the values of parameters.
+fn unfilled(params: &[Param], device: &Device) -> Result<Vec<NamedTensor>> {
+    let value = |param: &Param| {
+        let tensor = uninit(param.name(), param.shape(), param.spec().dtype, device)?;
+        Ok((param.name().to_owned(), tensor))
+    };
+    params.iter().map(value).collect()
+}
+
+fn uninit(
+    name: &str,
+    shape: &meshgrad_runtime::Shape,
+    dtype: meshgrad_runtime::DType,
+    device: &Device,
+) -> Result<Tensor> {
+    let value = UninitTensor::with_kind(device, *shape, dtype, Kind::Parameter);
+    let value = value.map_err(|source| meshgrad_load::Error::not_loaded(name, source))?;
+    Ok(value.finish())
+}

@@ -1,0 +1,157 @@
+//! What training and text generation need of a model, and no more.
+
+use meshgrad_autograd::{Module, Param, Result, Var};
+use meshgrad_ckpt::mapping::Mapping;
+use meshgrad_runtime::{DType, Device, Tensor};
+
+use crate::folder;
+
+/// A model that can be trained.
+pub trait Model: Module {
+    /// What one forward pass reads; [`TokenBatch`] for a language model.
+    type Batch;
+
+    /// The loss of a batch, recorded if a tape is recording.
+    ///
+    /// # Errors
+    /// When the batch does not fit the model.
+    fn loss(&self, batch: &Self::Batch, compute: Compute) -> Result<Loss>;
+
+    /// Updates what is not trained by gradients, such as router biases. Called after each optimizer
+    /// step with the sums of [`Loss::statistics`] over the step, so every microbatch and every
+    /// recomputation of a step sees the same buffers.
+    ///
+    /// # Errors
+    /// When an op fails.
+    fn after_step(&self, statistics: &[Tensor]) -> Result<()> {
+        let _ = statistics;
+        Ok(())
+    }
+
+    /// How parameters are stored: a mapping from them, on the left, to the tensors of a folder, on
+    /// the right. By default both have the same names.
+    ///
+    /// # Errors
+    /// When the mapping is invalid.
+    fn stored_as(&self) -> Result<Mapping> {
+        Ok(folder::by_name()?)
+    }
+
+    /// Text files that are stored with the parameters, such as config.json: name and content.
+    ///
+    /// # Errors
+    /// When one cannot be written.
+    fn files(&self) -> Result<Vec<(String, String)>> {
+        Ok(Vec::new())
+    }
+
+    /// One line that describes the model to people.
+    fn title(&self) -> String {
+        let name = std::any::type_name::<Self>();
+        name.rsplit("::").next().unwrap_or(name).to_owned()
+    }
+
+    /// Number of parameters that compute one token; fewer than all of a mixture of experts.
+    fn active_parameters(&self) -> u64 {
+        let elements = |param: &Param| param.shape().elements() as u64;
+        self.params().iter().map(elements).sum()
+    }
+
+    /// Metrics of a step, from the values of the sums of [`Loss::statistics`] over the step.
+    fn metrics(&self, statistics: &[Vec<f32>]) -> Metrics {
+        let _ = statistics;
+        Metrics::default()
+    }
+}
+
+/// A language model that can generate text.
+pub trait Generate: Module {
+    /// What is kept of the tokens so far.
+    type Cache;
+
+    /// Number of tokens that it knows.
+    fn vocab_size(&self) -> usize;
+
+    /// An empty cache for one sequence of up to `capacity` tokens, with values of `dtype`.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
+    fn cache(&self, device: &Device, dtype: DType, capacity: usize) -> Result<Self::Cache>;
+
+    /// The logits of the token after `ids_bt`, [b, v]. `ids_bt`, i64 [b, t], continues the sequences
+    /// in `cache` and is appended to it.
+    ///
+    /// # Errors
+    /// When an id is out of range or the cache is full.
+    fn next_logits(&self, ids_bt: &Tensor, cache: &mut Self::Cache, dtype: DType)
+    -> Result<Tensor>;
+}
+
+/// Options of a forward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Compute {
+    /// The dtype of activations and of the weights' compute copies.
+    pub dtype: DType,
+    /// Whether each layer saves only its input and recomputes the rest in the backward pass.
+    pub checkpointing: bool,
+}
+
+/// A batch of a language model.
+#[derive(Clone, Debug)]
+pub struct TokenBatch {
+    /// Token ids, i64 [b, t].
+    pub ids: Tensor,
+    /// The token after each position, i64 [b, t]; [`IGNORE_INDEX`](crate::IGNORE_INDEX) where none
+    /// counts.
+    pub labels: Tensor,
+}
+
+impl TokenBatch {
+    /// A batch of `ids` and `labels`, as the fields say.
+    pub fn new(ids: &Tensor, labels: &Tensor) -> TokenBatch {
+        TokenBatch {
+            ids: ids.clone(),
+            labels: labels.clone(),
+        }
+    }
+}
+
+/// A loss as a sum, with its weight. Sums and weights add up over microbatches and ranks; the mean
+/// is `sum / weight`.
+pub struct Loss {
+    /// What backward starts from: the sum, plus auxiliary losses times the weight. A scalar, f32;
+    /// tracked.
+    pub total: Var,
+    /// The sum that is reported, such as the cross-entropy in nats without auxiliary losses. A
+    /// scalar, f32.
+    pub sum: Tensor,
+    /// What the sum is divided by, such as the number of counted tokens. A scalar, f32.
+    pub weight: Tensor,
+    /// Further tensors that are summed over the microbatches of a step and passed to
+    /// [`Model::after_step`]. Their number and shapes are the same for every batch.
+    pub statistics: Vec<Tensor>,
+}
+
+impl Loss {
+    /// A loss without auxiliary terms: `total`, a scalar, summed over `weight` counted items.
+    pub fn new(total: Var, weight: Tensor) -> Loss {
+        Loss {
+            sum: total.value().clone(),
+            total,
+            weight,
+            statistics: Vec::new(),
+        }
+    }
+}
+
+/// Metrics of a step that only the model can compute.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Metrics {
+    /// Tokens of the busiest expert over the mean tokens per expert, in the layer where that is
+    /// largest.
+    pub expert_load: Option<f64>,
+    /// Each expert's share of the tokens over all layers.
+    pub expert_shares: Vec<f64>,
+    /// Further numbers, under their names in `metrics.jsonl`.
+    pub extra: Vec<(String, f64)>,
+}
