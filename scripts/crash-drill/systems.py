@@ -223,7 +223,7 @@ class Meshgrad(System):
         inspect = [self.program, "ckpt", "inspect", root, "--json"]
         done = subprocess.run(inspect, capture_output=True, text=True)
         if done.returncode != 0:
-            return {"nothing": True} if "holds no safetensors" in done.stderr else {"error": "refused"}
+            return {"nothing": True} if "contains no safetensors" in done.stderr else {"error": "refused"}
         try:
             return {"steps": self.steps(self.read(json.loads(done.stdout)["path"]))}
         except BaseException as error:  # any error that a user would see

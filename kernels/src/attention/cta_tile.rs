@@ -213,14 +213,14 @@ impl<'k> CtaTile<'k> {
         let k = call.k;
         let (length, heads) = match axis {
             Axis::Queries => (call.queries, call.heads),
-            Axis::IndexKeys => (call.keys, call.heads / call.group),
+            Axis::Keys => (call.keys, call.heads / call.group),
         };
         let tile = k.cta() % call.tiles;
         let others = k.cta() / call.tiles;
         // Under a causal mask the last queries attend to the most keys, so their CTAs start first.
         let tile = match axis {
             Axis::Queries => call.tiles - 1 - tile,
-            Axis::IndexKeys => tile,
+            Axis::Keys => tile,
         };
 
         let zero = || k.var(0u32);
@@ -232,7 +232,7 @@ impl<'k> CtaTile<'k> {
         let packed = || {
             let of_axis = match axis {
                 Axis::Queries => call.of_queries,
-                Axis::IndexKeys => call.of_keys,
+                Axis::Keys => call.of_keys,
             };
             let sequence = sequence_of(call, of_axis, length, tile);
             let begin = of_axis.at(sequence, length) / ROWS_PER_CTA + sequence;

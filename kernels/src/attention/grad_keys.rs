@@ -23,12 +23,12 @@ impl AttentionGradKeys {
             Form::TensorCores { head_dim } => {
                 let shared = tensor_core::grad_keys_shared(head_dim);
                 let blocks = tensor_core::key_blocks(head_dim);
-                let launch = problem.launch(Axis::IndexKeys, blocks, tensor_core::THREADS);
+                let launch = problem.launch(Axis::Keys, blocks, tensor_core::THREADS);
                 launch.map(|launch| launch.with_dynamic_shared(shared))
             }
             Form::CudaCores(_) => {
                 let blocks = cuda_cores::blocks(problem.extents.head_dim());
-                problem.launch(Axis::IndexKeys, blocks, cuda_cores::THREADS)
+                problem.launch(Axis::Keys, blocks, cuda_cores::THREADS)
             }
         }
     }
@@ -81,7 +81,7 @@ impl AttentionGradKeysArguments {
         for view in [self.dk, self.dv] {
             view.push(&mut arguments);
         }
-        self.problem.push(Axis::IndexKeys, &mut arguments);
+        self.problem.push(Axis::Keys, &mut arguments);
         arguments
     }
 }

@@ -167,7 +167,7 @@ pub(super) enum Axis {
     /// Tiles of queries, for each query head.
     Queries,
     /// Tiles of keys, for each key-value head.
-    IndexKeys,
+    Keys,
 }
 
 /// Extents, mask and scale of an attention op.
@@ -202,7 +202,7 @@ impl Problem {
         let extents = self.extents;
         let length = match axis {
             Axis::Queries => extents.queries,
-            Axis::IndexKeys => extents.keys,
+            Axis::Keys => extents.keys,
         };
         match self.sequences {
             _ if length == 0 => 0,
@@ -215,7 +215,7 @@ impl Problem {
     pub(super) fn launch(&self, axis: Axis, blocks: u32, threads: u32) -> Option<Launch> {
         let heads = match axis {
             Axis::Queries => self.extents.heads,
-            Axis::IndexKeys => self.extents.kv_heads,
+            Axis::Keys => self.extents.kv_heads,
         };
         let ctas = self.tiles(axis) * u64::from(heads) * u64::from(blocks);
         Launch::new([u32::try_from(ctas).unwrap_or(u32::MAX), 1, 1], threads)

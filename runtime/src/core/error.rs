@@ -301,3 +301,27 @@ impl PartialEq for OtherError {
         Arc::ptr_eq(&self.0, &other.0)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("line {0}")]
+    struct Foreign(u32);
+
+    /// `main` may return the error: its `Debug` is the message. Errors of other crates keep their
+    /// type.
+    #[test]
+    fn debug_is_the_message_and_other_errors_keep_their_type() {
+        let error = Error::other(Foreign(7));
+        assert_eq!(format!("{error:?}"), "line 7");
+        assert_eq!(error.downcast_ref::<Foreign>().map(|it| it.0), Some(7));
+        assert!(error.downcast_ref::<std::io::Error>().is_none());
+        assert_eq!(error, error.clone());
+        assert_ne!(error, Error::other(Foreign(7)));
+
+        assert_eq!(format!("{:?}", Error::NoThreads), Error::NoThreads.to_string());
+        assert!(Error::NoThreads.downcast_ref::<Foreign>().is_none());
+    }
+}

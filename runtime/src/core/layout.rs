@@ -136,8 +136,8 @@ impl Layout {
     /// # Errors
     /// [`Error::Broadcast`] when a dim is neither equal nor 1.
     pub fn broadcast_to(&self, shape: &[usize]) -> Result<Layout> {
-        let fits = Shape::broadcast(&self.shape, shape).is_some_and(|to| *to == *shape);
-        if !fits {
+        let to = Shape::new(shape)?;
+        if Shape::broadcast(&self.shape, shape) != Some(to) {
             return Err(Error::Broadcast {
                 from: self.shape,
                 to: shape.to_vec(),
@@ -146,7 +146,7 @@ impl Layout {
 
         let new_dims = shape.len() - self.shape.len();
         let mut view = Layout {
-            shape: Shape::new(shape)?,
+            shape: to,
             strides: [0; MAX_DIMS],
             offset: self.offset,
         };
@@ -294,6 +294,14 @@ mod tests {
                 }
                 layout
             })
+    }
+
+    #[test]
+    fn too_many_dims_are_an_error_not_a_panic() {
+        let layout = Layout::contiguous(Shape::of([1]), 0);
+        let found = layout.broadcast_to(&[2; MAX_DIMS + 1]);
+        assert!(matches!(found, Err(Error::TooManyDims { .. })));
+        assert_eq!(Shape::broadcast(&[1], &[1; MAX_DIMS + 1]), None);
     }
 
     proptest! {

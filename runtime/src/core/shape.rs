@@ -91,9 +91,12 @@ impl Shape {
     }
 
     /// The shape that `a` and `b` broadcast to, aligned at the last dim; `None` when two extents
-    /// differ and neither is 1.
+    /// differ and neither is 1, or when one has more than [`MAX_DIMS`] dims.
     pub fn broadcast(a: &[usize], b: &[usize]) -> Option<Shape> {
         let len = a.len().max(b.len());
+        if len > MAX_DIMS {
+            return None;
+        }
         let mut shape = Shape {
             len: len as u8,
             ..Shape::default()

@@ -15,7 +15,7 @@ pub(in super::super) fn grad_keys(entry: String, dtype: Dtype) -> Ptx {
     let (lse, delta) = (k.pointer("lse"), k.pointer("delta"));
     let [dk, dv] = ["dk", "dv"].map(|name| View::parameter(k, name));
     let call = Call::parameters(k);
-    let cta = CtaTile::of_cta(call, Axis::IndexKeys);
+    let cta = CtaTile::of_cta(call, Axis::Keys);
     let products = Products::new(k, dtype, call.head_dim);
 
     k.if_(cta.first.lt(cta.all_keys.length), || {

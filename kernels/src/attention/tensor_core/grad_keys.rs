@@ -15,7 +15,7 @@ pub(in super::super) fn grad_keys(entry: String, head_dim: u32) -> Ptx {
     let (lse, delta) = (k.pointer("lse"), k.pointer("delta"));
     let [dk, dv] = ["dk", "dv"].map(|name| View::parameter(k, name));
     let call = Call::parameters(k);
-    let cta = CtaTile::of_cta(call, Axis::IndexKeys);
+    let cta = CtaTile::of_cta(call, Axis::Keys);
 
     let shape = Shape::backward(head_dim);
     let stationary = [(); 2].map(|()| Tile::new(k, shape.lines, ROWS_PER_CTA, 1));
