@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::config::ConfigError;
 use crate::corpus::CorpusError;
 use crate::metrics::MetricsError;
+use crate::optim::OptimError;
 use crate::plot::PlotError;
 use crate::run_folder::RunFolderError;
 use crate::sampler::SamplerError;
@@ -42,6 +43,9 @@ pub enum TrainError {
     /// The run folder cannot be used.
     #[error(transparent)]
     RunFolder(#[from] RunFolderError),
+    /// The configuration of an optimizer is invalid, or its parts have changed.
+    #[error(transparent)]
+    Optim(#[from] OptimError),
     /// The model, an op or the tape failed.
     #[error(transparent)]
     Model(#[from] meshgrad_runtime::Error),

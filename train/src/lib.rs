@@ -11,6 +11,7 @@
 //!
 //! - [`trainer`]: one step and one validation pass; [`optimizer`]: AdamW and its state;
 //!   [`checkpoint`]: saving and resuming; [`generate`]: text generation.
+//! - [`optim`]: AdamW, SGD, Lion, Muon, and averages of weights.
 //! - [`session`]: all parts together, as `meshgrad train` runs them.
 //! - [`run_folder`], [`metrics`], [`plot`], [`report`]: files and output of a run.
 
@@ -22,6 +23,7 @@ pub mod data;
 mod error;
 pub mod generate;
 pub mod metrics;
+pub mod optim;
 pub mod optimizer;
 pub mod plot;
 pub mod report;

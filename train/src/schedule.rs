@@ -6,6 +6,10 @@
 use std::f64::consts::PI;
 
 use crate::config::{ScheduleConfig, ScheduleKind};
+use crate::optim::OptimError;
+
+/// The name of [`Phases`] in [`trainer`](crate::trainer).
+pub type Schedule = Phases;
 
 /// The curve from one value to another.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -16,6 +20,8 @@ pub enum Curve {
     Cosine,
     /// `progress ^ power`: changes late for powers above 1, early below 1.
     Poly(f64),
+    /// `1 - (1 - progress) ^ power`: flat at the end for powers above 1, as torch's `PolynomialLR`.
+    PolyOut(f64),
     /// A straight line between logarithms; values below 1e-8 are raised to 1e-8.
     Exponential,
 }
@@ -36,6 +42,7 @@ impl Curve {
             Self::Linear => blend(progress),
             Self::Cosine => blend(0.5 * (1.0 - (PI * progress).cos())),
             Self::Poly(power) => blend(progress.powf(power)),
+            Self::PolyOut(power) => blend(1.0 - (1.0 - progress).powf(power)),
             Self::Exponential => {
                 let (start, end) = (start.max(SMALLEST).ln(), end.max(SMALLEST).ln());
                 (start + (end - start) * progress).exp()
@@ -44,8 +51,31 @@ impl Curve {
     }
 }
 
+/// How long a phase is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Length {
+    /// A number of steps.
+    Steps(u64),
+    /// A percentage of the run. Percentages that add up to 100 fill the run exactly.
+    Percent(f64),
+    /// What other phases leave of the run. At most one phase can have it, also between others.
+    Rest,
+}
+
+/// A phase of a run, for [`Phases::of_run`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Phase {
+    /// How long it is.
+    pub length: Length,
+    /// The value that it reaches.
+    pub target: f64,
+    /// The curve from the value before to the target.
+    pub curve: Curve,
+}
+
+/// A phase with its steps.
 #[derive(Debug, Clone, PartialEq)]
-struct Phase {
+struct Interval {
     first: u64,
     last: u64,
     start: f64,
@@ -56,9 +86,9 @@ struct Phase {
 /// A factor for each step, as a sequence of phases.
 ///
 /// ```
-/// use meshgrad_train::schedule::{Curve, Schedule};
+/// use meshgrad_train::schedule::{Curve, Phases};
 ///
-/// let warm_stable_decay = Schedule::starting_at(0.0)
+/// let warm_stable_decay = Phases::starting_at(0.0)
 ///     .for_steps(100, 1.0, Curve::Linear)
 ///     .for_steps(800, 1.0, Curve::Linear)
 ///     .for_steps(100, 0.0, Curve::Poly(0.5));
@@ -66,12 +96,12 @@ struct Phase {
 /// assert_eq!(warm_stable_decay.factor(500), 1.0);
 /// ```
 #[derive(Debug, Clone, PartialEq)]
-pub struct Schedule {
+pub struct Phases {
     initial: f64,
-    phases: Vec<Phase>,
+    phases: Vec<Interval>,
 }
 
-impl Schedule {
+impl Phases {
     /// A schedule without phases: `initial` at every step.
     pub fn starting_at(initial: f64) -> Self {
         Self {
@@ -84,7 +114,7 @@ impl Schedule {
     pub fn for_steps(mut self, steps: u64, target: f64, curve: Curve) -> Self {
         let (first, start) = self.end();
         let last = first.saturating_add(steps);
-        self.phases.push(Phase {
+        self.phases.push(Interval {
             first,
             last,
             start,
@@ -99,6 +129,107 @@ impl Schedule {
     pub fn until_step(self, step: u64, target: f64, curve: Curve) -> Self {
         let (first, _) = self.end();
         self.for_steps(step.saturating_sub(first), target, curve)
+    }
+
+    /// The phases of a run of `steps` steps, from `initial`.
+    ///
+    /// ```
+    /// use meshgrad_train::schedule::{Curve, Length, Phase, Phases};
+    ///
+    /// let phases = [
+    ///     Phase::new(Length::Steps(10), 1.0, Curve::Linear),
+    ///     Phase::new(Length::Rest, 1.0, Curve::Linear),
+    ///     Phase::new(Length::Percent(20.0), 0.0, Curve::Poly(0.5)),
+    /// ];
+    /// let schedule = Phases::of_run(100, 0.0, &phases)?;
+    /// assert_eq!([5, 80, 85, 100].map(|step| schedule.factor(step)), [0.5, 1.0, 0.5, 0.0]);
+    /// # Ok::<(), meshgrad_train::optim::OptimError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`OptimError::TooManySteps`]; [`OptimError::SeveralRests`]; [`OptimError::Constant`] for a
+    /// percentage outside of 0 to 100.
+    pub fn of_run(steps: u64, initial: f64, phases: &[Phase]) -> Result<Phases, OptimError> {
+        let mut stated = 0.0;
+        let mut rests = 0;
+        for phase in phases {
+            match phase.length {
+                Length::Steps(steps) => stated += steps as f64,
+                Length::Percent(percent) => stated += part_of(steps, percent)?,
+                Length::Rest => rests += 1,
+            }
+        }
+        if rests > 1 {
+            return Err(OptimError::SeveralRests { count: rests });
+        }
+        if stated.round() > steps as f64 {
+            let phases = stated.round() as u64;
+            return Err(OptimError::TooManySteps { phases, run: steps });
+        }
+
+        // Ends are rounded, not lengths, so that rounding errors do not add up.
+        let (mut schedule, mut end) = (Phases::starting_at(initial), 0.0);
+        for phase in phases {
+            end += match phase.length {
+                Length::Steps(steps) => steps as f64,
+                Length::Percent(percent) => part_of(steps, percent)?,
+                Length::Rest => (steps as f64 - stated).max(0.0),
+            };
+            let end = (end.round() as u64).min(steps);
+            schedule = schedule.until_step(end, phase.target, phase.curve);
+        }
+        Ok(schedule)
+    }
+
+    /// The full rate at every step.
+    pub fn constant() -> Phases {
+        Phases::starting_at(1.0)
+    }
+
+    /// A linear warm-up, then a straight line to `end` at the last step of a run of `steps`.
+    ///
+    /// # Errors
+    /// [`OptimError::TooManySteps`] when the warm-up is longer than the run.
+    pub fn linear(steps: u64, warmup: u64, end: f64) -> Result<Phases, OptimError> {
+        Phases::warmed_up(steps, warmup, end, Curve::Linear)
+    }
+
+    /// A linear warm-up, then half a cosine to `end` at the last step of a run of `steps`
+    /// (Loshchilov & Hutter 2017, without restarts).
+    ///
+    /// # Errors
+    /// [`OptimError::TooManySteps`] when the warm-up is longer than the run.
+    pub fn cosine(steps: u64, warmup: u64, end: f64) -> Result<Phases, OptimError> {
+        Phases::warmed_up(steps, warmup, end, Curve::Cosine)
+    }
+
+    /// A linear warm-up, the full rate, and a decay along `curve` to `end` over the last `decay`
+    /// steps of a run of `steps` (Hu et al. 2024). [`Curve::Poly`]`(0.5)` decays as
+    /// 1 - progress^0.5 (Hägele et al. 2024).
+    ///
+    /// # Errors
+    /// [`OptimError::TooManySteps`] when warm-up and decay are longer than the run.
+    pub fn warmup_stable_decay(
+        steps: u64,
+        warmup: u64,
+        decay: u64,
+        end: f64,
+        curve: Curve,
+    ) -> Result<Phases, OptimError> {
+        let phases = [
+            Phase::new(Length::Steps(warmup), 1.0, Curve::Linear),
+            Phase::new(Length::Rest, 1.0, Curve::Linear),
+            Phase::new(Length::Steps(decay), end, curve),
+        ];
+        Phases::of_run(steps, 0.0, &phases)
+    }
+
+    fn warmed_up(steps: u64, warmup: u64, end: f64, curve: Curve) -> Result<Phases, OptimError> {
+        let phases = [
+            Phase::new(Length::Steps(warmup), 1.0, Curve::Linear),
+            Phase::new(Length::Rest, end, curve),
+        ];
+        Phases::of_run(steps, 0.0, &phases)
     }
 
     /// The schedule of a configuration for a run of `steps` steps. A run that is shorter than its
@@ -135,6 +266,30 @@ impl Schedule {
         self.phases
             .last()
             .map_or((0, self.initial), |phase| (phase.last, phase.end))
+    }
+}
+
+impl Phase {
+    /// A phase of `length` that reaches `target` along `curve`.
+    pub fn new(length: Length, target: f64, curve: Curve) -> Phase {
+        Phase {
+            length,
+            target,
+            curve,
+        }
+    }
+}
+
+/// `percent` of `steps`.
+fn part_of(steps: u64, percent: f64) -> Result<f64, OptimError> {
+    match (0.0..=100.0).contains(&percent) {
+        true => Ok(steps as f64 * (percent / 100.0)),
+        false => Err(OptimError::Constant {
+            optimizer: "schedule",
+            name: "percent",
+            value: percent,
+            allowed: "from 0 to 100",
+        }),
     }
 }
 
@@ -201,6 +356,52 @@ mod tests {
         assert_eq!(factors, [1.0, 1.0, 0.25, 0.0]);
     }
 
+    #[test]
+    fn phases_fill_a_run() {
+        let third = Phase::new(Length::Percent(100.0 / 3.0), 0.0, Curve::Linear);
+        let thirds = [
+            Phase {
+                target: 1.0,
+                ..third
+            },
+            third,
+            Phase {
+                target: 1.0,
+                ..third
+            },
+        ];
+        for steps in [1, 2, 3, 7, 100] {
+            let schedule = Phases::of_run(steps, 0.0, &thirds).unwrap();
+            assert_eq!(schedule.end(), (steps, 1.0));
+        }
+
+        let schedule = Phases::warmup_stable_decay(100, 10, 20, 0.1, Curve::Cosine).unwrap();
+        let factors = [1, 10, 11, 80, 90, 100, 101].map(|step| schedule.factor(step));
+        assert_eq!(factors[..4], [0.1, 1.0, 1.0, 1.0]);
+        assert!((factors[4] - 0.55).abs() < 1e-15);
+        assert_eq!(factors[5..], [0.1, 0.1]);
+        assert_eq!(Phases::constant().factor(3), 1.0);
+    }
+
+    #[test]
+    fn phases_that_do_not_fit_a_run_are_errors() {
+        let message = |phases: &[Phase]| Phases::of_run(10, 0.0, phases).unwrap_err().to_string();
+        let of = |length| Phase::new(length, 1.0, Curve::Linear);
+        assert_eq!(
+            message(&[of(Length::Steps(6)), of(Length::Percent(50.0))]),
+            "the phases of the schedule have 11 steps, but the run has 10"
+        );
+        assert_eq!(
+            message(&[of(Length::Rest), of(Length::Rest)]),
+            "2 phases take the rest of the run; only one can"
+        );
+        assert_eq!(
+            message(&[of(Length::Percent(-1.0))]),
+            "schedule: percent is -1, but must be from 0 to 100"
+        );
+        assert!(message(&[of(Length::Percent(f64::NAN))]).contains("NaN"));
+    }
+
     proptest! {
         /// The factor rises during warm-up, never rises again, and stays between 0 and 1.
         #[test]
@@ -232,7 +433,14 @@ mod tests {
             progress in 0.0f64..1.0,
             power in 0.2f64..4.0,
         ) {
-            for curve in [Curve::Linear, Curve::Cosine, Curve::Poly(power), Curve::Exponential] {
+            let curves = [
+                Curve::Linear,
+                Curve::Cosine,
+                Curve::Poly(power),
+                Curve::PolyOut(power),
+                Curve::Exponential,
+            ];
+            for curve in curves {
                 prop_assert_eq!(curve.at(start, end, 0.0), start);
                 prop_assert_eq!(curve.at(start, end, 1.0), end);
                 let value = curve.at(start, end, progress);

@@ -1,0 +1,114 @@
+//! Optimizers of any module's parameters: AdamW, SGD, Lion and Muon, and averages of weights.
+//!
+//! An optimizer updates [`Part`]s: on one rank whole parameters, otherwise ranges of their rows. It
+//! knows nothing of ranks, files or models, and reads nothing from the device: the learning rate,
+//! the step number and the factor of the gradients are one-element tensors ([`StepScalars`]). If
+//! the factor is not finite, a step changes nothing.
+//!
+//! [`Groups`] give parameters of some names another learning rate or weight decay. A [`Schedule`]
+//! is the factor of the learning rate at each step. [`Ema`] averages the weights.
+//!
+//! ```
+//! use meshgrad_autograd::{Init, Param};
+//! use meshgrad_runtime::ops::StepScalars;
+//! use meshgrad_runtime::{Device, Tensor};
+//! use meshgrad_train::optim::{Groups, Optimizer, Part, Sgd, SgdConfig};
+//!
+//! # fn main() -> meshgrad_train::Result<()> {
+//! let device = Device::cpu();
+//! let weight = Param::new("weight", [2, 2], Init::Ones);
+//! weight.materialize(&device, 0)?;
+//!
+//! let parts = [Part::whole(&weight)?];
+//! let mut sgd = Sgd::new(&parts, SgdConfig::default(), &Groups::default())?;
+//! let gradient = Tensor::from_slice(&device, &[2, 2], &[1.0f32, 2.0, 3.0, 4.0])?;
+//! let scalar = |value: f32| Tensor::scalar(&device, value);
+//! let scalars = StepScalars {
+//!     learning_rate: &scalar(0.5)?,
+//!     step: &scalar(1.0)?,
+//!     scale: &scalar(1.0)?,
+//! };
+//! sgd.step(&parts, &[gradient], scalars)?;
+//! assert_eq!(weight.value()?.to_vec::<f32>()?, [0.5, 0.0, -0.5, -1.0]);
+//! # Ok(())
+//! # }
+//! ```
+
+mod adamw;
+mod assign;
+mod ema;
+mod error;
+mod groups;
+mod lion;
+mod muon;
+mod part;
+mod schedule;
+mod sgd;
+mod slots;
+
+use meshgrad_models::folder::NamedTensor;
+use meshgrad_runtime::Tensor;
+use meshgrad_runtime::ops::StepScalars;
+
+pub use adamw::{AdamW, AdamWConfig, Rounding};
+pub use ema::{Ema, Originals};
+pub use error::OptimError;
+pub use groups::{Group, Groups, Settings};
+pub use lion::{Lion, LionConfig};
+pub use muon::{AdjustLearningRate, Muon, MuonConfig};
+pub use part::{Part, parts};
+pub use schedule::Schedule;
+pub use sgd::{Sgd, SgdConfig};
+
+use crate::Result;
+
+/// Updates parameters from their gradients, and owns the state that this needs.
+///
+/// The state exists from construction on and is a function of the steps done, so saving the tensors
+/// of [`Optimizer::state`] and writing them back continues with the same bits.
+pub trait Optimizer: Send {
+    /// How parameters may be split into parts.
+    fn granularity(&self) -> Granularity;
+
+    /// The state, by name. Writing to the tensors restores a saved state.
+    fn state(&self) -> Vec<State>;
+
+    /// Applies one step to `parts` in place.
+    ///
+    /// `parts` are those of the construction, in the same order; their values may be other tensors
+    /// of the same shape. `gradients` has one gradient per part, which the step multiplies by
+    /// `scalars.scale`. If that is not finite, nothing changes. Does not wait for the device.
+    ///
+    /// # Shapes
+    /// Each gradient has the shape of its part's value and its accumulator dtype (f32; f64 for
+    /// f64).
+    ///
+    /// # Errors
+    /// [`OptimError::Parts`], [`OptimError::Changed`] for other parts; [`OptimError::Gradient`] for
+    /// a gradient of another shape; errors of the ops.
+    fn step(
+        &mut self,
+        parts: &[Part],
+        gradients: &[Tensor],
+        scalars: StepScalars<'_>,
+    ) -> Result<()>;
+}
+
+/// What an update of one element depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Granularity {
+    /// This element only: a part may be any range of rows, and gets the bits that these rows of the
+    /// whole parameter get.
+    Element,
+    /// The whole matrix: a part must be whole matrices.
+    Matrix,
+}
+
+/// State tensors of one name.
+#[derive(Clone, Debug)]
+pub struct State {
+    /// The name, such as `exp_avg`. It is the same in all versions.
+    pub name: &'static str,
+    /// The tensors under the names of their parameters, in the order of the parts.
+    pub tensors: Vec<NamedTensor>,
+}

@@ -1,0 +1,131 @@
+//! Exponential moving averages of weights.
+
+use meshgrad_runtime::{Function, Number, Signature, Tensor, ops};
+
+use super::assign::{assign, averaged};
+use super::error::require;
+use super::slots::{Slots, zeros};
+use super::{Groups, OptimError, Part, State};
+use crate::Result;
+
+static AVERAGE: Signature = Signature::new("ema", "average: F[~], param: F[~] -> average: F[~]", 3);
+
+/// Averages of the weights over the steps (Polyak & Juditsky 1992), as
+/// `torch.optim.swa_utils.get_ema_multi_avg_fn` computes them:
+///
+/// ```text
+/// average = decay * average + (1 - decay) * param
+/// ```
+///
+/// They start at the values at construction. The state is `ema`, f32 (f64 for f64), also for bf16
+/// parameters. Parts may be any range of rows.
+pub struct Ema {
+    decay: f64,
+    slots: Slots<Tensor>,
+}
+
+impl Ema {
+    /// Averages of `parts` with `decay` in [0, 1].
+    ///
+    /// # Errors
+    /// [`OptimError::Constant`]; when memory runs out.
+    pub fn new(parts: &[Part], decay: f64) -> Result<Ema> {
+        require(
+            "ema",
+            "decay",
+            decay,
+            "in [0, 1]",
+            (0.0..=1.0).contains(&decay),
+        )?;
+        let slots = Slots::new(parts, &Groups::default(), 0.0, |part| {
+            let average = zeros(part, part.value().dtype().accumulator())?;
+            copy(part.value(), &average)?;
+            Ok(average)
+        })?;
+        Ok(Ema { decay, slots })
+    }
+
+    /// Averages the current values in. Does not wait for the device.
+    ///
+    /// # Errors
+    /// [`OptimError::Parts`], [`OptimError::Changed`] for other parts than those of the
+    /// construction.
+    pub fn update(&self, parts: &[Part]) -> Result<()> {
+        let average = Average { decay: self.decay };
+        self.each(parts, |mean, value| {
+            assign(&AVERAGE, &average, [mean, value], mean)
+        })
+    }
+
+    /// The averages as `ema`. Writing to the tensors restores saved averages.
+    pub fn state(&self) -> State {
+        self.slots.state("ema", Some)
+    }
+
+    /// Writes the averages to `parts`, rounded to their dtypes, and returns the values before, to
+    /// restore after an evaluation.
+    ///
+    /// # Errors
+    /// As [`Ema::update`]; when memory runs out. The values may then be partly replaced.
+    pub fn apply(&self, parts: &[Part]) -> Result<Originals> {
+        self.each(parts, |_, _| Ok(()))?;
+        let values = parts.iter().map(|part| ops::copy(part.value()));
+        let originals = Originals(values.collect::<Result<_, _>>()?);
+        self.each(parts, copy)?;
+        Ok(originals)
+    }
+
+    /// Calls `f` with each average and value.
+    fn each(&self, parts: &[Part], f: impl Fn(&Tensor, &Tensor) -> Result<()>) -> Result<()> {
+        let expected = self.slots.len();
+        if parts.len() != expected {
+            return Err(OptimError::Count {
+                expected,
+                actual: parts.len(),
+            }
+            .into());
+        }
+        let pairs = parts.iter().map(|part| (part, part.value()));
+        let due = self.slots.due(pairs.collect())?;
+        due.iter()
+            .try_for_each(|due| f(&due.slot.state, due.part.value()))
+    }
+}
+
+/// The values that [`Ema::apply`] replaced.
+#[must_use = "without `restore`, training continues from the averages"]
+pub struct Originals(Vec<Tensor>);
+
+impl Originals {
+    /// Writes the values back to `parts`, bit for bit.
+    ///
+    /// # Errors
+    /// [`OptimError::Count`] for another number of parts; an error of the copy for other shapes.
+    pub fn restore(self, parts: &[Part]) -> Result<()> {
+        if parts.len() != self.0.len() {
+            return Err(OptimError::Count {
+                expected: self.0.len(),
+                actual: parts.len(),
+            }
+            .into());
+        }
+        let mut pairs = self.0.iter().zip(parts);
+        pairs.try_for_each(|(value, part)| copy(value, part.value()))
+    }
+}
+
+/// into = x, in the dtype of `into`.
+fn copy(x: &Tensor, into: &Tensor) -> Result<()> {
+    Ok(ops::copy_into(&ops::cast(x, into.dtype())?, into)?)
+}
+
+struct Average {
+    decay: f64,
+}
+
+impl Function<2> for Average {
+    #[inline(always)]
+    fn value<W: Number>(&self, [average, param]: [W; 2]) -> W {
+        averaged(self.decay, average, param)
+    }
+}

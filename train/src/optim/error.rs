@@ -1,0 +1,227 @@
+//! Errors of optimizers and schedules.
+
+use std::ops::Range;
+
+use meshgrad_runtime::{DType, Shape};
+
+/// An invalid configuration of an optimizer, or parts that do not match it.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OptimError {
+    /// A constant outside of its range.
+    #[error("{optimizer}: {name} is {value}, but must be {allowed}")]
+    Constant {
+        /// The optimizer or schedule.
+        optimizer: &'static str,
+        /// The constant.
+        name: &'static str,
+        /// Its value.
+        value: f64,
+        /// The allowed values.
+        allowed: &'static str,
+    },
+
+    /// A name pattern that cannot be parsed.
+    #[error("pattern `{pattern}` is invalid: {message}; use `*` and `?`, as in `*.norm*`")]
+    Pattern {
+        /// The pattern.
+        pattern: String,
+        /// The problem.
+        message: String,
+    },
+
+    /// A name pattern that matches no parameter.
+    #[error("pattern `{pattern}` matches no parameter; a parameter is named `{example}`")]
+    Unmatched {
+        /// The pattern.
+        pattern: String,
+        /// The parameter with the most similar name.
+        example: String,
+    },
+
+    /// A name pattern that never applies, because an earlier one matches the same parameters.
+    #[error(
+        "pattern `{pattern}` never applies: earlier patterns match all of its parameters, such as \
+         `{example}`; move it before them"
+    )]
+    Shadowed {
+        /// The pattern.
+        pattern: String,
+        /// A parameter that it matches.
+        example: String,
+    },
+
+    /// A part whose value does not have its rows.
+    #[error(
+        "part of `{name}`: rows {}..{} of a parameter of shape {global} need {expected} elements \
+         in a contiguous tensor, but the value has shape {actual}", rows.start, rows.end
+    )]
+    Rows {
+        /// The parameter.
+        name: String,
+        /// The requested rows.
+        rows: Range<usize>,
+        /// The shape of the parameter.
+        global: Shape,
+        /// The elements of these rows.
+        expected: usize,
+        /// The shape of the value.
+        actual: Shape,
+    },
+
+    /// Rows that a parameter does not have.
+    #[error(
+        "part of `{name}`: rows {}..{} are outside of the {count} rows of shape {global}",
+        rows.start, rows.end
+    )]
+    NoRows {
+        /// The parameter.
+        name: String,
+        /// The requested rows.
+        rows: Range<usize>,
+        /// The rows of the parameter.
+        count: usize,
+        /// The shape of the parameter.
+        global: Shape,
+    },
+
+    /// A part of a matrix, for an optimizer that needs whole matrices.
+    #[error(
+        "`{name}`: rows {}..{} split a matrix of {matrix} rows, but {optimizer} needs whole \
+         matrices", rows.start, rows.end
+    )]
+    SplitMatrix {
+        /// The optimizer.
+        optimizer: &'static str,
+        /// The parameter.
+        name: String,
+        /// Its rows.
+        rows: Range<usize>,
+        /// Rows of one matrix.
+        matrix: usize,
+    },
+
+    /// A dtype that the state cannot have.
+    #[error(
+        "{optimizer}: state of `{name}` ({param}) cannot be {state}; use f32 or bf16 state with \
+             f32 or bf16 parameters"
+    )]
+    StateDType {
+        /// The optimizer.
+        optimizer: &'static str,
+        /// The parameter.
+        name: String,
+        /// Its dtype.
+        param: DType,
+        /// The requested dtype.
+        state: DType,
+    },
+
+    /// Another number of parts.
+    #[error("there are {actual} parts, but {expected} at construction")]
+    Count {
+        /// Parts at construction.
+        expected: usize,
+        /// Parts now.
+        actual: usize,
+    },
+
+    /// A dtype that Muon cannot multiply in.
+    #[error("muon: products cannot be {dtype}; use bf16 or f32")]
+    ProductDType {
+        /// The dtype.
+        dtype: DType,
+    },
+
+    /// A step with another number of parts or gradients.
+    #[error(
+        "the optimizer was constructed with {expected} part(s); the step has {parts}, and \
+         {gradients} gradient(s)"
+    )]
+    Parts {
+        /// Parts at construction.
+        expected: usize,
+        /// Parts of the step.
+        parts: usize,
+        /// Gradients of the step.
+        gradients: usize,
+    },
+
+    /// A gradient of another shape than its part.
+    #[error("the gradient of `{name}` has shape {gradient}, but the value has shape {value}")]
+    Gradient {
+        /// The parameter.
+        name: String,
+        /// The shape of the gradient.
+        gradient: Shape,
+        /// The shape of the part's value.
+        value: Shape,
+    },
+
+    /// A step with other parts.
+    #[error("part {at} was {expected}, but is now {actual}; construct the optimizer again")]
+    Changed {
+        /// Its position.
+        at: usize,
+        /// Name, dtype, shape and rows at construction.
+        expected: String,
+        /// Name, dtype, shape and rows of the step.
+        actual: String,
+    },
+
+    /// Phases that are longer than the run.
+    #[error("the phases of the schedule have {phases} steps, but the run has {run}")]
+    TooManySteps {
+        /// Steps of all phases.
+        phases: u64,
+        /// Steps of the run.
+        run: u64,
+    },
+
+    /// Several phases that take the rest of the run.
+    #[error("{count} phases take the rest of the run; only one can")]
+    SeveralRests {
+        /// Their number.
+        count: usize,
+    },
+}
+
+/// `value`, if it is in [0, 1).
+pub(super) fn decay(
+    optimizer: &'static str,
+    name: &'static str,
+    value: f64,
+) -> Result<f64, OptimError> {
+    let allowed = "in [0, 1)";
+    require(optimizer, name, value, allowed, (0.0..1.0).contains(&value))
+}
+
+/// `value`, if it is finite and not negative.
+pub(super) fn not_negative(
+    optimizer: &'static str,
+    name: &'static str,
+    value: f64,
+) -> Result<f64, OptimError> {
+    let allowed = "finite and at least 0";
+    let holds = value.is_finite() && value >= 0.0;
+    require(optimizer, name, value, allowed, holds)
+}
+
+/// `value`, if `holds`.
+pub(super) fn require(
+    optimizer: &'static str,
+    name: &'static str,
+    value: f64,
+    allowed: &'static str,
+    holds: bool,
+) -> Result<f64, OptimError> {
+    match holds {
+        true => Ok(value),
+        false => Err(OptimError::Constant {
+            optimizer,
+            name,
+            value,
+            allowed,
+        }),
+    }
+}

@@ -1,0 +1,167 @@
+//! Lion: the sign of an interpolated momentum.
+
+use meshgrad_runtime::ops::StepScalars;
+use meshgrad_runtime::{Function, Number, Signature, Tensor};
+
+use super::assign::{assign, if_finite, scaled};
+use super::error::{decay, not_negative};
+use super::slots::{Due, Slots, pairs, zeros};
+use super::{Granularity, Groups, Optimizer, Part, State};
+use crate::Result;
+
+const NAME: &str = "lion";
+
+static STEP: Signature = Signature::new(
+    "lion_step",
+    "param: F[~], gradient: F[~], exp_avg: F[~], learning_rate: F[~], scale: F[~] -> param: F[~]",
+    9,
+);
+static AVERAGE: Signature = Signature::new(
+    "lion_average",
+    "exp_avg: F[~], gradient: F[~], scale: F[~] -> exp_avg: F[~]",
+    4,
+);
+
+/// The constants of [`Lion`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LionConfig {
+    /// Weight of the momentum in the update, in [0, 1).
+    pub beta1: f64,
+    /// Decay of the momentum per step, in [0, 1).
+    pub beta2: f64,
+    /// Decoupled weight decay, relative to the learning rate.
+    pub weight_decay: f64,
+}
+
+impl Default for LionConfig {
+    /// The constants of the paper, without decay.
+    fn default() -> LionConfig {
+        LionConfig {
+            beta1: 0.9,
+            beta2: 0.99,
+            weight_decay: 0.0,
+        }
+    }
+}
+
+/// Lion (Chen et al. 2023, algorithm 2):
+///
+/// ```text
+/// g       = scale * gradient
+/// update  = sign(beta1 * exp_avg + (1 - beta1) * g)
+/// param   = param - learning_rate * (update + weight_decay * param)
+/// exp_avg = beta2 * exp_avg + (1 - beta2) * g
+/// ```
+///
+/// The state is `exp_avg`, f32 (f64 for f64). A bf16 parameter is rounded to nearest. An element
+/// moves by the learning rate at each step, so that is 3 to 10 times smaller than for AdamW.
+pub struct Lion {
+    config: LionConfig,
+    slots: Slots<Tensor>,
+}
+
+impl Lion {
+    /// Lion of `parts` with zero state.
+    ///
+    /// # Errors
+    /// [`OptimError::Constant`](super::OptimError::Constant) for a constant outside of its range;
+    /// when memory runs out.
+    pub fn new(parts: &[Part], config: LionConfig, groups: &Groups) -> Result<Lion> {
+        decay(NAME, "beta1", config.beta1)?;
+        decay(NAME, "beta2", config.beta2)?;
+        not_negative(NAME, "weight_decay", config.weight_decay)?;
+        let slots = Slots::new(parts, groups, config.weight_decay, |part| {
+            zeros(part, part.value().dtype().accumulator())
+        })?;
+        Ok(Lion { config, slots })
+    }
+
+    fn update(&self, due: &Due<'_, Tensor>, scalars: StepScalars<'_>) -> Result<()> {
+        let Due {
+            slot,
+            part,
+            gradient,
+        } = *due;
+        let (param, exp_avg, scale) = (part.value(), &slot.state, scalars.scale);
+        let factor = slot.settings.learning_rate_factor;
+        let learning_rate = &scaled(scalars.learning_rate, factor)?;
+        let LionConfig { beta1, beta2, .. } = self.config;
+
+        let weight_decay = slot.settings.weight_decay;
+        let step = Step {
+            beta1,
+            weight_decay,
+        };
+        let inputs = [param, gradient, exp_avg, learning_rate, scale];
+        assign(&STEP, &step, inputs, param)?;
+        assign(
+            &AVERAGE,
+            &Average { beta2 },
+            [exp_avg, gradient, scale],
+            exp_avg,
+        )
+    }
+}
+
+impl Optimizer for Lion {
+    fn granularity(&self) -> Granularity {
+        Granularity::Element
+    }
+
+    fn state(&self) -> Vec<State> {
+        vec![self.slots.state("exp_avg", Some)]
+    }
+
+    fn step(
+        &mut self,
+        parts: &[Part],
+        gradients: &[Tensor],
+        scalars: StepScalars<'_>,
+    ) -> Result<()> {
+        let due = self.slots.due(pairs(self.slots.len(), parts, gradients)?)?;
+        due.iter().try_for_each(|due| self.update(due, scalars))
+    }
+}
+
+/// beta * average + (1 - beta) * x.
+#[inline(always)]
+fn interpolate<W: Number>(beta: f64, average: W, x: W) -> W {
+    W::constant(beta) * average + W::constant(1.0 - beta) * x
+}
+
+/// -1, 0 or 1.
+#[inline(always)]
+fn sign<W: Number>(x: W) -> W {
+    let negative_or_zero = x.if_lt(W::ZERO, -W::ONE, W::ZERO);
+    W::ZERO.if_lt(x, W::ONE, negative_or_zero)
+}
+
+struct Step {
+    beta1: f64,
+    weight_decay: f64,
+}
+
+impl Function<5> for Step {
+    #[inline(always)]
+    fn value<W: Number>(&self, inputs: [W; 5]) -> W {
+        let [param, gradient, exp_avg, learning_rate, scale] = inputs;
+        let update = sign(interpolate(self.beta1, exp_avg, scale * gradient));
+        let decayed = update + W::constant(self.weight_decay) * param;
+        if_finite(scale, param - learning_rate * decayed, param)
+    }
+}
+
+struct Average {
+    beta2: f64,
+}
+
+impl Function<3> for Average {
+    #[inline(always)]
+    fn value<W: Number>(&self, [exp_avg, gradient, scale]: [W; 3]) -> W {
+        if_finite(
+            scale,
+            interpolate(self.beta2, exp_avg, scale * gradient),
+            exp_avg,
+        )
+    }
+}

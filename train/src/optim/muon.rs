@@ -1,0 +1,336 @@
+//! Muon: momentum with orthogonal updates of matrices.
+
+use meshgrad_runtime::ops::{self, StepScalars};
+use meshgrad_runtime::{Accumulator, DType, Function, Number, Signature, Tensor};
+
+use super::assign::{assign, averaged, if_finite, map, scaled};
+use super::error::{decay, not_negative, require};
+use super::groups::parse;
+use super::part::viewed;
+use super::slots::{Due, Slots, pairs, zeros};
+use super::{AdamW, AdamWConfig, Granularity, Groups, OptimError, Optimizer, Part, State};
+use crate::Result;
+
+const NAME: &str = "muon";
+
+static MOMENTUM: Signature = Signature::new(
+    "muon_momentum",
+    "buffer: F[~], gradient: F[~], scale: F[~] -> buffer: F[~]",
+    4,
+);
+static NESTEROV: Signature = Signature::new(
+    "muon_nesterov",
+    "gradient: F[~], buffer: F[~], scale: F[~] -> direction: F[~]",
+    4,
+);
+static NORMALIZE: Signature =
+    Signature::new("muon_normalize", "x: F[~], squares: F[~] -> y: F[~]", 2);
+static COMBINE: Signature = Signature::new("muon_combine", "x: F[~], y: F[~] -> z: F[~]", 3);
+static STEP: Signature = Signature::new(
+    "muon_step",
+    "param: F[~], update: F[~], learning_rate: F[~], scale: F[~] -> param: F[~]",
+    6,
+);
+
+/// The constants of [`Muon`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct MuonConfig {
+    /// Decay of the momentum buffer per step, in [0, 1).
+    pub momentum: f64,
+    /// Whether to look ahead (Nesterov): the direction is the gradient interpolated with the
+    /// buffer. Otherwise it is the buffer.
+    pub nesterov: bool,
+    /// Decoupled weight decay, relative to the learning rate.
+    pub weight_decay: f64,
+    /// Newton-Schulz iterations.
+    pub iterations: u32,
+    /// Coefficients of the iteration.
+    pub coefficients: [f64; 3],
+    /// The smallest norm that a direction is divided by.
+    pub eps: f64,
+    /// The dtype of the operands of the iteration's products, bf16 or f32. Sums are f32.
+    pub product_dtype: DType,
+    /// The factor of the learning rate for a matrix.
+    pub adjust_learning_rate: AdjustLearningRate,
+    /// Name patterns of matrices that AdamW updates: embeddings and output heads. A pattern may
+    /// match nothing, because not every rank has them.
+    pub adamw_names: Vec<String>,
+    /// AdamW for these and for parameters with fewer than two dims.
+    pub adamw: AdamWConfig,
+}
+
+/// The factor of the learning rate for a matrix, which compensates for its shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AdjustLearningRate {
+    /// max(1, rows / columns)^0.5, of Keller Jordan's implementation.
+    Original,
+    /// 0.2 max(rows, columns)^0.5: updates have the root-mean-square of AdamW's, whose learning
+    /// rate and decay can be used (Liu et al. 2025).
+    MatchRmsAdamW,
+}
+
+impl AdjustLearningRate {
+    /// The factor for a matrix of `rows` and `columns`.
+    pub fn factor(self, rows: usize, columns: usize) -> f64 {
+        let (rows, columns) = (rows as f64, columns as f64);
+        match self {
+            AdjustLearningRate::Original => (rows / columns).max(1.0).sqrt(),
+            AdjustLearningRate::MatchRmsAdamW => 0.2 * rows.max(columns).sqrt(),
+        }
+    }
+}
+
+impl Default for MuonConfig {
+    /// The constants of torch, and AdamW for names with `embed` or `lm_head`.
+    fn default() -> MuonConfig {
+        MuonConfig {
+            momentum: 0.95,
+            nesterov: true,
+            weight_decay: 0.1,
+            iterations: 5,
+            coefficients: [3.4445, -4.7750, 2.0315],
+            eps: 1e-7,
+            product_dtype: DType::BF16,
+            adjust_learning_rate: AdjustLearningRate::Original,
+            adamw_names: vec!["*embed*".into(), "*lm_head*".into()],
+            adamw: AdamWConfig::default(),
+        }
+    }
+}
+
+/// Muon (Jordan et al. 2024), in the order of `torch.optim.Muon`:
+///
+/// ```text
+/// g         = scale * gradient
+/// buffer    = buffer + (1 - momentum) * (g - buffer)
+/// direction = g + momentum * (buffer - g)               with Nesterov, else the buffer
+/// param     = param * (1 - learning_rate * weight_decay)
+///             - learning_rate * factor * orthogonalized(direction)
+/// ```
+///
+/// Orthogonalizing sets all singular values to about 1. It repeats a Newton-Schulz iteration on X,
+/// the direction divided by its norm and transposed if it has more rows than columns:
+///
+/// ```text
+/// A = X X^T
+/// X = a X + (b A + c A A) X
+/// ```
+///
+/// [`AdjustLearningRate`] gives the factor.
+/// Parameters with more than two dims are lists of matrices, such as the weights of experts. AdamW
+/// updates parameters with fewer than two dims and those of [`MuonConfig::adamw_names`].
+///
+/// The state is `momentum_buffer`, f32 (f64 for f64), and AdamW's. A bf16 matrix is rounded to
+/// nearest.
+pub struct Muon {
+    config: MuonConfig,
+    matrices: Slots<Tensor>,
+    others: AdamW,
+    /// For each part, whether it is in `matrices`.
+    is_matrix: Vec<bool>,
+}
+
+impl Muon {
+    /// Muon of `parts` with zero state.
+    ///
+    /// # Errors
+    /// [`OptimError::SplitMatrix`] for a part of a matrix; [`OptimError::Constant`] for a constant
+    /// outside of its range; [`OptimError::ProductDType`]; [`OptimError::Pattern`]; as
+    /// [`AdamW::new`].
+    pub fn new(parts: &[Part], config: MuonConfig, groups: &Groups) -> Result<Muon> {
+        check(&config)?;
+        let patterns = config.adamw_names.iter().map(|pattern| parse(pattern));
+        let patterns: Vec<glob::Pattern> = patterns.collect::<Result<_, _>>()?;
+        let is_matrix = |part: &Part| {
+            let excluded = patterns.iter().any(|pattern| pattern.matches(part.name()));
+            part.global_shape().len() > 1 && !excluded
+        };
+        let is_matrix: Vec<bool> = parts.iter().map(is_matrix).collect();
+        let chosen = |matrix: bool| -> Vec<&Part> {
+            let choices = parts.iter().zip(&is_matrix);
+            let chosen = choices.filter(|(_, is_matrix)| **is_matrix == matrix);
+            chosen.map(|(part, _)| part).collect()
+        };
+        let matrices = Slots::new(chosen(true), groups, config.weight_decay, |part| {
+            part.matrices(NAME)?;
+            zeros(part, part.value().dtype().accumulator())
+        })?;
+        Ok(Muon {
+            matrices,
+            others: AdamW::of(&chosen(false), config.adamw, groups)?,
+            is_matrix,
+            config,
+        })
+    }
+
+    fn update(&self, due: &Due<'_, Tensor>, scalars: StepScalars<'_>) -> Result<()> {
+        let Due {
+            slot,
+            part,
+            gradient,
+        } = *due;
+        let (param, buffer, scale) = (part.value(), &slot.state, scalars.scale);
+        let [count, rows, columns] = part.matrices(NAME)?;
+        let factor = slot.settings.learning_rate_factor;
+        let learning_rate = scaled(scalars.learning_rate, factor)?;
+        let momentum = Momentum(self.config.momentum);
+
+        assign(&MOMENTUM, &momentum, [buffer, gradient, scale], buffer)?;
+        let direction = match self.config.nesterov {
+            true => {
+                let inputs = [gradient, buffer, scale];
+                map(&NESTEROV, &Nesterov(momentum), inputs, buffer.dtype())?
+            }
+            false => buffer.clone(),
+        };
+        let direction = viewed(&direction, &[count, rows, columns])?;
+        let update = viewed(&orthogonalized(&direction, &self.config)?, param.shape())?;
+
+        let step = Step {
+            weight_decay: slot.settings.weight_decay,
+            factor: self.config.adjust_learning_rate.factor(rows, columns),
+        };
+        assign(&STEP, &step, [param, &update, &learning_rate, scale], param)
+    }
+}
+
+impl Optimizer for Muon {
+    fn granularity(&self) -> Granularity {
+        Granularity::Matrix
+    }
+
+    fn state(&self) -> Vec<State> {
+        let mut state = vec![self.matrices.state("momentum_buffer", Some)];
+        state.extend(self.others.state());
+        state
+    }
+
+    fn step(
+        &mut self,
+        parts: &[Part],
+        gradients: &[Tensor],
+        scalars: StepScalars<'_>,
+    ) -> Result<()> {
+        let (mut matrices, mut others) = (Vec::new(), Vec::new());
+        let pairs = pairs(self.is_matrix.len(), parts, gradients)?;
+        for (pair, is_matrix) in pairs.into_iter().zip(&self.is_matrix) {
+            match is_matrix {
+                true => matrices.push(pair),
+                false => others.push(pair),
+            }
+        }
+        let due = self.matrices.due(matrices)?;
+        due.iter().try_for_each(|due| self.update(due, scalars))?;
+        self.others.step_pairs(others, scalars)
+    }
+}
+
+fn check(config: &MuonConfig) -> Result<(), OptimError> {
+    decay(NAME, "momentum", config.momentum)?;
+    not_negative(NAME, "weight_decay", config.weight_decay)?;
+    require(NAME, "eps", config.eps, "above 0", config.eps > 0.0)?;
+    for coefficient in config.coefficients {
+        let holds = coefficient.is_finite();
+        require(NAME, "coefficients", coefficient, "finite", holds)?;
+    }
+    match config.product_dtype {
+        DType::BF16 | DType::F32 => Ok(()),
+        dtype => Err(OptimError::ProductDType { dtype }),
+    }
+}
+
+/// The Newton-Schulz iterations of [`Muon`] on `x`, [count, rows, columns].
+fn orthogonalized(x: &Tensor, config: &MuonConfig) -> Result<Tensor> {
+    let [a, b, c] = config.coefficients;
+    let (dtype, products) = (x.dtype(), config.product_dtype);
+    let squares = ops::sum(&ops::square(x)?, &[-2, -1])?;
+    let squares = squares.unsqueeze(1)?.unsqueeze(2)?;
+    let unit = map(
+        &NORMALIZE,
+        &Normalize { eps: config.eps },
+        [x, &squares],
+        dtype,
+    )?;
+
+    let is_tall = x.extent(-2)? > x.extent(-1)?;
+    let oriented = |x: Tensor| match is_tall {
+        true => x.transpose(-2, -1),
+        false => Ok(x),
+    };
+    let mut x = oriented(unit)?;
+    for _ in 0..config.iterations {
+        let gram = product(&x, &x.transpose(-2, -1)?, products)?;
+        let square = product(&gram, &gram, products)?;
+        let polynomial = map(&COMBINE, &Combine(b, c), [&gram, &square], dtype)?;
+        let rest = product(&polynomial, &x, products)?;
+        x = map(&COMBINE, &Combine(a, 1.0), [&x, &rest], dtype)?;
+    }
+    Ok(oriented(x)?)
+}
+
+/// a b, of operands rounded to bf16 if `dtype` is bf16, with f32 sums.
+fn product(a: &Tensor, b: &Tensor, dtype: DType) -> Result<Tensor> {
+    if dtype != DType::BF16 {
+        return Ok(ops::matmul(a, b)?);
+    }
+    let shape = a.shape().with(a.dim("matmul", -1)?, b.extent(-1)?);
+    let mut sum = Accumulator::new(a.device(), shape, DType::F32)?;
+    ops::matmul_into(&ops::cast(a, dtype)?, &ops::cast(b, dtype)?, &mut sum)?;
+    Ok(ops::cast(sum.total()?, a.dtype())?)
+}
+
+#[derive(Clone, Copy)]
+struct Momentum(f64);
+
+impl Function<3> for Momentum {
+    #[inline(always)]
+    fn value<W: Number>(&self, [buffer, gradient, scale]: [W; 3]) -> W {
+        if_finite(scale, averaged(self.0, buffer, scale * gradient), buffer)
+    }
+}
+
+struct Nesterov(Momentum);
+
+impl Function<3> for Nesterov {
+    #[inline(always)]
+    fn value<W: Number>(&self, [gradient, buffer, scale]: [W; 3]) -> W {
+        let Momentum(momentum) = self.0;
+        averaged(momentum, buffer, scale * gradient)
+    }
+}
+
+struct Normalize {
+    eps: f64,
+}
+
+impl Function<2> for Normalize {
+    #[inline(always)]
+    fn value<W: Number>(&self, [x, squares]: [W; 2]) -> W {
+        let (norm, eps) = (squares.sqrt(), W::constant(self.eps));
+        x / norm.if_lt(eps, eps, norm)
+    }
+}
+
+/// Factors of two operands.
+struct Combine(f64, f64);
+
+impl Function<2> for Combine {
+    #[inline(always)]
+    fn value<W: Number>(&self, [x, y]: [W; 2]) -> W {
+        W::constant(self.0) * x + W::constant(self.1) * y
+    }
+}
+
+struct Step {
+    weight_decay: f64,
+    factor: f64,
+}
+
+impl Function<4> for Step {
+    #[inline(always)]
+    fn value<W: Number>(&self, [param, update, learning_rate, scale]: [W; 4]) -> W {
+        let kept = param * (W::ONE - learning_rate * W::constant(self.weight_decay));
+        let new = kept - learning_rate * W::constant(self.factor) * update;
+        if_finite(scale, new, param)
+    }
+}

@@ -1,0 +1,238 @@
+//! Stochastic gradient descent with momentum.
+
+use meshgrad_runtime::ops::StepScalars;
+use meshgrad_runtime::{Function, Number, Signature, Tensor};
+
+use super::assign::{assign, if_finite, scaled};
+use super::error::{decay, not_negative, require};
+use super::slots::{Due, Slots, pairs, zeros};
+use super::{Granularity, Groups, Optimizer, Part, State};
+use crate::Result;
+
+const NAME: &str = "sgd";
+
+static MOMENTUM: Signature = Signature::new(
+    "sgd_momentum",
+    "param: F[~], gradient: F[~], buffer: F[~], step: F[~], scale: F[~] -> buffer: F[~]",
+    6,
+);
+static STEP: Signature = Signature::new(
+    "sgd_step",
+    "param: F[~], gradient: F[~], learning_rate: F[~], scale: F[~] -> param: F[~]",
+    5,
+);
+static MOMENTUM_STEP: Signature = Signature::new(
+    "sgd_momentum_step",
+    "param: F[~], buffer: F[~], learning_rate: F[~], scale: F[~] -> param: F[~]",
+    2,
+);
+static NESTEROV_STEP: Signature = Signature::new(
+    "sgd_nesterov_step",
+    "param: F[~], gradient: F[~], buffer: F[~], learning_rate: F[~], scale: F[~] -> param: F[~]",
+    7,
+);
+
+/// The constants of [`Sgd`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SgdConfig {
+    /// Decay of the momentum buffer per step, in [0, 1). With 0 there is no buffer.
+    pub momentum: f64,
+    /// The gradient enters the buffer with factor 1 - `dampening`, except at step 1.
+    pub dampening: f64,
+    /// Whether to look ahead (Nesterov): the update is the gradient plus `momentum` times the
+    /// buffer. Needs momentum and no dampening.
+    pub nesterov: bool,
+    /// Weight decay, added to the gradient as an L2 penalty.
+    pub weight_decay: f64,
+}
+
+impl Default for SgdConfig {
+    /// No momentum and no decay, as in torch.
+    fn default() -> SgdConfig {
+        SgdConfig {
+            momentum: 0.0,
+            dampening: 0.0,
+            nesterov: false,
+            weight_decay: 0.0,
+        }
+    }
+}
+
+/// SGD in the order of `torch.optim.SGD` (momentum as in Sutskever et al. 2013):
+///
+/// ```text
+/// g      = scale * gradient + weight_decay * param
+/// buffer = g                                          at step 1
+///          momentum * buffer + (1 - dampening) * g    later
+/// param  = param - learning_rate * d
+/// ```
+///
+/// where d is the buffer, with Nesterov g + momentum * buffer, and without momentum g.
+///
+/// The state is `momentum_buffer`, f32 (f64 for f64), if there is momentum. A bf16 parameter is
+/// rounded to nearest. torch does not dampen the first step that is not skipped, here it is step 1.
+pub struct Sgd {
+    config: SgdConfig,
+    slots: Slots<Option<Tensor>>,
+}
+
+impl Sgd {
+    /// SGD of `parts` with zero state.
+    ///
+    /// # Errors
+    /// [`OptimError::Constant`](super::OptimError::Constant) for a constant outside of its range;
+    /// when memory runs out.
+    pub fn new(parts: &[Part], config: SgdConfig, groups: &Groups) -> Result<Sgd> {
+        let SgdConfig {
+            momentum,
+            dampening,
+            nesterov,
+            weight_decay,
+        } = config;
+        decay(NAME, "momentum", momentum)?;
+        decay(NAME, "dampening", dampening)?;
+        not_negative(NAME, "weight_decay", weight_decay)?;
+        if nesterov {
+            require(
+                NAME,
+                "momentum",
+                momentum,
+                "above 0 with nesterov",
+                momentum > 0.0,
+            )?;
+            require(
+                NAME,
+                "dampening",
+                dampening,
+                "0 with nesterov",
+                dampening == 0.0,
+            )?;
+        }
+
+        let slots = Slots::new(parts, groups, weight_decay, |part| {
+            let buffer = || zeros(part, part.value().dtype().accumulator());
+            (momentum > 0.0).then(buffer).transpose()
+        })?;
+        Ok(Sgd { config, slots })
+    }
+
+    fn update(&self, due: &Due<'_, Option<Tensor>>, scalars: StepScalars<'_>) -> Result<()> {
+        let Due {
+            slot,
+            part,
+            gradient,
+        } = *due;
+        let (settings, param) = (slot.settings, part.value());
+        let StepScalars { step, scale, .. } = scalars;
+        let learning_rate = &scaled(scalars.learning_rate, settings.learning_rate_factor)?;
+        let decay = Decay(settings.weight_decay);
+
+        let Some(buffer) = &slot.state else {
+            let inputs = [param, gradient, learning_rate, scale];
+            return assign(&STEP, &Step { decay }, inputs, param);
+        };
+        let SgdConfig {
+            momentum,
+            dampening,
+            nesterov,
+            ..
+        } = self.config;
+        let accumulate = Momentum {
+            decay,
+            momentum,
+            dampening,
+        };
+        let inputs = [param, gradient, buffer, step, scale];
+        assign(&MOMENTUM, &accumulate, inputs, buffer)?;
+        if nesterov {
+            let ahead = NesterovStep { decay, momentum };
+            let inputs = [param, gradient, buffer, learning_rate, scale];
+            return assign(&NESTEROV_STEP, &ahead, inputs, param);
+        }
+        let inputs = [param, buffer, learning_rate, scale];
+        assign(&MOMENTUM_STEP, &MomentumStep, inputs, param)
+    }
+}
+
+impl Optimizer for Sgd {
+    fn granularity(&self) -> Granularity {
+        Granularity::Element
+    }
+
+    fn state(&self) -> Vec<State> {
+        let buffers = self.slots.state("momentum_buffer", Option::as_ref);
+        Vec::from_iter((self.config.momentum > 0.0).then_some(buffers))
+    }
+
+    fn step(
+        &mut self,
+        parts: &[Part],
+        gradients: &[Tensor],
+        scalars: StepScalars<'_>,
+    ) -> Result<()> {
+        let due = self.slots.due(pairs(self.slots.len(), parts, gradients)?)?;
+        due.iter().try_for_each(|due| self.update(due, scalars))
+    }
+}
+
+/// The gradient with the L2 penalty.
+#[derive(Clone, Copy)]
+struct Decay(f64);
+
+impl Decay {
+    #[inline(always)]
+    fn of<W: Number>(self, [param, gradient, scale]: [W; 3]) -> W {
+        scale * gradient + W::constant(self.0) * param
+    }
+}
+
+struct Momentum {
+    decay: Decay,
+    momentum: f64,
+    dampening: f64,
+}
+
+impl Function<5> for Momentum {
+    #[inline(always)]
+    fn value<W: Number>(&self, [param, gradient, buffer, step, scale]: [W; 5]) -> W {
+        let g = self.decay.of([param, gradient, scale]);
+        let kept = W::constant(self.momentum) * buffer;
+        let later = kept + W::constant(1.0 - self.dampening) * g;
+        if_finite(scale, step.if_le(W::ONE, g, later), buffer)
+    }
+}
+
+struct Step {
+    decay: Decay,
+}
+
+impl Function<4> for Step {
+    #[inline(always)]
+    fn value<W: Number>(&self, [param, gradient, learning_rate, scale]: [W; 4]) -> W {
+        let g = self.decay.of([param, gradient, scale]);
+        if_finite(scale, param - learning_rate * g, param)
+    }
+}
+
+struct MomentumStep;
+
+impl Function<4> for MomentumStep {
+    #[inline(always)]
+    fn value<W: Number>(&self, [param, buffer, learning_rate, scale]: [W; 4]) -> W {
+        if_finite(scale, param - learning_rate * buffer, param)
+    }
+}
+
+struct NesterovStep {
+    decay: Decay,
+    momentum: f64,
+}
+
+impl Function<5> for NesterovStep {
+    #[inline(always)]
+    fn value<W: Number>(&self, [param, gradient, buffer, learning_rate, scale]: [W; 5]) -> W {
+        let g = self.decay.of([param, gradient, scale]);
+        let ahead = g + W::constant(self.momentum) * buffer;
+        if_finite(scale, param - learning_rate * ahead, param)
+    }
+}

@@ -1,0 +1,128 @@
+//! The parts of an optimizer, with their settings and their state.
+
+use meshgrad_runtime::{DType, Kind, Tensor};
+
+use super::part::PartSpec;
+use super::{Groups, OptimError, Part, Settings, State};
+use crate::Result;
+
+/// One slot per part, in the order of the parts.
+pub(super) struct Slots<S>(Vec<Slot<S>>);
+
+/// The settings and the state of a part.
+pub(super) struct Slot<S> {
+    part: PartSpec,
+    pub(super) settings: Settings,
+    pub(super) state: S,
+}
+
+/// A part in a step, with its gradient.
+pub(super) struct Due<'a, S> {
+    pub(super) slot: &'a Slot<S>,
+    pub(super) part: &'a Part,
+    pub(super) gradient: &'a Tensor,
+}
+
+impl<S> Slots<S> {
+    /// Slots for `parts` with the state that `allocate` returns.
+    pub(super) fn new<'a>(
+        parts: impl IntoIterator<Item = &'a Part>,
+        groups: &Groups,
+        weight_decay: f64,
+        allocate: impl Fn(&Part) -> Result<S>,
+    ) -> Result<Slots<S>> {
+        let slot = |part: &'a Part| {
+            Ok(Slot {
+                part: part.spec().clone(),
+                settings: groups.settings(part, weight_decay),
+                state: allocate(part)?,
+            })
+        };
+        Ok(Slots(parts.into_iter().map(slot).collect::<Result<_>>()?))
+    }
+
+    /// The slots with the parts and gradients of a step, or with values in place of gradients.
+    pub(super) fn due<'a>(
+        &'a self,
+        parts: Vec<(&'a Part, &'a Tensor)>,
+    ) -> Result<Vec<Due<'a, S>>, OptimError> {
+        let pairs = self.0.iter().zip(parts).enumerate();
+        pairs
+            .map(|(at, (slot, (part, gradient)))| slot.due(at, part, gradient))
+            .collect()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Slot<S>> {
+        self.0.iter()
+    }
+
+    /// The state tensors of the slots that have one, as `name`.
+    pub(super) fn state<'a>(
+        &'a self,
+        name: &'static str,
+        of: impl Fn(&'a S) -> Option<&'a Tensor>,
+    ) -> State {
+        let named = |slot: &'a Slot<S>| Some((slot.part.name.clone(), of(&slot.state)?.clone()));
+        State {
+            name,
+            tensors: self.0.iter().filter_map(named).collect(),
+        }
+    }
+}
+
+impl<S> Slot<S> {
+    /// Checks the part and the gradient of this slot, which is number `at`.
+    fn due<'a>(
+        &'a self,
+        at: usize,
+        part: &'a Part,
+        gradient: &'a Tensor,
+    ) -> Result<Due<'a, S>, OptimError> {
+        if *part.spec() != self.part {
+            return Err(OptimError::Changed {
+                at,
+                expected: self.part.to_string(),
+                actual: part.spec().to_string(),
+            });
+        }
+        if gradient.shape() != part.value().shape() {
+            return Err(OptimError::Gradient {
+                name: part.name().to_owned(),
+                gradient: *gradient.shape(),
+                value: *part.value().shape(),
+            });
+        }
+        Ok(Due {
+            slot: self,
+            part,
+            gradient,
+        })
+    }
+}
+
+/// Pairs `parts` with `gradients`, both as many as the optimizer has parts.
+pub(super) fn pairs<'a>(
+    expected: usize,
+    parts: &'a [Part],
+    gradients: &'a [Tensor],
+) -> Result<Vec<(&'a Part, &'a Tensor)>, OptimError> {
+    match parts.len() == expected && gradients.len() == expected {
+        true => Ok(parts.iter().zip(gradients).collect()),
+        false => Err(OptimError::Parts {
+            expected,
+            parts: parts.len(),
+            gradients: gradients.len(),
+        }),
+    }
+}
+
+/// Zeros of the shape of `part`'s value.
+pub(super) fn zeros(part: &Part, dtype: DType) -> Result<Tensor> {
+    let value = part.value();
+    let kind = Kind::OptimizerState;
+    Ok(Tensor::zeros(value.device(), value.shape(), dtype, kind)?)
+}
