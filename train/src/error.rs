@@ -9,6 +9,7 @@ use crate::optim::OptimError;
 use crate::plot::PlotError;
 use crate::run_folder::RunFolderError;
 use crate::sampler::SamplerError;
+use crate::schedule::ScheduleError;
 use crate::tokenizer::TokenizerError;
 use crate::tokens::TokensError;
 
@@ -46,6 +47,9 @@ pub enum TrainError {
     /// The configuration of an optimizer is invalid, or its parts have changed.
     #[error(transparent)]
     Optim(#[from] OptimError),
+    /// The phases of the schedule do not fit the run.
+    #[error(transparent)]
+    Schedule(#[from] ScheduleError),
     /// The model, an op or the tape failed.
     #[error(transparent)]
     Model(#[from] meshgrad_runtime::Error),

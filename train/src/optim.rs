@@ -12,14 +12,14 @@
 //! use meshgrad_autograd::{Init, Param};
 //! use meshgrad_runtime::ops::StepScalars;
 //! use meshgrad_runtime::{Device, Tensor};
-//! use meshgrad_train::optim::{Groups, Optimizer, Part, Sgd, SgdConfig};
+//! use meshgrad_train::optim::{Groups, Optimizer, Sgd, SgdConfig, parts};
 //!
 //! # fn main() -> meshgrad_train::Result<()> {
 //! let device = Device::cpu();
 //! let weight = Param::new("weight", [2, 2], Init::Ones);
 //! weight.materialize(&device, 0)?;
 //!
-//! let parts = [Part::whole(&weight)?];
+//! let parts = parts(&weight)?;
 //! let mut sgd = Sgd::new(&parts, SgdConfig::default(), &Groups::default())?;
 //! let gradient = Tensor::from_slice(&device, &[2, 2], &[1.0f32, 2.0, 3.0, 4.0])?;
 //! let scalar = |value: f32| Tensor::scalar(&device, value);

@@ -6,7 +6,6 @@
 use std::f64::consts::PI;
 
 use crate::config::{ScheduleConfig, ScheduleKind};
-use crate::optim::OptimError;
 
 /// The name of [`Phases`] in [`trainer`](crate::trainer).
 pub type Schedule = Phases;
@@ -49,6 +48,34 @@ impl Curve {
             }
         }
     }
+}
+
+/// Phases that do not fit a run.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ScheduleError {
+    /// Phases that are longer than the run.
+    #[error("the phases of the schedule have {phases} steps, but the run has {run}")]
+    TooManySteps {
+        /// Steps of all phases.
+        phases: u64,
+        /// Steps of the run.
+        run: u64,
+    },
+
+    /// Several phases that take the rest of the run.
+    #[error("{count} phases take the rest of the run; only one can")]
+    SeveralRests {
+        /// Their number.
+        count: usize,
+    },
+
+    /// A percentage outside of 0 to 100.
+    #[error("a phase has {percent}% of the run; give 0 to 100")]
+    Percent {
+        /// The percentage.
+        percent: f64,
+    },
 }
 
 /// How long a phase is.
@@ -143,13 +170,13 @@ impl Phases {
     /// ];
     /// let schedule = Phases::of_run(100, 0.0, &phases)?;
     /// assert_eq!([5, 80, 85, 100].map(|step| schedule.factor(step)), [0.5, 1.0, 0.5, 0.0]);
-    /// # Ok::<(), meshgrad_train::optim::OptimError>(())
+    /// # Ok::<(), meshgrad_train::schedule::ScheduleError>(())
     /// ```
     ///
     /// # Errors
-    /// [`OptimError::TooManySteps`]; [`OptimError::SeveralRests`]; [`OptimError::Constant`] for a
-    /// percentage outside of 0 to 100.
-    pub fn of_run(steps: u64, initial: f64, phases: &[Phase]) -> Result<Phases, OptimError> {
+    /// [`ScheduleError::TooManySteps`]; [`ScheduleError::SeveralRests`];
+    /// [`ScheduleError::Percent`] for a percentage outside of 0 to 100.
+    pub fn of_run(steps: u64, initial: f64, phases: &[Phase]) -> Result<Phases, ScheduleError> {
         let mut stated = 0.0;
         let mut rests = 0;
         for phase in phases {
@@ -160,11 +187,11 @@ impl Phases {
             }
         }
         if rests > 1 {
-            return Err(OptimError::SeveralRests { count: rests });
+            return Err(ScheduleError::SeveralRests { count: rests });
         }
         if stated.round() > steps as f64 {
             let phases = stated.round() as u64;
-            return Err(OptimError::TooManySteps { phases, run: steps });
+            return Err(ScheduleError::TooManySteps { phases, run: steps });
         }
 
         // Ends are rounded, not lengths, so that rounding errors do not add up.
@@ -189,8 +216,8 @@ impl Phases {
     /// A linear warm-up, then a straight line to `end` at the last step of a run of `steps`.
     ///
     /// # Errors
-    /// [`OptimError::TooManySteps`] when the warm-up is longer than the run.
-    pub fn linear(steps: u64, warmup: u64, end: f64) -> Result<Phases, OptimError> {
+    /// [`ScheduleError::TooManySteps`] when the warm-up is longer than the run.
+    pub fn linear(steps: u64, warmup: u64, end: f64) -> Result<Phases, ScheduleError> {
         Phases::warmed_up(steps, warmup, end, Curve::Linear)
     }
 
@@ -198,8 +225,8 @@ impl Phases {
     /// (Loshchilov & Hutter 2017, without restarts).
     ///
     /// # Errors
-    /// [`OptimError::TooManySteps`] when the warm-up is longer than the run.
-    pub fn cosine(steps: u64, warmup: u64, end: f64) -> Result<Phases, OptimError> {
+    /// [`ScheduleError::TooManySteps`] when the warm-up is longer than the run.
+    pub fn cosine(steps: u64, warmup: u64, end: f64) -> Result<Phases, ScheduleError> {
         Phases::warmed_up(steps, warmup, end, Curve::Cosine)
     }
 
@@ -208,14 +235,14 @@ impl Phases {
     /// 1 - progress^0.5 (Hägele et al. 2024).
     ///
     /// # Errors
-    /// [`OptimError::TooManySteps`] when warm-up and decay are longer than the run.
+    /// [`ScheduleError::TooManySteps`] when warm-up and decay are longer than the run.
     pub fn warmup_stable_decay(
         steps: u64,
         warmup: u64,
         decay: u64,
         end: f64,
         curve: Curve,
-    ) -> Result<Phases, OptimError> {
+    ) -> Result<Phases, ScheduleError> {
         let phases = [
             Phase::new(Length::Steps(warmup), 1.0, Curve::Linear),
             Phase::new(Length::Rest, 1.0, Curve::Linear),
@@ -224,7 +251,7 @@ impl Phases {
         Phases::of_run(steps, 0.0, &phases)
     }
 
-    fn warmed_up(steps: u64, warmup: u64, end: f64, curve: Curve) -> Result<Phases, OptimError> {
+    fn warmed_up(steps: u64, warmup: u64, end: f64, curve: Curve) -> Result<Phases, ScheduleError> {
         let phases = [
             Phase::new(Length::Steps(warmup), 1.0, Curve::Linear),
             Phase::new(Length::Rest, end, curve),
@@ -281,15 +308,10 @@ impl Phase {
 }
 
 /// `percent` of `steps`.
-fn part_of(steps: u64, percent: f64) -> Result<f64, OptimError> {
+fn part_of(steps: u64, percent: f64) -> Result<f64, ScheduleError> {
     match (0.0..=100.0).contains(&percent) {
         true => Ok(steps as f64 * (percent / 100.0)),
-        false => Err(OptimError::Constant {
-            optimizer: "schedule",
-            name: "percent",
-            value: percent,
-            allowed: "from 0 to 100",
-        }),
+        false => Err(ScheduleError::Percent { percent }),
     }
 }
 
@@ -397,7 +419,7 @@ mod tests {
         );
         assert_eq!(
             message(&[of(Length::Percent(-1.0))]),
-            "schedule: percent is -1, but must be from 0 to 100"
+            "a phase has -1% of the run; give 0 to 100"
         );
         assert!(message(&[of(Length::Percent(f64::NAN))]).contains("NaN"));
     }

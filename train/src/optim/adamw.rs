@@ -125,7 +125,7 @@ impl AdamW {
         })
     }
 
-    /// [`Optimizer::step`], with as many pairs as there are slots.
+    /// [`Optimizer::step`], with one pair per slot.
     pub(super) fn step_pairs(
         &mut self,
         pairs: Vec<(&Part, &Tensor)>,

@@ -1,4 +1,4 @@
-//! Errors of optimizers and schedules.
+//! Errors of optimizers.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ pub enum OptimError {
     /// A constant outside of its range.
     #[error("{optimizer}: {name} is {value}, but must be {allowed}")]
     Constant {
-        /// The optimizer or schedule.
+        /// The optimizer.
         optimizer: &'static str,
         /// The constant.
         name: &'static str,
@@ -159,30 +159,12 @@ pub enum OptimError {
     },
 
     /// A step with other parts.
-    #[error("part {at} was {expected}, but is now {actual}; construct the optimizer again")]
+    #[error("a part was {expected}, but is now {actual}; construct the optimizer again")]
     Changed {
-        /// Its position.
-        at: usize,
         /// Name, dtype, shape and rows at construction.
         expected: String,
         /// Name, dtype, shape and rows of the step.
         actual: String,
-    },
-
-    /// Phases that are longer than the run.
-    #[error("the phases of the schedule have {phases} steps, but the run has {run}")]
-    TooManySteps {
-        /// Steps of all phases.
-        phases: u64,
-        /// Steps of the run.
-        run: u64,
-    },
-
-    /// Several phases that take the rest of the run.
-    #[error("{count} phases take the rest of the run; only one can")]
-    SeveralRests {
-        /// Their number.
-        count: usize,
     },
 }
 

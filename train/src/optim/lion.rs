@@ -53,8 +53,10 @@ impl Default for LionConfig {
 /// exp_avg = beta2 * exp_avg + (1 - beta2) * g
 /// ```
 ///
-/// The state is `exp_avg`, f32 (f64 for f64). A bf16 parameter is rounded to nearest. An element
-/// moves by the learning rate at each step, so that is 3 to 10 times smaller than for AdamW.
+/// The state is `exp_avg`, f32 (f64 for f64). A bf16 parameter is rounded to nearest.
+///
+/// Each step moves an element by the whole learning rate, so use one 3 to 10 times smaller than for
+/// AdamW.
 pub struct Lion {
     config: LionConfig,
     slots: Slots<Tensor>,

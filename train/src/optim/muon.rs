@@ -117,6 +117,7 @@ impl Default for MuonConfig {
 /// ```
 ///
 /// [`AdjustLearningRate`] gives the factor.
+///
 /// Parameters with more than two dims are lists of matrices, such as the weights of experts. AdamW
 /// updates parameters with fewer than two dims and those of [`MuonConfig::adamw_names`].
 ///

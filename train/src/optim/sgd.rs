@@ -70,7 +70,9 @@ impl Default for SgdConfig {
 /// where d is the buffer, with Nesterov g + momentum * buffer, and without momentum g.
 ///
 /// The state is `momentum_buffer`, f32 (f64 for f64), if there is momentum. A bf16 parameter is
-/// rounded to nearest. torch does not dampen the first step that is not skipped, here it is step 1.
+/// rounded to nearest.
+///
+/// If step 1 is skipped, step 2 is dampened; torch never dampens the first step that runs.
 pub struct Sgd {
     config: SgdConfig,
     slots: Slots<Option<Tensor>>,

@@ -46,9 +46,9 @@ impl<S> Slots<S> {
         &'a self,
         parts: Vec<(&'a Part, &'a Tensor)>,
     ) -> Result<Vec<Due<'a, S>>, OptimError> {
-        let pairs = self.0.iter().zip(parts).enumerate();
+        let pairs = self.0.iter().zip(parts);
         pairs
-            .map(|(at, (slot, (part, gradient)))| slot.due(at, part, gradient))
+            .map(|(slot, (part, gradient))| slot.due(part, gradient))
             .collect()
     }
 
@@ -75,16 +75,10 @@ impl<S> Slots<S> {
 }
 
 impl<S> Slot<S> {
-    /// Checks the part and the gradient of this slot, which is number `at`.
-    fn due<'a>(
-        &'a self,
-        at: usize,
-        part: &'a Part,
-        gradient: &'a Tensor,
-    ) -> Result<Due<'a, S>, OptimError> {
+    /// Checks the part and the gradient of this slot.
+    fn due<'a>(&'a self, part: &'a Part, gradient: &'a Tensor) -> Result<Due<'a, S>, OptimError> {
         if *part.spec() != self.part {
             return Err(OptimError::Changed {
-                at,
                 expected: self.part.to_string(),
                 actual: part.spec().to_string(),
             });
@@ -104,7 +98,7 @@ impl<S> Slot<S> {
     }
 }
 
-/// Pairs `parts` with `gradients`, both as many as the optimizer has parts.
+/// Pairs `parts` with `gradients`, of which there must be `expected`.
 pub(super) fn pairs<'a>(
     expected: usize,
     parts: &'a [Part],

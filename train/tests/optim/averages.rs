@@ -84,7 +84,7 @@ fn other_parts_are_errors() {
     let message = ema.update(&training.parts[..3]).unwrap_err().to_string();
     assert_eq!(
         message,
-        "part 0 was `tall` f32[9, 4], rows 0..9 of [9, 4], but is now `wide` f32[5, 7], rows 0..5 \
+        "a part was `tall` f32[9, 4], rows 0..9 of [9, 4], but is now `wide` f32[5, 7], rows 0..5 \
          of [5, 7]; construct the optimizer again"
     );
     assert!(Ema::new(&training.parts, 1.5).is_err());

@@ -66,7 +66,7 @@ fn a_step_needs_the_parts_of_the_construction() {
     );
     assert_eq!(
         step(&[part(4..8, DType::F32)], std::slice::from_ref(&gradient)),
-        "part 0 was `experts` f32[4, 6], rows 0..4 of [3, 4, 6], but is now `experts` f32[4, 6], \
+        "a part was `experts` f32[4, 6], rows 0..4 of [3, 4, 6], but is now `experts` f32[4, 6], \
          rows 4..8 of [3, 4, 6]; construct the optimizer again"
     );
     let one = Tensor::from_slice(device, &[1], &[0.0f32]).unwrap();
