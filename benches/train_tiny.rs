@@ -15,7 +15,7 @@ use meshgrad::models::config::Qwen3Config;
 use meshgrad::models::{Compute, Model, TokenBatch, hf};
 use meshgrad::prelude::*;
 use meshgrad::train::config::OptimizerConfig;
-use meshgrad::train::optimizer::Optimizer;
+use meshgrad::train::updater::Updater;
 use meshgrad_harness::{Options, Peer, PeerOptions, Spread, finish, numbers, proc_bytes, seconds};
 use serde_json::{Value, json};
 
@@ -282,7 +282,7 @@ fn print_table(arguments: &Arguments, contestants: &[Contestant]) {
 /// The meshgrad implementation: a training loop as a user would write it.
 struct Ours {
     model: Qwen3,
-    optimizer: Optimizer,
+    updater: Updater,
     grads: Grads,
     device: Device,
     dtype: DType,
@@ -300,10 +300,10 @@ impl Ours {
             eps: 1e-8,
             max_grad_norm: 1.0,
         };
-        let (optimizer, grads) = Optimizer::new(&model, device, &config)?;
+        let (updater, grads) = Updater::new(&model, device, &config)?;
         Ok(Ours {
             model,
-            optimizer,
+            updater,
             grads,
             device: device.clone(),
             dtype,
@@ -331,7 +331,7 @@ impl Ours {
         done?;
 
         let (optimizer, norm) = seconds(|| {
-            self.optimizer
+            self.updater
                 .step(&mut self.grads, &loss.weight, self.step, 1e-3)
         });
         norm?;

@@ -5,7 +5,7 @@
 use meshgrad::models::layers::Linear;
 use meshgrad::prelude::*;
 use meshgrad::train::config::OptimizerConfig;
-use meshgrad::train::optimizer::Optimizer;
+use meshgrad::train::updater::Updater;
 
 /// Maps two features to two scores, with two hidden layers.
 #[derive(Module)]
@@ -55,7 +55,7 @@ fn main() -> anyhow::Result<()> {
         weight_decay: 0.0,
         ..OptimizerConfig::default()
     };
-    let (mut optimizer, mut grads) = Optimizer::new(&model, &device, &config)?;
+    let (mut updater, mut grads) = Updater::new(&model, &device, &config)?;
 
     let (one, count) = (
         Tensor::scalar(&device, 1.0f32)?,
@@ -69,7 +69,7 @@ fn main() -> anyhow::Result<()> {
             ops::neg(&ops::sum(&chosen, &[0, 1])?)
         })?;
         tape.backward(&[(&loss, one.clone())], &mut grads)?;
-        let norm = optimizer.step(&mut grads, &count, step, 1e-2)?;
+        let norm = updater.step(&mut grads, &count, step, 1e-2)?;
         if step % 200 == 0 {
             let (loss, norm) = (loss.value().item::<f32>()? / 400.0, norm.item::<f32>()?);
             println!("step {step}  loss {loss:.4}  |g| {norm:.3}");

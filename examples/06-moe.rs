@@ -67,9 +67,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         data_digest: format!("{:032x}", data.digest),
     };
     let tokenizer = data.tokenizer.to_json()?;
-    let (model, optimizer) = (&trainer.model, &trainer.optimizer);
+    let (model, updater) = (&trainer.model, &trainer.updater);
     let run = run.path();
-    let snapshot = checkpoint::snapshot(run, &config, model, optimizer, &tokenizer, &state)?;
+    let snapshot = checkpoint::snapshot(run, &config, model, updater, &tokenizer, &state)?;
     println!("saved {}", snapshot.save()?.path().display());
     Ok(())
 }

@@ -6,7 +6,7 @@ use meshgrad::models::{Balancing, Compute, Model, Qwen3, TokenBatch};
 use meshgrad::prelude::*;
 use meshgrad::runtime::Work;
 use meshgrad::train::config::OptimizerConfig;
-use meshgrad::train::optimizer::Optimizer;
+use meshgrad::train::updater::Updater;
 
 fn config(name: &str) -> Qwen3Config {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/parity/fixtures");
@@ -23,8 +23,8 @@ fn step(
 ) -> (Work, usize) {
     let model = Qwen3::materialized(config, device, 1).unwrap();
     let options = OptimizerConfig::default();
-    let (mut optimizer, mut grads): (Optimizer, Grads) =
-        Optimizer::new(&model, device, &options).unwrap();
+    let (mut updater, mut grads): (Updater, Grads) =
+        Updater::new(&model, device, &options).unwrap();
     let tokens: Vec<i64> = (0..shape[0] * shape[1])
         .map(|i| (i % config.vocab_size) as i64)
         .collect();
@@ -41,7 +41,7 @@ fn step(
     let (loss, tape) = Tape::record(|| model.loss(&batch, compute)).unwrap();
     let one = values::full(device, &[], DType::F32, 1.0).unwrap();
     tape.backward(&[(&loss.total, one)], &mut grads).unwrap();
-    optimizer.step(&mut grads, &loss.weight, 1, 1e-3).unwrap();
+    updater.step(&mut grads, &loss.weight, 1, 1e-3).unwrap();
     (device.work(), device.memory_stats().peak)
 }
 

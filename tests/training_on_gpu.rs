@@ -10,11 +10,11 @@ use meshgrad::runtime::Error;
 use meshgrad::train::batches::TokenBatches;
 use meshgrad::train::config::{Config, TrainConfig};
 use meshgrad::train::data::Data;
-use meshgrad::train::optimizer::Optimizer;
 use meshgrad::train::run_folder::RunFolder;
 use meshgrad::train::sampler::{Order, Windows};
 use meshgrad::train::session::{self, Options, model_config, qwen3};
 use meshgrad::train::trainer::{PendingStep, Trainer, dtype};
+use meshgrad::train::updater::Updater;
 
 /// A small mixture-of-experts model with grouped queries.
 const CONFIG: &str = r#"
@@ -311,7 +311,7 @@ fn bits(model: &Qwen3) -> Vec<u32> {
 /// A model with its optimizer, for single steps.
 struct Stepping {
     model: Qwen3,
-    optimizer: Optimizer,
+    updater: Updater,
     grads: Grads,
     ids: Tensor,
     dtype: DType,
@@ -321,10 +321,10 @@ impl Stepping {
     fn new(config: &Config, device: &Device) -> Stepping {
         let model_config = model_config(config, 257).unwrap();
         let model = Qwen3::materialized(&model_config, device, 7).unwrap();
-        let (optimizer, grads) = Optimizer::new(&model, device, &config.optimizer).unwrap();
+        let (updater, grads) = Updater::new(&model, device, &config.optimizer).unwrap();
         Stepping {
             model,
-            optimizer,
+            updater,
             grads,
             ids: tokens(device),
             dtype: dtype(config.train.dtype),
@@ -335,12 +335,12 @@ impl Stepping {
     /// them.
     fn work(&mut self) -> Tensor {
         let loss = backward(&self.model, &self.ids, self.dtype, &mut self.grads);
-        self.optimizer.apply(&mut self.grads, &loss.weight).unwrap();
+        self.updater.apply(&mut self.grads, &loss.weight).unwrap();
         loss.sum
     }
 
     fn begin(&self, step: u64) {
-        self.optimizer.begin(step, 1e-3).unwrap();
+        self.updater.begin(step, 1e-3).unwrap();
     }
 }
 

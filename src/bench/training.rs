@@ -4,7 +4,7 @@ use meshgrad::models::config::Qwen3Config;
 use meshgrad::models::{Compute, Model, TokenBatch};
 use meshgrad::prelude::*;
 use meshgrad::train::config::OptimizerConfig;
-use meshgrad::train::optimizer::Optimizer;
+use meshgrad::train::updater::Updater;
 use meshgrad_harness::timed;
 
 pub(crate) const LEARNING_RATE: f64 = 1e-4;
@@ -12,7 +12,7 @@ pub(crate) const LEARNING_RATE: f64 = 1e-4;
 pub(crate) struct TimedModel {
     device: Device,
     model: Qwen3,
-    optimizer: Optimizer,
+    updater: Updater,
     grads: Grads,
     ids: Tensor,
     dtype: DType,
@@ -28,7 +28,7 @@ impl TimedModel {
         device: &Device,
     ) -> anyhow::Result<TimedModel> {
         let model = Qwen3::materialized(config, device, 1)?;
-        let (optimizer, grads) = Optimizer::new(&model, device, &OptimizerConfig::default())?;
+        let (updater, grads) = Updater::new(&model, device, &OptimizerConfig::default())?;
         let vocabulary = config.vocab_size;
         let ids: Vec<i64> = (0..shape[0] * shape[1])
             .map(|at| ((at * 7919 + at / 3) % vocabulary) as i64)
@@ -36,7 +36,7 @@ impl TimedModel {
         Ok(TimedModel {
             device: device.clone(),
             model,
-            optimizer,
+            updater,
             grads,
             ids: Tensor::from_slice(device, &shape, &ids)?,
             dtype,
@@ -55,8 +55,7 @@ impl TimedModel {
         let one = values::full(&self.device, &[], DType::F32, 1.0)?;
         tape.backward(&[(&loss.total, one)], &mut self.grads)?;
         let (grads, weight) = (&mut self.grads, &loss.weight);
-        self.optimizer
-            .step(grads, weight, self.step, LEARNING_RATE)?;
+        self.updater.step(grads, weight, self.step, LEARNING_RATE)?;
         Ok(())
     }
 

@@ -7,7 +7,7 @@
 //!   tokenizer.json                   its tokenizer
 //!   trainer/config.toml              the whole configuration of the run
 //!   trainer/state.json               step, seed and digest of the text
-//!   trainer/exp_avg/, exp_avg_sq/    AdamW's moments, under the names of the parameters
+//!   trainer/exp_avg/, exp_avg_sq/    the optimizer's state, here AdamW's, named like the parameters
 //!   trainer/buffers/                 the buffers, such as router biases, if the model has any
 //!   manifest.json                    sizes and digests; written last
 //! ```
@@ -17,13 +17,14 @@ use std::path::Path;
 use meshgrad_autograd::Module;
 use meshgrad_ckpt::{Committed, Folder, Snapshot, step_name};
 use meshgrad_models::Model;
-use meshgrad_models::folder::{self, NamedTensor};
+use meshgrad_models::folder;
 use meshgrad_models::load::LoadOptions;
-use meshgrad_runtime::{Device, Tensor};
+use meshgrad_runtime::Device;
 use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
-use crate::optimizer::{Entry, Optimizer};
+use crate::optim;
+use crate::updater::Updater;
 use crate::{Result, TrainError};
 
 const BUFFERS: &str = "trainer/buffers";
@@ -49,7 +50,7 @@ pub fn snapshot(
     run: &Path,
     config: &Config,
     model: &impl Model,
-    optimizer: &Optimizer,
+    updater: &Updater,
     tokenizer_json: &str,
     state: &State,
 ) -> Result<Snapshot> {
@@ -61,8 +62,8 @@ pub fn snapshot(
     folder::add_tensors(&folder::params(model)?, &stored_as, &mut snapshot, "")?;
     snapshot.add("tokenizer.json", tokenizer_json);
 
-    for (tensors, part) in moments(optimizer) {
-        folder::add_tensors(&tensors, &stored_as, &mut snapshot, part)?;
+    for part in updater.state() {
+        folder::add_tensors(&part.tensors, &stored_as, &mut snapshot, &folder_of(&part))?;
     }
     let buffers = folder::buffers(model)?;
     if !buffers.is_empty() {
@@ -87,18 +88,9 @@ pub fn newest(run: &Path) -> Result<Option<Committed>> {
     Ok(meshgrad_ckpt::newest(run)?.committed)
 }
 
-/// AdamW's moments under the names of their parameters, and their folders.
-fn moments(optimizer: &Optimizer) -> [(Vec<NamedTensor>, &'static str); 2] {
-    let named = |of: fn(&Entry) -> &Tensor| {
-        let entries = optimizer.entries().iter();
-        entries
-            .map(|entry| (entry.param.name().to_owned(), of(entry).clone()))
-            .collect()
-    };
-    [
-        (named(|entry| &entry.exp_avg), "trainer/exp_avg"),
-        (named(|entry| &entry.exp_avg_sq), "trainer/exp_avg_sq"),
-    ]
+/// The folder of the optimizer's state of this name.
+fn folder_of(state: &optim::State) -> String {
+    format!("trainer/{}", state.name)
 }
 
 /// Loads the parameters of a checkpoint to `device`.
@@ -129,14 +121,14 @@ pub fn load_params(
 pub fn load_state(
     checkpoint: &Committed,
     model: &impl Model,
-    optimizer: &Optimizer,
+    updater: &Updater,
     progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<State> {
     let state = read_state(checkpoint)?;
     let stored_as = model.stored_as()?;
-    for (tensors, part) in moments(optimizer) {
-        let stored = Folder::open(checkpoint.path().join(part))?;
-        folder::read(&tensors, &stored, &stored_as, &reporting(progress))?;
+    for part in updater.state() {
+        let stored = Folder::open(checkpoint.path().join(folder_of(&part)))?;
+        folder::read(&part.tensors, &stored, &stored_as, &reporting(progress))?;
     }
     load_buffers(checkpoint.path(), model)?;
     Ok(state)

@@ -9,7 +9,7 @@
 //!
 //! Modules that use tensors:
 //!
-//! - [`trainer`]: one step and one validation pass; [`optimizer`]: AdamW and its state;
+//! - [`trainer`]: one step and one validation pass; [`updater`]: gradient norm, clipping and a step of any optimizer;
 //!   [`checkpoint`]: saving and resuming; [`generate`]: text generation.
 //! - [`optim`]: AdamW, SGD, Lion, Muon, and averages of weights.
 //! - [`session`]: all parts together, as `meshgrad train` runs them.
@@ -24,7 +24,6 @@ mod error;
 pub mod generate;
 pub mod metrics;
 pub mod optim;
-pub mod optimizer;
 pub mod plot;
 pub mod report;
 pub mod run_folder;
@@ -35,5 +34,6 @@ pub mod split;
 pub mod tokenizer;
 pub mod tokens;
 pub mod trainer;
+pub mod updater;
 
 pub use error::{Result, TrainError};

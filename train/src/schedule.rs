@@ -7,9 +7,6 @@ use std::f64::consts::PI;
 
 use crate::config::{ScheduleConfig, ScheduleKind};
 
-/// The name of [`Phases`] in [`trainer`](crate::trainer).
-pub type Schedule = Phases;
-
 /// The curve from one value to another.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Curve {
@@ -321,8 +318,8 @@ mod tests {
 
     use super::*;
 
-    fn of(kind: ScheduleKind, warmup_steps: u64, min_lr_ratio: f64, steps: u64) -> Schedule {
-        Schedule::from_config(
+    fn of(kind: ScheduleKind, warmup_steps: u64, min_lr_ratio: f64, steps: u64) -> Phases {
+        Phases::from_config(
             &ScheduleConfig {
                 kind,
                 warmup_steps,
@@ -368,9 +365,9 @@ mod tests {
 
     #[test]
     fn no_phase_is_constant_and_zero_steps_jump() {
-        assert_eq!(Schedule::starting_at(0.3).factor(7), 0.3);
+        assert_eq!(Phases::starting_at(0.3).factor(7), 0.3);
 
-        let jump = Schedule::starting_at(1.0)
+        let jump = Phases::starting_at(1.0)
             .for_steps(2, 1.0, Curve::Linear)
             .for_steps(0, 0.5, Curve::Linear)
             .for_steps(2, 0.0, Curve::Linear);

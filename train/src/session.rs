@@ -388,9 +388,9 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Session<'a, M> {
         };
         let tokenizer = self.data.tokenizer.to_json()?;
         let run = self.folder.path();
-        let (model, optimizer) = (&self.trainer.model, &self.trainer.optimizer);
+        let (model, updater) = (&self.trainer.model, &self.trainer.updater);
         let config = self.config;
-        let snapshot = checkpoint::snapshot(run, config, model, optimizer, &tokenizer, &state)?;
+        let snapshot = checkpoint::snapshot(run, config, model, updater, &tokenizer, &state)?;
 
         let (run, keep) = (
             run.to_owned(),
@@ -494,7 +494,7 @@ fn restore(
     data: &Data,
     progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<u64> {
-    let state = checkpoint::load_state(from, &trainer.model, &trainer.optimizer, progress)?;
+    let state = checkpoint::load_state(from, &trainer.model, &trainer.updater, progress)?;
     let differs = |what, saved: String, now: String| TrainError::OtherRun {
         checkpoint: from.path().to_owned(),
         what,

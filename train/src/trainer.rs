@@ -8,18 +8,19 @@ use meshgrad_runtime::{AsyncRead, DType, Device, Tensor, ops};
 
 use crate::config::{ComputeDType, Config};
 use crate::metrics::Record;
-use crate::optimizer::Optimizer;
-use crate::schedule::Schedule;
+use crate::optim::Schedule;
+use crate::schedule::Phases;
+use crate::updater::Updater;
 use crate::{Result, TrainError};
 
 /// A model, its optimizer, and the state of a training step.
 pub struct Trainer<M> {
     /// The model.
     pub model: M,
-    /// Its optimizer.
-    pub optimizer: Optimizer,
+    /// Its optimizer, with gradient norm and clipping.
+    pub updater: Updater,
     grads: Grads,
-    schedule: Schedule,
+    schedule: Box<dyn Schedule>,
     learning_rate: f64,
     compute: Compute,
     device: Device,
@@ -113,19 +114,37 @@ impl<M: Model> Trainer<M> {
     /// # Errors
     /// When memory runs out.
     pub fn new(model: M, config: &Config, device: &Device) -> Result<Trainer<M>> {
-        let (optimizer, grads) = Optimizer::new(&model, device, &config.optimizer)?;
-        Ok(Trainer {
+        let updater = Updater::new(&model, device, &config.optimizer)?;
+        Ok(Trainer::with_updater(model, updater, config, device))
+    }
+
+    /// As [`Trainer::new`], with another optimizer; of `config.optimizer` only the learning rate is
+    /// read.
+    pub fn with_updater(
+        model: M,
+        (updater, grads): (Updater, Grads),
+        config: &Config,
+        device: &Device,
+    ) -> Trainer<M> {
+        Trainer {
             model,
-            optimizer,
+            updater,
             grads,
-            schedule: Schedule::from_config(&config.schedule, config.train.steps),
+            schedule: Box::new(Phases::from_config(&config.schedule, config.train.steps)),
             learning_rate: config.optimizer.learning_rate,
             compute: Compute {
                 dtype: dtype(config.train.dtype),
                 checkpointing: config.train.activation_checkpointing,
             },
             device: device.clone(),
-        })
+        }
+    }
+
+    /// The same trainer with another schedule than the configuration's.
+    #[must_use]
+    pub fn scheduled(mut self, schedule: impl Schedule + 'static) -> Trainer<M> {
+        self.schedule = Box::new(schedule);
+        self
     }
 
     /// Enqueues step `step` (from 1): gradients of its microbatches, then the optimizer. The result
@@ -153,7 +172,7 @@ impl<M: Model> Trainer<M> {
         };
         let learning_rate = self.learning_rate * self.schedule.factor(step);
         let grad_norm = self
-            .optimizer
+            .updater
             .step(&mut self.grads, weight, step, learning_rate)?;
         self.model.after_step(statistics)?;
         let launches = self.device.work().kernel_launches - before;
