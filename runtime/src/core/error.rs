@@ -1,6 +1,8 @@
 //! Errors of the runtime. Messages name the op, the shapes, and how to fix the call.
 
+use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::params::attention_error::AttentionError;
 use super::params::matmul::GemmError;
@@ -10,8 +12,8 @@ use crate::{DType, Shape};
 /// The result type of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An error of the runtime.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+/// An error of the runtime. `{:?}` prints the message, so that `main` may return it.
+#[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// Operands do not match the signature of an op.
@@ -254,4 +256,40 @@ pub enum Error {
     /// A CPU device with 0 threads.
     #[error("a CPU device needs at least 1 thread, not 0")]
     NoThreads,
+
+    /// An error of another crate.
+    #[error(transparent)]
+    Other(OtherError),
+}
+
+impl Error {
+    /// Wraps an error of another crate or of a model. [`Error::downcast_ref`] returns it.
+    pub fn other(error: impl std::error::Error + Send + Sync + 'static) -> Error {
+        Error::Other(OtherError(Arc::new(error)))
+    }
+
+    /// The error that [`Error::other`] wrapped, if it is of type `E`.
+    pub fn downcast_ref<E: std::error::Error + 'static>(&self) -> Option<&E> {
+        match self {
+            Error::Other(OtherError(error)) => error.downcast_ref(),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// An error of another crate. Two are equal only if one is a clone of the other.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error(transparent)]
+pub struct OtherError(Arc<dyn std::error::Error + Send + Sync>);
+
+impl PartialEq for OtherError {
+    fn eq(&self, other: &OtherError) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
 }
