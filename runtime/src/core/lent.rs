@@ -8,6 +8,38 @@ use std::ops::Range;
 use crate::core::storage::{OwnedRead, OwnedWrite};
 use crate::{DType, Element, Error, Result, Tensor};
 
+impl Tensor {
+    /// Lends this contiguous tensor for reading by `op`, whose work outlives the call. The storage
+    /// cannot be written until the loan is dropped.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] when it is not contiguous; [`Error::NoValues`] on a meta device;
+    /// [`Error::NotOnHost`] on a GPU; [`Error::Busy`] while the storage is being written.
+    pub fn lend(&self, op: &'static str) -> Result<Lent> {
+        let range = self.contiguous_range(op)?;
+        Ok(Lent {
+            borrow: OwnedRead::new(self.storage().clone())?,
+            dtype: self.dtype(),
+            range,
+        })
+    }
+
+    /// Lends this contiguous tensor for writing by `op`, whose work outlives the call. The storage
+    /// cannot be used until the loan is dropped or returned. Increments the version.
+    ///
+    /// # Errors
+    /// As [`Tensor::lend`]; [`Error::Immutable`] for a [`Kind::Value`](crate::Kind::Value); [`Error::Busy`] while the
+    /// storage is in use.
+    pub fn lend_mut(&self, op: &'static str) -> Result<LentMut> {
+        let range = self.contiguous_range(op)?;
+        Ok(LentMut {
+            borrow: OwnedWrite::new(self.storage().clone(), op)?,
+            tensor: self.clone(),
+            range,
+        })
+    }
+}
+
 /// A contiguous tensor lent for reading, by [`Tensor::lend`].
 pub struct Lent {
     borrow: OwnedRead,
@@ -17,14 +49,6 @@ pub struct Lent {
 }
 
 impl Lent {
-    pub(crate) fn new(borrow: OwnedRead, dtype: DType, range: Range<usize>) -> Lent {
-        Lent {
-            borrow,
-            dtype,
-            range,
-        }
-    }
-
     /// The elements in row-major order.
     ///
     /// # Errors
@@ -43,14 +67,6 @@ pub struct LentMut {
 }
 
 impl LentMut {
-    pub(crate) fn new(borrow: OwnedWrite, tensor: Tensor, range: Range<usize>) -> LentMut {
-        LentMut {
-            borrow,
-            tensor,
-            range,
-        }
-    }
-
     /// The elements in row-major order, for writing.
     ///
     /// # Errors

@@ -4,8 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::core::lent::{Lent, LentMut};
-use crate::core::storage::{Kind, OwnedRead, OwnedWrite, ReadGuard, Storage, WriteGuard};
+use crate::core::storage::{Kind, ReadGuard, Storage, WriteGuard};
 use crate::core::stream;
 use crate::driver::{Pinned, PinnedCopy};
 use crate::{DType, Device, Element, Error, Layout, Result, Shape};
@@ -240,28 +239,8 @@ impl Tensor {
         self.storage.write(op)
     }
 
-    /// Lends this contiguous tensor for reading by `op`, whose work outlives the call. The storage
-    /// cannot be written until the loan is dropped.
-    ///
-    /// # Errors
-    /// [`Error::Argument`] when it is not contiguous; [`Error::NoValues`] on a meta device;
-    /// [`Error::NotOnHost`] on a GPU; [`Error::Busy`] while the storage is being written.
-    pub fn lend(&self, op: &'static str) -> Result<Lent> {
-        let range = self.contiguous_range(op)?;
-        let borrow = OwnedRead::new(self.storage.clone())?;
-        Ok(Lent::new(borrow, self.dtype, range))
-    }
-
-    /// Lends this contiguous tensor for writing by `op`, whose work outlives the call. The storage
-    /// cannot be used until the loan is dropped or returned. Increments the version.
-    ///
-    /// # Errors
-    /// As [`Tensor::lend`]; [`Error::Immutable`] for a [`Kind::Value`]; [`Error::Busy`] while the
-    /// storage is in use.
-    pub fn lend_mut(&self, op: &'static str) -> Result<LentMut> {
-        let range = self.contiguous_range(op)?;
-        let borrow = OwnedWrite::new(self.storage.clone(), op)?;
-        Ok(LentMut::new(borrow, self.clone(), range))
+    pub(crate) fn storage(&self) -> &Arc<Storage> {
+        &self.storage
     }
 
     /// Enqueues a copy of the first `bytes` bytes of pinned memory to byte `offset` of this
