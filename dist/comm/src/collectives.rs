@@ -21,8 +21,9 @@ use crate::ticket::{Collective, Counts, Fingerprint, Peer, Reduction, Request};
 /// the group. All dtypes are supported; [`Reduction`] lists the exceptions.
 ///
 /// # Errors
-/// All calls return a [`CommError`] for invalid arguments, for a tensor on another device, and after
-/// the communicator has failed; the `Pending` fails with a [`CommError`] if the collective does.
+/// All calls return a [`CommError`] for invalid arguments, for a tensor on another device, and
+/// after the communicator has failed; the `Pending` fails with a [`CommError`] if the collective
+/// does.
 pub trait Collectives: Communicator {
     /// Reduces the tensors of all members, which have equal shape. Returns that shape.
     ///
@@ -127,8 +128,8 @@ pub trait Collectives: Communicator {
         )?))
     }
 
-    /// [`Collectives::reduce_scatter`] where member i gets `rows[i]` rows, after those of the members
-    /// before it.
+    /// [`Collectives::reduce_scatter`] where member i gets `rows[i]` rows, after those of the
+    /// members before it.
     ///
     /// # Errors
     /// See [`Collectives`].
@@ -287,8 +288,8 @@ pub trait Collectives: Communicator {
         call.start(x.dtype(), counts, Some(root), operands)
     }
 
-    /// Returns rows i r .. (i + 1) r of the root's [n r, ..] tensor to member i. `shape` is that of a
-    /// member's part: [r, ..]. Only the root passes `x`.
+    /// Returns rows i r .. (i + 1) r of the root's [n r, ..] tensor to member i. `shape` is that of
+    /// a member's part: [r, ..]. Only the root passes `x`.
     ///
     /// # Errors
     /// See [`Collectives`].

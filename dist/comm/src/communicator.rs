@@ -25,8 +25,8 @@ pub trait Communicator: Send + Sync {
     /// The device of the tensors that it accepts and returns.
     fn device(&self) -> &Device;
 
-    /// Starts a collective whose arguments are valid. Does not wait for other members. The result is
-    /// the output of `operands`.
+    /// Starts a collective whose arguments are valid. Does not wait for other members. The result
+    /// is the output of `operands`.
     ///
     /// A call that fails because of its tensors takes no number, so it can be repeated.
     ///

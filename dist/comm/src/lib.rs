@@ -10,9 +10,10 @@
 //! # Sums
 //! A reduction combines elements of the same index in a fixed tree over indices in the group: a
 //! range of n ranks is split after the largest power of two below n, each part is reduced, then
-//! the two are combined. So 5 ranks give `((x0 + x1) + (x2 + x3)) + x4`. The result has the same bits
-//! on every member and in every run. f64 is summed in f64; f32, bf16 and f16 are summed in f32
-//! and rounded once. Integers wrap. A mean divides the sum by the number of ranks before rounding.
+//! the two are combined. So 5 ranks give `((x0 + x1) + (x2 + x3)) + x4`. The result has the same
+//! bits on every member and in every run. f64 is summed in f64; f32, bf16 and f16 are summed in
+//! f32 and rounded once. Integers wrap. A mean divides the sum by the number of ranks before
+//! rounding.
 
 mod collectives;
 mod communicator;

@@ -1,13 +1,13 @@
 //! A communicator of one rank.
 
 use std::fmt;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use meshgrad_mesh::Group;
 use meshgrad_runtime::{Device, Pending, Result, Tensor};
 
-use super::execute::Contribution;
+use super::contribution::Contribution;
 use super::table::Table;
 use crate::communicator::{Communicator, Operands};
 use crate::error::CommError;
@@ -43,7 +43,7 @@ impl LocalCommunicator {
         let group = Group::new([rank]).map_err(|error| CommError::Start {
             reason: error.to_string(),
         })?;
-        let table = Arc::new(Table::new(group, Duration::MAX, Weak::new()));
+        let table = Arc::new(Table::new(group, Duration::MAX, Arc::default()));
         Ok(LocalCommunicator::new(table, 0, device.clone()))
     }
 }

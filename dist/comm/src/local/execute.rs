@@ -4,81 +4,14 @@
 //! members, the sender and the receiver.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use meshgrad_mesh::Group;
-use meshgrad_runtime::{DType, Lent, LentMut, Result, Tensor, UninitTensor};
+use meshgrad_runtime::{DType, Lent, Result};
 
-use super::table::Arrival;
-use crate::communicator::{Operands, Output};
+use super::contribution::{Arrival, Buffer, Tensors};
 use crate::error::{CallSite, CommError};
 use crate::reduce::{CHUNK, Reduce, Reducer};
-use crate::ticket::{Collective, Counts, Fingerprint, Request};
-
-/// The tensors that a rank lends to a collective. They are returned when all clones are dropped:
-/// the rank's `Pending` and the work.
-#[derive(Clone)]
-pub(super) struct Contribution(Arc<Mutex<Tensors>>);
-
-struct Tensors {
-    input: Option<Lent>,
-    output: Buffer,
-}
-
-enum Buffer {
-    None,
-    New(UninitTensor),
-    Existing(LentMut),
-}
-
-impl Contribution {
-    /// Lends the operands of a call.
-    pub(super) fn lend(operands: Operands, request: &Request) -> Result<Contribution> {
-        let op = name(request.fingerprint.collective);
-        let input = operands.input.map(|input| input.lend(op)).transpose()?;
-        let output = match operands.output {
-            Output::None => Buffer::None,
-            Output::New(tensor) => Buffer::New(tensor),
-            Output::Into(tensor) => Buffer::Existing(tensor.lend_mut(op)?),
-        };
-        Ok(Contribution(Arc::new(Mutex::new(Tensors {
-            input,
-            output,
-        }))))
-    }
-
-    /// The output. Called once, when the work is complete.
-    pub(super) fn take(&self) -> Option<Tensor> {
-        let mut tensors = self.lock();
-        tensors.input = None;
-        match std::mem::replace(&mut tensors.output, Buffer::None) {
-            Buffer::None => None,
-            Buffer::New(tensor) => Some(tensor.finish()),
-            Buffer::Existing(loan) => Some(loan.finish()),
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Tensors> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// The name of a collective in errors of the runtime.
-fn name(collective: Collective) -> &'static str {
-    match collective {
-        Collective::AllReduce => "all_reduce",
-        Collective::AllGather => "all_gather",
-        Collective::ReduceScatter => "reduce_scatter",
-        Collective::AllToAll => "all_to_all",
-        Collective::Broadcast => "broadcast",
-        Collective::Reduce => "reduce",
-        Collective::Gather => "gather",
-        Collective::Scatter => "scatter",
-        Collective::Barrier => "barrier",
-        Collective::Send => "send",
-        Collective::Recv => "recv",
-    }
-}
+use crate::ticket::{Collective, Counts, Fingerprint};
 
 /// One member's elements.
 struct Part<'a, T> {

@@ -1,20 +1,23 @@
 //! The transport between threads of one process.
 //!
-//! Ranks are threads, and tensors are shared memory. A member of a collective lends its tensors to a
-//! shared table, and the thread of the last member to arrive does the whole work: it reads the
+//! Ranks are threads, and tensors are shared memory. A member of a collective lends its tensors to
+//! a shared table, and the thread of the last member to arrive does the whole work: it reads the
 //! inputs of all members and writes each output once. Waiting threads sleep. There are no other
 //! threads, so 64 ranks run on two cores.
 //!
 //! - `mod.rs`: starts ranks and ends them.
-//! - `world.rs`: what all ranks share: communicators, and which ranks have ended.
+//! - `world.rs`, `status.rs`: what all ranks share: communicators, and which ranks have ended.
 //! - `connect.rs`: the registry's interface to it.
 //! - `communicator.rs`: a communicator of one rank.
 //! - `table.rs`: the open collectives of a communicator, shared by its members.
+//! - `contribution.rs`: the tensors that a rank lends to a collective.
 //! - `execute.rs`: the work of a collective whose members have all arrived.
 
 mod communicator;
 mod connect;
+mod contribution;
 mod execute;
+mod status;
 mod table;
 mod world;
 
@@ -279,7 +282,7 @@ impl LocalRank {
 
     /// The communicator of a group, shared through the registry with other requests for an equal
     /// group, and kept until the rank ends. It waits for no other rank. `name` identifies the
-    /// requester in reports. A group of one rank gets a communicator that the registry does not list.
+    /// requester in reports. The registry does not list the communicator of a group of one rank.
     ///
     /// # Errors
     /// [`CommError::NotMember`]; a `RegistryError`, for invalid options.

@@ -1,22 +1,22 @@
 //! The open collectives of a communicator, shared by its members.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use meshgrad_mesh::Group;
 use meshgrad_runtime::{Completion, Result};
 
-use super::execute::{Contribution, execute};
-use super::world::World;
+use super::contribution::{Arrival, Contribution};
+use super::execute::execute;
+use super::status::Status;
 use crate::error::{CallSite, CommError};
 use crate::ticket::{Peer, Ticket};
 
 pub(super) struct Table {
     group: Group,
     deadline: Duration,
-    /// Empty for a communicator of one rank, which never waits.
-    world: Weak<World>,
+    world: Arc<Status>,
     state: Mutex<State>,
 }
 
@@ -68,12 +68,6 @@ struct Meeting {
     places: Vec<Option<Arrival>>,
 }
 
-/// One member's part of a collective.
-pub(super) struct Arrival {
-    pub(super) ticket: Ticket,
-    pub(super) contribution: Contribution,
-}
-
 /// A collective that this rank has started.
 pub(super) struct Begun {
     pub(super) completion: Completion,
@@ -82,7 +76,7 @@ pub(super) struct Begun {
 }
 
 impl Table {
-    pub(super) fn new(group: Group, deadline: Duration, world: Weak<World>) -> Table {
+    pub(super) fn new(group: Group, deadline: Duration, world: Arc<Status>) -> Table {
         Table {
             group,
             deadline,
@@ -151,7 +145,7 @@ impl Table {
     }
 
     fn check_failure(&self, state: &mut State) -> Result<(), CommError> {
-        let of_world = || self.world.upgrade().and_then(|world| world.failure());
+        let of_world = || self.world.failure();
         match state.failure.clone().or_else(of_world) {
             Some(failure) => Err(state.fail(failure)),
             None => Ok(()),
@@ -184,7 +178,7 @@ impl Table {
     fn returned(&self, state: &State, key: Key) -> Option<CommError> {
         let meeting = state.open.get(&key)?;
         let (missing, call) = self.missing(key, meeting);
-        let missing = self.world.upgrade()?.returned_of(&missing);
+        let missing = self.world.returned_of(&missing);
         (!missing.is_empty()).then_some(CommError::Returned {
             group: self.group.clone(),
             call: call?,

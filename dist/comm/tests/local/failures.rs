@@ -289,8 +289,8 @@ fn invalid_arguments_are_errors_and_take_no_number() {
     assert_eq!(all, [Ok(2.0), Ok(2.0)]);
 }
 
-/// A mutable operand is borrowed until the `Pending` is waited for. A call that cannot borrow can be
-/// repeated.
+/// A mutable operand is borrowed until the `Pending` is waited for. A call that cannot borrow can
+/// be repeated.
 #[test]
 fn operands_are_borrowed_until_the_wait() {
     let all = outcomes(&Local::new(2), |rank| {

@@ -67,8 +67,7 @@ fn the_registry_shares_communicators() {
             rank.connect("critic", &group)?,
         );
         let x = Tensor::scalar(rank.device(), 1.0f32)?;
-        // Separate communicators would number both with 0 and match them anyway, so the kinds of
-        // one pair of ranks differ between the names.
+        // With one communicator per name, each rank would wait alone.
         let (first, second) = match rank.rank() {
             0 => (&actor, &critic),
             _ => (&critic, &actor),
