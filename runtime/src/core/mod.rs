@@ -8,12 +8,14 @@
 //! - [`cpu`](crate::cpu): kernels on the CPU; [`launch`](crate::launch): launches of GPU kernels.
 //! - [`ops`](crate::ops): the ops.
 
+pub(crate) mod completion;
 pub(crate) mod device;
 pub(crate) mod dtype;
 pub(crate) mod error;
 pub(crate) mod graph;
 pub(crate) mod key;
 pub(crate) mod layout;
+pub(crate) mod lent;
 pub(crate) mod memory;
 pub(crate) mod number;
 pub(crate) mod params;

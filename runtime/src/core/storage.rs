@@ -4,6 +4,7 @@
 //! [`Kind`]. Borrows are checked at run time, so that no thread reads while another one writes.
 
 use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicU64, Ordering};
 
 use crate::core::memory::Block;
@@ -79,15 +80,7 @@ impl Storage {
 
     /// All elements, for reading.
     pub(crate) fn read<T: Element>(&self) -> Result<ReadGuard<'_, T>> {
-        let free = |borrows| (borrows >= 0).then_some(borrows + 1);
-        let borrowed = self
-            .borrows
-            .fetch_update(Ordering::Acquire, Ordering::Relaxed, free);
-        borrowed.map_err(|_| Error::Busy { op: "read" })?;
-
-        let release = Release {
-            borrows: &self.borrows,
-        };
+        let release = self.begin_read()?;
         let bytes = self.slice()?;
         Ok(ReadGuard {
             elements: elements(bytes),
@@ -97,17 +90,7 @@ impl Storage {
 
     /// All elements, for writing by `op`. Counts as a new version.
     pub(crate) fn write<T: Element>(&self, op: &'static str) -> Result<WriteGuard<'_, T>> {
-        if self.kind == Kind::Value {
-            return Err(Error::Immutable { op });
-        }
-        let borrowed = self
-            .borrows
-            .compare_exchange(0, -1, Ordering::Acquire, Ordering::Relaxed);
-        borrowed.map_err(|_| Error::Busy { op })?;
-
-        let release = Release {
-            borrows: &self.borrows,
-        };
+        let release = self.begin_write(op)?;
         let (address, bytes) = self.raw()?;
         self.raise_version();
         // SAFETY: the borrow count excludes other readers and writers until `release` is dropped,
@@ -116,6 +99,32 @@ impl Storage {
         Ok(WriteGuard {
             elements: elements_mut(bytes),
             _release: release,
+        })
+    }
+
+    /// Begins a borrow by a reader.
+    fn begin_read(&self) -> Result<Release<'_>> {
+        let free = |borrows| (borrows >= 0).then_some(borrows + 1);
+        let borrowed = self
+            .borrows
+            .fetch_update(Ordering::Acquire, Ordering::Relaxed, free);
+        borrowed.map_err(|_| Error::Busy { op: "read" })?;
+        Ok(Release {
+            borrows: &self.borrows,
+        })
+    }
+
+    /// Begins the borrow by `op`, which writes.
+    fn begin_write(&self, op: &'static str) -> Result<Release<'_>> {
+        if self.kind == Kind::Value {
+            return Err(Error::Immutable { op });
+        }
+        let borrowed = self
+            .borrows
+            .compare_exchange(0, -1, Ordering::Acquire, Ordering::Relaxed);
+        borrowed.map_err(|_| Error::Busy { op })?;
+        Ok(Release {
+            borrows: &self.borrows,
         })
     }
 
@@ -260,6 +269,60 @@ impl<T> Deref for WriteGuard<'_, T> {
 impl<T> DerefMut for WriteGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut [T] {
         self.elements
+    }
+}
+
+/// A reader's borrow that owns the storage, for work that outlives the call that starts it.
+pub(crate) struct OwnedRead(Arc<Storage>);
+
+impl OwnedRead {
+    pub(crate) fn new(storage: Arc<Storage>) -> Result<OwnedRead> {
+        let release = storage.begin_read()?;
+        storage.raw()?;
+        std::mem::forget(release); // ends in `drop`
+        Ok(OwnedRead(storage))
+    }
+
+    pub(crate) fn slice<T: Element>(&self) -> Result<&[T]> {
+        Ok(elements(self.0.slice()?))
+    }
+}
+
+impl Drop for OwnedRead {
+    fn drop(&mut self) {
+        drop(Release {
+            borrows: &self.0.borrows,
+        });
+    }
+}
+
+/// The writer's borrow that owns the storage, for work that outlives the call that starts it.
+pub(crate) struct OwnedWrite(Arc<Storage>);
+
+impl OwnedWrite {
+    /// Counts as a new version.
+    pub(crate) fn new(storage: Arc<Storage>, op: &'static str) -> Result<OwnedWrite> {
+        let release = storage.begin_write(op)?;
+        storage.raw()?;
+        storage.raise_version();
+        std::mem::forget(release); // ends in `drop`
+        Ok(OwnedWrite(storage))
+    }
+
+    pub(crate) fn slice<T: Element>(&mut self) -> Result<&mut [T]> {
+        let (address, bytes) = self.0.raw()?;
+        // SAFETY: this is the storage's only borrow until it is dropped, and `&mut self` makes the
+        // slice its only use. A block is always initialized.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(address, bytes) };
+        Ok(elements_mut(bytes))
+    }
+}
+
+impl Drop for OwnedWrite {
+    fn drop(&mut self) {
+        drop(Release {
+            borrows: &self.0.borrows,
+        });
     }
 }
 

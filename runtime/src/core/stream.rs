@@ -17,6 +17,9 @@
 //! pending work may do both ([`super::stream_uses`]).
 //!
 //! On a device without streams the work runs synchronously, and waiting does nothing.
+//!
+//! A [`Pending`] can also be work that other host threads complete, such as a collective on the
+//! CPU: [`Pending::by_host`].
 
 use std::cell::RefCell;
 use std::fmt;
@@ -314,10 +317,10 @@ pub fn with_stream<T, E: From<Error>>(
     let scope = ScopeGuard::new(device, pool, stream.0.raw.clone());
     let value = work();
     let join = scope.leave().map_err(Error::from)?;
-    Ok(Pending {
+    Ok(Pending(Work::Stream {
         value: value?,
         join,
-    })
+    }))
 }
 
 /// Makes `stream` wait for all work enqueued so far on the current stream.
@@ -339,29 +342,64 @@ fn begin(stream: &Stream) -> Result<(), CudaError> {
     }
 }
 
-/// The result of work on another stream, which may still be running, and the tensors that it uses.
+/// The result of work that may still be running, and the tensors that the work uses. The work is
+/// either enqueued on another stream ([`with_stream`]) or completed by other host threads
+/// ([`Pending::by_host`]).
 ///
 /// If it is dropped without [`Pending::wait`], the memory is still kept until the work is done.
 #[must_use = "the result is ready for the current stream after `wait`"]
-pub struct Pending<T> {
-    value: T,
-    join: Join,
+pub struct Pending<T>(Work<T>);
+
+enum Work<T> {
+    Stream { value: T, join: Join },
+    Host(Box<dyn FnOnce() -> Result<T> + Send>),
 }
 
 impl<T> Pending<T> {
-    /// Makes the current stream wait for the work, and returns its result. The host does not wait.
+    /// Work that other host threads complete. `wait` blocks until it is complete, usually on a
+    /// [`Completion`](crate::Completion), and returns the result. `wait` owns the tensors that
+    /// [`Pending::wait`] returns; the threads that do the work own the ones that they use.
+    pub fn by_host(wait: impl FnOnce() -> Result<T> + Send + 'static) -> Pending<T> {
+        Pending(Work::Host(Box::new(wait)))
+    }
+
+    /// Waits for the work, and returns its result. For work on a stream, the current stream waits
+    /// and the host does not. For work of host threads, the calling thread blocks.
     ///
     /// # Errors
-    /// [`Error::Cuda`] when the driver fails.
-    pub fn wait(mut self) -> Result<T> {
-        self.join.join()?;
-        Ok(self.value)
+    /// [`Error::Cuda`] when the driver fails; the error of host work.
+    pub fn wait(self) -> Result<T> {
+        match self.0 {
+            Work::Stream { value, mut join } => {
+                join.join()?;
+                Ok(value)
+            }
+            Work::Host(wait) => wait(),
+        }
+    }
+
+    /// The same work with another form of its result, such as one tensor of several. `f` must not
+    /// read or compute: work on a stream may not have written the tensors yet.
+    pub fn map<U>(self, f: impl FnOnce(T) -> U + Send + 'static) -> Pending<U>
+    where
+        T: 'static,
+    {
+        match self.0 {
+            Work::Stream { value, join } => Pending(Work::Stream {
+                value: f(value),
+                join,
+            }),
+            Work::Host(wait) => Pending::by_host(move || wait().map(f)),
+        }
     }
 }
 
 impl<T> fmt::Debug for Pending<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Pending(on {})", self.join.device)
+        match &self.0 {
+            Work::Stream { join, .. } => write!(f, "Pending(on {})", join.device),
+            Work::Host(_) => f.write_str("Pending(on the host)"),
+        }
     }
 }
 

@@ -239,6 +239,10 @@ impl Tensor {
         self.storage.write(op)
     }
 
+    pub(crate) fn storage(&self) -> &Arc<Storage> {
+        &self.storage
+    }
+
     /// Enqueues a copy of the first `bytes` bytes of pinned memory to byte `offset` of this
     /// contiguous tensor, on the current stream of a GPU.
     pub(crate) fn upload_pinned(

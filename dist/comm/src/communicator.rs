@@ -1,0 +1,55 @@
+//! The interface of a transport's communicators.
+
+use meshgrad_mesh::Group;
+use meshgrad_runtime::{Device, Pending, Result, Tensor, UninitTensor};
+
+use crate::ticket::Request;
+
+/// A group's communicator on one rank. Implemented by transports; callers use
+/// [`Collectives`](crate::Collectives), which checks arguments and allocates results.
+pub trait Communicator: Send + Sync {
+    /// Its group.
+    fn group(&self) -> &Group;
+
+    /// This rank's number in the world.
+    fn rank(&self) -> usize;
+
+    /// This rank's index in the group. Roots and peers are such indices.
+    fn index(&self) -> usize;
+
+    /// The number of members.
+    fn size(&self) -> usize {
+        self.group().len()
+    }
+
+    /// The device of the tensors that it accepts and returns.
+    fn device(&self) -> &Device;
+
+    /// Starts a collective whose arguments are valid. Does not wait for other members. The result
+    /// is the output of `operands`.
+    ///
+    /// A call that fails because of its tensors takes no number, so it can be repeated.
+    ///
+    /// # Errors
+    /// An error that is known immediately: the collective differs from that of another member, the
+    /// communicator has failed, or a tensor is in use. All others are errors of the [`Pending`].
+    fn start(&self, request: Request, operands: Operands) -> Result<Pending<Option<Tensor>>>;
+}
+
+/// The tensors of one rank's call, all contiguous and on the communicator's device.
+pub struct Operands {
+    /// What this rank contributes; `None` if it contributes nothing or works in place.
+    pub input: Option<Tensor>,
+    /// What this rank gets.
+    pub output: Output,
+}
+
+/// The destination of a collective's result.
+pub enum Output {
+    /// This rank gets nothing.
+    None,
+    /// A new tensor.
+    New(UninitTensor),
+    /// A mutable tensor. It is also the input if there is no other.
+    Into(Tensor),
+}

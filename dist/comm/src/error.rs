@@ -1,0 +1,227 @@
+//! Errors of collectives. They travel in [`Error::Other`](meshgrad_runtime::Error::Other);
+//! [`Error::downcast_ref`](meshgrad_runtime::Error::downcast_ref) returns them.
+
+use std::fmt;
+use std::panic::Location;
+use std::time::Duration;
+
+use meshgrad_mesh::Group;
+use meshgrad_runtime::{DType, Error};
+
+use crate::ticket::{Collective, Reduction, Ticket};
+
+/// One rank's call of a collective, for messages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CallSite {
+    /// The rank in the world.
+    pub rank: usize,
+    /// The call, such as `all_reduce(f32 x 12, sum)`.
+    pub call: String,
+    /// The number of the collective in its communicator.
+    pub number: u64,
+    /// The source line.
+    pub at: &'static Location<'static>,
+}
+
+impl CallSite {
+    pub(crate) fn new(rank: usize, ticket: &Ticket) -> CallSite {
+        CallSite {
+            rank,
+            call: ticket.request.fingerprint.to_string(),
+            number: ticket.number,
+            at: ticket.request.caller,
+        }
+    }
+}
+
+impl fmt::Display for CallSite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} called {} at {}", self.rank, self.call, self.at)
+    }
+}
+
+/// An error of a collective or of its arguments.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CommError {
+    /// Members started different collectives under one number.
+    #[error(
+        "collective {} of {group} differs between ranks: {first}, but {second}; all members must \
+         start the same collectives in the same order, with equal dtype, counts, reduction and \
+         root", first.number
+    )]
+    Mismatch {
+        /// The group.
+        group: Group,
+        /// The call that arrived first.
+        first: CallSite,
+        /// A call that differs from it.
+        second: CallSite,
+    },
+
+    /// Two members disagree on the elements that one sends to the other.
+    #[error(
+        "collective {} of {group}: {sender} and sends {sent} elements to rank {}, but {receiver} \
+         and expects {expected}; pass the counts of the other rank's call", sender.number,
+         receiver.rank
+    )]
+    PairCounts {
+        /// The group.
+        group: Group,
+        /// The sender's call.
+        sender: CallSite,
+        /// The receiver's call.
+        receiver: CallSite,
+        /// The elements that the sender sends.
+        sent: usize,
+        /// The elements that the receiver expects.
+        expected: usize,
+    },
+
+    /// Some members did not start a collective in time.
+    #[error(
+        "collective {} of {group} timed out after {waited:?}: {call}, but {} did not start it; \
+         find where it waits instead, or raise the group option `timeout`", call.number,
+         ranks(.missing)
+    )]
+    Timeout {
+        /// The group.
+        group: Group,
+        /// The call that waited.
+        call: CallSite,
+        /// The ranks that did not start it.
+        missing: Vec<usize>,
+        /// The time limit.
+        waited: Duration,
+    },
+
+    /// A member returned from its main function without starting a collective.
+    #[error(
+        "collective {} of {group}: {call}, but {} returned without starting it; start it on all \
+         members", call.number, ranks(.missing)
+    )]
+    Returned {
+        /// The group.
+        group: Group,
+        /// The call that waited.
+        call: CallSite,
+        /// The ranks that returned.
+        missing: Vec<usize>,
+    },
+
+    /// Another rank of the world failed.
+    #[error("rank {rank} failed, which ends all ranks: {reason}")]
+    RankFailed {
+        /// The rank.
+        rank: usize,
+        /// Its error or panic message.
+        reason: String,
+    },
+
+    /// The thread that performed a collective panicked.
+    #[error("the thread that performed collective {number} of {group} panicked")]
+    Interrupted {
+        /// The group.
+        group: Group,
+        /// The number of the collective.
+        number: u64,
+    },
+
+    /// A rank is not a member of a group.
+    #[error("rank {rank} is not a member of {group}; request the communicator on members only")]
+    NotMember {
+        /// The rank.
+        rank: usize,
+        /// The group.
+        group: Group,
+    },
+
+    /// A group with ranks outside the world.
+    #[error("{group} has rank {rank}, but the world has {world} ranks; start more ranks")]
+    OutsideWorld {
+        /// The group.
+        group: Group,
+        /// The rank.
+        rank: usize,
+        /// The size of the world.
+        world: usize,
+    },
+
+    /// A communicator of one rank could not be created.
+    #[error("the communicator could not be created: {reason}")]
+    Start {
+        /// The reason.
+        reason: String,
+    },
+
+    /// An index that is not in the group.
+    #[error(
+        "{collective}: {role} {index} is not an index in a group of {size} ranks; pass one below \
+         {size}"
+    )]
+    Index {
+        /// The collective.
+        collective: Collective,
+        /// What the index is: `root` or `peer`.
+        role: &'static str,
+        /// The index.
+        index: usize,
+        /// The size of the group.
+        size: usize,
+    },
+
+    /// An invalid shape or row count.
+    #[error("{collective}: {problem}")]
+    Argument {
+        /// The collective.
+        collective: Collective,
+        /// The argument, both values and the remedy.
+        problem: String,
+    },
+
+    /// A reduction that is not defined for a dtype.
+    #[error("{collective}: {reduction} is not defined for {dtype}; cast the tensor first")]
+    Reduction {
+        /// The collective.
+        collective: Collective,
+        /// The reduction.
+        reduction: Reduction,
+        /// The dtype.
+        dtype: DType,
+    },
+
+    /// A dtype that the transport cannot move.
+    #[error("{dtype} is not supported by this transport; cast the tensor first")]
+    DType {
+        /// The dtype.
+        dtype: DType,
+    },
+
+    /// A tensor on another device than the communicator.
+    #[error(
+        "{collective}: the tensor is on {actual}, but the communicator is of another device \
+         ({expected}); copy it there first (ops::to_device)"
+    )]
+    Device {
+        /// The collective.
+        collective: Collective,
+        /// The tensor's device.
+        actual: String,
+        /// The communicator's device.
+        expected: String,
+    },
+}
+
+impl From<CommError> for Error {
+    fn from(error: CommError) -> Error {
+        Error::other(error)
+    }
+}
+
+/// `rank 3` or `ranks [1, 2]`.
+fn ranks(ranks: &[usize]) -> String {
+    match ranks {
+        [one] => format!("rank {one}"),
+        several => format!("ranks {several:?}"),
+    }
+}

@@ -1,0 +1,34 @@
+//! Communicators: collectives on tensors between the ranks of a group.
+//!
+//! - [`Communicator`] is what a transport implements; [`Collectives`] is what callers use.
+//! - [`Local`] is the transport between threads of one process.
+//! - [`Ticket`] identifies a collective on all members: its number, fingerprint and source line.
+//!
+//! A collective is started by every member, in the same order on each. It returns a
+//! [`Pending`](meshgrad_runtime::Pending) immediately, so a rank can have several in flight.
+//!
+//! # Sums
+//! A reduction combines elements of the same index in a fixed tree over indices in the group: a
+//! range of n ranks is split after the largest power of two below n, each part is reduced, then
+//! the two are combined. So 5 ranks give `((x0 + x1) + (x2 + x3)) + x4`. The result has the same
+//! bits on every member and in every run. f64 is summed in f64; f32, bf16 and f16 are summed in
+//! f32 and rounded once. Integers wrap. A mean divides the sum by the number of ranks before
+//! rounding.
+
+mod collectives;
+mod communicator;
+mod error;
+mod local;
+mod reduce;
+mod ticket;
+
+pub use collectives::Collectives;
+pub use communicator::{Communicator, Operands, Output};
+pub use error::{CallSite, CommError};
+pub use local::{Local, LocalCommunicator, LocalConnector, LocalRank, RunError};
+pub use ticket::{Collective, Counters, Counts, Fingerprint, Peer, Reduction, Request, Ticket};
+
+/// Compiles and runs the examples of the guide.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/communication.md")]
+struct Guide;

@@ -1,0 +1,61 @@
+//! The registry's interface to a local world.
+
+use std::sync::Arc;
+
+use meshgrad_dist::registry::{Connect, Creation, Progress};
+use meshgrad_runtime::Device;
+
+use super::communicator::LocalCommunicator;
+use super::world::World;
+use crate::error::CommError;
+
+/// Creates the communicators of one rank of a [`Local`](crate::Local) world. They are ready at once
+/// and wait for no member: the first collective does.
+pub struct LocalConnector {
+    rank: usize,
+    device: Device,
+    world: Arc<World>,
+}
+
+impl LocalConnector {
+    pub(super) fn new(rank: usize, device: Device, world: Arc<World>) -> LocalConnector {
+        LocalConnector {
+            rank,
+            device,
+            world,
+        }
+    }
+}
+
+impl Connect for LocalConnector {
+    type Communicator = LocalCommunicator;
+    type Connecting = LocalCommunicator;
+    type Error = CommError;
+
+    fn begin(&mut self, creation: &Creation<'_>) -> Result<LocalCommunicator, CommError> {
+        let group = creation.group;
+        let index = group
+            .index_of(self.rank)
+            .ok_or_else(|| CommError::NotMember {
+                rank: self.rank,
+                group: group.clone(),
+            })?;
+        let world = self.world.all().len();
+        if let Some(rank) = group.ranks().iter().find(|rank| **rank >= world) {
+            return Err(CommError::OutsideWorld {
+                group: group.clone(),
+                rank: *rank,
+                world,
+            });
+        }
+        let table = self.world.join(group, creation.generation);
+        Ok(LocalCommunicator::new(table, index, self.device.clone()))
+    }
+
+    fn poll(
+        &mut self,
+        connecting: &mut LocalCommunicator,
+    ) -> Result<Progress<LocalCommunicator>, CommError> {
+        Ok(Progress::Ready(connecting.clone()))
+    }
+}

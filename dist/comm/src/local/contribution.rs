@@ -1,0 +1,81 @@
+//! The tensors that a rank lends to a collective.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use meshgrad_runtime::{Lent, LentMut, Result, Tensor, UninitTensor};
+
+use crate::communicator::{Operands, Output};
+use crate::ticket::{Collective, Request, Ticket};
+
+/// One member's part of a collective.
+pub(super) struct Arrival {
+    pub(super) ticket: Ticket,
+    pub(super) contribution: Contribution,
+}
+
+/// The tensors that a rank lends to a collective. They are returned when all clones are dropped:
+/// the rank's `Pending` and the work.
+#[derive(Clone)]
+pub(super) struct Contribution(Arc<Mutex<Tensors>>);
+
+/// The tensors of a [`Contribution`].
+pub(super) struct Tensors {
+    pub(super) input: Option<Lent>,
+    pub(super) output: Buffer,
+}
+
+/// Where a rank's result is written.
+pub(super) enum Buffer {
+    None,
+    New(UninitTensor),
+    Existing(LentMut),
+}
+
+impl Contribution {
+    /// Lends the operands of a call.
+    pub(super) fn lend(operands: Operands, request: &Request) -> Result<Contribution> {
+        let op = name(request.fingerprint.collective);
+        let input = operands.input.map(|input| input.lend(op)).transpose()?;
+        let output = match operands.output {
+            Output::None => Buffer::None,
+            Output::New(tensor) => Buffer::New(tensor),
+            Output::Into(tensor) => Buffer::Existing(tensor.lend_mut(op)?),
+        };
+        Ok(Contribution(Arc::new(Mutex::new(Tensors {
+            input,
+            output,
+        }))))
+    }
+
+    /// The output. Called once, when the work is complete.
+    pub(super) fn take(&self) -> Option<Tensor> {
+        let mut tensors = self.lock();
+        tensors.input = None;
+        match std::mem::replace(&mut tensors.output, Buffer::None) {
+            Buffer::None => None,
+            Buffer::New(tensor) => Some(tensor.finish()),
+            Buffer::Existing(loan) => Some(loan.finish()),
+        }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Tensors> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The name of a collective in errors of the runtime.
+fn name(collective: Collective) -> &'static str {
+    match collective {
+        Collective::AllReduce => "all_reduce",
+        Collective::AllGather => "all_gather",
+        Collective::ReduceScatter => "reduce_scatter",
+        Collective::AllToAll => "all_to_all",
+        Collective::Broadcast => "broadcast",
+        Collective::Reduce => "reduce",
+        Collective::Gather => "gather",
+        Collective::Scatter => "scatter",
+        Collective::Barrier => "barrier",
+        Collective::Send => "send",
+        Collective::Recv => "recv",
+    }
+}

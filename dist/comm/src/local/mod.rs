@@ -1,0 +1,313 @@
+//! The transport between threads of one process.
+//!
+//! Ranks are threads, and tensors are shared memory. A member of a collective lends its tensors to
+//! a shared table, and the thread of the last member to arrive does the whole work: it reads the
+//! inputs of all members and writes each output once. Waiting threads sleep. There are no other
+//! threads, so 64 ranks run on two cores.
+//!
+//! - `mod.rs`: starts ranks and ends them.
+//! - `world.rs`, `status.rs`: what all ranks share: communicators, and which ranks have ended.
+//! - `connect.rs`: the registry's interface to it.
+//! - `communicator.rs`: a communicator of one rank.
+//! - `table.rs`: the open collectives of a communicator, shared by its members.
+//! - `contribution.rs`: the tensors that a rank lends to a collective.
+//! - `execute.rs`: the work of a collective whose members have all arrived.
+
+mod communicator;
+mod connect;
+mod contribution;
+mod execute;
+mod status;
+mod table;
+mod world;
+
+use std::any::Any;
+use std::error::Error as StdError;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use meshgrad_dist::registry::{Handle, Registry, Share};
+use meshgrad_mesh::Group;
+use meshgrad_runtime::{Device, Error, Result};
+
+pub use communicator::LocalCommunicator;
+pub use connect::LocalConnector;
+
+use crate::error::CommError;
+use world::World;
+
+/// The time limit of a collective if neither [`Local::deadline`] nor the group's options set one.
+const DEADLINE: Duration = Duration::from_secs(300);
+
+/// Runs the ranks of a world as threads of this process.
+///
+/// ```
+/// use meshgrad_comm::{Collectives, Local, Reduction};
+/// use meshgrad_runtime::{Error, Tensor};
+///
+/// let sums = Local::run(4, |rank| {
+///     let world = rank.world()?;
+///     let x = Tensor::scalar(rank.device(), rank.rank() as f32)?;
+///     world.all_reduce(&x, Reduction::Sum)?.wait()?.item::<f32>()
+/// });
+/// assert_eq!(sums.unwrap(), [6.0; 4]);
+/// ```
+#[derive(Clone, Debug)]
+pub struct Local {
+    ranks: usize,
+    threads: Option<usize>,
+    deadline: Duration,
+}
+
+impl Local {
+    /// A world of `ranks` ranks.
+    pub fn new(ranks: usize) -> Local {
+        Local {
+            ranks,
+            threads: None,
+            deadline: DEADLINE,
+        }
+    }
+
+    /// The threads of each rank's device, at least 1. By default its share of the cores.
+    pub fn threads(mut self, threads: usize) -> Local {
+        self.threads = Some(threads);
+        self
+    }
+
+    /// The time limit of collectives whose group has no `timeout` option; 5 minutes by default.
+    pub fn deadline(mut self, deadline: Duration) -> Local {
+        self.deadline = deadline;
+        self
+    }
+
+    /// Runs `main` on each rank and returns its results in rank order. When a rank returns an error
+    /// or panics, waiting ranks fail with [`CommError::RankFailed`]; when one returns without
+    /// starting a collective, those that wait for it there fail with [`CommError::Returned`].
+    ///
+    /// # Errors
+    /// [`RunError`] of the first rank that failed.
+    pub fn run<T, E>(
+        ranks: usize,
+        main: impl Fn(&LocalRank) -> Result<T, E> + Sync,
+    ) -> Result<Vec<T>, RunError>
+    where
+        T: Send,
+        E: Into<Box<dyn StdError + Send + Sync>>,
+    {
+        Local::new(ranks).launch(main)
+    }
+
+    /// [`Local::run`] with these settings.
+    ///
+    /// # Errors
+    /// As [`Local::run`].
+    pub fn launch<T, E>(
+        &self,
+        main: impl Fn(&LocalRank) -> Result<T, E> + Sync,
+    ) -> Result<Vec<T>, RunError>
+    where
+        T: Send,
+        E: Into<Box<dyn StdError + Send + Sync>>,
+    {
+        let all: Vec<usize> = (0..self.ranks).collect();
+        let all = Group::new(all).map_err(|error| RunError::Start {
+            reason: error.to_string(),
+        })?;
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let threads = self.threads.unwrap_or((cores / self.ranks).max(1));
+        let world = Arc::new(World::new(all, self.deadline));
+
+        let body = |rank: usize| -> Result<T, RunError> {
+            let failed = |source| RunError::Rank { rank, source };
+            let device = Device::cpu_with_threads(threads).map_err(|error| failed(error.into()))?;
+            let local = LocalRank::new(rank, device.clone(), world.clone());
+            match catch_unwind(AssertUnwindSafe(|| device.run(|| main(&local)))) {
+                Ok(result) => result.map_err(|error| failed(error.into())),
+                Err(panic) => Err(RunError::Panic {
+                    rank,
+                    message: message(panic),
+                }),
+            }
+        };
+        let first_failure = Mutex::new(None);
+        let run = |rank: usize| -> Option<T> {
+            match body(rank) {
+                Ok(value) => {
+                    world.returned(rank);
+                    Some(value)
+                }
+                Err(error) => {
+                    let reason = error.reason();
+                    let mut first = first_failure.lock().unwrap_or_else(PoisonError::into_inner);
+                    first.get_or_insert(error);
+                    drop(first);
+                    world.fail(CommError::RankFailed { rank, reason });
+                    None
+                }
+            }
+        };
+
+        let values: Vec<Option<T>> = thread::scope(|scope| {
+            let run = &run;
+            let start = |rank| {
+                let builder = thread::Builder::new().name(format!("rank {rank}"));
+                let thread = builder.spawn_scoped(scope, move || run(rank));
+                thread.map_err(|error| {
+                    let reason = format!("the system could not start its thread: {error}");
+                    world.fail(CommError::RankFailed {
+                        rank,
+                        reason: reason.clone(),
+                    });
+                    let mut first = first_failure.lock().unwrap_or_else(PoisonError::into_inner);
+                    first.get_or_insert(RunError::Start { reason });
+                })
+            };
+            let threads: Vec<_> = (0..self.ranks).map(start).collect();
+            let joined = threads.into_iter().map(|thread| thread.ok()?.join().ok()?);
+            joined.collect()
+        });
+        match first_failure
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner)
+        {
+            Some(error) => Err(error),
+            None => Ok(values.into_iter().flatten().collect()),
+        }
+    }
+}
+
+fn message(panic: Box<dyn Any + Send>) -> String {
+    match panic.downcast::<String>() {
+        Ok(message) => *message,
+        Err(panic) => match panic.downcast::<&str>() {
+            Ok(message) => (*message).to_owned(),
+            Err(_) => "a value that is not a message".to_owned(),
+        },
+    }
+}
+
+/// Why [`Local::run`] failed: the first rank that failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RunError {
+    /// A rank returned an error.
+    #[error("rank {rank}: {source}")]
+    Rank {
+        /// The rank.
+        rank: usize,
+        /// Its error.
+        source: Box<dyn StdError + Send + Sync>,
+    },
+
+    /// A rank panicked.
+    #[error("rank {rank} panicked: {message}")]
+    Panic {
+        /// The rank.
+        rank: usize,
+        /// The panic's message.
+        message: String,
+    },
+
+    /// The ranks could not be started.
+    #[error("the ranks could not be started: {reason}")]
+    Start {
+        /// The reason.
+        reason: String,
+    },
+}
+
+impl RunError {
+    fn reason(&self) -> String {
+        match self {
+            RunError::Rank { source, .. } => source.to_string(),
+            RunError::Panic { message, .. } => format!("panic: {message}"),
+            RunError::Start { reason } => reason.clone(),
+        }
+    }
+}
+
+/// One rank of a [`Local`] world, for its main function.
+pub struct LocalRank {
+    rank: usize,
+    device: Device,
+    world: Arc<World>,
+    registry: Registry<LocalConnector>,
+    /// Keep the communicators that [`LocalRank::connect`] returned in the registry.
+    handles: Mutex<Vec<Handle<LocalConnector>>>,
+}
+
+impl LocalRank {
+    fn new(rank: usize, device: Device, world: Arc<World>) -> LocalRank {
+        let connector = LocalConnector::new(rank, device.clone(), world.clone());
+        LocalRank {
+            rank,
+            device,
+            world,
+            registry: Registry::new(rank, connector),
+            handles: Mutex::default(),
+        }
+    }
+
+    /// Its number, from 0.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// The number of ranks.
+    pub fn world_size(&self) -> usize {
+        self.world.all().len()
+    }
+
+    /// Its own CPU device, with its share of the cores.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Its registry, which creates and shares its communicators.
+    pub fn registry(&self) -> &Registry<LocalConnector> {
+        &self.registry
+    }
+
+    /// The communicator of all ranks.
+    ///
+    /// # Errors
+    /// As [`LocalRank::connect`].
+    pub fn world(&self) -> Result<LocalCommunicator> {
+        self.connect("world", self.world.all())
+    }
+
+    /// The communicator of a group, shared through the registry with other requests for an equal
+    /// group, and kept until the rank ends. It waits for no other rank. `name` identifies the
+    /// requester in reports. The registry does not list the communicator of a group of one rank.
+    ///
+    /// # Errors
+    /// [`CommError::NotMember`]; a `RegistryError`, for invalid options.
+    pub fn connect(&self, name: &str, group: &Group) -> Result<LocalCommunicator> {
+        match self.registry.share(name, group).map_err(Error::other)? {
+            Share::NotMember => Err(CommError::NotMember {
+                rank: self.rank,
+                group: group.clone(),
+            }
+            .into()),
+            Share::Singleton => Ok(LocalCommunicator::alone(self.rank, &self.device)?),
+            Share::Member(handle) => {
+                let connected = handle.connect(Duration::ZERO).map_err(Error::other)?;
+                let communicator = connected.cloned();
+                let mut handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
+                handles.push(handle);
+                drop(handles);
+                communicator.ok_or_else(|| unreachable!("a local communicator is always ready"))
+            }
+        }
+    }
+}
+
+impl fmt::Debug for LocalRank {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LocalRank({} of {})", self.rank, self.world_size())
+    }
+}

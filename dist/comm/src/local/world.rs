@@ -1,0 +1,97 @@
+//! What the ranks of a world share: their communicators and its status.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use meshgrad_mesh::Group;
+
+use super::status::Status;
+use super::table::Table;
+use crate::error::CommError;
+
+/// No table is locked while its lock is held.
+pub(super) struct World {
+    all: Group,
+    deadline: Duration,
+    status: Arc<Status>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Tables that some members have joined and others have not, by group and generation.
+    joining: HashMap<(Group, u64), Joining>,
+    /// All tables in use.
+    tables: Vec<Weak<Table>>,
+}
+
+struct Joining {
+    table: Arc<Table>,
+    joined: usize,
+}
+
+impl World {
+    pub(super) fn new(all: Group, deadline: Duration) -> World {
+        World {
+            all,
+            deadline,
+            status: Arc::default(),
+            state: Mutex::default(),
+        }
+    }
+
+    /// The group of all ranks.
+    pub(super) fn all(&self) -> &Group {
+        &self.all
+    }
+
+    /// The table of a communicator. Each member joins once per generation.
+    pub(super) fn join(&self, group: &Group, generation: u64) -> Arc<Table> {
+        let mut state = self.lock();
+        let key = (group.clone(), generation);
+        let (table, joined) = match state.joining.remove(&key) {
+            Some(joining) => (joining.table, joining.joined + 1),
+            None => {
+                let deadline = group.options().timeout.unwrap_or(self.deadline);
+                let table = Arc::new(Table::new(group.clone(), deadline, self.status.clone()));
+                state.tables.retain(|table| table.strong_count() > 0);
+                state.tables.push(Arc::downgrade(&table));
+                (table, 1)
+            }
+        };
+        if joined < group.len() {
+            let table = table.clone();
+            state.joining.insert(key, Joining { table, joined });
+        }
+        table
+    }
+
+    /// Ends all ranks: every collective that waits or starts later fails. The first failure counts.
+    pub(super) fn fail(&self, failure: CommError) {
+        self.status.set_failure(&failure);
+        for table in self.tables() {
+            table.fail(&failure);
+        }
+    }
+
+    /// Records that a rank returned. Collectives that it did not start can no longer complete.
+    pub(super) fn returned(&self, rank: usize) {
+        self.status.set_returned(rank);
+        for table in self.tables() {
+            table.fail_missing_returned();
+        }
+    }
+
+    fn tables(&self) -> Vec<Arc<Table>> {
+        self.lock()
+            .tables
+            .iter()
+            .filter_map(Weak::upgrade)
+            .collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

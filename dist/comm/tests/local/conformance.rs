@@ -1,0 +1,85 @@
+//! Every check, on worlds of several sizes, for all dtypes.
+
+use half::{bf16, f16};
+use meshgrad_comm::{Communicator, Local, LocalCommunicator, LocalRank};
+use meshgrad_mesh::{Channel, Group};
+use meshgrad_runtime::{Bool, Result};
+
+use crate::plain::Plain;
+use crate::suite;
+
+fn check_dtype<T: Plain>(comm: &dyn Communicator, counts: &[usize]) -> Result<(), String> {
+    for count in counts {
+        for (name, check) in suite::even::<T>().into_iter().chain(suite::ragged::<T>()) {
+            check(comm, *count).map_err(|error| format!("{name}, count {count}: {error}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn check_all(comm: &dyn Communicator, counts: &[usize]) -> Result<(), String> {
+    check_dtype::<f64>(comm, counts)?;
+    check_dtype::<f32>(comm, counts)?;
+    check_dtype::<bf16>(comm, counts)?;
+    check_dtype::<f16>(comm, counts)?;
+    check_dtype::<i64>(comm, counts)?;
+    check_dtype::<i32>(comm, counts)?;
+    check_dtype::<u32>(comm, counts)?;
+    check_dtype::<u8>(comm, counts)?;
+    check_dtype::<Bool>(comm, counts)
+}
+
+fn run(
+    ranks: usize,
+    counts: &[usize],
+    connect: impl Fn(&LocalRank) -> Result<LocalCommunicator> + Sync,
+) {
+    let results = Local::run(ranks, |rank| {
+        let comm = connect(rank).map_err(|error| error.to_string())?;
+        check_all(&comm, counts)
+    });
+    results.unwrap_or_else(|error| panic!("{ranks} ranks: {error}"));
+}
+
+#[test]
+fn worlds_conform() {
+    for ranks in [1, 2, 3, 5, 8] {
+        run(ranks, &[0, 1, 7, 2049], LocalRank::world);
+    }
+}
+
+#[test]
+fn a_world_of_64_ranks_conforms() {
+    run(64, &[0, 3], LocalRank::world);
+}
+
+/// The order of a group is that of its results, whatever the ranks.
+#[test]
+fn groups_in_another_order_conform() {
+    let reversed = Group::new([4, 3, 2, 1, 0]).unwrap();
+    run(5, &[1, 5], |rank| rank.connect("reversed", &reversed));
+}
+
+/// Communicators on other channels are separate, and may be used in another order on each rank.
+#[test]
+fn channels_are_independent() {
+    let all = Group::new([0, 1, 2]).unwrap();
+    let results = Local::run(3, |rank| -> Result<(), String> {
+        let connect = |channel| rank.connect("own", &all.clone().with_channel(channel));
+        let pair = [Channel::Gather, Channel::Reduce].map(connect);
+        let [gather, reduce] = pair.map(|comm| comm.map_err(|error| error.to_string()));
+        let (gather, reduce) = (gather?, reduce?);
+        let (first, second) = match rank.rank() {
+            1 => (&reduce, &gather),
+            _ => (&gather, &reduce),
+        };
+        let check = |comm: &LocalCommunicator| {
+            use meshgrad_comm::Collectives;
+            comm.barrier().map_err(|error| error.to_string())
+        };
+        let pending = (check(first)?, check(second)?);
+        let waited = pending.1.wait().and(pending.0.wait());
+        waited.map_err(|error| error.to_string())
+    });
+    results.unwrap();
+}

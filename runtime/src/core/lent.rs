@@ -1,0 +1,140 @@
+//! Tensors lent to work that outlives the call that starts it, such as a collective.
+//!
+//! A [`ReadGuard`](crate::ReadGuard) lives on the stack of an op. A loan owns its storage instead,
+//! so it can be handed to another thread. The rule is the same: many readers or one writer.
+
+use std::ops::Range;
+
+use crate::core::storage::{OwnedRead, OwnedWrite};
+use crate::{DType, Element, Error, Result, Tensor};
+
+impl Tensor {
+    /// Lends this contiguous tensor for reading by `op`, whose work outlives the call. The storage
+    /// cannot be written until the loan is dropped.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] when it is not contiguous; [`Error::NoValues`] on a meta device;
+    /// [`Error::NotOnHost`] on a GPU; [`Error::Busy`] while the storage is being written.
+    pub fn lend(&self, op: &'static str) -> Result<Lent> {
+        let range = self.contiguous_range(op)?;
+        Ok(Lent {
+            borrow: OwnedRead::new(self.storage().clone())?,
+            dtype: self.dtype(),
+            range,
+        })
+    }
+
+    /// Lends this contiguous tensor for writing by `op`, whose work outlives the call. The storage
+    /// cannot be used until the loan is dropped or returned. Increments the version.
+    ///
+    /// # Errors
+    /// As [`Tensor::lend`]; [`Error::Immutable`] for a [`Kind::Value`](crate::Kind::Value); [`Error::Busy`] while the
+    /// storage is in use.
+    pub fn lend_mut(&self, op: &'static str) -> Result<LentMut> {
+        let range = self.contiguous_range(op)?;
+        Ok(LentMut {
+            borrow: OwnedWrite::new(self.storage().clone(), op)?,
+            tensor: self.clone(),
+            range,
+        })
+    }
+}
+
+/// A contiguous tensor lent for reading, by [`Tensor::lend`].
+pub struct Lent {
+    borrow: OwnedRead,
+    dtype: DType,
+    /// The tensor's elements in its storage.
+    range: Range<usize>,
+}
+
+impl Lent {
+    /// The elements in row-major order.
+    ///
+    /// # Errors
+    /// [`Error::WrongDType`].
+    pub fn slice<T: Element>(&self) -> Result<&[T]> {
+        expect_dtype(self.dtype, T::DTYPE)?;
+        Ok(&self.borrow.slice()?[self.range.clone()])
+    }
+}
+
+/// A contiguous tensor lent for writing, by [`Tensor::lend_mut`].
+pub struct LentMut {
+    borrow: OwnedWrite,
+    tensor: Tensor,
+    range: Range<usize>,
+}
+
+impl LentMut {
+    /// The elements in row-major order, for writing.
+    ///
+    /// # Errors
+    /// [`Error::WrongDType`].
+    pub fn slice<T: Element>(&mut self) -> Result<&mut [T]> {
+        expect_dtype(self.tensor.dtype(), T::DTYPE)?;
+        Ok(&mut self.borrow.slice()?[self.range.clone()])
+    }
+
+    /// Ends the loan and returns the tensor.
+    pub fn finish(self) -> Tensor {
+        self.tensor
+    }
+}
+
+fn expect_dtype(actual: DType, asked: DType) -> Result<()> {
+    match actual == asked {
+        true => Ok(()),
+        false => Err(Error::WrongDType { actual, asked }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Device, Kind, ops};
+
+    /// A loan follows the rule of borrows until it ends, on any thread.
+    #[test]
+    fn a_loan_excludes_conflicting_uses_until_it_ends() {
+        let device = Device::cpu();
+        let cache = Tensor::zeros(&device, &[4], DType::F32, Kind::Cache).unwrap();
+
+        let (first, second) = (cache.lend("test").unwrap(), cache.lend("test").unwrap());
+        assert!(cache.to_vec::<f32>().is_ok());
+        assert!(cache.lend_mut("test").is_err());
+        assert!(matches!(
+            ops::fill_into(&cache, 1.0),
+            Err(Error::Busy { .. })
+        ));
+        drop((first, second));
+
+        let mut loan = cache.slice(0, 1..3).unwrap().lend_mut("test").unwrap();
+        assert!(matches!(cache.lend("test"), Err(Error::Busy { .. })));
+        assert!(matches!(cache.to_vec::<f32>(), Err(Error::Busy { .. })));
+        let returned = std::thread::spawn(move || {
+            loan.slice::<f32>().unwrap().fill(2.0);
+            loan.finish()
+        });
+        assert_eq!(returned.join().unwrap().to_vec::<f32>().unwrap(), [2.0; 2]);
+        assert_eq!(cache.to_vec::<f32>().unwrap(), [0.0, 2.0, 2.0, 0.0]);
+        assert_eq!(cache.version(), 1);
+    }
+
+    #[test]
+    fn a_value_is_lent_for_reading_only() {
+        let device = Device::cpu();
+        let value = Tensor::from_slice(&device, &[2, 2], &[1i32, 2, 3, 4]).unwrap();
+        let loan = value.lend("test").unwrap();
+        assert_eq!(loan.slice::<i32>().unwrap(), [1, 2, 3, 4]);
+        assert!(matches!(loan.slice::<f32>(), Err(Error::WrongDType { .. })));
+        assert!(matches!(
+            value.lend_mut("test"),
+            Err(Error::Immutable { op: "test" })
+        ));
+        assert!(value.transpose(0, 1).unwrap().lend("test").is_err());
+        let meta = Device::meta(device.properties());
+        let shapes = ops::full(&meta, &[2], DType::F32, 0.0).unwrap();
+        assert!(matches!(shapes.lend("test"), Err(Error::NoValues { .. })));
+    }
+}
