@@ -4,6 +4,7 @@
 //!
 //! - [`mesh`]: layouts of ranks, device meshes, shardings. Pure values, no communication.
 //! - [`dist`]: parallel configurations, and the groups and communicators that they need.
+//! - [`comm`]: collectives on tensors between the ranks of a group; so far between threads.
 //! - [`runtime`]: devices, memory, dtypes, tensors and the ops on them.
 //! - [`autograd`]: the tape, parameters, and differentiable ops.
 //! - [`opcheck`]: cases of every differentiable op, checked on your device.
@@ -32,6 +33,7 @@
 
 pub use meshgrad_autograd as autograd;
 pub use meshgrad_ckpt as ckpt;
+pub use meshgrad_comm as comm;
 pub use meshgrad_dist as dist;
 pub use meshgrad_load as load;
 pub use meshgrad_mesh as mesh;
