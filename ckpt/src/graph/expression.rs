@@ -393,14 +393,6 @@ impl Graph {
         self.shape(self.expr_of(source))
     }
 
-    /// The source, if the expression is one.
-    pub fn as_source(&self, of: Expr) -> Option<SourceId> {
-        match self.node(of).op {
-            Op::Source(source) => Some(source),
-            _ => None,
-        }
-    }
-
     pub(crate) fn expr_of(&self, source: SourceId) -> Expr {
         self.made_of[source.index()]
     }

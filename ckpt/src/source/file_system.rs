@@ -67,11 +67,6 @@ impl FileSystem {
         known.map_or(FileSystem::Local, |(_, name)| FileSystem::Remote { name })
     }
 
-    /// Whether its data is on other machines.
-    pub fn is_remote(&self) -> bool {
-        matches!(self, FileSystem::Remote { .. })
-    }
-
     /// The backend of [`BackendChoice::Auto`](super::BackendChoice::Auto), and the reason.
     pub fn backend(&self) -> (Backend, &'static str) {
         let why = match self {

@@ -204,12 +204,6 @@ impl Kernel {
         self.compute("mov.u32", &[&"%ctaid.y"])
     }
 
-    /// The index of the CTA in the grid's third dimension.
-    #[track_caller]
-    pub fn cta_z(&self) -> U32<'_> {
-        self.compute("mov.u32", &[&"%ctaid.z"])
-    }
-
     /// The number of CTAs in the grid's first dimension.
     #[track_caller]
     pub fn ctas(&self) -> U32<'_> {

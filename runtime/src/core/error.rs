@@ -69,8 +69,8 @@ pub enum Error {
     NoDim {
         /// The op or view.
         op: &'static str,
-        /// The requested dim.
-        dim: usize,
+        /// The requested dim; negative ones count from the end.
+        dim: isize,
         /// The shape.
         shape: Shape,
     },

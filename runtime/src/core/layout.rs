@@ -226,7 +226,7 @@ impl Layout {
         if dim > self.shape.len() {
             return Err(Error::NoDim {
                 op: "unsqueeze",
-                dim,
+                dim: dim as isize,
                 shape: self.shape,
             });
         }
@@ -247,7 +247,7 @@ impl Layout {
     fn extent(&self, op: &'static str, dim: usize) -> Result<usize> {
         self.shape.get(dim).copied().ok_or(Error::NoDim {
             op,
-            dim,
+            dim: dim as isize,
             shape: self.shape,
         })
     }

@@ -424,13 +424,6 @@ impl Call {
         self.bound.names[id] = Some((extent, 0));
     }
 
-    /// Sets a dtype that no operand determines: that of variable `F`, `G`, `T`, `U`, `I` or `J`.
-    pub fn set_dtype(&mut self, variable: &str, dtype: DType) {
-        let id = DTYPE_VARIABLES.iter().position(|known| *known == variable);
-        let id = id.unwrap_or_else(|| panic!("{}: no dtype variable `{variable}`", self.name()));
-        self.bound.dtypes[id] = Some((dtype, 0));
-    }
-
     /// The product of the leading dims (`..`).
     pub fn rows(&self) -> usize {
         self.bound.leading.map_or(1, |(shape, _)| shape.elements())

@@ -81,7 +81,7 @@ impl Tensor {
         let at = usize::try_from(at).ok().filter(|at| *at < dims);
         at.ok_or(Error::NoDim {
             op,
-            dim: dim.unsigned_abs(),
+            dim,
             shape: *self.shape(),
         })
     }

@@ -226,6 +226,7 @@ mod tests {
         assert!(matches!(argmax(&x, 1), Err(Error::Argument { .. })));
         assert_eq!(argmax(&x, 0).unwrap().shape().to_vec(), [0]);
         assert!(matches!(top_k(&x, 1), Err(Error::Argument { .. })));
-        assert!(matches!(argmax(&x, 2), Err(Error::NoDim { .. })));
+        assert!(matches!(argmax(&x, 2), Err(Error::NoDim { dim: 2, .. })));
+        assert!(matches!(argmax(&x, -3), Err(Error::NoDim { dim: -3, .. })));
     }
 }
