@@ -17,8 +17,8 @@ use crate::write_report::WriteReportError;
 /// A `Result` whose error is this crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// An error of a checkpoint operation. Messages name the file and the tensor, both values, and a
-/// remedy.
+/// An error of a checkpoint operation. Messages name the file and the tensor, the conflicting
+/// values, and a remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -1,5 +1,4 @@
-//! The crates that compute, save and describe models do not use parallel configurations. They get
-//! an axis or a group instead.
+//! The crates that compute, save and describe models do not use parallel configurations.
 
 use std::fs;
 use std::path::{Path, PathBuf};

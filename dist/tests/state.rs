@@ -407,9 +407,10 @@ fn mpu_getters_return_the_named_groups() {
     assert_eq!((mpu.rank(), mpu.state()), (9, &state));
 }
 
-/// The dp sizes that the pull request's own tests expect: experts do not shrink the dp group.
+/// The dp sizes that the tests of DeepSpeed's pull request 7726 expect: experts do not shrink the
+/// dp group.
 #[test]
-fn the_pull_requests_tests_pass() {
+fn dp_sizes_equal_those_of_the_pull_requests_tests() {
     let dp = |given: &[(&str, usize)]| {
         let state = ParallelState::new(ordered(given, Order::DEEPSPEED).unwrap());
         state.mpu(0).unwrap().get_data_parallel_world_size()

@@ -142,7 +142,8 @@ impl Shapes {
         })
     }
 
-    /// Checks that no extent is 0. The ops check whether extents match.
+    /// Checks that no extent is 0 and that `transposes` are valid. The ops check whether extents
+    /// match.
     fn check(&self) -> anyhow::Result<()> {
         let is_empty = self.copy == 0
             || self.rows.iter().any(|it| it.contains(&0))

@@ -7,7 +7,8 @@
 //!   tokenizer.json                   its tokenizer
 //!   trainer/config.toml              the whole configuration of the run
 //!   trainer/state.json               step, seed and digest of the text
-//!   trainer/exp_avg/, exp_avg_sq/    the optimizer's state, here AdamW's, named like the parameters
+//!   trainer/exp_avg/, exp_avg_sq/    the optimizer's state, here AdamW's, with the tensor names of
+//!                                    model.safetensors
 //!   trainer/buffers/                 the buffers, such as router biases, if the model has any
 //!   manifest.json                    sizes and digests; written last
 //! ```

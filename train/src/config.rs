@@ -16,8 +16,7 @@ use serde::{Deserialize, Serialize};
 pub use check::{Violation, Violations};
 pub use read::{ConfigError, Override};
 
-/// A resolved configuration. `Config::default()` trains a Qwen3-MoE of about 9 million parameters,
-/// which takes about two minutes on two cores.
+/// A resolved configuration. `Config::default()` trains a Qwen3-MoE of about 9 million parameters.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
@@ -62,7 +61,8 @@ impl Default for Config {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DataConfig {
-    /// Files, folders and globs. Empty: the default text, the Rust sources meshgrad was built from.
+    /// Files, folders and globs. Empty: the default text, the Rust sources of meshgrad's
+    /// dependencies.
     pub paths: Vec<String>,
     /// The tokenizer.
     pub tokenizer: TokenizerChoice,

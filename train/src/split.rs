@@ -37,7 +37,8 @@ pub struct Split {
 }
 
 impl Split {
-    /// Holds out about `fraction` of the bytes, in [0, 1), and never more; nothing for 0.
+    /// Holds out at most `fraction` of the bytes, and usually nearly that much. `fraction` is in
+    /// [0, 1).
     pub fn new(documents: &[Document], fraction: f64) -> Self {
         let total: usize = documents.iter().map(|document| document.text.len()).sum();
         let max_bytes = (total as f64 * fraction) as usize;
@@ -99,8 +100,8 @@ fn choose(documents: &[Document], max_bytes: usize) -> Vec<bool> {
     chosen
 }
 
-/// The largest remaining document, and the byte at which at most `max_bytes` of its end are split
-/// off: after a newline if there is one, otherwise between two characters.
+/// The largest remaining document, and the byte offset at which to split it. At most `max_bytes`
+/// follow that offset. The split is after a newline if possible, otherwise between two characters.
 fn split_largest(
     documents: &[Document],
     taken: &[bool],

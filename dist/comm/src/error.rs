@@ -175,7 +175,7 @@ pub enum CommError {
     Argument {
         /// The collective.
         collective: Collective,
-        /// The argument, both values and the remedy.
+        /// What is wrong with which argument, and the remedy where there is one.
         problem: String,
     },
 

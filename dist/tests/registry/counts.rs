@@ -11,7 +11,7 @@ use meshgrad_mesh::{Group, Mesh};
 use crate::generators::{Kind, Megatron, Titan};
 use crate::world::{Shared, World, group};
 
-/// The number of calls in which a library creates a group, which are the same on every rank, and of
+/// The number of calls that create a group (every rank makes the same calls), and the number of
 /// those groups that contain rank 0.
 #[derive(Debug, PartialEq, Eq)]
 struct PeerCounts {
@@ -74,7 +74,7 @@ fn megatron(world: usize, [tp, pp, cp, ep, etp]: [usize; 5], instances: usize) -
 }
 
 #[test]
-fn megatron_creates_20_groups_per_rank_and_we_create_1_to_11() {
+fn megatron_creates_20_or_23_groups_per_rank_and_we_create_1_to_11() {
     let rows = [
         (megatron(8, [1, 1, 1, 1, 1], 1), 118, 20, 1),
         (megatron(8, [2, 2, 1, 1, 2], 1), 83, 20, 6),
@@ -114,7 +114,7 @@ fn titan([pp, dp_replicate, dp_shard, cp, tp, ep]: [usize; 6]) -> Titan {
 /// The world group exists before torchtitan starts, so its creation is not counted as a call. If an
 /// axis spans the world, we create one more communicator.
 #[test]
-fn torchtitan_creates_18_groups_per_rank_and_we_create_8() {
+fn torchtitan_creates_8_to_18_groups_per_rank_and_we_create_3_to_8() {
     let rows = [
         (titan([2, 1, 2, 1, 2, 1]), 94, 11, 3),
         (titan([1, 1, 4, 1, 2, 8]), 100, 8, 2),

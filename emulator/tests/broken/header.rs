@@ -54,7 +54,7 @@ impl Header {
             understood.ok_or_else(|| format!("`{key}: {value}` is not a valid header line"))?;
         }
         match header.kinds.is_empty() || header.block == [0; 3] {
-            true => Err("`expect` and `launch` are missing".to_owned()),
+            true => Err("`expect` or `launch` is missing".to_owned()),
             false => Ok(header),
         }
     }

@@ -13,7 +13,7 @@ const ROWS_IN_FLIGHT: u32 = 4;
 /// The sum of `lse - label_logit` over the rows that are not ignored, and the number of these rows.
 /// Both are accumulated in f64.
 ///
-/// One CTA suffices: a row is two or three words, so even a million rows are little data. Each
+/// One CTA suffices: a row is at most 16 bytes, so even a million rows are little data. Each
 /// thread adds every 512th row, then a tree reduction adds the sums of the threads. The order
 /// depends only on the number of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -122,7 +122,7 @@ impl<'k> Slots<'_, 'k> {
     #[track_caller]
     fn load(&self, row_of_slot: SlotRow<'k>, element: U32<'k>) -> (Option<F32<'k>>, Loaded<'k>) {
         let SlotRow { slot, row, exists } = row_of_slot;
-        // The lane of the first element reports.
+        // Only the lane that loads element 0 of the row reports, so a slot is reported once.
         let wild = row.ge(self.rows) & row.differs(ABSENT);
         let told = exists & element.equals(0) & wild;
         self.faults.report(told, row.signed().wide());

@@ -10,8 +10,8 @@ use crate::{Element, Float, ReadGuard, Result, Tensor};
 /// The number of elements that a kernel buffers on its stack.
 pub(crate) const CHUNK: usize = 256;
 
-/// A buffer of [`CHUNK`] elements, aligned so that no vector crosses a cache line. Such accesses
-/// take twice as long, or more if data is read right after it was written.
+/// A buffer of [`CHUNK`] elements, aligned so that no vector crosses a cache line. An access that
+/// does takes twice as long, or more if it reads data that was just written.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 pub(crate) struct Chunk<W>([W; CHUNK]);

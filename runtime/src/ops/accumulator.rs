@@ -5,7 +5,7 @@ use crate::{DType, Device, Kind, Result, Shape, Tensor, ops};
 /// A buffer that ops add to, and whether it is empty.
 ///
 /// An empty buffer holds stale values. The first op overwrites them instead of adding, so the
-/// buffer need not be cleared.
+/// buffer need not be filled with zeros.
 #[derive(Clone, Debug)]
 pub struct Accumulator {
     buffer: Tensor,

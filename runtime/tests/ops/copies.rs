@@ -3,7 +3,7 @@
 use crate::devices::{devices, gpu, reference};
 use meshgrad_runtime::{Bool, CudaError, DType, Device, Element, Error, Kind, Shape, Tensor, ops};
 
-/// A tensor of any dtype whose adjacent elements differ.
+/// A tensor of any dtype. Adjacent elements differ, except in bool.
 fn elements(shape: &[usize], dtype: DType) -> Tensor {
     let count: usize = shape.iter().product();
     let values: Vec<i64> = (0..count as i64).map(|i| i * 37 % 119 - 40).collect();

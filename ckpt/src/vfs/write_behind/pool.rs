@@ -167,7 +167,8 @@ impl Job {
         let written = self
             .to
             .write_all(&self.block.bytes()[..len], self.range.start);
-        // The file may be closed as soon as none of its writes is pending.
+        // Release the descriptors first: once no write is pending, the writer may be dropped, and
+        // that must close the file.
         drop(self.to);
         self.in_flight.end(&self.range, written);
         self.block

@@ -126,7 +126,7 @@ impl Decoding<'_, '_, '_> {
         }
     }
 
-    /// `cvta`: global and constant addresses are already generic.
+    /// `cvta`: global, constant and parameter addresses are already generic.
     fn convert_address(&mut self) -> Result<Op> {
         let to_space = self.opcode.take("to");
         let window = self.opcode.take_any(&WINDOWS);

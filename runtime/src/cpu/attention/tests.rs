@@ -209,7 +209,7 @@ fn bits_do_not_depend_on_threads() {
 }
 
 /// Decoding with a cache gives the bits of the full forward pass, for any number of queries per
-/// step. Invalid cache entries are NaN here, so they are never read.
+/// step. The keys of invalid cache entries are NaN here: reading one would change the result.
 #[test]
 fn cached_decoding_equals_full_forward() {
     fn check<E: Number>(full: &Case, step: usize) {
