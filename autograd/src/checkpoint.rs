@@ -22,7 +22,8 @@ use crate::{Result, Saved, Tape, Var};
 /// pass it as an input. Checkpointed blocks nest.
 ///
 /// # Errors
-/// Errors of `block`; [`TapeError::OtherTape`](meshgrad_runtime::TapeError::OtherTape) for a captured value.
+/// Errors of `block`; [`TapeError::OtherTape`](meshgrad_runtime::TapeError::OtherTape) for a
+/// captured value.
 pub fn checkpoint<const N: usize, const M: usize>(
     inputs: [&Var; N],
     block: impl Fn([Var; N]) -> Result<[Var; M]> + Send + 'static,

@@ -34,7 +34,7 @@ impl Default for Tolerance {
 /// `inputs` any shapes, f64; `function` returns f64 values.
 ///
 /// # Errors
-/// [`TapeError::GradientCheck`](meshgrad_runtime::TapeError::GradientCheck) for the first element that differs; errors of `function`.
+/// [`TapeError::GradientCheck`] for the first element that differs; errors of `function`.
 pub fn gradcheck(
     function: impl Fn(&[Var]) -> Result<Vec<Var>>,
     inputs: &[Tensor],

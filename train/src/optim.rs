@@ -5,8 +5,8 @@
 //! the step number and the factor of the gradients are one-element tensors ([`StepScalars`]). If
 //! the factor is not finite, a step changes nothing.
 //!
-//! [`Groups`] give parameters of some names another learning rate or weight decay. A [`Schedule`]
-//! is the factor of the learning rate at each step. [`Ema`] averages the weights.
+//! [`Groups`] give parameters of some names another learning rate or weight decay. [`Ema`] averages
+//! the weights. The learning rate of each step is [`schedule`](crate::schedule)'s.
 //!
 //! ```
 //! use meshgrad_autograd::{Init, Param};
@@ -42,7 +42,6 @@ mod groups;
 mod lion;
 mod muon;
 mod part;
-mod schedule;
 mod sgd;
 mod slots;
 
@@ -57,7 +56,6 @@ pub use groups::{Group, Groups, Settings};
 pub use lion::{Lion, LionConfig};
 pub use muon::{AdjustLearningRate, Muon, MuonConfig};
 pub use part::{Part, parts};
-pub use schedule::Schedule;
 pub use sgd::{Sgd, SgdConfig};
 
 use crate::Result;

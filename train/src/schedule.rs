@@ -7,6 +7,21 @@ use std::f64::consts::PI;
 
 use crate::config::{ScheduleConfig, ScheduleKind};
 
+/// A factor of the learning rate for each step: a pure function, so resuming needs no state.
+///
+/// [`Phases`] has the usual ones; a closure is one too.
+///
+/// ```
+/// use meshgrad_train::schedule::Schedule;
+///
+/// let inverse_root = |step: u64| 1.0 / (step as f64).sqrt();
+/// assert_eq!(inverse_root.factor(4), 0.5);
+/// ```
+pub trait Schedule: Send + Sync {
+    /// The factor at `step`, from 1.
+    fn factor(&self, step: u64) -> f64;
+}
+
 /// The curve from one value to another.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Curve {
@@ -110,7 +125,7 @@ struct Interval {
 /// A factor for each step, as a sequence of phases.
 ///
 /// ```
-/// use meshgrad_train::schedule::{Curve, Phases};
+/// use meshgrad_train::schedule::{Curve, Phases, Schedule};
 ///
 /// let warm_stable_decay = Phases::starting_at(0.0)
 ///     .for_steps(100, 1.0, Curve::Linear)
@@ -158,7 +173,7 @@ impl Phases {
     /// The phases of a run of `steps` steps, from `initial`.
     ///
     /// ```
-    /// use meshgrad_train::schedule::{Curve, Length, Phase, Phases};
+    /// use meshgrad_train::schedule::{Curve, Length, Phase, Phases, Schedule};
     ///
     /// let phases = [
     ///     Phase::new(Length::Steps(10), 1.0, Curve::Linear),
@@ -273,9 +288,16 @@ impl Phases {
         }
     }
 
-    /// The factor on the learning rate at `step` (from 1). After the last phase it keeps its end
-    /// value.
-    pub fn factor(&self, step: u64) -> f64 {
+    fn end(&self) -> (u64, f64) {
+        self.phases
+            .last()
+            .map_or((0, self.initial), |phase| (phase.last, phase.end))
+    }
+}
+
+impl Schedule for Phases {
+    /// After the last phase it keeps its end value.
+    fn factor(&self, step: u64) -> f64 {
         let Some(phase) = self.phases.iter().find(|phase| step <= phase.last) else {
             return self.end().1;
         };
@@ -285,11 +307,11 @@ impl Phases {
         let progress = (step - phase.first) as f64 / (phase.last - phase.first) as f64;
         phase.curve.at(phase.start, phase.end, progress)
     }
+}
 
-    fn end(&self) -> (u64, f64) {
-        self.phases
-            .last()
-            .map_or((0, self.initial), |phase| (phase.last, phase.end))
+impl<F: Fn(u64) -> f64 + Send + Sync> Schedule for F {
+    fn factor(&self, step: u64) -> f64 {
+        self(step)
     }
 }
 

@@ -8,8 +8,7 @@ use meshgrad_runtime::{AsyncRead, DType, Device, Tensor, ops};
 
 use crate::config::{ComputeDType, Config};
 use crate::metrics::Record;
-use crate::optim::Schedule;
-use crate::schedule::Phases;
+use crate::schedule::{Phases, Schedule};
 use crate::updater::Updater;
 use crate::{Result, TrainError};
 

@@ -35,13 +35,7 @@ pub trait Collectives: Communicator {
         let output = call.new_output(*x.shape(), x.dtype())?;
         let operands = call.operands(x, output)?;
         let counts = Counts::Even(x.elements());
-        Ok(some(call.reduce(
-            x.dtype(),
-            counts,
-            reduction,
-            None,
-            operands,
-        )?))
+        call.reduced(x.dtype(), counts, reduction, operands)
     }
 
     /// [`Collectives::all_reduce`] that overwrites a contiguous mutable tensor and returns it.
@@ -53,13 +47,7 @@ pub trait Collectives: Communicator {
         let call = Call::of(self, Collective::AllReduce);
         let operands = call.in_place(x)?;
         let counts = Counts::Even(x.elements());
-        Ok(some(call.reduce(
-            x.dtype(),
-            counts,
-            reduction,
-            None,
-            operands,
-        )?))
+        call.reduced(x.dtype(), counts, reduction, operands)
     }
 
     /// Concatenates the [r, ..] tensors of all members along dim 0: [n r, ..].
@@ -119,13 +107,7 @@ pub trait Collectives: Communicator {
         let counts = Counts::Even(shape.elements());
         let output = call.new_output(shape, x.dtype())?;
         let operands = call.operands(x, output)?;
-        Ok(some(call.reduce(
-            x.dtype(),
-            counts,
-            reduction,
-            None,
-            operands,
-        )?))
+        call.reduced(x.dtype(), counts, reduction, operands)
     }
 
     /// [`Collectives::reduce_scatter`] where member i gets `rows[i]` rows, after those of the
@@ -144,13 +126,7 @@ pub trait Collectives: Communicator {
         let (counts, shape) = call.scattered(x, rows)?;
         let output = call.new_output(shape, x.dtype())?;
         let operands = call.operands(x, output)?;
-        Ok(some(call.reduce(
-            x.dtype(),
-            counts,
-            reduction,
-            None,
-            operands,
-        )?))
+        call.reduced(x.dtype(), counts, reduction, operands)
     }
 
     /// [`Collectives::reduce_scatter_rows`] into a contiguous mutable tensor, which it returns.
@@ -169,13 +145,7 @@ pub trait Collectives: Communicator {
         let (counts, shape) = call.scattered(x, rows)?;
         let output = call.existing_output(into, shape, x.dtype())?;
         let operands = call.operands(x, output)?;
-        Ok(some(call.reduce(
-            x.dtype(),
-            counts,
-            reduction,
-            None,
-            operands,
-        )?))
+        call.reduced(x.dtype(), counts, reduction, operands)
     }
 
     /// Sends block j of the n equal blocks of rows of `x` to member j. Returns the blocks from all
@@ -450,6 +420,17 @@ impl<'a, C: Communicator + ?Sized> Call<'a, C> {
         operands: Operands,
     ) -> Result<Pending<Option<Tensor>>> {
         self.submit(self.fingerprint(dtype, counts, None), Some(peer), operands)
+    }
+
+    /// [`Call::reduce`] without a root: every member gets a tensor.
+    fn reduced(
+        &self,
+        dtype: DType,
+        counts: Counts,
+        reduction: Reduction,
+        operands: Operands,
+    ) -> Result<Pending<Tensor>> {
+        Ok(some(self.reduce(dtype, counts, reduction, None, operands)?))
     }
 
     fn reduce(

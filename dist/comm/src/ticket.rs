@@ -35,9 +35,10 @@ pub enum Collective {
     Recv,
 }
 
-impl fmt::Display for Collective {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl Collective {
+    /// Its name, which is that of the method of [`Collectives`](crate::Collectives).
+    pub fn name(self) -> &'static str {
+        match self {
             Collective::AllReduce => "all_reduce",
             Collective::AllGather => "all_gather",
             Collective::ReduceScatter => "reduce_scatter",
@@ -49,7 +50,13 @@ impl fmt::Display for Collective {
             Collective::Barrier => "barrier",
             Collective::Send => "send",
             Collective::Recv => "recv",
-        })
+        }
+    }
+}
+
+impl fmt::Display for Collective {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 

@@ -4,8 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use meshgrad_train::optim::Schedule;
-use meshgrad_train::schedule::{Curve, Length, Phase, Phases};
+use meshgrad_train::schedule::{Curve, Length, Phase, Phases, Schedule};
 
 fn torch() -> BTreeMap<String, Vec<f64>> {
     serde_json::from_str(include_str!("schedules.json")).unwrap()

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use meshgrad_runtime::{Lent, LentMut, Result, Tensor, UninitTensor};
 
 use crate::communicator::{Operands, Output};
-use crate::ticket::{Collective, Request, Ticket};
+use crate::ticket::{Request, Ticket};
 
 /// One member's part of a collective.
 pub(super) struct Arrival {
@@ -34,7 +34,7 @@ pub(super) enum Buffer {
 impl Contribution {
     /// Lends the operands of a call.
     pub(super) fn lend(operands: Operands, request: &Request) -> Result<Contribution> {
-        let op = name(request.fingerprint.collective);
+        let op = request.fingerprint.collective.name();
         let input = operands.input.map(|input| input.lend(op)).transpose()?;
         let output = match operands.output {
             Output::None => Buffer::None,
@@ -60,22 +60,5 @@ impl Contribution {
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Tensors> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// The name of a collective in errors of the runtime.
-fn name(collective: Collective) -> &'static str {
-    match collective {
-        Collective::AllReduce => "all_reduce",
-        Collective::AllGather => "all_gather",
-        Collective::ReduceScatter => "reduce_scatter",
-        Collective::AllToAll => "all_to_all",
-        Collective::Broadcast => "broadcast",
-        Collective::Reduce => "reduce",
-        Collective::Gather => "gather",
-        Collective::Scatter => "scatter",
-        Collective::Barrier => "barrier",
-        Collective::Send => "send",
-        Collective::Recv => "recv",
     }
 }
