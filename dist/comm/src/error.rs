@@ -2,12 +2,12 @@
 //! [`Error::downcast_ref`](meshgrad_runtime::Error::downcast_ref) returns them.
 
 use std::fmt;
-use std::panic::Location;
 use std::time::Duration;
 
 use meshgrad_mesh::Group;
 use meshgrad_runtime::{DType, Error};
 
+use crate::source_line::SourceLine;
 use crate::ticket::{Collective, Reduction, Ticket};
 
 /// One rank's call of a collective, for messages.
@@ -20,7 +20,7 @@ pub struct CallSite {
     /// The number of the collective in its communicator.
     pub number: u64,
     /// The source line.
-    pub at: &'static Location<'static>,
+    pub at: SourceLine,
 }
 
 impl CallSite {
@@ -29,7 +29,7 @@ impl CallSite {
             rank,
             call: ticket.request.fingerprint.to_string(),
             number: ticket.number,
-            at: ticket.request.caller,
+            at: ticket.request.caller.into(),
         }
     }
 }
@@ -116,6 +116,26 @@ pub enum CommError {
         rank: usize,
         /// Its error or panic message.
         reason: String,
+    },
+
+    /// The process of a rank ended before it started a collective.
+    #[error("collective {} of {group}: {call}, but rank {rank} died: {reason}", call.number)]
+    Died {
+        /// The group.
+        group: Group,
+        /// The call that waited.
+        call: CallSite,
+        /// The rank.
+        rank: usize,
+        /// What is known about its end.
+        reason: String,
+    },
+
+    /// This rank has left its world.
+    #[error("rank {rank} has left its world; keep the world until its last collective is done")]
+    Left {
+        /// The rank.
+        rank: usize,
     },
 
     /// The thread that performed a collective panicked.

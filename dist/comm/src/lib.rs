@@ -2,6 +2,7 @@
 //!
 //! - [`Communicator`] is what a transport implements; [`Collectives`] is what callers use.
 //! - [`Local`] is the transport between threads of one process.
+//! - [`conformance`] has the checks that every transport must pass.
 //! - [`Ticket`] identifies a collective on all members: its number, fingerprint and source line.
 //!
 //! A collective is started by every member, in the same order on each. It returns a
@@ -17,15 +18,19 @@
 
 mod collectives;
 mod communicator;
+pub mod conformance;
+mod contribution;
 mod error;
 mod local;
 mod reduce;
+mod source_line;
 mod ticket;
 
 pub use collectives::Collectives;
 pub use communicator::{Communicator, Operands, Output};
 pub use error::{CallSite, CommError};
 pub use local::{Local, LocalCommunicator, LocalConnector, LocalRank, RunError};
+pub use source_line::SourceLine;
 pub use ticket::{Collective, Counters, Counts, Fingerprint, Peer, Reduction, Request, Ticket};
 
 /// Compiles and runs the examples of the guide.

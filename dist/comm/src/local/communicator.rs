@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use meshgrad_mesh::Group;
 use meshgrad_runtime::{Device, Pending, Result, Tensor};
 
-use super::contribution::Contribution;
 use super::table::Table;
 use crate::communicator::{Communicator, Operands};
+use crate::contribution::Contribution;
 use crate::error::CommError;
 use crate::ticket::{Counters, Request};
 

@@ -8,7 +8,7 @@ use std::ops::Range;
 use meshgrad_mesh::Group;
 use meshgrad_runtime::{DType, Lent, Result};
 
-use super::contribution::{Arrival, Buffer, Tensors};
+use crate::contribution::{Arrival, Buffer, Tensors};
 use crate::error::{CallSite, CommError};
 use crate::reduce::{CHUNK, Reduce, Reducer};
 use crate::ticket::{Collective, Counts, Fingerprint};

@@ -10,12 +10,10 @@
 //! - `connect.rs`: the registry's interface to it.
 //! - `communicator.rs`: a communicator of one rank.
 //! - `table.rs`: the open collectives of a communicator, shared by its members.
-//! - `contribution.rs`: the tensors that a rank lends to a collective.
 //! - `execute.rs`: the work of a collective whose members have all arrived.
 
 mod communicator;
 mod connect;
-mod contribution;
 mod execute;
 mod status;
 mod table;

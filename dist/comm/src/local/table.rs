@@ -7,9 +7,9 @@ use std::time::Duration;
 use meshgrad_mesh::Group;
 use meshgrad_runtime::{Completion, Result};
 
-use super::contribution::{Arrival, Contribution};
 use super::execute::execute;
 use super::status::Status;
+use crate::contribution::{Arrival, Contribution};
 use crate::error::{CallSite, CommError};
 use crate::ticket::{Peer, Ticket};
 

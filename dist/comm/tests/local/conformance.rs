@@ -1,33 +1,8 @@
 //! Every check, on worlds of several sizes, for all dtypes.
 
-use half::{bf16, f16};
-use meshgrad_comm::{Communicator, Local, LocalCommunicator, LocalRank};
+use meshgrad_comm::{Local, LocalCommunicator, LocalRank, conformance};
 use meshgrad_mesh::{Channel, Group};
-use meshgrad_runtime::{Bool, Result};
-
-use crate::plain::Plain;
-use crate::suite;
-
-fn check_dtype<T: Plain>(comm: &dyn Communicator, counts: &[usize]) -> Result<(), String> {
-    for count in counts {
-        for (name, check) in suite::even::<T>().into_iter().chain(suite::ragged::<T>()) {
-            check(comm, *count).map_err(|error| format!("{name}, count {count}: {error}"))?;
-        }
-    }
-    Ok(())
-}
-
-fn check_all(comm: &dyn Communicator, counts: &[usize]) -> Result<(), String> {
-    check_dtype::<f64>(comm, counts)?;
-    check_dtype::<f32>(comm, counts)?;
-    check_dtype::<bf16>(comm, counts)?;
-    check_dtype::<f16>(comm, counts)?;
-    check_dtype::<i64>(comm, counts)?;
-    check_dtype::<i32>(comm, counts)?;
-    check_dtype::<u32>(comm, counts)?;
-    check_dtype::<u8>(comm, counts)?;
-    check_dtype::<Bool>(comm, counts)
-}
+use meshgrad_runtime::Result;
 
 fn run(
     ranks: usize,
@@ -36,7 +11,7 @@ fn run(
 ) {
     let results = Local::run(ranks, |rank| {
         let comm = connect(rank).map_err(|error| error.to_string())?;
-        check_all(&comm, counts)
+        conformance::check(&comm, counts).map_err(|error| error.to_string())
     });
     results.unwrap_or_else(|error| panic!("{ranks} ranks: {error}"));
 }

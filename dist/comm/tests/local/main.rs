@@ -5,5 +5,3 @@ mod conformance;
 mod failures;
 mod faults;
 mod groups;
-mod plain;
-mod suite;

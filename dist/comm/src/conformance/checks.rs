@@ -1,14 +1,17 @@
 //! Checks of every collective against plain code, for any communicator.
 
-use meshgrad_comm::{Collectives, Communicator, Reduction};
 use meshgrad_runtime::{Kind, Pending, Tensor};
 
-use crate::plain::{Plain, input, reduced};
+use super::plain::{Plain, input, reduced};
+use crate::collectives::Collectives;
+use crate::communicator::Communicator;
+use crate::ticket::Reduction;
 
-pub(crate) type Check = fn(&dyn Communicator, usize) -> Result<(), String>;
+/// Runs a check with some elements per member. The error is what differs.
+pub(super) type Run = fn(&dyn Communicator, usize) -> Result<(), String>;
 
 /// Checks in which each member has the same number of elements.
-pub(crate) fn even<T: Plain>() -> [(&'static str, Check); 11] {
+pub(super) fn even<T: Plain>() -> [(&'static str, Run); 11] {
     [
         ("all_reduce", all_reduce::<T>),
         ("all_reduce_in_place", all_reduce_in_place::<T>),
@@ -25,7 +28,7 @@ pub(crate) fn even<T: Plain>() -> [(&'static str, Check); 11] {
 }
 
 /// Checks in which members have different numbers of rows, some none.
-pub(crate) fn ragged<T: Plain>() -> [(&'static str, Check); 3] {
+pub(super) fn ragged<T: Plain>() -> [(&'static str, Run); 3] {
     [
         ("all_gather_rows", all_gather_rows::<T>),
         ("reduce_scatter_rows", reduce_scatter_rows::<T>),

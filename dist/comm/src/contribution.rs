@@ -8,24 +8,24 @@ use crate::communicator::{Operands, Output};
 use crate::ticket::{Request, Ticket};
 
 /// One member's part of a collective.
-pub(super) struct Arrival {
-    pub(super) ticket: Ticket,
-    pub(super) contribution: Contribution,
+pub(crate) struct Arrival {
+    pub(crate) ticket: Ticket,
+    pub(crate) contribution: Contribution,
 }
 
 /// The tensors that a rank lends to a collective. They are returned when all clones are dropped:
 /// the rank's `Pending` and the work.
 #[derive(Clone)]
-pub(super) struct Contribution(Arc<Mutex<Tensors>>);
+pub(crate) struct Contribution(Arc<Mutex<Tensors>>);
 
 /// The tensors of a [`Contribution`].
-pub(super) struct Tensors {
-    pub(super) input: Option<Lent>,
-    pub(super) output: Buffer,
+pub(crate) struct Tensors {
+    pub(crate) input: Option<Lent>,
+    pub(crate) output: Buffer,
 }
 
 /// Where a rank's result is written.
-pub(super) enum Buffer {
+pub(crate) enum Buffer {
     None,
     New(UninitTensor),
     Existing(LentMut),
@@ -33,7 +33,7 @@ pub(super) enum Buffer {
 
 impl Contribution {
     /// Lends the operands of a call.
-    pub(super) fn lend(operands: Operands, request: &Request) -> Result<Contribution> {
+    pub(crate) fn lend(operands: Operands, request: &Request) -> Result<Contribution> {
         let op = request.fingerprint.collective.name();
         let input = operands.input.map(|input| input.lend(op)).transpose()?;
         let output = match operands.output {
@@ -48,7 +48,7 @@ impl Contribution {
     }
 
     /// The output. Called once, when the work is complete.
-    pub(super) fn take(&self) -> Option<Tensor> {
+    pub(crate) fn take(&self) -> Option<Tensor> {
         let mut tensors = self.lock();
         tensors.input = None;
         match std::mem::replace(&mut tensors.output, Buffer::None) {
@@ -58,7 +58,7 @@ impl Contribution {
         }
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, Tensors> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Tensors> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,0 +1,125 @@
+//! The conformance suite: what the author of a transport runs on its communicators.
+//!
+//! All members run the same checks with the same counts. A check compares the results of a
+//! collective bit for bit with plain code that shares nothing with the library, so it needs no other
+//! transport and no exchange between ranks.
+//!
+//! ```
+//! use meshgrad_comm::{Local, conformance};
+//!
+//! let checked = Local::run(3, |rank| {
+//!     let world = rank.world().map_err(|error| error.to_string())?;
+//!     conformance::check(&world, &[0, 1, 7]).map_err(|difference| difference.to_string())
+//! });
+//! assert!(checked.is_ok());
+//! ```
+//!
+//! [`Faulty`] plants faults below a communicator; every check must detect them.
+
+mod checks;
+mod faulty;
+mod plain;
+
+use half::{bf16, f16};
+use meshgrad_runtime::{Bool, DType};
+
+use crate::communicator::Communicator;
+use checks::Run;
+pub use faulty::{Fault, Faulty};
+use plain::Plain;
+
+/// A check of a kind of collective with elements of one dtype.
+#[derive(Clone, Copy, Debug)]
+pub struct Check {
+    name: &'static str,
+    dtype: DType,
+    is_ragged: bool,
+    run: Run,
+}
+
+impl Check {
+    /// The collective, or what else it checks.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// The dtype.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Whether members have different numbers of rows.
+    pub fn is_ragged(&self) -> bool {
+        self.is_ragged
+    }
+
+    /// Runs it, with `count` elements per member or a small multiple.
+    ///
+    /// # Errors
+    /// [`Difference`] from the expected result.
+    pub fn run(&self, communicator: &dyn Communicator, count: usize) -> Result<(), Difference> {
+        (self.run)(communicator, count).map_err(|problem| Difference {
+            check: self.name,
+            dtype: self.dtype,
+            count,
+            problem,
+        })
+    }
+}
+
+/// A check that failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{check} of {dtype} with {count} elements: {problem}")]
+pub struct Difference {
+    /// The check.
+    pub check: &'static str,
+    /// The dtype.
+    pub dtype: DType,
+    /// The elements per member.
+    pub count: usize,
+    /// What differs, or the error of a collective.
+    pub problem: String,
+}
+
+/// Runs every check for every dtype, with each of these counts.
+///
+/// # Errors
+/// The first [`Difference`].
+pub fn check(communicator: &dyn Communicator, counts: &[usize]) -> Result<(), Difference> {
+    for check in checks() {
+        for count in counts {
+            check.run(communicator, *count)?;
+        }
+    }
+    Ok(())
+}
+
+/// Every check for every dtype.
+pub fn checks() -> Vec<Check> {
+    let all = [
+        of_dtype::<f64>(),
+        of_dtype::<f32>(),
+        of_dtype::<bf16>(),
+        of_dtype::<f16>(),
+        of_dtype::<i64>(),
+        of_dtype::<i32>(),
+        of_dtype::<u32>(),
+        of_dtype::<u8>(),
+        of_dtype::<Bool>(),
+    ];
+    all.concat()
+}
+
+fn of_dtype<T: Plain>() -> Vec<Check> {
+    let check = |is_ragged| {
+        move |(name, run)| Check {
+            name,
+            dtype: T::DTYPE,
+            is_ragged,
+            run,
+        }
+    };
+    let even = checks::even::<T>().into_iter().map(check(false));
+    let ragged = checks::ragged::<T>().into_iter().map(check(true));
+    even.chain(ragged).collect()
+}
