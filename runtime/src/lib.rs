@@ -26,7 +26,7 @@ pub use crate::core::error::{Error, OtherError, Result};
 pub use crate::core::graph::Graph;
 pub use crate::core::key::{Key, Region, RegionKey};
 pub use crate::core::layout::Layout;
-pub use crate::core::lent::{Lent, LentMut};
+pub use crate::core::lent::{Lent, LentInPlace, LentMut};
 pub use crate::core::number::{Function, Number};
 pub use crate::core::params::attention_error::AttentionError;
 pub use crate::core::params::matmul::GemmError;

@@ -37,6 +37,10 @@ pub trait Communicator: Send + Sync {
 }
 
 /// The tensors of one rank's call, all contiguous and on the communicator's device.
+///
+/// The input may be a part of the storage that the output writes
+/// ([`Tensor::lend_in_place`]). A member's part and the whole then do not overlap, or the part is
+/// in its place in the whole, so what a member writes at another's place is never read there.
 pub struct Operands {
     /// What this rank contributes; `None` if it contributes nothing or works in place.
     pub input: Option<Tensor>,

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use meshgrad_runtime::{Lent, LentMut, Result, Tensor, UninitTensor};
+use meshgrad_runtime::{Lent, LentInPlace, LentMut, Result, Tensor, UninitTensor};
 
 use crate::communicator::{Operands, Output};
 use crate::ticket::{Request, Ticket};
@@ -29,22 +29,28 @@ pub(crate) enum Buffer {
     None,
     New(UninitTensor),
     Existing(LentMut),
+    /// Another part of the storage is the input.
+    Shared(LentInPlace),
 }
 
 impl Contribution {
     /// Lends the operands of a call.
     pub(crate) fn lend(operands: Operands, request: &Request) -> Result<Contribution> {
         let op = request.fingerprint.collective.name();
-        let input = operands.input.map(|input| input.lend(op)).transpose()?;
-        let output = match operands.output {
-            Output::None => Buffer::None,
-            Output::New(tensor) => Buffer::New(tensor),
-            Output::Into(tensor) => Buffer::Existing(tensor.lend_mut(op)?),
+        let lend = |input: Tensor| input.lend(op);
+        let (input, output) = match (operands.input, operands.output) {
+            (Some(input), Output::Into(tensor)) if input.storage_id() == tensor.storage_id() => {
+                (None, Buffer::Shared(tensor.lend_in_place(&input, op)?))
+            }
+            (input, Output::Into(tensor)) => {
+                let input = input.map(lend).transpose()?;
+                (input, Buffer::Existing(tensor.lend_mut(op)?))
+            }
+            (input, Output::New(tensor)) => (input.map(lend).transpose()?, Buffer::New(tensor)),
+            (input, Output::None) => (input.map(lend).transpose()?, Buffer::None),
         };
-        Ok(Contribution(Arc::new(Mutex::new(Tensors {
-            input,
-            output,
-        }))))
+        let tensors = Tensors { input, output };
+        Ok(Contribution(Arc::new(Mutex::new(tensors))))
     }
 
     /// The output. Called once, when the work is complete.
@@ -55,6 +61,7 @@ impl Contribution {
             Buffer::None => None,
             Buffer::New(tensor) => Some(tensor.finish()),
             Buffer::Existing(loan) => Some(loan.finish()),
+            Buffer::Shared(loan) => Some(loan.finish()),
         }
     }
 

@@ -217,6 +217,13 @@ pub enum CommError {
         dtype: DType,
     },
 
+    /// A transport returned no result although it was given a tensor for it.
+    #[error("{collective}: the transport returned no result; this is a defect of the transport")]
+    NoResult {
+        /// The collective.
+        collective: Collective,
+    },
+
     /// A tensor on another device than the communicator.
     #[error(
         "{collective}: the tensor is on {actual}, but the communicator is of another device \

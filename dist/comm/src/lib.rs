@@ -16,6 +16,7 @@
 //! f32 and rounded once. Integers wrap. A mean divides the sum by the number of ranks before
 //! rounding.
 
+mod call;
 mod collectives;
 mod communicator;
 pub mod conformance;

@@ -15,6 +15,8 @@ pub(super) struct Slot<C: Connect> {
     /// The number of live handles by name.
     pub(super) users: BTreeMap<Arc<str>, usize>,
     pub(super) state: CreationState<C>,
+    /// Whether the transport has begun the creation.
+    pub(super) has_begun: bool,
     /// Set once, so that handles can read it without a lock.
     pub(super) communicator: Arc<OnceLock<C::Communicator>>,
 }
@@ -38,6 +40,7 @@ impl<C: Connect> Slot<C> {
         Slot {
             users: BTreeMap::new(),
             state: CreationState::Declared,
+            has_begun: false,
             communicator: Arc::default(),
         }
     }
@@ -79,7 +82,9 @@ impl<C: Connect> Slot<C> {
             group: &key.0,
             generation: attempt.generation,
         };
-        self.state = match connector.begin(&creation) {
+        let begun = connector.begin(&creation);
+        self.has_begun = begun.is_ok();
+        self.state = match begun {
             Ok(connecting) => CreationState::Creating {
                 connecting,
                 since: attempt.now,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::connect::Connect;
 use super::error::{RegistryError, Result};
 use super::key::Key;
-use super::slot::{Attempt, CreationState, Slot};
+use super::slot::{Attempt, Slot};
 
 pub(super) struct State<C: Connect> {
     pub(super) connector: C,
@@ -43,20 +43,23 @@ impl<C: Connect> State<C> {
     /// The generation of a key's current communicator, or of the next one if no creation has begun.
     pub(super) fn generation(&self, key: &Key) -> u64 {
         let begun = self.generations.get(key).copied().unwrap_or(0);
-        match self.slots.get(key).map(|slot| &slot.state) {
-            Some(CreationState::Declared) | None => begun + 1,
-            Some(_) => begun,
+        match self.slots.get(key) {
+            Some(slot) if slot.has_begun => begun,
+            _ => begun + 1,
         }
     }
 
-    /// Begins the creation of a declared communicator.
+    /// Begins the creation of a declared communicator. A creation that the transport refuses to begin
+    /// takes no generation: the other members do not know of it.
     pub(super) fn begin(&mut self, key: &Key, rank: usize, now: Duration) {
         let generation = self.generation(key);
         if let Some(slot) = self.slots.get_mut(key)
             && slot.is_declared()
         {
-            self.generations.insert(key.clone(), generation);
             slot.begin(&mut self.connector, rank, key, Attempt { generation, now });
+            if slot.has_begun {
+                self.generations.insert(key.clone(), generation);
+            }
         }
     }
 

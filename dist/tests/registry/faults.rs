@@ -160,6 +160,51 @@ fn transport_errors_are_reported() {
     ");
 }
 
+/// A transport that refuses the first creation and counts the generations of the others.
+#[derive(Default)]
+struct FirstFails {
+    calls: usize,
+}
+
+impl Connect for FirstFails {
+    type Communicator = u64;
+    type Connecting = u64;
+    type Error = NoRoute;
+
+    fn begin(&mut self, creation: &Creation<'_>) -> Result<u64, NoRoute> {
+        self.calls += 1;
+        (self.calls > 1)
+            .then_some(creation.generation)
+            .ok_or(NoRoute)
+    }
+
+    fn poll(&mut self, generation: &mut u64) -> Result<Progress<u64>, NoRoute> {
+        Ok(Progress::Ready(*generation))
+    }
+}
+
+/// The other members do not know of a creation that the transport refused, so it takes no
+/// generation: the next one joins theirs.
+#[test]
+fn a_refused_creation_takes_no_generation() {
+    let registry = Registry::new(0, FirstFails::default());
+    let both = group(&[0, 1]);
+    let share = || registry.share("tp", &both).unwrap().handle().unwrap();
+    let planned = || registry.plan().needs[0].generation;
+
+    let refused = share();
+    assert!(refused.connect(NOW).is_err());
+    assert_eq!(planned(), 1);
+    drop(refused);
+
+    let again = share();
+    assert_eq!(planned(), 1);
+    assert_eq!(again.connect(NOW), Ok(Some(&1)));
+    assert_eq!(planned(), 1);
+    drop(again);
+    assert_eq!(share().connect(NOW), Ok(Some(&2)));
+}
+
 #[test]
 fn a_plan_continues_after_a_failure() {
     let registry = Registry::new(0, Unplugged { fails_after: 0 });

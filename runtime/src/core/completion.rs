@@ -188,4 +188,25 @@ mod tests {
         let pending = crate::with_stream(&stream, || Ok::<_, Error>(tensor(&device))).unwrap();
         assert_eq!(pending.map(|x| x.elements()).wait(), Ok(3));
     }
+
+    #[test]
+    fn and_then_fails_in_the_wait() {
+        let (done, device) = (Completion::default(), Device::cpu());
+        done.complete(Ok(()));
+        let stream = device.stream().unwrap();
+        let on_stream = || crate::with_stream(&stream, || Ok::<_, Error>(tensor(&device))).unwrap();
+        for work in [pending(&done, tensor(&device)), on_stream()] {
+            assert_eq!(work.and_then(|x| Ok(x.elements())).wait(), Ok(3));
+        }
+        for work in [pending(&done, tensor(&device)), on_stream()] {
+            assert_eq!(
+                work.and_then(|_| Err::<(), _>(error())).wait(),
+                Err(error())
+            );
+        }
+        let failed = Completion::default();
+        failed.complete(Err(error()));
+        let never = pending(&failed, tensor(&device)).and_then(|_| -> Result<()> { panic!() });
+        assert_eq!(never.wait(), Err(error()));
+    }
 }

@@ -38,6 +38,27 @@ impl Tensor {
             range,
         })
     }
+
+    /// Lends this contiguous tensor for writing and `input`, which shares its storage and dtype, for
+    /// reading, to one `op` whose work outlives the call. They may overlap. Otherwise as
+    /// [`Tensor::lend_mut`].
+    ///
+    /// # Errors
+    /// As [`Tensor::lend_mut`]; [`Error::Argument`] when `input` has another storage or dtype.
+    pub fn lend_in_place(&self, input: &Tensor, op: &'static str) -> Result<LentInPlace> {
+        if (input.storage_id(), input.dtype()) != (self.storage_id(), self.dtype()) {
+            let problem =
+                format!("{input:?} is not a part of the storage of {self:?}; pass a view of it");
+            return Err(Error::Argument { op, problem });
+        }
+        let (input, output) = (input.contiguous_range(op)?, self.contiguous_range(op)?);
+        Ok(LentInPlace {
+            borrow: OwnedWrite::new(self.storage().clone(), op)?,
+            tensor: self.clone(),
+            input,
+            output,
+        })
+    }
 }
 
 /// A contiguous tensor lent for reading, by [`Tensor::lend`].
@@ -82,6 +103,32 @@ impl LentMut {
     }
 }
 
+/// Two contiguous parts of a storage, one lent for reading and one for writing, by
+/// [`Tensor::lend_in_place`].
+pub struct LentInPlace {
+    borrow: OwnedWrite,
+    tensor: Tensor,
+    input: Range<usize>,
+    output: Range<usize>,
+}
+
+impl LentInPlace {
+    /// The elements of the storage, and the ranges of the input and of the output among them.
+    ///
+    /// # Errors
+    /// [`Error::WrongDType`].
+    pub fn slice<T: Element>(&mut self) -> Result<(&mut [T], Range<usize>, Range<usize>)> {
+        expect_dtype(self.tensor.dtype(), T::DTYPE)?;
+        let (input, output) = (self.input.clone(), self.output.clone());
+        Ok((self.borrow.slice()?, input, output))
+    }
+
+    /// Ends the loan and returns the tensor that was lent for writing.
+    pub fn finish(self) -> Tensor {
+        self.tensor
+    }
+}
+
 fn expect_dtype(actual: DType, asked: DType) -> Result<()> {
     match actual == asked {
         true => Ok(()),
@@ -119,6 +166,28 @@ mod tests {
         assert_eq!(returned.join().unwrap().to_vec::<f32>().unwrap(), [2.0; 2]);
         assert_eq!(cache.to_vec::<f32>().unwrap(), [0.0, 2.0, 2.0, 0.0]);
         assert_eq!(cache.version(), 1);
+    }
+
+    #[test]
+    fn parts_of_a_storage_are_lent_together() {
+        let device = Device::cpu();
+        let buffer = Tensor::zeros(&device, &[6], DType::I32, Kind::Cache).unwrap();
+        let (input, output) = (buffer.slice(0, 1..2), buffer.slice(0, 3..6));
+        let (input, output) = (input.unwrap(), output.unwrap());
+        ops::fill_into(&input, 7.0).unwrap();
+
+        let mut loan = output.lend_in_place(&input, "test").unwrap();
+        assert!(matches!(buffer.to_vec::<i32>(), Err(Error::Busy { .. })));
+        let (all, from, to) = loan.slice::<i32>().unwrap();
+        assert_eq!((all.len(), from.clone(), to.clone()), (6, 1..2, 3..6));
+        let value = all[from.start];
+        all[to].fill(value);
+        assert!(loan.slice::<f32>().is_err());
+        drop(loan.finish());
+        assert_eq!(buffer.to_vec::<i32>().unwrap(), [0, 7, 0, 7, 7, 7]);
+
+        let other = Tensor::zeros(&device, &[6], DType::I32, Kind::Cache).unwrap();
+        assert!(other.lend_in_place(&input, "test").is_err());
     }
 
     #[test]

@@ -392,6 +392,23 @@ impl<T> Pending<T> {
             Work::Host(wait) => Pending::by_host(move || wait().map(f)),
         }
     }
+
+    /// [`Pending::map`] with a function that can fail; [`Pending::wait`] returns its error.
+    pub fn and_then<U>(self, f: impl FnOnce(T) -> Result<U> + Send + 'static) -> Pending<U>
+    where
+        T: 'static,
+    {
+        match self.0 {
+            Work::Stream { value, mut join } => match f(value) {
+                Ok(value) => Pending(Work::Stream { value, join }),
+                Err(error) => Pending::by_host(move || {
+                    join.join()?;
+                    Err(error)
+                }),
+            },
+            Work::Host(wait) => Pending::by_host(move || wait().and_then(f)),
+        }
+    }
 }
 
 impl<T> fmt::Debug for Pending<T> {

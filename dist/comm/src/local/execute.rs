@@ -14,18 +14,52 @@ use crate::reduce::{CHUNK, Reduce, Reducer};
 use crate::ticket::{Collective, Counts, Fingerprint};
 
 /// One member's elements.
-struct Part<'a, T> {
-    input: Option<&'a [T]>,
-    output: Option<&'a mut [T]>,
+enum Part<'a, T> {
+    /// Input and output are different memory. In place, there is only an output.
+    Apart {
+        input: Option<&'a [T]>,
+        output: Option<&'a mut [T]>,
+    },
+    /// Both are ranges of one slice.
+    Shared {
+        all: &'a mut [T],
+        input: Range<usize>,
+        output: Range<usize>,
+    },
 }
 
-impl<T> Part<'_, T> {
+impl<T: Copy> Part<'_, T> {
     /// What the member contributes. In place, that is its output.
     fn source(&self) -> &[T] {
-        match (self.input, &self.output) {
-            (Some(input), _) => input,
-            (None, Some(output)) => output,
-            (None, None) => &[],
+        match self {
+            Part::Apart { input, output } => match (input, output) {
+                (Some(input), _) => input,
+                (None, Some(output)) => output,
+                (None, None) => &[],
+            },
+            Part::Shared { all, input, .. } => &all[input.clone()],
+        }
+    }
+
+    fn output(&mut self) -> Option<&mut [T]> {
+        match self {
+            Part::Apart { output, .. } => output.as_deref_mut(),
+            Part::Shared { all, output, .. } => Some(&mut all[output.clone()]),
+        }
+    }
+
+    /// Copies elements `from` of its source to its output, from `at` on.
+    fn keep(&mut self, from: Range<usize>, at: usize) {
+        match self {
+            Part::Apart {
+                input: Some(input),
+                output: Some(output),
+            } => write(output, at, &input[from]),
+            Part::Apart { .. } => {}
+            Part::Shared { all, input, output } => {
+                let from = input.start + from.start..input.start + from.end;
+                all.copy_within(from, output.start + at);
+            }
         }
     }
 }
@@ -63,8 +97,12 @@ fn run<T: Reduce>(group: &Group, ranks: &[usize], arrivals: &[Arrival]) -> Resul
             Buffer::None => None,
             Buffer::New(tensor) => Some(tensor.slice()?),
             Buffer::Existing(loan) => Some(loan.slice()?),
+            Buffer::Shared(loan) => {
+                let (all, input, output) = loan.slice()?;
+                return Ok(Part::Shared { all, input, output });
+            }
         };
-        Ok(Part { input, output })
+        Ok(Part::Apart { input, output })
     });
     let mut parts: Vec<Part<'_, T>> = parts.collect::<Result<_>>()?;
     let counts: Vec<&Counts> = arrivals
@@ -90,57 +128,63 @@ fn move_elements<T: Reduce>(call: &Fingerprint, counts: &[&Counts], parts: &mut 
             }
         }
         Collective::AllGather | Collective::Gather => {
-            let inputs = inputs(parts);
-            for output in parts.iter_mut().filter_map(|part| part.output.as_mut()) {
-                for (member, input) in inputs.iter().enumerate() {
-                    copy(output, common.before(member), input);
+            for receiver in 0..members {
+                let mut at = 0;
+                for sender in 0..members {
+                    let count = common.of(sender);
+                    copy(parts, sender, 0..count, receiver, at);
+                    at += count;
                 }
             }
         }
-        Collective::Broadcast => broadcast(parts, call.root.unwrap_or(0)),
+        Collective::Broadcast => {
+            let root = call.root.unwrap_or(0);
+            for receiver in 0..members {
+                copy(parts, root, 0..common.of(0), receiver, 0);
+            }
+        }
         Collective::Scatter => {
-            let from = inputs(parts)[call.root.unwrap_or(0)];
-            for (member, part) in parts.iter_mut().enumerate() {
-                let start = common.before(member);
-                if let Some(output) = &mut part.output {
-                    output.copy_from_slice(&from[start..start + common.of(member)]);
-                }
+            let root = call.root.unwrap_or(0);
+            let mut start = 0;
+            for receiver in 0..members {
+                let end = start + common.of(receiver);
+                copy(parts, root, start..end, receiver, 0);
+                start = end;
             }
         }
         Collective::AllToAll => {
-            let inputs = inputs(parts);
-            for (receiver, part) in parts.iter_mut().enumerate() {
-                let Some(output) = &mut part.output else {
-                    continue;
-                };
+            for receiver in 0..members {
                 let mut at = 0;
-                for (input, counts) in inputs.iter().zip(counts) {
-                    let start = counts.before(receiver);
-                    let block = &input[start..start + counts.of(receiver)];
-                    copy(output, at, block);
-                    at += block.len();
+                for (sender, counts) in counts.iter().enumerate() {
+                    let (start, count) = (counts.before(receiver), counts.of(receiver));
+                    copy(parts, sender, start..start + count, receiver, at);
+                    at += count;
                 }
             }
         }
-        Collective::Send | Collective::Recv => {
-            let from = inputs(parts)[0];
-            if let Some(output) = &mut parts[1].output {
-                output.copy_from_slice(from);
-            }
-        }
+        Collective::Send | Collective::Recv => copy(parts, 0, 0..common.of(0), 1, 0),
         Collective::Barrier => {}
     }
 }
 
-/// The separate inputs of all members; empty where there is none.
-fn inputs<'a, T>(parts: &[Part<'a, T>]) -> Vec<&'a [T]> {
-    parts
-        .iter()
-        .map(|part| part.input.unwrap_or_default())
-        .collect()
+/// Copies elements `from` of a member's source to another's output, from `at` on.
+fn copy<T: Copy>(
+    parts: &mut [Part<'_, T>],
+    sender: usize,
+    from: Range<usize>,
+    receiver: usize,
+    at: usize,
+) {
+    if sender == receiver {
+        parts[sender].keep(from, at);
+    } else if let Ok([sender, receiver]) = parts.get_disjoint_mut([sender, receiver])
+        && let Some(output) = receiver.output()
+    {
+        write(output, at, &sender.source()[from]);
+    }
 }
 
-fn copy<T: Copy>(into: &mut [T], at: usize, from: &[T]) {
+fn write<T: Copy>(into: &mut [T], at: usize, from: &[T]) {
     into[at..at + from.len()].copy_from_slice(from);
 }
 
@@ -167,26 +211,10 @@ fn reduce<T: Reduce>(
         let reduced = reducer.reduce(&sources);
         drop(sources);
         for part in &mut parts[into.clone()] {
-            if let Some(output) = &mut part.output {
-                copy(output, start - range.start, reduced);
+            if let Some(output) = part.output() {
+                write(output, start - range.start, reduced);
             }
         }
-    }
-}
-
-/// Copies the root's elements to all outputs. In place, the root keeps its own.
-fn broadcast<T: Copy>(parts: &mut [Part<'_, T>], root: usize) {
-    let (before, rest) = parts.split_at_mut(root);
-    let Some((root, after)) = rest.split_first_mut() else {
-        return;
-    };
-    for part in before.iter_mut().chain(after) {
-        if let Some(output) = &mut part.output {
-            output.copy_from_slice(root.source());
-        }
-    }
-    if let (Some(input), Some(output)) = (root.input, &mut root.output) {
-        output.copy_from_slice(input);
     }
 }
 

@@ -5,3 +5,4 @@ mod conformance;
 mod failures;
 mod faults;
 mod groups;
+mod parts;

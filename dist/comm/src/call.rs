@@ -1,0 +1,432 @@
+//! One call of a collective: checks of its arguments, its result, its request.
+
+use std::ops::Range;
+use std::panic::Location;
+use std::sync::Arc;
+
+use meshgrad_runtime::{DType, Pending, Result, Shape, Tensor, UninitTensor, ops};
+
+use crate::communicator::{Communicator, Operands, Output};
+use crate::error::CommError;
+use crate::ticket::{Collective, Counts, Fingerprint, Peer, Reduction, Request};
+
+/// A call before it starts. Methods add to it and check what they add.
+pub(crate) struct Call<'a, C: Communicator + ?Sized> {
+    communicator: &'a C,
+    collective: Collective,
+    caller: &'static Location<'static>,
+    dtype: Option<DType>,
+    counts: Counts,
+    reduction: Option<Reduction>,
+    root: Option<usize>,
+    peer: Option<Peer>,
+    input: Option<Tensor>,
+    output: Output,
+}
+
+/// How the rows of a tensor are divided among members.
+#[derive(Clone, Copy)]
+pub(crate) enum Rows<'a> {
+    Equal,
+    /// The rows of each member.
+    Of(&'a [usize]),
+}
+
+impl<'a, C: Communicator + ?Sized> Call<'a, C> {
+    #[track_caller]
+    pub(crate) fn of(communicator: &'a C, collective: Collective) -> Call<'a, C> {
+        Call {
+            communicator,
+            collective,
+            caller: Location::caller(),
+            dtype: None,
+            counts: Counts::Even(0),
+            reduction: None,
+            root: None,
+            peer: None,
+            input: None,
+            output: Output::None,
+        }
+    }
+
+    pub(crate) fn reduction(mut self, reduction: Reduction) -> Self {
+        self.reduction = Some(reduction);
+        self
+    }
+
+    pub(crate) fn root(mut self, root: usize) -> Result<Self> {
+        self.check_index("root", root)?;
+        self.root = Some(root);
+        Ok(self)
+    }
+
+    pub(crate) fn peer(mut self, peer: Peer) -> Result<Self> {
+        let (Peer::To(index) | Peer::From(index)) = peer;
+        self.check_index("peer", index)?;
+        self.peer = Some(peer);
+        Ok(self)
+    }
+
+    pub(crate) fn counts(mut self, counts: Counts) -> Self {
+        self.counts = counts;
+        self
+    }
+
+    /// Checks the device of a tensor that gives only its shape.
+    pub(crate) fn on_device(self, x: &Tensor) -> Result<Self> {
+        self.check_device(x)?;
+        Ok(self)
+    }
+
+    /// Reads `x`.
+    pub(crate) fn input(mut self, x: &Tensor) -> Result<Self> {
+        self.check_device(x)?;
+        self.input = Some(ops::contiguous(x)?);
+        self.dtype = Some(x.dtype());
+        Ok(self)
+    }
+
+    /// Writes a new tensor, or `into` if there is one.
+    pub(crate) fn output(self, shape: Shape, dtype: DType, into: Option<&Tensor>) -> Result<Self> {
+        let output = match into {
+            Some(into) => self.existing_output(into, shape, dtype)?,
+            None => Output::New(UninitTensor::new(self.communicator.device(), shape, dtype)?),
+        };
+        Ok(Call {
+            dtype: Some(dtype),
+            output,
+            ..self
+        })
+    }
+
+    /// Reads and overwrites `x`.
+    pub(crate) fn in_place(self, x: &Tensor) -> Result<Self> {
+        self.output(*x.shape(), x.dtype(), Some(x))
+    }
+
+    /// Concatenates parts of a tensor: `x` of this member. `at_all` is whether every member gets the
+    /// result; otherwise the root does.
+    pub(crate) fn gathered(
+        self,
+        x: &Tensor,
+        rows: Rows<'_>,
+        at_all: bool,
+        into: Option<&Tensor>,
+    ) -> Result<Self> {
+        let own = self.rows_of(x)?;
+        let (counts, total) = match rows {
+            Rows::Equal => {
+                let total = own.saturating_mul(self.size());
+                (Counts::Even(x.elements()), total)
+            }
+            Rows::Of(rows) => {
+                let total = self.sum("rows", rows)?;
+                self.check_own_rows(x, own, rows)?;
+                (Counts::Ragged(elements(&x.shape()[1..], rows)), total)
+            }
+        };
+        let has_result = at_all || self.is_root();
+        let call = self.counts(counts);
+        if let Some(into) = into {
+            call.check_overlap(into, x)?;
+        }
+        let call = match has_result {
+            true => call.output(x.shape().with(0, total), x.dtype(), into)?,
+            false => call,
+        };
+        call.input(x)
+    }
+
+    /// Reduces `x`, of whose result this member gets its part.
+    pub(crate) fn reduce_scattered(
+        self,
+        x: &Tensor,
+        rows: Rows<'_>,
+        into: Option<&Tensor>,
+    ) -> Result<Self> {
+        let part = self.own_part(x, rows)?;
+        let counts = match rows {
+            Rows::Equal => Counts::Even(part.elements()),
+            Rows::Of(rows) => Counts::Ragged(elements(&x.shape()[1..], rows)),
+        };
+        let call = self.counts(counts);
+        if let Some(into) = into {
+            call.check_overlap(x, into)?;
+        }
+        call.output(part, x.dtype(), into)?.input(x)
+    }
+
+    /// Divides the root's tensor `x` into parts, `part` for this member.
+    pub(crate) fn scattered(
+        self,
+        x: Option<&Tensor>,
+        rows: Rows<'_>,
+        part: Shape,
+        dtype: DType,
+    ) -> Result<Self> {
+        let counts = match rows {
+            Rows::Equal => Counts::Even(part.elements()),
+            Rows::Of(rows) => {
+                self.sum("rows", rows)?;
+                Counts::Ragged(elements(&part[1..], rows))
+            }
+        };
+        let call = self.counts(counts).output(part, dtype, None)?;
+        match (x, call.is_root()) {
+            (Some(x), true) => {
+                call.check_root_tensor(x, rows, part, dtype)?;
+                call.input(x)
+            }
+            (None, false) => Ok(call),
+            (Some(_), false) => call.invalid(format!(
+                "member {} passes a tensor, but the root is {}; pass None",
+                call.communicator.index(),
+                call.root.unwrap_or(0)
+            )),
+            (None, true) => call.invalid(format!(
+                "the root ({}) passes no tensor; pass Some",
+                call.communicator.index()
+            )),
+        }
+    }
+
+    /// Sends `send[j]` rows of `x` to member j and receives `recv[j]` from it.
+    pub(crate) fn exchanged(self, x: &Tensor, send: &[usize], recv: &[usize]) -> Result<Self> {
+        self.check_sum(x, "send", send)?;
+        let shape = x.shape().with(0, self.sum("recv", recv)?);
+        let row = &x.shape()[1..];
+        let counts = Counts::Pairwise {
+            send: elements(row, send),
+            recv: elements(row, recv),
+        };
+        self.counts(counts).output(shape, x.dtype(), None)?.input(x)
+    }
+
+    /// Starts it. The result is that of this member, if it gets one.
+    pub(crate) fn start(self) -> Result<Pending<Option<Tensor>>> {
+        let collective = self.collective;
+        if let (Some(reduction), Some(dtype)) = (self.reduction, self.dtype)
+            && !reduction.allows(dtype)
+        {
+            return Err(CommError::Reduction {
+                collective,
+                reduction,
+                dtype,
+            }
+            .into());
+        }
+        let request = Request {
+            fingerprint: Fingerprint {
+                collective,
+                dtype: self.dtype,
+                counts: self.counts,
+                reduction: self.reduction,
+                root: self.root,
+            },
+            peer: self.peer,
+            caller: self.caller,
+        };
+        let operands = Operands {
+            input: self.input,
+            output: self.output,
+        };
+        self.communicator.start(request, operands)
+    }
+
+    /// Starts a call that has a result on every member.
+    pub(crate) fn start_one(self) -> Result<Pending<Tensor>> {
+        let collective = self.collective;
+        let one = move |tensor: Option<Tensor>| {
+            tensor.ok_or_else(|| CommError::NoResult { collective }.into())
+        };
+        Ok(self.start()?.and_then(one))
+    }
+
+    /// Starts a call without a result.
+    pub(crate) fn start_none(self) -> Result<Pending<()>> {
+        Ok(self.start()?.map(|_| ()))
+    }
+
+    fn size(&self) -> usize {
+        self.communicator.size()
+    }
+
+    pub(crate) fn is_root(&self) -> bool {
+        self.root == Some(self.communicator.index())
+    }
+
+    fn existing_output(&self, into: &Tensor, shape: Shape, dtype: DType) -> Result<Output> {
+        self.check_device(into)?;
+        if *into.shape() != shape || into.dtype() != dtype {
+            return self.invalid(format!(
+                "the result is {dtype}{shape}, but is written to {into:?}; pass a tensor of that \
+                 shape and dtype"
+            ));
+        }
+        if !into.is_contiguous() {
+            return self.invalid(format!(
+                "{into:?} is written, but is not contiguous; pass a contiguous tensor"
+            ));
+        }
+        Ok(Output::Into(into.clone()))
+    }
+
+    /// Checks that a member's part of `whole`, if it is in the same memory, is in its place or does
+    /// not overlap.
+    fn check_overlap(&self, whole: &Tensor, part: &Tensor) -> Result<()> {
+        let are_ranges = whole.is_contiguous() && part.is_contiguous();
+        if whole.storage_id() != part.storage_id() || !are_ranges {
+            return Ok(());
+        }
+        let (all, one) = (range(whole), range(part));
+        let own = all.start + self.counts.before(self.communicator.index());
+        let is_apart = one.end <= all.start || all.end <= one.start;
+        if is_apart || one.is_empty() || one.start == own {
+            return Ok(());
+        }
+        self.invalid(format!(
+            "{part:?} overlaps {whole:?}, but is not this member's part of it: it starts at \
+             element {}, the part at {own}; pass that slice, or memory outside of it",
+            one.start
+        ))
+    }
+
+    fn check_device(&self, x: &Tensor) -> Result<()> {
+        let expected = self.communicator.device();
+        match x.device() == expected {
+            true => Ok(()),
+            false => Err(CommError::Device {
+                collective: self.collective,
+                actual: x.device().to_string(),
+                expected: expected.to_string(),
+            }
+            .into()),
+        }
+    }
+
+    fn check_index(&self, role: &'static str, index: usize) -> Result<()> {
+        let size = self.size();
+        match index < size {
+            true => Ok(()),
+            false => Err(CommError::Index {
+                collective: self.collective,
+                role,
+                index,
+                size,
+            }
+            .into()),
+        }
+    }
+
+    fn rows_of(&self, x: &Tensor) -> Result<usize> {
+        match x.shape().first() {
+            Some(rows) => Ok(*rows),
+            None => self.invalid(format!("{x:?} has no dim 0; reshape it to [1]")),
+        }
+    }
+
+    pub(crate) fn rows_per_member(&self, x: &Tensor) -> Result<usize> {
+        let (rows, size) = (self.rows_of(x)?, self.size());
+        match rows % size {
+            0 => Ok(rows / size),
+            _ => self.invalid(format!(
+                "{x:?} has {rows} rows, which is not divisible by {size} members; use {}_rows",
+                self.collective
+            )),
+        }
+    }
+
+    /// The shape of this member's part of `x`.
+    fn own_part(&self, x: &Tensor, rows: Rows<'_>) -> Result<Shape> {
+        let own = match rows {
+            Rows::Equal => self.rows_per_member(x)?,
+            Rows::Of(rows) => {
+                self.check_sum(x, "rows", rows)?;
+                rows[self.communicator.index()]
+            }
+        };
+        Ok(x.shape().with(0, own))
+    }
+
+    fn check_root_tensor(
+        &self,
+        x: &Tensor,
+        rows: Rows<'_>,
+        part: Shape,
+        dtype: DType,
+    ) -> Result<()> {
+        let of_root = self.own_part(x, rows)?;
+        match of_root == part && x.dtype() == dtype {
+            true => Ok(()),
+            false => self.invalid(format!(
+                "the root has {x:?}, whose part is {}{of_root}, but the call expects \
+                 {dtype}{part}; pass the shape and dtype of a part",
+                x.dtype()
+            )),
+        }
+    }
+
+    fn check_own_rows(&self, x: &Tensor, own: usize, rows: &[usize]) -> Result<()> {
+        let index = self.communicator.index();
+        match own == rows[index] {
+            true => Ok(()),
+            false => self.invalid(format!(
+                "{x:?} has {own} rows, but rows[{index}] of this member is {}; pass the rows of \
+                 every member",
+                rows[index]
+            )),
+        }
+    }
+
+    fn check_sum(&self, x: &Tensor, name: &str, rows: &[usize]) -> Result<()> {
+        let (all, sum) = (self.rows_of(x)?, self.sum(name, rows)?);
+        match all == sum {
+            true => Ok(()),
+            false => self.invalid(format!(
+                "{x:?} has {all} rows, but {name} {rows:?} add up to {sum}; they must be equal"
+            )),
+        }
+    }
+
+    fn sum(&self, name: &str, rows: &[usize]) -> Result<usize> {
+        if rows.len() != self.size() {
+            return self.invalid(format!(
+                "{name} has {} numbers for {} members; pass one for each",
+                rows.len(),
+                self.size()
+            ));
+        }
+        let total = rows
+            .iter()
+            .try_fold(0usize, |sum, rows| sum.checked_add(*rows));
+        match total {
+            Some(total) => Ok(total),
+            None => self.invalid(format!(
+                "{name} {rows:?} add up to more than fits in memory"
+            )),
+        }
+    }
+
+    fn invalid<T>(&self, problem: String) -> Result<T> {
+        let collective = self.collective;
+        Err(CommError::Argument {
+            collective,
+            problem,
+        }
+        .into())
+    }
+}
+
+/// The elements of these numbers of rows of shape `row`.
+fn elements(row: &[usize], rows: &[usize]) -> Arc<[usize]> {
+    let per_row: usize = row.iter().product();
+    rows.iter()
+        .map(|rows| rows.saturating_mul(per_row))
+        .collect()
+}
+
+/// The elements of a contiguous tensor in its storage.
+fn range(x: &Tensor) -> Range<usize> {
+    let start = x.layout().offset();
+    start..start + x.elements()
+}
