@@ -190,7 +190,7 @@ fn a_refused_creation_takes_no_generation() {
     let registry = Registry::new(0, FirstFails::default());
     let both = group(&[0, 1]);
     let share = || registry.share("tp", &both).unwrap().handle().unwrap();
-    let planned = || registry.plan().needs[0].generation;
+    let planned = || registry.plan().needs()[0].generation();
 
     let refused = share();
     assert!(refused.connect(NOW).is_err());
