@@ -3,14 +3,11 @@
 //!
 //! `cargo run --release --example 05-write-a-model`
 
-use std::path::Path;
-use std::sync::atomic::AtomicBool;
-
 use meshgrad::models::config::Qwen3Config;
 use meshgrad::models::layers::{Linear, RmsNorm};
 use meshgrad::prelude::*;
 use meshgrad::train::config::Config;
-use meshgrad::train::session::{self, Options};
+use meshgrad::train::session::Session;
 
 /// Predicts a token from the one before it. Legend: b batch, t tokens, d features, v vocabulary.
 #[derive(Module)]
@@ -78,14 +75,9 @@ const CONFIG: &str = r#"
 fn main() -> anyhow::Result<()> {
     let device = Device::cpu();
     let config = Config::parse(CONFIG, "the embedded configuration", &[])?;
-    let options = Options {
-        run_dir: Path::new("runs/05-write-a-model").to_owned(),
-        ..Options::default()
-    };
-    let stop = AtomicBool::new(false); // set it to save and stop
-    session::run_model(&config, &options, &device, &stop, |data, _| {
-        Ok(Bigram::new(data.tokenizer.vocab_size()))
-    })?;
+    Session::new(&config, &device)
+        .run_dir("runs/05-write-a-model")
+        .train(|data, _| Ok(Bigram::new(data.tokenizer.vocab_size())))?;
 
     // Qwen3-30B-A3B does not fit into this machine, but a meta device predicts its memory and
     // FLOPs.

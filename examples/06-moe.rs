@@ -10,9 +10,9 @@ use meshgrad::train::batches::TokenBatches;
 use meshgrad::train::checkpoint;
 use meshgrad::train::config::Config;
 use meshgrad::train::data::Data;
+use meshgrad::train::qwen3;
 use meshgrad::train::run_folder::RunFolder;
 use meshgrad::train::sampler::{Order, Windows};
-use meshgrad::train::session::qwen3;
 use meshgrad::train::trainer::Trainer;
 
 const SMALL: &str = r#"
@@ -46,7 +46,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let windows = Windows::new("training", tokens.len(), config.train.seq_len)?;
     let order = Order::new(windows, config.train.batch_size, config.train.seed);
 
-    let model = qwen3(&config, data.tokenizer.vocab_size())?;
+    let model = qwen3::model(&config, data.tokenizer.vocab_size())?;
     model.materialize(&device, config.train.seed)?;
     let mut trainer = Trainer::new(model, &config, &device)?;
     let batches = TokenBatches::new(windows, tokens, &device);

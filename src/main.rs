@@ -10,7 +10,7 @@ mod mesh;
 mod table;
 
 use std::io::{IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -24,9 +24,10 @@ use meshgrad::runtime::{DType, Device};
 use meshgrad::train::checkpoint;
 use meshgrad::train::config::{Config, Override};
 use meshgrad::train::generate::{Sampling, generate};
+use meshgrad::train::qwen3;
 use meshgrad::train::report::with_loading_bar;
 use meshgrad::train::run_folder::RunFolder;
-use meshgrad::train::session::{self, Options, Resume, Summary};
+use meshgrad::train::session::{Resume, Session, Summary};
 use meshgrad::train::tokenizer::Tokenizer;
 
 use device::{OnCpu, OnFastest};
@@ -164,14 +165,11 @@ fn dispatch(command: &Command, device: &Device) -> anyhow::Result<ExitCode> {
 fn train(arguments: &TrainArguments, device: &Device) -> anyhow::Result<()> {
     let config = Config::read(arguments.config.as_deref(), &arguments.sets)?;
     let default_dir = || RunFolder::default_path(arguments.config.as_deref());
-    let options = Options {
-        run_dir: arguments.run_dir.clone().unwrap_or_else(default_dir),
-        resume: match arguments.resume.as_str() {
-            "auto" => Resume::Auto,
-            "never" => Resume::Never,
-            folder => Resume::From(folder.into()),
-        },
-        stop_after: arguments.stop_after,
+    let run_dir = arguments.run_dir.clone().unwrap_or_else(default_dir);
+    let resume = match arguments.resume.as_str() {
+        "auto" => Resume::Auto,
+        "never" => Resume::Never,
+        folder => Resume::From(folder.into()),
     };
 
     let stop = Arc::new(AtomicBool::new(false));
@@ -181,13 +179,17 @@ fn train(arguments: &TrainArguments, device: &Device) -> anyhow::Result<()> {
             .and_then(|_| signal_hook::flag::register(signal, stop.clone()))
             .context("cannot install a handler for Ctrl-C")?;
     }
-    let summary = session::run(&config, &options, device, &stop)?;
-    print_summary(&summary, &options);
+    let session = Session::new(&config, device)
+        .run_dir(&run_dir)
+        .resume(resume)
+        .stop_after(arguments.stop_after)
+        .stop_when(&stop);
+    print_summary(&qwen3::train(session)?, &run_dir);
     Ok(())
 }
 
-fn print_summary(summary: &Summary, options: &Options) {
-    let run = options.run_dir.display();
+fn print_summary(summary: &Summary, run_dir: &Path) {
+    let run = run_dir.display();
     println!();
     if let (Some(loss), Some(bits)) = (summary.val_loss, summary.val_bits_per_byte) {
         println!("validation  {loss:.4} nats per token, {bits:.4} bits per byte");

@@ -3,15 +3,17 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 
 use meshgrad::models::folder;
 use meshgrad::models::layers::Linear;
 use meshgrad::models::model::Metrics;
 use meshgrad::prelude::*;
 use meshgrad::train::config::Config;
+use meshgrad::train::events::Event;
 use meshgrad::train::metrics;
-use meshgrad::train::session::{self, Options, Summary};
+use meshgrad::train::session::{Session, Summary};
 
 /// Predicts a token from the one before it, and counts the tokens it was trained on.
 #[derive(Module)]
@@ -93,20 +95,20 @@ const CONFIG: &str = r#"
     schedule = { warmup_steps = 1 }
 "#;
 
-fn train(run: &Path, stop_after: Option<u64>) -> Summary {
+fn config(sets: &[&str]) -> Config {
     let text = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/any_model.rs");
     let text = CONFIG.replace("TEXT", text.to_str().unwrap());
-    let config = Config::parse(&text, "the test", &[]).unwrap();
-    let options = Options {
-        run_dir: run.to_owned(),
-        stop_after,
-        ..Options::default()
-    };
-    let stop = AtomicBool::new(false);
-    let build = |data: &meshgrad::train::data::Data, _: Option<&meshgrad::ckpt::Committed>| {
-        Ok(Bigram::new(data.tokenizer.vocab_size()))
-    };
-    session::run_model(&config, &options, &Device::cpu(), &stop, build).unwrap()
+    let sets: Vec<_> = sets.iter().map(|set| set.parse().unwrap()).collect();
+    Config::parse(&text, "the test", &sets).unwrap()
+}
+
+fn train(run: &Path, stop_after: Option<u64>) -> Summary {
+    let (config, device) = (config(&[]), Device::cpu());
+    let session = Session::new(&config, &device).run_dir(run);
+    let session = session.stop_after(stop_after);
+    session
+        .train(|data, _| Ok(Bigram::new(data.tokenizer.vocab_size())))
+        .unwrap()
 }
 
 /// The content of every tensor file below `folder`.
@@ -183,4 +185,88 @@ fn a_module_is_saved_and_loaded_under_its_own_names() {
         .unwrap_err()
         .to_string();
     assert!(error.contains("embedding"), "{error}");
+}
+
+/// Every event of a run, in order. The metrics of a step are read one step late, unless a pause
+/// follows it.
+#[test]
+fn a_run_reports_its_events() {
+    let temp = tempfile::tempdir().unwrap();
+    let sets = ["train.steps=2", "checkpoint.every=0", "log.val_every=0"];
+    let (config, device) = (config(&sets), Device::cpu());
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let log = seen.clone();
+    let session = Session::new(&config, &device)
+        .run_dir(temp.path())
+        .subscribe("log", move |event| {
+            log.lock().unwrap().push(event.to_string());
+            Ok(())
+        });
+    let build = |data: &meshgrad::train::data::Data| Bigram::new(data.tokenizer.vocab_size());
+    session.train(|data, _| Ok(build(data))).unwrap();
+
+    let step = |step: u64| {
+        [
+            format!("step {step} started"),
+            format!("step {step}, forward and backward started"),
+            format!("step {step}, forward and backward finished"),
+            format!("step {step}, optimizer started"),
+            format!("step {step}, optimizer finished"),
+            format!("step {step} finished"),
+        ]
+    };
+    let checkpoint = temp.path().join("step-000002");
+    let expected = [
+        vec![
+            "configuration started".into(),
+            "configuration finished".into(),
+        ],
+        step(1).to_vec(),
+        step(2).to_vec(),
+        vec![
+            "step 1, measured".into(),
+            "step 2, evaluation started".into(),
+            "step 2, evaluation finished".into(),
+            "step 2, measured".into(),
+            "step 2, checkpoint started".into(),
+            format!("checkpoint {} finished", checkpoint.display()),
+            "step 2, sampled".into(),
+        ],
+    ];
+    assert_eq!(*seen.lock().unwrap(), expected.concat());
+}
+
+/// A subscriber can stop a run early, or end it with an error.
+#[test]
+fn subscribers_stop_a_run() {
+    let temp = tempfile::tempdir().unwrap();
+    let (config, device) = (config(&[]), Device::cpu());
+    let build = |data: &meshgrad::train::data::Data| Bigram::new(data.tokenizer.vocab_size());
+
+    let stop = Arc::new(AtomicBool::new(false));
+    let early = stop.clone();
+    let session = Session::new(&config, &device)
+        .run_dir(temp.path())
+        .stop_when(&stop)
+        .subscribe("early stop", move |event| {
+            if let Event::StepFinished { step: 3, .. } = event {
+                early.store(true, Ordering::Relaxed);
+            }
+            Ok(())
+        });
+    let summary = session.train(|data, _| Ok(build(data))).unwrap();
+    assert_eq!(summary.step, 3);
+    assert!(summary.checkpoint.ends_with("step-000003"));
+
+    let session = Session::new(&config, &device)
+        .run_dir(temp.path())
+        .subscribe("watch", |event| match event {
+            Event::Measured { record } if record.step == 5 => Err("step 5 is unlucky".into()),
+            _ => Ok(()),
+        });
+    let error = session.train(|data, _| Ok(build(data))).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "subscriber `watch` failed at step 5, measured: step 5 is unlucky"
+    );
 }

@@ -2,7 +2,6 @@
 //! between devices, a step never blocks the host, and a step can be captured as a graph.
 
 use std::sync::LazyLock;
-use std::sync::atomic::AtomicBool;
 
 use meshgrad::models::{Balancing, Compute, Loss, Model, TokenBatch};
 use meshgrad::prelude::*;
@@ -10,9 +9,10 @@ use meshgrad::runtime::Error;
 use meshgrad::train::batches::TokenBatches;
 use meshgrad::train::config::{Config, TrainConfig};
 use meshgrad::train::data::Data;
+use meshgrad::train::qwen3;
 use meshgrad::train::run_folder::RunFolder;
 use meshgrad::train::sampler::{Order, Windows};
-use meshgrad::train::session::{self, Options, model_config, qwen3};
+use meshgrad::train::session::Session;
 use meshgrad::train::trainer::{PendingStep, Trainer, dtype};
 use meshgrad::train::updater::Updater;
 
@@ -81,7 +81,7 @@ impl Run {
         let data = Data::prepare(&config.data, &folder).unwrap();
         let tokens = data.tokens.training().len();
         let windows = Windows::new("training", tokens, config.train.seq_len).unwrap();
-        let model = qwen3(config, data.tokenizer.vocab_size()).unwrap();
+        let model = qwen3::model(config, data.tokenizer.vocab_size()).unwrap();
         model.materialize(device, config.train.seed).unwrap();
         Run {
             config: config.clone(),
@@ -218,12 +218,8 @@ fn runs_move_between_devices() {
     let losses = |devices: [&Device; 2]| {
         let place = tempfile::tempdir().unwrap();
         for (device, stop_after) in devices.into_iter().zip([Some(2), None]) {
-            let options = Options {
-                run_dir: place.path().to_owned(),
-                stop_after,
-                ..Options::default()
-            };
-            session::run(&config, &options, device, &AtomicBool::new(false)).unwrap();
+            let session = Session::new(&config, device);
+            qwen3::train(session.run_dir(place.path()).stop_after(stop_after)).unwrap();
         }
         let metrics = place.path().join("metrics.jsonl");
         let records = meshgrad::train::metrics::read(&metrics).unwrap();
@@ -272,12 +268,8 @@ fn resumed_equals_uninterrupted() {
     let weights = |stops: &[Option<u64>]| {
         let place = tempfile::tempdir().unwrap();
         for stop_after in stops {
-            let options = Options {
-                run_dir: place.path().to_owned(),
-                stop_after: *stop_after,
-                ..Options::default()
-            };
-            session::run(&config, &options, &gpu, &AtomicBool::new(false)).unwrap();
+            let session = Session::new(&config, &gpu);
+            qwen3::train(session.run_dir(place.path()).stop_after(*stop_after)).unwrap();
         }
         let step = place.path().join("step-000003");
         ["model.safetensors", "trainer/exp_avg/model.safetensors"]
@@ -319,7 +311,7 @@ struct Stepping {
 
 impl Stepping {
     fn new(config: &Config, device: &Device) -> Stepping {
-        let model_config = model_config(config, 257).unwrap();
+        let model_config = qwen3::model_config(config, 257).unwrap();
         let model = Qwen3::materialized(&model_config, device, 7).unwrap();
         let (updater, grads) = Updater::new(&model, device, &config.optimizer).unwrap();
         Stepping {

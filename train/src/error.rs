@@ -108,6 +108,16 @@ pub enum TrainError {
         /// The problem.
         message: String,
     },
+    /// A subscriber of an event failed.
+    #[error("subscriber `{name}` failed at {event}: {source}")]
+    Subscriber {
+        /// The subscriber.
+        name: String,
+        /// The event.
+        event: String,
+        /// Its error.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// Loss or gradient norm is not finite.
     #[error(
         "step {step} gave loss {loss} and gradient norm {grad_norm}: lower optimizer.learning_rate, \

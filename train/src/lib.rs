@@ -11,8 +11,10 @@
 //!
 //! - [`trainer`]: one step and one validation pass; [`updater`]: gradient norm, clipping and a step of any optimizer;
 //!   [`checkpoint`]: saving and resuming; [`generate`]: text generation.
+//! - [`events`]: what happens in a run, for subscribers.
 //! - [`optim`]: AdamW, SGD, Lion, Muon, and averages of weights.
-//! - [`session`]: all parts together, as `meshgrad train` runs them.
+//! - [`session`]: all parts together, as `meshgrad train` runs them, for any language model.
+//! - [`qwen3`]: a session with the model of `[model]`.
 //! - [`run_folder`], [`metrics`], [`plot`], [`report`]: files and output of a run.
 
 pub mod batches;
@@ -21,10 +23,12 @@ pub mod config;
 pub mod corpus;
 pub mod data;
 mod error;
+pub mod events;
 pub mod generate;
 pub mod metrics;
 pub mod optim;
 pub mod plot;
+pub mod qwen3;
 pub mod report;
 pub mod run_folder;
 pub mod sampler;

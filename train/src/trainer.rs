@@ -7,6 +7,7 @@ use meshgrad_models::{Compute, Loss, Model};
 use meshgrad_runtime::{AsyncRead, DType, Device, Tensor, ops};
 
 use crate::config::{ComputeDType, Config};
+use crate::events::{Event, Events};
 use crate::metrics::Record;
 use crate::schedule::{Phases, Schedule};
 use crate::updater::Updater;
@@ -18,8 +19,10 @@ pub struct Trainer<M> {
     pub model: M,
     /// Its optimizer, with gradient norm and clipping.
     pub updater: Updater,
+    /// The subscribers of its steps and evaluations.
+    pub events: Events,
     grads: Grads,
-    schedule: Box<dyn Schedule>,
+    pub(crate) schedule: Box<dyn Schedule>,
     learning_rate: f64,
     compute: Compute,
     device: Device,
@@ -128,6 +131,7 @@ impl<M: Model> Trainer<M> {
         Trainer {
             model,
             updater,
+            events: Events::default(),
             grads,
             schedule: Box::new(Phases::from_config(&config.schedule, config.train.steps)),
             learning_rate: config.optimizer.learning_rate,
@@ -150,30 +154,38 @@ impl<M: Model> Trainer<M> {
     /// depends on the model, the optimizer state, `step` and the batches only.
     ///
     /// # Errors
-    /// [`TrainError::NoBatch`] without batches; an error of a batch; when memory runs out.
+    /// [`TrainError::NoBatch`] without batches; an error of a batch or of a subscriber; when memory
+    /// runs out. If the optimizer has not started, the step changed nothing and can be repeated.
     pub fn step(
         &mut self,
         step: u64,
         microbatches: impl IntoIterator<Item = Result<M::Batch>>,
     ) -> Result<PendingStep> {
-        let (started, before) = (Instant::now(), self.device.work().kernel_launches);
-        let mut sums: Vec<Tensor> = Vec::new();
-        for batch in microbatches {
-            let of_batch = self.accumulate(&batch?)?;
-            sums = match sums.is_empty() {
-                true => of_batch,
-                false => added(&sums, &of_batch)?,
-            };
+        let pending = self.enqueue(step, microbatches);
+        if pending.is_err() {
+            self.grads.clear();
         }
+        pending
+    }
 
+    fn enqueue(
+        &mut self,
+        step: u64,
+        microbatches: impl IntoIterator<Item = Result<M::Batch>>,
+    ) -> Result<PendingStep> {
+        let (started, before) = (Instant::now(), self.device.work().kernel_launches);
+        self.events.report(Event::StepStarted { step })?;
+
+        let sums = self.forward_backward(step, microbatches)?;
         let [loss, weight, statistics @ ..] = &sums[..] else {
             return Err(TrainError::NoBatch);
         };
         let learning_rate = self.learning_rate * self.schedule.factor(step);
-        let grad_norm = self
-            .updater
-            .step(&mut self.grads, weight, step, learning_rate)?;
+        let grad_norm = self.update(step, weight, learning_rate)?;
         self.model.after_step(statistics)?;
+
+        let model = &self.model;
+        self.events.report(Event::StepFinished { step, model })?;
         let launches = self.device.work().kernel_launches - before;
         Ok(PendingStep {
             step,
@@ -186,6 +198,49 @@ impl<M: Model> Trainer<M> {
             enqueued: Instant::now(),
             kernel_launches: self.device.is_gpu().then_some(launches),
         })
+    }
+
+    /// Accumulates the gradients of all microbatches. Returns the sums of loss, weight and
+    /// statistics; nothing without microbatches.
+    fn forward_backward(
+        &mut self,
+        step: u64,
+        microbatches: impl IntoIterator<Item = Result<M::Batch>>,
+    ) -> Result<Vec<Tensor>> {
+        self.events.report(Event::ForwardBackwardStarted { step })?;
+        let mut sums: Vec<Tensor> = Vec::new();
+        for batch in microbatches {
+            let of_batch = self.accumulate(&batch?)?;
+            sums = match sums.is_empty() {
+                true => of_batch,
+                false => added(&sums, &of_batch)?,
+            };
+        }
+
+        if let ([_, weight, ..], false) = (&sums[..], self.events.is_empty()) {
+            let gradients = &self.grads.all()?;
+            self.events.report(Event::ForwardBackwardFinished {
+                step,
+                gradients,
+                weight,
+            })?;
+        }
+        Ok(sums)
+    }
+
+    /// Runs the optimizer and clears the gradients. Returns their norm.
+    fn update(&mut self, step: u64, weight: &Tensor, learning_rate: f64) -> Result<Tensor> {
+        self.events.report(Event::OptimizerStarted {
+            step,
+            learning_rate,
+        })?;
+        let (updater, grads) = (&mut self.updater, &mut self.grads);
+        let grad_norm = updater.step(grads, weight, step, learning_rate)?;
+        self.events.report(Event::OptimizerFinished {
+            step,
+            grad_norm: &grad_norm,
+        })?;
+        Ok(grad_norm)
     }
 
     /// Accumulates the gradients of a microbatch. Returns the values to sum over microbatches: the
@@ -203,12 +258,17 @@ impl<M: Model> Trainer<M> {
         Ok([sum, weight].into_iter().chain(statistics).collect())
     }
 
-    /// The mean loss over `batches`, weighted by their weights; in nats per token for a language
-    /// model.
+    /// The mean loss over `batches` after step `step`, weighted by their weights; in nats per token
+    /// for a language model.
     ///
     /// # Errors
-    /// An error of a batch; when memory runs out.
-    pub fn validate(&self, batches: impl IntoIterator<Item = Result<M::Batch>>) -> Result<f64> {
+    /// An error of a batch or of a subscriber; when memory runs out.
+    pub fn validate(
+        &mut self,
+        step: u64,
+        batches: impl IntoIterator<Item = Result<M::Batch>>,
+    ) -> Result<f64> {
+        self.events.report(Event::EvaluationStarted { step })?;
         let compute = Compute {
             checkpointing: false,
             ..self.compute
@@ -223,7 +283,10 @@ impl<M: Model> Trainer<M> {
             loss += scalar(of_loss)?;
             weight += scalar(of_weight)?;
         }
-        Ok(loss / weight)
+        let loss = loss / weight;
+        self.events
+            .report(Event::EvaluationFinished { step, loss })?;
+        Ok(loss)
     }
 
     /// The dtype of activations.

@@ -1,13 +1,13 @@
 //! Training runs with router biases that balance the load of the experts.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
 
 use meshgrad_ckpt::Committed;
 use meshgrad_runtime::Device;
 use meshgrad_train::config::Config;
 use meshgrad_train::metrics::{self, Record};
-use meshgrad_train::session::{self, Options, Resume};
+use meshgrad_train::qwen3;
+use meshgrad_train::session::Session;
 
 const CONFIG: &str = r#"
     [model]
@@ -49,14 +49,11 @@ fn config(overrides: &[&str]) -> Config {
 
 /// Trains or resumes in `run`, and returns the last checkpoint.
 fn train(run: &Path, config: &Config, stop_after: Option<u64>) -> PathBuf {
-    let options = Options {
-        run_dir: run.to_owned(),
-        resume: Resume::Auto,
-        stop_after,
-    };
-    let stop = AtomicBool::new(false);
-    let summary = session::run(config, &options, &Device::cpu(), &stop).unwrap();
-    summary.checkpoint
+    let device = Device::cpu();
+    let session = Session::new(config, &device).run_dir(run);
+    qwen3::train(session.stop_after(stop_after))
+        .unwrap()
+        .checkpoint
 }
 
 fn records(run: &Path) -> Vec<Record> {

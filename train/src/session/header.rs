@@ -1,0 +1,62 @@
+//! What a run prints before its first step.
+
+use meshgrad_autograd::Param;
+use meshgrad_ckpt::scan;
+use meshgrad_models::Model;
+use meshgrad_runtime::Properties;
+
+use super::run::Run;
+use crate::report::Header;
+
+impl<M: Model> Run<'_, M> {
+    pub(super) fn print_header(&self) {
+        let (data, model) = (&self.data, &self.trainer.model);
+        let elements = |param: &Param| param.shape().elements() as u64;
+        let (training, validation) = (data.tokens.training(), data.tokens.validation());
+        self.reporter.header(&Header {
+            version: format!("meshgrad {}", env!("CARGO_PKG_VERSION")),
+            device: self.device.to_string(),
+            hardware: hardware(self.device.properties()),
+            dtype: self.config.train.dtype.name().into(),
+            model: model.title(),
+            parameters: model.params().iter().map(elements).sum(),
+            active_parameters: model.active_parameters(),
+            data: data.title.clone(),
+            digest: data.digest,
+            documents: data.documents,
+            text_bytes: training.text_bytes() + validation.text_bytes(),
+            replaced_bytes: data.replaced_bytes,
+            vocab_size: data.tokenizer.vocab_size(),
+            training_tokens: training.len() as u64,
+            validation_tokens: validation.len() as u64,
+            run: self.folder.path().display().to_string(),
+        });
+        for incomplete in scan(self.folder.path())
+            .map(|found| found.incomplete)
+            .unwrap_or_default()
+        {
+            self.reporter
+                .message(&format!("skipped an incomplete checkpoint: {incomplete}"));
+        }
+        if self.first_step > 0 {
+            self.reporter
+                .message(&format!("resuming after step {}", self.first_step));
+        }
+    }
+}
+
+/// A device's threads and instruction sets, or the GPU's model and memory.
+fn hardware(properties: &Properties) -> String {
+    let Properties {
+        threads,
+        simd,
+        native_bf16,
+        gpu,
+        ..
+    } = properties;
+    match gpu {
+        Some(gpu) => format!("{}, {} GiB", gpu.model, gpu.memory >> 30),
+        None if *native_bf16 => format!("x{threads} {simd} bf16"),
+        None => format!("x{threads} {simd}"),
+    }
+}

@@ -1,0 +1,402 @@
+//! The loop of a run.
+
+use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use meshgrad_ckpt::{Committed, Saver, Submitted, Task, WhenBusy, keep_last, step_name};
+use meshgrad_models::{Generate, Model, TokenBatch};
+use meshgrad_runtime::Device;
+
+use super::{Session, Summary};
+use crate::batches::TokenBatches;
+use crate::config::Config;
+use crate::data::Data;
+use crate::events::Event;
+use crate::metrics::MetricsFile;
+use crate::report::{self, Progress, Reporter, with_loading_bar};
+use crate::run_folder::RunFolder;
+use crate::sampler::{Order, Windows};
+use crate::trainer::{PendingStep, Trainer};
+use crate::updater::Updater;
+use crate::{Result, TrainError, checkpoint, generate, metrics, plot};
+
+/// Trains `model` until the run ends.
+pub(super) fn train<M: Model<Batch = TokenBatch> + Generate>(
+    session: Session<'_>,
+    folder: RunFolder,
+    data: Data,
+    model: M,
+    from: Option<Committed>,
+) -> Result<Summary> {
+    let mut run = Run::new(session, folder, data, model, from)?;
+    run.print_header();
+    let result = run.configured().and_then(|()| run.train());
+    run.reporter.finish();
+    result
+}
+
+/// A run whose trainer has its state.
+pub(super) struct Run<'a, M> {
+    pub(super) config: &'a Config,
+    pub(super) device: &'a Device,
+    pub(super) folder: RunFolder,
+    pub(super) data: Data,
+    pub(super) trainer: Trainer<M>,
+    order: Order,
+    windows: Windows,
+    validation: Option<Windows>,
+    metrics: MetricsFile,
+    pub(super) reporter: Reporter,
+    stop: Option<&'a AtomicBool>,
+    /// Steps done before this run.
+    pub(super) first_step: u64,
+    last: u64,
+    val_loss: Option<f64>,
+    /// When a step's metrics were last read.
+    last_read: Option<Instant>,
+    /// Writes checkpoints in the background.
+    saver: Saver,
+}
+
+impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
+    fn new(
+        session: Session<'a>,
+        folder: RunFolder,
+        data: Data,
+        model: M,
+        from: Option<Committed>,
+    ) -> Result<Run<'a, M>> {
+        let Session { config, device, .. } = session;
+        let (seq_len, rows) = (config.train.seq_len, config.train.batch_size);
+        let windows = Windows::new("training", data.tokens.training().len(), seq_len)?;
+        let held_out = data.tokens.validation();
+        let validation = match held_out.is_empty() {
+            true => None,
+            false => Some(Windows::new("validation", held_out.len(), seq_len)?),
+        };
+
+        let (stop, stop_after) = (session.stop, session.stop_after);
+        let (trainer, first_step) = match &from {
+            None => {
+                model.materialize(device, config.train.seed)?;
+                (trainer(session, model)?, 0)
+            }
+            Some(checkpoint) => with_loading_bar(|progress| {
+                checkpoint::load_params(checkpoint, &model, device, progress)?;
+                for buffer in model.buffers() {
+                    buffer.materialize(device, config.train.seed)?;
+                }
+                let trainer = trainer(session, model)?;
+                let step = restore(checkpoint, &trainer, config, &data, progress)?;
+                Ok::<_, TrainError>((trainer, step))
+            })?,
+        };
+
+        folder.write(&folder.config(), &config.to_toml()?)?;
+        let steps = config.train.steps;
+        Ok(Run {
+            metrics: MetricsFile::open_after(&folder.metrics(), first_step)?,
+            reporter: Reporter::new(steps, config.log.every),
+            order: Order::new(windows, rows, config.train.seed),
+            last: stop_after.unwrap_or(steps).min(steps),
+            stop,
+            config,
+            device,
+            folder,
+            data,
+            trainer,
+            windows,
+            validation,
+            first_step,
+            val_loss: None,
+            last_read: None,
+            saver: Saver::new(WhenBusy::Wait),
+        })
+    }
+
+    /// Reports that the configuration is finished.
+    fn configured(&mut self) -> Result<()> {
+        let Trainer { events, model, .. } = &mut self.trainer;
+        let step = self.first_step;
+        events.report(Event::ConfigurationFinished { step, model })
+    }
+
+    fn train(&mut self) -> Result<Summary> {
+        if self.first_step >= self.last {
+            self.reporter.message(&format!(
+                "step {} of {} is already done; raise train.steps to continue",
+                self.first_step, self.config.train.steps
+            ));
+            return self.summary(self.first_step);
+        }
+
+        let started = Instant::now();
+        let mut pending: Option<PendingStep> = None;
+        let mut step = self.first_step;
+        while step < self.last {
+            step += 1;
+            // A checkpoint that failed to save ends the run now.
+            let saved = self.saver.poll();
+            self.saved(saved)?;
+            let enqueued = self.step(step)?;
+            // Metrics are read one step late, so that a GPU always has work enqueued.
+            if let Some(previous) = pending.replace(enqueued) {
+                self.finish_step(previous, started)?;
+            }
+
+            let stopping = self.stop.is_some_and(|stop| stop.load(Ordering::Relaxed));
+            if stopping || step == self.last || self.is_pause(step) {
+                if let Some(last) = pending.take() {
+                    self.finish_step(last, started)?;
+                }
+                self.pause(step, stopping)?;
+            }
+            if stopping {
+                self.reporter.message(&format!(
+                    "stopped after step {step}; the same command resumes from there"
+                ));
+                break;
+            }
+        }
+        self.summary(step)
+    }
+
+    fn step(&mut self, step: u64) -> Result<PendingStep> {
+        let tokens = self.data.tokens.training();
+        let batches = TokenBatches::new(self.windows, tokens, self.device);
+        let (rows, at_a_time) = (
+            self.config.train.batch_size,
+            self.config.train.micro_batch_size,
+        );
+        self.trainer
+            .step(step, batches.of_step(self.order, step, rows, at_a_time))
+    }
+
+    /// Whether a checkpoint, a sample or a validation follows `step`.
+    fn is_pause(&self, step: u64) -> bool {
+        let due = |every: u64| every > 0 && step.is_multiple_of(every);
+        due(self.config.checkpoint.every)
+            || due(self.config.sample.every)
+            || due(self.config.log.val_every)
+    }
+
+    /// Waits for a step, records and shows its metrics, and fails if they are not finite.
+    fn finish_step(&mut self, pending: PendingStep, training_started: Instant) -> Result<()> {
+        let (started, enqueued) = (pending.started, pending.enqueued);
+        let mut record = pending.wait(&self.trainer.model)?;
+        let duration = self.step_duration(started, enqueued);
+        let step = record.step;
+        if !record.loss.is_finite() || !record.grad_norm.is_finite() {
+            let saved = self.saver.wait();
+            self.saved(saved)?;
+            return Err(TrainError::NotFinite {
+                step,
+                loss: record.loss,
+                grad_norm: record.grad_norm,
+                checkpoint: checkpoint::newest(self.folder.path())?
+                    .map(|found| found.path().to_owned()),
+            });
+        }
+
+        let tokens = (self.config.train.batch_size * self.config.train.seq_len) as f64;
+        record.tokens_per_s = tokens / duration.as_secs_f64();
+        if self.validates(step) {
+            (record.val_loss, record.val_bits_per_byte) = self.validate(step)?;
+        }
+        self.metrics.append(&record)?;
+        let measured = Event::Measured { record: &record };
+        self.trainer.events.report(measured)?;
+
+        let (done, steps) = (step - self.first_step, self.last - self.first_step);
+        let progress = Progress {
+            steps: self.config.train.steps,
+            val_loss: self.val_loss,
+            memory: self.device.memory_stats().peak as u64,
+            eta: report::eta(training_started.elapsed(), done, steps),
+        };
+        self.reporter.step(&record, &progress);
+        Ok(())
+    }
+
+    /// The duration of a step whose metrics have just been read. On a CPU it is the host's time. A
+    /// GPU starts a step when it has finished the previous one. There the duration is the time
+    /// since the metrics of the previous step were read, but at least the host's time.
+    fn step_duration(&mut self, started: Instant, enqueued: Instant) -> Duration {
+        let on_host = enqueued - started;
+        if !self.device.is_gpu() {
+            return on_host;
+        }
+        let now = Instant::now();
+        let previous = self.last_read.replace(now);
+        let since = now - previous.map_or(started, |previous| previous.max(started));
+        since.max(on_host)
+    }
+
+    fn validates(&self, step: u64) -> bool {
+        let every = self.config.log.val_every;
+        step == self.config.train.steps || every > 0 && step.is_multiple_of(every)
+    }
+
+    /// Validation loss in nats per token and bits per byte; `None` if no text is held out.
+    fn validate(&mut self, step: u64) -> Result<(Option<f64>, Option<f64>)> {
+        let Some(windows) = self.validation else {
+            return Ok((None, None));
+        };
+        let tokens = self.data.tokens.validation();
+        let batches = TokenBatches::new(windows, tokens, self.device);
+        let (rows, count) = (self.config.train.batch_size, self.config.log.val_batches);
+        let loss = self.trainer.validate(step, batches.in_order(rows, count))?;
+        self.val_loss = Some(loss);
+        Ok((Some(loss), Some(tokens.bits_per_byte(loss))))
+    }
+
+    /// Writes the sample and the checkpoint that are due after `step`.
+    fn pause(&mut self, step: u64, stopping: bool) -> Result<()> {
+        let due = |every: u64| every > 0 && step.is_multiple_of(every);
+        let ends = step == self.last;
+        if due(self.config.sample.every) && !ends && !stopping {
+            self.sample(step)?;
+        }
+        if due(self.config.checkpoint.every) || ends || stopping {
+            self.save(step)?;
+        }
+        if ends || stopping {
+            let saved = self.saver.wait();
+            self.saved(saved)?;
+        }
+        if step == self.config.train.steps {
+            self.sample(step)?;
+        }
+        Ok(())
+    }
+
+    fn sample(&mut self, step: u64) -> Result<()> {
+        let seed = self.config.train.seed.wrapping_add(step);
+        let (model, dtype) = (&self.trainer.model, self.trainer.dtype());
+        let tokenizer = &self.data.tokenizer;
+        let text = generate::sample(
+            model,
+            tokenizer,
+            &self.config.sample,
+            seed,
+            dtype,
+            self.device,
+        )?;
+        self.reporter.sample(step, &text);
+        let sampled = Event::Sampled { step, text: &text };
+        self.trainer.events.report(sampled)
+    }
+
+    /// Copies the state and starts to write it in the background.
+    fn save(&mut self, step: u64) -> Result<()> {
+        self.trainer
+            .events
+            .report(Event::CheckpointStarted { step })?;
+        let state = checkpoint::State {
+            step,
+            seed: self.config.train.seed,
+            data_digest: format!("{:032x}", self.data.digest),
+        };
+        let tokenizer = self.data.tokenizer.to_json()?;
+        let run = self.folder.path();
+        let (model, updater) = (&self.trainer.model, &self.trainer.updater);
+        let config = self.config;
+        let snapshot = checkpoint::snapshot(run, config, model, updater, &tokenizer, &state)?;
+
+        let (run, keep) = (
+            run.to_owned(),
+            NonZeroUsize::new(self.config.checkpoint.keep),
+        );
+        let task = Task::new(snapshot.path(), move || {
+            let committed = snapshot.save()?;
+            if let Some(keep) = keep {
+                keep_last(run, keep)?;
+            }
+            Ok(committed)
+        });
+        // A saver with `WhenBusy::Wait` is never busy.
+        match self.saver.submit(task) {
+            Submitted::Started { previous } => self.saved(previous),
+            Submitted::Busy(_) => Ok(()),
+        }
+    }
+
+    /// Reports a checkpoint that is complete, or returns the error of one that failed.
+    fn saved(&mut self, result: Option<meshgrad_ckpt::Result<Committed>>) -> Result<()> {
+        match result.transpose()? {
+            Some(committed) => self.trainer.events.report(Event::CheckpointFinished {
+                path: committed.path(),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    fn summary(&self, step: u64) -> Result<Summary> {
+        let records = metrics::read(&self.folder.metrics())?;
+        let title = format!("{} to step {step}", self.folder.path().display());
+        let drawn = match records.is_empty() {
+            true => None,
+            false => {
+                plot::save(&self.folder.plot(), &title, &records)?;
+                Some(self.folder.plot())
+            }
+        };
+        let validated = records
+            .iter()
+            .rev()
+            .find(|record| record.val_loss.is_some());
+        Ok(Summary {
+            step,
+            steps: self.config.train.steps,
+            checkpoint: self.folder.path().join(step_name(step)),
+            plot: drawn,
+            val_loss: validated.and_then(|record| record.val_loss),
+            val_bits_per_byte: validated.and_then(|record| record.val_bits_per_byte),
+        })
+    }
+}
+
+/// The trainer of a session, whose model has values.
+fn trainer<M: Model>(session: Session<'_>, model: M) -> Result<Trainer<M>> {
+    let Session { config, device, .. } = session;
+    let updater = match session.optimizer {
+        Some(make) => Updater::with(&model, device, config.optimizer.max_grad_norm, make)?,
+        None => Updater::new(&model, device, &config.optimizer)?,
+    };
+    let mut trainer = Trainer::with_updater(model, updater, config, device);
+    if let Some(schedule) = session.schedule {
+        trainer.schedule = schedule;
+    }
+    trainer.events = session.events;
+    Ok(trainer)
+}
+
+/// Loads the trainer's state, and checks that seed and text have not changed.
+fn restore(
+    from: &Committed,
+    trainer: &Trainer<impl Model>,
+    config: &Config,
+    data: &Data,
+    progress: &(dyn Fn(u64, u64) + Sync),
+) -> Result<u64> {
+    let state = checkpoint::load_state(from, &trainer.model, &trainer.updater, progress)?;
+    let differs = |what, saved: String, now: String| TrainError::OtherRun {
+        checkpoint: from.path().to_owned(),
+        what,
+        saved,
+        now,
+    };
+    if state.seed != config.train.seed {
+        return Err(differs(
+            "train.seed",
+            state.seed.to_string(),
+            config.train.seed.to_string(),
+        ));
+    }
+    let digest = format!("{:032x}", data.digest);
+    if state.data_digest != digest {
+        return Err(differs("the text's digest", state.data_digest, digest));
+    }
+    Ok(state.step)
+}
