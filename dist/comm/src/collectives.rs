@@ -6,6 +6,7 @@ use meshgrad_runtime::{DType, Pending, Result, Shape, Tensor};
 
 use crate::call::{Call, Rows};
 use crate::communicator::Communicator;
+use crate::fuse::{Fused, fuse};
 use crate::ticket::{Collective, Counts, Peer, Reduction};
 
 /// Collectives of a [`Communicator`], and of `dyn Communicator`.
@@ -382,6 +383,16 @@ pub trait Collectives: Communicator {
     #[track_caller]
     fn barrier(&self) -> Result<Pending<()>> {
         Call::of(self, Collective::Barrier).start_none()
+    }
+
+    /// Starts the collectives that `scope` calls on its communicator together, with one message per
+    /// peer if the transport can. They are waited for after the scope. All members fuse the same
+    /// collectives.
+    ///
+    /// # Errors
+    /// The error of `scope`, which starts nothing; see [`Collectives`].
+    fn fuse<T>(&self, scope: impl FnOnce(&Fused<'_, Self>) -> Result<T>) -> Result<T> {
+        fuse(self, scope)
     }
 }
 

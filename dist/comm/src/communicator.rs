@@ -34,6 +34,18 @@ pub trait Communicator: Send + Sync {
     /// An error that is known immediately: the collective differs from that of another member, the
     /// communicator has failed, or a tensor is in use. All others are errors of the [`Pending`].
     fn start(&self, request: Request, operands: Operands) -> Result<Pending<Option<Tensor>>>;
+
+    /// Starts several collectives, in order, with one message per peer if the transport can. By
+    /// default one after another.
+    ///
+    /// # Errors
+    /// As [`Communicator::start`], of the first that fails.
+    fn start_fused(&self, calls: Vec<(Request, Operands)>) -> Result<Vec<Pending<Option<Tensor>>>> {
+        let starts = calls.into_iter();
+        starts
+            .map(|(request, operands)| self.start(request, operands))
+            .collect()
+    }
 }
 
 /// The tensors of one rank's call, all contiguous and on the communicator's device.

@@ -40,6 +40,74 @@ impl fmt::Display for CallSite {
     }
 }
 
+/// One step of an [order inversion](CommError::OrderInversion): a rank waits for another one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wait {
+    /// The group.
+    pub group: Group,
+    /// The call that waits.
+    pub call: CallSite,
+    /// The rank that it waits for.
+    pub waits_for: usize,
+}
+
+/// `rank 0 waits in collective 3 of [0, 1] for rank 1 (all_reduce(f32 x 4, sum) at src/a.rs:1:2)`
+impl fmt::Display for Wait {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let CallSite {
+            rank,
+            call,
+            number,
+            at,
+        } = &self.call;
+        let (group, other) = (&self.group, self.waits_for);
+        write!(
+            f,
+            "rank {rank} waits in collective {number} of {group} for rank {other} ({call} at {at})"
+        )
+    }
+}
+
+/// The last call that a rank started before it failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LastCall {
+    /// The group.
+    pub group: Group,
+    /// The call.
+    pub call: CallSite,
+}
+
+/// Why ranks wait in vain: the kind of an error that all of them share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Verdict {
+    /// A rank did not start the collective, and does not wait in another one.
+    MissingRank,
+    /// Ranks started different collectives.
+    Mismatch,
+    /// Ranks wait for each other in different collectives.
+    OrderInversion,
+    /// A rank started the collective after the time limit.
+    Straggler,
+    /// A rank returned, failed or panicked.
+    DeadPeer,
+    /// A rank did not create the communicator.
+    BootstrapStuck,
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Verdict::MissingRank => "missing rank",
+            Verdict::Mismatch => "mismatch",
+            Verdict::OrderInversion => "order inversion",
+            Verdict::Straggler => "straggler",
+            Verdict::DeadPeer => "dead peer",
+            Verdict::BootstrapStuck => "bootstrap stuck",
+        })
+    }
+}
+
 /// An error of a collective or of its arguments.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -95,6 +163,49 @@ pub enum CommError {
         waited: Duration,
     },
 
+    /// Ranks wait for each other, each in another collective.
+    #[error(
+        "deadlock: {}; start these collectives in one order on all ranks, or start both before \
+         waiting for either", waits(.cycle)
+    )]
+    OrderInversion {
+        /// The smallest cycle: each rank waits for that of the next step, the last for the first.
+        cycle: Vec<Wait>,
+    },
+
+    /// A member started a collective after the time limit of another had passed.
+    #[error(
+        "collective {} of {group}: {late}, {after:?} after {first}; the time limit is {limit:?}: \
+         divide the work more evenly, or raise the group option `timeout`", first.number
+    )]
+    Straggler {
+        /// The group.
+        group: Group,
+        /// A call that waited.
+        first: CallSite,
+        /// The call of the last member.
+        late: CallSite,
+        /// The time between the first call and the last.
+        after: Duration,
+        /// The time limit.
+        limit: Duration,
+    },
+
+    /// Some members never created the communicator that others wait in.
+    #[error(
+        "collective {} of {group}: {call}, but {} did not create this communicator; request the \
+         group on all its members, with the same order, channel and options", call.number,
+         ranks(.missing)
+    )]
+    BootstrapStuck {
+        /// The group.
+        group: Group,
+        /// The call that waited.
+        call: CallSite,
+        /// The ranks without the communicator.
+        missing: Vec<usize>,
+    },
+
     /// A member returned from its main function without starting a collective.
     #[error(
         "collective {} of {group}: {call}, but {} returned without starting it; start it on all \
@@ -110,12 +221,14 @@ pub enum CommError {
     },
 
     /// Another rank of the world failed.
-    #[error("rank {rank} failed, which ends all ranks: {reason}")]
+    #[error("rank {rank} failed{}, which ends all ranks: {reason}", after(.last))]
     RankFailed {
         /// The rank.
         rank: usize,
         /// Its error or panic message.
         reason: String,
+        /// Its last call, if it is known.
+        last: Option<LastCall>,
     },
 
     /// The process of a rank ended before it started a collective.
@@ -154,6 +267,15 @@ pub enum CommError {
         rank: usize,
         /// The group.
         group: Group,
+    },
+
+    /// A rank that the world does not have.
+    #[error("rank {rank} is not in a world of {world} ranks; pass one below {world}")]
+    NoRank {
+        /// The rank.
+        rank: usize,
+        /// The size of the world.
+        world: usize,
     },
 
     /// A group with ranks outside the world.
@@ -224,6 +346,25 @@ pub enum CommError {
         collective: Collective,
     },
 
+    /// A wait for a collective of a fusing scope that has not ended, or has failed.
+    #[error("{collective} has not started: wait for it after its fusing scope has ended")]
+    NotStarted {
+        /// The collective.
+        collective: Collective,
+    },
+
+    /// A value that is equal on the members of one group is used for another.
+    #[error(
+        "the value is equal on {group}, but may differ on {other}; reduce or broadcast it over \
+         that group"
+    )]
+    NotUniform {
+        /// The group of the value.
+        group: Group,
+        /// The other group.
+        other: Group,
+    },
+
     /// A tensor on another device than the communicator.
     #[error(
         "{collective}: the tensor is on {actual}, but the communicator is of another device \
@@ -239,6 +380,21 @@ pub enum CommError {
     },
 }
 
+impl CommError {
+    /// Why ranks waited in vain, if this error says so.
+    pub fn verdict(&self) -> Option<Verdict> {
+        match self {
+            CommError::Timeout { .. } => Some(Verdict::MissingRank),
+            CommError::Mismatch { .. } | CommError::PairCounts { .. } => Some(Verdict::Mismatch),
+            CommError::OrderInversion { .. } => Some(Verdict::OrderInversion),
+            CommError::Straggler { .. } => Some(Verdict::Straggler),
+            CommError::Returned { .. } | CommError::RankFailed { .. } => Some(Verdict::DeadPeer),
+            CommError::BootstrapStuck { .. } => Some(Verdict::BootstrapStuck),
+            _ => None,
+        }
+    }
+}
+
 impl From<CommError> for Error {
     fn from(error: CommError) -> Error {
         Error::other(error)
@@ -251,4 +407,21 @@ fn ranks(ranks: &[usize]) -> String {
         [one] => format!("rank {one}"),
         several => format!("ranks {several:?}"),
     }
+}
+
+fn waits(cycle: &[Wait]) -> String {
+    let waits: Vec<String> = cycle.iter().map(Wait::to_string).collect();
+    waits.join(", ")
+}
+
+fn after(last: &Option<LastCall>) -> String {
+    last.as_ref().map_or_else(String::new, |last| {
+        let CallSite {
+            call, number, at, ..
+        } = &last.call;
+        format!(
+            " after {call} at {at} (collective {number} of {})",
+            last.group
+        )
+    })
 }

@@ -2,6 +2,8 @@
 //!
 //! - [`Communicator`] is what a transport implements; [`Collectives`] is what callers use.
 //! - [`Local`] is the transport between threads of one process.
+//! - [`Plan`] moves nothing and logs what each rank communicates; [`check_logs`] finds mismatches
+//!   and deadlocks.
 //! - [`conformance`] has the checks that every transport must pass.
 //! - [`Ticket`] identifies a collective on all members: its number, fingerprint and source line.
 //!
@@ -17,22 +19,34 @@
 //! rounding.
 
 mod call;
+mod clock;
 mod collectives;
 mod communicator;
 pub mod conformance;
 mod contribution;
 mod error;
+mod fuse;
+mod hang;
 mod local;
+mod members;
+mod plan;
 mod reduce;
 mod source_line;
 mod ticket;
+mod uniform;
 
+pub use clock::Clock;
 pub use collectives::Collectives;
 pub use communicator::{Communicator, Operands, Output};
-pub use error::{CallSite, CommError};
+pub use error::{CallSite, CommError, LastCall, Verdict, Wait};
+pub use fuse::Fused;
 pub use local::{Local, LocalCommunicator, LocalConnector, LocalRank, RunError};
+pub use plan::{
+    Checked, CommEvent, CommLog, LoggedCall, Plan, PlanCommunicator, PlanRank, check_logs,
+};
 pub use source_line::SourceLine;
 pub use ticket::{Collective, Counters, Counts, Fingerprint, Peer, Reduction, Request, Ticket};
+pub use uniform::Uniform;
 
 /// Compiles and runs the examples of the guide.
 #[cfg(doctest)]

@@ -11,7 +11,7 @@ use crate::ticket::Reduction;
 pub(super) type Run = fn(&dyn Communicator, usize) -> Result<(), String>;
 
 /// Checks in which each member has the same number of elements.
-pub(super) fn even<T: Plain>() -> [(&'static str, Run); 11] {
+pub(super) fn even<T: Plain>() -> [(&'static str, Run); 14] {
     [
         ("all_reduce", all_reduce::<T>),
         ("all_reduce_in_place", all_reduce_in_place::<T>),
@@ -21,18 +21,25 @@ pub(super) fn even<T: Plain>() -> [(&'static str, Run); 11] {
         ("broadcast", broadcast::<T>),
         ("broadcast_in_place", broadcast_in_place::<T>),
         ("reduce", reduce::<T>),
+        ("reduce_in_place", reduce_in_place::<T>),
+        ("slices of a buffer", slices_of_a_buffer::<T>),
         ("gather and scatter", gather_and_scatter::<T>),
         ("send and recv", send_and_recv::<T>),
         ("in flight", in_flight::<T>),
+        ("fused", fused::<T>),
     ]
 }
 
 /// Checks in which members have different numbers of rows, some none.
-pub(super) fn ragged<T: Plain>() -> [(&'static str, Run); 3] {
+pub(super) fn ragged<T: Plain>() -> [(&'static str, Run); 4] {
     [
         ("all_gather_rows", all_gather_rows::<T>),
         ("reduce_scatter_rows", reduce_scatter_rows::<T>),
         ("all_to_all_rows", all_to_all_rows::<T>),
+        (
+            "gather_rows and scatter_rows",
+            gather_rows_and_scatter_rows::<T>,
+        ),
     ]
 }
 
@@ -196,6 +203,44 @@ fn reduce<T: Plain>(comm: &dyn Communicator, count: usize) -> Result<(), String>
     Ok(())
 }
 
+fn reduce_in_place<T: Plain>(comm: &dyn Communicator, count: usize) -> Result<(), String> {
+    let all = inputs::<T>(comm, count);
+    for (root, reduction) in [0, comm.size() - 1].into_iter().zip(reductions::<T>()) {
+        let x = mutable(comm, &all[comm.index()], 1)?;
+        let result = comm.reduce_in_place(&x, reduction, root).map_err(text)?;
+        at_root(
+            "reduce_in_place",
+            comm,
+            root,
+            result,
+            &reduced(&all, reduction),
+        )?;
+    }
+    Ok(())
+}
+
+/// A member's part is a slice of the whole, in its place.
+fn slices_of_a_buffer<T: Plain>(comm: &dyn Communicator, count: usize) -> Result<(), String> {
+    let own = comm.index() * count..(comm.index() + 1) * count;
+    let all = inputs::<T>(comm, count);
+    let mut values = vec![T::of(0); comm.size() * count];
+    values[own.clone()].copy_from_slice(&all[comm.index()]);
+    let whole = mutable(comm, &values, 1)?;
+    let part = whole.slice(0, own.clone()).map_err(text)?;
+    let gathered = comm.all_gather_into(&part, &whole).map_err(text)?;
+    same("all_gather_into", gathered, &all.concat())?;
+
+    let all = inputs::<T>(comm, comm.size() * count);
+    for reduction in reductions::<T>() {
+        let whole = mutable(comm, &all[comm.index()], 1)?;
+        let part = whole.slice(0, own.clone()).map_err(text)?;
+        let result = comm.reduce_scatter_into(&whole, reduction, &part);
+        let expected = &reduced(&all, reduction)[own.clone()];
+        same("reduce_scatter_into", result.map_err(text)?, expected)?;
+    }
+    Ok(())
+}
+
 fn at_root<T: Plain>(
     what: &str,
     comm: &dyn Communicator,
@@ -259,6 +304,15 @@ fn in_flight<T: Plain>(comm: &dyn Communicator, count: usize) -> Result<(), Stri
     same("max in flight", max, &reduced(&all, Reduction::Max))
 }
 
+fn fused<T: Plain>(comm: &dyn Communicator, count: usize) -> Result<(), String> {
+    let all = inputs::<T>(comm, count);
+    let x = tensor(comm, &all[comm.index()], 1)?;
+    let fused = comm.fuse(|comm| Ok((comm.all_reduce(&x, Reduction::Max)?, comm.all_gather(&x)?)));
+    let (max, gathered) = fused.map_err(text)?;
+    same("fused all_gather", gathered, &all.concat())?;
+    same("fused all_reduce", max, &reduced(&all, Reduction::Max))
+}
+
 fn rows(comm: &dyn Communicator, count: usize) -> Vec<usize> {
     (0..comm.size())
         .map(|index| (2 * index + count) % 4)
@@ -317,4 +371,24 @@ fn all_to_all_rows<T: Plain>(comm: &dyn Communicator, count: usize) -> Result<()
     let x = tensor(comm, &of_rank(me), 2)?;
     let received = comm.all_to_all_rows(&x, &send, &recv).map_err(text)?;
     same("all_to_all_rows", received, &expected)
+}
+
+fn gather_rows_and_scatter_rows<T: Plain>(
+    comm: &dyn Communicator,
+    count: usize,
+) -> Result<(), String> {
+    let rows = rows(comm, count);
+    let ranks = comm.group().ranks().iter().zip(&rows);
+    let all: Vec<Vec<T>> = ranks.map(|(rank, rows)| input(*rank, 2 * rows)).collect();
+    let x = tensor(comm, &all[comm.index()], 2)?;
+    for root in [0, comm.size() - 1] {
+        let gathered = comm.gather_rows(&x, &rows, root).map_err(text)?;
+        at_root("gather_rows", comm, root, gathered, &all.concat())?;
+
+        let whole = tensor(comm, &all.concat(), 2)?;
+        let whole = (comm.index() == root).then_some(&whole);
+        let part = comm.scatter_rows(whole, &rows, &[2], T::DTYPE, root);
+        same("scatter_rows", part.map_err(text)?, &all[comm.index()])?;
+    }
+    Ok(())
 }

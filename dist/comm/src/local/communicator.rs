@@ -2,14 +2,15 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use meshgrad_mesh::Group;
 use meshgrad_runtime::{Device, Pending, Result, Tensor};
 
-use super::table::Table;
+use super::table::{Begun, Table};
+use crate::clock::Clock;
 use crate::communicator::{Communicator, Operands};
-use crate::contribution::Contribution;
+use crate::contribution::{Arrival, Contribution};
 use crate::error::CommError;
 use crate::ticket::{Counters, Request};
 
@@ -21,13 +22,17 @@ struct Member {
     table: Arc<Table>,
     index: usize,
     device: Device,
+    clock: Clock,
     counters: Counters,
 }
 
 impl LocalCommunicator {
     pub(super) fn new(table: Arc<Table>, index: usize, device: Device) -> LocalCommunicator {
+        table.join(index);
         let counters = Counters::new(table.group().len());
+        let rank = table.group().ranks()[index];
         LocalCommunicator(Arc::new(Member {
+            clock: table.rules().clock.of_rank(rank),
             table,
             index,
             device,
@@ -45,6 +50,36 @@ impl LocalCommunicator {
         })?;
         let table = Arc::new(Table::new(group, Duration::MAX, Arc::default()));
         Ok(LocalCommunicator::new(table, 0, device.clone()))
+    }
+
+    /// Starts calls that are one entry of the table: a transfer, or collectives.
+    fn begin(&self, calls: Vec<(Request, Contribution)>) -> Result<Begun> {
+        let Member {
+            table,
+            index,
+            clock,
+            counters,
+            ..
+        } = &*self.0;
+        clock.yield_now();
+        let is_transfer = calls.iter().any(|(request, _)| request.peer.is_some());
+        let arrivals = calls.into_iter().map(|(request, contribution)| Arrival {
+            ticket: counters.ticket(request),
+            contribution,
+        });
+        let begun = table.arrive(*index, arrivals.collect())?;
+        if table.rules().is_strict && !is_transfer {
+            table.wait(&begun, clock)?;
+        }
+        Ok(begun)
+    }
+
+    fn pending(&self, begun: Begun, contribution: Contribution) -> Pending<Option<Tensor>> {
+        let (table, clock) = (self.0.table.clone(), self.0.clock.clone());
+        Pending::by_host(move || {
+            table.wait(&begun, &clock)?;
+            Ok(contribution.take())
+        })
     }
 }
 
@@ -66,30 +101,33 @@ impl Communicator for LocalCommunicator {
     }
 
     fn start(&self, request: Request, operands: Operands) -> Result<Pending<Option<Tensor>>> {
-        let Member {
-            table,
-            index,
-            counters,
-            ..
-        } = &*self.0;
         let contribution = Contribution::lend(operands, &request)?;
-        let ticket = counters.ticket(request);
-        let begun = table.arrive(*index, ticket, contribution.clone())?;
+        let begun = self.begin(vec![(request, contribution.clone())])?;
+        Ok(self.pending(begun, contribution))
+    }
 
-        let (table, deadline) = (table.clone(), Instant::now().checked_add(table.deadline()));
-        Ok(Pending::by_host(move || {
-            let waited = deadline.and_then(|deadline| begun.completion.wait_until(deadline));
-            match waited {
-                Some(result) => result?,
-                None => {
-                    if deadline.is_some() {
-                        table.expire(&begun);
-                    }
-                    begun.completion.wait()?;
-                }
-            }
-            Ok(contribution.take())
-        }))
+    /// The collectives are one entry of the table and one transfer of the link model. Sends and
+    /// receives start one by one, after them.
+    fn start_fused(&self, calls: Vec<(Request, Operands)>) -> Result<Vec<Pending<Option<Tensor>>>> {
+        let lent = calls.into_iter().map(|(request, operands)| {
+            let contribution = Contribution::lend(operands, &request)?;
+            Ok((request, contribution))
+        });
+        let lent: Vec<(Request, Contribution)> = lent.collect::<Result<_>>()?;
+        let is_collective = |call: &&(Request, Contribution)| call.0.peer.is_none();
+        let collectives: Vec<_> = lent.iter().filter(is_collective).cloned().collect();
+        let together = match collectives.is_empty() {
+            true => None,
+            false => Some(self.begin(collectives)?),
+        };
+        let pending = lent.into_iter().map(|(request, contribution)| {
+            let begun = match (&together, request.peer) {
+                (Some(together), None) => together.clone(),
+                _ => self.begin(vec![(request, contribution.clone())])?,
+            };
+            Ok(self.pending(begun, contribution))
+        });
+        pending.collect()
     }
 }
 

@@ -3,20 +3,25 @@
 //! Ranks are threads, and tensors are shared memory. A member of a collective lends its tensors to
 //! a shared table, and the thread of the last member to arrive does the whole work: it reads the
 //! inputs of all members and writes each output once. Waiting threads sleep. There are no other
-//! threads, so 64 ranks run on two cores.
+//! threads but the timer of modelled links, so 64 ranks run on two cores.
 //!
 //! - `mod.rs`: starts ranks and ends them.
 //! - `world.rs`, `status.rs`: what all ranks share: communicators, and which ranks have ended.
 //! - `connect.rs`: the registry's interface to it.
 //! - `communicator.rs`: a communicator of one rank.
 //! - `table.rs`: the open collectives of a communicator, shared by its members.
+//! - `watch.rs`: the ranks that wait, and why they wait in vain.
+//! - `rules.rs`, `links.rs`: the settings of a world, and how long its transfers take.
 //! - `execute.rs`: the work of a collective whose members have all arrived.
 
 mod communicator;
 mod connect;
 mod execute;
+mod links;
+mod rules;
 mod status;
 mod table;
+mod watch;
 mod world;
 
 use std::any::Any;
@@ -28,13 +33,16 @@ use std::thread;
 use std::time::Duration;
 
 use meshgrad_dist::registry::{Handle, Registry, Share};
-use meshgrad_mesh::Group;
+use meshgrad_mesh::{Group, Hosts, LinkCosts};
 use meshgrad_runtime::{Device, Error, Result};
 
 pub use communicator::LocalCommunicator;
 pub use connect::LocalConnector;
 
+use crate::clock::Clock;
 use crate::error::CommError;
+use links::Links;
+use rules::Rules;
 use world::World;
 
 /// The time limit of a collective if neither [`Local::deadline`] nor the group's options set one.
@@ -58,6 +66,11 @@ pub struct Local {
     ranks: usize,
     threads: Option<usize>,
     deadline: Duration,
+    grace: Option<Duration>,
+    is_strict: bool,
+    links: Option<(LinkCosts, Hosts)>,
+    /// The seed of simulated time.
+    seed: Option<u64>,
 }
 
 impl Local {
@@ -67,6 +80,10 @@ impl Local {
             ranks,
             threads: None,
             deadline: DEADLINE,
+            grace: None,
+            is_strict: false,
+            links: None,
+            seed: None,
         }
     }
 
@@ -79,6 +96,37 @@ impl Local {
     /// The time limit of collectives whose group has no `timeout` option; 5 minutes by default.
     pub fn deadline(mut self, deadline: Duration) -> Local {
         self.deadline = deadline;
+        self
+    }
+
+    /// How long a collective waits after its time limit for ranks that do not wait themselves: one
+    /// that arrives by then is reported as late ([`CommError::Straggler`]), otherwise as missing. By
+    /// default a tenth of the limit.
+    pub fn grace(mut self, grace: Duration) -> Local {
+        self.grace = Some(grace);
+        self
+    }
+
+    /// Makes each collective wait for all members before its call returns, so that the call itself
+    /// fails if calls differ, and groups that are used in different orders deadlock always instead
+    /// of sometimes. Sends and receives do not wait.
+    pub fn strict(mut self, strict: bool) -> Local {
+        self.is_strict = strict;
+        self
+    }
+
+    /// Models links: transfers take the time of the cost model of rings. Ranks are free meanwhile.
+    /// Transfers that share a rank run one after another.
+    pub fn links(mut self, costs: LinkCosts, hosts: Hosts) -> Local {
+        self.links = Some((costs, hosts));
+        self
+    }
+
+    /// Simulates time: [`LocalRank::clock`] and all time limits then use a clock that advances, at
+    /// once, only while all ranks wait or sleep. Ranks run one at a time, in an order that `seed`
+    /// determines, so a run can be repeated. Threads must not wait for each other otherwise.
+    pub fn simulated(mut self, seed: u64) -> Local {
+        self.seed = Some(seed);
         self
     }
 
@@ -117,7 +165,7 @@ impl Local {
         })?;
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let threads = self.threads.unwrap_or((cores / self.ranks).max(1));
-        let world = Arc::new(World::new(all, self.deadline));
+        let world = Arc::new(World::new(all, self.rules()));
 
         let body = |rank: usize| -> Result<T, RunError> {
             let failed = |source| RunError::Rank { rank, source };
@@ -132,7 +180,7 @@ impl Local {
             }
         };
         let first_failure = Mutex::new(None);
-        let run = |rank: usize| -> Option<T> {
+        let run_one = |rank: usize| -> Option<T> {
             match body(rank) {
                 Ok(value) => {
                     world.returned(rank);
@@ -143,10 +191,17 @@ impl Local {
                     let mut first = first_failure.lock().unwrap_or_else(PoisonError::into_inner);
                     first.get_or_insert(error);
                     drop(first);
-                    world.fail(CommError::RankFailed { rank, reason });
+                    world.fail(rank, reason);
                     None
                 }
             }
+        };
+        let run = |rank: usize| -> Option<T> {
+            let clock = world.rules().clock.of_rank(rank);
+            clock.enter();
+            let value = run_one(rank);
+            clock.leave();
+            value
         };
 
         let values: Vec<Option<T>> = thread::scope(|scope| {
@@ -156,10 +211,8 @@ impl Local {
                 let thread = builder.spawn_scoped(scope, move || run(rank));
                 thread.map_err(|error| {
                     let reason = format!("the system could not start its thread: {error}");
-                    world.fail(CommError::RankFailed {
-                        rank,
-                        reason: reason.clone(),
-                    });
+                    world.fail(rank, reason.clone());
+                    world.rules().clock.of_rank(rank).leave();
                     let mut first = first_failure.lock().unwrap_or_else(PoisonError::into_inner);
                     first.get_or_insert(RunError::Start { reason });
                 })
@@ -174,6 +227,22 @@ impl Local {
         {
             Some(error) => Err(error),
             None => Ok(values.into_iter().flatten().collect()),
+        }
+    }
+}
+
+impl Local {
+    fn rules(&self) -> Rules {
+        let links = self.links.clone();
+        Rules {
+            clock: match self.seed {
+                Some(seed) => Clock::simulated(self.ranks, seed),
+                None => Clock::real(),
+            },
+            deadline: self.deadline,
+            grace: self.grace,
+            is_strict: self.is_strict,
+            links: links.map(|(costs, hosts)| Links::new(costs, hosts)),
         }
     }
 }
@@ -233,6 +302,7 @@ pub struct LocalRank {
     rank: usize,
     device: Device,
     world: Arc<World>,
+    clock: Clock,
     registry: Registry<LocalConnector>,
     /// Keep the communicators that [`LocalRank::connect`] returned in the registry.
     handles: Mutex<Vec<Handle<LocalConnector>>>,
@@ -244,6 +314,7 @@ impl LocalRank {
         LocalRank {
             rank,
             device,
+            clock: world.rules().clock.of_rank(rank),
             world,
             registry: Registry::new(rank, connector),
             handles: Mutex::default(),
@@ -263,6 +334,11 @@ impl LocalRank {
     /// Its own CPU device, with its share of the cores.
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// Its clock.
+    pub fn clock(&self) -> &Clock {
+        &self.clock
     }
 
     /// Its registry, which creates and shares its communicators.

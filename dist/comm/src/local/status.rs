@@ -1,8 +1,12 @@
 //! Which ranks of a world have ended, and how.
 
+use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::error::CommError;
+use meshgrad_mesh::Group;
+
+use crate::error::{CallSite, CommError, LastCall};
+use crate::ticket::Ticket;
 
 /// Its lock may be taken while a table is locked, but not the reverse.
 #[derive(Default)]
@@ -12,32 +16,57 @@ pub(super) struct Status(Mutex<State>);
 struct State {
     /// The first failure of a rank.
     failure: Option<CommError>,
-    /// The ranks that have returned.
-    returned: Vec<usize>,
+    /// The ranks that have returned, and the first error because of that.
+    returned: BTreeMap<usize, Option<CommError>>,
+    /// Each rank's last call.
+    last_calls: BTreeMap<usize, (Group, Ticket)>,
 }
 
 impl Status {
-    /// The failure that ended the world, if any.
-    pub(super) fn failure(&self) -> Option<CommError> {
-        self.lock().failure.clone()
-    }
-
-    /// Those of `ranks` that have returned.
-    pub(super) fn returned_of(&self, ranks: &[usize]) -> Vec<usize> {
-        let state = self.lock();
-        let ranks = ranks.iter().copied();
-        ranks.filter(|rank| state.returned.contains(rank)).collect()
-    }
-
-    /// Records a failure. The first one counts.
-    pub(super) fn set_failure(&self, failure: &CommError) {
+    /// Records a rank's call. Fails if a failure has ended the world.
+    pub(super) fn begin(&self, rank: usize, group: &Group, ticket: &Ticket) -> Option<CommError> {
         let mut state = self.lock();
-        state.failure.get_or_insert_with(|| failure.clone());
+        let call = (group.clone(), ticket.clone());
+        state.last_calls.insert(rank, call);
+        state.failure.clone()
+    }
+
+    /// The error if some of the ranks that are missing from a collective have returned. Each rank
+    /// causes one error, whatever waits for it. `call` is a call that waits.
+    pub(super) fn returned(
+        &self,
+        group: &Group,
+        missing: &[usize],
+        call: impl FnOnce() -> Option<CallSite>,
+    ) -> Option<CommError> {
+        let mut state = self.lock();
+        let has_returned = |rank: &usize| state.returned.contains_key(rank);
+        let missing: Vec<usize> = missing.iter().copied().filter(has_returned).collect();
+        let error = state.returned.get_mut(missing.first()?)?;
+        if error.is_none() {
+            *error = Some(CommError::Returned {
+                group: group.clone(),
+                call: call()?,
+                missing,
+            });
+        }
+        error.clone()
+    }
+
+    /// Records the failure of a rank and returns the first one, which counts.
+    pub(super) fn set_failure(&self, rank: usize, reason: String) -> CommError {
+        let mut state = self.lock();
+        let last = state.last_calls.get(&rank).map(|(group, ticket)| LastCall {
+            group: group.clone(),
+            call: CallSite::new(rank, ticket),
+        });
+        let failure = CommError::RankFailed { rank, reason, last };
+        state.failure.get_or_insert(failure).clone()
     }
 
     /// Records that a rank returned.
     pub(super) fn set_returned(&self, rank: usize) {
-        self.lock().returned.push(rank);
+        self.lock().returned.insert(rank, None);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

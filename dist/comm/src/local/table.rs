@@ -8,15 +8,27 @@ use meshgrad_mesh::Group;
 use meshgrad_runtime::{Completion, Result};
 
 use super::execute::execute;
+use super::rules::Rules;
 use super::status::Status;
-use crate::contribution::{Arrival, Contribution};
+use super::watch::{Collectives, Expiry, Snapshot, Watch};
+use crate::clock::Clock;
+use crate::contribution::Arrival;
 use crate::error::{CallSite, CommError};
+use crate::members::Key;
 use crate::ticket::{Peer, Ticket};
+
+/// What the tables of a world share.
+#[derive(Default)]
+pub(super) struct Shared {
+    pub(super) status: Status,
+    pub(super) watch: Watch,
+    pub(super) rules: Rules,
+}
 
 pub(super) struct Table {
     group: Group,
     deadline: Duration,
-    world: Arc<Status>,
+    world: Arc<Shared>,
     state: Mutex<State>,
 }
 
@@ -25,58 +37,40 @@ struct State {
     /// The first failure. It is permanent: members no longer agree on what comes next.
     failure: Option<CommError>,
     open: HashMap<Key, Meeting>,
-}
-
-/// Identifies a collective in its communicator.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Key {
-    between: Members,
-    number: u64,
-}
-
-/// The members that take part, by their indices in the group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Members {
-    All,
-    /// Sender and receiver.
-    Two(usize, usize),
-}
-
-impl Members {
-    fn of(index: usize, peer: Option<Peer>) -> Members {
-        match peer {
-            None => Members::All,
-            Some(Peer::To(receiver)) => Members::Two(index, receiver),
-            Some(Peer::From(sender)) => Members::Two(sender, index),
-        }
-    }
-
-    /// The ranks, in the order of a meeting's places.
-    fn ranks(self, group: &Group) -> Vec<usize> {
-        let ranks = group.ranks();
-        match self {
-            Members::All => ranks.to_vec(),
-            Members::Two(sender, receiver) => vec![ranks[sender], ranks[receiver]],
-        }
-    }
+    /// The members that have the communicator, by index.
+    joined: Vec<usize>,
 }
 
 /// A collective that some members have started.
 struct Meeting {
     completion: Completion,
-    /// One per member.
-    places: Vec<Option<Arrival>>,
+    /// The time of the first call.
+    since: Duration,
+    /// Whether the time of a waiting member is over.
+    is_late: bool,
+    /// One per member: its call, or several that are fused.
+    places: Vec<Option<Vec<Arrival>>>,
+}
+
+impl Meeting {
+    fn first(&self) -> Option<(usize, &[Arrival])> {
+        let mut places = self.places.iter().enumerate();
+        places.find_map(|(place, arrivals)| Some((place, arrivals.as_deref()?)))
+    }
 }
 
 /// A collective that this rank has started.
+#[derive(Clone)]
 pub(super) struct Begun {
-    pub(super) completion: Completion,
+    completion: Completion,
     key: Key,
-    site: CallSite,
+    rank: usize,
+    /// When its time is over.
+    until: Option<Duration>,
 }
 
 impl Table {
-    pub(super) fn new(group: Group, deadline: Duration, world: Arc<Status>) -> Table {
+    pub(super) fn new(group: Group, deadline: Duration, world: Arc<Shared>) -> Table {
         Table {
             group,
             deadline,
@@ -89,45 +83,61 @@ impl Table {
         &self.group
     }
 
-    pub(super) fn deadline(&self) -> Duration {
-        self.deadline
+    pub(super) fn rules(&self) -> &Rules {
+        &self.world.rules
     }
 
-    /// Adds a member's part. The last member to arrive does the work on the calling thread.
+    /// Records that a member has the communicator.
+    pub(super) fn join(&self, index: usize) {
+        self.lock().joined.push(index);
+    }
+
+    /// Adds a member's part of a collective, or of several that are one entry here. The last member
+    /// to arrive does the work on the calling thread.
     pub(super) fn arrive(
-        &self,
+        self: &Arc<Table>,
         index: usize,
-        ticket: Ticket,
-        contribution: Contribution,
+        calls: Vec<Arrival>,
     ) -> Result<Begun, CommError> {
+        let (rank, ticket) = (self.group.ranks()[index], &calls[0].ticket);
         let peer = ticket.request.peer;
-        let between = Members::of(index, peer);
-        let key = Key {
-            between,
-            number: ticket.number,
-        };
+        let key = Key::of(index, peer, ticket.number);
         let place = match peer {
             None => index,
             Some(Peer::To(_)) => 0,
             Some(Peer::From(_)) => 1,
         };
-        let site = CallSite::new(self.group.ranks()[index], &ticket);
+        let now = self.rules().clock.now();
+        let failure = self.world.status.begin(rank, &self.group, ticket);
 
         let mut state = self.lock();
-        self.check_failure(&mut state)?;
+        if let Some(failure) = state.failure.clone().or(failure) {
+            return Err(state.fail(failure));
+        }
         let meeting = state.open.entry(key).or_insert_with(|| Meeting {
             completion: Completion::default(),
-            places: between.ranks(&self.group).iter().map(|_| None).collect(),
+            since: now,
+            is_late: false,
+            places: key
+                .between
+                .ranks(&self.group)
+                .iter()
+                .map(|_| None)
+                .collect(),
         });
-        if let Some(error) = self.mismatch(between, meeting, &site, &ticket) {
+        if let Some(error) = self.mismatch(key, meeting, rank, &calls) {
             return Err(state.fail(error));
         }
         let completion = meeting.completion.clone();
-        meeting.places[place] = Some(Arrival {
-            ticket,
-            contribution,
-        });
+        let late = meeting.is_late.then(|| site(rank, &calls));
+        meeting.places[place] = Some(calls);
         let is_complete = meeting.places.iter().all(Option::is_some);
+        if is_complete && let Some(late) = late {
+            let error = self.straggler(key, meeting, late, now);
+            drop(state);
+            let table: Arc<dyn Collectives> = self.clone();
+            return Err(self.world.watch.fail(key, &table, error));
+        }
         let done = is_complete.then(|| state.open.remove(&key)).flatten();
         if !is_complete && let Some(error) = self.returned(&state, key) {
             return Err(state.fail(error));
@@ -140,62 +150,93 @@ impl Table {
         Ok(Begun {
             completion,
             key,
-            site,
+            rank,
+            until: now.checked_add(self.deadline),
         })
     }
 
-    fn check_failure(&self, state: &mut State) -> Result<(), CommError> {
-        let of_world = || self.world.failure();
-        match state.failure.clone().or_else(of_world) {
-            Some(failure) => Err(state.fail(failure)),
-            None => Ok(()),
+    /// Waits for a collective. If its time is over, all that wait for the same ranks fail with the
+    /// same verdict.
+    pub(super) fn wait(self: &Arc<Table>, begun: &Begun, clock: &Clock) -> Result<()> {
+        if begun.completion.is_complete() {
+            return begun.completion.wait();
+        }
+        let (world, table) = (&self.world, self.clone() as Arc<dyn Collectives>);
+        let _waiting = world.watch.enter(begun.rank, begun.key, table.clone());
+        let (mut until, mut is_last) = (begun.until, false);
+        loop {
+            if let Some(result) = clock.wait(&begun.completion, until) {
+                return result;
+            }
+            let limit = self.deadline;
+            let expired = world
+                .watch
+                .expire(begun.key, &table, &world.status, limit, is_last);
+            until = match expired {
+                Expiry::Extend => clock.now().checked_add(self.rules().grace(limit)),
+                Expiry::Over => None,
+            };
+            is_last = true;
         }
     }
 
     /// The error if a call differs from the first that arrived.
     fn mismatch(
         &self,
-        between: Members,
+        key: Key,
         meeting: &Meeting,
-        site: &CallSite,
-        ticket: &Ticket,
+        rank: usize,
+        calls: &[Arrival],
     ) -> Option<CommError> {
-        let mut arrived = meeting.places.iter().zip(between.ranks(&self.group));
-        let (first, rank) = arrived.find_map(|(place, rank)| Some((place.as_ref()?, rank)))?;
-        let agrees = |one: &Ticket, other: &Ticket| {
-            one.request
-                .fingerprint
-                .agrees_with(&other.request.fingerprint)
+        let (place, first) = meeting.first()?;
+        let first_rank = || key.between.ranks(&self.group)[place];
+        let (first, second) = if first.len() == calls.len() {
+            let mut pairs = first.iter().zip(calls);
+            let (one, other) = pairs.find(|(one, other)| !agree(&one.ticket, &other.ticket))?;
+            (
+                CallSite::new(first_rank(), &one.ticket),
+                CallSite::new(rank, &other.ticket),
+            )
+        } else {
+            (site(first_rank(), first), site(rank, calls))
         };
-        (!agrees(&first.ticket, ticket)).then(|| CommError::Mismatch {
+        Some(CommError::Mismatch {
             group: self.group.clone(),
-            first: CallSite::new(rank, &first.ticket),
-            second: site.clone(),
+            first,
+            second,
         })
+    }
+
+    /// The error if the last member of a collective came after the time of another was over.
+    fn straggler(&self, key: Key, meeting: &Meeting, late: CallSite, now: Duration) -> CommError {
+        let ranks = key.between.ranks(&self.group);
+        let calls = meeting.places.iter().zip(ranks);
+        let mut others = calls.filter(|(_, rank)| *rank != late.rank);
+        let first = others.find_map(|(calls, rank)| Some(site(rank, calls.as_ref()?)));
+        CommError::Straggler {
+            group: self.group.clone(),
+            first: first.unwrap_or_else(|| late.clone()),
+            late,
+            after: now.saturating_sub(meeting.since),
+            limit: self.deadline,
+        }
     }
 
     /// The error if a member that is missing from an open collective has returned.
     fn returned(&self, state: &State, key: Key) -> Option<CommError> {
         let meeting = state.open.get(&key)?;
-        let (missing, call) = self.missing(key, meeting);
-        let missing = self.world.returned_of(&missing);
-        (!missing.is_empty()).then_some(CommError::Returned {
-            group: self.group.clone(),
-            call: call?,
-            missing,
-        })
+        let (place, first) = meeting.first()?;
+        let rank = || key.between.ranks(&self.group)[place];
+        let missing = self.missing(key, meeting);
+        let call = || Some(site(rank(), first));
+        self.world.status.returned(&self.group, &missing, call)
     }
 
-    /// The ranks that are missing from a collective, and the first call that is not.
-    fn missing(&self, key: Key, meeting: &Meeting) -> (Vec<usize>, Option<CallSite>) {
-        let ranks = key.between.ranks(&self.group);
-        let places = || meeting.places.iter().zip(&ranks);
-        let missing = places().filter(|(place, _)| place.is_none());
-        let first = places().find_map(|(place, rank)| {
-            let arrival = place.as_ref()?;
-            Some(CallSite::new(*rank, &arrival.ticket))
-        });
-        (missing.map(|(_, rank)| *rank).collect(), first)
+    /// The ranks that are missing from a collective.
+    fn missing(&self, key: Key, meeting: &Meeting) -> Vec<usize> {
+        let places = meeting.places.iter().zip(key.between.ranks(&self.group));
+        let missing = places.filter(|(arrival, _)| arrival.is_none());
+        missing.map(|(_, rank)| rank).collect()
     }
 
     /// Does the work of a collective whose members have all arrived.
@@ -203,48 +244,80 @@ impl Table {
         let ranks = key.between.ranks(&self.group);
         let completion = meeting.completion;
         let guard = Interrupted {
-            completion: &completion,
+            completion: Some(&completion),
             group: &self.group,
             number: key.number,
         };
-        let arrivals: Vec<Arrival> = meeting.places.into_iter().flatten().collect();
-        let result = execute(&self.group, &ranks, &arrivals);
-        drop(arrivals);
-        guard.completion.complete(result);
-    }
-
-    /// Fails all open and later collectives.
-    pub(super) fn fail(&self, failure: &CommError) {
-        self.lock().fail(failure.clone());
+        let fused = by_call(meeting.places);
+        let end = self.rules().links.as_ref().map(|links| {
+            let fingerprint = |one: &'_ Arrival| one.ticket.request.fingerprint.clone();
+            let calls = fused
+                .iter()
+                .map(|one| one.iter().map(fingerprint).collect());
+            links.end(
+                self.rules().clock.now(),
+                &ranks,
+                &calls.collect::<Vec<Vec<_>>>(),
+            )
+        });
+        let mut works = fused
+            .iter()
+            .map(|arrivals| execute(&self.group, &ranks, arrivals));
+        let result = works.find(Result::is_err).unwrap_or(Ok(()));
+        drop(fused);
+        guard.disarm();
+        match end {
+            Some(end) => self.rules().clock.complete_at(end, completion, result),
+            None => drop(completion.complete(result)),
+        }
     }
 
     /// Fails if a rank that returned is missing from an open collective.
     pub(super) fn fail_missing_returned(&self) {
         let mut state = self.lock();
-        let mut open = state.open.keys().copied();
-        if let Some(error) = open.find_map(|key| self.returned(&state, key)) {
+        let mut open: Vec<Key> = state.open.keys().copied().collect();
+        open.sort_unstable();
+        if let Some(error) = open.iter().find_map(|key| self.returned(&state, *key)) {
             state.fail(error);
         }
     }
 
-    /// Fails if members are still missing from a collective whose time is over.
-    pub(super) fn expire(&self, begun: &Begun) {
-        let mut state = self.lock();
-        let Some(meeting) = state.open.get(&begun.key) else {
-            return; // it runs, or has failed
-        };
-        let (missing, _) = self.missing(begun.key, meeting);
-        let error = CommError::Timeout {
-            group: self.group.clone(),
-            call: begun.site.clone(),
-            missing,
-            waited: self.deadline,
-        };
-        state.fail(error);
-    }
-
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Collectives for Table {
+    fn group(&self) -> &Group {
+        &self.group
+    }
+
+    fn snapshot(&self, key: Key) -> Option<Snapshot> {
+        let state = self.lock();
+        let meeting = state.open.get(&key)?;
+        let calls = meeting.places.iter().zip(key.between.ranks(&self.group));
+        let calls = calls.filter_map(|(calls, rank)| Some(site(rank, calls.as_ref()?)));
+        let missing = self.missing(key, meeting);
+        let has_joined = |rank: &usize| {
+            let index = self.group.index_of(*rank);
+            index.is_some_and(|index| state.joined.contains(&index))
+        };
+        let not_joined = missing.iter().copied().filter(|rank| !has_joined(rank));
+        Some(Snapshot {
+            calls: calls.collect(),
+            not_joined: not_joined.collect(),
+            missing,
+        })
+    }
+
+    fn set_late(&self, key: Key) {
+        if let Some(meeting) = self.lock().open.get_mut(&key) {
+            meeting.is_late = true;
+        }
+    }
+
+    fn fail(&self, error: &CommError) {
+        self.lock().fail(error.clone());
     }
 }
 
@@ -259,21 +332,52 @@ impl State {
     }
 }
 
+fn agree(one: &Ticket, other: &Ticket) -> bool {
+    let (one, other) = (&one.request, &other.request);
+    one.fingerprint.agrees_with(&other.fingerprint)
+}
+
+/// A member's call, or its fused calls as one.
+fn site(rank: usize, calls: &[Arrival]) -> CallSite {
+    let mut site = CallSite::new(rank, &calls[0].ticket);
+    if calls.len() > 1 {
+        let texts = calls
+            .iter()
+            .map(|one| one.ticket.request.fingerprint.to_string());
+        site.call = format!("fuse({})", texts.collect::<Vec<_>>().join(", "));
+    }
+    site
+}
+
+/// The arrivals of each of several fused calls, from those of each member.
+fn by_call(places: Vec<Option<Vec<Arrival>>>) -> Vec<Vec<Arrival>> {
+    let mut members: Vec<_> = places.into_iter().flatten().map(Vec::into_iter).collect();
+    let calls = members.first().map_or(0, ExactSizeIterator::len);
+    let of_call = |_| members.iter_mut().filter_map(Iterator::next).collect();
+    (0..calls).map(of_call).collect()
+}
+
 /// Completes a collective with an error if its work panics.
 struct Interrupted<'a> {
-    completion: &'a Completion,
+    completion: Option<&'a Completion>,
     group: &'a Group,
     number: u64,
 }
 
+impl Interrupted<'_> {
+    fn disarm(mut self) {
+        self.completion = None;
+    }
+}
+
 impl Drop for Interrupted<'_> {
     fn drop(&mut self) {
-        if !self.completion.is_complete() {
+        if let Some(completion) = self.completion {
             let error = CommError::Interrupted {
                 group: self.group.clone(),
                 number: self.number,
             };
-            self.completion.complete(Err(error.into()));
+            completion.complete(Err(error.into()));
         }
     }
 }

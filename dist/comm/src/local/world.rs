@@ -2,19 +2,17 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
 
 use meshgrad_mesh::Group;
 
-use super::status::Status;
-use super::table::Table;
-use crate::error::CommError;
+use super::rules::Rules;
+use super::table::{Shared, Table};
+use super::watch::Collectives;
 
 /// No table is locked while its lock is held.
 pub(super) struct World {
     all: Group,
-    deadline: Duration,
-    status: Arc<Status>,
+    shared: Arc<Shared>,
     state: Mutex<State>,
 }
 
@@ -32,13 +30,20 @@ struct Joining {
 }
 
 impl World {
-    pub(super) fn new(all: Group, deadline: Duration) -> World {
+    pub(super) fn new(all: Group, rules: Rules) -> World {
+        let shared = Shared {
+            rules,
+            ..Shared::default()
+        };
         World {
             all,
-            deadline,
-            status: Arc::default(),
+            shared: Arc::new(shared),
             state: Mutex::default(),
         }
+    }
+
+    pub(super) fn rules(&self) -> &Rules {
+        &self.shared.rules
     }
 
     /// The group of all ranks.
@@ -53,8 +58,9 @@ impl World {
         let (table, joined) = match state.joining.remove(&key) {
             Some(joining) => (joining.table, joining.joined + 1),
             None => {
-                let deadline = group.options().timeout.unwrap_or(self.deadline);
-                let table = Arc::new(Table::new(group.clone(), deadline, self.status.clone()));
+                let timeout = group.options().timeout;
+                let deadline = timeout.unwrap_or(self.rules().deadline);
+                let table = Arc::new(Table::new(group.clone(), deadline, self.shared.clone()));
                 state.tables.retain(|table| table.strong_count() > 0);
                 state.tables.push(Arc::downgrade(&table));
                 (table, 1)
@@ -67,9 +73,10 @@ impl World {
         table
     }
 
-    /// Ends all ranks: every collective that waits or starts later fails. The first failure counts.
-    pub(super) fn fail(&self, failure: CommError) {
-        self.status.set_failure(&failure);
+    /// Ends all ranks after `rank` failed: every collective that waits or starts later fails. The
+    /// first failure counts.
+    pub(super) fn fail(&self, rank: usize, reason: String) {
+        let failure = self.shared.status.set_failure(rank, reason);
         for table in self.tables() {
             table.fail(&failure);
         }
@@ -77,7 +84,7 @@ impl World {
 
     /// Records that a rank returned. Collectives that it did not start can no longer complete.
     pub(super) fn returned(&self, rank: usize) {
-        self.status.set_returned(rank);
+        self.shared.status.set_returned(rank);
         for table in self.tables() {
             table.fail_missing_returned();
         }

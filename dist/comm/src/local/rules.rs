@@ -1,0 +1,35 @@
+//! The settings of a world: its clock, limits and links.
+
+use std::time::Duration;
+
+use super::links::Links;
+use crate::clock::Clock;
+
+pub(super) struct Rules {
+    pub(super) clock: Clock,
+    /// The time limit of a collective whose group does not set one.
+    pub(super) deadline: Duration,
+    pub(super) grace: Option<Duration>,
+    /// Whether each collective waits for all members before the call returns.
+    pub(super) is_strict: bool,
+    pub(super) links: Option<Links>,
+}
+
+impl Default for Rules {
+    fn default() -> Rules {
+        Rules {
+            clock: Clock::real(),
+            deadline: Duration::MAX,
+            grace: None,
+            is_strict: false,
+            links: None,
+        }
+    }
+}
+
+impl Rules {
+    /// How long a collective waits after its time `limit` for ranks that are only late.
+    pub(super) fn grace(&self, limit: Duration) -> Duration {
+        self.grace.unwrap_or(limit / 10)
+    }
+}

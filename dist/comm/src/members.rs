@@ -1,0 +1,43 @@
+//! Which members take part in a collective, and which collective of the communicator it is.
+
+use meshgrad_mesh::Group;
+
+use crate::ticket::Peer;
+
+/// Identifies a collective in its communicator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Key {
+    pub(crate) between: Members,
+    pub(crate) number: u64,
+}
+
+/// The members that take part, by their indices in the group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Members {
+    All,
+    /// Sender and receiver.
+    Two(usize, usize),
+}
+
+impl Key {
+    /// The collective that member `index` calls.
+    pub(crate) fn of(index: usize, peer: Option<Peer>, number: u64) -> Key {
+        let between = match peer {
+            None => Members::All,
+            Some(Peer::To(receiver)) => Members::Two(index, receiver),
+            Some(Peer::From(sender)) => Members::Two(sender, index),
+        };
+        Key { between, number }
+    }
+}
+
+impl Members {
+    /// The ranks, in the order of places.
+    pub(crate) fn ranks(self, group: &Group) -> Vec<usize> {
+        let ranks = group.ranks();
+        match self {
+            Members::All => ranks.to_vec(),
+            Members::Two(sender, receiver) => vec![ranks[sender], ranks[receiver]],
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! The transport without data: it logs what each rank communicates.
+//!
+//! A rank's main function runs alone, on a meta device, in a world of any size. Its collectives
+//! complete at once and are logged; [`check_logs`] then finds mismatches and deadlocks between the
+//! logs of all ranks, without running them together.
+//!
+//! - `mod.rs`: a rank and its communicators.
+//! - `log.rs`: what is logged.
+//! - `check.rs`: executes logs together.
+
+mod check;
+mod log;
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use meshgrad_dist::registry::{Connect, Creation, Progress};
+use meshgrad_mesh::Group;
+use meshgrad_runtime::{Device, Error, Pending, Result, Tensor};
+
+pub use check::{Checked, check_logs};
+pub use log::{CommEvent, CommLog, LoggedCall};
+
+use crate::communicator::{Communicator, Operands, Output};
+use crate::error::CommError;
+use crate::ticket::Request;
+
+/// A world whose ranks run one after another, or of which only some run.
+///
+/// ```
+/// use meshgrad_comm::{Collectives, Plan, Reduction, check_logs};
+/// use meshgrad_mesh::Mesh;
+/// use meshgrad_runtime::{DType, Error, ops};
+///
+/// let mesh = Mesh::new(&[100, 1000], &["dp", "tp"]).unwrap();
+/// let plan = Plan::new(100_000).unwrap();
+/// let log = plan.trace(4_321, |rank| {
+///     let group = mesh.group(["dp"], rank.rank()).map_err(Error::other)?.unwrap();
+///     let dp = rank.connect(&group)?;
+///     let gradient = ops::full(rank.device(), &[1 << 20], DType::F32, 0.0)?;
+///     dp.all_reduce(&gradient, Reduction::Sum)?.wait()?;
+///     Ok::<_, Error>(())
+/// });
+/// let log = log.unwrap();
+/// assert_eq!(log.calls().next().unwrap().bytes, 4 << 20);
+/// check_logs(&[log]).unwrap(); // members without a log are assumed to take part
+/// ```
+#[derive(Clone, Debug)]
+pub struct Plan {
+    all: Group,
+    like: Device,
+}
+
+impl Plan {
+    /// A world of `ranks` ranks, whose devices are meta devices that model this machine's CPU.
+    ///
+    /// # Errors
+    /// [`CommError::Start`] when a world cannot have this size.
+    pub fn new(ranks: usize) -> Result<Plan, CommError> {
+        let all: Vec<usize> = (0..ranks).collect();
+        let all = Group::new(all).map_err(|error| CommError::Start {
+            reason: error.to_string(),
+        })?;
+        Ok(Plan {
+            all,
+            like: Device::cpu(),
+        })
+    }
+
+    /// Models `device` instead.
+    pub fn like(mut self, device: &Device) -> Plan {
+        self.like = device.clone();
+        self
+    }
+
+    /// Runs `main` as one rank and returns its log.
+    ///
+    /// # Errors
+    /// The error of `main`; [`CommError::NoRank`], for a rank outside of the world.
+    pub fn trace<E: From<Error>>(
+        &self,
+        rank: usize,
+        main: impl FnOnce(&PlanRank) -> Result<(), E>,
+    ) -> Result<CommLog, E> {
+        let world = self.all.len();
+        if rank >= world {
+            return Err(Error::from(CommError::NoRank { rank, world }).into());
+        }
+        let rank = PlanRank {
+            rank,
+            all: self.all.clone(),
+            device: Device::meta(self.like.properties()),
+            log: Arc::new(Mutex::new(CommLog::new(rank))),
+        };
+        main(&rank)?;
+        let log = rank.lock().clone();
+        Ok(log)
+    }
+
+    /// The logs of all ranks, in rank order.
+    ///
+    /// # Errors
+    /// The error of the first rank whose `main` fails.
+    pub fn trace_all<E: From<Error>>(
+        &self,
+        main: impl Fn(&PlanRank) -> Result<(), E>,
+    ) -> Result<Vec<CommLog>, E> {
+        (0..self.all.len())
+            .map(|rank| self.trace(rank, &main))
+            .collect()
+    }
+}
+
+/// One rank of a [`Plan`]. Also creates communicators for a
+/// [`Registry`](meshgrad_dist::registry::Registry). Clones are the same rank.
+#[derive(Clone)]
+pub struct PlanRank {
+    rank: usize,
+    all: Group,
+    device: Device,
+    log: Arc<Mutex<CommLog>>,
+}
+
+impl PlanRank {
+    /// Its number, from 0.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// The number of ranks.
+    pub fn world_size(&self) -> usize {
+        self.all.len()
+    }
+
+    /// Its meta device.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The communicator of all ranks.
+    pub fn world(&self) -> PlanCommunicator {
+        PlanCommunicator {
+            rank: self.clone(),
+            index: self.rank,
+            group: self.all.clone(),
+            logged: self.lock().group(&self.all),
+        }
+    }
+
+    /// The communicator of a group. Communicators of equal groups are the same.
+    ///
+    /// # Errors
+    /// [`CommError::NotMember`]; [`CommError::OutsideWorld`].
+    pub fn connect(&self, group: &Group) -> Result<PlanCommunicator, CommError> {
+        let world = self.world_size();
+        let index = group.index_of(self.rank);
+        let outside = group.ranks().iter().find(|rank| **rank >= world);
+        match (index, outside) {
+            (Some(index), None) => Ok(PlanCommunicator {
+                rank: self.clone(),
+                index,
+                group: group.clone(),
+                logged: self.lock().group(group),
+            }),
+            (None, _) => Err(CommError::NotMember {
+                rank: self.rank,
+                group: group.clone(),
+            }),
+            (_, Some(rank)) => Err(CommError::OutsideWorld {
+                group: group.clone(),
+                rank: *rank,
+                world,
+            }),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, CommLog> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for PlanRank {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PlanRank({} of {})", self.rank, self.world_size())
+    }
+}
+
+impl Connect for PlanRank {
+    type Communicator = PlanCommunicator;
+    type Connecting = PlanCommunicator;
+    type Error = CommError;
+
+    fn begin(&mut self, creation: &Creation<'_>) -> Result<PlanCommunicator, CommError> {
+        self.connect(creation.group)
+    }
+
+    fn poll(
+        &mut self,
+        connecting: &mut PlanCommunicator,
+    ) -> Result<Progress<PlanCommunicator>, CommError> {
+        Ok(Progress::Ready(connecting.clone()))
+    }
+}
+
+/// A communicator that moves nothing and logs its collectives. Clones are the same communicator.
+#[derive(Clone, Debug)]
+pub struct PlanCommunicator {
+    rank: PlanRank,
+    index: usize,
+    group: Group,
+    /// The group's number in the log.
+    logged: usize,
+}
+
+impl Communicator for PlanCommunicator {
+    fn group(&self) -> &Group {
+        &self.group
+    }
+
+    fn rank(&self) -> usize {
+        self.rank.rank
+    }
+
+    fn index(&self) -> usize {
+        self.index
+    }
+
+    fn device(&self) -> &Device {
+        &self.rank.device
+    }
+
+    fn start(&self, request: Request, operands: Operands) -> Result<Pending<Option<Tensor>>> {
+        let input = operands.input.as_ref().map_or(0, bytes);
+        let result = match operands.output {
+            Output::None => None,
+            Output::New(tensor) => Some(tensor.finish()),
+            Output::Into(tensor) => Some(tensor),
+        };
+        let bytes = input.max(result.as_ref().map_or(0, bytes));
+        let mut log = self.rank.lock();
+        let call = log.start(self.logged, request, bytes);
+        drop(log);
+
+        let rank = self.rank.clone();
+        Ok(Pending::by_host(move || {
+            rank.lock().wait(call);
+            Ok(result)
+        }))
+    }
+}
+
+fn bytes(x: &Tensor) -> u64 {
+    x.dtype().bytes(x.elements()) as u64
+}

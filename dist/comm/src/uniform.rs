@@ -1,0 +1,159 @@
+//! Values that are equal on all ranks by construction.
+
+use std::fmt;
+
+use meshgrad_mesh::Group;
+use meshgrad_runtime::{Element, Result, Tensor};
+
+use crate::collectives::Collectives;
+use crate::communicator::Communicator;
+use crate::error::CommError;
+use crate::ticket::Reduction;
+
+/// A value that is equal on all members of a group, because it came from a collective or is a
+/// constant. Code that decides which collectives to start takes a `Uniform`, so that all ranks
+/// decide alike.
+///
+/// It cannot be made from a value of one rank, and functions of it cannot read one: they are `fn`
+/// pointers, which capture nothing.
+///
+/// ```
+/// use meshgrad_comm::{Local, Reduction, Uniform};
+///
+/// let stops = Local::run(4, |rank| {
+///     let world = rank.world()?;
+///     let loss = rank.rank() as f32; // differs
+///     let worst = Uniform::reduced(&world, loss, Reduction::Max)?;
+///     let limit = Uniform::constant(|| 2.5f32);
+///     let stops = worst.zip(limit)?.map(|(worst, limit)| worst > limit);
+///     Ok::<_, meshgrad_runtime::Error>(*stops.get())
+/// });
+/// assert_eq!(stops.unwrap(), [true; 4]);
+/// ```
+///
+/// ```compile_fail,E0308
+/// # use meshgrad_comm::Uniform;
+/// # let rank = 3;
+/// let differs = Uniform::constant(|| rank + 1);
+/// ```
+///
+/// ```compile_fail,E0308
+/// # use meshgrad_comm::Uniform;
+/// # let (three, rank) = (Uniform::constant(|| 3), 1);
+/// let differs = three.map(|three| three + rank);
+/// ```
+///
+/// ```compile_fail,E0423
+/// # use meshgrad_comm::Uniform;
+/// let differs = Uniform(std::process::id());
+/// ```
+#[derive(Clone, PartialEq, Eq)]
+pub struct Uniform<T> {
+    value: T,
+    /// The members on which it is equal; `None` for all ranks.
+    group: Option<Group>,
+}
+
+impl<T> Uniform<T> {
+    /// A constant.
+    pub fn constant(value: fn() -> T) -> Uniform<T> {
+        Uniform {
+            value: value(),
+            group: None,
+        }
+    }
+
+    /// The value.
+    pub fn get(&self) -> &T {
+        &self.value
+    }
+
+    /// The value, for decisions about collectives of `group`.
+    ///
+    /// # Errors
+    /// [`CommError::NotUniform`] if it may differ between members of `group`.
+    pub fn get_in(&self, group: &Group) -> Result<&T, CommError> {
+        let covers = |own: &Group| {
+            let mut ranks = group.ranks().iter();
+            ranks.all(|rank| own.index_of(*rank).is_some())
+        };
+        match &self.group {
+            Some(own) if !covers(own) => Err(CommError::NotUniform {
+                group: own.clone(),
+                other: group.clone(),
+            }),
+            _ => Ok(&self.value),
+        }
+    }
+
+    /// A function of the value.
+    pub fn map<U>(self, f: fn(T) -> U) -> Uniform<U> {
+        Uniform {
+            value: f(self.value),
+            group: self.group,
+        }
+    }
+
+    /// Both values.
+    ///
+    /// # Errors
+    /// [`CommError::NotUniform`] if they are equal on the members of different groups.
+    pub fn zip<U>(self, other: Uniform<U>) -> Result<Uniform<(T, U)>, CommError> {
+        let group = match (self.group, other.group) {
+            (Some(group), Some(other)) if group.ranks() != other.ranks() => {
+                return Err(CommError::NotUniform { group, other });
+            }
+            (group, other) => group.or(other),
+        };
+        Ok(Uniform {
+            value: (self.value, other.value),
+            group,
+        })
+    }
+}
+
+impl<T: Element> Uniform<T> {
+    /// The reduction of the values of all members of a communicator. Waits for them.
+    ///
+    /// # Errors
+    /// As [`Collectives::all_reduce`].
+    #[track_caller]
+    pub fn reduced<C>(communicator: &C, value: T, reduction: Reduction) -> Result<Uniform<T>>
+    where
+        C: Communicator + ?Sized,
+    {
+        let x = Tensor::scalar(communicator.device(), value)?;
+        let value = communicator.all_reduce(&x, reduction)?.wait()?.item()?;
+        Ok(Uniform {
+            value,
+            group: Some(communicator.group().clone()),
+        })
+    }
+
+    /// The value of one member of a communicator. Waits for it.
+    ///
+    /// # Errors
+    /// As [`Collectives::broadcast`].
+    #[track_caller]
+    pub fn broadcast<C>(communicator: &C, value: T, root: usize) -> Result<Uniform<T>>
+    where
+        C: Communicator + ?Sized,
+    {
+        let x = Tensor::scalar(communicator.device(), value)?;
+        let value = communicator.broadcast(&x, root)?.wait()?.item()?;
+        Ok(Uniform {
+            value,
+            group: Some(communicator.group().clone()),
+        })
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Uniform<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Uniform({:?}", self.value)?;
+        match &self.group {
+            Some(group) => write!(f, " on {group})"),
+            None => f.write_str(")"),
+        }
+    }
+}
