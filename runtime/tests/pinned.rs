@@ -95,7 +95,7 @@ fn invalid_ranges_are_rejected() {
         let of = |error: Error| error.to_string();
         assert_eq!(
             of(rejected(&x, 20..28, 8)),
-            format!("fill_from_pinned: bytes 20..28 are outside of the 24 bytes of {x:?}")
+            format!("fill_from_pinned: bytes 20..28 are outside of the 24 bytes of {x}")
         );
         assert_eq!(
             of(rejected(&x, 0..8, 4)),

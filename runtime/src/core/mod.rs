@@ -21,6 +21,7 @@ pub(crate) mod number;
 pub(crate) mod params;
 pub(crate) mod philox;
 pub(crate) mod pinned;
+mod print;
 pub(crate) mod shape;
 pub(crate) mod signature;
 pub(crate) mod simd_math;

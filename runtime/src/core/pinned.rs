@@ -191,7 +191,7 @@ impl Tensor {
         }
         let (has, given) = (self.dtype().bytes(self.elements()), buffer.len());
         let problem = if bytes.start > bytes.end || bytes.end > has {
-            format!("bytes {bytes:?} are outside of the {has} bytes of {self:?}")
+            format!("bytes {bytes:?} are outside of the {has} bytes of {self}")
         } else if bytes.len() > given {
             format!(
                 "bytes {bytes:?} need a buffer of {} bytes, but it has {given}",

@@ -1,6 +1,5 @@
 //! Tensors: a shared storage and a layout. Views copy nothing; ops are in [`ops`](crate::ops).
 
-use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -313,7 +312,7 @@ impl Tensor {
     pub(crate) fn contiguous_range(&self, op: &'static str) -> Result<Range<usize>> {
         if !self.is_contiguous() {
             let problem =
-                format!("writes to {self:?}, which is not contiguous; pass a contiguous tensor");
+                format!("writes to {self}, which is not contiguous; pass a contiguous tensor");
             return Err(Error::Argument { op, problem });
         }
         let start = self.layout.offset();
@@ -336,12 +335,6 @@ impl Tensor {
             layout,
             dtype: self.dtype,
         }
-    }
-}
-
-impl fmt::Debug for Tensor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{} on {}", self.dtype, self.shape(), self.device())
     }
 }
 

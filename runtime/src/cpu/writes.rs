@@ -42,7 +42,7 @@ impl<'a, T: Element> Writes<'a, T> {
             let (mut rest, mut done) = (&mut storage[..], 0);
             while let Some((_, start, end, at)) = ranges.next_if(|(of, ..)| of == id) {
                 let Some(gap) = start.checked_sub(done) else {
-                    let problem = format!("writes twice to the elements of {:?}", tensors[at]);
+                    let problem = format!("writes twice to the elements of {}", tensors[at]);
                     return Err(Error::Argument { op, problem });
                 };
                 let (_, from_start) = rest.split_at_mut(gap);

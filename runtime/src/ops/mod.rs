@@ -19,6 +19,7 @@ mod matmul;
 mod moe;
 mod norm;
 mod norm_rope;
+mod operators;
 mod optimizer;
 mod random;
 mod reduce;

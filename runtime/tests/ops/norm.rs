@@ -31,7 +31,7 @@ fn forward_and_gradients() {
     for device in devices() {
         for dtype in [DType::F32, DType::BF16] {
             for x in operands(&device, dtype) {
-                eprintln!("{x:?}");
+                eprintln!("{x}");
                 check(&x, dtype);
             }
         }

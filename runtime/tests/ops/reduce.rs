@@ -44,7 +44,7 @@ fn any_dims_of_any_layout() {
 }
 
 fn check(x: &Tensor, dims: &[isize], dtype: DType) {
-    eprintln!("{x:?} over {dims:?}");
+    eprintln!("{x} over {dims:?}");
     // The tolerance allows the error of an f32 sum of thousands of elements, or one rounding to
     // bf16.
     let unit = if dtype == DType::F32 { 1024.0 } else { 0.05 };

@@ -38,7 +38,7 @@ fn forward_and_gradients() {
         for dtype in [DType::F32, DType::BF16] {
             for x in operands(&device, dtype) {
                 for (function, gradient) in functions {
-                    eprintln!("{x:?}");
+                    eprintln!("{x}");
                     let y = function(&x).unwrap();
                     assert_eq!(y.dtype(), dtype);
                     let exact_y = function(&exact(&x)).unwrap();

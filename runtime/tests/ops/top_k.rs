@@ -37,7 +37,7 @@ fn argmax_and_argmin() {
                     if extent == 0 {
                         continue;
                     }
-                    eprintln!("{x:?} along {dim}");
+                    eprintln!("{x} along {dim}");
                     let largest = ops::argmax(&x, dim).unwrap();
                     let smallest = ops::argmin(&x, dim).unwrap();
                     assert_eq!(largest.dtype(), DType::I64);
@@ -72,7 +72,7 @@ fn top_k_elements() {
 }
 
 fn check_top(x: &Tensor, k: usize) {
-    eprintln!("{k} of {x:?}");
+    eprintln!("{k} of {x}");
     let (top, found) = ops::top_k(x, k).unwrap();
     let (expected, expected_places) = ops::top_k(&on_cpu(x), k).unwrap();
     assert_eq!(places(&found), places(&expected_places));

@@ -66,7 +66,7 @@ impl Launcher<'_> {
         match spans.windows(2).find_map(overlap) {
             Some(at) => Err(Error::Argument {
                 op: self.op,
-                problem: format!("writes twice to the elements of {:?}", changed[at]),
+                problem: format!("writes twice to the elements of {}", changed[at]),
             }),
             None => Ok(()),
         }
