@@ -6,6 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use meshgrad::ckpt::TensorFile;
+use meshgrad::prelude::*;
+
+#[allow(dead_code)] // Its main is not run here.
+#[path = "../examples/10-gpt2.rs"]
+mod gpt2;
 
 /// The largest allowed difference of a logit, relative to the largest logit.
 const LOGITS: f64 = 2e-5;
@@ -173,4 +178,62 @@ fn bf16_logits_have_the_expected_direction() {
             fixture.display()
         );
     }
+}
+
+/// A model written against the ops alone has the logits, loss and gradients of transformers' GPT-2.
+#[test]
+fn the_gpt2_example_matches_transformers() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/parity/gpt2");
+    let device = Device::cpu();
+    let model = gpt2::load(&dir, &device).unwrap();
+    let input = TensorFile::open(dir.join("input.safetensors")).unwrap();
+    let ids = |name: &str| {
+        let shape = &input.get(name).unwrap().shape;
+        let bytes = input.read(name).unwrap();
+        let ids: Vec<i64> = bytes
+            .as_chunks()
+            .0
+            .iter()
+            .map(|id| i64::from_le_bytes(*id))
+            .collect();
+        Tensor::from_slice(&device, shape, &ids).unwrap()
+    };
+    let batch = TokenBatch::new(&ids("input_ids"), &ids("labels"));
+    let compute = Compute {
+        dtype: DType::F32,
+        checkpointing: false,
+    };
+
+    let (loss, tape) = Tape::record(|| model.loss(&batch, compute)).unwrap();
+    let params = model.params();
+    let mut grads = Grads::new(&params).unwrap();
+    let seed = ops::reciprocal(&loss.weight).unwrap();
+    tape.backward(&[(&loss.total, seed)], &mut grads).unwrap();
+
+    let logits = model.logits(&batch.ids).unwrap();
+    let mean = (&loss.sum / &loss.weight).unwrap();
+    let mean = ops::reshape(&mean, &[1]).unwrap();
+    let mut actual = Tensors::new();
+    let mut add = |name: String, tensor: &Tensor| {
+        let values = tensor.to_vec::<f32>().unwrap().into_iter();
+        actual.insert(
+            name,
+            (tensor.shape().to_vec(), values.map(f64::from).collect()),
+        );
+    };
+    add("logits".into(), logits.value());
+    add("loss".into(), &mean);
+    for param in &params {
+        add(format!("grad.{}", param.name()), &grads.get(param).unwrap());
+    }
+
+    let expected = read(&dir.join("expected.safetensors"));
+    let found = differences(&expected, &actual);
+    assert!(found.is_empty(), "{}", found.join("\n"));
+
+    // The comparison notices a wrong gradient.
+    let name = "grad.transformer.h.1.ln_2.bias";
+    let scaled = actual.get_mut(name).unwrap();
+    scaled.1.iter_mut().for_each(|value| *value *= 1.001);
+    assert_eq!(differences(&expected, &actual).len(), 1);
 }
