@@ -10,6 +10,7 @@
 
 use clap::Parser;
 use meshgrad::prelude::*;
+use meshgrad::runtime::ops;
 use meshgrad_harness::{Options, Peer, PeerOptions, Spread, cell, finish, numbers, seconds};
 use serde_json::{Value, json};
 
@@ -108,7 +109,7 @@ fn measure(
     for _ in 0..rounds {
         let mut take = |who: usize, seconds: f64| rates[who].push(1e-9 * flops / seconds);
         for repeat in 0..cold + repeats {
-            let (seconds, product) = seconds(|| values::matmul(&a.tensor, &b.tensor));
+            let (seconds, product) = seconds(|| ops::matmul(&a.tensor, &b.tensor));
             product?;
             if repeat >= cold {
                 take(0, seconds);
@@ -171,8 +172,8 @@ impl Operand {
         // A cast would make a transposed view contiguous.
         let tensor = match (dtype, transposed) {
             (DType::F32, _) => stored,
-            (_, true) => values::cast(&stored.transpose(0, 1)?, dtype)?.transpose(0, 1)?,
-            (_, false) => values::cast(&stored, dtype)?,
+            (_, true) => ops::cast(&stored.transpose(0, 1)?, dtype)?.transpose(0, 1)?,
+            (_, false) => ops::cast(&stored, dtype)?,
         };
         Ok(Operand {
             tensor,

@@ -19,7 +19,7 @@ use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{CudaContext, CudaFunction, CudaStream, LaunchConfig, PushKernelArg, result};
 use cudarc::nvrtc::Ptx as CudarcPtx;
 use meshgrad::prelude::*;
-use meshgrad::runtime::{Result as ValueResult, Signature};
+use meshgrad::runtime::{Result as ValueResult, Signature, ops};
 use meshgrad_harness::{Options, Spread, finish, interleave, timed};
 use meshgrad_kernels::assembler::{Arguments, Kernel, Launch, Ptx, Target, Variant};
 use serde_json::{Value, json};
@@ -196,22 +196,21 @@ fn main() -> anyhow::Result<()> {
     let emulator = Device::emulator(0)?;
     let peers = Peers::new().context("cudarc cannot load the emulator")?;
     let planned = Device::meta(emulator.properties());
-    let [x, on_emulator] =
-        [&planned, &emulator].map(|it| values::full(it, &[1, 64], DType::F32, 0.0));
+    let [x, on_emulator] = [&planned, &emulator].map(|it| ops::full(it, &[1, 64], DType::F32, 0.0));
     let (x, on_emulator) = (x?, on_emulator?);
-    let w = values::full(&planned, &[64], DType::F32, 0.0)?;
+    let w = ops::full(&planned, &[64], DType::F32, 0.0)?;
 
     let mut candidates = [
         Candidate::new("cuLaunchKernel", || peers.launch_bare()),
         Candidate::new("cudarc launch_builder", || peers.launch_safe()),
         Candidate::new("operation", || discard(nothing(&on_emulator))),
         Candidate::new("nothing", || discard(nothing(&x))),
-        Candidate::new("mul", || discard(values::mul(&x, &x))),
-        Candidate::new("silu_grad", || discard(values::silu_grad(&x, &x))),
+        Candidate::new("mul", || discard(ops::mul(&x, &x))),
+        Candidate::new("silu_grad", || discard(ops::silu_grad(&x, &x))),
         Candidate::new("rms_norm", || {
-            discard(values::rms_norm(&x, &w, 1e-6).map(|(y, _)| y))
+            discard(ops::rms_norm(&x, &w, 1e-6).map(|(y, _)| y))
         }),
-        Candidate::new("linear", || discard(values::linear(&x, &x))),
+        Candidate::new("linear", || discard(ops::linear(&x, &x))),
     ];
     interleave(candidates.len(), cli.rounds, |round, at| {
         let nanoseconds = candidates[at].measure(cli.launches)?;

@@ -89,13 +89,13 @@ fn bench(arguments: &Arguments, device: &Device) -> anyhow::Result<()> {
 
 /// Nanoseconds per operation of each of [`WHAT`].
 fn turn(device: &Device, operations: usize) -> anyhow::Result<[f64; 4]> {
-    let one = values::full(device, &[1], DType::F32, 1.0)?;
-    let factor = Var::constant(values::full(device, &[1], DType::F32, 1.0001)?);
+    let one = ops::full(device, &[1], DType::F32, 1.0)?;
+    let factor = Var::constant(ops::full(device, &[1], DType::F32, 1.0001)?);
     let each = |seconds: f64| 1e9 * seconds / operations as f64;
     let mut grads = Grads::new(&[])?;
 
     let (plain, y) =
-        seconds(|| (0..operations).try_fold(one.clone(), |x, _| values::mul(&x, factor.value())));
+        seconds(|| (0..operations).try_fold(one.clone(), |x, _| ops::mul(&x, factor.value())));
     y?;
 
     let mut there_and_back = |op: &dyn Fn(&Var) -> meshgrad::autograd::Result<Var>| {

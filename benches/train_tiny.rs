@@ -326,7 +326,7 @@ impl Ours {
         });
         let (loss, tape) = recorded?;
 
-        let one = values::full(&self.device, loss.total.shape(), DType::F32, 1.0)?;
+        let one = ops::full(&self.device, loss.total.shape(), DType::F32, 1.0)?;
         let (backward, done) = seconds(|| tape.backward(&[(&loss.total, one)], &mut self.grads));
         done?;
 

@@ -16,13 +16,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("second column    {:?}", column.to_vec::<f32>()?);
 
     // Ops are functions; shapes broadcast.
-    let centered = values::sub(&x, &column)?;
-    let total = values::sum(&values::square(&centered)?, &[0, 1])?;
+    let centered = (&x - &column)?;
+    let total = ops::sum(&ops::square(&centered)?, &[0, 1])?;
     println!("sum of squares   {}", total.item::<f32>()?);
 
     // An error states how to fix the mistake.
-    let half = values::cast(&x, DType::BF16)?;
-    let error = values::add(&x, &half)
+    let half = ops::cast(&x, DType::BF16)?;
+    let error = ops::add(&x, &half)
         .err()
         .ok_or("adding bf16 to f32 must fail")?;
     println!("a mistake        {error}");
@@ -30,9 +30,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // A meta device computes nothing but counts everything: here the memory and FLOPs of a GEMM
     // that is too large for most machines.
     let meta = Device::meta(device.properties());
-    let large = values::full(&meta, &[1 << 20, 1 << 14], DType::BF16, 0.0)?;
-    let weight = values::full(&meta, &[1 << 14, 1 << 14], DType::BF16, 0.0)?;
-    values::linear(&large, &weight)?;
+    let large = ops::full(&meta, &[1 << 20, 1 << 14], DType::BF16, 0.0)?;
+    let weight = ops::full(&meta, &[1 << 14, 1 << 14], DType::BF16, 0.0)?;
+    ops::linear(&large, &weight)?;
     println!(
         "on meta          {} GB, {} TFLOP",
         meta.memory_stats().peak >> 30,

@@ -9,7 +9,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let w = Param::new("w", [3, 3], Init::Normal { std: 0.5 });
     w.materialize(&device, 1)?;
     let x = Tensor::from_slice(&device, &[2, 3], &[1.0f32, 0.5, -1.0, 2.0, 0.0, 1.0])?;
-    let one = values::full(&device, &[2, 3], DType::F32, 1.0)?;
+    let one = ops::full(&device, &[2, 3], DType::F32, 1.0)?;
     let layer = |x: &Var, w: &Param| ops::silu(&ops::linear(x, &w.var()?)?);
 
     // Ops are recorded only inside `Tape::record`.

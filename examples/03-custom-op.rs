@@ -10,10 +10,10 @@ use meshgrad::prelude::*;
 /// User ops have the same form as built-in ones: compute the value, save what backward needs, and
 /// add each gradient to its slot.
 fn softplus(x: &Var) -> Result<Var> {
-    let y = values::ln(&values::affine(&values::exp(x.value())?, 1.0, 1.0)?)?;
+    let y = ops::ln(&ops::affine(&ops::exp(x.value())?, 1.0, 1.0)?)?;
     let kept_x = x.save();
     y.tracked([x], move |dy, [dx]| {
-        dx.add(|| values::mul(dy, &values::sigmoid(&kept_x.get()?)?))
+        dx.add(|| ops::mul(dy, &ops::sigmoid(&kept_x.get()?)?))
     })
 }
 
@@ -32,8 +32,8 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     println!("its gradient agrees with finite differences");
 
     // An op without a backward is an error when a gradient would be lost.
-    let floor = |x: &Var| values::cast(x.value(), DType::I64)?.untracked("floor", &[x]);
-    let error = Tape::record(|| floor(&Var::input(values::full(&device, &[2], DType::F32, 1.5)?)));
+    let floor = |x: &Var| ops::cast(x.value(), DType::I64)?.untracked("floor", &[x]);
+    let error = Tape::record(|| floor(&Var::input(ops::full(&device, &[2], DType::F32, 1.5)?)));
     println!(
         "{}",
         error.err().ok_or("an op without a backward must fail")?

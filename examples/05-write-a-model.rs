@@ -62,7 +62,7 @@ impl Generate for Bigram {
         let logits_b1v = self
             .head
             .forward(&self.hidden(&ids_bt.slice(1, last..last + 1)?, dtype)?)?;
-        values::reshape(logits_b1v.value(), &[ids_bt.extent(0)?, self.vocab_size()])
+        ops::reshape(logits_b1v.value(), &[ids_bt.extent(0)?, self.vocab_size()])
     }
 }
 

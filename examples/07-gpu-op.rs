@@ -85,8 +85,8 @@ static UNIT_ROWS_GRAD: Signature = Signature::new(
 fn unit_rows_of(x: &Tensor) -> ValueResult<(Tensor, Tensor)> {
     let mut call = UNIT_ROWS.call(&[x])?;
     if !call.device().is_gpu() {
-        let length = values::sqrt(&values::sum(&values::square(x)?, &[-1])?)?;
-        return Ok((values::div(x, &column(&length)?)?, length));
+        let length = ops::sqrt(&ops::sum(&ops::square(x)?, &[-1])?)?;
+        return Ok((ops::div(x, &column(&length)?)?, length));
     }
 
     let (x, tile) = (aligned(x)?, tile(x)?);
@@ -110,15 +110,15 @@ fn unit_rows_of(x: &Tensor) -> ValueResult<(Tensor, Tensor)> {
 fn unit_rows_grad(dy: &Tensor, y: &Tensor, length: &Tensor) -> ValueResult<Tensor> {
     let mut call = UNIT_ROWS_GRAD.call(&[dy, y, length])?;
     if !call.device().is_gpu() {
-        let along = column(&values::sum(&values::mul(dy, y)?, &[-1])?)?;
-        let across = values::sub(dy, &values::mul(y, &along)?)?;
-        return values::div(&across, &column(length)?);
+        let along = column(&ops::sum(&ops::mul(dy, y)?, &[-1])?)?;
+        let across = ops::sub(dy, &ops::mul(y, &along)?)?;
+        return ops::div(&across, &column(length)?);
     }
 
     let (dy, y, length, tile) = (
         aligned(dy)?,
         aligned(y)?,
-        values::contiguous(length)?,
+        ops::contiguous(length)?,
         tile(y)?,
     );
     let dx = call.output(0)?;
@@ -158,7 +158,7 @@ fn aligned(x: &Tensor) -> ValueResult<Tensor> {
     let begins_at = x.dtype().bytes(x.layout().offset());
     match x.is_contiguous() && begins_at.is_multiple_of(16) {
         true => Ok(x.clone()),
-        false => values::copy(x),
+        false => ops::copy(x),
     }
 }
 
@@ -188,13 +188,13 @@ fn check(gpu: &Device) -> opcheck::Result {
     let cpu = Device::cpu();
     let numbers: Vec<f64> = (0..77 * 64).map(|i| (f64::from(i) * 0.7).sin()).collect();
     let exact = Tensor::from_slice(&cpu, &[77, 64], &numbers)?;
-    let few = values::copy(&exact.slice(0, 0..3)?)?;
+    let few = ops::copy(&exact.slice(0, 0..3)?)?;
     let op = |x: &[Var]| Ok(vec![unit_rows(&x[0])?]);
     gradcheck(op, &[few], Tolerance::default())?;
     println!("on the CPU the gradient agrees with finite differences");
 
     // The kernels, against the CPU.
-    let x = values::to_device(&values::cast(&exact, DType::F32)?, gpu)?;
+    let x = ops::to_device(&ops::cast(&exact, DType::F32)?, gpu)?;
     let (y, _) = unit_rows_of(&x)?;
     let (expected, _) = unit_rows_of(&exact)?;
     let pairs = y

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use clap::ValueEnum;
-use meshgrad::autograd::{Grads, Module, Param, Tape};
+use meshgrad::autograd::{Grads, Module, Param, Tape, ops};
 use meshgrad::ckpt::{Dtype, FileWriter, TensorFile};
 use meshgrad::models::folder::{self, NamedTensor};
 use meshgrad::models::{Balancing, Compute, IGNORE_INDEX, Model, Qwen3, TokenBatch, hf};
-use meshgrad::runtime::{DType, Device, Tensor, ops as values};
+use meshgrad::runtime::{DType, Device, Tensor};
 use meshgrad::train::report::with_loading_bar;
 
 use crate::device::OnCpu;
@@ -61,7 +61,7 @@ pub(crate) fn forward(arguments: &ForwardArguments, device: &Device) -> anyhow::
         dtype,
         checkpointing: false,
     };
-    let logits = values::cast(loaded.model.logits(&ids, compute)?.value(), DType::F32)?;
+    let logits = ops::cast(loaded.model.logits(&ids, compute)?.value(), DType::F32)?;
     let mut outputs: Outputs = vec![(
         "logits".into(),
         logits.shape().to_vec(),
@@ -117,7 +117,7 @@ fn loss(
     if with_grads {
         let params = model.params();
         let mut grads = Grads::new(&params)?;
-        let seed = values::reciprocal(&loss.weight)?;
+        let seed = ops::reciprocal(&loss.weight)?;
         tape.backward(&[(&loss.total, seed)], &mut grads)?;
         let mut of = |param: &Param| Ok((param.name().to_owned(), grads.get(param)?));
         let gradients: Vec<NamedTensor> =

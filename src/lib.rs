@@ -24,7 +24,7 @@
 //! let x = Var::constant(Tensor::from_slice(&device, &[1, 2], &[3.0f32, 4.0])?);
 //! let (y, tape) = Tape::record(|| ops::linear(&x, &w.var()?))?;
 //! let mut grads = Grads::new(&[w.clone()])?;
-//! let one = values::full(&device, &[1, 1], DType::F32, 1.0)?;
+//! let one = ops::full(&device, &[1, 1], DType::F32, 1.0)?;
 //! tape.backward(&[(&y, one)], &mut grads)?;
 //! assert_eq!(grads.get(&w)?.to_vec::<f32>()?, [3.0, 4.0]);
 //! # Ok(())
@@ -49,7 +49,7 @@ pub mod prelude {
         ops,
     };
     pub use crate::models::{Compute, Generate, IGNORE_INDEX, Loss, Model, Qwen3, TokenBatch};
-    pub use crate::runtime::{DType, Device, Error, Kind, Tensor, ops as values};
+    pub use crate::runtime::{DType, Device, Error, Kind, Tensor};
 }
 
 /// Compiles the README's model as it stands there.

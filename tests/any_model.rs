@@ -55,7 +55,7 @@ impl Model for Bigram {
 
     fn after_step(&self, statistics: &[Tensor]) -> Result<()> {
         let seen = self.seen.value()?;
-        values::copy_into(&values::add(&seen, &statistics[0])?, &seen)
+        ops::copy_into(&ops::add(&seen, &statistics[0])?, &seen)
     }
 
     fn metrics(&self, statistics: &[Vec<f32>]) -> Metrics {
@@ -81,7 +81,7 @@ impl Generate for Bigram {
         let last = ids_bt.extent(-1)? - 1;
         let x_b1d = self.hidden(&ids_bt.slice(1, last..last + 1)?, dtype)?;
         let logits_b1v = self.head.forward(&x_b1d)?;
-        values::reshape(logits_b1v.value(), &[ids_bt.extent(0)?, self.vocab_size()])
+        ops::reshape(logits_b1v.value(), &[ids_bt.extent(0)?, self.vocab_size()])
     }
 }
 
@@ -166,7 +166,7 @@ fn a_module_is_saved_and_loaded_under_its_own_names() {
     let device = Device::cpu();
     let saved = Bigram::new(11);
     saved.materialize(&device, 7).unwrap();
-    values::fill_into(&saved.seen.value().unwrap(), 42.0).unwrap();
+    ops::fill_into(&saved.seen.value().unwrap(), 42.0).unwrap();
     folder::save(&saved, &dir).unwrap();
     assert!(folder::save(&saved, &dir).is_err(), "the folder exists");
 

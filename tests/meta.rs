@@ -39,7 +39,7 @@ fn step(
     let model = model.balanced(balancing);
     let batch = TokenBatch::new(&ids, &ids);
     let (loss, tape) = Tape::record(|| model.loss(&batch, compute)).unwrap();
-    let one = values::full(device, &[], DType::F32, 1.0).unwrap();
+    let one = ops::full(device, &[], DType::F32, 1.0).unwrap();
     tape.backward(&[(&loss.total, one)], &mut grads).unwrap();
     updater.step(&mut grads, &loss.weight, 1, 1e-3).unwrap();
     (device.work(), device.memory_stats().peak)

@@ -204,7 +204,7 @@ fn backward(model: &Qwen3, ids: &Tensor, dtype: DType, grads: &mut Grads) -> Los
     let model = model.clone().balanced(balancing);
     let batch = TokenBatch::new(ids, ids);
     let (loss, tape) = Tape::record(|| model.loss(&batch, compute)).unwrap();
-    let one = values::full(ids.device(), &[], DType::F32, 1.0).unwrap();
+    let one = ops::full(ids.device(), &[], DType::F32, 1.0).unwrap();
     tape.backward(&[(&loss.total, one)], grads).unwrap();
     loss
 }

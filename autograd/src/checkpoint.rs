@@ -24,35 +24,78 @@ use crate::{Result, Saved, Tape, Var};
 /// # Errors
 /// Errors of `block`; [`TapeError::OtherTape`](meshgrad_runtime::TapeError::OtherTape) for a
 /// captured value.
-pub fn checkpoint<const N: usize, const M: usize>(
+pub fn checkpoint<const N: usize, T: Vars>(
     inputs: [&Var; N],
-    block: impl Fn([Var; N]) -> Result<[Var; M]> + Send + 'static,
-) -> Result<[Var; M]> {
+    block: impl Fn([Var; N]) -> Result<T> + Send + 'static,
+) -> Result<T> {
     if !is_recording() {
         return block(inputs.map(Var::clone));
     }
 
     let constants = inputs.map(|input| Var::constant(input.value().clone()));
-    let (outputs, uses) = without_recording(|| block(constants))?;
-    let outputs = outputs.map(|output| output.value().clone());
+    let (mut outputs, uses) = without_recording(|| block(constants))?;
+    let mut dtypes = Vec::new();
+    outputs.each_var(&mut |output| dtypes.push(output.dtype()));
 
+    let count = dtypes.len();
     let nested = Nested {
         saved: inputs.map(Var::save),
-        dtypes: outputs.each_ref().map(Tensor::dtype),
+        dtypes,
         block,
         recomputed: Mutex::new(None),
     };
     let backward: BackwardFn = Box::new(move |dys, slots, pass| nested.backward(dys, slots, pass));
-    let first = record_nested(M, &inputs, Dep::Nothing, uses, backward)?;
-    let mut at = 0..M;
-    Ok(outputs.map(|value| output(value, first, at.next().unwrap_or(0))))
+    let first = record_nested(count, &inputs, Dep::Nothing, uses, backward)?;
+    let mut at = 0;
+    outputs.each_var(&mut |var| {
+        *var = output(var.value().clone(), first, at);
+        at += 1;
+    });
+    Ok(outputs)
+}
+
+/// Results of a block: variables, and values of types that hold some.
+pub trait Vars {
+    /// Calls `f` with each variable, in the same order every time.
+    fn each_var(&mut self, f: &mut dyn FnMut(&mut Var));
+}
+
+impl Vars for Var {
+    fn each_var(&mut self, f: &mut dyn FnMut(&mut Var)) {
+        f(self);
+    }
+}
+
+impl<T: Vars, const N: usize> Vars for [T; N] {
+    fn each_var(&mut self, f: &mut dyn FnMut(&mut Var)) {
+        self.iter_mut().for_each(|vars| vars.each_var(f));
+    }
+}
+
+impl<T: Vars> Vars for Vec<T> {
+    fn each_var(&mut self, f: &mut dyn FnMut(&mut Var)) {
+        self.iter_mut().for_each(|vars| vars.each_var(f));
+    }
+}
+
+impl<T: Vars> Vars for Option<T> {
+    fn each_var(&mut self, f: &mut dyn FnMut(&mut Var)) {
+        self.iter_mut().for_each(|vars| vars.each_var(f));
+    }
+}
+
+impl<A: Vars, B: Vars> Vars for (A, B) {
+    fn each_var(&mut self, f: &mut dyn FnMut(&mut Var)) {
+        self.0.each_var(f);
+        self.1.each_var(f);
+    }
 }
 
 /// The record of a checkpoint.
-struct Nested<F, const N: usize, const M: usize> {
+struct Nested<F, const N: usize> {
     saved: [Saved; N],
     /// The dtypes of the outputs.
-    dtypes: [DType; M],
+    dtypes: Vec<DType>,
     block: F,
     /// After [`Phase::Inputs`]: the state from which [`Phase::Weights`] continues.
     recomputed: Mutex<Option<Recomputed>>,
@@ -64,9 +107,10 @@ struct Recomputed {
     gradients: Vec<Option<Tensor>>,
 }
 
-impl<F, const N: usize, const M: usize> Nested<F, N, M>
+impl<F, T, const N: usize> Nested<F, N>
 where
-    F: Fn([Var; N]) -> Result<[Var; M]>,
+    F: Fn([Var; N]) -> Result<T>,
+    T: Vars,
 {
     fn backward(&self, dys: &[Option<Tensor>], slots: Slots<'_>, pass: &Pass<'_>) -> Result<()> {
         let recomputed = self
@@ -120,7 +164,9 @@ where
         let values: [Tensor; N] = values?.try_into().unwrap_or_else(|_| unreachable!());
         let ((inputs, outputs), tape) = Tape::record(|| {
             let inputs = values.map(Var::input);
-            let outputs = (self.block)(inputs.clone())?;
+            let mut outputs = Vec::new();
+            let mut results = (self.block)(inputs.clone())?;
+            results.each_var(&mut |output| outputs.push(output.clone()));
             Ok((inputs, outputs))
         })?;
 

@@ -33,6 +33,7 @@ mod checkpoint;
 mod gradcheck;
 mod grads;
 mod module;
+mod operand;
 mod operators;
 pub mod ops;
 mod param;
@@ -43,16 +44,17 @@ mod track;
 mod var;
 
 pub use backward::WeightBackward;
-pub use checkpoint::checkpoint;
+pub use checkpoint::{Vars, checkpoint};
 pub use gradcheck::{Tolerance, gradcheck, weighted_roots};
 pub use grads::Grads;
 pub use meshgrad_runtime::{Error, Result, TapeError};
 pub use module::{Module, ModulePath, Visitor};
+pub use operand::Operand;
 pub use param::{Buffer, Init, Param, ParamId, Spec};
 pub use saved::{Packed, Packing, Save, Saved, ToBf16, ToDevice, packing};
 pub use slot::Slot;
 pub use tape::Tape;
-pub use track::{Track, tracked_many, tracked_many_linear};
+pub use track::{Track, tracked_list_linear, tracked_many};
 pub use var::Var;
 
 /// Compiles and runs the examples of the guide.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use meshgrad_runtime::{DType, Device, Kind, Tensor, ops};
 
-use crate::tape::current;
+use crate::tape::{current, is_recording};
 use crate::{Error, Result, TapeError};
 
 /// A tensor that an op saved for its backward.
@@ -60,7 +60,9 @@ pub trait Save {
 
 impl Save for Tensor {
     fn save(&self) -> Saved {
+        // What is not recorded, such as the first pass of a checkpoint, is not packed either.
         let packing = PACKING.with_borrow(|scopes| scopes.last().cloned());
+        let packing = packing.filter(|_| is_recording());
         let version = self.version();
         let Some(packing) = packing else {
             note(self);

@@ -133,6 +133,14 @@ pub(crate) fn is_recording() -> bool {
     current(|recorder| Some(recorder.keeps_records)).unwrap_or(false)
 }
 
+/// Forgets what was saved since the last record, by an op that is not recorded.
+pub(crate) fn discard_saved() {
+    current(|recorder| {
+        recorder.unclaimed.clear();
+        None::<()>
+    });
+}
+
 impl Recorder {
     fn new(keeps_records: bool) -> Recorder {
         static NEXT: AtomicU64 = AtomicU64::new(1);

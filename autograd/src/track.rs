@@ -4,11 +4,13 @@ use std::borrow::Cow;
 
 use meshgrad_runtime::{DType, Tensor, ops};
 
+use smallvec::SmallVec;
+
 use crate::saved::{Save, Saved};
-use crate::slot::{Dep, Slot};
-use crate::tape::{BackwardFn, current, is_recording, record};
+use crate::slot::{Dep, Slot, Slots};
+use crate::tape::{BackwardFn, current, discard_saved, is_recording, record};
 use crate::var::{Node, ValueId};
-use crate::{Result, TapeError, Var};
+use crate::{Operand, Result, TapeError, Var};
 
 impl Var {
     /// An input of the recording, whose gradient
@@ -57,23 +59,23 @@ pub(crate) fn output(value: Tensor, first: Option<ValueId>, at: usize) -> Var {
     Var::new(value, node)
 }
 
-/// Turns the result of an op into a variable. Ops of this crate and custom ops use the same
-/// methods.
+/// Turns the result of an op into a variable, or leaves it a tensor if the operands are tensors.
+/// Ops of this crate and custom ops use the same methods.
 pub trait Track: Sized {
     /// This tensor as the result of an op on `inputs`. `backward` gets the gradient of the result,
     /// in this tensor's dtype, and a [`Slot`] for the gradient of each input.
     ///
     /// [`Tape::backward`](crate::Tape::backward) calls `backward` once. A split backward calls it
     /// once for inputs and, if weights need gradients, once more for weights. It captures what it
-    /// needs through [`Var::save`].
+    /// needs through [`Save::save`](crate::Save::save).
     ///
     /// # Errors
     /// [`TapeError::OtherTape`] when an input belongs to another tape.
-    fn tracked<const N: usize>(
+    fn tracked<V: Operand, const N: usize>(
         self,
-        inputs: [&Var; N],
+        inputs: [&V; N],
         backward: impl Fn(&Tensor, [Slot<'_>; N]) -> Result<()> + Send + 'static,
-    ) -> Result<Var>;
+    ) -> Result<V>;
 
     /// As [`Track::tracked`], for a linear op, whose backward accepts any gradient dtype. The
     /// gradient of a value that depends only on parameters is passed as accumulated, f32 for bf16,
@@ -81,49 +83,49 @@ pub trait Track: Sized {
     ///
     /// # Errors
     /// As [`Track::tracked`].
-    fn tracked_linear<const N: usize>(
+    fn tracked_linear<V: Operand, const N: usize>(
         self,
-        inputs: [&Var; N],
+        inputs: [&V; N],
         backward: impl Fn(&Tensor, [Slot<'_>; N]) -> Result<()> + Send + 'static,
-    ) -> Result<Var>;
+    ) -> Result<V>;
 
     /// This tensor as the result of an op without a gradient.
     ///
     /// # Errors
     /// [`TapeError::NoBackward`] when an input is tracked.
-    fn untracked(self, op: &str, inputs: &[&Var]) -> Result<Var>;
+    fn untracked<V: Operand>(self, op: &str, inputs: &[&V]) -> Result<V>;
 }
 
 impl Track for Tensor {
-    fn tracked<const N: usize>(
+    fn tracked<V: Operand, const N: usize>(
         self,
-        inputs: [&Var; N],
+        inputs: [&V; N],
         backward: impl Fn(&Tensor, [Slot<'_>; N]) -> Result<()> + Send + 'static,
-    ) -> Result<Var> {
+    ) -> Result<V> {
         let dtype = self.dtype();
         self.tracked_linear(inputs, move |dy, slots| {
             backward(in_dtype(dy, dtype)?.as_ref(), slots)
         })
     }
 
-    fn tracked_linear<const N: usize>(
+    fn tracked_linear<V: Operand, const N: usize>(
         self,
-        inputs: [&Var; N],
+        inputs: [&V; N],
         backward: impl Fn(&Tensor, [Slot<'_>; N]) -> Result<()> + Send + 'static,
-    ) -> Result<Var> {
-        let backward: BackwardFn = Box::new(move |dys, slots, _| match &dys[0] {
+    ) -> Result<V> {
+        let backward = move |dys: &[Option<Tensor>], slots: Slots<'_>| match &dys[0] {
             Some(dy) => backward(dy, slots.array()),
             // A pass runs a record only if an output has a gradient.
             None => Ok(()),
-        });
-        let id = record(1, &inputs, Dep::Nothing, backward)?;
-        Ok(output(self, id, 0))
+        };
+        let first = record_operands(1, &inputs, backward)?;
+        Ok(V::from_var(output(self, first, 0)))
     }
 
-    fn untracked(self, op: &str, inputs: &[&Var]) -> Result<Var> {
-        match inputs.iter().any(|var| var.is_tracked()) && is_recording() {
+    fn untracked<V: Operand>(self, op: &str, inputs: &[&V]) -> Result<V> {
+        match inputs.iter().any(|input| input.is_tracked()) && is_recording() {
             true => Err(TapeError::NoBackward { op: op.into() }.into()),
-            false => Ok(Var::constant(self)),
+            false => Ok(V::from_var(Var::constant(self))),
         }
     }
 }
@@ -146,37 +148,65 @@ pub(crate) fn in_dtypes(dys: &[Option<Tensor>], dtypes: &[DType]) -> Result<Vec<
     each.collect()
 }
 
-/// Tracks an op with several results, or with a number of inputs known only at run time.
+/// Tracks an op with `M` results and `N` inputs.
 ///
 /// `backward` gets the gradient of each result in its dtype, `None` if the result was not used, and
 /// a [`Slot`] for each input.
 ///
 /// # Errors
 /// [`TapeError::OtherTape`] when an input belongs to another tape.
-pub fn tracked_many(
-    outputs: Vec<Tensor>,
-    inputs: &[&Var],
-    backward: impl Fn(&[Option<Tensor>], Vec<Slot<'_>>) -> Result<()> + Send + 'static,
-) -> Result<Vec<Var>> {
-    let dtypes: Vec<DType> = outputs.iter().map(Tensor::dtype).collect();
-    tracked_many_linear(outputs, inputs, move |dys, slots| {
-        backward(&in_dtypes(dys, &dtypes)?, slots)
-    })
+pub fn tracked_many<V: Operand, const M: usize, const N: usize>(
+    outputs: [Tensor; M],
+    inputs: [&V; N],
+    backward: impl Fn([Option<&Tensor>; M], [Slot<'_>; N]) -> Result<()> + Send + 'static,
+) -> Result<[V; M]> {
+    let dtypes = outputs.each_ref().map(Tensor::dtype);
+    let backward = move |dys: &[Option<Tensor>], slots: Slots<'_>| {
+        let dys = in_dtypes(dys, &dtypes)?;
+        backward(std::array::from_fn(|at| dys[at].as_ref()), slots.array())
+    };
+    let first = record_operands(M, &inputs, backward)?;
+    let mut at = 0..M;
+    Ok(outputs.map(|value| {
+        let at = at.next().unwrap_or_default();
+        V::from_var(output(value, first, at))
+    }))
 }
 
-/// As [`tracked_many`], for a linear op (see [`Track::tracked_linear`]).
+/// Tracks a linear op (see [`Track::tracked_linear`]) whose numbers of results and inputs are known
+/// only at run time. `backward` gets one gradient per result, in order, and one [`Slot`] per input.
 ///
 /// # Errors
 /// As [`tracked_many`].
-pub fn tracked_many_linear(
+pub fn tracked_list_linear<V: Operand>(
     outputs: Vec<Tensor>,
-    inputs: &[&Var],
+    inputs: &[&V],
     backward: impl Fn(&[Option<Tensor>], Vec<Slot<'_>>) -> Result<()> + Send + 'static,
-) -> Result<Vec<Var>> {
-    let backward: BackwardFn = Box::new(move |dys, slots, _| backward(dys, slots.iter().collect()));
-    let first = record(outputs.len(), inputs, Dep::Nothing, backward)?;
+) -> Result<Vec<V>> {
+    let backward =
+        move |dys: &[Option<Tensor>], slots: Slots<'_>| backward(dys, slots.iter().collect());
+    let first = record_operands(outputs.len(), inputs, backward)?;
     let outputs = outputs.into_iter().enumerate();
     Ok(outputs
-        .map(|(at, value)| output(value, first, at))
+        .map(|(at, value)| V::from_var(output(value, first, at)))
         .collect())
+}
+
+/// Adds a record if the operands are variables, and returns its first output.
+fn record_operands<V: Operand>(
+    outputs: usize,
+    inputs: &[&V],
+    backward: impl Fn(&[Option<Tensor>], Slots<'_>) -> Result<()> + Send + 'static,
+) -> Result<Option<ValueId>> {
+    let vars: Option<SmallVec<[&Var; 6]>> = inputs.iter().map(|input| input.as_var()).collect();
+    match vars {
+        Some(vars) => {
+            let backward: BackwardFn = Box::new(move |dys, slots, _| backward(dys, slots));
+            record(outputs, &vars, Dep::Nothing, backward)
+        }
+        None => {
+            discard_saved();
+            Ok(None)
+        }
+    }
 }

@@ -46,6 +46,11 @@ impl Var {
         &self.value
     }
 
+    /// The value, without its node.
+    pub fn into_value(self) -> Tensor {
+        self.value
+    }
+
     /// The value's shape.
     pub fn shape(&self) -> &Shape {
         self.value.shape()

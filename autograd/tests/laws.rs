@@ -3,10 +3,10 @@
 use std::sync::{Arc, Mutex};
 
 use meshgrad_autograd::{
-    Error, Grads, Init, Param, Result, Save, Spec, Tape, TapeError, ToBf16, ToDevice, Track, Var,
-    checkpoint, ops, packing,
+    Error, Grads, Init, Operand, Param, Result, Save, Spec, Tape, TapeError, ToBf16, ToDevice,
+    Track, Var, checkpoint, ops, packing,
 };
-use meshgrad_runtime::{DType, Device, Kind, Shape, Tensor, ops as values};
+use meshgrad_runtime::{DType, Device, Kind, Shape, Tensor};
 
 /// Parameters of a small network.
 struct Net {
@@ -288,7 +288,7 @@ fn steps_leak_nothing() {
 fn an_op_without_backward_is_an_error() {
     let device = Device::cpu();
     let x = numbers(&device, &[3], 1);
-    let floor = |x: &Var| values::cast(x.value(), DType::I64)?.untracked("floor", &[x]);
+    let floor = |x: &Var| ops::cast(x.value(), DType::I64)?.untracked("floor", &[x]);
     assert!(floor(&Var::constant(x.clone())).is_ok());
     let found = Tape::record(|| floor(&Var::input(x.clone())));
     assert_eq!(
@@ -379,7 +379,7 @@ fn a_tracked_value_captured_by_a_checkpoint_is_an_error() {
 fn an_overwritten_saved_tensor_is_an_error() {
     let net = Net::new();
     let (y, tape) = Tape::record(|| net.forward(&Var::input(net.input(1)))).unwrap();
-    values::fill_into(&net.b.value().unwrap(), 0.0).unwrap();
+    ops::fill_into(&net.b.value().unwrap(), 0.0).unwrap();
     let mut grads = Grads::new(&net.params()).unwrap();
     let found = tape.backward(&[(&y, net.input(2))], &mut grads);
     let Err(Error::Tape(TapeError::Overwritten { name, saved, now })) = found else {
@@ -520,7 +520,7 @@ fn compute_copies_share_the_parameters_gradient() {
     let copy = |param: &Param| param.var_as(DType::BF16).unwrap().value().storage_id();
     let first = net.a.var_as(DType::BF16).unwrap();
     assert_eq!(copy(&net.a), first.value().storage_id());
-    values::fill_into(&net.a.value().unwrap(), 0.5).unwrap();
+    ops::fill_into(&net.a.value().unwrap(), 0.5).unwrap();
     assert_eq!(
         net.a
             .var_as(DType::BF16)
@@ -533,10 +533,10 @@ fn compute_copies_share_the_parameters_gradient() {
     );
 
     let mut grads = Grads::new(std::slice::from_ref(&net.a)).unwrap();
-    let x = values::cast(&net.input(1), DType::BF16).unwrap();
+    let x = ops::cast(&net.input(1), DType::BF16).unwrap();
     let (y, tape) =
         Tape::record(|| ops::linear(&Var::input(x.clone()), &net.a.var_as(DType::BF16)?)).unwrap();
-    let dy = values::cast(&net.input(2), DType::BF16).unwrap();
+    let dy = ops::cast(&net.input(2), DType::BF16).unwrap();
     tape.backward(&[(&y, dy)], &mut grads).unwrap();
     assert_eq!(grads.get(&net.a).unwrap().dtype(), DType::F32);
 }
@@ -554,7 +554,7 @@ fn checkpoints_accept_values_computed_from_bf16_parameters() {
     };
     let param = Param::with_spec("w", spec);
     param.materialize(&device, 1).unwrap();
-    let x = values::cast(&numbers(&device, &[4, 8], 1), DType::BF16).unwrap();
+    let x = ops::cast(&numbers(&device, &[4, 8], 1), DType::BF16).unwrap();
 
     let block = |[x, w]: [Var; 2]| Ok([ops::silu(&ops::linear(&x, &w)?)?]);
     let gradient = |recomputed: bool| {
@@ -570,7 +570,7 @@ fn checkpoints_accept_values_computed_from_bf16_parameters() {
             ops::affine(&y, 3.0, 0.0)
         })
         .unwrap();
-        let dy = values::full(&device, y.shape(), DType::BF16, 0.25).unwrap();
+        let dy = ops::full(&device, y.shape(), DType::BF16, 0.25).unwrap();
         let mut grads = Grads::new(std::slice::from_ref(&param)).unwrap();
         tape.backward(&[(&y, dy)], &mut grads).unwrap();
         grads.get(&param).unwrap().to_vec::<f32>().unwrap()
@@ -590,5 +590,61 @@ fn saving_needs_no_tape() {
     assert_eq!(
         x.save().get().unwrap().to_vec::<f32>().unwrap(),
         x.to_vec::<f32>().unwrap()
+    );
+}
+
+/// An op on tensors computes the bits of the same op on variables, and records and saves nothing.
+#[test]
+fn ops_on_tensors_are_the_ops_on_variables() {
+    let device = Device::cpu();
+    let [x, w] = [[5, 4], [3, 4]].map(|shape| numbers(&device, &shape, 3));
+    let gain = numbers(&device, &[4], 5);
+    fn network<V: Operand>(x: &V, w: &V, gain: &V) -> Result<Vec<V>> {
+        let (sum, normed) = ops::add_rms_norm(x, &ops::silu(x)?, gain, 1e-6)?;
+        let y = ops::linear(&normed, w)?;
+        let parts = ops::split(&ops::reshape(&ops::softmax(&y)?, &[15])?, &[4, 11], 0)?;
+        Ok([vec![sum, ops::concat(&[&y, &y], 1)?], parts].concat())
+    }
+
+    let (plain, tape) = Tape::record(|| network(&x, &w, &gain)).unwrap();
+    assert_eq!((tape.len(), tape.saved_bytes()), (0, 0));
+    let inputs = || [&x, &w, &gain].map(|value| Var::input(value.clone()));
+    let (recorded, tape) = Tape::record(|| {
+        let [x, w, gain] = inputs();
+        network(&x, &w, &gain)
+    })
+    .unwrap();
+    assert!(tape.len() >= 6 && tape.saved_bytes() > 0);
+    for (plain, recorded) in plain.iter().zip(&recorded) {
+        let values = |tensor: &Tensor| tensor.to_vec::<f32>().unwrap();
+        assert_eq!(values(plain), values(recorded.value()));
+    }
+}
+
+/// The first pass of a checkpoint packs nothing: only its input is saved.
+#[test]
+fn only_what_is_recorded_is_packed() {
+    struct Count(std::sync::atomic::AtomicUsize);
+
+    impl meshgrad_autograd::Packing for Count {
+        fn pack(&self, _: &Tensor) -> Result<Option<Box<dyn meshgrad_autograd::Packed>>> {
+            self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            Ok(None)
+        }
+    }
+
+    let x = numbers(&Device::cpu(), &[4, 4], 3);
+    let count = Arc::new(Count(0.into()));
+    let block = |x: &Var| ops::silu(&ops::silu(x)?);
+    let (_, tape) = packing(count.clone(), || {
+        Tape::record(|| checkpoint([&Var::input(x.clone())], move |[x]| block(&x)))
+    })
+    .unwrap();
+    assert_eq!(
+        (
+            tape.len(),
+            count.0.load(std::sync::atomic::Ordering::Relaxed)
+        ),
+        (1, 1)
     );
 }

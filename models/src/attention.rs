@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use meshgrad_autograd::{Module, ModulePath, Result, Var, ops};
 use meshgrad_runtime::ops::{AttentionMask, AttentionSequences};
-use meshgrad_runtime::{Device, Tensor, ops as values};
+use meshgrad_runtime::{Device, Tensor};
 
 use crate::cache::LayerCache;
 use crate::config::Qwen3Config;
@@ -131,7 +131,7 @@ impl Rotary {
     /// When memory runs out.
     pub fn tables(&self, positions: &Tensor) -> Result<(Tensor, Tensor)> {
         let frequencies = self.frequencies_on(positions.device())?;
-        values::rope_tables(positions, &frequencies, self.attention_factor)
+        ops::rope_tables(positions, &frequencies, self.attention_factor)
     }
 
     fn frequencies_on(&self, device: &Device) -> Result<Tensor> {

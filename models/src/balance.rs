@@ -1,7 +1,7 @@
 //! Load balancing of experts: two losses, and router biases, which need no loss.
 
 use meshgrad_autograd::{Result, Var, ops};
-use meshgrad_runtime::{Tensor, ops as values};
+use meshgrad_runtime::Tensor;
 
 use crate::model::Metrics;
 use crate::moe::Routing;
@@ -22,7 +22,7 @@ pub fn load_balancing_loss(layers: &[Routing]) -> Result<Option<Var>> {
     let mut counts: Tensor = first.counts.clone();
     let mut probabilities = ops::mean(&first.probabilities_ne, &[0])?;
     for layer in rest {
-        counts = values::add(&counts, &layer.counts)?;
+        counts = ops::add(&counts, &layer.counts)?;
         probabilities = ops::add(&probabilities, &ops::mean(&layer.probabilities_ne, &[0])?)?;
     }
 
@@ -31,7 +31,7 @@ pub fn load_balancing_loss(layers: &[Routing]) -> Result<Option<Var>> {
         first.probabilities_ne.shape()[1] as f64,
     );
     let layers = layers.len() as f64;
-    let shares = Var::constant(values::affine(&counts, 1.0 / (layers * tokens), 0.0)?);
+    let shares = Var::constant(ops::affine(&counts, 1.0 / (layers * tokens), 0.0)?);
     let total = ops::sum(&ops::mul(&probabilities, &shares)?, &[0])?;
     Ok(Some(ops::affine(&total, experts / layers, 0.0)?))
 }
@@ -72,14 +72,14 @@ pub fn router_z_loss(layers: &[Routing]) -> Result<Option<Var>> {
 pub fn update_router_bias(bias: &Tensor, counts: &Tensor, rate: f64) -> Result<()> {
     // E (mean - c_e) is an integer; clamped to [-1, 1] it is its own sign.
     let experts = counts.extent(0)? as f64;
-    let missing = values::sub(
-        &values::sum(counts, &[0])?,
-        &values::affine(counts, experts, 0.0)?,
+    let missing = ops::sub(
+        &ops::sum(counts, &[0])?,
+        &ops::affine(counts, experts, 0.0)?,
     )?;
-    let sign = values::clamp(&missing, -1.0, 1.0)?;
+    let sign = ops::clamp(&missing, -1.0, 1.0)?;
 
-    let changed = values::add(bias, &values::affine(&sign, rate, 0.0)?)?;
-    values::copy_into(&changed, bias)
+    let changed = ops::add(bias, &ops::affine(&sign, rate, 0.0)?)?;
+    ops::copy_into(&changed, bias)
 }
 
 /// Load and shares of experts, from the tokens per expert of each layer.

@@ -4,7 +4,9 @@ use meshgrad_autograd::{Init, Module, ModulePath, Param, Result, Var, ops};
 use meshgrad_runtime::Tensor;
 use meshgrad_runtime::ops::RopeStyle;
 
-/// y = x w^T, or x w^T + b.
+use crate::lora::Lora;
+
+/// y = x w^T, plus a bias and a low-rank update if it has them.
 #[derive(Clone, Module)]
 #[module(crate = meshgrad_autograd)]
 pub struct Linear {
@@ -12,6 +14,8 @@ pub struct Linear {
     pub weight: Param,
     /// \[out\].
     pub bias: Option<Param>,
+    /// A low-rank update of the weight.
+    pub lora: Option<Lora>,
     path: ModulePath,
 }
 
@@ -28,6 +32,7 @@ impl Linear {
                 Init::Uniform { bound },
             ),
             bias: None,
+            lora: None,
             path,
         }
     }
@@ -48,16 +53,24 @@ impl Linear {
         self
     }
 
+    /// Its path in the model.
+    pub fn path(&self) -> &ModulePath {
+        &self.path
+    }
+
     /// Maps `x` [.., in] to [.., out], in `x`'s dtype.
     ///
     /// # Errors
     /// When the last dim of `x` has another size.
     pub fn forward(&self, x: &Var) -> Result<Var> {
-        let y = ops::linear(x, &self.weight.var_as(x.dtype())?)?;
-        match &self.bias {
-            Some(bias) => ops::add(&y, &bias.var_as(x.dtype())?),
-            None => Ok(y),
+        let mut y = ops::linear(x, &self.weight.var_as(x.dtype())?)?;
+        if let Some(bias) = &self.bias {
+            y = (&y + &bias.var_as(x.dtype())?)?;
         }
+        if let Some(lora) = &self.lora {
+            y = (&y + &lora.forward(x)?)?;
+        }
+        Ok(y)
     }
 }
 

@@ -10,12 +10,15 @@ pub mod config;
 pub mod folder;
 pub mod hf;
 pub mod layers;
+pub mod lora;
 pub mod mlp;
 pub mod model;
 pub mod moe;
 mod qwen3;
+mod residual;
 
 pub use cache::{Cache, CacheFull, LayerCache};
 pub use meshgrad_load as load;
 pub use model::{Compute, Generate, Loss, Metrics, Model, TokenBatch};
 pub use qwen3::{Balancing, FeedForward, IGNORE_INDEX, Layer, Qwen3};
+pub use residual::Residual;

@@ -4,8 +4,8 @@
 //! Legend: n tokens, d hidden size, e experts, k experts per token, f inner features of an expert,
 //! c = n k rows of (token, expert) pairs sorted by expert.
 
-use meshgrad_autograd::{Buffer, Init, Module, ModulePath, Param, Result, Var, ops};
-use meshgrad_runtime::{DType, Tensor, ops as values};
+use meshgrad_autograd::{Buffer, Init, Module, ModulePath, Param, Result, Var, Vars, ops};
+use meshgrad_runtime::{DType, Tensor};
 
 use crate::config::Qwen3Config;
 
@@ -40,6 +40,13 @@ pub struct Routing {
     pub probabilities_ne: Var,
     /// Tokens per held expert, \[held\] f32.
     pub counts: Tensor,
+}
+
+impl Vars for Routing {
+    fn each_var(&mut self, f: &mut dyn FnMut(&mut Var)) {
+        f(&mut self.logits_ne);
+        f(&mut self.probabilities_ne);
+    }
 }
 
 impl Moe {
@@ -81,12 +88,12 @@ impl Moe {
             ops::router_top_k(&probabilities_ne, self.top_k, self.normalize, bias.as_ref())?;
 
         let (held, all) = (self.down_proj.shape()[0], self.gate.shape()[0]);
-        let order = values::expert_order(&experts_nk, all, self.first_expert, held)?;
+        let order = ops::expert_order(&experts_nk, all, self.first_expert, held)?;
         let x_cd = ops::permute_tokens(&x_nd, &order)?;
         let y_cd = self.experts(&x_cd, &order.offsets)?;
         let y_nd = ops::unpermute_tokens(&y_cd, &weights_nk, &order)?;
 
-        let counts = values::expert_counts(&order.offsets)?;
+        let counts = ops::expert_counts(&order.offsets)?;
         let y = ops::reshape(&y_nd, x.shape())?;
         Ok((
             y,

@@ -5,7 +5,7 @@
 use meshgrad_autograd::{Module, ModulePath, Param, Result, Var, checkpoint, ops};
 use meshgrad_ckpt::mapping::Mapping;
 use meshgrad_runtime::ops::AttentionSequences;
-use meshgrad_runtime::{DType, Device, Tensor, ops as values};
+use meshgrad_runtime::{DType, Device, Tensor};
 
 use crate::attention::{Attention, Positions, Rotary};
 use crate::balance::{expert_metrics, load_balancing_loss, router_z_loss, update_router_bias};
@@ -16,6 +16,7 @@ use crate::layers::RmsNorm;
 use crate::mlp::Mlp;
 use crate::model::{Compute, Generate, Loss, Metrics, Model, TokenBatch};
 use crate::moe::{Moe, Routing};
+use crate::residual::Residual;
 
 /// The label of positions that the loss ignores, as in PyTorch.
 pub const IGNORE_INDEX: i64 = -100;
@@ -137,18 +138,18 @@ impl Qwen3 {
         cache: Option<&Cache>,
     ) -> Result<(Var, Vec<Routing>)> {
         let embedding = self.embed_tokens.var_as(compute.dtype)?;
-        let mut x_btd = ops::embedding(&embedding, ids_bt)?.as_activation()?;
+        let mut x_btd = Residual::new(ops::embedding(&embedding, ids_bt)?.as_activation()?);
         let mut routings = Vec::new();
         for (index, layer) in self.layers.iter().enumerate() {
             let cache = cache.and_then(|cache| cache.layer(index));
             let routing;
             (x_btd, routing) = match compute.checkpointing {
-                true => layer.checkpointed(&x_btd, at)?,
+                true => layer.checkpointed(&x_btd.sum()?, at)?,
                 false => layer.forward(&x_btd, at, cache)?,
             };
             routings.extend(routing);
         }
-        Ok((self.norm.forward(&x_btd)?, routings))
+        Ok((self.norm.of(&x_btd)?, routings))
     }
 
     /// The logits of every next token, [b, t, v] in `compute.dtype`. For a loss use
@@ -178,7 +179,7 @@ impl Qwen3 {
         sequences: AttentionSequences,
     ) -> Result<Positions> {
         let t = ids_bt.extent(-1)?;
-        let positions = values::arange(ids_bt.device(), first + t, DType::I64)?;
+        let positions = ops::arange(ids_bt.device(), first + t, DType::I64)?;
         let positions = positions.slice(0, first..first + t)?.unsqueeze(0)?;
         let (cos, sin) = self.rotary.tables(&positions)?;
         // All rows of the batch share one table.
@@ -306,11 +307,11 @@ impl Generate for Qwen3 {
         let (x_btd, _) = self.hidden(ids_bt, &at, compute, Some(cache))?;
         cache.advance(tokens)?;
 
-        let last_bd = values::reshape(
+        let last_bd = ops::reshape(
             &x_btd.value().slice(1, tokens - 1..tokens)?,
             &[ids_bt.shape()[0], x_btd.shape()[2]],
         )?;
-        values::linear(&last_bd, self.lm_head.var_as(dtype)?.value())
+        ops::linear(&last_bd, self.lm_head.var_as(dtype)?.value())
     }
 }
 
@@ -330,67 +331,46 @@ impl Layer {
         }
     }
 
-    /// Maps `x_btd` to the same shape, and returns the routing of a sparse layer.
+    /// Adds attention, then the feed-forward block, to the residual stream `x`, [b, t, d]; returns
+    /// the routing of a sparse layer, too.
     ///
     /// # Errors
     /// When shapes do not match or the cache is full.
     pub fn forward(
         &self,
-        x_btd: &Var,
+        x: &Residual,
         at: &Positions,
         cache: Option<&LayerCache>,
-    ) -> Result<(Var, Option<Routing>)> {
-        let attended = self
-            .self_attn
-            .forward(&self.input_layernorm.forward(x_btd)?, at, cache)?;
-        let (x_btd, normed) = self
-            .post_attention_layernorm
-            .forward_sum(x_btd, &attended)?;
-        let (out, routing) = match &self.mlp {
-            FeedForward::Dense(mlp) => (mlp.forward(&normed)?, None),
-            FeedForward::Sparse(moe) => moe
-                .forward(&normed)
-                .map(|(y, routing)| (y, Some(routing)))?,
-        };
-        Ok((ops::add(&x_btd, &out)?, routing))
+    ) -> Result<(Residual, Option<Routing>)> {
+        let attention = &self.self_attn;
+        let x = (x + attention.forward(&self.input_layernorm.of(x)?, at, cache)?)?;
+        let (y, routing) = self.mlp.forward(&self.post_attention_layernorm.of(&x)?)?;
+        Ok(((&x + y)?, routing))
     }
 
     /// As [`Layer::forward`], saving only `x_btd` for backward.
-    fn checkpointed(&self, x_btd: &Var, at: &Positions) -> Result<(Var, Option<Routing>)> {
+    fn checkpointed(&self, x_btd: &Var, at: &Positions) -> Result<(Residual, Option<Routing>)> {
         let (layer, at) = (self.clone(), at.clone());
-        match &self.mlp {
-            FeedForward::Dense(_) => {
-                let [out] = checkpoint([x_btd], move |[x]| Ok([layer.forward(&x, &at, None)?.0]))?;
-                Ok((out, None))
-            }
-            FeedForward::Sparse(_) => {
-                let [out, logits_ne, probabilities_ne, counts] =
-                    checkpoint([x_btd], move |[x]| layer.routed(&x, &at))?;
-                let counts = counts.value().clone();
-                Ok((
-                    out,
-                    Some(Routing {
-                        logits_ne,
-                        probabilities_ne,
-                        counts,
-                    }),
-                ))
+        let (x_btd, routing) = checkpoint([x_btd], move |[x_btd]| {
+            let (x, routing) = layer.forward(&Residual::new(x_btd), &at, None)?;
+            Ok((x.sum()?, routing))
+        })?;
+        Ok((Residual::new(x_btd), routing))
+    }
+}
+
+impl FeedForward {
+    /// Maps `x` [.., d] to the same shape, and returns the routing of a mixture of experts.
+    ///
+    /// # Errors
+    /// When the last dim of `x` has another size.
+    pub fn forward(&self, x: &Var) -> Result<(Var, Option<Routing>)> {
+        match self {
+            FeedForward::Dense(mlp) => Ok((mlp.forward(x)?, None)),
+            FeedForward::Sparse(moe) => {
+                let (y, routing) = moe.forward(x)?;
+                Ok((y, Some(routing)))
             }
         }
-    }
-
-    /// A sparse layer's results as an array for `checkpoint`.
-    fn routed(&self, x_btd: &Var, at: &Positions) -> Result<[Var; 4]> {
-        let (out, routing) = self.forward(x_btd, at, None)?;
-        let none = || Var::constant(out.value().clone());
-        let Some(routing) = routing else {
-            return Ok([out.clone(), none(), none(), none()]);
-        };
-        Ok([
-            out,
-            routing.logits_ne,
-            routing.probabilities_ne,
-            Var::constant(routing.counts),
-        ])
     }
 }

@@ -3,6 +3,7 @@
 use meshgrad::models::config::Qwen3Config;
 use meshgrad::models::{Compute, Model, TokenBatch};
 use meshgrad::prelude::*;
+use meshgrad::runtime::ops;
 use meshgrad::train::config::OptimizerConfig;
 use meshgrad::train::updater::Updater;
 use meshgrad_harness::timed;
@@ -52,7 +53,7 @@ impl TimedModel {
         };
         let batch = TokenBatch::new(&self.ids, &self.ids);
         let (loss, tape) = Tape::record(|| self.model.loss(&batch, compute))?;
-        let one = values::full(&self.device, &[], DType::F32, 1.0)?;
+        let one = ops::full(&self.device, &[], DType::F32, 1.0)?;
         tape.backward(&[(&loss.total, one)], &mut self.grads)?;
         let (grads, weight) = (&mut self.grads, &loss.weight);
         self.updater.step(grads, weight, self.step, LEARNING_RATE)?;

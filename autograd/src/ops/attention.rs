@@ -3,7 +3,7 @@
 use meshgrad_runtime::Tensor;
 use meshgrad_runtime::ops::{self, AttentionMask};
 
-use crate::{Result, Save, Track, Var};
+use crate::{Operand, Result, Save, Track};
 
 /// softmax(scale q k^T) v over the keys that `mask` allows. Saves q, k, v, the result and one
 /// number per query and head.
@@ -14,7 +14,7 @@ use crate::{Result, Save, Track, Var};
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::attention`].
-pub fn attention(q: &Var, k: &Var, v: &Var, mask: &AttentionMask, scale: f64) -> Result<Var> {
+pub fn attention<V: Operand>(q: &V, k: &V, v: &V, mask: &AttentionMask, scale: f64) -> Result<V> {
     let (out, lse) = ops::attention(q.value(), k.value(), v.value(), mask, scale)?;
     let saved = [q.save(), k.save(), v.save(), out.save(), lse.save()];
     let mask = mask.clone();

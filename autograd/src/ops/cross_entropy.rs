@@ -3,7 +3,7 @@
 use meshgrad_runtime::ops::{self, Targets};
 use meshgrad_runtime::{Shape, Tensor};
 
-use crate::{Result, Save, Track, Var};
+use crate::{Operand, Result, Save, Track};
 
 /// The cross-entropy of `labels` under softmax(x w^T), summed over the rows whose label is not
 /// `ignore_index`, and the number of such rows. Saves x, w and one number per row.
@@ -16,12 +16,12 @@ use crate::{Result, Save, Track, Var};
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::linear_cross_entropy`].
-pub fn linear_cross_entropy(
-    x: &Var,
-    w: &Var,
+pub fn linear_cross_entropy<V: Operand>(
+    x: &V,
+    w: &V,
     labels: &Tensor,
     ignore_index: i64,
-) -> Result<(Var, Tensor)> {
+) -> Result<(V, Tensor)> {
     let vocabulary = w.shape()[0];
     let (max, sum_exp, label_logit) = ops::linear_cross_entropy(
         x.value(),

@@ -2,7 +2,7 @@
 
 use meshgrad_runtime::{RegionKey, ops};
 
-use crate::{Result, Track, Var};
+use crate::{Operand, Result, Track};
 
 /// Sets each element of `x` to zero with `probability`, and divides the others by 1 -
 /// `probability`.
@@ -15,7 +15,7 @@ use crate::{Result, Track, Var};
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::dropout`].
-pub fn dropout(x: &Var, draw: impl Into<RegionKey>, probability: f64) -> Result<Var> {
+pub fn dropout<V: Operand>(x: &V, draw: impl Into<RegionKey>, probability: f64) -> Result<V> {
     let draw = draw.into();
     let y = ops::dropout(x.value(), draw.clone(), probability)?;
     y.tracked_linear([x], move |dy, [dx]| {
@@ -29,7 +29,7 @@ mod tests {
 
     use super::*;
     use crate::ops::square;
-    use crate::{Tape, checkpoint};
+    use crate::{Tape, Var, checkpoint};
 
     const KEY: u64 = 11;
 

@@ -2,7 +2,7 @@
 
 use meshgrad_runtime::{Shape, Tensor, ops};
 
-use crate::{Result, Save, Slot, Track, Var};
+use crate::{Operand, Result, Save, Slot, Track};
 
 /// Defines a differentiable op for each unary function. Its derivative uses the operand or the
 /// result.
@@ -16,7 +16,7 @@ macro_rules! unary_ops {
             ///
             /// # Errors
             /// As [`meshgrad_runtime::ops`].
-            pub fn $name(x: &Var) -> Result<Var> {
+            pub fn $name<V: Operand>(x: &V) -> Result<V> {
                 let y = ops::$name(x.value())?;
                 unary_ops!(@record $saved, $grad, x, y)
             }
@@ -79,7 +79,7 @@ unary_ops! {
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::neg`].
-pub fn neg(x: &Var) -> Result<Var> {
+pub fn neg<V: Operand>(x: &V) -> Result<V> {
     affine(x, -1.0, 0.0)
 }
 
@@ -90,7 +90,7 @@ pub fn neg(x: &Var) -> Result<Var> {
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::affine`].
-pub fn affine(x: &Var, scale: f64, shift: f64) -> Result<Var> {
+pub fn affine<V: Operand>(x: &V, scale: f64, shift: f64) -> Result<V> {
     let y = ops::affine(x.value(), scale, shift)?;
     y.tracked_linear([x], move |dy, [dx]| dx.add(|| ops::affine(dy, scale, 0.0)))
 }
@@ -102,7 +102,7 @@ pub fn affine(x: &Var, scale: f64, shift: f64) -> Result<Var> {
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::clamp`].
-pub fn clamp(x: &Var, low: f64, high: f64) -> Result<Var> {
+pub fn clamp<V: Operand>(x: &V, low: f64, high: f64) -> Result<V> {
     let y = ops::clamp(x.value(), low, high)?;
     let saved_x = x.save();
     y.tracked([x], move |dy, [dx]| {
@@ -117,7 +117,7 @@ pub fn clamp(x: &Var, low: f64, high: f64) -> Result<Var> {
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::add`].
-pub fn add(a: &Var, b: &Var) -> Result<Var> {
+pub fn add<V: Operand>(a: &V, b: &V) -> Result<V> {
     let y = ops::add(a.value(), b.value())?;
     let (a_shape, b_shape) = (*a.shape(), *b.shape());
     y.tracked_linear([a, b], move |dy, [da, db]| {
@@ -133,7 +133,7 @@ pub fn add(a: &Var, b: &Var) -> Result<Var> {
 ///
 /// # Errors
 /// As [`add`].
-pub fn sub(a: &Var, b: &Var) -> Result<Var> {
+pub fn sub<V: Operand>(a: &V, b: &V) -> Result<V> {
     let y = ops::sub(a.value(), b.value())?;
     let (a_shape, b_shape) = (*a.shape(), *b.shape());
     y.tracked_linear([a, b], move |dy, [da, db]| {
@@ -149,7 +149,7 @@ pub fn sub(a: &Var, b: &Var) -> Result<Var> {
 ///
 /// # Errors
 /// As [`add`].
-pub fn mul(a: &Var, b: &Var) -> Result<Var> {
+pub fn mul<V: Operand>(a: &V, b: &V) -> Result<V> {
     let y = ops::mul(a.value(), b.value())?;
     let (a_shape, b_shape) = (*a.shape(), *b.shape());
     // Each is saved only for the gradient of the other.
@@ -175,7 +175,7 @@ pub fn mul(a: &Var, b: &Var) -> Result<Var> {
 ///
 /// # Errors
 /// As [`add`].
-pub fn div(a: &Var, b: &Var) -> Result<Var> {
+pub fn div<V: Operand>(a: &V, b: &V) -> Result<V> {
     let y = ops::div(a.value(), b.value())?;
     let (a_shape, b_shape) = (*a.shape(), *b.shape());
     let (saved_y, saved_b) = (b.is_tracked().then(|| y.save()), b.save());
@@ -196,7 +196,7 @@ pub fn div(a: &Var, b: &Var) -> Result<Var> {
 ///
 /// # Errors
 /// As [`add`].
-pub fn maximum(a: &Var, b: &Var) -> Result<Var> {
+pub fn maximum<V: Operand>(a: &V, b: &V) -> Result<V> {
     let y = ops::maximum(a.value(), b.value())?;
     extreme(y, a, b, 1.0)
 }
@@ -208,13 +208,13 @@ pub fn maximum(a: &Var, b: &Var) -> Result<Var> {
 ///
 /// # Errors
 /// As [`add`].
-pub fn minimum(a: &Var, b: &Var) -> Result<Var> {
+pub fn minimum<V: Operand>(a: &V, b: &V) -> Result<V> {
     let y = ops::minimum(a.value(), b.value())?;
     extreme(y, a, b, -1.0)
 }
 
 /// `sign` is 1 for the maximum, -1 for the minimum.
-fn extreme(y: Tensor, a: &Var, b: &Var, sign: f64) -> Result<Var> {
+fn extreme<V: Operand>(y: Tensor, a: &V, b: &V, sign: f64) -> Result<V> {
     let (a_shape, b_shape) = (*a.shape(), *b.shape());
     let (saved_a, saved_b) = (a.save(), b.save());
     y.tracked([a, b], move |dy, [da, db]| {
@@ -236,7 +236,7 @@ fn extreme(y: Tensor, a: &Var, b: &Var, sign: f64) -> Result<Var> {
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::where_`].
-pub fn where_(condition: &Tensor, a: &Var, b: &Var) -> Result<Var> {
+pub fn where_<V: Operand>(condition: &Tensor, a: &V, b: &V) -> Result<V> {
     let y = ops::where_(condition, a.value(), b.value())?;
     let (a_shape, b_shape, saved) = (*a.shape(), *b.shape(), condition.save());
     y.tracked_linear([a, b], move |dy, [da, db]| {

@@ -2,7 +2,7 @@
 
 use meshgrad_runtime::{Tensor, ops};
 
-use crate::{Result, Save, Track, Var};
+use crate::{Operand, Result, Save, Track};
 
 /// The rows of `table` at `ids`. Saves only the ids.
 ///
@@ -11,7 +11,7 @@ use crate::{Result, Save, Track, Var};
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::embedding`].
-pub fn embedding(table: &Var, ids: &Tensor) -> Result<Var> {
+pub fn embedding<V: Operand>(table: &V, ids: &Tensor) -> Result<V> {
     let y = ops::embedding(table.value(), ids)?;
     let saved_ids = ids.save();
     y.tracked_linear([table], move |dy, [dtable]| {

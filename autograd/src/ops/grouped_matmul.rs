@@ -2,7 +2,7 @@
 
 use meshgrad_runtime::{Tensor, ops};
 
-use crate::{Result, Save, Track, Var};
+use crate::{Operand, Result, Save, Track};
 
 /// y = x w_g^T for the rows of each group g: one linear layer per expert.
 ///
@@ -12,7 +12,7 @@ use crate::{Result, Save, Track, Var};
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::grouped_matmul_nt`].
-pub fn grouped_matmul(x: &Var, w: &Var, offsets: &Tensor) -> Result<Var> {
+pub fn grouped_matmul<V: Operand>(x: &V, w: &V, offsets: &Tensor) -> Result<V> {
     let y = ops::grouped_matmul_nt(x.value(), w.value(), offsets)?;
 
     let (saved_x, saved_w, offsets) = (x.save(), w.save(), offsets.save());
@@ -30,7 +30,7 @@ mod tests {
     use meshgrad_runtime::Device;
 
     use super::*;
-    use crate::{Tolerance, gradcheck};
+    use crate::{Tolerance, Var, gradcheck};
 
     /// Gradients are correct, also with groups without rows and rows without a group.
     #[test]

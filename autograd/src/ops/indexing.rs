@@ -2,19 +2,19 @@
 
 use meshgrad_runtime::{Tensor, ops};
 
-use crate::{Result, Save, TapeError, Track, Var, tracked_many_linear};
+use crate::{Operand, Result, Save, TapeError, Track, tracked_list_linear};
 
 /// Concatenates `parts` along dim `dim`. The gradient of each part is a view.
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::concat`].
-pub fn concat(parts: &[&Var], dim: isize) -> Result<Var> {
+pub fn concat<V: Operand>(parts: &[&V], dim: isize) -> Result<V> {
     let values: Vec<&Tensor> = parts.iter().map(|part| part.value()).collect();
     let y = ops::concat(&values, dim)?;
     let sizes: Result<Vec<usize>> = values.iter().map(|x| x.extent(dim)).collect();
     let sizes = sizes?;
 
-    let mut vars = tracked_many_linear(vec![y], parts, move |dys, slots| {
+    let mut vars = tracked_list_linear(vec![y], parts, move |dys, slots| {
         let Some(dy) = &dys[0] else {
             return Ok(());
         };
@@ -32,10 +32,10 @@ pub fn concat(parts: &[&Var], dim: isize) -> Result<Var> {
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::split`].
-pub fn split(x: &Var, sizes: &[usize], dim: isize) -> Result<Vec<Var>> {
+pub fn split<V: Operand>(x: &V, sizes: &[usize], dim: isize) -> Result<Vec<V>> {
     let parts = ops::split(x.value(), sizes, dim)?;
     let shapes: Vec<_> = parts.iter().map(|part| *part.shape()).collect();
-    tracked_many_linear(parts, &[x], move |dys, slots| {
+    tracked_list_linear(parts, &[x], move |dys, slots| {
         let gradient = || {
             let Some(some) = dys.iter().flatten().next() else {
                 return Err(TapeError::NotTracked {
@@ -61,7 +61,7 @@ pub fn split(x: &Var, sizes: &[usize], dim: isize) -> Result<Vec<Var>> {
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::index_select`].
-pub fn index_select(x: &Var, dim: isize, ids: &Tensor) -> Result<Var> {
+pub fn index_select<V: Operand>(x: &V, dim: isize, ids: &Tensor) -> Result<V> {
     let y = ops::index_select(x.value(), dim, ids)?;
     let (extent, saved_ids) = (x.value().extent(dim)?, ids.save());
     y.tracked_linear([x], move |dy, [dx]| {
@@ -76,7 +76,7 @@ pub fn index_select(x: &Var, dim: isize, ids: &Tensor) -> Result<Var> {
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::gather`].
-pub fn gather(x: &Var, dim: isize, index: &Tensor) -> Result<Var> {
+pub fn gather<V: Operand>(x: &V, dim: isize, index: &Tensor) -> Result<V> {
     let y = ops::gather(x.value(), dim, index)?;
     let (shape, saved_index) = (*x.shape(), index.save());
     y.tracked_linear([x], move |dy, [dx]| {
@@ -91,7 +91,7 @@ pub fn gather(x: &Var, dim: isize, index: &Tensor) -> Result<Var> {
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::scatter_add`].
-pub fn scatter_add(shape: &[usize], dim: isize, index: &Tensor, src: &Var) -> Result<Var> {
+pub fn scatter_add<V: Operand>(shape: &[usize], dim: isize, index: &Tensor, src: &V) -> Result<V> {
     let y = ops::scatter_add(shape, dim, index, src.value())?;
     let saved_index = index.save();
     y.tracked_linear([src], move |dy, [dsrc]| {
@@ -104,7 +104,7 @@ mod tests {
     use meshgrad_runtime::Device;
 
     use super::*;
-    use crate::{Tolerance, gradcheck};
+    use crate::{Tolerance, Var, gradcheck};
 
     fn numbered(device: &Device, shape: &[usize], step: f64) -> Tensor {
         let count: usize = shape.iter().product();

@@ -2,7 +2,7 @@
 
 use meshgrad_runtime::ops;
 
-use crate::{Result, Track, Var};
+use crate::{Operand, Result, Track};
 
 /// y = x w^T: a linear layer without bias.
 ///
@@ -11,7 +11,7 @@ use crate::{Result, Track, Var};
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::linear`].
-pub fn linear(x: &Var, w: &Var) -> Result<Var> {
+pub fn linear<V: Operand>(x: &V, w: &V) -> Result<V> {
     let y = ops::linear(x.value(), w.value())?;
     let (saved_x, saved_w) = (x.save(), w.save());
     y.tracked([x, w], move |dy, [dx, dw]| {
@@ -28,7 +28,7 @@ pub fn linear(x: &Var, w: &Var) -> Result<Var> {
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::matmul`].
-pub fn matmul(a: &Var, b: &Var) -> Result<Var> {
+pub fn matmul<V: Operand>(a: &V, b: &V) -> Result<V> {
     let c = ops::matmul(a.value(), b.value())?;
     let (saved_a, saved_b) = (a.save(), b.save());
     c.tracked([a, b], move |dc, [da, db]| {

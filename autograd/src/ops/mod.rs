@@ -1,5 +1,8 @@
-//! Differentiable ops. Each computes with [`meshgrad_runtime::ops`] and declares what its backward
-//! saves.
+//! Ops: on [`Var`](crate::Var)s, which record them, and on [`Tensor`](meshgrad_runtime::Tensor)s.
+//!
+//! Each op with a gradient computes with [`meshgrad_runtime::ops`] and declares what its backward
+//! saves; these are listed below by name. All other ops of the runtime are re-exported: those
+//! without a gradient, and those that compute gradients.
 
 mod attention;
 mod cross_entropy;
@@ -17,18 +20,27 @@ mod shape;
 mod softmax;
 mod swiglu;
 
-pub use attention::*;
-pub use cross_entropy::*;
-pub use dropout::*;
-pub use elementwise::*;
-pub use embedding::*;
-pub use grouped_matmul::*;
-pub use indexing::*;
-pub use matmul::*;
-pub use moe::*;
-pub use norm::*;
-pub use reduce::*;
-pub use rope::*;
-pub use shape::*;
-pub use softmax::*;
-pub use swiglu::*;
+pub use attention::attention;
+pub use cross_entropy::linear_cross_entropy;
+pub use dropout::dropout;
+pub use elementwise::{
+    abs, add, affine, clamp, cos, div, exp, ln, maximum, minimum, mul, neg, reciprocal, relu,
+    rsqrt, sigmoid, silu, sin, sqrt, square, sub, tanh, where_,
+};
+pub use embedding::embedding;
+pub use grouped_matmul::grouped_matmul;
+pub use indexing::{concat, gather, index_select, scatter_add, split};
+pub use matmul::{linear, matmul};
+pub use moe::{permute_tokens, router_top_k, unpermute_tokens};
+pub use norm::{add_rms_norm, rms_norm};
+pub use reduce::{max, mean, min, sum};
+pub use rope::{rms_norm_rope, rope};
+pub use shape::{
+    broadcast_to, cast, chunk, contiguous, merge_first, merge_last, merge_leading, permute,
+    reshape, slice, split_last, transpose,
+};
+pub use softmax::{log_softmax, softmax};
+pub use swiglu::swiglu;
+
+#[doc(no_inline)]
+pub use meshgrad_runtime::ops::*;

@@ -4,7 +4,7 @@
 use meshgrad_runtime::ops::ExpertOrder;
 use meshgrad_runtime::{Tensor, ops};
 
-use crate::{Result, Save, Track, Var};
+use crate::{Operand, Result, Save, Track};
 
 /// The `k` most probable experts of each token: their weights, through which gradients flow, and
 /// their indices. `bias` is added for the choice only.
@@ -15,12 +15,12 @@ use crate::{Result, Save, Track, Var};
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::router_top_k`].
-pub fn router_top_k(
-    probabilities: &Var,
+pub fn router_top_k<V: Operand>(
+    probabilities: &V,
     k: usize,
     renormalize: bool,
     bias: Option<&Tensor>,
-) -> Result<(Var, Tensor)> {
+) -> Result<(V, Tensor)> {
     let (weights, indices) = ops::router_top_k(probabilities.value(), k, renormalize, bias)?;
 
     let (saved, saved_indices) = (probabilities.save(), indices.save());
@@ -40,7 +40,7 @@ pub fn router_top_k(
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::permute_tokens`].
-pub fn permute_tokens(x: &Var, order: &ExpertOrder) -> Result<Var> {
+pub fn permute_tokens<V: Operand>(x: &V, order: &ExpertOrder) -> Result<V> {
     let y = ops::permute_tokens(x.value(), &order.order, &order.offsets)?;
     let saved_rows = order.row_of_slot.save();
     y.tracked_linear([x], move |dy, [dx]| {
@@ -55,7 +55,7 @@ pub fn permute_tokens(x: &Var, order: &ExpertOrder) -> Result<Var> {
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::unpermute_tokens`].
-pub fn unpermute_tokens(y: &Var, weights: &Var, order: &ExpertOrder) -> Result<Var> {
+pub fn unpermute_tokens<V: Operand>(y: &V, weights: &V, order: &ExpertOrder) -> Result<V> {
     let out = ops::unpermute_tokens(y.value(), weights.value(), &order.row_of_slot)?;
 
     let (saved_y, saved_weights) = (y.save(), weights.save());
@@ -80,7 +80,7 @@ mod tests {
 
     use super::*;
     use crate::ops::grouped_matmul;
-    use crate::{Tolerance, gradcheck};
+    use crate::{Tolerance, Var, gradcheck};
 
     fn numbered(device: &Device, shape: &[usize], step: f64) -> Tensor {
         let count: usize = shape.iter().product();

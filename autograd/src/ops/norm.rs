@@ -2,7 +2,7 @@
 
 use meshgrad_runtime::{Tensor, ops};
 
-use crate::{Result, Save, Slot, Track, Var, tracked_many};
+use crate::{Operand, Result, Save, Slot, Track, tracked_many};
 
 /// y = x * w / sqrt(mean(x^2) + eps) over the last dim, computed in f32 (f64 for f64). Saves x, w
 /// and one number per row.
@@ -12,7 +12,7 @@ use crate::{Result, Save, Slot, Track, Var, tracked_many};
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::rms_norm`].
-pub fn rms_norm(x: &Var, w: &Var, eps: f64) -> Result<Var> {
+pub fn rms_norm<V: Operand>(x: &V, w: &V, eps: f64) -> Result<V> {
     let (y, inv_rms) = ops::rms_norm(x.value(), w.value(), eps)?;
     let (saved_x, saved_w, inv_rms) = (x.save(), w.save(), inv_rms.save());
     y.tracked([x, w], move |dy, [dx, dw]| {
@@ -32,14 +32,11 @@ pub fn rms_norm(x: &Var, w: &Var, eps: f64) -> Result<Var> {
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::add_rms_norm`].
-pub fn add_rms_norm(x: &Var, added: &Var, w: &Var, eps: f64) -> Result<(Var, Var)> {
+pub fn add_rms_norm<V: Operand>(x: &V, added: &V, w: &V, eps: f64) -> Result<(V, V)> {
     let (sum, y, inv_rms) = ops::add_rms_norm(x.value(), added.value(), w.value(), eps)?;
 
     let (saved_sum, saved_w, inv_rms) = (sum.save(), w.save(), inv_rms.save());
-    let backward = move |dys: &[Option<Tensor>], slots: Vec<Slot<'_>>| {
-        let ([dsum, dy], Ok([dx, dadded, dw])) = (dys, <[Slot<'_>; 3]>::try_from(slots)) else {
-            return Ok(());
-        };
+    let backward = move |[dsum, dy]: [Option<&Tensor>; 2], [dx, dadded, dw]: [Slot<'_>; 3]| {
         if dx.due() | dadded.due() {
             let gradient = match (dsum, dy) {
                 (Some(dsum), None) => dsum.clone(),
@@ -61,9 +58,6 @@ pub fn add_rms_norm(x: &Var, added: &Var, w: &Var, eps: f64) -> Result<(Var, Var
             ops::rms_norm_grad_weight_into(dy, &sum, &inv_rms, dw)
         })
     };
-    let outputs = tracked_many(vec![sum, y], &[x, added, w], backward)?;
-    match <[Var; 2]>::try_from(outputs) {
-        Ok([sum, y]) => Ok((sum, y)),
-        Err(_) => unreachable!("two tensors give two variables"),
-    }
+    let [sum, y] = tracked_many([sum, y], [x, added, w], backward)?;
+    Ok((sum, y))
 }

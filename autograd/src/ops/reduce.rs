@@ -2,7 +2,7 @@
 
 use meshgrad_runtime::{Shape, Tensor, ops};
 
-use crate::{Result, Save, Track, Var};
+use crate::{Operand, Result, Save, Track};
 
 /// The sum over `dims`, which are removed. Saves nothing.
 ///
@@ -11,7 +11,7 @@ use crate::{Result, Save, Track, Var};
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::sum`].
-pub fn sum(x: &Var, dims: &[isize]) -> Result<Var> {
+pub fn sum<V: Operand>(x: &V, dims: &[isize]) -> Result<V> {
     let y = ops::sum(x.value(), dims)?;
     let expand = Expand::new(x.value(), dims)?;
     y.tracked_linear([x], move |dy, [dx]| {
@@ -26,7 +26,7 @@ pub fn sum(x: &Var, dims: &[isize]) -> Result<Var> {
 ///
 /// # Errors
 /// As [`sum`].
-pub fn mean(x: &Var, dims: &[isize]) -> Result<Var> {
+pub fn mean<V: Operand>(x: &V, dims: &[isize]) -> Result<V> {
     let y = ops::mean(x.value(), dims)?;
     let expand = Expand::new(x.value(), dims)?;
     let count = x.shape().elements() / y.elements().max(1);
@@ -42,7 +42,7 @@ pub fn mean(x: &Var, dims: &[isize]) -> Result<Var> {
 ///
 /// # Errors
 /// As [`sum`].
-pub fn max(x: &Var, dims: &[isize]) -> Result<Var> {
+pub fn max<V: Operand>(x: &V, dims: &[isize]) -> Result<V> {
     let y = ops::max(x.value(), dims)?;
     let expand = Expand::new(x.value(), dims)?;
     let (saved_x, saved_y) = (x.save(), y.save());
@@ -64,7 +64,7 @@ pub fn max(x: &Var, dims: &[isize]) -> Result<Var> {
 ///
 /// # Errors
 /// As [`sum`].
-pub fn min(x: &Var, dims: &[isize]) -> Result<Var> {
+pub fn min<V: Operand>(x: &V, dims: &[isize]) -> Result<V> {
     super::neg(&max(&super::neg(x)?, dims)?)
 }
 

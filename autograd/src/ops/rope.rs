@@ -3,7 +3,7 @@
 use meshgrad_runtime::Tensor;
 use meshgrad_runtime::ops::{self, RopeStyle};
 
-use crate::{Result, Save, Track, Var};
+use crate::{Operand, Result, Save, Track};
 
 /// Rotates the first features of each head by angles proportional to the position. Saves only the
 /// tables.
@@ -14,7 +14,7 @@ use crate::{Result, Save, Track, Var};
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::rope`].
-pub fn rope(x: &Var, cos: &Tensor, sin: &Tensor, style: RopeStyle) -> Result<Var> {
+pub fn rope<V: Operand>(x: &V, cos: &Tensor, sin: &Tensor, style: RopeStyle) -> Result<V> {
     let y = ops::rope(x.value(), cos, sin, style)?;
     let (cos, sin) = (cos.save(), sin.save());
     y.tracked_linear([x], move |dy, [dx]| {
@@ -31,14 +31,14 @@ pub fn rope(x: &Var, cos: &Tensor, sin: &Tensor, style: RopeStyle) -> Result<Var
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::rms_norm_rope`].
-pub fn rms_norm_rope(
-    x: &Var,
-    w: &Var,
+pub fn rms_norm_rope<V: Operand>(
+    x: &V,
+    w: &V,
     cos: &Tensor,
     sin: &Tensor,
     style: RopeStyle,
     eps: f64,
-) -> Result<Var> {
+) -> Result<V> {
     let (y, inv_rms) = ops::rms_norm_rope(x.value(), w.value(), cos, sin, style, eps)?;
     let (saved_x, saved_w, inv_rms) = (x.save(), w.save(), inv_rms.save());
     let (cos, sin) = (cos.save(), sin.save());

@@ -5,7 +5,7 @@ use std::ops::Range;
 use meshgrad_runtime::{DType, ops};
 
 use crate::var::Node;
-use crate::{Result, Track, Var};
+use crate::{Operand, Result, Track, Var};
 
 /// `x` in `dtype`. Its gradient has `x`'s dtype.
 ///
@@ -14,7 +14,7 @@ use crate::{Result, Track, Var};
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::cast`].
-pub fn cast(x: &Var, dtype: DType) -> Result<Var> {
+pub fn cast<V: Operand>(x: &V, dtype: DType) -> Result<V> {
     if x.dtype() == dtype {
         return Ok(x.clone());
     }
@@ -28,12 +28,12 @@ pub fn cast(x: &Var, dtype: DType) -> Result<Var> {
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::reshape`].
-pub fn reshape(x: &Var, shape: &[usize]) -> Result<Var> {
+pub fn reshape<V: Operand>(x: &V, shape: &[usize]) -> Result<V> {
     let from = *x.shape();
     let y = ops::reshape(x.value(), shape)?;
-    if let Node::Param(_) = x.node() {
+    if let Some(node @ Node::Param(_)) = x.as_var().map(Var::node) {
         // The gradient buffer has the same elements in the same order.
-        return Ok(Var::new(y, x.node().clone()));
+        return Ok(V::from_var(Var::new(y, node.clone())));
     }
     y.tracked_linear([x], move |dy, [dx]| dx.add(|| ops::reshape(dy, &from)))
 }
@@ -42,7 +42,7 @@ pub fn reshape(x: &Var, shape: &[usize]) -> Result<Var> {
 ///
 /// # Errors
 /// As [`meshgrad_runtime::Tensor::transpose`].
-pub fn transpose(x: &Var, a: isize, b: isize) -> Result<Var> {
+pub fn transpose<V: Operand>(x: &V, a: isize, b: isize) -> Result<V> {
     let y = x.value().transpose(a, b)?;
     y.tracked_linear([x], move |dy, [dx]| dx.add(|| dy.transpose(a, b)))
 }
@@ -51,7 +51,7 @@ pub fn transpose(x: &Var, a: isize, b: isize) -> Result<Var> {
 ///
 /// # Errors
 /// As [`meshgrad_runtime::Tensor::permute`].
-pub fn permute(x: &Var, order: &[usize]) -> Result<Var> {
+pub fn permute<V: Operand>(x: &V, order: &[usize]) -> Result<V> {
     let y = x.value().permute(order)?;
     let mut inverse = vec![0; order.len()];
     for (to, &from) in order.iter().enumerate() {
@@ -64,7 +64,7 @@ pub fn permute(x: &Var, order: &[usize]) -> Result<Var> {
 ///
 /// # Errors
 /// As [`meshgrad_runtime::Tensor::broadcast_to`].
-pub fn broadcast_to(x: &Var, shape: &[usize]) -> Result<Var> {
+pub fn broadcast_to<V: Operand>(x: &V, shape: &[usize]) -> Result<V> {
     let from = *x.shape();
     let y = x.value().broadcast_to(shape)?;
     y.tracked_linear([x], move |dy, [dx]| dx.add(|| ops::sum_to(dy, &from)))
@@ -74,7 +74,7 @@ pub fn broadcast_to(x: &Var, shape: &[usize]) -> Result<Var> {
 ///
 /// # Errors
 /// As [`meshgrad_runtime::Tensor::slice`].
-pub fn slice(x: &Var, dim: isize, range: Range<usize>) -> Result<Var> {
+pub fn slice<V: Operand>(x: &V, dim: isize, range: Range<usize>) -> Result<V> {
     let from = *x.shape();
     let y = x.value().slice(dim, range.clone())?;
     let dim = x.value().dim("slice", dim)?;
@@ -87,7 +87,7 @@ pub fn slice(x: &Var, dim: isize, range: Range<usize>) -> Result<Var> {
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::contiguous`].
-pub fn contiguous(x: &Var) -> Result<Var> {
+pub fn contiguous<V: Operand>(x: &V) -> Result<V> {
     let y = ops::contiguous(x.value())?;
     y.tracked_linear([x], move |dy, [dx]| dx.add(|| Ok(dy.clone())))
 }
@@ -96,7 +96,7 @@ pub fn contiguous(x: &Var) -> Result<Var> {
 ///
 /// # Errors
 /// [`Argument`](meshgrad_runtime::Error::Argument) when `c` does not divide the last dim.
-pub fn split_last(x: &Var, c: usize) -> Result<Var> {
+pub fn split_last<V: Operand>(x: &V, c: usize) -> Result<V> {
     let last = x.value().extent(-1)?;
     if c == 0 || last % c != 0 {
         let problem = format!("cannot split {last} features into groups of {c}");
@@ -114,7 +114,7 @@ pub fn split_last(x: &Var, c: usize) -> Result<Var> {
 ///
 /// # Errors
 /// [`Argument`](meshgrad_runtime::Error::Argument) when `chunks` does not divide the last dim.
-pub fn chunk(x: &Var, chunks: usize) -> Result<Var> {
+pub fn chunk<V: Operand>(x: &V, chunks: usize) -> Result<V> {
     let last = x.value().extent(-1)?;
     if chunks == 0 || last % chunks != 0 {
         let problem = format!("cannot split {last} features into {chunks} equal chunks");
@@ -131,7 +131,7 @@ pub fn chunk(x: &Var, chunks: usize) -> Result<Var> {
 ///
 /// # Errors
 /// [`NoDim`](meshgrad_runtime::Error::NoDim) when there are fewer than two.
-pub fn merge_last(x: &Var) -> Result<Var> {
+pub fn merge_last<V: Operand>(x: &V) -> Result<V> {
     let at = x.value().dim("merge_last", -2)?;
     reshape(
         x,
@@ -143,7 +143,7 @@ pub fn merge_last(x: &Var) -> Result<Var> {
 ///
 /// # Errors
 /// [`NoDim`](meshgrad_runtime::Error::NoDim) when there are fewer than two.
-pub fn merge_first(x: &Var) -> Result<Var> {
+pub fn merge_first<V: Operand>(x: &V) -> Result<V> {
     let second = x.value().dim("merge_first", 1)?;
     reshape(
         x,
@@ -155,7 +155,7 @@ pub fn merge_first(x: &Var) -> Result<Var> {
 ///
 /// # Errors
 /// [`NoDim`](meshgrad_runtime::Error::NoDim) when `x` has no dims.
-pub fn merge_leading(x: &Var) -> Result<Var> {
+pub fn merge_leading<V: Operand>(x: &V) -> Result<V> {
     let last = x.value().dim("merge_leading", -1)?;
     let rows = x.shape()[..last].iter().product();
     reshape(x, &[rows, x.shape()[last]])

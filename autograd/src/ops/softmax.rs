@@ -2,7 +2,7 @@
 
 use meshgrad_runtime::ops;
 
-use crate::{Result, Save, Track, Var};
+use crate::{Operand, Result, Save, Track};
 
 /// e^x / sum e^x over the last dim.
 ///
@@ -11,7 +11,7 @@ use crate::{Result, Save, Track, Var};
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::softmax`].
-pub fn softmax(x: &Var) -> Result<Var> {
+pub fn softmax<V: Operand>(x: &V) -> Result<V> {
     let y = ops::softmax(x.value())?;
     let saved = y.save();
     y.tracked([x], move |dy, [dx]| {
@@ -26,7 +26,7 @@ pub fn softmax(x: &Var) -> Result<Var> {
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::log_softmax`].
-pub fn log_softmax(x: &Var) -> Result<Var> {
+pub fn log_softmax<V: Operand>(x: &V) -> Result<V> {
     let y = ops::log_softmax(x.value())?;
     let saved = y.save();
     y.tracked([x], move |dy, [dx]| {

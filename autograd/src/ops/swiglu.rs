@@ -2,7 +2,7 @@
 
 use meshgrad_runtime::ops;
 
-use crate::{Result, Track, Var};
+use crate::{Operand, Result, Track};
 
 /// silu(gate) * up. Saves its operand.
 ///
@@ -11,7 +11,7 @@ use crate::{Result, Track, Var};
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::swiglu`].
-pub fn swiglu(gate_up: &Var) -> Result<Var> {
+pub fn swiglu<V: Operand>(gate_up: &V) -> Result<V> {
     let y = ops::swiglu(gate_up.value())?;
     let saved = gate_up.save();
     y.tracked([gate_up], move |dy, [dx]| {

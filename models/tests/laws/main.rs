@@ -3,6 +3,7 @@
 mod balancing;
 mod bf16;
 mod decoding;
+mod lora;
 
 use meshgrad_autograd::{Grads, Module, Tape};
 use meshgrad_models::config::Qwen3Config;

@@ -6,6 +6,7 @@
 //! instruction; for these the difference is measured.
 
 use meshgrad::prelude::*;
+use meshgrad::runtime::ops;
 use meshgrad::runtime::{Accumulator, Result, Shape};
 
 use super::inputs::{Case, Cases, ELEMENTS, Inputs};
@@ -15,40 +16,40 @@ type Unary = (&'static str, fn(&Tensor) -> Result<Tensor>);
 type Binary = (&'static str, fn(&Tensor, &Tensor) -> Result<Tensor>);
 
 const UNARY: &[Unary] = &[
-    ("neg", values::neg),
-    ("abs", values::abs),
-    ("square", values::square),
-    ("sqrt", values::sqrt),
-    ("rsqrt", values::rsqrt),
-    ("reciprocal", values::reciprocal),
-    ("exp", values::exp),
-    ("ln", values::ln),
-    ("sin", values::sin),
-    ("cos", values::cos),
-    ("tanh", values::tanh),
-    ("sigmoid", values::sigmoid),
-    ("silu", values::silu),
-    ("relu", values::relu),
-    ("clamp", |x| values::clamp(x, -0.5, 1.5)),
-    ("affine", |x| values::affine(x, 1.7, -0.3)),
+    ("neg", ops::neg),
+    ("abs", ops::abs),
+    ("square", ops::square),
+    ("sqrt", ops::sqrt),
+    ("rsqrt", ops::rsqrt),
+    ("reciprocal", ops::reciprocal),
+    ("exp", ops::exp),
+    ("ln", ops::ln),
+    ("sin", ops::sin),
+    ("cos", ops::cos),
+    ("tanh", ops::tanh),
+    ("sigmoid", ops::sigmoid),
+    ("silu", ops::silu),
+    ("relu", ops::relu),
+    ("clamp", |x| ops::clamp(x, -0.5, 1.5)),
+    ("affine", |x| ops::affine(x, 1.7, -0.3)),
 ];
 
 const BINARY: &[Binary] = &[
-    ("add", values::add),
-    ("sub", values::sub),
-    ("mul", values::mul),
-    ("div", values::div),
-    ("maximum", values::maximum),
-    ("minimum", values::minimum),
-    ("eq", values::eq),
-    ("lt", values::lt),
-    ("ge", values::ge),
-    ("where_", |a, b| values::where_(&values::le(a, b)?, a, b)),
-    ("tanh_grad", values::tanh_grad),
-    ("silu_grad", values::silu_grad),
+    ("add", ops::add),
+    ("sub", ops::sub),
+    ("mul", ops::mul),
+    ("div", ops::div),
+    ("maximum", ops::maximum),
+    ("minimum", ops::minimum),
+    ("eq", ops::eq),
+    ("lt", ops::lt),
+    ("ge", ops::ge),
+    ("where_", |a, b| ops::where_(&ops::le(a, b)?, a, b)),
+    ("tanh_grad", ops::tanh_grad),
+    ("silu_grad", ops::silu_grad),
     ("chain", |a, b| {
-        let gate = values::silu(&values::affine(a, 0.5, 1.0)?)?;
-        values::sub(&values::mul(&gate, b)?, &values::square(a)?)
+        let gate = ops::silu(&ops::affine(a, 0.5, 1.0)?)?;
+        ops::sub(&ops::mul(&gate, b)?, &ops::square(a)?)
     }),
 ];
 
@@ -98,14 +99,14 @@ fn elementwise(inputs: &Inputs, dtype: DType, cases: &mut Cases) -> Result<()> {
         cases.exact(format!("{name} {dtype}"), op(&a, &b)?);
     }
     for to in FLOATS.into_iter().filter(|to| *to != dtype) {
-        cases.exact(format!("cast {dtype} to {to}"), values::cast(&a, to)?);
+        cases.exact(format!("cast {dtype} to {to}"), ops::cast(&a, to)?);
     }
 
     let into = inputs.normal("into", &[ELEMENTS], DType::F32)?;
     let into = mutable_copy(&into)?;
     let mut into = Accumulator::over(into)?;
     into.filled();
-    values::add_into(&a, &mut into)?;
+    ops::add_into(&a, &mut into)?;
     cases.exact(format!("add_into {dtype}"), into.buffer().clone());
     Ok(())
 }
@@ -113,14 +114,11 @@ fn elementwise(inputs: &Inputs, dtype: DType, cases: &mut Cases) -> Result<()> {
 fn strided(inputs: &Inputs, cases: &mut Cases) -> Result<()> {
     let x = inputs.normal("x", &[23, 5, 34], DType::F32)?;
     let permuted = x.permute(&[2, 0, 1])?;
-    cases.exact("copy of a permuted view".into(), values::copy(&permuted)?);
+    cases.exact("copy of a permuted view".into(), ops::copy(&permuted)?);
     let row = inputs.normal("row", &[5], DType::F32)?;
-    cases.exact(
-        "add of a broadcast row".into(),
-        values::add(&permuted, &row)?,
-    );
+    cases.exact("add of a broadcast row".into(), ops::add(&permuted, &row)?);
     let part = x.slice(2, 1..30)?.slice(0, 3..20)?;
-    cases.exact("exp of a slice".into(), values::exp(&part)?);
+    cases.exact("exp of a slice".into(), ops::exp(&part)?);
     Ok(())
 }
 
@@ -131,10 +129,10 @@ fn norms(inputs: &Inputs, dtype: DType, shape: [usize; 2], cases: &mut Cases) ->
     let w = inputs.normal("w", &[features], dtype)?;
     let of = |what: &str| format!("{what} {dtype} {rows}x{features}");
 
-    let (y, inv_rms) = values::rms_norm(&x, &w, 1e-6)?;
-    let dx = values::rms_norm_grad_input(&dy, &x, &w, &inv_rms)?;
+    let (y, inv_rms) = ops::rms_norm(&x, &w, 1e-6)?;
+    let dx = ops::rms_norm_grad_input(&dy, &x, &w, &inv_rms)?;
     let mut dw = Accumulator::new(inputs.device, *w.shape(), DType::F32)?;
-    values::rms_norm_grad_weight_into(&dy, &x, &inv_rms, &mut dw)?;
+    ops::rms_norm_grad_weight_into(&dy, &x, &inv_rms, &mut dw)?;
 
     cases.exact(of("rms_norm"), y);
     cases.exact(of("rms_norm's 1 / rms"), inv_rms);
@@ -154,10 +152,10 @@ fn products(
     let b = inputs.matrix("b", [k, n], transposes.ends_with('t'), dtype)?;
     let of = |what: &str| format!("{what} {dtype} {transposes} {m}x{n}x{k}");
 
-    let c = values::matmul(&a, &b)?;
+    let c = ops::matmul(&a, &b)?;
     let mut sum = Accumulator::new(inputs.device, Shape::new(&[m, n])?, DType::F32)?;
-    values::matmul_into(&a, &b, &mut sum)?;
-    values::matmul_into(&a, &b, &mut sum)?;
+    ops::matmul_into(&a, &b, &mut sum)?;
+    ops::matmul_into(&a, &b, &mut sum)?;
     let sum = sum.buffer().clone();
 
     // f32 is a chain of fused multiply-adds along k; bf16 uses tensor cores.
@@ -177,6 +175,6 @@ fn products(
 /// A mutable copy of `x`.
 fn mutable_copy(x: &Tensor) -> Result<Tensor> {
     let copy = Tensor::zeros(x.device(), x.shape(), x.dtype(), Kind::Gradient)?;
-    values::copy_into(x, &copy)?;
+    ops::copy_into(x, &copy)?;
     Ok(copy)
 }

@@ -1,6 +1,7 @@
 //! The inputs of a dump, and the list of its cases.
 
 use meshgrad::prelude::*;
+use meshgrad::runtime::ops;
 use meshgrad::runtime::{Key, Result};
 
 /// A result, and whether it is exact.
@@ -67,8 +68,8 @@ impl Inputs<'_> {
 
     pub(crate) fn normal(&self, name: &str, shape: &[usize], dtype: DType) -> Result<Tensor> {
         let key = self.key.fold_name(name);
-        let x = values::normal(&self.host, shape, dtype, key, 0.0, 1.0)?;
-        values::to_device(&x, self.device)
+        let x = ops::normal(&self.host, shape, dtype, key, 0.0, 1.0)?;
+        ops::to_device(&x, self.device)
     }
 
     /// \[rows, columns\], stored as its transpose if `transposed`.
@@ -89,13 +90,13 @@ impl Inputs<'_> {
     pub(crate) fn with_specials(&self, dtype: DType) -> Result<[Tensor; 2]> {
         let operand = |name: &str, special: fn(usize) -> f32| {
             let key = self.key.fold_name(name);
-            let x = values::normal(&self.host, &[ELEMENTS], DType::F32, key, 0.0, 3.0)?;
+            let x = ops::normal(&self.host, &[ELEMENTS], DType::F32, key, 0.0, 3.0)?;
             let mut x = x.to_vec::<f32>()?;
             for (i, x) in x[..SPECIAL.len().pow(2)].iter_mut().enumerate() {
                 *x = special(i);
             }
             let x = Tensor::from_slice(&self.host, &[ELEMENTS], &x)?;
-            values::to_device(&values::cast(&x, dtype)?, self.device)
+            ops::to_device(&ops::cast(&x, dtype)?, self.device)
         };
         Ok([
             operand("a", |i| SPECIAL[i % SPECIAL.len()])?,

@@ -1,6 +1,7 @@
 //! Cases of a dump: the remaining kernels of models.
 
 use meshgrad::prelude::*;
+use meshgrad::runtime::ops;
 use meshgrad::runtime::ops::{AttentionMask, RopeStyle, Targets};
 use meshgrad::runtime::{Accumulator, Key, Result, Shape};
 
@@ -25,26 +26,23 @@ pub(crate) fn cases(inputs: &Inputs<'_>, dtype: DType, cases: &mut Cases) -> Res
 fn rows(inputs: &Inputs<'_>, dtype: DType, cases: &mut Cases) -> Result<()> {
     let x = inputs.normal("x", &[37, 1000], dtype)?;
     let dy = inputs.normal("dy", &[37, 1000], dtype)?;
-    let y = values::softmax(&x)?;
-    cases.exact(
-        format!("softmax_grad {dtype}"),
-        values::softmax_grad(&y, &dy)?,
-    );
+    let y = ops::softmax(&x)?;
+    cases.exact(format!("softmax_grad {dtype}"), ops::softmax_grad(&y, &dy)?);
     cases.exact(format!("softmax {dtype}"), y);
-    cases.exact(format!("log_softmax {dtype}"), values::log_softmax(&x)?);
+    cases.exact(format!("log_softmax {dtype}"), ops::log_softmax(&x)?);
     for (name, dims) in [("rows", &[1][..]), ("columns", &[0]), ("all", &[0, 1])] {
-        cases.exact(format!("sum of {name} {dtype}"), values::sum(&x, dims)?);
-        cases.exact(format!("max of {name} {dtype}"), values::max(&x, dims)?);
+        cases.exact(format!("sum of {name} {dtype}"), ops::sum(&x, dims)?);
+        cases.exact(format!("max of {name} {dtype}"), ops::max(&x, dims)?);
     }
-    let (largest, _) = values::top_k(&x, 9)?;
+    let (largest, _) = ops::top_k(&x, 9)?;
     cases.exact(format!("top_k {dtype}"), largest);
 
-    let gate_up = values::reshape(&x, &[37, 2, 500])?;
+    let gate_up = ops::reshape(&x, &[37, 2, 500])?;
     let dy = inputs.normal("dy", &[37, 500], dtype)?;
-    cases.exact(format!("swiglu {dtype}"), values::swiglu(&gate_up)?);
+    cases.exact(format!("swiglu {dtype}"), ops::swiglu(&gate_up)?);
     cases.exact(
         format!("swiglu_grad {dtype}"),
-        values::swiglu_grad(&gate_up, &dy)?,
+        ops::swiglu_grad(&gate_up, &dy)?,
     );
     Ok(())
 }
@@ -55,31 +53,28 @@ fn indices(inputs: &Inputs<'_>, dtype: DType, cases: &mut Cases) -> Result<()> {
     let ids: Vec<i64> = (0..TOKENS as i64).map(|at| (at * at) % 50).collect();
     let ids = Tensor::from_slice(inputs.device, &[TOKENS], &ids)?;
     let mut sums = Accumulator::new(inputs.device, Shape::new(&[50, WIDTH])?, DType::F32)?;
-    values::embedding_grad_into(&dy, &ids, &mut sums)?;
-    cases.exact(
-        format!("embedding {dtype}"),
-        values::embedding(&table, &ids)?,
-    );
+    ops::embedding_grad_into(&dy, &ids, &mut sums)?;
+    cases.exact(format!("embedding {dtype}"), ops::embedding(&table, &ids)?);
     cases.exact(format!("embedding_grad {dtype}"), sums.buffer().clone());
     Ok(())
 }
 
 fn random(inputs: &Inputs<'_>, dtype: DType, cases: &mut Cases) -> Result<()> {
     let (device, key) = (inputs.device, Key::new(11));
-    let uniform = values::uniform(device, &[4099], dtype, key, -1.0, 1.0)?;
-    let normal = values::normal(device, &[4099], dtype, key, 0.0, 1.0)?;
+    let uniform = ops::uniform(device, &[4099], dtype, key, -1.0, 1.0)?;
+    let normal = ops::normal(device, &[4099], dtype, key, 0.0, 1.0)?;
     cases.exact(format!("uniform {dtype}"), uniform);
     cases.exact(format!("normal {dtype}"), normal);
     Ok(())
 }
 
 fn positions(inputs: &Inputs<'_>, dtype: DType, cases: &mut Cases) -> Result<()> {
-    let positions = values::arange(inputs.device, 19, DType::I64)?.unsqueeze(0)?;
+    let positions = ops::arange(inputs.device, 19, DType::I64)?.unsqueeze(0)?;
     let frequencies: Vec<f32> = (0..32).map(|at| 1e4f32.powf(-(at as f32) / 32.0)).collect();
     let frequencies = Tensor::from_slice(inputs.device, &[32], &frequencies)?;
-    let (cos, sin) = values::rope_tables(&positions, &frequencies, 1.0)?;
+    let (cos, sin) = ops::rope_tables(&positions, &frequencies, 1.0)?;
     let x = inputs.normal("x", &[1, 19, 3, 64], dtype)?;
-    let y = values::rope(&x, &cos, &sin, RopeStyle::Half)?;
+    let y = ops::rope(&x, &cos, &sin, RopeStyle::Half)?;
     cases.exact(format!("rope {dtype}"), y);
     cases.exact(format!("cosines for {dtype}"), cos);
     Ok(())
@@ -89,12 +84,12 @@ fn experts(inputs: &Inputs<'_>, dtype: DType, cases: &mut Cases) -> Result<()> {
     let x = inputs.normal("x", &[TOKENS, WIDTH], dtype)?;
     let scores = inputs.normal("scores", &[TOKENS, EXPERTS], dtype)?;
     let w = inputs.normal("w", &[EXPERTS, 40, WIDTH], dtype)?;
-    let probabilities = values::softmax(&scores)?;
-    let (weights, chosen) = values::router_top_k(&probabilities, CHOSEN, true, None)?;
-    let order = values::expert_order(&chosen, EXPERTS, 0, EXPERTS)?;
-    let permuted = values::permute_tokens(&x, &order.order, &order.offsets)?;
-    let product = values::grouped_matmul_nt(&permuted, &w, &order.offsets)?;
-    let back = values::unpermute_tokens(&permuted, &weights, &order.row_of_slot)?;
+    let probabilities = ops::softmax(&scores)?;
+    let (weights, chosen) = ops::router_top_k(&probabilities, CHOSEN, true, None)?;
+    let order = ops::expert_order(&chosen, EXPERTS, 0, EXPERTS)?;
+    let permuted = ops::permute_tokens(&x, &order.order, &order.offsets)?;
+    let product = ops::grouped_matmul_nt(&permuted, &w, &order.offsets)?;
+    let back = ops::unpermute_tokens(&permuted, &weights, &order.row_of_slot)?;
 
     cases.exact(format!("router_top_k {dtype}"), weights);
     cases.exact(format!("permute_tokens {dtype}"), permuted);
@@ -121,8 +116,8 @@ fn attention(inputs: &Inputs<'_>, dtype: DType, cases: &mut Cases) -> Result<()>
         window: Some(40),
         ..AttentionMask::default()
     };
-    let (out, lse) = values::attention(&q, &k, &v, &mask, 0.125)?;
-    let (dq, dk, dv) = values::attention_grad(&q, &k, &v, &out, &lse, &dout, &mask, 0.125)?;
+    let (out, lse) = ops::attention(&q, &k, &v, &mask, 0.125)?;
+    let (dq, dk, dv) = ops::attention_grad(&q, &k, &v, &out, &lse, &dout, &mask, 0.125)?;
     for (name, result) in [
         ("", out),
         ("'s lse", lse),
@@ -146,7 +141,7 @@ fn losses(inputs: &Inputs<'_>, dtype: DType, cases: &mut Cases) -> Result<()> {
         vocab_start: 0,
         vocab_total: 130,
     };
-    let (max, sum, logit) = values::linear_cross_entropy(&x, &w, targets)?;
+    let (max, sum, logit) = ops::linear_cross_entropy(&x, &w, targets)?;
     of_products(
         cases,
         dtype,
@@ -165,7 +160,7 @@ fn losses(inputs: &Inputs<'_>, dtype: DType, cases: &mut Cases) -> Result<()> {
         format!("linear_cross_entropy's logit {dtype}"),
         logit,
     );
-    let norm = values::global_norm(&[&x, &w])?;
+    let norm = ops::global_norm(&[&x, &w])?;
     cases.exact(format!("global_norm {dtype}"), norm);
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! Attention, and the rotary embedding of queries and keys.
 
 use meshgrad::prelude::*;
+use meshgrad::runtime::ops;
 use meshgrad::runtime::ops::{AttentionMask, RopeStyle};
 use serde_json::json;
 
@@ -44,12 +45,12 @@ fn attention(shape: &shapes::Attention, dtype: DType) -> Group {
     let amount = |products: f64| Amount::Flops(products * product);
     let jobs = vec![
         Job::new("attention", dtype, amount(2.0), &extents, move |of| {
-            let (out, lse) = values::attention(&of[0], &of[1], &of[2], &forward, scale)?;
+            let (out, lse) = ops::attention(&of[0], &of[1], &of[2], &forward, scale)?;
             Ok(vec![out, lse])
         }),
         Job::new("attention_grad", dtype, amount(5.0), &extents, move |of| {
             let [q, k, v, dout, out, lse] = [0, 1, 2, 3, 4, 5].map(|at| &of[at]);
-            let (dq, dk, dv) = values::attention_grad(q, k, v, out, lse, dout, &backward, scale)?;
+            let (dq, dk, dv) = ops::attention_grad(q, k, v, out, lse, dout, &backward, scale)?;
             Ok(vec![dq, dk, dv])
         }),
     ];
@@ -64,7 +65,7 @@ fn attention(shape: &shapes::Attention, dtype: DType) -> Group {
             let k = source.random("k", &keys, dtype)?;
             let v = source.random("v", &keys, dtype)?;
             let dout = source.random("dout", &queries, dtype)?;
-            let (out, lse) = values::attention(&q, &k, &v, &mask, scale)?;
+            let (out, lse) = ops::attention(&q, &k, &v, &mask, scale)?;
             Ok(vec![q, k, v, dout, out, lse])
         }),
     }
@@ -86,12 +87,12 @@ fn positions(shape: &shapes::Attention, dtype: DType) -> Group {
     let extents = json!({"batch": batch, "tokens": tokens, "heads": heads, "head_dim": head_dim});
     let jobs = vec![
         Job::new("rope", dtype, bytes, &extents, |of| {
-            Ok(vec![values::rope(&of[0], &of[1], &of[2], RopeStyle::Half)?])
+            Ok(vec![ops::rope(&of[0], &of[1], &of[2], RopeStyle::Half)?])
         })
         .compiled(),
         Job::new("rms_norm_rope", dtype, bytes, &extents, |of| {
             let [x, cos, sin, w] = [0, 1, 2, 3].map(|at| &of[at]);
-            let (y, inv_rms) = values::rms_norm_rope(x, w, cos, sin, RopeStyle::Half, 1e-6)?;
+            let (y, inv_rms) = ops::rms_norm_rope(x, w, cos, sin, RopeStyle::Half, 1e-6)?;
             Ok(vec![y, inv_rms])
         })
         .compiled(),
@@ -103,9 +104,9 @@ fn positions(shape: &shapes::Attention, dtype: DType) -> Group {
         operands: Box::new(move |source| {
             let x = source.random("x", &queries, dtype)?;
             let w = source.random("w", &[head_dim], dtype)?;
-            let at = values::arange(source.device, tokens, DType::I64)?.unsqueeze(0)?;
+            let at = ops::arange(source.device, tokens, DType::I64)?.unsqueeze(0)?;
             let frequencies = source.random("frequencies", &[head_dim / 2], DType::F32)?;
-            let (cos, sin) = values::rope_tables(&at, &frequencies, 1.0)?;
+            let (cos, sin) = ops::rope_tables(&at, &frequencies, 1.0)?;
             let table = [batch, tokens, head_dim / 2];
             let (cos, sin) = (cos.broadcast_to(&table)?, sin.broadcast_to(&table)?);
             Ok(vec![x, cos, sin, w])

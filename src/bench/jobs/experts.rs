@@ -2,6 +2,7 @@
 
 use meshgrad::prelude::*;
 use meshgrad::runtime::Accumulator;
+use meshgrad::runtime::ops;
 use serde_json::json;
 
 use super::{Amount, Group, Job};
@@ -47,8 +48,7 @@ fn experts(shape: &shapes::Moe, dtype: DType) -> Group {
             bytes(tokens * experts),
             &extents,
             move |of| {
-                let (weights, indices) =
-                    values::router_top_k(&of[PROBABILITIES], chosen, true, None)?;
+                let (weights, indices) = ops::router_top_k(&of[PROBABILITIES], chosen, true, None)?;
                 Ok(vec![weights, indices])
             },
         ),
@@ -60,7 +60,7 @@ fn experts(shape: &shapes::Moe, dtype: DType) -> Group {
             |of| {
                 let [probabilities, indices, dweights] =
                     [PROBABILITIES, INDICES, WEIGHTS].map(|at| &of[at]);
-                let d = values::router_top_k_grad(probabilities, indices, dweights, true)?;
+                let d = ops::router_top_k_grad(probabilities, indices, dweights, true)?;
                 Ok(vec![d])
             },
         ),
@@ -70,7 +70,7 @@ fn experts(shape: &shapes::Moe, dtype: DType) -> Group {
             bytes(4 * copies),
             &extents,
             move |of| {
-                let order = values::expert_order(&of[INDICES], experts, 0, experts)?;
+                let order = ops::expert_order(&of[INDICES], experts, 0, experts)?;
                 Ok(vec![order.offsets, order.order, order.row_of_slot])
             },
         ),
@@ -79,41 +79,38 @@ fn experts(shape: &shapes::Moe, dtype: DType) -> Group {
     let moving = vec![
         Job::new("permute", dtype, rows, &extents, |of| {
             let [x, order, offsets] = [X, ORDER, OFFSETS].map(|at| &of[at]);
-            Ok(vec![values::permute_tokens(x, order, offsets)?])
+            Ok(vec![ops::permute_tokens(x, order, offsets)?])
         }),
         Job::new("permute_grad", dtype, rows, &extents, |of| {
-            Ok(vec![values::permute_tokens_grad(
-                &of[PERMUTED],
-                &of[PLACE],
-            )?])
+            Ok(vec![ops::permute_tokens_grad(&of[PERMUTED], &of[PLACE])?])
         }),
         Job::new("unpermute", dtype, rows, &extents, |of| {
             let [y, weights, place] = [PERMUTED, WEIGHTS, PLACE].map(|at| &of[at]);
-            Ok(vec![values::unpermute_tokens(y, weights, place)?])
+            Ok(vec![ops::unpermute_tokens(y, weights, place)?])
         }),
         Job::new("unpermute_grad_input", dtype, rows, &extents, |of| {
             let [dout, weights, order, offsets] = [X, WEIGHTS, ORDER, OFFSETS].map(|at| &of[at]);
-            let dy = values::unpermute_tokens_grad_input(dout, weights, order, offsets)?;
+            let dy = ops::unpermute_tokens_grad_input(dout, weights, order, offsets)?;
             Ok(vec![dy])
         }),
         Job::new("unpermute_grad_weights", dtype, rows, &extents, |of| {
             let [dout, y, place] = [X, PERMUTED, PLACE].map(|at| &of[at]);
-            Ok(vec![values::unpermute_tokens_grad_weights(dout, y, place)?])
+            Ok(vec![ops::unpermute_tokens_grad_weights(dout, y, place)?])
         }),
     ];
     let products = vec![
         Job::new("grouped_gemm", dtype, product, &extents, |of| {
             let [x, w, offsets] = [PERMUTED, GATE_UP, OFFSETS].map(|at| &of[at]);
-            Ok(vec![values::grouped_matmul_nt(x, w, offsets)?])
+            Ok(vec![ops::grouped_matmul_nt(x, w, offsets)?])
         }),
         Job::new("grouped_gemm_grad_input", dtype, product, &extents, |of| {
             let [dy, w, offsets] = [DGATE_UP, GATE_UP, OFFSETS].map(|at| &of[at]);
-            Ok(vec![values::grouped_matmul_grad_input(dy, w, offsets)?])
+            Ok(vec![ops::grouped_matmul_grad_input(dy, w, offsets)?])
         }),
         Job::new("grouped_gemm_grad_weight", dtype, product, &extents, |of| {
             let [dy, x, offsets] = [DGATE_UP, PERMUTED, OFFSETS].map(|at| &of[at]);
             let mut dw = Accumulator::new(x.device(), *of[GATE_UP].shape(), DType::F32)?;
-            values::grouped_matmul_grad_weight_into(dy, x, offsets, &mut dw)?;
+            ops::grouped_matmul_grad_weight_into(dy, x, offsets, &mut dw)?;
             Ok(vec![dw.buffer().clone()])
         }),
     ];
@@ -126,10 +123,10 @@ fn experts(shape: &shapes::Moe, dtype: DType) -> Group {
         operands: Box::new(move |source| {
             let x = source.random("x", &[tokens, hidden], dtype)?;
             let scores = source.random("scores", &[tokens, experts], dtype)?;
-            let probabilities = values::softmax(&values::affine(&scores, 4.0, 0.0)?)?;
-            let (weights, indices) = values::router_top_k(&probabilities, chosen, true, None)?;
-            let order = values::expert_order(&indices, experts, 0, experts)?;
-            let permuted = values::permute_tokens(&x, &order.order, &order.offsets)?;
+            let probabilities = ops::softmax(&ops::affine(&scores, 4.0, 0.0)?)?;
+            let (weights, indices) = ops::router_top_k(&probabilities, chosen, true, None)?;
+            let order = ops::expert_order(&indices, experts, 0, experts)?;
+            let permuted = ops::permute_tokens(&x, &order.order, &order.offsets)?;
             let gate_up = source.random("gate_up", &[experts, 2 * inner, hidden], dtype)?;
             let dgate_up = source.random("dgate_up", &[copies, 2 * inner], dtype)?;
             Ok(vec![

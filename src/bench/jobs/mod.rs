@@ -9,6 +9,7 @@ mod rows;
 mod vocabulary;
 
 use meshgrad::prelude::*;
+use meshgrad::runtime::ops;
 use meshgrad::runtime::{Key, Result};
 use serde_json::{Value, json};
 
@@ -101,7 +102,7 @@ impl Source<'_> {
     /// Values between -1 and 1.
     fn random(&self, name: &str, shape: &[usize], dtype: DType) -> Result<Tensor> {
         let key = Key::new(self.set as u64).fold_name(name);
-        values::uniform(self.device, shape, dtype, key, -1.0, 1.0)
+        ops::uniform(self.device, shape, dtype, key, -1.0, 1.0)
     }
 
     /// Unordered ids, i64.

@@ -1,6 +1,7 @@
 //! The step of the optimizer.
 
 use meshgrad::prelude::*;
+use meshgrad::runtime::ops;
 use meshgrad::runtime::ops::{AdamW, AdamWOperands, StepScalars};
 use meshgrad::runtime::{Key, RegionKey, Result};
 use serde_json::json;
@@ -65,12 +66,12 @@ fn operands(
         ] {
             let key = Key::new(source.set as u64).fold_name(&format!("{name} {tensor}"));
             let to = Tensor::zeros(source.device, &[elements], dtype, kind)?;
-            values::uniform_into(&to, key, 0.0, 1.0)?;
+            ops::uniform_into(&to, key, 0.0, 1.0)?;
             all.push(to);
         }
     }
     for value in [1e-4, 10.0, 1.0] {
-        all.push(values::full(source.device, &[], DType::F32, value)?);
+        all.push(ops::full(source.device, &[], DType::F32, value)?);
     }
     Ok(all)
 }
@@ -97,6 +98,6 @@ fn adamw(of: &[Tensor], rounding: Option<&RegionKey>) -> Result<Vec<Tensor>> {
         step: &scalars[1],
         scale: &scalars[2],
     };
-    values::adamw_step_many(&operands.collect::<Vec<_>>(), scalars)?;
+    ops::adamw_step_many(&operands.collect::<Vec<_>>(), scalars)?;
     Ok(Vec::new())
 }

@@ -1,6 +1,7 @@
 //! Matrix products, which are compute-bound.
 
 use meshgrad::prelude::*;
+use meshgrad::runtime::ops;
 use serde_json::json;
 
 use super::{Amount, Group, Job};
@@ -22,7 +23,7 @@ fn product(gemm: &Gemm, dtype: DType) -> Group {
     let extents = json!({"m": m, "n": n, "k": k, "transposes": transposes});
     let flops = Amount::Flops(2.0 * (m * n * k) as f64);
     let job = Job::new("matmul", dtype, flops, &extents, |of| {
-        Ok(vec![values::matmul(&of[0], &of[1])?])
+        Ok(vec![ops::matmul(&of[0], &of[1])?])
     });
     Group {
         title: format!("{m}, {n}, {k} {transposes}: {what}"),

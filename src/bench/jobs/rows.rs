@@ -1,6 +1,7 @@
 //! Copies and row kernels, which are memory-bound.
 
 use meshgrad::prelude::*;
+use meshgrad::runtime::ops;
 use meshgrad::runtime::{Accumulator, Key, Result};
 use serde_json::json;
 
@@ -28,19 +29,19 @@ const ROW_JOBS: &[RowJob] = &[
         name: "add",
         bytes: |width| 3.0 * width,
         compiles: false,
-        run: |of| Ok(vec![values::add(&of[X], &of[DY])?]),
+        run: |of| Ok(vec![ops::add(&of[X], &of[DY])?]),
     },
     RowJob {
         name: "silu",
         bytes: |width| 2.0 * width,
         compiles: false,
-        run: |of| Ok(vec![values::silu(&of[X])?]),
+        run: |of| Ok(vec![ops::silu(&of[X])?]),
     },
     RowJob {
         name: "silu_mul",
         bytes: |width| 3.0 * width,
         compiles: true,
-        run: |of| Ok(vec![values::mul(&values::silu(&of[X])?, &of[DY])?]),
+        run: |of| Ok(vec![ops::mul(&ops::silu(&of[X])?, &of[DY])?]),
     },
     RowJob {
         name: "swiglu",
@@ -48,8 +49,8 @@ const ROW_JOBS: &[RowJob] = &[
         compiles: true,
         run: |of| {
             let [rows, features] = [of[X].extent(0)?, of[X].extent(1)?];
-            let gate_up = values::reshape(&of[X], &[rows, 2, features / 2])?;
-            Ok(vec![values::swiglu(&gate_up)?])
+            let gate_up = ops::reshape(&of[X], &[rows, 2, features / 2])?;
+            Ok(vec![ops::swiglu(&gate_up)?])
         },
     },
     RowJob {
@@ -58,29 +59,29 @@ const ROW_JOBS: &[RowJob] = &[
         compiles: false,
         run: |of| {
             let [rows, features] = [of[X].extent(0)?, of[X].extent(1)?];
-            let gate_up = values::reshape(&of[X], &[rows, 2, features / 2])?;
+            let gate_up = ops::reshape(&of[X], &[rows, 2, features / 2])?;
             let dy = of[DY].slice(1, 0..features / 2)?;
-            Ok(vec![values::swiglu_grad(&gate_up, &dy)?])
+            Ok(vec![ops::swiglu_grad(&gate_up, &dy)?])
         },
     },
     RowJob {
         name: "transpose",
         bytes: |width| 2.0 * width,
         compiles: false,
-        run: |of| Ok(vec![values::copy(&of[X].transpose(0, 1)?)?]),
+        run: |of| Ok(vec![ops::copy(&of[X].transpose(0, 1)?)?]),
     },
     RowJob {
         name: "cast",
         bytes: |_| 6.0,
         compiles: false,
-        run: |of| Ok(vec![values::cast(&of[X], other(&of[X]))?]),
+        run: |of| Ok(vec![ops::cast(&of[X], other(&of[X]))?]),
     },
     RowJob {
         name: "rms_norm",
         bytes: |width| 2.0 * width,
         compiles: true,
         run: |of| {
-            let (y, inv_rms) = values::rms_norm(&of[X], &of[W], EPSILON)?;
+            let (y, inv_rms) = ops::rms_norm(&of[X], &of[W], EPSILON)?;
             Ok(vec![y, inv_rms])
         },
     },
@@ -90,9 +91,9 @@ const ROW_JOBS: &[RowJob] = &[
         compiles: false,
         run: |of| {
             let (x, dy, w, inv_rms) = (&of[X], &of[DY], &of[W], &of[INV_RMS]);
-            let dx = values::rms_norm_grad_input(dy, x, w, inv_rms)?;
+            let dx = ops::rms_norm_grad_input(dy, x, w, inv_rms)?;
             let mut dw = Accumulator::new(x.device(), *w.shape(), DType::F32)?;
-            values::rms_norm_grad_weight_into(dy, x, inv_rms, &mut dw)?;
+            ops::rms_norm_grad_weight_into(dy, x, inv_rms, &mut dw)?;
             Ok(vec![dx, dw.buffer().clone()])
         },
     },
@@ -100,20 +101,20 @@ const ROW_JOBS: &[RowJob] = &[
         name: "softmax",
         bytes: |width| 2.0 * width,
         compiles: true,
-        run: |of| Ok(vec![values::softmax(&of[X])?]),
+        run: |of| Ok(vec![ops::softmax(&of[X])?]),
     },
     RowJob {
         name: "softmax_grad",
         bytes: |width| 3.0 * width,
         compiles: false,
-        run: |of| Ok(vec![values::softmax_grad(&of[X], &of[DY])?]),
+        run: |of| Ok(vec![ops::softmax_grad(&of[X], &of[DY])?]),
     },
     RowJob {
         name: "add_rms_norm",
         bytes: |width| 4.0 * width,
         compiles: true,
         run: |of| {
-            let (h, y, inv_rms) = values::add_rms_norm(&of[X], &of[DY], &of[W], EPSILON)?;
+            let (h, y, inv_rms) = ops::add_rms_norm(&of[X], &of[DY], &of[W], EPSILON)?;
             Ok(vec![h, y, inv_rms])
         },
     },
@@ -122,7 +123,7 @@ const ROW_JOBS: &[RowJob] = &[
         bytes: |width| width,
         compiles: false,
         run: |of| {
-            let (largest, at) = values::top_k(&of[X], LARGEST)?;
+            let (largest, at) = ops::top_k(&of[X], LARGEST)?;
             Ok(vec![largest, at])
         },
     },
@@ -132,7 +133,7 @@ const ROW_JOBS: &[RowJob] = &[
         compiles: false,
         run: |of| {
             let (x, key) = (&of[X], Key::new(1));
-            let y = values::normal(x.device(), x.shape(), x.dtype(), key, 0.0, 1.0)?;
+            let y = ops::normal(x.device(), x.shape(), x.dtype(), key, 0.0, 1.0)?;
             Ok(vec![y])
         },
     },
@@ -140,19 +141,19 @@ const ROW_JOBS: &[RowJob] = &[
         name: "dropout",
         bytes: |width| 2.0 * width,
         compiles: false,
-        run: |of| Ok(vec![values::dropout(&of[X], Key::new(1), 0.1)?]),
+        run: |of| Ok(vec![ops::dropout(&of[X], Key::new(1), 0.1)?]),
     },
     RowJob {
         name: "sum of rows",
         bytes: |width| width,
         compiles: false,
-        run: |of| Ok(vec![values::sum(&of[X], &[1])?]),
+        run: |of| Ok(vec![ops::sum(&of[X], &[1])?]),
     },
     RowJob {
         name: "sum of columns",
         bytes: |width| width,
         compiles: false,
-        run: |of| Ok(vec![values::sum(&of[X], &[0])?]),
+        run: |of| Ok(vec![ops::sum(&of[X], &[0])?]),
     },
 ];
 
@@ -172,7 +173,7 @@ fn other(x: &Tensor) -> DType {
 pub(crate) fn copy(elements: usize) -> Group {
     let (bytes, extents) = (8.0 * elements as f64, json!({"elements": elements}));
     let job = Job::new("copy", DType::F32, Amount::Bytes(bytes), &extents, |of| {
-        Ok(vec![values::copy(&of[0])?])
+        Ok(vec![ops::copy(&of[0])?])
     });
     Group {
         title: format!("{elements}"),
@@ -209,7 +210,7 @@ fn row_kernels([rows, features]: [usize; 2], dtype: DType) -> Group {
             let x = source.random("x", &[rows, features], dtype)?;
             let dy = source.random("dy", &[rows, features], dtype)?;
             let w = source.random("w", &[features], dtype)?;
-            let (_, inv_rms) = values::rms_norm(&x, &w, EPSILON)?;
+            let (_, inv_rms) = ops::rms_norm(&x, &w, EPSILON)?;
             Ok(vec![x, dy, w, inv_rms])
         }),
     }

@@ -2,6 +2,7 @@
 
 use meshgrad::prelude::*;
 use meshgrad::runtime::Accumulator;
+use meshgrad::runtime::ops;
 use meshgrad::runtime::ops::Targets;
 use serde_json::json;
 
@@ -34,7 +35,7 @@ fn table(shape: &shapes::Vocabulary, dtype: DType) -> Group {
             dtype,
             Amount::Bytes(2.0 * rows),
             &extents,
-            |of| Ok(vec![values::embedding(&of[0], &of[1])?]),
+            |of| Ok(vec![ops::embedding(&of[0], &of[1])?]),
         ),
         Job::new(
             "embedding_grad",
@@ -44,7 +45,7 @@ fn table(shape: &shapes::Vocabulary, dtype: DType) -> Group {
             |of| {
                 let [table, ids, dy] = [0, 1, 2].map(|at| &of[at]);
                 let mut dtable = Accumulator::new(table.device(), *table.shape(), DType::F32)?;
-                values::embedding_grad_into(dy, ids, &mut dtable)?;
+                ops::embedding_grad_into(dy, ids, &mut dtable)?;
                 Ok(vec![dtable.buffer().clone()])
             },
         ),
@@ -75,7 +76,7 @@ fn loss(shape: &shapes::Vocabulary, dtype: DType) -> Group {
     let jobs = vec![
         Job::new("linear_cross_entropy", dtype, amount(1.0), &extents, |of| {
             let targets = targets(&of[1], &of[2]);
-            let (max, sum, logit) = values::linear_cross_entropy(&of[0], &of[1], targets)?;
+            let (max, sum, logit) = ops::linear_cross_entropy(&of[0], &of[1], targets)?;
             Ok(vec![max, sum, logit])
         }),
         // Only the necessary products are counted; meshgrad also recomputes the logits.
@@ -87,7 +88,7 @@ fn loss(shape: &shapes::Vocabulary, dtype: DType) -> Group {
             |of| {
                 let [x, w, lse, dloss] = [0, 1, 3, 4].map(|at| &of[at]);
                 let mut dw = Accumulator::new(x.device(), *w.shape(), DType::F32)?;
-                let dx = values::linear_cross_entropy_grad_both_into(
+                let dx = ops::linear_cross_entropy_grad_both_into(
                     x,
                     w,
                     targets(w, &of[2]),
@@ -107,9 +108,9 @@ fn loss(shape: &shapes::Vocabulary, dtype: DType) -> Group {
             let x = source.random("x", &[tokens, hidden], dtype)?;
             let w = source.random("w", &[vocabulary, hidden], dtype)?;
             let labels = source.tokens(tokens, vocabulary)?;
-            let (max, sum, _) = values::linear_cross_entropy(&x, &w, targets(&w, &labels))?;
-            let lse = values::add(&max, &values::ln(&sum)?)?;
-            let dloss = values::full(source.device, &[tokens], DType::F32, 1.0)?;
+            let (max, sum, _) = ops::linear_cross_entropy(&x, &w, targets(&w, &labels))?;
+            let lse = ops::add(&max, &ops::ln(&sum)?)?;
+            let dloss = ops::full(source.device, &[tokens], DType::F32, 1.0)?;
             Ok(vec![x, w, labels, lse, dloss])
         }),
     }

@@ -1,0 +1,92 @@
+//! Low-rank updates of projections inside a model.
+
+use meshgrad_autograd::{Grads, Module, Param, Tape, ops};
+use meshgrad_models::{Model, Qwen3, TokenBatch};
+use meshgrad_runtime::{Device, Tensor};
+
+use crate::{EXPERTS, F32, ids, model};
+
+/// The model with low-rank updates of some projections, and the parameters of the updates.
+fn adapted(device: &Device) -> (Qwen3, Vec<Param>) {
+    let mut model = model(EXPERTS, device);
+    let mut added = Vec::new();
+    for layer in &mut model.layers {
+        for linear in [&mut layer.self_attn.q_proj, &mut layer.self_attn.v_proj] {
+            linear.add_lora(3, 6.0);
+            added.extend(linear.lora.iter().flat_map(Module::params));
+        }
+    }
+    for param in &added {
+        param.materialize(device, 5).unwrap();
+    }
+    (model, added)
+}
+
+fn loss(model: &Qwen3, ids: &Tensor) -> f32 {
+    let loss = model.loss(&TokenBatch::new(ids, ids), F32).unwrap();
+    loss.sum.item().unwrap()
+}
+
+/// One step of gradient descent on `params`; returns the gradients' parameters that are not zero.
+fn descend(model: &Qwen3, params: &[Param], ids: &Tensor, rate: f64) -> usize {
+    let batch = TokenBatch::new(ids, ids);
+    let (loss, tape) = Tape::record(|| model.loss(&batch, F32)).unwrap();
+    let mut grads = Grads::new(params).unwrap();
+    let seed = ops::reciprocal(&loss.weight).unwrap();
+    tape.backward(&[(&loss.total, seed)], &mut grads).unwrap();
+    let mut moved = 0;
+    for param in params {
+        let gradient = grads.get(param).unwrap();
+        moved += usize::from(gradient.to_vec::<f32>().unwrap().iter().any(|x| *x != 0.0));
+        let step = ops::affine(&gradient, -rate, 0.0).unwrap();
+        param
+            .set(&(&param.value().unwrap() + &step).unwrap())
+            .unwrap();
+    }
+    moved
+}
+
+/// An update changes nothing at first. Training only the updates lowers the loss, moves no other
+/// parameter, and the merged model computes the same.
+#[test]
+fn updates_train_alone_and_merge() {
+    let device = Device::cpu();
+    let ids = ids(&device, 2, 11);
+    let plain = model(EXPERTS, &device);
+    let (mut model, added) = adapted(&device);
+    let frozen: Vec<Param> = plain.params();
+    let values = |params: &[Param]| -> Vec<Vec<f32>> {
+        params
+            .iter()
+            .map(|param| param.value().unwrap().to_vec().unwrap())
+            .collect()
+    };
+    let before = values(&frozen);
+    let first = loss(&model, &ids);
+    assert_eq!(first, loss(&plain, &ids));
+
+    // b is zero at first, so a has no gradient in the first step.
+    assert_eq!(descend(&model, &added, &ids, 0.5), added.len() / 2);
+    assert_eq!(descend(&model, &added, &ids, 0.5), added.len());
+    let trained = loss(&model, &ids);
+    assert!(trained < first, "{first} to {trained}");
+    let own: Vec<Param> = model
+        .params()
+        .into_iter()
+        .filter(|param| !param.name().contains("lora_"))
+        .collect();
+    assert_eq!(own.len(), frozen.len());
+    assert_eq!(values(&own), before);
+
+    for layer in &mut model.layers {
+        layer.self_attn.q_proj.merge_lora().unwrap();
+        layer.self_attn.v_proj.merge_lora().unwrap();
+    }
+    assert_eq!(model.params().len(), frozen.len());
+    let merged = loss(&model, &ids);
+    assert!(
+        (merged - trained).abs() < 1e-4 * trained,
+        "{merged}, {trained}"
+    );
+    assert!((merged - first).abs() > 1e-3 * first);
+}
