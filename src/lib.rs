@@ -4,7 +4,7 @@
 //!
 //! - [`mesh`]: layouts of ranks, device meshes, shardings. Pure values, no communication.
 //! - [`dist`]: parallel configurations, and the groups and communicators that they need.
-//! - [`comm`]: collectives on tensors between the ranks of a group; so far between threads.
+//! - [`comm`]: collectives on tensors between the ranks of a group: threads, or processes over TCP.
 //! - [`runtime`]: devices, memory, dtypes, tensors and the ops on them.
 //! - [`autograd`]: the tape, parameters, and differentiable ops.
 //! - [`opcheck`]: cases of every differentiable op, checked on your device.

@@ -1,5 +1,7 @@
 //! The interface of a transport's communicators.
 
+use std::sync::Arc;
+
 use meshgrad_mesh::Group;
 use meshgrad_runtime::{Device, Pending, Result, Tensor, UninitTensor};
 
@@ -68,4 +70,26 @@ pub enum Output {
     New(UninitTensor),
     /// A mutable tensor. It is also the input if there is no other.
     Into(Tensor),
+}
+
+impl<C: Communicator + ?Sized> Communicator for Arc<C> {
+    fn group(&self) -> &Group {
+        (**self).group()
+    }
+
+    fn rank(&self) -> usize {
+        (**self).rank()
+    }
+
+    fn index(&self) -> usize {
+        (**self).index()
+    }
+
+    fn device(&self) -> &Device {
+        (**self).device()
+    }
+
+    fn start(&self, request: Request, operands: Operands) -> Result<Pending<Option<Tensor>>> {
+        (**self).start(request, operands)
+    }
 }

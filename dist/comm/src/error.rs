@@ -260,6 +260,24 @@ pub enum CommError {
         number: u64,
     },
 
+    /// A member sent another number of bytes than its call says.
+    #[error(
+        "collective {number} of {group}: rank {rank} sent {bytes} bytes instead of {expected}; \
+         use one version of meshgrad on all ranks"
+    )]
+    Corrupt {
+        /// The group.
+        group: Group,
+        /// The number of the collective.
+        number: u64,
+        /// The sender.
+        rank: usize,
+        /// The bytes that it sent.
+        bytes: usize,
+        /// The bytes that were expected.
+        expected: usize,
+    },
+
     /// A rank is not a member of a group.
     #[error("rank {rank} is not a member of {group}; request the communicator on members only")]
     NotMember {
@@ -388,7 +406,9 @@ impl CommError {
             CommError::Mismatch { .. } | CommError::PairCounts { .. } => Some(Verdict::Mismatch),
             CommError::OrderInversion { .. } => Some(Verdict::OrderInversion),
             CommError::Straggler { .. } => Some(Verdict::Straggler),
-            CommError::Returned { .. } | CommError::RankFailed { .. } => Some(Verdict::DeadPeer),
+            CommError::Returned { .. } | CommError::RankFailed { .. } | CommError::Died { .. } => {
+                Some(Verdict::DeadPeer)
+            }
             CommError::BootstrapStuck { .. } => Some(Verdict::BootstrapStuck),
             _ => None,
         }

@@ -4,6 +4,7 @@
 //! - [`Local`] is the transport between threads of one process.
 //! - [`Plan`] moves nothing and logs what each rank communicates; [`check_logs`] finds mismatches
 //!   and deadlocks.
+//! - [`Host`] is the transport between processes, over TCP.
 //! - [`conformance`] has the checks that every transport must pass.
 //! - [`Ticket`] identifies a collective on all members: its number, fingerprint and source line.
 //!
@@ -27,6 +28,7 @@ mod contribution;
 mod error;
 mod fuse;
 mod hang;
+mod host;
 mod local;
 mod members;
 mod plan;
@@ -40,6 +42,9 @@ pub use collectives::Collectives;
 pub use communicator::{Communicator, Operands, Output};
 pub use error::{CallSite, CommError, LastCall, Verdict, Wait};
 pub use fuse::Fused;
+pub use host::{
+    ExchangeError, Host, HostCommunicator, HostConnector, HostExchange, JoinError, Secret, World,
+};
 pub use local::{Local, LocalCommunicator, LocalConnector, LocalRank, RunError};
 pub use plan::{
     Checked, CommEvent, CommLog, LoggedCall, Plan, PlanCommunicator, PlanRank, check_logs,

@@ -1,0 +1,262 @@
+//! A collective that this rank has started.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use meshgrad_mesh::Group;
+use meshgrad_runtime::{Completion, Result};
+
+use super::engine::{self, Part};
+use super::frame::Frame;
+use super::message::{Between, CallKey, GroupId, Message, RemoteCall, WireCall};
+use crate::contribution::Contribution;
+use crate::error::{CallSite, CommError};
+use crate::ticket::{Counts, Fingerprint, Ticket};
+
+/// A communicator on this rank.
+pub(super) struct Membership {
+    pub(super) id: GroupId,
+    pub(super) group: Group,
+    /// This rank's index in the group.
+    pub(super) index: usize,
+    pub(super) deadline: Duration,
+}
+
+impl Membership {
+    pub(super) fn rank(&self) -> usize {
+        self.group.ranks()[self.index]
+    }
+}
+
+pub(super) struct Call {
+    pub(super) membership: Arc<Membership>,
+    pub(super) completion: Completion,
+    between: Between,
+    ticket: Ticket,
+    contribution: Contribution,
+    rounds: Vec<Fingerprint>,
+    /// The current round.
+    round: usize,
+    /// One per member that takes part.
+    places: Vec<Place>,
+}
+
+/// What has arrived from a member.
+struct Place {
+    member: usize,
+    call: Option<RemoteCall>,
+    /// One per round.
+    parts: Vec<Option<Part>>,
+}
+
+/// Frames to send, each with its receiver's rank.
+pub(super) type Frames = Vec<(usize, Frame)>;
+
+impl Call {
+    /// A call, and the frames of its first round.
+    pub(super) fn new(
+        membership: &Arc<Membership>,
+        ticket: Ticket,
+        contribution: Contribution,
+    ) -> Result<(Call, Frames)> {
+        let (index, size) = (membership.index, membership.group.len());
+        let between = Between::of(index, ticket.request.peer);
+        let rounds = engine::rounds(&ticket.request.fingerprint, size);
+        let place = |member| Place {
+            member,
+            call: None,
+            parts: vec![None; rounds.len()],
+        };
+        let mut call = Call {
+            membership: membership.clone(),
+            completion: Completion::default(),
+            between,
+            places: between.members(size).into_iter().map(place).collect(),
+            ticket,
+            contribution: contribution.clone(),
+            rounds,
+            round: 0,
+        };
+        let members = between.members(size);
+        let parts = {
+            let mut tensors = contribution.lock();
+            engine::parts(&mut tensors, &call.rounds[0], index, &members)?
+        };
+        let frames = call.send(parts);
+        Ok((call, frames))
+    }
+
+    pub(super) fn key(&self) -> CallKey {
+        CallKey {
+            group: self.membership.id,
+            between: self.between,
+            number: self.ticket.number,
+        }
+    }
+
+    pub(super) fn site(&self) -> CallSite {
+        CallSite::new(self.membership.rank(), &self.ticket)
+    }
+
+    /// Keeps this rank's own part of the current round. Returns the frames with the others.
+    fn send(&mut self, parts: Vec<Part>) -> Frames {
+        let (key, round) = (self.key(), self.round);
+        let own = WireCall::new(&self.ticket.request);
+        let mut frames = Vec::new();
+        for (place, part) in self.places.iter_mut().zip(parts) {
+            if place.member == self.membership.index {
+                place.call = own.clone().read(self.membership.group.len());
+                place.parts[round] = Some(part);
+                continue;
+            }
+            let call = own.clone();
+            let frame = Frame {
+                message: Message::Part { key, round, call },
+                payload: part,
+            };
+            frames.push((self.membership.group.ranks()[place.member], frame));
+        }
+        frames
+    }
+
+    /// Adds a part of another member. Parts that are not expected are ignored.
+    ///
+    /// # Errors
+    /// [`CommError::Mismatch`] if its call differs.
+    pub(super) fn add(
+        &mut self,
+        rank: usize,
+        round: usize,
+        call: WireCall,
+        part: Part,
+    ) -> Result<(), CommError> {
+        let group = &self.membership.group;
+        let ranks = group.ranks();
+        let place = self.places.iter_mut().find(|it| ranks[it.member] == rank);
+        let Some(place) = place else {
+            return Ok(());
+        };
+        if let (Some(slot @ None), Some(call)) =
+            (place.parts.get_mut(round), call.clone().read(ranks.len()))
+        {
+            *slot = Some(part);
+            place.call = Some(call);
+        } else if let Some(call) = call.read(ranks.len()) {
+            place.call.get_or_insert(call); // of another number of rounds
+        }
+        self.check_agreement()
+    }
+
+    fn check_agreement(&self) -> Result<(), CommError> {
+        let mut calls = self.calls();
+        let Some((first, rank)) = calls.next() else {
+            return Ok(());
+        };
+        let differs = |other: &&RemoteCall| !first.fingerprint.agrees_with(&other.fingerprint);
+        let other = calls.find(|(other, _)| differs(other));
+        match other {
+            None => Ok(()),
+            Some((other, other_rank)) => Err(CommError::Mismatch {
+                group: self.membership.group.clone(),
+                first: first.site(rank, self.ticket.number),
+                second: other.site(other_rank, self.ticket.number),
+            }),
+        }
+    }
+
+    /// The calls that have arrived, with their ranks.
+    fn calls(&self) -> impl Iterator<Item = (&RemoteCall, usize)> {
+        let ranks = self.membership.group.ranks();
+        let calls = self.places.iter();
+        calls.filter_map(|place| Some((place.call.as_ref()?, ranks[place.member])))
+    }
+
+    /// The ranks whose part of the current round has not arrived.
+    pub(super) fn missing(&self) -> Vec<usize> {
+        let ranks = self.membership.group.ranks();
+        let missing = self
+            .places
+            .iter()
+            .filter(|it| it.parts[self.round].is_none());
+        missing.map(|place| ranks[place.member]).collect()
+    }
+
+    pub(super) fn is_ready(&self) -> bool {
+        self.places.iter().all(|it| it.parts[self.round].is_some())
+    }
+
+    /// Does the work of a round whose parts have all arrived. Returns the frames of the next round;
+    /// `None` if it was the last one.
+    pub(super) fn finish_round(&mut self) -> Result<Option<Frames>> {
+        self.check_parts()?;
+        let round = &self.rounds[self.round];
+        let taken = self.places.iter_mut().map(|it| it.parts[self.round].take());
+        let parts: Vec<Part> = taken.flatten().collect();
+        if self.round + 1 == self.rounds.len() {
+            engine::finish(&mut self.contribution.lock(), round, &parts)?;
+            return Ok(None);
+        }
+        let reduced = engine::reduced(round, &parts)?;
+        self.round += 1;
+        let next = &self.rounds[self.round];
+        let width = next.dtype.map_or(0, |dtype| dtype.bytes(1));
+        let members: Vec<usize> = self.places.iter().map(|place| place.member).collect();
+        let parts = engine::cut(&reduced, width, next, self.membership.index, &members)?;
+        Ok(Some(self.send(parts)))
+    }
+
+    /// Checks that each part has the length that this rank expects, and that pairs of members agree.
+    fn check_parts(&self) -> Result<(), CommError> {
+        self.check_pairs()?;
+        let round = &self.rounds[self.round];
+        let (number, group) = (self.ticket.number, &self.membership.group);
+        for place in &self.places {
+            let bytes = place.parts[self.round]
+                .as_ref()
+                .map_or(0, |part| part.len());
+            let is_receiver = match self.between {
+                Between::All => true,
+                Between::Two { sender, receiver } => {
+                    place.member == sender && receiver == self.membership.index
+                }
+            };
+            let expected = match is_receiver {
+                true => engine::expected(round, place.member, self.membership.index),
+                false => bytes,
+            };
+            if bytes != expected {
+                return Err(CommError::Corrupt {
+                    group: group.clone(),
+                    number,
+                    rank: group.ranks()[place.member],
+                    bytes,
+                    expected,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn check_pairs(&self) -> Result<(), CommError> {
+        let number = self.ticket.number;
+        for (from, (sender, sender_rank)) in self.calls().enumerate() {
+            for (to, (receiver, receiver_rank)) in self.calls().enumerate() {
+                let (Counts::Pairwise { send, .. }, Counts::Pairwise { recv, .. }) =
+                    (&sender.fingerprint.counts, &receiver.fingerprint.counts)
+                else {
+                    return Ok(());
+                };
+                if send[to] != recv[from] {
+                    return Err(CommError::PairCounts {
+                        group: self.membership.group.clone(),
+                        sender: sender.site(sender_rank, number),
+                        receiver: receiver.site(receiver_rank, number),
+                        sent: send[to],
+                        expected: recv[from],
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,241 @@
+//! What members send each other in a collective, and what a member makes of it.
+//!
+//! In every round, each member sends one message to each other member, possibly without elements.
+//! So every member knows the calls of all others, and a collective completes when all have started
+//! it. Reductions use the same tree as all transports ([`crate::reduce`]).
+//!
+//! Legend: a part is what one member sends to one member (possibly itself) in a round.
+
+use std::borrow::Cow;
+use std::ops::Range;
+use std::sync::Arc;
+
+use meshgrad_runtime::{DType, Element, Lent, Result};
+
+use crate::contribution::{Buffer, Tensors};
+use crate::error::CommError;
+use crate::reduce::{CHUNK, Reduce, Reducer};
+use crate::ticket::{Collective, Counts, Fingerprint};
+
+/// The bytes of a part, shared by equal parts.
+pub(super) type Part = Arc<Vec<u8>>;
+
+/// Bytes from which an all_reduce is a reduce_scatter and an all_gather: each member then sends 2
+/// (n - 1) / n of its tensor instead of n - 1 times the whole.
+const LARGE: usize = 16 << 10;
+
+macro_rules! by_dtype {
+    ($dtype:expr, $T:ident => $call:expr) => {{
+        match $dtype {
+            DType::F64 => with!(f64, $T => $call),
+            DType::F32 => with!(f32, $T => $call),
+            DType::BF16 => with!(half::bf16, $T => $call),
+            DType::F16 => with!(half::f16, $T => $call),
+            DType::I64 => with!(i64, $T => $call),
+            DType::I32 => with!(i32, $T => $call),
+            DType::U32 => with!(u32, $T => $call),
+            DType::U8 => with!(u8, $T => $call),
+            DType::Bool => with!(meshgrad_runtime::Bool, $T => $call),
+            dtype => Err(CommError::DType { dtype }.into()),
+        }
+    }};
+}
+
+macro_rules! with {
+    ($rust:ty, $T:ident => $call:expr) => {{
+        type $T = $rust;
+        $call
+    }};
+}
+
+/// The rounds of a collective of `size` members.
+pub(super) fn rounds(call: &Fingerprint, size: usize) -> Vec<Fingerprint> {
+    let (Collective::AllReduce, Counts::Even(count), Some(dtype)) =
+        (call.collective, &call.counts, call.dtype)
+    else {
+        return vec![call.clone()];
+    };
+    if size < 3 || dtype.bytes(*count) < LARGE {
+        return vec![call.clone()];
+    }
+    let shard = |index: usize| (index + 1) * count / size - index * count / size;
+    let counts = Counts::Ragged((0..size).map(shard).collect());
+    let round = |collective| Fingerprint {
+        collective,
+        counts: counts.clone(),
+        ..call.clone()
+    };
+    vec![
+        round(Collective::ReduceScatter),
+        round(Collective::AllGather),
+    ]
+}
+
+/// The elements of member `from` that member `to` needs.
+fn range(round: &Fingerprint, from: usize, to: usize) -> Range<usize> {
+    let counts = &round.counts;
+    let whole = 0..counts.of(from);
+    let shard = || counts.before(to)..counts.before(to) + counts.of(to);
+    let is_root = |index| round.root == Some(index);
+    match round.collective {
+        Collective::AllReduce | Collective::AllGather | Collective::Send => whole,
+        Collective::ReduceScatter | Collective::AllToAll => shard(),
+        Collective::Reduce | Collective::Gather if is_root(to) => whole,
+        Collective::Broadcast if is_root(from) => whole,
+        Collective::Scatter if is_root(from) => shard(),
+        _ => 0..0,
+    }
+}
+
+/// The bytes that member `me` expects from member `from`.
+pub(super) fn expected(round: &Fingerprint, from: usize, me: usize) -> usize {
+    let elements = match (&round.counts, round.collective) {
+        (Counts::Pairwise { recv, .. }, _) => recv[from],
+        (_, Collective::Recv) => round.counts.of(from),
+        _ => range(round, from, me).len(),
+    };
+    round.dtype.map_or(0, |dtype| dtype.bytes(elements))
+}
+
+/// The parts of this member's tensor for `members`.
+pub(super) fn parts(
+    tensors: &mut Tensors,
+    round: &Fingerprint,
+    me: usize,
+    members: &[usize],
+) -> Result<Vec<Part>> {
+    fn of_dtype<T: Element>(
+        tensors: &mut Tensors,
+        round: &Fingerprint,
+        me: usize,
+        members: &[usize],
+    ) -> Result<Vec<Part>> {
+        let source = match (&tensors.input, &mut tensors.output) {
+            (Some(input), _) => Lent::slice::<T>(input)?,
+            (None, Buffer::Existing(loan)) => loan.slice::<T>()?,
+            (None, Buffer::Shared(loan)) => {
+                let (all, input, _) = loan.slice::<T>()?;
+                &all[input]
+            }
+            _ => &[],
+        };
+        let bytes = bytemuck::cast_slice(source);
+        Ok(cut(bytes, size_of::<T>(), round, me, members)?)
+    }
+    match round.dtype {
+        None => Ok(members.iter().map(|_| Part::default()).collect()),
+        Some(dtype) => by_dtype!(dtype, T => of_dtype::<T>(tensors, round, me, members)),
+    }
+}
+
+/// The parts of `bytes` for `members`. Elements have `width` bytes.
+///
+/// # Errors
+/// [`CommError::Argument`] if there are fewer elements than the call says.
+pub(super) fn cut(
+    bytes: &[u8],
+    width: usize,
+    round: &Fingerprint,
+    me: usize,
+    members: &[usize],
+) -> Result<Vec<Part>, CommError> {
+    let mut last: Option<(Range<usize>, Part)> = None;
+    let part = |to: &usize| {
+        let range = range(round, me, *to);
+        if let Some((same, part)) = &last
+            && *same == range
+        {
+            return Ok(part.clone());
+        }
+        let Some(elements) = bytes.get(range.start * width..range.end * width) else {
+            let (has, needs) = (bytes.len() / width.max(1), range.end);
+            return Err(CommError::Argument {
+                collective: round.collective,
+                problem: format!("member {me} passes {has} elements, but the call needs {needs}"),
+            });
+        };
+        let part = Part::new(elements.to_vec());
+        last = Some((range, part.clone()));
+        Ok(part)
+    };
+    members.iter().map(part).collect()
+}
+
+/// Writes this member's output from the parts of all members that take part.
+pub(super) fn finish(tensors: &mut Tensors, round: &Fingerprint, parts: &[Part]) -> Result<()> {
+    fn of_dtype<T: Reduce>(
+        tensors: &mut Tensors,
+        round: &Fingerprint,
+        parts: &[Part],
+    ) -> Result<()> {
+        let output = match &mut tensors.output {
+            Buffer::None => return Ok(()),
+            Buffer::New(tensor) => tensor.slice::<T>()?,
+            Buffer::Existing(loan) => loan.slice::<T>()?,
+            Buffer::Shared(loan) => {
+                let (all, _, output) = loan.slice::<T>()?;
+                &mut all[output]
+            }
+        };
+        combine(round, &elements::<T>(parts), output);
+        Ok(())
+    }
+    match round.dtype {
+        None => Ok(()),
+        Some(dtype) => by_dtype!(dtype, T => of_dtype::<T>(tensors, round, parts)),
+    }
+}
+
+/// The reduction of parts of equal length, as bytes.
+pub(super) fn reduced(round: &Fingerprint, parts: &[Part]) -> Result<Vec<u8>> {
+    fn of_dtype<T: Reduce>(round: &Fingerprint, parts: &[Part]) -> Result<Vec<u8>> {
+        let parts = elements::<T>(parts);
+        let mut output = vec![T::from_i64(0); parts.first().map_or(0, |part| part.len())];
+        combine(round, &parts, &mut output);
+        Ok(bytemuck::cast_slice(&output).to_vec())
+    }
+    match round.dtype {
+        None => Ok(Vec::new()),
+        Some(dtype) => by_dtype!(dtype, T => of_dtype::<T>(round, parts)),
+    }
+}
+
+/// The elements of parts; copied if the bytes are not aligned.
+fn elements<T: Element>(parts: &[Part]) -> Vec<Cow<'_, [T]>> {
+    parts
+        .iter()
+        .map(|part| match bytemuck::try_cast_slice(part) {
+            Ok(elements) => Cow::Borrowed(elements),
+            Err(_) => Cow::Owned(bytemuck::pod_collect_to_vec(part)),
+        })
+        .collect()
+}
+
+fn combine<T: Reduce>(round: &Fingerprint, parts: &[Cow<'_, [T]>], output: &mut [T]) {
+    match round.collective {
+        Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter => {
+            let Some(reduction) = round.reduction else {
+                return;
+            };
+            let mut reducer = Reducer::new(reduction);
+            for start in (0..output.len()).step_by(CHUNK) {
+                let chunk = start..output.len().min(start + CHUNK);
+                let sources: Vec<&[T]> = parts.iter().map(|part| &part[chunk.clone()]).collect();
+                output[chunk].copy_from_slice(reducer.reduce(&sources));
+            }
+        }
+        Collective::AllGather | Collective::Gather | Collective::AllToAll => {
+            let mut rest = output;
+            for part in parts {
+                let (here, after) = rest.split_at_mut(part.len());
+                here.copy_from_slice(part);
+                rest = after;
+            }
+        }
+        Collective::Broadcast | Collective::Scatter => {
+            output.copy_from_slice(&parts[round.root.unwrap_or(0)]);
+        }
+        Collective::Send | Collective::Recv => output.copy_from_slice(&parts[0]),
+        Collective::Barrier => {}
+    }
+}

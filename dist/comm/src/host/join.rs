@@ -1,0 +1,307 @@
+//! Joining a world.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use meshgrad_runtime::Device;
+
+use super::acceptor::{Acceptor, HANDSHAKE};
+use super::connection::Connection;
+use super::coordinator::Coordinator;
+use super::error::JoinError;
+use super::handshake::{self, Claim, Failure, Purpose, Run};
+use super::meeting::{Meeting, MeetingFile, Point};
+use super::message::Message;
+use super::poll::{Poll, Waker};
+use super::progress::Place;
+use super::secret::Secret;
+use super::world::{Parts, World};
+
+/// The time limit of a collective, and of joining, if none is set.
+const DEADLINE: Duration = Duration::from_secs(300);
+/// The pause between attempts to reach rank 0.
+const RETRY: Duration = Duration::from_millis(50);
+
+/// A rank of a world of processes, before it joins.
+///
+/// ```no_run
+/// use meshgrad_comm::{Collectives, Host, Reduction, Secret};
+/// use meshgrad_runtime::Tensor;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let secret = Secret::new("a long random text")?;
+/// let world = Host::new(3, 8, "10.0.0.1:29500", secret).join()?; // rank 3 of 8
+/// let x = Tensor::scalar(world.device(), 1.0f32)?;
+/// let sum = world.world()?.all_reduce(&x, Reduction::Sum)?.wait()?;
+/// assert_eq!(sum.item::<f32>()?, 8.0);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Host {
+    rank: usize,
+    world: usize,
+    meeting: Meeting,
+    listener: Option<TcpListener>,
+    threads: usize,
+    deadline: Duration,
+    join_deadline: Duration,
+}
+
+impl Host {
+    /// Rank `rank` of `world` ranks. Rank 0 listens on `address`, such as `10.0.0.1:29500`, and the
+    /// others join it there.
+    pub fn new(rank: usize, world: usize, address: impl Into<String>, secret: Secret) -> Host {
+        let address = address.into();
+        Host::at(rank, world, Meeting::At(Point { address, secret }))
+    }
+
+    /// Rank `rank` of `world` ranks of one host and user. Rank 0 chooses a free port and a random
+    /// secret and writes them to a file, where the others find them. The file must be named by the
+    /// run. Rank 0 removes it when all have joined.
+    pub fn through_file(rank: usize, world: usize, path: impl Into<PathBuf>) -> Host {
+        Host::at(rank, world, Meeting::File(path.into()))
+    }
+
+    fn at(rank: usize, world: usize, meeting: Meeting) -> Host {
+        Host {
+            rank,
+            world,
+            meeting,
+            listener: None,
+            threads: thread::available_parallelism().map_or(1, usize::from),
+            deadline: DEADLINE,
+            join_deadline: DEADLINE,
+        }
+    }
+
+    /// The socket on which rank 0 listens. By default it is opened at the address.
+    pub fn listener(mut self, listener: TcpListener) -> Host {
+        self.listener = Some(listener);
+        self
+    }
+
+    /// The threads of the rank's device, at least 1. By default all cores.
+    pub fn threads(mut self, threads: usize) -> Host {
+        self.threads = threads;
+        self
+    }
+
+    /// The time limit of collectives whose group has no `timeout` option; 5 minutes by default.
+    pub fn deadline(mut self, deadline: Duration) -> Host {
+        self.deadline = deadline;
+        self
+    }
+
+    /// The time in which all ranks must join; 5 minutes by default.
+    pub fn join_deadline(mut self, deadline: Duration) -> Host {
+        self.join_deadline = deadline;
+        self
+    }
+
+    /// Joins. Waits until all ranks have joined.
+    ///
+    /// # Errors
+    /// [`JoinError`].
+    pub fn join(self) -> Result<World, JoinError> {
+        let (rank, world) = (self.rank, self.world);
+        if rank >= world || u32::try_from(world).is_err() {
+            return Err(JoinError::OutsideWorld { rank, world });
+        }
+        let device = Device::cpu_with_threads(self.threads).map_err(|error| JoinError::System {
+            what: "the device could not be made",
+            reason: error.to_string(),
+        })?;
+        let began = Instant::now();
+        let until = began + self.join_deadline;
+
+        let mut host = self;
+        let lead = match host.rank {
+            0 => Some(host.lead(until)?),
+            _ => None,
+        };
+        let (stream, secret) = host.reach(began, until)?;
+        let (control, acceptor, run, listeners) = host.enter(stream, &secret, until)?;
+        let coordinator = lead.map(|(coordinator, _file)| coordinator);
+        let place = Place {
+            rank,
+            run,
+            secret,
+            listeners,
+        };
+        World::start(Parts {
+            device,
+            deadline: host.deadline,
+            coordinator,
+            control,
+            acceptor,
+            place,
+        })
+    }
+
+    /// Starts the coordinator, and writes the meeting file if there is one.
+    fn lead(&mut self, until: Instant) -> Result<(Coordinator, Option<MeetingFile>), JoinError> {
+        let (listener, address) = match (self.listener.take(), &self.meeting) {
+            (Some(listener), _) => (listener, None),
+            (None, Meeting::At(point)) => (listen(&point.address)?, Some(point.address.clone())),
+            (None, Meeting::File(_)) => (listen("127.0.0.1:0")?, None),
+        };
+        let address = match address {
+            Some(address) => address, // this rank is reached by the others in the same way
+            None => local(&listener)?.to_string(),
+        };
+        let (secret, path) = match &self.meeting {
+            Meeting::At(point) => (point.secret.clone(), None),
+            Meeting::File(path) => (Secret::random()?, Some(path.clone())),
+        };
+        let coordinator = Coordinator::start(listener, self.world, secret.clone(), until)?;
+        let point = Point { address, secret };
+        let file = path.map(|path| MeetingFile::write(&path, &point));
+        self.meeting = Meeting::At(point);
+        Ok((coordinator, file.transpose()?))
+    }
+
+    /// Connects to the coordinator, which may not listen yet.
+    fn reach(&self, began: Instant, until: Instant) -> Result<(TcpStream, Secret), JoinError> {
+        loop {
+            let error = match self.attempt(until) {
+                Ok(found) => return Ok(found),
+                Err(error) => error,
+            };
+            let may_pass = match &error {
+                JoinError::Unreachable { .. } | JoinError::MeetingFile { .. } => true,
+                // The file may be that of an earlier run.
+                JoinError::Secret { .. } => matches!(self.meeting, Meeting::File(_)),
+                _ => false,
+            };
+            if !may_pass || Instant::now() + RETRY >= until {
+                return Err(match error {
+                    JoinError::Unreachable {
+                        rank,
+                        address,
+                        reason,
+                        ..
+                    } => JoinError::Unreachable {
+                        rank,
+                        address,
+                        waited: began.elapsed(),
+                        reason,
+                    },
+                    other => other,
+                });
+            }
+            thread::sleep(RETRY);
+        }
+    }
+
+    fn attempt(&self, until: Instant) -> Result<(TcpStream, Secret), JoinError> {
+        let Point { address, secret } = self.meeting.point()?;
+        let unreachable = |error: io::Error| JoinError::Unreachable {
+            rank: self.rank,
+            address: address.clone(),
+            waited: Duration::ZERO,
+            reason: error.to_string(),
+        };
+        let claim = Claim {
+            purpose: Purpose::Control,
+            rank: self.rank as u32, // below 2^32, as the world is
+            world: self.world as u32,
+            run: Run::default(),
+        };
+        let mut stream = connect(&address, until).map_err(unreachable)?;
+        match handshake::connect(&mut stream, &secret, claim, until) {
+            Ok(()) => Ok((stream, secret)),
+            Err(Failure::Connection(error)) => Err(unreachable(error)),
+            Err(Failure::Stranger(reason)) => Err(JoinError::Secret {
+                peer: format!("rank 0 at {address}"),
+                reason: reason.to_owned(),
+            }),
+        }
+    }
+
+    /// Tells the coordinator where this rank accepts connections, and waits for all others.
+    fn enter(
+        &self,
+        stream: TcpStream,
+        secret: &Secret,
+        until: Instant,
+    ) -> Result<(Connection, Acceptor, Run, Vec<SocketAddr>), JoinError> {
+        let failed = || JoinError::system("the rank could not listen");
+        let own = stream.local_addr().map_err(failed())?.ip();
+        let listener = TcpListener::bind((own, 0)).map_err(failed())?;
+        let address = local(&listener)?;
+        let acceptor = Acceptor::new(listener, secret.clone()).map_err(failed())?;
+
+        let refused = |reason: String| JoinError::Refused {
+            rank: self.rank,
+            reason,
+        };
+        let lost = |error: &dyn std::fmt::Display| refused(format!("{error}"));
+        let mut control = Connection::new(stream).map_err(failed())?;
+        let join = Message::Join { listener: address };
+        control.push(join.into()).map_err(|error| lost(&error))?;
+        let (_waker, sleeper) = Waker::pair().map_err(failed())?;
+        loop {
+            control.write().map_err(|error| lost(&error))?;
+            // What follows the list of members is for the progress thread.
+            match control.read_one().map_err(|error| lost(&error))? {
+                None => {}
+                Some(frame) => match frame.message {
+                    Message::Members { run, listeners } if listeners.len() == self.world => {
+                        return Ok((control, acceptor, run, listeners));
+                    }
+                    Message::Refused { reason } => return Err(refused(reason)),
+                    _ => return Err(refused("it sent an unexpected message".to_owned())),
+                },
+            }
+            // The coordinator reports ranks that do not join in time, a moment later.
+            if Instant::now() >= until + HANDSHAKE {
+                return Err(refused("it did not answer".to_owned()));
+            }
+            let mut poll = Poll::new(&sleeper);
+            poll.connection(&control);
+            poll.wait(Some(until + HANDSHAKE));
+        }
+    }
+}
+
+fn connect(address: &str, until: Instant) -> io::Result<TcpStream> {
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    for address in address.to_socket_addrs()? {
+        let left = until.saturating_duration_since(Instant::now());
+        match TcpStream::connect_timeout(&address, left.max(RETRY)) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// Listens at an address: at 127.0.0.1 only, or on all devices. Some systems resolve the name of the
+/// host to another loopback address.
+fn listen(address: &str) -> Result<TcpListener, JoinError> {
+    let failed = |error: io::Error| JoinError::Listen {
+        address: address.to_owned(),
+        reason: error.to_string(),
+    };
+    let mut found = address.to_socket_addrs().map_err(failed)?;
+    let Some(mut at) = found.next() else {
+        return Err(failed(io::ErrorKind::NotFound.into()));
+    };
+    if at.ip() != Ipv4Addr::LOCALHOST && at.ip() != Ipv6Addr::LOCALHOST {
+        at.set_ip(match at.ip() {
+            IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        });
+    }
+    TcpListener::bind(at).map_err(failed)
+}
+
+/// Where a process of this host reaches a listener.
+fn local(listener: &TcpListener) -> Result<SocketAddr, JoinError> {
+    let failed = JoinError::system("the address of a socket is unknown");
+    listener.local_addr().map_err(failed)
+}

@@ -1,0 +1,265 @@
+//! The messages between processes, as they are on the wire.
+
+use std::net::SocketAddr;
+use std::panic::Location;
+use std::time::Duration;
+
+use meshgrad_mesh::Group;
+use meshgrad_runtime::DType;
+use serde::{Deserialize, Serialize};
+use twox_hash::XxHash3_128;
+
+use super::handshake::Run;
+use crate::error::{CallSite, CommError};
+use crate::source_line::SourceLine;
+use crate::ticket::{Collective, Counts, Fingerprint, Peer, Reduction, Request};
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) enum Message {
+    // From a rank to the coordinator.
+    /// This rank accepts connections of other ranks here.
+    Join { listener: SocketAddr },
+    /// The payload is this rank's part of an exchange.
+    Gather { number: u64 },
+    /// This rank ends. It has sent so many frames to each rank.
+    Leave {
+        sent: Vec<u64>,
+        failure: Option<String>,
+    },
+
+    // From the coordinator to a rank.
+    /// The rank may not join.
+    Refused { reason: String },
+    /// All ranks have joined.
+    Members {
+        run: Run,
+        listeners: Vec<SocketAddr>,
+    },
+    /// The payload is the parts of all ranks, of these lengths.
+    Gathered { number: u64, lengths: Vec<usize> },
+    /// A rank left. It has sent so many frames to the receiver of this message.
+    Left { rank: usize, sent: u64 },
+    /// A rank failed, or its process ended.
+    Died { rank: usize, reason: String },
+
+    // From a rank to another one.
+    /// The payload is what the sender contributes for the receiver in a round of a collective.
+    Part {
+        key: CallKey,
+        round: usize,
+        call: WireCall,
+    },
+    /// A communicator failed.
+    Failed { group: GroupId, expired: Expired },
+}
+
+/// A digest of a communicator's group and generation, equal on all members.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(super) struct GroupId(u64, u64);
+
+impl GroupId {
+    pub(super) fn of(group: &Group, generation: u64) -> GroupId {
+        let mut hash = XxHash3_128::new();
+        let mut put = |bytes: &[u8]| {
+            hash.write(&(bytes.len() as u64).to_le_bytes());
+            hash.write(bytes);
+        };
+        for rank in group.ranks() {
+            put(&(*rank as u64).to_le_bytes());
+        }
+        put(group.channel().to_string().as_bytes());
+        for (option, value) in group.options().non_default() {
+            put(option.as_bytes());
+            put(value.as_bytes());
+        }
+        put(&generation.to_le_bytes());
+        let digest = hash.finish_128();
+        GroupId((digest >> 64) as u64, digest as u64)
+    }
+}
+
+/// Identifies a collective.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct CallKey {
+    pub(super) group: GroupId,
+    pub(super) between: Between,
+    pub(super) number: u64,
+}
+
+/// The members that take part, by their indices in the group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(super) enum Between {
+    All,
+    Two { sender: usize, receiver: usize },
+}
+
+impl Between {
+    pub(super) fn of(index: usize, peer: Option<Peer>) -> Between {
+        let (sender, receiver) = match peer {
+            None => return Between::All,
+            Some(Peer::To(receiver)) => (index, receiver),
+            Some(Peer::From(sender)) => (sender, index),
+        };
+        Between::Two { sender, receiver }
+    }
+
+    /// The indices of the members that take part.
+    pub(super) fn members(self, size: usize) -> Vec<usize> {
+        match self {
+            Between::All => (0..size).collect(),
+            Between::Two { sender, receiver } => vec![sender, receiver],
+        }
+    }
+}
+
+/// A rank's call of a collective.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct WireCall {
+    collective: String,
+    dtype: Option<String>,
+    counts: WireCounts,
+    reduction: Option<String>,
+    root: Option<usize>,
+    at: WireLine,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+enum WireCounts {
+    Even(usize),
+    Ragged(Vec<usize>),
+    Pairwise { send: Vec<usize>, recv: Vec<usize> },
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct WireLine(String, u32, u32);
+
+const COLLECTIVES: [Collective; 11] = [
+    Collective::AllReduce,
+    Collective::AllGather,
+    Collective::ReduceScatter,
+    Collective::AllToAll,
+    Collective::Broadcast,
+    Collective::Reduce,
+    Collective::Gather,
+    Collective::Scatter,
+    Collective::Barrier,
+    Collective::Send,
+    Collective::Recv,
+];
+
+impl WireCall {
+    pub(super) fn new(request: &Request) -> WireCall {
+        let call = &request.fingerprint;
+        let line: &'static Location<'static> = request.caller;
+        WireCall {
+            collective: call.collective.name().to_owned(),
+            dtype: call.dtype.map(|dtype| dtype.name().to_owned()),
+            counts: match &call.counts {
+                Counts::Even(count) => WireCounts::Even(*count),
+                Counts::Ragged(counts) => WireCounts::Ragged(counts.to_vec()),
+                Counts::Pairwise { send, recv } => WireCounts::Pairwise {
+                    send: send.to_vec(),
+                    recv: recv.to_vec(),
+                },
+            },
+            reduction: call.reduction.map(|reduction| reduction.to_string()),
+            root: call.root,
+            at: WireLine(line.file().to_owned(), line.line(), line.column()),
+        }
+    }
+
+    /// The call; `None` if a name is unknown or there are not `size` counts.
+    pub(super) fn read(self, size: usize) -> Option<RemoteCall> {
+        let named = |name: &str| COLLECTIVES.into_iter().find(|it| it.name() == name);
+        let reduction = |name: &str| Reduction::ALL.into_iter().find(|it| it.to_string() == name);
+        let listed = |counts: Vec<usize>| (counts.len() == size).then(|| counts.into());
+        let fingerprint = Fingerprint {
+            collective: named(&self.collective)?,
+            dtype: match self.dtype {
+                None => None,
+                Some(name) => Some(DType::from_name(&name)?),
+            },
+            counts: match self.counts {
+                WireCounts::Even(count) => Counts::Even(count),
+                WireCounts::Ragged(counts) => Counts::Ragged(listed(counts)?),
+                WireCounts::Pairwise { send, recv } => Counts::Pairwise {
+                    send: listed(send)?,
+                    recv: listed(recv)?,
+                },
+            },
+            reduction: match self.reduction {
+                None => None,
+                Some(name) => Some(reduction(&name)?),
+            },
+            root: self.root,
+        };
+        let WireLine(file, line, column) = self.at;
+        Some(RemoteCall {
+            fingerprint,
+            at: SourceLine::new(file, line, column),
+        })
+    }
+}
+
+/// A call of another process.
+#[derive(Clone, Debug)]
+pub(super) struct RemoteCall {
+    pub(super) fingerprint: Fingerprint,
+    pub(super) at: SourceLine,
+}
+
+impl RemoteCall {
+    pub(super) fn site(&self, rank: usize, number: u64) -> CallSite {
+        CallSite {
+            rank,
+            call: self.fingerprint.to_string(),
+            number,
+            at: self.at.clone(),
+        }
+    }
+}
+
+/// Why a communicator failed, for members that cannot find out by themselves: members did not start
+/// a collective in time.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Expired {
+    rank: usize,
+    call: String,
+    number: u64,
+    at: WireLine,
+    missing: Vec<usize>,
+    waited: Duration,
+}
+
+impl Expired {
+    pub(super) fn new(call: &CallSite, missing: Vec<usize>, waited: Duration) -> Expired {
+        let line = &call.at;
+        Expired {
+            rank: call.rank,
+            call: call.call.clone(),
+            number: call.number,
+            at: WireLine(line.file().to_owned(), line.line(), line.column()),
+            missing,
+            waited,
+        }
+    }
+
+    pub(super) fn error(self, group: &Group) -> CommError {
+        let WireLine(file, line, column) = self.at;
+        CommError::Timeout {
+            group: group.clone(),
+            call: CallSite {
+                rank: self.rank,
+                call: self.call,
+                number: self.number,
+                at: SourceLine::new(file, line, column),
+            },
+            missing: self.missing,
+            waited: self.waited,
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! The transport between processes, over TCP.
+//!
+//! Rank 0 runs the control plane ([`coordinator`]): all ranks join it, learn each other's addresses,
+//! and hear from it when a rank leaves or dies. Data goes directly between ranks. A process has a
+//! fixed number of threads for this, whatever the number of groups: one moves data, one opens
+//! connections, and in the process of rank 0 one is the coordinator.
+//!
+//! - `secret.rs`, `handshake.rs`, `acceptor.rs`: only processes that know the secret get in.
+//! - `frame.rs`, `message.rs`, `connection.rs`, `poll.rs`: what is sent, and how.
+//! - `coordinator.rs`, `meeting.rs`, `join.rs`: the control plane, and how a rank joins it.
+//! - `engine.rs`, `call.rs`: the rounds of a collective.
+//! - `shared.rs`, `progress.rs`: a rank's open collectives, and the threads that complete them.
+//! - `communicator.rs`, `world.rs`: a communicator, and the rank's view of the world.
+
+mod acceptor;
+mod call;
+mod communicator;
+mod connection;
+mod coordinator;
+mod engine;
+mod error;
+mod frame;
+mod handshake;
+mod join;
+mod meeting;
+mod message;
+mod poll;
+mod progress;
+mod secret;
+mod shared;
+mod world;
+
+pub use communicator::{ExchangeError, HostCommunicator, HostConnector, HostExchange};
+pub use error::JoinError;
+pub use join::Host;
+pub use secret::Secret;
+pub use world::World;

@@ -1,0 +1,77 @@
+//! The secret that admits a process to a world.
+
+use std::fmt;
+use std::sync::Arc;
+
+use hmac_sha256::HMAC;
+
+use super::error::JoinError;
+
+/// Bytes that a secret must have at least.
+const MIN_BYTES: usize = 16;
+
+/// A secret that all processes of a world share. It is never sent: processes prove that they know
+/// it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(Arc<[u8]>);
+
+impl Secret {
+    /// A secret of at least 16 bytes. It should be random: a common word can be guessed from an
+    /// intercepted handshake.
+    ///
+    /// # Errors
+    /// [`JoinError::ShortSecret`].
+    pub fn new(bytes: impl AsRef<[u8]>) -> Result<Secret, JoinError> {
+        let bytes = bytes.as_ref();
+        match bytes.len() {
+            length if length < MIN_BYTES => Err(JoinError::ShortSecret { length }),
+            _ => Ok(Secret(bytes.into())),
+        }
+    }
+
+    /// 32 random bytes of the operating system, in hexadecimal digits.
+    ///
+    /// # Errors
+    /// [`JoinError::NoRandomness`].
+    pub fn random() -> Result<Secret, JoinError> {
+        let digits = random::<32>()?.map(|byte| format!("{byte:02x}"));
+        Ok(Secret(digits.concat().into_bytes().into()))
+    }
+
+    /// The bytes, to hand them to other processes.
+    pub fn expose(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// HMAC-SHA256 of the parts. The first one is a label that no other use has.
+    pub(super) fn mac(&self, parts: &[&[u8]]) -> [u8; 32] {
+        let mut mac = HMAC::new(&self.0);
+        for part in parts {
+            mac.update((part.len() as u64).to_le_bytes());
+            mac.update(part);
+        }
+        mac.finalize()
+    }
+}
+
+/// Does not show the secret.
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+/// Random bytes of the operating system.
+pub(super) fn random<const N: usize>() -> Result<[u8; N], JoinError> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).map_err(|error| JoinError::NoRandomness {
+        reason: error.to_string(),
+    })?;
+    Ok(bytes)
+}
+
+/// Whether the bytes are equal. The time does not depend on where they differ.
+pub(super) fn equal(one: &[u8; 32], other: &[u8; 32]) -> bool {
+    let difference = one.iter().zip(other).fold(0, |all, (a, b)| all | (a ^ b));
+    std::hint::black_box(difference) == 0
+}

@@ -1,0 +1,423 @@
+//! What the threads of a rank share: its open collectives, and what has arrived early.
+//!
+//! Lock order: the state first, then tensors and completions.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use meshgrad_runtime::Completion;
+
+use super::call::{Call, Membership};
+use super::engine::Part;
+use super::frame::Frame;
+use super::message::{CallKey, Expired, GroupId, Message, WireCall};
+use super::poll::Waker;
+use crate::error::CommError;
+
+pub(super) struct Shared {
+    pub(super) rank: usize,
+    pub(super) world: usize,
+    waker: Waker,
+    state: Mutex<State>,
+    /// Notified when an exchange is complete or the world ends.
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// Why no collective can complete any more.
+    ended: Option<Ended>,
+    /// The failures of communicators. They are permanent.
+    failed: HashMap<GroupId, CommError>,
+    /// Failures that other members reported before this rank has the communicator.
+    reported: HashMap<GroupId, Expired>,
+    open: HashMap<CallKey, Call>,
+    /// Parts of collectives that this rank has not started.
+    early: HashMap<CallKey, Vec<Arrival>>,
+    /// The ranks that left, with the number of frames that they have sent here.
+    left: BTreeMap<usize, u64>,
+    /// The frames received from each rank and sent to it.
+    received: Vec<u64>,
+    sent: Vec<u64>,
+    outbox: Outbox,
+    gathered: HashMap<u64, Vec<Vec<u8>>>,
+}
+
+struct Arrival {
+    rank: usize,
+    round: usize,
+    call: WireCall,
+    part: Part,
+}
+
+/// Why the world ended for this rank.
+#[derive(Clone, Debug)]
+pub(super) enum Ended {
+    /// A rank failed or its process ended.
+    Died { rank: usize, reason: String },
+    /// This rank left.
+    Left,
+}
+
+/// What the progress thread is to do.
+#[derive(Default)]
+pub(super) struct Outbox {
+    /// Frames for other ranks.
+    pub(super) data: Vec<(usize, Frame)>,
+    /// Frames for the coordinator.
+    pub(super) control: Vec<Frame>,
+    /// Whether this rank leaves.
+    pub(super) leave: bool,
+}
+
+impl Shared {
+    pub(super) fn new(rank: usize, world: usize, waker: Waker) -> Shared {
+        let state = State {
+            received: vec![0; world],
+            sent: vec![0; world],
+            ..State::default()
+        };
+        Shared {
+            rank,
+            world,
+            waker,
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        }
+    }
+
+    pub(super) fn wake(&self) {
+        self.waker.wake();
+    }
+
+    /// Starts a collective with the frames of its first round.
+    pub(super) fn start(&self, call: Call, frames: Vec<(usize, Frame)>) -> Result<(), CommError> {
+        let key = call.key();
+        let mut state = self.lock();
+        state.check(&call)?;
+        state.push(frames);
+        state.insert(call);
+        state.check_left();
+        self.settle(state, key);
+        self.wake();
+        Ok(())
+    }
+
+    /// Does the work of a collective while all parts of a round are there. The state is not locked
+    /// meanwhile.
+    fn settle<'a>(&'a self, mut state: MutexGuard<'a, State>, key: CallKey) {
+        while state.open.get(&key).is_some_and(Call::is_ready) {
+            let Some(mut call) = state.open.remove(&key) else {
+                return;
+            };
+            drop(state);
+            let guard = Interrupted(
+                &call.completion.clone(),
+                &call.membership.clone(),
+                key.number,
+            );
+            let result = call.finish_round();
+            state = self.lock();
+            match result {
+                Ok(None) => {
+                    guard.0.complete(Ok(()));
+                    return;
+                }
+                Ok(Some(frames)) => match state.check(&call) {
+                    Ok(()) => {
+                        state.push(frames);
+                        state.insert(call);
+                        state.check_left();
+                        self.wake();
+                    }
+                    Err(error) => {
+                        guard.0.complete(Err(error.into()));
+                        return;
+                    }
+                },
+                Err(error) => {
+                    guard.0.complete(Err(error.clone()));
+                    if let Some(error) = error.downcast_ref::<CommError>() {
+                        state.fail(call.membership.id, error);
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Handles a frame of another rank. An error is the reason to close the connection.
+    pub(super) fn deliver(&self, rank: usize, frame: Frame) -> Result<(), &'static str> {
+        let mut state = self.lock();
+        state.received[rank] += 1;
+        match frame.message {
+            Message::Part { key, round, call } => {
+                let arrival = Arrival {
+                    rank,
+                    round,
+                    call,
+                    part: frame.payload,
+                };
+                state.arrive(key, arrival);
+                if state.left.contains_key(&rank) {
+                    state.check_left();
+                }
+                self.settle(state, key);
+            }
+            Message::Failed { group, expired } => state.report(group, expired),
+            _ => return Err("it sent a message that is not for a rank"),
+        }
+        Ok(())
+    }
+
+    /// Fails if a collective is still open when its time is over, and tells the other members.
+    pub(super) fn expire(&self, key: CallKey) {
+        let mut state = self.lock();
+        let Some(call) = state.open.get(&key) else {
+            return; // it runs, or is complete
+        };
+        let (membership, missing) = (call.membership.clone(), call.missing());
+        let expired = Expired::new(&call.site(), missing, membership.deadline);
+        let ranks = membership.group.ranks().iter().copied();
+        let frames = ranks.filter(|rank| *rank != self.rank).map(|rank| {
+            let message = Message::Failed {
+                group: membership.id,
+                expired: expired.clone(),
+            };
+            (rank, message.into())
+        });
+        state.push(frames.collect());
+        let error = expired.clone().error(&membership.group);
+        state.fail(membership.id, &error);
+        drop(state);
+        self.wake();
+    }
+
+    /// Ends the world: every collective that waits or starts later fails. The first reason counts.
+    pub(super) fn end(&self, ended: Ended) {
+        let mut state = self.lock();
+        let ended = state.ended.get_or_insert(ended).clone();
+        for (_, call) in state.open.drain() {
+            call.completion.complete(Err(ended.error(&call).into()));
+        }
+        state.early.clear();
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// The rank whose end was the end of the world, and the reason.
+    pub(super) fn death(&self) -> Option<(usize, String)> {
+        match &self.lock().ended {
+            Some(Ended::Died { rank, reason }) => Some((*rank, reason.clone())),
+            _ => None,
+        }
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.lock().ended.is_some()
+    }
+
+    /// Records that a rank left after `sent` frames.
+    pub(super) fn left(&self, rank: usize, sent: u64) {
+        let mut state = self.lock();
+        state.left.insert(rank, sent);
+        state.check_left();
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    pub(super) fn has_left(&self, rank: usize) -> bool {
+        self.lock().left.contains_key(&rank)
+    }
+
+    /// Asks the progress thread to send what is left and to end.
+    pub(super) fn leave(&self) {
+        self.lock().outbox.leave = true;
+        self.wake();
+    }
+
+    pub(super) fn take_outbox(&self) -> Outbox {
+        let mut state = self.lock();
+        Outbox {
+            leave: state.outbox.leave,
+            data: std::mem::take(&mut state.outbox.data),
+            control: std::mem::take(&mut state.outbox.control),
+        }
+    }
+
+    /// The numbers of frames sent to each rank.
+    pub(super) fn sent(&self) -> Vec<u64> {
+        self.lock().sent.clone()
+    }
+
+    pub(super) fn gather(&self, number: u64, bytes: &[u8]) {
+        let frame = Frame {
+            message: Message::Gather { number },
+            payload: Arc::new(bytes.to_vec()),
+        };
+        self.lock().outbox.control.push(frame);
+        self.wake();
+    }
+
+    pub(super) fn gathered(&self, number: u64, parts: Vec<Vec<u8>>) {
+        self.lock().gathered.insert(number, parts);
+        self.changed.notify_all();
+    }
+
+    /// Waits for an exchange. The error is the reason why it cannot complete.
+    pub(super) fn wait_gathered(
+        &self,
+        number: u64,
+        deadline: Instant,
+    ) -> Result<Vec<Vec<u8>>, String> {
+        let mut state = self.lock();
+        loop {
+            if let Some(parts) = state.gathered.remove(&number) {
+                return Ok(parts);
+            }
+            match &state.ended {
+                Some(Ended::Died { rank, reason }) => {
+                    return Err(format!("rank {rank} died: {reason}"));
+                }
+                Some(Ended::Left) => return Err("this rank has left the world".to_owned()),
+                None => {}
+            }
+            if let Some(rank) = state.left.keys().next() {
+                return Err(format!("rank {rank} left the world"));
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err("not all ranks called it in time".to_owned());
+            }
+            let waited = self.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Why a call cannot complete any more.
+    fn check(&mut self, call: &Call) -> Result<(), CommError> {
+        if let Some(ended) = &self.ended {
+            return Err(ended.error(call));
+        }
+        let (id, group) = (call.membership.id, &call.membership.group);
+        if let Some(expired) = self.reported.remove(&id) {
+            self.fail(id, &expired.error(group));
+        }
+        match self.failed.get(&id) {
+            Some(error) => Err(error.clone()),
+            None => Ok(()),
+        }
+    }
+
+    fn push(&mut self, frames: Vec<(usize, Frame)>) {
+        for (rank, _) in &frames {
+            self.sent[*rank] += 1;
+        }
+        self.outbox.data.extend(frames);
+    }
+
+    /// Opens a call and adds what has arrived early.
+    fn insert(&mut self, call: Call) {
+        let key = call.key();
+        self.open.insert(key, call);
+        for arrival in self.early.remove(&key).into_iter().flatten() {
+            self.arrive(key, arrival);
+        }
+    }
+
+    fn arrive(&mut self, key: CallKey, arrival: Arrival) {
+        let Some(call) = self.open.get_mut(&key) else {
+            if self.ended.is_none() && !self.failed.contains_key(&key.group) {
+                self.early.entry(key).or_default().push(arrival);
+            }
+            return;
+        };
+        let Arrival {
+            rank,
+            round,
+            call: other,
+            part,
+        } = arrival;
+        if let Err(error) = call.add(rank, round, other, part) {
+            self.fail(key.group, &error);
+        }
+    }
+
+    /// Fails a communicator: its open and later collectives. The first failure counts.
+    fn fail(&mut self, id: GroupId, error: &CommError) {
+        let error = self.failed.entry(id).or_insert_with(|| error.clone());
+        for (_, call) in self.open.extract_if(|key, _| key.group == id) {
+            call.completion.complete(Err(error.clone().into()));
+        }
+        self.early.retain(|key, _| key.group != id);
+    }
+
+    /// Handles the failure that another member reports.
+    fn report(&mut self, id: GroupId, expired: Expired) {
+        let open = self.open.values().find(|call| call.membership.id == id);
+        match open.map(|call| call.membership.clone()) {
+            Some(membership) => self.fail(id, &expired.error(&membership.group)),
+            None => drop(self.reported.entry(id).or_insert(expired)),
+        }
+    }
+
+    /// Fails collectives that wait for a rank that left and whose frames have all arrived.
+    fn check_left(&mut self) {
+        let State { left, received, .. } = &*self;
+        if left.is_empty() {
+            return;
+        }
+        let has_left = |rank: &usize| left.get(rank).is_some_and(|sent| received[*rank] >= *sent);
+        let failures = self.open.values().filter_map(|call| {
+            let mut missing = call.missing();
+            missing.retain(has_left);
+            let error = || CommError::Returned {
+                group: call.membership.group.clone(),
+                call: call.site(),
+                missing: missing.clone(),
+            };
+            (!missing.is_empty()).then(|| (call.membership.id, error()))
+        });
+        for (id, error) in failures.collect::<Vec<_>>() {
+            self.fail(id, &error);
+        }
+    }
+}
+
+impl Ended {
+    fn error(&self, call: &Call) -> CommError {
+        match self {
+            Ended::Died { rank, reason } => CommError::Died {
+                group: call.membership.group.clone(),
+                call: call.site(),
+                rank: *rank,
+                reason: reason.clone(),
+            },
+            Ended::Left => CommError::Left {
+                rank: call.membership.rank(),
+            },
+        }
+    }
+}
+
+/// Completes a collective with an error if its work panics.
+struct Interrupted<'a>(&'a Completion, &'a Arc<Membership>, u64);
+
+impl Drop for Interrupted<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let error = CommError::Interrupted {
+                group: self.1.group.clone(),
+                number: self.2,
+            };
+            self.0.complete(Err(error.into()));
+        }
+    }
+}

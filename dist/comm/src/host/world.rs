@@ -1,0 +1,192 @@
+//! A rank's view of its world.
+
+use std::fmt;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use meshgrad_dist::registry::{Handle, Registry, Share};
+use meshgrad_mesh::Group;
+use meshgrad_runtime::{Device, Error, Result};
+
+use super::acceptor::Acceptor;
+use super::communicator::{HostConnector, HostExchange};
+use super::connection::Connection;
+use super::coordinator::Coordinator;
+use super::error::JoinError;
+use super::poll::Waker;
+use super::progress::{Place, Progress};
+use super::shared::{Ended, Shared};
+use crate::communicator::Communicator;
+use crate::error::CommError;
+use crate::local::LocalCommunicator;
+
+/// This process as a rank of a world of processes ([`Host::join`](crate::Host::join)).
+///
+/// Dropping it leaves the world: what this rank has sent still arrives, and ranks that wait for
+/// anything else of it fail. Rank 0 waits there until all other ranks have left, because they are
+/// connected to it. After a failure, nothing waits. A process can join another world afterwards.
+pub struct World {
+    rank: usize,
+    all: Group,
+    device: Device,
+    deadline: Duration,
+    shared: Arc<Shared>,
+    registry: Registry<HostConnector>,
+    /// Keep the communicators that [`World::connect`] returned in the registry.
+    handles: Mutex<Vec<Handle<HostConnector>>>,
+    exchanges: Arc<AtomicU64>,
+    progress: Option<JoinHandle<()>>,
+    coordinator: Option<Coordinator>,
+}
+
+/// What a rank has when it has joined.
+pub(super) struct Parts {
+    pub(super) device: Device,
+    pub(super) deadline: Duration,
+    pub(super) coordinator: Option<Coordinator>,
+    pub(super) control: Connection,
+    pub(super) acceptor: Acceptor,
+    pub(super) place: Place,
+}
+
+impl World {
+    pub(super) fn start(parts: Parts) -> Result<World, JoinError> {
+        let Parts {
+            device,
+            deadline,
+            coordinator,
+            control,
+            acceptor,
+            place,
+        } = parts;
+        let (rank, world) = (place.rank, place.listeners.len());
+        let all: Vec<usize> = (0..world).collect();
+        let all = Group::new(all).map_err(|_| JoinError::OutsideWorld { rank, world })?;
+        let failed = || JoinError::system("the rank's thread could not be started");
+        let (waker, sleeper) = Waker::pair().map_err(failed())?;
+        let shared = Arc::new(Shared::new(rank, world, waker));
+        let progress = Progress::new(shared.clone(), place, sleeper, control, acceptor);
+        let progress = thread::Builder::new()
+            .name(format!("rank {rank}"))
+            .spawn(move || progress.run())
+            .map_err(failed())?;
+        let connector = HostConnector {
+            shared: shared.clone(),
+            device: device.clone(),
+            deadline,
+        };
+        Ok(World {
+            rank,
+            all,
+            device,
+            deadline,
+            shared,
+            registry: Registry::new(rank, connector),
+            handles: Mutex::default(),
+            exchanges: Arc::default(),
+            progress: Some(progress),
+            coordinator,
+        })
+    }
+
+    /// Its number, from 0.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// The number of ranks.
+    pub fn world_size(&self) -> usize {
+        self.all.len()
+    }
+
+    /// Its CPU device.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Its registry, which creates and shares its communicators.
+    pub fn registry(&self) -> &Registry<HostConnector> {
+        &self.registry
+    }
+
+    /// Exchanges bytes with all ranks, to [agree](meshgrad_dist::registry::Plan::agree) on a plan.
+    pub fn exchange(&self) -> HostExchange {
+        HostExchange {
+            shared: self.shared.clone(),
+            next: self.exchanges.clone(),
+            deadline: self.deadline,
+        }
+    }
+
+    /// The communicator of all ranks.
+    ///
+    /// # Errors
+    /// As [`World::connect`].
+    pub fn world(&self) -> Result<Arc<dyn Communicator>> {
+        self.connect("world", &self.all)
+    }
+
+    /// The communicator of a group, shared through the registry with other requests for an equal
+    /// group, and kept until this rank leaves. It waits for no other rank. `name` identifies the
+    /// requester in reports. The registry does not list the communicator of a group of one rank.
+    ///
+    /// # Errors
+    /// [`CommError::NotMember`]; a `RegistryError`, for invalid options.
+    pub fn connect(&self, name: &str, group: &Group) -> Result<Arc<dyn Communicator>> {
+        match self.registry.share(name, group).map_err(Error::other)? {
+            Share::NotMember => Err(CommError::NotMember {
+                rank: self.rank,
+                group: group.clone(),
+            }
+            .into()),
+            Share::Singleton => Ok(Arc::new(LocalCommunicator::alone(self.rank, &self.device)?)),
+            Share::Member(handle) => {
+                let connected = handle.connect(Duration::ZERO).map_err(Error::other)?;
+                let communicator = connected.cloned();
+                let mut handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
+                handles.push(handle);
+                drop(handles);
+                match communicator {
+                    Some(communicator) => Ok(Arc::new(communicator)),
+                    None => unreachable!("a communicator between processes is always ready"),
+                }
+            }
+        }
+    }
+
+    /// Leaves the world because of a failure: all ranks that wait fail with [`CommError::Died`] and
+    /// this reason. A panic does the same.
+    pub fn fail(self, reason: impl Into<String>) {
+        self.end(reason.into());
+    }
+
+    fn end(&self, reason: String) {
+        let rank = self.rank;
+        self.shared.end(Ended::Died { rank, reason });
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.end("it panicked".to_owned());
+        }
+        let has_failed = self.shared.has_ended();
+        self.shared.leave();
+        if let Some(progress) = self.progress.take() {
+            // Its panic would have closed the connections, which the other ranks notice.
+            let _ = progress.join();
+        }
+        if !has_failed && let Some(coordinator) = &mut self.coordinator {
+            coordinator.finish();
+        }
+    }
+}
+
+impl fmt::Debug for World {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "World(rank {} of {})", self.rank, self.world_size())
+    }
+}

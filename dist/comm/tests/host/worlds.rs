@@ -1,0 +1,50 @@
+//! Worlds whose ranks are threads of this process.
+
+use std::net::TcpListener;
+use std::thread;
+use std::time::Duration;
+
+use meshgrad_comm::{Host, Secret, World};
+
+pub(crate) const SECRET: &str = "a secret for tests only";
+
+/// The time limit of collectives in tests that do not test it.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
+
+/// A rank that joins at `address`.
+pub(crate) fn host(rank: usize, ranks: usize, address: &str) -> Host {
+    let secret = Secret::new(SECRET).unwrap();
+    let host = Host::new(rank, ranks, address, secret).threads(1);
+    host.deadline(DEADLINE).join_deadline(DEADLINE)
+}
+
+pub(crate) fn listener() -> (TcpListener, String) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    (listener, address)
+}
+
+/// Runs `main` on each rank of a world, and returns its results in rank order.
+pub(crate) fn run<T: Send>(
+    ranks: usize,
+    deadline: Duration,
+    main: impl Fn(World) -> T + Sync,
+) -> Vec<T> {
+    let (listener, address) = listener();
+    let mut listener = Some(listener);
+    thread::scope(|scope| {
+        let start = |rank| {
+            let (address, main, listener) = (&address, &main, listener.take());
+            scope.spawn(move || {
+                let host = host(rank, ranks, address).deadline(deadline);
+                let host = match listener {
+                    Some(listener) => host.listener(listener),
+                    None => host,
+                };
+                main(host.join().unwrap())
+            })
+        };
+        let threads: Vec<_> = (0..ranks).map(start).collect();
+        threads.into_iter().map(|it| it.join().unwrap()).collect()
+    })
+}
