@@ -12,7 +12,7 @@ type OnReady = Box<dyn FnMut(&Param, &Tensor) -> Result<()> + Send>;
 /// Gradient buffers for a list of parameters, in f32 (f64 for f64 parameters).
 ///
 /// Gradients accumulate over backward passes until [`Grads::clear`]. For a parameter that is not in
-/// the list no gradient is computed: it is frozen.
+/// the list no gradient is computed.
 #[derive(Default)]
 pub struct Grads {
     entries: Vec<Entry>,

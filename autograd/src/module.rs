@@ -72,6 +72,19 @@ pub trait Module {
         params
     }
 
+    /// The parameters that are not frozen, in the order of [`Module::visit`]: those that an
+    /// optimizer updates.
+    fn trained(&self) -> Vec<Param> {
+        let mut params = self.params();
+        params.retain(|param| !param.is_frozen());
+        params
+    }
+
+    /// Freezes every parameter: see [`Param::freeze`].
+    fn freeze(&self) {
+        self.params().iter().for_each(Param::freeze);
+    }
+
     /// Every buffer once, in the order of [`Module::visit`].
     fn buffers(&self) -> Vec<Buffer> {
         let (mut buffers, mut seen) = (Vec::new(), HashSet::new());

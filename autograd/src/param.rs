@@ -1,7 +1,7 @@
 //! Parameters: shared handles to trainable tensors.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use meshgrad_runtime::{DType, Device, Key, Kind, Shape, Tensor, ops};
@@ -64,6 +64,7 @@ struct Inner {
     id: ParamId,
     name: String,
     spec: Spec,
+    frozen: AtomicBool,
     state: RwLock<State>,
 }
 
@@ -91,6 +92,7 @@ impl Param {
             id,
             name: name.into(),
             spec,
+            frozen: AtomicBool::new(false),
             state: RwLock::default(),
         }))
     }
@@ -118,6 +120,24 @@ impl Param {
     /// The dtype of its gradient.
     pub fn gradient_dtype(&self) -> DType {
         self.0.spec.dtype.accumulator()
+    }
+
+    /// Excludes it from training: its variables become constants, and [`Module::trained`] leaves it
+    /// out. Its clones are frozen with it.
+    ///
+    /// [`Module::trained`]: crate::Module::trained
+    pub fn freeze(&self) {
+        self.0.frozen.store(true, Ordering::Relaxed);
+    }
+
+    /// Trains it again after [`Param::freeze`].
+    pub fn unfreeze(&self) {
+        self.0.frozen.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether it is frozen.
+    pub fn is_frozen(&self) -> bool {
+        self.0.frozen.load(Ordering::Relaxed)
     }
 
     /// Its value.

@@ -73,22 +73,29 @@ impl Var {
 }
 
 impl Param {
-    /// The parameter as an operand of ops, in its own dtype.
+    /// The parameter as an operand of ops, in its own dtype. A constant if it is frozen.
     ///
     /// # Errors
     /// [`TapeError::NotMaterialized`](meshgrad_runtime::TapeError::NotMaterialized).
     pub fn var(&self) -> Result<Var> {
-        Ok(Var::new(self.value()?, Node::Param(self.clone())))
+        Ok(Var::new(self.value()?, self.node()))
     }
 
-    /// The parameter as an operand of ops in `dtype`. The copy is kept until the value changes; its
+    /// As [`Param::var`], in `dtype`. The copy is kept until the value changes; its
     /// gradient is the parameter's own.
     ///
     /// # Errors
     /// [`TapeError::NotMaterialized`](meshgrad_runtime::TapeError::NotMaterialized);
     /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
     pub fn var_as(&self, dtype: DType) -> Result<Var> {
-        Ok(Var::new(self.value_as(dtype)?, Node::Param(self.clone())))
+        Ok(Var::new(self.value_as(dtype)?, self.node()))
+    }
+
+    fn node(&self) -> Node {
+        match self.is_frozen() {
+            true => Node::Constant,
+            false => Node::Param(self.clone()),
+        }
     }
 }
 

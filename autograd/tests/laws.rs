@@ -401,8 +401,31 @@ fn gradients_of_another_shape_are_errors() {
 }
 
 /// The gradient of a parameter that is not in `Grads` is not computed.
+/// A frozen parameter is a constant: nothing is saved for its gradient, and the others have the
+/// same gradients as before.
 #[test]
-fn frozen_parameters_get_no_gradient() {
+fn frozen_parameters_are_constants() {
+    let net = Net::new();
+    let run = |params: &[Param]| {
+        let (y, tape) = Tape::record(|| net.forward(&Var::constant(net.input(1)))).unwrap();
+        let saved = tape.saved_bytes();
+        let mut grads = Grads::new(params).unwrap();
+        tape.backward(&[(&y, net.input(2))], &mut grads).unwrap();
+        (grads.get(&net.b).unwrap().to_vec::<f32>().unwrap(), saved)
+    };
+    let (all, saved) = run(&net.params());
+    net.a.freeze();
+    assert!(net.a.clone().is_frozen() && !net.a.var().unwrap().is_tracked());
+    let (frozen, less) = run(&[net.b.clone()]);
+    assert_eq!(all, frozen);
+    assert!(less < saved, "{less} of {saved} bytes");
+
+    net.a.unfreeze();
+    assert_eq!(run(&net.params()), (all, saved));
+}
+
+#[test]
+fn parameters_without_a_buffer_get_no_gradient() {
     let net = Net::new();
     let mut grads = Grads::new(std::slice::from_ref(&net.b)).unwrap();
     let (y, tape) = Tape::record(|| net.forward(&Var::input(net.input(1)))).unwrap();

@@ -59,8 +59,8 @@ impl Lora {
 }
 
 impl Linear {
-    /// Adds a [`Lora`] of rank `rank`. To train only it, pass its parameters to
-    /// [`Grads::new`](meshgrad_autograd::Grads::new).
+    /// Adds a [`Lora`] of rank `rank`, whose parameters have no values yet. To train nothing else,
+    /// freeze the model before.
     pub fn add_lora(&mut self, rank: usize, alpha: f64) {
         let (outputs, inputs) = (self.weight.shape()[0], self.weight.shape()[1]);
         self.lora = Some(Lora::new(self.path(), inputs, outputs, rank, alpha));

@@ -45,8 +45,9 @@ impl Updater {
         })
     }
 
-    /// An updater of `model`'s parameters with the optimizer that `make` returns for them. Gradients
-    /// are clipped to the global norm `max_grad_norm`; 0 disables clipping.
+    /// An updater of `model`'s parameters that are not frozen, with the optimizer that `make`
+    /// returns for them. Gradients are clipped to the global norm `max_grad_norm`; 0 disables
+    /// clipping.
     ///
     /// # Errors
     /// Those of `make`; when memory runs out.
@@ -56,7 +57,7 @@ impl Updater {
         max_grad_norm: f64,
         make: impl FnOnce(&[Part]) -> Result<Box<dyn Optimizer>>,
     ) -> Result<(Updater, Grads)> {
-        let params = model.params();
+        let params = model.trained();
         let elements = params.iter().map(|param| param.shape().elements()).sum();
         let flat_gradient = Tensor::zeros(device, &[elements], DType::F32, Kind::Gradient)?;
         let grads = Grads::over(&params, &flat_gradient)?;

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use meshgrad_autograd::{Init, Module, Param, Result, ops};
 use meshgrad_models::{Compute, Loss, Model};
-use meshgrad_runtime::{Device, Tensor, ops as values};
+use meshgrad_runtime::{Device, Tensor, ops};
 use meshgrad_train::TrainError;
 use meshgrad_train::config::Config;
 use meshgrad_train::events::{Event, Outcome};
@@ -137,7 +137,7 @@ fn subscribers_may_change_gradients() {
             };
             assert_eq!((param.name(), weight.item::<f32>()?), ("weight", 6.0));
             assert_ne!(gradient.to_vec::<f32>()?, [0.0; 3]);
-            values::fill_into(gradient, 0.0)?;
+            ops::fill_into(gradient, 0.0)?;
         }
         Ok(())
     });

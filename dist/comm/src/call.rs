@@ -259,13 +259,13 @@ impl<'a, C: Communicator + ?Sized> Call<'a, C> {
         self.check_device(into)?;
         if *into.shape() != shape || into.dtype() != dtype {
             return self.invalid(format!(
-                "the result is {dtype}{shape}, but is written to {into:?}; pass a tensor of that \
+                "the result is {dtype}{shape}, but is written to {into}; pass a tensor of that \
                  shape and dtype"
             ));
         }
         if !into.is_contiguous() {
             return self.invalid(format!(
-                "{into:?} is written, but is not contiguous; pass a contiguous tensor"
+                "{into} is written, but is not contiguous; pass a contiguous tensor"
             ));
         }
         Ok(Output::Into(into.clone()))
@@ -321,7 +321,7 @@ impl<'a, C: Communicator + ?Sized> Call<'a, C> {
     fn rows_of(&self, x: &Tensor) -> Result<usize> {
         match x.shape().first() {
             Some(rows) => Ok(*rows),
-            None => self.invalid(format!("{x:?} has no dim 0; reshape it to [1]")),
+            None => self.invalid(format!("{x} has no dim 0; reshape it to [1]")),
         }
     }
 
@@ -330,7 +330,7 @@ impl<'a, C: Communicator + ?Sized> Call<'a, C> {
         match rows % size {
             0 => Ok(rows / size),
             _ => self.invalid(format!(
-                "{x:?} has {rows} rows, which is not divisible by {size} members; use {}_rows",
+                "{x} has {rows} rows, which is not divisible by {size} members; use {}_rows",
                 self.collective
             )),
         }
@@ -359,7 +359,7 @@ impl<'a, C: Communicator + ?Sized> Call<'a, C> {
         match of_root == part && x.dtype() == dtype {
             true => Ok(()),
             false => self.invalid(format!(
-                "the root has {x:?}, whose part is {}{of_root}, but the call expects \
+                "the root has {x}, whose part is {}{of_root}, but the call expects \
                  {dtype}{part}; pass the shape and dtype of a part",
                 x.dtype()
             )),
@@ -371,7 +371,7 @@ impl<'a, C: Communicator + ?Sized> Call<'a, C> {
         match own == rows[index] {
             true => Ok(()),
             false => self.invalid(format!(
-                "{x:?} has {own} rows, but rows[{index}] of this member is {}; pass the rows of \
+                "{x} has {own} rows, but rows[{index}] of this member is {}; pass the rows of \
                  every member",
                 rows[index]
             )),
@@ -383,7 +383,7 @@ impl<'a, C: Communicator + ?Sized> Call<'a, C> {
         match all == sum {
             true => Ok(()),
             false => self.invalid(format!(
-                "{x:?} has {all} rows, but {name} {rows:?} add up to {sum}; they must be equal"
+                "{x} has {all} rows, but {name} {rows:?} add up to {sum}; they must be equal"
             )),
         }
     }

@@ -9,13 +9,13 @@ use crate::{EXPERTS, F32, ids, model};
 /// The model with low-rank updates of some projections, and the parameters of the updates.
 fn adapted(device: &Device) -> (Qwen3, Vec<Param>) {
     let mut model = model(EXPERTS, device);
-    let mut added = Vec::new();
+    model.freeze();
     for layer in &mut model.layers {
-        for linear in [&mut layer.self_attn.q_proj, &mut layer.self_attn.v_proj] {
-            linear.add_lora(3, 6.0);
-            added.extend(linear.lora.iter().flat_map(Module::params));
-        }
+        layer.self_attn.q_proj.add_lora(3, 6.0);
+        layer.self_attn.v_proj.add_lora(3, 6.0);
     }
+    let added = model.trained();
+    assert_eq!(added.len(), 4 * model.layers.len());
     for param in &added {
         param.materialize(device, 5).unwrap();
     }

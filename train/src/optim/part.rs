@@ -27,12 +27,12 @@ pub(super) struct PartSpec {
     rows: Range<usize>,
 }
 
-/// Every parameter of `module` as one part, in the module's order.
+/// Every parameter of `module` that is not frozen as one part, in the module's order.
 ///
 /// # Errors
 /// [`TapeError::NotMaterialized`](meshgrad_runtime::TapeError::NotMaterialized).
 pub fn parts(module: &impl Module) -> Result<Vec<Part>> {
-    module.params().iter().map(Part::whole).collect()
+    module.trained().iter().map(Part::whole).collect()
 }
 
 impl Part {
