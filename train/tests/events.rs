@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use meshgrad_autograd::{Init, Module, Param, Result, ops};
 use meshgrad_models::{Compute, Loss, Model};
-use meshgrad_runtime::{Device, Tensor, ops};
+use meshgrad_runtime::{Device, Tensor};
 use meshgrad_train::TrainError;
 use meshgrad_train::config::Config;
 use meshgrad_train::events::{Event, Outcome};
