@@ -14,7 +14,7 @@ use clap::{Parser, ValueEnum};
 use meshgrad::models::config::Qwen3Config;
 use meshgrad::models::{Compute, Model, TokenBatch, hf};
 use meshgrad::prelude::*;
-use meshgrad::train::config::OptimizerConfig;
+use meshgrad::train::config::{AdamWKeys, Algorithm, OptimizerConfig};
 use meshgrad::train::updater::Updater;
 use meshgrad_harness::{Options, Peer, PeerOptions, Spread, finish, numbers, proc_bytes, seconds};
 use serde_json::{Value, json};
@@ -292,14 +292,14 @@ struct Ours {
 
 impl Ours {
     fn new(model: Qwen3, device: &Device, dtype: DType) -> anyhow::Result<Ours> {
-        let config = OptimizerConfig {
-            learning_rate: 1e-3,
+        let constants = AdamWKeys {
             weight_decay: 0.1,
             beta1: 0.9,
             beta2: 0.95,
             eps: 1e-8,
-            max_grad_norm: 1.0,
+            ..AdamWKeys::default()
         };
+        let config = OptimizerConfig::new(Algorithm::AdamW(constants), 1e-3);
         let (updater, grads) = Updater::new(&model, device, &config)?;
         Ok(Ours {
             model,

@@ -51,11 +51,7 @@ fn main() -> anyhow::Result<()> {
     let (points, classes) = spirals(&device, 200)?;
     let model = Mlp::new();
     model.materialize(&device, 1)?;
-    let config = OptimizerConfig {
-        weight_decay: 0.0,
-        ..OptimizerConfig::default()
-    };
-    let (mut updater, mut grads) = Updater::new(&model, &device, &config)?;
+    let (mut updater, mut grads) = Updater::new(&model, &device, &OptimizerConfig::default())?;
 
     let (one, count) = (
         Tensor::scalar(&device, 1.0f32)?,

@@ -10,9 +10,12 @@ use meshgrad::models::folder;
 use meshgrad::models::layers::Linear;
 use meshgrad::models::model::Metrics;
 use meshgrad::prelude::*;
+use meshgrad::runtime::ops::StepScalars;
+use meshgrad::train;
 use meshgrad::train::config::Config;
 use meshgrad::train::events::Event;
 use meshgrad::train::metrics;
+use meshgrad::train::optim::{Granularity, Optimizer, Part, State};
 use meshgrad::train::session::{Session, Summary};
 
 /// Predicts a token from the one before it, and counts the tokens it was trained on.
@@ -92,7 +95,6 @@ const CONFIG: &str = r#"
     sample = { every = 3, tokens = 4 }
     log = { val_every = 4, val_batches = 2 }
     optimizer = { learning_rate = 0.01 }
-    schedule = { warmup_steps = 1 }
 "#;
 
 fn config(sets: &[&str]) -> Config {
@@ -102,8 +104,8 @@ fn config(sets: &[&str]) -> Config {
     Config::parse(&text, "the test", &sets).unwrap()
 }
 
-fn train(run: &Path, stop_after: Option<u64>) -> Summary {
-    let (config, device) = (config(&[]), Device::cpu());
+fn trained(run: &Path, stop_after: Option<u64>) -> Summary {
+    let (config, device) = (config(&["schedule.warmup_steps=1"]), Device::cpu());
     let session = Session::new(&config, &device).run_dir(run);
     let session = session.stop_after(stop_after);
     session
@@ -111,33 +113,28 @@ fn train(run: &Path, stop_after: Option<u64>) -> Summary {
         .unwrap()
 }
 
-/// The content of every tensor file below `folder`.
-fn tensors(folder: &Path) -> BTreeMap<String, Vec<u8>> {
-    let mut files = BTreeMap::new();
-    for part in [
-        "",
-        "trainer/exp_avg",
-        "trainer/exp_avg_sq",
-        "trainer/buffers",
-    ] {
-        let file = folder.join(part).join("model.safetensors");
-        files.insert(part.to_owned(), fs::read(file).unwrap());
-    }
+/// Every file of a checkpoint but the configuration.
+fn files(checkpoint: &Path) -> BTreeMap<String, Vec<u8>> {
+    let committed = meshgrad::ckpt::Committed::open(checkpoint).unwrap();
+    let files = committed.files().map(|(path, _)| path.to_owned());
+    let files = files.filter(|path| path != "trainer/config.toml");
     files
+        .map(|path| (path.clone(), fs::read(checkpoint.join(&path)).unwrap()))
+        .collect()
 }
 
 #[test]
 fn a_run_that_was_stopped_and_resumed_gives_the_same_bits() {
     let temp = tempfile::tempdir().unwrap();
     let [whole, parts] = ["whole", "parts"].map(|name| temp.path().join(name));
-    let summary = train(&whole, None);
+    let summary = trained(&whole, None);
     for stop_after in [Some(1), Some(3), None] {
-        train(&parts, stop_after);
+        trained(&parts, stop_after);
     }
 
     let last = "step-000006";
-    assert!(tensors(&whole.join(last)) == tensors(&parts.join(last)));
-    assert!(tensors(&whole.join("step-000002")) != tensors(&whole.join("step-000004")));
+    assert!(files(&whole.join(last)) == files(&parts.join(last)));
+    assert!(files(&whole.join("step-000002")) != files(&whole.join("step-000004")));
     assert!(summary.val_loss.unwrap() < 5.6, "{summary:?}");
 
     // The buffer counted every token once, and the model's own metric is recorded.
@@ -269,4 +266,166 @@ fn subscribers_stop_a_run() {
         error.to_string(),
         "subscriber `watch` failed at step 5, measured: step 5 is unlucky"
     );
+}
+
+/// Optimizers and schedules, each with keys of its own.
+const OPTIMIZERS: [(&str, &[&str]); 5] = [
+    (
+        "adamw",
+        &["optimizer.state_dtype=bf16", "optimizer.eps=1e-6"],
+    ),
+    ("adamw", &["optimizer.ema_decay=0.9"]),
+    ("sgd", &["optimizer.nesterov=true"]),
+    ("lion", &["optimizer.beta1=0.8"]),
+    (
+        "muon",
+        &["optimizer.iterations=3", "optimizer.adamw.beta2=0.99"],
+    ),
+];
+const SCHEDULES: [(&str, &[&str]); 5] = [
+    ("constant", &["schedule.warmup_steps=2"]),
+    ("linear", &["schedule.min_lr_ratio=0.5"]),
+    ("cosine", &["schedule.warmup_steps=3"]),
+    (
+        "wsd",
+        &[
+            "schedule.warmup_steps=1",
+            "schedule.decay_steps=2",
+            "schedule.curve=poly:0.5",
+        ],
+    ),
+    (
+        "phases",
+        &[
+            "schedule.phases=[{ length = 2, target = 0.5 }, { length = 'rest', target = 1.0, curve = 'cosine' }]",
+        ],
+    ),
+];
+
+/// With every optimizer and schedule, a resumed run gives the bits of an uninterrupted one.
+#[test]
+fn every_configured_optimizer_and_schedule_resumes_exactly() {
+    let groups = "optimizer.groups=[{ pattern = 'embedding', learning_rate_factor = 0.5 }]";
+    let mut ends: Vec<BTreeMap<String, Vec<u8>>> = Vec::new();
+    for ((name, keys), (kind, steps)) in OPTIMIZERS.into_iter().zip(SCHEDULES) {
+        let (name, kind) = (
+            format!("optimizer.name={name}"),
+            format!("schedule.kind={kind}"),
+        );
+        let sets = [&[&name, &kind, groups], keys, steps].concat();
+        let temp = tempfile::tempdir().unwrap();
+        let run = |folder: &str, stop_after: Option<u64>| {
+            let (config, device) = (config(&sets), Device::cpu());
+            let session = Session::new(&config, &device).run_dir(temp.path().join(folder));
+            let build = |vocabulary| Ok(Bigram::new(vocabulary));
+            let session = session.stop_after(stop_after);
+            session
+                .train(|data, _| build(data.tokenizer.vocab_size()))
+                .unwrap()
+                .checkpoint
+        };
+        let whole = files(&run("whole", None));
+        run("parts", Some(1));
+        run("parts", Some(4));
+        let parts = files(&run("parts", None));
+        assert!(whole == parts, "{sets:?}");
+        assert!(ends.iter().all(|other| *other != whole), "{sets:?}");
+        ends.push(whole);
+    }
+    assert!(ends[1].contains_key("trainer/ema/model.safetensors"));
+    assert!(ends[4].contains_key("trainer/momentum_buffer/model.safetensors"));
+}
+
+#[test]
+fn resuming_with_another_optimizer_is_an_error() {
+    let temp = tempfile::tempdir().unwrap();
+    trained(temp.path(), Some(2));
+    let fails = |sets: &[&str]| {
+        let (config, device) = (config(sets), Device::cpu());
+        let session = Session::new(&config, &device).run_dir(temp.path());
+        let build = |vocabulary| Ok(Bigram::new(vocabulary));
+        let result = session.train(|data, _| build(data.tokenizer.vocab_size()));
+        result.unwrap_err().to_string()
+    };
+    let message = fails(&["optimizer.name=lion"]);
+    assert!(
+        message.contains("was saved with the optimizer adamw, but it is now lion"),
+        "{message}"
+    );
+    let message = fails(&["optimizer.ema_decay=0.5"]);
+    assert!(
+        message.contains("exp_avg, exp_avg_sq, but it is now exp_avg, exp_avg_sq, ema;"),
+        "{message}"
+    );
+}
+
+/// Subtracts the sign of the gradient, and counts its steps on the device.
+struct SignDescent {
+    steps: Tensor,
+}
+
+impl Optimizer for SignDescent {
+    fn name(&self) -> &str {
+        "sign descent"
+    }
+
+    fn granularity(&self) -> Granularity {
+        Granularity::Element
+    }
+
+    fn state(&self) -> Vec<State> {
+        vec![State {
+            name: "steps",
+            tensors: vec![("steps".to_owned(), self.steps.clone())],
+        }]
+    }
+
+    fn step(
+        &mut self,
+        parts: &[Part],
+        gradients: &[Tensor],
+        scalars: StepScalars<'_>,
+    ) -> train::Result<()> {
+        for (part, gradient) in parts.iter().zip(gradients) {
+            let size = values::affine(&values::sqrt(&values::square(gradient)?)?, 1.0, 1e-12)?;
+            let change = values::mul(&values::div(gradient, &size)?, scalars.learning_rate)?;
+            values::copy_into(&values::sub(part.value(), &change)?, part.value())?;
+        }
+        values::copy_into(&values::affine(&self.steps, 1.0, 1.0)?, &self.steps)?;
+        Ok(())
+    }
+}
+
+/// The session trains with an optimizer and a schedule of its caller, and resumes them exactly.
+#[test]
+fn a_session_takes_any_optimizer_and_schedule() {
+    let temp = tempfile::tempdir().unwrap();
+    let (config, device) = (config(&[]), Device::cpu());
+    let run = |folder: &str, stop_after: Option<u64>| {
+        let make = |_: &[Part]| {
+            let steps = Tensor::zeros(&device, &[1], DType::F32, Kind::OptimizerState)?;
+            Ok(SignDescent { steps })
+        };
+        let session = Session::new(&config, &device)
+            .run_dir(temp.path().join(folder))
+            .stop_after(stop_after)
+            .optimizer(make)
+            .schedule(|step: u64| 1.0 / step as f64);
+        let build = |vocabulary| Ok(Bigram::new(vocabulary));
+        session
+            .train(|data, _| build(data.tokenizer.vocab_size()))
+            .unwrap()
+            .checkpoint
+    };
+    let whole = run("whole", None);
+    run("parts", Some(3));
+    assert!(files(&whole) == files(&run("parts", None)));
+
+    let stored = meshgrad::ckpt::TensorFile::open(whole.join("trainer/steps/model.safetensors"));
+    let steps = stored.unwrap().read("steps").unwrap();
+    assert_eq!(f32::from_le_bytes(steps[..4].try_into().unwrap()), 6.0);
+    let records = metrics::read(&temp.path().join("parts/metrics.jsonl")).unwrap();
+    let rates = records.iter().map(|record| record.lr);
+    let expected = (1..=6).map(|step| 0.01 * (1.0 / f64::from(step)));
+    assert!(rates.eq(expected), "{records:?}");
 }

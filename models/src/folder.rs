@@ -10,13 +10,13 @@ mod memory;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use meshgrad_autograd::{Module, Param};
+use meshgrad_autograd::{Buffer, Module, Param};
 use meshgrad_ckpt::exec::{check_ties, gather};
 use meshgrad_ckpt::mapping::{AllowedProblems, Mapping, TensorSpec};
 use meshgrad_ckpt::plan::{LoadRequest, PlanError};
 use meshgrad_ckpt::{Folder, FolderWriter, Snapshot};
 use meshgrad_load::LoadOptions;
-use meshgrad_runtime::{Device, Kind, Tensor, UninitTensor};
+use meshgrad_runtime::{DType, Device, Kind, Shape, UninitTensor};
 
 pub use error::{Error, Result};
 pub use memory::NamedTensor;
@@ -52,23 +52,9 @@ pub fn save(module: &impl Module, dir: &Path) -> Result<()> {
 /// [`Error::Tensors`] with all tensors that are missing, unexpected or of another shape;
 /// [`Error::Load`] when a file is damaged or memory runs out. The values are then unchanged.
 pub fn load(module: &impl Module, dir: &Path, device: &Device) -> Result<()> {
-    let folder = Folder::open(dir)?;
     let (params, buffers) = (module.params(), module.buffers());
-    let mut tensors = unfilled(&params, device)?;
-    for buffer in &buffers {
-        tensors.push((
-            buffer.name().to_owned(),
-            uninit(buffer.name(), buffer.shape(), buffer.dtype(), device)?,
-        ));
-    }
-    read(&tensors, &folder, &by_name()?, &LoadOptions::default())?;
-    for (param, (_, value)) in params.iter().zip(&tensors) {
-        param.set(value)?;
-    }
-    for (buffer, (_, value)) in buffers.iter().zip(&tensors[params.len()..]) {
-        buffer.set(value)?;
-    }
-    Ok(())
+    let (folder, options) = (Folder::open(dir)?, LoadOptions::default());
+    fill_all(&params, &buffers, device, &folder, &by_name()?, &options)
 }
 
 /// The values of the parameters of a module.
@@ -167,11 +153,38 @@ pub fn fill(
     mapping: &Mapping,
     options: &LoadOptions<'_>,
 ) -> Result<()> {
-    let params = module.params();
-    let tensors = unfilled(&params, device)?;
+    fill_all(&module.params(), &[], device, folder, mapping, options)
+}
+
+/// Reads new values of `params` and `buffers`, and sets them once all are read.
+fn fill_all(
+    params: &[Param],
+    buffers: &[Buffer],
+    device: &Device,
+    folder: &Folder,
+    mapping: &Mapping,
+    options: &LoadOptions<'_>,
+) -> Result<()> {
+    let unfilled = |name: &str, shape: &Shape, dtype: DType| {
+        let value = UninitTensor::with_kind(device, *shape, dtype, Kind::Parameter);
+        let value = value.map_err(|source| meshgrad_load::Error::not_loaded(name, source))?;
+        Ok((name.to_owned(), value.finish()))
+    };
+    let of_params = params
+        .iter()
+        .map(|param| unfilled(param.name(), param.shape(), param.spec().dtype));
+    let of_buffers = buffers
+        .iter()
+        .map(|buffer| unfilled(buffer.name(), buffer.shape(), buffer.dtype()));
+    let tensors: Vec<NamedTensor> = of_params.chain(of_buffers).collect::<Result<_>>()?;
     read(&tensors, folder, mapping, options)?;
-    for (param, (_, value)) in params.iter().zip(&tensors) {
+
+    let (of_params, of_buffers) = tensors.split_at(params.len());
+    for (param, (_, value)) in params.iter().zip(of_params) {
         param.set(value)?;
+    }
+    for (buffer, (_, value)) in buffers.iter().zip(of_buffers) {
+        buffer.set(value)?;
     }
     Ok(())
 }
@@ -206,24 +219,4 @@ pub fn read(
     }
     meshgrad_load::load(folder, bound.graph(), &requests, options)?;
     Ok(())
-}
-
-/// Uninitialized memory for the values of parameters.
-fn unfilled(params: &[Param], device: &Device) -> Result<Vec<NamedTensor>> {
-    let value = |param: &Param| {
-        let tensor = uninit(param.name(), param.shape(), param.spec().dtype, device)?;
-        Ok((param.name().to_owned(), tensor))
-    };
-    params.iter().map(value).collect()
-}
-
-fn uninit(
-    name: &str,
-    shape: &meshgrad_runtime::Shape,
-    dtype: meshgrad_runtime::DType,
-    device: &Device,
-) -> Result<Tensor> {
-    let value = UninitTensor::with_kind(device, *shape, dtype, Kind::Parameter);
-    let value = value.map_err(|source| meshgrad_load::Error::not_loaded(name, source))?;
-    Ok(value.finish())
 }

@@ -7,8 +7,10 @@
 //!   tokenizer.json                   its tokenizer
 //!   trainer/config.toml              the whole configuration of the run
 //!   trainer/state.json               step, seed and digest of the text
+//!   trainer/optimizer.json           the optimizer's name, and the names of its state
 //!   trainer/exp_avg/, exp_avg_sq/    the optimizer's state, here AdamW's, with the tensor names of
 //!                                    model.safetensors
+//!   trainer/ema/                     the averages of the weights, if they are averaged
 //!   trainer/buffers/                 the buffers, such as router biases, if the model has any
 //!   manifest.json                    sizes and digests; written last
 //! ```
@@ -21,6 +23,7 @@ use meshgrad_models::Model;
 use meshgrad_models::folder;
 use meshgrad_models::load::LoadOptions;
 use meshgrad_runtime::Device;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
@@ -29,6 +32,8 @@ use crate::updater::Updater;
 use crate::{Result, TrainError};
 
 const BUFFERS: &str = "trainer/buffers";
+const STATE: &str = "trainer/state.json";
+const OPTIMIZER: &str = "trainer/optimizer.json";
 
 /// The training state other than tensors. Everything else follows from it and the configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,6 +45,48 @@ pub struct State {
     pub seed: u64,
     /// XXH3-128 of the text, in hexadecimal. A run resumes only with the text it started with.
     pub data_digest: String,
+}
+
+/// The optimizer that a checkpoint was saved with.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SavedOptimizer {
+    name: String,
+    /// Names of the state, which are folders of the checkpoint.
+    state: Vec<String>,
+}
+
+impl SavedOptimizer {
+    fn of(updater: &Updater) -> SavedOptimizer {
+        let names = updater
+            .state()
+            .into_iter()
+            .map(|state| state.name.to_owned());
+        SavedOptimizer {
+            name: updater.name().to_owned(),
+            state: names.collect(),
+        }
+    }
+
+    /// Whether `checkpoint` was saved with this optimizer.
+    fn check(&self, checkpoint: &Committed) -> Result<()> {
+        let saved: SavedOptimizer = read_json(checkpoint, OPTIMIZER)?;
+        let differs = |what, saved, now| TrainError::OtherRun {
+            checkpoint: checkpoint.path().to_owned(),
+            what,
+            saved,
+            now,
+        };
+        if saved.name != self.name {
+            return Err(differs("the optimizer", saved.name, self.name.clone()));
+        }
+        if saved.state != self.state {
+            let listed = |state: &[String]| state.join(", ");
+            let (saved, now) = (listed(&saved.state), listed(&self.state));
+            return Err(differs("the optimizer state", saved, now));
+        }
+        Ok(())
+    }
 }
 
 /// A copy of everything that a checkpoint stores. [`Snapshot::save`] writes it to `run`; with a
@@ -71,11 +118,9 @@ pub fn snapshot(
         folder::add_tensors(&buffers, &folder::by_name()?, &mut snapshot, BUFFERS)?;
     }
 
-    let json = serde_json::to_string_pretty(state).map_err(|error| TrainError::State {
-        path: run.join(step_name(state.step)),
-        message: error.to_string(),
-    })?;
-    snapshot.add("trainer/state.json", json + "\n");
+    let at = run.join(step_name(state.step));
+    snapshot.add(STATE, json(state, &at)?);
+    snapshot.add(OPTIMIZER, json(&SavedOptimizer::of(updater), &at)?);
     snapshot.add("trainer/config.toml", config.to_toml()?);
     snapshot.set_about("step", state.step);
     Ok(snapshot)
@@ -118,7 +163,8 @@ pub fn load_params(
 /// `progress` is called with the bytes read so far and the total, separately for each part.
 ///
 /// # Errors
-/// When a tensor is missing, unexpected, damaged or of another shape.
+/// [`TrainError::OtherRun`] for another optimizer; when a tensor is missing, unexpected, damaged or
+/// of another shape.
 pub fn load_state(
     checkpoint: &Committed,
     model: &impl Model,
@@ -126,6 +172,7 @@ pub fn load_state(
     progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<State> {
     let state = read_state(checkpoint)?;
+    SavedOptimizer::of(updater).check(checkpoint)?;
     let stored_as = model.stored_as()?;
     for part in updater.state() {
         let stored = Folder::open(checkpoint.path().join(folder_of(&part)))?;
@@ -171,7 +218,19 @@ fn reporting(progress: &(dyn Fn(u64, u64) + Sync)) -> LoadOptions<'_> {
 /// # Errors
 /// [`TrainError::State`] when it is not a checkpoint of a run.
 pub fn read_state(checkpoint: &Committed) -> Result<State> {
-    let path = checkpoint.path().join("trainer/state.json");
+    read_json(checkpoint, STATE)
+}
+
+fn json(value: &impl Serialize, checkpoint: &Path) -> Result<String> {
+    let text = serde_json::to_string_pretty(value).map_err(|error| TrainError::State {
+        path: checkpoint.to_owned(),
+        message: error.to_string(),
+    })?;
+    Ok(text + "\n")
+}
+
+fn read_json<T: DeserializeOwned>(checkpoint: &Committed, file: &str) -> Result<T> {
+    let path = checkpoint.path().join(file);
     let fail = |message: String| TrainError::State {
         path: path.clone(),
         message,

@@ -1,20 +1,31 @@
 //! The whole configuration of a run: TOML tables as structs, every key with a default.
 //!
 //! The default configuration is also the schema: [`Config::read`] accepts exactly the keys it has,
-//! with values of the same TOML type. A run writes its resolved configuration, defaults included,
+//! with values of the same TOML type. `optimizer.name` and `schedule.kind` choose the keys of their
+//! tables. A run writes its resolved configuration, defaults included,
 //! with [`Config::to_toml`].
 //!
 //! `[model]` is a plain table here; the models crate interprets its values.
 
 mod check;
+mod choice;
+mod dtype;
+mod error;
+mod optimizer;
 mod read;
+mod schedule;
+mod setting;
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
 pub use check::{Violation, Violations};
-pub use read::{ConfigError, Override};
+pub use dtype::ComputeDType;
+pub use error::{ConfigError, Origin};
+pub use optimizer::{AdamWKeys, Algorithm, MuonKeys, OptimizerConfig, RoundingName};
+pub use read::Override;
+pub use schedule::ScheduleConfig;
 
 /// A resolved configuration. `Config::default()` trains a Qwen3-MoE of about 9 million parameters.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -27,7 +38,7 @@ pub struct Config {
     pub data: DataConfig,
     /// Steps, batches, dtype, seed.
     pub train: TrainConfig,
-    /// AdamW.
+    /// The optimizer.
     pub optimizer: OptimizerConfig,
     /// The learning rate schedule.
     pub schedule: ScheduleConfig,
@@ -157,92 +168,6 @@ impl Default for TrainConfig {
             activation_checkpointing: false,
         }
     }
-}
-
-/// `train.dtype`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ComputeDType {
-    /// 32-bit floats.
-    F32,
-    /// bfloat16 with f32 accumulation.
-    Bf16,
-}
-
-impl ComputeDType {
-    /// The name in configurations: `f32` or `bf16`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::Bf16 => "bf16",
-        }
-    }
-}
-
-/// `[optimizer]`: AdamW with decoupled weight decay (Loshchilov & Hutter 2019).
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct OptimizerConfig {
-    /// The peak learning rate; `[schedule]` scales it.
-    pub learning_rate: f64,
-    /// Weight decay per step, multiplied by the learning rate. Norms and biases do not decay.
-    pub weight_decay: f64,
-    /// Decay rate of the first moment.
-    pub beta1: f64,
-    /// Decay rate of the second moment.
-    pub beta2: f64,
-    /// Added to the root of the second moment.
-    pub eps: f64,
-    /// Gradients are clipped to this global norm; 0 disables clipping.
-    pub max_grad_norm: f64,
-}
-
-impl Default for OptimizerConfig {
-    fn default() -> Self {
-        Self {
-            learning_rate: 1e-3,
-            weight_decay: 0.1,
-            beta1: 0.9,
-            beta2: 0.95,
-            eps: 1e-8,
-            max_grad_norm: 1.0,
-        }
-    }
-}
-
-/// `[schedule]`: linear warm-up, then a curve (`kind`) that reaches `min_lr_ratio` at the last
-/// step.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct ScheduleConfig {
-    /// The curve after the warm-up.
-    pub kind: ScheduleKind,
-    /// Steps of the warm-up from zero to the full rate.
-    pub warmup_steps: u64,
-    /// The last step's rate as a fraction of the full one; `constant` ignores it.
-    pub min_lr_ratio: f64,
-}
-
-impl Default for ScheduleConfig {
-    fn default() -> Self {
-        Self {
-            kind: ScheduleKind::Cosine,
-            warmup_steps: 40,
-            min_lr_ratio: 0.1,
-        }
-    }
-}
-
-/// `schedule.kind`: the curve after the warm-up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ScheduleKind {
-    /// The full rate until the end.
-    Constant,
-    /// A straight line to the minimum.
-    Linear,
-    /// Half a cosine to the minimum (Loshchilov & Hutter 2017, without restarts).
-    Cosine,
 }
 
 /// `[balancing]`: balancing of experts. The weight of the load-balancing loss is the model's

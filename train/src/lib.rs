@@ -12,7 +12,8 @@
 //! - [`trainer`]: one step and one validation pass; [`updater`]: gradient norm, clipping and a step of any optimizer;
 //!   [`checkpoint`]: saving and resuming; [`generate`]: text generation.
 //! - [`events`]: what happens in a run, for subscribers.
-//! - [`optim`]: AdamW, SGD, Lion, Muon, and averages of weights.
+//! - [`optim`]: AdamW, SGD, Lion, Muon, and averages of weights; [`configured`]: the one of a
+//!   configuration.
 //! - [`session`]: all parts together, as `meshgrad train` runs them, for any language model.
 //! - [`qwen3`]: a session with the model of `[model]`.
 //! - [`run_folder`], [`metrics`], [`plot`], [`report`]: files and output of a run.
@@ -20,6 +21,7 @@
 pub mod batches;
 pub mod checkpoint;
 pub mod config;
+pub mod configured;
 pub mod corpus;
 pub mod data;
 mod error;

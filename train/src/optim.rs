@@ -36,6 +36,7 @@
 
 mod adamw;
 mod assign;
+mod constants;
 mod ema;
 mod error;
 mod groups;
@@ -50,13 +51,14 @@ use meshgrad_runtime::Tensor;
 use meshgrad_runtime::ops::StepScalars;
 
 pub use adamw::{AdamW, AdamWConfig, Rounding};
+pub use constants::{AdjustLearningRate, Group, LionConfig, SgdConfig};
 pub use ema::{Ema, Originals};
 pub use error::OptimError;
-pub use groups::{Group, Groups, Settings};
-pub use lion::{Lion, LionConfig};
-pub use muon::{AdjustLearningRate, Muon, MuonConfig};
+pub use groups::{Groups, Settings};
+pub use lion::Lion;
+pub use muon::{Muon, MuonConfig};
 pub use part::{Part, parts};
-pub use sgd::{Sgd, SgdConfig};
+pub use sgd::Sgd;
 
 use crate::Result;
 
@@ -65,6 +67,9 @@ use crate::Result;
 /// The state exists from construction on and is a function of the steps done, so saving the tensors
 /// of [`Optimizer::state`] and writing them back continues with the same bits.
 pub trait Optimizer: Send {
+    /// Its name in checkpoints. A run resumes only with the optimizer that it started with.
+    fn name(&self) -> &str;
+
     /// How parameters may be split into parts.
     fn granularity(&self) -> Granularity;
 

@@ -5,7 +5,7 @@
 
 use std::f64::consts::PI;
 
-use crate::config::{ScheduleConfig, ScheduleKind};
+use serde::{Deserialize, Serialize};
 
 /// A factor of the learning rate for each step: a pure function, so resuming needs no state.
 ///
@@ -22,10 +22,13 @@ pub trait Schedule: Send + Sync {
     fn factor(&self, step: u64) -> f64;
 }
 
-/// The curve from one value to another.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// The curve from one value to another. In configurations: `linear`, `cosine`, `poly:2`,
+/// `poly_out:2`, `exponential`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub enum Curve {
     /// A straight line.
+    #[default]
     Linear,
     /// Half a cosine: flat at both ends.
     Cosine,
@@ -62,6 +65,38 @@ impl Curve {
     }
 }
 
+impl TryFrom<String> for Curve {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let hint = "use linear, cosine, exponential, poly:2 or poly_out:2";
+        let (name, power) = match text.split_once(':') {
+            Some((name, power)) => (name, power.parse().ok()),
+            None => (text.as_str(), None),
+        };
+        match (name, power) {
+            ("linear", None) => Ok(Self::Linear),
+            ("cosine", None) => Ok(Self::Cosine),
+            ("exponential", None) => Ok(Self::Exponential),
+            ("poly", Some(power)) if power > 0.0 => Ok(Self::Poly(power)),
+            ("poly_out", Some(power)) if power > 0.0 => Ok(Self::PolyOut(power)),
+            _ => Err(format!("unknown curve `{text}`; {hint}")),
+        }
+    }
+}
+
+impl From<Curve> for String {
+    fn from(curve: Curve) -> Self {
+        match curve {
+            Curve::Linear => "linear".to_owned(),
+            Curve::Cosine => "cosine".to_owned(),
+            Curve::Exponential => "exponential".to_owned(),
+            Curve::Poly(power) => format!("poly:{power}"),
+            Curve::PolyOut(power) => format!("poly_out:{power}"),
+        }
+    }
+}
+
 /// Phases that do not fit a run.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -90,8 +125,9 @@ pub enum ScheduleError {
     },
 }
 
-/// How long a phase is.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// How long a phase is. In configurations: a number of steps, `"20%"` or `"rest"`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "LengthText", into = "LengthText")]
 pub enum Length {
     /// A number of steps.
     Steps(u64),
@@ -101,14 +137,53 @@ pub enum Length {
     Rest,
 }
 
+/// A [`Length`] as it is written.
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum LengthText {
+    Steps(u64),
+    Text(String),
+}
+
+impl TryFrom<LengthText> for Length {
+    type Error = String;
+
+    fn try_from(written: LengthText) -> Result<Self, String> {
+        let text = match written {
+            LengthText::Steps(steps) => return Ok(Self::Steps(steps)),
+            LengthText::Text(text) => text,
+        };
+        let percent = text.strip_suffix('%').map(str::parse);
+        match (text.as_str(), percent) {
+            ("rest", None) => Ok(Self::Rest),
+            (_, Some(Ok(percent))) => Ok(Self::Percent(percent)),
+            _ => Err(format!(
+                "unknown length `{text}`; use a number of steps, \"20%\" or \"rest\""
+            )),
+        }
+    }
+}
+
+impl From<Length> for LengthText {
+    fn from(length: Length) -> Self {
+        match length {
+            Length::Steps(steps) => Self::Steps(steps),
+            Length::Percent(percent) => Self::Text(format!("{percent}%")),
+            Length::Rest => Self::Text("rest".to_owned()),
+        }
+    }
+}
+
 /// A phase of a run, for [`Phases::of_run`].
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Phase {
     /// How long it is.
     pub length: Length,
     /// The value that it reaches.
     pub target: f64,
     /// The curve from the value before to the target.
+    #[serde(default)]
     pub curve: Curve,
 }
 
@@ -271,23 +346,6 @@ impl Phases {
         Phases::of_run(steps, 0.0, &phases)
     }
 
-    /// The schedule of a configuration for a run of `steps` steps. A run that is shorter than its
-    /// warm-up ends during the warm-up.
-    pub fn from_config(config: &ScheduleConfig, steps: u64) -> Self {
-        let (curve, end) = match config.kind {
-            ScheduleKind::Constant => (Curve::Linear, 1.0),
-            ScheduleKind::Linear => (Curve::Linear, config.min_lr_ratio),
-            ScheduleKind::Cosine => (Curve::Cosine, config.min_lr_ratio),
-        };
-
-        let warm_up = Self::starting_at(0.0).for_steps(config.warmup_steps, 1.0, Curve::Linear);
-        if config.warmup_steps >= steps {
-            warm_up
-        } else {
-            warm_up.until_step(steps, end, curve)
-        }
-    }
-
     fn end(&self) -> (u64, f64) {
         self.phases
             .last()
@@ -339,51 +397,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-
-    fn of(kind: ScheduleKind, warmup_steps: u64, min_lr_ratio: f64, steps: u64) -> Phases {
-        Phases::from_config(
-            &ScheduleConfig {
-                kind,
-                warmup_steps,
-                min_lr_ratio,
-            },
-            steps,
-        )
-    }
-
-    #[test]
-    fn cosine_golden_values() {
-        let schedule = of(ScheduleKind::Cosine, 10, 0.1, 110);
-        let golden = [
-            (1, 0.1),
-            (5, 0.5),
-            (10, 1.0),
-            (35, 0.1 + 0.9 * 0.853_553_390_593),
-            (60, 0.55),
-            (110, 0.1),
-        ];
-
-        for (step, factor) in golden {
-            assert!(
-                (schedule.factor(step) - factor).abs() < 1e-11,
-                "step {step}"
-            );
-        }
-        assert_eq!(schedule.factor(10_000), 0.1);
-    }
-
-    #[test]
-    fn linear_and_constant_golden_values() {
-        assert_eq!(of(ScheduleKind::Linear, 0, 0.0, 4).factor(1), 0.75);
-        assert_eq!(of(ScheduleKind::Linear, 0, 0.0, 4).factor(4), 0.0);
-        assert_eq!(of(ScheduleKind::Constant, 2, 0.0, 4).factor(1), 0.5);
-        assert_eq!(of(ScheduleKind::Constant, 2, 0.0, 4).factor(4), 1.0);
-    }
-
-    #[test]
-    fn a_run_shorter_than_its_warm_up_only_warms_up() {
-        assert_eq!(of(ScheduleKind::Cosine, 100, 0.1, 50).factor(50), 0.5);
-    }
 
     #[test]
     fn no_phase_is_constant_and_zero_steps_jump() {
@@ -444,28 +457,6 @@ mod tests {
     }
 
     proptest! {
-        /// The factor rises during warm-up, never rises again, and stays between 0 and 1.
-        #[test]
-        fn rises_then_falls(
-            warmup in 0u64..50, steps in 1u64..200, ratio in 0.0f64..1.0, cosine: bool,
-        ) {
-            let kind = if cosine { ScheduleKind::Cosine } else { ScheduleKind::Linear };
-            let schedule = of(kind, warmup, ratio, steps);
-
-            for step in 1..steps {
-                let (now, next) = (schedule.factor(step), schedule.factor(step + 1));
-                prop_assert!((0.0..=1.0).contains(&now));
-                if step < warmup {
-                    prop_assert!(next >= now);
-                } else {
-                    prop_assert!(next <= now + 1e-12);
-                }
-            }
-            if warmup < steps {
-                prop_assert_eq!(schedule.factor(steps), ratio);
-            }
-        }
-
         /// Every curve meets both ends and stays between them.
         #[test]
         fn curves_stay_between_their_ends(

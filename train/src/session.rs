@@ -101,7 +101,8 @@ impl<'a> Session<'a> {
     }
 
     /// Trains with the optimizer that `make` returns for the parts of the model's parameters. Of
-    /// `config.optimizer` only the peak learning rate and the largest gradient norm are read.
+    /// `config.optimizer` only what every optimizer has is read: the peak learning rate, the largest
+    /// gradient norm and the decay of averages.
     pub fn optimizer<O: Optimizer + 'static>(
         mut self,
         make: impl FnOnce(&[Part]) -> Result<O> + 'a,

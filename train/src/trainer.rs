@@ -6,12 +6,12 @@ use meshgrad_autograd::{Grads, Tape};
 use meshgrad_models::{Compute, Loss, Model};
 use meshgrad_runtime::{AsyncRead, DType, Device, Tensor, ops};
 
-use crate::config::{ComputeDType, Config};
+use crate::config::Config;
 use crate::events::{Event, Events};
 use crate::metrics::Record;
-use crate::schedule::{Phases, Schedule};
+use crate::schedule::Schedule;
 use crate::updater::Updater;
-use crate::{Result, TrainError};
+use crate::{Result, TrainError, configured};
 
 /// A model, its optimizer, and the state of a training step.
 pub struct Trainer<M> {
@@ -117,30 +117,33 @@ impl<M: Model> Trainer<M> {
     /// When memory runs out.
     pub fn new(model: M, config: &Config, device: &Device) -> Result<Trainer<M>> {
         let updater = Updater::new(&model, device, &config.optimizer)?;
-        Ok(Trainer::with_updater(model, updater, config, device))
+        Trainer::with_updater(model, updater, config, device)
     }
 
     /// As [`Trainer::new`], with another optimizer; of `config.optimizer` only the learning rate is
     /// read.
+    ///
+    /// # Errors
+    /// [`TrainError::Schedule`] when the schedule does not fit the run.
     pub fn with_updater(
         model: M,
         (updater, grads): (Updater, Grads),
         config: &Config,
         device: &Device,
-    ) -> Trainer<M> {
-        Trainer {
+    ) -> Result<Trainer<M>> {
+        Ok(Trainer {
             model,
             updater,
             events: Events::default(),
             grads,
-            schedule: Box::new(Phases::from_config(&config.schedule, config.train.steps)),
+            schedule: Box::new(config.schedule.of_run(config.train.steps)?),
             learning_rate: config.optimizer.learning_rate,
             compute: Compute {
-                dtype: dtype(config.train.dtype),
+                dtype: configured::dtype(config.train.dtype),
                 checkpointing: config.train.activation_checkpointing,
             },
             device: device.clone(),
-        }
+        })
     }
 
     /// The same trainer with another schedule than the configuration's.
@@ -259,7 +262,7 @@ impl<M: Model> Trainer<M> {
     }
 
     /// The mean loss over `batches` after step `step`, weighted by their weights; in nats per token
-    /// for a language model.
+    /// for a language model. It is computed with the averages of the weights, if there are any.
     ///
     /// # Errors
     /// An error of a batch or of a subscriber; when memory runs out.
@@ -273,17 +276,9 @@ impl<M: Model> Trainer<M> {
             checkpointing: false,
             ..self.compute
         };
-        let mut sums = Vec::new();
-        for batch in batches {
-            let loss = self.model.loss(&batch?, compute)?;
-            sums.push((loss.sum.read_async()?, loss.weight.read_async()?));
-        }
-        let (mut loss, mut weight) = (0.0, 0.0);
-        for (of_loss, of_weight) in sums {
-            loss += scalar(of_loss)?;
-            weight += scalar(of_weight)?;
-        }
-        let loss = loss / weight;
+        let loss = self
+            .updater
+            .averaged(|| mean_loss(&self.model, compute, batches))?;
         self.events
             .report(Event::EvaluationFinished { step, loss })?;
         Ok(loss)
@@ -295,12 +290,23 @@ impl<M: Model> Trainer<M> {
     }
 }
 
-/// The dtype that `train.dtype` names.
-pub fn dtype(choice: ComputeDType) -> DType {
-    match choice {
-        ComputeDType::F32 => DType::F32,
-        ComputeDType::Bf16 => DType::BF16,
+/// The mean loss of `model` over `batches`.
+fn mean_loss<M: Model>(
+    model: &M,
+    compute: Compute,
+    batches: impl IntoIterator<Item = Result<M::Batch>>,
+) -> Result<f64> {
+    let mut sums = Vec::new();
+    for batch in batches {
+        let loss = model.loss(&batch?, compute)?;
+        sums.push((loss.sum.read_async()?, loss.weight.read_async()?));
     }
+    let (mut loss, mut weight) = (0.0, 0.0);
+    for (of_loss, of_weight) in sums {
+        loss += scalar(of_loss)?;
+        weight += scalar(of_weight)?;
+    }
+    Ok(loss / weight)
 }
 
 /// The elementwise sums of two lists of tensors.

@@ -4,15 +4,16 @@ use meshgrad_autograd::{Grads, Module, Param};
 use meshgrad_runtime::ops::{self, StepScalars};
 use meshgrad_runtime::{DType, Device, Kind, Tensor};
 
-use crate::Result;
 use crate::config::OptimizerConfig;
-use crate::optim::{AdamW, AdamWConfig, Groups, Optimizer, Part, Rounding, State, parts};
+use crate::optim::{Ema, Optimizer, Part, State, parts};
+use crate::{Result, configured};
 
 /// Updates a model's parameters: gradients are divided by the weight of the loss, clipped by their
 /// global norm, and passed to an [`Optimizer`].
 pub struct Updater {
     params: Vec<Param>,
     optimizer: Box<dyn Optimizer>,
+    ema: Option<Ema>,
     max_grad_norm: f64,
     /// The gradients of all parameters in one buffer.
     flat_gradient: Tensor,
@@ -22,8 +23,9 @@ pub struct Updater {
 }
 
 impl Updater {
-    /// An updater of `model`'s parameters with the AdamW of `config`, and the gradients that it
-    /// reads. Weight decay applies to parameters with two or more dims, not to norms and biases.
+    /// An updater of `model`'s parameters with the optimizer and the averages of `config`, and the
+    /// gradients that it reads. Weight decay applies to parameters with two or more dims, not to
+    /// norms and biases.
     ///
     /// # Errors
     /// [`OptimError`](crate::optim::OptimError); when memory runs out.
@@ -32,17 +34,11 @@ impl Updater {
         device: &Device,
         config: &OptimizerConfig,
     ) -> Result<(Updater, Grads)> {
-        let constants = AdamWConfig {
-            beta1: config.beta1,
-            beta2: config.beta2,
-            eps: config.eps,
-            weight_decay: config.weight_decay,
-            state_dtype: DType::F32,
-            rounding: Rounding::Nearest,
-        };
-        Updater::with(model, device, config.max_grad_norm, |parts| {
-            Ok(Box::new(AdamW::new(parts, constants, &Groups::default())?))
-        })
+        let params = model.params();
+        let names: Vec<&str> = params.iter().map(Param::name).collect();
+        let make = |parts: &[Part]| configured::optimizer(config, parts, &names);
+        let (updater, grads) = Updater::with(model, device, config.max_grad_norm, make)?;
+        Ok((updater.averaging(config.ema_decay)?, grads))
     }
 
     /// An updater of `model`'s parameters that are not frozen, with the optimizer that `make`
@@ -65,6 +61,7 @@ impl Updater {
         let updater = Updater {
             params,
             optimizer: make(&parts(model)?)?,
+            ema: None,
             max_grad_norm,
             flat_gradient,
             learning_rate: scalar()?,
@@ -73,9 +70,47 @@ impl Updater {
         Ok((updater, grads))
     }
 
-    /// The optimizer's state. Writing to its tensors restores a saved state.
+    /// Also averages the parameters after each step, with `decay` in [0, 1); 0 for no averages.
+    ///
+    /// # Errors
+    /// [`OptimError::Constant`](crate::optim::OptimError::Constant); when memory runs out.
+    pub fn averaging(mut self, decay: f64) -> Result<Updater> {
+        self.ema = match decay == 0.0 {
+            true => None,
+            false => Some(Ema::new(&self.parts()?, decay)?),
+        };
+        Ok(self)
+    }
+
+    /// Calls `f` while the parameters have their averages, if it averages them.
+    ///
+    /// # Errors
+    /// Those of `f`; when memory runs out.
+    pub fn averaged<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<T> {
+        let Some(ema) = &self.ema else {
+            return f();
+        };
+        let parts = self.parts()?;
+        let originals = ema.apply(&parts)?;
+        let result = f();
+        originals.restore(&parts)?;
+        result
+    }
+
+    /// The name of the optimizer.
+    pub fn name(&self) -> &str {
+        self.optimizer.name()
+    }
+
+    /// The state of the optimizer and of the averages. Writing to its tensors restores a saved state.
     pub fn state(&self) -> Vec<State> {
-        self.optimizer.state()
+        let mut state = self.optimizer.state();
+        state.extend(self.ema.as_ref().map(Ema::state));
+        state
+    }
+
+    fn parts(&self) -> Result<Vec<Part>> {
+        self.params.iter().map(Part::whole).collect()
     }
 
     /// Applies step `step` (from 1) at `learning_rate` and clears the gradients:
@@ -126,12 +161,11 @@ impl Updater {
             step: &self.step,
             scale: &scale,
         };
-        let parts = self
-            .params
-            .iter()
-            .map(Part::whole)
-            .collect::<Result<Vec<_>>>()?;
+        let parts = self.parts()?;
         self.optimizer.step(&parts, &gradients, scalars)?;
+        if let Some(ema) = &self.ema {
+            ema.update(&parts)?;
+        }
         drop(gradients);
         grads.clear();
         Ok(norm)

@@ -2,13 +2,14 @@
 
 use std::fmt;
 
-use super::{Config, TokenizerChoice};
+use super::{AdamWKeys, Algorithm, Config, MuonKeys, TokenizerChoice};
+use crate::optim::{LionConfig, SgdConfig};
 
 /// A key whose value is out of range.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Violation {
     /// The full key path, such as `train.batch_size`.
-    pub key: &'static str,
+    pub key: String,
     /// The value, and what it must be.
     pub problem: String,
 }
@@ -36,12 +37,7 @@ impl Config {
         self.check_train(&mut found);
         self.check_optimizer(&mut found);
 
-        let ratio = self.schedule.min_lr_ratio;
-        found.unless(
-            (0.0..=1.0).contains(&ratio),
-            "schedule.min_lr_ratio",
-            || format!("{ratio} is not in [0, 1]"),
-        );
+        self.check_schedule(&mut found);
         let not_negative = [
             (
                 "balancing.bias_update_rate",
@@ -107,30 +103,34 @@ impl Config {
 
     fn check_optimizer(&self, found: &mut Found) {
         let optimizer = &self.optimizer;
-        let positive = [
-            ("optimizer.learning_rate", optimizer.learning_rate),
-            ("optimizer.eps", optimizer.eps),
-        ];
-        for (key, value) in positive {
-            found.unless(value.is_finite() && value > 0.0, key, || {
-                format!("{value} is not a finite number above 0")
+        found.positive("optimizer.learning_rate", optimizer.learning_rate);
+        found.not_negative(&[("optimizer.max_grad_norm", optimizer.max_grad_norm)]);
+        found.decay("optimizer.ema_decay", optimizer.ema_decay);
+        match &optimizer.algorithm {
+            Algorithm::AdamW(keys) => found.adamw("optimizer", keys),
+            Algorithm::Sgd(keys) => found.sgd(keys),
+            Algorithm::Lion(LionConfig {
+                beta1,
+                beta2,
+                weight_decay,
+            }) => {
+                found.decay("optimizer.beta1", *beta1);
+                found.decay("optimizer.beta2", *beta2);
+                found.not_negative(&[("optimizer.weight_decay", *weight_decay)]);
+            }
+            Algorithm::Muon(keys) => found.muon(keys),
+        }
+    }
+
+    fn check_schedule(&self, found: &mut Found) {
+        if let Some(ratio) = self.schedule.min_lr_ratio() {
+            let valid = (0.0..=1.0).contains(&ratio);
+            found.unless(valid, "schedule.min_lr_ratio", || {
+                format!("{ratio} is not in [0, 1]")
             });
         }
-
-        let not_negative = [
-            ("optimizer.weight_decay", optimizer.weight_decay),
-            ("optimizer.max_grad_norm", optimizer.max_grad_norm),
-        ];
-        found.not_negative(&not_negative);
-
-        let decays = [
-            ("optimizer.beta1", optimizer.beta1),
-            ("optimizer.beta2", optimizer.beta2),
-        ];
-        for (key, value) in decays {
-            found.unless((0.0..1.0).contains(&value), key, || {
-                format!("{value} is not in [0, 1)")
-            });
+        if let Err(error) = self.schedule.of_run(self.train.steps) {
+            found.unless(false, "schedule", || error.to_string());
         }
     }
 }
@@ -139,26 +139,68 @@ impl Config {
 struct Found(Vec<Violation>);
 
 impl Found {
-    fn unless(&mut self, valid: bool, key: &'static str, problem: impl FnOnce() -> String) {
+    fn unless(&mut self, valid: bool, key: &str, problem: impl FnOnce() -> String) {
         if !valid {
             self.0.push(Violation {
-                key,
+                key: key.to_owned(),
                 problem: problem(),
             });
         }
     }
 
-    fn not_negative(&mut self, values: &[(&'static str, f64)]) {
+    fn positive(&mut self, key: &str, value: f64) {
+        self.unless(value.is_finite() && value > 0.0, key, || {
+            format!("{value} is not a finite number above 0")
+        });
+    }
+
+    fn not_negative(&mut self, values: &[(&str, f64)]) {
         for (key, value) in values {
             self.unless(value.is_finite() && *value >= 0.0, key, || {
                 format!("{value} is not a finite number of at least 0")
             });
         }
     }
+
+    fn decay(&mut self, key: &str, value: f64) {
+        self.unless((0.0..1.0).contains(&value), key, || {
+            format!("{value} is not in [0, 1)")
+        });
+    }
+
+    fn adamw(&mut self, table: &str, keys: &AdamWKeys) {
+        self.positive(&format!("{table}.eps"), keys.eps);
+        self.not_negative(&[(&format!("{table}.weight_decay"), keys.weight_decay)]);
+        self.decay(&format!("{table}.beta1"), keys.beta1);
+        self.decay(&format!("{table}.beta2"), keys.beta2);
+    }
+
+    fn sgd(&mut self, keys: &SgdConfig) {
+        self.decay("optimizer.momentum", keys.momentum);
+        self.decay("optimizer.dampening", keys.dampening);
+        self.not_negative(&[("optimizer.weight_decay", keys.weight_decay)]);
+        let looks_ahead = keys.momentum > 0.0 && keys.dampening == 0.0;
+        self.unless(!keys.nesterov || looks_ahead, "optimizer.nesterov", || {
+            "true needs momentum above 0 and dampening 0".to_owned()
+        });
+    }
+
+    fn muon(&mut self, keys: &MuonKeys) {
+        self.decay("optimizer.momentum", keys.momentum);
+        self.not_negative(&[("optimizer.weight_decay", keys.weight_decay)]);
+        self.positive("optimizer.eps", keys.eps);
+        let coefficients = keys.coefficients;
+        let finite = coefficients.iter().all(|value| value.is_finite());
+        self.unless(finite, "optimizer.coefficients", || {
+            format!("{coefficients:?} are not all finite")
+        });
+        self.adamw("optimizer.adamw", &keys.adamw);
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::{OptimizerConfig, ScheduleConfig};
     use super::*;
 
     #[test]
@@ -174,10 +216,18 @@ mod tests {
         config.train.steps = 0;
         config.train.batch_size = 10;
         config.train.micro_batch_size = 4;
+        config.optimizer = OptimizerConfig::named("muon").unwrap();
         config.optimizer.learning_rate = f64::NAN;
-        config.optimizer.beta2 = 1.0;
         config.optimizer.max_grad_norm = -1.0;
-        config.schedule.min_lr_ratio = 1.5;
+        config.optimizer.ema_decay = 1.0;
+        if let Algorithm::Muon(keys) = &mut config.optimizer.algorithm {
+            keys.momentum = -0.1;
+            keys.adamw.beta2 = 1.0;
+        }
+        config.schedule = ScheduleConfig::Linear {
+            warmup_steps: 0,
+            min_lr_ratio: 1.5,
+        };
         config.balancing.bias_update_rate = -0.001;
         config.balancing.z_loss_coef = f64::NAN;
         config.sample.temperature = f64::INFINITY;
@@ -195,7 +245,9 @@ mod tests {
             "train.batch_size",
             "optimizer.learning_rate",
             "optimizer.max_grad_norm",
-            "optimizer.beta2",
+            "optimizer.ema_decay",
+            "optimizer.momentum",
+            "optimizer.adamw.beta2",
             "schedule.min_lr_ratio",
             "balancing.bias_update_rate",
             "balancing.z_loss_coef",
@@ -203,6 +255,24 @@ mod tests {
             "log.every",
         ];
         assert_eq!(keys, expected);
+    }
+
+    #[test]
+    fn optimizers_and_schedules_that_cannot_run_are_reported() {
+        let mut config = Config::default();
+        config.optimizer = OptimizerConfig::named("sgd").unwrap();
+        if let Algorithm::Sgd(keys) = &mut config.optimizer.algorithm {
+            (keys.nesterov, keys.dampening) = (true, 0.5);
+        }
+        config.train.steps = 50;
+        config.schedule = ScheduleConfig::named("wsd").unwrap();
+        let found = config.violations();
+        let found = found.iter().map(|it| format!("{}: {}", it.key, it.problem));
+        let expected = [
+            "optimizer.nesterov: true needs momentum above 0 and dampening 0",
+            "schedule: the phases of the schedule have 100 steps, but the run has 50",
+        ];
+        assert_eq!(found.collect::<Vec<_>>(), expected);
     }
 
     #[test]

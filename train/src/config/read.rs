@@ -4,108 +4,15 @@
 //! checked against the default configuration, which is the schema, and then replaces the default
 //! value. Every error therefore names its origin.
 
-use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use meshgrad_models::config::Qwen3Config;
 use toml::de::{DeTable, DeValue};
 use toml::{Table, Value};
 
-use super::{Config, Violations};
-
-/// Why a configuration cannot be read.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ConfigError {
-    /// The file cannot be opened.
-    #[error("cannot read the configuration {}: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        source: std::io::Error,
-    },
-    /// The file is not TOML. The message shows the line.
-    #[error("{origin} is not valid TOML: {message}")]
-    Syntax {
-        /// The file.
-        origin: String,
-        /// Line, column and the problem.
-        message: String,
-    },
-    /// `--set` without `=`, or with an empty key.
-    #[error("`--set {text}` is not of the form key.path=value, for example train.steps=100")]
-    Override {
-        /// The argument.
-        text: String,
-    },
-    /// The key is unknown.
-    #[error("unknown key `{key}` ({origin}){}", suggestion(nearest))]
-    UnknownKey {
-        /// The full key path.
-        key: String,
-        /// File and line, or the command line.
-        origin: Origin,
-        /// The most similar known key.
-        nearest: Option<String>,
-    },
-    /// A value has the wrong TOML type.
-    #[error("`{key}` is {found} but must be {expected} ({origin})")]
-    WrongType {
-        /// The full key path.
-        key: String,
-        /// The actual type.
-        found: &'static str,
-        /// The expected type.
-        expected: &'static str,
-        /// File and line, or the command line.
-        origin: Origin,
-    },
-    /// A value has the right TOML type but is invalid.
-    #[error("`{key}`: {problem} ({origin})")]
-    BadValue {
-        /// The full key path.
-        key: String,
-        /// The problem.
-        problem: String,
-        /// File and line, or the command line.
-        origin: Origin,
-    },
-    /// All values that are out of range or contradict each other.
-    #[error("invalid configuration:{0}")]
-    Range(Violations),
-    /// The configuration cannot be written as TOML.
-    #[error("the configuration cannot be written as TOML: {0}")]
-    Write(#[from] toml::ser::Error),
-}
-
-fn suggestion(nearest: &Option<String>) -> String {
-    let hint = |name| format!("; did you mean `{name}`?");
-    nearest.as_ref().map(hint).unwrap_or_default()
-}
-
-/// Where a setting comes from.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Origin {
-    /// A file and the line, from 1.
-    File {
-        /// The file name as given.
-        name: String,
-        /// The line of the key, from 1.
-        line: usize,
-    },
-    /// `--set`.
-    CommandLine,
-}
-
-impl fmt::Display for Origin {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::File { name, line } => write!(out, "{name}:{line}"),
-            Self::CommandLine => write!(out, "--set"),
-        }
-    }
-}
+use super::choice;
+use super::setting::{Setting, lookup};
+use super::{Config, ConfigError, Origin, Violations};
 
 /// One `--set key.path=value`.
 #[derive(Debug, Clone, PartialEq)]
@@ -181,23 +88,20 @@ impl Config {
     /// As [`Config::read`].
     pub fn parse(text: &str, name: &str, overrides: &[Override]) -> Result<Self, ConfigError> {
         let defaults = Table::try_from(Self::default())?;
+        let settings = |schema: &Table| settings(text, name, overrides, schema);
+        // The choices decide which keys there are.
+        let schema = choice::schema(&settings(&defaults)?, defaults)?;
+        let settings = settings(&schema)?;
 
-        let mut settings = settings_of_file(text, name, &defaults)?;
-        settings.extend(overrides.iter().map(|set| Setting {
-            key: set.key.clone(),
-            value: set.value(&defaults),
-            origin: Origin::CommandLine,
-        }));
-
-        let mut resolved = defaults.clone();
+        let mut resolved = schema.clone();
         if settings
             .iter()
-            .any(|setting| setting.names_other_model(&defaults))
+            .any(|setting| setting.names_other_model(&schema))
         {
             resolved.insert("model".to_owned(), Value::Table(Table::new()));
         }
         for setting in settings {
-            setting.check(&defaults)?;
+            setting.check(&schema)?;
             insert(&mut resolved, &setting.key, setting.value);
         }
 
@@ -230,10 +134,20 @@ impl Config {
     }
 }
 
-struct Setting {
-    key: Vec<String>,
-    value: Value,
-    origin: Origin,
+/// The settings of `text` and of `overrides`, in order.
+fn settings(
+    text: &str,
+    name: &str,
+    overrides: &[Override],
+    schema: &Table,
+) -> Result<Vec<Setting>, ConfigError> {
+    let mut settings = settings_of_file(text, name, schema)?;
+    settings.extend(overrides.iter().map(|set| Setting {
+        key: set.key.clone(),
+        value: set.value(schema),
+        origin: Origin::CommandLine,
+    }));
+    Ok(settings)
 }
 
 impl Setting {
@@ -258,26 +172,13 @@ impl Setting {
             match known.get(part) {
                 Some(default) if is_last => self.check_type(default)?,
                 Some(Value::Table(inner)) => known = inner,
-                _ => return Err(self.unknown(&paths(defaults))),
+                _ => {
+                    let other = choice::other_choice(self, defaults);
+                    return Err(other.unwrap_or_else(|| self.unknown(&paths(defaults))));
+                }
             }
         }
         self.check_alone(defaults)
-    }
-
-    fn check_type(&self, default: &Value) -> Result<(), ConfigError> {
-        let same = match (default, &self.value) {
-            (Value::Float(_), Value::Integer(_)) => true,
-            (default, value) => default.same_type(value),
-        };
-        if same {
-            return Ok(());
-        }
-        Err(ConfigError::WrongType {
-            key: self.key.join("."),
-            found: type_name(&self.value),
-            expected: type_name(default),
-            origin: self.origin.clone(),
-        })
     }
 
     /// Applies this setting alone to the defaults. Serde then checks the value (a name from a list,
@@ -378,16 +279,6 @@ fn flatten(
     }
 }
 
-fn lookup<'t>(table: &'t Table, key: &[String]) -> Option<&'t Value> {
-    let (last, parents) = key.split_last()?;
-    lookup_table(table, parents)?.get(last)
-}
-
-fn lookup_table<'t>(table: &'t Table, key: &[String]) -> Option<&'t Table> {
-    key.iter()
-        .try_fold(table, |table, part| table.get(part)?.as_table())
-}
-
 fn insert(table: &mut Table, key: &[String], value: Value) {
     let [part, rest @ ..] = key else { return };
     if rest.is_empty() {
@@ -433,22 +324,11 @@ fn nearest(wrong: &str, paths: &[String]) -> Option<String> {
     similar.max_by(|a, b| rank(a).total_cmp(&rank(b))).cloned()
 }
 
-fn type_name(value: &Value) -> &'static str {
-    match value {
-        Value::String(_) => "a string",
-        Value::Integer(_) => "an integer",
-        Value::Float(_) => "a float",
-        Value::Boolean(_) => "a boolean",
-        Value::Datetime(_) => "a date",
-        Value::Array(_) => "a list",
-        Value::Table(_) => "a table",
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::{ComputeDType, TokenizerChoice};
+    use super::super::{Algorithm, ComputeDType, OptimizerConfig, ScheduleConfig, TokenizerChoice};
     use super::*;
+    use crate::schedule::{Curve, Length, Phase};
 
     fn parse(text: &str, sets: &[&str]) -> Result<Config, ConfigError> {
         let overrides: Vec<Override> = sets.iter().map(|set| set.parse().unwrap()).collect();
@@ -529,6 +409,92 @@ mod tests {
     fn another_model_type_starts_from_an_empty_table() {
         let config = parse("[model]\nmodel_type = 'qwen3'\nhidden_size = 64", &[]).unwrap();
         assert_eq!(config.model.len(), 2);
+    }
+
+    /// Every optimizer and schedule is written out in full and reads back.
+    #[test]
+    fn every_choice_reads_back_equal() {
+        let groups = "[[optimizer.groups]]\npattern = '*'\nweight_decay = 0.0";
+        for name in OptimizerConfig::NAMES {
+            for kind in ScheduleConfig::KINDS {
+                let sets = [
+                    &format!("optimizer.name={name}"),
+                    &format!("schedule.kind={kind}"),
+                ];
+                let config = parse(groups, &sets.map(String::as_str)).unwrap();
+                let written = config.to_toml().unwrap();
+                let read = Config::parse(&written, "written", &[]);
+                assert_eq!(read.unwrap(), config, "{written}");
+                assert!(written.contains(&format!("name = \"{name}\"")), "{written}");
+                assert!(written.contains(&format!("kind = \"{kind}\"")), "{written}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_choice_decides_the_keys_of_its_table() {
+        let text = "[optimizer]\nname = 'muon'\nmomentum = 0.9\n[optimizer.adamw]\neps = 1";
+        let config = parse(text, &["optimizer.adamw.beta2=0.9"]).unwrap();
+        let Algorithm::Muon(keys) = config.optimizer.algorithm else {
+            panic!("{config:?}");
+        };
+        let adamw = (keys.adamw.eps, keys.adamw.beta2, keys.adamw.beta1);
+        assert_eq!((keys.momentum, adamw), (0.9, (1.0, 0.9, 0.9)));
+
+        let phases = "[[schedule.phases]]\nlength = '50%'\ntarget = 1\n\
+                      [[schedule.phases]]\nlength = 7\ntarget = 0.5\ncurve = 'poly:2'";
+        let config = parse(phases, &["schedule.kind=phases"]).unwrap();
+        let phases = vec![
+            Phase::new(Length::Percent(50.0), 1.0, Curve::Linear),
+            Phase::new(Length::Steps(7), 0.5, Curve::Poly(2.0)),
+        ];
+        let initial = 1.0;
+        assert_eq!(config.schedule, ScheduleConfig::Phases { initial, phases });
+    }
+
+    #[test]
+    fn keys_of_another_choice_are_errors() {
+        let cases = [
+            (
+                "[optimizer]\nname = 'sgd'\nbeta1 = 0.9",
+                "`optimizer.beta1` does not apply to optimizer.name = \"sgd\" (run.toml:3); its \
+                 keys are dampening, ema_decay, groups, learning_rate, max_grad_norm, momentum, \
+                 name, nesterov, weight_decay",
+            ),
+            (
+                "[schedule]\ndecay_steps = 3",
+                "`schedule.decay_steps` does not apply to schedule.kind = \"cosine\" \
+                 (run.toml:2); its keys are kind, min_lr_ratio, warmup_steps",
+            ),
+            (
+                "[optimizer]\nname = 'adam'",
+                "`optimizer.name`: unknown optimizer `adam`; use adamw, sgd, lion, muon; did you \
+                 mean `adamw`? (run.toml:2)",
+            ),
+            (
+                "[schedule]\nkind = 1",
+                "`schedule.kind` is an integer but must be a string (run.toml:2)",
+            ),
+            (
+                "[optimizer]\nname = 'lion'\nbeta3 = 1",
+                "unknown key `optimizer.beta3` (run.toml:3); did you mean `optimizer.beta2`?",
+            ),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(message(text, &[]), expected);
+        }
+
+        let group = message("[[optimizer.groups]]\npatern = '*'", &[]);
+        assert!(group.contains("unknown field `patern`"), "{group}");
+        assert!(group.contains("`optimizer.groups`") && group.contains("run.toml:1"));
+        let length = "schedule.phases=[{ length = 'most', target = 1 }]";
+        let length = message("schedule.kind = 'phases'", &[length]);
+        assert!(length.contains("unknown length `most`"), "{length}");
+        let curve = message("", &["schedule.kind=wsd", "schedule.curve=cubic"]);
+        assert!(
+            curve.contains("unknown curve `cubic`; use linear"),
+            "{curve}"
+        );
     }
 
     #[test]

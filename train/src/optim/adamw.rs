@@ -154,6 +154,10 @@ impl AdamW {
 }
 
 impl Optimizer for AdamW {
+    fn name(&self) -> &str {
+        NAME
+    }
+
     fn granularity(&self) -> Granularity {
         Granularity::Element
     }

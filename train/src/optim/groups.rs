@@ -3,18 +3,7 @@
 use glob::Pattern;
 
 use super::error::not_negative;
-use super::{OptimError, Part};
-
-/// Settings of the parameters whose names match a pattern.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Group {
-    /// A pattern over whole names: `*` is any text, `?` one character, `[ab]` one of several.
-    pub pattern: String,
-    /// Factor of the learning rate; 0 freezes the parameters.
-    pub learning_rate_factor: f64,
-    /// The weight decay in place of the optimizer's, also for parameters with fewer than two dims.
-    pub weight_decay: Option<f64>,
-}
+use super::{Group, OptimError, Part};
 
 /// An ordered list of [`Group`]s. The first whose pattern matches a parameter applies to it.
 ///

@@ -3,10 +3,10 @@
 use meshgrad_runtime::ops::StepScalars;
 use meshgrad_runtime::{Function, Number, Signature, Tensor};
 
-use super::assign::{assign, if_finite, scaled};
+use super::assign::{assign, if_finite};
 use super::error::{decay, not_negative};
-use super::slots::{Due, Slots, pairs, zeros};
-use super::{Granularity, Groups, Optimizer, Part, State};
+use super::slots::{Slots, Update, pairs, zeros};
+use super::{Granularity, Groups, LionConfig, Optimizer, Part, State};
 use crate::Result;
 
 const NAME: &str = "lion";
@@ -21,28 +21,6 @@ static AVERAGE: Signature = Signature::new(
     "exp_avg: F[~], gradient: F[~], scale: F[~] -> exp_avg: F[~]",
     4,
 );
-
-/// The constants of [`Lion`].
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LionConfig {
-    /// Weight of the momentum in the update, in [0, 1).
-    pub beta1: f64,
-    /// Decay of the momentum per step, in [0, 1).
-    pub beta2: f64,
-    /// Decoupled weight decay, relative to the learning rate.
-    pub weight_decay: f64,
-}
-
-impl Default for LionConfig {
-    /// The constants of the paper, without decay.
-    fn default() -> LionConfig {
-        LionConfig {
-            beta1: 0.9,
-            beta2: 0.99,
-            weight_decay: 0.0,
-        }
-    }
-}
 
 /// Lion (Chen et al. 2023, algorithm 2):
 ///
@@ -78,34 +56,26 @@ impl Lion {
         Ok(Lion { config, slots })
     }
 
-    fn update(&self, due: &Due<'_, Tensor>, scalars: StepScalars<'_>) -> Result<()> {
-        let Due {
-            slot,
-            part,
-            gradient,
-        } = *due;
-        let (param, exp_avg, scale) = (part.value(), &slot.state, scalars.scale);
-        let factor = slot.settings.learning_rate_factor;
-        let learning_rate = &scaled(scalars.learning_rate, factor)?;
+    fn update(&self, of: Update<'_, Tensor>) -> Result<()> {
         let LionConfig { beta1, beta2, .. } = self.config;
+        let (param, gradient, exp_avg, scale) = (of.param, of.gradient, of.state, of.scale);
 
-        let weight_decay = slot.settings.weight_decay;
         let step = Step {
             beta1,
-            weight_decay,
+            weight_decay: of.weight_decay,
         };
-        let inputs = [param, gradient, exp_avg, learning_rate, scale];
+        let inputs = [param, gradient, exp_avg, of.learning_rate, scale];
         assign(&STEP, &step, inputs, param)?;
-        assign(
-            &AVERAGE,
-            &Average { beta2 },
-            [exp_avg, gradient, scale],
-            exp_avg,
-        )
+        let inputs = [exp_avg, gradient, scale];
+        assign(&AVERAGE, &Average { beta2 }, inputs, exp_avg)
     }
 }
 
 impl Optimizer for Lion {
+    fn name(&self) -> &str {
+        NAME
+    }
+
     fn granularity(&self) -> Granularity {
         Granularity::Element
     }
@@ -120,8 +90,8 @@ impl Optimizer for Lion {
         gradients: &[Tensor],
         scalars: StepScalars<'_>,
     ) -> Result<()> {
-        let due = self.slots.due(pairs(self.slots.len(), parts, gradients)?)?;
-        due.iter().try_for_each(|due| self.update(due, scalars))
+        let pairs = pairs(self.slots.len(), parts, gradients)?;
+        self.slots.each(pairs, scalars, |of| self.update(of))
     }
 }
 

@@ -3,12 +3,14 @@
 use meshgrad_runtime::ops::{self, StepScalars};
 use meshgrad_runtime::{Accumulator, DType, Function, Number, Signature, Tensor};
 
-use super::assign::{assign, averaged, if_finite, map, scaled};
+use super::assign::{assign, averaged, if_finite, map};
 use super::error::{decay, not_negative, require};
 use super::groups::parse;
 use super::part::viewed;
-use super::slots::{Due, Slots, pairs, zeros};
-use super::{AdamW, AdamWConfig, Granularity, Groups, OptimError, Optimizer, Part, State};
+use super::slots::{Slots, Update, pairs, zeros};
+use super::{
+    AdamW, AdamWConfig, AdjustLearningRate, Granularity, Groups, OptimError, Optimizer, Part, State,
+};
 use crate::Result;
 
 const NAME: &str = "muon";
@@ -57,27 +59,6 @@ pub struct MuonConfig {
     pub adamw_names: Vec<String>,
     /// AdamW for these and for parameters with fewer than two dims.
     pub adamw: AdamWConfig,
-}
-
-/// The factor of the learning rate for a matrix, which compensates for its shape.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AdjustLearningRate {
-    /// max(1, rows / columns)^0.5, of Keller Jordan's implementation.
-    Original,
-    /// 0.2 max(rows, columns)^0.5: updates have the root-mean-square of AdamW's, whose learning
-    /// rate and decay can be used (Liu et al. 2025).
-    MatchRmsAdamW,
-}
-
-impl AdjustLearningRate {
-    /// The factor for a matrix of `rows` and `columns`.
-    pub fn factor(self, rows: usize, columns: usize) -> f64 {
-        let (rows, columns) = (rows as f64, columns as f64);
-        match self {
-            AdjustLearningRate::Original => (rows / columns).max(1.0).sqrt(),
-            AdjustLearningRate::MatchRmsAdamW => 0.2 * rows.max(columns).sqrt(),
-        }
-    }
 }
 
 impl Default for MuonConfig {
@@ -164,16 +145,9 @@ impl Muon {
         })
     }
 
-    fn update(&self, due: &Due<'_, Tensor>, scalars: StepScalars<'_>) -> Result<()> {
-        let Due {
-            slot,
-            part,
-            gradient,
-        } = *due;
-        let (param, buffer, scale) = (part.value(), &slot.state, scalars.scale);
-        let [count, rows, columns] = part.matrices(NAME)?;
-        let factor = slot.settings.learning_rate_factor;
-        let learning_rate = scaled(scalars.learning_rate, factor)?;
+    fn update(&self, of: Update<'_, Tensor>) -> Result<()> {
+        let (param, gradient, buffer, scale) = (of.param, of.gradient, of.state, of.scale);
+        let [count, rows, columns] = of.part.matrices(NAME)?;
         let momentum = Momentum(self.config.momentum);
 
         assign(&MOMENTUM, &momentum, [buffer, gradient, scale], buffer)?;
@@ -188,14 +162,19 @@ impl Muon {
         let update = viewed(&orthogonalized(&direction, &self.config)?, param.shape())?;
 
         let step = Step {
-            weight_decay: slot.settings.weight_decay,
+            weight_decay: of.weight_decay,
             factor: self.config.adjust_learning_rate.factor(rows, columns),
         };
-        assign(&STEP, &step, [param, &update, &learning_rate, scale], param)
+        let inputs = [param, &update, of.learning_rate, scale];
+        assign(&STEP, &step, inputs, param)
     }
 }
 
 impl Optimizer for Muon {
+    fn name(&self) -> &str {
+        NAME
+    }
+
     fn granularity(&self) -> Granularity {
         Granularity::Matrix
     }
@@ -220,8 +199,8 @@ impl Optimizer for Muon {
                 false => others.push(pair),
             }
         }
-        let due = self.matrices.due(matrices)?;
-        due.iter().try_for_each(|due| self.update(due, scalars))?;
+        self.matrices
+            .each(matrices, scalars, |of| self.update(of))?;
         self.others.step_pairs(others, scalars)
     }
 }

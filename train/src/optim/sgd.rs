@@ -3,10 +3,10 @@
 use meshgrad_runtime::ops::StepScalars;
 use meshgrad_runtime::{Function, Number, Signature, Tensor};
 
-use super::assign::{assign, if_finite, scaled};
+use super::assign::{assign, if_finite};
 use super::error::{decay, not_negative, require};
-use super::slots::{Due, Slots, pairs, zeros};
-use super::{Granularity, Groups, Optimizer, Part, State};
+use super::slots::{Slots, Update, pairs, zeros};
+use super::{Granularity, Groups, Optimizer, Part, SgdConfig, State};
 use crate::Result;
 
 const NAME: &str = "sgd";
@@ -31,32 +31,6 @@ static NESTEROV_STEP: Signature = Signature::new(
     "param: F[~], gradient: F[~], buffer: F[~], learning_rate: F[~], scale: F[~] -> param: F[~]",
     7,
 );
-
-/// The constants of [`Sgd`].
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct SgdConfig {
-    /// Decay of the momentum buffer per step, in [0, 1). With 0 there is no buffer.
-    pub momentum: f64,
-    /// The gradient enters the buffer with factor 1 - `dampening`, except at step 1.
-    pub dampening: f64,
-    /// Whether to look ahead (Nesterov): the update is the gradient plus `momentum` times the
-    /// buffer. Needs momentum and no dampening.
-    pub nesterov: bool,
-    /// Weight decay, added to the gradient as an L2 penalty.
-    pub weight_decay: f64,
-}
-
-impl Default for SgdConfig {
-    /// No momentum and no decay, as in torch.
-    fn default() -> SgdConfig {
-        SgdConfig {
-            momentum: 0.0,
-            dampening: 0.0,
-            nesterov: false,
-            weight_decay: 0.0,
-        }
-    }
-}
 
 /// SGD in the order of `torch.optim.SGD` (momentum as in Sutskever et al. 2013):
 ///
@@ -118,18 +92,11 @@ impl Sgd {
         Ok(Sgd { config, slots })
     }
 
-    fn update(&self, due: &Due<'_, Option<Tensor>>, scalars: StepScalars<'_>) -> Result<()> {
-        let Due {
-            slot,
-            part,
-            gradient,
-        } = *due;
-        let (settings, param) = (slot.settings, part.value());
-        let StepScalars { step, scale, .. } = scalars;
-        let learning_rate = &scaled(scalars.learning_rate, settings.learning_rate_factor)?;
-        let decay = Decay(settings.weight_decay);
+    fn update(&self, of: Update<'_, Option<Tensor>>) -> Result<()> {
+        let (param, gradient, scale) = (of.param, of.gradient, of.scale);
+        let (learning_rate, decay) = (of.learning_rate, Decay(of.weight_decay));
 
-        let Some(buffer) = &slot.state else {
+        let Some(buffer) = of.state else {
             let inputs = [param, gradient, learning_rate, scale];
             return assign(&STEP, &Step { decay }, inputs, param);
         };
@@ -144,7 +111,7 @@ impl Sgd {
             momentum,
             dampening,
         };
-        let inputs = [param, gradient, buffer, step, scale];
+        let inputs = [param, gradient, buffer, of.step, scale];
         assign(&MOMENTUM, &accumulate, inputs, buffer)?;
         if nesterov {
             let ahead = NesterovStep { decay, momentum };
@@ -157,6 +124,10 @@ impl Sgd {
 }
 
 impl Optimizer for Sgd {
+    fn name(&self) -> &str {
+        NAME
+    }
+
     fn granularity(&self) -> Granularity {
         Granularity::Element
     }
@@ -172,8 +143,8 @@ impl Optimizer for Sgd {
         gradients: &[Tensor],
         scalars: StepScalars<'_>,
     ) -> Result<()> {
-        let due = self.slots.due(pairs(self.slots.len(), parts, gradients)?)?;
-        due.iter().try_for_each(|due| self.update(due, scalars))
+        let pairs = pairs(self.slots.len(), parts, gradients)?;
+        self.slots.each(pairs, scalars, |of| self.update(of))
     }
 }
 

@@ -1,7 +1,9 @@
 //! The parts of an optimizer, with their settings and their state.
 
+use meshgrad_runtime::ops::StepScalars;
 use meshgrad_runtime::{DType, Kind, Tensor};
 
+use super::assign::scaled;
 use super::part::PartSpec;
 use super::{Groups, OptimError, Part, Settings, State};
 use crate::Result;
@@ -14,6 +16,19 @@ pub(super) struct Slot<S> {
     part: PartSpec,
     pub(super) settings: Settings,
     pub(super) state: S,
+}
+
+/// What a step of one part reads and writes.
+pub(super) struct Update<'a, S> {
+    pub(super) part: &'a Part,
+    pub(super) param: &'a Tensor,
+    pub(super) gradient: &'a Tensor,
+    pub(super) state: &'a S,
+    pub(super) weight_decay: f64,
+    /// With the part's factor.
+    pub(super) learning_rate: &'a Tensor,
+    pub(super) step: &'a Tensor,
+    pub(super) scale: &'a Tensor,
 }
 
 /// A part in a step, with its gradient.
@@ -50,6 +65,29 @@ impl<S> Slots<S> {
         pairs
             .map(|(slot, (part, gradient))| slot.due(part, gradient))
             .collect()
+    }
+
+    /// Calls `update` for each part, once all are checked.
+    pub(super) fn each(
+        &self,
+        pairs: Vec<(&Part, &Tensor)>,
+        scalars: StepScalars<'_>,
+        update: impl Fn(Update<'_, S>) -> Result<()>,
+    ) -> Result<()> {
+        for due in self.due(pairs)? {
+            let settings = due.slot.settings;
+            update(Update {
+                part: due.part,
+                param: due.part.value(),
+                gradient: due.gradient,
+                state: &due.slot.state,
+                weight_decay: settings.weight_decay,
+                learning_rate: &scaled(scalars.learning_rate, settings.learning_rate_factor)?,
+                step: scalars.step,
+                scale: scalars.scale,
+            })?;
+        }
+        Ok(())
     }
 
     pub(super) fn len(&self) -> usize {

@@ -273,16 +273,10 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
 
     fn sample(&mut self, step: u64) -> Result<()> {
         let seed = self.config.train.seed.wrapping_add(step);
+        let (config, tokenizer) = (&self.config.sample, &self.data.tokenizer);
         let (model, dtype) = (&self.trainer.model, self.trainer.dtype());
-        let tokenizer = &self.data.tokenizer;
-        let text = generate::sample(
-            model,
-            tokenizer,
-            &self.config.sample,
-            seed,
-            dtype,
-            self.device,
-        )?;
+        let sample = || generate::sample(model, tokenizer, config, seed, dtype, self.device);
+        let text = self.trainer.updater.averaged(sample)?;
         self.reporter.sample(step, &text);
         let sampled = Event::Sampled { step, text: &text };
         self.trainer.events.report(sampled)
@@ -360,11 +354,15 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
 /// The trainer of a session, whose model has values.
 fn trainer<M: Model>(session: Session<'_>, model: M) -> Result<Trainer<M>> {
     let Session { config, device, .. } = session;
+    let options = &config.optimizer;
     let updater = match session.optimizer {
-        Some(make) => Updater::with(&model, device, config.optimizer.max_grad_norm, make)?,
-        None => Updater::new(&model, device, &config.optimizer)?,
+        None => Updater::new(&model, device, options)?,
+        Some(make) => {
+            let (updater, grads) = Updater::with(&model, device, options.max_grad_norm, make)?;
+            (updater.averaging(options.ema_decay)?, grads)
+        }
     };
-    let mut trainer = Trainer::with_updater(model, updater, config, device);
+    let mut trainer = Trainer::with_updater(model, updater, config, device)?;
     if let Some(schedule) = session.schedule {
         trainer.schedule = schedule;
     }

@@ -1,0 +1,98 @@
+//! Keys that choose which other keys their table has: `optimizer.name` and `schedule.kind`.
+
+use serde::Serialize;
+use toml::{Table, Value};
+
+use super::setting::{Setting, lookup};
+use super::{ConfigError, OptimizerConfig, ScheduleConfig};
+
+/// A key whose value chooses the other keys of its table.
+struct Choice {
+    table: &'static str,
+    key: &'static str,
+    /// Its values.
+    values: &'static [&'static str],
+    /// The default table of a value.
+    named: fn(&str) -> Option<Table>,
+}
+
+const CHOICES: [Choice; 2] = [
+    Choice {
+        table: "optimizer",
+        key: "name",
+        values: OptimizerConfig::NAMES,
+        named: |name| written(&OptimizerConfig::named(name)?),
+    },
+    Choice {
+        table: "schedule",
+        key: "kind",
+        values: ScheduleConfig::KINDS,
+        named: |kind| written(&ScheduleConfig::named(kind)?),
+    },
+];
+
+fn written(table: &impl Serialize) -> Option<Table> {
+    Table::try_from(table).ok()
+}
+
+/// `defaults` with the tables that `settings` choose.
+///
+/// # Errors
+/// [`ConfigError::BadValue`] for an unknown choice.
+pub(super) fn schema(settings: &[Setting], mut defaults: Table) -> Result<Table, ConfigError> {
+    for choice in CHOICES {
+        let chosen = |setting: &&Setting| setting.key == [choice.table, choice.key];
+        let Some(setting) = settings.iter().rev().find(chosen) else {
+            continue;
+        };
+        let Some(name) = setting.value.as_str() else {
+            setting.check_type(&Value::String(String::new()))?;
+            continue;
+        };
+        let table = (choice.named)(name).ok_or_else(|| choice.unknown(setting, name))?;
+        defaults.insert(choice.table.to_owned(), Value::Table(table));
+    }
+    Ok(defaults)
+}
+
+/// The error of a key that another choice than the one in `schema` has.
+pub(super) fn other_choice(setting: &Setting, schema: &Table) -> Option<ConfigError> {
+    let [table, path @ ..] = &setting.key[..] else {
+        return None;
+    };
+    let choice = CHOICES.iter().find(|choice| choice.table == table)?;
+    let others = choice.values.iter();
+    let mut others = others.filter_map(|value| (choice.named)(value));
+    others.find(|other| lookup(other, path).is_some())?;
+
+    let chosen = schema.get(table)?.as_table()?;
+    let keys = chosen.keys().map(String::as_str).collect::<Vec<_>>();
+    Some(ConfigError::OtherChoice {
+        key: setting.key.join("."),
+        chosen: format!("{table}.{} = {}", choice.key, chosen.get(choice.key)?),
+        keys: keys.join(", "),
+        origin: setting.origin.clone(),
+    })
+}
+
+impl Choice {
+    fn unknown(&self, setting: &Setting, name: &str) -> ConfigError {
+        let similarity = |value: &&&str| strsim::jaro_winkler(name, value);
+        let nearest = self
+            .values
+            .iter()
+            .max_by(|a, b| similarity(a).total_cmp(&similarity(b)));
+        let hint = nearest.filter(|value| similarity(value) > 0.8);
+        let hint = hint.map(|value| format!("; did you mean `{value}`?"));
+        ConfigError::BadValue {
+            key: setting.key.join("."),
+            problem: format!(
+                "unknown {} `{name}`; use {}{}",
+                self.table,
+                self.values.join(", "),
+                hint.unwrap_or_default()
+            ),
+            origin: setting.origin.clone(),
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! A value for a key, with its origin.
+
+use toml::{Table, Value};
+
+use super::error::{ConfigError, Origin};
+
+/// A value for a key.
+pub(super) struct Setting {
+    pub(super) key: Vec<String>,
+    pub(super) value: Value,
+    pub(super) origin: Origin,
+}
+
+impl Setting {
+    /// Checks that the value has the TOML type of `default`. An integer is also a float.
+    pub(super) fn check_type(&self, default: &Value) -> Result<(), ConfigError> {
+        let same = match (default, &self.value) {
+            (Value::Float(_), Value::Integer(_)) => true,
+            (default, value) => default.same_type(value),
+        };
+        if same {
+            return Ok(());
+        }
+        Err(ConfigError::WrongType {
+            key: self.key.join("."),
+            found: type_name(&self.value),
+            expected: type_name(default),
+            origin: self.origin.clone(),
+        })
+    }
+}
+
+/// The value of the key path `key`.
+pub(super) fn lookup<'t>(table: &'t Table, key: &[String]) -> Option<&'t Value> {
+    let (last, parents) = key.split_last()?;
+    lookup_table(table, parents)?.get(last)
+}
+
+fn lookup_table<'t>(table: &'t Table, key: &[String]) -> Option<&'t Table> {
+    key.iter()
+        .try_fold(table, |table, part| table.get(part)?.as_table())
+}
+
+fn type_name(value: &Value) -> &'static str {
+    match value {
+        Value::String(_) => "a string",
+        Value::Integer(_) => "an integer",
+        Value::Float(_) => "a float",
+        Value::Boolean(_) => "a boolean",
+        Value::Datetime(_) => "a date",
+        Value::Array(_) => "a list",
+        Value::Table(_) => "a table",
+    }
+}
