@@ -387,11 +387,11 @@ impl Optimizer for SignDescent {
         scalars: StepScalars<'_>,
     ) -> train::Result<()> {
         for (part, gradient) in parts.iter().zip(gradients) {
-            let size = values::affine(&values::sqrt(&values::square(gradient)?)?, 1.0, 1e-12)?;
-            let change = values::mul(&values::div(gradient, &size)?, scalars.learning_rate)?;
-            values::copy_into(&values::sub(part.value(), &change)?, part.value())?;
+            let size = ops::affine(&ops::sqrt(&ops::square(gradient)?)?, 1.0, 1e-12)?;
+            let change = ops::mul(&ops::div(gradient, &size)?, scalars.learning_rate)?;
+            ops::copy_into(&ops::sub(part.value(), &change)?, part.value())?;
         }
-        values::copy_into(&values::affine(&self.steps, 1.0, 1.0)?, &self.steps)?;
+        ops::copy_into(&ops::affine(&self.steps, 1.0, 1.0)?, &self.steps)?;
         Ok(())
     }
 }

@@ -8,12 +8,13 @@ use meshgrad::prelude::*;
 use meshgrad::runtime::Error;
 use meshgrad::train::batches::TokenBatches;
 use meshgrad::train::config::{Config, TrainConfig};
+use meshgrad::train::configured::dtype;
 use meshgrad::train::data::Data;
 use meshgrad::train::qwen3;
 use meshgrad::train::run_folder::RunFolder;
 use meshgrad::train::sampler::{Order, Windows};
 use meshgrad::train::session::Session;
-use meshgrad::train::trainer::{PendingStep, Trainer, dtype};
+use meshgrad::train::trainer::{PendingStep, Trainer};
 use meshgrad::train::updater::Updater;
 
 /// A small mixture-of-experts model with grouped queries.

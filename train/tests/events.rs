@@ -40,7 +40,10 @@ fn trainer() -> Trainer<Slope> {
         weight: Param::new("weight", [3], Init::Normal { std: 1.0 }),
     };
     model.materialize(&device, 1).unwrap();
-    Trainer::new(model, &Config::default(), &device).unwrap()
+    // An optimizer for which a gradient that is added twice makes a difference.
+    let plain = "optimizer = { name = 'sgd', learning_rate = 0.01, max_grad_norm = 0 }";
+    let config = Config::parse(plain, "the test", &[]).unwrap();
+    Trainer::new(model, &config, &device).unwrap()
 }
 
 /// Step `step`, of two microbatches.

@@ -259,13 +259,15 @@ mod tests {
 
     #[test]
     fn optimizers_and_schedules_that_cannot_run_are_reported() {
-        let mut config = Config::default();
-        config.optimizer = OptimizerConfig::named("sgd").unwrap();
+        let mut config = Config {
+            optimizer: OptimizerConfig::named("sgd").unwrap(),
+            schedule: ScheduleConfig::named("wsd").unwrap(),
+            ..Config::default()
+        };
         if let Algorithm::Sgd(keys) = &mut config.optimizer.algorithm {
             (keys.nesterov, keys.dampening) = (true, 0.5);
         }
         config.train.steps = 50;
-        config.schedule = ScheduleConfig::named("wsd").unwrap();
         let found = config.violations();
         let found = found.iter().map(|it| format!("{}: {}", it.key, it.problem));
         let expected = [
