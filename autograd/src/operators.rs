@@ -1,38 +1,9 @@
 //! `+ - * /` and unary minus on `&Var`: `(&a + &b)?`. They broadcast like the ops of
 //! [`ops`](crate::ops) that they call.
 
-use std::ops::{Add, Div, Mul, Neg, Sub};
-
 use crate::{Result, Var, ops};
 
-macro_rules! operators {
-    ($($trait:ident $method:ident = $op:ident;)+) => {
-        $(
-            impl $trait<&Var> for &Var {
-                type Output = Result<Var>;
-
-                fn $method(self, other: &Var) -> Result<Var> {
-                    ops::$op(self, other)
-                }
-            }
-        )+
-    };
-}
-
-operators! {
-    Add add = add;
-    Sub sub = sub;
-    Mul mul = mul;
-    Div div = div;
-}
-
-impl Neg for &Var {
-    type Output = Result<Var>;
-
-    fn neg(self) -> Result<Var> {
-        ops::neg(self)
-    }
-}
+meshgrad_runtime::operators!(Var);
 
 #[cfg(test)]
 mod tests {

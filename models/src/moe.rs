@@ -68,8 +68,8 @@ impl Moe {
     /// Adds a bias to the router, zero at first, under its name in DeepSeek-V3. Clones made before
     /// have none.
     pub fn add_router_bias(&mut self) {
-        let name = self.gate.name().trim_end_matches("weight");
-        let name = format!("{name}e_score_correction_bias");
+        let gate = ModulePath::from(self.gate.name().trim_end_matches(".weight"));
+        let name = gate.sub("e_score_correction_bias");
         self.router_bias = Some(Buffer::new(name, [self.gate.shape()[0]], Init::Zeros));
     }
 

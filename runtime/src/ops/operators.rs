@@ -1,37 +1,38 @@
-//! `+ - * /` and unary minus on `&Tensor`: `(&a + &b)?`. They broadcast like the ops that they call.
-
-use std::ops::{Add, Div, Mul, Neg, Sub};
+//! `+ - * /` and unary minus on references: `(&a + &b)?`. They broadcast like the ops that they call.
 
 use crate::{Result, Tensor, ops};
 
+/// Implements the operators for a type by the functions `add`, `sub`, `mul`, `div` and `neg` of a
+/// module `ops` in scope.
+#[macro_export]
+#[doc(hidden)]
 macro_rules! operators {
-    ($($trait:ident $method:ident = $op:ident;)+) => {
-        $(
-            impl $trait<&Tensor> for &Tensor {
-                type Output = Result<Tensor>;
+    ($type:ty) => {
+        $crate::operators! { $type, Add add, Sub sub, Mul mul, Div div }
 
-                fn $method(self, other: &Tensor) -> Result<Tensor> {
-                    ops::$op(self, other)
+        impl std::ops::Neg for &$type {
+            type Output = Result<$type>;
+
+            fn neg(self) -> Result<$type> {
+                ops::neg(self)
+            }
+        }
+    };
+
+    ($type:ty, $($trait:ident $method:ident),+) => {
+        $(
+            impl std::ops::$trait<&$type> for &$type {
+                type Output = Result<$type>;
+
+                fn $method(self, other: &$type) -> Result<$type> {
+                    ops::$method(self, other)
                 }
             }
         )+
     };
 }
 
-operators! {
-    Add add = add;
-    Sub sub = sub;
-    Mul mul = mul;
-    Div div = div;
-}
-
-impl Neg for &Tensor {
-    type Output = Result<Tensor>;
-
-    fn neg(self) -> Result<Tensor> {
-        ops::neg(self)
-    }
-}
+operators!(Tensor);
 
 #[cfg(test)]
 mod tests {
