@@ -104,8 +104,8 @@ impl<'a, C: Communicator + ?Sized> Call<'a, C> {
         self.output(*x.shape(), x.dtype(), Some(x))
     }
 
-    /// Concatenates parts of a tensor: `x` of this member. `at_all` is whether every member gets the
-    /// result; otherwise the root does.
+    /// Concatenates parts of a tensor: `x` of this member. Every member gets the result if `at_all`,
+    /// otherwise the root.
     pub(crate) fn gathered(
         self,
         x: &Tensor,

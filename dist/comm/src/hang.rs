@@ -1,7 +1,7 @@
 //! Ranks that wait for each other: the graph of collectives that cannot complete.
 //!
-//! Legend: a *stuck* collective has members that wait for it, and others that are missing: they have
-//! not started it. It depends on the stuck collectives that its missing members wait for.
+//! Legend: a *stuck* collective has members that wait for it, and others that are missing: they did
+//! not start it. It depends on the stuck collectives that its missing members wait for.
 
 use std::collections::{BTreeMap, VecDeque};
 

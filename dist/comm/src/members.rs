@@ -41,3 +41,12 @@ impl Members {
         }
     }
 }
+
+/// The place of member `index` in a collective: its index, or 0 for a sender and 1 for a receiver.
+pub(crate) fn place(index: usize, peer: Option<Peer>) -> usize {
+    match peer {
+        None => index,
+        Some(Peer::To(_)) => 0,
+        Some(Peer::From(_)) => 1,
+    }
+}

@@ -8,83 +8,44 @@ use std::ops::Range;
 use meshgrad_mesh::Group;
 use meshgrad_runtime::{DType, Lent, Result};
 
+use super::part::{Move, Part, write};
+use super::shards;
 use crate::contribution::{Arrival, Buffer, Tensors};
 use crate::error::{CallSite, CommError};
 use crate::reduce::{CHUNK, Reduce, Reducer};
-use crate::ticket::{Collective, Counts, Fingerprint};
+use crate::ticket::{Collective, Counts, Fingerprint, Reduction};
 
-/// One member's elements.
-enum Part<'a, T> {
-    /// Input and output are different memory. In place, there is only an output.
-    Apart {
-        input: Option<&'a [T]>,
-        output: Option<&'a mut [T]>,
-    },
-    /// Both are ranges of one slice.
-    Shared {
-        all: &'a mut [T],
-        input: Range<usize>,
-        output: Range<usize>,
-    },
-}
-
-impl<T: Copy> Part<'_, T> {
-    /// What the member contributes. In place, that is its output.
-    fn source(&self) -> &[T] {
-        match self {
-            Part::Apart { input, output } => match (input, output) {
-                (Some(input), _) => input,
-                (None, Some(output)) => output,
-                (None, None) => &[],
-            },
-            Part::Shared { all, input, .. } => &all[input.clone()],
-        }
-    }
-
-    fn output(&mut self) -> Option<&mut [T]> {
-        match self {
-            Part::Apart { output, .. } => output.as_deref_mut(),
-            Part::Shared { all, output, .. } => Some(&mut all[output.clone()]),
-        }
-    }
-
-    /// Copies elements `from` of its source to its output, from `at` on.
-    fn keep(&mut self, from: Range<usize>, at: usize) {
-        match self {
-            Part::Apart {
-                input: Some(input),
-                output: Some(output),
-            } => write(output, at, &input[from]),
-            Part::Apart { .. } => {}
-            Part::Shared { all, input, output } => {
-                let from = input.start + from.start..input.start + from.end;
-                all.copy_within(from, output.start + at);
-            }
-        }
-    }
-}
-
-/// Does the work of a collective.
-pub(super) fn execute(group: &Group, ranks: &[usize], arrivals: &[Arrival]) -> Result<()> {
+/// Does the work of a collective, on as many threads as `threads` returns if it is large.
+pub(super) fn execute(
+    group: &Group,
+    ranks: &[usize],
+    arrivals: &[Arrival],
+    threads: impl FnOnce() -> usize,
+) -> Result<()> {
     let Some(first) = arrivals.first() else {
         return Ok(());
     };
     match first.ticket.request.fingerprint.dtype {
         None => Ok(()),
-        Some(DType::F64) => run::<f64>(group, ranks, arrivals),
-        Some(DType::F32) => run::<f32>(group, ranks, arrivals),
-        Some(DType::BF16) => run::<half::bf16>(group, ranks, arrivals),
-        Some(DType::F16) => run::<half::f16>(group, ranks, arrivals),
-        Some(DType::I64) => run::<i64>(group, ranks, arrivals),
-        Some(DType::I32) => run::<i32>(group, ranks, arrivals),
-        Some(DType::U32) => run::<u32>(group, ranks, arrivals),
-        Some(DType::U8) => run::<u8>(group, ranks, arrivals),
-        Some(DType::Bool) => run::<meshgrad_runtime::Bool>(group, ranks, arrivals),
+        Some(DType::F64) => run::<f64>(group, ranks, arrivals, threads),
+        Some(DType::F32) => run::<f32>(group, ranks, arrivals, threads),
+        Some(DType::BF16) => run::<half::bf16>(group, ranks, arrivals, threads),
+        Some(DType::F16) => run::<half::f16>(group, ranks, arrivals, threads),
+        Some(DType::I64) => run::<i64>(group, ranks, arrivals, threads),
+        Some(DType::I32) => run::<i32>(group, ranks, arrivals, threads),
+        Some(DType::U32) => run::<u32>(group, ranks, arrivals, threads),
+        Some(DType::U8) => run::<u8>(group, ranks, arrivals, threads),
+        Some(DType::Bool) => run::<meshgrad_runtime::Bool>(group, ranks, arrivals, threads),
         Some(dtype) => Err(CommError::DType { dtype }.into()),
     }
 }
 
-fn run<T: Reduce>(group: &Group, ranks: &[usize], arrivals: &[Arrival]) -> Result<()> {
+fn run<T: Reduce>(
+    group: &Group,
+    ranks: &[usize],
+    arrivals: &[Arrival],
+    threads: impl FnOnce() -> usize,
+) -> Result<()> {
     let fingerprint = &arrivals[0].ticket.request.fingerprint;
     if let Counts::Pairwise { .. } = fingerprint.counts {
         check_pairs(group, ranks, arrivals)?;
@@ -109,83 +70,56 @@ fn run<T: Reduce>(group: &Group, ranks: &[usize], arrivals: &[Arrival]) -> Resul
         .iter()
         .map(|one| &one.ticket.request.fingerprint.counts)
         .collect();
-    move_elements(fingerprint, &counts, &mut parts);
+    let elements: usize = parts.iter_mut().map(Part::written).sum();
+    let threads = match shards::is_large(elements) {
+        true => threads(),
+        false => 1,
+    };
+    match fingerprint.reduction {
+        Some(reduction) => {
+            let ranges = reductions(fingerprint, parts.len());
+            reduce_all(reduction, &mut parts, &ranges, threads);
+        }
+        None => move_all(&mut parts, moves(fingerprint, &counts), threads),
+    }
     Ok(())
 }
 
-fn move_elements<T: Reduce>(call: &Fingerprint, counts: &[&Counts], parts: &mut [Part<'_, T>]) {
-    let members = parts.len();
-    let common = counts[0];
-    match call.collective {
-        Collective::AllReduce | Collective::Reduce => {
-            reduce(call, parts, 0..common.of(0), 0..members);
-        }
-        Collective::ReduceScatter => {
-            for member in 0..members {
-                let start = common.before(member);
-                let range = start..start + common.of(member);
-                reduce(call, parts, range, member..member + 1);
-            }
-        }
-        Collective::AllGather | Collective::Gather => {
-            for receiver in 0..members {
-                let mut at = 0;
-                for sender in 0..members {
-                    let count = common.of(sender);
-                    copy(parts, sender, 0..count, receiver, at);
-                    at += count;
-                }
-            }
-        }
-        Collective::Broadcast => {
-            let root = call.root.unwrap_or(0);
-            for receiver in 0..members {
-                copy(parts, root, 0..common.of(0), receiver, 0);
-            }
-        }
-        Collective::Scatter => {
-            let root = call.root.unwrap_or(0);
-            let mut start = 0;
-            for receiver in 0..members {
-                let end = start + common.of(receiver);
-                copy(parts, root, start..end, receiver, 0);
-                start = end;
-            }
-        }
-        Collective::AllToAll => {
-            for receiver in 0..members {
-                let mut at = 0;
-                for (sender, counts) in counts.iter().enumerate() {
-                    let (start, count) = (counts.before(receiver), counts.of(receiver));
-                    copy(parts, sender, start..start + count, receiver, at);
-                    at += count;
-                }
-            }
-        }
-        Collective::Send | Collective::Recv => copy(parts, 0, 0..common.of(0), 1, 0),
-        Collective::Barrier => {}
+/// The elements that a collective reduces, from 0 on, and the members that get each range.
+fn reductions(call: &Fingerprint, members: usize) -> Vec<(Range<usize>, Range<usize>)> {
+    if call.collective != Collective::ReduceScatter {
+        return vec![(0..call.counts.of(0), 0..members)];
     }
+    let mut start = 0;
+    let of_member = |member| {
+        let range = start..start + call.counts.of(member);
+        start = range.end;
+        (range, member..member + 1)
+    };
+    (0..members).map(of_member).collect()
 }
 
-/// Copies elements `from` of a member's source to another's output, from `at` on.
-fn copy<T: Copy>(
+fn reduce_all<T: Reduce>(
+    reduction: Reduction,
     parts: &mut [Part<'_, T>],
-    sender: usize,
-    from: Range<usize>,
-    receiver: usize,
-    at: usize,
+    ranges: &[(Range<usize>, Range<usize>)],
+    threads: usize,
 ) {
-    if sender == receiver {
-        parts[sender].keep(from, at);
-    } else if let Ok([sender, receiver]) = parts.get_disjoint_mut([sender, receiver])
-        && let Some(output) = receiver.output()
-    {
-        write(output, at, &sender.source()[from]);
+    let divided = match threads {
+        1 => None,
+        _ => shards::of_reductions(parts, ranges),
+    };
+    match divided {
+        Some(shards) => shards::run(shards, threads, |mut parts| {
+            let (count, members) = (parts[0].source().len(), parts.len());
+            reduce(reduction, &mut parts, 0..count, 0..members);
+        }),
+        None => {
+            for (range, into) in ranges {
+                reduce(reduction, parts, range.clone(), into.clone());
+            }
+        }
     }
-}
-
-fn write<T: Copy>(into: &mut [T], at: usize, from: &[T]) {
-    into[at..at + from.len()].copy_from_slice(from);
 }
 
 /// Reduces elements `range` of all sources, chunk by chunk, into the outputs of members `into`.
@@ -193,14 +127,11 @@ fn write<T: Copy>(into: &mut [T], at: usize, from: &[T]) {
 /// that starts at 0. Outputs are written after all sources of the chunk are read, so they may be
 /// the same memory.
 fn reduce<T: Reduce>(
-    call: &Fingerprint,
+    reduction: Reduction,
     parts: &mut [Part<'_, T>],
     range: Range<usize>,
     into: Range<usize>,
 ) {
-    let Some(reduction) = call.reduction else {
-        return;
-    };
     let mut reducer = Reducer::new(reduction);
     for start in range.clone().step_by(CHUNK) {
         let chunk = start..range.end.min(start + CHUNK);
@@ -215,6 +146,80 @@ fn reduce<T: Reduce>(
                 write(output, start - range.start, reduced);
             }
         }
+    }
+}
+
+/// What a collective copies, in the order of receivers and of their outputs.
+fn moves(call: &Fingerprint, counts: &[&Counts]) -> Vec<Move> {
+    let (members, common) = (counts.len(), &call.counts);
+    let root = call.root.unwrap_or(0);
+    match call.collective {
+        Collective::AllGather | Collective::Gather => {
+            let counts: Vec<usize> = (0..members).map(|sender| common.of(sender)).collect();
+            let to = |receiver| to_one(receiver, counts.iter().map(|count| 0..*count));
+            (0..members).flat_map(to).collect()
+        }
+        Collective::AllToAll => {
+            let block = |counts: &&Counts, receiver| {
+                let start = counts.before(receiver);
+                start..start + counts.of(receiver)
+            };
+            let to = |receiver| to_one(receiver, counts.iter().map(move |of| block(of, receiver)));
+            (0..members).flat_map(to).collect()
+        }
+        Collective::Broadcast => {
+            let to = |receiver| one(root, 0..common.of(0), receiver);
+            (0..members).map(to).collect()
+        }
+        Collective::Scatter => {
+            let mut start = 0;
+            let to = |receiver| {
+                let from = start..start + common.of(receiver);
+                start = from.end;
+                one(root, from, receiver)
+            };
+            (0..members).map(to).collect()
+        }
+        Collective::Send | Collective::Recv => vec![one(0, 0..common.of(0), 1)],
+        // Reductions move nothing else.
+        Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter => Vec::new(),
+        Collective::Barrier => Vec::new(),
+    }
+}
+
+fn one(sender: usize, from: Range<usize>, receiver: usize) -> Move {
+    Move {
+        sender,
+        from,
+        receiver,
+        at: 0,
+    }
+}
+
+/// Copies of these elements of each member to one, after one another.
+fn to_one(receiver: usize, from: impl Iterator<Item = Range<usize>>) -> Vec<Move> {
+    let mut at = 0;
+    let copy = |(sender, from): (usize, Range<usize>)| {
+        let start = at;
+        at += from.len();
+        Move {
+            sender,
+            from,
+            receiver,
+            at: start,
+        }
+    };
+    from.enumerate().map(copy).collect()
+}
+
+fn move_all<T: Reduce>(parts: &mut [Part<'_, T>], moves: Vec<Move>, threads: usize) {
+    let divided = match threads {
+        1 => None,
+        _ => shards::of_moves(parts, &moves),
+    };
+    match divided {
+        Some(copies) => shards::run(copies, threads, |(from, to)| to.copy_from_slice(from)),
+        None => moves.into_iter().for_each(|one| one.run(parts)),
     }
 }
 

@@ -2,8 +2,9 @@
 //!
 //! Ranks are threads, and tensors are shared memory. A member of a collective lends its tensors to
 //! a shared table, and the thread of the last member to arrive does the whole work: it reads the
-//! inputs of all members and writes each output once. Waiting threads sleep. There are no other
-//! threads but the timer of modelled links, so 64 ranks run on two cores.
+//! inputs of all members and writes each output once. Waiting threads sleep, and their cores help
+//! with large collectives. There are no other lasting threads but the timer of modelled links, so
+//! 64 ranks run on two cores.
 //!
 //! - `mod.rs`: starts ranks and ends them.
 //! - `world.rs`, `status.rs`: what all ranks share: communicators, and which ranks have ended.
@@ -13,12 +14,15 @@
 //! - `watch.rs`: the ranks that wait, and why they wait in vain.
 //! - `rules.rs`, `links.rs`: the settings of a world, and how long its transfers take.
 //! - `execute.rs`: the work of a collective whose members have all arrived.
+//! - `part.rs`, `shards.rs`: the elements of one member, and their division among threads.
 
 mod communicator;
 mod connect;
 mod execute;
 mod links;
+mod part;
 mod rules;
+mod shards;
 mod status;
 mod table;
 mod watch;
@@ -100,7 +104,7 @@ impl Local {
     }
 
     /// How long a collective waits after its time limit for ranks that do not wait themselves: one
-    /// that arrives by then is reported as late ([`CommError::Straggler`]), otherwise as missing. By
+    /// that arrives by then is reported as late ([`CommError::Straggler`]), another as missing. By
     /// default a tenth of the limit.
     pub fn grace(mut self, grace: Duration) -> Local {
         self.grace = Some(grace);
@@ -163,9 +167,9 @@ impl Local {
         let all = Group::new(all).map_err(|error| RunError::Start {
             reason: error.to_string(),
         })?;
-        let cores = thread::available_parallelism().map_or(1, usize::from);
-        let threads = self.threads.unwrap_or((cores / self.ranks).max(1));
-        let world = Arc::new(World::new(all, self.rules()));
+        let rules = self.rules();
+        let threads = rules.threads;
+        let world = Arc::new(World::new(all, rules));
 
         let body = |rank: usize| -> Result<T, RunError> {
             let failed = |source| RunError::Rank { rank, source };
@@ -234,7 +238,9 @@ impl Local {
 impl Local {
     fn rules(&self) -> Rules {
         let links = self.links.clone();
+        let cores = thread::available_parallelism().map_or(1, usize::from);
         Rules {
+            threads: self.threads.unwrap_or((cores / self.ranks).max(1)),
             clock: match self.seed {
                 Some(seed) => Clock::simulated(self.ranks, seed),
                 None => Clock::real(),

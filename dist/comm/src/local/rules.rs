@@ -7,6 +7,8 @@ use crate::clock::Clock;
 
 pub(super) struct Rules {
     pub(super) clock: Clock,
+    /// The threads of each rank.
+    pub(super) threads: usize,
     /// The time limit of a collective whose group does not set one.
     pub(super) deadline: Duration,
     pub(super) grace: Option<Duration>,
@@ -19,6 +21,7 @@ impl Default for Rules {
     fn default() -> Rules {
         Rules {
             clock: Clock::real(),
+            threads: 1,
             deadline: Duration::MAX,
             grace: None,
             is_strict: false,

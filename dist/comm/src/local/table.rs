@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 use meshgrad_mesh::Group;
@@ -14,8 +15,8 @@ use super::watch::{Collectives, Expiry, Snapshot, Watch};
 use crate::clock::Clock;
 use crate::contribution::Arrival;
 use crate::error::{CallSite, CommError};
-use crate::members::Key;
-use crate::ticket::{Peer, Ticket};
+use crate::members::{Key, place};
+use crate::ticket::{Fingerprint, Ticket};
 
 /// What the tables of a world share.
 #[derive(Default)]
@@ -53,6 +54,15 @@ struct Meeting {
 }
 
 impl Meeting {
+    fn new(since: Duration, members: usize) -> Meeting {
+        Meeting {
+            completion: Completion::default(),
+            since,
+            is_late: false,
+            places: (0..members).map(|_| None).collect(),
+        }
+    }
+
     fn first(&self) -> Option<(usize, &[Arrival])> {
         let mut places = self.places.iter().enumerate();
         places.find_map(|(place, arrivals)| Some((place, arrivals.as_deref()?)))
@@ -101,12 +111,7 @@ impl Table {
     ) -> Result<Begun, CommError> {
         let (rank, ticket) = (self.group.ranks()[index], &calls[0].ticket);
         let peer = ticket.request.peer;
-        let key = Key::of(index, peer, ticket.number);
-        let place = match peer {
-            None => index,
-            Some(Peer::To(_)) => 0,
-            Some(Peer::From(_)) => 1,
-        };
+        let (key, place) = (Key::of(index, peer, ticket.number), place(index, peer));
         let now = self.rules().clock.now();
         let failure = self.world.status.begin(rank, &self.group, ticket);
 
@@ -114,17 +119,9 @@ impl Table {
         if let Some(failure) = state.failure.clone().or(failure) {
             return Err(state.fail(failure));
         }
-        let meeting = state.open.entry(key).or_insert_with(|| Meeting {
-            completion: Completion::default(),
-            since: now,
-            is_late: false,
-            places: key
-                .between
-                .ranks(&self.group)
-                .iter()
-                .map(|_| None)
-                .collect(),
-        });
+        let members = || key.between.ranks(&self.group).len();
+        let meeting = state.open.entry(key);
+        let meeting = meeting.or_insert_with(|| Meeting::new(now, members()));
         if let Some(error) = self.mismatch(key, meeting, rank, &calls) {
             return Err(state.fail(error));
         }
@@ -240,7 +237,7 @@ impl Table {
     }
 
     /// Does the work of a collective whose members have all arrived.
-    fn finish(&self, key: Key, meeting: Meeting) {
+    fn finish(self: &Arc<Table>, key: Key, meeting: Meeting) {
         let ranks = key.between.ranks(&self.group);
         let completion = meeting.completion;
         let guard = Interrupted {
@@ -249,20 +246,10 @@ impl Table {
             number: key.number,
         };
         let fused = by_call(meeting.places);
-        let end = self.rules().links.as_ref().map(|links| {
-            let fingerprint = |one: &'_ Arrival| one.ticket.request.fingerprint.clone();
-            let calls = fused
-                .iter()
-                .map(|one| one.iter().map(fingerprint).collect());
-            links.end(
-                self.rules().clock.now(),
-                &ranks,
-                &calls.collect::<Vec<Vec<_>>>(),
-            )
-        });
+        let end = self.end_of_transfer(&ranks, &fused);
         let mut works = fused
             .iter()
-            .map(|arrivals| execute(&self.group, &ranks, arrivals));
+            .map(|arrivals| execute(&self.group, &ranks, arrivals, || self.threads(key)));
         let result = works.find(Result::is_err).unwrap_or(Ok(()));
         drop(fused);
         guard.disarm();
@@ -270,6 +257,23 @@ impl Table {
             Some(end) => self.rules().clock.complete_at(end, completion, result),
             None => drop(completion.complete(result)),
         }
+    }
+
+    /// When the links have transferred collectives that start now; `None` without links.
+    fn end_of_transfer(&self, ranks: &[usize], fused: &[Vec<Arrival>]) -> Option<Duration> {
+        let links = self.rules().links.as_ref()?;
+        let fingerprint = |one: &Arrival| one.ticket.request.fingerprint.clone();
+        let of_members = |one: &Vec<Arrival>| one.iter().map(fingerprint).collect();
+        let calls: Vec<Vec<Fingerprint>> = fused.iter().map(of_members).collect();
+        Some(links.end(self.rules().clock.now(), ranks, &calls))
+    }
+
+    /// The threads for a large collective: those of this rank, and of the ranks that wait for it.
+    fn threads(self: &Arc<Table>, key: Key) -> usize {
+        let table: Arc<dyn Collectives> = self.clone();
+        let idle = self.world.watch.waiting_in(key, &table);
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        (self.rules().threads * (1 + idle)).min(cores)
     }
 
     /// Fails if a rank that returned is missing from an open collective.
@@ -316,8 +320,8 @@ impl Collectives for Table {
         }
     }
 
-    fn fail(&self, error: &CommError) {
-        self.lock().fail(error.clone());
+    fn fail(&self, error: &CommError) -> CommError {
+        self.lock().fail(error.clone())
     }
 }
 

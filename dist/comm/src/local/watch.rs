@@ -20,8 +20,8 @@ pub(super) trait Collectives: Send + Sync {
     /// Marks an open collective whose time is over: if it completes now, a member was late.
     fn set_late(&self, key: Key);
 
-    /// Fails all open and later collectives.
-    fn fail(&self, error: &CommError);
+    /// Fails all open and later collectives, with the first failure, and returns it.
+    fn fail(&self, error: &CommError) -> CommError;
 }
 
 /// An open collective.
@@ -77,6 +77,13 @@ impl Watch {
         }
     }
 
+    /// The number of ranks that wait in a collective.
+    pub(super) fn waiting_in(&self, key: Key, table: &Arc<dyn Collectives>) -> usize {
+        let waiting = self.lock();
+        let is_in = |one: &&Waiting| one.key == key && Arc::ptr_eq(&one.table, table);
+        waiting.iter().filter(is_in).count()
+    }
+
     /// Decides why a collective did not complete within `limit`. The verdict fails it and all that
     /// depend on the same ranks. If a rank that does not wait is missing, the verdict is left to a
     /// second call, which is `last`.
@@ -128,7 +135,7 @@ impl Watch {
         let stuck: Vec<Stuck> = open.iter().map(|open| open.stuck.clone()).collect();
         let is_own = |open: &Open| open.key == key && Arc::ptr_eq(&open.table, table);
         let own: Vec<usize> = open.iter().position(is_own).into_iter().collect();
-        table.fail(&error);
+        let error = table.fail(&error);
         for dependent in Graph::new(&stuck).dependents(&own) {
             open[dependent].table.fail(&error);
         }

@@ -2,7 +2,7 @@
 
 use meshgrad_comm::{Local, LocalCommunicator, LocalRank, conformance};
 use meshgrad_mesh::{Channel, Group};
-use meshgrad_runtime::Result;
+use meshgrad_runtime::{DType, Result};
 
 fn run(
     ranks: usize,
@@ -26,6 +26,20 @@ fn worlds_conform() {
 #[test]
 fn a_world_of_64_ranks_conforms() {
     run(64, &[0, 3], LocalRank::world);
+}
+
+/// Several threads work on collectives of this size.
+#[test]
+fn large_collectives_conform() {
+    let large = 90_001;
+    let results = Local::new(3).threads(8).launch(|rank| {
+        let comm = rank.world().map_err(|error| error.to_string())?;
+        let checks = conformance::checks().into_iter();
+        let mut some = checks.filter(|check| [DType::F32, DType::BF16].contains(&check.dtype()));
+        let checked = some.try_for_each(|check| check.run(&comm, large));
+        checked.map_err(|error| error.to_string())
+    });
+    results.unwrap();
 }
 
 /// The order of a group is that of its results, whatever the ranks.

@@ -139,6 +139,47 @@ fn a_root_reduces_in_place() {
     results.unwrap();
 }
 
+/// With every number of threads, also where members get different numbers of rows.
+#[test]
+fn the_bits_of_large_collectives_do_not_depend_on_threads() {
+    let rows = [100_003, 0, 60_001];
+    let total = rows.iter().sum::<usize>();
+    let run = |threads: usize| {
+        let results = Local::new(3)
+            .threads(threads)
+            .launch(|rank| -> Result<Vec<Vec<u32>>> {
+                let (world, me) = (rank.world()?, rank.rank());
+                let value = |at: usize| ((at * 2_654_435_761 + me) % 1_000) as f32 * 0.37 - 100.0;
+                let values: Vec<f32> = (0..total * WIDTH).map(value).collect();
+                let whole = Tensor::from_slice(rank.device(), &[total, WIDTH], &values)?;
+                let own = whole.slice(0, 0..rows[me])?;
+                let in_place = buffer(rank, total, 0, &values)?;
+                let sum = Reduction::Sum;
+                let sent = [20_001 * me, total - 20_001 * me - 7, 7];
+                let received = (0..3).map(|rank| [20_001 * rank, total - 20_001 * rank - 7, 7][me]);
+                let received: Vec<usize> = received.collect();
+                let results = [
+                    world.all_reduce(&whole, sum)?,
+                    world.all_reduce_in_place(&in_place, Reduction::Mean)?,
+                    world.reduce_scatter_rows(&whole, &rows, sum)?,
+                    world.all_gather_rows(&own, &rows)?,
+                    world.all_to_all_rows(&whole, &sent, &received)?,
+                    world.broadcast(&whole, 2)?,
+                ];
+                let bits = results.into_iter().map(|result| {
+                    let values = result.wait()?.to_vec::<f32>()?;
+                    Ok(values.iter().map(|x| x.to_bits()).collect())
+                });
+                bits.collect()
+            });
+        results.unwrap()
+    };
+    let one = run(1);
+    for threads in [2, 3, 16] {
+        assert!(run(threads) == one, "{threads} threads");
+    }
+}
+
 #[test]
 fn ragged_scatter_inverts_ragged_gather() {
     let rows = rows(5);

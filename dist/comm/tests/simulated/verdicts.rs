@@ -78,7 +78,7 @@ fn a_verdict_names_the_cause_at_the_end_of_a_chain() {
     }
 }
 
-/// Two groups in different orders are harmless if both are started before either is waited for. Only
+/// Groups in different orders are harmless if both are started before either is waited for. Only
 /// strict mode reports them, always.
 #[test]
 fn strict_mode_finds_orders_that_could_deadlock() {

@@ -1,0 +1,92 @@
+//! The work of a large collective on several threads.
+//!
+//! It is divided by sizes alone, and each element is computed as by one thread: the bits are the
+//! same for any number of threads.
+
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+use super::part::{Move, Part};
+use crate::reduce::CHUNK;
+
+/// Elements per task. A copy or sum of that many takes about as long as waking a thread.
+const SHARD: usize = 32 * CHUNK;
+
+/// Whether it is worth more than one thread to write this many elements.
+pub(super) fn is_large(elements: usize) -> bool {
+    elements >= 4 * SHARD
+}
+
+/// The parts of all members, divided into shards of reductions: each has the elements that one task
+/// reduces, with the outputs of the members that get them. `ranges` are adjacent, from 0 on, with
+/// the members that get each. `None` if a member has input and output in one slice.
+pub(super) fn of_reductions<'a, T: Copy>(
+    parts: &mut [Part<'a, T>],
+    ranges: &[(Range<usize>, Range<usize>)],
+) -> Option<Vec<Vec<Part<'a, T>>>> {
+    if parts.iter().any(|part| matches!(part, Part::Shared { .. })) {
+        return None;
+    }
+    let mut shards = Vec::new();
+    for (range, into) in ranges {
+        for start in range.clone().step_by(SHARD) {
+            let count = SHARD.min(range.end - start);
+            let members = parts.iter_mut().enumerate();
+            let fronts =
+                members.map(|(member, part)| part.take_front(count, into.contains(&member)));
+            shards.push(fronts.collect::<Option<Vec<_>>>()?);
+        }
+    }
+    Some(shards)
+}
+
+/// Pieces of moves: where from and where to.
+type Copies<'a, T> = Vec<(&'a [T], &'a mut [T])>;
+
+/// The moves, divided into copies. Those to one receiver are adjacent and in the order of its
+/// output. `None` if a sender has no input but its output, or a member has both in one slice.
+pub(super) fn of_moves<'a, T: Copy>(
+    parts: &mut [Part<'a, T>],
+    moves: &[Move],
+) -> Option<Copies<'a, T>> {
+    if parts.iter().any(|part| matches!(part, Part::Shared { .. })) {
+        return None;
+    }
+    let input = |member: usize| match &parts[member] {
+        Part::Apart { input, .. } => *input,
+        Part::Shared { .. } => None,
+    };
+    let sources: Option<Vec<&'a [T]>> = moves
+        .iter()
+        .map(|one| Some(&input(one.sender)?[one.from.clone()]))
+        .collect();
+    let sources = sources?;
+    let mut copies = Copies::new();
+    for (one, source) in moves.iter().zip(sources) {
+        let front = parts[one.receiver].take_output(source.len())?;
+        copies.extend(source.chunks(SHARD).zip(front.chunks_mut(SHARD)));
+    }
+    Some(copies)
+}
+
+/// Runs tasks on up to `threads` threads, of which one is the calling thread.
+pub(super) fn run<T: Send>(tasks: Vec<T>, threads: usize, work: impl Fn(T) + Sync) {
+    let others = threads.min(tasks.len()).saturating_sub(1);
+    let tasks = Mutex::new(tasks.into_iter());
+    let next = || tasks.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let all = || {
+        while let Some(task) = next() {
+            work(task);
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 0..others {
+            let thread = thread::Builder::new().name("collective".to_owned());
+            if thread.spawn_scoped(scope, all).is_err() {
+                break; // the other threads do its share
+            }
+        }
+        all();
+    });
+}
