@@ -8,11 +8,11 @@ use std::fmt;
 
 use meshgrad_mesh::Group;
 
-use super::log::{CommEvent, CommLog};
+use super::log::{CommEvent, CommLog, LoggedCall};
 use crate::error::{CallSite, CommError, Wait};
 use crate::hang::{Graph, Stuck};
 use crate::members::{Key, Members};
-use crate::ticket::{Counts, Peer, Request, Ticket};
+use crate::ticket::{Counts, Peer, Ticket};
 
 /// What logs have in common if all ranks reach their end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -58,13 +58,19 @@ pub fn check_logs(logs: &[CommLog]) -> Result<Checked, CommError> {
 #[derive(Clone, Copy)]
 struct Call<'a> {
     log: usize,
-    request: &'a Request,
+    logged: &'a LoggedCall,
     number: u64,
 }
 
 impl Call<'_> {
+    fn agrees_with(&self, other: &Call<'_>) -> bool {
+        let (one, other) = (self.logged, other.logged);
+        let (of_one, of_other) = (&one.request.fingerprint, &other.request.fingerprint);
+        one.fused == other.fused && of_one.agrees_with(of_other)
+    }
+
     fn receives(&self) -> bool {
-        matches!(self.request.peer, Some(Peer::From(_)))
+        matches!(self.logged.request.peer, Some(Peer::From(_)))
     }
 }
 
@@ -165,7 +171,7 @@ impl<'a> Run<'a> {
                 }
                 CommEvent::Start(call) => {
                     let group = self.group_of[log][call.group];
-                    if !self.arrive(log, group, &call.request, runnable) {
+                    if !self.arrive(log, group, call, runnable) {
                         return;
                     }
                 }
@@ -179,15 +185,16 @@ impl<'a> Run<'a> {
         &mut self,
         log: usize,
         group: usize,
-        request: &'a Request,
+        logged: &'a LoggedCall,
         runnable: &mut VecDeque<usize>,
     ) -> bool {
+        let request = &logged.request;
         let progress = &mut self.progress[log];
         let event = progress.at;
         let number = progress.numbers.entry((group, request.peer)).or_default();
         let call = Call {
             log,
-            request,
+            logged,
             number: *number,
         };
         *number += 1;
@@ -197,12 +204,10 @@ impl<'a> Run<'a> {
         let key = Key::of(index.unwrap_or(0), request.peer, call.number);
         let at = self.meeting(group, key);
         self.progress[log].meetings.insert(event, at);
-        if let Some(first) = self.meetings[at].arrivals.first() {
-            let first = &first.request.fingerprint;
-            if !first.agrees_with(&request.fingerprint) {
-                self.mismatches.push((at, call));
-                return false;
-            }
+        let first = self.meetings[at].arrivals.first();
+        if first.is_some_and(|first| !first.agrees_with(&call)) {
+            self.mismatches.push((at, call));
+            return false;
         }
         let meeting = &mut self.meetings[at];
         meeting.arrivals.push(call);
@@ -258,7 +263,7 @@ impl<'a> Run<'a> {
     /// The error if one member sends another number of elements than the receiver expects.
     fn pair_mismatch(&self, meeting: &Meeting<'a>) -> Option<CommError> {
         let group = self.groups[meeting.group];
-        let pairwise = |call: &Call<'a>| match &call.request.fingerprint.counts {
+        let pairwise = |call: &Call<'a>| match &call.logged.request.fingerprint.counts {
             Counts::Pairwise { send, recv } => {
                 let index = group.index_of(self.logs[call.log].rank())?;
                 Some((index, send.clone(), recv.clone(), *call))
@@ -378,8 +383,12 @@ impl<'a> Run<'a> {
     fn site(&self, call: Call<'_>) -> CallSite {
         let ticket = Ticket {
             number: call.number,
-            request: call.request.clone(),
+            request: call.logged.request.clone(),
         };
-        CallSite::new(self.logs[call.log].rank(), &ticket)
+        let mut site = CallSite::new(self.logs[call.log].rank(), &ticket);
+        if call.logged.fused > 1 {
+            site.call = format!("{} in fuse of {}", site.call, call.logged.fused);
+        }
+        site
     }
 }

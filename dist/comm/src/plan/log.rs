@@ -33,6 +33,8 @@ pub struct LoggedCall {
     pub request: Request,
     /// The bytes of this rank's input or output, whichever is larger.
     pub bytes: u64,
+    /// The number of collectives that were fused, including this one.
+    pub fused: usize,
 }
 
 impl CommLog {
@@ -77,12 +79,8 @@ impl CommLog {
     }
 
     /// Logs a call and returns the number of the event.
-    pub(super) fn start(&mut self, group: usize, request: Request, bytes: u64) -> usize {
-        self.events.push(CommEvent::Start(LoggedCall {
-            group,
-            request,
-            bytes,
-        }));
+    pub(super) fn start(&mut self, call: LoggedCall) -> usize {
+        self.events.push(CommEvent::Start(call));
         self.events.len() - 1
     }
 

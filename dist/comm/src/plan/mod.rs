@@ -230,22 +230,40 @@ impl Communicator for PlanCommunicator {
     }
 
     fn start(&self, request: Request, operands: Operands) -> Result<Pending<Option<Tensor>>> {
+        Ok(self.log(request, operands, 1))
+    }
+
+    fn start_fused(&self, calls: Vec<(Request, Operands)>) -> Result<Vec<Pending<Option<Tensor>>>> {
+        let is_collective = |call: &&(Request, Operands)| call.0.peer.is_none();
+        let together = calls.iter().filter(is_collective).count();
+        let starts = calls.into_iter().map(|(request, operands)| {
+            let fused = if request.peer.is_none() { together } else { 1 };
+            self.log(request, operands, fused)
+        });
+        Ok(starts.collect())
+    }
+}
+
+impl PlanCommunicator {
+    fn log(&self, request: Request, operands: Operands, fused: usize) -> Pending<Option<Tensor>> {
         let input = operands.input.as_ref().map_or(0, bytes);
         let result = match operands.output {
             Output::None => None,
             Output::New(tensor) => Some(tensor.finish()),
             Output::Into(tensor) => Some(tensor),
         };
-        let bytes = input.max(result.as_ref().map_or(0, bytes));
-        let mut log = self.rank.lock();
-        let call = log.start(self.logged, request, bytes);
-        drop(log);
+        let call = self.rank.lock().start(LoggedCall {
+            group: self.logged,
+            request,
+            bytes: input.max(result.as_ref().map_or(0, bytes)),
+            fused,
+        });
 
         let rank = self.rank.clone();
-        Ok(Pending::by_host(move || {
+        Pending::by_host(move || {
             rank.lock().wait(call);
             Ok(result)
-        }))
+        })
     }
 }
 

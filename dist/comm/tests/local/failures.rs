@@ -5,6 +5,7 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use meshgrad_comm::{Collectives, CommError, Communicator, Local, LocalRank, Reduction, RunError};
+use meshgrad_mesh::Group;
 use meshgrad_runtime::{DType, Device, Error, Kind, Result, Tensor, ops};
 
 /// Runs `main` on all ranks, whose errors are expected: they do not end the world.
@@ -170,6 +171,29 @@ fn a_deadline_names_the_missing_ranks() {
         "{message}"
     );
     assert!(message.contains("but rank 2 did not start it"), "{message}");
+}
+
+/// In real time, too, both ranks of a deadlock get the same verdict.
+#[test]
+fn a_deadlock_is_an_order_inversion() {
+    let local = Local::new(2).deadline(Duration::from_millis(100));
+    let all = outcomes(&local, |rank| {
+        let mut groups = [Group::new([0, 1]).unwrap(), Group::new([1, 0]).unwrap()];
+        if rank.rank() == 1 {
+            groups.reverse();
+        }
+        for group in groups {
+            rank.connect("pair", &group)?.barrier()?.wait()?;
+        }
+        Ok(())
+    });
+    let errors: Vec<CommError> = all.into_iter().map(comm_error).collect();
+    assert_eq!(errors[0], errors[1]);
+    let CommError::OrderInversion { cycle } = &errors[0] else {
+        panic!("{}", errors[0]);
+    };
+    let waits = cycle.iter().map(|wait| (wait.call.rank, wait.waits_for));
+    assert_eq!(waits.collect::<Vec<_>>(), [(0, 1), (1, 0)]);
 }
 
 #[test]

@@ -6,6 +6,7 @@ use meshgrad_comm::{
     Collectives, CommError, CommLog, Communicator, Local, Plan, Reduction, RunError, Verdict,
     check_logs,
 };
+use meshgrad_dist::registry::Registry;
 use meshgrad_mesh::{Group, Mesh};
 use meshgrad_runtime::{DType, Device, Error, Result, ops};
 
@@ -196,6 +197,55 @@ fn representative_ranks_are_enough() {
         .into();
     let error = check_logs(&inverted).unwrap_err();
     assert!(matches!(error, CommError::OrderInversion { cycle } if cycle.len() == 4));
+}
+
+/// A collective of a fusing scope does not match one that starts alone, as in a run.
+#[test]
+fn fused_calls_are_compared() {
+    fn main(comm: &dyn Communicator, fuses: bool) -> Result<()> {
+        let x = ops::full(comm.device(), &[2], DType::F32, 1.0)?;
+        let sums = |comm: &dyn Communicator| -> Result<_> {
+            let one = comm.all_reduce(&x, Reduction::Sum)?;
+            Ok((one, comm.all_reduce(&x, Reduction::Sum)?))
+        };
+        let (one, two) = match fuses {
+            true => comm.fuse(|comm| sums(comm))?,
+            false => sums(comm)?,
+        };
+        one.wait().and(two.wait()).map(drop)
+    }
+    for fusing in [[true, true], [false, false], [true, false]] {
+        let plan = Plan::new(2).unwrap();
+        let logs = plan.trace_all(|rank| main(&rank.world(), fusing[rank.rank()]));
+        let predicted = check_logs(&logs.unwrap());
+        let local = Local::new(2).threads(1).simulated(5);
+        let actual = local.launch(|rank| main(&rank.world()?, fusing[rank.rank()]));
+        assert_eq!(predicted.is_ok(), fusing[0] == fusing[1]);
+        assert_eq!(actual.is_ok(), predicted.is_ok());
+        if let Err(error) = predicted {
+            assert_eq!(error.verdict(), Some(Verdict::Mismatch));
+            assert!(error.to_string().contains(" in fuse of 2 at "), "{error}");
+        }
+    }
+}
+
+/// A registry can create planned communicators, as it creates others.
+#[test]
+fn a_registry_shares_planned_communicators() {
+    let plan = Plan::new(4).unwrap();
+    let log = plan.trace(2, |rank| -> Result<()> {
+        let registry = Registry::new(rank.rank(), rank.clone());
+        let group = Group::new([2, 0]).map_err(Error::other)?;
+        for name in ["actor", "critic"] {
+            let share = registry.share(name, &group).map_err(Error::other)?;
+            let handle = share.handle().expect("a member of a group of two");
+            let connected = handle.connect(Duration::ZERO).map_err(Error::other)?;
+            connected.expect("ready at once").barrier()?.wait()?;
+        }
+        Ok(())
+    });
+    let log = log.unwrap();
+    assert_eq!((log.groups().len(), log.calls().count()), (1, 2));
 }
 
 #[test]
