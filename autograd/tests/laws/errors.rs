@@ -1,0 +1,78 @@
+//! Mistakes that are errors.
+
+use meshgrad_autograd::{Error, Grads, Tape, TapeError, Track, Var, checkpoint, ops};
+use meshgrad_runtime::{DType, Device};
+
+use crate::{Net, numbers};
+
+#[test]
+fn an_op_without_backward_is_an_error() {
+    let device = Device::cpu();
+    let x = numbers(&device, &[3], 1);
+    let floor = |x: &Var| ops::cast(x.value(), DType::I64)?.untracked("floor", &[x]);
+    assert!(floor(&Var::constant(x.clone())).is_ok());
+    let found = Tape::record(|| floor(&Var::input(x.clone())));
+    assert_eq!(
+        found.err(),
+        Some(Error::Tape(TapeError::NoBackward { op: "floor".into() }))
+    );
+}
+
+#[test]
+fn values_of_another_tape_are_errors() {
+    let net = Net::new();
+    let ((x, y), tape) = Tape::record(|| {
+        let x = Var::input(net.input(1));
+        let y = net.forward(&x)?;
+        Ok((x, y))
+    })
+    .unwrap();
+
+    assert!(matches!(
+        ops::square(&y),
+        Err(Error::Tape(TapeError::OtherTape { .. }))
+    ));
+    assert!(matches!(
+        Tape::record(|| ops::square(&y)),
+        Err(Error::Tape(TapeError::OtherTape { .. }))
+    ));
+    let (z, other) = Tape::record(|| net.forward(&Var::input(net.input(1)))).unwrap();
+    let mut grads = Grads::new(&net.params()).unwrap();
+    let stale = other.backward(&[(&y, net.input(2))], &mut grads);
+    assert!(matches!(
+        stale,
+        Err(Error::Tape(TapeError::OtherTape { .. }))
+    ));
+    drop((z, x));
+
+    let constant = Var::constant(net.input(1));
+    let untracked = tape.backward(&[(&constant, net.input(1))], &mut grads);
+    assert!(matches!(
+        untracked,
+        Err(Error::Tape(TapeError::NotTracked { .. }))
+    ));
+}
+
+#[test]
+fn a_tracked_value_captured_by_a_checkpoint_is_an_error() {
+    let net = Net::new();
+    let found = Tape::record(|| {
+        let x = Var::input(net.input(1));
+        let captured = ops::square(&x)?;
+        checkpoint([&x], move |[x]| Ok([ops::add(&x, &captured)?]))
+    });
+    let message = found.err().unwrap().to_string();
+    assert!(message.contains("a checkpoint is running"), "{message}");
+}
+
+#[test]
+fn gradients_of_another_shape_are_errors() {
+    let net = Net::new();
+    let (y, tape) = Tape::record(|| net.forward(&Var::input(net.input(1)))).unwrap();
+    let dy = numbers(&net.device, &[4, 5], 1);
+    let found = tape.backward(&[(&y, dy)], &mut Grads::default());
+    assert!(matches!(
+        found,
+        Err(Error::Tape(TapeError::GradientShape { .. }))
+    ));
+}

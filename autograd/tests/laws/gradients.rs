@@ -1,0 +1,184 @@
+//! What a backward pass computes, in full, split, recomputed and in parts.
+
+use meshgrad_autograd::{Grads, Init, Operand, Param, Result, Spec, Tape, Var, checkpoint, ops};
+use meshgrad_runtime::{DType, Device, Shape, Tensor};
+
+use crate::{Backward, Block, Net, checkpointed, gradients, nested, numbers, plain, scaled_first};
+
+/// Splitting the backward pass, running a part of it on another thread, and recomputing change no
+/// bit.
+#[test]
+fn split_equals_full_equals_checkpointed() {
+    // Each block is paired with a recomputed form that has the same order of ops, because gradients
+    // are summed in tape order.
+    let pairs: [(Block, Block); 2] = [(plain, checkpointed), (scaled_first, nested)];
+    for (block, recomputed) in pairs {
+        let (full, none) = gradients(Backward::Full, block);
+        assert!(none.is_empty());
+        assert_eq!(full, gradients(Backward::Full, recomputed).0);
+
+        let split = gradients(Backward::Split, block);
+        assert_eq!(full, split.0);
+        for block in [block, recomputed] {
+            assert_eq!(split, gradients(Backward::Split, block));
+            assert_eq!(split, gradients(Backward::SplitOnAnotherThread, block));
+        }
+    }
+}
+
+/// The gradients of microbatches add up to those of the whole batch.
+#[test]
+fn microbatches_add_up() {
+    let net = Net::new();
+    let (x, dy) = (net.input(1), net.input(2));
+    let run = |parts: &[std::ops::Range<usize>]| {
+        let mut grads = Grads::new(&net.params()).unwrap();
+        for part in parts {
+            let rows = |t: &Tensor| t.slice(0, part.clone()).unwrap();
+            let (y, tape) = Tape::record(|| net.forward(&Var::input(rows(&x)))).unwrap();
+            tape.backward(&[(&y, rows(&dy))], &mut grads).unwrap();
+        }
+        let all = grads.all().unwrap();
+        all.iter()
+            .flat_map(|(_, g)| g.to_vec::<f32>().unwrap())
+            .collect::<Vec<f32>>()
+    };
+    let (whole, parts) = (run(std::slice::from_ref(&(0..4))), run(&[0..1, 1..4]));
+    for (whole, parts) in whole.iter().zip(&parts) {
+        assert!(
+            (whole - parts).abs() <= 1e-5 * (1.0 + whole.abs()),
+            "{whole} {parts}"
+        );
+    }
+}
+
+#[test]
+fn several_roots_add_up() {
+    let net = Net::new();
+    let gradient = |first: bool, second: bool| {
+        let mut grads = Grads::new(&net.params()).unwrap();
+        let ((y, z), tape) = Tape::record(|| {
+            let y = net.forward(&Var::input(net.input(1)))?;
+            Ok((y.clone(), ops::square(&y)?))
+        })
+        .unwrap();
+        let (dy, dz) = (net.input(2), net.input(3));
+        let roots = [(&y, dy), (&z, dz)];
+        let used = [first, second];
+        let roots: Vec<_> = roots
+            .into_iter()
+            .zip(used)
+            .filter(|(_, w)| *w)
+            .map(|(r, _)| r)
+            .collect();
+        tape.backward(&roots, &mut grads).unwrap();
+        grads.get(&net.b).unwrap().to_vec::<f32>().unwrap()
+    };
+    let (both, one, other) = (
+        gradient(true, true),
+        gradient(true, false),
+        gradient(false, true),
+    );
+    for ((both, one), other) in both.iter().zip(&one).zip(&other) {
+        assert!((both - one - other).abs() < 1e-4, "{both} {one} {other}");
+    }
+}
+
+/// A checkpoint accepts inputs computed from a bf16 parameter only, whose gradients are accumulated
+/// in f32. The result agrees with that without a checkpoint up to bf16 rounding.
+#[test]
+fn checkpoints_accept_values_computed_from_bf16_parameters() {
+    let device = Device::cpu();
+    let spec = Spec {
+        shape: Shape::new(&[4, 8]).unwrap(),
+        dtype: DType::BF16,
+        init: Init::Normal { std: 1.0 },
+        optional: false,
+    };
+    let param = Param::with_spec("w", spec);
+    param.materialize(&device, 1).unwrap();
+    let x = ops::cast(&numbers(&device, &[4, 8], 1), DType::BF16).unwrap();
+
+    let block = |[x, w]: [Var; 2]| Ok([ops::silu(&ops::linear(&x, &w)?)?]);
+    let gradient = |recomputed: bool| {
+        let (y, tape) = Tape::record(|| {
+            let inputs = [
+                Var::constant(x.clone()),
+                ops::affine(&param.var()?, 2.0, 0.5)?,
+            ];
+            let [y] = match recomputed {
+                true => checkpoint(inputs.each_ref(), block)?,
+                false => block(inputs)?,
+            };
+            ops::affine(&y, 3.0, 0.0)
+        })
+        .unwrap();
+        let dy = ops::full(&device, y.shape(), DType::BF16, 0.25).unwrap();
+        let mut grads = Grads::new(std::slice::from_ref(&param)).unwrap();
+        tape.backward(&[(&y, dy)], &mut grads).unwrap();
+        grads.get(&param).unwrap().to_vec::<f32>().unwrap()
+    };
+    for (whole, recomputed) in gradient(false).iter().zip(gradient(true)) {
+        // The weight is an input of the checkpoint, where its gradient is bf16.
+        assert!(
+            (whole - recomputed).abs() <= whole.abs() / 128.0,
+            "{whole} {recomputed}"
+        );
+    }
+}
+
+/// A compute copy of a parameter is made once per value, and its gradient is the parameter's.
+#[test]
+fn compute_copies_share_the_parameters_gradient() {
+    let net = Net::new();
+    let copy = |param: &Param| param.var_as(DType::BF16).unwrap().value().storage_id();
+    let first = net.a.var_as(DType::BF16).unwrap();
+    assert_eq!(copy(&net.a), first.value().storage_id());
+    ops::fill_into(&net.a.value().unwrap(), 0.5).unwrap();
+    assert_eq!(
+        net.a
+            .var_as(DType::BF16)
+            .unwrap()
+            .value()
+            .to_vec::<half::bf16>()
+            .unwrap()[0]
+            .to_f32(),
+        0.5
+    );
+
+    let mut grads = Grads::new(std::slice::from_ref(&net.a)).unwrap();
+    let x = ops::cast(&net.input(1), DType::BF16).unwrap();
+    let (y, tape) =
+        Tape::record(|| ops::linear(&Var::input(x.clone()), &net.a.var_as(DType::BF16)?)).unwrap();
+    let dy = ops::cast(&net.input(2), DType::BF16).unwrap();
+    tape.backward(&[(&y, dy)], &mut grads).unwrap();
+    assert_eq!(grads.get(&net.a).unwrap().dtype(), DType::F32);
+}
+
+/// An op on tensors computes the bits of the same op on variables, and records and saves nothing.
+#[test]
+fn ops_on_tensors_are_the_ops_on_variables() {
+    let device = Device::cpu();
+    let [x, w] = [[5, 4], [3, 4]].map(|shape| numbers(&device, &shape, 3));
+    let gain = numbers(&device, &[4], 5);
+    fn network<V: Operand>(x: &V, w: &V, gain: &V) -> Result<Vec<V>> {
+        let (sum, normed) = ops::add_rms_norm(x, &ops::silu(x)?, gain, 1e-6)?;
+        let y = ops::linear(&normed, w)?;
+        let parts = ops::split(&ops::reshape(&ops::softmax(&y)?, &[15])?, &[4, 11], 0)?;
+        Ok([vec![sum, ops::concat(&[&y, &y], 1)?], parts].concat())
+    }
+
+    let (plain, tape) = Tape::record(|| network(&x, &w, &gain)).unwrap();
+    assert_eq!((tape.len(), tape.saved_bytes()), (0, 0));
+    let inputs = || [&x, &w, &gain].map(|value| Var::input(value.clone()));
+    let (recorded, tape) = Tape::record(|| {
+        let [x, w, gain] = inputs();
+        network(&x, &w, &gain)
+    })
+    .unwrap();
+    assert!(tape.len() >= 6 && tape.saved_bytes() > 0);
+    for (plain, recorded) in plain.iter().zip(&recorded) {
+        let values = |tensor: &Tensor| tensor.to_vec::<f32>().unwrap();
+        assert_eq!(values(plain), values(recorded.value()));
+    }
+}
