@@ -104,13 +104,12 @@ impl<'a, C: Communicator + ?Sized> Call<'a, C> {
         self.output(*x.shape(), x.dtype(), Some(x))
     }
 
-    /// Concatenates parts of a tensor: `x` of this member. Every member gets the result if `at_all`,
-    /// otherwise the root.
+    /// Concatenates parts of a tensor: `x` of this member. The root gets the result, or every member
+    /// if there is no root.
     pub(crate) fn gathered(
         self,
         x: &Tensor,
         rows: Rows<'_>,
-        at_all: bool,
         into: Option<&Tensor>,
     ) -> Result<Self> {
         let own = self.rows_of(x)?;
@@ -125,7 +124,7 @@ impl<'a, C: Communicator + ?Sized> Call<'a, C> {
                 (Counts::Ragged(elements(&x.shape()[1..], rows)), total)
             }
         };
-        let has_result = at_all || self.is_root();
+        let has_result = self.root.is_none() || self.is_root();
         let call = self.counts(counts);
         if let Some(into) = into {
             call.check_overlap(into, x)?;

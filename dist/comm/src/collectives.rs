@@ -62,7 +62,7 @@ pub trait Collectives: Communicator {
     #[track_caller]
     fn all_gather(&self, x: &Tensor) -> Result<Pending<Tensor>> {
         Call::of(self, Collective::AllGather)
-            .gathered(x, Rows::Equal, true, None)?
+            .gathered(x, Rows::Equal, None)?
             .start_one()
     }
 
@@ -73,7 +73,7 @@ pub trait Collectives: Communicator {
     #[track_caller]
     fn all_gather_into(&self, x: &Tensor, into: &Tensor) -> Result<Pending<Tensor>> {
         Call::of(self, Collective::AllGather)
-            .gathered(x, Rows::Equal, true, Some(into))?
+            .gathered(x, Rows::Equal, Some(into))?
             .start_one()
     }
 
@@ -84,7 +84,7 @@ pub trait Collectives: Communicator {
     #[track_caller]
     fn all_gather_rows(&self, x: &Tensor, rows: &[usize]) -> Result<Pending<Tensor>> {
         Call::of(self, Collective::AllGather)
-            .gathered(x, Rows::Of(rows), true, None)?
+            .gathered(x, Rows::Of(rows), None)?
             .start_one()
     }
 
@@ -100,7 +100,7 @@ pub trait Collectives: Communicator {
         into: &Tensor,
     ) -> Result<Pending<Tensor>> {
         Call::of(self, Collective::AllGather)
-            .gathered(x, Rows::Of(rows), true, Some(into))?
+            .gathered(x, Rows::Of(rows), Some(into))?
             .start_one()
     }
 
@@ -286,7 +286,7 @@ pub trait Collectives: Communicator {
     fn gather(&self, x: &Tensor, root: usize) -> Result<Pending<Option<Tensor>>> {
         Call::of(self, Collective::Gather)
             .root(root)?
-            .gathered(x, Rows::Equal, false, None)?
+            .gathered(x, Rows::Equal, None)?
             .start()
     }
 
@@ -303,7 +303,7 @@ pub trait Collectives: Communicator {
     ) -> Result<Pending<Option<Tensor>>> {
         Call::of(self, Collective::Gather)
             .root(root)?
-            .gathered(x, Rows::Of(rows), false, None)?
+            .gathered(x, Rows::Of(rows), None)?
             .start()
     }
 

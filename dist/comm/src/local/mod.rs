@@ -111,9 +111,9 @@ impl Local {
         self
     }
 
-    /// Makes each collective wait for all members before its call returns, so that the call itself
-    /// fails if calls differ, and groups that are used in different orders deadlock always instead
-    /// of sometimes. Sends and receives do not wait.
+    /// Makes each collective wait for all members before its call returns. The call itself then fails
+    /// if calls differ, and a program that uses groups in different orders always deadlocks, instead
+    /// of only when a rank waits at the wrong time. Sends and receives do not wait.
     pub fn strict(mut self, strict: bool) -> Local {
         self.is_strict = strict;
         self

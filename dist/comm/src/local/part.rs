@@ -42,37 +42,22 @@ impl<'a, T: Copy> Part<'a, T> {
         self.output().map_or(0, |output| output.len())
     }
 
-    /// Takes the first `count` elements of the input and, if `with_output`, of the output. `None` if
-    /// both are in one slice.
-    pub(super) fn take_front(&mut self, count: usize, with_output: bool) -> Option<Part<'a, T>> {
-        let Part::Apart { input, output } = self else {
+    /// Takes the first `count` elements of an input that is not in one slice with the output.
+    pub(super) fn take_input(&mut self, count: usize) -> Option<&'a [T]> {
+        let Part::Apart { input, .. } = self else {
             return None;
         };
-        let front = input.map(|all| {
-            let (front, rest) = all.split_at(count);
-            *input = Some(rest);
-            front
-        });
-        let written = match with_output && output.is_some() {
-            true => Some(self.take_output(count)?),
-            false => None,
-        };
-        Some(Part::Apart {
-            input: front,
-            output: written,
-        })
+        let (front, rest) = input.take()?.split_at(count);
+        *input = Some(rest);
+        Some(front)
     }
 
-    /// Takes the first `count` elements of the output, none if there is no output. `None` if it
-    /// shares a slice with the input.
+    /// Takes the first `count` elements of an output that is not in one slice with the input.
     pub(super) fn take_output(&mut self, count: usize) -> Option<&'a mut [T]> {
         let Part::Apart { output, .. } = self else {
             return None;
         };
-        let Some(all) = output.take() else {
-            return Some(&mut []);
-        };
-        let (front, rest) = all.split_at_mut(count);
+        let (front, rest) = output.take()?.split_at_mut(count);
         *output = Some(rest);
         Some(front)
     }

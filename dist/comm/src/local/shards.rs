@@ -32,10 +32,13 @@ pub(super) fn of_reductions<'a, T: Copy>(
     for (range, into) in ranges {
         for start in range.clone().step_by(SHARD) {
             let count = SHARD.min(range.end - start);
-            let members = parts.iter_mut().enumerate();
-            let fronts =
-                members.map(|(member, part)| part.take_front(count, into.contains(&member)));
-            shards.push(fronts.collect::<Option<Vec<_>>>()?);
+            let fronts = parts.iter_mut().enumerate().map(|(member, part)| {
+                let gets = into.contains(&member);
+                let output = gets.then(|| part.take_output(count)).flatten();
+                let input = part.take_input(count);
+                Part::Apart { input, output }
+            });
+            shards.push(fronts.collect());
         }
     }
     Some(shards)
@@ -64,8 +67,9 @@ pub(super) fn of_moves<'a, T: Copy>(
     let sources = sources?;
     let mut copies = Copies::new();
     for (one, source) in moves.iter().zip(sources) {
-        let front = parts[one.receiver].take_output(source.len())?;
-        copies.extend(source.chunks(SHARD).zip(front.chunks_mut(SHARD)));
+        if let Some(front) = parts[one.receiver].take_output(source.len()) {
+            copies.extend(source.chunks(SHARD).zip(front.chunks_mut(SHARD)));
+        }
     }
     Some(copies)
 }

@@ -11,7 +11,7 @@ use meshgrad_runtime::{Completion, Result};
 use super::execute::execute;
 use super::rules::Rules;
 use super::status::Status;
-use super::watch::{Collectives, Expiry, Snapshot, Watch};
+use super::watch::{Attempt, Expiry, OpenCollectives, Snapshot, Watch};
 use crate::clock::Clock;
 use crate::contribution::Arrival;
 use crate::error::{CallSite, CommError};
@@ -132,7 +132,7 @@ impl Table {
         if is_complete && let Some(late) = late {
             let error = self.straggler(key, meeting, late, now);
             drop(state);
-            let table: Arc<dyn Collectives> = self.clone();
+            let table: Arc<dyn OpenCollectives> = self.clone();
             return Err(self.world.watch.fail(key, &table, error));
         }
         let done = is_complete.then(|| state.open.remove(&key)).flatten();
@@ -158,9 +158,9 @@ impl Table {
         if begun.completion.is_complete() {
             return begun.completion.wait();
         }
-        let (world, table) = (&self.world, self.clone() as Arc<dyn Collectives>);
+        let (world, table) = (&self.world, self.clone() as Arc<dyn OpenCollectives>);
         let _waiting = world.watch.enter(begun.rank, begun.key, table.clone());
-        let (mut until, mut is_last) = (begun.until, false);
+        let (mut until, mut attempt) = (begun.until, Attempt::AtLimit);
         loop {
             if let Some(result) = clock.wait(&begun.completion, until) {
                 return result;
@@ -168,12 +168,12 @@ impl Table {
             let limit = self.deadline;
             let expired = world
                 .watch
-                .expire(begun.key, &table, &world.status, limit, is_last);
+                .expire(begun.key, &table, &world.status, limit, attempt);
             until = match expired {
                 Expiry::Extend => clock.now().checked_add(self.rules().grace(limit)),
                 Expiry::Over => None,
             };
-            is_last = true;
+            attempt = Attempt::AfterGrace;
         }
     }
 
@@ -270,7 +270,7 @@ impl Table {
 
     /// The threads for a large collective: those of this rank, and of the ranks that wait for it.
     fn threads(self: &Arc<Table>, key: Key) -> usize {
-        let table: Arc<dyn Collectives> = self.clone();
+        let table: Arc<dyn OpenCollectives> = self.clone();
         let idle = self.world.watch.waiting_in(key, &table);
         let cores = thread::available_parallelism().map_or(1, usize::from);
         (self.rules().threads * (1 + idle)).min(cores)
@@ -291,7 +291,7 @@ impl Table {
     }
 }
 
-impl Collectives for Table {
+impl OpenCollectives for Table {
     fn group(&self) -> &Group {
         &self.group
     }

@@ -11,7 +11,7 @@ use crate::hang::{Graph, Stuck};
 use crate::members::Key;
 
 /// A communicator's open collectives.
-pub(super) trait Collectives: Send + Sync {
+pub(super) trait OpenCollectives: Send + Sync {
     fn group(&self) -> &Group;
 
     /// What is known of an open collective; `None` if it is no longer open.
@@ -42,12 +42,21 @@ pub(super) struct Watch(Mutex<Vec<Waiting>>);
 struct Waiting {
     rank: usize,
     key: Key,
-    table: Arc<dyn Collectives>,
+    table: Arc<dyn OpenCollectives>,
+}
+
+/// Which of two limits of a wait is over.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Attempt {
+    /// The time limit. A missing rank that does not wait itself may only be late.
+    AtLimit,
+    /// The grace period after it.
+    AfterGrace,
 }
 
 /// What a rank does whose time is over.
 pub(super) enum Expiry {
-    /// Waits a little longer: a missing rank may only be late.
+    /// Waits for the grace period.
     Extend,
     /// The collective runs, or has failed.
     Over,
@@ -56,14 +65,19 @@ pub(super) enum Expiry {
 /// A collective that ranks wait in.
 struct Open {
     key: Key,
-    table: Arc<dyn Collectives>,
+    table: Arc<dyn OpenCollectives>,
     stuck: Stuck,
     snapshot: Snapshot,
 }
 
 impl Watch {
     /// Records that a rank waits, until the result is dropped.
-    pub(super) fn enter(&self, rank: usize, key: Key, table: Arc<dyn Collectives>) -> Leave<'_> {
+    pub(super) fn enter(
+        &self,
+        rank: usize,
+        key: Key,
+        table: Arc<dyn OpenCollectives>,
+    ) -> Leave<'_> {
         self.lock().push(Waiting {
             rank,
             key,
@@ -78,22 +92,21 @@ impl Watch {
     }
 
     /// The number of ranks that wait in a collective.
-    pub(super) fn waiting_in(&self, key: Key, table: &Arc<dyn Collectives>) -> usize {
+    pub(super) fn waiting_in(&self, key: Key, table: &Arc<dyn OpenCollectives>) -> usize {
         let waiting = self.lock();
         let is_in = |one: &&Waiting| one.key == key && Arc::ptr_eq(&one.table, table);
         waiting.iter().filter(is_in).count()
     }
 
     /// Decides why a collective did not complete within `limit`. The verdict fails it and all that
-    /// depend on the same ranks. If a rank that does not wait is missing, the verdict is left to a
-    /// second call, which is `last`.
+    /// depend on the same ranks.
     pub(super) fn expire(
         &self,
         key: Key,
-        table: &Arc<dyn Collectives>,
+        table: &Arc<dyn OpenCollectives>,
         status: &Status,
         limit: Duration,
-        last: bool,
+        attempt: Attempt,
     ) -> Expiry {
         let waiting = self.lock(); // one verdict at a time
         let open = open_collectives(&waiting);
@@ -106,16 +119,13 @@ impl Watch {
         let depends_on = graph.reachable(own);
         let found = order_inversion(&graph, &open, &depends_on)
             .or_else(|| returned(&open, &depends_on, status));
-        let (error, causes) = match found {
-            Some(found) => found,
-            None if last => match absent(&open, &depends_on, limit) {
-                Some(found) => found,
-                None => return Expiry::Extend,
-            },
-            None => {
-                table.set_late(key);
-                return Expiry::Extend;
-            }
+        let found = match attempt {
+            Attempt::AtLimit => found,
+            Attempt::AfterGrace => found.or_else(|| absent(&open, &depends_on, limit)),
+        };
+        let Some((error, causes)) = found else {
+            table.set_late(key);
+            return Expiry::Extend;
         };
         for dependent in graph.dependents(&causes) {
             open[dependent].table.fail(&error);
@@ -127,7 +137,7 @@ impl Watch {
     pub(super) fn fail(
         &self,
         key: Key,
-        table: &Arc<dyn Collectives>,
+        table: &Arc<dyn OpenCollectives>,
         error: CommError,
     ) -> CommError {
         let waiting = self.lock();
@@ -236,7 +246,7 @@ pub(super) struct Leave<'a> {
     watch: &'a Watch,
     rank: usize,
     key: Key,
-    table: Arc<dyn Collectives>,
+    table: Arc<dyn OpenCollectives>,
 }
 
 impl Drop for Leave<'_> {

@@ -7,7 +7,7 @@ use meshgrad_mesh::Group;
 
 use super::rules::Rules;
 use super::table::{Shared, Table};
-use super::watch::Collectives;
+use super::watch::OpenCollectives;
 
 /// No table is locked while its lock is held.
 pub(super) struct World {

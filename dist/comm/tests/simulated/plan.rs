@@ -199,6 +199,35 @@ fn representative_ranks_are_enough() {
     assert!(matches!(error, CommError::OrderInversion { cycle } if cycle.len() == 4));
 }
 
+/// All ranks of a world of 100,000, with transfers along a pipeline.
+#[test]
+fn every_rank_of_a_large_world_is_checked() {
+    let (stages, replicas, width) = (50, 40, 50);
+    let mesh = Mesh::new(&[stages, replicas, width], &["pp", "dp", "tp"]).unwrap();
+    let plan = Plan::new(stages * replicas * width).unwrap();
+    let logs = plan.trace_all(|rank| -> Result<()> {
+        let connect = |axis| -> Result<_> {
+            let group = mesh.group([axis], rank.rank()).map_err(Error::other)?;
+            rank.connect(&group.expect("a member"))
+                .map_err(Error::other)
+        };
+        let (pp, dp, tp) = (connect("pp")?, connect("dp")?, connect("tp")?);
+        let mut x = ops::full(rank.device(), &[8], DType::F32, 1.0)?;
+        if pp.index() > 0 {
+            x = pp.recv(&[8], DType::F32, pp.index() - 1)?.wait()?;
+        }
+        let x = tp.all_reduce(&x, Reduction::Sum)?.wait()?;
+        if pp.index() + 1 < stages {
+            pp.send(&x, pp.index() + 1)?.wait()?;
+        }
+        dp.all_reduce(&x, Reduction::Mean)?.wait().map(drop)
+    });
+    let checked = check_logs(&logs.unwrap()).unwrap();
+    assert_eq!(checked.ranks, 100_000);
+    assert_eq!(checked.collectives, stages * replicas + stages * width);
+    assert_eq!(checked.transfers, (stages - 1) * replicas * width);
+}
+
 /// A collective of a fusing scope does not match one that starts alone, as in a run.
 #[test]
 fn fused_calls_are_compared() {
