@@ -4,8 +4,10 @@ mod answer;
 mod bench;
 mod check;
 mod ckpt;
+mod comm;
 mod device;
 mod forward;
+mod launch;
 mod mesh;
 mod table;
 
@@ -58,6 +60,10 @@ enum Command {
     Ckpt(ckpt::CkptArguments),
     /// Show a parallel configuration: axes, domains, and the groups of a rank.
     Mesh(mesh::MeshArguments),
+    /// Check every collective on the ranks at hand, and measure latency and bandwidth.
+    Comm(comm::CommArguments),
+    /// Run a command as N processes, each of them a rank: `meshgrad launch -n 8 -- COMMAND`.
+    Launch(launch::LaunchArguments),
     /// Report the device and check the values and gradients of every op on it.
     Check(CheckArguments),
     /// Benchmark this machine, compared with torch.
@@ -157,6 +163,8 @@ fn dispatch(command: &Command, device: &Device) -> anyhow::Result<ExitCode> {
         Command::Ckpt(arguments) => return Ok(ckpt::ckpt(arguments, device.properties().threads)),
         Command::Bench(arguments) => return bench::bench(arguments, device),
         Command::Mesh(arguments) => return Ok(mesh::mesh(arguments)),
+        Command::Comm(arguments) => comm::comm(arguments),
+        Command::Launch(arguments) => return launch::launch(arguments),
         Command::Check(arguments) => check::check(&arguments.device.open(device)?),
     }?;
     Ok(ExitCode::SUCCESS)

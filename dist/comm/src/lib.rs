@@ -5,7 +5,9 @@
 //! - [`Plan`] moves nothing and logs what each rank communicates; [`check_logs`] finds mismatches
 //!   and deadlocks.
 //! - [`Host`] is the transport between processes, over TCP.
-//! - [`conformance`] has the checks that every transport must pass.
+//! - [`Rank`] is what ranks of all transports have in common; [`launch`] starts processes and finds
+//!   out which rank a process is.
+//! - [`conformance`] has the checks that every transport must pass; [`speed`] measures it.
 //! - [`Ticket`] identifies a collective on all members: its number, fingerprint and source line.
 //!
 //! A collective is started by every member, in the same order on each. It returns a
@@ -29,11 +31,14 @@ mod error;
 mod fuse;
 mod hang;
 mod host;
+pub mod launch;
 mod local;
 mod members;
 mod plan;
+mod rank;
 mod reduce;
 mod source_line;
+pub mod speed;
 mod ticket;
 mod uniform;
 
@@ -49,6 +54,7 @@ pub use local::{Local, LocalCommunicator, LocalConnector, LocalRank, RunError};
 pub use plan::{
     Checked, CommEvent, CommLog, LoggedCall, Plan, PlanCommunicator, PlanRank, check_logs,
 };
+pub use rank::Rank;
 pub use source_line::SourceLine;
 pub use ticket::{Collective, Counters, Counts, Fingerprint, Peer, Reduction, Request, Ticket};
 pub use uniform::Uniform;

@@ -205,7 +205,7 @@ impl Call {
         Ok(Some(self.send(parts)))
     }
 
-    /// Checks that each part has the length that this rank expects, and that pairs of members agree.
+    /// Checks that each part has the expected length, and that pairs of members agree.
     fn check_parts(&self) -> Result<(), CommError> {
         self.check_pairs()?;
         let round = &self.rounds[self.round];

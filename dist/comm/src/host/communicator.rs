@@ -169,8 +169,7 @@ impl Exchange for HostExchange {
     fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, ExchangeError> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         self.shared.gather(number, mine);
-        let deadline = Instant::now() + self.deadline;
-        let parts = self.shared.wait_gathered(number, deadline);
+        let parts = self.shared.wait_gathered(number, self.deadline);
         parts.map_err(|reason| ExchangeError { number, reason })
     }
 }

@@ -1,7 +1,7 @@
 //! The control plane: a thread of rank 0's process that all ranks are connected to.
 //!
 //! It admits ranks until the world is complete, hands out the addresses of all, gathers bytes for
-//! [`Exchange`](meshgrad_dist::registry::Exchange), and reports ranks that left or died to all others.
+//! [`Exchange`](meshgrad_dist::registry::Exchange), and reports ranks that leave or die.
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};

@@ -24,7 +24,10 @@ pub enum JoinError {
     },
 
     /// A rank outside the world.
-    #[error("rank {rank} is outside a world of {world} ranks; ranks are 0 to {}", world.saturating_sub(1))]
+    #[error(
+        "rank {rank} is outside a world of {world} ranks; ranks are 0 to {}",
+        world.saturating_sub(1)
+    )]
     OutsideWorld {
         /// The rank.
         rank: usize,
@@ -56,7 +59,8 @@ pub enum JoinError {
 
     /// The other side does not know the secret, or is another program.
     #[error(
-        "{peer} did not prove that it knows the secret: {reason}; start all ranks with the same MESHGRAD_SECRET"
+        "{peer} did not prove that it knows the secret: {reason}; start all ranks with the same \
+         MESHGRAD_SECRET"
     )]
     Secret {
         /// The other side.

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! The connecting side proves first that it knows the secret, so a stranger learns nothing but a
-//! random number. All messages have a fixed size. After the handshake, data is neither encrypted nor
-//! authenticated: the network must be trusted.
+//! random number. All messages have a fixed size. After the handshake, data is neither encrypted
+//! nor authenticated: the network must be trusted.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;

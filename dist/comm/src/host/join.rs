@@ -22,6 +22,10 @@ use super::world::{Parts, World};
 
 /// The time limit of a collective, and of joining, if none is set.
 const DEADLINE: Duration = Duration::from_secs(300);
+/// Longer time limits are shortened to this, which a clock can add.
+const LONGEST: Duration = Duration::from_secs(1 << 30);
+/// The time limit of an attempt to reach rank 0.
+const ATTEMPT: Duration = Duration::from_secs(10);
 /// The pause between attempts to reach rank 0.
 const RETRY: Duration = Duration::from_millis(50);
 
@@ -64,6 +68,14 @@ impl Host {
     /// run. Rank 0 removes it when all have joined.
     pub fn through_file(rank: usize, world: usize, path: impl Into<PathBuf>) -> Host {
         Host::at(rank, world, Meeting::File(path.into()))
+    }
+
+    /// The only rank of a world.
+    ///
+    /// # Errors
+    /// [`JoinError`] if the operating system has no random bytes.
+    pub fn alone() -> Result<Host, JoinError> {
+        Ok(Host::new(0, 1, "127.0.0.1:0", Secret::random()?))
     }
 
     fn at(rank: usize, world: usize, meeting: Meeting) -> Host {
@@ -116,7 +128,7 @@ impl Host {
             reason: error.to_string(),
         })?;
         let began = Instant::now();
-        let until = began + self.join_deadline;
+        let until = began + self.join_deadline.min(LONGEST);
 
         let mut host = self;
         let lead = match host.rank {
@@ -146,7 +158,11 @@ impl Host {
     fn lead(&mut self, until: Instant) -> Result<(Coordinator, Option<MeetingFile>), JoinError> {
         let (listener, address) = match (self.listener.take(), &self.meeting) {
             (Some(listener), _) => (listener, None),
-            (None, Meeting::At(point)) => (listen(&point.address)?, Some(point.address.clone())),
+            (None, Meeting::At(point)) => {
+                let listener = listen(&point.address)?;
+                let is_chosen = point.address.ends_with(":0"); // by the system
+                (listener, (!is_chosen).then(|| point.address.clone()))
+            }
             (None, Meeting::File(_)) => (listen("127.0.0.1:0")?, None),
         };
         let address = match address {
@@ -211,6 +227,7 @@ impl Host {
             world: self.world as u32,
             run: Run::default(),
         };
+        let until = until.min(Instant::now() + ATTEMPT);
         let mut stream = connect(&address, until).map_err(unreachable)?;
         match handshake::connect(&mut stream, &secret, claim, until) {
             Ok(()) => Ok((stream, secret)),
@@ -280,8 +297,8 @@ fn connect(address: &str, until: Instant) -> io::Result<TcpStream> {
     Err(last)
 }
 
-/// Listens at an address: at 127.0.0.1 only, or on all devices. Some systems resolve the name of the
-/// host to another loopback address.
+/// Listens at an address: at 127.0.0.1 only, or on all devices. Some systems resolve the name of
+/// the host to another loopback address.
 fn listen(address: &str) -> Result<TcpListener, JoinError> {
     let failed = |error: io::Error| JoinError::Listen {
         address: address.to_owned(),
@@ -304,4 +321,44 @@ fn listen(address: &str) -> Result<TcpListener, JoinError> {
 fn local(listener: &TcpListener) -> Result<SocketAddr, JoinError> {
     let failed = JoinError::system("the address of a socket is unknown");
     listener.local_addr().map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+
+    use super::*;
+
+    /// Data that is not a frame closes the connection, even of a process that knows the secret, and
+    /// the rank can join afterwards. So does a process that ends while it joins.
+    #[test]
+    fn garbage_of_a_rank_is_refused_and_it_can_join_again() {
+        let secret = Secret::new([7; 16]).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = local(&listener).unwrap().to_string();
+        let until = Instant::now() + Duration::from_secs(60);
+        let host = |rank| Host::new(rank, 2, address.clone(), secret.clone()).threads(1);
+        thread::scope(|scope| {
+            let lead = host(0).listener(listener);
+            let first = scope.spawn(|| lead.join().map(drop));
+            let oversized = [
+                u32::MAX.to_le_bytes(),
+                (u32::MAX ^ 0x6d67_7264).to_le_bytes(),
+            ];
+            for garbage in [
+                [0xff; 64].as_slice(),
+                &[oversized.concat(), vec![0; 8]].concat(),
+                &[],
+            ] {
+                let (mut stream, _) = host(1).attempt(until).unwrap();
+                stream.set_read_timeout(None).unwrap();
+                stream.write_all(garbage).unwrap();
+                stream.shutdown(std::net::Shutdown::Write).unwrap();
+                let closed = stream.read(&mut [0; 64]);
+                assert!(matches!(closed, Ok(0) | Err(_)), "{closed:?}");
+            }
+            assert!(host(1).join().is_ok());
+            assert_eq!(first.join().unwrap(), Ok(()));
+        });
+    }
 }

@@ -1,7 +1,7 @@
 //! The transport between processes, over TCP.
 //!
-//! Rank 0 runs the control plane ([`coordinator`]): all ranks join it, learn each other's addresses,
-//! and hear from it when a rank leaves or dies. Data goes directly between ranks. A process has a
+//! Rank 0 runs the control plane ([`coordinator`]): all ranks join it, learn each other's
+//! addresses, and hear from it when a rank leaves or dies. Data goes directly between ranks. A process has a
 //! fixed number of threads for this, whatever the number of groups: one moves data, one opens
 //! connections, and in the process of rank 0 one is the coordinator.
 //!

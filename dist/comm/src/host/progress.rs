@@ -103,11 +103,15 @@ impl Progress {
 
     fn turn(&mut self, to_open: &Sender<usize>, opened: &Receiver<Opened>) {
         let outbox = self.shared.take_outbox();
+        let is_leaving = outbox.leave;
         self.send(outbox, to_open);
         for (rank, stream) in opened.try_iter() {
             self.opened(rank, stream);
         }
         self.write();
+        if is_leaving {
+            self.leave();
+        }
         self.wait();
         self.read_control();
         let now = Instant::now();
@@ -136,10 +140,10 @@ impl Progress {
             poll.connection(connection);
         }
         let mut deadline = self.acceptor.deadline().into_iter().chain(self.until).min();
-        for outgoing in self.outgoing.values() {
+        for (rank, outgoing) in &self.outgoing {
             match outgoing {
                 Outgoing::Open(connection) => poll.connection(connection),
-                Outgoing::Lost { since, .. } if !self.shared.has_ended() => {
+                Outgoing::Lost { since, .. } if self.is_waited_for(*rank) => {
                     deadline = deadline.into_iter().chain([*since + GRACE]).min();
                 }
                 _ => {}
@@ -170,9 +174,6 @@ impl Progress {
         for frame in outbox.control {
             self.tell_coordinator(frame);
         }
-        if outbox.leave {
-            self.leave();
-        }
     }
 
     /// Says farewell when all frames are written.
@@ -194,6 +195,7 @@ impl Progress {
         let failure = self.shared.death().filter(own).map(|(_, reason)| reason);
         let sent = self.shared.sent();
         self.tell_coordinator(Message::Leave { sent, failure }.into());
+        self.write();
     }
 
     fn tell_coordinator(&mut self, frame: Frame) {
@@ -318,12 +320,14 @@ impl Progress {
                 }
                 _ => None,
             });
-        let lost = lost.find(|(rank, _)| !self.shared.has_left(*rank));
-        if let Some((rank, reason)) = lost
-            && !self.shared.has_ended()
-        {
+        if let Some((rank, reason)) = lost.find(|(rank, _)| self.is_waited_for(*rank)) {
             self.end(rank, format!("the connection to it was lost: {reason}"));
         }
+    }
+
+    /// Whether a rank neither left nor died.
+    fn is_waited_for(&self, rank: usize) -> bool {
+        !self.shared.has_ended() && !self.shared.has_left(rank)
     }
 
     fn end(&self, rank: usize, reason: String) {

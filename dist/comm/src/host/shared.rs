@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use meshgrad_runtime::Completion;
 
@@ -269,8 +269,9 @@ impl Shared {
     pub(super) fn wait_gathered(
         &self,
         number: u64,
-        deadline: Instant,
+        limit: Duration,
     ) -> Result<Vec<Vec<u8>>, String> {
+        let began = Instant::now();
         let mut state = self.lock();
         loop {
             if let Some(parts) = state.gathered.remove(&number) {
@@ -286,7 +287,7 @@ impl Shared {
             if let Some(rank) = state.left.keys().next() {
                 return Err(format!("rank {rank} left the world"));
             }
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = limit.saturating_sub(began.elapsed());
             if left.is_zero() {
                 return Err("not all ranks called it in time".to_owned());
             }

@@ -1,0 +1,358 @@
+//! Rank, world and meeting point from the variables that launchers set.
+
+use std::fmt;
+
+use super::meeting::Meeting;
+use super::variables::{EnvironmentError, Variables};
+use crate::host::{Host, World};
+
+/// How a launcher names a process's place.
+struct Names {
+    rank: &'static str,
+    world: &'static str,
+    local_rank: &'static str,
+    local_size: &'static str,
+}
+
+/// torchrun and `meshgrad launch`. Their variables also reach their processes through a scheduler
+/// that set others, for the launcher itself.
+const TORCHRUN: Names = Names {
+    rank: "RANK",
+    world: "WORLD_SIZE",
+    local_rank: "LOCAL_RANK",
+    local_size: "LOCAL_WORLD_SIZE",
+};
+
+/// All launchers, the most specific first.
+const LAUNCHERS: [Names; 4] = [
+    TORCHRUN,
+    Names {
+        rank: "OMPI_COMM_WORLD_RANK",
+        world: "OMPI_COMM_WORLD_SIZE",
+        local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
+        local_size: "OMPI_COMM_WORLD_LOCAL_SIZE",
+    },
+    Names {
+        rank: "PMI_RANK",
+        world: "PMI_SIZE",
+        local_rank: "MPI_LOCALRANKID",
+        local_size: "MPI_LOCALNRANKS",
+    },
+    Names {
+        rank: "SLURM_PROCID",
+        world: "SLURM_NTASKS",
+        local_rank: "SLURM_LOCALID",
+        local_size: "SLURM_STEP_TASKS_PER_NODE",
+    },
+];
+
+/// A process's place in its world.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Environment {
+    rank: usize,
+    world: usize,
+    local_rank: usize,
+    local_size: usize,
+    meeting: Meeting,
+}
+
+impl<F: Fn(&str) -> Option<String>> Variables<F> {
+    /// Whether torchrun or `meshgrad launch` started the process. Variables of an outer launcher
+    /// are then those of the launcher process.
+    fn is_innermost(&self, names: &Names) -> bool {
+        let started = ["TORCHELASTIC_RUN_ID", "MESHGRAD_RUN"];
+        names.rank == TORCHRUN.rank && started.iter().any(|name| self.text(name).is_some())
+    }
+
+    /// Rank and world from one launcher.
+    fn place(&self, names: &Names) -> Result<Option<(usize, usize)>, EnvironmentError> {
+        let gap = |present, missing| Err(EnvironmentError::Gap { present, missing });
+        let (rank, world) = (self.number(names.rank)?, self.number(names.world)?);
+        match (rank, world) {
+            (Some(rank), Some(world)) if rank < world => Ok(Some((rank, world))),
+            (Some(value), Some(size)) => Err(EnvironmentError::Outside {
+                name: names.rank,
+                value,
+                size_name: names.world,
+                size,
+            }),
+            // A shell in an allocation.
+            (None, Some(_)) if names.rank == "SLURM_PROCID" => Ok(None),
+            (Some(_), None) => gap(names.rank, names.world),
+            (None, Some(_)) => gap(names.world, names.rank),
+            (None, None) => Ok(None),
+        }
+    }
+
+    /// PMIx has no variable for the number of ranks, so it is not enough.
+    fn check_pmix(&self) -> Result<Option<Environment>, EnvironmentError> {
+        let (present, missing) = ("PMIX_RANK", "WORLD_SIZE");
+        match self.text(present) {
+            Some(_) => Err(EnvironmentError::Gap { present, missing }),
+            None => Ok(None),
+        }
+    }
+}
+
+impl Environment {
+    /// The place of this process; `None` if no launcher started it.
+    ///
+    /// # Errors
+    /// [`EnvironmentError`].
+    pub fn read() -> Result<Option<Environment>, EnvironmentError> {
+        Environment::from_variables(|name| std::env::var(name).ok())
+    }
+
+    /// [`Environment::read`] with other variables.
+    ///
+    /// # Errors
+    /// [`EnvironmentError`].
+    pub fn from_variables(
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<Option<Environment>, EnvironmentError> {
+        let variables = Variables(variable);
+        let mut found: Option<(&Names, usize, usize)> = None;
+        for names in &LAUNCHERS {
+            let Some((rank, world)) = variables.place(names)? else {
+                continue;
+            };
+            match found {
+                None => found = Some((names, rank, world)),
+                Some((first, first_rank, first_world)) => {
+                    check_equal(first.world, first_world, names.world, world)?;
+                    check_equal(first.rank, first_rank, names.rank, rank)?;
+                }
+            }
+            if variables.is_innermost(names) {
+                break;
+            }
+        }
+        let Some((names, rank, world)) = found else {
+            return variables.check_pmix();
+        };
+        let hosts = variables.hosts(names.local_size, names.world, world)?;
+        let local_rank = variables.number(names.local_rank)?;
+        Ok(Some(Environment {
+            rank,
+            world,
+            local_rank: local_rank.unwrap_or(rank % hosts.local_size),
+            local_size: hosts.local_size,
+            meeting: variables.meeting(world, hosts.is_one)?,
+        }))
+    }
+
+    /// The rank.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// The number of ranks.
+    pub fn world_size(&self) -> usize {
+        self.world
+    }
+
+    /// The number of this rank on its host.
+    pub fn local_rank(&self) -> usize {
+        self.local_rank
+    }
+
+    /// The number of ranks on this host, as far as it is known.
+    pub fn local_size(&self) -> usize {
+        self.local_size
+    }
+
+    /// This rank as one of the transport between processes. Its device has its share of the cores.
+    pub fn host(&self) -> Host {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let host = match &self.meeting {
+            Meeting::At { address, secret } => {
+                Host::new(self.rank, self.world, address.clone(), secret.clone())
+            }
+            Meeting::File(path) => Host::through_file(self.rank, self.world, path.clone()),
+        };
+        host.threads((cores / self.local_size).max(1))
+    }
+}
+
+impl World {
+    /// Joins as the rank that the launcher's variables say, through TCP. Without a launcher, it is
+    /// the only rank of a world.
+    ///
+    /// # Errors
+    /// [`EnvironmentError`].
+    pub fn from_env() -> Result<World, EnvironmentError> {
+        match Environment::read()? {
+            Some(environment) => Ok(environment.host().join()?),
+            None => Ok(Host::alone()?.join()?),
+        }
+    }
+}
+
+/// `rank 3 of 8, meeting at node1:29500`
+impl fmt::Display for Environment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} of {}, meeting ", self.rank, self.world)?;
+        match &self.meeting {
+            Meeting::At { address, .. } => write!(f, "at {address}"),
+            Meeting::File(path) => write!(f, "through {}", path.display()),
+        }
+    }
+}
+
+fn check_equal(
+    first: &'static str,
+    first_value: usize,
+    second: &'static str,
+    second_value: usize,
+) -> Result<(), EnvironmentError> {
+    match first_value == second_value {
+        true => Ok(()),
+        false => Err(EnvironmentError::Contradiction {
+            first,
+            first_value,
+            second,
+            second_value,
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: &str = "a secret of 16 bytes";
+
+    fn read(variables: &[(&str, &str)]) -> Result<Option<Environment>, EnvironmentError> {
+        Environment::from_variables(|name| {
+            let found = variables.iter().find(|(known, _)| *known == name);
+            found.map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    fn at(variables: &[(&str, &str)]) -> String {
+        read(variables).unwrap().unwrap().to_string()
+    }
+
+    #[test]
+    fn every_launcher_is_understood() {
+        assert_eq!(read(&[]), Ok(None));
+        assert_eq!(read(&[("SLURM_NTASKS", "4")]), Ok(None)); // a shell in an allocation
+        let meeting = [
+            ("MASTER_ADDR", "n1"),
+            ("MASTER_PORT", "29500"),
+            ("MESHGRAD_SECRET", LONG),
+        ];
+        for names in &LAUNCHERS {
+            let place = [
+                (names.rank, "3"),
+                (names.world, "8"),
+                (names.local_rank, "1"),
+                (names.local_size, "2"),
+            ];
+            let found = read(&[place.as_slice(), &meeting].concat())
+                .unwrap()
+                .unwrap();
+            assert_eq!(found.to_string(), "rank 3 of 8, meeting at n1:29500");
+            assert_eq!((found.local_rank(), found.local_size()), (1, 2));
+        }
+    }
+
+    #[test]
+    fn the_meeting_point_depends_on_the_launcher() {
+        let place = [
+            ("RANK", "1"),
+            ("WORLD_SIZE", "2"),
+            ("MESHGRAD_SECRET", LONG),
+        ];
+        let with = |more: &[(&'static str, &'static str)]| at(&[place.as_slice(), more].concat());
+        let store = [
+            ("MASTER_ADDR", "::1"),
+            ("MASTER_PORT", "29500"),
+            ("TORCHELASTIC_USE_AGENT_STORE", "True"),
+        ];
+        assert_eq!(with(&store), "rank 1 of 2, meeting at [::1]:29501");
+        let own = [store.as_slice(), &[("MESHGRAD_PORT", "7")]].concat();
+        assert_eq!(with(&own), "rank 1 of 2, meeting at [::1]:7");
+        let slurm = [
+            ("SLURM_JOB_ID", "123456"),
+            ("SLURM_STEP_NODELIST", "gpu[07-12,20]-x,login1"),
+        ];
+        assert_eq!(with(&slurm), "rank 1 of 2, meeting at gpu07-x:23456");
+
+        let file = at(&[
+            ("OMPI_COMM_WORLD_RANK", "0"),
+            ("OMPI_COMM_WORLD_SIZE", "2"),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
+            ("PMIX_NAMESPACE", "prte/7@1"),
+        ]);
+        assert!(file.contains("-prte_7_1.meeting"), "{file}");
+    }
+
+    #[test]
+    fn variables_that_do_not_fit_are_named() {
+        let error = |variables: &[(&str, &str)]| read(variables).unwrap_err().to_string();
+        let cases: [(&[(&str, &str)], &str); 9] = [
+            (
+                &[("PMIX_RANK", "1")],
+                "PMIX_RANK is set, but WORLD_SIZE is not",
+            ),
+            (&[("RANK", "1")], "RANK is set, but WORLD_SIZE is not"),
+            (&[("WORLD_SIZE", "2")], "WORLD_SIZE is set, but RANK is not"),
+            (
+                &[("RANK", "x"), ("WORLD_SIZE", "2")],
+                "RANK is `x`, which is not a number",
+            ),
+            (
+                &[("RANK", "2"), ("WORLD_SIZE", "2")],
+                "RANK is 2, but WORLD_SIZE is 2",
+            ),
+            (
+                &[
+                    ("RANK", "1"),
+                    ("WORLD_SIZE", "2"),
+                    ("PMI_RANK", "0"),
+                    ("PMI_SIZE", "2"),
+                ],
+                "RANK is 1, but PMI_RANK is 0",
+            ),
+            (
+                &[
+                    ("RANK", "1"),
+                    ("WORLD_SIZE", "2"),
+                    ("LOCAL_WORLD_SIZE", "1"),
+                    ("MASTER_ADDR", "n1"),
+                    ("MASTER_PORT", "1"),
+                ],
+                "set MESHGRAD_SECRET",
+            ),
+            (
+                &[("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "n1")],
+                "MASTER_ADDR is set, but MASTER_PORT is not",
+            ),
+            (
+                &[("RANK", "1"), ("WORLD_SIZE", "2")],
+                "set MASTER_ADDR and MASTER_PORT",
+            ),
+        ];
+        for (variables, expected) in cases {
+            let error = error(variables);
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    /// torchrun under SLURM: the variables of SLURM are those of torchrun's own process.
+    #[test]
+    fn the_inner_launcher_counts() {
+        let slurm = [("SLURM_PROCID", "1"), ("SLURM_NTASKS", "2")];
+        let torchrun = [
+            ("RANK", "9"),
+            ("WORLD_SIZE", "16"),
+            ("TORCHELASTIC_RUN_ID", "r"),
+            ("MASTER_ADDR", "n1"),
+            ("MASTER_PORT", "5"),
+            ("MESHGRAD_SECRET", LONG),
+        ];
+        let all = [slurm.as_slice(), &torchrun].concat();
+        assert_eq!(at(&all), "rank 9 of 16, meeting at n1:5");
+    }
+}

@@ -1,0 +1,162 @@
+//! Where the ranks of a world meet, from the variables of their launcher.
+
+use std::path::PathBuf;
+
+use super::variables::{EnvironmentError, Variables};
+use crate::host::Secret;
+
+/// Where the ranks meet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Meeting {
+    /// At an address, with the secret of the environment.
+    At { address: String, secret: Secret },
+    /// Through a file of this host.
+    File(PathBuf),
+}
+
+/// What is known about the hosts of a world.
+pub(super) struct HostCount {
+    pub(super) is_one: bool,
+    pub(super) local_size: usize,
+}
+
+impl<F: Fn(&str) -> Option<String>> Variables<F> {
+    /// `local` and `total` are the variables with the number of ranks of this host and of all.
+    pub(super) fn hosts(
+        &self,
+        local: &'static str,
+        total: &'static str,
+        world: usize,
+    ) -> Result<HostCount, EnvironmentError> {
+        // SLURM writes `4` or `4(x2)`; only the first is a count for all.
+        let local_size = match local.starts_with("SLURM_") {
+            true => self.text(local).and_then(|it| it.parse().ok()),
+            false => self.number(local)?,
+        };
+        if let Some(size) = local_size
+            && size > world
+        {
+            return Err(EnvironmentError::Contradiction {
+                first: local,
+                first_value: size,
+                second: total,
+                second_value: world,
+            });
+        }
+        let address = self.text("MASTER_ADDR");
+        let is_loopback = address.as_deref().is_some_and(is_loopback);
+        let is_one = world == 1 || local_size == Some(world) || is_loopback;
+        Ok(HostCount {
+            is_one,
+            local_size: local_size.unwrap_or(if is_one { world } else { 1 }).max(1),
+        })
+    }
+
+    pub(super) fn meeting(
+        &self,
+        world: usize,
+        is_one_host: bool,
+    ) -> Result<Meeting, EnvironmentError> {
+        let secret = self.text("MESHGRAD_SECRET").map(Secret::new).transpose()?;
+        let address = self.address(world)?;
+        match (address, secret) {
+            (Some(address), Some(secret)) => Ok(Meeting::At { address, secret }),
+            (_, _) if is_one_host => Ok(Meeting::File(self.file())),
+            (None, _) => Err(EnvironmentError::NoMeetingPoint { world }),
+            (Some(_), None) => Err(EnvironmentError::NoSecret { world }),
+        }
+    }
+
+    /// Where rank 0 listens, if the variables say so.
+    fn address(&self, world: usize) -> Result<Option<String>, EnvironmentError> {
+        let own_port = self.number("MESHGRAD_PORT")?;
+        let (name, port) = (self.text("MASTER_ADDR"), self.number("MASTER_PORT")?);
+        let (name, port) = match (name, own_port.or(port)) {
+            (Some(name), Some(port)) => (name, port),
+            (None, None) => return Ok(self.slurm_address()),
+            (Some(_), None) => {
+                return Err(EnvironmentError::Gap {
+                    present: "MASTER_ADDR",
+                    missing: "MASTER_PORT",
+                });
+            }
+            (None, Some(_)) if world == 1 => return Ok(None),
+            (None, Some(_)) => {
+                return Err(EnvironmentError::Gap {
+                    present: "MASTER_PORT",
+                    missing: "MASTER_ADDR",
+                });
+            }
+        };
+        // torchrun's agent listens on MASTER_PORT itself.
+        let agent = self.text("TORCHELASTIC_USE_AGENT_STORE");
+        let is_taken =
+            own_port.is_none() && agent.is_some_and(|it| it.eq_ignore_ascii_case("true"));
+        let port = match (is_taken, port) {
+            (false, port) => port,
+            (true, 65_535..) => 65_534,
+            (true, port) => port + 1,
+        };
+        let name = if name.contains(':') && !name.starts_with('[') {
+            format!("[{name}]") // an IPv6 address
+        } else {
+            name
+        };
+        Ok(Some(format!("{name}:{port}")))
+    }
+
+    /// The first host of a SLURM step, and a port named by the job.
+    fn slurm_address(&self) -> Option<String> {
+        let job: usize = self.text("SLURM_JOB_ID")?.parse().ok()?;
+        let hosts = self.text("SLURM_STEP_NODELIST")?;
+        let host = first_host(&hosts)?;
+        Some(format!("{host}:{}", 20_000 + job % 10_000))
+    }
+
+    /// The file of the run, which all its processes name alike.
+    fn file(&self) -> PathBuf {
+        let names = [
+            "MESHGRAD_RUN",
+            "TORCHELASTIC_RUN_ID",
+            "PMIX_NAMESPACE",
+            "OMPI_MCA_ess_base_jobid",
+            "PMI_JOBID",
+            "SLURM_JOB_ID",
+            "SLURM_STEP_ID",
+            "MASTER_PORT",
+        ];
+        let known: Vec<String> = names.iter().filter_map(|name| self.text(name)).collect();
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+        let run: String = known
+            .join("-")
+            .chars()
+            .map(|c| if is_plain(c) { c } else { '_' })
+            .take(120)
+            .collect();
+        let folder = self
+            .text("XDG_RUNTIME_DIR")
+            .map(PathBuf::from)
+            .filter(|it| it.is_dir());
+        let user = rustix::process::geteuid().as_raw();
+        let folder = folder.unwrap_or_else(std::env::temp_dir);
+        folder.join(format!("meshgrad-{user}-{run}.meeting"))
+    }
+}
+
+fn is_loopback(name: &str) -> bool {
+    let address = name.parse::<std::net::IpAddr>();
+    name == "localhost" || address.is_ok_and(|address| address.is_loopback())
+}
+
+/// The first host of a SLURM list such as `node[07-12,20],login1`.
+fn first_host(list: &str) -> Option<String> {
+    let end = list.find([',', '[']).unwrap_or(list.len());
+    let (name, rest) = list.split_at(end);
+    let Some(range) = rest.strip_prefix('[') else {
+        return (!name.is_empty()).then(|| name.to_owned());
+    };
+    let (inside, after) = range.split_once(']')?;
+    let first = inside.split([',', '-']).next()?;
+    let after = after.split(',').next()?;
+    Some(format!("{name}{first}{after}"))
+}

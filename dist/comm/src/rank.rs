@@ -1,0 +1,75 @@
+//! What ranks of all transports have in common.
+
+use std::sync::Arc;
+
+use meshgrad_mesh::Group;
+use meshgrad_runtime::{Device, Error, Result};
+
+use crate::communicator::Communicator;
+use crate::host::World;
+use crate::local::LocalRank;
+
+/// A rank of a world, whatever its transport: a main function that takes `&dyn Rank` runs as
+/// threads ([`Local::run`](crate::Local::run)) and as processes ([`World::from_env`]).
+pub trait Rank: Sync {
+    /// Its number, from 0.
+    fn rank(&self) -> usize;
+
+    /// The number of ranks.
+    fn world_size(&self) -> usize;
+
+    /// Its device.
+    fn device(&self) -> &Device;
+
+    /// The communicator of a group, shared with other requests for an equal group. `name`
+    /// identifies the requester in reports.
+    ///
+    /// # Errors
+    /// [`CommError::NotMember`](crate::CommError::NotMember), and errors of the transport.
+    fn connect(&self, name: &str, group: &Group) -> Result<Arc<dyn Communicator>>;
+
+    /// The communicator of all ranks.
+    ///
+    /// # Errors
+    /// As [`Rank::connect`].
+    fn world(&self) -> Result<Arc<dyn Communicator>> {
+        let all: Vec<usize> = (0..self.world_size()).collect();
+        self.connect("world", &Group::new(all).map_err(Error::other)?)
+    }
+}
+
+impl Rank for LocalRank {
+    fn rank(&self) -> usize {
+        self.rank()
+    }
+
+    fn world_size(&self) -> usize {
+        self.world_size()
+    }
+
+    fn device(&self) -> &Device {
+        self.device()
+    }
+
+    fn connect(&self, name: &str, group: &Group) -> Result<Arc<dyn Communicator>> {
+        Ok(Arc::new(self.connect(name, group)?))
+    }
+}
+
+impl Rank for World {
+    fn rank(&self) -> usize {
+        self.rank()
+    }
+
+    fn world_size(&self) -> usize {
+        self.world_size()
+    }
+
+    fn device(&self) -> &Device {
+        self.device()
+    }
+
+    fn connect(&self, name: &str, group: &Group) -> Result<Arc<dyn Communicator>> {
+        self.connect(name, group)
+    }
+}

@@ -1,0 +1,62 @@
+//! Ranks: one main function as threads of a process, and as processes of any launcher.
+//!
+//! ```text
+//! cargo run --example 09-ranks -- --ranks 8             # 8 threads; also without arguments
+//! meshgrad launch -n 8 -- target/debug/examples/09-ranks
+//! torchrun --no-python --nproc-per-node 8 target/debug/examples/09-ranks
+//! mpirun -n 8 target/debug/examples/09-ranks
+//! ```
+//!
+//! All of them print the same lines, one per rank.
+
+use meshgrad::comm::launch::Environment;
+use meshgrad::comm::{Collectives, Local, Rank, Reduction, World};
+use meshgrad::mesh::Mesh;
+use meshgrad::runtime::{Error, Result, Tensor};
+
+/// Sums over the axes of a 2 x 4 mesh.
+fn sums(rank: &dyn Rank) -> Result<String> {
+    let mesh = Mesh::new(&[2, 4], &["dp", "tp"]).map_err(Error::other)?;
+    let group = |axis: &str| -> Result<_> {
+        let group = mesh.group([axis], rank.rank()).map_err(Error::other)?;
+        Ok(group.expect("the mesh has 8 ranks"))
+    };
+    let (dp, tp) = (group("dp")?, group("tp")?);
+    let (over_dp, over_tp) = (rank.connect("dp", &dp)?, rank.connect("tp", &tp)?);
+
+    let x = Tensor::scalar(rank.device(), 1.0f32 / (rank.rank() + 1) as f32)?;
+    let dp_sum = over_dp.all_reduce(&x, Reduction::Sum)?; // starts; waits for no other rank
+    let tp_sum = over_tp.all_reduce(&x, Reduction::Sum)?.wait()?;
+    let all = over_dp.all_reduce(&tp_sum, Reduction::Sum)?.wait()?;
+
+    let bits = |x: Tensor| -> Result<String> {
+        let x = x.item::<f32>()?;
+        Ok(format!("{x:.6} ({:08x})", x.to_bits()))
+    };
+    Ok(format!(
+        "rank {}  dp {dp} {}  tp {tp} {}  all {}",
+        rank.rank(),
+        bits(dp_sum.wait()?)?,
+        bits(tp_sum)?,
+        bits(all)?
+    ))
+}
+
+fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let ranks = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["--ranks", ranks] => Some(ranks.parse()?),
+        [] if Environment::read()?.is_none() => Some(8),
+        [] => None,
+        _ => return Err("usage: 09-ranks [--ranks 8]".into()),
+    };
+    match ranks {
+        Some(ranks) => {
+            for line in Local::run(ranks, |rank| sums(rank))? {
+                println!("{line}");
+            }
+        }
+        None => println!("{}", sums(&World::from_env()?)?),
+    }
+    Ok(())
+}
