@@ -296,6 +296,13 @@ pub enum CommError {
         world: usize,
     },
 
+    /// Two logs of one rank are checked together.
+    #[error("there are two logs of rank {rank}; pass one log per rank")]
+    DuplicateLog {
+        /// The rank.
+        rank: usize,
+    },
+
     /// A group with ranks outside the world.
     #[error("{group} has rank {rank}, but the world has {world} ranks; start more ranks")]
     OutsideWorld {

@@ -103,17 +103,17 @@ impl Local {
         self
     }
 
-    /// How long a collective waits after its time limit for ranks that do not wait themselves: one
-    /// that arrives by then is reported as late ([`CommError::Straggler`]), another as missing. By
-    /// default a tenth of the limit.
+    /// How long a collective waits after its time limit for ranks that do not wait themselves. Those
+    /// that arrive by then are reported as late ([`CommError::Straggler`]), the others as missing.
+    /// By default a tenth of the limit.
     pub fn grace(mut self, grace: Duration) -> Local {
         self.grace = Some(grace);
         self
     }
 
-    /// Makes each collective wait for all members before its call returns. The call itself then fails
-    /// if calls differ, and a program that uses groups in different orders always deadlocks, instead
-    /// of only when a rank waits at the wrong time. Sends and receives do not wait.
+    /// Makes each collective wait for all members before its call returns. The call itself then
+    /// fails if calls differ, and a program that uses groups in different orders always deadlocks,
+    /// instead of only when a rank waits at the wrong time. Sends and receives do not wait.
     pub fn strict(mut self, strict: bool) -> Local {
         self.is_strict = strict;
         self

@@ -42,10 +42,15 @@ impl fmt::Display for Checked {
 /// forever. One log per rank; members without a log are assumed to take part in everything.
 ///
 /// # Errors
-/// What the ranks would fail with: [`CommError::Mismatch`] or [`CommError::PairCounts`] of the
+/// [`CommError::DuplicateLog`]. What the ranks would fail with: [`CommError::Mismatch`] or [`CommError::PairCounts`] of the
 /// first call that differs, [`CommError::Returned`] if a rank ends without starting what others
 /// wait for, [`CommError::OrderInversion`] with the smallest cycle.
 pub fn check_logs(logs: &[CommLog]) -> Result<Checked, CommError> {
+    let mut ranks: Vec<usize> = logs.iter().map(CommLog::rank).collect();
+    ranks.sort_unstable();
+    if let Some(pair) = ranks.windows(2).find(|pair| pair[0] == pair[1]) {
+        return Err(CommError::DuplicateLog { rank: pair[0] });
+    }
     let mut run = Run::new(logs);
     run.finish_all();
     match run.first_mismatch() {

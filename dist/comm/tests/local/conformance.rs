@@ -1,7 +1,7 @@
 //! Every check, on worlds of several sizes, for all dtypes.
 
 use meshgrad_comm::{Local, LocalCommunicator, LocalRank, conformance};
-use meshgrad_mesh::{Channel, Group};
+use meshgrad_mesh::{Channel, Group, Hosts, LinkCosts};
 use meshgrad_runtime::{DType, Result};
 
 fn run(
@@ -40,6 +40,26 @@ fn large_collectives_conform() {
         checked.map_err(|error| error.to_string())
     });
     results.unwrap();
+}
+
+/// Strict mode, simulated time and links change when a collective completes, not its result.
+#[test]
+fn settings_do_not_change_results() {
+    let local = Local::new(3).threads(1);
+    let links = local.clone().links(LinkCosts::default(), Hosts::Uniform(2));
+    let settings = [
+        local.clone().strict(true),
+        local.clone().simulated(1),
+        links.clone(),
+        links.strict(true).simulated(2),
+    ];
+    for local in settings {
+        let results = local.launch(|rank| {
+            let comm = rank.world().map_err(|error| error.to_string())?;
+            conformance::check(&comm, &[0, 5]).map_err(|error| error.to_string())
+        });
+        results.unwrap_or_else(|error| panic!("{local:?}: {error}"));
+    }
 }
 
 /// The order of a group is that of its results, whatever the ranks.

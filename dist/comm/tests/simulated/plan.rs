@@ -292,6 +292,9 @@ fn invalid_ranks_and_groups_are_errors() {
         assert_eq!((rank.world().size(), rank.world_size()), (4, 4));
         Ok(())
     });
-    assert!(log.unwrap().events().is_empty());
+    let log = log.unwrap();
+    assert!(log.events().is_empty());
+    let error = check_logs(&[log.clone(), log]).unwrap_err();
+    assert_eq!(error, CommError::DuplicateLog { rank: 1 });
     assert!(Plan::new(0).is_err());
 }
