@@ -158,8 +158,8 @@ fn gradient(config: &Config, device: &Device) -> Vec<f64> {
     all.iter().flat_map(values).map(f64::from).collect()
 }
 
-/// The gradient in bf16 has about the same angle to the CPU's f32 gradient as the CPU's bf16
-/// gradient, and the same norm.
+/// The GPU's bf16 gradient is at most twice as far (in 1 - cos) from the CPU's f32 gradient as the
+/// CPU's bf16 gradient is, and has the f32 gradient's norm to 1 %.
 #[test]
 fn bf16_gradients_agree_with_the_cpu() {
     let exact = gradient(&config(&[]), &Device::cpu());
@@ -210,8 +210,8 @@ fn backward(model: &Qwen3, ids: &Tensor, dtype: DType, grads: &mut Grads) -> Los
     loss
 }
 
-/// A run started on the CPU and resumed on a GPU, or the reverse, has the losses of a run on one
-/// device.
+/// A run started on the CPU and resumed on a GPU, or the reverse, has the losses of a run on the
+/// CPU, to 1e-4.
 #[test]
 fn runs_move_between_devices() {
     let config = config(&["train.steps=4"]);

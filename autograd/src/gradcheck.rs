@@ -26,7 +26,7 @@ impl Default for Tolerance {
 
 /// Compares the gradients of `function` at `inputs` with central differences. The gradients are
 /// computed twice: for inputs by a split backward and for parameters by a full one. Both must be
-/// equal bit for bit.
+/// equal; a zero may differ in sign.
 ///
 /// Each output is weighted by fixed numbers, so that all are checked together.
 ///

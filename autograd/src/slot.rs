@@ -18,7 +18,7 @@ pub(crate) enum Dep {
     Input,
 }
 
-/// An input of a record, to which a gradient flows.
+/// An input of a record: where its gradient goes, if anywhere.
 #[derive(Clone)]
 pub(crate) struct Edge {
     pub(crate) node: Node,

@@ -56,7 +56,7 @@ impl Tape {
         Ok((result?, recorder.tape))
     }
 
-    /// Bytes of the tensors that ops saved on this tape. Each storage counts once, parameters do
+    /// Bytes of the tensors that ops saved on this tape. Each storage counts once; parameters do
     /// not count.
     pub fn saved_bytes(&self) -> usize {
         let storages: HashMap<usize, usize> = self.saved.iter().copied().collect();
@@ -234,8 +234,8 @@ fn other_tape(var: &Var, id: ValueId, recorder: Option<&Recorder>) -> Error {
     .into()
 }
 
-/// Adds a record with `outputs` outputs, computed from `inputs`, that depend at least on
-/// `at_least`. Returns the first output, or `None` if nothing needs to be recorded.
+/// Adds a record with `outputs` outputs, computed from `inputs`. Their [`Dep`] is the largest of
+/// the inputs', and at least `at_least`. Returns the first output, or `None` if nothing needs to be recorded.
 pub(crate) fn record(
     outputs: usize,
     inputs: &[&Var],

@@ -66,8 +66,8 @@ pub trait Track: Sized {
     /// in this tensor's dtype, and a [`Slot`] for the gradient of each input.
     ///
     /// [`Tape::backward`](crate::Tape::backward) calls `backward` once. A split backward calls it
-    /// once for inputs and, if weights need gradients, once more for weights. It captures what it
-    /// needs through [`Save::save`](crate::Save::save).
+    /// once for inputs and, if weights need gradients, once more for weights. The closure captures
+    /// what it needs through [`Save::save`](crate::Save::save).
     ///
     /// # Errors
     /// [`TapeError::OtherTape`] when an input belongs to another tape.
@@ -78,8 +78,8 @@ pub trait Track: Sized {
     ) -> Result<V>;
 
     /// As [`Track::tracked`], for a linear op, whose backward accepts any gradient dtype. The
-    /// gradient of a value that depends only on parameters is passed as accumulated, f32 for bf16,
-    /// so it is not rounded on the way to the parameters.
+    /// gradient of a value that depends only on parameters is passed in the dtype in which it was
+    /// accumulated (f32 for bf16), so it is not rounded on the way to the parameters.
     ///
     /// # Errors
     /// As [`Track::tracked`].
@@ -92,7 +92,7 @@ pub trait Track: Sized {
     /// This tensor as the result of an op without a gradient.
     ///
     /// # Errors
-    /// [`TapeError::NoBackward`] when an input is tracked.
+    /// [`TapeError::NoBackward`] when an input is tracked and a tape records.
     fn untracked<V: Operand>(self, op: &str, inputs: &[&V]) -> Result<V>;
 }
 

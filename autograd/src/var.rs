@@ -41,7 +41,7 @@ impl Var {
         Var::new(value, Node::Constant)
     }
 
-    /// The value. Using it outside of an op stops the gradient.
+    /// The value. Ops on this tensor are not recorded, so they stop the gradient.
     pub fn value(&self) -> &Tensor {
         &self.value
     }
@@ -61,7 +61,7 @@ impl Var {
         self.value.dtype()
     }
 
-    /// Whether a gradient flows to it: it is a parameter, an input, or was computed from one while
+    /// Whether a gradient flows to it: it is a parameter that is not frozen, an input, or was computed from one while
     /// a tape records.
     pub fn is_tracked(&self) -> bool {
         !matches!(self.node, Node::Constant)

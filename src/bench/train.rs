@@ -111,7 +111,7 @@ impl Train {
         println!("|---|---|---|---|---|---|");
         let mut findings = Findings::default();
         for train in &shapes.train {
-            // Models that do not fit together are timed one after the other.
+            // Implementations that do not fit into memory together are timed one after the other.
             let together = if train.alone {
                 1
             } else {
@@ -130,10 +130,7 @@ impl Train {
         finish(&self.options, report, findings.versions)?;
         match findings.errors.is_empty() {
             true => Ok(()),
-            false => bail!(
-                "{} implementations failed; see above",
-                findings.errors.len()
-            ),
+            false => bail!("failures: {}; see above", findings.errors.len()),
         }
     }
 

@@ -190,7 +190,12 @@ impl View {
             writeln!(f, "  singleton groups: {}", singletons.join(", "))?;
         }
         let (groups, communicators) = (self.groups.len(), self.distinct_communicators);
-        writeln!(f, "\n{groups} groups, {communicators} communicators")
+        let of = |count: usize, what: &str| match count {
+            1 => format!("1 {what}"),
+            _ => format!("{count} {what}s"),
+        };
+        let (groups, communicators) = (of(groups, "group"), of(communicators, "communicator"));
+        writeln!(f, "\n{groups}, {communicators}")
     }
 }
 

@@ -1,7 +1,8 @@
-//! Ops: on [`Var`](crate::Var)s, which record them, and on [`Tensor`](meshgrad_runtime::Tensor)s.
+//! Ops on [`Var`](crate::Var)s, which are recorded on the tape, and on
+//! [`Tensor`](meshgrad_runtime::Tensor)s, which are not.
 //!
-//! Each op with a gradient computes with [`meshgrad_runtime::ops`] and declares what its backward
-//! saves; these are listed below by name. All other ops of the runtime are re-exported: those
+//! Each op with a gradient computes with [`meshgrad_runtime::ops`] and declares what it saves for
+//! backward; these are listed below by name. All other ops of the runtime are re-exported: those
 //! without a gradient, and those that compute gradients.
 
 mod attention;

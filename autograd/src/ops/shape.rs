@@ -1,4 +1,5 @@
-//! Views, copies and casts. Their gradients are the inverse views, copies and casts.
+//! Views, copies and casts. Their gradients are the inverse views, copies and casts; that of a
+//! broadcast is a sum.
 
 use std::ops::Range;
 

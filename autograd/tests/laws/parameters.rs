@@ -54,7 +54,7 @@ fn frozen_parameters_are_constants() {
     let (all, saved) = run(&net.params());
     net.a.freeze();
     assert!(net.a.clone().is_frozen() && !net.a.var().unwrap().is_tracked());
-    let (frozen, less) = run(&[net.b.clone()]);
+    let (frozen, less) = run(std::slice::from_ref(&net.b));
     assert_eq!(all, frozen);
     assert!(less < saved, "{less} of {saved} bytes");
 

@@ -168,8 +168,8 @@ impl Bound {
         Bound::new(self.stages.clone(), next, binding, allowed)
     }
 
-    /// The inverse map: computes the tensors that were read from the outputs. Dtypes are not
-    /// converted back.
+    /// The inverse map: from the outputs, it computes the tensors that this map reads. Dtypes are
+    /// not converted back.
     ///
     /// Before returning, this checks element by element that a round trip in either direction
     /// changes nothing. Outputs produced from the same source must be equal; they are in

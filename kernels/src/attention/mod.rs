@@ -102,7 +102,7 @@ mod tests {
             Form::CudaCores(_) => 70,
         };
         Problem {
-            extents: Extents::new([2, 100, 130], [6, 2], head_dim).unwrap(),
+            extents: Extents::new([2, 100, 130], [6, 2], head_dim, 0).unwrap(),
             causal: true,
             window: None,
             sequences: Sequences::Rows,
@@ -152,12 +152,18 @@ mod tests {
 
     #[test]
     fn extents_are_limited() {
-        let keys = |keys| Extents::new([1, 1, keys], [1, 1], 64);
+        let keys = |keys| Extents::new([1, 1, keys], [1, 1], 64, 0);
         assert!(keys(1 << 24).is_ok());
         assert!(keys((1 << 24) + 1).is_err());
         assert!(
-            Extents::new([1 << 20, 1 << 20, 1], [64, 64], 64).is_err(),
+            Extents::new([1 << 20, 1 << 20, 1], [64, 64], 64, 0).is_err(),
             "too many tiles"
+        );
+        let packed = |count| Extents::new([1, 64, 64], [1, 1], 64, count);
+        assert!(packed(1 << 20).is_ok());
+        assert!(
+            packed(1 << 28).is_err(),
+            "too many tiles of packed sequences"
         );
     }
 }

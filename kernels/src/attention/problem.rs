@@ -48,7 +48,8 @@ pub struct Extents {
 }
 
 impl Extents {
-    /// The extents \[B, T, S\], the numbers of heads \[H, G\], and D. H is a multiple of G.
+    /// The extents \[B, T, S\], the numbers of heads \[H, G\], D, and the number of packed sequences
+    /// (0 if rows are not packed). H is a multiple of G.
     ///
     /// # Errors
     /// [`Error::Extent`] for more than 2^28 queries, 2^24 keys or 2^20 features, and for more than
@@ -57,6 +58,7 @@ impl Extents {
         [batch, queries, keys]: [usize; 3],
         [heads, kv_heads]: [usize; 2],
         head_dim: usize,
+        packed: usize,
     ) -> Result<Extents> {
         let extents = Extents {
             batch: within("batch rows", batch, u32::MAX)?,
@@ -66,8 +68,11 @@ impl Extents {
             kv_heads: within("key heads", kv_heads, u32::MAX)?,
             head_dim: within("head dim", head_dim, 1 << 20)?,
         };
-        // Packed sequences need up to one more tile each, so this counts twice the tiles.
-        let rows = queries.max(keys).div_ceil(ROWS_PER_CTA as usize) * 2 + 2;
+        // A packed sequence can end within a tile, so each takes up to one more.
+        let rows = queries
+            .max(keys)
+            .div_ceil(ROWS_PER_CTA as usize)
+            .saturating_add(packed);
         let columns = head_dim.div_ceil(ROWS_PER_CTA as usize);
         let tiles = [batch, heads, columns]
             .into_iter()

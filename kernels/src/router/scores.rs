@@ -12,16 +12,16 @@ pub(super) struct Scores<'a, 'k> {
     pub(super) experts: U32<'k>,
 }
 
-/// An expert and its rank, an integer in the order of the scores; rank 0 means no expert.
+/// An expert and its key, an integer that sorts like the score; 0 means no expert.
 #[derive(Clone, Copy)]
 pub(super) struct Candidate<'k> {
-    pub(super) rank: U32<'k>,
+    pub(super) key: U32<'k>,
     pub(super) expert: U32<'k>,
 }
 
 /// The best candidate of a lane so far.
 pub(super) struct ArgReduce<'k> {
-    rank: Variable<'k, u32>,
+    key: Variable<'k, u32>,
     expert: Variable<'k, u32>,
 }
 
@@ -29,7 +29,7 @@ impl<'k> ArgReduce<'k> {
     #[track_caller]
     pub(super) fn new(k: &'k Kernel) -> ArgReduce<'k> {
         ArgReduce {
-            rank: k.var(0u32),
+            key: k.var(0u32),
             expert: k.var(0u32),
         }
     }
@@ -38,9 +38,9 @@ impl<'k> ArgReduce<'k> {
     /// the first is kept.
     #[track_caller]
     pub(super) fn offer(&self, candidate: Candidate<'k>, condition: Option<Pred<'k>>) {
-        let better = candidate.rank.gt(*self.rank);
+        let better = candidate.key.gt(*self.key);
         let better = condition.map_or(better, |condition| better & condition);
-        self.rank.set(better.select(candidate.rank, *self.rank));
+        self.key.set(better.select(candidate.key, *self.key));
         self.expert
             .set(better.select(candidate.expert, *self.expert));
     }
@@ -50,17 +50,17 @@ impl<'k> ArgReduce<'k> {
     #[track_caller]
     pub(super) fn of_group(&self, lanes: u32) -> Candidate<'k> {
         let own = Candidate {
-            rank: self.rank.get(),
+            key: self.key.get(),
             expert: self.expert.get(),
         };
         let distances = (0..lanes.trailing_zeros()).map(|bit| 1 << bit);
         distances.fold(own, |best, distance| {
-            let rank = best.rank.shuffle_xor(distance);
+            let key = best.key.shuffle_xor(distance);
             let expert = best.expert.shuffle_xor(distance);
-            let lower = rank.equals(best.rank) & expert.lt(best.expert);
-            let better = rank.gt(best.rank) | lower;
+            let lower = key.equals(best.key) & expert.lt(best.expert);
+            let better = key.gt(best.key) | lower;
             Candidate {
-                rank: better.select(rank, best.rank),
+                key: better.select(key, best.key),
                 expert: better.select(expert, best.expert),
             }
         })
@@ -121,7 +121,7 @@ impl<'k> Access<'k> {
                 Some(bias) => probability + bias[i as usize],
             };
             Candidate {
-                rank: self.exists.select(rank_of(score), 0),
+                key: self.exists.select(key_of(score), 0),
                 expert: self.first + i,
             }
         };
@@ -129,9 +129,9 @@ impl<'k> Access<'k> {
     }
 }
 
-/// An integer above 0 in the order of the scores. NaN gives the largest; both zeros give the same.
+/// An integer above 0 that sorts like the score. NaN gives the largest; both zeros give the same.
 #[track_caller]
-fn rank_of(score: F32<'_>) -> U32<'_> {
+fn key_of(score: F32<'_>) -> U32<'_> {
     // The bits of positive floats sort like the floats; those of negative floats in reverse.
     let bits = score.equals(0.0).select(0.0, score).to_bits();
     let all_or_sign = (bits.signed() >> 31).unsigned() | 0x8000_0000;

@@ -8,7 +8,7 @@ use crate::assembler::{
 use crate::dtype::Dtype;
 use crate::lane_group::{Group, Tile};
 
-/// Maximum experts per lane whose ranks stay in registers.
+/// Maximum experts per lane whose keys stay in registers.
 const EXPERTS_OF_LANE: u32 = 16;
 
 /// The K best experts of each token, in descending order, and their weights.
@@ -99,7 +99,7 @@ impl Variant for RouterTopK {
     }
 }
 
-/// Ranks of a row in registers. A chosen expert's rank is set to 0.
+/// Keys of a row in registers. The key of a chosen expert is set to 0.
 struct InRegisters<'k> {
     k: &'k Kernel,
     ranked: Vec<(Variable<'k, u32>, U32<'k>)>,
@@ -116,24 +116,24 @@ impl<'k> InRegisters<'k> {
         let ranked = loaded.iter().flat_map(Access::candidates);
         InRegisters {
             k,
-            ranked: ranked.map(|it| (k.var(it.rank), it.expert)).collect(),
+            ranked: ranked.map(|it| (k.var(it.key), it.expert)).collect(),
         }
     }
 
     #[track_caller]
     fn best(&self) -> ArgReduce<'k> {
         let best = ArgReduce::new(self.k);
-        for (rank, expert) in &self.ranked {
-            let (rank, expert) = (**rank, *expert);
-            best.offer(Candidate { rank, expert }, None);
+        for (key, expert) in &self.ranked {
+            let (key, expert) = (**key, *expert);
+            best.offer(Candidate { key, expert }, None);
         }
         best
     }
 
     #[track_caller]
     fn remove(&self, chosen: Candidate<'k>) {
-        for (rank, expert) in &self.ranked {
-            rank.set(expert.equals(chosen.expert).select(0, **rank));
+        for (key, expert) in &self.ranked {
+            key.set(expert.equals(chosen.expert).select(0, **key));
         }
     }
 }
@@ -142,8 +142,8 @@ impl<'k> InRegisters<'k> {
 /// in descending order.
 struct InMemory<'a, 'k> {
     scores: &'a Scores<'a, 'k>,
-    last_rank: Variable<'k, u32>,
-    /// Among experts of rank `last_rank`, those from this index on are left.
+    last_key: Variable<'k, u32>,
+    /// Among experts of key `last_key`, those from this index on are left.
     next: Variable<'k, u32>,
 }
 
@@ -153,7 +153,7 @@ impl<'a, 'k> InMemory<'a, 'k> {
         let k = scores.group.k;
         InMemory {
             scores,
-            last_rank: k.var(u32::MAX),
+            last_key: k.var(u32::MAX),
             next: k.var(0u32),
         }
     }
@@ -164,9 +164,9 @@ impl<'a, 'k> InMemory<'a, 'k> {
         self.scores.group.for_accesses(1, |accesses| {
             let (first, inside) = accesses[0];
             for candidate in self.scores.load(first, inside).candidates() {
-                let equal = candidate.rank.equals(*self.last_rank);
+                let equal = candidate.key.equals(*self.last_key);
                 let left = equal & candidate.expert.ge(*self.next);
-                let left = left | candidate.rank.lt(*self.last_rank);
+                let left = left | candidate.key.lt(*self.last_key);
                 best.offer(candidate, Some(left));
             }
         });
@@ -175,7 +175,7 @@ impl<'a, 'k> InMemory<'a, 'k> {
 
     #[track_caller]
     fn remove(&self, chosen: Candidate<'k>) {
-        self.last_rank.set(chosen.rank);
+        self.last_key.set(chosen.key);
         self.next.set(chosen.expert + 1);
     }
 }

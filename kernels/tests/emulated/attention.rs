@@ -197,6 +197,10 @@ impl<'a> Run<'a> {
             [case.batch, case.queries, case.keys],
             [case.heads, case.kv_heads],
             case.head_dim,
+            match &case.standing {
+                Standing::Packed(of_q, _) => of_q.len() - 1,
+                _ => 0,
+            },
         );
         let narrow = |list: &[i64]| Integers {
             address: {

@@ -366,7 +366,7 @@ fn batches(sides: &Sides) {
                 strides: [it.apart, of_head, of_head],
             });
             let problem = Problem {
-                extents: Extents::new([2, count, count], [1, 1], head_dim).unwrap(),
+                extents: Extents::new([2, count, count], [1, 1], head_dim, 0).unwrap(),
                 causal: true,
                 window: None,
                 sequences: Sequences::Rows,

@@ -67,6 +67,14 @@ impl Called {
         })
     }
 
+    /// The number of packed sequences; 0 if rows are not packed.
+    fn packed_sequences(&self) -> usize {
+        match &self.lists {
+            Some([cu_seqlens_q, _]) if self.packed => cu_seqlens_q.elements() - 1,
+            _ => 0,
+        }
+    }
+
     /// Extents, mask and scale for a launch.
     fn problem(&self, gpu: &Launcher<'_>) -> Result<Problem> {
         let shape = &self.shape;
@@ -74,6 +82,7 @@ impl Called {
             [shape.batch, shape.queries, shape.keys],
             [shape.heads, shape.kv_heads],
             shape.head_dim,
+            self.packed_sequences(),
         );
         let sequences = match &self.lists {
             None => Sequences::Rows,
@@ -84,7 +93,7 @@ impl Called {
                     true => Sequences::Packed {
                         cu_seqlens_q: of_queries,
                         cu_seqlens_k: of_keys,
-                        count: queries.elements() as u32 - 1,
+                        count: self.packed_sequences() as u32,
                     },
                     false => Sequences::Cached {
                         q_offset: of_queries,

@@ -19,7 +19,7 @@ use super::values::{Statistics, Workers, statistics};
 use super::{parse_glob, warn};
 use crate::answer::Answer;
 
-/// Up to this many tensors selected by name are listed individually.
+/// If at most this many tensors are selected by name, each is listed individually.
 const MAX_LISTED: usize = 32;
 
 #[derive(clap::Args)]

@@ -31,7 +31,7 @@ pub(super) enum Start {
 pub(super) enum Order {
     /// Row i starts at `i * stride`.
     Rows { stride: usize },
-    /// Unit p of all rows of a tile starts at `p * tile().rows`.
+    /// The p-th units of all rows of a tile are consecutive, from `p * tile().rows`.
     Depth,
 }
 
@@ -84,7 +84,7 @@ pub(super) trait Kernel: Copy + Send + Sync {
         stride: usize,
     ) -> Order;
 
-    /// Packs B transposed, [at most tile().cols, depth].
+    /// Packs columns of B, given as the rows of B transposed: [at most tile().cols, depth].
     fn pack_b(self, cols: MatrixRef<'_, Self::Input>, panel: &mut [Self::Packed]);
 
     /// Adds the product of rows of A and a panel of B to `sums`, a row-major tile of accumulators.
