@@ -5,6 +5,7 @@
 //! - [`mesh`]: layouts of ranks, device meshes, shardings. Pure values, no communication.
 //! - [`dist`]: parallel configurations, and the groups and communicators that they need.
 //! - [`comm`]: collectives on tensors between the ranks of a group: threads, or processes over TCP.
+//! - [`kernels`]: a PTX macro-assembler, for kernels of your own.
 //! - [`runtime`]: devices, memory, dtypes, tensors and the ops on them.
 //! - [`autograd`]: the tape, parameters, and differentiable ops.
 //! - [`opcheck`]: cases of every differentiable op, checked on your device.
@@ -12,6 +13,14 @@
 //! - [`load`]: loads regions of a checkpoint into tensors on the CPU and on GPUs.
 //! - [`models`]: Qwen3, dense and mixture-of-experts, as plain structs.
 //! - [`train`]: data, optimizer, schedule, and the parts of the training loop.
+//!
+//! | feature | adds |
+//! |---|---|
+//! | `cli` (default) | the program `meshgrad`, and the three below |
+//! | `plots` | `loss.svg` of a run |
+//! | `progress` | progress that is redrawn on a terminal |
+//! | `tokenizers` | BPE and `tokenizer.json`; without it, text is trained on as bytes |
+//! | `emulator` | builds the emulator's library, which [`runtime::Device::emulator`] opens |
 //!
 //! ```
 //! use meshgrad::prelude::*;
@@ -35,6 +44,7 @@ pub use meshgrad_autograd as autograd;
 pub use meshgrad_ckpt as ckpt;
 pub use meshgrad_comm as comm;
 pub use meshgrad_dist as dist;
+pub use meshgrad_kernels as kernels;
 pub use meshgrad_load as load;
 pub use meshgrad_mesh as mesh;
 pub use meshgrad_models as models;

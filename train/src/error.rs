@@ -1,11 +1,13 @@
 //! The error of this crate.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use crate::config::ConfigError;
 use crate::corpus::CorpusError;
 use crate::metrics::MetricsError;
 use crate::optim::OptimError;
+#[cfg(feature = "plots")]
 use crate::plot::PlotError;
 use crate::run_folder::RunFolderError;
 use crate::sampler::SamplerError;
@@ -17,7 +19,7 @@ use crate::tokens::TokensError;
 pub type Result<T, E = TrainError> = std::result::Result<T, E>;
 
 /// An error of training. Errors of a part keep the message of that part.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum TrainError {
     /// The configuration cannot be read or is invalid.
@@ -39,6 +41,7 @@ pub enum TrainError {
     #[error(transparent)]
     Metrics(#[from] MetricsError),
     /// `loss.svg` cannot be drawn.
+    #[cfg(feature = "plots")]
     #[error(transparent)]
     Plot(#[from] PlotError),
     /// The run folder cannot be used.
@@ -133,6 +136,13 @@ pub enum TrainError {
         /// The newest checkpoint.
         checkpoint: Option<PathBuf>,
     },
+}
+
+/// As the message, which is what an error returned from `main` shows.
+impl fmt::Debug for TrainError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 fn last_good(checkpoint: Option<&Path>) -> String {

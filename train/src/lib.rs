@@ -29,6 +29,7 @@ pub mod events;
 pub mod generate;
 pub mod metrics;
 pub mod optim;
+#[cfg(feature = "plots")]
 pub mod plot;
 pub mod qwen3;
 pub mod report;

@@ -1,17 +1,25 @@
 //! The output of a run: a header, a progress line, and messages in between.
 //!
-//! On a terminal the progress line stays at the bottom and is redrawn every step; elsewhere one
+//! On a terminal, with the feature `progress`, the progress line stays at the bottom and is redrawn every step; elsewhere one
 //! line is printed per interval. Color is used only on a terminal, and only if `NO_COLOR` is not
 //! set (no-color.org). This module measures nothing.
 
+#[cfg(feature = "progress")]
+mod bar;
+#[cfg(not(feature = "progress"))]
+#[path = "report/no_bar.rs"]
+mod bar;
 pub mod format;
+#[cfg(feature = "progress")]
+mod loading;
+#[cfg(not(feature = "progress"))]
+#[path = "report/no_loading.rs"]
 mod loading;
 
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-
+use bar::Bar;
 pub use loading::with_loading_bar;
 
 use crate::metrics::Record;
@@ -148,7 +156,7 @@ pub fn eta(elapsed: Duration, done: u64, total: u64) -> Option<Duration> {
 
 /// Writes the output of a run.
 pub struct Reporter {
-    bar: Option<ProgressBar>,
+    bar: Option<Bar>,
     color: bool,
     every: u64,
 }
@@ -160,14 +168,7 @@ impl Reporter {
         let is_terminal = std::io::stdout().is_terminal();
         let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
 
-        let bar = is_terminal.then(|| {
-            let bar =
-                ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stdout_with_hz(10));
-            // The text shows the progress; a drawn bar would push its end off the line.
-            let style = ProgressStyle::with_template("{wide_msg}");
-            bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-            bar
-        });
+        let bar = is_terminal.then(|| Bar::new(steps)).flatten();
         Self {
             bar,
             color: is_terminal && !no_color,
@@ -187,10 +188,7 @@ impl Reporter {
     /// Shows a step: always on a terminal, otherwise the first, the last and every `every`th.
     pub fn step(&self, record: &Record, progress: &Progress) {
         match &self.bar {
-            Some(bar) => {
-                bar.set_position(record.step);
-                bar.set_message(line(record, progress));
-            }
+            Some(bar) => bar.show(record.step, line(record, progress)),
             None if is_due(record.step, progress.steps, self.every) => {
                 self.print(&line(record, progress));
             }

@@ -185,7 +185,7 @@ pub struct Summary {
     pub steps: u64,
     /// The last checkpoint.
     pub checkpoint: PathBuf,
-    /// The plot of the loss, if any step was recorded.
+    /// The plot of the loss, if any step was recorded and the feature `plots` is on.
     pub plot: Option<PathBuf>,
     /// The last validation loss, in nats per token.
     pub val_loss: Option<f64>,

@@ -1,21 +1,25 @@
 //! Text to ids and back: bytes, a byte-level BPE trained here, or any `tokenizer.json`.
 //!
+//! All but bytes need the feature `tokenizers`.
+//!
 //! The spelling of a special token inside a document is encoded as plain text, not as that token.
 
 mod boundaries;
+#[cfg(feature = "tokenizers")]
+mod library;
+#[cfg(not(feature = "tokenizers"))]
+#[path = "tokenizer/no_library.rs"]
+mod library;
 mod stream;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
-use tokenizers::models::TrainerWrapper;
-use tokenizers::models::bpe::{BPE, BpeTrainer};
-use tokenizers::pre_tokenizers::byte_level::ByteLevel;
-use tokenizers::{AddedToken, Tokenizer as Library};
 use twox_hash::XxHash3_128;
 
-use boundaries::{next_chunk, next_word, splits_at_words, training_sample};
+use boundaries::{next_chunk, next_word, training_sample};
+use library::Library;
 pub use stream::DecodeStream;
 
 /// The special token of tokenizers trained here. It follows every document.
@@ -34,6 +38,10 @@ const SEPARATORS: [&str; 6] = [
     "<|eos|>",
     "[SEP]",
 ];
+
+/// The `tokenizer.json` of the byte tokenizer: a byte-level BPE without merges, which gives the same
+/// ids.
+const BYTE_JSON: &str = include_str!("tokenizer/byte.json");
 
 /// Ids of the byte tokenizer: 256 bytes and the end of text.
 const BYTE_VOCABULARY: u32 = 257;
@@ -84,7 +92,7 @@ pub struct Tokenizer {
 
 enum Kind {
     Bytes,
-    Library(Box<Library>),
+    Library(Library),
 }
 
 impl Tokenizer {
@@ -119,20 +127,8 @@ impl Tokenizer {
             return Err(error("the text is empty".to_owned()));
         }
 
-        let trainer = BpeTrainer::builder()
-            .vocab_size(size)
-            .min_frequency(2)
-            .show_progress(false)
-            .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
-            .special_tokens(vec![AddedToken::from(END_OF_TEXT, true)])
-            .build();
-        let mut trainer = TrainerWrapper::from(trainer);
-
-        let mut library = byte_level(BPE::default());
         let sample = training_sample(texts, TRAINING_SAMPLE_BYTES);
-        library
-            .train(&mut trainer, sample.into_iter())
-            .map_err(|source| error(source.to_string()))?;
+        let library = Library::train_bpe(sample, size, END_OF_TEXT).map_err(error)?;
         Ok(Self::from_library(library))
     }
 
@@ -146,24 +142,20 @@ impl Tokenizer {
             message,
         };
 
-        let bytes = std::fs::read(path).map_err(|source| error(source.to_string()))?;
-        let mut library = Library::from_bytes(bytes).map_err(|source| error(source.to_string()))?;
-        // Padding or truncation configured in the file would change documents.
-        library.with_padding(None);
-        library
-            .with_truncation(None)
-            .map_err(|source| error(source.to_string()))?;
-        Ok(Self::from_library(library))
+        let json = std::fs::read(path).map_err(|source| error(source.to_string()))?;
+        if json == BYTE_JSON.as_bytes() {
+            return Ok(Self::byte());
+        }
+        Ok(Self::from_library(
+            Library::from_json(&json).map_err(error)?,
+        ))
     }
 
-    fn from_library(mut library: Library) -> Self {
-        library.set_encode_special_tokens(true);
-        let separator = SEPARATORS.iter().find_map(|name| library.token_to_id(name));
-        let splits_at_words = splits_at_words(&library);
+    fn from_library(library: Library) -> Self {
         Self {
-            kind: Kind::Library(Box::new(library)),
-            separator,
-            splits_at_words,
+            separator: SEPARATORS.iter().find_map(|name| library.id(name)),
+            splits_at_words: library.splits_at_words(),
+            kind: Kind::Library(library),
         }
     }
 
@@ -173,11 +165,10 @@ impl Tokenizer {
     /// # Errors
     /// [`TokenizerError::Codec`] when the library fails.
     pub fn to_json(&self) -> Result<String> {
-        let json = match &self.kind {
-            Kind::Bytes => bytes_as_bpe()?.to_string(true),
-            Kind::Library(library) => library.to_string(true),
-        };
-        json.map_err(failed)
+        match &self.kind {
+            Kind::Bytes => Ok(BYTE_JSON.to_owned()),
+            Kind::Library(library) => library.to_json().map_err(TokenizerError::Codec),
+        }
     }
 
     /// Writes [`Tokenizer::to_json`] to a file: to a temporary file, then renamed.
@@ -202,8 +193,7 @@ impl Tokenizer {
             return BYTE_VOCABULARY as usize;
         };
         // Ids may have gaps, so the count is not enough.
-        let largest = library.get_vocab(true).into_values().max();
-        largest.map_or(0, |id| id as usize + 1)
+        library.largest_id().map_or(0, |id| id as usize + 1)
     }
 
     /// The id that follows every document and ends generation; `None` if the tokenizer has none.
@@ -226,10 +216,7 @@ impl Tokenizer {
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         match &self.kind {
             Kind::Bytes => Ok(text.bytes().map(u32::from).collect()),
-            Kind::Library(library) => {
-                let encoding = library.encode_fast(text, false).map_err(failed)?;
-                Ok(encoding.get_ids().to_vec())
-            }
+            Kind::Library(library) => library.encode(text).map_err(TokenizerError::Codec),
         }
     }
 
@@ -287,51 +274,12 @@ impl Tokenizer {
                 let bytes: Vec<u8> = ids.iter().filter_map(|&id| u8::try_from(id).ok()).collect();
                 Ok(String::from_utf8_lossy(&bytes).into_owned())
             }
-            Kind::Library(library) => library.decode(ids, true).map_err(failed),
+            Kind::Library(library) => library.decode(ids).map_err(TokenizerError::Codec),
         }
     }
 }
 
-fn failed(source: tokenizers::Error) -> TokenizerError {
-    TokenizerError::Codec(source.to_string())
-}
-
-fn byte_level(model: BPE) -> Library {
-    let plain = ByteLevel::new(false, false, true);
-    let mut library = Library::new(model);
-    library.with_pre_tokenizer(Some(plain));
-    library.with_decoder(Some(plain));
-    library
-}
-
-/// Byte `b` has id `b`: the byte-level alphabet in order, without merges.
-fn bytes_as_bpe() -> Result<Library> {
-    let vocabulary: [(String, u32); 256] =
-        std::array::from_fn(|byte| (byte_level_char(byte as u8).to_string(), byte as u32));
-    let model = BPE::builder()
-        .vocab_and_merges(vocabulary, Vec::new())
-        .build()
-        .map_err(failed)?;
-
-    let mut library = byte_level(model);
-    let end = [AddedToken::from(END_OF_TEXT, true)];
-    library.add_special_tokens(end).map_err(failed)?;
-    library.set_encode_special_tokens(true);
-    Ok(library)
-}
-
-/// GPT-2's printable character for a byte: the byte itself if printable in Latin-1, otherwise the
-/// next character from U+0100 on.
-fn byte_level_char(byte: u8) -> char {
-    let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
-    if printable(byte) {
-        return char::from(byte);
-    }
-    let before = (0..byte).filter(|&other| !printable(other)).count() as u32;
-    char::from_u32(0x100 + before).unwrap_or(char::REPLACEMENT_CHARACTER)
-}
-
-#[cfg(test)]
+#[cfg(all(test, feature = "tokenizers"))]
 mod tests {
     use proptest::prelude::*;
 
@@ -357,7 +305,8 @@ mod tests {
         for tokenizer in [small(), Tokenizer::byte()] {
             let path = folder.path().join("tokenizer.json");
             tokenizer.save(&path).unwrap();
-            let read = Tokenizer::from_file(&path).unwrap();
+            let json = std::fs::read(&path).unwrap();
+            let read = Tokenizer::from_library(Library::from_json(&json).unwrap());
 
             let text = format!("{TEXT}\u{0}\u{7f}\u{ad}caf\u{e9} \u{1f980}{END_OF_TEXT}\n\n  ");
             assert_eq!(

@@ -45,8 +45,9 @@ impl fmt::Display for Library {
 /// CUDA 12.0 exports every function that we call, and compiles PTX ISA 8.0.
 const MIN_VERSION: (u32, u32) = (12, 0);
 
-/// The file name of the emulator's library.
-const EMULATOR_FILE: &str = "libmeshgrad_emulator.so";
+/// The start of the file name of the emulator's library. Cargo adds a hash where the emulator is a
+/// dependency that is not a path.
+const EMULATOR_FILE: &str = "libmeshgrad_emulator";
 
 /// The open library of this process, and whether it is usable.
 static OPEN: Mutex<Option<(Library, Result<(), CudaError>)>> = Mutex::new(None);
@@ -121,9 +122,29 @@ fn emulator_candidates() -> Vec<PathBuf> {
     let above = folder.parent().unwrap_or(Path::new(""));
     // Cargo always updates the file in `deps`. It updates the copy next to a program only when the
     // library itself is built.
-    [&folder.join("deps"), folder, &above.join("deps"), above]
-        .map(|candidate| candidate.join(EMULATOR_FILE))
-        .into()
+    let folders = [&folder.join("deps"), folder, &above.join("deps"), above];
+    folders.into_iter().flat_map(emulators_in).collect()
+}
+
+/// The emulator's libraries in `folder`, the newest first; the usual name if there is none.
+fn emulators_in(folder: &Path) -> Vec<PathBuf> {
+    let is_emulator = |path: &PathBuf| {
+        let name = path.file_stem().and_then(|name| name.to_str());
+        let rest = name.and_then(|name| name.strip_prefix(EMULATOR_FILE));
+        let is_library = path.extension().is_some_and(|extension| extension == "so");
+        is_library && rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+    };
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut found: Vec<PathBuf> = entries
+        .map(|entry| entry.path())
+        .filter(is_emulator)
+        .collect();
+    let modified = |path: &PathBuf| path.metadata().and_then(|it| it.modified()).ok();
+    found.sort_by_key(|path| std::cmp::Reverse(modified(path)));
+    match found.is_empty() {
+        true => vec![folder.join(EMULATOR_FILE).with_extension("so")],
+        false => found,
+    }
 }
 
 /// Whether the emulator's library is where [`open`] looks for it.
@@ -343,6 +364,30 @@ const FUNCTIONS: &[&str] = &[
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The emulator is found under its own name and under that of a dependency, the newest first.
+    #[test]
+    fn emulators_are_found_with_and_without_a_hash() {
+        let place = tempfile::tempdir().unwrap();
+        let missing = vec![place.path().join("libmeshgrad_emulator.so")];
+        assert_eq!(emulators_in(place.path()), missing);
+        assert_eq!(emulators_in(&place.path().join("none")).len(), 1);
+
+        let names = [
+            "libmeshgrad_emulator.so",
+            "libmeshgrad_emulator-1f2e.so",
+            "libmeshgrad_emulator.rlib",
+            "libmeshgrad_emulator_other.so",
+        ];
+        for (age, name) in names.iter().enumerate() {
+            let file = std::fs::File::create(place.path().join(name)).unwrap();
+            let time = std::time::UNIX_EPOCH + std::time::Duration::from_secs(age as u64);
+            file.set_modified(time).unwrap();
+        }
+        let found = emulators_in(place.path());
+        let expected = [names[1], names[0]].map(|name| place.path().join(name));
+        assert_eq!(found, expected);
+    }
 
     /// Each error code of `cuInit` has its own advice.
     #[test]

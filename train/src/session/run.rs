@@ -1,6 +1,7 @@
 //! The loop of a run.
 
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -13,13 +14,13 @@ use crate::batches::TokenBatches;
 use crate::config::Config;
 use crate::data::Data;
 use crate::events::Event;
-use crate::metrics::MetricsFile;
+use crate::metrics::{self, MetricsFile, Record};
 use crate::report::{self, Progress, Reporter, with_loading_bar};
 use crate::run_folder::RunFolder;
 use crate::sampler::{Order, Windows};
 use crate::trainer::{PendingStep, Trainer};
 use crate::updater::Updater;
-use crate::{Result, TrainError, checkpoint, generate, metrics, plot};
+use crate::{Result, TrainError, checkpoint, generate};
 
 /// Trains `model` until the run ends.
 pub(super) fn train<M: Model<Batch = TokenBatch> + Generate>(
@@ -326,15 +327,24 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
         }
     }
 
+    /// Draws the curves of the run.
+    #[cfg(feature = "plots")]
+    fn plot(&self, step: u64, records: &[Record]) -> Result<Option<PathBuf>> {
+        let title = format!("{} to step {step}", self.folder.path().display());
+        crate::plot::save(&self.folder.plot(), &title, records)?;
+        Ok(Some(self.folder.plot()))
+    }
+
+    #[cfg(not(feature = "plots"))]
+    fn plot(&self, _: u64, _: &[Record]) -> Result<Option<PathBuf>> {
+        Ok(None)
+    }
+
     fn summary(&self, step: u64) -> Result<Summary> {
         let records = metrics::read(&self.folder.metrics())?;
-        let title = format!("{} to step {step}", self.folder.path().display());
         let drawn = match records.is_empty() {
             true => None,
-            false => {
-                plot::save(&self.folder.plot(), &title, &records)?;
-                Some(self.folder.plot())
-            }
+            false => self.plot(step, &records)?,
         };
         let validated = records
             .iter()

@@ -1,6 +1,5 @@
 //! Where a text may be split so that its pieces have the ids of the whole.
 
-use tokenizers::{PreTokenizerWrapper, Tokenizer as Library};
 use twox_hash::XxHash3_64;
 
 /// The length of the first piece of a text for any tokenizer. It ends after a newline between two
@@ -32,16 +31,6 @@ pub(super) fn next_word(text: &str) -> usize {
         ends_word || ends_punctuation
     };
     (1..bytes.len()).find(is_boundary).unwrap_or(bytes.len())
-}
-
-/// Whether a tokenizer splits like GPT-2's pre-tokenizer, as those trained here do.
-pub(super) fn splits_at_words(library: &Library) -> bool {
-    let pre_tokenizer = matches!(
-        library.get_pre_tokenizer(),
-        Some(PreTokenizerWrapper::ByteLevel(plain)) if plain.use_regex && !plain.add_prefix_space
-    );
-    let mut added = library.get_added_tokens_decoder().into_values();
-    pre_tokenizer && library.get_normalizer().is_none() && added.all(|token| token.special)
 }
 
 /// All chunks if they fit into `limit` bytes, otherwise a fraction of them. The chunks are selected

@@ -1,0 +1,22 @@
+//! In place of `bar` where the feature `progress` is off: lines are printed, never redrawn.
+
+/// A bar that cannot exist.
+pub(super) enum Bar {}
+
+impl Bar {
+    pub(super) fn new(_: u64) -> Option<Bar> {
+        None
+    }
+
+    pub(super) fn show(&self, _: u64, _: String) {
+        match *self {}
+    }
+
+    pub(super) fn suspend(&self, _: impl FnOnce()) {
+        match *self {}
+    }
+
+    pub(super) fn abandon(&self) {
+        match *self {}
+    }
+}
