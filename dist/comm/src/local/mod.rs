@@ -31,6 +31,7 @@ mod world;
 use std::any::Any;
 use std::error::Error as StdError;
 use std::fmt;
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -167,75 +168,28 @@ impl Local {
         let all = Group::new(all).map_err(|error| RunError::Start {
             reason: error.to_string(),
         })?;
-        let rules = self.rules();
-        let threads = rules.threads;
-        let world = Arc::new(World::new(all, rules));
-
-        let body = |rank: usize| -> Result<T, RunError> {
-            let failed = |source| RunError::Rank { rank, source };
-            let device = Device::cpu_with_threads(threads).map_err(|error| failed(error.into()))?;
-            let local = LocalRank::new(rank, device.clone(), world.clone());
-            match catch_unwind(AssertUnwindSafe(|| device.run(|| main(&local)))) {
-                Ok(result) => result.map_err(|error| failed(error.into())),
-                Err(panic) => Err(RunError::Panic {
-                    rank,
-                    message: message(panic),
-                }),
-            }
+        let launch = Launch {
+            world: Arc::new(World::new(all, self.rules())),
+            first_failure: Mutex::default(),
         };
-        let first_failure = Mutex::new(None);
-        let run_one = |rank: usize| -> Option<T> {
-            match body(rank) {
-                Ok(value) => {
-                    world.returned(rank);
-                    Some(value)
-                }
-                Err(error) => {
-                    let reason = error.reason();
-                    let mut first = first_failure.lock().unwrap_or_else(PoisonError::into_inner);
-                    first.get_or_insert(error);
-                    drop(first);
-                    world.fail(rank, reason);
-                    None
-                }
-            }
-        };
-        let run = |rank: usize| -> Option<T> {
-            let clock = world.rules().clock.of_rank(rank);
-            clock.enter();
-            let value = run_one(rank);
-            clock.leave();
-            value
-        };
-
         let values: Vec<Option<T>> = thread::scope(|scope| {
-            let run = &run;
+            let (launch, main) = (&launch, &main);
             let start = |rank| {
                 let builder = thread::Builder::new().name(format!("rank {rank}"));
-                let thread = builder.spawn_scoped(scope, move || run(rank));
-                thread.map_err(|error| {
-                    let reason = format!("the system could not start its thread: {error}");
-                    world.fail(rank, reason.clone());
-                    world.rules().clock.of_rank(rank).leave();
-                    let mut first = first_failure.lock().unwrap_or_else(PoisonError::into_inner);
-                    first.get_or_insert(RunError::Start { reason });
-                })
+                let thread = builder.spawn_scoped(scope, move || launch.run(rank, main));
+                thread.map_err(|error| launch.not_started(rank, &error))
             };
             let threads: Vec<_> = (0..self.ranks).map(start).collect();
             let joined = threads.into_iter().map(|thread| thread.ok()?.join().ok()?);
             joined.collect()
         });
-        match first_failure
-            .into_inner()
-            .unwrap_or_else(PoisonError::into_inner)
-        {
+        let failure = launch.first_failure.into_inner();
+        match failure.unwrap_or_else(PoisonError::into_inner) {
             Some(error) => Err(error),
             None => Ok(values.into_iter().flatten().collect()),
         }
     }
-}
 
-impl Local {
     fn rules(&self) -> Rules {
         let links = self.links.clone();
         let cores = thread::available_parallelism().map_or(1, usize::from);
@@ -250,6 +204,71 @@ impl Local {
             is_strict: self.is_strict,
             links: links.map(|(costs, hosts)| Links::new(costs, hosts)),
         }
+    }
+}
+
+/// The ranks of one call of [`Local::launch`].
+struct Launch {
+    world: Arc<World>,
+    first_failure: Mutex<Option<RunError>>,
+}
+
+impl Launch {
+    /// Runs a rank on the calling thread. `None` if it fails, which ends all ranks.
+    fn run<T, E>(&self, rank: usize, main: impl Fn(&LocalRank) -> Result<T, E>) -> Option<T>
+    where
+        E: Into<Box<dyn StdError + Send + Sync>>,
+    {
+        let clock = self.world.rules().clock.of_rank(rank);
+        clock.enter();
+        let value = match self.result(rank, main) {
+            Ok(value) => {
+                self.world.returned(rank);
+                Some(value)
+            }
+            Err(error) => {
+                self.fail(rank, error);
+                None
+            }
+        };
+        clock.leave();
+        value
+    }
+
+    fn result<T, E>(
+        &self,
+        rank: usize,
+        main: impl Fn(&LocalRank) -> Result<T, E>,
+    ) -> Result<T, RunError>
+    where
+        E: Into<Box<dyn StdError + Send + Sync>>,
+    {
+        let failed = |source| RunError::Rank { rank, source };
+        let device = Device::cpu_with_threads(self.world.rules().threads);
+        let device = device.map_err(|error| failed(error.into()))?;
+        let local = LocalRank::new(rank, device.clone(), self.world.clone());
+        match catch_unwind(AssertUnwindSafe(|| device.run(|| main(&local)))) {
+            Ok(result) => result.map_err(|error| failed(error.into())),
+            Err(panic) => Err(RunError::Panic {
+                rank,
+                message: message(panic),
+            }),
+        }
+    }
+
+    fn not_started(&self, rank: usize, error: &io::Error) {
+        let reason = format!("the system could not start its thread: {error}");
+        self.fail(rank, RunError::Start { reason });
+        self.world.rules().clock.of_rank(rank).leave();
+    }
+
+    fn fail(&self, rank: usize, error: RunError) {
+        let reason = error.reason();
+        let first = self.first_failure.lock();
+        let mut first = first.unwrap_or_else(PoisonError::into_inner);
+        first.get_or_insert(error);
+        drop(first);
+        self.world.fail(rank, reason);
     }
 }
 
