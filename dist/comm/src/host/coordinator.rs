@@ -107,10 +107,10 @@ impl State {
         while !stop.load(Ordering::Relaxed) && !self.is_over() {
             self.wait(sleeper);
             let now = Instant::now();
+            self.read(); // first, so that a rank whose process was replaced can join again
             for admitted in self.acceptor.advance(now) {
                 self.admit(admitted);
             }
-            self.read();
             self.write();
             if !self.has_started && now >= self.deadline {
                 self.give_up();

@@ -71,11 +71,32 @@ fn processes_conform() {
         let children: Vec<Child> = (0..ranks)
             .map(|rank| start("conform", rank, ranks, &address))
             .collect();
-        for child in children {
-            let output = child.wait_with_output().unwrap();
-            let text = String::from_utf8_lossy(&output.stderr);
-            assert!(output.status.success(), "{text}");
-        }
+        succeed(children);
+    }
+}
+
+fn succeed(children: Vec<Child>) {
+    for child in children {
+        let output = child.wait_with_output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{text}");
+    }
+}
+
+/// A process that is killed while ranks join can be replaced.
+#[test]
+fn a_rank_that_is_killed_while_joining_can_be_replaced() {
+    for seed in 0..3 {
+        let address = address();
+        let mut children: Vec<Child> = (0..3)
+            .map(|rank| start("conform", rank, 4, &address))
+            .collect();
+        std::thread::sleep(Duration::from_millis(40 * seed));
+        let mut victim = children.pop().unwrap();
+        victim.kill().unwrap();
+        victim.wait().unwrap();
+        children.extend([2, 3].map(|rank| start("conform", rank, 4, &address)));
+        succeed(children);
     }
 }
 
