@@ -58,6 +58,28 @@ impl Linear {
         &self.path
     }
 
+    /// Adds a [`Lora`] of rank `rank`, whose parameters have no values yet. To train nothing else,
+    /// freeze the model before.
+    pub fn add_lora(&mut self, rank: usize, alpha: f64) {
+        let (outputs, inputs) = (self.weight.shape()[0], self.weight.shape()[1]);
+        self.lora = Some(Lora::new(&self.path, inputs, outputs, rank, alpha));
+    }
+
+    /// Adds the update of the [`Lora`] to the weight, and removes the [`Lora`]. Clones that were made
+    /// before keep theirs, so they would count the update twice.
+    ///
+    /// # Errors
+    /// When a parameter has no value.
+    pub fn merge_lora(&mut self) -> Result<()> {
+        let Some(lora) = &self.lora else {
+            return Ok(());
+        };
+        let update = ops::cast(&lora.matrix()?, self.weight.spec().dtype)?;
+        self.weight.set(&(&self.weight.value()? + &update)?)?;
+        self.lora = None;
+        Ok(())
+    }
+
     /// Maps `x` [.., in] to [.., out], in `x`'s dtype.
     ///
     /// # Errors

@@ -5,9 +5,8 @@
 use meshgrad_autograd::{Init, Module, ModulePath, Param, Result, Var, ops};
 use meshgrad_runtime::Tensor;
 
-use crate::layers::Linear;
-
-/// scale x a^T b^T, added to the result of a [`Linear`]. Zero at first, because `b` is.
+/// scale x a^T b^T, added to the result of a [`Linear`](crate::layers::Linear). Zero at first,
+/// because `b` is.
 #[derive(Clone, Module)]
 #[module(crate = meshgrad_autograd)]
 pub struct Lora {
@@ -55,29 +54,5 @@ impl Lora {
             self.scale,
             0.0,
         )
-    }
-}
-
-impl Linear {
-    /// Adds a [`Lora`] of rank `rank`, whose parameters have no values yet. To train nothing else,
-    /// freeze the model before.
-    pub fn add_lora(&mut self, rank: usize, alpha: f64) {
-        let (outputs, inputs) = (self.weight.shape()[0], self.weight.shape()[1]);
-        self.lora = Some(Lora::new(self.path(), inputs, outputs, rank, alpha));
-    }
-
-    /// Adds the update of the [`Lora`] to the weight, and removes it. Clones that were made before
-    /// keep theirs, so they would count it twice.
-    ///
-    /// # Errors
-    /// When a parameter has no value.
-    pub fn merge_lora(&mut self) -> Result<()> {
-        let Some(lora) = &self.lora else {
-            return Ok(());
-        };
-        let update = ops::cast(&lora.matrix()?, self.weight.spec().dtype)?;
-        self.weight.set(&(&self.weight.value()? + &update)?)?;
-        self.lora = None;
-        Ok(())
     }
 }
