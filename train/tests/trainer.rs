@@ -1,4 +1,4 @@
-//! Events of the trainer: their order, and steps that a subscriber stops.
+//! The trainer: events in order, steps that a subscriber stops, and validation with averages.
 
 use std::sync::{Arc, Mutex};
 
@@ -35,14 +35,19 @@ impl Model for Slope {
 }
 
 fn trainer() -> Trainer<Slope> {
+    trainer_with("optimizer.ema_decay=0")
+}
+
+fn trainer_with(set: &str) -> Trainer<Slope> {
     let device = Device::cpu();
     let model = Slope {
         weight: Param::new("weight", [3], Init::Normal { std: 1.0 }),
     };
     model.materialize(&device, 1).unwrap();
     // An optimizer for which a gradient that is added twice makes a difference.
-    let plain = "optimizer = { name = 'sgd', learning_rate = 0.01, max_grad_norm = 0 }";
-    let config = Config::parse(plain, "the test", &[]).unwrap();
+    let plain = "optimizer = { name = 'sgd', learning_rate = 0.01, max_grad_norm = 0 }
+                 schedule = { kind = 'constant', warmup_steps = 0 }";
+    let config = Config::parse(plain, "the test", &[set.parse().unwrap()]).unwrap();
     Trainer::new(model, &config, &device).unwrap()
 }
 
@@ -146,4 +151,28 @@ fn subscribers_may_change_gradients() {
     });
     step(&mut trainer, 1).unwrap();
     assert_eq!(weights(&trainer), before);
+}
+
+/// Validation computes with the averages of the weights and leaves the weights as they are.
+#[test]
+fn validation_uses_the_averages() {
+    let mut trainer = trainer_with("optimizer.ema_decay=0.75");
+    let before = weights(&trainer);
+    step(&mut trainer, 1).unwrap();
+    let after = weights(&trainer);
+    let average = before.iter().zip(&after).map(|(a, b)| 0.75 * a + 0.25 * b);
+    let average: Vec<f32> = average.collect();
+
+    let x = [3.0, -1.0, 2.0];
+    let device = trainer.model.weight.value().unwrap().device().clone();
+    let batch = Tensor::from_slice(&device, &[3], &x).unwrap();
+    let validated = trainer.validate(1, [Ok(batch)]).unwrap();
+    assert_eq!(weights(&trainer), after);
+
+    let loss = |weights: &[f32]| {
+        let errors = weights.iter().zip(x).map(|(w, x)| w * x - 1.0);
+        f64::from(errors.map(|error| error * error).sum::<f32>()) / 3.0
+    };
+    assert!((validated / loss(&average) - 1.0).abs() < 1e-5);
+    assert!((validated / loss(&after) - 1.0).abs() > 1e-3);
 }

@@ -1,0 +1,46 @@
+//! A language model that meshgrad does not know, trained by an optimizer that it does not know.
+
+pub mod activation;
+pub mod model;
+pub mod optimizer;
+
+use std::path::Path;
+
+use meshgrad::prelude::*;
+use meshgrad::train;
+use meshgrad::train::config::Config;
+use meshgrad::train::events::Event;
+use meshgrad::train::session::{Session, Summary};
+
+use model::Bigram;
+use optimizer::Adagrad;
+
+const CONFIG: &str = r#"
+    train = { steps = 12, batch_size = 4, micro_batch_size = 2, seq_len = 16 }
+    data = { paths = ["TEXT"], tokenizer = "byte" }
+    checkpoint = { every = 4, keep = 0 }
+    sample = { every = 6, tokens = 12 }
+    log = { val_every = 6, val_batches = 2 }
+    optimizer = { learning_rate = 0.1 }
+"#;
+
+/// Trains in `run_dir` on `device` for `steps` steps. `on_event` is called at every event.
+pub fn train(
+    device: &Device,
+    run_dir: &Path,
+    steps: u64,
+    mut on_event: impl FnMut(Event<'_>) + Send + 'static,
+) -> train::Result<Summary> {
+    let text = CONFIG.replace("TEXT", concat!(env!("CARGO_MANIFEST_DIR"), "/src"));
+    let steps = format!("train.steps={steps}").parse()?;
+    let config = Config::parse(&text, "the configuration", &[steps])?;
+    Session::new(&config, device)
+        .run_dir(run_dir)
+        .optimizer(Adagrad::new)
+        .schedule(|step: u64| 1.0 / (1.0 + 0.1 * step as f64))
+        .subscribe("caller", move |event| {
+            on_event(event);
+            Ok(())
+        })
+        .train(|data, _| Ok(Bigram::new(data.tokenizer.vocab_size())))
+}

@@ -1,0 +1,26 @@
+//! `outside RUN_DIR [STEP]` trains, or resumes, in RUN_DIR. It stops forever in the middle of STEP, to be
+//! killed there.
+
+use std::path::Path;
+
+use meshgrad::prelude::*;
+use meshgrad::train::TrainError;
+use meshgrad::train::events::Event;
+
+fn main() -> std::result::Result<(), TrainError> {
+    let mut arguments = std::env::args().skip(1);
+    let run_dir = arguments.next().unwrap_or("run".to_owned());
+    let halt = arguments.next().and_then(|step| step.parse::<u64>().ok());
+
+    outside::train(&Device::cpu(), Path::new(&run_dir), 12, move |event| {
+        if let Event::OptimizerFinished { step, .. } = event
+            && Some(step) == halt
+        {
+            println!("halted");
+            loop {
+                std::thread::park();
+            }
+        }
+    })?;
+    Ok(())
+}

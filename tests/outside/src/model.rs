@@ -1,0 +1,70 @@
+//! A model with a loss of its own.
+
+use meshgrad::models::layers::Linear;
+use meshgrad::prelude::*;
+
+use crate::activation::squared_relu;
+
+/// Predicts a token from the one before it. Legend: b batch, t tokens, d features, v vocabulary.
+#[derive(Module)]
+pub struct Bigram {
+    embedding: Param,
+    inside: Linear,
+    head: Linear,
+}
+
+impl Bigram {
+    /// A model of `v` tokens.
+    pub fn new(v: usize) -> Bigram {
+        Bigram {
+            embedding: Param::new("embedding", [v, 32], Init::Normal { std: 0.3 }),
+            inside: Linear::new("inside", 32, 32),
+            head: Linear::new("head", 32, v),
+        }
+    }
+
+    fn logits(&self, ids_bt: &Tensor, dtype: DType) -> Result<Var> {
+        let x_btd = ops::embedding(&self.embedding.var_as(dtype)?, ids_bt)?.as_activation()?;
+        let x_btd = (&x_btd + &squared_relu(&self.inside.forward(&x_btd)?)?)?;
+        self.head.forward(&x_btd)
+    }
+}
+
+/// Cross-entropy with labels smoothed over the vocabulary (Szegedy et al. 2016), summed.
+fn smoothed_cross_entropy(logits_btv: &Var, labels_bt: &Tensor, smoothing: f64) -> Result<Var> {
+    let log_p_btv = ops::log_softmax(logits_btv)?;
+    let of_label = ops::gather(&log_p_btv, -1, &labels_bt.unsqueeze(2)?)?;
+    let of_label = ops::sum(&of_label, &[0, 1, 2])?;
+    let of_all = ops::sum(&ops::mean(&log_p_btv, &[-1])?, &[0, 1])?;
+    let of_label = ops::affine(&of_label, smoothing - 1.0, 0.0)?;
+    &of_label - &ops::affine(&of_all, smoothing, 0.0)?
+}
+
+impl Model for Bigram {
+    type Batch = TokenBatch;
+
+    fn loss(&self, batch: &TokenBatch, compute: Compute) -> Result<Loss> {
+        let logits_btv = self.logits(&batch.ids, compute.dtype)?;
+        let count = batch.ids.elements() as f32;
+        let loss = smoothed_cross_entropy(&logits_btv, &batch.labels, 0.1)?;
+        Ok(Loss::new(loss, Tensor::scalar(batch.ids.device(), count)?))
+    }
+}
+
+impl Generate for Bigram {
+    type Cache = ();
+
+    fn vocab_size(&self) -> usize {
+        self.embedding.shape()[0]
+    }
+
+    fn cache(&self, _: &Device, _: DType, _: usize) -> Result<()> {
+        Ok(())
+    }
+
+    fn next_logits(&self, ids_bt: &Tensor, _: &mut (), dtype: DType) -> Result<Tensor> {
+        let last = ids_bt.extent(-1)? - 1;
+        let logits_b1v = self.logits(&ids_bt.slice(1, last..last + 1)?, dtype)?;
+        ops::reshape(logits_b1v.value(), &[ids_bt.extent(0)?, self.vocab_size()])
+    }
+}

@@ -1,0 +1,118 @@
+//! An optimizer of its own.
+
+use meshgrad::prelude::*;
+use meshgrad::runtime::ops::StepScalars;
+use meshgrad::runtime::{Function, Number, Signature};
+use meshgrad::train;
+use meshgrad::train::optim::{Granularity, Optimizer, Part, State};
+
+static SUM: Signature = Signature::new(
+    "adagrad_sum",
+    "sum: F[~], gradient: F[~], scale: F[~] -> sum: F[~]",
+    4,
+);
+static STEP: Signature = Signature::new(
+    "adagrad_step",
+    "param: F[~], gradient: F[~], sum: F[~], learning_rate: F[~], scale: F[~] -> param: F[~]",
+    6,
+);
+
+/// Adagrad (Duchi et al. 2011), of f32 parameters:
+///
+/// ```text
+/// g     = scale * gradient
+/// sum   = sum + g^2
+/// param = param - learning_rate * g / (sqrt(sum) + 1e-8)
+/// ```
+pub struct Adagrad {
+    sums: Vec<(String, Tensor)>,
+}
+
+impl Adagrad {
+    /// Adagrad of `parts` with zero state.
+    pub fn new(parts: &[Part]) -> train::Result<Adagrad> {
+        let sum = |part: &Part| {
+            let (device, shape) = (part.value().device(), part.value().shape());
+            let sum = Tensor::zeros(device, shape, DType::F32, Kind::OptimizerState)?;
+            Ok((part.name().to_owned(), sum))
+        };
+        Ok(Adagrad {
+            sums: parts.iter().map(sum).collect::<train::Result<_>>()?,
+        })
+    }
+}
+
+impl Optimizer for Adagrad {
+    fn name(&self) -> &str {
+        "adagrad"
+    }
+
+    fn granularity(&self) -> Granularity {
+        Granularity::Element
+    }
+
+    fn state(&self) -> Vec<State> {
+        vec![State {
+            name: "sum",
+            tensors: self.sums.clone(),
+        }]
+    }
+
+    fn step(
+        &mut self,
+        parts: &[Part],
+        gradients: &[Tensor],
+        scalars: StepScalars<'_>,
+    ) -> train::Result<()> {
+        for ((part, gradient), (_, sum)) in parts.iter().zip(gradients).zip(&self.sums) {
+            let (param, scale) = (part.value(), scalars.scale);
+            assign(&SUM, &Sum, [sum, gradient, scale], sum)?;
+            let inputs = [param, gradient, sum, scalars.learning_rate, scale];
+            assign(&STEP, &Step, inputs, param)?;
+        }
+        Ok(())
+    }
+}
+
+/// into = f(inputs), on any device. The first input has `into`'s shape; scalars are broadcast to it.
+fn assign<const N: usize>(
+    op: &'static Signature,
+    f: &impl Function<N>,
+    inputs: [&Tensor; N],
+    into: &Tensor,
+) -> Result<()> {
+    let shape = *into.shape();
+    let inputs: Vec<Tensor> = inputs
+        .into_iter()
+        .map(|x| x.broadcast_to(&shape))
+        .collect::<Result<_>>()?;
+    let inputs: [&Tensor; N] = std::array::from_fn(|at| &inputs[at]);
+    let mut call = op.call(&inputs)?;
+    let mut y = call.output(0)?;
+    ops::map(&call, f, inputs, &mut y)?;
+    ops::copy_into(&y.finish(), into)
+}
+
+/// `new`, or `old` if the scale is not finite: a step with such a gradient changes nothing.
+fn if_finite<W: Number>(scale: W, new: W, old: W) -> W {
+    (scale * W::ZERO).if_eq(W::ZERO, new, old)
+}
+
+struct Sum;
+
+impl Function<3> for Sum {
+    fn value<W: Number>(&self, [sum, gradient, scale]: [W; 3]) -> W {
+        let g = scale * gradient;
+        if_finite(scale, sum + g * g, sum)
+    }
+}
+
+struct Step;
+
+impl Function<5> for Step {
+    fn value<W: Number>(&self, [param, gradient, sum, learning_rate, scale]: [W; 5]) -> W {
+        let g = scale * gradient;
+        let new = param - learning_rate * g / (sum.sqrt() + W::constant(1e-8));
+        if_finite(scale, new, param)
+    }
+}
