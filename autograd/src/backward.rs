@@ -142,8 +142,9 @@ impl Tape {
     /// values of this tape, each with its gradient (ones for a loss).
     ///
     /// # Errors
-    /// [`TapeError::NotTracked`], [`TapeError::OtherTape`] or [`TapeError::GradientShape`] for a root;
-    /// [`TapeError::Untouched`] when a parameter of `grads` got no gradient; errors of the ops.
+    /// [`TapeError::NotTracked`], [`TapeError::OtherTape`] or [`TapeError::GradientShape`] for a
+    /// root; [`TapeError::Untouched`] when a parameter of `grads` got no gradient; errors of the
+    /// ops.
     pub fn backward(self, roots: &[(&Var, Tensor)], grads: &mut Grads) -> Result<()> {
         grads.begin(&self.uses);
         Backward::new(self, roots)?.run(Phase::Full, grads, true)?;

@@ -235,7 +235,8 @@ fn other_tape(var: &Var, id: ValueId, recorder: Option<&Recorder>) -> Error {
 }
 
 /// Adds a record with `outputs` outputs, computed from `inputs`. Their [`Dep`] is the largest of
-/// the inputs', and at least `at_least`. Returns the first output, or `None` if nothing needs to be recorded.
+/// the inputs', and at least `at_least`. Returns the first output, or `None` if nothing needs to be
+/// recorded.
 pub(crate) fn record(
     outputs: usize,
     inputs: &[&Var],

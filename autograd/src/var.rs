@@ -61,8 +61,8 @@ impl Var {
         self.value.dtype()
     }
 
-    /// Whether a gradient flows to it: it is a parameter that is not frozen, an input, or was computed from one while
-    /// a tape records.
+    /// Whether a gradient flows to it: it is a parameter that is not frozen, an input, or was
+    /// computed from one while a tape records.
     pub fn is_tracked(&self) -> bool {
         !matches!(self.node, Node::Constant)
     }

@@ -3,7 +3,9 @@
 use meshgrad_autograd::{Grads, Init, Operand, Param, Result, Spec, Tape, Var, checkpoint, ops};
 use meshgrad_runtime::{DType, Device, Shape, Tensor};
 
-use crate::{Backward, Block, Net, checkpointed, gradients, nested, numbers, plain, scaled_first};
+use crate::{
+    Backward, Block, Net, bits, checkpointed, gradients, nested, numbers, plain, scaled_first,
+};
 
 /// Splitting the backward pass, running a part of it on another thread, and recomputing change no
 /// bit.
@@ -181,4 +183,47 @@ fn ops_on_tensors_are_the_ops_on_variables() {
         let values = |tensor: &Tensor| tensor.to_vec::<f32>().unwrap();
         assert_eq!(values(plain), values(recorded.value()));
     }
+}
+
+/// Each result of a checkpointed block gets its own gradient, in whatever type they are returned.
+#[test]
+fn results_of_a_checkpoint_keep_their_gradients() {
+    type Results = ((Var, Option<Var>), (Vec<Var>, [Var; 1]));
+    let net = Net::new();
+    let block = {
+        let (a, b) = (net.a.clone(), net.b.clone());
+        move |x: &Var| -> Result<Results> {
+            let (by_a, by_b) = (ops::linear(x, &a.var()?)?, ops::linear(x, &b.var()?)?);
+            let product = ops::mul(&by_a, &by_b)?;
+            Ok(((by_a, Some(by_b)), (vec![product], [ops::silu(x)?])))
+        }
+    };
+    let run = |checkpointed: bool| {
+        let block = block.clone();
+        let ((x, results), tape) = Tape::record(|| {
+            let x = Var::input(net.input(1));
+            let results = match checkpointed {
+                true => checkpoint([&x], move |[x]| block(&x))?,
+                false => block(&x)?,
+            };
+            Ok((x, results))
+        })
+        .unwrap();
+        let ((by_a, by_b), (product, [gate])) = results;
+        let results = [by_a, by_b.unwrap(), product[0].clone(), gate];
+        let roots: Vec<(&Var, Tensor)> = results
+            .iter()
+            .enumerate()
+            .map(|(salt, result)| (result, numbers(&net.device, result.shape(), salt + 5)))
+            .collect();
+        let mut grads = Grads::new(&net.params()).unwrap();
+        let (dx, weights) = tape.backward_inputs(&roots, &[&x]).unwrap();
+        weights.run(&mut grads).unwrap();
+        let values = results
+            .iter()
+            .map(|result| result.value().to_vec::<f32>().unwrap());
+        let values: Vec<f32> = values.flatten().collect();
+        (values, dx[0].to_vec::<f32>().unwrap(), bits(&mut grads))
+    };
+    assert_eq!(run(true), run(false));
 }
