@@ -1,18 +1,20 @@
 //! Which members take part in a collective, and which collective of the communicator it is.
 
 use meshgrad_mesh::Group;
+use serde::{Deserialize, Serialize};
 
 use crate::ticket::Peer;
 
 /// Identifies a collective in its communicator.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Key {
     pub(crate) between: Members,
     pub(crate) number: u64,
 }
 
 /// The members that take part, by their indices in the group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) enum Members {
     All,
     /// Sender and receiver.
@@ -32,6 +34,14 @@ impl Key {
 }
 
 impl Members {
+    /// The indices in a group of `size` ranks, in the order of places.
+    pub(crate) fn indices(self, size: usize) -> Vec<usize> {
+        match self {
+            Members::All => (0..size).collect(),
+            Members::Two(sender, receiver) => vec![sender, receiver],
+        }
+    }
+
     /// The ranks, in the order of places.
     pub(crate) fn ranks(self, group: &Group) -> Vec<usize> {
         let ranks = group.ranks();

@@ -36,6 +36,21 @@ pub enum Collective {
 }
 
 impl Collective {
+    /// Every kind.
+    pub const ALL: [Collective; 11] = [
+        Collective::AllReduce,
+        Collective::AllGather,
+        Collective::ReduceScatter,
+        Collective::AllToAll,
+        Collective::Broadcast,
+        Collective::Reduce,
+        Collective::Gather,
+        Collective::Scatter,
+        Collective::Barrier,
+        Collective::Send,
+        Collective::Recv,
+    ];
+
     /// Its name, which is that of the method of [`Collectives`](crate::Collectives).
     pub fn name(self) -> &'static str {
         match self {

@@ -8,9 +8,10 @@ use meshgrad_runtime::{Completion, Result};
 
 use super::engine::{self, Part};
 use super::frame::Frame;
-use super::message::{Between, CallKey, GroupId, Message, RemoteCall, WireCall};
+use super::message::{CallKey, GroupId, Message, RemoteCall, WireCall};
 use crate::contribution::Contribution;
 use crate::error::{CallSite, CommError};
+use crate::members::{Key, Members};
 use crate::ticket::{Counts, Fingerprint, Ticket};
 
 /// A communicator on this rank.
@@ -31,7 +32,7 @@ impl Membership {
 pub(super) struct Call {
     pub(super) membership: Arc<Membership>,
     pub(super) completion: Completion,
-    between: Between,
+    key: Key,
     ticket: Ticket,
     contribution: Contribution,
     rounds: Vec<Fingerprint>,
@@ -60,7 +61,8 @@ impl Call {
         contribution: Contribution,
     ) -> Result<(Call, Frames)> {
         let (index, size) = (membership.index, membership.group.len());
-        let between = Between::of(index, ticket.request.peer);
+        let key = Key::of(index, ticket.request.peer, ticket.number);
+        let members = key.between.indices(size);
         let rounds = engine::rounds(&ticket.request.fingerprint, size);
         let place = |member| Place {
             member,
@@ -70,14 +72,13 @@ impl Call {
         let mut call = Call {
             membership: membership.clone(),
             completion: Completion::default(),
-            between,
-            places: between.members(size).into_iter().map(place).collect(),
+            key,
+            places: members.iter().copied().map(place).collect(),
             ticket,
             contribution: contribution.clone(),
             rounds,
             round: 0,
         };
-        let members = between.members(size);
         let parts = {
             let mut tensors = contribution.lock();
             engine::parts(&mut tensors, &call.rounds[0], index, &members)?
@@ -89,8 +90,7 @@ impl Call {
     pub(super) fn key(&self) -> CallKey {
         CallKey {
             group: self.membership.id,
-            between: self.between,
-            number: self.ticket.number,
+            key: self.key,
         }
     }
 
@@ -214,9 +214,9 @@ impl Call {
             let bytes = place.parts[self.round]
                 .as_ref()
                 .map_or(0, |part| part.len());
-            let is_receiver = match self.between {
-                Between::All => true,
-                Between::Two { sender, receiver } => {
+            let is_receiver = match self.key.between {
+                Members::All => true,
+                Members::Two(sender, receiver) => {
                     place.member == sender && receiver == self.membership.index
                 }
             };

@@ -11,8 +11,9 @@ use twox_hash::XxHash3_128;
 
 use super::handshake::Run;
 use crate::error::{CallSite, CommError};
+use crate::members::Key;
 use crate::source_line::SourceLine;
-use crate::ticket::{Collective, Counts, Fingerprint, Peer, Reduction, Request};
+use crate::ticket::{Collective, Counts, Fingerprint, Reduction, Request};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -84,34 +85,7 @@ impl GroupId {
 #[serde(deny_unknown_fields)]
 pub(super) struct CallKey {
     pub(super) group: GroupId,
-    pub(super) between: Between,
-    pub(super) number: u64,
-}
-
-/// The members that take part, by their indices in the group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub(super) enum Between {
-    All,
-    Two { sender: usize, receiver: usize },
-}
-
-impl Between {
-    pub(super) fn of(index: usize, peer: Option<Peer>) -> Between {
-        let (sender, receiver) = match peer {
-            None => return Between::All,
-            Some(Peer::To(receiver)) => (index, receiver),
-            Some(Peer::From(sender)) => (sender, index),
-        };
-        Between::Two { sender, receiver }
-    }
-
-    /// The indices of the members that take part.
-    pub(super) fn members(self, size: usize) -> Vec<usize> {
-        match self {
-            Between::All => (0..size).collect(),
-            Between::Two { sender, receiver } => vec![sender, receiver],
-        }
-    }
+    pub(super) key: Key,
 }
 
 /// A rank's call of a collective.
@@ -136,20 +110,6 @@ enum WireCounts {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct WireLine(String, u32, u32);
 
-const COLLECTIVES: [Collective; 11] = [
-    Collective::AllReduce,
-    Collective::AllGather,
-    Collective::ReduceScatter,
-    Collective::AllToAll,
-    Collective::Broadcast,
-    Collective::Reduce,
-    Collective::Gather,
-    Collective::Scatter,
-    Collective::Barrier,
-    Collective::Send,
-    Collective::Recv,
-];
-
 impl WireCall {
     pub(super) fn new(request: &Request) -> WireCall {
         let call = &request.fingerprint;
@@ -173,7 +133,7 @@ impl WireCall {
 
     /// The call; `None` if a name is unknown or there are not `size` counts.
     pub(super) fn read(self, size: usize) -> Option<RemoteCall> {
-        let named = |name: &str| COLLECTIVES.into_iter().find(|it| it.name() == name);
+        let named = |name: &str| Collective::ALL.into_iter().find(|it| it.name() == name);
         let reduction = |name: &str| Reduction::ALL.into_iter().find(|it| it.to_string() == name);
         let listed = |counts: Vec<usize>| (counts.len() == size).then(|| counts.into());
         let fingerprint = Fingerprint {

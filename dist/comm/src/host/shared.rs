@@ -115,7 +115,7 @@ impl Shared {
             let guard = Interrupted(
                 &call.completion.clone(),
                 &call.membership.clone(),
-                key.number,
+                key.key.number,
             );
             let result = call.finish_round();
             state = self.lock();
