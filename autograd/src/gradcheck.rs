@@ -52,13 +52,12 @@ pub fn gradcheck(
             let difference = central_difference(&function, inputs, input, index, how.step)?;
             let tolerance = how.tolerance * (1.0 + difference.abs());
             let agrees = |backward: f64| (backward - difference).abs() <= tolerance;
-            let differs = backward[index].to_bits() != of_param[index].to_bits();
-            if !agrees(backward[index]) || differs && backward[index] != of_param[index] {
-                let backward = if agrees(backward[index]) {
-                    of_param[index]
-                } else {
-                    backward[index]
-                };
+            let wrong = match (backward[index], of_param[index]) {
+                (of_input, _) if !agrees(of_input) => Some(of_input),
+                (of_input, of_param) if of_input != of_param => Some(of_param),
+                _ => None,
+            };
+            if let Some(backward) = wrong {
                 return Err(TapeError::GradientCheck {
                     input,
                     index,
@@ -164,4 +163,66 @@ fn total(outputs: &[Var]) -> Result<f64> {
         total += weighted.to_vec::<f64>()?.iter().sum::<f64>();
     }
     Ok(total)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+    use crate::{Error, Track};
+
+    /// x, with a gradient scaled by what `scale` returns for each call of backward.
+    fn identity(x: &Var, scale: impl Fn() -> f64 + Send + 'static) -> Result<Vec<Var>> {
+        let y = x.value().clone().tracked([x], move |dy, [dx]| {
+            dx.add(|| meshgrad_runtime::ops::affine(dy, scale(), 0.0))
+        })?;
+        Ok(vec![y])
+    }
+
+    fn numbers() -> Tensor {
+        Tensor::from_slice(&Device::cpu(), &[3], &[0.5, -1.0, 2.0]).unwrap()
+    }
+
+    #[test]
+    fn a_wrong_gradient_is_an_error() {
+        let check = |scale: f64| {
+            gradcheck(
+                move |x| {
+                    let correct = identity(&x[0], || 1.0)?;
+                    Ok([correct, identity(&x[1], move || scale)?].concat())
+                },
+                &[numbers(), numbers()],
+                Tolerance::default(),
+            )
+        };
+        check(1.0).unwrap();
+        for scale in [1.01, -1.0, 0.0] {
+            let error = check(scale).unwrap_err();
+            let Error::Tape(TapeError::GradientCheck { input, index, .. }) = error else {
+                panic!("{error}");
+            };
+            assert_eq!((input, index), (1, 0));
+        }
+    }
+
+    /// The tolerance grows with the gradient.
+    #[test]
+    fn a_large_gradient_passes() {
+        let large = |x: &[Var]| Ok(vec![crate::ops::affine(&x[0], 1e6, 0.0)?]);
+        gradcheck(large, &[numbers()], Tolerance::default()).unwrap();
+    }
+
+    /// Gradients within the tolerance that differ as an input and as a parameter are an error.
+    #[test]
+    fn both_gradients_must_be_equal() {
+        let calls = std::sync::Arc::new(AtomicU32::new(0));
+        let function = |x: &[Var]| {
+            let calls = calls.clone();
+            identity(&x[0], move || {
+                1.0 + 1e-12 * f64::from(calls.fetch_add(1, Ordering::Relaxed))
+            })
+        };
+        assert!(gradcheck(function, &[numbers()], Tolerance::default()).is_err());
+    }
 }
