@@ -81,6 +81,8 @@ fn help() {
         &["train", "--help"],
         &["sample", "--help"],
         &["forward", "--help"],
+        &["comm", "--help"],
+        &["launch", "--help"],
         &["check", "--help"],
         &["bench", "--help"],
         &["bench", "cpu", "--help"],
