@@ -48,7 +48,10 @@ pub fn checkpoint<const N: usize, T: Vars>(
     let first = record_nested(count, &inputs, Dep::Nothing, uses, backward)?;
     let mut at = 0;
     outputs.each_var(&mut |var| {
-        *var = output(var.value().clone(), first, at);
+        // A parameter that the block returns gets its gradient without the record.
+        if !matches!(var.node(), Node::Param(_)) {
+            *var = output(var.value().clone(), first, at);
+        }
         at += 1;
     });
     Ok(outputs)

@@ -110,6 +110,25 @@ pub trait Module {
         }
         Ok(())
     }
+
+    /// As [`Module::materialize`], for parameters and buffers that have no value, such as those
+    /// added to a loaded model.
+    ///
+    /// # Errors
+    /// As [`Module::materialize`].
+    fn materialize_missing(&self, device: &Device, seed: u64) -> Result<()> {
+        for param in self.params() {
+            if param.value().is_err() {
+                param.materialize(device, seed)?;
+            }
+        }
+        for buffer in self.buffers() {
+            if buffer.value().is_err() {
+                buffer.materialize(device, seed)?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// What [`Module::visit`] passes parameters and buffers to.

@@ -30,6 +30,11 @@ pub trait Operand: Save + Clone {
     fn is_tracked(&self) -> bool {
         self.as_var().is_some_and(Var::is_tracked)
     }
+
+    /// Saves it if the gradient of `other` needs it, that is, if `other` is tracked.
+    fn save_for(&self, other: &Self) -> Option<Saved> {
+        other.is_tracked().then(|| self.save())
+    }
 }
 
 impl Operand for Var {

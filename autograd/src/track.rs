@@ -32,11 +32,14 @@ impl Var {
 
     /// The same value, marked as depending on an input. A value computed from data and parameters
     /// only, such as a token embedding, is otherwise treated like a weight and not like an
-    /// activation.
+    /// activation. A constant, such as a frozen embedding, becomes an input.
     ///
     /// # Errors
     /// [`TapeError::OtherTape`](meshgrad_runtime::TapeError::OtherTape).
     pub fn as_activation(&self) -> Result<Var> {
+        if !self.is_tracked() {
+            return Ok(Var::input(self.value().clone()));
+        }
         let identity: BackwardFn = Box::new(|dys, slots, _| {
             let [dx] = slots.array();
             dys[0]

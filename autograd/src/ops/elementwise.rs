@@ -152,11 +152,7 @@ pub fn sub<V: Operand>(a: &V, b: &V) -> Result<V> {
 pub fn mul<V: Operand>(a: &V, b: &V) -> Result<V> {
     let y = ops::mul(a.value(), b.value())?;
     let (a_shape, b_shape) = (*a.shape(), *b.shape());
-    // Each is saved only for the gradient of the other.
-    let (saved_a, saved_b) = (
-        b.is_tracked().then(|| a.save()),
-        a.is_tracked().then(|| b.save()),
-    );
+    let (saved_a, saved_b) = (a.save_for(b), b.save_for(a));
     y.tracked([a, b], move |dy, [da, db]| {
         if let Some(b) = &saved_b {
             add_summed(da, a_shape, || ops::mul(dy, &b.get()?))?;

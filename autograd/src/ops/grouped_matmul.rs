@@ -15,13 +15,16 @@ use crate::{Operand, Result, Save, Track};
 pub fn grouped_matmul<V: Operand>(x: &V, w: &V, offsets: &Tensor) -> Result<V> {
     let y = ops::grouped_matmul_nt(x.value(), w.value(), offsets)?;
 
-    let (saved_x, saved_w, offsets) = (x.save(), w.save(), offsets.save());
+    let (saved_x, saved_w, offsets) = (x.save_for(w), w.save_for(x), offsets.save());
     y.tracked([x, w], move |dy, [dx, dw]| {
-        dx.add(|| ops::grouped_matmul_grad_input(dy, &saved_w.get()?, &offsets.get()?))?;
-        dw.accumulate(|dw| {
-            let (x, offsets) = (saved_x.get()?, offsets.get()?);
-            ops::grouped_matmul_grad_weight_into(dy, &x, &offsets, dw)
-        })
+        let offsets = offsets.get()?;
+        if let Some(w) = &saved_w {
+            dx.add(|| ops::grouped_matmul_grad_input(dy, &w.get()?, &offsets))?;
+        }
+        if let Some(x) = &saved_x {
+            dw.accumulate(|dw| ops::grouped_matmul_grad_weight_into(dy, &x.get()?, &offsets, dw))?;
+        }
+        Ok(())
     })
 }
 

@@ -13,10 +13,15 @@ use crate::{Operand, Result, Track};
 /// As [`meshgrad_runtime::ops::linear`].
 pub fn linear<V: Operand>(x: &V, w: &V) -> Result<V> {
     let y = ops::linear(x.value(), w.value())?;
-    let (saved_x, saved_w) = (x.save(), w.save());
+    let (saved_x, saved_w) = (x.save_for(w), w.save_for(x));
     y.tracked([x, w], move |dy, [dx, dw]| {
-        dx.add(|| ops::linear_grad_input(dy, &saved_w.get()?))?;
-        dw.accumulate(|dw| ops::linear_grad_weight_into(dy, &saved_x.get()?, dw))
+        if let Some(w) = &saved_w {
+            dx.add(|| ops::linear_grad_input(dy, &w.get()?))?;
+        }
+        if let Some(x) = &saved_x {
+            dw.accumulate(|dw| ops::linear_grad_weight_into(dy, &x.get()?, dw))?;
+        }
+        Ok(())
     })
 }
 
@@ -30,9 +35,14 @@ pub fn linear<V: Operand>(x: &V, w: &V) -> Result<V> {
 /// As [`meshgrad_runtime::ops::matmul`].
 pub fn matmul<V: Operand>(a: &V, b: &V) -> Result<V> {
     let c = ops::matmul(a.value(), b.value())?;
-    let (saved_a, saved_b) = (a.save(), b.save());
+    let (saved_a, saved_b) = (a.save_for(b), b.save_for(a));
     c.tracked([a, b], move |dc, [da, db]| {
-        da.add(|| ops::matmul(dc, &saved_b.get()?.transpose(-1, -2)?))?;
-        db.add(|| ops::matmul(&saved_a.get()?.transpose(-1, -2)?, dc))
+        if let Some(b) = &saved_b {
+            da.add(|| ops::matmul(dc, &b.get()?.transpose(-1, -2)?))?;
+        }
+        if let Some(a) = &saved_a {
+            db.add(|| ops::matmul(&a.get()?.transpose(-1, -2)?, dc))?;
+        }
+        Ok(())
     })
 }

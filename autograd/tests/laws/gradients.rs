@@ -227,3 +227,26 @@ fn results_of_a_checkpoint_keep_their_gradients() {
     };
     assert_eq!(run(true), run(false));
 }
+
+/// A block may return a parameter; its gradient is that of both uses.
+#[test]
+fn a_checkpoint_may_return_a_parameter() {
+    let net = Net::new();
+    let run = |checkpointed: bool| {
+        let b = net.b.clone();
+        let block = move |x: &Var| Ok([ops::linear(x, &b.var()?)?, b.var()?]);
+        let (loss, tape) = Tape::record(|| {
+            let x = Var::input(net.input(1));
+            let [y, w] = match checkpointed {
+                true => checkpoint([&x], move |[x]| block(&x))?,
+                false => block(&x)?,
+            };
+            ops::linear(&y, &w)
+        })
+        .unwrap();
+        let mut grads = Grads::new(std::slice::from_ref(&net.b)).unwrap();
+        tape.backward(&[(&loss, net.input(2))], &mut grads).unwrap();
+        bits(&mut grads)
+    };
+    assert_eq!(run(true), run(false));
+}

@@ -38,7 +38,6 @@ fn an_unused_parameter_is_an_error_unless_optional() {
     );
 }
 
-/// The gradient of a parameter that is not in `Grads` is not computed.
 /// A frozen parameter is a constant: nothing is saved for its gradient, and the others have the
 /// same gradients as before.
 #[test]
@@ -62,6 +61,7 @@ fn frozen_parameters_are_constants() {
     assert_eq!(run(&net.params()), (all, saved));
 }
 
+/// The gradient of a parameter that is not in `Grads` is not computed.
 #[test]
 fn parameters_without_a_buffer_get_no_gradient() {
     let net = Net::new();
@@ -185,4 +185,45 @@ fn gradients_may_share_one_buffer() {
         Grads::over(&net.params(), &short),
         Err(Error::Tape(TapeError::FlatBuffer { actual: 71, .. }))
     ));
+}
+
+/// A product saves an operand only for the gradient of the other one.
+#[test]
+fn an_operand_of_a_frozen_weight_is_not_saved() {
+    let net = Net::new();
+    let saved = || {
+        let x = || Var::input(net.input(1));
+        let (_, tape) = Tape::record(|| ops::linear(&x(), &net.a.var()?)).unwrap();
+        tape.saved_bytes()
+    };
+    assert_eq!(saved(), net.input(1).storage_bytes());
+    net.a.freeze();
+    assert_eq!(saved(), 0);
+}
+
+/// An activation that depends on nothing that is trained, such as a frozen embedding, is still an
+/// input: what follows is no weight.
+#[test]
+fn a_constant_can_be_an_activation() {
+    let net = Net::new();
+    net.a.freeze();
+    let ((x, y), tape) = Tape::record(|| {
+        let x = ops::linear(&Var::constant(net.input(1)), &net.a.var()?)?.as_activation()?;
+        let y = ops::linear(&x, &net.b.var()?)?;
+        Ok((x, y))
+    })
+    .unwrap();
+    let (dx, weights) = tape.backward_inputs(&[(&y, net.input(2))], &[&x]).unwrap();
+    assert_eq!(dx[0].shape(), x.shape());
+    let mut grads = Grads::new(std::slice::from_ref(&net.b)).unwrap();
+    weights.run(&mut grads).unwrap();
+    assert!(
+        grads
+            .get(&net.b)
+            .unwrap()
+            .to_vec::<f32>()
+            .unwrap()
+            .iter()
+            .any(|x| *x != 0.0)
+    );
 }

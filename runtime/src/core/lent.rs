@@ -48,7 +48,7 @@ impl Tensor {
     pub fn lend_in_place(&self, input: &Tensor, op: &'static str) -> Result<LentInPlace> {
         if (input.storage_id(), input.dtype()) != (self.storage_id(), self.dtype()) {
             let problem =
-                format!("{input:?} is not a part of the storage of {self:?}; pass a view of it");
+                format!("{input} is not a part of the storage of {self}; pass a view of it");
             return Err(Error::Argument { op, problem });
         }
         let (input, output) = (input.contiguous_range(op)?, self.contiguous_range(op)?);

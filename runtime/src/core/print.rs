@@ -45,6 +45,9 @@ enum Values<T> {
 }
 
 fn values(tensor: &Tensor) -> Result<String> {
+    if tensor.elements() == 0 {
+        return Ok("[]".into());
+    }
     let whole = tensor.elements() <= MOST_ELEMENTS;
     crate::for_any!(tensor.dtype(), T => {
         let values = match whole {
@@ -195,6 +198,7 @@ mod tests {
             format!("i64[3] on cpu [{}, {:>19}, {:>19}]", 1i64 << 62, -1, 0)
         );
         assert_eq!(text::<f32>(&[0], &[]), "f32[0] on cpu []");
+        assert_eq!(text::<f32>(&[99, 0], &[]), "f32[99, 0] on cpu\n[]");
         assert_eq!(
             text(&[2], &[Bool::from_i64(1), Bool::from_i64(0)]),
             "bool[2] on cpu [ true, false]"
