@@ -156,6 +156,50 @@ fn a_run_that_was_stopped_and_resumed_gives_the_same_bits() {
     assert!(records[5].loss < records[0].loss);
 }
 
+/// A session keeps the values of a model that has some, gives the others their initial values, and
+/// trains only what is not frozen. Stopped and resumed, it gives the same bits.
+#[test]
+fn a_low_rank_update_of_a_loaded_model_is_trained_alone() {
+    let temp = tempfile::tempdir().unwrap();
+    let [whole, parts] = ["whole", "parts"].map(|name| temp.path().join(name));
+    let device = Device::cpu();
+    let loaded = |vocabulary: usize| {
+        let mut model = Bigram::new(vocabulary);
+        model.materialize(&device, 99).unwrap();
+        model.freeze();
+        model.inside.add_lora(2, 4.0);
+        model
+    };
+    let train = |run: &Path, stop_after: Option<u64>| {
+        let config = config(&["optimizer.ema_decay=0.5", "optimizer.name=lion"]);
+        let session = Session::new(&config, &device).run_dir(run);
+        let session = session.stop_after(stop_after);
+        let trained = session.train(|data, _| Ok(loaded(data.tokenizer.vocab_size())));
+        trained.unwrap()
+    };
+    train(&whole, None);
+    train(&parts, Some(3));
+    train(&parts, None);
+    let last = whole.join("step-000006");
+    assert!(files(&last) == files(&parts.join("step-000006")));
+
+    let stored = meshgrad::ckpt::TensorFile::open(last.join("model.safetensors")).unwrap();
+    let mut changed = Vec::new();
+    for param in loaded(257).params() {
+        let bytes = stored.read(param.name()).unwrap();
+        match param.value() {
+            Ok(value) => {
+                let values = value.to_vec::<f32>().unwrap().into_iter();
+                let values: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
+                assert!(values == bytes, "{} changed", param.name());
+            }
+            Err(_) => changed.push((param.name().to_owned(), bytes.iter().any(|byte| *byte != 0))),
+        }
+    }
+    let expected = ["inside.lora_A.weight", "inside.lora_B.weight"];
+    assert_eq!(changed, expected.map(|name| (name.to_owned(), true)));
+}
+
 #[test]
 fn a_module_is_saved_and_loaded_under_its_own_names() {
     let temp = tempfile::tempdir().unwrap();

@@ -71,7 +71,7 @@ impl TryFrom<String> for Curve {
     fn try_from(text: String) -> Result<Self, String> {
         let hint = "use linear, cosine, exponential, poly:2 or poly_out:2";
         let (name, power) = match text.split_once(':') {
-            Some((name, power)) => (name, power.parse().ok()),
+            Some((name, power)) => (name, Some(power.parse().unwrap_or(f64::NAN))),
             None => (text.as_str(), None),
         };
         match (name, power) {

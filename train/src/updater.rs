@@ -34,7 +34,7 @@ impl Updater {
         device: &Device,
         config: &OptimizerConfig,
     ) -> Result<(Updater, Grads)> {
-        let params = model.params();
+        let params = model.trained();
         let names: Vec<&str> = params.iter().map(Param::name).collect();
         let make = |parts: &[Part]| configured::optimizer(config, parts, &names);
         let (updater, grads) = Updater::with(model, device, config.max_grad_norm, make)?;

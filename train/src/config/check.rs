@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{AdamWKeys, Algorithm, Config, MuonKeys, TokenizerChoice};
+use super::{AdamWKeys, Algorithm, Config, MuonKeys, ScheduleConfig, TokenizerChoice};
 use crate::optim::{LionConfig, SgdConfig};
 
 /// A key whose value is out of range.
@@ -128,6 +128,14 @@ impl Config {
             found.unless(valid, "schedule.min_lr_ratio", || {
                 format!("{ratio} is not in [0, 1]")
             });
+        }
+        if let ScheduleConfig::Phases { initial, phases } = &self.schedule {
+            let targets = phases.iter().map(|phase| phase.target);
+            for factor in std::iter::once(*initial).chain(targets) {
+                found.unless(factor >= 0.0 && factor.is_finite(), "schedule", || {
+                    format!("the factor {factor} is negative or not finite")
+                });
+            }
         }
         if let Err(error) = self.schedule.of_run(self.train.steps) {
             found.unless(false, "schedule", || error.to_string());

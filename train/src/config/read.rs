@@ -4,6 +4,7 @@
 //! checked against the default configuration, which is the schema, and then replaces the default
 //! value. Every error therefore names its origin.
 
+use std::collections::HashSet;
 use std::path::Path;
 
 use meshgrad_models::config::Qwen3Config;
@@ -91,7 +92,7 @@ impl Config {
         let settings = |schema: &Table| settings(text, name, overrides, schema);
         // The choices decide which keys there are.
         let schema = choice::schema(&settings(&defaults)?, defaults)?;
-        let settings = settings(&schema)?;
+        let settings = last_of_each_key(settings(&schema)?);
 
         let mut resolved = schema.clone();
         if settings
@@ -206,6 +207,17 @@ impl Setting {
             nearest,
         }
     }
+}
+
+/// `settings` without those that a later one replaces, in the same order.
+fn last_of_each_key(settings: Vec<Setting>) -> Vec<Setting> {
+    let mut seen = HashSet::new();
+    let later_first = settings.into_iter().rev();
+    let mut last: Vec<Setting> = later_first
+        .filter(|setting| seen.insert(setting.key.clone()))
+        .collect();
+    last.reverse();
+    last
 }
 
 /// Keys of `[model]` that are aliases of other keys.
@@ -382,6 +394,16 @@ mod tests {
     fn later_settings_win() {
         let config = parse("[train]\nsteps = 5", &["train.steps=6", "train.steps=7"]).unwrap();
         assert_eq!(config.train.steps, 7);
+
+        let sgd = "[optimizer]\nname = \"sgd\"\n[schedule]\nkind = \"cosine\"";
+        let sets = [
+            "optimizer.name=lion",
+            "optimizer.name=muon",
+            "schedule.kind=wsd",
+        ];
+        let config = parse(sgd, &sets).unwrap();
+        assert!(matches!(config.optimizer.algorithm, Algorithm::Muon(_)));
+        assert!(matches!(config.schedule, ScheduleConfig::Wsd { .. }));
     }
 
     #[test]

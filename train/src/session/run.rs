@@ -80,7 +80,7 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
         let (stop, stop_after) = (session.stop, session.stop_after);
         let (trainer, first_step) = match &from {
             None => {
-                model.materialize(device, config.train.seed)?;
+                model.materialize_missing(device, config.train.seed)?;
                 (trainer(session, model)?, 0)
             }
             Some(checkpoint) => with_loading_bar(|progress| {
