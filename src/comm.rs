@@ -97,8 +97,9 @@ fn run(rank: &dyn Rank, transport: &str, max_bytes: usize) -> Result<()> {
 fn check(world: &dyn Communicator) -> Result<()> {
     let checked = conformance::check(world, &COUNTS);
     let failed = Tensor::scalar(world.device(), u8::from(checked.is_err()))?;
-    let any = world.all_reduce(&failed, Reduction::Max)?.wait()?;
-    checked?;
+    let any = world.all_reduce(&failed, Reduction::Max);
+    checked?; // the other ranks may fail to hear of it, so it comes before their error
+    let any = any?.wait()?;
     match any.item::<u8>()? {
         0 => Ok(()),
         _ => Err("a check failed on another rank".into()),
@@ -107,7 +108,7 @@ fn check(world: &dyn Communicator) -> Result<()> {
 
 fn sizes(max_bytes: usize) -> Vec<usize> {
     let mut sizes: Vec<usize> = (0..)
-        .map(|power| 1 << (5 * power + 5))
+        .map_while(|power: u32| 1usize.checked_shl(5 * power + 5))
         .take_while(|it| *it < max_bytes)
         .collect();
     sizes.push(max_bytes);

@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::Context;
 use meshgrad::comm::launch::{Ended, Launch};
+use signal_hook::consts;
 
 /// The exit code after Ctrl-C, as of shells.
 const STOPPED: u8 = 130;
@@ -24,7 +25,7 @@ pub(crate) struct LaunchArguments {
 
 pub(crate) fn launch(arguments: &LaunchArguments) -> anyhow::Result<ExitCode> {
     let stop = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+    for signal in [consts::SIGINT, consts::SIGTERM, consts::SIGHUP] {
         signal_hook::flag::register(signal, stop.clone())
             .context("cannot install a handler for Ctrl-C")?;
     }

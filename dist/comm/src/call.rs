@@ -284,7 +284,7 @@ impl<'a, C: Communicator + ?Sized> Call<'a, C> {
             return Ok(());
         }
         self.invalid(format!(
-            "{part:?} overlaps {whole:?}, but is not this member's part of it: it starts at \
+            "{part} overlaps {whole}, but is not this member's part of it: it starts at \
              element {}, the part at {own}; pass that slice, or memory outside of it",
             one.start
         ))

@@ -92,4 +92,8 @@ impl<C: Communicator + ?Sized> Communicator for Arc<C> {
     fn start(&self, request: Request, operands: Operands) -> Result<Pending<Option<Tensor>>> {
         (**self).start(request, operands)
     }
+
+    fn start_fused(&self, calls: Vec<(Request, Operands)>) -> Result<Vec<Pending<Option<Tensor>>>> {
+        (**self).start_fused(calls)
+    }
 }

@@ -99,8 +99,9 @@ impl Shared {
         state.push(frames);
         state.insert(call);
         state.check_left();
-        self.settle(state, key);
+        // The frames leave while this rank works on the collective.
         self.wake();
+        self.settle(state, key);
         Ok(())
     }
 
@@ -216,6 +217,12 @@ impl Shared {
 
     pub(super) fn has_ended(&self) -> bool {
         self.lock().ended.is_some()
+    }
+
+    /// Whether the world or a communicator has failed.
+    pub(super) fn has_failed(&self) -> bool {
+        let state = self.lock();
+        state.ended.is_some() || !state.failed.is_empty()
     }
 
     /// Records that a rank left after `sent` frames.

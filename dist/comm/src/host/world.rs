@@ -173,7 +173,7 @@ impl Drop for World {
         if thread::panicking() {
             self.end("it panicked".to_owned());
         }
-        let has_failed = self.shared.has_ended();
+        let has_failed = self.shared.has_failed();
         self.shared.leave();
         if let Some(progress) = self.progress.take() {
             // Its panic would have closed the connections, which the other ranks notice.

@@ -258,6 +258,25 @@ mod tests {
     }
 
     #[test]
+    fn slurm_counts_the_tasks_of_each_node() {
+        let local_size = |tasks: &str| {
+            let place = [
+                ("SLURM_PROCID", "5"),
+                ("SLURM_NTASKS", "8"),
+                ("SLURM_LOCALID", "1"),
+                ("SLURM_STEP_TASKS_PER_NODE", tasks),
+                ("SLURM_STEP_NODELIST", "n[1-2]"),
+                ("SLURM_JOB_ID", "1"),
+                ("MESHGRAD_SECRET", LONG),
+            ];
+            read(&place).unwrap().unwrap().local_size()
+        };
+        assert_eq!(local_size("4(x2)"), 4);
+        assert_eq!(local_size("8"), 8);
+        assert_eq!(local_size("6,2"), 1); // unknown
+    }
+
+    #[test]
     fn the_meeting_point_depends_on_the_launcher() {
         let place = [
             ("RANK", "1"),

@@ -28,9 +28,8 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
         total: &'static str,
         world: usize,
     ) -> Result<HostCount, EnvironmentError> {
-        // SLURM writes `4` or `4(x2)`; only the first is a count for all.
         let local_size = match local.starts_with("SLURM_") {
-            true => self.text(local).and_then(|it| it.parse().ok()),
+            true => self.text(local).and_then(|it| tasks_of_each_node(&it)),
             false => self.number(local)?,
         };
         if let Some(size) = local_size
@@ -146,6 +145,13 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
 fn is_loopback(name: &str) -> bool {
     let address = name.parse::<std::net::IpAddr>();
     name == "localhost" || address.is_ok_and(|address| address.is_loopback())
+}
+
+/// The tasks of each node from a SLURM list such as `4` or `4(x2)`; `None` if nodes differ.
+fn tasks_of_each_node(list: &str) -> Option<usize> {
+    let (tasks, nodes) = list.split_once("(x").unwrap_or((list, "1)"));
+    nodes.strip_suffix(')')?.parse::<usize>().ok()?;
+    tasks.parse().ok()
 }
 
 /// The first host of a SLURM list such as `node[07-12,20],login1`.
