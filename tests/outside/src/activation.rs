@@ -128,6 +128,6 @@ fn tile(x: &Tensor) -> Result<RowTile> {
     };
     RowTile::new(dtype, x.extent(-1)?).ok_or_else(|| Error::Argument {
         op: "squared_relu",
-        problem: format!("the rows of {x:?} are not whole 16-byte vectors; pad them"),
+        problem: format!("the rows of {x} are not whole 16-byte vectors; pad them"),
     })
 }
