@@ -26,7 +26,8 @@ use crate::local::LocalCommunicator;
 ///
 /// Dropping it leaves the world: what this rank has sent still arrives, and ranks that wait for
 /// anything else of it fail. Rank 0 waits there until all other ranks have left, because they are
-/// connected to it. After a failure, nothing waits. A process can join another world afterwards.
+/// connected to it. After a failure, nothing waits. A process can join another world
+/// afterwards: at another address, or at the same one once all ranks have left.
 pub struct World {
     rank: usize,
     all: Group,
