@@ -26,7 +26,8 @@ pub struct Task<T = Committed> {
 impl<T> Task<T> {
     /// A task that runs `run` in the background once it is submitted; messages name `path`. A rank
     /// that only writes parts returns its [`WriteReport`](crate::WriteReport). A coordinator also
-    /// waits for the reports of other ranks. To limit the number of checkpoints, call [`keep_last`](crate::keep_last) at the end.
+    /// waits for the reports of other ranks. To limit the number of checkpoints, call
+    /// [`keep_last`](crate::keep_last) at the end.
     pub fn new(
         path: impl AsRef<Path>,
         run: impl FnOnce() -> Result<T> + Send + 'static,

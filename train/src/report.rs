@@ -1,8 +1,8 @@
 //! The output of a run: a header, a progress line, and messages in between.
 //!
-//! On a terminal, with the feature `progress`, the progress line stays at the bottom and is redrawn every step; elsewhere one
-//! line is printed per interval. Color is used only on a terminal, and only if `NO_COLOR` is not
-//! set (no-color.org). This module measures nothing.
+//! On a terminal, with the feature `progress`, the progress line stays at the bottom and is redrawn
+//! every step; elsewhere one line is printed per interval. Color is used only on a terminal, and
+//! only if `NO_COLOR` is not set (no-color.org). This module measures nothing.
 
 #[cfg(feature = "progress")]
 mod bar;

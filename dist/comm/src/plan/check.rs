@@ -42,9 +42,10 @@ impl fmt::Display for Checked {
 /// forever. One log per rank; members without a log are assumed to take part in everything.
 ///
 /// # Errors
-/// [`CommError::DuplicateLog`]. What the ranks would fail with: [`CommError::Mismatch`] or [`CommError::PairCounts`] of the
-/// first call that differs, [`CommError::Returned`] if a rank ends without starting what others
-/// wait for, [`CommError::OrderInversion`] with the smallest cycle.
+/// [`CommError::DuplicateLog`] for two logs of one rank. Otherwise the error with which the ranks
+/// would fail: [`CommError::Mismatch`] or [`CommError::PairCounts`] of the first call that differs,
+/// [`CommError::Returned`] if a rank ends without starting what others wait for,
+/// [`CommError::OrderInversion`] with the smallest cycle.
 pub fn check_logs(logs: &[CommLog]) -> Result<Checked, CommError> {
     let mut ranks: Vec<usize> = logs.iter().map(CommLog::rank).collect();
     ranks.sort_unstable();
