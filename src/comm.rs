@@ -42,11 +42,11 @@ enum Transport {
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
 pub(crate) fn comm(arguments: &CommArguments) -> anyhow::Result<()> {
-    let is_launched = Environment::read()?.is_some();
-    let transport = match arguments.transport {
-        Transport::Auto if is_launched && arguments.ranks.is_none() => Transport::Host,
-        Transport::Auto => Transport::Local,
-        other => other,
+    let transport = match (arguments.transport, arguments.ranks) {
+        // The launcher's variables matter for nothing else.
+        (Transport::Auto, None) if Environment::read()?.is_some() => Transport::Host,
+        (Transport::Auto, _) => Transport::Local,
+        (other, _) => other,
     };
     if transport == Transport::Host {
         ensure!(

@@ -30,6 +30,20 @@ fn comm_checks_and_measures_threads_and_processes() {
     }
 }
 
+/// Threads of this process need no launcher, so its variables may be anything.
+#[test]
+fn threads_do_not_depend_on_the_launcher() {
+    for arguments in [["--transport", "local"], ["--ranks", "2"]] {
+        let output = Command::new(MESHGRAD)
+            .args(["comm", "--max-bytes", "0"])
+            .args(arguments)
+            .env("RANK", "not a number")
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+    }
+}
+
 #[test]
 fn launch_returns_the_code_of_the_rank_that_failed() {
     let script = "if [ $RANK = 1 ]; then exit 5; fi; sleep 1000 & wait";

@@ -70,6 +70,67 @@ fn all_are_stopped_from_outside() {
     assert_eq!(text.matches("saved").count(), 2, "{text}");
 }
 
+/// A rank fails because another has failed, shortly after it. The first one is blamed, not the
+/// lowest.
+#[test]
+fn the_first_that_fails_is_blamed() {
+    let pipe = std::env::temp_dir().join(format!("meshgrad-first-{}", std::process::id()));
+    let pipe = pipe.display().to_string();
+    assert!(
+        Command::new("mkfifo")
+            .arg(&pipe)
+            .status()
+            .unwrap()
+            .success()
+    );
+    let script = format!(
+        "case $RANK in
+            2) exec 3>{pipe}; exit 5;;
+            0) read line <{pipe}; sleep 0.005; exit 3;;
+            1) trap 'exit 0' TERM; sleep 1000 & wait;;
+        esac"
+    );
+    for _ in 0..5 {
+        assert_eq!(shell(3, &script).0, Ended::Failed { rank: 2, code: 5 });
+    }
+    std::fs::remove_file(pipe).unwrap();
+}
+
+/// The state of a process, such as `S`, or `Z` if it has ended; `None` if it does not exist.
+fn state(pid: &str) -> Option<String> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find(|line| line.starts_with("State:"))?;
+    Some(line.split_whitespace().nth(1)?.to_owned())
+}
+
+/// What a rank leaves behind is stopped. A process in a session of its own goes on, and is not
+/// waited for although it keeps the rank's output open.
+#[test]
+fn descendants_are_not_waited_for() {
+    let script = "sleep 1000 & echo $!; setsid sleep 1000 & echo $!
+        while read name </proc/$!/comm; [ $name != sleep ]; do sleep 0.01; done; exit $CODE";
+    for code in ["0", "4"] {
+        let (ended, out, _) = shell(1, &script.replace("$CODE", code));
+        let expected = match code {
+            "0" => Ended::Success,
+            _ => Ended::Failed { rank: 0, code: 4 },
+        };
+        assert_eq!(ended, expected);
+        let pids: Vec<&str> = out
+            .iter()
+            .filter_map(|line| line.strip_prefix("[0] "))
+            .collect();
+        let has_ended = |pid: &&&str| state(pid).is_none_or(|it| it == "Z");
+        while pids.iter().filter(has_ended).count() == 0 {
+            std::thread::yield_now(); // the signal was sent
+        }
+        let outlives: Vec<_> = pids.iter().filter(|pid| !has_ended(pid)).collect();
+        assert_eq!(outlives.len(), 1, "{pids:?}");
+        let killed = Command::new("kill").arg(outlives[0]).status().unwrap();
+        assert!(killed.success());
+    }
+}
+
 #[test]
 fn a_command_that_does_not_exist_is_named() {
     let never = AtomicBool::new(false);

@@ -297,6 +297,8 @@ mod tests {
             ("SLURM_STEP_NODELIST", "gpu[07-12,20]-x,login1"),
         ];
         assert_eq!(with(&slurm), "rank 1 of 2, meeting at gpu07-x:23456");
+        let step = [slurm.as_slice(), &[("SLURM_STEP_ID", "1")]].concat();
+        assert_eq!(with(&step), "rank 1 of 2, meeting at gpu07-x:21375");
 
         let file = at(&[
             ("OMPI_COMM_WORLD_RANK", "0"),
@@ -307,10 +309,33 @@ mod tests {
         assert!(file.contains("-prte_7_1.meeting"), "{file}");
     }
 
+    /// MPICH names no run, but one process starts all ranks of a host.
+    #[test]
+    fn runs_without_a_name_do_not_share_a_file() {
+        let file = at(&[
+            ("PMI_RANK", "0"),
+            ("PMI_SIZE", "2"),
+            ("MPI_LOCALNRANKS", "2"),
+        ]);
+        let parent = std::os::unix::process::parent_id();
+        assert!(
+            file.contains(&format!("-parent-{parent}.meeting")),
+            "{file}"
+        );
+    }
+
     #[test]
     fn variables_that_do_not_fit_are_named() {
         let error = |variables: &[(&str, &str)]| read(variables).unwrap_err().to_string();
-        let cases: [(&[(&str, &str)], &str); 9] = [
+        let cases: [(&[(&str, &str)], &str); 10] = [
+            (
+                &[
+                    ("RANK", "1"),
+                    ("WORLD_SIZE", "2"),
+                    ("LOCAL_WORLD_SIZE", "2"),
+                ],
+                "2 ranks of one host need a name for their run; set MESHGRAD_RUN",
+            ),
             (
                 &[("PMIX_RANK", "1")],
                 "PMIX_RANK is set, but WORLD_SIZE is not",

@@ -60,7 +60,7 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
         let address = self.address(world)?;
         match (address, secret) {
             (Some(address), Some(secret)) => Ok(Meeting::At { address, secret }),
-            (_, _) if is_one_host => Ok(Meeting::File(self.file())),
+            (_, _) if is_one_host => Ok(Meeting::File(self.file(world)?)),
             (None, _) => Err(EnvironmentError::NoMeetingPoint { world }),
             (Some(_), None) => Err(EnvironmentError::NoSecret { world }),
         }
@@ -104,16 +104,19 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
         Ok(Some(format!("{name}:{port}")))
     }
 
-    /// The first host of a SLURM step, and a port named by the job.
+    /// The first host of a SLURM step, and a port named by the job and the step.
     fn slurm_address(&self) -> Option<String> {
-        let job: usize = self.text("SLURM_JOB_ID")?.parse().ok()?;
+        let number = |name| self.text(name)?.parse::<u32>().ok();
+        let job = u64::from(number("SLURM_JOB_ID")?);
+        let step = u64::from(number("SLURM_STEP_ID").unwrap_or(0));
         let hosts = self.text("SLURM_STEP_NODELIST")?;
         let host = first_host(&hosts)?;
-        Some(format!("{host}:{}", 20_000 + job % 10_000))
+        // Steps of a job, and jobs one after another, get different ports.
+        Some(format!("{host}:{}", 20_000 + (job + 7919 * step) % 10_000))
     }
 
     /// The file of the run, which all its processes name alike.
-    fn file(&self) -> PathBuf {
+    fn file(&self, world: usize) -> Result<PathBuf, EnvironmentError> {
         let names = [
             "MESHGRAD_RUN",
             "TORCHELASTIC_RUN_ID",
@@ -124,7 +127,10 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
             "SLURM_STEP_ID",
             "MASTER_PORT",
         ];
-        let known: Vec<String> = names.iter().filter_map(|name| self.text(name)).collect();
+        let mut known: Vec<String> = names.iter().filter_map(|name| self.text(name)).collect();
+        if known.is_empty() {
+            known.push(self.unnamed_run(world)?);
+        }
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
         let run: String = known
             .join("-")
@@ -138,7 +144,16 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
             .filter(|it| it.is_dir());
         let user = rustix::process::geteuid().as_raw();
         let folder = folder.unwrap_or_else(std::env::temp_dir);
-        folder.join(format!("meshgrad-{user}-{run}.meeting"))
+        Ok(folder.join(format!("meshgrad-{user}-{run}.meeting")))
+    }
+
+    /// A run whose launcher has no variable that names it. One process of MPICH starts all ranks of
+    /// a host.
+    fn unnamed_run(&self, world: usize) -> Result<String, EnvironmentError> {
+        if world > 1 && self.text("PMI_RANK").is_none() {
+            return Err(EnvironmentError::NoRun { world });
+        }
+        Ok(format!("parent-{}", std::os::unix::process::parent_id()))
     }
 }
 

@@ -3,12 +3,16 @@
 //! - `variables.rs`, `meeting.rs`, `environment.rs`: rank, world and meeting point from the
 //!   variables of `meshgrad launch`, torchrun, srun and mpirun.
 //! - `processes.rs`: starts the ranks of one host, as `meshgrad launch` does.
+//! - `children.rs`, `output.rs`: waits for them and stops them; copies their output.
 
+mod children;
 mod environment;
 mod meeting;
+mod output;
 mod processes;
 mod variables;
 
+pub use children::Ended;
 pub use environment::Environment;
-pub use processes::{Ended, Launch, LaunchError};
+pub use processes::{Launch, LaunchError};
 pub use variables::EnvironmentError;

@@ -73,6 +73,16 @@ pub enum EnvironmentError {
         world: usize,
     },
 
+    /// Nothing distinguishes the run from others on its host.
+    #[error(
+        "{world} ranks of one host need a name for their run; set MESHGRAD_RUN to the same name on \
+         all ranks, or MASTER_ADDR, MASTER_PORT and MESHGRAD_SECRET"
+    )]
+    NoRun {
+        /// The number of ranks.
+        world: usize,
+    },
+
     /// The rank could not join its world.
     #[error(transparent)]
     Join(#[from] JoinError),

@@ -1,0 +1,147 @@
+//! The processes of a launch: waiting for them, and stopping them.
+//!
+//! A process is reaped after its group was signalled for the last time. Until then its number, which
+//! is that of the group, cannot belong to another process.
+
+use std::io;
+use std::process::Child;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use rustix::io::{Errno, retry_on_intr};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+
+/// How long the other ranks may take to report why they fail before they are asked to end.
+const REPORT: Duration = Duration::from_secs(1);
+/// How long they may take to end, such as to save a checkpoint, before they are killed.
+const END: Duration = Duration::from_secs(30);
+/// The pause between looks at the flag that stops them.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// How the processes ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// All ranks succeeded.
+    Success,
+    /// The first rank that failed, and its exit code: 128 and the signal's number if it was killed.
+    Failed {
+        /// The rank.
+        rank: usize,
+        /// The code.
+        code: u8,
+    },
+    /// They were stopped from outside.
+    Stopped,
+}
+
+/// The processes, in rank order. They are killed when dropped, with what they started.
+#[derive(Default)]
+pub(super) struct Children(Vec<Rank>);
+
+struct Rank {
+    process: Child,
+    is_running: bool,
+}
+
+/// The number of a rank that ended and its exit code: 128 and the signal's number if it was killed.
+pub(super) type End = (usize, io::Result<u8>);
+
+/// Waits until a process ends, and does not reap it. Returns its exit code.
+pub(super) fn wait_for(pid: Option<Pid>) -> io::Result<u8> {
+    let pid = pid.ok_or(Errno::CHILD)?;
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+    let status = retry_on_intr(|| waitid(WaitId::Pid(pid), options))?.ok_or(Errno::CHILD)?;
+    let killed = || Some(128 + status.terminating_signal()?);
+    let code = status.exit_status().or_else(killed);
+    Ok(u8::try_from(code.unwrap_or(1)).unwrap_or(1))
+}
+
+impl Children {
+    pub(super) fn push(&mut self, process: Child) {
+        let is_running = true;
+        self.0.push(Rank {
+            process,
+            is_running,
+        });
+    }
+
+    pub(super) fn processes(&mut self) -> impl Iterator<Item = &mut Child> {
+        self.0.iter_mut().map(|rank| &mut rank.process)
+    }
+
+    /// Waits until all processes have ended, which `ends` reports in the order of their ends. When
+    /// one fails or `stop` is set, the others are stopped.
+    pub(super) fn wait(&mut self, ends: &Receiver<End>, stop: &AtomicBool) -> io::Result<Ended> {
+        let mut outcome = Ended::Success;
+        let mut signals = [(Duration::ZERO, Signal::TERM), (END, Signal::KILL)]
+            .into_iter()
+            .peekable();
+        let mut since: Option<Instant> = None;
+        while self.0.iter().any(|rank| rank.is_running) {
+            let failed = match ends.recv_timeout(LOOK) {
+                Ok((rank, code)) => self.ended(rank, code?),
+                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Disconnected) => return Err(Errno::CHILD.into()),
+            };
+            if outcome == Ended::Success {
+                outcome = match failed {
+                    Some(failed) => failed,
+                    None if stop.load(Ordering::Relaxed) => Ended::Stopped,
+                    None => Ended::Success,
+                };
+            }
+            let grace = match outcome {
+                Ended::Success => continue,
+                Ended::Failed { .. } => REPORT,
+                Ended::Stopped => Duration::ZERO,
+            };
+            let waited = since.get_or_insert_with(Instant::now).elapsed();
+            if let Some((_, signal)) = signals.next_if(|(after, _)| waited >= grace + *after) {
+                let running = self.0.iter().filter(|rank| rank.is_running);
+                running.for_each(|rank| signal_group(&rank.process, signal));
+            }
+        }
+        Ok(outcome)
+    }
+
+    /// Records that a rank ended. If it failed, what it started is stopped.
+    fn ended(&mut self, rank: usize, code: u8) -> Option<Ended> {
+        let ended = &mut self.0[rank];
+        ended.is_running = false;
+        if code == 0 {
+            return None;
+        }
+        signal_group(&ended.process, Signal::TERM);
+        Some(Ended::Failed { rank, code })
+    }
+
+    /// Kills the processes that run, stops what the others started, and reaps them.
+    pub(super) fn reap(&mut self) {
+        for rank in &self.0 {
+            let signal = match rank.is_running {
+                true => Signal::KILL,
+                false => Signal::TERM,
+            };
+            signal_group(&rank.process, signal);
+        }
+        for mut rank in self.0.drain(..) {
+            let _ = rank.process.wait(); // it has ended or was killed
+        }
+    }
+}
+
+impl Drop for Children {
+    fn drop(&mut self) {
+        self.reap();
+    }
+}
+
+pub(super) fn pid(process: &Child) -> Option<Pid> {
+    Pid::from_raw(i32::try_from(process.id()).ok()?)
+}
+
+fn signal_group(process: &Child, signal: Signal) {
+    // A group that has ended needs no signal.
+    let _ = pid(process).map(|pid| kill_process_group(pid, signal));
+}
