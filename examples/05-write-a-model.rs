@@ -6,7 +6,7 @@
 use meshgrad::models::config::Qwen3Config;
 use meshgrad::models::layers::{Linear, RmsNorm};
 use meshgrad::prelude::*;
-use meshgrad::train::config::Config;
+use meshgrad::train::config::{Config, NoTables};
 use meshgrad::train::session::Session;
 
 /// Predicts a token from the one before it. Legend: b batch, t tokens, d features, v vocabulary.
@@ -74,7 +74,7 @@ const CONFIG: &str = r#"
 
 fn main() -> anyhow::Result<()> {
     let device = Device::cpu();
-    let config = Config::parse(CONFIG, "the embedded configuration", &[])?;
+    let config = Config::parse::<NoTables>(CONFIG, "the embedded configuration", &[])?;
     Session::new(&config, &device)
         .run_dir("runs/05-write-a-model")
         .train(|data, _| Ok(Bigram::new(data.tokenizer.vocab_size())))?;

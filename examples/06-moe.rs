@@ -31,8 +31,8 @@ const SMALL: &str = r#"
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let config = match arguments.first() {
-        Some(file) => Config::read(Some(Path::new(file)), &[])?,
-        None => Config::parse(SMALL, "the embedded configuration", &[])?,
+        Some(file) => Config::read::<qwen3::Tables>(Some(Path::new(file)), &[])?,
+        None => Config::parse::<qwen3::Tables>(SMALL, "the embedded configuration", &[])?,
     };
     let run = RunFolder::open(Path::new(
         arguments.get(1).map_or("runs/06-moe", String::as_str),

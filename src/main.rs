@@ -171,7 +171,7 @@ fn dispatch(command: &Command, device: &Device) -> anyhow::Result<ExitCode> {
 }
 
 fn train(arguments: &TrainArguments, device: &Device) -> anyhow::Result<()> {
-    let config = Config::read(arguments.config.as_deref(), &arguments.sets)?;
+    let config = Config::read::<qwen3::Tables>(arguments.config.as_deref(), &arguments.sets)?;
     let default_dir = || RunFolder::default_path(arguments.config.as_deref());
     let run_dir = arguments.run_dir.clone().unwrap_or_else(default_dir);
     let resume = match arguments.resume.as_str() {

@@ -12,7 +12,7 @@ use meshgrad::models::model::Metrics;
 use meshgrad::prelude::*;
 use meshgrad::runtime::ops::StepScalars;
 use meshgrad::train;
-use meshgrad::train::config::Config;
+use meshgrad::train::config::{Config, NoTables};
 use meshgrad::train::events::Event;
 use meshgrad::train::metrics;
 use meshgrad::train::optim::{Granularity, Optimizer, Part, State};
@@ -101,7 +101,7 @@ fn config(sets: &[&str]) -> Config {
     let text = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/any_model.rs");
     let text = CONFIG.replace("TEXT", text.to_str().unwrap());
     let sets: Vec<_> = sets.iter().map(|set| set.parse().unwrap()).collect();
-    Config::parse(&text, "the test", &sets).unwrap()
+    Config::parse::<NoTables>(&text, "the test", &sets).unwrap()
 }
 
 fn trained(run: &Path, stop_after: Option<u64>) -> Summary {

@@ -53,7 +53,7 @@ static TEXT: LazyLock<tempfile::NamedTempFile> = LazyLock::new(|| {
 fn config(sets: &[&str]) -> Config {
     let text = CONFIG.replace("TEXT", TEXT.path().to_str().unwrap());
     let sets: Vec<_> = sets.iter().map(|set| set.parse().unwrap()).collect();
-    Config::parse(&text, "the test", &sets).unwrap()
+    Config::parse::<qwen3::Tables>(&text, "the test", &sets).unwrap()
 }
 
 /// The machine's GPU with `MESHGRAD_TEST_GPU=cuda`, otherwise the emulator's.

@@ -5,7 +5,7 @@
 //!   model.safetensors, config.json   the f32 parameters and the model's own files; for Qwen3 this
 //!                                    is a Hugging Face folder
 //!   tokenizer.json                   its tokenizer
-//!   trainer/config.toml              the whole configuration of the run
+//!   trainer/config.toml              the whole configuration of the run, with the model's tables
 //!   trainer/state.json               step, seed and digest of the text
 //!   trainer/optimizer.json           the optimizer's name, and the names of its state
 //!   trainer/exp_avg/, exp_avg_sq/    the optimizer's state, here AdamW's, with the tensor names of
@@ -25,6 +25,7 @@ use meshgrad_models::load::LoadOptions;
 use meshgrad_runtime::Device;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use toml::{Table, Value};
 
 use crate::config::Config;
 use crate::optim;
@@ -34,6 +35,7 @@ use crate::{Result, TrainError};
 const BUFFERS: &str = "trainer/buffers";
 const STATE: &str = "trainer/state.json";
 const OPTIMIZER: &str = "trainer/optimizer.json";
+const CONFIG: &str = "trainer/config.toml";
 
 /// The training state other than tensors. Everything else follows from it and the configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,9 +73,9 @@ impl SavedOptimizer {
     /// Whether `checkpoint` was saved with this optimizer.
     fn check(&self, checkpoint: &Committed) -> Result<()> {
         let saved: SavedOptimizer = read_json(checkpoint, OPTIMIZER)?;
-        let differs = |what, saved, now| TrainError::OtherRun {
+        let differs = |what: &str, saved, now| TrainError::OtherRun {
             checkpoint: checkpoint.path().to_owned(),
-            what,
+            what: what.to_owned(),
             saved,
             now,
         };
@@ -121,9 +123,46 @@ pub fn snapshot(
     let at = run.join(step_name(state.step));
     snapshot.add(STATE, json(state, &at)?);
     snapshot.add(OPTIMIZER, json(&SavedOptimizer::of(updater), &at)?);
-    snapshot.add("trainer/config.toml", config.to_toml()?);
+    snapshot.add(CONFIG, config.to_toml()?);
     snapshot.set_about("step", state.step);
     Ok(snapshot)
+}
+
+/// Checks that `config` has the `[model]` that `checkpoint` was saved with.
+///
+/// # Errors
+/// [`TrainError::OtherRun`] with the first key that differs; [`TrainError::State`].
+pub fn check_model(checkpoint: &Committed, config: &Config) -> Result<()> {
+    let text = read_text(checkpoint, CONFIG)?;
+    let saved: toml::Table = toml::from_str(&text).map_err(|error| TrainError::State {
+        path: checkpoint.path().join(CONFIG),
+        message: error.message().to_owned(),
+    })?;
+    let Some((key, saved, now)) = first_difference("model", &saved, &config.tables) else {
+        return Ok(());
+    };
+    let shown = |value: Option<&Value>| value.map_or("unset".to_owned(), Value::to_string);
+    Err(TrainError::OtherRun {
+        checkpoint: checkpoint.path().to_owned(),
+        what: key,
+        saved: shown(saved),
+        now: shown(now),
+    })
+}
+
+/// The path of the first value below `key` that differs, and the two values.
+fn first_difference<'a>(
+    key: &str,
+    a: &'a Table,
+    b: &'a Table,
+) -> Option<(String, Option<&'a Value>, Option<&'a Value>)> {
+    let (a, b) = (a.get(key), b.get(key));
+    let (Some(Value::Table(inner_a)), Some(Value::Table(inner_b))) = (a, b) else {
+        return (a != b).then(|| (key.to_owned(), a, b));
+    };
+    let mut keys = inner_a.keys().chain(inner_b.keys());
+    let found = keys.find_map(|key| first_difference(key, inner_a, inner_b));
+    found.map(|(inner, a, b)| (format!("{key}.{inner}"), a, b))
 }
 
 /// The newest complete checkpoint in `run`.
@@ -230,11 +269,17 @@ fn json(value: &impl Serialize, checkpoint: &Path) -> Result<String> {
 }
 
 fn read_json<T: DeserializeOwned>(checkpoint: &Committed, file: &str) -> Result<T> {
+    let text = read_text(checkpoint, file)?;
+    serde_json::from_str(&text).map_err(|error| TrainError::State {
+        path: checkpoint.path().join(file),
+        message: error.to_string(),
+    })
+}
+
+fn read_text(checkpoint: &Committed, file: &str) -> Result<String> {
     let path = checkpoint.path().join(file);
-    let fail = |message: String| TrainError::State {
-        path: path.clone(),
-        message,
-    };
-    let text = std::fs::read_to_string(&path).map_err(|error| fail(error.to_string()))?;
-    serde_json::from_str(&text).map_err(|error| fail(error.to_string()))
+    std::fs::read_to_string(&path).map_err(|error| TrainError::State {
+        path,
+        message: error.to_string(),
+    })
 }

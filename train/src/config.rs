@@ -5,7 +5,7 @@
 //! tables. A run writes its resolved configuration, defaults included,
 //! with [`Config::to_toml`].
 //!
-//! `[model]` is a plain table here; the models crate interprets its values.
+//! The model's own tables, such as `[model]`, have a type of their own: [`ModelTables`].
 
 mod check;
 mod choice;
@@ -15,6 +15,11 @@ mod optimizer;
 mod read;
 mod schedule;
 mod setting;
+mod sources;
+mod suggest;
+mod tables;
+#[cfg(test)]
+mod tests;
 
 use std::path::PathBuf;
 
@@ -24,16 +29,17 @@ pub use check::{Violation, Violations};
 pub use dtype::ComputeDType;
 pub use error::{ConfigError, Origin};
 pub use optimizer::{AdamWKeys, Algorithm, MuonKeys, OptimizerConfig, RoundingName};
-pub use read::Override;
 pub use schedule::ScheduleConfig;
+pub use sources::Override;
+pub use tables::{ModelTables, NoTables};
 
-/// A resolved configuration. `Config::default()` trains a Qwen3-MoE of about 9 million parameters.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
+/// A resolved configuration.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Config {
-    /// The model, with the names of Hugging Face's `config.json`. Keys are checked by the models
-    /// crate.
-    pub model: toml::Table,
+    /// The tables of the model, with every default. [`Config::model_tables`] gives them their type.
+    #[serde(flatten)]
+    pub tables: toml::Table,
     /// Text and tokenizer.
     pub data: DataConfig,
     /// Steps, batches, dtype, seed.
@@ -42,30 +48,12 @@ pub struct Config {
     pub optimizer: OptimizerConfig,
     /// The learning rate schedule.
     pub schedule: ScheduleConfig,
-    /// Balancing of experts, in addition to `model.router_aux_loss_coef`.
-    pub balancing: BalancingConfig,
     /// When to save, and how many checkpoints to keep.
     pub checkpoint: CheckpointConfig,
     /// Text generated during training.
     pub sample: SampleConfig,
     /// Output and validation.
     pub log: LogConfig,
-}
-
-impl Default for Config {
-    fn default() -> Self {
-        Self {
-            model: small_qwen3_moe(),
-            data: DataConfig::default(),
-            train: TrainConfig::default(),
-            optimizer: OptimizerConfig::default(),
-            schedule: ScheduleConfig::default(),
-            balancing: BalancingConfig::default(),
-            checkpoint: CheckpointConfig::default(),
-            sample: SampleConfig::default(),
-            log: LogConfig::default(),
-        }
-    }
 }
 
 /// `[data]`: text and tokenizer.
@@ -170,18 +158,6 @@ impl Default for TrainConfig {
     }
 }
 
-/// `[balancing]`: balancing of experts. The weight of the load-balancing loss is the model's
-/// `router_aux_loss_coef`.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct BalancingConfig {
-    /// The amount by which each step raises the router biases of experts with few tokens and lowers
-    /// the others (Wang et al. 2024, who use 0.001). 0 freezes existing biases and adds none.
-    pub bias_update_rate: f64,
-    /// Weight of the router z-loss (Zoph et al. 2022, who use 0.001); 0 disables it.
-    pub z_loss_coef: f64,
-}
-
 /// `[checkpoint]`: when to save, and how many checkpoints to keep.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -248,25 +224,5 @@ impl Default for LogConfig {
             val_every: 50,
             val_batches: 8,
         }
-    }
-}
-
-/// The default model: 4 layers of 256 features, 8 experts, 2 per token.
-fn small_qwen3_moe() -> toml::Table {
-    toml::toml! {
-        model_type = "qwen3_moe"
-        hidden_size = 256
-        num_hidden_layers = 4
-        num_attention_heads = 8
-        num_key_value_heads = 4
-        head_dim = 32
-        num_experts = 8
-        num_experts_per_tok = 2
-        moe_intermediate_size = 256
-        norm_topk_prob = true
-        router_aux_loss_coef = 0.01
-        rope_theta = 10000.0
-        rms_norm_eps = 1e-6
-        tie_word_embeddings = false
     }
 }

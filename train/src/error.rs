@@ -97,7 +97,7 @@ pub enum TrainError {
         /// The checkpoint.
         checkpoint: PathBuf,
         /// What differs.
-        what: &'static str,
+        what: String,
         /// Its value in the checkpoint.
         saved: String,
         /// Its value now.

@@ -130,7 +130,8 @@ impl<'a> Session<'a> {
 
     /// Trains the model that `build` returns, until the last step or until the run is stopped.
     /// `build` gets the data, and the checkpoint that the run resumes from, if any; the parameters
-    /// of the model need no values yet. `config.model` and `config.balancing` are not read.
+    /// of the model need no values yet. It may read its sizes from [`Config::model_tables`]. A run
+    /// resumes only with the `[model]` that it started with.
     ///
     /// A run that was stopped and resumed at any step is bit-identical to an uninterrupted one.
     ///
@@ -150,13 +151,16 @@ impl<'a> Session<'a> {
         run::train(self, folder, data, model, from)
     }
 
-    /// The checkpoint to resume from. Later checkpoints of the folder are set aside.
+    /// The checkpoint to resume from, which is of this model. Later checkpoints of the folder are set aside.
     fn starting_checkpoint(&self, folder: &RunFolder) -> Result<Option<Committed>> {
         let from = match &self.resume {
             Resume::Auto => checkpoint::newest(folder.path())?,
             Resume::Never => None,
             Resume::From(path) => Some(Committed::open(path)?),
         };
+        if let Some(from) = &from {
+            checkpoint::check_model(from, self.config)?;
+        }
         let state = from.as_ref().map(checkpoint::read_state).transpose()?;
         let step = state.map_or(0, |state| state.step);
         folder.set_aside_after(step)?;

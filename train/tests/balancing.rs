@@ -44,7 +44,7 @@ fn config(overrides: &[&str]) -> Config {
     let text = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/balancing.rs");
     let text = CONFIG.replace("TEXT", text.to_str().unwrap());
     let overrides: Vec<_> = overrides.iter().map(|text| text.parse().unwrap()).collect();
-    Config::parse(&text, "the test", &overrides).unwrap()
+    Config::parse::<qwen3::Tables>(&text, "the test", &overrides).unwrap()
 }
 
 /// Trains or resumes in `run`, and returns the last checkpoint.

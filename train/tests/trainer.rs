@@ -6,7 +6,7 @@ use meshgrad_autograd::{Init, Module, Param, Result, ops};
 use meshgrad_models::{Compute, Loss, Model};
 use meshgrad_runtime::{Device, Tensor};
 use meshgrad_train::TrainError;
-use meshgrad_train::config::Config;
+use meshgrad_train::config::{Config, NoTables};
 use meshgrad_train::events::{Event, Outcome};
 use meshgrad_train::trainer::Trainer;
 
@@ -47,7 +47,7 @@ fn trainer_with(set: &str) -> Trainer<Slope> {
     // An optimizer for which a gradient that is added twice makes a difference.
     let plain = "optimizer = { name = 'sgd', learning_rate = 0.01, max_grad_norm = 0 }
                  schedule = { kind = 'constant', warmup_steps = 0 }";
-    let config = Config::parse(plain, "the test", &[set.parse().unwrap()]).unwrap();
+    let config = Config::parse::<NoTables>(plain, "the test", &[set.parse().unwrap()]).unwrap();
     Trainer::new(model, &config, &device).unwrap()
 }
 

@@ -1,4 +1,5 @@
-//! A language model that meshgrad does not know, trained by an optimizer that it does not know.
+//! A language model that meshgrad does not know, with tables of its own in the configuration, trained
+//! by an optimizer that it does not know.
 
 pub mod activation;
 pub mod model;
@@ -8,11 +9,11 @@ use std::path::Path;
 
 use meshgrad::prelude::*;
 use meshgrad::train;
-use meshgrad::train::config::Config;
+use meshgrad::train::config::{Config, Override};
 use meshgrad::train::events::Event;
 use meshgrad::train::session::{Session, Summary};
 
-use model::Bigram;
+use model::{Bigram, Tables};
 use optimizer::Adagrad;
 
 const CONFIG: &str = r#"
@@ -22,18 +23,21 @@ const CONFIG: &str = r#"
     sample = { every = 6, tokens = 12 }
     log = { val_every = 6, val_batches = 2 }
     optimizer = { learning_rate = 0.1 }
+    model = { width = 32 }
 "#;
 
-/// Trains in `run_dir` on `device` for `steps` steps. `on_event` is called at every event.
+/// Trains in `run_dir` on `device` with the overrides `sets`. `on_event` is called at every event.
 pub fn train(
     device: &Device,
     run_dir: &Path,
-    steps: u64,
+    sets: &[&str],
     mut on_event: impl FnMut(Event<'_>) + Send + 'static,
 ) -> train::Result<Summary> {
     let text = CONFIG.replace("TEXT", concat!(env!("CARGO_MANIFEST_DIR"), "/src"));
-    let steps = format!("train.steps={steps}").parse()?;
-    let config = Config::parse(&text, "the configuration", &[steps])?;
+    let sets = sets.iter().map(|set| set.parse());
+    let sets: Vec<Override> = sets.collect::<Result<_, _>>()?;
+    let config = Config::parse::<Tables>(&text, "the configuration", &sets)?;
+    let tables: Tables = config.model_tables()?;
     Session::new(&config, device)
         .run_dir(run_dir)
         .optimizer(Adagrad::new)
@@ -42,5 +46,5 @@ pub fn train(
             on_event(event);
             Ok(())
         })
-        .train(|data, _| Ok(Bigram::new(data.tokenizer.vocab_size())))
+        .train(|data, _| Ok(Bigram::new(data.tokenizer.vocab_size(), &tables)))
 }

@@ -12,7 +12,7 @@ fn main() -> std::result::Result<(), TrainError> {
     let run_dir = arguments.next().unwrap_or("run".to_owned());
     let halt = arguments.next().and_then(|step| step.parse::<u64>().ok());
 
-    outside::train(&Device::cpu(), Path::new(&run_dir), 12, move |event| {
+    outside::train(&Device::cpu(), Path::new(&run_dir), &[], move |event| {
         if let Event::OptimizerFinished { step, .. } = event
             && Some(step) == halt
         {

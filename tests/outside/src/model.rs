@@ -1,9 +1,47 @@
-//! A model with a loss of its own.
+//! A model with a loss of its own, and its tables in a configuration.
 
 use meshgrad::models::layers::Linear;
 use meshgrad::prelude::*;
+use meshgrad::train::config::ModelTables;
+use serde::{Deserialize, Serialize};
 
 use crate::activation::squared_relu;
+
+/// The tables of a [`Bigram`].
+#[derive(Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tables {
+    model: Sizes,
+    loss: Smoothing,
+}
+
+/// `[model]`.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Sizes {
+    width: usize,
+}
+
+/// `[loss]`.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Smoothing {
+    smoothing: f64,
+}
+
+impl Default for Sizes {
+    fn default() -> Sizes {
+        Sizes { width: 64 }
+    }
+}
+
+impl Default for Smoothing {
+    fn default() -> Smoothing {
+        Smoothing { smoothing: 0.1 }
+    }
+}
+
+impl ModelTables for Tables {}
 
 /// Predicts a token from the one before it. Legend: b batch, t tokens, d features, v vocabulary.
 #[derive(Module)]
@@ -11,15 +49,18 @@ pub struct Bigram {
     embedding: Param,
     inside: Linear,
     head: Linear,
+    smoothing: f64,
 }
 
 impl Bigram {
     /// A model of `v` tokens.
-    pub fn new(v: usize) -> Bigram {
+    pub fn new(v: usize, tables: &Tables) -> Bigram {
+        let d = tables.model.width;
         Bigram {
-            embedding: Param::new("embedding", [v, 32], Init::Normal { std: 0.3 }),
-            inside: Linear::new("inside", 32, 32),
-            head: Linear::new("head", 32, v),
+            embedding: Param::new("embedding", [v, d], Init::Normal { std: 0.3 }),
+            inside: Linear::new("inside", d, d),
+            head: Linear::new("head", d, v),
+            smoothing: tables.loss.smoothing,
         }
     }
 
@@ -46,7 +87,7 @@ impl Model for Bigram {
     fn loss(&self, batch: &TokenBatch, compute: Compute) -> Result<Loss> {
         let logits_btv = self.logits(&batch.ids, compute.dtype)?;
         let count = batch.ids.elements() as f32;
-        let loss = smoothed_cross_entropy(&logits_btv, &batch.labels, 0.1)?;
+        let loss = smoothed_cross_entropy(&logits_btv, &batch.labels, self.smoothing)?;
         Ok(Loss::new(loss, Tensor::scalar(batch.ids.device(), count)?))
     }
 }

@@ -70,6 +70,33 @@ fn a_killed_run_resumes_exactly() {
     assert_eq!(sample(&whole), sample(&resumed));
 }
 
+/// The model's tables are in the run folder. A run resumes with other values of `[loss]`, but not of
+/// `[model]`.
+#[test]
+fn the_tables_of_the_model_belong_to_the_run() {
+    let temp = tempfile::tempdir().unwrap();
+    let train = |sets: &[&str]| outside::train(&Device::cpu(), temp.path(), sets, |_| ());
+    let steps = "train.steps=2";
+    train(&[steps, "model.width=8"]).unwrap();
+    let written = std::fs::read_to_string(temp.path().join("config.toml")).unwrap();
+    for line in ["[model]\nwidth = 8\n", "[loss]\nsmoothing = 0.1\n"] {
+        assert!(written.contains(line), "{written}");
+    }
+
+    let error = train(&[steps]).unwrap_err().to_string();
+    assert!(
+        error
+            .contains("step-000002 was saved with model.width 8, but it is now 32; change it back"),
+        "{error}"
+    );
+    let error = train(&[steps, "model.widht=8"]).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "unknown key `model.widht` (--set); did you mean `model.width`?"
+    );
+    train(&["train.steps=3", "model.width=8", "loss.smoothing=0.2"]).unwrap();
+}
+
 /// The loss falls.
 #[test]
 fn the_model_learns() {
@@ -81,7 +108,7 @@ fn the_model_learns() {
             seen.lock().unwrap().push(record.loss);
         }
     };
-    outside::train(&Device::cpu(), temp.path(), 40, on_event).unwrap();
+    outside::train(&Device::cpu(), temp.path(), &["train.steps=40"], on_event).unwrap();
     let losses = losses.lock().unwrap();
     assert_eq!(losses.len(), 40);
     assert!(losses[39] < 0.75 * losses[0], "{losses:?}");
@@ -120,7 +147,7 @@ fn the_kernels_agree_with_the_cpu() {
 fn the_model_trains_on_the_emulator() {
     let losses = |device: &Device| {
         let temp = tempfile::tempdir().unwrap();
-        let summary = outside::train(device, temp.path(), 1, |_| ()).unwrap();
+        let summary = outside::train(device, temp.path(), &["train.steps=1"], |_| ()).unwrap();
         summary.val_loss.unwrap()
     };
     let (cpu, gpu) = (

@@ -38,15 +38,7 @@ impl Config {
         self.check_optimizer(&mut found);
 
         self.check_schedule(&mut found);
-        let not_negative = [
-            (
-                "balancing.bias_update_rate",
-                self.balancing.bias_update_rate,
-            ),
-            ("balancing.z_loss_coef", self.balancing.z_loss_coef),
-            ("sample.temperature", self.sample.temperature),
-        ];
-        found.not_negative(&not_negative);
+        found.not_negative(&[("sample.temperature", self.sample.temperature)]);
         found.unless(self.log.every > 0, "log.every", || {
             "0 steps; must be at least 1".to_owned()
         });
@@ -236,8 +228,6 @@ mod tests {
             warmup_steps: 0,
             min_lr_ratio: 1.5,
         };
-        config.balancing.bias_update_rate = -0.001;
-        config.balancing.z_loss_coef = f64::NAN;
         config.sample.temperature = f64::INFINITY;
         config.log.every = 0;
 
@@ -257,8 +247,6 @@ mod tests {
             "optimizer.momentum",
             "optimizer.adamw.beta2",
             "schedule.min_lr_ratio",
-            "balancing.bias_update_rate",
-            "balancing.z_loss_coef",
             "sample.temperature",
             "log.every",
         ];

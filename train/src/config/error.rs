@@ -78,6 +78,17 @@ pub enum ConfigError {
     /// All values that are out of range or contradict each other.
     #[error("invalid configuration:{0}")]
     Range(Violations),
+    /// The type of the model's tables cannot be used, or they are of another type.
+    #[error("the model's tables, `{tables}`: {problem}")]
+    Tables {
+        /// The type.
+        tables: &'static str,
+        /// The problem, and how to fix it.
+        problem: String,
+    },
+    /// The default configuration cannot be read back.
+    #[error("the default configuration is invalid: {0}")]
+    Defaults(#[from] toml::de::Error),
     /// The configuration cannot be written as TOML.
     #[error("the configuration cannot be written as TOML: {0}")]
     Write(#[from] toml::ser::Error),

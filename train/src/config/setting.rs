@@ -52,3 +52,35 @@ fn type_name(value: &Value) -> &'static str {
         Value::Table(_) => "a table",
     }
 }
+
+/// Sets the value of the key path `key`, and creates the tables on the way.
+pub(super) fn insert(table: &mut Table, key: &[String], value: Value) {
+    let [part, rest @ ..] = key else { return };
+    if rest.is_empty() {
+        table.insert(part.clone(), value);
+        return;
+    }
+
+    let inner = table
+        .entry(part.clone())
+        .or_insert_with(|| Value::Table(Table::new()));
+    if !inner.is_table() {
+        *inner = Value::Table(Table::new());
+    }
+    if let Value::Table(inner) = inner {
+        insert(inner, rest, value);
+    }
+}
+
+/// The full paths of all tables and keys.
+pub(super) fn paths(table: &Table) -> Vec<String> {
+    let mut paths = Vec::new();
+    for (name, value) in table {
+        paths.push(name.clone());
+        if let Value::Table(inner) = value {
+            let inner = self::paths(inner);
+            paths.extend(inner.into_iter().map(|path| format!("{name}.{path}")));
+        }
+    }
+    paths
+}

@@ -389,9 +389,9 @@ fn restore(
     progress: &(dyn Fn(u64, u64) + Sync),
 ) -> Result<u64> {
     let state = checkpoint::load_state(from, &trainer.model, &trainer.updater, progress)?;
-    let differs = |what, saved: String, now: String| TrainError::OtherRun {
+    let differs = |what: &str, saved: String, now: String| TrainError::OtherRun {
         checkpoint: from.path().to_owned(),
-        what,
+        what: what.to_owned(),
         saved,
         now,
     };

@@ -1,0 +1,171 @@
+//! The settings that a file and `--set` give, with their origins.
+
+use std::collections::HashSet;
+
+use toml::de::{DeTable, DeValue};
+use toml::{Table, Value};
+
+use super::setting::{Setting, lookup};
+use super::{ConfigError, Origin};
+
+/// One `--set key.path=value`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Override {
+    key: Vec<String>,
+    text: String,
+}
+
+impl std::str::FromStr for Override {
+    type Err = ConfigError;
+
+    /// Splits at the first `=`. The value is interpreted later, when the type of the key is known.
+    fn from_str(text: &str) -> Result<Self, ConfigError> {
+        let bad = || ConfigError::Override {
+            text: text.to_owned(),
+        };
+
+        let (key, value) = text.split_once('=').ok_or_else(bad)?;
+        let key: Vec<String> = key
+            .trim()
+            .split('.')
+            .map(|part| part.trim().to_owned())
+            .collect();
+        if key.iter().any(String::is_empty) {
+            return Err(bad());
+        }
+        Ok(Self {
+            key,
+            text: value.trim().to_owned(),
+        })
+    }
+}
+
+impl Override {
+    /// The text as TOML, or as a string if it is not TOML or the key expects a string. If the key
+    /// expects a list, a single value becomes a list of one.
+    fn value(&self, schema: &Table) -> Value {
+        let plain = || Value::String(self.text.clone());
+        let parsed = toml::from_str::<Table>(&format!("value = {}", self.text));
+        let value = parsed
+            .ok()
+            .and_then(|mut table| table.remove("value"))
+            .unwrap_or_else(plain);
+
+        match (lookup(schema, &self.key), value) {
+            (Some(Value::String(_)), value) if !value.is_str() => plain(),
+            (Some(Value::Array(_)), value) if !value.is_array() => Value::Array(vec![value]),
+            (_, value) => value,
+        }
+    }
+}
+
+/// Where settings come from.
+#[derive(Clone, Copy)]
+pub(super) struct Sources<'a> {
+    /// The text of the file.
+    pub(super) text: &'a str,
+    /// Its name in errors.
+    pub(super) name: &'a str,
+    pub(super) overrides: &'a [Override],
+}
+
+impl Sources<'_> {
+    /// The settings in order, without those that a later one replaces. The tables of `schema` are
+    /// split into their keys; any other table is one value.
+    ///
+    /// # Errors
+    /// [`ConfigError::Syntax`].
+    pub(super) fn settings(&self, schema: &Table) -> Result<Vec<Setting>, ConfigError> {
+        let mut settings = self.of_file(schema)?;
+        for set in self.overrides {
+            let mut key = set.key.clone();
+            split(&mut key, set.value(schema), schema, &mut settings);
+        }
+        Ok(last_of_each_key(settings))
+    }
+
+    fn of_file(&self, schema: &Table) -> Result<Vec<Setting>, ConfigError> {
+        let syntax = |error: toml::de::Error| ConfigError::Syntax {
+            origin: self.name.to_owned(),
+            message: error.to_string().trim_end().to_owned(),
+        };
+        // `spans` has the positions of the keys, `values` their values.
+        let spans = DeTable::parse(self.text).map_err(syntax)?;
+        let values: Table = toml::from_str(self.text).map_err(syntax)?;
+
+        let at = |offset: usize| Origin::File {
+            name: self.name.to_owned(),
+            line: 1 + self.text[..offset].matches('\n').count(),
+        };
+        let (mut path, mut settings) = (Vec::new(), Vec::new());
+        flatten(
+            spans.get_ref(),
+            &values,
+            schema,
+            &mut path,
+            &at,
+            &mut settings,
+        );
+        Ok(settings)
+    }
+}
+
+fn flatten(
+    spans: &DeTable<'_>,
+    values: &Table,
+    schema: &Table,
+    path: &mut Vec<String>,
+    at: &impl Fn(usize) -> Origin,
+    settings: &mut Vec<Setting>,
+) {
+    for (name, span) in spans {
+        let Some(value) = values.get(name.get_ref().as_ref()) else {
+            continue;
+        };
+        path.push(name.get_ref().to_string());
+        match (span.get_ref(), value) {
+            (DeValue::Table(spans), Value::Table(values)) if is_table(schema, path) => {
+                flatten(spans, values, schema, path, at, settings);
+            }
+            _ => settings.push(Setting {
+                key: path.clone(),
+                value: value.clone(),
+                origin: at(name.span().start),
+            }),
+        }
+        path.pop();
+    }
+}
+
+/// Adds `value` for `path` from the command line.
+fn split(path: &mut Vec<String>, value: Value, schema: &Table, settings: &mut Vec<Setting>) {
+    match value {
+        Value::Table(values) if is_table(schema, path) => {
+            for (name, value) in values {
+                path.push(name);
+                split(path, value, schema, settings);
+                path.pop();
+            }
+        }
+        value => settings.push(Setting {
+            key: path.clone(),
+            value,
+            origin: Origin::CommandLine,
+        }),
+    }
+}
+
+fn is_table(schema: &Table, path: &[String]) -> bool {
+    matches!(lookup(schema, path), Some(Value::Table(_)))
+}
+
+/// `settings` without those that a later one replaces, in the same order.
+fn last_of_each_key(settings: Vec<Setting>) -> Vec<Setting> {
+    let mut seen = HashSet::new();
+    let later_first = settings.into_iter().rev();
+    let mut last: Vec<Setting> = later_first
+        .filter(|setting| seen.insert(setting.key.clone()))
+        .collect();
+    last.reverse();
+    last
+}

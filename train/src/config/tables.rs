@@ -1,0 +1,158 @@
+//! The tables of a configuration that belong to a model: `[model]`, and any others.
+
+use std::any::type_name;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use toml::{Table, Value};
+
+use super::setting::{insert, lookup};
+use super::{Config, ConfigError, Violation, Violations};
+
+/// The tables of a model: a struct with one field per table, such as `model`.
+///
+/// The default is the schema, as for all of a configuration: it has every key, and values of the
+/// same TOML type are valid. A key whose default is `None` is valid with any value that its type
+/// can be deserialized from. Every struct needs `#[serde(deny_unknown_fields)]`.
+///
+/// ```
+/// use meshgrad_train::config::{Config, ModelTables};
+/// use serde::{Deserialize, Serialize};
+///
+/// #[derive(Default, Serialize, Deserialize)]
+/// #[serde(deny_unknown_fields)]
+/// struct Tables {
+///     model: Sizes,
+/// }
+///
+/// #[derive(Serialize, Deserialize)]
+/// #[serde(deny_unknown_fields)]
+/// struct Sizes {
+///     width: usize,
+///     depth: usize,
+/// }
+///
+/// impl Default for Sizes {
+///     fn default() -> Sizes {
+///         Sizes { width: 64, depth: 2 }
+///     }
+/// }
+///
+/// impl ModelTables for Tables {}
+///
+/// # fn main() -> Result<(), meshgrad_train::config::ConfigError> {
+/// let set = "model.depth=3".parse()?;
+/// let config = Config::parse::<Tables>("model = { width = 128 }", "main.rs", &[set])?;
+/// let Tables { model } = config.model_tables()?;
+/// assert_eq!((model.width, model.depth), (128, 3));
+///
+/// let error = Config::parse::<Tables>("model = { widht = 1 }", "main.rs", &[]).unwrap_err();
+/// assert_eq!(
+///     error.to_string(),
+///     "unknown key `model.widht` (main.rs:1); did you mean `model.width`?"
+/// );
+/// # Ok(())
+/// # }
+/// ```
+pub trait ModelTables: Default + Serialize + DeserializeOwned {
+    /// The defaults, if one value decides others. `given` has the values that the file and `--set`
+    /// give for these tables, not yet checked.
+    fn defaults(given: &Table) -> Self {
+        let _ = given;
+        Self::default()
+    }
+
+    /// Every value that is out of range.
+    fn violations(&self) -> Vec<Violation> {
+        Vec::new()
+    }
+}
+
+/// For a model without tables of its own.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NoTables {}
+
+impl ModelTables for NoTables {}
+
+impl Config {
+    /// The tables of the model.
+    ///
+    /// # Errors
+    /// [`ConfigError::Tables`] when they are of another type; [`ConfigError::Range`] when a value
+    /// is out of range.
+    pub fn model_tables<T: ModelTables>(&self) -> Result<T, ConfigError> {
+        let tables = self.tables.clone().try_into::<T>();
+        let tables = tables.map_err(|error| unfit::<T>(error.message()))?;
+        match tables.violations() {
+            none if none.is_empty() => Ok(tables),
+            some => Err(ConfigError::Range(Violations(some))),
+        }
+    }
+}
+
+/// `tables` as TOML.
+///
+/// # Errors
+/// [`ConfigError::Tables`].
+pub(super) fn written<T: ModelTables>(tables: &T) -> Result<Table, ConfigError> {
+    Table::try_from(tables).map_err(|error| unfit::<T>(&error.to_string()))
+}
+
+/// Checks that `T` has none of the tables in `common`, and rejects keys that it does not know:
+/// otherwise misspelled keys would have no effect. `defaults` are those of `T`.
+///
+/// # Errors
+/// [`ConfigError::Tables`].
+pub(super) fn check_type<T: ModelTables>(
+    defaults: &Table,
+    common: &Table,
+) -> Result<(), ConfigError> {
+    if let Some(name) = defaults.keys().find(|name| common.contains_key(*name)) {
+        return Err(unfit::<T>(&format!(
+            "every run has a table `{name}`; use another name"
+        )));
+    }
+    match open_table::<T>(defaults, defaults, &[]) {
+        None => Ok(()),
+        Some(path) => Err(unfit::<T>(&format!(
+            "unknown keys of {} are ignored; add #[serde(deny_unknown_fields)] to its type",
+            match path.is_empty() {
+                true => "the outermost table".to_owned(),
+                false => format!("`{}`", path.join(".")),
+            }
+        ))),
+    }
+}
+
+/// The path of a table in which unknown keys have no effect. `table` is the one at `path`.
+fn open_table<T: ModelTables>(
+    defaults: &Table,
+    table: &Table,
+    path: &[String],
+) -> Option<Vec<String>> {
+    if ignores_keys::<T>(defaults, path) {
+        return Some(path.to_owned());
+    }
+    table.iter().find_map(|(name, value)| {
+        let path = [path, std::slice::from_ref(name)].concat();
+        open_table::<T>(defaults, value.as_table()?, &path)
+    })
+}
+
+/// Whether an unknown key of the table at `path` has no effect.
+fn ignores_keys<T: ModelTables>(defaults: &Table, path: &[String]) -> bool {
+    let key = [path, &["?".to_owned()]].concat();
+    let mut with_key = defaults.clone();
+    insert(&mut with_key, &key, Value::Boolean(true));
+    let read = with_key.try_into::<T>().ok();
+    let written = read.and_then(|tables| Table::try_from(&tables).ok());
+    written.is_some_and(|written| lookup(&written, &key).is_none())
+}
+
+fn unfit<T>(problem: &str) -> ConfigError {
+    ConfigError::Tables {
+        tables: type_name::<T>(),
+        problem: problem.to_owned(),
+    }
+}
