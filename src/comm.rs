@@ -3,7 +3,7 @@
 use std::error::Error;
 
 use anyhow::{anyhow, ensure};
-use meshgrad::comm::launch::Environment;
+use meshgrad::comm::launch::{self, Environment};
 use meshgrad::comm::speed::{MEASURED, Timing, measure};
 use meshgrad::comm::{Collectives, Communicator, Local, Rank, Reduction, World, conformance};
 use meshgrad::runtime::Tensor;
@@ -20,8 +20,8 @@ pub(crate) struct CommArguments {
     /// Number of ranks that are threads of this process [default: 4].
     #[arg(long, value_name = "N")]
     ranks: Option<usize>,
-    /// `auto` is `host` in a process of a launcher (meshgrad launch, torchrun, srun, mpirun), and
-    /// otherwise `local`.
+    /// `auto` is `mpi` under mpirun if the feature `mpi` is on, `host` under another launcher
+    /// (meshgrad launch, torchrun, srun), and otherwise `local`.
     #[arg(long, value_enum, default_value_t = Transport::Auto)]
     transport: Transport,
     /// Bytes of the largest tensor to measure; 0 measures nothing.
@@ -37,25 +37,29 @@ enum Transport {
     Local,
     /// Processes, over TCP.
     Host,
+    /// Processes, over MPI. Needs the feature `mpi`.
+    Mpi,
 }
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
 pub(crate) fn comm(arguments: &CommArguments) -> anyhow::Result<()> {
-    let transport = match (arguments.transport, arguments.ranks) {
+    let between_processes = match (arguments.transport, arguments.ranks) {
         // The launcher's variables matter for nothing else.
-        (Transport::Auto, None) if Environment::read()?.is_some() => Transport::Host,
-        (Transport::Auto, _) => Transport::Local,
-        (other, _) => other,
+        (Transport::Auto, None) if Environment::read()?.is_some() => Some(launch::Transport::Auto),
+        (Transport::Auto | Transport::Local, _) => None,
+        (Transport::Host, _) => Some(launch::Transport::Host),
+        (Transport::Mpi, _) => Some(launch::Transport::Mpi),
     };
-    if transport == Transport::Host {
+    if let Some(transport) = between_processes {
         ensure!(
             arguments.ranks.is_none(),
             "--ranks is for threads of one process; start processes with `meshgrad launch -n N -- \
              meshgrad comm`"
         );
-        let world = World::from_env()?;
-        let checked = run(&world, "host", arguments.max_bytes);
+        let transport = transport.choose(Environment::read()?.as_ref());
+        let world = World::from_env_over(transport)?;
+        let checked = run(&world, transport.name(), arguments.max_bytes);
         return checked.map_err(|error| anyhow!("rank {}: {error}", world.rank()));
     }
     let ranks = arguments.ranks.unwrap_or(RANKS);

@@ -4,7 +4,8 @@
 //! - [`Local`] is the transport between threads of one process.
 //! - [`Plan`] moves nothing and logs what each rank communicates; [`check_logs`] finds mismatches
 //!   and deadlocks.
-//! - [`Host`] is the transport between processes, over TCP.
+//! - [`Host`] is the transport between processes, over TCP; with the feature `mpi`, `Mpi` is that
+//!   over MPI.
 //! - [`Rank`] is what ranks of all transports have in common; [`launch`] starts processes and finds
 //!   out which rank a process is.
 //! - [`conformance`] has the checks that every transport must pass; [`speed`] measures it.
@@ -47,6 +48,8 @@ pub use collectives::Collectives;
 pub use communicator::{Communicator, Operands, Output};
 pub use error::{CallSite, CommError, LastCall, Verdict, Wait};
 pub use fuse::Fused;
+#[cfg(feature = "mpi")]
+pub use host::Mpi;
 pub use host::{
     ExchangeError, Host, HostCommunicator, HostConnector, HostExchange, JoinError, Secret, World,
 };

@@ -134,7 +134,10 @@ impl State {
             poll.connection(connection);
         }
         let join = (!self.has_started).then_some(self.deadline);
-        poll.wait([self.acceptor.deadline(), join].into_iter().flatten().min());
+        for deadline in [self.acceptor.deadline(), join].into_iter().flatten() {
+            poll.until(deadline);
+        }
+        poll.wait();
     }
 
     /// Admits a rank, or tells it why not.
@@ -345,7 +348,8 @@ impl State {
             for connection in clients.chain(&self.leaving) {
                 poll.write(connection);
             }
-            poll.wait(Some(until));
+            poll.until(until);
+            poll.wait();
             self.write();
         }
     }

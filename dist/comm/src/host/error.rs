@@ -87,6 +87,13 @@ pub enum JoinError {
         problem: String,
     },
 
+    /// MPI cannot be used.
+    #[error("MPI cannot be used: {reason}")]
+    Mpi {
+        /// The reason.
+        reason: String,
+    },
+
     /// The operating system refused a thread or a socket.
     #[error("{what}: {reason}")]
     System {

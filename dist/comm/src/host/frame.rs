@@ -115,6 +115,19 @@ impl FrameReader {
     }
 }
 
+/// Splits the head of a frame from what follows it. Returns the message, the length of the payload
+/// and the rest.
+#[cfg(feature = "mpi")]
+pub(super) fn split_head(bytes: &[u8]) -> Result<(Message, usize, &[u8]), FrameError> {
+    let (prelude, rest) = bytes
+        .split_at_checked(PRELUDE)
+        .ok_or(FrameError::NotAFrame)?;
+    let (length, payload) = lengths(prelude)?;
+    let (message, rest) = rest.split_at_checked(length).ok_or(FrameError::NotAFrame)?;
+    let message = serde_json::from_slice(message).map_err(FrameError::Message)?;
+    Ok((message, payload, rest))
+}
+
 /// The lengths of message and payload.
 fn lengths(prelude: &[u8]) -> Result<(usize, usize), FrameError> {
     let word = |at: usize| prelude[at..at + 4].try_into().map(u32::from_le_bytes);

@@ -11,14 +11,15 @@ use meshgrad_runtime::Device;
 use super::acceptor::{Acceptor, HANDSHAKE};
 use super::connection::Connection;
 use super::coordinator::Coordinator;
+use super::data::Engine;
 use super::error::JoinError;
 use super::handshake::{self, Claim, Failure, Purpose, Run};
 use super::meeting::{Meeting, MeetingFile, Point};
 use super::message::Message;
 use super::poll::{Poll, Waker};
-use super::progress::Place;
 use super::secret::Secret;
-use super::world::{Parts, World};
+use super::tcp::Addresses;
+use super::world::{Carrier, Parts, World};
 
 /// The time limit of a collective, and of joining, if none is set.
 const DEADLINE: Duration = Duration::from_secs(300);
@@ -90,7 +91,8 @@ impl Host {
         }
     }
 
-    /// The socket on which rank 0 listens. By default it is opened at the address.
+    /// The socket on which rank 0 listens. By default it is opened at the address, which must reach
+    /// it.
     pub fn listener(mut self, listener: TcpListener) -> Host {
         self.listener = Some(listener);
         self
@@ -119,6 +121,11 @@ impl Host {
     /// # Errors
     /// [`JoinError`].
     pub fn join(self) -> Result<World, JoinError> {
+        self.join_over(None)
+    }
+
+    /// Joins a world whose data is carried by `engine` instead of TCP.
+    pub(super) fn join_over(self, engine: Option<Box<dyn Engine>>) -> Result<World, JoinError> {
         let (rank, world) = (self.rank, self.world);
         if rank >= world || u32::try_from(world).is_err() {
             return Err(JoinError::OutsideWorld { rank, world });
@@ -138,33 +145,40 @@ impl Host {
         let (stream, secret) = host.reach(began, until)?;
         let (control, acceptor, run, listeners) = host.enter(stream, &secret, until)?;
         let coordinator = lead.map(|(coordinator, _file)| coordinator);
-        let place = Place {
-            rank,
-            run,
-            secret,
-            listeners,
+        let carrier = match engine {
+            Some(engine) => Carrier::Engine(engine),
+            None => {
+                let addresses = Addresses {
+                    run,
+                    secret,
+                    listeners,
+                };
+                Carrier::Tcp(addresses, acceptor)
+            }
         };
         World::start(Parts {
+            rank,
+            world,
             device,
             deadline: host.deadline,
             coordinator,
             control,
-            acceptor,
-            place,
+            carrier,
         })
     }
 
     /// Starts the coordinator, and writes the meeting file if there is one.
     fn lead(&mut self, until: Instant) -> Result<(Coordinator, Option<MeetingFile>), JoinError> {
-        let (listener, address) = match (self.listener.take(), &self.meeting) {
-            (Some(listener), _) => (listener, None),
-            (None, Meeting::At(point)) => {
-                let listener = listen(&point.address)?;
-                let is_chosen = point.address.ends_with(":0"); // by the system
-                (listener, (!is_chosen).then(|| point.address.clone()))
-            }
-            (None, Meeting::File(_)) => (listen("127.0.0.1:0")?, None),
+        let address = match &self.meeting {
+            Meeting::At(point) => point.address.as_str(),
+            Meeting::File(_) => "127.0.0.1:0",
         };
+        let listener = match self.listener.take() {
+            Some(listener) => listener,
+            None => listen(address)?,
+        };
+        let is_chosen = address.ends_with(":0"); // by the system
+        let address = (!is_chosen).then(|| address.to_owned());
         let address = match address {
             Some(address) => address, // this rank is reached by the others in the same way
             None => local(&listener)?.to_string(),
@@ -280,7 +294,8 @@ impl Host {
             }
             let mut poll = Poll::new(&sleeper);
             poll.connection(&control);
-            poll.wait(Some(until + HANDSHAKE));
+            poll.until(until + HANDSHAKE);
+            poll.wait();
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The transport between processes, over TCP.
+//! The transports between processes: over TCP, and over MPI.
 //!
 //! Rank 0 runs the control plane ([`coordinator`]): all ranks join it, learn each other's
 //! addresses, and hear from it when a rank leaves or dies. Data goes directly between ranks. A process has a
@@ -9,7 +9,8 @@
 //! - `frame.rs`, `message.rs`, `connection.rs`, `poll.rs`: what is sent, and how.
 //! - `coordinator.rs`, `meeting.rs`, `join.rs`: the control plane, and how a rank joins it.
 //! - `engine.rs`, `call.rs`: the rounds of a collective.
-//! - `shared.rs`, `progress.rs`: a rank's open collectives, and the threads that complete them.
+//! - `shared.rs`, `progress.rs`: a rank's open collectives, and the thread that completes them.
+//! - `data.rs`, `tcp.rs`: what carries frames between ranks. `mpi/` does it over MPI.
 //! - `communicator.rs`, `world.rs`: a communicator, and the rank's view of the world.
 
 mod acceptor;
@@ -17,6 +18,7 @@ mod call;
 mod communicator;
 mod connection;
 mod coordinator;
+mod data;
 mod engine;
 mod error;
 mod frame;
@@ -24,14 +26,19 @@ mod handshake;
 mod join;
 mod meeting;
 mod message;
+#[cfg(feature = "mpi")]
+mod mpi;
 mod poll;
 mod progress;
 mod secret;
 mod shared;
+mod tcp;
 mod world;
 
 pub use communicator::{ExchangeError, HostCommunicator, HostConnector, HostExchange};
 pub use error::JoinError;
 pub use join::Host;
+#[cfg(feature = "mpi")]
+pub use mpi::Mpi;
 pub use secret::Secret;
 pub use world::World;

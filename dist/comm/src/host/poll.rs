@@ -33,6 +33,8 @@ impl Waker {
 pub(super) struct Poll<'a> {
     sleeper: &'a Sleeper,
     fds: Vec<PollFd<'a>>,
+    /// The longest wait.
+    limit: Option<Duration>,
 }
 
 impl<'a> Poll<'a> {
@@ -41,6 +43,7 @@ impl<'a> Poll<'a> {
         let mut poll = Poll {
             sleeper,
             fds: Vec::new(),
+            limit: None,
         };
         poll.read(&sleeper.0);
         poll
@@ -65,13 +68,20 @@ impl<'a> Poll<'a> {
         }
     }
 
-    /// Waits until a socket is ready, the waker was used or `deadline` has passed.
-    pub(super) fn wait(mut self, deadline: Option<Instant>) {
-        let left = deadline.map(|deadline| {
-            let left = deadline.saturating_duration_since(Instant::now());
-            left + Duration::from_millis(1) // rather late than twice
-        });
-        let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+    /// Waits at most until `deadline`.
+    pub(super) fn until(&mut self, deadline: Instant) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        self.at_most(left + Duration::from_millis(1)); // rather late than twice
+    }
+
+    /// Waits at most this long.
+    pub(super) fn at_most(&mut self, limit: Duration) {
+        self.limit = Some(self.limit.map_or(limit, |other| other.min(limit)));
+    }
+
+    /// Waits until a socket is ready, the waker was used or the time is over.
+    pub(super) fn wait(mut self) {
+        let timeout = self.limit.and_then(|limit| Timespec::try_from(limit).ok());
         // An interrupted wait is repeated by the caller's loop.
         let _ = poll(&mut self.fds, timeout.as_ref());
         let mut bytes = [0; 64];

@@ -207,12 +207,24 @@ impl Shared {
         self.changed.notify_all();
     }
 
+    /// Ends the world because a rank failed or its process ended.
+    pub(super) fn died(&self, rank: usize, reason: impl Into<String>) {
+        let reason = reason.into();
+        self.end(Ended::Died { rank, reason });
+    }
+
     /// The rank whose end was the end of the world, and the reason.
     pub(super) fn death(&self) -> Option<(usize, String)> {
         match &self.lock().ended {
             Some(Ended::Died { rank, reason }) => Some((*rank, reason.clone())),
             _ => None,
         }
+    }
+
+    /// Whether a collective waits for other ranks.
+    #[cfg(feature = "mpi")]
+    pub(super) fn is_waiting(&self) -> bool {
+        !self.lock().open.is_empty()
     }
 
     pub(super) fn has_ended(&self) -> bool {

@@ -14,10 +14,12 @@ use super::acceptor::Acceptor;
 use super::communicator::{HostConnector, HostExchange};
 use super::connection::Connection;
 use super::coordinator::Coordinator;
+use super::data::{DataPlane, Engine};
 use super::error::JoinError;
 use super::poll::Waker;
-use super::progress::{Place, Progress};
-use super::shared::{Ended, Shared};
+use super::progress::Progress;
+use super::shared::Shared;
+use super::tcp::{Addresses, Tcp};
 use crate::communicator::Communicator;
 use crate::error::CommError;
 use crate::local::LocalCommunicator;
@@ -40,35 +42,50 @@ pub struct World {
     exchanges: Arc<AtomicU64>,
     progress: Option<JoinHandle<()>>,
     coordinator: Option<Coordinator>,
+    engine: Option<Box<dyn Engine>>,
 }
 
 /// What a rank has when it has joined.
 pub(super) struct Parts {
+    pub(super) rank: usize,
+    pub(super) world: usize,
     pub(super) device: Device,
     pub(super) deadline: Duration,
     pub(super) coordinator: Option<Coordinator>,
     pub(super) control: Connection,
-    pub(super) acceptor: Acceptor,
-    pub(super) place: Place,
+    pub(super) carrier: Carrier,
+}
+
+/// What carries the data.
+pub(super) enum Carrier {
+    Tcp(Addresses, Acceptor),
+    Engine(Box<dyn Engine>),
 }
 
 impl World {
     pub(super) fn start(parts: Parts) -> Result<World, JoinError> {
         let Parts {
+            rank,
+            world,
             device,
             deadline,
             coordinator,
             control,
-            acceptor,
-            place,
+            carrier,
         } = parts;
-        let (rank, world) = (place.rank, place.listeners.len());
         let all: Vec<usize> = (0..world).collect();
         let all = Group::new(all).map_err(|_| JoinError::OutsideWorld { rank, world })?;
         let failed = || JoinError::system("the rank's thread could not be started");
         let (waker, sleeper) = Waker::pair().map_err(failed())?;
         let shared = Arc::new(Shared::new(rank, world, waker));
-        let progress = Progress::new(shared.clone(), place, sleeper, control, acceptor);
+        let (data, engine): (Box<dyn DataPlane>, _) = match carrier {
+            Carrier::Tcp(addresses, acceptor) => {
+                let tcp = Tcp::start(shared.clone(), addresses, acceptor).map_err(failed())?;
+                (Box::new(tcp), None)
+            }
+            Carrier::Engine(engine) => (engine.data_plane(shared.clone())?, Some(engine)),
+        };
+        let progress = Progress::new(shared.clone(), sleeper, control, data);
         let progress = thread::Builder::new()
             .name(format!("rank {rank}"))
             .spawn(move || progress.run())
@@ -89,6 +106,7 @@ impl World {
             exchanges: Arc::default(),
             progress: Some(progress),
             coordinator,
+            engine,
         })
     }
 
@@ -164,8 +182,7 @@ impl World {
     }
 
     fn end(&self, reason: String) {
-        let rank = self.rank;
-        self.shared.end(Ended::Died { rank, reason });
+        self.shared.died(self.rank, reason);
     }
 }
 
@@ -182,6 +199,9 @@ impl Drop for World {
         }
         if !has_failed && let Some(coordinator) = &mut self.coordinator {
             coordinator.finish();
+        }
+        if let Some(engine) = self.engine.take() {
+            engine.finish(has_failed);
         }
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::meeting::Meeting;
 use super::variables::{EnvironmentError, Variables};
-use crate::host::{Host, World};
+use crate::host::Host;
 
 /// How a launcher names a process's place.
 struct Names {
@@ -46,6 +46,9 @@ const LAUNCHERS: [Names; 4] = [
     },
 ];
 
+/// What the launchers of MPI libraries set.
+const MPI: [&str; 2] = ["OMPI_COMM_WORLD_RANK", "PMI_RANK"];
+
 /// A process's place in its world.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Environment {
@@ -53,6 +56,8 @@ pub struct Environment {
     world: usize,
     local_rank: usize,
     local_size: usize,
+    /// Whether an MPI library's launcher started it.
+    is_mpi: bool,
     meeting: Meeting,
 }
 
@@ -137,6 +142,7 @@ impl Environment {
             world,
             local_rank: local_rank.unwrap_or(rank % hosts.local_size),
             local_size: hosts.local_size,
+            is_mpi: MPI.contains(&names.rank),
             meeting: variables.meeting(world, hosts.is_one)?,
         }))
     }
@@ -161,6 +167,11 @@ impl Environment {
         self.local_size
     }
 
+    /// Whether the launcher of an MPI library started this process.
+    pub fn is_mpi(&self) -> bool {
+        self.is_mpi
+    }
+
     /// This rank as one of the transport between processes. Its device has its share of the cores.
     pub fn host(&self) -> Host {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -171,20 +182,6 @@ impl Environment {
             Meeting::File(path) => Host::through_file(self.rank, self.world, path.clone()),
         };
         host.threads((cores / self.local_size).max(1))
-    }
-}
-
-impl World {
-    /// Joins as the rank that the launcher's variables say, through TCP. Without a launcher, it is
-    /// the only rank of a world.
-    ///
-    /// # Errors
-    /// [`EnvironmentError`].
-    pub fn from_env() -> Result<World, EnvironmentError> {
-        match Environment::read()? {
-            Some(environment) => Ok(environment.host().join()?),
-            None => Ok(Host::alone()?.join()?),
-        }
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! - `variables.rs`, `meeting.rs`, `environment.rs`: rank, world and meeting point from the
 //!   variables of `meshgrad launch`, torchrun, srun and mpirun.
+//! - `transport.rs`: joins through TCP or MPI.
 //! - `processes.rs`: starts the ranks of one host, as `meshgrad launch` does.
 //! - `children.rs`, `output.rs`: waits for them and stops them; copies their output.
 
@@ -10,9 +11,11 @@ mod environment;
 mod meeting;
 mod output;
 mod processes;
+mod transport;
 mod variables;
 
 pub use children::Ended;
 pub use environment::Environment;
 pub use processes::{Launch, LaunchError};
+pub use transport::Transport;
 pub use variables::EnvironmentError;

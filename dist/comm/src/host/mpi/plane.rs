@@ -1,0 +1,199 @@
+//! Frames between ranks over MPI.
+//!
+//! A frame is one message with its head and its payload. A large payload is a message of its own,
+//! which is not copied; MPI keeps the order of both kinds.
+
+use std::collections::VecDeque;
+use std::os::raw::c_int;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::wire::{MpiError, Receiving, Sending, Wire};
+use crate::host::data::DataPlane;
+use crate::host::frame::{self, Frame, FrameError};
+use crate::host::message::Message;
+use crate::host::poll::Poll;
+use crate::host::shared::Shared;
+
+const FRAME: c_int = 0;
+const PAYLOAD: c_int = 1;
+/// The longest payload in the message of its frame.
+const SHORT: usize = 4096;
+
+/// How long a rank that waits looks for messages without a pause, after the last one.
+const SPIN: Duration = Duration::from_millis(1);
+/// The pause afterwards.
+const PAUSE: Duration = Duration::from_micros(50);
+/// The pause of a rank that neither waits nor sends.
+const IDLE: Duration = Duration::from_millis(10);
+
+pub(super) struct MpiPlane {
+    shared: Arc<Shared>,
+    wire: Wire,
+    sending: Vec<Sending>,
+    frames: VecDeque<(usize, Receiving)>,
+    payloads: Vec<Payload>,
+    /// When something arrived or was sent.
+    active: Instant,
+    /// Set if transfers are unfinished at the end.
+    is_unfinished: Arc<AtomicBool>,
+}
+
+/// The payload of a frame that is being received.
+struct Payload {
+    rank: usize,
+    message: Option<Message>,
+    receiving: Receiving,
+}
+
+impl MpiPlane {
+    pub(super) fn new(shared: Arc<Shared>, wire: Wire, is_unfinished: Arc<AtomicBool>) -> MpiPlane {
+        MpiPlane {
+            shared,
+            wire,
+            sending: Vec::new(),
+            frames: VecDeque::new(),
+            payloads: Vec::new(),
+            active: Instant::now(),
+            is_unfinished,
+        }
+    }
+
+    fn start(&mut self, rank: usize, frame: &Frame, mut head: Vec<u8>) -> Result<(), MpiError> {
+        let is_short = frame.payload.len() <= SHORT;
+        if is_short {
+            head.extend_from_slice(&frame.payload);
+        }
+        self.sending
+            .push(self.wire.send(Arc::new(head), rank, FRAME)?);
+        if !is_short {
+            let payload = frame.payload.clone();
+            self.sending.push(self.wire.send(payload, rank, PAYLOAD)?);
+        }
+        Ok(())
+    }
+
+    fn advance_sends(&mut self) -> Result<(), MpiError> {
+        let mut failed = None;
+        self.sending.retain_mut(|sending| match sending.is_done() {
+            Ok(is_done) => !is_done,
+            Err(error) => {
+                failed = Some(error);
+                true
+            }
+        });
+        failed.map_or(Ok(()), Err)
+    }
+
+    fn advance_receives(&mut self) -> Result<(), MpiError> {
+        while let Some(frame) = self.wire.receive_any(FRAME)? {
+            self.frames.push_back(frame);
+        }
+        // In the order of their arrival, which is that of their payloads.
+        while let Some((rank, receiving)) = self.frames.front_mut() {
+            let Some(bytes) = receiving.take()? else {
+                break;
+            };
+            let rank = *rank;
+            self.frames.pop_front();
+            self.frame(rank, &bytes)?;
+        }
+        let mut payloads = std::mem::take(&mut self.payloads);
+        for payload in &mut payloads {
+            let Some(bytes) = payload.receiving.take()? else {
+                continue;
+            };
+            if let Some(message) = payload.message.take() {
+                let payload_bytes = Arc::new(bytes);
+                self.deliver(payload.rank, message, payload_bytes);
+            }
+        }
+        payloads.retain(|payload| payload.message.is_some());
+        payloads.append(&mut self.payloads);
+        self.payloads = payloads;
+        Ok(())
+    }
+
+    fn frame(&mut self, rank: usize, bytes: &[u8]) -> Result<(), MpiError> {
+        match frame::split_head(bytes) {
+            Ok((message, length, rest)) if rest.len() == length => {
+                self.deliver(rank, message, Arc::new(rest.to_vec()));
+            }
+            Ok((message, length, _)) => self.payloads.push(Payload {
+                rank,
+                message: Some(message),
+                receiving: self.wire.receive(length, rank, PAYLOAD)?,
+            }),
+            Err(error) => self.shared.died(rank, error.to_string()),
+        }
+        Ok(())
+    }
+
+    fn deliver(&mut self, rank: usize, message: Message, payload: Arc<Vec<u8>>) {
+        self.active = Instant::now();
+        if let Err(reason) = self.shared.deliver(rank, Frame { message, payload }) {
+            self.shared.died(rank, reason);
+        }
+    }
+
+    /// A failure of MPI itself ends the world.
+    fn check(&mut self, result: Result<(), MpiError>) {
+        if let Err(error) = result {
+            self.shared.died(self.shared.rank, error.to_string());
+        }
+    }
+}
+
+impl DataPlane for MpiPlane {
+    fn send(&mut self, rank: usize, frame: Frame) -> Result<(), FrameError> {
+        let head = frame.head()?;
+        if !self.shared.has_ended() {
+            self.active = Instant::now();
+            let started = self.start(rank, &frame, head);
+            self.check(started);
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) {
+        if !self.shared.has_ended() {
+            let advanced = self.advance_sends();
+            self.check(advanced);
+        }
+    }
+
+    fn receive(&mut self) {
+        if !self.shared.has_ended() {
+            let advanced = self.advance_receives();
+            self.check(advanced);
+        }
+    }
+
+    fn is_writing(&self) -> bool {
+        !self.sending.is_empty()
+    }
+
+    /// MPI cannot wake the thread, so it has to look again.
+    fn watch<'a>(&'a mut self, poll: &mut Poll<'a>) {
+        let is_transferring = !self.sending.is_empty() || !self.payloads.is_empty();
+        let is_busy = is_transferring || !self.frames.is_empty() || self.shared.is_waiting();
+        if !is_busy {
+            poll.at_most(IDLE);
+        } else if self.active.elapsed() < SPIN {
+            thread::yield_now();
+            poll.at_most(Duration::ZERO);
+        } else {
+            poll.at_most(PAUSE);
+        }
+    }
+}
+
+impl Drop for MpiPlane {
+    fn drop(&mut self) {
+        let unfinished = self.sending.len() + self.frames.len() + self.payloads.len();
+        self.is_unfinished.store(unfinished > 0, Ordering::Relaxed);
+        // MPI may be waiting for a rank that has died: its memory and the communicator stay.
+    }
+}

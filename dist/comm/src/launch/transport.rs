@@ -1,0 +1,114 @@
+//! The transports that a launched process can join through.
+
+use super::environment::Environment;
+use super::variables::EnvironmentError;
+use crate::host::{Host, JoinError, World};
+
+/// A transport between processes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Transport {
+    /// MPI if its launcher started the process and the feature `mpi` is on, otherwise TCP.
+    #[default]
+    Auto,
+    /// [`Host`], over TCP.
+    Host,
+    /// `Mpi`, with the feature `mpi`.
+    Mpi,
+}
+
+impl Transport {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Transport::Auto => "auto",
+            Transport::Host => "host",
+            Transport::Mpi => "mpi",
+        }
+    }
+
+    /// The transport that [`World::from_env_over`] takes in an environment.
+    pub fn choose(self, environment: Option<&Environment>) -> Transport {
+        let is_mpi = cfg!(feature = "mpi") && environment.is_some_and(Environment::is_mpi);
+        match self {
+            Transport::Auto if is_mpi => Transport::Mpi,
+            Transport::Auto => Transport::Host,
+            other => other,
+        }
+    }
+}
+
+impl World {
+    /// Joins as the rank that the launcher's variables say. Without a launcher, it is the only rank
+    /// of a world.
+    ///
+    /// # Errors
+    /// [`EnvironmentError`].
+    pub fn from_env() -> Result<World, EnvironmentError> {
+        World::from_env_over(Transport::Auto)
+    }
+
+    /// [`World::from_env`] over a given transport.
+    ///
+    /// # Errors
+    /// [`EnvironmentError`]; also if the feature of the transport is off.
+    pub fn from_env_over(transport: Transport) -> Result<World, EnvironmentError> {
+        let environment = Environment::read()?;
+        Ok(
+            match (transport.choose(environment.as_ref()), &environment) {
+                (Transport::Mpi, environment) => join_mpi(environment.as_ref())?,
+                (_, Some(environment)) => environment.host().join()?,
+                (_, None) => Host::alone()?.join()?,
+            },
+        )
+    }
+}
+
+#[cfg(feature = "mpi")]
+fn join_mpi(environment: Option<&Environment>) -> Result<World, JoinError> {
+    let mpi = crate::host::Mpi::new();
+    match environment {
+        Some(environment) => mpi.expect_world(environment.world_size()).join(),
+        None => mpi.join(),
+    }
+}
+
+#[cfg(not(feature = "mpi"))]
+fn join_mpi(_environment: Option<&Environment>) -> Result<World, JoinError> {
+    Err(JoinError::Mpi {
+        reason: "this program was built without the feature `mpi`".to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mpi_is_chosen_only_under_its_launcher() {
+        let under = |rank: &str, world: &str| {
+            let variables = [
+                (rank, "0"),
+                (world, "2"),
+                ("MASTER_ADDR", "127.0.0.1"),
+                ("MASTER_PORT", "1"),
+                ("MESHGRAD_SECRET", "a secret of 16 bytes"),
+            ];
+            let read = Environment::from_variables(|name| {
+                let found = variables.iter().find(|(known, _)| *known == name);
+                found.map(|(_, value)| (*value).to_owned())
+            });
+            Transport::Auto.choose(read.unwrap().as_ref())
+        };
+        let with_feature = match cfg!(feature = "mpi") {
+            true => Transport::Mpi,
+            false => Transport::Host,
+        };
+        assert_eq!(
+            under("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+            with_feature
+        );
+        assert_eq!(under("RANK", "WORLD_SIZE"), Transport::Host);
+        assert_eq!(Transport::Auto.choose(None), Transport::Host);
+    }
+}

@@ -1,0 +1,284 @@
+//! The transport over MPI: this test program starts itself under mpirun.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use meshgrad_comm::conformance::{self, Fault, Faulty};
+use meshgrad_comm::{Collectives, CommError, Mpi, Reduction, World};
+use meshgrad_dist::registry::Exchange;
+use meshgrad_mesh::{Group, GroupOptions, Mesh};
+use meshgrad_runtime::{DType, Result, Tensor, ops};
+
+/// How many times ranks are killed. `scripts/prove/kill-ranks` sets more.
+const KILLS: usize = 3;
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// What a child does: the name of a function below.
+const ROLE: &str = "MESHGRAD_TEST_ROLE";
+const ROLES: [(&str, fn()); 7] = [
+    ("conform", conform),
+    ("faults", faults),
+    ("groups", groups),
+    ("mismatch", mismatch),
+    ("late", late),
+    ("repeat", repeat),
+    ("twice", twice),
+];
+
+fn mpirun(ranks: usize, options: &[&str], role: &str) -> Command {
+    let mut command = Command::new("mpirun");
+    command
+        .args(["--oversubscribe", "-n", &ranks.to_string()])
+        .args(options)
+        .arg(std::env::current_exe().unwrap())
+        .args(["child", "--exact", "--nocapture", "--test-threads=1"])
+        .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
+        .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+        .env(ROLE, role);
+    command
+}
+
+/// Runs a role on all ranks. Returns whether mpirun succeeded, and what all printed.
+fn run(ranks: usize, role: &str) -> (bool, String) {
+    let output = mpirun(ranks, &["--enable-recovery"], role)
+        .output()
+        .unwrap();
+    let text = [output.stdout.as_slice(), &output.stderr].concat();
+    (
+        output.status.success(),
+        String::from_utf8_lossy(&text).into_owned(),
+    )
+}
+
+fn succeed(ranks: usize, role: &str) {
+    let (succeeded, text) = run(ranks, role);
+    assert!(succeeded, "{text}");
+    assert_eq!(text.matches("1 passed; 0 failed").count(), ranks, "{text}");
+}
+
+/// The main function of a child process; without a role it does nothing.
+#[test]
+fn child() {
+    let Ok(role) = std::env::var(ROLE) else {
+        return;
+    };
+    let main = ROLES.iter().find(|(name, _)| *name == role);
+    main.expect("a role").1();
+}
+
+fn join() -> World {
+    Mpi::new().threads(1).deadline(DEADLINE).join().unwrap()
+}
+
+/// The larger counts take two rounds of an all_reduce, from 3 ranks on, and payloads of their own.
+fn conform() {
+    let world = join();
+    let all = world.world().unwrap();
+    conformance::check(&*all, &[0, 1, 7, 2049, 9001]).unwrap();
+}
+
+#[test]
+fn worlds_conform() {
+    for ranks in [1, 2, 3, 4] {
+        succeed(ranks, "conform");
+    }
+}
+
+/// A check fails on some rank if a reduction is dropped, ranks are swapped, and so on.
+fn faults() {
+    let world = join();
+    let checks = conformance::checks();
+    let checks = checks.iter().filter(|check| check.dtype() == DType::F32);
+    let cases = checks.flat_map(|check| {
+        let faults = Fault::ALL.into_iter();
+        let detected = faults.filter(|fault| fault.is_detected_by(check));
+        detected.map(move |fault| (check, fault))
+    });
+    for (number, (check, fault)) in cases.enumerate() {
+        // A group of its own for each, because it can fail.
+        let group = |order: &[usize]| {
+            let mut options = GroupOptions::default();
+            options.timeout = Some(Duration::from_millis(500 + number as u64));
+            Group::new(order.to_vec()).unwrap().with_options(options)
+        };
+        let order = group(&[0, 1, 2]);
+        let swapped = group(&fault.order(order.ranks()));
+        let inner = world.connect("faulty", &swapped).unwrap();
+        let checked = check.run(&Faulty::new(fault, order, inner), 257);
+        // Ranks without a result notice nothing.
+        let differs = Tensor::scalar(world.device(), i32::from(checked.is_err())).unwrap();
+        let any = world.world().unwrap().all_reduce(&differs, Reduction::Max);
+        let any: i32 = any.unwrap().wait().unwrap().item().unwrap();
+        assert_eq!(any, 1, "{} accepts {fault:?}", check.name());
+    }
+}
+
+#[test]
+fn checks_detect_faults() {
+    succeed(3, "faults");
+}
+
+/// Groups that overlap, one of them in another order, with several collectives in flight.
+fn groups() {
+    let world = join();
+    let rank = world.rank();
+    let mesh = Mesh::new(&[2, 2], &["dp", "tp"]).unwrap();
+    let group = |axis| mesh.group([axis], rank).unwrap().unwrap();
+    let connect = |name: &str, group: &Group| world.connect(name, group).unwrap();
+    let (dp, tp) = (connect("dp", &group("dp")), connect("tp", &group("tp")));
+    let x = ops::full(world.device(), &[70_001], DType::F32, rank as f64).unwrap();
+    for _ in 0..20 {
+        let over_tp = tp.all_reduce(&x, Reduction::Sum).unwrap();
+        let over_dp = dp.all_reduce(&x, Reduction::Sum).unwrap();
+        let (over_dp, over_tp) = (over_dp.wait().unwrap(), over_tp.wait().unwrap());
+        let expected = [(2 * (rank % 2) + 2) as f32, (4 * (rank / 2) + 1) as f32];
+        for (sum, expected) in [over_dp, over_tp].into_iter().zip(expected) {
+            let sum = sum.to_vec::<f32>().unwrap();
+            assert!(sum.iter().all(|it| *it == expected));
+        }
+    }
+    if rank != 1 {
+        let reordered = connect("reordered", &Group::new([3, 0, 2]).unwrap());
+        conformance::check(&*reordered, &[1, 5000]).unwrap();
+    }
+    world.world().unwrap().barrier().unwrap().wait().unwrap();
+}
+
+#[test]
+fn groups_of_a_mesh_sum() {
+    succeed(4, "groups");
+}
+
+/// Prints the error, waits for all ranks over the control plane, and fails.
+fn fail(world: &World, error: &meshgrad_runtime::Error) {
+    println!("\nverdict {error}");
+    let _ = world.exchange().all_gather(&[]); // fails if a rank has died
+    std::process::exit(1);
+}
+
+/// The verdicts that ranks printed.
+fn verdicts(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().filter(|line| line.starts_with("verdict "))
+}
+
+fn mismatch() {
+    let world = join();
+    let x = ops::full(world.device(), &[5], DType::F32, 1.0).unwrap();
+    let call = || -> Result<()> {
+        let all = world.world()?;
+        match world.rank() {
+            2 => all.barrier()?.wait(),
+            _ => all.all_reduce(&x, Reduction::Sum)?.wait().map(drop),
+        }
+    };
+    fail(&world, &call().unwrap_err());
+}
+
+#[test]
+fn mismatched_calls_fail_on_all_ranks() {
+    let (_, text) = run(3, "mismatch");
+    let of_rank_2 = verdicts(&text).filter(|line| line.contains("rank 2 called barrier() at "));
+    assert_eq!(of_rank_2.count(), 3, "{text}");
+}
+
+/// Rank 1 does not start the collective.
+fn late() {
+    let mpi = Mpi::new().threads(1).deadline(Duration::from_secs(2));
+    let world = mpi.join().unwrap();
+    if world.rank() == 1 {
+        std::thread::sleep(Duration::from_secs(4));
+    }
+    let error = world.world().unwrap().barrier().and_then(|it| it.wait());
+    fail(&world, &error.unwrap_err());
+}
+
+#[test]
+fn missing_ranks_are_named() {
+    let (_, text) = run(3, "late");
+    let of_rank_1 = verdicts(&text).filter(|line| line.contains("but rank 1 did not start it"));
+    assert_eq!(of_rank_1.count(), 3, "{text}");
+}
+
+fn twice() {
+    let world = join();
+    let again = Mpi::new().join().unwrap_err().to_string();
+    assert!(again.contains("has initialized it before"), "{again}");
+    drop(world);
+}
+
+#[test]
+fn a_process_joins_once() {
+    succeed(2, "twice");
+}
+
+/// Repeats collectives until one fails.
+fn repeat() {
+    let world = join();
+    let all = world.world().unwrap();
+    println!("\nready {} {}", world.rank(), std::process::id());
+    let large = ops::full(world.device(), &[50_000], DType::F32, 1.0).unwrap();
+    let error = loop {
+        let pending = all.all_reduce(&large, Reduction::Sum);
+        if let Err(error) = pending.and_then(|sum| sum.wait()) {
+            break error;
+        }
+    };
+    let died = error.downcast_ref::<CommError>();
+    assert!(matches!(died, Some(CommError::Died { .. })), "{error}");
+    fail(&world, &error);
+}
+
+/// Kills a rank at a random moment. Returns whether mpirun succeeded, and what the ranks printed.
+fn kill(seed: usize, ranks: usize, options: &[&str]) -> (bool, String) {
+    let mut job = mpirun(ranks, options, "repeat");
+    let job = job.stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut job = job.spawn().unwrap();
+    let mut output = BufReader::new(job.stdout.take().unwrap());
+    let mut processes = vec![String::new(); ranks];
+    let mut line = String::new();
+    while processes.iter().any(String::is_empty) {
+        line.clear();
+        assert_ne!(output.read_line(&mut line).unwrap(), 0, "seed {seed}");
+        if let ["ready", rank, process] = line.split_whitespace().collect::<Vec<_>>()[..] {
+            processes[rank.parse::<usize>().unwrap()] = process.to_owned();
+        }
+    }
+    std::thread::sleep(Duration::from_micros(seed as u64 * 7919 % 40_000));
+    let victim = &processes[seed % ranks];
+    let killed = Command::new("kill").args(["-9", victim]).status();
+    assert!(killed.unwrap().success());
+
+    let mut text = String::new();
+    output.read_to_string(&mut text).unwrap();
+    (job.wait().unwrap().success(), text)
+}
+
+/// All others return an error that names the rank, the collective and the line, if mpirun leaves
+/// them the time.
+#[test]
+fn killed_ranks_are_named() {
+    for seed in 0..kills() {
+        let (_, text) = kill(seed, 4, &["--enable-recovery"]);
+        let died = format!("rank {} died", seed % 4);
+        let named = verdicts(&text).filter(|line| {
+            line.contains(&died)
+                && line.contains("called all_reduce(f32 x 50000, sum) at ")
+                && line.contains("mpi.rs:")
+        });
+        assert_eq!(named.count(), 3, "seed {seed}: {text}");
+    }
+}
+
+/// By default, mpirun stops all ranks when one dies.
+#[test]
+fn mpirun_fails_when_a_rank_is_killed() {
+    for seed in 0..kills() {
+        let (succeeded, text) = kill(seed, 4, &[]);
+        assert!(!succeeded, "seed {seed}: {text}");
+    }
+}
+
+fn kills() -> usize {
+    std::env::var("MESHGRAD_TEST_KILLS").map_or(KILLS, |kills| kills.parse().unwrap())
+}
