@@ -99,6 +99,8 @@ struct State {
 struct Client {
     connection: Connection,
     from: SocketAddr,
+    has_joined: bool,
+    /// Where it accepts data, over TCP.
     listener: Option<SocketAddr>,
 }
 
@@ -117,6 +119,7 @@ impl State {
                 break;
             }
         }
+        self.read(); // why rank 0 stopped it
         self.flush(sleeper);
     }
 
@@ -174,6 +177,7 @@ impl State {
                 let client = Client {
                     connection,
                     from: admitted.from,
+                    has_joined: false,
                     listener: None,
                 };
                 self.clients.insert(rank, client);
@@ -200,7 +204,8 @@ impl State {
         match frame.message {
             Message::Join { listener } => {
                 if let Some(client) = self.clients.get_mut(&rank) {
-                    client.listener = Some(listener);
+                    client.has_joined = true;
+                    client.listener = listener;
                 }
                 self.start_when_complete();
             }
@@ -233,11 +238,12 @@ impl State {
     }
 
     fn start_when_complete(&mut self) {
-        let listeners: Vec<SocketAddr> =
-            self.clients.values().filter_map(|it| it.listener).collect();
-        if self.has_started || listeners.len() < self.world {
+        let joined = self.clients.values().filter(|client| client.has_joined);
+        if self.has_started || joined.count() < self.world {
             return;
         }
+        let listeners = self.clients.values().filter_map(|client| client.listener);
+        let listeners: Vec<SocketAddr> = listeners.collect();
         let of_host = |address: &SocketAddr| address.ip().is_loopback();
         if listeners.iter().any(of_host) && !listeners.iter().all(of_host) {
             let reason = format!(

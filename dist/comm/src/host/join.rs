@@ -143,17 +143,20 @@ impl Host {
             _ => None,
         };
         let (stream, secret) = host.reach(began, until)?;
-        let (control, acceptor, run, listeners) = host.enter(stream, &secret, until)?;
-        let coordinator = lead.map(|(coordinator, _file)| coordinator);
-        let carrier = match engine {
-            Some(engine) => Carrier::Engine(engine),
+        let (control, carrier) = match engine {
+            Some(engine) => {
+                let (control, ..) = host.enter(stream, None, until)?;
+                (control, Carrier::Engine(engine))
+            }
             None => {
+                let (acceptor, address) = accept(&stream, &secret)?;
+                let (control, run, listeners) = host.enter(stream, Some(address), until)?;
                 let addresses = Addresses {
                     run,
                     secret,
                     listeners,
                 };
-                Carrier::Tcp(addresses, acceptor)
+                (control, Carrier::Tcp(addresses, acceptor))
             }
         };
         World::start(Parts {
@@ -161,7 +164,7 @@ impl Host {
             world,
             device,
             deadline: host.deadline,
-            coordinator,
+            coordinator: lead.map(|(coordinator, _file)| coordinator),
             control,
             carrier,
         })
@@ -257,32 +260,28 @@ impl Host {
     fn enter(
         &self,
         stream: TcpStream,
-        secret: &Secret,
+        listener: Option<SocketAddr>,
         until: Instant,
-    ) -> Result<(Connection, Acceptor, Run, Vec<SocketAddr>), JoinError> {
-        let failed = || JoinError::system("the rank could not listen");
-        let own = stream.local_addr().map_err(failed())?.ip();
-        let listener = TcpListener::bind((own, 0)).map_err(failed())?;
-        let address = local(&listener)?;
-        let acceptor = Acceptor::new(listener, secret.clone()).map_err(failed())?;
-
+    ) -> Result<(Connection, Run, Vec<SocketAddr>), JoinError> {
         let refused = |reason: String| JoinError::Refused {
             rank: self.rank,
             reason,
         };
         let lost = |error: &dyn std::fmt::Display| refused(format!("{error}"));
+        let failed = || JoinError::system("the rank could not open a socket");
         let mut control = Connection::new(stream).map_err(failed())?;
-        let join = Message::Join { listener: address };
+        let join = Message::Join { listener };
         control.push(join.into()).map_err(|error| lost(&error))?;
         let (_waker, sleeper) = Waker::pair().map_err(failed())?;
+        let addresses = listener.map_or(0, |_| self.world);
         loop {
             control.write().map_err(|error| lost(&error))?;
             // What follows the list of members is for the progress thread.
             match control.read_one().map_err(|error| lost(&error))? {
                 None => {}
                 Some(frame) => match frame.message {
-                    Message::Members { run, listeners } if listeners.len() == self.world => {
-                        return Ok((control, acceptor, run, listeners));
+                    Message::Members { run, listeners } if listeners.len() == addresses => {
+                        return Ok((control, run, listeners));
                     }
                     Message::Refused { reason } => return Err(refused(reason)),
                     _ => return Err(refused("it sent an unexpected message".to_owned())),
@@ -298,6 +297,16 @@ impl Host {
             poll.wait();
         }
     }
+}
+
+/// Accepts connections of other ranks where `stream` ends.
+fn accept(stream: &TcpStream, secret: &Secret) -> Result<(Acceptor, SocketAddr), JoinError> {
+    let failed = || JoinError::system("the rank could not listen");
+    let own = stream.local_addr().map_err(failed())?.ip();
+    let listener = TcpListener::bind((own, 0)).map_err(failed())?;
+    let address = local(&listener)?;
+    let acceptor = Acceptor::new(listener, secret.clone()).map_err(failed())?;
+    Ok((acceptor, address))
 }
 
 fn connect(address: &str, until: Instant) -> io::Result<TcpStream> {

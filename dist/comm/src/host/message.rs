@@ -19,8 +19,8 @@ use crate::ticket::{Collective, Counts, Fingerprint, Reduction, Request};
 #[serde(deny_unknown_fields)]
 pub(super) enum Message {
     // From a rank to the coordinator.
-    /// This rank accepts connections of other ranks here.
-    Join { listener: SocketAddr },
+    /// This rank is ready. If data is sent over TCP, it accepts connections of other ranks here.
+    Join { listener: Option<SocketAddr> },
     /// The payload is this rank's part of an exchange.
     Gather { number: u64 },
     /// This rank ends. It has sent so many frames to each rank.
@@ -32,7 +32,7 @@ pub(super) enum Message {
     // From the coordinator to a rank.
     /// The rank may not join.
     Refused { reason: String },
-    /// All ranks have joined.
+    /// All ranks have joined. Where they accept connections, if data is sent over TCP.
     Members {
         run: Run,
         listeners: Vec<SocketAddr>,
