@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use meshgrad_comm::conformance::{self, Fault, Faulty};
@@ -13,6 +14,9 @@ use meshgrad_runtime::{DType, Result, Tensor, ops};
 /// How many times ranks are killed. `scripts/prove/kill-ranks` sets more.
 const KILLS: usize = 3;
 const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Jobs run one at a time: mpirun fails if another one removes the folder that both use.
+static JOB: Mutex<()> = Mutex::new(());
 
 /// What a child does: the name of a function below.
 const ROLE: &str = "MESHGRAD_TEST_ROLE";
@@ -41,6 +45,7 @@ fn mpirun(ranks: usize, options: &[&str], role: &str) -> Command {
 
 /// Runs a role on all ranks. Returns whether mpirun succeeded, and what all printed.
 fn run(ranks: usize, role: &str) -> (bool, String) {
+    let _job = JOB.lock().unwrap_or_else(PoisonError::into_inner);
     let output = mpirun(ranks, &["--enable-recovery"], role)
         .output()
         .unwrap();
@@ -112,6 +117,8 @@ fn faults() {
         let any: i32 = any.unwrap().wait().unwrap().item().unwrap();
         assert_eq!(any, 1, "{} accepts {fault:?}", check.name());
     }
+    let all = world.exchange().all_gather(&[]); // a world with failed groups waits for no rank
+    assert!(all.is_ok(), "{all:?}");
 }
 
 #[test]
@@ -231,6 +238,7 @@ fn repeat() {
 
 /// Kills a rank at a random moment. Returns whether mpirun succeeded, and what the ranks printed.
 fn kill(seed: usize, ranks: usize, options: &[&str]) -> (bool, String) {
+    let _job = JOB.lock().unwrap_or_else(PoisonError::into_inner);
     let mut job = mpirun(ranks, options, "repeat");
     let job = job.stdout(Stdio::piped()).stderr(Stdio::null());
     let mut job = job.spawn().unwrap();
