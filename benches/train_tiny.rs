@@ -14,7 +14,8 @@ use clap::{Parser, ValueEnum};
 use meshgrad::models::config::Qwen3Config;
 use meshgrad::models::{Compute, Model, TokenBatch, hf};
 use meshgrad::prelude::*;
-use meshgrad::train::config::{AdamWKeys, Algorithm, OptimizerConfig};
+use meshgrad::train::config::{Algorithm, OptimizerConfig};
+use meshgrad::train::optim::AdamWConfig;
 use meshgrad::train::updater::Updater;
 use meshgrad_harness::{Options, Peer, PeerOptions, Spread, finish, numbers, proc_bytes, seconds};
 use serde_json::{Value, json};
@@ -292,15 +293,13 @@ struct Ours {
 
 impl Ours {
     fn new(model: Qwen3, device: &Device, dtype: DType) -> anyhow::Result<Ours> {
-        let constants = AdamWKeys {
+        let constants = AdamWConfig {
             weight_decay: 0.1,
-            beta1: 0.9,
             beta2: 0.95,
-            eps: 1e-8,
-            ..AdamWKeys::default()
+            ..AdamWConfig::default()
         };
         let config = OptimizerConfig::new(Algorithm::AdamW(constants), 1e-3);
-        let (updater, grads) = Updater::new(&model, device, &config)?;
+        let (updater, grads) = Updater::new(&model, device, &config, 1)?;
         Ok(Ours {
             model,
             updater,

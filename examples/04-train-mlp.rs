@@ -51,7 +51,7 @@ fn main() -> anyhow::Result<()> {
     let (points, classes) = spirals(&device, 200)?;
     let model = Mlp::new();
     model.materialize(&device, 1)?;
-    let (mut updater, mut grads) = Updater::new(&model, &device, &OptimizerConfig::default())?;
+    let (mut updater, mut grads) = Updater::new(&model, &device, &OptimizerConfig::default(), 1)?;
 
     let (one, count) = (
         Tensor::scalar(&device, 1.0f32)?,

@@ -115,6 +115,9 @@ struct SampleArguments {
     /// Sample only from this many most likely tokens; 0 means all.
     #[arg(long, default_value_t = 40)]
     top_k: usize,
+    /// Use the weights that training continues from, where a run also averages them.
+    #[arg(long)]
+    raw: bool,
     /// The random seed; equal seeds give equal text.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -231,6 +234,15 @@ fn sample(arguments: &SampleArguments, device: &Device) -> anyhow::Result<()> {
             bias.materialize(device, 0)?;
         }
         checkpoint::load_buffers(&folder, &loaded.model)?;
+    }
+    if checkpoint::has_averages(&folder) {
+        let folder_name = folder.display();
+        if arguments.raw {
+            eprintln!("weights of {folder_name}, not their averages");
+        } else {
+            checkpoint::load_averages(&folder, &loaded.model)?;
+            eprintln!("averages of the weights of {folder_name}; --raw for the weights");
+        }
     }
     let tokenizer = Tokenizer::from_file(&folder.join("tokenizer.json"))?;
 

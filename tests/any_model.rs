@@ -6,13 +6,14 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
+use meshgrad::autograd::Spec;
 use meshgrad::models::folder;
 use meshgrad::models::layers::Linear;
 use meshgrad::models::model::Metrics;
 use meshgrad::prelude::*;
 use meshgrad::runtime::ops::StepScalars;
 use meshgrad::train;
-use meshgrad::train::config::{Config, NoTables};
+use meshgrad::train::config::{Config, NoTables, ScheduleConfig};
 use meshgrad::train::events::Event;
 use meshgrad::train::metrics;
 use meshgrad::train::optim::{Granularity, Optimizer, Part, State};
@@ -378,6 +379,55 @@ fn every_configured_optimizer_and_schedule_resumes_exactly() {
     }
     assert!(ends[1].contains_key("trainer/ema/model.safetensors"));
     assert!(ends[4].contains_key("trainer/momentum_buffer/model.safetensors"));
+}
+
+/// bf16 parameters that are rounded at random resume exactly, too.
+#[test]
+fn stochastic_rounding_resumes_exactly() {
+    let rounded = |vocabulary: usize| Bigram {
+        embedding: Param::with_spec(
+            "embedding",
+            Spec {
+                dtype: DType::BF16,
+                ..Spec::new([vocabulary, 24], Init::Normal { std: 0.1 })
+            },
+        ),
+        ..Bigram::new(vocabulary)
+    };
+    let temp = tempfile::tempdir().unwrap();
+    let run = |folder: &str, rounding: &str, stop_after: Option<u64>| {
+        let set = format!("optimizer.rounding={rounding}");
+        let (config, device) = (config(&[&set]), Device::cpu());
+        let session = Session::new(&config, &device).run_dir(temp.path().join(folder));
+        let session = session.stop_after(stop_after);
+        session
+            .train(|data, _| Ok(rounded(data.tokenizer.vocab_size())))
+            .unwrap()
+            .checkpoint
+    };
+    let whole = files(&run("whole", "stochastic", None));
+    run("parts", "stochastic", Some(3));
+    assert!(whole == files(&run("parts", "stochastic", None)));
+    assert!(whole != files(&run("nearest", "nearest", None)));
+}
+
+/// With a schedule of the caller, that of the configuration is not read.
+#[test]
+fn a_schedule_of_the_caller_replaces_an_impossible_one() {
+    let temp = tempfile::tempdir().unwrap();
+    let mut config = config(&["train.steps=2"]);
+    config.schedule = ScheduleConfig::named("wsd").unwrap();
+    let device = Device::cpu();
+    let train = |own: bool| {
+        let mut session = Session::new(&config, &device).run_dir(temp.path());
+        if own {
+            session = session.schedule(|_| 1.0);
+        }
+        session.train(|data, _| Ok(Bigram::new(data.tokenizer.vocab_size())))
+    };
+    let error = train(false).unwrap_err().to_string();
+    assert!(error.contains("100 steps, but the run has 2"), "{error}");
+    assert_eq!(train(true).unwrap().step, 2);
 }
 
 #[test]

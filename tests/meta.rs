@@ -24,7 +24,7 @@ fn step(
     let model = Qwen3::materialized(config, device, 1).unwrap();
     let options = OptimizerConfig::default();
     let (mut updater, mut grads): (Updater, Grads) =
-        Updater::new(&model, device, &options).unwrap();
+        Updater::new(&model, device, &options, 1).unwrap();
     let tokens: Vec<i64> = (0..shape[0] * shape[1])
         .map(|i| (i % config.vocab_size) as i64)
         .collect();

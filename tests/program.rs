@@ -3,8 +3,15 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::{Arc, Mutex};
 
+use meshgrad::autograd::Module;
 use meshgrad::ckpt::{Folder, discover};
+use meshgrad::runtime::Device;
+use meshgrad::train::config::Config;
+use meshgrad::train::events::Event;
+use meshgrad::train::qwen3;
+use meshgrad::train::session::Session;
 
 /// A small run over this repository's own text.
 const CONFIG: &str = r#"
@@ -261,6 +268,90 @@ fn checkpoints_are_hugging_face_folders_that_can_be_sampled() {
     };
     assert!(sample("run").starts_with(b"fn "));
     assert_eq!(sample("run"), sample("run/step-000008"));
+}
+
+/// Trains in the folder `run`, with low-rank updates of a frozen model if `adapted`. Returns the
+/// last sample.
+fn last_sample(dir: &TestDir, run: &str, sets: &[&str], adapted: bool) -> String {
+    let sets: Vec<_> = sets.iter().map(|set| set.parse().unwrap()).collect();
+    let file = dir.path("small.toml");
+    let config = Config::read::<qwen3::Tables>(Some(&file), &sets).unwrap();
+    let device = Device::cpu();
+    let sample = Arc::new(Mutex::new(String::new()));
+    let seen = sample.clone();
+    let session = Session::new(&config, &device)
+        .run_dir(dir.path(run))
+        .subscribe("sample", move |event| {
+            if let Event::Sampled { text, .. } = event {
+                *seen.lock().unwrap() = text.to_owned();
+            }
+            Ok(())
+        });
+    let trained = session.train(|data, _| {
+        let mut model = qwen3::model(&config, data.tokenizer.vocab_size())?;
+        if adapted {
+            model.materialize(&device, 5)?;
+            model.freeze();
+            for projection in model.projections_mut().step_by(3) {
+                projection.add_lora(3, 5.0);
+            }
+        }
+        Ok(model)
+    });
+    trained.unwrap();
+    sample.lock().unwrap().clone()
+}
+
+/// `meshgrad sample` generates the text that the run generated at its end, from the averages of the
+/// weights if the run has them, and with its low-rank updates.
+#[test]
+fn samples_are_those_of_the_run() {
+    let dir = TestDir::new();
+    let fast = ["optimizer.learning_rate=0.05", "sample.tokens=40"];
+    let averaged = [&fast[..], &["optimizer.ema_decay=0.9"]].concat();
+    let sample = |run: &str, more: &[&str]| {
+        // The seed is that of the run plus the step.
+        let run = [
+            "sample", run, "--prompt", "pub fn ", "--tokens", "40", "--seed", "9",
+        ];
+        let output = dir.meshgrad(&[&run[..], more].concat());
+        let [text, note] = [output.stdout, output.stderr].map(|it| String::from_utf8(it).unwrap());
+        assert!(output.status.success(), "{note}");
+        (text.trim_end_matches('\n').to_owned(), note)
+    };
+    for (run, sets, adapted) in [
+        ("plain", &fast[..], false),
+        ("averaged", &averaged, false),
+        ("adapted", &fast, true),
+        ("averaged-and-adapted", &averaged, true),
+    ] {
+        let expected = last_sample(&dir, run, sets, adapted);
+        let (text, note) = sample(run, &[]);
+        assert_eq!(text, expected.trim_end_matches('\n'), "{run}");
+        let (raw, raw_note) = sample(run, &["--raw"]);
+        match run.starts_with("averaged") {
+            false => assert_eq!((raw, note.as_str()), (text, "")),
+            true => {
+                assert_ne!(raw, text, "{run}");
+                assert!(
+                    note.starts_with("averages of the weights of averaged"),
+                    "{note}"
+                );
+                assert!(raw_note.contains("not their averages"), "{raw_note}");
+            }
+        }
+    }
+
+    let unchanged = sample("adapted", &[]);
+    let adapters = dir.path("adapted/step-000008/lora.json");
+    let text = fs::read_to_string(&adapters).unwrap();
+    assert!(text.contains("\"model.layers.0.self_attn.q_proj\": {\n    \"rank\": 3"));
+    fs::write(&adapters, text.replace("1.6666", "4.6666")).unwrap();
+    assert_ne!(sample("adapted", &[]), unchanged);
+    fs::write(&adapters, text.replace("layers.0", "layers.7")).unwrap();
+    let error = dir.fails(&["sample", "adapted/step-000008"]);
+    let expected = "lora.json: the model has no projection `model.layers.7.self_attn.";
+    assert!(error.contains(expected), "{error}");
 }
 
 #[test]

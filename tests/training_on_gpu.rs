@@ -314,7 +314,7 @@ impl Stepping {
     fn new(config: &Config, device: &Device) -> Stepping {
         let model_config = qwen3::model_config(config, 257).unwrap();
         let model = Qwen3::materialized(&model_config, device, 7).unwrap();
-        let (updater, grads) = Updater::new(&model, device, &config.optimizer).unwrap();
+        let (updater, grads) = Updater::new(&model, device, &config.optimizer, 1).unwrap();
         Stepping {
             model,
             updater,

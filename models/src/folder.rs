@@ -12,7 +12,7 @@ use std::path::Path;
 
 use meshgrad_autograd::{Buffer, Module, Param};
 use meshgrad_ckpt::exec::{check_ties, gather};
-use meshgrad_ckpt::mapping::{AllowedProblems, Mapping, TensorSpec};
+use meshgrad_ckpt::mapping::{AllowedProblems, Bound, Mapping, TensorSpec};
 use meshgrad_ckpt::plan::{LoadRequest, PlanError};
 use meshgrad_ckpt::{Folder, FolderWriter, Snapshot};
 use meshgrad_load::LoadOptions;
@@ -107,10 +107,7 @@ pub fn add_tensors(
 /// # Errors
 /// As [`add_tensors`].
 pub fn stored(tensors: &[NamedTensor], mapping: &Mapping) -> Result<Vec<(TensorSpec, Vec<u8>)>> {
-    let bound = mapping
-        .reversed()
-        .bind(&specs(tensors)?, None, &AllowedProblems::none());
-    let bound = bound.map_err(|report| Error::Unwritable { report })?;
+    let bound = bound_to_store(tensors, mapping)?;
 
     let requests = bound.requests();
     let sources: Vec<BTreeSet<&str>> = requests
@@ -140,6 +137,22 @@ pub fn stored(tensors: &[NamedTensor], mapping: &Mapping) -> Result<Vec<(TensorS
         written.push((spec, bytes));
     }
     Ok(written)
+}
+
+/// The names of the tensors that a folder would store for `tensor`.
+///
+/// # Errors
+/// [`Error::Unwritable`].
+pub fn stored_names(tensor: &NamedTensor, mapping: &Mapping) -> Result<Vec<String>> {
+    let bound = bound_to_store(std::slice::from_ref(tensor), mapping)?;
+    let requests = bound.requests().into_iter();
+    Ok(requests.map(|request| request.target.to_string()).collect())
+}
+
+fn bound_to_store(tensors: &[NamedTensor], mapping: &Mapping) -> Result<Bound> {
+    let reversed = mapping.reversed();
+    let bound = reversed.bind(&specs(tensors)?, None, &AllowedProblems::none());
+    bound.map_err(|report| Error::Unwritable { report })
 }
 
 /// Loads every parameter of `module` from `folder`. Float dtypes are converted.

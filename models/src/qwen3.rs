@@ -5,14 +5,14 @@
 use meshgrad_autograd::{Module, ModulePath, Param, Result, Var, checkpoint, ops};
 use meshgrad_ckpt::mapping::Mapping;
 use meshgrad_runtime::ops::AttentionSequences;
-use meshgrad_runtime::{DType, Device, Tensor};
+use meshgrad_runtime::{DType, Device, Error, Tensor};
 
 use crate::attention::{Attention, Positions, Rotary};
 use crate::balance::{expert_metrics, load_balancing_loss, router_z_loss, update_router_bias};
 use crate::cache::{Cache, LayerCache};
 use crate::config::Qwen3Config;
-use crate::hf::{self, Experts};
-use crate::layers::RmsNorm;
+use crate::hf::{self, Experts, adapters};
+use crate::layers::{Linear, RmsNorm};
 use crate::mlp::Mlp;
 use crate::model::{Compute, Generate, Loss, Metrics, Model, TokenBatch};
 use crate::moe::{Moe, Routing};
@@ -171,6 +171,34 @@ impl Qwen3 {
         })
     }
 
+    /// The projections that are a [`Linear`], in the order of their layers.
+    pub fn projections(&self) -> impl Iterator<Item = &Linear> {
+        self.layers.iter().flat_map(|layer| {
+            let of_attention = &layer.self_attn;
+            let of_mlp = match &layer.mlp {
+                FeedForward::Dense(mlp) => Some(&mlp.down_proj),
+                FeedForward::Sparse(_) => None,
+            };
+            let [q, k] = [&of_attention.q_proj, &of_attention.k_proj];
+            let [v, o] = [&of_attention.v_proj, &of_attention.o_proj];
+            [q, k, v, o].into_iter().chain(of_mlp)
+        })
+    }
+
+    /// As [`Qwen3::projections`], to change them: to add a [`Lora`](crate::lora::Lora).
+    pub fn projections_mut(&mut self) -> impl Iterator<Item = &mut Linear> {
+        self.layers.iter_mut().flat_map(|layer| {
+            let of_attention = &mut layer.self_attn;
+            let of_mlp = match &mut layer.mlp {
+                FeedForward::Dense(mlp) => Some(&mut mlp.down_proj),
+                FeedForward::Sparse(_) => None,
+            };
+            let [q, k] = [&mut of_attention.q_proj, &mut of_attention.k_proj];
+            let [v, o] = [&mut of_attention.v_proj, &mut of_attention.o_proj];
+            [q, k, v, o].into_iter().chain(of_mlp)
+        })
+    }
+
     /// Positions for rows that start at position `first`.
     fn positions(
         &self,
@@ -257,7 +285,10 @@ impl Model for Qwen3 {
     }
 
     fn files(&self) -> Result<Vec<(String, String)>> {
-        Ok(vec![("config.json".into(), self.config.to_json_of_f32()?)])
+        let config = ("config.json".into(), self.config.to_json_of_f32()?);
+        let adapters = adapters::written(self.projections()).map_err(Error::other)?;
+        let adapters = adapters.map(|text| (adapters::FILE.into(), text));
+        Ok(std::iter::once(config).chain(adapters).collect())
     }
 
     fn title(&self) -> String {

@@ -29,7 +29,7 @@ impl TimedModel {
         device: &Device,
     ) -> anyhow::Result<TimedModel> {
         let model = Qwen3::materialized(config, device, 1)?;
-        let (updater, grads) = Updater::new(&model, device, &OptimizerConfig::default())?;
+        let (updater, grads) = Updater::new(&model, device, &OptimizerConfig::default(), 1)?;
         let vocabulary = config.vocab_size;
         let ids: Vec<i64> = (0..shape[0] * shape[1])
             .map(|at| ((at * 7919 + at / 3) % vocabulary) as i64)

@@ -15,6 +15,7 @@
 //!   manifest.json                    sizes and digests; written last
 //! ```
 
+use std::collections::HashSet;
 use std::path::Path;
 
 use meshgrad_autograd::Module;
@@ -32,6 +33,7 @@ use crate::optim;
 use crate::updater::Updater;
 use crate::{Result, TrainError};
 
+const AVERAGES: &str = "trainer/ema";
 const BUFFERS: &str = "trainer/buffers";
 const STATE: &str = "trainer/state.json";
 const OPTIMIZER: &str = "trainer/optimizer.json";
@@ -219,6 +221,31 @@ pub fn load_state(
     }
     load_buffers(checkpoint.path(), model)?;
     Ok(state)
+}
+
+/// Whether the checkpoint `folder` has averages of the weights.
+pub fn has_averages(folder: &Path) -> bool {
+    folder.join(AVERAGES).is_dir()
+}
+
+/// Replaces the parameters of `model` that the run trained by the averages in the checkpoint
+/// `folder`.
+///
+/// # Errors
+/// When a tensor is unexpected, damaged or of another shape.
+pub fn load_averages(folder: &Path, model: &impl Model) -> Result<()> {
+    let stored = Folder::open(folder.join(AVERAGES))?;
+    let stored_as = model.stored_as()?;
+    let names: HashSet<&str> = stored.tensors().map(|it| it.name.as_str()).collect();
+    let mut averaged = Vec::new();
+    for param in folder::params(model)? {
+        let stored = folder::stored_names(&param, &stored_as)?;
+        if stored.iter().any(|name| names.contains(name.as_str())) {
+            averaged.push(param);
+        }
+    }
+    folder::read(&averaged, &stored, &stored_as, &LoadOptions::default())?;
+    Ok(())
 }
 
 /// Whether the checkpoint `folder` has buffers.

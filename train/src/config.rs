@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize};
 pub use check::{Violation, Violations};
 pub use dtype::ComputeDType;
 pub use error::{ConfigError, Origin};
-pub use optimizer::{AdamWKeys, Algorithm, MuonKeys, OptimizerConfig, RoundingName};
+pub use optimizer::{Algorithm, OptimizerConfig};
 pub use schedule::ScheduleConfig;
 pub use sources::Override;
 pub use tables::{ModelTables, NoTables};

@@ -1,14 +1,13 @@
 //! The optimizer that `[optimizer]` configures.
 
-use meshgrad_runtime::{DType, Key};
+use meshgrad_runtime::DType;
 
 use crate::Result;
-use crate::config::{AdamWKeys, Algorithm, ComputeDType, MuonKeys, OptimizerConfig, RoundingName};
-use crate::optim::{
-    AdamW, AdamWConfig, Group, Groups, Lion, Muon, MuonConfig, Optimizer, Part, Rounding, Sgd,
-};
+use crate::config::{Algorithm, ComputeDType, OptimizerConfig};
+use crate::optim::{AdamW, AdamWConfig, Groups, Lion, Muon, MuonConfig, Optimizer, Part, Sgd};
 
-/// The optimizer of `config` for `parts` of a model whose parameters are named `names`.
+/// The optimizer of `config` for `parts` of a model whose parameters are named `names`. `seed` is
+/// that of the run, for stochastic rounding.
 ///
 /// # Errors
 /// [`OptimError`](crate::optim::OptimError); when memory runs out.
@@ -16,45 +15,23 @@ pub fn optimizer(
     config: &OptimizerConfig,
     parts: &[Part],
     names: &[&str],
+    seed: u64,
 ) -> Result<Box<dyn Optimizer>> {
-    let groups: Vec<Group> = config.groups.clone();
-    let groups = &Groups::new(groups, names)?;
+    let groups = &Groups::new(config.groups.clone(), names)?;
+    let seeded = |constants: &AdamWConfig| AdamWConfig { seed, ..*constants };
     Ok(match &config.algorithm {
-        Algorithm::AdamW(keys) => Box::new(AdamW::new(parts, adamw(keys), groups)?),
-        Algorithm::Sgd(keys) => Box::new(Sgd::new(parts, *keys, groups)?),
-        Algorithm::Lion(keys) => Box::new(Lion::new(parts, *keys, groups)?),
-        Algorithm::Muon(keys) => Box::new(Muon::new(parts, muon(keys), groups)?),
+        Algorithm::AdamW(constants) => Box::new(AdamW::new(parts, seeded(constants), groups)?),
+        Algorithm::Sgd(constants) => Box::new(Sgd::new(parts, *constants, groups)?),
+        Algorithm::Lion(constants) => Box::new(Lion::new(parts, *constants, groups)?),
+        Algorithm::Muon(constants) => {
+            let adamw = seeded(&constants.adamw);
+            let constants = MuonConfig {
+                adamw,
+                ..constants.clone()
+            };
+            Box::new(Muon::new(parts, constants, groups)?)
+        }
     })
-}
-
-fn adamw(keys: &AdamWKeys) -> AdamWConfig {
-    AdamWConfig {
-        beta1: keys.beta1,
-        beta2: keys.beta2,
-        eps: keys.eps,
-        weight_decay: keys.weight_decay,
-        state_dtype: dtype(keys.state_dtype),
-        rounding: match keys.rounding {
-            RoundingName::Nearest => Rounding::Nearest,
-            // The numbers differ by parameter, step and element, so one key serves all runs.
-            RoundingName::Stochastic => Rounding::Stochastic(Key::new(0)),
-        },
-    }
-}
-
-fn muon(keys: &MuonKeys) -> MuonConfig {
-    MuonConfig {
-        momentum: keys.momentum,
-        nesterov: keys.nesterov,
-        weight_decay: keys.weight_decay,
-        iterations: keys.iterations,
-        coefficients: keys.coefficients,
-        eps: keys.eps,
-        product_dtype: dtype(keys.product_dtype),
-        adjust_learning_rate: keys.adjust_learning_rate,
-        adamw_names: keys.adamw_names.clone(),
-        adamw: adamw(&keys.adamw),
-    }
 }
 
 /// The dtype that a configuration names.

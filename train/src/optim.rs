@@ -5,6 +5,9 @@
 //! the step number and the factor of the gradients are one-element tensors ([`StepScalars`]). If
 //! the factor is not finite, a step changes nothing.
 //!
+//! An optimizer of your own updates its tensors with [`assign`], from a formula that runs on any
+//! device; [`if_finite`] keeps the old values if a gradient is not finite.
+//!
 //! [`Groups`] give parameters of some names another learning rate or weight decay. [`Ema`] averages
 //! the weights. The learning rate of each step is [`schedule`](crate::schedule)'s.
 //!
@@ -43,6 +46,7 @@ mod groups;
 mod lion;
 mod muon;
 mod part;
+mod ranges;
 mod sgd;
 mod slots;
 
@@ -50,14 +54,18 @@ use meshgrad_models::folder::NamedTensor;
 use meshgrad_runtime::Tensor;
 use meshgrad_runtime::ops::StepScalars;
 
-pub use adamw::{AdamW, AdamWConfig, Rounding};
-pub use constants::{AdjustLearningRate, Group, LionConfig, SgdConfig};
+pub use adamw::AdamW;
+pub use assign::{assign, if_finite};
+pub use constants::{
+    AdamWConfig, AdjustLearningRate, Group, LionConfig, MuonConfig, Rounding, SgdConfig,
+};
 pub use ema::{Ema, Originals};
 pub use error::OptimError;
 pub use groups::{Groups, Settings};
 pub use lion::Lion;
-pub use muon::{Muon, MuonConfig};
+pub use muon::Muon;
 pub use part::{Part, parts};
+pub(crate) use ranges::Ranges;
 pub use sgd::Sgd;
 
 use crate::Result;

@@ -11,7 +11,7 @@ use meshgrad_ckpt::Committed;
 use meshgrad_models::{Generate, Model, TokenBatch};
 use meshgrad_runtime::Device;
 
-use crate::config::Config;
+use crate::config::{Config, ConfigError, Violations};
 use crate::data::Data;
 use crate::events::{Event, Events, Outcome};
 use crate::optim::{Optimizer, Part};
@@ -111,7 +111,7 @@ impl<'a> Session<'a> {
         self
     }
 
-    /// Trains with `schedule` in place of `config.schedule`.
+    /// Trains with `schedule` in place of `config.schedule`, which is not read.
     pub fn schedule(mut self, schedule: impl Schedule + 'static) -> Self {
         self.schedule = Some(Box::new(schedule));
         self
@@ -141,7 +141,7 @@ impl<'a> Session<'a> {
         mut self,
         build: impl FnOnce(&Data, Option<&Committed>) -> Result<M>,
     ) -> Result<Summary> {
-        self.config.check()?;
+        self.check_config()?;
         let folder = RunFolder::open(&self.run_dir)?;
         let from = self.starting_checkpoint(&folder)?;
         let data = Data::prepare(&self.config.data, &folder)?;
@@ -149,6 +149,18 @@ impl<'a> Session<'a> {
         self.events.report(Event::ConfigurationStarted { config })?;
         let model = build(&data, from.as_ref())?;
         run::train(self, folder, data, model, from)
+    }
+
+    /// Checks what is read of the configuration.
+    fn check_config(&self) -> Result<(), ConfigError> {
+        let mut violations = self.config.violations();
+        if self.schedule.is_some() {
+            violations.retain(|found| !found.key.starts_with("schedule"));
+        }
+        match violations.is_empty() {
+            true => Ok(()),
+            false => Err(ConfigError::Range(Violations(violations))),
+        }
     }
 
     /// The checkpoint to resume from, which is of this model. Later checkpoints of the folder are set aside.

@@ -22,7 +22,7 @@ pub struct Trainer<M> {
     /// The subscribers of its steps and evaluations.
     pub events: Events,
     grads: Grads,
-    pub(crate) schedule: Box<dyn Schedule>,
+    schedule: Box<dyn Schedule>,
     learning_rate: f64,
     compute: Compute,
     device: Device,
@@ -116,7 +116,7 @@ impl<M: Model> Trainer<M> {
     /// # Errors
     /// When memory runs out.
     pub fn new(model: M, config: &Config, device: &Device) -> Result<Trainer<M>> {
-        let updater = Updater::new(&model, device, &config.optimizer)?;
+        let updater = Updater::new(&model, device, &config.optimizer, config.train.seed)?;
         Trainer::with_updater(model, updater, config, device)
     }
 
@@ -127,30 +127,35 @@ impl<M: Model> Trainer<M> {
     /// [`TrainError::Schedule`] when the schedule does not fit the run.
     pub fn with_updater(
         model: M,
-        (updater, grads): (Updater, Grads),
+        updater: (Updater, Grads),
         config: &Config,
         device: &Device,
     ) -> Result<Trainer<M>> {
-        Ok(Trainer {
+        let schedule = Box::new(config.schedule.of_run(config.train.steps)?);
+        Ok(Trainer::with(model, updater, schedule, config, device))
+    }
+
+    /// As [`Trainer::with_updater`], with another schedule, too.
+    pub fn with(
+        model: M,
+        (updater, grads): (Updater, Grads),
+        schedule: Box<dyn Schedule>,
+        config: &Config,
+        device: &Device,
+    ) -> Trainer<M> {
+        Trainer {
             model,
             updater,
             events: Events::default(),
             grads,
-            schedule: Box::new(config.schedule.of_run(config.train.steps)?),
+            schedule,
             learning_rate: config.optimizer.learning_rate,
             compute: Compute {
                 dtype: configured::dtype(config.train.dtype),
                 checkpointing: config.train.activation_checkpointing,
             },
             device: device.clone(),
-        })
-    }
-
-    /// The same trainer with another schedule than the configuration's.
-    #[must_use]
-    pub fn scheduled(mut self, schedule: impl Schedule + 'static) -> Trainer<M> {
-        self.schedule = Box::new(schedule);
-        self
+        }
     }
 
     /// Enqueues step `step` (from 1): gradients of its microbatches, then the optimizer. The result

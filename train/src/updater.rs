@@ -25,7 +25,7 @@ pub struct Updater {
 impl Updater {
     /// An updater of `model`'s parameters with the optimizer and the averages of `config`, and the
     /// gradients that it reads. Weight decay applies to parameters with two or more dims, not to
-    /// norms and biases.
+    /// norms and biases. `seed` is that of the run, for stochastic rounding.
     ///
     /// # Errors
     /// [`OptimError`](crate::optim::OptimError); when memory runs out.
@@ -33,10 +33,11 @@ impl Updater {
         model: &impl Module,
         device: &Device,
         config: &OptimizerConfig,
+        seed: u64,
     ) -> Result<(Updater, Grads)> {
         let params = model.trained();
         let names: Vec<&str> = params.iter().map(Param::name).collect();
-        let make = |parts: &[Part]| configured::optimizer(config, parts, &names);
+        let make = |parts: &[Part]| configured::optimizer(config, parts, &names, seed);
         let (updater, grads) = Updater::with(model, device, config.max_grad_norm, make)?;
         Ok((updater.averaging(config.ema_decay)?, grads))
     }

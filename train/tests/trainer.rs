@@ -2,9 +2,9 @@
 
 use std::sync::{Arc, Mutex};
 
-use meshgrad_autograd::{Init, Module, Param, Result, ops};
+use meshgrad_autograd::{Init, Module, Param, Result, Spec, ops};
 use meshgrad_models::{Compute, Loss, Model};
-use meshgrad_runtime::{Device, Tensor};
+use meshgrad_runtime::{DType, Device, Tensor};
 use meshgrad_train::TrainError;
 use meshgrad_train::config::{Config, NoTables};
 use meshgrad_train::events::{Event, Outcome};
@@ -22,7 +22,7 @@ impl Model for Slope {
 
     fn loss(&self, x: &Tensor, _: Compute) -> Result<Loss> {
         let y = ops::mul(
-            &self.weight.var()?,
+            &self.weight.var_as(DType::F32)?,
             &meshgrad_autograd::Var::constant(x.clone()),
         )?;
         let error = ops::affine(&y, 1.0, -1.0)?;
@@ -49,6 +49,44 @@ fn trainer_with(set: &str) -> Trainer<Slope> {
                  schedule = { kind = 'constant', warmup_steps = 0 }";
     let config = Config::parse::<NoTables>(plain, "the test", &[set.parse().unwrap()]).unwrap();
     Trainer::new(model, &config, &device).unwrap()
+}
+
+/// Stochastic rounding follows from the seed of the run, and needs a parameter that it rounds.
+#[test]
+fn stochastic_rounding_follows_the_seed() {
+    let device = Device::cpu();
+    let trained = |dtype: DType, sets: &[&str]| -> Result<Vec<f32>, TrainError> {
+        let spec = Spec {
+            dtype,
+            ..Spec::new([3], Init::Ones)
+        };
+        let model = Slope {
+            weight: Param::with_spec("weight", spec),
+        };
+        model.materialize(&device, 1)?;
+        let sets: Vec<_> = sets.iter().map(|set| set.parse().unwrap()).collect();
+        let config = Config::parse::<NoTables>("", "the test", &sets)?;
+        let mut trainer = Trainer::new(model, &config, &device)?;
+        for step in 1..=30 {
+            let batch = Tensor::from_slice(&device, &[3], &[2.0f32, 3.0, 4.0])?;
+            let _ = trainer.step(step, [Ok(batch)])?;
+        }
+        let value = trainer.model.weight.value()?;
+        Ok(ops::cast(&value, DType::F32)?.to_vec()?)
+    };
+    let stochastic = "optimizer.rounding=stochastic";
+    let once = trained(DType::BF16, &[stochastic]).unwrap();
+    assert_eq!(trained(DType::BF16, &[stochastic]).unwrap(), once);
+    let seeded = [stochastic, "train.seed=2"];
+    assert_ne!(trained(DType::BF16, &seeded).unwrap(), once);
+    let other_seed = trained(DType::BF16, &["train.seed=2"]).unwrap();
+    assert_eq!(trained(DType::BF16, &[]).unwrap(), other_seed);
+
+    let error = trained(DType::F32, &[stochastic]).unwrap_err().to_string();
+    assert!(
+        error.contains("no parameter is bf16: `weight` is f32; use rounding nearest"),
+        "{error}"
+    );
 }
 
 /// Step `step`, of two microbatches.

@@ -36,6 +36,15 @@ pub enum Error {
         source: ConfigError,
     },
 
+    /// An invalid lora.json.
+    #[error("{}: {problem}", path.display())]
+    Adapters {
+        /// The file.
+        path: PathBuf,
+        /// The problem.
+        problem: String,
+    },
+
     /// A file that could not be read.
     #[error("{}: {source}", path.display())]
     File {

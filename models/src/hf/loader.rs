@@ -6,15 +6,17 @@ use meshgrad_ckpt::Folder;
 use meshgrad_load::LoadOptions;
 use meshgrad_runtime::Device;
 
+use super::adapters;
 use super::map::{Experts, map};
 use crate::Qwen3;
 use crate::config::Qwen3Config;
 use crate::folder::{self, Error, Result};
 
-/// Loads the model in `dir` (config.json and safetensors files) to `device`.
+/// Loads the model in `dir` (config.json and safetensors files) to `device`, with its low-rank
+/// updates if it has any.
 ///
 /// # Errors
-/// [`Error::ConfigFile`]; [`Error::Tensors`] with all tensors that are missing, unexpected or of
+/// [`Error::ConfigFile`]; [`Error::Adapters`]; [`Error::Tensors`] with all tensors that are missing, unexpected or of
 /// another shape; [`Error::Load`] when a file is damaged or memory runs out.
 pub fn load(dir: &Path, device: &Device) -> Result<Loaded> {
     Loader::new(dir).load(device)
@@ -89,7 +91,8 @@ impl<'a> Loader<'a> {
     /// # Errors
     /// As [`hf::load`](super::load).
     pub fn load(&self, device: &Device) -> Result<Loaded> {
-        let model = Qwen3::new(&read_config(self.dir)?)?;
+        let mut model = Qwen3::new(&read_config(self.dir)?)?;
+        adapters::add(model.projections_mut(), self.dir)?;
         let experts = self.fill(&model, device)?;
         Ok(Loaded { model, experts })
     }

@@ -4,7 +4,7 @@ use meshgrad::prelude::*;
 use meshgrad::runtime::ops::StepScalars;
 use meshgrad::runtime::{Function, Number, Signature};
 use meshgrad::train;
-use meshgrad::train::optim::{Granularity, Optimizer, Part, State};
+use meshgrad::train::optim::{Granularity, Optimizer, Part, State, assign, if_finite};
 
 static SUM: Signature = Signature::new(
     "adagrad_sum",
@@ -72,30 +72,6 @@ impl Optimizer for Adagrad {
         }
         Ok(())
     }
-}
-
-/// into = f(inputs), on any device. The first input has `into`'s shape; scalars are broadcast to it.
-fn assign<const N: usize>(
-    op: &'static Signature,
-    f: &impl Function<N>,
-    inputs: [&Tensor; N],
-    into: &Tensor,
-) -> Result<()> {
-    let shape = *into.shape();
-    let inputs: Vec<Tensor> = inputs
-        .into_iter()
-        .map(|x| x.broadcast_to(&shape))
-        .collect::<Result<_>>()?;
-    let inputs: [&Tensor; N] = std::array::from_fn(|at| &inputs[at]);
-    let mut call = op.call(&inputs)?;
-    let mut y = call.output(0)?;
-    ops::map(&call, f, inputs, &mut y)?;
-    ops::copy_into(&y.finish(), into)
-}
-
-/// `new`, or `old` if the scale is not finite: a step with such a gradient changes nothing.
-fn if_finite<W: Number>(scale: W, new: W, old: W) -> W {
-    (scale * W::ZERO).if_eq(W::ZERO, new, old)
 }
 
 struct Sum;

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use super::{AdamWKeys, Algorithm, Config, MuonKeys, ScheduleConfig, TokenizerChoice};
-use crate::optim::{LionConfig, SgdConfig};
+use super::{Algorithm, Config, ScheduleConfig, TokenizerChoice};
+use crate::optim::Ranges;
 
 /// A key whose value is out of range.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -98,19 +98,15 @@ impl Config {
         found.positive("optimizer.learning_rate", optimizer.learning_rate);
         found.not_negative(&[("optimizer.max_grad_norm", optimizer.max_grad_norm)]);
         found.decay("optimizer.ema_decay", optimizer.ema_decay);
+        let table = "optimizer";
         match &optimizer.algorithm {
-            Algorithm::AdamW(keys) => found.adamw("optimizer", keys),
-            Algorithm::Sgd(keys) => found.sgd(keys),
-            Algorithm::Lion(LionConfig {
-                beta1,
-                beta2,
-                weight_decay,
-            }) => {
-                found.decay("optimizer.beta1", *beta1);
-                found.decay("optimizer.beta2", *beta2);
-                found.not_negative(&[("optimizer.weight_decay", *weight_decay)]);
+            Algorithm::AdamW(constants) => found.ranges(table, constants.ranges()),
+            Algorithm::Sgd(constants) => found.ranges(table, constants.ranges()),
+            Algorithm::Lion(constants) => found.ranges(table, constants.ranges()),
+            Algorithm::Muon(constants) => {
+                found.ranges(table, constants.ranges());
+                found.ranges("optimizer.adamw", constants.adamw.ranges());
             }
-            Algorithm::Muon(keys) => found.muon(keys),
         }
     }
 
@@ -168,33 +164,11 @@ impl Found {
         });
     }
 
-    fn adamw(&mut self, table: &str, keys: &AdamWKeys) {
-        self.positive(&format!("{table}.eps"), keys.eps);
-        self.not_negative(&[(&format!("{table}.weight_decay"), keys.weight_decay)]);
-        self.decay(&format!("{table}.beta1"), keys.beta1);
-        self.decay(&format!("{table}.beta2"), keys.beta2);
-    }
-
-    fn sgd(&mut self, keys: &SgdConfig) {
-        self.decay("optimizer.momentum", keys.momentum);
-        self.decay("optimizer.dampening", keys.dampening);
-        self.not_negative(&[("optimizer.weight_decay", keys.weight_decay)]);
-        let looks_ahead = keys.momentum > 0.0 && keys.dampening == 0.0;
-        self.unless(!keys.nesterov || looks_ahead, "optimizer.nesterov", || {
-            "true needs momentum above 0 and dampening 0".to_owned()
-        });
-    }
-
-    fn muon(&mut self, keys: &MuonKeys) {
-        self.decay("optimizer.momentum", keys.momentum);
-        self.not_negative(&[("optimizer.weight_decay", keys.weight_decay)]);
-        self.positive("optimizer.eps", keys.eps);
-        let coefficients = keys.coefficients;
-        let finite = coefficients.iter().all(|value| value.is_finite());
-        self.unless(finite, "optimizer.coefficients", || {
-            format!("{coefficients:?} are not all finite")
-        });
-        self.adamw("optimizer.adamw", &keys.adamw);
+    fn ranges(&mut self, table: &str, ranges: Ranges) {
+        self.0.extend(ranges.0.into_iter().map(|it| Violation {
+            key: format!("{table}.{}", it.name),
+            problem: format!("{} is not {}", it.value, it.allowed),
+        }));
     }
 }
 
@@ -267,7 +241,7 @@ mod tests {
         let found = config.violations();
         let found = found.iter().map(|it| format!("{}: {}", it.key, it.problem));
         let expected = [
-            "optimizer.nesterov: true needs momentum above 0 and dampening 0",
+            "optimizer.dampening: 0.5 is not 0 with nesterov",
             "schedule: the phases of the schedule have 100 steps, but the run has 50",
         ];
         assert_eq!(found.collect::<Vec<_>>(), expected);

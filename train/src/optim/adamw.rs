@@ -4,54 +4,12 @@ use meshgrad_runtime::ops::{self, AdamWOperands, AdamWTable, StepScalars};
 use meshgrad_runtime::{DType, Key, Kind, RegionKey, Tensor};
 
 use super::assign::scaled;
-use super::error::{decay, not_negative};
 use super::part::viewed;
 use super::slots::{Due, Slots, pairs, zeros};
-use super::{Granularity, Groups, OptimError, Optimizer, Part, State};
+use super::{AdamWConfig, Granularity, Groups, OptimError, Optimizer, Part, Rounding, State};
 use crate::Result;
 
 const NAME: &str = "adamw";
-
-/// The constants of [`AdamW`].
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AdamWConfig {
-    /// Decay of `exp_avg` per step, in [0, 1).
-    pub beta1: f64,
-    /// Decay of `exp_avg_sq` per step, in [0, 1).
-    pub beta2: f64,
-    /// Added to the denominator.
-    pub eps: f64,
-    /// Decoupled weight decay, relative to the learning rate.
-    pub weight_decay: f64,
-    /// The dtype of the state: f32 (which is f64 for f64 parameters), or bf16 to halve its memory.
-    pub state_dtype: DType,
-    /// How a bf16 parameter is rounded.
-    pub rounding: Rounding,
-}
-
-/// How a bf16 parameter is rounded after a step.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Rounding {
-    /// To nearest, which drops changes below 2^-9 of the value.
-    Nearest,
-    /// Up or down at random, so that the expected value is exact. The random numbers follow from
-    /// this key, the parameter's name, the step and the global element only.
-    Stochastic(Key),
-}
-
-impl Default for AdamWConfig {
-    /// The constants of torch, f32 state.
-    fn default() -> AdamWConfig {
-        AdamWConfig {
-            beta1: 0.9,
-            beta2: 0.999,
-            eps: 1e-8,
-            weight_decay: 0.01,
-            state_dtype: DType::F32,
-            rounding: Rounding::Nearest,
-        }
-    }
-}
 
 /// AdamW with decoupled weight decay (Loshchilov & Hutter 2019). The formula is at
 /// [`ops::adamw_step`].
@@ -91,16 +49,17 @@ impl AdamW {
     ///
     /// # Errors
     /// [`OptimError::Constant`] for a constant outside of its range; [`OptimError::StateDType`];
-    /// when memory runs out.
+    /// [`OptimError::Rounding`] for stochastic rounding if no parameter is bf16; when memory runs
+    /// out.
     pub fn new(parts: &[Part], config: AdamWConfig, groups: &Groups) -> Result<AdamW> {
         AdamW::of(&Vec::from_iter(parts), config, groups)
     }
 
     pub(super) fn of(parts: &[&Part], config: AdamWConfig, groups: &Groups) -> Result<AdamW> {
-        decay(NAME, "beta1", config.beta1)?;
-        decay(NAME, "beta2", config.beta2)?;
-        not_negative(NAME, "eps", config.eps)?;
-        not_negative(NAME, "weight_decay", config.weight_decay)?;
+        config.ranges().check(NAME)?;
+        if config.rounding == Rounding::Stochastic {
+            check_rounded(parts)?;
+        }
 
         let slots = Slots::new(parts.iter().copied(), groups, config.weight_decay, |part| {
             let dtype = state_dtype(part, config.state_dtype)?;
@@ -109,7 +68,7 @@ impl AdamW {
                     exp_avg: zeros(part, dtype)?,
                     exp_avg_sq: zeros(part, dtype)?,
                 },
-                key: rounding_key(part, config.rounding)?,
+                key: rounding_key(part, &config)?,
             })
         })?;
         let widened = match config.state_dtype {
@@ -198,11 +157,25 @@ fn state_dtype(part: &Part, state: DType) -> Result<DType, OptimError> {
     }
 }
 
-fn rounding_key(part: &Part, rounding: Rounding) -> Result<Option<RegionKey>> {
-    match (rounding, part.value().dtype()) {
-        (Rounding::Stochastic(key), DType::BF16) => {
-            let key = key.fold_name(part.name());
-            Ok(Some(key.within(&part.region()?)))
+/// Checks that a part is rounded.
+fn check_rounded(parts: &[&Part]) -> Result<(), OptimError> {
+    let is_rounded = |part: &&Part| part.value().dtype() == DType::BF16;
+    match parts.first() {
+        Some(part) if !parts.iter().any(is_rounded) => Err(OptimError::Rounding {
+            optimizer: NAME,
+            name: part.name().to_owned(),
+            param: part.value().dtype(),
+        }),
+        _ => Ok(()),
+    }
+}
+
+fn rounding_key(part: &Part, config: &AdamWConfig) -> Result<Option<RegionKey>> {
+    match (config.rounding, part.value().dtype()) {
+        (Rounding::Stochastic, DType::BF16) => {
+            // Initial values are drawn from the key of the seed and the name alone.
+            let key = Key::new(config.seed).fold_name("rounding");
+            Ok(Some(key.fold_name(part.name()).within(&part.region()?)))
         }
         _ => Ok(None),
     }

@@ -27,11 +27,48 @@ pub(super) fn map<const N: usize>(
     Ok(y.finish())
 }
 
-/// into = f(inputs), computed in `into`'s accumulator dtype and rounded to nearest.
+/// into = f(inputs), element by element, on any device: computed in `into`'s accumulator dtype (f32;
+/// f64 for f64) and rounded to nearest. `into` may be one of the inputs.
+///
+/// ```
+/// use meshgrad_runtime::{Device, Function, Kind, Number, Signature, Tensor};
+/// use meshgrad_train::optim::{assign, if_finite};
+///
+/// static STEP: Signature = Signature::new(
+///     "sign_step",
+///     "param: F[~], gradient: F[~], learning_rate: F[~], scale: F[~] -> param: F[~]",
+///     4, // FLOPs per element
+/// );
+///
+/// /// param - learning_rate * sign(gradient).
+/// struct Step;
+///
+/// impl Function<4> for Step {
+///     fn value<W: Number>(&self, [param, gradient, learning_rate, scale]: [W; 4]) -> W {
+///         let g = scale * gradient;
+///         let sign = g.if_lt(W::ZERO, -W::ONE, W::ZERO.if_lt(g, W::ONE, W::ZERO));
+///         if_finite(scale, param - learning_rate * sign, param)
+///     }
+/// }
+///
+/// # fn main() -> meshgrad_train::Result<()> {
+/// let device = Device::cpu();
+/// let param = Tensor::zeros(&device, &[3], meshgrad_runtime::DType::F32, Kind::Parameter)?;
+/// let gradient = Tensor::from_slice(&device, &[3], &[5.0f32, 0.0, -7.0])?;
+/// let [learning_rate, scale] = [0.5f32, 1.0].map(|value| Tensor::scalar(&device, value));
+/// let inputs = [&param, &gradient, &learning_rate?, &scale?];
+/// assign(&STEP, &Step, inputs, &param)?;
+/// assert_eq!(param.to_vec::<f32>()?, [-0.5, 0.0, 0.5]);
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Shapes
-/// As [`map`]; the first input has `into`'s shape.
-pub(super) fn assign<const N: usize>(
+/// The first input has `into`'s shape; the others broadcast to it. Any float dtypes.
+///
+/// # Errors
+/// When the inputs do not match `op`; when memory runs out.
+pub fn assign<const N: usize>(
     op: &'static Signature,
     f: &impl Function<N>,
     inputs: [&Tensor; N],
@@ -41,9 +78,10 @@ pub(super) fn assign<const N: usize>(
     Ok(ops::copy_into(&ops::cast(&new, into.dtype())?, into)?)
 }
 
-/// `new` if `scale` is finite, else `old`.
+/// `new` if `scale` is finite, else `old`. With the `scale` of a step, whose gradient has a value that
+/// is not finite, a formula then changes nothing.
 #[inline(always)]
-pub(super) fn if_finite<W: Number>(scale: W, new: W, old: W) -> W {
+pub fn if_finite<W: Number>(scale: W, new: W, old: W) -> W {
     // Zero times infinity is NaN, which equals nothing.
     (scale * W::ZERO).if_eq(W::ZERO, new, old)
 }

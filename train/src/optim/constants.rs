@@ -1,6 +1,67 @@
-//! Constants of optimizers that configurations write as they are.
+//! Constants of optimizers, as configurations write them.
 
+use meshgrad_runtime::DType;
 use serde::{Deserialize, Serialize};
+
+use super::ranges::Ranges;
+
+/// The constants of [`AdamW`](super::AdamW).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AdamWConfig {
+    /// Decay of `exp_avg` per step, in [0, 1).
+    pub beta1: f64,
+    /// Decay of `exp_avg_sq` per step, in [0, 1).
+    pub beta2: f64,
+    /// Added to the denominator, above 0.
+    pub eps: f64,
+    /// Decoupled weight decay, relative to the learning rate.
+    pub weight_decay: f64,
+    /// The dtype of the state: f32 (which is f64 for f64 parameters), or bf16 to halve its memory.
+    #[serde(with = "float")]
+    pub state_dtype: DType,
+    /// How bf16 parameters are rounded.
+    pub rounding: Rounding,
+    /// The seed of stochastic rounding. In a configuration it is the seed of the run.
+    #[serde(skip)]
+    pub seed: u64,
+}
+
+/// How a bf16 parameter is rounded after a step. Parameters in other dtypes are not rounded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Rounding {
+    /// To nearest, which drops changes below 2^-9 of the value.
+    Nearest,
+    /// Up or down at random, so that the expected value is exact. The random numbers follow from
+    /// the seed, the parameter's name, the step and the global element only.
+    Stochastic,
+}
+
+impl Default for AdamWConfig {
+    /// The constants of torch, f32 state.
+    fn default() -> AdamWConfig {
+        AdamWConfig {
+            beta1: 0.9,
+            beta2: 0.999,
+            eps: 1e-8,
+            weight_decay: 0.01,
+            state_dtype: DType::F32,
+            rounding: Rounding::Nearest,
+            seed: 0,
+        }
+    }
+}
+
+impl AdamWConfig {
+    pub(crate) fn ranges(&self) -> Ranges {
+        Ranges::default()
+            .decay("beta1", self.beta1)
+            .decay("beta2", self.beta2)
+            .positive("eps", self.eps)
+            .not_negative("weight_decay", self.weight_decay)
+    }
+}
 
 /// The constants of [`Sgd`](super::Sgd).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -29,6 +90,27 @@ impl Default for SgdConfig {
     }
 }
 
+impl SgdConfig {
+    pub(crate) fn ranges(&self) -> Ranges {
+        let (momentum, dampening) = (self.momentum, self.dampening);
+        let ranges = Ranges::default()
+            .decay("momentum", momentum)
+            .decay("dampening", dampening)
+            .not_negative("weight_decay", self.weight_decay);
+        match self.nesterov {
+            false => ranges,
+            true => ranges
+                .require(
+                    "momentum",
+                    momentum,
+                    "above 0 with nesterov",
+                    momentum > 0.0,
+                )
+                .require("dampening", dampening, "0 with nesterov", dampening == 0.0),
+        }
+    }
+}
+
 /// The constants of [`Lion`](super::Lion).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -49,6 +131,74 @@ impl Default for LionConfig {
             beta2: 0.99,
             weight_decay: 0.0,
         }
+    }
+}
+
+impl LionConfig {
+    pub(crate) fn ranges(&self) -> Ranges {
+        Ranges::default()
+            .decay("beta1", self.beta1)
+            .decay("beta2", self.beta2)
+            .not_negative("weight_decay", self.weight_decay)
+    }
+}
+
+/// The constants of [`Muon`](super::Muon).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MuonConfig {
+    /// Decay of the momentum buffer per step, in [0, 1).
+    pub momentum: f64,
+    /// Whether to look ahead (Nesterov): the direction is the gradient interpolated with the
+    /// buffer. Otherwise it is the buffer.
+    pub nesterov: bool,
+    /// Decoupled weight decay, relative to the learning rate.
+    pub weight_decay: f64,
+    /// Newton-Schulz iterations.
+    pub iterations: u32,
+    /// Coefficients of the iteration.
+    pub coefficients: [f64; 3],
+    /// The smallest norm that a direction is divided by, above 0.
+    pub eps: f64,
+    /// The dtype of the operands of the iteration's products, bf16 or f32. Sums are f32.
+    #[serde(with = "float")]
+    pub product_dtype: DType,
+    /// The factor of the learning rate for a matrix.
+    pub adjust_learning_rate: AdjustLearningRate,
+    /// Name patterns of matrices that AdamW updates: embeddings and output heads. A pattern may
+    /// match nothing, because not every rank has them.
+    pub adamw_names: Vec<String>,
+    /// AdamW for these and for parameters with fewer than two dims.
+    pub adamw: AdamWConfig,
+}
+
+impl Default for MuonConfig {
+    /// The constants of torch, and AdamW for names with `embed` or `lm_head`.
+    fn default() -> MuonConfig {
+        MuonConfig {
+            momentum: 0.95,
+            nesterov: true,
+            weight_decay: 0.1,
+            iterations: 5,
+            coefficients: [3.4445, -4.7750, 2.0315],
+            eps: 1e-7,
+            product_dtype: DType::BF16,
+            adjust_learning_rate: AdjustLearningRate::Original,
+            adamw_names: vec!["*embed*".into(), "*lm_head*".into()],
+            adamw: AdamWConfig::default(),
+        }
+    }
+}
+
+impl MuonConfig {
+    /// Without those of its AdamW.
+    pub(crate) fn ranges(&self) -> Ranges {
+        let ranges = Ranges::default()
+            .decay("momentum", self.momentum)
+            .not_negative("weight_decay", self.weight_decay)
+            .positive("eps", self.eps);
+        let coefficients = self.coefficients.into_iter();
+        coefficients.fold(ranges, |ranges, value| ranges.finite("coefficients", value))
     }
 }
 
@@ -91,4 +241,25 @@ pub struct Group {
 
 fn unscaled() -> f64 {
     1.0
+}
+
+/// f32 and bf16, under their names.
+mod float {
+    use meshgrad_runtime::DType;
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    const NAMES: &[&str] = &["f32", "bf16"];
+
+    pub(super) fn serialize<S: Serializer>(dtype: &DType, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(dtype)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<DType, D::Error> {
+        match String::deserialize(from)?.as_str() {
+            "f32" => Ok(DType::F32),
+            "bf16" => Ok(DType::BF16),
+            other => Err(D::Error::unknown_variant(other, NAMES)),
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use meshgrad_runtime::{Function, Number, Signature, Tensor, ops};
 
 use super::assign::{assign, averaged};
-use super::error::require;
+use super::ranges::Ranges;
 use super::slots::{Slots, zeros};
 use super::{Groups, OptimError, Part, State};
 use crate::Result;
@@ -30,13 +30,9 @@ impl Ema {
     /// # Errors
     /// [`OptimError::Constant`]; when memory runs out.
     pub fn new(parts: &[Part], decay: f64) -> Result<Ema> {
-        require(
-            "ema",
-            "decay",
-            decay,
-            "in [0, 1]",
-            (0.0..=1.0).contains(&decay),
-        )?;
+        let holds = (0.0..=1.0).contains(&decay);
+        let ranges = Ranges::default().require("decay", decay, "in [0, 1]", holds);
+        ranges.check("ema")?;
         let slots = Slots::new(parts, &Groups::default(), 0.0, |part| {
             let average = zeros(part, part.value().dtype().accumulator())?;
             copy(part.value(), &average)?;

@@ -117,6 +117,20 @@ pub enum OptimError {
         state: DType,
     },
 
+    /// Stochastic rounding of parameters that are not rounded.
+    #[error(
+        "{optimizer}: stochastic rounding has no effect, because no parameter is bf16: `{name}` is \
+         {param}; use rounding nearest, or parameters in bf16"
+    )]
+    Rounding {
+        /// The optimizer.
+        optimizer: &'static str,
+        /// A parameter.
+        name: String,
+        /// Its dtype.
+        param: DType,
+    },
+
     /// Another number of parts.
     #[error("there are {actual} parts, but {expected} at construction")]
     Count {
@@ -166,44 +180,4 @@ pub enum OptimError {
         /// Name, dtype, shape and rows of the step.
         actual: String,
     },
-}
-
-/// `value`, if it is in [0, 1).
-pub(super) fn decay(
-    optimizer: &'static str,
-    name: &'static str,
-    value: f64,
-) -> Result<f64, OptimError> {
-    let allowed = "in [0, 1)";
-    require(optimizer, name, value, allowed, (0.0..1.0).contains(&value))
-}
-
-/// `value`, if it is finite and not negative.
-pub(super) fn not_negative(
-    optimizer: &'static str,
-    name: &'static str,
-    value: f64,
-) -> Result<f64, OptimError> {
-    let allowed = "finite and at least 0";
-    let holds = value.is_finite() && value >= 0.0;
-    require(optimizer, name, value, allowed, holds)
-}
-
-/// `value`, if `holds`.
-pub(super) fn require(
-    optimizer: &'static str,
-    name: &'static str,
-    value: f64,
-    allowed: &'static str,
-    holds: bool,
-) -> Result<f64, OptimError> {
-    match holds {
-        true => Ok(value),
-        false => Err(OptimError::Constant {
-            optimizer,
-            name,
-            value,
-            allowed,
-        }),
-    }
 }

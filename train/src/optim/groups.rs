@@ -2,7 +2,7 @@
 
 use glob::Pattern;
 
-use super::error::not_negative;
+use super::ranges::Ranges;
 use super::{Group, OptimError, Part};
 
 /// An ordered list of [`Group`]s. The first whose pattern matches a parameter applies to it.
@@ -32,9 +32,10 @@ impl Groups {
     pub fn new(groups: Vec<Group>, names: &[&str]) -> Result<Groups, OptimError> {
         let mut list: Vec<(Pattern, Group)> = Vec::with_capacity(groups.len());
         for group in groups {
-            let decay = group.weight_decay.unwrap_or(0.0);
-            not_negative("groups", "learning_rate_factor", group.learning_rate_factor)?;
-            not_negative("groups", "weight_decay", decay)?;
+            Ranges::default()
+                .not_negative("learning_rate_factor", group.learning_rate_factor)
+                .not_negative("weight_decay", group.weight_decay.unwrap_or(0.0))
+                .check("groups")?;
             let pattern = parse(&group.pattern)?;
             let example = matched(&pattern, names)?;
 

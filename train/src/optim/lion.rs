@@ -4,7 +4,6 @@ use meshgrad_runtime::ops::StepScalars;
 use meshgrad_runtime::{Function, Number, Signature, Tensor};
 
 use super::assign::{assign, if_finite};
-use super::error::{decay, not_negative};
 use super::slots::{Slots, Update, pairs, zeros};
 use super::{Granularity, Groups, LionConfig, Optimizer, Part, State};
 use crate::Result;
@@ -47,9 +46,7 @@ impl Lion {
     /// [`OptimError::Constant`](super::OptimError::Constant) for a constant outside of its range;
     /// when memory runs out.
     pub fn new(parts: &[Part], config: LionConfig, groups: &Groups) -> Result<Lion> {
-        decay(NAME, "beta1", config.beta1)?;
-        decay(NAME, "beta2", config.beta2)?;
-        not_negative(NAME, "weight_decay", config.weight_decay)?;
+        config.ranges().check(NAME)?;
         let slots = Slots::new(parts, groups, config.weight_decay, |part| {
             zeros(part, part.value().dtype().accumulator())
         })?;

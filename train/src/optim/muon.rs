@@ -4,13 +4,10 @@ use meshgrad_runtime::ops::{self, StepScalars};
 use meshgrad_runtime::{Accumulator, DType, Function, Number, Signature, Tensor};
 
 use super::assign::{assign, averaged, if_finite, map};
-use super::error::{decay, not_negative, require};
 use super::groups::parse;
 use super::part::viewed;
 use super::slots::{Slots, Update, pairs, zeros};
-use super::{
-    AdamW, AdamWConfig, AdjustLearningRate, Granularity, Groups, OptimError, Optimizer, Part, State,
-};
+use super::{AdamW, Granularity, Groups, MuonConfig, OptimError, Optimizer, Part, State};
 use crate::Result;
 
 const NAME: &str = "muon";
@@ -34,51 +31,6 @@ static STEP: Signature = Signature::new(
     6,
 );
 
-/// The constants of [`Muon`].
-#[derive(Clone, Debug, PartialEq)]
-pub struct MuonConfig {
-    /// Decay of the momentum buffer per step, in [0, 1).
-    pub momentum: f64,
-    /// Whether to look ahead (Nesterov): the direction is the gradient interpolated with the
-    /// buffer. Otherwise it is the buffer.
-    pub nesterov: bool,
-    /// Decoupled weight decay, relative to the learning rate.
-    pub weight_decay: f64,
-    /// Newton-Schulz iterations.
-    pub iterations: u32,
-    /// Coefficients of the iteration.
-    pub coefficients: [f64; 3],
-    /// The smallest norm that a direction is divided by.
-    pub eps: f64,
-    /// The dtype of the operands of the iteration's products, bf16 or f32. Sums are f32.
-    pub product_dtype: DType,
-    /// The factor of the learning rate for a matrix.
-    pub adjust_learning_rate: AdjustLearningRate,
-    /// Name patterns of matrices that AdamW updates: embeddings and output heads. A pattern may
-    /// match nothing, because not every rank has them.
-    pub adamw_names: Vec<String>,
-    /// AdamW for these and for parameters with fewer than two dims.
-    pub adamw: AdamWConfig,
-}
-
-impl Default for MuonConfig {
-    /// The constants of torch, and AdamW for names with `embed` or `lm_head`.
-    fn default() -> MuonConfig {
-        MuonConfig {
-            momentum: 0.95,
-            nesterov: true,
-            weight_decay: 0.1,
-            iterations: 5,
-            coefficients: [3.4445, -4.7750, 2.0315],
-            eps: 1e-7,
-            product_dtype: DType::BF16,
-            adjust_learning_rate: AdjustLearningRate::Original,
-            adamw_names: vec!["*embed*".into(), "*lm_head*".into()],
-            adamw: AdamWConfig::default(),
-        }
-    }
-}
-
 /// Muon (Jordan et al. 2024), in the order of `torch.optim.Muon`:
 ///
 /// ```text
@@ -97,7 +49,7 @@ impl Default for MuonConfig {
 /// X = a X + (b A + c A A) X
 /// ```
 ///
-/// [`AdjustLearningRate`] gives the factor.
+/// [`AdjustLearningRate`](super::AdjustLearningRate) gives the factor.
 ///
 /// Parameters with more than two dims are lists of matrices, such as the weights of experts. AdamW
 /// updates parameters with fewer than two dims and those of [`MuonConfig::adamw_names`].
@@ -120,7 +72,11 @@ impl Muon {
     /// outside of its range; [`OptimError::ProductDType`]; [`OptimError::Pattern`]; as
     /// [`AdamW::new`].
     pub fn new(parts: &[Part], config: MuonConfig, groups: &Groups) -> Result<Muon> {
-        check(&config)?;
+        config.ranges().check(NAME)?;
+        match config.product_dtype {
+            DType::BF16 | DType::F32 => (),
+            dtype => return Err(OptimError::ProductDType { dtype }.into()),
+        }
         let patterns = config.adamw_names.iter().map(|pattern| parse(pattern));
         let patterns: Vec<glob::Pattern> = patterns.collect::<Result<_, _>>()?;
         let is_matrix = |part: &Part| {
@@ -202,20 +158,6 @@ impl Optimizer for Muon {
         self.matrices
             .each(matrices, scalars, |of| self.update(of))?;
         self.others.step_pairs(others, scalars)
-    }
-}
-
-fn check(config: &MuonConfig) -> Result<(), OptimError> {
-    decay(NAME, "momentum", config.momentum)?;
-    not_negative(NAME, "weight_decay", config.weight_decay)?;
-    require(NAME, "eps", config.eps, "above 0", config.eps > 0.0)?;
-    for coefficient in config.coefficients {
-        let holds = coefficient.is_finite();
-        require(NAME, "coefficients", coefficient, "finite", holds)?;
-    }
-    match config.product_dtype {
-        DType::BF16 | DType::F32 => Ok(()),
-        dtype => Err(OptimError::ProductDType { dtype }),
     }
 }
 

@@ -4,7 +4,6 @@ use meshgrad_runtime::ops::StepScalars;
 use meshgrad_runtime::{Function, Number, Signature, Tensor};
 
 use super::assign::{assign, if_finite};
-use super::error::{decay, not_negative, require};
 use super::slots::{Slots, Update, pairs, zeros};
 use super::{Granularity, Groups, Optimizer, Part, SgdConfig, State};
 use crate::Result;
@@ -59,35 +58,10 @@ impl Sgd {
     /// [`OptimError::Constant`](super::OptimError::Constant) for a constant outside of its range;
     /// when memory runs out.
     pub fn new(parts: &[Part], config: SgdConfig, groups: &Groups) -> Result<Sgd> {
-        let SgdConfig {
-            momentum,
-            dampening,
-            nesterov,
-            weight_decay,
-        } = config;
-        decay(NAME, "momentum", momentum)?;
-        decay(NAME, "dampening", dampening)?;
-        not_negative(NAME, "weight_decay", weight_decay)?;
-        if nesterov {
-            require(
-                NAME,
-                "momentum",
-                momentum,
-                "above 0 with nesterov",
-                momentum > 0.0,
-            )?;
-            require(
-                NAME,
-                "dampening",
-                dampening,
-                "0 with nesterov",
-                dampening == 0.0,
-            )?;
-        }
-
-        let slots = Slots::new(parts, groups, weight_decay, |part| {
+        config.ranges().check(NAME)?;
+        let slots = Slots::new(parts, groups, config.weight_decay, |part| {
             let buffer = || zeros(part, part.value().dtype().accumulator());
-            (momentum > 0.0).then(buffer).transpose()
+            (config.momentum > 0.0).then(buffer).transpose()
         })?;
         Ok(Sgd { config, slots })
     }

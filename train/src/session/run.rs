@@ -366,16 +366,16 @@ fn trainer<M: Model>(session: Session<'_>, model: M) -> Result<Trainer<M>> {
     let Session { config, device, .. } = session;
     let options = &config.optimizer;
     let updater = match session.optimizer {
-        None => Updater::new(&model, device, options)?,
+        None => Updater::new(&model, device, options, config.train.seed)?,
         Some(make) => {
             let (updater, grads) = Updater::with(&model, device, options.max_grad_norm, make)?;
             (updater.averaging(options.ema_decay)?, grads)
         }
     };
-    let mut trainer = Trainer::with_updater(model, updater, config, device)?;
-    if let Some(schedule) = session.schedule {
-        trainer.schedule = schedule;
-    }
+    let mut trainer = match session.schedule {
+        None => Trainer::with_updater(model, updater, config, device)?,
+        Some(schedule) => Trainer::with(model, updater, schedule, config, device),
+    };
     trainer.events = session.events;
     Ok(trainer)
 }

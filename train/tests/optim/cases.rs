@@ -1,6 +1,6 @@
 //! The optimizers of the fixtures, with the constants of `make_fixtures.py`.
 
-use meshgrad_runtime::{DType, Key};
+use meshgrad_runtime::DType;
 use meshgrad_train::optim::{
     AdamW, AdamWConfig, AdjustLearningRate, Groups, Lion, LionConfig, Muon, MuonConfig, Optimizer,
     Part, Rounding, Sgd, SgdConfig,
@@ -34,6 +34,7 @@ const ADAMW: AdamWConfig = AdamWConfig {
     weight_decay: 0.1,
     state_dtype: DType::F32,
     rounding: Rounding::Nearest,
+    seed: 0,
 };
 const LION: LionConfig = LionConfig {
     beta1: 0.9,
@@ -135,13 +136,21 @@ pub(crate) fn cases() -> Vec<Case> {
 
 /// The optimizers of the laws: all of the fixtures, Muon with AdamW, and bf16 state.
 pub(crate) fn optimizers() -> Vec<(&'static str, Make)> {
-    let bf16 = AdamWConfig {
-        state_dtype: DType::BF16,
-        rounding: Rounding::Stochastic(Key::new(7)),
-        ..ADAMW
+    let bf16 = |parts: &[Part]| {
+        let is_rounded = parts.iter().any(|part| part.value().dtype() == DType::BF16);
+        let config = AdamWConfig {
+            state_dtype: DType::BF16,
+            rounding: match is_rounded {
+                true => Rounding::Stochastic,
+                false => Rounding::Nearest,
+            },
+            seed: 7,
+            ..ADAMW
+        };
+        adamw(config)(parts)
     };
     let named = cases().into_iter().map(|case| (case.name, case.make));
     named
-        .chain([("adamw with bf16 state", adamw(bf16))])
+        .chain([("adamw with bf16 state", Box::new(bf16) as Make)])
         .collect()
 }

@@ -4,7 +4,8 @@ use std::sync::OnceLock;
 
 use meshgrad_runtime::{DType, Device, Kind, Tensor};
 use meshgrad_train::optim::{
-    AdamW, AdamWConfig, Groups, Lion, LionConfig, Muon, MuonConfig, Optimizer, Part, Sgd, SgdConfig,
+    AdamW, AdamWConfig, Groups, Lion, LionConfig, Muon, MuonConfig, Optimizer, Part, Rounding, Sgd,
+    SgdConfig,
 };
 
 use crate::training::Scalars;
@@ -115,6 +116,25 @@ fn configurations_are_checked() {
         message(AdamW::new(&[part(0..4, DType::F64)], bf16, &groups)),
         "adamw: state of `experts` (f64) cannot be bf16; use f32 or bf16 state with f32 or bf16 \
          parameters"
+    );
+    let rounding = AdamWConfig {
+        rounding: Rounding::Stochastic,
+        ..AdamWConfig::default()
+    };
+    assert_eq!(
+        message(AdamW::new(&[part(0..4, DType::F32)], rounding, &groups)),
+        "adamw: stochastic rounding has no effect, because no parameter is bf16: `experts` is f32; \
+         use rounding nearest, or parameters in bf16"
+    );
+    let mixed = [part(0..4, DType::F32), part(4..8, DType::BF16)];
+    assert_eq!(message(AdamW::new(&mixed, rounding, &groups)), "");
+    let eps = AdamWConfig {
+        eps: 0.0,
+        ..AdamWConfig::default()
+    };
+    assert_eq!(
+        message(AdamW::new(&parts, eps, &groups)),
+        "adamw: eps is 0, but must be finite and above 0"
     );
     let decay = LionConfig {
         weight_decay: f64::NAN,

@@ -1,0 +1,70 @@
+//! The low-rank updates of a model in a folder. `lora.json` has rank and scale of each, by the path
+//! of its projection; their matrices are tensors like the others.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::folder::{Error, Result};
+use crate::layers::Linear;
+
+/// The file beside config.json.
+pub(crate) const FILE: &str = "lora.json";
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Shape {
+    rank: usize,
+    /// alpha / rank.
+    scale: f64,
+}
+
+/// The text of the file, if any of `projections` has a low-rank update.
+pub(crate) fn written<'a>(
+    projections: impl Iterator<Item = &'a Linear>,
+) -> serde_json::Result<Option<String>> {
+    let of_each = projections.filter_map(|linear| {
+        let lora = linear.lora.as_ref()?;
+        let (rank, scale) = (lora.a.shape()[0], lora.scale);
+        Some((linear.path().to_string(), Shape { rank, scale }))
+    });
+    let shapes: BTreeMap<String, Shape> = of_each.collect();
+    match shapes.is_empty() {
+        true => Ok(None),
+        false => Ok(Some(serde_json::to_string_pretty(&shapes)? + "\n")),
+    }
+}
+
+/// Adds the low-rank updates of the folder `dir` to `projections`, without values.
+///
+/// # Errors
+/// [`Error::File`], [`Error::Adapters`].
+pub(crate) fn add<'a>(projections: impl Iterator<Item = &'a mut Linear>, dir: &Path) -> Result<()> {
+    let path = dir.join(FILE);
+    if !path.exists() {
+        return Ok(());
+    }
+    let text = std::fs::read_to_string(&path).map_err(|source| Error::File {
+        path: path.clone(),
+        source,
+    })?;
+    let invalid = |problem: String| Error::Adapters {
+        path: path.clone(),
+        problem,
+    };
+    let shapes: Result<BTreeMap<String, Shape>, _> = serde_json::from_str(&text);
+    let mut shapes = shapes.map_err(|error| invalid(error.to_string()))?;
+    for linear in projections {
+        if let Some(Shape { rank, scale }) = shapes.remove(&linear.path().to_string()) {
+            linear.add_lora(rank, scale * rank as f64);
+            if let Some(lora) = &mut linear.lora {
+                lora.scale = scale;
+            }
+        }
+    }
+    match shapes.keys().next() {
+        None => Ok(()),
+        Some(unknown) => Err(invalid(format!("the model has no projection `{unknown}`"))),
+    }
+}
