@@ -39,6 +39,7 @@ mod sort_key;
 pub mod swiglu;
 pub mod token_permute;
 pub mod top_k;
+pub mod tree_reduce;
 
 pub use assembler::{Arguments, Launch, Parameter, ParameterKind, Ptx, Target, Variant};
 pub use dtype::Dtype;

@@ -23,6 +23,7 @@ pub use crate::core::completion::Completion;
 pub use crate::core::device::{Device, Properties, Work};
 pub use crate::core::dtype::{Bool, DType, Element, Float, Wide};
 pub use crate::core::error::{Error, OtherError, Result};
+pub use crate::core::gpu_slice::{GpuSlice, GpuSliceMut};
 pub use crate::core::graph::Graph;
 pub use crate::core::key::{Key, Region, RegionKey};
 pub use crate::core::layout::Layout;
@@ -35,12 +36,14 @@ pub use crate::core::shape::{MAX_DIMS, Shape};
 pub use crate::core::signature::{Call, Signature};
 pub use crate::core::storage::{Kind, ReadGuard, WriteGuard};
 pub use crate::core::stream::{Pending, Stream, with_stream};
+pub use crate::core::stream_work::{StreamEvent, StreamJoin, StreamWork};
 pub use crate::core::tape_error::TapeError;
 pub use crate::core::tensor::{Tensor, UninitTensor};
 pub use crate::driver::{
     AllocatorStats, CudaError, GpuProperties, Library, MemoryStats, OutOfMemoryReport,
 };
 pub use crate::launch::Launcher;
+pub use crate::launch::tree_reduce::TreeOp;
 pub use crate::ops::accumulator::Accumulator;
 pub use crate::ops::async_read::AsyncRead;
 

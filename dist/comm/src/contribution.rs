@@ -2,7 +2,10 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use meshgrad_runtime::{Lent, LentInPlace, LentMut, Result, Tensor, UninitTensor};
+use meshgrad_runtime::{
+    GpuSlice, GpuSliceMut, Lent, LentInPlace, LentMut, Result, Stream, StreamJoin, StreamWork,
+    Tensor, UninitTensor,
+};
 
 use crate::communicator::{Operands, Output};
 use crate::ticket::{Request, Ticket};
@@ -20,8 +23,19 @@ pub(crate) struct Contribution(Arc<Mutex<Tensors>>);
 
 /// The tensors of a [`Contribution`].
 pub(crate) struct Tensors {
+    /// Dropped first: the tensors live until the work is done.
+    pub(crate) work: Work,
     pub(crate) input: Option<Lent>,
     pub(crate) output: Buffer,
+}
+
+/// The work of a contribution on a stream of its GPU.
+pub(crate) enum Work {
+    /// None: it is on the host, or was waited for.
+    None,
+    /// It has begun, and may be enqueued.
+    Begun(StreamWork),
+    Enqueued(StreamJoin),
 }
 
 /// Where a rank's result is written.
@@ -36,21 +50,29 @@ pub(crate) enum Buffer {
 impl Contribution {
     /// Lends the operands of a call.
     pub(crate) fn lend(operands: Operands, request: &Request) -> Result<Contribution> {
-        let op = request.fingerprint.collective.name();
-        let lend = |input: Tensor| input.lend(op);
-        let (input, output) = match (operands.input, operands.output) {
-            (Some(input), Output::Into(tensor)) if input.storage_id() == tensor.storage_id() => {
-                (None, Buffer::Shared(tensor.lend_in_place(&input, op)?))
-            }
-            (input, Output::Into(tensor)) => {
-                let input = input.map(lend).transpose()?;
-                (input, Buffer::Existing(tensor.lend_mut(op)?))
-            }
-            (input, Output::New(tensor)) => (input.map(lend).transpose()?, Buffer::New(tensor)),
-            (input, Output::None) => (input.map(lend).transpose()?, Buffer::None),
-        };
-        let tensors = Tensors { input, output };
+        let tensors = Tensors::lend(operands, request)?;
         Ok(Contribution(Arc::new(Mutex::new(tensors))))
+    }
+
+    /// Lends operands on a GPU to the work of a stream.
+    pub(crate) fn lend_on(
+        stream: &Stream,
+        operands: Operands,
+        request: &Request,
+    ) -> Result<Contribution> {
+        let begun = StreamWork::begin(stream, || Tensors::lend(operands, request));
+        let (work, mut tensors) = begun?;
+        tensors.work = Work::Begun(work);
+        Ok(Contribution(Arc::new(Mutex::new(tensors))))
+    }
+
+    /// Makes the current stream wait for the work, if it is on a stream.
+    pub(crate) fn join(&self) -> Result<()> {
+        let work = std::mem::replace(&mut self.lock().work, Work::None);
+        match work {
+            Work::Enqueued(join) => join.wait(),
+            Work::None | Work::Begun(_) => Ok(()),
+        }
     }
 
     /// The output. Called once, when the work is complete.
@@ -65,7 +87,57 @@ impl Contribution {
         }
     }
 
+    /// Whether its work is on a stream of a GPU.
+    pub(crate) fn is_on_gpu(&self) -> bool {
+        !matches!(self.lock().work, Work::None)
+    }
+
     pub(crate) fn lock(&self) -> MutexGuard<'_, Tensors> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Tensors {
+    fn lend(operands: Operands, request: &Request) -> Result<Tensors> {
+        let op = request.fingerprint.collective.name();
+        let lend = |input: Tensor| input.lend(op);
+        let (input, output) = match (operands.input, operands.output) {
+            (Some(input), Output::Into(tensor)) if input.storage_id() == tensor.storage_id() => {
+                (None, Buffer::Shared(tensor.lend_in_place(&input, op)?))
+            }
+            (input, Output::Into(tensor)) => {
+                let input = input.map(lend).transpose()?;
+                (input, Buffer::Existing(tensor.lend_mut(op)?))
+            }
+            (input, Output::New(tensor)) => {
+                let output = match tensor.device().is_gpu() {
+                    true => Buffer::Existing(tensor.lend_mut(op)?),
+                    false => Buffer::New(tensor),
+                };
+                (input.map(lend).transpose()?, output)
+            }
+            (input, Output::None) => (input.map(lend).transpose()?, Buffer::None),
+        };
+        let work = Work::None;
+        Ok(Tensors {
+            work,
+            input,
+            output,
+        })
+    }
+
+    /// What a member on a GPU contributes, and its output. In place, they are the same.
+    pub(crate) fn gpu_slices(&mut self) -> (Option<GpuSlice>, Option<GpuSliceMut>) {
+        let input = self.input.as_ref().map(Lent::gpu_slice);
+        let output = match &mut self.output {
+            Buffer::None | Buffer::New(_) => None,
+            Buffer::Existing(loan) => Some(loan.gpu_slice()),
+            Buffer::Shared(loan) => {
+                let (input, output) = loan.gpu_slices();
+                return (Some(input), Some(output));
+            }
+        };
+        let source = input.or_else(|| Some(output.as_ref()?.as_slice().clone()));
+        (source, output)
     }
 }

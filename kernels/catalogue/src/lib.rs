@@ -25,6 +25,7 @@ mod softmax;
 mod swiglu;
 mod token_permute;
 mod top_k;
+mod tree_reduce;
 
 pub use copies::CASTS;
 pub use elementwise::elementwise_variants;
@@ -36,6 +37,7 @@ pub use router::ROUTED_EXPERTS;
 pub use softmax::SOFTMAX_ROWS;
 pub use token_permute::TOKEN_FEATURES;
 pub use top_k::{ARG_REDUCED, SORTED};
+pub use tree_reduce::TREES;
 
 use meshgrad_kernels::{Ptx, Result};
 
@@ -76,6 +78,7 @@ const FAMILIES: &[NamedFamily] = &[
     ("attention", attention::attention),
     ("top_k", top_k::top_k),
     ("global_norm", global_norm::global_norm),
+    ("tree_reduce", tree_reduce::tree_reduce),
 ];
 
 type NamedFamily = (&'static str, fn() -> Family);

@@ -59,6 +59,7 @@ exercises! {
     attention: crate::attention::exercise,
     top_k: crate::top_k::exercise,
     global_norm: crate::global_norm::exercise,
+    tree_reduce: crate::tree_reduce::exercise,
 }
 
 /// Runs a family in every order, and asserts that every instruction is executed.

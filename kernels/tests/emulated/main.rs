@@ -32,3 +32,4 @@ mod swiglu;
 mod token_permute;
 mod top_k;
 mod traffic;
+mod tree_reduce;

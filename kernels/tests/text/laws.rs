@@ -28,6 +28,7 @@ const ROWS: &[&str] = &[
     "add_rms_norm",
     "top_k",
     "global_norm",
+    "tree_reduce",
 ];
 
 /// The other families. Matrix products and attention load tiles into shared memory, several ahead.
@@ -223,6 +224,7 @@ fn all_loads_are_in_flight() {
         "index_select_",
         "gather_",
         "index_keys_",
+        "tree_",
     ];
     for ptx in of_rows() {
         let whole = in_units.iter().any(|start| ptx.entry.starts_with(start));

@@ -1,12 +1,16 @@
 //! Tensors lent to work that outlives the call that starts it, such as a collective.
 //!
 //! A [`ReadGuard`](crate::ReadGuard) lives on the stack of an op. A loan owns its storage instead,
-//! so it can be handed to another thread. The rule is the same: many readers or one writer.
+//! so it can be handed to another thread. The rule is the same: many readers or one writer. On a
+//! GPU, the current stream also uses the tensor: see [`StreamWork`](crate::StreamWork).
 
 use std::ops::Range;
 
+use crate::core::gpu_slice::{GpuSlice, GpuSliceMut};
 use crate::core::storage::{OwnedRead, OwnedWrite};
-use crate::{DType, Element, Error, Result, Tensor};
+use crate::core::stream;
+use crate::core::stream_uses::Access;
+use crate::{DType, Element, Error, Result, Tensor, UninitTensor};
 
 impl Tensor {
     /// Lends this contiguous tensor for reading by `op`, whose work outlives the call. The storage
@@ -14,9 +18,10 @@ impl Tensor {
     ///
     /// # Errors
     /// [`Error::Argument`] when it is not contiguous; [`Error::NoValues`] on a meta device;
-    /// [`Error::NotOnHost`] on a GPU; [`Error::Busy`] while the storage is being written.
+    /// [`Error::Busy`] while the storage is being written.
     pub fn lend(&self, op: &'static str) -> Result<Lent> {
         let range = self.contiguous_range(op)?;
+        self.lend_to_stream(Access::Read, op)?;
         Ok(Lent {
             borrow: OwnedRead::new(self.storage().clone())?,
             dtype: self.dtype(),
@@ -32,6 +37,7 @@ impl Tensor {
     /// storage is in use.
     pub fn lend_mut(&self, op: &'static str) -> Result<LentMut> {
         let range = self.contiguous_range(op)?;
+        self.lend_to_stream(Access::Write, op)?;
         Ok(LentMut {
             borrow: OwnedWrite::new(self.storage().clone(), op)?,
             tensor: self.clone(),
@@ -52,6 +58,7 @@ impl Tensor {
             return Err(Error::Argument { op, problem });
         }
         let (input, output) = (input.contiguous_range(op)?, self.contiguous_range(op)?);
+        self.lend_to_stream(Access::Write, op)?;
         Ok(LentInPlace {
             borrow: OwnedWrite::new(self.storage().clone(), op)?,
             tensor: self.clone(),
@@ -59,6 +66,33 @@ impl Tensor {
             output,
         })
     }
+
+    fn lend_to_stream(&self, access: Access, op: &'static str) -> Result<()> {
+        match self.device().gpu() {
+            Some(_) => stream::record_use(self.storage(), access, op),
+            None => Ok(()),
+        }
+    }
+}
+
+impl UninitTensor {
+    /// Lends it to the `op` that writes it, whose work outlives the call.
+    ///
+    /// # Errors
+    /// Never fails for a [`Kind::Value`](crate::Kind::Value).
+    pub fn lend_mut(self, op: &'static str) -> Result<LentMut> {
+        let tensor = self.finish();
+        tensor.lend_to_stream(Access::Write, op)?;
+        Ok(LentMut {
+            borrow: OwnedWrite::of_new(tensor.storage().clone()),
+            range: 0..tensor.elements(),
+            tensor,
+        })
+    }
+}
+
+fn gpu_slice(tensor: &Tensor, range: Range<usize>) -> GpuSlice {
+    GpuSlice::new(tensor.storage().clone(), tensor.dtype(), range)
 }
 
 /// A contiguous tensor lent for reading, by [`Tensor::lend`].
@@ -73,14 +107,20 @@ impl Lent {
     /// The elements in row-major order.
     ///
     /// # Errors
-    /// [`Error::WrongDType`].
+    /// [`Error::WrongDType`]; [`Error::NotOnHost`] on a GPU.
     pub fn slice<T: Element>(&self) -> Result<&[T]> {
         expect_dtype(self.dtype, T::DTYPE)?;
         Ok(&self.borrow.slice()?[self.range.clone()])
     }
+
+    /// The elements on a GPU.
+    pub fn gpu_slice(&self) -> GpuSlice {
+        let storage = self.borrow.storage().clone();
+        GpuSlice::new(storage, self.dtype, self.range.clone())
+    }
 }
 
-/// A contiguous tensor lent for writing, by [`Tensor::lend_mut`].
+/// A contiguous tensor lent for writing, by [`Tensor::lend_mut`] or [`UninitTensor::lend_mut`].
 pub struct LentMut {
     borrow: OwnedWrite,
     tensor: Tensor,
@@ -91,10 +131,15 @@ impl LentMut {
     /// The elements in row-major order, for writing.
     ///
     /// # Errors
-    /// [`Error::WrongDType`].
+    /// [`Error::WrongDType`]; [`Error::NotOnHost`] on a GPU.
     pub fn slice<T: Element>(&mut self) -> Result<&mut [T]> {
         expect_dtype(self.tensor.dtype(), T::DTYPE)?;
         Ok(&mut self.borrow.slice()?[self.range.clone()])
+    }
+
+    /// The elements on a GPU, for writing.
+    pub fn gpu_slice(&mut self) -> GpuSliceMut {
+        GpuSliceMut::new(gpu_slice(&self.tensor, self.range.clone()))
     }
 
     /// Ends the loan and returns the tensor.
@@ -116,11 +161,18 @@ impl LentInPlace {
     /// The elements of the storage, and the ranges of the input and of the output among them.
     ///
     /// # Errors
-    /// [`Error::WrongDType`].
+    /// [`Error::WrongDType`]; [`Error::NotOnHost`] on a GPU.
     pub fn slice<T: Element>(&mut self) -> Result<(&mut [T], Range<usize>, Range<usize>)> {
         expect_dtype(self.tensor.dtype(), T::DTYPE)?;
         let (input, output) = (self.input.clone(), self.output.clone());
         Ok((self.borrow.slice()?, input, output))
+    }
+
+    /// The input on a GPU, and the output for writing.
+    pub fn gpu_slices(&mut self) -> (GpuSlice, GpuSliceMut) {
+        let [input, output] = [&self.input, &self.output];
+        let [input, output] = [input, output].map(|it| gpu_slice(&self.tensor, it.clone()));
+        (input, GpuSliceMut::new(output))
     }
 
     /// Ends the loan and returns the tensor that was lent for writing.

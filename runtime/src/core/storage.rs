@@ -187,6 +187,13 @@ impl Storage {
         }
     }
 
+    fn expect_values(&self) -> Result<()> {
+        match self.device.computes() {
+            true => Ok(()),
+            false => Err(self.no_values()),
+        }
+    }
+
     /// The error for access to values that are not in host memory.
     pub(super) fn no_values(&self) -> Error {
         let device = self.device.to_string();
@@ -278,9 +285,13 @@ pub(crate) struct OwnedRead(Arc<Storage>);
 impl OwnedRead {
     pub(crate) fn new(storage: Arc<Storage>) -> Result<OwnedRead> {
         let release = storage.begin_read()?;
-        storage.raw()?;
+        storage.expect_values()?;
         std::mem::forget(release); // ends in `drop`
         Ok(OwnedRead(storage))
+    }
+
+    pub(crate) fn storage(&self) -> &Arc<Storage> {
+        &self.0
     }
 
     pub(crate) fn slice<T: Element>(&self) -> Result<&[T]> {
@@ -303,10 +314,16 @@ impl OwnedWrite {
     /// Counts as a new version.
     pub(crate) fn new(storage: Arc<Storage>, op: &'static str) -> Result<OwnedWrite> {
         let release = storage.begin_write(op)?;
-        storage.raw()?;
+        storage.expect_values()?;
         storage.raise_version();
         std::mem::forget(release); // ends in `drop`
         Ok(OwnedWrite(storage))
+    }
+
+    /// The borrow of a storage that is not shared yet.
+    pub(crate) fn of_new(storage: Arc<Storage>) -> OwnedWrite {
+        storage.borrows.store(-1, Ordering::Relaxed);
+        OwnedWrite(storage)
     }
 
     pub(crate) fn slice<T: Element>(&mut self) -> Result<&mut [T]> {

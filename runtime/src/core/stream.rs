@@ -106,8 +106,25 @@ impl fmt::Debug for Stream {
     }
 }
 
+impl Stream {
+    /// Makes this the current stream of the thread.
+    pub(super) fn enter(&self) -> ScopeGuard {
+        let pool = Pool {
+            stream: self.0.id,
+            ..pool(self.device())
+        };
+        ScopeGuard::new(self.device(), pool, self.0.raw.clone())
+    }
+
+    /// The end of the work enqueued so far on the current stream of this device; `None` on a CPU.
+    pub(super) fn enclosing_event(&self) -> Result<Option<Event>, CudaError> {
+        let gpu = self.device().gpu();
+        gpu.map(|gpu| raw(self.device(), gpu).record()).transpose()
+    }
+}
+
 /// The stream on which the calling thread enqueues its work, and the storages that the work uses.
-struct Scope {
+pub(super) struct Scope {
     /// Unique in this process.
     id: u64,
     device: Device,
@@ -127,6 +144,10 @@ impl Scope {
             raw,
             used: SPARE.with_borrow_mut(Vec::pop).unwrap_or_default(),
         }
+    }
+
+    pub(super) fn raw(&self) -> Option<&Arc<RawStream>> {
+        self.raw.as_ref()
     }
 
     fn scope_id(&self) -> ScopeId {
@@ -164,6 +185,8 @@ struct UsedStorages {
     /// Mutable storages of the scope's own pool. They may be freed earlier, because only later work
     /// of the same stream reuses their memory.
     own: Vec<Weak<Storage>>,
+    /// Storages of other devices, and results. They live until the work is waited for.
+    foreign: Vec<Arc<Storage>>,
 }
 
 impl UsedStorages {
@@ -175,12 +198,13 @@ impl UsedStorages {
 
     /// Whether its vectors have heap memory to reuse.
     fn has_capacity(&self) -> bool {
-        self.kept.capacity() + self.own.capacity() > 0
+        self.kept.capacity() + self.own.capacity() + self.foreign.capacity() > 0
     }
 
     fn clear(&mut self) {
         self.kept.clear();
         self.own.clear();
+        self.foreign.clear();
     }
 }
 
@@ -244,6 +268,28 @@ pub(crate) fn record_use(storage: &Arc<Storage>, access: Access, op: &'static st
     })
 }
 
+/// Keeps storages of other devices and streams until the work of the current scope of `device` is
+/// waited for.
+///
+/// # Errors
+/// [`Error::Argument`] outside of any scope of the device.
+pub(crate) fn keep<'a>(
+    device: &Device,
+    storages: impl Iterator<Item = &'a Arc<Storage>>,
+    op: &'static str,
+) -> Result<()> {
+    innermost(device, |scope| {
+        let Some(scope) = scope else {
+            let problem = "is called outside of `StreamWork::run`".to_owned();
+            return Err(Error::Argument { op, problem });
+        };
+        let pool = scope.pool;
+        let others = storages.filter(|it| it.device() != device || it.pool() != pool);
+        scope.used.foreign.extend(others.cloned());
+        Ok(())
+    })
+}
+
 /// Whether this thread is capturing a graph.
 pub(crate) fn capturing() -> bool {
     SCOPES.with_borrow(|scopes| scopes.iter().any(|scope| scope.pool.graph != 0))
@@ -270,6 +316,21 @@ impl ScopeGuard {
         let scope = Scope::new(device, pool, raw);
         SCOPES.with_borrow_mut(|scopes| scopes.push(scope));
         ScopeGuard(())
+    }
+
+    /// Enters a scope again that [`ScopeGuard::suspend`] left, on any thread.
+    pub(super) fn resume(scope: Scope) -> ScopeGuard {
+        SCOPES.with_borrow_mut(|scopes| scopes.push(scope));
+        ScopeGuard(())
+    }
+
+    /// Leaves the scope, and does not end it.
+    pub(super) fn suspend(self) -> Scope {
+        std::mem::forget(self);
+        match SCOPES.with_borrow_mut(Vec::pop) {
+            Some(scope) => scope,
+            None => unreachable!("an entered scope is left once"),
+        }
     }
 
     /// Ends the scope. Call it even if the work failed, because the GPU still runs what was
@@ -308,13 +369,8 @@ pub fn with_stream<T, E: From<Error>>(
     stream: &Stream,
     work: impl FnOnce() -> Result<T, E>,
 ) -> Result<Pending<T>, E> {
-    let device = stream.device();
     begin(stream).map_err(Error::from)?;
-    let pool = Pool {
-        stream: stream.0.id,
-        ..pool(device)
-    };
-    let scope = ScopeGuard::new(device, pool, stream.0.raw.clone());
+    let scope = stream.enter();
     let value = work();
     let join = scope.leave().map_err(Error::from)?;
     Ok(Pending(Work::Stream {
@@ -431,7 +487,7 @@ pub(crate) struct Join {
 }
 
 impl Join {
-    fn new(scope: Scope) -> Result<Join, CudaError> {
+    pub(super) fn new(scope: Scope) -> Result<Join, CudaError> {
         let side = scope.raw.filter(|_| scope.pool.stream != 0);
         let event = side.map(|raw| raw.record()).transpose();
         let join = |event, used| Join {
@@ -453,7 +509,7 @@ impl Join {
 
     /// Makes the current stream wait for the work. The storages that the work used are then
     /// released, or handed over to the scope of the current stream.
-    fn join(&mut self) -> Result<(), CudaError> {
+    pub(super) fn join(&mut self) -> Result<(), CudaError> {
         // Work that was captured but is not part of a finished graph never runs.
         let abandoned = self.graph != 0 && pool(&self.device).graph != self.graph;
         if let (Some(event), Some(gpu)) = (&self.event, self.device.gpu())
@@ -465,6 +521,15 @@ impl Join {
         innermost(&self.device, |around| self.hand_over(around));
         recycle(std::mem::take(&mut self.used));
         Ok(())
+    }
+
+    /// Waits on the host for the work, and releases the storages.
+    pub(super) fn synchronize(mut self) {
+        match self.event.take().map(|event| event.synchronize()) {
+            // The work may still run, so its memory is leaked rather than reused.
+            Some(Err(_)) => std::mem::forget(std::mem::take(&mut self.used)),
+            _ => drop(self),
+        }
     }
 
     /// Ends the scope's uses, and hands the storages over to the enclosing scope.

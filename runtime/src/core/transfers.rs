@@ -2,12 +2,59 @@
 
 use std::sync::Arc;
 
+use crate::core::gpu_slice::{GpuSlice, GpuSliceMut};
 use crate::core::memory::Block;
 use crate::core::storage::{Kind, Storage};
 use crate::core::stream;
 use crate::core::stream_uses::Access;
-use crate::driver::{self, Part, Pinned, PinnedCopy};
+use crate::driver::{self, Gpu, Part, Pinned, PinnedCopy};
 use crate::{Error, Result};
+
+impl GpuSliceMut {
+    /// Enqueues a copy of `from`, of any GPU and with as many elements of the same dtype, on the
+    /// current stream of this device. Does nothing on a meta device.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for another number or dtype of elements, and outside of
+    /// [`StreamWork::run`](crate::StreamWork::run); [`Error::Cuda`] when the driver fails.
+    pub fn copy_from(&self, from: &GpuSlice) -> Result<()> {
+        let (op, to) = ("GpuSliceMut::copy_from", self.as_slice());
+        if (to.elements(), to.dtype()) != (from.elements(), from.dtype()) {
+            let problem = format!(
+                "copies {} x {} to {} x {}; both must be equal",
+                from.dtype(),
+                from.elements(),
+                to.dtype(),
+                to.elements()
+            );
+            return Err(Error::Argument { op, problem });
+        }
+        let device = to.device();
+        stream::keep(device, [to.storage(), from.storage()].into_iter(), op)?;
+        let (Some((gpu, to_part)), Some((peer, from_part))) = (to.gpu_part(), from.gpu_part())
+        else {
+            return Ok(()); // a meta device
+        };
+        let (stream, from_part) = (stream::raw(device, gpu), (peer.context(), from_part));
+        let bytes = to.bytes();
+        Ok(driver::copy_from_peer(&stream, from_part, to_part, bytes)?)
+    }
+}
+
+impl GpuSlice {
+    fn gpu_part(&self) -> Option<(&Gpu, Part<'_>)> {
+        match (self.device().gpu(), &self.storage().block) {
+            (Some(gpu), Block::Gpu(block)) => Some((
+                gpu,
+                Part {
+                    block,
+                    offset: self.offset(),
+                },
+            )),
+            _ => None,
+        }
+    }
+}
 
 impl Storage {
     /// Fills `to` with the bytes of GPU memory that start at `offset`, after all earlier work of

@@ -103,6 +103,11 @@ impl Context {
         Ok(())
     }
 
+    /// The handle.
+    pub(super) fn raw(&self) -> CUcontext {
+        self.raw
+    }
+
     /// Counts host memory that was pinned.
     pub(crate) fn count_pinned(&self, bytes: usize) {
         let live = self.pinned.live.fetch_add(bytes, Ordering::Relaxed) + bytes;

@@ -56,6 +56,10 @@ impl Gpu {
         Allocator::new(Box::new(DeviceMemory::new(&self.streams)), capacity)
     }
 
+    pub(crate) fn context(&self) -> &Context {
+        &self.context
+    }
+
     pub(crate) fn base(&self) -> &Arc<RawStream> {
         self.streams.base()
     }

@@ -457,6 +457,17 @@ impl Part<'_> {
     }
 }
 
+/// The addresses of two parts of GPU memory, checked for a copy of `bytes` bytes between them.
+fn checked_addresses(parts: [Part<'_>; 2], bytes: usize) -> [u64; 2] {
+    parts.map(|Part { block, offset }| {
+        assert!(
+            offset + bytes <= block.bytes(),
+            "the copy is outside of its blocks"
+        );
+        block.address() + offset as u64
+    })
+}
+
 /// Enqueues a copy of `bytes` bytes between two parts of GPU memory on `stream`.
 pub(crate) fn copy(
     stream: &RawStream,
@@ -464,23 +475,41 @@ pub(crate) fn copy(
     to: Part<'_>,
     bytes: usize,
 ) -> Result<(), CudaError> {
-    for Part { block, offset } in [from, to] {
-        assert!(
-            offset + bytes <= block.bytes(),
-            "the copy is outside of its blocks"
-        );
-    }
+    let [from, to] = checked_addresses([from, to], bytes);
     if bytes == 0 {
         return Ok(());
     }
     stream.context().bind()?;
-    let [from, to] = [from, to].map(|part| part.block.address() + part.offset as u64);
     let raw = stream.raw();
     // SAFETY: both blocks are large enough, and their memory is reused in stream order only.
     unsafe {
         call!(
             &**stream.context(),
             cuMemcpyDtoDAsync_v2(to, from, bytes, raw)
+        )
+    }
+}
+
+/// Enqueues a copy of `bytes` bytes from the memory of another GPU on `stream`.
+pub(crate) fn copy_from_peer(
+    stream: &RawStream,
+    (peer, from): (&Context, Part<'_>),
+    to: Part<'_>,
+    bytes: usize,
+) -> Result<(), CudaError> {
+    let [from, to] = checked_addresses([from, to], bytes);
+    if bytes == 0 {
+        return Ok(());
+    }
+    let context = &**stream.context();
+    context.bind()?;
+    let (own, raw) = (context.raw(), stream.raw());
+    // SAFETY: both blocks are large enough and belong to these contexts. Their memory is reused
+    // after the work of the stream was waited for.
+    unsafe {
+        call!(
+            context,
+            cuMemcpyPeerAsync(to, own, from, peer.raw(), bytes, raw)
         )
     }
 }

@@ -26,5 +26,5 @@ pub(crate) use context::Context;
 pub(crate) use gpu::Gpu;
 pub(crate) use graph::{Capture, RawGraph};
 pub(crate) use library::emulator_is_built;
-pub(crate) use memory::{Part, Pinned, PinnedCopy, copy, fill_zero};
+pub(crate) use memory::{Part, Pinned, PinnedCopy, copy, copy_from_peer, fill_zero};
 pub(crate) use stream::{Event, RawStream};

@@ -193,7 +193,7 @@ pub(super) fn unit(dtype: DType) -> Unit {
     }
 }
 
-fn format(dtype: DType) -> Format {
+pub(super) fn format(dtype: DType) -> Format {
     match dtype {
         DType::F64 => Format::F64,
         DType::F32 => Format::F32,

@@ -25,6 +25,7 @@ pub(crate) mod softmax;
 pub(crate) mod swiglu;
 pub(crate) mod symbol;
 pub(crate) mod top_k;
+pub(crate) mod tree_reduce;
 
 pub use launcher::Launcher;
 pub(crate) use plan::{MAX_EXTENT, Operand, Plan, PlanError, Rows, aligned, extent, float};

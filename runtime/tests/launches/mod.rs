@@ -23,6 +23,7 @@ mod schedules;
 mod softmax;
 mod swiglu;
 mod top_k;
+mod tree_reduce;
 
 use crate::launch::recorded::{Launched, record};
 use operands::{extremes, gradient, indices, tensor};
@@ -53,6 +54,7 @@ const LAUNCHES: &[(&str, Launches)] = &[
     ("attention", attention::attention),
     ("top_k", top_k::top_k),
     ("gradients", norms::gradients),
+    ("tree_reduce", tree_reduce::tree_reduce),
 ];
 
 /// The dtypes that ops compute in on a GPU.

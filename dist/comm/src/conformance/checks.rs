@@ -1,6 +1,6 @@
 //! Checks of every collective against plain code, for any communicator.
 
-use meshgrad_runtime::{Kind, Pending, Tensor};
+use meshgrad_runtime::{Kind, Pending, Tensor, ops};
 
 use super::plain::{Plain, input, reduced};
 use crate::collectives::Collectives;
@@ -65,9 +65,8 @@ fn mutable<T: Plain>(
     let shape = [elements.len() / width, width];
     let kind = Kind::Gradient;
     let x = Tensor::zeros(comm.device(), &shape, T::DTYPE, kind).map_err(text)?;
-    let mut values = x.write::<T>("fill").map_err(text)?;
-    values.copy_from_slice(elements);
-    drop(values);
+    let values = tensor(comm, elements, width)?;
+    ops::copy_into(&values, &x).map_err(text)?;
     Ok(x)
 }
 

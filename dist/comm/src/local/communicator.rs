@@ -1,11 +1,11 @@
 //! A communicator of one rank.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use meshgrad_mesh::Group;
-use meshgrad_runtime::{Device, Pending, Result, Tensor};
+use meshgrad_runtime::{Device, Pending, Result, Stream, Tensor};
 
 use super::table::{Begun, Table};
 use crate::clock::Clock;
@@ -22,6 +22,8 @@ struct Member {
     table: Arc<Table>,
     index: usize,
     device: Device,
+    /// The stream of its collectives on a GPU, from the first one on.
+    stream: OnceLock<Stream>,
     clock: Clock,
     counters: Counters,
 }
@@ -36,6 +38,7 @@ impl LocalCommunicator {
             table,
             index,
             device,
+            stream: OnceLock::new(),
             counters,
         }))
     }
@@ -50,6 +53,21 @@ impl LocalCommunicator {
         })?;
         let table = Arc::new(Table::new(group, Duration::MAX, Arc::default()));
         Ok(LocalCommunicator::new(table, 0, device.clone()))
+    }
+
+    fn lend(&self, operands: Operands, request: &Request) -> Result<Contribution> {
+        let Member { device, stream, .. } = &*self.0;
+        if !device.is_gpu() {
+            return Contribution::lend(operands, request);
+        }
+        let stream = match stream.get() {
+            Some(stream) => stream,
+            None => {
+                let new = device.stream()?;
+                stream.get_or_init(|| new)
+            }
+        };
+        Contribution::lend_on(stream, operands, request)
     }
 
     /// Starts calls that are one entry of the table: a transfer, or collectives.
@@ -78,6 +96,7 @@ impl LocalCommunicator {
         let (table, clock) = (self.0.table.clone(), self.0.clock.clone());
         Pending::by_host(move || {
             table.wait(&begun, &clock)?;
+            contribution.join()?;
             Ok(contribution.take())
         })
     }
@@ -101,7 +120,7 @@ impl Communicator for LocalCommunicator {
     }
 
     fn start(&self, request: Request, operands: Operands) -> Result<Pending<Option<Tensor>>> {
-        let contribution = Contribution::lend(operands, &request)?;
+        let contribution = self.lend(operands, &request)?;
         let begun = self.begin(vec![(request, contribution.clone())])?;
         Ok(self.pending(begun, contribution))
     }
@@ -110,7 +129,7 @@ impl Communicator for LocalCommunicator {
     /// receives start one by one, after them.
     fn start_fused(&self, calls: Vec<(Request, Operands)>) -> Result<Vec<Pending<Option<Tensor>>>> {
         let lent = calls.into_iter().map(|(request, operands)| {
-            let contribution = Contribution::lend(operands, &request)?;
+            let contribution = self.lend(operands, &request)?;
             Ok((request, contribution))
         });
         let lent: Vec<(Request, Contribution)> = lent.collect::<Result<_>>()?;

@@ -9,11 +9,12 @@ use meshgrad_mesh::Group;
 use meshgrad_runtime::{DType, Lent, Result};
 
 use super::part::{Move, Part, write};
-use super::shards;
+use super::work::{moves, reductions};
+use super::{gpus, shards};
 use crate::contribution::{Arrival, Buffer, Tensors};
 use crate::error::{CallSite, CommError};
 use crate::reduce::{CHUNK, Reduce, Reducer};
-use crate::ticket::{Collective, Counts, Fingerprint, Reduction};
+use crate::ticket::{Counts, Reduction};
 
 /// Does the work of a collective, on as many threads as `threads` returns if it is large.
 pub(super) fn execute(
@@ -25,34 +26,32 @@ pub(super) fn execute(
     let Some(first) = arrivals.first() else {
         return Ok(());
     };
+    if let Counts::Pairwise { .. } = first.ticket.request.fingerprint.counts {
+        check_pairs(group, ranks, arrivals)?;
+    }
+    if first.contribution.is_on_gpu() {
+        return gpus::execute(arrivals);
+    }
     match first.ticket.request.fingerprint.dtype {
         None => Ok(()),
-        Some(DType::F64) => run::<f64>(group, ranks, arrivals, threads),
-        Some(DType::F32) => run::<f32>(group, ranks, arrivals, threads),
-        Some(DType::BF16) => run::<half::bf16>(group, ranks, arrivals, threads),
-        Some(DType::F16) => run::<half::f16>(group, ranks, arrivals, threads),
-        Some(DType::I64) => run::<i64>(group, ranks, arrivals, threads),
-        Some(DType::I32) => run::<i32>(group, ranks, arrivals, threads),
-        Some(DType::U32) => run::<u32>(group, ranks, arrivals, threads),
-        Some(DType::U8) => run::<u8>(group, ranks, arrivals, threads),
-        Some(DType::Bool) => run::<meshgrad_runtime::Bool>(group, ranks, arrivals, threads),
+        Some(DType::F64) => run::<f64>(arrivals, threads),
+        Some(DType::F32) => run::<f32>(arrivals, threads),
+        Some(DType::BF16) => run::<half::bf16>(arrivals, threads),
+        Some(DType::F16) => run::<half::f16>(arrivals, threads),
+        Some(DType::I64) => run::<i64>(arrivals, threads),
+        Some(DType::I32) => run::<i32>(arrivals, threads),
+        Some(DType::U32) => run::<u32>(arrivals, threads),
+        Some(DType::U8) => run::<u8>(arrivals, threads),
+        Some(DType::Bool) => run::<meshgrad_runtime::Bool>(arrivals, threads),
         Some(dtype) => Err(CommError::DType { dtype }.into()),
     }
 }
 
-fn run<T: Reduce>(
-    group: &Group,
-    ranks: &[usize],
-    arrivals: &[Arrival],
-    threads: impl FnOnce() -> usize,
-) -> Result<()> {
+fn run<T: Reduce>(arrivals: &[Arrival], threads: impl FnOnce() -> usize) -> Result<()> {
     let fingerprint = &arrivals[0].ticket.request.fingerprint;
-    if let Counts::Pairwise { .. } = fingerprint.counts {
-        check_pairs(group, ranks, arrivals)?;
-    }
     let mut tensors: Vec<_> = arrivals.iter().map(|one| one.contribution.lock()).collect();
     let parts = tensors.iter_mut().map(|tensors| {
-        let Tensors { input, output } = &mut **tensors;
+        let Tensors { input, output, .. } = &mut **tensors;
         let input = input.as_ref().map(Lent::slice).transpose()?;
         let output = match output {
             Buffer::None => None,
@@ -66,10 +65,6 @@ fn run<T: Reduce>(
         Ok(Part::Apart { input, output })
     });
     let mut parts: Vec<Part<'_, T>> = parts.collect::<Result<_>>()?;
-    let counts: Vec<&Counts> = arrivals
-        .iter()
-        .map(|one| &one.ticket.request.fingerprint.counts)
-        .collect();
     let elements: usize = parts.iter_mut().map(Part::written).sum();
     let threads = match shards::is_large(elements) {
         true => threads(),
@@ -80,23 +75,9 @@ fn run<T: Reduce>(
             let ranges = reductions(fingerprint, parts.len());
             reduce_all(reduction, &mut parts, &ranges, threads);
         }
-        None => move_all(&mut parts, moves(fingerprint, &counts), threads),
+        None => move_all(&mut parts, moves(arrivals), threads),
     }
     Ok(())
-}
-
-/// The elements that a collective reduces, from 0 on, and the members that get each range.
-fn reductions(call: &Fingerprint, members: usize) -> Vec<(Range<usize>, Range<usize>)> {
-    if call.collective != Collective::ReduceScatter {
-        return vec![(0..call.counts.of(0), 0..members)];
-    }
-    let mut start = 0;
-    let of_member = |member| {
-        let range = start..start + call.counts.of(member);
-        start = range.end;
-        (range, member..member + 1)
-    };
-    (0..members).map(of_member).collect()
 }
 
 fn reduce_all<T: Reduce>(
@@ -147,69 +128,6 @@ fn reduce<T: Reduce>(
             }
         }
     }
-}
-
-/// What a collective copies, in the order of receivers and of their outputs.
-fn moves(call: &Fingerprint, counts: &[&Counts]) -> Vec<Move> {
-    let (members, common) = (counts.len(), &call.counts);
-    let root = call.root.unwrap_or(0);
-    match call.collective {
-        Collective::AllGather | Collective::Gather => {
-            let counts: Vec<usize> = (0..members).map(|sender| common.of(sender)).collect();
-            let to = |receiver| to_one(receiver, counts.iter().map(|count| 0..*count));
-            (0..members).flat_map(to).collect()
-        }
-        Collective::AllToAll => {
-            let block = |counts: &&Counts, receiver| {
-                let start = counts.before(receiver);
-                start..start + counts.of(receiver)
-            };
-            let to = |receiver| to_one(receiver, counts.iter().map(move |of| block(of, receiver)));
-            (0..members).flat_map(to).collect()
-        }
-        Collective::Broadcast => {
-            let to = |receiver| one(root, 0..common.of(0), receiver);
-            (0..members).map(to).collect()
-        }
-        Collective::Scatter => {
-            let mut start = 0;
-            let to = |receiver| {
-                let from = start..start + common.of(receiver);
-                start = from.end;
-                one(root, from, receiver)
-            };
-            (0..members).map(to).collect()
-        }
-        Collective::Send | Collective::Recv => vec![one(0, 0..common.of(0), 1)],
-        // Reductions move nothing else.
-        Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter => Vec::new(),
-        Collective::Barrier => Vec::new(),
-    }
-}
-
-fn one(sender: usize, from: Range<usize>, receiver: usize) -> Move {
-    Move {
-        sender,
-        from,
-        receiver,
-        at: 0,
-    }
-}
-
-/// Copies of these elements of each member to one, after one another.
-fn to_one(receiver: usize, from: impl Iterator<Item = Range<usize>>) -> Vec<Move> {
-    let mut at = 0;
-    let copy = |(sender, from): (usize, Range<usize>)| {
-        let start = at;
-        at += from.len();
-        Move {
-            sender,
-            from,
-            receiver,
-            at: start,
-        }
-    };
-    from.enumerate().map(copy).collect()
 }
 
 fn move_all<T: Reduce>(parts: &mut [Part<'_, T>], moves: Vec<Move>, threads: usize) {

@@ -1,6 +1,6 @@
 //! The transport between threads of one process.
 //!
-//! Ranks are threads, and tensors are shared memory. A member of a collective lends its tensors to
+//! Ranks are threads, and tensors are shared memory, or in the memory of GPUs. A member of a collective lends its tensors to
 //! a shared table, and the thread of the last member to arrive does the whole work: it reads the
 //! inputs of all members and writes each output once. Waiting threads sleep, and their cores help
 //! with large collectives. There are no other lasting threads but the timer of modelled links, so
@@ -13,12 +13,14 @@
 //! - `table.rs`: the open collectives of a communicator, shared by its members.
 //! - `watch.rs`: the ranks that wait, and why they wait in vain.
 //! - `rules.rs`, `links.rs`: the settings of a world, and how long its transfers take.
-//! - `execute.rs`: the work of a collective whose members have all arrived.
+//! - `execute.rs`: the work of a collective whose members have all arrived; `gpus.rs`: on GPUs.
+//! - `work.rs`: which elements a collective copies and reduces.
 //! - `part.rs`, `shards.rs`: the elements of one member, and their division among threads.
 
 mod communicator;
 mod connect;
 mod execute;
+mod gpus;
 mod links;
 mod part;
 mod rules;
@@ -26,6 +28,7 @@ mod shards;
 mod status;
 mod table;
 mod watch;
+mod work;
 mod world;
 
 use std::any::Any;
@@ -70,6 +73,8 @@ const DEADLINE: Duration = Duration::from_secs(300);
 pub struct Local {
     ranks: usize,
     threads: Option<usize>,
+    /// The ranks' devices, if they are not CPU devices of their own.
+    devices: Option<Vec<Device>>,
     deadline: Duration,
     grace: Option<Duration>,
     is_strict: bool,
@@ -84,6 +89,7 @@ impl Local {
         Local {
             ranks,
             threads: None,
+            devices: None,
             deadline: DEADLINE,
             grace: None,
             is_strict: false,
@@ -95,6 +101,13 @@ impl Local {
     /// The threads of each rank's device, at least 1. By default its share of the cores.
     pub fn threads(mut self, threads: usize) -> Local {
         self.threads = Some(threads);
+        self
+    }
+
+    /// The device of each rank, such as [`Device::cuda`] of its number: all GPUs, or all CPU devices.
+    /// Ranks may share a GPU, each with a [`Device`] of its own.
+    pub fn devices(mut self, devices: Vec<Device>) -> Local {
+        self.devices = Some(devices);
         self
     }
 
@@ -168,7 +181,11 @@ impl Local {
         let all = Group::new(all).map_err(|error| RunError::Start {
             reason: error.to_string(),
         })?;
+        let devices = self
+            .checked_devices()
+            .map_err(|reason| RunError::Start { reason })?;
         let launch = Launch {
+            devices,
             world: Arc::new(World::new(all, self.rules())),
             first_failure: Mutex::default(),
         };
@@ -190,6 +207,36 @@ impl Local {
         }
     }
 
+    fn checked_devices(&self) -> Result<Option<&[Device]>, String> {
+        let Some(devices) = &self.devices else {
+            return Ok(None);
+        };
+        let (given, ranks) = (devices.len(), self.ranks);
+        if given != ranks {
+            return Err(format!(
+                "{given} devices for {ranks} ranks; pass one per rank"
+            ));
+        }
+        if let Some(meta) = devices.iter().find(|device| !device.computes()) {
+            return Err(format!("{meta} computes no values; use `Plan`"));
+        }
+        for (rank, device) in devices.iter().enumerate() {
+            if let Some(before) = devices[..rank].iter().position(|it| it == device) {
+                return Err(format!(
+                    "ranks {before} and {rank} have the same device; create one for each rank"
+                ));
+            }
+        }
+        let differs = |device: &&Device| device.is_gpu() != devices[0].is_gpu();
+        match devices.iter().find(differs) {
+            Some(other) => Err(format!(
+                "{} and {other} cannot be devices of one world; pass GPUs or CPU devices only",
+                devices[0]
+            )),
+            None => Ok(Some(devices)),
+        }
+    }
+
     fn rules(&self) -> Rules {
         let links = self.links.clone();
         let cores = thread::available_parallelism().map_or(1, usize::from);
@@ -208,12 +255,13 @@ impl Local {
 }
 
 /// The ranks of one call of [`Local::launch`].
-struct Launch {
+struct Launch<'a> {
+    devices: Option<&'a [Device]>,
     world: Arc<World>,
     first_failure: Mutex<Option<RunError>>,
 }
 
-impl Launch {
+impl Launch<'_> {
     /// Runs a rank on the calling thread. `None` if it fails, which ends all ranks.
     fn run<T, E>(&self, rank: usize, main: impl Fn(&LocalRank) -> Result<T, E>) -> Option<T>
     where
@@ -244,7 +292,10 @@ impl Launch {
         E: Into<Box<dyn StdError + Send + Sync>>,
     {
         let failed = |source| RunError::Rank { rank, source };
-        let device = Device::cpu_with_threads(self.world.rules().threads);
+        let device = match self.devices {
+            Some(devices) => Ok(devices[rank].clone()),
+            None => Device::cpu_with_threads(self.world.rules().threads),
+        };
         let device = device.map_err(|error| failed(error.into()))?;
         let local = LocalRank::new(rank, device.clone(), self.world.clone());
         match catch_unwind(AssertUnwindSafe(|| device.run(|| main(&local)))) {
@@ -356,7 +407,7 @@ impl LocalRank {
         self.world.all().len()
     }
 
-    /// Its own CPU device, with its share of the cores.
+    /// Its device: that of [`Local::devices`], or its own CPU device with its share of the cores.
     pub fn device(&self) -> &Device {
         &self.device
     }

@@ -2,6 +2,7 @@
 //! name ranks and lines, deadlines, meshes and the registry.
 
 mod conformance;
+mod devices;
 mod failures;
 mod faults;
 mod groups;

@@ -1,0 +1,134 @@
+//! Work on a stream that another host thread enqueues, such as a collective between GPUs.
+//!
+//! The thread that owns the operands begins the work, and waits for it. Between the two, any thread
+//! may enqueue kernels and copies, and order them after work of other devices by events.
+
+use std::thread::{self, ThreadId};
+
+use crate::Result;
+use crate::core::stream::{self, Join, Scope, ScopeGuard, Stream};
+use crate::driver::Event;
+
+/// Work that has begun on a stream and may still be enqueued, by any thread.
+///
+/// If it is dropped, the memory of its operands is kept until what was enqueued is done.
+pub struct StreamWork {
+    /// `None` after a panic in [`StreamWork::run`].
+    scope: Option<Scope>,
+    ready: StreamEvent,
+    thread: ThreadId,
+}
+
+/// A point in the work of a stream; nothing on a CPU device.
+pub struct StreamEvent(Option<Event>);
+
+impl StreamWork {
+    /// Begins work on `stream`. The tensors that `lend` lends
+    /// ([`Tensor::lend`](crate::Tensor::lend)) are used by the work until it is waited for.
+    ///
+    /// # Errors
+    /// The error of `lend`; [`Error::Cuda`](crate::Error::Cuda) when the driver fails, and inside
+    /// [`Device::capture`](crate::Device::capture).
+    pub fn begin<T>(stream: &Stream, lend: impl FnOnce() -> Result<T>) -> Result<(StreamWork, T)> {
+        stream::forbid_in_capture("collective")?;
+        let ready = StreamEvent(stream.enclosing_event()?);
+        let guard = stream.enter();
+        let lent = lend();
+        let work = StreamWork {
+            scope: Some(guard.suspend()),
+            ready,
+            thread: thread::current().id(),
+        };
+        Ok((work, lent?))
+    }
+
+    /// The end of the work that was enqueued, before the work began, on the stream that was current
+    /// then. It wrote the operands.
+    pub fn ready(&self) -> &StreamEvent {
+        &self.ready
+    }
+
+    /// Makes work that is enqueued later wait for `event`, of any device.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`](crate::Error::Cuda) when the driver fails.
+    pub fn wait_for(&self, event: &StreamEvent) -> Result<()> {
+        match (self.scope.as_ref().and_then(Scope::raw), &event.0) {
+            (Some(stream), Some(event)) => Ok(stream.wait(event)?),
+            _ => Ok(()),
+        }
+    }
+
+    /// The end of the work that is enqueued so far.
+    ///
+    /// # Errors
+    /// As [`StreamWork::wait_for`].
+    pub fn event(&self) -> Result<StreamEvent> {
+        let stream = self.scope.as_ref().and_then(Scope::raw);
+        Ok(StreamEvent(stream.map(|it| it.record()).transpose()?))
+    }
+
+    /// Runs `enqueue` with the stream as the current stream of this thread.
+    pub fn run<T>(&mut self, enqueue: impl FnOnce() -> T) -> T {
+        let guard = self.scope.take().map(ScopeGuard::resume);
+        let value = enqueue();
+        self.scope = guard.map(ScopeGuard::suspend);
+        value
+    }
+
+    /// Ends the work.
+    ///
+    /// # Errors
+    /// As [`StreamWork::wait_for`].
+    pub fn finish(mut self) -> Result<StreamJoin> {
+        let join = self.scope.take().map(Join::new).transpose()?;
+        Ok(StreamJoin {
+            join,
+            thread: self.thread,
+        })
+    }
+}
+
+impl Drop for StreamWork {
+    fn drop(&mut self) {
+        if let Some(scope) = self.scope.take() {
+            // After an error the operands are leaked.
+            drop(Join::new(scope).map(|join| StreamJoin {
+                join: Some(join),
+                thread: self.thread,
+            }));
+        }
+    }
+}
+
+/// [`StreamWork`] that is enqueued.
+#[must_use = "the operands are ready for the current stream after `wait`"]
+pub struct StreamJoin {
+    join: Option<Join>,
+    thread: ThreadId,
+}
+
+impl StreamJoin {
+    /// Makes the current stream wait for the work. The host does not wait.
+    ///
+    /// # Errors
+    /// As [`StreamWork::wait_for`].
+    pub fn wait(mut self) -> Result<()> {
+        match self.join.take() {
+            Some(mut join) => Ok(join.join()?),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for StreamJoin {
+    /// On the thread that began the work, its current stream waits. Another thread does not know
+    /// that stream, which may reuse the operands' memory, so the host waits.
+    fn drop(&mut self) {
+        if let Some(join) = self.join.take()
+            && self.thread != thread::current().id()
+        {
+            join.synchronize();
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! Launches of reductions over equal slices, such as those of the ranks of a group.
+
+use meshgrad_kernels::tree_reduce::{TreeReduce, TreeReduceArguments};
+
+use super::copies::format;
+use crate::core::gpu_slice::{GpuSlice, GpuSliceMut};
+use crate::core::stream;
+use crate::launch::{Launcher, Plan};
+use crate::{Error, Result};
+
+pub use meshgrad_kernels::tree_reduce::TreeOp;
+
+impl GpuSliceMut {
+    /// Enqueues a reduction of `sources`, in the order of the fixed tree, on the current stream. All
+    /// are on this device, of this dtype and number of elements. One of them may be this slice.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for another device, dtype or number of elements, and outside of
+    /// [`StreamWork::run`](crate::StreamWork::run); [`Error::KernelRefused`] for more than 64
+    /// sources; [`Error::Cuda`] when the driver fails.
+    pub fn reduce_from(&self, tree: TreeOp, sources: &[GpuSlice]) -> Result<()> {
+        let (op, to) = ("GpuSliceMut::reduce_from", self.as_slice());
+        let described = |it: &GpuSlice| (it.device().clone(), it.dtype(), it.elements());
+        if let Some(other) = sources.iter().find(|it| described(it) != described(to)) {
+            let text =
+                |it: &GpuSlice| format!("{} x {} on {}", it.dtype(), it.elements(), it.device());
+            let problem = format!("reduces {} to {}; all must be equal", text(other), text(to));
+            return Err(Error::Argument { op, problem });
+        }
+        let all = [to].into_iter().chain(sources);
+        stream::keep(to.device(), all.map(GpuSlice::storage), op)?;
+
+        let gpu = Launcher::new(op, to.device());
+        let kernel = TreeReduce::new(tree, format(to.dtype()), sources.len());
+        let variant = gpu.planned(kernel.map_err(Into::into))?;
+        let addresses = sources.iter().map(GpuSlice::address);
+        let elements = to.elements() as u64;
+        let arguments = TreeReduceArguments {
+            sources: &addresses.collect::<Result<Vec<u64>>>()?,
+            y: to.address()?,
+            elements,
+        };
+        let launch = variant.launch(elements);
+        gpu.run(&Plan { variant, launch }, &arguments.arguments())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DType, Device, GpuProperties, Properties, Shape, StreamWork, UninitTensor};
+
+    fn slice(device: &Device, count: usize, dtype: DType) -> GpuSliceMut {
+        let new = UninitTensor::new(device, Shape::new(&[count]).unwrap(), dtype).unwrap();
+        new.lend_mut("test").unwrap().gpu_slice()
+    }
+
+    fn argument_error(result: Result<()>) -> String {
+        match result {
+            Err(Error::Argument { problem, .. }) => problem,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn slices_that_do_not_fit_are_refused() {
+        let gpu = GpuProperties {
+            model: "counted".into(),
+            compute_capability: (9, 0),
+            multiprocessors: 132,
+            memory: 1 << 30,
+            l2_cache: 50 << 20,
+            shared_memory: 232_448,
+        };
+        let device = Device::meta(&Properties {
+            gpu: Some(gpu),
+            ..Device::cpu().properties().clone()
+        });
+        let (x, y) = (slice(&device, 4, DType::F32), slice(&device, 4, DType::F32));
+        let outside = argument_error(x.copy_from(y.as_slice()));
+        assert!(
+            outside.contains("outside of `StreamWork::run`"),
+            "{outside}"
+        );
+
+        let stream = device.stream().unwrap();
+        let (mut work, ()) = StreamWork::begin(&stream, || Ok(())).unwrap();
+        work.run(|| {
+            x.copy_from(y.as_slice()).unwrap();
+            let (long, other) = (slice(&device, 5, DType::F32), slice(&device, 4, DType::I32));
+            for unequal in [&long, &other] {
+                argument_error(x.copy_from(unequal.as_slice()));
+                let sources = [y.as_slice().clone(), unequal.as_slice().clone()];
+                argument_error(x.reduce_from(TreeOp::Sum, &sources));
+            }
+            let many = vec![y.as_slice().clone(); 65];
+            let refused = x.reduce_from(TreeOp::Max, &many);
+            assert!(matches!(refused, Err(Error::KernelRefused { .. })));
+            assert!(x.part(2..5).is_err());
+            assert_eq!(x.part(2..4).unwrap().as_slice().elements(), 2);
+        });
+        work.finish().unwrap().wait().unwrap();
+    }
+}
