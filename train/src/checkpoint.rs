@@ -180,6 +180,41 @@ fn folder_of(state: &optim::State) -> String {
     format!("trainer/{}", state.name)
 }
 
+/// Loads a model to use it: the parameters and buffers of a checkpoint, and in place of the
+/// parameters their averages, if the run has them. These are the weights that the run validates
+/// and samples with.
+///
+/// ```no_run
+/// # use meshgrad_runtime::Device;
+/// # use meshgrad_train::config::{Config, NoTables as Tables};
+/// # use meshgrad_train::tokenizer::Tokenizer;
+/// # fn load<M: meshgrad_models::Model>(new: fn(usize, &Tables) -> M) -> meshgrad_train::Result<()> {
+/// use meshgrad_ckpt::Committed;
+/// use meshgrad_train::checkpoint;
+///
+/// let saved = Committed::open("runs/mine/step-000300")?;
+/// let config = Config::read::<Tables>(Some(&saved.path().join("trainer/config.toml")), &[])?;
+/// let tokenizer = Tokenizer::from_file(&saved.path().join("tokenizer.json"))?;
+/// let model = new(tokenizer.vocab_size(), &config.model_tables()?);
+/// checkpoint::load_model(&saved, &model, &Device::cpu())?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// When a tensor is missing, unexpected, damaged or of another shape.
+pub fn load_model(checkpoint: &Committed, model: &impl Model, device: &Device) -> Result<()> {
+    load_params(checkpoint, model, device, &|_, _| ())?;
+    for buffer in model.buffers() {
+        buffer.materialize(device, 0)?;
+    }
+    load_buffers(checkpoint.path(), model)?;
+    match has_averages(checkpoint.path()) {
+        true => load_averages(checkpoint.path(), model),
+        false => Ok(()),
+    }
+}
+
 /// Loads the parameters of a checkpoint to `device`.
 ///
 /// `progress` is called with the bytes read so far and the total.

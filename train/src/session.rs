@@ -163,7 +163,8 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// The checkpoint to resume from, which is of this model. Later checkpoints of the folder are set aside.
+    /// The checkpoint to resume from, which is of this model. Later checkpoints of the folder are set
+    /// aside.
     fn starting_checkpoint(&self, folder: &RunFolder) -> Result<Option<Committed>> {
         let from = match &self.resume {
             Resume::Auto => checkpoint::newest(folder.path())?,

@@ -221,6 +221,7 @@ fn mistakes_are_errors_with_their_origin() {
 #[serde(deny_unknown_fields)]
 struct Careless {
     model: Open,
+    noise: Option<Open>,
 }
 
 #[derive(Default, Serialize, Deserialize)]
@@ -229,6 +230,15 @@ struct Open {
 }
 
 impl ModelTables for Careless {}
+
+/// Without a default for the table whose type ignores keys.
+#[derive(Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Hidden {
+    noise: Option<Open>,
+}
+
+impl ModelTables for Hidden {}
 
 #[derive(Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -249,6 +259,11 @@ fn types_that_hide_mistakes_are_errors() {
         ),
         "{error}"
     );
+    assert!(Config::read::<Hidden>(None, &[]).is_ok());
+    let text = "noise = { width = 3, widht = 4 }";
+    let error = Config::parse::<Hidden>(text, "run.toml", &[]).unwrap_err();
+    let expected = "unknown keys of `noise` are ignored";
+    assert!(error.to_string().contains(expected), "{error}");
     let error = Config::read::<Taken>(None, &[]).unwrap_err().to_string();
     assert!(
         error.ends_with("Taken`: every run has a table `train`; use another name"),

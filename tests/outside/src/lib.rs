@@ -7,11 +7,14 @@ pub mod optimizer;
 
 use std::path::Path;
 
+use meshgrad::ckpt::Committed;
 use meshgrad::prelude::*;
-use meshgrad::train;
 use meshgrad::train::config::{Config, Override};
 use meshgrad::train::events::Event;
+use meshgrad::train::generate::sample;
 use meshgrad::train::session::{Session, Summary};
+use meshgrad::train::tokenizer::Tokenizer;
+use meshgrad::train::{self, checkpoint};
 
 use model::{Bigram, Tables};
 use optimizer::Adagrad;
@@ -47,4 +50,14 @@ pub fn train(
             Ok(())
         })
         .train(|data, _| Ok(Bigram::new(data.tokenizer.vocab_size(), &tables)))
+}
+
+/// The text that the model of a checkpoint generates with `seed`.
+pub fn sampled(device: &Device, checkpoint: &Path, seed: u64) -> train::Result<String> {
+    let saved = Committed::open(checkpoint)?;
+    let config = Config::read::<Tables>(Some(&checkpoint.join("trainer/config.toml")), &[])?;
+    let tokenizer = Tokenizer::from_file(&checkpoint.join("tokenizer.json"))?;
+    let model = Bigram::new(tokenizer.vocab_size(), &config.model_tables()?);
+    checkpoint::load_model(&saved, &model, device)?;
+    sample(&model, &tokenizer, &config.sample, seed, DType::F32, device)
 }

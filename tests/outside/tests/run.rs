@@ -97,6 +97,29 @@ fn the_tables_of_the_model_belong_to_the_run() {
     train(&["train.steps=3", "model.width=8", "loss.smoothing=0.2"]).unwrap();
 }
 
+/// A checkpoint, loaded on its own, generates the text that the run generated, also with averages
+/// of the weights.
+#[test]
+fn a_checkpoint_samples_as_its_run() {
+    for decay in ["0", "0.8"] {
+        let temp = tempfile::tempdir().unwrap();
+        let text = Arc::new(Mutex::new(String::new()));
+        let seen = text.clone();
+        let on_event = move |event: Event<'_>| {
+            if let Event::Sampled { text, .. } = event {
+                *seen.lock().unwrap() = text.to_owned();
+            }
+        };
+        let device = Device::cpu();
+        let sets = ["model.width=16", &format!("optimizer.ema_decay={decay}")];
+        let summary = outside::train(&device, temp.path(), &sets, on_event).unwrap();
+        // The seed is that of the run plus the step.
+        let sampled = |seed| outside::sampled(&device, &summary.checkpoint, seed).unwrap();
+        assert_eq!(sampled(13), *text.lock().unwrap());
+        assert_ne!(sampled(14), sampled(13));
+    }
+}
+
 /// The loss falls.
 #[test]
 fn the_model_learns() {

@@ -10,7 +10,7 @@ use toml::Table;
 
 use super::setting::{Setting, insert, lookup, paths};
 use super::sources::{Override, Sources};
-use super::tables::{ModelTables, check_type, written};
+use super::tables::{ModelTables, check_names, check_strict, written};
 use super::{Config, ConfigError, Violations, choice};
 
 impl Config {
@@ -60,6 +60,7 @@ impl Config {
         }
 
         let (mut config, tables) = typed::<T>(&resolved)?;
+        check_strict::<T>(&config.tables)?;
         config.tables = written(&tables)?;
         let violations = [tables.violations(), config.violations()].concat();
         match violations.is_empty() {
@@ -109,7 +110,7 @@ impl Schema {
     fn new<T: ModelTables>(sources: Sources<'_>) -> Result<Schema, ConfigError> {
         let common = Table::try_from(Config::default())?;
         let own = written(&T::default())?;
-        check_type::<T>(&own, &common)?;
+        check_names::<T>(&own, &common)?;
         let mut defaults = common.clone();
         defaults.extend(own);
 
@@ -135,7 +136,7 @@ impl Schema {
         }
     }
 
-    /// Handles a key without a default. The tables of the model may have it: their type then decides.
+    /// Handles a key without a default. Whether the model's tables have it is decided by their type.
     fn unknown(&self, setting: &Setting) -> Result<(), ConfigError> {
         if !self.common.contains_key(&setting.key[0]) {
             return Ok(());

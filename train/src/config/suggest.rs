@@ -30,12 +30,8 @@ impl Setting {
             let beside = fields
                 .iter()
                 .map(|field| [parents, std::slice::from_ref(field)].concat().join("."));
-            return self.unknown(
-                &paths(defaults)
-                    .into_iter()
-                    .chain(beside)
-                    .collect::<Vec<_>>(),
-            );
+            let known: Vec<String> = paths(defaults).into_iter().chain(beside).collect();
+            return self.unknown(&known);
         }
         let hint = nearest(field, &fields).map(|name| format!("; did you mean `{name}`?"));
         bad_value(format!("{message}{}", hint.unwrap_or_default()))

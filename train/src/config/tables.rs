@@ -99,21 +99,28 @@ pub(super) fn written<T: ModelTables>(tables: &T) -> Result<Table, ConfigError> 
     Table::try_from(tables).map_err(|error| unfit::<T>(&error.to_string()))
 }
 
-/// Checks that `T` has none of the tables in `common`, and rejects keys that it does not know:
-/// otherwise misspelled keys would have no effect. `defaults` are those of `T`.
+/// Checks that `tables` of `T` have other names than those in `common`.
 ///
 /// # Errors
 /// [`ConfigError::Tables`].
-pub(super) fn check_type<T: ModelTables>(
-    defaults: &Table,
+pub(super) fn check_names<T: ModelTables>(
+    tables: &Table,
     common: &Table,
 ) -> Result<(), ConfigError> {
-    if let Some(name) = defaults.keys().find(|name| common.contains_key(*name)) {
-        return Err(unfit::<T>(&format!(
+    match tables.keys().find(|name| common.contains_key(*name)) {
+        None => Ok(()),
+        Some(name) => Err(unfit::<T>(&format!(
             "every run has a table `{name}`; use another name"
-        )));
+        ))),
     }
-    match open_table::<T>(defaults, defaults, &[]) {
+}
+
+/// Checks that `T` rejects unknown keys in each of `tables`, so that a misspelled key is an error.
+///
+/// # Errors
+/// [`ConfigError::Tables`].
+pub(super) fn check_strict<T: ModelTables>(tables: &Table) -> Result<(), ConfigError> {
+    match open_table::<T>(tables, tables, &[]) {
         None => Ok(()),
         Some(path) => Err(unfit::<T>(&format!(
             "unknown keys of {} are ignored; add #[serde(deny_unknown_fields)] to its type",
@@ -126,24 +133,20 @@ pub(super) fn check_type<T: ModelTables>(
 }
 
 /// The path of a table in which unknown keys have no effect. `table` is the one at `path`.
-fn open_table<T: ModelTables>(
-    defaults: &Table,
-    table: &Table,
-    path: &[String],
-) -> Option<Vec<String>> {
-    if ignores_keys::<T>(defaults, path) {
+fn open_table<T: ModelTables>(all: &Table, table: &Table, path: &[String]) -> Option<Vec<String>> {
+    if ignores_keys::<T>(all, path) {
         return Some(path.to_owned());
     }
     table.iter().find_map(|(name, value)| {
         let path = [path, std::slice::from_ref(name)].concat();
-        open_table::<T>(defaults, value.as_table()?, &path)
+        open_table::<T>(all, value.as_table()?, &path)
     })
 }
 
 /// Whether an unknown key of the table at `path` has no effect.
-fn ignores_keys<T: ModelTables>(defaults: &Table, path: &[String]) -> bool {
+fn ignores_keys<T: ModelTables>(all: &Table, path: &[String]) -> bool {
     let key = [path, &["?".to_owned()]].concat();
-    let mut with_key = defaults.clone();
+    let mut with_key = all.clone();
     insert(&mut with_key, &key, Value::Boolean(true));
     let read = with_key.try_into::<T>().ok();
     let written = read.and_then(|tables| Table::try_from(&tables).ok());

@@ -27,8 +27,8 @@ pub(super) fn map<const N: usize>(
     Ok(y.finish())
 }
 
-/// into = f(inputs), element by element, on any device: computed in `into`'s accumulator dtype (f32;
-/// f64 for f64) and rounded to nearest. `into` may be one of the inputs.
+/// into = f(inputs), element by element, on any device. It is computed in `into`'s accumulator
+/// dtype (f32; f64 for f64) and rounded to nearest. `into` may be one of the inputs.
 ///
 /// ```
 /// use meshgrad_runtime::{Device, Function, Kind, Number, Signature, Tensor};
@@ -78,8 +78,8 @@ pub fn assign<const N: usize>(
     Ok(ops::copy_into(&ops::cast(&new, into.dtype())?, into)?)
 }
 
-/// `new` if `scale` is finite, else `old`. With the `scale` of a step, whose gradient has a value that
-/// is not finite, a formula then changes nothing.
+/// `new` if `scale` is finite, else `old`. The `scale` of a step is not finite if a gradient is not;
+/// the step must then change nothing.
 #[inline(always)]
 pub fn if_finite<W: Number>(scale: W, new: W, old: W) -> W {
     // Zero times infinity is NaN, which equals nothing.
