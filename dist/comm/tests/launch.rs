@@ -213,6 +213,31 @@ fn ranks_of_a_host_meet_through_a_file() {
     std::fs::remove_dir(&folder).unwrap(); // rank 0 has removed the file
 }
 
+/// A FIFO at the path of the meeting file is an error, and blocks nothing.
+#[test]
+fn a_fifo_is_no_meeting_file() {
+    let folder = std::env::temp_dir().join(format!("meshgrad-fifo-{}", std::process::id()));
+    std::fs::create_dir(&folder).unwrap();
+    let read = || {
+        Environment::from_variables(|name| match name {
+            "RANK" => Some("1".to_owned()),
+            "WORLD_SIZE" | "LOCAL_WORLD_SIZE" => Some("2".to_owned()),
+            "MESHGRAD_RUN" => Some("fifo".to_owned()),
+            "XDG_RUNTIME_DIR" => Some(folder.display().to_string()),
+            _ => None,
+        })
+    };
+    let environment = read().unwrap().unwrap().to_string();
+    let path = environment.split_once("through ").unwrap().1;
+    assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
+    let error = read().unwrap_err().to_string();
+    std::fs::remove_dir_all(&folder).unwrap();
+    assert!(
+        error.contains("is not a regular file; delete it"),
+        "{error}"
+    );
+}
+
 #[test]
 fn a_process_without_a_launcher_is_alone() {
     if Environment::read().unwrap().is_none() {
