@@ -68,7 +68,7 @@ pub fn measure(
     let whole = ops::full(communicator.device(), &[elements], DType::F32, 1.0)?;
     let shard = ops::full(communicator.device(), &[elements / ranks], DType::F32, 1.0)?;
     let bytes = 4 * elements;
-    let calls = ((8 << 20) / bytes).clamp(3, 30);
+    let calls = calls(bytes);
 
     for _ in 0..2 {
         call(communicator, collective, &whole, &shard)?;
@@ -88,6 +88,11 @@ pub fn measure(
         bytes,
         seconds: slowest.item::<f64>()?,
     })
+}
+
+/// The number of timed calls for tensors of `bytes` bytes.
+pub fn calls(bytes: usize) -> usize {
+    ((8 << 20) / bytes).clamp(3, 30)
 }
 
 fn call(
