@@ -115,8 +115,8 @@ fn gradients_of_params(
     params.iter().map(|param| grads.get(param)).collect()
 }
 
-/// The tracked outputs, each with fixed weights as its gradient: numbers between -1 and 1 that
-/// differ from element to element and from output to output.
+/// The tracked outputs, each with fixed weights as its gradient: sin(1 + 1.7 i + 0.9 k) for element
+/// i of output k, so that they differ from element to element and from output to output.
 ///
 /// # Errors
 /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
@@ -211,6 +211,42 @@ mod tests {
     fn a_large_gradient_passes() {
         let large = |x: &[Var]| Ok(vec![crate::ops::affine(&x[0], 1e6, 0.0)?]);
         gradcheck(large, &[numbers()], Tolerance::default()).unwrap();
+    }
+
+    /// A gradient of 0 may be wrong by the tolerance.
+    #[test]
+    fn a_tiny_error_passes() {
+        let constant = |error: f64| {
+            move |x: &[Var]| {
+                let zero = meshgrad_runtime::ops::affine(x[0].value(), 0.0, 0.0)?;
+                let y = zero.tracked([&x[0]], move |dy, [dx]| {
+                    dx.add(|| meshgrad_runtime::ops::affine(dy, error, 0.0))
+                })?;
+                Ok(vec![y])
+            }
+        };
+        gradcheck(constant(0.9e-7), &[numbers()], Tolerance::default()).unwrap();
+        assert!(gradcheck(constant(2e-7), &[numbers()], Tolerance::default()).is_err());
+    }
+
+    #[test]
+    fn weights_are_sines() {
+        let expected = [
+            [0.8414709848078965, 0.4273798802338298, -0.9516020738895161],
+            [
+                0.9463000876874145,
+                -0.44252044329485246,
+                -0.8322674422239008,
+            ],
+        ];
+        for (output, expected) in expected.into_iter().enumerate() {
+            let weights = weights(output, &numbers())
+                .unwrap()
+                .to_vec::<f64>()
+                .unwrap();
+            let distance = weights.iter().zip(&expected).map(|(x, y)| (x - y).abs());
+            assert!(distance.fold(0.0, f64::max) < 1e-12, "{weights:?}");
+        }
     }
 
     /// Gradients within the tolerance that differ as an input and as a parameter are an error.

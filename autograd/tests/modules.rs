@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use meshgrad_autograd::{Buffer, Init, Module, ModulePath, Param, Visitor};
-use meshgrad_runtime::{DType, Device};
+use meshgrad_runtime::{DType, Device, Kind, Tensor};
 
 fn param(name: &str) -> Param {
     Param::new(name, [2], Init::Ones)
@@ -134,6 +134,107 @@ fn a_visitor_sees_tied_parameters_twice() {
     let mut count = Count::default();
     model().visit(&mut count);
     assert_eq!((count.0, count.1), (2, 3));
+}
+
+#[test]
+fn frozen_parameters_are_not_trained() {
+    let model = model();
+    assert_eq!(model.trained().len(), 8);
+    model.blocks[0].freeze();
+    let trained: Vec<String> = model
+        .trained()
+        .iter()
+        .map(|it| it.name().to_owned())
+        .collect();
+    assert_eq!(
+        trained,
+        ["blocks.1.0", "blocks.1.1", "tied", "one", "a", "b"]
+    );
+    model.freeze();
+    assert!(model.trained().is_empty());
+}
+
+/// Values that are there stay.
+#[test]
+fn materialize_missing_sets_only_what_has_no_value() {
+    let (model, device) = (model(), Device::cpu());
+    let kept = Tensor::from_slice(&device, &[2], &[5.0f32, 6.0]).unwrap();
+    model.tied.set(&kept).unwrap();
+    model.materialize_missing(&device, 1).unwrap();
+    assert_eq!(
+        model.tied.value().unwrap().to_vec::<f32>().unwrap(),
+        [5.0, 6.0]
+    );
+    for param in model.params().iter().filter(|it| it.name() != "tied") {
+        assert_eq!(param.value().unwrap().to_vec::<f32>().unwrap(), [1.0, 1.0]);
+    }
+    for buffer in model.buffers() {
+        assert_eq!(buffer.value().unwrap().to_vec::<f32>().unwrap(), [0.0; 3]);
+    }
+}
+
+/// A tensor of the kind of parameters becomes the value itself, any other one is copied.
+#[test]
+fn a_value_is_shared_or_copied() {
+    let (param, device) = (param("p"), Device::cpu());
+    let own = Tensor::zeros(&device, &[2], DType::F32, Kind::Parameter).unwrap();
+    param.set(&own).unwrap();
+    assert_eq!(param.value().unwrap().storage_id(), own.storage_id());
+    let other = Tensor::from_slice(&device, &[2], &[1.0f32, 2.0]).unwrap();
+    param.set(&other).unwrap();
+    let value = param.value().unwrap();
+    assert_ne!(value.storage_id(), other.storage_id());
+    assert_eq!(value.to_vec::<f32>().unwrap(), [1.0, 2.0]);
+    assert_eq!(value.kind(), Kind::Parameter);
+}
+
+#[test]
+fn a_value_of_another_shape_or_dtype_is_refused() {
+    let (param, device) = (param("p"), Device::cpu());
+    for (shape, dtype) in [([3], DType::F32), ([2], DType::BF16)] {
+        let value = Tensor::zeros(&device, &shape, dtype, Kind::Parameter).unwrap();
+        let error = param.set(&value).unwrap_err().to_string();
+        assert!(error.contains(&format!("{dtype}[{}]", shape[0])), "{error}");
+    }
+    assert!(param.value().is_err());
+}
+
+#[test]
+fn a_buffer_has_a_name_a_shape_and_a_value() {
+    let buffer = buffer("count");
+    assert_eq!(format!("{buffer:?}"), "`count` f32[3]");
+    assert_eq!(format!("{:?}", param("weight")), "`weight` f32[2]");
+    assert_eq!(**buffer.shape(), [3]);
+    let value = Tensor::from_slice(&Device::cpu(), &[3], &[1.0f32, 2.0, 3.0]).unwrap();
+    buffer.set(&value).unwrap();
+    assert_eq!(
+        buffer.value().unwrap().to_vec::<f32>().unwrap(),
+        [1.0, 2.0, 3.0]
+    );
+}
+
+#[test]
+fn uniform_values_have_both_signs_and_a_bound() {
+    let param = Param::new("u", [1000], Init::Uniform { bound: 0.5 });
+    param.materialize(&Device::cpu(), 3).unwrap();
+    let values = param.value().unwrap().to_vec::<f32>().unwrap();
+    let within = |low: f32, high: f32| values.iter().filter(|x| (low..high).contains(*x)).count();
+    assert_eq!(within(-0.5, 0.5), 1000);
+    assert!(within(-0.5, -0.25) > 150 && within(0.25, 0.5) > 150);
+}
+
+#[test]
+fn a_reference_is_visited_as_its_module() {
+    let model = model();
+    assert_eq!(names(&&model), names(&model));
+}
+
+#[test]
+fn paths_convert() {
+    let path = ModulePath::from("model").sub("head");
+    assert_eq!(ModulePath::from(&path), path);
+    assert_eq!(ModulePath::from("model.head".to_owned()), path);
+    assert_eq!(String::from(path), "model.head");
 }
 
 #[test]

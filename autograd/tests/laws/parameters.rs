@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use meshgrad_autograd::{Error, Grads, Init, Param, Spec, Tape, TapeError, Track, Var, ops};
 use meshgrad_runtime::{DType, Kind, Shape, Tensor};
 
-use crate::{Block, Net, checkpointed, nested, plain};
+use crate::{Block, Net, checkpointed, nested, numbers, plain};
 
 #[test]
 fn an_unused_parameter_is_an_error_unless_optional() {
@@ -77,6 +77,41 @@ fn parameters_without_a_buffer_get_no_gradient() {
     tape.backward(&[(&y, net.input(2))], &mut all).unwrap();
     let of_b = |grads: &mut Grads| grads.get(&net.b).unwrap().to_vec::<f32>().unwrap();
     assert_eq!(of_b(&mut grads), of_b(&mut all));
+
+    let computed = Arc::new(Mutex::new(false));
+    let (y, tape) = Tape::record(|| {
+        let (a, computed) = (net.a.var()?, computed.clone());
+        let copy = a.value().clone().tracked([&a], move |dy, [da]| {
+            da.add(|| {
+                *computed.lock().unwrap() = true;
+                Ok(dy.clone())
+            })
+        })?;
+        ops::add(&copy, &net.b.var()?)
+    })
+    .unwrap();
+    let dy = numbers(&net.device, &[6, 6], 2);
+    let mut grads = Grads::new(std::slice::from_ref(&net.b)).unwrap();
+    tape.backward(&[(&y, dy)], &mut grads).unwrap();
+    assert!(!*computed.lock().unwrap());
+}
+
+/// Cleared gradients are zeros, and the next one starts from there.
+#[test]
+fn cleared_gradients_are_zeros() {
+    let net = Net::new();
+    let mut grads = Grads::new(&net.params()).unwrap();
+    let run = |grads: &mut Grads| {
+        let (y, tape) = Tape::record(|| net.forward(&Var::input(net.input(1)))).unwrap();
+        tape.backward(&[(&y, net.input(2))], grads).unwrap();
+        grads.get(&net.a).unwrap().to_vec::<f32>().unwrap()
+    };
+    let once = run(&mut grads);
+    grads.clear();
+    let cleared = grads.get(&net.a).unwrap().to_vec::<f32>().unwrap();
+    assert!(cleared.iter().all(|it| *it == 0.0) && once.iter().any(|it| *it != 0.0));
+    assert_eq!(run(&mut grads), once);
+    assert_ne!(run(&mut grads), once);
 }
 
 /// Parameters are reported once, with complete gradients, from the last of the list to the first,
@@ -180,11 +215,16 @@ fn gradients_may_share_one_buffer() {
         .collect();
     assert_eq!(flat.to_vec::<f32>().unwrap(), separate);
 
-    let short = Tensor::zeros(&net.device, &[71], DType::F32, Kind::Gradient).unwrap();
-    assert!(matches!(
-        Grads::over(&net.params(), &short),
-        Err(Error::Tape(TapeError::FlatBuffer { actual: 71, .. }))
-    ));
+    for (shape, dtype) in [
+        (&[71][..], DType::F32),
+        (&[72], DType::BF16),
+        (&[8, 9], DType::F32),
+    ] {
+        let other = Tensor::zeros(&net.device, shape, dtype, Kind::Gradient).unwrap();
+        let error = Grads::over(&net.params(), &other);
+        let is_refused = matches!(error, Err(Error::Tape(TapeError::FlatBuffer { .. })));
+        assert!(is_refused, "{shape:?} {dtype}");
+    }
 }
 
 /// A product saves an operand only for the gradient of the other one.

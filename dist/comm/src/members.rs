@@ -24,16 +24,21 @@ pub(crate) enum Members {
 impl Key {
     /// The collective that member `index` calls.
     pub(crate) fn of(index: usize, peer: Option<Peer>, number: u64) -> Key {
-        let between = match peer {
-            None => Members::All,
-            Some(Peer::To(receiver)) => Members::Two(index, receiver),
-            Some(Peer::From(sender)) => Members::Two(sender, index),
-        };
+        let between = Members::of(index, peer);
         Key { between, number }
     }
 }
 
 impl Members {
+    /// Those of a call of member `index`.
+    pub(crate) fn of(index: usize, peer: Option<Peer>) -> Members {
+        match peer {
+            None => Members::All,
+            Some(Peer::To(receiver)) => Members::Two(index, receiver),
+            Some(Peer::From(sender)) => Members::Two(sender, index),
+        }
+    }
+
     /// The indices in a group of `size` ranks, in the order of places.
     pub(crate) fn indices(self, size: usize) -> Vec<usize> {
         match self {

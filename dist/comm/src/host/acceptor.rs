@@ -5,6 +5,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use super::handshake::{self, Claim, RESPONSE};
@@ -12,6 +13,8 @@ use super::secret::{self, Secret};
 
 /// The time limit of a handshake.
 pub(super) const HANDSHAKE: Duration = Duration::from_secs(5);
+/// The pause after a connection could not be accepted.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(10);
 /// The most handshakes at a time.
 const MAX_PENDING: usize = 256;
 
@@ -64,7 +67,16 @@ impl Acceptor {
     /// Accepts connections and continues handshakes, without blocking. Returns the connections that
     /// finished.
     pub(super) fn advance(&mut self, now: Instant) -> Vec<Admitted> {
-        while let Ok((stream, from)) = self.listener.accept() {
+        loop {
+            let (stream, from) = match self.listener.accept() {
+                Ok(accepted) => accepted,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(_) => {
+                    // For example, too many open files: the connection waits.
+                    thread::sleep(ACCEPT_AGAIN);
+                    break;
+                }
+            };
             if let Some(pending) = Pending::new(stream, from, now) {
                 self.pending.push(pending);
             }

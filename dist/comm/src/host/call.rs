@@ -12,7 +12,7 @@ use super::message::{CallKey, GroupId, Message, RemoteCall, WireCall};
 use crate::contribution::Contribution;
 use crate::error::{CallSite, CommError};
 use crate::members::{Key, Members};
-use crate::ticket::{Counts, Fingerprint, Ticket};
+use crate::ticket::{Counters, Counts, Fingerprint, Request, Ticket};
 
 /// A communicator on this rank.
 pub(super) struct Membership {
@@ -54,16 +54,22 @@ struct Place {
 pub(super) type Frames = Vec<(usize, Frame)>;
 
 impl Call {
-    /// A call, and the frames of its first round.
+    /// A call, and the frames of its first round. It takes its number when nothing can fail any
+    /// more.
     pub(super) fn new(
         membership: &Arc<Membership>,
-        ticket: Ticket,
+        request: Request,
+        counters: &Counters,
         contribution: Contribution,
     ) -> Result<(Call, Frames)> {
         let (index, size) = (membership.index, membership.group.len());
-        let key = Key::of(index, ticket.request.peer, ticket.number);
-        let members = key.between.indices(size);
-        let rounds = engine::rounds(&ticket.request.fingerprint, size);
+        let members = Members::of(index, request.peer).indices(size);
+        let rounds = engine::rounds(&request.fingerprint, size);
+        let parts = {
+            let mut tensors = contribution.lock();
+            engine::parts(&mut tensors, &rounds[0], index, &members)?
+        };
+        let ticket = counters.ticket(request);
         let place = |member| Place {
             member,
             call: None,
@@ -72,16 +78,12 @@ impl Call {
         let mut call = Call {
             membership: membership.clone(),
             completion: Completion::default(),
-            key,
+            key: Key::of(index, ticket.request.peer, ticket.number),
             places: members.iter().copied().map(place).collect(),
             ticket,
-            contribution: contribution.clone(),
+            contribution,
             rounds,
             round: 0,
-        };
-        let parts = {
-            let mut tensors = contribution.lock();
-            engine::parts(&mut tensors, &call.rounds[0], index, &members)?
         };
         let frames = call.send(parts);
         Ok((call, frames))

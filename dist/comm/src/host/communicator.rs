@@ -18,6 +18,9 @@ use crate::error::CommError;
 use crate::local::LocalCommunicator;
 use crate::ticket::{Counters, Peer, Request};
 
+/// The time between attempts to fail a collective whose time is over.
+const EXPIRE_AGAIN: Duration = Duration::from_millis(100);
+
 /// A communicator between processes. Cheap to clone; clones are the same communicator.
 #[derive(Clone)]
 pub struct HostCommunicator(Arc<Member>);
@@ -64,25 +67,28 @@ impl Communicator for HostCommunicator {
             ..
         } = &*self.0;
         let contribution = Contribution::lend(operands, &request)?;
-        let ticket = counters.ticket(request);
-        let (call, frames) = Call::new(membership, ticket, contribution.clone())?;
+        let (call, frames) = Call::new(membership, request, counters, contribution.clone())?;
         let (key, completion) = (call.key(), call.completion.clone());
         shared.start(call, frames)?;
 
         let deadline = Instant::now().checked_add(membership.deadline);
         let shared = shared.clone();
         Ok(Pending::by_host(move || {
-            let waited = deadline.and_then(|deadline| completion.wait_until(deadline));
-            match waited {
-                Some(result) => result?,
-                None => {
-                    if deadline.is_some() {
-                        shared.expire(key);
+            let Some(mut deadline) = deadline else {
+                completion.wait()?;
+                return Ok(contribution.take());
+            };
+            loop {
+                match completion.wait_until(deadline) {
+                    Some(result) => {
+                        result?;
+                        return Ok(contribution.take());
                     }
-                    completion.wait()?;
+                    // It does nothing while a round's work is being done.
+                    None => shared.expire(key),
                 }
+                deadline = Instant::now() + EXPIRE_AGAIN;
             }
-            Ok(contribution.take())
         }))
     }
 }

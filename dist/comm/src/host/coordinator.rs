@@ -303,7 +303,7 @@ impl State {
 
     fn give_up(&mut self) {
         let missing: Vec<usize> = (0..self.world)
-            .filter(|rank| !self.clients.contains_key(rank))
+            .filter(|rank| !self.clients.get(rank).is_some_and(|it| it.has_joined))
             .collect();
         let waited = self.began.elapsed().as_secs_f32();
         let reason = format!(

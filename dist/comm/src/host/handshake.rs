@@ -110,6 +110,31 @@ pub(super) enum Failure {
     Stranger(&'static str),
 }
 
+/// Fills `buffer`, or fails with `TimedOut`.
+fn read_until(stream: &mut TcpStream, buffer: &mut [u8], deadline: Instant) -> io::Result<()> {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(&mut buffer[filled..]) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(read) => filled += read,
+            Err(error) if is_temporary(error.kind()) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// The kinds of a read that was interrupted or took too long.
+fn is_temporary(kind: io::ErrorKind) -> bool {
+    use io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
+    matches!(kind, Interrupted | TimedOut | WouldBlock)
+}
+
 /// The connecting side, which blocks until `deadline`.
 pub(super) fn connect(
     stream: &mut TcpStream,
@@ -117,17 +142,8 @@ pub(super) fn connect(
     claim: Claim,
     deadline: Instant,
 ) -> Result<(), Failure> {
-    let left = deadline.saturating_duration_since(Instant::now());
-    if left.is_zero() {
-        return Err(Failure::Connection(io::ErrorKind::TimedOut.into()));
-    }
-    let timeout = stream.set_read_timeout(Some(left));
-    timeout.map_err(Failure::Connection)?;
-
     let mut challenge = [0; CHALLENGE];
-    stream
-        .read_exact(&mut challenge)
-        .map_err(Failure::Connection)?;
+    read_until(stream, &mut challenge, deadline).map_err(Failure::Connection)?;
     let (start, nonce) = challenge.split_at(9);
     if start[..8] != MAGIC {
         return Err(Failure::Stranger("it is not a meshgrad process"));
@@ -148,8 +164,13 @@ pub(super) fn connect(
     stream.write_all(&response).map_err(Failure::Connection)?;
 
     let mut answer = [0; 32];
-    if stream.read_exact(&mut answer).is_err() {
-        return Err(Failure::Stranger("it refused the secret of this process"));
+    match read_until(stream, &mut answer, deadline) {
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+            return Err(Failure::Connection(error));
+        }
+        // It closes the connection of a stranger.
+        Err(_) => return Err(Failure::Stranger("it refused the secret of this process")),
+        Ok(()) => {}
     }
     match secret::equal(&answer, &secret.mac(&[b"accept", nonce, &said])) {
         true => Ok(()),

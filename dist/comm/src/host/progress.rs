@@ -1,6 +1,7 @@
 //! The thread that moves a rank's data and hears from the coordinator.
 
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use super::connection::Connection;
@@ -42,10 +43,10 @@ impl Progress {
 
     /// Runs until this rank has left and its last frames are written.
     pub(super) fn run(mut self) {
+        let _end = End(self.shared.clone());
         while !self.is_done() {
             self.turn();
         }
-        self.shared.end(Ended::Left);
     }
 
     fn turn(&mut self) {
@@ -165,5 +166,19 @@ impl Progress {
     /// Ends the world because of this rank.
     fn fail(&self, reason: String) {
         self.shared.died(self.shared.rank, reason);
+    }
+}
+
+/// Ends the world with the thread, also if it panics: nothing else would complete collectives.
+struct End(Arc<Shared>);
+
+impl Drop for End {
+    fn drop(&mut self) {
+        match thread::panicking() {
+            true => self
+                .0
+                .died(self.0.rank, "its thread for collectives panicked"),
+            false => self.0.end(Ended::Left),
+        }
     }
 }
