@@ -146,6 +146,10 @@ fn only_what_is_recorded_is_packed() {
         ),
         (1, 1)
     );
+
+    // The scope ends with its body.
+    Tape::record(|| block(&Var::input(x.clone()))).unwrap();
+    assert_eq!(count.0.load(std::sync::atomic::Ordering::Relaxed), 1);
 }
 
 /// `ToDevice` moves activations to its device, but not parameters, and nothing that is already
