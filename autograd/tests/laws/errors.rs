@@ -16,6 +16,8 @@ fn an_op_without_backward_is_an_error() {
         found.err(),
         Some(Error::Tape(TapeError::NoBackward { op: "floor".into() }))
     );
+    assert!(Tape::record(|| floor(&Var::constant(x.clone()))).is_ok());
+    assert!(floor(&Var::input(x)).is_ok());
 }
 
 #[test]
@@ -28,14 +30,21 @@ fn values_of_another_tape_are_errors() {
     })
     .unwrap();
 
-    assert!(matches!(
-        ops::square(&y),
-        Err(Error::Tape(TapeError::OtherTape { .. }))
-    ));
-    assert!(matches!(
-        Tape::record(|| ops::square(&y)),
-        Err(Error::Tape(TapeError::OtherTape { .. }))
-    ));
+    let current = |result: meshgrad_autograd::Result<()>| match result {
+        Err(Error::Tape(TapeError::OtherTape { current, .. })) => current,
+        other => panic!("{other:?}"),
+    };
+    let square = || ops::square(&y).map(drop);
+    assert_eq!(current(square()), "no tape is recording");
+    let recording = current(Tape::record(square).map(drop));
+    assert!(recording.starts_with("tape "), "{recording}");
+    let in_checkpoint = || {
+        let y = y.clone();
+        let input = Var::input(net.input(1));
+        checkpoint([&input], move |[_]| ops::square(&y)).map(drop)
+    };
+    let in_checkpoint = current(Tape::record(in_checkpoint).map(drop));
+    assert_eq!(in_checkpoint, "a checkpoint is running");
     let (z, other) = Tape::record(|| net.forward(&Var::input(net.input(1)))).unwrap();
     let mut grads = Grads::new(&net.params()).unwrap();
     let stale = other.backward(&[(&y, net.input(2))], &mut grads);
@@ -75,4 +84,21 @@ fn gradients_of_another_shape_are_errors() {
         found,
         Err(Error::Tape(TapeError::GradientShape { .. }))
     ));
+}
+
+/// So does the gradient that an op returns.
+#[test]
+fn an_op_whose_gradient_has_another_shape_is_an_error() {
+    let net = Net::new();
+    let wrong = numbers(&net.device, &[2, 3], 1);
+    let (y, tape) = Tape::record(|| {
+        let x = ops::silu(&Var::input(net.input(1)))?;
+        let wrong = wrong.clone();
+        let copy = x.value().clone();
+        copy.tracked([&x], move |_, [dx]| dx.add(|| Ok(wrong.clone())))
+    })
+    .unwrap();
+    let found = tape.backward(&[(&y, net.input(2))], &mut Grads::default());
+    let error = found.unwrap_err().to_string();
+    assert!(error.contains("[2, 3]"), "{error}");
 }

@@ -1,6 +1,8 @@
 //! What a backward pass computes, in full, split, recomputed and in parts.
 
-use meshgrad_autograd::{Grads, Init, Operand, Param, Result, Spec, Tape, Var, checkpoint, ops};
+use meshgrad_autograd::{
+    Grads, Init, Operand, Param, Result, Spec, Tape, Track, Var, checkpoint, ops,
+};
 use meshgrad_runtime::{DType, Device, Shape, Tensor};
 
 use crate::{
@@ -249,4 +251,39 @@ fn a_checkpoint_may_return_a_parameter() {
         bits(&mut grads)
     };
     assert_eq!(run(true), run(false));
+}
+
+/// Gradients that ops add and gradients that they write in place add up, in every order.
+#[test]
+fn added_and_accumulated_gradients_add_up() {
+    let doubled = |x: &Var, in_place: bool| {
+        let value = meshgrad_runtime::ops::affine(x.value(), 2.0, 0.0)?;
+        value.tracked([x], move |dy, [dx]| {
+            let gradient = meshgrad_runtime::ops::affine(dy, 2.0, 0.0)?;
+            match in_place {
+                true => dx.accumulate(|sum| meshgrad_runtime::ops::add_into(&gradient, sum)),
+                false => dx.add(|| Ok(gradient)),
+            }
+        })
+    };
+    let device = Device::cpu();
+    for dtype in [DType::F32, DType::BF16] {
+        let cast = |x: &Tensor| meshgrad_runtime::ops::cast(x, dtype).unwrap();
+        let (x, ones) = (
+            cast(&numbers(&device, &[3, 5], 1)),
+            cast(&Tensor::from_slice(&device, &[3, 5], &[1f32; 15]).unwrap()),
+        );
+        for order in 0..8 {
+            let ((x, y), tape) = Tape::record(|| {
+                let x = Var::input(x.clone());
+                let h = ops::affine(&x, 3.0, 0.0)?;
+                let [a, b, c] = [0, 1, 2].map(|at| doubled(&h, order >> at & 1 == 1));
+                Ok((x, ops::add(&ops::add(&a?, &b?)?, &c?)?))
+            })
+            .unwrap();
+            let (dx, _) = tape.backward_inputs(&[(&y, ones.clone())], &[&x]).unwrap();
+            let dx = meshgrad_runtime::ops::cast(&dx[0], DType::F32).unwrap();
+            assert_eq!(dx.to_vec::<f32>().unwrap(), [18.0; 15], "{dtype} {order}");
+        }
+    }
 }

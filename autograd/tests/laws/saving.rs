@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use meshgrad_autograd::{
-    Error, Grads, Result, Save, Tape, TapeError, ToBf16, ToDevice, Var, checkpoint, ops, packing,
+    Error, Grads, Result, Save, Tape, TapeError, ToBf16, ToDevice, Track, Var, checkpoint, ops,
+    packing,
 };
 use meshgrad_runtime::{Device, Tensor};
 
@@ -186,4 +187,36 @@ fn saving_needs_no_tape() {
         x.save().get().unwrap().to_vec::<f32>().unwrap(),
         x.to_vec::<f32>().unwrap()
     );
+}
+
+/// An op that is not recorded leaves nothing behind, on the tape or in memory.
+#[test]
+fn ops_on_constants_save_nothing() {
+    let x = numbers(&Device::cpu(), &[4, 4], 3);
+    let (_, tape) = Tape::record(|| {
+        ops::silu(&Var::constant(numbers(&Device::cpu(), &[8, 8], 1)))?;
+        ops::silu(&Var::input(x.clone()))
+    })
+    .unwrap();
+    assert_eq!((tape.len(), tape.is_empty()), (1, false));
+    assert_eq!(tape.saved_bytes(), x.storage_bytes());
+
+    let (_, empty) = Tape::record(|| ops::silu(&Var::constant(x.clone()))).unwrap();
+    assert_eq!((empty.len(), empty.is_empty()), (0, true));
+
+    // The first pass of a checkpoint keeps no backward function.
+    let (held, counts) = (Arc::new(()), Arc::new(std::sync::Mutex::new(Vec::new())));
+    let (inside, of_passes) = (held.clone(), counts.clone());
+    let block = move |x: &Var| {
+        let captured = inside.clone();
+        let y = x.value().clone().tracked([x], move |dy, [dx]| {
+            let _ = &captured;
+            dx.add(|| Ok(dy.clone()))
+        });
+        of_passes.lock().unwrap().push(Arc::strong_count(&inside));
+        y
+    };
+    Tape::record(|| checkpoint([&Var::input(x.clone())], move |[x]| block(&x))).unwrap();
+    assert_eq!(*counts.lock().unwrap(), [2]);
+    drop(held);
 }
