@@ -157,10 +157,7 @@ impl<'a> Session<'a> {
         if self.schedule.is_some() {
             violations.retain(|found| !found.key.starts_with("schedule"));
         }
-        match violations.is_empty() {
-            true => Ok(()),
-            false => Err(ConfigError::Range(Violations(violations))),
-        }
+        Violations(violations).check()
     }
 
     /// The checkpoint to resume from, which is of this model. Later checkpoints of the folder are set

@@ -94,6 +94,17 @@ pub enum ConfigError {
     Write(#[from] toml::ser::Error),
 }
 
+impl Violations {
+    /// # Errors
+    /// [`ConfigError::Range`] if there are any.
+    pub fn check(self) -> Result<(), ConfigError> {
+        match self.0.is_empty() {
+            true => Ok(()),
+            false => Err(ConfigError::Range(self)),
+        }
+    }
+}
+
 fn suggestion(nearest: &Option<String>) -> String {
     let hint = |name| format!("; did you mean `{name}`?");
     nearest.as_ref().map(hint).unwrap_or_default()

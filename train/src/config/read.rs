@@ -62,11 +62,8 @@ impl Config {
         let (mut config, tables) = typed::<T>(&resolved)?;
         check_strict::<T>(&config.tables)?;
         config.tables = written(&tables)?;
-        let violations = [tables.violations(), config.violations()].concat();
-        match violations.is_empty() {
-            true => Ok(config),
-            false => Err(ConfigError::Range(Violations(violations))),
-        }
+        Violations([tables.violations(), config.violations()].concat()).check()?;
+        Ok(config)
     }
 
     /// Checks the range of every value. Those of the model's tables are checked by
@@ -75,10 +72,7 @@ impl Config {
     /// # Errors
     /// [`ConfigError::Range`] with every violation.
     pub fn check(&self) -> Result<(), ConfigError> {
-        match self.violations() {
-            none if none.is_empty() => Ok(()),
-            some => Err(ConfigError::Range(Violations(some))),
-        }
+        Violations(self.violations()).check()
     }
 
     /// The whole configuration as TOML, with every default. [`Config::parse`] reads it back.

@@ -84,10 +84,8 @@ impl Config {
     pub fn model_tables<T: ModelTables>(&self) -> Result<T, ConfigError> {
         let tables = self.tables.clone().try_into::<T>();
         let tables = tables.map_err(|error| unfit::<T>(error.message()))?;
-        match tables.violations() {
-            none if none.is_empty() => Ok(tables),
-            some => Err(ConfigError::Range(Violations(some))),
-        }
+        Violations(tables.violations()).check()?;
+        Ok(tables)
     }
 }
 
