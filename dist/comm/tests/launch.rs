@@ -4,9 +4,10 @@ use std::ffi::OsString;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use meshgrad_comm::launch::{Ended, Environment, Launch, LaunchError};
-use meshgrad_comm::{World, conformance};
+use meshgrad_comm::{Host, World, conformance};
 
 fn launch(ranks: usize, command: &[&str]) -> Launch {
     let command = command.iter().map(OsString::from).collect();
@@ -222,22 +223,17 @@ fn ranks_of_a_host_meet_through_a_file() {
 /// A FIFO at the path of the meeting file is an error, and blocks nothing.
 #[test]
 fn a_fifo_is_no_meeting_file() {
-    let folder = std::env::temp_dir().join(format!("meshgrad-fifo-{}", std::process::id()));
-    std::fs::create_dir(&folder).unwrap();
-    let read = || {
-        Environment::from_variables(|name| match name {
-            "RANK" => Some("1".to_owned()),
-            "WORLD_SIZE" | "LOCAL_WORLD_SIZE" => Some("2".to_owned()),
-            "MESHGRAD_RUN" => Some("fifo".to_owned()),
-            "XDG_RUNTIME_DIR" => Some(folder.display().to_string()),
-            _ => None,
-        })
-    };
-    let environment = read().unwrap().unwrap().to_string();
-    let path = environment.split_once("through ").unwrap().1;
-    assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
-    let error = read().unwrap_err().to_string();
-    std::fs::remove_dir_all(&folder).unwrap();
+    let path = std::env::temp_dir().join(format!("meshgrad-fifo-{}", std::process::id()));
+    assert!(
+        Command::new("mkfifo")
+            .arg(&path)
+            .status()
+            .unwrap()
+            .success()
+    );
+    let host = Host::through_file(1, 2, &path).join_deadline(Duration::from_millis(200));
+    let error = host.join().unwrap_err().to_string();
+    std::fs::remove_file(&path).unwrap();
     assert!(
         error.contains("is not a regular file; delete it"),
         "{error}"

@@ -67,10 +67,11 @@ impl Drop for MeetingFile {
 
 fn read(path: &Path) -> Result<Point, JoinError> {
     let failed = |error: std::io::Error| wrong(path, format!("cannot be read: {error}"));
-    let no_links = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
+    // Opening a FIFO would otherwise block until another process writes it.
+    let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
     let file = OpenOptions::new()
         .read(true)
-        .custom_flags(no_links)
+        .custom_flags(flags.bits() as i32)
         .open(path)
         .map_err(failed)?;
     check_owner(path, &file)?;
@@ -86,10 +87,13 @@ fn read(path: &Path) -> Result<Point, JoinError> {
     }
 }
 
-/// Only this user may have written and read the file.
+/// It is a file, and only this user may have written and read it.
 fn check_owner(path: &Path, file: &File) -> Result<(), JoinError> {
     let metadata = file.metadata();
     let metadata = metadata.map_err(|error| wrong(path, format!("cannot be read: {error}")))?;
+    if !metadata.is_file() {
+        return Err(wrong(path, "is not a regular file; delete it".to_owned()));
+    }
     let (owner, user) = (metadata.uid(), rustix::process::geteuid().as_raw());
     if owner != user {
         let problem = format!("belongs to user {owner}, but this is user {user}; delete it");

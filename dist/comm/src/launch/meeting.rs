@@ -144,12 +144,7 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
             .filter(|it| it.is_dir());
         let user = rustix::process::geteuid().as_raw();
         let folder = folder.unwrap_or_else(std::env::temp_dir);
-        let path = folder.join(format!("meshgrad-{user}-{run}.meeting"));
-        // Opening a FIFO would block until another process writes it.
-        match std::fs::symlink_metadata(&path) {
-            Ok(found) if !found.is_file() => Err(EnvironmentError::NotAFile { path }),
-            _ => Ok(path),
-        }
+        Ok(folder.join(format!("meshgrad-{user}-{run}.meeting")))
     }
 
     /// A run whose launcher has no variable that names it. One process of MPICH starts all ranks of

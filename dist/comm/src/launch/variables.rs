@@ -1,7 +1,5 @@
 //! The variables of a process, and what is wrong with them.
 
-use std::path::PathBuf;
-
 use crate::host::JoinError;
 
 /// Variables that contradict each other, or are missing.
@@ -83,13 +81,6 @@ pub enum EnvironmentError {
     NoRun {
         /// The number of ranks.
         world: usize,
-    },
-
-    /// Something else is at the path of the meeting file.
-    #[error("the ranks meet through {}, which is not a regular file; delete it", path.display())]
-    NotAFile {
-        /// The path.
-        path: PathBuf,
     },
 
     /// The rank could not join its world.
