@@ -205,6 +205,8 @@ fn gradients_may_share_one_buffer() {
     let net = Net::new();
     let flat = Tensor::zeros(&net.device, &[72], DType::F32, Kind::Gradient).unwrap();
     let mut grads = Grads::over(&net.params(), &flat).unwrap();
+    let names: Vec<&str> = grads.params().map(Param::name).collect();
+    assert_eq!(names, ["a", "b"]);
     let (y, tape) = Tape::record(|| net.forward(&Var::input(net.input(1)))).unwrap();
     tape.backward(&[(&y, net.input(2))], &mut grads).unwrap();
     let separate: Vec<f32> = grads
