@@ -194,7 +194,9 @@ fn saving_needs_no_tape() {
 fn ops_on_constants_save_nothing() {
     let x = numbers(&Device::cpu(), &[4, 4], 3);
     let (_, tape) = Tape::record(|| {
-        ops::silu(&Var::constant(numbers(&Device::cpu(), &[8, 8], 1)))?;
+        let other = numbers(&Device::cpu(), &[8, 8], 1);
+        ops::silu(&other)?;
+        ops::silu(&Var::constant(other))?;
         ops::silu(&Var::input(x.clone()))
     })
     .unwrap();
