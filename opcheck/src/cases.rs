@@ -399,7 +399,9 @@ fn indexing(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use meshgrad_autograd::{Error, Save, TapeError, Tolerance, Track, gradcheck};
+    use meshgrad_autograd::{
+        Error, Save, Tape, TapeError, Tolerance, Track, gradcheck, weighted_roots,
+    };
 
     use super::*;
 
@@ -408,6 +410,46 @@ mod tests {
         for case in all(&Device::cpu(), DType::F64).unwrap() {
             let checked = gradcheck(&case.function, &case.inputs, Tolerance::default());
             checked.unwrap_or_else(|error| panic!("{}: {error}", case.name));
+        }
+    }
+
+    /// The gradients of the inputs that are tracked.
+    fn gradients(case: &Case, is_tracked: impl Fn(usize) -> bool) -> Vec<Option<Vec<f64>>> {
+        let ((inputs, outputs), tape) = Tape::record(|| {
+            let inputs = case.inputs.iter().enumerate();
+            let inputs: Vec<Var> = inputs
+                .map(|(at, input)| match is_tracked(at) {
+                    true => Var::input(input.clone()),
+                    false => Var::constant(input.clone()),
+                })
+                .collect();
+            let outputs = (case.function)(&inputs)?;
+            Ok((inputs, outputs))
+        })
+        .unwrap();
+        let tracked: Vec<&Var> = inputs.iter().filter(|it| it.is_tracked()).collect();
+        let roots = weighted_roots(&outputs).unwrap();
+        let (gradients, _) = tape.backward_inputs(&roots, &tracked).unwrap();
+        let mut gradients = gradients.iter().map(|it| it.to_vec().unwrap());
+        let of = |input: &Var| input.is_tracked().then(|| gradients.next().unwrap());
+        inputs.iter().map(of).collect()
+    }
+
+    #[test]
+    fn a_gradient_does_not_depend_on_which_others_are_computed() {
+        for case in all(&Device::cpu(), DType::F64).unwrap() {
+            let whole = gradients(&case, |_| true);
+            for subset in 1..1usize << case.inputs.len() {
+                let some = gradients(&case, |at| subset >> at & 1 == 1);
+                for (some, whole) in some.iter().zip(&whole) {
+                    let Some((some, whole)) = some.as_ref().zip(whole.as_ref()) else {
+                        continue;
+                    };
+                    let is_near = |(a, b): (&f64, &f64)| (a - b).abs() <= 1e-12 * (1.0 + b.abs());
+                    let are_near = some.iter().zip(whole).all(is_near);
+                    assert!(are_near, "{} {subset:b}: {some:?} {whole:?}", case.name);
+                }
+            }
         }
     }
 

@@ -4,6 +4,7 @@ mod errors;
 mod gradients;
 mod parameters;
 mod saving;
+mod shapes;
 
 use meshgrad_autograd::{Grads, Init, Param, Result, Tape, Var, checkpoint, ops};
 use meshgrad_runtime::{Device, Tensor};

@@ -20,7 +20,7 @@ static JOB: Mutex<()> = Mutex::new(());
 
 /// What a child does: the name of a function below.
 const ROLE: &str = "MESHGRAD_TEST_ROLE";
-const ROLES: [(&str, fn()); 7] = [
+const ROLES: [(&str, fn()); 9] = [
     ("conform", conform),
     ("faults", faults),
     ("groups", groups),
@@ -28,12 +28,15 @@ const ROLES: [(&str, fn()); 7] = [
     ("late", late),
     ("repeat", repeat),
     ("twice", twice),
+    ("early", early),
+    ("environment", environment),
 ];
 
 fn mpirun(ranks: usize, options: &[&str], role: &str) -> Command {
     let mut command = Command::new("mpirun");
     command
-        .args(["--oversubscribe", "-n", &ranks.to_string()])
+        .args(["--oversubscribe", "--timeout", "120"])
+        .args(["-n", &ranks.to_string()])
         .args(options)
         .arg(std::env::current_exe().unwrap())
         .args(["child", "--exact", "--nocapture", "--test-threads=1"])
@@ -217,6 +220,48 @@ fn twice() {
 #[test]
 fn a_process_joins_once() {
     succeed(2, "twice");
+}
+
+/// Rank 1 leaves before a collective whose messages it would have to receive.
+fn early() {
+    let world = join();
+    if world.rank() == 1 {
+        return;
+    }
+    let large = ops::full(world.device(), &[50_000], DType::F32, 1.0).unwrap();
+    let all = world.world().unwrap();
+    let sum = all.all_reduce(&large, Reduction::Sum);
+    let error = sum.and_then(|sum| sum.wait()).unwrap_err();
+    println!("\nverdict {error}");
+    drop(world); // waits for no message to rank 1
+    println!("\nleft");
+    std::process::exit(1);
+}
+
+#[test]
+fn ranks_that_leave_early_are_not_waited_for() {
+    let (_, text) = run(3, "early");
+    assert_eq!(verdicts(&text).count(), 2, "{text}");
+    assert_eq!(
+        text.lines().filter(|line| *line == "left").count(),
+        2,
+        "{text}"
+    );
+}
+
+fn environment() {
+    let world = World::from_env().unwrap();
+    let again = Mpi::new().join().unwrap_err().to_string();
+    assert!(again.contains("has initialized it before"), "{again}");
+    let one = Tensor::scalar(world.device(), 1i64).unwrap();
+    let ranks = world.world().unwrap().all_reduce(&one, Reduction::Sum);
+    let ranks: i64 = ranks.unwrap().wait().unwrap().item().unwrap();
+    assert_eq!(ranks, 3);
+}
+
+#[test]
+fn mpi_is_chosen_under_mpirun() {
+    succeed(3, "environment");
 }
 
 /// Repeats collectives until one fails.

@@ -18,9 +18,9 @@ use std::process::Command;
 
 use anyhow::{Context, bail, ensure};
 use clap::{Parser, ValueEnum};
-use meshgrad_comm::launch::Transport;
+use meshgrad_comm::launch::Environment;
 use meshgrad_comm::speed::{self, MEASURED, Timing};
-use meshgrad_comm::{Collective, Counters, Counts, Fingerprint, Local, Rank, Request, World};
+use meshgrad_comm::{Collective, Counters, Counts, Fingerprint, Local, Mpi, Rank, Request, World};
 use meshgrad_harness::{Options, PeerOptions, Spread, finish, interleave, seconds};
 use meshgrad_runtime::Result;
 use serde_json::{Value, json};
@@ -91,9 +91,11 @@ fn measure(role: Contestant, arguments: &Arguments) -> anyhow::Result<()> {
             local.launch(|rank| all(rank, max))?;
             Ok(())
         }
-        // Their devices have a rank's share of the cores, at least one.
-        Contestant::Host => over(Transport::Host),
-        Contestant::Mpi => over(Transport::Mpi),
+        Contestant::Host => {
+            let environment = Environment::read()?.context("mpirun starts this")?;
+            over(environment.host()?.threads(1).join()?)
+        }
+        Contestant::Mpi => over(Mpi::new().threads(1).join()?),
         Contestant::Raw => raw::measure(sizes(max)),
         Contestant::Gloo => bail!("gloo.py does this"),
     }

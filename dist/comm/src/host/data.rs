@@ -7,9 +7,10 @@ use super::frame::{Frame, FrameError};
 use super::poll::Poll;
 use super::shared::Shared;
 
-/// Carries frames between ranks, in order from one rank to another. It delivers what arrives to
-/// the rank's [`Shared`], and ends the world there if it fails. One thread
-/// uses it; no call blocks.
+/// Carries frames between ranks. It delivers what arrives to the rank's [`Shared`], and ends the
+/// world there if it fails. One thread uses it; no call blocks. A frame without a payload may
+/// overtake the one before it: parts say to which round they belong, and a rank that left says how
+/// many frames it has sent.
 pub(super) trait DataPlane: Send {
     /// Queues a frame for a rank.
     fn send(&mut self, rank: usize, frame: Frame) -> Result<(), FrameError>;

@@ -27,7 +27,7 @@ use crate::local::LocalCommunicator;
 /// This process as a rank of a world of processes ([`Host::join`](crate::Host::join)).
 ///
 /// Dropping it leaves the world: what this rank has sent still arrives, and ranks that wait for
-/// anything else of it fail. Rank 0 waits there until all other ranks have left, because they are
+/// anything else of it fail. Over TCP, rank 0 waits there until all other ranks have left, because they are
 /// connected to it. After a failure, nothing waits. A process can join another world
 /// afterwards: at another address, or at the same one once all ranks have left.
 pub struct World {
@@ -201,7 +201,7 @@ impl Drop for World {
             coordinator.finish();
         }
         if let Some(engine) = self.engine.take() {
-            engine.finish(has_failed);
+            engine.finish(has_failed || self.shared.death().is_some());
         }
     }
 }

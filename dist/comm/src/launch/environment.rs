@@ -58,15 +58,17 @@ pub struct Environment {
     local_size: usize,
     /// Whether an MPI library's launcher started it.
     is_mpi: bool,
-    meeting: Meeting,
+    /// With MPI, ranks may have no other meeting point.
+    meeting: Result<Meeting, EnvironmentError>,
 }
 
 impl<F: Fn(&str) -> Option<String>> Variables<F> {
-    /// Whether torchrun or `meshgrad launch` started the process. Variables of an outer launcher
-    /// are then those of the launcher process.
+    /// Whether torchrun, `meshgrad launch` or mpirun started the process. Variables of an outer
+    /// launcher are then those of the launcher process.
     fn is_innermost(&self, names: &Names) -> bool {
         let started = ["TORCHELASTIC_RUN_ID", "MESHGRAD_RUN"];
-        names.rank == TORCHRUN.rank && started.iter().any(|name| self.text(name).is_some())
+        let is_started = started.iter().any(|name| self.text(name).is_some());
+        MPI.contains(&names.rank) || (names.rank == TORCHRUN.rank && is_started)
     }
 
     /// Rank and world from one launcher.
@@ -137,13 +139,18 @@ impl Environment {
         };
         let hosts = variables.hosts(names.local_size, names.world, world)?;
         let local_rank = variables.number(names.local_rank)?;
+        let is_mpi = MPI.contains(&names.rank);
+        let meeting = match variables.meeting(world, hosts.is_one) {
+            Err(error) if !is_mpi => return Err(error),
+            meeting => meeting,
+        };
         Ok(Some(Environment {
             rank,
             world,
             local_rank: local_rank.unwrap_or(rank % hosts.local_size),
             local_size: hosts.local_size,
-            is_mpi: MPI.contains(&names.rank),
-            meeting: variables.meeting(world, hosts.is_one)?,
+            is_mpi,
+            meeting,
         }))
     }
 
@@ -172,16 +179,19 @@ impl Environment {
         self.is_mpi
     }
 
-    /// This rank as one of the transport between processes. Its device has its share of the cores.
-    pub fn host(&self) -> Host {
+    /// This rank as one of the transport over TCP. Its device has its share of the cores.
+    ///
+    /// # Errors
+    /// [`EnvironmentError`] under mpirun, if the variables say nothing about a meeting point.
+    pub fn host(&self) -> Result<Host, EnvironmentError> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let host = match &self.meeting {
+        let host = match self.meeting.as_ref().map_err(EnvironmentError::clone)? {
             Meeting::At { address, secret } => {
                 Host::new(self.rank, self.world, address.clone(), secret.clone())
             }
             Meeting::File(path) => Host::through_file(self.rank, self.world, path.clone()),
         };
-        host.threads((cores / self.local_size).max(1))
+        Ok(host.threads((cores / self.local_size).max(1)))
     }
 }
 
@@ -190,8 +200,9 @@ impl fmt::Display for Environment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "rank {} of {}, meeting ", self.rank, self.world)?;
         match &self.meeting {
-            Meeting::At { address, .. } => write!(f, "at {address}"),
-            Meeting::File(path) => write!(f, "through {}", path.display()),
+            Ok(Meeting::At { address, .. }) => write!(f, "at {address}"),
+            Ok(Meeting::File(path)) => write!(f, "through {}", path.display()),
+            Err(_) => f.write_str("over MPI"),
         }
     }
 }

@@ -57,7 +57,7 @@ impl World {
         Ok(
             match (transport.choose(environment.as_ref()), &environment) {
                 (Transport::Mpi, environment) => join_mpi(environment.as_ref())?,
-                (_, Some(environment)) => environment.host().join()?,
+                (_, Some(environment)) => environment.host()?.join()?,
                 (_, None) => Host::alone()?.join()?,
             },
         )
@@ -110,5 +110,25 @@ mod tests {
         );
         assert_eq!(under("RANK", "WORLD_SIZE"), Transport::Host);
         assert_eq!(Transport::Auto.choose(None), Transport::Host);
+    }
+
+    /// mpirun on two hosts, inside a job of SLURM whose variables are those of its first process.
+    #[test]
+    fn mpirun_needs_no_meeting_point() {
+        let variables = [
+            ("OMPI_COMM_WORLD_RANK", "3"),
+            ("OMPI_COMM_WORLD_SIZE", "8"),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", "4"),
+            ("SLURM_PROCID", "0"),
+            ("SLURM_NTASKS", "8"),
+        ];
+        let environment = Environment::from_variables(|name| {
+            let found = variables.iter().find(|(known, _)| *known == name);
+            found.map(|(_, value)| (*value).to_owned())
+        });
+        let environment = environment.unwrap().unwrap();
+        assert_eq!((environment.rank(), environment.world_size()), (3, 8));
+        let error = environment.host().unwrap_err().to_string();
+        assert!(error.contains("MASTER_ADDR"), "{error}");
     }
 }

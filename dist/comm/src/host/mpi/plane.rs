@@ -26,13 +26,16 @@ const SHORT: usize = 4096;
 const SPIN: Duration = Duration::from_millis(1);
 /// The pause afterwards.
 const PAUSE: Duration = Duration::from_micros(50);
+/// How long sends to a rank that has left may take, after the last message.
+const LINGER: Duration = Duration::from_millis(500);
 /// The pause of a rank that neither waits nor sends.
 const IDLE: Duration = Duration::from_millis(10);
 
 pub(super) struct MpiPlane {
     shared: Arc<Shared>,
     wire: Wire,
-    sending: Vec<Sending>,
+    /// With their receivers.
+    sending: Vec<(usize, Sending)>,
     frames: VecDeque<(usize, Receiving)>,
     payloads: Vec<Payload>,
     /// When something arrived or was sent.
@@ -66,24 +69,26 @@ impl MpiPlane {
         if is_short {
             head.extend_from_slice(&frame.payload);
         }
-        self.sending
-            .push(self.wire.send(Arc::new(head), rank, FRAME)?);
+        let sending = self.wire.send(Arc::new(head), rank, FRAME)?;
+        self.sending.push((rank, sending));
         if !is_short {
             let payload = frame.payload.clone();
-            self.sending.push(self.wire.send(payload, rank, PAYLOAD)?);
+            let sending = self.wire.send(payload, rank, PAYLOAD)?;
+            self.sending.push((rank, sending));
         }
         Ok(())
     }
 
     fn advance_sends(&mut self) -> Result<(), MpiError> {
         let mut failed = None;
-        self.sending.retain_mut(|sending| match sending.is_done() {
-            Ok(is_done) => !is_done,
-            Err(error) => {
-                failed = Some(error);
-                true
-            }
-        });
+        self.sending
+            .retain_mut(|(_, sending)| match sending.is_done() {
+                Ok(is_done) => !is_done,
+                Err(error) => {
+                    failed = Some(error);
+                    true
+                }
+            });
         failed.map_or(Ok(()), Err)
     }
 
@@ -149,7 +154,7 @@ impl MpiPlane {
 impl DataPlane for MpiPlane {
     fn send(&mut self, rank: usize, frame: Frame) -> Result<(), FrameError> {
         let head = frame.head()?;
-        if !self.shared.has_ended() {
+        if !self.shared.has_ended() && !self.shared.has_left(rank) {
             self.active = Instant::now();
             let started = self.start(rank, &frame, head);
             self.check(started);
@@ -171,15 +176,19 @@ impl DataPlane for MpiPlane {
         }
     }
 
+    /// A rank that has left receives nothing any more, but the last sends to it may just be about
+    /// to complete.
     fn is_writing(&self) -> bool {
-        !self.sending.is_empty()
+        let is_recent = self.active.elapsed() < LINGER;
+        let mut receivers = self.sending.iter().map(|(rank, _)| *rank);
+        !self.shared.has_ended() && receivers.any(|rank| is_recent || !self.shared.has_left(rank))
     }
 
     /// MPI cannot wake the thread, so it has to look again.
     fn watch<'a>(&'a mut self, poll: &mut Poll<'a>) {
-        let is_transferring = !self.sending.is_empty() || !self.payloads.is_empty();
-        let is_busy = is_transferring || !self.frames.is_empty() || self.shared.is_waiting();
-        if !is_busy {
+        let is_receiving = !self.frames.is_empty() || !self.payloads.is_empty();
+        let is_busy = self.is_writing() || is_receiving || self.shared.is_waiting();
+        if !is_busy || self.shared.has_ended() {
             poll.at_most(IDLE);
         } else if self.active.elapsed() < SPIN {
             thread::yield_now();

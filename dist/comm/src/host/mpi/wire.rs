@@ -147,18 +147,13 @@ impl Wire {
         }
         // SAFETY: a message was found, so both were written.
         let (mut message, status) = unsafe { (message.assume_init(), status.assume_init()) };
-        let mut length = 0;
-        // SAFETY: the status is that of a message of bytes.
-        let code = unsafe { ffi::MPI_Get_count(&status, ffi::RSMPI_UINT8_T, &mut length) };
-        check("MPI_Get_count", code)?;
-
-        let mut receiving = Receiving::new(length as usize); // not negative
+        let mut receiving = Receiving::new(count_of(&status)?);
         let mut request = MaybeUninit::uninit();
         // SAFETY: `receiving` keeps the bytes, or leaks them, until the request is complete.
         let code = unsafe {
             ffi::MPI_Imrecv(
                 receiving.bytes.as_mut_ptr().cast(),
-                length,
+                receiving.length as c_int, // as MPI counted
                 ffi::RSMPI_UINT8_T,
                 &mut message,
                 request.as_mut_ptr(),
@@ -174,7 +169,7 @@ impl Wire {
 impl Sending {
     /// Whether all bytes are sent, or copied by MPI.
     pub(super) fn is_done(&mut self) -> Result<bool, MpiError> {
-        self.requests.are_done()
+        Ok(self.requests.finished()?.is_some())
     }
 }
 
@@ -197,13 +192,20 @@ impl Receiving {
 
     /// The bytes, if all have arrived. They are returned once.
     pub(super) fn take(&mut self) -> Result<Option<Vec<u8>>, MpiError> {
-        if !self.requests.are_done()? {
+        let Some(statuses) = self.requests.finished()? else {
             return Ok(None);
+        };
+        let counts: Result<Vec<usize>, MpiError> = statuses.iter().map(count_of).collect();
+        let received: usize = counts?.into_iter().sum();
+        if received != self.length {
+            return Err(MpiError {
+                call: "a receive",
+                reason: format!("{received} of {} bytes arrived", self.length),
+            });
         }
         let mut bytes = mem::take(&mut self.bytes);
-        // SAFETY: all requests are complete, so MPI has written `length` bytes: the sender announced
-        // them, or MPI did.
-        unsafe { bytes.set_len(mem::take(&mut self.length)) };
+        // SAFETY: MPI has written as many bytes.
+        unsafe { bytes.set_len(received) };
         Ok(Some(bytes))
     }
 }
@@ -217,27 +219,42 @@ impl Drop for Receiving {
 }
 
 impl Requests {
-    fn are_done(&mut self) -> Result<bool, MpiError> {
-        let mut done = 0;
-        // SAFETY: the requests are live; MPI sets those that are complete to null.
+    /// The statuses of all requests, if all are complete.
+    fn finished(&mut self) -> Result<Option<Vec<ffi::MPI_Status>>, MpiError> {
+        let (count, mut done) = (self.0.len(), 0);
+        let mut statuses: Vec<ffi::MPI_Status> = Vec::with_capacity(count);
+        // SAFETY: the requests are live; MPI sets those that are complete to null. There is room
+        // for a status of each.
         let code = unsafe {
             ffi::MPI_Testall(
-                self.0.len() as c_int, // one per gigabyte
+                count as c_int, // one per gigabyte
                 self.0.as_mut_ptr(),
                 &mut done,
-                ffi::RSMPI_STATUSES_IGNORE,
+                statuses.as_mut_ptr(),
             )
         };
         check("MPI_Testall", code)?;
-        if done != 0 {
-            self.0.clear();
+        if done == 0 {
+            return Ok(None);
         }
-        Ok(done != 0)
+        self.0.clear();
+        // SAFETY: all requests are complete, so MPI has written all statuses.
+        unsafe { statuses.set_len(count) };
+        Ok(Some(statuses))
     }
 
     fn is_unfinished(&self) -> bool {
         !self.0.is_empty()
     }
+}
+
+/// The bytes of a message.
+fn count_of(status: &ffi::MPI_Status) -> Result<usize, MpiError> {
+    let mut count = 0;
+    // SAFETY: the status is that of a message of bytes.
+    let code = unsafe { ffi::MPI_Get_count(status, ffi::RSMPI_UINT8_T, &mut count) };
+    check("MPI_Get_count", code)?;
+    Ok(count as usize) // not negative, for messages of bytes
 }
 
 fn check(call: &'static str, code: c_int) -> Result<(), MpiError> {
