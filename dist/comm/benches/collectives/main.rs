@@ -83,8 +83,7 @@ fn sizes(max: usize) -> impl Iterator<Item = usize> {
 /// What a rank of a contestant does. Rank 0 prints the figures.
 fn measure(role: Contestant, arguments: &Arguments) -> anyhow::Result<()> {
     let max = arguments.max_bytes;
-    let over =
-        |transport| -> anyhow::Result<()> { Ok(all(&World::from_env_over(transport)?, max)?) };
+    let over = |world: World| -> anyhow::Result<()> { Ok(all(&world, max)?) };
     match role {
         Contestant::Local => {
             let local = Local::new(arguments.ranks).threads(1);
