@@ -62,7 +62,7 @@ impl RawStream {
     /// Makes later work of this stream wait for `event`.
     pub(crate) fn wait(&self, event: &Event) -> Result<(), CudaError> {
         self.context.bind()?;
-        // SAFETY: both handles exist and are of the current context.
+        // SAFETY: both handles exist. The event may be of another context.
         unsafe { call!(&*self.context, cuStreamWaitEvent(self.raw, event.raw, 0)) }
     }
 

@@ -1,9 +1,9 @@
 //! The transport between threads of one process.
 //!
-//! Ranks are threads, and tensors are shared memory, or in the memory of GPUs. A member of a collective lends its tensors to
-//! a shared table, and the thread of the last member to arrive does the whole work: it reads the
-//! inputs of all members and writes each output once. Waiting threads sleep, and their cores help
-//! with large collectives. There are no other lasting threads but the timer of modelled links, so
+//! Ranks are threads, and tensors are in memory that all of them reach, or on GPUs. A member of a
+//! collective lends its tensors to a shared table, and the thread of the last member to arrive does
+//! the whole work: it reads the inputs of all members and writes each output once. Waiting threads
+//! sleep, and their cores help with large collectives. There are no other lasting threads but the timer of modelled links, so
 //! 64 ranks run on two cores.
 //!
 //! - `mod.rs`: starts ranks and ends them.
@@ -13,7 +13,7 @@
 //! - `table.rs`: the open collectives of a communicator, shared by its members.
 //! - `watch.rs`: the ranks that wait, and why they wait in vain.
 //! - `rules.rs`, `links.rs`: the settings of a world, and how long its transfers take.
-//! - `execute.rs`: the work of a collective whose members have all arrived; `gpus.rs`: on GPUs.
+//! - `execute.rs`: the work of a collective whose members have all arrived; `gpus/`: on GPUs.
 //! - `work.rs`: which elements a collective copies and reduces.
 //! - `part.rs`, `shards.rs`: the elements of one member, and their division among threads.
 
@@ -104,8 +104,8 @@ impl Local {
         self
     }
 
-    /// The device of each rank, such as [`Device::cuda`] of its number: all GPUs, or all CPU devices.
-    /// Ranks may share a GPU, each with a [`Device`] of its own.
+    /// The device of each rank, such as [`Device::cuda`] of its number: all GPUs, or all CPU
+    /// devices. Ranks may share a GPU, each with a [`Device`] of its own.
     pub fn devices(mut self, devices: Vec<Device>) -> Local {
         self.devices = Some(devices);
         self
@@ -117,8 +117,8 @@ impl Local {
         self
     }
 
-    /// How long a collective waits after its time limit for ranks that do not wait themselves. Those
-    /// that arrive by then are reported as late ([`CommError::Straggler`]), the others as missing.
+    /// How long a collective waits after its time limit for ranks that do not wait themselves.
+    /// Those that arrive by then are reported as late ([`CommError::Straggler`]), the others as missing.
     /// By default a tenth of the limit.
     pub fn grace(mut self, grace: Duration) -> Local {
         self.grace = Some(grace);
