@@ -136,8 +136,11 @@ impl Progress {
             .for_each(|frame| self.control_frame(frame));
         if let Err(error) = result {
             self.control = None;
-            let reason = format!("{error} (rank 0 has the control plane)");
-            self.shared.died(0, reason);
+            // The coordinator closes it after the farewell.
+            if !self.has_said_farewell {
+                let reason = format!("{error} (rank 0 has the control plane)");
+                self.shared.died(0, reason);
+            }
         }
     }
 
