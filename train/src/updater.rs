@@ -5,7 +5,7 @@ use meshgrad_runtime::ops::{self, StepScalars};
 use meshgrad_runtime::{DType, Device, Kind, Tensor};
 
 use crate::config::OptimizerConfig;
-use crate::optim::{Ema, Optimizer, Part, State, parts};
+use crate::optim::{Ema, OptimError, Optimizer, Part, State, parts};
 use crate::{Result, configured};
 
 /// Updates a model's parameters: gradients are divided by the weight of the loss, clipped by their
@@ -47,7 +47,8 @@ impl Updater {
     /// clipping.
     ///
     /// # Errors
-    /// Those of `make`; when memory runs out.
+    /// Those of `make`; [`OptimError::StateName`]; when memory
+    /// runs out.
     pub fn with(
         model: &impl Module,
         device: &Device,
@@ -59,9 +60,11 @@ impl Updater {
         let flat_gradient = Tensor::zeros(device, &[elements], DType::F32, Kind::Gradient)?;
         let grads = Grads::over(&params, &flat_gradient)?;
         let scalar = || Tensor::zeros(device, &[], DType::F32, Kind::OptimizerState);
+        let optimizer = make(&parts(model)?)?;
+        check_state_names(optimizer.as_ref())?;
         let updater = Updater {
             params,
-            optimizer: make(&parts(model)?)?,
+            optimizer,
             ema: None,
             max_grad_norm,
             flat_gradient,
@@ -74,7 +77,7 @@ impl Updater {
     /// Also averages the parameters after each step, with `decay` in [0, 1); 0 for no averages.
     ///
     /// # Errors
-    /// [`OptimError::Constant`](crate::optim::OptimError::Constant); when memory runs out.
+    /// [`OptimError::Constant`]; when memory runs out.
     pub fn averaging(mut self, decay: f64) -> Result<Updater> {
         self.ema = match decay == 0.0 {
             true => None,
@@ -171,4 +174,22 @@ impl Updater {
         grads.clear();
         Ok(norm)
     }
+}
+
+/// Checkpoints store averages and buffers beside the optimizer's state, under these names.
+const RESERVED: [&str; 2] = ["ema", "buffers"];
+
+fn check_state_names(optimizer: &dyn Optimizer) -> Result<()> {
+    let mut seen = RESERVED.to_vec();
+    for State { name, .. } in optimizer.state() {
+        if seen.contains(&name) {
+            return Err(OptimError::StateName {
+                optimizer: optimizer.name().to_owned(),
+                name: name.to_owned(),
+            }
+            .into());
+        }
+        seen.push(name);
+    }
+    Ok(())
 }

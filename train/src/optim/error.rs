@@ -21,6 +21,18 @@ pub enum OptimError {
         allowed: &'static str,
     },
 
+    /// An optimizer's state has a name that is taken.
+    #[error(
+        "the optimizer `{optimizer}` has a state named `{name}`, but that name is taken; give each \
+         state a name of its own, other than `ema` and `buffers`"
+    )]
+    StateName {
+        /// The optimizer.
+        optimizer: String,
+        /// The name.
+        name: String,
+    },
+
     /// A name pattern that cannot be parsed.
     #[error("pattern `{pattern}` is invalid: {message}; use `*` and `?`, as in `*.norm*`")]
     Pattern {

@@ -3,8 +3,8 @@
 //! Ranks are threads, and tensors are in memory that all of them reach, or on GPUs. A member of a
 //! collective lends its tensors to a shared table, and the thread of the last member to arrive does
 //! the whole work: it reads the inputs of all members and writes each output once. Waiting threads
-//! sleep, and their cores help with large collectives. There are no other lasting threads but the timer of modelled links, so
-//! 64 ranks run on two cores.
+//! sleep, and their cores help with large collectives. There are no other lasting threads but the
+//! timer of modelled links, so 64 ranks run on two cores.
 //!
 //! - `mod.rs`: starts ranks and ends them.
 //! - `world.rs`, `status.rs`: what all ranks share: communicators, and which ranks have ended.
