@@ -28,7 +28,7 @@ impl Updater {
     /// norms and biases. `seed` is that of the run, for stochastic rounding.
     ///
     /// # Errors
-    /// [`OptimError`](crate::optim::OptimError); when memory runs out.
+    /// [`OptimError`]; when memory runs out.
     pub fn new(
         model: &impl Module,
         device: &Device,
