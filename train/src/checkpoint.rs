@@ -28,8 +28,9 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
-use crate::config::Config;
+use crate::config::{Config, ConfigError};
 use crate::optim;
+use crate::tokenizer::Tokenizer;
 use crate::updater::Updater;
 use crate::{Result, TrainError};
 
@@ -38,6 +39,7 @@ const BUFFERS: &str = "trainer/buffers";
 const STATE: &str = "trainer/state.json";
 const OPTIMIZER: &str = "trainer/optimizer.json";
 const CONFIG: &str = "trainer/config.toml";
+const TOKENIZER: &str = "tokenizer.json";
 
 /// The training state other than tensors. Everything else follows from it and the configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -75,12 +77,7 @@ impl SavedOptimizer {
     /// Whether `checkpoint` was saved with this optimizer.
     fn check(&self, checkpoint: &Committed) -> Result<()> {
         let saved: SavedOptimizer = read_json(checkpoint, OPTIMIZER)?;
-        let differs = |what: &str, saved, now| TrainError::OtherRun {
-            checkpoint: checkpoint.path().to_owned(),
-            what: what.to_owned(),
-            saved,
-            now,
-        };
+        let differs = |what, saved, now| other_run(checkpoint, what, saved, now);
         if saved.name != self.name {
             return Err(differs("the optimizer", saved.name, self.name.clone()));
         }
@@ -112,7 +109,7 @@ pub fn snapshot(
     }
     let stored_as = model.stored_as()?;
     folder::add_tensors(&folder::params(model)?, &stored_as, &mut snapshot, "")?;
-    snapshot.add("tokenizer.json", tokenizer_json);
+    snapshot.add(TOKENIZER, tokenizer_json);
 
     for part in updater.state() {
         folder::add_tensors(&part.tensors, &stored_as, &mut snapshot, &folder_of(&part))?;
@@ -130,41 +127,93 @@ pub fn snapshot(
     Ok(snapshot)
 }
 
-/// Checks that `config` has the `[model]` that `checkpoint` was saved with.
+/// The keys that decide the order and the split of the data.
+const OF_DATA: [(&str, &str); 4] = [
+    ("data", "val_fraction"),
+    ("train", "seed"),
+    ("train", "batch_size"),
+    ("train", "seq_len"),
+];
+
+/// Checks what a run may not change when it resumes from `checkpoint`: `[model]`, the seed, and the
+/// keys that decide the order and the split of the data.
 ///
 /// # Errors
 /// [`TrainError::OtherRun`] with the first key that differs; [`TrainError::State`].
-pub fn check_model(checkpoint: &Committed, config: &Config) -> Result<()> {
+pub fn check_config(checkpoint: &Committed, config: &Config) -> Result<()> {
     let text = read_text(checkpoint, CONFIG)?;
-    let saved: toml::Table = toml::from_str(&text).map_err(|error| TrainError::State {
+    let saved: Table = toml::from_str(&text).map_err(|error| TrainError::State {
         path: checkpoint.path().join(CONFIG),
         message: error.message().to_owned(),
     })?;
-    let Some((key, saved, now)) = first_difference("model", &saved, &config.tables) else {
+    let now = Table::try_from(config).map_err(ConfigError::from)?;
+    let (saved, now) = (unchanging(&saved), unchanging(&now));
+    let Some((key, saved, now)) = first_difference(&saved, &now) else {
         return Ok(());
     };
     let shown = |value: Option<&Value>| value.map_or("unset".to_owned(), Value::to_string);
-    Err(TrainError::OtherRun {
-        checkpoint: checkpoint.path().to_owned(),
-        what: key,
-        saved: shown(saved),
-        now: shown(now),
-    })
+    Err(other_run(checkpoint, &key, shown(saved), shown(now)))
 }
 
-/// The path of the first value below `key` that differs, and the two values.
+/// Checks that a run that resumes from `checkpoint` has its text, by digest, and its tokenizer.
+///
+/// # Errors
+/// [`TrainError::OtherRun`]; [`TrainError::State`]; [`TrainError::Tokenizer`].
+pub fn check_data(checkpoint: &Committed, digest: u128, tokenizer: &Tokenizer) -> Result<()> {
+    let (saved, now) = (
+        read_state(checkpoint)?.data_digest,
+        format!("{digest:032x}"),
+    );
+    if saved != now {
+        return Err(other_run(checkpoint, "the text's digest", saved, now));
+    }
+    let shown = |of: &Tokenizer| -> Result<String> {
+        let (tokens, digest) = (of.vocab_size(), of.digest()?);
+        Ok(format!("of {tokens} tokens (xxh3 {digest:032x})"))
+    };
+    let saved = Tokenizer::from_file(&checkpoint.path().join(TOKENIZER))?;
+    let (saved, now) = (shown(&saved)?, shown(tokenizer)?);
+    match saved == now {
+        true => Ok(()),
+        false => Err(other_run(checkpoint, "data.tokenizer", saved, now)),
+    }
+}
+
+fn other_run(checkpoint: &Committed, what: &str, saved: String, now: String) -> TrainError {
+    TrainError::OtherRun {
+        checkpoint: checkpoint.path().to_owned(),
+        what: what.to_owned(),
+        saved,
+        now,
+    }
+}
+
+/// The values of `config` that a run may not change, by key.
+fn unchanging(config: &Table) -> Table {
+    let model = config.get("model").cloned();
+    let model = model.map(|model| ("model".to_owned(), model));
+    let of_data = OF_DATA.iter().filter_map(|(table, key)| {
+        let value = config.get(*table)?.get(*key)?;
+        Some((format!("{table}.{key}"), value.clone()))
+    });
+    model.into_iter().chain(of_data).collect()
+}
+
+/// The path of the first value that differs, and the two values.
 fn first_difference<'a>(
-    key: &str,
     a: &'a Table,
     b: &'a Table,
 ) -> Option<(String, Option<&'a Value>, Option<&'a Value>)> {
-    let (a, b) = (a.get(key), b.get(key));
-    let (Some(Value::Table(inner_a)), Some(Value::Table(inner_b))) = (a, b) else {
-        return (a != b).then(|| (key.to_owned(), a, b));
-    };
-    let mut keys = inner_a.keys().chain(inner_b.keys());
-    let found = keys.find_map(|key| first_difference(key, inner_a, inner_b));
-    found.map(|(inner, a, b)| (format!("{key}.{inner}"), a, b))
+    a.keys().chain(b.keys()).find_map(|key| {
+        let (a, b) = (a.get(key), b.get(key));
+        match (a, b) {
+            (Some(Value::Table(a)), Some(Value::Table(b))) => {
+                let (inner, a, b) = first_difference(a, b)?;
+                Some((format!("{key}.{inner}"), a, b))
+            }
+            _ => (a != b).then(|| (key.to_owned(), a, b)),
+        }
+    })
 }
 
 /// The newest complete checkpoint in `run`.

@@ -34,12 +34,27 @@ impl Data {
     /// # Errors
     /// [`crate::TrainError`] of the part that failed.
     pub fn prepare(config: &DataConfig, folder: &RunFolder) -> Result<Self> {
+        Data::prepare_checked(config, folder, |_, _| Ok(()))
+    }
+
+    /// As [`Data::prepare`]. `check` gets the digest of the text and the tokenizer before anything
+    /// is written.
+    ///
+    /// # Errors
+    /// As [`Data::prepare`], and those of `check`.
+    pub fn prepare_checked(
+        config: &DataConfig,
+        folder: &RunFolder,
+        check: impl FnOnce(u128, &Tokenizer) -> Result<()>,
+    ) -> Result<Self> {
         let corpus = Corpus::load(&config.paths)?;
         let split = Split::new(&corpus.documents, config.val_fraction);
         let training = texts(&split.training, &corpus);
         let recipe = recipe(&corpus, config);
 
         let tokenizer = tokenizer(config, recipe, &training, folder)?;
+        check(corpus.digest, &tokenizer)?;
+        tokenizer.save(&folder.tokenizer())?;
         let key = CacheKey {
             recipe,
             tokenizer: tokenizer.digest()?,
@@ -86,8 +101,8 @@ fn tokenizer(
     folder: &RunFolder,
 ) -> Result<Tokenizer> {
     let size = match &config.tokenizer {
-        TokenizerChoice::Byte => return keep(Tokenizer::byte(), folder),
-        TokenizerChoice::File(path) => return keep(Tokenizer::from_file(path)?, folder),
+        TokenizerChoice::Byte => return Ok(Tokenizer::byte()),
+        TokenizerChoice::File(path) => return Ok(Tokenizer::from_file(path)?),
         TokenizerChoice::Bpe(size) => *size,
     };
 
@@ -98,12 +113,7 @@ fn tokenizer(
     {
         return Ok(tokenizer);
     }
-    keep(Tokenizer::train_bpe(training, size)?, folder)
-}
-
-fn keep(tokenizer: Tokenizer, folder: &RunFolder) -> Result<Tokenizer> {
-    tokenizer.save(&folder.tokenizer())?;
-    Ok(tokenizer)
+    Ok(Tokenizer::train_bpe(training, size)?)
 }
 
 fn write_tokens(

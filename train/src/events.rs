@@ -127,7 +127,8 @@ pub enum Event<'a> {
         /// The step that it follows.
         step: u64,
     },
-    /// A checkpoint is complete on disk. Reported at the next step, save, or end of the run.
+    /// A checkpoint is complete on disk. Reported at the next step, save, or end of the run. The
+    /// next save may remove it (`checkpoint.keep`), but not before all subscribers have returned.
     CheckpointFinished {
         /// The checkpoint.
         path: &'a Path,

@@ -17,6 +17,7 @@ use crate::events::{Event, Events, Outcome};
 use crate::optim::{Optimizer, Part};
 use crate::run_folder::RunFolder;
 use crate::schedule::Schedule;
+use crate::tokenizer::Tokenizer;
 use crate::{Result, checkpoint};
 
 /// A training run of any language model, with its options.
@@ -130,8 +131,10 @@ impl<'a> Session<'a> {
 
     /// Trains the model that `build` returns, until the last step or until the run is stopped.
     /// `build` gets the data, and the checkpoint that the run resumes from, if any; the parameters
-    /// of the model need no values yet. It may read its sizes from [`Config::model_tables`]. A run
-    /// resumes only with the `[model]` that it started with.
+    /// of the model need no values yet. It may read its sizes from [`Config::model_tables`].
+    ///
+    /// A run resumes only with the `[model]`, seed, text, order and split of data, tokenizer and
+    /// optimizer that it started with. A refused run changes no checkpoint.
     ///
     /// A run that was stopped and resumed at any step is bit-identical to an uninterrupted one.
     ///
@@ -144,8 +147,12 @@ impl<'a> Session<'a> {
         self.check_config()?;
         let folder = RunFolder::open(&self.run_dir)?;
         let from = self.starting_checkpoint(&folder)?;
-        let data = Data::prepare(&self.config.data, &folder)?;
         let config = self.config;
+        let check = |text, tokenizer: &Tokenizer| match &from {
+            Some(from) => checkpoint::check_data(from, text, tokenizer),
+            None => Ok(()),
+        };
+        let data = Data::prepare_checked(&config.data, &folder, check)?;
         self.events.report(Event::ConfigurationStarted { config })?;
         let model = build(&data, from.as_ref())?;
         run::train(self, folder, data, model, from)
@@ -160,8 +167,7 @@ impl<'a> Session<'a> {
         Violations(violations).check()
     }
 
-    /// The checkpoint to resume from, which is of this model. Later checkpoints of the folder are set
-    /// aside.
+    /// The checkpoint to resume from, whose configuration fits that of this run.
     fn starting_checkpoint(&self, folder: &RunFolder) -> Result<Option<Committed>> {
         let from = match &self.resume {
             Resume::Auto => checkpoint::newest(folder.path())?,
@@ -169,11 +175,8 @@ impl<'a> Session<'a> {
             Resume::From(path) => Some(Committed::open(path)?),
         };
         if let Some(from) = &from {
-            checkpoint::check_model(from, self.config)?;
+            checkpoint::check_config(from, self.config)?;
         }
-        let state = from.as_ref().map(checkpoint::read_state).transpose()?;
-        let step = state.map_or(0, |state| state.step);
-        folder.set_aside_after(step)?;
         Ok(from)
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use meshgrad_ckpt::{Committed, Saver, Submitted, Task, WhenBusy, keep_last, step_name};
+use meshgrad_ckpt::{Committed, Saver, Task, WhenBusy, keep_last, step_name};
 use meshgrad_models::{Generate, Model, TokenBatch};
 use meshgrad_runtime::Device;
 
@@ -89,11 +89,14 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
                     buffer.materialize(device, config.train.seed)?;
                 }
                 let trainer = trainer(session, model)?;
-                let step = restore(checkpoint, &trainer, config, &data, progress)?;
-                Ok::<_, TrainError>((trainer, step))
+                let Trainer { model, updater, .. } = &trainer;
+                let state = checkpoint::load_state(checkpoint, model, updater, progress)?;
+                Ok::<_, TrainError>((trainer, state.step))
             })?,
         };
 
+        // From here on, the run replaces what an earlier one did after `first_step`.
+        folder.set_aside_after(first_step)?;
         folder.write(&folder.config(), &config.to_toml()?)?;
         let steps = config.train.steps;
         Ok(Run {
@@ -285,6 +288,9 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
 
     /// Copies the state and starts to write it in the background.
     fn save(&mut self, step: u64) -> Result<()> {
+        // The next task may remove the previous checkpoint, so that one is reported before.
+        let previous = self.saver.wait();
+        self.saved(previous)?;
         self.trainer
             .events
             .report(Event::CheckpointStarted { step })?;
@@ -310,11 +316,9 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
             }
             Ok(committed)
         });
-        // A saver with `WhenBusy::Wait` is never busy.
-        match self.saver.submit(task) {
-            Submitted::Started { previous } => self.saved(previous),
-            Submitted::Busy(_) => Ok(()),
-        }
+        // No save is running, so this one starts.
+        let _ = self.saver.submit(task);
+        Ok(())
     }
 
     /// Reports a checkpoint that is complete, or returns the error of one that failed.
@@ -378,33 +382,4 @@ fn trainer<M: Model>(session: Session<'_>, model: M) -> Result<Trainer<M>> {
     };
     trainer.events = session.events;
     Ok(trainer)
-}
-
-/// Loads the trainer's state, and checks that seed and text have not changed.
-fn restore(
-    from: &Committed,
-    trainer: &Trainer<impl Model>,
-    config: &Config,
-    data: &Data,
-    progress: &(dyn Fn(u64, u64) + Sync),
-) -> Result<u64> {
-    let state = checkpoint::load_state(from, &trainer.model, &trainer.updater, progress)?;
-    let differs = |what: &str, saved: String, now: String| TrainError::OtherRun {
-        checkpoint: from.path().to_owned(),
-        what: what.to_owned(),
-        saved,
-        now,
-    };
-    if state.seed != config.train.seed {
-        return Err(differs(
-            "train.seed",
-            state.seed.to_string(),
-            config.train.seed.to_string(),
-        ));
-    }
-    let digest = format!("{:032x}", data.digest);
-    if state.data_digest != digest {
-        return Err(differs("the text's digest", state.data_digest, digest));
-    }
-    Ok(state.step)
 }

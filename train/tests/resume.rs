@@ -1,0 +1,257 @@
+//! What a run may not change when it resumes, and what a refused one leaves behind: everything.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use meshgrad_autograd::{Init, Module, Param, Result, Var, ops};
+use meshgrad_ckpt::Committed;
+use meshgrad_models::{Compute, Generate, IGNORE_INDEX, Loss, Model, TokenBatch};
+use meshgrad_runtime::{DType, Device, Tensor};
+use meshgrad_train::TrainError;
+use meshgrad_train::config::{Config, ModelTables};
+use meshgrad_train::events::Event;
+use meshgrad_train::session::{Resume, Session, Summary};
+use serde::{Deserialize, Serialize};
+
+#[derive(Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Tables {
+    model: Sizes,
+}
+
+#[derive(Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Sizes {
+    width: usize,
+}
+
+impl ModelTables for Tables {}
+
+/// Predicts a token from the one before it.
+#[derive(Module)]
+#[module(crate = meshgrad_autograd)]
+struct Bigram {
+    embedding: Param,
+    head: Param,
+}
+
+impl Bigram {
+    fn new(vocabulary: usize, width: usize) -> Bigram {
+        let init = Init::Normal { std: 0.1 };
+        Bigram {
+            embedding: Param::new("embedding", [vocabulary, width], init),
+            head: Param::new("head", [vocabulary, width], init),
+        }
+    }
+
+    fn hidden(&self, ids_bt: &Tensor) -> Result<Var> {
+        ops::embedding(&self.embedding.var()?, ids_bt)?.as_activation()
+    }
+}
+
+impl Model for Bigram {
+    type Batch = TokenBatch;
+
+    fn loss(&self, batch: &TokenBatch, _: Compute) -> Result<Loss> {
+        let (x_btd, head) = (self.hidden(&batch.ids)?, self.head.var()?);
+        let (sum, weight) = ops::linear_cross_entropy(&x_btd, &head, &batch.labels, IGNORE_INDEX)?;
+        Ok(Loss::new(sum, weight))
+    }
+}
+
+impl Generate for Bigram {
+    type Cache = ();
+
+    fn vocab_size(&self) -> usize {
+        self.embedding.shape()[0]
+    }
+
+    fn cache(&self, _: &Device, _: DType, _: usize) -> Result<()> {
+        Ok(())
+    }
+
+    fn next_logits(&self, ids_bt: &Tensor, _: &mut (), _: DType) -> Result<Tensor> {
+        let last = ids_bt.extent(-1)? - 1;
+        let x_b1d = self.hidden(&ids_bt.slice(1, last..last + 1)?)?;
+        let logits_b1v = ops::linear(&x_b1d, &self.head.var()?)?;
+        ops::reshape(logits_b1v.value(), &[ids_bt.extent(0)?, self.vocab_size()])
+    }
+}
+
+const CONFIG: &str = r#"
+    train = { steps = 4, batch_size = 2, micro_batch_size = 1, seq_len = 8 }
+    data = { paths = ["TEXT"], tokenizer = "byte", val_fraction = 0.2 }
+    checkpoint = { every = 2, keep = 0 }
+    sample = { every = 0, tokens = 2 }
+    log = { val_every = 0, val_batches = 1 }
+    model = { width = 4 }
+"#;
+
+/// A text, and a run of four steps over it.
+struct Fixture {
+    temp: tempfile::TempDir,
+    device: Device,
+}
+
+impl Fixture {
+    fn new() -> Fixture {
+        let fixture = Fixture {
+            temp: tempfile::tempdir().unwrap(),
+            device: Device::cpu(),
+        };
+        for (name, lines) in [("text", 40), ("other", 41)] {
+            let text: String = (0..lines).map(|line| format!("line {line}\n")).collect();
+            fs::write(fixture.path(name), text).unwrap();
+        }
+        fixture
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.temp.path().join(name)
+    }
+
+    fn config(&self, sets: &[&str]) -> Config {
+        let sets: Vec<_> = sets.iter().map(|set| set.parse().unwrap()).collect();
+        let text = CONFIG.replace("TEXT", self.path("text").to_str().unwrap());
+        Config::parse::<Tables>(&text, "the test", &sets).unwrap()
+    }
+
+    fn train(&self, resume: Resume, sets: &[&str]) -> Result<Summary, TrainError> {
+        let config = self.config(sets);
+        let tables: Tables = config.model_tables()?;
+        Session::new(&config, &self.device)
+            .run_dir(self.path("run"))
+            .resume(resume)
+            .train(|data, _| {
+                let vocabulary = data.tokenizer.vocab_size();
+                Ok(Bigram::new(vocabulary, tables.model.width))
+            })
+    }
+}
+
+/// Every file below `folder` with its content.
+fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut files = BTreeMap::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => files.extend(self::files(&path)),
+            false => {
+                let content = fs::read(&path).unwrap();
+                files.insert(path, content);
+            }
+        }
+    }
+    files
+}
+
+/// A run refuses to resume with another model, seed, text, tokenizer, optimizer, or order or split
+/// of the data. It then changes no file.
+#[test]
+fn a_refused_resume_changes_nothing() {
+    let fixture = Fixture::new();
+    fixture.train(Resume::Auto, &[]).unwrap();
+    let run = fixture.path("run");
+    let (before, second) = (files(&run), || Resume::From(run.join("step-000002")));
+
+    let other = format!("data.paths=['{}']", fixture.path("other").display());
+    let mut refused = vec![
+        ("model.width=5", "model.width 4, but it is now 5;"),
+        ("train.seed=2", "train.seed 1, but it is now 2;"),
+        ("train.batch_size=4", "train.batch_size 2, but it is now 4;"),
+        ("train.seq_len=9", "train.seq_len 8, but it is now 9;"),
+        (
+            "data.val_fraction=0.3",
+            "data.val_fraction 0.2, but it is now 0.3;",
+        ),
+        (&other, "the text's digest "),
+        (
+            "optimizer.name=lion",
+            "the optimizer adamw, but it is now lion;",
+        ),
+        (
+            "optimizer.ema_decay=0.5",
+            "the optimizer state exp_avg, exp_avg_sq, but",
+        ),
+    ];
+    if cfg!(feature = "tokenizers") {
+        refused.push((
+            "data.tokenizer=bpe:260",
+            "data.tokenizer of 257 tokens (xxh3 ",
+        ));
+    }
+    for (set, expected) in refused {
+        let error = fixture.train(second(), &[set]).unwrap_err().to_string();
+        let expected = format!("step-000002 was saved with {expected}");
+        assert!(error.contains(&expected), "{set}: {error}");
+        assert!(
+            error.ends_with("--resume never or another --run-dir"),
+            "{error}"
+        );
+        assert!(files(&run) == before, "{set} changed a file");
+    }
+
+    // What may change: how a batch is divided, the learning rate, the number of steps.
+    let sets = [
+        "train.micro_batch_size=2",
+        "optimizer.learning_rate=0.1",
+        "train.steps=3",
+    ];
+    fixture.train(second(), &sets).unwrap();
+    let aside = run.join("set-aside-1");
+    let moved = files(&aside.join("step-000004"));
+    let original = |path: &PathBuf| run.join(path.strip_prefix(&aside).unwrap());
+    assert!(
+        moved
+            .iter()
+            .all(|(path, content)| before[&original(path)] == *content)
+    );
+    assert!(!moved.is_empty() && !run.join("step-000004").exists());
+    assert!(run.join("step-000003").exists());
+}
+
+/// A run from scratch whose model cannot be built leaves the old checkpoints in place.
+#[test]
+fn a_failed_start_from_scratch_moves_nothing() {
+    let fixture = Fixture::new();
+    fixture.train(Resume::Auto, &[]).unwrap();
+    let (run, before) = (fixture.path("run"), files(&fixture.path("run")));
+    let config = fixture.config(&[]);
+    let session = Session::new(&config, &fixture.device).run_dir(&run);
+    let result = session
+        .resume(Resume::Never)
+        .train(|_, _| Err::<Bigram, _>(TrainError::NoBatch));
+    assert!(result.is_err() && files(&run) == before);
+}
+
+/// A checkpoint is reported before the next save starts, which may remove it.
+#[test]
+fn finished_checkpoints_exist_while_subscribers_run() {
+    let fixture = Fixture::new();
+    let sets = ["checkpoint.every=1", "checkpoint.keep=1", "train.steps=12"];
+    let config = fixture.config(&sets);
+    let finished = Arc::new(Mutex::new(0));
+    let (count, mut is_running) = (finished.clone(), false);
+    let session = Session::new(&config, &fixture.device)
+        .run_dir(fixture.path("run"))
+        .subscribe("reader", move |event| {
+            match event {
+                Event::CheckpointStarted { .. } if is_running => {
+                    return Err("the previous checkpoint was not reported".into());
+                }
+                Event::CheckpointStarted { .. } => is_running = true,
+                Event::CheckpointFinished { path } => {
+                    Committed::open(path)?.verify()?;
+                    is_running = false;
+                    *count.lock().unwrap() += 1;
+                }
+                _ => (),
+            }
+            Ok(())
+        });
+    let trained = session.train(|data, _| Ok(Bigram::new(data.tokenizer.vocab_size(), 4)));
+    trained.unwrap();
+    assert_eq!(*finished.lock().unwrap(), 12);
+}
