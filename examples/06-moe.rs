@@ -46,7 +46,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let windows = Windows::new("training", tokens.len(), config.train.seq_len)?;
     let order = Order::new(windows, config.train.batch_size, config.train.seed);
 
-    let model = qwen3::model(&config, data.tokenizer.vocab_size())?;
+    let model = qwen3::model(&config, data.tokenizer.vocab_size(), None)?;
     model.materialize(&device, config.train.seed)?;
     let mut trainer = Trainer::new(model, &config, &device)?;
     let batches = TokenBatches::new(windows, tokens, &device);

@@ -19,9 +19,7 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
-use meshgrad::autograd::Module;
 use meshgrad::ckpt::discover;
-use meshgrad::models::hf::Loader;
 use meshgrad::runtime::{DType, Device};
 use meshgrad::train::checkpoint;
 use meshgrad::train::config::{Config, Override};
@@ -226,21 +224,13 @@ fn sample(arguments: &SampleArguments, device: &Device) -> anyhow::Result<()> {
         .ok()
         .and_then(|mut found| found.pop());
     let folder = newest.map_or_else(|| arguments.model.clone(), |found| found.path().to_owned());
-    let mut loaded =
-        with_loading_bar(|progress| Loader::new(&folder).progress(progress).load(device))?;
-    if checkpoint::has_buffers(&folder) {
-        loaded.model.add_router_biases();
-        for bias in loaded.model.buffers() {
-            bias.materialize(device, 0)?;
-        }
-        checkpoint::load_buffers(&folder, &loaded.model)?;
-    }
+    let model = with_loading_bar(|progress| qwen3::load(&folder, device, progress))?;
     if checkpoint::has_averages(&folder) {
         let folder_name = folder.display();
         if arguments.raw {
             eprintln!("weights of {folder_name}, not their averages");
         } else {
-            checkpoint::load_averages(&folder, &loaded.model)?;
+            checkpoint::load_averages(&folder, &model)?;
             eprintln!("averages of the weights of {folder_name}; --raw for the weights");
         }
     }
@@ -253,7 +243,7 @@ fn sample(arguments: &SampleArguments, device: &Device) -> anyhow::Result<()> {
         seed: arguments.seed,
     };
     generate(
-        &loaded.model,
+        &model,
         &tokenizer,
         &arguments.prompt,
         arguments.tokens,

@@ -287,8 +287,8 @@ fn last_sample(dir: &TestDir, run: &str, sets: &[&str], adapted: bool) -> String
             }
             Ok(())
         });
-    let trained = session.train(|data, _| {
-        let mut model = qwen3::model(&config, data.tokenizer.vocab_size())?;
+    let trained = session.train(|data, from| {
+        let mut model = qwen3::model(&config, data.tokenizer.vocab_size(), from)?;
         if adapted {
             model.materialize(&device, 5)?;
             model.freeze();

@@ -82,7 +82,7 @@ impl Run {
         let data = Data::prepare(&config.data, &folder).unwrap();
         let tokens = data.tokens.training().len();
         let windows = Windows::new("training", tokens, config.train.seq_len).unwrap();
-        let model = qwen3::model(config, data.tokenizer.vocab_size()).unwrap();
+        let model = qwen3::model(config, data.tokenizer.vocab_size(), None).unwrap();
         model.materialize(device, config.train.seed).unwrap();
         Run {
             config: config.clone(),

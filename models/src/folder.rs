@@ -139,14 +139,22 @@ pub fn stored(tensors: &[NamedTensor], mapping: &Mapping) -> Result<Vec<(TensorS
     Ok(written)
 }
 
-/// The names of the tensors that a folder would store for `tensor`.
+/// The name of each tensor that a folder would store for `tensors`, with the names of those that it
+/// is made of.
 ///
 /// # Errors
 /// [`Error::Unwritable`].
-pub fn stored_names(tensor: &NamedTensor, mapping: &Mapping) -> Result<Vec<String>> {
-    let bound = bound_to_store(std::slice::from_ref(tensor), mapping)?;
-    let requests = bound.requests().into_iter();
-    Ok(requests.map(|request| request.target.to_string()).collect())
+pub fn stored_names(
+    tensors: &[NamedTensor],
+    mapping: &Mapping,
+) -> Result<Vec<(String, Vec<String>)>> {
+    let bound = bound_to_store(tensors, mapping)?;
+    let named = |request: LoadRequest| {
+        let sources = bound.graph().sources_of(request.expr).into_iter();
+        let sources = sources.map(str::to_owned).collect();
+        (request.target.to_string(), sources)
+    };
+    Ok(bound.requests().into_iter().map(named).collect())
 }
 
 fn bound_to_store(tensors: &[NamedTensor], mapping: &Mapping) -> Result<Bound> {

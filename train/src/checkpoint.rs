@@ -21,7 +21,7 @@ use std::path::Path;
 use meshgrad_autograd::Module;
 use meshgrad_ckpt::{Committed, Folder, Snapshot, step_name};
 use meshgrad_models::Model;
-use meshgrad_models::folder;
+use meshgrad_models::folder::{self, NamedTensor};
 use meshgrad_models::load::LoadOptions;
 use meshgrad_runtime::Device;
 use serde::de::DeserializeOwned;
@@ -231,7 +231,8 @@ fn folder_of(state: &optim::State) -> String {
 
 /// Loads a model to use it: the parameters and buffers of a checkpoint, and in place of the
 /// parameters their averages, if the run has them. These are the weights that the run validates
-/// and samples with.
+/// and samples with. `model` has the parameters and buffers that the run had;
+/// [`qwen3::model`](crate::qwen3::model) takes the checkpoint for that.
 ///
 /// ```no_run
 /// # use meshgrad_runtime::Device;
@@ -254,10 +255,7 @@ fn folder_of(state: &optim::State) -> String {
 /// When a tensor is missing, unexpected, damaged or of another shape.
 pub fn load_model(checkpoint: &Committed, model: &impl Model, device: &Device) -> Result<()> {
     load_params(checkpoint, model, device, &|_, _| ())?;
-    for buffer in model.buffers() {
-        buffer.materialize(device, 0)?;
-    }
-    load_buffers(checkpoint.path(), model)?;
+    load_buffers(checkpoint.path(), model, device)?;
     match has_averages(checkpoint.path()) {
         true => load_averages(checkpoint.path(), model),
         false => Ok(()),
@@ -282,8 +280,8 @@ pub fn load_params(
     Ok(())
 }
 
-/// Loads the optimizer state and the buffers of a checkpoint. Buffers that the checkpoint does not
-/// have keep their values.
+/// Loads the optimizer state and the buffers of a checkpoint. If it has no buffers, those of the
+/// model keep their values.
 ///
 /// `progress` is called with the bytes read so far and the total, separately for each part.
 ///
@@ -303,7 +301,7 @@ pub fn load_state(
         let stored = Folder::open(checkpoint.path().join(folder_of(&part)))?;
         folder::read(&part.tensors, &stored, &stored_as, &reporting(progress))?;
     }
-    load_buffers(checkpoint.path(), model)?;
+    read_buffers(checkpoint.path(), model)?;
     Ok(state)
 }
 
@@ -320,14 +318,14 @@ pub fn has_averages(folder: &Path) -> bool {
 pub fn load_averages(folder: &Path, model: &impl Model) -> Result<()> {
     let stored = Folder::open(folder.join(AVERAGES))?;
     let stored_as = model.stored_as()?;
-    let names: HashSet<&str> = stored.tensors().map(|it| it.name.as_str()).collect();
-    let mut averaged = Vec::new();
-    for param in folder::params(model)? {
-        let stored = folder::stored_names(&param, &stored_as)?;
-        if stored.iter().any(|name| names.contains(name.as_str())) {
-            averaged.push(param);
-        }
-    }
+    let params = folder::params(model)?;
+    let names = folder::stored_names(&params, &stored_as)?.into_iter();
+    let names = names.filter(|(name, _)| stored.get(name).is_some());
+    let averaged: HashSet<String> = names.flat_map(|(_, made_of)| made_of).collect();
+    let averaged = params
+        .into_iter()
+        .filter(|(name, _)| averaged.contains(name));
+    let averaged: Vec<NamedTensor> = averaged.collect();
     folder::read(&averaged, &stored, &stored_as, &LoadOptions::default())?;
     Ok(())
 }
@@ -337,12 +335,19 @@ pub fn has_buffers(folder: &Path) -> bool {
     folder.join(BUFFERS).is_dir()
 }
 
-/// Loads the buffers of the checkpoint `folder`, if it has any, into those of `model`, which must
-/// have values.
+/// Gives the buffers of `model` their values in the checkpoint `folder`, or their initial ones if it
+/// has no buffers.
 ///
 /// # Errors
-/// As [`load_state`].
-pub fn load_buffers(folder: &Path, model: &impl Module) -> Result<()> {
+/// When a tensor is missing, unexpected, damaged or of another shape.
+pub fn load_buffers(folder: &Path, model: &impl Module, device: &Device) -> Result<()> {
+    for buffer in model.buffers() {
+        buffer.materialize(device, 0)?;
+    }
+    read_buffers(folder, model)
+}
+
+fn read_buffers(folder: &Path, model: &impl Module) -> Result<()> {
     if has_buffers(folder) {
         let stored = Folder::open(folder.join(BUFFERS))?;
         let buffers = folder::buffers(model)?;

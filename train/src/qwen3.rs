@@ -1,7 +1,12 @@
 //! Runs of Qwen3, which `[model]` and `[balancing]` configure.
 
+use std::path::Path;
+
+use meshgrad_ckpt::Committed;
 use meshgrad_models::config::Qwen3Config;
+use meshgrad_models::hf::Loader;
 use meshgrad_models::{Balancing, Qwen3, folder};
+use meshgrad_runtime::Device;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
@@ -125,22 +130,33 @@ impl From<ModelTable> for Table {
 /// As [`Session::train`] and [`model_config`].
 pub fn train(session: Session<'_>) -> Result<Summary> {
     let config = session.config;
-    session.train(|data, from| {
-        let mut model = model(config, data.tokenizer.vocab_size())?;
-        // Saved biases are kept if the configuration no longer updates them.
-        if from.is_some_and(|from| checkpoint::has_buffers(from.path())) {
-            model.add_router_biases();
-        }
-        Ok(model)
-    })
+    session.train(|data, from| model(config, data.tokenizer.vocab_size(), from))
 }
 
-/// The Qwen3 of `[model]`, balanced as `[balancing]` says, with router biases if that updates them.
+/// Loads the Qwen3 of a checkpoint or of a Hugging Face folder, with the low-rank updates and the
+/// router biases that it has. The weights are those that training continues from;
+/// [`checkpoint::load_averages`] replaces them.
+///
+/// `progress` is called with the bytes read so far and the total.
+///
+/// # Errors
+/// As [`Loader::load`]; when the router biases cannot be read.
+pub fn load(folder: &Path, device: &Device, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<Qwen3> {
+    let mut model = Loader::new(folder).progress(progress).load(device)?.model;
+    if checkpoint::has_buffers(folder) {
+        model.add_router_biases();
+    }
+    checkpoint::load_buffers(folder, &model, device)?;
+    Ok(model)
+}
+
+/// The Qwen3 of `[model]`, balanced as `[balancing]` says, for a new run or for the state in the
+/// checkpoint `from`. It has router biases if `[balancing]` updates them or the checkpoint has them.
 /// `vocab_size` is that of the tokenizer.
 ///
 /// # Errors
 /// As [`model_config`].
-pub fn model(config: &Config, vocab_size: usize) -> Result<Qwen3> {
+pub fn model(config: &Config, vocab_size: usize, from: Option<&Committed>) -> Result<Qwen3> {
     let Tables { balancing, .. } = config.model_tables()?;
     let shapes = model_config(config, vocab_size)?;
     let mut model = Qwen3::new(&shapes)?.balanced(Balancing {
@@ -148,7 +164,9 @@ pub fn model(config: &Config, vocab_size: usize) -> Result<Qwen3> {
         z: balancing.z_loss_coef,
         bias_update_rate: balancing.bias_update_rate,
     });
-    if balancing.bias_update_rate > 0.0 {
+    // Saved biases are kept if the configuration no longer updates them.
+    let has_biases = from.is_some_and(|from| checkpoint::has_buffers(from.path()));
+    if balancing.bias_update_rate > 0.0 || has_biases {
         model.add_router_biases();
     }
     Ok(model)

@@ -2,8 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use meshgrad_ckpt::Committed;
+use meshgrad_autograd::Module;
+use meshgrad_ckpt::{Committed, TensorFile};
 use meshgrad_runtime::Device;
+use meshgrad_train::checkpoint;
 use meshgrad_train::config::Config;
 use meshgrad_train::metrics::{self, Record};
 use meshgrad_train::qwen3;
@@ -108,8 +110,29 @@ fn a_rate_of_zero_freezes_biases() {
     let early = std::fs::read(train(&balanced, &on, Some(2)).join(BIASES)).unwrap();
     let late = std::fs::read(train(&balanced, &off, None).join(BIASES)).unwrap();
     assert!(early == late);
+    assert_loads(&balanced.join("step-000006"), &off);
 
     assert!(!train(&plain, &off, None).join(BIASES).exists());
+}
+
+/// The checkpoint loads as the model of `config` and on its own, with its biases.
+fn assert_loads(checkpoint: &Path, config: &Config) {
+    let device = Device::cpu();
+    let saved = Committed::open(checkpoint).unwrap();
+    let model = qwen3::model(config, 257, Some(&saved)).unwrap();
+    checkpoint::load_model(&saved, &model, &device).unwrap();
+    let alone = qwen3::load(checkpoint, &device, &|_, _| ()).unwrap();
+
+    let biases = TensorFile::open(checkpoint.join(BIASES)).unwrap();
+    for model in [model, alone] {
+        let buffers = model.buffers();
+        assert_eq!(buffers.len(), 2);
+        for buffer in buffers {
+            let values = buffer.value().unwrap().to_vec::<f32>().unwrap();
+            let bytes: Vec<u8> = values.into_iter().flat_map(f32::to_le_bytes).collect();
+            assert_eq!(bytes, biases.read(buffer.name()).unwrap());
+        }
+    }
 }
 
 #[test]

@@ -6,13 +6,14 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use meshgrad_autograd::{Init, Module, Param, Result, Var, ops};
-use meshgrad_ckpt::Committed;
+use meshgrad_ckpt::mapping::Mapping;
+use meshgrad_ckpt::{Committed, TensorFile};
 use meshgrad_models::{Compute, Generate, IGNORE_INDEX, Loss, Model, TokenBatch};
-use meshgrad_runtime::{DType, Device, Tensor};
-use meshgrad_train::TrainError;
+use meshgrad_runtime::{DType, Device, Error, Tensor};
 use meshgrad_train::config::{Config, ModelTables};
 use meshgrad_train::events::Event;
 use meshgrad_train::session::{Resume, Session, Summary};
+use meshgrad_train::{TrainError, checkpoint};
 use serde::{Deserialize, Serialize};
 
 #[derive(Default, Serialize, Deserialize)]
@@ -53,6 +54,12 @@ impl Bigram {
 
 impl Model for Bigram {
     type Batch = TokenBatch;
+
+    /// Both parameters are one tensor.
+    fn stored_as(&self) -> Result<Mapping> {
+        let mapping = Mapping::parse("concat(embedding, head, shares=1:1) = table");
+        mapping.map_err(Error::other)
+    }
 
     fn loss(&self, batch: &TokenBatch, _: Compute) -> Result<Loss> {
         let (x_btd, head) = (self.hidden(&batch.ids)?, self.head.var()?);
@@ -210,6 +217,26 @@ fn a_refused_resume_changes_nothing() {
     );
     assert!(!moved.is_empty() && !run.join("step-000004").exists());
     assert!(run.join("step-000003").exists());
+}
+
+/// A model whose parameters are stored as one tensor is loaded with its averages.
+#[test]
+fn averages_of_merged_parameters_are_loaded() {
+    let fixture = Fixture::new();
+    let sets = ["optimizer.ema_decay=0.5", "optimizer.learning_rate=0.1"];
+    let summary = fixture.train(Resume::Auto, &sets).unwrap();
+    let saved = Committed::open(summary.checkpoint).unwrap();
+    let model = Bigram::new(257, 4);
+    checkpoint::load_model(&saved, &model, &fixture.device).unwrap();
+
+    let stored = |folder: &str| {
+        let file = saved.path().join(folder).join("model.safetensors");
+        TensorFile::open(file).unwrap().read("table").unwrap()
+    };
+    let values = [&model.embedding, &model.head].map(|it| it.value().unwrap());
+    let values = values.iter().flat_map(|it| it.to_vec::<f32>().unwrap());
+    let bytes: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
+    assert!(bytes == stored("trainer/ema") && bytes != stored(""));
 }
 
 /// A run from scratch whose model cannot be built leaves the old checkpoints in place.

@@ -2,8 +2,8 @@
 //! of its projection; their matrices are tensors like the others.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
+use meshgrad_ckpt::Folder;
 use serde::{Deserialize, Serialize};
 
 use crate::folder::{Error, Result};
@@ -36,12 +36,15 @@ pub(crate) fn written<'a>(
     }
 }
 
-/// Adds the low-rank updates of the folder `dir` to `projections`, without values.
+/// Adds the low-rank updates of `folder` to `projections`, without values.
 ///
 /// # Errors
 /// [`Error::File`], [`Error::Adapters`].
-pub(crate) fn add<'a>(projections: impl Iterator<Item = &'a mut Linear>, dir: &Path) -> Result<()> {
-    let path = dir.join(FILE);
+pub(crate) fn add<'a>(
+    projections: impl Iterator<Item = &'a mut Linear>,
+    folder: &Folder,
+) -> Result<()> {
+    let path = folder.path().join(FILE);
     if !path.exists() {
         return Ok(());
     }
@@ -57,6 +60,7 @@ pub(crate) fn add<'a>(projections: impl Iterator<Item = &'a mut Linear>, dir: &P
     let mut shapes = shapes.map_err(|error| invalid(error.to_string()))?;
     for linear in projections {
         if let Some(Shape { rank, scale }) = shapes.remove(&linear.path().to_string()) {
+            check_rank(linear, rank, folder).map_err(invalid)?;
             linear.add_lora(rank, scale * rank as f64);
             if let Some(lora) = &mut linear.lora {
                 lora.scale = scale;
@@ -66,5 +70,24 @@ pub(crate) fn add<'a>(projections: impl Iterator<Item = &'a mut Linear>, dir: &P
     match shapes.keys().next() {
         None => Ok(()),
         Some(unknown) => Err(invalid(format!("the model has no projection `{unknown}`"))),
+    }
+}
+
+/// Checks that `folder` has an update of `linear` of this rank, so that the rank is not larger than a
+/// file of the folder.
+fn check_rank(linear: &Linear, rank: usize, folder: &Folder) -> Result<(), String> {
+    let path = linear.path();
+    if rank == 0 {
+        return Err(format!("`{path}` has rank 0, but must have at least 1"));
+    }
+    let name = path.sub("lora_A.weight").to_string();
+    match folder.get(&name).map(|stored| &stored.shape[..]) {
+        Some([rows, ..]) if *rows == rank => Ok(()),
+        Some(shape) => Err(format!(
+            "`{path}` has rank {rank}, but `{name}` has shape {shape:?}"
+        )),
+        None => Err(format!(
+            "`{path}` has rank {rank}, but there is no tensor `{name}`"
+        )),
     }
 }

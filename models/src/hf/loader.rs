@@ -16,8 +16,8 @@ use crate::folder::{self, Error, Result};
 /// updates if it has any.
 ///
 /// # Errors
-/// [`Error::ConfigFile`]; [`Error::Adapters`]; [`Error::Tensors`] with all tensors that are missing, unexpected or of
-/// another shape; [`Error::Load`] when a file is damaged or memory runs out.
+/// [`Error::ConfigFile`]; [`Error::Adapters`]; [`Error::Tensors`] with all tensors that are
+/// missing, unexpected or of another shape; [`Error::Load`] when a file is damaged or memory runs out.
 pub fn load(dir: &Path, device: &Device) -> Result<Loaded> {
     Loader::new(dir).load(device)
 }
@@ -92,8 +92,9 @@ impl<'a> Loader<'a> {
     /// As [`hf::load`](super::load).
     pub fn load(&self, device: &Device) -> Result<Loaded> {
         let mut model = Qwen3::new(&read_config(self.dir)?)?;
-        adapters::add(model.projections_mut(), self.dir)?;
-        let experts = self.fill(&model, device)?;
+        let folder = Folder::open(self.dir)?;
+        adapters::add(model.projections_mut(), &folder)?;
+        let experts = self.fill_from(&folder, &model, device)?;
         Ok(Loaded { model, experts })
     }
 
@@ -102,10 +103,13 @@ impl<'a> Loader<'a> {
     /// # Errors
     /// As [`hf::load`](super::load). After an error the parameters keep their values.
     pub fn fill(&self, model: &Qwen3, device: &Device) -> Result<Experts> {
-        let folder = Folder::open(self.dir)?;
+        self.fill_from(&Folder::open(self.dir)?, model, device)
+    }
+
+    fn fill_from(&self, folder: &Folder, model: &Qwen3, device: &Device) -> Result<Experts> {
         let experts = Experts::of(folder.tensors().map(|tensor| tensor.name.as_str()));
         let map = map(experts, model.config().tie_word_embeddings)?;
-        folder::fill(model, device, &folder, &map, &self.options)?;
+        folder::fill(model, device, folder, &map, &self.options)?;
         Ok(experts)
     }
 }

@@ -3,11 +3,12 @@
 use meshgrad_ckpt::Snapshot;
 
 use super::map::{Experts, map};
-use crate::Qwen3;
 use crate::folder::{self, Result};
+use crate::{Model, Qwen3};
 
 /// Adds a copy of `model` to a snapshot, as a Hugging Face folder that transformers reads
-/// unchanged: config.json and the f32 parameters.
+/// unchanged: config.json and the f32 parameters. If the model has low-rank updates, their shapes are
+/// in `lora.json`, which [`hf::load`](super::load) reads; transformers does not.
 ///
 /// `folder` is the path inside the checkpoint, empty for its root.
 ///
@@ -19,12 +20,13 @@ pub fn add_model(
     snapshot: &mut Snapshot,
     folder: &str,
 ) -> Result<()> {
-    let config = if folder.is_empty() {
-        "config.json".to_owned()
-    } else {
-        format!("{folder}/config.json")
-    };
-    snapshot.add(&config, model.config().to_json_of_f32()?);
+    for (name, text) in model.files()? {
+        let path = match folder.is_empty() {
+            true => name,
+            false => format!("{folder}/{name}"),
+        };
+        snapshot.add(&path, text);
+    }
     folder::add_tensors(
         &folder::params(model)?,
         &map(experts, false)?,

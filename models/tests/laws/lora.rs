@@ -1,6 +1,8 @@
 //! Low-rank updates of projections inside a model.
 
 use meshgrad_autograd::{Grads, Module, Param, Tape, ops};
+use meshgrad_ckpt::Snapshot;
+use meshgrad_models::hf::{self, Experts};
 use meshgrad_models::{Model, Qwen3, TokenBatch};
 use meshgrad_runtime::{Device, Tensor};
 
@@ -89,4 +91,52 @@ fn updates_train_alone_and_merge() {
         "{merged}, {trained}"
     );
     assert!((merged - first).abs() > 1e-3 * first);
+}
+
+/// A model that is written as a Hugging Face folder is read with its updates. Ranks that its tensors
+/// do not have are errors.
+#[test]
+fn updates_are_stored_with_their_model() {
+    let device = Device::cpu();
+    let (model, _) = adapted(&device);
+    let temp = tempfile::tempdir().unwrap();
+    for (name, folder) in [("root", ""), ("nested", "inside")] {
+        let mut snapshot = Snapshot::new(temp.path(), name);
+        hf::add_model(&model, Experts::OneByOne, &mut snapshot, folder).unwrap();
+        snapshot.save().unwrap();
+        let read = hf::load(&temp.path().join(name).join(folder), &device).unwrap();
+        let values = |model: &Qwen3| -> Vec<(String, Vec<f32>)> {
+            let params = model.params().into_iter();
+            params
+                .map(|it| (it.name().to_owned(), it.value().unwrap().to_vec().unwrap()))
+                .collect()
+        };
+        assert_eq!(values(&read.model), values(&model), "{name}");
+    }
+
+    let (root, ids) = (temp.path().join("root"), ids(&device, 2, 11));
+    let read = hf::load(&root, &device).unwrap().model;
+    assert_eq!(loss(&read, &ids), loss(&model, &ids));
+
+    let file = root.join("lora.json");
+    let text = std::fs::read_to_string(&file).unwrap();
+    let path = "model.layers.0.self_attn";
+    let huge = usize::MAX.to_string();
+    for (change, to, expected) in [
+        ("3", "0", "has rank 0, but must have at least 1"),
+        ("3", "4", "q_proj` has rank 4, but `"),
+        ("3", &huge, "lora_A.weight` has shape [3, "),
+        ("3", "-1", "invalid value: integer `-1`"),
+        (
+            "q_proj",
+            "k_proj",
+            "k_proj` has rank 3, but there is no tensor `",
+        ),
+    ] {
+        std::fs::write(&file, text.replacen(change, to, 1)).unwrap();
+        let error = hf::load(&root, &device).err().unwrap().to_string();
+        assert!(error.contains("lora.json: "), "{error}");
+        assert!(error.contains(expected), "{change} to {to}: {error}");
+        assert!(to == "-1" || error.contains(path), "{error}");
+    }
 }
