@@ -1,23 +1,28 @@
 //! The optimizer that `[optimizer]` configures.
 
+use meshgrad_autograd::Param;
 use meshgrad_runtime::DType;
 
 use crate::Result;
 use crate::config::{Algorithm, ComputeDType, OptimizerConfig};
-use crate::optim::{AdamW, AdamWConfig, Groups, Lion, Muon, MuonConfig, Optimizer, Part, Sgd};
+use crate::optim::{
+    AdamW, AdamWConfig, Groups, Lion, Matrices, Muon, MuonConfig, OptimError, Optimizer, Part, Sgd,
+};
 
-/// The optimizer of `config` for `parts` of a model whose parameters are named `names`. `seed` is
-/// that of the run, for stochastic rounding.
+/// The optimizer of `config` for `parts` of a model that trains `params`. `seed` is that of the run,
+/// for stochastic rounding.
 ///
 /// # Errors
-/// [`OptimError`](crate::optim::OptimError); when memory runs out.
+/// [`OptimError`]; when memory runs out.
 pub fn optimizer(
     config: &OptimizerConfig,
     parts: &[Part],
-    names: &[&str],
+    params: &[Param],
     seed: u64,
 ) -> Result<Box<dyn Optimizer>> {
-    let groups = &Groups::new(config.groups.clone(), names)?;
+    let names: Vec<&str> = params.iter().map(Param::name).collect();
+    let groups = &Groups::new(config.groups.clone(), &names)?;
+    check_rounding(&config.algorithm, params)?;
     let seeded = |constants: &AdamWConfig| AdamWConfig { seed, ..*constants };
     Ok(match &config.algorithm {
         Algorithm::AdamW(constants) => Box::new(AdamW::new(parts, seeded(constants), groups)?),
@@ -32,6 +37,20 @@ pub fn optimizer(
             Box::new(Muon::new(parts, constants, groups)?)
         }
     })
+}
+
+/// Checks that stochastic rounding has an effect on one of the model's parameters.
+fn check_rounding(algorithm: &Algorithm, params: &[Param]) -> Result<(), OptimError> {
+    match algorithm {
+        Algorithm::AdamW(constants) => constants.check_rounding(params),
+        Algorithm::Muon(constants) => {
+            let matrices = Matrices::new(constants)?;
+            let is_matrix = |param: &&Param| matrices.contains(param.name(), param.shape());
+            let others = params.iter().filter(|param| !is_matrix(param));
+            constants.adamw.check_rounding(others)
+        }
+        Algorithm::Sgd(_) | Algorithm::Lion(_) => Ok(()),
+    }
 }
 
 /// The dtype that a configuration names.

@@ -63,6 +63,7 @@ pub use ema::{Ema, Originals};
 pub use error::OptimError;
 pub use groups::{Groups, Settings};
 pub use lion::Lion;
+pub(crate) use muon::Matrices;
 pub use muon::Muon;
 pub use part::{Part, parts};
 pub(crate) use ranges::Ranges;

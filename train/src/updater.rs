@@ -36,8 +36,7 @@ impl Updater {
         seed: u64,
     ) -> Result<(Updater, Grads)> {
         let params = model.trained();
-        let names: Vec<&str> = params.iter().map(Param::name).collect();
-        let make = |parts: &[Part]| configured::optimizer(config, parts, &names, seed);
+        let make = |parts: &[Part]| configured::optimizer(config, parts, &params, seed);
         let (updater, grads) = Updater::with(model, device, config.max_grad_norm, make)?;
         Ok((updater.averaging(config.ema_decay)?, grads))
     }
@@ -47,8 +46,7 @@ impl Updater {
     /// clipping.
     ///
     /// # Errors
-    /// Those of `make`; [`OptimError::StateName`]; when memory
-    /// runs out.
+    /// Those of `make`; [`OptimError::StateName`]; when memory runs out.
     pub fn with(
         model: &impl Module,
         device: &Device,
@@ -179,10 +177,15 @@ impl Updater {
 /// Checkpoints store averages and buffers beside the optimizer's state, under these names.
 const RESERVED: [&str; 2] = ["ema", "buffers"];
 
+/// Checks that each name of the state can be that of a folder of its own.
 fn check_state_names(optimizer: &dyn Optimizer) -> Result<()> {
+    let is_plain = |name: &str| {
+        let mut bytes = name.bytes();
+        !name.is_empty() && bytes.all(|byte| b"_-".contains(&byte) || byte.is_ascii_alphanumeric())
+    };
     let mut seen = RESERVED.to_vec();
     for State { name, .. } in optimizer.state() {
-        if seen.contains(&name) {
+        if seen.contains(&name) || !is_plain(name) {
             return Err(OptimError::StateName {
                 optimizer: optimizer.name().to_owned(),
                 name: name.to_owned(),

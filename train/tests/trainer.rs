@@ -84,7 +84,7 @@ fn stochastic_rounding_follows_the_seed() {
 
     let error = trained(DType::F32, &[stochastic]).unwrap_err().to_string();
     assert!(
-        error.contains("no parameter is bf16: `weight` is f32; use rounding nearest"),
+        error.contains("no bf16 parameter: `weight` is f32; use rounding nearest"),
         "{error}"
     );
 }

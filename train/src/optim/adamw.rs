@@ -48,19 +48,14 @@ impl AdamW {
     /// AdamW of `parts` with zero state.
     ///
     /// # Errors
-    /// [`OptimError::Constant`] for a constant outside of its range; [`OptimError::StateDType`];
-    /// [`OptimError::Rounding`] for stochastic rounding if no parameter is bf16; when memory runs
-    /// out.
+    /// [`OptimError::Constant`] for a constant outside of its range; [`OptimError::StateDType`]; when
+    /// memory runs out.
     pub fn new(parts: &[Part], config: AdamWConfig, groups: &Groups) -> Result<AdamW> {
         AdamW::of(&Vec::from_iter(parts), config, groups)
     }
 
     pub(super) fn of(parts: &[&Part], config: AdamWConfig, groups: &Groups) -> Result<AdamW> {
         config.ranges().check(NAME)?;
-        if config.rounding == Rounding::Stochastic {
-            check_rounded(parts)?;
-        }
-
         let slots = Slots::new(parts.iter().copied(), groups, config.weight_decay, |part| {
             let dtype = state_dtype(part, config.state_dtype)?;
             Ok(Slot {
@@ -154,19 +149,6 @@ fn state_dtype(part: &Part, state: DType) -> Result<DType, OptimError> {
             param,
             state,
         }),
-    }
-}
-
-/// Checks that a part is rounded.
-fn check_rounded(parts: &[&Part]) -> Result<(), OptimError> {
-    let is_rounded = |part: &&Part| part.value().dtype() == DType::BF16;
-    match parts.first() {
-        Some(part) if !parts.iter().any(is_rounded) => Err(OptimError::Rounding {
-            optimizer: NAME,
-            name: part.name().to_owned(),
-            param: part.value().dtype(),
-        }),
-        _ => Ok(()),
     }
 }
 

@@ -1,8 +1,10 @@
 //! Constants of optimizers, as configurations write them.
 
+use meshgrad_autograd::Param;
 use meshgrad_runtime::DType;
 use serde::{Deserialize, Serialize};
 
+use super::OptimError;
 use super::ranges::Ranges;
 
 /// The constants of [`AdamW`](super::AdamW).
@@ -54,6 +56,30 @@ impl Default for AdamWConfig {
 }
 
 impl AdamWConfig {
+    /// Checks that stochastic rounding, if it is chosen, has an effect on one of `params`: those that
+    /// AdamW updates in the whole model, also where this rank has none of their rows.
+    /// [`Updater::new`](crate::updater::Updater::new) calls it.
+    ///
+    /// # Errors
+    /// [`OptimError::Rounding`].
+    pub fn check_rounding<'a>(
+        &self,
+        params: impl IntoIterator<Item = &'a Param>,
+    ) -> Result<(), OptimError> {
+        let mut params = params.into_iter().peekable();
+        let first = match (self.rounding, params.peek()) {
+            (Rounding::Stochastic, Some(first)) => *first,
+            _ => return Ok(()),
+        };
+        match params.any(|param| param.spec().dtype == DType::BF16) {
+            true => Ok(()),
+            false => Err(OptimError::Rounding {
+                name: first.name().to_owned(),
+                param: first.spec().dtype,
+            }),
+        }
+    }
+
     pub(crate) fn ranges(&self) -> Ranges {
         Ranges::default()
             .decay("beta1", self.beta1)

@@ -21,10 +21,10 @@ pub enum OptimError {
         allowed: &'static str,
     },
 
-    /// An optimizer's state has a name that is taken.
+    /// An optimizer's state has a name that is taken, or cannot be that of a folder.
     #[error(
-        "the optimizer `{optimizer}` has a state named `{name}`, but that name is taken; give each \
-         state a name of its own, other than `ema` and `buffers`"
+        "the optimizer `{optimizer}` cannot have a state named `{name}`: give each state a name of \
+         its own, of letters, digits, `_` and `-`, other than `ema` and `buffers`"
     )]
     StateName {
         /// The optimizer.
@@ -131,13 +131,11 @@ pub enum OptimError {
 
     /// Stochastic rounding of parameters that are not rounded.
     #[error(
-        "{optimizer}: stochastic rounding has no effect, because no parameter is bf16: `{name}` is \
+        "stochastic rounding has no effect, because AdamW updates no bf16 parameter: `{name}` is \
          {param}; use rounding nearest, or parameters in bf16"
     )]
     Rounding {
-        /// The optimizer.
-        optimizer: &'static str,
-        /// A parameter.
+        /// A parameter that AdamW updates.
         name: String,
         /// Its dtype.
         param: DType,

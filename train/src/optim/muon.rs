@@ -64,6 +64,25 @@ pub struct Muon {
     is_matrix: Vec<bool>,
 }
 
+/// The parameters that Muon does not leave to AdamW.
+pub(crate) struct Matrices {
+    adamw_names: Vec<glob::Pattern>,
+}
+
+impl Matrices {
+    pub(crate) fn new(config: &MuonConfig) -> Result<Matrices, OptimError> {
+        let patterns = config.adamw_names.iter().map(|pattern| parse(pattern));
+        Ok(Matrices {
+            adamw_names: patterns.collect::<Result<_, _>>()?,
+        })
+    }
+
+    pub(crate) fn contains(&self, name: &str, shape: &[usize]) -> bool {
+        let mut patterns = self.adamw_names.iter();
+        shape.len() > 1 && !patterns.any(|pattern| pattern.matches(name))
+    }
+}
+
 impl Muon {
     /// Muon of `parts` with zero state.
     ///
@@ -77,12 +96,8 @@ impl Muon {
             DType::BF16 | DType::F32 => (),
             dtype => return Err(OptimError::ProductDType { dtype }.into()),
         }
-        let patterns = config.adamw_names.iter().map(|pattern| parse(pattern));
-        let patterns: Vec<glob::Pattern> = patterns.collect::<Result<_, _>>()?;
-        let is_matrix = |part: &Part| {
-            let excluded = patterns.iter().any(|pattern| pattern.matches(part.name()));
-            part.global_shape().len() > 1 && !excluded
-        };
+        let matrices = Matrices::new(&config)?;
+        let is_matrix = |part: &Part| matrices.contains(part.name(), part.global_shape());
         let is_matrix: Vec<bool> = parts.iter().map(is_matrix).collect();
         let chosen = |matrix: bool| -> Vec<&Part> {
             let choices = parts.iter().zip(&is_matrix);

@@ -2,11 +2,16 @@
 
 use std::sync::OnceLock;
 
+use meshgrad_autograd::{Init, Module, Param, Spec};
+use meshgrad_runtime::ops::StepScalars;
 use meshgrad_runtime::{DType, Device, Kind, Tensor};
+use meshgrad_train::Result;
+use meshgrad_train::config::{Algorithm, OptimizerConfig};
 use meshgrad_train::optim::{
-    AdamW, AdamWConfig, Groups, Lion, LionConfig, Muon, MuonConfig, Optimizer, Part, Rounding, Sgd,
-    SgdConfig,
+    AdamW, AdamWConfig, Granularity, Groups, Lion, LionConfig, Muon, MuonConfig, Optimizer, Part,
+    Rounding, Sgd, SgdConfig, State,
 };
+use meshgrad_train::updater::Updater;
 
 use crate::training::Scalars;
 
@@ -24,7 +29,7 @@ fn part(rows: std::ops::Range<usize>, dtype: DType) -> Part {
     Part::new("experts", value, &[3, 4, 6], rows).unwrap()
 }
 
-fn message<T, E: std::fmt::Display>(result: Result<T, E>) -> String {
+fn message<T, E: std::fmt::Display>(result: std::result::Result<T, E>) -> String {
     result
         .err()
         .map(|error| error.to_string())
@@ -117,17 +122,6 @@ fn configurations_are_checked() {
         "adamw: state of `experts` (f64) cannot be bf16; use f32 or bf16 state with f32 or bf16 \
          parameters"
     );
-    let rounding = AdamWConfig {
-        rounding: Rounding::Stochastic,
-        ..AdamWConfig::default()
-    };
-    assert_eq!(
-        message(AdamW::new(&[part(0..4, DType::F32)], rounding, &groups)),
-        "adamw: stochastic rounding has no effect, because no parameter is bf16: `experts` is f32; \
-         use rounding nearest, or parameters in bf16"
-    );
-    let mixed = [part(0..4, DType::F32), part(4..8, DType::BF16)];
-    assert_eq!(message(AdamW::new(&mixed, rounding, &groups)), "");
     let eps = AdamWConfig {
         eps: 0.0,
         ..AdamWConfig::default()
@@ -144,4 +138,124 @@ fn configurations_are_checked() {
         message(Lion::new(&parts, decay, &groups)),
         "lion: weight_decay is NaN, but must be finite and at least 0"
     );
+}
+
+#[derive(Module)]
+#[module(crate = meshgrad_autograd)]
+struct Layer {
+    embedding: Param,
+    matrix: Param,
+    norm: Param,
+}
+
+impl Layer {
+    fn new(embedding: DType, matrix: DType, norm: DType) -> Layer {
+        let layer = Layer {
+            embedding: param("embed", [5, 4], embedding),
+            matrix: param("matrix", [4, 4], matrix),
+            norm: param("norm", [4], norm),
+        };
+        layer.materialize(cpu(), 1).unwrap();
+        layer
+    }
+}
+
+fn param<const N: usize>(name: &str, shape: [usize; N], dtype: DType) -> Param {
+    let spec = Spec {
+        dtype,
+        ..Spec::new(shape, Init::Ones)
+    };
+    Param::with_spec(name, spec)
+}
+
+/// Stochastic rounding needs a bf16 parameter that AdamW updates, anywhere in the model. A rank whose
+/// parts are all f32 is no error.
+#[test]
+fn stochastic_rounding_needs_a_bf16_parameter_of_the_model() {
+    let adamw = OptimizerConfig::named("adamw").unwrap();
+    let muon = OptimizerConfig::named("muon").unwrap();
+    let of = |config: &OptimizerConfig, model: Layer| {
+        let mut config = config.clone();
+        match &mut config.algorithm {
+            Algorithm::AdamW(constants) => constants.rounding = Rounding::Stochastic,
+            Algorithm::Muon(constants) => constants.adamw.rounding = Rounding::Stochastic,
+            _ => unreachable!(),
+        }
+        message(Updater::new(&model, cpu(), &config, 1))
+    };
+    let (f32, bf16) = (DType::F32, DType::BF16);
+    let without = "stochastic rounding has no effect, because AdamW updates no bf16 parameter: \
+                   `embed` is f32; use rounding nearest, or parameters in bf16";
+    for (expected, config, model) in [
+        (without, &adamw, Layer::new(f32, f32, f32)),
+        ("", &adamw, Layer::new(f32, f32, bf16)),
+        ("", &adamw, Layer::new(f32, bf16, f32)),
+        // Muon updates the matrix itself, and rounds it to nearest.
+        (without, &muon, Layer::new(f32, bf16, f32)),
+        ("", &muon, Layer::new(bf16, f32, f32)),
+        ("", &muon, Layer::new(f32, f32, bf16)),
+    ] {
+        assert_eq!(of(config, model), expected);
+    }
+
+    let rounding = AdamWConfig {
+        rounding: Rounding::Stochastic,
+        ..AdamWConfig::default()
+    };
+    let of_one_rank = [part(0..4, f32)];
+    AdamW::new(&of_one_rank, rounding, &Groups::default()).unwrap();
+}
+
+/// An optimizer with state of these names.
+struct Named(Vec<&'static str>);
+
+impl Optimizer for Named {
+    fn name(&self) -> &str {
+        "named"
+    }
+
+    fn granularity(&self) -> Granularity {
+        Granularity::Element
+    }
+
+    fn state(&self) -> Vec<State> {
+        let names = self.0.iter();
+        let empty = |name: &&'static str| State {
+            name,
+            tensors: Vec::new(),
+        };
+        names.map(empty).collect()
+    }
+
+    fn step(&mut self, _: &[Part], _: &[Tensor], _: StepScalars<'_>) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// The names of the state are those of folders of a checkpoint.
+#[test]
+fn names_of_state_are_checked() {
+    let model = Layer::new(DType::F32, DType::F32, DType::F32);
+    let of = |names: &[&'static str]| {
+        let make =
+            |_: &[Part]| -> Result<Box<dyn Optimizer>> { Ok(Box::new(Named(names.to_vec()))) };
+        message(Updater::with(&model, cpu(), 1.0, make))
+    };
+    assert_eq!(of(&["exp_avg", "exp_avg_sq", "steps2"]), "");
+    for (names, wrong) in [
+        (&["exp_avg", "ema"][..], "ema"),
+        (&["buffers"], "buffers"),
+        (&["sum", "count", "sum"], "sum"),
+        (&[""], ""),
+        (&["../sum"], "../sum"),
+        (&["state.json"], "state.json"),
+    ] {
+        assert_eq!(
+            of(names),
+            format!(
+                "the optimizer `named` cannot have a state named `{wrong}`: give each state a name \
+                 of its own, of letters, digits, `_` and `-`, other than `ema` and `buffers`"
+            )
+        );
+    }
 }
