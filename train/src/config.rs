@@ -32,6 +32,8 @@ pub use optimizer::{Algorithm, OptimizerConfig};
 pub use schedule::ScheduleConfig;
 pub use sources::Override;
 pub use tables::{ModelTables, NoTables};
+/// The TOML values of [`Config::tables`] and [`ModelTables::defaults`].
+pub use toml;
 
 /// A resolved configuration.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]

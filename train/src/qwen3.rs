@@ -124,12 +124,14 @@ impl From<ModelTable> for Table {
     }
 }
 
-/// Trains the Qwen3 of `[model]`.
+/// Trains the Qwen3 of `[model]`, of a configuration that was read with [`Tables`].
 ///
 /// # Errors
 /// As [`Session::train`] and [`model_config`].
 pub fn train(session: Session<'_>) -> Result<Summary> {
     let config = session.config;
+    // An error before the text is read.
+    config.model_tables::<Tables>()?;
     session.train(|data, from| model(config, data.tokenizer.vocab_size(), from))
 }
 

@@ -123,6 +123,13 @@ pub enum ScheduleError {
         /// The percentage.
         percent: f64,
     },
+
+    /// A configuration that leaves the schedule to the program, which has none.
+    #[error(
+        "schedule.kind is \"own\", but this program has no schedule of its own: use the program \
+         that started the run (`Session::schedule`), or choose another kind"
+    )]
+    Own,
 }
 
 /// How long a phase is. In configurations: a number of steps, `"20%"` or `"rest"`.

@@ -11,7 +11,7 @@ use meshgrad_ckpt::Committed;
 use meshgrad_models::{Generate, Model, TokenBatch};
 use meshgrad_runtime::Device;
 
-use crate::config::{Config, ConfigError, Violations};
+use crate::config::{Config, ScheduleConfig};
 use crate::data::Data;
 use crate::events::{Event, Events, Outcome};
 use crate::optim::{Optimizer, Part};
@@ -112,7 +112,8 @@ impl<'a> Session<'a> {
         self
     }
 
-    /// Trains with `schedule` in place of `config.schedule`, which is not read.
+    /// Trains with `schedule` in place of `config.schedule`, which is not read. The run folder has
+    /// `schedule.kind = "own"`.
     pub fn schedule(mut self, schedule: impl Schedule + 'static) -> Self {
         self.schedule = Some(Box::new(schedule));
         self
@@ -141,10 +142,25 @@ impl<'a> Session<'a> {
     /// # Errors
     /// [`TrainError`](crate::TrainError), and those of `build`; checkpoints saved before remain.
     pub fn train<M: Model<Batch = TokenBatch> + Generate>(
+        self,
+        build: impl FnOnce(&Data, Option<&Committed>) -> Result<M>,
+    ) -> Result<Summary> {
+        let mut config = self.config.clone();
+        if self.schedule.is_some() {
+            config.schedule = ScheduleConfig::Own {};
+        }
+        let config = &config;
+        Session { config, ..self }.run(build)
+    }
+
+    fn run<M: Model<Batch = TokenBatch> + Generate>(
         mut self,
         build: impl FnOnce(&Data, Option<&Committed>) -> Result<M>,
     ) -> Result<Summary> {
-        self.check_config()?;
+        self.config.check()?;
+        if self.schedule.is_none() {
+            self.config.schedule.of_run(self.config.train.steps)?;
+        }
         let folder = RunFolder::open(&self.run_dir)?;
         let from = self.starting_checkpoint(&folder)?;
         let config = self.config;
@@ -156,15 +172,6 @@ impl<'a> Session<'a> {
         self.events.report(Event::ConfigurationStarted { config })?;
         let model = build(&data, from.as_ref())?;
         run::train(self, folder, data, model, from)
-    }
-
-    /// Checks what is read of the configuration.
-    fn check_config(&self) -> Result<(), ConfigError> {
-        let mut violations = self.config.violations();
-        if self.schedule.is_some() {
-            violations.retain(|found| !found.key.starts_with("schedule"));
-        }
-        Violations(violations).check()
     }
 
     /// The checkpoint to resume from, whose configuration fits that of this run.

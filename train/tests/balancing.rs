@@ -99,6 +99,19 @@ fn resuming_with_biases_is_exact() {
     assert!(expected.iter().any(|(path, _)| path == BIASES));
 }
 
+/// A configuration without the tables of Qwen3 is an error before the run folder is made.
+#[test]
+fn a_configuration_needs_the_tables() {
+    let place = tempfile::tempdir().unwrap();
+    let (config, device) = (Config::default(), Device::cpu());
+    let session = Session::new(&config, &device).run_dir(place.path().join("run"));
+    let error = qwen3::train(session).unwrap_err().to_string();
+    let expected = "missing field `model`; read the configuration with \
+                    `Config::read::<meshgrad_train::qwen3::Tables>`";
+    assert!(error.contains(expected), "{error}");
+    assert!(!place.path().join("run").exists());
+}
+
 /// With a rate of zero, existing biases do not change and no biases are created.
 #[test]
 fn a_rate_of_zero_freezes_biases() {

@@ -195,6 +195,11 @@ fn mistakes_are_errors_with_their_origin() {
             "`model.window.tokens`: missing field `sink` (--set)",
         ),
         (
+            "",
+            "model.width.more=1",
+            "`model.width` is a table but must be an integer (--set)",
+        ),
+        (
             "noise.std = 2.0\nlog.every = 0",
             "",
             "invalid configuration:\n  noise.std: 2 is above 1\n  log.every: 0 steps; must be at \
@@ -213,6 +218,37 @@ fn mistakes_are_errors_with_their_origin() {
     let error = error.unwrap_err().to_string();
     assert!(
         error.contains("NoTables`: unknown field `model`"),
+        "{error}"
+    );
+}
+
+/// Keys of a table without a default, each set by itself, are valid together. An error names the
+/// setting that causes it, in any order.
+#[test]
+fn settings_are_valid_together() {
+    let window = ["model.window.tokens=3", "model.window.sink=true"];
+    let tables: Tables = parse("", &window).unwrap().model_tables().unwrap();
+    let expected = Window {
+        tokens: 3,
+        sink: true,
+    };
+    assert_eq!(tables.model.window, Some(expected));
+
+    let [tokens, sink] = window;
+    let wrong = "model.width=-1";
+    for sets in [
+        [tokens, sink, wrong],
+        [tokens, wrong, sink],
+        [wrong, tokens, sink],
+    ] {
+        let error = parse("", &sets).unwrap_err().to_string();
+        let expected = "`model.width`: invalid value: integer `-1`, expected usize (--set)";
+        assert_eq!(error, expected);
+    }
+    let two_wrong = ["model.kind=tall", tokens, "model.depth=-2", sink];
+    let error = parse("", &two_wrong).unwrap_err().to_string();
+    assert!(
+        error.starts_with("`model.depth`: invalid value: integer `-2`"),
         "{error}"
     );
 }
@@ -248,6 +284,37 @@ struct Taken {
 
 impl ModelTables for Taken {}
 
+/// With a list whose elements ignore keys.
+#[derive(Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Listed {
+    model: Layers,
+}
+
+#[derive(Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Layers {
+    layers: Vec<Open>,
+}
+
+impl ModelTables for Listed {}
+
+/// Writes another name than it reads.
+#[derive(Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Renamed {
+    model: Twice,
+}
+
+#[derive(Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Twice {
+    #[serde(rename(serialize = "size", deserialize = "width"))]
+    width: usize,
+}
+
+impl ModelTables for Renamed {}
+
 /// A type that would ignore misspelled keys, or that has a table of the run, is an error.
 #[test]
 fn types_that_hide_mistakes_are_errors() {
@@ -264,9 +331,58 @@ fn types_that_hide_mistakes_are_errors() {
     let error = Config::parse::<Hidden>(text, "run.toml", &[]).unwrap_err();
     let expected = "unknown keys of `noise` are ignored";
     assert!(error.to_string().contains(expected), "{error}");
+    let text = "model.layers = [{ width = 1 }, { width = 2, widht = 3 }]";
+    let error = Config::parse::<Listed>(text, "run.toml", &[]).unwrap_err();
+    let expected = "unknown keys of `model.layers.0` are ignored";
+    assert!(error.to_string().contains(expected), "{error}");
+    let set = "train.steps=3".parse().unwrap();
+    let error = Config::read::<Renamed>(None, &[set]).unwrap_err();
+    let expected = "Renamed`: the default cannot be read back: unknown field `size`";
+    assert!(error.to_string().contains(expected), "{error}");
     let error = Config::read::<Taken>(None, &[]).unwrap_err().to_string();
     assert!(
         error.ends_with("Taken`: every run has a table `train`; use another name"),
         "{error}"
     );
+}
+
+/// Has noise, unless it is wide.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Optional {
+    model: Sizes,
+    noise: Option<Noise>,
+}
+
+impl Default for Optional {
+    fn default() -> Optional {
+        Optional {
+            model: Sizes::default(),
+            noise: Some(Noise::default()),
+        }
+    }
+}
+
+impl ModelTables for Optional {
+    fn defaults(given: &toml::Table) -> Optional {
+        let Tables { model, noise } = Tables::defaults(given);
+        let noise = (model.kind == Kind::Narrow).then_some(noise);
+        Optional { model, noise }
+    }
+}
+
+#[test]
+fn one_value_can_remove_a_table() {
+    let read = |text: &str| Config::parse::<Optional>(text, "run.toml", &[]).unwrap();
+    for (text, has_noise) in [("", true), ("model = { kind = 'wide' }", false)] {
+        let config = read(text);
+        let tables: Optional = config.model_tables().unwrap();
+        assert_eq!(tables.noise.is_some(), has_noise);
+        let written = config.to_toml().unwrap();
+        assert_eq!(written.contains("[noise]"), has_noise, "{written}");
+        assert_eq!(read(&written), config, "{written}");
+    }
+    let given = read("model = { kind = 'wide' }\nnoise = { std = 0.5, by_layer = {} }");
+    let tables: Optional = given.model_tables().unwrap();
+    assert_eq!(tables.noise.unwrap().std, 0.5);
 }

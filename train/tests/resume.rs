@@ -10,7 +10,7 @@ use meshgrad_ckpt::mapping::Mapping;
 use meshgrad_ckpt::{Committed, TensorFile};
 use meshgrad_models::{Compute, Generate, IGNORE_INDEX, Loss, Model, TokenBatch};
 use meshgrad_runtime::{DType, Device, Error, Tensor};
-use meshgrad_train::config::{Config, ModelTables};
+use meshgrad_train::config::{Config, ModelTables, ScheduleConfig};
 use meshgrad_train::events::Event;
 use meshgrad_train::session::{Resume, Session, Summary};
 use meshgrad_train::{TrainError, checkpoint};
@@ -281,4 +281,35 @@ fn finished_checkpoints_exist_while_subscribers_run() {
     let trained = session.train(|data, _| Ok(Bigram::new(data.tokenizer.vocab_size(), 4)));
     trained.unwrap();
     assert_eq!(*finished.lock().unwrap(), 12);
+}
+
+/// The configuration of a run with a schedule of its own reads back, although the schedule of the
+/// caller's configuration does not fit the run. A program without that schedule does not continue.
+#[test]
+fn a_run_with_its_own_schedule_reads_back() {
+    let fixture = Fixture::new();
+    let mut config = fixture.config(&[]);
+    config.schedule = ScheduleConfig::named("wsd").unwrap();
+    let train = |config: &Config, is_own: bool| {
+        let mut session = Session::new(config, &fixture.device).run_dir(fixture.path("run"));
+        if is_own {
+            session = session.schedule(|step| 1.0 / step as f64);
+        }
+        session.train(|data, _| Ok(Bigram::new(data.tokenizer.vocab_size(), 4)))
+    };
+    let checkpoint = train(&config, true).unwrap().checkpoint;
+
+    for file in [
+        fixture.path("run/config.toml"),
+        checkpoint.join("trainer/config.toml"),
+    ] {
+        let read = Config::read::<Tables>(Some(&file), &[]).unwrap();
+        assert_eq!(read.schedule, ScheduleConfig::Own {});
+        let error = train(&read, false).unwrap_err().to_string();
+        assert!(
+            error.starts_with("schedule.kind is \"own\", but this program has no schedule"),
+            "{error}"
+        );
+        assert_eq!(train(&read, true).unwrap().step, 4);
+    }
 }

@@ -17,7 +17,7 @@ fn program() -> Command {
     Command::new(env!("CARGO_BIN_EXE_outside"))
 }
 
-/// Every file of a checkpoint but the configuration, which is the same.
+/// Every file of a checkpoint, with its content.
 fn files(checkpoint: &Path) -> BTreeMap<String, Vec<u8>> {
     let committed = Committed::open(checkpoint).unwrap();
     committed.verify().unwrap();

@@ -125,6 +125,10 @@ impl Config {
                 });
             }
         }
+        // Whether the program has a schedule of its own is not known here.
+        if let ScheduleConfig::Own {} = self.schedule {
+            return;
+        }
         if let Err(error) = self.schedule.of_run(self.train.steps) {
             found.unless(false, "schedule", || error.to_string());
         }

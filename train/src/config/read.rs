@@ -10,7 +10,7 @@ use toml::Table;
 
 use super::setting::{Setting, insert, lookup, paths};
 use super::sources::{Override, Sources};
-use super::tables::{ModelTables, check_names, check_strict, written};
+use super::tables::{ModelTables, check_defaults, check_names, check_strict, written};
 use super::{Config, ConfigError, Violations, choice};
 
 impl Config {
@@ -49,17 +49,13 @@ impl Config {
             overrides,
         };
         let schema = Schema::new::<T>(sources)?;
-        let mut resolved = schema.defaults.clone();
-        for setting in sources.settings(&schema.defaults)? {
-            schema.check(&setting)?;
-            insert(&mut resolved, &setting.key, setting.value.clone());
-            // Serde then checks the value, and its error has this setting's origin.
-            if let Err(error) = typed::<T>(&resolved) {
-                return Err(setting.rejected(error.message(), &schema.defaults));
-            }
+        let settings = sources.settings(&schema.defaults)?;
+        for setting in &settings {
+            schema.check(setting)?;
         }
-
-        let (mut config, tables) = typed::<T>(&resolved)?;
+        // Serde then checks the values.
+        let (mut config, tables) = typed::<T>(&schema.with(&settings))
+            .map_err(|error| schema.blamed::<T>(&settings, error))?;
         check_strict::<T>(&config.tables)?;
         config.tables = written(&tables)?;
         Violations([tables.violations(), config.violations()].concat()).check()?;
@@ -115,11 +111,45 @@ impl Schema {
                 insert(&mut given, &setting.key, setting.value.clone());
             }
         }
-        defaults.extend(written(&T::defaults(&given))?);
-        Ok(Schema {
-            defaults: choice::schema(&settings, defaults)?,
-            common,
-        })
+        let own = written(&T::defaults(&given))?;
+        check_names::<T>(&own, &common)?;
+        check_defaults::<T>(&own)?;
+        let mut defaults = choice::schema(&settings, common.clone())?;
+        defaults.extend(own);
+        Ok(Schema { defaults, common })
+    }
+
+    /// The defaults, with the values of `settings` in order.
+    fn with<'a>(&self, settings: impl IntoIterator<Item = &'a Setting>) -> Table {
+        let mut resolved = self.defaults.clone();
+        for setting in settings {
+            insert(&mut resolved, &setting.key, setting.value.clone());
+        }
+        resolved
+    }
+
+    /// The error of the setting that serde rejected with `error`: the last one without which the
+    /// others are valid, or else the first with which this error occurs.
+    fn blamed<T: ModelTables>(&self, settings: &[Setting], error: toml::de::Error) -> ConfigError {
+        let others = |at: usize| {
+            let settings = settings.iter().enumerate();
+            let others = settings.filter(move |(other, _)| *other != at);
+            others.map(|(_, setting)| setting)
+        };
+        let is_culprit = |at: &usize| typed::<T>(&self.with(others(*at))).is_ok();
+        let is_first = |at: &usize| {
+            let found = typed::<T>(&self.with(&settings[..=*at])).err();
+            found.is_some_and(|found| found.message() == error.message())
+        };
+        let mut all = 0..settings.len();
+        let culprit = all.clone().rev().find(is_culprit);
+        match culprit
+            .or_else(|| all.find(is_first))
+            .map(|at| &settings[at])
+        {
+            Some(setting) => setting.rejected(error.message(), &self.defaults),
+            None => error.into(),
+        }
     }
 
     /// Checks key and type of `setting`.
@@ -133,7 +163,7 @@ impl Schema {
     /// Handles a key without a default. Whether the model's tables have it is decided by their type.
     fn unknown(&self, setting: &Setting) -> Result<(), ConfigError> {
         if !self.common.contains_key(&setting.key[0]) {
-            return Ok(());
+            return setting.check_parents(&self.defaults);
         }
         let other = choice::other_choice(setting, &self.defaults);
         Err(other.unwrap_or_else(|| setting.unknown(&paths(&self.defaults))))

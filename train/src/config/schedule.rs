@@ -46,6 +46,9 @@ pub enum ScheduleConfig {
         /// The phases.
         phases: Vec<Phase>,
     },
+    /// That of the program: [`Session::schedule`](crate::session::Session::schedule). A run with such
+    /// a schedule has this in its folder.
+    Own {},
 }
 
 impl Default for ScheduleConfig {
@@ -59,7 +62,7 @@ impl Default for ScheduleConfig {
 
 impl ScheduleConfig {
     /// The values of `schedule.kind`.
-    pub const KINDS: &[&str] = &["constant", "linear", "cosine", "wsd", "phases"];
+    pub const KINDS: &[&str] = &["constant", "linear", "cosine", "wsd", "phases", "own"];
 
     /// The default table of the schedule `kind`.
     pub fn named(kind: &str) -> Option<ScheduleConfig> {
@@ -81,6 +84,7 @@ impl ScheduleConfig {
                 initial: 1.0,
                 phases: Vec::new(),
             }),
+            "own" => Some(Self::Own {}),
             _ => None,
         }
     }
@@ -91,7 +95,7 @@ impl ScheduleConfig {
             Self::Linear { min_lr_ratio, .. }
             | Self::Cosine { min_lr_ratio, .. }
             | Self::Wsd { min_lr_ratio, .. } => Some(*min_lr_ratio),
-            Self::Constant { .. } | Self::Phases { .. } => None,
+            Self::Constant { .. } | Self::Phases { .. } | Self::Own {} => None,
         }
     }
 
@@ -99,7 +103,7 @@ impl ScheduleConfig {
     /// warm-up.
     ///
     /// # Errors
-    /// As [`Phases::of_run`], for `wsd` and `phases`.
+    /// As [`Phases::of_run`], for `wsd` and `phases`; [`ScheduleError::Own`].
     pub fn of_run(&self, steps: u64) -> Result<Phases, ScheduleError> {
         let (warmup, end, curve) = match self {
             Self::Constant { warmup_steps } => (*warmup_steps, 1.0, Curve::Linear),
@@ -121,6 +125,7 @@ impl ScheduleConfig {
                 return Phases::warmup_stable_decay(steps, warmup, decay, *min_lr_ratio, *curve);
             }
             Self::Phases { initial, phases } => return Phases::of_run(steps, *initial, phases),
+            Self::Own {} => return Err(ScheduleError::Own),
         };
 
         let warm_up = Phases::starting_at(0.0).for_steps(warmup, 1.0, Curve::Linear);

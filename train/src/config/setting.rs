@@ -18,15 +18,34 @@ impl Setting {
             (Value::Float(_), Value::Integer(_)) => true,
             (default, value) => default.same_type(value),
         };
-        if same {
-            return Ok(());
+        match same {
+            true => Ok(()),
+            false => Err(self.wrong_type(&self.key, &self.value, default)),
         }
-        Err(ConfigError::WrongType {
-            key: self.key.join("."),
-            found: type_name(&self.value),
-            expected: type_name(default),
+    }
+
+    /// Checks that no key above this one has a value in `defaults` that is not a table.
+    pub(super) fn check_parents(&self, defaults: &Table) -> Result<(), ConfigError> {
+        let parents = (1..self.key.len()).map(|count| &self.key[..count]);
+        for parent in parents {
+            match lookup(defaults, parent) {
+                None | Some(Value::Table(_)) => (),
+                Some(value) => {
+                    let table = Value::Table(Table::new());
+                    return Err(self.wrong_type(parent, &table, value));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn wrong_type(&self, key: &[String], found: &Value, expected: &Value) -> ConfigError {
+        ConfigError::WrongType {
+            key: key.join("."),
+            found: type_name(found),
+            expected: type_name(expected),
             origin: self.origin.clone(),
-        })
+        }
     }
 }
 
@@ -39,6 +58,24 @@ pub(super) fn lookup<'t>(table: &'t Table, key: &[String]) -> Option<&'t Value> 
 fn lookup_table<'t>(table: &'t Table, key: &[String]) -> Option<&'t Table> {
     key.iter()
         .try_fold(table, |table, part| table.get(part)?.as_table())
+}
+
+/// The value at `path`, whose parts are keys of tables and numbers of list elements.
+pub(super) fn at<'v>(value: &'v Value, path: &[String]) -> Option<&'v Value> {
+    path.iter().try_fold(value, |value, part| match value {
+        Value::Table(table) => table.get(part),
+        Value::Array(values) => values.get(part.parse::<usize>().ok()?),
+        _ => None,
+    })
+}
+
+/// As [`at`], to change it.
+pub(super) fn at_mut<'v>(value: &'v mut Value, path: &[String]) -> Option<&'v mut Value> {
+    path.iter().try_fold(value, |value, part| match value {
+        Value::Table(table) => table.get_mut(part),
+        Value::Array(values) => values.get_mut(part.parse::<usize>().ok()?),
+        _ => None,
+    })
 }
 
 fn type_name(value: &Value) -> &'static str {

@@ -6,14 +6,14 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
-use super::setting::{insert, lookup};
+use super::setting::{at, at_mut};
 use super::{Config, ConfigError, Violation, Violations};
 
 /// The tables of a model: a struct with one field per table, such as `model`.
 ///
 /// The default is the schema, as for all of a configuration: it has every key, and values of the
 /// same TOML type are valid. A key whose default is `None` is valid with any value that its type
-/// can be deserialized from. Every struct needs `#[serde(deny_unknown_fields)]`.
+/// can be deserialized from. Every struct needs `#[serde(deny_unknown_fields)]`, also those in lists.
 ///
 /// ```
 /// use meshgrad_train::config::{Config, ModelTables};
@@ -56,7 +56,7 @@ use super::{Config, ConfigError, Violation, Violations};
 /// ```
 pub trait ModelTables: Default + Serialize + DeserializeOwned {
     /// The defaults, if one value decides others. `given` has the values that the file and `--set`
-    /// give for these tables, not yet checked.
+    /// give for these tables, not yet checked. A table that is left out here has no default.
     fn defaults(given: &Table) -> Self {
         let _ = given;
         Self::default()
@@ -83,7 +83,13 @@ impl Config {
     /// is out of range.
     pub fn model_tables<T: ModelTables>(&self) -> Result<T, ConfigError> {
         let tables = self.tables.clone().try_into::<T>();
-        let tables = tables.map_err(|error| unfit::<T>(error.message()))?;
+        let unread = |error: toml::de::Error| {
+            let (message, tables) = (error.message(), type_name::<T>());
+            unfit::<T>(&format!(
+                "{message}; read the configuration with `Config::read::<{tables}>`"
+            ))
+        };
+        let tables = tables.map_err(unread)?;
         Violations(tables.violations()).check()?;
         Ok(tables)
     }
@@ -118,7 +124,8 @@ pub(super) fn check_names<T: ModelTables>(
 /// # Errors
 /// [`ConfigError::Tables`].
 pub(super) fn check_strict<T: ModelTables>(tables: &Table) -> Result<(), ConfigError> {
-    match open_table::<T>(tables, tables, &[]) {
+    let all = Value::Table(tables.clone());
+    match open_table::<T>(&all, &all, &[]) {
         None => Ok(()),
         Some(path) => Err(unfit::<T>(&format!(
             "unknown keys of {} are ignored; add #[serde(deny_unknown_fields)] to its type",
@@ -130,25 +137,53 @@ pub(super) fn check_strict<T: ModelTables>(tables: &Table) -> Result<(), ConfigE
     }
 }
 
-/// The path of a table in which unknown keys have no effect. `table` is the one at `path`.
-fn open_table<T: ModelTables>(all: &Table, table: &Table, path: &[String]) -> Option<Vec<String>> {
-    if ignores_keys::<T>(all, path) {
-        return Some(path.to_owned());
+/// Checks that `T` reads the default values back that it wrote.
+///
+/// # Errors
+/// [`ConfigError::Tables`].
+pub(super) fn check_defaults<T: ModelTables>(defaults: &Table) -> Result<(), ConfigError> {
+    let read = defaults.clone().try_into::<T>();
+    let unread = |error: toml::de::Error| {
+        let message = error.message();
+        unfit::<T>(&format!(
+            "the default cannot be read back: {message}; give each key a default that is valid TOML"
+        ))
+    };
+    read.map(drop).map_err(unread)
+}
+
+/// The path of a table in which unknown keys have no effect, in `value`, which is at `path`.
+fn open_table<T: ModelTables>(all: &Value, value: &Value, path: &[String]) -> Option<Vec<String>> {
+    let below = |(part, value): (String, &Value)| {
+        let path = [path, &[part]].concat();
+        open_table::<T>(all, value, &path)
+    };
+    match value {
+        Value::Table(_) if ignores_keys::<T>(all, path) => Some(path.to_owned()),
+        Value::Table(table) => {
+            let mut values = table.iter().map(|(name, value)| (name.clone(), value));
+            values.find_map(below)
+        }
+        Value::Array(values) => {
+            let numbered = values.iter().enumerate();
+            let mut values = numbered.map(|(number, value)| (number.to_string(), value));
+            values.find_map(below)
+        }
+        _ => None,
     }
-    table.iter().find_map(|(name, value)| {
-        let path = [path, std::slice::from_ref(name)].concat();
-        open_table::<T>(all, value.as_table()?, &path)
-    })
 }
 
 /// Whether an unknown key of the table at `path` has no effect.
-fn ignores_keys<T: ModelTables>(all: &Table, path: &[String]) -> bool {
-    let key = [path, &["?".to_owned()]].concat();
+fn ignores_keys<T: ModelTables>(all: &Value, path: &[String]) -> bool {
+    let unknown = "?".to_owned();
     let mut with_key = all.clone();
-    insert(&mut with_key, &key, Value::Boolean(true));
+    if let Some(Value::Table(table)) = at_mut(&mut with_key, path) {
+        table.insert(unknown.clone(), Value::Boolean(true));
+    }
     let read = with_key.try_into::<T>().ok();
-    let written = read.and_then(|tables| Table::try_from(&tables).ok());
-    written.is_some_and(|written| lookup(&written, &key).is_none())
+    let written = read.and_then(|tables| Value::try_from(&tables).ok());
+    let key = [path, &[unknown]].concat();
+    written.is_some_and(|written| at(&written, &key).is_none())
 }
 
 fn unfit<T>(problem: &str) -> ConfigError {
