@@ -210,7 +210,13 @@ fn incomplete_checkpoints_are_never_used() {
     assert_eq!(discover(dir.path("run")).unwrap().len(), 1);
 
     let output = dir.train("run", &[]);
-    assert!(output.contains("resuming after step 3"), "{output}");
+    for expected in [
+        "skipped an incomplete checkpoint: ",
+        "moved checkpoints after step 3 to run/set-aside-1",
+        "resuming after step 3",
+    ] {
+        assert!(output.contains(expected), "{output}");
+    }
     dir.train("whole", &[]);
     let last = "step-000008";
     assert_same_checkpoint(&dir.path("whole").join(last), &dir.path("run").join(last));
@@ -222,7 +228,11 @@ fn incomplete_checkpoints_are_never_used() {
 fn starting_from_scratch_sets_the_old_run_aside() {
     let dir = TestDir::new();
     dir.train("run", &["--stop-after", "3"]);
-    dir.train("run", &["--resume", "never", "--stop-after", "2"]);
+    let output = dir.train("run", &["--resume", "never", "--stop-after", "2"]);
+    assert!(
+        output.contains("moved checkpoints after step 0 to run/set-aside-1"),
+        "{output}"
+    );
     assert!(
         dir.path("run")
             .join("set-aside-1/step-000003/model.safetensors")

@@ -160,12 +160,11 @@ pub fn check_config(checkpoint: &Committed, config: &Config) -> Result<()> {
 /// # Errors
 /// [`TrainError::OtherRun`]; [`TrainError::State`]; [`TrainError::Tokenizer`].
 pub fn check_data(checkpoint: &Committed, digest: u128, tokenizer: &Tokenizer) -> Result<()> {
-    let (saved, now) = (
-        read_state(checkpoint)?.data_digest,
-        format!("{digest:032x}"),
-    );
+    let saved = read_state(checkpoint)?.data_digest;
+    let now = format!("{digest:032x}");
     if saved != now {
-        return Err(other_run(checkpoint, "the text's digest", saved, now));
+        let [saved, now] = [saved, now].map(|digest| format!("of a text with xxh3 {digest}"));
+        return Err(other_run(checkpoint, "data.paths", saved, now));
     }
     let shown = |of: &Tokenizer| -> Result<String> {
         let (tokens, digest) = (of.vocab_size(), of.digest()?);

@@ -173,7 +173,7 @@ fn a_refused_resume_changes_nothing() {
             "data.val_fraction=0.3",
             "data.val_fraction 0.2, but it is now 0.3;",
         ),
-        (&other, "the text's digest "),
+        (&other, "data.paths of a text with xxh3 "),
         (
             "optimizer.name=lion",
             "the optimizer adamw, but it is now lion;",

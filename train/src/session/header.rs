@@ -1,7 +1,6 @@
 //! What a run prints before its first step.
 
 use meshgrad_autograd::Param;
-use meshgrad_ckpt::scan;
 use meshgrad_models::Model;
 use meshgrad_runtime::Properties;
 
@@ -31,12 +30,8 @@ impl<M: Model> Run<'_, M> {
             validation_tokens: validation.len() as u64,
             run: self.folder.path().display().to_string(),
         });
-        for incomplete in scan(self.folder.path())
-            .map(|found| found.incomplete)
-            .unwrap_or_default()
-        {
-            self.reporter
-                .message(&format!("skipped an incomplete checkpoint: {incomplete}"));
+        for note in &self.notes {
+            self.reporter.message(note);
         }
         if self.first_step > 0 {
             self.reporter

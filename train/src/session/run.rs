@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use meshgrad_ckpt::{Committed, Saver, Task, WhenBusy, keep_last, step_name};
+use meshgrad_ckpt::{Committed, Saver, Task, WhenBusy, keep_last, scan, step_name};
 use meshgrad_models::{Generate, Model, TokenBatch};
 use meshgrad_runtime::Device;
 
@@ -52,6 +52,8 @@ pub(super) struct Run<'a, M> {
     stop: Option<&'a AtomicBool>,
     /// Steps done before this run.
     pub(super) first_step: u64,
+    /// What happened to later checkpoints, for people.
+    pub(super) notes: Vec<String>,
     last: u64,
     val_loss: Option<f64>,
     /// When a step's metrics were last read.
@@ -96,7 +98,7 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
         };
 
         // From here on, the run replaces what an earlier one did after `first_step`.
-        folder.set_aside_after(first_step)?;
+        let notes = set_aside(&folder, first_step)?;
         folder.write(&folder.config(), &config.to_toml()?)?;
         let steps = config.train.steps;
         Ok(Run {
@@ -113,6 +115,7 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
             windows,
             validation,
             first_step,
+            notes,
             val_loss: None,
             last_read: None,
             saver: Saver::new(WhenBusy::Wait),
@@ -363,6 +366,19 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
             val_bits_per_byte: validated.and_then(|record| record.val_bits_per_byte),
         })
     }
+}
+
+/// Moves what an earlier run did after `step` aside. Returns what to report.
+fn set_aside(folder: &RunFolder, step: u64) -> Result<Vec<String>> {
+    let incomplete = scan(folder.path()).map(|found| found.incomplete);
+    let incomplete = incomplete.unwrap_or_default().into_iter();
+    let skipped = incomplete.map(|found| format!("skipped an incomplete checkpoint: {found}"));
+    let mut notes: Vec<String> = skipped.collect();
+    if let Some(aside) = folder.set_aside_after(step)? {
+        let aside = aside.display();
+        notes.push(format!("moved checkpoints after step {step} to {aside}"));
+    }
+    Ok(notes)
 }
 
 /// The trainer of a session, whose model has values.
