@@ -76,9 +76,9 @@ pub enum Problem {
     MadeTwice {
         /// Its name.
         name: String,
-        /// The line of the second rule.
+        /// The line of one rule.
         line: usize,
-        /// The line of the first rule.
+        /// The line of the other.
         before: usize,
     },
     /// A source that cannot be read.
@@ -256,7 +256,9 @@ impl fmt::Display for Problem {
             ),
             Problem::MadeTwice { name, line, before } => write!(
                 f,
-                "made twice: lines {before} and {line} of the map both produce `{}`",
+                "made twice: lines {} and {} of the map both produce `{}`",
+                before.min(line),
+                before.max(line),
                 name.escape_debug()
             ),
             Problem::Unreadable { name, error } => {

@@ -36,7 +36,7 @@ fn rules_that_cannot_work_are_reported() {
         ),
         (
             "a = b",
-            "made twice: lines 2 and 1 of the map both produce `a`",
+            "made twice: lines 1 and 2 of the map both produce `a`",
         ),
         (
             "slice(x, 0, 2) = a",
