@@ -90,11 +90,12 @@ impl Driver {
         )
     }
 
-    /// All of `cuMemset*`: `count` elements of 1, 2 or 4 bytes.
+    /// All of `cuMemset*`: `count` elements of 1, 2 or 4 bytes. Without a stream, a fill of pinned
+    /// memory completes before the call returns.
     pub(crate) fn fill(&self, order: CopyOrder, to: u64, bytes: &[u8], count: usize) -> Result<()> {
         let mut state = self.lock();
         let raw = state.stream_of(order)?;
-        let (stream, _) = state.stream(raw)?;
+        let (stream, context) = state.stream(raw)?;
         let extent = count.checked_mul(bytes.len());
         let aligned = to.is_multiple_of(bytes.len() as u64);
         let Some(extent) = extent.filter(|_| aligned) else {
@@ -106,8 +107,15 @@ impl Driver {
         };
         state.check_range(to, extent)?;
         let pattern = Pattern::new(bytes);
-        state.submit(stream, Work::Fill { to, pattern, count })?;
-        self.run_submitted(state, stream)
+        let waits = order == CopyOrder::Now && state.is_pinned_allocation(to);
+        let submitted = state.submit(stream, Work::Fill { to, pattern, count })?;
+        match submitted.filter(|_| waits) {
+            Some(ticket) => {
+                let state = self.wait(state, |state| state.schedule.is_done(ticket));
+                state.check_context(context)
+            }
+            None => self.run_submitted(state, stream),
+        }
     }
 }
 

@@ -69,6 +69,16 @@ enum ValueLocation {
     Memory { offset: u32, bytes: u32 },
 }
 
+impl ValueLocation {
+    fn name(self) -> &'static str {
+        match self {
+            ValueLocation::Register { .. } => "a register",
+            ValueLocation::Predicate(_) => "a predicate",
+            ValueLocation::Memory { .. } => "memory",
+        }
+    }
+}
+
 /// The locations in which the values of a signature are passed.
 #[derive(Clone, Debug)]
 struct CallLocations {
@@ -294,7 +304,7 @@ impl<'a> Lowering<'a> {
                 Ok(Passed::Register { to, from, wide })
             }
             ValueLocation::Memory { bytes, .. } if !matches!(bytes, 1 | 2 | 4 | 8) => Err(format!(
-                "{operand:?} cannot be passed as {bytes} bytes; pass a variable"
+                "`{operand}` cannot be passed as {bytes} bytes; pass a variable"
             )),
             ValueLocation::Memory { offset, bytes } => {
                 let slot = self.source_of_bits(operand, bytes * 8, false)?;
@@ -463,6 +473,6 @@ fn copied(to: ValueLocation, from: ValueLocation) -> Result<Passed> {
             ValueLocation::Memory { offset: to, bytes },
             ValueLocation::Memory { offset: from, .. },
         ) => Ok(Passed::Memory { to, from, bytes }),
-        _ => Err(format!("{from:?} cannot be passed as {to:?}")),
+        _ => Err(format!("{} cannot be passed as {}", from.name(), to.name())),
     }
 }

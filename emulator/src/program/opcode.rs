@@ -1,6 +1,8 @@
 //! Parsing of opcodes. A decoder must take every modifier; a modifier that is left over is an
 //! error.
 
+use std::fmt;
+
 /// The type of an operand (PTX ISA 5.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[rustfmt::skip]
@@ -12,34 +14,44 @@ pub(crate) enum Type {
     B128, Predicate,
 }
 
+const TYPE_NAMES: [(&str, Type); 23] = [
+    ("u8", Type::U8),
+    ("s8", Type::S8),
+    ("b8", Type::B8),
+    ("u16", Type::U16),
+    ("s16", Type::S16),
+    ("b16", Type::B16),
+    ("f16", Type::F16),
+    ("bf16", Type::BF16),
+    ("e4m3x2", Type::E4M3x2),
+    ("e5m2x2", Type::E5M2x2),
+    ("u32", Type::U32),
+    ("s32", Type::S32),
+    ("b32", Type::B32),
+    ("f32", Type::F32),
+    ("f16x2", Type::F16x2),
+    ("bf16x2", Type::BF16x2),
+    ("tf32", Type::TF32),
+    ("u64", Type::U64),
+    ("s64", Type::S64),
+    ("b64", Type::B64),
+    ("f64", Type::F64),
+    ("b128", Type::B128),
+    ("pred", Type::Predicate),
+];
+
+/// As in PTX, with its dot.
+impl fmt::Display for Type {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let found = TYPE_NAMES.iter().find(|(_, kind)| kind == self);
+        write!(f, ".{}", found.map_or("", |(name, _)| name))
+    }
+}
+
 impl Type {
     pub(super) fn parse(text: &str) -> Option<Type> {
-        Some(match text {
-            "u8" => Type::U8,
-            "s8" => Type::S8,
-            "b8" => Type::B8,
-            "u16" => Type::U16,
-            "s16" => Type::S16,
-            "b16" => Type::B16,
-            "f16" => Type::F16,
-            "bf16" => Type::BF16,
-            "e4m3x2" => Type::E4M3x2,
-            "e5m2x2" => Type::E5M2x2,
-            "u32" => Type::U32,
-            "s32" => Type::S32,
-            "b32" => Type::B32,
-            "f32" => Type::F32,
-            "f16x2" => Type::F16x2,
-            "bf16x2" => Type::BF16x2,
-            "tf32" => Type::TF32,
-            "u64" => Type::U64,
-            "s64" => Type::S64,
-            "b64" => Type::B64,
-            "f64" => Type::F64,
-            "b128" => Type::B128,
-            "pred" => Type::Predicate,
-            _ => return None,
-        })
+        let found = TYPE_NAMES.iter().find(|(name, _)| *name == text);
+        found.map(|(_, kind)| *kind)
     }
 
     pub(crate) fn bits(self) -> u32 {
@@ -135,7 +147,7 @@ impl<'a> Opcode<'a> {
 
     /// The error that the instruction does not support a type.
     pub(crate) fn wrong_type<T>(&self, kind: Type) -> Result<T, String> {
-        Err(format!("`{}` is not supported for {kind:?}", self.text))
+        Err(format!("`{}` is not supported for {kind}", self.text))
     }
 }
 

@@ -69,7 +69,7 @@ impl Lowering<'_> {
         let (slot, bits) = self.register(operand)?;
         match bits == kind.bits() {
             true => Ok(slot),
-            false => Err(format!("a register of {bits} bits cannot hold {kind:?}")),
+            false => Err(format!("a register of {bits} bits cannot hold {kind}")),
         }
     }
 
@@ -89,7 +89,7 @@ impl Lowering<'_> {
     /// A register and its size.
     pub(crate) fn register(&self, operand: &Operand) -> Result<(Slot, u32)> {
         let Operand::Name(name) = operand else {
-            return Err(format!("{operand:?} is not a register"));
+            return Err(format!("`{operand}` is not a register"));
         };
         match self.names.find(name) {
             Some(Symbol::Register { slot, bits }) => Ok((*slot, *bits)),
@@ -110,7 +110,7 @@ impl Lowering<'_> {
 
     pub(crate) fn predicate(&self, operand: &Operand) -> Result<Slot> {
         let Operand::Name(name) = operand else {
-            return Err(format!("{operand:?} is not a predicate"));
+            return Err(format!("`{operand}` is not a predicate"));
         };
         match self.names.find(name) {
             Some(Symbol::Predicate(index)) => Ok(*index),
@@ -139,7 +139,7 @@ impl Lowering<'_> {
     /// An address, and the space of the variable that it refers to, if any.
     pub(crate) fn address(&mut self, operand: &Operand) -> Result<(Address, Option<Space>)> {
         let Operand::Address { base, offset } = operand else {
-            return Err(format!("{operand:?} is not an address"));
+            return Err(format!("`{operand}` is not an address"));
         };
         let constant = |lowering: &mut Self, constant, space| {
             let address = Address {
@@ -174,7 +174,7 @@ impl Lowering<'_> {
     /// The number of a label; `resolve_labels` replaces it by a position.
     pub(crate) fn label(&self, operand: &Operand) -> Result<u32> {
         let Operand::Name(name) = operand else {
-            return Err(format!("{operand:?} is not a label"));
+            return Err(format!("`{operand}` is not a label"));
         };
         match self.names.find(name) {
             Some(Symbol::Label(label)) => Ok(*label as u32),
@@ -185,7 +185,7 @@ impl Lowering<'_> {
     /// The labels of a `brx.idx`.
     pub(crate) fn targets(&self, operand: &Operand) -> Result<Vec<u32>> {
         let Operand::Name(name) = operand else {
-            return Err(format!("{operand:?} is not a list of labels"));
+            return Err(format!("`{operand}` is not a list of labels"));
         };
         match self.names.find(name) {
             Some(Symbol::Targets(names)) => {
@@ -214,7 +214,7 @@ fn immediate(operand: &Operand, bits: u32, float: bool) -> Result<u64> {
         )),
         (other, ..) => {
             let what = if float { "float" } else { "value" };
-            Err(format!("{other:?} is not a {what} of {bits} bits"))
+            Err(format!("`{other}` is not a {what} of {bits} bits"))
         }
     }
 }

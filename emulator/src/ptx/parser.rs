@@ -227,9 +227,18 @@ $DONE:
             Statement::Instruction(instruction) => Some(instruction),
             _ => None,
         });
-        let opcodes: Vec<_> = instructions.map(|it| it.opcode.as_str()).collect();
-        let expected = ["ld.param.u64", "bra", "shfl.sync.down.b32", "call", "ret"];
-        assert_eq!(opcodes, expected);
+        let texts = instructions.map(|it| {
+            let operands: Vec<_> = it.operands.iter().map(ToString::to_string).collect();
+            format!("{} {}", it.opcode, operands.join(", "))
+        });
+        let expected = [
+            "ld.param.u64 %rd1, [x]",
+            "bra $DONE",
+            "shfl.sync.down.b32 a|%p1, b, 16, 31, -1",
+            "call (b), f, (a, 4)",
+            "ret ",
+        ];
+        assert_eq!(texts.collect::<Vec<_>>(), expected);
     }
 
     #[test]

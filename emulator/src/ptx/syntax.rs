@@ -1,6 +1,7 @@
 //! The syntax tree of a module, with unresolved names.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 /// A whole module.
 #[derive(Clone, Debug, Default)]
@@ -163,4 +164,30 @@ pub(crate) enum Operand {
 pub(crate) enum Base {
     Name(String),
     Absolute,
+}
+
+/// As in PTX.
+impl fmt::Display for Operand {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let list = |operands: &[Operand]| {
+            let texts: Vec<String> = operands.iter().map(Operand::to_string).collect();
+            texts.join(", ")
+        };
+        match self {
+            Operand::Name(name) => f.write_str(name),
+            Operand::Not(name) => write!(f, "!{name}"),
+            Operand::Integer(value) => write!(f, "{}", *value as i64),
+            Operand::Float32(bits) => write!(f, "0f{bits:08X}"),
+            Operand::Float64(bits) => write!(f, "{:?}", f64::from_bits(*bits)),
+            Operand::Vector(lanes) => write!(f, "{{{}}}", list(lanes)),
+            Operand::Address { base, offset } => match (base, offset) {
+                (Base::Absolute, offset) => write!(f, "[{offset}]"),
+                (Base::Name(name), 0) => write!(f, "[{name}]"),
+                (Base::Name(name), offset) => write!(f, "[{name}{offset:+}]"),
+            },
+            Operand::Pair(first, second) => write!(f, "{first}|{second}"),
+            Operand::List(values) => write!(f, "({})", list(values)),
+            Operand::Offset(name, offset) => write!(f, "{name}{offset:+}"),
+        }
+    }
 }

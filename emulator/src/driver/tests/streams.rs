@@ -6,6 +6,8 @@ use std::thread;
 use super::{LEGACY, Machine, code, outcomes};
 use crate::driver::configuration::StreamOrder;
 use crate::driver::error::Code;
+use crate::driver::memory::AllocationKind;
+use crate::driver::transfer::CopyOrder;
 
 #[test]
 fn some_seed_exposes_a_missing_event() {
@@ -41,6 +43,17 @@ fn a_stream_runs_in_order_with_every_seed() {
         machine.byte(at)
     });
     assert_eq!(last, BTreeSet::from([20]));
+}
+
+/// The host may read pinned memory after a fill without a stream.
+#[test]
+fn a_synchronous_fill_of_pinned_memory_is_complete() {
+    let bytes = outcomes(|machine| {
+        let at = machine.driver.allocate(16, AllocationKind::Pinned).unwrap();
+        machine.driver.fill(CopyOrder::Now, at, &[7], 16).unwrap();
+        machine.byte(at)
+    });
+    assert_eq!(bytes, BTreeSet::from([7]));
 }
 
 #[test]

@@ -114,7 +114,7 @@ impl<'i> Decoding<'_, '_, 'i> {
         let (to, sources, combine) = self.compared(kind, combine)?;
         let (to, second_to) = match to {
             Operand::Pair(..) if matches!(kind, Type::F16 | Type::BF16) => {
-                return Err(format!("{kind:?} has no second result"));
+                return Err(format!("{kind} has no second result"));
             }
             Operand::Pair(to, second) => (&**to, Some(&**second)),
             to => (to, None),

@@ -39,7 +39,7 @@ impl Decoding<'_, '_, '_> {
             // `pmevent` has no effect.
             _ => match self.exactly()? {
                 [Operand::Integer(0..=15)] => Ok(Op::Nothing),
-                [other] => Err(format!("{other:?} is not an event; events are 0 to 15")),
+                [other] => Err(format!("`{other}` is not an event; events are 0 to 15")),
             },
         }
     }

@@ -188,11 +188,11 @@ impl Decoding<'_, '_, '_> {
         let [destination, source] = self.exactly()?;
         let (slot, bits) = self.lowering.register(destination)?;
         if bits < to.bits() {
-            return Err(format!("a register of {bits} bits cannot hold {to:?}"));
+            return Err(format!("a register of {bits} bits cannot hold {to}"));
         }
         let (source, source_bits) = match self.lowering.register(source) {
             Ok((slot, bits)) if bits >= from.bits() => (slot, bits),
-            Ok((_, bits)) => return Err(format!("a register of {bits} bits cannot hold {from:?}")),
+            Ok((_, bits)) => return Err(format!("a register of {bits} bits cannot hold {from}")),
             Err(_) => {
                 let slot = self.lowering.source(source, from)?;
                 (slot, from.bits().max(32))

@@ -82,7 +82,7 @@ impl Decoding<'_, '_, '_> {
             Type::F64 if !flush && !saturate => f64_of(name, modifier),
             _ => None,
         }
-        .ok_or_else(|| format!("`{name}` is not supported for {kind:?}"))?;
+        .ok_or_else(|| format!("`{name}` is not supported for {kind}"))?;
         self.uniform(compute, kind, modifier, flops)
     }
 

@@ -110,7 +110,7 @@ impl Decoding<'_, '_, '_> {
                     bits,
                 }),
                 false => Err(format!(
-                    "`{name}` has {bits} bits, which cannot hold {kind:?}"
+                    "`{name}` has {bits} bits, which cannot hold {kind}"
                 )),
             };
         }
