@@ -6,11 +6,12 @@
 use std::io;
 use std::process::Child;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use rustix::io::{Errno, retry_on_intr};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+
+use super::ends::Ends;
 
 /// How long the other ranks may take to report why they fail before they are asked to end.
 const REPORT: Duration = Duration::from_secs(1);
@@ -36,20 +37,20 @@ pub enum Ended {
 }
 
 /// The processes, in rank order. They are killed when dropped, with what they started.
-#[derive(Default)]
-pub(super) struct Children(Vec<Rank>);
+pub(super) struct Children {
+    ranks: Vec<Rank>,
+    ends: Ends,
+}
 
 struct Rank {
     process: Child,
     is_running: bool,
 }
 
-/// The number of a rank that ended and its exit code: 128 and the signal's number if it was killed.
-pub(super) type End = (usize, io::Result<u8>);
-
-/// Waits until a process ends, and does not reap it. Returns its exit code.
-pub(super) fn wait_for(pid: Option<Pid>) -> io::Result<u8> {
-    let pid = pid.ok_or(Errno::CHILD)?;
+/// Waits until a process ends, and does not reap it. Returns its exit code: 128 and the signal's
+/// number if it was killed.
+fn wait_for(process: &Child) -> io::Result<u8> {
+    let pid = pid(process).ok_or(Errno::CHILD)?;
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
     let status = retry_on_intr(|| waitid(WaitId::Pid(pid), options))?.ok_or(Errno::CHILD)?;
     let killed = || Some(128 + status.terminating_signal()?);
@@ -58,32 +59,41 @@ pub(super) fn wait_for(pid: Option<Pid>) -> io::Result<u8> {
 }
 
 impl Children {
-    pub(super) fn push(&mut self, process: Child) {
+    pub(super) fn new() -> io::Result<Children> {
+        Ok(Children {
+            ranks: Vec::new(),
+            ends: Ends::new()?,
+        })
+    }
+
+    pub(super) fn push(&mut self, process: Child) -> io::Result<()> {
+        let pid = pid(&process).ok_or(Errno::CHILD)?;
         let is_running = true;
-        self.0.push(Rank {
+        self.ranks.push(Rank {
             process,
             is_running,
         });
+        self.ends.push(pid)
     }
 
     pub(super) fn processes(&mut self) -> impl Iterator<Item = &mut Child> {
-        self.0.iter_mut().map(|rank| &mut rank.process)
+        self.ranks.iter_mut().map(|rank| &mut rank.process)
     }
 
-    /// Waits until all processes have ended, which `ends` reports in the order of their ends. When
-    /// one fails or `stop` is set, the others are stopped.
-    pub(super) fn wait(&mut self, ends: &Receiver<End>, stop: &AtomicBool) -> io::Result<Ended> {
+    /// Waits until all processes have ended. When one fails or `stop` is set, the others are
+    /// stopped.
+    pub(super) fn wait(&mut self, stop: &AtomicBool) -> io::Result<Ended> {
         let mut outcome = Ended::Success;
         let mut signals = [(Duration::ZERO, Signal::TERM), (END, Signal::KILL)]
             .into_iter()
             .peekable();
         let mut since: Option<Instant> = None;
-        while self.0.iter().any(|rank| rank.is_running) {
-            let failed = match ends.recv_timeout(LOOK) {
-                Ok((rank, code)) => self.ended(rank, code?),
-                Err(RecvTimeoutError::Timeout) => None,
-                Err(RecvTimeoutError::Disconnected) => return Err(Errno::CHILD.into()),
-            };
+        while self.ranks.iter().any(|rank| rank.is_running) {
+            let mut failed = None;
+            for rank in self.ends.next(LOOK)? {
+                let ended = self.ended(rank)?;
+                failed = failed.or(ended);
+            }
             if outcome == Ended::Success {
                 outcome = match failed {
                     Some(failed) => failed,
@@ -98,7 +108,7 @@ impl Children {
             };
             let waited = since.get_or_insert_with(Instant::now).elapsed();
             if let Some((_, signal)) = signals.next_if(|(after, _)| waited >= grace + *after) {
-                let running = self.0.iter().filter(|rank| rank.is_running);
+                let running = self.ranks.iter().filter(|rank| rank.is_running);
                 running.for_each(|rank| signal_group(&rank.process, signal));
             }
         }
@@ -106,26 +116,27 @@ impl Children {
     }
 
     /// Records that a rank ended. If it failed, what it started is stopped.
-    fn ended(&mut self, rank: usize, code: u8) -> Option<Ended> {
-        let ended = &mut self.0[rank];
+    fn ended(&mut self, rank: usize) -> io::Result<Option<Ended>> {
+        let ended = &mut self.ranks[rank];
+        let code = wait_for(&ended.process)?;
         ended.is_running = false;
         if code == 0 {
-            return None;
+            return Ok(None);
         }
         signal_group(&ended.process, Signal::TERM);
-        Some(Ended::Failed { rank, code })
+        Ok(Some(Ended::Failed { rank, code }))
     }
 
     /// Kills the processes that run, stops what the others started, and reaps them.
     pub(super) fn reap(&mut self) {
-        for rank in &self.0 {
+        for rank in &self.ranks {
             let signal = match rank.is_running {
                 true => Signal::KILL,
                 false => Signal::TERM,
             };
             signal_group(&rank.process, signal);
         }
-        for mut rank in self.0.drain(..) {
+        for mut rank in self.ranks.drain(..) {
             let _ = rank.process.wait(); // it has ended or was killed
         }
     }
@@ -137,7 +148,7 @@ impl Drop for Children {
     }
 }
 
-pub(super) fn pid(process: &Child) -> Option<Pid> {
+fn pid(process: &Child) -> Option<Pid> {
     Pid::from_raw(i32::try_from(process.id()).ok()?)
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::meeting::Meeting;
+use super::meeting::MeetingPoint;
 use super::variables::{EnvironmentError, Variables};
 use crate::host::Host;
 
@@ -59,7 +59,7 @@ pub struct Environment {
     /// Whether an MPI library's launcher started it.
     is_mpi: bool,
     /// With MPI, ranks may have no other meeting point.
-    meeting: Result<Meeting, EnvironmentError>,
+    meeting: Result<MeetingPoint, EnvironmentError>,
 }
 
 impl<F: Fn(&str) -> Option<String>> Variables<F> {
@@ -186,10 +186,10 @@ impl Environment {
     pub fn host(&self) -> Result<Host, EnvironmentError> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let host = match self.meeting.as_ref().map_err(EnvironmentError::clone)? {
-            Meeting::At { address, secret } => {
+            MeetingPoint::At { address, secret } => {
                 Host::new(self.rank, self.world, address.clone(), secret.clone())
             }
-            Meeting::File(path) => Host::through_file(self.rank, self.world, path.clone()),
+            MeetingPoint::File(path) => Host::through_file(self.rank, self.world, path.clone()),
         };
         Ok(host.threads((cores / self.local_size).max(1)))
     }
@@ -200,8 +200,8 @@ impl fmt::Display for Environment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "rank {} of {}, meeting ", self.rank, self.world)?;
         match &self.meeting {
-            Ok(Meeting::At { address, .. }) => write!(f, "at {address}"),
-            Ok(Meeting::File(path)) => write!(f, "through {}", path.display()),
+            Ok(MeetingPoint::At { address, .. }) => write!(f, "at {address}"),
+            Ok(MeetingPoint::File(path)) => write!(f, "through {}", path.display()),
             Err(_) => f.write_str("over MPI"),
         }
     }

@@ -7,7 +7,7 @@ use crate::host::Secret;
 
 /// Where the ranks meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Meeting {
+pub(super) enum MeetingPoint {
     /// At an address, with the secret of the environment.
     At { address: String, secret: Secret },
     /// Through a file of this host.
@@ -55,12 +55,12 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
         &self,
         world: usize,
         is_one_host: bool,
-    ) -> Result<Meeting, EnvironmentError> {
+    ) -> Result<MeetingPoint, EnvironmentError> {
         let secret = self.text("MESHGRAD_SECRET").map(Secret::new).transpose()?;
         let address = self.address(world)?;
         match (address, secret) {
-            (Some(address), Some(secret)) => Ok(Meeting::At { address, secret }),
-            (_, _) if is_one_host => Ok(Meeting::File(self.file(world)?)),
+            (Some(address), Some(secret)) => Ok(MeetingPoint::At { address, secret }),
+            (_, _) if is_one_host => Ok(MeetingPoint::File(self.file(world)?)),
             (None, _) => Err(EnvironmentError::NoMeetingPoint { world }),
             (Some(_), None) => Err(EnvironmentError::NoSecret { world }),
         }

@@ -4,9 +4,11 @@
 //!   variables of `meshgrad launch`, torchrun, srun and mpirun.
 //! - `transport.rs`: joins through TCP or MPI.
 //! - `processes.rs`: starts the ranks of one host, as `meshgrad launch` does.
-//! - `children.rs`, `output.rs`: waits for them and stops them; copies their output.
+//! - `children.rs`, `ends.rs`, `output.rs`: waits for them and stops them; which ended first; copies
+//!   their output.
 
 mod children;
+mod ends;
 mod environment;
 mod meeting;
 mod output;

@@ -7,10 +7,9 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
-use std::sync::mpsc::{self, Receiver};
 use std::thread::{self, Scope};
 
-use super::children::{Children, End, Ended, pid, wait_for};
+use super::children::{Children, Ended};
 use super::output::copy_lines;
 use crate::host::{JoinError, Secret};
 
@@ -88,10 +87,10 @@ impl Launch {
         let outputs = (Mutex::new(stdout), Mutex::new(stderr));
         let (ended, running) = io::pipe().map_err(system("no pipe"))?;
         thread::scope(|scope| {
-            let watched = self.watch(scope, &mut children, &outputs, &ended);
-            let watched = watched.map_err(system("a thread could not be started"));
-            let result = watched.and_then(|ends| {
-                let waited = children.wait(&ends, stop);
+            let copied = self.copy_outputs(scope, &mut children, &outputs, &ended);
+            let copied = copied.map_err(system("a thread could not be started"));
+            let result = copied.and_then(|()| {
+                let waited = children.wait(stop);
                 waited.map_err(system("a process was lost"))
             });
             children.reap();
@@ -100,15 +99,14 @@ impl Launch {
         })
     }
 
-    /// Starts a thread for each process, which waits for its end, and one for each output.
-    fn watch<'scope, O: Write + Send, E: Write + Send>(
+    /// Starts a thread for each output of each process.
+    fn copy_outputs<'scope, O: Write + Send, E: Write + Send>(
         &self,
         scope: &'scope Scope<'scope, '_>,
         children: &mut Children,
         (stdout, stderr): &'scope (Mutex<O>, Mutex<E>),
         ended: &'scope io::PipeReader,
-    ) -> io::Result<Receiver<End>> {
-        let (sender, ends) = mpsc::channel();
+    ) -> io::Result<()> {
         let width = (self.ranks - 1).to_string().len();
         for (rank, process) in children.processes().enumerate() {
             let thread = || thread::Builder::new().name(format!("launched rank {rank}"));
@@ -122,18 +120,15 @@ impl Launch {
                 let copy = move || copy_lines(from, &prefix, stderr, ended);
                 thread().spawn_scoped(scope, copy)?;
             }
-            let (pid, sender) = (pid(process), sender.clone());
-            let wait = move || drop(sender.send((rank, wait_for(pid))));
-            thread().spawn_scoped(scope, wait)?;
         }
-        Ok(ends)
+        Ok(())
     }
 
     fn start(&self) -> Result<Children, LaunchError> {
         let secret = Secret::random()?;
         let secret = String::from_utf8_lossy(secret.expose()).into_owned();
         let port = free_port().map_err(system("no free port"))?;
-        let mut children = Children::default();
+        let mut children = Children::new().map_err(system("no descriptor"))?;
         for rank in 0..self.ranks {
             let mut command = Command::new(&self.command[0]);
             command
@@ -158,7 +153,8 @@ impl Launch {
                 command: self.command[0].to_string_lossy().into_owned(),
                 source,
             })?;
-            children.push(child);
+            let pushed = children.push(child);
+            pushed.map_err(system("a process was lost"))?;
         }
         Ok(children)
     }
