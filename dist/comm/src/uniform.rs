@@ -14,8 +14,9 @@ use crate::ticket::Reduction;
 /// constant. Code that decides which collectives to start takes a `Uniform`, so that all ranks
 /// decide alike.
 ///
-/// It cannot be made from a value of one rank, and functions of it cannot read one: they are `fn`
-/// pointers, which capture nothing.
+/// It cannot be made from a value of one rank, and functions of it cannot capture one: they are
+/// `fn` pointers. They must not read what differs between processes either, such as the process id,
+/// a static variable, the environment, files, or the time. No type can prevent that.
 ///
 /// ```
 /// use meshgrad_comm::{Local, Reduction, Uniform};
@@ -55,7 +56,7 @@ pub struct Uniform<T> {
 }
 
 impl<T> Uniform<T> {
-    /// A constant.
+    /// A constant: `value` returns the same on all ranks.
     pub fn constant(value: fn() -> T) -> Uniform<T> {
         Uniform {
             value: value(),
