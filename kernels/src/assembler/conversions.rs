@@ -106,6 +106,12 @@ impl<'k> S64<'k> {
         self.k.compute("cvt.rn.f64.s64", &[&self])
     }
 
+    /// As f32, rounded to nearest even.
+    #[track_caller]
+    pub fn to_f32(self) -> F32<'k> {
+        self.k.compute("cvt.rn.f32.s64", &[&self])
+    }
+
     /// The same bits, unsigned. No instruction.
     pub fn unsigned(self) -> U64<'k> {
         Register::new(self.k, self.id)

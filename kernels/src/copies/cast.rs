@@ -148,7 +148,8 @@ impl<'k> Value<'k> {
     fn to_f32(self) -> F32<'k> {
         match self {
             Value::F32(x) => x,
-            _ => self.to_f64().to_f32(),
+            Value::F64(x) => x.to_f32(),
+            Value::Whole(x) => x.to_f32(),
         }
     }
 
@@ -182,7 +183,7 @@ impl<'k> Value<'k> {
 
 /// `y[c] = x[c]`, converted to another type:
 ///
-/// - To float: rounds to nearest even, from integers via f64, and to 16 bits via f32.
+/// - To float: rounds to nearest even, to 16 bits via f32.
 /// - Float to integer: truncates toward zero and saturates.
 /// - Between integers: keeps the low bits.
 /// - To bool: `x != 0`.

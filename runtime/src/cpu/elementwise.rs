@@ -145,7 +145,7 @@ pub(crate) fn cast<T: Float<Wide = f32>, U: Float<Wide = f32>>(
     Ok(())
 }
 
-/// `out[i] = x[i]` for any element types, converted via `V`. Use i64 between integers, else f64.
+/// `out[i] = x[i]` for any element types, converted via `V`: i64 for integers, f64 for floats.
 pub(crate) fn cast_via<V: Intermediate>(x: &Tensor, y: &mut UninitTensor) -> Result<()> {
     let load = crate::for_any!(x.dtype(), T => V::loader::<T>(x))?;
     crate::for_any!(y.dtype(), U => {

@@ -302,7 +302,7 @@ pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
         false => call.compute(|| match (x.dtype(), dtype) {
             (DType::F32, DType::BF16) => cpu::cast::<f32, bf16>(x, y.slice()?),
             (DType::BF16, DType::F32) => cpu::cast::<bf16, f32>(x, y.slice()?),
-            (from, to) if from.is_float() || to.is_float() => cpu::cast_via::<f64>(x, &mut y),
+            (from, _) if from.is_float() => cpu::cast_via::<f64>(x, &mut y),
             _ => cpu::cast_via::<i64>(x, &mut y),
         }),
     }?;

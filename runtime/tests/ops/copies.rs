@@ -84,6 +84,30 @@ fn casts_equal_those_of_the_cpu() {
     }
 }
 
+/// Via f64, integers above 2^53 would be rounded twice.
+#[test]
+fn integers_are_rounded_once() {
+    let (one, step) = (1i64 << 60, 1i64 << 37); // f32s above 2^60 are 2^37 apart
+    let half = step / 2;
+    let cases = [
+        (one + half - 1, one),
+        (one + half, one), // to even
+        (one + half + 1, one + step),
+        (-one - half - 1, -one - step),
+        (one + step + half, one + 2 * step),
+        (one + step + half - 1, one + step),
+        ((1 << 24) + 1, 1 << 24),
+        (i64::MIN, i64::MIN),
+    ];
+    let [x, expected] = [0, 1].map(|it| cases.map(|case| [case.0, case.1][it]));
+    for device in devices() {
+        let x = Tensor::from_slice(&device, &[cases.len()], &x).unwrap();
+        let y = ops::cast(&x, DType::F32).unwrap().to_vec::<f32>().unwrap();
+        let exact: Vec<i64> = y.iter().map(|y| *y as i64).collect();
+        assert_eq!(exact, expected, "on {device}");
+    }
+}
+
 #[test]
 fn fills_of_every_dtype() {
     for device in devices() {
