@@ -6,7 +6,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use devices::{exact, gpu, numbered, values};
 use meshgrad_runtime::{
-    CudaError, DType, Device, Error, Kind, Shape, Signature, Tensor, UninitTensor, ops, with_stream,
+    CudaError, DType, Device, Error, Kind, Shape, Signature, StreamWork, Tensor, UninitTensor, ops,
+    with_stream,
 };
 
 /// Covers tensors larger than the staging buffers, and views.
@@ -50,6 +51,16 @@ fn the_host_cannot_address_gpu_memory() {
         x.write::<f32>("test"),
         Err(Error::NotOnHost { .. })
     ));
+    // Nothing would end the use of a loan that no work on a stream takes.
+    assert!(matches!(x.lend("test"), Err(Error::NotOnHost { .. })));
+    assert!(matches!(x.lend_mut("test"), Err(Error::NotOnHost { .. })));
+    let stream = gpu.stream().unwrap();
+    let (work, loan) = StreamWork::begin(&stream, || x.lend_mut("test")).unwrap();
+    assert!(matches!(x.to_vec::<f32>(), Err(Error::Busy { .. })));
+    work.finish().unwrap().wait().unwrap();
+    drop(loan);
+    assert_eq!(x.to_vec::<f32>().unwrap(), [0.0; 4]);
+
     let mut fresh = UninitTensor::new(&gpu, Shape::new(&[4]).unwrap(), DType::F32).unwrap();
     assert!(matches!(fresh.slice::<f32>(), Err(Error::NotOnHost { .. })));
     assert!(matches!(x.to_vec::<i32>(), Err(Error::WrongDType { .. })));
@@ -185,6 +196,11 @@ fn graphs_reject_synchronization() {
     let waits = matches!(rejected, Error::Cuda(CudaError::Capture { op: "read", .. }));
     assert!(waits, "{rejected}");
     assert!(gpu.capture(|| gpu.synchronize()).is_err());
+    let (stream, waits) = (gpu.stream().unwrap(), gpu.waits());
+    assert!(gpu.capture(|| stream.synchronize()).is_err());
+    assert_eq!(gpu.waits(), waits);
+    stream.synchronize().unwrap();
+    assert_eq!(gpu.waits(), waits + 1);
     // The error names the function that copies from the host.
     let message = |copied: Result<Tensor, Error>| copied.err().unwrap().to_string();
     let made = gpu.capture(|| Ok::<_, Error>(message(Tensor::from_slice(&gpu, &[1], &[3.0f32]))));

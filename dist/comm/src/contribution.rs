@@ -36,6 +36,11 @@ pub(crate) enum Work {
     /// It has begun, and may be enqueued.
     Begun(StreamWork),
     Enqueued(StreamJoin),
+    /// What a test observes when it is dropped.
+    #[cfg(test)]
+    Observed {
+        _until_drop: tests::OnDrop,
+    },
 }
 
 /// Where a rank's result is written.
@@ -71,8 +76,16 @@ impl Contribution {
         let work = std::mem::replace(&mut self.lock().work, Work::None);
         match work {
             Work::Enqueued(join) => join.wait(),
-            Work::None | Work::Begun(_) => Ok(()),
+            _ => Ok(()),
         }
+    }
+
+    /// Gives up this clone. If it is the last one, its `Pending` was dropped: it returns the tensors
+    /// if freeing them may wait for a GPU, and frees them otherwise.
+    pub(crate) fn release(self) -> Option<Tensors> {
+        let tensors = Arc::into_inner(self.0)?.into_inner();
+        let tensors = tensors.unwrap_or_else(PoisonError::into_inner);
+        (!matches!(tensors.work, Work::None)).then_some(tensors)
     }
 
     /// The output. Called once, when the work is complete.
@@ -89,7 +102,7 @@ impl Contribution {
 
     /// Whether its work is on a stream of a GPU.
     pub(crate) fn is_on_gpu(&self) -> bool {
-        !matches!(self.lock().work, Work::None)
+        matches!(self.lock().work, Work::Begun(_) | Work::Enqueued(_))
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Tensors> {
@@ -127,7 +140,7 @@ impl Tensors {
     }
 
     /// What a member on a GPU contributes, and its output. In place, they are the same.
-    pub(crate) fn gpu_slices(&mut self) -> (Option<GpuSlice>, Option<GpuSliceMut>) {
+    pub(crate) fn gpu_slices(&mut self) -> (Option<GpuSlice<'_>>, Option<GpuSliceMut<'_>>) {
         let input = self.input.as_ref().map(Lent::gpu_slice);
         let output = match &mut self.output {
             Buffer::None | Buffer::New(_) => None,
@@ -139,5 +152,32 @@ impl Tensors {
         };
         let source = input.or_else(|| Some(output.as_ref()?.as_slice().clone()));
         (source, output)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Calls a function when it is dropped.
+    pub(crate) struct OnDrop(Box<dyn FnMut() + Send>);
+
+    impl Drop for OnDrop {
+        fn drop(&mut self) {
+            (self.0)();
+        }
+    }
+
+    impl Contribution {
+        /// No tensors. `dropped` is called when they would be freed.
+        pub(crate) fn observed(dropped: impl FnMut() + Send + 'static) -> Contribution {
+            Contribution(Arc::new(Mutex::new(Tensors {
+                work: Work::Observed {
+                    _until_drop: OnDrop(Box::new(dropped)),
+                },
+                input: None,
+                output: Buffer::None,
+            })))
+        }
     }
 }

@@ -7,17 +7,17 @@ use crate::core::storage::Storage;
 use crate::{DType, Device, Error, Result};
 
 /// Contiguous elements of a tensor on a GPU, which work on a stream reads
-/// ([`StreamWork`](crate::StreamWork)). It keeps their memory.
+/// ([`StreamWork`](crate::StreamWork)). It borrows their loan.
 #[derive(Clone)]
-pub struct GpuSlice {
-    storage: Arc<Storage>,
+pub struct GpuSlice<'a> {
+    storage: &'a Arc<Storage>,
     dtype: DType,
     /// The elements in the storage.
     range: Range<usize>,
 }
 
-impl GpuSlice {
-    pub(super) fn new(storage: Arc<Storage>, dtype: DType, range: Range<usize>) -> GpuSlice {
+impl<'a> GpuSlice<'a> {
+    pub(super) fn new(storage: &'a Arc<Storage>, dtype: DType, range: Range<usize>) -> Self {
         GpuSlice {
             storage,
             dtype,
@@ -41,15 +41,15 @@ impl GpuSlice {
     }
 
     /// Whether both are the same memory.
-    pub fn is(&self, other: &GpuSlice) -> bool {
-        Arc::ptr_eq(&self.storage, &other.storage) && self.range == other.range
+    pub fn is(&self, other: &GpuSlice<'_>) -> bool {
+        Arc::ptr_eq(self.storage, other.storage) && self.range == other.range
     }
 
     /// Some of the elements.
     ///
     /// # Errors
     /// [`Error::Argument`] when the range is outside.
-    pub fn part(&self, range: Range<usize>) -> Result<GpuSlice> {
+    pub fn part(&self, range: Range<usize>) -> Result<GpuSlice<'a>> {
         if range.start > range.end || range.end > self.elements() {
             let problem = format!(
                 "elements {range:?} are outside of a slice of {}",
@@ -67,8 +67,8 @@ impl GpuSlice {
         })
     }
 
-    pub(crate) fn storage(&self) -> &Arc<Storage> {
-        &self.storage
+    pub(crate) fn storage(&self) -> &'a Arc<Storage> {
+        self.storage
     }
 
     /// Where it starts in its storage, in bytes.
@@ -88,15 +88,15 @@ impl GpuSlice {
 
 /// A [`GpuSlice`] that work on a stream writes.
 #[derive(Clone)]
-pub struct GpuSliceMut(GpuSlice);
+pub struct GpuSliceMut<'a>(GpuSlice<'a>);
 
-impl GpuSliceMut {
-    pub(super) fn new(slice: GpuSlice) -> GpuSliceMut {
+impl<'a> GpuSliceMut<'a> {
+    pub(super) fn new(slice: GpuSlice<'a>) -> Self {
         GpuSliceMut(slice)
     }
 
     /// The elements, for reading.
-    pub fn as_slice(&self) -> &GpuSlice {
+    pub fn as_slice(&self) -> &GpuSlice<'a> {
         &self.0
     }
 
@@ -104,7 +104,7 @@ impl GpuSliceMut {
     ///
     /// # Errors
     /// As [`GpuSlice::part`].
-    pub fn part(&self, range: Range<usize>) -> Result<GpuSliceMut> {
+    pub fn part(&self, range: Range<usize>) -> Result<GpuSliceMut<'a>> {
         self.0.part(range).map(GpuSliceMut)
     }
 }

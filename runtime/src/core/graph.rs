@@ -41,13 +41,11 @@ impl Device {
     ) -> Result<Graph<T>, E> {
         if !self.is_gpu() {
             let problem = format!("{self} has no graphs, only GPUs do; run the work directly");
-            return Err(refuse(problem).into());
+            return Err(refuse("capture", problem).into());
         }
         if stream::pool(self) != Pool::default() {
-            return Err(refuse(
-                "it is inside another capture or `with_stream`; call it outside".into(),
-            )
-            .into());
+            let problem = "it is inside another capture or `with_stream`; call it outside";
+            return Err(refuse("capture", problem.into()).into());
         }
 
         // The order matters: locals are dropped in reverse order, even if `work` panics.
@@ -76,11 +74,8 @@ impl Device {
     }
 }
 
-fn refuse(problem: String) -> Error {
-    Error::Argument {
-        op: "capture",
-        problem,
-    }
+fn refuse(op: &'static str, problem: String) -> Error {
+    Error::Argument { op, problem }
 }
 
 impl<T> Graph<T> {
@@ -95,10 +90,9 @@ impl<T> Graph<T> {
             device, raw, used, ..
         } = &mut self.recorded;
         if stream::pool(device) != Pool::default() {
-            return Err(refuse(
-                "a graph cannot be launched inside a capture or `with_stream`; launch it outside"
-                    .into(),
-            ));
+            let problem =
+                "a graph cannot be launched inside a capture or `with_stream`; launch it outside";
+            return Err(refuse("launch", problem.into()));
         }
         let free =
             |(storage, access): &(Arc<Storage>, Access)| storage.uses().allow(*access, |_| false);

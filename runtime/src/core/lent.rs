@@ -1,8 +1,11 @@
 //! Tensors lent to work that outlives the call that starts it, such as a collective.
 //!
 //! A [`ReadGuard`](crate::ReadGuard) lives on the stack of an op. A loan owns its storage instead,
-//! so it can be handed to another thread. The rule is the same: many readers or one writer. On a
-//! GPU, the current stream also uses the tensor: see [`StreamWork`](crate::StreamWork).
+//! so it can be handed to another thread. The rule is the same: many readers or one writer.
+//!
+//! On a GPU, only a [`StreamWork`](crate::StreamWork) borrows tensors. Its use excludes other
+//! streams until the work is waited for, so keep the loan until then, and pass its slices to no
+//! other work.
 
 use std::ops::Range;
 
@@ -18,6 +21,7 @@ impl Tensor {
     ///
     /// # Errors
     /// [`Error::Argument`] when it is not contiguous; [`Error::NoValues`] on a meta device;
+    /// [`Error::NotOnHost`] on a GPU, unless a [`StreamWork`](crate::StreamWork) begins or runs;
     /// [`Error::Busy`] while the storage is being written.
     pub fn lend(&self, op: &'static str) -> Result<Lent> {
         let range = self.contiguous_range(op)?;
@@ -69,7 +73,13 @@ impl Tensor {
 
     fn lend_to_stream(&self, access: Access, op: &'static str) -> Result<()> {
         match self.device().gpu() {
-            Some(_) => stream::record_use(self.storage(), access, op),
+            Some(_) if stream::in_stream_work(self.device()) => {
+                stream::record_use(self.storage(), access, op)
+            }
+            // No work would end the use.
+            Some(_) => Err(Error::NotOnHost {
+                device: self.device().to_string(),
+            }),
             None => Ok(()),
         }
     }
@@ -79,7 +89,7 @@ impl UninitTensor {
     /// Lends it to the `op` that writes it, whose work outlives the call.
     ///
     /// # Errors
-    /// Never fails for a [`Kind::Value`](crate::Kind::Value).
+    /// [`Error::NotOnHost`] on a GPU, unless a [`StreamWork`](crate::StreamWork) begins or runs.
     pub fn lend_mut(self, op: &'static str) -> Result<LentMut> {
         let tensor = self.finish();
         tensor.lend_to_stream(Access::Write, op)?;
@@ -91,8 +101,8 @@ impl UninitTensor {
     }
 }
 
-fn gpu_slice(tensor: &Tensor, range: Range<usize>) -> GpuSlice {
-    GpuSlice::new(tensor.storage().clone(), tensor.dtype(), range)
+fn gpu_slice(tensor: &Tensor, range: Range<usize>) -> GpuSlice<'_> {
+    GpuSlice::new(tensor.storage(), tensor.dtype(), range)
 }
 
 /// A contiguous tensor lent for reading, by [`Tensor::lend`].
@@ -114,9 +124,8 @@ impl Lent {
     }
 
     /// The elements on a GPU.
-    pub fn gpu_slice(&self) -> GpuSlice {
-        let storage = self.borrow.storage().clone();
-        GpuSlice::new(storage, self.dtype, self.range.clone())
+    pub fn gpu_slice(&self) -> GpuSlice<'_> {
+        GpuSlice::new(self.borrow.storage(), self.dtype, self.range.clone())
     }
 }
 
@@ -138,7 +147,7 @@ impl LentMut {
     }
 
     /// The elements on a GPU, for writing.
-    pub fn gpu_slice(&mut self) -> GpuSliceMut {
+    pub fn gpu_slice(&mut self) -> GpuSliceMut<'_> {
         GpuSliceMut::new(gpu_slice(&self.tensor, self.range.clone()))
     }
 
@@ -169,7 +178,7 @@ impl LentInPlace {
     }
 
     /// The input on a GPU, and the output for writing.
-    pub fn gpu_slices(&mut self) -> (GpuSlice, GpuSliceMut) {
+    pub fn gpu_slices(&mut self) -> (GpuSlice<'_>, GpuSliceMut<'_>) {
         let [input, output] = [&self.input, &self.output];
         let [input, output] = [input, output].map(|it| gpu_slice(&self.tensor, it.clone()));
         (input, GpuSliceMut::new(output))

@@ -2,12 +2,17 @@
 //!
 //! The thread that owns the operands begins the work, and waits for it. Between the two, any thread
 //! may enqueue kernels and copies, and order them after work of other devices by events.
+//!
+//! Beginning makes the stream wait for nothing: work that began earlier on it may be enqueued later,
+//! and would then also wait for what the thread computed in between. So the work itself waits for
+//! [`StreamWork::ready`]. Beginning also returns no freed memory to the stream: tensors that the
+//! work allocates stay within it, so no other stream uses them.
 
 use std::thread::{self, ThreadId};
 
-use crate::Result;
 use crate::core::stream::{self, Join, Scope, ScopeGuard, Stream};
 use crate::driver::Event;
+use crate::{CudaError, Error, Result};
 
 /// Work that has begun on a stream and may still be enqueued, by any thread.
 ///
@@ -30,9 +35,15 @@ impl StreamWork {
     /// The error of `lend`; [`Error::Cuda`](crate::Error::Cuda) when the driver fails, and inside
     /// [`Device::capture`](crate::Device::capture).
     pub fn begin<T>(stream: &Stream, lend: impl FnOnce() -> Result<T>) -> Result<(StreamWork, T)> {
-        stream::forbid_in_capture("collective")?;
+        if stream::capturing() {
+            return Err(Error::Cuda(CudaError::Capture {
+                op: "collective",
+                problem: "a graph cannot contain work that other threads enqueue; start it before \
+                          or after the capture",
+            }));
+        }
         let ready = StreamEvent(stream.enclosing_event()?);
-        let guard = stream.enter();
+        let guard = stream.enter().of_stream_work();
         let lent = lend();
         let work = StreamWork {
             scope: Some(guard.suspend()),
@@ -43,7 +54,7 @@ impl StreamWork {
     }
 
     /// The end of the work that was enqueued, before the work began, on the stream that was current
-    /// then. It wrote the operands.
+    /// then. It wrote the operands, so [wait for it](StreamWork::wait_for) before using them.
     pub fn ready(&self) -> &StreamEvent {
         &self.ready
     }

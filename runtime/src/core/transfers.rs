@@ -10,14 +10,14 @@ use crate::core::stream_uses::Access;
 use crate::driver::{self, Gpu, Part, Pinned, PinnedCopy};
 use crate::{Error, Result};
 
-impl GpuSliceMut {
+impl GpuSliceMut<'_> {
     /// Enqueues a copy of `from`, of any GPU and with as many elements of the same dtype, on the
     /// current stream of this device. Does nothing on a meta device.
     ///
     /// # Errors
     /// [`Error::Argument`] for another number or dtype of elements, and outside of
     /// [`StreamWork::run`](crate::StreamWork::run); [`Error::Cuda`] when the driver fails.
-    pub fn copy_from(&self, from: &GpuSlice) -> Result<()> {
+    pub fn copy_from(&self, from: &GpuSlice<'_>) -> Result<()> {
         let (op, to) = ("GpuSliceMut::copy_from", self.as_slice());
         if (to.elements(), to.dtype()) != (from.elements(), from.dtype()) {
             let problem = format!(
@@ -41,7 +41,7 @@ impl GpuSliceMut {
     }
 }
 
-impl GpuSlice {
+impl GpuSlice<'_> {
     fn gpu_part(&self) -> Option<(&Gpu, Part<'_>)> {
         match (self.device().gpu(), &self.storage().block) {
             (Some(gpu), Block::Gpu(block)) => Some((

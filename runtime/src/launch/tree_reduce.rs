@@ -10,7 +10,7 @@ use crate::{Error, Result};
 
 pub use meshgrad_kernels::tree_reduce::TreeOp;
 
-impl GpuSliceMut {
+impl GpuSliceMut<'_> {
     /// Enqueues a reduction of `sources`, in the order of the fixed tree, on the current stream. All
     /// are on this device, of this dtype and number of elements. One of them may be this slice.
     ///
@@ -18,17 +18,18 @@ impl GpuSliceMut {
     /// [`Error::Argument`] for another device, dtype or number of elements, and outside of
     /// [`StreamWork::run`](crate::StreamWork::run); [`Error::KernelRefused`] for more than 64
     /// sources; [`Error::Cuda`] when the driver fails.
-    pub fn reduce_from(&self, tree: TreeOp, sources: &[GpuSlice]) -> Result<()> {
+    pub fn reduce_from(&self, tree: TreeOp, sources: &[GpuSlice<'_>]) -> Result<()> {
         let (op, to) = ("GpuSliceMut::reduce_from", self.as_slice());
-        let described = |it: &GpuSlice| (it.device().clone(), it.dtype(), it.elements());
+        let described = |it: &GpuSlice<'_>| (it.device().clone(), it.dtype(), it.elements());
         if let Some(other) = sources.iter().find(|it| described(it) != described(to)) {
-            let text =
-                |it: &GpuSlice| format!("{} x {} on {}", it.dtype(), it.elements(), it.device());
+            let text = |it: &GpuSlice<'_>| {
+                format!("{} x {} on {}", it.dtype(), it.elements(), it.device())
+            };
             let problem = format!("reduces {} to {}; all must be equal", text(other), text(to));
             return Err(Error::Argument { op, problem });
         }
         let all = [to].into_iter().chain(sources);
-        stream::keep(to.device(), all.map(GpuSlice::storage), op)?;
+        stream::keep(to.device(), all.map(|it| it.storage()), op)?;
 
         let gpu = Launcher::new(op, to.device());
         let kernel = TreeReduce::new(tree, format(to.dtype()), sources.len());
@@ -48,11 +49,14 @@ impl GpuSliceMut {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{DType, Device, GpuProperties, Properties, Shape, StreamWork, UninitTensor};
+    use crate::{
+        DType, Device, GpuProperties, LentMut, Properties, Shape, StreamWork, UninitTensor,
+        with_stream,
+    };
 
-    fn slice(device: &Device, count: usize, dtype: DType) -> GpuSliceMut {
+    fn lent(device: &Device, count: usize, dtype: DType) -> LentMut {
         let new = UninitTensor::new(device, Shape::new(&[count]).unwrap(), dtype).unwrap();
-        new.lend_mut("test").unwrap().gpu_slice()
+        new.lend_mut("test").unwrap()
     }
 
     fn argument_error(result: Result<()>) -> String {
@@ -76,18 +80,37 @@ mod tests {
             gpu: Some(gpu),
             ..Device::cpu().properties().clone()
         });
-        let (x, y) = (slice(&device, 4, DType::F32), slice(&device, 4, DType::F32));
-        let outside = argument_error(x.copy_from(y.as_slice()));
-        assert!(
-            outside.contains("outside of `StreamWork::run`"),
-            "{outside}"
-        );
-
+        let mut loans = [
+            (4, DType::F32),
+            (4, DType::F32),
+            (5, DType::F32),
+            (4, DType::I32),
+        ]
+        .map(|(count, dtype)| lent(&device, count, dtype));
+        let [x, y, long, other] = loans.each_mut().map(LentMut::gpu_slice);
         let stream = device.stream().unwrap();
+        let mut outside = Vec::new();
+        let mut both = || {
+            outside.push(argument_error(x.copy_from(y.as_slice())));
+            let sources = [y.as_slice().clone()];
+            outside.push(argument_error(x.reduce_from(TreeOp::Sum, &sources)));
+            Ok::<_, Error>(())
+        };
+        both().unwrap();
+        // A graph and another stream would not keep the memory of other devices.
+        device.capture(&mut both).unwrap();
+        with_stream(&stream, &mut both).unwrap().wait().unwrap();
+        assert_eq!(outside.len(), 6);
+        for problem in outside {
+            assert!(
+                problem.contains("outside of `StreamWork::run`"),
+                "{problem}"
+            );
+        }
+
         let (mut work, ()) = StreamWork::begin(&stream, || Ok(())).unwrap();
         work.run(|| {
             x.copy_from(y.as_slice()).unwrap();
-            let (long, other) = (slice(&device, 5, DType::F32), slice(&device, 4, DType::I32));
             for unequal in [&long, &other] {
                 argument_error(x.copy_from(unequal.as_slice()));
                 let sources = [y.as_slice().clone(), unequal.as_slice().clone()];

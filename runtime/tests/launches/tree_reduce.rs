@@ -1,6 +1,6 @@
-//! Reductions over slices of several GPUs, and copies between them.
+//! Reductions over slices of a GPU, and copies of slices.
 
-use crate::{DType, Device, Result, Shape, StreamWork, TreeOp, UninitTensor};
+use crate::{DType, Device, GpuSlice, LentMut, Result, Shape, StreamWork, TreeOp, UninitTensor};
 
 /// Every dtype, and full and ragged trees.
 pub(super) fn tree_reduce(device: &Device, dtype: DType) -> Result<()> {
@@ -34,16 +34,18 @@ pub(super) fn tree_reduce(device: &Device, dtype: DType) -> Result<()> {
 }
 
 fn reduced(device: &Device, dtype: DType, op: TreeOp, sources: usize) -> Result<()> {
-    let zeros = || -> Result<_> {
+    let zeros = || -> Result<LentMut> {
         let mut zeros = UninitTensor::new(device, Shape::new(&[300])?, dtype)?;
         zeros.fill_zero()?;
-        Ok(zeros.lend_mut("test")?.gpu_slice())
+        zeros.lend_mut("test")
     };
     let (mut work, _) = StreamWork::begin(&device.stream()?, || Ok(()))?;
     work.run(|| {
-        let sources = (0..sources).map(|_| Ok(zeros()?.as_slice().clone()));
-        let sources = sources.collect::<Result<Vec<_>>>()?;
-        let y = zeros()?;
+        let loans = (0..sources).map(|_| zeros()).collect::<Result<Vec<_>>>();
+        let (mut loans, mut y) = (loans?, zeros()?);
+        let sources = loans.iter_mut().map(|it| it.gpu_slice().as_slice().clone());
+        let sources: Vec<GpuSlice<'_>> = sources.collect();
+        let y = y.gpu_slice();
         y.copy_from(&sources[0])?;
         y.reduce_from(op, &sources)
     })?;

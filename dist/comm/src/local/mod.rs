@@ -10,7 +10,8 @@
 //! - `world.rs`, `status.rs`: what all ranks share: communicators, and which ranks have ended.
 //! - `connect.rs`: the registry's interface to it.
 //! - `communicator.rs`: a communicator of one rank.
-//! - `table.rs`: the open collectives of a communicator, shared by its members.
+//! - `table.rs`, `meeting.rs`: the open collectives of a communicator, shared by its members, and
+//!   how they end.
 //! - `watch.rs`: the ranks that wait, and why they wait in vain.
 //! - `rules.rs`, `links.rs`: the settings of a world, and how long its transfers take.
 //! - `execute.rs`: the work of a collective whose members have all arrived; `gpus/`: on GPUs.
@@ -22,6 +23,7 @@ mod connect;
 mod execute;
 mod gpus;
 mod links;
+mod meeting;
 mod part;
 mod rules;
 mod shards;

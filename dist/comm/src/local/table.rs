@@ -9,6 +9,7 @@ use meshgrad_mesh::Group;
 use meshgrad_runtime::{Completion, Result};
 
 use super::execute::execute;
+use super::meeting::{Failed, Meeting, release};
 use super::rules::Rules;
 use super::status::Status;
 use super::watch::{Attempt, Expiry, OpenCollectives, Snapshot, Watch};
@@ -42,31 +43,14 @@ struct State {
     joined: Vec<usize>,
 }
 
-/// A collective that some members have started.
-struct Meeting {
-    completion: Completion,
-    /// The time of the first call.
-    since: Duration,
-    /// Whether the time of a waiting member is over.
-    is_late: bool,
-    /// One per member: its call, or several that are fused.
-    places: Vec<Option<Vec<Arrival>>>,
-}
-
-impl Meeting {
-    fn new(since: Duration, members: usize) -> Meeting {
-        Meeting {
-            completion: Completion::default(),
-            since,
-            is_late: false,
-            places: (0..members).map(|_| None).collect(),
-        }
-    }
-
-    fn first(&self) -> Option<(usize, &[Arrival])> {
-        let mut places = self.places.iter().enumerate();
-        places.find_map(|(place, arrivals)| Some((place, arrivals.as_deref()?)))
-    }
+/// What follows a member's arrival.
+enum Next {
+    /// Other members are missing.
+    Wait,
+    /// All members have arrived in time.
+    Finish(Meeting),
+    /// All have arrived, after the time of one was over.
+    TooLate(CommError),
 }
 
 /// A collective that this rank has started.
@@ -115,34 +99,24 @@ impl Table {
         let now = self.rules().clock.now();
         let failure = self.world.status.begin(rank, &self.group, ticket);
 
+        let mut failed = Failed::default();
         let mut state = self.lock();
-        if let Some(failure) = state.failure.clone().or(failure) {
-            return Err(state.fail(failure));
-        }
-        let members = || key.between.ranks(&self.group).len();
-        let meeting = state.open.entry(key);
-        let meeting = meeting.or_insert_with(|| Meeting::new(now, members()));
-        if let Some(error) = self.mismatch(key, meeting, rank, &calls) {
-            return Err(state.fail(error));
-        }
-        let completion = meeting.completion.clone();
-        let late = meeting.is_late.then(|| site(rank, &calls));
-        meeting.places[place] = Some(calls);
-        let is_complete = meeting.places.iter().all(Option::is_some);
-        if is_complete && let Some(late) = late {
-            let error = self.straggler(key, meeting, late, now);
-            drop(state);
-            let table: Arc<dyn OpenCollectives> = self.clone();
-            return Err(self.world.watch.fail(key, &table, error));
-        }
-        let done = is_complete.then(|| state.open.remove(&key)).flatten();
-        if !is_complete && let Some(error) = self.returned(&state, key) {
-            return Err(state.fail(error));
-        }
+        let added = match state.failure.clone().or(failure) {
+            Some(failure) => Err(failure),
+            None => self.add(&mut state, key, (place, rank), calls, now),
+        };
+        let added = added.map_err(|error| state.fail(error, &mut failed));
         drop(state);
+        failed.complete();
 
-        if let Some(meeting) = done {
-            self.finish(key, meeting);
+        let (completion, next) = added?;
+        match next {
+            Next::Wait => {}
+            Next::Finish(meeting) => self.finish(key, meeting),
+            Next::TooLate(error) => {
+                let table: Arc<dyn OpenCollectives> = self.clone();
+                return Err(self.world.watch.fail(key, &table, error));
+            }
         }
         Ok(Begun {
             completion,
@@ -150,6 +124,39 @@ impl Table {
             rank,
             until: now.checked_add(self.deadline),
         })
+    }
+
+    /// Adds a member's calls to its collective. An error fails the communicator.
+    fn add(
+        &self,
+        state: &mut State,
+        key: Key,
+        (place, rank): (usize, usize),
+        calls: Vec<Arrival>,
+        now: Duration,
+    ) -> Result<(Completion, Next), CommError> {
+        let members = || key.between.ranks(&self.group).len();
+        let meeting = state.open.entry(key);
+        let meeting = meeting.or_insert_with(|| Meeting::new(now, members()));
+        if let Some(error) = self.mismatch(key, meeting, rank, &calls) {
+            return Err(error);
+        }
+        let completion = meeting.completion.clone();
+        let late = meeting.is_late.then(|| site(rank, &calls));
+        meeting.places[place] = Some(calls);
+        let is_complete = meeting.places.iter().all(Option::is_some);
+        if is_complete && let Some(late) = late {
+            let error = self.straggler(key, meeting, late, now);
+            return Ok((completion, Next::TooLate(error)));
+        }
+        let done = is_complete.then(|| state.open.remove(&key)).flatten();
+        match done {
+            Some(meeting) => Ok((completion, Next::Finish(meeting))),
+            None => match self.returned(state, key) {
+                Some(error) => Err(error),
+                None => Ok((completion, Next::Wait)),
+            },
+        }
     }
 
     /// Waits for a collective. If its time is over, all that wait for the same ranks fail with the
@@ -251,12 +258,14 @@ impl Table {
             .iter()
             .map(|arrivals| execute(&self.group, &ranks, arrivals, || self.threads(key)));
         let result = works.find(Result::is_err).unwrap_or(Ok(()));
-        drop(fused);
+        drop(works);
+        let abandoned = release(fused.into_iter().flatten());
         guard.disarm();
         match end {
             Some(end) => self.rules().clock.complete_at(end, completion, result),
             None => drop(completion.complete(result)),
         }
+        drop(abandoned); // other members do not wait for this
     }
 
     /// When the links have transferred collectives that start now; `None` without links.
@@ -278,12 +287,15 @@ impl Table {
 
     /// Fails if a rank that returned is missing from an open collective.
     pub(super) fn fail_missing_returned(&self) {
+        let mut failed = Failed::default();
         let mut state = self.lock();
         let mut open: Vec<Key> = state.open.keys().copied().collect();
         open.sort_unstable();
         if let Some(error) = open.iter().find_map(|key| self.returned(&state, *key)) {
-            state.fail(error);
+            state.fail(error, &mut failed);
         }
+        drop(state);
+        failed.complete();
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -320,17 +332,18 @@ impl OpenCollectives for Table {
         }
     }
 
-    fn fail(&self, error: &CommError) -> CommError {
-        self.lock().fail(error.clone())
+    fn fail(&self, error: &CommError, failed: &mut Failed) -> CommError {
+        self.lock().fail(error.clone(), failed)
     }
 }
 
 impl State {
-    /// Fails all open and later collectives, with the first failure, and returns it.
-    fn fail(&mut self, failure: CommError) -> CommError {
+    /// Fails all open and later collectives, with the first failure, and returns it. Those that
+    /// were open are moved to `failed`.
+    fn fail(&mut self, failure: CommError, failed: &mut Failed) -> CommError {
         let failure = self.failure.get_or_insert(failure).clone();
         for (_, meeting) in self.open.drain() {
-            meeting.completion.complete(Err(failure.clone().into()));
+            failed.push(meeting, failure.clone());
         }
         failure
     }
@@ -385,3 +398,6 @@ impl Drop for Interrupted<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

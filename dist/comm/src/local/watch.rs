@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use meshgrad_mesh::Group;
 
+use super::meeting::Failed;
 use super::status::Status;
 use crate::error::{CallSite, CommError, Wait};
 use crate::hang::{Graph, Stuck};
@@ -20,8 +21,9 @@ pub(super) trait OpenCollectives: Send + Sync {
     /// Marks an open collective whose time is over: if it completes now, a member was late.
     fn set_late(&self, key: Key);
 
-    /// Fails all open and later collectives, with the first failure, and returns it.
-    fn fail(&self, error: &CommError) -> CommError;
+    /// Fails all open and later collectives, with the first failure, and returns it. Those that
+    /// were open are moved to `failed`.
+    fn fail(&self, error: &CommError, failed: &mut Failed) -> CommError;
 }
 
 /// An open collective.
@@ -127,9 +129,12 @@ impl Watch {
             table.set_late(key);
             return Expiry::Extend;
         };
+        let mut failed = Failed::default();
         for dependent in graph.dependents(&causes) {
-            open[dependent].table.fail(&error);
+            open[dependent].table.fail(&error, &mut failed);
         }
+        drop(waiting);
+        failed.complete();
         Expiry::Over
     }
 
@@ -145,11 +150,19 @@ impl Watch {
         let stuck: Vec<Stuck> = open.iter().map(|open| open.stuck.clone()).collect();
         let is_own = |open: &Open| open.key == key && Arc::ptr_eq(&open.table, table);
         let own: Vec<usize> = open.iter().position(is_own).into_iter().collect();
-        let error = table.fail(&error);
+        let mut failed = Failed::default();
+        let error = table.fail(&error, &mut failed);
         for dependent in Graph::new(&stuck).dependents(&own) {
-            open[dependent].table.fail(&error);
+            open[dependent].table.fail(&error, &mut failed);
         }
+        drop(waiting);
+        failed.complete();
         error
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_unlocked(&self) -> bool {
+        self.0.try_lock().is_ok()
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Waiting>> {
@@ -219,7 +232,11 @@ fn returned(open: &[Open], among: &[usize], status: &Status) -> Option<Found> {
 /// Ranks that neither wait nor have returned, in the nearest collective that lacks only such ranks.
 fn absent(open: &[Open], among: &[usize], limit: Duration) -> Option<Found> {
     let waits = |rank: &usize| open.iter().any(|open| open.stuck.waiting.contains(rank));
-    let is_cause = |at: &&usize| !open[**at].stuck.missing.iter().any(waits);
+    // No rank is missing while a late one ends the collective.
+    let is_cause = |at: &&usize| {
+        let missing = &open[**at].stuck.missing;
+        !missing.is_empty() && !missing.iter().any(waits)
+    };
     let cause = *among.iter().find(is_cause)?;
     let Open {
         table, snapshot, ..

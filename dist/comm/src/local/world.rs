@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use meshgrad_mesh::Group;
 
+use super::meeting::Failed;
 use super::rules::Rules;
 use super::table::{Shared, Table};
 use super::watch::OpenCollectives;
@@ -77,9 +78,11 @@ impl World {
     /// first failure counts.
     pub(super) fn fail(&self, rank: usize, reason: String) {
         let failure = self.shared.status.set_failure(rank, reason);
+        let mut failed = Failed::default();
         for table in self.tables() {
-            table.fail(&failure);
+            table.fail(&failure, &mut failed);
         }
+        failed.complete();
     }
 
     /// Records that a rank returned. Collectives that it did not start can no longer complete.

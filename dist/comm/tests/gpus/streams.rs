@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use meshgrad_comm::{Collectives, CommError, LocalRank, Reduction, RunError, Verdict};
 use meshgrad_mesh::Mesh;
-use meshgrad_runtime::{DType, Error, Kind, Result, Tensor, ops, with_stream};
+use meshgrad_runtime::{
+    CudaError, DType, Error, Kind, Result, Shape, Tensor, UninitTensor, ops, with_stream,
+};
 
 use super::{STREAMS, gpus, in_each_order};
 
@@ -55,6 +57,83 @@ fn memory_is_kept_until_the_work_is_done() {
             }
             world.barrier()?.wait()?;
             assert_eq!(rank.device().memory_stats().live, live);
+            Ok::<_, Error>(())
+        });
+        results.unwrap();
+    });
+}
+
+/// The thread of the last member waits for the GPU of one that has dropped its `Pending`.
+#[test]
+fn a_dropped_pending_is_waited_for_by_the_host() {
+    let test = "streams::a_dropped_pending_is_waited_for_by_the_host";
+    in_each_order(test, &STREAMS[..2], || {
+        let results = gpus(2).launch(|rank| {
+            let world = rank.world()?;
+            let x = full(rank, 100, 1.0)?;
+            let waits = rank.device().waits();
+            let other = 1 - rank.rank();
+            if rank.rank() == 0 {
+                drop(world.all_reduce(&x, Reduction::Sum)?);
+                world.send(&x, other)?.wait()?; // rank 1 starts after this
+                world.recv(&[100], DType::F32, other)?.wait()?;
+            } else {
+                world.recv(&[100], DType::F32, other)?.wait()?;
+                let sum = world.all_reduce(&x, Reduction::Sum)?.wait()?;
+                world.send(&sum, other)?.wait()?;
+            }
+            let expected = u64::from(rank.rank() == 0);
+            assert_eq!(rank.device().waits() - waits, expected);
+            Ok::<_, Error>(())
+        });
+        results.unwrap();
+    });
+}
+
+#[test]
+fn collectives_cannot_be_captured() {
+    let test = "streams::collectives_cannot_be_captured";
+    in_each_order(test, &STREAMS[..1], || {
+        let results = gpus(2).launch(|rank| {
+            let world = rank.world()?;
+            let x = full(rank, 5, 1.0)?;
+            let captured = || world.all_reduce(&x, Reduction::Sum).map(drop);
+            let error = rank.device().capture(captured).err().unwrap().to_string();
+            assert!(
+                error.contains("collective during Device::capture: a graph cannot contain work"),
+                "{error}"
+            );
+            let sum = world.all_reduce(&x, Reduction::Sum)?.wait()?;
+            assert_eq!(sum.to_vec::<f32>()?, [2.0; 5]);
+            Ok::<_, Error>(())
+        });
+        results.unwrap();
+    });
+}
+
+/// All members get the error of the device that fails. The others can be used afterwards.
+#[test]
+fn the_error_of_a_device_is_that_of_all_members() {
+    let test = "streams::the_error_of_a_device_is_that_of_all_members";
+    in_each_order(test, &STREAMS[..1], || {
+        let results = gpus(3).launch(|rank| {
+            let device = rank.device();
+            let waits = device.waits();
+            let x = match rank.rank() {
+                // The reduction on the root reads what was never written.
+                2 => UninitTensor::new(device, Shape::new(&[5])?, DType::F32)?.finish(),
+                _ => full(rank, 5, 1.0)?,
+            };
+            let sum = rank.world()?.reduce(&x, Reduction::Sum, 1)?.wait();
+            let error = sum.map(drop).unwrap_err();
+            assert!(
+                matches!(error, Error::Cuda(CudaError::Launch { .. })),
+                "{error}"
+            );
+            if rank.rank() != 1 {
+                assert_eq!(device.waits(), waits);
+                assert_eq!(full(rank, 5, 2.0)?.to_vec::<f32>()?, [2.0; 5]);
+            }
             Ok::<_, Error>(())
         });
         results.unwrap();
@@ -145,13 +224,15 @@ fn verdict(error: &Error) -> Option<Verdict> {
     error.downcast_ref::<CommError>()?.verdict()
 }
 
-/// A failure frees what was lent, and the same devices can join another world.
+/// Of a missing rank, a mismatch and a rank that failed. A verdict frees what was lent, and the same
+/// devices can join another world.
 #[test]
 fn verdicts_are_those_of_other_devices() {
     let test = "streams::verdicts_are_those_of_other_devices";
     in_each_order(test, &STREAMS[..2], || {
         let local = gpus(3).simulated(1).deadline(Duration::from_secs(10));
         let results = local.launch(|rank| {
+            let live = rank.device().memory_stats().live;
             let x = full(rank, 5, 1.0)?;
             let world = rank.world()?;
             if rank.rank() == 2 {
@@ -160,6 +241,8 @@ fn verdicts_are_those_of_other_devices() {
             }
             let error = world.all_reduce(&x, Reduction::Sum)?.wait().unwrap_err();
             assert_eq!(verdict(&error), Some(Verdict::MissingRank), "{error}");
+            drop(x);
+            assert_eq!(rank.device().memory_stats().live, live);
             Ok::<_, Error>(())
         });
         results.unwrap();

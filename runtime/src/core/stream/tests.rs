@@ -1,5 +1,5 @@
 use super::*;
-use crate::{GpuProperties, Properties, Tensor, ops};
+use crate::{GpuProperties, Kind, Properties, Tensor, ops};
 
 /// A meta device that models a GPU: scopes and memory behave as on a real one.
 fn counted_gpu() -> Device {
@@ -131,6 +131,11 @@ fn graphs_own_their_memory() {
     );
     drop(graph);
     assert_eq!(device.memory_stats().live, 0);
+
+    let stream = device.stream().unwrap();
+    let mut graph = device.capture(|| Ok::<_, Error>(())).unwrap();
+    let inside = with_stream(&stream, || graph.launch()).map(drop);
+    assert!(matches!(inside, Err(Error::Argument { op: "launch", .. })));
 
     let cpu = Device::cpu();
     let refused = cpu.capture(|| Ok::<(), Error>(())).err();

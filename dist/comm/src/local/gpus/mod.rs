@@ -11,7 +11,6 @@
 mod faults;
 
 use std::ops::Range;
-use std::sync::MutexGuard;
 
 use meshgrad_runtime::{
     GpuSlice, GpuSliceMut, Result, Shape, StreamEvent, StreamWork, TreeOp, UninitTensor,
@@ -25,17 +24,26 @@ use crate::ticket::{Collective, Fingerprint, Reduction};
 /// Enqueues a collective on the streams of its members.
 pub(super) fn execute(arrivals: &[Arrival]) -> Result<()> {
     let mut tensors: Vec<_> = arrivals.iter().map(|one| one.contribution.lock()).collect();
-    let mut members: Vec<Member> = tensors.iter_mut().filter_map(Member::take).collect();
+    let taken = tensors.iter_mut().map(|tensors| Member::take(tensors));
+    let mut members: Vec<Member<'_>> = taken.flatten().collect();
     let enqueued = enqueue(&mut members, arrivals);
     // Also after an error, because the streams run what was enqueued.
     let left = all_wait(&members, Wait::End);
-    for (tensors, member) in tensors.iter_mut().zip(members) {
-        tensors.work = Work::Enqueued(member.work.finish()?);
-    }
-    enqueued.and(left)
+    let works: Vec<StreamWork> = members.into_iter().map(|member| member.work).collect();
+    let finished = tensors.iter_mut().zip(works).map(|(tensors, work)| {
+        tensors.work = Work::Enqueued(work.finish()?);
+        Ok(())
+    });
+    let finished = all(finished);
+    enqueued.and(left).and(finished)
 }
 
-fn enqueue(members: &mut [Member], arrivals: &[Arrival]) -> Result<()> {
+/// The first error. A device that fails does not keep the others from ending their work.
+fn all(results: impl Iterator<Item = Result<()>>) -> Result<()> {
+    results.fold(Ok(()), Result::and)
+}
+
+fn enqueue(members: &mut [Member<'_>], arrivals: &[Arrival]) -> Result<()> {
     let fingerprint = &arrivals[0].ticket.request.fingerprint;
     all_wait(members, Wait::Operands)?;
     let Some(reduction) = fingerprint.reduction else {
@@ -66,48 +74,47 @@ enum Wait {
     End,
 }
 
-fn all_wait(members: &[Member], wait: Wait) -> Result<()> {
+fn all_wait(members: &[Member<'_>], wait: Wait) -> Result<()> {
     #[cfg(test)]
     if faults::is_left_out(wait) {
         return Ok(());
     }
     let works = || members.iter().map(|member| &member.work);
-    let all_wait_for = |event: &StreamEvent| works().try_for_each(|it| it.wait_for(event));
+    let all_wait_for = |event: &StreamEvent| all(works().map(|it| it.wait_for(event)));
     match wait {
-        Wait::Operands => works().try_for_each(|it| all_wait_for(it.ready())),
+        Wait::Operands => all(works().map(|it| all_wait_for(it.ready()))),
         Wait::Shards | Wait::End => {
-            let events = works().map(StreamWork::event).collect::<Result<Vec<_>>>()?;
-            events.iter().try_for_each(all_wait_for)
+            // Before the first wait, which the events would otherwise include.
+            let events: Vec<Result<StreamEvent>> = works().map(StreamWork::event).collect();
+            all(events.into_iter().map(|event| all_wait_for(&event?)))
         }
     }
 }
 
 /// A member's stream and memory.
-struct Member {
+struct Member<'a> {
     work: StreamWork,
     /// What it contributes.
-    source: Option<GpuSlice>,
-    output: Option<GpuSliceMut>,
+    source: Option<GpuSlice<'a>>,
+    output: Option<GpuSliceMut<'a>>,
 }
 
-impl Member {
-    fn take(tensors: &mut MutexGuard<'_, Tensors>) -> Option<Member> {
-        match std::mem::replace(&mut tensors.work, Work::None) {
-            Work::Begun(work) => {
-                let (source, output) = tensors.gpu_slices();
-                Some(Member {
-                    work,
-                    source,
-                    output,
-                })
-            }
-            Work::None | Work::Enqueued(_) => None,
-        }
+impl<'a> Member<'a> {
+    fn take(tensors: &'a mut Tensors) -> Option<Member<'a>> {
+        let Work::Begun(work) = std::mem::replace(&mut tensors.work, Work::None) else {
+            return None;
+        };
+        let (source, output) = tensors.gpu_slices();
+        Some(Member {
+            work,
+            source,
+            output,
+        })
     }
 }
 
 /// Copies on the receiver's stream.
-fn copy(members: &mut [Member], one: Move) -> Result<()> {
+fn copy(members: &mut [Member<'_>], one: Move) -> Result<()> {
     let Move {
         sender,
         from,
@@ -164,11 +171,11 @@ fn shards(call: &Fingerprint, n: usize) -> Vec<Shard> {
 }
 
 /// Reduces a shard on its member's stream.
-fn reduce(members: &mut [Member], reduction: Reduction, shard: &Shard) -> Result<()> {
+fn reduce(members: &mut [Member<'_>], reduction: Reduction, shard: &Shard) -> Result<()> {
     let count = shard.elements.len();
     let sources = members.iter().filter_map(|member| member.source.as_ref());
     let sources = sources.map(|source| source.part(shard.elements.clone()));
-    let mut sources: Vec<GpuSlice> = sources.collect::<Result<_>>()?;
+    let sources: Vec<GpuSlice<'_>> = sources.collect::<Result<_>>()?;
     let member = &mut members[shard.member];
     let Some(output) = member.output.as_ref().filter(|_| count > 0) else {
         return Ok(());
@@ -178,7 +185,9 @@ fn reduce(members: &mut [Member], reduction: Reduction, shard: &Shard) -> Result
         let (device, dtype) = (output.as_slice().device(), output.as_slice().dtype());
         let scratch = Shape::new(&[sources.len() - 1, count])?;
         let scratch = UninitTensor::new(device, scratch, dtype)?;
-        let scratch = scratch.lend_mut("collective")?.gpu_slice();
+        let mut scratch = scratch.lend_mut("collective")?;
+        let scratch = scratch.gpu_slice();
+        let mut sources = sources;
         let others = sources.iter_mut().enumerate();
         let others = others.filter(|(source, _)| *source != shard.member);
         for (row, (_, source)) in others.enumerate() {
@@ -191,7 +200,7 @@ fn reduce(members: &mut [Member], reduction: Reduction, shard: &Shard) -> Result
 }
 
 /// Copies reduced shards to all members, each to its place.
-fn gather(members: &mut [Member], shards: &[Shard]) -> Result<()> {
+fn gather(members: &mut [Member<'_>], shards: &[Shard]) -> Result<()> {
     for shard in shards {
         let output = members[shard.member].output.as_ref();
         let place = shard.at..shard.at + shard.elements.len();
