@@ -119,7 +119,8 @@ pub enum Granularity {
 /// State tensors of one name.
 #[derive(Clone, Debug)]
 pub struct State {
-    /// The name, such as `exp_avg`. It is the same in all versions.
+    /// The name, such as `exp_avg`, of letters, digits, `_` and `-`; not `ema` or `buffers`. It is the
+    /// same in all versions.
     pub name: &'static str,
     /// The tensors under the names of their parameters, in the order of the parts.
     pub tensors: Vec<NamedTensor>,
