@@ -13,6 +13,11 @@
 //!     {rest:path}.weight                        = tp:0
 //! ")?;
 //! assert_eq!(layout.ranks(), 16);
+//! layout.check_matches(&[
+//!     "model.layers.0.mlp.experts.gate_up_proj",
+//!     "model.layers.0.mlp.experts.down_proj",
+//!     "lm_head.weight",
+//! ])?;
 //! let region = layout.region("model.layers.7.mlp.experts.down_proj", &[128, 2048, 768], 3)?;
 //! assert_eq!(region, [16..32, 0..2048, 384..768]);
 //! # Ok::<(), meshgrad_ckpt::layout::LayoutError>(())
@@ -36,6 +41,9 @@ pub struct Layout {
 #[derive(Clone, Debug, PartialEq)]
 struct Splits {
     names: Template,
+    line: usize,
+    /// Written with `?=`: no tensor need match.
+    optional: bool,
     /// Axis and dim. If several axes split one dim, the first is the outermost.
     dims: Vec<(String, usize)>,
 }
@@ -92,6 +100,30 @@ pub enum LayoutError {
         line: usize,
         /// The axis.
         axis: String,
+    },
+    /// A line that matches no tensor.
+    #[error(
+        "line {line}: no tensor matches `{names}`: correct the name, or write `?=` if the line is \
+         optional"
+    )]
+    Unmatched {
+        /// The line, from 1.
+        line: usize,
+        /// Its names.
+        names: String,
+    },
+    /// A line whose tensors all match an earlier line.
+    #[error(
+        "line {line}: every tensor that `{names}` matches is matched by line {earlier}, and the first \
+         match counts: move the line up"
+    )]
+    Shadowed {
+        /// The line, from 1.
+        line: usize,
+        /// Its names.
+        names: String,
+        /// The line that matches the first of the tensors.
+        earlier: usize,
     },
     /// A dim that a tensor does not have.
     #[error(
@@ -156,6 +188,45 @@ impl Layout {
             }
         }
         Ok(layout)
+    }
+
+    /// Checks that each placement applies to one of `names`, unless it is optional, or matches
+    /// everything that is left.
+    ///
+    /// # Errors
+    /// [`LayoutError::Unmatched`], [`LayoutError::Shadowed`].
+    pub fn check_matches(&self, names: &[&str]) -> Result<(), LayoutError> {
+        let first_match = |name: &str| {
+            let mut splits = self.splits.iter();
+            splits.position(|it| it.names.matches(name).is_some())
+        };
+        let mut applies = vec![false; self.splits.len()];
+        for at in names.iter().filter_map(|name| first_match(name)) {
+            applies[at] = true;
+        }
+        for (splits, applies) in self.splits.iter().zip(applies) {
+            if applies || splits.optional {
+                continue;
+            }
+            let (line, text) = (splits.line, splits.names.to_string());
+            let matching = names
+                .iter()
+                .find(|name| splits.names.matches(name).is_some());
+            match matching.and_then(|name| first_match(name)) {
+                None if splits.names.is_whole() => {}
+                None => return Err(LayoutError::Unmatched { line, names: text }),
+                Some(_) if splits.names.has_path() => {}
+                Some(earlier) => {
+                    let earlier = self.splits[earlier].line;
+                    return Err(LayoutError::Shadowed {
+                        line,
+                        names: text,
+                        earlier,
+                    });
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The axes.
@@ -239,6 +310,10 @@ impl Layout {
             text: text.to_owned(),
         };
         let (names, splits) = text.split_once('=').ok_or_else(bad)?;
+        let (names, optional) = match names.strip_suffix('?') {
+            Some(names) => (names, true),
+            None => (names, false),
+        };
         let names =
             self::names(names.trim()).map_err(|problem| LayoutError::Template { line, problem })?;
         let mut dims: Vec<(String, usize)> = Vec::new();
@@ -258,7 +333,12 @@ impl Layout {
             }
             dims.push((axis, dim));
         }
-        Ok(Splits { names, dims })
+        Ok(Splits {
+            names,
+            line,
+            optional,
+            dims,
+        })
     }
 }
 
@@ -349,6 +429,44 @@ mod tests {
         assert_eq!(starts(9), [0..3, 3..6, 6..9, 9..9]);
         assert_eq!(starts(5), [0..2, 2..4, 4..5, 5..5]);
         assert_eq!(starts(0), [0..0, 0..0, 0..0, 0..0]);
+    }
+
+    /// A line that applies to no tensor is an error, unless it is optional or is for the rest.
+    #[test]
+    fn lines_that_apply_to_nothing_are_errors() {
+        let check = |placements: &str| {
+            let layout = Layout::parse("x=2", placements).unwrap();
+            let checked = layout.check_matches(&["w.0", "w.1", "norm"]);
+            checked.map_err(|error| error.to_string())
+        };
+        let fine = [
+            "w.{l} = x:0\nnorm = x:0\n{r:path} = x:0",
+            "w.0 = x:0\nw.{l} = x:0",
+            "w.{l} = x:0\nw.{r:path} = x:1",
+            "v.{l} ?= x:0",
+            "",
+        ];
+        assert!(fine.iter().all(|placements| check(placements).is_ok()));
+        let rejected = [
+            (
+                "norm = x:0\nv.{l} = x:0",
+                "line 2: no tensor matches `v.{l}`: correct the name, or write `?=` if the line is \
+                 optional",
+            ),
+            (
+                "v.{r:path} = x:0",
+                "line 1: no tensor matches `v.{r}`: correct the name, or write `?=` if the line is \
+                 optional",
+            ),
+            (
+                "w.{l} = x:0\nw.1 = x:1",
+                "line 2: every tensor that `w.1` matches is matched by line 1, and the first match \
+                 counts: move the line up",
+            ),
+        ];
+        for (placements, message) in rejected {
+            assert_eq!(check(placements).unwrap_err(), message);
+        }
     }
 
     #[test]

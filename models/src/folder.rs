@@ -159,7 +159,9 @@ pub fn stored_names(
 
 fn bound_to_store(tensors: &[NamedTensor], mapping: &Mapping) -> Result<Bound> {
     let reversed = mapping.reversed();
-    let bound = reversed.bind(&specs(tensors)?, None, &AllowedProblems::none());
+    // A model need not have all tensors of a mapping, and a tensor has one name in a folder.
+    let allowed = AllowedProblems::none().and("unmatched")?.and("dropped")?;
+    let bound = reversed.bind(&specs(tensors)?, None, &allowed);
     bound.map_err(|report| Error::Unwritable { report })
 }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail};
 use meshgrad::ckpt::layout::{self, Layout};
-use meshgrad::ckpt::mapping::{AllowedProblems, Mapping, Report, Template};
+use meshgrad::ckpt::mapping::{AllowedProblems, Mapping, Report, Template, TensorSpec};
 use serde::Serialize;
 
 use super::catalog::display_path;
@@ -19,8 +19,8 @@ const MAX_RANKS: u64 = 100_000;
 #[derive(clap::Args)]
 pub(super) struct AllowArguments {
     /// Allow a kind of problem, for all tensors or for those whose names match, as in
-    /// `unexpected:{r:path}.inv_freq`. Kinds are unmade, unexpected, partly-used and narrowed. May
-    /// be repeated.
+    /// `unexpected:{r:path}.inv_freq`. Kinds are unmade, unexpected, partly-used, narrowed,
+    /// unmatched and dropped. May be repeated.
     #[arg(long, value_name = "KIND[:TEMPLATE]", value_parser = parse_allowed)]
     allow: Vec<String>,
 }
@@ -71,6 +71,17 @@ pub(super) fn read_layout(mesh: &str, placements: &Path) -> anyhow::Result<(Layo
         Ok(layout) => Ok((layout, text)),
         Err(error) => bail!("{}: {error}", display_path(placements)),
     }
+}
+
+/// Checks that each line of the placements applies to a tensor.
+pub(super) fn check_placements(
+    layout: &Layout,
+    placements: &Path,
+    tensors: &[TensorSpec],
+) -> anyhow::Result<()> {
+    let names: Vec<&str> = tensors.iter().map(|it| it.name.as_str()).collect();
+    let checked = layout.check_matches(&names);
+    checked.map_err(|error| anyhow!("{}: {error}", display_path(placements)))
 }
 
 fn read(path: &Path) -> anyhow::Result<String> {

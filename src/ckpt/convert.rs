@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::ensure;
 use meshgrad::ckpt::exec::check_ties;
-use meshgrad::ckpt::mapping::{AllowedProblems, Bound, Mapping, Problem};
+use meshgrad::ckpt::mapping::{self, AllowedProblems, Bound, Mapping, Problem};
 use serde::Serialize;
 
 use super::arguments::{AllowArguments, mapping_errors, path_text, read_map};
@@ -75,6 +75,8 @@ struct RoundTrip {
     why: Option<String>,
     /// The number of pairs of tensors that must be equal for the inverse to exist.
     ties: u64,
+    /// Tensors that the inverse adds to those of the source.
+    added: Vec<String>,
 }
 
 /// A source, a map and how to apply it.
@@ -199,17 +201,15 @@ fn rounded(bound: &Bound) -> u64 {
 
 impl RoundTrip {
     fn of(bound: &Bound) -> RoundTrip {
-        match bound.inverse() {
-            Ok(back) => RoundTrip {
-                proven: true,
-                why: None,
-                ties: back.ties().len() as u64,
-            },
-            Err(error) => RoundTrip {
-                proven: false,
-                why: Some(error.to_string()),
-                ties: 0,
-            },
+        let (why, found) = match bound.round_trip() {
+            Ok(found) => (None, found),
+            Err(error) => (Some(error.to_string()), mapping::RoundTrip::default()),
+        };
+        RoundTrip {
+            proven: why.is_none(),
+            why,
+            ties: found.ties.len() as u64,
+            added: found.added,
         }
     }
 
@@ -221,10 +221,22 @@ impl RoundTrip {
                 let first = first.collect::<Vec<_>>().join(", as ");
                 printable(&format!("none: {first}"))
             }
-            (None, 0) => "exact: a round trip changes no element".to_owned(),
+            (None, 0) => format!("exact: a round trip changes no element{}", self.additions()),
             (None, ties) => {
                 let ties = size::counted(ties, "pair");
-                format!("exact if {ties} of tensors are equal")
+                format!("exact if {ties} of tensors are equal{}", self.additions())
+            }
+        }
+    }
+
+    /// The tensors that a round trip adds, as the end of a sentence.
+    fn additions(&self) -> String {
+        match &self.added[..] {
+            [] => String::new(),
+            [one] => format!(" and adds {}", printable(one)),
+            [first, ..] => {
+                let tensors = size::counted(self.added.len() as u64, "tensor");
+                format!(" and adds {tensors}, such as {}", printable(first))
             }
         }
     }

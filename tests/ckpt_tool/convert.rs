@@ -184,6 +184,70 @@ fn dtype_rounds_floats_and_keeps_integers() {
     assert_eq!(models::read(&dir.path("small")), model);
 }
 
+/// Mistakes in maps that could pass for a conversion. Each is an error that shows the way out.
+#[test]
+fn mistakes_in_maps() {
+    let dir = dir();
+    let heads = ["q", "k", "v"].map(|name| {
+        let name = format!("model.layers.0.self_attn.{name}_proj.weight");
+        (name, models::tensor(Dtype::F32, &[10, 4], 1))
+    });
+    models::folder(&dir.path("heads"), &Model::from(heads));
+    let rest = "{r:path} = {r:path}\n";
+    let layers = "[model.layerz. = model.layerz.]\n";
+    for (name, map) in [
+        (
+            "layers.map",
+            format!("{layers}{{l}}.norm = {{l}}.norm\n[=]\n{rest}"),
+        ),
+        ("absent.map", format!("{rest}head = lm_haed.weight")),
+        ("transposed.map", format!("{rest}head = lm_head.weight.T")),
+        (
+            "empty.map",
+            format!("{rest}head = slice(lm_head.weight, 4, 4)"),
+        ),
+        (
+            "copy.map",
+            format!("{rest}head = model.embed_tokens.weight"),
+        ),
+        ("optional.map", format!("{rest}head ?= lm_haed.weight")),
+        (
+            "added.map",
+            format!("{rest}head = tied(head, lm_head.weight)"),
+        ),
+        (
+            "unsplit.map",
+            format!("{rest}all = concat(lm_head.weight, model.embed_tokens.weight)"),
+        ),
+    ] {
+        fs::write(dir.path(name), map).unwrap();
+    }
+    let before = dir.names("");
+    let convert = |source: &str, map: &str| dir.ckpt(&["convert", source, "out", "--map", map]);
+    let mistakes = [
+        convert("heads", "fused.map"),
+        convert("model", "layers.map"),
+        convert("model", "absent.map"),
+        convert("model", "transposed.map"),
+        convert("model", "empty.map"),
+        convert("model", "copy.map"),
+    ];
+    assert!(mistakes.iter().all(|output| output.code == 1));
+    assert_eq!(dir.names(""), before);
+    insta::assert_snapshot!(shown_without_times(mistakes));
+
+    let inverse_lines = ["optional.map", "added.map", "unsplit.map"].map(|map| {
+        let output = convert("model", map);
+        fs::remove_dir_all(dir.path("out")).unwrap();
+        let line = output
+            .stdout
+            .lines()
+            .find(|line| line.starts_with("inverse"));
+        line.unwrap().to_owned()
+    });
+    insta::assert_snapshot!("inverse_lines", inverse_lines.join("\n"));
+}
+
 /// Errors are reported and leave no files.
 #[test]
 fn errors() {

@@ -34,7 +34,21 @@ fn output() {
         plan(&[&["--map", "fused.map", "--threads", "2"], &layout[..]].concat()),
         plan(&["--map", "fused.map", "--tensors", "model.layers.1.{r:path}"]),
         plan(&["--direct", "--bandwidth", "500MB/s"]),
-        plan(&[&["--rank", "4", "--json", "--threads", "1"], &layout[..]].concat()),
+        plan(
+            &[
+                &[
+                    "--rank",
+                    "4",
+                    "--json",
+                    "--threads",
+                    "1",
+                    "--map",
+                    "fused.map"
+                ],
+                &layout[..],
+            ]
+            .concat(),
+        ),
         plan(&["--map", "fused.map", "--budget", "1KiB", "--threads", "1"]),
     ]));
 }

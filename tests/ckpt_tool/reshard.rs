@@ -39,6 +39,7 @@ fn output() {
     fs::write(dir.path("placements"), PLACEMENTS).unwrap();
     fs::write(dir.path("wrong"), "matrix = a:0\n\ncube = c:1\n").unwrap();
     fs::write(dir.path("deep"), "vector = a:1\n").unwrap();
+    fs::write(dir.path("typo"), "vektor = a:0\n").unwrap();
     let layout = |placements| ["--mesh", "a=2,b=2", "--placements", placements];
     let split = |to: &str, more: &[&str]| dir.ckpt(&[&["reshard", "model", to], more].concat());
     let merge = |from: &str, to: &str, more: &[&str]| {
@@ -52,6 +53,8 @@ fn output() {
         split("split", &layout("placements")),
         split("other", &layout("wrong")),
         split("other", &layout("deep")),
+        split("other", &layout("typo")),
+        dir.ckpt(&[&["plan", "model"], &layout("typo")[..]].concat()),
         split("other", &layout("absent")),
         split("other", &["--mesh", "a=2"]),
         split("other", &["--mesh", "a", "--placements", "placements"]),
@@ -66,7 +69,15 @@ fn output() {
     insta::assert_snapshot!(shown_without_times(output));
     let layout = fs::read_to_string(dir.path("split/layout.json")).unwrap();
     insta::assert_snapshot!("layout", layout);
-    let wanted = ["merged", "model", "placements", "split", "deep", "wrong"];
+    let wanted = [
+        "merged",
+        "model",
+        "placements",
+        "split",
+        "deep",
+        "wrong",
+        "typo",
+    ];
     assert!(dir.names("").iter().all(|name| wanted.contains(&&**name)));
 }
 

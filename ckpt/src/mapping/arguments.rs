@@ -24,7 +24,7 @@ struct Usage {
 }
 
 /// All operations, in the order of the documentation.
-const OPERATIONS: [Usage; 22] = [
+const OPERATIONS: [Usage; 23] = [
     Usage {
         name: "concat",
         usage: "concat(x, y, dim=0, shares=8:1:1) or concat(x.{e}, each=e)",
@@ -81,10 +81,21 @@ const OPERATIONS: [Usage; 22] = [
         usage: "slice(x, 0, 4096, dim=0, step=1): start and exclusive end",
         build: |args| {
             args.tensors(1)?;
+            let (start, end) = (
+                args.number("the first index")?,
+                args.number("the end index")?,
+            );
+            if start >= end {
+                return Err(MapErrorKind::Value {
+                    what: "slice",
+                    expected: "a range of at least one element, with the end after the start",
+                    found: format!("{start}, {end}"),
+                });
+            }
             Ok(Action::Slice {
                 dim: args.dim()?,
-                start: args.number("the first index")?,
-                end: args.number("the end index")?,
+                start,
+                end,
                 step: args
                     .named("step", "a number of at least 1", positive)?
                     .unwrap_or(1),
@@ -216,6 +227,14 @@ const OPERATIONS: [Usage; 22] = [
         build: |args| {
             args.all_tensors();
             Ok(Action::First { tied: true })
+        },
+    },
+    Usage {
+        name: "rename",
+        usage: "rename(x): x, whose other name is given up",
+        build: |args| {
+            args.tensors(1)?;
+            Ok(Action::Rename)
         },
     },
     Usage {

@@ -6,8 +6,9 @@ use super::evaluate::{Evaluated, Tensors, dim_of};
 use super::named::Named;
 use super::report::{Problem, Report};
 use super::solve::{self, Unsolved};
-use super::template::{Captures, Kind, Template, Value};
+use super::template::{Captures, Template, Value};
 use super::term::{Action, Call, Term};
+use super::unmatched;
 use super::{Mapping, Rule, TensorSpec};
 use crate::graph::{Expr, ExprSet, Graph, TensorType, widens};
 use crate::name_list::NameList;
@@ -26,6 +27,10 @@ impl Outputs {
         added.map_err(|before| self.made[before].1)?;
         self.made.push((expr, line));
         Ok(())
+    }
+
+    fn contains(&self, name: &str) -> bool {
+        self.names.find(name, &mut 0).is_some()
     }
 
     pub(super) fn exprs(&self) -> impl Iterator<Item = Expr> {
@@ -95,6 +100,9 @@ pub(super) fn bind(
         binder.rule(rule);
     }
     binder.report_unused(mapping);
+    if binder.targets.is_none() {
+        binder.report_dropped(mapping);
+    }
     binder.binding
 }
 
@@ -121,7 +129,12 @@ impl<'b> Binder<'b> {
     fn rule(&mut self, rule: &'b Rule) {
         let mut evaluated = Evaluated::default();
         let line = rule.line;
-        for captures in self.instances(rule) {
+        let instances = self.instances(rule);
+        if instances.is_empty() && self.targets.is_none() {
+            let problem = unmatched::problem(rule, self.sources);
+            self.binding.report.problems.extend(problem);
+        }
+        for captures in instances {
             let tensors = &mut self.binding.tensors;
             let value = tensors.value(&rule.right, &captures, &mut evaluated);
             for name in evaluated.missing.drain(..) {
@@ -373,6 +386,33 @@ impl<'b> Binder<'b> {
     }
 }
 
+impl Binder<'_> {
+    /// Reports sources that a rule of two plain names copies while a rule that keeps all other
+    /// names skips them. Such a rule may be meant as a copy or as a renaming.
+    fn report_dropped(&mut self, mapping: &Mapping) {
+        let keeps = mapping
+            .rules
+            .iter()
+            .filter(|it| it.is_catch_all() && it.left == it.right);
+        let kept: Vec<&Term> = keeps.map(|rule| &rule.right).collect();
+        for rule in &mapping.rules {
+            let (Some(output), Some(name)) = (rule.left.literal(), rule.right.literal()) else {
+                continue;
+            };
+            let is_kept = |term: &&Term| match term {
+                Term::Name(template) => template.matches(&name).is_some(),
+                Term::Call(_) => false,
+            };
+            let dropped = kept.iter().any(is_kept) && !self.binding.made.contains(&name);
+            if dropped && self.sources.get(&name).is_some() {
+                let line = rule.line;
+                let problem = Problem::Dropped { name, output, line };
+                self.binding.report.problems.push(problem);
+            }
+        }
+    }
+}
+
 /// Converts a tensor to the target's type; `Err` with the actual and the expected type if that is
 /// impossible.
 fn convert_to_target(
@@ -397,10 +437,9 @@ fn convert_to_target(
 
 impl Rule {
     /// Whether the rule applies only to tensors that no other rule uses.
-    fn is_catch_all(&self) -> bool {
+    pub(super) fn is_catch_all(&self) -> bool {
         let names = self.right.names();
-        let mut kinds = names.iter().flat_map(|(it, _)| it.kinds_of_captures());
-        kinds.any(|(_, kind)| *kind == Kind::Path)
+        names.iter().any(|(template, _)| template.has_path())
     }
 }
 

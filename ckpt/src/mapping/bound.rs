@@ -22,6 +22,7 @@ pub struct Bound {
     used: ExprSet,
     ties: BTreeSet<(String, String)>,
     report: Report,
+    allowed: AllowedProblems,
 }
 
 /// One map of a chain.
@@ -34,7 +35,17 @@ struct Stage {
 /// A map and its targets.
 struct Binds {
     mapping: Mapping,
-    targets: Vec<TensorSpec>,
+    /// `None` for everything that can be produced.
+    targets: Option<Vec<TensorSpec>>,
+}
+
+/// What the inverse of a map does that is written by [`Mapping::reversed`] and nothing else.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RoundTrip {
+    /// Pairs of outputs that must be equal, because both are produced from one source.
+    pub ties: BTreeSet<(String, String)>,
+    /// Tensors that the way back adds to those that the map reads.
+    pub added: Vec<String>,
 }
 
 /// Why a map has no inverse.
@@ -54,6 +65,12 @@ pub enum NotInvertible {
         /// The change.
         why: String,
     },
+    /// The map leaves out tensors that it was allowed to leave out.
+    #[error("`{}` is left out, which was allowed", .0.escape_debug())]
+    LeftOut(String),
+    /// The tensors to restore are needed to solve the equations.
+    #[error("the reversed map is refused: {0}")]
+    Refused(Report),
     /// A tensor needs too many copies to be traced.
     #[error(transparent)]
     Graph(#[from] GraphError),
@@ -106,6 +123,7 @@ impl Bound {
             used: binding.used,
             ties: binding.ties,
             report: binding.report,
+            allowed: allowed.clone(),
         })
     }
 
@@ -181,23 +199,19 @@ impl Bound {
         let read: Vec<TensorSpec> = self.inputs().collect();
         let made: Vec<TensorSpec> = self.outputs().collect();
         let way_back = self.way_back(read.clone());
+        let none = AllowedProblems::none();
         let mut back =
-            follow(&way_back, Tensors::of(&made).0).map_err(NotInvertible::Unsolvable)?;
+            follow(&way_back, Tensors::of(&made).0, &none).map_err(NotInvertible::Unsolvable)?;
 
         let sources = named(&self.tensors.graph, &self.made);
-        let there_and_back = follow(&way_back, sources).map_err(NotInvertible::Unsolvable)?;
-        for name in read.iter().map(|spec| &spec.name) {
-            let why = match there_and_back.origin(name)? {
-                Some(origin) if origin == *name => continue,
-                Some(origin) => format!("it would become `{}`", origin.escape_debug()),
-                None => "it is lost".to_owned(),
-            };
-            let name = name.clone();
-            return Err(NotInvertible::Changed { name, why });
+        let there_and_back =
+            follow(&way_back, sources, &none).map_err(NotInvertible::Unsolvable)?;
+        for spec in &read {
+            there_and_back.check_elements(&spec.name)?;
         }
         let sources = named(&back.tensors.graph, &back.made);
         let back_and_there =
-            follow(&self.way_there(), sources).map_err(NotInvertible::Unsolvable)?;
+            follow(&self.way_there(), sources, &none).map_err(NotInvertible::Unsolvable)?;
         for name in made.into_iter().map(|spec| spec.name) {
             match back_and_there.origin(&name)? {
                 Some(origin) if origin != name => {
@@ -209,19 +223,76 @@ impl Bound {
         Ok(back)
     }
 
+    /// Checks that the reversed map, which knows only the outputs, restores every tensor that this
+    /// map reads: name, dtype, shape and each element. [`Bound::inverse`] in contrast knows the
+    /// tensors to restore.
+    ///
+    /// # Errors
+    /// [`NotInvertible`].
+    pub fn round_trip(&self) -> Result<RoundTrip, NotInvertible> {
+        let left_out = self.report.allowed.iter().find_map(Problem::left_out);
+        if let Some(name) = left_out {
+            return Err(NotInvertible::LeftOut(name.to_owned()));
+        }
+        let ties = self.inverse()?.ties;
+        let mut way_back = self.way_back(Vec::new());
+        way_back.iter_mut().for_each(|binds| binds.targets = None);
+        let sources = named(&self.tensors.graph, &self.made);
+        let back = follow(&way_back, sources, &self.allowed).map_err(NotInvertible::Refused)?;
+
+        let mut read = BTreeSet::new();
+        for spec in self.inputs() {
+            back.check_type(&spec)?;
+            back.check_elements(&spec.name)?;
+            read.insert(spec.name);
+        }
+        let made = back.made.iter().map(|(name, _)| name.to_string());
+        let added = made.filter(|name| !read.contains(name)).collect();
+        Ok(RoundTrip { ties, added })
+    }
+
+    /// Checks that a tensor has its dtype and shape again.
+    fn check_type(&self, spec: &TensorSpec) -> Result<(), NotInvertible> {
+        let graph = &self.tensors.graph;
+        let Some(expr) = self.made.get(&spec.name) else {
+            return Ok(()); // reported with the elements
+        };
+        let (dtype, shape) = (graph.dtype(expr), graph.shape(expr));
+        if (dtype, shape) == (spec.dtype, &spec.shape[..]) {
+            return Ok(());
+        }
+        let (name, before) = (spec.name.clone(), (spec.dtype, &spec.shape));
+        let why = format!(
+            "it would become {dtype} {shape:?} instead of {} {:?}",
+            before.0, before.1
+        );
+        Err(NotInvertible::Changed { name, why })
+    }
+
+    /// Checks that a map from tensors to the same tensors keeps every element of one.
+    fn check_elements(&self, name: &str) -> Result<(), NotInvertible> {
+        let why = match self.origin(name)? {
+            Some(origin) if origin == *name => return Ok(()),
+            Some(origin) => format!("it would become `{}`", origin.escape_debug()),
+            None => "it is lost".to_owned(),
+        };
+        let name = name.to_owned();
+        Err(NotInvertible::Changed { name, why })
+    }
+
     /// The maps in order, each with its outputs as targets.
     fn way_there(&self) -> Vec<Binds> {
         let stages = self.stages.iter();
         let binds = stages.map(|stage| Binds {
             mapping: stage.mapping.clone(),
-            targets: specs(&self.tensors.graph, &stage.made).collect(),
+            targets: Some(specs(&self.tensors.graph, &stage.made).collect()),
         });
         binds.collect()
     }
 
     /// The maps in reverse order and direction; the last one produces `read`.
     fn way_back(&self, read: Vec<TensorSpec>) -> Vec<Binds> {
-        let mut targets = read;
+        let mut targets = Some(read);
         let mut back = Vec::new();
         for sources in self.way_there() {
             let mapping = sources.mapping.reversed();
@@ -243,14 +314,14 @@ impl Bound {
 }
 
 /// Chains maps. Outputs are not converted to the dtypes of the targets.
-fn follow(way: &[Binds], tensors: Tensors) -> Result<Bound, Report> {
+fn follow(way: &[Binds], tensors: Tensors, allowed: &AllowedProblems) -> Result<Bound, Report> {
     let mut bound: Option<Bound> = None;
     for Binds { mapping, targets } in way {
         let sources = match &bound {
             Some(bound) => named(&bound.tensors.graph, &bound.made),
             None => tensors.clone(),
         };
-        let mut binding = bind(mapping, sources, Some(targets), Dtypes::Unchanged);
+        let mut binding = bind(mapping, sources, targets.as_deref(), Dtypes::Unchanged);
         let mut before = Vec::new();
         if let Some(bound) = bound {
             binding.used = bound.used;
@@ -258,12 +329,7 @@ fn follow(way: &[Binds], tensors: Tensors) -> Result<Bound, Report> {
             binding.tensors.named = bound.tensors.named;
             before = bound.stages;
         }
-        bound = Some(Bound::new(
-            before,
-            mapping,
-            binding,
-            &AllowedProblems::none(),
-        )?);
+        bound = Some(Bound::new(before, mapping, binding, allowed)?);
     }
     match bound {
         Some(bound) => Ok(bound),

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::TensorSpec;
 use super::computations::{Dequant, Lora, Mean};
+use super::declared::check_declared;
 use super::named::Named;
 use super::template::{Captures, Kind, Template, Value};
 use super::term::{Action, Call, Term};
@@ -210,6 +211,7 @@ pub(super) fn dim_of(dim: i64, rank: usize) -> usize {
 
 /// Applies an operation.
 pub(super) fn apply(graph: &mut Graph, action: &Action, of: &[Expr]) -> Result<Expr, GraphError> {
+    check_declared(graph, action, of)?;
     let rank = of.first().map_or(0, |first| graph.shape(*first).len());
     let dim = |dim: &i64| dim_of(*dim, rank);
     let new_dim = |dim: &i64| dim_of(*dim, rank + 1);
@@ -255,7 +257,7 @@ pub(super) fn apply(graph: &mut Graph, action: &Action, of: &[Expr]) -> Result<E
         Action::Cast(to) => graph.cast(of[0], *to),
         Action::Scale(by) => graph.scale(of[0], by.0),
         Action::Add(what) => graph.add_number(of[0], what.0),
-        Action::First { .. } => Ok(of[0]),
+        Action::First { .. } | Action::Rename => Ok(of[0]),
         Action::Mean => graph.compute(of, &Computation::new(Mean)),
         Action::Lora { scale } => graph.compute(of, &Computation::new(Lora { scale: scale.0 })),
         Action::Dequant { block, dtype } => {

@@ -41,6 +41,7 @@ mod bind;
 mod bound;
 mod computations;
 mod coverage;
+mod declared;
 mod error;
 mod evaluate;
 mod named;
@@ -52,8 +53,9 @@ mod term;
 #[cfg(test)]
 mod tests;
 mod text;
+mod unmatched;
 
-pub use bound::{Bound, NotInvertible};
+pub use bound::{Bound, NotInvertible, RoundTrip};
 pub use error::{MapError, MapErrorKind};
 pub use report::{AllowedProblems, InvalidAllowance, Problem, ProblemKind, Report};
 pub use template::{Captures, Kind, Template, TemplateError, Value};
@@ -73,6 +75,8 @@ struct Rule {
     left: Term,
     right: Term,
     line: usize,
+    /// Written with `?=`: it may match no tensor.
+    optional: bool,
 }
 
 /// A tensor's name, dtype and shape.
@@ -125,6 +129,7 @@ impl Mapping {
                 left: Term::Name(name.clone()),
                 right: Term::Name(name),
                 line: 1,
+                optional: false,
             }],
         }
     }
@@ -136,6 +141,7 @@ impl Mapping {
             left: rule.right.clone(),
             right: rule.left.clone(),
             line: rule.line,
+            optional: rule.optional,
         };
         let rules = self.rules.iter().map(reversed).collect();
         Mapping { rules }

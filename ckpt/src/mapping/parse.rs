@@ -68,6 +68,8 @@ fn rule(tokens: &[Token], scope: &Scope) -> Result<Rule, MapError> {
         depth: 0,
     };
     let left = parser.written()?;
+    let optional = parser.peek() == Some(&Word::Sign('?'));
+    parser.at += usize::from(optional);
     parser.sign('=', "`=` between the two sides")?;
     let right = parser.written()?;
     parser.end()?;
@@ -92,6 +94,7 @@ fn rule(tokens: &[Token], scope: &Scope) -> Result<Rule, MapError> {
         left: build(left, &scope.left)?,
         right: build(right, &scope.right)?,
         line,
+        optional,
     };
     check(&rule).map_err(at_rule)?;
     Ok(rule)

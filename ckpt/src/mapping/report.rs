@@ -81,6 +81,25 @@ pub enum Problem {
         /// The line of the other.
         before: usize,
     },
+    /// A rule that matches no source, and is not optional.
+    Unmatched {
+        /// Its first name.
+        name: String,
+        /// The line of the map.
+        line: usize,
+        /// The way out.
+        hint: String,
+    },
+    /// A source that the map copies to another name, while a rule that keeps all other names skips
+    /// it.
+    Dropped {
+        /// Its name.
+        name: String,
+        /// The output.
+        output: String,
+        /// The line of the map.
+        line: usize,
+    },
     /// A source that cannot be read.
     Unreadable {
         /// Its name.
@@ -123,14 +142,20 @@ pub enum ProblemKind {
     PartlyUsed,
     /// [`Problem::Narrowed`].
     Narrowed,
+    /// [`Problem::Unmatched`]: the rule does nothing.
+    Unmatched,
+    /// [`Problem::Dropped`]: the copy is a renaming.
+    Dropped,
 }
 
 impl ProblemKind {
-    const ALL: [(&'static str, ProblemKind); 4] = [
+    const ALL: [(&'static str, ProblemKind); 6] = [
         ("unmade", ProblemKind::Unmade),
         ("unexpected", ProblemKind::Unexpected),
         ("partly-used", ProblemKind::PartlyUsed),
         ("narrowed", ProblemKind::Narrowed),
+        ("unmatched", ProblemKind::Unmatched),
+        ("dropped", ProblemKind::Dropped),
     ];
 }
 
@@ -138,7 +163,7 @@ impl ProblemKind {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{}` cannot be allowed: write KIND or KIND:TEMPLATE, as in unexpected:{{r:path}}.inv_freq; kinds \
-     are unmade, unexpected, partly-used and narrowed", .0.escape_debug()
+     are unmade, unexpected, partly-used, narrowed, unmatched and dropped", .0.escape_debug()
 )]
 pub struct InvalidAllowance(pub String);
 
@@ -184,6 +209,18 @@ impl Problem {
             Problem::Unexpected { name } => Some((ProblemKind::Unexpected, name)),
             Problem::PartlyUsed { name, .. } => Some((ProblemKind::PartlyUsed, name)),
             Problem::Narrowed { name, .. } => Some((ProblemKind::Narrowed, name)),
+            Problem::Unmatched { name, .. } => Some((ProblemKind::Unmatched, name)),
+            Problem::Dropped { name, .. } => Some((ProblemKind::Dropped, name)),
+            _ => None,
+        }
+    }
+}
+
+impl Problem {
+    /// The tensor whose elements, or some of them, are not used.
+    pub(super) fn left_out(&self) -> Option<&str> {
+        match self {
+            Problem::Unexpected { name } | Problem::PartlyUsed { name, .. } => Some(name),
             _ => None,
         }
     }
@@ -261,6 +298,20 @@ impl fmt::Display for Problem {
                 before.max(line),
                 name.escape_debug()
             ),
+            Problem::Unmatched { name, line, hint } => write!(
+                f,
+                "unmatched: line {line} of the map: no tensor matches `{}`; {hint}",
+                name.escape_debug()
+            ),
+            Problem::Dropped { name, output, line } => {
+                let (name, output) = (name.escape_debug(), output.escape_debug());
+                write!(
+                    f,
+                    "dropped: `{name}` is written as `{output}` by line {line} of the map and under no \
+                     other name; to keep both, add `{name} = {name}`; to rename it, write `{output} = \
+                     rename({name})`"
+                )
+            }
             Problem::Unreadable { name, error } => {
                 write!(f, "unreadable: `{}`: {error}", name.escape_debug())
             }

@@ -98,7 +98,7 @@ pub(super) fn operands(
         Action::Scale(by) => one(graph.scale(whole, 1.0 / by.0)),
         Action::Add(what) => one(graph.add_number(whole, -what.0)),
         // The first operand is written; the caller checks that the others are equal.
-        Action::First { .. } => Ok(vec![whole]),
+        Action::First { .. } | Action::Rename => Ok(vec![whole]),
         Action::Slice { .. }
         | Action::Select { .. }
         | Action::Chunk { .. }

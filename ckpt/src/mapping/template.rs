@@ -191,6 +191,23 @@ impl Template {
         }
     }
 
+    /// Whether it has a capture of any text.
+    pub(crate) fn has_path(&self) -> bool {
+        self.kinds_of_captures()
+            .any(|(_, kind)| *kind == Kind::Path)
+    }
+
+    /// Whether it matches every name.
+    pub(crate) fn is_whole(&self) -> bool {
+        matches!(
+            &self.parts[..],
+            [Part::Capture {
+                kind: Kind::Path,
+                ..
+            }]
+        )
+    }
+
     /// The kinds of captures that a text declares.
     pub(super) fn kinds(text: &str) -> Result<Vec<(String, Kind)>, TemplateError> {
         let mut kinds = Vec::new();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::template::Template;
+use super::template::{Captures, Template};
 use crate::Dtype;
 use crate::graph::Real;
 
@@ -89,6 +89,8 @@ pub(super) enum Action {
     First {
         tied: bool,
     },
+    /// The same tensor; states that the other name is given up.
+    Rename,
     Mean,
     /// Weight plus scale times the product of two low-rank matrices.
     Lora {
@@ -124,6 +126,7 @@ impl Action {
             Action::Add(_) => "add",
             Action::First { tied: false } => "first",
             Action::First { tied: true } => "tied",
+            Action::Rename => "rename",
             Action::Mean => "mean",
             Action::Lora { .. } => "lora",
             Action::Dequant { .. } => "dequant",
@@ -153,6 +156,14 @@ impl Term {
                     around.pop();
                 }
             }
+        }
+    }
+
+    /// The name, if it is one without captures.
+    pub(super) fn literal(&self) -> Option<String> {
+        match self {
+            Term::Name(template) => template.fill(&Captures::new()).ok(),
+            Term::Call(_) => None,
         }
     }
 

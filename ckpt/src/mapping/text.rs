@@ -14,7 +14,7 @@ pub(super) struct Token {
 pub(super) enum Word {
     /// A name, a number, the name of an operation or an argument.
     Text(String),
-    /// One of `( ) [ ] , =`.
+    /// One of `( ) [ ] , =`, or the `?` of `?=`.
     Sign(char),
     /// The end of a line outside of parentheses, or of the map.
     End,
@@ -75,6 +75,10 @@ fn line_tokens(
                 push(Word::Sign(first));
                 at += 1;
             }
+            '?' if characters.get(at + 1) == Some(&'=') => {
+                push(Word::Sign('?'));
+                at += 1;
+            }
             '"' => {
                 let length = characters[at + 1..].iter().position(|it| *it == '"');
                 let length = length.ok_or(MapError {
@@ -98,5 +102,8 @@ fn line_tokens(
 /// The length up to a sign, a space, a quote or a comment.
 fn word_length(characters: &[char]) -> usize {
     let ends = |it: &char| it.is_whitespace() || "()[],=\"#".contains(*it);
-    characters.iter().position(ends).unwrap_or(characters.len())
+    let length = characters.iter().position(ends).unwrap_or(characters.len());
+    let (word, rest) = characters.split_at(length);
+    let optional = word.len() > 1 && word.ends_with(&['?']) && rest.starts_with(&['=']);
+    length - usize::from(optional)
 }

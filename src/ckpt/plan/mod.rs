@@ -15,7 +15,8 @@ use meshgrad::ckpt::plan::{Catalog, LoadPlan, LoadRequest, Options};
 use serde::Serialize;
 
 use super::arguments::{
-    AllowArguments, mapping_errors, parse_mesh, parse_template, path_text, read_layout, read_map,
+    AllowArguments, check_placements, mapping_errors, parse_mesh, parse_template, path_text,
+    read_layout, read_map,
 };
 use super::size::ByteSize;
 use super::source::{Source, Summary};
@@ -165,6 +166,10 @@ pub(super) fn plan(arguments: &PlanArguments, threads: usize) -> anyhow::Result<
             return mapping_errors(path, &arguments.map, &report, arguments.json);
         }
     };
+    if let Some(placements) = &arguments.placements {
+        let outputs: Vec<TensorSpec> = bound.outputs().collect();
+        check_placements(&layout, placements, &outputs)?;
+    }
     let made = select(&bound, &arguments.tensors)?;
 
     let catalog = Catalog::of(&source.folder);

@@ -17,7 +17,7 @@ use meshgrad::ckpt::mapping::{AllowedProblems, Mapping, TensorSpec};
 use meshgrad::ckpt::plan::LoadRequest;
 use serde::Serialize;
 
-use super::arguments::{mapping_errors, parse_mesh, read_layout};
+use super::arguments::{check_placements, mapping_errors, parse_mesh, read_layout};
 use super::destination::{copy_sidecar_files, stage, summary_rows};
 use super::size::{self, ByteSize};
 use super::source::{Source, Summary};
@@ -75,10 +75,11 @@ pub(super) fn reshard(arguments: &ReshardArguments, threads: usize) -> anyhow::R
     let budget = arguments.budget;
     let limits = Limits { budget, threads };
     let report = match (&arguments.mesh, &arguments.placements) {
-        (Some(mesh), Some(placements)) => {
-            let (layout, placements) = read_layout(mesh, placements)?;
+        (Some(mesh), Some(file)) => {
+            let (layout, placements) = read_layout(mesh, file)?;
             let source = Source::open(&arguments.source)?;
             let specs = source.specs();
+            check_placements(&layout, file, &specs)?;
             let mapping = Mapping::identity();
             if let Err(report) = mapping.bind(&specs, None, &AllowedProblems::none()) {
                 return mapping_errors(source.folder.path(), &None, &report, arguments.json);

@@ -116,7 +116,7 @@ fn syntax_errors_have_a_position() {
             "a = turn(b)",
             "line 1, column 5: unknown operation `turn`; the operations are concat, stack, interleave, \
              transpose, permute, slice, select, chunk, unflatten, flatten, unsqueeze, squeeze, \
-             pad, fill, cast, scale, add, first, tied, mean, lora, dequant",
+             pad, fill, cast, scale, add, first, tied, rename, mean, lora, dequant",
         ),
         (
             "a = slice(b, 1)",

@@ -4,6 +4,7 @@ mod messages;
 mod operations;
 mod qwen3;
 mod random;
+mod round_trips;
 
 use super::*;
 use crate::graph::{ElementCopy, Leaf};

@@ -2,7 +2,7 @@
 
 use super::{bind, elements};
 use crate::Dtype;
-use crate::mapping::TensorSpec;
+use crate::mapping::{AllowedProblems, Bound, Mapping, TensorSpec};
 use meshgrad_ckpt_crash::SplitMix64;
 
 /// A random invertible term of a shape; its names are added to `sources`.
@@ -80,5 +80,125 @@ proptest::proptest! {
         }
         let forth_again = back.inverse().unwrap();
         proptest::prop_assert_eq!(elements(&forth_again, "x"), forth);
+    }
+}
+
+/// What a wrong argument or name in a random map is.
+const WRONGS: [&str; 4] = ["none", "declared", "name", "dropped"];
+
+/// A map of several rules, some of them wrong. Arguments that the inverse needs may contradict the
+/// tensors or be absent; a name may match nothing; a copy may drop its original.
+fn random_map(rng: &mut SplitMix64) -> (String, Vec<TensorSpec>) {
+    let (mut map, mut sources) = (String::new(), Vec::new());
+    for rule in 0..1 + rng.below(3) {
+        let shape: Vec<u64> = (0..1 + rng.below(3)).map(|_| 1 + rng.below(6)).collect();
+        let depth = rng.below(4) as u32;
+        map += &format!("x{rule} = {}\n", term(rng, &shape, depth, &mut sources));
+    }
+    match WRONGS[rng.below(WRONGS.len() as u64) as usize] {
+        "declared" => map = with_wrong_arguments(rng, &map),
+        "name" => map = map.replacen("t0", "t0.T", 1),
+        "dropped" => map += "{r:path} = {r:path}\n",
+        _ => {}
+    }
+    (map, sources)
+}
+
+/// Some numbers of `shares=` and `rows=` are others, or the arguments are left out.
+fn with_wrong_arguments(rng: &mut SplitMix64, map: &str) -> String {
+    let mut wrong = String::new();
+    let mut rest = map;
+    while let Some(at) = rest.find(", shares=").or_else(|| rest.find(", rows=")) {
+        let length = rest[at..].find(')').unwrap();
+        let (argument, after) = rest[at..].split_at(length);
+        wrong += &rest[..at];
+        let number = |rng: &mut SplitMix64| 1 + rng.below(4);
+        match (rng.below(3), argument.contains("shares")) {
+            (0, _) => wrong += argument,
+            (1, true) => wrong += &format!(", shares={}:{}", number(rng), number(rng)),
+            (1, false) => wrong += &format!(", rows={}", number(rng)),
+            _ => {}
+        }
+        rest = after;
+    }
+    wrong + rest
+}
+
+/// Elements of the sources after there and back, each by its origin, as in `t0.3`.
+fn there_and_back(there: &Bound, back: &Bound, spec: &TensorSpec) -> Vec<String> {
+    let origin = |place: &String| {
+        let names = there.outputs().map(|it| it.name);
+        let found = names
+            .filter_map(|name| Some((place.strip_prefix(&name)?.parse::<usize>().ok()?, name)))
+            .max_by_key(|(_, name)| name.len());
+        let (at, name) = found.unwrap();
+        elements(there, &name)[at].clone()
+    };
+    elements(back, &spec.name).iter().map(origin).collect()
+}
+
+/// Whether the second conversion writes what the first one read.
+fn is_restored(there: &Bound, back: &Bound, sources: &[TensorSpec]) -> bool {
+    let mut before = sources.to_vec();
+    before.sort_by(|a, b| a.name.cmp(&b.name));
+    let after: Vec<TensorSpec> = back.outputs().collect();
+    let is_same = |spec: &TensorSpec| {
+        let count = spec.shape.iter().product::<u64>();
+        let expected: Vec<String> = (0..count).map(|at| format!("{}{at}", spec.name)).collect();
+        there_and_back(there, back, spec) == expected
+    };
+    after == before && after.iter().all(is_same)
+}
+
+/// 1,000 random maps, wrong ones too: what `convert` and `convert --inverse` write equals the source,
+/// or one of them refuses before it writes. A map that is called proven restores the source.
+#[test]
+fn there_and_back_is_equal_or_refused() {
+    let (mut restored, mut refused, mut refused_back) = (0, 0, 0);
+    for seed in 0..1000 {
+        let mut rng = SplitMix64::new(seed);
+        let (map, sources) = random_map(&mut rng);
+        let mapping = Mapping::parse(&map).unwrap();
+        let Ok(there) = mapping.bind(&sources, None, &AllowedProblems::none()) else {
+            refused += 1;
+            continue;
+        };
+        let made: Vec<TensorSpec> = there.outputs().collect();
+        let reversed = mapping.reversed();
+        let proven = there.round_trip().is_ok();
+        match reversed.bind(&made, None, &AllowedProblems::none()) {
+            Ok(back) => {
+                assert!(is_restored(&there, &back, &sources), "{seed}: {map}");
+                assert!(proven, "{seed}: {map}");
+                restored += 1;
+            }
+            Err(_) => {
+                assert!(!proven, "{seed}: {map}");
+                refused_back += 1;
+            }
+        }
+    }
+    let seen = [restored, refused, refused_back];
+    assert!(seen.iter().all(|count| *count > 20), "{seen:?}");
+}
+
+/// The comparison above fails for swapped parts, for parts of other sizes and for a lost tensor.
+#[test]
+fn wrong_ways_back_are_noticed() {
+    let sources = super::specs(&[("a", &[2, 3]), ("b", &[4, 3])]);
+    let there = bind("x = concat(a, b, shares=1:2)", &sources);
+    let made: Vec<TensorSpec> = there.outputs().collect();
+    for (back, restored) in [
+        ("concat(a, b, shares=1:2) = x", true),
+        ("concat(b, a, shares=2:1) = x", false),
+        ("concat(a, b, shares=2:1) = x", false),
+        ("concat(a, c, shares=1:2) = x", false),
+        (
+            "a = slice(x, 1, 3)\nb = slice(x, 2, 6)\nfirst = slice(x, 0, 1)",
+            false,
+        ),
+    ] {
+        let back = bind(back, &made);
+        assert_eq!(is_restored(&there, &back, &sources), restored);
     }
 }
