@@ -114,7 +114,33 @@ pub struct Template {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Part {
     Literal(String),
-    Capture { name: String, kind: Kind },
+    Capture {
+        name: String,
+        kind: Kind,
+        numbering: Numbering,
+    },
+}
+
+/// How a name writes the number of a capture: `{l+10}` adds 10, `{l:03}` has at least three digits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Numbering {
+    plus: u64,
+    width: usize,
+}
+
+/// The most digits of `{l:03}`.
+const MAX_WIDTH: usize = 20;
+
+impl fmt::Display for Numbering {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.plus > 0 {
+            write!(f, "+{}", self.plus)?;
+        }
+        match self.width {
+            0 => Ok(()),
+            width => write!(f, ":0{width}"),
+        }
+    }
 }
 
 /// Why a text is not a template.
@@ -126,7 +152,8 @@ pub enum TemplateError {
     Braces,
     /// The name of a capture is empty or has characters other than letters, digits and `_`.
     #[error(
-        "`{{{0}}}` is not a capture: write `{{l}}`, `{{p:q|k|v}}`, `{{w:word}}` or `{{r:path}}`"
+        "`{{{0}}}` is not a capture: write `{{l}}`, `{{l+10}}`, `{{l:03}}`, `{{p:q|k|v}}`, \
+         `{{w:word}}` or `{{r:path}}`"
     )]
     Capture(String),
     /// One choice is a prefix of another.
@@ -168,11 +195,16 @@ impl Template {
                 parts.push(Part::Literal(literal.to_owned()));
             }
             if let Some(capture) = capture {
-                let (name, kind) = read_capture(capture)?;
+                let (name, kind, numbering) = read_capture(capture)?;
                 let kind = kind.or_else(|| kinds.get(name).cloned());
+                let kind = kind.unwrap_or(Kind::Number);
+                if kind != Kind::Number && numbering != Numbering::default() {
+                    return Err(TemplateError::Capture(capture.to_owned()));
+                }
                 parts.push(Part::Capture {
                     name: name.into(),
-                    kind: kind.unwrap_or(Kind::Number),
+                    kind,
+                    numbering,
                 });
             }
         }
@@ -187,6 +219,7 @@ impl Template {
             parts: vec![Part::Capture {
                 name: capture.into(),
                 kind: Kind::Path,
+                numbering: Numbering::default(),
             }],
         }
     }
@@ -215,7 +248,7 @@ impl Template {
             .into_iter()
             .filter_map(|(_, capture)| capture)
         {
-            if let (name, Some(kind)) = read_capture(capture)? {
+            if let (name, Some(kind), _) = read_capture(capture)? {
                 kinds.push((name.to_owned(), kind));
             }
         }
@@ -230,7 +263,7 @@ impl Template {
     /// The captures with their kinds.
     pub(super) fn kinds_of_captures(&self) -> impl Iterator<Item = (&str, &Kind)> + Clone {
         self.parts.iter().filter_map(|part| match part {
-            Part::Capture { name, kind } => Some((&**name, kind)),
+            Part::Capture { name, kind, .. } => Some((&**name, kind)),
             Part::Literal(_) => None,
         })
     }
@@ -256,9 +289,16 @@ impl Template {
         for (at, part) in self.parts.iter().enumerate().skip(first) {
             rest = match part {
                 Part::Literal(literal) => rest.strip_prefix(literal.as_str())?,
-                Part::Capture { name, kind } => {
+                Part::Capture {
+                    name,
+                    kind,
+                    numbering,
+                } => {
                     let suffix = &self.parts[at + 1..];
-                    let (value, rest) = kind.take(rest, suffix)?;
+                    let (value, rest) = match kind {
+                        Kind::Number => numbering.take(rest)?,
+                        other => other.take(rest, suffix)?,
+                    };
                     captures.set(name, value);
                     rest
                 }
@@ -289,10 +329,12 @@ impl Template {
         for (at, part) in self.parts.iter().enumerate() {
             match part {
                 Part::Literal(literal) => to.push_str(literal),
-                Part::Capture { name, .. } => match captures.get(name) {
+                Part::Capture {
+                    name, numbering, ..
+                } => match captures.get(name) {
                     Some(Value::Text(text)) => to.push_str(text),
-                    Some(Value::Number(number)) => push_number(number, to),
-                    None => return at,
+                    Some(Value::Number(number)) if numbering.write(number, to) => {}
+                    _ => return at,
                 },
             }
         }
@@ -302,7 +344,7 @@ impl Template {
     fn check(&self) -> Result<(), TemplateError> {
         let mut seen = Vec::new();
         for (at, part) in self.parts.iter().enumerate() {
-            let Part::Capture { name, kind } = part else {
+            let Part::Capture { name, kind, .. } = part else {
                 continue;
             };
             if seen.contains(&name) {
@@ -319,13 +361,7 @@ impl Kind {
     /// Splits the capture's value off the front of `text`; `suffix` is the rest of the template.
     fn take<'t>(&self, text: &'t str, suffix: &[Part]) -> Option<(Value<'t>, &'t str)> {
         match self {
-            Kind::Number => {
-                let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-                let (number, rest) = text.split_at(digits);
-                let plain = number == "0" || !number.starts_with('0');
-                let number = number.parse().ok().filter(|_| plain)?;
-                Some((Value::Number(number), rest))
-            }
+            Kind::Number => Numbering::default().take(text),
             Kind::Choice(choices) => choices.iter().find_map(|choice| {
                 let rest = text.strip_prefix(choice.as_str())?;
                 Some((Value::Text(&text[..choice.len()]), rest))
@@ -362,6 +398,32 @@ impl Kind {
             (Kind::Word, _) => Err(follows("a dot")),
             (Kind::Path, _) => Err(follows("text without captures")),
         }
+    }
+}
+
+impl Numbering {
+    /// Splits the number off the front of `text`.
+    fn take<'t>(&self, text: &'t str) -> Option<(Value<'t>, &'t str)> {
+        let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+        let (written, rest) = text.split_at(digits);
+        // The only form of a number that `write` writes.
+        let is_written = match digits > self.width {
+            true => written == "0" || !written.starts_with('0'),
+            false => digits == self.width,
+        };
+        let number: u64 = written.parse().ok().filter(|_| is_written)?;
+        Some((Value::Number(number.checked_sub(self.plus)?), rest))
+    }
+
+    /// Writes a number; returns false if it is too large.
+    fn write(&self, number: u64, to: &mut String) -> bool {
+        let Some(number) = number.checked_add(self.plus) else {
+            return false;
+        };
+        let digits = number.checked_ilog10().map_or(1, |log| log as usize + 1);
+        (digits..self.width).for_each(|_| to.push('0'));
+        push_number(number, to);
+        true
     }
 }
 
@@ -407,12 +469,20 @@ fn segments(text: &str) -> Result<Vec<(&str, Option<&str>)>, TemplateError> {
     Ok(segments)
 }
 
-/// The content of braces: a name, and the kind if it is declared.
-fn read_capture(inside: &str) -> Result<(&str, Option<Kind>), TemplateError> {
+/// The content of braces: a name, the kind if it is declared, and how numbers are written.
+fn read_capture(inside: &str) -> Result<(&str, Option<Kind>, Numbering), TemplateError> {
     let bad = || TemplateError::Capture(inside.to_owned());
     let (name, kind) = match inside.split_once(':') {
         Some((name, kind)) => (name, Some(kind)),
         None => (inside, None),
+    };
+    let mut numbering = Numbering::default();
+    let name = match name.split_once('+') {
+        Some((name, plus)) => {
+            numbering.plus = plus.parse().map_err(|_| bad())?;
+            name
+        }
+        None => name,
     };
     let plain = |it: char| it.is_ascii_alphanumeric() || it == '_';
     if name.is_empty() || begins_with_digit(name) || !name.chars().all(plain) {
@@ -423,6 +493,14 @@ fn read_capture(inside: &str) -> Result<(&str, Option<Kind>), TemplateError> {
         Some("word") => Some(Kind::Word),
         Some("path") => Some(Kind::Path),
         Some("number") => Some(Kind::Number),
+        Some(width) if width.len() > 1 && width.starts_with('0') => {
+            let width = width
+                .parse()
+                .ok()
+                .filter(|width| (1..=MAX_WIDTH).contains(width));
+            numbering.width = width.ok_or_else(bad)?;
+            Some(Kind::Number)
+        }
         Some(choices) => {
             let choices: Vec<String> = choices.split('|').map(str::to_owned).collect();
             if choices.len() < 2 || choices.iter().any(String::is_empty) {
@@ -431,7 +509,7 @@ fn read_capture(inside: &str) -> Result<(&str, Option<Kind>), TemplateError> {
             Some(Kind::Choice(choices))
         }
     };
-    Ok((name, kind))
+    Ok((name, kind, numbering))
 }
 
 impl fmt::Display for Template {
@@ -439,7 +517,9 @@ impl fmt::Display for Template {
         for part in &self.parts {
             match part {
                 Part::Literal(literal) => f.write_str(literal)?,
-                Part::Capture { name, .. } => write!(f, "{{{name}}}")?,
+                Part::Capture {
+                    name, numbering, ..
+                } => write!(f, "{{{name}{numbering}}}")?,
             }
         }
         Ok(())
@@ -515,15 +595,18 @@ mod tests {
             ("l}", "unbalanced `{` and `}`"),
             (
                 "{}",
-                "`{}` is not a capture: write `{l}`, `{p:q|k|v}`, `{w:word}` or `{r:path}`",
+                "`{}` is not a capture: write `{l}`, `{l+10}`, `{l:03}`, `{p:q|k|v}`, \
+                 `{w:word}` or `{r:path}`",
             ),
             (
                 "{a b}",
-                "`{a b}` is not a capture: write `{l}`, `{p:q|k|v}`, `{w:word}` or `{r:path}`",
+                "`{a b}` is not a capture: write `{l}`, `{l+10}`, `{l:03}`, `{p:q|k|v}`, \
+                 `{w:word}` or `{r:path}`",
             ),
             (
                 "{p:q|}",
-                "`{p:q|}` is not a capture: write `{l}`, `{p:q|k|v}`, `{w:word}` or `{r:path}`",
+                "`{p:q|}` is not a capture: write `{l}`, `{l+10}`, `{l:03}`, `{p:q|k|v}`, \
+                 `{w:word}` or `{r:path}`",
             ),
         ];
         for (text, message) in rejected {
@@ -532,7 +615,50 @@ mod tests {
         }
     }
 
+    /// The same layers under other numbers: added to, and with leading zeros.
+    #[test]
+    fn numbers_may_be_written_in_other_ways() {
+        let value = |text: &str, name: &str| match template(text).matches(name)?.get("l") {
+            Some(Value::Number(number)) => Some(number),
+            _ => None,
+        };
+        for (text, name, number) in [
+            ("h.{l+10}.w", "h.12.w", Some(2)),
+            ("h.{l+10}.w", "h.9.w", None),
+            ("h.{l+10}.w", "h.010.w", None),
+            ("h.{l:03}.w", "h.007.w", Some(7)),
+            ("h.{l:03}.w", "h.1234.w", Some(1234)),
+            ("h.{l:03}.w", "h.07.w", None),
+            ("h.{l:03}.w", "h.0007.w", None),
+            ("h.{l:03}.w", "h.7.w", None),
+            ("h.{l+5:02}", "h.05", Some(0)),
+        ] {
+            assert_eq!(value(text, name), number, "{text} {name}");
+            assert_eq!(template(text).to_string(), text);
+        }
+        for wrong in ["{l+}", "{l+x}", "{l:0}", "{l:0x}", "{l:099}", "{w+1:word}"] {
+            assert!(Template::parse(wrong, &BTreeMap::new()).is_err(), "{wrong}");
+        }
+        let numbers = template("{l+1}");
+        let last = Captures::new().with("l", Value::Number(u64::MAX));
+        assert_eq!(numbers.fill(&last), Err("l".to_owned()));
+    }
+
     proptest! {
+        /// Every number has one form.
+        #[test]
+        fn numbers_have_one_form(l in any::<u64>(), plus in 0u64..200, width in 2usize..8, digits in "[0-9]{1,9}") {
+            let template = template(&format!("h{{l+{plus}:0{width}}}.w"));
+            let filled = template.fill(&Captures::new().with("l", Value::Number(l / 2))).unwrap();
+            let found = template.matches(&filled).unwrap();
+            prop_assert_eq!(found.get("l"), Some(Value::Number(l / 2)));
+            let name = format!("h{digits}.w");
+            if let Some(captures) = template.matches(&name) {
+                let filled = template.fill(&captures);
+                prop_assert_eq!(filled.as_ref(), Ok(&name));
+            }
+        }
+
         /// Filling in and matching again preserves captures; matching and filling in again
         /// preserves a name.
         #[test]
