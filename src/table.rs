@@ -1,5 +1,6 @@
 //! Text for a terminal: aligned columns, and names without control characters.
 
+use std::borrow::Cow;
 use std::fmt;
 
 /// The alignment of a column.
@@ -9,7 +10,17 @@ pub(crate) enum Side {
     Right,
 }
 
-/// Rows of cells in columns, two spaces apart. Empty columns are left out.
+/// The longest cell, in characters. Longer ones would make each line as long.
+const MAX_CELL: usize = 240;
+
+/// The longest cell of the last column, which is not padded.
+const MAX_LAST_CELL: usize = 4000;
+
+/// The longest text that [`printable`] returns whole.
+const MAX_TEXT: usize = 16_000;
+
+/// Rows of cells in columns, two spaces apart. Empty columns are left out. Long cells are
+/// shortened.
 pub(crate) struct Table {
     sides: Vec<Side>,
     indent: usize,
@@ -33,7 +44,15 @@ impl Table {
     }
 
     pub(crate) fn row(&mut self, cells: impl Into<Vec<String>>) {
-        self.rows.push(cells.into());
+        let mut cells: Vec<String> = cells.into();
+        let last = self.sides.len().saturating_sub(1);
+        for (at, cell) in cells.iter_mut().enumerate() {
+            let most = if at == last { MAX_LAST_CELL } else { MAX_CELL };
+            if let Cow::Owned(shorter) = shortened(cell, most) {
+                *cell = shorter;
+            }
+        }
+        self.rows.push(cells);
     }
 }
 
@@ -44,14 +63,15 @@ impl fmt::Display for Table {
             cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
         };
         let widths: Vec<usize> = (0..self.sides.len()).map(width).collect();
+        let last = self.sides.len().saturating_sub(1);
 
         for row in &self.rows {
             let mut line = " ".repeat(self.indent);
-            for ((cell, side), width) in row.iter().zip(&self.sides).zip(&widths) {
-                if *width == 0 {
-                    continue;
-                }
+            for (at, (cell, side)) in row.iter().zip(&self.sides).enumerate() {
+                let width = &widths[at];
                 match side {
+                    _ if *width == 0 => {}
+                    Side::Left if at == last => line.push_str(cell),
                     Side::Left => line.push_str(&format!("{cell:<width$}  ")),
                     Side::Right => line.push_str(&format!("{cell:>width$}  ")),
                 }
@@ -64,7 +84,10 @@ impl fmt::Display for Table {
 
 /// Escapes control characters in a name, path or message. An untrusted file must not move the
 /// cursor, change the window title or reverse the direction of text.
+///
+/// Very long texts are shortened.
 pub(crate) fn printable(text: &str) -> String {
+    let text = &*shortened(text, MAX_TEXT);
     let mut shown = String::with_capacity(text.len());
     for character in text.chars() {
         match character {
@@ -73,6 +96,19 @@ pub(crate) fn printable(text: &str) -> String {
         }
     }
     shown
+}
+
+/// The start and the end of a text of more than `most` characters.
+fn shortened(text: &str, most: usize) -> Cow<'_, str> {
+    let is_short = text.len() <= most || text.chars().nth(most).is_none();
+    if is_short {
+        return Cow::Borrowed(text);
+    }
+    let start: String = text.chars().take(most * 3 / 4).collect();
+    let end: Vec<char> = text.chars().rev().take(most / 8).collect();
+    let end: String = end.into_iter().rev().collect();
+    let left_out = text.chars().count() - most * 3 / 4 - most / 8;
+    Cow::Owned(format!("{start}..({left_out} more)..{end}"))
 }
 
 #[cfg(test)]
@@ -85,6 +121,22 @@ mod tests {
         table.row(["a".into(), "".into(), "1".into()]);
         table.row(["größe".into(), "".into(), "100".into()]);
         assert_eq!(table.to_string(), " a        1\n größe  100\n");
+    }
+
+    /// One long cell makes neither the other lines long nor the table large.
+    #[test]
+    fn long_cells_are_shortened() {
+        let long = "\u{e4}".repeat(1 << 20);
+        let mut table = Table::new([Side::Left, Side::Right, Side::Left]);
+        table.row([long.clone(), long.clone(), long.clone()]);
+        for _ in 0..100 {
+            table.row(["a".into(), "b".into(), "c".into()]);
+        }
+        let shown = table.to_string();
+        assert!(shown.lines().next().unwrap().contains("..(1048366 more).."));
+        assert!(shown.lines().skip(1).all(|line| line.chars().count() < 600));
+        assert!(printable(&long).len() < 40_000);
+        assert_eq!(shortened(&long[..2 * 240], 240), long[..2 * 240]);
     }
 
     #[test]

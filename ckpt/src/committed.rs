@@ -9,6 +9,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::blocks::Block;
 use crate::integrity::IntegrityError;
 use crate::manifest::{About, MANIFEST_FILE, MAX_MANIFEST_BYTES, Manifest};
 use crate::step_name::step_of;
@@ -95,6 +96,45 @@ impl Committed {
         match self.find_damage(threads, |_bytes| {})?.into_iter().next() {
             None => Ok(()),
             Some(problem) => Err(self.incomplete(problem)),
+        }
+    }
+
+    /// Reads one file and compares its digests. Files that the manifest does not list are accepted.
+    ///
+    /// # Errors
+    /// As [`Committed::verify`].
+    pub fn verify_file(&self, file: &str) -> Result<()> {
+        let Some(content) = self.manifest.files.get(file) else {
+            return Ok(());
+        };
+        let listed = verify::ListedFile {
+            name: file,
+            blocks: &content.blocks,
+        };
+        let folder = verify::SealedFiles {
+            vfs: &*self.vfs,
+            folder: &self.path,
+            files: &[listed],
+        };
+        match folder.wrong_blocks(1, &|_bytes| {})?.into_iter().next() {
+            None => Ok(()),
+            Some(problem) => Err(self.incomplete(problem)),
+        }
+    }
+
+    /// Whether its folder no longer exists: another process removed the checkpoint.
+    pub fn is_removed(&self) -> bool {
+        let metadata = self.vfs.metadata(&self.path);
+        metadata.is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+    }
+
+    /// The name of a file below the folder, and its blocks.
+    pub(crate) fn blocks_of(&self, path: &Path) -> Result<(String, &[Block])> {
+        let name = path.strip_prefix(&self.path).unwrap_or(path);
+        let name = name.to_string_lossy().into_owned();
+        match self.manifest.files.get(&name) {
+            Some(content) => Ok((name, &content.blocks)),
+            None => Err(self.incomplete(IntegrityError::Unlisted { file: name })),
         }
     }
 

@@ -42,6 +42,12 @@ pub enum IntegrityError {
         /// Their paths below the folder.
         files: Vec<String>,
     },
+    /// A file that the manifest does not list.
+    #[error("its manifest.json does not list {file}")]
+    Unlisted {
+        /// Its path below the folder.
+        file: String,
+    },
     /// A file has another size.
     #[error("{file} has {found} bytes, but the manifest lists {expected}")]
     WrongSize {

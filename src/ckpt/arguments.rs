@@ -124,5 +124,10 @@ pub(super) fn mapping_errors(
         text.push_str(&printable(line));
         text.push('\n');
     }
+    let allowable = report.allowable();
+    if !allowable.is_empty() {
+        let options: Vec<String> = allowable.iter().map(|it| format!("--allow {it}")).collect();
+        text.push_str(&format!("to accept such problems: {}\n", options.join(" ")));
+    }
     Ok(Answer { text, code: 1 })
 }

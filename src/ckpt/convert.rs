@@ -10,7 +10,9 @@ use serde::Serialize;
 
 use super::arguments::{AllowArguments, mapping_errors, path_text, read_map};
 use super::catalog::display_path;
-use super::destination::{FloatType, copy_sidecar_files, folder_writer, stage, summary_rows};
+use super::destination::{ConfigChange, FloatType, Sidecars, folder_writer, stage, summary_rows};
+use super::interrupt::Interrupt;
+use super::overflow::{InfiniteElements, Overflow};
 use super::size::{self, ByteSize};
 use super::source::{Source, Summary};
 use super::stream::{Limits, Stream};
@@ -60,6 +62,10 @@ pub(super) struct Report {
     dtype: Option<&'static str>,
     /// Tensors that were rounded to `dtype`.
     rounded: u64,
+    /// Tensors of which `dtype` made finite elements infinite.
+    overflows: Vec<Overflow>,
+    /// What a map's dtypes change in config.json.
+    config: Vec<String>,
     /// Problems that were allowed.
     allowed: Vec<String>,
     copied: Vec<String>,
@@ -96,7 +102,7 @@ pub(super) fn convert(arguments: &ConvertArguments, threads: usize) -> anyhow::R
         true => mapping.reversed(),
         false => mapping,
     };
-    let source = Source::open(&arguments.source)?;
+    let source = Source::open_intact(&arguments.source)?;
     let conversion = Conversion {
         source: &source,
         mapping: &mapping,
@@ -105,6 +111,7 @@ pub(super) fn convert(arguments: &ConvertArguments, threads: usize) -> anyhow::R
         destination: &arguments.destination,
         max_shard: arguments.max_shard,
         limits: Limits {
+            interrupt: Interrupt::listen()?,
             budget: arguments.budget,
             threads,
         },
@@ -142,7 +149,8 @@ impl Conversion<'_> {
         };
         let allowed = bound.report().allowed.iter().map(ToString::to_string);
         let allowed = allowed.collect();
-        let bound = retyped.as_ref().unwrap_or(bound);
+        let exact = bound;
+        let bound = retyped.as_ref().unwrap_or(exact);
         check_ties(bound, &self.source.folder)?;
 
         let made: Vec<_> = bound.outputs().collect();
@@ -158,15 +166,23 @@ impl Conversion<'_> {
             .map(|it| it.shape.iter().product::<u64>() * it.dtype.bits() as u64 / 8)
             .sum();
         let mut staging = stage(self.destination)?;
-        let folder = &self.source.folder;
-        let copied = copy_sidecar_files(self.source.folder_path(), &mut staging, self.dtype)?;
+        let sidecars = Sidecars::of(self.source);
+        let change = ConfigChange::of(&self.source.specs(), &made, self.dtype);
+        let copied = sidecars.copy(&mut staging, &change)?;
         let progress = progress_bar(bytes);
         let wants = bound.requests();
-        let mut stream = Stream::new(bound.graph(), folder, wants, self.limits, &progress)?;
+        let mut stream = Stream::new(bound.graph(), self.source, wants, &self.limits, &progress)?;
+        let mut infinite = InfiniteElements::default();
         writer.write(&mut staging, "", |tensor, data| {
-            stream.write_tensor(tensor, data)
+            stream.each_part(tensor, |bytes| {
+                if self.dtype.is_some() {
+                    infinite.add(tensor, bytes);
+                }
+                Ok(data.append(bytes)?)
+            })
         })?;
         let read_bytes = stream.read_bytes();
+        let overflows = infinite.overflows(exact, self.source, &self.limits)?;
         let checkpoint = staging.commit()?;
         progress.finish_and_clear();
 
@@ -184,6 +200,8 @@ impl Conversion<'_> {
             round_trip: None,
             dtype: self.dtype.map(|dtype| dtype.dtype().name()),
             rounded: retyped.as_ref().map_or(0, rounded),
+            overflows,
+            config: change.described(&copied),
             allowed,
             copied,
             read_bytes,
@@ -254,11 +272,32 @@ impl Report {
             note("map", format!("{}{direction}", printable(map)));
         }
         if let Some(round_trip) = &self.round_trip {
-            note("inverse", round_trip.text());
+            let rounded = round_trip.proven && self.rounded > 0;
+            let end = if rounded {
+                "; rounding is not undone"
+            } else {
+                ""
+            };
+            note("inverse", round_trip.text() + end);
         }
         if let Some(dtype) = self.dtype {
             let rounded = size::counted(self.rounded, "tensor");
             note("dtype", format!("{dtype}, {rounded} rounded"));
+        }
+        if let [first, ..] = &self.overflows[..] {
+            let elements = self.overflows.iter().map(|it| it.elements).sum();
+            let tensors = size::counted(self.overflows.len() as u64, "tensor");
+            note(
+                "overflow",
+                format!(
+                    "{} of {tensors}, such as {}, became infinite: another --dtype can hold them",
+                    size::counted(elements, "element"),
+                    printable(&first.tensor)
+                ),
+            );
+        }
+        if !self.config.is_empty() {
+            note("config", self.config.join(", "));
         }
         if !self.allowed.is_empty() {
             note(

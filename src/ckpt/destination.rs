@@ -1,16 +1,18 @@
 //! Writes the destination folder of a subcommand, which is committed atomically.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, ensure};
 use clap::ValueEnum;
 use meshgrad::ckpt::mapping::{Bound, TensorSpec};
-use meshgrad::ckpt::{Dtype, FolderWriter, Staging};
+use meshgrad::ckpt::{Committed, Dtype, FolderWriter, Staging};
 use serde_json::{Map, Value};
 
 use super::catalog::display_path;
 use super::size;
+use super::source::{ACCEPT_CHANGES, Source};
 use super::stream::file_shape;
 use crate::table::printable;
 
@@ -29,12 +31,20 @@ pub(super) fn summary_rows(
         .collect()
 }
 
-/// Extensions of configurations, tokenizers and chat templates in a folder from the Hugging Face
-/// hub.
-const SIDECAR_EXTENSIONS: [&str; 4] = ["json", "txt", "model", "jinja"];
+/// Extensions of configurations, tokenizers, chat templates and model code in a folder from the
+/// Hugging Face hub.
+const SIDECAR_EXTENSIONS: [&str; 5] = ["json", "txt", "model", "jinja", "py"];
 
 /// Files that are valid only for the folder that they are in, so they are never copied.
 const GENERATED: [&str; 2] = ["manifest.json", "layout.json"];
+
+const CONFIG_FILE: &str = "config.json";
+
+/// How the tensors are quantized, in config.json.
+const QUANTIZATION: &str = "quantization_config";
+
+/// The keys of the float type in config.json.
+const DTYPE_KEYS: [&str; 2] = ["dtype", "torch_dtype"];
 
 /// Larger files are not copied.
 const MAX_SIDECAR_BYTES: u64 = 256 << 20;
@@ -56,15 +66,6 @@ impl FloatType {
             FloatType::BF16 => Dtype::BF16,
             FloatType::F16 => Dtype::F16,
             FloatType::F32 => Dtype::F32,
-        }
-    }
-
-    /// Its name in config.json.
-    fn torch_name(self) -> &'static str {
-        match self {
-            FloatType::BF16 => "bfloat16",
-            FloatType::F16 => "float16",
-            FloatType::F32 => "float32",
         }
     }
 
@@ -104,29 +105,55 @@ pub(super) fn folder_writer(made: &[TensorSpec], max_shard: u64) -> anyhow::Resu
     Ok(writer)
 }
 
-/// Copies the configuration, tokenizer and templates of a folder and returns their names. If
-/// `dtype` is given, sets it in the configuration.
-pub(super) fn copy_sidecar_files(
-    folder: Option<&Path>,
-    staging: &mut Staging,
-    dtype: Option<FloatType>,
-) -> anyhow::Result<Vec<String>> {
-    let mut copied = Vec::new();
-    let Some(folder) = folder else {
-        return Ok(copied);
-    };
-    for (name, path) in sidecar_files(folder)? {
-        let bytes =
-            fs::read(&path).with_context(|| format!("cannot read {}", display_path(&path)))?;
-        let bytes = match dtype {
-            Some(dtype) if name == "config.json" => with_dtype(&bytes, dtype)
-                .with_context(|| format!("cannot read {}", display_path(&path)))?,
-            _ => bytes,
-        };
-        staging.write(&name, &bytes)?;
-        copied.push(name);
+/// The configuration, tokenizer and templates beside the weights.
+pub(super) struct Sidecars<'a> {
+    folder: Option<&'a Path>,
+    checkpoint: Option<&'a Committed>,
+}
+
+impl<'a> Sidecars<'a> {
+    /// Those of a source; a single file has none.
+    pub(super) fn of(source: &'a Source) -> Sidecars<'a> {
+        Sidecars {
+            folder: source.folder_path(),
+            checkpoint: source.checkpoint(),
+        }
     }
-    Ok(copied)
+
+    /// Those of a folder, and of the checkpoint that it is.
+    pub(super) fn of_folder(folder: &'a Path, checkpoint: Option<&'a Committed>) -> Sidecars<'a> {
+        Sidecars {
+            folder: Some(folder),
+            checkpoint,
+        }
+    }
+
+    /// Copies the files, with a changed configuration, and returns their names.
+    pub(super) fn copy(
+        &self,
+        staging: &mut Staging,
+        change: &ConfigChange,
+    ) -> anyhow::Result<Vec<String>> {
+        let mut copied = Vec::new();
+        let Some(folder) = self.folder else {
+            return Ok(copied);
+        };
+        for (name, path) in sidecar_files(folder)? {
+            let cannot_read = || format!("cannot read {}", display_path(&path));
+            if let Some(checkpoint) = self.checkpoint {
+                let verified = checkpoint.verify_file(&name);
+                verified.map_err(|error| anyhow!("{error}; {ACCEPT_CHANGES}"))?;
+            }
+            let bytes = fs::read(&path).with_context(cannot_read)?;
+            let bytes = match name == CONFIG_FILE {
+                true => change.apply(bytes).with_context(cannot_read)?,
+                false => bytes,
+            };
+            staging.write(&name, &bytes)?;
+            copied.push(name);
+        }
+        Ok(copied)
+    }
 }
 
 /// The files to copy, sorted by name.
@@ -177,12 +204,104 @@ fn is_safe_to_copy(folder: &Path, path: &Path) -> bool {
     is_snapshot && blobs.as_deref() == real.parent()
 }
 
-/// The configuration with another dtype. Older versions of transformers read only `torch_dtype`,
-/// newer ones both keys.
-fn with_dtype(json: &[u8], dtype: FloatType) -> anyhow::Result<Vec<u8>> {
-    let mut config: Map<String, Value> = serde_json::from_slice(json)?;
-    for key in ["dtype", "torch_dtype"] {
-        config.insert(key.to_owned(), dtype.torch_name().into());
+/// What changes in config.json because the tensors have other dtypes.
+#[derive(Default)]
+pub(super) struct ConfigChange {
+    /// The dtype as PyTorch names it.
+    dtype: Option<&'static str>,
+    /// Whether the user asked for the dtype, rather than a map.
+    asked: bool,
+    /// No tensor is quantized any more.
+    dequantized: bool,
+}
+
+impl ConfigChange {
+    /// The change from the tensors that are read to those that are written, of which the user chose
+    /// the float type if `dtype` is given.
+    pub(super) fn of(
+        read: &[TensorSpec],
+        written: &[TensorSpec],
+        dtype: Option<FloatType>,
+    ) -> ConfigChange {
+        let (before, after) = (main_dtype(read), main_dtype(written));
+        let changed = after.filter(|_| before != after);
+        let quantized = |specs: &[TensorSpec]| specs.iter().any(|spec| is_quantized(spec.dtype));
+        ConfigChange {
+            dtype: match dtype {
+                Some(dtype) => torch_name(dtype.dtype()),
+                None => changed.and_then(torch_name),
+            },
+            asked: dtype.is_some(),
+            dequantized: quantized(read) && !quantized(written),
+        }
     }
-    Ok((serde_json::to_string_pretty(&config)? + "\n").into_bytes())
+
+    /// What a map changes, for the report.
+    pub(super) fn described(&self, copied: &[String]) -> Vec<String> {
+        let mut changes = Vec::new();
+        if !copied.iter().any(|name| name == CONFIG_FILE) {
+            return changes;
+        }
+        let dtype = self.dtype.filter(|_| !self.asked);
+        changes.extend(dtype.map(|dtype| format!("dtype {dtype}")));
+        if self.dequantized {
+            changes.push(format!("no {QUANTIZATION}"));
+        }
+        changes
+    }
+
+    /// The changed configuration. Older versions of transformers read only `torch_dtype`, newer
+    /// ones both keys; models with several parts also have them in the configuration of each part.
+    fn apply(&self, json: Vec<u8>) -> anyhow::Result<Vec<u8>> {
+        if self.dtype.is_none() && !self.dequantized {
+            return Ok(json);
+        }
+        let mut config: Map<String, Value> = serde_json::from_slice(&json)?;
+        if self.dequantized {
+            config.remove(QUANTIZATION);
+        }
+        if let Some(dtype) = self.dtype {
+            let parts = config.values_mut().filter_map(Value::as_object_mut);
+            for part in parts {
+                for key in DTYPE_KEYS {
+                    if let Some(Value::String(known)) = part.get_mut(key) {
+                        *known = dtype.to_owned();
+                    }
+                }
+            }
+            for key in DTYPE_KEYS {
+                config.insert(key.to_owned(), dtype.into());
+            }
+        }
+        Ok((serde_json::to_string_pretty(&config)? + "\n").into_bytes())
+    }
+}
+
+/// A float type's name in config.json.
+fn torch_name(dtype: Dtype) -> Option<&'static str> {
+    match dtype {
+        Dtype::F64 => Some("float64"),
+        Dtype::F32 => Some("float32"),
+        Dtype::F16 => Some("float16"),
+        Dtype::BF16 => Some("bfloat16"),
+        _ => None,
+    }
+}
+
+/// Whether elements are meaningless without their scales: floats of 8 bits and less.
+fn is_quantized(dtype: Dtype) -> bool {
+    dtype.name().starts_with('F') && dtype.bits() <= 8
+}
+
+/// The float type of most elements.
+fn main_dtype(specs: &[TensorSpec]) -> Option<Dtype> {
+    let mut elements: BTreeMap<&str, (u64, Dtype)> = BTreeMap::new();
+    for spec in specs {
+        if torch_name(spec.dtype).is_some() || is_quantized(spec.dtype) {
+            let of_dtype = elements.entry(spec.dtype.name()).or_insert((0, spec.dtype));
+            of_dtype.0 += spec.shape.iter().product::<u64>();
+        }
+    }
+    let most = elements.values().max_by_key(|(elements, _)| *elements);
+    most.map(|(_, dtype)| *dtype)
 }

@@ -9,6 +9,7 @@ use super::arguments::mapping_errors;
 use super::catalog::display_path;
 use super::convert::Conversion;
 use super::destination::FloatType;
+use super::interrupt::Interrupt;
 use super::size::ByteSize;
 use super::source::Source;
 use super::stream::Limits;
@@ -37,7 +38,7 @@ pub(super) struct ExportArguments {
 }
 
 pub(super) fn export(arguments: &ExportArguments, threads: usize) -> anyhow::Result<Answer> {
-    let source = Source::open(&arguments.checkpoint)?;
+    let source = Source::open_intact(&arguments.checkpoint)?;
     let folder = source.folder.path();
     ensure!(
         source.folder_path().is_some(),
@@ -61,6 +62,7 @@ pub(super) fn export(arguments: &ExportArguments, threads: usize) -> anyhow::Res
         destination: &arguments.hf,
         max_shard: arguments.max_shard,
         limits: Limits {
+            interrupt: Interrupt::listen()?,
             budget: arguments.budget,
             threads,
         },

@@ -13,6 +13,8 @@ mod export;
 mod fold;
 mod gc;
 mod inspect;
+mod interrupt;
+mod overflow;
 mod plan;
 mod reshard;
 mod size;

@@ -13,21 +13,24 @@ use indicatif::ProgressBar;
 use meshgrad::ckpt::exec::{Slices, execute, rows_per_batch};
 use meshgrad::ckpt::graph::Graph;
 use meshgrad::ckpt::plan::{Catalog, LoadPlan, LoadRequest, Options, PlanError};
-use meshgrad::ckpt::source::{BackendChoice, Sources};
-use meshgrad::ckpt::{Dtype, Folder, TensorInfo, TensorSink};
+use meshgrad::ckpt::source::Sources;
+use meshgrad::ckpt::{Dtype, TensorInfo, TensorSink};
 
+use super::interrupt::Interrupt;
 use super::size::ByteSize;
+use super::source::Source;
 
-/// Memory and threads of a conversion.
-#[derive(Clone, Copy)]
+/// Memory and threads of a conversion, and the request to stop it.
+#[derive(Clone)]
 pub(super) struct Limits {
+    pub(super) interrupt: Interrupt,
     pub(super) budget: ByteSize,
     pub(super) threads: usize,
 }
 
 impl Limits {
     /// Maximum bytes of tensors in memory.
-    pub(super) fn target_bytes(self) -> u64 {
+    pub(super) fn target_bytes(&self) -> u64 {
         self.budget.0 / 2
     }
 }
@@ -45,31 +48,33 @@ pub(super) struct Stream<'a> {
     /// Tensors that are computed but not written yet.
     ready: BTreeMap<Arc<str>, Vec<u8>>,
     progress: &'a ProgressBar,
+    interrupt: Interrupt,
     read_bytes: u64,
 }
 
 impl<'a> Stream<'a> {
     pub(super) fn new(
         graph: &'a Graph,
-        folder: &'a Folder,
+        source: &'a Source,
         wants: Vec<LoadRequest>,
-        limits: Limits,
+        limits: &Limits,
         progress: &'a ProgressBar,
     ) -> anyhow::Result<Stream<'a>> {
         let wants = wants.into_iter().map(|want| (want.target.clone(), want));
         Ok(Stream {
             graph,
-            catalog: Catalog::of(folder),
-            sources: Sources::open(folder, BackendChoice::Auto)?,
+            catalog: Catalog::of(&source.folder),
+            sources: source.files()?,
             options: Options {
                 threads: limits.threads,
                 budget: Some(limits.budget.0),
-                ..Options::for_folder(folder)
+                ..Options::for_folder(&source.folder)
             },
             target_bytes: limits.target_bytes(),
             wants: wants.collect(),
             ready: BTreeMap::new(),
             progress,
+            interrupt: limits.interrupt.clone(),
             read_bytes: 0,
         })
     }
@@ -85,15 +90,24 @@ impl<'a> Stream<'a> {
         tensor: &TensorInfo,
         sink: &mut TensorSink<'_>,
     ) -> anyhow::Result<()> {
+        self.each_part(tensor, |bytes| Ok(sink.append(bytes)?))
+    }
+
+    /// Calls `take` with the bytes of a tensor, at once or by rows.
+    pub(super) fn each_part(
+        &mut self,
+        tensor: &TensorInfo,
+        mut take: impl FnMut(&[u8]) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
         if !self.ready.contains_key(tensor.name.as_str()) {
             // The remaining tensors belong to another file.
             self.ready.clear();
             self.load_group(&tensor.name)?;
         }
         let Some(bytes) = self.ready.remove(tensor.name.as_str()) else {
-            return self.write_by_rows(tensor, sink);
+            return self.each_row_group(tensor, take);
         };
-        sink.append(&bytes)?;
+        take(&bytes)?;
         self.progress.inc(bytes.len() as u64);
         Ok(())
     }
@@ -136,10 +150,10 @@ impl<'a> Stream<'a> {
         group
     }
 
-    fn write_by_rows(
+    fn each_row_group(
         &mut self,
         tensor: &TensorInfo,
-        sink: &mut TensorSink<'_>,
+        mut take: impl FnMut(&[u8]) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         let unknown = || anyhow!("`{}` is not an output", tensor.name);
         let want = self
@@ -164,7 +178,7 @@ impl<'a> Stream<'a> {
             let plan = self.plan(&[rows]);
             let plan = plan.with_context(|| format!("cannot make `{}`", tensor.name))?;
             for bytes in self.execute(&plan)? {
-                sink.append(&bytes)?;
+                take(&bytes)?;
                 self.progress.inc(bytes.len() as u64);
             }
         }
@@ -176,6 +190,7 @@ impl<'a> Stream<'a> {
     }
 
     fn execute(&mut self, plan: &LoadPlan) -> anyhow::Result<Vec<Vec<u8>>> {
+        self.interrupt.check()?;
         let targets = plan.targets().iter();
         let mut made: Vec<Vec<u8>> = targets.map(|it| vec![0; it.bytes as usize]).collect();
         let slices = Slices::new(made.iter_mut().map(|it| &mut it[..]));

@@ -54,6 +54,8 @@ struct Verdict {
 #[serde(rename_all = "lowercase")]
 enum Status {
     Ok,
+    /// Another process removed the checkpoint meanwhile.
+    Removed,
     Unreadable,
     Damaged,
 }
@@ -61,7 +63,7 @@ enum Status {
 impl Status {
     fn code(self) -> u8 {
         match self {
-            Status::Ok => 0,
+            Status::Ok | Status::Removed => 0,
             Status::Damaged => 1,
             Status::Unreadable => 2,
         }
@@ -70,6 +72,7 @@ impl Status {
     fn text(self) -> &'static str {
         match self {
             Status::Ok => "ok",
+            Status::Removed => "removed meanwhile",
             Status::Damaged => "DAMAGED",
             Status::Unreadable => "UNREADABLE",
         }
@@ -171,9 +174,13 @@ fn check_digests(sealed: &[Committed], threads: usize) -> Vec<Verdict> {
     let worker = || {
         |at: usize, progress: &indicatif::ProgressBar| {
             let mut verdict = Verdict::from_checkpoint(&sealed[at]);
-            if let Err(error) = sealed[at].verify() {
-                verdict.status = Status::of(&error);
-                verdict.problem = Some(problem(&error));
+            match sealed[at].verify() {
+                Ok(()) => {}
+                Err(_) if sealed[at].is_removed() => verdict.status = Status::Removed,
+                Err(error) => {
+                    verdict.status = Status::of(&error);
+                    verdict.problem = Some(problem(&error));
+                }
             }
             progress.inc(bytes(&sealed[at]));
             Ok(verdict)
@@ -275,11 +282,16 @@ impl Report {
         let bad = self
             .checked
             .iter()
-            .filter(|verdict| verdict.status != Status::Ok);
+            .filter(|verdict| verdict.status > Status::Removed);
         let (bad, all) = (bad.count(), self.checked.len());
         if bad > 0 {
             return format!("{bad} of {all} failed");
         }
+        let removed = self
+            .checked
+            .iter()
+            .filter(|it| it.status == Status::Removed);
+        let all = all - removed.count();
         if self.checked.iter().any(|verdict| !verdict.sealed) {
             return "headers and index are valid; without a manifest the data cannot be verified"
                 .to_owned();
@@ -291,5 +303,30 @@ impl Report {
                 "{checkpoints}: manifests and sizes are correct; --deep also verifies the data"
             ),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use meshgrad::ckpt::{Staging, step_name};
+
+    use super::*;
+
+    fn save(run: &Path, step: u64) -> Committed {
+        let mut staging = Staging::new(run, &step_name(step)).unwrap();
+        staging.write("config.json", b"{}").unwrap();
+        staging.commit().unwrap()
+    }
+
+    /// A checkpoint that a trainer prunes while it is read is not damaged. One that lost a file is.
+    #[test]
+    fn a_removed_checkpoint_is_not_damaged() {
+        let run = tempfile::tempdir().unwrap();
+        let sealed = [1, 2, 3].map(|step| save(run.path(), step));
+        std::fs::remove_dir_all(sealed[0].path()).unwrap();
+        std::fs::remove_file(sealed[1].path().join("config.json")).unwrap();
+        let verdicts = check_digests(&sealed, 1);
+        let statuses: Vec<&str> = verdicts.iter().map(|it| it.status.text()).collect();
+        assert_eq!(statuses, ["removed meanwhile", "DAMAGED", "ok"]);
     }
 }

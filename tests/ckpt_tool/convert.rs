@@ -1,6 +1,7 @@
 //! `convert`: the output is what the map specifies, in both directions.
 
 use std::fs;
+use std::process::{Command, Stdio};
 
 use half::bf16;
 use meshgrad::ckpt::Dtype;
@@ -304,4 +305,110 @@ fn errors() {
         models::qwen3().len() - 1
     );
     assert_eq!(report["destination"]["tensors"], 1);
+}
+
+/// Finite elements that F16 cannot hold are counted; infinite ones were so before.
+#[test]
+fn overflow_is_reported() {
+    let dir = TestDir::new();
+    let values = [
+        1.0,
+        65504.0,
+        65519.0,
+        65520.0,
+        -1e6,
+        f64::INFINITY,
+        f64::NAN,
+    ];
+    let model = Model::from([
+        ("large".to_owned(), models::tensor_of(Dtype::F32, &values)),
+        (
+            "small".to_owned(),
+            models::tensor_of(Dtype::F32, &[1.0, f64::NEG_INFINITY]),
+        ),
+    ]);
+    models::folder(&dir.path("model"), &model);
+    fs::write(dir.path("all.map"), "{r:path} = {r:path}").unwrap();
+    let convert = |to: &str, dtype: &str| {
+        let map = ["convert", "model", to, "--map", "all.map", "--dtype", dtype];
+        dir.ckpt(&map)
+    };
+    insta::assert_snapshot!(shown_without_times([
+        convert("half", "F16"),
+        convert("brain", "BF16")
+    ]));
+    let json = dir.ckpt(&[
+        "convert", "model", "j", "--map", "all.map", "--dtype", "F16", "--json",
+    ]);
+    let expected = serde_json::json!([{"tensor": "large", "elements": 2}]);
+    assert_eq!(json.json()["overflows"], expected);
+}
+
+/// A map that casts or dequantizes changes what config.json says of dtypes, and nothing else does.
+#[test]
+fn dtypes_of_maps_reach_the_configuration() {
+    let dir = TestDir::new();
+    let model = Model::from([
+        ("norm".to_owned(), models::tensor(Dtype::F32, &[4], 1)),
+        ("w".to_owned(), models::tensor(Dtype::F8E5M2, &[16, 16], 2)),
+        ("w_scale".to_owned(), models::tensor(Dtype::F32, &[2, 2], 3)),
+    ]);
+    models::folder(&dir.path("model"), &model);
+    let config = "{\"quantization_config\": {\"bits\": 8}, \"text_config\": {\"dtype\": \"float8\"}, \
+                  \"torch_dtype\": \"float8\"}";
+    fs::write(dir.path("model/config.json"), config).unwrap();
+    let convert = |to: &str, map: &str| {
+        fs::write(dir.path("map"), map).unwrap();
+        let output = dir.ckpt(&["convert", "model", to, "--map", "map"]);
+        let config = fs::read_to_string(dir.path(to).join("config.json")).unwrap();
+        format!("{}\n\n{config}", shown_without_times([output]))
+    };
+    let dequantized = "w = dequant(w, w_scale, BF16, block=8x8)\nnorm = norm";
+    insta::assert_snapshot!(convert("dequantized", dequantized));
+    convert("same", "{r:path} = {r:path}");
+    assert_eq!(
+        fs::read_to_string(dir.path("same/config.json")).unwrap(),
+        config
+    );
+}
+
+/// After Ctrl-C either the folder is complete or nothing of it exists.
+#[test]
+fn an_interrupted_conversion_leaves_no_files() {
+    let dir = TestDir::new();
+    let rows = models::tensor(Dtype::F32, &[4096, 1024], 1);
+    models::folder(&dir.path("model"), &Model::from([("w".to_owned(), rows)]));
+    fs::write(dir.path("transpose.map"), "w = transpose(w, 0, 1)").unwrap();
+    let before = dir.names("");
+    let convert = [
+        "convert",
+        "model",
+        "out",
+        "--map",
+        "transpose.map",
+        "--budget",
+        "1MiB",
+    ];
+    let child = dir
+        .command(&convert)
+        .stderr(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn();
+    let mut child = child.unwrap();
+    while dir.names("") == before && child.try_wait().unwrap().is_none() {
+        std::thread::yield_now();
+    }
+    let killed = Command::new("kill")
+        .args(["-INT", &child.id().to_string()])
+        .status();
+    assert!(killed.unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    match output.status.success() {
+        true => assert_eq!(dir.names("out"), ["manifest.json", "model.safetensors"]),
+        false => {
+            let message = String::from_utf8(output.stderr).unwrap();
+            assert_eq!(message, "error: interrupted; nothing was left behind\n");
+            assert_eq!(dir.names(""), before);
+        }
+    }
 }

@@ -245,3 +245,35 @@ fn stats_depend_only_on_the_data() {
         );
     }
 }
+
+/// A very long name makes no other line long, and no command fails on it.
+#[test]
+fn long_names_are_shortened() {
+    let dir = TestDir::new();
+    let scalar = || tensor_of(Dtype::U8, &[1.0]);
+    let mut model: Model = (0..300).map(|at| (format!("{at}.w"), scalar())).collect();
+    model.insert("n".repeat(200_000), scalar());
+    models::folder(&dir.path("a"), &model);
+    model.insert("m".repeat(200_000), tensor_of(Dtype::U8, &[1.0, 2.0]));
+    model.insert("0.w".to_owned(), tensor_of(Dtype::U8, &[3.0]));
+    models::folder(&dir.path("b"), &model);
+    let outputs = [
+        dir.ckpt(&["inspect", "a"]),
+        dir.ckpt(&["inspect", "a", "--stats"]),
+        dir.ckpt(&["diff", "a", "b", "--values"]),
+        dir.ckpt(&["inspect", "a", "--tensors", "absent"]),
+        dir.ckpt(&["verify", "a"]),
+        dir.ckpt(&["plan", "a"]),
+    ];
+    let codes = outputs.each_ref().map(|output| output.code);
+    assert_eq!(codes, [0, 0, 1, 1, 0, 0]);
+    for output in outputs {
+        let text = output.stdout.clone() + &output.stderr;
+        assert!(
+            text.len() < 100_000,
+            "{} has {} bytes",
+            output.command,
+            text.len()
+        );
+    }
+}

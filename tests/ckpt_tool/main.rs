@@ -4,6 +4,7 @@
 
 mod bench;
 mod convert;
+mod damage;
 mod diff;
 mod errors;
 mod export;

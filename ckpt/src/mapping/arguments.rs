@@ -23,6 +23,11 @@ struct Usage {
     build: fn(&mut Reader) -> Result<Action, MapErrorKind>,
 }
 
+const FLOATS: &str = "a dtype: F64, F32, F16 or BF16";
+
+const DTYPES: &str = "a dtype: F64, F32, F16, BF16, F8_E4M3, F8_E5M2, I64, I32, I16, I8, U64, U32, \
+                      U16, U8 or BOOL";
+
 /// All operations, in the order of the documentation.
 const OPERATIONS: [Usage; 23] = [
     Usage {
@@ -180,7 +185,7 @@ const OPERATIONS: [Usage; 23] = [
         usage: "fill(0, F32, shape=4x8)",
         build: |args| {
             let value = args.scalar("a number", real)?;
-            let dtype = args.scalar("a dtype", parsed)?;
+            let dtype = args.scalar(DTYPES, parsed)?;
             let shape = args.named("shape", "extents such as 4x8", |text| list(text, 'x'))?;
             Ok(Action::Fill {
                 value,
@@ -194,7 +199,7 @@ const OPERATIONS: [Usage; 23] = [
         usage: "cast(x, BF16)",
         build: |args| {
             args.tensors(1)?;
-            Ok(Action::Cast(args.scalar("a dtype", parsed)?))
+            Ok(Action::Cast(args.scalar(FLOATS, parsed)?))
         },
     },
     Usage {
@@ -262,7 +267,7 @@ const OPERATIONS: [Usage; 23] = [
             args.tensors(2)?;
             let block = args.named("block", "extents such as 128x128", |text| list(text, 'x'))?;
             Ok(Action::Dequant {
-                dtype: args.scalar("a dtype", parsed)?,
+                dtype: args.scalar(FLOATS, parsed)?,
                 block: block.ok_or_else(|| args.missing("block="))?,
             })
         },

@@ -138,7 +138,9 @@ impl<'b> Binder<'b> {
             let tensors = &mut self.binding.tensors;
             let value = tensors.value(&rule.right, &captures, &mut evaluated);
             for name in evaluated.missing.drain(..) {
-                self.binding.report.add(Problem::Missing { name, line });
+                let near = unmatched::similar(&name, self.sources);
+                let problem = Problem::Missing { name, line, near };
+                self.binding.report.add(problem);
             }
             self.binding.used.extend(evaluated.used.drain(..));
             self.binding.ties.extend(evaluated.ties.drain(..));

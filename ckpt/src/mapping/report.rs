@@ -32,6 +32,8 @@ pub enum Problem {
         name: String,
         /// The line of the map that needs it.
         line: usize,
+        /// A similar name that exists.
+        near: Option<String>,
     },
     /// A target that no rule produces.
     Unmade {
@@ -241,6 +243,15 @@ impl Report {
         self.allowed = accepted;
     }
 
+    /// The kinds of problems that [`AllowedProblems::and`] accepts, each once.
+    pub fn allowable(&self) -> Vec<&'static str> {
+        let kinds = ProblemKind::ALL.iter().filter(|(_, kind)| {
+            let mut problems = self.problems.iter().filter_map(Problem::kind);
+            problems.any(|(of, _)| of == *kind)
+        });
+        kinds.map(|(name, _)| *name).collect()
+    }
+
     /// Whether there are no problems.
     pub fn is_clean(&self) -> bool {
         self.problems.is_empty()
@@ -250,11 +261,14 @@ impl Report {
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Problem::Missing { name, line } => write!(
-                f,
-                "missing: `{}`, required by line {line} of the map",
-                name.escape_debug()
-            ),
+            Problem::Missing { name, line, near } => {
+                let name = name.escape_debug();
+                write!(f, "missing: `{name}`, required by line {line} of the map")?;
+                match near {
+                    Some(near) => write!(f, "; did you mean `{}`?", near.escape_debug()),
+                    None => Ok(()),
+                }
+            }
             Problem::Unmade { name } => write!(
                 f,
                 "unmade: `{}` is requested, but no rule produces it from the available tensors",

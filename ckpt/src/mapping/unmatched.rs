@@ -42,14 +42,24 @@ fn hint(template: &Template, sources: &Named) -> String {
     }
 }
 
+/// A source whose name is similar to that of a missing one. Names that differ only in numbers are
+/// gaps in a numbering, and no mistake in the name.
+pub(super) fn similar(missing: &str, sources: &Named) -> Option<String> {
+    let pattern = pattern_of(missing);
+    nearest(&pattern, sources).filter(|near| pattern_of(near) != pattern)
+}
+
 /// The most similar source name, if it is similar: names that differ only in numbers count as one.
 fn nearest(pattern: &str, sources: &Named) -> Option<String> {
     let mut patterns = BTreeMap::new();
     for (name, _) in sources.iter() {
         patterns.entry(pattern_of(name)).or_insert(name);
     }
-    let distance = |other: &str| strsim::levenshtein(pattern, other);
-    let scored = patterns.iter().map(|(other, name)| (distance(other), name));
+    // Comparing takes time proportional to the product of the lengths.
+    const LONGEST: usize = 1000;
+    let comparable = |other: &&String| pattern.len().max(other.len()) <= LONGEST;
+    let comparable = patterns.keys().filter(comparable);
+    let scored = comparable.map(|other| (strsim::levenshtein(pattern, other), patterns[other]));
     let (distance, name) = scored.min_by_key(|(distance, _)| *distance)?;
     let similar = distance <= (pattern.chars().count() / 6).max(1);
     similar.then(|| (**name).to_string())

@@ -37,6 +37,7 @@ mod file_system;
 mod mapped;
 mod open_file;
 mod pread;
+mod sealed;
 #[cfg(target_os = "linux")]
 mod sigbus;
 #[cfg(test)]
@@ -51,12 +52,16 @@ pub use backend::{Backend, BackendChoice, Source};
 pub use file_change::FileChange;
 pub use file_system::FileSystem;
 
+use crate::committed::Committed;
 use crate::error::Error;
 use crate::folder::Folder;
+use crate::index::INDEX_FILE;
+use crate::tensor_file::TensorFile;
 use direct::Direct;
 use mapped::Mapped;
 use open_file::{BackendError, OpenFile};
 use pread::Pread;
+use sealed::Sealed;
 pub(crate) use windows::Windows;
 
 /// An open source, and why it does not have the requested backend.
@@ -119,6 +124,33 @@ fn open_handle(
     })
 }
 
+/// A source for an open file.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn open_file(file: &TensorFile, choice: BackendChoice) -> Result<Opened, Error> {
+    let path = file.path().to_owned();
+    let handle = file.handle().try_clone();
+    let handle = handle.map_err(|error| Error::io("open", &path, error))?;
+    let file_system = FileSystem::of_file(&handle);
+    open_handle(path, handle, file_system, choice)
+}
+
+impl Opened {
+    /// Compares reads with the manifest from now on, and the header at once.
+    fn sealed(self, file: &TensorFile, checkpoint: &Committed) -> Result<Opened, Error> {
+        let (name, blocks) = checkpoint.blocks_of(file.path())?;
+        let sealed = Sealed::new(self.source, checkpoint.path(), &name, blocks);
+        let data = file.tensors().iter().map(|tensor| tensor.range.start).min();
+        let header = data.unwrap_or(sealed.byte_len());
+        sealed.read_at(0, &mut vec![0; header as usize])?;
+        Ok(Opened {
+            source: Box::new(sealed),
+            ..self
+        })
+    }
+}
+
 /// The open files of a folder, in the folder's order.
 #[derive(Debug)]
 pub struct Sources {
@@ -142,6 +174,39 @@ impl Sources {
             files.push(open_handle(path, handle, file_system, choice)?);
         }
         Ok(Sources { files })
+    }
+
+    /// As [`Sources::open`], for files of a checkpoint. Reads compare all bytes with the digests of
+    /// the manifest and fail with [`Error::Incomplete`] if they differ. Headers and index are
+    /// compared now.
+    ///
+    /// # Errors
+    /// As [`Sources::open`]; [`Error::Incomplete`] for damaged headers, and for files that the
+    /// manifest does not list.
+    pub fn open_sealed(
+        folder: &Folder,
+        choice: BackendChoice,
+        checkpoint: &Committed,
+    ) -> Result<Sources, Error> {
+        checkpoint.verify_file(INDEX_FILE)?;
+        let opened = Sources::open(folder, choice)?.files.into_iter();
+        let sealed = opened
+            .zip(folder.files())
+            .map(|(opened, file)| opened.sealed(file, checkpoint));
+        let files = sealed.collect::<Result<_, Error>>()?;
+        Ok(Sources { files })
+    }
+
+    /// Opens one file of a checkpoint, as [`Sources::open_sealed`] does.
+    ///
+    /// # Errors
+    /// As [`Sources::open_sealed`].
+    pub fn open_sealed_file(
+        file: &TensorFile,
+        choice: BackendChoice,
+        checkpoint: &Committed,
+    ) -> Result<Opened, Error> {
+        open_file(file, choice)?.sealed(file, checkpoint)
     }
 
     /// Sources of any kind.

@@ -11,8 +11,8 @@ use indicatif::ProgressBar;
 use meshgrad::ckpt::Digest;
 use meshgrad_harness::{PAGE, open_direct};
 
-use super::interrupt::Interrupt;
 use crate::ckpt::catalog::display_path;
+use crate::ckpt::interrupt::Interrupt;
 
 /// Maximum bytes per read.
 pub(super) const BLOCK: usize = 8 << 20;

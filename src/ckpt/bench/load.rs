@@ -15,8 +15,8 @@ use meshgrad::ckpt::plan::{Catalog, LoadPlan, LoadRequest, Options, Targets};
 use meshgrad::ckpt::source::{Backend, BackendChoice, Sources};
 use meshgrad_harness::map_new;
 
-use super::interrupt::Interrupt;
 use super::memory::{Pool, ResidentTargets};
+use crate::ckpt::interrupt::Interrupt;
 
 /// The values of `--backend`.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use meshgrad::ckpt::exec::{Sink, Slices};
 use meshgrad::ckpt::plan::{LoadPlan, Target};
 
-use super::interrupt::Interrupt;
+use crate::ckpt::interrupt::Interrupt;
 
 /// All targets, contiguous in memory that outlives the load.
 pub(super) struct ResidentTargets<'a> {

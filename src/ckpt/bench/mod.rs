@@ -12,7 +12,6 @@
 
 mod baseline;
 mod budget;
-mod interrupt;
 mod load;
 mod memory;
 mod mount;
@@ -28,6 +27,7 @@ use memmap2::MmapMut;
 use meshgrad::ckpt::Folder;
 use meshgrad_harness::{Machine, map_touched, timed};
 
+use super::interrupt::Interrupt;
 use super::size::{self, ByteSize};
 use super::source::Source;
 use super::values::progress_bar;
@@ -35,7 +35,6 @@ use super::warn;
 use crate::answer::Answer;
 use baseline::Files;
 use budget::{Allocation, allocate};
-use interrupt::Interrupt;
 use load::{Loader, Method, Pages, Planner, Residency};
 use mount::Mount;
 use report::{Report, Writing};

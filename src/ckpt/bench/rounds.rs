@@ -3,7 +3,7 @@
 use meshgrad_harness::{Spread, interleave};
 use serde::Serialize;
 
-use super::interrupt::Interrupt;
+use crate::ckpt::interrupt::Interrupt;
 
 /// One of the compared methods.
 pub(super) struct Contestant<'a> {

@@ -18,8 +18,8 @@ use meshgrad::ckpt::{Folder, FolderWriter, Staging};
 use meshgrad_harness::{PAGE, open_direct};
 
 use super::baseline::BLOCK;
-use super::interrupt::Interrupt;
 use crate::ckpt::catalog::display_path;
+use crate::ckpt::interrupt::Interrupt;
 
 /// How the bytes are written.
 #[derive(Clone, Copy, PartialEq, Eq)]

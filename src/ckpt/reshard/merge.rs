@@ -1,4 +1,5 @@
-//! Merges the shards of all ranks. A shard that several ranks hold is read from its primary replica.
+//! Merges the shards of all ranks. A shard that several ranks hold is written from its first replica,
+//! and the others must be equal.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,21 +11,26 @@ use meshgrad::ckpt::exec::{gather, rows_per_batch};
 use meshgrad::ckpt::graph::{Expr, Graph, GraphError};
 use meshgrad::ckpt::layout::Layout;
 use meshgrad::ckpt::mapping::TensorSpec;
-use meshgrad::ckpt::{TensorFile, TensorInfo, TensorSink};
+use meshgrad::ckpt::source::{self, BackendChoice, Opened, Sources};
+use meshgrad::ckpt::{Committed, TensorFile, TensorInfo, TensorSink};
 
-use super::record::{LayoutRecord, Regions, rank_file};
+use super::record::{LAYOUT_FILE, LayoutRecord, Regions, rank_file};
 use super::{Report, ReshardArguments};
 use crate::ckpt::catalog::display_path;
-use crate::ckpt::destination::{copy_sidecar_files, folder_writer, stage};
+use crate::ckpt::destination::{ConfigChange, Sidecars, folder_writer, stage};
 use crate::ckpt::size;
-use crate::ckpt::source::Summary;
+use crate::ckpt::source::{Summary, intact_checkpoint};
 use crate::ckpt::stream::{Limits, extents, file_shape};
 use crate::ckpt::values::progress_bar;
 
 type Region = Vec<Range<u64>>;
 
-pub(super) fn merge(arguments: &ReshardArguments, limits: Limits) -> anyhow::Result<Report> {
+pub(super) fn merge(arguments: &ReshardArguments, limits: &Limits) -> anyhow::Result<Report> {
     let start = Instant::now();
+    let checkpoint = intact_checkpoint(&arguments.source)?;
+    if let Some(checkpoint) = &checkpoint {
+        checkpoint.verify_file(LAYOUT_FILE)?;
+    }
     let record = LayoutRecord::read(&arguments.source)?;
     let (layout, specs) = record.layout()?;
     let files = open(arguments, &layout, &specs)?;
@@ -39,12 +45,14 @@ pub(super) fn merge(arguments: &ReshardArguments, limits: Limits) -> anyhow::Res
     let writer = folder_writer(&specs, arguments.max_shard.0)?;
     let bytes = specs.iter().map(|it| size_of(it, &it.shape)).sum();
     let mut staging = stage(&arguments.destination)?;
-    let copied = copy_sidecar_files(Some(&arguments.source), &mut staging, None)?;
+    let sidecars = Sidecars::of_folder(&arguments.source, checkpoint.as_ref());
+    let copied = sidecars.copy(&mut staging, &ConfigChange::default())?;
     let progress = progress_bar(bytes);
     let specs: BTreeMap<&str, &TensorSpec> = specs.iter().map(|it| (&*it.name, it)).collect();
     let mut merger = Merger {
         layout: &layout,
         files: &files,
+        sources: &open_sources(&files, checkpoint.as_ref())?,
         limits,
         progress: &progress,
         read_bytes: 0,
@@ -125,19 +133,38 @@ fn open(
     Ok(files)
 }
 
+/// Opens the files for reading. Reads compare digests if there is a manifest.
+fn open_sources(
+    files: &[TensorFile],
+    checkpoint: Option<&Committed>,
+) -> anyhow::Result<Vec<Opened>> {
+    let open = |file: &TensorFile| match checkpoint {
+        Some(checkpoint) => Sources::open_sealed_file(file, BackendChoice::Auto, checkpoint),
+        None => source::open_file(file, BackendChoice::Auto),
+    };
+    Ok(files.iter().map(open).collect::<Result<_, _>>()?)
+}
+
+/// Bytes of a replica that are compared at once.
+const COMPARED_BYTES: usize = 256 << 10;
+
 struct Merger<'a> {
     layout: &'a Layout,
     files: &'a [TensorFile],
-    limits: Limits,
+    /// The same files.
+    sources: &'a [Opened],
+    limits: &'a Limits,
     progress: &'a ProgressBar,
     read_bytes: u64,
 }
 
 /// A shard of a tensor.
-#[derive(Clone)]
 struct Part {
-    rank: u64,
     region: Region,
+    /// The rank that it is read from.
+    rank: u64,
+    /// The other ranks that hold it.
+    replicas: Vec<u64>,
 }
 
 impl Merger<'_> {
@@ -146,6 +173,7 @@ impl Merger<'_> {
     fn write_tensor(&mut self, spec: &TensorSpec, sink: &mut TensorSink<'_>) -> anyhow::Result<()> {
         let parts = self.parts(spec)?;
         for rows in rows_per_batch(&spec.shape, spec.dtype, self.limits.target_bytes()) {
+            self.limits.interrupt.check()?;
             let bytes = size_of(spec, &extents(&rows));
             let (need, have) = (bytes.saturating_mul(2), self.limits.budget.0);
             ensure!(
@@ -165,12 +193,24 @@ impl Merger<'_> {
 
     /// The distinct non-empty shards of a tensor.
     fn parts(&self, spec: &TensorSpec) -> anyhow::Result<Vec<Part>> {
-        let mut parts = Vec::new();
+        let mut parts: Vec<Part> = Vec::new();
+        let mut known: BTreeMap<Vec<u64>, usize> = BTreeMap::new();
         for rank in 0..self.layout.ranks() {
-            if self.layout.is_primary_replica(&spec.name, rank) {
-                let region = self.layout.region(&spec.name, &spec.shape, rank)?;
-                if region.iter().all(|range| !range.is_empty()) {
-                    parts.push(Part { rank, region });
+            let region = self.layout.region(&spec.name, &spec.shape, rank)?;
+            if region.iter().any(|range| range.is_empty()) {
+                continue;
+            }
+            let start = region.iter().map(|range| range.start).collect();
+            match known.get(&start) {
+                Some(&at) => parts[at].replicas.push(rank),
+                None => {
+                    known.insert(start, parts.len());
+                    let replicas = Vec::new();
+                    parts.push(Part {
+                        region,
+                        rank,
+                        replicas,
+                    });
                 }
             }
         }
@@ -204,7 +244,7 @@ impl Merger<'_> {
         Ok(out)
     }
 
-    /// Reads rows of a shard, which are contiguous in its file.
+    /// Reads rows of a shard, which are contiguous in its file, and compares the other replicas.
     fn read(&mut self, spec: &TensorSpec, part: &Part, rows: &Region) -> anyhow::Result<Vec<u8>> {
         let mut before = extents(rows);
         if let (Some(first), Some(rows), Some(own)) =
@@ -218,10 +258,58 @@ impl Merger<'_> {
             size_of(spec, &before)
         };
         let mut bytes = vec![0; size_of(spec, &extents(rows)) as usize];
-        let file = &self.files[part.rank as usize];
-        file.read_range_into(&spec.name, offset as usize, &mut bytes)?;
-        self.read_bytes += bytes.len() as u64;
+        self.read_shard(part.rank, spec, offset, &mut bytes)?;
+        for rank in &part.replicas {
+            self.compare(spec, part, *rank, offset, &bytes)?;
+        }
         Ok(bytes)
+    }
+
+    /// Reads bytes of a rank's shard.
+    fn read_shard(
+        &mut self,
+        rank: u64,
+        spec: &TensorSpec,
+        offset: u64,
+        bytes: &mut [u8],
+    ) -> anyhow::Result<()> {
+        let file = &self.files[rank as usize];
+        let tensor = file.get(&spec.name);
+        let tensor = tensor.ok_or_else(|| anyhow!("`{}` is not in the layout", spec.name))?;
+        let source = &self.sources[rank as usize].source;
+        source.read_at(tensor.range.start + offset, bytes)?;
+        self.read_bytes += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Compares a replica with bytes of the shard that is written.
+    fn compare(
+        &mut self,
+        spec: &TensorSpec,
+        part: &Part,
+        rank: u64,
+        offset: u64,
+        expected: &[u8],
+    ) -> anyhow::Result<()> {
+        let mut window = vec![0; expected.len().min(COMPARED_BYTES)];
+        let starts = (offset..).step_by(COMPARED_BYTES);
+        for (start, expected) in starts.zip(expected.chunks(COMPARED_BYTES)) {
+            let found = &mut window[..expected.len()];
+            self.read_shard(rank, spec, start, found)?;
+            let differ = found.iter().zip(expected).position(|(a, b)| a != b);
+            if let Some(at) = differ {
+                let path = |rank: u64| display_path(self.files[rank as usize].path());
+                bail!(
+                    "{} and {} hold the same part of `{}`, but differ at byte {} of it: copy the file that \
+                     is right over the other one, and remove manifest.json",
+                    path(part.rank),
+                    path(rank),
+                    spec.name,
+                    start + at as u64
+                );
+            }
+        }
+        Ok(())
     }
 }
 

@@ -18,7 +18,8 @@ use meshgrad::ckpt::plan::LoadRequest;
 use serde::Serialize;
 
 use super::arguments::{check_placements, mapping_errors, parse_mesh, read_layout};
-use super::destination::{copy_sidecar_files, stage, summary_rows};
+use super::destination::{ConfigChange, Sidecars, stage, summary_rows};
+use super::interrupt::Interrupt;
 use super::size::{self, ByteSize};
 use super::source::{Source, Summary};
 use super::stream::{Limits, Stream, extents, file_shape};
@@ -73,11 +74,15 @@ struct Report {
 
 pub(super) fn reshard(arguments: &ReshardArguments, threads: usize) -> anyhow::Result<Answer> {
     let budget = arguments.budget;
-    let limits = Limits { budget, threads };
+    let limits = Limits {
+        interrupt: Interrupt::listen()?,
+        budget,
+        threads,
+    };
     let report = match (&arguments.mesh, &arguments.placements) {
         (Some(mesh), Some(file)) => {
             let (layout, placements) = read_layout(mesh, file)?;
-            let source = Source::open(&arguments.source)?;
+            let source = Source::open_intact(&arguments.source)?;
             let specs = source.specs();
             check_placements(&layout, file, &specs)?;
             let mapping = Mapping::identity();
@@ -90,9 +95,9 @@ pub(super) fn reshard(arguments: &ReshardArguments, threads: usize) -> anyhow::R
                 &source.warnings
             });
             let record = LayoutRecord::new(mesh, &placements, &layout, &specs);
-            split(arguments, &source, &layout, &record, limits)?
+            split(arguments, &source, &layout, &record, &limits)?
         }
-        _ => merge::merge(arguments, limits)?,
+        _ => merge::merge(arguments, &limits)?,
     };
     match arguments.json {
         true => Answer::json(&report, 0),
@@ -106,7 +111,7 @@ fn split(
     source: &Source,
     layout: &Layout,
     record: &LayoutRecord,
-    limits: Limits,
+    limits: &Limits,
 ) -> anyhow::Result<Report> {
     let start = Instant::now();
     let specs = source.specs();
@@ -119,7 +124,7 @@ fn split(
 
     let mut staging = stage(&arguments.destination)?;
     staging.check_space(bytes)?;
-    let copied = copy_sidecar_files(source.folder_path(), &mut staging, None)?;
+    let copied = Sidecars::of(source).copy(&mut staging, &ConfigChange::default())?;
     let identity = Mapping::identity().bind(&specs, None, &AllowedProblems::none())?;
     let progress = progress_bar(bytes);
     let mut read_bytes = 0;
@@ -130,7 +135,7 @@ fn split(
             Some(LoadRequest::new(name, expr, region))
         });
         let (graph, wants) = (identity.graph(), wants.collect());
-        let mut stream = Stream::new(graph, &source.folder, wants, limits, &progress)?;
+        let mut stream = Stream::new(graph, source, wants, limits, &progress)?;
         staging.write_with(&rank_file(rank), |out| {
             file.write_to(out, |tensor, data| stream.write_tensor(tensor, data))
         })?;

@@ -31,6 +31,10 @@ fn rules_that_cannot_work_are_reported() {
              dim 0 of extent 4: the step must be at least 1 and the last element inside",
         ),
         (
+            "x = concat(a, b, mm.0)",
+            "missing: `mm.0`, required by line 2 of the map; did you mean `m.0`?",
+        ),
+        (
             "x.{l} = squeeze(m.{l}, dim=-1)",
             "impossible: line 2 of the map with l=0: squeeze: dim 1 has 3 elements, not 1",
         ),
@@ -125,7 +129,7 @@ fn syntax_errors_have_a_position() {
         ),
         (
             "a = cast(b, INT)",
-            "line 1, column 5: cast must be a dtype, not `INT`",
+            "line 1, column 5: cast must be a dtype: F64, F32, F16 or BF16, not `INT`",
         ),
         (
             "a = stack(b, sides=1)",

@@ -96,10 +96,10 @@ fn a_refused_inverse_is_not_proven() {
 fn a_way_back_by_another_rule_is_not_proven() {
     let map = "a.{l} ?= b.{l}\n{r:path} = {r:path}";
     let bound = bind(map, &specs(&[("a.0", &[4])]));
-    let error = bound.round_trip().unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "a round trip would change `a.0`: it is lost"
+    let error = bound.round_trip().unwrap_err().to_string();
+    assert!(
+        error.contains("missing: `b.0`, required by line 1 of the map"),
+        "{error}"
     );
 }
 

@@ -1,5 +1,5 @@
-//! Ctrl-C sets a flag that samples poll, so that temporary files are removed before the program
-//! exits.
+//! Ctrl-C sets a flag that long loops poll, so that temporary files are removed before the program
+//! exits. A second Ctrl-C ends the program at once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,7 +8,7 @@ use anyhow::{Context, ensure};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 /// Whether the user requested that the program stop.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Interrupt {
     requested: Arc<AtomicBool>,
 }
@@ -18,6 +18,10 @@ impl Interrupt {
     pub(super) fn listen() -> anyhow::Result<Interrupt> {
         let interrupt = Interrupt::default();
         for signal in [SIGINT, SIGTERM] {
+            // Registered first, so the first signal finds the flag unset.
+            let requested = Arc::clone(&interrupt.requested);
+            signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, requested)
+                .context("cannot handle Ctrl-C")?;
             signal_hook::flag::register(signal, Arc::clone(&interrupt.requested))
                 .context("cannot handle Ctrl-C")?;
         }
