@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use super::evaluate::{Evaluated, Tensors, dim_of};
+use super::evaluate::{Evaluated, Tensors};
 use super::named::Named;
 use super::report::{Problem, Report};
 use super::solve::{self, Unsolved};
 use super::template::{Captures, Template, Value};
-use super::term::{Action, Call, Term};
+use super::term::{Action, Call, Term, dim_of};
 use super::unmatched;
 use super::{Mapping, Rule, TensorSpec};
 use crate::graph::{Expr, ExprSet, Graph, TensorType, widens};

@@ -3,8 +3,7 @@
 //!
 //! Without this check a wrong argument goes unnoticed until the inverse produces other tensors.
 
-use super::evaluate::dim_of;
-use super::term::Action;
+use super::term::{Action, dim_of};
 use crate::graph::{Expr, Graph, GraphError};
 
 /// Checks what `action` declares about its operands.

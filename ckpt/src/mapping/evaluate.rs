@@ -7,7 +7,7 @@ use super::computations::{Dequant, Lora, Mean};
 use super::declared::check_declared;
 use super::named::Named;
 use super::template::{Captures, Kind, Template, Value};
-use super::term::{Action, Call, Term};
+use super::term::{Action, Call, Term, dim_of};
 use crate::graph::{Computation, Expr, Graph, GraphError, Short};
 
 /// The tensors by name.
@@ -197,15 +197,6 @@ impl Tensors {
             return None;
         }
         Some((0..count).map(Value::Number).collect())
-    }
-}
-
-/// Resolves a dim, where negative numbers count from the last.
-pub(super) fn dim_of(dim: i64, rank: usize) -> usize {
-    match dim {
-        0.. => dim as usize,
-        // Out of range: the graph rejects `usize::MAX - 1`.
-        _ => (rank as i64 + dim).try_into().unwrap_or(usize::MAX - 1),
     }
 }
 

@@ -45,6 +45,7 @@ mod declared;
 mod error;
 mod evaluate;
 mod named;
+mod numbering;
 mod parse;
 mod report;
 mod solve;

@@ -3,8 +3,7 @@
 //! `concat(q, k, v) = qkv` determines q, k and v, because concatenation loses nothing. Operations
 //! whose result does not determine their operands cannot be on the side that is solved for.
 
-use super::evaluate::dim_of;
-use super::term::Action;
+use super::term::{Action, dim_of};
 use crate::graph::{Expr, Graph, GraphError, TensorType};
 
 /// Why an operation cannot be inverted.

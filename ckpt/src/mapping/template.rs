@@ -9,6 +9,8 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
+use super::numbering::{MAX_WIDTH, Numbering};
+
 /// The values of a template's captures, sorted by capture. They borrow from the template and a
 /// name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -119,28 +121,6 @@ enum Part {
         kind: Kind,
         numbering: Numbering,
     },
-}
-
-/// How a name writes the number of a capture: `{l+10}` adds 10, `{l:03}` has at least three digits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Numbering {
-    plus: u64,
-    width: usize,
-}
-
-/// The most digits of `{l:03}`.
-const MAX_WIDTH: usize = 20;
-
-impl fmt::Display for Numbering {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.plus > 0 {
-            write!(f, "+{}", self.plus)?;
-        }
-        match self.width {
-            0 => Ok(()),
-            width => write!(f, ":0{width}"),
-        }
-    }
 }
 
 /// Why a text is not a template.
@@ -296,7 +276,7 @@ impl Template {
                 } => {
                     let suffix = &self.parts[at + 1..];
                     let (value, rest) = match kind {
-                        Kind::Number => numbering.take(rest)?,
+                        Kind::Number => take_number(*numbering, rest)?,
                         other => other.take(rest, suffix)?,
                     };
                     captures.set(name, value);
@@ -357,11 +337,16 @@ impl Template {
     }
 }
 
+fn take_number(numbering: Numbering, text: &str) -> Option<(Value<'_>, &str)> {
+    let (number, rest) = numbering.take(text)?;
+    Some((Value::Number(number), rest))
+}
+
 impl Kind {
     /// Splits the capture's value off the front of `text`; `suffix` is the rest of the template.
     fn take<'t>(&self, text: &'t str, suffix: &[Part]) -> Option<(Value<'t>, &'t str)> {
         match self {
-            Kind::Number => Numbering::default().take(text),
+            Kind::Number => take_number(Numbering::default(), text),
             Kind::Choice(choices) => choices.iter().find_map(|choice| {
                 let rest = text.strip_prefix(choice.as_str())?;
                 Some((Value::Text(&text[..choice.len()]), rest))
@@ -399,40 +384,6 @@ impl Kind {
             (Kind::Path, _) => Err(follows("text without captures")),
         }
     }
-}
-
-impl Numbering {
-    /// Splits the number off the front of `text`.
-    fn take<'t>(&self, text: &'t str) -> Option<(Value<'t>, &'t str)> {
-        let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-        let (written, rest) = text.split_at(digits);
-        // The only form of a number that `write` writes.
-        let is_written = match digits > self.width {
-            true => written == "0" || !written.starts_with('0'),
-            false => digits == self.width,
-        };
-        let number: u64 = written.parse().ok().filter(|_| is_written)?;
-        Some((Value::Number(number.checked_sub(self.plus)?), rest))
-    }
-
-    /// Writes a number; returns false if it is too large.
-    fn write(&self, number: u64, to: &mut String) -> bool {
-        let Some(number) = number.checked_add(self.plus) else {
-            return false;
-        };
-        let digits = number.checked_ilog10().map_or(1, |log| log as usize + 1);
-        (digits..self.width).for_each(|_| to.push('0'));
-        push_number(number, to);
-        true
-    }
-}
-
-/// Writes digits directly, because formatting would take most of the time.
-fn push_number(number: u64, to: &mut String) {
-    if number >= 10 {
-        push_number(number / 10, to);
-    }
-    to.push(char::from(b'0' + (number % 10) as u8));
 }
 
 fn begins_with_digit(text: &str) -> bool {

@@ -103,6 +103,15 @@ pub(super) enum Action {
     },
 }
 
+/// Resolves a dim, where negative numbers count from the last.
+pub(super) fn dim_of(dim: i64, rank: usize) -> usize {
+    match dim {
+        0.. => dim as usize,
+        // Out of range: the graph rejects `usize::MAX - 1`.
+        _ => (rank as i64 + dim).try_into().unwrap_or(usize::MAX - 1),
+    }
+}
+
 impl Action {
     /// Its name in a map.
     pub(super) fn name(&self) -> &'static str {
