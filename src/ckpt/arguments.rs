@@ -64,6 +64,28 @@ pub(super) fn read_map(path: Option<&Path>) -> anyhow::Result<Mapping> {
     Mapping::parse(&text).map_err(|error| anyhow!("{}: {error}", display_path(path)))
 }
 
+/// Reads a table of renames, one `OLD NEW` per line, as a map that keeps all other names.
+pub(super) fn read_renames(path: &Path) -> anyhow::Result<Mapping> {
+    let mut map = String::new();
+    for (number, line) in (1..).zip(read(path)?.lines()) {
+        let names = line.split('#').next().unwrap_or_default();
+        let names: Vec<&str> = names.split_whitespace().collect();
+        match names[..] {
+            [] => {}
+            [old, new] if !line.contains('"') => {
+                map.push_str(&format!("\"{new}\" = rename(\"{old}\")"));
+            }
+            _ => bail!(
+                "{}: line {number}: write two names without quotes, OLD NEW",
+                display_path(path)
+            ),
+        }
+        map.push('\n');
+    }
+    map.push_str("{rest:path} = {rest:path}");
+    Mapping::parse(&map).map_err(|error| anyhow!("{}: {error}", display_path(path)))
+}
+
 /// Reads the placements of a layout; also returns their text.
 pub(super) fn read_layout(mesh: &str, placements: &Path) -> anyhow::Result<(Layout, String)> {
     let text = read(placements)?;

@@ -8,7 +8,7 @@ use meshgrad::ckpt::exec::check_ties;
 use meshgrad::ckpt::mapping::{self, AllowedProblems, Bound, Mapping, Problem};
 use serde::Serialize;
 
-use super::arguments::{AllowArguments, mapping_errors, path_text, read_map};
+use super::arguments::{AllowArguments, mapping_errors, path_text, read_map, read_renames};
 use super::catalog::display_path;
 use super::destination::{ConfigChange, FloatType, Sidecars, folder_writer, stage, summary_rows};
 use super::interrupt::Interrupt;
@@ -30,8 +30,12 @@ pub(super) struct ConvertArguments {
     /// The folder to create; it must not exist.
     destination: PathBuf,
     /// The map: outputs on the left, inputs on the right.
-    #[arg(long, value_name = "FILE")]
-    map: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "renames")]
+    map: Option<PathBuf>,
+    /// A table of renames instead of a map: `OLD NEW` per line, with captures as in a map. All other
+    /// names are kept.
+    #[arg(long, value_name = "FILE", conflicts_with = "map")]
+    renames: Option<PathBuf>,
     /// Apply the inverse of the map: SOURCE has the left side.
     #[arg(long)]
     inverse: bool,
@@ -97,7 +101,11 @@ pub(super) struct Conversion<'a> {
 }
 
 pub(super) fn convert(arguments: &ConvertArguments, threads: usize) -> anyhow::Result<Answer> {
-    let mapping = read_map(Some(&arguments.map))?;
+    let file = arguments.map.as_ref().or(arguments.renames.as_ref());
+    let mapping = match &arguments.renames {
+        Some(table) => read_renames(table)?,
+        None => read_map(arguments.map.as_deref())?,
+    };
     let mapping = match arguments.inverse {
         true => mapping.reversed(),
         false => mapping,
@@ -119,12 +127,12 @@ pub(super) fn convert(arguments: &ConvertArguments, threads: usize) -> anyhow::R
     let bound = match mapping.bind(&source.specs(), None, &conversion.allowed_problems) {
         Ok(bound) => bound,
         Err(report) => {
-            let map = Some(arguments.map.clone());
+            let map = file.cloned();
             return mapping_errors(source.folder.path(), &map, &report, arguments.json);
         }
     };
     let mut report = conversion.run(&bound)?;
-    report.map = Some(path_text(&arguments.map));
+    report.map = file.map(|file| path_text(file));
     report.inverse = arguments.inverse;
     report.round_trip = Some(RoundTrip::of(&bound));
 

@@ -29,6 +29,8 @@ impl Source {
             fs::metadata(path).with_context(|| format!("cannot open {}", display_path(path)))?;
         if !metadata.is_dir() {
             let (checkpoint, damage) = manifest_of(path.parent().unwrap_or(Path::new("")))?;
+            let lists = |it: &Committed| it.files().any(|(name, _)| path.ends_with(name));
+            let checkpoint = checkpoint.filter(lists);
             return Ok(Source::new(Folder::open_file(path)?, checkpoint, damage));
         }
         let (checkpoint, damage) = manifest_of(path)?;

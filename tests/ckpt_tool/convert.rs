@@ -412,3 +412,55 @@ fn an_interrupted_conversion_leaves_no_files() {
         }
     }
 }
+
+/// A table of renames keeps all other names, and works in both directions.
+#[test]
+fn tables_of_renames() {
+    let dir = dir();
+    let table = "# old                        new\n\
+                 model.embed_tokens.weight     transformer.wte\n\n\
+                 model.layers.{l}.mlp.gate.weight  h.{l+10}.router  # renumbered\n";
+    fs::write(dir.path("table"), table).unwrap();
+    let there = dir.ckpt(&["convert", "model", "there", "--renames", "table"]);
+    assert_eq!(there.code, 0, "{}", there.shown());
+    let names = models::read(&dir.path("there"));
+    let found = |name: &str| names.contains_key(name);
+    assert!(
+        [
+            "transformer.wte",
+            "h.10.router",
+            "h.11.router",
+            "lm_head.weight"
+        ]
+        .map(found)
+            == [true; 4]
+    );
+    assert_eq!(names.len(), models::qwen3().len());
+    let back = dir.ckpt(&[
+        "convert",
+        "there",
+        "back",
+        "--renames",
+        "table",
+        "--inverse",
+    ]);
+    assert_eq!(back.code, 0, "{}", back.shown());
+    assert_eq!(models::read(&dir.path("back")), models::qwen3());
+
+    fs::write(dir.path("typo"), "model.embed_token.weight wte\n").unwrap();
+    fs::write(dir.path("three"), "\na b c\n").unwrap();
+    insta::assert_snapshot!(shown_without_times([
+        there,
+        dir.ckpt(&["convert", "model", "out", "--renames", "typo"]),
+        dir.ckpt(&["convert", "model", "out", "--renames", "three"]),
+        dir.ckpt(&[
+            "convert",
+            "model",
+            "out",
+            "--renames",
+            "typo",
+            "--map",
+            "fused.map"
+        ]),
+    ]));
+}

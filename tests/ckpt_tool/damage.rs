@@ -78,10 +78,10 @@ fn changed_configurations_are_damage() {
     fs::remove_file(dir.path("run/step-000001/manifest.json")).unwrap();
     fs::write(dir.path("run/step-000001/config.json"), "{\"a\": 1}\n").unwrap();
     assert_eq!(convert("run/step-000001", "made").code, 0);
-    fs::write(dir.path("made/added.json"), "{}\n").unwrap();
+    fs::write(dir.path("made/modeling.py"), "pass\n").unwrap();
     let added = convert("made", "again");
     assert_eq!(added.code, 0, "{}", added.shown());
-    assert!(dir.path("again/added.json").exists());
+    assert!(dir.path("again/modeling.py").exists());
 
     flip(&dir.path("made/config.json"), 3, 0);
     let changed = convert("made", "third");

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::evaluate::{Evaluated, Tensors};
 use super::named::Named;
-use super::report::{Problem, Report};
+use super::report::{Problem, Report, SHOWN};
 use super::solve::{self, Unsolved};
 use super::template::{Captures, Template, Value};
 use super::term::{Action, Call, Term, dim_of};
@@ -138,7 +138,10 @@ impl<'b> Binder<'b> {
             let tensors = &mut self.binding.tensors;
             let value = tensors.value(&rule.right, &captures, &mut evaluated);
             for name in evaluated.missing.drain(..) {
-                let near = unmatched::similar(&name, self.sources);
+                // Messages show a few problems only, and looking takes long among many names.
+                let is_shown = self.binding.report.problems.len() < SHOWN;
+                let near = is_shown.then(|| unmatched::similar(&name, self.sources));
+                let near = near.flatten();
                 let problem = Problem::Missing { name, line, near };
                 self.binding.report.add(problem);
             }

@@ -39,7 +39,7 @@ struct Binds {
     targets: Option<Vec<TensorSpec>>,
 }
 
-/// What the inverse of a map does that is written by [`Mapping::reversed`] and nothing else.
+/// What a reversed map does, besides restoring the tensors.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RoundTrip {
     /// Pairs of outputs that must be equal, because both are produced from one source.

@@ -22,6 +22,9 @@ pub struct Report {
     pub skipped: usize,
 }
 
+/// The most problems of a kind that a report lists.
+pub(super) const SHOWN: usize = 10;
+
 /// A mismatch.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
@@ -353,7 +356,6 @@ impl fmt::Display for Problem {
 impl fmt::Display for Report {
     /// The problems, one per line, at most ten of a kind.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const SHOWN: usize = 10;
         let count = self.problems.len();
         write!(f, "{count} problem{}", if count == 1 { "" } else { "s" })?;
 
