@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use meshgrad_mesh::Group;
 use meshgrad_runtime::{DType, Error};
+use serde::{Deserialize, Serialize};
 
 use crate::source_line::SourceLine;
 use crate::ticket::{Collective, Reduction, Ticket};
 
 /// One rank's call of a collective, for messages.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallSite {
     /// The rank in the world.
     pub rank: usize,
@@ -41,7 +42,7 @@ impl fmt::Display for CallSite {
 }
 
 /// One step of an [order inversion](CommError::OrderInversion): a rank waits for another one.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wait {
     /// The group.
     pub group: Group,
@@ -108,8 +109,9 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// An error of a collective or of its arguments.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+/// An error of a collective or of its arguments. Those that ranks of several processes share can be
+/// serialized.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum CommError {
     /// Members started different collectives under one number.
@@ -148,16 +150,15 @@ pub enum CommError {
 
     /// Some members did not start a collective in time.
     #[error(
-        "collective {} of {group} timed out after {waited:?}: {call}, but {} did not start it; \
-         find where it waits instead, or raise the group option `timeout`", call.number,
-         ranks(.missing)
+        "collective {} of {group} timed out after {waited:?}: {call}, but {}", call.number,
+        not_started(.missing)
     )]
     Timeout {
         /// The group.
         group: Group,
         /// The call that waited.
         call: CallSite,
-        /// The ranks that did not start it.
+        /// The ranks that did not start it. None if the transfer takes too long.
         missing: Vec<usize>,
         /// The time limit.
         waited: Duration,
@@ -222,6 +223,7 @@ pub enum CommError {
 
     /// Another rank of the world failed.
     #[error("rank {rank} failed{}, which ends all ranks: {reason}", after(.last))]
+    #[serde(skip)]
     RankFailed {
         /// The rank.
         rank: usize,
@@ -233,6 +235,7 @@ pub enum CommError {
 
     /// The process of a rank ended before it started a collective.
     #[error("collective {} of {group}: {call}, but rank {rank} died: {reason}", call.number)]
+    #[serde(skip)]
     Died {
         /// The group.
         group: Group,
@@ -246,6 +249,7 @@ pub enum CommError {
 
     /// This rank has left its world.
     #[error("rank {rank} has left its world; keep the world until its last collective is done")]
+    #[serde(skip)]
     Left {
         /// The rank.
         rank: usize,
@@ -280,6 +284,7 @@ pub enum CommError {
 
     /// A rank is not a member of a group.
     #[error("rank {rank} is not a member of {group}; request the communicator on members only")]
+    #[serde(skip)]
     NotMember {
         /// The rank.
         rank: usize,
@@ -289,6 +294,7 @@ pub enum CommError {
 
     /// A rank that the world does not have.
     #[error("rank {rank} is not in a world of {world} ranks; pass one below {world}")]
+    #[serde(skip)]
     NoRank {
         /// The rank.
         rank: usize,
@@ -298,6 +304,7 @@ pub enum CommError {
 
     /// Two logs of one rank are checked together.
     #[error("there are two logs of rank {rank}; pass one log per rank")]
+    #[serde(skip)]
     DuplicateLog {
         /// The rank.
         rank: usize,
@@ -305,6 +312,7 @@ pub enum CommError {
 
     /// A group with ranks outside the world.
     #[error("{group} has rank {rank}, but the world has {world} ranks; start more ranks")]
+    #[serde(skip)]
     OutsideWorld {
         /// The group.
         group: Group,
@@ -316,6 +324,7 @@ pub enum CommError {
 
     /// A communicator of one rank could not be created.
     #[error("the communicator could not be created: {reason}")]
+    #[serde(skip)]
     Start {
         /// The reason.
         reason: String,
@@ -326,10 +335,12 @@ pub enum CommError {
         "{collective}: {role} {index} is not an index in a group of {size} ranks; pass one below \
          {size}"
     )]
+    #[serde(skip)]
     Index {
         /// The collective.
         collective: Collective,
         /// What the index is: `root` or `peer`.
+        #[serde(skip)] // the whole variant is, but the derive looks for lifetimes
         role: &'static str,
         /// The index.
         index: usize,
@@ -339,6 +350,7 @@ pub enum CommError {
 
     /// An invalid shape or row count.
     #[error("{collective}: {problem}")]
+    #[serde(skip)]
     Argument {
         /// The collective.
         collective: Collective,
@@ -348,6 +360,7 @@ pub enum CommError {
 
     /// A reduction that is not defined for a dtype.
     #[error("{collective}: {reduction} is not defined for {dtype}; cast the tensor first")]
+    #[serde(skip)]
     Reduction {
         /// The collective.
         collective: Collective,
@@ -359,6 +372,7 @@ pub enum CommError {
 
     /// A dtype that the transport cannot move.
     #[error("{dtype} is not supported by this transport; cast the tensor first")]
+    #[serde(skip)]
     DType {
         /// The dtype.
         dtype: DType,
@@ -366,6 +380,7 @@ pub enum CommError {
 
     /// A transport returned no result although it was given a tensor for it.
     #[error("{collective}: the transport returned no result; this is a defect of the transport")]
+    #[serde(skip)]
     NoResult {
         /// The collective.
         collective: Collective,
@@ -373,6 +388,7 @@ pub enum CommError {
 
     /// A wait for a collective of a fusing scope that has not ended, or has failed.
     #[error("{collective} has not started: wait for it after its fusing scope has ended")]
+    #[serde(skip)]
     NotStarted {
         /// The collective.
         collective: Collective,
@@ -383,6 +399,7 @@ pub enum CommError {
         "the value is equal on {group}, but may differ on {other}; reduce or broadcast it over \
          that group"
     )]
+    #[serde(skip)]
     NotUniform {
         /// The group of the value.
         group: Group,
@@ -395,6 +412,7 @@ pub enum CommError {
         "{collective}: the tensor is on {actual}, but the communicator is of another device \
          ({expected}); copy it there first (ops::to_device)"
     )]
+    #[serde(skip)]
     Device {
         /// The collective.
         collective: Collective,
@@ -433,6 +451,18 @@ fn ranks(ranks: &[usize]) -> String {
     match ranks {
         [one] => format!("rank {one}"),
         several => format!("ranks {several:?}"),
+    }
+}
+
+fn not_started(missing: &[usize]) -> String {
+    match missing {
+        [] => "its transfers are not complete, although all members have started it; raise the \
+               group option `timeout`"
+            .to_owned(),
+        missing => format!(
+            "{} did not start it; find where it waits instead, or raise the group option `timeout`",
+            ranks(missing)
+        ),
     }
 }
 

@@ -42,6 +42,7 @@ mod source_line;
 pub mod speed;
 mod ticket;
 mod uniform;
+mod verdict;
 
 pub use clock::Clock;
 pub use collectives::Collectives;

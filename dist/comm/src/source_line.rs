@@ -4,8 +4,10 @@ use std::borrow::Cow;
 use std::fmt;
 use std::panic::Location;
 
+use serde::{Deserialize, Serialize};
+
 /// A source line. Unlike [`Location`], it can come from another process.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct SourceLine {
     file: Cow<'static, str>,
     line: u32,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use meshgrad_comm::conformance::{self, Fault, Faulty};
 use meshgrad_comm::{Collectives, CommError, Mpi, Reduction, World};
 use meshgrad_dist::registry::Exchange;
-use meshgrad_mesh::{Group, GroupOptions, Mesh};
+use meshgrad_mesh::{Channel, Group, GroupOptions, Mesh};
 use meshgrad_runtime::{DType, Result, Tensor, ops};
 
 /// How many times ranks are killed. `scripts/prove/kill-ranks` sets more.
@@ -20,12 +20,13 @@ static JOB: Mutex<()> = Mutex::new(());
 
 /// What a child does: the name of a function below.
 const ROLE: &str = "MESHGRAD_TEST_ROLE";
-const ROLES: [(&str, fn()); 9] = [
+const ROLES: [(&str, fn()); 10] = [
     ("conform", conform),
     ("faults", faults),
     ("groups", groups),
     ("mismatch", mismatch),
     ("late", late),
+    ("inversion", inversion),
     ("repeat", repeat),
     ("twice", twice),
     ("early", early),
@@ -210,6 +211,33 @@ fn missing_ranks_are_named() {
     let (_, text) = run(3, RECOVERY, "late");
     let of_rank_1 = verdicts(&text).filter(|line| line.contains("but rank 1 did not start it"));
     assert_eq!(of_rank_1.count(), 3, "{text}");
+}
+
+/// Ranks 0 and 2 use two communicators in one order, rank 1 in the other.
+fn inversion() {
+    let mpi = Mpi::new().threads(1).deadline(Duration::from_secs(2));
+    let world = mpi.join().unwrap();
+    let all = Group::new([0, 1, 2]).unwrap();
+    let mut groups = [all.clone(), all.with_channel(Channel::Own(1))];
+    if world.rank() == 1 {
+        groups.reverse();
+    }
+    let barriers = || -> Result<()> {
+        for group in &groups {
+            world.connect("inverted", group)?.barrier()?.wait()?;
+        }
+        Ok(())
+    };
+    fail(&world, &barriers().unwrap_err());
+}
+
+#[test]
+fn order_inversions_are_reported_by_all() {
+    let (_, text) = run(3, RECOVERY, "inversion");
+    let cycles: Vec<&str> = verdicts(&text).collect();
+    assert_eq!(cycles.len(), 3, "{text}");
+    assert!(cycles[0].contains("deadlock: rank"), "{text}");
+    assert!(cycles.iter().all(|cycle| *cycle == cycles[0]), "{text}");
 }
 
 fn twice() {

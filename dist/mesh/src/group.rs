@@ -6,10 +6,13 @@
 use std::fmt;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use crate::{GroupOptions, MAX_RANKS, MeshError, Result, text};
 
 /// Ordered ranks with the channel and options of their communicator. Cheap to clone.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(into = "Plain", try_from = "Plain")]
 pub struct Group {
     ranks: Arc<[usize]>,
     channel: Channel,
@@ -85,6 +88,35 @@ impl Group {
     }
 }
 
+/// A group as it is written: valid or not.
+#[derive(Serialize, Deserialize)]
+struct Plain {
+    ranks: Vec<usize>,
+    #[serde(default)]
+    channel: Channel,
+    #[serde(default)]
+    options: GroupOptions,
+}
+
+impl From<Group> for Plain {
+    fn from(group: Group) -> Plain {
+        Plain {
+            ranks: group.ranks.to_vec(),
+            channel: group.channel,
+            options: GroupOptions::clone(&group.options),
+        }
+    }
+}
+
+impl TryFrom<Plain> for Group {
+    type Error = MeshError;
+
+    fn try_from(plain: Plain) -> Result<Group> {
+        let group = Group::new(plain.ranks)?.with_channel(plain.channel);
+        Ok(group.with_options(plain.options))
+    }
+}
+
 fn check_members(ranks: &[usize]) -> Result<()> {
     let mut members: Vec<(usize, usize)> = ranks.iter().copied().zip(0..).collect();
     members.sort_unstable();
@@ -128,7 +160,9 @@ impl fmt::Debug for Group {
 
 /// Distinguishes communicators between the same ranks. Collectives of one communicator run one after
 /// another; collectives that should overlap need different channels, which cost memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize,
+)]
 #[non_exhaustive]
 pub enum Channel {
     /// Everything without a dedicated channel.

@@ -8,6 +8,8 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::{MeshError, Result};
 
 /// Options of a communicator. `None` leaves the choice to the transport. Names in backquotes are
@@ -15,7 +17,8 @@ use crate::{MeshError, Result};
 ///
 /// Two NCCL fields are missing: `blocking`, because creation never blocks, and `commName`, because a
 /// name does not distinguish communicators.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(default)]
 #[non_exhaustive]
 pub struct GroupOptions {
     /// The time limit of a collective.
@@ -60,7 +63,7 @@ pub struct GroupOptions {
 }
 
 /// What the number of blocks of a collective is optimized for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum CtaPolicy {
     /// Few blocks that still reach most of the bandwidth.

@@ -57,6 +57,20 @@ fn options_equal_to_the_default_give_equal_groups() {
     assert_ne!(net("plugin"), group());
 }
 
+#[test]
+fn groups_are_read_back_and_checked() {
+    let mut group = Group::new([4, 0, 2]).unwrap().with_channel(Channel::Own(3));
+    group = group.with_options(options(|o| {
+        o.timeout = Some(Duration::from_millis(1500));
+        o.cta_policy = Some(CtaPolicy::Zero);
+    }));
+    let text = serde_json::to_string(&group).unwrap();
+    assert_eq!(serde_json::from_str::<Group>(&text).unwrap(), group);
+
+    let error = serde_json::from_str::<Group>(r#"{"ranks": [1, 1]}"#).unwrap_err();
+    assert!(error.to_string().contains("list each rank once"), "{error}");
+}
+
 /// If `non_default` or the comparison lacked a field, different groups would share a communicator.
 #[test]
 fn every_option_is_listed_and_distinguishes_groups() {

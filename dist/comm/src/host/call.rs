@@ -1,14 +1,15 @@
 //! A collective that this rank has started.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use meshgrad_mesh::Group;
 use meshgrad_runtime::{Completion, Result};
 
 use super::engine::{self, Part};
 use super::frame::Frame;
-use super::message::{CallKey, GroupId, Message, RemoteCall, WireCall};
+use super::message::{CallKey, GroupId, Message, RemoteCall, StartedCall, WireCall};
 use crate::contribution::Contribution;
 use crate::error::{CallSite, CommError};
 use crate::members::{Key, Members};
@@ -21,6 +22,8 @@ pub(super) struct Membership {
     /// This rank's index in the group.
     pub(super) index: usize,
     pub(super) deadline: Duration,
+    /// How long missing members count as late after it.
+    pub(super) grace: Duration,
 }
 
 impl Membership {
@@ -32,6 +35,10 @@ impl Membership {
 pub(super) struct Call {
     pub(super) membership: Arc<Membership>,
     pub(super) completion: Completion,
+    /// Whether this rank waits for it.
+    pub(super) is_waiting: Arc<AtomicBool>,
+    /// Whether the time of a member is over, so that it may not complete.
+    pub(super) is_late: bool,
     key: Key,
     ticket: Ticket,
     contribution: Contribution,
@@ -46,8 +53,19 @@ pub(super) struct Call {
 struct Place {
     member: usize,
     call: Option<RemoteCall>,
+    /// When its call arrived.
+    since: Option<Instant>,
     /// One per round.
     parts: Vec<Option<Part>>,
+}
+
+/// What another member sent.
+pub(super) struct Arrival {
+    pub(super) rank: usize,
+    pub(super) round: usize,
+    pub(super) call: WireCall,
+    pub(super) part: Part,
+    pub(super) at: Instant,
 }
 
 /// Frames to send, each with its receiver's rank.
@@ -73,11 +91,14 @@ impl Call {
         let place = |member| Place {
             member,
             call: None,
+            since: None,
             parts: vec![None; rounds.len()],
         };
         let mut call = Call {
             membership: membership.clone(),
             completion: Completion::default(),
+            is_waiting: Arc::default(),
+            is_late: false,
             key: Key::of(index, ticket.request.peer, ticket.number),
             places: members.iter().copied().map(place).collect(),
             ticket,
@@ -108,6 +129,7 @@ impl Call {
         for (place, part) in self.places.iter_mut().zip(parts) {
             if place.member == self.membership.index {
                 place.call = own.clone().read(self.membership.group.len());
+                place.since.get_or_insert_with(Instant::now);
                 place.parts[round] = Some(part);
                 continue;
             }
@@ -125,19 +147,21 @@ impl Call {
     ///
     /// # Errors
     /// [`CommError::Mismatch`] if its call differs.
-    pub(super) fn add(
-        &mut self,
-        rank: usize,
-        round: usize,
-        call: WireCall,
-        part: Part,
-    ) -> Result<(), CommError> {
+    pub(super) fn add(&mut self, arrival: Arrival) -> Result<(), CommError> {
+        let Arrival {
+            rank,
+            round,
+            call,
+            part,
+            at,
+        } = arrival;
         let group = &self.membership.group;
         let ranks = group.ranks();
         let place = self.places.iter_mut().find(|it| ranks[it.member] == rank);
         let Some(place) = place else {
             return Ok(());
         };
+        place.since.get_or_insert(at);
         if let (Some(slot @ None), Some(call)) =
             (place.parts.get_mut(round), call.clone().read(ranks.len()))
         {
@@ -181,6 +205,40 @@ impl Call {
             .iter()
             .filter(|it| it.parts[self.round].is_none());
         missing.map(|place| ranks[place.member]).collect()
+    }
+
+    /// What this rank tells the coordinator about it.
+    pub(super) fn started(&self) -> StartedCall {
+        StartedCall {
+            key: self.key(),
+            group: self.membership.group.clone(),
+            call: self.site(),
+            is_waiting: self.is_waiting.load(Ordering::Relaxed),
+            missing: self.missing(),
+        }
+    }
+
+    /// The error of a call that is ready, but too late.
+    pub(super) fn straggler(&self) -> CommError {
+        let ranks = self.membership.group.ranks();
+        let site = |place: &Place| {
+            let call = place.call.as_ref();
+            let site = call.map(|call| call.site(ranks[place.member], self.ticket.number));
+            site.unwrap_or_else(|| self.site())
+        };
+        let first = self.places.iter().min_by_key(|place| place.since);
+        let last = self.places.iter().max_by_key(|place| place.since);
+        let since = |place: Option<&Place>| place.and_then(|place| place.since);
+        let after = since(last)
+            .zip(since(first))
+            .map(|(last, first)| last - first);
+        CommError::Straggler {
+            group: self.membership.group.clone(),
+            first: first.map_or_else(|| self.site(), site),
+            late: last.map_or_else(|| self.site(), site),
+            after: after.unwrap_or_default(),
+            limit: self.membership.deadline,
+        }
     }
 
     pub(super) fn is_ready(&self) -> bool {

@@ -2,24 +2,27 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use meshgrad_dist::registry::{Connect, Creation, Exchange, Progress};
 use meshgrad_mesh::Group;
-use meshgrad_runtime::{Device, Pending, Result, Tensor};
+use meshgrad_runtime::{Completion, Device, Pending, Result, Tensor};
 
 use super::call::{Call, Membership};
-use super::message::GroupId;
+use super::message::{CallKey, GroupId};
 use super::shared::Shared;
 use crate::communicator::{Communicator, Operands};
 use crate::contribution::Contribution;
 use crate::error::CommError;
 use crate::local::LocalCommunicator;
+use crate::members::Members;
 use crate::ticket::{Counters, Peer, Request};
 
-/// The time between attempts to fail a collective whose time is over.
-const EXPIRE_AGAIN: Duration = Duration::from_millis(100);
+/// The time between reports of a collective whose time is over.
+const REPORT_AGAIN: Duration = Duration::from_secs(1);
+/// How long rank 0 may take to decide, after the grace period.
+const VERDICT: Duration = Duration::from_secs(20);
 
 /// A communicator between processes. Cheap to clone; clones are the same communicator.
 #[derive(Clone)]
@@ -30,6 +33,8 @@ struct Member {
     membership: Arc<Membership>,
     device: Device,
     counters: Counters,
+    /// Whether a call waits for all members before it returns.
+    is_strict: bool,
     /// For transfers of this rank to itself.
     own: LocalCommunicator,
 }
@@ -68,28 +73,61 @@ impl Communicator for HostCommunicator {
         } = &*self.0;
         let contribution = Contribution::lend(operands, &request)?;
         let (call, frames) = Call::new(membership, request, counters, contribution.clone())?;
-        let (key, completion) = (call.key(), call.completion.clone());
+        let begun = Begun {
+            shared: shared.clone(),
+            key: call.key(),
+            completion: call.completion.clone(),
+            is_waiting: call.is_waiting.clone(),
+            began: Instant::now(),
+            limit: membership.deadline,
+            grace: membership.grace,
+        };
         shared.start(call, frames)?;
-
-        let deadline = Instant::now().checked_add(membership.deadline);
-        let shared = shared.clone();
+        if self.0.is_strict && begun.key.key.between == Members::All {
+            begun.wait()?;
+        }
         Ok(Pending::by_host(move || {
-            let Some(mut deadline) = deadline else {
-                completion.wait()?;
-                return Ok(contribution.take());
-            };
-            loop {
-                match completion.wait_until(deadline) {
-                    Some(result) => {
-                        result?;
-                        return Ok(contribution.take());
-                    }
-                    // It does nothing while a round's work is being done.
-                    None => shared.expire(key),
-                }
-                deadline = Instant::now() + EXPIRE_AGAIN;
-            }
+            begun.wait()?;
+            Ok(contribution.take())
         }))
+    }
+}
+
+/// A collective that this rank has started.
+struct Begun {
+    shared: Arc<Shared>,
+    key: CallKey,
+    completion: Completion,
+    is_waiting: Arc<AtomicBool>,
+    began: Instant,
+    limit: Duration,
+    grace: Duration,
+}
+
+impl Begun {
+    /// Waits for it. When its time is over, rank 0 decides why.
+    fn wait(&self) -> Result<()> {
+        if self.completion.is_complete() {
+            return self.completion.wait();
+        }
+        self.is_waiting.store(true, Ordering::Relaxed);
+        let mut until = self.began.checked_add(self.limit);
+        let last = until.and_then(|until| until.checked_add(self.grace + VERDICT));
+        loop {
+            let Some(at) = until else {
+                return self.completion.wait();
+            };
+            if let Some(result) = self.completion.wait_until(at) {
+                return result;
+            }
+            let now = Instant::now();
+            let is_open = self.shared.expire(self.key);
+            if is_open && last.is_some_and(|last| now >= last) {
+                self.shared
+                    .died(0, "it did not decide why a collective does not complete");
+            }
+            until = now.checked_add(REPORT_AGAIN);
+        }
     }
 }
 
@@ -110,6 +148,8 @@ pub struct HostConnector {
     pub(super) shared: Arc<Shared>,
     pub(super) device: Device,
     pub(super) deadline: Duration,
+    pub(super) grace: Option<Duration>,
+    pub(super) is_strict: bool,
 }
 
 impl Connect for HostConnector {
@@ -130,17 +170,21 @@ impl Connect for HostConnector {
                 world,
             });
         }
+        let deadline = group.options().timeout.unwrap_or(self.deadline);
         let membership = Membership {
             id: GroupId::of(group, creation.generation),
             group: group.clone(),
             index,
-            deadline: group.options().timeout.unwrap_or(self.deadline),
+            deadline,
+            grace: self.grace.unwrap_or(deadline / 10),
         };
+        self.shared.join(membership.id);
         Ok(HostCommunicator(Arc::new(Member {
             shared: self.shared.clone(),
             membership: Arc::new(membership),
             device: self.device.clone(),
             counters: Counters::new(group.len()),
+            is_strict: self.is_strict,
             own: LocalCommunicator::alone(rank, &self.device)?,
         })))
     }

@@ -1,7 +1,8 @@
 //! The control plane: a thread of rank 0's process that all ranks are connected to.
 //!
 //! It admits ranks until the world is complete, hands out the addresses of all, gathers bytes for
-//! [`Exchange`](meshgrad_dist::registry::Exchange), and reports ranks that leave or die.
+//! [`Exchange`](meshgrad_dist::registry::Exchange), decides why collectives do not complete, and
+//! reports ranks that leave or die.
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
@@ -15,6 +16,7 @@ use super::connection::Connection;
 use super::error::JoinError;
 use super::frame::{Frame, FrameError};
 use super::handshake::{Purpose, Run};
+use super::inquiry::{Answer, Inquiries};
 use super::message::Message;
 use super::poll::{Poll, Sleeper, Waker};
 use super::secret::{self, Secret};
@@ -48,6 +50,7 @@ impl Coordinator {
             clients: BTreeMap::new(),
             leaving: Vec::new(),
             gathers: BTreeMap::new(),
+            inquiries: Inquiries::default(),
             has_started: false,
             deadline,
             began: Instant::now(),
@@ -90,6 +93,7 @@ struct State {
     /// Connections that are closed after their last message.
     leaving: Vec<Connection>,
     gathers: BTreeMap<u64, BTreeMap<usize, Vec<u8>>>,
+    inquiries: Inquiries,
     /// Whether all ranks have joined.
     has_started: bool,
     deadline: Instant,
@@ -112,6 +116,10 @@ impl State {
             self.read(); // first, so that a rank whose process was replaced can join again
             for admitted in self.acceptor.advance(now) {
                 self.admit(admitted);
+            }
+            let ranks: Vec<usize> = self.clients.keys().copied().collect();
+            for message in self.inquiries.advance(now, &ranks) {
+                self.tell_all(|_| message.clone());
             }
             self.write();
             if !self.has_started && now >= self.deadline {
@@ -137,7 +145,8 @@ impl State {
             poll.connection(connection);
         }
         let join = (!self.has_started).then_some(self.deadline);
-        for deadline in [self.acceptor.deadline(), join].into_iter().flatten() {
+        let deadlines = [self.acceptor.deadline(), self.inquiries.deadline(), join];
+        for deadline in deadlines.into_iter().flatten() {
             poll.until(deadline);
         }
         poll.wait();
@@ -215,6 +224,24 @@ impl State {
                 if parts.len() == self.world {
                     self.gathered(number);
                 }
+            }
+            Message::Expired { key, limit, grace } => {
+                self.inquiries.expired(key, limit, grace);
+            }
+            Message::Failed {
+                communicator,
+                error,
+            } => self.inquiries.failed(communicator, error),
+            Message::Started {
+                number,
+                calls,
+                communicators,
+            } => {
+                let answer = Answer {
+                    calls,
+                    communicators,
+                };
+                self.inquiries.answer(rank, number, answer);
             }
             Message::Leave { sent, failure } => {
                 self.remove(rank);

@@ -54,6 +54,8 @@ pub struct Host {
     threads: usize,
     deadline: Duration,
     join_deadline: Duration,
+    grace: Option<Duration>,
+    is_strict: bool,
 }
 
 impl Host {
@@ -88,6 +90,8 @@ impl Host {
             threads: thread::available_parallelism().map_or(1, usize::from),
             deadline: DEADLINE,
             join_deadline: DEADLINE,
+            grace: None,
+            is_strict: false,
         }
     }
 
@@ -113,6 +117,18 @@ impl Host {
     /// The time in which all ranks must join; 5 minutes by default.
     pub fn join_deadline(mut self, deadline: Duration) -> Host {
         self.join_deadline = deadline;
+        self
+    }
+
+    /// As [`Local::grace`](crate::Local::grace): a tenth of the time limit by default.
+    pub fn grace(mut self, grace: Duration) -> Host {
+        self.grace = Some(grace);
+        self
+    }
+
+    /// As [`Local::strict`](crate::Local::strict).
+    pub fn strict(mut self, strict: bool) -> Host {
+        self.is_strict = strict;
         self
     }
 
@@ -164,6 +180,8 @@ impl Host {
             world,
             device,
             deadline: host.deadline,
+            grace: host.grace,
+            is_strict: host.is_strict,
             coordinator: lead.map(|(coordinator, _file)| coordinator),
             control,
             carrier,

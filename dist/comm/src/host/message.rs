@@ -1,7 +1,6 @@
 //! The messages between processes, as they are on the wire.
 
 use std::net::SocketAddr;
-use std::panic::Location;
 use std::time::Duration;
 
 use meshgrad_mesh::Group;
@@ -29,6 +28,25 @@ pub(super) enum Message {
         failure: Option<String>,
     },
 
+    /// The time of a collective that this rank waits in is over.
+    Expired {
+        key: CallKey,
+        limit: Duration,
+        grace: Duration,
+    },
+    /// A communicator has to fail.
+    Failed {
+        communicator: GroupId,
+        error: CommError,
+    },
+    /// The answer to an inquiry.
+    Started {
+        number: u64,
+        calls: Vec<StartedCall>,
+        /// The communicators that this rank has.
+        communicators: Vec<GroupId>,
+    },
+
     // From the coordinator to a rank.
     /// The rank may not join.
     Refused { reason: String },
@@ -43,6 +61,13 @@ pub(super) enum Message {
     Left { rank: usize, sent: u64 },
     /// A rank failed, or its process ended.
     Died { rank: usize, reason: String },
+    /// Which collectives has the rank started? Those of `late` may not complete any more.
+    Inquiry { number: u64, late: Vec<CallKey> },
+    /// Communicators failed.
+    Verdict {
+        communicators: Vec<GroupId>,
+        error: CommError,
+    },
 
     // From a rank to another one.
     /// The payload is what the sender contributes for the receiver in a round of a collective.
@@ -51,12 +76,23 @@ pub(super) enum Message {
         round: usize,
         call: WireCall,
     },
-    /// A communicator failed.
-    Failed { group: GroupId, expired: Expired },
+}
+
+/// A collective that a rank has started and that is not complete.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct StartedCall {
+    pub(super) key: CallKey,
+    pub(super) group: Group,
+    pub(super) call: CallSite,
+    /// Whether the rank waits for it.
+    pub(super) is_waiting: bool,
+    /// The ranks whose part has not arrived.
+    pub(super) missing: Vec<usize>,
 }
 
 /// A digest of a communicator's group and generation, equal on all members.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct GroupId(u64, u64);
 
 impl GroupId {
@@ -81,7 +117,7 @@ impl GroupId {
 }
 
 /// Identifies a collective.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct CallKey {
     pub(super) group: GroupId,
@@ -97,7 +133,7 @@ pub(super) struct WireCall {
     counts: WireCounts,
     reduction: Option<String>,
     root: Option<usize>,
-    at: WireLine,
+    at: SourceLine,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -107,13 +143,9 @@ enum WireCounts {
     Pairwise { send: Vec<usize>, recv: Vec<usize> },
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct WireLine(String, u32, u32);
-
 impl WireCall {
     pub(super) fn new(request: &Request) -> WireCall {
         let call = &request.fingerprint;
-        let line: &'static Location<'static> = request.caller;
         WireCall {
             collective: call.collective.name().to_owned(),
             dtype: call.dtype.map(|dtype| dtype.name().to_owned()),
@@ -127,7 +159,7 @@ impl WireCall {
             },
             reduction: call.reduction.map(|reduction| reduction.to_string()),
             root: call.root,
-            at: WireLine(line.file().to_owned(), line.line(), line.column()),
+            at: request.caller.into(),
         }
     }
 
@@ -156,10 +188,9 @@ impl WireCall {
             },
             root: self.root,
         };
-        let WireLine(file, line, column) = self.at;
         Some(RemoteCall {
             fingerprint,
-            at: SourceLine::new(file, line, column),
+            at: self.at,
         })
     }
 }
@@ -178,48 +209,6 @@ impl RemoteCall {
             call: self.fingerprint.to_string(),
             number,
             at: self.at.clone(),
-        }
-    }
-}
-
-/// Why a communicator failed, for members that cannot find out by themselves: members did not start
-/// a collective in time.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Expired {
-    rank: usize,
-    call: String,
-    number: u64,
-    at: WireLine,
-    missing: Vec<usize>,
-    waited: Duration,
-}
-
-impl Expired {
-    pub(super) fn new(call: &CallSite, missing: Vec<usize>, waited: Duration) -> Expired {
-        let line = &call.at;
-        Expired {
-            rank: call.rank,
-            call: call.call.clone(),
-            number: call.number,
-            at: WireLine(line.file().to_owned(), line.line(), line.column()),
-            missing,
-            waited,
-        }
-    }
-
-    pub(super) fn error(self, group: &Group) -> CommError {
-        let WireLine(file, line, column) = self.at;
-        CommError::Timeout {
-            group: group.clone(),
-            call: CallSite {
-                rank: self.rank,
-                call: self.call,
-                number: self.number,
-                at: SourceLine::new(file, line, column),
-            },
-            missing: self.missing,
-            waited: self.waited,
         }
     }
 }

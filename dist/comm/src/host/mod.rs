@@ -8,6 +8,7 @@
 //! - `secret.rs`, `handshake.rs`, `acceptor.rs`: only processes that know the secret get in.
 //! - `frame.rs`, `message.rs`, `connection.rs`, `poll.rs`: what is sent, and how.
 //! - `coordinator.rs`, `meeting.rs`, `join.rs`: the control plane, and how a rank joins it.
+//! - `inquiry.rs`: why collectives do not complete, decided by the coordinator.
 //! - `engine.rs`, `call.rs`: the rounds of a collective.
 //! - `shared.rs`, `progress.rs`: a rank's open collectives, and the thread that completes them.
 //! - `data.rs`, `tcp.rs`: what carries frames between ranks. `mpi/` does it over MPI.
@@ -23,6 +24,7 @@ mod engine;
 mod error;
 mod frame;
 mod handshake;
+mod inquiry;
 mod join;
 mod meeting;
 mod message;

@@ -148,6 +148,11 @@ impl Progress {
         match frame.message {
             Message::Left { rank, sent } => self.shared.left(rank, sent),
             Message::Died { rank, reason } => self.shared.died(rank, reason),
+            Message::Inquiry { number, late } => self.shared.inquire(number, late),
+            Message::Verdict {
+                communicators,
+                error,
+            } => self.shared.verdict(&communicators, &error),
             Message::Gathered { number, lengths } => {
                 let mut rest = frame.payload.as_slice();
                 let split = |length| {

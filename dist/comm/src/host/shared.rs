@@ -2,16 +2,15 @@
 //!
 //! Lock order: the state first, then tensors and completions.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use meshgrad_runtime::Completion;
 
-use super::call::{Call, Membership};
-use super::engine::Part;
+use super::call::{Arrival, Call, Membership};
 use super::frame::Frame;
-use super::message::{CallKey, Expired, GroupId, Message, WireCall};
+use super::message::{CallKey, GroupId, Message};
 use super::poll::Waker;
 use crate::error::CommError;
 
@@ -30,11 +29,15 @@ struct State {
     ended: Option<Ended>,
     /// The failures of communicators. They are permanent.
     failed: HashMap<GroupId, CommError>,
-    /// Failures that other members reported before this rank has the communicator.
-    reported: HashMap<GroupId, Expired>,
+    /// The communicators whose failure this rank has reported.
+    reported: HashSet<GroupId>,
+    /// Those that this rank has.
+    communicators: HashSet<GroupId>,
     open: HashMap<CallKey, Call>,
     /// Parts of collectives that this rank has not started.
     early: HashMap<CallKey, Vec<Arrival>>,
+    /// Collectives that this rank has not started and that may not complete any more.
+    late: HashSet<CallKey>,
     /// The ranks that left, with the number of frames that they have sent here.
     left: BTreeMap<usize, u64>,
     /// The frames received from each rank and sent to it.
@@ -42,13 +45,6 @@ struct State {
     sent: Vec<u64>,
     outbox: Outbox,
     gathered: HashMap<u64, Vec<Vec<u8>>>,
-}
-
-struct Arrival {
-    rank: usize,
-    round: usize,
-    call: WireCall,
-    part: Part,
 }
 
 /// Why the world ended for this rank.
@@ -108,7 +104,16 @@ impl Shared {
     /// Does the work of a collective while all parts of a round are there. The state is not locked
     /// meanwhile.
     fn settle<'a>(&'a self, mut state: MutexGuard<'a, State>, key: CallKey) {
-        while state.open.get(&key).is_some_and(Call::is_ready) {
+        while let Some(call) = state.open.get(&key)
+            && call.is_ready()
+            && !state.reported.contains(&key.group)
+        {
+            if call.is_late {
+                let straggler = call.straggler();
+                state.report(key.group, straggler);
+                self.wake();
+                return;
+            }
             let Some(mut call) = state.open.remove(&key) else {
                 return;
             };
@@ -140,7 +145,8 @@ impl Shared {
                 Err(error) => {
                     guard.0.complete(Err(error.clone()));
                     if let Some(error) = error.downcast_ref::<CommError>() {
-                        state.fail(call.membership.id, error);
+                        state.report(key.group, error.clone());
+                        self.wake();
                     }
                     return;
                 }
@@ -159,6 +165,7 @@ impl Shared {
                     round,
                     call,
                     part: frame.payload,
+                    at: Instant::now(),
                 };
                 state.arrive(key, arrival);
                 if state.left.contains_key(&rank) {
@@ -166,33 +173,58 @@ impl Shared {
                 }
                 self.settle(state, key);
             }
-            Message::Failed { group, expired } => state.report(group, expired),
             _ => return Err("it sent a message that is not for a rank"),
         }
         Ok(())
     }
 
-    /// Fails if a collective is still open when its time is over, and tells the other members.
-    pub(super) fn expire(&self, key: CallKey) {
+    /// Reports a collective that is still open when its time is over. Returns whether it is.
+    pub(super) fn expire(&self, key: CallKey) -> bool {
         let mut state = self.lock();
-        let Some(call) = state.open.get(&key) else {
-            return; // it runs, or is complete
+        let Some(call) = state.open.get_mut(&key) else {
+            return false; // it runs, or is complete
         };
-        let (membership, missing) = (call.membership.clone(), call.missing());
-        let expired = Expired::new(&call.site(), missing, membership.deadline);
-        let ranks = membership.group.ranks().iter().copied();
-        let frames = ranks.filter(|rank| *rank != self.rank).map(|rank| {
-            let message = Message::Failed {
-                group: membership.id,
-                expired: expired.clone(),
-            };
-            (rank, message.into())
-        });
-        state.push(frames.collect());
-        let error = expired.clone().error(&membership.group);
-        state.fail(membership.id, &error);
+        call.is_late = true;
+        let message = Message::Expired {
+            key,
+            limit: call.membership.deadline,
+            grace: call.membership.grace,
+        };
+        state.outbox.control.push(message.into());
         drop(state);
         self.wake();
+        true
+    }
+
+    /// Answers an inquiry of the coordinator. The collectives of `late` may not complete any more.
+    pub(super) fn inquire(&self, number: u64, late: Vec<CallKey>) {
+        let mut state = self.lock();
+        for key in late {
+            if let Some(call) = state.open.get_mut(&key) {
+                call.is_late = true;
+            } else if !state.failed.contains_key(&key.group) {
+                state.late.insert(key);
+            }
+        }
+        let answer = Message::Started {
+            number,
+            calls: state.open.values().map(Call::started).collect(),
+            communicators: state.communicators.iter().copied().collect(),
+        };
+        state.outbox.control.push(answer.into());
+    }
+
+    /// Fails communicators, as the coordinator decided.
+    pub(super) fn verdict(&self, communicators: &[GroupId], error: &CommError) {
+        let mut state = self.lock();
+        for id in communicators {
+            state.fail(*id, error);
+        }
+    }
+
+    /// Records that this rank has a communicator.
+    pub(super) fn join(&self, id: GroupId) {
+        self.lock().communicators.insert(id);
     }
 
     /// Ends the world: every collective that waits or starts later fails. The first reason counts.
@@ -322,15 +354,11 @@ impl Shared {
 
 impl State {
     /// Why a call cannot complete any more.
-    fn check(&mut self, call: &Call) -> Result<(), CommError> {
+    fn check(&self, call: &Call) -> Result<(), CommError> {
         if let Some(ended) = &self.ended {
             return Err(ended.error(call));
         }
-        let (id, group) = (call.membership.id, &call.membership.group);
-        if let Some(expired) = self.reported.remove(&id) {
-            self.fail(id, &expired.error(group));
-        }
-        match self.failed.get(&id) {
+        match self.failed.get(&call.membership.id) {
             Some(error) => Err(error.clone()),
             None => Ok(()),
         }
@@ -344,8 +372,9 @@ impl State {
     }
 
     /// Opens a call and adds what has arrived early.
-    fn insert(&mut self, call: Call) {
+    fn insert(&mut self, mut call: Call) {
         let key = call.key();
+        call.is_late |= self.late.remove(&key);
         self.open.insert(key, call);
         for arrival in self.early.remove(&key).into_iter().flatten() {
             self.arrive(key, arrival);
@@ -359,14 +388,19 @@ impl State {
             }
             return;
         };
-        let Arrival {
-            rank,
-            round,
-            call: other,
-            part,
-        } = arrival;
-        if let Err(error) = call.add(rank, round, other, part) {
-            self.fail(key.group, &error);
+        if let Err(error) = call.add(arrival) {
+            self.report(key.group, error);
+        }
+    }
+
+    /// Tells the coordinator once that a communicator has to fail. Its verdict fails it.
+    fn report(&mut self, communicator: GroupId, error: CommError) {
+        if self.reported.insert(communicator) {
+            let message = Message::Failed {
+                communicator,
+                error,
+            };
+            self.outbox.control.push(message.into());
         }
     }
 
@@ -377,15 +411,7 @@ impl State {
             call.completion.complete(Err(error.clone().into()));
         }
         self.early.retain(|key, _| key.group != id);
-    }
-
-    /// Handles the failure that another member reports.
-    fn report(&mut self, id: GroupId, expired: Expired) {
-        let open = self.open.values().find(|call| call.membership.id == id);
-        match open.map(|call| call.membership.clone()) {
-            Some(membership) => self.fail(id, &expired.error(&membership.group)),
-            None => drop(self.reported.entry(id).or_insert(expired)),
-        }
+        self.late.retain(|key| key.group != id);
     }
 
     /// Fails collectives that wait for a rank that left and whose frames have all arrived.
@@ -406,7 +432,7 @@ impl State {
             (!missing.is_empty()).then(|| (call.membership.id, error()))
         });
         for (id, error) in failures.collect::<Vec<_>>() {
-            self.fail(id, &error);
+            self.report(id, error);
         }
     }
 }

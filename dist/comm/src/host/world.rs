@@ -52,6 +52,8 @@ pub(super) struct Parts {
     pub(super) world: usize,
     pub(super) device: Device,
     pub(super) deadline: Duration,
+    pub(super) grace: Option<Duration>,
+    pub(super) is_strict: bool,
     pub(super) coordinator: Option<Coordinator>,
     pub(super) control: Connection,
     pub(super) carrier: Carrier,
@@ -70,6 +72,8 @@ impl World {
             world,
             device,
             deadline,
+            grace,
+            is_strict,
             coordinator,
             control,
             carrier,
@@ -95,6 +99,8 @@ impl World {
             shared: shared.clone(),
             device: device.clone(),
             deadline,
+            grace,
+            is_strict,
         };
         Ok(World {
             rank,

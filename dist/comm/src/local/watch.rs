@@ -7,9 +7,10 @@ use meshgrad_mesh::Group;
 
 use super::meeting::Failed;
 use super::status::Status;
-use crate::error::{CallSite, CommError, Wait};
+use crate::error::{CallSite, CommError};
 use crate::hang::{Graph, Stuck};
 use crate::members::Key;
+use crate::verdict::{Found, Open, absent, order_inversion, stuck};
 
 /// A communicator's open collectives.
 pub(super) trait OpenCollectives: Send + Sync {
@@ -64,12 +65,16 @@ pub(super) enum Expiry {
     Over,
 }
 
-/// A collective that ranks wait in.
-struct Open {
+/// Which collective of which communicator.
+struct Place {
     key: Key,
     table: Arc<dyn OpenCollectives>,
-    stuck: Stuck,
-    snapshot: Snapshot,
+}
+
+impl Place {
+    fn is(&self, key: Key, table: &Arc<dyn OpenCollectives>) -> bool {
+        self.key == key && Arc::ptr_eq(&self.table, table)
+    }
 }
 
 impl Watch {
@@ -111,12 +116,11 @@ impl Watch {
         attempt: Attempt,
     ) -> Expiry {
         let waiting = self.lock(); // one verdict at a time
-        let open = open_collectives(&waiting);
-        let is_own = |open: &Open| open.key == key && Arc::ptr_eq(&open.table, table);
-        let Some(own) = open.iter().position(is_own) else {
+        let (places, open) = open_collectives(&waiting);
+        let Some(own) = places.iter().position(|place| place.is(key, table)) else {
             return Expiry::Over;
         };
-        let stuck: Vec<Stuck> = open.iter().map(|open| open.stuck.clone()).collect();
+        let stuck = stuck(&open);
         let graph = Graph::new(&stuck);
         let depends_on = graph.reachable(own);
         let found = order_inversion(&graph, &open, &depends_on)
@@ -131,7 +135,7 @@ impl Watch {
         };
         let mut failed = Failed::default();
         for dependent in graph.dependents(&causes) {
-            open[dependent].table.fail(&error, &mut failed);
+            places[dependent].table.fail(&error, &mut failed);
         }
         drop(waiting);
         failed.complete();
@@ -146,14 +150,13 @@ impl Watch {
         error: CommError,
     ) -> CommError {
         let waiting = self.lock();
-        let open = open_collectives(&waiting);
-        let stuck: Vec<Stuck> = open.iter().map(|open| open.stuck.clone()).collect();
-        let is_own = |open: &Open| open.key == key && Arc::ptr_eq(&open.table, table);
-        let own: Vec<usize> = open.iter().position(is_own).into_iter().collect();
+        let (places, open) = open_collectives(&waiting);
+        let own = places.iter().position(|place| place.is(key, table));
+        let own: Vec<usize> = own.into_iter().collect();
         let mut failed = Failed::default();
         let error = table.fail(&error, &mut failed);
-        for dependent in Graph::new(&stuck).dependents(&own) {
-            open[dependent].table.fail(&error, &mut failed);
+        for dependent in Graph::new(&stuck(&open)).dependents(&own) {
+            places[dependent].table.fail(&error, &mut failed);
         }
         drop(waiting);
         failed.complete();
@@ -171,91 +174,45 @@ impl Watch {
 }
 
 /// The collectives that ranks wait in, each once.
-fn open_collectives(waiting: &[Waiting]) -> Vec<Open> {
-    let mut all: Vec<Open> = Vec::new();
-    for one in waiting {
-        let is_same =
-            |open: &&mut Open| open.key == one.key && Arc::ptr_eq(&open.table, &one.table);
-        if let Some(open) = all.iter_mut().find(is_same) {
-            open.stuck.waiting.push(one.rank);
-        } else if let Some(snapshot) = one.table.snapshot(one.key) {
-            all.push(Open {
-                key: one.key,
-                table: one.table.clone(),
+fn open_collectives(waiting: &[Waiting]) -> (Vec<Place>, Vec<Open>) {
+    let mut all: Vec<(Place, Open)> = Vec::new();
+    for Waiting { rank, key, table } in waiting {
+        if let Some((_, open)) = all.iter_mut().find(|(place, _)| place.is(*key, table)) {
+            open.stuck.waiting.push(*rank);
+        } else if let Some(snapshot) = table.snapshot(*key) {
+            let open = Open {
+                group: table.group().clone(),
                 stuck: Stuck {
-                    waiting: vec![one.rank],
-                    missing: snapshot.missing.clone(),
+                    waiting: vec![*rank],
+                    missing: snapshot.missing,
                 },
-                snapshot,
-            });
+                calls: snapshot.calls,
+                not_joined: snapshot.not_joined,
+            };
+            let (key, table) = (*key, table.clone());
+            all.push((Place { key, table }, open));
         }
     }
-    for open in &mut all {
+    for (_, open) in &mut all {
         open.stuck.waiting.sort_unstable();
         open.stuck.missing.sort_unstable();
     }
     // The verdict must not depend on which rank came first.
-    all.sort_by(|a, b| (a.table.group(), a.key).cmp(&(b.table.group(), b.key)));
-    all
-}
-
-/// A verdict and the collectives that cause it.
-type Found = (CommError, Vec<usize>);
-
-fn order_inversion(graph: &Graph<'_>, open: &[Open], among: &[usize]) -> Option<Found> {
-    let cycle = graph.smallest_cycle(among)?;
-    let causes = cycle.iter().map(|step| step.stuck).collect();
-    let waits = cycle.iter().filter_map(|step| {
-        let of_rank = |call: &&CallSite| call.rank == step.rank;
-        let open = &open[step.stuck];
-        Some(Wait {
-            group: open.table.group().clone(),
-            call: open.snapshot.calls.iter().find(of_rank)?.clone(),
-            waits_for: step.waits_for,
-        })
-    });
-    let cycle = waits.collect();
-    Some((CommError::OrderInversion { cycle }, causes))
+    all.sort_by(|(a, x), (b, y)| (&x.group, a.key).cmp(&(&y.group, b.key)));
+    all.into_iter().unzip()
 }
 
 fn returned(open: &[Open], among: &[usize], status: &Status) -> Option<Found> {
     among.iter().find_map(|at| {
         let Open {
-            table, snapshot, ..
+            group,
+            stuck,
+            calls,
+            ..
         } = &open[*at];
-        let call = || snapshot.calls.first().cloned();
-        let error = status.returned(table.group(), &snapshot.missing, call)?;
+        let error = status.returned(group, &stuck.missing, || calls.first().cloned())?;
         Some((error, vec![*at]))
     })
-}
-
-/// Ranks that neither wait nor have returned, in the nearest collective that lacks only such ranks.
-fn absent(open: &[Open], among: &[usize], limit: Duration) -> Option<Found> {
-    let waits = |rank: &usize| open.iter().any(|open| open.stuck.waiting.contains(rank));
-    // No rank is missing while a late one ends the collective.
-    let is_cause = |at: &&usize| {
-        let missing = &open[**at].stuck.missing;
-        !missing.is_empty() && !missing.iter().any(waits)
-    };
-    let cause = *among.iter().find(is_cause)?;
-    let Open {
-        table, snapshot, ..
-    } = &open[cause];
-    let (group, call) = (table.group().clone(), snapshot.calls.first()?.clone());
-    let error = match snapshot.not_joined.is_empty() {
-        true => CommError::Timeout {
-            group,
-            call,
-            missing: snapshot.missing.clone(),
-            waited: limit,
-        },
-        false => CommError::BootstrapStuck {
-            group,
-            call,
-            missing: snapshot.not_joined.clone(),
-        },
-    };
-    Some((error, vec![cause]))
 }
 
 /// Removes a rank from those that wait.

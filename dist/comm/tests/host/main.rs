@@ -1,8 +1,11 @@
 //! The transport between processes: the conformance suite with ranks as threads and as processes,
-//! strangers, and ranks that die.
+//! strangers, injected faults, and ranks that die.
 
 mod conformance;
 mod failures;
+mod faults;
+#[path = "../injection/mod.rs"]
+mod injection;
 mod processes;
 mod strangers;
 mod worlds;

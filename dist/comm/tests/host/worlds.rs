@@ -30,13 +30,22 @@ pub(crate) fn run<T: Send>(
     deadline: Duration,
     main: impl Fn(World) -> T + Sync,
 ) -> Vec<T> {
+    run_with(ranks, |host| host.deadline(deadline), main)
+}
+
+/// As [`run`], with ranks that `change` sets up.
+pub(crate) fn run_with<T: Send>(
+    ranks: usize,
+    change: impl Fn(Host) -> Host + Sync,
+    main: impl Fn(World) -> T + Sync,
+) -> Vec<T> {
     let (listener, address) = listener();
     let mut listener = Some(listener);
     thread::scope(|scope| {
         let start = |rank| {
-            let (address, main, listener) = (&address, &main, listener.take());
+            let (address, main, change, listener) = (&address, &main, &change, listener.take());
             scope.spawn(move || {
-                let host = host(rank, ranks, address).deadline(deadline);
+                let host = change(host(rank, ranks, address));
                 let host = match listener {
                     Some(listener) => host.listener(listener),
                     None => host,

@@ -48,6 +48,7 @@ use super::world::World;
 pub struct Mpi {
     threads: Option<usize>,
     deadline: Option<Duration>,
+    is_strict: bool,
     world: Option<usize>,
 }
 
@@ -67,6 +68,12 @@ impl Mpi {
     /// by default.
     pub fn deadline(mut self, deadline: Duration) -> Mpi {
         self.deadline = Some(deadline);
+        self
+    }
+
+    /// As [`Local::strict`](crate::Local::strict).
+    pub fn strict(mut self, strict: bool) -> Mpi {
+        self.is_strict = strict;
         self
     }
 
@@ -96,7 +103,9 @@ impl Mpi {
         let (listener, address, secret) = meet(&all, local == world)?;
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let threads = self.threads.unwrap_or((cores / local).max(1));
-        let mut host = Host::new(rank, world, address, secret).threads(threads);
+        let mut host = Host::new(rank, world, address, secret)
+            .threads(threads)
+            .strict(self.is_strict);
         if let Some(deadline) = self.deadline {
             host = host.deadline(deadline).join_deadline(deadline);
         }
