@@ -116,14 +116,12 @@ fn faults() {
         let swapped = group(&fault.order(order.ranks()));
         let inner = world.connect("faulty", &swapped).unwrap();
         let checked = check.run(&Faulty::new(fault, order, inner), 257);
-        // Ranks without a result notice nothing.
-        let differs = Tensor::scalar(world.device(), i32::from(checked.is_err())).unwrap();
-        let any = world.world().unwrap().all_reduce(&differs, Reduction::Max);
-        let any: i32 = any.unwrap().wait().unwrap().item().unwrap();
-        assert_eq!(any, 1, "{} accepts {fault:?}", check.name());
+        // Ranks without a result notice nothing. A verdict also fails collectives that wait for the
+        // ranks of the group, so this is not one.
+        let differs = [u8::from(checked.is_err())];
+        let all = world.exchange().all_gather(&differs).unwrap().concat();
+        assert!(all.contains(&1), "{} accepts {fault:?}", check.name());
     }
-    let all = world.exchange().all_gather(&[]); // a world with failed groups waits for no rank
-    assert!(all.is_ok(), "{all:?}");
 }
 
 /// MPI is not ended after a group has failed, which mpirun otherwise takes for a failure of the rank.
@@ -199,10 +197,11 @@ fn mismatched_calls_fail_on_all_ranks() {
 fn late() {
     let mpi = Mpi::new().threads(1).deadline(Duration::from_secs(2));
     let world = mpi.join().unwrap();
+    let all = world.world().unwrap();
     if world.rank() == 1 {
-        std::thread::sleep(Duration::from_secs(4));
+        std::thread::sleep(Duration::from_secs(6));
     }
-    let error = world.world().unwrap().barrier().and_then(|it| it.wait());
+    let error = all.barrier().and_then(|it| it.wait());
     fail(&world, &error.unwrap_err());
 }
 
