@@ -25,7 +25,8 @@ pub(crate) struct Contribution(Arc<Mutex<Tensors>>);
 pub(crate) struct Tensors {
     /// Dropped first: the tensors live until the work is done.
     pub(crate) work: Work,
-    pub(crate) input: Option<Lent>,
+    /// Shared with what a transport still sends.
+    pub(crate) input: Option<Arc<Lent>>,
     pub(crate) output: Buffer,
 }
 
@@ -113,7 +114,7 @@ impl Contribution {
 impl Tensors {
     fn lend(operands: Operands, request: &Request) -> Result<Tensors> {
         let op = request.fingerprint.collective.name();
-        let lend = |input: Tensor| input.lend(op);
+        let lend = |input: Tensor| input.lend(op).map(Arc::new);
         let (input, output) = match (operands.input, operands.output) {
             (Some(input), Output::Into(tensor)) if input.storage_id() == tensor.storage_id() => {
                 (None, Buffer::Shared(tensor.lend_in_place(&input, op)?))
@@ -141,7 +142,7 @@ impl Tensors {
 
     /// What a member on a GPU contributes, and its output. In place, they are the same.
     pub(crate) fn gpu_slices(&mut self) -> (Option<GpuSlice<'_>>, Option<GpuSliceMut<'_>>) {
-        let input = self.input.as_ref().map(Lent::gpu_slice);
+        let input = self.input.as_ref().map(|input| input.gpu_slice());
         let output = match &mut self.output {
             Buffer::None | Buffer::New(_) => None,
             Buffer::Existing(loan) => Some(loan.gpu_slice()),

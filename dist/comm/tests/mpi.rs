@@ -193,11 +193,17 @@ fn mismatched_calls_fail_on_all_ranks() {
     assert_eq!(of_rank_2.count(), 3, "{text}");
 }
 
+/// All three ranks, with a short time limit.
+fn impatient() -> Group {
+    let mut options = GroupOptions::default();
+    options.timeout = Some(Duration::from_secs(2));
+    Group::new([0, 1, 2]).unwrap().with_options(options)
+}
+
 /// Rank 1 does not start the collective.
 fn late() {
-    let mpi = Mpi::new().threads(1).deadline(Duration::from_secs(2));
-    let world = mpi.join().unwrap();
-    let all = world.world().unwrap();
+    let world = join();
+    let all = world.connect("late", &impatient()).unwrap();
     if world.rank() == 1 {
         std::thread::sleep(Duration::from_secs(6));
     }
@@ -214,10 +220,8 @@ fn missing_ranks_are_named() {
 
 /// Ranks 0 and 2 use two communicators in one order, rank 1 in the other.
 fn inversion() {
-    let mpi = Mpi::new().threads(1).deadline(Duration::from_secs(2));
-    let world = mpi.join().unwrap();
-    let all = Group::new([0, 1, 2]).unwrap();
-    let mut groups = [all.clone(), all.with_channel(Channel::Own(1))];
+    let world = join();
+    let mut groups = [impatient(), impatient().with_channel(Channel::Own(1))];
     if world.rank() == 1 {
         groups.reverse();
     }

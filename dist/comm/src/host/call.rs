@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use meshgrad_mesh::Group;
 use meshgrad_runtime::{Completion, Result};
 
+use super::bytes::Holders;
 use super::engine::{self, Part};
 use super::frame::Frame;
 use super::message::{CallKey, GroupId, Message, RemoteCall, StartedCall, WireCall};
@@ -45,6 +46,8 @@ pub(super) struct Call {
     rounds: Vec<Fingerprint>,
     /// The current round.
     round: usize,
+    /// The frames with bytes of the lent tensor that are not sent yet.
+    holders: Option<Holders>,
     /// One per member that takes part.
     places: Vec<Place>,
 }
@@ -83,7 +86,7 @@ impl Call {
         let (index, size) = (membership.index, membership.group.len());
         let members = Members::of(index, request.peer).indices(size);
         let rounds = engine::rounds(&request.fingerprint, size);
-        let parts = {
+        let (parts, holders) = {
             let mut tensors = contribution.lock();
             engine::parts(&mut tensors, &rounds[0], index, &members)?
         };
@@ -105,6 +108,7 @@ impl Call {
             contribution,
             rounds,
             round: 0,
+            holders,
         };
         let frames = call.send(parts);
         Ok((call, frames))
@@ -242,7 +246,12 @@ impl Call {
     }
 
     pub(super) fn is_ready(&self) -> bool {
-        self.places.iter().all(|it| it.parts[self.round].is_some())
+        self.places.iter().all(|it| it.parts[self.round].is_some()) && !self.is_sending()
+    }
+
+    /// Whether frames with bytes of the lent tensor are not sent yet.
+    pub(super) fn is_sending(&self) -> bool {
+        self.holders.as_ref().is_some_and(|it| it.count() > 0)
     }
 
     /// Does the work of a round whose parts have all arrived. Returns the frames of the next round;
@@ -259,9 +268,8 @@ impl Call {
         let reduced = engine::reduced(round, &parts)?;
         self.round += 1;
         let next = &self.rounds[self.round];
-        let width = next.dtype.map_or(0, |dtype| dtype.bytes(1));
         let members: Vec<usize> = self.places.iter().map(|place| place.member).collect();
-        let parts = engine::cut(&reduced, width, next, self.membership.index, &members)?;
+        let parts = engine::parts_of(&reduced, next, self.membership.index, &members)?;
         Ok(Some(self.send(parts)))
     }
 

@@ -295,7 +295,7 @@ impl State {
         let payload: Vec<u8> = parts.into_values().flatten().collect();
         let frame = Frame {
             message: Message::Gathered { number, lengths },
-            payload: Arc::new(payload),
+            payload: payload.into(),
         };
         for client in self.clients.values_mut() {
             // A connection that fails is noticed when it is read.

@@ -8,20 +8,19 @@
 
 use std::borrow::Cow;
 use std::ops::Range;
-use std::sync::Arc;
 
-use meshgrad_runtime::{DType, Element, Lent, Result};
+use meshgrad_runtime::{DType, Element, Result};
 
+use super::bytes::{Bytes, Holders};
 use crate::contribution::{Buffer, Tensors};
 use crate::error::CommError;
 use crate::reduce::{CHUNK, Reduce, Reducer};
 use crate::ticket::{Collective, Counts, Fingerprint};
 
-/// The bytes of a part, shared by equal parts.
-pub(super) type Part = Arc<Vec<u8>>;
+pub(super) type Part = Bytes;
 
-/// Bytes from which an all_reduce is a reduce_scatter and an all_gather: each member then sends 2
-/// (n - 1) / n of its tensor instead of n - 1 times the whole.
+/// Bytes from which tensors are not copied to be sent, and an all_reduce is a reduce_scatter and an
+/// all_gather: each member then sends 2 (n - 1) / n of its tensor instead of n - 1 times the whole.
 const LARGE: usize = 16 << 10;
 
 macro_rules! by_dtype {
@@ -97,21 +96,22 @@ pub(super) fn expected(round: &Fingerprint, from: usize, me: usize) -> usize {
     round.dtype.map_or(0, |dtype| dtype.bytes(elements))
 }
 
-/// The parts of this member's tensor for `members`.
+/// The parts of this member's tensor for `members`. Large ones are not copied: the tensor stays lent
+/// while frames [hold](Holders) them. In place they are, because the result overwrites them.
 pub(super) fn parts(
     tensors: &mut Tensors,
     round: &Fingerprint,
     me: usize,
     members: &[usize],
-) -> Result<Vec<Part>> {
+) -> Result<(Vec<Part>, Option<Holders>)> {
     fn of_dtype<T: Element>(
         tensors: &mut Tensors,
         round: &Fingerprint,
         me: usize,
         members: &[usize],
-    ) -> Result<Vec<Part>> {
+    ) -> Result<(Vec<Part>, Option<Holders>)> {
         let source = match (&tensors.input, &mut tensors.output) {
-            (Some(input), _) => Lent::slice::<T>(input)?,
+            (Some(input), _) => input.slice::<T>()?,
             (None, Buffer::Existing(loan)) => loan.slice::<T>()?,
             (None, Buffer::Shared(loan)) => {
                 let (all, input, _) = loan.slice::<T>()?;
@@ -119,46 +119,80 @@ pub(super) fn parts(
             }
             _ => &[],
         };
-        let bytes = bytemuck::cast_slice(source);
-        Ok(cut(bytes, size_of::<T>(), round, me, members)?)
+        let needed = needed(round, me, members);
+        let bytes = size_of_val(source);
+        if let Some(input) = &tensors.input
+            && bytes >= LARGE
+        {
+            let whole = Bytes::of_tensor::<T>(input.clone())?;
+            let holders = whole.holders();
+            let mut parts = cut::<T>(&whole, 0, round, me, members)?;
+            // This member keeps its own part until the end, so it is no holder.
+            let own = Bytes::of_tensor::<T>(input.clone())?;
+            for (part, _) in parts.iter_mut().zip(members).filter(|(_, to)| **to == me) {
+                *part = cut::<T>(&own, 0, round, me, &[me])?.remove(0);
+            }
+            return Ok((parts, Some(holders)));
+        }
+        let Some(copied) = source.get(needed.clone()) else {
+            return Err(too_few(round, me, source.len(), needed.end).into());
+        };
+        let whole = Bytes::of_elements(copied.to_vec());
+        Ok((cut::<T>(&whole, needed.start, round, me, members)?, None))
     }
     match round.dtype {
-        None => Ok(members.iter().map(|_| Part::default()).collect()),
+        None => Ok((members.iter().map(|_| Part::default()).collect(), None)),
         Some(dtype) => by_dtype!(dtype, T => of_dtype::<T>(tensors, round, me, members)),
     }
 }
 
-/// The parts of `bytes` for `members`. Elements have `width` bytes.
-///
-/// # Errors
-/// [`CommError::Argument`] if there are fewer elements than the call says.
-pub(super) fn cut(
-    bytes: &[u8],
-    width: usize,
+/// The parts of a round's result for `members`.
+pub(super) fn parts_of(
+    result: &Bytes,
+    round: &Fingerprint,
+    me: usize,
+    members: &[usize],
+) -> Result<Vec<Part>> {
+    match round.dtype {
+        None => Ok(members.iter().map(|_| Part::default()).collect()),
+        Some(dtype) => by_dtype!(dtype, T => Ok(cut::<T>(result, 0, round, me, members)?)),
+    }
+}
+
+/// The elements that member `me` sends, and those between them.
+fn needed(round: &Fingerprint, me: usize, members: &[usize]) -> Range<usize> {
+    let ranges = members.iter().map(|to| range(round, me, *to));
+    let sent = ranges.filter(|range| !range.is_empty());
+    let hull =
+        |one: Range<usize>, other: Range<usize>| one.start.min(other.start)..one.end.max(other.end);
+    sent.reduce(hull).unwrap_or(0..0)
+}
+
+/// The parts of `whole` for `members`; it begins at element `start`.
+fn cut<T>(
+    whole: &Bytes,
+    start: usize,
     round: &Fingerprint,
     me: usize,
     members: &[usize],
 ) -> Result<Vec<Part>, CommError> {
-    let mut last: Option<(Range<usize>, Part)> = None;
+    let width = size_of::<T>();
     let part = |to: &usize| {
         let range = range(round, me, *to);
-        if let Some((same, part)) = &last
-            && *same == range
-        {
-            return Ok(part.clone());
+        if range.is_empty() {
+            return Ok(Part::default());
         }
-        let Some(elements) = bytes.get(range.start * width..range.end * width) else {
-            let (has, needs) = (bytes.len() / width.max(1), range.end);
-            return Err(CommError::Argument {
-                collective: round.collective,
-                problem: format!("member {me} passes {has} elements, but the call needs {needs}"),
-            });
-        };
-        let part = Part::new(elements.to_vec());
-        last = Some((range, part.clone()));
-        Ok(part)
+        let part = whole.part((range.start - start) * width..(range.end - start) * width);
+        part.ok_or_else(|| too_few(round, me, start + whole.len() / width, range.end))
     };
     members.iter().map(part).collect()
+}
+
+fn too_few(round: &Fingerprint, me: usize, has: usize, needs: usize) -> CommError {
+    CommError::Argument {
+        collective: round.collective,
+        problem: format!("member {me} passes {has} elements, but the call needs {needs}"),
+    }
 }
 
 /// Writes this member's output from the parts of all members that take part.
@@ -186,16 +220,16 @@ pub(super) fn finish(tensors: &mut Tensors, round: &Fingerprint, parts: &[Part])
     }
 }
 
-/// The reduction of parts of equal length, as bytes.
-pub(super) fn reduced(round: &Fingerprint, parts: &[Part]) -> Result<Vec<u8>> {
-    fn of_dtype<T: Reduce>(round: &Fingerprint, parts: &[Part]) -> Result<Vec<u8>> {
+/// The reduction of parts of equal length.
+pub(super) fn reduced(round: &Fingerprint, parts: &[Part]) -> Result<Bytes> {
+    fn of_dtype<T: Reduce>(round: &Fingerprint, parts: &[Part]) -> Result<Bytes> {
         let parts = elements::<T>(parts);
         let mut output = vec![T::from_i64(0); parts.first().map_or(0, |part| part.len())];
         combine(round, &parts, &mut output);
-        Ok(bytemuck::cast_slice(&output).to_vec())
+        Ok(Bytes::of_elements(output))
     }
     match round.dtype {
-        None => Ok(Vec::new()),
+        None => Ok(Bytes::default()),
         Some(dtype) => by_dtype!(dtype, T => of_dtype::<T>(round, parts)),
     }
 }

@@ -5,8 +5,8 @@
 //! ```
 
 use std::io::{self, Read};
-use std::sync::Arc;
 
+use super::bytes::Bytes;
 use super::message::Message;
 
 const PRELUDE: usize = 16;
@@ -23,14 +23,14 @@ const TURN: usize = 1 << 20;
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Frame {
     pub(super) message: Message,
-    pub(super) payload: Arc<Vec<u8>>,
+    pub(super) payload: Bytes,
 }
 
 impl From<Message> for Frame {
     fn from(message: Message) -> Frame {
         Frame {
             message,
-            payload: Arc::default(),
+            payload: Bytes::default(),
         }
     }
 }
@@ -81,8 +81,8 @@ fn check_length(what: &'static str, length: usize, limit: usize) -> Result<(), F
     }
 }
 
-/// Assembles frames from reads of any size. Memory grows with what has arrived, not with what a
-/// prelude announces.
+/// Assembles frames from reads of any size. Memory is reserved as a prelude announces it, but used
+/// only for what has arrived.
 #[derive(Default)]
 pub(super) struct FrameReader {
     prelude: Vec<u8>,
@@ -101,6 +101,10 @@ impl FrameReader {
         if !fill(source, &mut self.message, length)? {
             return Ok(None);
         }
+        if self.payload.capacity() < payload {
+            // If it fails, memory grows with what arrives, and the announced length was wrong.
+            let _ = self.payload.try_reserve_exact(payload);
+        }
         let turn = payload.min(self.payload.len() + TURN);
         if !fill(source, &mut self.payload, turn)? || turn < payload {
             return Ok(None);
@@ -110,7 +114,7 @@ impl FrameReader {
         self.message.clear();
         Ok(Some(Frame {
             message,
-            payload: Arc::new(std::mem::take(&mut self.payload)),
+            payload: std::mem::take(&mut self.payload).into(),
         }))
     }
 }
@@ -208,7 +212,10 @@ mod tests {
                 },
                 _ => Message::Left { rank: 3, sent: 9 },
             },
-            payload: Arc::new((0..random.below(300)).map(|at| at as u8).collect()),
+            payload: (0..random.below(300))
+                .map(|at| at as u8)
+                .collect::<Vec<u8>>()
+                .into(),
         };
         (0..5).map(frame).collect()
     }

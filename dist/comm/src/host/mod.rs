@@ -6,7 +6,7 @@
 //! connections, and in the process of rank 0 one is the coordinator.
 //!
 //! - `secret.rs`, `handshake.rs`, `acceptor.rs`: only processes that know the secret get in.
-//! - `frame.rs`, `message.rs`, `connection.rs`, `poll.rs`: what is sent, and how.
+//! - `bytes.rs`, `frame.rs`, `message.rs`, `connection.rs`, `poll.rs`: what is sent, and how.
 //! - `coordinator.rs`, `meeting.rs`, `join.rs`: the control plane, and how a rank joins it.
 //! - `inquiry.rs`: why collectives do not complete, decided by the coordinator.
 //! - `engine.rs`, `call.rs`: the rounds of a collective.
@@ -15,6 +15,7 @@
 //! - `communicator.rs`, `world.rs`: a communicator, and the rank's view of the world.
 
 mod acceptor;
+mod bytes;
 mod call;
 mod communicator;
 mod connection;

@@ -54,6 +54,7 @@ impl Progress {
         let is_leaving = outbox.leave;
         self.send(outbox);
         self.data.flush();
+        self.shared.settle_sent();
         if let Some(control) = &mut self.control {
             // A connection that fails is noticed when it is read.
             let _ = control.write();
@@ -154,7 +155,7 @@ impl Progress {
                 error,
             } => self.shared.verdict(&communicators, &error),
             Message::Gathered { number, lengths } => {
-                let mut rest = frame.payload.as_slice();
+                let mut rest: &[u8] = &frame.payload;
                 let split = |length| {
                     let (part, after) = rest.split_at_checked(length)?;
                     rest = after;

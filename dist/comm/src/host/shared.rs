@@ -154,6 +154,16 @@ impl Shared {
         }
     }
 
+    /// Does the work of collectives that waited only until their frames were sent.
+    pub(super) fn settle_sent(&self) {
+        let state = self.lock();
+        let ready = state.open.values().filter(|call| call.is_ready());
+        let keys: Vec<CallKey> = ready.map(Call::key).collect();
+        drop(state);
+        keys.into_iter()
+            .for_each(|key| self.settle(self.lock(), key));
+    }
+
     /// Handles a frame of another rank. An error is the reason to close the connection.
     pub(super) fn deliver(&self, rank: usize, frame: Frame) -> Result<(), &'static str> {
         let mut state = self.lock();
@@ -305,7 +315,7 @@ impl Shared {
     pub(super) fn gather(&self, number: u64, bytes: &[u8]) {
         let frame = Frame {
             message: Message::Gather { number },
-            payload: Arc::new(bytes.to_vec()),
+            payload: bytes.to_vec().into(),
         };
         self.lock().outbox.control.push(frame);
         self.wake();

@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use meshgrad_mesh::Group;
-use meshgrad_runtime::{DType, Lent, Result};
+use meshgrad_runtime::{DType, Result};
 
 use super::part::{Move, Part, write};
 use super::work::{moves, reductions};
@@ -52,7 +52,7 @@ fn run<T: Reduce>(arrivals: &[Arrival], threads: impl FnOnce() -> usize) -> Resu
     let mut tensors: Vec<_> = arrivals.iter().map(|one| one.contribution.lock()).collect();
     let parts = tensors.iter_mut().map(|tensors| {
         let Tensors { input, output, .. } = &mut **tensors;
-        let input = input.as_ref().map(Lent::slice).transpose()?;
+        let input = input.as_ref().map(|input| input.slice()).transpose()?;
         let output = match output {
             Buffer::None => None,
             Buffer::New(tensor) => Some(tensor.slice()?),

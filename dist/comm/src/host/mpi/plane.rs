@@ -11,6 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::wire::{MpiError, Receiving, Sending, Wire};
+use crate::host::bytes::Bytes;
 use crate::host::data::DataPlane;
 use crate::host::frame::{self, Frame, FrameError};
 use crate::host::message::Message;
@@ -69,7 +70,7 @@ impl MpiPlane {
         if is_short {
             head.extend_from_slice(&frame.payload);
         }
-        let sending = self.wire.send(Arc::new(head), rank, FRAME)?;
+        let sending = self.wire.send(head.into(), rank, FRAME)?;
         self.sending.push((rank, sending));
         if !is_short {
             let payload = frame.payload.clone();
@@ -111,8 +112,7 @@ impl MpiPlane {
                 continue;
             };
             if let Some(message) = payload.message.take() {
-                let payload_bytes = Arc::new(bytes);
-                self.deliver(payload.rank, message, payload_bytes);
+                self.deliver(payload.rank, message, bytes.into());
             }
         }
         payloads.retain(|payload| payload.message.is_some());
@@ -124,7 +124,7 @@ impl MpiPlane {
     fn frame(&mut self, rank: usize, bytes: &[u8]) -> Result<(), MpiError> {
         match frame::split_head(bytes) {
             Ok((message, length, rest)) if rest.len() == length => {
-                self.deliver(rank, message, Arc::new(rest.to_vec()));
+                self.deliver(rank, message, rest.to_vec().into());
             }
             Ok((message, length, _)) => self.payloads.push(Payload {
                 rank,
@@ -136,7 +136,7 @@ impl MpiPlane {
         Ok(())
     }
 
-    fn deliver(&mut self, rank: usize, message: Message, payload: Arc<Vec<u8>>) {
+    fn deliver(&mut self, rank: usize, message: Message, payload: Bytes) {
         self.active = Instant::now();
         if let Err(reason) = self.shared.deliver(rank, Frame { message, payload }) {
             self.shared.died(rank, reason);

@@ -5,11 +5,12 @@
 
 use std::mem::{self, ManuallyDrop, MaybeUninit};
 use std::os::raw::c_int;
-use std::sync::Arc;
 
 use mpi::ffi;
 use mpi::raw::AsRaw;
 use mpi::topology::SimpleCommunicator;
+
+use crate::host::bytes::Bytes;
 
 /// The most bytes of one MPI message, whose count is a C int.
 const PIECE: usize = 1 << 30;
@@ -35,7 +36,7 @@ unsafe impl Send for Wire {}
 /// Bytes that are being sent.
 pub(super) struct Sending {
     requests: Requests,
-    bytes: Option<Arc<Vec<u8>>>,
+    bytes: Option<Bytes>,
 }
 
 /// Bytes that are being received.
@@ -65,12 +66,7 @@ impl Wire {
     }
 
     /// Starts to send bytes to a rank.
-    pub(super) fn send(
-        &self,
-        bytes: Arc<Vec<u8>>,
-        rank: usize,
-        tag: c_int,
-    ) -> Result<Sending, MpiError> {
+    pub(super) fn send(&self, bytes: Bytes, rank: usize, tag: c_int) -> Result<Sending, MpiError> {
         let mut sending = Sending {
             requests: Requests(Vec::new()),
             bytes: Some(bytes.clone()),
