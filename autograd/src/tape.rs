@@ -133,7 +133,7 @@ pub(crate) fn is_recording() -> bool {
     current(|recorder| Some(recorder.keeps_records)).unwrap_or(false)
 }
 
-/// Forgets what was saved since the last record, by an op that is not recorded.
+/// Forgets what an unrecorded op saved since the last record.
 pub(crate) fn discard_saved() {
     current(|recorder| {
         recorder.unclaimed.clear();

@@ -86,7 +86,7 @@ fn gradients_of_another_shape_are_errors() {
     ));
 }
 
-/// So does the gradient that an op returns.
+/// The same for a gradient from an op.
 #[test]
 fn an_op_whose_gradient_has_another_shape_is_an_error() {
     let net = Net::new();

@@ -19,8 +19,8 @@
 //! - **Memory.** Plan, targets and windows are the only memory. With
 //!   [`Targets::Released`](crate::plan::Targets), a chunk waits until the targets that it starts
 //!   fit into the planned memory. Chunks are admitted in file order, so a chunk waits only for
-//!   earlier ones. There is no deadlock as long as the targets that are incomplete together in that
-//!   order fit, which the plan ensures.
+//!   earlier ones. There is no deadlock if all targets that are open at once fit, which the plan
+//!   ensures.
 
 mod convert;
 mod exchange;

@@ -21,7 +21,7 @@ use crate::traffic::{
 
 const SITE: u32 = 9;
 
-/// Bytes that differ from each other.
+/// Bytes whose neighbors differ.
 fn bytes(count: usize) -> Vec<u8> {
     (0..count).map(|i| (i * 7 + i / 256 * 13) as u8).collect()
 }

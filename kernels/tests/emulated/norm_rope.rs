@@ -147,8 +147,8 @@ impl Problem {
         (4 * self.heads.rows * lanes) as usize
     }
 
-    /// `operands` tensors of heads are read, and results are written. Kernels in registers read
-    /// each head once, and w and the tables once per head, from caches.
+    /// Asserts that `operands` tensors are read and `written` bytes are written. Kernels that keep
+    /// rows in registers read each head once; w and the tables come from caches.
     #[track_caller]
     fn assert_traffic(&self, counters: &Counters, operands: usize, written: usize) {
         let size = self.dtype.size() as usize;
@@ -235,9 +235,9 @@ impl Problem {
     }
 }
 
-/// Every form and style; more heads than a block; dense heads and heads interleaved with others;
-/// one table for all sequences and one per sequence. Forms sum in different orders, so their bits
-/// are not compared.
+/// Register and loop kernels in every style; heads of several blocks; dense heads and heads
+/// interleaved with others; one table for all sequences and one per sequence. The two kinds of
+/// kernels sum in different orders, so their bits are not compared.
 #[test]
 fn forward_and_gradients() {
     for device in Device::all() {

@@ -181,7 +181,7 @@ fn both_functions_and_their_gradients() {
 /// Masked elements are 0. A fully masked row, or one with NaN or infinity, gives NaN. The sizes use
 /// registers, a loop over elements, and a loop over vectors.
 #[test]
-fn masked_and_nan_rows_give_nan() {
+fn fully_masked_and_nan_rows_give_nan() {
     let device = Device::plain();
     let (minus, nan) = (f32::NEG_INFINITY, f32::NAN);
     for features in [64, 65, 8196] {

@@ -234,11 +234,11 @@ pub enum Error {
         op: &'static str,
     },
 
-    /// A write to a storage in use, or a read of one being written: by another operand of the op,
-    /// by another thread, or by work on another stream that was not waited for.
+    /// A conflicting access to a storage: by another operand of the op, by another thread, or by
+    /// pending work on another stream.
     #[error(
-        "{op}: the storage is in use; it can have many readers or one writer. Copy an operand that \
-         shares it with the result, and wait for the Pending whose work uses it"
+        "{op}: the storage is in use; it can have many readers or one writer. Copy the operand that \
+         shares the result's storage, or wait for the Pending that uses it"
     )]
     Busy {
         /// The op.

@@ -6,7 +6,7 @@ use super::meeting::MeetingPoint;
 use super::variables::{EnvironmentError, Variables};
 use crate::host::Host;
 
-/// How a launcher names a process's place.
+/// A launcher's environment variables.
 struct Names {
     rank: &'static str,
     world: &'static str,
@@ -14,8 +14,8 @@ struct Names {
     local_size: &'static str,
 }
 
-/// torchrun and `meshgrad launch`. Their variables also reach their processes through a scheduler
-/// that set others, for the launcher itself.
+/// torchrun and `meshgrad launch`. Both may run under a scheduler, whose variables describe the
+/// launcher instead of the ranks.
 const TORCHRUN: Names = Names {
     rank: "RANK",
     world: "WORLD_SIZE",
@@ -58,13 +58,13 @@ pub struct Environment {
     local_size: usize,
     /// Whether an MPI library's launcher started it.
     is_mpi: bool,
-    /// With MPI, ranks may have no other meeting point.
+    /// May be an error if ranks meet over MPI.
     meeting: Result<MeetingPoint, EnvironmentError>,
 }
 
 impl<F: Fn(&str) -> Option<String>> Variables<F> {
-    /// Whether torchrun, `meshgrad launch` or mpirun started the process. Variables of an outer
-    /// launcher are then those of the launcher process.
+    /// Whether torchrun, `meshgrad launch` or mpirun started the process. An outer launcher's
+    /// variables then describe the launcher process.
     fn is_innermost(&self, names: &Names) -> bool {
         let started = ["TORCHELASTIC_RUN_ID", "MESHGRAD_RUN"];
         let is_started = started.iter().any(|name| self.text(name).is_some());
@@ -179,7 +179,7 @@ impl Environment {
         self.is_mpi
     }
 
-    /// This rank as one of the transport over TCP. Its device has its share of the cores.
+    /// This rank on the TCP transport. Its device has its share of the cores.
     ///
     /// # Errors
     /// [`EnvironmentError`] under mpirun, if the variables say nothing about a meeting point.
@@ -317,7 +317,7 @@ mod tests {
         assert!(file.contains("-prte_7_1.meeting"), "{file}");
     }
 
-    /// MPICH names no run, but one process starts all ranks of a host.
+    /// MPICH sets no name of the run, so the parent's process id is used.
     #[test]
     fn runs_without_a_name_do_not_share_a_file() {
         let file = at(&[

@@ -41,7 +41,7 @@ pub enum EnvironmentError {
     },
 
     /// A number that is not below another.
-    #[error("{name} is {value}, but {size_name} is {size}; it must be below it")]
+    #[error("{name} is {value}, but {size_name} is {size}; {name} must be below {size_name}")]
     Outside {
         /// The variable.
         name: &'static str,

@@ -1,4 +1,4 @@
-//! Every check, for all dtypes.
+//! The conformance suite on GPUs, for all dtypes.
 
 use meshgrad_comm::{Local, LocalCommunicator, LocalRank, conformance};
 use meshgrad_mesh::{Group, Hosts, LinkCosts};
@@ -61,7 +61,7 @@ fn ranks_that_share_a_gpu_conform() {
     });
 }
 
-/// The order of a group is that of its results, whatever the ranks.
+/// Results are in the order of the group, not of the ranks.
 #[test]
 fn groups_in_another_order_conform() {
     let test = "conformance::groups_in_another_order_conform";

@@ -1,5 +1,5 @@
-//! The conformance suite on the local transport, and what the local transport adds: failures that
-//! name ranks and lines, deadlines, meshes and the registry.
+//! The conformance suite on the local transport, and what the local transport adds: deadlines,
+//! meshes, the registry, and failures that name ranks and lines.
 
 mod conformance;
 mod devices;

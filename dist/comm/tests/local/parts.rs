@@ -37,7 +37,7 @@ fn buffer(rank: &LocalRank, rows: usize, at: usize, values: &[f32]) -> Result<Te
     Ok(buffer)
 }
 
-/// Both for a part that is in its place in the whole, and for one elsewhere in the buffer.
+/// The part is in its place in the whole, or elsewhere in the buffer.
 #[test]
 fn parts_and_wholes_share_a_buffer() {
     for ranks in [1, 2, 3, 5] {
@@ -139,7 +139,7 @@ fn a_root_reduces_in_place() {
     results.unwrap();
 }
 
-/// With every number of threads, also where members get different numbers of rows.
+/// Results are equal with 1 to 16 threads, also with uneven rows.
 #[test]
 fn the_bits_of_large_collectives_do_not_depend_on_threads() {
     let rows = [100_003, 0, 60_001];

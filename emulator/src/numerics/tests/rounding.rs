@@ -158,7 +158,7 @@ mod as_the_processor {
 
 proptest! {
     /// Down and up enclose the exact value: they are equal, or neighbors that the other two modes
-    /// choose between. Negating all operands exchanges them.
+    /// choose between. Negating the exact value exchanges them.
     #[test]
     fn directed_modes_enclose_nearest(a in any_f32(), b in any_f32(), c in any_f32()) {
         let [nearest, zero, down, up] = MODES.map(|mode| rounding::fma(a, b, c, mode));

@@ -125,7 +125,7 @@ impl Unit<bf16> for u32 {
         bytemuck::try_cast_slice(&elements[..elements.len() / 2 * 2]).ok()
     }
 
-    /// Machines with such instructions are little-endian, so two consecutive elements are a unit.
+    /// Machines with bf16 dot products are little-endian, so two consecutive elements are a unit.
     #[inline(always)]
     fn join_contiguous(elements: &[bf16]) -> [u32; BLOCK] {
         bytemuck::pod_read_unaligned(bytemuck::cast_slice(elements))
@@ -161,7 +161,7 @@ pub(super) fn pack_rows<T: Pod, U: Unit<T>>(lanes: MatrixRef<'_, T>, panel: &mut
     }
 }
 
-/// Packs panels of `width` lanes that are `stride` units apart, in one pass. Unit p of lane i of a
+/// Packs panels of `width` lanes in one pass; panels start `stride` units apart. Unit p of lane i of a
 /// panel is stored at `p * width + i`. Adjacent lanes must be adjacent in memory.
 #[inline(always)]
 pub(super) fn pack_panels_by_depth<T: Pod, U: Unit<T>>(

@@ -1,8 +1,8 @@
 //! The work of a collective whose members are GPUs.
 //!
 //! The last member to arrive enqueues it on one stream per member, and no host thread waits for it.
-//! Each stream waits for the members' operands, and each member's stream for all streams at the
-//! end, because they read its memory. A reduction of shards copies them from the other members to
+//! Each stream waits first for all operands, and at the end for all streams, because they read its
+//! member's memory. A reduction of shards copies them from the other members to
 //! scratch memory, and adds them there in the order of the fixed tree.
 //!
 //! Legend: n members, in the order of the group.
@@ -56,7 +56,7 @@ fn enqueue(members: &mut [Member<'_>], arrivals: &[Arrival]) -> Result<()> {
         reduce(members, reduction, shard)?;
     }
     if fingerprint.collective == Collective::AllReduce {
-        // Other members have read their shards of this one's operand, which may be its output.
+        // All members must have read their shards of an operand before its output overwrites it.
         all_wait(members, Wait::Shards)?;
         gather(members, &shards)?;
     }
