@@ -8,4 +8,5 @@ mod faults;
 mod injection;
 mod processes;
 mod strangers;
+mod threads;
 mod worlds;
