@@ -137,8 +137,8 @@ pub struct TrainConfig {
     pub micro_batch_size: usize,
     /// Tokens per sequence.
     pub seq_len: usize,
-    /// The dtype of activations and of the weights' compute copies. Master weights and optimizer
-    /// state are f32.
+    /// The dtype of activations and of the weights' compute copies. Master weights are f32, and
+    /// so is optimizer state unless `optimizer.state_dtype` says otherwise.
     pub dtype: ComputeDType,
     /// The seed of initial values, sample order and text generation.
     pub seed: u64,
