@@ -211,6 +211,13 @@ impl Call {
         missing.map(|place| ranks[place.member]).collect()
     }
 
+    /// Ends the loan of its tensors, and fails it.
+    pub(super) fn fail(self, error: CommError) {
+        let completion = self.completion.clone();
+        drop(self);
+        completion.complete(Err(error.into()));
+    }
+
     /// What this rank tells the coordinator about it.
     pub(super) fn started(&self) -> StartedCall {
         StartedCall {

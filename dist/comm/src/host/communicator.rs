@@ -10,6 +10,7 @@ use meshgrad_mesh::Group;
 use meshgrad_runtime::{Completion, Device, Pending, Result, Tensor};
 
 use super::call::{Call, Membership};
+use super::join::LONGEST;
 use super::message::{CallKey, GroupId};
 use super::shared::Shared;
 use crate::communicator::{Communicator, Operands};
@@ -21,7 +22,7 @@ use crate::ticket::{Counters, Peer, Request};
 
 /// The time between reports of a collective whose time is over.
 const REPORT_AGAIN: Duration = Duration::from_secs(1);
-/// How long rank 0 may take to decide, after the grace period.
+/// How long rank 0 may be silent, in addition to the grace period.
 const VERDICT: Duration = Duration::from_secs(20);
 
 /// A communicator between processes. Cheap to clone; clones are the same communicator.
@@ -111,22 +112,24 @@ impl Begun {
             return self.completion.wait();
         }
         self.is_waiting.store(true, Ordering::Relaxed);
-        let mut until = self.began.checked_add(self.limit);
-        let last = until.and_then(|until| until.checked_add(self.grace + VERDICT));
+        let Some(mut until) = self.began.checked_add(self.limit) else {
+            return self.completion.wait();
+        };
+        let mut reported: Option<Instant> = None;
         loop {
-            let Some(at) = until else {
-                return self.completion.wait();
-            };
-            if let Some(result) = self.completion.wait_until(at) {
+            if let Some(result) = self.completion.wait_until(until) {
                 return result;
             }
             let now = Instant::now();
-            let is_open = self.shared.expire(self.key);
-            if is_open && last.is_some_and(|last| now >= last) {
-                self.shared
-                    .died(0, "it did not decide why a collective does not complete");
+            if self.shared.expire(self.key) {
+                let reported = *reported.get_or_insert(now);
+                let heard = self.shared.asked().map_or(reported, |it| it.max(reported));
+                if now - heard > self.grace + VERDICT {
+                    self.shared
+                        .died(0, "it does not ask why a collective is not complete");
+                }
             }
-            until = now.checked_add(REPORT_AGAIN);
+            until = now + REPORT_AGAIN;
         }
     }
 }
@@ -176,7 +179,7 @@ impl Connect for HostConnector {
             group: group.clone(),
             index,
             deadline,
-            grace: self.grace.unwrap_or(deadline / 10),
+            grace: self.grace.unwrap_or(deadline / 10).min(LONGEST),
         };
         self.shared.join(membership.id);
         Ok(HostCommunicator(Arc::new(Member {

@@ -16,7 +16,7 @@ use super::connection::Connection;
 use super::error::JoinError;
 use super::frame::{Frame, FrameError};
 use super::handshake::{Purpose, Run};
-use super::inquiry::{Answer, Inquiries};
+use super::inquiry::Inquiries;
 use super::message::Message;
 use super::poll::{Poll, Sleeper, Waker};
 use super::secret::{self, Secret};
@@ -232,17 +232,10 @@ impl State {
                 communicator,
                 error,
             } => self.inquiries.failed(communicator, error),
-            Message::Started {
-                number,
-                calls,
-                communicators,
-            } => {
-                let answer = Answer {
-                    calls,
-                    communicators,
-                };
-                self.inquiries.answer(rank, number, answer);
-            }
+            Message::Answer { number } => match serde_json::from_slice(&frame.payload) {
+                Ok(answer) => self.inquiries.answer(rank, number, answer),
+                Err(error) => self.died(rank, &format!("its answer cannot be read: {error}")),
+            },
             Message::Leave { sent, failure } => {
                 self.remove(rank);
                 for (other, client) in &mut self.clients {

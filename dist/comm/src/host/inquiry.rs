@@ -10,13 +10,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use super::message::{CallKey, GroupId, Message, StartedCall};
-use crate::error::CommError;
+use meshgrad_mesh::Group;
+
+use super::join::LONGEST;
+use super::message::{Answer, CallKey, GroupId, Message};
+use crate::error::{CallSite, CommError};
 use crate::hang::{Graph, Stuck};
-use crate::verdict::{Found, Open, absent, order_inversion, stuck};
+use crate::verdict::{Open, absent, order_inversion, stuck};
 
 /// How long an inquiry waits for answers. Ranks that do not answer count as missing.
 const ANSWER: Duration = Duration::from_secs(2);
+/// The time between inquiries about a collective that waits for others, which are not over.
+const AGAIN: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
 pub(super) struct Inquiries {
@@ -37,18 +42,17 @@ struct Expired {
     /// When the grace period ends.
     until: Instant,
     has_been_asked: bool,
+    /// Whether all members had started it when its time was over.
+    is_slow: bool,
 }
 
 struct Inquiry {
     number: u64,
     began: Instant,
+    /// What it is about, besides failures.
+    expired: Vec<CallKey>,
     /// By rank.
     answers: BTreeMap<usize, Answer>,
-}
-
-pub(super) struct Answer {
-    pub(super) calls: Vec<StartedCall>,
-    pub(super) communicators: Vec<GroupId>,
 }
 
 impl Inquiries {
@@ -57,14 +61,26 @@ impl Inquiries {
         if !self.decided.contains(&key.group) {
             self.expired.entry(key).or_insert(Expired {
                 limit,
-                until: Instant::now() + grace,
+                until: Instant::now() + grace.min(LONGEST),
                 has_been_asked: false,
+                is_slow: false,
             });
         }
     }
 
     /// A rank reports that a communicator has to fail. The first reason counts.
     pub(super) fn failed(&mut self, communicator: GroupId, mut error: CommError) {
+        if let CommError::Straggler { group, first, .. } = &error {
+            // If its members had started it in time, its transfer was late.
+            let is_it = |key: &CallKey| (key.group, key.key.number) == (communicator, first.number);
+            let slow = self
+                .expired
+                .iter()
+                .find(|(key, it)| it.is_slow && is_it(key));
+            if let Some((_, expired)) = slow {
+                error = slow_transfer(group, first, expired.limit);
+            }
+        }
         if let CommError::Returned { missing, .. } = &error {
             let missing = missing.clone();
             let first = missing.iter().find_map(|rank| self.returned.get(rank));
@@ -117,15 +133,15 @@ impl Inquiries {
             return None;
         }
         self.next += 1;
+        let late: Vec<CallKey> = self.expired.keys().copied().collect();
         self.current = Some(Inquiry {
             number: self.next,
             began: now,
+            expired: late.clone(),
             answers: BTreeMap::new(),
         });
-        Some(Message::Inquiry {
-            number: self.next,
-            late: self.expired.keys().copied().collect(),
-        })
+        let number = self.next;
+        Some(Message::Inquiry { number, late })
     }
 
     fn decide(&mut self, inquiry: &Inquiry) -> Vec<Message> {
@@ -140,25 +156,30 @@ impl Inquiries {
             let own: Vec<usize> = (0..keys.len()).filter(is_own).collect();
             verdicts.extend(self.verdict(&graph, &keys, &own, [communicator], error));
         }
-        let expired: Vec<CallKey> = self.expired.keys().copied().collect();
-        for key in expired {
-            let own = keys.iter().position(|other| *other == key);
-            let Some(expired) = self.expired.get_mut(&key) else {
+        for key in &inquiry.expired {
+            let own = keys.iter().position(|other| other == key);
+            let Some(expired) = self.expired.get_mut(key) else {
                 continue; // a verdict above was about its communicator
             };
             let Some(own) = own else {
-                self.expired.remove(&key); // it is over, or is reported again
+                self.expired.remove(key); // it is over, or is reported again
                 continue;
             };
             let depends_on = graph.reachable(own);
-            let is_over = inquiry.began >= expired.until;
-            let found = order_inversion(&graph, &open, &depends_on)
-                .or_else(|| slow_transfer(&open, own, expired.limit));
-            let found = match is_over {
-                true => found.or_else(|| absent(&open, &depends_on, expired.limit)),
-                false => found,
-            };
+            let has_all = open[own].stuck.missing.is_empty();
+            expired.is_slow |= has_all && !expired.has_been_asked;
             expired.has_been_asked = true;
+            let mut found = order_inversion(&graph, &open, &depends_on);
+            if found.is_none() && inquiry.began >= expired.until {
+                expired.until = inquiry.began + AGAIN; // if it remains undecided
+                found = match open[own].calls.first() {
+                    Some(call) if has_all => {
+                        let error = slow_transfer(&open[own].group, call, expired.limit);
+                        Some((error, vec![own]))
+                    }
+                    _ => absent(&open, &depends_on, expired.limit),
+                };
+            }
             if let Some((error, causes)) = found {
                 verdicts.extend(self.verdict(&graph, &keys, &causes, [], error));
             }
@@ -191,21 +212,14 @@ impl Inquiries {
     }
 }
 
-/// A collective that all members have started.
-fn slow_transfer(open: &[Open], own: usize, limit: Duration) -> Option<Found> {
-    let Open {
-        group,
-        stuck,
-        calls,
-        ..
-    } = &open[own];
-    let error = CommError::Timeout {
+/// The error of a collective that all members have started in time.
+fn slow_transfer(group: &Group, call: &CallSite, limit: Duration) -> CommError {
+    CommError::Timeout {
         group: group.clone(),
-        call: calls.first()?.clone(),
+        call: call.clone(),
         missing: Vec::new(),
         waited: limit,
-    };
-    stuck.missing.is_empty().then_some((error, vec![own]))
+    }
 }
 
 /// The collectives that ranks wait in, as all answers together describe them.
@@ -232,7 +246,12 @@ fn open_collectives(answers: &BTreeMap<usize, Answer>) -> Vec<(CallKey, Open)> {
         }
     }
     for (key, open) in &mut all {
-        let has_started = |rank: &usize| open.calls.iter().any(|call| call.rank == *rank);
+        // Parts of ranks that have started it are on their way.
+        let has_started = |rank: &usize| {
+            answers
+                .get(rank)
+                .is_some_and(|it: &Answer| it.has_started(key))
+        };
         open.stuck.missing.retain(|rank| !has_started(rank));
         open.stuck.missing.sort_unstable();
         let lacks_it = |rank: &&usize| {
@@ -244,4 +263,156 @@ fn open_collectives(answers: &BTreeMap<usize, Answer>) -> Vec<(CallKey, Open)> {
     }
     all.retain(|_, open| !open.stuck.waiting.is_empty());
     all.into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::message::StartedCall;
+    use super::*;
+    use crate::SourceLine;
+    use crate::error::Verdict;
+    use crate::members::{Key, Members};
+
+    const LIMIT: Duration = Duration::from_secs(10);
+    const GRACE: Duration = Duration::from_millis(1);
+
+    fn group(ranks: &[usize]) -> Group {
+        Group::new(ranks.to_vec()).unwrap()
+    }
+
+    fn key(ranks: &[usize], number: u64) -> CallKey {
+        let between = Members::All;
+        CallKey {
+            group: GroupId::of(&group(ranks), 0),
+            key: Key { between, number },
+        }
+    }
+
+    /// What `rank` answers: the collectives that it waits in, with the ranks that it misses there.
+    /// It has completed all before them.
+    fn answer(rank: usize, waits: &[(&[usize], u64, &[usize])]) -> Answer {
+        let mut answer = Answer::default();
+        for (ranks, number, missing) in waits {
+            let key = key(ranks, *number);
+            answer.communicators.push(key.group);
+            answer.counts.push((key.group, Members::All, number + 1));
+            answer.calls.push(StartedCall {
+                key,
+                group: group(ranks),
+                call: CallSite {
+                    rank,
+                    call: "barrier()".to_owned(),
+                    number: *number,
+                    at: SourceLine::new("a.rs", 1, 1),
+                },
+                is_waiting: true,
+                missing: missing.to_vec(),
+            });
+        }
+        answer
+    }
+
+    /// One inquiry in which these ranks answer. Returns the errors of the verdicts.
+    fn ask(inquiries: &mut Inquiries, now: Instant, answers: Vec<Answer>) -> Vec<CommError> {
+        let ranks: Vec<usize> = (0..answers.len()).collect();
+        let messages = inquiries.advance(now, &ranks);
+        let [Message::Inquiry { number, .. }] = messages[..] else {
+            panic!("{messages:?}");
+        };
+        for (rank, answer) in answers.into_iter().enumerate() {
+            inquiries.answer(rank, number, answer);
+        }
+        let verdicts = inquiries.advance(now, &ranks).into_iter();
+        let error = |message| match message {
+            Message::Verdict { error, .. } => Some(error),
+            _ => None,
+        };
+        verdicts.filter_map(error).collect()
+    }
+
+    fn expired(ranks: &[usize], number: u64) -> (Inquiries, Instant) {
+        let mut inquiries = Inquiries::default();
+        inquiries.expired(key(ranks, number), LIMIT, GRACE);
+        (inquiries, Instant::now())
+    }
+
+    const LATER: Duration = Duration::from_millis(10);
+
+    #[test]
+    fn a_missing_rank_is_named_after_the_grace_period() {
+        let (mut inquiries, now) = expired(&[0, 1, 2], 4);
+        let answers = || {
+            let waits = |rank| answer(rank, &[(&[0, 1, 2], 4, &[1])]);
+            vec![waits(0), answer(1, &[]), waits(2)]
+        };
+        let long_ago = now - Duration::from_secs(1); // within the grace period
+        assert_eq!(ask(&mut inquiries, long_ago, answers()), []);
+        let found = ask(&mut inquiries, now + LATER, answers());
+        let [CommError::BootstrapStuck { missing, .. }] = &found[..] else {
+            panic!("{found:?}");
+        };
+        assert_eq!(missing, &[1]);
+    }
+
+    /// Rank 1 has sent its part of collective 4 to rank 0, completed it, and waits in the next one.
+    #[test]
+    fn a_part_on_its_way_is_no_order_inversion() {
+        let (mut inquiries, now) = expired(&[0, 2], 0);
+        let answers = || {
+            vec![
+                answer(0, &[(&[0, 1], 4, &[1])]),
+                answer(1, &[(&[0, 1], 5, &[0])]),
+                answer(2, &[(&[0, 2], 0, &[0])]),
+            ]
+        };
+        assert_eq!(ask(&mut inquiries, now + LATER, answers()), []);
+        // It is still undecided, so the ranks are asked again: not at once.
+        assert_eq!(inquiries.advance(now + LATER * 2, &[0, 1, 2]), []);
+        let next = now + LATER + AGAIN;
+        assert_eq!(ask(&mut inquiries, next, answers()), []);
+    }
+
+    #[test]
+    fn ranks_that_wait_for_each_other_are_found_at_once() {
+        let (mut inquiries, now) = expired(&[0, 1], 0);
+        let answers = vec![
+            answer(0, &[(&[0, 1], 0, &[1])]),
+            answer(1, &[(&[1, 0], 0, &[0])]),
+        ];
+        let found = ask(&mut inquiries, now - Duration::from_secs(1), answers);
+        assert_eq!(found[0].verdict(), Some(Verdict::OrderInversion));
+    }
+
+    /// All members have started it in time, and one of them completes it late.
+    #[test]
+    fn a_slow_transfer_is_no_straggler() {
+        let (mut inquiries, now) = expired(&[0, 1], 0);
+        let mut done = answer(1, &[]);
+        done.counts.push((key(&[0, 1], 0).group, Members::All, 1));
+        let answers = vec![answer(0, &[(&[0, 1], 0, &[1])]), done];
+        let first = answers[0].calls[0].call.clone();
+        assert_eq!(
+            ask(
+                &mut inquiries,
+                now - Duration::from_secs(1),
+                answers.clone()
+            ),
+            []
+        );
+        inquiries.failed(
+            key(&[0, 1], 0).group,
+            CommError::Straggler {
+                group: group(&[0, 1]),
+                late: first.clone(),
+                first,
+                after: LIMIT,
+                limit: LIMIT,
+            },
+        );
+        let found = ask(&mut inquiries, now, answers);
+        let [CommError::Timeout { missing, .. }] = &found[..] else {
+            panic!("{found:?}");
+        };
+        assert_eq!(missing, &[0; 0]);
+    }
 }

@@ -24,7 +24,7 @@ use super::world::{Carrier, Parts, World};
 /// The time limit of a collective, and of joining, if none is set.
 const DEADLINE: Duration = Duration::from_secs(300);
 /// Longer time limits are shortened to this, which a clock can add.
-const LONGEST: Duration = Duration::from_secs(1 << 30);
+pub(super) const LONGEST: Duration = Duration::from_secs(1 << 30);
 /// The time limit of an attempt to reach rank 0.
 const ATTEMPT: Duration = Duration::from_secs(10);
 /// The pause between attempts to reach rank 0.
@@ -122,7 +122,7 @@ impl Host {
 
     /// As [`Local::grace`](crate::Local::grace): a tenth of the time limit by default.
     pub fn grace(mut self, grace: Duration) -> Host {
-        self.grace = Some(grace);
+        self.grace = Some(grace.min(LONGEST));
         self
     }
 

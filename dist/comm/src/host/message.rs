@@ -10,7 +10,7 @@ use twox_hash::XxHash3_128;
 
 use super::handshake::Run;
 use crate::error::{CallSite, CommError};
-use crate::members::Key;
+use crate::members::{Key, Members};
 use crate::source_line::SourceLine;
 use crate::ticket::{Collective, Counts, Fingerprint, Reduction, Request};
 
@@ -39,13 +39,8 @@ pub(super) enum Message {
         communicator: GroupId,
         error: CommError,
     },
-    /// The answer to an inquiry.
-    Started {
-        number: u64,
-        calls: Vec<StartedCall>,
-        /// The communicators that this rank has.
-        communicators: Vec<GroupId>,
-    },
+    /// The payload is the answer to an inquiry, which may be longer than a message: an [`Answer`].
+    Answer { number: u64 },
 
     // From the coordinator to a rank.
     /// The rank may not join.
@@ -76,6 +71,28 @@ pub(super) enum Message {
         round: usize,
         call: WireCall,
     },
+}
+
+/// What a rank has started.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Answer {
+    /// The collectives that are not complete.
+    pub(super) calls: Vec<StartedCall>,
+    /// The communicators that the rank has.
+    pub(super) communicators: Vec<GroupId>,
+    /// The number of collectives that it has started in each, by the members that take part.
+    pub(super) counts: Vec<(GroupId, Members, u64)>,
+}
+
+impl Answer {
+    /// Whether the rank has started a collective, which may be complete.
+    pub(super) fn has_started(&self, key: &CallKey) -> bool {
+        let is_it =
+            |count: &&(GroupId, Members, u64)| (count.0, count.1) == (key.group, key.key.between);
+        let count = self.counts.iter().find(is_it);
+        count.is_some_and(|(_, _, started)| key.key.number < *started)
+    }
 }
 
 /// A collective that a rank has started and that is not complete.

@@ -10,9 +10,10 @@ use meshgrad_runtime::Completion;
 
 use super::call::{Arrival, Call, Membership};
 use super::frame::Frame;
-use super::message::{CallKey, GroupId, Message};
+use super::message::{Answer, CallKey, GroupId, Message};
 use super::poll::Waker;
 use crate::error::CommError;
+use crate::members::Members;
 
 pub(super) struct Shared {
     pub(super) rank: usize,
@@ -33,6 +34,10 @@ struct State {
     reported: HashSet<GroupId>,
     /// Those that this rank has.
     communicators: HashSet<GroupId>,
+    /// The number of collectives that this rank has started.
+    counts: HashMap<(GroupId, Members), u64>,
+    /// When the coordinator last asked.
+    asked: Option<Instant>,
     open: HashMap<CallKey, Call>,
     /// Parts of collectives that this rank has not started.
     early: HashMap<CallKey, Vec<Arrival>>,
@@ -92,6 +97,8 @@ impl Shared {
         let key = call.key();
         let mut state = self.lock();
         state.check(&call)?;
+        let count = (key.group, key.key.between);
+        state.counts.insert(count, key.key.number + 1);
         state.push(frames);
         state.insert(call);
         state.check_left();
@@ -143,11 +150,11 @@ impl Shared {
                     }
                 },
                 Err(error) => {
-                    guard.0.complete(Err(error.clone()));
                     if let Some(error) = error.downcast_ref::<CommError>() {
                         state.report(key.group, error.clone());
                         self.wake();
                     }
+                    guard.0.complete(Err(error));
                     return;
                 }
             }
@@ -209,19 +216,26 @@ impl Shared {
     /// Answers an inquiry of the coordinator. The collectives of `late` may not complete any more.
     pub(super) fn inquire(&self, number: u64, late: Vec<CallKey>) {
         let mut state = self.lock();
+        state.asked = Some(Instant::now());
         for key in late {
+            let started = state.counts.get(&(key.group, key.key.between));
+            let is_started = started.is_some_and(|started| key.key.number < *started);
             if let Some(call) = state.open.get_mut(&key) {
                 call.is_late = true;
-            } else if !state.failed.contains_key(&key.group) {
+            } else if !is_started && !state.failed.contains_key(&key.group) {
                 state.late.insert(key);
             }
         }
-        let answer = Message::Started {
-            number,
+        let counts = state.counts.iter();
+        let answer = Answer {
             calls: state.open.values().map(Call::started).collect(),
             communicators: state.communicators.iter().copied().collect(),
+            counts: counts.map(|(of, count)| (of.0, of.1, *count)).collect(),
         };
-        state.outbox.control.push(answer.into());
+        // Numbers and texts can always be written. Without them the answer could not be read.
+        let payload = serde_json::to_vec(&answer).unwrap_or_default().into();
+        let message = Message::Answer { number };
+        state.outbox.control.push(Frame { message, payload });
     }
 
     /// Fails communicators, as the coordinator decided.
@@ -230,6 +244,11 @@ impl Shared {
         for id in communicators {
             state.fail(*id, error);
         }
+    }
+
+    /// When the coordinator last asked this rank.
+    pub(super) fn asked(&self) -> Option<Instant> {
+        self.lock().asked
     }
 
     /// Records that this rank has a communicator.
@@ -242,7 +261,8 @@ impl Shared {
         let mut state = self.lock();
         let ended = state.ended.get_or_insert(ended).clone();
         for (_, call) in state.open.drain() {
-            call.completion.complete(Err(ended.error(&call).into()));
+            let error = ended.error(&call);
+            call.fail(error);
         }
         state.early.clear();
         drop(state);
@@ -273,10 +293,11 @@ impl Shared {
         self.lock().ended.is_some()
     }
 
-    /// Whether the world or a communicator has failed.
+    /// Whether the world or a communicator of this rank has failed.
     pub(super) fn has_failed(&self) -> bool {
         let state = self.lock();
-        state.ended.is_some() || !state.failed.is_empty()
+        let is_own = |id| state.communicators.contains(id);
+        state.ended.is_some() || state.failed.keys().any(is_own)
     }
 
     /// Records that a rank left after `sent` frames.
@@ -418,7 +439,7 @@ impl State {
     fn fail(&mut self, id: GroupId, error: &CommError) {
         let error = self.failed.entry(id).or_insert_with(|| error.clone());
         for (_, call) in self.open.extract_if(|key, _| key.group == id) {
-            call.completion.complete(Err(error.clone().into()));
+            call.fail(error.clone());
         }
         self.early.retain(|key, _| key.group != id);
         self.late.retain(|key| key.group != id);

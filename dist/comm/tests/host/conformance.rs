@@ -6,7 +6,7 @@ use std::time::Duration;
 use meshgrad_comm::conformance::{self, Fault, Faulty};
 use meshgrad_comm::{Collectives, Reduction};
 use meshgrad_mesh::{Channel, Group, Mesh};
-use meshgrad_runtime::{DType, Tensor};
+use meshgrad_runtime::{DType, Kind, Tensor};
 
 use crate::worlds::{DEADLINE, run};
 
@@ -19,6 +19,22 @@ fn worlds_conform() {
             conformance::check(&*all, &[0, 1, 7, 2049, 9001]).unwrap();
         });
     }
+}
+
+/// Large operands are sent from their own memory, so they can be written again after `wait` only.
+#[test]
+fn large_operands_are_lent_until_they_are_sent() {
+    run(3, DEADLINE, |world| {
+        let all = world.world().unwrap();
+        let x = Tensor::zeros(world.device(), &[50_000], DType::F32, Kind::Cache).unwrap();
+        for round in 0..30u8 {
+            x.write::<f32>("fill").unwrap().fill(round.into());
+            let pending = all.all_reduce(&x, Reduction::Sum).unwrap();
+            assert!(x.write::<f32>("fill").is_err());
+            let sum = pending.wait().unwrap().to_vec::<f32>().unwrap();
+            assert!(sum.iter().all(|sum| *sum == 3.0 * f32::from(round)));
+        }
+    });
 }
 
 #[test]
