@@ -10,7 +10,7 @@ use meshgrad_mesh::Group;
 use meshgrad_runtime::{Completion, Device, Pending, Result, Tensor};
 
 use super::call::{Call, Membership};
-use super::join::LONGEST;
+use super::inquiry::LONGEST;
 use super::message::{CallKey, GroupId};
 use super::shared::Shared;
 use crate::communicator::{Communicator, Operands};

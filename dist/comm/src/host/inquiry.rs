@@ -12,12 +12,13 @@ use std::time::{Duration, Instant};
 
 use meshgrad_mesh::Group;
 
-use super::join::LONGEST;
 use super::message::{Answer, CallKey, GroupId, Message};
 use crate::error::{CallSite, CommError};
 use crate::hang::{Graph, Stuck};
 use crate::verdict::{Open, absent, order_inversion, stuck};
 
+/// Longer times are shortened to this, which a clock can add.
+pub(super) const LONGEST: Duration = Duration::from_secs(1 << 30);
 /// How long an inquiry waits for answers. Ranks that do not answer count as missing.
 const ANSWER: Duration = Duration::from_secs(2);
 /// The time between inquiries about a collective that waits for others, which are not over.

@@ -14,6 +14,7 @@ use super::coordinator::Coordinator;
 use super::data::Engine;
 use super::error::JoinError;
 use super::handshake::{self, Claim, Failure, Purpose, Run};
+use super::inquiry::LONGEST;
 use super::meeting::{Meeting, MeetingFile, Point};
 use super::message::Message;
 use super::poll::{Poll, Waker};
@@ -23,8 +24,6 @@ use super::world::{Carrier, Parts, World};
 
 /// The time limit of a collective, and of joining, if none is set.
 const DEADLINE: Duration = Duration::from_secs(300);
-/// Longer time limits are shortened to this, which a clock can add.
-pub(super) const LONGEST: Duration = Duration::from_secs(1 << 30);
 /// The time limit of an attempt to reach rank 0.
 const ATTEMPT: Duration = Duration::from_secs(10);
 /// The pause between attempts to reach rank 0.
