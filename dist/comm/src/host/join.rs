@@ -394,7 +394,8 @@ mod tests {
                 let (mut stream, _) = host(1).attempt(until).unwrap();
                 stream.set_read_timeout(None).unwrap();
                 stream.write_all(garbage).unwrap();
-                stream.shutdown(std::net::Shutdown::Write).unwrap();
+                // It fails if the coordinator has already closed the connection.
+                let _ = stream.shutdown(std::net::Shutdown::Write);
                 let closed = stream.read(&mut [0; 64]);
                 assert!(matches!(closed, Ok(0) | Err(_)), "{closed:?}");
             }
