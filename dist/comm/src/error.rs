@@ -158,7 +158,7 @@ pub enum CommError {
         group: Group,
         /// The call that waited.
         call: CallSite,
-        /// The ranks that did not start it. None if the transfer takes too long.
+        /// The ranks that did not start it. Empty if all did, but transfers are not complete.
         missing: Vec<usize>,
         /// The time limit.
         waited: Duration,

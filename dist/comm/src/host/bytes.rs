@@ -14,7 +14,7 @@ pub(super) struct Bytes {
     range: Range<usize>,
 }
 
-/// Counts those who hold bytes of a tensor.
+/// Counts the [`Bytes`] of a tensor that still exist.
 #[derive(Clone)]
 pub(super) struct Holders(Weak<dyn Owner>);
 
@@ -71,7 +71,7 @@ impl<T: Element> Owner for Elements<T> {
 
 impl<T: Element> Owner for OfTensor<T> {
     fn bytes(&self) -> &[u8] {
-        // It was possible when this was made.
+        // `of_tensor` has checked the dtype and the device.
         self.0.slice::<T>().map_or(&[], bytemuck::cast_slice)
     }
 }

@@ -17,11 +17,11 @@ use crate::error::{CallSite, CommError};
 use crate::hang::{Graph, Stuck};
 use crate::verdict::{Open, absent, order_inversion, stuck};
 
-/// Longer times are shortened to this, which a clock can add.
+/// Longer times are shortened to this, so that adding them to an `Instant` cannot overflow.
 pub(super) const LONGEST: Duration = Duration::from_secs(1 << 30);
 /// How long an inquiry waits for answers. Ranks that do not answer count as missing.
 const ANSWER: Duration = Duration::from_secs(2);
-/// The time between inquiries about a collective that waits for others, which are not over.
+/// The pause between inquiries about a collective that remains undecided.
 const AGAIN: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
@@ -155,7 +155,7 @@ impl Inquiries {
         for (communicator, error) in std::mem::take(&mut self.failed) {
             let is_own = |at: &usize| keys[*at].group == communicator;
             let own: Vec<usize> = (0..keys.len()).filter(is_own).collect();
-            verdicts.extend(self.verdict(&graph, &keys, &own, [communicator], error));
+            verdicts.extend(self.verdict(&graph, &keys, &own, Some(communicator), error));
         }
         for key in &inquiry.expired {
             let own = keys.iter().position(|other| other == key);
@@ -182,7 +182,7 @@ impl Inquiries {
                 };
             }
             if let Some((error, causes)) = found {
-                verdicts.extend(self.verdict(&graph, &keys, &causes, [], error));
+                verdicts.extend(self.verdict(&graph, &keys, &causes, None, error));
             }
         }
         verdicts
@@ -190,12 +190,12 @@ impl Inquiries {
 
     /// Fails the communicators of `causes` and of all that depend on them, and `also`. `None` if
     /// they have failed.
-    fn verdict<const N: usize>(
+    fn verdict(
         &mut self,
         graph: &Graph<'_>,
         keys: &[CallKey],
         causes: &[usize],
-        also: [GroupId; N],
+        also: Option<GroupId>,
         error: CommError,
     ) -> Option<Message> {
         let dependents = graph.dependents(causes);
