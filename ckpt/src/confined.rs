@@ -27,6 +27,18 @@ pub(crate) struct ConfinedFolder {
     path: PathBuf,
     folder: OwnedFd,
     blobs: Option<Blobs>,
+    links: Links,
+}
+
+/// Whether files of a folder may be links.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Links {
+    /// Links are errors, except from a snapshot of the Hugging Face cache into its blobs: in a
+    /// folder of unknown origin, a link may lead to any file of this machine.
+    #[default]
+    Refuse,
+    /// Links are followed, wherever they lead.
+    Follow,
 }
 
 /// The target of the links in a Hugging Face cache snapshot: `<repository>/blobs`.
@@ -37,7 +49,7 @@ struct Blobs {
 }
 
 impl ConfinedFolder {
-    pub(crate) fn new(path: &Path) -> Result<ConfinedFolder> {
+    pub(crate) fn new(path: &Path, links: Links) -> Result<ConfinedFolder> {
         let error = |errno: Errno| Error::io("open", path, errno.into());
         let folder = openat(CWD, path, FOLDER, Mode::empty()).map_err(error)?;
 
@@ -48,6 +60,7 @@ impl ConfinedFolder {
             path: path.to_owned(),
             folder,
             blobs,
+            links,
         })
     }
 
@@ -61,6 +74,12 @@ impl ConfinedFolder {
         let path = self.path_of(name);
         match open_in(&self.folder, name) {
             Err(Errno::NOENT) => Ok(None),
+            Err(Errno::LOOP) if self.links == Links::Follow => {
+                match openat(&self.folder, name, READ, Mode::empty()) {
+                    Err(Errno::NOENT) => Ok(None),
+                    opened => regular(&path, opened).map(Some),
+                }
+            }
             Err(Errno::LOOP) => self.follow(name),
             opened => regular(&path, opened).map(Some),
         }
@@ -151,7 +170,7 @@ mod tests {
         let path = parent.path().join("folder");
         fs::create_dir(&path).unwrap();
         fs::write(path.join("file"), b"first").unwrap();
-        let confined = ConfinedFolder::new(&path).unwrap();
+        let confined = ConfinedFolder::new(&path, Links::Refuse).unwrap();
 
         fs::rename(&path, parent.path().join("moved")).unwrap();
         fs::create_dir(&path).unwrap();

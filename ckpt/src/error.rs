@@ -188,7 +188,7 @@ pub enum Error {
     /// A folder contains no model.
     #[error(
         "{} contains neither model.safetensors nor model.safetensors.index.json; pass a folder that \
-         has one of them, or convert the weights to safetensors", folder.display()
+         has one of them; `meshgrad ckpt convert` reads files of PyTorch", folder.display()
     )]
     NoModel {
         /// The folder.
@@ -205,8 +205,8 @@ pub enum Error {
         folder: PathBuf,
     },
 
-    /// A file is not an index of safetensors files.
-    #[error("{} is not an index of safetensors files: {problem}", path.display())]
+    /// A file is not an index of model files.
+    #[error("{} is not an index of model files: {problem}", path.display())]
     Index {
         /// The file.
         path: PathBuf,
@@ -217,8 +217,8 @@ pub enum Error {
     /// A file of a folder is a link.
     #[error(
         "{} is a link, to {target:?}; links are followed only from a snapshot of the Hugging Face \
-         cache into its blobs: replace the link with a copy of the file, or open the target's folder",
-        path.display()
+         cache into its blobs: replace the link with a copy of the file, or follow links with \
+         `--follow-links`", path.display()
     )]
     Link {
         /// The link.
@@ -358,6 +358,42 @@ pub enum Error {
         tensor: Option<String>,
         /// The change.
         change: FileChange,
+    },
+
+    /// A file is not a model of PyTorch, or not one of plain tensors.
+    #[error("{} cannot be read as a model of PyTorch: {problem}", path.display())]
+    Torch {
+        /// The file.
+        path: PathBuf,
+        /// The problem.
+        problem: crate::torch::TorchError,
+    },
+
+    /// The stored parts of a tensor do not cover it exactly once.
+    #[error(
+        "the parts of `{}` of shape {shape:?} do not cover it exactly once: in dim {dim}, parts end at \
+         {end} and the next one starts at {start}", name.escape_debug()
+    )]
+    Parts {
+        /// The tensor.
+        name: String,
+        /// Its shape.
+        shape: Vec<u64>,
+        /// The dim in which parts overlap or leave a gap.
+        dim: usize,
+        /// The end of the parts before.
+        end: u64,
+        /// The start of the next part, or the extent of the tensor.
+        start: u64,
+    },
+
+    /// A tensor cannot be assembled from its parts.
+    #[error("`{}` cannot be assembled: {problem}", name.escape_debug())]
+    Assembly {
+        /// The tensor.
+        name: String,
+        /// The problem.
+        problem: crate::graph::GraphError,
     },
 
     /// A plan was executed with the files of another folder.

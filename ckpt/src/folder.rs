@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use crate::confined::ConfinedFolder;
+use crate::confined::{ConfinedFolder, Links};
 use crate::index::{INDEX_FILE, Index, SINGLE_FILE};
 use crate::index_error::IndexError;
 use crate::limits::MAX_INDEX_BYTES;
@@ -53,14 +53,22 @@ impl Folder {
     /// [`Error::NoModel`], [`Error::TwoModels`]; all disagreements of index and files, with names;
     /// [`Error::Link`]; errors of [`TensorFile::open`].
     pub fn open(path: impl AsRef<Path>) -> Result<Folder> {
+        Folder::open_with(path, Links::Refuse)
+    }
+
+    /// As [`Folder::open`]; files of the folder may be links if `links` allows it.
+    ///
+    /// # Errors
+    /// As [`Folder::open`].
+    pub fn open_with(path: impl AsRef<Path>, links: Links) -> Result<Folder> {
         let path = path.as_ref().to_owned();
-        let confined = ConfinedFolder::new(&path)?;
+        let confined = ConfinedFolder::new(&path, links)?;
 
         let single = confined.open(SINGLE_FILE)?;
         match (single, confined.open(INDEX_FILE)?) {
             (None, None) => Err(Error::NoModel { folder: path }),
             (Some(file), None) => Folder::of_file(path, &confined, file),
-            (single, Some(index)) => Folder::of_index(path, &confined, &index, single.is_some()),
+            (single, Some(index)) => Folder::of_index(path, &confined, index, single.is_some()),
         }
     }
 
@@ -77,25 +85,16 @@ impl Folder {
     fn of_index(
         path: PathBuf,
         confined: &ConfinedFolder,
-        file: &File,
+        file: File,
         has_single: bool,
     ) -> Result<Folder> {
-        let index_path = confined.path_of(INDEX_FILE);
-        let json = read_index(&index_path, file)?;
-        let index = Index::parse(&json).map_err(|problem| Error::Index {
-            path: index_path.clone(),
-            problem,
-        })?;
-        if has_single && !index.files.iter().any(|file| file == SINGLE_FILE) {
-            return Err(Error::TwoModels { folder: path });
+        let index = (INDEX_FILE, file);
+        let folder = open_indexed(&path, confined, index, &mut TensorFile::of)?;
+        let is_single = |file: &TensorFile| file.path().ends_with(SINGLE_FILE);
+        match has_single && !folder.files.iter().any(is_single) {
+            true => Err(Error::TwoModels { folder: path }),
+            false => Ok(folder),
         }
-
-        Ok(Folder {
-            path,
-            files: open_shards(confined, &index_path, &index)?,
-            locations: locations(&index),
-            declared_bytes: index.total_size,
-        })
     }
 
     /// The folder's path.
@@ -197,7 +196,68 @@ impl Folder {
             declared_bytes: None,
         })
     }
+
+    /// Opens files as one folder, whose tensors are named `PREFIX/NAME` after the prefix of each
+    /// file.
+    ///
+    /// # Errors
+    /// [`Error::DuplicateTensor`].
+    pub fn of_files(
+        path: impl AsRef<Path>,
+        files: impl IntoIterator<Item = (String, TensorFile)>,
+    ) -> Result<Folder> {
+        let files = files.into_iter();
+        let files = files.map(|(prefix, file)| file.with_prefix(&prefix));
+        Folder::of_parts(path.as_ref().to_owned(), files.collect())
+    }
+
+    /// A folder of open files.
+    pub(crate) fn of_parts(path: PathBuf, files: Vec<TensorFile>) -> Result<Folder> {
+        let places = |(number, file): (usize, &TensorFile)| {
+            (0..file.tensors().len()).map(move |at| (number, at))
+        };
+        let mut locations: Vec<Location> = files.iter().enumerate().flat_map(places).collect();
+        let name = |&(file, at): &Location| files[file].tensors()[at].name.as_str();
+        locations.sort_by(|a, b| name(a).cmp(name(b)));
+        let same = locations
+            .windows(2)
+            .find(|pair| name(&pair[0]) == name(&pair[1]));
+        if let Some(pair) = same {
+            let name = name(&pair[0]).to_owned();
+            return Err(Error::DuplicateTensor { name });
+        }
+        Ok(Folder {
+            path,
+            files,
+            locations,
+            declared_bytes: None,
+        })
+    }
 }
+
+/// Opens the files that an index names, and checks that they match it.
+pub(crate) fn open_indexed(
+    path: &Path,
+    confined: &ConfinedFolder,
+    (name, file): (&str, File),
+    open: OpenShard<'_>,
+) -> Result<Folder> {
+    let index_path = confined.path_of(name);
+    let json = read_index(&index_path, &file)?;
+    let index = Index::parse(&json).map_err(|problem| Error::Index {
+        path: index_path.clone(),
+        problem,
+    })?;
+    Ok(Folder {
+        path: path.to_owned(),
+        files: open_shards(confined, &index_path, &index, open)?,
+        locations: locations(&index),
+        declared_bytes: index.total_size,
+    })
+}
+
+/// Parses the header of a file that an index names.
+type OpenShard<'a> = &'a mut dyn FnMut(PathBuf, File) -> Result<TensorFile>;
 
 fn read_index(path: &Path, file: &File) -> Result<Vec<u8>> {
     let error = |error| Error::io("read", path, error);
@@ -219,6 +279,7 @@ fn open_shards(
     confined: &ConfinedFolder,
     index_path: &Path,
     index: &Index,
+    open: OpenShard<'_>,
 ) -> Result<Vec<TensorFile>> {
     let mut opened = Vec::new();
     let mut missing = Vec::new();
@@ -242,7 +303,7 @@ fn open_shards(
 
     let mut files = Vec::with_capacity(opened.len());
     for ((path, file), placed) in opened.into_iter().zip(placed) {
-        let file = TensorFile::of(path, file)?;
+        let file = open(path, file)?;
         check_shard(index_path, &placed, &file)?;
         files.push(file);
     }

@@ -1,6 +1,6 @@
 //! Writing a Hugging Face folder: one file if it fits, otherwise several and an index.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use crate::file_writer::Planned;
@@ -13,11 +13,12 @@ const DEFAULT_MAX_SHARD_BYTES: u64 = 5_000_000_000;
 /// Collects the tensors of a model, then writes them to a folder that is being staged.
 ///
 /// Tensors fill the files in the order in which they were added, so related tensors stay together.
-/// The file headers contain `format: pt`, which `transformers` requires.
+/// The metadata of each file contains `format: pt`, which `transformers` requires.
 #[derive(Debug, Clone)]
 pub struct FolderWriter {
     tensors: Vec<Planned>,
     names: BTreeSet<String>,
+    metadata: BTreeMap<String, String>,
     max_shard_bytes: u64,
 }
 
@@ -26,6 +27,7 @@ impl Default for FolderWriter {
         FolderWriter {
             tensors: Vec::new(),
             names: BTreeSet::new(),
+            metadata: BTreeMap::from([("format".to_owned(), "pt".to_owned())]),
             max_shard_bytes: DEFAULT_MAX_SHARD_BYTES,
         }
     }
@@ -41,6 +43,11 @@ impl FolderWriter {
     pub fn max_shard_bytes(mut self, bytes: u64) -> FolderWriter {
         self.max_shard_bytes = bytes;
         self
+    }
+
+    /// Adds a string to the metadata of each file; the last value of a key counts.
+    pub fn set_metadata(&mut self, key: &str, value: &str) {
+        self.metadata.insert(key.to_owned(), value.to_owned());
     }
 
     /// Adds a tensor; its data is requested when the folder is written.
@@ -99,7 +106,9 @@ impl FolderWriter {
             };
 
             let mut file = FileWriter::new();
-            file.set_metadata("format", "pt");
+            for (key, value) in &self.metadata {
+                file.set_metadata(key, value);
+            }
             for tensor in tensors {
                 file.add_planned(tensor.clone())?;
             }

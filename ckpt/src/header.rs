@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use crate::error::Error;
 use crate::header_error::HeaderError;
 use crate::limits::MAX_HEADER_BYTES;
 use crate::tensor_info::TensorInfo;
@@ -78,13 +79,32 @@ impl Header {
             None => header_json::read(text, data_len)?,
         };
 
-        check_names(&mut tensors)?;
+        check_names(&mut tensors).map_err(|name| HeaderError::DuplicateTensor { name })?;
         check_coverage(&tensors, data_len)?;
 
         for tensor in &mut tensors {
             tensor.range = data_start + tensor.range.start..data_start + tensor.range.end;
         }
         Ok(Header { tensors, metadata })
+    }
+
+    /// Tensors at ranges that another format has given, which may overlap.
+    pub(crate) fn of_ranges(mut tensors: Vec<TensorInfo>) -> Result<Header, Error> {
+        match check_names(&mut tensors) {
+            Ok(()) => Ok(Header {
+                tensors,
+                metadata: BTreeMap::new(),
+            }),
+            Err(name) => Err(Error::DuplicateTensor { name }),
+        }
+    }
+
+    /// The same tensors, named `PREFIX/NAME`.
+    pub(crate) fn with_prefix(mut self, prefix: &str) -> Header {
+        for tensor in &mut self.tensors {
+            tensor.name = format!("{prefix}/{}", tensor.name);
+        }
+        self
     }
 
     /// All tensors, sorted by name; ranges are in bytes of the file.
@@ -133,8 +153,8 @@ pub(crate) fn header_len(prefix: [u8; PREFIX], file_len: u64) -> Result<usize, H
     Ok(header_len as usize)
 }
 
-/// Sorts the tensors by name and rejects duplicate names.
-fn check_names(tensors: &mut [TensorInfo]) -> Result<(), HeaderError> {
+/// Sorts the tensors by name; returns a name that two of them have.
+fn check_names(tensors: &mut [TensorInfo]) -> Result<(), String> {
     // Writers sort the names, so this pass is usually enough.
     if tensors.is_sorted_by(|a, b| a.name < b.name) {
         return Ok(());
@@ -142,9 +162,7 @@ fn check_names(tensors: &mut [TensorInfo]) -> Result<(), HeaderError> {
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
 
     match tensors.windows(2).find(|pair| pair[0].name == pair[1].name) {
-        Some(pair) => Err(HeaderError::DuplicateTensor {
-            name: pair[0].name.clone(),
-        }),
+        Some(pair) => Err(pair[0].name.clone()),
         None => Ok(()),
     }
 }

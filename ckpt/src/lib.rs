@@ -9,6 +9,7 @@
 //!   own.
 //! - [`plan`]: the reads for a load, their sizes and memory, before any read.
 //! - [`source`] and [`exec`]: the files, and reads directly into the final destination.
+//! - [`torch`] and [`Assembly`]: models that PyTorch wrote, and other models stored in parts.
 //! - [`Staging`], [`newest`], [`keep_last`]: atomic checkpoints, which exist completely or not at
 //!   all whenever the process or the machine stops; [`Writer`] for the ranks that write parts of
 //!   one.
@@ -37,6 +38,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod assembly;
 mod blocks;
 mod committed;
 mod confined;
@@ -89,13 +91,16 @@ mod step_name;
 mod temp_name;
 mod tensor_file;
 mod tensor_info;
+pub mod torch;
 mod verify;
 pub mod vfs;
 mod write_report;
 mod writer;
 
+pub use assembly::{Assembly, Part};
 pub use blocks::{Block, Digest, MAX_BLOCK_BYTES};
 pub use committed::Committed;
+pub use confined::Links;
 pub use coverage::CoverageError;
 pub use discover::{Newest, Scan, discover, newest, newest_in, scan, scan_in};
 pub use disk::available_bytes;

@@ -1,4 +1,4 @@
-//! Reading one safetensors file.
+//! Reading one file of tensors.
 //!
 //! Uses positioned reads instead of a memory map: a file that shrinks under a map kills the
 //! process, and a network file system serves page faults slowly.
@@ -21,6 +21,7 @@ pub struct TensorFile {
     path: PathBuf,
     file: File,
     header: Header,
+    bytes: u64,
 }
 
 impl TensorFile {
@@ -58,7 +59,41 @@ impl TensorFile {
             .map_err(read_error)?;
 
         let header = Header::from_json(&json, file_len).map_err(malformed)?;
-        Ok(TensorFile { path, file, header })
+        Ok(TensorFile {
+            path,
+            file,
+            header,
+            bytes: file_len,
+        })
+    }
+
+    /// An open file of another format, with tensors at known ranges inside it.
+    pub(crate) fn of_ranges(
+        path: PathBuf,
+        file: File,
+        bytes: u64,
+        tensors: Vec<TensorInfo>,
+    ) -> Result<TensorFile> {
+        let header = Header::of_ranges(tensors)?;
+        Ok(TensorFile {
+            path,
+            file,
+            header,
+            bytes,
+        })
+    }
+
+    /// The same file with all tensors named `PREFIX/NAME`.
+    pub(crate) fn with_prefix(self, prefix: &str) -> TensorFile {
+        TensorFile {
+            header: self.header.with_prefix(prefix),
+            ..self
+        }
+    }
+
+    /// The length of the file when it was opened.
+    pub(crate) fn byte_len(&self) -> u64 {
+        self.bytes
     }
 
     /// The file's path.

@@ -102,6 +102,14 @@ impl Graph {
         (self.dtype(of), self.shape(of).to_vec())
     }
 
+    /// An operation on each element of an F64 tensor; a cast changes nothing.
+    pub(super) fn step(&mut self, of: Expr, step: ElementOp) -> Result<Expr, GraphError> {
+        match step {
+            ElementOp::Cast(_) => Ok(of),
+            step => self.each(step.name(), of, step),
+        }
+    }
+
     fn each(&mut self, op: &'static str, of: Expr, step: ElementOp) -> Result<Expr, GraphError> {
         let dtype = self.dtype(of);
         self.check_number(op, dtype, dtype)?;

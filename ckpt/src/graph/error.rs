@@ -113,6 +113,22 @@ pub enum GraphError {
         to: u64,
     },
 
+    /// A view that leaves its source, or in which indices share an element.
+    #[error(
+        "view: shape {shape:?} with strides {strides:?} from element {offset} is not inside a tensor of \
+         {elements} elements, or visits an element twice: store a contiguous copy of it"
+    )]
+    View {
+        /// Elements of the source.
+        elements: u64,
+        /// The first element.
+        offset: u64,
+        /// The shape of the view.
+        shape: Vec<u64>,
+        /// Its strides, in elements.
+        strides: Vec<u64>,
+    },
+
     /// The number of elements overflows.
     #[error("{op}: a tensor of shape {shape:?} has more elements than fit into 63 bits")]
     TooLarge {

@@ -46,6 +46,12 @@ const MAX_DEPTH: u32 = 256;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Op {
     Source(SourceId),
+    /// Elements of a source at `offset`, with a step in elements per dim.
+    View {
+        of: SourceId,
+        offset: u64,
+        strides: Short<u64>,
+    },
     /// One element, repeated.
     Fill {
         value: Scalar,
@@ -101,9 +107,9 @@ pub(super) enum Op {
 }
 
 impl Op {
-    fn operands(&self) -> &[Expr] {
+    pub(super) fn operands(&self) -> &[Expr] {
         match self {
-            Op::Source(_) | Op::Fill { .. } => &[],
+            Op::Source(_) | Op::View { .. } | Op::Fill { .. } => &[],
             Op::Each { of, .. }
             | Op::Permute { of, .. }
             | Op::Slice { of, .. }
@@ -114,9 +120,28 @@ impl Op {
         }
     }
 
+    /// The same operation on other operands.
+    pub(super) fn with_operands(&self, mut new: impl FnMut(Expr) -> Expr) -> Op {
+        let mut op = self.clone();
+        match &mut op {
+            Op::Source(_) | Op::View { .. } | Op::Fill { .. } => {}
+            Op::Each { of, .. }
+            | Op::Permute { of, .. }
+            | Op::Slice { of, .. }
+            | Op::Select { of, .. }
+            | Op::Unflatten { of, .. }
+            | Op::Flatten { of, .. } => *of = new(*of),
+            Op::Concat { of, .. } | Op::Stack { of, .. } | Op::Computed { of, .. } => {
+                of.iter_mut().for_each(|of| *of = new(*of));
+            }
+        }
+        op
+    }
+
     pub(super) fn name(&self) -> &'static str {
         match self {
             Op::Source(_) => "source",
+            Op::View { .. } => "view",
             Op::Fill { .. } => "fill",
             Op::Each { step, .. } => step.name(),
             Op::Computed { how, .. } => how.name(),
@@ -178,6 +203,45 @@ impl Graph {
                 }
             }
         }
+    }
+
+    /// A strided view of a source: index `i` of dim `d` is `i * strides[d]` elements after
+    /// `offset`.
+    ///
+    /// # Errors
+    /// [`GraphError::View`] if the view leaves the source or visits an element twice, or if `of` is
+    /// not a source.
+    pub fn view(
+        &mut self,
+        of: Expr,
+        offset: u64,
+        shape: &[u64],
+        strides: &[u64],
+    ) -> Result<Expr, GraphError> {
+        let elements: u64 = self.shape(of).iter().product();
+        let invalid = || GraphError::View {
+            elements,
+            offset,
+            shape: shape.to_vec(),
+            strides: strides.to_vec(),
+        };
+        let &Op::Source(source) = &self.node(of).op else {
+            return Err(invalid());
+        };
+        if shape.len() != strides.len() {
+            return Err(invalid());
+        }
+        if !shape.contains(&0) {
+            let span = span_of_view(shape, strides).ok_or_else(invalid)?;
+            let last = offset.checked_add(span).ok_or_else(invalid)?;
+            (last < elements).then_some(()).ok_or_else(invalid)?;
+        }
+        let op = Op::View {
+            of: source,
+            offset,
+            strides: Short::from_slice(strides),
+        };
+        self.add(op, Short::from_slice(shape), self.dtype(of))
     }
 
     /// The tensors that are read, in the order of their definition.
@@ -421,7 +485,7 @@ impl Graph {
                 continue;
             }
             let op = &self.node(expr).op;
-            if let Op::Source(source) = op {
+            if let Op::Source(source) | Op::View { of: source, .. } = op {
                 names.insert(self.name(*source));
             }
             open.extend(op.operands());
@@ -436,6 +500,11 @@ impl Graph {
             Leaf::Computed(expr) => self.node(expr).op.name(),
             Leaf::Fill(_) => "fill",
         }
+    }
+
+    /// All expressions; the operands of each come before it.
+    pub(super) fn nodes(&self) -> &[Node] {
+        &self.nodes
     }
 
     pub(super) fn node(&self, of: Expr) -> &Node {
@@ -528,6 +597,21 @@ impl Graph {
         });
         Expr(self.nodes.len() as u32 - 1)
     }
+}
+
+/// The distance from the first to the last element of a view without empty dims; `None` if two
+/// indices may be the same element, or a number overflows.
+fn span_of_view(shape: &[u64], strides: &[u64]) -> Option<u64> {
+    let dims = shape.iter().zip(strides);
+    let mut dims: Short<(u64, u64)> = dims
+        .filter(|(extent, _)| **extent > 1)
+        .map(|(extent, stride)| (*stride, *extent))
+        .collect();
+    dims.sort_unstable();
+    dims.into_iter().try_fold(0u64, |span, (stride, extent)| {
+        (stride > span).then_some(())?;
+        stride.checked_mul(extent - 1)?.checked_add(span)
+    })
 }
 
 /// Checks that the number of elements does not overflow.

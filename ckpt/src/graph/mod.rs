@@ -31,10 +31,12 @@ mod error;
 mod expr_set;
 mod expression;
 mod ids;
+mod import;
 mod scalar;
 #[cfg(test)]
 mod tests;
 mod trace;
+mod unrounded;
 
 use smallvec::SmallVec;
 

@@ -83,6 +83,17 @@ impl Evaluation<'_> {
         let shape = graph.shape(expr).to_vec();
         match &graph.node(expr).op {
             Op::Source(id) => self.leaf(Leaf::Source(*id), &shape),
+            Op::View {
+                of,
+                offset,
+                strides,
+            } => {
+                let of = self.leaf(Leaf::Source(*of), graph.source_shape(*of));
+                Dense::of(&shape, |at| {
+                    let terms = at.iter().zip(strides).map(|(at, stride)| at * stride);
+                    of.elements[(offset + terms.sum::<u64>()) as usize]
+                })
+            }
             Op::Computed { .. } => self.leaf(Leaf::Computed(expr), &shape),
             Op::Fill { value, shape } => Dense::of(shape, |_| value.bits()),
             Op::Each { of, step } => {
@@ -501,4 +512,55 @@ fn slices_of_different_lengths_differ() {
     let lengths = [2, 5, 0, 2].map(|count| graph.slice(x, 0, (0, count, 1)).unwrap());
     assert_eq!(lengths.map(|it| graph.shape(it)[0]), [2, 5, 0, 2]);
     assert_eq!(lengths[0], lengths[3]);
+}
+
+/// A view of a source selects the same elements as slices and permutations of it.
+#[test]
+fn views_equal_slices_and_permutations() {
+    let mut graph = Graph::new();
+    let matrix = graph.source("matrix", Dtype::F32, &[5, 7]).unwrap();
+    let flat = graph.source("flat", Dtype::F32, &[35]).unwrap();
+
+    let whole = graph.view(flat, 0, &[5, 7], &[7, 1]).unwrap();
+    let transposed = graph.view(matrix, 0, &[7, 5], &[1, 7]).unwrap();
+    let steps = graph.view(matrix, 8, &[2, 3], &[14, 2]).unwrap();
+    let unflattened = graph.unflatten(flat, 0, 5).unwrap();
+    let other_transposed = graph.transpose(matrix, 0, 1).unwrap();
+    let rows = graph.slice(matrix, 0, (1, 2, 2)).unwrap();
+    let other_steps = graph.slice(rows, 1, (1, 3, 2)).unwrap();
+    for (view, other) in [
+        (whole, unflattened),
+        (transposed, other_transposed),
+        (steps, other_steps),
+    ] {
+        assert_eq!(graph.shape(view), graph.shape(other));
+        let all = |of: Expr| graph.copies_of_all(of).unwrap();
+        assert_eq!(all(view), all(other));
+    }
+}
+
+/// A view neither leaves its source nor visits an element twice.
+#[test]
+fn views_outside_of_their_source_are_errors() {
+    let mut graph = Graph::new();
+    let flat = graph.source("flat", Dtype::F32, &[12]).unwrap();
+    let permuted = graph.unflatten(flat, 0, 3).unwrap();
+    assert!(graph.view(flat, 9, &[0, 5], &[1, 1]).is_ok());
+    for (of, offset, shape, strides) in [
+        (flat, 0, &[13][..], &[1][..]),
+        (flat, 1, &[3, 4], &[4, 1]),
+        (flat, 12, &[1], &[1]),
+        (flat, 0, &[2, 2], &[1, 1]),
+        (flat, 0, &[2], &[0]),
+        (flat, 0, &[2], &[1, 1]),
+        (flat, u64::MAX, &[2], &[1]),
+        (flat, 0, &[u64::MAX, 3], &[u64::MAX, 1]),
+        (permuted, 0, &[2], &[1]),
+    ] {
+        let made = graph.view(of, offset, shape, strides);
+        assert!(
+            matches!(made, Err(GraphError::View { .. })),
+            "{shape:?} {strides:?}"
+        );
+    }
 }

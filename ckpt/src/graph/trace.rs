@@ -99,6 +99,17 @@ impl Tracer<'_> {
                 self.read(Leaf::Source(*source), &node.shape, &demand);
                 Ok(())
             }
+            Op::View {
+                of,
+                offset,
+                strides,
+            } => {
+                let steps = self.steps.iter().rev().copied().collect();
+                let leaf = Leaf::Source(*of);
+                self.copies
+                    .push(copy(leaf, *offset, strides, &demand, steps));
+                Ok(())
+            }
             Op::Fill { value, .. } => {
                 self.read(Leaf::Fill(*value), &node.shape, &demand);
                 Ok(())
@@ -178,7 +189,8 @@ impl Tracer<'_> {
     /// Adds the copy for a demand on a leaf.
     fn read(&mut self, leaf: Leaf, shape: &[u64], demand: &Demand) {
         let steps = self.steps.iter().rev().copied().collect();
-        self.copies.push(copy(leaf, shape, demand, steps));
+        let strides = row_major(shape);
+        self.copies.push(copy(leaf, 0, &strides, demand, steps));
     }
 
     fn clip(
@@ -218,14 +230,25 @@ impl Tracer<'_> {
     }
 }
 
-/// Converts a demand on a row-major tensor to a copy.
-fn copy(leaf: Leaf, shape: &[u64], demand: &Demand, steps: Vec<ElementOp>) -> ElementCopy {
+fn row_major(shape: &[u64]) -> Short<u64> {
     let mut strides: Short<u64> = smallvec![1; shape.len()];
     for dim in (1..shape.len()).rev() {
         strides[dim - 1] = strides[dim] * shape[dim];
     }
-    let terms = demand.start.iter().zip(&strides);
-    let offset = terms.map(|(start, stride)| start * stride).sum();
+    strides
+}
+
+/// Converts a demand on a strided tensor to a copy.
+fn copy(
+    leaf: Leaf,
+    offset: u64,
+    strides: &[u64],
+    demand: &Demand,
+    steps: Vec<ElementOp>,
+) -> ElementCopy {
+    let terms = demand.start.iter().zip(strides);
+    let start: u64 = terms.map(|(start, stride)| start * stride).sum();
+    let offset = offset + start;
     let loops = demand.loops.iter().map(|dim_loop| Loop {
         count: dim_loop.count,
         source_stride: dim_loop.step * strides[dim_loop.dim],

@@ -1,6 +1,6 @@
 //! A bound map: every output as an expression of the tensors that are read.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::bind::{Binding, Dtypes, bind};
@@ -148,6 +148,18 @@ impl Bound {
     /// The expression of an output.
     pub fn expr(&self, name: &str) -> Option<Expr> {
         self.made.get(name)
+    }
+
+    /// The outputs by name as expressions of another graph, in which casts and other operations on
+    /// elements have F64 results ([`Graph::unrounded`]).
+    ///
+    /// # Errors
+    /// [`GraphError::TooDeep`].
+    pub fn unrounded(&self) -> Result<(Graph, BTreeMap<Arc<str>, Expr>), GraphError> {
+        let (graph, exprs) = self.tensors.graph.unrounded()?;
+        let made = self.made.iter();
+        let made = made.map(|(name, expr)| (name.clone(), exprs[expr.index()]));
+        Ok((graph, made.collect()))
     }
 
     /// The tensors that are read, sorted by name.

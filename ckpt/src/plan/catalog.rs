@@ -32,11 +32,9 @@ impl<'f> Catalog<'f> {
     pub fn of(folder: &'f Folder) -> Catalog<'f> {
         let file = |file: &TensorFile| {
             let name = file.path().file_name().unwrap_or_default();
-            // A valid file ends at the end of its last tensor.
-            let ends = file.tensors().iter().map(|tensor| tensor.range.end);
             CatalogFile {
                 name: name.to_string_lossy().into_owned(),
-                bytes: ends.max().unwrap_or(0),
+                bytes: file.byte_len(),
             }
         };
         let names = folder.tensors().map(|tensor| tensor.name.as_str());

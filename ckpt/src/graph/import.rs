@@ -1,0 +1,51 @@
+//! Expressions of one graph over those of another.
+
+use super::expression::Op;
+use super::{Expr, Graph, GraphError};
+
+impl Graph {
+    /// Adds all expressions of another graph, with its sources replaced by expressions of this one
+    /// of the same dtypes and shapes. Returns them in the order of the other graph: an [`Expr`] of
+    /// it is an index.
+    pub(crate) fn import(
+        &mut self,
+        other: &Graph,
+        source: &dyn Fn(&str) -> Option<Expr>,
+    ) -> Result<Vec<Expr>, GraphError> {
+        let mut made: Vec<Expr> = Vec::with_capacity(other.nodes().len());
+        for node in other.nodes() {
+            let expr = match &node.op {
+                Op::Source(id) => {
+                    let name = other.name(*id);
+                    let (dtype, shape) = (other.source_dtype(*id), other.source_shape(*id));
+                    match source(name) {
+                        Some(expr) => self.checked(name, expr, (dtype, shape))?,
+                        None => self.source(name, dtype, shape)?,
+                    }
+                }
+                op => {
+                    let op = op.with_operands(|of| made[of.index()]);
+                    self.add(op, node.shape.clone(), other.dtype(Expr(made.len() as u32)))?
+                }
+            };
+            made.push(expr);
+        }
+        Ok(made)
+    }
+
+    fn checked(
+        &self,
+        name: &str,
+        expr: Expr,
+        (dtype, shape): (crate::Dtype, &[u64]),
+    ) -> Result<Expr, GraphError> {
+        match (self.dtype(expr), self.shape(expr)) == (dtype, shape) {
+            true => Ok(expr),
+            false => Err(GraphError::Redefined {
+                name: name.to_owned(),
+                first: (self.dtype(expr), self.shape(expr).to_vec()),
+                second: (dtype, shape.to_vec()),
+            }),
+        }
+    }
+}

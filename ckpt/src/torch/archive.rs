@@ -1,0 +1,181 @@
+//! An archive of `torch.save`, and where its tensors are in the file.
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+
+use super::TorchError;
+use super::pickle::Pickle;
+use super::tensor::TorchTensor;
+use super::zip::Zip;
+use crate::limits::MAX_HEADER_BYTES;
+use crate::{Dtype, TensorInfo};
+
+pub(super) struct Archive<'f> {
+    file: &'f File,
+    zip: Zip,
+    /// The folder of all entries.
+    root: String,
+    pub(super) pickle: Pickle,
+}
+
+/// A stored tensor: the bytes of a contiguous tensor, or the storage that it is a view of.
+pub(super) struct Stored {
+    pub(super) info: TensorInfo,
+    pub(super) view: Option<View>,
+    /// The tensor's own shape.
+    pub(super) shape: Vec<u64>,
+}
+
+/// A strided view of a storage, in elements.
+pub(super) struct View {
+    pub(super) offset: u64,
+    pub(super) strides: Vec<u64>,
+}
+
+/// The record of the byte order is one word.
+const MAX_BYTE_ORDER: u64 = 64;
+
+impl<'f> Archive<'f> {
+    /// Reads the pickle of the archive at `range` of a file.
+    pub(super) fn open(file: &'f File, range: Range<u64>) -> Result<Archive<'f>, TorchError> {
+        check_format(file, &range)?;
+        let zip = Zip::open(file, range)?;
+        let no_pickle = || TorchError::NoEntry("data.pkl".to_owned());
+        let folder = |name: &str| {
+            let folder = name.strip_suffix("/data.pkl")?;
+            (!folder.contains('/')).then(|| folder.to_owned())
+        };
+        let root = zip.names().find_map(folder).ok_or_else(no_pickle)?;
+
+        let order = format!("{root}/byteorder");
+        if zip.names().any(|name| name == order) {
+            let range = zip.find(file, &order)?;
+            let order = read(file, range, "byte order", MAX_BYTE_ORDER)?;
+            if order != b"little" {
+                let order = String::from_utf8_lossy(&order).into_owned();
+                return Err(TorchError::ByteOrder(order));
+            }
+        }
+        let range = zip.find(file, &format!("{root}/data.pkl"))?;
+        let pickle = Pickle::read(read(file, range, "pickle", MAX_HEADER_BYTES as u64)?)?;
+        Ok(Archive {
+            file,
+            zip,
+            root,
+            pickle,
+        })
+    }
+
+    /// Where a tensor is in the file, under the name `stored`.
+    pub(super) fn locate(
+        &self,
+        tensor: &TorchTensor,
+        name: &str,
+        stored: &str,
+    ) -> Result<Stored, TorchError> {
+        let invalid = |problem| TorchError::Tensor {
+            name: name.to_owned(),
+            problem,
+        };
+        let path = format!("{}/data/{}", self.root, tensor.storage);
+        let storage = self.zip.find(self.file, &path)?;
+        if storage.end - storage.start != tensor.storage_bytes {
+            return Err(invalid("its storage has another size than its data"));
+        }
+        let size = tensor.dtype.bytes();
+        let elements = tensor.elements();
+        let elements = elements.ok_or_else(|| invalid("it has too many elements"))?;
+        let mut shape = tensor.shape.clone();
+        let dtype = tensor.dtype.dtype;
+        if !tensor.is_contiguous() {
+            if tensor.dtype.packed > 1 {
+                return Err(invalid(
+                    "its strides do not keep bytes together; save .contiguous()",
+                ));
+            }
+            let whole = tensor.storage_bytes / size;
+            let view = View {
+                offset: tensor.offset,
+                strides: tensor.strides.clone(),
+            };
+            return Ok(Stored {
+                info: info(
+                    stored,
+                    dtype,
+                    &[whole],
+                    storage.start..storage.start + whole * size,
+                ),
+                view: Some(view),
+                shape,
+            });
+        }
+        let start = tensor.offset.checked_mul(size);
+        let bytes = elements.checked_mul(size);
+        let bytes = start.zip(bytes).and_then(|(start, bytes)| {
+            let start = storage.start.checked_add(start)?;
+            Some(start..start.checked_add(bytes)?)
+        });
+        let bytes = bytes.filter(|it| it.end <= storage.end || it.is_empty());
+        let bytes = bytes.ok_or_else(|| invalid("it exceeds its storage"))?;
+        if tensor.dtype.packed > 1 {
+            let last = shape.last_mut();
+            let last = last.ok_or_else(|| invalid("its element is half a byte"))?;
+            *last = last.saturating_mul(tensor.dtype.packed);
+        }
+        // An empty tensor may have any offset.
+        let bytes = if bytes.is_empty() {
+            storage.start..storage.start
+        } else {
+            bytes
+        };
+        Ok(Stored {
+            info: info(stored, dtype, &shape, bytes),
+            view: None,
+            shape,
+        })
+    }
+}
+
+fn info(name: &str, dtype: Dtype, shape: &[u64], range: Range<u64>) -> TensorInfo {
+    TensorInfo {
+        name: name.to_owned(),
+        dtype,
+        shape: shape.iter().map(|extent| *extent as usize).collect(),
+        range,
+    }
+}
+
+/// Recognizes the formats before PyTorch 1.6: a pickle, or a tar archive.
+fn check_format(file: &File, range: &Range<u64>) -> Result<(), TorchError> {
+    let mut start = [0; 262];
+    let len = (range.end - range.start).min(start.len() as u64) as usize;
+    let start = &mut start[..len];
+    let read = file.read_exact_at(start, range.start);
+    read.map_err(|_| TorchError::NotAZip)?;
+    if start.starts_with(b"PK\x03\x04") {
+        return Ok(());
+    }
+    let is_pickle = start.starts_with(&[super::opcodes::PROTO]);
+    match is_pickle || start.ends_with(b"ustar") {
+        true => Err(TorchError::Legacy),
+        false => Err(TorchError::NotAZip),
+    }
+}
+
+/// Reads an entry of limited size.
+fn read(
+    file: &File,
+    range: Range<u64>,
+    what: &'static str,
+    limit: u64,
+) -> Result<Vec<u8>, TorchError> {
+    let bytes = range.end - range.start;
+    if bytes > limit {
+        return Err(TorchError::TooLarge { what, bytes });
+    }
+    let mut data = vec![0; bytes as usize];
+    let read = file.read_exact_at(&mut data, range.start);
+    read.map_err(|_| TorchError::Zip("it cannot be read"))?;
+    Ok(data)
+}

@@ -1,0 +1,333 @@
+//! A folder of `torch.distributed.checkpoint`: `.metadata` and files of chunks.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use super::archive::{Archive, Stored};
+use super::globals::{Global, TorchDtype};
+use super::pickle::{Id, Pickle, Value};
+use super::tensor::tensor;
+use super::{TorchError, TorchModel};
+use crate::assembly::Assembly;
+use crate::confined::ConfinedFolder;
+use crate::limits::{MAX_DIMS, MAX_HEADER_BYTES};
+use crate::names::check_file_name;
+use crate::{Error, Folder, Result, TensorFile};
+
+const METADATA_FILE: &str = ".metadata";
+
+/// A tensor of the metadata.
+struct Tensor {
+    name: String,
+    dtype: TorchDtype,
+    shape: Vec<u64>,
+    chunks: Vec<Chunk>,
+}
+
+struct Chunk {
+    offsets: Vec<u64>,
+    sizes: Vec<u64>,
+    place: Place,
+}
+
+/// Bytes of a file.
+#[derive(Clone)]
+struct Place {
+    file: String,
+    range: Range<u64>,
+}
+
+pub(super) fn open(path: &Path, confined: &ConfinedFolder) -> Result<Option<TorchModel>> {
+    let Some(file) = confined.open(METADATA_FILE)? else {
+        return Ok(None);
+    };
+    let metadata_path = confined.path_of(METADATA_FILE);
+    let pickle = read(&metadata_path, &file)?;
+    let of_metadata = |problem| Error::Torch {
+        path: metadata_path.clone(),
+        problem,
+    };
+    let (tensors, left_out) = metadata(&pickle).map_err(of_metadata)?;
+
+    let mut files: BTreeMap<&str, ChunkFile> = BTreeMap::new();
+    let mut stored = Vec::new();
+    let chunks = tensors
+        .iter()
+        .flat_map(|tensor| tensor.chunks.iter().map(move |it| (tensor, it)));
+    for (number, (tensor, chunk)) in chunks.enumerate() {
+        let name = chunk.place.file.as_str();
+        if !files.contains_key(name) {
+            files.insert(name, ChunkFile::open(path, confined, name)?);
+        }
+        if let Some(file) = files.get_mut(name) {
+            stored.push(file.add(tensor, chunk, number)?);
+        }
+    }
+
+    let files = files
+        .into_values()
+        .map(|file| TensorFile::of_ranges(file.path, file.file, file.bytes, file.chunks));
+    let folder = Folder::of_parts(path.to_owned(), files.collect::<Result<_>>()?)?;
+    let mut assembly = Assembly::new(folder);
+    let mut stored = stored.into_iter();
+    for tensor in &tensors {
+        let mut parts = Vec::with_capacity(tensor.chunks.len());
+        for (chunk, stored) in tensor.chunks.iter().zip(&mut stored) {
+            let region = region(&chunk.offsets, &stored.shape);
+            parts.push(stored.part(&mut assembly, Some(region))?);
+        }
+        assembly.add(&tensor.name, &packed(&tensor.shape, tensor.dtype), parts)?;
+    }
+    Ok(Some(TorchModel { assembly, left_out }))
+}
+
+/// A chunk's region, which ends at most at the end of numbers.
+fn region(offsets: &[u64], shape: &[u64]) -> Vec<Range<u64>> {
+    let dims = offsets.iter().zip(shape);
+    dims.map(|(start, extent)| *start..start.saturating_add(*extent))
+        .collect()
+}
+
+/// A shape of PyTorch as ours, whose elements may be smaller.
+fn packed(shape: &[u64], dtype: TorchDtype) -> Vec<u64> {
+    let mut shape = shape.to_vec();
+    if let Some(last) = shape.last_mut() {
+        *last = last.saturating_mul(dtype.packed);
+    }
+    shape
+}
+
+fn read(path: &Path, file: &File) -> Result<Pickle> {
+    let error = |error| Error::io("read", path, error);
+    let bytes = file.metadata().map_err(error)?.len();
+    let invalid = |problem| Error::Torch {
+        path: path.to_owned(),
+        problem,
+    };
+    if bytes > MAX_HEADER_BYTES as u64 {
+        let what = "pickle";
+        return Err(invalid(TorchError::TooLarge { what, bytes }));
+    }
+    let mut pickle = vec![0; bytes as usize];
+    file.read_exact_at(&mut pickle, 0).map_err(error)?;
+    Pickle::read(pickle).map_err(invalid)
+}
+
+/// The tensors of the metadata, and the names of other values.
+fn metadata(pickle: &Pickle) -> std::result::Result<(Vec<Tensor>, Vec<String>), TorchError> {
+    let root = pickle.root();
+    if pickle
+        .object(root)
+        .is_none_or(|(class, _)| class != Global::Metadata)
+    {
+        return Err(TorchError::Structure("Metadata"));
+    }
+    let values = pickle.field(root, "state_dict_metadata");
+    let values = values.and_then(|it| pickle.dict(it));
+    let values = values.ok_or(TorchError::Structure("state_dict_metadata"))?;
+    let places = places(pickle)?;
+    let (mut tensors, mut left_out) = (Vec::new(), Vec::new());
+    for (name, value) in values {
+        let name = pickle
+            .text(*name)
+            .ok_or(TorchError::Structure("names of tensors"))?;
+        match pickle.get(*value) {
+            Value::Object {
+                of: Global::TensorMetadata,
+                ..
+            } => tensors.push(Tensor::of(pickle, name, *value, &places)?),
+            Value::Object {
+                of: Global::BytesMetadata,
+                ..
+            } => left_out.push(name.to_owned()),
+            _ => return Err(TorchError::NotATensor(name.to_owned())),
+        }
+    }
+    tensors.sort_by(|a, b| a.name.cmp(&b.name));
+    left_out.sort();
+    Ok((tensors, left_out))
+}
+
+/// Where each chunk is, by the name of its tensor and its offsets.
+type Places<'a> = BTreeMap<(&'a str, Vec<u64>), Place>;
+
+fn places(pickle: &Pickle) -> std::result::Result<Places<'_>, TorchError> {
+    let data = pickle.field(pickle.root(), "storage_data");
+    let data = data.and_then(|it| pickle.dict(it));
+    let data = data.ok_or(TorchError::Structure("storage_data"))?;
+    let mut places = BTreeMap::new();
+    for (index, info) in data {
+        let name = pickle.field(*index, "fqn").and_then(|it| pickle.text(it));
+        let name = name.ok_or(TorchError::Structure("names in storage_data"))?;
+        // Other values than tensors have no offset.
+        let offsets = pickle.field(*index, "offset");
+        let Some(offsets) = offsets.and_then(|it| pickle.numbers(it)) else {
+            continue;
+        };
+        let place = place(pickle, *info).ok_or(TorchError::Structure("places in storage_data"))?;
+        if let Some(problem) = place.1 {
+            let name = name.to_owned();
+            return Err(TorchError::NoChunk {
+                name,
+                offsets,
+                problem,
+            });
+        }
+        places.insert((name, offsets), place.0);
+    }
+    Ok(places)
+}
+
+/// A file and bytes of it, and why they cannot be used.
+fn place(pickle: &Pickle, info: Id) -> Option<(Place, Option<&'static str>)> {
+    let number = |name| pickle.field(info, name).and_then(|it| pickle.number(it));
+    let file = pickle.field(info, "relative_path");
+    let file = file.and_then(|it| pickle.text(it))?.to_owned();
+    let (start, bytes) = (number("offset")?, number("length")?);
+    let range = start..start.checked_add(bytes)?;
+    let transforms = pickle.field(info, "transform_descriptors");
+    let is_plain = transforms.is_none_or(|it| match pickle.get(it) {
+        Value::List(all) => all.is_empty(),
+        other => *other == Value::None,
+    });
+    let problem = match check_file_name(&file) {
+        Err(_) => Some("is not in a file of the folder"),
+        Ok(()) if !is_plain => Some("is compressed or encrypted; save it without extensions"),
+        Ok(()) => None,
+    };
+    Some((Place { file, range }, problem))
+}
+
+impl Tensor {
+    fn of(
+        pickle: &Pickle,
+        name: &str,
+        value: Id,
+        places: &Places<'_>,
+    ) -> std::result::Result<Tensor, TorchError> {
+        let invalid = |problem| TorchError::Tensor {
+            name: name.to_owned(),
+            problem,
+        };
+        let properties = pickle.field(value, "properties");
+        let properties = properties.and_then(|it| pickle.object(it));
+        let dtype = properties.and_then(|(_, state)| pickle.tuple(state)?.first());
+        let dtype = dtype.map(|it| pickle.get(*it));
+        let Some(Value::Global(Global::Dtype(dtype))) = dtype else {
+            return Err(invalid("it has no dtype"));
+        };
+        let numbers = |of, field| pickle.field(of, field).and_then(|it| pickle.numbers(it));
+        let shape = numbers(value, "size").ok_or_else(|| invalid("it has no size"))?;
+        if shape.len() > MAX_DIMS {
+            return Err(invalid("it has too many dims"));
+        }
+        let chunks = pickle.field(value, "chunks").map(|it| pickle.get(it));
+        let Some(Value::List(chunks)) = chunks else {
+            return Err(invalid("it has no chunks"));
+        };
+        let chunk = |chunk: &Id| {
+            let (offsets, sizes) = (numbers(*chunk, "offsets"), numbers(*chunk, "sizes"));
+            let dims = shape.len();
+            let (Some(offsets), Some(sizes)) = (offsets, sizes) else {
+                return Err(invalid("a chunk has no offsets or sizes"));
+            };
+            if offsets.len() != dims || sizes.len() != dims {
+                return Err(invalid("a chunk has another number of dims"));
+            }
+            match places.get(&(name, offsets.clone())) {
+                Some(place) => Ok(Chunk {
+                    offsets,
+                    sizes,
+                    place: place.clone(),
+                }),
+                None => Err(TorchError::NoChunk {
+                    name: name.to_owned(),
+                    offsets,
+                    problem: "is not in storage_data",
+                }),
+            }
+        };
+        Ok(Tensor {
+            name: name.to_owned(),
+            dtype: *dtype,
+            chunks: chunks
+                .iter()
+                .map(chunk)
+                .collect::<std::result::Result<_, _>>()?,
+            shape,
+        })
+    }
+}
+
+/// A file of chunks, and those that it has.
+struct ChunkFile {
+    path: PathBuf,
+    file: File,
+    bytes: u64,
+    chunks: Vec<crate::TensorInfo>,
+}
+
+impl ChunkFile {
+    fn open(folder: &Path, confined: &ConfinedFolder, name: &str) -> Result<ChunkFile> {
+        let path = confined.path_of(name);
+        let Some(file) = confined.open(name)? else {
+            return Err(Error::MissingShards {
+                index: folder.join(METADATA_FILE),
+                files: vec![name.to_owned()],
+            });
+        };
+        let metadata = file
+            .metadata()
+            .map_err(|error| Error::io("open", &path, error))?;
+        Ok(ChunkFile {
+            path,
+            file,
+            bytes: metadata.len(),
+            chunks: Vec::new(),
+        })
+    }
+
+    /// Checks a chunk and adds it under a name of its own.
+    fn add(&mut self, tensor: &Tensor, chunk: &Chunk, number: usize) -> Result<Stored> {
+        let stored = self
+            .find(tensor, chunk, number)
+            .map_err(|problem| Error::Torch {
+                path: self.path.clone(),
+                problem,
+            })?;
+        self.chunks.push(stored.info.clone());
+        Ok(stored)
+    }
+
+    fn find(
+        &self,
+        of: &Tensor,
+        chunk: &Chunk,
+        number: usize,
+    ) -> std::result::Result<Stored, TorchError> {
+        if chunk.place.range.end > self.bytes {
+            return Err(TorchError::NoChunk {
+                name: of.name.clone(),
+                offsets: chunk.offsets.clone(),
+                problem: "is after the end of its file, which is truncated",
+            });
+        }
+        let archive = Archive::open(&self.file, chunk.place.range.clone())?;
+        let found = tensor(&archive.pickle, archive.pickle.root(), &of.name)?;
+        let found = found.ok_or_else(|| TorchError::NotATensor(of.name.clone()))?;
+        if (found.dtype, &found.shape) != (of.dtype, &chunk.sizes) {
+            return Err(TorchError::Chunk {
+                name: of.name.clone(),
+                offsets: chunk.offsets.clone(),
+                dtype: of.dtype.dtype,
+                sizes: chunk.sizes.clone(),
+                found_dtype: found.dtype.dtype,
+                found: found.shape,
+            });
+        }
+        archive.locate(&found, &of.name, &format!("{number}:{}", of.name))
+    }
+}

@@ -1,0 +1,112 @@
+//! Why a file is not one that PyTorch wrote, or has no plain tensors.
+
+use crate::Dtype;
+use crate::limits::MAX_HEADER_BYTES;
+
+/// Why a file of PyTorch cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TorchError {
+    /// The format of `torch.save` before version 1.6.
+    #[error(
+        "it has the format of PyTorch before 1.6; save it again: python -c \"import torch; \
+         torch.save(torch.load('FILE', map_location='cpu', weights_only=True), 'FILE')\""
+    )]
+    Legacy,
+
+    /// The file is not a zip archive.
+    #[error("it is not a zip archive of torch.save: it is truncated, or another format")]
+    NotAZip,
+
+    /// The zip archive breaks a rule of its format.
+    #[error("its zip archive is damaged: {0}")]
+    Zip(&'static str),
+
+    /// A zip entry is compressed or encrypted, which PyTorch does not do.
+    #[error("its entry `{}` is compressed or encrypted; save it again with torch.save", .0.escape_debug())]
+    Packed(String),
+
+    /// A zip entry is missing.
+    #[error("its zip archive has no entry `{}`", .0.escape_debug())]
+    NoEntry(String),
+
+    /// A part of the file is larger than any real one.
+    #[error("its {what} has {bytes} bytes, more than {MAX_HEADER_BYTES}")]
+    TooLarge {
+        /// The part.
+        what: &'static str,
+        /// Its bytes.
+        bytes: u64,
+    },
+
+    /// Elements are stored with the most significant byte first.
+    #[error("its byte order is `{}`; save it again on a little-endian machine", .0.escape_debug())]
+    ByteOrder(String),
+
+    /// The pickle needs a Python object that tensors do not need.
+    #[error(
+        "its pickle names `{}`, which a file of plain tensors does not need and which is not loaded; \
+         save only the state_dict: torch.save(model.state_dict(), ..)", .0.escape_debug()
+    )]
+    Global(String),
+
+    /// The pickle is damaged, or uses an operation that tensors do not need.
+    #[error("its pickle is invalid at byte {at}: {problem}")]
+    Pickle {
+        /// The offset of the operation.
+        at: usize,
+        /// The problem.
+        problem: &'static str,
+    },
+
+    /// The pickle has another structure than PyTorch writes.
+    #[error("its pickle has no {0}")]
+    Structure(&'static str),
+
+    /// A value of a model is not a tensor.
+    #[error(
+        "`{}` is not a tensor; save only the state_dict: torch.save(model.state_dict(), ..)",
+        .0.escape_debug()
+    )]
+    NotATensor(String),
+
+    /// A tensor cannot be read.
+    #[error("tensor `{}` cannot be read: {problem}", name.escape_debug())]
+    Tensor {
+        /// The tensor.
+        name: String,
+        /// The problem.
+        problem: &'static str,
+    },
+
+    /// A chunk is another tensor than the metadata says.
+    #[error(
+        "the chunk of `{}` at {offsets:?} should be {dtype} {sizes:?}, but is {found_dtype} \
+         {found:?}", name.escape_debug()
+    )]
+    Chunk {
+        /// The tensor.
+        name: String,
+        /// The chunk's first element.
+        offsets: Vec<u64>,
+        /// The dtype of the metadata.
+        dtype: Dtype,
+        /// The chunk's shape in the metadata.
+        sizes: Vec<u64>,
+        /// The dtype in the file.
+        found_dtype: Dtype,
+        /// The shape in the file.
+        found: Vec<u64>,
+    },
+
+    /// The metadata does not say where a chunk is, or the place is outside the file.
+    #[error("the chunk of `{}` at {offsets:?} {problem}", name.escape_debug())]
+    NoChunk {
+        /// The tensor.
+        name: String,
+        /// The chunk's first element.
+        offsets: Vec<u64>,
+        /// The problem.
+        problem: &'static str,
+    },
+}

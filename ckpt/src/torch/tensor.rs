@@ -1,0 +1,143 @@
+//! Tensors of a pickle: views of storages.
+
+use super::TorchError;
+use super::globals::{Global, TorchDtype};
+use super::pickle::{Id, Pickle, Value};
+use crate::limits::MAX_DIMS;
+
+/// A tensor as a view of a storage, in elements of PyTorch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct TorchTensor {
+    pub(super) dtype: TorchDtype,
+    /// The key of its storage: the name of a file in the archive.
+    pub(super) storage: String,
+    pub(super) storage_bytes: u64,
+    pub(super) offset: u64,
+    pub(super) shape: Vec<u64>,
+    pub(super) strides: Vec<u64>,
+}
+
+/// A parameter may contain a parameter, but not this often.
+const MAX_NESTED: usize = 8;
+
+/// The tensor that a value is; `None` if it is another value.
+pub(super) fn tensor(
+    pickle: &Pickle,
+    mut value: Id,
+    name: &str,
+) -> Result<Option<TorchTensor>, TorchError> {
+    for _ in 0..MAX_NESTED {
+        let Some((global, arguments)) = pickle.call(value) else {
+            return Ok(None);
+        };
+        match (global, arguments) {
+            (Global::Parameter, [data, ..]) => value = *data,
+            (Global::Tensor, [storage, offset, shape, strides, _, _, more @ ..]) => {
+                let view = (*offset, *shape, *strides);
+                return view_of(pickle, name, *storage, view, None, more).map(Some);
+            }
+            (Global::TensorOfDtype, [storage, offset, shape, strides, _, _, dtype, more @ ..]) => {
+                let Value::Global(Global::Dtype(dtype)) = *pickle.get(*dtype) else {
+                    return Err(invalid(name, "it has no dtype"));
+                };
+                let view = (*offset, *shape, *strides);
+                return view_of(pickle, name, *storage, view, Some(dtype), more).map(Some);
+            }
+            (Global::Parameter | Global::Tensor | Global::TensorOfDtype, _) => {
+                return Err(invalid(name, "it has too few arguments"));
+            }
+            _ => return Ok(None),
+        }
+    }
+    Err(invalid(name, "its parameters are nested"))
+}
+
+fn invalid(name: &str, problem: &'static str) -> TorchError {
+    TorchError::Tensor {
+        name: name.to_owned(),
+        problem,
+    }
+}
+
+fn view_of(
+    pickle: &Pickle,
+    name: &str,
+    storage: Id,
+    (offset, shape, strides): (Id, Id, Id),
+    dtype: Option<TorchDtype>,
+    more: &[Id],
+) -> Result<TorchTensor, TorchError> {
+    let has_flags = more.iter().any(|it| match pickle.get(*it) {
+        Value::None => false,
+        Value::Dict(flags) => !flags.is_empty(),
+        _ => true,
+    });
+    if has_flags {
+        let problem =
+            "it is a conjugate or negative view; save tensor.resolve_conj().resolve_neg()";
+        return Err(invalid(name, problem));
+    }
+    let (of_storage, key, storage_bytes) =
+        storage_of(pickle, storage).ok_or_else(|| invalid(name, "it has no storage"))?;
+    let dtype = match (of_storage, dtype) {
+        (Some(dtype), None) | (None, Some(dtype)) => dtype,
+        _ => return Err(invalid(name, "it has no dtype")),
+    };
+    let offset = pickle.number(offset);
+    let offset = offset.ok_or_else(|| invalid(name, "its offset is not a number"))?;
+    let (shape, strides) = match (pickle.numbers(shape), pickle.numbers(strides)) {
+        (Some(shape), Some(strides)) if shape.len() == strides.len() => (shape, strides),
+        _ => return Err(invalid(name, "its shape and strides do not match")),
+    };
+    if shape.len() > MAX_DIMS {
+        return Err(invalid(name, "it has too many dims"));
+    }
+    Ok(TorchTensor {
+        dtype,
+        storage: key,
+        storage_bytes,
+        offset,
+        shape,
+        strides,
+    })
+}
+
+/// `("storage", class, key, location, elements)`: the dtype of the class, the key, the bytes.
+fn storage_of(pickle: &Pickle, id: Id) -> Option<(Option<TorchDtype>, String, u64)> {
+    let Value::Persistent(id) = *pickle.get(id) else {
+        return None;
+    };
+    let &[kind, class, key, _, elements] = pickle.tuple(id)? else {
+        return None;
+    };
+    let Value::Global(Global::Storage(dtype)) = *pickle.get(class) else {
+        return None;
+    };
+    let element = dtype.map_or(1, TorchDtype::bytes);
+    let bytes = pickle.number(elements)?.checked_mul(element)?;
+    let key = pickle.text(key)?.to_owned();
+    (pickle.text(kind)? == "storage").then_some((dtype, key, bytes))
+}
+
+impl TorchTensor {
+    /// Whether its elements are consecutive and row-major.
+    pub(super) fn is_contiguous(&self) -> bool {
+        if self.shape.contains(&0) {
+            return true;
+        }
+        let mut stride = 1u64;
+        for (extent, own) in self.shape.iter().zip(&self.strides).rev() {
+            if *extent > 1 && *own != stride {
+                return false;
+            }
+            stride = stride.saturating_mul(*extent);
+        }
+        true
+    }
+
+    /// The number of elements, unless it overflows.
+    pub(super) fn elements(&self) -> Option<u64> {
+        let mut dims = self.shape.iter();
+        dims.try_fold(1u64, |all, extent| all.checked_mul(*extent))
+    }
+}

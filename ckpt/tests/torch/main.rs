@@ -1,0 +1,174 @@
+//! Models that PyTorch wrote are read without Python, and equal what PyTorch loads.
+//!
+//! `make_fixtures.py` wrote the fixtures with torch, and beside each the same tensors as
+//! safetensors.
+
+mod crafted;
+mod damage;
+mod zips;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use meshgrad_ckpt::exec::{Slices, execute};
+use meshgrad_ckpt::graph::Graph;
+use meshgrad_ckpt::plan::{Catalog, LoadPlan, LoadRequest, Options};
+use meshgrad_ckpt::source::{BackendChoice, Sources};
+use meshgrad_ckpt::torch::{self, TorchModel};
+use meshgrad_ckpt::{Dtype, Folder, Links};
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/torch/fixtures")
+}
+
+type Tensors = BTreeMap<String, (Dtype, Vec<u64>, Vec<u8>)>;
+
+/// Reads all tensors by plans, as loads and conversions do.
+fn tensors(model: &TorchModel) -> Result<Tensors, Box<dyn std::error::Error>> {
+    let mut graph = Graph::new();
+    let mut requests = Vec::new();
+    for spec in model.assembly.specs() {
+        let expr = graph.source(&spec.name, spec.dtype, &spec.shape)?;
+        requests.push(LoadRequest::all(&*spec.name, &graph, expr));
+    }
+    let (graph, requests) = model.assembly.inline(&graph, requests)?;
+    let folder = model.assembly.folder();
+    let options = Options {
+        threads: 1,
+        ..Options::default()
+    };
+    let plan = LoadPlan::new(&graph, &Catalog::of(folder), &requests, &options)?;
+    let targets = plan.targets().iter();
+    let mut made: Vec<Vec<u8>> = targets.map(|it| vec![0; it.bytes as usize]).collect();
+    let slices = Slices::new(made.iter_mut().map(|it| &mut it[..]));
+    let sources = Sources::open(folder, BackendChoice::Auto)?;
+    execute(&plan, &sources, &slices, &|_| {})?;
+    let named = model.assembly.specs().into_iter().zip(made);
+    Ok(named
+        .map(|(spec, bytes)| (spec.name, (spec.dtype, spec.shape, bytes)))
+        .collect())
+}
+
+fn expected(folder: &Path) -> Tensors {
+    let file = Folder::open_file(folder.join("expected.safetensors")).unwrap();
+    let tensor = |info: &meshgrad_ckpt::TensorInfo| {
+        let shape = info.shape.iter().map(|extent| *extent as u64).collect();
+        (
+            info.name.clone(),
+            (info.dtype, shape, file.read(&info.name).unwrap()),
+        )
+    };
+    file.tensors().map(tensor).collect()
+}
+
+fn open(folder: &Path) -> TorchModel {
+    torch::open(folder, Links::Refuse).unwrap().unwrap()
+}
+
+/// All dtypes, views of shared storages, modules, several files, and chunks of 2 x 3 ranks.
+#[test]
+fn tensors_equal_those_that_pytorch_loads() {
+    for name in ["dtypes", "views", "module", "sharded", "dcp"] {
+        let folder = fixtures().join(name);
+        let found = tensors(&open(&folder)).unwrap();
+        let expected = expected(&folder);
+        assert!(
+            found.keys().eq(expected.keys()),
+            "{name}: {:?}",
+            found.keys()
+        );
+        for (tensor, found) in &found {
+            assert_eq!(*found, expected[tensor], "{name}: {tensor}");
+        }
+    }
+}
+
+/// The comparison above fails for a changed element of any tensor.
+#[test]
+fn the_comparison_sees_a_changed_byte() {
+    let place = tempfile::tempdir().unwrap();
+    let from = fixtures().join("sharded");
+    for entry in fs::read_dir(&from).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), place.path().join(entry.file_name())).unwrap();
+    }
+    let path = place.path().join("pytorch_model-00002-of-00002.bin");
+    let mut bytes = fs::read(&path).unwrap();
+    // The bias 3.0.
+    let at = bytes
+        .windows(4)
+        .rposition(|it| it == 3f32.to_le_bytes())
+        .unwrap();
+    bytes[at] ^= 1;
+    fs::write(&path, bytes).unwrap();
+    assert_ne!(tensors(&open(place.path())).unwrap(), expected(&from));
+}
+
+/// Two elements in a byte: the last extent is doubled, as safetensors does it.
+#[test]
+fn four_bit_floats_have_two_elements_in_a_byte() {
+    let found = tensors(&open(&fixtures().join("float4"))).unwrap();
+    let bytes = vec![0x12, 0x34, 0x56, 0x78];
+    assert_eq!(found["w"], (Dtype::F4, vec![2, 4], bytes));
+}
+
+/// Values that are not tensors are left out of a distributed checkpoint, and named.
+#[test]
+fn other_values_are_named() {
+    let model = open(&fixtures().join("dcp"));
+    assert_eq!(model.left_out, ["names", "step"]);
+}
+
+/// A folder with none of the files is no model of PyTorch.
+#[test]
+fn other_folders_have_no_model() {
+    let folder = tempfile::tempdir().unwrap();
+    assert!(torch::open(folder.path(), Links::Refuse).unwrap().is_none());
+}
+
+#[test]
+fn files_without_plain_tensors_say_what_to_do() {
+    let message = |name: &str| {
+        let path = fixtures().join("wrong").join(name);
+        let error = match torch::open_file(&path) {
+            Ok(model) => panic!("{name}: {:?}", model.assembly.specs()),
+            Err(error) => error.to_string(),
+        };
+        error.replace(&path.display().to_string(), name)
+    };
+    let start = |name: &str| format!("{name} cannot be read as a model of PyTorch: ");
+    let state = "save only the state_dict: torch.save(model.state_dict(), ..)";
+    let global = |file: &str, global: &str| {
+        let expected = format!(
+            "{}its pickle names `{global}`, which a file of plain tensors does not need and which is \
+             not loaded; {state}",
+            start(file)
+        );
+        assert_eq!(message(file), expected);
+    };
+    global("whole-module.bin", "torch.nn.modules.container.Sequential");
+    global("sparse.bin", "torch._utils._rebuild_sparse_tensor");
+    global("quantized.bin", "torch._utils._rebuild_qtensor");
+    global("complex128.bin", "torch.ComplexDoubleStorage");
+    assert_eq!(
+        message("nested.bin"),
+        format!(
+            "{}`state_dict` is not a tensor; {state}",
+            start("nested.bin")
+        )
+    );
+    assert_eq!(
+        message("conjugate.bin"),
+        format!(
+            "{}tensor `w` cannot be read: it is a conjugate or negative view; save \
+             tensor.resolve_conj().resolve_neg()",
+            start("conjugate.bin")
+        )
+    );
+    assert!(message("legacy.bin").starts_with(&format!(
+        "{}it has the format of PyTorch before 1.6; save it again: python -c",
+        start("legacy.bin")
+    )));
+    assert!(message("expanded.bin").ends_with("store a contiguous copy of it"));
+}
