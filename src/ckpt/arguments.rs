@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail};
+use meshgrad::ckpt::Links;
 use meshgrad::ckpt::layout::{self, Layout};
 use meshgrad::ckpt::mapping::{AllowedProblems, Mapping, Report, Template, TensorSpec};
 use serde::Serialize;
@@ -23,6 +24,24 @@ pub(super) struct AllowArguments {
     /// unmatched and dropped. May be repeated.
     #[arg(long, value_name = "KIND[:TEMPLATE]", value_parser = parse_allowed)]
     allow: Vec<String>,
+}
+
+/// Whether files of a source may be links.
+#[derive(clap::Args)]
+pub(super) struct LinkArguments {
+    /// Follow links in the folder of SOURCE, wherever they lead. Links of the Hugging Face cache
+    /// are always followed.
+    #[arg(long)]
+    follow_links: bool,
+}
+
+impl LinkArguments {
+    pub(super) fn links(&self) -> Links {
+        match self.follow_links {
+            true => Links::Follow,
+            false => Links::Refuse,
+        }
+    }
 }
 
 fn parse_allowed(text: &str) -> Result<String, String> {

@@ -195,7 +195,8 @@ impl Catalog {
         if catalog.parts.is_empty() {
             bail!(
                 "{} contains no safetensors file and no checkpoint; give a safetensors file, a \
-                 folder of them, a run or one of its checkpoints",
+                 folder of them, a run or one of its checkpoints; `meshgrad ckpt convert` reads \
+                 files of PyTorch",
                 display_path(path)
             );
         }

@@ -4,11 +4,12 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::ensure;
-use meshgrad::ckpt::exec::check_ties;
 use meshgrad::ckpt::mapping::{self, AllowedProblems, Bound, Mapping, Problem};
 use serde::Serialize;
 
-use super::arguments::{AllowArguments, mapping_errors, path_text, read_map, read_renames};
+use super::arguments::{
+    AllowArguments, LinkArguments, mapping_errors, path_text, read_map, read_renames,
+};
 use super::catalog::display_path;
 use super::destination::{ConfigChange, FloatType, Sidecars, folder_writer, stage, summary_rows};
 use super::interrupt::Interrupt;
@@ -16,6 +17,7 @@ use super::overflow::{InfiniteElements, Overflow};
 use super::size::{self, ByteSize};
 use super::source::{Source, Summary};
 use super::stream::{Limits, Stream};
+use super::ties::check_ties;
 use super::values::progress_bar;
 use super::warn;
 use crate::answer::Answer;
@@ -25,12 +27,13 @@ use crate::table::{Table, printable};
 #[derive(clap::Args)]
 #[command(after_help = "Exit codes: 0 success, 1 the map does not fit, or an error.")]
 pub(super) struct ConvertArguments {
-    /// A Hugging Face folder, a safetensors file, a checkpoint, or a run: its newest checkpoint.
+    /// A Hugging Face folder, a safetensors file, pytorch_model.bin or its folder, a folder of
+    /// torch.distributed.checkpoint, a checkpoint, or a run: its newest checkpoint.
     source: PathBuf,
     /// The folder to create; it must not exist.
     destination: PathBuf,
-    /// The map: outputs on the left, inputs on the right.
-    #[arg(long, value_name = "FILE", required_unless_present = "renames")]
+    /// The map: outputs on the left, inputs on the right [default: all names are kept].
+    #[arg(long, value_name = "FILE")]
     map: Option<PathBuf>,
     /// A table of renames instead of a map: `OLD NEW` per line, with captures as in a map. All other
     /// names are kept.
@@ -44,6 +47,8 @@ pub(super) struct ConvertArguments {
     dtype: Option<FloatType>,
     #[command(flatten)]
     allow: AllowArguments,
+    #[command(flatten)]
+    links: LinkArguments,
     /// Memory for tensor data.
     #[arg(long, value_name = "SIZE", default_value = "2GiB")]
     budget: ByteSize,
@@ -66,12 +71,14 @@ pub(super) struct Report {
     dtype: Option<&'static str>,
     /// Tensors that were rounded to `dtype`.
     rounded: u64,
-    /// Tensors of which `dtype` made finite elements infinite.
+    /// Tensors of which `dtype` or the map made finite elements infinite.
     overflows: Vec<Overflow>,
     /// What a map's dtypes change in config.json.
     config: Vec<String>,
     /// Problems that were allowed.
     allowed: Vec<String>,
+    /// What is wrong with the source, and what the destination lacks.
+    warnings: Vec<String>,
     copied: Vec<String>,
     read_bytes: u64,
     seconds: f64,
@@ -110,7 +117,7 @@ pub(super) fn convert(arguments: &ConvertArguments, threads: usize) -> anyhow::R
         true => mapping.reversed(),
         false => mapping,
     };
-    let source = Source::open_intact(&arguments.source)?;
+    let source = Source::open_intact(&arguments.source, arguments.links.links())?;
     let conversion = Conversion {
         source: &source,
         mapping: &mapping,
@@ -128,7 +135,7 @@ pub(super) fn convert(arguments: &ConvertArguments, threads: usize) -> anyhow::R
         Ok(bound) => bound,
         Err(report) => {
             let map = file.cloned();
-            return mapping_errors(source.folder.path(), &map, &report, arguments.json);
+            return mapping_errors(source.path(), &map, &report, arguments.json);
         }
     };
     let mut report = conversion.run(&bound)?;
@@ -139,8 +146,7 @@ pub(super) fn convert(arguments: &ConvertArguments, threads: usize) -> anyhow::R
     if arguments.json {
         return Answer::json(&report, 0);
     }
-    warn(&source.warnings);
-    Ok(Answer::success(report.text()))
+    Ok(report.answer())
 }
 
 impl Conversion<'_> {
@@ -159,16 +165,17 @@ impl Conversion<'_> {
         let allowed = allowed.collect();
         let exact = bound;
         let bound = retyped.as_ref().unwrap_or(exact);
-        check_ties(bound, &self.source.folder)?;
+        check_ties(bound, self.source, &self.limits)?;
 
         let made: Vec<_> = bound.outputs().collect();
         ensure!(
             !made.is_empty(),
             "the map has no outputs: no rule matches tensors of {}; check its direction \
              (--inverse)",
-            display_path(self.source.folder.path())
+            display_path(self.source.path())
         );
-        let writer = folder_writer(&made, self.max_shard.0)?;
+        let (metadata, conflicts) = self.source.metadata();
+        let writer = folder_writer(&made, &metadata, self.max_shard.0)?;
         let bytes = made
             .iter()
             .map(|it| it.shape.iter().product::<u64>() * it.dtype.bits() as u64 / 8)
@@ -180,20 +187,20 @@ impl Conversion<'_> {
         let progress = progress_bar(bytes);
         let wants = bound.requests();
         let mut stream = Stream::new(bound.graph(), self.source, wants, &self.limits, &progress)?;
-        let mut infinite = InfiniteElements::default();
+        let mut infinite = InfiniteElements::new(exact, &made)?;
         writer.write(&mut staging, "", |tensor, data| {
             stream.each_part(tensor, |bytes| {
-                if self.dtype.is_some() {
-                    infinite.add(tensor, bytes);
-                }
+                infinite.add(tensor, bytes);
                 Ok(data.append(bytes)?)
             })
         })?;
         let read_bytes = stream.read_bytes();
-        let overflows = infinite.overflows(exact, self.source, &self.limits)?;
+        let overflows = infinite.overflows(self.source, &self.limits)?;
         let checkpoint = staging.commit()?;
         progress.finish_and_clear();
 
+        let warnings = self.source.warnings.iter().cloned();
+        let warnings = warnings.chain(conflicts).chain(copied.warnings()).collect();
         let is_data = |path: &str| path.ends_with(".safetensors");
         Ok(Report {
             source: self.source.summary(),
@@ -209,9 +216,10 @@ impl Conversion<'_> {
             dtype: self.dtype.map(|dtype| dtype.dtype().name()),
             rounded: retyped.as_ref().map_or(0, rounded),
             overflows,
-            config: change.described(&copied),
+            config: change.described(&copied.names),
             allowed,
-            copied,
+            warnings,
+            copied: copied.names,
             read_bytes,
             seconds: start.elapsed().as_secs_f64(),
         })
@@ -269,7 +277,13 @@ impl RoundTrip {
 }
 
 impl Report {
-    pub(super) fn text(&self) -> String {
+    /// The report as text; prints warnings.
+    pub(super) fn answer(&self) -> Answer {
+        warn(&self.warnings);
+        Answer::success(self.text())
+    }
+
+    fn text(&self) -> String {
         let mut table = Table::new([Left, Left, Right, Right, Right]);
         table.row(self.source.row("source"));
         table.row(self.destination.row("destination"));
@@ -298,7 +312,7 @@ impl Report {
             note(
                 "overflow",
                 format!(
-                    "{} of {tensors}, such as {}, became infinite: another --dtype can hold them",
+                    "{} of {tensors}, such as {}, became infinite: a dtype of a larger range can hold them",
                     size::counted(elements, "element"),
                     printable(&first.tensor)
                 ),

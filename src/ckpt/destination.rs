@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, anyhow, ensure};
 use clap::ValueEnum;
 use meshgrad::ckpt::mapping::{Bound, TensorSpec};
-use meshgrad::ckpt::{Committed, Dtype, FolderWriter, Staging};
+use meshgrad::ckpt::{Committed, Dtype, FolderWriter, Links, Staging};
 use serde_json::{Map, Value};
 
 use super::catalog::display_path;
 use super::size;
-use super::source::{ACCEPT_CHANGES, Source};
+use super::source::{ACCEPT_CHANGES, Metadata, Source};
 use super::stream::file_shape;
 use crate::table::printable;
 
@@ -97,8 +97,15 @@ pub(super) fn stage(path: &Path) -> anyhow::Result<Staging> {
 }
 
 /// A writer of the given tensors.
-pub(super) fn folder_writer(made: &[TensorSpec], max_shard: u64) -> anyhow::Result<FolderWriter> {
+pub(super) fn folder_writer(
+    made: &[TensorSpec],
+    metadata: &Metadata,
+    max_shard: u64,
+) -> anyhow::Result<FolderWriter> {
     let mut writer = FolderWriter::new().max_shard_bytes(max_shard);
+    for (key, value) in metadata {
+        writer.set_metadata(key, value);
+    }
     for spec in made {
         writer.add(&spec.name, spec.dtype, &file_shape(&spec.shape))?;
     }
@@ -109,6 +116,23 @@ pub(super) fn folder_writer(made: &[TensorSpec], max_shard: u64) -> anyhow::Resu
 pub(super) struct Sidecars<'a> {
     folder: Option<&'a Path>,
     checkpoint: Option<&'a Committed>,
+    links: Links,
+}
+
+/// The files that were copied, and links that were not.
+#[derive(Default)]
+pub(super) struct Copied {
+    pub(super) names: Vec<String>,
+    links: Vec<PathBuf>,
+}
+
+impl Copied {
+    pub(super) fn warnings(&self) -> impl Iterator<Item = String> + '_ {
+        self.links.iter().map(|path| {
+            let path = display_path(path);
+            format!("{path} is a link and was not copied; --follow-links copies it")
+        })
+    }
 }
 
 impl<'a> Sidecars<'a> {
@@ -117,14 +141,7 @@ impl<'a> Sidecars<'a> {
         Sidecars {
             folder: source.folder_path(),
             checkpoint: source.checkpoint(),
-        }
-    }
-
-    /// Those of a folder, and of the checkpoint that it is.
-    pub(super) fn of_folder(folder: &'a Path, checkpoint: Option<&'a Committed>) -> Sidecars<'a> {
-        Sidecars {
-            folder: Some(folder),
-            checkpoint,
+            links: source.links(),
         }
     }
 
@@ -133,12 +150,19 @@ impl<'a> Sidecars<'a> {
         &self,
         staging: &mut Staging,
         change: &ConfigChange,
-    ) -> anyhow::Result<Vec<String>> {
-        let mut copied = Vec::new();
+    ) -> anyhow::Result<Copied> {
+        let mut copied = Copied::default();
         let Some(folder) = self.folder else {
             return Ok(copied);
         };
         for (name, path) in sidecar_files(folder)? {
+            if self.links == Links::Refuse && is_foreign_link(folder, &path) {
+                copied.links.push(path);
+                continue;
+            }
+            if !is_small_file(&path) {
+                continue;
+            }
             let cannot_read = || format!("cannot read {}", display_path(&path));
             if let Some(checkpoint) = self.checkpoint {
                 let verified = checkpoint.verify_file(&name);
@@ -150,7 +174,7 @@ impl<'a> Sidecars<'a> {
                 false => bytes,
             };
             staging.write(&name, &bytes)?;
-            copied.push(name);
+            copied.names.push(name);
         }
         Ok(copied)
     }
@@ -165,7 +189,7 @@ fn sidecar_files(folder: &Path) -> anyhow::Result<Vec<(String, PathBuf)>> {
             let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
                 continue;
             };
-            if is_sidecar_file(name) && is_safe_to_copy(folder, &path) {
+            if is_sidecar_file(name) {
                 found.push((name.to_owned(), path));
             }
         }
@@ -184,24 +208,24 @@ fn is_sidecar_file(name: &str) -> bool {
         && printable(name) == name
 }
 
-/// Whether the path is a small regular file, or a link into the blobs of the Hugging Face cache.
-/// Any other link could expose a file from outside the folder.
-fn is_safe_to_copy(folder: &Path, path: &Path) -> bool {
-    let small = |metadata: &fs::Metadata| metadata.is_file() && metadata.len() <= MAX_SIDECAR_BYTES;
-    let is_link = fs::symlink_metadata(path).is_ok_and(|it| it.is_symlink());
-    if !fs::metadata(path).is_ok_and(|it| small(&it)) {
+fn is_small_file(path: &Path) -> bool {
+    let small = |metadata: fs::Metadata| metadata.is_file() && metadata.len() <= MAX_SIDECAR_BYTES;
+    fs::metadata(path).is_ok_and(small)
+}
+
+/// Whether the path is a link to anything but a blob of the same repository in the Hugging Face
+/// cache. It could expose a file from outside the folder.
+fn is_foreign_link(folder: &Path, path: &Path) -> bool {
+    if !fs::symlink_metadata(path).is_ok_and(|it| it.is_symlink()) {
         return false;
-    }
-    if !is_link {
-        return true;
     }
     let (Ok(folder), Ok(real)) = (fs::canonicalize(folder), fs::canonicalize(path)) else {
-        return false;
+        return true;
     };
     let snapshots = folder.parent();
     let is_snapshot = snapshots.is_some_and(|it| it.ends_with("snapshots"));
     let blobs = snapshots.and_then(Path::parent).map(|it| it.join("blobs"));
-    is_snapshot && blobs.as_deref() == real.parent()
+    !is_snapshot || blobs.as_deref() != real.parent()
 }
 
 /// What changes in config.json because the tensors have other dtypes.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::ensure;
 use meshgrad::ckpt::mapping::{AllowedProblems, Mapping};
 
-use super::arguments::mapping_errors;
+use super::arguments::{LinkArguments, mapping_errors};
 use super::catalog::display_path;
 use super::convert::Conversion;
 use super::destination::FloatType;
@@ -13,7 +13,6 @@ use super::interrupt::Interrupt;
 use super::size::ByteSize;
 use super::source::Source;
 use super::stream::Limits;
-use super::warn;
 use crate::answer::Answer;
 
 #[derive(clap::Args)]
@@ -29,6 +28,8 @@ pub(super) struct ExportArguments {
     /// Memory for tensor data.
     #[arg(long, value_name = "SIZE", default_value = "2GiB")]
     budget: ByteSize,
+    #[command(flatten)]
+    links: LinkArguments,
     /// Maximum data per file.
     #[arg(long, value_name = "SIZE", default_value = "5GB")]
     max_shard: ByteSize,
@@ -38,8 +39,8 @@ pub(super) struct ExportArguments {
 }
 
 pub(super) fn export(arguments: &ExportArguments, threads: usize) -> anyhow::Result<Answer> {
-    let source = Source::open_intact(&arguments.checkpoint)?;
-    let folder = source.folder.path();
+    let source = Source::open_intact(&arguments.checkpoint, arguments.links.links())?;
+    let folder = source.path();
     ensure!(
         source.folder_path().is_some(),
         "{} is a file; give its folder, which must contain config.json, or convert the file with \
@@ -74,6 +75,5 @@ pub(super) fn export(arguments: &ExportArguments, threads: usize) -> anyhow::Res
     if arguments.json {
         return Answer::json(&report, 0);
     }
-    warn(&source.warnings);
-    Ok(Answer::success(report.text()))
+    Ok(report.answer())
 }

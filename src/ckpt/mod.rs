@@ -20,6 +20,7 @@ mod reshard;
 mod size;
 mod source;
 mod stream;
+mod ties;
 mod values;
 mod verify;
 
@@ -51,7 +52,7 @@ enum CkptCommand {
     Convert(convert::ConvertArguments),
     /// Export a checkpoint as a Hugging Face folder.
     Export(export::ExportArguments),
-    /// Split a model into one folder per rank, or merge the folders.
+    /// Split a model into one folder per rank, change the split, or merge the folders.
     Reshard(reshard::ReshardArguments),
     /// Time loads and saves on this machine against plain reads and writes.
     Bench(bench::BenchArguments),

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use indicatif::ProgressBar;
-use meshgrad::ckpt::mapping::Bound;
+use meshgrad::ckpt::graph::{Expr, Graph};
+use meshgrad::ckpt::mapping::{Bound, TensorSpec};
+use meshgrad::ckpt::plan::LoadRequest;
 use meshgrad::ckpt::{Dtype, TensorInfo};
 use serde::Serialize;
 
@@ -17,39 +19,63 @@ pub(super) struct Overflow {
     pub(super) elements: u64,
 }
 
-/// Counts infinite elements by tensor, while a conversion writes them.
-#[derive(Default)]
-pub(super) struct InfiniteElements(BTreeMap<String, u64>);
+/// Counts infinite elements of tensors that are rounded, while a conversion writes them.
+pub(super) struct InfiniteElements {
+    /// The outputs without rounding.
+    graph: Graph,
+    /// Those that are rounded, by name.
+    unrounded: BTreeMap<String, Expr>,
+    found: BTreeMap<String, u64>,
+}
 
 impl InfiniteElements {
+    /// Of a map without `--dtype`, and of the tensors that are written.
+    pub(super) fn new(map: &Bound, written: &[TensorSpec]) -> anyhow::Result<InfiniteElements> {
+        let (graph, unrounded) = map.unrounded()?;
+        let rounded = written.iter().filter_map(|spec| {
+            let expr = *unrounded.get(&*spec.name)?;
+            (graph.dtype(expr) != spec.dtype).then(|| (spec.name.clone(), expr))
+        });
+        Ok(InfiniteElements {
+            unrounded: rounded.collect(),
+            found: BTreeMap::new(),
+            graph,
+        })
+    }
+
     pub(super) fn add(&mut self, tensor: &TensorInfo, bytes: &[u8]) {
+        if !self.unrounded.contains_key(&tensor.name) {
+            return;
+        }
         let found = infinite(tensor.dtype, bytes);
         if found > 0 {
-            *self.0.entry(tensor.name.clone()).or_default() += found;
+            *self.found.entry(tensor.name.clone()).or_default() += found;
         }
     }
 
-    /// The tensors with more infinite elements than the conversion without rounding has. Computes
-    /// only tensors with infinite elements again.
+    /// The tensors with more infinite elements than without rounding. Computes only tensors with
+    /// infinite elements again.
     pub(super) fn overflows(
-        self,
-        exact: &Bound,
+        &self,
         source: &Source,
         limits: &Limits,
     ) -> anyhow::Result<Vec<Overflow>> {
-        let mut requests = exact.requests();
-        requests.retain(|request| self.0.contains_key(&*request.target));
+        let request = |(name, expr): (&String, &Expr)| {
+            let is_found = self.found.contains_key(name);
+            is_found.then(|| LoadRequest::all(&**name, &self.graph, *expr))
+        };
+        let requests = self.unrounded.iter().filter_map(request).collect();
         let hidden = ProgressBar::hidden();
-        let mut stream = Stream::new(exact.graph(), source, requests, limits, &hidden)?;
+        let mut stream = Stream::new(&self.graph, source, requests, limits, &hidden)?;
         let mut overflows = Vec::new();
-        for spec in exact.outputs() {
-            let Some(after) = self.0.get(&spec.name) else {
+        for (name, after) in &self.found {
+            let Some(expr) = self.unrounded.get(name) else {
                 continue;
             };
             let tensor = TensorInfo {
-                name: spec.name,
-                dtype: spec.dtype,
-                shape: file_shape(&spec.shape),
+                name: name.clone(),
+                dtype: self.graph.dtype(*expr),
+                shape: file_shape(self.graph.shape(*expr)),
                 range: 0..0,
             };
             let mut before = 0;

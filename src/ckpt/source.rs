@@ -1,18 +1,26 @@
-//! The model that a subcommand reads: a folder or file with unique tensor names.
+//! The model that a subcommand reads: a folder or file with unique tensor names, of safetensors or
+//! of PyTorch.
 
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail};
+use meshgrad::ckpt::graph::Graph;
 use meshgrad::ckpt::mapping::TensorSpec;
+use meshgrad::ckpt::plan::LoadRequest;
 use meshgrad::ckpt::source::{BackendChoice, Sources};
-use meshgrad::ckpt::{Committed, Error, Folder, IntegrityError, TensorInfo, scan};
+use meshgrad::ckpt::torch::{self, TorchModel};
+use meshgrad::ckpt::{Assembly, Committed, Error, Folder, IntegrityError, Links, TensorFile, scan};
 
 use super::catalog::display_path;
+use super::size;
 
 /// An open folder or file.
 pub(super) struct Source {
-    pub(super) folder: Folder,
+    store: Store,
+    links: Links,
     /// The checkpoint that the folder or the file is part of, if it has a manifest.
     checkpoint: Option<Committed>,
     /// Why the manifest does not hold.
@@ -21,30 +29,56 @@ pub(super) struct Source {
     pub(super) warnings: Vec<String>,
 }
 
+/// Strings by key, in the header of a file.
+pub(super) type Metadata = BTreeMap<String, String>;
+
+/// The key of the regions of a rank's shards, which is valid only for its file.
+pub(super) const REGION_KEY: &str = "meshgrad.region";
+
+/// How the tensors are stored.
+enum Store {
+    Whole(Folder),
+    InParts(Assembly),
+}
+
 impl Source {
-    /// Opens a Hugging Face folder, a safetensors file, a checkpoint, or the newest checkpoint of a
-    /// run; reads no data.
-    pub(super) fn open(path: &Path) -> anyhow::Result<Source> {
+    /// Opens a Hugging Face folder, a file, a folder of PyTorch's distributed checkpoints, a
+    /// checkpoint, or the newest checkpoint of a run; reads no data.
+    pub(super) fn open(path: &Path, links: Links) -> anyhow::Result<Source> {
+        Ok(Source::open_any(path, links)?.with_links(links))
+    }
+
+    fn open_any(path: &Path, links: Links) -> anyhow::Result<Source> {
         let metadata =
             fs::metadata(path).with_context(|| format!("cannot open {}", display_path(path)))?;
         if !metadata.is_dir() {
             let (checkpoint, damage) = manifest_of(path.parent().unwrap_or(Path::new("")))?;
             let lists = |it: &Committed| it.files().any(|(name, _)| path.ends_with(name));
             let checkpoint = checkpoint.filter(lists);
+            if is_of_torch(path) {
+                return Ok(Source::of_torch(
+                    torch::open_file(path)?,
+                    checkpoint,
+                    damage,
+                ));
+            }
             return Ok(Source::new(Folder::open_file(path)?, checkpoint, damage));
         }
         let (checkpoint, damage) = manifest_of(path)?;
-        match Folder::open(path) {
+        match Folder::open_with(path, links) {
             Ok(folder) => Ok(Source::new(folder, checkpoint, damage)),
-            Err(error @ Error::NoModel { .. }) => Source::of_run(path, error),
+            Err(error @ Error::NoModel { .. }) => match torch::open(path, links)? {
+                Some(model) => Ok(Source::of_torch(model, checkpoint, damage)),
+                None => Source::of_run(path, error),
+            },
             Err(error) => Err(error.into()),
         }
     }
 
     /// As [`Source::open`], but damage that the manifest shows is an error: what is written from
     /// this source gets a manifest of its own.
-    pub(super) fn open_intact(path: &Path) -> anyhow::Result<Source> {
-        let source = Source::open(path)?;
+    pub(super) fn open_intact(path: &Path, links: Links) -> anyhow::Result<Source> {
+        let source = Source::open(path, links)?;
         match source.damage {
             None => Ok(source),
             Some(error) => Err(anyhow!("{error}; {ACCEPT_CHANGES}")),
@@ -57,9 +91,105 @@ impl Source {
         let damaged = damage.iter().map(Error::to_string);
         Source {
             warnings: damaged.chain(mismatch).collect(),
-            folder,
+            store: Store::Whole(folder),
+            links: Links::Refuse,
             checkpoint,
             damage,
+        }
+    }
+
+    /// Tensors that are stored in parts.
+    pub(super) fn assembled(assembly: Assembly, checkpoint: Option<Committed>) -> Source {
+        Source {
+            store: Store::InParts(assembly),
+            links: Links::Refuse,
+            checkpoint,
+            damage: None,
+            warnings: Vec::new(),
+        }
+    }
+
+    pub(super) fn with_links(self, links: Links) -> Source {
+        Source { links, ..self }
+    }
+
+    fn of_torch(model: TorchModel, checkpoint: Option<Committed>, damage: Option<Error>) -> Source {
+        let mut source = Source::assembled(model.assembly, checkpoint);
+        source.warnings.extend(damage.iter().map(Error::to_string));
+        source.damage = damage;
+        if let [first, ..] = &model.left_out[..] {
+            let values = size::counted(model.left_out.len() as u64, "value");
+            source.warnings.push(format!(
+                "left out of {}: {values} that are not tensors, such as `{first}`",
+                display_path(source.path())
+            ));
+        }
+        source
+    }
+
+    /// Whether files of its folder may be links.
+    pub(super) fn links(&self) -> Links {
+        self.links
+    }
+
+    /// The metadata of its safetensors files, and warnings about keys that have several values.
+    pub(super) fn metadata(&self) -> (Metadata, Vec<String>) {
+        let (mut metadata, mut warnings) = (Metadata::new(), Vec::new());
+        let mut first: BTreeMap<&str, (&str, &TensorFile)> = BTreeMap::new();
+        for file in self.stored().files() {
+            for (key, value) in file.metadata() {
+                let known = *first.entry(key).or_insert((value, file));
+                if known.0 == value {
+                    metadata.insert(key.clone(), value.clone());
+                }
+            }
+        }
+        for file in self.stored().files() {
+            for (key, value) in file.metadata() {
+                let (kept, of) = first[key.as_str()];
+                if kept != value && metadata.remove(key).is_some() && key != REGION_KEY {
+                    warnings.push(format!(
+                        "the metadata `{key}` is left out, because it differs between files: \
+                         `{kept}` in {}, `{value}` in {}",
+                        display_path(of.path()),
+                        display_path(file.path())
+                    ));
+                }
+            }
+        }
+        metadata.remove(REGION_KEY);
+        (metadata, warnings)
+    }
+
+    /// Whether the tensors are stored as a whole, and not in parts.
+    pub(super) fn is_whole(&self) -> bool {
+        matches!(self.store, Store::Whole(_))
+    }
+
+    /// The stored tensors: the source's own, or their parts.
+    pub(super) fn stored(&self) -> &Folder {
+        match &self.store {
+            Store::Whole(folder) => folder,
+            Store::InParts(assembly) => assembly.folder(),
+        }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        self.stored().path()
+    }
+
+    /// A graph over the tensors as one over the stored tensors, with its requests.
+    pub(super) fn over_stored<'g>(
+        &self,
+        graph: &'g Graph,
+        requests: Vec<LoadRequest>,
+    ) -> anyhow::Result<(Cow<'g, Graph>, Vec<LoadRequest>)> {
+        match &self.store {
+            Store::Whole(_) => Ok((Cow::Borrowed(graph), requests)),
+            Store::InParts(assembly) => {
+                let (graph, requests) = assembly.inline(graph, requests)?;
+                Ok((Cow::Owned(graph), requests))
+            }
         }
     }
 
@@ -85,8 +215,10 @@ impl Source {
     /// Its open files. Reads compare digests if there is a manifest.
     pub(super) fn files(&self) -> Result<Sources, Error> {
         match &self.checkpoint {
-            Some(checkpoint) => Sources::open_sealed(&self.folder, BackendChoice::Auto, checkpoint),
-            None => Sources::open(&self.folder, BackendChoice::Auto),
+            Some(checkpoint) => {
+                Sources::open_sealed(self.stored(), BackendChoice::Auto, checkpoint)
+            }
+            None => Sources::open(self.stored(), BackendChoice::Auto),
         }
     }
 
@@ -97,8 +229,8 @@ impl Source {
 
     /// The path, if it is a folder and not a single file.
     pub(super) fn folder_path(&self) -> Option<&Path> {
-        let path = self.folder.path();
-        let is_file = self.folder.files().iter().any(|file| file.path() == path);
+        let path = self.path();
+        let is_file = self.stored().files().iter().any(|file| file.path() == path);
         (!is_file).then_some(path)
     }
 
@@ -106,24 +238,46 @@ impl Source {
     pub(super) fn reopen(&self) -> Result<Folder, Error> {
         match self.folder_path() {
             Some(folder) => Folder::open(folder),
-            None => Folder::open_file(self.folder.path()),
+            None => Folder::open_file(self.path()),
         }
     }
 
     /// Its tensors.
     pub(super) fn specs(&self) -> Vec<TensorSpec> {
-        self.folder.tensors().map(TensorSpec::from).collect()
-    }
-
-    /// Its size, for a report.
-    pub(super) fn summary(&self) -> Summary {
-        Summary {
-            path: self.folder.path().to_owned(),
-            tensors: self.folder.tensors().len() as u64,
-            files: self.folder.files().len() as u64,
-            bytes: self.folder.tensors().map(bytes_of).sum(),
+        match &self.store {
+            Store::Whole(folder) => folder.tensors().map(TensorSpec::from).collect(),
+            Store::InParts(assembly) => assembly.specs(),
         }
     }
+
+    /// The size of its tensors, for a report.
+    pub(super) fn summary(&self) -> Summary {
+        let specs = self.specs();
+        Summary {
+            tensors: specs.len() as u64,
+            bytes: specs.iter().map(bytes_of).sum(),
+            ..self.stored_summary()
+        }
+    }
+
+    /// The size of the stored tensors.
+    pub(super) fn stored_summary(&self) -> Summary {
+        let folder = self.stored();
+        Summary {
+            path: folder.path().to_owned(),
+            tensors: folder.tensors().len() as u64,
+            files: folder.files().len() as u64,
+            bytes: folder.tensors().map(|it| it.byte_len() as u64).sum(),
+        }
+    }
+}
+
+/// Extensions of files that `torch.save` writes.
+const TORCH_EXTENSIONS: [&str; 3] = ["bin", "pt", "pth"];
+
+fn is_of_torch(path: &Path) -> bool {
+    let extension = path.extension().and_then(|it| it.to_str());
+    extension.is_some_and(|it| TORCH_EXTENSIONS.contains(&it))
 }
 
 /// What to do about a manifest that does not fit its files.
@@ -156,8 +310,14 @@ fn manifest_of(folder: &Path) -> anyhow::Result<(Option<Committed>, Option<Error
     }
 }
 
-fn bytes_of(tensor: &TensorInfo) -> u64 {
-    tensor.byte_len() as u64
+/// Bytes of a tensor.
+pub(super) fn bytes_of(tensor: &TensorSpec) -> u64 {
+    let elements = tensor
+        .shape
+        .iter()
+        .fold(1u64, |all, it| all.saturating_mul(*it));
+    let bits = elements.saturating_mul(tensor.dtype.bits() as u64);
+    bits.div_ceil(8)
 }
 
 /// The size of a folder of tensors.
@@ -177,13 +337,12 @@ fn as_text<S: serde::Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S:
 impl Summary {
     /// The cells of a row: path, tensors, bytes, files.
     pub(super) fn row(&self, title: &str) -> [String; 5] {
-        use super::size::{bytes, counted};
         [
             title.to_owned(),
             display_path(&self.path),
-            counted(self.tensors, "tensor"),
-            bytes(self.bytes),
-            counted(self.files, "file"),
+            size::counted(self.tensors, "tensor"),
+            size::bytes(self.bytes),
+            size::counted(self.files, "file"),
         ]
     }
 }

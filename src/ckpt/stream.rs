@@ -4,6 +4,7 @@
 //! many following ones as fit into half of the budget; the other half is for windows. A larger
 //! tensor is computed in groups of rows.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -37,7 +38,7 @@ impl Limits {
 
 /// Computes tensors in the order of the writer: by name within each dtype.
 pub(super) struct Stream<'a> {
-    graph: &'a Graph,
+    graph: Cow<'a, Graph>,
     catalog: Catalog<'a>,
     sources: Sources,
     options: Options,
@@ -60,15 +61,16 @@ impl<'a> Stream<'a> {
         limits: &Limits,
         progress: &'a ProgressBar,
     ) -> anyhow::Result<Stream<'a>> {
+        let (graph, wants) = source.over_stored(graph, wants)?;
         let wants = wants.into_iter().map(|want| (want.target.clone(), want));
         Ok(Stream {
             graph,
-            catalog: Catalog::of(&source.folder),
+            catalog: Catalog::of(source.stored()),
             sources: source.files()?,
             options: Options {
                 threads: limits.threads,
                 budget: Some(limits.budget.0),
-                ..Options::for_folder(&source.folder)
+                ..Options::for_folder(source.stored())
             },
             target_bytes: limits.target_bytes(),
             wants: wants.collect(),
@@ -186,7 +188,7 @@ impl<'a> Stream<'a> {
     }
 
     fn plan(&self, wants: &[LoadRequest]) -> Result<LoadPlan, PlanError> {
-        LoadPlan::new(self.graph, &self.catalog, wants, &self.options)
+        LoadPlan::new(&self.graph, &self.catalog, wants, &self.options)
     }
 
     fn execute(&mut self, plan: &LoadPlan) -> anyhow::Result<Vec<Vec<u8>>> {

@@ -294,7 +294,7 @@ fn errors() {
         dir.ckpt(&["convert", "model", "no/where", "--map", "fused.map"]),
         dir.ckpt(&["convert", "absent", "out", "--map", "fused.map"]),
         dir.ckpt(&["convert", "fused.map", "out", "--map", "fused.map"]),
-        dir.ckpt(&["convert", "model", "out"]),
+        convert("fused.map", &["--renames", "fused.map"]),
     ]);
     insta::assert_snapshot!(output);
     assert_eq!(dir.names(""), before);
@@ -342,6 +342,32 @@ fn overflow_is_reported() {
     ]);
     let expected = serde_json::json!([{"tensor": "large", "elements": 2}]);
     assert_eq!(json.json()["overflows"], expected);
+
+    // Casts of a map, also of parts and of scaled elements; the infinite element of the source is
+    // not counted.
+    for (at, (map, elements)) in [
+        ("w = cast(large, F16)", 2),
+        ("w = cast(cast(large, F16), F32)", 2),
+        ("w = cast(scale(large, 2), F16)", 4),
+        ("w = concat(cast(large, F16), cast(small, F16))", 2),
+        ("w = cast(large, BF16)", 0),
+        ("w = slice(cast(large, F16), 0, 3)", 0),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        fs::write(dir.path("cast.map"), map).unwrap();
+        let to = format!("cast-{at}");
+        let convert = ["convert", "model", &to, "--map", "cast.map", "--json"];
+        let allow = ["--allow", "unexpected", "--allow", "partly-used"];
+        let output = dir.ckpt(&[&convert[..], &allow].concat());
+        assert_eq!(output.code, 0, "{}", output.shown());
+        let expected = match elements {
+            0 => serde_json::json!([]),
+            elements => serde_json::json!([{"tensor": "w", "elements": elements}]),
+        };
+        assert_eq!(output.json()["overflows"], expected, "{map}");
+    }
 }
 
 /// A map that casts or dequantizes changes what config.json says of dtypes, and nothing else does.

@@ -14,6 +14,7 @@ mod inspect;
 mod models;
 mod plan;
 mod reshard;
+mod torch;
 mod verify;
 
 use std::io::ErrorKind;

@@ -130,24 +130,40 @@ pub(crate) fn read(folder: &Path) -> Model {
         if path.extension().is_none_or(|it| it != "safetensors") {
             continue;
         }
-        let bytes = fs::read(path).unwrap();
-        for (name, view) in SafeTensors::deserialize(&bytes).unwrap().iter() {
-            let tensor = Tensor {
-                dtype: format!("{:?}", view.dtype()).parse().unwrap(),
-                shape: view.shape().to_vec(),
-                bytes: view.data().to_vec(),
-            };
-            let before = model.insert(name.to_owned(), tensor);
+        for (name, tensor) in read_file(&path) {
+            let before = model.insert(name.clone(), tensor);
             assert!(before.is_none(), "{name} is in two files");
         }
     }
     model
 }
 
+/// Reads a file with the `safetensors` crate.
+pub(crate) fn read_file(path: &Path) -> Model {
+    let bytes = fs::read(path).unwrap();
+    let all = SafeTensors::deserialize(&bytes).unwrap();
+    let tensor = |(name, view): (&str, safetensors::tensor::TensorView<'_>)| {
+        let tensor = Tensor {
+            dtype: format!("{:?}", view.dtype()).parse().unwrap(),
+            shape: view.shape().to_vec(),
+            bytes: view.data().to_vec(),
+        };
+        (name.to_owned(), tensor)
+    };
+    all.iter().map(tensor).collect()
+}
+
 /// Writes a model to one file.
 pub(crate) fn file(path: &Path, model: &Model) {
+    file_with(path, model, &[("format", "pt")]);
+}
+
+/// Writes a model to one file with this metadata.
+pub(crate) fn file_with(path: &Path, model: &Model, metadata: &[(&str, &str)]) {
     let mut writer = FileWriter::new();
-    writer.set_metadata("format", "pt");
+    for (key, value) in metadata {
+        writer.set_metadata(key, value);
+    }
     for (name, tensor) in model {
         writer.add(name, tensor.dtype, &tensor.shape).unwrap();
     }

@@ -118,11 +118,144 @@ fn merging_restores_the_model() {
         assert_eq!(output.code, 0, "{}", output.shown());
         check_ranks(&dir, &split, &Layout::parse(mesh, PLACEMENTS).unwrap());
 
-        let small = ["--merge", "--budget", "170B", "--max-shard", "100B"];
+        let small = ["--merge", "--budget", "16KiB", "--max-shard", "100B"];
         let output = dir.ckpt(&[&["reshard", &split, &merged], &small[..]].concat());
         assert_eq!(output.code, 0, "{}", output.shown());
         assert_eq!(models::read(&dir.path(&merged)), model(), "{mesh}");
     }
+}
+
+/// Changing the split of ranks gives the same files as splitting the model, for all pairs of
+/// layouts: uneven extents, replicas, ranks without elements, other dims.
+#[test]
+fn splits_of_splits_equal_splits_of_the_model() {
+    let dir = TestDir::new();
+    models::folder(&dir.path("model"), &model());
+    fs::write(dir.path("model/config.json"), "{}\n").unwrap();
+    fs::write(dir.path("rows"), PLACEMENTS).unwrap();
+    fs::write(
+        dir.path("columns"),
+        "matrix = a:1\ncube = a:0 b:1\nwhole = b:1\n",
+    )
+    .unwrap();
+    let layouts = [
+        ("a=1,b=1", "rows"),
+        ("a=3,b=1", "rows"),
+        ("a=2,b=4", "rows"),
+        ("a=3,b=2", "columns"),
+        ("b=5,a=1", "columns"),
+    ];
+    let split = |source: &str, to: &str, (mesh, placements): (&str, &str)| {
+        let layout = [
+            "--mesh",
+            mesh,
+            "--placements",
+            placements,
+            "--budget",
+            "9KiB",
+        ];
+        let output = dir.ckpt(&[&["reshard", source, to, "--threads", "1"], &layout[..]].concat());
+        assert_eq!(output.code, 0, "{}", output.shown());
+    };
+    let direct = |at: usize| format!("direct-{at}");
+    for (at, layout) in layouts.into_iter().enumerate() {
+        split("model", &direct(at), layout);
+    }
+    for from in 0..layouts.len() {
+        for (to, layout) in layouts.into_iter().enumerate() {
+            let made = format!("{from}-to-{to}");
+            split(&direct(from), &made, layout);
+            assert_eq!(files(&dir, &made), files(&dir, &direct(to)), "{made}");
+        }
+        let merged = format!("merged-{from}");
+        let output = dir.ckpt(&["reshard", &direct(from), &merged, "--merge"]);
+        assert_eq!(output.code, 0, "{}", output.shown());
+        assert_eq!(models::read(&dir.path(&merged)), model(), "{from}");
+    }
+}
+
+/// All files of a folder and of the folders in it, except the manifest.
+fn files(dir: &TestDir, folder: &str) -> Vec<(String, Vec<u8>)> {
+    let mut files = Vec::new();
+    for name in dir.names(folder) {
+        let path = format!("{folder}/{name}");
+        match dir.path(&path).is_dir() {
+            true => files.extend(self::files(dir, &path)),
+            false if name == "manifest.json" => {}
+            false => {
+                let below = path.split_once('/').map_or("", |it| it.1).to_owned();
+                files.push((below, fs::read(dir.path(&path)).unwrap()));
+            }
+        }
+    }
+    files
+}
+
+/// A tensor larger than the budget goes from one split to another by rows.
+#[test]
+fn large_shards_are_split_again_by_rows() {
+    let dir = TestDir::new();
+    let large = models::tensor(Dtype::F32, &[301, 1024], 1);
+    let model = Model::from([("w".to_owned(), large)]);
+    models::folder(&dir.path("model"), &model);
+    fs::write(dir.path("rows"), "w = a:0\n").unwrap();
+    fs::write(dir.path("columns"), "w = a:1\n").unwrap();
+    let limits = ["--budget", "300KiB", "--threads", "1"];
+    let run = |arguments: &[&str]| {
+        let output = dir.ckpt(&[arguments, &limits].concat());
+        assert_eq!(output.code, 0, "{}", output.shown());
+    };
+    run(&[
+        "reshard",
+        "model",
+        "one",
+        "--mesh",
+        "a=3",
+        "--placements",
+        "rows",
+    ]);
+    run(&[
+        "reshard",
+        "one",
+        "two",
+        "--mesh",
+        "a=5",
+        "--placements",
+        "columns",
+    ]);
+    run(&["reshard", "two", "merged", "--merge"]);
+    assert_eq!(models::read(&dir.path("merged")), model);
+}
+
+/// Damaged shards, and replicas that differ, are errors of a new split as they are of a merge.
+#[test]
+fn a_new_split_sees_damage_and_different_replicas() {
+    let dir = TestDir::new();
+    models::folder(&dir.path("model"), &model());
+    fs::write(dir.path("placements"), PLACEMENTS).unwrap();
+    let layout = ["--mesh", "a=2,b=2", "--placements", "placements"];
+    dir.ckpt(&[&["reshard", "model", "split"], &layout[..]].concat());
+    let again = || {
+        let other = ["--mesh", "a=1,b=3", "--placements", "placements"];
+        dir.ckpt(&[&["reshard", "split", "again"], &other[..]].concat())
+    };
+    let flip = |name: &str, rank: u64| {
+        let path = dir.path(&format!("split/rank-{rank:05}/model.safetensors"));
+        let tensor = TensorFile::open(&path).unwrap().get(name).unwrap().clone();
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[tensor.range.start as usize] ^= 1;
+        fs::write(&path, bytes).unwrap();
+    };
+
+    flip("matrix", 3);
+    let damaged = again();
+    fs::remove_file(dir.path("split/manifest.json")).unwrap();
+    flip("whole", 2);
+    let different = again();
+    flip("whole", 2);
+    flip("matrix", 3);
+    let intact = again();
+    insta::assert_snapshot!(shown_without_times([damaged, different, intact]));
 }
 
 /// Each file has the shards of its rank, with their regions in the metadata.

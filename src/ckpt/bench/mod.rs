@@ -22,11 +22,13 @@ mod save;
 use std::cell::RefCell;
 use std::path::PathBuf;
 
+use anyhow::ensure;
 use indicatif::ProgressBar;
 use memmap2::MmapMut;
-use meshgrad::ckpt::Folder;
+use meshgrad::ckpt::{Folder, Links};
 use meshgrad_harness::{Machine, map_touched, timed};
 
+use super::catalog::display_path;
 use super::interrupt::Interrupt;
 use super::size::{self, ByteSize};
 use super::source::Source;
@@ -70,7 +72,12 @@ pub(super) struct BenchArguments {
 
 pub(super) fn bench(arguments: &BenchArguments, threads: usize) -> anyhow::Result<Answer> {
     let interrupt = Interrupt::listen()?;
-    let source = Source::open(&arguments.path)?;
+    let source = Source::open(&arguments.path, Links::Refuse)?;
+    ensure!(
+        source.is_whole(),
+        "{} is a model of PyTorch; convert it with `meshgrad ckpt convert`",
+        display_path(&arguments.path)
+    );
     let bench = Bench::new(arguments, &source, threads, &interrupt)?;
     let report = bench.run()?;
 
@@ -100,7 +107,7 @@ impl<'a> Bench<'a> {
         threads: usize,
         interrupt: &'a Interrupt,
     ) -> anyhow::Result<Bench<'a>> {
-        let folder = &source.folder;
+        let folder = source.stored();
         let allocation = allocate(folder, &arguments.methods, threads, arguments.budget.0)?;
         let paths = folder.files().iter().map(|file| file.path());
         let writes = if arguments.write.is_some() { 3 } else { 0 };
@@ -119,7 +126,7 @@ impl<'a> Bench<'a> {
     }
 
     fn folder(&self) -> &'a Folder {
-        &self.source.folder
+        self.source.stored()
     }
 
     fn run(&self) -> anyhow::Result<Report> {

@@ -15,8 +15,8 @@ use meshgrad::ckpt::plan::{Catalog, LoadPlan, LoadRequest, Options};
 use serde::Serialize;
 
 use super::arguments::{
-    AllowArguments, check_placements, mapping_errors, parse_mesh, parse_template, path_text,
-    read_layout, read_map,
+    AllowArguments, LinkArguments, check_placements, mapping_errors, parse_mesh, parse_template,
+    path_text, read_layout, read_map,
 };
 use super::size::ByteSize;
 use super::source::{Source, Summary};
@@ -27,7 +27,8 @@ use crate::table::printable;
 #[derive(clap::Args)]
 #[command(after_help = "Exit codes: 0 success, 1 the map does not fit, or an error.")]
 pub(super) struct PlanArguments {
-    /// A Hugging Face folder, a safetensors file, a checkpoint, or a run: its newest checkpoint.
+    /// A Hugging Face folder, a safetensors file, pytorch_model.bin or its folder, a folder of
+    /// torch.distributed.checkpoint, a checkpoint, or a run: its newest checkpoint.
     source: PathBuf,
     /// The map from SOURCE to the tensors to load [default: the identity].
     #[arg(long, value_name = "FILE")]
@@ -48,6 +49,8 @@ pub(super) struct PlanArguments {
     tensors: Vec<Template>,
     #[command(flatten)]
     allow: AllowArguments,
+    #[command(flatten)]
+    links: LinkArguments,
     /// Maximum memory of a load, including the tensors.
     #[arg(long, value_name = "SIZE")]
     budget: Option<ByteSize>,
@@ -157,12 +160,12 @@ pub(super) fn plan(arguments: &PlanArguments, threads: usize) -> anyhow::Result<
             rank..rank + 1
         }
     };
-    let source = Source::open(&arguments.source)?;
+    let source = Source::open(&arguments.source, arguments.links.links())?;
     let allowed_problems = arguments.allow.problems()?;
     let bound = match mapping.bind(&source.specs(), None, &allowed_problems) {
         Ok(bound) => bound,
         Err(report) => {
-            let path = source.folder.path();
+            let path = source.path();
             return mapping_errors(path, &arguments.map, &report, arguments.json);
         }
     };
@@ -172,11 +175,12 @@ pub(super) fn plan(arguments: &PlanArguments, threads: usize) -> anyhow::Result<
     }
     let made = select(&bound, &arguments.tensors)?;
 
-    let catalog = Catalog::of(&source.folder);
-    let options = options(arguments, &source.folder, threads);
+    let catalog = Catalog::of(source.stored());
+    let options = options(arguments, source.stored(), threads);
     let rank_report = |rank| -> anyhow::Result<RankReport> {
         let wants = wants(&bound, &made, &layout, rank)?;
-        let plan = LoadPlan::new(bound.graph(), &catalog, &wants, &options);
+        let (graph, wants) = source.over_stored(bound.graph(), wants)?;
+        let plan = LoadPlan::new(&graph, &catalog, &wants, &options);
         let plan = plan.with_context(|| format!("rank {rank}"))?;
         Ok(RankReport::new(rank, &plan, arguments.bandwidth))
     };

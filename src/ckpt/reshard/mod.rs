@@ -1,4 +1,5 @@
-//! `meshgrad ckpt reshard`: splits a model into one folder per rank, and merges the folders.
+//! `meshgrad ckpt reshard`: splits a model, or the shards of other ranks, into one folder per rank,
+//! and merges the folders.
 //!
 //! ```text
 //! DESTINATION/layout.json                    the mesh, the placements, and all tensors
@@ -7,6 +8,7 @@
 
 mod merge;
 mod record;
+mod split_folder;
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -17,23 +19,23 @@ use meshgrad::ckpt::mapping::{AllowedProblems, Mapping, TensorSpec};
 use meshgrad::ckpt::plan::LoadRequest;
 use serde::Serialize;
 
-use super::arguments::{check_placements, mapping_errors, parse_mesh, read_layout};
+use super::arguments::{LinkArguments, check_placements, mapping_errors, parse_mesh, read_layout};
 use super::destination::{ConfigChange, Sidecars, stage, summary_rows};
 use super::interrupt::Interrupt;
 use super::size::{self, ByteSize};
-use super::source::{Source, Summary};
+use super::source::{Metadata, REGION_KEY, Source, Summary};
 use super::stream::{Limits, Stream, extents, file_shape};
 use super::values::progress_bar;
 use super::warn;
 use crate::answer::Answer;
 use crate::table::Side::{Left, Right};
 use crate::table::{Table, printable};
-use record::{LAYOUT_FILE, LayoutRecord, REGION_KEY, Regions, rank_file};
+use record::{LAYOUT_FILE, LayoutRecord, Regions, rank_file};
+use split_folder::SplitFolder;
 
 #[derive(clap::Args)]
 pub(super) struct ReshardArguments {
-    /// A Hugging Face folder, a safetensors file, a checkpoint, or a run: its newest checkpoint; with
-    /// --merge a folder that this subcommand wrote.
+    /// A model, as for convert, or a folder that this subcommand wrote. --merge requires the latter.
     source: PathBuf,
     /// The folder to create; it must not exist.
     destination: PathBuf,
@@ -47,6 +49,8 @@ pub(super) struct ReshardArguments {
     /// Merge the shards of all ranks.
     #[arg(long, conflicts_with_all = ["mesh", "placements"])]
     merge: bool,
+    #[command(flatten)]
+    links: LinkArguments,
     /// Memory for tensor data.
     #[arg(long, value_name = "SIZE", default_value = "2GiB")]
     budget: ByteSize,
@@ -66,6 +70,8 @@ struct Report {
     ranks: u64,
     destination: Summary,
     copied: Vec<String>,
+    /// What the destination lacks.
+    warnings: Vec<String>,
     read_bytes: u64,
     /// Bytes of each rank's shards; empty after a merge.
     rank_bytes: Vec<u64>,
@@ -82,27 +88,41 @@ pub(super) fn reshard(arguments: &ReshardArguments, threads: usize) -> anyhow::R
     let report = match (&arguments.mesh, &arguments.placements) {
         (Some(mesh), Some(file)) => {
             let (layout, placements) = read_layout(mesh, file)?;
-            let source = Source::open_intact(&arguments.source)?;
+            let (source, compared) = open(arguments, &limits)?;
             let specs = source.specs();
             check_placements(&layout, file, &specs)?;
             let mapping = Mapping::identity();
             if let Err(report) = mapping.bind(&specs, None, &AllowedProblems::none()) {
-                return mapping_errors(source.folder.path(), &None, &report, arguments.json);
+                return mapping_errors(source.path(), &None, &report, arguments.json);
             }
-            warn(if arguments.json {
-                &[]
-            } else {
-                &source.warnings
-            });
             let record = LayoutRecord::new(mesh, &placements, &layout, &specs);
-            split(arguments, &source, &layout, &record, &limits)?
+            let mut report = split(arguments, &source, &layout, &record, &limits)?;
+            report.read_bytes += compared;
+            report.warnings.splice(0..0, source.warnings);
+            report
         }
         _ => merge::merge(arguments, &limits)?,
     };
     match arguments.json {
         true => Answer::json(&report, 0),
-        false => Ok(Answer::success(report.text())),
+        false => {
+            warn(&report.warnings);
+            Ok(Answer::success(report.text()))
+        }
     }
+}
+
+/// Opens a model, or the shards of ranks, whose replicas it compares. Also returns the bytes read.
+fn open(arguments: &ReshardArguments, limits: &Limits) -> anyhow::Result<(Source, u64)> {
+    if !SplitFolder::is_at(&arguments.source) {
+        return Ok((
+            Source::open_intact(&arguments.source, arguments.links.links())?,
+            0,
+        ));
+    }
+    let split = SplitFolder::open(&arguments.source, arguments.links.links())?;
+    let compared = split.check_replicas(limits)?;
+    Ok((split.source, compared))
 }
 
 /// Writes the shards of all ranks.
@@ -115,9 +135,10 @@ fn split(
 ) -> anyhow::Result<Report> {
     let start = Instant::now();
     let specs = source.specs();
+    let (metadata, mut warnings) = source.metadata();
     let mut rank_bytes = Vec::new();
     for rank in 0..layout.ranks() {
-        let (file, _) = rank_writer(layout, &specs, rank)?;
+        let (file, _) = rank_writer(layout, &specs, &metadata, rank)?;
         rank_bytes.push(file.data_len());
     }
     let bytes: u64 = rank_bytes.iter().sum();
@@ -125,11 +146,12 @@ fn split(
     let mut staging = stage(&arguments.destination)?;
     staging.check_space(bytes)?;
     let copied = Sidecars::of(source).copy(&mut staging, &ConfigChange::default())?;
+    warnings.extend(copied.warnings());
     let identity = Mapping::identity().bind(&specs, None, &AllowedProblems::none())?;
     let progress = progress_bar(bytes);
     let mut read_bytes = 0;
     for rank in 0..layout.ranks() {
-        let (file, regions) = rank_writer(layout, &specs, rank)?;
+        let (file, regions) = rank_writer(layout, &specs, &metadata, rank)?;
         let wants = regions.0.into_iter().filter_map(|(name, region)| {
             let expr = identity.expr(&name)?;
             Some(LoadRequest::new(name, expr, region))
@@ -146,7 +168,7 @@ fn split(
     progress.finish_and_clear();
 
     Ok(Report {
-        source: source.summary(),
+        source: source.stored_summary(),
         mesh: layout.to_string(),
         ranks: layout.ranks(),
         destination: Summary {
@@ -155,7 +177,8 @@ fn split(
             files: layout.ranks(),
             bytes,
         },
-        copied,
+        copied: copied.names,
+        warnings,
         read_bytes,
         rank_bytes,
         seconds: start.elapsed().as_secs_f64(),
@@ -166,6 +189,7 @@ fn split(
 fn rank_writer(
     layout: &Layout,
     specs: &[TensorSpec],
+    metadata: &Metadata,
     rank: u64,
 ) -> anyhow::Result<(FileWriter, Regions)> {
     let regions = Regions::of(layout, specs, rank)?;
@@ -174,6 +198,9 @@ fn rank_writer(
         file.add(name, spec.dtype, &file_shape(&extents(region)))?;
     }
     file.set_metadata("format", "pt");
+    for (key, value) in metadata {
+        file.set_metadata(key, value);
+    }
     file.set_metadata(REGION_KEY, &regions.to_json(specs)?);
     Ok((file, regions))
 }

@@ -12,11 +12,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::ckpt::arguments::parse_mesh;
 use crate::ckpt::catalog::display_path;
+use crate::ckpt::source::REGION_KEY;
 
 pub(super) const LAYOUT_FILE: &str = "layout.json";
-
-/// The metadata key of the shards' regions.
-pub(super) const REGION_KEY: &str = "meshgrad.region";
 
 const VERSION: u32 = 1;
 
