@@ -69,8 +69,9 @@ fn no_emulator() {
     let message = opened("emulator", &[("MESHGRAD_EMULATOR", "/nowhere/none.so")]);
     assert_eq!(
         message,
-        "no emulator: looked for /nowhere/none.so; build it with `cargo build -p \
-         meshgrad-emulator`, or set MESHGRAD_EMULATOR to its file"
+        "no emulator: looked for /nowhere/none.so; run `cargo build --release -p meshgrad-emulator` in \
+         meshgrad's source, then copy target/release/libmeshgrad_emulator.so next to this program, \
+         or set MESHGRAD_EMULATOR to it"
     );
     // An empty variable counts as unset.
     if let Some(found) = emulated("MESHGRAD_EMULATOR", "") {
@@ -87,7 +88,8 @@ fn broken_emulators() {
     let message = opened("emulator", &[("MESHGRAD_EMULATOR", broken)]);
     std::fs::remove_file(&path).unwrap();
     let begins = format!("the emulator {broken} could not be opened: {broken}: ");
-    let ends = "; rebuild it with `cargo build -p meshgrad-emulator`";
+    let ends =
+        "; rebuild it with `cargo build --release -p meshgrad-emulator` in meshgrad's source";
     assert!(
         message.starts_with(&begins) && message.ends_with(ends),
         "{message}"
@@ -119,8 +121,8 @@ fn a_driver_that_is_too_old() {
     };
     assert_eq!(
         old,
-        "the CUDA emulator supports CUDA 11.8, but 12.0 is needed; rebuild it with `cargo build -p \
-         meshgrad-emulator`"
+        "the CUDA emulator supports CUDA 11.8, but 12.0 is needed; rebuild it with `cargo build \
+         --release -p meshgrad-emulator` in meshgrad's source"
     );
     let Some(enough) = emulated("MESHGRAD_EMULATOR_VERSION", "12.0") else {
         return;

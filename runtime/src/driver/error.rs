@@ -15,8 +15,9 @@ pub enum CudaError {
 
     /// The emulator's library was not found.
     #[error(
-        "no emulator: looked for {}; build it with `cargo build -p meshgrad-emulator`, or set \
-         MESHGRAD_EMULATOR to its file", looked_for.join(", ")
+        "no emulator: looked for {}; run `cargo build --release -p meshgrad-emulator` in meshgrad's \
+         source, then copy target/release/libmeshgrad_emulator.so next to this program, \
+         or set MESHGRAD_EMULATOR to it", looked_for.join(", ")
     )]
     EmulatorMissing {
         /// The files that were looked for.
@@ -25,8 +26,8 @@ pub enum CudaError {
 
     /// The emulator's library was found but cannot be opened.
     #[error(
-        "the emulator {path} could not be opened: {reason}; rebuild it with `cargo build -p \
-         meshgrad-emulator`"
+        "the emulator {path} could not be opened: {reason}; rebuild it with `cargo build \
+         --release -p meshgrad-emulator` in meshgrad's source"
     )]
     EmulatorBroken {
         /// Its file.
@@ -206,7 +207,9 @@ pub enum CudaError {
 fn newer(library: Library) -> &'static str {
     match library {
         Library::Driver => "install a newer driver",
-        Library::Emulator => "rebuild it with `cargo build -p meshgrad-emulator`",
+        Library::Emulator => {
+            "rebuild it with `cargo build --release -p meshgrad-emulator` in meshgrad's source"
+        }
     }
 }
 
@@ -259,7 +262,7 @@ mod tests {
         assert_eq!(
             lacking.to_string(),
             "the CUDA emulator lacks cuInit, cuMemAlloc_v2, cuLaunchKernel and 1 more; rebuild it \
-             with `cargo build -p meshgrad-emulator`"
+             with `cargo build --release -p meshgrad-emulator` in meshgrad's source"
         );
         let pinned = CudaError::Pinned {
             device: "cuda:0".into(),
