@@ -49,6 +49,8 @@ enum Command {
     /// Train a model; without CONFIG a small Qwen3-MoE on the source code of meshgrad's
     /// dependencies.
     Train(TrainArguments),
+    /// Print a configuration: every key with its value and its meaning. Without CONFIG, the defaults.
+    Config(ConfigArguments),
     /// Continue a prompt with a trained model.
     Sample(SampleArguments),
     /// Compute logits, loss and gradients of a Hugging Face model, for comparison with
@@ -93,6 +95,15 @@ struct TrainArguments {
     /// Save and stop after this step.
     #[arg(long, value_name = "STEP")]
     stop_after: Option<u64>,
+}
+
+#[derive(clap::Args)]
+struct ConfigArguments {
+    /// A TOML file; missing keys have their defaults.
+    config: Option<PathBuf>,
+    /// Set a key, as in `--set optimizer.name=muon`; may be repeated.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    sets: Vec<Override>,
 }
 
 #[derive(clap::Args)]
@@ -158,6 +169,7 @@ fn message(error: &anyhow::Error) -> String {
 fn dispatch(command: &Command, device: &Device) -> anyhow::Result<ExitCode> {
     match command {
         Command::Train(arguments) => train(arguments, &arguments.device.open(device)?),
+        Command::Config(arguments) => config(arguments),
         Command::Sample(arguments) => sample(arguments, &arguments.device.open(device)?),
         Command::Forward(arguments) => forward::forward(arguments, &arguments.device.open(device)?),
         // `ckpt` has nonzero exit codes that are not errors.
@@ -194,6 +206,12 @@ fn train(arguments: &TrainArguments, device: &Device) -> anyhow::Result<()> {
         .stop_after(arguments.stop_after)
         .stop_when(&stop);
     print_summary(&qwen3::train(session)?, &run_dir);
+    Ok(())
+}
+
+fn config(arguments: &ConfigArguments) -> anyhow::Result<()> {
+    let config = Config::read::<qwen3::Tables>(arguments.config.as_deref(), &arguments.sets)?;
+    print!("{}", config.annotated::<qwen3::Tables>()?);
     Ok(())
 }
 

@@ -44,7 +44,8 @@ every = 3
 keep = 10
 
 [sample]
-every = 0
+every = 100
+prompt = "pub fn "
 tokens = 8
 
 [log]

@@ -11,6 +11,7 @@ mod check;
 mod choice;
 mod dtype;
 mod error;
+pub mod keys;
 mod optimizer;
 mod read;
 mod schedule;
@@ -134,6 +135,7 @@ pub struct TrainConfig {
     /// Sequences per step over all ranks.
     pub batch_size: usize,
     /// Sequences per forward pass; gradients of `batch_size / micro_batch_size` passes are summed.
+    /// [`Config::parse`] sets it to `batch_size` if it is left out.
     pub micro_batch_size: usize,
     /// Tokens per sequence.
     pub seq_len: usize,
@@ -183,7 +185,7 @@ impl Default for CheckpointConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SampleConfig {
-    /// Steps between samples; 0 generates one only at the end.
+    /// Steps between samples, with one at the end; 0 never samples.
     pub every: u64,
     /// The prompt.
     pub prompt: String,

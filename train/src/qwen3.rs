@@ -3,13 +3,14 @@
 use std::path::Path;
 
 use meshgrad_ckpt::Committed;
-use meshgrad_models::config::Qwen3Config;
+use meshgrad_models::config::{ConfigError as ModelError, Problem, Qwen3Config};
 use meshgrad_models::hf::Loader;
 use meshgrad_models::{Balancing, Qwen3, folder};
 use meshgrad_runtime::Device;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
+use crate::config::keys::Meaning;
 use crate::config::{Config, ModelTables, Violation};
 use crate::session::{Session, Summary};
 use crate::{Result, TrainError, checkpoint};
@@ -29,6 +30,124 @@ pub struct Tables {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Table", into = "Table")]
 pub struct ModelTable(Table);
+
+/// The meanings of the keys.
+const KEYS: &[Meaning] = &[
+    (
+        "model.model_type",
+        "`qwen3` or `qwen3_moe`; another than the default starts without keys",
+    ),
+    (
+        "model.vocab_size",
+        "size of the vocabulary; left out, it is the tokenizer's",
+    ),
+    ("model.hidden_size", "width of the residual stream"),
+    ("model.num_hidden_layers", "layers"),
+    (
+        "model.intermediate_size",
+        "inner width of the MLP of a dense layer; not needed if every layer has experts",
+    ),
+    ("model.num_attention_heads", "query heads"),
+    (
+        "model.num_key_value_heads",
+        "key-value heads, a divisor of the query heads; left out, as many as query heads",
+    ),
+    (
+        "model.head_dim",
+        "features per head; left out, `hidden_size / num_attention_heads`",
+    ),
+    (
+        "model.attention_bias",
+        "biases in the projections of attention; left out, none",
+    ),
+    ("model.attention_dropout", "only 0 is supported"),
+    ("model.hidden_act", "activation of the gate; only `silu`"),
+    (
+        "model.rms_norm_eps",
+        "added to the mean square in every norm; left out, 1e-6",
+    ),
+    (
+        "model.initializer_range",
+        "standard deviation of the initial weights; left out, 0.02",
+    ),
+    (
+        "model.tie_word_embeddings",
+        "whether the output projection shares the embedding; left out, it does not",
+    ),
+    (
+        "model.rope_theta",
+        "base of the rotary frequencies; left out, 10000",
+    ),
+    (
+        "model.rope_scaling",
+        "scaling of the rotary frequencies, such as `{ rope_type = \"yarn\", factor = 4.0 }`",
+    ),
+    (
+        "model.rope_parameters",
+        "base and scaling of the rotary frequencies, as transformers 5 writes them",
+    ),
+    (
+        "model.max_position_embeddings",
+        "context length that YaRN starts from; left out, 32768",
+    ),
+    (
+        "model.use_sliding_window",
+        "whether sliding windows are used; left out, none are",
+    ),
+    (
+        "model.sliding_window",
+        "length of the sliding window, with the token itself",
+    ),
+    (
+        "model.max_window_layers",
+        "`qwen3` without `layer_types`: the first sliding layer; left out, 28",
+    ),
+    (
+        "model.layer_types",
+        "`qwen3`: `full_attention` or `sliding_attention` for each layer",
+    ),
+    ("model.num_experts", "experts per sparse layer"),
+    ("model.num_experts_per_tok", "experts per token"),
+    ("model.moe_intermediate_size", "inner width of an expert"),
+    (
+        "model.norm_topk_prob",
+        "normalize the weights of a token's experts to sum to one; left out, they are not",
+    ),
+    (
+        "model.decoder_sparse_step",
+        "layer `i` may be sparse if `i + 1` is a multiple of this; left out, 1",
+    ),
+    (
+        "model.mlp_only_layers",
+        "layers that are dense nevertheless; left out, none",
+    ),
+    (
+        "model.router_aux_loss_coef",
+        "weight of the load-balancing loss; left out, 0.001",
+    ),
+    (
+        "model.output_router_logits",
+        "written to config.json for transformers; training ignores it",
+    ),
+    (
+        "model.bos_token_id",
+        "written to config.json; training ignores it",
+    ),
+    (
+        "model.eos_token_id",
+        "written to config.json; training ignores it",
+    ),
+    (
+        "model.pad_token_id",
+        "written to config.json; training ignores it",
+    ),
+    (
+        "balancing.bias_update_rate",
+        "change of a router bias per step, up for experts with few tokens, down for those with \
+         many; 0 disables it ([models](models.md#mixture-of-experts))",
+    ),
+    ("balancing.z_loss_coef", "weight of the router z-loss"),
+];
 
 /// `[balancing]`: balancing of experts. The weight of the load-balancing loss is the model's
 /// `router_aux_loss_coef`.
@@ -67,7 +186,12 @@ impl ModelTables for Tables {
             key: key.to_owned(),
             problem: format!("{value} is not a finite number of at least 0"),
         };
-        invalid.map(violation).collect()
+        let missing = self.model.missing();
+        missing.into_iter().chain(invalid.map(violation)).collect()
+    }
+
+    fn keys() -> &'static [Meaning] {
+        KEYS
     }
 }
 
@@ -91,6 +215,51 @@ impl Default for ModelTable {
             tie_word_embeddings = false
         })
     }
+}
+
+impl ModelTable {
+    /// The keys that this model needs and that are left out.
+    fn missing(&self) -> Vec<Violation> {
+        let violation = |key: String| Violation {
+            key: format!("model.{key}"),
+            problem: format!("missing; a {} needs it", self.model_type()),
+        };
+        let mut complete = self.0.clone();
+        complete.entry("vocab_size").or_insert(Value::Integer(1));
+        let mut missing = Vec::new();
+        let config: Qwen3Config = loop {
+            match complete.clone().try_into() {
+                Ok(config) => break config,
+                Err(error) => match missing_field(&error) {
+                    // Any number shows what else is missing.
+                    Some(key) if !complete.contains_key(key) => {
+                        complete.insert(key.to_owned(), Value::Integer(1));
+                        missing.push(key.to_owned());
+                    }
+                    _ => return Vec::new(), // Another error, which is reported elsewhere.
+                },
+            }
+        };
+        if let Err(ModelError::Invalid(problems)) = config.validate() {
+            let zero = problems.into_iter().filter_map(|problem| match problem {
+                Problem::Zero { key } if !complete.contains_key(key) => Some(key.to_owned()),
+                _ => None,
+            });
+            missing.extend(zero);
+        }
+        missing.into_iter().map(violation).collect()
+    }
+
+    fn model_type(&self) -> &str {
+        let model_type = self.0.get("model_type").and_then(Value::as_str);
+        model_type.unwrap_or("model")
+    }
+}
+
+/// The field that serde misses.
+fn missing_field(error: &toml::de::Error) -> Option<&str> {
+    let rest = error.message().strip_prefix("missing field `")?;
+    rest.split('`').next()
 }
 
 impl TryFrom<Table> for ModelTable {

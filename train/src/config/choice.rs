@@ -7,16 +7,16 @@ use super::setting::{Setting, lookup};
 use super::{ConfigError, OptimizerConfig, ScheduleConfig};
 
 /// A key whose value chooses the other keys of its table.
-struct Choice {
+pub(super) struct Choice {
     table: &'static str,
     key: &'static str,
     /// Its values.
-    values: &'static [&'static str],
+    pub(super) values: &'static [&'static str],
     /// The default table of a value.
     named: fn(&str) -> Option<Table>,
 }
 
-const CHOICES: [Choice; 2] = [
+static CHOICES: [Choice; 2] = [
     Choice {
         table: "optimizer",
         key: "name",
@@ -40,7 +40,7 @@ fn written(table: &impl Serialize) -> Option<Table> {
 /// # Errors
 /// [`ConfigError::BadValue`] for an unknown choice.
 pub(super) fn schema(settings: &[Setting], mut defaults: Table) -> Result<Table, ConfigError> {
-    for choice in CHOICES {
+    for choice in &CHOICES {
         let chosen = |setting: &&Setting| setting.key == [choice.table, choice.key];
         let Some(setting) = settings.iter().rev().find(chosen) else {
             continue;
@@ -55,12 +55,17 @@ pub(super) fn schema(settings: &[Setting], mut defaults: Table) -> Result<Table,
     Ok(defaults)
 }
 
+/// The choice that decides the keys of `table`, if one does.
+pub(super) fn of_table(table: &str) -> Option<&'static Choice> {
+    CHOICES.iter().find(|choice| choice.table == table)
+}
+
 /// The error of a key that another choice than the one in `schema` has.
 pub(super) fn other_choice(setting: &Setting, schema: &Table) -> Option<ConfigError> {
     let [table, path @ ..] = &setting.key[..] else {
         return None;
     };
-    let choice = CHOICES.iter().find(|choice| choice.table == table)?;
+    let choice = of_table(table)?;
     let others = choice.values.iter();
     let mut others = others.filter_map(|value| (choice.named)(value));
     others.find(|other| lookup(other, path).is_some())?;
@@ -76,6 +81,16 @@ pub(super) fn other_choice(setting: &Setting, schema: &Table) -> Option<ConfigEr
 }
 
 impl Choice {
+    /// Whether `key` makes the choice.
+    pub(super) fn is_key(&self, key: &str) -> bool {
+        self.key == key
+    }
+
+    /// The default table of `value`.
+    pub(super) fn table_of(&self, value: &str) -> Option<Table> {
+        (self.named)(value)
+    }
+
     fn unknown(&self, setting: &Setting, name: &str) -> ConfigError {
         let similarity = |value: &&&str| strsim::jaro_winkler(name, value);
         let nearest = self

@@ -56,6 +56,12 @@ impl Config {
         // Serde then checks the values.
         let (mut config, tables) = typed::<T>(&schema.with(&settings))
             .map_err(|error| schema.blamed::<T>(&settings, error))?;
+        if !settings
+            .iter()
+            .any(|it| it.key == ["train", "micro_batch_size"])
+        {
+            config.train.micro_batch_size = config.train.batch_size;
+        }
         check_strict::<T>(&config.tables)?;
         config.tables = written(&tables)?;
         Violations([tables.violations(), config.violations()].concat()).check()?;

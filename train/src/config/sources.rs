@@ -43,7 +43,10 @@ impl std::str::FromStr for Override {
 impl Override {
     /// The text as TOML, or as a string if it is not TOML or the key expects a string. If the key
     /// expects a list, a single value becomes a list of one.
-    fn value(&self, schema: &Table) -> Value {
+    ///
+    /// # Errors
+    /// [`ConfigError::BadValue`] for an integer that TOML cannot hold.
+    fn value(&self, schema: &Table) -> Result<Value, ConfigError> {
         let plain = || Value::String(self.text.clone());
         let parsed = toml::from_str::<Table>(&format!("value = {}", self.text));
         let value = parsed
@@ -51,12 +54,30 @@ impl Override {
             .and_then(|mut table| table.remove("value"))
             .unwrap_or_else(plain);
 
-        match (lookup(schema, &self.key), value) {
+        Ok(match (lookup(schema, &self.key), value) {
             (Some(Value::String(_)), value) if !value.is_str() => plain(),
             (Some(Value::Array(_)), value) if !value.is_array() => Value::Array(vec![value]),
+            (Some(Value::Integer(_)), Value::String(_)) if is_integer(&self.text) => {
+                return Err(ConfigError::BadValue {
+                    key: self.key.join("."),
+                    problem: format!(
+                        "{} is out of range; must be from {} to {}",
+                        self.text,
+                        i64::MIN,
+                        i64::MAX
+                    ),
+                    origin: Origin::CommandLine,
+                });
+            }
             (_, value) => value,
-        }
+        })
     }
+}
+
+/// Whether `text` is a decimal integer, of any size.
+fn is_integer(text: &str) -> bool {
+    let digits = text.strip_prefix(['+', '-']).unwrap_or(text);
+    !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 /// Where settings come from.
@@ -74,12 +95,12 @@ impl Sources<'_> {
     /// split into their keys; any other table is one value.
     ///
     /// # Errors
-    /// [`ConfigError::Syntax`].
+    /// [`ConfigError::Syntax`]; [`ConfigError::BadValue`].
     pub(super) fn settings(&self, schema: &Table) -> Result<Vec<Setting>, ConfigError> {
         let mut settings = self.of_file(schema)?;
         for set in self.overrides {
             let mut key = set.key.clone();
-            split(&mut key, set.value(schema), schema, &mut settings);
+            split(&mut key, set.value(schema)?, schema, &mut settings);
         }
         Ok(last_of_each_key(settings))
     }

@@ -6,6 +6,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
+use super::keys::Meaning;
 use super::setting::{at, at_mut};
 use super::{Config, ConfigError, Violation, Violations};
 
@@ -65,6 +66,12 @@ pub trait ModelTables: Default + Serialize + DeserializeOwned {
     /// Every value that is out of range.
     fn violations(&self) -> Vec<Violation> {
         Vec::new()
+    }
+
+    /// What the keys mean, for [`Config::annotated`]; also keys without a default. Keys may be
+    /// missing.
+    fn keys() -> &'static [Meaning] {
+        &[]
     }
 }
 

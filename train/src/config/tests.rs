@@ -120,8 +120,83 @@ fn overrides_are_toml_or_strings() {
 
 #[test]
 fn another_model_type_starts_from_an_empty_table() {
-    let config = parse("[model]\nmodel_type = 'qwen3'\nhidden_size = 64", &[]).unwrap();
-    assert_eq!(config.tables["model"].as_table().unwrap().len(), 2);
+    let text = "[model]\nmodel_type = 'qwen3'\nhidden_size = 64\nintermediate_size = 128\n\
+                num_hidden_layers = 2\nnum_attention_heads = 4";
+    let config = parse(text, &[]).unwrap();
+    assert_eq!(config.tables["model"].as_table().unwrap().len(), 5);
+}
+
+#[test]
+fn all_missing_keys_of_a_model_are_reported_together() {
+    let found = message("[model]\nmodel_type = 'qwen3'\nhidden_size = 64", &[]);
+    let expected = "invalid configuration:\n  \
+        model.num_hidden_layers: missing; a qwen3 needs it\n  \
+        model.num_attention_heads: missing; a qwen3 needs it\n  \
+        model.intermediate_size: missing; a qwen3 needs it";
+    assert_eq!(found, expected);
+}
+
+/// A microbatch that is left out is the whole batch, wherever the batch size comes from.
+#[test]
+fn the_microbatch_defaults_to_the_batch() {
+    let sizes = |text: &str, sets: &[&str]| {
+        let train = parse(text, sets).unwrap().train;
+        (train.batch_size, train.micro_batch_size)
+    };
+    assert_eq!(sizes("", &[]), (8, 8));
+    assert_eq!(sizes("", &["train.batch_size=2"]), (2, 2));
+    assert_eq!(sizes("[train]\nbatch_size = 12", &[]), (12, 12));
+    assert_eq!(
+        sizes("[train]\nmicro_batch_size = 3", &["train.batch_size=6"]),
+        (6, 3)
+    );
+    assert!(message("", &["train.micro_batch_size=3"]).contains("not a multiple"));
+}
+
+/// Names of other programs are suggestions by meaning; the same word in our own table wins.
+#[test]
+fn names_of_other_programs_suggest_ours() {
+    let cases = [
+        ("optimizer.lr", "optimizer.learning_rate"),
+        ("lr", "optimizer.learning_rate"),
+        (
+            "train.gradient_accumulation_steps",
+            "train.micro_batch_size",
+        ),
+        ("train.max_iters", "train.steps"),
+        ("train.block_size", "train.seq_len"),
+        ("train.grad_clip", "optimizer.max_grad_norm"),
+        ("schedule.min_lr", "schedule.min_lr_ratio"),
+        ("log.eval_interval", "log.val_every"),
+        ("model.n_layer", "model.num_hidden_layers"),
+        ("model.d_ff", "model.intermediate_size"),
+        ("train.warmup_steps", "schedule.warmup_steps"),
+    ];
+    for (key, meant) in cases {
+        let found = message("", &[&format!("{key}=1")]);
+        let expected = format!("unknown key `{key}` (--set); did you mean `{meant}`?");
+        assert_eq!(found, expected);
+    }
+}
+
+#[test]
+fn an_integer_that_does_not_fit_is_out_of_range() {
+    let found = message("", &["train.seed=99999999999999999999"]);
+    assert_eq!(
+        found,
+        "`train.seed`: 99999999999999999999 is out of range; must be from -9223372036854775808 to \
+         9223372036854775807 (--set)"
+    );
+    let text = message("", &["train.seed=\"5\""]);
+    assert!(
+        text.contains("is a string but must be an integer"),
+        "{text}"
+    );
+    let file = message("[train]\nseed = 99999999999999999999", &[]);
+    assert!(
+        file.contains("run.toml") && file.contains("line 2"),
+        "{file}"
+    );
 }
 
 /// Every optimizer and schedule is written out in full and reads back.

@@ -272,7 +272,7 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
             let saved = self.saver.wait();
             self.saved(saved)?;
         }
-        if step == self.config.train.steps {
+        if step == self.config.train.steps && self.config.sample.every > 0 {
             self.sample(step)?;
         }
         Ok(())

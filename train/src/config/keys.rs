@@ -1,0 +1,395 @@
+//! What every key means: the source of `meshgrad config` and of the tables in docs/training.md.
+
+use toml::{Table, Value};
+
+use super::choice::{self, Choice};
+use super::setting::lookup;
+use super::{Config, ConfigError, ModelTables};
+
+/// The path of a key, and what it means.
+pub type Meaning = (&'static str, &'static str);
+
+/// The keys of every run, in the order of the tables. Keys of a choice are listed once.
+pub const KEYS: &[Meaning] = &[
+    (
+        "data.paths",
+        "files, folders and globs, relative to the working directory; empty for the default text",
+    ),
+    (
+        "data.tokenizer",
+        "`byte`, `bpe:N` (trained once on the training text), or the path of a tokenizer.json",
+    ),
+    (
+        "data.val_fraction",
+        "fraction held out for validation, by document",
+    ),
+    ("train.steps", "optimizer steps"),
+    ("train.batch_size", "sequences per step"),
+    (
+        "train.micro_batch_size",
+        "sequences per forward pass; gradients are summed. Left out, it is `train.batch_size`",
+    ),
+    ("train.seq_len", "tokens per sequence"),
+    (
+        "train.dtype",
+        "`f32` or `bf16`: dtype of activations and of the weights' compute copies; master weights \
+         are f32",
+    ),
+    (
+        "train.seed",
+        "seed of initial values, sample order and text generation",
+    ),
+    (
+        "train.activation_checkpointing",
+        "save only each layer's input and recompute the rest: the same bits, less memory",
+    ),
+    (
+        "optimizer.name",
+        "`adamw`, `sgd`, `lion` or `muon`; it decides the keys of its table",
+    ),
+    ("optimizer.learning_rate", "the peak learning rate"),
+    (
+        "optimizer.max_grad_norm",
+        "clipping by the global norm; 0 disables it",
+    ),
+    (
+        "optimizer.ema_decay",
+        "decay per step of averages of the weights; 0 for none",
+    ),
+    (
+        "optimizer.groups",
+        "learning rates and weight decays by parameter name",
+    ),
+    (
+        "optimizer.weight_decay",
+        "weight decay per step, relative to the learning rate; for `sgd` an L2 penalty",
+    ),
+    (
+        "optimizer.beta1",
+        "decay of the gradient's average; for `lion` its weight in the update",
+    ),
+    (
+        "optimizer.beta2",
+        "decay of the squared gradient's average; for `lion` that of the momentum",
+    ),
+    (
+        "optimizer.eps",
+        "added to the denominator; for `muon` the smallest norm that a direction is divided by",
+    ),
+    (
+        "optimizer.state_dtype",
+        "`f32` or `bf16`: dtype of the optimizer's state",
+    ),
+    (
+        "optimizer.rounding",
+        "`nearest` or `stochastic` (from the run's seed): rounding of bf16 parameters, without \
+         which `stochastic` is an error",
+    ),
+    ("optimizer.momentum", "decay of the momentum buffer"),
+    (
+        "optimizer.dampening",
+        "the gradient enters the momentum buffer with factor 1 - `dampening`",
+    ),
+    ("optimizer.nesterov", "look ahead (Nesterov)"),
+    ("optimizer.iterations", "Newton-Schulz iterations"),
+    (
+        "optimizer.coefficients",
+        "coefficients of the Newton-Schulz iteration",
+    ),
+    (
+        "optimizer.product_dtype",
+        "`bf16` or `f32`: dtype of the operands of the iteration's products",
+    ),
+    (
+        "optimizer.adjust_learning_rate",
+        "`match_rms_adamw` or `original`: factor of the learning rate for a matrix",
+    ),
+    (
+        "optimizer.adamw_names",
+        "patterns of the matrices that AdamW updates, not Muon",
+    ),
+    (
+        "optimizer.adamw",
+        "the keys of AdamW, for these matrices and for parameters with fewer than two dims",
+    ),
+    (
+        "schedule.kind",
+        "`constant`, `linear`, `cosine`, `wsd`, `phases` or `own` (that of a program); it decides \
+         the keys of its table",
+    ),
+    ("schedule.warmup_steps", "steps of the linear warm-up"),
+    (
+        "schedule.min_lr_ratio",
+        "the last step's rate as a fraction of the peak",
+    ),
+    ("schedule.decay_steps", "steps of the decay at the end"),
+    (
+        "schedule.curve",
+        "curve of the decay: `linear`, `cosine`, `exponential`, `poly:POWER` or `poly_out:POWER`",
+    ),
+    (
+        "schedule.initial",
+        "factor of the learning rate before the first phase",
+    ),
+    (
+        "schedule.phases",
+        "phases, each with `length` (steps, `\"20%\"` or `\"rest\"`), `target` and `curve`",
+    ),
+    (
+        "checkpoint.every",
+        "steps between checkpoints; 0 saves only at the end",
+    ),
+    ("checkpoint.keep", "newest checkpoints to keep; 0 keeps all"),
+    (
+        "sample.every",
+        "steps between samples of generated text, with one at the end; 0 never samples",
+    ),
+    ("sample.prompt", "the text that a sample continues"),
+    ("sample.tokens", "tokens to generate"),
+    (
+        "sample.temperature",
+        "divides the logits; 0 always takes the most likely token",
+    ),
+    (
+        "sample.top_k",
+        "sample only from this many most likely tokens; 0 means all",
+    ),
+    (
+        "log.every",
+        "steps between progress lines, if the output is not a terminal",
+    ),
+    (
+        "log.val_every",
+        "steps between validations; 0 validates only at the end",
+    ),
+    (
+        "log.val_batches",
+        "batches per validation; 0 uses the whole held-out text",
+    ),
+];
+
+/// The width of comments.
+const WIDTH: usize = 80;
+
+impl Config {
+    /// As [`Config::to_toml`], with the meaning of each key as a comment. Keys of the model without
+    /// a value are listed in comments.
+    ///
+    /// # Errors
+    /// As [`Config::to_toml`].
+    pub fn annotated<T: ModelTables>(&self) -> Result<String, ConfigError> {
+        let written = self.to_toml()?;
+        let mut table = String::new();
+        let mut text = String::new();
+        for line in written.lines() {
+            let header = line
+                .strip_prefix('[')
+                .map(|rest| rest.trim_matches(&['[', ']']));
+            if let Some(header) = header {
+                table = header.to_owned();
+            }
+            let path = match (header, line.split_once(" = ")) {
+                (Some(header), _) => header.to_owned(),
+                (None, Some((key, _))) => format!("{table}.{key}"),
+                (None, None) => String::new(),
+            };
+            if let Some(meaning) = meaning::<T>(&path) {
+                comment(&mut text, "", meaning);
+            }
+            text.push_str(line);
+            text.push('\n');
+            if header.is_some() {
+                self.unset::<T>(&mut text, &table);
+            }
+        }
+        Ok(text)
+    }
+
+    /// Lists the keys of `table` that have no value.
+    fn unset<T: ModelTables>(&self, text: &mut String, table: &str) {
+        let has_value = |path: &str| {
+            let path: Vec<String> = path.split('.').map(str::to_owned).collect();
+            lookup(&self.tables, &path).is_some()
+        };
+        for (path, meaning) in T::keys() {
+            let key = path.rsplit_once('.').filter(|(parent, _)| *parent == table);
+            if let (Some((_, key)), false) = (key, has_value(path)) {
+                comment(text, &format!("{key}: "), meaning);
+            }
+        }
+    }
+}
+
+/// The meaning of the key `path`. AdamW's keys within Muon are those of AdamW.
+fn meaning<T: ModelTables>(path: &str) -> Option<&'static str> {
+    let path = match path.strip_prefix("optimizer.adamw.") {
+        Some(key) => format!("optimizer.{key}"),
+        None => path.to_owned(),
+    };
+    let mut all = KEYS.iter().chain(T::keys());
+    all.find(|(key, _)| *key == path)
+        .map(|(_, meaning)| *meaning)
+}
+
+/// Adds `label` and `text` as a comment, in lines of at most [`WIDTH`].
+fn comment(to: &mut String, label: &str, text: &str) {
+    let words = label.split_inclusive(' ').map(str::trim_end);
+    let mut width = 0;
+    for word in words.chain(text.split(' ')).filter(|word| !word.is_empty()) {
+        if width == 0 || width + 1 + word.len() > WIDTH {
+            if width > 0 {
+                to.push('\n');
+            }
+            to.push('#');
+            width = 1;
+        }
+        to.push(' ');
+        to.push_str(word);
+        width += 1 + word.len();
+    }
+    to.push('\n');
+}
+
+/// The rows of a table in Markdown: the keys of every run with default and meaning, or those of `T`.
+///
+/// # Errors
+/// [`ConfigError::Defaults`].
+pub fn markdown<T: ModelTables>() -> Result<[String; 2], ConfigError> {
+    let common = Table::try_from(Config::default())?;
+    let own = Table::try_from(T::default())?;
+    let rows = |keys: &[Meaning], defaults: &Table| {
+        let mut rows = "| key | default | meaning |\n|---|---|---|\n".to_owned();
+        for (path, meaning) in keys {
+            let default = default(path, defaults);
+            rows.push_str(&format!("| `{path}` | {default} | {meaning} |\n"));
+        }
+        rows
+    };
+    Ok([rows(KEYS, &common), rows(T::keys(), &own)])
+}
+
+/// The default of a key; by choice where it depends on one.
+fn default(path: &str, defaults: &Table) -> String {
+    let path: Vec<String> = path.split('.').map(str::to_owned).collect();
+    let Some(choice) = choice::of_table(&path[0]).filter(|choice| !choice.is_key(&path[1])) else {
+        return lookup(defaults, &path).map_or_else(|| "-".to_owned(), shown);
+    };
+    by_choice(choice, &path[1..])
+}
+
+/// The defaults of a key that depends on a choice: those of each value that has it.
+fn by_choice(choice: &Choice, path: &[String]) -> String {
+    let mut defaults: Vec<(String, Vec<String>)> = Vec::new();
+    for name in choice.values {
+        let Some(default) = choice
+            .table_of(name)
+            .and_then(|it| lookup(&it, path).map(shown))
+        else {
+            continue;
+        };
+        let name = format!("`{name}`");
+        match defaults.iter_mut().find(|(known, _)| *known == default) {
+            Some((_, names)) => names.push(name),
+            None => defaults.push((default, vec![name])),
+        }
+    }
+    match &defaults[..] {
+        [(default, names)] if names.len() == choice.values.len() => default.clone(),
+        all => {
+            let all = all
+                .iter()
+                .map(|(default, names)| format!("{default} ({})", names.join(", ")));
+            all.collect::<Vec<_>>().join(", ")
+        }
+    }
+}
+
+/// A value in a table of the documentation.
+fn shown(value: &Value) -> String {
+    match value {
+        Value::Float(number) if *number != 0.0 && number.abs() < 0.01 => format!("{number:e}"),
+        Value::Float(number) => number.to_string(),
+        Value::Table(_) => String::new(),
+        Value::String(_) | Value::Array(_) => format!("`{value}`"),
+        value => value.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::setting::paths;
+    use super::*;
+    use crate::qwen3::Tables;
+
+    fn schema_paths() -> Vec<String> {
+        let common = Table::try_from(Config::default()).unwrap();
+        let mut all = paths(&common);
+        for table in ["optimizer", "schedule"] {
+            let choice = choice::of_table(table).unwrap();
+            for name in choice.values {
+                let keys = paths(&choice.table_of(name).unwrap()).into_iter();
+                all.extend(keys.map(|key| format!("{table}.{key}")));
+            }
+        }
+        all.retain(|path| path.contains('.'));
+        all
+    }
+
+    #[test]
+    fn every_key_has_a_meaning_and_every_meaning_a_key() {
+        let schema = schema_paths();
+        for path in &schema {
+            assert!(meaning::<Tables>(path).is_some(), "{path} has no meaning");
+        }
+        for (path, _) in KEYS {
+            assert!(schema.iter().any(|known| known == path), "{path} is no key");
+        }
+        let own = paths(&Table::try_from(Tables::default()).unwrap());
+        for path in own.iter().filter(|path| path.contains('.')) {
+            assert!(meaning::<Tables>(path).is_some(), "{path} has no meaning");
+        }
+    }
+
+    /// Comments change nothing, for any choice.
+    #[test]
+    fn an_annotated_configuration_reads_back_equal() {
+        let sets = ["optimizer.name=muon", "schedule.kind=wsd"].map(|set| set.parse().unwrap());
+        let groups = "optimizer.groups=[{ pattern = '*', weight_decay = 0.0 }]";
+        let group = groups.parse().unwrap();
+        for overrides in [vec![], sets.to_vec(), vec![group]] {
+            let config = Config::parse::<Tables>("", "", &overrides).unwrap();
+            let text = config.annotated::<Tables>().unwrap();
+            assert_eq!(
+                Config::parse::<Tables>(&text, "", &[]).unwrap(),
+                config,
+                "{text}"
+            );
+            assert!(text.contains("# optimizer steps\nsteps = 300\n"), "{text}");
+            assert!(text.lines().all(|line| line.len() <= WIDTH), "{text}");
+        }
+    }
+
+    /// The tables in docs/training.md. `UPDATE_GOLDEN=1` writes them.
+    #[test]
+    fn the_documentation_has_every_key() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/training.md");
+        let Ok(mut text) = std::fs::read_to_string(path) else {
+            return;
+        };
+        let before = text.clone();
+        let names = ["keys of every run", "keys of the model"];
+        for (name, rows) in names.iter().zip(markdown::<Tables>().unwrap()) {
+            let [begin, end] = ["begin", "end"].map(|what| format!("<!-- {what}: {name} -->\n"));
+            let from = text.find(&begin).unwrap() + begin.len();
+            let to = text.find(&end).unwrap();
+            text.replace_range(from..to, &format!("\n{rows}\n"));
+        }
+        if std::env::var_os("UPDATE_GOLDEN").is_some() {
+            return std::fs::write(path, text).unwrap();
+        }
+        assert!(
+            before == text,
+            "docs/training.md is stale; run this test with UPDATE_GOLDEN=1"
+        );
+    }
+}
