@@ -12,7 +12,7 @@ use meshgrad::train::config::Config;
 use meshgrad::train::data::Data;
 use meshgrad::train::qwen3;
 use meshgrad::train::run_folder::RunFolder;
-use meshgrad::train::sampler::{Order, Windows};
+use meshgrad::train::sampler::Windows;
 use meshgrad::train::trainer::Trainer;
 
 const SMALL: &str = r#"
@@ -44,7 +44,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let data = Data::prepare(&config.data, &run)?;
     let tokens = data.tokens.training();
     let windows = Windows::new("training", tokens.len(), config.train.seq_len)?;
-    let order = Order::new(windows, config.train.batch_size, config.train.seed);
+    let order = data.order(windows, config.train.batch_size, config.train.seed)?;
 
     let model = qwen3::model(&config, data.tokenizer.vocab_size(), None)?;
     model.materialize(&device, config.train.seed)?;
@@ -52,7 +52,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let batches = TokenBatches::new(windows, tokens, &device);
     let (rows, at_a_time) = (config.train.batch_size, config.train.micro_batch_size);
     for step in 1..=config.train.steps {
-        let microbatches = batches.of_step(order, step, rows, at_a_time);
+        let microbatches = batches.of_step(&order, step, rows, at_a_time);
         let record = trainer.step(step, microbatches)?.wait(&trainer.model)?;
         if step == 1 || step % 10 == 0 {
             let shares = record.expert_shares;

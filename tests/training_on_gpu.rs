@@ -103,7 +103,7 @@ impl Run {
             micro_batch_size,
             ..
         } = self.config.train;
-        let microbatches = batches.of_step(self.order, step, batch_size, micro_batch_size);
+        let microbatches = batches.of_step(&self.order, step, batch_size, micro_batch_size);
         self.trainer.step(step, microbatches).unwrap()
     }
 

@@ -68,8 +68,27 @@ pub struct DataConfig {
     pub paths: Vec<String>,
     /// The tokenizer.
     pub tokenizer: TokenizerChoice,
-    /// Fraction of the text that is held out for validation, in [0, 1).
+    /// Fraction of the text that is held out for validation, in [0, 1). Not used with `validation`.
     pub val_fraction: f64,
+    /// Files, folders and globs of the validation text. Empty: a fraction of the training text.
+    pub validation: Vec<String>,
+    /// Several training texts with weights, in place of `paths`.
+    pub sources: Vec<SourceConfig>,
+}
+
+/// A table of `[[data.sources]]`: a training text.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SourceConfig {
+    /// Files, folders and globs.
+    pub paths: Vec<String>,
+    /// The share of sequences that come from this source, relative to the other weights.
+    #[serde(default = "one")]
+    pub weight: f64,
+}
+
+fn one() -> f64 {
+    1.0
 }
 
 impl Default for DataConfig {
@@ -78,6 +97,8 @@ impl Default for DataConfig {
             paths: Vec::new(),
             tokenizer: TokenizerChoice::Bpe(4096),
             val_fraction: 0.02,
+            validation: Vec::new(),
+            sources: Vec::new(),
         }
     }
 }

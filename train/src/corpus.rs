@@ -2,7 +2,15 @@
 
 mod default_text;
 mod files;
+#[cfg(not(feature = "parquet"))]
+#[path = "corpus/no_parquet.rs"]
+mod parquet;
+#[cfg(feature = "parquet")]
+mod parquet;
+mod records;
+mod text;
 
+use std::ops::Range;
 use std::path::PathBuf;
 
 use twox_hash::XxHash3_128;
@@ -14,7 +22,7 @@ pub use default_text::{MAX_DEFAULT_BYTES, MAX_FILE_BYTES};
 #[non_exhaustive]
 pub enum CorpusError {
     /// A file or folder that is missing or cannot be read.
-    #[error("data.paths: cannot read {}: {source}", path.display())]
+    #[error("data: cannot read {}: {source}", path.display())]
     Read {
         /// The file or folder.
         path: PathBuf,
@@ -22,7 +30,7 @@ pub enum CorpusError {
         source: std::io::Error,
     },
     /// An invalid glob.
-    #[error("data.paths: `{pattern}` is not a glob: {message}")]
+    #[error("data: `{pattern}` is not a glob: {message}")]
     BadGlob {
         /// The pattern.
         pattern: String,
@@ -30,21 +38,39 @@ pub enum CorpusError {
         message: String,
     },
     /// A glob or folder without text files.
-    #[error("data.paths: no text file in `{place}` (looked for {extensions})")]
+    #[error("data: no text file in `{place}` (looked for {extensions})")]
     NoMatch {
         /// The glob or folder.
         place: String,
         /// The extensions that count as text.
         extensions: String,
     },
-    /// An empty file.
-    #[error("data.paths: {} is empty; name another file", path.display())]
+    /// Files of which none has text.
+    #[error("data: no text in `{paths}`: {}; name another file", all_empty(*files))]
     Empty {
+        /// Where they were looked for.
+        paths: String,
+        /// How many there are.
+        files: u64,
+    },
+    /// A file that is not text.
+    #[error("data: {} is not text: {problem}", path.display())]
+    Binary {
         /// The file.
         path: PathBuf,
+        /// How it was recognized, and what to do.
+        problem: String,
+    },
+    /// A Parquet file that cannot be read, or has no text.
+    #[error("data: {}: {problem}", path.display())]
+    Parquet {
+        /// The file.
+        path: PathBuf,
+        /// The problem.
+        problem: String,
     },
     /// A line of a JSON Lines file without text.
-    #[error("data.paths: {}:{line}: {problem}", path.display())]
+    #[error("data: {}:{line}: {problem}", path.display())]
     BadLine {
         /// The file.
         path: PathBuf,
@@ -55,13 +81,45 @@ pub enum CorpusError {
     },
 }
 
-/// A document: a file, or a line of a JSON Lines file.
+fn all_empty(files: u64) -> String {
+    match files {
+        1 => "the only file is empty".to_owned(),
+        files => format!("all {files} files are empty"),
+    }
+}
+
+/// The role whose messages are trained.
+pub const ASSISTANT: &str = "assistant";
+
+/// A document: a file, or a record of a JSON Lines or Parquet file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Document {
-    /// The path of a file; `CRATE/path` in the default text; `path:line` for JSON Lines.
+    /// The path of a file; `CRATE/path` in the default text; `path:line` for records.
     pub name: String,
-    /// Valid UTF-8; never empty.
+    /// Valid UTF-8; never empty. Of a conversation, the contents of its messages, one per line.
     pub text: String,
+    /// The messages of a conversation; empty for other text.
+    pub turns: Vec<Turn>,
+}
+
+/// A message of a conversation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Turn {
+    /// The writer, such as `user` or [`ASSISTANT`].
+    pub role: String,
+    /// The content, a range of the document's text.
+    pub bytes: Range<usize>,
+}
+
+impl Document {
+    /// A document that is no conversation.
+    pub fn new(name: String, text: String) -> Document {
+        Document {
+            name,
+            text,
+            turns: Vec::new(),
+        }
+    }
 }
 
 /// All the text of a run, in a fixed order.
@@ -71,15 +129,18 @@ pub struct Corpus {
     pub title: String,
     /// The documents.
     pub documents: Vec<Document>,
-    /// XXH3-128 over every document's name and text, each preceded by its length.
+    /// XXH3-128 over every document's name and text, each preceded by its length, and over the
+    /// messages of conversations.
     pub digest: u128,
     /// Invalid UTF-8 bytes that were replaced by U+FFFD.
     pub replaced_bytes: u64,
+    /// Files that were skipped because they have no text.
+    pub empty_files: u64,
 }
 
 impl Corpus {
-    /// Reads `data.paths`: files, folders (recursively, sorted by path) and globs, in the given
-    /// order; the default text if empty. A file that is named twice is read once.
+    /// Reads files, folders (recursively, sorted by path) and globs, in the given order; the
+    /// default text if `paths` is empty. A file that is named twice is read once.
     ///
     /// # Errors
     /// [`CorpusError`]: names the path.
@@ -87,17 +148,22 @@ impl Corpus {
         if paths.is_empty() {
             return Ok(default_text::load());
         }
-        let (documents, replaced_bytes) = files::read(paths)?;
-        Ok(Self::new(paths.join(" "), documents, replaced_bytes))
+        let contents = files::read(paths)?;
+        Ok(Self {
+            replaced_bytes: contents.replaced_bytes,
+            empty_files: contents.empty_files,
+            ..Self::new(paths.join(" "), contents.documents)
+        })
     }
 
-    fn new(title: String, documents: Vec<Document>, replaced_bytes: u64) -> Self {
+    fn new(title: String, documents: Vec<Document>) -> Self {
         let digest = digest(&documents);
         Self {
             title,
             documents,
             digest,
-            replaced_bytes,
+            replaced_bytes: 0,
+            empty_files: 0,
         }
     }
 
@@ -117,6 +183,17 @@ fn digest(documents: &[Document]) -> u128 {
             hash.write(&(part.len() as u64).to_le_bytes());
             hash.write(part.as_bytes());
         }
+        if !document.turns.is_empty() {
+            // No name has this length, so a conversation is never mistaken for the next document.
+            hash.write(&u64::MAX.to_le_bytes());
+            hash.write(&(document.turns.len() as u64).to_le_bytes());
+        }
+        for turn in &document.turns {
+            for number in [turn.role.len(), turn.bytes.start, turn.bytes.end] {
+                hash.write(&(number as u64).to_le_bytes());
+            }
+            hash.write(turn.role.as_bytes());
+        }
     }
     hash.finish_128()
 }
@@ -126,10 +203,12 @@ mod tests {
     use super::*;
 
     fn document(name: &str, text: &str) -> Document {
-        Document {
-            name: name.to_owned(),
-            text: text.to_owned(),
-        }
+        Document::new(name.to_owned(), text.to_owned())
+    }
+
+    fn turn(role: &str, bytes: Range<usize>) -> Turn {
+        let role = role.to_owned();
+        Turn { role, bytes }
     }
 
     #[test]
@@ -142,6 +221,17 @@ mod tests {
             vec![document("a", "xyz")],
             vec![],
         ];
+        let turns = [
+            vec![turn("user", 0..1), turn("assistant", 2..3)],
+            vec![turn("tool", 0..1), turn("assistant", 2..3)],
+            vec![turn("user", 0..0), turn("assistant", 1..3)],
+            vec![turn("assistant", 0..3)],
+        ];
+        let conversations = turns.map(|turns| {
+            let plain = document("a", "xyz");
+            vec![Document { turns, ..plain }]
+        });
+        let corpora = [&corpora[..], &conversations[..]].concat();
         let digests: std::collections::BTreeSet<u128> =
             corpora.iter().map(|documents| digest(documents)).collect();
         assert_eq!(digests.len(), corpora.len());

@@ -1,15 +1,17 @@
 //! Prepares the data of `[data]`: reads and splits the text, and creates the tokenizer and the
 //! token cache. Both are reused while they are valid.
 
+use rayon::prelude::*;
 use twox_hash::XxHash3_128;
 
-use crate::Result;
-use crate::config::{DataConfig, TokenizerChoice};
-use crate::corpus::Corpus;
+use crate::config::{DataConfig, SourceConfig, TokenizerChoice};
+use crate::corpus::{Corpus, Document};
 use crate::run_folder::RunFolder;
+use crate::sampler::{Order, SamplerError, Windows};
 use crate::split::{Span, Split};
 use crate::tokenizer::Tokenizer;
-use crate::tokens::{CacheKey, Part, TokenCache};
+use crate::tokens::{CacheKey, Part, TokenCache, Trained};
+use crate::{Result, chat};
 
 /// The data of a run.
 pub struct Data {
@@ -17,14 +19,19 @@ pub struct Data {
     pub title: String,
     /// Number of documents.
     pub documents: usize,
-    /// XXH3-128 of the text.
+    /// XXH3-128 of the text; with several sources or a validation text of its own, of all texts and
+    /// the weights.
     pub digest: u128,
     /// Invalid UTF-8 bytes that were replaced by U+FFFD.
     pub replaced_bytes: u64,
+    /// Files that were skipped because they have no text.
+    pub empty_files: u64,
     /// The tokenizer.
     pub tokenizer: Tokenizer,
     /// All ids.
     pub tokens: TokenCache,
+    /// The weight of each source.
+    pub weights: Vec<f64>,
 }
 
 impl Data {
@@ -47,13 +54,14 @@ impl Data {
         folder: &RunFolder,
         check: impl FnOnce(u128, &Tokenizer) -> Result<()>,
     ) -> Result<Self> {
-        let corpus = Corpus::load(&config.paths)?;
-        let split = Split::new(&corpus.documents, config.val_fraction);
-        let training = texts(&split.training, &corpus);
-        let recipe = recipe(&corpus, config);
+        let texts = Texts::load(config)?;
+        let (sources, validation) = texts.split(config.val_fraction);
+        let digest = texts.digest();
+        let recipe = recipe(digest, config);
 
+        let training: Vec<&str> = sources.iter().flatten().map(Piece::text).collect();
         let tokenizer = tokenizer(config, recipe, &training, folder)?;
-        check(corpus.digest, &tokenizer)?;
+        check(digest, &tokenizer)?;
         tokenizer.save(&folder.tokenizer())?;
         let key = CacheKey {
             recipe,
@@ -61,36 +69,175 @@ impl Data {
         };
         let tokens = match TokenCache::open(&folder.tokens(), key)? {
             Some(tokens) => tokens,
-            None => write_tokens(
-                key,
-                &tokenizer,
-                &training,
-                &texts(&split.validation, &corpus),
-                folder,
-            )?,
+            None => write_tokens(key, &tokenizer, &sources, &validation, folder)?,
         };
 
         Ok(Self {
-            documents: corpus.documents.len(),
-            digest: corpus.digest,
-            replaced_bytes: corpus.replaced_bytes,
-            title: corpus.title,
+            documents: texts.all().map(|corpus| corpus.documents.len()).sum(),
+            digest,
+            replaced_bytes: texts.all().map(|corpus| corpus.replaced_bytes).sum(),
+            empty_files: texts.all().map(|corpus| corpus.empty_files).sum(),
+            title: texts.title(),
             tokenizer,
             tokens,
+            weights: texts.sources.iter().map(|(_, weight)| *weight).collect(),
         })
+    }
+
+    /// The order of the training windows `windows`. Each source has its share, and windows without a
+    /// trained token are left out.
+    ///
+    /// # Errors
+    /// [`SamplerError`] for a source without windows, or without a trained token in them.
+    pub fn order(
+        &self,
+        windows: Windows,
+        batch_size: usize,
+        seed: u64,
+    ) -> Result<Order, SamplerError> {
+        let tokens = self.tokens.training();
+        let mut sources = Vec::with_capacity(self.weights.len());
+        for (source, (range, weight)) in self.tokens.sources().iter().zip(&self.weights).enumerate()
+        {
+            let within = windows.within(range);
+            if within.is_empty() {
+                return Err(SamplerError::ShortSource {
+                    source_number: source + 1,
+                    tokens: range.len(),
+                    seq_len: windows.seq_len(),
+                });
+            }
+            let trained = windows.trained(within, tokens);
+            if trained.count() == 0 {
+                return Err(SamplerError::NothingTrained {
+                    part: "training",
+                    tokens: range.len(),
+                    trained: tokens.trained(),
+                });
+            }
+            sources.push((trained, *weight));
+        }
+        Ok(Order::mixed(sources, batch_size, seed))
     }
 }
 
-fn texts<'c>(spans: &[Span], corpus: &'c Corpus) -> Vec<&'c str> {
-    spans
-        .iter()
-        .map(|span| span.text(&corpus.documents))
-        .collect()
+/// The texts of `[data]`.
+struct Texts {
+    /// Each source with its weight.
+    sources: Vec<(Corpus, f64)>,
+    /// The held-out text, if it is not a part of the sources.
+    validation: Option<Corpus>,
+    /// Whether the sources are those of `data.sources`.
+    is_mixed: bool,
 }
 
-fn recipe(corpus: &Corpus, config: &DataConfig) -> u128 {
+impl Texts {
+    fn load(config: &DataConfig) -> Result<Texts> {
+        let is_mixed = !config.sources.is_empty();
+        let sources = match is_mixed {
+            false => vec![(Corpus::load(&config.paths)?, 1.0)],
+            true => {
+                let sources = config.sources.iter();
+                let load =
+                    |it: &SourceConfig| -> Result<_> { Ok((Corpus::load(&it.paths)?, it.weight)) };
+                sources.map(load).collect::<Result<_>>()?
+            }
+        };
+        let validation = match config.validation.is_empty() {
+            true => None,
+            false => Some(Corpus::load(&config.validation)?),
+        };
+        Ok(Texts {
+            sources,
+            validation,
+            is_mixed,
+        })
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Corpus> {
+        let sources = self.sources.iter().map(|(corpus, _)| corpus);
+        sources.chain(&self.validation)
+    }
+
+    /// The pieces of each source for training, and those for validation.
+    fn split(&self, fraction: f64) -> (Vec<Vec<Piece<'_>>>, Vec<Piece<'_>>) {
+        let mut held_out = Vec::new();
+        let mut sources = Vec::with_capacity(self.sources.len());
+        for (corpus, _) in &self.sources {
+            // A validation text of its own leaves the sources whole.
+            let fraction = if self.validation.is_some() {
+                0.0
+            } else {
+                fraction
+            };
+            let split = Split::new(&corpus.documents, fraction);
+            sources.push(pieces(&split.training, corpus));
+            held_out.extend(pieces(&split.validation, corpus));
+        }
+        if let Some(corpus) = &self.validation {
+            let all = Split::new(&corpus.documents, 0.0).training;
+            held_out = pieces(&all, corpus);
+        }
+        (sources, held_out)
+    }
+
+    /// The digest of the only text, or of all texts and the weights.
+    fn digest(&self) -> u128 {
+        if let ([(only, _)], None, false) = (&self.sources[..], &self.validation, self.is_mixed) {
+            return only.digest;
+        }
+        let mut hash = XxHash3_128::new();
+        for (corpus, weight) in &self.sources {
+            hash.write(&corpus.digest.to_le_bytes());
+            hash.write(&weight.to_le_bytes());
+        }
+        if let Some(validation) = &self.validation {
+            // Sources are 24 bytes each, so this is not one.
+            hash.write(&validation.digest.to_le_bytes());
+        }
+        hash.finish_128()
+    }
+
+    fn title(&self) -> String {
+        let source = |(corpus, weight): &(Corpus, f64)| match self.is_mixed {
+            true => format!("{} (weight {weight})", corpus.title),
+            false => corpus.title.clone(),
+        };
+        let sources: Vec<String> = self.sources.iter().map(source).collect();
+        let validation = self.validation.iter();
+        let validation = validation.map(|corpus| format!("; held out {}", corpus.title));
+        sources.join(", ") + &validation.collect::<String>()
+    }
+}
+
+/// A document, or a part of one that is no conversation.
+#[derive(Clone, Copy)]
+struct Piece<'c> {
+    document: &'c Document,
+    text: &'c str,
+}
+
+impl<'c> Piece<'c> {
+    fn text(&self) -> &'c str {
+        self.text
+    }
+
+    fn is_conversation(&self) -> bool {
+        !self.document.turns.is_empty()
+    }
+}
+
+fn pieces<'c>(spans: &[Span], corpus: &'c Corpus) -> Vec<Piece<'c>> {
+    let piece = |span: &Span| Piece {
+        document: &corpus.documents[span.document],
+        text: span.text(&corpus.documents),
+    };
+    spans.iter().map(piece).collect()
+}
+
+fn recipe(digest: u128, config: &DataConfig) -> u128 {
     let choice = String::from(config.tokenizer.clone());
-    let recipe = format!("{:x} {} {choice}", corpus.digest, config.val_fraction);
+    let recipe = format!("{digest:x} {} {choice}", config.val_fraction);
     XxHash3_128::oneshot(recipe.as_bytes())
 }
 
@@ -119,37 +266,90 @@ fn tokenizer(
 fn write_tokens(
     key: CacheKey,
     tokenizer: &Tokenizer,
-    training: &[&str],
-    validation: &[&str],
+    sources: &[Vec<Piece<'_>>],
+    validation: &[Piece<'_>],
     folder: &RunFolder,
 ) -> Result<TokenCache> {
-    let bytes = |texts: &[&str]| texts.iter().map(|text| text.len() as u64).sum();
-    let (training_ids, validation_ids) = (
-        tokenizer.encode_documents(training)?,
-        tokenizer.encode_documents(validation)?,
-    );
+    let sources = sources.iter().map(|pieces| Encoded::new(tokenizer, pieces));
+    let sources = sources.collect::<Result<Vec<Encoded>>>()?;
+    let validation = Encoded::new(tokenizer, validation)?;
 
-    let training = Part {
-        ids: &training_ids,
-        text_bytes: bytes(training),
-    };
-    let validation = Part {
-        ids: &validation_ids,
-        text_bytes: bytes(validation),
-    };
-    Ok(TokenCache::write(
-        &folder.tokens(),
-        key,
-        training,
-        validation,
-    )?)
+    let parts: Vec<Part<'_>> = sources.iter().map(Encoded::part).collect();
+    let path = folder.tokens();
+    Ok(TokenCache::write(&path, key, &parts, validation.part())?)
+}
+
+/// The ids of a part.
+struct Encoded {
+    ids: Vec<u32>,
+    text_bytes: u64,
+    /// What is trained, if not all: of each id, and in bytes.
+    trained: Option<(Vec<bool>, u64)>,
+}
+
+impl Encoded {
+    fn new(tokenizer: &Tokenizer, pieces: &[Piece<'_>]) -> Result<Encoded> {
+        let text_bytes = pieces.iter().map(|piece| piece.text.len() as u64).sum();
+        if !pieces.iter().any(Piece::is_conversation) {
+            let texts: Vec<&str> = pieces.iter().map(Piece::text).collect();
+            return Ok(Encoded {
+                ids: tokenizer.encode_documents(&texts)?,
+                text_bytes,
+                trained: None,
+            });
+        }
+
+        let encoded = pieces
+            .par_iter()
+            .map(|piece| match piece.is_conversation() {
+                true => Ok(chat::encode(tokenizer, piece.document)?),
+                false => {
+                    let ids = tokenizer.encode_documents(&[piece.text])?;
+                    Ok(chat::Conversation {
+                        trained: vec![true; ids.len()],
+                        ids,
+                        trained_bytes: piece.text.len() as u64,
+                    })
+                }
+            });
+        let encoded = encoded.collect::<Result<Vec<chat::Conversation>>>()?;
+        let (mut ids, mut trained, mut trained_bytes) = (Vec::new(), Vec::new(), 0);
+        for part in encoded {
+            ids.extend(part.ids);
+            trained.extend(part.trained);
+            trained_bytes += part.trained_bytes;
+        }
+        Ok(Encoded {
+            ids,
+            text_bytes,
+            trained: Some((trained, trained_bytes)),
+        })
+    }
+
+    fn part(&self) -> Part<'_> {
+        let trained = self.trained.as_ref();
+        Part {
+            ids: &self.ids,
+            text_bytes: self.text_bytes,
+            trained: trained.map(|(ids, text_bytes)| Trained {
+                ids,
+                text_bytes: *text_bytes,
+            }),
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::path::Path;
+
+    use meshgrad_models::IGNORE_INDEX;
+    use meshgrad_runtime::Device;
 
     use super::*;
+    use crate::batches::TokenBatches;
+    use crate::tokens::Tokens;
 
     fn text(seed: usize) -> String {
         (0..400)
@@ -169,6 +369,7 @@ mod tests {
             paths: vec![file.to_string_lossy().into_owned()],
             tokenizer: TokenizerChoice::Bpe(300),
             val_fraction: 0.1,
+            ..DataConfig::default()
         };
         let modified = || fs::metadata(folder.tokens()).unwrap().modified().unwrap();
 
@@ -203,6 +404,7 @@ mod tests {
             paths: vec![file.to_string_lossy().into_owned()],
             tokenizer: TokenizerChoice::Byte,
             val_fraction: 0.1,
+            ..DataConfig::default()
         };
 
         let data = Data::prepare(&config, &folder).unwrap();
@@ -213,5 +415,143 @@ mod tests {
             training.text_bytes() + validation.text_bytes(),
             text(3).len() as u64
         );
+    }
+
+    fn write(folder: &Path, name: &str, text: &str) -> String {
+        let path = folder.join(name);
+        fs::write(&path, text).unwrap();
+        path.to_string_lossy().into_owned()
+    }
+
+    fn byte(sources: Vec<SourceConfig>) -> DataConfig {
+        DataConfig {
+            tokenizer: TokenizerChoice::Byte,
+            val_fraction: 0.0,
+            sources,
+            ..DataConfig::default()
+        }
+    }
+
+    fn source(path: &str, weight: f64) -> SourceConfig {
+        let paths = vec![path.to_owned()];
+        SourceConfig { paths, weight }
+    }
+
+    /// A sequence has tokens of one source only, and the sources have their shares.
+    #[test]
+    fn sources_have_their_shares() {
+        let place = tempfile::tempdir().unwrap();
+        let long = write(place.path(), "a.txt", &"a".repeat(1000));
+        let short = write(place.path(), "b.txt", &"b".repeat(100));
+        let folder = RunFolder::open(&place.path().join("run")).unwrap();
+        let config = byte(vec![source(&long, 1.0), source(&short, 3.0)]);
+        let data = Data::prepare(&config, &folder).unwrap();
+
+        let tokens = data.tokens.training();
+        let windows = Windows::new("training", tokens.len(), 9).unwrap();
+        let order = data.order(windows, 8, 1).unwrap();
+        let batches = TokenBatches::new(windows, tokens, &Device::cpu());
+        for step in 1..20 {
+            let batch = batches.of_step(&order, step, 8, 8).next().unwrap().unwrap();
+            let ids = batch.ids.to_vec::<i64>().unwrap();
+            let rows = ids.chunks(9).map(|row| {
+                assert!(row.iter().all(|id| *id == row[0] || *id == 256), "{row:?}");
+                row[0]
+            });
+            let of_short = rows.filter(|first| *first == i64::from(b'b')).count();
+            assert_eq!(of_short, 6);
+        }
+
+        let swapped = byte(vec![source(&long, 3.0), source(&short, 1.0)]);
+        let other = Data::prepare(&swapped, &folder).unwrap();
+        assert_ne!(other.digest, data.digest, "weights decide the order");
+        let long_windows = Windows::new("training", tokens.len(), 200).unwrap();
+        let error = data.order(long_windows, 8, 1).unwrap_err().to_string();
+        assert!(
+            error.starts_with("source 2 of data.sources has 101 "),
+            "{error}"
+        );
+    }
+
+    /// A validation text of its own leaves the training text whole.
+    #[test]
+    fn a_validation_text_of_its_own_is_held_out() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = RunFolder::open(&place.path().join("run")).unwrap();
+        let paths = vec![write(place.path(), "a.txt", &text(3))];
+        let validation = vec![write(place.path(), "b.txt", &text(5))];
+        let config = DataConfig {
+            tokenizer: TokenizerChoice::Byte,
+            paths,
+            validation,
+            ..DataConfig::default()
+        };
+        let data = Data::prepare(&config, &folder).unwrap();
+        let decoded = |tokens: Tokens<'_>| {
+            let ids: Vec<u32> = tokens.iter().collect();
+            data.tokenizer.decode(&ids).unwrap()
+        };
+        assert_eq!(decoded(data.tokens.training()), text(3));
+        assert_eq!(decoded(data.tokens.validation()), text(5));
+        assert!(data.title.contains("; held out "), "{}", data.title);
+
+        let without = DataConfig {
+            validation: Vec::new(),
+            ..config
+        };
+        assert_ne!(
+            Data::prepare(&without, &folder).unwrap().digest,
+            data.digest
+        );
+    }
+
+    /// Only answers are labels, in training and validation.
+    #[test]
+    fn only_answers_are_labels() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = RunFolder::open(&place.path().join("run")).unwrap();
+        let line = |question: &str, answer: &str| {
+            let message = |role, content| serde_json::json!({ "role": role, "content": content });
+            let messages = [message("user", question), message("assistant", answer)];
+            serde_json::json!({ "messages": messages }).to_string() + "\n"
+        };
+        let long = "q".repeat(100);
+        let lines: String = (0..50)
+            .map(|_| line(&long, "AB") + &line("q", "ABAB"))
+            .collect();
+        let config = DataConfig {
+            paths: vec![write(place.path(), "a.jsonl", &lines)],
+            tokenizer: TokenizerChoice::Byte,
+            val_fraction: 0.1,
+            ..DataConfig::default()
+        };
+        let data = Data::prepare(&config, &folder).unwrap();
+        let answer = |label: &i64| [i64::from(b'A'), i64::from(b'B'), 256].contains(label);
+        for tokens in [data.tokens.training(), data.tokens.validation()] {
+            assert!(tokens.is_masked());
+            let windows = Windows::new("training", tokens.len(), 16).unwrap();
+            let device = Device::cpu();
+            let batches = TokenBatches::new(windows, tokens, &device);
+            let mut counted = 0;
+            for batch in batches.in_order(1, 0) {
+                let labels = batch.unwrap().labels.to_vec::<i64>().unwrap();
+                let trained: Vec<_> = labels.iter().filter(|id| **id != IGNORE_INDEX).collect();
+                assert!(!trained.is_empty() && trained.iter().all(|label| answer(label)));
+                counted += trained.len();
+            }
+            let all = (1..=windows.count() * 16)
+                .filter(|at| tokens.is_trained(*at))
+                .count();
+            assert_eq!(counted, all);
+        }
+        let windows = Windows::new("training", data.tokens.training().len(), 16).unwrap();
+        let order = data.order(windows, 1, 1).unwrap();
+        let (tokens, device) = (data.tokens.training(), Device::cpu());
+        let batches = TokenBatches::new(windows, tokens, &device);
+        for step in 1..100 {
+            let batch = batches.of_step(&order, step, 1, 1).next().unwrap().unwrap();
+            let labels = batch.labels.to_vec::<i64>().unwrap();
+            assert!(labels.iter().any(answer), "step {step} trains nothing");
+        }
     }
 }

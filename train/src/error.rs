@@ -71,6 +71,12 @@ pub enum TrainError {
     /// A step without sequences.
     #[error("a step needs at least one sequence: raise train.batch_size")]
     NoBatch,
+    /// A validation in which nothing counts.
+    #[error(
+        "the validation text has no label that counts: add text or conversations to it, or lower \
+         train.seq_len"
+    )]
+    NothingToValidate,
     /// An empty prompt, for a tokenizer without a token that starts a document.
     #[error(
         "the prompt is empty and the tokenizer has no token that starts a document; give a prompt"

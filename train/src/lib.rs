@@ -4,7 +4,7 @@
 //!
 //! - [`config`]: the whole configuration of a run, strict, with every default.
 //! - [`corpus`]: text; [`split`]: the held-out part; [`tokenizer`]: text to ids and back;
-//!   [`tokens`]: the memory-mapped token cache; [`sampler`]: the windows of each batch.
+//!   [`chat`]: conversations as ids; [`tokens`]: the memory-mapped token cache; [`sampler`]: the windows of each batch.
 //! - [`schedule`]: the learning rate of each step.
 //!
 //! Modules that use tensors:
@@ -19,6 +19,7 @@
 //! - [`run_folder`], [`metrics`], [`plot`], [`report`]: files and output of a run.
 
 pub mod batches;
+pub mod chat;
 pub mod checkpoint;
 pub mod config;
 pub mod configured;

@@ -51,6 +51,8 @@ pub struct Header {
     pub text_bytes: u64,
     /// Invalid UTF-8 bytes that were replaced by U+FFFD.
     pub replaced_bytes: u64,
+    /// Files that were skipped because they have no text.
+    pub empty_files: u64,
     /// Size of the tokenizer's vocabulary.
     pub vocab_size: usize,
     /// Training tokens.
@@ -79,6 +81,12 @@ impl Header {
             ),
         };
 
+        let skipped = match self.empty_files {
+            0 => String::new(),
+            1 => ", 1 empty file skipped".to_owned(),
+            count => format!(", {} empty files skipped", format::thousands(count as f64)),
+        };
+
         vec![
             (
                 "device",
@@ -91,7 +99,7 @@ impl Header {
             (
                 "data",
                 format!(
-                    "{}: {} documents, {}{replaced}  xxh3 {:016x}",
+                    "{}: {} documents, {}{replaced}{skipped}  xxh3 {:016x}",
                     self.data,
                     format::thousands(self.documents as f64),
                     format::bytes(self.text_bytes),
@@ -316,6 +324,7 @@ mod tests {
             documents: 1900,
             text_bytes: 16_000_000,
             replaced_bytes: 3,
+            empty_files: 2,
             vocab_size: 4096,
             training_tokens: 4_900_000,
             validation_tokens: 100_000,
@@ -326,7 +335,7 @@ mod tests {
             "cpu x2 avx512  f32",
             "qwen3_moe, 4 layers, 8 experts top-2  9.19M parameters (3.42M active)",
             "Rust sources of 97 crates: 1,900 documents, 16.0 MB, 3 invalid UTF-8 bytes \
-             replaced  xxh3 0123456789abcdef",
+             replaced, 2 empty files skipped  xxh3 0123456789abcdef",
             "4.90M for training, 100K held out, vocabulary 4,096",
             "runs/default",
         ];

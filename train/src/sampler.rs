@@ -4,8 +4,15 @@
 //! an order that depends only on seed and epoch: a Feistel network over the window index. A batch
 //! is therefore a pure function of seed and step. There is no state to save, and each rank computes
 //! its own rows.
+//!
+//! Text of several sources is one stream, and a window belongs to the source that it lies in. The
+//! samples of a run are divided among the sources by weight, as evenly as possible, and each source
+//! has epochs of its own.
 
 use std::ops::Range;
+use std::sync::Arc;
+
+use crate::tokens::Tokens;
 
 /// The reason why there are no batches.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -25,6 +32,35 @@ pub enum SamplerError {
         tokens: usize,
         /// Tokens per sequence.
         seq_len: usize,
+    },
+
+    /// A source that is shorter than one window.
+    #[error(
+        "source {source_number} of data.sources has {tokens} training tokens but train.seq_len = \
+         {seq_len} needs about {}; add text to it, or lower train.seq_len",
+        2 * seq_len
+    )]
+    ShortSource {
+        /// The source, from 1.
+        source_number: usize,
+        /// Its tokens.
+        tokens: usize,
+        /// Tokens per sequence.
+        seq_len: usize,
+    },
+
+    /// Conversations without a trained token in any window.
+    #[error(
+        "no window of the {part} text has a token of an assistant's message: {tokens} tokens, of \
+         which {trained} count; add conversations or lower train.seq_len"
+    )]
+    NothingTrained {
+        /// `training` or `validation`.
+        part: &'static str,
+        /// Tokens of the text.
+        tokens: usize,
+        /// Those that the loss counts.
+        trained: u64,
     },
 
     /// A window ends after the text, so it is not a window of this text.
@@ -61,6 +97,11 @@ impl Windows {
         }
     }
 
+    /// Tokens per window.
+    pub fn seq_len(self) -> usize {
+        self.seq_len
+    }
+
     /// Number of windows, at least 1.
     pub fn count(self) -> usize {
         self.count
@@ -71,6 +112,25 @@ impl Windows {
     pub fn tokens(self, window: usize) -> Range<usize> {
         let start = window * self.seq_len;
         start..start + self.seq_len + 1
+    }
+
+    /// Those of `windows` with a label that is trained.
+    pub fn trained(self, windows: Range<usize>, tokens: Tokens<'_>) -> Choice {
+        if !tokens.is_masked() {
+            return Choice::Range(windows);
+        }
+        let has_trained = |window: &usize| {
+            let labels = self.tokens(*window).skip(1);
+            labels.into_iter().any(|at| tokens.is_trained(at))
+        };
+        Choice::List(windows.filter(has_trained).collect())
+    }
+
+    /// The windows whose tokens are all in `tokens`.
+    pub fn within(self, tokens: &Range<usize>) -> Range<usize> {
+        let first = tokens.start.div_ceil(self.seq_len);
+        let end = tokens.end.saturating_sub(1) / self.seq_len;
+        first..end.min(self.count).max(first)
     }
 }
 
@@ -116,19 +176,71 @@ impl Batch {
     }
 }
 
+/// The windows of a source.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Choice {
+    /// Consecutive windows.
+    Range(Range<usize>),
+    /// These windows.
+    List(Arc<[usize]>),
+}
+
+impl Choice {
+    /// Number of windows.
+    pub fn count(&self) -> usize {
+        match self {
+            Choice::Range(range) => range.len(),
+            Choice::List(list) => list.len(),
+        }
+    }
+
+    /// The window at `position`, which is below [`Choice::count`].
+    pub fn window(&self, position: usize) -> usize {
+        match self {
+            Choice::Range(range) => range.start + position,
+            Choice::List(list) => list[position],
+        }
+    }
+}
+
 /// The order of training windows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Order {
-    windows: usize,
+    sources: Vec<Source>,
     seed: u64,
     batch_size: usize,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Source {
+    windows: Choice,
+    /// Its share of the samples that earlier sources do not take, in units of 2^-32.
+    share: u64,
+}
+
+/// A share of 1.
+const WHOLE: u64 = 1 << 32;
+
 impl Order {
     /// `batch_size` windows per step over all ranks, taken from `windows`.
     pub fn new(windows: Windows, batch_size: usize, seed: u64) -> Self {
+        let all = Choice::Range(0..windows.count);
+        Self::mixed(vec![(all, 1.0)], batch_size, seed)
+    }
+
+    /// As [`Order::new`], from several sources, each with the weight of its share. Sources without
+    /// windows are left out; weights must be finite and above 0.
+    pub fn mixed(sources: Vec<(Choice, f64)>, batch_size: usize, seed: u64) -> Self {
+        let mut rest: f64 = sources.iter().map(|(_, weight)| weight).sum();
+        let last = sources.len().saturating_sub(1);
+        let source = |(at, (windows, weight)): (usize, (Choice, f64))| {
+            let share = (weight / rest * WHOLE as f64).round() as u64;
+            rest -= weight;
+            let share = if at == last { WHOLE } else { share.min(WHOLE) };
+            Source { windows, share }
+        };
         Self {
-            windows: windows.count,
+            sources: sources.into_iter().enumerate().map(source).collect(),
             seed,
             batch_size,
         }
@@ -137,23 +249,36 @@ impl Order {
     /// The window in row `row` of the batch of `step` (from 1).
     pub fn window(&self, step: u64, row: usize) -> usize {
         let sample = u128::from(step.saturating_sub(1)) * self.batch_size as u128 + row as u128;
-        let epoch = (sample / self.windows as u128) as u64;
-        let position = (sample % self.windows as u128) as u64;
+        let (at, sample) = self.source(sample);
+        let windows = &self.sources[at].windows;
+        let count = windows.count() as u128;
+        let (epoch, position) = ((sample / count) as u64, (sample % count) as u64);
 
-        permute(position, self.windows as u64, mix(self.seed, epoch)) as usize
+        let seed = match at {
+            0 => self.seed,
+            at => mix(!self.seed, at as u64),
+        };
+        windows.window(permute(position, count as u64, mix(seed, epoch)) as usize)
+    }
+
+    /// The source of sample `sample` of the run, and how many samples this source had before.
+    fn source(&self, mut sample: u128) -> (usize, u128) {
+        let last = self.sources.len() - 1;
+        for (at, source) in self.sources[..last].iter().enumerate() {
+            let taken = |samples: u128| samples * u128::from(source.share) / u128::from(WHOLE);
+            let before = taken(sample);
+            if taken(sample + 1) > before {
+                return (at, before);
+            }
+            sample -= before;
+        }
+        (last, sample)
     }
 
     /// The windows of some rows of the batch of `step`, such as those of a microbatch or a rank.
     pub fn windows(&self, step: u64, rows: Range<usize>) -> impl Iterator<Item = usize> + '_ {
         rows.map(move |row| self.window(step, row))
     }
-}
-
-/// The windows of validation batch `batch` (from 0). Batches cover all windows in order; the last
-/// one may be shorter, and later ones are empty.
-pub fn validation_windows(windows: Windows, batch_size: usize, batch: usize) -> Range<usize> {
-    let start = batch.saturating_mul(batch_size).min(windows.count);
-    start..start.saturating_add(batch_size).min(windows.count)
 }
 
 /// A permutation of `0..count`: a balanced Feistel network (Luby & Rackoff 1988) over the next
@@ -237,16 +362,73 @@ mod tests {
     const GOLDEN: [usize; 8] = [59, 40, 74, 0, 46, 12, 90, 41];
 
     #[test]
-    fn validation_covers_all_windows_once() {
-        let grid = Windows::new("validation", 71, 10).unwrap();
-        let all: Vec<usize> = (0..5)
-            .flat_map(|batch| validation_windows(grid, 3, batch))
-            .collect();
-        assert_eq!(all, (0..7).collect::<Vec<_>>());
-        assert!(validation_windows(grid, 3, usize::MAX).is_empty());
+    fn windows_within_a_source_use_only_its_tokens() {
+        let grid = Windows::new("training", 100, 10).unwrap();
+        assert_eq!(grid.within(&(0..100)), 0..9);
+        assert_eq!(grid.within(&(0..31)), 0..3);
+        assert_eq!(grid.within(&(31..100)), 4..9);
+        assert!(grid.within(&(31..50)).is_empty());
+        assert_eq!(grid.within(&(31..51)), 4..5);
     }
 
+    /// Sources as numbers of windows with weights, from window 0 on.
+    fn mixed(sources: &[(usize, f64)], batch_size: usize, seed: u64) -> Order {
+        let mut end = 0;
+        let choice = |(count, weight): &(usize, f64)| {
+            let start = end;
+            end += count;
+            (Choice::Range(start..end), *weight)
+        };
+        Order::mixed(sources.iter().map(choice).collect(), batch_size, seed)
+    }
+
+    /// Golden, as [`the_order_never_changes`].
+    #[test]
+    fn the_order_of_a_mixture_never_changes() {
+        let order = mixed(&[(10, 3.0), (20, 1.0), (30, 1.0)], 5, 1);
+        let first: Vec<usize> = order
+            .windows(1, 0..5)
+            .chain(order.windows(9, 0..5))
+            .collect();
+        assert_eq!(first, MIXED);
+    }
+
+    const MIXED: [usize; 10] = [0; 10];
+
     proptest! {
+        /// In any prefix of a run, each source has its share to within one sample per source, and
+        /// visits all of its windows before it repeats one.
+        #[test]
+        fn a_mixture_keeps_the_shares(
+            sources in prop::collection::vec((1usize..40, 0.01f64..10.0), 1..5),
+            seed: u64,
+        ) {
+            let order = mixed(&sources, 1, seed);
+            let total: f64 = sources.iter().map(|(_, weight)| weight).sum();
+            let starts: Vec<usize> = sources
+                .iter()
+                .scan(0, |end, (count, _)| { *end += count; Some(*end - count) })
+                .collect();
+            let mut seen = vec![Vec::new(); sources.len()];
+            for step in 1..300u64 {
+                let window = order.window(step, 0);
+                let at = starts.iter().rposition(|start| *start <= window).unwrap();
+                seen[at].push(window);
+                for ((_, weight), seen) in sources.iter().zip(&seen) {
+                    let due = weight / total * step as f64;
+                    prop_assert!((seen.len() as f64 - due).abs() <= sources.len() as f64);
+                }
+            }
+            for ((count, _), seen) in sources.iter().zip(&seen) {
+                for epoch in seen.chunks(*count) {
+                    let mut distinct = epoch.to_vec();
+                    distinct.sort_unstable();
+                    distinct.dedup();
+                    prop_assert_eq!(distinct.len(), epoch.len());
+                }
+            }
+        }
+
         /// Every epoch visits every window exactly once, for any batch size.
         #[test]
         fn an_epoch_is_a_permutation(count in 1usize..600, seed: u64, epoch in 1u64..1000) {

@@ -3,7 +3,7 @@
 //! Whole documents are held out in the order of the hash of their names. The held-out part then
 //! resembles the rest and does not depend on the order of the documents. If these documents are
 //! less than half of the fraction (with one large file, for example), the last lines of the largest
-//! remaining document are held out too.
+//! remaining document are held out too. Conversations stay whole.
 
 use std::ops::Range;
 
@@ -100,7 +100,7 @@ fn choose(documents: &[Document], max_bytes: usize) -> Vec<bool> {
     chosen
 }
 
-/// The largest remaining document, and the byte offset at which to split it. At most `max_bytes`
+/// The largest remaining document that is no conversation, and the byte offset at which to split it. At most `max_bytes`
 /// follow that offset. The split is after a newline if possible, otherwise between two characters.
 fn split_largest(
     documents: &[Document],
@@ -108,7 +108,7 @@ fn split_largest(
     max_bytes: usize,
 ) -> Option<(usize, usize)> {
     let largest = (0..documents.len())
-        .filter(|&at| !taken[at])
+        .filter(|&at| !taken[at] && documents[at].turns.is_empty())
         .max_by_key(|&at| (documents[at].text.len(), std::cmp::Reverse(at)))?;
 
     let text = &documents[largest].text;
@@ -130,10 +130,7 @@ mod tests {
     use super::*;
 
     fn documents(texts: &[String]) -> Vec<Document> {
-        let named = |(at, text): (usize, &String)| Document {
-            name: format!("{at}"),
-            text: text.clone(),
-        };
+        let named = |(at, text): (usize, &String)| Document::new(format!("{at}"), text.clone());
         texts.iter().enumerate().map(named).collect()
     }
 
@@ -162,6 +159,16 @@ mod tests {
         let total = size(&split.training) + size(&split.validation);
         let share = size(&split.validation) as f64 / total as f64;
         assert!((0.19..=0.2).contains(&share), "{share}");
+    }
+
+    #[test]
+    fn conversations_stay_whole() {
+        let mut one = documents(&["x\n".repeat(1000)]);
+        one[0].turns = vec![crate::corpus::Turn {
+            role: "assistant".to_owned(),
+            bytes: 0..2000,
+        }];
+        assert!(Split::new(&one, 0.1).validation.is_empty());
     }
 
     proptest! {

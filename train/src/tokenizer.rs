@@ -201,6 +201,15 @@ impl Tokenizer {
         self.separator
     }
 
+    /// The id of a token, such as a special one; `None` if there is no such token. The byte
+    /// tokenizer has no names.
+    pub fn id(&self, token: &str) -> Option<u32> {
+        match &self.kind {
+            Kind::Bytes => None,
+            Kind::Library(library) => library.id(token),
+        }
+    }
+
     /// XXH3-128 of [`Tokenizer::to_json`].
     ///
     /// # Errors

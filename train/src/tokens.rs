@@ -1,4 +1,5 @@
-//! The token cache: all ids of a run in one memory-mapped file, training part first.
+//! The token cache: all ids of a run in one memory-mapped file. The parts are the sources of the
+//! training text, in order, and then the validation text.
 //!
 //! The header records what the ids were made from, so a stale file is detected and replaced. A file
 //! is written to a temporary name, synced and renamed, so an incomplete one is never read.
@@ -11,19 +12,24 @@
 //! | 4 | format version |
 //! | 4 | bytes per id, 2 or 4 |
 //! | 16 + 16 | digest of the recipe (text, split, kind of tokenizer), digest of the tokenizer |
-//! | 8 + 8 | ids, bytes of text in the training part |
-//! | 8 + 8 | ids, bytes of text in the validation part |
-//! | rest | ids |
+//! | 4 | parts |
+//! | 4 | 1 if there is a mask, otherwise 0 |
+//! | parts x 32 | ids, bytes of text; ids and bytes of text that are trained |
+//! | | ids of all parts |
+//! | | the mask: one bit per id, 1 if it is trained, lowest bit first. Without a mask all ids are |
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
 
 const MAGIC: [u8; 8] = *b"MGTOKENS";
-const VERSION: u32 = 1;
-const HEADER_BYTES: usize = 80;
+const VERSION: u32 = 2;
+/// Bytes of the header before the parts, and of a part.
+const HEADER_BYTES: usize = 56;
+const PART_BYTES: usize = 32;
 
 /// An error of the token cache.
 #[derive(Debug, thiserror::Error)]
@@ -63,6 +69,36 @@ pub struct Part<'i> {
     pub ids: &'i [u32],
     /// Bytes of text.
     pub text_bytes: u64,
+    /// What is trained; `None` for all.
+    pub trained: Option<Trained<'i>>,
+}
+
+/// What is trained of a part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Trained<'i> {
+    /// Whether the loss counts the prediction of each id.
+    pub ids: &'i [bool],
+    /// Bytes of text that is trained.
+    pub text_bytes: u64,
+}
+
+impl Part<'_> {
+    fn extent(&self) -> Extent {
+        let (ids, text_bytes) = (self.ids.len() as u64, self.text_bytes);
+        let (trained_ids, trained_bytes) = match self.trained {
+            None => (ids, text_bytes),
+            Some(trained) => {
+                let count = trained.ids.iter().filter(|is_trained| **is_trained).count();
+                (count as u64, trained.text_bytes)
+            }
+        };
+        Extent {
+            ids,
+            text_bytes,
+            trained_ids,
+            trained_bytes,
+        }
+    }
 }
 
 /// A memory-mapped token cache.
@@ -71,53 +107,47 @@ pub struct TokenCache {
     header: Header,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 struct Header {
     width: u32,
     key: CacheKey,
-    training: Extent,
-    validation: Extent,
+    has_mask: bool,
+    /// The sources, then validation; never empty.
+    parts: Vec<Extent>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Extent {
     ids: u64,
     text_bytes: u64,
+    trained_ids: u64,
+    trained_bytes: u64,
 }
 
 impl TokenCache {
-    /// Writes a cache to `path`, replacing any file there, and opens it. Ids take two bytes if all
-    /// are below 65,536.
+    /// Writes a cache of `sources` and `validation` to `path`, replacing any file there, and opens
+    /// it. Ids take two bytes if all are below 65,536.
     ///
     /// # Errors
     /// [`TokensError`]: names the file.
     pub fn write(
         path: &Path,
         key: CacheKey,
-        training: Part<'_>,
+        sources: &[Part<'_>],
         validation: Part<'_>,
     ) -> Result<Self, TokensError> {
-        let largest = training
-            .ids
-            .iter()
-            .chain(validation.ids)
-            .max()
-            .copied()
-            .unwrap_or(0);
-        let width = if u16::try_from(largest).is_ok() { 2 } else { 4 };
-        let extent = |part: Part<'_>| Extent {
-            ids: part.ids.len() as u64,
-            text_bytes: part.text_bytes,
-        };
+        let parts = [sources, &[validation]].concat();
+        let largest = parts.iter().flat_map(|part| part.ids).max();
+        let is_narrow = u16::try_from(largest.copied().unwrap_or(0)).is_ok();
         let header = Header {
-            width,
+            width: if is_narrow { 2 } else { 4 },
             key,
-            training: extent(training),
-            validation: extent(validation),
+            has_mask: parts.iter().any(|part| part.trained.is_some()),
+            parts: parts.iter().map(Part::extent).collect(),
         };
 
         let aside = path.with_extension("partial");
-        write_file(&aside, header, [training.ids, validation.ids])
+        write_file(&aside, &header, &parts)
             .and_then(|()| std::fs::rename(&aside, path))
             .map_err(|source| TokensError::Write {
                 path: path.to_owned(),
@@ -167,25 +197,51 @@ impl TokenCache {
             .map(|header| Self { map, header }))
     }
 
-    /// The training part.
+    /// The training text, all sources in order.
     pub fn training(&self) -> Tokens<'_> {
-        self.part(0, self.header.training)
+        self.part(0, total(self.header.sources()))
     }
 
-    /// The validation part.
+    /// The positions of each source in the training text.
+    pub fn sources(&self) -> Vec<Range<usize>> {
+        let mut end = 0;
+        let range = |part: &Extent| {
+            let start = end;
+            end += part.ids as usize;
+            start..end
+        };
+        self.header.sources().iter().map(range).collect()
+    }
+
+    /// The validation text.
     pub fn validation(&self) -> Tokens<'_> {
-        self.part(self.header.training.ids as usize, self.header.validation)
+        let first = total(self.header.sources()).ids as usize;
+        self.part(first, self.header.parts.last().copied().unwrap_or_default())
     }
 
     fn part(&self, first: usize, extent: Extent) -> Tokens<'_> {
         let width = self.header.width as usize;
-        let start = HEADER_BYTES + first * width;
-        let bytes = &self.map[start..start + extent.ids as usize * width];
+        let ids = self.header.bytes();
+        let start = ids + first * width;
+        let mask = ids + total(&self.header.parts).ids as usize * width;
         Tokens {
-            bytes,
+            bytes: &self.map[start..start + extent.ids as usize * width],
             width,
-            text_bytes: extent.text_bytes,
+            mask: self.header.has_mask.then(|| &self.map[mask..]),
+            first,
+            extent,
         }
+    }
+}
+
+/// The sums over `parts`.
+fn total(parts: &[Extent]) -> Extent {
+    let sum = |of: fn(&Extent) -> u64| parts.iter().map(of).sum();
+    Extent {
+        ids: sum(|part| part.ids),
+        text_bytes: sum(|part| part.text_bytes),
+        trained_ids: sum(|part| part.trained_ids),
+        trained_bytes: sum(|part| part.trained_bytes),
     }
 }
 
@@ -194,7 +250,11 @@ impl TokenCache {
 pub struct Tokens<'c> {
     bytes: &'c [u8],
     width: usize,
-    text_bytes: u64,
+    /// The mask of the whole file, if it has one.
+    mask: Option<&'c [u8]>,
+    /// The position of these ids in the file.
+    first: usize,
+    extent: Extent,
 }
 
 impl Tokens<'_> {
@@ -210,7 +270,27 @@ impl Tokens<'_> {
 
     /// Bytes of the text; separators do not count.
     pub fn text_bytes(&self) -> u64 {
-        self.text_bytes
+        self.extent.text_bytes
+    }
+
+    /// Number of ids whose prediction the loss counts.
+    pub fn trained(&self) -> u64 {
+        self.extent.trained_ids
+    }
+
+    /// Whether the loss counts the prediction of the id at `index`; true if all count.
+    pub fn is_trained(&self, index: usize) -> bool {
+        let at = self.first + index;
+        let bit = |mask: &[u8]| {
+            mask.get(at / 8)
+                .is_some_and(|byte| byte >> (at % 8) & 1 == 1)
+        };
+        self.mask.is_none_or(bit)
+    }
+
+    /// Whether the loss counts only some of the ids.
+    pub fn is_masked(&self) -> bool {
+        self.mask.is_some() && self.extent.trained_ids < self.extent.ids
     }
 
     /// The id at `index`; `None` past the end.
@@ -229,29 +309,40 @@ impl Tokens<'_> {
     }
 
     /// Converts a mean loss in nats per token to bits per byte of text, which is comparable between
-    /// tokenizers. NaN without text.
+    /// tokenizers. Only what is trained counts. NaN without text.
     pub fn bits_per_byte(&self, loss: f64) -> f64 {
-        loss / std::f64::consts::LN_2 * self.len() as f64 / self.text_bytes as f64
+        let (ids, bytes) = (self.extent.trained_ids, self.extent.trained_bytes);
+        loss / std::f64::consts::LN_2 * ids as f64 / bytes as f64
     }
 }
 
 impl Header {
-    fn to_bytes(self) -> [u8; HEADER_BYTES] {
-        let words = [
-            self.training.ids,
-            self.training.text_bytes,
-            self.validation.ids,
-            self.validation.text_bytes,
-        ];
+    fn sources(&self) -> &[Extent] {
+        self.parts.split_last().map_or(&[], |(_, sources)| sources)
+    }
 
-        let mut bytes = [0; HEADER_BYTES];
-        bytes[0..8].copy_from_slice(&MAGIC);
-        bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
-        bytes[12..16].copy_from_slice(&self.width.to_le_bytes());
-        bytes[16..32].copy_from_slice(&self.key.recipe.to_le_bytes());
-        bytes[32..48].copy_from_slice(&self.key.tokenizer.to_le_bytes());
-        for (slot, word) in bytes[48..].chunks_exact_mut(8).zip(words) {
-            slot.copy_from_slice(&word.to_le_bytes());
+    /// The size of the header.
+    fn bytes(&self) -> usize {
+        HEADER_BYTES + self.parts.len() * PART_BYTES
+    }
+
+    fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(self.bytes());
+        bytes.extend(MAGIC);
+        bytes.extend(VERSION.to_le_bytes());
+        bytes.extend(self.width.to_le_bytes());
+        bytes.extend(self.key.recipe.to_le_bytes());
+        bytes.extend(self.key.tokenizer.to_le_bytes());
+        bytes.extend((self.parts.len() as u32).to_le_bytes());
+        bytes.extend(u32::from(self.has_mask).to_le_bytes());
+        for part in &self.parts {
+            let words = [
+                part.ids,
+                part.text_bytes,
+                part.trained_ids,
+                part.trained_bytes,
+            ];
+            bytes.extend(words.iter().flat_map(|word| word.to_le_bytes()));
         }
         bytes
     }
@@ -267,42 +358,75 @@ impl Header {
         };
 
         let is_token_cache = bytes.get(0..8)? == MAGIC && u32_at(8)? == VERSION;
-        let width = u32_at(12).filter(|width| matches!(width, 2 | 4))?;
-        let header = Self {
-            width,
-            key: CacheKey {
-                recipe: u128_at(16)?,
-                tokenizer: u128_at(32)?,
-            },
-            training: Extent {
-                ids: u64_at(48)?,
-                text_bytes: u64_at(56)?,
-            },
-            validation: Extent {
-                ids: u64_at(64)?,
-                text_bytes: u64_at(72)?,
-            },
+        let width = u32_at(12).filter(|width| is_token_cache && matches!(width, 2 | 4))?;
+        let key = CacheKey {
+            recipe: u128_at(16)?,
+            tokenizer: u128_at(32)?,
         };
-        is_token_cache.then_some(header)
+        let parts = u32_at(48).filter(|parts| *parts > 0)? as usize;
+        let has_mask = u32_at(52).filter(|mask| matches!(mask, 0 | 1))? == 1;
+        let table = bytes.get(HEADER_BYTES..)?;
+        let table = table.get(..parts.checked_mul(PART_BYTES)?)?;
+        let part = |at: usize| {
+            let word = |index: usize| u64_at(HEADER_BYTES + at * PART_BYTES + index * 8);
+            let part = Extent {
+                ids: word(0)?,
+                text_bytes: word(1)?,
+                trained_ids: word(2)?,
+                trained_bytes: word(3)?,
+            };
+            (part.trained_ids <= part.ids).then_some(part)
+        };
+        let parts = (0..table.len() / PART_BYTES).map(part);
+        Some(Self {
+            width,
+            key,
+            has_mask,
+            parts: parts.collect::<Option<_>>()?,
+        })
     }
 
+    /// The size of the file; `None` if it does not fit a number.
     fn file_bytes(&self) -> Option<u64> {
-        let ids = self.training.ids.checked_add(self.validation.ids)?;
+        let ids = self
+            .parts
+            .iter()
+            .try_fold(0u64, |sum, part| sum.checked_add(part.ids))?;
+        let mask = if self.has_mask { ids.div_ceil(8) } else { 0 };
         ids.checked_mul(u64::from(self.width))?
-            .checked_add(HEADER_BYTES as u64)
+            .checked_add(mask)?
+            .checked_add(self.bytes() as u64)
     }
 }
 
-fn write_file(path: &Path, header: Header, parts: [&[u32]; 2]) -> io::Result<()> {
+fn write_file(path: &Path, header: &Header, parts: &[Part<'_>]) -> io::Result<()> {
     let mut file = BufWriter::with_capacity(1 << 20, File::create(path)?);
     file.write_all(&header.to_bytes())?;
-    for id in parts.into_iter().flatten() {
+    for id in parts.iter().flat_map(|part| part.ids) {
         // Little-endian: the first two bytes are the id if it is below 65,536.
         file.write_all(&id.to_le_bytes()[..header.width as usize])?;
+    }
+    if header.has_mask {
+        file.write_all(&mask(parts))?;
     }
     file.into_inner()
         .map_err(io::IntoInnerError::into_error)?
         .sync_all()
+}
+
+/// One bit per id of `parts`.
+fn mask(parts: &[Part<'_>]) -> Vec<u8> {
+    let ids: usize = parts.iter().map(|part| part.ids.len()).sum();
+    let mut mask = vec![0; ids.div_ceil(8)];
+    let mut at = 0;
+    for part in parts {
+        for index in 0..part.ids.len() {
+            let is_trained = part.trained.is_none_or(|trained| trained.ids[index]);
+            mask[at / 8] |= u8::from(is_trained) << (at % 8);
+            at += 1;
+        }
+    }
+    mask
 }
 
 fn map(path: &Path) -> io::Result<Mmap> {
@@ -330,6 +454,7 @@ mod tests {
         Part {
             ids,
             text_bytes: 3 * ids.len() as u64,
+            trained: None,
         }
     }
 
@@ -339,7 +464,7 @@ mod tests {
         let path = folder.path().join("tokens.bin");
         assert!(TokenCache::open(&path, KEY).unwrap().is_none());
 
-        TokenCache::write(&path, KEY, part(&[1, 2, 3]), part(&[4])).unwrap();
+        TokenCache::write(&path, KEY, &[part(&[1, 2, 3])], part(&[4])).unwrap();
         assert_eq!(TokenCache::key(&path).unwrap(), Some(KEY));
         assert!(TokenCache::open(&path, KEY).unwrap().is_some());
         for other in [
@@ -363,7 +488,7 @@ mod tests {
     fn incomplete_and_foreign_files_are_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tokens.bin");
-        drop(TokenCache::write(&path, KEY, part(&[1, 2, 3]), part(&[4])).unwrap());
+        drop(TokenCache::write(&path, KEY, &[part(&[1, 2, 3])], part(&[4])).unwrap());
         let whole = fs::read(&path).unwrap();
 
         for length in 0..whole.len() {
@@ -374,7 +499,13 @@ mod tests {
                 "{length} bytes"
             );
         }
-        for at in (0..56).chain(64..72) {
+        // All but the bytes of text.
+        let (training, validation) = (HEADER_BYTES, HEADER_BYTES + PART_BYTES);
+        let of_part = |part: usize| (part..part + 8).chain(part + 16..part + 24);
+        for at in (0..training)
+            .chain(of_part(training))
+            .chain(of_part(validation))
+        {
             let changed = folder.path().join(format!("changed-{at}"));
             let mut bytes = whole.clone();
             bytes[at] ^= 0x80;
@@ -388,7 +519,12 @@ mod tests {
 
     #[test]
     fn an_unwritable_path_is_named() {
-        let error = TokenCache::write(Path::new("no/folder/tokens.bin"), KEY, part(&[]), part(&[]));
+        let error = TokenCache::write(
+            Path::new("no/folder/tokens.bin"),
+            KEY,
+            &[part(&[])],
+            part(&[]),
+        );
         let error = error.err().unwrap().to_string();
         assert!(error.contains("no/folder/tokens.bin"), "{error}");
     }
@@ -397,33 +533,68 @@ mod tests {
     fn bits_per_byte_of_a_uniform_byte_model_is_eight() {
         let folder = tempfile::tempdir().unwrap();
         let ids: Vec<u32> = (0..100).collect();
-        let validation = Part {
+        let whole = Part {
             ids: &ids,
             text_bytes: 100,
+            trained: None,
         };
-        let cache =
-            TokenCache::write(&folder.path().join("t"), KEY, part(&[]), validation).unwrap();
-        assert!((cache.validation().bits_per_byte(256f64.ln()) - 8.0).abs() < 1e-12);
-        assert!(cache.training().is_empty());
+        let odd: Vec<bool> = ids.iter().map(|id| id % 2 == 1).collect();
+        let trained = Some(Trained {
+            ids: &odd,
+            text_bytes: 50,
+        });
+        for validation in [whole, Part { trained, ..whole }] {
+            let path = folder.path().join("t");
+            let cache = TokenCache::write(&path, KEY, &[part(&[])], validation).unwrap();
+            assert!((cache.validation().bits_per_byte(256f64.ln()) - 8.0).abs() < 1e-12);
+            assert!(cache.training().is_empty());
+        }
     }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
-        /// Ids of two and of four bytes are read as they were written.
+        /// Ids of two and of four bytes, in any number of sources, are read as they were written,
+        /// and so is what is trained of them.
         #[test]
         fn ids_round_trip(
-            training in prop::collection::vec(0u32..70_000, 0..50),
-            validation in prop::collection::vec(0u32..40_000, 0..50),
+            sources in prop::collection::vec(
+                prop::collection::vec((0u32..70_000, any::<bool>()), 0..50), 1..4,
+            ),
+            validation in prop::collection::vec((0u32..40_000, any::<bool>()), 0..50),
+            is_masked: bool,
         ) {
             let folder = tempfile::tempdir().unwrap();
             let path = folder.path().join("tokens.bin");
-            TokenCache::write(&path, KEY, part(&training), part(&validation)).unwrap();
+            let apart = |part: &Vec<(u32, bool)>| -> (Vec<u32>, Vec<bool>) {
+                part.iter().map(|(id, trained)| (*id, *trained || !is_masked)).unzip()
+            };
+            let parts: Vec<_> = sources.iter().chain([&validation]).map(apart).collect();
+            let written: Vec<Part<'_>> = parts
+                .iter()
+                .map(|(ids, trained)| Part {
+                    trained: is_masked.then_some(Trained { ids: trained, text_bytes: 1 }),
+                    ..part(ids)
+                })
+                .collect();
+            let (last, first) = written.split_last().unwrap();
+            TokenCache::write(&path, KEY, first, *last).unwrap();
 
             let cache = TokenCache::open(&path, KEY).unwrap().unwrap();
-            prop_assert_eq!(cache.training().iter().collect::<Vec<_>>(), training.clone());
-            prop_assert_eq!(cache.validation().iter().collect::<Vec<_>>(), validation.clone());
-            prop_assert_eq!(cache.training().text_bytes(), 3 * training.len() as u64);
+            let read = |tokens: Tokens<'_>| -> (Vec<u32>, Vec<bool>) {
+                let trained = (0..tokens.len()).map(|at| tokens.is_trained(at));
+                (tokens.iter().collect(), trained.collect())
+            };
+            let (training, ranges) = (read(cache.training()), cache.sources());
+            prop_assert_eq!(ranges.len(), sources.len());
+            for (range, (ids, trained)) in ranges.into_iter().zip(&parts) {
+                prop_assert_eq!(&training.0[range.clone()], &ids[..]);
+                prop_assert_eq!(&training.1[range], &trained[..]);
+            }
+            prop_assert_eq!(&read(cache.validation()), parts.last().unwrap());
+            prop_assert_eq!(cache.training().text_bytes(), 3 * training.0.len() as u64);
+            let trained = training.1.iter().filter(|trained| **trained).count();
+            prop_assert_eq!(cache.training().trained(), trained as u64);
             prop_assert_eq!(cache.validation().get(validation.len()), None);
         }
     }

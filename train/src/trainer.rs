@@ -311,7 +311,10 @@ fn mean_loss<M: Model>(
         loss += scalar(of_loss)?;
         weight += scalar(of_weight)?;
     }
-    Ok(loss / weight)
+    match weight > 0.0 {
+        true => Ok(loss / weight),
+        false => Err(TrainError::NothingToValidate),
+    }
 }
 
 /// The elementwise sums of two lists of tensors.

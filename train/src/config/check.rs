@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Algorithm, Config, ScheduleConfig, TokenizerChoice};
+use super::{Algorithm, Config, DataConfig, ScheduleConfig, TokenizerChoice};
 use crate::optim::Ranges;
 
 /// A key whose value is out of range.
@@ -51,6 +51,20 @@ impl Config {
         found.unless((0.0..1.0).contains(&fraction), "data.val_fraction", || {
             format!("{fraction} is not in [0, 1)")
         });
+
+        let DataConfig { paths, sources, .. } = &self.data;
+        found.unless(
+            paths.is_empty() || sources.is_empty(),
+            "data.sources",
+            || "data.paths is set too; use one of them".to_owned(),
+        );
+        for (index, source) in sources.iter().enumerate() {
+            found.positive(&format!("data.sources[{index}].weight"), source.weight);
+            let key = format!("data.sources[{index}].paths");
+            found.unless(!source.paths.is_empty(), &key, || {
+                "empty; name a file".to_owned()
+            });
+        }
 
         if let TokenizerChoice::Bpe(size) = self.data.tokenizer {
             found.unless(size > 256, "data.tokenizer", || {
@@ -178,7 +192,7 @@ impl Found {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{OptimizerConfig, ScheduleConfig};
+    use super::super::{OptimizerConfig, ScheduleConfig, SourceConfig};
     use super::*;
 
     #[test]
@@ -190,6 +204,12 @@ mod tests {
     fn all_violations_are_reported_together() {
         let mut config = Config::default();
         config.data.val_fraction = 1.0;
+        config.data.paths = vec!["a.txt".to_owned()];
+        let source = |paths: &[&str], weight| SourceConfig {
+            paths: paths.iter().map(|path| (*path).to_owned()).collect(),
+            weight,
+        };
+        config.data.sources = vec![source(&["a.txt"], 0.0), source(&[], 1.0)];
         config.data.tokenizer = TokenizerChoice::Bpe(256);
         config.train.steps = 0;
         config.train.batch_size = 10;
@@ -216,6 +236,9 @@ mod tests {
             .collect();
         let expected = [
             "data.val_fraction",
+            "data.sources",
+            "data.sources[0].weight",
+            "data.sources[1].paths",
             "data.tokenizer",
             "train.steps",
             "train.batch_size",

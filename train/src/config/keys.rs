@@ -21,7 +21,16 @@ pub const KEYS: &[Meaning] = &[
     ),
     (
         "data.val_fraction",
-        "fraction held out for validation, by document",
+        "fraction held out for validation, by document; not used with `data.validation`",
+    ),
+    (
+        "data.validation",
+        "files, folders and globs of a validation text of its own",
+    ),
+    (
+        "data.sources",
+        "several training texts in place of `data.paths`, each with `paths` and `weight` \
+         ([Data](#data))",
     ),
     ("train.steps", "optimizer steps"),
     ("train.batch_size", "sequences per step"),

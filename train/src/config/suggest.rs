@@ -19,6 +19,17 @@ const OTHER_NAMES: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "data.validation",
+        &[
+            "validation_file",
+            "validation_files",
+            "val_file",
+            "val_path",
+            "val_paths",
+            "valid_file",
+        ],
+    ),
+    (
         "data.val_fraction",
         &[
             "val_split",

@@ -28,10 +28,7 @@ pub(super) fn load() -> Corpus {
 }
 
 fn own_sources() -> Corpus {
-    let document = |&(name, text): &(&str, &str)| Document {
-        name: name.to_owned(),
-        text: text.to_owned(),
-    };
+    let document = |&(name, text): &(&str, &str)| Document::new(name.to_owned(), text.to_owned());
     let documents = OWN_SOURCES
         .iter()
         .filter(|(_, text)| !text.is_empty())
@@ -40,7 +37,6 @@ fn own_sources() -> Corpus {
     Corpus::new(
         "meshgrad's own sources (some pinned crates are missing)".to_owned(),
         documents,
-        0,
     )
 }
 
@@ -94,7 +90,7 @@ fn read_pinned(registry: &Path) -> Option<Corpus> {
         }
     }
 
-    let mut corpus = Corpus::new(format!("Rust sources of {crates} crates"), documents, 0);
+    let mut corpus = Corpus::new(format!("Rust sources of {crates} crates"), documents);
     if pinned_digest() != Some(corpus.digest) {
         corpus
             .title
@@ -125,7 +121,7 @@ fn collect(folder: &Path, name: &str, documents: &mut Vec<Document>) -> Option<(
             let bytes = std::fs::read(entry.path()).ok()?;
             if !bytes.is_empty() && (bytes.len() as u64) < MAX_FILE_BYTES {
                 let text = String::from_utf8_lossy(&bytes).into_owned();
-                documents.push(Document { name, text });
+                documents.push(Document::new(name, text));
             }
         }
     }

@@ -3,29 +3,45 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use super::{CorpusError, Document};
+use super::text::to_text;
+use super::{CorpusError, Document, parquet, records};
 
 /// Extensions that count as text in folders and globs. A file that is named explicitly is read
 /// whatever its extension.
-const EXTENSIONS: [&str; 24] = [
+const EXTENSIONS: [&str; 25] = [
     "txt", "text", "md", "markdown", "rst", "tex", "rs", "py", "c", "h", "cc", "cpp", "hpp", "cu",
-    "go", "java", "js", "ts", "sh", "toml", "html", "csv", "jsonl", "ndjson",
+    "go", "java", "js", "ts", "sh", "toml", "html", "csv", "jsonl", "ndjson", "parquet",
 ];
 
-/// All documents of `paths`, and the number of invalid UTF-8 bytes.
-pub(super) fn read(paths: &[String]) -> Result<(Vec<Document>, u64), CorpusError> {
+/// What files contain.
+#[derive(Default)]
+pub(super) struct Contents {
+    pub(super) documents: Vec<Document>,
+    /// Invalid UTF-8 bytes that were replaced.
+    pub(super) replaced_bytes: u64,
+    /// Files without a document.
+    pub(super) empty_files: u64,
+}
+
+/// The contents of `paths`.
+pub(super) fn read(paths: &[String]) -> Result<Contents, CorpusError> {
     let mut seen = BTreeSet::new();
-    let mut documents = Vec::new();
-    let mut replaced = 0;
+    let mut contents = Contents::default();
 
     for path in paths {
         for file in resolve(path)? {
             if seen.insert(file.clone()) {
-                replaced += read_file(&file, &mut documents)?;
+                read_file(&file, &mut contents)?;
             }
         }
     }
-    Ok((documents, replaced))
+    match contents.documents.is_empty() {
+        true => Err(CorpusError::Empty {
+            paths: paths.join(" "),
+            files: contents.empty_files,
+        }),
+        false => Ok(contents),
+    }
 }
 
 fn resolve(path: &str) -> Result<Vec<PathBuf>, CorpusError> {
@@ -99,48 +115,49 @@ fn walk(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), CorpusError> {
 }
 
 fn is_text(path: &Path) -> bool {
-    let extension = path.extension().and_then(|it| it.to_str());
-    extension.is_some_and(|it| EXTENSIONS.contains(&it.to_ascii_lowercase().as_str()))
+    EXTENSIONS.contains(&extension(path).as_str())
 }
 
-fn is_json_lines(path: &Path) -> bool {
+/// The extension in lower case; empty without one.
+fn extension(path: &Path) -> String {
     let extension = path.extension().and_then(|it| it.to_str());
-    extension.is_some_and(|it| ["jsonl", "ndjson"].contains(&it.to_ascii_lowercase().as_str()))
+    extension.unwrap_or_default().to_ascii_lowercase()
 }
 
-fn read_file(path: &Path, documents: &mut Vec<Document>) -> Result<u64, CorpusError> {
+/// Adds the documents of the file at `path`.
+fn read_file(path: &Path, to: &mut Contents) -> Result<(), CorpusError> {
+    let before = to.documents.len();
+    match extension(path).as_str() {
+        "parquet" => parquet::read(path, &mut to.documents)?,
+        "jsonl" | "ndjson" => read_json_lines(path, &read_text(path, to)?, to)?,
+        _ => {
+            let text = read_text(path, to)?;
+            if !text.trim().is_empty() {
+                let name = path.to_string_lossy().into_owned();
+                to.documents.push(Document::new(name, text));
+            }
+        }
+    }
+    to.empty_files += u64::from(to.documents.len() == before);
+    Ok(())
+}
+
+fn read_text(path: &Path, to: &mut Contents) -> Result<String, CorpusError> {
     let bytes = std::fs::read(path).map_err(|source| CorpusError::Read {
         path: path.to_owned(),
         source,
     })?;
-    let (text, replaced) = to_text(bytes);
-    if text.trim().is_empty() {
-        return Err(CorpusError::Empty {
-            path: path.to_owned(),
-        });
-    }
-
-    let name = path.to_string_lossy();
-    if is_json_lines(path) {
-        read_json_lines(path, &name, &text, documents)?;
-    } else {
-        documents.push(Document {
-            name: name.into_owned(),
-            text,
-        });
-    }
-    Ok(replaced)
+    let (text, replaced) = to_text(bytes).map_err(|problem| CorpusError::Binary {
+        path: path.to_owned(),
+        problem,
+    })?;
+    to.replaced_bytes += replaced;
+    Ok(text)
 }
 
-/// Each line is an object whose `text` is a document. Blank lines and empty texts are left out.
-fn read_json_lines(
-    path: &Path,
-    name: &str,
-    lines: &str,
-    documents: &mut Vec<Document>,
-) -> Result<(), CorpusError> {
-    let before = documents.len();
-
+/// Each line is a record. Blank lines and empty records are left out.
+fn read_json_lines(path: &Path, lines: &str, to: &mut Contents) -> Result<(), CorpusError> {
+    let name = path.to_string_lossy();
     for (index, line) in lines.lines().enumerate() {
         let bad = |problem: String| CorpusError::BadLine {
             path: path.to_owned(),
@@ -150,56 +167,18 @@ fn read_json_lines(
         if line.trim().is_empty() {
             continue;
         }
-
-        let value: serde_json::Value =
+        let record =
             serde_json::from_str(line).map_err(|error| bad(format!("not JSON: {error}")))?;
-        let text = value
-            .get("text")
-            .and_then(|text| text.as_str())
-            .ok_or_else(|| {
-                bad("no string in field `text`; every line must be an object with one".to_owned())
-            })?;
-        if !text.is_empty() {
-            let name = format!("{name}:{}", index + 1);
-            documents.push(Document {
-                name,
-                text: text.to_owned(),
-            });
-        }
+        let name = format!("{name}:{}", index + 1);
+        to.documents
+            .extend(records::document(name, &record).map_err(bad)?);
     }
-
-    match documents.len() {
-        after if after > before => Ok(()),
-        _ => Err(CorpusError::Empty {
-            path: path.to_owned(),
-        }),
-    }
-}
-
-/// The text, with U+FFFD in place of invalid UTF-8, and the number of invalid bytes.
-fn to_text(bytes: Vec<u8>) -> (String, u64) {
-    let bytes = match String::from_utf8(bytes) {
-        Ok(text) => return (text, 0),
-        Err(error) => error.into_bytes(),
-    };
-
-    let mut text = String::with_capacity(bytes.len());
-    let mut replaced = 0;
-    for chunk in bytes.utf8_chunks() {
-        text.push_str(chunk.valid());
-        if !chunk.invalid().is_empty() {
-            text.push(char::REPLACEMENT_CHARACTER);
-            replaced += chunk.invalid().len() as u64;
-        }
-    }
-    (text, replaced)
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs;
-
-    use proptest::prelude::*;
 
     use super::super::Corpus;
     use super::*;
@@ -274,12 +253,17 @@ mod tests {
 
     #[test]
     fn missing_and_empty_paths_are_named() {
-        let folder = folder(&[("empty.txt", b" \n"), ("none/x.png", b"x")]);
+        let folder = folder(&[
+            ("empty.txt", b" \n"),
+            ("packed.txt", b"\x1f\x8b\x08\0\0\xff"),
+            ("none/x.png", b"x"),
+        ]);
         let cases = [
             ("nothing.txt", "cannot read"),
             ("*.md", "no text file in"),
             ("none", "no text file in"),
-            ("empty.txt", "is empty"),
+            ("empty.txt", "the only file is empty"),
+            ("packed.txt", "it is gzip; decompress it first"),
             ("[.txt", "is not a glob"),
         ];
         for (path, expected) in cases {
@@ -289,21 +273,30 @@ mod tests {
     }
 
     #[test]
-    fn invalid_utf8_is_replaced_and_counted() {
-        let folder = folder(&[("a.txt", b"ok \xff\xfe caf\xc3\xa9 \xe2\x82")]);
-        let corpus = load(&folder, &["a.txt"]).unwrap();
-        assert_eq!(texts(&corpus), ["ok \u{fffd}\u{fffd} caf\u{e9} \u{fffd}"]);
-        assert_eq!(corpus.replaced_bytes, 4);
+    fn empty_files_are_counted() {
+        let folder = folder(&[
+            ("a.txt", b""),
+            ("b.txt", b"text"),
+            ("c.jsonl", b"{\"text\": \"\"}\n\n"),
+        ]);
+        let corpus = load(&folder, &["."]).unwrap();
+        assert_eq!(texts(&corpus), ["text"]);
+        assert_eq!(corpus.empty_files, 2);
+
+        let error = load(&folder, &["a.txt", "c.jsonl"])
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("all 2 files are empty"), "{error}");
     }
 
-    proptest! {
-        /// The text equals the standard library's lossy conversion, and the count is zero exactly
-        /// for valid UTF-8.
-        #[test]
-        fn lossy_text_equals_the_standard_librarys(bytes: Vec<u8>) {
-            let (text, replaced) = to_text(bytes.clone());
-            prop_assert_eq!(&text, &String::from_utf8_lossy(&bytes));
-            prop_assert_eq!(replaced == 0, std::str::from_utf8(&bytes).is_ok());
-        }
+    #[test]
+    fn invalid_utf8_is_replaced_and_counted() {
+        let folder = folder(&[("a.txt", b"fine: ok \xff\xfe caf\xc3\xa9 \xe2\x82")]);
+        let corpus = load(&folder, &["a.txt"]).unwrap();
+        assert_eq!(
+            texts(&corpus),
+            ["fine: ok \u{fffd}\u{fffd} caf\u{e9} \u{fffd}"]
+        );
+        assert_eq!(corpus.replaced_bytes, 4);
     }
 }

@@ -25,6 +25,7 @@ impl<M: Model> Run<'_, M> {
             documents: data.documents,
             text_bytes: training.text_bytes() + validation.text_bytes(),
             replaced_bytes: data.replaced_bytes,
+            empty_files: data.empty_files,
             vocab_size: data.tokenizer.vocab_size(),
             training_tokens: training.len() as u64,
             validation_tokens: validation.len() as u64,

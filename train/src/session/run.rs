@@ -73,6 +73,7 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
         let Session { config, device, .. } = session;
         let (seq_len, rows) = (config.train.seq_len, config.train.batch_size);
         let windows = Windows::new("training", data.tokens.training().len(), seq_len)?;
+        let order = data.order(windows, rows, config.train.seed)?;
         let held_out = data.tokens.validation();
         let validation = match held_out.is_empty() {
             true => None,
@@ -104,7 +105,7 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
         Ok(Run {
             metrics: MetricsFile::open_after(&folder.metrics(), first_step)?,
             reporter: Reporter::new(steps, config.log.every),
-            order: Order::new(windows, rows, config.train.seed),
+            order,
             last: stop_after.unwrap_or(steps).min(steps),
             stop,
             config,
@@ -177,7 +178,7 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
             self.config.train.micro_batch_size,
         );
         self.trainer
-            .step(step, batches.of_step(self.order, step, rows, at_a_time))
+            .step(step, batches.of_step(&self.order, step, rows, at_a_time))
     }
 
     /// Whether a checkpoint, a sample or a validation follows `step`.

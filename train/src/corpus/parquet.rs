@@ -1,0 +1,81 @@
+//! Documents of a Parquet file: the column `messages`, or else `text`.
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::Arc;
+
+use parquet::errors::ParquetError;
+use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::record::{Field, Row};
+use parquet::schema::types::Type;
+use serde_json::Value;
+
+use super::{CorpusError, Document, records};
+
+/// Adds the documents of the file at `path`, whose rows are numbered from 1.
+pub(super) fn read(path: &Path, documents: &mut Vec<Document>) -> Result<(), CorpusError> {
+    let bad = |problem: String| CorpusError::Parquet {
+        path: path.to_owned(),
+        problem,
+    };
+    let invalid = |error: ParquetError| bad(error.to_string());
+    let file = File::open(path).map_err(|source| CorpusError::Read {
+        path: path.to_owned(),
+        source,
+    })?;
+    let reader = SerializedFileReader::new(file).map_err(invalid)?;
+    let column = column(reader.metadata().file_metadata().schema()).map_err(bad)?;
+    let only = Type::group_type_builder("schema").with_fields(vec![column]);
+    let only = only.build().map_err(invalid)?;
+
+    let name = path.to_string_lossy();
+    for (index, row) in reader
+        .get_row_iter(Some(only))
+        .map_err(invalid)?
+        .enumerate()
+    {
+        let number = index + 1;
+        let record = object(&row.map_err(invalid)?);
+        let document = records::document(format!("{name}:{number}"), &record);
+        let document = document.map_err(|problem| bad(format!("row {number}: {problem}")))?;
+        documents.extend(document);
+    }
+    Ok(())
+}
+
+/// The column with the documents.
+fn column(schema: &Type) -> Result<Arc<Type>, String> {
+    let columns = schema.get_fields();
+    let named = |name: &str| columns.iter().find(|column| column.name() == name);
+    named("messages")
+        .or_else(|| named("text"))
+        .cloned()
+        .ok_or_else(|| {
+            let names: Vec<&str> = columns.iter().map(|column| column.name()).collect();
+            format!(
+                "no column `text` or `messages` (columns: {})",
+                names.join(", ")
+            )
+        })
+}
+
+fn object(row: &Row) -> Value {
+    let fields = row.get_column_iter();
+    Value::Object(
+        fields
+            .map(|(name, field)| (name.clone(), value(field)))
+            .collect(),
+    )
+}
+
+/// Strings, lists and groups; everything else is null.
+fn value(field: &Field) -> Value {
+    match field {
+        Field::Str(text) => Value::String(text.clone()),
+        // Some writers do not mark their strings as such.
+        Field::Bytes(bytes) => bytes.as_utf8().map_or(Value::Null, Value::from),
+        Field::ListInternal(list) => list.elements().iter().map(value).collect(),
+        Field::Group(row) => object(row),
+        _ => Value::Null,
+    }
+}

@@ -1,0 +1,82 @@
+//! Parquet files that pyarrow wrote have the documents of the same records as JSON Lines.
+//! `tests/parquet/make_fixtures.py` wrote them.
+#![cfg(feature = "parquet")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use meshgrad_train::corpus::{Corpus, Document};
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/parquet").join(name)
+}
+
+fn load(path: &Path) -> Result<Corpus, String> {
+    let path = path.to_str().unwrap().to_owned();
+    Corpus::load(&[path]).map_err(|error| error.to_string())
+}
+
+/// The documents of a file, with names that do not depend on it.
+fn documents(path: &Path) -> Vec<Document> {
+    let mut documents = load(path).unwrap().documents;
+    for document in &mut documents {
+        let (file, row) = document.name.rsplit_once(':').unwrap();
+        assert_eq!(Path::new(file), path);
+        document.name = row.to_owned();
+    }
+    documents
+}
+
+#[test]
+fn parquet_has_the_documents_of_json_lines() {
+    let cases = [
+        ("text-snappy", "text"),
+        ("text-gzip", "text"),
+        ("text-none", "text"),
+        ("text-binary-zstd", "text"),
+        ("messages-zstd", "messages"),
+        ("messages-snappy", "messages"),
+    ];
+    for (parquet, json) in cases {
+        let expected = documents(&fixture(&format!("{json}.jsonl")));
+        assert!(expected.len() > 10);
+        let found = documents(&fixture(&format!("{parquet}.parquet")));
+        assert_eq!(found, expected, "{parquet}");
+    }
+}
+
+#[test]
+fn a_folder_has_its_parquet_files() {
+    let place = tempfile::tempdir().unwrap();
+    let name = "messages-zstd.parquet";
+    fs::copy(fixture(name), place.path().join(name)).unwrap();
+    let found = load(place.path()).unwrap();
+    assert_eq!(found.documents.len(), documents(&fixture(name)).len());
+}
+
+#[test]
+fn files_without_text_name_their_columns() {
+    let error = load(&fixture("no-text.parquet")).unwrap_err();
+    let expected = "no column `text` or `messages` (columns: body, label)";
+    assert!(error.contains(expected) && error.contains("no-text.parquet"), "{error}");
+}
+
+/// A damaged file is an error or, if the damage is not in the text, gives some documents; it never
+/// panics.
+#[test]
+fn damaged_files_do_not_panic() {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("damaged.parquet");
+    let whole = fs::read(fixture("messages-zstd.parquet")).unwrap();
+    for length in (0..whole.len()).step_by(37) {
+        fs::write(&path, &whole[..length]).unwrap();
+        let error = load(&path).unwrap_err();
+        assert!(error.contains("damaged.parquet"), "{length} bytes: {error}");
+    }
+    for at in (0..whole.len()).step_by(3) {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 0x55;
+        fs::write(&path, &bytes).unwrap();
+        let _ = load(&path);
+    }
+}
