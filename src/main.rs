@@ -1,5 +1,8 @@
 //! The program: a command line over the facade. For another loop, write another `main`.
 
+#[macro_use]
+mod output;
+
 mod answer;
 mod bench;
 mod check;
@@ -217,24 +220,29 @@ fn config(arguments: &ConfigArguments) -> anyhow::Result<()> {
 
 fn print_summary(summary: &Summary, run_dir: &Path) {
     let run = run_dir.display();
-    println!();
+    let mut lines = vec![String::new()];
     if let (Some(loss), Some(bits)) = (summary.val_loss, summary.val_bits_per_byte) {
-        println!("validation  {loss:.4} nats per token, {bits:.4} bits per byte");
+        lines.push(format!(
+            "validation  {loss:.4} nats per token, {bits:.4} bits per byte"
+        ));
     }
-    println!("checkpoint  {}", summary.checkpoint.display());
+    lines.push(format!("checkpoint  {}", summary.checkpoint.display()));
     if let Some(plot) = &summary.plot {
-        println!("plot        {}", plot.display());
+        lines.push(format!("plot        {}", plot.display()));
     }
-    println!("\nnext:");
-    println!("  meshgrad sample {run} --prompt \"fn main\"");
+    lines.push("\nnext:".to_owned());
+    lines.push(format!("  meshgrad sample {run} --prompt \"fn main\""));
     let resume = format!("meshgrad train {run}/config.toml --run-dir {run}");
-    if summary.step < summary.steps {
-        println!("  {resume}    (resumes with the remaining steps)");
+    lines.push(if summary.step < summary.steps {
+        format!("  {resume}    (resumes with the remaining steps)")
     } else {
         let more = summary.steps * 2;
-        println!("  {resume} --set train.steps={more}    (continues training)");
-    }
-    println!("  meshgrad train --set 'data.paths=[\"YOUR/TEXT\"]' --run-dir runs/mine");
+        format!("  {resume} --set train.steps={more}    (continues training)")
+    });
+    lines
+        .push("  meshgrad train --set 'data.paths=[\"YOUR/TEXT\"]' --run-dir runs/mine".to_owned());
+    // A closed pipe must not fail a run that is complete.
+    let _ = writeln!(std::io::stdout(), "{}", lines.join("\n"));
 }
 
 fn sample(arguments: &SampleArguments, device: &Device) -> anyhow::Result<()> {

@@ -32,7 +32,7 @@ pub use error::{ConfigError, Origin};
 pub use optimizer::{Algorithm, OptimizerConfig};
 pub use schedule::ScheduleConfig;
 pub use sources::Override;
-pub use tables::{ModelTables, NoTables};
+pub use tables::{Meaning, ModelTables, NoTables};
 /// The TOML values of [`Config::tables`] and [`ModelTables::defaults`].
 pub use toml;
 
@@ -208,7 +208,7 @@ impl Default for CheckpointConfig {
 pub struct SampleConfig {
     /// Steps between samples, with one at the end; 0 never samples.
     pub every: u64,
-    /// The prompt.
+    /// The prompt. Empty: the start of a line of the held-out text.
     pub prompt: String,
     /// Tokens to generate.
     pub tokens: usize,
@@ -222,7 +222,7 @@ impl Default for SampleConfig {
     fn default() -> Self {
         Self {
             every: 100,
-            prompt: "pub fn ".to_owned(),
+            prompt: String::new(),
             tokens: 64,
             temperature: 0.8,
             top_k: 40,
@@ -234,12 +234,14 @@ impl Default for SampleConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LogConfig {
-    /// Steps between progress lines, if the output is not a terminal.
+    /// Steps between progress lines.
     pub every: u64,
     /// Steps between validations; 0 validates only at the end.
     pub val_every: u64,
     /// Batches per validation; 0 uses the whole validation part.
     pub val_batches: usize,
+    /// Whether metrics are also written for TensorBoard.
+    pub tensorboard: bool,
 }
 
 impl Default for LogConfig {
@@ -248,6 +250,7 @@ impl Default for LogConfig {
             every: 10,
             val_every: 50,
             val_batches: 8,
+            tensorboard: true,
         }
     }
 }

@@ -450,7 +450,8 @@ mod tests {
         let tokens = data.tokens.training();
         let windows = Windows::new("training", tokens.len(), 9).unwrap();
         let order = data.order(windows, 8, 1).unwrap();
-        let batches = TokenBatches::new(windows, tokens, &Device::cpu());
+        let device = Device::cpu();
+        let batches = TokenBatches::new(windows, tokens, &device);
         for step in 1..20 {
             let batch = batches.of_step(&order, step, 8, 8).next().unwrap().unwrap();
             let ids = batch.ids.to_vec::<i64>().unwrap();

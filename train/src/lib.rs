@@ -16,7 +16,8 @@
 //!   configuration.
 //! - [`session`]: all parts together, as `meshgrad train` runs them, for any language model.
 //! - [`qwen3`]: a session with the model of `[model]`.
-//! - [`run_folder`], [`metrics`], [`plot`], [`report`]: files and output of a run.
+//! - [`run_folder`], [`metrics`], [`tensorboard`], [`plot`], [`report`]: files and output of a run;
+//!   [`prompt`]: what samples continue.
 
 pub mod batches;
 pub mod chat;
@@ -32,6 +33,7 @@ pub mod metrics;
 pub mod optim;
 #[cfg(feature = "plots")]
 pub mod plot;
+pub mod prompt;
 pub mod qwen3;
 pub mod report;
 pub mod run_folder;
@@ -39,6 +41,7 @@ pub mod sampler;
 pub mod schedule;
 pub mod session;
 pub mod split;
+pub mod tensorboard;
 pub mod tokenizer;
 pub mod tokens;
 pub mod trainer;

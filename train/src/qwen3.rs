@@ -10,8 +10,7 @@ use meshgrad_runtime::Device;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
-use crate::config::keys::Meaning;
-use crate::config::{Config, ModelTables, Violation};
+use crate::config::{Config, Meaning, ModelTables, Violation};
 use crate::session::{Session, Summary};
 use crate::{Result, TrainError, checkpoint};
 
@@ -144,7 +143,7 @@ const KEYS: &[Meaning] = &[
     (
         "balancing.bias_update_rate",
         "change of a router bias per step, up for experts with few tokens, down for those with \
-         many; 0 disables it ([models](models.md#mixture-of-experts))",
+         many; 0 disables it",
     ),
     ("balancing.z_loss_coef", "weight of the router z-loss"),
 ];

@@ -1,8 +1,8 @@
 //! The output of a run: a header, a progress line, and messages in between.
 //!
-//! On a terminal, with the feature `progress`, the progress line stays at the bottom and is redrawn
-//! every step; elsewhere one line is printed per interval. Color is used only on a terminal, and
-//! only if `NO_COLOR` is not set (no-color.org). This module measures nothing.
+//! One line is printed per interval. On a terminal, with the feature `progress`, there is also a bar
+//! at the bottom, which is redrawn every step. Color is used only on a terminal, and only if
+//! `NO_COLOR` is not set (no-color.org). This module measures nothing.
 
 #[cfg(feature = "progress")]
 mod bar;
@@ -134,21 +134,27 @@ pub struct Progress {
     pub eta: Option<Duration>,
 }
 
-/// The progress line: `step 120/600  loss 3.412  val 3.50  lr 9.8e-4  |g| 0.82  9,812 tok/s  mem
-/// 412 MB  eta 1m41s`, then each expert's share of the tokens.
-pub fn line(record: &Record, progress: &Progress) -> String {
+/// What fits any terminal: `step 120/600  loss 3.412  9,812 tok/s  eta 1m41s`.
+pub fn short_line(record: &Record, progress: &Progress) -> String {
     let width = progress.steps.to_string().len();
     let mut parts = vec![
         format!("step {:>width$}/{}", record.step, progress.steps),
         format!("loss {:.3}", record.loss),
+        format!("{} tok/s", format::thousands(record.tokens_per_s)),
     ];
+    let eta = progress.eta.map(format::duration);
+    parts.extend(eta.map(|eta| format!("eta {eta}")));
+    parts.join("  ")
+}
+
+/// The line of a step: [`short_line`], then `val 3.500  lr 9.8e-4  |g| 0.82  mem 412 MB`, and each
+/// expert's share of the tokens.
+pub fn line(record: &Record, progress: &Progress) -> String {
+    let mut parts = vec![short_line(record, progress)];
     parts.extend(progress.val_loss.map(|loss| format!("val {loss:.3}")));
     parts.push(format!("lr {}", format::rate(record.lr)));
     parts.push(format!("|g| {:.2}", record.grad_norm));
-    parts.push(format!("{} tok/s", format::thousands(record.tokens_per_s)));
     parts.push(format!("mem {}", format::bytes(progress.memory)));
-    let eta = progress.eta.map(format::duration);
-    parts.extend(eta.map(|eta| format!("eta {eta}")));
     if !record.expert_shares.is_empty() {
         parts.push(format!("experts {}", format::shares(&record.expert_shares)));
     }
@@ -170,8 +176,8 @@ pub struct Reporter {
 }
 
 impl Reporter {
-    /// Writes to standard output: a progress line that is redrawn on a terminal, otherwise a line
-    /// every `every` steps.
+    /// Writes to standard output: a line every `every` steps, and on a terminal a bar that is
+    /// redrawn.
     pub fn new(steps: u64, every: u64) -> Self {
         let is_terminal = std::io::stdout().is_terminal();
         let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
@@ -193,18 +199,17 @@ impl Reporter {
         self.print("");
     }
 
-    /// Shows a step: always on a terminal, otherwise the first, the last and every `every`th.
+    /// Prints the first, the last and every `every`th step. The bar shows all of them.
     pub fn step(&self, record: &Record, progress: &Progress) {
-        match &self.bar {
-            Some(bar) => bar.show(record.step, line(record, progress)),
-            None if is_due(record.step, progress.steps, self.every) => {
-                self.print(&line(record, progress));
-            }
-            None => {}
+        if is_due(record.step, progress.steps, self.every) {
+            self.print(&line(record, progress));
+        }
+        if let Some(bar) = &self.bar {
+            bar.show(record.step, short_line(record, progress));
         }
     }
 
-    /// Writes a message above the progress line.
+    /// Writes a message above the bar.
     pub fn message(&self, text: &str) {
         self.print(text);
     }
@@ -217,10 +222,10 @@ impl Reporter {
         }
     }
 
-    /// Leaves the last progress line on the screen.
+    /// Removes the bar.
     pub fn finish(&self) {
         if let Some(bar) = &self.bar {
-            bar.abandon();
+            bar.clear();
         }
     }
 
@@ -288,10 +293,10 @@ mod tests {
             memory: 412_000_000,
             eta: Some(Duration::from_secs(101)),
         };
-        let expected = "step  120/1600  loss 3.412  val 3.500  lr 9.8e-4  |g| 0.82  \
-                        9,812 tok/s  mem 412 MB  \
-                        eta 1m41s  experts [40 60]%";
-        assert_eq!(line(&record, &progress), expected);
+        let short = "step  120/1600  loss 3.412  9,812 tok/s  eta 1m41s";
+        let rest = "  val 3.500  lr 9.8e-4  |g| 0.82  mem 412 MB  experts [40 60]%";
+        assert_eq!(line(&record, &progress), format!("{short}{rest}"));
+        assert_eq!(short_line(&record, &progress), short);
     }
 
     #[test]
@@ -306,7 +311,7 @@ mod tests {
             ..Progress::default()
         };
         let line = line(&record, &progress);
-        assert_eq!(line, "step 1/2  loss NaN  lr 0  |g| 0.00  0 tok/s  mem 0 B");
+        assert_eq!(line, "step 1/2  loss NaN  0 tok/s  lr 0  |g| 0.00  mem 0 B");
     }
 
     #[test]

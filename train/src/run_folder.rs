@@ -126,6 +126,11 @@ impl RunFolder {
         self.path.join("metrics.jsonl")
     }
 
+    /// `events.out.tfevents.meshgrad`. TensorBoard recognizes files by the middle of this name.
+    pub fn tensorboard(&self) -> PathBuf {
+        self.path.join("events.out.tfevents.meshgrad")
+    }
+
     /// `loss.svg`.
     pub fn plot(&self) -> PathBuf {
         self.path.join("loss.svg")

@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use meshgrad_train::corpus::{Corpus, Document};
 
 fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/parquet").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/parquet")
+        .join(name)
 }
 
 fn load(path: &Path) -> Result<Corpus, String> {
@@ -58,7 +60,10 @@ fn a_folder_has_its_parquet_files() {
 fn files_without_text_name_their_columns() {
     let error = load(&fixture("no-text.parquet")).unwrap_err();
     let expected = "no column `text` or `messages` (columns: body, label)";
-    assert!(error.contains(expected) && error.contains("no-text.parquet"), "{error}");
+    assert!(
+        error.contains(expected) && error.contains("no-text.parquet"),
+        "{error}"
+    );
 }
 
 /// A damaged file is an error or, if the damage is not in the text, gives some documents; it never

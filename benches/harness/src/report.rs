@@ -1,5 +1,6 @@
 //! The options and the report of a bench.
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -38,7 +39,8 @@ pub fn finish(options: &Options, mut report: Value, peers: Value) -> anyhow::Res
     if let Some(file) = &options.json {
         let text = format!("{report:#}\n");
         std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
-        println!("\nwrote {}", file.display());
+        // A closed pipe is not an error of the report.
+        let _ = writeln!(std::io::stdout(), "\nwrote {}", file.display());
     }
     Ok(())
 }

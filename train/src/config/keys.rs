@@ -1,13 +1,11 @@
 //! What every key means: the source of `meshgrad config` and of the tables in docs/training.md.
 
+use toml::de::{DeTable, DeValue};
 use toml::{Table, Value};
 
 use super::choice::{self, Choice};
 use super::setting::lookup;
-use super::{Config, ConfigError, ModelTables};
-
-/// The path of a key, and what it means.
-pub type Meaning = (&'static str, &'static str);
+use super::{Config, ConfigError, Meaning, ModelTables};
 
 /// The keys of every run, in the order of the tables. Keys of a choice are listed once.
 pub const KEYS: &[Meaning] = &[
@@ -29,8 +27,7 @@ pub const KEYS: &[Meaning] = &[
     ),
     (
         "data.sources",
-        "several training texts in place of `data.paths`, each with `paths` and `weight` \
-         ([Data](#data))",
+        "several training texts in place of `data.paths`, each with `paths` and `weight`",
     ),
     ("train.steps", "optimizer steps"),
     ("train.batch_size", "sequences per step"),
@@ -153,7 +150,10 @@ pub const KEYS: &[Meaning] = &[
         "sample.every",
         "steps between samples of generated text, with one at the end; 0 never samples",
     ),
-    ("sample.prompt", "the text that a sample continues"),
+    (
+        "sample.prompt",
+        "the text that a sample continues; empty for the start of a held-out line",
+    ),
     ("sample.tokens", "tokens to generate"),
     (
         "sample.temperature",
@@ -163,10 +163,7 @@ pub const KEYS: &[Meaning] = &[
         "sample.top_k",
         "sample only from this many most likely tokens; 0 means all",
     ),
-    (
-        "log.every",
-        "steps between progress lines, if the output is not a terminal",
-    ),
+    ("log.every", "steps between progress lines"),
     (
         "log.val_every",
         "steps between validations; 0 validates only at the end",
@@ -175,6 +172,7 @@ pub const KEYS: &[Meaning] = &[
         "log.val_batches",
         "batches per validation; 0 uses the whole held-out text",
     ),
+    ("log.tensorboard", "write metrics for TensorBoard, too"),
 ];
 
 /// The width of comments.
@@ -187,46 +185,71 @@ impl Config {
     /// # Errors
     /// As [`Config::to_toml`].
     pub fn annotated<T: ModelTables>(&self) -> Result<String, ConfigError> {
-        let written = self.to_toml()?;
-        let mut table = String::new();
-        let mut text = String::new();
-        for line in written.lines() {
-            let header = line
-                .strip_prefix('[')
-                .map(|rest| rest.trim_matches(&['[', ']']));
-            if let Some(header) = header {
-                table = header.to_owned();
-            }
-            let path = match (header, line.split_once(" = ")) {
-                (Some(header), _) => header.to_owned(),
-                (None, Some((key, _))) => format!("{table}.{key}"),
-                (None, None) => String::new(),
-            };
+        let mut text = self.to_toml()?;
+        let mut comments = Vec::new();
+        let written = DeTable::parse(&text)?.into_inner();
+        for (at, path) in positions(&written, "") {
+            let mut comment = String::new();
             if let Some(meaning) = meaning::<T>(&path) {
-                comment(&mut text, "", meaning);
+                push(&mut comment, meaning);
             }
-            text.push_str(line);
-            text.push('\n');
-            if header.is_some() {
-                self.unset::<T>(&mut text, &table);
-            }
+            comments.push((
+                text[..at].rfind('\n').map_or(0, |newline| newline + 1),
+                comment,
+            ));
+        }
+        let headers =
+            |(at, path): &(usize, String)| !path.contains('.') && text[..*at].ends_with('[');
+        let tables: Vec<(usize, String)> = positions(&written, "")
+            .into_iter()
+            .filter(headers)
+            .collect();
+        for (index, (_, table)) in tables.iter().enumerate() {
+            let end = tables
+                .get(index + 1)
+                .map_or(text.len(), |(next, _)| next - 1);
+            comments.push((end, self.unset::<T>(table)));
+        }
+        // From the last on, so that earlier positions stay valid.
+        comments.sort_by_key(|(at, _)| *at);
+        for (at, comment) in comments.iter().rev() {
+            text.insert_str(*at, comment);
         }
         Ok(text)
     }
 
-    /// Lists the keys of `table` that have no value.
-    fn unset<T: ModelTables>(&self, text: &mut String, table: &str) {
-        let has_value = |path: &str| {
-            let path: Vec<String> = path.split('.').map(str::to_owned).collect();
-            lookup(&self.tables, &path).is_some()
-        };
+    /// A comment with the keys of `table` that have no value; empty if there are none.
+    fn unset<T: ModelTables>(&self, table: &str) -> String {
+        let mut comment = String::new();
         for (path, meaning) in T::keys() {
-            let key = path.rsplit_once('.').filter(|(parent, _)| *parent == table);
-            if let (Some((_, key)), false) = (key, has_value(path)) {
-                comment(text, &format!("{key}: "), meaning);
+            let parts: Vec<String> = path.split('.').map(str::to_owned).collect();
+            if parts[0] == table && lookup(&self.tables, &parts).is_none() {
+                push(
+                    &mut comment,
+                    &format!("{}: {meaning}", parts[1..].join(".")),
+                );
             }
         }
+        match comment.is_empty() {
+            true => comment,
+            false => format!("# Further keys of [{table}]:\n{comment}\n"),
+        }
     }
+}
+
+/// The keys and tables of `table`, at `path`: the position of each name, and its whole path.
+fn positions(table: &DeTable<'_>, path: &str) -> Vec<(usize, String)> {
+    let mut found = Vec::new();
+    for (name, value) in table {
+        let separator = if path.is_empty() { "" } else { "." };
+        let path = format!("{path}{separator}{}", name.get_ref());
+        if let DeValue::Table(inner) = value.get_ref() {
+            found.extend(positions(inner, &path));
+        }
+        found.push((name.span().start, path));
+    }
+    found.sort_unstable();
+    found
 }
 
 /// The meaning of the key `path`. AdamW's keys within Muon are those of AdamW.
@@ -240,26 +263,23 @@ fn meaning<T: ModelTables>(path: &str) -> Option<&'static str> {
         .map(|(_, meaning)| *meaning)
 }
 
-/// Adds `label` and `text` as a comment, in lines of at most [`WIDTH`].
-fn comment(to: &mut String, label: &str, text: &str) {
-    let words = label.split_inclusive(' ').map(str::trim_end);
-    let mut width = 0;
-    for word in words.chain(text.split(' ')).filter(|word| !word.is_empty()) {
-        if width == 0 || width + 1 + word.len() > WIDTH {
-            if width > 0 {
-                to.push('\n');
-            }
-            to.push('#');
-            width = 1;
+/// Adds `text` as a comment, in lines of at most [`WIDTH`].
+fn push(to: &mut String, text: &str) {
+    let mut line = "#".to_owned();
+    for word in text.split(' ') {
+        if line.len() + 1 + word.len() > WIDTH {
+            to.push_str(&line);
+            to.push('\n');
+            line = "#".to_owned();
         }
-        to.push(' ');
-        to.push_str(word);
-        width += 1 + word.len();
+        line.push(' ');
+        line.push_str(word);
     }
+    to.push_str(&line);
     to.push('\n');
 }
 
-/// The rows of a table in Markdown: the keys of every run with default and meaning, or those of `T`.
+/// Tables in Markdown, of the keys of every run and of those of `T`: path, default and meaning.
 ///
 /// # Errors
 /// [`ConfigError::Defaults`].
@@ -318,7 +338,7 @@ fn shown(value: &Value) -> String {
     match value {
         Value::Float(number) if *number != 0.0 && number.abs() < 0.01 => format!("{number:e}"),
         Value::Float(number) => number.to_string(),
-        Value::Table(_) => String::new(),
+        Value::Table(_) => "a table".to_owned(),
         Value::String(_) | Value::Array(_) => format!("`{value}`"),
         value => value.to_string(),
     }

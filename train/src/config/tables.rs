@@ -6,9 +6,11 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
-use super::keys::Meaning;
 use super::setting::{at, at_mut};
 use super::{Config, ConfigError, Violation, Violations};
+
+/// The path of a key, and what it means.
+pub type Meaning = (&'static str, &'static str);
 
 /// The tables of a model: a struct with one field per table, such as `model`.
 ///

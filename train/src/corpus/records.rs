@@ -9,14 +9,16 @@ use super::{ASSISTANT, Document, Turn};
 /// conversation. The error says what is wrong with the record.
 pub(super) fn document(name: String, record: &Value) -> Result<Option<Document>, String> {
     let field = |name: &str| record.get(name).filter(|value| !value.is_null());
+    let has_field = |name: &str| record.get(name).is_some();
     match (field("messages"), field("text")) {
         (Some(Value::Array(messages)), _) => conversation(name, messages),
         (None, Some(Value::String(text))) => {
             Ok((!text.is_empty()).then(|| Document::new(name, text.clone())))
         }
+        (None, None) if has_field("messages") || has_field("text") => Ok(None),
         _ => Err(
-            "no string in field `text` and no list in field `messages`; every record must be \
-                  an object with one of them"
+            "no string in field `text` and no list in field `messages`; every record must be an \
+             object with one of them"
                 .to_owned(),
         ),
     }
@@ -78,6 +80,7 @@ mod tests {
     fn empty_records_are_no_documents() {
         assert_eq!(read(r#"{"text": ""}"#).unwrap(), None);
         assert_eq!(read(r#"{"messages": []}"#).unwrap(), None);
+        assert_eq!(read(r#"{"messages": null}"#).unwrap(), None);
     }
 
     #[test]

@@ -1,17 +1,18 @@
-//! A line at the bottom of a terminal that is redrawn at every step.
+//! A bar at the bottom of a terminal that is redrawn at every step.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 pub(super) struct Bar(ProgressBar);
 
 impl Bar {
-    /// A line on standard output, which is a terminal, for `steps` steps.
+    /// A bar on standard output, which is a terminal, for `steps` steps.
     pub(super) fn new(steps: u64) -> Option<Bar> {
         let bar =
             ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stdout_with_hz(10));
-        // The text shows the progress; a drawn bar would push its end off the line.
-        let style = ProgressStyle::with_template("{wide_msg}");
-        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        // The bar takes the room that the text leaves.
+        let style = ProgressStyle::with_template("{msg}  {wide_bar}");
+        let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
+        bar.set_style(style.progress_chars("=>-"));
         Some(Bar(bar))
     }
 
@@ -20,13 +21,12 @@ impl Bar {
         self.0.set_message(line);
     }
 
-    /// Calls `write` while the line is not drawn.
+    /// Calls `write` while the bar is not drawn.
     pub(super) fn suspend(&self, write: impl FnOnce()) {
         self.0.suspend(write);
     }
 
-    /// Leaves the line on the screen.
-    pub(super) fn abandon(&self) {
-        self.0.abandon();
+    pub(super) fn clear(&self) {
+        self.0.finish_and_clear();
     }
 }

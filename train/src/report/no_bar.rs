@@ -16,7 +16,7 @@ impl Bar {
         match *self {}
     }
 
-    pub(super) fn abandon(&self) {
+    pub(super) fn clear(&self) {
         match *self {}
     }
 }

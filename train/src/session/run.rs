@@ -18,9 +18,10 @@ use crate::metrics::{self, MetricsFile, Record};
 use crate::report::{self, Progress, Reporter, with_loading_bar};
 use crate::run_folder::RunFolder;
 use crate::sampler::{Order, Windows};
+use crate::tensorboard::EventFile;
 use crate::trainer::{PendingStep, Trainer};
 use crate::updater::Updater;
-use crate::{Result, TrainError, checkpoint, generate};
+use crate::{Result, TrainError, checkpoint, generate, prompt};
 
 /// Trains `model` until the run ends.
 pub(super) fn train<M: Model<Batch = TokenBatch> + Generate>(
@@ -48,6 +49,7 @@ pub(super) struct Run<'a, M> {
     windows: Windows,
     validation: Option<Windows>,
     metrics: MetricsFile,
+    tensorboard: Option<EventFile>,
     pub(super) reporter: Reporter,
     stop: Option<&'a AtomicBool>,
     /// Steps done before this run.
@@ -104,6 +106,10 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
         let steps = config.train.steps;
         Ok(Run {
             metrics: MetricsFile::open_after(&folder.metrics(), first_step)?,
+            tensorboard: match config.log.tensorboard {
+                true => Some(EventFile::open_after(&folder.tensorboard(), first_step)?),
+                false => None,
+            },
             reporter: Reporter::new(steps, config.log.every),
             order,
             last: stop_after.unwrap_or(steps).min(steps),
@@ -213,6 +219,9 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
             (record.val_loss, record.val_bits_per_byte) = self.validate(step)?;
         }
         self.metrics.append(&record)?;
+        if let Some(tensorboard) = &mut self.tensorboard {
+            tensorboard.append(&record)?;
+        }
         let measured = Event::Measured { record: &record };
         self.trainer.events.report(measured)?;
 
@@ -281,7 +290,11 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
 
     fn sample(&mut self, step: u64) -> Result<()> {
         let seed = self.config.train.seed.wrapping_add(step);
-        let (config, tokenizer) = (&self.config.sample, &self.data.tokenizer);
+        let mut config = self.config.sample.clone();
+        if config.prompt.is_empty() {
+            config.prompt = prompt::held_out(&self.data, self.config.train.seed, step)?;
+        }
+        let (config, tokenizer) = (&config, &self.data.tokenizer);
         let (model, dtype) = (&self.trainer.model, self.trainer.dtype());
         let sample = || generate::sample(model, tokenizer, config, seed, dtype, self.device);
         let text = self.trainer.updater.averaged(sample)?;

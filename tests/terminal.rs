@@ -1,0 +1,178 @@
+//! The output of the program on a terminal of 80 columns, and on a pipe that nothing reads.
+#![cfg(target_os = "linux")]
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
+use rustix::termios::{Winsize, tcsetwinsize};
+
+const CONFIG: &str = r#"
+data = { paths = ["text.txt"], tokenizer = "byte", val_fraction = 0.1 }
+train = { steps = 25, batch_size = 2, seq_len = 16 }
+schedule = { warmup_steps = 1 }
+sample = { every = 0 }
+log = { val_every = 0, every = 10 }
+
+[model]
+model_type = "qwen3"
+hidden_size = 16
+intermediate_size = 32
+num_hidden_layers = 1
+num_attention_heads = 2
+"#;
+
+/// A folder with a configuration and its text.
+fn folder() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let text = "one two three four five six seven eight nine ten\n".repeat(40);
+    fs::write(folder.path().join("text.txt"), text).unwrap();
+    fs::write(folder.path().join("small.toml"), CONFIG).unwrap();
+    folder
+}
+
+fn meshgrad(folder: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_meshgrad"));
+    command.args(arguments).current_dir(folder);
+    command
+}
+
+/// What the program writes to a terminal with this many columns.
+fn on_terminal(columns: u16, folder: &Path, arguments: &[&str]) -> String {
+    let controller = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+    grantpt(&controller).unwrap();
+    unlockpt(&controller).unwrap();
+    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY;
+    let terminal: OwnedFd = ioctl_tiocgptpeer(controller.as_fd(), flags).unwrap();
+    let size = Winsize {
+        ws_row: 24,
+        ws_col: columns,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
+    };
+    tcsetwinsize(&terminal, size).unwrap();
+
+    let mut child = meshgrad(folder, arguments)
+        .env("TERM", "xterm")
+        .stdout(terminal)
+        .stderr(Stdio::inherit())
+        .spawn()
+        .unwrap();
+    let (mut text, mut bytes) = (Vec::new(), [0; 4096]);
+    let mut controller = File::from(controller);
+    // The last process of a terminal ends it with an error.
+    while let Ok(count @ 1..) = controller.read(&mut bytes) {
+        text.extend(&bytes[..count]);
+    }
+    assert!(child.wait().unwrap().success());
+    String::from_utf8(text).unwrap()
+}
+
+/// The rows of a terminal after `output`, from the first on. The cursor moves up, to the start of a
+/// row, and erases to the end of a row or the whole row; other sequences set colors.
+fn screen(output: &str) -> Vec<String> {
+    let mut rows = vec![Vec::new()];
+    let (mut row, mut column) = (0usize, 0);
+    let mut rest = output;
+    while let Some(char) = rest.chars().next() {
+        rest = &rest[char.len_utf8()..];
+        match char {
+            '\r' => column = 0,
+            '\n' => {
+                row += 1;
+                if row == rows.len() {
+                    rows.push(Vec::new());
+                }
+            }
+            '\u{1b}' => {
+                let end = rest.find(|char: char| char.is_ascii_alphabetic()).unwrap();
+                let number = rest[..end].trim_start_matches('[');
+                match &rest[end..=end] {
+                    "A" => row -= number.parse().unwrap_or(1),
+                    "K" if number == "2" => rows[row].clear(),
+                    "K" => rows[row].truncate(column),
+                    _ => {}
+                }
+                rest = &rest[end + 1..];
+            }
+            char => {
+                if rows[row].len() <= column {
+                    rows[row].resize(column + 1, ' ');
+                }
+                rows[row][column] = char;
+                column += 1;
+            }
+        }
+    }
+    rows.into_iter().map(String::from_iter).collect()
+}
+
+#[test]
+fn lines_stay_above_the_bar() {
+    let folder = folder();
+    let arguments = ["train", "small.toml", "--device", "cpu", "--run-dir", "run"];
+    let output = on_terminal(80, folder.path(), &arguments);
+
+    // What was drawn at the bottom: text and bar, in one row.
+    let drawn: Vec<&str> = output.split(['\r', '\n', '\u{1b}']).collect();
+    let bars = drawn
+        .iter()
+        .filter(|text| text.contains("=>") || text.contains("---"));
+    let bars: Vec<&&str> = bars.filter(|text| text.contains("step")).collect();
+    assert!(!bars.is_empty(), "{output:?}");
+    for bar in bars {
+        for part in ["step", "loss", "tok/s", "eta"] {
+            assert!(bar.contains(part), "no {part} in {bar:?}");
+        }
+        assert!(bar.chars().count() <= 80 + "[2K".len(), "{bar:?}");
+    }
+
+    let screen = screen(&output);
+    let shown = |start: &str| screen.iter().filter(|row| row.starts_with(start)).count();
+    for step in [1, 10, 20, 25] {
+        let line = format!("step {step:>2}/25  loss ");
+        assert_eq!(shown(&line), 1, "{line} in {screen:#?}");
+    }
+    assert_eq!(shown("step"), 4, "{screen:#?}");
+    assert_eq!(shown("checkpoint  run/step-000025"), 1, "{screen:#?}");
+}
+
+/// The output of the program when nothing reads its standard output.
+fn unread(folder: &Path, arguments: &[&str]) -> Output {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut command = meshgrad(folder, arguments);
+    command.stdout(writer).stderr(Stdio::piped());
+    command.spawn().unwrap().wait_with_output().unwrap()
+}
+
+#[test]
+fn a_closed_pipe_ends_commands_quietly() {
+    let folder = folder();
+    let sample = [
+        "sample", "run", "--prompt", "one", "--tokens", "3", "--device", "cpu",
+    ];
+    let cases: [(&[&str], i32); 7] = [
+        // A run is worth finishing.
+        (
+            &["train", "small.toml", "--device", "cpu", "--run-dir", "run"],
+            0,
+        ),
+        (&sample, 141),
+        (&["config"], 141),
+        (&["check"], 141),
+        (&["bench", "cpu", "--smoke", "--only", "softmax"], 141),
+        (&["ckpt", "inspect", "run/step-000025"], 0),
+        (&["--help"], 0),
+    ];
+    for (arguments, code) in cases {
+        let output = unread(folder.path(), arguments);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(!errors.contains("panicked"), "{arguments:?}: {errors}");
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {errors}");
+    }
+    assert!(folder.path().join("run/step-000025/manifest.json").exists());
+}

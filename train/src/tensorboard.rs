@@ -1,0 +1,353 @@
+//! An event file for TensorBoard: the metrics of each step as scalars.
+//!
+//! The format is that of `tensorflow/core/lib/io/record_writer.h` and of the messages `Event` and
+//! `Summary` of TensorBoard's `event.proto` and `summary.proto`. A record is, in little-endian:
+//! the length of its data (8 bytes), a masked CRC-32C of the length (4), the data, and a masked
+//! CRC-32C of the data (4).
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::metrics::{MetricsError, Record};
+use crate::run_folder::replace;
+
+type Result<T> = std::result::Result<T, MetricsError>;
+
+/// The first event of a file has this text.
+const VERSION: &str = "brain.Event:2";
+
+/// Fields of `Event`.
+const WALL_TIME: u64 = 1;
+const STEP: u64 = 2;
+const FILE_VERSION: u64 = 3;
+const SUMMARY: u64 = 5;
+/// The field of `Summary`.
+const VALUE: u64 = 1;
+/// Fields of `Summary.Value`.
+const TAG: u64 = 1;
+const SIMPLE_VALUE: u64 = 2;
+
+/// An open event file.
+#[derive(Debug)]
+pub struct EventFile {
+    path: PathBuf,
+    file: File,
+}
+
+impl EventFile {
+    /// Opens the file for a run that has done `step` steps. Events of later steps, and anything
+    /// that is not a complete record, are removed; step 0 removes all.
+    ///
+    /// # Errors
+    /// [`MetricsError`]: names the file.
+    pub fn open_after(path: &Path, step: u64) -> Result<Self> {
+        let write = |source| MetricsError::Write {
+            path: path.to_owned(),
+            source,
+        };
+        let mut kept = match fs::read(path) {
+            Ok(bytes) if step > 0 => up_to(&bytes, step),
+            Ok(_) => Vec::new(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+            Err(source) => {
+                return Err(MetricsError::Read {
+                    path: path.to_owned(),
+                    source,
+                });
+            }
+        };
+        if kept.is_empty() {
+            let mut event = event(now());
+            bytes_field(&mut event, FILE_VERSION, VERSION.as_bytes());
+            kept = record(&event);
+        }
+        replace(path, &kept).map_err(write)?;
+        let file = OpenOptions::new().append(true).open(path).map_err(write)?;
+        Ok(Self {
+            path: path.to_owned(),
+            file,
+        })
+    }
+
+    /// Appends the metrics of a step. They are in the file when this returns.
+    ///
+    /// # Errors
+    /// [`MetricsError::Write`].
+    pub fn append(&mut self, metrics: &Record) -> Result<()> {
+        let mut event = event(now());
+        varint_field(&mut event, STEP, metrics.step);
+        bytes_field(&mut event, SUMMARY, &summary(metrics));
+        // One write: only a crash can leave an incomplete record.
+        let written = self.file.write_all(&record(&event));
+        written.map_err(|source| MetricsError::Write {
+            path: self.path.clone(),
+            source,
+        })
+    }
+}
+
+/// Seconds since 1970.
+fn now() -> f64 {
+    let elapsed = SystemTime::now().duration_since(UNIX_EPOCH);
+    elapsed.map_or(0.0, |elapsed| elapsed.as_secs_f64())
+}
+
+/// The scalars of a step, by tag.
+fn scalars(metrics: &Record) -> Vec<(String, f64)> {
+    let always = [
+        ("train/loss", metrics.loss),
+        ("train/lr", metrics.lr),
+        ("train/grad_norm", metrics.grad_norm),
+        ("train/tokens_per_s", metrics.tokens_per_s),
+    ];
+    let measured = [
+        ("train/expert_load", metrics.expert_load),
+        (
+            "train/kernel_launches",
+            metrics.kernel_launches.map(|count| count as f64),
+        ),
+        ("validation/loss", metrics.val_loss),
+        ("validation/bits_per_byte", metrics.val_bits_per_byte),
+    ];
+    let measured = measured
+        .into_iter()
+        .filter_map(|(tag, value)| Some((tag, value?)));
+    let all = always.into_iter().chain(measured);
+    let extra = metrics.extra.iter();
+    let extra = extra.filter_map(|(name, value)| Some((format!("train/{name}"), value.as_f64()?)));
+    all.map(|(tag, value)| (tag.to_owned(), value))
+        .chain(extra)
+        .collect()
+}
+
+/// A `Summary`.
+fn summary(metrics: &Record) -> Vec<u8> {
+    let mut summary = Vec::new();
+    for (tag, scalar) in scalars(metrics) {
+        let mut value = Vec::new();
+        bytes_field(&mut value, TAG, tag.as_bytes());
+        key(&mut value, SIMPLE_VALUE, WireType::Four);
+        value.extend((scalar as f32).to_le_bytes());
+        bytes_field(&mut summary, VALUE, &value);
+    }
+    summary
+}
+
+/// An `Event` of this time.
+fn event(wall_time: f64) -> Vec<u8> {
+    let mut event = Vec::new();
+    key(&mut event, WALL_TIME, WireType::Eight);
+    event.extend(wall_time.to_le_bytes());
+    event
+}
+
+/// The encoding of a field in Protocol Buffers.
+#[derive(Clone, Copy)]
+enum WireType {
+    Varint = 0,
+    Eight = 1,
+    Bytes = 2,
+    Four = 5,
+}
+
+fn key(to: &mut Vec<u8>, field: u64, wire_type: WireType) {
+    varint(to, field << 3 | wire_type as u64);
+}
+
+fn varint_field(to: &mut Vec<u8>, field: u64, value: u64) {
+    key(to, field, WireType::Varint);
+    varint(to, value);
+}
+
+fn bytes_field(to: &mut Vec<u8>, field: u64, bytes: &[u8]) {
+    key(to, field, WireType::Bytes);
+    varint(to, bytes.len() as u64);
+    to.extend(bytes);
+}
+
+/// Seven bits per byte, lowest first; the highest bit of a byte says that more follow.
+fn varint(to: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        to.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    to.push(value as u8);
+}
+
+/// The record of `data`.
+fn record(data: &[u8]) -> Vec<u8> {
+    let length = (data.len() as u64).to_le_bytes();
+    let mut record = length.to_vec();
+    record.extend(masked_crc(&length).to_le_bytes());
+    record.extend(data);
+    record.extend(masked_crc(data).to_le_bytes());
+    record
+}
+
+/// The records at the start of `bytes` whose checksums are right, without events after `step`.
+fn up_to(bytes: &[u8], step: u64) -> Vec<u8> {
+    let mut kept = Vec::new();
+    let mut rest = bytes;
+    while let Some((data, size)) = first_record(rest) {
+        if step_of(data).is_none_or(|of| of <= step) {
+            kept.extend(&rest[..size]);
+        }
+        rest = &rest[size..];
+    }
+    kept
+}
+
+/// The data of the first record of `bytes`, and the size of the record.
+fn first_record(bytes: &[u8]) -> Option<(&[u8], usize)> {
+    let u32_at = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
+    let length = bytes.get(..8)?;
+    let size = usize::try_from(u64::from_le_bytes(length.try_into().ok()?)).ok()?;
+    let end = size.checked_add(12)?;
+    let data = bytes.get(12..end)?;
+    let is_whole = u32_at(8)? == masked_crc(length) && u32_at(end)? == masked_crc(data);
+    is_whole.then_some((data, end + 4))
+}
+
+/// The step of an event that this module wrote: it follows the time.
+fn step_of(event: &[u8]) -> Option<u64> {
+    let rest = event.get(9..)?.strip_prefix(&[(STEP << 3) as u8])?;
+    let mut step = 0;
+    for (at, byte) in rest.iter().take(10).enumerate() {
+        step |= u64::from(byte & 0x7f) << (7 * at);
+        if byte & 0x80 == 0 {
+            return Some(step);
+        }
+    }
+    None
+}
+
+/// TensorFlow rotates and shifts checksums, so that a checksum of data with checksums is sound.
+fn masked_crc(data: &[u8]) -> u32 {
+    crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
+}
+
+/// CRC-32C (Castagnoli), reflected.
+fn crc32c(data: &[u8]) -> u32 {
+    !data.iter().fold(!0, |crc, byte| {
+        crc >> 8 ^ TABLE[(crc as u8 ^ byte) as usize]
+    })
+}
+
+const TABLE: [u32; 256] = table();
+
+const fn table() -> [u32; 256] {
+    const POLYNOMIAL: u32 = 0x82f6_3b78;
+    let mut table = [0; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        let mut crc = byte as u32;
+        let mut bit = 0;
+        while bit < 8 {
+            crc = crc >> 1 ^ if crc & 1 == 1 { POLYNOMIAL } else { 0 };
+            bit += 1;
+        }
+        table[byte] = crc;
+        byte += 1;
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The vectors of RFC 3720, B.4.
+    #[test]
+    fn the_checksum_is_crc_32c() {
+        let ascending: Vec<u8> = (0..32).collect();
+        let cases: [(&[u8], u32); 5] = [
+            (&[0; 32], 0x8a91_36aa),
+            (&[0xff; 32], 0x62a8_ab43),
+            (&ascending, 0x46dd_794e),
+            (b"123456789", 0xe306_9283),
+            (b"", 0),
+        ];
+        for (data, expected) in cases {
+            assert_eq!(crc32c(data), expected);
+        }
+    }
+
+    /// A message by hand: field 1 as 8 bytes, field 2 as a varint, field 5 with one value.
+    #[test]
+    fn an_event_has_the_documented_bytes() {
+        let mut event = event(1.0);
+        varint_field(&mut event, STEP, 300);
+        let mut value = Vec::new();
+        bytes_field(&mut value, TAG, b"a");
+        bytes_field(&mut event, SUMMARY, &value);
+        let expected = [
+            &[0x09][..],
+            &1f64.to_le_bytes(),
+            &[0x10, 0xac, 0x02],
+            &[0x2a, 3, 0x0a, 1, b'a'],
+        ];
+        assert_eq!(event, expected.concat());
+        assert_eq!(step_of(&event), Some(300));
+    }
+
+    fn metrics(step: u64) -> Record {
+        Record {
+            step,
+            loss: 2.0,
+            val_loss: (step == 2).then_some(3.0),
+            ..Record::default()
+        }
+    }
+
+    fn steps(path: &Path) -> Vec<Option<u64>> {
+        let bytes = fs::read(path).unwrap();
+        let (mut rest, mut found) = (&bytes[..], Vec::new());
+        while let Some((data, size)) = first_record(rest) {
+            found.push(step_of(data));
+            rest = &rest[size..];
+        }
+        assert!(rest.is_empty(), "{} bytes are no record", rest.len());
+        found
+    }
+
+    #[test]
+    fn resuming_removes_later_events() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("events");
+        let mut file = EventFile::open_after(&path, 0).unwrap();
+        for step in 1..=200 {
+            file.append(&metrics(step)).unwrap();
+        }
+        let mut file = EventFile::open_after(&path, 130).unwrap();
+        file.append(&metrics(131)).unwrap();
+        let expected: Vec<_> = [None].into_iter().chain((1..=131).map(Some)).collect();
+        assert_eq!(steps(&path), expected);
+
+        EventFile::open_after(&path, 0).unwrap();
+        assert_eq!(steps(&path), [None]);
+    }
+
+    /// A file that ends anywhere, or has a wrong bit, keeps the records before that.
+    #[test]
+    fn damaged_records_are_removed() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("events");
+        let mut file = EventFile::open_after(&path, 0).unwrap();
+        file.append(&metrics(1)).unwrap();
+        let first = fs::read(&path).unwrap().len();
+        file.append(&metrics(2)).unwrap();
+        let whole = fs::read(&path).unwrap();
+
+        for at in first..whole.len() {
+            let mut flipped = whole.clone();
+            flipped[at] ^= 1;
+            for damaged in [&whole[..at], &flipped] {
+                fs::write(&path, damaged).unwrap();
+                EventFile::open_after(&path, 9).unwrap();
+                assert_eq!(steps(&path), [None, Some(1)], "byte {at}");
+            }
+        }
+    }
+}
