@@ -149,6 +149,21 @@ fn links_need_a_flag() {
         .join("\n")
     );
     assert_eq!(models::read(&dir.path("followed")), models::qwen3());
+
+    fs::write(dir.path("rows"), "{r:path} = x:0\n").unwrap();
+    let layout = ["--mesh", "x=2", "--placements", "rows"];
+    dir.ckpt(&[&["reshard", "real", "split"], &layout[..]].concat());
+    fs::remove_file(dir.path("split/manifest.json")).unwrap();
+    fs::rename(dir.path("split/rank-00001"), dir.path("moved")).unwrap();
+    symlink("../moved", dir.path("split/rank-00001")).unwrap();
+    let refused = dir.ckpt(&["reshard", "split", "merged", "--merge"]);
+    assert_eq!(
+        refused.stderr,
+        "error: split/rank-00001 is a link: replace it with a copy, or follow links with --follow-links\n"
+    );
+    let followed = dir.ckpt(&["reshard", "split", "merged", "--merge", "--follow-links"]);
+    assert_eq!(followed.code, 0, "{}", followed.shown());
+    assert_eq!(models::read(&dir.path("merged")), models::qwen3());
 }
 
 fn metadata(path: &Path) -> Vec<(String, String)> {

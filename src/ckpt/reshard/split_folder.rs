@@ -1,6 +1,7 @@
 //! A folder with the shards of all ranks, as a source of whole tensors.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::ops::Range;
 use std::path::Path;
 
@@ -45,7 +46,7 @@ impl SplitFolder {
         }
         let record = LayoutRecord::read(path)?;
         let (layout, specs) = record.layout()?;
-        let files = open_files(path, &layout, &specs)?;
+        let files = open_files(path, links, &layout, &specs)?;
         let files = (0..).zip(files).map(|(rank, file)| (prefix(rank), file));
         let mut assembly = Assembly::new(Folder::of_files(path, files)?);
         let mut replicas = Vec::new();
@@ -125,15 +126,31 @@ fn is_empty_shard(region: &Region, shape: &[u64]) -> bool {
     empty.next().is_some()
 }
 
+/// Rejects a rank's file, or its folder, that is a link.
+fn check_links(file: &Path, links: Links) -> anyhow::Result<()> {
+    for path in [Some(file), file.parent()].into_iter().flatten() {
+        let is_link = fs::symlink_metadata(path).is_ok_and(|it| it.is_symlink());
+        ensure!(
+            links == Links::Follow || !is_link,
+            "{} is a link: replace it with a copy, or follow links with --follow-links",
+            display_path(path)
+        );
+    }
+    Ok(())
+}
+
 /// Opens the files of all ranks and checks them against the layout.
 fn open_files(
     folder: &Path,
+    links: Links,
     layout: &Layout,
     specs: &[TensorSpec],
 ) -> anyhow::Result<Vec<TensorFile>> {
     let mut files = Vec::new();
     for rank in 0..layout.ranks() {
-        let file = TensorFile::open(folder.join(rank_file(rank)))?;
+        let path = folder.join(rank_file(rank));
+        check_links(&path, links)?;
+        let file = TensorFile::open(path)?;
         let regions = Regions::of(layout, specs, rank)?;
         regions.check(specs, &file)?;
         for (spec, (name, region)) in specs.iter().zip(&regions.0) {
