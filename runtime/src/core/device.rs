@@ -7,6 +7,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use crate::core::available;
 use crate::core::memory::{AllocationError, Block, HostMemory, Memory};
 use crate::driver::{self, Allocator, Gpu, MetaSegments, NoBlock, Pool};
 use crate::threads::with_threads;
@@ -185,6 +186,23 @@ impl Device {
     /// Memory in use, in bytes.
     pub fn memory_stats(&self) -> MemoryStats {
         self.0.memory.stats()
+    }
+
+    /// Bytes that can still be allocated: on a GPU its free memory and the cache of this device; on
+    /// a CPU what the system has available, within the limits of control groups. `None` where that
+    /// is unknown, and on a meta device.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`] when the driver fails.
+    pub fn available_memory(&self) -> Result<Option<usize>> {
+        if let Some(gpu) = self.gpu() {
+            let cached = self.allocator_stats().map_or(0, |stats| stats.cached());
+            return Ok(Some(gpu.context().free_memory()? + cached));
+        }
+        match self.0.backend {
+            Backend::Meta => Ok(None),
+            _ => Ok(available::host_memory()),
+        }
     }
 
     /// Statistics of a GPU's caching allocator; `None` on a CPU device.

@@ -8,6 +8,7 @@
 //! - [`cpu`](crate::cpu): kernels on the CPU; [`launch`](crate::launch): launches of GPU kernels.
 //! - [`ops`](crate::ops): the ops.
 
+mod available;
 pub(crate) mod completion;
 pub(crate) mod device;
 pub(crate) mod dtype;

@@ -103,6 +103,15 @@ impl Context {
         Ok(())
     }
 
+    /// Bytes that no process has allocated.
+    pub(crate) fn free_memory(&self) -> Result<usize, CudaError> {
+        self.bind()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the context is current; writes two integers.
+        unsafe { call!(self, cuMemGetInfo_v2(&mut free, &mut total)) }?;
+        Ok(free)
+    }
+
     /// The handle.
     pub(super) fn raw(&self) -> CUcontext {
         self.raw

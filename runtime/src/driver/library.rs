@@ -344,6 +344,7 @@ const FUNCTIONS: &[&str] = &[
     "cuEventDestroy_v2",
     "cuMemAlloc_v2",
     "cuMemFree_v2",
+    "cuMemGetInfo_v2",
     "cuMemHostAlloc",
     "cuMemFreeHost",
     "cuMemcpyHtoDAsync_v2",

@@ -1,0 +1,115 @@
+//! Host memory that this process can still allocate.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The memory that the system has available, within the limits of this process's control groups;
+/// `None` where the system does not report it.
+pub(crate) fn host_memory() -> Option<usize> {
+    let of_system = fs::read_to_string("/proc/meminfo").ok();
+    let of_system = of_system.and_then(|text| field(&text, "MemAvailable:"))? << 10;
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let of_groups = folders(&groups, Path::new("/sys/fs/cgroup"));
+    let of_groups = of_groups.iter().filter_map(|folder| left_in(folder));
+    Some(of_groups.fold(of_system, usize::min))
+}
+
+/// The number after `name` in a file of lines `name number`.
+fn field(text: &str, name: &str) -> Option<usize> {
+    let mut rest = text.lines().filter_map(|line| line.strip_prefix(name));
+    rest.next()?.split_whitespace().next()?.parse().ok()
+}
+
+/// The folders of the control groups that limit memory, in the format of `/proc/self/cgroup`, and of
+/// those that they belong to. In a container the path may be that of the host; then the root is the
+/// container's group.
+fn folders(groups: &str, root: &Path) -> Vec<PathBuf> {
+    let mut folders = Vec::new();
+    for line in groups.lines() {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else {
+            continue;
+        };
+        let root = match controllers {
+            "" => root.to_owned(),
+            _ if controllers.split(',').any(|it| it == "memory") => root.join("memory"),
+            _ => continue,
+        };
+        let path = Path::new(path.trim_start_matches('/'));
+        folders.extend(path.ancestors().map(|group| root.join(group)));
+    }
+    folders
+}
+
+/// What a control group may still allocate, of version 2 or 1; `None` without a limit. Cached files
+/// count as used, but are freed when memory is needed.
+fn left_in(folder: &Path) -> Option<usize> {
+    let number = |name: &str| -> Option<usize> {
+        let text = fs::read_to_string(folder.join(name)).ok()?;
+        text.trim().parse().ok()
+    };
+    let (limit, used) = match number("memory.max") {
+        Some(limit) => (limit, number("memory.current")?),
+        None => (
+            number("memory.limit_in_bytes")?,
+            number("memory.usage_in_bytes")?,
+        ),
+    };
+    let statistics = fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
+    let cached = ["total_inactive_file ", "inactive_file "];
+    let cached = cached.iter().find_map(|name| field(&statistics, name));
+    Some(limit.saturating_sub(used.saturating_sub(cached.unwrap_or(0))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn linux_reports_available_memory() {
+        let available = host_memory().unwrap();
+        assert!(available > 1 << 20 && available < 1 << 50, "{available}");
+    }
+
+    #[test]
+    fn fields_are_found_by_name() {
+        let text = "MemTotal:  100 kB\nMemAvailable:   42 kB\n";
+        assert_eq!(field(text, "MemAvailable:"), Some(42));
+        assert_eq!(field(text, "MemFree:"), None);
+    }
+
+    #[test]
+    fn all_groups_above_are_limits() {
+        let groups = "4:cpu,memory:/a/b\n3:cpuset:/c\n0::/d e\n";
+        let found = folders(groups, Path::new("/r"));
+        let expected = [
+            "/r/memory/a/b",
+            "/r/memory/a",
+            "/r/memory/",
+            "/r/d e",
+            "/r/",
+        ];
+        assert_eq!(found, expected.map(PathBuf::from));
+    }
+
+    #[test]
+    fn groups_of_both_versions_have_limits() {
+        let place = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| fs::write(place.path().join(name), text).unwrap();
+        assert_eq!(left_in(place.path()), None);
+        write("memory.limit_in_bytes", "1000\n");
+        write("memory.usage_in_bytes", "700\n");
+        assert_eq!(left_in(place.path()), Some(300));
+        write(
+            "memory.stat",
+            "cache 5\ninactive_file 50\ntotal_inactive_file 200\n",
+        );
+        assert_eq!(left_in(place.path()), Some(500));
+        write("memory.max", "2000\n");
+        write("memory.current", "1900\n");
+        assert_eq!(left_in(place.path()), Some(300));
+        write("memory.max", "max\n");
+        assert_eq!(left_in(place.path()), Some(500));
+    }
+}
