@@ -203,6 +203,11 @@ impl Param {
         Ok(())
     }
 
+    /// Removes and returns its value.
+    pub fn take(&self) -> Option<Tensor> {
+        std::mem::take(&mut *self.write()).value
+    }
+
     /// Sets the initial value. It depends only on `seed`, the name and the element's position.
     ///
     /// # Errors
@@ -285,6 +290,11 @@ impl Buffer {
     /// As [`Param::set`].
     pub fn set(&self, value: &Tensor) -> Result<()> {
         self.0.set(value)
+    }
+
+    /// As [`Param::take`].
+    pub fn take(&self) -> Option<Tensor> {
+        self.0.take()
     }
 
     /// As [`Param::materialize`].

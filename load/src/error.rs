@@ -38,6 +38,13 @@ pub enum Error {
         source: meshgrad_runtime::Error,
     },
 
+    /// A tensor with NaN or an infinity, where only finite values are allowed.
+    #[error("`{}` has values that are not finite", tensor.escape_debug())]
+    NotFinite {
+        /// The tensor's name in the model.
+        tensor: String,
+    },
+
     /// Loading needs more pinned memory than the bound allows.
     #[error(
         "loading to the device needs {needed} bytes of pinned host memory but the bound is {bound}: \

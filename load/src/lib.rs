@@ -14,6 +14,7 @@
 
 mod chunks;
 mod error;
+mod finite;
 mod memory;
 mod passes;
 mod pool;
@@ -21,11 +22,11 @@ mod upload;
 
 use std::fmt;
 
-use meshgrad_ckpt::Folder;
-use meshgrad_ckpt::exec::{Slices, Stats, execute};
+use meshgrad_ckpt::exec::{Sink, Slices, Stats, execute};
 use meshgrad_ckpt::graph::Graph;
-use meshgrad_ckpt::plan::{Catalog, LoadPlan, LoadRequest, Options};
+use meshgrad_ckpt::plan::{Catalog, LoadPlan, LoadRequest, Options, Target};
 use meshgrad_ckpt::source::{BackendChoice, Sources};
+use meshgrad_ckpt::{Committed, Folder};
 use meshgrad_runtime::{Device, Tensor};
 
 pub use error::{Error, Result};
@@ -39,6 +40,11 @@ pub struct LoadOptions<'a> {
     pub pinned: u64,
     /// Called after each read, from any thread, with the bytes read so far and the total.
     pub progress: &'a (dyn Fn(u64, u64) + Sync),
+    /// The checkpoint that the folder belongs to: all bytes are compared with the digests of its
+    /// manifest as they are read. Default `None`: no comparison.
+    pub sealed_by: Option<&'a Committed>,
+    /// Whether NaN and infinities are errors. Default `false`.
+    pub only_finite: bool,
 }
 
 impl Default for LoadOptions<'_> {
@@ -46,6 +52,8 @@ impl Default for LoadOptions<'_> {
         LoadOptions {
             pinned: 256 << 20,
             progress: &|_, _| {},
+            sealed_by: None,
+            only_finite: false,
         }
     }
 }
@@ -53,7 +61,20 @@ impl Default for LoadOptions<'_> {
 impl fmt::Debug for LoadOptions<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut debug = f.debug_struct("LoadOptions");
-        debug.field("pinned", &self.pinned).finish_non_exhaustive()
+        debug
+            .field("pinned", &self.pinned)
+            .field("sealed_by", &self.sealed_by)
+            .field("only_finite", &self.only_finite)
+            .finish_non_exhaustive()
+    }
+}
+
+impl LoadOptions<'_> {
+    fn sources(&self, folder: &Folder) -> Result<Sources> {
+        Ok(match self.sealed_by {
+            None => Sources::open(folder, BackendChoice::Auto)?,
+            Some(checkpoint) => Sources::open_sealed(folder, BackendChoice::Auto, checkpoint)?,
+        })
     }
 }
 
@@ -87,8 +108,8 @@ impl fmt::Debug for LoadOptions<'_> {
 /// ```
 ///
 /// # Errors
-/// [`Error::Plan`], [`Error::Checkpoint`], [`Error::PinnedBound`]; [`Error::NotLoaded`] when a
-/// tensor cannot be written.
+/// [`Error::Plan`], [`Error::Checkpoint`], [`Error::PinnedBound`], [`Error::NotFinite`];
+/// [`Error::NotLoaded`] when a tensor cannot be written.
 pub fn load(
     folder: &Folder,
     graph: &Graph,
@@ -100,14 +121,7 @@ pub fn load(
         .map(|(_, tensor)| tensor.device())
         .find(is_gpu)
     {
-        Some(gpu) => upload::load(
-            gpu,
-            folder,
-            graph,
-            requests,
-            options.pinned,
-            options.progress,
-        ),
+        Some(gpu) => upload::load(gpu, folder, graph, requests, options),
         None => load_to_host(folder, graph, requests, options),
     }
 }
@@ -138,8 +152,35 @@ fn load_to_host(
         .map(|(request, tensor)| HostTensor::new(&request.target, tensor));
     let mut targets = targets.collect::<Result<Vec<HostTensor<'_>>>>()?;
     let slices = Slices::new(targets.iter_mut().map(HostTensor::bytes));
-    let sources = Sources::open(folder, BackendChoice::Auto)?;
+    let sink = HostTargets {
+        slices,
+        requests,
+        only_finite: options.only_finite,
+    };
     let total = plan.read_bytes();
     let progress = |read| (options.progress)(read, total);
-    Ok(execute(&plan, &sources, &slices, &progress)?)
+    execute(&plan, &options.sources(folder)?, &sink, &progress)
+}
+
+/// The memory of the tensors.
+struct HostTargets<'a> {
+    slices: Slices<'a>,
+    requests: &'a [(LoadRequest, &'a Tensor)],
+    only_finite: bool,
+}
+
+impl<'a> Sink for HostTargets<'a> {
+    type Buffer = &'a mut [u8];
+    type Error = Error;
+
+    fn buffer(&self, target: &Target) -> Result<&'a mut [u8]> {
+        Ok(self.slices.buffer(target)?)
+    }
+
+    fn complete(&self, target: &Target, bytes: &'a mut [u8]) -> Result<()> {
+        match self.only_finite {
+            true => finite::check(&target.name, self.requests[target.index].1, bytes),
+            false => Ok(()),
+        }
+    }
 }

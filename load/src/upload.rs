@@ -4,10 +4,11 @@ use meshgrad_ckpt::Folder;
 use meshgrad_ckpt::exec::{Sink, Stats, execute};
 use meshgrad_ckpt::graph::Graph;
 use meshgrad_ckpt::plan::{LoadRequest, Target};
-use meshgrad_ckpt::source::{BackendChoice, Sources};
 use meshgrad_runtime::{Device, PinnedBuffer, Tensor};
 
+use crate::LoadOptions;
 use crate::error::{Error, Result};
+use crate::finite;
 use crate::passes::{Chunk, Pass, Planner};
 use crate::pool::PinnedPool;
 
@@ -16,16 +17,15 @@ pub(crate) fn load(
     folder: &Folder,
     graph: &Graph,
     requests: &[(LoadRequest, &Tensor)],
-    pinned: u64,
-    progress: &(dyn Fn(u64, u64) + Sync),
+    options: &LoadOptions<'_>,
 ) -> Result<Stats> {
     check(device, graph, requests)?;
     // The copies must not overtake work of other streams on these tensors.
     device.synchronize()?;
-    let passes = Planner::new(folder, graph, pinned).plan(requests)?;
-    let sources = Sources::open(folder, BackendChoice::Auto)?;
+    let passes = Planner::new(folder, graph, options.pinned).plan(requests)?;
+    let sources = options.sources(folder)?;
     let bytes: u64 = passes.iter().map(|pass| pass.plan.read_bytes()).sum();
-    let pool = PinnedPool::new(device, pinned);
+    let pool = PinnedPool::new(device, options.pinned);
 
     let mut total = Stats {
         read_bytes: 0,
@@ -33,10 +33,11 @@ pub(crate) fn load(
     };
     for Pass { plan, chunks } in &passes {
         let before = total.read_bytes;
-        let on_read = |read| progress(before + read, bytes);
+        let on_read = |read| (options.progress)(before + read, bytes);
         let uploads = Uploads {
             pool: &pool,
             chunks,
+            only_finite: options.only_finite,
         };
         let stats = execute(plan, &sources, &uploads, &on_read)?;
         total.read_bytes += stats.read_bytes;
@@ -74,6 +75,7 @@ fn check(device: &Device, graph: &Graph, requests: &[(LoadRequest, &Tensor)]) ->
 struct Uploads<'p, 't> {
     pool: &'p PinnedPool<'t>,
     chunks: &'p [Chunk<'t>],
+    only_finite: bool,
 }
 
 /// The first `bytes` of a buffer.
@@ -106,6 +108,9 @@ impl Sink for Uploads<'_, '_> {
             tensor,
             bytes,
         } = &self.chunks[target.index];
+        if self.only_finite {
+            finite::check(name, tensor, &filled.buffer.as_ref()[..filled.bytes])?;
+        }
         self.pool.upload(name, tensor, bytes.clone(), filled.buffer)
     }
 }

@@ -3,7 +3,7 @@
 //! Legend: b batch, t queries, s keys, d hidden size, h query heads, g key-value heads, c features
 //! per head.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use meshgrad_autograd::{Module, ModulePath, Result, Var, ops};
 use meshgrad_runtime::ops::{AttentionMask, AttentionSequences};
@@ -106,8 +106,8 @@ pub struct Rotary {
     /// Radians per position, for each pair of features.
     frequencies: Vec<f32>,
     attention_factor: f64,
-    /// The frequencies on the model's device, copied once.
-    on_device: Arc<OnceLock<Tensor>>,
+    /// The frequencies on the device that was used last, copied once.
+    on_device: Arc<Mutex<Option<Tensor>>>,
 }
 
 impl Rotary {
@@ -135,15 +135,18 @@ impl Rotary {
     }
 
     fn frequencies_on(&self, device: &Device) -> Result<Tensor> {
-        if let Some(cached) = self.on_device.get()
+        let mut cached = self
+            .on_device
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(cached) = &*cached
             && cached.device() == device
         {
             return Ok(cached.clone());
         }
         let shape = [self.frequencies.len()];
         let frequencies = Tensor::from_slice(device, &shape, &self.frequencies)?;
-        // Only the first device is cached.
-        let _ = self.on_device.set(frequencies.clone());
+        *cached = Some(frequencies.clone());
         Ok(frequencies)
     }
 }

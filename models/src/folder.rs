@@ -4,6 +4,7 @@
 //! Reading and writing apply it in opposite directions; with [`by_name`] both have the same names.
 //! Tensors may be on any device that computes.
 
+mod damage;
 mod error;
 mod memory;
 
@@ -18,6 +19,7 @@ use meshgrad_ckpt::{Folder, FolderWriter, Snapshot};
 use meshgrad_load::LoadOptions;
 use meshgrad_runtime::{DType, Device, Kind, Shape, UninitTensor};
 
+pub use damage::{check_texts, or_damage, sealed};
 pub use error::{Error, Result};
 pub use memory::NamedTensor;
 use memory::{SourceBytes, specs};
@@ -216,8 +218,23 @@ fn fill_all(
 ///
 /// # Errors
 /// [`Error::Tensors`] with all tensors that are missing, unexpected or of another shape;
-/// [`Error::Load`] when a file is damaged or memory runs out. The contents are then unspecified.
+/// [`Error::Load`] when a file is damaged or memory runs out; with
+/// [`LoadOptions::only_finite`] also [`Error::NotFinite`]; with [`LoadOptions::sealed_by`] also
+/// [`Error::Damaged`], with all damage of that checkpoint. The contents are then unspecified.
 pub fn read(
+    tensors: &[NamedTensor],
+    folder: &Folder,
+    mapping: &Mapping,
+    options: &LoadOptions<'_>,
+) -> Result<()> {
+    let result = read_unchecked(tensors, folder, mapping, options);
+    result.map_err(|error| match options.sealed_by {
+        Some(checkpoint) => or_damage(checkpoint, error),
+        None => error,
+    })
+}
+
+fn read_unchecked(
     tensors: &[NamedTensor],
     folder: &Folder,
     mapping: &Mapping,
@@ -240,6 +257,7 @@ pub fn read(
         })?;
         requests.push((LoadRequest::all(name.as_str(), bound.graph(), expr), tensor));
     }
-    meshgrad_load::load(folder, bound.graph(), &requests, options)?;
+    let loaded = meshgrad_load::load(folder, bound.graph(), &requests, options);
+    loaded.map_err(|error| damage::located(folder, error))?;
     Ok(())
 }

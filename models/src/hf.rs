@@ -7,11 +7,13 @@
 //! be on any device except a meta device ([`load`](meshgrad_load)).
 
 pub(crate) mod adapters;
+mod companions;
 mod loader;
 mod map;
 mod save;
 
 pub use crate::folder::{Error, Result};
+pub use companions::companions;
 pub use loader::{Loaded, Loader, load, read_config};
 pub use map::{Experts, map};
 pub use save::add_model;

@@ -41,6 +41,8 @@ pub struct Qwen3 {
     rotary: Rotary,
     #[module(skip)]
     config: Qwen3Config,
+    #[module(skip)]
+    companions: Vec<(String, String)>,
 }
 
 /// One layer: attention, then a feed-forward block, each with a norm before it and a residual
@@ -102,6 +104,7 @@ impl Qwen3 {
             balancing: Balancing::default(),
             rotary: Rotary::new(config)?,
             config: config.clone(),
+            companions: Vec::new(),
         })
     }
 
@@ -114,6 +117,14 @@ impl Qwen3 {
     #[must_use]
     pub fn balanced(mut self, balancing: Balancing) -> Qwen3 {
         self.balancing = balancing;
+        self
+    }
+
+    /// The model with files that are saved with it, such as those of the folder that it comes from:
+    /// [`hf::companions`].
+    #[must_use]
+    pub fn with_companions(mut self, files: Vec<(String, String)>) -> Qwen3 {
+        self.companions = files;
         self
     }
 
@@ -288,7 +299,11 @@ impl Model for Qwen3 {
         let config = ("config.json".into(), self.config.to_json_of_f32()?);
         let adapters = adapters::written(self.projections()).map_err(Error::other)?;
         let adapters = adapters.map(|text| (adapters::FILE.into(), text));
-        Ok(std::iter::once(config).chain(adapters).collect())
+        let companions = self.companions.iter().cloned();
+        Ok(std::iter::once(config)
+            .chain(adapters)
+            .chain(companions)
+            .collect())
     }
 
     fn title(&self) -> String {

@@ -63,6 +63,30 @@ pub enum Error {
         report: Report,
     },
 
+    /// A checkpoint whose files differ from its manifest.
+    #[error("{} is damaged: {}", folder.display(), problems.join("; "))]
+    Damaged {
+        /// The checkpoint.
+        folder: PathBuf,
+        /// The damaged files and tensors.
+        problems: Vec<String>,
+    },
+
+    /// A weight that is NaN or infinite.
+    #[error(
+        "{}: element {element} of `{}` is {value}", file.display(), tensor.escape_debug()
+    )]
+    NotFinite {
+        /// The file.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The element, counted in row-major order.
+        element: usize,
+        /// Its value.
+        value: f64,
+    },
+
     /// Tensors that cannot be written under Hugging Face names.
     #[error("tensors cannot be written as the mapping requires: {report}")]
     Unwritable {

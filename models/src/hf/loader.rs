@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use meshgrad_ckpt::Folder;
+use meshgrad_ckpt::{Committed, Folder};
 use meshgrad_load::LoadOptions;
 use meshgrad_runtime::Device;
 
@@ -86,11 +86,35 @@ impl<'a> Loader<'a> {
         self
     }
 
+    /// Compares the files with the manifest of `checkpoint`, which the folder belongs to.
+    pub fn sealed_by(mut self, checkpoint: &'a Committed) -> Loader<'a> {
+        self.options.sealed_by = Some(checkpoint);
+        self
+    }
+
+    /// Rejects weights that are NaN or infinite.
+    pub fn only_finite(mut self) -> Loader<'a> {
+        self.options.only_finite = true;
+        self
+    }
+
     /// Loads the model of the folder.
     ///
     /// # Errors
-    /// As [`hf::load`](super::load).
+    /// As [`hf::load`](super::load); [`Error::Damaged`] and [`Error::NotFinite`] if these are
+    /// checked.
     pub fn load(&self, device: &Device) -> Result<Loaded> {
+        if let Some(checkpoint) = self.options.sealed_by {
+            folder::check_texts(checkpoint)?;
+        }
+        let loaded = self.load_unchecked(device);
+        loaded.map_err(|error| match self.options.sealed_by {
+            Some(checkpoint) => folder::or_damage(checkpoint, error),
+            None => error,
+        })
+    }
+
+    fn load_unchecked(&self, device: &Device) -> Result<Loaded> {
         let mut model = Qwen3::new(&read_config(self.dir)?)?;
         let folder = Folder::open(self.dir)?;
         adapters::add(model.projections_mut(), &folder)?;

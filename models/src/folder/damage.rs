@@ -1,0 +1,138 @@
+//! Finds out which files and tensors of a folder are damaged, after reading it has failed.
+
+use std::path::Path;
+
+use meshgrad_ckpt::{Committed, Dtype, Folder, IntegrityError, TensorFile};
+use meshgrad_load::Error as LoadError;
+
+use super::error::{Error, Result};
+
+/// Damage that is listed one by one.
+const LISTED: usize = 8;
+
+/// Compares the files of a checkpoint that have no tensors with their digests. Those with tensors
+/// are compared as they are read.
+///
+/// # Errors
+/// [`Error::Damaged`] with the first damaged file.
+pub fn check_texts(checkpoint: &Committed) -> Result<()> {
+    let texts = checkpoint.files().map(|(name, _)| name);
+    for name in texts.filter(|name| !name.ends_with(".safetensors")) {
+        let checked = checkpoint.verify_file(name);
+        checked.map_err(|error| or_damage(checkpoint, error.into()))?;
+    }
+    Ok(())
+}
+
+/// [`Error::Damaged`] if `checkpoint`, in which reading failed with `error`, is damaged; otherwise
+/// `error`. Reads the whole checkpoint.
+pub fn or_damage(checkpoint: &Committed, error: Error) -> Error {
+    // These are no reason to read everything.
+    if let Error::Runtime(_)
+    | Error::NotFinite { .. }
+    | Error::Damaged { .. }
+    | Error::Load(LoadError::NotLoaded { .. } | LoadError::PinnedBound { .. }) = error
+    {
+        return error;
+    }
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let problems = match checkpoint.find_damage(threads, |_| ()) {
+        Ok(problems) if problems.is_empty() => return error,
+        Ok(problems) => problems,
+        Err(unreadable) => return unreadable.into(),
+    };
+    let more = problems.len().saturating_sub(LISTED);
+    let problems = problems.iter().take(LISTED);
+    let mut problems: Vec<String> = problems.map(|it| described(checkpoint, it)).collect();
+    if more > 0 {
+        problems.push(format!("and {more} more"));
+    }
+    Error::Damaged {
+        folder: checkpoint.path().to_owned(),
+        problems,
+    }
+}
+
+/// A problem, with the tensors that it affects.
+fn described(checkpoint: &Committed, problem: &IntegrityError) -> String {
+    let IntegrityError::WrongDigest { file, range, .. } = problem else {
+        return problem.to_string();
+    };
+    // A damaged header may be unreadable.
+    let Ok(opened) = TensorFile::open(checkpoint.path().join(file)) else {
+        return problem.to_string();
+    };
+    let tensors = opened.tensors().iter();
+    let affected = tensors.filter(|it| it.range.start < range.end && range.start < it.range.end);
+    let names: Vec<&str> = affected.map(|it| it.name.as_str()).collect();
+    let quoted = names.iter().take(LISTED);
+    let quoted: Vec<String> = quoted
+        .map(|name| format!("`{}`", name.escape_debug()))
+        .collect();
+    let more = match names.len().saturating_sub(LISTED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    match quoted.is_empty() {
+        true => problem.to_string(),
+        false => format!("{problem}; it stores {}{more}", quoted.join(", ")),
+    }
+}
+
+/// The error of a tensor of `folder` that is not finite, for an error that names the tensor of the
+/// model; other errors as they are.
+pub(super) fn located(folder: &Folder, error: LoadError) -> Error {
+    let LoadError::NotFinite { .. } = error else {
+        return error.into();
+    };
+    let names = folder.tensors().map(|tensor| tensor.name.clone());
+    let mut found = names.filter_map(|name| first_not_finite(folder, &name));
+    found.next().unwrap_or(Error::Load(error))
+}
+
+fn first_not_finite(folder: &Folder, name: &str) -> Option<Error> {
+    let dtype = folder.get(name)?.dtype;
+    let bytes = folder.read(name).ok()?;
+    let file = folder.file_of(name).ok()?.path().to_owned();
+    let mut values = floats(dtype, &bytes)?.enumerate();
+    let (element, value) = values.find(|(_, value)| !value.is_finite())?;
+    Some(Error::NotFinite {
+        file,
+        tensor: name.to_owned(),
+        element,
+        value,
+    })
+}
+
+/// The values of a tensor, if they are floats of 16 bits or more.
+fn floats(dtype: Dtype, bytes: &[u8]) -> Option<Box<dyn Iterator<Item = f64> + '_>> {
+    use half::{bf16, f16};
+
+    Some(match dtype {
+        Dtype::F64 => Box::new(bytes.as_chunks().0.iter().map(|it| f64::from_le_bytes(*it))),
+        Dtype::F32 => {
+            let values = bytes.as_chunks().0.iter();
+            Box::new(values.map(|it| f32::from_le_bytes(*it).into()))
+        }
+        Dtype::BF16 => {
+            let values = bytes.as_chunks().0.iter();
+            Box::new(values.map(|it| bf16::from_le_bytes(*it).into()))
+        }
+        Dtype::F16 => {
+            let values = bytes.as_chunks().0.iter();
+            Box::new(values.map(|it| f16::from_le_bytes(*it).into()))
+        }
+        _ => return None,
+    })
+}
+
+/// The checkpoint at `folder`, if it is one: it has a manifest.
+///
+/// # Errors
+/// [`Error::Checkpoint`] when the manifest or the size of a file is wrong.
+pub fn sealed(folder: &Path) -> Result<Option<Committed>> {
+    match folder.join("manifest.json").exists() {
+        true => Ok(Some(Committed::open(folder)?)),
+        false => Ok(None),
+    }
+}

@@ -1,0 +1,33 @@
+//! Files of a Hugging Face folder that other programs read, and that training does not change.
+
+use std::path::Path;
+
+use super::{Error, Result};
+
+/// How text is generated, and what a tokenizer has besides tokenizer.json.
+const NAMES: [&str; 7] = [
+    "generation_config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+];
+
+/// The names and contents of these files in `dir`. Missing ones are left out.
+///
+/// # Errors
+/// [`Error::File`] when one cannot be read.
+pub fn companions(dir: &Path) -> Result<Vec<(String, String)>> {
+    let mut files = Vec::new();
+    for name in NAMES {
+        let path = dir.join(name);
+        match std::fs::read_to_string(&path) {
+            Ok(text) => files.push((name.to_owned(), text)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(source) => return Err(Error::File { path, source }),
+        }
+    }
+    Ok(files)
+}
