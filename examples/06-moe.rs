@@ -66,10 +66,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         seed,
         data_digest: format!("{:032x}", data.digest),
     };
-    let tokenizer = data.tokenizer.to_json()?;
     let (model, updater) = (&trainer.model, &trainer.updater);
     let run = run.path();
-    let snapshot = checkpoint::snapshot(run, &config, model, updater, &tokenizer, &state)?;
+    let snapshot = checkpoint::snapshot(run, &config, model, updater, &data.tokenizer, &state)?;
     println!("saved {}", snapshot.save()?.path().display());
     Ok(())
 }

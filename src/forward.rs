@@ -4,7 +4,6 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
-use clap::ValueEnum;
 use meshgrad::autograd::{Grads, Module, Param, Tape, ops};
 use meshgrad::ckpt::{Dtype, FileWriter, TensorFile};
 use meshgrad::models::folder::{self, NamedTensor};
@@ -13,6 +12,8 @@ use meshgrad::runtime::{DType, Device, Tensor};
 use meshgrad::train::report::with_loading_bar;
 
 use crate::device::OnCpu;
+use crate::dtype::ComputeDType;
+use crate::model::Checks;
 
 #[derive(clap::Args)]
 pub(crate) struct ForwardArguments {
@@ -33,32 +34,22 @@ pub(crate) struct ForwardArguments {
     #[arg(long, default_value = "f32")]
     dtype: ComputeDType,
     #[command(flatten)]
+    checks: Checks,
+    #[command(flatten)]
     pub(crate) device: OnCpu,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum ComputeDType {
-    F32,
-    Bf16,
 }
 
 /// Named f32 tensors, in file order.
 type Outputs = Vec<(String, Vec<usize>, Vec<f32>)>;
 
 pub(crate) fn forward(arguments: &ForwardArguments, device: &Device) -> anyhow::Result<()> {
-    let loader = hf::Loader::new(&arguments.model);
-    let loaded = with_loading_bar(|progress| loader.progress(progress).load(device))?;
+    let loaded = with_loading_bar(|progress| load(arguments, device, progress))?;
     let input = TensorFile::open(&arguments.input)?;
     let ids = read_ids(&input, "input_ids", device)?
         .with_context(|| format!("{} has no `input_ids`", arguments.input.display()))?;
     let labels = read_ids(&input, "labels", device)?;
-    let dtype = match arguments.dtype {
-        ComputeDType::F32 => DType::F32,
-        ComputeDType::Bf16 => DType::BF16,
-    };
-
     let compute = Compute {
-        dtype,
+        dtype: arguments.dtype.into(),
         checkpointing: false,
     };
     let logits = ops::cast(loaded.model.logits(&ids, compute)?.value(), DType::F32)?;
@@ -81,6 +72,22 @@ pub(crate) fn forward(arguments: &ForwardArguments, device: &Device) -> anyhow::
         None => {}
     }
     write(&arguments.output, &outputs)
+}
+
+fn load(
+    arguments: &ForwardArguments,
+    device: &Device,
+    progress: &(dyn Fn(u64, u64) + Sync),
+) -> anyhow::Result<hf::Loaded> {
+    let mut loader = hf::Loader::new(&arguments.model).progress(progress);
+    if !arguments.checks.verify() {
+        return Ok(loader.load(device)?);
+    }
+    let sealed = folder::sealed(&arguments.model)?;
+    if let Some(checkpoint) = &sealed {
+        loader = loader.sealed_by(checkpoint);
+    }
+    Ok(loader.only_finite().load(device)?)
 }
 
 /// The mean loss and, if requested, the gradient of every tensor.

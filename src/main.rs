@@ -9,9 +9,13 @@ mod check;
 mod ckpt;
 mod comm;
 mod device;
+mod dtype;
+mod eval;
 mod forward;
 mod launch;
 mod mesh;
+mod model;
+mod next;
 mod table;
 
 use std::io::{IsTerminal, Write};
@@ -22,18 +26,17 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
-use meshgrad::ckpt::discover;
 use meshgrad::runtime::{DType, Device};
 use meshgrad::train::checkpoint;
-use meshgrad::train::config::{Config, Override};
+use meshgrad::train::config::{Config, Override, toml};
 use meshgrad::train::generate::{Sampling, generate};
 use meshgrad::train::qwen3;
-use meshgrad::train::report::with_loading_bar;
 use meshgrad::train::run_folder::RunFolder;
 use meshgrad::train::session::{Resume, Session, Summary};
 use meshgrad::train::tokenizer::Tokenizer;
 
 use device::{OnCpu, OnFastest};
+use model::Opened;
 
 /// Train language models on a tensor runtime written from scratch in Rust.
 #[derive(Parser)]
@@ -56,6 +59,8 @@ enum Command {
     Config(ConfigArguments),
     /// Continue a prompt with a trained model.
     Sample(SampleArguments),
+    /// Measure the loss of a model on a text.
+    Eval(eval::EvalArguments),
     /// Compute logits, loss and gradients of a Hugging Face model, for comparison with
     /// transformers.
     Forward(forward::ForwardArguments),
@@ -85,14 +90,19 @@ struct TrainArguments {
     config: Option<PathBuf>,
     #[command(flatten)]
     device: OnFastest,
+    /// Start with the configuration, weights and tokenizer of a Hugging Face folder: as `--set
+    /// model.from=DIR`.
+    #[arg(long, value_name = "HF_DIR")]
+    from: Option<String>,
     /// Set a key, as in `--set train.steps=100`; may be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     sets: Vec<Override>,
-    /// The run folder [default: runs/NAME, named after the configuration file].
+    /// The run folder [default: runs/NAME, named after the configuration file and what --set
+    /// changes of the training].
     #[arg(long, value_name = "DIR")]
     run_dir: Option<PathBuf>,
-    /// Where to start: `auto` (the newest checkpoint of the run), `never` (from scratch), or a
-    /// checkpoint.
+    /// Where to start: `auto` (the newest intact checkpoint of the run), `never` (from scratch), a
+    /// checkpoint, or a run.
     #[arg(long, value_name = "auto|never|DIR", default_value = "auto")]
     resume: String,
     /// Save and stop after this step.
@@ -133,6 +143,18 @@ struct SampleArguments {
     /// The random seed; equal seeds give equal text.
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    #[command(flatten)]
+    checks: model::Checks,
+}
+
+impl TrainArguments {
+    /// `--from` and all of `--set`.
+    fn overrides(&self) -> anyhow::Result<Vec<Override>> {
+        let from = self.from.as_ref();
+        let from = from.map(|from| format!("model.from={}", toml::Value::from(from.as_str())));
+        let from = from.map(|set| set.parse()).transpose()?;
+        Ok(from.into_iter().chain(self.sets.iter().cloned()).collect())
+    }
 }
 
 fn main() -> ExitCode {
@@ -174,6 +196,7 @@ fn dispatch(command: &Command, device: &Device) -> anyhow::Result<ExitCode> {
         Command::Train(arguments) => train(arguments, &arguments.device.open(device)?),
         Command::Config(arguments) => config(arguments),
         Command::Sample(arguments) => sample(arguments, &arguments.device.open(device)?),
+        Command::Eval(arguments) => eval::eval(arguments, &arguments.device.open(device)?),
         Command::Forward(arguments) => forward::forward(arguments, &arguments.device.open(device)?),
         // `ckpt` has nonzero exit codes that are not errors.
         Command::Ckpt(arguments) => return Ok(ckpt::ckpt(arguments, device.properties().threads)),
@@ -187,9 +210,12 @@ fn dispatch(command: &Command, device: &Device) -> anyhow::Result<ExitCode> {
 }
 
 fn train(arguments: &TrainArguments, device: &Device) -> anyhow::Result<()> {
-    let config = Config::read::<qwen3::Tables>(arguments.config.as_deref(), &arguments.sets)?;
-    let default_dir = || RunFolder::default_path(arguments.config.as_deref());
-    let run_dir = arguments.run_dir.clone().unwrap_or_else(default_dir);
+    let (file, sets) = (arguments.config.as_deref(), arguments.overrides()?);
+    let config = Config::read::<qwen3::Tables>(file, &sets)?;
+    let run_dir = match &arguments.run_dir {
+        Some(run_dir) => run_dir.clone(),
+        None => RunFolder::default_path(file, &sets, &config)?,
+    };
     let resume = match arguments.resume.as_str() {
         "auto" => Resume::Auto,
         "never" => Resume::Never,
@@ -208,7 +234,8 @@ fn train(arguments: &TrainArguments, device: &Device) -> anyhow::Result<()> {
         .resume(resume)
         .stop_after(arguments.stop_after)
         .stop_when(&stop);
-    print_summary(&qwen3::train(session)?, &run_dir);
+    let summary = qwen3::train(session)?;
+    print_summary(&summary, &run_dir, &config);
     Ok(())
 }
 
@@ -218,8 +245,7 @@ fn config(arguments: &ConfigArguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn print_summary(summary: &Summary, run_dir: &Path) {
-    let run = run_dir.display();
+fn print_summary(summary: &Summary, run_dir: &Path, config: &Config) {
     let mut lines = vec![String::new()];
     if let (Some(loss), Some(bits)) = (summary.val_loss, summary.val_bits_per_byte) {
         lines.push(format!(
@@ -230,34 +256,25 @@ fn print_summary(summary: &Summary, run_dir: &Path) {
     if let Some(plot) = &summary.plot {
         lines.push(format!("plot        {}", plot.display()));
     }
-    lines.push("\nnext:".to_owned());
-    lines.push(format!("  meshgrad sample {run} --prompt \"fn main\""));
-    let resume = format!("meshgrad train {run}/config.toml --run-dir {run}");
-    lines.push(if summary.step < summary.steps {
-        format!("  {resume}    (resumes with the remaining steps)")
-    } else {
-        let more = summary.steps * 2;
-        format!("  {resume} --set train.steps={more}    (continues training)")
-    });
-    lines
-        .push("  meshgrad train --set 'data.paths=[\"YOUR/TEXT\"]' --run-dir runs/mine".to_owned());
+    lines.push(format!(
+        "\nnext:\n{}",
+        next::commands(summary, run_dir, config)
+    ));
     // A closed pipe must not fail a run that is complete.
-    let _ = writeln!(std::io::stdout(), "{}", lines.join("\n"));
+    let _ = write!(std::io::stdout(), "{}", lines.join("\n"));
 }
 
 fn sample(arguments: &SampleArguments, device: &Device) -> anyhow::Result<()> {
-    let newest = discover(&arguments.model)
-        .ok()
-        .and_then(|mut found| found.pop());
-    let folder = newest.map_or_else(|| arguments.model.clone(), |found| found.path().to_owned());
-    let model = with_loading_bar(|progress| qwen3::load(&folder, device, progress))?;
+    let Opened {
+        model,
+        folder,
+        is_averaged,
+    } = model::open(&arguments.model, arguments.checks, arguments.raw, device)?;
     if checkpoint::has_averages(&folder) {
         let folder_name = folder.display();
-        if arguments.raw {
-            eprintln!("weights of {folder_name}, not their averages");
-        } else {
-            checkpoint::load_averages(&folder, &model)?;
-            eprintln!("averages of the weights of {folder_name}; --raw for the weights");
+        match is_averaged {
+            true => eprintln!("averages of the weights of {folder_name}; --raw for the weights"),
+            false => eprintln!("weights of {folder_name}, not their averages"),
         }
     }
     let tokenizer = Tokenizer::from_file(&folder.join("tokenizer.json"))?;

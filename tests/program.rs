@@ -212,7 +212,8 @@ fn incomplete_checkpoints_are_never_used() {
 
     let output = dir.train("run", &[]);
     for expected in [
-        "skipped an incomplete checkpoint: ",
+        "passed over: run/step-000006",
+        "it has no manifest.json",
         "moved checkpoints after step 3 to run/set-aside-1",
         "resuming after step 3",
     ] {
@@ -241,6 +242,168 @@ fn starting_from_scratch_sets_the_old_run_aside() {
     );
     assert!(dir.path("run").join("set-aside-1/metrics.jsonl").exists());
     assert_eq!(metrics(&dir.path("run")).len(), 2);
+}
+
+/// Settings that differ from those of the run are listed.
+#[test]
+fn changed_settings_are_listed() {
+    let dir = TestDir::new();
+    dir.train("run", &["--stop-after", "2"]);
+    let sets = ["optimizer.learning_rate=3e-3", "train.micro_batch_size=4"];
+    let [rate, rows] = sets;
+    let output = dir.train("run", &["--set", rate, "--set", rows, "--stop-after", "3"]);
+    let changes: Vec<&str> = output
+        .lines()
+        .filter(|it| it.contains("changed: "))
+        .collect();
+    let expected = [
+        "changed: optimizer.learning_rate 1e-3 -> 3e-3",
+        "changed: train.micro_batch_size 2 -> 4",
+    ];
+    assert_eq!(changes, expected);
+    assert!(
+        !dir.train("run", &["--set", rate, "--set", rows])
+            .contains("changed: ")
+    );
+}
+
+/// The commands that a run suggests work as they are, in a folder whose name has to be quoted.
+#[test]
+fn the_suggested_commands_work() {
+    let dir = TestDir::new();
+    let program = Path::new(env!("CARGO_BIN_EXE_meshgrad"));
+    let path = std::env::var("PATH").unwrap();
+    let path = format!("{}:{path}", program.parent().unwrap().display());
+    let sets = [
+        "--set",
+        "optimizer.learning_rate=2e-3",
+        "--set",
+        "sample.every=0",
+    ];
+    let suggested = |output: &str| -> Vec<String> {
+        let (_, next) = output.split_once("next:\n").unwrap();
+        next.lines().map(|line| line.trim().to_owned()).collect()
+    };
+    let run = |command: &str| {
+        let output = Command::new("sh")
+            .args(["-c", command])
+            .env("PATH", &path)
+            .current_dir(dir.folder.path())
+            .output()
+            .unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{command}: {errors}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+
+    let stopped = dir.train("it's my run", &[&sets[..], &["--stop-after", "2"]].concat());
+    let [sample, resume, other] = &suggested(&stopped)[..] else {
+        panic!("{stopped}")
+    };
+    assert!(
+        run(&sample.replace("meshgrad sample", "meshgrad sample --tokens 2"))
+            .starts_with("fn main")
+    );
+    let finished = run(resume);
+    assert!(finished.contains("resuming after step 2"), "{finished}");
+    assert!(!finished.contains("changed: "), "{finished}");
+    assert!(
+        finished.contains("checkpoint  it's my run/step-000008"),
+        "{finished}"
+    );
+    let [_, longer, _] = &suggested(&finished)[..] else {
+        panic!("{finished}")
+    };
+    let longer = run(longer);
+    assert!(longer.contains("changed: train.steps 8 -> 16"), "{longer}");
+    assert!(
+        longer.contains("checkpoint  it's my run/step-000016"),
+        "{longer}"
+    );
+    let other = other.replace("YOUR/TEXT", "text");
+    let small = "--set data.tokenizer=byte --set train.steps=1 --set train.batch_size=1 \
+                 --set train.micro_batch_size=1 --set train.seq_len=8 --set log.val_batches=1 \
+                 --set sample.tokens=1 --set model.hidden_size=32 --set model.num_hidden_layers=1";
+    assert!(run(&format!("{other} {small}")).contains("checkpoint  runs/mine/step-000001"));
+}
+
+/// The same command resumes its run. A command that trains something else has another folder.
+#[test]
+fn default_folders_follow_the_command() {
+    let dir = TestDir::new();
+    let train = |arguments: &[&str]| {
+        let all = [&["train", "small.toml"], arguments].concat();
+        let output = dir.meshgrad(&all);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{errors}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let first = train(&["--stop-after", "1"]);
+    assert!(
+        first.contains("checkpoint  runs/small/step-000001"),
+        "{first}"
+    );
+    let wide = ["--set", "model.hidden_size=16", "--stop-after", "1"];
+    let other = train(&wide);
+    let expected = "checkpoint  runs/small,model.hidden_size=16/step-000001";
+    assert!(other.contains(expected), "{other}");
+    let longer = train(&["--set", "train.steps=9", "--stop-after", "2"]);
+    assert!(longer.contains("resuming after step 1"), "{longer}");
+}
+
+/// A start that fails leaves no folder behind, and changes no file of an existing one.
+#[test]
+fn a_failed_start_leaves_nothing_behind() {
+    let dir = TestDir::new();
+    let listed = |folder: &Path| {
+        let entries = fs::read_dir(folder).unwrap();
+        let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    let before = listed(dir.folder.path());
+    let failing = [
+        "model.vocab_size=10",
+        "train.seq_len=1000000",
+        "data.paths=[\"nowhere\"]",
+        "model.num_attention_heads=3",
+    ];
+    for set in failing {
+        dir.fails(&["train", "small.toml", "--set", set]);
+        assert_eq!(listed(dir.folder.path()), before, "{set}");
+    }
+
+    dir.train("run", &["--stop-after", "1"]);
+    let run = dir.path("run");
+    let contents = || -> Vec<Vec<u8>> {
+        let names = [
+            "tokenizer.json",
+            "tokens.bin",
+            "config.toml",
+            "metrics.jsonl",
+        ];
+        names.map(|name| fs::read(run.join(name)).unwrap()).into()
+    };
+    let (names, files) = (listed(&run), contents());
+    let other_text = "data.paths=[\"text/one.rs\"]";
+    for set in failing {
+        let command = [
+            "train",
+            "small.toml",
+            "--run-dir",
+            "run",
+            "--set",
+            other_text,
+            "--set",
+        ];
+        for resume in ["auto", "never"] {
+            dir.fails(&[&command[..], &[set, "--resume", resume]].concat());
+            assert!(
+                contents() == files && listed(&run) == names,
+                "{set}, {resume}"
+            );
+        }
+    }
 }
 
 #[test]
@@ -279,6 +442,52 @@ fn checkpoints_are_hugging_face_folders_that_can_be_sampled() {
     };
     assert!(sample("run").starts_with(b"fn "));
     assert_eq!(sample("run"), sample("run/step-000008"));
+}
+
+/// `sample` and `forward` see damage too. Of a run, `sample` takes the checkpoint before.
+#[test]
+fn damaged_weights_are_not_used() {
+    let dir = TestDir::new();
+    dir.train("run", &["--stop-after", "6"]);
+    let sample = |folder: &str, more: &[&str]| {
+        let command = ["sample", folder, "--prompt", "fn ", "--tokens", "12"];
+        dir.meshgrad(&[&command[..], more].concat())
+    };
+    let earlier = sample("run/step-000003", &[]).stdout;
+    let model = dir.path("run/step-000006/model.safetensors");
+    let mut bytes = fs::read(&model).unwrap();
+    let end = bytes.len() - 1;
+    bytes[end] ^= 1;
+    fs::write(&model, bytes).unwrap();
+
+    let of_run = sample("run", &[]);
+    assert_eq!(of_run.stdout, earlier);
+    let note = String::from_utf8(of_run.stderr).unwrap();
+    let expected =
+        "passed over: run/step-000006 is damaged: model.safetensors is damaged: bytes 0..";
+    assert!(note.starts_with(expected), "{note}");
+    let damaged = "run/step-000006";
+    let message = dir.fails(&["sample", damaged]);
+    assert!(
+        message.contains("model.safetensors is damaged"),
+        "{message}"
+    );
+    assert!(sample(damaged, &["--no-verify"]).status.success());
+    let forward = [
+        "forward",
+        damaged,
+        "--input",
+        "in.safetensors",
+        "--output",
+        "out.safetensors",
+    ];
+    let message = dir.fails(&forward);
+    assert!(
+        message.contains("model.safetensors is damaged"),
+        "{message}"
+    );
+    let message = dir.fails(&[&forward[..], &["--no-verify"]].concat());
+    assert!(message.contains("in.safetensors"), "{message}");
 }
 
 /// Trains in the folder `run`, with low-rank updates of a frozen model if `adapted`. Returns the
@@ -358,9 +567,11 @@ fn samples_are_those_of_the_run() {
     let text = fs::read_to_string(&adapters).unwrap();
     assert!(text.contains("\"model.layers.0.self_attn.q_proj\": {\n    \"rank\": 3"));
     fs::write(&adapters, text.replace("1.6666", "4.6666")).unwrap();
-    assert_ne!(sample("adapted", &[]), unchanged);
+    // A changed file is damage, unless the check is off.
+    dir.fails(&["sample", "adapted/step-000008"]);
+    assert_ne!(sample("adapted", &["--no-verify"]), unchanged);
     fs::write(&adapters, text.replace("layers.0", "layers.7")).unwrap();
-    let error = dir.fails(&["sample", "adapted/step-000008"]);
+    let error = dir.fails(&["sample", "adapted/step-000008", "--no-verify"]);
     let expected = "lora.json: the model has no projection `model.layers.7.self_attn.";
     assert!(error.contains(expected), "{error}");
 }

@@ -1,9 +1,10 @@
-//! Checkpoints of a run: saving and resuming.
+//! Checkpoints of a run: saving and loading.
 //!
 //! ```text
 //! step-000600/
 //!   model.safetensors, config.json   the f32 parameters and the model's own files; for Qwen3 this
 //!                                    is a Hugging Face folder
+//!   generation_config.json           the tokens that end a text, and how text is generated
 //!   tokenizer.json                   its tokenizer
 //!   trainer/config.toml              the whole configuration of the run, with the model's tables
 //!   trainer/state.json               step, seed and digest of the text
@@ -14,6 +15,9 @@
 //!   trainer/buffers/                 the buffers, such as router biases, if the model has any
 //!   manifest.json                    sizes and digests; written last
 //! ```
+
+mod end_of_text;
+mod settings;
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -26,13 +30,13 @@ use meshgrad_models::load::LoadOptions;
 use meshgrad_runtime::Device;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use toml::{Table, Value};
 
-use crate::config::{Config, ConfigError};
+use crate::config::Config;
 use crate::optim;
 use crate::tokenizer::Tokenizer;
 use crate::updater::Updater;
 use crate::{Result, TrainError};
+pub use settings::{Change, check_config};
 
 const AVERAGES: &str = "trainer/ema";
 const BUFFERS: &str = "trainer/buffers";
@@ -100,16 +104,16 @@ pub fn snapshot(
     config: &Config,
     model: &impl Model,
     updater: &Updater,
-    tokenizer_json: &str,
+    tokenizer: &Tokenizer,
     state: &State,
 ) -> Result<Snapshot> {
     let mut snapshot = Snapshot::new(run, &step_name(state.step));
-    for (name, text) in model.files()? {
+    for (name, text) in end_of_text::declared(model.files()?, tokenizer.separator()) {
         snapshot.add(&name, text);
     }
     let stored_as = model.stored_as()?;
     folder::add_tensors(&folder::params(model)?, &stored_as, &mut snapshot, "")?;
-    snapshot.add(TOKENIZER, tokenizer_json);
+    snapshot.add(TOKENIZER, tokenizer.to_json()?);
 
     for part in updater.state() {
         folder::add_tensors(&part.tensors, &stored_as, &mut snapshot, &folder_of(&part))?;
@@ -125,34 +129,6 @@ pub fn snapshot(
     snapshot.add(CONFIG, config.to_toml()?);
     snapshot.set_about("step", state.step);
     Ok(snapshot)
-}
-
-/// The keys that decide the order and the split of the data.
-const OF_DATA: [(&str, &str); 4] = [
-    ("data", "val_fraction"),
-    ("train", "seed"),
-    ("train", "batch_size"),
-    ("train", "seq_len"),
-];
-
-/// Checks what a run may not change when it resumes from `checkpoint`: `[model]`, the seed, and the
-/// keys that decide the order and the split of the data.
-///
-/// # Errors
-/// [`TrainError::OtherRun`] with the first key that differs; [`TrainError::State`].
-pub fn check_config(checkpoint: &Committed, config: &Config) -> Result<()> {
-    let text = read_text(checkpoint, CONFIG)?;
-    let saved: Table = toml::from_str(&text).map_err(|error| TrainError::State {
-        path: checkpoint.path().join(CONFIG),
-        message: error.message().to_owned(),
-    })?;
-    let now = Table::try_from(config).map_err(ConfigError::from)?;
-    let (saved, now) = (unchanging(&saved), unchanging(&now));
-    let Some((key, saved, now)) = first_difference(&saved, &now) else {
-        return Ok(());
-    };
-    let shown = |value: Option<&Value>| value.map_or("unset".to_owned(), Value::to_string);
-    Err(other_run(checkpoint, &key, shown(saved), shown(now)))
 }
 
 /// Checks that a run that resumes from `checkpoint` has its text, by digest, and its tokenizer.
@@ -187,35 +163,46 @@ fn other_run(checkpoint: &Committed, what: &str, saved: String, now: String) -> 
     }
 }
 
-/// The values of `config` that a run may not change, by key.
-fn unchanging(config: &Table) -> Table {
-    let model = config.get("model").cloned();
-    let model = model.map(|model| ("model".to_owned(), model));
-    let of_data = OF_DATA.iter().filter_map(|(table, key)| {
-        let value = config.get(*table)?.get(*key)?;
-        Some((format!("{table}.{key}"), value.clone()))
-    });
-    model.into_iter().chain(of_data).collect()
+/// How a checkpoint is read.
+#[derive(Clone, Copy)]
+pub struct ReadOptions<'a> {
+    /// Whether contents are compared with the digests of the manifest as they are read, and weights
+    /// that are NaN or infinite are errors. Default `true`.
+    pub verify: bool,
+    /// Called after each read, from any thread, with the bytes read so far and the total,
+    /// separately for each part.
+    pub progress: &'a (dyn Fn(u64, u64) + Sync),
 }
 
-/// The path of the first value that differs, and the two values.
-fn first_difference<'a>(
-    a: &'a Table,
-    b: &'a Table,
-) -> Option<(String, Option<&'a Value>, Option<&'a Value>)> {
-    a.keys().chain(b.keys()).find_map(|key| {
-        let (a, b) = (a.get(key), b.get(key));
-        match (a, b) {
-            (Some(Value::Table(a)), Some(Value::Table(b))) => {
-                let (inner, a, b) = first_difference(a, b)?;
-                Some((format!("{key}.{inner}"), a, b))
-            }
-            _ => (a != b).then(|| (key.to_owned(), a, b)),
+impl Default for ReadOptions<'_> {
+    fn default() -> Self {
+        ReadOptions {
+            verify: true,
+            progress: &|_, _| {},
         }
-    })
+    }
 }
 
-/// The newest complete checkpoint in `run`.
+impl<'a> ReadOptions<'a> {
+    /// For a part of `checkpoint` whose values may be anything.
+    fn of_state(self, checkpoint: &'a Committed) -> LoadOptions<'a> {
+        LoadOptions {
+            progress: self.progress,
+            sealed_by: self.verify.then_some(checkpoint),
+            ..LoadOptions::default()
+        }
+    }
+
+    /// For weights.
+    fn of_weights(self, checkpoint: &'a Committed) -> LoadOptions<'a> {
+        LoadOptions {
+            only_finite: self.verify,
+            ..self.of_state(checkpoint)
+        }
+    }
+}
+
+/// The newest checkpoint in `run` whose manifest and file sizes are right.
 ///
 /// # Errors
 /// When the folder cannot be read.
@@ -253,17 +240,18 @@ fn folder_of(state: &optim::State) -> String {
 /// # Errors
 /// When a tensor is missing, unexpected, damaged or of another shape.
 pub fn load_model(checkpoint: &Committed, model: &impl Model, device: &Device) -> Result<()> {
-    load_params(checkpoint, model, device, &|_, _| ())?;
-    load_buffers(checkpoint.path(), model, device)?;
+    let options = ReadOptions::default();
+    folder::check_texts(checkpoint)?;
+    load_params(checkpoint, model, device, options)?;
+    init_buffers(model, device, 0)?;
+    read_buffers(checkpoint, model, options)?;
     match has_averages(checkpoint.path()) {
-        true => load_averages(checkpoint.path(), model),
+        true => load_averages(checkpoint, model, options),
         false => Ok(()),
     }
 }
 
 /// Loads the parameters of a checkpoint to `device`.
-///
-/// `progress` is called with the bytes read so far and the total.
 ///
 /// # Errors
 /// When a tensor is missing, unexpected, damaged or of another shape.
@@ -271,18 +259,16 @@ pub fn load_params(
     checkpoint: &Committed,
     model: &impl Model,
     device: &Device,
-    progress: &(dyn Fn(u64, u64) + Sync),
+    options: ReadOptions<'_>,
 ) -> Result<()> {
     let stored = Folder::open(checkpoint.path())?;
-    let options = reporting(progress);
-    folder::fill(model, device, &stored, &model.stored_as()?, &options)?;
+    let (mapping, options) = (model.stored_as()?, options.of_weights(checkpoint));
+    folder::fill(model, device, &stored, &mapping, &options)?;
     Ok(())
 }
 
 /// Loads the optimizer state and the buffers of a checkpoint. If it has no buffers, those of the
 /// model keep their values.
-///
-/// `progress` is called with the bytes read so far and the total, separately for each part.
 ///
 /// # Errors
 /// [`TrainError::OtherRun`] for another optimizer; when a tensor is missing, unexpected, damaged or
@@ -291,17 +277,40 @@ pub fn load_state(
     checkpoint: &Committed,
     model: &impl Model,
     updater: &Updater,
-    progress: &(dyn Fn(u64, u64) + Sync),
+    options: ReadOptions<'_>,
 ) -> Result<State> {
     let state = read_state(checkpoint)?;
     SavedOptimizer::of(updater).check(checkpoint)?;
     let stored_as = model.stored_as()?;
     for part in updater.state() {
-        let stored = Folder::open(checkpoint.path().join(folder_of(&part)))?;
-        folder::read(&part.tensors, &stored, &stored_as, &reporting(progress))?;
+        let name = folder_of(&part);
+        let options = match name == AVERAGES {
+            true => options.of_weights(checkpoint),
+            false => options.of_state(checkpoint),
+        };
+        let stored = Folder::open(checkpoint.path().join(name))?;
+        folder::read(&part.tensors, &stored, &stored_as, &options)?;
     }
-    read_buffers(checkpoint.path(), model)?;
+    read_buffers(checkpoint, model, options)?;
     Ok(state)
+}
+
+/// Replaces the whole state of a run by that of `checkpoint`. Parameters and buffers must have
+/// memory, but need no values.
+///
+/// # Errors
+/// As [`load_state`]. The state is then unspecified.
+pub(crate) fn restore(
+    checkpoint: &Committed,
+    model: &impl Model,
+    updater: &Updater,
+    options: ReadOptions<'_>,
+) -> Result<State> {
+    let stored = Folder::open(checkpoint.path())?;
+    let params = folder::params(model)?;
+    let of_weights = options.of_weights(checkpoint);
+    folder::read(&params, &stored, &model.stored_as()?, &of_weights)?;
+    load_state(checkpoint, model, updater, options)
 }
 
 /// Whether the checkpoint `folder` has averages of the weights.
@@ -309,13 +318,16 @@ pub fn has_averages(folder: &Path) -> bool {
     folder.join(AVERAGES).is_dir()
 }
 
-/// Replaces the parameters of `model` that the run trained by the averages in the checkpoint
-/// `folder`.
+/// Replaces the parameters of `model` that the run trained by the averages in `checkpoint`.
 ///
 /// # Errors
 /// When a tensor is unexpected, damaged or of another shape.
-pub fn load_averages(folder: &Path, model: &impl Model) -> Result<()> {
-    let stored = Folder::open(folder.join(AVERAGES))?;
+pub fn load_averages(
+    checkpoint: &Committed,
+    model: &impl Model,
+    options: ReadOptions<'_>,
+) -> Result<()> {
+    let stored = Folder::open(checkpoint.path().join(AVERAGES))?;
     let stored_as = model.stored_as()?;
     let params = folder::params(model)?;
     let names = folder::stored_names(&params, &stored_as)?.into_iter();
@@ -325,7 +337,8 @@ pub fn load_averages(folder: &Path, model: &impl Model) -> Result<()> {
         .into_iter()
         .filter(|(name, _)| averaged.contains(name));
     let averaged: Vec<NamedTensor> = averaged.collect();
-    folder::read(&averaged, &stored, &stored_as, &LoadOptions::default())?;
+    let options = options.of_weights(checkpoint);
+    folder::read(&averaged, &stored, &stored_as, &options)?;
     Ok(())
 }
 
@@ -334,37 +347,29 @@ pub fn has_buffers(folder: &Path) -> bool {
     folder.join(BUFFERS).is_dir()
 }
 
-/// Gives the buffers of `model` their values in the checkpoint `folder`, or their initial ones if it
-/// has no buffers.
-///
-/// # Errors
-/// When a tensor is missing, unexpected, damaged or of another shape.
-pub fn load_buffers(folder: &Path, model: &impl Module, device: &Device) -> Result<()> {
+/// Gives the buffers of `model` their initial values.
+pub(crate) fn init_buffers(model: &impl Module, device: &Device, seed: u64) -> Result<()> {
     for buffer in model.buffers() {
-        buffer.materialize(device, 0)?;
-    }
-    read_buffers(folder, model)
-}
-
-fn read_buffers(folder: &Path, model: &impl Module) -> Result<()> {
-    if has_buffers(folder) {
-        let stored = Folder::open(folder.join(BUFFERS))?;
-        let buffers = folder::buffers(model)?;
-        folder::read(
-            &buffers,
-            &stored,
-            &folder::by_name()?,
-            &LoadOptions::default(),
-        )?;
+        buffer.materialize(device, seed)?;
     }
     Ok(())
 }
 
-fn reporting(progress: &(dyn Fn(u64, u64) + Sync)) -> LoadOptions<'_> {
-    LoadOptions {
-        progress,
-        ..LoadOptions::default()
+/// Gives the buffers of `model`, which have memory, their values in `checkpoint`, if it has any.
+///
+/// # Errors
+/// When a tensor is missing, unexpected, damaged or of another shape.
+pub(crate) fn read_buffers(
+    checkpoint: &Committed,
+    model: &impl Module,
+    options: ReadOptions<'_>,
+) -> Result<()> {
+    if has_buffers(checkpoint.path()) {
+        let stored = Folder::open(checkpoint.path().join(BUFFERS))?;
+        let (buffers, by_name) = (folder::buffers(model)?, folder::by_name()?);
+        folder::read(&buffers, &stored, &by_name, &options.of_state(checkpoint))?;
     }
+    Ok(())
 }
 
 /// Reads the training state of a checkpoint.

@@ -167,6 +167,8 @@ pub struct TrainConfig {
     pub seed: u64,
     /// Whether to save only each layer's input and recompute the layer in the backward pass.
     pub activation_checkpointing: bool,
+    /// Whether a run that needs more memory than there is free is refused before it starts.
+    pub check_memory: bool,
 }
 
 impl Default for TrainConfig {
@@ -179,6 +181,7 @@ impl Default for TrainConfig {
             dtype: ComputeDType::F32,
             seed: 1,
             activation_checkpointing: false,
+            check_memory: true,
         }
     }
 }
@@ -191,6 +194,9 @@ pub struct CheckpointConfig {
     pub every: u64,
     /// The number of newest checkpoints to keep; 0 keeps all.
     pub keep: usize,
+    /// Whether the contents of a checkpoint are compared with its digests when the run resumes, and
+    /// weights that are NaN or infinite are errors. Manifest and sizes are always checked.
+    pub verify: bool,
 }
 
 impl Default for CheckpointConfig {
@@ -198,6 +204,7 @@ impl Default for CheckpointConfig {
         Self {
             every: 200,
             keep: 2,
+            verify: true,
         }
     }
 }

@@ -249,7 +249,13 @@ fn tokenizer(
 ) -> Result<Tokenizer> {
     let size = match &config.tokenizer {
         TokenizerChoice::Byte => return Ok(Tokenizer::byte()),
-        TokenizerChoice::File(path) => return Ok(Tokenizer::from_file(path)?),
+        TokenizerChoice::File(path) => {
+            // A run resumes without the file: its folder has a copy.
+            let copy = folder.tokenizer();
+            let is_gone = !path.exists() && copy.exists();
+            let path = if is_gone { &copy } else { path };
+            return Ok(Tokenizer::from_file(path)?);
+        }
         TokenizerChoice::Bpe(size) => *size,
     };
 

@@ -9,6 +9,7 @@ use crate::metrics::MetricsError;
 use crate::optim::OptimError;
 #[cfg(feature = "plots")]
 use crate::plot::PlotError;
+use crate::report::format::bytes;
 use crate::run_folder::RunFolderError;
 use crate::sampler::SamplerError;
 use crate::schedule::ScheduleError;
@@ -77,6 +78,9 @@ pub enum TrainError {
          train.seq_len"
     )]
     NothingToValidate,
+    /// A text that is too short to evaluate.
+    #[error("the text has fewer than two tokens, so there is none to predict; use a longer text")]
+    NoTokens,
     /// An empty prompt, for a tokenizer without a token that starts a document.
     #[error(
         "the prompt is empty and the tokenizer has no token that starts a document; give a prompt"
@@ -109,6 +113,27 @@ pub enum TrainError {
         /// Its value now.
         now: String,
     },
+    /// A path without a checkpoint.
+    #[error(
+        "{} is neither a checkpoint nor a run with checkpoints", at.display()
+    )]
+    NoCheckpoint {
+        /// The path.
+        at: PathBuf,
+    },
+    /// All checkpoints of a run are damaged, or the one to resume from.
+    #[error(
+        "no checkpoint of {} is intact:\n  {}\nrestore one from a copy, or train from scratch with \
+         --resume never; with checkpoint.verify = false (sample, eval, forward: --no-verify) damaged \
+         contents are read as they are",
+        at.display(), problems.join("\n  ")
+    )]
+    NoneIntact {
+        /// The run, or the checkpoint.
+        at: PathBuf,
+        /// Why each checkpoint cannot be used, the newest first.
+        problems: Vec<String>,
+    },
     /// The trainer's part of a checkpoint cannot be read or written.
     #[error("{}: {message}; not a checkpoint of a run", path.display())]
     State {
@@ -126,6 +151,21 @@ pub enum TrainError {
         event: String,
         /// Its error.
         source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// A run that does not fit in memory.
+    #[error(
+        "training needs {}, {} are free on {device}; {}; train.check_memory = false trains anyway",
+        bytes(*needed), bytes(*free), fitting(fits)
+    )]
+    Memory {
+        /// The device, or `the host`.
+        device: String,
+        /// The predicted peak, in bytes.
+        needed: u64,
+        /// Bytes that are free.
+        free: u64,
+        /// Settings that fit, and their peak.
+        fits: Option<(String, u64)>,
     },
     /// Loss or gradient norm is not finite.
     #[error(
@@ -148,6 +188,15 @@ pub enum TrainError {
 impl fmt::Debug for TrainError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
+    }
+}
+
+fn fitting(fits: &Option<(String, u64)>) -> String {
+    match fits {
+        Some((settings, needed)) => format!("{settings} needs {}", bytes(*needed)),
+        None => "no train.micro_batch_size fits, also with train.activation_checkpointing; \
+                 use a smaller model or train.seq_len"
+            .into(),
     }
 }
 

@@ -14,6 +14,9 @@
 //! - [`events`]: what happens in a run, for subscribers.
 //! - [`optim`]: AdamW, SGD, Lion, Muon, and averages of weights; [`configured`]: the one of a
 //!   configuration.
+//! - [`memory`]: the predicted memory of a run.
+//! - [`eval`]: the loss of a model on a text.
+//! - [`intact`]: the newest checkpoint that is not damaged.
 //! - [`session`]: all parts together, as `meshgrad train` runs them, for any language model.
 //! - [`qwen3`]: a session with the model of `[model]`.
 //! - [`run_folder`], [`metrics`], [`tensorboard`], [`plot`], [`report`]: files and output of a run;
@@ -27,8 +30,11 @@ pub mod configured;
 pub mod corpus;
 pub mod data;
 mod error;
+pub mod eval;
 pub mod events;
 pub mod generate;
+pub mod intact;
+pub mod memory;
 pub mod metrics;
 pub mod optim;
 #[cfg(feature = "plots")]

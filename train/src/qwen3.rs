@@ -2,17 +2,23 @@
 
 use std::path::Path;
 
+use meshgrad_autograd::Module;
 use meshgrad_ckpt::Committed;
 use meshgrad_models::config::{ConfigError as ModelError, Problem, Qwen3Config};
-use meshgrad_models::hf::Loader;
+use meshgrad_models::hf::{self, Loader};
 use meshgrad_models::{Balancing, Qwen3, folder};
 use meshgrad_runtime::Device;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
+use crate::checkpoint::ReadOptions;
 use crate::config::{Config, Meaning, ModelTables, Violation};
+use crate::report::with_loading_bar;
 use crate::session::{Session, Summary};
 use crate::{Result, TrainError, checkpoint};
+
+/// The key of the folder whose weights a new run starts with.
+const FROM: &str = "from";
 
 /// The tables of a Qwen3. By default, it is a Qwen3-MoE of about 9 million parameters.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -25,13 +31,18 @@ pub struct Tables {
 }
 
 /// `[model]`: keys of [`Qwen3Config`], which are those of Hugging Face's `config.json`, with values
-/// of their types. Keys may be missing.
+/// of their types, and `from`, a Hugging Face folder that a new run starts with. Keys may be missing.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Table", into = "Table")]
 pub struct ModelTable(Table);
 
 /// The meanings of the keys.
 const KEYS: &[Meaning] = &[
+    (
+        "model.from",
+        "a Hugging Face folder that a new run starts with; its config.json has the defaults of the \
+         other keys",
+    ),
     (
         "model.model_type",
         "`qwen3` or `qwen3_moe`; another than the default starts without keys",
@@ -161,9 +172,14 @@ pub struct BalancingConfig {
 }
 
 impl ModelTables for Tables {
-    /// Another `model_type` than the default has other keys, so `[model]` then starts empty.
+    /// With `model.from`, `[model]` starts with the config.json of that folder. Another `model_type`
+    /// than the default has other keys, so `[model]` then starts empty.
     fn defaults(given: &Table) -> Tables {
         let mut tables = Tables::default();
+        if let Some(from) = from_of(given) {
+            tables.model = ModelTable::of_folder(from);
+            return tables;
+        }
         let model_type = |model: &Table| model.get("model_type").cloned();
         let given = given.get("model").and_then(Value::as_table);
         let given = given.and_then(model_type);
@@ -173,7 +189,20 @@ impl ModelTables for Tables {
         tables
     }
 
+    /// With `model.from`, the tokenizer is that of the folder.
+    fn defaults_elsewhere(given: &Table) -> Vec<([&'static str; 2], Value)> {
+        let tokenizer = |from: &str| {
+            let path = Path::new(from).join("tokenizer.json");
+            let path = path.to_string_lossy().into_owned();
+            (["data", "tokenizer"], Value::String(path))
+        };
+        from_of(given).map(tokenizer).into_iter().collect()
+    }
+
     fn violations(&self) -> Vec<Violation> {
+        if let Some(violation) = self.model.unreadable_from() {
+            return vec![violation];
+        }
         let balancing = &self.balancing;
         let numbers = [
             ("balancing.bias_update_rate", balancing.bias_update_rate),
@@ -223,7 +252,7 @@ impl ModelTable {
             key: format!("model.{key}"),
             problem: format!("missing; a {} needs it", self.model_type()),
         };
-        let mut complete = self.0.clone();
+        let mut complete = self.sizes();
         complete.entry("vocab_size").or_insert(Value::Integer(1));
         let mut missing = Vec::new();
         let config: Qwen3Config = loop {
@@ -261,6 +290,46 @@ fn missing_field(error: &toml::de::Error) -> Option<&str> {
     rest.split('`').next()
 }
 
+/// The value of `model.from` in the tables of a configuration.
+fn from_of(tables: &Table) -> Option<&str> {
+    tables.get("model")?.as_table()?.get(FROM)?.as_str()
+}
+
+impl ModelTable {
+    /// The keys of the config.json in the folder `from`; none if it cannot be read.
+    fn of_folder(from: &str) -> ModelTable {
+        let config = hf::read_config(Path::new(from)).ok();
+        let keys = config.and_then(|config| Table::try_from(config).ok());
+        let mut keys = keys.unwrap_or_default();
+        keys.insert(FROM.to_owned(), from.into());
+        ModelTable(keys)
+    }
+
+    /// The folder whose weights a new run starts with.
+    fn origin(&self) -> Option<&Path> {
+        self.0.get(FROM)?.as_str().map(Path::new)
+    }
+
+    /// The violation of a folder that cannot be read, unless all keys are known without it.
+    fn unreadable_from(&self) -> Option<Violation> {
+        let error = match self.0.contains_key("vocab_size") {
+            true => None,
+            false => hf::read_config(self.origin()?).err(),
+        };
+        error.map(|error| Violation {
+            key: format!("model.{FROM}"),
+            problem: error.to_string(),
+        })
+    }
+
+    /// The keys of [`Qwen3Config`].
+    fn sizes(&self) -> Table {
+        let mut sizes = self.0.clone();
+        sizes.remove(FROM);
+        sizes
+    }
+}
+
 impl TryFrom<Table> for ModelTable {
     type Error = String;
 
@@ -273,6 +342,10 @@ impl TryFrom<Table> for ModelTable {
             num_hidden_layers = 1
             num_attention_heads = 1
         };
+        let from = written.remove(FROM);
+        if from.as_ref().is_some_and(|from| !from.is_str()) {
+            return Err(format!("`{FROM}` is not the path of a folder"));
+        }
         complete.extend(written.clone());
         let config: Result<Qwen3Config, toml::de::Error> = complete.try_into();
         let config = config.map_err(|error| error.message().to_owned())?;
@@ -282,6 +355,7 @@ impl TryFrom<Table> for ModelTable {
                 *value = typed.clone();
             }
         }
+        written.extend(from.map(|from| (FROM.to_owned(), from)));
         Ok(ModelTable(written))
     }
 }
@@ -299,24 +373,62 @@ impl From<ModelTable> for Table {
 pub fn train(session: Session<'_>) -> Result<Summary> {
     let config = session.config;
     // An error before the text is read.
-    config.model_tables::<Tables>()?;
-    session.train(|data, from| model(config, data.tokenizer.vocab_size(), from))
+    let tables = config.model_tables::<Tables>()?;
+    session.train_from(
+        |data, checkpoint| model(config, data.tokenizer.vocab_size(), checkpoint),
+        |model, device| {
+            if let Some(from) = tables.model.origin() {
+                fill(model, from, device)?;
+            }
+            // Without a folder everything; with one the router biases, which folders do not have.
+            Ok(model.materialize_missing(device, config.train.seed)?)
+        },
+    )
+}
+
+/// Sets the parameters of `model` to the weights in `folder`.
+fn fill(model: &Qwen3, folder: &Path, device: &Device) -> Result<()> {
+    let sealed = folder::sealed(folder)?;
+    with_loading_bar(|progress| {
+        let options = ReadOptions {
+            progress,
+            ..ReadOptions::default()
+        };
+        loader(folder, sealed.as_ref(), options).fill(model, device)
+    })?;
+    Ok(())
+}
+
+/// A loader of `folder`, which is sealed if it is a checkpoint.
+fn loader<'a>(
+    folder: &'a Path,
+    sealed: Option<&'a Committed>,
+    options: ReadOptions<'a>,
+) -> Loader<'a> {
+    let loader = Loader::new(folder).progress(options.progress);
+    match (options.verify, sealed) {
+        (false, _) => loader,
+        (true, None) => loader.only_finite(),
+        (true, Some(checkpoint)) => loader.only_finite().sealed_by(checkpoint),
+    }
 }
 
 /// Loads the Qwen3 of a checkpoint or of a Hugging Face folder, with the low-rank updates and the
 /// router biases that it has. The weights are those that training continues from;
-/// [`checkpoint::load_averages`] replaces them.
-///
-/// `progress` is called with the bytes read so far and the total.
+/// [`checkpoint::load_averages`] replaces them. A folder with a manifest is compared with it.
 ///
 /// # Errors
 /// As [`Loader::load`]; when the router biases cannot be read.
-pub fn load(folder: &Path, device: &Device, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<Qwen3> {
-    let mut model = Loader::new(folder).progress(progress).load(device)?.model;
+pub fn load(folder: &Path, device: &Device, options: ReadOptions<'_>) -> Result<Qwen3> {
+    let sealed = folder::sealed(folder)?;
+    let mut model = loader(folder, sealed.as_ref(), options).load(device)?.model;
     if checkpoint::has_buffers(folder) {
         model.add_router_biases();
     }
-    checkpoint::load_buffers(folder, &model, device)?;
+    checkpoint::init_buffers(&model, device, 0)?;
+    if let Some(checkpoint) = &sealed {
+        checkpoint::read_buffers(checkpoint, &model, options)?;
+    }
     Ok(model)
 }
 
@@ -327,13 +439,20 @@ pub fn load(folder: &Path, device: &Device, progress: &(dyn Fn(u64, u64) + Sync)
 /// # Errors
 /// As [`model_config`].
 pub fn model(config: &Config, vocab_size: usize, from: Option<&Committed>) -> Result<Qwen3> {
-    let Tables { balancing, .. } = config.model_tables()?;
+    let tables: Tables = config.model_tables()?;
+    let balancing = &tables.balancing;
     let shapes = model_config(config, vocab_size)?;
     let mut model = Qwen3::new(&shapes)?.balanced(Balancing {
         auxiliary: shapes.router_aux_loss_coef,
         z: balancing.z_loss_coef,
         bias_update_rate: balancing.bias_update_rate,
     });
+    // A checkpoint has the files that its run started with.
+    if let Some(origin) = tables.model.origin() {
+        // A checkpoint has the files that its run started with.
+        let folder = from.map_or(origin, Committed::path);
+        model = model.with_companions(hf::companions(folder)?);
+    }
     // Saved biases are kept if the configuration no longer updates them.
     let has_biases = from.is_some_and(|from| checkpoint::has_buffers(from.path()));
     if balancing.bias_update_rate > 0.0 || has_biases {
@@ -350,7 +469,7 @@ pub fn model(config: &Config, vocab_size: usize, from: Option<&Committed>) -> Re
 /// sizes; [`TrainError::Vocabulary`].
 pub fn model_config(config: &Config, vocab_size: usize) -> Result<Qwen3Config> {
     let Tables { model, .. } = config.model_tables()?;
-    let mut table = model.0;
+    let mut table = model.sizes();
     let vocabulary = Value::Integer(vocab_size as i64);
     table.entry("vocab_size").or_insert(vocabulary);
     let model: Qwen3Config =

@@ -11,9 +11,14 @@
 //!   lock               held while a trainer runs
 //! ```
 
+mod default_path;
+mod rollback;
+
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
+
+pub(crate) use rollback::Rollback;
 
 /// Why a run folder cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -64,19 +69,12 @@ type Result<T> = std::result::Result<T, RunFolderError>;
 #[derive(Debug)]
 pub struct RunFolder {
     path: PathBuf,
+    /// The outermost folder that was created, if the folder was missing.
+    created: Option<PathBuf>,
     _lock: File,
 }
 
 impl RunFolder {
-    /// The default folder of a run: `runs/NAME`, where NAME is the configuration file's name
-    /// without its extension, or `default` without a file.
-    pub fn default_path(config: Option<&Path>) -> PathBuf {
-        let name = config
-            .and_then(Path::file_stem)
-            .unwrap_or("default".as_ref());
-        Path::new("runs").join(name)
-    }
-
     /// Creates the folder if it is missing, and locks it.
     ///
     /// # Errors
@@ -87,11 +85,17 @@ impl RunFolder {
             source,
         };
 
+        let missing = path.ancestors().take_while(|folder| {
+            let is_empty = folder.as_os_str().is_empty();
+            !is_empty && !folder.exists()
+        });
+        let created = missing.last().map(Path::to_owned);
         fs::create_dir_all(path).map_err(unwritable)?;
         let lock = File::create(path.join("lock")).map_err(unwritable)?;
         match lock.try_lock() {
             Ok(()) => Ok(Self {
                 path: path.to_owned(),
+                created,
                 _lock: lock,
             }),
             Err(TryLockError::WouldBlock) => Err(RunFolderError::InUse {
@@ -262,13 +266,6 @@ mod tests {
         }
         let again = run.set_aside_after(0).unwrap().unwrap();
         assert!(again.join("step-000050").exists() && run.metrics().exists());
-    }
-
-    #[test]
-    fn runs_are_named_after_their_configuration() {
-        assert_eq!(RunFolder::default_path(None), Path::new("runs/default"));
-        let path = RunFolder::default_path(Some(Path::new("configs/tiny.toml")));
-        assert_eq!(path, Path::new("runs/tiny"));
     }
 
     #[test]

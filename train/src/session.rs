@@ -3,6 +3,7 @@
 
 mod header;
 mod run;
+mod start;
 
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
@@ -11,14 +12,14 @@ use meshgrad_ckpt::Committed;
 use meshgrad_models::{Generate, Model, TokenBatch};
 use meshgrad_runtime::Device;
 
+use crate::Result;
 use crate::config::{Config, ScheduleConfig};
 use crate::data::Data;
 use crate::events::{Event, Events, Outcome};
 use crate::optim::{Optimizer, Part};
-use crate::run_folder::RunFolder;
+use crate::run_folder::{Rollback, RunFolder};
 use crate::schedule::Schedule;
 use crate::tokenizer::Tokenizer;
-use crate::{Result, checkpoint};
 
 /// A training run of any language model, with its options.
 ///
@@ -67,7 +68,7 @@ impl<'a> Session<'a> {
         Session {
             config,
             device,
-            run_dir: RunFolder::default_path(None),
+            run_dir: "runs/default".into(),
             resume: Resume::default(),
             stop_after: None,
             stop: None,
@@ -135,7 +136,9 @@ impl<'a> Session<'a> {
     /// of the model need no values yet. It may read its sizes from [`Config::model_tables`].
     ///
     /// A run resumes only with the `[model]`, seed, text, order and split of data, tokenizer and
-    /// optimizer that it started with. A refused run changes no checkpoint.
+    /// optimizer that it started with. Other changes are reported. A run that is refused, or fails
+    /// before its first step, changes no file, and leaves no folder behind. Damaged checkpoints are
+    /// reported, and the run resumes from the newest intact one.
     ///
     /// A run that was stopped and resumed at any step is bit-identical to an uninterrupted one.
     ///
@@ -145,58 +148,62 @@ impl<'a> Session<'a> {
         self,
         build: impl FnOnce(&Data, Option<&Committed>) -> Result<M>,
     ) -> Result<Summary> {
+        let seed = self.config.train.seed;
+        let init = move |model: &M, device: &Device| Ok(model.materialize_missing(device, seed)?);
+        self.train_from(build, init)
+    }
+
+    /// As [`Session::train`]; `init` sets the values of the model of a new run.
+    pub(crate) fn train_from<M: Model<Batch = TokenBatch> + Generate>(
+        self,
+        build: impl FnOnce(&Data, Option<&Committed>) -> Result<M>,
+        init: impl FnOnce(&M, &Device) -> Result<()>,
+    ) -> Result<Summary> {
         let mut config = self.config.clone();
         if self.schedule.is_some() {
             config.schedule = ScheduleConfig::Own {};
         }
         let config = &config;
-        Session { config, ..self }.run(build)
+        Session { config, ..self }.run(build, init)
     }
 
     fn run<M: Model<Batch = TokenBatch> + Generate>(
         mut self,
         build: impl FnOnce(&Data, Option<&Committed>) -> Result<M>,
+        init: impl FnOnce(&M, &Device) -> Result<()>,
     ) -> Result<Summary> {
         self.config.check()?;
         if self.schedule.is_none() {
             self.config.schedule.of_run(self.config.train.steps)?;
         }
         let folder = RunFolder::open(&self.run_dir)?;
-        let from = self.starting_checkpoint(&folder)?;
+        let rollback = Rollback::of(&folder)?;
         let config = self.config;
-        let check = |text, tokenizer: &Tokenizer| match &from {
-            Some(from) => checkpoint::check_data(from, text, tokenizer),
-            None => Ok(()),
-        };
+        let start = start::Start::choose(&self.resume, &folder, config)?;
+        let check = |text, tokenizer: &Tokenizer| start.check_data(text, tokenizer);
         let data = Data::prepare_checked(&config.data, &folder, check)?;
         self.events.report(Event::ConfigurationStarted { config })?;
-        let model = build(&data, from.as_ref())?;
-        run::train(self, folder, data, model, from)
-    }
-
-    /// The checkpoint to resume from, whose configuration fits that of this run.
-    fn starting_checkpoint(&self, folder: &RunFolder) -> Result<Option<Committed>> {
-        let from = match &self.resume {
-            Resume::Auto => checkpoint::newest(folder.path())?,
-            Resume::Never => None,
-            Resume::From(path) => Some(Committed::open(path)?),
+        let model = build(&data, start.checkpoint())?;
+        let parts = run::Parts {
+            folder,
+            data,
+            model,
+            init,
+            start,
         };
-        if let Some(from) = &from {
-            checkpoint::check_config(from, self.config)?;
-        }
-        Ok(from)
+        run::train(self, parts, rollback)
     }
 }
 
 /// Where a run starts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Resume {
-    /// At the newest complete checkpoint of the run folder, otherwise from scratch.
+    /// At the newest intact checkpoint of the run folder; from scratch if there is no checkpoint.
     #[default]
     Auto,
     /// From scratch. Checkpoints in the folder are moved to `set-aside-N`.
     Never,
-    /// At this checkpoint.
+    /// At this checkpoint, or at the newest intact one of this run.
     From(PathBuf),
 }
 

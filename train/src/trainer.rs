@@ -266,6 +266,33 @@ impl<M: Model> Trainer<M> {
         Ok([sum, weight].into_iter().chain(statistics).collect())
     }
 
+    /// What steps and validations allocate, without reading a value, for a meta device: two steps of
+    /// `count` microbatches, because the buffers of gradients are kept, and a validation batch.
+    pub(crate) fn rehearse(
+        &mut self,
+        count: usize,
+        microbatch: impl Fn() -> Result<M::Batch>,
+    ) -> Result<()> {
+        for step in 1..=2 {
+            let sums = self.forward_backward(step, (0..count).map(|_| microbatch()))?;
+            let [_, weight, ..] = &sums[..] else {
+                return Err(TrainError::NoBatch);
+            };
+            self.update(step, weight, 0.0)?;
+        }
+        let compute = self.without_checkpointing();
+        let validate = || Ok(self.model.loss(&microbatch()?, compute)?);
+        self.updater.averaged(validate)?;
+        Ok(())
+    }
+
+    fn without_checkpointing(&self) -> Compute {
+        Compute {
+            checkpointing: false,
+            ..self.compute
+        }
+    }
+
     /// The mean loss over `batches` after step `step`, weighted by their weights; in nats per token
     /// for a language model. It is computed with the averages of the weights, if there are any.
     ///
@@ -277,10 +304,7 @@ impl<M: Model> Trainer<M> {
         batches: impl IntoIterator<Item = Result<M::Batch>>,
     ) -> Result<f64> {
         self.events.report(Event::EvaluationStarted { step })?;
-        let compute = Compute {
-            checkpointing: false,
-            ..self.compute
-        };
+        let compute = self.without_checkpointing();
         let loss = self
             .updater
             .averaged(|| mean_loss(&self.model, compute, batches))?;
@@ -303,9 +327,25 @@ fn mean_loss<M: Model>(
 ) -> Result<f64> {
     let mut sums = Vec::new();
     for batch in batches {
-        let loss = model.loss(&batch?, compute)?;
-        sums.push((loss.sum.read_async()?, loss.weight.read_async()?));
+        sums.push(loss_and_weight(model, &batch?, compute)?);
     }
+    mean_of(sums)
+}
+
+/// The sum of the losses of a batch, and its weight.
+type LossAndWeight = (AsyncRead<f32>, AsyncRead<f32>);
+
+pub(crate) fn loss_and_weight<M: Model>(
+    model: &M,
+    batch: &M::Batch,
+    compute: Compute,
+) -> Result<LossAndWeight> {
+    let loss = model.loss(batch, compute)?;
+    Ok((loss.sum.read_async()?, loss.weight.read_async()?))
+}
+
+/// The mean loss of several batches.
+pub(crate) fn mean_of(sums: Vec<LossAndWeight>) -> Result<f64> {
     let (mut loss, mut weight) = (0.0, 0.0);
     for (of_loss, of_weight) in sums {
         loss += scalar(of_loss)?;

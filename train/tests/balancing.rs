@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use meshgrad_autograd::Module;
 use meshgrad_ckpt::{Committed, TensorFile};
 use meshgrad_runtime::Device;
-use meshgrad_train::checkpoint;
+use meshgrad_train::checkpoint::{self, ReadOptions};
 use meshgrad_train::config::Config;
 use meshgrad_train::metrics::{self, Record};
 use meshgrad_train::qwen3;
@@ -134,7 +134,7 @@ fn assert_loads(checkpoint: &Path, config: &Config) {
     let saved = Committed::open(checkpoint).unwrap();
     let model = qwen3::model(config, 257, Some(&saved)).unwrap();
     checkpoint::load_model(&saved, &model, &device).unwrap();
-    let alone = qwen3::load(checkpoint, &device, &|_, _| ()).unwrap();
+    let alone = qwen3::load(checkpoint, &device, ReadOptions::default()).unwrap();
 
     let biases = TensorFile::open(checkpoint.join(BIASES)).unwrap();
     for model in [model, alone] {

@@ -1,158 +1,16 @@
 //! What a run may not change when it resumes, and what a refused one leaves behind: everything.
 
-use std::collections::BTreeMap;
-use std::fs;
-use std::path::{Path, PathBuf};
+mod bigram;
+
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use meshgrad_autograd::{Init, Module, Param, Result, Var, ops};
-use meshgrad_ckpt::mapping::Mapping;
+use bigram::{Bigram, Fixture, Tables, files};
 use meshgrad_ckpt::{Committed, TensorFile};
-use meshgrad_models::{Compute, Generate, IGNORE_INDEX, Loss, Model, TokenBatch};
-use meshgrad_runtime::{DType, Device, Error, Tensor};
-use meshgrad_train::config::{Config, ModelTables, ScheduleConfig};
+use meshgrad_train::config::{Config, ScheduleConfig};
 use meshgrad_train::events::Event;
-use meshgrad_train::session::{Resume, Session, Summary};
+use meshgrad_train::session::{Resume, Session};
 use meshgrad_train::{TrainError, checkpoint};
-use serde::{Deserialize, Serialize};
-
-#[derive(Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Tables {
-    model: Sizes,
-}
-
-#[derive(Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Sizes {
-    width: usize,
-}
-
-impl ModelTables for Tables {}
-
-/// Predicts a token from the one before it.
-#[derive(Module)]
-#[module(crate = meshgrad_autograd)]
-struct Bigram {
-    embedding: Param,
-    head: Param,
-}
-
-impl Bigram {
-    fn new(vocabulary: usize, width: usize) -> Bigram {
-        let init = Init::Normal { std: 0.1 };
-        Bigram {
-            embedding: Param::new("embedding", [vocabulary, width], init),
-            head: Param::new("head", [vocabulary, width], init),
-        }
-    }
-
-    fn hidden(&self, ids_bt: &Tensor) -> Result<Var> {
-        ops::embedding(&self.embedding.var()?, ids_bt)?.as_activation()
-    }
-}
-
-impl Model for Bigram {
-    type Batch = TokenBatch;
-
-    /// Both parameters are one tensor.
-    fn stored_as(&self) -> Result<Mapping> {
-        let mapping = Mapping::parse("concat(embedding, head, shares=1:1) = table");
-        mapping.map_err(Error::other)
-    }
-
-    fn loss(&self, batch: &TokenBatch, _: Compute) -> Result<Loss> {
-        let (x_btd, head) = (self.hidden(&batch.ids)?, self.head.var()?);
-        let (sum, weight) = ops::linear_cross_entropy(&x_btd, &head, &batch.labels, IGNORE_INDEX)?;
-        Ok(Loss::new(sum, weight))
-    }
-}
-
-impl Generate for Bigram {
-    type Cache = ();
-
-    fn vocab_size(&self) -> usize {
-        self.embedding.shape()[0]
-    }
-
-    fn cache(&self, _: &Device, _: DType, _: usize) -> Result<()> {
-        Ok(())
-    }
-
-    fn next_logits(&self, ids_bt: &Tensor, _: &mut (), _: DType) -> Result<Tensor> {
-        let last = ids_bt.extent(-1)? - 1;
-        let x_b1d = self.hidden(&ids_bt.slice(1, last..last + 1)?)?;
-        let logits_b1v = ops::linear(&x_b1d, &self.head.var()?)?;
-        ops::reshape(logits_b1v.value(), &[ids_bt.extent(0)?, self.vocab_size()])
-    }
-}
-
-const CONFIG: &str = r#"
-    train = { steps = 4, batch_size = 2, micro_batch_size = 1, seq_len = 8 }
-    data = { paths = ["TEXT"], tokenizer = "byte", val_fraction = 0.2 }
-    checkpoint = { every = 2, keep = 0 }
-    sample = { every = 0, tokens = 2 }
-    log = { val_every = 0, val_batches = 1 }
-    model = { width = 4 }
-"#;
-
-/// A text, and a run of four steps over it.
-struct Fixture {
-    temp: tempfile::TempDir,
-    device: Device,
-}
-
-impl Fixture {
-    fn new() -> Fixture {
-        let fixture = Fixture {
-            temp: tempfile::tempdir().unwrap(),
-            device: Device::cpu(),
-        };
-        for (name, lines) in [("text", 40), ("other", 41)] {
-            let text: String = (0..lines).map(|line| format!("line {line}\n")).collect();
-            fs::write(fixture.path(name), text).unwrap();
-        }
-        fixture
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.temp.path().join(name)
-    }
-
-    fn config(&self, sets: &[&str]) -> Config {
-        let sets: Vec<_> = sets.iter().map(|set| set.parse().unwrap()).collect();
-        let text = CONFIG.replace("TEXT", self.path("text").to_str().unwrap());
-        Config::parse::<Tables>(&text, "the test", &sets).unwrap()
-    }
-
-    fn train(&self, resume: Resume, sets: &[&str]) -> Result<Summary, TrainError> {
-        let config = self.config(sets);
-        let tables: Tables = config.model_tables()?;
-        Session::new(&config, &self.device)
-            .run_dir(self.path("run"))
-            .resume(resume)
-            .train(|data, _| {
-                let vocabulary = data.tokenizer.vocab_size();
-                Ok(Bigram::new(vocabulary, tables.model.width))
-            })
-    }
-}
-
-/// Every file below `folder` with its content.
-fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
-    let mut files = BTreeMap::new();
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        match path.is_dir() {
-            true => files.extend(self::files(&path)),
-            false => {
-                let content = fs::read(&path).unwrap();
-                files.insert(path, content);
-            }
-        }
-    }
-    files
-}
 
 /// A run refuses to resume with another model, seed, text, tokenizer, optimizer, or order or split
 /// of the data. It then changes no file.

@@ -50,6 +50,10 @@ pub const KEYS: &[Meaning] = &[
         "save only each layer's input and recompute the rest: the same bits, less memory",
     ),
     (
+        "train.check_memory",
+        "refuse a run that needs more memory than is free",
+    ),
+    (
         "optimizer.name",
         "`adamw`, `sgd`, `lion` or `muon`; it decides the keys of its table",
     ),
@@ -146,6 +150,10 @@ pub const KEYS: &[Meaning] = &[
         "steps between checkpoints; 0 saves only at the end",
     ),
     ("checkpoint.keep", "newest checkpoints to keep; 0 keeps all"),
+    (
+        "checkpoint.verify",
+        "compare the contents of a checkpoint with its digests when resuming",
+    ),
     (
         "sample.every",
         "steps between samples of generated text, with one at the end; 0 never samples",

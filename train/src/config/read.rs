@@ -121,6 +121,9 @@ impl Schema {
         check_names::<T>(&own, &common)?;
         check_defaults::<T>(&own)?;
         let mut defaults = choice::schema(&settings, common.clone())?;
+        for (key, value) in T::defaults_elsewhere(&given) {
+            insert(&mut defaults, &key.map(str::to_owned), value);
+        }
         defaults.extend(own);
         Ok(Schema { defaults, common })
     }

@@ -41,6 +41,11 @@ impl std::str::FromStr for Override {
 }
 
 impl Override {
+    /// The parts of the key path.
+    pub fn key(&self) -> &[String] {
+        &self.key
+    }
+
     /// The text as TOML, or as a string if it is not TOML or the key expects a string. If the key
     /// expects a list, a single value becomes a list of one.
     ///

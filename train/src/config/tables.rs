@@ -65,6 +65,12 @@ pub trait ModelTables: Default + Serialize + DeserializeOwned {
         Self::default()
     }
 
+    /// Defaults of keys in other tables, as table and key, if a value of these tables decides them.
+    fn defaults_elsewhere(given: &Table) -> Vec<([&'static str; 2], Value)> {
+        let _ = given;
+        Vec::new()
+    }
+
     /// Every value that is out of range.
     fn violations(&self) -> Vec<Violation> {
         Vec::new()

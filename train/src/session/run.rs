@@ -5,33 +5,48 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use meshgrad_ckpt::{Committed, Saver, Task, WhenBusy, keep_last, scan, step_name};
+use meshgrad_ckpt::{Committed, Saver, Task, WhenBusy, keep_last, step_name};
 use meshgrad_models::{Generate, Model, TokenBatch};
 use meshgrad_runtime::Device;
 
+use super::start::Start;
 use super::{Session, Summary};
 use crate::batches::TokenBatches;
 use crate::config::Config;
 use crate::data::Data;
 use crate::events::Event;
 use crate::metrics::{self, MetricsFile, Record};
-use crate::report::{self, Progress, Reporter, with_loading_bar};
-use crate::run_folder::RunFolder;
+use crate::report::{self, Progress, Reporter};
+use crate::run_folder::{Rollback, RunFolder};
 use crate::sampler::{Order, Windows};
 use crate::tensorboard::EventFile;
 use crate::trainer::{PendingStep, Trainer};
 use crate::updater::Updater;
-use crate::{Result, TrainError, checkpoint, generate, prompt};
+use crate::{Result, TrainError, checkpoint, generate, memory, prompt};
 
-/// Trains `model` until the run ends.
-pub(super) fn train<M: Model<Batch = TokenBatch> + Generate>(
+/// What a run is made of.
+pub(super) struct Parts<'a, M, I> {
+    pub(super) folder: RunFolder,
+    pub(super) data: Data,
+    /// The model, whose values are not needed yet.
+    pub(super) model: M,
+    /// Sets the values of the model of a new run.
+    pub(super) init: I,
+    pub(super) start: Start<'a>,
+}
+
+/// Trains a model until the run ends. `rollback` is kept once the run can start.
+pub(super) fn train<M, I>(
     session: Session<'_>,
-    folder: RunFolder,
-    data: Data,
-    model: M,
-    from: Option<Committed>,
-) -> Result<Summary> {
-    let mut run = Run::new(session, folder, data, model, from)?;
+    parts: Parts<'_, M, I>,
+    rollback: Rollback,
+) -> Result<Summary>
+where
+    M: Model<Batch = TokenBatch> + Generate,
+    I: FnOnce(&M, &Device) -> Result<()>,
+{
+    let mut run = Run::new(session, parts)?;
+    rollback.keep();
     run.print_header();
     let result = run.configured().and_then(|()| run.train());
     run.reporter.finish();
@@ -54,7 +69,7 @@ pub(super) struct Run<'a, M> {
     stop: Option<&'a AtomicBool>,
     /// Steps done before this run.
     pub(super) first_step: u64,
-    /// What happened to later checkpoints, for people.
+    /// What happened to checkpoints, and what differs from the run so far, for people.
     pub(super) notes: Vec<String>,
     last: u64,
     val_loss: Option<f64>,
@@ -65,13 +80,17 @@ pub(super) struct Run<'a, M> {
 }
 
 impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
-    fn new(
-        session: Session<'a>,
-        folder: RunFolder,
-        data: Data,
-        model: M,
-        from: Option<Committed>,
-    ) -> Result<Run<'a, M>> {
+    fn new<I>(session: Session<'a>, parts: Parts<'_, M, I>) -> Result<Run<'a, M>>
+    where
+        I: FnOnce(&M, &Device) -> Result<()>,
+    {
+        let Parts {
+            folder,
+            data,
+            model,
+            init,
+            start,
+        } = parts;
         let Session { config, device, .. } = session;
         let (seq_len, rows) = (config.train.seq_len, config.train.batch_size);
         let windows = Windows::new("training", data.tokens.training().len(), seq_len)?;
@@ -83,25 +102,27 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
         };
 
         let (stop, stop_after) = (session.stop, session.stop_after);
-        let (trainer, first_step) = match &from {
+        let model = match session.optimizer {
+            None => memory::check(model, config, device)?,
+            // The state of another optimizer is known only once it is made.
+            Some(_) => model,
+        };
+        let mut notes = Vec::new();
+        let (trainer, first_step) = match start.checkpoint() {
             None => {
-                model.materialize_missing(device, config.train.seed)?;
+                init(&model, device)?;
                 (trainer(session, model)?, 0)
             }
-            Some(checkpoint) => with_loading_bar(|progress| {
-                checkpoint::load_params(checkpoint, &model, device, progress)?;
-                for buffer in model.buffers() {
-                    buffer.materialize(device, config.train.seed)?;
-                }
+            Some(_) => {
+                memory::allocate_params(&model, device)?;
                 let trainer = trainer(session, model)?;
-                let Trainer { model, updater, .. } = &trainer;
-                let state = checkpoint::load_state(checkpoint, model, updater, progress)?;
-                Ok::<_, TrainError>((trainer, state.step))
-            })?,
+                let step = start.restore(&data, &trainer, device, &mut notes)?;
+                (trainer, step)
+            }
         };
 
         // From here on, the run replaces what an earlier one did after `first_step`.
-        let notes = set_aside(&folder, first_step)?;
+        notes.extend(set_aside(&folder, first_step)?);
         folder.write(&folder.config(), &config.to_toml()?)?;
         let steps = config.train.steps;
         Ok(Run {
@@ -262,7 +283,9 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
         };
         let tokens = self.data.tokens.validation();
         let batches = TokenBatches::new(windows, tokens, self.device);
-        let (rows, count) = (self.config.train.batch_size, self.config.log.val_batches);
+        // As many rows at a time as in training, so that a validation needs no more memory.
+        let rows = self.config.train.micro_batch_size;
+        let count = self.config.log.val_batches * (self.config.train.batch_size / rows);
         let loss = self.trainer.validate(step, batches.in_order(rows, count))?;
         self.val_loss = Some(loss);
         Ok((Some(loss), Some(tokens.bits_per_byte(loss))))
@@ -316,11 +339,11 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
             seed: self.config.train.seed,
             data_digest: format!("{:032x}", self.data.digest),
         };
-        let tokenizer = self.data.tokenizer.to_json()?;
+        let tokenizer = &self.data.tokenizer;
         let run = self.folder.path();
         let (model, updater) = (&self.trainer.model, &self.trainer.updater);
         let config = self.config;
-        let snapshot = checkpoint::snapshot(run, config, model, updater, &tokenizer, &state)?;
+        let snapshot = checkpoint::snapshot(run, config, model, updater, tokenizer, &state)?;
 
         let (run, keep) = (
             run.to_owned(),
@@ -383,16 +406,13 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
 }
 
 /// Moves what an earlier run did after `step` aside. Returns what to report.
-fn set_aside(folder: &RunFolder, step: u64) -> Result<Vec<String>> {
-    let incomplete = scan(folder.path()).map(|found| found.incomplete);
-    let incomplete = incomplete.unwrap_or_default().into_iter();
-    let skipped = incomplete.map(|found| format!("skipped an incomplete checkpoint: {found}"));
-    let mut notes: Vec<String> = skipped.collect();
-    if let Some(aside) = folder.set_aside_after(step)? {
+fn set_aside(folder: &RunFolder, step: u64) -> Result<Option<String>> {
+    let aside = folder.set_aside_after(step)?;
+    let note = |aside: PathBuf| {
         let aside = aside.display();
-        notes.push(format!("moved checkpoints after step {step} to {aside}"));
-    }
-    Ok(notes)
+        format!("moved checkpoints after step {step} to {aside}")
+    };
+    Ok(aside.map(note))
 }
 
 /// The trainer of a session, whose model has values.

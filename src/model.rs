@@ -1,0 +1,70 @@
+//! Opens the model of a run, of a checkpoint or of a Hugging Face folder.
+
+use std::path::{Path, PathBuf};
+
+use meshgrad::ckpt::Committed;
+use meshgrad::models::Qwen3;
+use meshgrad::runtime::Device;
+use meshgrad::train::checkpoint::{self, ReadOptions};
+use meshgrad::train::intact::Candidates;
+use meshgrad::train::qwen3;
+use meshgrad::train::report::with_loading_bar;
+
+#[derive(clap::Args, Clone, Copy)]
+pub(crate) struct Checks {
+    /// Do not compare a checkpoint with the digests of its manifest, and accept weights that are
+    /// NaN or infinite.
+    #[arg(long)]
+    no_verify: bool,
+}
+
+impl Checks {
+    pub(crate) fn verify(self) -> bool {
+        !self.no_verify
+    }
+}
+
+/// A model and the folder it was loaded from.
+pub(crate) struct Opened {
+    pub(crate) model: Qwen3,
+    pub(crate) folder: PathBuf,
+    /// Whether the weights are the averages of those of the run.
+    pub(crate) is_averaged: bool,
+}
+
+/// Loads the model at `path`; of a run its newest intact checkpoint. The weights are averages if the
+/// run has them, unless they are to be `raw`.
+pub(crate) fn open(
+    path: &Path,
+    checks: Checks,
+    raw: bool,
+    device: &Device,
+) -> anyhow::Result<Opened> {
+    let verify = checks.verify();
+    let load = |folder: &Path| {
+        with_loading_bar(|progress| {
+            let options = ReadOptions { verify, progress };
+            let model = qwen3::load(folder, device, options)?;
+            let is_averaged = checkpoint::has_averages(folder) && !raw;
+            if is_averaged {
+                checkpoint::load_averages(&Committed::open(folder)?, &model, options)?;
+            }
+            Ok(Opened {
+                model,
+                folder: folder.to_owned(),
+                is_averaged,
+            })
+        })
+    };
+    let Some(mut candidates) = Candidates::find(path, verify)? else {
+        return Ok(load(path)?);
+    };
+    let found = candidates.read(|checkpoint| load(checkpoint.path()))?;
+    for problem in candidates.passed_over() {
+        eprintln!("passed over: {problem}");
+    }
+    Ok(match found {
+        Some((_, opened)) => opened,
+        None => load(path)?,
+    })
+}
