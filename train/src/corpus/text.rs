@@ -32,8 +32,9 @@ pub(super) fn to_text(bytes: Vec<u8>) -> Result<(String, u64), String> {
     if let Some(at) = text.iter().position(|byte| *byte == 0) {
         return Err(format!("byte {at} is 0, so it is no text"));
     }
+    let size = text.len();
     let (text, replaced) = replace_invalid(&text);
-    let invalid = replaced as f64 / text.len() as f64;
+    let invalid = replaced as f64 / size as f64;
     match invalid > MAX_INVALID {
         true => Err(format!("{:.0}% of it is not UTF-8", 100.0 * invalid)),
         false => Ok((text, replaced)),
