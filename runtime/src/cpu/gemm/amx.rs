@@ -160,6 +160,16 @@ impl Kernel for AmxKernel {
         // accessed.
         unsafe { multiply_panels(steps, a, b, live.rows > TILE / 2, start, sums) };
     }
+
+    #[inline(always)]
+    fn multiply_row(
+        self,
+        _: MatrixRef<'_, bf16>,
+        _: MatrixRef<'_, bf16>,
+        _: &mut [f32],
+    ) -> Option<()> {
+        None
+    }
 }
 
 /// One step reads 2048 bytes of each panel:

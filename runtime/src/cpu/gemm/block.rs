@@ -43,6 +43,9 @@ impl<T: Copy, C: Copy> Problem<'_, T, C> {
 /// With this depth it stays in the L2 cache.
 const SLAB_BYTES: usize = 2048;
 
+/// As [`SLAB_BYTES`], for a single row of C: with this depth a panel stays in the L1 cache.
+const ROW_SLAB_BYTES: usize = 256;
+
 /// The most columns of a micro-kernel's tile.
 const MAX_TILE_COLS: usize = 64;
 
@@ -131,7 +134,8 @@ impl Grid {
         let most = MAX_EXTENT * size_of::<f32>() / size_of::<K::Sum>();
         // If rows of A are not packed, a block can have any number of rows, and B is packed less
         // often.
-        let buffers_rows = problem.a.cols() > slab_depth::<K>() || K::unpacked(problem.a).is_none();
+        let buffers_rows =
+            problem.a.cols() > slab_depth::<K>(SLAB_BYTES) || K::unpacked(problem.a).is_none();
         let most_rows = if buffers_rows { most } else { rows.max(most) };
         let least_down = rows.div_ceil(most_rows / tile.rows * tile.rows);
         let least_across = cols.div_ceil(most / tile.cols * tile.cols);
@@ -191,8 +195,8 @@ fn block_range(extent: usize, count: usize, index: usize, step: usize) -> (usize
 }
 
 /// Elements along k of a slab.
-fn slab_depth<K: Kernel>() -> usize {
-    SLAB_BYTES / size_of::<K::Packed>() * K::DEPTH_PER_UNIT
+fn slab_depth<K: Kernel>(slab_bytes: usize) -> usize {
+    slab_bytes / size_of::<K::Packed>() * K::DEPTH_PER_UNIT
 }
 
 /// 64 bytes, to align buffers to cache lines.
@@ -228,17 +232,60 @@ where
     }
 
     BUFFERS.with_borrow_mut(|buffers| {
-        let a = bytemuck::cast_slice_mut(&mut buffers.a);
-        let b = bytemuck::cast_slice_mut(&mut buffers.b);
-        let sums = bytemuck::cast_slice_mut(&mut buffers.sums);
+        let mut memory = Memory {
+            a: bytemuck::cast_slice_mut(&mut buffers.a),
+            b: bytemuck::cast_slice_mut(&mut buffers.b),
+            sums: bytemuck::cast_slice_mut(&mut buffers.sums),
+        };
 
         // Everything below, including the micro-kernels, must be inlined. A function that is not
         // inlined would be compiled without the kernel's vector instructions.
         kernel.vectorize(
             #[inline(always)]
-            || multiply_slabs(kernel, block, update, a, b, sums),
+            || match block.c.rows() {
+                1 => multiply_one_row(kernel, block, update, &mut memory),
+                _ => multiply_slabs(kernel, block, SLAB_BYTES, update, &mut memory),
+            },
         );
     });
+}
+
+/// The buffers of a thread, as a kernel uses them.
+struct Memory<'a, K: Kernel> {
+    /// Panels of A.
+    a: &'a mut [K::Packed],
+    /// A panel of B.
+    b: &'a mut [K::Packed],
+    sums: &'a mut [K::Sum],
+}
+
+/// The product of a single row. Each element of B is used once, so B is read in place if the kernel
+/// can, and else packed in slabs that stay in the L1 cache.
+#[inline(always)]
+fn multiply_one_row<K, C>(
+    kernel: K,
+    block: Problem<'_, K::Input, C>,
+    update: Update,
+    memory: &mut Memory<'_, K>,
+) where
+    K: Kernel,
+    C: Output<K::Sum>,
+{
+    let Problem { a, b, c } = block;
+    let (tile, depth) = (kernel.tile(), a.cols());
+    for col in (0..c.cols()).step_by(tile.cols) {
+        let cols = tile.cols.min(c.cols() - col);
+        let part = Problem {
+            a,
+            b: b.part([0, col], [depth, cols]),
+            c: c.part([0, col], [1, cols]),
+        };
+        let sums = &mut memory.sums[..tile.len()];
+        match kernel.multiply_row(a, part.b.transposed(), &mut sums[..cols]) {
+            Some(()) => store(part.c, sums, tile, update),
+            None => multiply_slabs(kernel, part, ROW_SLAB_BYTES, update, memory),
+        }
+    }
 }
 
 /// Stores the product for k = 0.
@@ -260,20 +307,24 @@ fn store_empty_product<S: Zeroable + Copy, C: Output<S>>(c: Target<'_, C>, updat
 fn multiply_slabs<K, C>(
     kernel: K,
     block: Problem<'_, K::Input, C>,
+    slab_bytes: usize,
     update: Update,
-    a_panels: &mut [K::Packed],
-    b_panel: &mut [K::Packed],
-    sums: &mut [K::Sum],
+    memory: &mut Memory<'_, K>,
 ) where
     K: Kernel,
     C: Output<K::Sum>,
 {
+    let Memory {
+        a: a_panels,
+        b: b_panel,
+        sums,
+    } = memory;
     let Problem { a, b, c } = block;
     let (tile, depth) = (kernel.tile(), a.cols());
     let b_t = b.transposed();
 
-    for slab in (0..depth).step_by(slab_depth::<K>()) {
-        let live_depth = slab_depth::<K>().min(depth - slab);
+    for slab in (0..depth).step_by(slab_depth::<K>(slab_bytes)) {
+        let live_depth = slab_depth::<K>(slab_bytes).min(depth - slab);
         let units = live_depth.next_multiple_of(K::DEPTH_STEP) / K::DEPTH_PER_UNIT;
         let start = if slab == 0 {
             Start::Zero

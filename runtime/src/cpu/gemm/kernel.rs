@@ -98,6 +98,15 @@ pub(super) trait Kernel: Copy + Send + Sync {
         start: Start,
         sums: &mut [Self::Sum],
     );
+
+    /// As [`multiply`](Self::multiply) with a single row over all of k, but reads B in place, given
+    /// as for [`pack_b`](Self::pack_b). `None` if the kernel cannot.
+    fn multiply_row(
+        self,
+        row: MatrixRef<'_, Self::Input>,
+        cols: MatrixRef<'_, Self::Input>,
+        sums: &mut [Self::Sum],
+    ) -> Option<()>;
 }
 
 /// Code that is generic over the kernel of this machine.

@@ -14,6 +14,8 @@ use pulp::{Arch, Simd, WithSimd};
 use super::MatrixRef;
 use super::kernel::{Dispatch, Element, Kernel, Order, Rows, Start, Tile, WithKernel};
 use super::pack::{Unit, pack_by_depth, pack_panels_by_depth, pack_rows};
+#[cfg(target_arch = "x86_64")]
+use super::row;
 
 /// A vector multiply-add and its types.
 pub(super) trait Arithmetic: Copy + Send + Sync {
@@ -42,6 +44,16 @@ pub(super) trait Arithmetic: Copy + Send + Sync {
     fn broadcast(self, unit: Self::Packed) -> Self::Units;
     /// `sum + a * b` in each lane.
     fn multiply_add(self, a: Self::Units, b: Self::Units, sum: Self::Sums) -> Self::Sums;
+
+    /// See [`Kernel::multiply_row`].
+    #[inline(always)]
+    fn multiply_row(
+        _row: MatrixRef<'_, Self::Input>,
+        _cols: MatrixRef<'_, Self::Input>,
+        _sums: &mut [Self::Sum],
+    ) -> Option<()> {
+        None
+    }
 }
 
 /// The micro-kernel with the arithmetic `A`.
@@ -139,6 +151,16 @@ impl<A: Arithmetic> Kernel for VectorKernel<A> {
                 _ => multiply_rows::<A, 1, 4>(self.0, a, b, live, start, sums),
             }
         }
+    }
+
+    #[inline(always)]
+    fn multiply_row(
+        self,
+        row: MatrixRef<'_, A::Input>,
+        cols: MatrixRef<'_, A::Input>,
+        sums: &mut [A::Sum],
+    ) -> Option<()> {
+        A::multiply_row(row, cols, sums)
     }
 }
 
@@ -298,6 +320,25 @@ where
     #[inline(always)]
     fn multiply_add(self, a: S::f32s, b: S::f32s, sum: S::f32s) -> S::f32s {
         self.0.mul_add_f32s(a, b, sum)
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn multiply_row(
+        row: MatrixRef<'_, Input>,
+        cols: MatrixRef<'_, Input>,
+        sums: &mut [f32],
+    ) -> Option<()> {
+        if S::F32_LANES != row::LANES || !std::arch::is_x86_feature_detected!("avx512f") {
+            return None;
+        }
+        let (elements, _) = row.contiguous_rows()?;
+        let units = &f32::of_elements(elements)?[..row.cols()];
+        let (elements, stride) = cols.contiguous_rows()?;
+        let columns = f32::of_elements(elements)?;
+        // SAFETY: the feature was detected.
+        unsafe { row::multiply_row(units, columns, stride, sums) };
+        Some(())
     }
 }
 

@@ -166,7 +166,7 @@ fn bf16_into_f32_agrees_with_naive() {
 /// Computing some rows of a product alone gives the same bits as computing all rows.
 struct RowsAreIndependent {
     extents: [usize; 3],
-    order: Order,
+    orders: [Order; 2],
 }
 
 impl<T> EachKernel<T> for RowsAreIndependent
@@ -174,11 +174,11 @@ where
     T: Element<Sum: Number + Output<T::Sum>> + Number,
 {
     fn check<K: Kernel<Input = T, Sum = T::Sum>>(&self, kernel: K) {
-        let [m, n, k] = self.extents;
+        let ([m, n, k], [a_order, b_order]) = (self.extents, self.orders);
         let mut numbers = Numbers::new(m as u64);
-        let a = numbers.vec::<T>(layout(self.order, m, k).2);
-        let b = numbers.vec::<T>(layout(self.order, k, n).2);
-        let (a, b) = (view(&a, self.order, m, k), view(&b, self.order, k, n));
+        let a = numbers.vec::<T>(layout(a_order, m, k).2);
+        let b = numbers.vec::<T>(layout(b_order, k, n).2);
+        let (a, b) = (view(&a, a_order, m, k), view(&b, b_order, k, n));
 
         let mut whole = vec![T::Sum::from_f64(0.0); m * n];
         product_by(
@@ -218,8 +218,13 @@ fn bits_of_a_row_do_not_depend_on_the_others() {
         [90, 5, 1500],
     ];
     for extents in extents {
-        for order in [Order::Rows, Order::Columns, Order::Sparse] {
-            let test = RowsAreIndependent { extents, order };
+        for orders in [
+            [Order::Rows, Order::Rows],
+            [Order::Rows, Order::Columns],
+            [Order::Columns, Order::Columns],
+            [Order::Sparse, Order::Sparse],
+        ] {
+            let test = RowsAreIndependent { extents, orders };
             for_each_f32_kernel(&test);
             for_each_f64_kernel(&test);
             for_each_bf16_kernel(&test);
