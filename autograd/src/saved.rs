@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use meshgrad_runtime::{DType, Device, Kind, Tensor, ops};
 
-use crate::tape::{current, is_recording};
+use crate::tape::{SavedStorage, current, is_recording};
 use crate::{Error, Result, TapeError};
 
 /// A tensor that an op saved for its backward.
@@ -16,7 +16,7 @@ pub struct Saved {
 }
 
 enum Kept {
-    Whole(Tensor),
+    Whole(Counted),
     Packed(Box<dyn Packed>),
     Failed(Error),
 }
@@ -28,7 +28,7 @@ impl Saved {
     /// [`TapeError::Overwritten`] if it has been overwritten since; errors of unpacking.
     pub fn get(&self) -> Result<Tensor> {
         let tensor = match &self.kept {
-            Kept::Whole(tensor) => tensor,
+            Kept::Whole(counted) => &counted.tensor,
             Kept::Packed(packed) => return packed.unpack(),
             Kept::Failed(error) => return Err(error.clone()),
         };
@@ -62,38 +62,37 @@ impl Save for Tensor {
     fn save(&self) -> Saved {
         // What is not recorded, such as the first pass of a checkpoint, is not packed either.
         let packing = PACKING.with_borrow(|scopes| scopes.last().cloned());
-        let packing = packing.filter(|_| is_recording());
-        let version = self.version();
-        let Some(packing) = packing else {
-            note(self);
-            return Saved {
-                name: None,
-                version,
-                kept: Kept::Whole(self.clone()),
-            };
+        let packed = match packing.filter(|_| is_recording()) {
+            Some(packing) => packing.pack(self),
+            None => Ok(None),
         };
-
-        let kept = match packing.pack(self) {
+        let kept = match packed {
             Ok(Some(packed)) => Kept::Packed(packed),
-            Ok(None) => {
-                note(self);
-                Kept::Whole(self.clone())
-            }
+            Ok(None) => Kept::Whole(Counted::new(self.clone())),
             Err(error) => Kept::Failed(error),
         };
         Saved {
             name: None,
-            version,
+            version: self.version(),
             kept,
         }
     }
 }
 
-/// Counts the storage as saved by the recording tape. Parameters do not count, because they stay in
-/// memory anyway.
-fn note(tensor: &Tensor) {
-    if tensor.kind() == Kind::Value {
-        current(|recorder| recorder.note_saved(tensor));
+/// A tensor whose storage counts as saved by the recording tape while this exists. Parameters do
+/// not count, because they stay in memory anyway.
+struct Counted {
+    tensor: Tensor,
+    _counted: Option<Arc<SavedStorage>>,
+}
+
+impl Counted {
+    fn new(tensor: Tensor) -> Counted {
+        let _counted = match tensor.kind() {
+            Kind::Value => current(|recorder| recorder.count_saved(&tensor)),
+            _ => None,
+        };
+        Counted { tensor, _counted }
     }
 }
 
@@ -145,17 +144,16 @@ impl Packing for ToBf16 {
             return Ok(None);
         }
         let narrow = ops::cast(tensor, DType::BF16)?;
-        note(&narrow);
-        Ok(Some(Box::new(Narrow(narrow))))
+        Ok(Some(Box::new(Narrow(Counted::new(narrow)))))
     }
 }
 
 /// An f32 tensor as bf16.
-struct Narrow(Tensor);
+struct Narrow(Counted);
 
 impl Packed for Narrow {
     fn unpack(&self) -> Result<Tensor> {
-        ops::cast(&self.0, DType::F32)
+        ops::cast(&self.0.tensor, DType::F32)
     }
 }
 

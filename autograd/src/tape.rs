@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use meshgrad_runtime::Tensor;
 
@@ -41,8 +42,14 @@ pub struct Tape {
     pub(crate) deps: Vec<Dep>,
     /// The number of uses of each parameter.
     pub(crate) uses: HashMap<ParamId, u32>,
-    /// Saved storages and their bytes, with repetitions.
-    saved: Vec<(usize, usize)>,
+    /// What ops saved, with repetitions. An op that was not recorded has dropped its part.
+    saved: Vec<Weak<SavedStorage>>,
+}
+
+/// A storage that an op saved.
+pub(crate) struct SavedStorage {
+    id: usize,
+    bytes: usize,
 }
 
 impl Tape {
@@ -59,7 +66,8 @@ impl Tape {
     /// Bytes of the tensors that ops saved on this tape. Each storage counts once; parameters do
     /// not count.
     pub fn saved_bytes(&self) -> usize {
-        let storages: HashMap<usize, usize> = self.saved.iter().copied().collect();
+        let saved = self.saved.iter().filter_map(Weak::upgrade);
+        let storages: HashMap<usize, usize> = saved.map(|saved| (saved.id, saved.bytes)).collect();
         storages.values().sum()
     }
 
@@ -82,9 +90,6 @@ impl Tape {
 pub(crate) struct Recorder {
     tape: Tape,
     keeps_records: bool,
-    /// Storages saved since the last record, with their bytes. The next record moves them to the
-    /// tape.
-    unclaimed: Vec<(usize, usize)>,
 }
 
 thread_local! {
@@ -133,14 +138,6 @@ pub(crate) fn is_recording() -> bool {
     current(|recorder| Some(recorder.keeps_records)).unwrap_or(false)
 }
 
-/// Forgets what an unrecorded op saved since the last record.
-pub(crate) fn discard_saved() {
-    current(|recorder| {
-        recorder.unclaimed.clear();
-        None::<()>
-    });
-}
-
 impl Recorder {
     fn new(keeps_records: bool) -> Recorder {
         static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -159,7 +156,6 @@ impl Recorder {
         Recorder {
             tape,
             keeps_records,
-            unclaimed: Vec::new(),
         }
     }
 
@@ -175,12 +171,17 @@ impl Recorder {
         })
     }
 
-    pub(crate) fn note_saved(&mut self, tensor: &Tensor) -> Option<()> {
-        if self.keeps_records {
-            self.unclaimed
-                .push((tensor.storage_id(), tensor.storage_bytes()));
+    /// Counts the storage as saved for as long as the result exists.
+    pub(crate) fn count_saved(&mut self, tensor: &Tensor) -> Option<Arc<SavedStorage>> {
+        if !self.keeps_records {
+            return None;
         }
-        None
+        let saved = Arc::new(SavedStorage {
+            id: tensor.storage_id(),
+            bytes: tensor.storage_bytes(),
+        });
+        self.tape.saved.push(Arc::downgrade(&saved));
+        Some(saved)
     }
 
     fn depends(&self, var: &Var) -> Result<Dep> {
@@ -213,7 +214,6 @@ impl Recorder {
             .deps
             .extend(std::iter::repeat_n(record.dep, record.outputs));
         self.tape.records.push(record);
-        self.tape.saved.append(&mut self.unclaimed);
         first
     }
 }
@@ -273,7 +273,6 @@ pub(crate) fn record_nested(
         }
         recorder.count_uses(inputs, &nested_uses);
         if dep == Dep::Nothing || !recorder.keeps_records {
-            recorder.unclaimed.clear();
             return Ok(None);
         }
 

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use crate::saved::{Save, Saved};
 use crate::slot::{Dep, Slot, Slots};
-use crate::tape::{BackwardFn, current, discard_saved, is_recording, record};
+use crate::tape::{BackwardFn, current, is_recording, record};
 use crate::var::{Node, ValueId};
 use crate::{Operand, Result, TapeError, Var};
 
@@ -207,9 +207,6 @@ fn record_operands<V: Operand>(
             let backward: BackwardFn = Box::new(move |dys, slots, _| backward(dys, slots));
             record(outputs, &vars, Dep::Nothing, backward)
         }
-        None => {
-            discard_saved();
-            Ok(None)
-        }
+        None => Ok(None),
     }
 }

@@ -42,6 +42,25 @@ fn saved_bytes_count_each_storage_once() {
     assert_eq!(tape.len(), 4);
 }
 
+/// An op may compute with tensors between saving and tracking.
+#[test]
+fn saved_bytes_count_what_an_op_saved_before_it_used_other_ops() {
+    let device = Device::cpu();
+    let x = numbers(&device, &[8, 8], 1);
+    let run = |input: &Var| {
+        let saved = x.save();
+        let half = ops::affine(&ops::square(&x)?, 0.5, 0.0)?;
+        half.tracked([input], move |dy, [dx]| {
+            dx.add(|| ops::mul(dy, &saved.get()?))
+        })
+    };
+
+    let (_, tape) = Tape::record(|| run(&Var::input(x.clone()))).unwrap();
+    assert_eq!(tape.saved_bytes(), 8 * 8 * 4);
+    let (_, tape) = Tape::record(|| run(&Var::constant(x.clone()))).unwrap();
+    assert_eq!(tape.saved_bytes(), 0);
+}
+
 #[test]
 fn inference_saves_nothing() {
     let net = Net::new();
