@@ -1,10 +1,11 @@
 //! Errors of joining a world.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
 /// Why a process could not join its world.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum JoinError {
     /// The secret is too short.
@@ -102,6 +103,13 @@ pub enum JoinError {
         /// The reason.
         reason: String,
     },
+}
+
+/// As the message, which is what an error returned from `main` shows.
+impl fmt::Debug for JoinError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl JoinError {

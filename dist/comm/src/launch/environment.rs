@@ -334,7 +334,11 @@ mod tests {
 
     #[test]
     fn variables_that_do_not_fit_are_named() {
-        let error = |variables: &[(&str, &str)]| read(variables).unwrap_err().to_string();
+        let error = |variables: &[(&str, &str)]| {
+            let error = read(variables).unwrap_err();
+            assert_eq!(format!("{error:?}"), error.to_string());
+            error.to_string()
+        };
         let cases: [(&[(&str, &str)], &str); 10] = [
             (
                 &[

@@ -1,9 +1,11 @@
 //! The variables of a process, and what is wrong with them.
 
+use std::fmt;
+
 use crate::host::JoinError;
 
 /// Variables that contradict each other, or are missing.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EnvironmentError {
     /// A variable is not a number.
@@ -86,6 +88,13 @@ pub enum EnvironmentError {
     /// The rank could not join its world.
     #[error(transparent)]
     Join(#[from] JoinError),
+}
+
+/// As the message, which is what an error returned from `main` shows.
+impl fmt::Debug for EnvironmentError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// The variables of a process.
