@@ -66,8 +66,8 @@ fn files_without_text_name_their_columns() {
     );
 }
 
-/// A damaged file is an error or, if the damage is not in the text, gives some documents; it never
-/// panics.
+/// A damaged file is an error or, if the damage is not in the text, gives some documents; a panic
+/// of the library does not escape.
 #[test]
 fn damaged_files_do_not_panic() {
     let place = tempfile::tempdir().unwrap();

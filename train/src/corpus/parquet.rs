@@ -1,6 +1,7 @@
 //! Documents of a Parquet file: the column `messages`, or else `text`.
 
 use std::fs::File;
+use std::panic::catch_unwind;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -14,6 +15,18 @@ use super::{CorpusError, Document, records};
 
 /// Adds the documents of the file at `path`, whose rows are numbered from 1.
 pub(super) fn read(path: &Path, documents: &mut Vec<Document>) -> Result<(), CorpusError> {
+    // The library panics on some damaged files.
+    let rows = catch_unwind(|| read_rows(path)).unwrap_or_else(|_| {
+        Err(CorpusError::Parquet {
+            path: path.to_owned(),
+            problem: "the file is damaged".to_owned(),
+        })
+    });
+    documents.extend(rows?);
+    Ok(())
+}
+
+fn read_rows(path: &Path) -> Result<Vec<Document>, CorpusError> {
     let bad = |problem: String| CorpusError::Parquet {
         path: path.to_owned(),
         problem,
@@ -29,6 +42,7 @@ pub(super) fn read(path: &Path, documents: &mut Vec<Document>) -> Result<(), Cor
     let only = only.build().map_err(invalid)?;
 
     let name = path.to_string_lossy();
+    let mut documents = Vec::new();
     for (index, row) in reader
         .get_row_iter(Some(only))
         .map_err(invalid)?
@@ -40,7 +54,7 @@ pub(super) fn read(path: &Path, documents: &mut Vec<Document>) -> Result<(), Cor
         let document = document.map_err(|problem| bad(format!("row {number}: {problem}")))?;
         documents.extend(document);
     }
-    Ok(())
+    Ok(documents)
 }
 
 /// The column with the documents.
