@@ -14,7 +14,7 @@ const CONFIG: &str = r#"
     model = { hidden_size = 32, num_hidden_layers = 2, moe_intermediate_size = 32 }
 "#;
 
-/// The peak of a run on the CPU and on a GPU is what a meta device predicts.
+/// The peak of a run is what a meta device predicts.
 #[test]
 fn the_peak_of_a_run_is_predicted() {
     let place = tempfile::tempdir().unwrap();

@@ -40,6 +40,10 @@ impl RunFolder {
         config: &Config,
     ) -> Result<PathBuf, ConfigError> {
         let folder = file.and_then(Path::parent);
+        let folder = folder.map(|folder| match folder.as_os_str().is_empty() {
+            true => Path::new("."),
+            false => folder,
+        });
         if let Some(run) = folder.filter(|folder| is_run_config(folder, file)) {
             return Ok(run.to_owned());
         }

@@ -1,6 +1,5 @@
 //! Undoes what a start wrote to the run folder, unless the start succeeds.
 
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
@@ -9,8 +8,25 @@ use super::{Result, RunFolder, RunFolderError};
 /// Holds links to the files of the run folder while a start replaces them.
 const BEFORE: &str = ".before-start";
 
-/// Files that are written in place, and only by a run that has started.
-const NOT_REPLACED: [&str; 2] = ["lock", "metrics.jsonl"];
+/// The files that a start replaces. All other files are left alone.
+const REPLACED: [&str; 6] = [
+    "config.toml",
+    "tokenizer.json",
+    "tokens.bin",
+    "metrics.jsonl",
+    "events.out.tfevents.meshgrad",
+    "loss.svg",
+];
+
+/// What an interrupted replacement leaves.
+const PARTIAL: [&str; 6] = [
+    "config.toml.partial",
+    "tokenizer.json.partial",
+    "tokens.partial",
+    "metrics.jsonl.partial",
+    "events.out.tfevents.meshgrad.partial",
+    "loss.svg.partial",
+];
 
 /// Restores the files of a run folder when it is dropped; removes the folder if it did not exist.
 #[must_use]
@@ -18,8 +34,6 @@ pub(crate) struct Rollback {
     run: PathBuf,
     /// The outermost folder that was created for the run.
     created: Option<PathBuf>,
-    /// Names of the files that existed.
-    before: Vec<OsString>,
     is_kept: bool,
 }
 
@@ -30,19 +44,15 @@ impl Rollback {
     /// # Errors
     /// [`RunFolderError::Write`].
     pub(crate) fn of(folder: &RunFolder) -> Result<Rollback> {
-        let run = folder.path().to_owned();
-        let write = |source| RunFolderError::Write {
-            path: run.clone(),
+        let run = folder.path();
+        let linked = restore(run).and_then(|()| link_files(run));
+        linked.map_err(|source| RunFolderError::Write {
+            path: run.to_owned(),
             source,
-        };
-        let mut before = Vec::new();
-        if folder.created.is_none() {
-            before = link_files(&run).map_err(write)?;
-        }
+        })?;
         Ok(Rollback {
+            run: run.to_owned(),
             created: folder.created.clone(),
-            before,
-            run,
             is_kept: false,
         })
     }
@@ -51,68 +61,79 @@ impl Rollback {
     pub(crate) fn keep(mut self) {
         self.is_kept = true;
     }
-
-    fn restore(&self) -> io::Result<()> {
-        if let Some(created) = &self.created {
-            return fs::remove_dir_all(created);
-        }
-        for name in files(&self.run)? {
-            if !self.before.contains(&name) {
-                fs::remove_file(self.run.join(name))?;
-            }
-        }
-        for name in self.before.iter().filter(|name| is_replaced(name)) {
-            fs::rename(self.run.join(BEFORE).join(name), self.run.join(name))?;
-        }
-        Ok(())
-    }
 }
 
 impl Drop for Rollback {
     fn drop(&mut self) {
         // The error of the start is reported. One of cleaning up would hide it.
-        if !self.is_kept {
-            let _ = self.restore();
+        if self.is_kept {
+            let _ = fs::remove_dir_all(self.run.join(BEFORE));
+            return;
         }
-        let _ = fs::remove_dir_all(self.run.join(BEFORE));
+        let _ = restore(&self.run);
+        if let Some(created) = &self.created {
+            remove_new(&self.run, created);
+        }
     }
 }
 
-/// Links the files of `run` into a folder of it. Returns the names of all.
-fn link_files(run: &Path) -> io::Result<Vec<OsString>> {
+/// Removes `run` and the folders around it up to `created`, as far as nobody else put files there.
+fn remove_new(run: &Path, created: &Path) {
+    let _ = fs::remove_file(run.join("lock"));
+    for folder in run.ancestors() {
+        if fs::remove_dir(folder).is_err() || folder == created {
+            break;
+        }
+    }
+}
+
+/// Links the files of `run` into a folder of it, which appears when it is complete.
+fn link_files(run: &Path) -> io::Result<()> {
     let links = run.join(BEFORE);
-    match fs::remove_dir_all(&links) {
-        // One that a killed start left.
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => fs::create_dir(&links)?,
-    }
-    let names = files(run)?;
-    for name in names.iter().filter(|name| is_replaced(name)) {
-        let (from, to) = (run.join(name), links.join(name));
-        // Some file systems have no links.
-        fs::hard_link(&from, &to).or_else(|_| fs::copy(&from, &to).map(drop))?;
-    }
-    Ok(names)
-}
-
-fn is_replaced(name: &OsString) -> bool {
-    !NOT_REPLACED.iter().any(|other| name == other)
-}
-
-/// The names of the files in a folder, without those of folders.
-fn files(folder: &Path) -> io::Result<Vec<OsString>> {
-    let mut names = Vec::new();
-    for entry in fs::read_dir(folder)? {
-        let entry = entry?;
-        if entry.file_type()?.is_file() {
-            names.push(entry.file_name());
+    let unfinished = links.with_extension("partial");
+    remove_if_exists(fs::remove_dir_all(&unfinished))?;
+    fs::create_dir(&unfinished)?;
+    for name in REPLACED {
+        let (from, to) = (run.join(name), unfinished.join(name));
+        if from.exists() {
+            // Some file systems have no links.
+            fs::hard_link(&from, &to).or_else(|_| fs::copy(&from, &to).map(drop))?;
         }
     }
-    Ok(names)
+    fs::rename(unfinished, links)
+}
+
+/// Restores the files of `run` from their links, which a failed start or one that was killed left.
+/// Does nothing without links.
+fn restore(run: &Path) -> io::Result<()> {
+    let links = run.join(BEFORE);
+    if !links.exists() {
+        return Ok(());
+    }
+    for name in PARTIAL {
+        remove_if_exists(fs::remove_file(run.join(name)))?;
+    }
+    for name in REPLACED {
+        let (link, file) = (links.join(name), run.join(name));
+        match link.exists() {
+            true => fs::rename(link, file)?,
+            false => remove_if_exists(fs::remove_file(file))?,
+        }
+    }
+    fs::remove_dir_all(links)
+}
+
+fn remove_if_exists(removed: io::Result<()>) -> io::Result<()> {
+    match removed {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsString;
+
     use super::*;
 
     fn names(folder: &Path) -> Vec<OsString> {
@@ -170,5 +191,39 @@ mod tests {
         start().keep();
         assert_eq!(names(place.path()), ["config.toml", "lock", "loss.svg"]);
         assert_eq!(text("config.toml"), "new");
+    }
+
+    #[test]
+    fn files_of_others_stay() {
+        let place = tempfile::tempdir().unwrap();
+        let other = place.path().join("runs/other");
+        let folder = RunFolder::open(&place.path().join("runs/new")).unwrap();
+        let rollback = Rollback::of(&folder).unwrap();
+        folder.write(&folder.config(), "a").unwrap();
+        fs::create_dir(&other).unwrap();
+        fs::write(other.join("config.toml"), "b").unwrap();
+        drop(rollback);
+        assert_eq!(names(&place.path().join("runs")), ["other"]);
+        assert_eq!(names(&other), ["config.toml"]);
+
+        let folder = RunFolder::open(&other).unwrap();
+        let rollback = Rollback::of(&folder).unwrap();
+        fs::write(other.join("notes.md"), "c").unwrap();
+        drop(rollback);
+        assert_eq!(names(&other), ["config.toml", "lock", "notes.md"]);
+    }
+
+    #[test]
+    fn the_files_before_a_killed_start_are_restored() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = RunFolder::open(place.path()).unwrap();
+        folder.write(&folder.config(), "old").unwrap();
+        std::mem::forget(Rollback::of(&folder).unwrap());
+        folder.write(&folder.config(), "new").unwrap();
+
+        Rollback::of(&folder).unwrap().keep();
+        let text = fs::read_to_string(folder.config()).unwrap();
+        assert_eq!(text, "old");
+        assert_eq!(names(place.path()), ["config.toml", "lock"]);
     }
 }

@@ -121,6 +121,8 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
             }
         };
 
+        // A file that cannot be read ends the run before anything is moved.
+        metrics::read(&folder.metrics())?;
         // From here on, the run replaces what an earlier one did after `first_step`.
         notes.extend(set_aside(&folder, first_step)?);
         folder.write(&folder.config(), &config.to_toml()?)?;
@@ -285,7 +287,8 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
         let batches = TokenBatches::new(windows, tokens, self.device);
         // As many rows at a time as in training, so that a validation needs no more memory.
         let rows = self.config.train.micro_batch_size;
-        let count = self.config.log.val_batches * (self.config.train.batch_size / rows);
+        let microbatches = self.config.train.batch_size / rows;
+        let count = self.config.log.val_batches.saturating_mul(microbatches);
         let loss = self.trainer.validate(step, batches.in_order(rows, count))?;
         self.val_loss = Some(loss);
         Ok((Some(loss), Some(tokens.bits_per_byte(loss))))
