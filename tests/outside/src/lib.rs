@@ -23,7 +23,7 @@ const CONFIG: &str = r#"
     train = { steps = 12, batch_size = 4, micro_batch_size = 2, seq_len = 16 }
     data = { paths = ["TEXT"], tokenizer = "byte" }
     checkpoint = { every = 4, keep = 0 }
-    sample = { every = 6, tokens = 12 }
+    sample = { every = 6, tokens = 12, prompt = "pub fn " }
     log = { val_every = 6, val_batches = 2 }
     optimizer = { learning_rate = 0.1 }
     model = { width = 32 }
