@@ -56,15 +56,15 @@ pub(crate) fn eval(arguments: &EvalArguments, device: &Device) -> anyhow::Result
          tokenizer.json belongs to another model"
     );
     let corpus = Corpus::load(&arguments.data)?;
-    let texts: Vec<&str> = corpus.documents.iter().map(|it| it.text.as_str()).collect();
+    let documents = &corpus.documents;
 
     let options = EvalOptions {
         seq_len: arguments.seq_len.unwrap_or_else(|| seq_len(&opened)),
         batch_size: arguments.batch_size,
         dtype: arguments.dtype.into(),
     };
-    let result = evaluate(&opened.model, &tokenizer, &texts, options, device)?;
-    let (documents, predicted) = (texts.len(), thousands(result.tokens as f64));
+    let result = evaluate(&opened.model, &tokenizer, documents, options, device)?;
+    let (documents, predicted) = (documents.len(), thousands(result.tokens as f64));
     println!("model       {}", opened.folder.display());
     println!(
         "data        {}: {documents} documents, {predicted} predicted tokens",

@@ -1,13 +1,14 @@
 //! Conversations as ids. Loss counts only the answers of the assistant, with the token that ends
 //! them.
 //!
-//! A tokenizer with the tokens `<|im_start|>` and `<|im_end|>` has ChatML:
+//! A tokenizer with the tokens `<|im_start|>` and `<|im_end|>` has ChatML, with the separator of
+//! documents after the last message:
 //!
 //! ```text
 //! <|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\nBecause.<|im_end|>\n
 //! ```
 //!
-//! Any other gets a plain format, in which the separator of documents ends an answer:
+//! Any other gets a plain format, in which the separator ends an answer:
 //!
 //! ```text
 //! user:\nWhy?\n\nassistant:\nBecause.<|endoftext|>
@@ -182,5 +183,7 @@ mod tests {
             .collect();
         assert_eq!((found.ids, found.trained), (ids, trained));
         assert!(!plain("<|im_end|>").contains(&258));
+        let ends = (0..259).filter(|id| tokenizer.ends_text(*id));
+        assert_eq!(ends.collect::<Vec<u32>>(), [256, 258]);
     }
 }

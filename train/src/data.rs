@@ -1,17 +1,21 @@
 //! Prepares the data of `[data]`: reads and splits the text, and creates the tokenizer and the
 //! token cache. Both are reused while they are valid.
 
-use rayon::prelude::*;
+use std::fs;
+use std::path::Path;
+
+use toml::{Table, Value};
 use twox_hash::XxHash3_128;
 
+use crate::Result;
 use crate::config::{DataConfig, SourceConfig, TokenizerChoice};
-use crate::corpus::{Corpus, Document};
+use crate::corpus::Corpus;
+use crate::encoded::{Encoded, Piece};
 use crate::run_folder::RunFolder;
 use crate::sampler::{Order, SamplerError, Windows};
 use crate::split::{Span, Split};
 use crate::tokenizer::Tokenizer;
-use crate::tokens::{CacheKey, Part, TokenCache, Trained};
-use crate::{Result, chat};
+use crate::tokens::{CacheKey, Part, TokenCache};
 
 /// The data of a run.
 pub struct Data {
@@ -210,23 +214,6 @@ impl Texts {
     }
 }
 
-/// A document, or a part of one that is no conversation.
-#[derive(Clone, Copy)]
-struct Piece<'c> {
-    document: &'c Document,
-    text: &'c str,
-}
-
-impl<'c> Piece<'c> {
-    fn text(&self) -> &'c str {
-        self.text
-    }
-
-    fn is_conversation(&self) -> bool {
-        !self.document.turns.is_empty()
-    }
-}
-
 fn pieces<'c>(spans: &[Span], corpus: &'c Corpus) -> Vec<Piece<'c>> {
     let piece = |span: &Span| Piece {
         document: &corpus.documents[span.document],
@@ -250,9 +237,9 @@ fn tokenizer(
     let size = match &config.tokenizer {
         TokenizerChoice::Byte => return Ok(Tokenizer::byte()),
         TokenizerChoice::File(path) => {
-            // A run resumes without the file: its folder has a copy.
+            // A run goes on without the file: its folder has a copy.
             let copy = folder.tokenizer();
-            let is_gone = !path.exists() && copy.exists();
+            let is_gone = !path.exists() && copy.exists() && is_tokenizer_of(folder, path);
             let path = if is_gone { &copy } else { path };
             return Ok(Tokenizer::from_file(path)?);
         }
@@ -269,6 +256,14 @@ fn tokenizer(
     Ok(Tokenizer::train_bpe(training, size)?)
 }
 
+/// Whether the configuration in `folder` has `path` as its tokenizer.
+fn is_tokenizer_of(folder: &RunFolder, path: &Path) -> bool {
+    let config = fs::read_to_string(folder.config()).unwrap_or_default();
+    let config: Table = config.parse().unwrap_or_default();
+    let choice = config.get("data").and_then(|data| data.get("tokenizer"));
+    choice.and_then(Value::as_str).map(Path::new) == Some(path)
+}
+
 fn write_tokens(
     key: CacheKey,
     tokenizer: &Tokenizer,
@@ -283,66 +278,6 @@ fn write_tokens(
     let parts: Vec<Part<'_>> = sources.iter().map(Encoded::part).collect();
     let path = folder.tokens();
     Ok(TokenCache::write(&path, key, &parts, validation.part())?)
-}
-
-/// The ids of a part.
-struct Encoded {
-    ids: Vec<u32>,
-    text_bytes: u64,
-    /// What is trained, if not all: of each id, and in bytes.
-    trained: Option<(Vec<bool>, u64)>,
-}
-
-impl Encoded {
-    fn new(tokenizer: &Tokenizer, pieces: &[Piece<'_>]) -> Result<Encoded> {
-        let text_bytes = pieces.iter().map(|piece| piece.text.len() as u64).sum();
-        if !pieces.iter().any(Piece::is_conversation) {
-            let texts: Vec<&str> = pieces.iter().map(Piece::text).collect();
-            return Ok(Encoded {
-                ids: tokenizer.encode_documents(&texts)?,
-                text_bytes,
-                trained: None,
-            });
-        }
-
-        let encoded = pieces
-            .par_iter()
-            .map(|piece| match piece.is_conversation() {
-                true => Ok(chat::encode(tokenizer, piece.document)?),
-                false => {
-                    let ids = tokenizer.encode_documents(&[piece.text])?;
-                    Ok(chat::Conversation {
-                        trained: vec![true; ids.len()],
-                        ids,
-                        trained_bytes: piece.text.len() as u64,
-                    })
-                }
-            });
-        let encoded = encoded.collect::<Result<Vec<chat::Conversation>>>()?;
-        let (mut ids, mut trained, mut trained_bytes) = (Vec::new(), Vec::new(), 0);
-        for part in encoded {
-            ids.extend(part.ids);
-            trained.extend(part.trained);
-            trained_bytes += part.trained_bytes;
-        }
-        Ok(Encoded {
-            ids,
-            text_bytes,
-            trained: Some((trained, trained_bytes)),
-        })
-    }
-
-    fn part(&self) -> Part<'_> {
-        let trained = self.trained.as_ref();
-        Part {
-            ids: &self.ids,
-            text_bytes: self.text_bytes,
-            trained: trained.map(|(ids, text_bytes)| Trained {
-                ids,
-                text_bytes: *text_bytes,
-            }),
-        }
-    }
 }
 
 #[cfg(test)]

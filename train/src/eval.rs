@@ -3,6 +3,8 @@
 use meshgrad_models::{Compute, IGNORE_INDEX, Model, TokenBatch};
 use meshgrad_runtime::{DType, Device, Tensor};
 
+use crate::corpus::Document;
+use crate::encoded::{Encoded, Piece};
 use crate::tokenizer::Tokenizer;
 use crate::trainer::{loss_and_weight, mean_of};
 use crate::{Result, TrainError};
@@ -21,9 +23,9 @@ pub struct EvalOptions {
 /// The result of [`eval`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Evaluation {
-    /// Predicted tokens: all but the first.
+    /// Predicted tokens: all but the first; of a conversation, those of answers.
     pub tokens: usize,
-    /// Bytes of the text.
+    /// Bytes of the text that is predicted.
     pub text_bytes: u64,
     /// Mean loss in nats per token.
     pub nats_per_token: f64,
@@ -38,21 +40,24 @@ impl Evaluation {
     }
 }
 
-/// The loss of `model` on `texts`. As in training, each text is followed by the separator, and the
-/// stream of tokens is divided into sequences of `seq_len`; here the last one may be shorter. Every
-/// token but the first is predicted once.
+/// The loss of `model` on `documents`. As in training, each text is followed by the separator, only
+/// the answers of conversations count, and the stream of tokens is divided into sequences of
+/// `seq_len`; here the last one may be shorter. Every token but the first is predicted once.
 ///
 /// # Errors
 /// [`TrainError::NoTokens`] for fewer than two tokens; errors of tokenizer and model.
 pub fn eval<M: Model<Batch = TokenBatch>>(
     model: &M,
     tokenizer: &Tokenizer,
-    texts: &[&str],
+    documents: &[Document],
     options: EvalOptions,
     device: &Device,
 ) -> Result<Evaluation> {
-    let ids = tokenizer.encode_documents(texts)?;
-    let tokens = ids.len().saturating_sub(1);
+    let pieces: Vec<Piece<'_>> = documents.iter().map(Piece::whole).collect();
+    let encoded = Encoded::new(tokenizer, &pieces)?;
+    let length = encoded.ids.len();
+    let trained = (0..length).filter(|at| encoded.is_trained(*at)).count();
+    let tokens = trained - usize::from(length > 0 && encoded.is_trained(0));
     if tokens == 0 {
         return Err(TrainError::NoTokens);
     }
@@ -61,33 +66,41 @@ pub fn eval<M: Model<Batch = TokenBatch>>(
         checkpointing: false,
     };
     let (seq_len, rows) = (options.seq_len.max(1), options.batch_size.max(1));
-    let starts: Vec<usize> = (0..tokens).step_by(seq_len).collect();
+    let starts: Vec<usize> = (0..length - 1).step_by(seq_len).collect();
     let mut sums = Vec::new();
     for starts in starts.chunks(rows) {
-        let batch = gather(&ids, starts, seq_len, device)?;
+        let batch = gather(&encoded, starts, seq_len, device)?;
         sums.push(loss_and_weight(model, &batch, compute)?);
     }
     let nats_per_token = mean_of(sums)?;
-    let text_bytes = texts.iter().map(|text| text.len() as u64).sum();
+    let text_bytes = encoded.trained_bytes();
     Ok(Evaluation {
         tokens,
         text_bytes,
         nats_per_token,
         // As during training, the loss counts for all tokens.
-        bits_per_byte: nats_per_token / std::f64::consts::LN_2 * ids.len() as f64
-            / text_bytes as f64,
+        bits_per_byte: nats_per_token / std::f64::consts::LN_2 * trained as f64 / text_bytes as f64,
     })
 }
 
-/// The sequences at `starts`. What is missing at the end has no label.
-fn gather(ids: &[u32], starts: &[usize], seq_len: usize, device: &Device) -> Result<TokenBatch> {
+/// The sequences at `starts`. What is missing at the end, and what does not count, has no label.
+fn gather(
+    encoded: &Encoded,
+    starts: &[usize],
+    seq_len: usize,
+    device: &Device,
+) -> Result<TokenBatch> {
+    let ids = &encoded.ids;
     let longest = starts.iter().map(|start| ids.len() - 1 - start).max();
     let length = longest.unwrap_or(0).min(seq_len);
-    let at = |position: usize, missing: i64| ids.get(position).map_or(missing, |id| i64::from(*id));
+    let at = |position: usize| ids.get(position).map(|id| i64::from(*id));
+    let label = |position: usize| at(position).filter(|_| encoded.is_trained(position));
     let positions = || starts.iter().flat_map(|start| *start..start + length);
-    let inputs: Vec<i64> = positions().map(|position| at(position, 0)).collect();
+    let inputs: Vec<i64> = positions()
+        .map(|position| at(position).unwrap_or(0))
+        .collect();
     let labels: Vec<i64> = positions()
-        .map(|position| at(position + 1, IGNORE_INDEX))
+        .map(|position| label(position + 1).unwrap_or(IGNORE_INDEX))
         .collect();
     let shape = [starts.len(), length];
     Ok(TokenBatch::new(
@@ -100,17 +113,25 @@ fn gather(ids: &[u32], starts: &[usize], seq_len: usize, device: &Device) -> Res
 mod tests {
     use super::*;
 
-    /// Each token but the first is a label once, after the token before it.
+    /// Consecutive ids, of which each third is not trained if `is_masked`.
+    fn encoded(length: u32, is_masked: bool) -> Encoded {
+        let ids: Vec<u32> = (100..100 + length).collect();
+        let trained = is_masked.then(|| (ids.iter().map(|id| id % 3 > 0).collect(), 1));
+        Encoded::of_ids(ids, trained)
+    }
+
+    /// Each token but the first that is trained is a label once, after the token before it.
     #[test]
     fn every_token_is_predicted_once() {
         let device = Device::cpu();
-        for length in 2..40 {
-            let ids: Vec<u32> = (100..100 + length).collect();
+        for (length, is_masked) in (2..40).flat_map(|length| [(length, false), (length, true)]) {
+            let encoded = encoded(length, is_masked);
+            let ids = &encoded.ids;
             for (seq_len, rows) in [(1, 3), (4, 2), (7, 5), (64, 1)] {
                 let starts: Vec<usize> = (0..ids.len() - 1).step_by(seq_len).collect();
                 let mut seen = Vec::new();
                 for starts in starts.chunks(rows) {
-                    let batch = gather(&ids, starts, seq_len, &device).unwrap();
+                    let batch = gather(&encoded, starts, seq_len, &device).unwrap();
                     let inputs = batch.ids.to_vec::<i64>().unwrap();
                     let labels = batch.labels.to_vec::<i64>().unwrap();
                     for (input, label) in inputs.into_iter().zip(labels) {
@@ -120,7 +141,9 @@ mod tests {
                         }
                     }
                 }
-                assert_eq!(seen, ids[1..]);
+                let mut expected = ids[1..].to_vec();
+                expected.retain(|id| !is_masked || id % 3 > 0);
+                assert_eq!(seen, expected);
             }
         }
     }

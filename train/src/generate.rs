@@ -19,7 +19,7 @@ pub struct Sampling {
 }
 
 /// Continues `prompt` by up to `tokens` tokens, and passes text to `on_text` as soon as its
-/// characters are complete. Stops at the end of a document. An empty prompt starts a new document.
+/// characters are complete. Stops at the end of a document or of a ChatML message. An empty prompt starts a new document.
 ///
 /// # Errors
 /// [`TrainError::EmptyPrompt`] for an empty prompt where the tokenizer has no token that starts a
@@ -63,7 +63,7 @@ pub fn generate(
         let key = Key::new(sampling.seed).fold(position as u64);
         let uniform = ops::uniform(&host, &[], DType::F64, key, 0.0, 1.0)?.item::<f64>()?;
         let next = sample_token(&logits[..tokenizer.vocab_size()], sampling, uniform);
-        if Some(next) == tokenizer.separator() {
+        if tokenizer.ends_text(next) {
             break;
         }
         on_text(&text.push(next)?);

@@ -29,6 +29,7 @@ pub mod config;
 pub mod configured;
 pub mod corpus;
 pub mod data;
+mod encoded;
 mod error;
 pub mod eval;
 pub mod events;

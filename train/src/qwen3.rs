@@ -447,7 +447,6 @@ pub fn model(config: &Config, vocab_size: usize, from: Option<&Committed>) -> Re
         z: balancing.z_loss_coef,
         bias_update_rate: balancing.bias_update_rate,
     });
-    // A checkpoint has the files that its run started with.
     if let Some(origin) = tables.model.origin() {
         // A checkpoint has the files that its run started with.
         let folder = from.map_or(origin, Committed::path);

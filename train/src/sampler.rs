@@ -5,8 +5,8 @@
 //! is therefore a pure function of seed and step. There is no state to save, and each rank computes
 //! its own rows.
 //!
-//! Text of several sources is one stream, and a window belongs to the source that it lies in. The
-//! samples of a run are divided among the sources by weight, as evenly as possible, and each source
+//! The tokens of several sources form one stream, and no window crosses from one source into the
+//! next. The samples of a run are divided among the sources by weight, as evenly as possible, and each source
 //! has epochs of its own.
 
 use std::ops::Range;
@@ -228,9 +228,9 @@ impl Order {
         Self::mixed(vec![(all, 1.0)], batch_size, seed)
     }
 
-    /// As [`Order::new`], from several sources, each with the weight of its share. Sources without
-    /// windows are left out; weights must be finite and above 0.
-    pub fn mixed(sources: Vec<(Choice, f64)>, batch_size: usize, seed: u64) -> Self {
+    /// As [`Order::new`], from several sources, each with the weight of its share. There must be
+    /// sources, each with windows; weights must be finite and above 0.
+    pub(crate) fn mixed(sources: Vec<(Choice, f64)>, batch_size: usize, seed: u64) -> Self {
         let mut rest: f64 = sources.iter().map(|(_, weight)| weight).sum();
         let last = sources.len().saturating_sub(1);
         let source = |(at, (windows, weight)): (usize, (Choice, f64))| {

@@ -201,6 +201,11 @@ impl Tokenizer {
         self.separator
     }
 
+    /// Whether generation ends at `id`: the separator, or the end of a message in ChatML.
+    pub fn ends_text(&self, id: u32) -> bool {
+        [self.separator, self.id("<|im_end|>")].contains(&Some(id))
+    }
+
     /// The id of a token, such as a special one; `None` if there is no such token. The byte
     /// tokenizer has no names.
     pub fn id(&self, token: &str) -> Option<u32> {

@@ -1,4 +1,4 @@
-//! Documents of a Parquet file: the column `messages`, or else `text`.
+//! Documents of a Parquet file: its columns `messages` and `text`.
 
 use std::fs::File;
 use std::panic::catch_unwind;
@@ -37,8 +37,8 @@ fn read_rows(path: &Path) -> Result<Vec<Document>, CorpusError> {
         source,
     })?;
     let reader = SerializedFileReader::new(file).map_err(invalid)?;
-    let column = column(reader.metadata().file_metadata().schema()).map_err(bad)?;
-    let only = Type::group_type_builder("schema").with_fields(vec![column]);
+    let columns = columns(reader.metadata().file_metadata().schema()).map_err(bad)?;
+    let only = Type::group_type_builder("schema").with_fields(columns);
     let only = only.build().map_err(invalid)?;
 
     let name = path.to_string_lossy();
@@ -57,20 +57,17 @@ fn read_rows(path: &Path) -> Result<Vec<Document>, CorpusError> {
     Ok(documents)
 }
 
-/// The column with the documents.
-fn column(schema: &Type) -> Result<Arc<Type>, String> {
-    let columns = schema.get_fields();
-    let named = |name: &str| columns.iter().find(|column| column.name() == name);
-    named("messages")
-        .or_else(|| named("text"))
-        .cloned()
-        .ok_or_else(|| {
-            let names: Vec<&str> = columns.iter().map(|column| column.name()).collect();
-            format!(
-                "no column `text` or `messages` (columns: {})",
-                names.join(", ")
-            )
-        })
+/// The columns with the documents, in the order of the file.
+fn columns(schema: &Type) -> Result<Vec<Arc<Type>>, String> {
+    let all = schema.get_fields();
+    let is_document = |column: &&Arc<Type>| ["messages", "text"].contains(&column.name());
+    let found: Vec<Arc<Type>> = all.iter().filter(is_document).cloned().collect();
+    if found.is_empty() {
+        let names: Vec<&str> = all.iter().map(|column| column.name()).collect();
+        let names = names.join(", ");
+        return Err(format!("no column `text` or `messages` (columns: {names})"));
+    }
+    Ok(found)
 }
 
 fn object(row: &Row) -> Value {

@@ -77,7 +77,7 @@ impl Drop for Rollback {
     }
 }
 
-/// Removes `run` and the folders around it up to `created`, as far as nobody else put files there.
+/// Removes `run` and its parents up to `created`, unless they have other files.
 fn remove_new(run: &Path, created: &Path) {
     let _ = fs::remove_file(run.join("lock"));
     for folder in run.ancestors() {

@@ -294,13 +294,11 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
         Ok((Some(loss), Some(tokens.bits_per_byte(loss))))
     }
 
-    /// Writes the sample and the checkpoint that are due after `step`.
+    /// Writes the checkpoint and the sample that are due after `step`.
     fn pause(&mut self, step: u64, stopping: bool) -> Result<()> {
         let due = |every: u64| every > 0 && step.is_multiple_of(every);
         let ends = step == self.last;
-        if due(self.config.sample.every) && !ends && !stopping {
-            self.sample(step)?;
-        }
+        // The checkpoint comes first: an error of sampling must not lose it.
         if due(self.config.checkpoint.every) || ends || stopping {
             self.save(step)?;
         }
@@ -308,7 +306,12 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
             let saved = self.saver.wait();
             self.saved(saved)?;
         }
-        if step == self.config.train.steps && self.config.sample.every > 0 {
+        let is_last = step == self.config.train.steps;
+        let samples = match ends || stopping {
+            true => is_last && self.config.sample.every > 0,
+            false => due(self.config.sample.every),
+        };
+        if samples {
             self.sample(step)?;
         }
         Ok(())
