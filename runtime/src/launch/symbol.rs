@@ -304,16 +304,17 @@ mod tests {
         }
     }
 
-    /// An expression computes the same bits as its function.
+    /// An expression computes the same bits as its function. The sign of a NaN is left open.
     #[test]
     fn expressions_equal_their_functions() {
+        let bits = |x: f32| if x.is_nan() { f32::NAN } else { x }.to_bits();
         let (expression, constants) = trace(&Mixed).unwrap();
         let values = [-3.0, -0.5, 0.0, 0.7, 1.0, 12.0, f32::NAN, f32::INFINITY];
         for a in values {
             for b in values {
                 let written = evaluate(&expression, &constants, &[a, b]);
                 let direct = Mixed.value([a, b]);
-                assert_eq!(written.to_bits(), direct.to_bits(), "{a} {b}");
+                assert_eq!(bits(written), bits(direct), "{a} {b}");
             }
         }
     }
