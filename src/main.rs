@@ -90,9 +90,9 @@ struct TrainArguments {
     config: Option<PathBuf>,
     #[command(flatten)]
     device: OnFastest,
-    /// Start with the configuration, weights and tokenizer of a Hugging Face folder: as `--set
-    /// model.from=DIR`.
-    #[arg(long, value_name = "HF_DIR")]
+    /// Start with the configuration, weights and tokenizer of a Hugging Face folder, a checkpoint or
+    /// a run: as `--set model.from=DIR`.
+    #[arg(long, value_name = "DIR")]
     from: Option<String>,
     /// Set a key, as in `--set train.steps=100`; may be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]

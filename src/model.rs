@@ -41,30 +41,45 @@ pub(crate) fn open(
     device: &Device,
 ) -> anyhow::Result<Opened> {
     let verify = checks.verify();
-    let load = |folder: &Path| {
+    let load = |checkpoint: &Committed| {
         with_loading_bar(|progress| {
             let options = ReadOptions { verify, progress };
-            let model = qwen3::load(folder, device, options)?;
-            let is_averaged = checkpoint::has_averages(folder) && !raw;
+            let model = qwen3::load_checkpoint(checkpoint, device, options)?;
+            let is_averaged = checkpoint::has_averages(checkpoint.path()) && !raw;
             if is_averaged {
-                checkpoint::load_averages(&Committed::open(folder)?, &model, options)?;
+                checkpoint::load_averages(checkpoint, &model, options)?;
             }
             Ok(Opened {
                 model,
-                folder: folder.to_owned(),
+                folder: checkpoint.path().to_owned(),
                 is_averaged,
             })
         })
     };
     let Some(mut candidates) = Candidates::find(path, verify)? else {
-        return Ok(load(path)?);
+        return load_folder(path, verify, device);
     };
-    let found = candidates.read(|checkpoint| load(checkpoint.path()))?;
+    let found = candidates.read(load)?;
     for problem in candidates.passed_over() {
         eprintln!("passed over: {problem}");
     }
     Ok(match found {
         Some((_, opened)) => opened,
-        None => load(path)?,
+        None => load_folder(path, verify, device)?,
+    })
+}
+
+/// Loads a folder without a manifest. Such a folder of a run is an error if it has averages.
+fn load_folder(path: &Path, verify: bool, device: &Device) -> anyhow::Result<Opened> {
+    if checkpoint::has_averages(path) {
+        Committed::open(path)?;
+    }
+    let load = |progress: &(dyn Fn(u64, u64) + Sync)| {
+        qwen3::load(path, device, ReadOptions { verify, progress })
+    };
+    Ok(Opened {
+        model: with_loading_bar(load)?,
+        folder: path.to_owned(),
+        is_averaged: false,
     })
 }

@@ -6,6 +6,7 @@
 //! any other folder of safetensors  every file or subfolder as a separate part
 //! a checkpoint of a run            model and trainer/, with manifest.json
 //! a run                            its newest complete checkpoint
+//! a file or folder of PyTorch      the tensors of its state_dict
 //! ```
 
 use std::collections::BTreeSet;
@@ -14,11 +15,14 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use glob::Pattern;
+use meshgrad::ckpt::torch::{self, Format, TorchModel};
 use meshgrad::ckpt::{
-    Committed, Error, Folder, IntegrityError, Scan, TensorFile, TensorInfo, scan,
+    Committed, Error, Folder, IntegrityError, Links, Scan, TensorFile, TensorInfo, scan,
 };
 
+use super::assembled::Assembled;
 use super::fold::{fold, natural_order};
+use super::source::{is_of_torch, left_out};
 use crate::table::printable;
 
 const EXTENSION: &str = "safetensors";
@@ -43,6 +47,7 @@ pub(crate) enum Kind {
     /// Files or folders without a common index.
     Files,
     Checkpoint(Committed),
+    Torch(Format),
 }
 
 impl Kind {
@@ -53,6 +58,9 @@ impl Kind {
             Kind::Model => "model",
             Kind::Files => "files",
             Kind::Checkpoint(_) => "checkpoint",
+            Kind::Torch(Format::File) => "torch file",
+            Kind::Torch(Format::Distributed) => "torch distributed checkpoint",
+            Kind::Torch(_) => "torch model",
         }
     }
 
@@ -66,6 +74,9 @@ impl Kind {
                 Some(step) => format!("checkpoint of step {step}"),
                 None => "checkpoint".to_owned(),
             },
+            Kind::Torch(Format::File) => "file of PyTorch".to_owned(),
+            Kind::Torch(Format::Distributed) => "distributed checkpoint of PyTorch".to_owned(),
+            Kind::Torch(_) => "model of PyTorch".to_owned(),
         }
     }
 }
@@ -80,6 +91,7 @@ pub(crate) struct Part {
 enum Store {
     File(TensorFile),
     Folder(Folder),
+    InParts(Box<Assembled>),
 }
 
 /// A tensor and how to read it.
@@ -88,7 +100,15 @@ pub(crate) struct Entry<'a> {
     /// The tensor's name, prefixed by the name of its part and a slash unless that name is empty.
     pub(crate) name: String,
     pub(crate) info: &'a TensorInfo,
-    file: &'a TensorFile,
+    data: Data<'a>,
+}
+
+/// Where the bytes of a tensor are.
+#[derive(Clone, Copy)]
+enum Data<'a> {
+    Stored(&'a TensorFile),
+    /// The number of the tensor.
+    InParts(&'a Assembled, usize),
 }
 
 impl Entry<'_> {
@@ -107,7 +127,10 @@ impl Entry<'_> {
 
     /// Fills `data` with the tensor's bytes from `offset` on.
     pub(crate) fn read(&self, offset: usize, data: &mut [u8]) -> anyhow::Result<()> {
-        Ok(self.file.read_range_into(&self.info.name, offset, data)?)
+        match self.data {
+            Data::Stored(file) => Ok(file.read_range_into(&self.info.name, offset, data)?),
+            Data::InParts(all, number) => all.read(number, offset, data),
+        }
     }
 }
 
@@ -116,21 +139,31 @@ impl Part {
         match &self.store {
             Store::File(file) => std::slice::from_ref(file),
             Store::Folder(folder) => folder.files(),
+            Store::InParts(all) => all.model().assembly.folder().files(),
         }
     }
 
     /// Its tensors in natural order of names.
-    pub(crate) fn entries(&self) -> Vec<Entry<'_>> {
+    pub(crate) fn entries<'a>(&'a self) -> Vec<Entry<'a>> {
         let mut entries = Vec::new();
-        for file in self.files() {
-            entries.extend(file.tensors().iter().map(|info| Entry {
-                name: match self.name.as_str() {
-                    "" => info.name.clone(),
-                    part => format!("{part}/{}", info.name),
-                },
-                info,
-                file,
-            }));
+        let mut add = |info: &'a TensorInfo, data| {
+            let name = match self.name.as_str() {
+                "" => info.name.clone(),
+                part => format!("{part}/{}", info.name),
+            };
+            entries.push(Entry { name, info, data });
+        };
+        match &self.store {
+            Store::InParts(all) => {
+                let tensors = all.tensors().iter().enumerate();
+                tensors.for_each(|(number, info)| add(info, Data::InParts(all, number)));
+            }
+            Store::File(_) | Store::Folder(_) => {
+                for file in self.files() {
+                    let tensors = file.tensors().iter();
+                    tensors.for_each(|info| add(info, Data::Stored(file)));
+                }
+            }
         }
         entries.sort_by(|a, b| natural_order(&a.name, &b.name));
         entries
@@ -143,6 +176,9 @@ impl Catalog {
         let metadata =
             fs::metadata(path).with_context(|| format!("cannot open {}", display_path(path)))?;
         if !metadata.is_dir() {
+            if is_of_torch(path) {
+                return Catalog::of_torch(path, torch::open_file(path)?);
+            }
             return Ok(Catalog::new(path, Kind::File, vec![Part::file("", path)?]));
         }
 
@@ -173,13 +209,38 @@ impl Catalog {
         for folder in folders {
             catalog.add_folder(&folder.to_string_lossy())?;
         }
+        if catalog.parts.is_empty()
+            && let Some(model) = torch::open(&path, Links::Refuse)?
+        {
+            catalog.add_torch(model)?;
+        }
         Ok(catalog)
+    }
+
+    fn of_torch(path: &Path, model: TorchModel) -> anyhow::Result<Catalog> {
+        let mut catalog = Catalog::new(path, Kind::Torch(model.format), Vec::new());
+        catalog.add_torch(model)?;
+        Ok(catalog)
+    }
+
+    fn add_torch(&mut self, model: TorchModel) -> anyhow::Result<()> {
+        self.warnings.extend(left_out(&model));
+        self.parts.push(Part {
+            name: String::new(),
+            store: Store::InParts(Box::new(Assembled::new(model)?)),
+        });
+        Ok(())
     }
 
     fn of_folder(path: &Path) -> anyhow::Result<Catalog> {
         let mut catalog = Catalog::new(path, Kind::Files, Vec::new());
         if catalog.add_folder("")? {
             catalog.kind = Kind::Model;
+        } else if let Some(model) = torch::open(path, Links::Refuse)? {
+            let mut of_torch = Catalog::of_torch(path, model)?;
+            let others = safetensors_files(path)?;
+            of_torch.warnings.extend(not_of_the_model(path, &others));
+            return Ok(of_torch);
         }
         if !catalog.parts.is_empty() {
             // An incomplete save may have left a trainer folder.
@@ -194,9 +255,8 @@ impl Catalog {
         catalog.add_folders_below("")?;
         if catalog.parts.is_empty() {
             bail!(
-                "{} contains no safetensors file and no checkpoint; give a safetensors file, a \
-                 folder of them, a run or one of its checkpoints; `meshgrad ckpt convert` reads \
-                 files of PyTorch",
+                "{} contains no safetensors file, no model of PyTorch and no checkpoint; give a \
+                 file of safetensors or PyTorch, a folder of them, a run or one of its checkpoints",
                 display_path(path)
             );
         }
@@ -236,15 +296,8 @@ impl Catalog {
         match Folder::open(&folder) {
             Ok(model) => {
                 let is_other = |file: &&String| !contains_file(&model, &folder.join(file));
-                let others: Vec<&str> = files.iter().filter(is_other).map(String::as_str).collect();
-                if !others.is_empty() {
-                    self.warnings.push(format!(
-                        "{} also contains files that do not belong to the model: {}; inspect them \
-                         by their own paths",
-                        display_path(&folder),
-                        others.join(", ")
-                    ));
-                }
+                let others: Vec<String> = files.iter().filter(is_other).cloned().collect();
+                self.warnings.extend(not_of_the_model(&folder, &others));
                 let store = Store::Folder(model);
                 let name = name.to_owned();
                 self.parts.push(Part { name, store });
@@ -281,6 +334,19 @@ impl Catalog {
             }
         }
         Ok(())
+    }
+
+    /// The models of PyTorch.
+    pub(crate) fn torch_models(&self) -> impl Iterator<Item = &TorchModel> {
+        self.parts.iter().filter_map(|part| match &part.store {
+            Store::InParts(all) => Some(all.model()),
+            Store::File(_) | Store::Folder(_) => None,
+        })
+    }
+
+    /// Buffers that reading a tensor needs, with the one that is filled.
+    pub(crate) fn buffers(&self) -> u64 {
+        1 + u64::from(self.torch_models().next().is_some())
     }
 
     /// All tensors, part by part.
@@ -359,6 +425,18 @@ fn substring_distance(wanted: &[char], name: &str) -> usize {
         fewest = fewest.min(edits[wanted.len()]);
     }
     fewest
+}
+
+/// The warning about files beside a model, if there are any.
+fn not_of_the_model(folder: &Path, files: &[String]) -> Option<String> {
+    (!files.is_empty()).then(|| {
+        format!(
+            "{} also contains files that do not belong to the model: {}; inspect them by their own \
+             paths",
+            display_path(folder),
+            files.join(", ")
+        )
+    })
 }
 
 /// Joins `name`, which may be empty, to `folder`.

@@ -3,6 +3,7 @@
 //! One module per subcommand. Each returns its output and exit code and prints only warnings.
 
 mod arguments;
+mod assembled;
 mod bench;
 mod catalog;
 mod convert;

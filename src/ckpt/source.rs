@@ -16,6 +16,7 @@ use meshgrad::ckpt::{Assembly, Committed, Error, Folder, IntegrityError, Links, 
 
 use super::catalog::display_path;
 use super::size;
+use crate::table::printable;
 
 /// An open folder or file.
 pub(super) struct Source {
@@ -114,16 +115,11 @@ impl Source {
     }
 
     fn of_torch(model: TorchModel, checkpoint: Option<Committed>, damage: Option<Error>) -> Source {
+        let left_out = left_out(&model);
         let mut source = Source::assembled(model.assembly, checkpoint);
         source.warnings.extend(damage.iter().map(Error::to_string));
         source.damage = damage;
-        if let [first, ..] = &model.left_out[..] {
-            let values = size::counted(model.left_out.len() as u64, "value");
-            source.warnings.push(format!(
-                "left out of {}: {values} that are not tensors, such as `{first}`",
-                display_path(source.path())
-            ));
-        }
+        source.warnings.extend(left_out);
         source
     }
 
@@ -235,11 +231,8 @@ impl Source {
     }
 
     /// Opens the same path again.
-    pub(super) fn reopen(&self) -> Result<Folder, Error> {
-        match self.folder_path() {
-            Some(folder) => Folder::open(folder),
-            None => Folder::open_file(self.path()),
-        }
+    pub(super) fn reopen(&self) -> anyhow::Result<Source> {
+        Source::open_any(self.path(), self.links)
     }
 
     /// Its tensors.
@@ -275,7 +268,19 @@ impl Source {
 /// Extensions of files that `torch.save` writes.
 const TORCH_EXTENSIONS: [&str; 3] = ["bin", "pt", "pth"];
 
-fn is_of_torch(path: &Path) -> bool {
+/// The warning about values that are not tensors.
+pub(super) fn left_out(model: &TorchModel) -> Option<String> {
+    let first = model.left_out.first()?;
+    let values = size::counted(model.left_out.len() as u64, "value");
+    Some(format!(
+        "left out of {}: {values} that are not tensors, such as `{}`",
+        display_path(model.assembly.folder().path()),
+        printable(first)
+    ))
+}
+
+/// Whether the name of a file is one that `torch.save` is called with.
+pub(super) fn is_of_torch(path: &Path) -> bool {
     let extension = path.extension().and_then(|it| it.to_str());
     extension.is_some_and(|it| TORCH_EXTENSIONS.contains(&it))
 }

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use meshgrad::ckpt::torch::{Checksum, Format, TorchModel};
 use meshgrad::ckpt::{Committed, Error, IntegrityError, scan};
 use serde::Serialize;
 
@@ -18,9 +19,9 @@ use crate::table::{Table, printable};
 #[command(after_help = "Exit codes: 0 no damage, 1 damage was found, 2 error.")]
 pub(super) struct VerifyArguments {
     /// A checkpoint, or a run: all its checkpoints. Other folders and files have no manifest; their
-    /// headers and index are checked.
+    /// headers and index are checked, and with --deep the checksums of PyTorch's files.
     path: PathBuf,
-    /// Read all data and compare digests with the manifest.
+    /// Read all data and compare digests with the manifest, or CRC-32 with the zip archive.
     #[arg(long)]
     deep: bool,
     /// Print JSON.
@@ -47,6 +48,10 @@ struct Verdict {
     files: u64,
     bytes: u64,
     problem: Option<String>,
+    /// The number of CRC-32 that were compared.
+    checksums: u64,
+    /// What was not compared with a digest or checksum.
+    not_checked: Option<String>,
 }
 
 /// From best to worst.
@@ -87,6 +92,7 @@ impl Status {
                 problem: IntegrityError::NewerVersion { .. },
                 ..
             } => Status::Unreadable,
+            Error::Torch { problem, .. } if !problem.is_damage() => Status::Unreadable,
             _ => Status::Damaged,
         }
     }
@@ -107,7 +113,7 @@ pub(super) fn verify(arguments: &VerifyArguments, threads: usize) -> anyhow::Res
             sealed = complete;
             report.checked.extend(incomplete);
         }
-        Found::Unsealed => report.check_unsealed(path)?,
+        Found::Unsealed => report.check_unsealed(path, threads)?,
     }
 
     let checked = if arguments.deep {
@@ -190,6 +196,35 @@ fn check_digests(sealed: &[Committed], threads: usize) -> Vec<Verdict> {
     verdicts.into_iter().flatten().collect()
 }
 
+/// Compares the checksums of zip entries. Returns their number.
+fn check_entries(model: &TorchModel, entries: &[Checksum], threads: usize) -> anyhow::Result<u64> {
+    let all = entries.iter().map(Checksum::bytes).sum();
+    let worker = || {
+        |at: usize, progress: &indicatif::ProgressBar| {
+            model.verify(&entries[at])?;
+            progress.inc(entries[at].bytes());
+            Ok(())
+        }
+    };
+    let results = parallel_map(threads, entries.len(), all, worker);
+    results.into_iter().collect::<anyhow::Result<()>>()?;
+    Ok(entries.len() as u64)
+}
+
+/// What has no checksum in files of PyTorch.
+fn without_checksum(model: &TorchModel, archives: usize) -> String {
+    let mut without = match model.format {
+        Format::Distributed => ".metadata, zip directories and values that are not tensors",
+        _ => "index and zip directories",
+    }
+    .to_owned();
+    if archives > 0 {
+        let archives = counted(archives as u64, "archive");
+        without = format!("{without}, all of {archives} written without CRC-32");
+    }
+    format!("{without}: they have no checksum")
+}
+
 impl Verdict {
     fn from_checkpoint(checkpoint: &Committed) -> Verdict {
         Verdict {
@@ -199,6 +234,8 @@ impl Verdict {
             files: checkpoint.files().len() as u64,
             bytes: checkpoint.files().map(|(_, bytes)| bytes).sum(),
             problem: None,
+            checksums: 0,
+            not_checked: None,
         }
     }
 
@@ -217,6 +254,8 @@ impl Verdict {
             files: 0,
             bytes: 0,
             problem: Some(problem(error)),
+            checksums: 0,
+            not_checked: None,
         }
     }
 }
@@ -232,7 +271,7 @@ fn problem(error: &Error) -> String {
 impl Report {
     /// Checks headers and indexes. A file in another format is an error; an invalid safetensors
     /// file is damage.
-    fn check_unsealed(&mut self, path: &Path) -> anyhow::Result<()> {
+    fn check_unsealed(&mut self, path: &Path, threads: usize) -> anyhow::Result<()> {
         let mut verdict = Verdict {
             path: path.to_string_lossy().into_owned(),
             sealed: false,
@@ -240,8 +279,24 @@ impl Report {
             files: 0,
             bytes: 0,
             problem: None,
+            checksums: 0,
+            not_checked: None,
         };
-        match Catalog::open(path) {
+        let checked = Catalog::open(path).and_then(|catalog| {
+            let model = catalog.torch_models().next();
+            let checksums = model.map(TorchModel::checksums).transpose()?;
+            let not_checked = match model.zip(checksums) {
+                None => "the data: without a manifest there are no digests".to_owned(),
+                Some((model, checksums)) if self.deep || checksums.entries.is_empty() => {
+                    verdict.checksums = check_entries(model, &checksums.entries, threads)?;
+                    without_checksum(model, checksums.without)
+                }
+                Some(_) => "the data; --deep compares the CRC-32 of each zip entry".to_owned(),
+            };
+            verdict.not_checked = Some(not_checked);
+            Ok(catalog)
+        });
+        match checked {
             Ok(catalog) => {
                 verdict.files = catalog.files().count() as u64;
                 verdict.bytes = catalog.entries().iter().map(|entry| entry.bytes()).sum();
@@ -292,9 +347,14 @@ impl Report {
             .iter()
             .filter(|it| it.status == Status::Removed);
         let all = all - removed.count();
-        if self.checked.iter().any(|verdict| !verdict.sealed) {
-            return "headers and index are valid; without a manifest the data cannot be verified"
-                .to_owned();
+        let unsealed = self.checked.iter().find(|verdict| !verdict.sealed);
+        if let Some(not_checked) = unsealed.and_then(|verdict| verdict.not_checked.as_ref()) {
+            let compared: u64 = self.checked.iter().map(|verdict| verdict.checksums).sum();
+            let compared = match compared {
+                0 => String::new(),
+                _ => format!(", {} are correct", counted(compared, "CRC-32")),
+            };
+            return format!("headers and index are valid{compared}; not checked: {not_checked}");
         }
         let checkpoints = counted(all as u64, "checkpoint");
         match self.deep {

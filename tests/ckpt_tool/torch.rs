@@ -27,9 +27,11 @@ fn copy(dir: &TestDir, name: &str) {
 #[test]
 fn output() {
     let dir = TestDir::new();
-    for name in ["views", "sharded", "dcp"] {
+    for name in ["views", "sharded", "dcp", "nested", "expanded"] {
         copy(&dir, name);
     }
+    let complex = fixtures().join("wrong/complex128.bin");
+    fs::copy(complex, dir.path("complex128.bin")).unwrap();
     let legacy = fixtures().join("wrong/legacy.bin");
     fs::copy(legacy, dir.path("legacy.bin")).unwrap();
     fs::write(dir.path("tp"), "{r:path}.weight = tp:0\n").unwrap();
@@ -57,10 +59,137 @@ fn output() {
         ]),
         dir.ckpt(&["convert", "views/pytorch_model.bin", "of-file"]),
         dir.ckpt(&["convert", "legacy.bin", "of-legacy"]),
-        dir.ckpt(&["inspect", "sharded"]),
-        dir.ckpt(&["bench", "sharded"]),
+        dir.ckpt(&["inspect", "sharded", "--stats"]),
+        dir.ckpt(&["inspect", "nested"]),
+        dir.ckpt(&["inspect", "dcp"]),
+        dir.ckpt(&["inspect", "complex128.bin"]),
+        dir.ckpt(&["diff", "views", "expanded"]),
     ]);
     insta::assert_snapshot!(output);
+}
+
+/// What PyTorch loads, as a file of safetensors.
+fn expected(name: &str) -> String {
+    let path = fixtures().join(name).join("expected.safetensors");
+    path.to_str().unwrap().to_owned()
+}
+
+/// `inspect` and `diff` see the tensors that PyTorch loads, in any budget: the same statistics, and
+/// no difference in any element. A changed element is a difference.
+#[test]
+fn listings_and_values_equal_what_pytorch_loads() {
+    let dir = TestDir::new();
+    for name in [
+        "dtypes", "views", "module", "sharded", "dcp", "nested", "expanded",
+    ] {
+        copy(&dir, name);
+        let expected = expected(name);
+        for budget in ["192KiB", "64MiB"] {
+            let diff = ["diff", name, &expected, "--values", "--budget", budget];
+            let output = dir.ckpt(&diff);
+            assert_eq!(output.code, 0, "{}", output.shown());
+
+            let tensors = |path: &str| {
+                let inspect = ["inspect", path, "--stats", "--json", "--budget", budget];
+                let output = dir.ckpt(&inspect);
+                assert_eq!(output.code, 0, "{}", output.shown());
+                output.json()["tensors"].take()
+            };
+            assert_eq!(tensors(name), tensors(&expected), "{name}");
+        }
+    }
+
+    let path = dir.path("sharded/pytorch_model-00002-of-00002.bin");
+    let mut bytes = fs::read(&path).unwrap();
+    // The bias 3.0.
+    let three = 3f32.to_le_bytes();
+    let at = bytes.windows(4).rposition(|it| it == three).unwrap();
+    bytes[at] ^= 1;
+    fs::write(&path, &bytes).unwrap();
+    let output = dir.ckpt(&["diff", "sharded", &expected("sharded"), "--values"]);
+    assert_eq!(output.code, 1);
+    assert!(output.stdout.contains("d.bias"), "{}", output.shown());
+
+    let output = dir.ckpt(&["verify", "sharded"]);
+    assert_eq!(output.code, 0, "{}", output.shown());
+    let output = dir.ckpt(&["verify", "sharded", "--deep"]);
+    assert_eq!(output.code, 1, "{}", output.shown());
+    assert!(
+        output.stdout.contains("it stores `d.bias`"),
+        "{}",
+        output.shown()
+    );
+}
+
+/// A range of a large tensor is read through views and chunks as through one file.
+#[test]
+fn segments_of_views_are_read_in_any_budget() {
+    let dir = TestDir::new();
+    copy(&dir, "views");
+    let stats = |budget: &str| {
+        let inspect = ["inspect", "views", "--stats", "--json", "--budget", budget];
+        dir.ckpt(&[&inspect[..], &["--threads", "3"]].concat())
+            .json()
+    };
+    assert_eq!(stats("128KiB"), stats("1GiB"));
+}
+
+/// `verify` compares sizes and structure, with `--deep` the CRC-32 of zip entries, and says what
+/// has no checksum.
+#[test]
+fn verify_says_what_it_cannot_check() {
+    let dir = TestDir::new();
+    for name in ["sharded", "dcp", "without-crc"] {
+        copy(&dir, name);
+    }
+    copy(&dir, "nested");
+    let path = dir.path("nested/pytorch_model.bin");
+    let bytes = fs::read(&path).unwrap();
+    let verify = |path: &str| dir.ckpt(&["verify", path, "--deep"]);
+    let intact = verify("nested");
+    fs::write(&path, &bytes[..bytes.len() - 9]).unwrap();
+    let truncated = dir.ckpt(&["verify", "nested"]);
+    let whole_module = fixtures().join("wrong/whole-module.bin");
+    fs::copy(whole_module, dir.path("module.bin")).unwrap();
+    let output = crate::shown([
+        dir.ckpt(&["verify", "sharded"]),
+        verify("sharded"),
+        verify("dcp"),
+        verify("without-crc"),
+        intact,
+        truncated,
+        verify("module.bin"),
+    ]);
+    insta::assert_snapshot!(output);
+
+    let json = dir.ckpt(&["verify", "dcp", "--deep", "--json"]).json();
+    assert_eq!(json["status"], "ok");
+    assert!(json["checked"][0]["checksums"].as_u64().unwrap() > 50);
+}
+
+/// `bench` times loads of the assembled tensors, resident and streamed, and saves of them.
+#[test]
+fn loads_are_timed() {
+    let dir = TestDir::new();
+    fs::create_dir(dir.path("disk")).unwrap();
+    for (name, tensors) in [("views", 15), ("dcp", 6)] {
+        copy(&dir, name);
+        let bench = [
+            "bench",
+            name,
+            "--samples",
+            "1",
+            "--threads",
+            "1",
+            "--write",
+            "disk",
+        ];
+        let output = dir.ckpt(&[&bench[..], &["--json"]].concat());
+        assert_eq!(output.code, 0, "{}", output.shown());
+        let report = output.json();
+        assert_eq!(report["source"]["tensors"], tensors);
+        assert_eq!(dir.names("disk"), [""; 0]);
+    }
 }
 
 /// Converting each fixture gives the tensors that PyTorch loads, also in groups of rows.

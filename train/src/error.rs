@@ -134,6 +134,15 @@ pub enum TrainError {
         /// Why each checkpoint cannot be used, the newest first.
         problems: Vec<String>,
     },
+    /// A checkpoint that may be intact, but cannot be read.
+    #[error(
+        "{source}; the checkpoint may be intact, so no older one is read: make it readable, or name \
+         the one to read"
+    )]
+    Unreadable {
+        /// The cause.
+        source: meshgrad_models::folder::Error,
+    },
     /// The trainer's part of a checkpoint cannot be read or written.
     #[error("{}: {message}; not a checkpoint of a run", path.display())]
     State {

@@ -1,12 +1,13 @@
-//! Chooses the checkpoint to read: the newest one that is intact. Those that are damaged are passed
-//! over, and the caller reports them.
+//! Chooses the checkpoint to read: the newest one that is intact. Those that are damaged, or that the
+//! disk cannot read, are passed over, and the caller reports them. Other failures, such as missing
+//! permissions, are errors: the checkpoint may be intact.
 //!
 //! Manifest and file sizes are checked before a checkpoint is read, its contents while it is read.
 //! So a checkpoint that was chosen may still turn out to be damaged.
 
 use std::path::{Path, PathBuf};
 
-use meshgrad_ckpt::{Committed, Error as CheckpointError, scan};
+use meshgrad_ckpt::{Committed, Error as CheckpointError, is_disk_failure, scan};
 use meshgrad_models::folder;
 
 use crate::{Result, TrainError};
@@ -90,7 +91,7 @@ impl Candidates {
     /// there never was any.
     ///
     /// # Errors
-    /// [`TrainError::NoneIntact`] when all have been passed over.
+    /// [`TrainError::NoneIntact`] when all have been passed over; [`TrainError::Unreadable`].
     pub fn choose(&mut self) -> Result<Option<Committed>> {
         while let Some(candidate) = self.left.pop() {
             let checked = candidate.map_err(folder::Error::from).and_then(|found| {
@@ -101,7 +102,8 @@ impl Candidates {
             });
             match checked {
                 Ok(found) => return Ok(Some(found)),
-                Err(error) => self.passed_over.push(error.to_string()),
+                Err(error) if is_damage(&error) => self.passed_over.push(error.to_string()),
+                Err(source) => return Err(TrainError::Unreadable { source }),
             }
         }
         match self.passed_over.is_empty() {
@@ -114,22 +116,17 @@ impl Candidates {
     /// with `error`. Returns the next one.
     ///
     /// # Errors
-    /// `error`, if the checkpoint is not damaged; [`TrainError::NoneIntact`].
+    /// `error`, if the checkpoint is not damaged; [`TrainError::NoneIntact`];
+    /// [`TrainError::Unreadable`].
     pub fn pass_over(&mut self, checkpoint: &Committed, error: TrainError) -> Result<Committed> {
-        let error = match error {
+        let problem = match error {
+            error if is_disk_failure(&error) => error.to_string(),
             error if !self.verify => return Err(error),
-            TrainError::Folder(error) => folder::or_damage(checkpoint, error),
-            TrainError::Checkpoint(error) => folder::or_damage(checkpoint, error.into()),
+            TrainError::Folder(error) => damage(folder::or_damage(checkpoint, error))?,
+            TrainError::Checkpoint(error) => damage(folder::or_damage(checkpoint, error.into()))?,
             error => return Err(error),
         };
-        let is_damage = matches!(
-            error,
-            folder::Error::Damaged { .. } | folder::Error::NotFinite { .. }
-        );
-        if !is_damage {
-            return Err(error.into());
-        }
-        self.passed_over.push(error.to_string());
+        self.passed_over.push(problem);
         let next = self.choose()?;
         next.ok_or_else(|| self.none_intact())
     }
@@ -167,18 +164,118 @@ impl Candidates {
     }
 }
 
+/// The message of an error that is damage; otherwise the error.
+fn damage(error: folder::Error) -> Result<String> {
+    match is_damage(&error) {
+        true => Ok(error.to_string()),
+        false => Err(error.into()),
+    }
+}
+
+/// Whether an older checkpoint may be read instead.
+fn is_damage(error: &folder::Error) -> bool {
+    let is_damaged = matches!(
+        error,
+        folder::Error::Damaged { .. }
+            | folder::Error::NotFinite { .. }
+            | folder::Error::Checkpoint(CheckpointError::Incomplete { .. })
+    );
+    is_damaged || is_disk_failure(error)
+}
+
 /// The step in the name of a checkpoint.
 fn step_of(candidate: &std::result::Result<Committed, CheckpointError>) -> Option<u64> {
     let path = match candidate {
         Ok(found) => found.path(),
-        Err(CheckpointError::Incomplete { path, .. }) => path,
-        // The file is in the folder.
-        Err(CheckpointError::Io { path, .. }) => path.parent()?,
+        // The folder, or a file or folder in it.
+        Err(CheckpointError::Incomplete { path, .. } | CheckpointError::Io { path, .. }) => path,
         Err(_) => return None,
     };
-    path.file_name()?
-        .to_str()?
-        .strip_prefix("step-")?
-        .parse()
-        .ok()
+    path.ancestors().find_map(|path| {
+        let name = path.file_name()?.to_str()?;
+        name.strip_prefix("step-")?.parse().ok()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use meshgrad_ckpt::{Staging, step_name};
+
+    use super::*;
+
+    const EIO: i32 = 5;
+    const EACCES: i32 = 13;
+
+    fn save(run: &Path, step: u64) -> Committed {
+        let mut staging = Staging::new(run, &step_name(step)).unwrap();
+        staging.write("config.json", b"{}").unwrap();
+        staging.commit().unwrap()
+    }
+
+    /// A failure to read a file of a checkpoint, with a number of the system.
+    fn unreadable(run: &Path, step: u64, number: i32) -> CheckpointError {
+        CheckpointError::Io {
+            action: "read",
+            path: run.join(step_name(step)).join("trainer/state.json"),
+            source: io::Error::from_raw_os_error(number),
+        }
+    }
+
+    fn with(run: &Path, step: u64, number: i32) -> Candidates {
+        let mut candidates = Candidates::of_run(run, true).unwrap();
+        candidates.left.push(Err(unreadable(run, step, number)));
+        candidates.left.sort_by_key(step_of);
+        candidates
+    }
+
+    /// The step that is read; why the newest checkpoint was not.
+    fn chosen(mut candidates: Candidates) -> Result<(Option<u64>, Vec<String>)> {
+        let chosen = candidates.choose()?.and_then(|found| found.step());
+        Ok((chosen, candidates.passed_over))
+    }
+
+    /// A checkpoint that the disk cannot read is passed over aloud. Missing permissions are an error
+    /// that names the file, unless a newer checkpoint can be read.
+    #[test]
+    fn disks_fail_but_permissions_are_no_damage() {
+        let place = tempfile::tempdir().unwrap();
+        let run = place.path();
+        save(run, 2);
+        let (step, passed_over) = chosen(with(run, 4, EIO)).unwrap();
+        assert_eq!((step, passed_over.len()), (Some(2), 1));
+        assert!(passed_over[0].contains("step-000004/trainer/state.json"));
+
+        let error = chosen(with(run, 4, EACCES)).unwrap_err();
+        let message = error.to_string();
+        assert!(matches!(error, TrainError::Unreadable { .. }), "{message}");
+        assert!(
+            message.contains("step-000004/trainer/state.json"),
+            "{message}"
+        );
+        assert_eq!(chosen(with(run, 1, EACCES)).unwrap(), (Some(2), vec![]));
+    }
+
+    /// The same for a failure in the middle of reading, with and without comparing digests.
+    #[test]
+    fn failures_while_reading_are_told_apart() {
+        let place = tempfile::tempdir().unwrap();
+        let run = place.path();
+        let sealed = [2, 4].map(|step| save(run, step));
+        for verify in [true, false] {
+            for number in [EIO, EACCES] {
+                let mut candidates = Candidates::of_run(run, verify).unwrap();
+                let read = candidates.read(|found| match found == &sealed[1] {
+                    true => Err(unreadable(run, 4, number).into()),
+                    false => Ok(found.step()),
+                });
+                match number {
+                    EIO => assert_eq!(read.unwrap().unwrap().1, Some(2)),
+                    _ => assert!(read.unwrap_err().to_string().contains("state.json")),
+                }
+                assert_eq!(candidates.passed_over().len(), usize::from(number == EIO));
+            }
+        }
+    }
 }

@@ -1,9 +1,9 @@
 //! Runs of Qwen3, which `[model]` and `[balancing]` configure.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use meshgrad_autograd::Module;
-use meshgrad_ckpt::Committed;
+use meshgrad_ckpt::{Committed, Folder};
 use meshgrad_models::config::{ConfigError as ModelError, Problem, Qwen3Config};
 use meshgrad_models::hf::{self, Loader};
 use meshgrad_models::{Balancing, Qwen3, folder};
@@ -13,6 +13,7 @@ use toml::{Table, Value};
 
 use crate::checkpoint::ReadOptions;
 use crate::config::{Config, Meaning, ModelTables, Violation};
+use crate::intact::Candidates;
 use crate::report::with_loading_bar;
 use crate::session::{Session, Summary};
 use crate::{Result, TrainError, checkpoint};
@@ -31,7 +32,8 @@ pub struct Tables {
 }
 
 /// `[model]`: keys of [`Qwen3Config`], which are those of Hugging Face's `config.json`, with values
-/// of their types, and `from`, a Hugging Face folder that a new run starts with. Keys may be missing.
+/// of their types, and `from`, a Hugging Face folder, a checkpoint or a run that a new run starts
+/// with. Keys may be missing.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Table", into = "Table")]
 pub struct ModelTable(Table);
@@ -40,8 +42,8 @@ pub struct ModelTable(Table);
 const KEYS: &[Meaning] = &[
     (
         "model.from",
-        "a Hugging Face folder that a new run starts with; its config.json has the defaults of the \
-         other keys",
+        "a Hugging Face folder, a checkpoint or a run that a new run starts with; its config.json \
+         has the defaults of the other keys",
     ),
     (
         "model.model_type",
@@ -189,7 +191,7 @@ impl ModelTables for Tables {
         tables
     }
 
-    /// With `model.from`, the tokenizer is that of the folder.
+    /// With `model.from`, the tokenizer is that of the folder; a run has a copy of its own.
     fn defaults_elsewhere(given: &Table) -> Vec<([&'static str; 2], Value)> {
         let tokenizer = |from: &str| {
             let path = Path::new(from).join("tokenizer.json");
@@ -298,7 +300,7 @@ fn from_of(tables: &Table) -> Option<&str> {
 impl ModelTable {
     /// The keys of the config.json in the folder `from`; none if it cannot be read.
     fn of_folder(from: &str) -> ModelTable {
-        let config = hf::read_config(Path::new(from)).ok();
+        let config = config_of(Path::new(from)).ok();
         let keys = config.and_then(|config| Table::try_from(config).ok());
         let mut keys = keys.unwrap_or_default();
         keys.insert(FROM.to_owned(), from.into());
@@ -314,7 +316,7 @@ impl ModelTable {
     fn unreadable_from(&self) -> Option<Violation> {
         let error = match self.0.contains_key("vocab_size") {
             true => None,
-            false => hf::read_config(self.origin()?).err(),
+            false => config_of(self.origin()?).err(),
         };
         error.map(|error| Violation {
             key: format!("model.{FROM}"),
@@ -376,27 +378,92 @@ pub fn train(session: Session<'_>) -> Result<Summary> {
     let tables = config.model_tables::<Tables>()?;
     session.train_from(
         |data, checkpoint| model(config, data.tokenizer.vocab_size(), checkpoint),
-        |model, device| {
+        |model, device, notes| {
             if let Some(from) = tables.model.origin() {
-                fill(model, from, device)?;
+                notes.extend(fill(model, from, device, config.checkpoint.verify)?);
             }
-            // Without a folder everything; with one the router biases, which folders do not have.
+            // Without a folder everything; with one the router biases, if it has none.
             Ok(model.materialize_missing(device, config.train.seed)?)
         },
     )
 }
 
-/// Sets the parameters of `model` to the weights in `folder`.
-fn fill(model: &Qwen3, folder: &Path, device: &Device) -> Result<()> {
-    let sealed = folder::sealed(folder)?;
-    with_loading_bar(|progress| {
-        let options = ReadOptions {
-            progress,
-            ..ReadOptions::default()
+/// The folder with the model of `from`: a Hugging Face folder, a checkpoint, or the newest intact
+/// checkpoint of a run.
+fn model_folder(from: &Path) -> Result<PathBuf> {
+    let chosen = match Candidates::find(from, true)? {
+        Some(mut candidates) => candidates.choose()?,
+        None => None,
+    };
+    Ok(chosen.map_or(from.to_owned(), |chosen| chosen.path().to_owned()))
+}
+
+fn config_of(from: &Path) -> Result<Qwen3Config> {
+    Ok(hf::read_config(&model_folder(from)?)?)
+}
+
+/// Sets the values of `model` to those of `from`, as [`model_folder`] finds it. Returns what to
+/// report.
+fn fill(model: &Qwen3, from: &Path, device: &Device, verify: bool) -> Result<Vec<String>> {
+    let fill = |folder: &Path, sealed: Option<&Committed>| {
+        with_loading_bar(|progress| {
+            let options = ReadOptions { verify, progress };
+            fill_from(model, folder, sealed, device, options)
+        })
+    };
+    let Some(mut candidates) = Candidates::find(from, verify)? else {
+        fill(from, None)?;
+        return Ok(Vec::new());
+    };
+    let filled = candidates.read(|checkpoint| fill(checkpoint.path(), Some(checkpoint)))?;
+    let passed_over = candidates.passed_over().iter();
+    let passed_over = passed_over.map(|problem| format!("passed over: {problem}"));
+    let started = filled.map(|(checkpoint, taken)| {
+        let with = match taken.is_empty() {
+            true => String::new(),
+            false => format!(", with {}", taken.join(", ")),
         };
-        loader(folder, sealed.as_ref(), options).fill(model, device)
-    })?;
-    Ok(())
+        format!(
+            "starting with the weights of {}{with}",
+            checkpoint.path().display()
+        )
+    });
+    Ok(passed_over.chain(started).collect())
+}
+
+/// Sets the values of `model` to those in `folder`, which is sealed if it is a checkpoint. Returns
+/// what is taken besides weights.
+fn fill_from(
+    model: &Qwen3,
+    folder: &Path,
+    sealed: Option<&Committed>,
+    device: &Device,
+    options: ReadOptions<'_>,
+) -> Result<Vec<&'static str>> {
+    let mut taken = Vec::new();
+    // It shares the parameters of `model`, but has updates of its own, which are then merged.
+    let mut adapted = model.clone();
+    hf::add_adapters(&mut adapted, &Folder::open(folder)?)?;
+    loader(folder, sealed, options).fill(&adapted, device)?;
+    if let Some(checkpoint) = sealed {
+        if checkpoint::has_averages(folder) {
+            checkpoint::load_averages(checkpoint, &adapted, options)?;
+            taken.push("the averages of the run");
+        }
+        if checkpoint::has_buffers(folder) {
+            checkpoint::init_buffers(model, device, 0)?;
+            checkpoint::read_buffers(checkpoint, model, options)?;
+            taken.push("its router biases");
+        }
+    }
+    for projection in adapted.projections_mut() {
+        if projection.lora.is_some() {
+            projection.merge_lora()?;
+            taken.push("its low-rank updates merged");
+        }
+    }
+    taken.dedup();
+    Ok(taken)
 }
 
 /// A loader of `folder`, which is sealed if it is a checkpoint.
@@ -420,13 +487,33 @@ fn loader<'a>(
 /// # Errors
 /// As [`Loader::load`]; when the router biases cannot be read.
 pub fn load(folder: &Path, device: &Device, options: ReadOptions<'_>) -> Result<Qwen3> {
-    let sealed = folder::sealed(folder)?;
-    let mut model = loader(folder, sealed.as_ref(), options).load(device)?.model;
+    load_from(folder, folder::sealed(folder)?.as_ref(), device, options)
+}
+
+/// As [`load`], from a checkpoint that is open.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_checkpoint(
+    checkpoint: &Committed,
+    device: &Device,
+    options: ReadOptions<'_>,
+) -> Result<Qwen3> {
+    load_from(checkpoint.path(), Some(checkpoint), device, options)
+}
+
+fn load_from(
+    folder: &Path,
+    sealed: Option<&Committed>,
+    device: &Device,
+    options: ReadOptions<'_>,
+) -> Result<Qwen3> {
+    let mut model = loader(folder, sealed, options).load(device)?.model;
     if checkpoint::has_buffers(folder) {
         model.add_router_biases();
     }
     checkpoint::init_buffers(&model, device, 0)?;
-    if let Some(checkpoint) = &sealed {
+    if let Some(checkpoint) = sealed {
         checkpoint::read_buffers(checkpoint, &model, options)?;
     }
     Ok(model)
@@ -447,13 +534,17 @@ pub fn model(config: &Config, vocab_size: usize, from: Option<&Committed>) -> Re
         z: balancing.z_loss_coef,
         bias_update_rate: balancing.bias_update_rate,
     });
-    if let Some(origin) = tables.model.origin() {
-        // A checkpoint has the files that its run started with.
-        let folder = from.map_or(origin, Committed::path);
+    // A checkpoint has the files that its run started with.
+    let origin = || tables.model.origin().map(model_folder).transpose();
+    let folder = match from {
+        Some(checkpoint) => Some(checkpoint.path().to_owned()),
+        None => origin()?,
+    };
+    if let (Some(folder), Some(_)) = (&folder, tables.model.origin()) {
         model = model.with_companions(hf::companions(folder)?);
     }
-    // Saved biases are kept if the configuration no longer updates them.
-    let has_biases = from.is_some_and(|from| checkpoint::has_buffers(from.path()));
+    // Saved biases are kept if the configuration does not update them.
+    let has_biases = folder.is_some_and(|folder| checkpoint::has_buffers(&folder));
     if balancing.bias_update_rate > 0.0 || has_biases {
         model.add_router_biases();
     }

@@ -17,8 +17,20 @@ mod rollback;
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 pub(crate) use rollback::Rollback;
+
+const CONFIG: &str = "config.toml";
+const TOKENIZER: &str = "tokenizer.json";
+const TOKENS: &str = "tokens.bin";
+const METRICS: &str = "metrics.jsonl";
+const TENSORBOARD: &str = "events.out.tfevents.meshgrad";
+const PLOT: &str = "loss.svg";
+const LOCK: &str = "lock";
+
+/// The files that a run replaces, each by renaming a [`partial`] file.
+const REPLACED: [&str; 6] = [CONFIG, TOKENIZER, TOKENS, METRICS, TENSORBOARD, PLOT];
 
 /// Why a run folder cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -71,7 +83,7 @@ pub struct RunFolder {
     path: PathBuf,
     /// The outermost folder that was created, if the folder was missing.
     created: Option<PathBuf>,
-    _lock: File,
+    lock: Arc<File>,
 }
 
 impl RunFolder {
@@ -91,12 +103,12 @@ impl RunFolder {
         });
         let created = missing.last().map(Path::to_owned);
         fs::create_dir_all(path).map_err(unwritable)?;
-        let lock = File::create(path.join("lock")).map_err(unwritable)?;
+        let lock = File::create(path.join(LOCK)).map_err(unwritable)?;
         match lock.try_lock() {
             Ok(()) => Ok(Self {
                 path: path.to_owned(),
                 created,
-                _lock: lock,
+                lock: Arc::new(lock),
             }),
             Err(TryLockError::WouldBlock) => Err(RunFolderError::InUse {
                 path: path.to_owned(),
@@ -112,32 +124,32 @@ impl RunFolder {
 
     /// `config.toml`.
     pub fn config(&self) -> PathBuf {
-        self.path.join("config.toml")
+        self.path.join(CONFIG)
     }
 
     /// `tokenizer.json`.
     pub fn tokenizer(&self) -> PathBuf {
-        self.path.join("tokenizer.json")
+        self.path.join(TOKENIZER)
     }
 
     /// `tokens.bin`.
     pub fn tokens(&self) -> PathBuf {
-        self.path.join("tokens.bin")
+        self.path.join(TOKENS)
     }
 
     /// `metrics.jsonl`.
     pub fn metrics(&self) -> PathBuf {
-        self.path.join("metrics.jsonl")
+        self.path.join(METRICS)
     }
 
     /// `events.out.tfevents.meshgrad`. TensorBoard recognizes files by the middle of this name.
     pub fn tensorboard(&self) -> PathBuf {
-        self.path.join("events.out.tfevents.meshgrad")
+        self.path.join(TENSORBOARD)
     }
 
     /// `loss.svg`.
     pub fn plot(&self) -> PathBuf {
-        self.path.join("loss.svg")
+        self.path.join(PLOT)
     }
 
     /// Replaces a text file of this folder atomically: the text is written to a temporary file,
@@ -174,7 +186,7 @@ impl RunFolder {
         };
         fs::create_dir(&aside).map_err(write)?;
         if self.metrics().exists() {
-            fs::copy(self.metrics(), aside.join("metrics.jsonl")).map_err(write)?;
+            fs::copy(self.metrics(), aside.join(METRICS)).map_err(write)?;
         }
         for path in later {
             let name = path.file_name().unwrap_or_default();
@@ -201,11 +213,16 @@ impl RunFolder {
     }
 }
 
+/// The file that is written and then renamed to `path`.
+fn partial(path: &Path) -> PathBuf {
+    let mut partial = path.as_os_str().to_owned();
+    partial.push(".partial");
+    partial.into()
+}
+
 /// Replaces `path` atomically: readers get either the old or the new content, even after a crash.
 pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
-    let mut temporary = path.as_os_str().to_owned();
-    temporary.push(".partial");
-
+    let temporary = partial(path);
     let mut file = File::create(&temporary)?;
     io::Write::write_all(&mut file, content)?;
     file.sync_all()?;

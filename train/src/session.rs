@@ -149,15 +149,17 @@ impl<'a> Session<'a> {
         build: impl FnOnce(&Data, Option<&Committed>) -> Result<M>,
     ) -> Result<Summary> {
         let seed = self.config.train.seed;
-        let init = move |model: &M, device: &Device| Ok(model.materialize_missing(device, seed)?);
-        self.train_from(build, init)
+        self.train_from(build, move |model, device, _| {
+            Ok(model.materialize_missing(device, seed)?)
+        })
     }
 
-    /// As [`Session::train`]; `init` sets the values of the model of a new run.
+    /// As [`Session::train`]; `init` sets the values of the model of a new run, and adds what to
+    /// report about them.
     pub(crate) fn train_from<M: Model<Batch = TokenBatch> + Generate>(
         self,
         build: impl FnOnce(&Data, Option<&Committed>) -> Result<M>,
-        init: impl FnOnce(&M, &Device) -> Result<()>,
+        init: impl FnOnce(&M, &Device, &mut Vec<String>) -> Result<()>,
     ) -> Result<Summary> {
         let mut config = self.config.clone();
         if self.schedule.is_some() {
@@ -170,7 +172,7 @@ impl<'a> Session<'a> {
     fn run<M: Model<Batch = TokenBatch> + Generate>(
         mut self,
         build: impl FnOnce(&Data, Option<&Committed>) -> Result<M>,
-        init: impl FnOnce(&M, &Device) -> Result<()>,
+        init: impl FnOnce(&M, &Device, &mut Vec<String>) -> Result<()>,
     ) -> Result<Summary> {
         self.config.check()?;
         if self.schedule.is_none() {

@@ -146,7 +146,7 @@ impl TokenCache {
             parts: parts.iter().map(Part::extent).collect(),
         };
 
-        let aside = path.with_extension("partial");
+        let aside = path.with_extension("bin.partial");
         write_file(&aside, &header, &parts)
             .and_then(|()| std::fs::rename(&aside, path))
             .map_err(|source| TokensError::Write {

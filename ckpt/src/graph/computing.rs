@@ -1,7 +1,7 @@
 //! Expressions with new elements: constants, element operations and computed tensors.
 
 use super::compute::{Computation, TensorType};
-use super::expression::Op;
+use super::op::Op;
 use super::scalar::widens;
 use super::{ElementOp, Expr, Graph, GraphError, Real, Scalar, Short};
 use crate::Dtype;

@@ -129,6 +129,16 @@ pub enum GraphError {
         strides: Vec<u64>,
     },
 
+    /// A view of a tensor that is made of several stored ones.
+    #[error(
+        "view: `{}` is made of several stored tensors, but a view needs one: use slices and \
+         permutations", name.escape_debug()
+    )]
+    NoSource {
+        /// The tensor.
+        name: String,
+    },
+
     /// The number of elements overflows.
     #[error("{op}: a tensor of shape {shape:?} has more elements than fit into 63 bits")]
     TooLarge {

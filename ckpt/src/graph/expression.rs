@@ -13,7 +13,7 @@ use super::element_copy::Leaf;
 use super::error::GraphError;
 use super::expr_set::ExprSet;
 use super::ids::{Expr, SourceId};
-use super::scalar::{ElementOp, Scalar};
+use super::op::Op;
 use crate::Dtype;
 use crate::name_list::NameList;
 
@@ -41,120 +41,6 @@ pub(super) struct Node {
 
 /// The maximum number of nested operations, because they are traced recursively.
 const MAX_DEPTH: u32 = 256;
-
-/// The origin of an expression's elements.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Op {
-    Source(SourceId),
-    /// Elements of a source at `offset`, with a step in elements per dim.
-    View {
-        of: SourceId,
-        offset: u64,
-        strides: Short<u64>,
-    },
-    /// One element, repeated.
-    Fill {
-        value: Scalar,
-        shape: Vec<u64>,
-    },
-    /// An operation on each element.
-    Each {
-        of: Expr,
-        step: ElementOp,
-    },
-    /// A tensor that is computed as a whole, or by rows.
-    Computed {
-        of: Short<Expr>,
-        how: Computation,
-    },
-    /// Dim `i` of the result is dim `dims[i]` of the operand.
-    Permute {
-        of: Expr,
-        dims: Vec<usize>,
-    },
-    Slice {
-        of: Expr,
-        dim: usize,
-        start: u64,
-        step: u64,
-    },
-    /// One index of a dim; the result lacks the dim.
-    Select {
-        of: Expr,
-        dim: usize,
-        index: u64,
-    },
-    Concat {
-        of: Short<Expr>,
-        dim: usize,
-    },
-    Stack {
-        of: Short<Expr>,
-        dim: usize,
-    },
-    /// Dim `dim` of the operand is split in two, the second of `columns` elements.
-    Unflatten {
-        of: Expr,
-        dim: usize,
-        columns: u64,
-    },
-    /// Dims `dim` and `dim + 1` of the operand are merged; the second has `columns` elements.
-    Flatten {
-        of: Expr,
-        dim: usize,
-        columns: u64,
-    },
-}
-
-impl Op {
-    pub(super) fn operands(&self) -> &[Expr] {
-        match self {
-            Op::Source(_) | Op::View { .. } | Op::Fill { .. } => &[],
-            Op::Each { of, .. }
-            | Op::Permute { of, .. }
-            | Op::Slice { of, .. }
-            | Op::Select { of, .. }
-            | Op::Unflatten { of, .. }
-            | Op::Flatten { of, .. } => std::slice::from_ref(of),
-            Op::Concat { of, .. } | Op::Stack { of, .. } | Op::Computed { of, .. } => of,
-        }
-    }
-
-    /// The same operation on other operands.
-    pub(super) fn with_operands(&self, mut new: impl FnMut(Expr) -> Expr) -> Op {
-        let mut op = self.clone();
-        match &mut op {
-            Op::Source(_) | Op::View { .. } | Op::Fill { .. } => {}
-            Op::Each { of, .. }
-            | Op::Permute { of, .. }
-            | Op::Slice { of, .. }
-            | Op::Select { of, .. }
-            | Op::Unflatten { of, .. }
-            | Op::Flatten { of, .. } => *of = new(*of),
-            Op::Concat { of, .. } | Op::Stack { of, .. } | Op::Computed { of, .. } => {
-                of.iter_mut().for_each(|of| *of = new(*of));
-            }
-        }
-        op
-    }
-
-    pub(super) fn name(&self) -> &'static str {
-        match self {
-            Op::Source(_) => "source",
-            Op::View { .. } => "view",
-            Op::Fill { .. } => "fill",
-            Op::Each { step, .. } => step.name(),
-            Op::Computed { how, .. } => how.name(),
-            Op::Permute { .. } => "permute",
-            Op::Slice { .. } => "slice",
-            Op::Select { .. } => "select",
-            Op::Concat { .. } => "concat",
-            Op::Stack { .. } => "stack",
-            Op::Unflatten { .. } => "unflatten",
-            Op::Flatten { .. } => "flatten",
-        }
-    }
-}
 
 impl Graph {
     /// A graph without expressions.
@@ -601,7 +487,7 @@ impl Graph {
 
 /// The distance from the first to the last element of a view without empty dims; `None` if two
 /// indices may be the same element, or a number overflows.
-fn span_of_view(shape: &[u64], strides: &[u64]) -> Option<u64> {
+pub(crate) fn span_of_view(shape: &[u64], strides: &[u64]) -> Option<u64> {
     let dims = shape.iter().zip(strides);
     let mut dims: Short<(u64, u64)> = dims
         .filter(|(extent, _)| **extent > 1)

@@ -1,12 +1,16 @@
 //! Expressions of one graph over those of another.
 
-use super::expression::Op;
+use super::op::Op;
 use super::{Expr, Graph, GraphError};
 
 impl Graph {
     /// Adds all expressions of another graph, with its sources replaced by expressions of this one
     /// of the same dtypes and shapes. Returns them in the order of the other graph: an [`Expr`] of
     /// it is an index.
+    ///
+    /// # Errors
+    /// [`GraphError::Redefined`]; [`GraphError::NoSource`] for a view of a source that is replaced by
+    /// an expression of several.
     pub(crate) fn import(
         &mut self,
         other: &Graph,
@@ -22,6 +26,18 @@ impl Graph {
                         Some(expr) => self.checked(name, expr, (dtype, shape))?,
                         None => self.source(name, dtype, shape)?,
                     }
+                }
+                Op::View {
+                    of,
+                    offset,
+                    strides,
+                } => {
+                    let replaced = made[other.expr_of(*of).index()];
+                    let Op::Source(_) = self.node(replaced).op else {
+                        let name = other.name(*of).to_owned();
+                        return Err(GraphError::NoSource { name });
+                    };
+                    self.view(replaced, *offset, &node.shape, strides)?
                 }
                 op => {
                     let op = op.with_operands(|of| made[of.index()]);

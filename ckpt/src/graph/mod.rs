@@ -32,6 +32,7 @@ mod expr_set;
 mod expression;
 mod ids;
 mod import;
+mod op;
 mod scalar;
 #[cfg(test)]
 mod tests;
@@ -45,6 +46,7 @@ pub use element_copy::{ElementCopy, Leaf, Loop};
 pub use error::GraphError;
 pub(crate) use expr_set::ExprSet;
 pub use expression::Graph;
+pub(crate) use expression::span_of_view;
 pub use ids::{Expr, SourceId};
 pub(crate) use scalar::widens;
 pub use scalar::{ElementOp, Real, Scalar};

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use proptest::prelude::*;
 
-use super::expression::Op;
+use super::op::Op;
 use super::*;
 use crate::Dtype;
 use meshgrad_ckpt_crash::SplitMix64;
@@ -563,4 +563,41 @@ fn views_outside_of_their_source_are_errors() {
             "{shape:?} {strides:?}"
         );
     }
+}
+
+/// A view keeps its source when a graph is imported into one with other sources; a source that
+/// becomes several is an error that names it.
+#[test]
+fn views_are_imported_with_their_source() {
+    let mut other = Graph::new();
+    let [_, b] = ["a", "b"].map(|name| other.source(name, Dtype::F32, &[6]).unwrap());
+    let view = other.view(b, 1, &[2], &[3]).unwrap();
+
+    let mut graph = Graph::new();
+    for name in ["x", "y", "stored"] {
+        graph.source(name, Dtype::F32, &[6]).unwrap();
+    }
+    let stored = graph.source("stored", Dtype::F32, &[6]).unwrap();
+    let is_b = |name: &str| (name == "b").then_some(stored);
+    let made = graph.import(&other, &is_b).unwrap();
+    let made = made[view.index()];
+    assert_eq!(graph.sources_of(made), ["stored"].into());
+    let copies = |graph: &Graph, of| {
+        let copies = graph.copies_of_all(of).unwrap().into_iter();
+        copies
+            .map(|it| (it.source_offset, it.loops))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(copies(&graph, made), copies(&other, view));
+
+    let [first, second] = [0, 3].map(|at| graph.slice(stored, 0, (at, 3, 1)).unwrap());
+    let joined = graph.concat(&[second, first], 0).unwrap();
+    let error = graph.import(&other, &|name| (name == "b").then_some(joined));
+    let error = error.unwrap_err();
+    assert_eq!(
+        error,
+        GraphError::NoSource {
+            name: "b".to_owned()
+        }
+    );
 }

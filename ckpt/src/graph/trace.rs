@@ -6,7 +6,7 @@ use std::ops::Range;
 use smallvec::smallvec;
 
 use super::demand::{Demand, DemandLoop, MAX_COPIES, Parts, nth, span};
-use super::expression::Op;
+use super::op::Op;
 use super::{ElementCopy, ElementOp, Expr, Graph, GraphError, Leaf, Loop, Short};
 
 impl Graph {

@@ -1,6 +1,6 @@
 //! Expressions without the rounding of their casts, to find what a cast has lost.
 
-use super::expression::Op;
+use super::op::Op;
 use super::{Expr, Graph, GraphError};
 use crate::Dtype;
 

@@ -5,11 +5,14 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use super::archive::{Archive, Stored};
+use super::error::{MAX_NESTED, TorchError};
+use super::model::{ArchiveAt, Format, TorchModel};
+use super::pickle::{Id, Value};
 use super::tensor::tensor;
-use super::{TorchError, TorchModel};
 use crate::assembly::{Assembly, Part};
 use crate::confined::{ConfinedFolder, open_file as open_regular};
 use crate::folder::open_indexed;
+use crate::limits::MAX_HEADER_BYTES;
 use crate::{Error, Folder, Result, TensorFile};
 
 const SINGLE_FILE: &str = "pytorch_model.bin";
@@ -17,7 +20,11 @@ const INDEX_FILE: &str = "pytorch_model.bin.index.json";
 
 /// The tensors of all files, by name.
 #[derive(Default)]
-struct Tensors(BTreeMap<String, Stored>);
+struct Tensors {
+    stored: BTreeMap<String, Stored>,
+    left_out: Vec<String>,
+    archives: Vec<ArchiveAt>,
+}
 
 pub(super) fn open(path: &Path, confined: &ConfinedFolder) -> Result<Option<TorchModel>> {
     let mut tensors = Tensors::default();
@@ -35,14 +42,14 @@ pub(super) fn open(path: &Path, confined: &ConfinedFolder) -> Result<Option<Torc
             })?
         }
     };
-    tensors.assemble(folder).map(Some)
+    tensors.assemble(folder, Format::Folder).map(Some)
 }
 
 pub(super) fn open_file(path: &Path) -> Result<TorchModel> {
     let mut tensors = Tensors::default();
     let file = tensors.of_file(path.to_owned(), open_regular(path)?)?;
     let folder = Folder::of_parts(path.to_owned(), vec![file])?;
-    tensors.assemble(folder)
+    tensors.assemble(folder, Format::File)
 }
 
 impl Tensors {
@@ -51,46 +58,126 @@ impl Tensors {
         let bytes = bytes
             .map_err(|error| Error::io("open", &path, error))?
             .len();
-        let stored = stored(&file, bytes).map_err(|problem| Error::Torch {
+        let of_archive = |problem| Error::Torch {
             path: path.clone(),
             problem,
-        })?;
+        };
+        let archive = Archive::open(&file, 0..bytes).map_err(of_archive)?;
+        let (stored, left_out) = stored(&archive).map_err(of_archive)?;
+        self.left_out.extend(left_out);
+        self.archives.push(ArchiveAt {
+            file: path.clone(),
+            range: 0..bytes,
+        });
         let infos = stored.iter().map(|it| it.info.clone()).collect();
         let file = TensorFile::of_ranges(path, file, bytes, infos)?;
         let named = stored.into_iter().map(|it| (it.info.name.clone(), it));
-        self.0.extend(named);
+        self.stored.extend(named);
         Ok(file)
     }
 
-    fn assemble(self, folder: Folder) -> Result<TorchModel> {
+    fn assemble(mut self, folder: Folder, format: Format) -> Result<TorchModel> {
         let mut assembly = Assembly::new(folder);
-        for (name, stored) in self.0 {
+        for (name, stored) in self.stored {
             let part = stored.part(&mut assembly, None)?;
             assembly.add(&name, &stored.shape, vec![part])?;
         }
+        self.left_out.sort();
         Ok(TorchModel {
             assembly,
-            left_out: Vec::new(),
+            left_out: self.left_out,
+            format,
+            archives: self.archives,
         })
     }
 }
 
-/// The tensors of a file.
-fn stored(file: &File, bytes: u64) -> std::result::Result<Vec<Stored>, TorchError> {
-    let archive = Archive::open(file, 0..bytes)?;
+/// The tensors of an archive, and the names of other values.
+fn stored(archive: &Archive) -> std::result::Result<(Vec<Stored>, Vec<String>), TorchError> {
     let pickle = &archive.pickle;
-    let items = pickle.dict(pickle.root());
-    let items = items.ok_or(TorchError::Structure("dict of tensors"))?;
-    let mut stored = Vec::with_capacity(items.len());
-    for (key, value) in items {
-        let name = pickle
-            .text(*key)
-            .ok_or(TorchError::Structure("names of tensors"))?;
-        let tensor = tensor(pickle, *value, name)?;
-        let tensor = tensor.ok_or_else(|| TorchError::NotATensor(name.to_owned()))?;
-        stored.push(archive.locate(&tensor, name, name)?);
+    let Value::Dict(_) = pickle.get(pickle.root()) else {
+        return Err(TorchError::Structure("dict of tensors"));
+    };
+    let mut values = Values {
+        archive,
+        stored: Vec::new(),
+        left_out: Vec::new(),
+        name_bytes: 0,
+    };
+    values.add(pickle.root(), String::new(), 0)?;
+    match (&values.stored[..], values.left_out.first()) {
+        ([], Some(first)) => Err(TorchError::NoTensors(first.clone())),
+        _ => Ok((values.stored, values.left_out)),
     }
-    Ok(stored)
+}
+
+/// The values of a pickle by name. Those of dicts and lists inside of others have names with dots,
+/// as `torch.distributed.checkpoint` names them.
+struct Values<'a> {
+    archive: &'a Archive<'a>,
+    stored: Vec<Stored>,
+    left_out: Vec<String>,
+    /// Bytes of all names. The same dict may be at many places.
+    name_bytes: usize,
+}
+
+impl Values<'_> {
+    fn add(
+        &mut self,
+        value: Id,
+        name: String,
+        depth: usize,
+    ) -> std::result::Result<(), TorchError> {
+        let pickle = &self.archive.pickle;
+        self.name_bytes += name.len() + 1;
+        if self.name_bytes > MAX_HEADER_BYTES {
+            let (what, bytes) = ("list of names", self.name_bytes as u64);
+            return Err(TorchError::TooLarge { what, bytes });
+        }
+        if let Some(tensor) = tensor(pickle, value, &name)? {
+            self.stored
+                .push(self.archive.locate(&tensor, &name, &name)?);
+            return Ok(());
+        }
+        if depth > MAX_NESTED {
+            return Err(TorchError::Nested(name));
+        }
+        match pickle.get(value) {
+            Value::Dict(items) => {
+                for (key, value) in items {
+                    let key = match pickle.get(*key) {
+                        Value::Int(number) => number.to_string(),
+                        _ => {
+                            let key = pickle.text(*key);
+                            key.ok_or(TorchError::Structure("names of tensors"))?
+                                .to_owned()
+                        }
+                    };
+                    self.add(*value, below(&name, &key), depth + 1)?;
+                }
+            }
+            Value::List(items) | Value::Tuple(items) => {
+                let known = (self.stored.len(), self.left_out.len());
+                for (at, value) in items.iter().enumerate() {
+                    self.add(*value, below(&name, &at.to_string()), depth + 1)?;
+                }
+                // A list of other values is one value.
+                if self.stored.len() == known.0 {
+                    self.left_out.truncate(known.1);
+                    self.left_out.push(name);
+                }
+            }
+            _ => self.left_out.push(name),
+        }
+        Ok(())
+    }
+}
+
+fn below(name: &str, key: &str) -> String {
+    match name {
+        "" => key.to_owned(),
+        name => format!("{name}.{key}"),
+    }
 }
 
 impl Stored {
@@ -107,7 +194,7 @@ impl Stored {
         let whole = graph.source(&info.name, info.dtype, &shape);
         let expr = whole.and_then(|whole| match &self.view {
             None => Ok(whole),
-            Some(view) => graph.view(whole, view.offset, &self.shape, &view.strides),
+            Some(view) => view.of(graph, whole, &self.shape),
         });
         let expr = expr.map_err(|problem| Error::Assembly {
             name: info.name.clone(),

@@ -1,16 +1,17 @@
 //! A folder of `torch.distributed.checkpoint`: `.metadata` and files of chunks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::archive::{Archive, Stored};
+use super::error::TorchError;
 use super::globals::{Global, TorchDtype};
+use super::model::{ArchiveAt, Format, TorchModel};
 use super::pickle::{Id, Pickle, Value};
-use super::tensor::tensor;
-use super::{TorchError, TorchModel};
+use super::tensor::{dtype_of, tensor};
 use crate::assembly::Assembly;
 use crate::confined::ConfinedFolder;
 use crate::limits::{MAX_DIMS, MAX_HEADER_BYTES};
@@ -76,12 +77,26 @@ pub(super) fn open(path: &Path, confined: &ConfinedFolder) -> Result<Option<Torc
     for tensor in &tensors {
         let mut parts = Vec::with_capacity(tensor.chunks.len());
         for (chunk, stored) in tensor.chunks.iter().zip(&mut stored) {
-            let region = region(&chunk.offsets, &stored.shape);
+            let offsets = packed(&chunk.offsets, tensor.dtype);
+            let region = region(&offsets, &stored.shape);
             parts.push(stored.part(&mut assembly, Some(region))?);
         }
         assembly.add(&tensor.name, &packed(&tensor.shape, tensor.dtype), parts)?;
     }
-    Ok(Some(TorchModel { assembly, left_out }))
+    let places = tensors.iter().flat_map(|it| &it.chunks).map(|it| &it.place);
+    let places: BTreeSet<(&str, u64, u64)> = places
+        .map(|it| (it.file.as_str(), it.range.start, it.range.end))
+        .collect();
+    let archives = places.into_iter().map(|(file, start, end)| ArchiveAt {
+        file: confined.path_of(file),
+        range: start..end,
+    });
+    Ok(Some(TorchModel {
+        assembly,
+        left_out,
+        format: Format::Distributed,
+        archives: archives.collect(),
+    }))
 }
 
 /// A chunk's region, which ends at most at the end of numbers.
@@ -91,7 +106,7 @@ fn region(offsets: &[u64], shape: &[u64]) -> Vec<Range<u64>> {
         .collect()
 }
 
-/// A shape of PyTorch as ours, whose elements may be smaller.
+/// Extents or offsets of PyTorch as ours, whose elements may be smaller.
 fn packed(shape: &[u64], dtype: TorchDtype) -> Vec<u64> {
     let mut shape = shape.to_vec();
     if let Some(last) = shape.last_mut() {
@@ -215,10 +230,8 @@ impl Tensor {
         let properties = pickle.field(value, "properties");
         let properties = properties.and_then(|it| pickle.object(it));
         let dtype = properties.and_then(|(_, state)| pickle.tuple(state)?.first());
-        let dtype = dtype.map(|it| pickle.get(*it));
-        let Some(Value::Global(Global::Dtype(dtype))) = dtype else {
-            return Err(invalid("it has no dtype"));
-        };
+        let dtype = dtype.ok_or_else(|| invalid("it has no dtype"))?;
+        let dtype = dtype_of(pickle, *dtype, name)?;
         let numbers = |of, field| pickle.field(of, field).and_then(|it| pickle.numbers(it));
         let shape = numbers(value, "size").ok_or_else(|| invalid("it has no size"))?;
         if shape.len() > MAX_DIMS {
@@ -252,7 +265,7 @@ impl Tensor {
         };
         Ok(Tensor {
             name: name.to_owned(),
-            dtype: *dtype,
+            dtype,
             chunks: chunks
                 .iter()
                 .map(chunk)

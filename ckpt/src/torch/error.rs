@@ -2,6 +2,10 @@
 
 use crate::Dtype;
 use crate::limits::MAX_HEADER_BYTES;
+use crate::names::Listed;
+
+/// The maximum nesting of dicts and lists.
+pub(super) const MAX_NESTED: usize = 16;
 
 /// Why a file of PyTorch cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -63,20 +67,56 @@ pub enum TorchError {
     #[error("its pickle has no {0}")]
     Structure(&'static str),
 
-    /// A value of a model is not a tensor.
-    #[error(
-        "`{}` is not a tensor; save only the state_dict: torch.save(model.state_dict(), ..)",
-        .0.escape_debug()
-    )]
+    /// A value of a distributed checkpoint is neither a tensor nor bytes.
+    #[error("`{}` is not a tensor; save only the state_dict", .0.escape_debug())]
     NotATensor(String),
 
-    /// A tensor cannot be read.
+    /// A file without tensors.
+    #[error(
+        "it has no tensor, but other values such as `{}`; save a state_dict: \
+         torch.save(model.state_dict(), ..)", .0.escape_debug()
+    )]
+    NoTensors(String),
+
+    /// Dicts and lists that contain each other, or nearly so.
+    #[error(
+        "its values are nested more than {MAX_NESTED} deep at `{}`; save only the state_dict: \
+         torch.save(model.state_dict(), ..)", .0.escape_debug()
+    )]
+    Nested(String),
+
+    /// A tensor is damaged.
     #[error("tensor `{}` cannot be read: {problem}", name.escape_debug())]
     Tensor {
         /// The tensor.
         name: String,
         /// The problem.
         problem: &'static str,
+    },
+
+    /// A tensor that PyTorch can read, but this program cannot.
+    #[error("tensor `{}` cannot be read: {problem}", name.escape_debug())]
+    Unsupported {
+        /// The tensor.
+        name: String,
+        /// What is not supported, and what to save instead.
+        problem: String,
+    },
+
+    /// The content of a zip entry differs from its CRC-32.
+    #[error(
+        "its zip entry `{}` is damaged: the content has CRC-32 {found:08x}, but the archive lists \
+         {listed:08x}{}", entry.escape_debug(), stored_text(.tensors)
+    )]
+    Checksum {
+        /// The entry.
+        entry: String,
+        /// The CRC-32 in the archive.
+        listed: u32,
+        /// The CRC-32 of the content.
+        found: u32,
+        /// The tensors that the entry stores.
+        tensors: Vec<String>,
     },
 
     /// A chunk is another tensor than the metadata says.
@@ -109,4 +149,28 @@ pub enum TorchError {
         /// The problem.
         problem: &'static str,
     },
+}
+
+impl TorchError {
+    /// Whether the file is damaged: PyTorch cannot read it either.
+    pub fn is_damage(&self) -> bool {
+        !matches!(
+            self,
+            TorchError::Legacy
+                | TorchError::Packed(_)
+                | TorchError::ByteOrder(_)
+                | TorchError::Global(_)
+                | TorchError::NotATensor(_)
+                | TorchError::NoTensors(_)
+                | TorchError::Nested(_)
+                | TorchError::Unsupported { .. }
+        )
+    }
+}
+
+fn stored_text(tensors: &[String]) -> String {
+    match tensors {
+        [] => String::new(),
+        tensors => format!("; it stores {}", Listed(tensors)),
+    }
 }

@@ -16,6 +16,8 @@ pub(super) enum Global {
     /// The class of a storage; `None` for bytes.
     Storage(Option<TorchDtype>),
     Dtype(TorchDtype),
+    /// A dtype that safetensors does not have, or the class of its storage.
+    OtherDtype(&'static str),
     Metadata,
     TensorMetadata,
     BytesMetadata,
@@ -88,6 +90,13 @@ const STORAGES: [(&str, Dtype); 11] = [
     ("BoolStorage", Dtype::Bool),
 ];
 
+/// Dtypes without a counterpart, and the classes of their storages.
+const OTHER_DTYPES: [(&str, &str); 3] = [
+    ("complex128", "complex128"),
+    ("ComplexDoubleStorage", "complex128"),
+    ("complex32", "complex32"),
+];
+
 const METADATA: &str = "torch.distributed.checkpoint.metadata";
 const FILES: &str = "torch.distributed.checkpoint.filesystem";
 
@@ -118,7 +127,9 @@ impl Global {
             let dtype = DTYPES.iter().chain([&FLOAT4]).find(|it| it.0 == name);
             let storage = STORAGES.iter().find(|it| it.0 == name);
             let storage = storage.map(|it| Global::Storage(Some(one(it.1))));
-            dtype.map(|it| Global::Dtype(it.1)).or(storage)
+            let other = OTHER_DTYPES.iter().find(|it| it.0 == name);
+            let other = other.map(|it| Global::OtherDtype(it.1));
+            dtype.map(|it| Global::Dtype(it.1)).or(storage).or(other)
         };
         let other = OTHERS.iter().find(|it| (it.0, it.1) == (module, name));
         let other = other.map(|it| it.2);

@@ -10,13 +10,17 @@
 //!
 //! A pickle is a program for a stack machine that may call any Python function. The machine here
 //! calls nothing: it knows the globals that tensors need by name and builds values. Any other
-//! global is an error that names it. The CRC-32 of zip entries is not compared.
+//! global is an error that names it. [`TorchModel::checksums`] lists the CRC-32 of zip entries, which
+//! reads do not compare.
 
 mod archive;
 mod bin;
+mod checksums;
+mod crc32;
 mod dcp;
 mod error;
 mod globals;
+mod model;
 mod opcodes;
 mod pickle;
 mod tensor;
@@ -24,19 +28,12 @@ mod zip;
 
 use std::path::Path;
 
+pub use checksums::{Checksum, Checksums};
 pub use error::TorchError;
+pub use model::{Format, TorchModel};
 
 use crate::confined::ConfinedFolder;
-use crate::{Assembly, Links, Result};
-
-/// A model that PyTorch wrote.
-#[derive(Debug)]
-pub struct TorchModel {
-    /// Its tensors.
-    pub assembly: Assembly,
-    /// The names of values that are not tensors and are left out, sorted.
-    pub left_out: Vec<String>,
-}
+use crate::{Links, Result};
 
 /// Opens the model of a folder; `None` if it has neither `pytorch_model.bin`, nor its index, nor
 /// the `.metadata` of `torch.distributed.checkpoint`. Reads no data of tensors.

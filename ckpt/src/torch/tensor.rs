@@ -37,9 +37,7 @@ pub(super) fn tensor(
                 return view_of(pickle, name, *storage, view, None, more).map(Some);
             }
             (Global::TensorOfDtype, [storage, offset, shape, strides, _, _, dtype, more @ ..]) => {
-                let Value::Global(Global::Dtype(dtype)) = *pickle.get(*dtype) else {
-                    return Err(invalid(name, "it has no dtype"));
-                };
+                let dtype = dtype_of(pickle, *dtype, name)?;
                 let view = (*offset, *shape, *strides);
                 return view_of(pickle, name, *storage, view, Some(dtype), more).map(Some);
             }
@@ -59,6 +57,33 @@ fn invalid(name: &str, problem: &'static str) -> TorchError {
     }
 }
 
+/// An error for a tensor that only PyTorch can read.
+pub(super) fn unsupported(name: &str, problem: impl Into<String>) -> TorchError {
+    TorchError::Unsupported {
+        name: name.to_owned(),
+        problem: problem.into(),
+    }
+}
+
+/// The dtype that a value names.
+pub(super) fn dtype_of(pickle: &Pickle, value: Id, name: &str) -> Result<TorchDtype, TorchError> {
+    match *pickle.get(value) {
+        Value::Global(Global::Dtype(dtype)) => Ok(dtype),
+        Value::Global(Global::OtherDtype(dtype)) => Err(no_counterpart(name, dtype)),
+        _ => Err(invalid(name, "it has no dtype")),
+    }
+}
+
+fn no_counterpart(name: &str, dtype: &str) -> TorchError {
+    unsupported(
+        name,
+        format!(
+            "safetensors has no {dtype}; save tensor.to(torch.complex64), or its parts as \
+             torch.view_as_real(tensor)"
+        ),
+    )
+}
+
 fn view_of(
     pickle: &Pickle,
     name: &str,
@@ -75,10 +100,9 @@ fn view_of(
     if has_flags {
         let problem =
             "it is a conjugate or negative view; save tensor.resolve_conj().resolve_neg()";
-        return Err(invalid(name, problem));
+        return Err(unsupported(name, problem));
     }
-    let (of_storage, key, storage_bytes) =
-        storage_of(pickle, storage).ok_or_else(|| invalid(name, "it has no storage"))?;
+    let (of_storage, key, storage_bytes) = storage_of(pickle, storage, name)?;
     let dtype = match (of_storage, dtype) {
         (Some(dtype), None) | (None, Some(dtype)) => dtype,
         _ => return Err(invalid(name, "it has no dtype")),
@@ -103,20 +127,30 @@ fn view_of(
 }
 
 /// `("storage", class, key, location, elements)`: the dtype of the class, the key, the bytes.
-fn storage_of(pickle: &Pickle, id: Id) -> Option<(Option<TorchDtype>, String, u64)> {
+fn storage_of(
+    pickle: &Pickle,
+    id: Id,
+    name: &str,
+) -> Result<(Option<TorchDtype>, String, u64), TorchError> {
+    let no_storage = || invalid(name, "it has no storage");
     let Value::Persistent(id) = *pickle.get(id) else {
-        return None;
+        return Err(no_storage());
     };
-    let &[kind, class, key, _, elements] = pickle.tuple(id)? else {
-        return None;
+    let Some(&[kind, class, key, _, elements]) = pickle.tuple(id) else {
+        return Err(no_storage());
     };
-    let Value::Global(Global::Storage(dtype)) = *pickle.get(class) else {
-        return None;
+    let dtype = match *pickle.get(class) {
+        Value::Global(Global::Storage(dtype)) => dtype,
+        Value::Global(Global::OtherDtype(dtype)) => return Err(no_counterpart(name, dtype)),
+        _ => return Err(no_storage()),
     };
     let element = dtype.map_or(1, TorchDtype::bytes);
-    let bytes = pickle.number(elements)?.checked_mul(element)?;
-    let key = pickle.text(key)?.to_owned();
-    (pickle.text(kind)? == "storage").then_some((dtype, key, bytes))
+    let bytes = pickle.number(elements);
+    let bytes = bytes.and_then(|elements| elements.checked_mul(element));
+    match (pickle.text(kind), pickle.text(key), bytes) {
+        (Some("storage"), Some(key), Some(bytes)) => Ok((dtype, key.to_owned(), bytes)),
+        _ => Err(no_storage()),
+    }
 }
 
 impl TorchTensor {

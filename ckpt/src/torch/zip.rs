@@ -40,6 +40,7 @@ struct Entry {
     /// The local header, relative to the archive.
     header: u64,
     bytes: u64,
+    crc32: u32,
 }
 
 /// The place of the central directory, relative to the archive.
@@ -85,6 +86,11 @@ impl Zip {
 
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         self.entries.keys().map(String::as_str)
+    }
+
+    /// The CRC-32 of an entry's content in the directory.
+    pub(super) fn crc32(&self, name: &str) -> Option<u32> {
+        self.entries.get(name).map(|entry| entry.crc32)
     }
 
     /// The bytes of an entry in the file.
@@ -207,6 +213,7 @@ fn central(bytes: &[u8]) -> Result<(String, Entry, &[u8]), TorchError> {
     let entry = Entry {
         header,
         bytes: bytes_unpacked,
+        crc32: u32_at(bytes, 16),
     };
     Ok((name.to_owned(), entry, &rest[comment_len..]))
 }

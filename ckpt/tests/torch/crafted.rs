@@ -179,6 +179,26 @@ fn malicious_pickles_are_errors() {
     );
 }
 
+/// Dicts and lists that contain themselves, and names that take much more memory than the pickle.
+#[test]
+fn values_are_nested_within_limits() {
+    let cycle = b"\x80\x02}q\0X\x01\0\0\0wh\0s.";
+    let error = pickled(cycle).unwrap_err();
+    let expected = "its values are nested more than 16 deep at `w.w.w.";
+    assert!(error.starts_with(expected), "{error}");
+
+    // Each of 12 lists has the list before it 40 times.
+    let mut many = b"\x80\x02]q\0K\x01a0".to_vec();
+    for level in 0..12 {
+        many.extend([b']', b'q', level + 1, b'(']);
+        many.extend([b'h', level].repeat(40));
+        many.extend(b"e0");
+    }
+    many.extend(b"}X\x01\0\0\0wh\x0cs.");
+    let error = pickled(&many).unwrap_err();
+    assert!(error.contains("its list of names has"), "{error}");
+}
+
 /// Numbers of a tensor that do not fit its storage, or no machine.
 #[test]
 fn tensors_stay_in_their_storage() {
@@ -197,11 +217,17 @@ fn tensors_stay_in_their_storage() {
         Ok(DATA)
     );
     assert_eq!(tensor(b"K\x01", b")", b")").as_deref(), Ok(&DATA[4..]));
+    let repeated = tensor(b"K\x01", b"K\x02\x85", b"K\0\x85");
+    assert_eq!(
+        repeated.as_deref(),
+        Ok(&[&DATA[4..], &DATA[4..]].concat()[..])
+    );
     for (offset, shape, strides) in [
         (&b"K\x01"[..], &b"K\x02\x85"[..], &b"K\x01\x85"[..]),
         (b"K\0", b"K\x03\x85", b"K\x01\x85"),
         (b"K\0", b"K\x02\x85", b"K\x02\x85"),
-        (b"K\0", b"K\x02\x85", b"K\0\x85"),
+        (b"K\x02", b"K\x02\x85", b"K\0\x85"),
+        (b"K\0", &tuple(large), b"K\0\x85"),
         (b"K\0", b"K\x02\x85", b"J\xff\xff\xff\xff\x85"),
         (b"J\xff\xff\xff\xff", b"K\x01\x85", b"K\x01\x85"),
         (b"K\0", b"K\x01K\x01\x86", b"K\x01\x85"),

@@ -67,9 +67,13 @@ fn open(folder: &Path) -> TorchModel {
 }
 
 /// All dtypes, views of shared storages, modules, several files, and chunks of 2 x 3 ranks.
+const EQUAL: [&str; 7] = [
+    "dtypes", "views", "module", "sharded", "dcp", "expanded", "nested",
+];
+
 #[test]
 fn tensors_equal_those_that_pytorch_loads() {
-    for name in ["dtypes", "views", "module", "sharded", "dcp"] {
+    for name in EQUAL {
         let folder = fixtures().join(name);
         let found = tensors(&open(&folder)).unwrap();
         let expected = expected(&folder);
@@ -113,11 +117,80 @@ fn four_bit_floats_have_two_elements_in_a_byte() {
     assert_eq!(found["w"], (Dtype::F4, vec![2, 4], bytes));
 }
 
-/// Values that are not tensors are left out of a distributed checkpoint, and named.
+/// Chunks of such elements are split along the last dim too.
+#[test]
+fn four_bit_floats_are_joined_along_the_last_dim() {
+    let found = tensors(&open(&fixtures().join("float4-dcp"))).unwrap();
+    let bytes: Vec<u8> = (1..=24).collect();
+    assert_eq!(found["w"], (Dtype::F4, vec![3, 16], bytes));
+}
+
+/// Values that are not tensors are left out, and named.
 #[test]
 fn other_values_are_named() {
-    let model = open(&fixtures().join("dcp"));
-    assert_eq!(model.left_out, ["names", "step"]);
+    let left_out = |name: &str| open(&fixtures().join(name)).left_out;
+    assert_eq!(left_out("dcp"), ["names", "step"]);
+    let nested = ["epoch", "extra.1", "optimizer.param_groups"];
+    assert_eq!(left_out("nested"), nested);
+}
+
+/// All checksums hold. After a change of any byte of an entry, exactly its checksum does not, and
+/// the error names the entry and its tensors.
+#[test]
+fn checksums_show_every_changed_byte() {
+    let mut entries = 0;
+    for (name, file) in [
+        ("nested", "pytorch_model.bin"),
+        ("sharded", "pytorch_model-00002-of-00002.bin"),
+        ("dcp", "__4_0.distcp"),
+    ] {
+        let model = open(&fixtures().join(name));
+        let checksums = model.checksums().unwrap();
+        assert_eq!(checksums.without, 0);
+        for entry in &checksums.entries {
+            model.verify(entry).unwrap();
+        }
+        entries += checksums.entries.len();
+
+        let place = tempfile::tempdir().unwrap();
+        for entry in fs::read_dir(fixtures().join(name)).unwrap() {
+            let entry = entry.unwrap();
+            fs::copy(entry.path(), place.path().join(entry.file_name())).unwrap();
+        }
+        let path = place.path().join(file);
+        let original = fs::read(&path).unwrap();
+        let model = open(place.path());
+        let checksums = model.checksums().unwrap().entries;
+        let mut seen = 0;
+        for at in (0..original.len()).step_by(7) {
+            let mut bytes = original.clone();
+            bytes[at] ^= 0x10;
+            // In place, because the file is open.
+            fs::write(&path, &bytes).unwrap();
+            let wrong = checksums.iter().filter_map(|it| model.verify(it).err());
+            let wrong: Vec<String> = wrong.map(|error| error.to_string()).collect();
+            assert!(wrong.len() <= 1, "{wrong:?}");
+            for message in wrong {
+                assert!(
+                    message.contains(file) && message.contains("has CRC-32"),
+                    "{message}"
+                );
+                let is_data = message.contains("/data/");
+                assert_eq!(is_data, message.contains("it stores `"), "{message}");
+                seen += 1;
+            }
+        }
+        // The rest are headers, the directory and padding.
+        assert!(seen > 20, "{name}: {seen}");
+        fs::write(&path, &original).unwrap();
+    }
+    assert!(entries > 50, "{entries}");
+}
+
+#[test]
+fn files_without_checksums_are_counted() {
+    let checksums = open(&fixtures().join("without-crc")).checksums().unwrap();
+    assert_eq!((checksums.entries.len(), checksums.without), (0, 1));
 }
 
 /// A folder with none of the files is no model of PyTorch.
@@ -150,12 +223,30 @@ fn files_without_plain_tensors_say_what_to_do() {
     global("whole-module.bin", "torch.nn.modules.container.Sequential");
     global("sparse.bin", "torch._utils._rebuild_sparse_tensor");
     global("quantized.bin", "torch._utils._rebuild_qtensor");
-    global("complex128.bin", "torch.ComplexDoubleStorage");
+    let tensor = |file: &str, problem: &str| {
+        let expected = format!("{}tensor `w` cannot be read: {problem}", start(file));
+        assert_eq!(message(file), expected);
+    };
+    tensor(
+        "complex128.bin",
+        "safetensors has no complex128; save tensor.to(torch.complex64), or its parts as \
+         torch.view_as_real(tensor)",
+    );
+    tensor(
+        "much-expanded.bin",
+        "it is expanded and repeats its elements 5000 times, more than 4096; save \
+         tensor.contiguous(), or the tensor before expand()",
+    );
+    tensor(
+        "overlapping.bin",
+        "its elements overlap in memory; save tensor.contiguous()",
+    );
     assert_eq!(
-        message("nested.bin"),
+        message("no-tensors.bin"),
         format!(
-            "{}`state_dict` is not a tensor; {state}",
-            start("nested.bin")
+            "{}it has no tensor, but other values such as `epoch`; save a state_dict: \
+             torch.save(model.state_dict(), ..)",
+            start("no-tensors.bin")
         )
     );
     assert_eq!(
@@ -170,5 +261,4 @@ fn files_without_plain_tensors_say_what_to_do() {
         "{}it has the format of PyTorch before 1.6; save it again: python -c",
         start("legacy.bin")
     )));
-    assert!(message("expanded.bin").ends_with("store a contiguous copy of it"));
 }

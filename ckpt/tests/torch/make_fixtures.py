@@ -16,7 +16,8 @@ import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as processes
 from safetensors.torch import save_file
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.serialization import set_crc32_options
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 
@@ -57,6 +58,28 @@ def views():
         "empty_view": matrix[2:2, 1:],
         "half_steps": numbers(6, 4).to(torch.bfloat16)[::2, 1::2],
     }
+
+
+def expanded():
+    return {
+        "rows": numbers(1, 3).expand(4, 3),
+        "columns": numbers(4, 1).expand(4, 3),
+        "both": numbers(1, 2, 1, 3).expand(2, 2, 4, 3),
+        "all": torch.tensor(2.5).expand(5),
+        "steps": numbers(6)[::2].unsqueeze(1).expand(3, 2),
+    }
+
+
+def nested():
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model(numbers(4, 3)).sum().backward()
+    optimizer.step()
+    whole = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": 3, "extra": [numbers(2), 7]}
+    state = optimizer.state_dict()["state"]
+    expected = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    expected |= {f"optimizer.state.{at}.{name}": tensor for at in state for name, tensor in state[at].items()}
+    return whole, {**expected, "extra.0": whole["extra"][0]}
 
 
 def save(folder, name, tensors):
@@ -109,6 +132,35 @@ def chunked(rank, world):
     dist.destroy_process_group()
 
 
+def chunked_float4(rank, world):
+    os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="29714")
+    dist.init_process_group("gloo", rank=rank, world_size=world)
+    mesh = init_device_mesh("cpu", (world,))
+    part = numbers(3, 8).to(torch.uint8).chunk(world, dim=1)[rank].contiguous()
+    part = DTensor.from_local(part.view(torch.float4_e2m1fn_x2), mesh, [Shard(1)], run_check=False)
+    os.chdir(FIXTURES)
+    dcp.save({"w": part}, checkpoint_id=pathlib.Path("float4-dcp"))
+    dist.destroy_process_group()
+
+
+def later():
+    """The fixtures that were added after the others, which change with each save."""
+    save(FIXTURES / "expanded", "pytorch_model.bin", expanded())
+    expect(FIXTURES / "expanded", expanded())
+    whole, expected = nested()
+    save(FIXTURES / "nested", "pytorch_model.bin", whole)
+    expect(FIXTURES / "nested", expected)
+    set_crc32_options(False)
+    save(FIXTURES / "without-crc", "pytorch_model.bin", {"w": numbers(2)})
+    set_crc32_options(True)
+    processes.spawn(chunked_float4, args=(2,), nprocs=2)
+
+    wrong = FIXTURES / "wrong"
+    save(wrong, "no-tensors.bin", {"epoch": 3, "names": ["a", "b"]})
+    save(wrong, "much-expanded.bin", {"w": numbers(1, 3).expand(5000, 3)})
+    save(wrong, "overlapping.bin", {"w": numbers(6).as_strided((3, 3), (1, 1))})
+
+
 def main():
     shutil.rmtree(FIXTURES, ignore_errors=True)
     for name, tensors in [("dtypes", dtypes()), ("views", views())]:
@@ -124,13 +176,12 @@ def main():
 
     wrong = FIXTURES / "wrong"
     save(wrong, "whole-module.bin", module)
-    save(wrong, "nested.bin", {"state_dict": {"w": numbers(2)}, "epoch": 3})
-    save(wrong, "expanded.bin", {"w": numbers(1, 3).expand(4, 3)})
     save(wrong, "conjugate.bin", {"w": torch.complex(numbers(2), numbers(2)).conj()})
     save(wrong, "sparse.bin", {"w": torch.eye(2).to_sparse()})
     save(wrong, "quantized.bin", {"w": torch.quantize_per_tensor(numbers(2), 0.1, 0, torch.qint8)})
     save(wrong, "complex128.bin", {"w": torch.zeros(2, dtype=torch.complex128)})
     torch.save({"w": numbers(2)}, wrong / "legacy.bin", _use_new_zipfile_serialization=False)
+    later()
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use meshgrad_ckpt::{Committed, Dtype, Folder, IntegrityError, TensorFile};
+use meshgrad_ckpt::{Committed, Dtype, Folder, IntegrityError, TensorFile, is_disk_failure};
 use meshgrad_load::Error as LoadError;
 
 use super::error::{Error, Result};
@@ -24,8 +24,8 @@ pub fn check_texts(checkpoint: &Committed) -> Result<()> {
     Ok(())
 }
 
-/// [`Error::Damaged`] if `checkpoint`, in which reading failed with `error`, is damaged; otherwise
-/// `error`. Reads the whole checkpoint.
+/// [`Error::Damaged`] if `checkpoint`, in which reading failed with `error`, is damaged, or the disk
+/// cannot read it; otherwise `error`. Reads the whole checkpoint.
 pub fn or_damage(checkpoint: &Committed, error: Error) -> Error {
     // These are no reason to read everything.
     if let Error::Runtime(_)
@@ -38,19 +38,24 @@ pub fn or_damage(checkpoint: &Committed, error: Error) -> Error {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let problems = match checkpoint.find_damage(threads, |_| ()) {
         Ok(problems) if problems.is_empty() => return error,
-        Ok(problems) => problems,
+        Ok(problems) => listed(checkpoint, &problems),
+        Err(unreadable) if is_disk_failure(&unreadable) => vec![unreadable.to_string()],
         Err(unreadable) => return unreadable.into(),
     };
-    let more = problems.len().saturating_sub(LISTED);
-    let problems = problems.iter().take(LISTED);
-    let mut problems: Vec<String> = problems.map(|it| described(checkpoint, it)).collect();
-    if more > 0 {
-        problems.push(format!("and {more} more"));
-    }
     Error::Damaged {
         folder: checkpoint.path().to_owned(),
         problems,
     }
+}
+
+fn listed(checkpoint: &Committed, problems: &[IntegrityError]) -> Vec<String> {
+    let more = problems.len().saturating_sub(LISTED);
+    let problems = problems.iter().take(LISTED);
+    let mut listed: Vec<String> = problems.map(|it| described(checkpoint, it)).collect();
+    if more > 0 {
+        listed.push(format!("and {more} more"));
+    }
+    listed
 }
 
 /// A problem, with the tensors that it affects.

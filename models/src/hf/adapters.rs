@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use meshgrad_ckpt::Folder;
 use serde::{Deserialize, Serialize};
 
+use crate::Qwen3;
 use crate::folder::{Error, Result};
 use crate::layers::Linear;
 
@@ -36,14 +37,11 @@ pub(crate) fn written<'a>(
     }
 }
 
-/// Adds the low-rank updates of `folder` to `projections`, without values.
+/// Adds the low-rank updates that `folder` has to `model`, without values.
 ///
 /// # Errors
 /// [`Error::File`], [`Error::Adapters`].
-pub(crate) fn add<'a>(
-    projections: impl Iterator<Item = &'a mut Linear>,
-    folder: &Folder,
-) -> Result<()> {
+pub fn add(model: &mut Qwen3, folder: &Folder) -> Result<()> {
     let path = folder.path().join(FILE);
     if !path.exists() {
         return Ok(());
@@ -58,7 +56,7 @@ pub(crate) fn add<'a>(
     };
     let shapes: Result<BTreeMap<String, Shape>, _> = serde_json::from_str(&text);
     let mut shapes = shapes.map_err(|error| invalid(error.to_string()))?;
-    for linear in projections {
+    for linear in model.projections_mut() {
         if let Some(Shape { rank, scale }) = shapes.remove(&linear.path().to_string()) {
             check_rank(linear, rank, folder).map_err(invalid)?;
             linear.add_lora(rank, scale * rank as f64);

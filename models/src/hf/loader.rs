@@ -117,7 +117,7 @@ impl<'a> Loader<'a> {
     fn load_unchecked(&self, device: &Device) -> Result<Loaded> {
         let mut model = Qwen3::new(&read_config(self.dir)?)?;
         let folder = Folder::open(self.dir)?;
-        adapters::add(model.projections_mut(), &folder)?;
+        adapters::add(&mut model, &folder)?;
         let experts = self.fill_from(&folder, &model, device)?;
         Ok(Loaded { model, experts })
     }

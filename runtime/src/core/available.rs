@@ -56,9 +56,17 @@ fn left_in(folder: &Path) -> Option<usize> {
         ),
     };
     let statistics = fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
-    let cached = ["total_inactive_file ", "inactive_file "];
-    let cached = cached.iter().find_map(|name| field(&statistics, name));
-    Some(limit.saturating_sub(used.saturating_sub(cached.unwrap_or(0))))
+    Some(limit.saturating_sub(used.saturating_sub(cached(&statistics))))
+}
+
+/// The bytes of cached files in `memory.stat`, on both of the kernel's lists. Version 1 has them with
+/// and without the groups below, and limits the sum.
+fn cached(statistics: &str) -> usize {
+    let lists = ["inactive_file ", "active_file "].map(|list| {
+        let all = field(statistics, &format!("total_{list}"));
+        all.or_else(|| field(statistics, list))
+    });
+    lists.into_iter().flatten().sum()
 }
 
 #[cfg(test)]
@@ -91,6 +99,43 @@ mod tests {
             "/r/",
         ];
         assert_eq!(found, expected.map(PathBuf::from));
+    }
+
+    /// `memory.stat` of version 2, shortened.
+    const VERSION_2: &str = "\
+anon 3000
+file 900
+kernel 50
+shmem 200
+inactive_anon 100
+active_anon 2900
+inactive_file 400
+active_file 300
+unevictable 0
+workingset_refault_file 7
+";
+
+    /// That of version 1, for a group with groups below it.
+    const VERSION_1: &str = "\
+cache 40
+rss 10
+inactive_anon 1
+active_anon 2
+inactive_file 20
+active_file 10
+hierarchical_memory_limit 9000
+total_cache 800
+total_inactive_file 500
+total_active_file 250
+";
+
+    /// Files that were read twice are cached too.
+    #[test]
+    fn both_lists_of_cached_files_count() {
+        assert_eq!(cached(VERSION_2), 700);
+        assert_eq!(cached(VERSION_1), 750);
+        assert_eq!(cached("active_file 3\n"), 3);
+        assert_eq!(cached(""), 0);
     }
 
     #[test]

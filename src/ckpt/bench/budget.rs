@@ -1,7 +1,6 @@
 //! Divides the memory budget between tensors, blocks and plans.
 
 use anyhow::anyhow;
-use meshgrad::ckpt::Folder;
 use meshgrad::ckpt::plan::PlanError;
 use meshgrad_harness::PAGE;
 use serde::Serialize;
@@ -10,6 +9,7 @@ use super::baseline::{BLOCK, Files};
 use super::load::{Method, Planner, Residency};
 use crate::ckpt::catalog::display_path;
 use crate::ckpt::size;
+use crate::ckpt::source::Source;
 
 /// The smallest read of a thread, and the smallest chunk of a tensor.
 const MIN_CHUNK: u64 = 64 << 10;
@@ -52,19 +52,19 @@ impl Memory {
 
 /// Keeps all tensors in memory if they fit, otherwise streams them.
 pub(super) fn allocate(
-    folder: &Folder,
+    source: &Source,
     methods: &[Method],
     threads: usize,
     budget: u64,
 ) -> anyhow::Result<Allocation> {
-    let tensors: u64 = folder.tensors().map(|it| it.byte_len() as u64).sum();
-    let paths = || folder.files().iter().map(|file| file.path());
+    let tensors = source.summary().bytes;
+    let paths = || source.stored().files().iter().map(|file| file.path());
     let room = Files::open(paths(), BLOCK, threads)?.room() as u64;
     let kept = room.max(tensors);
     if let Some(rest) = budget.checked_sub(kept) {
         let for_plans = rest + tensors;
         if let Ok(allocation) = try_allocate(
-            folder,
+            source,
             methods,
             threads,
             Residency::Resident,
@@ -79,11 +79,11 @@ pub(super) fn allocate(
     let block = share.min(BLOCK as u64) / PAGE as u64 * PAGE as u64;
     let chunk = (share / 2).min(MAX_CHUNK);
     if chunk > MIN_CHUNK
-        && let Ok(allocation) = allocate_streamed(folder, methods, threads, budget, block, chunk)
+        && let Ok(allocation) = allocate_streamed(source, methods, threads, budget, block, chunk)
     {
         return Ok(allocation);
     }
-    let least = allocate_streamed(folder, methods, threads, budget, MIN_CHUNK, MIN_CHUNK);
+    let least = allocate_streamed(source, methods, threads, budget, MIN_CHUNK, MIN_CHUNK);
     least.map_err(|error| match error.downcast_ref() {
         Some(PlanError::Infeasible { need, .. }) => {
             let need = need + MIN_CHUNK * threads as u64;
@@ -91,7 +91,7 @@ pub(super) fn allocate(
                 "--budget {} is too small: streaming {} with {} needs at least {} (raise --budget \
                  or lower --threads)",
                 size::bytes(budget),
-                display_path(folder.path()),
+                display_path(source.path()),
                 size::counted(threads as u64, "thread"),
                 // Rounding to one decimal must not go below the need.
                 size::bytes(need + need / 16),
@@ -103,7 +103,7 @@ pub(super) fn allocate(
 
 /// Reserves one block per thread for plain reads and gives the rest to plans.
 fn allocate_streamed(
-    folder: &Folder,
+    source: &Source,
     methods: &[Method],
     threads: usize,
     budget: u64,
@@ -112,7 +112,7 @@ fn allocate_streamed(
 ) -> anyhow::Result<Allocation> {
     let kept = block * threads as u64;
     let (residency, for_plans) = (Residency::Streamed { chunk }, budget.saturating_sub(kept));
-    let allocation = try_allocate(folder, methods, threads, residency, kept, for_plans)?;
+    let allocation = try_allocate(source, methods, threads, residency, kept, for_plans)?;
     let block = block as usize;
     Ok(Allocation {
         block,
@@ -121,7 +121,7 @@ fn allocate_streamed(
 }
 
 fn try_allocate(
-    folder: &Folder,
+    source: &Source,
     methods: &[Method],
     threads: usize,
     residency: Residency,
@@ -129,7 +129,7 @@ fn try_allocate(
     for_plans: u64,
 ) -> anyhow::Result<Allocation> {
     let planner = Planner {
-        folder,
+        source,
         threads,
         residency,
         budget: for_plans,

@@ -17,6 +17,7 @@ use meshgrad_harness::map_new;
 
 use super::memory::{Pool, ResidentTargets};
 use crate::ckpt::interrupt::Interrupt;
+use crate::ckpt::source::Source;
 
 /// The values of `--backend`.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -69,7 +70,7 @@ pub(super) enum Residency {
 
 /// Plans loads.
 pub(super) struct Planner<'f> {
-    pub(super) folder: &'f Folder,
+    pub(super) source: &'f Source,
     pub(super) threads: usize,
     pub(super) residency: Residency,
     /// Bytes for tensors, windows and the plan.
@@ -80,8 +81,7 @@ impl Planner<'_> {
     pub(super) fn plan(&self, method: Method) -> anyhow::Result<LoadPlan> {
         let mut graph = Graph::new();
         let mut wants = Vec::new();
-        for tensor in self.folder.tensors() {
-            let TensorSpec { name, dtype, shape } = TensorSpec::from(tensor);
+        for TensorSpec { name, dtype, shape } in self.source.specs() {
             let source = graph.source(&name, dtype, &shape)?;
             match self.residency {
                 Residency::Resident => wants.push(LoadRequest::all(name, &graph, source)),
@@ -102,7 +102,8 @@ impl Planner<'_> {
             },
             ..method.options()
         };
-        let catalog = Catalog::of(self.folder);
+        let (graph, wants) = self.source.over_stored(&graph, wants)?;
+        let catalog = Catalog::of(self.source.stored());
         Ok(LoadPlan::new(&graph, &catalog, &wants, &options)?)
     }
 }
@@ -138,7 +139,7 @@ impl Loader<'_> {
     /// Seconds of one load, without planning and opening.
     pub(super) fn load(&self, method: Method, pages: Pages) -> anyhow::Result<f64> {
         let plan = self.planner.plan(method)?;
-        let sources = Sources::open(self.planner.folder, method.choice())?;
+        let sources = Sources::open(self.planner.source.stored(), method.choice())?;
         let most = plan.memory().targets;
         let (seconds, stats) = match (self.planner.residency, pages) {
             (Residency::Resident, Pages::Reused) => {

@@ -22,13 +22,11 @@ mod save;
 use std::cell::RefCell;
 use std::path::PathBuf;
 
-use anyhow::ensure;
 use indicatif::ProgressBar;
 use memmap2::MmapMut;
 use meshgrad::ckpt::{Folder, Links};
 use meshgrad_harness::{Machine, map_touched, timed};
 
-use super::catalog::display_path;
 use super::interrupt::Interrupt;
 use super::size::{self, ByteSize};
 use super::source::Source;
@@ -46,7 +44,8 @@ use save::Writer;
 #[derive(clap::Args)]
 #[command(after_help = "Exit codes: 0 success, 1 error.")]
 pub(super) struct BenchArguments {
-    /// A Hugging Face folder, a safetensors file, a checkpoint, or a run: its newest checkpoint.
+    /// A Hugging Face folder, a file of safetensors or PyTorch, a checkpoint, or a run: its newest
+    /// checkpoint.
     path: PathBuf,
     /// Memory for tensors, windows and plans.
     #[arg(long, value_name = "SIZE", default_value = "2GiB")]
@@ -73,11 +72,6 @@ pub(super) struct BenchArguments {
 pub(super) fn bench(arguments: &BenchArguments, threads: usize) -> anyhow::Result<Answer> {
     let interrupt = Interrupt::listen()?;
     let source = Source::open(&arguments.path, Links::Refuse)?;
-    ensure!(
-        source.is_whole(),
-        "{} is a model of PyTorch; convert it with `meshgrad ckpt convert`",
-        display_path(&arguments.path)
-    );
     let bench = Bench::new(arguments, &source, threads, &interrupt)?;
     let report = bench.run()?;
 
@@ -108,7 +102,7 @@ impl<'a> Bench<'a> {
         interrupt: &'a Interrupt,
     ) -> anyhow::Result<Bench<'a>> {
         let folder = source.stored();
-        let allocation = allocate(folder, &arguments.methods, threads, arguments.budget.0)?;
+        let allocation = allocate(source, &arguments.methods, threads, arguments.budget.0)?;
         let paths = folder.files().iter().map(|file| file.path());
         let writes = if arguments.write.is_some() { 3 } else { 0 };
         let contestants = 3 + arguments.methods.len() as u64 + 1 + writes;
@@ -131,9 +125,10 @@ impl<'a> Bench<'a> {
 
     fn run(&self) -> anyhow::Result<Report> {
         // Created first, because it fails if the disk has too little space.
-        let (folder, memory) = (self.folder(), &self.memory);
+        let memory = &self.memory;
         let parent = self.arguments.write.as_deref();
-        let new = |parent| Writer::new(parent, folder, memory, &self.progress, self.interrupt);
+        let tensors = || self.source.specs();
+        let new = |parent| Writer::new(parent, tensors(), memory, &self.progress, self.interrupt);
         let writer = parent.map(new).transpose()?;
 
         let opening = self.open()?;
@@ -153,7 +148,7 @@ impl<'a> Bench<'a> {
 
     fn planner(&self) -> Planner<'a> {
         Planner {
-            folder: self.folder(),
+            source: self.source,
             threads: self.threads,
             residency: self.allocation.residency,
             budget: self.allocation.for_plans,
@@ -177,11 +172,11 @@ impl<'a> Bench<'a> {
             sample: Ok(sample),
         };
         let (planner, source) = (self.planner(), self.source);
-        let tensors = size::counted(self.folder().tensors().len() as u64, "tensor");
+        let tensors = size::counted(source.summary().tensors, "tensor");
         self.measure(&[
             contestant(
                 "index and headers".to_owned(),
-                Box::new(move || timed(|| Ok(source.reopen()?))),
+                Box::new(move || timed(|| source.reopen())),
             ),
             contestant(
                 format!("plan of {tensors}"),

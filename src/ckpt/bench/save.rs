@@ -14,12 +14,15 @@ use std::time::Instant;
 use anyhow::{Context, ensure};
 use indicatif::ProgressBar;
 use memmap2::MmapMut;
-use meshgrad::ckpt::{Folder, FolderWriter, Staging};
+use meshgrad::ckpt::mapping::TensorSpec;
+use meshgrad::ckpt::{FolderWriter, Staging};
 use meshgrad_harness::{PAGE, open_direct};
 
 use super::baseline::BLOCK;
 use crate::ckpt::catalog::display_path;
 use crate::ckpt::interrupt::Interrupt;
+use crate::ckpt::source::bytes_of;
+use crate::ckpt::stream::file_shape;
 
 /// How the bytes are written.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -35,9 +38,9 @@ pub(super) enum Method {
 /// Writes into a temporary folder.
 pub(super) struct Writer<'a> {
     staging: Staging,
-    folder: &'a Folder,
+    tensors: Vec<TensorSpec>,
     /// The offset of each tensor in memory, if all tensors fit.
-    offsets: BTreeMap<&'a str, usize>,
+    offsets: BTreeMap<String, usize>,
     bytes: u64,
     memory: &'a RefCell<MmapMut>,
     progress: &'a ProgressBar,
@@ -49,7 +52,7 @@ impl<'a> Writer<'a> {
     /// bytes from `memory`, repeatedly if it is smaller.
     pub(super) fn new(
         parent: &Path,
-        folder: &'a Folder,
+        tensors: Vec<TensorSpec>,
         memory: &'a RefCell<MmapMut>,
         progress: &'a ProgressBar,
         interrupt: &'a Interrupt,
@@ -61,15 +64,14 @@ impl<'a> Writer<'a> {
         );
         let staging = Staging::new(parent, "meshgrad-bench")?;
         let (mut offsets, mut bytes) = (BTreeMap::new(), 0);
-        for tensor in folder.tensors() {
-            offsets.insert(tensor.name.as_str(), bytes);
-            bytes += tensor.byte_len();
+        for tensor in &tensors {
+            offsets.insert(tensor.name.clone(), bytes as usize);
+            bytes += bytes_of(tensor);
         }
-        let bytes = bytes as u64;
         staging.check_space(bytes)?;
         Ok(Writer {
             staging,
-            folder,
+            tensors,
             offsets,
             bytes,
             memory,
@@ -152,8 +154,8 @@ impl<'a> Writer<'a> {
     fn save(&self, memory: &[u8]) -> anyhow::Result<meshgrad::ckpt::Committed> {
         let mut staging = Staging::new(self.staging.folder(), "checkpoint")?;
         let mut writer = FolderWriter::new();
-        for tensor in self.folder.tensors() {
-            writer.add(&tensor.name, tensor.dtype, &tensor.shape)?;
+        for tensor in &self.tensors {
+            writer.add(&tensor.name, tensor.dtype, &file_shape(&tensor.shape))?;
         }
         writer.write(&mut staging, "", |tensor, data| -> anyhow::Result<()> {
             let mut at = self.offset_of(&tensor.name);
@@ -180,7 +182,7 @@ impl<'a> Writer<'a> {
 
 #[cfg(test)]
 mod tests {
-    use meshgrad::ckpt::{Dtype, Error, FileWriter};
+    use meshgrad::ckpt::{Dtype, Error, FileWriter, Folder};
 
     use super::*;
 
@@ -211,7 +213,8 @@ mod tests {
         let (progress, interrupt) = (ProgressBar::hidden(), Interrupt::default());
         let parent = root.path().join("disk");
         std::fs::create_dir(&parent).unwrap();
-        let writer = Writer::new(&parent, &folder, &memory, &progress, &interrupt).unwrap();
+        let tensors = folder.tensors().map(TensorSpec::from).collect();
+        let writer = Writer::new(&parent, tensors, &memory, &progress, &interrupt).unwrap();
 
         let saved = writer.save(&memory.borrow()).unwrap();
         saved.verify().unwrap();

@@ -20,7 +20,8 @@ use crate::answer::Answer;
 #[derive(clap::Args)]
 #[command(after_help = "Exit codes: 0 no difference, 1 some difference, 2 error.")]
 pub(super) struct DiffArguments {
-    /// A safetensors file, a folder of them, a checkpoint, or a run: its newest checkpoint.
+    /// A file of safetensors or PyTorch, a folder of them, a checkpoint, or a run: its newest
+    /// checkpoint.
     a: PathBuf,
     /// The second one, of any of these kinds.
     b: PathBuf,
@@ -107,8 +108,8 @@ struct ValueReport {
 type Pair<'a> = (Entry<'a>, Entry<'a>);
 
 pub(super) fn diff(arguments: &DiffArguments, threads: usize) -> anyhow::Result<Answer> {
-    let workers = Workers::new(arguments.budget, threads, 2)?;
     let (a, b) = (Catalog::open(&arguments.a)?, Catalog::open(&arguments.b)?);
+    let workers = Workers::new(arguments.budget, threads, a.buffers() + b.buffers())?;
     let (tensors_a, tensors_b) = select(&a, &b, &arguments.tensors)?;
 
     let mut report = Report {

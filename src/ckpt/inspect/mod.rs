@@ -24,7 +24,8 @@ const MAX_LISTED: usize = 32;
 
 #[derive(clap::Args)]
 pub(super) struct InspectArguments {
-    /// A safetensors file, a folder of them, a checkpoint, or a run: its newest checkpoint.
+    /// A file of safetensors or PyTorch, a folder of them, a checkpoint, or a run: its newest
+    /// checkpoint.
     path: PathBuf,
     /// Show only tensors that match; `*` is any text. May be repeated.
     #[arg(long, value_name = "GLOB", value_parser = parse_glob)]
@@ -127,7 +128,7 @@ pub(super) fn inspect(arguments: &InspectArguments, threads: usize) -> anyhow::R
     let selected = catalog.select(&arguments.tensors)?;
     let mut report = Report::new(&catalog, &selected)?;
     if arguments.stats {
-        let workers = Workers::new(arguments.budget, threads, 1)?;
+        let workers = Workers::new(arguments.budget, threads, catalog.buffers())?;
         report.add_stats(statistics(&selected, workers)?);
     }
     if arguments.json {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 use twox_hash::XxHash3_64;
 
-use super::RunFolder;
+use super::{CONFIG, LOCK, RunFolder};
 use crate::config::{Config, ConfigError, Override};
 
 /// Keys, or tables, that do not decide what is trained: how long, in how much memory, and what is
@@ -69,7 +69,7 @@ impl RunFolder {
 /// Whether `file` is the `config.toml` of the run folder `folder`.
 fn is_run_config(folder: &Path, file: Option<&Path>) -> bool {
     let name = file.and_then(Path::file_name);
-    name.is_some_and(|name| name == "config.toml") && folder.join("lock").exists()
+    name.is_some_and(|name| name == CONFIG) && folder.join(LOCK).exists()
 }
 
 /// Adds `key=value` for each key at or below `key`.

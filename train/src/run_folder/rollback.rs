@@ -1,32 +1,14 @@
 //! Undoes what a start wrote to the run folder, unless the start succeeds.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::{fs, io};
 
-use super::{Result, RunFolder, RunFolderError};
+use super::{LOCK, REPLACED, Result, RunFolder, RunFolderError, partial};
 
 /// Holds links to the files of the run folder while a start replaces them.
 const BEFORE: &str = ".before-start";
-
-/// The files that a start replaces. All other files are left alone.
-const REPLACED: [&str; 6] = [
-    "config.toml",
-    "tokenizer.json",
-    "tokens.bin",
-    "metrics.jsonl",
-    "events.out.tfevents.meshgrad",
-    "loss.svg",
-];
-
-/// What an interrupted replacement leaves.
-const PARTIAL: [&str; 6] = [
-    "config.toml.partial",
-    "tokenizer.json.partial",
-    "tokens.partial",
-    "metrics.jsonl.partial",
-    "events.out.tfevents.meshgrad.partial",
-    "loss.svg.partial",
-];
 
 /// Restores the files of a run folder when it is dropped; removes the folder if it did not exist.
 #[must_use]
@@ -35,6 +17,8 @@ pub(crate) struct Rollback {
     /// The outermost folder that was created for the run.
     created: Option<PathBuf>,
     is_kept: bool,
+    /// The folder stays locked until its files are restored.
+    _lock: Arc<File>,
 }
 
 impl Rollback {
@@ -54,6 +38,7 @@ impl Rollback {
             run: run.to_owned(),
             created: folder.created.clone(),
             is_kept: false,
+            _lock: folder.lock.clone(),
         })
     }
 
@@ -79,7 +64,7 @@ impl Drop for Rollback {
 
 /// Removes `run` and its parents up to `created`, unless they have other files.
 fn remove_new(run: &Path, created: &Path) {
-    let _ = fs::remove_file(run.join("lock"));
+    let _ = fs::remove_file(run.join(LOCK));
     for folder in run.ancestors() {
         if fs::remove_dir(folder).is_err() || folder == created {
             break;
@@ -110,8 +95,8 @@ fn restore(run: &Path) -> io::Result<()> {
     if !links.exists() {
         return Ok(());
     }
-    for name in PARTIAL {
-        remove_if_exists(fs::remove_file(run.join(name)))?;
+    for name in REPLACED {
+        remove_if_exists(fs::remove_file(partial(&run.join(name))))?;
     }
     for name in REPLACED {
         let (link, file) = (links.join(name), run.join(name));
@@ -178,6 +163,7 @@ mod tests {
             folder.write(&folder.config(), "new").unwrap();
             folder.write(&folder.plot(), "new").unwrap();
             fs::remove_file(folder.tokenizer()).unwrap();
+            drop(folder);
             rollback
         };
         drop(start());
@@ -191,6 +177,19 @@ mod tests {
         start().keep();
         assert_eq!(names(place.path()), ["config.toml", "lock", "loss.svg"]);
         assert_eq!(text("config.toml"), "new");
+    }
+
+    /// No other process can use the folder before its files are restored.
+    #[test]
+    fn the_folder_is_locked_until_its_files_are_restored() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = RunFolder::open(place.path()).unwrap();
+        let rollback = Rollback::of(&folder).unwrap();
+        drop(folder);
+        let open = || RunFolder::open(place.path());
+        assert!(matches!(open(), Err(RunFolderError::InUse { .. })));
+        drop(rollback);
+        open().unwrap();
     }
 
     #[test]

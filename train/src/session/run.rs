@@ -30,7 +30,7 @@ pub(super) struct Parts<'a, M, I> {
     pub(super) data: Data,
     /// The model, whose values are not needed yet.
     pub(super) model: M,
-    /// Sets the values of the model of a new run.
+    /// Sets the values of the model of a new run; adds what to report.
     pub(super) init: I,
     pub(super) start: Start<'a>,
 }
@@ -43,7 +43,7 @@ pub(super) fn train<M, I>(
 ) -> Result<Summary>
 where
     M: Model<Batch = TokenBatch> + Generate,
-    I: FnOnce(&M, &Device) -> Result<()>,
+    I: FnOnce(&M, &Device, &mut Vec<String>) -> Result<()>,
 {
     let mut run = Run::new(session, parts)?;
     rollback.keep();
@@ -82,7 +82,7 @@ pub(super) struct Run<'a, M> {
 impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
     fn new<I>(session: Session<'a>, parts: Parts<'_, M, I>) -> Result<Run<'a, M>>
     where
-        I: FnOnce(&M, &Device) -> Result<()>,
+        I: FnOnce(&M, &Device, &mut Vec<String>) -> Result<()>,
     {
         let Parts {
             folder,
@@ -110,7 +110,7 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
         let mut notes = Vec::new();
         let (trainer, first_step) = match start.checkpoint() {
             None => {
-                init(&model, device)?;
+                init(&model, device, &mut notes)?;
                 (trainer(session, model)?, 0)
             }
             Some(_) => {

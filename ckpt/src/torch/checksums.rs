@@ -1,0 +1,123 @@
+//! The CRC-32 of zip entries, which show damage in files without a manifest.
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+
+use super::archive::Archive;
+use super::crc32::Crc32;
+use super::error::TorchError;
+use super::model::{ArchiveAt, Format, TorchModel};
+use crate::{Error, Result, TensorFile};
+
+/// Bytes that are read at once.
+const WINDOW: u64 = 1 << 20;
+
+/// The checksums of a model's files.
+#[derive(Clone, Debug)]
+pub struct Checksums {
+    /// One for each entry, in the order of files and names.
+    pub entries: Vec<Checksum>,
+    /// Archives that were written without checksums (`set_crc32_options(False)`).
+    pub without: usize,
+}
+
+/// An entry of a zip archive, and the CRC-32 of its content.
+#[derive(Clone, Debug)]
+pub struct Checksum {
+    file: PathBuf,
+    name: String,
+    range: Range<u64>,
+    crc32: u32,
+}
+
+impl Checksum {
+    /// Bytes of the entry.
+    pub fn bytes(&self) -> u64 {
+        self.range.end - self.range.start
+    }
+}
+
+impl TorchModel {
+    /// The checksums of all zip entries. Reads no data of tensors.
+    ///
+    /// # Errors
+    /// [`Error::Torch`].
+    pub fn checksums(&self) -> Result<Checksums> {
+        let (mut entries, mut without) = (Vec::new(), 0);
+        for ArchiveAt { file, range } in &self.archives {
+            let handle = self.file(file)?.handle();
+            let of_archive = Archive::open(handle, range.clone());
+            let of_archive = of_archive.and_then(|archive| archive.entries());
+            let of_archive = of_archive.map_err(|problem| Error::Torch {
+                path: file.clone(),
+                problem,
+            })?;
+            // Without checksums, torch writes zeros.
+            if of_archive.iter().all(|(_, _, crc32)| *crc32 == 0) {
+                without += 1;
+                continue;
+            }
+            entries.extend(of_archive.into_iter().map(|(name, range, crc32)| Checksum {
+                file: file.clone(),
+                name,
+                range,
+                crc32,
+            }));
+        }
+        Ok(Checksums { entries, without })
+    }
+
+    /// Reads an entry and compares its content with the checksum.
+    ///
+    /// # Errors
+    /// [`Error::Torch`] with [`TorchError::Checksum`]; [`Error::Io`].
+    pub fn verify(&self, entry: &Checksum) -> Result<()> {
+        let file = self.file(&entry.file)?;
+        let found = crc32(file.handle(), &entry.range)
+            .map_err(|error| Error::io("read", &entry.file, error))?;
+        match found == entry.crc32 {
+            true => Ok(()),
+            false => Err(Error::Torch {
+                path: entry.file.clone(),
+                problem: TorchError::Checksum {
+                    entry: entry.name.clone(),
+                    listed: entry.crc32,
+                    found,
+                    tensors: self.stored_in(file, &entry.range),
+                },
+            }),
+        }
+    }
+
+    fn file(&self, path: &PathBuf) -> Result<&TensorFile> {
+        let mut files = self.assembly.folder().files().iter();
+        let found = files.find(|file| file.path() == path);
+        found.ok_or_else(|| Error::NotAFile { path: path.clone() })
+    }
+
+    /// The tensors that have elements in these bytes of a file.
+    fn stored_in(&self, file: &TensorFile, range: &Range<u64>) -> Vec<String> {
+        let stored = file.tensors().iter();
+        let stored = stored.filter(|it| it.range.start < range.end && range.start < it.range.end);
+        let name = |name: &str| match self.format {
+            // A chunk has the name of its tensor after a number.
+            Format::Distributed => name.split_once(':').map_or(name, |it| it.1).to_owned(),
+            Format::File | Format::Folder => name.to_owned(),
+        };
+        stored.map(|it| name(&it.name)).collect()
+    }
+}
+
+fn crc32(file: &File, range: &Range<u64>) -> std::io::Result<u32> {
+    let mut window = vec![0; (range.end - range.start).min(WINDOW) as usize];
+    let (mut crc, mut at) = (Crc32::new(), range.start);
+    while at < range.end {
+        let part = &mut window[..(range.end - at).min(WINDOW) as usize];
+        file.read_exact_at(part, at)?;
+        crc.update(part);
+        at += part.len() as u64;
+    }
+    Ok(crc.finish())
+}
