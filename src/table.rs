@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::path::Path;
 
 /// The alignment of a column.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -96,6 +97,11 @@ pub(crate) fn printable(text: &str) -> String {
         }
     }
     shown
+}
+
+/// A path for messages, with control characters escaped.
+pub(crate) fn display_path(path: &Path) -> String {
+    printable(&path.to_string_lossy())
 }
 
 /// The start and the end of a text of more than `most` characters.

@@ -194,6 +194,36 @@ fn a_fine_tuned_checkpoint_stands_on_its_own() {
     assert_eq!(folders, 1);
 }
 
+/// A run stands for its newest intact checkpoint. The new run says which one it takes, what else it
+/// takes, and what was passed over.
+#[test]
+fn a_run_is_fine_tuned_from_its_newest_intact_checkpoint() {
+    let place = place();
+    let averaged = ["--set", "optimizer.ema_decay=0.9", "--run-dir", "run"];
+    let train = ["train", "tune.toml", "--from", "model"];
+    succeeds(place.path(), &[&train[..], &averaged].concat());
+    let again = |to: &str| {
+        let train = ["train", "tune.toml", "--from", "run", "--stop-after", "1"];
+        succeeds(place.path(), &[&train[..], &["--run-dir", to]].concat())
+    };
+    let output = again("newest");
+    let expected = "starting with the weights of run/step-000020, with the averages of the run";
+    assert!(output.contains(expected), "{output}");
+
+    let weights = place.path().join("run/step-000020/model.safetensors");
+    let mut bytes = fs::read(&weights).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&weights, &bytes).unwrap();
+    let output = again("older");
+    assert!(
+        output.contains("passed over: run/step-000020 is damaged"),
+        "{output}"
+    );
+    assert!(output.contains("weights of run/step-000010"), "{output}");
+    let state = |run: &str| fs::read(place.path().join(run).join("step-000001/model.safetensors"));
+    assert!(state("newest").unwrap() != state("older").unwrap());
+}
+
 /// A model trained from scratch also says which token ends a text.
 #[test]
 fn every_checkpoint_has_the_token_that_ends_a_text() {

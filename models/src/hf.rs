@@ -13,8 +13,7 @@ mod map;
 mod save;
 
 pub use crate::folder::{Error, Result};
-pub use adapters::add as add_adapters;
 pub use companions::companions;
-pub use loader::{Loaded, Loader, load, read_config};
+pub use loader::{Loaded, Loader, add_adapters, load, read_config};
 pub use map::{Experts, map};
 pub use save::add_model;

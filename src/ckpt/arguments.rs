@@ -9,9 +9,8 @@ use meshgrad::ckpt::layout::{self, Layout};
 use meshgrad::ckpt::mapping::{AllowedProblems, Mapping, Report, Template, TensorSpec};
 use serde::Serialize;
 
-use super::catalog::display_path;
 use crate::answer::Answer;
-use crate::table::printable;
+use crate::table::{display_path, printable};
 
 /// A layout with more ranks is probably a typing error.
 const MAX_RANKS: u64 = 100_000;

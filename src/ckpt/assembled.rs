@@ -99,7 +99,10 @@ fn boxes(shape: &[u64], Range { start, end }: Range<u64>) -> Vec<Vec<Range<u64>>
     let row: u64 = inner.iter().product();
     let in_row = |number: u64, elements: Range<u64>| {
         let regions = boxes(inner, elements).into_iter();
-        regions.map(move |region| [vec![number..number + 1], region].concat())
+        regions.map(move |mut region| {
+            region.insert(0, number..number + 1);
+            region
+        })
     };
     let (first, last) = (start.div_ceil(row), end / row);
     if first > last {

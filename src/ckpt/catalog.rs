@@ -23,7 +23,7 @@ use meshgrad::ckpt::{
 use super::assembled::Assembled;
 use super::fold::{fold, natural_order};
 use super::source::{is_of_torch, left_out};
-use crate::table::printable;
+use crate::table::{display_path, printable};
 
 const EXTENSION: &str = "safetensors";
 
@@ -475,11 +475,6 @@ fn file_names(folder: &Path) -> anyhow::Result<Vec<String>> {
     let mut names = read().with_context(|| format!("cannot read {}", display_path(folder)))?;
     names.sort();
     Ok(names)
-}
-
-/// A path for messages, with control characters escaped.
-pub(crate) fn display_path(path: &Path) -> String {
-    printable(&path.to_string_lossy())
 }
 
 #[cfg(test)]

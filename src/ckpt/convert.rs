@@ -10,7 +10,6 @@ use serde::Serialize;
 use super::arguments::{
     AllowArguments, LinkArguments, mapping_errors, path_text, read_map, read_renames,
 };
-use super::catalog::display_path;
 use super::destination::{ConfigChange, FloatType, Sidecars, folder_writer, stage, summary_rows};
 use super::interrupt::Interrupt;
 use super::overflow::{InfiniteElements, Overflow};
@@ -22,7 +21,7 @@ use super::values::progress_bar;
 use super::warn;
 use crate::answer::Answer;
 use crate::table::Side::{Left, Right};
-use crate::table::{Table, printable};
+use crate::table::{Table, display_path, printable};
 
 #[derive(clap::Args)]
 #[command(after_help = "Exit codes: 0 success, 1 the map does not fit, or an error.")]

@@ -10,11 +10,10 @@ use meshgrad::ckpt::mapping::{Bound, TensorSpec};
 use meshgrad::ckpt::{Committed, Dtype, FolderWriter, Links, Staging};
 use serde_json::{Map, Value};
 
-use super::catalog::display_path;
 use super::size;
 use super::source::{ACCEPT_CHANGES, Metadata, Source};
 use super::stream::file_shape;
-use crate::table::printable;
+use crate::table::{display_path, printable};
 
 /// The last rows of a report: copied files, bytes and seconds.
 pub(super) fn summary_rows(

@@ -6,7 +6,6 @@ use anyhow::ensure;
 use meshgrad::ckpt::mapping::{AllowedProblems, Mapping};
 
 use super::arguments::{LinkArguments, mapping_errors};
-use super::catalog::display_path;
 use super::convert::Conversion;
 use super::destination::FloatType;
 use super::interrupt::Interrupt;
@@ -14,6 +13,7 @@ use super::size::ByteSize;
 use super::source::Source;
 use super::stream::Limits;
 use crate::answer::Answer;
+use crate::table::display_path;
 
 #[derive(clap::Args)]
 pub(super) struct ExportArguments {

@@ -10,11 +10,10 @@ use meshgrad::ckpt::{
 use serde::Serialize;
 
 use super::arguments::path_text;
-use super::catalog::display_path;
 use super::size::{self, counted};
 use crate::answer::Answer;
 use crate::table::Side::{Left, Right};
-use crate::table::{Table, printable};
+use crate::table::{Table, display_path, printable};
 
 #[derive(clap::Args)]
 pub(super) struct GcArguments {

@@ -14,9 +14,8 @@ use meshgrad::ckpt::source::{BackendChoice, Sources};
 use meshgrad::ckpt::torch::{self, TorchModel};
 use meshgrad::ckpt::{Assembly, Committed, Error, Folder, IntegrityError, Links, TensorFile, scan};
 
-use super::catalog::display_path;
 use super::size;
-use crate::table::printable;
+use crate::table::{display_path, printable};
 
 /// An open folder or file.
 pub(super) struct Source {

@@ -7,13 +7,13 @@ use meshgrad::ckpt::torch::{Checksum, Format, TorchModel};
 use meshgrad::ckpt::{Committed, Error, IntegrityError, scan};
 use serde::Serialize;
 
-use super::catalog::{Catalog, display_path};
+use super::catalog::Catalog;
 use super::size::{self, counted};
 use super::values::parallel_map;
 use super::warn;
 use crate::answer::Answer;
 use crate::table::Side::{Left, Right};
-use crate::table::{Table, printable};
+use crate::table::{Table, display_path, printable};
 
 #[derive(clap::Args)]
 #[command(after_help = "Exit codes: 0 no damage, 1 damage was found, 2 error.")]
@@ -211,18 +211,24 @@ fn check_entries(model: &TorchModel, entries: &[Checksum], threads: usize) -> an
     Ok(entries.len() as u64)
 }
 
-/// What has no checksum in files of PyTorch.
+/// What has no checksum in files of PyTorch, of which `archives` were written without any.
 fn without_checksum(model: &TorchModel, archives: usize) -> String {
-    let mut without = match model.format {
-        Format::Distributed => ".metadata, zip directories and values that are not tensors",
-        _ => "index and zip directories",
-    }
-    .to_owned();
-    if archives > 0 {
-        let archives = counted(archives as u64, "archive");
-        without = format!("{without}, all of {archives} written without CRC-32");
-    }
-    format!("{without}: they have no checksum")
+    let files = model.assembly.folder().files().len();
+    let never = match model.format {
+        Format::Distributed => {
+            ".metadata, zip directories and values that are not tensors, which have"
+        }
+        Format::Folder if files > 1 => "index and zip directories, which have",
+        _ => "the zip directory, which has",
+    };
+    let archives = match archives {
+        0 => String::new(),
+        _ => format!(
+            "the data of {} without CRC-32; ",
+            counted(archives as u64, "archive")
+        ),
+    };
+    format!("{archives}{never} no checksum")
 }
 
 impl Verdict {
@@ -286,7 +292,7 @@ impl Report {
             let model = catalog.torch_models().next();
             let checksums = model.map(TorchModel::checksums).transpose()?;
             let not_checked = match model.zip(checksums) {
-                None => "the data: without a manifest there are no digests".to_owned(),
+                None => "the data, which has no digests without a manifest".to_owned(),
                 Some((model, checksums)) if self.deep || checksums.entries.is_empty() => {
                     verdict.checksums = check_entries(model, &checksums.entries, threads)?;
                     without_checksum(model, checksums.without)

@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 use meshgrad_ckpt::Folder;
 use serde::{Deserialize, Serialize};
 
-use crate::Qwen3;
 use crate::folder::{Error, Result};
 use crate::layers::Linear;
 
@@ -37,11 +36,14 @@ pub(crate) fn written<'a>(
     }
 }
 
-/// Adds the low-rank updates that `folder` has to `model`, without values.
+/// Adds the low-rank updates of `folder` to `projections`, without values.
 ///
 /// # Errors
 /// [`Error::File`], [`Error::Adapters`].
-pub fn add(model: &mut Qwen3, folder: &Folder) -> Result<()> {
+pub(crate) fn add<'a>(
+    projections: impl Iterator<Item = &'a mut Linear>,
+    folder: &Folder,
+) -> Result<()> {
     let path = folder.path().join(FILE);
     if !path.exists() {
         return Ok(());
@@ -56,7 +58,7 @@ pub fn add(model: &mut Qwen3, folder: &Folder) -> Result<()> {
     };
     let shapes: Result<BTreeMap<String, Shape>, _> = serde_json::from_str(&text);
     let mut shapes = shapes.map_err(|error| invalid(error.to_string()))?;
-    for linear in model.projections_mut() {
+    for linear in projections {
         if let Some(Shape { rank, scale }) = shapes.remove(&linear.path().to_string()) {
             check_rank(linear, rank, folder).map_err(invalid)?;
             linear.add_lora(rank, scale * rank as f64);

@@ -35,6 +35,14 @@ pub fn read_config(dir: &Path) -> Result<Qwen3Config> {
     Qwen3Config::from_json(&text).map_err(|source| Error::ConfigFile { path, source })
 }
 
+/// Adds the low-rank updates that `folder` has to `model`, without values.
+///
+/// # Errors
+/// [`Error::File`], [`Error::Adapters`].
+pub fn add_adapters(model: &mut Qwen3, folder: &Folder) -> Result<()> {
+    adapters::add(model.projections_mut(), folder)
+}
+
 /// A loaded model, and how its folder stores experts.
 pub struct Loaded {
     /// The model.
@@ -117,7 +125,7 @@ impl<'a> Loader<'a> {
     fn load_unchecked(&self, device: &Device) -> Result<Loaded> {
         let mut model = Qwen3::new(&read_config(self.dir)?)?;
         let folder = Folder::open(self.dir)?;
-        adapters::add(&mut model, &folder)?;
+        add_adapters(&mut model, &folder)?;
         let experts = self.fill_from(&folder, &model, device)?;
         Ok(Loaded { model, experts })
     }

@@ -11,8 +11,8 @@ use indicatif::ProgressBar;
 use meshgrad::ckpt::Digest;
 use meshgrad_harness::{PAGE, open_direct};
 
-use crate::ckpt::catalog::display_path;
 use crate::ckpt::interrupt::Interrupt;
+use crate::table::display_path;
 
 /// Maximum bytes per read.
 pub(super) const BLOCK: usize = 8 << 20;

@@ -7,9 +7,9 @@ use serde::Serialize;
 
 use super::baseline::{BLOCK, Files};
 use super::load::{Method, Planner, Residency};
-use crate::ckpt::catalog::display_path;
 use crate::ckpt::size;
 use crate::ckpt::source::Source;
+use crate::table::display_path;
 
 /// The smallest read of a thread, and the smallest chunk of a tensor.
 const MIN_CHUNK: u64 = 64 << 10;

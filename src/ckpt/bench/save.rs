@@ -19,10 +19,10 @@ use meshgrad::ckpt::{FolderWriter, Staging};
 use meshgrad_harness::{PAGE, open_direct};
 
 use super::baseline::BLOCK;
-use crate::ckpt::catalog::display_path;
 use crate::ckpt::interrupt::Interrupt;
 use crate::ckpt::source::bytes_of;
 use crate::ckpt::stream::file_shape;
+use crate::table::display_path;
 
 /// How the bytes are written.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -13,11 +13,12 @@ use glob::Pattern;
 use meshgrad::ckpt::{Committed, Dtype};
 use serde::Serialize;
 
-use super::catalog::{Catalog, Entry, Kind, display_path};
+use super::catalog::{Catalog, Entry, Kind};
 use super::size::ByteSize;
 use super::values::{Statistics, Workers, statistics};
 use super::{parse_glob, warn};
 use crate::answer::Answer;
+use crate::table::display_path;
 
 /// If at most this many tensors are selected by name, each is listed individually.
 const MAX_LISTED: usize = 32;

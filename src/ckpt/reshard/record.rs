@@ -11,8 +11,8 @@ use meshgrad::ckpt::mapping::TensorSpec;
 use serde::{Deserialize, Serialize};
 
 use crate::ckpt::arguments::parse_mesh;
-use crate::ckpt::catalog::display_path;
 use crate::ckpt::source::REGION_KEY;
+use crate::table::display_path;
 
 pub(super) const LAYOUT_FILE: &str = "layout.json";
 

@@ -12,9 +12,9 @@ use meshgrad::ckpt::source::Sources;
 use meshgrad::ckpt::{Assembly, Folder, Links, Part, TensorFile};
 
 use super::record::{LAYOUT_FILE, LayoutRecord, Regions, rank_file};
-use crate::ckpt::catalog::display_path;
 use crate::ckpt::source::{Source, intact_checkpoint};
 use crate::ckpt::stream::{Limits, extents, file_shape};
+use crate::table::display_path;
 
 type Region = Vec<Range<u64>>;
 
