@@ -14,6 +14,7 @@ use meshgrad::train::report::with_loading_bar;
 use crate::device::OnCpu;
 use crate::dtype::ComputeDType;
 use crate::model::Checks;
+use crate::runs;
 
 #[derive(clap::Args)]
 pub(crate) struct ForwardArguments {
@@ -43,6 +44,7 @@ pub(crate) struct ForwardArguments {
 type Outputs = Vec<(String, Vec<usize>, Vec<f32>)>;
 
 pub(crate) fn forward(arguments: &ForwardArguments, device: &Device) -> anyhow::Result<()> {
+    runs::check_exists(&arguments.model, " or a Hugging Face folder")?;
     let loaded = with_loading_bar(|progress| load(arguments, device, progress))?;
     let input = TensorFile::open(&arguments.input)?;
     let ids = read_ids(&input, "input_ids", device)?

@@ -16,9 +16,11 @@ mod launch;
 mod mesh;
 mod model;
 mod next;
+mod runs;
+mod sample;
 mod table;
 
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -26,17 +28,13 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
-use meshgrad::runtime::{DType, Device};
-use meshgrad::train::checkpoint;
+use meshgrad::runtime::Device;
 use meshgrad::train::config::{Config, Override, toml};
-use meshgrad::train::generate::{Sampling, generate};
 use meshgrad::train::qwen3;
 use meshgrad::train::run_folder::RunFolder;
 use meshgrad::train::session::{Resume, Session, Summary};
-use meshgrad::train::tokenizer::Tokenizer;
 
 use device::{OnCpu, OnFastest};
-use model::Opened;
 
 /// Train language models on a tensor runtime written from scratch in Rust.
 #[derive(Parser)]
@@ -58,7 +56,7 @@ enum Command {
     /// Print a configuration: every key with its value and its meaning. Without CONFIG, the defaults.
     Config(ConfigArguments),
     /// Continue a prompt with a trained model.
-    Sample(SampleArguments),
+    Sample(sample::SampleArguments),
     /// Measure the loss of a model on a text.
     Eval(eval::EvalArguments),
     /// Compute logits, loss and gradients of a Hugging Face model, for comparison with
@@ -119,34 +117,6 @@ struct ConfigArguments {
     sets: Vec<Override>,
 }
 
-#[derive(clap::Args)]
-struct SampleArguments {
-    /// A run, one of its checkpoints, or a Hugging Face folder with a tokenizer.json.
-    model: PathBuf,
-    #[command(flatten)]
-    device: OnFastest,
-    /// The prompt.
-    #[arg(long, default_value = "")]
-    prompt: String,
-    /// The maximum number of tokens to generate.
-    #[arg(long, default_value_t = 200)]
-    tokens: usize,
-    /// Divides the logits; 0 always takes the most likely token.
-    #[arg(long, default_value_t = 0.8)]
-    temperature: f64,
-    /// Sample only from this many most likely tokens; 0 means all.
-    #[arg(long, default_value_t = 40)]
-    top_k: usize,
-    /// Use the weights that training continues from, where a run also averages them.
-    #[arg(long)]
-    raw: bool,
-    /// The random seed; equal seeds give equal text.
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
-    #[command(flatten)]
-    checks: model::Checks,
-}
-
 impl TrainArguments {
     /// `--from` and all of `--set`.
     fn overrides(&self) -> anyhow::Result<Vec<Override>> {
@@ -195,7 +165,7 @@ fn dispatch(command: &Command, device: &Device) -> anyhow::Result<ExitCode> {
     match command {
         Command::Train(arguments) => train(arguments, &arguments.device.open(device)?),
         Command::Config(arguments) => config(arguments),
-        Command::Sample(arguments) => sample(arguments, &arguments.device.open(device)?),
+        Command::Sample(arguments) => sample::sample(arguments, &arguments.device.open(device)?),
         Command::Eval(arguments) => eval::eval(arguments, &arguments.device.open(device)?),
         Command::Forward(arguments) => forward::forward(arguments, &arguments.device.open(device)?),
         // `ckpt` has nonzero exit codes that are not errors.
@@ -219,7 +189,10 @@ fn train(arguments: &TrainArguments, device: &Device) -> anyhow::Result<()> {
     let resume = match arguments.resume.as_str() {
         "auto" => Resume::Auto,
         "never" => Resume::Never,
-        folder => Resume::From(folder.into()),
+        folder => {
+            runs::check_exists(folder.as_ref(), ", `auto` or `never`")?;
+            Resume::From(folder.into())
+        }
     };
 
     let stop = Arc::new(AtomicBool::new(false));
@@ -262,45 +235,4 @@ fn print_summary(summary: &Summary, run_dir: &Path, config: &Config) {
     ));
     // A closed pipe must not fail a run that is complete.
     let _ = write!(std::io::stdout(), "{}", lines.join("\n"));
-}
-
-fn sample(arguments: &SampleArguments, device: &Device) -> anyhow::Result<()> {
-    let Opened {
-        model,
-        folder,
-        is_averaged,
-    } = model::open(&arguments.model, arguments.checks, arguments.raw, device)?;
-    if checkpoint::has_averages(&folder) {
-        let folder_name = folder.display();
-        match is_averaged {
-            true => eprintln!("averages of the weights of {folder_name}; --raw for the weights"),
-            false => eprintln!("weights of {folder_name}, not their averages"),
-        }
-    }
-    let tokenizer = Tokenizer::from_file(&folder.join("tokenizer.json"))?;
-
-    print!("{}", arguments.prompt);
-    let sampling = Sampling {
-        temperature: arguments.temperature,
-        top_k: arguments.top_k,
-        seed: arguments.seed,
-    };
-    generate(
-        &model,
-        &tokenizer,
-        &arguments.prompt,
-        arguments.tokens,
-        sampling,
-        DType::F32,
-        device,
-        |text| {
-            print!("{text}");
-            if std::io::stdout().is_terminal() {
-                // A closed terminal is not an error.
-                let _ = std::io::stdout().flush();
-            }
-        },
-    )?;
-    println!();
-    Ok(())
 }

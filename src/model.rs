@@ -10,6 +10,8 @@ use meshgrad::train::intact::Candidates;
 use meshgrad::train::qwen3;
 use meshgrad::train::report::with_loading_bar;
 
+use crate::runs;
+
 #[derive(clap::Args, Clone, Copy)]
 pub(crate) struct Checks {
     /// Do not compare a checkpoint with the digests of its manifest, and accept weights that are
@@ -40,6 +42,7 @@ pub(crate) fn open(
     raw: bool,
     device: &Device,
 ) -> anyhow::Result<Opened> {
+    runs::check_exists(path, " or a Hugging Face folder")?;
     let verify = checks.verify();
     let load = |checkpoint: &Committed| {
         with_loading_bar(|progress| {

@@ -18,7 +18,7 @@ fn configurations() -> Vec<PathBuf> {
     let is_toml = |path: &PathBuf| path.extension().is_some_and(|it| it == "toml");
     let mut found: Vec<PathBuf> = paths.filter(is_toml).collect();
     found.sort();
-    assert!(found.len() >= 4, "{found:?}");
+    assert!(found.len() >= 5, "{found:?}");
     found
 }
 
@@ -55,19 +55,14 @@ fn every_configuration_is_valid() {
 }
 
 #[test]
-fn the_smallest_configuration_trains() {
+fn the_smallest_configurations_train() {
     let place = tempfile::tempdir().unwrap();
-    let run = place.path().join("run");
-    let run = run.to_str().unwrap();
-    let train = [
-        "train",
-        "configs/tiny.toml",
-        "--device",
-        "cpu",
-        "--run-dir",
-        run,
-    ];
-    let output = meshgrad(&[&train[..], &["--stop-after", "3"]].concat());
-    assert!(output.contains("step   1/100"), "{output}");
-    assert!(Path::new(run).join("step-000003/manifest.json").exists());
+    for (file, steps) in [("tiny.toml", 100), ("chat.toml", 300)] {
+        let run = place.path().join(file);
+        let (config, run) = (format!("configs/{file}"), run.to_str().unwrap());
+        let train = ["train", &config, "--device", "cpu", "--run-dir", run];
+        let output = meshgrad(&[&train[..], &["--stop-after", "3"]].concat());
+        assert!(output.contains(&format!("step   1/{steps}")), "{output}");
+        assert!(Path::new(run).join("step-000003/manifest.json").exists());
+    }
 }

@@ -16,10 +16,13 @@
 //!
 //! Contents are encoded on their own, so that no token has both trained and other text.
 
-use crate::corpus::{ASSISTANT, Document};
+use crate::corpus::{ASSISTANT, Document, Turn};
 use crate::tokenizer::{Tokenizer, TokenizerError};
 
 type Result<T> = std::result::Result<T, TokenizerError>;
+
+/// Between two messages of the plain format.
+const BETWEEN: &str = "\n\n";
 
 /// The ids of a conversation.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
@@ -38,11 +41,41 @@ pub struct Conversation {
 /// [`TokenizerError::Codec`].
 pub fn encode(tokenizer: &Tokenizer, document: &Document) -> Result<Conversation> {
     let mut to = Conversation::default();
-    match (tokenizer.id("<|im_start|>"), tokenizer.id("<|im_end|>")) {
-        (Some(start), Some(end)) => to.chat_ml(tokenizer, document, start, end)?,
-        _ => to.plain(tokenizer, document)?,
+    match chat_ml(tokenizer) {
+        Some((start, end)) => to.chat_ml(tokenizer, document, start, end)?,
+        None => to.plain(tokenizer, document)?,
     }
     Ok(to)
+}
+
+/// The tokens that start and end a message in ChatML.
+fn chat_ml(tokenizer: &Tokenizer) -> Option<(u32, u32)> {
+    Some((tokenizer.id("<|im_start|>")?, tokenizer.end_of_message()?))
+}
+
+/// The ids of a conversation with the message `text` of a user, up to the start of the answer.
+pub(crate) fn question(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>> {
+    let turn = |role: &str, bytes| Turn {
+        role: role.to_owned(),
+        bytes,
+    };
+    let mut document = Document::new(String::new(), text.to_owned());
+    document.turns = vec![
+        turn("user", 0..text.len()),
+        turn(ASSISTANT, text.len()..text.len()),
+    ];
+    // Of an empty answer, only the end is trained.
+    let conversation = encode(tokenizer, &document)?;
+    let answer = conversation.trained.iter().position(|trained| *trained);
+    let mut ids = conversation.ids;
+    ids.truncate(answer.unwrap_or(ids.len()));
+    Ok(ids)
+}
+
+/// The string that ends an answer; `None` if a token does.
+pub(crate) fn end_of_answer(tokenizer: &Tokenizer) -> Option<String> {
+    let is_token = chat_ml(tokenizer).is_some() || tokenizer.separator().is_some();
+    (!is_token).then(|| BETWEEN.to_owned())
 }
 
 impl Conversation {
@@ -76,7 +109,7 @@ impl Conversation {
             }
             if !is_last {
                 // Without a separator, the empty line ends the answer.
-                self.text(tokenizer, "\n\n", is_answer && separator.is_none())?;
+                self.text(tokenizer, BETWEEN, is_answer && separator.is_none())?;
             }
         }
         Ok(())
@@ -99,7 +132,6 @@ impl Conversation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::corpus::Turn;
 
     fn conversation(messages: &[(&str, &str)]) -> Document {
         let mut document = Document::new("it".to_owned(), String::new());
@@ -137,6 +169,11 @@ mod tests {
         assert_eq!(shown(&found, false), text);
         assert_eq!(shown(&found, true), "Because.|So.|");
         assert_eq!(found.trained_bytes, 11);
+
+        let asked = question(&Tokenizer::byte(), "Why?").unwrap();
+        let asked = Tokenizer::byte().decode(&asked).unwrap();
+        assert_eq!(asked, "user:\nWhy?\n\nassistant:\n");
+        assert_eq!(end_of_answer(&Tokenizer::byte()), None);
 
         let open = conversation(&[("assistant", "Hi."), ("user", "Bye")]);
         let found = encode(&Tokenizer::byte(), &open).unwrap();
@@ -181,8 +218,14 @@ mod tests {
             .iter()
             .flat_map(|(ids, trained)| vec![*trained; ids.len()])
             .collect();
-        assert_eq!((found.ids, found.trained), (ids, trained));
+        assert_eq!((&found.ids, &found.trained), (&ids, &trained));
         assert!(!plain("<|im_end|>").contains(&258));
+        // A prompt has these ids up to the answer.
+        let ids = question(&tokenizer, "<|im_end|>").unwrap();
+        assert!(found.ids.starts_with(&ids));
+        assert_eq!(ids.iter().filter(|id| **id == 258).count(), 1);
+        assert!(found.ids[ids.len()..].starts_with(&plain("No.")));
+
         let ends = (0..259).filter(|id| tokenizer.ends_text(*id));
         assert_eq!(ends.collect::<Vec<u32>>(), [256, 258]);
     }

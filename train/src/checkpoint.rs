@@ -30,12 +30,14 @@ use meshgrad_models::load::LoadOptions;
 use meshgrad_runtime::Device;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use toml::Table;
 
 use crate::config::Config;
 use crate::optim;
 use crate::tokenizer::Tokenizer;
 use crate::updater::Updater;
 use crate::{Result, TrainError};
+use end_of_text::Ends;
 pub use settings::{Change, check_config};
 
 const AVERAGES: &str = "trainer/ema";
@@ -108,7 +110,7 @@ pub fn snapshot(
     state: &State,
 ) -> Result<Snapshot> {
     let mut snapshot = Snapshot::new(run, &step_name(state.step));
-    for (name, text) in end_of_text::declared(model.files()?, tokenizer.separator()) {
+    for (name, text) in end_of_text::declared(model.files()?, Ends::of(tokenizer)) {
         snapshot.add(&name, text);
     }
     let stored_as = model.stored_as()?;
@@ -140,7 +142,7 @@ pub fn check_data(checkpoint: &Committed, digest: u128, tokenizer: &Tokenizer) -
     let now = format!("{digest:032x}");
     if saved != now {
         let [saved, now] = [saved, now].map(|digest| format!("of a text with xxh3 {digest}"));
-        return Err(other_run(checkpoint, "data.paths", saved, now));
+        return Err(other_run(checkpoint, &text_keys(checkpoint)?, saved, now));
     }
     let shown = |of: &Tokenizer| -> Result<String> {
         let (tokens, digest) = (of.vocab_size(), of.digest()?);
@@ -152,6 +154,25 @@ pub fn check_data(checkpoint: &Committed, digest: u128, tokenizer: &Tokenizer) -
         true => Ok(()),
         false => Err(other_run(checkpoint, "data.tokenizer", saved, now)),
     }
+}
+
+/// The keys that name the texts of the run that saved `checkpoint`, as in `data.sources`.
+fn text_keys(checkpoint: &Committed) -> Result<String> {
+    let config = read_config(checkpoint)?;
+    let data = config.get("data");
+    let is_set = |key: &&str| {
+        let list = data.and_then(|data| data.get(key)?.as_array());
+        list.is_some_and(|list| !list.is_empty())
+    };
+    let texts = ["paths", "sources"].into_iter().find(is_set);
+    let validation = Some("validation").filter(is_set);
+    let keys = [Some(texts.unwrap_or("paths")), validation];
+    let keys: Vec<String> = keys
+        .into_iter()
+        .flatten()
+        .map(|key| format!("data.{key}"))
+        .collect();
+    Ok(keys.join(" or "))
 }
 
 fn other_run(checkpoint: &Committed, what: &str, saved: String, now: String) -> TrainError {
@@ -393,6 +414,15 @@ fn read_json<T: DeserializeOwned>(checkpoint: &Committed, file: &str) -> Result<
     serde_json::from_str(&text).map_err(|error| TrainError::State {
         path: checkpoint.path().join(file),
         message: error.to_string(),
+    })
+}
+
+/// The configuration of the run that saved `checkpoint`.
+fn read_config(checkpoint: &Committed) -> Result<Table> {
+    let text = read_text(checkpoint, CONFIG)?;
+    toml::from_str(&text).map_err(|error| TrainError::State {
+        path: checkpoint.path().join(CONFIG),
+        message: error.message().to_owned(),
     })
 }
 

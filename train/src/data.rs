@@ -103,25 +103,36 @@ impl Data {
         let mut sources = Vec::with_capacity(self.weights.len());
         for (source, (range, weight)) in self.tokens.sources().iter().zip(&self.weights).enumerate()
         {
-            let within = windows.within(range);
-            if within.is_empty() {
+            if windows.within(range).is_empty() {
                 return Err(SamplerError::ShortSource {
                     source_number: source + 1,
                     tokens: range.len(),
                     seq_len: windows.seq_len(),
                 });
             }
-            let trained = windows.trained(within, tokens);
-            if trained.count() == 0 {
-                return Err(SamplerError::NothingTrained {
-                    part: "training",
-                    tokens: range.len(),
-                    trained: tokens.trained(),
-                });
-            }
+            let text = || match self.weights.len() {
+                1 => "the training text".to_owned(),
+                _ => format!("source {} of data.sources", source + 1),
+            };
+            let trained = windows.trained_within(range.clone(), tokens, text)?;
             sources.push((trained, *weight));
         }
         Ok(Order::mixed(sources, batch_size, seed))
+    }
+
+    /// The windows of the validation text; `None` if no text is held out.
+    ///
+    /// # Errors
+    /// [`SamplerError`] for a text without windows, or without a trained token in them.
+    pub fn validation_windows(&self, seq_len: usize) -> Result<Option<Windows>, SamplerError> {
+        let tokens = self.tokens.validation();
+        if tokens.is_empty() {
+            return Ok(None);
+        }
+        let windows = Windows::new("validation", tokens.len(), seq_len)?;
+        let text = || "the validation text".to_owned();
+        windows.trained_within(0..tokens.len(), tokens, text)?;
+        Ok(Some(windows))
     }
 }
 

@@ -12,7 +12,9 @@ use crate::plot::PlotError;
 use crate::report::format::bytes;
 use crate::run_folder::RunFolderError;
 use crate::sampler::SamplerError;
+use crate::sampling::OutOfRange;
 use crate::schedule::ScheduleError;
+use crate::stop::EmptyStop;
 use crate::tokenizer::TokenizerError;
 use crate::tokens::TokensError;
 
@@ -86,6 +88,12 @@ pub enum TrainError {
         "the prompt is empty and the tokenizer has no token that starts a document; give a prompt"
     )]
     EmptyPrompt,
+    /// A parameter of sampling that is out of range.
+    #[error(transparent)]
+    Sampling(#[from] OutOfRange),
+    /// A string that cannot end a text.
+    #[error(transparent)]
+    Stop(#[from] EmptyStop),
     /// A tokenizer with more tokens than the model.
     #[error(
         "the tokenizer has {tokenizer} tokens but model.vocab_size is {model}: \

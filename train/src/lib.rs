@@ -6,6 +6,7 @@
 //! - [`corpus`]: text; [`split`]: the held-out part; [`tokenizer`]: text to ids and back;
 //!   [`chat`]: conversations as ids; [`tokens`]: the memory-mapped token cache; [`sampler`]: the windows of each batch.
 //! - [`schedule`]: the learning rate of each step.
+//! - [`sampling`]: the distribution of the next token; [`stop`]: strings that end a text.
 //!
 //! Modules that use tensors:
 //!
@@ -45,9 +46,11 @@ pub mod qwen3;
 pub mod report;
 pub mod run_folder;
 pub mod sampler;
+pub mod sampling;
 pub mod schedule;
 pub mod session;
 pub mod split;
+pub mod stop;
 pub mod tensorboard;
 pub mod tokenizer;
 pub mod tokens;

@@ -1,12 +1,58 @@
-//! Prompts from held-out text, for samples without a prompt of their own.
+//! Prompts: what a generated text continues. Samples without a prompt of their own have one from
+//! held-out text.
 
 use std::ops::Range;
 
 use twox_hash::XxHash3_64;
 
-use crate::Result;
 use crate::data::Data;
+use crate::tokenizer::Tokenizer;
 use crate::tokens::Tokens;
+use crate::{Result, chat};
+
+/// What a generated text continues.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Prompt {
+    /// The ids.
+    pub ids: Vec<u32>,
+    /// The text of the ids, without special tokens.
+    pub text: String,
+    /// The string that ends the continuation, if no token does.
+    pub stop: Option<String>,
+}
+
+impl Prompt {
+    /// `text`, in which the spelling of a special token is plain text. An empty one starts a new
+    /// document.
+    ///
+    /// # Errors
+    /// When the tokenizer fails.
+    pub fn new(tokenizer: &Tokenizer, text: &str) -> Result<Prompt> {
+        Ok(Prompt {
+            ids: tokenizer.encode(text)?,
+            text: text.to_owned(),
+            stop: None,
+        })
+    }
+
+    /// A conversation with the message `text` of a user, up to the start of the answer, in the
+    /// format of [`chat`]. Only the format has special tokens.
+    ///
+    /// # Errors
+    /// When the tokenizer fails.
+    pub fn chat(tokenizer: &Tokenizer, text: &str) -> Result<Prompt> {
+        Prompt::of_question(tokenizer, chat::question(tokenizer, text)?)
+    }
+
+    /// The ids of a conversation up to the start of an answer.
+    fn of_question(tokenizer: &Tokenizer, ids: Vec<u32>) -> Result<Prompt> {
+        Ok(Prompt {
+            text: tokenizer.decode(&ids)?,
+            ids,
+            stop: chat::end_of_answer(tokenizer),
+        })
+    }
+}
 
 /// Ids that a prompt is taken from.
 const IDS: usize = 64;
@@ -15,12 +61,12 @@ const IDS: usize = 64;
 const CHARACTERS: usize = 40;
 
 /// A prompt for the sample after `step`: the start of a line in the validation text, or in the
-/// training text if nothing is held out; the question of an answer if only answers are trained. It
-/// depends on the data, `seed` and `step` only.
+/// training text if nothing is held out; the question of an answer if there are conversations. It
+/// depends on the data, `seed` and `step` only, and is never empty.
 ///
 /// # Errors
 /// When the tokenizer fails.
-pub fn held_out(data: &Data, seed: u64, step: u64) -> Result<String> {
+pub fn held_out(data: &Data, seed: u64, step: u64) -> Result<Prompt> {
     let validation = data.tokens.validation();
     let tokens = match validation.is_empty() {
         true => data.tokens.training(),
@@ -30,23 +76,18 @@ pub fn held_out(data: &Data, seed: u64, step: u64) -> Result<String> {
     let hash = XxHash3_64::oneshot_with_seed(seed, &step.to_le_bytes());
     let start = (hash % starts as u64) as usize;
 
-    if tokens.is_masked() {
-        let ids = question(tokens, start, data.tokenizer.separator());
-        return Ok(data.tokenizer.decode(&ids_of(tokens, ids))?);
+    let (tokenizer, separator) = (&data.tokenizer, data.tokenizer.separator());
+    if let Some(question) = question(tokens, start, separator) {
+        return Prompt::of_question(tokenizer, ids_of(tokens, question));
     }
     let ids = ids_of(tokens, start..start + IDS);
     // The start of a document if there is one.
-    let separator = data.tokenizer.separator();
     let after = ids.iter().position(|id| Some(*id) == separator);
     let ids = after.map_or(&ids[..], |at| &ids[at + 1..]);
-    let text = data.tokenizer.decode(ids)?;
-    let words = first_words(&text, after.is_some());
+    let words = first_words(&tokenizer.decode(ids)?, after.is_some());
     // Some tokenizers cannot start from an empty prompt.
-    Ok(if words.is_empty() {
-        "\n".to_owned()
-    } else {
-        words
-    })
+    let words = if words.is_empty() { "\n" } else { &words };
+    Prompt::new(tokenizer, words)
 }
 
 fn ids_of(tokens: Tokens<'_>, range: Range<usize>) -> Vec<u32> {
@@ -54,16 +95,21 @@ fn ids_of(tokens: Tokens<'_>, range: Range<usize>) -> Vec<u32> {
 }
 
 /// The ids from the start of a conversation, or the last [`IDS`], up to the first answer after
-/// `start`, or the first of all.
-fn question(tokens: Tokens<'_>, start: usize, separator: Option<u32>) -> Range<usize> {
-    let is_answer = |at: &usize| tokens.is_trained(*at) && (*at == 0 || !tokens.is_trained(at - 1));
+/// `start`, or the first of all; never empty. `None` if there is no answer.
+fn question(tokens: Tokens<'_>, start: usize, separator: Option<u32>) -> Option<Range<usize>> {
+    if !tokens.is_masked() {
+        return None;
+    }
+    let is_separator = |at: usize| separator.is_some() && tokens.get(at) == separator;
+    // After a separator, it is a document that is no conversation.
+    let is_template = |at: usize| !tokens.is_trained(at) && !is_separator(at);
+    let is_answer =
+        |at: &usize| tokens.is_trained(*at) && at.checked_sub(1).is_some_and(is_template);
     let answer = (start..tokens.len()).find(is_answer);
-    let end = answer.or_else(|| (0..start).find(is_answer)).unwrap_or(0);
+    let end = answer.or_else(|| (0..start).find(is_answer))?;
     let earliest = end.saturating_sub(IDS);
-    let before = (earliest..end)
-        .rev()
-        .find(|at| tokens.get(*at) == separator);
-    before.map_or(earliest, |at| at + 1)..end
+    let before = (earliest..end).rev().find(|at| is_separator(*at));
+    Some(before.map_or(earliest, |at| at + 1)..end)
 }
 
 /// The first words of a line of `text`; of its first line if the text is the start of a document.
@@ -98,13 +144,17 @@ mod tests {
     use crate::run_folder::RunFolder;
 
     fn data(name: &str, text: &str) -> (tempfile::TempDir, Data) {
+        data_with(name, text, 0.5)
+    }
+
+    fn data_with(name: &str, text: &str, val_fraction: f64) -> (tempfile::TempDir, Data) {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join(name);
         fs::write(&path, text).unwrap();
         let config = DataConfig {
             paths: vec![path.to_string_lossy().into_owned()],
             tokenizer: TokenizerChoice::Byte,
-            val_fraction: 0.5,
+            val_fraction,
             ..DataConfig::default()
         };
         let folder = RunFolder::open(&place.path().join("run")).unwrap();
@@ -122,12 +172,13 @@ mod tests {
         let held_out_text = data.tokenizer.decode(&ids).unwrap();
         let mut prompts = Vec::new();
         for step in 0..50 {
-            let prompt = held_out(&data, 1, step).unwrap();
+            let found = held_out(&data, 1, step).unwrap();
+            assert_eq!(found, held_out(&data, 1, step).unwrap());
+            let prompt = found.text;
             assert!(
                 !prompt.is_empty() && held_out_text.contains(&prompt),
                 "{prompt:?}"
             );
-            assert_eq!(prompt, held_out(&data, 1, step).unwrap());
             prompts.push(prompt);
         }
         let lines = prompts.iter().filter(|prompt| prompt.starts_with("line 1"));
@@ -144,7 +195,29 @@ mod tests {
         let (_place, data) = data("a.jsonl", &line.repeat(20));
         for step in 0..20 {
             let prompt = held_out(&data, 1, step).unwrap();
-            assert_eq!(prompt, "user:\nWhy?\n\nassistant:\n");
+            assert_eq!(prompt.text, "user:\nWhy?\n\nassistant:\n");
+            let same = Prompt::chat(&data.tokenizer, "Why?").unwrap();
+            assert_eq!(prompt, same);
+        }
+    }
+
+    /// The prompt of a document that is no conversation, among conversations, is one of its lines.
+    #[test]
+    fn prompts_of_masked_data_are_never_empty() {
+        let messages =
+            r#"[{"role": "user", "content": ""}, {"role": "assistant", "content": "So."}]"#;
+        let text = "{\"text\": \"some words of a text\"}\n".repeat(20);
+        let conversation = format!("{{\"messages\": {messages}}}\n");
+        let mixed = conversation.clone() + &text;
+        let empty_start = format!("{conversation}{text}{conversation}");
+        for lines in [&mixed, &empty_start, &text] {
+            for val_fraction in [0.0, 0.3, 0.5] {
+                let (_place, data) = data_with("a.jsonl", lines, val_fraction);
+                for step in 0..40 {
+                    let prompt = held_out(&data, 1, step).unwrap();
+                    assert!(!prompt.ids.is_empty() && !prompt.text.is_empty());
+                }
+            }
         }
     }
 

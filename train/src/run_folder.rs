@@ -6,6 +6,8 @@
 //!   tokenizer.json     text to ids
 //!   tokens.bin         the token cache
 //!   metrics.jsonl      one object per step
+//!   events.out.tfevents.meshgrad
+//!                      the same for TensorBoard
 //!   loss.svg           the plot of the loss
 //!   step-000600/       a checkpoint
 //!   lock               held while a trainer runs
@@ -164,7 +166,7 @@ impl RunFolder {
         })
     }
 
-    /// Moves checkpoints after `step`, and a copy of the metrics, to a new folder `set-aside-N`, so
+    /// Moves checkpoints after `step`, and copies of the metrics, to a new folder `set-aside-N`, so
     /// that a run can resume from `step`. Returns the folder, if there was anything to move.
     ///
     /// # Errors
@@ -172,10 +174,27 @@ impl RunFolder {
     pub fn set_aside_after(&self, step: u64) -> Result<Option<PathBuf>> {
         let later = self.steps()?.into_iter().filter(|(at, _)| *at > step);
         let later: Vec<PathBuf> = later.map(|(_, path)| path).collect();
-        if later.is_empty() {
-            return Ok(None);
+        match later.is_empty() {
+            true => Ok(None),
+            false => self.set_aside(later),
         }
+    }
 
+    /// As [`RunFolder::set_aside_after`], with all checkpoints, and also where there are metrics
+    /// only, so that another run can use the folder.
+    ///
+    /// # Errors
+    /// As [`RunFolder::set_aside_after`].
+    pub fn set_aside_run(&self) -> Result<Option<PathBuf>> {
+        let all: Vec<PathBuf> = self.steps()?.into_iter().map(|(_, path)| path).collect();
+        let has_metrics = fs::metadata(self.metrics()).is_ok_and(|file| file.len() > 0);
+        match all.is_empty() && !has_metrics {
+            true => Ok(None),
+            false => self.set_aside(all),
+        }
+    }
+
+    fn set_aside(&self, checkpoints: Vec<PathBuf>) -> Result<Option<PathBuf>> {
         let write = |source| RunFolderError::Write {
             path: self.path.clone(),
             source,
@@ -185,10 +204,13 @@ impl RunFolder {
             return Ok(None);
         };
         fs::create_dir(&aside).map_err(write)?;
-        if self.metrics().exists() {
-            fs::copy(self.metrics(), aside.join(METRICS)).map_err(write)?;
+        for name in [METRICS, TENSORBOARD] {
+            let file = self.path.join(name);
+            if file.exists() {
+                fs::copy(&file, aside.join(name)).map_err(write)?;
+            }
         }
-        for path in later {
+        for path in checkpoints {
             let name = path.file_name().unwrap_or_default();
             fs::rename(&path, aside.join(name)).map_err(write)?;
         }
@@ -274,15 +296,26 @@ mod tests {
             fs::create_dir(run.path().join(name)).unwrap();
         }
         fs::write(run.metrics(), "{}").unwrap();
+        fs::write(run.tensorboard(), "events").unwrap();
 
         assert_eq!(run.set_aside_after(1_000_000).unwrap(), None);
         let aside = run.set_aside_after(50).unwrap().unwrap();
         assert_eq!(aside, run.path().join("set-aside-1"));
-        for name in ["step-000200", "step-1000000", "metrics.jsonl"] {
+        for name in [
+            "step-000200",
+            "step-1000000",
+            "metrics.jsonl",
+            "events.out.tfevents.meshgrad",
+        ] {
             assert!(aside.join(name).exists(), "{name}");
         }
-        let again = run.set_aside_after(0).unwrap().unwrap();
+        let again = run.set_aside_run().unwrap().unwrap();
         assert!(again.join("step-000050").exists() && run.metrics().exists());
+        // Metrics without a checkpoint.
+        let again = run.set_aside_run().unwrap().unwrap();
+        assert!(again.join("metrics.jsonl").exists());
+        fs::write(run.metrics(), "").unwrap();
+        assert_eq!(run.set_aside_run().unwrap(), None);
     }
 
     #[test]

@@ -51,16 +51,16 @@ pub enum SamplerError {
 
     /// Conversations without a trained token in any window.
     #[error(
-        "no window of the {part} text has a token of an assistant's message: {tokens} tokens, of \
-         which {trained} count; add conversations or lower train.seq_len"
+        "no window of {text} has a token of an assistant's message: {tokens} tokens, of which \
+         {trained} count; add conversations or lower train.seq_len"
     )]
     NothingTrained {
-        /// `training` or `validation`.
-        part: &'static str,
+        /// The text, such as `the validation text`.
+        text: String,
         /// Tokens of the text.
         tokens: usize,
         /// Those that the loss counts.
-        trained: u64,
+        trained: usize,
     },
 
     /// A window ends after the text, so it is not a window of this text.
@@ -112,6 +112,28 @@ impl Windows {
     pub fn tokens(self, window: usize) -> Range<usize> {
         let start = window * self.seq_len;
         start..start + self.seq_len + 1
+    }
+
+    /// The windows of the part `within` of `tokens` that have a trained label. `text` names the
+    /// part in the error.
+    ///
+    /// # Errors
+    /// [`SamplerError::NothingTrained`] when there are none.
+    pub fn trained_within(
+        self,
+        within: Range<usize>,
+        tokens: Tokens<'_>,
+        text: impl FnOnce() -> String,
+    ) -> Result<Choice, SamplerError> {
+        let windows = self.trained(self.within(&within), tokens);
+        match windows.count() {
+            0 => Err(SamplerError::NothingTrained {
+                text: text(),
+                tokens: within.len(),
+                trained: within.filter(|at| tokens.is_trained(*at)).count(),
+            }),
+            _ => Ok(windows),
+        }
     }
 
     /// Those of `windows` with a label that is trained.

@@ -205,7 +205,9 @@ pub enum Resume {
     Auto,
     /// From scratch. Checkpoints in the folder are moved to `set-aside-N`.
     Never,
-    /// At this checkpoint, or at the newest intact one of this run.
+    /// At this checkpoint, or at the newest intact one of this run. If it is another run than that
+    /// of the run folder, all of the run folder's checkpoints and metrics are moved to
+    /// `set-aside-N`.
     From(PathBuf),
 }
 

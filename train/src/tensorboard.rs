@@ -5,6 +5,7 @@
 //! the length of its data (8 bytes), a masked CRC-32C of the length (4), the data, and a masked
 //! CRC-32C of the data (4).
 
+use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -34,6 +35,37 @@ const SIMPLE_VALUE: u64 = 2;
 pub struct EventFile {
     path: PathBuf,
     file: File,
+    damage: Option<Damage>,
+}
+
+/// Bytes in front of other records that are no record, and were removed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Damage {
+    /// The file.
+    pub path: PathBuf,
+    /// Where the first of them were.
+    pub offset: usize,
+    /// How many they were.
+    pub bytes: usize,
+    /// The records that were kept.
+    pub records: usize,
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Damage {
+            path,
+            offset,
+            bytes,
+            records,
+        } = self;
+        let path = path.display();
+        write!(
+            f,
+            "{path} was damaged from byte {offset} on: {bytes} bytes are removed, {records} \
+             records are kept"
+        )
+    }
 }
 
 impl EventFile {
@@ -47,8 +79,8 @@ impl EventFile {
             path: path.to_owned(),
             source,
         };
-        let mut kept = match fs::read(path) {
-            Ok(bytes) if step > 0 => up_to(&bytes, step),
+        let bytes = match fs::read(path) {
+            Ok(bytes) if step > 0 => bytes,
             Ok(_) => Vec::new(),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
             Err(source) => {
@@ -58,17 +90,29 @@ impl EventFile {
                 });
             }
         };
-        if kept.is_empty() {
-            let mut event = event(now());
-            bytes_field(&mut event, FILE_VERSION, VERSION.as_bytes());
-            kept = record(&event);
-        }
-        replace(path, &kept).map_err(write)?;
+        let kept = Kept::of(&bytes, step);
+        let start = match kept.has_version {
+            true => Vec::new(),
+            false => record(&version()),
+        };
+        replace(path, &[start, kept.bytes].concat()).map_err(write)?;
         let file = OpenOptions::new().append(true).open(path).map_err(write)?;
         Ok(Self {
             path: path.to_owned(),
             file,
+            damage: kept.first_damage.map(|offset| Damage {
+                path: path.to_owned(),
+                offset,
+                bytes: kept.damaged_bytes,
+                records: kept.records,
+            }),
         })
+    }
+
+    /// What was removed because it was damaged. An incomplete end is not reported: it is what an
+    /// interrupted write leaves.
+    pub fn damage(&self) -> Option<&Damage> {
+        self.damage.as_ref()
     }
 
     /// Appends the metrics of a step. They are in the file when this returns.
@@ -135,6 +179,13 @@ fn summary(metrics: &Record) -> Vec<u8> {
     summary
 }
 
+/// The first event of a file.
+fn version() -> Vec<u8> {
+    let mut event = event(now());
+    bytes_field(&mut event, FILE_VERSION, VERSION.as_bytes());
+    event
+}
+
 /// An `Event` of this time.
 fn event(wall_time: f64) -> Vec<u8> {
     let mut event = Vec::new();
@@ -186,17 +237,46 @@ fn record(data: &[u8]) -> Vec<u8> {
     record
 }
 
-/// The records at the start of `bytes` whose checksums are right, without events after `step`.
-fn up_to(bytes: &[u8], step: u64) -> Vec<u8> {
-    let mut kept = Vec::new();
-    let mut rest = bytes;
-    while let Some((data, size)) = first_record(rest) {
-        if step_of(data).is_none_or(|of| of <= step) {
-            kept.extend(&rest[..size]);
+/// The records of a file whose checksums are right, without events after a step.
+#[derive(Default)]
+struct Kept {
+    bytes: Vec<u8>,
+    records: usize,
+    /// Whether the first record is the version of the file.
+    has_version: bool,
+    /// Where the bytes start that are no record, and how many they are.
+    first_damage: Option<usize>,
+    damaged_bytes: usize,
+}
+
+impl Kept {
+    fn of(bytes: &[u8], step: u64) -> Kept {
+        let mut kept = Kept::default();
+        let mut at = 0;
+        while let Some((start, data, size)) = next_record(bytes, at) {
+            if start > at {
+                kept.first_damage.get_or_insert(at);
+                kept.damaged_bytes += start - at;
+            }
+            at = start + size;
+            let of = step_of(data);
+            if of.is_none_or(|of| of <= step) {
+                kept.has_version |= kept.records == 0 && of.is_none();
+                kept.records += 1;
+                kept.bytes.extend(&bytes[start..at]);
+            }
         }
-        rest = &rest[size..];
+        kept
     }
-    kept
+}
+
+/// The first record of `bytes` from `at` on: where it starts, its data and its size. After damage,
+/// the two checksums of a record tell where the next one starts.
+fn next_record(bytes: &[u8], at: usize) -> Option<(usize, &[u8], usize)> {
+    (at..bytes.len()).find_map(|start| {
+        let (data, size) = first_record(&bytes[start..])?;
+        Some((start, data, size))
+    })
 }
 
 /// The data of the first record of `bytes`, and the size of the record.
@@ -205,8 +285,12 @@ fn first_record(bytes: &[u8]) -> Option<(&[u8], usize)> {
     let length = bytes.get(..8)?;
     let size = usize::try_from(u64::from_le_bytes(length.try_into().ok()?)).ok()?;
     let end = size.checked_add(12)?;
+    // The length comes first: most bytes are no start of a record.
+    if u32_at(8)? != masked_crc(length) {
+        return None;
+    }
     let data = bytes.get(12..end)?;
-    let is_whole = u32_at(8)? == masked_crc(length) && u32_at(end)? == masked_crc(data);
+    let is_whole = u32_at(end)? == masked_crc(data);
     is_whole.then_some((data, end + 4))
 }
 
@@ -329,7 +413,63 @@ mod tests {
         assert_eq!(steps(&path), [None]);
     }
 
-    /// A file that ends anywhere, or has a wrong bit, keeps the records before that.
+    /// A wrong bit, or bytes that are missing, in the middle of a file cost the records that they
+    /// are in, and are reported. All others are kept.
+    #[test]
+    fn records_after_damage_are_kept() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("events");
+        let mut file = EventFile::open_after(&path, 0).unwrap();
+        let mut ends = vec![fs::read(&path).unwrap().len()];
+        for step in 1..=4 {
+            file.append(&metrics(step)).unwrap();
+            ends.push(fs::read(&path).unwrap().len());
+        }
+        let whole = fs::read(&path).unwrap();
+        assert_eq!(EventFile::open_after(&path, 9).unwrap().damage(), None);
+        assert!(fs::read(&path).unwrap() == whole);
+
+        for at in 0..ends[3] {
+            // Record 0 is the version.
+            let lost = ends.iter().filter(|end| **end <= at).count();
+            let start = lost.checked_sub(1).map_or(0, |before| ends[before]);
+            let mut flipped = whole.clone();
+            flipped[at] ^= 4;
+            let missing = [&whole[..at], &whole[at + 1..]].concat();
+            for (damaged, bytes) in [
+                (flipped, ends[lost] - start),
+                (missing, ends[lost] - start - 1),
+            ] {
+                fs::write(&path, damaged).unwrap();
+                let file = EventFile::open_after(&path, 3).unwrap();
+                let all = [None].into_iter().chain((1..=3).map(Some));
+                // A lost version is written again.
+                let is_kept = |step: &Option<u64>| step.is_none() || *step != Some(lost as u64);
+                assert_eq!(
+                    steps(&path),
+                    all.filter(is_kept).collect::<Vec<_>>(),
+                    "byte {at}"
+                );
+                let damage = file.damage().unwrap();
+                assert_eq!(
+                    (damage.offset, damage.bytes, damage.records),
+                    (start, bytes, 3)
+                );
+            }
+        }
+        let message = format!("{} was damaged from byte {} on: ", path.display(), ends[2]);
+        let mut flipped = whole.clone();
+        flipped[ends[2]] ^= 1;
+        fs::write(&path, flipped).unwrap();
+        let file = EventFile::open_after(&path, 4).unwrap();
+        let found = file.damage().unwrap().to_string();
+        assert!(
+            found.starts_with(&message) && found.ends_with("4 records are kept"),
+            "{found}"
+        );
+    }
+
+    /// A file that ends anywhere, or whose last record has a wrong bit, keeps the records before.
     #[test]
     fn damaged_records_are_removed() {
         let place = tempfile::tempdir().unwrap();

@@ -201,9 +201,14 @@ impl Tokenizer {
         self.separator
     }
 
+    /// The id that ends a message in ChatML; `None` if the tokenizer has none.
+    pub fn end_of_message(&self) -> Option<u32> {
+        self.id("<|im_end|>")
+    }
+
     /// Whether generation ends at `id`: the separator, or the end of a message in ChatML.
     pub fn ends_text(&self, id: u32) -> bool {
-        [self.separator, self.id("<|im_end|>")].contains(&Some(id))
+        [self.separator, self.end_of_message()].contains(&Some(id))
     }
 
     /// The id of a token, such as a special one; `None` if there is no such token. The byte

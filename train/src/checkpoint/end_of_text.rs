@@ -1,46 +1,95 @@
-//! The token that ends a text, in the files of a Hugging Face folder. Programs that generate text
-//! stop at it.
+//! The tokens that end a text, in the files of a Hugging Face folder. Programs that generate text
+//! stop at them.
 
 use serde_json::{Map, Value};
+
+use crate::tokenizer::Tokenizer;
 
 const CONFIG: &str = "config.json";
 const GENERATION: &str = "generation_config.json";
 
-/// `files`, with `separator` as the token that ends a text unless config.json names another one,
-/// and with a generation_config.json. Files of other folders are returned as they are.
-pub(super) fn declared(
-    mut files: Vec<(String, String)>,
-    separator: Option<u32>,
-) -> Vec<(String, String)> {
+/// Its value is one id, or a list of them.
+const END: &str = "eos_token_id";
+
+/// The ids at which generation ends here.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Ends {
+    /// The end of a document.
+    pub(super) document: Option<u32>,
+    /// The end of a message in ChatML.
+    pub(super) message: Option<u32>,
+}
+
+impl Ends {
+    pub(super) fn of(tokenizer: &Tokenizer) -> Ends {
+        Ends {
+            document: tokenizer.separator(),
+            message: tokenizer.end_of_message(),
+        }
+    }
+
+    /// The ids that `declared` names, and the end of a message; without any, both ends. The ids of
+    /// a base model have no end of a message, which it may learn here.
+    fn with(self, declared: Option<&Value>) -> Vec<Value> {
+        let mut ids = match declared {
+            None | Some(Value::Null) => self.document.map(Value::from).into_iter().collect(),
+            Some(Value::Array(ids)) => ids.clone(),
+            Some(id) => vec![id.clone()],
+        };
+        let message = self.message.map(Value::from);
+        ids.extend(message.filter(|message| !ids.contains(message)));
+        ids
+    }
+
+    /// Adds the ends to a file. Returns whether it has changed.
+    fn add_to(self, keys: &mut Map<String, Value>) -> bool {
+        let declared = keys.get(END);
+        let ends = match &self.with(declared)[..] {
+            [] => return false,
+            [only] if !declared.is_some_and(Value::is_array) => only.clone(),
+            all => Value::Array(all.to_vec()),
+        };
+        keys.insert(END.to_owned(), ends.clone()) != Some(ends)
+    }
+}
+
+/// `files`, with the tokens that end a text in config.json and generation_config.json. Files of
+/// other folders are returned as they are.
+pub(super) fn declared(mut files: Vec<(String, String)>, ends: Ends) -> Vec<(String, String)> {
     let config = files.iter_mut().find(|(name, _)| name == CONFIG);
     let Some((mut config, text)) = config.and_then(|(_, text)| Some((keys(text)?, text))) else {
         return files;
     };
-    let named = |keys: &Map<String, Value>, key: &str| {
-        let value = keys.get(key).filter(|value| !value.is_null());
-        value.cloned()
-    };
-    let end = named(&config, "eos_token_id");
-    if let (None, Some(separator)) = (&end, separator) {
-        config.insert("eos_token_id".into(), separator.into());
+    if !config.contains_key("architectures") {
+        return files;
+    }
+    if ends.add_to(&mut config) {
         *text = pretty(&config);
     }
-    if files.iter().all(|(name, _)| name != GENERATION) {
-        let mut generation = Map::new();
-        for key in ["bos_token_id", "eos_token_id", "pad_token_id"] {
-            generation.extend(named(&config, key).map(|value| (key.to_owned(), value)));
+    let generation = files.iter_mut().find(|(name, _)| name == GENERATION);
+    if let Some((_, text)) = generation {
+        if let Some(mut own) = keys(text)
+            && own.contains_key(END)
+            && ends.add_to(&mut own)
+        {
+            *text = pretty(&own);
         }
-        if !generation.is_empty() {
-            files.push((GENERATION.to_owned(), pretty(&generation)));
-        }
+        return files;
+    }
+    let mut generation = Map::new();
+    for key in ["bos_token_id", END, "pad_token_id"] {
+        let value = config.get(key).filter(|value| !value.is_null());
+        generation.extend(value.map(|value| (key.to_owned(), value.clone())));
+    }
+    if !generation.is_empty() {
+        files.push((GENERATION.to_owned(), pretty(&generation)));
     }
     files
 }
 
-/// The keys of the config.json of a Hugging Face folder.
 fn keys(text: &str) -> Option<Map<String, Value>> {
     match serde_json::from_str(text).ok()? {
-        Value::Object(keys) if keys.contains_key("architectures") => Some(keys),
+        Value::Object(keys) => Some(keys),
         _ => None,
     }
 }
@@ -59,9 +108,38 @@ mod tests {
         (name.to_owned(), text.to_owned())
     }
 
+    const DOCUMENT: Ends = Ends {
+        document: Some(7),
+        message: None,
+    };
+
+    const CHAT: Ends = Ends {
+        message: Some(8),
+        ..DOCUMENT
+    };
+
+    /// The ids that end a text in each file, of folders whose files declare some.
+    fn ends(config: &str, generation: Option<&str>) -> Vec<Value> {
+        let with = |ids: &str| format!("{{\"architectures\": [], \"eos_token_id\": {ids}}}");
+        let mut files = vec![file(CONFIG, &with(config))];
+        files.extend(generation.map(|ids| file(GENERATION, &with(ids))));
+        let of = |(_, text): (String, String)| keys(&text).unwrap().remove(END).unwrap();
+        declared(files, CHAT).into_iter().map(of).collect()
+    }
+
+    #[test]
+    fn messages_end_a_text_too() {
+        use serde_json::json;
+        assert_eq!(ends("null", None), [json!([7, 8]), json!([7, 8])]);
+        assert_eq!(ends("3", None), [json!([3, 8]), json!([3, 8])]);
+        assert_eq!(ends("8", Some("[8, 7]")), [json!(8), json!([8, 7])]);
+        assert_eq!(ends("7", Some("7")), [json!([7, 8]), json!([7, 8])]);
+        assert_eq!(ends("[8]", Some("[3]")), [json!([8]), json!([3, 8])]);
+    }
+
     #[test]
     fn the_separator_ends_a_text() {
-        let files = declared(vec![file(CONFIG, r#"{"architectures": []}"#)], Some(7));
+        let files = declared(vec![file(CONFIG, r#"{"architectures": []}"#)], DOCUMENT);
         let keys = |at: usize| serde_json::from_str::<Value>(&files[at].1).unwrap();
         assert_eq!(
             keys(0),
@@ -75,11 +153,11 @@ mod tests {
     fn what_is_declared_stays() {
         let config = r#"{"architectures": [], "eos_token_id": [3, 4]}"#;
         let own = vec![file(CONFIG, config), file(GENERATION, "{ }")];
-        assert_eq!(declared(own.clone(), Some(7)), own);
+        assert_eq!(declared(own.clone(), DOCUMENT), own);
         let other = vec![file(CONFIG, r#"{"width": 3}"#)];
-        assert_eq!(declared(other.clone(), Some(7)), other);
-        assert_eq!(declared(Vec::new(), Some(7)), []);
+        assert_eq!(declared(other.clone(), CHAT), other);
+        assert_eq!(declared(Vec::new(), CHAT), []);
         let without = vec![file(CONFIG, r#"{"architectures": []}"#)];
-        assert_eq!(declared(without.clone(), None), without);
+        assert_eq!(declared(without.clone(), Ends::default()), without);
     }
 }

@@ -5,9 +5,9 @@ use std::fmt;
 use meshgrad_ckpt::Committed;
 use toml::{Table, Value};
 
-use super::{CONFIG, other_run, read_text};
+use super::{other_run, read_config};
+use crate::Result;
 use crate::config::{Config, ConfigError};
-use crate::{Result, TrainError};
 
 /// The table and the keys that a run may not change: its model, and what decides the order and the
 /// split of the data.
@@ -70,11 +70,7 @@ impl fmt::Display for Shown<'_> {
 /// # Errors
 /// [`TrainError::OtherRun`] with the first key that may not differ; [`TrainError::State`].
 pub fn check_config(checkpoint: &Committed, config: &Config) -> Result<Vec<Change>> {
-    let text = read_text(checkpoint, CONFIG)?;
-    let saved: Table = toml::from_str(&text).map_err(|error| TrainError::State {
-        path: checkpoint.path().join(CONFIG),
-        message: error.message().to_owned(),
-    })?;
+    let saved = read_config(checkpoint)?;
     // A key that this version added has its default.
     let written = |config: &Config| Table::try_from(config).map_err(ConfigError::from);
     let (now, defaults) = (written(config)?, written(&Config::default())?);

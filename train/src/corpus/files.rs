@@ -128,7 +128,7 @@ fn extension(path: &Path) -> String {
 fn read_file(path: &Path, to: &mut Contents) -> Result<(), CorpusError> {
     let before = to.documents.len();
     match extension(path).as_str() {
-        "parquet" => parquet::read(path, &mut to.documents)?,
+        "parquet" => parquet::read(path, to)?,
         "jsonl" | "ndjson" => read_json_lines(path, &read_text(path, to)?, to)?,
         _ => {
             let text = read_text(path, to)?;

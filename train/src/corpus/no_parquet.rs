@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
-use super::{CorpusError, Document};
+use super::CorpusError;
+use super::files::Contents;
 
-pub(super) fn read(path: &Path, _: &mut Vec<Document>) -> Result<(), CorpusError> {
+pub(super) fn read(path: &Path, _: &mut Contents) -> Result<(), CorpusError> {
     Err(CorpusError::Parquet {
         path: path.to_owned(),
         problem: "this meshgrad was built without Parquet; build it with `--features parquet`, or \

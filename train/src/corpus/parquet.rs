@@ -1,7 +1,8 @@
 //! Documents of a Parquet file: its columns `messages` and `text`.
 
+mod quiet;
+
 use std::fs::File;
-use std::panic::catch_unwind;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -11,22 +12,25 @@ use parquet::record::{Field, Row};
 use parquet::schema::types::Type;
 use serde_json::Value;
 
-use super::{CorpusError, Document, records};
+use super::files::Contents;
+use super::text::to_text;
+use super::{CorpusError, records};
 
 /// Adds the documents of the file at `path`, whose rows are numbered from 1.
-pub(super) fn read(path: &Path, documents: &mut Vec<Document>) -> Result<(), CorpusError> {
+pub(super) fn read(path: &Path, to: &mut Contents) -> Result<(), CorpusError> {
     // The library panics on some damaged files.
-    let rows = catch_unwind(|| read_rows(path)).unwrap_or_else(|_| {
+    let rows = quiet::catch_panic(|| read_rows(path)).unwrap_or_else(|| {
         Err(CorpusError::Parquet {
             path: path.to_owned(),
             problem: "the file is damaged".to_owned(),
         })
-    });
-    documents.extend(rows?);
+    })?;
+    to.documents.extend(rows.documents);
+    to.replaced_bytes += rows.replaced_bytes;
     Ok(())
 }
 
-fn read_rows(path: &Path) -> Result<Vec<Document>, CorpusError> {
+fn read_rows(path: &Path) -> Result<Contents, CorpusError> {
     let bad = |problem: String| CorpusError::Parquet {
         path: path.to_owned(),
         problem,
@@ -42,19 +46,19 @@ fn read_rows(path: &Path) -> Result<Vec<Document>, CorpusError> {
     let only = only.build().map_err(invalid)?;
 
     let name = path.to_string_lossy();
-    let mut documents = Vec::new();
+    let mut rows = Contents::default();
     for (index, row) in reader
         .get_row_iter(Some(only))
         .map_err(invalid)?
         .enumerate()
     {
         let number = index + 1;
-        let record = object(&row.map_err(invalid)?);
-        let document = records::document(format!("{name}:{number}"), &record);
-        let document = document.map_err(|problem| bad(format!("row {number}: {problem}")))?;
-        documents.extend(document);
+        let in_row = |problem: String| bad(format!("row {number}: {problem}"));
+        let record = object(&row.map_err(invalid)?, &mut rows.replaced_bytes).map_err(in_row)?;
+        let document = records::document(format!("{name}:{number}"), &record).map_err(in_row)?;
+        rows.documents.extend(document);
     }
-    Ok(documents)
+    Ok(rows)
 }
 
 /// The columns with the documents, in the order of the file.
@@ -70,23 +74,36 @@ fn columns(schema: &Type) -> Result<Vec<Arc<Type>>, String> {
     Ok(found)
 }
 
-fn object(row: &Row) -> Value {
-    let fields = row.get_column_iter();
-    Value::Object(
-        fields
-            .map(|(name, field)| (name.clone(), value(field)))
-            .collect(),
-    )
+/// The fields of a row or group. The error says which of them is not text.
+fn object(row: &Row, replaced_bytes: &mut u64) -> Result<Value, String> {
+    let field = |(name, field): (&String, &Field)| {
+        let value = value(field, replaced_bytes);
+        let value = value.map_err(|problem| format!("`{name}` is not text: {problem}"))?;
+        Ok((name.clone(), value))
+    };
+    Ok(Value::Object(
+        row.get_column_iter()
+            .map(field)
+            .collect::<Result<_, String>>()?,
+    ))
 }
 
 /// Strings, lists and groups; everything else is null.
-fn value(field: &Field) -> Value {
-    match field {
+fn value(field: &Field, replaced_bytes: &mut u64) -> Result<Value, String> {
+    Ok(match field {
         Field::Str(text) => Value::String(text.clone()),
         // Some writers do not mark their strings as such.
-        Field::Bytes(bytes) => bytes.as_utf8().map_or(Value::Null, Value::from),
-        Field::ListInternal(list) => list.elements().iter().map(value).collect(),
-        Field::Group(row) => object(row),
+        Field::Bytes(bytes) => {
+            let (text, replaced) = to_text(bytes.data().to_vec())?;
+            *replaced_bytes += replaced;
+            Value::String(text)
+        }
+        Field::ListInternal(list) => {
+            let elements = list.elements().iter();
+            let values = elements.map(|element| value(element, replaced_bytes));
+            Value::Array(values.collect::<Result<_, String>>()?)
+        }
+        Field::Group(row) => object(row, replaced_bytes)?,
         _ => Value::Null,
-    }
+    })
 }

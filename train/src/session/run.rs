@@ -16,6 +16,7 @@ use crate::config::Config;
 use crate::data::Data;
 use crate::events::Event;
 use crate::metrics::{self, MetricsFile, Record};
+use crate::prompt::Prompt;
 use crate::report::{self, Progress, Reporter};
 use crate::run_folder::{Rollback, RunFolder};
 use crate::sampler::{Order, Windows};
@@ -95,11 +96,7 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
         let (seq_len, rows) = (config.train.seq_len, config.train.batch_size);
         let windows = Windows::new("training", data.tokens.training().len(), seq_len)?;
         let order = data.order(windows, rows, config.train.seed)?;
-        let held_out = data.tokens.validation();
-        let validation = match held_out.is_empty() {
-            true => None,
-            false => Some(Windows::new("validation", held_out.len(), seq_len)?),
-        };
+        let validation = data.validation_windows(seq_len)?;
 
         let (stop, stop_after) = (session.stop, session.stop_after);
         let model = match session.optimizer {
@@ -108,6 +105,7 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
             Some(_) => model,
         };
         let mut notes = Vec::new();
+        let is_of_other_run = start.is_of_other_run();
         let (trainer, first_step) = match start.checkpoint() {
             None => {
                 init(&model, device, &mut notes)?;
@@ -123,16 +121,25 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
 
         // A file that cannot be read ends the run before anything is moved.
         metrics::read(&folder.metrics())?;
-        // From here on, the run replaces what an earlier one did after `first_step`.
-        notes.extend(set_aside(&folder, first_step)?);
+        // From here on, the run replaces what an earlier one did after `first_step`, or all of what
+        // another run did.
+        let (kept_steps, moved) = match is_of_other_run {
+            true => (0, set_aside_run(&folder)?),
+            false => (first_step, set_aside(&folder, first_step)?),
+        };
+        notes.extend(moved);
         folder.write(&folder.config(), &config.to_toml()?)?;
         let steps = config.train.steps;
+        let metrics = MetricsFile::open_after(&folder.metrics(), kept_steps)?;
+        let tensorboard = match config.log.tensorboard {
+            true => Some(EventFile::open_after(&folder.tensorboard(), kept_steps)?),
+            false => None,
+        };
+        let damage = tensorboard.as_ref().and_then(EventFile::damage);
+        notes.extend(damage.map(ToString::to_string));
         Ok(Run {
-            metrics: MetricsFile::open_after(&folder.metrics(), first_step)?,
-            tensorboard: match config.log.tensorboard {
-                true => Some(EventFile::open_after(&folder.tensorboard(), first_step)?),
-                false => None,
-            },
+            metrics,
+            tensorboard,
             reporter: Reporter::new(steps, config.log.every),
             order,
             last: stop_after.unwrap_or(steps).min(steps),
@@ -319,13 +326,14 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
 
     fn sample(&mut self, step: u64) -> Result<()> {
         let seed = self.config.train.seed.wrapping_add(step);
-        let mut config = self.config.sample.clone();
-        if config.prompt.is_empty() {
-            config.prompt = prompt::held_out(&self.data, self.config.train.seed, step)?;
-        }
-        let (config, tokenizer) = (&config, &self.data.tokenizer);
-        let (model, dtype) = (&self.trainer.model, self.trainer.dtype());
-        let sample = || generate::sample(model, tokenizer, config, seed, dtype, self.device);
+        let (config, tokenizer) = (&self.config.sample, &self.data.tokenizer);
+        let prompt = match config.prompt.as_str() {
+            "" => prompt::held_out(&self.data, self.config.train.seed, step)?,
+            text => Prompt::new(tokenizer, text)?,
+        };
+        let (model, dtype, device) = (&self.trainer.model, self.trainer.dtype(), self.device);
+        let sample =
+            || generate::sample_from(model, tokenizer, prompt, config, seed, dtype, device);
         let text = self.trainer.updater.averaged(sample)?;
         self.reporter.sample(step, &text);
         let sampled = Event::Sampled { step, text: &text };
@@ -417,6 +425,16 @@ fn set_aside(folder: &RunFolder, step: u64) -> Result<Option<String>> {
     let note = |aside: PathBuf| {
         let aside = aside.display();
         format!("moved checkpoints after step {step} to {aside}")
+    };
+    Ok(aside.map(note))
+}
+
+/// Moves what another run did aside. Returns what to report.
+fn set_aside_run(folder: &RunFolder) -> Result<Option<String>> {
+    let aside = folder.set_aside_run()?;
+    let note = |aside: PathBuf| {
+        let aside = aside.display();
+        format!("moved the checkpoints and metrics of another run to {aside}")
     };
     Ok(aside.map(note))
 }

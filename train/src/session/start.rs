@@ -1,5 +1,7 @@
 //! Where a run starts: the checkpoint it resumes from, if any.
 
+use std::path::Path;
+
 use meshgrad_ckpt::Committed;
 use meshgrad_models::Model;
 use meshgrad_runtime::Device;
@@ -22,6 +24,8 @@ pub(super) struct Start<'a> {
     resume: Option<(Committed, Candidates)>,
     /// What differs from the settings in the checkpoint.
     changes: Vec<Change>,
+    /// Whether the checkpoint is in the folder of another run.
+    is_of_other_run: bool,
 }
 
 impl<'a> Start<'a> {
@@ -41,15 +45,25 @@ impl<'a> Start<'a> {
             None => None,
             Some(mut candidates) => candidates.choose()?.map(|chosen| (chosen, candidates)),
         };
-        let changes = match &chosen {
-            Some((checkpoint, _)) => checkpoint::check_config(checkpoint, config)?,
-            None => Vec::new(),
+        let (changes, is_of_other_run) = match &chosen {
+            Some((checkpoint, _)) => (
+                checkpoint::check_config(checkpoint, config)?,
+                !is_in(checkpoint.path(), folder.path()),
+            ),
+            None => (Vec::new(), false),
         };
         Ok(Start {
             config,
             resume: chosen,
             changes,
+            is_of_other_run,
         })
+    }
+
+    /// Whether the checkpoint is in the folder of another run, which then has the metrics of the
+    /// steps before it.
+    pub(super) fn is_of_other_run(&self) -> bool {
+        self.is_of_other_run
     }
 
     /// The checkpoint.
@@ -100,4 +114,12 @@ impl<'a> Start<'a> {
             checkpoint::check_data(&chosen, data.digest, &data.tokenizer)?;
         }
     }
+}
+
+/// Whether `folder` is the folder that has `checkpoint`.
+fn is_in(checkpoint: &Path, folder: &Path) -> bool {
+    let canonical = |path: &Path| path.canonicalize().ok();
+    let parent = canonical(checkpoint);
+    let parent = parent.as_deref().and_then(Path::parent);
+    parent.is_some() && parent == canonical(folder).as_deref()
 }

@@ -23,6 +23,18 @@ MESSAGES = [
     [("assistant", "Grüße \U0001f980")],
 ] * 5
 
+# (messages, text): a row has either, both or none.
+BOTH = [
+    (MESSAGES[0], "not used"),
+    (MESSAGES[1], None),
+    (None, "A text among conversations.\n"),
+    (None, None),
+    ([], "a text beside an empty conversation"),
+] * 3
+
+# Two of these bytes are no UTF-8.
+LATIN_1 = "Déjà vu, in Latin-1".encode("latin-1")
+
 
 def texts(name, strings=pa.string(), **options):
     ids = pa.array(range(len(TEXTS)), pa.int64())
@@ -31,11 +43,30 @@ def texts(name, strings=pa.string(), **options):
     pq.write_table(table, HERE / f"{name}.parquet", **options)
 
 
-def messages(name, **options):
+def conversations(rows):
     message = pa.struct([("role", pa.string()), ("content", pa.string()), ("weight", pa.float32())])
-    rows = [[{"role": role, "content": content, "weight": 1} for role, content in row] for row in MESSAGES]
-    table = pa.table({"prompt": pa.array(["unused"] * len(rows)), "messages": pa.array(rows, pa.list_(message))})
+    of = lambda row: [{"role": role, "content": content, "weight": 1} for role, content in row]
+    return pa.array([None if row is None else of(row) for row in rows], pa.list_(message))
+
+
+def messages(name, **options):
+    unused = pa.array(["unused"] * len(MESSAGES))
+    table = pa.table({"prompt": unused, "messages": conversations(MESSAGES)})
     pq.write_table(table, HERE / f"{name}.parquet", **options)
+
+
+def both(name, **options):
+    rows, texts = zip(*BOTH)
+    table = pa.table({"text": pa.array(texts, pa.string()), "messages": conversations(rows)})
+    pq.write_table(table, HERE / f"{name}.parquet", **options)
+
+
+def binary(name, values):
+    pq.write_table(pa.table({"text": pa.array(values, pa.binary())}), HERE / f"{name}.parquet", compression="snappy")
+
+
+def plain(row):
+    return None if row is None else [{"role": role, "content": text} for role, text in row]
 
 
 def lines(name, records):
@@ -52,4 +83,8 @@ messages("messages-zstd", compression="zstd")
 messages("messages-snappy", compression="snappy", row_group_size=3, data_page_version="2.0")
 pq.write_table(pa.table({"body": ["x"], "label": [1]}), HERE / "no-text.parquet", compression="snappy")
 lines("text", [{"text": text} for text in TEXTS])
-lines("messages", [{"messages": [{"role": role, "content": text} for role, text in row]} for row in MESSAGES])
+lines("messages", [{"messages": plain(row)} for row in MESSAGES])
+both("both-snappy", compression="snappy")
+lines("both", [{"messages": plain(row), "text": text} for row, text in BOTH])
+binary("latin-1", ["in UTF-8: ä".encode(), LATIN_1])
+binary("no-text-in-bytes", [b"text", bytes(range(128, 256))])
