@@ -9,42 +9,55 @@ use meshgrad::ckpt::discover;
 /// The folder of runs, relative to the working directory.
 const RUNS: &str = "runs";
 
-/// Runs that are listed.
+/// Names that are listed.
 const LISTED: usize = 20;
 
 /// Checks that there is something at `path`, which is to be a run, a checkpoint, or `other`. The
-/// error lists the runs there are.
+/// error lists the checkpoints of the run, or the runs there are.
 pub(crate) fn check_exists(path: &Path, other: &str) -> anyhow::Result<()> {
-    // The error of opening a checkpoint that is gone names the newest one of its run.
-    let is_in_run = path.parent().is_some_and(|parent| has_checkpoints(parent));
-    if path.exists() || is_in_run {
+    if path.exists() {
         return Ok(());
     }
-    let path = path.display();
-    bail!(
-        "{path} does not exist; name a run, a checkpoint{other}; {}",
-        listed(Path::new(RUNS))
-    )
+    let run = path.parent().unwrap_or(path);
+    let (path, checkpoints) = (path.display(), checkpoints(run));
+    if !checkpoints.is_empty() {
+        let (run, checkpoints) = (run.display(), listed(checkpoints));
+        bail!("{path} does not exist; checkpoints of {run}: {checkpoints}");
+    }
+    let runs = runs(Path::new(RUNS));
+    let known = match runs.is_empty() {
+        true => format!("there are no runs with checkpoints in {RUNS}"),
+        false => format!("runs: {}", listed(runs)),
+    };
+    bail!("{path} does not exist; name a run, a checkpoint{other}; {known}")
 }
 
-fn has_checkpoints(folder: &Path) -> bool {
-    !folder.as_os_str().is_empty() && discover(folder).is_ok_and(|found| !found.is_empty())
+/// The names of the complete checkpoints in `run`.
+fn checkpoints(run: &Path) -> Vec<String> {
+    let found = discover(run).unwrap_or_default();
+    let names = found.iter().filter_map(|it| it.path().file_name());
+    let names = names.map(|name| name.to_string_lossy().into_owned());
+    names.collect()
 }
 
-fn listed(runs: &Path) -> String {
-    let entries = fs::read_dir(runs).into_iter().flatten().flatten();
+/// The folders in `folder` that have checkpoints.
+fn runs(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let folders = entries.map(|entry| entry.path());
-    let mut names: Vec<String> = folders
-        .filter(|folder| has_checkpoints(folder))
+    let mut runs: Vec<String> = folders
+        .filter(|folder| !checkpoints(folder).is_empty())
         .map(|folder| folder.display().to_string())
         .collect();
-    names.sort();
+    runs.sort();
+    runs
+}
+
+fn listed(mut names: Vec<String>) -> String {
     let more = names.len().saturating_sub(LISTED);
     names.truncate(LISTED);
-    match (names.is_empty(), more) {
-        (true, _) => format!("there are no runs with checkpoints in {}", runs.display()),
-        (false, 0) => format!("runs: {}", names.join(", ")),
-        (false, more) => format!("runs: {} and {more} more", names.join(", ")),
+    match more {
+        0 => names.join(", "),
+        more => format!("{} and {more} more", names.join(", ")),
     }
 }
 
@@ -53,12 +66,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runs_without_checkpoints_are_not_listed() {
-        let place = tempfile::tempdir().unwrap();
-        let runs = place.path().join("runs");
-        let none = format!("there are no runs with checkpoints in {}", runs.display());
-        assert_eq!(listed(&runs), none);
-        fs::create_dir_all(runs.join("empty/step-000001")).unwrap();
-        assert_eq!(listed(&runs), none);
+    fn long_lists_are_short() {
+        let names = |count: usize| (0..count).map(|at| at.to_string()).collect();
+        assert_eq!(listed(names(3)), "0, 1, 2");
+        assert!(listed(names(20)).ends_with(", 19"));
+        assert!(listed(names(23)).ends_with(", 19 and 3 more"));
     }
 }

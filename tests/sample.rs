@@ -120,15 +120,15 @@ fn a_text_ends_before_a_stop_string() {
     // Values that change nothing.
     let neutral = ["--top-p", "1", "--min-p", "0", "--repetition-penalty", "1"];
     assert_eq!(sample(&neutral), whole);
-    let all = [
+    let strict = [
         "--top-p",
-        "0.5",
-        "--min-p",
         "0.1",
+        "--min-p",
+        "1",
         "--repetition-penalty",
-        "3",
+        "9",
     ];
-    for option in all.chunks(2) {
+    for option in strict.chunks(2) {
         assert_ne!(sample(option), whole, "{option:?}");
     }
 }
@@ -227,9 +227,12 @@ fn a_missing_run_lists_the_runs() {
         assert!(error.ends_with("; runs: runs/a, runs/b\n"), "{error}");
     }
     assert!(!dir.path("runs/small").exists());
-    // Of a run, the newest checkpoint is named.
-    let error = dir.fails(&["sample", "runs/a/step-000009"]);
-    assert!(error.contains("step-000001"), "{error}");
+    // Of a run, its checkpoints are listed.
+    for command in [&["sample"][..], &["train", "small.toml", "--resume"]] {
+        let error = dir.fails(&[command, &["runs/a/step-000009"]].concat());
+        let expected = "runs/a/step-000009 does not exist; checkpoints of runs/a: step-000001\n";
+        assert_eq!(error, format!("error: {expected}"));
+    }
 }
 
 /// A run on conversations answers with `--chat`, in both formats. Its exports end a text where its
@@ -257,6 +260,8 @@ fn a_run_on_conversations_answers() {
             "data.paths=['chat.jsonl']",
             "--set",
             "train.steps=80",
+            "--set",
+            "train.seq_len=64",
             "--set",
             "sample.every=80",
             "--set",

@@ -1,5 +1,6 @@
 //! The text of a run: named documents, their size and their digest. Tokens are handled elsewhere.
 
+mod contents;
 mod default_text;
 mod files;
 #[cfg(not(feature = "parquet"))]

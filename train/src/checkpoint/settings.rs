@@ -68,7 +68,8 @@ impl fmt::Display for Shown<'_> {
 /// keys that decide the order and the split of the data. Returns what else has changed.
 ///
 /// # Errors
-/// [`TrainError::OtherRun`] with the first key that may not differ; [`TrainError::State`].
+/// [`OtherRun`](crate::TrainError::OtherRun) with the first key that may not differ;
+/// [`State`](crate::TrainError::State).
 pub fn check_config(checkpoint: &Committed, config: &Config) -> Result<Vec<Change>> {
     let saved = read_config(checkpoint)?;
     // A key that this version added has its default.

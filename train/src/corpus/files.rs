@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use super::contents::Contents;
 use super::text::to_text;
 use super::{CorpusError, Document, parquet, records};
 
@@ -12,16 +13,6 @@ const EXTENSIONS: [&str; 25] = [
     "txt", "text", "md", "markdown", "rst", "tex", "rs", "py", "c", "h", "cc", "cpp", "hpp", "cu",
     "go", "java", "js", "ts", "sh", "toml", "html", "csv", "jsonl", "ndjson", "parquet",
 ];
-
-/// What files contain.
-#[derive(Default)]
-pub(super) struct Contents {
-    pub(super) documents: Vec<Document>,
-    /// Invalid UTF-8 bytes that were replaced.
-    pub(super) replaced_bytes: u64,
-    /// Files without a document.
-    pub(super) empty_files: u64,
-}
 
 /// The contents of `paths`.
 pub(super) fn read(paths: &[String]) -> Result<Contents, CorpusError> {

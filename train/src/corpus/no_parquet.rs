@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::CorpusError;
-use super::files::Contents;
+use super::contents::Contents;
 
 pub(super) fn read(path: &Path, _: &mut Contents) -> Result<(), CorpusError> {
     Err(CorpusError::Parquet {

@@ -12,7 +12,7 @@ use parquet::record::{Field, Row};
 use parquet::schema::types::Type;
 use serde_json::Value;
 
-use super::files::Contents;
+use super::contents::Contents;
 use super::text::to_text;
 use super::{CorpusError, records};
 
