@@ -16,6 +16,9 @@ use super::contents::Contents;
 use super::text::to_text;
 use super::{CorpusError, records};
 
+/// Columns, and fields of a message.
+const READ: [&str; 4] = ["messages", "text", "role", "content"];
+
 /// Adds the documents of the file at `path`, whose rows are numbered from 1.
 pub(super) fn read(path: &Path, to: &mut Contents) -> Result<(), CorpusError> {
     // The library panics on some damaged files.
@@ -74,18 +77,18 @@ fn columns(schema: &Type) -> Result<Vec<Arc<Type>>, String> {
     Ok(found)
 }
 
-/// The fields of a row or group. The error says which of them is not text.
+/// The fields of a row or group that a document is made of. The error says which of them is not
+/// text.
 fn object(row: &Row, replaced_bytes: &mut u64) -> Result<Value, String> {
+    // Others may be anything, such as the bytes of an image.
+    let is_read = |(name, _): &(&String, &Field)| READ.contains(&name.as_str());
     let field = |(name, field): (&String, &Field)| {
         let value = value(field, replaced_bytes);
         let value = value.map_err(|problem| format!("`{name}` is not text: {problem}"))?;
         Ok((name.clone(), value))
     };
-    Ok(Value::Object(
-        row.get_column_iter()
-            .map(field)
-            .collect::<Result<_, String>>()?,
-    ))
+    let fields = row.get_column_iter().filter(is_read).map(field);
+    Ok(Value::Object(fields.collect::<Result<_, String>>()?))
 }
 
 /// Strings, lists and groups; everything else is null.

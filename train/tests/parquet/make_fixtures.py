@@ -43,10 +43,13 @@ def texts(name, strings=pa.string(), **options):
     pq.write_table(table, HERE / f"{name}.parquet", **options)
 
 
-def conversations(rows):
-    message = pa.struct([("role", pa.string()), ("content", pa.string()), ("weight", pa.float32())])
-    of = lambda row: [{"role": role, "content": content, "weight": 1} for role, content in row]
-    return pa.array([None if row is None else of(row) for row in rows], pa.list_(message))
+def conversations(rows, **other):
+    """Messages with a weight and `other` fields, each with its type and value."""
+    other = {"weight": (pa.float32(), 1), **other}
+    types = [("role", pa.string()), ("content", pa.string())] + [(name, kind) for name, (kind, _) in other.items()]
+    more = {name: value for name, (_, value) in other.items()}
+    of = lambda row: [{"role": role, "content": content, **more} for role, content in row]
+    return pa.array([None if row is None else of(row) for row in rows], pa.list_(pa.struct(types)))
 
 
 def messages(name, **options):
@@ -57,7 +60,8 @@ def messages(name, **options):
 
 def both(name, **options):
     rows, texts = zip(*BOTH)
-    table = pa.table({"text": pa.array(texts, pa.string()), "messages": conversations(rows)})
+    messages = conversations(rows, image=(pa.binary(), b"\xff\xd8\xff\xe0"))
+    table = pa.table({"text": pa.array(texts, pa.string()), "messages": messages})
     pq.write_table(table, HERE / f"{name}.parquet", **options)
 
 
