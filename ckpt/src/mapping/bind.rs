@@ -2,11 +2,12 @@
 
 use std::collections::BTreeSet;
 
+use super::captures::{Captures, Value};
 use super::evaluate::{Evaluated, Tensors};
 use super::named::Named;
 use super::report::{Problem, Report, SHOWN};
 use super::solve::{self, Unsolved};
-use super::template::{Captures, Template, Value};
+use super::template::Template;
 use super::term::{Action, Call, Term, dim_of};
 use super::unmatched;
 use super::{Mapping, Rule, TensorSpec};

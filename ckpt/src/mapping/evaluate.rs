@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use super::TensorSpec;
+use super::captures::{Captures, Value};
 use super::computations::{Dequant, Lora, Mean};
 use super::declared::check_declared;
 use super::named::Named;
-use super::template::{Captures, Kind, Template, Value};
+use super::template::{Kind, Template};
 use super::term::{Action, Call, Term, dim_of};
 use crate::graph::{Computation, Expr, Graph, GraphError, Short};
 

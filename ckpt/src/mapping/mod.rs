@@ -39,6 +39,7 @@
 mod arguments;
 mod bind;
 mod bound;
+mod captures;
 mod computations;
 mod coverage;
 mod declared;
@@ -57,9 +58,10 @@ mod text;
 mod unmatched;
 
 pub use bound::{Bound, NotInvertible, RoundTrip};
+pub use captures::{Captures, Value};
 pub use error::{MapError, MapErrorKind};
 pub use report::{AllowedProblems, InvalidAllowance, Problem, ProblemKind, Report};
-pub use template::{Captures, Kind, Template, TemplateError, Value};
+pub use template::{Kind, Template, TemplateError};
 
 use crate::{Dtype, TensorInfo};
 use term::Term;

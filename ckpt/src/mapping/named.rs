@@ -3,7 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::template::{Captures, Template, Value};
+use super::captures::{Captures, Value};
+use super::template::Template;
 use crate::graph::Expr;
 use crate::name_list::NameList;
 

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use super::template::{Captures, Template};
+use super::captures::Captures;
+use super::template::Template;
 use crate::Dtype;
 use crate::graph::Real;
 

@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 
 use super::Rule;
+use super::captures::Captures;
 use super::named::Named;
 use super::report::Problem;
-use super::template::{Captures, Template};
+use super::template::Template;
 
 /// The problem of a rule without instances; `None` if it is optional, or a catch-all for which
 /// other rules left nothing.

@@ -6,9 +6,9 @@ use std::os::unix::fs::FileExt;
 
 use super::TorchError;
 use super::pickle::Pickle;
-use super::tensor::{TorchTensor, unsupported};
+use super::tensor::TorchTensor;
+use super::view::View;
 use super::zip::Zip;
-use crate::graph::{Expr, Graph, GraphError, span_of_view};
 use crate::limits::MAX_HEADER_BYTES;
 use crate::{Dtype, TensorInfo};
 
@@ -26,12 +26,6 @@ pub(super) struct Stored {
     pub(super) view: Option<View>,
     /// The tensor's own shape.
     pub(super) shape: Vec<u64>,
-}
-
-/// A strided view of a storage, in elements. A stride of 0 repeats elements.
-pub(super) struct View {
-    pub(super) offset: u64,
-    pub(super) strides: Vec<u64>,
 }
 
 /// The record of the byte order is one word.
@@ -88,7 +82,14 @@ impl<'f> Archive<'f> {
         let elements = tensor.elements();
         let elements = elements.ok_or_else(|| invalid("it has too many elements"))?;
         if !tensor.is_contiguous() {
-            return view(tensor, name, stored, &storage);
+            let view = View::new(tensor, name)?;
+            let whole = tensor.storage_bytes / size;
+            let bytes = storage.start..storage.start + whole * size;
+            return Ok(Stored {
+                info: info(stored, tensor.dtype.dtype, &[whole], bytes),
+                view: Some(view),
+                shape: tensor.shape.clone(),
+            });
         }
         let mut shape = tensor.shape.clone();
         let start = tensor.offset.checked_mul(size);
@@ -125,91 +126,6 @@ impl<'f> Archive<'f> {
             Ok((name.to_owned(), range, crc32))
         };
         self.zip.names().map(entry).collect()
-    }
-}
-
-/// More repetitions cost much memory of plans.
-const MAX_REPETITIONS: u64 = 1 << 12;
-
-/// A view that is not contiguous, of the whole storage.
-fn view(
-    tensor: &TorchTensor,
-    name: &str,
-    stored: &str,
-    storage: &Range<u64>,
-) -> Result<Stored, TorchError> {
-    if tensor.dtype.packed > 1 {
-        let problem = "its strides do not keep bytes together; save tensor.contiguous()";
-        return Err(unsupported(name, problem));
-    }
-    let view = View {
-        offset: tensor.offset,
-        strides: tensor.strides.clone(),
-    };
-    let repeated = view.repeated(&tensor.shape).map(|dim| tensor.shape[dim]);
-    let repeated = repeated.fold(1, u64::saturating_mul);
-    if repeated > MAX_REPETITIONS {
-        let problem = format!(
-            "it is expanded and repeats its elements {repeated} times, more than \
-             {MAX_REPETITIONS}; save tensor.contiguous(), or the tensor before expand()"
-        );
-        return Err(unsupported(name, problem));
-    }
-    let (shape, strides) = view.kept(&tensor.shape);
-    let span = span_of_view(&shape, &strides);
-    let span = span.ok_or_else(|| {
-        let problem = "its elements overlap in memory; save tensor.contiguous()";
-        unsupported(name, problem)
-    })?;
-    let size = tensor.dtype.bytes();
-    let whole = tensor.storage_bytes / size;
-    if tensor
-        .offset
-        .checked_add(span)
-        .is_none_or(|last| last >= whole)
-    {
-        return Err(TorchError::Tensor {
-            name: name.to_owned(),
-            problem: "it exceeds its storage",
-        });
-    }
-    let bytes = storage.start..storage.start + whole * size;
-    Ok(Stored {
-        info: info(stored, tensor.dtype.dtype, &[whole], bytes),
-        view: Some(view),
-        shape: tensor.shape.clone(),
-    })
-}
-
-impl View {
-    /// The dims that repeat the same elements: torch expands a dim by a stride of 0.
-    fn repeated(&self, shape: &[u64]) -> impl Iterator<Item = usize> {
-        let dims = self.strides.iter().zip(shape).enumerate();
-        let repeats = |(stride, extent): (&u64, &u64)| *stride == 0 && *extent > 1;
-        let dims = dims.filter_map(move |(dim, it)| repeats(it).then_some(dim));
-        dims.collect::<Vec<_>>().into_iter()
-    }
-
-    /// Extents and strides of the other dims.
-    fn kept(&self, shape: &[u64]) -> (Vec<u64>, Vec<u64>) {
-        let dims = shape.iter().zip(&self.strides);
-        let kept = dims.filter(|(extent, stride)| **stride != 0 || **extent == 1);
-        kept.map(|(extent, stride)| (*extent, *stride)).unzip()
-    }
-
-    /// The view of a storage, in which expanded dims are repeated.
-    pub(super) fn of(
-        &self,
-        graph: &mut Graph,
-        storage: Expr,
-        shape: &[u64],
-    ) -> Result<Expr, GraphError> {
-        let (extents, strides) = self.kept(shape);
-        let mut made = graph.view(storage, self.offset, &extents, &strides)?;
-        for dim in self.repeated(shape) {
-            made = graph.stack(&vec![made; shape[dim] as usize], dim)?;
-        }
-        Ok(made)
     }
 }
 

@@ -24,6 +24,7 @@ mod model;
 mod opcodes;
 mod pickle;
 mod tensor;
+mod view;
 mod zip;
 
 use std::path::Path;
