@@ -72,11 +72,8 @@ pub(crate) fn open(
     })
 }
 
-/// Loads a folder without a manifest. Such a folder of a run is an error if it has averages.
+/// Loads a folder without a manifest.
 fn load_folder(path: &Path, verify: bool, device: &Device) -> anyhow::Result<Opened> {
-    if checkpoint::has_averages(path) {
-        Committed::open(path)?;
-    }
     let load = |progress: &(dyn Fn(u64, u64) + Sync)| {
         qwen3::load(path, device, ReadOptions { verify, progress })
     };

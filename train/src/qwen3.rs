@@ -412,6 +412,7 @@ fn fill(model: &Qwen3, from: &Path, device: &Device, verify: bool) -> Result<Vec
         })
     };
     let Some(mut candidates) = Candidates::find(from, verify)? else {
+        refuse_unsealed_state(from)?;
         fill(from, None)?;
         return Ok(Vec::new());
     };
@@ -429,6 +430,14 @@ fn fill(model: &Qwen3, from: &Path, device: &Device, verify: bool) -> Result<Vec
         )
     });
     Ok(passed_over.chain(started).collect())
+}
+
+/// A checkpoint without its manifest is an error if it has more than weights.
+fn refuse_unsealed_state(folder: &Path) -> Result<()> {
+    if checkpoint::has_averages(folder) || checkpoint::has_buffers(folder) {
+        Committed::open(folder)?;
+    }
+    Ok(())
 }
 
 /// Sets the values of `model` to those in `folder`, which is sealed if it is a checkpoint. Returns
@@ -485,7 +494,8 @@ fn loader<'a>(
 /// [`checkpoint::load_averages`] replaces them. A folder with a manifest is compared with it.
 ///
 /// # Errors
-/// As [`Loader::load`]; when the router biases cannot be read.
+/// As [`Loader::load`]; when the router biases cannot be read; when a checkpoint of a run has lost its
+/// manifest.
 pub fn load(folder: &Path, device: &Device, options: ReadOptions<'_>) -> Result<Qwen3> {
     load_from(folder, folder::sealed(folder)?.as_ref(), device, options)
 }
@@ -508,6 +518,9 @@ fn load_from(
     device: &Device,
     options: ReadOptions<'_>,
 ) -> Result<Qwen3> {
+    if sealed.is_none() {
+        refuse_unsealed_state(folder)?;
+    }
     let mut model = loader(folder, sealed, options).load(device)?.model;
     if checkpoint::has_buffers(folder) {
         model.add_router_biases();

@@ -2,13 +2,16 @@
 
 mod bigram;
 
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::{fs, io};
 
 use bigram::{Bigram, Fixture, files};
 use meshgrad_autograd::Param;
+use meshgrad_ckpt::vfs::RealFs;
 use meshgrad_ckpt::{Committed, TensorFile};
-use meshgrad_ckpt_crash::SplitMix64;
+use meshgrad_ckpt_crash::{Fault, FaultFs, Op, Rule, SplitMix64};
+use meshgrad_models::folder;
 use meshgrad_runtime::Tensor;
 use meshgrad_train::checkpoint::{self, ReadOptions};
 use meshgrad_train::events::Event;
@@ -77,6 +80,37 @@ fn with_damage<T>(file: &Path, damage: impl FnOnce(&mut Vec<u8>), then: impl FnO
     let result = then();
     fs::write(file, original).unwrap();
     result
+}
+
+/// A failure of the disk is damage, and missing permissions are not, when all files are read to find
+/// the damage.
+#[test]
+fn only_failures_of_the_disk_are_damage() {
+    const EIO: i32 = 5;
+    const EACCES: i32 = 13;
+
+    let run = Run::new();
+    let found = |number| {
+        let fault = Rule::new(Fault::FailWith(number));
+        let rule = fault.op(Op::Read).path("exp_avg/model.safetensors");
+        let disk = FaultFs::new(Arc::new(RealFs), vec![rule]);
+        let checkpoint = Committed::open_in(Arc::new(disk), run.last()).unwrap();
+        let cause = folder::Error::File {
+            path: run.last(),
+            source: io::Error::other("a read failed"),
+        };
+        folder::or_damage(&checkpoint, cause)
+    };
+    let (broken, forbidden) = (found(EIO), found(EACCES));
+    assert!(matches!(broken, folder::Error::Damaged { .. }), "{broken}");
+    assert!(
+        matches!(forbidden, folder::Error::Checkpoint(_)),
+        "{forbidden}"
+    );
+    for error in [broken, forbidden] {
+        let message = error.to_string();
+        assert!(message.contains("exp_avg/model.safetensors: "), "{message}");
+    }
 }
 
 /// A flipped bit anywhere in a checkpoint is seen: file and tensor are named, and the checkpoint

@@ -179,4 +179,10 @@ fn damage_is_seen_before_a_run_starts() {
         "{error}"
     );
     assert!(!place.path().join("new").exists());
+
+    // Without the manifest, the averages would be left out.
+    std::fs::remove_file(run.join("step-000004/manifest.json")).unwrap();
+    let session = Session::new(&config, &device).run_dir(place.path().join("new"));
+    let error = qwen3::train(session).unwrap_err().to_string();
+    assert!(error.contains("it has no manifest.json"), "{error}");
 }

@@ -120,6 +120,7 @@ impl Faults {
                     }
                     Err(io::Error::from(*kind))
                 }
+                Fault::FailWith(number) => Err(io::Error::from_raw_os_error(*number)),
                 Fault::Short => Ok(Verdict::DoOneByte),
                 Fault::Skip => Ok(Verdict::Pretend),
                 Fault::Stop => {

@@ -48,6 +48,8 @@ pub enum Fault {
     /// It does nothing and returns an error of this kind. After a failed sync of a file, later
     /// syncs of it succeed and do nothing, as on Linux.
     Fail(io::ErrorKind),
+    /// It does nothing and returns the system's error of this number.
+    FailWith(i32),
     /// A read or a write transfers one byte; other operations are unaffected.
     Short,
     /// It does nothing and succeeds. Operations that return a value are unaffected.
@@ -64,6 +66,7 @@ impl fmt::Debug for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Fault::Fail(kind) => write!(f, "Fail({kind:?})"),
+            Fault::FailWith(number) => write!(f, "FailWith({number})"),
             Fault::Short => f.write_str("Short"),
             Fault::Skip => f.write_str("Skip"),
             Fault::Stop => f.write_str("Stop"),
