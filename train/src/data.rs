@@ -311,6 +311,7 @@ mod tests {
 
     /// A second run reuses the tokenizer and the cache. Another text or vocabulary size creates new
     /// ones.
+    #[cfg(feature = "tokenizers")]
     #[test]
     fn a_valid_tokenizer_and_cache_are_reused() {
         let place = tempfile::tempdir().unwrap();
