@@ -33,6 +33,8 @@ pub use crate::core::params::attention_error::AttentionError;
 pub use crate::core::params::matmul::GemmError;
 pub use crate::core::pinned::{PendingUpload, PinnedBuffer};
 pub use crate::core::shape::{MAX_DIMS, Shape};
+pub use crate::core::sharding::error::ShardedTensorError;
+pub use crate::core::sharding::scope::with_mesh;
 pub use crate::core::signature::{Call, Signature};
 pub use crate::core::storage::{Kind, ReadGuard, WriteGuard};
 pub use crate::core::stream::{Pending, Stream, with_stream};

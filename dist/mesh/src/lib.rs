@@ -41,7 +41,7 @@ pub use options::{CtaPolicy, GroupOptions};
 pub use placement::{Division, Placement, Reduction};
 pub use redistribution::{Action, Link, LinkCosts, Redistribution, ReduceOp, Step, Traffic};
 pub use relation::Relation;
-pub use rule::{Change, Incompatible, Problem, Remedy, RuleError, ShardingRule};
+pub use rule::{Change, DerivedSharding, Incompatible, Problem, Remedy, RuleError, ShardingRule};
 pub use sharding::Sharding;
 pub use sharding_error::ShardingError;
 pub use signature::{DimSpec, NamedDim, ParsedSignature, SignatureError, TensorSpec};

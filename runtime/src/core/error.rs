@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::params::attention_error::AttentionError;
 use super::params::matmul::GemmError;
+use super::sharding::error::ShardedTensorError;
 use super::tape_error::TapeError;
 use crate::driver::CudaError;
 use crate::{DType, Shape};
@@ -261,6 +262,10 @@ pub enum Error {
     #[error("a CPU device needs at least 1 thread, not 0")]
     NoThreads,
 
+    /// An error of a sharded tensor.
+    #[error(transparent)]
+    Sharding(Box<ShardedTensorError>),
+
     /// An error of the tape.
     #[error(transparent)]
     Tape(#[from] TapeError),
@@ -282,6 +287,12 @@ impl Error {
             Error::Other(OtherError(error)) => error.downcast_ref(),
             _ => None,
         }
+    }
+}
+
+impl From<ShardedTensorError> for Error {
+    fn from(error: ShardedTensorError) -> Error {
+        Error::Sharding(Box::new(error))
     }
 }
 

@@ -25,6 +25,7 @@ pub(crate) mod philox;
 pub(crate) mod pinned;
 mod print;
 pub(crate) mod shape;
+pub(crate) mod sharding;
 pub(crate) mod signature;
 pub(crate) mod simd_math;
 pub(crate) mod storage;

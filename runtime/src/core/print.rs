@@ -15,10 +15,15 @@ const LARGE: f64 = 1e8;
 /// ... or the smallest, except zero, is below this.
 const SMALL: f64 = 1e-4;
 
-/// Dtype, shape and device, such as `f32[2, 3] on cpu`. For messages; it does not read the tensor.
+/// Dtype, shape, device and sharding, such as `f32[2, 3] on cpu`. For messages; it does not read the
+/// tensor.
 impl fmt::Display for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{} on {}", self.dtype(), self.shape(), self.device())
+        write!(f, "{}{} on {}", self.dtype(), self.shape(), self.device())?;
+        match self.sharding() {
+            Some(sharding) => write!(f, ", of {:?} ({sharding})", sharding.shape()),
+            None => Ok(()),
+        }
     }
 }
 
@@ -27,7 +32,7 @@ impl fmt::Display for Tensor {
 impl fmt::Debug for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{self}")?;
-        match values(self) {
+        match values(&self.local()) {
             Ok(text) if self.shape().len() < 2 => write!(f, " {text}"),
             Ok(text) => write!(f, "\n{text}"),
             Err(Error::NoValues { .. }) => Ok(()),

@@ -22,10 +22,13 @@
 //! any other way must have a `!`. Two properties are declared separately: the operands in which the
 //! op is [linear](Signature::linear_in), and dims that [divide into blocks](Signature::grouped).
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
-use meshgrad_mesh::{DimSpec, ParsedSignature, ShardingRule, TensorSpec};
+use meshgrad_mesh::{DimSpec, ParsedSignature, RuleError, ShardingRule, TensorSpec};
 
+use crate::core::sharding::gate::Gate;
+use crate::core::sharding::memo::Results;
+use crate::core::sharding::tag::Tag;
 use crate::core::tensor::UninitTensor;
 use crate::{DType, Device, Error, Result, Shape, Tensor};
 
@@ -98,12 +101,59 @@ impl Signature {
         })
     }
 
-    /// Checks `operands`, in the order of the signature.
+    /// Checks `operands`, in the order of the signature: their shardings, shapes, dtypes and devices.
     ///
     /// # Errors
     /// [`Error::Signature`] when a shape or dtype does not match; [`Error::Devices`] when the
-    /// operands are on several devices; [`Error::NoKernel`] for f64 on a GPU.
+    /// operands are on several devices; [`Error::NoKernel`] for f64 on a GPU; [`Error::Sharding`]
+    /// when their shardings do not fit, with the redistributions that would help.
     pub fn call(&'static self, operands: &[&Tensor]) -> Result<Call> {
+        let results = self
+            .gate(operands)
+            .results(|| Ok(self.sharding_rule().clone()))?;
+        self.checked(operands, results)
+    }
+
+    /// As [`Signature::call`], for an op whose sharding rule depends on `arguments`: `rule` is called
+    /// for arguments and shardings that have not been seen before.
+    ///
+    /// # Errors
+    /// As [`Signature::call`].
+    pub fn call_with(
+        &'static self,
+        operands: &[&Tensor],
+        arguments: &[usize],
+        rule: impl FnOnce() -> Result<ShardingRule, RuleError>,
+    ) -> Result<Call> {
+        let gate = Gate {
+            arguments,
+            ..self.gate(operands)
+        };
+        let results = gate.results(rule)?;
+        self.checked(operands, results)
+    }
+
+    /// As [`Signature::call`]. If `is_open`, the last operand has no sharding and takes that of its
+    /// result.
+    pub(crate) fn call_into(&'static self, operands: &[&Tensor], is_open: bool) -> Result<Call> {
+        let gate = Gate {
+            last_is_open: is_open,
+            ..self.gate(operands)
+        };
+        let results = gate.results(|| Ok(self.sharding_rule().clone()))?;
+        self.checked(operands, results)
+    }
+
+    fn gate<'a>(&'static self, operands: &'a [&'a Tensor]) -> Gate<'a> {
+        Gate {
+            signature: self,
+            operands,
+            last_is_open: false,
+            arguments: &[],
+        }
+    }
+
+    fn checked(&'static self, operands: &[&Tensor], results: Option<Arc<Results>>) -> Result<Call> {
         let parsed = self.parsed();
         assert_eq!(
             operands.len(),
@@ -146,14 +196,14 @@ impl Signature {
             device,
             bytes,
             flops: None,
+            results,
         })
     }
 
     /// An [`Error::Signature`] for operands that match the signature but not the op.
     pub fn error(&self, operands: &[&Tensor], problem: String) -> Error {
-        let names = self.parsed().signature.operands.iter();
-        let names = names.map(|operand| operand.name);
-        let given: Vec<String> = names
+        let given: Vec<String> = self
+            .operand_names()
             .zip(operands)
             .map(|(name, tensor)| format!("{name} {}{}", tensor.dtype(), tensor.shape()))
             .collect();
@@ -163,6 +213,14 @@ impl Signature {
             given: given.join(", "),
             problem,
         }
+    }
+
+    pub(crate) fn operand_names(&self) -> impl Iterator<Item = &'static str> {
+        self.parsed()
+            .signature
+            .operands
+            .iter()
+            .map(|operand| operand.name)
     }
 
     fn parsed(&self) -> &Parsed {
@@ -395,6 +453,8 @@ pub struct Call {
     device: Device,
     bytes: u64,
     flops: Option<u64>,
+    /// `None` without shardings.
+    results: Option<Arc<Results>>,
 }
 
 impl Call {
@@ -459,16 +519,44 @@ impl Call {
         let dtype =
             dtype.unwrap_or_else(|| panic!("{}: unset dtype of `{}`", self.name(), result.name));
         let shape = self.shape_of(result)?;
-        self.output_of(shape, dtype)
+        self.allocate(at, shape, dtype)
     }
 
-    /// Allocates an output whose shape the signature leaves open (`*`).
+    /// Allocates the first output, whose shape the signature leaves open (`*`).
     ///
     /// # Errors
     /// As [`Call::output`].
     pub fn output_of(&mut self, shape: Shape, dtype: DType) -> Result<UninitTensor> {
+        self.allocate(0, shape, dtype)
+    }
+
+    fn allocate(&mut self, at: usize, shape: Shape, dtype: DType) -> Result<UninitTensor> {
         self.bytes += dtype.bytes(shape.elements()) as u64;
-        UninitTensor::new(&self.device, shape, dtype)
+        let tag = self.result_tag(at, &shape)?;
+        Ok(UninitTensor::new(&self.device, shape, dtype)?.with_tag(tag))
+    }
+
+    /// The sharding of result `at`, which has `shape`.
+    pub(crate) fn result_tag(&self, at: usize, shape: &Shape) -> Result<Option<Tag>> {
+        let results = self.results.as_ref();
+        results
+            .map(|results| results.tag(self.name(), at, shape))
+            .transpose()
+    }
+
+    /// The sharding of the last operand, which has `shape`, after the op has changed it in place.
+    pub(crate) fn changed_tag(&self, shape: &Shape) -> Result<Option<Tag>> {
+        if self.results.is_none() {
+            return Ok(None);
+        }
+        let ParsedSignature {
+            operands, results, ..
+        } = &self.signature.parsed().signature;
+        let last = operands.last().map(|operand| operand.name);
+        match results.iter().position(|result| Some(result.name) == last) {
+            Some(at) => self.result_tag(at, shape),
+            None => Ok(None),
+        }
     }
 
     /// Allocates a workspace of `elements` elements. Unlike an output, it does not count towards

@@ -3,6 +3,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use meshgrad_mesh::Sharding;
+
+use crate::core::sharding::error::ShardedTensorError;
+use crate::core::sharding::tag::Tag;
+use crate::core::sharding::{scope, views};
 use crate::core::storage::{Kind, ReadGuard, Storage, WriteGuard};
 use crate::core::stream;
 use crate::driver::{Pinned, PinnedCopy};
@@ -14,6 +19,8 @@ pub struct Tensor {
     storage: Arc<Storage>,
     layout: Layout,
     dtype: DType,
+    /// `None` on one rank.
+    tag: Option<Tag>,
 }
 
 impl Tensor {
@@ -54,10 +61,11 @@ impl Tensor {
     pub fn zeros(device: &Device, shape: &[usize], dtype: DType, kind: Kind) -> Result<Tensor> {
         let mut out = UninitTensor::with_kind(device, Shape::new(shape)?, dtype, kind)?;
         out.fill_zero()?;
+        out.replicated()?;
         Ok(out.finish())
     }
 
-    /// The extents, outermost first.
+    /// The extents, outermost first. Those of this rank's part, if the tensor is sharded.
     pub fn shape(&self) -> &Shape {
         self.layout.shape()
     }
@@ -136,7 +144,8 @@ impl Tensor {
     /// [`Error::NoDim`], [`Error::SliceRange`].
     pub fn slice(&self, dim: isize, range: Range<usize>) -> Result<Tensor> {
         let dim = self.dim("slice", dim)?;
-        Ok(self.with(self.layout.slice(dim, range)?))
+        let tag = views::sliced(self, dim, range.len())?;
+        Ok(self.with(self.layout.slice(dim, range)?, tag))
     }
 
     /// Swaps dims `a` and `b`. Copies nothing.
@@ -145,7 +154,15 @@ impl Tensor {
     /// [`Error::NoDim`].
     pub fn transpose(&self, a: isize, b: isize) -> Result<Tensor> {
         let (a, b) = (self.dim("transpose", a)?, self.dim("transpose", b)?);
-        Ok(self.with(self.layout.transpose(a, b)?))
+        let tag = match self.tag {
+            None => None,
+            Some(_) => {
+                let mut order: Vec<usize> = (0..self.shape().len()).collect();
+                order.swap(a, b);
+                views::permuted(self, &order)?
+            }
+        };
+        Ok(self.with(self.layout.transpose(a, b)?, tag))
     }
 
     /// Reorders the dims to `order`. Copies nothing.
@@ -153,15 +170,19 @@ impl Tensor {
     /// # Errors
     /// [`Error::Permutation`].
     pub fn permute(&self, order: &[usize]) -> Result<Tensor> {
-        Ok(self.with(self.layout.permute(order)?))
+        let layout = self.layout.permute(order)?;
+        Ok(self.with(layout, views::permuted(self, order)?))
     }
 
-    /// Broadcasts to `shape`: adds dims in front, and repeats dims of extent 1. Copies nothing.
+    /// Broadcasts to `shape`: adds dims in front, and repeats dims of extent 1. Copies nothing. For a
+    /// sharded tensor, `shape` is the global shape.
     ///
     /// # Errors
     /// [`Error::Broadcast`].
     pub fn broadcast_to(&self, shape: &[usize]) -> Result<Tensor> {
-        Ok(self.with(self.layout.broadcast_to(shape)?))
+        let tag = views::broadcast(self, shape)?;
+        let layout = self.layout.broadcast_to(local(&tag, shape))?;
+        Ok(self.with(layout, tag))
     }
 
     /// Inserts a dim of extent 1 before dim `dim`. Copies nothing.
@@ -169,24 +190,38 @@ impl Tensor {
     /// # Errors
     /// [`Error::NoDim`], [`Error::TooManyDims`].
     pub fn unsqueeze(&self, dim: usize) -> Result<Tensor> {
-        Ok(self.with(self.layout.unsqueeze(dim)?))
+        let layout = self.layout.unsqueeze(dim)?;
+        let tag = match &self.tag {
+            None => None,
+            Some(_) => {
+                let mut shape = self.global_shape().to_vec();
+                shape.insert(dim, 1);
+                views::reshaped(self, &shape)?
+            }
+        };
+        Ok(self.with(layout, tag))
     }
 
     /// The same elements in another shape; `None` when that requires a copy (see
-    /// [`ops::reshape`](crate::ops::reshape), which then copies).
+    /// [`ops::reshape`](crate::ops::reshape), which then copies). For a sharded tensor, `shape` is
+    /// the global shape.
     ///
     /// # Errors
     /// [`Error::Reshape`] when the number of elements differs.
     pub fn view(&self, shape: &[usize]) -> Result<Option<Tensor>> {
-        Ok(self.layout.reshape(shape)?.map(|layout| self.with(layout)))
+        let tag = views::reshaped(self, shape)?;
+        let layout = self.layout.reshape(local(&tag, shape))?;
+        Ok(layout.map(|layout| self.with(layout, tag)))
     }
 
     /// The elements in row-major order. On a GPU it waits for the current stream.
     ///
     /// # Errors
     /// [`Error::WrongDType`]; [`Error::NoValues`] on a meta device; [`Error::Busy`];
-    /// [`Error::Cuda`] with the failure of earlier work.
+    /// [`Error::Cuda`] with the failure of earlier work; [`Error::Sharding`] if the rank has only a
+    /// part of the tensor.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        self.expect_whole("to_vec")?;
         if self.device().gpu().is_some() {
             self.expect_dtype(T::DTYPE)?;
             return self.download();
@@ -329,13 +364,82 @@ impl Tensor {
         }
     }
 
-    fn with(&self, layout: Layout) -> Tensor {
+    fn with(&self, layout: Layout, tag: Option<Tag>) -> Tensor {
         Tensor {
             storage: self.storage.clone(),
             layout,
             dtype: self.dtype,
+            tag,
         }
     }
+}
+
+/// Shardings.
+impl Tensor {
+    /// The sharding of the global tensor of which this is a rank's part; `None` on one rank.
+    pub fn sharding(&self) -> Option<&Sharding> {
+        self.tag.as_ref().map(Tag::sharding)
+    }
+
+    /// This tensor as the part of rank `rank` of a tensor with this sharding. Copies nothing. The
+    /// caller states it: the values are not checked.
+    ///
+    /// # Errors
+    /// [`Error::Sharding`] if the rank is not in the mesh, or its part has another shape.
+    pub fn with_sharding(&self, sharding: &Sharding, rank: usize) -> Result<Tensor> {
+        let tag = Tag::new(sharding.clone(), rank)?;
+        tag.check("with_sharding", self.shape())?;
+        Ok(self.with(self.layout, Some(tag)))
+    }
+
+    /// This rank's part as a tensor without sharding. Copies nothing.
+    pub fn local(&self) -> Tensor {
+        self.with(self.layout, None)
+    }
+
+    /// The extents of the global tensor; [`Tensor::shape`] without sharding.
+    pub fn global_shape(&self) -> Shape {
+        let mut shape = *self.shape();
+        if let Some(tag) = &self.tag {
+            for (dim, extent) in tag.sharding().shape().iter().enumerate() {
+                shape = shape.with(dim, *extent);
+            }
+        }
+        shape
+    }
+
+    /// The extent of dim `dim` of the global tensor. Negative dims count from the back.
+    ///
+    /// # Errors
+    /// [`Error::NoDim`].
+    pub fn global_extent(&self, dim: isize) -> Result<usize> {
+        Ok(self.global_shape()[self.dim("global_extent", dim)?])
+    }
+
+    pub(crate) fn tag(&self) -> Option<&Tag> {
+        self.tag.as_ref()
+    }
+
+    pub(crate) fn with_tag(&self, tag: Option<Tag>) -> Tensor {
+        self.with(self.layout, tag)
+    }
+
+    /// Checks that the rank has all values, for `op`.
+    pub(crate) fn expect_whole(&self, op: &'static str) -> Result<()> {
+        match self.sharding() {
+            Some(sharding) if !sharding.is_replicated() => Err(ShardedTensorError::Part {
+                op,
+                sharding: sharding.to_string(),
+            }
+            .into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The local shape of a tensor with global shape `global`.
+fn local<'a>(tag: &'a Option<Tag>, global: &'a [usize]) -> &'a [usize] {
+    tag.as_ref().map_or(global, |tag| tag.local())
 }
 
 /// A contiguous tensor whose elements an op has yet to write. It is not shared.
@@ -343,6 +447,7 @@ pub struct UninitTensor {
     storage: Storage,
     layout: Layout,
     dtype: DType,
+    tag: Option<Tag>,
 }
 
 impl UninitTensor {
@@ -378,7 +483,20 @@ impl UninitTensor {
             storage,
             layout: Layout::contiguous(shape, 0),
             dtype,
+            tag: None,
         })
+    }
+
+    /// The result of an op with this sharding.
+    pub(crate) fn with_tag(mut self, tag: Option<Tag>) -> UninitTensor {
+        self.tag = tag;
+        self
+    }
+
+    /// Inside of [`with_mesh`](crate::with_mesh), its values will be equal on all ranks.
+    pub(crate) fn replicated(&mut self) -> Result<()> {
+        self.tag = scope::replicated(self.shape())?;
+        Ok(())
     }
 
     /// The extents.
@@ -449,6 +567,7 @@ impl UninitTensor {
             storage: Arc::new(self.storage),
             layout: self.layout,
             dtype: self.dtype,
+            tag: self.tag,
         }
     }
 }

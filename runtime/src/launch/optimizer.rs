@@ -38,10 +38,7 @@ pub(crate) fn adamw(
     let addresses = changed.as_chunks::<3>().0.iter().zip(gradients);
     for (one, ([param, exp_avg, exp_avg_sq], gradient)) in operands.iter().zip(addresses) {
         let rounding = match one.rounding {
-            Some(draw) => Some((
-                draw.key(),
-                draw.global_indices(gpu.op(), one.param.shape())?,
-            )),
+            Some(draw) => Some((draw.key(), draw.indices_of(gpu.op(), one.param)?)),
             None => None,
         };
         let addresses = [*param, *gradient, *exp_avg, *exp_avg_sq];

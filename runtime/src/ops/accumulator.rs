@@ -1,6 +1,6 @@
 //! Accumulators: buffers that ops add their results to.
 
-use crate::{DType, Device, Kind, Result, Shape, Tensor, ops};
+use crate::{Call, DType, Device, Kind, Result, Shape, Signature, Tensor, ops};
 
 /// A buffer that ops add to, and whether it is empty.
 ///
@@ -59,6 +59,29 @@ impl Accumulator {
     /// Marks the buffer as not empty. Ops call this after they have written it.
     pub fn filled(&mut self) {
         self.empty = false;
+    }
+
+    /// Calls `signature`, whose last operand is this accumulator. An empty accumulator without
+    /// sharding takes that of the first result written to it; later ones must have the same.
+    ///
+    /// # Errors
+    /// As [`Signature::call`].
+    pub fn call(&self, signature: &'static Signature, operands: &[&Tensor]) -> Result<Call> {
+        let is_open = self.empty && self.buffer.sharding().is_none();
+        let operands = [operands, &[&self.buffer]].concat();
+        signature.call_into(&operands, is_open)
+    }
+
+    /// As [`Accumulator::filled`], after `call` has written the buffer.
+    ///
+    /// # Errors
+    /// [`Error::Sharding`](crate::Error::Sharding).
+    pub fn filled_by(&mut self, call: &Call) -> Result<()> {
+        if let Some(tag) = call.changed_tag(self.buffer.shape())? {
+            self.buffer = self.buffer.with_tag(Some(tag));
+        }
+        self.empty = false;
+        Ok(())
     }
 
     /// Calls `op` with the buffer reshaped to `shape`.

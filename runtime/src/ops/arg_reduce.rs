@@ -1,6 +1,8 @@
 //! argmax, argmin and top-k. NaN comes before every number in all three; ties go to the lower
 //! index.
 
+use meshgrad_mesh::ShardingRule;
+
 use crate::cpu::arg_reduce as kernels;
 use crate::cpu::rows::Flat;
 use crate::launch::top_k::{self as launch, Extreme};
@@ -45,8 +47,10 @@ fn first_best(
     x: &Tensor,
     dim: isize,
 ) -> Result<Tensor> {
-    let mut call = signature.call(&[x])?;
-    let dim = x.dim(call.name(), dim)?;
+    let dim = x.dim(signature.name(), dim)?;
+    let mut call = signature.call_with(&[x], &[dim], || {
+        ShardingRule::reduction(signature.name(), x.shape().len(), &[dim], None)
+    })?;
     let columns = x.shape()[dim];
     if columns == 0 {
         let problem = format!("dim {dim} of shape {} is empty", x.shape());
@@ -57,7 +61,7 @@ fn first_best(
     }
 
     let kept: Vec<usize> = (0..x.shape().len()).filter(|at| *at != dim).collect();
-    let x = x.permute(&[&kept[..], &[dim]].concat())?;
+    let x = x.local().permute(&[&kept[..], &[dim]].concat())?;
     let shape = Shape::new(&x.shape()[..kept.len()])?;
     let mut indices = call.output_of(shape, crate::DType::I64)?;
     let x = contiguous(&x)?;

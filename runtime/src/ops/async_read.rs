@@ -44,6 +44,7 @@ impl Tensor {
     /// As [`Tensor::to_vec`], except for failures of earlier work, which [`AsyncRead::wait`]
     /// returns; [`Error::Cuda`](crate::Error::Cuda) inside [`Device::capture`].
     pub fn read_async<T: Element>(&self) -> Result<AsyncRead<T>> {
+        self.expect_whole("read_async")?;
         let device = self.device().clone();
         if device.gpu().is_none() {
             let state = State::Ready(self.to_vec()?);

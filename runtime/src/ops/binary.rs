@@ -115,7 +115,11 @@ static AFFINE: Signature = Signature::new("affine", "x: F[..] -> y: F[..]", 2);
 /// # Errors
 /// [`Error::Signature`].
 pub fn affine(x: &Tensor, scale: f64, shift: f64) -> Result<Tensor> {
-    let mut call = AFFINE.call(&[x])?;
+    let is_linear = shift == 0.0;
+    let mut call = AFFINE.call_with(&[x], &[is_linear.into()], || match is_linear {
+        true => AFFINE.sharding_rule().clone().linear_in(&["x"]),
+        false => Ok(AFFINE.sharding_rule().clone()),
+    })?;
     let mut y = call.output(0)?;
     map(&call, &Affine { scale, shift }, [x], &mut y)?;
     Ok(y.finish())
@@ -144,7 +148,7 @@ static ADD_INTO: Signature =
 /// # Errors
 /// [`Error::Signature`]; [`Error::Busy`].
 pub fn add_into(x: &Tensor, into: &mut Accumulator) -> Result<()> {
-    let call = ADD_INTO.call(&[x, into.buffer()])?;
+    let call = into.call(&ADD_INTO, &[x])?;
     let range = into.buffer().contiguous_range(call.name())?;
     let (buffer, empty) = (into.buffer(), into.is_empty());
     match call.device().is_gpu() {
@@ -159,8 +163,7 @@ pub fn add_into(x: &Tensor, into: &mut Accumulator) -> Result<()> {
             }))
         }),
     }?;
-    into.filled();
-    Ok(())
+    into.filled_by(&call)
 }
 
 /// Defines an op and its signature for each comparison.
@@ -309,7 +312,10 @@ fn check_bounds(low: f64, high: f64) -> Result<()> {
 }
 
 fn broadcast_pair(a: &Tensor, b: &Tensor, shape: &[usize]) -> Result<(Tensor, Tensor)> {
-    Ok((a.broadcast_to(shape)?, b.broadcast_to(shape)?))
+    Ok((
+        a.local().broadcast_to(shape)?,
+        b.local().broadcast_to(shape)?,
+    ))
 }
 
 static WHERE: Signature = Signature::new(
@@ -330,7 +336,7 @@ static WHERE: Signature = Signature::new(
 pub fn where_(condition: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let mut call = WHERE.call(&[condition, a, b])?;
     let shape = call.broadcast();
-    let condition = condition.broadcast_to(&shape)?;
+    let condition = condition.local().broadcast_to(&shape)?;
     let (a, b) = broadcast_pair(a, b, &shape)?;
     let mut y = call.output(0)?;
     match call.device().is_gpu() {

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use bytemuck::Zeroable;
 use half::bf16;
+use meshgrad_mesh::ShardingRule;
 
 use crate::cpu::elementwise as cpu;
 use crate::cpu::{BLOCK, for_blocks};
@@ -42,6 +43,7 @@ pub(super) static SIGNATURES: &[&Signature] = &[
 pub fn full(device: &Device, shape: &[usize], dtype: DType, value: f64) -> Result<Tensor> {
     let mut out = UninitTensor::new(device, Shape::new(shape)?, dtype)?;
     for_any!(dtype, T => fill(&mut out, T::from_f64(value)))?;
+    out.replicated()?;
     Ok(out.finish())
 }
 
@@ -70,6 +72,7 @@ fn fill<T: Element>(out: &mut UninitTensor, value: T) -> Result<()> {
 /// [`Error::NotAnIndex`] for another dtype; [`Error::OutOfMemory`].
 pub fn arange(device: &Device, count: usize, dtype: DType) -> Result<Tensor> {
     let mut out = UninitTensor::new(device, Shape::new(&[count])?, dtype)?;
+    out.replicated()?;
     if device.is_gpu() {
         if !dtype.is_index() {
             return Err(Error::NotAnIndex { dtype });
@@ -193,7 +196,7 @@ pub fn copy_at_into(x: &Tensor, into: &Tensor, at: &Tensor) -> Result<()> {
     })
 }
 
-/// The gradient of a slice: zeros of `shape`, with `dy` in the range `range` of dim `dim`.
+/// The gradient of a slice: zeros of `shape` (the global shape), with `dy` in the range `range` of dim `dim`.
 ///
 /// # Shapes
 /// `dy` has `shape` with extent `range.len()` in dim `dim`; any dtype.
@@ -201,14 +204,17 @@ pub fn copy_at_into(x: &Tensor, into: &Tensor, at: &Tensor) -> Result<()> {
 /// # Errors
 /// [`Error::NoDim`]; [`Error::SliceRange`]; [`Error::Signature`] when `dy` has another shape.
 pub fn slice_grad(dy: &Tensor, shape: &Shape, dim: usize, range: Range<usize>) -> Result<Tensor> {
+    let mut call = SLICE_GRAD.call_with(&[dy], &[dim], || {
+        ShardingRule::slice(SLICE_GRAD.name(), shape.len(), dim)
+    })?;
     let part = Layout::contiguous(*shape, 0).slice(dim, range.clone())?;
-    if part.shape() != dy.shape() {
+    if *part.shape() != dy.global_shape() {
         let problem = format!("`dy` must be {} to fill {range:?} of {shape}", part.shape());
         return Err(SLICE_GRAD.error(&[dy], problem));
     }
 
-    let mut call = SLICE_GRAD.call(&[dy])?;
-    let mut dx = call.output_of(*shape, dy.dtype())?;
+    let shape = dy.shape().with(dim, shape[dim]);
+    let mut dx = call.output_of(shape, dy.dtype())?;
     if call.device().is_gpu() {
         dx.fill_zero()?;
         call.launch(|gpu| launch::copy(gpu, dy, &Target::part(gpu, &dx, dim, range)?))?;
@@ -266,7 +272,9 @@ pub fn to_device(x: &Tensor, device: &Device) -> Result<Tensor> {
     if x.device() == device {
         return Ok(x.clone());
     }
-    let mut out = UninitTensor::new(device, *x.shape(), x.dtype())?;
+    let out = UninitTensor::new(device, *x.shape(), x.dtype())?;
+    let mut out = out.with_tag(x.tag().cloned());
+    let x = &x.local();
     let through_host = device.is_gpu() || x.device().is_gpu();
     for_any!(x.dtype(), T => match device.computes() {
         true if through_host => out.copy_from("to_device", &x.to_vec::<T>()?),
@@ -289,7 +297,11 @@ pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
     if x.dtype() == dtype {
         return Ok(x.clone());
     }
-    let mut call = CAST.call(&[x])?;
+    let is_linear = x.dtype().is_float() && dtype.is_float();
+    let mut call = CAST.call_with(&[x], &[is_linear.into()], || match is_linear {
+        true => CAST.sharding_rule().clone().linear_in(&["x"]),
+        false => Ok(CAST.sharding_rule().clone()),
+    })?;
     let mut y = call.output_of(*x.shape(), dtype)?;
     match call.device().is_gpu() {
         true => call.launch(|gpu| {

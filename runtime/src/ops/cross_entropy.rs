@@ -80,7 +80,7 @@ pub fn linear_cross_entropy(
     targets: Targets<'_>,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let mut call = LINEAR_CROSS_ENTROPY.call(&[x, w, targets.labels])?;
-    check_shard(&call, targets)?;
+    check_shard(&call, w, targets)?;
     let (x, w) = (ops::contiguous(x)?, ops::contiguous(w)?);
     let labels = label_list(targets.labels)?;
     let [mut max, mut sum_exp, mut label_logit] =
@@ -144,8 +144,7 @@ pub fn linear_cross_entropy_grad_weight_into(
     dw: &mut Accumulator,
 ) -> Result<()> {
     summed_in(lse.dtype(), dw, |dw| {
-        let operands = [x, w, targets.labels, lse, dloss, dw.buffer()];
-        let call = GRAD_WEIGHT_INTO.call(&operands)?;
+        let call = dw.call(&GRAD_WEIGHT_INTO, &[x, w, targets.labels, lse, dloss])?;
         gradients(&call, [x, w, lse, dloss], targets, None, Some(dw))
     })
 }
@@ -168,8 +167,7 @@ pub fn linear_cross_entropy_grad_both_into(
 ) -> Result<Tensor> {
     let mut made = None;
     summed_in(lse.dtype(), dw, |dw| {
-        let operands = [x, w, targets.labels, lse, dloss, dw.buffer()];
-        let mut call = GRAD_BOTH_INTO.call(&operands)?;
+        let mut call = dw.call(&GRAD_BOTH_INTO, &[x, w, targets.labels, lse, dloss])?;
         let dx = made.insert(call.output(0)?);
         gradients(&call, [x, w, lse, dloss], targets, Some(dx), Some(dw))
     })?;
@@ -223,7 +221,7 @@ fn gradients(
     mut dx: Option<&mut UninitTensor>,
     dw: Option<&mut Accumulator>,
 ) -> Result<()> {
-    check_shard(call, targets)?;
+    check_shard(call, w, targets)?;
     let (x, w) = (ops::contiguous(x)?, ops::contiguous(w)?);
     let (lse, dloss) = (ops::contiguous(lse)?, ops::contiguous(dloss)?);
     let labels = label_list(targets.labels)?;
@@ -242,10 +240,7 @@ fn gradients(
         };
         let into = dw.as_ref().map(|dw| (dw.buffer(), dw.is_empty()));
         call.launch(|gpu| gradients.launch(gpu, call, dx.as_deref(), into))?;
-        if let Some(dw) = dw {
-            dw.filled();
-        }
-        return Ok(());
+        return dw.map_or(Ok(()), |dw| dw.filled_by(call));
     }
 
     let tiles = tiles_of(call);
@@ -279,10 +274,7 @@ fn gradients(
             gradient.compute(dx, dw)
         })
     })?;
-    if let Some(dw) = dw {
-        dw.filled();
-    }
-    Ok(())
+    dw.map_or(Ok(()), |dw| dw.filled_by(call))
 }
 
 /// Contiguous labels, converted to i64 on the CPU. GPU kernels read any index dtype.
@@ -301,7 +293,24 @@ fn tiles_of(call: &Call) -> Tiles {
     }
 }
 
-fn check_shard(call: &Call, targets: Targets<'_>) -> Result<()> {
+/// Checks that the classes of `w` are in the vocabulary, and are those of its sharding.
+fn check_shard(call: &Call, w: &Tensor, targets: Targets<'_>) -> Result<()> {
+    let region = w.tag().and_then(|tag| tag.sharding().region(tag.rank()));
+    if let Some(region) = region {
+        let (start, total) = (region[0].start as usize, w.global_shape()[0]);
+        // An empty shard has no first class.
+        let is_own = targets.vocab_start == start || region[0].is_empty();
+        if !is_own || targets.vocab_total != total {
+            let problem = format!(
+                "vocab_start = {} and vocab_total = {}, but the sharding of `w` gives {start} and {total}",
+                targets.vocab_start, targets.vocab_total
+            );
+            return Err(Error::Argument {
+                op: call.name(),
+                problem,
+            });
+        }
+    }
     let (start, classes) = (targets.vocab_start, call.extent("v"));
     let total = targets.vocab_total;
     if start.checked_add(classes).is_some_and(|end| end <= total) {

@@ -58,7 +58,7 @@ pub fn embedding(table: &Tensor, ids: &Tensor) -> Result<Tensor> {
 /// As [`embedding`]; [`Error::Busy`](crate::Error::Busy) while `dtable` is in use.
 pub fn embedding_grad_into(dy: &Tensor, ids: &Tensor, dtable: &mut Accumulator) -> Result<()> {
     summed_in(dy.dtype().accumulator(), dtable, |dtable| {
-        let call = EMBEDDING_GRAD_INTO.call(&[dy, ids, dtable.buffer()])?;
+        let call = dtable.call(&EMBEDDING_GRAD_INTO, &[dy, ids])?;
         let call = call.with_flops(dy.elements() as u64);
         let dy = dense_rows(dy)?;
         let range = dtable.buffer().contiguous_range(call.name())?;
@@ -72,13 +72,12 @@ pub fn embedding_grad_into(dy: &Tensor, ids: &Tensor, dtable: &mut Accumulator) 
                 inner: features,
                 every: dtable.is_empty(),
             };
-            let ids = ops::reshape(ids, &[ids.elements()])?;
+            let ids = ops::reshape(&ids.local(), &[ids.elements()])?;
             call.launch(|gpu| {
                 let to = Target::changed(gpu, dtable.buffer())?;
                 index_sums::sum_rows(gpu, &call, [&dy, &ids], &rows, &to)
             })?;
-            dtable.filled();
-            return Ok(());
+            return dtable.filled_by(&call);
         }
         let ids = index_list(ids)?;
         let mut order = call.workspace(
@@ -92,8 +91,7 @@ pub fn embedding_grad_into(dy: &Tensor, ids: &Tensor, dtable: &mut Accumulator) 
                 kernels::embedding_grad::<T>(&dy, &order, features, &mut to[range], dtable.is_empty())
             })
         })?;
-        dtable.filled();
-        Ok(())
+        dtable.filled_by(&call)
     })
 }
 

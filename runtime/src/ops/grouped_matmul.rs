@@ -60,7 +60,7 @@ pub fn grouped_matmul_nt(x: &Tensor, w: &Tensor, offsets: &Tensor) -> Result<Ten
     if call.device().is_gpu() {
         let operands = [
             &Matrices::row_major(x)?,
-            &Matrices::new(&w.transpose(1, 2)?)?,
+            &Matrices::new(&w.local().transpose(1, 2)?)?,
         ];
         call.launch(|gpu| {
             let y = Product::uninit(gpu, &y)?;
@@ -128,10 +128,9 @@ pub fn grouped_matmul_grad_weight_into(
     offsets: &Tensor,
     into: &mut Accumulator,
 ) -> Result<()> {
-    let call = grouped(
-        &GROUPED_MATMUL_GRAD_WEIGHT,
-        &[dy, x, offsets, into.buffer()],
-    )?;
+    let call = into.call(&GROUPED_MATMUL_GRAD_WEIGHT, &[dy, x, offsets])?;
+    let operands = [dy, x, offsets, into.buffer()];
+    let call = check_groups(&GROUPED_MATMUL_GRAD_WEIGHT, call, &operands)?;
     let range = into.buffer().contiguous_range(call.name())?;
     let shape = *into.buffer().shape();
     let strides = [(shape[1] * shape[2]) as isize];
@@ -141,8 +140,7 @@ pub fn grouped_matmul_grad_weight_into(
             let to = Product::into(gpu, into.buffer(), into.is_empty())?;
             launch::sum_by_group(gpu, operands, offsets, shape[0], &to)
         })?;
-        into.filled();
-        return Ok(());
+        return into.filled_by(&call);
     }
 
     let offsets = contiguous(offsets)?;
@@ -165,13 +163,15 @@ pub fn grouped_matmul_grad_weight_into(
             Ok(gemm::grouped_gemm_weight(dy, x, to, &offsets, update(into))?)
         })
     })?;
-    into.filled();
-    Ok(())
+    into.filled_by(&call)
 }
 
 /// Checks the operands, including that there are G + 1 offsets.
 fn grouped(signature: &'static Signature, operands: &[&Tensor]) -> Result<Call> {
-    let call = signature.call(operands)?;
+    check_groups(signature, signature.call(operands)?, operands)
+}
+
+fn check_groups(signature: &Signature, call: Call, operands: &[&Tensor]) -> Result<Call> {
     let (bounds, groups) = (call.extent("b"), call.extent("g"));
     if bounds != groups + 1 {
         let problem = format!(

@@ -3,6 +3,8 @@
 //! Sums over repeated indices accumulate in index order, in f32 (f64 for f64), and round once, so
 //! every run gives the same bits.
 
+use meshgrad_mesh::ShardingRule;
+
 use crate::cpu::indexing::{self as kernels, IndexedDim, IndexedLayout};
 use crate::cpu::moe::check_indices;
 use crate::cpu::rows::Flat;
@@ -56,16 +58,20 @@ pub fn concat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
     let dim = first.dim(CONCAT.name(), dim)?;
     let mut extents = first.shape().to_vec();
     extents[dim] = 0;
+    let mut tag = None;
     for &other in tensors {
-        CONCAT.call(&[first, other])?;
+        let call = CONCAT.call_with(&[first, other], &[dim], || {
+            ShardingRule::concat(CONCAT.name(), 2, first.shape().len(), dim)
+        })?;
         extents[dim] += checked_extent(first, other, dim)?;
+        tag = call.result_tag(0, &Shape::new(&extents)?)?;
     }
 
     let shape = Shape::new(&extents)?;
     let inner: usize = extents[dim + 1..].iter().product();
     let widths: Vec<usize> = tensors.iter().map(|x| x.shape()[dim] * inner).collect();
     let device = first.device();
-    let mut y = UninitTensor::new(device, shape, first.dtype())?;
+    let mut y = UninitTensor::new(device, shape, first.dtype())?.with_tag(tag);
     device.count(0, 2 * first.dtype().bytes(shape.elements()) as u64);
     if device.is_gpu() {
         let mut start = 0;
@@ -133,8 +139,10 @@ pub fn split(x: &Tensor, sizes: &[usize], dim: isize) -> Result<Vec<Tensor>> {
 /// # Errors
 /// [`Error::Signature`]; [`Error::NoDim`]; [`Error::IndexOutOfRange`].
 pub fn index_select(x: &Tensor, dim: isize, ids: &Tensor) -> Result<Tensor> {
-    let mut call = INDEX_SELECT.call(&[x, ids])?;
-    let dim = x.dim(call.name(), dim)?;
+    let dim = x.dim(INDEX_SELECT.name(), dim)?;
+    let mut call = INDEX_SELECT.call_with(&[x, ids], &[dim], || {
+        ShardingRule::index_select(INDEX_SELECT.name(), x.shape().len(), dim)
+    })?;
     let middle = indexed_dim(x.shape(), dim);
     let mut y = call.output_of(with_extent(x.shape(), dim, ids.elements())?, x.dtype())?;
 
@@ -164,8 +172,10 @@ pub fn index_select(x: &Tensor, dim: isize, ids: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// [`Error::Signature`]; [`Error::NoDim`]; [`Error::IndexOutOfRange`].
 pub fn index_select_grad(dy: &Tensor, dim: isize, ids: &Tensor, extent: usize) -> Result<Tensor> {
-    let call = INDEX_SELECT_GRAD.call(&[dy, ids])?;
-    let dim = dy.dim(call.name(), dim)?;
+    let dim = dy.dim(INDEX_SELECT_GRAD.name(), dim)?;
+    let call = INDEX_SELECT_GRAD.call_with(&[dy, ids], &[dim], || {
+        ShardingRule::index_select_grad(INDEX_SELECT_GRAD.name(), dy.shape().len(), dim)
+    })?;
     if dy.shape()[dim] != ids.elements() {
         let problem = format!(
             "`dy` needs extent {} in dim {dim}, one per id",
@@ -212,8 +222,10 @@ pub fn index_select_grad(dy: &Tensor, dim: isize, ids: &Tensor, extent: usize) -
 /// # Errors
 /// [`Error::Signature`]; [`Error::NoDim`]; [`Error::IndexOutOfRange`].
 pub fn gather(x: &Tensor, dim: isize, index: &Tensor) -> Result<Tensor> {
-    let mut call = GATHER.call(&[x, index])?;
-    let dim = x.dim(call.name(), dim)?;
+    let dim = x.dim(GATHER.name(), dim)?;
+    let mut call = GATHER.call_with(&[x, index], &[dim], || {
+        ShardingRule::gather(GATHER.name(), &x.global_shape(), &index.global_shape(), dim)
+    })?;
     check_fits(&GATHER, &[x, index], dim, x.shape())?;
     let mut y = call.output_of(*index.shape(), x.dtype())?;
 
@@ -234,7 +246,7 @@ pub fn gather(x: &Tensor, dim: isize, index: &Tensor) -> Result<Tensor> {
     Ok(y.finish())
 }
 
-/// Adds `src` to zeros of `shape`: y\[c'\] += src\[c\], where c' is c with index\[c\] as coordinate
+/// Adds `src` to zeros of `shape`, the global shape if `src` is sharded: y\[c'\] += src\[c\], where c' is c with index\[c\] as coordinate
 /// `dim`. This is the gradient of [`gather`]; its own gradient with respect to `src` is [`gather`].
 ///
 /// # Shapes
@@ -244,9 +256,11 @@ pub fn gather(x: &Tensor, dim: isize, index: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// [`Error::Signature`]; [`Error::NoDim`]; [`Error::IndexOutOfRange`].
 pub fn scatter_add(shape: &[usize], dim: isize, index: &Tensor, src: &Tensor) -> Result<Tensor> {
-    let call = SCATTER_ADD.call(&[src, index])?;
-    let dim = src.dim(call.name(), dim)?;
-    let shape = Shape::new(shape)?;
+    let dim = src.dim(SCATTER_ADD.name(), dim)?;
+    let call = SCATTER_ADD.call_with(&[src, index], &[&[dim], shape].concat(), || {
+        ShardingRule::scatter_add(SCATTER_ADD.name(), shape, &index.global_shape(), dim)
+    })?;
+    let shape = local_shape(shape, dim, src)?;
     check_fits(&SCATTER_ADD, &[src, index], dim, &shape)?;
     let mut call = call.with_flops(src.elements() as u64);
     if call.device().is_gpu() {
@@ -281,6 +295,19 @@ pub fn scatter_add(shape: &[usize], dim: isize, index: &Tensor, src: &Tensor) ->
         })
     })?;
     Ok(sum.out.finish())
+}
+
+/// The local shape of a result with the global shape `global`: outside of `dim`, dims that are as
+/// large as those of `like` are sharded in the same way.
+fn local_shape(global: &[usize], dim: usize, like: &Tensor) -> Result<Shape> {
+    let mut shape = Shape::new(global)?;
+    let (whole, part) = (like.global_shape(), like.shape());
+    for at in (0..global.len().min(part.len())).filter(|at| *at != dim) {
+        if global[at] == whole[at] {
+            shape = shape.with(at, part[at]);
+        }
+    }
+    Ok(shape)
 }
 
 /// Checks that the index, the last operand, fits into `shape` in all dims except `dim`.

@@ -51,7 +51,10 @@ pub fn linear(x: &Tensor, w: &Tensor) -> Result<Tensor> {
     let x = as_rows(x)?;
     let mut y = call.output(0)?;
     if call.device().is_gpu() {
-        let (x, w) = (Matrices::new(&x)?, Matrices::new(&w.transpose(0, 1)?)?);
+        let (x, w) = (
+            Matrices::new(&x)?,
+            Matrices::new(&w.local().transpose(0, 1)?)?,
+        );
         call.launch(|gpu| product(gpu, &call, [&x, &w], &Product::uninit(gpu, &y)?))?;
         return Ok(y.finish());
     }
@@ -101,7 +104,7 @@ pub fn linear_grad_input(dy: &Tensor, w: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// [`Error::Signature`]; [`Error::Busy`].
 pub fn linear_grad_weight_into(dy: &Tensor, x: &Tensor, into: &mut Accumulator) -> Result<()> {
-    let call = LINEAR_GRAD_WEIGHT.call(&[dy, x, into.buffer()])?;
+    let call = into.call(&LINEAR_GRAD_WEIGHT, &[dy, x])?;
     let (dy, x) = (as_rows(dy)?, as_rows(x)?);
     let range = into.buffer().contiguous_range(call.name())?;
     if call.device().is_gpu() {
@@ -117,8 +120,7 @@ pub fn linear_grad_weight_into(dy: &Tensor, x: &Tensor, into: &mut Accumulator) 
             Ok(gemm::gemm(dy, x, to, update(into))?)
         })
     })?;
-    into.filled();
-    Ok(())
+    into.filled_by(&call)
 }
 
 /// c = a b, for one matrix or a batch.
@@ -157,7 +159,7 @@ pub fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// [`Error::Signature`]; [`Error::Busy`].
 pub fn matmul_into(a: &Tensor, b: &Tensor, into: &mut Accumulator) -> Result<()> {
-    let call = MATMUL_INTO.call(&[a, b, into.buffer()])?;
+    let call = into.call(&MATMUL_INTO, &[a, b])?;
     let layout = Layout::contiguous(*into.buffer().shape(), 0);
     let range = into.buffer().contiguous_range(call.name())?;
     if call.device().is_gpu() {
@@ -173,8 +175,7 @@ pub fn matmul_into(a: &Tensor, b: &Tensor, into: &mut Accumulator) -> Result<()>
             Ok(gemm::gemm(a, b, to, update(into))?)
         })
     })?;
-    into.filled();
-    Ok(())
+    into.filled_by(&call)
 }
 
 /// into += a b, on a GPU.
@@ -183,8 +184,7 @@ fn product_into(call: &Call, operands: [&Matrices; 2], into: &mut Accumulator) -
         let to = Product::into(gpu, into.buffer(), into.is_empty())?;
         product(gpu, call, operands, &to)
     })?;
-    into.filled();
-    Ok(())
+    into.filled_by(call)
 }
 
 /// Whether a product replaces the accumulator's value or adds to it.
@@ -199,7 +199,7 @@ pub(super) fn update(into: &Accumulator) -> Update {
 fn as_rows(x: &Tensor) -> Result<Tensor> {
     let last = x.extent(-1)?;
     let rows = x.shape()[..x.shape().len() - 1].iter().product();
-    super::reshape(x, &[rows, last])
+    super::reshape(&x.local(), &[rows, last])
 }
 
 /// A two-dimensional tensor as a matrix.

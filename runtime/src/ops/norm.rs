@@ -118,7 +118,7 @@ pub fn rms_norm_grad_weight_into(
     dw: &mut Accumulator,
 ) -> Result<()> {
     summed_in(inv_rms.dtype(), dw, |dw| {
-        let call = RMS_NORM_GRAD_WEIGHT_INTO.call(&[dy, x, inv_rms, dw.buffer()])?;
+        let call = dw.call(&RMS_NORM_GRAD_WEIGHT_INTO, &[dy, x, inv_rms])?;
         let (dy, x, inv_rms) = (dense_rows(dy)?, dense_rows(x)?, ops::contiguous(inv_rms)?);
         let range = dw.buffer().contiguous_range(call.name())?;
 
@@ -144,8 +144,7 @@ pub fn rms_norm_grad_weight_into(
                 })
             })?;
         }
-        dw.filled();
-        Ok(())
+        dw.filled_by(&call)
     })
 }
 

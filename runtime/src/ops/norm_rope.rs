@@ -141,8 +141,8 @@ pub fn rms_norm_rope_grad_weight_into(
     let (cos, sin) = (for_each_sequence(x, cos)?, for_each_sequence(x, sin)?);
     summed_in(inv_rms.dtype(), dw, |dw| {
         let operands = [dy, x, inv_rms, &cos, &sin, dw.buffer()];
-        let call = RMS_NORM_ROPE_GRAD_WEIGHT_INTO
-            .call(&operands)?
+        let call = dw
+            .call(&RMS_NORM_ROPE_GRAD_WEIGHT_INTO, &operands[..5])?
             .with_flops(6 * x.elements() as u64);
         check_pairs(&RMS_NORM_ROPE_GRAD_WEIGHT_INTO, &call, &operands)?;
 
@@ -171,8 +171,7 @@ pub fn rms_norm_rope_grad_weight_into(
                 })
             })?;
         }
-        dw.filled();
-        Ok(())
+        dw.filled_by(&call)
     })
 }
 

@@ -164,7 +164,7 @@ fn check(operands: &AdamWOperands<'_>, scalars: StepScalars<'_>) -> Result<Call>
         written.contiguous_range(call.name())?;
     }
     if let Some(key) = operands.rounding {
-        key.global_indices(call.name(), param.shape())?;
+        key.indices_of(call.name(), param)?;
     }
     Ok(call)
 }
@@ -231,7 +231,7 @@ fn update<T: Float>(operands: &[&AdamWOperands<'_>], now: &Now) -> Result<()> {
 /// The random words for stochastic rounding, if the parameter has a rounding key.
 fn words(one: &AdamWOperands<'_>, step: u32) -> Result<Option<Words>> {
     let words = one.rounding.map(|key| {
-        let places = key.global_indices(ADAMW_STEP.name(), one.param.shape())?;
+        let places = key.indices_of(ADAMW_STEP.name(), one.param)?;
         Ok(Words::new(key.key().fold(step.into()), &places))
     });
     words.transpose()

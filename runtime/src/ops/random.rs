@@ -41,7 +41,7 @@ pub(super) static SIGNATURES: &[&Signature] =
 pub fn uniform_into(into: &Tensor, key: impl Into<RegionKey>, low: f64, high: f64) -> Result<()> {
     let interval = Interval::new(UNIFORM_INTO.name(), low, high)?;
     let call = UNIFORM_INTO.call(&[into])?;
-    let indices = KeyedIndices::new(call.name(), key.into(), into.shape())?;
+    let indices = KeyedIndices::of(call.name(), key.into(), into)?;
     let range = into.contiguous_range(call.name())?;
     if call.device().is_gpu() {
         return indices.fill_on_gpu(&call, interval.values(into.dtype())?, into);
@@ -93,7 +93,7 @@ pub fn uniform(
 pub fn normal_into(into: &Tensor, key: impl Into<RegionKey>, mean: f64, std: f64) -> Result<()> {
     let bell = Bell::new(NORMAL_INTO.name(), mean, std)?;
     let call = NORMAL_INTO.call(&[into])?;
-    let indices = KeyedIndices::new(call.name(), key.into(), into.shape())?;
+    let indices = KeyedIndices::of(call.name(), key.into(), into)?;
     let range = into.contiguous_range(call.name())?;
     if call.device().is_gpu() {
         return indices.fill_on_gpu(&call, bell.values(), into);
@@ -182,7 +182,7 @@ fn drop_elements(
 ) -> Result<Tensor> {
     let threshold = threshold(signature.name(), probability)?;
     let mut call = signature.call(&[x])?;
-    let indices = KeyedIndices::new(call.name(), key, x.shape())?;
+    let indices = KeyedIndices::of(call.name(), key, x)?;
     if probability == 0.0 {
         return Ok(x.clone());
     }
@@ -221,6 +221,14 @@ struct KeyedIndices {
 }
 
 impl KeyedIndices {
+    /// For the elements of `x`.
+    fn of(op: &'static str, key: RegionKey, x: &Tensor) -> Result<KeyedIndices> {
+        Ok(KeyedIndices {
+            key: key.key(),
+            global_indices: key.indices_of(op, x)?,
+        })
+    }
+
     fn new(op: &'static str, key: RegionKey, shape: &Shape) -> Result<KeyedIndices> {
         Ok(KeyedIndices {
             key: key.key(),
@@ -266,10 +274,14 @@ impl RandomOutput {
             return Err(Error::NotAFloat { dtype });
         }
         let shape = Shape::new(shape)?;
+        let mut out = UninitTensor::new(device, shape, dtype)?;
+        if key.is_whole() {
+            out.replicated()?;
+        }
         Ok(RandomOutput {
             op,
             indices: KeyedIndices::new(op, key, &shape)?,
-            out: UninitTensor::new(device, shape, dtype)?,
+            out,
         })
     }
 

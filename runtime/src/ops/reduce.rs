@@ -1,6 +1,7 @@
 //! Reductions over any dims: sum, mean, max, min.
 
 use meshgrad_kernels::reduce_op::ReduceOp;
+use meshgrad_mesh::{Reduction as Partial, ShardingRule};
 
 use crate::cpu::reduce::{self as kernels, Fold};
 use crate::launch::reduce as launch;
@@ -28,6 +29,7 @@ pub fn sum(x: &Tensor, dims: &[isize]) -> Result<Tensor> {
         Reduction {
             merge: ReduceOp::Add,
             scale: 1.0,
+            partial: Some(Partial::Sum),
         },
     )
 }
@@ -49,6 +51,7 @@ pub fn mean(x: &Tensor, dims: &[isize]) -> Result<Tensor> {
         Reduction {
             merge: ReduceOp::Add,
             scale: 1.0 / count as f64,
+            partial: Some(Partial::Avg),
         },
     )
 }
@@ -68,6 +71,7 @@ pub fn max(x: &Tensor, dims: &[isize]) -> Result<Tensor> {
         Reduction {
             merge: ReduceOp::Max,
             scale: 1.0,
+            partial: Some(Partial::Max),
         },
     )
 }
@@ -87,6 +91,7 @@ pub fn min(x: &Tensor, dims: &[isize]) -> Result<Tensor> {
         Reduction {
             merge: ReduceOp::Min,
             scale: 1.0,
+            partial: None,
         },
     )
 }
@@ -94,35 +99,40 @@ pub fn min(x: &Tensor, dims: &[isize]) -> Result<Tensor> {
 /// The gradient of broadcasting `shape` to `x`'s shape: sums `x` over the dims that were broadcast.
 ///
 /// # Shapes
-/// `shape` must broadcast to `x`'s shape; returns `shape`.
+/// `shape` must broadcast to `x`'s shape; returns `shape`. Both are global shapes.
 ///
 /// # Errors
 /// [`Error::Broadcast`].
 pub fn sum_to(x: &Tensor, shape: &[usize]) -> Result<Tensor> {
-    if **x.shape() == *shape {
+    let from = x.global_shape();
+    if *from == *shape {
         return Ok(x.clone());
     }
-    let fits = Shape::broadcast(shape, x.shape()).is_some_and(|common| common == *x.shape());
+    let fits = Shape::broadcast(shape, &from).is_some_and(|common| common == from);
     if !fits {
         return Err(Error::Broadcast {
             from: Shape::new(shape)?,
-            to: x.shape().to_vec(),
+            to: from.to_vec(),
         });
     }
 
-    let new_dims = x.shape().len() - shape.len();
-    let repeated = |dim: &usize| *dim < new_dims || shape[dim - new_dims] != x.shape()[*dim];
-    let dims: Vec<isize> = (0..x.shape().len())
-        .filter(repeated)
-        .map(|dim| dim as isize)
-        .collect();
-    super::reshape(&sum(x, &dims)?, shape)
+    let new_dims = from.len() - shape.len();
+    let repeated = |dim: &usize| *dim < new_dims || shape[dim - new_dims] != from[*dim];
+    let dims: Vec<usize> = (0..from.len()).filter(repeated).collect();
+    let signed: Vec<isize> = dims.iter().map(|dim| *dim as isize).collect();
+    let mut sums = sum(x, &signed)?;
+    for dim in dims.into_iter().filter(|dim| *dim >= new_dims) {
+        sums = sums.unsqueeze(dim - new_dims)?;
+    }
+    Ok(sums)
 }
 
 #[derive(Clone, Copy)]
 struct Reduction {
     merge: ReduceOp,
     scale: f64,
+    /// What combines the results of ranks with parts of a reduced dim.
+    partial: Option<Partial>,
 }
 
 fn reduce(
@@ -131,8 +141,10 @@ fn reduce(
     dims: &[isize],
     how: Reduction,
 ) -> Result<Tensor> {
-    let mut call = signature.call(&[x])?;
     let (kept, reduced) = split_dims(signature.name(), x, dims)?;
+    let mut call = signature.call_with(&[x], &reduced, || {
+        ShardingRule::reduction(signature.name(), x.shape().len(), &reduced, how.partial)
+    })?;
     let shape_of =
         |dims: &[usize]| -> Vec<usize> { dims.iter().map(|dim| x.shape()[*dim]).collect() };
     let mut y = call.output_of(Shape::new(&shape_of(&kept))?, x.dtype())?;
@@ -158,7 +170,7 @@ fn reduce(
     } else {
         [kept, reduced].concat()
     };
-    let x = x.permute(&order)?;
+    let x = x.local().permute(&order)?;
     call.compute(|| {
         for_float!(x.dtype(), T => match how.merge {
             ReduceOp::Add => fold::<T, _>(&x, count, by_columns, y.slice()?, how, |a, b| a + b),

@@ -1,8 +1,9 @@
 //! Calls ops on a rank's local tensors.
 
+use std::cell::Cell;
 use std::sync::LazyLock;
 
-use meshgrad_mesh::ShardingRule;
+use meshgrad_mesh::{Sharding, ShardingRule};
 use meshgrad_runtime::{Accumulator, DType, Device, Kind, Result, Tensor, ops};
 
 use crate::shards::Part;
@@ -26,12 +27,20 @@ impl Local {
         Local { operands, starts }
     }
 
+    /// The operands with their shardings, as the parts of `rank`.
+    pub(crate) fn tagged(mut self, shardings: &[Sharding], rank: usize) -> Result<Local> {
+        for (operand, sharding) in self.operands.iter_mut().zip(shardings) {
+            *operand = operand.with_sharding(sharding, rank)?;
+        }
+        Ok(self)
+    }
+
     pub(crate) fn whole(operands: &[Tensor]) -> Local {
         Local::new(operands.iter().map(Part::whole).collect())
     }
 }
 
-type Run = Box<dyn Fn(&Local) -> Vec<Tensor>>;
+type Run = Box<dyn Fn(&Local) -> Result<Vec<Tensor>>>;
 
 /// An op, its sharding rule and its operands.
 pub(crate) struct Case {
@@ -69,7 +78,6 @@ pub(crate) fn given(
     operands: Vec<Tensor>,
     run: impl Fn(&Local) -> Result<Vec<Tensor>> + 'static,
 ) -> Case {
-    let run = move |local: &Local| run(local).unwrap_or_else(|error| panic!("{error}"));
     Case {
         name,
         rule,
@@ -112,8 +120,17 @@ pub(crate) fn added(
     Ok(vec![sum.total()?.clone()])
 }
 
+/// A copy of `x` that ops can change, with its sharding.
 pub(crate) fn changing(x: &Tensor) -> Result<Tensor> {
     let buffer = Tensor::zeros(x.device(), x.shape(), x.dtype(), Kind::Gradient)?;
-    ops::copy_into(x, &buffer)?;
-    Ok(buffer)
+    ops::copy_into(&x.local(), &buffer)?;
+    match (x.sharding(), RANK.get()) {
+        (Some(sharding), Some(rank)) => buffer.with_sharding(sharding, rank),
+        _ => Ok(buffer),
+    }
+}
+
+thread_local! {
+    /// The rank whose part of an op runs.
+    pub(crate) static RANK: Cell<Option<usize>> = const { Cell::new(None) };
 }

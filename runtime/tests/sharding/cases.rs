@@ -2,7 +2,7 @@
 
 use meshgrad_mesh::{Reduction, ShardingRule};
 use meshgrad_runtime::ops::{AttentionMask, RopeStyle, Targets};
-use meshgrad_runtime::{Key, Region, RegionKey, Result, Tensor, ops};
+use meshgrad_runtime::{DType, Key, Region, RegionKey, Result, Tensor, ops};
 
 use crate::call::{
     CPU, Case, Local, added, case, changing, given, indices, local, numbers, positive, to_f32,
@@ -22,6 +22,7 @@ pub(crate) fn cases() -> Vec<Case> {
         experts(),
         steps(),
         with_dims(),
+        views(),
     ];
     families.into_iter().flatten().collect()
 }
@@ -75,13 +76,17 @@ fn elementwise() -> Vec<Case> {
         case("affine", vec![x.clone()], |o| {
             Ok(vec![ops::affine(&o[0], 2.0, 1.0)?])
         }),
+        linear("affine", &x, |o| Ok(vec![ops::affine(&o[0], 2.0, 0.0)?])),
         case("add_into", vec![x.clone(), dy.clone()], |o| {
             added(&o[1], |sum| ops::add_into(&o[0], sum))
         }),
         case("contiguous", vec![x.clone()], |o| {
             Ok(vec![ops::copy(&o[0])?])
         }),
-        case("cast", vec![x.clone()], |o| Ok(vec![to_f32(&o[0])])),
+        linear("cast", &x, |o| Ok(vec![ops::cast(&o[0], DType::F32)?])),
+        case("cast", vec![x.clone()], |o| {
+            Ok(vec![ops::cast(&o[0], DType::I64)?])
+        }),
         case("copy_into", vec![x.clone(), dy.clone()], |o| {
             let into = changing(&o[1])?;
             ops::copy_into(&o[0], &into)?;
@@ -98,6 +103,17 @@ fn elementwise() -> Vec<Case> {
             )?])
         }),
     ]
+}
+
+/// An op of one operand that is linear only for some arguments.
+fn linear(
+    name: &'static str,
+    x: &Tensor,
+    run: impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + 'static,
+) -> Case {
+    let case = case(name, vec![x.clone()], run);
+    let rule = case.rule.linear_in(&["x"]).unwrap();
+    Case { rule, ..case }
 }
 
 fn broadcasts() -> Vec<Case> {
@@ -460,9 +476,7 @@ fn with_dims() -> Vec<Case> {
     let argmax = ShardingRule::reduction("argmax", 3, &[1], None).unwrap();
     let concat = ShardingRule::concat("concat", 2, 3, 1).unwrap();
     let select = ShardingRule::index_select("index_select", 3, 1).unwrap();
-    let select_grad =
-        ShardingRule::new("index_select_grad", "dy[a m b], ids[m] -> dx[a n b]").unwrap();
-    let select_grad = select_grad.linear_in(&["dy"]).unwrap();
+    let select_grad = ShardingRule::index_select_grad("index_select_grad", 3, 1).unwrap();
     let permute = ShardingRule::permute("permute", &[2, 0, 1]).unwrap();
     let reshape = ShardingRule::reshape("reshape", &[4, 3, 6], &[12, 2, 3]).unwrap();
     vec![
@@ -508,8 +522,58 @@ fn with_dims() -> Vec<Case> {
         }),
         given("reshape", reshape, vec![x.clone()], |local| {
             let x = &local.operands[0];
+            if x.sharding().is_some() {
+                return Ok(vec![ops::reshape(x, &[12, 2, 3])?]);
+            }
             let (rows, columns) = (x.shape()[0] * x.shape()[1], x.shape()[2] / 3);
             Ok(vec![ops::reshape(x, &[rows, columns, 3])?])
+        }),
+    ]
+}
+
+/// Views, and ops along a dim that were not among the first.
+fn views() -> Vec<Case> {
+    let x = numbers(&[4, 3, 6], 1);
+    let one = numbers(&[4, 1, 6], 2);
+    let of_x = |name, rule: ShardingRule, run: fn(&Tensor) -> Result<Tensor>| {
+        given(name, rule, vec![x.clone()], move |local| {
+            Ok(vec![run(&local.operands[0])?])
+        })
+    };
+    let slice = ShardingRule::slice("slice", 3, 1).unwrap();
+    let slice_grad = ShardingRule::slice("slice_grad", 3, 1).unwrap();
+    let transpose = ShardingRule::permute("transpose", &[2, 1, 0]).unwrap();
+    let unsqueeze = ShardingRule::reshape("unsqueeze", &[4, 3, 6], &[4, 1, 3, 6]).unwrap();
+    let argmin = ShardingRule::reduction("argmin", 3, &[2], None).unwrap();
+    let broadcast = ShardingRule::broadcast("broadcast_to", &[4, 1, 6], &[2, 4, 5, 6]).unwrap();
+    let index = indices(&[4, 2, 6], 3);
+    let gather = ShardingRule::gather("gather", &[4, 3, 6], &[4, 2, 6], 1).unwrap();
+    let source = numbers(&[4, 2, 6], 5);
+    let scatter = ShardingRule::scatter_add("scatter_add", &[4, 3, 6], &[4, 2, 6], 1).unwrap();
+    vec![
+        of_x("slice", slice, |x| x.slice(1, 1..3)),
+        of_x("slice_grad", slice_grad, |dy| {
+            ops::slice_grad(dy, &dy.global_shape().with(1, 7), 1, 2..5)
+        }),
+        of_x("transpose", transpose, |x| x.transpose(0, 2)),
+        of_x("unsqueeze", unsqueeze, |x| x.unsqueeze(1)),
+        of_x("argmin", argmin, |x| ops::argmin(x, 2)),
+        given("broadcast_to", broadcast, vec![one], |local| {
+            let x = &local.operands[0];
+            let [rows, columns] = [x.global_shape()[0], x.global_shape()[2]];
+            Ok(vec![x.broadcast_to(&[2, rows, 5, columns])?])
+        }),
+        given("gather", gather, vec![x.clone(), index.clone()], |local| {
+            Ok(vec![ops::gather(
+                &local.operands[0],
+                1,
+                &local.operands[1],
+            )?])
+        }),
+        given("scatter_add", scatter, vec![source, index], |local| {
+            let (source, index) = (&local.operands[0], &local.operands[1]);
+            let shape = source.global_shape().with(1, 3);
+            Ok(vec![ops::scatter_add(&shape, 1, index, source)?])
         }),
     ]
 }

@@ -4,13 +4,14 @@
 mod call;
 mod cases;
 mod shards;
+mod tensors;
 
 use meshgrad_mesh::{
     Division, Mesh, Placement, Problem, Reduction, RuleError, Sharding, ShardingRule,
 };
-use meshgrad_runtime::{DType, Tensor, ops};
+use meshgrad_runtime::{DType, Error, Tensor, ops};
 
-use call::{Case, Local};
+use call::{Case, Local, RANK};
 use cases::cases;
 use shards::{Part, assemble, assert_equal};
 
@@ -67,35 +68,89 @@ fn check(parts: &[Vec<Tensor>], placements: &[Placement], whole: &[Tensor], what
     }
 }
 
+/// Runs the part of `rank`: without shardings if `shardings` is `None`, else with them, and checks
+/// that the results have those that the rule gives.
+fn run(case: &Case, local: Local, tags: Option<&Tags<'_>>) -> Vec<Tensor> {
+    let Some(tags) = tags else {
+        return (case.run)(&local).unwrap();
+    };
+    RANK.set(Some(tags.rank));
+    let results = local
+        .tagged(tags.operands, tags.rank)
+        .and_then(|it| (case.run)(&it));
+    RANK.set(None);
+    let results = results.unwrap_or_else(|error| panic!("{}: {error}", tags.what));
+    for (result, expected) in results.iter().zip(tags.results) {
+        assert_eq!(result.sharding(), Some(expected), "{}", tags.what);
+    }
+    results.iter().map(Tensor::local).collect()
+}
+
+/// The shardings of a call.
+struct Tags<'a> {
+    operands: &'a [Sharding],
+    results: &'a [Sharding],
+    rank: usize,
+    what: &'a str,
+}
+
 /// Checks all combinations of placements that a case's rule accepts along one axis, and returns
-/// them as text.
+/// them as text. The ops themselves must accept the same, and reject the others.
 fn check_case(case: &Case, ranks: usize) -> Vec<String> {
-    let whole = (case.run)(&Local::whole(&case.operands));
+    let mesh = Mesh::new(&[ranks], &["tp"]).unwrap();
+    let whole = (case.run)(&Local::whole(&case.operands)).unwrap();
+    let shapes: Vec<&[usize]> = whole.iter().map(|y| &y.shape()[..]).collect();
     let mut accepted = Vec::new();
     for placements in choices(case, ranks) {
-        let Some(results) = inferred(case, ranks, &placements) else {
-            continue;
-        };
-        let does = format!("{} -> {}", text(&placements), text(&results));
+        let shardings = case.operands.iter().zip(&placements);
+        let shardings =
+            shardings.map(|(x, at)| Sharding::new(&mesh, [("tp", at.clone())], x.shape()));
+        let shardings: Vec<Sharding> = shardings.collect::<Result<_, _>>().unwrap();
         let operands = case.operands.iter().zip(&placements);
         let parts = operands.map(|(x, at)| Part::whole(x).along(at, ranks));
         let parts: Vec<Vec<Part>> = parts.collect();
-        let of_rank = |rank: usize| {
+        let local = |rank: usize| {
             let parts = parts.iter().map(|parts| parts[rank].clone());
-            (case.run)(&Local::new(parts.collect()))
+            Local::new(parts.collect())
         };
-        let computed: Vec<Vec<Tensor>> = (0..ranks).map(of_rank).collect();
-        check(
-            &computed,
-            &results,
-            &whole,
-            &format!("{}: {does}", case.name),
-        );
+        let Some(results) = inferred(case, ranks, &placements) else {
+            check_refused(case, local(0).tagged(&shardings, 0).unwrap(), &placements);
+            continue;
+        };
+        let does = format!("{} -> {}", text(&placements), text(&results));
+        let what = format!("{}: {does}", case.name);
+        let references: Vec<&Sharding> = shardings.iter().collect();
+        let of_results = case.rule.propagate(&references, &shapes).unwrap();
+        for is_tagged in [false, true] {
+            let of_rank = |rank: usize| {
+                let tags = Tags {
+                    operands: &shardings,
+                    results: &of_results,
+                    rank,
+                    what: &what,
+                };
+                run(case, local(rank), is_tagged.then_some(&tags))
+            };
+            let computed: Vec<Vec<Tensor>> = (0..ranks).map(of_rank).collect();
+            check(&computed, &results, &whole, &what);
+        }
         if placements.iter().any(|at| *at != Placement::Replicate) {
             accepted.push(does);
         }
     }
     accepted
+}
+
+/// An op must refuse operands that its rule refuses.
+fn check_refused(case: &Case, local: Local, placements: &[Placement]) {
+    RANK.set(Some(0));
+    let results = (case.run)(&local);
+    RANK.set(None);
+    match results {
+        Err(Error::Sharding(_)) => {}
+        Err(error) => panic!("{}: {} gave {error}", case.name, text(placements)),
+        Ok(_) => panic!("{}: accepts {}", case.name, text(placements)),
+    }
 }
 
 /// The snapshot lists the placements that each op accepts on two ranks.
@@ -138,7 +193,7 @@ fn axes_are_independent() {
     let mesh = Mesh::new(&[2, 3], &["dp", "tp"]).unwrap();
     let mut tried = 0;
     for case in cases() {
-        let whole = (case.run)(&Local::whole(&case.operands));
+        let whole = (case.run)(&Local::whole(&case.operands)).unwrap();
         let choices: Vec<Vec<Placement>> = choices(&case, 2)
             .into_iter()
             .filter(|choice| {
@@ -198,10 +253,17 @@ fn check_two(case: &Case, mesh: &Mesh, placements: [&[Placement]; 2], whole: &[T
         outer.iter().map(|part| part.along(tp, 3)).collect()
     });
     let parts: Vec<Vec<Vec<Part>>> = parts.collect();
+    let owned: Vec<Sharding> = shardings.into_iter().cloned().collect();
     let of_outer = |outer: usize| -> Vec<Tensor> {
         let of_rank = |inner: usize| {
             let parts = parts.iter().map(|parts| parts[outer][inner].clone());
-            (case.run)(&Local::new(parts.collect()))
+            let tags = Tags {
+                operands: &owned,
+                results: &results,
+                rank: outer * 3 + inner,
+                what: &what,
+            };
+            run(case, Local::new(parts.collect()), Some(&tags))
         };
         let computed: Vec<Vec<Tensor>> = (0..3).map(of_rank).collect();
         let along_tp = along("tp");

@@ -1,6 +1,7 @@
 //! Propagation over all axes of a mesh, one axis at a time, outer axes first.
 
 use super::bound::{Bound, DimId};
+use super::derived::DerivedSharding;
 use super::one_axis::propagate;
 use super::{RuleError, ShardingRule};
 use crate::{Mesh, Placement, Sharding};
@@ -10,64 +11,13 @@ impl ShardingRule {
     /// any rank: they provide the global extents that no operand determines.
     ///
     /// # Errors
-    /// [`RuleError::Incompatible`] for the outermost axis without a strategy, with remedies;
-    /// [`RuleError::ShardOrder`] if two operands shard a dim over the same axes in different orders;
-    /// [`RuleError::MeshMismatch`]; [`RuleError::Sharding`], for example when a result would be a
-    /// partial sum along one axis and a partial maximum along another; [`RuleError::TensorCount`],
-    /// [`RuleError::DimCount`], [`RuleError::Extents`] for tensors that do not fit the signature.
+    /// As [`ShardingRule::derive`]; [`RuleError::TensorCount`] and [`RuleError::DimCount`] for shapes
+    /// that do not fit the signature; [`RuleError::Sharding`].
     pub fn propagate(
         &self,
         operands: &[&Sharding],
         shapes: &[&[usize]],
     ) -> Result<Vec<Sharding>, RuleError> {
-        let operand_shapes: Vec<&[usize]> =
-            operands.iter().map(|sharding| sharding.shape()).collect();
-        let mut bound = Bound::new(self, &operand_shapes)?;
-        let result_shapes = self.result_shapes(&bound, shapes)?;
-        let mesh = self.one_mesh(operands)?;
-        self.check_orders(&bound, operands)?;
-
-        let mut results = vec![Vec::new(); result_shapes.len()];
-        for axis in outermost_first(mesh, operands) {
-            let ranks = mesh.size(axis)?;
-            let given = operands.iter().map(|sharding| sharding.placement(axis));
-            let given: Vec<Placement> = given.collect::<Result<_, _>>()?;
-            let strategy = propagate(&bound, axis, ranks, &given)?;
-            for (result, placement) in results.iter_mut().zip(strategy.results) {
-                result.push((axis, placement));
-            }
-            if let Some(sharded) = strategy.sharded {
-                bound.shard(sharded, ranks);
-            }
-        }
-        let shardings = results.iter().zip(&result_shapes);
-        let shardings = shardings.map(|(placements, shape)| Sharding::new(mesh, placements, shape));
-        Ok(shardings.collect::<Result<_, _>>()?)
-    }
-
-    fn one_mesh<'a>(&self, operands: &[&'a Sharding]) -> Result<&'a Mesh, RuleError> {
-        let first = operands[0].mesh();
-        let Some(at) = operands
-            .iter()
-            .position(|sharding| sharding.mesh() != first)
-        else {
-            return Ok(first);
-        };
-        Err(RuleError::MeshMismatch {
-            op: self.op.clone(),
-            operand: self.operands[at].name.clone(),
-            mesh: operands[at].mesh().to_string(),
-            other: self.operands[0].name.clone(),
-            other_mesh: first.to_string(),
-        })
-    }
-
-    /// The global shapes of the results.
-    fn result_shapes(
-        &self,
-        bound: &Bound<'_>,
-        shapes: &[&[usize]],
-    ) -> Result<Vec<Vec<usize>>, RuleError> {
         if shapes.len() != self.results.len() {
             return Err(RuleError::TensorCount {
                 op: self.op.clone(),
@@ -76,33 +26,115 @@ impl ShardingRule {
                 given: shapes.len(),
             });
         }
-        let results = self.results.iter().zip(&bound.results).zip(shapes);
-        let results = results.map(|((result, dims), shape)| {
-            let Some(dims) = dims else {
-                return Ok(shape.to_vec());
+        let operands: Vec<_> = operands.iter().copied().map(Some).collect();
+        let results = self.derive(&operands)?.into_iter().zip(shapes);
+        results
+            .map(|(result, shape)| result.sharding(shape))
+            .collect()
+    }
+
+    /// The placements of the results, given the shardings of the operands. One operand that is
+    /// modified in place may have none: it takes the sharding of its result.
+    ///
+    /// # Errors
+    /// [`RuleError::Incompatible`] for the outermost axis without a strategy, with remedies;
+    /// [`RuleError::ShardOrder`] if two operands shard a dim over the same axes in different orders;
+    /// [`RuleError::MeshMismatch`]; [`RuleError::TensorCount`], [`RuleError::DimCount`],
+    /// [`RuleError::Extents`] for operands that do not fit the signature; [`RuleError::NoSharding`]
+    /// for other operands without one.
+    pub fn derive(
+        &self,
+        operands: &[Option<&Sharding>],
+    ) -> Result<Vec<DerivedSharding>, RuleError> {
+        let shapes: Vec<_> = operands.iter().map(|it| it.map(Sharding::shape)).collect();
+        let mut bound = Bound::new(self, &shapes)?;
+        let mesh = self.one_mesh(operands)?;
+        self.check_orders(&bound, operands)?;
+        let mut results = self.without_placements(&bound, mesh);
+
+        for axis in outermost_first(mesh, operands) {
+            let ranks = mesh.size(axis)?;
+            let given = operands.iter().map(|sharding| match sharding {
+                Some(sharding) => sharding.placement(axis),
+                None => Ok(Placement::Replicate),
+            });
+            let given: Vec<Placement> = given.collect::<Result<_, _>>()?;
+            let strategy = propagate(&bound, axis, ranks, &given)?;
+            for (result, placement) in results.iter_mut().zip(strategy.results) {
+                result.placements.push((axis.to_owned(), placement));
+            }
+            if let Some(sharded) = strategy.sharded {
+                bound.shard(sharded, ranks);
+            }
+        }
+        Ok(results)
+    }
+
+    /// The mesh of the operands. Each has a sharding, or takes that of its result.
+    fn one_mesh<'a>(&self, operands: &[Option<&'a Sharding>]) -> Result<&'a Mesh, RuleError> {
+        let mut first: Option<(usize, &Mesh)> = None;
+        let mut open = 0;
+        for (at, sharding) in operands.iter().enumerate() {
+            let Some(sharding) = sharding else {
+                open += 1;
+                match self.in_place(at) {
+                    Some(_) if open == 1 => continue,
+                    _ => return Err(self.no_sharding(at)),
+                }
             };
-            if dims.len() != shape.len() {
-                return Err(RuleError::DimCount {
+            let (other, mesh) = *first.get_or_insert((at, sharding.mesh()));
+            if sharding.mesh() != mesh {
+                return Err(RuleError::MeshMismatch {
                     op: self.op.clone(),
-                    tensor: result.name.clone(),
-                    needed: dims.len(),
-                    shape: shape.to_vec(),
+                    operand: self.operands[at].name.clone(),
+                    mesh: sharding.mesh().to_string(),
+                    other: self.operands[other].name.clone(),
+                    other_mesh: mesh.to_string(),
                 });
             }
-            let extents = dims.iter().zip(*shape);
-            Ok(extents
-                .map(|(dim, extent)| dim.id.map_or(*extent, |_| dim.extent))
-                .collect())
+        }
+        first
+            .map(|(_, mesh)| mesh)
+            .ok_or_else(|| self.no_sharding(0))
+    }
+
+    fn no_sharding(&self, operand: usize) -> RuleError {
+        RuleError::NoSharding {
+            op: self.op.clone(),
+            operand: self
+                .operands
+                .get(operand)
+                .map(|it| it.name.clone())
+                .unwrap_or_default(),
+        }
+    }
+
+    /// The results with their global extents, before any axis.
+    fn without_placements(&self, bound: &Bound<'_>, mesh: &Mesh) -> Vec<DerivedSharding> {
+        let results = self.results.iter().zip(&bound.results);
+        let results = results.map(|(result, dims)| DerivedSharding {
+            op: self.op.clone(),
+            result: result.name.clone(),
+            mesh: mesh.clone(),
+            placements: Vec::new(),
+            extents: dims.as_ref().map(|dims| {
+                let extents = dims.iter().map(|dim| dim.id.map(|_| dim.extent));
+                extents.collect()
+            }),
         });
         results.collect()
     }
 
-    fn check_orders(&self, bound: &Bound<'_>, operands: &[&Sharding]) -> Result<(), RuleError> {
+    fn check_orders(
+        &self,
+        bound: &Bound<'_>,
+        operands: &[Option<&Sharding>],
+    ) -> Result<(), RuleError> {
         for id in bound.ids() {
             let operands_with_dim = self.operands_with_dim(bound, operands, id);
             for (at, first) in operands_with_dim.iter().enumerate() {
                 for other in &operands_with_dim[at + 1..] {
-                    self.check_order(operands, first, other)?;
+                    self.check_order(first, other)?;
                 }
             }
         }
@@ -113,23 +145,24 @@ impl ShardingRule {
     fn operands_with_dim<'a>(
         &self,
         bound: &Bound<'_>,
-        operands: &[&'a Sharding],
+        operands: &[Option<&'a Sharding>],
         id: DimId,
-    ) -> Vec<(usize, usize, Vec<&'a str>)> {
+    ) -> Vec<OperandDim<'a>> {
         let shardings = operands.iter().zip(&bound.operands).enumerate();
-        let with_dim = shardings.filter_map(|(at, (sharding, dims))| {
+        let with_dim = shardings.filter_map(|(operand, (sharding, dims))| {
+            let sharding = (*sharding)?;
             let (dim, _) = Bound::position(dims, id)?;
-            Some((at, dim, sharding.axes_of_dim(dim)))
+            Some(OperandDim {
+                operand,
+                dim,
+                sharding,
+            })
         });
         with_dim.collect()
     }
 
-    fn check_order(
-        &self,
-        operands: &[&Sharding],
-        (at, dim, axes): &(usize, usize, Vec<&str>),
-        (other, other_dim, other_axes): &(usize, usize, Vec<&str>),
-    ) -> Result<(), RuleError> {
+    fn check_order(&self, one: &OperandDim<'_>, other: &OperandDim<'_>) -> Result<(), RuleError> {
+        let (axes, other_axes) = (one.axes(), other.axes());
         // An axis that shards only one of them is checked by the propagation along that axis.
         let both = axes.iter().filter(|axis| other_axes.contains(axis));
         let other_both = other_axes.iter().filter(|axis| axes.contains(axis));
@@ -137,24 +170,37 @@ impl ShardingRule {
             true => Ok(()),
             false => Err(RuleError::ShardOrder {
                 op: self.op.clone(),
-                operand: self.operands[*at].name.clone(),
-                dim: *dim,
-                sharding: operands[*at].to_string(),
-                other: self.operands[*other].name.clone(),
-                other_dim: *other_dim,
-                other_sharding: operands[*other].to_string(),
+                operand: self.operands[one.operand].name.clone(),
+                dim: one.dim,
+                sharding: one.sharding.to_string(),
+                other: self.operands[other.operand].name.clone(),
+                other_dim: other.dim,
+                other_sharding: other.sharding.to_string(),
             }),
         }
     }
 }
 
+/// A dim of an operand.
+struct OperandDim<'a> {
+    operand: usize,
+    dim: usize,
+    sharding: &'a Sharding,
+}
+
+impl<'a> OperandDim<'a> {
+    fn axes(&self) -> Vec<&'a str> {
+        self.sharding.axes_of_dim(self.dim)
+    }
+}
+
 /// The axes of a mesh. Of the axes that shard one dim, the outer ones come first.
-fn outermost_first<'a>(mesh: &'a Mesh, operands: &[&Sharding]) -> Vec<&'a str> {
+fn outermost_first<'a>(mesh: &'a Mesh, operands: &[Option<&Sharding>]) -> Vec<&'a str> {
     let mut waiting: Vec<&str> = mesh.axes().iter().map(|axis| axis.name()).collect();
     let mut ordered = Vec::with_capacity(waiting.len());
     while !waiting.is_empty() {
         let is_inner = |axis: &str| {
-            operands.iter().any(|sharding| {
+            operands.iter().flatten().any(|sharding| {
                 let dim = sharding
                     .placement(axis)
                     .ok()

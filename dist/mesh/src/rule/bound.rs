@@ -34,6 +34,8 @@ pub(super) struct Bound<'a> {
     pub(super) results: Vec<Option<BoundDims>>,
     /// The dims that an outer axis sharded unevenly.
     pub(super) uneven: Vec<DimId>,
+    /// The operand without a sharding of its own, which takes that of its result.
+    pub(super) open: Option<usize>,
 }
 
 /// A dim that an axis shards, and whether its shards are equal.
@@ -44,16 +46,25 @@ pub(super) struct ShardedDim {
 }
 
 impl<'a> Bound<'a> {
-    pub(super) fn new(rule: &'a ShardingRule, shapes: &[&[usize]]) -> Result<Bound<'a>, RuleError> {
+    /// The operand without a shape, if there is one, is modified in place. Its dims are those of
+    /// its result.
+    pub(super) fn new(
+        rule: &'a ShardingRule,
+        shapes: &[Option<&[usize]>],
+    ) -> Result<Bound<'a>, RuleError> {
         let extents = Extents::of(rule, shapes)?;
         let operands = rule.operands.iter().zip(shapes);
-        let operands = operands.map(|(operand, shape)| extents.of_operand(operand, shape));
+        let operands = operands.map(|(operand, shape)| match shape {
+            Some(shape) => extents.of_operand(operand, shape),
+            None => extents.of_result(operand).unwrap_or_default(),
+        });
         let results = rule.results.iter().map(|result| extents.of_result(result));
         Ok(Bound {
             rule,
             operands: operands.collect(),
             results: results.collect(),
             uneven: Vec::new(),
+            open: shapes.iter().position(Option::is_none),
         })
     }
 
@@ -126,7 +137,10 @@ struct Extents<'a> {
 }
 
 impl<'a> Extents<'a> {
-    fn of(rule: &'a ShardingRule, shapes: &[&'a [usize]]) -> Result<Extents<'a>, RuleError> {
+    fn of(
+        rule: &'a ShardingRule,
+        shapes: &[Option<&'a [usize]>],
+    ) -> Result<Extents<'a>, RuleError> {
         if shapes.len() != rule.operands.len() {
             return Err(RuleError::TensorCount {
                 op: rule.op.clone(),
@@ -146,7 +160,9 @@ impl<'a> Extents<'a> {
             broadcast: Vec::new(),
         };
         for (at, shape) in shapes.iter().enumerate() {
-            extents.bind(at, shape)?;
+            if let Some(shape) = shape {
+                extents.bind(at, shape)?;
+            }
         }
         Ok(extents)
     }

@@ -74,6 +74,84 @@ impl ShardingRule {
         ShardingRule::new(op, &format!("x[{from}], ids[ids] -> y[{to}]"))?.linear_in(&["x"])
     }
 
+    /// The gradient of [`ShardingRule::index_select`]: sums slices at the indices `ids`. The dim is
+    /// whole in the result; sharded indices give a partial sum.
+    ///
+    /// # Errors
+    /// As [`ShardingRule::reduction`].
+    pub fn index_select_grad(op: &str, ndim: usize, dim: usize) -> Result<ShardingRule, RuleError> {
+        check_dims(op, ndim, &[dim])?;
+        let to = written(0..ndim, |at| at == dim);
+        let from = to.replace(&format!("d{dim}!"), "ids");
+        ShardingRule::new(op, &format!("dy[{from}], ids[ids] -> dx[{to}]"))?.linear_in(&["dy"])
+    }
+
+    /// Gathers the elements of a tensor of shape `from` along `dim`, with an index of shape `index`.
+    /// Dims in which both are equal can be sharded together, and `dim` in the index.
+    ///
+    /// # Errors
+    /// As [`ShardingRule::reduction`].
+    pub fn gather(
+        op: &str,
+        from: &[usize],
+        index: &[usize],
+        dim: usize,
+    ) -> Result<ShardingRule, RuleError> {
+        let [x, ids] = indexed(op, from, index, dim)?;
+        ShardingRule::new(op, &format!("x[{x}], index[{ids}] -> y[{ids}]"))?.linear_in(&["x"])
+    }
+
+    /// Adds the elements of a tensor to a tensor of shape `to` along `dim`, at an index of shape
+    /// `index`. Dims in which both are equal can be sharded together; a shard of `dim` gives a
+    /// partial sum.
+    ///
+    /// # Errors
+    /// As [`ShardingRule::reduction`].
+    pub fn scatter_add(
+        op: &str,
+        to: &[usize],
+        index: &[usize],
+        dim: usize,
+    ) -> Result<ShardingRule, RuleError> {
+        let [y, ids] = indexed(op, to, index, dim)?;
+        let rule = ShardingRule::new(op, &format!("src[{ids}], index[{ids}] -> y[{y}]"))?;
+        rule.linear_in(&["src"])
+    }
+
+    /// A range of dim `dim` of a tensor of `ndim` dims. The dim must be whole.
+    ///
+    /// # Errors
+    /// As [`ShardingRule::reduction`].
+    pub fn slice(op: &str, ndim: usize, dim: usize) -> Result<ShardingRule, RuleError> {
+        check_dims(op, ndim, &[dim])?;
+        let from = written(0..ndim, |at| at == dim);
+        let to = from.replace(&format!("d{dim}!"), "range!");
+        ShardingRule::new(op, &format!("x[{from}] -> y[{to}]"))?.linear_in(&["x"])
+    }
+
+    /// Broadcasts a tensor of shape `from` to shape `to`: adds dims in front, and repeats dims of
+    /// extent 1. The other dims can be sharded.
+    ///
+    /// # Errors
+    /// [`RuleError::Argument`] when `from` has more dims.
+    pub fn broadcast(op: &str, from: &[usize], to: &[usize]) -> Result<ShardingRule, RuleError> {
+        let Some(added) = to.len().checked_sub(from.len()) else {
+            return Err(RuleError::Argument {
+                op: op.to_owned(),
+                problem: format!("shape {from:?} does not broadcast to {to:?}"),
+            });
+        };
+        let is_kept = |dim: usize| dim >= added && from[dim - added] == to[dim];
+        let name = |dim: usize, other: &str| match is_kept(dim) {
+            true => format!("d{dim}"),
+            false => format!("{other}{dim}!"),
+        };
+        let x: Vec<String> = (added..to.len()).map(|dim| name(dim, "one")).collect();
+        let y: Vec<String> = (0..to.len()).map(|dim| name(dim, "many")).collect();
+        let signature = format!("x[{}] -> y[{}]", x.join(" "), y.join(" "));
+        ShardingRule::new(op, &signature)?.linear_in(&["x"])
+    }
+
     /// Permutes dims: dim `order[i]` of the operand is dim i of the result.
     ///
     /// # Errors
@@ -117,6 +195,35 @@ impl ShardingRule {
         }
         Ok(rule)
     }
+}
+
+/// The dims of a tensor that is indexed along `dim`, and those of the index.
+fn indexed(
+    op: &str,
+    shape: &[usize],
+    index: &[usize],
+    dim: usize,
+) -> Result<[String; 2], RuleError> {
+    check_dims(op, shape.len(), &[dim])?;
+    let is_shared = |at: usize| at != dim && index.get(at) == Some(&shape[at]);
+    let name = |at: usize, other: String| match is_shared(at) {
+        true => format!("d{at}"),
+        false => other,
+    };
+    let of_index = |at: usize| match at == dim {
+        true => "ids".to_owned(),
+        false => format!("part{at}!"),
+    };
+    let indexed: Vec<String> = (0..shape.len())
+        .map(|at| name(at, format!("d{at}!")))
+        .collect();
+    let index: Vec<String> = (0..index.len())
+        .map(|at| match at < shape.len() {
+            true => name(at, of_index(at)),
+            false => of_index(at),
+        })
+        .collect();
+    Ok([indexed.join(" "), index.join(" ")])
 }
 
 /// `None` on overflow.

@@ -134,6 +134,15 @@ pub enum RuleError {
     #[error(transparent)]
     Sharding(#[from] ShardingError),
 
+    /// An operand without a sharding, which is not modified in place.
+    #[error("{op}: `{operand}` has no sharding")]
+    NoSharding {
+        /// The op.
+        op: String,
+        /// The operand.
+        operand: String,
+    },
+
     /// Operands are on different meshes.
     #[error(
         "{op}: `{operand}` is on the mesh {mesh} and `{other}` on {other_mesh}: put them on one mesh"

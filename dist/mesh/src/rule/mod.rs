@@ -21,12 +21,14 @@
 
 mod all_axes;
 mod bound;
+mod derived;
 mod dim_args;
 mod error;
 mod one_axis;
 mod remedy;
 mod strategy;
 
+pub use derived::DerivedSharding;
 pub use error::{Incompatible, Problem, RuleError};
 pub use remedy::{Change, Remedy};
 
@@ -210,7 +212,7 @@ impl ShardingRule {
         ranks: usize,
         operands: &[(&[usize], Placement)],
     ) -> Result<Vec<Placement>, RuleError> {
-        let shapes: Vec<&[usize]> = operands.iter().map(|(shape, _)| *shape).collect();
+        let shapes: Vec<_> = operands.iter().map(|(shape, _)| Some(*shape)).collect();
         let placements: Vec<Placement> = operands.iter().map(|(_, at)| at.clone()).collect();
         let bound = Bound::new(self, &shapes)?;
         Ok(one_axis::propagate(&bound, axis, ranks, &placements)?.results)

@@ -64,8 +64,11 @@ impl Axis<'_> {
         (0..self.given.len()).all(|at| self.fits(strategy, at))
     }
 
-    /// Whether an operand has the placement that a strategy needs.
+    /// Whether an operand has the placement that a strategy needs, or takes it.
     pub(super) fn fits(&self, strategy: &Strategy, at: usize) -> bool {
+        if self.bound.open == Some(at) {
+            return true;
+        }
         match (&self.given[at], &strategy.operands[at]) {
             (Placement::Shard(dim, division), Placement::Shard(needed, needed_division)) => {
                 let extent = self.bound.operands[at][*dim].extent;
@@ -94,9 +97,7 @@ impl Axis<'_> {
     fn unsupported(&self, at: usize, strategies: &[Strategy]) -> Option<Problem> {
         let (operand, has) = (self.operand(at), self.given[at].clone());
         let Placement::Shard(dim, division) = &has else {
-            let supported = strategies
-                .iter()
-                .any(|strategy| strategy.operands[at] == has);
+            let supported = strategies.iter().any(|strategy| self.fits(strategy, at));
             return (!supported).then_some(Problem::NotLinear { operand, has });
         };
 

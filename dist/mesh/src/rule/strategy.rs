@@ -159,13 +159,12 @@ impl DimShard {
         };
         let scaled = self.sizes().into_iter().map(scaled);
         let scaled: Vec<usize> = scaled.collect::<Option<_>>()?;
-        match self.division {
-            Division::Ragged(_) => Some(Division::Ragged(Arc::from(scaled))),
-            Division::Even => {
-                let even = sizes(&Division::Even, extent, self.ranks);
-                (even == scaled).then_some(Division::Even)
-            }
-        }
+        let is_even = matches!(self.division, Division::Even)
+            && sizes(&Division::Even, extent, self.ranks) == scaled;
+        Some(match is_even {
+            true => Division::Even,
+            false => Division::Ragged(Arc::from(scaled)),
+        })
     }
 
     fn sizes(&self) -> Vec<usize> {

@@ -1,0 +1,51 @@
+//! What a rule says about a result: its placements, and the global extents that the operands
+//! determine.
+
+use super::RuleError;
+use crate::{Mesh, Placement, Sharding};
+
+/// The sharding of a result, up to the extents that no operand determines.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DerivedSharding {
+    pub(super) op: String,
+    pub(super) result: String,
+    pub(super) mesh: Mesh,
+    /// With the axes' names, in explicit order.
+    pub(super) placements: Vec<(String, Placement)>,
+    /// The global extents of the dims; `None` for one that the operands do not determine, and for
+    /// all if the signature leaves the dims open. Such dims are whole.
+    pub(super) extents: Option<Vec<Option<usize>>>,
+}
+
+impl DerivedSharding {
+    /// The global shape, if the operands determine it.
+    pub fn shape(&self) -> Option<Vec<usize>> {
+        self.extents.as_ref()?.iter().copied().collect()
+    }
+
+    /// The sharding of a result that has the shape `local` on any rank.
+    ///
+    /// # Errors
+    /// [`RuleError::DimCount`] for another number of dims; [`RuleError::Sharding`], for example when
+    /// the result would be a partial sum along one axis and a partial maximum along another.
+    pub fn sharding(&self, local: &[usize]) -> Result<Sharding, RuleError> {
+        let shape = match &self.extents {
+            None => local.to_vec(),
+            Some(extents) if extents.len() == local.len() => {
+                let extents = extents.iter().zip(local);
+                extents
+                    .map(|(global, local)| global.unwrap_or(*local))
+                    .collect()
+            }
+            Some(extents) => {
+                return Err(RuleError::DimCount {
+                    op: self.op.clone(),
+                    tensor: self.result.clone(),
+                    needed: extents.len(),
+                    shape: local.to_vec(),
+                });
+            }
+        };
+        Ok(Sharding::new(&self.mesh, &self.placements, &shape)?)
+    }
+}

@@ -1,0 +1,102 @@
+//! Errors of tensors that are parts of global tensors.
+
+use meshgrad_mesh::{RuleError, ShardingError};
+
+/// An error of a sharded tensor.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ShardedTensorError {
+    /// The shardings of the operands do not fit the op.
+    #[error(transparent)]
+    Rule(#[from] RuleError),
+
+    /// The sharding is invalid.
+    #[error(transparent)]
+    Sharding(#[from] ShardingError),
+
+    /// An op with operands of which only some have a sharding.
+    #[error(
+        "{op}: `{sharded}` is sharded ({sharding}), but `{unsharded}` has no sharding; state it with \
+         Tensor::with_sharding, or create the tensor inside with_mesh"
+    )]
+    Mixed {
+        /// The op.
+        op: &'static str,
+        /// An operand with a sharding.
+        sharded: String,
+        /// Its sharding.
+        sharding: String,
+        /// An operand without one.
+        unsharded: String,
+    },
+
+    /// Operands of different ranks.
+    #[error("{op}: `{first}` belongs to rank {first_rank}, but `{other}` to rank {other_rank}")]
+    Ranks {
+        /// The op.
+        op: &'static str,
+        /// An operand.
+        first: String,
+        /// Its rank.
+        first_rank: usize,
+        /// Another operand.
+        other: String,
+        /// Its rank.
+        other_rank: usize,
+    },
+
+    /// A tensor that does not have the local shape of a sharding.
+    #[error(
+        "{op}: the shape {shape:?} is not that of rank {rank} in {sharding} of {global:?}, which is \
+         {expected:?}"
+    )]
+    LocalShape {
+        /// The op.
+        op: &'static str,
+        /// The shape.
+        shape: Vec<usize>,
+        /// The rank.
+        rank: usize,
+        /// The sharding.
+        sharding: String,
+        /// The global shape.
+        global: Vec<usize>,
+        /// The local shape.
+        expected: Vec<usize>,
+    },
+
+    /// A reshape of a sharded tensor to another number of elements.
+    #[error(
+        "reshape: the tensor is a part of {global:?} ({sharding}), and {given:?} has another number of \
+         elements; pass the global shape, with extents from Tensor::global_extent"
+    )]
+    GlobalShape {
+        /// The sharding.
+        sharding: String,
+        /// The global shape.
+        global: Vec<usize>,
+        /// The requested shape.
+        given: Vec<usize>,
+    },
+
+    /// A rank that is not in the mesh.
+    #[error("rank {rank} is not in the mesh {mesh}")]
+    NotInMesh {
+        /// The rank.
+        rank: usize,
+        /// The mesh.
+        mesh: String,
+    },
+
+    /// A read of values of which this rank has only a part.
+    #[error(
+        "{op}: this rank has only a part of the tensor ({sharding}); redistribute it to replicate, or \
+         take the part with Tensor::local"
+    )]
+    Part {
+        /// The op.
+        op: &'static str,
+        /// The sharding.
+        sharding: String,
+    },
+}

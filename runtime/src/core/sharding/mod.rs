@@ -1,0 +1,12 @@
+//! The sharding of a tensor: which part of a global tensor it is. Ops check and propagate it as they
+//! do shapes and dtypes.
+//!
+//! Layers: [`tag`] (what a tensor carries) <- [`memo`] (results of rules) <- [`gate`] (ops and views)
+//! <- [`scope`] (tensors that an op creates).
+
+pub(crate) mod error;
+pub(crate) mod gate;
+pub(crate) mod memo;
+pub(crate) mod scope;
+pub(crate) mod tag;
+pub(crate) mod views;

@@ -1,0 +1,53 @@
+//! The mesh that tensors are created on.
+
+use std::cell::RefCell;
+
+use meshgrad_mesh::{Mesh, Sharding};
+
+use super::error::ShardedTensorError;
+use super::tag::Tag;
+use crate::{Result, Shape};
+
+thread_local! {
+    static CURRENT: RefCell<Option<(Mesh, usize)>> = const { RefCell::new(None) };
+}
+
+/// Calls `body`, in which the tensors that this thread fills (with a constant, a range or random
+/// values) are replicated over `mesh`, whose rank `rank` this is. Data from the host gets no
+/// sharding: state it with [`Tensor::with_sharding`](crate::Tensor::with_sharding).
+///
+/// # Errors
+/// [`ShardedTensorError::NotInMesh`]; what `body` returns.
+pub fn with_mesh<T, E: From<crate::Error>>(
+    mesh: &Mesh,
+    rank: usize,
+    body: impl FnOnce() -> Result<T, E>,
+) -> Result<T, E> {
+    if !mesh.contains(rank) {
+        let mesh = mesh.to_string();
+        return Err(crate::Error::from(ShardedTensorError::NotInMesh { rank, mesh }).into());
+    }
+    let outer = CURRENT.replace(Some((mesh.clone(), rank)));
+    let _restore = Restore(outer);
+    body()
+}
+
+/// Restores the mesh outside of the scope, also after a panic.
+struct Restore(Option<(Mesh, usize)>);
+
+impl Drop for Restore {
+    fn drop(&mut self) {
+        CURRENT.set(self.0.take());
+    }
+}
+
+/// The tag of a tensor of `shape` that is equal on all ranks; `None` outside of [`with_mesh`].
+pub(crate) fn replicated(shape: &Shape) -> Result<Option<Tag>> {
+    CURRENT.with_borrow(|current| {
+        let Some((mesh, rank)) = current else {
+            return Ok(None);
+        };
+        let sharding = Sharding::replicated(mesh, shape).map_err(ShardedTensorError::from)?;
+        Tag::new(sharding, *rank).map(Some)
+    })
+}

@@ -1,0 +1,149 @@
+//! What a tensor carries: a sharding and a rank, one allocation for all equal ones of the process.
+//! So two are equal if their addresses are.
+
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+
+use meshgrad_mesh::Sharding;
+
+use super::error::ShardedTensorError;
+use crate::{Region, Result, Shape};
+
+/// The sharding of a tensor, and the rank whose part the tensor is.
+#[derive(Clone, Debug)]
+pub(crate) struct Tag(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    sharding: Sharding,
+    rank: usize,
+    local: Shape,
+}
+
+impl PartialEq for Tag {
+    fn eq(&self, other: &Tag) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Tag {
+    /// # Errors
+    /// [`ShardedTensorError::NotInMesh`]; [`Error::TooManyDims`](crate::Error::TooManyDims).
+    pub(crate) fn new(sharding: Sharding, rank: usize) -> Result<Tag> {
+        let mut tags = TAGS.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (sharding, rank);
+        if let Some(known) = tags.by_value.get(&key).and_then(Weak::upgrade) {
+            return Ok(Tag(known));
+        }
+        let Some(local) = key.0.local_shape(rank) else {
+            let mesh = key.0.mesh().to_string();
+            return Err(ShardedTensorError::NotInMesh { rank, mesh }.into());
+        };
+        let tag = Arc::new(Inner {
+            sharding: key.0.clone(),
+            rank,
+            local: Shape::new(&local)?,
+        });
+        tags.insert(key, &tag);
+        Ok(Tag(tag))
+    }
+
+    pub(crate) fn sharding(&self) -> &Sharding {
+        &self.0.sharding
+    }
+
+    pub(crate) fn rank(&self) -> usize {
+        self.0.rank
+    }
+
+    /// The shape of the rank's part.
+    pub(crate) fn local(&self) -> &Shape {
+        &self.0.local
+    }
+
+    /// Differs for two that live.
+    pub(super) fn id(&self) -> usize {
+        Arc::as_ptr(&self.0) as usize
+    }
+
+    /// The elements of the global tensor that the rank's part holds.
+    pub(crate) fn region(&self) -> Result<Region> {
+        let mut region = Region::whole(self.sharding().shape())?;
+        let ranges = self.sharding().region(self.rank()).unwrap_or_default();
+        for (dim, range) in ranges.into_iter().enumerate() {
+            region = region.slice(dim, range.start as usize..range.end as usize)?;
+        }
+        Ok(region)
+    }
+
+    /// Checks that a tensor of `shape` can carry it.
+    pub(crate) fn check(&self, op: &'static str, shape: &Shape) -> Result<()> {
+        if shape == self.local() {
+            return Ok(());
+        }
+        let error = ShardedTensorError::LocalShape {
+            op,
+            shape: shape.to_vec(),
+            rank: self.rank(),
+            sharding: self.sharding().to_string(),
+            global: self.sharding().shape().to_vec(),
+            expected: self.local().to_vec(),
+        };
+        Err(error.into())
+    }
+}
+
+static TAGS: LazyLock<Mutex<Tags>> = LazyLock::new(Mutex::default);
+
+/// All live tags, and dead ones until the next sweep.
+#[derive(Default)]
+struct Tags {
+    by_value: HashMap<(Sharding, usize), Weak<Inner>>,
+    sweep_at: usize,
+}
+
+/// The number of tags up to which dead ones stay.
+const FEW: usize = 256;
+
+impl Tags {
+    /// A generated token makes its own shapes, so dead tags are removed before they outnumber the
+    /// live ones.
+    fn insert(&mut self, key: (Sharding, usize), tag: &Arc<Inner>) {
+        if self.by_value.len() >= self.sweep_at.max(FEW) {
+            self.by_value.retain(|_, tag| tag.strong_count() > 0);
+            self.sweep_at = 2 * self.by_value.len();
+        }
+        self.by_value.insert(key, Arc::downgrade(tag));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use meshgrad_mesh::{Mesh, Placement};
+
+    fn tag(extent: usize, rank: usize) -> Tag {
+        let mesh = Mesh::new(&[2], &["tp"]).unwrap();
+        let sharding = Sharding::new(&mesh, [("tp", Placement::shard(0))], &[extent]).unwrap();
+        Tag::new(sharding, rank).unwrap()
+    }
+
+    #[test]
+    fn equal_shardings_of_a_rank_are_one_allocation() {
+        assert_eq!(tag(5, 0), tag(5, 0));
+        assert_ne!(tag(5, 0), tag(5, 1));
+        assert_ne!(tag(5, 0), tag(6, 0));
+        assert_eq!(tag(5, 1).local().to_vec(), [2]);
+        let mesh = Mesh::new(&[2], &["tp"]).unwrap();
+        assert!(Tag::new(Sharding::replicated(&mesh, &[4]).unwrap(), 2).is_err());
+    }
+
+    #[test]
+    fn dead_tags_are_removed() {
+        let kept = tag(1_000_000, 0);
+        (0..10 * FEW).for_each(|extent| drop(tag(extent, 1)));
+        let known = TAGS.lock().unwrap().by_value.len();
+        assert!(known < 4 * FEW, "{known} tags are known, of which few live");
+        assert_eq!(kept, tag(1_000_000, 0));
+    }
+}

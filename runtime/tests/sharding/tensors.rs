@@ -1,0 +1,199 @@
+//! Tensors that carry a sharding: what they refuse, and what takes it from them.
+
+use meshgrad_mesh::{Mesh, Placement, Reduction, Sharding};
+use meshgrad_runtime::{
+    Accumulator, DType, Error, Key, Kind, Result, Shape, ShardedTensorError, Tensor, ops, with_mesh,
+};
+
+use crate::call::{CPU, numbers};
+
+/// 7 rows over three ranks: 3, 3 and 1.
+fn rows(shape: &[usize]) -> Sharding {
+    Sharding::new(&mesh(), [("dp", Placement::shard(0))], shape).unwrap()
+}
+
+fn mesh() -> Mesh {
+    Mesh::new(&[3], &["dp"]).unwrap()
+}
+
+fn whole(shape: &[usize]) -> Sharding {
+    Sharding::replicated(&mesh(), shape).unwrap()
+}
+
+/// The part of `x` that `rank` holds.
+fn part(x: &Tensor, sharding: &Sharding, rank: usize) -> Tensor {
+    let region = sharding.region(rank).unwrap();
+    let part = region
+        .into_iter()
+        .enumerate()
+        .try_fold(x.clone(), |x, (dim, range)| {
+            x.slice(dim as isize, range.start as usize..range.end as usize)
+        });
+    part.unwrap().with_sharding(sharding, rank).unwrap()
+}
+
+fn sharding_error<T>(result: Result<T>) -> ShardedTensorError {
+    match result.err() {
+        Some(Error::Sharding(error)) => *error,
+        Some(error) => panic!("{error}"),
+        None => panic!("it is accepted"),
+    }
+}
+
+fn values(x: &Tensor) -> Vec<f64> {
+    x.local().to_vec().unwrap()
+}
+
+#[test]
+fn sharded_and_unsharded_operands_do_not_mix() {
+    let x = part(&numbers(&[7, 2], 1), &rows(&[7, 2]), 0);
+    let other = numbers(&[3, 2], 2);
+    let error = sharding_error(ops::add(&x, &other));
+    insta::assert_snapshot!(error);
+    assert!(ops::add(&x, &x.local()).is_err());
+
+    let of_rank_1 = part(&numbers(&[7, 2], 1), &rows(&[7, 2]), 1);
+    insta::assert_snapshot!(sharding_error(ops::add(&x, &of_rank_1)));
+}
+
+#[test]
+fn parts_are_not_read_sliced_or_reshaped_as_if_they_were_whole() {
+    let x = part(&numbers(&[7, 2], 1), &rows(&[7, 2]), 1);
+    let part_error = |result: Result<Vec<f64>>| {
+        assert!(matches!(
+            sharding_error(result),
+            ShardedTensorError::Part { .. }
+        ));
+    };
+    part_error(x.to_vec());
+    part_error(x.read_async::<f64>().map(|_| Vec::new()));
+    insta::assert_snapshot!(sharding_error(x.slice(0, 0..1)));
+    insta::assert_snapshot!(sharding_error(ops::reshape(&x, &[6])));
+    insta::assert_snapshot!(sharding_error(x.with_sharding(&rows(&[8, 2]), 2)));
+    assert!(
+        x.slice(0, 0..3).is_err(),
+        "the range is another one on another rank"
+    );
+    assert_eq!(x.slice(1, 0..2).unwrap().sharding(), x.sharding());
+    let flat = ops::reshape(&x, &[14]).unwrap();
+    assert_eq!(
+        flat.sharding().unwrap().to_string(),
+        "dp: shard(0: 6 + 6 + 2)"
+    );
+    assert_eq!((x.global_extent(0).unwrap(), x.extent(0).unwrap()), (7, 3));
+
+    let mean = ops::mean(&part(&numbers(&[6, 2], 1), &rows(&[6, 2]), 1), &[0, 1]).unwrap();
+    assert_eq!(mean.sharding().unwrap().to_string(), "dp: partial(avg)");
+    assert!(mean.item::<f64>().is_err());
+}
+
+#[test]
+fn replicated_tensors_are_read_like_any_other() {
+    let x = numbers(&[2, 2], 1);
+    let same = x.with_sharding(&whole(&[2, 2]), 2).unwrap();
+    assert_eq!(same.to_vec::<f64>().unwrap(), x.to_vec::<f64>().unwrap());
+    assert!(x.with_sharding(&whole(&[2, 2]), 3).is_err());
+}
+
+#[test]
+fn tensors_that_ops_fill_are_replicated_inside_of_with_mesh() {
+    let create = || -> Result<Vec<Tensor>> {
+        let key = Key::new(1);
+        Ok(vec![
+            ops::full(&CPU, &[7, 2], DType::F64, 1.0)?,
+            ops::arange(&CPU, 7, DType::I64)?,
+            ops::normal(&CPU, &[7, 2], DType::F64, key, 0.0, 1.0)?,
+            ops::uniform(&CPU, &[7, 2], DType::F64, key, 0.0, 1.0)?,
+            ops::dropout_mask(&CPU, &[7, 2], key, 0.5)?,
+            Tensor::zeros(&CPU, &[7, 2], DType::F64, Kind::Cache)?,
+        ])
+    };
+    for tensor in with_mesh(&mesh(), 1, create).unwrap() {
+        assert_eq!(tensor.sharding(), Some(&whole(tensor.shape())));
+    }
+    let is_whole = |tensor: &Tensor| tensor.sharding().is_none();
+    assert!(create().unwrap().iter().all(is_whole));
+
+    let from_host = with_mesh(&mesh(), 1, || Tensor::scalar(&CPU, 1.0f32)).unwrap();
+    assert!(is_whole(&from_host));
+    assert!(with_mesh(&mesh(), 3, create).is_err());
+}
+
+/// An element has the same value on any mesh.
+#[test]
+fn random_ops_draw_the_region_of_the_sharding() {
+    type Fill = fn(&Tensor) -> Result<Tensor>;
+    let fills: [Fill; 3] = [
+        |x| ops::normal_into(x, Key::new(3), 0.0, 1.0).map(|()| x.clone()),
+        |x| ops::uniform_into(x, Key::new(3), 0.0, 1.0).map(|()| x.clone()),
+        |x| ops::dropout(&ops::affine(x, 1.0, 1.0)?, Key::new(3), 0.5),
+    ];
+    let zeros = |shape: &[usize]| Tensor::zeros(&CPU, shape, DType::F64, Kind::Cache).unwrap();
+    for fill in fills {
+        let expected = fill(&zeros(&[7, 2])).unwrap();
+        for rank in 0..3 {
+            let shape = rows(&[7, 2]).local_shape(rank).unwrap();
+            let own = zeros(&shape).with_sharding(&rows(&[7, 2]), rank).unwrap();
+            let expected = part(&expected, &rows(&[7, 2]), rank);
+            assert_eq!(values(&fill(&own).unwrap()), values(&expected));
+        }
+    }
+}
+
+#[test]
+fn an_accumulator_keeps_the_sharding_of_its_first_writer() {
+    let (dy, x) = (numbers(&[7, 2], 1), numbers(&[7, 3], 2));
+    let (dy, x) = (part(&dy, &rows(&[7, 2]), 0), part(&x, &rows(&[7, 3]), 0));
+    let new = || Accumulator::new(&CPU, Shape::new(&[2, 3]).unwrap(), DType::F64).unwrap();
+    let partial = Placement::Partial(Reduction::Sum);
+    let partial = Sharding::new(&mesh(), [("dp", partial)], &[2, 3]).unwrap();
+
+    let mut sum = new();
+    ops::linear_grad_weight_into(&dy, &x, &mut sum).unwrap();
+    assert_eq!(sum.buffer().sharding(), Some(&partial));
+    ops::linear_grad_weight_into(&dy, &x, &mut sum).unwrap();
+    sum.clear();
+    ops::linear_grad_weight_into(&dy, &x, &mut sum).unwrap();
+
+    // Another sharding would be a wrong sum.
+    let replicated = numbers(&[2, 3], 3)
+        .with_sharding(&whole(&[2, 3]), 0)
+        .unwrap();
+    insta::assert_snapshot!(sharding_error(ops::add_into(&replicated, &mut sum)));
+    let mut unsharded = new();
+    ops::add_into(&numbers(&[2, 3], 3), &mut unsharded).unwrap();
+    assert!(ops::linear_grad_weight_into(&dy, &x, &mut unsharded).is_err());
+}
+
+#[test]
+fn gradients_of_broadcasts_are_sums_over_global_dims() {
+    // One row per rank: the local shape alone would not tell that the rows were broadcast.
+    let dy = numbers(&[3, 2], 1);
+    let own = part(&dy, &rows(&[3, 2]), 1);
+    let sums = ops::sum_to(&own, &[1, 2]).unwrap();
+    assert_eq!(sums.sharding().unwrap().to_string(), "dp: partial(sum)");
+    assert_eq!(sums.global_shape().to_vec(), [1, 2]);
+    assert_eq!(values(&sums), values(&own));
+}
+
+#[test]
+fn the_classes_of_a_vocabulary_shard_follow_from_its_sharding() {
+    let (x, w) = (numbers(&[4, 2], 1), numbers(&[7, 2], 2));
+    let shard = |x: &Tensor, sharding: Sharding| part(x, &sharding, 1);
+    let labels = Tensor::from_slice(&CPU, &[4], &[0i64, 1, 5, 6]).unwrap();
+    let of_rows = numbers(&[4], 3);
+    let (x, w) = (shard(&x, whole(&[4, 2])), shard(&w, rows(&[7, 2])));
+    let (labels, of_rows) = (shard(&labels, whole(&[4])), shard(&of_rows, whole(&[4])));
+    let gradient = |vocab_start| {
+        let targets = ops::Targets {
+            labels: &labels,
+            ignore_index: -100,
+            vocab_start,
+            vocab_total: 7,
+        };
+        ops::linear_cross_entropy_grad_input(&x, &w, targets, &of_rows, &of_rows)
+    };
+    let dx = gradient(3).unwrap();
+    assert_eq!(dx.sharding().unwrap().to_string(), "dp: partial(sum)");
+    insta::assert_snapshot!(gradient(0).unwrap_err());
+}
