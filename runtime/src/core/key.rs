@@ -24,7 +24,7 @@ use std::ops::Range;
 use meshgrad_kernels::philox::FOLD;
 
 use crate::core::philox::philox;
-use crate::{Error, Layout, Result, Shape, Tensor};
+use crate::{Error, Layout, Result, Shape};
 
 /// Domain separation: [`Key::fold_name`] xors the first word of Philox's key with this constant,
 /// [`Key::fold`] with [`FOLD`]; random values use the key unchanged. Both are digits of pi.
@@ -168,18 +168,6 @@ impl RegionKey {
     /// Whether it generates a whole tensor.
     pub(crate) fn is_whole(&self) -> bool {
         self.region.is_none()
-    }
-
-    /// The global index of each element of `x`. Without a region of its own, the key generates the
-    /// part of a sharded tensor, so an element has the same value on any mesh.
-    ///
-    /// # Errors
-    /// As [`RegionKey::global_indices`].
-    pub(crate) fn indices_of(&self, op: &'static str, x: &Tensor) -> Result<Layout> {
-        match (&self.region, x.tag()) {
-            (None, Some(tag)) => Ok(tag.region()?.indices),
-            _ => self.global_indices(op, x.shape()),
-        }
     }
 
     /// The global index of each element of a tensor of `shape`, as a layout.

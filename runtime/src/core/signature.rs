@@ -33,6 +33,7 @@ use crate::core::tensor::UninitTensor;
 use crate::{DType, Device, Error, Result, Shape, Tensor};
 
 const MAX_NAMES: usize = 12;
+const MOST_OPERANDS: usize = 16;
 const DTYPE_VARIABLES: [&str; 6] = ["F", "G", "T", "U", "I", "J"];
 
 /// The signature of an op: its name, operands and FLOPs.
@@ -108,10 +109,7 @@ impl Signature {
     /// operands are on several devices; [`Error::NoKernel`] for f64 on a GPU; [`Error::Sharding`]
     /// when their shardings do not fit, with the redistributions that would help.
     pub fn call(&'static self, operands: &[&Tensor]) -> Result<Call> {
-        let results = self
-            .gate(operands)
-            .results(|| Ok(self.sharding_rule().clone()))?;
-        self.checked(operands, results)
+        self.call_with(operands, &[], || Ok(self.sharding_rule().clone()))
     }
 
     /// As [`Signature::call`], for an op whose sharding rule depends on `arguments`: `rule` is called
@@ -125,32 +123,47 @@ impl Signature {
         arguments: &[usize],
         rule: impl FnOnce() -> Result<ShardingRule, RuleError>,
     ) -> Result<Call> {
-        let gate = Gate {
-            arguments,
-            ..self.gate(operands)
-        };
-        let results = gate.results(rule)?;
+        let results = self.gate(operands, false, arguments, rule)?;
         self.checked(operands, results)
     }
 
     /// As [`Signature::call`]. If `is_open`, the last operand has no sharding and takes that of its
     /// result.
     pub(crate) fn call_into(&'static self, operands: &[&Tensor], is_open: bool) -> Result<Call> {
-        let gate = Gate {
-            last_is_open: is_open,
-            ..self.gate(operands)
-        };
-        let results = gate.results(|| Ok(self.sharding_rule().clone()))?;
+        let rule = || Ok(self.sharding_rule().clone());
+        let results = self.gate(operands, is_open, &[], rule)?;
         self.checked(operands, results)
     }
 
-    fn gate<'a>(&'static self, operands: &'a [&'a Tensor]) -> Gate<'a> {
-        Gate {
-            signature: self,
-            operands,
-            last_is_open: false,
-            arguments: &[],
+    /// The shardings of the results; `None` without shardings.
+    fn gate(
+        &'static self,
+        operands: &[&Tensor],
+        last_is_open: bool,
+        arguments: &[usize],
+        rule: impl FnOnce() -> Result<ShardingRule, RuleError>,
+    ) -> Result<Option<Arc<Results>>> {
+        if operands.iter().all(|x| x.tag().is_none()) {
+            return Ok(None);
         }
+        let mut tags = [None; MOST_OPERANDS];
+        assert!(
+            operands.len() <= MOST_OPERANDS,
+            "{}: too many operands",
+            self.name
+        );
+        for (tag, operand) in tags.iter_mut().zip(operands) {
+            *tag = operand.tag();
+        }
+        let gate = Gate {
+            op: self.name,
+            id: std::ptr::from_ref(self) as usize,
+            operands: &tags[..operands.len()],
+            name: &|at| self.operand_names().nth(at).unwrap_or_default().to_owned(),
+            last_is_open,
+            arguments,
+        };
+        gate.results(rule)
     }
 
     fn checked(&'static self, operands: &[&Tensor], results: Option<Arc<Results>>) -> Result<Call> {
@@ -215,7 +228,7 @@ impl Signature {
         }
     }
 
-    pub(crate) fn operand_names(&self) -> impl Iterator<Item = &'static str> {
+    fn operand_names(&self) -> impl Iterator<Item = &'static str> {
         self.parsed()
             .signature
             .operands

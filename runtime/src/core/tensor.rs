@@ -144,7 +144,7 @@ impl Tensor {
     /// [`Error::NoDim`], [`Error::SliceRange`].
     pub fn slice(&self, dim: isize, range: Range<usize>) -> Result<Tensor> {
         let dim = self.dim("slice", dim)?;
-        let tag = views::sliced(self, dim, range.len())?;
+        let tag = views::sliced(self.tag(), dim, range.len())?;
         Ok(self.with(self.layout.slice(dim, range)?, tag))
     }
 
@@ -154,14 +154,7 @@ impl Tensor {
     /// [`Error::NoDim`].
     pub fn transpose(&self, a: isize, b: isize) -> Result<Tensor> {
         let (a, b) = (self.dim("transpose", a)?, self.dim("transpose", b)?);
-        let tag = match self.tag {
-            None => None,
-            Some(_) => {
-                let mut order: Vec<usize> = (0..self.shape().len()).collect();
-                order.swap(a, b);
-                views::permuted(self, &order)?
-            }
-        };
+        let tag = views::transposed(self.tag(), a, b)?;
         Ok(self.with(self.layout.transpose(a, b)?, tag))
     }
 
@@ -171,7 +164,7 @@ impl Tensor {
     /// [`Error::Permutation`].
     pub fn permute(&self, order: &[usize]) -> Result<Tensor> {
         let layout = self.layout.permute(order)?;
-        Ok(self.with(layout, views::permuted(self, order)?))
+        Ok(self.with(layout, views::permuted(self.tag(), order)?))
     }
 
     /// Broadcasts to `shape`: adds dims in front, and repeats dims of extent 1. Copies nothing. For a
@@ -180,7 +173,7 @@ impl Tensor {
     /// # Errors
     /// [`Error::Broadcast`].
     pub fn broadcast_to(&self, shape: &[usize]) -> Result<Tensor> {
-        let tag = views::broadcast(self, shape)?;
+        let tag = views::broadcast(self.tag(), shape)?;
         let layout = self.layout.broadcast_to(local(&tag, shape))?;
         Ok(self.with(layout, tag))
     }
@@ -191,14 +184,7 @@ impl Tensor {
     /// [`Error::NoDim`], [`Error::TooManyDims`].
     pub fn unsqueeze(&self, dim: usize) -> Result<Tensor> {
         let layout = self.layout.unsqueeze(dim)?;
-        let tag = match &self.tag {
-            None => None,
-            Some(_) => {
-                let mut shape = self.global_shape().to_vec();
-                shape.insert(dim, 1);
-                views::reshaped(self, &shape)?
-            }
-        };
+        let tag = views::unsqueezed(self.tag(), dim)?;
         Ok(self.with(layout, tag))
     }
 
@@ -209,7 +195,7 @@ impl Tensor {
     /// # Errors
     /// [`Error::Reshape`] when the number of elements differs.
     pub fn view(&self, shape: &[usize]) -> Result<Option<Tensor>> {
-        let tag = views::reshaped(self, shape)?;
+        let tag = views::reshaped(self.tag(), shape)?;
         let layout = self.layout.reshape(local(&tag, shape))?;
         Ok(layout.map(|layout| self.with(layout, tag)))
     }

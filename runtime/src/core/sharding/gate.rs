@@ -5,17 +5,21 @@ use std::sync::Arc;
 use meshgrad_mesh::{RuleError, ShardingRule};
 
 use super::error::ShardedTensorError;
-use super::memo::{Key, MOST_OPERANDS, ResultTag, Results};
+use super::memo::{Key, ResultTag, Results};
 use super::tag::Tag;
-use crate::{Result, Signature, Tensor};
+use crate::Result;
 
 /// A call whose shardings are to be checked.
 pub(crate) struct Gate<'a> {
-    pub(crate) signature: &'static Signature,
-    pub(crate) operands: &'a [&'a Tensor],
+    pub(crate) op: &'static str,
+    /// Identifies the op: the address of a static of its own.
+    pub(crate) id: usize,
+    pub(crate) operands: &'a [Option<&'a Tag>],
+    /// The name of an operand, for errors.
+    pub(crate) name: &'a dyn Fn(usize) -> String,
     /// Whether the last operand takes the sharding of its result.
     pub(crate) last_is_open: bool,
-    /// What the rule depends on besides the signature.
+    /// What the rule depends on besides the op.
     pub(crate) arguments: &'a [usize],
 }
 
@@ -29,93 +33,74 @@ impl Gate<'_> {
         &self,
         rule: impl FnOnce() -> Result<ShardingRule, RuleError>,
     ) -> Result<Option<Arc<Results>>> {
-        if self.operands.iter().all(|x| x.tag().is_none()) {
+        let Some((first, _)) = self.first() else {
             return Ok(None);
-        }
-        let mut tags = [None; MOST_OPERANDS];
-        assert!(self.operands.len() <= MOST_OPERANDS, "{}", self.name());
-        for (tag, operand) in tags.iter_mut().zip(self.operands) {
-            *tag = operand.tag();
-        }
-        let tags = &tags[..self.operands.len()];
-        self.check_all(tags)?;
+        };
+        self.check_all(first)?;
         let key = Key {
-            signature: std::ptr::from_ref(self.signature) as usize,
-            operands: tags,
+            op: self.id,
+            operands: self.operands,
             arguments: self.arguments,
         };
         let results = key.results(|| {
-            let rank = self.one_rank(tags)?;
+            let rank = self.one_rank(first)?;
             let rule = rule().map_err(ShardedTensorError::from)?;
-            derive(&rule, tags, rank)
+            derive(&rule, self.operands, rank)
         });
         results.map(Some)
     }
 
+    /// The first operand with a sharding.
+    fn first(&self) -> Option<(usize, &Tag)> {
+        let mut operands = self.operands.iter().enumerate();
+        operands.find_map(|(at, tag)| Some((at, (*tag)?)))
+    }
+
     /// Checks that all operands have a sharding, except one that takes that of its result.
-    fn check_all(&self, tags: &[Option<&Tag>]) -> Result<()> {
-        let needed = &tags[..tags.len() - usize::from(self.last_is_open)];
-        let (Some(without), Some((first, tag))) =
-            (needed.iter().position(Option::is_none), first(tags))
-        else {
+    fn check_all(&self, first: usize) -> Result<()> {
+        let needed = self.operands.len() - usize::from(self.last_is_open);
+        let Some(without) = self.operands[..needed].iter().position(Option::is_none) else {
             return Ok(());
         };
         Err(ShardedTensorError::Mixed {
-            op: self.name(),
-            sharded: self.operand(first),
-            sharding: tag.sharding().to_string(),
-            unsharded: self.operand(without),
+            op: self.op,
+            sharded: (self.name)(first),
+            sharding: self.operands[first]
+                .map(|tag| tag.sharding().to_string())
+                .unwrap_or_default(),
+            unsharded: (self.name)(without),
         }
         .into())
     }
 
     /// The rank of all operands.
-    fn one_rank(&self, tags: &[Option<&Tag>]) -> Result<usize> {
-        let Some((first, tag)) = first(tags) else {
-            return Ok(0); // the gate returns before
-        };
-        let is_other = |other: &Option<&Tag>| other.is_some_and(|it| it.rank() != tag.rank());
-        match tags.iter().position(is_other) {
-            None => Ok(tag.rank()),
+    fn one_rank(&self, first: usize) -> Result<usize> {
+        let rank_of = |at: usize| self.operands[at].map(Tag::rank);
+        let rank = rank_of(first).unwrap_or(0);
+        let is_other = |at: &usize| rank_of(*at).is_some_and(|other| other != rank);
+        match (0..self.operands.len()).find(is_other) {
+            None => Ok(rank),
             Some(other) => Err(ShardedTensorError::Ranks {
-                op: self.name(),
-                first: self.operand(first),
-                first_rank: tag.rank(),
-                other: self.operand(other),
-                other_rank: tags[other].map_or(0, Tag::rank),
+                op: self.op,
+                first: (self.name)(first),
+                first_rank: rank,
+                other: (self.name)(other),
+                other_rank: rank_of(other).unwrap_or(0),
             }
             .into()),
         }
     }
-
-    fn name(&self) -> &'static str {
-        self.signature.name()
-    }
-
-    fn operand(&self, at: usize) -> String {
-        self.signature
-            .operand_names()
-            .nth(at)
-            .unwrap_or_default()
-            .to_owned()
-    }
 }
 
-/// The first operand with a sharding.
-fn first<'a>(tags: &[Option<&'a Tag>]) -> Option<(usize, &'a Tag)> {
-    let mut with_tag = tags.iter().enumerate();
-    with_tag.find_map(|(at, tag)| Some((at, (*tag)?)))
-}
-
-fn derive(rule: &ShardingRule, tags: &[Option<&Tag>], rank: usize) -> Result<Results> {
-    let shardings: Vec<_> = tags.iter().map(|tag| tag.map(Tag::sharding)).collect();
+fn derive(rule: &ShardingRule, operands: &[Option<&Tag>], rank: usize) -> Result<Results> {
+    let shardings: Vec<_> = operands.iter().map(|tag| tag.map(Tag::sharding)).collect();
     let results = rule.derive(&shardings).map_err(ShardedTensorError::from)?;
     let results = results.into_iter().map(|result| match result.shape() {
         Some(shape) => {
             let sharding = result.sharding(&shape).map_err(ShardedTensorError::from)?;
             Ok(ResultTag::Known(Tag::new(sharding, rank)?))
         }
-        None => Ok(ResultTag::Open(result)),
+        None => Ok(ResultTag::Open(Box::new(result))),
     });
     Ok(Results {
         rank,

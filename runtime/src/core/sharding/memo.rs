@@ -11,13 +11,11 @@ use crate::{Result, Shape};
 
 /// The calls that a thread keeps.
 const SLOTS: usize = 1024;
-/// The most operands of a call that is kept.
-pub(super) const MOST_OPERANDS: usize = 8;
 
 /// What determines the results' shardings.
 pub(super) struct Key<'a> {
-    /// The address of the signature.
-    pub(super) signature: usize,
+    /// Identifies the op.
+    pub(super) op: usize,
     /// `None` for an operand that takes the sharding of its result.
     pub(super) operands: &'a [Option<&'a Tag>],
     /// The other arguments that the op's rule depends on.
@@ -34,7 +32,7 @@ pub(crate) struct Results {
 pub(super) enum ResultTag {
     Known(Tag),
     /// Its global shape depends on the result's shape.
-    Open(DerivedSharding),
+    Open(Box<DerivedSharding>),
 }
 
 impl Results {
@@ -59,7 +57,7 @@ impl Results {
 
 /// A call and its results. It owns its operands' tags, so their addresses stay theirs.
 struct Entry {
-    signature: usize,
+    op: usize,
     operands: Vec<Option<Tag>>,
     arguments: Vec<usize>,
     results: Arc<Results>,
@@ -68,7 +66,7 @@ struct Entry {
 impl Entry {
     fn is(&self, key: &Key<'_>) -> bool {
         let same = |(own, other): (&Option<Tag>, &Option<&Tag>)| own.as_ref() == *other;
-        self.signature == key.signature
+        self.op == key.op
             && self.operands.len() == key.operands.len()
             && self.operands.iter().zip(key.operands).all(same)
             && self.arguments == key.arguments
@@ -92,7 +90,7 @@ impl Key<'_> {
         }
         let results = Arc::new(derive()?);
         let entry = Entry {
-            signature: self.signature,
+            op: self.op,
             operands: self.operands.iter().map(|tag| tag.cloned()).collect(),
             arguments: self.arguments.to_vec(),
             results: results.clone(),
@@ -114,6 +112,6 @@ impl Key<'_> {
         let mix = |hash: u64, word: usize| {
             (hash.rotate_left(5) ^ word as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
         };
-        (words.fold(self.signature as u64, mix) >> 48) as usize % SLOTS
+        (words.fold(self.op as u64, mix) >> 48) as usize % SLOTS
     }
 }

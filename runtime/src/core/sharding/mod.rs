@@ -1,9 +1,10 @@
 //! The sharding of a tensor: which part of a global tensor it is. Ops check and propagate it as they
 //! do shapes and dtypes.
 //!
-//! Layers: [`tag`] (what a tensor carries) <- [`memo`] (results of rules) <- [`gate`] (ops and views)
-//! <- [`scope`] (tensors that an op creates).
+//! Layers: [`tag`] (what a tensor carries) <- [`memo`] (what rules said) <- [`gate`] (the check) <-
+//! [`views`]; [`scope`] and [`draw`] need only the tags.
 
+mod draw;
 pub(crate) mod error;
 pub(crate) mod gate;
 pub(crate) mod memo;

@@ -2,12 +2,13 @@
 //! So two are equal if their addresses are.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
 use meshgrad_mesh::Sharding;
 
 use super::error::ShardedTensorError;
-use crate::{Region, Result, Shape};
+use crate::{Result, Shape};
 
 /// The sharding of a tensor, and the rank whose part the tensor is.
 #[derive(Clone, Debug)]
@@ -66,14 +67,16 @@ impl Tag {
         Arc::as_ptr(&self.0) as usize
     }
 
-    /// The elements of the global tensor that the rank's part holds.
-    pub(crate) fn region(&self) -> Result<Region> {
-        let mut region = Region::whole(self.sharding().shape())?;
-        let ranges = self.sharding().region(self.rank()).unwrap_or_default();
-        for (dim, range) in ranges.into_iter().enumerate() {
-            region = region.slice(dim, range.start as usize..range.end as usize)?;
-        }
-        Ok(region)
+    /// The range of each dim of the global tensor that the rank's part holds.
+    pub(crate) fn ranges(&self) -> Vec<Range<usize>> {
+        let ranges = self
+            .sharding()
+            .region(self.rank())
+            .unwrap_or_default()
+            .into_iter();
+        ranges
+            .map(|range| range.start as usize..range.end as usize)
+            .collect()
     }
 
     /// Checks that a tensor of `shape` can carry it.
