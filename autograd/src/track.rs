@@ -195,6 +195,18 @@ pub fn tracked_list_linear<V: Operand>(
         .collect())
 }
 
+/// Gradients of sharded values need rules that the tape does not have yet.
+fn check_unsharded(vars: &[&Var]) -> Result<()> {
+    let sharded = |var: &&&Var| var.is_tracked() && var.value().sharding().is_some();
+    match vars.iter().find(sharded) {
+        Some(var) if is_recording() => Err(TapeError::Sharded {
+            value: var.value().to_string(),
+        }
+        .into()),
+        _ => Ok(()),
+    }
+}
+
 /// Adds a record if the operands are variables, and returns its first output.
 fn record_operands<V: Operand>(
     outputs: usize,
@@ -204,6 +216,7 @@ fn record_operands<V: Operand>(
     let vars: Option<SmallVec<[&Var; 6]>> = inputs.iter().map(|input| input.as_var()).collect();
     match vars {
         Some(vars) => {
+            check_unsharded(&vars)?;
             let backward: BackwardFn = Box::new(move |dys, slots, _| backward(dys, slots));
             record(outputs, &vars, Dep::Nothing, backward)
         }

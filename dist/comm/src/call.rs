@@ -74,13 +74,13 @@ impl<'a, C: Communicator + ?Sized> Call<'a, C> {
 
     /// Checks the device of a tensor that gives only its shape.
     pub(crate) fn on_device(self, x: &Tensor) -> Result<Self> {
-        self.check_device(x)?;
+        self.check_tensor(x)?;
         Ok(self)
     }
 
     /// Reads `x`.
     pub(crate) fn input(mut self, x: &Tensor) -> Result<Self> {
-        self.check_device(x)?;
+        self.check_tensor(x)?;
         self.input = Some(ops::contiguous(x)?);
         self.dtype = Some(x.dtype());
         Ok(self)
@@ -255,7 +255,7 @@ impl<'a, C: Communicator + ?Sized> Call<'a, C> {
     }
 
     fn existing_output(&self, into: &Tensor, shape: Shape, dtype: DType) -> Result<Output> {
-        self.check_device(into)?;
+        self.check_tensor(into)?;
         if *into.shape() != shape || into.dtype() != dtype {
             return self.invalid(format!(
                 "the result is {dtype}{shape}, but is written to {into}; pass a tensor of that \
@@ -290,7 +290,12 @@ impl<'a, C: Communicator + ?Sized> Call<'a, C> {
         ))
     }
 
-    fn check_device(&self, x: &Tensor) -> Result<()> {
+    fn check_tensor(&self, x: &Tensor) -> Result<()> {
+        if x.sharding().is_some() {
+            return self.invalid(format!(
+                "{x} is sharded, and the result would have another sharding; pass Tensor::local"
+            ));
+        }
         let expected = self.communicator.device();
         match x.device() == expected {
             true => Ok(()),

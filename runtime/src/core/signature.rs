@@ -112,8 +112,9 @@ impl Signature {
         self.call_with(operands, &[], || Ok(self.sharding_rule().clone()))
     }
 
-    /// As [`Signature::call`], for an op whose sharding rule depends on `arguments`: `rule` is called
-    /// for arguments and shardings that have not been seen before.
+    /// As [`Signature::call`], for an op whose sharding rule depends on `arguments`. `rule` is called
+    /// only for arguments and shardings that have not been seen before, so `arguments` must hold all
+    /// that it depends on besides the operands' shardings.
     ///
     /// # Errors
     /// As [`Signature::call`].
@@ -127,12 +128,20 @@ impl Signature {
         self.checked(operands, results)
     }
 
-    /// As [`Signature::call`]. If `is_open`, the last operand has no sharding and takes that of its
-    /// result.
-    pub(crate) fn call_into(&'static self, operands: &[&Tensor], is_open: bool) -> Result<Call> {
+    /// As [`Signature::call`], with `into` as the last operand. If `is_open`, it has no sharding and
+    /// takes that of its result.
+    pub(crate) fn call_into(
+        &'static self,
+        operands: &[&Tensor],
+        into: &Tensor,
+        is_open: bool,
+    ) -> Result<Call> {
+        let mut all = [into; MOST_OPERANDS];
+        all[..operands.len()].copy_from_slice(operands);
+        let all = &all[..=operands.len()];
         let rule = || Ok(self.sharding_rule().clone());
-        let results = self.gate(operands, is_open, &[], rule)?;
-        self.checked(operands, results)
+        let results = self.gate(all, is_open, &[], rule)?;
+        self.checked(all, results)
     }
 
     /// The shardings of the results; `None` without shardings.

@@ -43,6 +43,15 @@ pub enum TapeError {
         now: u64,
     },
 
+    /// A sharded value that needs a gradient.
+    #[error(
+        "the tape does not record sharded values yet, and {value} is one: pass `Tensor::local`"
+    )]
+    Sharded {
+        /// The value's dtype, shape and sharding.
+        value: String,
+    },
+
     /// A root of backward that depends on no parameter and no input.
     #[error("backward root of shape {shape} does not require a gradient")]
     NotTracked {

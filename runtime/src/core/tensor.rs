@@ -141,39 +141,40 @@ impl Tensor {
     /// The range `range` of dim `dim`. Copies nothing.
     ///
     /// # Errors
-    /// [`Error::NoDim`], [`Error::SliceRange`].
+    /// [`Error::NoDim`], [`Error::SliceRange`]; [`Error::Sharding`].
     pub fn slice(&self, dim: isize, range: Range<usize>) -> Result<Tensor> {
         let dim = self.dim("slice", dim)?;
-        let tag = views::sliced(self.tag(), dim, range.len())?;
+        let tag = self.map_tag(|tag| views::sliced(tag, dim, range.len()))?;
         Ok(self.with(self.layout.slice(dim, range)?, tag))
     }
 
     /// Swaps dims `a` and `b`. Copies nothing.
     ///
     /// # Errors
-    /// [`Error::NoDim`].
+    /// [`Error::NoDim`]; [`Error::Sharding`].
     pub fn transpose(&self, a: isize, b: isize) -> Result<Tensor> {
         let (a, b) = (self.dim("transpose", a)?, self.dim("transpose", b)?);
-        let tag = views::transposed(self.tag(), a, b)?;
+        let tag = self.map_tag(|tag| views::transposed(tag, a, b))?;
         Ok(self.with(self.layout.transpose(a, b)?, tag))
     }
 
     /// Reorders the dims to `order`. Copies nothing.
     ///
     /// # Errors
-    /// [`Error::Permutation`].
+    /// [`Error::Permutation`]; [`Error::Sharding`].
     pub fn permute(&self, order: &[usize]) -> Result<Tensor> {
         let layout = self.layout.permute(order)?;
-        Ok(self.with(layout, views::permuted(self.tag(), order)?))
+        let tag = self.map_tag(|tag| views::permuted(tag, order))?;
+        Ok(self.with(layout, tag))
     }
 
     /// Broadcasts to `shape`: adds dims in front, and repeats dims of extent 1. Copies nothing. For a
     /// sharded tensor, `shape` is the global shape.
     ///
     /// # Errors
-    /// [`Error::Broadcast`].
+    /// [`Error::Broadcast`]; [`Error::Sharding`].
     pub fn broadcast_to(&self, shape: &[usize]) -> Result<Tensor> {
-        let tag = views::broadcast(self.tag(), shape)?;
+        let tag = self.map_tag(|tag| views::broadcast(tag, shape))?;
         let layout = self.layout.broadcast_to(local(&tag, shape))?;
         Ok(self.with(layout, tag))
     }
@@ -181,10 +182,10 @@ impl Tensor {
     /// Inserts a dim of extent 1 before dim `dim`. Copies nothing.
     ///
     /// # Errors
-    /// [`Error::NoDim`], [`Error::TooManyDims`].
+    /// [`Error::NoDim`], [`Error::TooManyDims`]; [`Error::Sharding`].
     pub fn unsqueeze(&self, dim: usize) -> Result<Tensor> {
         let layout = self.layout.unsqueeze(dim)?;
-        let tag = views::unsqueezed(self.tag(), dim)?;
+        let tag = self.map_tag(|tag| views::unsqueezed(tag, dim))?;
         Ok(self.with(layout, tag))
     }
 
@@ -193,9 +194,9 @@ impl Tensor {
     /// the global shape.
     ///
     /// # Errors
-    /// [`Error::Reshape`] when the number of elements differs.
+    /// [`Error::Reshape`] when the number of elements differs; [`Error::Sharding`].
     pub fn view(&self, shape: &[usize]) -> Result<Option<Tensor>> {
-        let tag = views::reshaped(self.tag(), shape)?;
+        let tag = self.map_tag(|tag| views::reshaped(tag, shape))?;
         let layout = self.layout.reshape(local(&tag, shape))?;
         Ok(layout.map(|layout| self.with(layout, tag)))
     }
@@ -350,7 +351,13 @@ impl Tensor {
         }
     }
 
+    /// The tag of a view, if this tensor has one.
+    fn map_tag(&self, of_view: impl FnOnce(&Tag) -> Result<Tag>) -> Result<Option<Tag>> {
+        self.tag().map(of_view).transpose()
+    }
+
     fn with(&self, layout: Layout, tag: Option<Tag>) -> Tensor {
+        debug_assert!(tag.as_ref().is_none_or(|tag| tag.local() == layout.shape()));
         Tensor {
             storage: self.storage.clone(),
             layout,
@@ -371,10 +378,18 @@ impl Tensor {
     /// caller states it: the values are not checked.
     ///
     /// # Errors
-    /// [`Error::Sharding`] if the rank is not in the mesh, or its part has another shape.
+    /// [`Error::Sharding`] if the rank is not in the mesh, its part has another shape, or the tensor
+    /// has another sharding.
     pub fn with_sharding(&self, sharding: &Sharding, rank: usize) -> Result<Tensor> {
         let tag = Tag::new(sharding.clone(), rank)?;
         tag.check("with_sharding", self.shape())?;
+        if let Some(own) = self.tag().filter(|own| **own != tag) {
+            return Err(ShardedTensorError::OtherSharding {
+                sharding: own.sharding().to_string(),
+                stated: sharding.to_string(),
+            }
+            .into());
+        }
         Ok(self.with(self.layout, Some(tag)))
     }
 

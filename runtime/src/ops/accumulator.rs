@@ -1,6 +1,6 @@
 //! Accumulators: buffers that ops add their results to.
 
-use crate::{Call, DType, Device, Kind, Result, Shape, Signature, Tensor, ops};
+use crate::{Call, DType, Device, Error, Kind, Result, Shape, Signature, Tensor, ops};
 
 /// A buffer that ops add to, and whether it is empty.
 ///
@@ -68,8 +68,7 @@ impl Accumulator {
     /// As [`Signature::call`].
     pub fn call(&self, signature: &'static Signature, operands: &[&Tensor]) -> Result<Call> {
         let is_open = self.empty && self.buffer.sharding().is_none();
-        let operands = [operands, &[&self.buffer]].concat();
-        signature.call_into(&operands, is_open)
+        signature.call_into(operands, &self.buffer, is_open)
     }
 
     /// As [`Accumulator::filled`], after `call` has written the buffer.
@@ -108,7 +107,14 @@ impl Accumulator {
         };
         op(&mut viewed)?;
         self.empty = viewed.empty;
-        Ok(())
+        match viewed.buffer.sharding() == self.buffer.sharding() {
+            true => Ok(()),
+            false => Err(Error::Argument {
+                op: "accumulator",
+                problem: "a sharded result cannot be added to a reshaped buffer yet".into(),
+            }
+            .into()),
+        }
     }
 
     /// The sum; filled with zeros if the buffer is empty.
@@ -117,7 +123,8 @@ impl Accumulator {
     /// [`Error::Busy`](crate::Error::Busy) while the buffer is in use.
     pub fn total(&mut self) -> Result<&Tensor> {
         if self.empty {
-            ops::fill_into(&self.buffer, 0.0)?;
+            // Zeros have any sharding, also a partial one.
+            ops::fill_into(&self.buffer.local(), 0.0)?;
             self.empty = false;
         }
         Ok(&self.buffer)

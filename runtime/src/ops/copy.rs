@@ -204,8 +204,9 @@ pub fn copy_at_into(x: &Tensor, into: &Tensor, at: &Tensor) -> Result<()> {
 /// # Errors
 /// [`Error::NoDim`]; [`Error::SliceRange`]; [`Error::Signature`] when `dy` has another shape.
 pub fn slice_grad(dy: &Tensor, shape: &Shape, dim: usize, range: Range<usize>) -> Result<Tensor> {
-    let mut call = SLICE_GRAD.call_with(&[dy], &[dim], || {
-        ShardingRule::slice(SLICE_GRAD.name(), shape.len(), dim)
+    let extent = shape.get(dim).copied().unwrap_or(0);
+    let mut call = SLICE_GRAD.call_with(&[dy], &[dim, extent], || {
+        ShardingRule::slice(SLICE_GRAD.name(), dy.shape().len(), dim, extent)
     })?;
     let part = Layout::contiguous(*shape, 0).slice(dim, range.clone())?;
     if *part.shape() != dy.global_shape() {

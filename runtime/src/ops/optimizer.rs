@@ -19,6 +19,9 @@ static ADAMW_STEP: Signature = Signature::new(
     16,
 );
 static GLOBAL_NORM: Signature = Signature::new("global_norm", "x: F[*] -> norm: f32[]", 2);
+/// Checks two of several tensors: they are on one device, and of one mesh and rank or unsharded.
+static GLOBAL_NORM_PAIR: Signature =
+    Signature::new("global_norm", "first: F[*], other: G[*] -> norm: f32[]", 0);
 static CLIP_SCALE: Signature = Signature::new(
     "clip_scale",
     "norm: f32[], weight: f32[] -> scale: f32[], mean_norm: f32[]",
@@ -258,7 +261,7 @@ pub fn global_norm(tensors: &[&Tensor]) -> Result<Tensor> {
         return norm_on_gpu(call, tensors);
     }
     for other in others {
-        of_one_device(first, other)?;
+        GLOBAL_NORM_PAIR.call(&[first, other])?;
         GLOBAL_NORM.call(&[other])?.compute(|| Ok(()))?;
     }
 
@@ -279,7 +282,7 @@ fn norm_on_gpu(mut call: Call, tensors: &[&Tensor]) -> Result<Tensor> {
     let partials = call.workspace(global_norm::partials(tensors), f64::DTYPE)?;
     let mut next = 0;
     for (at, tensor) in tensors.iter().enumerate() {
-        of_one_device(tensors[0], tensor)?;
+        GLOBAL_NORM_PAIR.call(&[tensors[0], tensor])?;
         let of_tensor = GLOBAL_NORM.call(&[tensor])?;
         let x = ops::contiguous(tensor)?;
         of_tensor.launch(|gpu| {
@@ -291,16 +294,6 @@ fn norm_on_gpu(mut call: Call, tensors: &[&Tensor]) -> Result<Tensor> {
         })?;
     }
     Ok(norm.finish())
-}
-
-fn of_one_device(first: &Tensor, other: &Tensor) -> Result<()> {
-    if other.device() == first.device() {
-        return Ok(());
-    }
-    Err(Error::Devices {
-        op: GLOBAL_NORM.name(),
-        devices: format!("{}, {}", first.device(), other.device()),
-    })
 }
 
 /// The factor that scales and clips gradients. The gradients are sums over `weight` samples or

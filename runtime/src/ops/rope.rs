@@ -3,14 +3,13 @@
 //! Legend: B batch, T positions, N heads, D features per head, H rotated pairs of features (2 H <=
 //! D).
 
-use meshgrad_mesh::{Placement, Sharding};
-
 use super::dense_last;
 pub use crate::core::params::rope::RopeStyle;
 use crate::core::params::rope::Rotation;
+use crate::core::sharding::views;
 use crate::cpu::rope as kernels;
 use crate::launch::rope as launch;
-use crate::{Call, DType, Result, ShardedTensorError, Signature, Tensor, for_float, ops};
+use crate::{Call, DType, Result, Signature, Tensor, for_float, ops};
 
 static ROPE_TABLES: Signature = Signature::new(
     "rope_tables",
@@ -138,23 +137,9 @@ pub(super) fn for_each_sequence(x: &Tensor, table: &Tensor) -> Result<Tensor> {
         return Ok(table.clone());
     };
     let wide = table.local().broadcast_to(&[*batch, *positions, *pairs])?;
-    let (Some(of_x), Some(of_table)) = (x.tag(), table.tag()) else {
-        return Ok(wide);
+    let tag = match (x.tag(), table.tag()) {
+        (Some(x), Some(table)) => Some(views::repeated_for(x, table)?),
+        _ => None,
     };
-    let batches = of_x.sharding().placements().into_iter();
-    let batches = batches.filter(|(_, placement)| placement.dim() == Some(0));
-    let own = of_table.sharding().placements().into_iter();
-    let own = own.map(|(axis, placement)| match placement {
-        Placement::Shard(dim, division) => (axis, Placement::Shard(dim + 1, division)),
-        other => (axis, other),
-    });
-    let own = own.filter(|(_, placement)| *placement != Placement::Replicate);
-    let placements: Vec<_> = batches.chain(own).collect();
-    let [positions, pairs] = [
-        of_table.sharding().shape()[0],
-        of_table.sharding().shape()[1],
-    ];
-    let shape = [of_x.sharding().shape()[0], positions, pairs];
-    let sharding = Sharding::new(of_x.sharding().mesh(), placements, &shape);
-    wide.with_sharding(&sharding.map_err(ShardedTensorError::from)?, of_x.rank())
+    Ok(wide.with_tag(tag))
 }

@@ -2,7 +2,8 @@
 
 use meshgrad_mesh::{Mesh, Placement, Reduction, Sharding};
 use meshgrad_runtime::{
-    Accumulator, DType, Error, Key, Kind, Result, Shape, ShardedTensorError, Tensor, ops, with_mesh,
+    Accumulator, DType, Error, Key, Kind, Region, Result, Shape, ShardedTensorError, Tensor, ops,
+    with_mesh,
 };
 
 use crate::call::{CPU, numbers};
@@ -93,6 +94,59 @@ fn replicated_tensors_are_read_like_any_other() {
     let same = x.with_sharding(&whole(&[2, 2]), 2).unwrap();
     assert_eq!(same.to_vec::<f64>().unwrap(), x.to_vec::<f64>().unwrap());
     assert!(x.with_sharding(&whole(&[2, 2]), 3).is_err());
+    assert!(same.with_sharding(&whole(&[2, 2]), 2).is_ok());
+    let partial = Placement::Partial(Reduction::Sum);
+    let partial = Sharding::new(&mesh(), [("dp", partial)], &[2, 2]).unwrap();
+    insta::assert_snapshot!(sharding_error(same.with_sharding(&partial, 2)));
+}
+
+#[test]
+fn all_tensors_of_a_norm_have_a_sharding() {
+    let x = numbers(&[7, 2], 1)
+        .with_sharding(&whole(&[7, 2]), 0)
+        .unwrap();
+    let (other, rank_1) = (
+        numbers(&[3], 2),
+        part(&numbers(&[7, 2], 1), &rows(&[7, 2]), 1),
+    );
+    assert!(ops::global_norm(&[&x, &x]).unwrap().sharding().is_some());
+    for mixed in [
+        [&x, &other],
+        [&other, &x],
+        [&x, &rank_1],
+        [&rank_1, &rank_1],
+    ] {
+        sharding_error(ops::global_norm(&mixed));
+    }
+}
+
+/// The local experts differ from rank to rank.
+#[test]
+fn the_order_of_some_experts_has_no_sharding() {
+    let chosen = Tensor::from_slice(&CPU, &[2, 1], &[0i64, 3]).unwrap();
+    let chosen = chosen.with_sharding(&whole(&[2, 1]), 0).unwrap();
+    assert!(ops::expert_order(&chosen, 4, 0, 4).is_ok());
+    assert!(ops::expert_order(&chosen, 4, 2, 2).is_err());
+    assert!(ops::expert_order(&chosen.local(), 4, 2, 2).is_ok());
+}
+
+#[test]
+fn rope_tables_are_repeated_for_the_batch_as_it_is_sharded() {
+    let x = part(&numbers(&[7, 5, 1, 4], 1), &rows(&[7, 5, 1, 4]), 2);
+    let table = ops::cast(&numbers(&[5, 2], 2), DType::F32).unwrap();
+    let of = |mesh: &Mesh, rank| {
+        let sharding = Sharding::replicated(mesh, &[5, 2]).unwrap();
+        table.with_sharding(&sharding, rank).unwrap()
+    };
+    let rotate = |table: Tensor| ops::rope(&x, &table, &table, ops::RopeStyle::Half);
+    let y = rotate(of(&mesh(), 2)).unwrap();
+    assert_eq!(y.sharding(), x.sharding());
+    let expected = ops::rope(&x.local(), &table, &table, ops::RopeStyle::Half).unwrap();
+    assert_eq!(values(&y), values(&expected));
+
+    let reversed = Mesh::from_ranks(&[2, 1, 0], &[3], &["dp"]).unwrap();
+    insta::assert_snapshot!(sharding_error(rotate(of(&reversed, 2))));
+    sharding_error(rotate(of(&mesh(), 1)));
 }
 
 #[test]
@@ -138,6 +192,9 @@ fn random_ops_draw_the_region_of_the_sharding() {
             assert_eq!(values(&fill(&own).unwrap()), values(&expected));
         }
     }
+    let own = zeros(&[3, 2]).with_sharding(&rows(&[7, 2]), 1).unwrap();
+    let key = Key::new(3).within(&Region::whole(&[3, 2]).unwrap());
+    insta::assert_snapshot!(ops::dropout(&own, key, 0.5).unwrap_err());
 }
 
 #[test]
@@ -153,7 +210,15 @@ fn an_accumulator_keeps_the_sharding_of_its_first_writer() {
     assert_eq!(sum.buffer().sharding(), Some(&partial));
     ops::linear_grad_weight_into(&dy, &x, &mut sum).unwrap();
     sum.clear();
+    assert_eq!(values(sum.total().unwrap()), [0.0; 6]);
+    sum.clear();
     ops::linear_grad_weight_into(&dy, &x, &mut sum).unwrap();
+    let reshaped = new().viewed(&Shape::of([2, 3, 1]), |sum| {
+        sum.viewed(&Shape::of([2, 3]), |sum| {
+            ops::linear_grad_weight_into(&dy, &x, sum)
+        })
+    });
+    assert!(reshaped.is_err());
 
     // Another sharding would be a wrong sum.
     let replicated = numbers(&[2, 3], 3)

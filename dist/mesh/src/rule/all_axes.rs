@@ -118,7 +118,7 @@ impl ShardingRule {
             mesh: mesh.clone(),
             placements: Vec::new(),
             extents: dims.as_ref().map(|dims| {
-                let extents = dims.iter().map(|dim| dim.id.map(|_| dim.extent));
+                let extents = dims.iter().map(|dim| dim.is_known.then_some(dim.extent));
                 extents.collect()
             }),
         });

@@ -19,8 +19,10 @@ pub(super) enum DimId {
 pub(super) struct BoundDim {
     /// `None` if it cannot be sharded.
     pub(super) id: Option<DimId>,
-    /// The extent of a rank's shard under the axes handled so far.
+    /// The extent of a rank's shard under the axes handled so far; 1 if no operand determines it.
     pub(super) extent: usize,
+    /// Whether an operand determines the extent.
+    pub(super) is_known: bool,
 }
 
 /// The dims of a tensor.
@@ -68,10 +70,12 @@ impl<'a> Bound<'a> {
         })
     }
 
-    /// Records that an axis sharded a dim into `ranks` shards.
+    /// Records that an axis sharded a dim into `ranks` shards. If they are unequal, extents keep
+    /// their proportions.
     pub(super) fn shard(&mut self, ShardedDim { id, equal }: ShardedDim, ranks: usize) {
         if !equal {
             self.uneven.push(id);
+            return;
         }
         let results = self.results.iter_mut().flatten();
         for dim in self.operands.iter_mut().chain(results).flatten() {
@@ -263,6 +267,7 @@ impl<'a> Extents<'a> {
         dims.map(|(id, extent)| BoundDim {
             id,
             extent: *extent,
+            is_known: true,
         })
         .collect()
     }
@@ -279,7 +284,12 @@ impl<'a> Extents<'a> {
         };
         let extents = self.extents(result);
         let dims = ids.into_iter().zip(extents);
-        Some(dims.map(|(id, extent)| BoundDim { id, extent }).collect())
+        let dims = dims.map(|(id, extent)| BoundDim {
+            id,
+            extent: extent.unwrap_or(1),
+            is_known: extent.is_some(),
+        });
+        Some(dims.collect())
     }
 
     fn ids(&self, tensor: &Tensor) -> Vec<Option<DimId>> {
@@ -292,13 +302,14 @@ impl<'a> Extents<'a> {
         ids.collect()
     }
 
-    /// The extents of a result; 1 for an extent that no operand determines.
-    fn extents(&self, result: &Tensor) -> Vec<usize> {
+    /// The extents of a result; `None` for one that no operand determines.
+    fn extents(&self, result: &Tensor) -> Vec<Option<usize>> {
+        let known = |dims: &[usize]| dims.iter().copied().map(Some).collect();
         let extents = result.dims.iter().flat_map(|dim| match dim {
-            DimSpec::Leading => self.leading.map_or(Vec::new(), |(dims, _)| dims.to_vec()),
-            DimSpec::Broadcast => self.broadcast.iter().rev().copied().collect(),
-            DimSpec::Named(name) => vec![self.names[*name].map_or(1, |(extent, _)| extent)],
-            DimSpec::Fixed(extent) => vec![*extent],
+            DimSpec::Leading => self.leading.map_or(Vec::new(), |(dims, _)| known(dims)),
+            DimSpec::Broadcast => self.broadcast.iter().rev().copied().map(Some).collect(),
+            DimSpec::Named(name) => vec![self.names[*name].map(|(extent, _)| extent)],
+            DimSpec::Fixed(extent) => vec![Some(*extent)],
             DimSpec::Any => Vec::new(),
         });
         extents.collect()

@@ -13,7 +13,7 @@ pub struct DerivedSharding {
     /// With the axes' names, in explicit order.
     pub(super) placements: Vec<(String, Placement)>,
     /// The global extents of the dims; `None` for one that the operands do not determine, and for
-    /// all if the signature leaves the dims open. Such dims are whole.
+    /// all if the signature leaves the dims open (`*`). Such dims are whole.
     pub(super) extents: Option<Vec<Option<usize>>>,
 }
 

@@ -118,15 +118,43 @@ impl ShardingRule {
         rule.linear_in(&["src"])
     }
 
-    /// A range of dim `dim` of a tensor of `ndim` dims. The dim must be whole.
+    /// A range of `extent` indices of dim `dim` of a tensor of `ndim` dims, or the gradient of a
+    /// range. The dim must be whole.
     ///
     /// # Errors
     /// As [`ShardingRule::reduction`].
-    pub fn slice(op: &str, ndim: usize, dim: usize) -> Result<ShardingRule, RuleError> {
+    pub fn slice(
+        op: &str,
+        ndim: usize,
+        dim: usize,
+        extent: usize,
+    ) -> Result<ShardingRule, RuleError> {
         check_dims(op, ndim, &[dim])?;
         let from = written(0..ndim, |at| at == dim);
         let to = from.replace(&format!("d{dim}!"), "range!");
-        ShardingRule::new(op, &format!("x[{from}] -> y[{to}]"))?.linear_in(&["x"])
+        let mut rule = ShardingRule::new(op, &format!("x[{from}] -> y[{to}]"))?;
+        rule.set_extent("range", extent);
+        rule.linear_in(&["x"])
+    }
+
+    /// Inserts a dim of extent 1 before dim `dim` of a tensor of `ndim` dims.
+    ///
+    /// # Errors
+    /// [`RuleError::Argument`] for a dim above `ndim`.
+    pub fn unsqueeze(op: &str, ndim: usize, dim: usize) -> Result<ShardingRule, RuleError> {
+        check_dims(op, ndim + 1, &[dim])?;
+        let from = written(0..ndim, |_| false);
+        let mut to: Vec<&str> = from.split_whitespace().collect();
+        to.insert(dim, "1");
+        let signature = format!("x[{from}] -> y[{}]", to.join(" "));
+        ShardingRule::new(op, &signature)?.linear_in(&["x"])
+    }
+
+    /// The extent of a dim that no operand has.
+    fn set_extent(&mut self, name: &str, extent: usize) {
+        if let Some(name) = self.names.iter_mut().find(|known| known.text == name) {
+            name.extent = Some(extent);
+        }
     }
 
     /// Broadcasts a tensor of shape `from` to shape `to`: adds dims in front, and repeats dims of
@@ -135,12 +163,18 @@ impl ShardingRule {
     /// # Errors
     /// [`RuleError::Argument`] when `from` has more dims.
     pub fn broadcast(op: &str, from: &[usize], to: &[usize]) -> Result<ShardingRule, RuleError> {
-        let Some(added) = to.len().checked_sub(from.len()) else {
-            return Err(RuleError::Argument {
-                op: op.to_owned(),
-                problem: format!("shape {from:?} does not broadcast to {to:?}"),
-            });
+        let refused = || RuleError::Argument {
+            op: op.to_owned(),
+            problem: format!("the global shape {from:?} does not broadcast to {to:?}"),
         };
+        let added = to.len().checked_sub(from.len()).ok_or_else(refused)?;
+        if from
+            .iter()
+            .zip(&to[added..])
+            .any(|(from, to)| from != to && *from != 1)
+        {
+            return Err(refused());
+        }
         let is_kept = |dim: usize| dim >= added && from[dim - added] == to[dim];
         let name = |dim: usize, other: &str| match is_kept(dim) {
             true => format!("d{dim}"),
@@ -149,7 +183,11 @@ impl ShardingRule {
         let x: Vec<String> = (added..to.len()).map(|dim| name(dim, "one")).collect();
         let y: Vec<String> = (0..to.len()).map(|dim| name(dim, "many")).collect();
         let signature = format!("x[{}] -> y[{}]", x.join(" "), y.join(" "));
-        ShardingRule::new(op, &signature)?.linear_in(&["x"])
+        let mut rule = ShardingRule::new(op, &signature)?;
+        for (dim, extent) in to.iter().enumerate() {
+            rule.set_extent(&format!("many{dim}"), *extent);
+        }
+        rule.linear_in(&["x"])
     }
 
     /// Permutes dims: dim `order[i]` of the operand is dim i of the result.

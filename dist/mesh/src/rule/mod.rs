@@ -16,8 +16,8 @@
 //!
 //! [`ShardingRule::propagate`] combines all axes of a mesh.
 //!
-//! Arguments that hold a global position (the region of random values, the first class of a
-//! vocabulary shard) must describe the rank's shard.
+//! Arguments that hold a global position, such as the first class of a vocabulary shard, must
+//! describe the rank's shard.
 
 mod all_axes;
 mod bound;

@@ -1,17 +1,22 @@
 //! Random values of a sharded tensor.
 
-use crate::{Layout, Region, RegionKey, Result, Tensor};
+use crate::{Error, Layout, Region, RegionKey, Result, Tensor};
 
 impl RegionKey {
-    /// The global index of each element of `x`. Without a region of its own, the key generates the
-    /// part of a sharded tensor, so an element has the same value on any mesh.
+    /// The global index of each element of `x`. A sharded tensor gets those of its part, so an
+    /// element has the same value on any mesh.
     ///
     /// # Errors
-    /// As [`RegionKey::global_indices`].
+    /// As [`RegionKey::global_indices`]; [`Error::Argument`] for a sharded tensor and a key with a
+    /// region.
     pub(crate) fn indices_of(&self, op: &'static str, x: &Tensor) -> Result<Layout> {
-        let Some(tag) = x.tag().filter(|_| self.is_whole()) else {
+        let Some(tag) = x.tag() else {
             return self.global_indices(op, x.shape());
         };
+        if !self.is_whole() {
+            let problem = "the tensor's sharding gives the region; pass the key without one".into();
+            return Err(Error::Argument { op, problem });
+        }
         let mut region = Region::whole(tag.sharding().shape())?;
         for (dim, range) in tag.ranges().into_iter().enumerate() {
             region = region.slice(dim, range)?;

@@ -65,6 +65,18 @@ pub enum ShardedTensorError {
         expected: Vec<usize>,
     },
 
+    /// A sharding stated for a tensor that has another one.
+    #[error(
+        "with_sharding: the tensor is {sharding}, not {stated}; redistribute it, or state the sharding \
+         of Tensor::local"
+    )]
+    OtherSharding {
+        /// The tensor's sharding.
+        sharding: String,
+        /// The stated one.
+        stated: String,
+    },
+
     /// A reshape of a sharded tensor to another number of elements.
     #[error(
         "reshape: the tensor is a part of {global:?} ({sharding}), and {given:?} has another number of \
@@ -88,10 +100,10 @@ pub enum ShardedTensorError {
         mesh: String,
     },
 
-    /// A read of values of which this rank has only a part.
+    /// A read of values of which this rank has only a part, or partial ones.
     #[error(
-        "{op}: this rank has only a part of the tensor ({sharding}); redistribute it to replicate, or \
-         take the part with Tensor::local"
+        "{op}: this rank has only a part of the tensor, or partial values ({sharding}); redistribute \
+         it to replicate, or take what the rank has with Tensor::local"
     )]
     Part {
         /// The op.

@@ -33,7 +33,7 @@ impl Gate<'_> {
         &self,
         rule: impl FnOnce() -> Result<ShardingRule, RuleError>,
     ) -> Result<Option<Arc<Results>>> {
-        let Some((first, _)) = self.first() else {
+        let Some(first) = self.operands.iter().position(Option::is_some) else {
             return Ok(None);
         };
         self.check_all(first)?;
@@ -48,12 +48,6 @@ impl Gate<'_> {
             derive(&rule, self.operands, rank)
         });
         results.map(Some)
-    }
-
-    /// The first operand with a sharding.
-    fn first(&self) -> Option<(usize, &Tag)> {
-        let mut operands = self.operands.iter().enumerate();
-        operands.find_map(|(at, tag)| Some((at, (*tag)?)))
     }
 
     /// Checks that all operands have a sharding, except one that takes that of its result.

@@ -109,8 +109,8 @@ struct Tags {
 const FEW: usize = 256;
 
 impl Tags {
-    /// A generated token makes its own shapes, so dead tags are removed before they outnumber the
-    /// live ones.
+    /// Decoding creates new shapes for each token, so dead tags are removed before they outnumber
+    /// the live ones.
     fn insert(&mut self, key: (Sharding, usize), tag: &Arc<Inner>) {
         if self.by_value.len() >= self.sweep_at.max(FEW) {
             self.by_value.retain(|_, tag| tag.strong_count() > 0);

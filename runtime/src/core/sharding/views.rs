@@ -1,6 +1,6 @@
 //! The shardings of views.
 
-use meshgrad_mesh::{RuleError, ShardingRule};
+use meshgrad_mesh::{Placement, RuleError, Sharding, ShardingRule};
 
 use super::error::ShardedTensorError;
 use super::gate::Gate;
@@ -9,90 +9,107 @@ use crate::Result;
 
 static PERMUTE: &str = "permute";
 static SLICE: &str = "slice";
+static UNSQUEEZE: &str = "unsqueeze";
 static RESHAPE: &str = "reshape";
 static BROADCAST: &str = "broadcast_to";
 
+/// The ranks of a mesh that an error lists.
+const FEW_RANKS: usize = 8;
+
 /// The tag of a tensor with its dims in another order.
-pub(crate) fn permuted(x: Option<&Tag>, order: &[usize]) -> Result<Option<Tag>> {
+pub(crate) fn permuted(x: &Tag, order: &[usize]) -> Result<Tag> {
     let rule = || ShardingRule::permute(PERMUTE, order);
-    tag(&PERMUTE, x, order, &[], rule)
+    tag(&PERMUTE, x, order, rule)
 }
 
 /// The tag of a tensor with dims `a` and `b` swapped.
-pub(crate) fn transposed(x: Option<&Tag>, a: usize, b: usize) -> Result<Option<Tag>> {
-    let Some(own) = x else {
-        return Ok(None);
-    };
-    let mut order: Vec<usize> = (0..own.local().len()).collect();
+pub(crate) fn transposed(x: &Tag, a: usize, b: usize) -> Result<Tag> {
+    let mut order: Vec<usize> = (0..x.local().len()).collect();
     order.swap(a, b);
     permuted(x, &order)
 }
 
 /// The tag of a range of `extent` indices of dim `dim`, which must be whole.
-pub(crate) fn sliced(x: Option<&Tag>, dim: usize, extent: usize) -> Result<Option<Tag>> {
-    let Some(own) = x else {
-        return Ok(None);
-    };
-    let shape = own.local().with(dim, extent);
-    let rule = || ShardingRule::slice(SLICE, shape.len(), dim);
-    tag(&SLICE, x, &[dim], &shape, rule)
+pub(crate) fn sliced(x: &Tag, dim: usize, extent: usize) -> Result<Tag> {
+    let rule = || ShardingRule::slice(SLICE, x.local().len(), dim, extent);
+    tag(&SLICE, x, &[dim, extent], rule)
 }
 
 /// The tag of a tensor with a new dim of extent 1 before dim `dim`.
-pub(crate) fn unsqueezed(x: Option<&Tag>, dim: usize) -> Result<Option<Tag>> {
-    let Some(own) = x else {
-        return Ok(None);
-    };
-    let mut shape = own.sharding().shape().to_vec();
-    shape.insert(dim, 1);
-    reshaped(x, &shape)
+pub(crate) fn unsqueezed(x: &Tag, dim: usize) -> Result<Tag> {
+    let rule = || ShardingRule::unsqueeze(UNSQUEEZE, x.local().len(), dim);
+    tag(&UNSQUEEZE, x, &[dim], rule)
 }
 
 /// The tag of a tensor reshaped to the global shape `to`.
-pub(crate) fn reshaped(x: Option<&Tag>, to: &[usize]) -> Result<Option<Tag>> {
-    let Some(own) = x else {
-        return Ok(None);
-    };
-    let from = own.sharding().shape();
-    if from.iter().product::<usize>() != to.iter().product::<usize>() {
+pub(crate) fn reshaped(x: &Tag, to: &[usize]) -> Result<Tag> {
+    let from = x.sharding().shape();
+    let elements = |shape: &[usize]| shape.iter().map(|extent| *extent as u128).product::<u128>();
+    if elements(from) != elements(to) {
         return Err(ShardedTensorError::GlobalShape {
-            sharding: own.sharding().to_string(),
+            sharding: x.sharding().to_string(),
             global: from.to_vec(),
             given: to.to_vec(),
         }
         .into());
     }
     let rule = || ShardingRule::reshape(RESHAPE, from, to);
-    tag(&RESHAPE, x, to, to, rule)
+    tag(&RESHAPE, x, to, rule)
 }
 
 /// The tag of a tensor broadcast to the global shape `to`.
-pub(crate) fn broadcast(x: Option<&Tag>, to: &[usize]) -> Result<Option<Tag>> {
-    let Some(own) = x else {
-        return Ok(None);
-    };
-    let rule = || ShardingRule::broadcast(BROADCAST, own.sharding().shape(), to);
-    tag(&BROADCAST, x, to, to, rule)
+pub(crate) fn broadcast(x: &Tag, to: &[usize]) -> Result<Tag> {
+    let rule = || ShardingRule::broadcast(BROADCAST, x.sharding().shape(), to);
+    tag(&BROADCAST, x, to, rule)
 }
 
-/// The tag of a view. `shape` gives the extents that `x` does not determine.
+/// The tag of `table`, repeated for each index of the first dim of `x`, as which it is sharded.
+pub(crate) fn repeated_for(x: &Tag, table: &Tag) -> Result<Tag> {
+    let (of_x, of_table) = (x.sharding(), table.sharding());
+    if x.rank() != table.rank() || of_x.mesh() != of_table.mesh() {
+        let of = |tag: &Tag| {
+            let mesh = tag.sharding().mesh();
+            let ranks: Vec<usize> = mesh.ranks().into_iter().take(FEW_RANKS).collect();
+            format!(
+                "rank {} on the mesh {mesh} (first ranks {ranks:?})",
+                tag.rank()
+            )
+        };
+        let problem = format!("`x` is of {}, but a table is of {}", of(x), of(table));
+        let op = "rope".to_owned();
+        return Err(ShardedTensorError::from(RuleError::Argument { op, problem }).into());
+    }
+    let batches = of_x.placements().into_iter();
+    let batches = batches.filter(|(_, placement)| placement.dim() == Some(0));
+    let own = of_table
+        .placements()
+        .into_iter()
+        .filter_map(|(axis, placement)| match placement {
+            Placement::Shard(dim, division) => Some((axis, Placement::Shard(dim + 1, division))),
+            Placement::Replicate => None,
+            partial => Some((axis, partial)),
+        });
+    let placements: Vec<_> = batches.chain(own).collect();
+    let shape = [&of_x.shape()[..1], of_table.shape()].concat();
+    let sharding = Sharding::new(of_x.mesh(), placements, &shape);
+    Tag::new(sharding.map_err(ShardedTensorError::from)?, x.rank())
+}
+
 fn tag(
     op: &'static &'static str,
-    x: Option<&Tag>,
+    x: &Tag,
     arguments: &[usize],
-    shape: &[usize],
     rule: impl FnOnce() -> Result<ShardingRule, RuleError>,
-) -> Result<Option<Tag>> {
+) -> Result<Tag> {
     let gate = Gate {
         op,
         id: std::ptr::from_ref(op) as usize,
-        operands: &[x],
+        operands: &[Some(x)],
         name: &|_| "x".to_owned(),
         last_is_open: false,
         arguments,
     };
-    match gate.results(rule)? {
-        Some(results) => results.of_shape(0, shape).map(Some),
-        None => Ok(None),
-    }
+    let results = gate.results(rule)?;
+    // The operand has a sharding, so the result has one.
+    results.map_or_else(|| Ok(x.clone()), |results| results.of_shape(0, x.local()))
 }

@@ -55,6 +55,11 @@ pub fn expert_order(
             "{held} experts from {first_expert} on exceed the {experts} experts"
         ));
     }
+    if indices.sharding().is_some() && held != experts {
+        return refuse(format!(
+            "{held} of {experts} experts have no sharding; pass Tensor::local of the indices"
+        ));
+    }
     if indices.elements() > i32::MAX as usize {
         return refuse(format!(
             "{:?} has more than 2^31 - 1 elements",
