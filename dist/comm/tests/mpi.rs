@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use meshgrad_comm::conformance::{self, Fault, Faulty};
 use meshgrad_comm::{Collectives, CommError, Mpi, Reduction, World};
@@ -20,7 +20,7 @@ static JOB: Mutex<()> = Mutex::new(());
 
 /// What a child does: the name of a function below.
 const ROLE: &str = "MESHGRAD_TEST_ROLE";
-const ROLES: [(&str, fn()); 10] = [
+const ROLES: [(&str, fn()); 11] = [
     ("conform", conform),
     ("faults", faults),
     ("groups", groups),
@@ -30,6 +30,7 @@ const ROLES: [(&str, fn()); 10] = [
     ("repeat", repeat),
     ("twice", twice),
     ("early", early),
+    ("abandoned", abandoned),
     ("environment", environment),
 ];
 
@@ -280,6 +281,42 @@ fn ranks_that_leave_early_are_not_waited_for() {
         2,
         "{text}"
     );
+}
+
+/// Odd ranks start to receive, and leave. What they then do not receive is an error of the sender.
+fn abandoned() {
+    let world = join();
+    let rank = world.rank();
+    let pair = [rank / 2 * 2, rank / 2 * 2 + 1];
+    let pair = world
+        .connect("pair", &Group::new(pair.to_vec()).unwrap())
+        .unwrap();
+    let large = ops::full(world.device(), &[3_000_000], DType::F32, 1.0).unwrap();
+    world.world().unwrap().barrier().unwrap().wait().unwrap();
+    if rank % 2 == 1 {
+        drop(pair.recv(&[3_000_000], DType::F32, 0));
+        return;
+    }
+    let began = Instant::now();
+    let sent = pair.send(&large, 1).and_then(|sent| sent.wait());
+    assert!(began.elapsed() < DEADLINE / 2);
+    if let Err(error) = sent {
+        let error = error.downcast_ref::<CommError>();
+        let expected = vec![rank + 1];
+        assert!(
+            matches!(error, Some(CommError::Returned { missing, .. }) if *missing == expected),
+            "{error:?}"
+        );
+        println!("\nverdict {rank}");
+        drop(world);
+        std::process::exit(1);
+    }
+}
+
+#[test]
+fn tensors_that_a_rank_does_not_receive_are_reported() {
+    let (_, text) = run(6, RECOVERY, "abandoned");
+    assert!(!text.contains("panicked"), "{text}");
 }
 
 fn environment() {

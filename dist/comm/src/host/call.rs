@@ -229,6 +229,15 @@ impl Call {
         }
     }
 
+    /// The error of a call whose `missing` ranks have left.
+    pub(super) fn returned(&self, missing: Vec<usize>) -> CommError {
+        CommError::Returned {
+            group: self.membership.group.clone(),
+            call: self.site(),
+            missing,
+        }
+    }
+
     /// The error of a call that is ready, but too late.
     pub(super) fn straggler(&self) -> CommError {
         let ranks = self.membership.group.ranks();

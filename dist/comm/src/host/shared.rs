@@ -309,6 +309,19 @@ impl Shared {
         self.changed.notify_all();
     }
 
+    /// Reports a collective that has received all parts, but whose own part a rank that left has not
+    /// received.
+    #[cfg(feature = "mpi")]
+    pub(super) fn not_received(&self, key: CallKey, receiver: usize) {
+        let mut state = self.lock();
+        if let Some(call) = state.open.get(&key) {
+            let error = call.returned(vec![receiver]);
+            state.report(key.group, error);
+            drop(state);
+            self.wake();
+        }
+    }
+
     pub(super) fn has_left(&self, rank: usize) -> bool {
         self.lock().left.contains_key(&rank)
     }
@@ -455,12 +468,7 @@ impl State {
         let failures = self.open.values().filter_map(|call| {
             let mut missing = call.missing();
             missing.retain(has_left);
-            let error = || CommError::Returned {
-                group: call.membership.group.clone(),
-                call: call.site(),
-                missing: missing.clone(),
-            };
-            (!missing.is_empty()).then(|| (call.membership.id, error()))
+            (!missing.is_empty()).then(|| (call.membership.id, call.returned(missing)))
         });
         for (id, error) in failures.collect::<Vec<_>>() {
             self.report(id, error);

@@ -3,7 +3,7 @@
 //! A frame is one message with its head and its payload. A large payload is a message of its own,
 //! which is not copied; MPI keeps the order of both kinds.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::os::raw::c_int;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,7 @@ use super::wire::{MpiError, Receiving, Sending, Wire};
 use crate::host::bytes::Bytes;
 use crate::host::data::DataPlane;
 use crate::host::frame::{self, Frame, FrameError};
-use crate::host::message::Message;
+use crate::host::message::{CallKey, Message};
 use crate::host::poll::Poll;
 use crate::host::shared::Shared;
 
@@ -27,7 +27,7 @@ const SHORT: usize = 4096;
 const SPIN: Duration = Duration::from_millis(1);
 /// The pause afterwards.
 const PAUSE: Duration = Duration::from_micros(50);
-/// How long sends to a rank that has left may take, after the last message.
+/// How long sends to a rank that has left may take.
 const LINGER: Duration = Duration::from_millis(500);
 /// The pause of a rank that neither waits nor sends.
 const IDLE: Duration = Duration::from_millis(10);
@@ -35,14 +35,23 @@ const IDLE: Duration = Duration::from_millis(10);
 pub(super) struct MpiPlane {
     shared: Arc<Shared>,
     wire: Wire,
-    /// With their receivers.
-    sending: Vec<(usize, Sending)>,
+    sending: Vec<Transfer>,
+    /// When this rank noticed that another one had left to which it was sending.
+    left: HashMap<usize, Instant>,
     frames: VecDeque<(usize, Receiving)>,
     payloads: Vec<Payload>,
     /// When something arrived or was sent.
     active: Instant,
     /// Set if transfers are unfinished at the end.
     is_unfinished: Arc<AtomicBool>,
+}
+
+/// A message that is being sent.
+struct Transfer {
+    receiver: usize,
+    /// The collective whose tensor it reads.
+    call: Option<CallKey>,
+    sending: Sending,
 }
 
 /// The payload of a frame that is being received.
@@ -58,6 +67,7 @@ impl MpiPlane {
             shared,
             wire,
             sending: Vec::new(),
+            left: HashMap::new(),
             frames: VecDeque::new(),
             payloads: Vec::new(),
             active: Instant::now(),
@@ -65,25 +75,41 @@ impl MpiPlane {
         }
     }
 
-    fn start(&mut self, rank: usize, frame: &Frame, mut head: Vec<u8>) -> Result<(), MpiError> {
+    fn start(&mut self, receiver: usize, frame: &Frame, mut head: Vec<u8>) -> Result<(), MpiError> {
         let is_short = frame.payload.len() <= SHORT;
         if is_short {
             head.extend_from_slice(&frame.payload);
         }
-        let sending = self.wire.send(head.into(), rank, FRAME)?;
-        self.sending.push((rank, sending));
-        if !is_short {
-            let payload = frame.payload.clone();
-            let sending = self.wire.send(payload, rank, PAYLOAD)?;
-            self.sending.push((rank, sending));
+        self.transfer(receiver, None, head.into(), FRAME)?;
+        if is_short {
+            return Ok(());
         }
+        let call = match &frame.message {
+            Message::Part { key, .. } => Some(*key),
+            _ => None,
+        };
+        self.transfer(receiver, call, frame.payload.clone(), PAYLOAD)
+    }
+
+    fn transfer(
+        &mut self,
+        receiver: usize,
+        call: Option<CallKey>,
+        bytes: Bytes,
+        tag: c_int,
+    ) -> Result<(), MpiError> {
+        self.sending.push(Transfer {
+            receiver,
+            call,
+            sending: self.wire.send(bytes, receiver, tag)?,
+        });
         Ok(())
     }
 
     fn advance_sends(&mut self) -> Result<(), MpiError> {
         let mut failed = None;
         self.sending
-            .retain_mut(|(_, sending)| match sending.is_done() {
+            .retain_mut(|transfer| match transfer.sending.is_done() {
                 Ok(is_done) => !is_done,
                 Err(error) => {
                     failed = Some(error);
@@ -91,6 +117,29 @@ impl MpiPlane {
                 }
             });
         failed.map_or(Ok(()), Err)
+    }
+
+    /// Reports collectives whose tensor a rank that has left will not receive.
+    fn check_left(&mut self) {
+        for transfer in &self.sending {
+            let receiver = transfer.receiver;
+            if !self.shared.has_left(receiver) {
+                continue;
+            }
+            let noticed = *self.left.entry(receiver).or_insert_with(Instant::now);
+            if let Some(call) = transfer.call
+                && noticed.elapsed() >= LINGER
+            {
+                self.shared.not_received(call, receiver);
+            }
+        }
+    }
+
+    /// Whether a transfer can still complete. A rank that has left receives nothing any more, but
+    /// the last sends to it may just be about to complete.
+    fn is_open(&self, transfer: &Transfer) -> bool {
+        let noticed = self.left.get(&transfer.receiver);
+        noticed.is_none_or(|noticed| noticed.elapsed() < LINGER)
     }
 
     fn advance_receives(&mut self) -> Result<(), MpiError> {
@@ -166,6 +215,7 @@ impl DataPlane for MpiPlane {
         if !self.shared.has_ended() {
             let advanced = self.advance_sends();
             self.check(advanced);
+            self.check_left();
         }
     }
 
@@ -176,12 +226,8 @@ impl DataPlane for MpiPlane {
         }
     }
 
-    /// A rank that has left receives nothing any more, but the last sends to it may just be about
-    /// to complete.
     fn is_writing(&self) -> bool {
-        let is_recent = self.active.elapsed() < LINGER;
-        let mut receivers = self.sending.iter().map(|(rank, _)| *rank);
-        !self.shared.has_ended() && receivers.any(|rank| is_recent || !self.shared.has_left(rank))
+        !self.shared.has_ended() && self.sending.iter().any(|transfer| self.is_open(transfer))
     }
 
     /// MPI cannot wake the thread, so it has to look again.
