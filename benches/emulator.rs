@@ -1,5 +1,5 @@
 //! Lane-instructions per second that one core executes on the emulator, with and without
-//! sanitizers: in loops of single instructions, and in four of our kernels.
+//! sanitizers: in loops of a few instructions, and in four of our kernels.
 //!
 //! ```text
 //! cargo bench --bench emulator [-- --json FILE]

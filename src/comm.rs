@@ -82,7 +82,7 @@ fn run(rank: &dyn Rank, transport: &str, max_bytes: usize) -> Result<()> {
     ));
     check(&world)?;
     say(&format!(
-        "checks   {} of every collective and dtype, with {COUNTS:?} elements: bit for bit as \
+        "checks   {}, all collectives and dtypes, with {COUNTS:?} elements: bit for bit as \
          expected",
         conformance::checks().len()
     ));

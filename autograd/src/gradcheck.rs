@@ -24,9 +24,9 @@ impl Default for Tolerance {
     }
 }
 
-/// Compares the gradients of `function` at `inputs` with central differences. The gradients are
-/// computed twice: for inputs by a split backward and for parameters by a full one. Both must be
-/// equal; a zero may differ in sign.
+/// Compares the gradients of `function` at `inputs` with central differences. They are computed
+/// twice: with `inputs` as inputs of a split backward, and as parameters of a full one. Both must
+/// be equal; a zero may differ in sign.
 ///
 /// Each output is weighted by fixed numbers, so that all are checked together.
 ///
@@ -249,7 +249,7 @@ mod tests {
         }
     }
 
-    /// Gradients within the tolerance that differ as an input and as a parameter are an error.
+    /// The two gradients must be equal, even if both are within the tolerance.
     #[test]
     fn both_gradients_must_be_equal() {
         let calls = std::sync::Arc::new(AtomicU32::new(0));

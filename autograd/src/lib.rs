@@ -1,8 +1,7 @@
 //! The tape: parameters, variables, and backward.
 //!
-//! Ops are recorded only while a [`Tape`] records; otherwise recording costs nothing and saves
-//! nothing. A backward closure captures what it needs through [`Var::save`], and gets a [`Slot`]
-//! for each input:
+//! Ops are recorded only while a [`Tape`] records; otherwise they save nothing. A backward closure
+//! captures what it needs through [`Var::save`], and gets a [`Slot`] for each input:
 //!
 //! ```
 //! use meshgrad_autograd::{Param, Result, Tape, Track, Var, Init, Grads, Module};

@@ -96,8 +96,8 @@ pub trait Module {
         buffers
     }
 
-    /// Sets the initial value of every parameter and buffer on `device`, a function of `seed`,
-    /// names and positions only.
+    /// Sets the initial value of every parameter and buffer on `device`. It depends only on `seed`,
+    /// names and positions.
     ///
     /// # Errors
     /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
@@ -214,7 +214,7 @@ impl<M: Module, const N: usize> Module for [M; N] {
     }
 }
 
-/// Types without parameters, so that they need no attribute.
+/// Implements `Module`, so that fields of these types need no attribute.
 macro_rules! without_parameters {
     ($($type:ty),+ $(,)?) => {
         $(

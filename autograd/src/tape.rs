@@ -21,7 +21,7 @@ pub(crate) type BackwardFn =
 pub(crate) struct Record {
     pub(crate) backward: Option<BackwardFn>,
     pub(crate) dep: Dep,
-    /// The tape's edges that are its inputs.
+    /// Its inputs, as indices of the tape's edges.
     pub(crate) inputs: Range<usize>,
     /// Its outputs have the slots `first_slot..first_slot + outputs`.
     pub(crate) first_slot: usize,
@@ -42,7 +42,7 @@ pub struct Tape {
     pub(crate) deps: Vec<Dep>,
     /// The number of uses of each parameter.
     pub(crate) uses: HashMap<ParamId, u32>,
-    /// What ops saved, with repetitions. An op that was not recorded has dropped its part.
+    /// What ops saved, with repetitions. Entries of ops that were not recorded are dead.
     saved: Vec<Weak<SavedStorage>>,
 }
 
@@ -171,7 +171,7 @@ impl Recorder {
         })
     }
 
-    /// Counts the storage as saved for as long as the result exists.
+    /// Counts the storage as saved while the returned `Arc` exists.
     pub(crate) fn count_saved(&mut self, tensor: &Tensor) -> Option<Arc<SavedStorage>> {
         if !self.keeps_records {
             return None;

@@ -133,7 +133,7 @@ impl Track for Tensor {
     }
 }
 
-/// The gradient of a value of `dtype`. Gradients of values that depend only on parameters are
+/// `dy`, cast to `dtype` if needed. Gradients of values that depend only on parameters are
 /// accumulated in a wider dtype.
 fn in_dtype(dy: &Tensor, dtype: DType) -> Result<Cow<'_, Tensor>> {
     Ok(match dy.dtype() == dtype {

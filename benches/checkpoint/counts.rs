@@ -229,8 +229,8 @@ fn rchar() -> anyhow::Result<u64> {
     proc_bytes("/proc/self/io", "rchar").context("no rchar in /proc/self/io")
 }
 
-/// L2: the growth of memory beyond preallocated targets. Each backend runs in a new process, which
-/// has no memory left from earlier loads.
+/// L2: the growth of memory beyond preallocated targets. Each backend runs in a new process, so
+/// that earlier loads do not count.
 pub(super) fn memory(folder: &Path, rows_json: &mut Value) -> anyhow::Result<Vec<Goal>> {
     let (mut goals, mut rows) = (Vec::new(), Vec::new());
     println!("\n| peak memory, MB | targets | windows | measured without targets | allowed |");

@@ -47,7 +47,7 @@ const KEYS: &[Meaning] = &[
     ),
     (
         "model.model_type",
-        "`qwen3` or `qwen3_moe`; another than the default starts without keys",
+        "`qwen3` or `qwen3_moe`; any other than the default has no preset keys",
     ),
     (
         "model.vocab_size",

@@ -24,8 +24,8 @@ pub fn cast<V: Operand>(x: &V, dtype: DType) -> Result<V> {
     y.tracked_linear([x], move |dy, [dx]| dx.add(|| ops::cast(dy, from)))
 }
 
-/// The same elements in the same row-major order with another shape. The reshape of a parameter is
-/// still that parameter.
+/// The same elements in the same row-major order with another shape. A reshaped parameter uses the
+/// same gradient buffer.
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::reshape`].

@@ -118,7 +118,7 @@ impl Driver {
         check_threads(threads)?;
         let greatest = max_cluster(model);
         if !(1..=greatest as u32).contains(&size) {
-            let message = format!("a cluster of {size} blocks is not one of 1 to {greatest}");
+            let message = format!("a cluster has 1 to {greatest} blocks, not {size}");
             return Err(Code::InvalidClusterSize.because(message));
         }
         let blocks = blocks_of(&function, model, threads, dynamic_shared);
@@ -151,7 +151,7 @@ pub(crate) fn blocks_of(
     if threads > function.kernel.max_threads as i32 {
         return 0;
     }
-    // The register count is an upper bound. `ptxas` uses fewer, so one block fits.
+    // `ptxas` uses fewer registers than PTX declares; assume that one block fits.
     let warps = (threads + WARP - 1) / WARP;
     let fitting = REGISTERS / (warps.max(1) * WARP) / 8 * 8;
     let need = BlockResources {

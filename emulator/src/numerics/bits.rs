@@ -199,7 +199,7 @@ pub(crate) fn lop3(a: u32, b: u32, c: u32, table: u8) -> u32 {
     !a & of_b(0) | a & of_b(4)
 }
 
-/// How `shf` treats amounts above 31.
+/// How an instruction treats amounts above 31.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FunnelAmount {
     /// `.clamp`: at most 32.

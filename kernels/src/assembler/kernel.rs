@@ -380,7 +380,7 @@ pub(super) mod tests {
 
     #[test]
     #[should_panic(expected = "a CTA of 1025 threads")]
-    fn a_cta_has_few_threads() {
+    fn the_threads_of_a_cta_are_limited() {
         Kernel::new("large", Target::Sm80, 1025);
     }
 

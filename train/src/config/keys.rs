@@ -92,8 +92,8 @@ pub const KEYS: &[Meaning] = &[
     ),
     (
         "optimizer.rounding",
-        "`nearest` or `stochastic` (from the run's seed): rounding of bf16 parameters, without \
-         which `stochastic` is an error",
+        "`nearest` or `stochastic` (from the run's seed): rounding of bf16 parameters; without \
+         any, `stochastic` is an error",
     ),
     ("optimizer.momentum", "decay of the momentum buffer"),
     (
@@ -124,7 +124,7 @@ pub const KEYS: &[Meaning] = &[
     ),
     (
         "schedule.kind",
-        "`constant`, `linear`, `cosine`, `wsd`, `phases` or `own` (that of a program); it decides \
+        "`constant`, `linear`, `cosine`, `wsd`, `phases` or `own` (set by a program); it decides \
          the keys of its table",
     ),
     ("schedule.warmup_steps", "steps of the linear warm-up"),

@@ -1,4 +1,4 @@
-//! In place of `library` where the feature `tokenizers` is off: there is no such tokenizer.
+//! Replaces `library` without the feature `tokenizers`: opening such a tokenizer fails.
 
 /// A tokenizer that cannot exist.
 pub(super) enum Library {}

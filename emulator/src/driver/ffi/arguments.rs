@@ -93,8 +93,8 @@ impl Text {
 pub(super) struct TextOut(*mut c_char);
 
 impl TextOut {
-    /// Writes as much of `text` as fits into `bytes` bytes with a final NUL. Returns the full
-    /// length without the NUL.
+    /// Writes as much of `text` as fits into `bytes` bytes with a final NUL. Returns the number of
+    /// bytes written without the NUL.
     pub(super) fn set(self, text: &str, bytes: usize) -> usize {
         if self.0.is_null() || bytes == 0 {
             return 0;
