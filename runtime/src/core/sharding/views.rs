@@ -29,7 +29,7 @@ pub(crate) fn transposed(x: &Tag, a: usize, b: usize) -> Result<Tag> {
     permuted(x, &order)
 }
 
-/// The tag of a range of `extent` indices of dim `dim`, which must be whole.
+/// The tag of a slice of `extent` indices of dim `dim`, which must not be sharded.
 pub(crate) fn sliced(x: &Tag, dim: usize, extent: usize) -> Result<Tag> {
     let rule = || ShardingRule::slice(SLICE, x.local().len(), dim, extent);
     tag(&SLICE, x, &[dim, extent], rule)
@@ -63,7 +63,7 @@ pub(crate) fn broadcast(x: &Tag, to: &[usize]) -> Result<Tag> {
     tag(&BROADCAST, x, to, rule)
 }
 
-/// The tag of `table`, repeated for each index of the first dim of `x`, as which it is sharded.
+/// The tag of `table`, repeated for each index of the first dim of `x` and sharded like that dim.
 pub(crate) fn repeated_for(x: &Tag, table: &Tag) -> Result<Tag> {
     let (of_x, of_table) = (x.sharding(), table.sharding());
     if x.rank() != table.rank() || of_x.mesh() != of_table.mesh() {
@@ -75,7 +75,7 @@ pub(crate) fn repeated_for(x: &Tag, table: &Tag) -> Result<Tag> {
                 tag.rank()
             )
         };
-        let problem = format!("`x` is of {}, but a table is of {}", of(x), of(table));
+        let problem = format!("`x` belongs to {}, but the table to {}", of(x), of(table));
         let op = "rope".to_owned();
         return Err(ShardedTensorError::from(RuleError::Argument { op, problem }).into());
     }
