@@ -5,9 +5,9 @@
 //! cargo build --release -p meshgrad-emulator && cargo bench --bench launch [-- --json FILE]
 //! ```
 //!
-//! `own` is the time of an operation minus that of `cuLaunchKernel` with the same kernel: checks,
-//! plan, arguments, memory for the result and the lookup of the kernel. The remaining operations
-//! run on a meta device, which launches nothing, so all of their time is ours.
+//! `own` is the time of an operation minus the time of `cuLaunchKernel` with the same kernel. It
+//! covers checks, plan, arguments, memory for the result and the lookup of the kernel. The
+//! remaining operations run on a meta device, which launches nothing, so all of their time is ours.
 
 use std::ffi::{CString, c_void};
 use std::ptr::null_mut;

@@ -41,7 +41,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "split backward equals full backward"
     );
 
-    // A checkpoint saves only its inputs and recomputes the rest in backward.
+    // `checkpoint` saves only the inputs of the block, and recomputes the rest in backward.
     let inner = w.clone();
     let ([y], tape) = Tape::record(|| {
         let x = Var::constant(x.clone());

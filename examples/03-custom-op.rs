@@ -27,7 +27,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
             .to_vec::<f64>()?
     );
 
-    // Compares with central differences in f64, as an input and as a parameter.
+    // Compares the gradient with central differences in f64, with x as an input and as a parameter.
     gradcheck(|x| Ok(vec![softplus(&x[0])?]), &[x], Tolerance::default())?;
     println!("its gradient agrees with finite differences");
 

@@ -33,7 +33,7 @@ impl Mlp {
     }
 }
 
-/// `count` points on each of two spirals, and their one-hot classes.
+/// Returns `count` points on each of two spirals, and their one-hot classes.
 fn spirals(device: &Device, count: usize) -> Result<(Tensor, Tensor)> {
     let (mut points, mut classes) = (Vec::new(), Vec::new());
     for at in 0..2 * count {

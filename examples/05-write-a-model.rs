@@ -1,5 +1,5 @@
-//! A small language model in a few lines, trained, resumed and sampled by the session; and a large
-//! one on a meta device. Run it twice: the second run resumes where the first one ended.
+//! A small language model in a few lines, which a `Session` trains, resumes and samples; then a
+//! large model on a meta device. Run this twice: the second run resumes where the first one ended.
 //!
 //! `cargo run --release --example 05-write-a-model`
 
@@ -79,7 +79,7 @@ fn main() -> anyhow::Result<()> {
         .run_dir("runs/05-write-a-model")
         .train(|data, _| Ok(Bigram::new(data.tokenizer.vocab_size())))?;
 
-    // Qwen3-30B-A3B does not fit into this machine, but a meta device predicts its memory and
+    // Qwen3-30B-A3B does not fit into most machines, but a meta device predicts its memory and
     // FLOPs.
     let config = Qwen3Config::from_json(include_str!("qwen3-30b-a3b.json"))?;
     let meta = Device::meta(device.properties());

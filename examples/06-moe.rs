@@ -1,5 +1,5 @@
-//! Trains a mixture of experts with a custom loop. It uses the parts of `meshgrad train` and
-//! computes the same bits.
+//! Trains a mixture of experts with a custom loop, which is made of the parts of `meshgrad train`
+//! and computes the same bits.
 //!
 //! `cargo run --release --example 06-moe -- CONFIG.toml RUN_DIR`
 

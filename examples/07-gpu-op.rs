@@ -80,8 +80,8 @@ static UNIT_ROWS_GRAD: Signature = Signature::new(
     5,
 );
 
-/// The op on tensors, without the tape; returns y and the lengths. The signature checks the
-/// operands and determines the shapes of the results.
+/// The op on tensors, without the tape. Returns y and the lengths of the rows. The signature checks
+/// the operands and determines the shapes of the results.
 fn unit_rows_of(x: &Tensor) -> ValueResult<(Tensor, Tensor)> {
     let mut call = UNIT_ROWS.call(&[x])?;
     if !call.device().is_gpu() {
@@ -148,12 +148,12 @@ fn unit_rows(x: &Var) -> Result<Var> {
     })
 }
 
-/// One number per row as a column, which broadcasts along the rows.
+/// Makes a tensor of one number per row a column, which broadcasts along the rows.
 fn column(x: &Tensor) -> ValueResult<Tensor> {
     x.unsqueeze(x.shape().len())
 }
 
-/// `x` if it is contiguous and 16-byte aligned, otherwise a copy that is.
+/// Returns `x` if it is contiguous and 16-byte aligned, otherwise an aligned, contiguous copy.
 fn aligned(x: &Tensor) -> ValueResult<Tensor> {
     let begins_at = x.dtype().bytes(x.layout().offset());
     match x.is_contiguous() && begins_at.is_multiple_of(16) {
@@ -162,7 +162,7 @@ fn aligned(x: &Tensor) -> ValueResult<Tensor> {
     }
 }
 
-/// How the kernels distribute the rows of `x` over threads.
+/// Chooses how the kernels distribute the rows of `x` over threads.
 fn tile(x: &Tensor) -> ValueResult<RowTile> {
     let dtype = match x.dtype() {
         DType::BF16 => Dtype::Bf16,
@@ -184,7 +184,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
 }
 
 fn check(gpu: &Device) -> opcheck::Result {
-    // The mathematics: finite differences in f64, on the CPU.
+    // Checks the mathematics on the CPU, with finite differences in f64.
     let cpu = Device::cpu();
     let numbers: Vec<f64> = (0..77 * 64).map(|i| (f64::from(i) * 0.7).sin()).collect();
     let exact = Tensor::from_slice(&cpu, &[77, 64], &numbers)?;
@@ -193,7 +193,7 @@ fn check(gpu: &Device) -> opcheck::Result {
     gradcheck(op, &[few], Tolerance::default())?;
     println!("on the CPU the gradient agrees with finite differences");
 
-    // The kernels, against the CPU.
+    // Compares the kernels with the CPU.
     let x = ops::to_device(&ops::cast(&exact, DType::F32)?, gpu)?;
     let (y, _) = unit_rows_of(&x)?;
     let (expected, _) = unit_rows_of(&exact)?;

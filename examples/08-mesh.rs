@@ -16,7 +16,7 @@ fn by_hand(rank: usize) -> (Vec<usize>, Vec<usize>) {
     (replicate, shard)
 }
 
-/// The same groups from a mesh: names instead of arithmetic.
+/// Gets the same groups from a mesh, by names instead of arithmetic.
 fn two_axes(rank: usize, out: &mut String) -> Result<(), Box<dyn std::error::Error>> {
     let mesh = Mesh::new(&[2, 4], &["replicate", "shard"])?;
     let group = |axis: &str| mesh.group([axis], rank);
@@ -56,8 +56,7 @@ fn three_axes(rank: usize, out: &mut String) -> Result<(), Box<dyn std::error::E
         writeln!(out, "  {name:<10} {:?} {mine}", part.shape())?;
     }
 
-    // Not possible in torch: a group of axes in another order, and flattening axes that are not
-    // adjacent.
+    // torch cannot group axes in another order, nor flatten axes that are not adjacent.
     let permuted = mesh
         .group(["tp", "replicate"], rank)?
         .ok_or("in the mesh")?;
@@ -78,7 +77,7 @@ fn view(rank: usize) -> Result<String, Box<dyn std::error::Error>> {
     Ok(out)
 }
 
-/// Mistakes are errors on every rank, before any communication.
+/// Returns the errors of some mistakes. Every rank gets them, before any communication.
 fn mistakes() -> Result<String, MeshError> {
     let mesh = Mesh::new(&[2, 4], &["replicate", "shard"])?;
     let errors = [

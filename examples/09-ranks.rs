@@ -1,4 +1,4 @@
-//! Ranks: one main function as threads of a process, and as processes of any launcher.
+//! Ranks: one main function, run as threads of a process or as processes of any launcher.
 //!
 //! ```text
 //! cargo run --example 09-ranks -- --ranks 8             # 8 threads; also without arguments
@@ -7,14 +7,14 @@
 //! mpirun -n 8 target/debug/examples/09-ranks
 //! ```
 //!
-//! All of them print the same lines, one per rank.
+//! All of them print the same lines, one per rank. `meshgrad launch` adds a prefix with the rank.
 
 use meshgrad::comm::launch::Environment;
 use meshgrad::comm::{Collectives, Local, Rank, Reduction, World};
 use meshgrad::mesh::Mesh;
 use meshgrad::runtime::{Error, Result, Tensor};
 
-/// Sums over the axes of a 2 x 4 mesh.
+/// Sums over each axis of a 2 x 4 mesh, and over both.
 fn sums(rank: &dyn Rank) -> Result<String> {
     let mesh = Mesh::new(&[2, 4], &["dp", "tp"]).map_err(Error::other)?;
     let group = |axis: &str| -> Result<_> {

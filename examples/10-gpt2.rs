@@ -1,5 +1,5 @@
-//! GPT-2 (Radford et al. 2019) from the ops alone, loaded from a folder that transformers wrote. A test compares its
-//! logits, loss and every gradient with transformers'.
+//! GPT-2 (Radford et al. 2019), built from ops alone and loaded from a folder that transformers
+//! wrote. A test compares its logits, loss and every gradient with those of transformers.
 //!
 //! `cargo run --example 10-gpt2 [FOLDER]`
 
@@ -10,7 +10,7 @@ use meshgrad::prelude::*;
 use meshgrad::runtime::ops::AttentionMask;
 use serde::Deserialize;
 
-/// What the model needs of config.json.
+/// The fields of config.json that the model uses.
 #[derive(Deserialize)]
 pub(crate) struct Config {
     vocab_size: usize,
@@ -170,7 +170,7 @@ impl Conv1d {
     }
 }
 
-/// The model of a folder with config.json and the weights.
+/// Loads the model from a folder with config.json and the weights.
 pub(crate) fn load(dir: &Path, device: &Device) -> anyhow::Result<Gpt2> {
     let config = std::fs::read_to_string(dir.join("config.json"))?;
     let model = Gpt2::new(&serde_json::from_str(&config)?);

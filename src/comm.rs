@@ -11,8 +11,8 @@ use meshgrad::runtime::Tensor;
 /// The ranks of this process if no launcher started it.
 const RANKS: usize = 4;
 
-/// The elements per rank with which every collective is checked. The largest takes both ways of an
-/// all_reduce between processes.
+/// The elements per rank with which every collective is checked. With the largest, an all_reduce
+/// between processes takes the path for small or for large tensors, depending on the dtype.
 const COUNTS: [usize; 4] = [0, 1, 7, 4097];
 
 #[derive(clap::Args)]
@@ -45,7 +45,7 @@ type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
 pub(crate) fn comm(arguments: &CommArguments) -> anyhow::Result<()> {
     let between_processes = match (arguments.transport, arguments.ranks) {
-        // The launcher's variables matter for nothing else.
+        // The launcher's environment variables are read only in this case.
         (Transport::Auto, None) if Environment::read()?.is_some() => Some(launch::Transport::Auto),
         (Transport::Auto | Transport::Local, _) => None,
         (Transport::Host, _) => Some(launch::Transport::Host),
@@ -67,7 +67,7 @@ pub(crate) fn comm(arguments: &CommArguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What every rank does. Rank 0 prints.
+/// Checks and measures the collectives, on every rank. Rank 0 prints.
 fn run(rank: &dyn Rank, transport: &str, max_bytes: usize) -> Result<()> {
     let world = rank.world()?;
     let say = |text: &str| {
@@ -102,7 +102,7 @@ fn check(world: &dyn Communicator) -> Result<()> {
     let checked = conformance::check(world, &COUNTS);
     let failed = Tensor::scalar(world.device(), u8::from(checked.is_err()))?;
     let any = world.all_reduce(&failed, Reduction::Max);
-    checked?; // the other ranks may fail to hear of it, so it comes before their error
+    checked?; // `any` may fail as a consequence, so its error comes second
     let any = any?.wait()?;
     match any.item::<u8>()? {
         0 => Ok(()),

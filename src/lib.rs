@@ -4,7 +4,7 @@
 //!
 //! - [`mesh`]: layouts of ranks, device meshes, shardings. Pure values, no communication.
 //! - [`dist`]: parallel configurations, and the groups and communicators that they need.
-//! - [`comm`]: collectives on tensors between the ranks of a group: threads, or processes
+//! - [`comm`]: collectives on tensors between the ranks of a group, which are threads, or processes
 //!   over TCP or MPI.
 //! - [`kernels`]: a PTX macro-assembler, for kernels of your own.
 //! - [`runtime`]: devices, memory, dtypes, tensors and the ops on them.

@@ -30,12 +30,12 @@ impl Checks {
 pub(crate) struct Opened {
     pub(crate) model: Qwen3,
     pub(crate) folder: PathBuf,
-    /// Whether the weights are the averages of those of the run.
+    /// Whether the weights are the averages that the run kept.
     pub(crate) is_averaged: bool,
 }
 
-/// Loads the model at `path`; of a run its newest intact checkpoint. The weights are averages if the
-/// run has them, unless they are to be `raw`.
+/// Loads the model at `path`; if it is a run, from its newest intact checkpoint. The weights are
+/// the run's averages, if it has any and `raw` is false.
 pub(crate) fn open(
     path: &Path,
     checks: Checks,

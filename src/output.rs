@@ -4,7 +4,8 @@
 use std::fmt::Arguments;
 use std::io::{self, Write};
 
-/// The exit code of a program that SIGPIPE ends, which is how `cat` and others report a closed pipe.
+/// The exit code of a program that SIGPIPE ends, which is how `cat` and others report a closed
+/// pipe.
 const CLOSED_PIPE: i32 = 141;
 
 /// As the standard library's, but a closed pipe ends the program quietly.

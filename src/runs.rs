@@ -1,4 +1,4 @@
-//! The runs that a user may have meant, for errors that name none.
+//! Checks that a path exists. The error lists the runs or checkpoints that the user may have meant.
 
 use std::fs;
 use std::path::Path;
@@ -9,11 +9,11 @@ use meshgrad::ckpt::discover;
 /// The folder of runs, relative to the working directory.
 const RUNS: &str = "runs";
 
-/// Names that are listed.
+/// The maximum number of names that are listed.
 const LISTED: usize = 20;
 
-/// Checks that there is something at `path`, which is to be a run, a checkpoint, or `other`. The
-/// error lists the checkpoints of the run, or the runs there are.
+/// Checks that `path` exists. The error asks for a run, a checkpoint or `other`, and lists the
+/// checkpoints of the run, or all runs.
 pub(crate) fn check_exists(path: &Path, other: &str) -> anyhow::Result<()> {
     if path.exists() {
         return Ok(());

@@ -11,13 +11,13 @@ pub(crate) enum Side {
     Right,
 }
 
-/// The longest cell, in characters. Longer ones would make each line as long.
+/// The maximum length of a cell, in characters. A longer cell would make every line as long.
 const MAX_CELL: usize = 240;
 
-/// The longest cell of the last column, which is not padded.
+/// The maximum length of a cell in the last column, which is not padded.
 const MAX_LAST_CELL: usize = 4000;
 
-/// The longest text that [`printable`] returns whole.
+/// The maximum length of a text that [`printable`] returns whole.
 const MAX_TEXT: usize = 16_000;
 
 /// Rows of cells in columns, two spaces apart. Empty columns are left out. Long cells are
@@ -129,7 +129,7 @@ mod tests {
         assert_eq!(table.to_string(), " a        1\n größe  100\n");
     }
 
-    /// One long cell makes neither the other lines long nor the table large.
+    /// A long cell does not make the other lines long or the table large.
     #[test]
     fn long_cells_are_shortened() {
         let long = "\u{e4}".repeat(1 << 20);

@@ -157,8 +157,8 @@ fn a_run_that_was_stopped_and_resumed_gives_the_same_bits() {
     assert!(records[5].loss < records[0].loss);
 }
 
-/// A session keeps the values of a model that has some, gives the others their initial values, and
-/// trains only what is not frozen. Stopped and resumed, it gives the same bits.
+/// A session keeps the existing values of a model, initializes the others, and trains only
+/// parameters that are not frozen. Stopped and resumed, it gives the same bits.
 #[test]
 fn a_low_rank_update_of_a_loaded_model_is_trained_alone() {
     let temp = tempfile::tempdir().unwrap();
@@ -411,7 +411,7 @@ fn stochastic_rounding_resumes_exactly() {
     assert!(whole != files(&run("nearest", "nearest", None)));
 }
 
-/// With a schedule of the caller, that of the configuration is not read.
+/// If the caller sets a schedule, the configuration's schedule is not read.
 #[test]
 fn a_schedule_of_the_caller_replaces_an_impossible_one() {
     let temp = tempfile::tempdir().unwrap();

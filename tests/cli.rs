@@ -102,7 +102,8 @@ fn a_run_from_start_to_end() {
     );
 }
 
-/// Which cases have kernels and pass on a GPU. A case that is no longer `ok` shows in the diff.
+/// Shows which cases have kernels and pass on a GPU. A case that is no longer `ok` appears in the
+/// diff.
 #[cfg(target_os = "linux")]
 #[test]
 fn check_on_a_gpu() {

@@ -1,5 +1,5 @@
-//! Fine-tuning and evaluation of a Hugging Face folder, compared with transformers and torch's AdamW
-//! on the same batches (`tests/parity/make_finetune.py`).
+//! Fine-tuning and evaluation of a Hugging Face folder, compared with transformers and torch's
+//! AdamW on the same batches (`tests/parity/make_finetune.py`).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -99,7 +99,8 @@ fn batches(place: &Path) -> [Vec<i64>; 2] {
     all
 }
 
-/// The batches that transformers trained on are those of the run. `MESHGRAD_BLESS=1` writes them.
+/// The batches that transformers trained on equal the batches of the run. `MESHGRAD_BLESS=1` writes
+/// them.
 #[test]
 fn both_train_on_the_same_batches() {
     let place = place();
@@ -123,7 +124,7 @@ fn both_train_on_the_same_batches() {
     }
 }
 
-/// Losses and gradient norms of 20 steps are those of transformers and torch's AdamW.
+/// Losses and gradient norms of 20 steps equal those of transformers with torch's AdamW.
 #[test]
 fn fine_tuning_matches_transformers() {
     let place = place();
@@ -149,7 +150,7 @@ fn fine_tuning_matches_transformers() {
 }
 
 /// A run continues without the folder that it started from. Its checkpoints have the files of that
-/// folder that others read, with its tokens that end a text.
+/// folder that other programs read, which declare its tokens that end a text.
 #[test]
 fn a_fine_tuned_checkpoint_stands_on_its_own() {
     let place = place();
@@ -194,8 +195,8 @@ fn a_fine_tuned_checkpoint_stands_on_its_own() {
     assert_eq!(folders, 1);
 }
 
-/// A run stands for its newest intact checkpoint. The new run says which one it takes, what else it
-/// takes, and what was passed over.
+/// A run stands for its newest intact checkpoint. The new run reports which checkpoint it takes,
+/// what it takes besides weights, and what was passed over.
 #[test]
 fn a_run_is_fine_tuned_from_its_newest_intact_checkpoint() {
     let place = place();
@@ -224,7 +225,7 @@ fn a_run_is_fine_tuned_from_its_newest_intact_checkpoint() {
     assert!(state("newest").unwrap() != state("older").unwrap());
 }
 
-/// A model trained from scratch also says which token ends a text.
+/// Checkpoints of a model trained from scratch also declare the token that ends a text.
 #[test]
 fn every_checkpoint_has_the_token_that_ends_a_text() {
     let place = place();
@@ -287,7 +288,7 @@ fn errors_of_fine_tuning_name_the_problem() {
     assert!(train("model", &[]).contains("model/tokenizer.json"));
 }
 
-/// Loss, perplexity and bits per byte are those of transformers, for any batch size.
+/// Loss, perplexity and bits per byte equal those of transformers, for any batch size.
 #[test]
 fn evaluation_matches_transformers() {
     let place = place();

@@ -1,6 +1,7 @@
 //! The exact output of `meshgrad mesh`: text, JSON, files of other libraries, and errors.
 //!
-//! After an intended change run `INSTA_UPDATE=always cargo test --test mesh_tool` and read the diff.
+//! After an intended change run `INSTA_UPDATE=always cargo test --test mesh_tool` and read the
+//! diff.
 
 use std::fs;
 use std::process::Command;

@@ -137,8 +137,9 @@ fn logits_loss_and_gradients_match_transformers() {
     }
 }
 
-/// Logits, loss and gradients match on a GPU too, which is the emulator unless `MESHGRAD_TEST_GPU`
-/// is `cuda`. The fixtures have experts, dense layers, windows, biases and scaled positions.
+/// Logits, loss and gradients match on a GPU too: the emulator, or the machine's GPU if
+/// `MESHGRAD_TEST_GPU` is `cuda`. The fixtures have experts, dense layers, windows, biases and
+/// scaled positions.
 #[test]
 fn a_gpu_matches_transformers() {
     let device = match std::env::var("MESHGRAD_TEST_GPU").as_deref() {

@@ -444,7 +444,7 @@ fn checkpoints_are_hugging_face_folders_that_can_be_sampled() {
     assert_eq!(sample("run"), sample("run/step-000008"));
 }
 
-/// `sample` and `forward` see damage too. Of a run, `sample` takes the checkpoint before.
+/// `sample` and `forward` detect damage too. For a run, `sample` takes the previous checkpoint.
 #[test]
 fn damaged_weights_are_not_used() {
     let dir = TestDir::new();
@@ -522,15 +522,15 @@ fn last_sample(dir: &TestDir, run: &str, sets: &[&str], adapted: bool) -> String
     sample.lock().unwrap().clone()
 }
 
-/// `meshgrad sample` generates the text that the run generated at its end, from the averages of the
-/// weights if the run has them, and with its low-rank updates.
+/// `meshgrad sample` generates the text that the run generated at its end. It uses the averages of
+/// the weights, if the run has them, and the low-rank updates.
 #[test]
 fn samples_are_those_of_the_run() {
     let dir = TestDir::new();
     let fast = ["optimizer.learning_rate=0.05", "sample.tokens=40"];
     let averaged = [&fast[..], &["optimizer.ema_decay=0.9"]].concat();
     let sample = |run: &str, more: &[&str]| {
-        // The seed is that of the run plus the step.
+        // The seed is the run's seed plus the step.
         let run = [
             "sample", run, "--prompt", "pub fn ", "--tokens", "40", "--seed", "9",
         ];

@@ -76,7 +76,7 @@ impl TestDir {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        // A program that fails may have closed it.
+        // A program that fails may have closed the pipe.
         let _ = child.stdin.take().unwrap().write_all(input);
         child.wait_with_output().unwrap()
     }
@@ -95,8 +95,8 @@ fn error(output: Output) -> String {
     error
 }
 
-/// The text is that without stop strings, up to the first of them. The tokens are bytes, so each
-/// string here spans several.
+/// The text equals the text without stop strings, up to the first stop string. Each string here
+/// spans several tokens, because tokens are bytes.
 #[test]
 fn a_text_ends_before_a_stop_string() {
     let dir = TestDir::new();
@@ -204,7 +204,7 @@ fn invalid_options_are_named_with_their_range() {
     }
 }
 
-/// A name that does not exist is an error with the runs that have checkpoints.
+/// A name that does not exist is an error that lists the runs with checkpoints.
 #[test]
 fn a_missing_run_lists_the_runs() {
     let dir = TestDir::new();
@@ -227,7 +227,7 @@ fn a_missing_run_lists_the_runs() {
         assert!(error.ends_with("; runs: runs/a, runs/b\n"), "{error}");
     }
     assert!(!dir.path("runs/small").exists());
-    // Of a run, its checkpoints are listed.
+    // If the path is in a run, the error lists the run's checkpoints.
     for command in [&["sample"][..], &["train", "small.toml", "--resume"]] {
         let error = dir.fails(&[command, &["runs/a/step-000009"]].concat());
         let expected = "runs/a/step-000009 does not exist; checkpoints of runs/a: step-000001\n";
@@ -235,7 +235,7 @@ fn a_missing_run_lists_the_runs() {
     }
 }
 
-/// A run on conversations answers with `--chat`, in both formats. Its exports end a text where its
+/// A run on conversations answers with `--chat`, in both formats. Its exports end a text where the
 /// answers end.
 #[test]
 fn a_run_on_conversations_answers() {
@@ -272,7 +272,7 @@ fn a_run_on_conversations_answers() {
             &tokenizer,
         ];
         let output = dir.train(&[&[run], &sets[..]].concat());
-        // The run's own samples are answers, too, and end where those of the data do.
+        // The run's own samples are answers too, and end where the answers in the data end.
         let (_, sample) = output.split_once("sample after step 80\n").unwrap();
         let lines: Vec<&str> = sample.lines().map(str::trim).collect();
         let last = lines
@@ -300,7 +300,7 @@ fn a_run_on_conversations_answers() {
         };
         assert_eq!(sample(&["What is it?", "--chat"]), format!("{ANSWER}\n"));
         assert_ne!(sample(&["What is it?"]), format!("What is it?{ANSWER}\n"));
-        // Typed by a user, the spelling of a token is text.
+        // In a user's prompt, the spelling of a special token is plain text.
         assert!(sample(&["<|im_end|>"]).starts_with("<|im_end|>"));
     }
 }

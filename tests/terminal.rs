@@ -71,8 +71,8 @@ fn on_terminal(columns: u16, folder: &Path, arguments: &[&str]) -> String {
     String::from_utf8(text).unwrap()
 }
 
-/// The rows of a terminal after `output`, from the first on. The cursor moves up, to the start of a
-/// row, and erases to the end of a row or the whole row; other sequences set colors.
+/// The rows of a terminal after `output`, from the top. The cursor moves up, to the start of a row,
+/// and erases to the end of a row or the whole row; other sequences set colors.
 fn screen(output: &str) -> Vec<String> {
     let mut rows = vec![Vec::new()];
     let (mut row, mut column) = (0usize, 0);
@@ -156,7 +156,7 @@ fn a_closed_pipe_ends_commands_quietly() {
         "sample", "run", "--prompt", "one", "--tokens", "3", "--device", "cpu",
     ];
     let cases: [(&[&str], i32); 7] = [
-        // A run is worth finishing.
+        // A run is finished anyway, because its result is in files.
         (
             &["train", "small.toml", "--device", "cpu", "--run-dir", "run"],
             0,

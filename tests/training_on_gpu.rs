@@ -43,7 +43,7 @@ const DENSE: &[&str] = &[
     "model.intermediate_size=96",
 ];
 
-/// A temporary file, so that the test also runs without a checkout.
+/// A temporary file with the text, so that the test also runs without a checkout.
 static TEXT: LazyLock<tempfile::NamedTempFile> = LazyLock::new(|| {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), include_str!("../LICENSE-APACHE")).unwrap();

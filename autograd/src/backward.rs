@@ -98,7 +98,7 @@ impl Pass<'_> {
             true => dys.extend(record.deferred.take().unwrap_or_default()),
             false => self.take_gradients(record, dys),
         }
-        // This frees what the op saved, unless its weights are deferred.
+        // Taking the closure frees what the op saved, unless its weight gradients are deferred.
         let (Some(backward), true) = (record.backward.take(), dys.iter().any(Option::is_some))
         else {
             return Ok(());

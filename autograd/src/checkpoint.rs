@@ -48,7 +48,7 @@ pub fn checkpoint<const N: usize, T: Vars>(
     let first = record_nested(count, &inputs, Dep::Nothing, uses, backward)?;
     let mut at = 0;
     outputs.each_var(&mut |var| {
-        // A parameter that the block returns gets its gradient without the record.
+        // A parameter that the block returns stays a parameter; its gradient needs no record.
         if !matches!(var.node(), Node::Param(_)) {
             *var = output(var.value().clone(), first, at);
         }
@@ -100,7 +100,7 @@ struct Nested<F, const N: usize> {
     /// The dtypes of the outputs.
     dtypes: Vec<DType>,
     block: F,
-    /// After [`Phase::Inputs`]: the state from which [`Phase::Weights`] continues.
+    /// The state between [`Phase::Inputs`] and [`Phase::Weights`].
     recomputed: Mutex<Option<Recomputed>>,
 }
 
@@ -127,8 +127,8 @@ where
                 recomputed
             }
             None => {
-                // A record that depends only on weights does not run in the inputs' phase, so the
-                // weights' phase computes everything.
+                // In [`Phase::Weights`], this record depends only on weights, so [`Phase::Inputs`]
+                // skipped it: compute everything now.
                 let phase = match pass.phase() {
                     Phase::Inputs => Phase::Inputs,
                     Phase::Full | Phase::Weights => Phase::Full,
@@ -141,7 +141,7 @@ where
         };
 
         for (slot, gradient) in slots.iter().zip(&mut recomputed.gradients) {
-            // A gradient that is not needed in the inputs' phase is kept for the weights' phase.
+            // Gradients that are not needed in [`Phase::Inputs`] are kept for [`Phase::Weights`].
             if let (true, Some(gradient)) = (slot.due(), gradient.take_if(|_| slot.due())) {
                 slot.add(|| Ok(gradient))?;
             }

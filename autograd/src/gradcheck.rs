@@ -9,7 +9,7 @@ use crate::{Grads, Init, Param, Result, Spec, Tape, TapeError, Var};
 pub struct Tolerance {
     /// The step of the central difference.
     pub step: f64,
-    /// The allowed distance, relative to 1 + |difference|.
+    /// The allowed error, relative to 1 + |central difference|.
     pub tolerance: f64,
 }
 
@@ -172,7 +172,7 @@ mod tests {
     use super::*;
     use crate::{Error, Track};
 
-    /// x, with a gradient scaled by what `scale` returns for each call of backward.
+    /// Returns `x`. Each call of its backward scales the gradient by the result of `scale`.
     fn identity(x: &Var, scale: impl Fn() -> f64 + Send + 'static) -> Result<Vec<Var>> {
         let y = x.value().clone().tracked([x], move |dy, [dx]| {
             dx.add(|| meshgrad_runtime::ops::affine(dy, scale(), 0.0))
@@ -213,7 +213,7 @@ mod tests {
         gradcheck(large, &[numbers()], Tolerance::default()).unwrap();
     }
 
-    /// A gradient of 0 may be wrong by the tolerance.
+    /// Where the gradient is 0, an error up to the tolerance passes.
     #[test]
     fn a_tiny_error_passes() {
         let constant = |error: f64| {

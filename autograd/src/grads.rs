@@ -11,8 +11,8 @@ type OnReady = Box<dyn FnMut(&Param, &Tensor) -> Result<()> + Send>;
 
 /// Gradient buffers for a list of parameters, in f32 (f64 for f64 parameters).
 ///
-/// Gradients accumulate over backward passes until [`Grads::clear`]. For a parameter that is not in
-/// the list no gradient is computed.
+/// Gradients accumulate over backward passes until [`Grads::clear`]. Gradients of parameters that
+/// are not in the list are not computed.
 #[derive(Default)]
 pub struct Grads {
     entries: Vec<Entry>,
@@ -181,7 +181,8 @@ impl Grads {
         self.report(false)
     }
 
-    /// Ends a backward pass: reports the remaining parameters, and checks that every one was used.
+    /// Ends a backward pass: checks that every parameter that is not optional has a gradient, and
+    /// reports the remaining parameters.
     pub(crate) fn end(&mut self) -> Result<()> {
         let untouched = self.entries.iter().filter(|entry| entry.sum.is_empty());
         let untouched = untouched.filter(|entry| !entry.param.spec().optional);

@@ -72,8 +72,8 @@ pub trait Module {
         params
     }
 
-    /// The parameters that are not frozen, in the order of [`Module::visit`]: those that an
-    /// optimizer updates.
+    /// The parameters that an optimizer updates: all that are not frozen, in the order of
+    /// [`Module::visit`].
     fn trained(&self) -> Vec<Param> {
         let mut params = self.params();
         params.retain(|param| !param.is_frozen());
@@ -131,7 +131,7 @@ pub trait Module {
     }
 }
 
-/// What [`Module::visit`] passes parameters and buffers to.
+/// Receives parameters and buffers from [`Module::visit`].
 pub trait Visitor {
     /// Called for each parameter.
     fn param(&mut self, param: &Param);
@@ -267,7 +267,7 @@ impl ModulePath {
         ModulePath::default()
     }
 
-    /// The path of the part `name` of this module.
+    /// The path of the submodule or parameter `name` of this module.
     #[must_use]
     pub fn sub(&self, name: &str) -> ModulePath {
         match self.0.is_empty() {

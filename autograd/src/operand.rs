@@ -1,11 +1,11 @@
-//! What ops take and return.
+//! The type of operands and results of ops.
 
 use meshgrad_runtime::{DType, Shape, Tensor};
 
 use crate::{Save, Saved, Var};
 
 /// The type of an op's operands and results: [`Var`], or [`Tensor`] where no gradient flows. All
-/// operands of one op are of one type; [`Var::constant`] makes a tensor a variable.
+/// operands of one op have the same type; [`Var::constant`] turns a tensor into a variable.
 pub trait Operand: Save + Clone {
     /// Its value.
     fn value(&self) -> &Tensor;
@@ -13,7 +13,7 @@ pub trait Operand: Save + Clone {
     /// The variable; `None` for a tensor.
     fn as_var(&self) -> Option<&Var>;
 
-    /// A variable as this type. A tensor drops its node.
+    /// Converts a variable to this type. A conversion to a tensor drops the node.
     fn from_var(var: Var) -> Self;
 
     /// The value's shape.

@@ -60,7 +60,7 @@ pub trait Save {
 
 impl Save for Tensor {
     fn save(&self) -> Saved {
-        // What is not recorded, such as the first pass of a checkpoint, is not packed either.
+        // Tensors are not packed outside of a recording, such as in the first pass of a checkpoint.
         let packing = PACKING.with_borrow(|scopes| scopes.last().cloned());
         let packed = match packing.filter(|_| is_recording()) {
             Some(packing) => packing.pack(self),
@@ -79,8 +79,8 @@ impl Save for Tensor {
     }
 }
 
-/// A tensor whose storage counts as saved by the recording tape while this exists. Parameters do
-/// not count, because they stay in memory anyway.
+/// A saved tensor. While this exists, its storage counts as saved by the recording tape. Parameters
+/// do not count, because they stay in memory anyway.
 struct Counted {
     tensor: Tensor,
     _counted: Option<Arc<SavedStorage>>,
@@ -98,8 +98,8 @@ impl Counted {
 
 /// A way to keep saved tensors in another form until backward: elsewhere, smaller, or not at all.
 pub trait Packing: Send + Sync {
-    /// The packed form of `tensor`, or `None` to keep it unchanged. Pack only [`Kind::Value`]:
-    /// other tensors are overwritten later.
+    /// The packed form of `tensor`, or `None` to keep it unchanged. Pack only tensors of
+    /// [`Kind::Value`]: others are overwritten later.
     ///
     /// # Errors
     /// Any error; it is returned when backward needs the tensor.

@@ -1,4 +1,4 @@
-//! Slots: a backward closure gets one per input, and passes that input's gradient to it.
+//! Slots receive gradients: a backward closure gets one slot for each input.
 
 use std::cell::RefCell;
 
@@ -7,7 +7,7 @@ use meshgrad_runtime::{Accumulator, DType, Device, Kind, Shape, Tensor, ops};
 use crate::var::{Node, ValueId};
 use crate::{Error, Grads, Param, Result, TapeError};
 
-/// What a value depends on. An output has the maximum of its inputs.
+/// What a value depends on. For an output, it is the maximum over the inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Dep {
     /// Neither inputs nor parameters.
@@ -40,7 +40,7 @@ impl Edge {
 pub(crate) enum Phase {
     /// All of them.
     Full,
-    /// Those of inputs, and of values that depend on inputs.
+    /// Gradients of inputs, and of values that depend on inputs.
     Inputs,
     /// The remaining ones after [`Phase::Inputs`].
     Weights,
@@ -117,7 +117,8 @@ impl Slot<'_> {
     /// is needed in this pass.
     ///
     /// # Errors
-    /// Errors of `gradient`; [`TapeError::GradientShape`](meshgrad_runtime::TapeError::GradientShape).
+    /// Errors of `gradient`;
+    /// [`TapeError::GradientShape`](meshgrad_runtime::TapeError::GradientShape).
     #[allow(clippy::should_implement_trait)] // This is not `std::ops::Add`.
     pub fn add(self, gradient: impl FnOnce() -> Result<Tensor>) -> Result<()> {
         if !self.due() {

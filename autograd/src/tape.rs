@@ -103,7 +103,7 @@ pub(crate) fn current<T>(f: impl FnOnce(&mut Recorder) -> Option<T>) -> Option<T
 
 /// Runs `body` with `recorder` as this thread's recorder, and returns both.
 fn with_recorder<T>(recorder: Recorder, body: impl FnOnce() -> T) -> (T, Recorder) {
-    /// Restores the outer recorder, also if `body` panics.
+    /// Restores the outer recorder, even if `body` panics.
     struct Restore(Option<Recorder>);
 
     impl Drop for Restore {

@@ -115,7 +115,7 @@ fn every_field_is_visited_in_order_and_tied_parameters_once() {
     assert_eq!(buffers, ["blocks.0.count", "blocks.1.count", "shared"]);
 }
 
-/// `visit` itself passes a tied parameter at each of its places.
+/// `visit` itself passes a tied parameter once for each field that has it.
 #[test]
 fn a_visitor_sees_tied_parameters_twice() {
     #[derive(Default)]
@@ -154,7 +154,7 @@ fn frozen_parameters_are_not_trained() {
     assert!(model.trained().is_empty());
 }
 
-/// Values that are there stay.
+/// Existing values are kept.
 #[test]
 fn materialize_missing_sets_only_what_has_no_value() {
     let (model, device) = (model(), Device::cpu());
@@ -173,7 +173,7 @@ fn materialize_missing_sets_only_what_has_no_value() {
     }
 }
 
-/// A tensor of the kind of parameters becomes the value itself, any other one is copied.
+/// `set` shares a tensor of `Kind::Parameter` and copies any other.
 #[test]
 fn a_value_is_shared_or_copied() {
     let (param, device) = (param("p"), Device::cpu());

@@ -4,7 +4,8 @@ use meshgrad_autograd::{Tape, TapeError, Var, ops};
 use meshgrad_mesh::{Mesh, Sharding};
 use meshgrad_runtime::{Device, Error, Tensor};
 
-/// Gradients of sharded values would be wrong, so they are not recorded; values are computed.
+/// Recording an op on a tracked sharded value is an error, because its gradient would be wrong. Ops
+/// on sharded constants work.
 #[test]
 fn sharded_values_are_not_recorded() {
     let mesh = Mesh::new(&[2], &["dp"]).unwrap();

@@ -30,7 +30,7 @@ pub struct Part {
 }
 
 impl Assembly {
-    /// No tensors yet, over the stored tensors of a folder.
+    /// An assembly over the stored tensors of a folder, without tensors yet.
     pub fn new(folder: Folder) -> Assembly {
         Assembly {
             folder,
@@ -76,7 +76,7 @@ impl Assembly {
         self.tensors.iter().map(spec).collect()
     }
 
-    /// A graph over the assembled tensors as one over the stored tensors, with its requests.
+    /// Rewrites a graph over the assembled tensors, and its requests, to use the stored tensors.
     ///
     /// # Errors
     /// [`GraphError::Redefined`] for a source that is not an assembled tensor.
@@ -107,7 +107,7 @@ impl Grid<'_> {
         let Some(&extent) = self.shape.get(dim) else {
             return match &parts[..] {
                 [part] => Ok(part.expr),
-                // Without dims, or equal in all of them.
+                // The parts have no dims, or the same range in every dim.
                 _ => Err(self.uneven(dim.saturating_sub(1), 0, 0)),
             };
         };

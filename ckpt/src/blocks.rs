@@ -19,7 +19,7 @@ impl Digest {
         Digest(XxHash3_64::oneshot(bytes))
     }
 
-    /// Accepts exactly the displayed form: no sign, no capitals, no missing zeros.
+    /// Parses a digest. Accepts only the displayed form: no sign, no capitals, no missing zeros.
     pub(crate) fn parse(text: &str) -> Option<Digest> {
         let digest = Digest(u64::from_str_radix(text, 16).ok()?);
         (digest.to_string() == text).then_some(digest)

@@ -138,8 +138,9 @@ impl Committed {
         }
     }
 
-    /// Reads every file and returns all damage, in the order of [`Committed::files`]. Each thread
-    /// uses a window of 1 MiB. Any thread may call `progress` with the number of bytes just read.
+    /// Reads every file and returns all damage: missing files, files of another size, then wrong
+    /// digests in the order of [`Committed::files`]. Each thread uses a window of 1 MiB. Any thread
+    /// may call `progress` with the number of bytes just read.
     ///
     /// # Errors
     /// [`Error::Io`] when a file cannot be read.
@@ -153,7 +154,7 @@ impl Committed {
         Ok(problems)
     }
 
-    /// Missing files and files of another size.
+    /// Finds missing files and files of another size.
     fn wrong_sizes(&self) -> Result<Vec<IntegrityError>> {
         let (mut missing, mut problems) = (Vec::new(), Vec::new());
 
@@ -174,7 +175,7 @@ impl Committed {
         Ok(problems)
     }
 
-    /// Damage in files that have the right size.
+    /// Finds damage in files that have the right size.
     fn wrong_digests(
         &self,
         threads: usize,

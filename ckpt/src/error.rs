@@ -360,7 +360,7 @@ pub enum Error {
         change: FileChange,
     },
 
-    /// A file is not a model of PyTorch, or not one of plain tensors.
+    /// A file is not a model of PyTorch, or its tensors are not plain.
     #[error("{} cannot be read as a model of PyTorch: {problem}", path.display())]
     Torch {
         /// The file.
@@ -421,7 +421,7 @@ pub enum Error {
         actual: u64,
     },
 
-    /// Two tensors that a map ties are different.
+    /// Two tensors differ, but the map *ties* them: it requires that they are equal.
     #[error(
         "the map ties `{}` and `{}` of {}, but they differ: remove the one that is wrong, \
          or change the map",

@@ -42,7 +42,7 @@ pub struct FileWriter {
     metadata: BTreeMap<String, String>,
 }
 
-/// A tensor whose offset is not known yet. Its order is that of the file.
+/// A tensor whose offset is not known yet. `Ord` is the order of tensors in a file.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Planned {
     dtype: std::cmp::Reverse<Dtype>,
@@ -214,7 +214,7 @@ impl FileWriter {
         self.plan_for(Path::new("the file"))
     }
 
-    /// [`FileWriter::plan`] with the path to report in errors.
+    /// As [`FileWriter::plan`]; errors name `path`.
     pub(crate) fn plan_for(&self, path: &Path) -> Result<PlannedFile> {
         let header = self.header(path)?;
         let start = [&(header.len() as u64).to_le_bytes()[..], &header].concat();

@@ -61,7 +61,7 @@ impl Format {
 mod tests {
     use crate::Dtype;
 
-    /// The limits in the specifications.
+    /// The greatest and least values, and the bits of NaN, are those of the specifications.
     #[test]
     fn limits_match_the_specifications() {
         let e4m3 = |bits| Dtype::F8E4M3.float8_value(bits).unwrap();

@@ -183,7 +183,7 @@ impl Folder {
     }
 
     /// Opens one safetensors file of any name as a folder of its tensors. Neighboring files are
-    /// ignored. Its [`Folder::path`] is that of the file.
+    /// ignored. [`Folder::path`] is the path of the file.
     ///
     /// # Errors
     /// Errors of [`TensorFile::open`].

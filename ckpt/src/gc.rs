@@ -7,9 +7,9 @@
 //! unlink                 everything below
 //! ```
 //!
-//! Without the first sync, the removal of an old checkpoint could reach the disk before the name of
-//! the new one. Without the second, the removal of its files could reach the disk before that of
-//! its name.
+//! Without the first sync, a power cut could keep the removal of an old checkpoint but lose the
+//! name of the new one. Without the second, it could keep the name of a checkpoint but lose its
+//! files.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -66,7 +66,8 @@ pub fn keep_last_in(
     Ok(removed)
 }
 
-/// The checkpoint's new path; `None` if another process removed it first.
+/// Renames a checkpoint for removal and returns its new path; `None` if another process removed it
+/// first.
 fn move_to_trash(vfs: &dyn Vfs, committed: &Committed) -> Result<Option<PathBuf>> {
     let path = committed.path();
     let trash = temp_name::path(vfs, path, TempKind::Trash);

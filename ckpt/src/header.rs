@@ -88,7 +88,7 @@ impl Header {
         Ok(Header { tensors, metadata })
     }
 
-    /// Tensors at ranges that another format has given, which may overlap.
+    /// A header for tensors at ranges that another format defines. The ranges may overlap.
     pub(crate) fn of_ranges(mut tensors: Vec<TensorInfo>) -> Result<Header, Error> {
         match check_names(&mut tensors) {
             Ok(()) => Ok(Header {

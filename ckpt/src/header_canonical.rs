@@ -49,7 +49,7 @@ impl<'j> Rest<'j> {
         Some(())
     }
 
-    /// A string, after its opening quote.
+    /// Parses the rest of a string after its opening quote.
     fn text(&mut self) -> Option<&'j str> {
         let special = |byte: u8| byte == b'"' || byte == b'\\' || byte < b' ';
         let end = self.0.bytes().position(special)?;
@@ -69,7 +69,7 @@ impl<'j> Rest<'j> {
         number.parse().ok()
     }
 
-    /// The entry of a tensor, after its name.
+    /// Parses the entry of a tensor after its name.
     fn tensor(&mut self, name: &str, data_len: u64) -> Option<TensorInfo> {
         self.skip(":{\"dtype\":\"")?;
         let dtype = Cow::Borrowed(self.text()?);
@@ -100,7 +100,7 @@ impl<'j> Rest<'j> {
         check_entry(name.to_owned(), entry, data_len).ok()
     }
 
-    /// The metadata, after its name.
+    /// Parses the metadata after its name.
     fn pairs(&mut self) -> Option<BTreeMap<String, String>> {
         self.skip(":{\"")?;
         let mut pairs = BTreeMap::new();

@@ -37,7 +37,7 @@ pub(crate) fn read(text: &str, data_len: u64) -> Result<Entries, HeaderError> {
 /// The state that all visitors share.
 struct Reader {
     data_len: u64,
-    /// The violated rule that stopped the parser; serde's own errors are text.
+    /// The violated rule that stopped the parser. It is kept here, because serde's errors are text.
     broken: Cell<Option<HeaderError>>,
     too_deep: Cell<bool>,
 }

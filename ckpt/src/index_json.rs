@@ -72,7 +72,7 @@ pub(crate) fn read(text: &str, limit: usize) -> Result<RawIndex<'_>, IndexError>
 /// The state that all visitors share.
 struct Reader {
     limit: usize,
-    /// The problem that stopped the parser; serde's own errors are text.
+    /// The problem that stopped the parser. It is kept here, because serde's errors are text.
     broken: Cell<Option<IndexError>>,
     too_deep: Cell<bool>,
 }
@@ -214,7 +214,7 @@ impl<'de> Visitor<'de> for Metadata<'_> {
     }
 }
 
-/// Some writers store a float; one that is not a whole number is ignored.
+/// A number as bytes. Some writers store a float, which is ignored unless it is a whole number.
 fn bytes(number: &Number) -> Option<u64> {
     number.as_u64().or_else(|| {
         let value = number.as_f64()?;

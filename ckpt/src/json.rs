@@ -11,12 +11,12 @@ use crate::limits::MAX_DEPTH;
 /// Checks and discards any value.
 ///
 /// Serde's `IgnoredAny` is not suitable: it accepts nesting, numbers and escapes that the reference
-/// crate, which stores the value temporarily, rejects.
+/// crate rejects when it stores the value temporarily.
 #[derive(Clone, Copy)]
 pub(crate) struct Skip<'a> {
     /// Levels of nesting that are still allowed.
     pub(crate) room: usize,
-    /// Set when nesting exceeds them; serde's own errors are text.
+    /// Set when nesting exceeds `room`. It is kept here, because serde's errors are text.
     pub(crate) too_deep: &'a Cell<bool>,
 }
 

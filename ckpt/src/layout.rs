@@ -190,8 +190,8 @@ impl Layout {
         Ok(layout)
     }
 
-    /// Checks that each placement applies to one of `names`, unless it is optional, or matches
-    /// everything that is left.
+    /// Checks that each placement applies to one of `names`. A placement that is optional, or a
+    /// catch-all to which earlier placements leave no name, may apply to none.
     ///
     /// # Errors
     /// [`LayoutError::Unmatched`], [`LayoutError::Shadowed`].
@@ -417,7 +417,7 @@ mod tests {
         }
     }
 
-    /// The sizes of `torch.chunk`, with empty regions for the last ranks.
+    /// Dims are split into the sizes of `torch.chunk`. The last ranks may have empty regions.
     #[test]
     fn uneven_dims_are_split_as_torch_does() {
         let layout = Layout::parse("x=4", "w = x:0").unwrap();
@@ -431,7 +431,7 @@ mod tests {
         assert_eq!(starts(0), [0..0, 0..0, 0..0, 0..0]);
     }
 
-    /// A line that applies to no tensor is an error, unless it is optional or is for the rest.
+    /// A line that applies to no tensor is an error, unless it is optional or a catch-all.
     #[test]
     fn lines_that_apply_to_nothing_are_errors() {
         let check = |placements: &str| {

@@ -11,8 +11,8 @@
 //! - [`source`] and [`exec`]: the files, and reads directly into the final destination.
 //! - [`torch`] and [`Assembly`]: models that PyTorch wrote, and other models stored in parts.
 //! - [`Staging`], [`newest`], [`keep_last`]: atomic checkpoints, which exist completely or not at
-//!   all whenever the process or the machine stops; [`Writer`] for the ranks that write parts of
-//!   one.
+//!   all whenever the process or the machine stops; [`Writer`] for ranks that write parts of a
+//!   checkpoint.
 //! - [`Saver`] and [`Snapshot`]: saving in the background of training.
 //! - [`vfs`]: the file system interface. The crate `meshgrad-ckpt-crash` implements it with
 //!   simulated power cuts and also kills real processes, to test the atomicity.

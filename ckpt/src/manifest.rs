@@ -112,8 +112,10 @@ impl FileJson {
 }
 
 impl Manifest {
+    /// Formats the manifest and seals it.
+    ///
     /// # Errors
-    /// The error does not occur in practice: numbers and strings always have a JSON form.
+    /// Never in practice: numbers and strings always have a JSON form.
     pub(crate) fn to_json(&self) -> serde_json::Result<String> {
         let about = serde_json::to_string(&self.about)?;
         let mut json = format!(

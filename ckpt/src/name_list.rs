@@ -58,7 +58,8 @@ impl<N: AsRef<str>> NameList<N> {
         self.table.get().is_none()
     }
 
-    /// The index of a name. Takes constant time if it is `next`. Sets `next` to the index after it.
+    /// The index of a name, found without hashing if it is `next`. Sets `next` to the index after
+    /// it.
     pub(crate) fn find(&self, name: &str, next: &mut usize) -> Option<usize> {
         let index = match self.names.get(*next) {
             Some(it) if it.as_ref() == name => *next,

@@ -46,7 +46,7 @@ pub(crate) fn open_in(folder: &OwnedFd, name: &str) -> rustix::io::Result<OwnedF
     open_plain(folder, name)
 }
 
-/// The kernel rejects any path that would leave the folder.
+/// Lets the kernel resolve the path. It rejects links and any path that would leave the folder.
 #[cfg(target_os = "linux")]
 fn open_resolved(folder: &OwnedFd, name: &str) -> rustix::io::Result<OwnedFd> {
     use rustix::fs::{ResolveFlags, openat2};
@@ -55,7 +55,7 @@ fn open_resolved(folder: &OwnedFd, name: &str) -> rustix::io::Result<OwnedFd> {
     openat2(folder, name, READ, Mode::empty(), beneath)
 }
 
-/// Equally strict for paths without `..`: opens one component after the other.
+/// Opens one component after the other. For paths without `..` this is equally strict.
 fn open_plain(folder: &OwnedFd, path: &str) -> rustix::io::Result<OwnedFd> {
     let Some((first, rest)) = path.split_once('/') else {
         return openat(folder, path, READ | OFlags::NOFOLLOW, Mode::empty());

@@ -15,7 +15,7 @@ use crate::source::ALIGNMENT;
 use crate::vfs::{self, VfsFile, WRITE_BYTES};
 use crate::{Error, Result};
 
-/// The maximum number of growing parts; above it, the one at the lowest offset is closed.
+/// The maximum number of growing parts. Above it, the part at the lowest offset is closed.
 const MAX_OPEN_RUNS: usize = 64;
 
 /// A file of known size that threads and processes write in parts. Clones refer to the same file.
@@ -190,7 +190,7 @@ mod tests {
         (folder, SharedFile::new(path, file, bytes, block_bytes))
     }
 
-    /// Four threads, each writing its quarter in small parts at the same time.
+    /// Four threads can write their quarters in small parts at the same time.
     #[test]
     fn threads_share_a_file() {
         let bytes: Vec<u8> = (0..40_000u32).map(|at| (at / 3) as u8).collect();

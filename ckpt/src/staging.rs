@@ -386,7 +386,7 @@ impl Staging {
         Committed::open_in(Arc::clone(&self.vfs), &self.target)
     }
 
-    /// Moves an incomplete checkpoint with this name to a temporary name and returns it.
+    /// Moves an incomplete checkpoint with this name aside and returns its temporary path.
     fn move_incomplete_aside(&self) -> Result<Option<PathBuf>> {
         if staging_folder::name_state(&self.vfs, &self.target)? == NameState::Free {
             return Ok(None);

@@ -80,7 +80,8 @@ fn check_cost(bytes: &[u8]) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Inputs that are expensive for their size, because each repetition becomes an object.
+/// Holds even for inputs that are expensive for their size, because each repetition becomes an
+/// object.
 #[test]
 fn memory_is_proportional_to_the_input() {
     const LEN: usize = 8 << 20;
@@ -131,7 +132,7 @@ fn memory_is_proportional_to_the_input() {
     }
 }
 
-/// A false length costs nothing: only existing bytes are allocated.
+/// A false length costs nothing: memory is allocated only for bytes that exist.
 #[test]
 fn false_lengths_cost_nothing() {
     for len in [9, 1 << 20, 100_000_000, 100_000_001, 1 << 40, u64::MAX] {

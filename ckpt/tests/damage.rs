@@ -162,7 +162,7 @@ fn swapped_and_stale_files_are_detected() {
         assert!(found.iter().any(is_named), "{name}: {found:?}");
     }
 
-    // Replaces each file by that of the older step.
+    // Replaces each file by the file of the older step.
     let new = save(run.path(), 3);
     for (name, bytes) in old.files() {
         let path = new.path().join(name);

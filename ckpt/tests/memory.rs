@@ -130,8 +130,7 @@ fn peak_memory_matches_the_plan() {
             );
             drop(targets);
 
-            // Loading into memory that the sink allocates and frees takes only that of incomplete
-            // targets.
+            // If the sink frees complete targets, only incomplete targets take memory.
             let options = Options {
                 targets: Targets::Released,
                 ..options

@@ -49,7 +49,7 @@ proptest! {
 
         let mut writer = FileWriter::new();
         let mut contents = HashMap::new();
-        // Tensors are added in another order than that of the file.
+        // Tensors are added in an order that differs from the file's.
         for (at, (name, dtype, shape)) in tensors.iter().rev().enumerate() {
             writer.add(name, *dtype, shape).unwrap();
             let len = shape.iter().product::<usize>() * dtype.bits() / 8;

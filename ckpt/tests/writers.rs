@@ -67,7 +67,7 @@ fn parts_written_by_ranks_form_the_file() {
     let path = committed.path().join("model/x.bin");
     assert_eq!(fs::read(&path).unwrap(), b"abcdefghij");
 
-    // The digests are those of the ranks' writes, and detect damage.
+    // The ranks computed the digests while they wrote; the digests detect damage.
     fs::write(path, b"abcdXfghij").unwrap();
     let text = committed.verify().unwrap_err().to_string();
     assert!(text.contains("bytes 2..5 (block 1)"), "{text}");

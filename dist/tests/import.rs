@@ -120,7 +120,7 @@ fn torchtitan_defaults_are_read() {
     }
 }
 
-/// Configurations that torchtitan's check rejects are rejected, except for its limits on etp.
+/// Every configuration that torchtitan's check rejects is rejected, except for its limits on etp.
 /// Expert groups that span replicas fail in torch's mesh creation. Here, as in d9d, they are valid,
 /// because the expert domain regroups all ranks of a stage.
 #[test]

@@ -110,8 +110,8 @@ fn meshes_have_the_same_groups() {
     }
 }
 
-/// Actor and critic share ranks but have different degrees; the rollout has its own ranks. Groups of
-/// the same ranks are equal.
+/// Actor and critic share ranks but have different degrees; the rollout has its own ranks. Groups
+/// of the same ranks are equal.
 #[test]
 fn several_states_coexist() {
     let actor = ParallelState::new(config(&[("world", 8), ("tp", 2), ("pp", 2)]));

@@ -39,8 +39,8 @@ pub struct Options {
     /// The number of instructions that a CTA may execute without a store, atomic or barrier before
     /// it is reported as deadlocked. A wait loop that changes no register is reported much earlier.
     pub stall_limit: u64,
-    /// Compute capability (major, minor) that modules are loaded for. The driver sets it to that of
-    /// its device.
+    /// Compute capability (major, minor) that modules are loaded for. The driver sets it to the
+    /// capability of its device.
     pub capability: (u32, u32),
 }
 

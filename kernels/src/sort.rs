@@ -4,7 +4,7 @@
 //! computes the prefix sums of each digit's counts over the CTAs. In the third, each CTA scatters
 //! its keys after those with a smaller digit and after earlier ones with the same digit. All
 //! arithmetic is on integers, so the result depends only on the keys. The launches depend only on
-//! their number.
+//! the number of keys.
 
 use crate::assembler::{
     Arguments, GlobalAddress, Kernel, Launch, Pred, Ptx, SharedAddress, Target, U32, Variant,

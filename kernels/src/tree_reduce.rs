@@ -20,7 +20,7 @@ pub const MAX_SOURCES: usize = 64;
 /// Registers that a thread loads before it uses any, unless there are more sources.
 const IN_FLIGHT: u32 = 16;
 
-/// What is computed.
+/// The operation of a reduction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TreeOp {
     /// The sum.
@@ -131,7 +131,7 @@ fn tree_sum<'k, E: Element<'k>>(values: &[E]) -> E::Sum {
     }
 }
 
-/// The first value that is better than all others, or the first NaN.
+/// The first value that no other value beats, or the first NaN.
 #[track_caller]
 fn extreme<'k, E: Element<'k>>(values: &[E], is_better: impl Fn(E, E) -> Pred<'k>) -> E {
     let others = values[1..].iter();
@@ -157,7 +157,7 @@ trait Element<'k>: Copy {
 
     fn add(a: Self::Sum, b: Self::Sum) -> Self::Sum;
 
-    /// The quotient of a float; an integer is unchanged.
+    /// Divides a float; returns an integer unchanged.
     fn divide(sum: Self::Sum, by: u32) -> Self::Sum;
 
     /// Rounds and stores a sum.
@@ -372,7 +372,7 @@ pub struct TreeReduceArguments<'a> {
     pub sources: &'a [u64],
     /// The first element of the result, which may be a source.
     pub y: u64,
-    /// The elements of each.
+    /// The number of elements of each source and of the result.
     pub elements: u64,
 }
 

@@ -59,7 +59,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// [`Error::NotLoaded`] for a tensor and its cause.
+    /// Creates [`Error::NotLoaded`] from a tensor's name and the cause.
     pub fn not_loaded(tensor: &str, source: meshgrad_runtime::Error) -> Error {
         Error::NotLoaded {
             tensor: tensor.into(),

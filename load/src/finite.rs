@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 /// Elements that are checked without a branch.
 const BATCH: usize = 256;
 
-/// Fails if `bytes` of `tensor`, which are little-endian and contiguous, have NaN or an infinity.
+/// Fails if `bytes`, contiguous little-endian elements of `tensor`, contain NaN or an infinity.
 pub(crate) fn check(name: &str, tensor: &Tensor, bytes: &[u8]) -> Result<()> {
     let is_finite = match tensor.dtype() {
         DType::BF16 => all(bytes, |element: &[u8; 2]| {

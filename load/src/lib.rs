@@ -8,9 +8,9 @@
 //!
 //! Pinned memory is bounded ([`LoadOptions::pinned`]). Tensors are split into chunks that are much
 //! smaller than the bound. Chunks that are being filled take at most half of the bound, and a
-//! buffer is at most twice as large as its chunk, so they always fit. A thread that waits for
-//! memory therefore waits only for the GPU to finish copies. Tensors that do not fit into one such
-//! plan are loaded in several passes.
+//! buffer is at most twice as large as its chunk, so the buffers always fit. A thread that waits
+//! for memory therefore waits only for the GPU to finish copies. Tensors that do not fit into one
+//! such plan are loaded in several passes.
 
 mod chunks;
 mod error;

@@ -64,8 +64,8 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Plans one pass for all tensors if they fit. Otherwise, tensors that fit into a pass share
-    /// one if possible and get one each if not. Each larger tensor gets several.
+    /// Plans one pass for all tensors if they fit. Otherwise, each larger tensor gets several
+    /// passes. The others share a pass or, if they do not fit together, get one each.
     ///
     /// # Errors
     /// [`Error::PinnedBound`] if a single chunk is too large; errors of planning.
@@ -92,8 +92,8 @@ impl<'a> Planner<'a> {
         Ok(passes)
     }
 
-    /// A single pass over some tensors, in the largest chunks that stay within the bound. `None` if
-    /// even the smallest chunks exceed it.
+    /// Plans a single pass over some tensors, in the largest chunks that stay within the bound.
+    /// `None` if even the smallest chunks exceed it.
     fn in_one<'t>(&self, requests: &[&'t Requested<'_>]) -> Result<Option<Pass<'t>>> {
         for threads in [self.base.threads, 1] {
             let mut chunk = self.max_chunk();
@@ -111,7 +111,7 @@ impl<'a> Planner<'a> {
         Ok(None)
     }
 
-    /// Several passes over one tensor, each for as many of its chunks as may be filled at a time.
+    /// Plans several passes over one tensor, each for as many chunks as may be filled at a time.
     fn in_several<'t>(&self, request: &'t Requested<'_>) -> Result<Vec<Pass<'t>>> {
         let max_chunk = self.max_chunk();
         let (mut passes, mut open, mut bytes) = (Vec::new(), Vec::new(), 0);

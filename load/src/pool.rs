@@ -9,8 +9,8 @@ use meshgrad_runtime::{Device, PendingUpload, PinnedBuffer, Tensor};
 
 use crate::error::{Error, Result};
 
-/// Pinned buffers, whose sizes are powers of two. [`PinnedPool::take`] never deadlocks if the
-/// buffers that are taken at a time, each rounded up to a power of two, fit into the bound.
+/// Pinned buffers, whose sizes are powers of two. [`PinnedPool::take`] never deadlocks if all
+/// buffers that are taken but not yet uploaded fit into the bound at their rounded sizes.
 pub(crate) struct PinnedPool<'t> {
     device: &'t Device,
     bound: u64,
@@ -23,7 +23,7 @@ struct State<'t> {
     /// Bytes of all buffers.
     pinned: u64,
     idle: Vec<PinnedBuffer>,
-    /// In the order in which they complete.
+    /// Pending copies, in the order in which they complete.
     uploads: VecDeque<NamedUpload<'t>>,
 }
 
@@ -43,7 +43,7 @@ impl<'t> PinnedPool<'t> {
         }
     }
 
-    /// A buffer for `bytes` bytes of `tensor`, of less than twice that size. If the bound is
+    /// Takes a buffer for `bytes` bytes of `tensor`, less than twice as large. If the bound is
     /// reached, waits until other buffers are free again.
     ///
     /// # Errors

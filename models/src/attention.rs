@@ -42,7 +42,7 @@ pub struct Attention {
     pub k_norm: RmsNorm,
     /// c.
     pub head_dim: usize,
-    /// A query attends to this many keys, itself included; `None`: to all before it.
+    /// The number of keys that a query attends to, up to its own position; `None` for all.
     pub window: Option<usize>,
 }
 
@@ -94,7 +94,7 @@ impl Attention {
         self.o_proj.forward(&ops::merge_last(&out_bthc)?)
     }
 
-    /// [b, t, heads * c] as [b, t, heads, c], for any number of heads.
+    /// Reshapes [b, t, heads * c] to [b, t, heads, c], for any number of heads.
     fn heads(&self, x: &Var) -> Result<Var> {
         ops::split_last(x, self.head_dim)
     }

@@ -11,7 +11,7 @@ use crate::moe::Routing;
 /// expert e per token and P_e its mean probability.
 ///
 /// It equals `top_k` when the load is balanced. Gradients flow through the probabilities only.
-/// Returns a scalar, f32.
+/// Returns a scalar, f32; `None` without layers.
 ///
 /// # Errors
 /// When the layers have different numbers of experts.
@@ -37,7 +37,7 @@ pub fn load_balancing_loss(layers: &[Routing]) -> Result<Option<Var>> {
 }
 
 /// The router z-loss (Zoph et al. 2022): the mean over tokens and layers of the squared log-sum-exp
-/// of the router logits. It keeps the logits small. Returns a scalar, f32.
+/// of the router logits. It keeps the logits small. Returns a scalar, f32; `None` without layers.
 ///
 /// # Errors
 /// As [`load_balancing_loss`].
@@ -62,7 +62,7 @@ pub fn router_z_loss(layers: &[Routing]) -> Result<Option<Var>> {
 
 /// Raises the bias of experts with fewer tokens than the mean and lowers that of experts with more:
 /// b_e += rate sign(mean_e(c_e) - c_e) (Wang et al. 2024, algorithm 1; DeepSeek-V3, section 2.1.2).
-/// It does not affect gradients.
+/// The bias does not affect gradients.
 ///
 /// `bias` \[E\] f32, of a mutable kind; `counts` \[E\] f32, integers: the tokens per expert of a
 /// step.
@@ -70,7 +70,7 @@ pub fn router_z_loss(layers: &[Routing]) -> Result<Option<Var>> {
 /// # Errors
 /// When `bias` and `counts` differ in shape, or `bias` is immutable.
 pub fn update_router_bias(bias: &Tensor, counts: &Tensor, rate: f64) -> Result<()> {
-    // E (mean - c_e) is an integer; clamped to [-1, 1] it is its own sign.
+    // E (mean - c_e) is an integer, so clamping it to [-1, 1] gives its sign.
     let experts = counts.extent(0)? as f64;
     let missing = ops::sub(
         &ops::sum(counts, &[0])?,
@@ -103,7 +103,7 @@ fn shares(layers: &[Vec<f64>]) -> Vec<f64> {
     (0..experts).map(|expert| count(expert) / all).collect()
 }
 
-/// The load of the busiest expert: its tokens over the mean tokens per expert.
+/// The load of the busiest expert: its tokens divided by the mean tokens per expert.
 fn load(counts: &[f64]) -> f64 {
     let largest = counts.iter().copied().fold(0.0, f64::max);
     largest * counts.len() as f64 / counts.iter().sum::<f64>()

@@ -1,9 +1,9 @@
 //! The configuration of a Qwen3 model, with the names of Hugging Face's config.json.
 //!
 //! [`Qwen3Config`] is read from and written to config.json ([`Qwen3Config::from_json`],
-//! [`Qwen3Config::to_json`]) and is, through serde, the strict `[model]` table of a TOML
-//! configuration. Semantics are those of transformers 5.23. This module does not depend on
-//! tensors, files or devices.
+//! [`Qwen3Config::to_json`]). Through serde it is also the strict `[model]` table of a TOML
+//! configuration. Keys have the meaning that transformers 5.23 gives them. This module does not
+//! depend on tensors, files or devices.
 //!
 //! Fields hold the values as written. Where Hugging Face has several spellings, or a default that
 //! depends on other keys, use the method: [`head_dim`](Qwen3Config::head_dim),

@@ -24,10 +24,10 @@ pub use error::{Error, Result};
 pub use memory::NamedTensor;
 use memory::{SourceBytes, specs};
 
-/// The mapping in which the tensors of a folder have the module's names.
+/// The mapping that keeps all names: the tensors of a folder have the names in the module.
 ///
 /// # Errors
-/// None: a test parses it.
+/// Never: a test checks that the mapping parses.
 pub fn by_name() -> Result<Mapping> {
     Ok(Mapping::parse("{rest:path} = {rest:path}")?)
 }
@@ -47,8 +47,8 @@ pub fn save(module: &impl Module, dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Loads the parameters and buffers of `module` from the folder `dir`, where they have their own
-/// names, to `device`. Float dtypes are converted.
+/// Loads the parameters and buffers of `module` to `device` from the folder `dir`, in which they
+/// have the same names. Float dtypes are converted.
 ///
 /// # Errors
 /// [`Error::Tensors`] with all tensors that are missing, unexpected or of another shape;
@@ -104,7 +104,7 @@ pub fn add_tensors(
     Ok(())
 }
 
-/// The tensors that a folder would store for `tensors`, with their bytes.
+/// The tensors that a folder stores for `tensors` under `mapping`, with their bytes.
 ///
 /// # Errors
 /// As [`add_tensors`].
@@ -141,8 +141,8 @@ pub fn stored(tensors: &[NamedTensor], mapping: &Mapping) -> Result<Vec<(TensorS
     Ok(written)
 }
 
-/// The name of each tensor that a folder would store for `tensors`, with the names of those that it
-/// is made of.
+/// The name of each tensor that a folder stores for `tensors`, with the names of the tensors that
+/// it is made from.
 ///
 /// # Errors
 /// [`Error::Unwritable`].
@@ -161,7 +161,7 @@ pub fn stored_names(
 
 fn bound_to_store(tensors: &[NamedTensor], mapping: &Mapping) -> Result<Bound> {
     let reversed = mapping.reversed();
-    // A model need not have all tensors of a mapping, and a tensor has one name in a folder.
+    // A model need not have all tensors of a mapping. A rule of two names renames the tensor.
     let allowed = AllowedProblems::none().and("unmatched")?.and("dropped")?;
     let bound = reversed.bind(&specs(tensors)?, None, &allowed);
     bound.map_err(|report| Error::Unwritable { report })
@@ -214,7 +214,7 @@ fn fill_all(
     Ok(())
 }
 
-/// Reads `tensors`, of a mutable kind, from `folder`: each byte once, straight to its destination.
+/// Reads `tensors`, of a mutable kind, from `folder` with [`meshgrad_load::load`].
 ///
 /// # Errors
 /// [`Error::Tensors`] with all tensors that are missing, unexpected or of another shape;

@@ -37,7 +37,7 @@ impl Linear {
         }
     }
 
-    /// Whether it has a bias, zero at first.
+    /// Sets whether the projection has a bias, which is zero at first.
     #[must_use]
     pub fn bias(mut self, has_bias: bool) -> Linear {
         let bias = || Param::new(self.path.sub("bias"), [self.weight.shape()[0]], Init::Zeros);
@@ -45,7 +45,7 @@ impl Linear {
         self
     }
 
-    /// The initial value of the weight.
+    /// Sets the initial value of the weight.
     #[must_use]
     pub fn init(mut self, init: Init) -> Linear {
         let shape = self.weight.shape();
@@ -53,20 +53,20 @@ impl Linear {
         self
     }
 
-    /// Its path in the model.
+    /// The path of the projection in the model.
     pub fn path(&self) -> &ModulePath {
         &self.path
     }
 
-    /// Adds a [`Lora`] of rank `rank`, whose parameters have no values yet. To train nothing else,
-    /// freeze the model before.
+    /// Adds a [`Lora`] of rank `rank`, whose parameters have no values yet. To train only these
+    /// parameters, freeze the model first.
     pub fn add_lora(&mut self, rank: usize, alpha: f64) {
         let (outputs, inputs) = (self.weight.shape()[0], self.weight.shape()[1]);
         self.lora = Some(Lora::new(&self.path, inputs, outputs, rank, alpha));
     }
 
-    /// Adds the update of the [`Lora`] to the weight, and removes the [`Lora`]. Clones that were made
-    /// before keep theirs, so they would count the update twice.
+    /// Adds the update of the [`Lora`] to the weight, and removes the [`Lora`]. Earlier clones keep
+    /// their [`Lora`] and share the weight, so they would count the update twice.
     ///
     /// # Errors
     /// When a parameter has no value.
@@ -131,8 +131,8 @@ impl RmsNorm {
         ops::add_rms_norm(x, added, &self.weight.var_as(x.dtype())?, self.eps)
     }
 
-    /// The norm of each head of `x` [b, t, heads, features], rotated by the angles of its position
-    /// ([b, t, features / 2]), in one pass.
+    /// The norm of each head of `x` [b, t, heads, features], rotated by the angles of its position,
+    /// in one pass. `cos` and `sin` are [b, t, features / 2].
     ///
     /// # Errors
     /// When shapes do not match.

@@ -1,4 +1,4 @@
-//! Low-rank adaptation (Hu et al. 2021): a small trained update beside a weight that is not trained.
+//! Low-rank adaptation (Hu et al. 2021): a small trained update of a weight that is not trained.
 //!
 //! Legend: r rank.
 

@@ -51,7 +51,7 @@ pub trait Model: Module {
         name.rsplit("::").next().unwrap_or(name).to_owned()
     }
 
-    /// Number of parameters that compute one token; fewer than all of a mixture of experts.
+    /// Number of parameters that one token uses. In a mixture of experts these are not all.
     fn active_parameters(&self) -> u64 {
         let elements = |param: &Param| param.shape().elements() as u64;
         self.params().iter().map(elements).sum()
@@ -78,8 +78,8 @@ pub trait Generate: Module {
     /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
     fn cache(&self, device: &Device, dtype: DType, capacity: usize) -> Result<Self::Cache>;
 
-    /// The logits of the token after `ids_bt`, [b, v]. `ids_bt`, i64 [b, t], continues the sequences
-    /// in `cache` and is appended to it.
+    /// The logits of the token after `ids_bt`, [b, v]. `ids_bt`, i64 [b, t], continues the
+    /// sequences in `cache` and is appended to it.
     ///
     /// # Errors
     /// When an id is out of range or the cache is full.
@@ -101,8 +101,8 @@ pub struct Compute {
 pub struct TokenBatch {
     /// Token ids, i64 [b, t].
     pub ids: Tensor,
-    /// The token after each position, i64 [b, t]; [`IGNORE_INDEX`](crate::IGNORE_INDEX) where none
-    /// counts.
+    /// The token after each position, i64 [b, t]; [`IGNORE_INDEX`](crate::IGNORE_INDEX) at
+    /// positions that do not count.
     pub labels: Tensor,
 }
 
@@ -147,8 +147,8 @@ impl Loss {
 /// Metrics of a step that only the model can compute.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Metrics {
-    /// Tokens of the busiest expert over the mean tokens per expert, in the layer where that is
-    /// largest.
+    /// Tokens of the busiest expert divided by the mean tokens per expert, in the layer where this
+    /// ratio is largest.
     pub expert_load: Option<f64>,
     /// Each expert's share of the tokens over all layers.
     pub expert_shares: Vec<f64>,

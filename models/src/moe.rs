@@ -25,9 +25,9 @@ pub struct Moe {
     pub top_k: usize,
     /// Whether the weights of a token's experts are divided by their sum.
     pub normalize: bool,
-    /// Added to the probabilities for the choice of experts only, \[e\] f32. It shifts the choice
-    /// towards experts with few tokens, and
-    /// [`update_router_bias`](crate::balance::update_router_bias) changes it.
+    /// Added to the probabilities only to choose the experts, \[e\] f32. It shifts the choice
+    /// towards experts with few tokens; [`update_router_bias`](crate::balance::update_router_bias)
+    /// changes it.
     pub router_bias: Option<Buffer>,
 }
 

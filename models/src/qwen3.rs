@@ -113,15 +113,15 @@ impl Qwen3 {
         &self.config
     }
 
-    /// The model with other weights of the balancing losses. It shares its parameters with clones.
+    /// Sets how the load of experts is balanced. Parameters stay shared with clones of the model.
     #[must_use]
     pub fn balanced(mut self, balancing: Balancing) -> Qwen3 {
         self.balancing = balancing;
         self
     }
 
-    /// The model with files that are saved with it, such as those of the folder that it comes from:
-    /// [`hf::companions`].
+    /// Sets the files that are saved with the model, such as the [`hf::companions`] of the folder
+    /// that it was loaded from.
     #[must_use]
     pub fn with_companions(mut self, files: Vec<(String, String)>) -> Qwen3 {
         self.companions = files;
@@ -196,7 +196,7 @@ impl Qwen3 {
         })
     }
 
-    /// As [`Qwen3::projections`], to change them: to add a [`Lora`](crate::lora::Lora).
+    /// As [`Qwen3::projections`], but mutable, for example to add a [`Lora`](crate::lora::Lora).
     pub fn projections_mut(&mut self) -> impl Iterator<Item = &mut Linear> {
         self.layers.iter_mut().flat_map(|layer| {
             let of_attention = &mut layer.self_attn;

@@ -80,8 +80,8 @@ mod tests {
 
     use super::*;
 
-    /// A stream gives the same sums, norms and gradients as separate additions and norms, in
-    /// whatever order the sum and the norm are asked for.
+    /// A stream gives the same sums, norms and gradients as separate additions and norms, whether
+    /// the sum or the norm is computed first.
     #[test]
     fn a_stream_is_additions_and_norms() {
         let device = Device::cpu();

@@ -33,7 +33,8 @@ pub enum Error {
 /// The tolerance of a comparison.
 #[derive(Clone, Copy, Debug)]
 pub enum Closeness {
-    /// Every element, relative to the largest element of its tensor, or to 1.
+    /// The maximum error of each element, relative to the largest element of its tensor or to 1,
+    /// whichever is larger.
     Elements(f64),
     /// The tensors as vectors: 1 - cos of the angle, and the ratio of the norms. For dtypes in
     /// which single elements are inaccurate.
@@ -142,8 +143,8 @@ struct Recorded {
     tape: Tape,
 }
 
-/// An input on the tape. The gradient of a weight is at least f32, that of an activation has the
-/// activation's dtype.
+/// An input on the tape. The gradient of a weight is at least f32; the gradient of an activation
+/// has the activation's dtype.
 enum Input {
     Activation(Var),
     Weight(Param),

@@ -23,7 +23,7 @@ fn a_failed_allocation_reports_the_earlier_kernel_failure() {
         "{failed}"
     );
 
-    // The cache has no block of this size, so the driver is called.
+    // The cache has no block of this size, so the allocation calls the driver.
     let rejected = Tensor::zeros(&gpu, &[64 << 20], DType::U8, Kind::Cache).err();
     let Some(Error::Cuda(CudaError::Call {
         function: "cuMemAlloc_v2",

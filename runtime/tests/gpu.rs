@@ -51,7 +51,7 @@ fn the_host_cannot_address_gpu_memory() {
         x.write::<f32>("test"),
         Err(Error::NotOnHost { .. })
     ));
-    // Nothing would end the use of a loan that no work on a stream takes.
+    // A loan on a GPU needs a `StreamWork`, because nothing else would end the use.
     assert!(matches!(x.lend("test"), Err(Error::NotOnHost { .. })));
     assert!(matches!(x.lend_mut("test"), Err(Error::NotOnHost { .. })));
     let stream = gpu.stream().unwrap();
@@ -132,7 +132,7 @@ fn streams_keep_their_order() {
         let made = ops::add(&pending.wait().unwrap(), &beside).unwrap();
         sum = ops::add(&sum, &made).unwrap();
     }
-    // sum of 2 round x + x - x
+    // The sum over the rounds of 2 * round * x + x - x.
     let expected = ops::affine(&exact(&x), 30.0, 0.0).unwrap();
     devices::assert_close(&sum, &expected, 1e-5, 1e-3);
 
@@ -142,7 +142,7 @@ fn streams_keep_their_order() {
     assert_eq!(gpu.memory_stats().live, 0);
 }
 
-/// With random interleavings, which the emulator restricts only by events, results do not change.
+/// Results do not change when the emulator interleaves streams at random, ordered by events only.
 #[test]
 fn streams_keep_their_order_however_they_interleave() {
     let Some(gpu) = gpu().filter(|gpu| gpu.to_string().starts_with("emulator")) else {

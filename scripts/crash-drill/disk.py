@@ -157,7 +157,7 @@ def choose(pending: int, budget: int, seed: int) -> list:
     regular += [("all but", at) for at in range(pending) if pending > 2]
     rng.shuffle(regular)
     chosen = ["none", "all", *regular[: budget // 2]]
-    # Few changes have few distinct states.
+    # With few pending changes, more random sets would only repeat states.
     budget = min(budget, 2 + 16 * pending)
     while len(chosen) < budget:
         chosen.append(("random", rng.getrandbits(63)))

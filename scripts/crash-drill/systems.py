@@ -67,7 +67,7 @@ class System:
         for tensor in state.values():
             if tensor.numel() != self.elements:
                 raise ValueError("unexpected shape")
-            # By `repr`, so that all NaNs are one value.
+            # Compared by `repr`, so that all NaNs are one value.
             values.update(repr(value.item()) for value in (tensor.min(), tensor.max()))
         return [float(value) if value != "nan" else -1.0 for value in sorted(values)]
 

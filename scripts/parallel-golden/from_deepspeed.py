@@ -52,7 +52,7 @@ EXPERT_AND_MODEL = [
     (8, 1, 2, 1),
 ]
 
-# World size, pipeline, tensor, expert and expert tensor degree: experts folded over tensor ranks ("AutoEP").
+# World size; pipeline, tensor, expert and expert tensor degree. Experts are folded over tensor ranks ("AutoEP").
 FOLDED = [
     (8, 1, 2, 4, 1),
     (8, 1, 4, 8, 1),

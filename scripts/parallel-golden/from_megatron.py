@@ -16,7 +16,7 @@ from megatron.core import parallel_state
 from recorder import world
 from table import error, versions, write, xxh3
 
-# Sizes multiply to W on the dense side (tp cp dp pp) and on the expert side (etp ep edp pp).
+# The sizes multiply to the world size both on the dense side (tp cp dp pp) and on the expert side (etp ep edp pp).
 SIZES = [
     {"world": 8, "tp": 2, "cp": 1, "dp": 2, "pp": 2, "etp": 1, "ep": 2, "edp": 2},
     {"world": 8, "tp": 1, "cp": 1, "dp": 8, "pp": 1, "etp": 1, "ep": 4, "edp": 2},
@@ -44,7 +44,7 @@ EXPERT_TOKENS = ["tp", "ep", "dp", "pp", "tp-ep", "tp-ep-pp"]
 DENSE_SUBSETS = subsets("tp", "cp", "dp", "pp")
 EXPERT_SUBSETS = subsets("tp", "ep", "dp", "pp")
 
-# The configurations that are counted, named after the model whose sizes they use, if any.
+# The configurations whose groups are counted. Some are named after a model that uses such sizes.
 ROWS = [
     ("8 ranks, dp8", 8, {}),
     ("8 ranks, tp2 pp2 dp2", 8, {"tensor": 2, "pipeline": 2}),
@@ -63,8 +63,8 @@ ROWS = [
     ),
 ]
 
-# The same rows at an unreleased commit of Megatron-LM's main branch. It has three more kinds of group, for rematerialized
-# weights; all three are singletons or equal to lists of another kind. Recorded by hand.
+# The same rows at an unreleased commit of Megatron-LM's main branch, recorded by hand. This commit has three more kinds
+# of group, for rematerialized weights. They are singletons, or have the same lists as another kind.
 MAIN_BRANCH = {
     "commit": "d98e8a64ddf34856e74b24714e3bedb2f5a39553",
     "more": {

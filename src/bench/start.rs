@@ -140,8 +140,8 @@ impl Start {
     }
 }
 
-/// Starts `train_tiny.py`, which writes its first line after its first training step. `cache` is the
-/// cache folder of torch.compile.
+/// Starts `train_tiny.py`, which writes its first line after its first training step. `cache` is
+/// the cache folder of torch.compile.
 fn start_torch(
     python: &Path,
     implementation: &str,

@@ -140,7 +140,7 @@ struct MappingErrors {
     problems: Vec<String>,
 }
 
-/// The output if a map does not fit the source.
+/// The answer when a map does not fit the source: all problems and exit code 1.
 pub(super) fn mapping_errors(
     source: &Path,
     map: &Option<PathBuf>,

@@ -1,4 +1,4 @@
-//! Tensors that are stored in parts, such as those of PyTorch, read by ranges of their bytes.
+//! Reads byte ranges of tensors that are stored in parts, such as the tensors of PyTorch.
 
 use std::ops::Range;
 
@@ -15,16 +15,16 @@ const MIN_WINDOW: u64 = 64 << 10;
 /// A model of PyTorch whose tensors are read as if each were contiguous.
 pub(crate) struct Assembled {
     model: TorchModel,
-    /// Name, dtype and shape of each tensor, with its bytes from 0 on.
+    /// The name, dtype and shape of each tensor. Its byte range starts at 0.
     tensors: Vec<TensorInfo>,
-    /// The tensors as expressions of `graph`, over the stored ones.
+    /// Each tensor as an expression of `graph` over the stored tensors.
     exprs: Vec<Expr>,
     graph: Graph,
     sources: Sources,
 }
 
 impl Assembled {
-    /// Reads no data.
+    /// Opens the files of `model`; reads no data.
     pub(crate) fn new(model: TorchModel) -> anyhow::Result<Assembled> {
         let assembly = &model.assembly;
         let (mut tensors, mut graph, mut all) = (Vec::new(), Graph::new(), Vec::new());
@@ -58,7 +58,8 @@ impl Assembled {
         &self.tensors
     }
 
-    /// Fills `data` with bytes of a tensor, from `offset` on. Allocates at most as many bytes again.
+    /// Fills `data` with the bytes of a tensor from `offset` on. Allocates a window of the same
+    /// size, but of at least [`MIN_WINDOW`] bytes.
     pub(crate) fn read(&self, tensor: usize, offset: usize, data: &mut [u8]) -> anyhow::Result<()> {
         let TensorInfo { dtype, shape, .. } = &self.tensors[tensor];
         let shape: Vec<u64> = shape.iter().map(|extent| *extent as u64).collect();
@@ -88,7 +89,7 @@ impl Assembled {
     }
 }
 
-/// Consecutive elements of a row-major tensor as regions, in order.
+/// Splits consecutive elements of a row-major tensor into regions, in order.
 fn boxes(shape: &[u64], Range { start, end }: Range<u64>) -> Vec<Vec<Range<u64>>> {
     if start == end {
         return Vec::new();
@@ -120,7 +121,7 @@ fn boxes(shape: &[u64], Range { start, end }: Range<u64>) -> Vec<Vec<Range<u64>>
 mod tests {
     use super::*;
 
-    /// The numbers of the elements in a region.
+    /// The row-major indices of a region's elements.
     fn numbers(shape: &[u64], region: &[Range<u64>]) -> Vec<u64> {
         let dims = shape.iter().zip(region);
         dims.fold(vec![0], |outer, (extent, range)| {
@@ -129,7 +130,7 @@ mod tests {
         })
     }
 
-    /// Regions have the elements of the range, once and in order.
+    /// The regions cover each element of the range once, in order.
     #[test]
     fn boxes_cover_their_range_in_order() {
         for shape in [

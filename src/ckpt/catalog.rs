@@ -344,7 +344,7 @@ impl Catalog {
         })
     }
 
-    /// Buffers that reading a tensor needs, with the one that is filled.
+    /// The number of buffers that reading a tensor needs, including the one that is filled.
     pub(crate) fn buffers(&self) -> u64 {
         1 + u64::from(self.torch_models().next().is_some())
     }

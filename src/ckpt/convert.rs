@@ -70,9 +70,9 @@ pub(super) struct Report {
     dtype: Option<&'static str>,
     /// Tensors that were rounded to `dtype`.
     rounded: u64,
-    /// Tensors of which `dtype` or the map made finite elements infinite.
+    /// Tensors with finite elements that `dtype` or the map made infinite.
     overflows: Vec<Overflow>,
-    /// What a map's dtypes change in config.json.
+    /// Changes of config.json because the map changes dtypes.
     config: Vec<String>,
     /// Problems that were allowed.
     allowed: Vec<String>,
@@ -91,7 +91,7 @@ struct RoundTrip {
     why: Option<String>,
     /// The number of pairs of tensors that must be equal for the inverse to exist.
     ties: u64,
-    /// Tensors that the inverse adds to those of the source.
+    /// Tensors that the inverse produces although the source lacks them.
     added: Vec<String>,
 }
 

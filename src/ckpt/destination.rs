@@ -135,7 +135,7 @@ impl Copied {
 }
 
 impl<'a> Sidecars<'a> {
-    /// Those of a source; a single file has none.
+    /// The sidecars of a source; a single file has none.
     pub(super) fn of(source: &'a Source) -> Sidecars<'a> {
         Sidecars {
             folder: source.folder_path(),
@@ -239,8 +239,8 @@ pub(super) struct ConfigChange {
 }
 
 impl ConfigChange {
-    /// The change from the tensors that are read to those that are written, of which the user chose
-    /// the float type if `dtype` is given.
+    /// Compares the tensors that are read with those that are written. `dtype` is the float type
+    /// that the user chose, if any.
     pub(super) fn of(
         read: &[TensorSpec],
         written: &[TensorSpec],
@@ -274,7 +274,7 @@ impl ConfigChange {
     }
 
     /// The changed configuration. Older versions of transformers read only `torch_dtype`, newer
-    /// ones both keys; models with several parts also have them in the configuration of each part.
+    /// ones read both keys. Models with several parts also have the keys in each part.
     fn apply(&self, json: Vec<u8>) -> anyhow::Result<Vec<u8>> {
         if self.dtype.is_none() && !self.dequantized {
             return Ok(json);

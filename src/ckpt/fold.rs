@@ -141,7 +141,7 @@ fn render(template: &str, product: &[Vec<u64>]) -> String {
     pattern
 }
 
-/// `7`, `{0..47}`, `{3..47..4}`, `{0..2,5,9..12}`.
+/// Formats a set of numbers, as in `7`, `{0..47}`, `{3..47..4}`, `{0..2,5,9..12}`.
 fn brace_range(set: &[u64]) -> String {
     if let [only] = set {
         return only.to_string();

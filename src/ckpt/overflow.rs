@@ -12,24 +12,24 @@ use serde::Serialize;
 use super::source::Source;
 use super::stream::{Limits, Stream, file_shape};
 
-/// A tensor of which finite elements became infinite.
+/// The number of a tensor's finite elements that became infinite.
 #[derive(Serialize)]
 pub(super) struct Overflow {
     pub(super) tensor: String,
     pub(super) elements: u64,
 }
 
-/// Counts infinite elements of tensors that are rounded, while a conversion writes them.
+/// Counts the infinite elements of rounded tensors while a conversion writes them.
 pub(super) struct InfiniteElements {
     /// The outputs without rounding.
     graph: Graph,
-    /// Those that are rounded, by name.
+    /// The outputs that are rounded, by name, as expressions before rounding.
     unrounded: BTreeMap<String, Expr>,
     found: BTreeMap<String, u64>,
 }
 
 impl InfiniteElements {
-    /// Of a map without `--dtype`, and of the tensors that are written.
+    /// Starts at zero. `map` is the map without `--dtype`; `written` are the tensors to write.
     pub(super) fn new(map: &Bound, written: &[TensorSpec]) -> anyhow::Result<InfiniteElements> {
         let (graph, unrounded) = map.unrounded()?;
         let rounded = written.iter().filter_map(|spec| {
@@ -53,8 +53,8 @@ impl InfiniteElements {
         }
     }
 
-    /// The tensors with more infinite elements than without rounding. Computes only tensors with
-    /// infinite elements again.
+    /// The tensors that have more infinite elements than without rounding. Only tensors with
+    /// infinite elements are computed again, without rounding.
     pub(super) fn overflows(
         &self,
         source: &Source,

@@ -41,7 +41,7 @@ impl FromStr for ByteSize {
     }
 }
 
-/// `512 B`, `1.5 KiB`, `56.9 GiB`.
+/// Formats a size, as in `512 B`, `1.5 KiB`, `56.9 GiB`.
 pub(crate) fn bytes(count: u64) -> String {
     let (value, step) = scaled(count, 1024.0, 1023.95);
     match step {
@@ -50,7 +50,8 @@ pub(crate) fn bytes(count: u64) -> String {
     }
 }
 
-/// `950`, `3.42 M`, `30.5 B`: three digits, with B for billions as is usual for parameter counts.
+/// Formats a count with three digits, as in `950`, `3.42 M`, `30.5 B`. B stands for billions, as is
+/// usual for parameter counts.
 pub(crate) fn count(count: u64) -> String {
     let (value, step) = scaled(count, 1000.0, 999.5);
     let digits = match value {
@@ -67,7 +68,7 @@ pub(crate) fn count(count: u64) -> String {
     }
 }
 
-/// `18,867`.
+/// Formats a number with separators, as in `18,867`.
 pub(crate) fn grouped(count: u64) -> String {
     let digits = count.to_string();
     let mut text = String::new();
@@ -80,7 +81,7 @@ pub(crate) fn grouped(count: u64) -> String {
     text
 }
 
-/// `1 tensor`, `18,867 tensors`.
+/// Formats a number of things, as in `1 tensor`, `18,867 tensors`.
 pub(crate) fn counted(count: u64, what: &str) -> String {
     let plural = if count == 1 { "" } else { "s" };
     format!("{} {what}{plural}", grouped(count))

@@ -23,7 +23,7 @@ pub(super) struct Source {
     links: Links,
     /// The checkpoint that the folder or the file is part of, if it has a manifest.
     checkpoint: Option<Committed>,
-    /// Why the manifest does not hold.
+    /// The problem, if the manifest is invalid or does not match its files.
     damage: Option<Error>,
     /// Problems that do not prevent reading.
     pub(super) warnings: Vec<String>,
@@ -32,7 +32,7 @@ pub(super) struct Source {
 /// Strings by key, in the header of a file.
 pub(super) type Metadata = BTreeMap<String, String>;
 
-/// The key of the regions of a rank's shards, which is valid only for its file.
+/// The metadata key of the regions of a rank's shards. They are valid only for that file.
 pub(super) const REGION_KEY: &str = "meshgrad.region";
 
 /// How the tensors are stored.
@@ -75,8 +75,8 @@ impl Source {
         }
     }
 
-    /// As [`Source::open`], but damage that the manifest shows is an error: what is written from
-    /// this source gets a manifest of its own.
+    /// As [`Source::open`], but damage that the manifest shows is an error. A copy of damaged data
+    /// would get a new manifest, which would hide the damage.
     pub(super) fn open_intact(path: &Path, links: Links) -> anyhow::Result<Source> {
         let source = Source::open(path, links)?;
         match source.damage {
@@ -98,7 +98,7 @@ impl Source {
         }
     }
 
-    /// Tensors that are stored in parts.
+    /// A source of tensors that are stored in parts.
     pub(super) fn assembled(assembly: Assembly, checkpoint: Option<Committed>) -> Source {
         Source {
             store: Store::InParts(assembly),
@@ -173,7 +173,7 @@ impl Source {
         self.stored().path()
     }
 
-    /// A graph over the tensors as one over the stored tensors, with its requests.
+    /// Rewrites a graph over the source's tensors, and its requests, to use the stored tensors.
     pub(super) fn over_stored<'g>(
         &self,
         graph: &'g Graph,
@@ -207,7 +207,7 @@ impl Source {
         }
     }
 
-    /// Its open files. Reads compare digests if there is a manifest.
+    /// Opens the files. Reads compare digests if there is a manifest.
     pub(super) fn files(&self) -> Result<Sources, Error> {
         match &self.checkpoint {
             Some(checkpoint) => {
@@ -278,7 +278,7 @@ pub(super) fn left_out(model: &TorchModel) -> Option<String> {
     ))
 }
 
-/// Whether the name of a file is one that `torch.save` is called with.
+/// Whether a file has one of the extensions that are usual for `torch.save`.
 pub(super) fn is_of_torch(path: &Path) -> bool {
     let extension = path.extension().and_then(|it| it.to_str());
     extension.is_some_and(|it| TORCH_EXTENSIONS.contains(&it))
@@ -288,7 +288,7 @@ pub(super) fn is_of_torch(path: &Path) -> bool {
 pub(super) const ACCEPT_CHANGES: &str = "use another copy; if the files were changed on purpose, \
                                          remove manifest.json";
 
-/// The checkpoint at a path, if it has a manifest, which must hold.
+/// The checkpoint at a path; `None` without a manifest. A manifest that is wrong is an error.
 pub(super) fn intact_checkpoint(folder: &Path) -> anyhow::Result<Option<Committed>> {
     match manifest_of(folder)? {
         (checkpoint, None) => Ok(checkpoint),
@@ -296,7 +296,7 @@ pub(super) fn intact_checkpoint(folder: &Path) -> anyhow::Result<Option<Committe
     }
 }
 
-/// The checkpoint at a path, or why its manifest does not hold. Neither without a manifest.
+/// The checkpoint at a path, or the problem with its manifest. Neither without a manifest.
 fn manifest_of(folder: &Path) -> anyhow::Result<(Option<Committed>, Option<Error>)> {
     let folder = if folder.as_os_str().is_empty() {
         Path::new(".")

@@ -21,7 +21,7 @@ use super::interrupt::Interrupt;
 use super::size::ByteSize;
 use super::source::Source;
 
-/// Memory and threads of a conversion, and the request to stop it.
+/// Memory and threads of a conversion, and the flag that stops it.
 #[derive(Clone)]
 pub(super) struct Limits {
     pub(super) interrupt: Interrupt,
@@ -114,7 +114,8 @@ impl<'a> Stream<'a> {
         Ok(())
     }
 
-    /// Computes a tensor and some following ones, or none if it is too large.
+    /// Computes a tensor and some following ones. Computes nothing if the tensor alone is too
+    /// large.
     fn load_group(&mut self, name: &str) -> anyhow::Result<()> {
         let mut group = self.group(name);
         while !group.is_empty() {

@@ -1,4 +1,4 @@
-//! The check that tensors that a map ties are equal.
+//! Checks *ties*: pairs of tensors that must be equal for a map to have an inverse.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use twox_hash::XxHash3_128;
 use super::source::Source;
 use super::stream::{Limits, Stream, file_shape};
 
-/// Checks that the tensors that a map ties are equal.
+/// Checks that the tied tensors of a map are equal.
 pub(super) fn check_ties(bound: &Bound, source: &Source, limits: &Limits) -> anyhow::Result<()> {
     if source.is_whole() {
         return Ok(exec::check_ties(bound, source.stored())?);

@@ -54,7 +54,7 @@ struct Verdict {
     not_checked: Option<String>,
 }
 
-/// From best to worst.
+/// The statuses, from best to worst.
 #[derive(Serialize, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[serde(rename_all = "lowercase")]
 enum Status {
@@ -83,7 +83,7 @@ impl Status {
         }
     }
 
-    /// Files that cannot be read, or only by a newer version, are not necessarily damaged.
+    /// Files that cannot be read, or that need a newer version, are not necessarily damaged.
     fn of(error: &Error) -> Status {
         match error {
             Error::Io { .. }
@@ -211,7 +211,8 @@ fn check_entries(model: &TorchModel, entries: &[Checksum], threads: usize) -> an
     Ok(entries.len() as u64)
 }
 
-/// What has no checksum in files of PyTorch, of which `archives` were written without any.
+/// The parts of PyTorch files that have no checksum. `archives` is the number of zip files whose
+/// data has none either.
 fn without_checksum(model: &TorchModel, archives: usize) -> String {
     let files = model.assembly.folder().files().len();
     let never = match model.format {

@@ -307,7 +307,7 @@ fn errors() {
     assert_eq!(report["destination"]["tensors"], 1);
 }
 
-/// Finite elements that F16 cannot hold are counted; infinite ones were so before.
+/// Finite elements that F16 cannot hold are counted; elements that were infinite before are not.
 #[test]
 fn overflow_is_reported() {
     let dir = TestDir::new();
@@ -370,7 +370,8 @@ fn overflow_is_reported() {
     }
 }
 
-/// A map that casts or dequantizes changes what config.json says of dtypes, and nothing else does.
+/// A map that casts or dequantizes changes the dtypes in config.json; a map that only renames
+/// changes nothing in it.
 #[test]
 fn dtypes_of_maps_reach_the_configuration() {
     let dir = TestDir::new();
@@ -398,7 +399,7 @@ fn dtypes_of_maps_reach_the_configuration() {
     );
 }
 
-/// After Ctrl-C either the folder is complete or nothing of it exists.
+/// After Ctrl-C, either the folder is complete or no file of it exists.
 #[test]
 fn an_interrupted_conversion_leaves_no_files() {
     let dir = TestDir::new();

@@ -1,5 +1,5 @@
-//! Damage of files that a manifest seals: every command that reads them reports it, and none writes
-//! a new manifest over it.
+//! Damage to files that a manifest lists: every command that reads such a file reports the damage,
+//! and no command writes a new manifest for it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -63,7 +63,7 @@ fn damage_gets_no_new_manifest() {
     assert_eq!(dir.names(""), before);
     insta::assert_snapshot!(shown_without_times(outputs));
 
-    // Without the manifest, nothing says what the bytes were.
+    // Without the manifest, damage cannot be detected.
     fs::remove_file(dir.path("run/step-000001/manifest.json")).unwrap();
     let output = dir.ckpt(&["convert", "run/step-000001", "out", "--map", "all.map"]);
     assert_eq!(output.code, 0, "{}", output.shown());
@@ -91,7 +91,7 @@ fn changed_configurations_are_damage() {
     assert!(!dir.path("third").exists());
 }
 
-/// A merge compares the manifest, and without one the replicas.
+/// A merge compares files with the manifest or, without one, replicas with each other.
 #[test]
 fn merging_sees_damage() {
     let dir = dir();
@@ -110,7 +110,7 @@ fn merging_sees_damage() {
     insta::assert_snapshot!(shown_without_times([sealed, replicas, repaired]));
 }
 
-/// Numbers that look random.
+/// Pseudorandom numbers.
 fn number(seed: u64) -> u64 {
     let mixed = (seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed ^ mixed >> 31).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 8
@@ -129,7 +129,7 @@ fn expect_damage(dir: &TestDir, file: &Path, what: &str) {
     }
 }
 
-/// 200 flipped bits at random places of a checkpoint, each seen.
+/// Each of 200 flipped bits at random places of a checkpoint is detected.
 #[test]
 fn flipped_bits_are_seen() {
     let dir = dir();
@@ -151,7 +151,7 @@ fn flipped_bits_are_seen() {
     assert_eq!(intact.code, 0, "{}", intact.shown());
 }
 
-/// Every file truncated to nothing, by half and by a byte, and removed.
+/// Truncating any file to nothing, by half or by a byte, and removing it, is detected.
 #[test]
 fn truncated_files_are_seen() {
     let dir = dir();

@@ -67,7 +67,7 @@ fn output() {
     insta::assert_snapshot!(output);
 }
 
-/// A model equals itself, including NaN, also when it is stored in other files.
+/// A model equals itself, including NaN, even if it is stored in other files.
 #[test]
 fn a_model_equals_itself() {
     let dir = TestDir::new();

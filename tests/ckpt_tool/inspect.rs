@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::models::{self, Model, Tensor, tensor, tensor_of};
 use crate::{TestDir, shown};
 
-/// One tensor of each kind of dtype, with special values.
+/// One tensor for each kind of dtype, with special values.
 fn special() -> Model {
     let (nan, inf) = (f64::NAN, f64::INFINITY);
     let all = [
@@ -246,7 +246,7 @@ fn stats_depend_only_on_the_data() {
     }
 }
 
-/// A very long name makes no other line long, and no command fails on it.
+/// A very long name does not make other lines long, and no command fails on it.
 #[test]
 fn long_names_are_shortened() {
     let dir = TestDir::new();

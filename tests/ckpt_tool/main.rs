@@ -1,6 +1,7 @@
 //! Runs `meshgrad ckpt` as a user does and checks its output and files.
 //!
-//! After an intended change run `INSTA_UPDATE=always cargo test --test ckpt_tool` and read the diff.
+//! After an intended change run `INSTA_UPDATE=always cargo test --test ckpt_tool` and read the
+//! diff.
 
 mod bench;
 mod convert;

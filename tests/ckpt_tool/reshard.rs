@@ -227,7 +227,7 @@ fn large_shards_are_split_again_by_rows() {
     assert_eq!(models::read(&dir.path("merged")), model);
 }
 
-/// Damaged shards, and replicas that differ, are errors of a new split as they are of a merge.
+/// Damaged shards, and replicas that differ, are errors of a new split, as of a merge.
 #[test]
 fn a_new_split_sees_damage_and_different_replicas() {
     let dir = TestDir::new();

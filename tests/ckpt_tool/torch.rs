@@ -68,14 +68,14 @@ fn output() {
     insta::assert_snapshot!(output);
 }
 
-/// What PyTorch loads, as a file of safetensors.
+/// The path of a safetensors file with the tensors that PyTorch loads from the fixture `name`.
 fn expected(name: &str) -> String {
     let path = fixtures().join(name).join("expected.safetensors");
     path.to_str().unwrap().to_owned()
 }
 
-/// `inspect` and `diff` see the tensors that PyTorch loads, in any budget: the same statistics, and
-/// no difference in any element. A changed element is a difference.
+/// `inspect` and `diff` read the tensors that PyTorch loads, in any budget: the same statistics,
+/// and no difference in any element. A changed element is a difference.
 #[test]
 fn listings_and_values_equal_what_pytorch_loads() {
     let dir = TestDir::new();
@@ -101,7 +101,7 @@ fn listings_and_values_equal_what_pytorch_loads() {
 
     let path = dir.path("sharded/pytorch_model-00002-of-00002.bin");
     let mut bytes = fs::read(&path).unwrap();
-    // The bias 3.0.
+    // Change the bias 3.0.
     let three = 3f32.to_le_bytes();
     let at = bytes.windows(4).rposition(|it| it == three).unwrap();
     bytes[at] ^= 1;
@@ -134,8 +134,8 @@ fn segments_of_views_are_read_in_any_budget() {
     assert_eq!(stats("128KiB"), stats("1GiB"));
 }
 
-/// `verify` compares sizes and structure, with `--deep` the CRC-32 of zip entries, and says what
-/// has no checksum.
+/// `verify` compares sizes and structure; with `--deep`, also the CRC-32 of zip entries. It reports
+/// what has no checksum.
 #[test]
 fn verify_says_what_it_cannot_check() {
     let dir = TestDir::new();
@@ -167,7 +167,7 @@ fn verify_says_what_it_cannot_check() {
     assert!(json["checked"][0]["checksums"].as_u64().unwrap() > 50);
 }
 
-/// `bench` times loads of the assembled tensors, resident and streamed, and saves of them.
+/// `bench` times loads of the assembled tensors, resident and streamed, and also saves.
 #[test]
 fn loads_are_timed() {
     let dir = TestDir::new();
@@ -192,7 +192,8 @@ fn loads_are_timed() {
     }
 }
 
-/// Converting each fixture gives the tensors that PyTorch loads, also in groups of rows.
+/// Converting each fixture gives the tensors that PyTorch loads, even if it converts groups of
+/// rows.
 #[test]
 fn conversions_equal_what_pytorch_loads() {
     let dir = TestDir::new();
@@ -244,8 +245,8 @@ fn ties_of_parts_are_compared() {
     assert_eq!(different.code, 1, "{}", different.shown());
 }
 
-/// Links are errors that name the flag, which follows them. Links of the Hugging Face cache are
-/// followed without it.
+/// A link is an error that names the flag `--follow-links`. Links of the Hugging Face cache are
+/// followed without the flag.
 #[test]
 fn links_need_a_flag() {
     let dir = TestDir::new();

@@ -151,7 +151,7 @@ CASES = [
         tokens=7,
         seed=105,
         config={
-            # Nothing that has a usable default: rope_theta 10000, eps 1e-6, no window, head_dim 128.
+            # Leaves out every key that has a usable default: rope_theta 10000, eps 1e-6, no window, head_dim 128.
             **DENSE,
             "hidden_size": 24,
             "intermediate_size": 16,

@@ -25,8 +25,8 @@ impl<'t> TokenBatches<'t> {
         }
     }
 
-    /// The microbatches of step `step` (from 1): its `batch_size` sequences, at most `micro_batch_size` at
-    /// a time.
+    /// The microbatches of step `step` (from 1): its `batch_size` sequences in groups of at most
+    /// `micro_batch_size`.
     pub fn of_step(
         self,
         order: &Order,
@@ -42,8 +42,8 @@ impl<'t> TokenBatches<'t> {
         })
     }
 
-    /// The first `batches` batches of `batch_size` sequences in their order; all for 0. Sequences
-    /// without a trained token are left out.
+    /// The first `batches` batches of `batch_size` sequences in their order; all batches if
+    /// `batches` is 0. Sequences without a trained token are left out.
     pub fn in_order(
         self,
         batch_size: usize,

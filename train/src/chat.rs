@@ -1,27 +1,27 @@
-//! Conversations as ids. Loss counts only the answers of the assistant, with the token that ends
-//! them.
+//! Conversations as ids. The loss counts only the assistant's answers and the token that ends each
+//! answer.
 //!
-//! A tokenizer with the tokens `<|im_start|>` and `<|im_end|>` has ChatML, with the separator of
-//! documents after the last message:
+//! A tokenizer that has the tokens `<|im_start|>` and `<|im_end|>` uses ChatML. The separator of
+//! documents follows the last message:
 //!
 //! ```text
 //! <|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\nBecause.<|im_end|>\n
 //! ```
 //!
-//! Any other gets a plain format, in which the separator ends an answer:
+//! Any other tokenizer uses a plain format, in which the separator ends an answer:
 //!
 //! ```text
 //! user:\nWhy?\n\nassistant:\nBecause.<|endoftext|>
 //! ```
 //!
-//! Contents are encoded on their own, so that no token has both trained and other text.
+//! Contents are encoded on their own, so that no token mixes trained and untrained text.
 
 use crate::corpus::{ASSISTANT, Document, Turn};
 use crate::tokenizer::{Tokenizer, TokenizerError};
 
 type Result<T> = std::result::Result<T, TokenizerError>;
 
-/// Between two messages of the plain format.
+/// Separates two messages in the plain format.
 const BETWEEN: &str = "\n\n";
 
 /// The ids of a conversation.
@@ -64,7 +64,7 @@ pub(crate) fn question(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>> {
         turn("user", 0..text.len()),
         turn(ASSISTANT, text.len()..text.len()),
     ];
-    // Of an empty answer, only the end is trained.
+    // The answer is empty, so the first trained id is its end.
     let conversation = encode(tokenizer, &document)?;
     let answer = conversation.trained.iter().position(|trained| *trained);
     let mut ids = conversation.ids;
@@ -146,7 +146,8 @@ mod tests {
         document
     }
 
-    /// The text of the trained ids, with the separator of the byte tokenizer as `|`.
+    /// The text of all ids, or only of the trained ones if `trained`. The separator is shown as
+    /// `|`.
     fn shown(found: &Conversation, trained: bool) -> String {
         let ids = found.ids.iter().zip(&found.trained);
         let ids = ids.filter(|(_, is_trained)| !trained || **is_trained);

@@ -64,7 +64,7 @@ pub struct State {
 #[serde(deny_unknown_fields)]
 struct SavedOptimizer {
     name: String,
-    /// Names of the state, which are folders of the checkpoint.
+    /// The names of its state; each is a folder of the checkpoint.
     state: Vec<String>,
 }
 
@@ -133,7 +133,8 @@ pub fn snapshot(
     Ok(snapshot)
 }
 
-/// Checks that a run that resumes from `checkpoint` has its text, by digest, and its tokenizer.
+/// Checks that the digest of the text and the tokenizer are those of the run that saved
+/// `checkpoint`.
 ///
 /// # Errors
 /// [`TrainError::OtherRun`]; [`TrainError::State`]; [`TrainError::Tokenizer`].
@@ -187,8 +188,8 @@ fn other_run(checkpoint: &Committed, what: &str, saved: String, now: String) -> 
 /// How a checkpoint is read.
 #[derive(Clone, Copy)]
 pub struct ReadOptions<'a> {
-    /// Whether contents are compared with the digests of the manifest as they are read, and weights
-    /// that are NaN or infinite are errors. Default `true`.
+    /// Whether contents are compared with the digests of the manifest as they are read, and NaN or
+    /// infinite weights are errors. Default `true`.
     pub verify: bool,
     /// Called after each read, from any thread, with the bytes read so far and the total,
     /// separately for each part.
@@ -205,7 +206,7 @@ impl Default for ReadOptions<'_> {
 }
 
 impl<'a> ReadOptions<'a> {
-    /// For a part of `checkpoint` whose values may be anything.
+    /// Options for a part of `checkpoint` that may hold NaN and infinite values.
     fn of_state(self, checkpoint: &'a Committed) -> LoadOptions<'a> {
         LoadOptions {
             progress: self.progress,
@@ -214,7 +215,7 @@ impl<'a> ReadOptions<'a> {
         }
     }
 
-    /// For weights.
+    /// Options for weights.
     fn of_weights(self, checkpoint: &'a Committed) -> LoadOptions<'a> {
         LoadOptions {
             only_finite: self.verify,
@@ -236,10 +237,10 @@ fn folder_of(state: &optim::State) -> String {
     format!("trainer/{}", state.name)
 }
 
-/// Loads a model to use it: the parameters and buffers of a checkpoint, and in place of the
-/// parameters their averages, if the run has them. These are the weights that the run validates
-/// and samples with. `model` has the parameters and buffers that the run had;
-/// [`qwen3::model`](crate::qwen3::model) takes the checkpoint for that.
+/// Loads a model for inference: the buffers of a checkpoint, and the averages of its parameters or,
+/// if the run has none, the parameters. The run validates and samples with the same weights.
+/// `model` must have the parameters and buffers of the run; [`qwen3::model`](crate::qwen3::model)
+/// builds such a model from the checkpoint.
 ///
 /// ```no_run
 /// # use meshgrad_runtime::Device;
@@ -316,8 +317,8 @@ pub fn load_state(
     Ok(state)
 }
 
-/// Replaces the whole state of a run by that of `checkpoint`. Parameters and buffers must have
-/// memory, but need no values.
+/// Replaces the whole state of a run by that of `checkpoint`. Parameters and buffers must be
+/// allocated; their values do not matter.
 ///
 /// # Errors
 /// As [`load_state`]. The state is then unspecified.
@@ -339,7 +340,7 @@ pub fn has_averages(folder: &Path) -> bool {
     folder.join(AVERAGES).is_dir()
 }
 
-/// Replaces the parameters of `model` that the run trained by the averages in `checkpoint`.
+/// Sets each parameter of `model` that the run trained to its average in `checkpoint`.
 ///
 /// # Errors
 /// When a tensor is unexpected, damaged or of another shape.
@@ -376,7 +377,8 @@ pub(crate) fn init_buffers(model: &impl Module, device: &Device, seed: u64) -> R
     Ok(())
 }
 
-/// Gives the buffers of `model`, which have memory, their values in `checkpoint`, if it has any.
+/// Sets the buffers of `model`, which must be allocated, to the values in `checkpoint`, if it has
+/// buffers.
 ///
 /// # Errors
 /// When a tensor is missing, unexpected, damaged or of another shape.

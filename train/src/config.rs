@@ -167,7 +167,7 @@ pub struct TrainConfig {
     pub seed: u64,
     /// Whether to save only each layer's input and recompute the layer in the backward pass.
     pub activation_checkpointing: bool,
-    /// Whether a run that needs more memory than there is free is refused before it starts.
+    /// Whether to refuse to start a run that needs more memory than is free.
     pub check_memory: bool,
 }
 
@@ -195,7 +195,7 @@ pub struct CheckpointConfig {
     /// The number of newest checkpoints to keep; 0 keeps all.
     pub keep: usize,
     /// Whether the contents of a checkpoint are compared with its digests when the run resumes, and
-    /// weights that are NaN or infinite are errors. Manifest and sizes are always checked.
+    /// NaN or infinite weights are errors. Manifest and sizes are always checked.
     pub verify: bool,
 }
 

@@ -9,8 +9,8 @@ use crate::optim::{
     AdamW, AdamWConfig, Groups, Lion, Matrices, Muon, MuonConfig, OptimError, Optimizer, Part, Sgd,
 };
 
-/// The optimizer of `config` for `parts` of a model that trains `params`. `seed` is that of the run,
-/// for stochastic rounding.
+/// Creates the optimizer of `config` for `parts` of a model that trains `params`. `seed` is the
+/// run's seed, used for stochastic rounding.
 ///
 /// # Errors
 /// [`OptimError`]; when memory runs out.

@@ -46,12 +46,12 @@ pub enum CorpusError {
         /// The extensions that count as text.
         extensions: String,
     },
-    /// Files of which none has text.
+    /// No file has text.
     #[error("data: no text in `{paths}`: {}; name another file", all_empty(*files))]
     Empty {
-        /// Where they were looked for.
+        /// The paths, as given.
         paths: String,
-        /// How many there are.
+        /// The number of files.
         files: u64,
     },
     /// A file that is not text.
@@ -89,7 +89,7 @@ fn all_empty(files: u64) -> String {
     }
 }
 
-/// The role whose messages are trained.
+/// The role whose messages the loss counts.
 pub const ASSISTANT: &str = "assistant";
 
 /// A document: a file, or a record of a JSON Lines or Parquet file.
@@ -97,7 +97,8 @@ pub const ASSISTANT: &str = "assistant";
 pub struct Document {
     /// The path of a file; `CRATE/path` in the default text; `path:line` for records.
     pub name: String,
-    /// Valid UTF-8; never empty. Of a conversation, the contents of its messages, one per line.
+    /// Valid UTF-8; never empty. For a conversation, it is the contents of the messages, one per
+    /// line.
     pub text: String,
     /// The messages of a conversation; empty for other text.
     pub turns: Vec<Turn>,
@@ -113,7 +114,7 @@ pub struct Turn {
 }
 
 impl Document {
-    /// A document that is no conversation.
+    /// A document that is not a conversation.
     pub fn new(name: String, text: String) -> Document {
         Document {
             name,

@@ -23,7 +23,7 @@ pub struct Data {
     pub title: String,
     /// Number of documents.
     pub documents: usize,
-    /// XXH3-128 of the text; with several sources or a validation text of its own, of all texts and
+    /// XXH3-128 of the text. With several sources or a separate validation text, of all texts and
     /// the weights.
     pub digest: u128,
     /// Invalid UTF-8 bytes that were replaced by U+FFFD.
@@ -52,7 +52,7 @@ impl Data {
     /// is written.
     ///
     /// # Errors
-    /// As [`Data::prepare`], and those of `check`.
+    /// As [`Data::prepare`]; errors of `check`.
     pub fn prepare_checked(
         config: &DataConfig,
         folder: &RunFolder,
@@ -88,8 +88,8 @@ impl Data {
         })
     }
 
-    /// The order of the training windows `windows`. Each source has its share, and windows without a
-    /// trained token are left out.
+    /// The order of the training windows `windows`. Each source has its share, and windows without
+    /// a trained token are left out.
     ///
     /// # Errors
     /// [`SamplerError`] for a source without windows, or without a trained token in them.
@@ -179,7 +179,7 @@ impl Texts {
         let mut held_out = Vec::new();
         let mut sources = Vec::with_capacity(self.sources.len());
         for (corpus, _) in &self.sources {
-            // A validation text of its own leaves the sources whole.
+            // With a separate validation text, the sources are not split.
             let fraction = if self.validation.is_some() {
                 0.0
             } else {
@@ -207,7 +207,7 @@ impl Texts {
             hash.write(&weight.to_le_bytes());
         }
         if let Some(validation) = &self.validation {
-            // Sources are 24 bytes each, so this is not one.
+            // Each source adds 24 bytes, so these 16 are not mistaken for a source.
             hash.write(&validation.digest.to_le_bytes());
         }
         hash.finish_128()
@@ -248,7 +248,7 @@ fn tokenizer(
     let size = match &config.tokenizer {
         TokenizerChoice::Byte => return Ok(Tokenizer::byte()),
         TokenizerChoice::File(path) => {
-            // A run goes on without the file: its folder has a copy.
+            // A run can continue without the file, because its folder has a copy.
             let copy = folder.tokenizer();
             let is_gone = !path.exists() && copy.exists() && is_tokenizer_of(folder, path);
             let path = if is_gone { &copy } else { path };
@@ -427,7 +427,7 @@ mod tests {
         );
     }
 
-    /// A validation text of its own leaves the training text whole.
+    /// With a separate validation text, the training text is not split.
     #[test]
     fn a_validation_text_of_its_own_is_held_out() {
         let place = tempfile::tempdir().unwrap();

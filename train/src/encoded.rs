@@ -1,4 +1,4 @@
-//! Documents as ids, with what the loss counts.
+//! Documents as ids, with a mask of the ids that the loss counts.
 
 use rayon::prelude::*;
 
@@ -7,7 +7,7 @@ use crate::tokenizer::Tokenizer;
 use crate::tokens::{Part, Trained};
 use crate::{Result, chat};
 
-/// A document, or a part of one that is no conversation.
+/// A document, or a part of a document that is not a conversation.
 #[derive(Clone, Copy)]
 pub(crate) struct Piece<'c> {
     pub(crate) document: &'c Document,
@@ -33,7 +33,7 @@ impl<'c> Piece<'c> {
 pub(crate) struct Encoded {
     pub(crate) ids: Vec<u32>,
     text_bytes: u64,
-    /// What is trained, if not all: of each id, and in bytes.
+    /// If not all ids are trained: whether each one is, and the bytes of trained text.
     trained: Option<(Vec<bool>, u64)>,
 }
 

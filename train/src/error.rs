@@ -74,7 +74,7 @@ pub enum TrainError {
     /// A step without sequences.
     #[error("a step needs at least one sequence: raise train.batch_size")]
     NoBatch,
-    /// A validation in which nothing counts.
+    /// The validation text has no label that the loss counts.
     #[error(
         "the validation text has no label that counts: add text or conversations to it, or lower \
          train.seq_len"
@@ -129,7 +129,7 @@ pub enum TrainError {
         /// The path.
         at: PathBuf,
     },
-    /// All checkpoints of a run are damaged, or the one to resume from.
+    /// All checkpoints of a run are damaged, or the one to resume from is.
     #[error(
         "no checkpoint of {} is intact:\n  {}\nrestore one from a copy, or train from scratch with \
          --resume never; with checkpoint.verify = false (sample, eval, forward: --no-verify) damaged \
@@ -201,7 +201,7 @@ pub enum TrainError {
     },
 }
 
-/// As the message, which is what an error returned from `main` shows.
+/// Prints the message, because an error that `main` returns is printed with `Debug`.
 impl fmt::Debug for TrainError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)

@@ -23,7 +23,7 @@ pub struct EvalOptions {
 /// The result of [`eval`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Evaluation {
-    /// Predicted tokens: all but the first; of a conversation, those of answers.
+    /// Predicted tokens: all but the first; in conversations, only those of answers.
     pub tokens: usize,
     /// Bytes of the text that is predicted.
     pub text_bytes: u64,
@@ -83,7 +83,8 @@ pub fn eval<M: Model<Batch = TokenBatch>>(
     })
 }
 
-/// The sequences at `starts`. What is missing at the end, and what does not count, has no label.
+/// The sequences at `starts`. Positions past the end, and tokens that the loss does not count, have
+/// no label.
 fn gather(
     encoded: &Encoded,
     starts: &[usize],
@@ -113,14 +114,14 @@ fn gather(
 mod tests {
     use super::*;
 
-    /// Consecutive ids, of which each third is not trained if `is_masked`.
+    /// Consecutive ids. If `is_masked`, every third one is not trained.
     fn encoded(length: u32, is_masked: bool) -> Encoded {
         let ids: Vec<u32> = (100..100 + length).collect();
         let trained = is_masked.then(|| (ids.iter().map(|id| id % 3 > 0).collect(), 1));
         Encoded::of_ids(ids, trained)
     }
 
-    /// Each token but the first that is trained is a label once, after the token before it.
+    /// Each trained token but the first is a label once, at the position of the token before it.
     #[test]
     fn every_token_is_predicted_once() {
         let device = Device::cpu();

@@ -74,7 +74,7 @@ pub enum Event<'a> {
         step: u64,
         /// The gradients, summed over `weight`, neither divided nor clipped.
         gradients: &'a [(Param, Tensor)],
-        /// What the optimizer divides them by, a scalar.
+        /// The scalar that the optimizer divides the gradients by.
         weight: &'a Tensor,
     },
     /// The optimizer starts.

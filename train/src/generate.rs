@@ -13,14 +13,14 @@ use crate::{Result, TrainError};
 /// A text to generate.
 #[derive(Debug, Clone)]
 pub struct Request {
-    /// What the text continues.
+    /// The prompt, which the text continues.
     pub prompt: Prompt,
     /// The maximum number of tokens.
     pub tokens: usize,
     /// How tokens are chosen.
     pub sampling: Sampling,
-    /// Strings that end the text, in addition to [`Prompt::stop`]. They are no part of it, and are
-    /// not looked for in the prompt.
+    /// Strings that end the text, in addition to [`Prompt::stop`]. They are not part of the text,
+    /// and are not searched for in the prompt.
     pub stop: Vec<String>,
 }
 
@@ -30,8 +30,8 @@ pub struct Request {
 ///
 /// # Errors
 /// [`TrainError::Sampling`] and [`TrainError::Stop`] for an invalid request;
-/// [`TrainError::EmptyPrompt`] for an empty prompt where the tokenizer has no token that starts a
-/// document; [`TrainError::Vocabulary`] when the tokenizer has more tokens than the model.
+/// [`TrainError::EmptyPrompt`] when the prompt is empty and the tokenizer has no token that starts
+/// a document; [`TrainError::Vocabulary`] when the tokenizer has more tokens than the model.
 pub fn generate(
     model: &impl Generate,
     tokenizer: &Tokenizer,
@@ -104,7 +104,7 @@ pub fn sample(
     sample_from(model, tokenizer, prompt, config, seed, dtype, device)
 }
 
-/// As [`sample`], with another prompt than that of `config`.
+/// As [`sample`], but continues `prompt` in place of `config.prompt`.
 pub(crate) fn sample_from(
     model: &impl Generate,
     tokenizer: &Tokenizer,

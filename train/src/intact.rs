@@ -1,6 +1,6 @@
-//! Chooses the checkpoint to read: the newest one that is intact. Those that are damaged, or that the
-//! disk cannot read, are passed over, and the caller reports them. Other failures, such as missing
-//! permissions, are errors: the checkpoint may be intact.
+//! Chooses the newest intact checkpoint. Checkpoints that are damaged, or that the disk cannot
+//! read, are passed over, and the caller reports them. Other failures, such as missing permissions,
+//! are errors, because the checkpoint may be intact.
 //!
 //! Manifest and file sizes are checked before a checkpoint is read, its contents while it is read.
 //! So a checkpoint that was chosen may still turn out to be damaged.
@@ -71,12 +71,12 @@ impl Candidates {
     /// As [`Candidates::find`].
     ///
     /// # Errors
-    /// As [`Candidates::find`]; [`TrainError::NoCheckpoint`]; [`TrainError::Checkpoint`] when there is
-    /// nothing at `path`.
+    /// As [`Candidates::find`]; [`TrainError::NoCheckpoint`]; [`TrainError::Checkpoint`] when there
+    /// is nothing at `path`.
     pub fn at(path: &Path, verify: bool) -> Result<Candidates> {
         match Candidates::find(path, verify)? {
             Some(candidates) => Ok(candidates),
-            // The error names the newest checkpoint beside it.
+            // This fails with an error that names the newest checkpoint beside `path`.
             None if !path.exists() => {
                 Committed::open(path)?;
                 Ok(Candidates::only(path, verify))
@@ -88,7 +88,7 @@ impl Candidates {
     }
 
     /// The newest checkpoint that is left, with intact manifest, sizes and text files; `None` if
-    /// there never was any.
+    /// there were none from the start.
     ///
     /// # Errors
     /// [`TrainError::NoneIntact`] when all have been passed over; [`TrainError::Unreadable`].
@@ -112,8 +112,8 @@ impl Candidates {
         }
     }
 
-    /// Passes over `checkpoint`, which [`Candidates::choose`] returned and in which reading failed
-    /// with `error`. Returns the next one.
+    /// Passes over `checkpoint`, which was chosen but could not be read because of `error`. Returns
+    /// the next checkpoint.
     ///
     /// # Errors
     /// `error`, if the checkpoint is not damaged; [`TrainError::NoneIntact`];
@@ -131,11 +131,11 @@ impl Candidates {
         next.ok_or_else(|| self.none_intact())
     }
 
-    /// Chooses a checkpoint and reads it with `read`, until that succeeds. `None` if there is no
-    /// checkpoint.
+    /// Reads the newest checkpoint with `read`; if it is damaged, the next one, and so on. `None`
+    /// if there is no checkpoint.
     ///
     /// # Errors
-    /// Those of `read` that are no damage; [`TrainError::NoneIntact`].
+    /// Errors of `read` that are not damage; [`TrainError::NoneIntact`].
     pub fn read<T>(
         &mut self,
         mut read: impl FnMut(&Committed) -> Result<T>,
@@ -164,7 +164,7 @@ impl Candidates {
     }
 }
 
-/// The message of an error that is damage; otherwise the error.
+/// The message of `error` if it is damage; otherwise fails with `error`.
 fn damage(error: folder::Error) -> Result<String> {
     match is_damage(&error) {
         true => Ok(error.to_string()),
@@ -214,7 +214,7 @@ mod tests {
         staging.commit().unwrap()
     }
 
-    /// A failure to read a file of a checkpoint, with a number of the system.
+    /// A failure to read a file of a checkpoint, with the system's error `number`.
     fn unreadable(run: &Path, step: u64, number: i32) -> CheckpointError {
         CheckpointError::Io {
             action: "read",
@@ -230,14 +230,14 @@ mod tests {
         candidates
     }
 
-    /// The step that is read; why the newest checkpoint was not.
+    /// The step of the chosen checkpoint, and why newer ones were passed over.
     fn chosen(mut candidates: Candidates) -> Result<(Option<u64>, Vec<String>)> {
         let chosen = candidates.choose()?.and_then(|found| found.step());
         Ok((chosen, candidates.passed_over))
     }
 
-    /// A checkpoint that the disk cannot read is passed over aloud. Missing permissions are an error
-    /// that names the file, unless a newer checkpoint can be read.
+    /// A checkpoint that the disk cannot read is passed over and reported. Missing permissions are
+    /// an error that names the file, unless a newer checkpoint can be read.
     #[test]
     fn disks_fail_but_permissions_are_no_damage() {
         let place = tempfile::tempdir().unwrap();
@@ -257,7 +257,8 @@ mod tests {
         assert_eq!(chosen(with(run, 1, EACCES)).unwrap(), (Some(2), vec![]));
     }
 
-    /// The same for a failure in the middle of reading, with and without comparing digests.
+    /// Failures in the middle of reading are treated alike, with and without comparing digests:
+    /// disk failures pass over the checkpoint, missing permissions are errors.
     #[test]
     fn failures_while_reading_are_told_apart() {
         let place = tempfile::tempdir().unwrap();

@@ -3,25 +3,26 @@
 //! Modules that use no tensors:
 //!
 //! - [`config`]: the whole configuration of a run, strict, with every default.
-//! - [`corpus`]: text; [`split`]: the held-out part; [`tokenizer`]: text to ids and back;
-//!   [`chat`]: conversations as ids; [`tokens`]: the memory-mapped token cache; [`sampler`]: the windows of each batch.
+//! - [`corpus`]: text; [`split`]: the held-out part; [`tokenizer`]: text to ids and back; [`chat`]:
+//!   conversations as ids; [`tokens`]: the memory-mapped token cache; [`sampler`]: the windows of
+//!   each batch.
 //! - [`schedule`]: the learning rate of each step.
 //! - [`sampling`]: the distribution of the next token; [`stop`]: strings that end a text.
 //!
 //! Modules that use tensors:
 //!
-//! - [`trainer`]: one step and one validation pass; [`updater`]: gradient norm, clipping and a step of any optimizer;
-//!   [`checkpoint`]: saving and resuming; [`generate`]: text generation.
+//! - [`trainer`]: one step and one validation pass; [`updater`]: gradient norm, clipping and a step
+//!   of any optimizer; [`checkpoint`]: saving and resuming; [`generate`]: text generation.
 //! - [`events`]: what happens in a run, for subscribers.
-//! - [`optim`]: AdamW, SGD, Lion, Muon, and averages of weights; [`configured`]: the one of a
-//!   configuration.
+//! - [`optim`]: AdamW, SGD, Lion, Muon, and averages of weights; [`configured`]: the optimizer that
+//!   a configuration describes.
 //! - [`memory`]: the predicted memory of a run.
 //! - [`eval`]: the loss of a model on a text.
 //! - [`intact`]: the newest checkpoint that is not damaged.
 //! - [`session`]: all parts together, as `meshgrad train` runs them, for any language model.
 //! - [`qwen3`]: a session with the model of `[model]`.
 //! - [`run_folder`], [`metrics`], [`tensorboard`], [`plot`], [`report`]: files and output of a run;
-//!   [`prompt`]: what samples continue.
+//!   [`prompt`]: the prompts of samples.
 
 pub mod batches;
 pub mod chat;

@@ -18,9 +18,9 @@ pub struct Needed {
     pub saving: u64,
 }
 
-/// Predicts the memory of training `model`, whose values are not used, on a device with the
-/// properties `like`. Returns the model, with its values, and `None` for a model that cannot be
-/// computed on a meta device, because it reads values.
+/// Predicts the memory of training `model` on a device with the properties `like`. Returns the
+/// model, with its values, and the prediction; `None` if the model cannot run on a meta device,
+/// because it reads values.
 pub fn predict<M>(model: M, config: &Config, like: &Properties) -> (M, Option<Needed>)
 where
     M: Model<Batch = TokenBatch>,
@@ -28,7 +28,8 @@ where
     let values = Values::take(&model);
     let mut like = like.clone();
     if let Some(gpu) = &mut like.gpu {
-        // More than the GPU has, so that the prediction does not end there.
+        // The meta device has more memory than the GPU, so that a prediction above the GPU's memory
+        // does not fail.
         gpu.memory = usize::MAX / 4;
     }
     let (model, needed) = rehearse(model, config, &Device::meta(&like));
@@ -87,13 +88,13 @@ fn saved_bytes<M: Model>(trainer: &Trainer<M>) -> u64 {
     values.chain(state).map(bytes).sum()
 }
 
-/// Gives parameters and buffers memory on `device`, a meta device.
+/// Allocates parameters and buffers on `device`, a meta device.
 fn allocate(model: &impl Model, device: &Device) -> Result<()> {
     allocate_params(model, device)?;
     checkpoint::init_buffers(model, device, 0)
 }
 
-/// Gives the parameters of a model, whose values are set later, memory on `device`.
+/// Allocates the parameters of a model on `device`. Their values are set later.
 pub(crate) fn allocate_params(model: &impl Model, device: &Device) -> Result<()> {
     for param in model.params() {
         let (shape, dtype) = (param.shape(), param.spec().dtype);
@@ -102,7 +103,7 @@ pub(crate) fn allocate_params(model: &impl Model, device: &Device) -> Result<()>
     Ok(())
 }
 
-/// The values of a model, which a prediction replaces.
+/// The values of a model, set aside during a prediction.
 struct Values {
     params: Vec<(Param, Option<Tensor>)>,
     buffers: Vec<(Buffer, Option<Tensor>)>,
@@ -119,7 +120,7 @@ impl Values {
     }
 
     fn restore(self) {
-        // A value that came from a parameter fits it.
+        // Setting cannot fail: each value came from the same parameter.
         for (param, value) in self.params {
             param.take();
             let _ = value.map(|value| param.set(&value));
@@ -177,7 +178,7 @@ where
 }
 
 impl Needed {
-    /// What is allocated in the memory of `device`.
+    /// The bytes that are allocated in the memory of `device`.
     fn on(self, device: &Device) -> u64 {
         match device.is_gpu() {
             true => self.device,
@@ -190,7 +191,7 @@ impl Needed {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Free {
     device: Option<u64>,
-    /// Of the host of a GPU.
+    /// On the host, if the device is a GPU.
     host: Option<u64>,
 }
 
@@ -208,7 +209,7 @@ impl Free {
         })
     }
 
-    /// The memory that is too small, with the bytes needed and free there.
+    /// The name of the memory that is too small, and the bytes needed and free there.
     fn lacks(self, needed: Needed, device: &Device) -> Option<(String, u64, u64)> {
         let of_device = (device.to_string(), needed.on(device), self.device);
         let of_host = ("the host".to_owned(), needed.saving, self.host);
@@ -220,8 +221,8 @@ impl Free {
     }
 }
 
-/// Configurations that need less memory and train the same, those that are faster first: smaller
-/// microbatches, then also with activation checkpointing.
+/// Configurations that train the same with less memory, the fastest first: smaller microbatches,
+/// then any microbatch with activation checkpointing.
 fn smaller(config: &Config) -> impl Iterator<Item = Config> + '_ {
     let batch = config.train.batch_size;
     let checkpointing = match config.train.activation_checkpointing {
@@ -241,7 +242,7 @@ fn smaller(config: &Config) -> impl Iterator<Item = Config> + '_ {
     smaller.filter(move |smaller| smaller != config)
 }
 
-/// What differs, as it is written in a configuration.
+/// The settings that differ, as a configuration writes them.
 fn settings(config: &Config, smaller: &Config) -> String {
     let (now, then) = (&config.train, &smaller.train);
     let mut settings = Vec::new();

@@ -65,7 +65,7 @@ pub struct Record {
     #[serde(with = "number")]
     pub tokens_per_s: f64,
     /// Load of the busiest expert: its tokens over the mean tokens per expert, in the layer where
-    /// that is largest. 1 is perfectly balanced; `None` without experts.
+    /// this ratio is largest. 1 is perfectly balanced; `None` without experts.
     #[serde(
         with = "optional_number",
         default,

@@ -1,15 +1,15 @@
 //! Optimizers of any module's parameters: AdamW, SGD, Lion and Muon, and averages of weights.
 //!
-//! An optimizer updates [`Part`]s: on one rank whole parameters, otherwise ranges of their rows. It
-//! knows nothing of ranks, files or models, and reads nothing from the device: the learning rate,
-//! the step number and the factor of the gradients are one-element tensors ([`StepScalars`]). If
-//! the factor is not finite, a step changes nothing.
+//! An optimizer updates [`Part`]s: whole parameters on one rank, ranges of their rows on several.
+//! It knows nothing of ranks, files or models, and reads nothing from the device: the learning
+//! rate, the step number and the factor of the gradients are one-element tensors ([`StepScalars`]).
+//! If the factor is not finite, a step changes nothing.
 //!
 //! An optimizer of your own updates its tensors with [`assign`], from a formula that runs on any
 //! device; [`if_finite`] keeps the old values if a gradient is not finite.
 //!
 //! [`Groups`] give parameters of some names another learning rate or weight decay. [`Ema`] averages
-//! the weights. The learning rate of each step is [`schedule`](crate::schedule)'s.
+//! the weights. [`schedule`](crate::schedule) gives the learning rate of each step.
 //!
 //! ```
 //! use meshgrad_autograd::{Init, Param};
@@ -87,9 +87,10 @@ pub trait Optimizer: Send {
 
     /// Applies one step to `parts` in place.
     ///
-    /// `parts` are those of the construction, in the same order; their values may be other tensors
-    /// of the same shape. `gradients` has one gradient per part, which the step multiplies by
-    /// `scalars.scale`. If that is not finite, nothing changes. Does not wait for the device.
+    /// `parts` must be those of the construction, in the same order; their values may be other
+    /// tensors of the same shape. `gradients` has one gradient per part, which the step multiplies
+    /// by `scalars.scale`. If the scale is not finite, nothing changes. Does not wait for the
+    /// device.
     ///
     /// # Shapes
     /// Each gradient has the shape of its part's value and its accumulator dtype (f32; f64 for
@@ -109,8 +110,8 @@ pub trait Optimizer: Send {
 /// What an update of one element depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Granularity {
-    /// This element only: a part may be any range of rows, and gets the bits that these rows of the
-    /// whole parameter get.
+    /// This element only: a part may be any range of rows, and its update has the same bits as in
+    /// the whole parameter.
     Element,
     /// The whole matrix: a part must be whole matrices.
     Matrix,
@@ -119,8 +120,8 @@ pub enum Granularity {
 /// State tensors of one name.
 #[derive(Clone, Debug)]
 pub struct State {
-    /// The name, such as `exp_avg`, of letters, digits, `_` and `-`; not `ema` or `buffers`. It is the
-    /// same in all versions.
+    /// The name, such as `exp_avg`, of letters, digits, `_` and `-`; not `ema` or `buffers`. It is
+    /// the same in all versions.
     pub name: &'static str,
     /// The tensors under the names of their parameters, in the order of the parts.
     pub tensors: Vec<NamedTensor>,

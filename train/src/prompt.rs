@@ -1,4 +1,4 @@
-//! Prompts: what a generated text continues. Samples without a prompt of their own have one from
+//! Prompts, which generated texts continue. Samples without a prompt of their own get one from
 //! held-out text.
 
 use std::ops::Range;
@@ -10,7 +10,7 @@ use crate::tokenizer::Tokenizer;
 use crate::tokens::Tokens;
 use crate::{Result, chat};
 
-/// What a generated text continues.
+/// The start of a generated text.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Prompt {
     /// The ids.
@@ -22,8 +22,8 @@ pub struct Prompt {
 }
 
 impl Prompt {
-    /// `text`, in which the spelling of a special token is plain text. An empty one starts a new
-    /// document.
+    /// A prompt of `text`. The spelling of a special token in it is plain text. An empty text
+    /// starts a new document.
     ///
     /// # Errors
     /// When the tokenizer fails.
@@ -36,7 +36,7 @@ impl Prompt {
     }
 
     /// A conversation with the message `text` of a user, up to the start of the answer, in the
-    /// format of [`chat`]. Only the format has special tokens.
+    /// format of [`chat`]. Special tokens come from the format, never from `text`.
     ///
     /// # Errors
     /// When the tokenizer fails.
@@ -54,15 +54,15 @@ impl Prompt {
     }
 }
 
-/// Ids that a prompt is taken from.
+/// The number of ids that a prompt is taken from.
 const IDS: usize = 64;
 
-/// Characters of a prompt, up to the end of a word.
+/// The maximum number of characters of a prompt, which ends with a whole word.
 const CHARACTERS: usize = 40;
 
-/// A prompt for the sample after `step`: the start of a line in the validation text, or in the
-/// training text if nothing is held out; the question of an answer if there are conversations. It
-/// depends on the data, `seed` and `step` only, and is never empty.
+/// A prompt for the sample after `step`, from the validation text, or from the training text if
+/// nothing is held out. It is the start of a line or, if there are conversations, one of them up to
+/// an answer. It depends on the data, `seed` and `step` only, and is never empty.
 ///
 /// # Errors
 /// When the tokenizer fails.
@@ -81,7 +81,7 @@ pub fn held_out(data: &Data, seed: u64, step: u64) -> Result<Prompt> {
         return Prompt::of_question(tokenizer, ids_of(tokens, question));
     }
     let ids = ids_of(tokens, start..start + IDS);
-    // The start of a document if there is one.
+    // Skip to the start of a document, if there is one.
     let after = ids.iter().position(|id| Some(*id) == separator);
     let ids = after.map_or(&ids[..], |at| &ids[at + 1..]);
     let words = first_words(&tokenizer.decode(ids)?, after.is_some());
@@ -94,14 +94,15 @@ fn ids_of(tokens: Tokens<'_>, range: Range<usize>) -> Vec<u32> {
     range.filter_map(|at| tokens.get(at)).collect()
 }
 
-/// The ids from the start of a conversation, or the last [`IDS`], up to the first answer after
-/// `start`, or the first of all; never empty. `None` if there is no answer.
+/// The ids before an answer, from the start of its conversation, but at most [`IDS`]; never empty.
+/// The answer is the first after `start`, or the first of all if none follows; `None` if there is
+/// none.
 fn question(tokens: Tokens<'_>, start: usize, separator: Option<u32>) -> Option<Range<usize>> {
     if !tokens.is_masked() {
         return None;
     }
     let is_separator = |at: usize| separator.is_some() && tokens.get(at) == separator;
-    // After a separator, it is a document that is no conversation.
+    // A trained id after a separator belongs to a document that is not a conversation.
     let is_template = |at: usize| !tokens.is_trained(at) && !is_separator(at);
     let is_answer =
         |at: &usize| tokens.is_trained(*at) && at.checked_sub(1).is_some_and(is_template);
@@ -112,7 +113,8 @@ fn question(tokens: Tokens<'_>, start: usize, separator: Option<u32>) -> Option<
     Some(before.map_or(earliest, |at| at + 1)..end)
 }
 
-/// The first words of a line of `text`; of its first line if the text is the start of a document.
+/// The first words of the first whole line of `text`. If `is_start`, the first line is whole,
+/// because a document starts there.
 fn first_words(text: &str, is_start: bool) -> String {
     let line = match text.split_once('\n') {
         Some((_, rest)) if !is_start && !rest.trim().is_empty() => rest,
@@ -201,7 +203,7 @@ mod tests {
         }
     }
 
-    /// The prompt of a document that is no conversation, among conversations, is one of its lines.
+    /// Prompts are never empty, even if conversations and other documents are mixed.
     #[test]
     fn prompts_of_masked_data_are_never_empty() {
         let messages =

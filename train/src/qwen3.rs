@@ -1,4 +1,4 @@
-//! Runs of Qwen3, which `[model]` and `[balancing]` configure.
+//! Training runs of Qwen3, configured by `[model]` and `[balancing]`.
 
 use std::path::{Path, PathBuf};
 
@@ -31,9 +31,9 @@ pub struct Tables {
     pub balancing: BalancingConfig,
 }
 
-/// `[model]`: keys of [`Qwen3Config`], which are those of Hugging Face's `config.json`, with values
-/// of their types, and `from`, a Hugging Face folder, a checkpoint or a run that a new run starts
-/// with. Keys may be missing.
+/// `[model]`: the keys of [`Qwen3Config`], which are those of Hugging Face's `config.json`, and
+/// `from`: a Hugging Face folder, a checkpoint or a run that a new run starts with. Values have the
+/// types of [`Qwen3Config`]. Keys may be missing.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Table", into = "Table")]
 pub struct ModelTable(Table);
@@ -174,8 +174,8 @@ pub struct BalancingConfig {
 }
 
 impl ModelTables for Tables {
-    /// With `model.from`, `[model]` starts with the config.json of that folder. Another `model_type`
-    /// than the default has other keys, so `[model]` then starts empty.
+    /// With `model.from`, `[model]` starts with the config.json of that folder. A `model_type`
+    /// other than the default needs other keys, so `[model]` then starts empty.
     fn defaults(given: &Table) -> Tables {
         let mut tables = Tables::default();
         if let Some(from) = from_of(given) {
@@ -191,7 +191,8 @@ impl ModelTables for Tables {
         tables
     }
 
-    /// With `model.from`, the tokenizer is that of the folder; a run has a copy of its own.
+    /// With `model.from`, the default tokenizer is the `tokenizer.json` in that folder; run folders
+    /// have one too.
     fn defaults_elsewhere(given: &Table) -> Vec<([&'static str; 2], Value)> {
         let tokenizer = |from: &str| {
             let path = Path::new(from).join("tokenizer.json");
@@ -261,7 +262,7 @@ impl ModelTable {
             match complete.clone().try_into() {
                 Ok(config) => break config,
                 Err(error) => match missing_field(&error) {
-                    // Any number shows what else is missing.
+                    // Fill in any number, to find what else is missing.
                     Some(key) if !complete.contains_key(key) => {
                         complete.insert(key.to_owned(), Value::Integer(1));
                         missing.push(key.to_owned());
@@ -286,7 +287,7 @@ impl ModelTable {
     }
 }
 
-/// The field that serde misses.
+/// The field that serde reports as missing.
 fn missing_field(error: &toml::de::Error) -> Option<&str> {
     let rest = error.message().strip_prefix("missing field `")?;
     rest.split('`').next()
@@ -312,7 +313,7 @@ impl ModelTable {
         self.0.get(FROM)?.as_str().map(Path::new)
     }
 
-    /// The violation of a folder that cannot be read, unless all keys are known without it.
+    /// The violation if the folder in `from` cannot be read, unless all keys are known without it.
     fn unreadable_from(&self) -> Option<Violation> {
         let error = match self.0.contains_key("vocab_size") {
             true => None,
@@ -335,7 +336,7 @@ impl ModelTable {
 impl TryFrom<Table> for ModelTable {
     type Error = String;
 
-    /// Keeps the keys of `written`, with values in the types of [`Qwen3Config`].
+    /// Keeps the keys of `written`, and converts the values to the types of [`Qwen3Config`].
     fn try_from(mut written: Table) -> Result<ModelTable, String> {
         let mut complete = toml::toml! {
             model_type = "qwen3"
@@ -368,13 +369,13 @@ impl From<ModelTable> for Table {
     }
 }
 
-/// Trains the Qwen3 of `[model]`, of a configuration that was read with [`Tables`].
+/// Trains the Qwen3 of `[model]`. The configuration must have been read with [`Tables`].
 ///
 /// # Errors
 /// As [`Session::train`] and [`model_config`].
 pub fn train(session: Session<'_>) -> Result<Summary> {
     let config = session.config;
-    // An error before the text is read.
+    // Report errors before the text is read.
     let tables = config.model_tables::<Tables>()?;
     session.train_from(
         |data, checkpoint| model(config, data.tokenizer.vocab_size(), checkpoint),
@@ -382,7 +383,8 @@ pub fn train(session: Session<'_>) -> Result<Summary> {
             if let Some(from) = tables.model.origin() {
                 notes.extend(fill(model, from, device, config.checkpoint.verify)?);
             }
-            // Without a folder everything; with one the router biases, if it has none.
+            // Without a folder, this initializes everything; with one, only router biases that the
+            // folder lacks.
             Ok(model.materialize_missing(device, config.train.seed)?)
         },
     )
@@ -402,7 +404,7 @@ fn config_of(from: &Path) -> Result<Qwen3Config> {
     Ok(hf::read_config(&model_folder(from)?)?)
 }
 
-/// Sets the values of `model` to those of `from`, as [`model_folder`] finds it. Returns what to
+/// Sets the values of `model` to those of `from`, found as in [`model_folder`]. Returns messages to
 /// report.
 fn fill(model: &Qwen3, from: &Path, device: &Device, verify: bool) -> Result<Vec<String>> {
     let fill = |folder: &Path, sealed: Option<&Committed>| {
@@ -440,8 +442,8 @@ fn refuse_unsealed_state(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Sets the values of `model` to those in `folder`, which is sealed if it is a checkpoint. Returns
-/// what is taken besides weights.
+/// Sets the values of `model` to those in `folder`. `sealed` is the folder as a checkpoint, if it
+/// has a manifest. Returns what is taken besides weights.
 fn fill_from(
     model: &Qwen3,
     folder: &Path,
@@ -450,7 +452,8 @@ fn fill_from(
     options: ReadOptions<'_>,
 ) -> Result<Vec<&'static str>> {
     let mut taken = Vec::new();
-    // It shares the parameters of `model`, but has updates of its own, which are then merged.
+    // It shares the parameters of `model`, but has its own low-rank updates, which are merged
+    // below.
     let mut adapted = model.clone();
     hf::add_adapters(&mut adapted, &Folder::open(folder)?)?;
     loader(folder, sealed, options).fill(&adapted, device)?;
@@ -475,7 +478,8 @@ fn fill_from(
     Ok(taken)
 }
 
-/// A loader of `folder`, which is sealed if it is a checkpoint.
+/// A loader of `folder`. If `sealed` is given, it compares contents with that checkpoint's
+/// manifest.
 fn loader<'a>(
     folder: &'a Path,
     sealed: Option<&'a Committed>,
@@ -494,8 +498,8 @@ fn loader<'a>(
 /// [`checkpoint::load_averages`] replaces them. A folder with a manifest is compared with it.
 ///
 /// # Errors
-/// As [`Loader::load`]; when the router biases cannot be read; when a checkpoint of a run has lost its
-/// manifest.
+/// As [`Loader::load`]; when the router biases cannot be read; when a checkpoint of a run has lost
+/// its manifest.
 pub fn load(folder: &Path, device: &Device, options: ReadOptions<'_>) -> Result<Qwen3> {
     load_from(folder, folder::sealed(folder)?.as_ref(), device, options)
 }
@@ -533,8 +537,8 @@ fn load_from(
 }
 
 /// The Qwen3 of `[model]`, balanced as `[balancing]` says, for a new run or for the state in the
-/// checkpoint `from`. It has router biases if `[balancing]` updates them or the checkpoint has them.
-/// `vocab_size` is that of the tokenizer.
+/// checkpoint `from`. It has router biases if `[balancing]` updates them or the checkpoint has
+/// them. `vocab_size` is that of the tokenizer.
 ///
 /// # Errors
 /// As [`model_config`].

@@ -1,7 +1,7 @@
 //! The output of a run: a header, a progress line, and messages in between.
 //!
-//! One line is printed per interval. On a terminal, with the feature `progress`, there is also a bar
-//! at the bottom, which is redrawn every step. Color is used only on a terminal, and only if
+//! One line is printed per interval. On a terminal, with the feature `progress`, there is also a
+//! bar at the bottom, which is redrawn every step. Color is used only on a terminal, and only if
 //! `NO_COLOR` is not set (no-color.org). This module measures nothing.
 
 #[cfg(feature = "progress")]
@@ -134,7 +134,7 @@ pub struct Progress {
     pub eta: Option<Duration>,
 }
 
-/// What fits any terminal: `step 120/600  loss 3.412  9,812 tok/s  eta 1m41s`.
+/// A line that fits any terminal: `step 120/600  loss 3.412  9,812 tok/s  eta 1m41s`.
 pub fn short_line(record: &Record, progress: &Progress) -> String {
     let width = progress.steps.to_string().len();
     let mut parts = vec![

@@ -180,8 +180,8 @@ impl RunFolder {
         }
     }
 
-    /// As [`RunFolder::set_aside_after`], with all checkpoints, and also where there are metrics
-    /// only, so that another run can use the folder.
+    /// As [`RunFolder::set_aside_after`], but moves all checkpoints, and also metrics without a
+    /// checkpoint, so that another run can use the folder.
     ///
     /// # Errors
     /// As [`RunFolder::set_aside_after`].

@@ -6,8 +6,8 @@
 //! its own rows.
 //!
 //! The tokens of several sources form one stream, and no window crosses from one source into the
-//! next. The samples of a run are divided among the sources by weight, as evenly as possible, and each source
-//! has epochs of its own.
+//! next. The samples of a run are divided among the sources by weight, as evenly as possible, and
+//! each source has epochs of its own.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -114,7 +114,7 @@ impl Windows {
         start..start + self.seq_len + 1
     }
 
-    /// The windows of the part `within` of `tokens` that have a trained label. `text` names the
+    /// The windows in the part `within` of `tokens` that have a trained label. `text` names the
     /// part in the error.
     ///
     /// # Errors
@@ -136,7 +136,7 @@ impl Windows {
         }
     }
 
-    /// Those of `windows` with a label that is trained.
+    /// The windows of `windows` that have a trained label.
     pub fn trained(self, windows: Range<usize>, tokens: Tokens<'_>) -> Choice {
         if !tokens.is_masked() {
             return Choice::Range(windows);
@@ -393,7 +393,8 @@ mod tests {
         assert_eq!(grid.within(&(31..51)), 4..5);
     }
 
-    /// Sources as numbers of windows with weights, from window 0 on.
+    /// An order of sources, each given by its number of windows and its weight. The first starts at
+    /// window 0.
     fn mixed(sources: &[(usize, f64)], batch_size: usize, seed: u64) -> Order {
         let mut end = 0;
         let choice = |(count, weight): &(usize, f64)| {

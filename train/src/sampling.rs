@@ -1,15 +1,16 @@
 //! The distribution that the next token is sampled from. No tensors.
 //!
 //! Names, formulas and their order are those of transformers: the repetition penalty, then
-//! temperature, top-k, top-p and min-p. Unlike there, a temperature of 0 takes the most likely token.
+//! temperature, top-k, top-p and min-p. Unlike in transformers, a temperature of 0 takes the most
+//! likely token.
 
 /// Parameters of sampling. By default they leave the model's distribution as it is.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sampling {
     /// Divides the logits. With 0, the most likely token is always chosen.
     pub temperature: f64,
-    /// The number of most likely tokens to sample from, and all that are as likely as the last of
-    /// them; 0 means all.
+    /// The number of most likely tokens to sample from; tokens as likely as the last of them are
+    /// kept too. 0 means all.
     pub top_k: usize,
     /// Unlikely tokens are left out while their probabilities sum to at most `1 - top_p`; 1 means
     /// none (Holtzman et al. 2020).
@@ -81,8 +82,8 @@ impl Sampling {
     }
 
     /// The tokens that may be sampled after the tokens `before`, and their probabilities, which sum
-    /// to 1. The most likely token comes first, and of equally likely ones that with the smaller
-    /// id. There is always one, if there are logits. NaN counts as minus infinity.
+    /// to 1. The most likely token comes first; equally likely tokens are in the order of their
+    /// ids. The list is empty only without logits. NaN counts as minus infinity.
     pub fn probabilities(&self, logits: &[f32], before: &[u32]) -> Vec<(u32, f64)> {
         let candidates = self.candidates(logits, before);
         let sum = total(&candidates);
@@ -90,7 +91,8 @@ impl Sampling {
         candidates.into_iter().map(share).collect()
     }
 
-    /// The token at `uniform`, a number in [0, 1), of the cumulative distribution. 0 without logits.
+    /// The token at which the cumulative distribution exceeds `uniform`, a number in [0, 1); 0
+    /// without logits.
     pub(crate) fn choose(&self, logits: &[f32], before: &[u32], uniform: f64) -> u32 {
         let candidates = self.candidates(logits, before);
         let mut left = uniform * total(&candidates);
@@ -150,7 +152,7 @@ impl Sampling {
         }
         let highest = candidates.first().map_or(0.0, |first| first.logit);
         for candidate in candidates {
-            // Also where both are infinite.
+            // This holds for infinite logits too, whose difference is NaN.
             let is_highest = candidate.logit == highest;
             let below = if is_highest {
                 0.0
@@ -233,7 +235,7 @@ mod tests {
         };
         assert_eq!(chosen(greedy, 0.99), 1);
         assert_eq!(ids(greedy, &[1.0, 3.0, 3.0]), [1]);
-        // The penalty applies before.
+        // The penalty applies before the choice.
         let penalized = Sampling {
             repetition_penalty: 4.0,
             ..greedy
@@ -376,8 +378,8 @@ mod tests {
             }
         }
 
-        /// The most likely token always stays; what is sampled is among what stays; and stricter
-        /// values keep no token that weaker ones leave out.
+        /// The most likely token always stays, sampled tokens are among those that stay, and
+        /// stricter values keep no token that weaker values leave out.
         #[test]
         fn a_token_survives(
             logits in logits(),

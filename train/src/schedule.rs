@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 /// A factor of the learning rate for each step: a pure function, so resuming needs no state.
 ///
-/// [`Phases`] has the usual ones; a closure is one too.
+/// [`Phases`] has the usual schedules; a closure is a schedule too.
 ///
 /// ```
 /// use meshgrad_train::schedule::Schedule;
@@ -124,7 +124,7 @@ pub enum ScheduleError {
         percent: f64,
     },
 
-    /// A configuration that leaves the schedule to the program, which has none.
+    /// The configuration leaves the schedule to the program, but the program has none.
     #[error(
         "schedule.kind is \"own\", but this program has no schedule of its own: use the program \
          that started the run (`Session::schedule`), or choose another kind"
@@ -140,7 +140,8 @@ pub enum Length {
     Steps(u64),
     /// A percentage of the run. Percentages that add up to 100 fill the run exactly.
     Percent(f64),
-    /// What other phases leave of the run. At most one phase can have it, also between others.
+    /// The steps that the other phases leave. At most one phase can have this length, in any
+    /// position.
     Rest,
 }
 
@@ -361,7 +362,7 @@ impl Phases {
 }
 
 impl Schedule for Phases {
-    /// After the last phase it keeps its end value.
+    /// After the last phase, the factor keeps its end value.
     fn factor(&self, step: u64) -> f64 {
         let Some(phase) = self.phases.iter().find(|phase| step <= phase.last) else {
             return self.end().1;

@@ -102,9 +102,9 @@ impl<'a> Session<'a> {
         self
     }
 
-    /// Trains with the optimizer that `make` returns for the parts of the model's parameters. Of
-    /// `config.optimizer` only what every optimizer has is read: the peak learning rate, the largest
-    /// gradient norm and the decay of averages.
+    /// Trains with the optimizer that `make` returns for the parts of the model's parameters. From
+    /// `config.optimizer`, only the keys that every optimizer has are read: the peak learning rate,
+    /// the largest gradient norm and the decay of averages.
     pub fn optimizer<O: Optimizer + 'static>(
         mut self,
         make: impl FnOnce(&[Part]) -> Result<O> + 'a,
@@ -154,8 +154,8 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// As [`Session::train`]; `init` sets the values of the model of a new run, and adds what to
-    /// report about them.
+    /// As [`Session::train`]; `init` sets the values of a new run's model, and adds messages to
+    /// report.
     pub(crate) fn train_from<M: Model<Batch = TokenBatch> + Generate>(
         self,
         build: impl FnOnce(&Data, Option<&Committed>) -> Result<M>,
@@ -205,8 +205,8 @@ pub enum Resume {
     Auto,
     /// From scratch. Checkpoints in the folder are moved to `set-aside-N`.
     Never,
-    /// At this checkpoint, or at the newest intact one of this run. If it is another run than that
-    /// of the run folder, all of the run folder's checkpoints and metrics are moved to
+    /// At this checkpoint, or at the newest intact one of this run. If it belongs to another run
+    /// than the run folder's, all of the run folder's checkpoints and metrics are moved to
     /// `set-aside-N`.
     From(PathBuf),
 }

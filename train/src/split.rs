@@ -100,7 +100,7 @@ fn choose(documents: &[Document], max_bytes: usize) -> Vec<bool> {
     chosen
 }
 
-/// The largest remaining document that is no conversation, and the byte offset at which to split
+/// The largest remaining document that is not a conversation, and the byte offset at which to split
 /// it. At most `max_bytes` follow that offset. The split is after a newline if possible, otherwise
 /// between two characters.
 fn split_largest(

@@ -16,7 +16,8 @@ pub struct StopStrings {
 }
 
 impl StopStrings {
-    /// Ends a text at the first of `strings` that is complete, and of several at the longest.
+    /// Ends a text at the stop string that is complete first. If several end at the same character,
+    /// the longest counts.
     ///
     /// # Errors
     /// [`EmptyStop`].
@@ -62,7 +63,7 @@ impl StopStrings {
         }
     }
 
-    /// Where the stop string that is complete first starts.
+    /// The start of the stop string that is complete first.
     fn first_stop(&self) -> Option<usize> {
         let found = self.strings.iter().filter_map(|stop| {
             let start = self.held.find(stop.as_str())?;
@@ -71,7 +72,7 @@ impl StopStrings {
         found.min().map(|(_, start)| start)
     }
 
-    /// Where the text ends that cannot be the start of a stop string.
+    /// The end of the text that cannot belong to a stop string.
     fn open_end(&self) -> usize {
         let is_start = |at: &usize| {
             let rest = &self.held[*at..];

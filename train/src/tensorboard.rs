@@ -38,14 +38,14 @@ pub struct EventFile {
     damage: Option<Damage>,
 }
 
-/// Bytes in front of other records that are no record, and were removed.
+/// Bytes that are not a record, in front of a record; they were removed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Damage {
     /// The file.
     pub path: PathBuf,
-    /// Where the first of them were.
+    /// The offset of the first of them.
     pub offset: usize,
-    /// How many they were.
+    /// The number of these bytes.
     pub bytes: usize,
     /// The records that were kept.
     pub records: usize,
@@ -186,7 +186,7 @@ fn version() -> Vec<u8> {
     event
 }
 
-/// An `Event` of this time.
+/// An `Event` with only its time.
 fn event(wall_time: f64) -> Vec<u8> {
     let mut event = Vec::new();
     key(&mut event, WALL_TIME, WireType::Eight);
@@ -244,7 +244,7 @@ struct Kept {
     records: usize,
     /// Whether the first record is the version of the file.
     has_version: bool,
-    /// Where the bytes start that are no record, and how many they are.
+    /// The offset of the first byte that belongs to no record, and the number of all such bytes.
     first_damage: Option<usize>,
     damaged_bytes: usize,
 }
@@ -270,8 +270,8 @@ impl Kept {
     }
 }
 
-/// The first record of `bytes` from `at` on: where it starts, its data and its size. After damage,
-/// the two checksums of a record tell where the next one starts.
+/// The first record of `bytes` from `at` on: its start, data and size. After damage, the next
+/// record is recognized by its two checksums.
 fn next_record(bytes: &[u8], at: usize) -> Option<(usize, &[u8], usize)> {
     (at..bytes.len()).find_map(|start| {
         let (data, size) = first_record(&bytes[start..])?;
@@ -285,7 +285,8 @@ fn first_record(bytes: &[u8]) -> Option<(&[u8], usize)> {
     let length = bytes.get(..8)?;
     let size = usize::try_from(u64::from_le_bytes(length.try_into().ok()?)).ok()?;
     let end = size.checked_add(12)?;
-    // The length comes first: most bytes are no start of a record.
+    // The checksum of the length comes first, because it quickly rejects bytes that start no
+    // record.
     if u32_at(8)? != masked_crc(length) {
         return None;
     }
@@ -294,7 +295,7 @@ fn first_record(bytes: &[u8]) -> Option<(&[u8], usize)> {
     is_whole.then_some((data, end + 4))
 }
 
-/// The step of an event that this module wrote: it follows the time.
+/// The step of an event that this module wrote, in which the step follows the time.
 fn step_of(event: &[u8]) -> Option<u64> {
     let rest = event.get(9..)?.strip_prefix(&[(STEP << 3) as u8])?;
     let mut step = 0;
@@ -413,8 +414,8 @@ mod tests {
         assert_eq!(steps(&path), [None]);
     }
 
-    /// A wrong bit, or bytes that are missing, in the middle of a file cost the records that they
-    /// are in, and are reported. All others are kept.
+    /// A wrong bit or missing bytes in the middle of a file are reported, and only the records that
+    /// contain them are lost.
     #[test]
     fn records_after_damage_are_kept() {
         let place = tempfile::tempdir().unwrap();

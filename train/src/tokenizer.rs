@@ -1,6 +1,6 @@
 //! Text to ids and back: bytes, a byte-level BPE trained here, or any `tokenizer.json`.
 //!
-//! All but bytes need the feature `tokenizers`.
+//! All but the byte tokenizer need the feature `tokenizers`.
 //!
 //! The spelling of a special token inside a document is encoded as plain text, not as that token.
 
@@ -39,8 +39,8 @@ const SEPARATORS: [&str; 6] = [
     "[SEP]",
 ];
 
-/// The `tokenizer.json` of the byte tokenizer: a byte-level BPE without merges, which gives the same
-/// ids.
+/// The `tokenizer.json` of the byte tokenizer: a byte-level BPE without merges, which gives the
+/// same ids.
 const BYTE_JSON: &str = include_str!("tokenizer/byte.json");
 
 /// Ids of the byte tokenizer: 256 bytes and the end of text.
@@ -459,7 +459,7 @@ mod tests {
             prop_assert_eq!(bpe.encode_documents(&[&text]).unwrap(), whole);
         }
 
-        /// Streamed decoding equals decoding all ids together, also for ids that are not valid
+        /// Streamed decoding equals decoding all ids together, even for ids that are not valid
         /// text.
         #[test]
         fn a_stream_gives_the_same_text_for_any_ids(

@@ -45,11 +45,11 @@ pub struct Part<'i> {
     pub ids: &'i [u32],
     /// Bytes of text.
     pub text_bytes: u64,
-    /// What is trained; `None` for all.
+    /// The trained ids; `None` if all are trained.
     pub trained: Option<Trained<'i>>,
 }
 
-/// What is trained of a part.
+/// The trained ids of a part, and the size of their text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Trained<'i> {
     /// Whether the loss counts the prediction of each id.
@@ -257,7 +257,7 @@ impl Tokens<'_> {
     }
 
     /// Converts a mean loss in nats per token to bits per byte of text, which is comparable between
-    /// tokenizers. Only what is trained counts. NaN without text.
+    /// tokenizers. Only trained ids and their text count. NaN without text.
     pub fn bits_per_byte(&self, loss: f64) -> f64 {
         let (ids, bytes) = (self.extent.trained_ids, self.extent.trained_bytes);
         loss / std::f64::consts::LN_2 * ids as f64 / bytes as f64
@@ -349,7 +349,8 @@ mod tests {
         );
     }
 
-    /// Any prefix of a file, and any change of its header, is rejected without a panic.
+    /// Any prefix of a file, and any change of its header except to the bytes of text, is rejected
+    /// without a panic.
     #[test]
     fn incomplete_and_foreign_files_are_rejected() {
         let folder = tempfile::tempdir().unwrap();
@@ -365,7 +366,7 @@ mod tests {
                 "{length} bytes"
             );
         }
-        // All but the bytes of text.
+        // Changes each byte of the header, except the numbers of bytes of text.
         let (training, validation) = (HEADER_BYTES, HEADER_BYTES + PART_BYTES);
         let of_part = |part: usize| (part..part + 8).chain(part + 16..part + 24);
         for at in (0..training)
@@ -421,7 +422,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
         /// Ids of two and of four bytes, in any number of sources, are read as they were written,
-        /// and so is what is trained of them.
+        /// and so is the mask of trained ids.
         #[test]
         fn ids_round_trip(
             sources in prop::collection::vec(

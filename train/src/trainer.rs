@@ -120,8 +120,8 @@ impl<M: Model> Trainer<M> {
         Trainer::with_updater(model, updater, config, device)
     }
 
-    /// As [`Trainer::new`], with another optimizer; of `config.optimizer` only the learning rate is
-    /// read.
+    /// As [`Trainer::new`], with the optimizer of `updater`. From `config.optimizer`, only the
+    /// learning rate is read.
     ///
     /// # Errors
     /// [`TrainError::Schedule`] when the schedule does not fit the run.
@@ -135,7 +135,7 @@ impl<M: Model> Trainer<M> {
         Ok(Trainer::with(model, updater, schedule, config, device))
     }
 
-    /// As [`Trainer::with_updater`], with another schedule, too.
+    /// As [`Trainer::with_updater`], with `schedule` in place of `config.schedule`.
     pub fn with(
         model: M,
         (updater, grads): (Updater, Grads),
@@ -266,8 +266,9 @@ impl<M: Model> Trainer<M> {
         Ok([sum, weight].into_iter().chain(statistics).collect())
     }
 
-    /// What steps and validations allocate, without reading a value, for a meta device: two steps of
-    /// `count` microbatches, because the buffers of gradients are kept, and a validation batch.
+    /// Allocates what steps and validations allocate, without reading a value, for a meta device.
+    /// Runs two steps of `count` microbatches, because gradient buffers are kept, and a validation
+    /// batch.
     pub(crate) fn rehearse(
         &mut self,
         count: usize,

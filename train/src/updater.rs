@@ -84,7 +84,7 @@ impl Updater {
         Ok(self)
     }
 
-    /// Calls `f` while the parameters have their averages, if it averages them.
+    /// Calls `f` while the parameters are set to their averages, if there are averages.
     ///
     /// # Errors
     /// Those of `f`; when memory runs out.
@@ -104,7 +104,8 @@ impl Updater {
         self.optimizer.name()
     }
 
-    /// The state of the optimizer and of the averages. Writing to its tensors restores a saved state.
+    /// The state of the optimizer and of the averages. Writing to its tensors restores a saved
+    /// state.
     pub fn state(&self) -> Vec<State> {
         let mut state = self.optimizer.state();
         state.extend(self.ema.as_ref().map(Ema::state));
@@ -177,7 +178,7 @@ impl Updater {
 /// Checkpoints store averages and buffers beside the optimizer's state, under these names.
 const RESERVED: [&str; 2] = ["ema", "buffers"];
 
-/// Checks that each name of the state can be that of a folder of its own.
+/// Checks that each state can have a folder of its own, named after it.
 fn check_state_names(optimizer: &dyn Optimizer) -> Result<()> {
     let is_plain = |name: &str| {
         let mut bytes = name.bytes();

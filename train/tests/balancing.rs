@@ -128,7 +128,8 @@ fn a_rate_of_zero_freezes_biases() {
     assert!(!train(&plain, &off, None).join(BIASES).exists());
 }
 
-/// The checkpoint loads as the model of `config` and on its own, with its biases.
+/// Checks that the checkpoint loads with its biases, both as the model of `config` and without a
+/// configuration.
 fn assert_loads(checkpoint: &Path, config: &Config) {
     let device = Device::cpu();
     let saved = Committed::open(checkpoint).unwrap();

@@ -1,4 +1,4 @@
-//! Damaged checkpoints are seen, named and passed over.
+//! Damaged checkpoints are detected, named and passed over.
 
 mod bigram;
 
@@ -20,7 +20,7 @@ use meshgrad_train::session::{Resume, Session};
 use meshgrad_train::updater::Updater;
 use meshgrad_train::{Result, TrainError};
 
-/// A run with checkpoints after steps 2 and 4, and what reads them.
+/// A run with checkpoints after steps 2 and 4, and the model and updater that read them.
 struct Run {
     fixture: Fixture,
     model: Bigram,
@@ -82,8 +82,8 @@ fn with_damage<T>(file: &Path, damage: impl FnOnce(&mut Vec<u8>), then: impl FnO
     result
 }
 
-/// A failure of the disk is damage, and missing permissions are not, when all files are read to find
-/// the damage.
+/// When all files are read to find damage, a failure of the disk counts as damage; missing
+/// permissions do not.
 #[test]
 fn only_failures_of_the_disk_are_damage() {
     const EIO: i32 = 5;
@@ -113,8 +113,8 @@ fn only_failures_of_the_disk_are_damage() {
     }
 }
 
-/// A flipped bit anywhere in a checkpoint is seen: file and tensor are named, and the checkpoint
-/// before is read. Without the check, flipped bits of tensors are not seen.
+/// A flipped bit anywhere in a checkpoint is detected: file and tensor are named, and the previous
+/// checkpoint is read. Without verification, flipped bits of tensors are not detected.
 #[test]
 fn a_flipped_bit_is_seen_wherever_it_is() {
     let run = Run::new();
@@ -156,7 +156,7 @@ fn a_flipped_bit_is_seen_wherever_it_is() {
     assert_eq!(unseen, in_tensors);
 }
 
-/// A file that is cut off or missing is seen, also without comparing contents.
+/// A truncated or missing file is detected, even without comparing contents.
 #[test]
 fn truncated_and_missing_files_are_seen() {
     let run = Run::new();
@@ -289,8 +289,7 @@ fn a_run_folder_can_be_resumed_from() {
     assert!(error.contains("neither a checkpoint nor a run"), "{error}");
 }
 
-/// A weight that is NaN is named, although the digests are right. It may be one that no loss
-/// depends on.
+/// A weight that is NaN is named, although the digests are right and no loss depends on it.
 #[test]
 fn weights_that_are_not_finite_are_seen() {
     let fixture = Fixture::new();

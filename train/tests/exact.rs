@@ -85,7 +85,7 @@ fn steps(run: &Path) -> Vec<u64> {
     recorded(run).iter().map(|record| record.step).collect()
 }
 
-/// Replaces text in a file of a checkpoint, which then has the same size.
+/// Replaces text in a file of a checkpoint by text of the same length.
 fn replace(file: &Path, from: &str, to: &str) {
     let text = fs::read_to_string(file).unwrap();
     assert_eq!(
@@ -97,8 +97,8 @@ fn replace(file: &Path, from: &str, to: &str) {
 }
 
 /// A run that is stopped after any step and resumed has the weights, the optimizer's state and the
-/// metrics of an uninterrupted one, bit for bit. With a wrong position in the data, or a wrong
-/// order of it, it has others.
+/// metrics of an uninterrupted one, bit for bit. A wrong position in the data, or a wrong order,
+/// changes them.
 #[test]
 fn a_resumed_session_is_exact() {
     let fixture = Fixture::new();
@@ -168,13 +168,13 @@ fn changed_sources_are_named() {
     assert!(error.contains(expected), "{error}");
 }
 
-/// A text in whose windows nothing is trained fails before anything is written, with its own
-/// numbers.
+/// A text without a trained label in any window is refused before anything is written. The error
+/// has the numbers of this text.
 #[test]
 fn a_text_without_trained_labels_is_refused_at_the_start() {
     let fixture = Fixture::new();
     let [(_, sources), (_, chat)] = data(&fixture);
-    // The answer is behind the last whole window.
+    // The answer is after the last whole window.
     let long = format!(
         "{{\"messages\": [{{\"role\": \"user\", \"content\": \"{}\"}}, {{\"role\": \"assistant\", \
          \"content\": \"b\"}}]}}\n",
@@ -207,8 +207,8 @@ fn a_text_without_trained_labels_is_refused_at_the_start() {
     }
 }
 
-/// A run that resumes from a checkpoint of another run starts its metrics afresh. What the folder
-/// had is set aside.
+/// A run that resumes from a checkpoint of another run starts new metrics. What the folder had is
+/// set aside.
 #[test]
 fn two_runs_have_separate_metrics() {
     let fixture = Fixture::new();
@@ -232,7 +232,8 @@ fn two_runs_have_separate_metrics() {
         assert!(!used.join(step).exists(), "{step}");
     }
 
-    // Its own checkpoints have the metrics before them, also by another path.
+    // If the checkpoint is in the run's own folder, the earlier metrics are kept, even if the path
+    // is a link.
     let link = fixture.path("link");
     std::os::unix::fs::symlink(&other, &link).unwrap();
     run("other-run", &[], Resume::From(link.join("step-000002")));

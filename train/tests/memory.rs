@@ -1,4 +1,4 @@
-//! The predicted memory of a run is the measured one.
+//! The predicted memory of a run equals the measured memory.
 
 use meshgrad_runtime::Device;
 use meshgrad_train::config::Config;
@@ -14,7 +14,7 @@ const CONFIG: &str = r#"
     model = { hidden_size = 32, num_hidden_layers = 2, moe_intermediate_size = 32 }
 "#;
 
-/// The peak of a run is what a meta device predicts.
+/// A meta device predicts the peak memory of a run.
 #[test]
 fn the_peak_of_a_run_is_predicted() {
     let place = tempfile::tempdir().unwrap();

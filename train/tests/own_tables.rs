@@ -267,7 +267,7 @@ struct Open {
 
 impl ModelTables for Careless {}
 
-/// Without a default for the table whose type ignores keys.
+/// The table whose type ignores unknown keys has no default.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Hidden {
@@ -284,7 +284,7 @@ struct Taken {
 
 impl ModelTables for Taken {}
 
-/// With a list whose elements ignore keys.
+/// Has a list whose elements ignore unknown keys.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Listed {
@@ -299,7 +299,7 @@ struct Layers {
 
 impl ModelTables for Listed {}
 
-/// Writes another name than it reads.
+/// Writes a key under another name than it reads.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Renamed {
@@ -315,7 +315,7 @@ struct Twice {
 
 impl ModelTables for Renamed {}
 
-/// A type that would ignore misspelled keys, or that has a table of the run, is an error.
+/// A type that would ignore misspelled keys, or that has a table which every run has, is an error.
 #[test]
 fn types_that_hide_mistakes_are_errors() {
     let error = Config::read::<Careless>(None, &[]).unwrap_err().to_string();
@@ -346,7 +346,7 @@ fn types_that_hide_mistakes_are_errors() {
     );
 }
 
-/// Has noise, unless it is wide.
+/// Has a `[noise]` table by default, unless the kind is wide.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Optional {

@@ -69,7 +69,7 @@ fn files_without_text_name_their_columns() {
     );
 }
 
-/// As in text files: some invalid UTF-8 is replaced and counted, and bytes that are no text are an
+/// As in text files: some invalid UTF-8 is replaced and counted; bytes that are not text are an
 /// error that names file, row and column.
 #[test]
 fn bytes_that_are_no_utf8_are_counted_or_refused() {

@@ -1,4 +1,4 @@
-//! What a run may not change when it resumes, and what a refused one leaves behind: everything.
+//! A run that resumes with another model, data or optimizer is refused, and changes no file.
 
 mod bigram;
 
@@ -141,8 +141,9 @@ fn finished_checkpoints_exist_while_subscribers_run() {
     assert_eq!(*finished.lock().unwrap(), 12);
 }
 
-/// The configuration of a run with a schedule of its own reads back, although the schedule of the
-/// caller's configuration does not fit the run. A program without that schedule does not continue.
+/// If the program sets the schedule, the run's configuration reads back, even if `[schedule]` in
+/// the program's configuration does not fit the run. A program without that schedule cannot
+/// continue the run.
 #[test]
 fn a_run_with_its_own_schedule_reads_back() {
     let fixture = Fixture::new();

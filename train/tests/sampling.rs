@@ -20,7 +20,8 @@ fn sampling(options: &Value) -> Sampling {
     }
 }
 
-/// How many cases of the fixture `probabilities` differs in, and how many there are.
+/// The number of cases in which `probabilities` differs from the fixture, and the number of all
+/// cases.
 fn differing(
     probabilities: impl Fn(Sampling, &[f32], &[u32]) -> Vec<(u32, f64)>,
 ) -> (usize, usize) {
@@ -55,7 +56,7 @@ fn probabilities_equal_those_of_transformers() {
     assert_eq!(found, (0, 105));
 }
 
-/// The comparison sees an option that is ignored, and processors in another order.
+/// The comparison detects an ignored option, and processors in another order.
 #[test]
 fn the_comparison_sees_mistakes() {
     type Mistake = fn(Sampling, &[f32], &[u32]) -> Vec<(u32, f64)>;

@@ -120,8 +120,8 @@ fn flip_last_bit(file: PathBuf) {
     std::fs::write(file, bytes).unwrap();
 }
 
-/// A run starts with the averages and the router biases of a checkpoint, and with its weights after
-/// the low-rank updates, whether or not it trains biases itself.
+/// A run starts with the averages of a checkpoint, with its low-rank updates merged into the
+/// weights, and with its router biases, whether or not the run trains biases itself.
 #[test]
 fn a_run_starts_with_all_that_a_checkpoint_has() {
     let fast = ["optimizer.learning_rate=0.05"];
@@ -152,13 +152,13 @@ fn a_run_starts_with_all_that_a_checkpoint_has() {
             stored(&older),
             "{overrides:?} {adapted}"
         );
-        // A run is its newest checkpoint.
+        // A run stands for its newest checkpoint.
         assert_eq!(started(&run, &[]), expected, "{overrides:?} {adapted}");
     }
 }
 
-/// Contents are compared with digests as they are read: a damaged checkpoint is passed over, and one
-/// that is named is an error.
+/// Contents are compared with digests as they are read: a damaged checkpoint of a run is passed
+/// over; if `model.from` names it, it is an error.
 #[test]
 fn damage_is_seen_before_a_run_starts() {
     let place = tempfile::tempdir().unwrap();

@@ -44,7 +44,7 @@ fn trainer_with(set: &str) -> Trainer<Slope> {
         weight: Param::new("weight", [3], Init::Normal { std: 1.0 }),
     };
     model.materialize(&device, 1).unwrap();
-    // An optimizer for which a gradient that is added twice makes a difference.
+    // With this optimizer, adding a gradient twice changes the step.
     let plain = "optimizer = { name = 'sgd', learning_rate = 0.01, max_grad_norm = 0 }
                  schedule = { kind = 'constant', warmup_steps = 0 }";
     let config = Config::parse::<NoTables>(plain, "the test", &[set.parse().unwrap()]).unwrap();

@@ -35,7 +35,7 @@ mod tests {
     use super::*;
     use crate::{Tolerance, Var, gradcheck};
 
-    /// Gradients are correct, also with groups without rows and rows without a group.
+    /// Gradients are correct, even for groups without rows and rows without a group.
     #[test]
     fn grouped_gradients_agree_with_finite_differences() {
         let device = Device::cpu();

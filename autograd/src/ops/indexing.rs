@@ -123,7 +123,7 @@ mod tests {
             numbered(&device, &[2, 3], 0.7),
             numbered(&device, &[2, 1], 1.1),
         ];
-        // One part twice: its gradient is the sum of both.
+        // The same part is used twice; its gradient is the sum over both uses.
         check(&inputs, |x| Ok(vec![concat(&[&x[0], &x[1], &x[0]], -1)?]));
         check(&inputs[..1], |x| split(&x[0], &[1, 0, 2], 1));
         // An unused part has a zero gradient.

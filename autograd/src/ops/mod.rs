@@ -1,9 +1,9 @@
 //! Ops on [`Var`](crate::Var)s, which are recorded on the tape, and on
 //! [`Tensor`](meshgrad_runtime::Tensor)s, which are not.
 //!
-//! Each op with a gradient computes with [`meshgrad_runtime::ops`] and declares what it saves for
-//! backward; these are listed below by name. All other ops of the runtime are re-exported: those
-//! without a gradient, and those that compute gradients.
+//! Ops with a gradient are listed below by name. Each computes with [`meshgrad_runtime::ops`] and
+//! declares what it saves for backward. All other ops of the runtime are re-exported: those without
+//! a gradient, and those that compute gradients.
 
 mod attention;
 mod cross_entropy;

@@ -6,8 +6,8 @@ use meshgrad_runtime::{Tensor, ops};
 
 use crate::{Operand, Result, Save, Track};
 
-/// The `k` most probable experts of each token: their weights, through which gradients flow, and
-/// their indices. `bias` is added for the choice only.
+/// Chooses the `k` most probable experts of each token and returns their weights and indices.
+/// Gradients flow through the weights. `bias` is added only for the choice.
 ///
 /// # Shapes
 /// `probabilities` [N, E] float, `bias` \[E\] f32 (f64 for f64); returns weights [N, K] and indices
@@ -90,8 +90,8 @@ mod tests {
         Tensor::from_slice(device, shape, &values).unwrap()
     }
 
-    /// Gradients of tokens, probabilities and experts' weights of a whole layer, with all experts
-    /// held and with some.
+    /// The gradients of a whole layer (tokens, probabilities, experts' weights) are correct,
+    /// whether it holds all experts or some.
     #[test]
     fn gradients_of_an_expert_layer() {
         let device = Device::cpu();

@@ -1,5 +1,5 @@
-//! Views, copies and casts. Their gradients are the inverse views, copies and casts; that of a
-//! broadcast is a sum.
+//! Views, copies and casts. Their gradients are the inverse views, copies and casts; the gradient
+//! of a broadcast is a sum.
 
 use std::ops::Range;
 
@@ -71,7 +71,7 @@ pub fn broadcast_to<V: Operand>(x: &V, shape: &[usize]) -> Result<V> {
     y.tracked_linear([x], move |dy, [dx]| dx.add(|| ops::sum_to(dy, &from)))
 }
 
-/// The slice of dim `dim` in `range`. A view; its gradient is zero elsewhere.
+/// The elements of `x` at `range` in dim `dim`. A view; the gradient is zero outside of it.
 ///
 /// # Errors
 /// As [`meshgrad_runtime::Tensor::slice`].
@@ -84,7 +84,7 @@ pub fn slice<V: Operand>(x: &V, dim: isize, range: Range<usize>) -> Result<V> {
     })
 }
 
-/// `x` contiguous in row-major order.
+/// `x` if it is contiguous in row-major order, else a contiguous copy.
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::contiguous`].

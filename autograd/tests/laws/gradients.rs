@@ -89,7 +89,7 @@ fn several_roots_add_up() {
 }
 
 /// A checkpoint accepts inputs computed from a bf16 parameter only, whose gradients are accumulated
-/// in f32. The result agrees with that without a checkpoint up to bf16 rounding.
+/// in f32. The gradient agrees with the one without a checkpoint up to bf16 rounding.
 #[test]
 fn checkpoints_accept_values_computed_from_bf16_parameters() {
     let device = Device::cpu();
@@ -131,7 +131,7 @@ fn checkpoints_accept_values_computed_from_bf16_parameters() {
     }
 }
 
-/// A compute copy of a parameter is made once per value, and its gradient is the parameter's.
+/// A compute copy of a parameter is made once per value, and shares the parameter's gradient.
 #[test]
 fn compute_copies_share_the_parameters_gradient() {
     let net = Net::new();
@@ -187,7 +187,7 @@ fn ops_on_tensors_are_the_ops_on_variables() {
     }
 }
 
-/// Each result of a checkpointed block gets its own gradient, in whatever type they are returned.
+/// Each result of a checkpointed block gets its own gradient, whatever type holds the results.
 #[test]
 fn results_of_a_checkpoint_keep_their_gradients() {
     type Results = ((Var, Option<Var>), (Vec<Var>, [Var; 1]));
@@ -230,7 +230,7 @@ fn results_of_a_checkpoint_keep_their_gradients() {
     assert_eq!(run(true), run(false));
 }
 
-/// A block may return a parameter; its gradient is that of both uses.
+/// A checkpointed block may return a parameter that it also uses; both uses add to the gradient.
 #[test]
 fn a_checkpoint_may_return_a_parameter() {
     let net = Net::new();

@@ -117,7 +117,7 @@ fn checkpointed(net: &Net, x: &Var) -> Result<Var> {
     Ok(y)
 }
 
-/// As [`plain`], with the function of the weight first.
+/// As [`plain`], but the function of the weight is computed first.
 fn scaled_first(net: &Net, x: &Var) -> Result<Var> {
     let scaled = ops::affine(&net.a.var()?, 0.5, 0.1)?;
     let h = ops::silu(&ops::linear(x, &net.a.var()?)?)?;

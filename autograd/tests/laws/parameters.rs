@@ -96,7 +96,7 @@ fn parameters_without_a_buffer_get_no_gradient() {
     assert!(!*computed.lock().unwrap());
 }
 
-/// Cleared gradients are zeros, and the next one starts from there.
+/// Cleared gradients are zeros, and accumulation starts again from zero.
 #[test]
 fn cleared_gradients_are_zeros() {
     let net = Net::new();
@@ -154,9 +154,9 @@ fn parameters_are_reported_in_reverse_order() {
     }
 }
 
-/// A parameter is reported as soon as the backward of its last use is done, before that of the ops
-/// that ran earlier. An unused optional parameter has no last use: it and those after it in the
-/// order are reported at the end.
+/// A parameter is reported as soon as the backward of all its uses is done, before the backward of
+/// ops that ran earlier. An unused optional parameter is reported at the end, and so are the
+/// parameters after it in the order.
 #[test]
 fn parameters_are_reported_as_soon_as_they_are_complete() {
     let net = Net::new();
@@ -243,8 +243,8 @@ fn an_operand_of_a_frozen_weight_is_not_saved() {
     assert_eq!(saved(), 0);
 }
 
-/// An activation that depends on nothing that is trained, such as a frozen embedding, is still an
-/// input: what follows is no weight.
+/// `as_activation` turns a constant, such as a frozen embedding, into an input, so that values
+/// computed from it do not count as weights.
 #[test]
 fn a_constant_can_be_an_activation() {
     let net = Net::new();

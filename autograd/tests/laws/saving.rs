@@ -172,8 +172,8 @@ fn only_what_is_recorded_is_packed() {
     assert_eq!(count.0.load(std::sync::atomic::Ordering::Relaxed), 1);
 }
 
-/// `ToDevice` moves activations to its device, but not parameters, and nothing that is already
-/// there.
+/// `ToDevice` moves activations to its device, unless they are already there. It does not move
+/// parameters.
 #[test]
 fn only_activations_of_other_devices_are_moved() {
     let net = Net::new();

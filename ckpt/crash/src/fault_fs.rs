@@ -1,8 +1,8 @@
 //! A file system that injects faults.
 //!
 //! A [`Rule`] selects operations (by kind, path and count) and the fault that is injected into
-//! them. The first matching rule applies. [`Fault::Skip`] removes a step from a protocol without
-//! rewriting it, which shows whether a test detects the missing step.
+//! them. The first matching rule applies. [`Fault::Skip`] removes a step from a protocol without a
+//! change of its code, to show that a test detects the missing step.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;

@@ -19,7 +19,7 @@ pub(crate) struct Save {
     pub(crate) attempt: u64,
 }
 
-/// The files of every save that several writers write.
+/// The files of a save that several writers write together.
 pub(crate) const SHARED_FILES: [&str; 4] = [
     "a.safetensors",
     "b.safetensors",
@@ -27,7 +27,7 @@ pub(crate) const SHARED_FILES: [&str; 4] = [
     "trainer/b.bin",
 ];
 
-/// The file that one writer writes.
+/// The file of a save that a single writer writes.
 pub(crate) const STATE_FILE: &str = "trainer/state.json";
 
 impl Save {

@@ -17,8 +17,8 @@ use crate::splitmix::SplitMix64;
 /// The longest time between the first save of a group and its kill, in microseconds.
 const MAX_WAIT: u64 = 15_000;
 
-/// Kills processes that save into `run`, an empty folder, `kills` times, and checks the folder
-/// after each kill.
+/// Starts processes that save into `run`, an empty folder, and kills one or all of them, `kills`
+/// times. Checks the folder after each kill.
 ///
 /// # Errors
 /// [`Failure::Violation`] for the first state that breaks the invariant.

@@ -55,7 +55,7 @@ pub struct CrashTest {
     pub folder: PathBuf,
     /// The number of states after a power cut to check.
     pub states: u64,
-    /// The number of real processes to kill.
+    /// The number of kills, each of one real process or of all.
     pub kills: u64,
     /// Seed of all random choices.
     pub seed: u64,

@@ -22,7 +22,7 @@ pub struct Summary {
     pub states: u64,
     /// Checked states that contained a save that had not returned.
     pub early: u64,
-    /// Processes that were killed.
+    /// Kills, each of one process or of all.
     pub kills: u64,
     /// Saves that the killed processes had reported.
     pub saves: u64,

@@ -21,7 +21,8 @@ pub struct Point {
     is_after: bool,
 }
 
-/// The coordinator's operations in order: operation, substring of its path, which occurrence.
+/// The coordinator's tested operations in order. Each has its kind, a substring of its path, and
+/// the number of the match, from 0.
 const COORDINATOR: [(Op, &str, u64); 22] = [
     (Op::MakeDir, ".tmp-", 0),
     (Op::Lock, ".tmp-", 0),

@@ -146,7 +146,7 @@ impl Peer {
         self.writer.write_all(&line)
     }
 
-    /// `None` when the other end has closed the connection.
+    /// Receives a message; `None` when the other end has closed the connection.
     fn receive<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
         let mut line = String::new();
         if self.reader.read_line(&mut line)? == 0 {

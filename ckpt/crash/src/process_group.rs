@@ -63,7 +63,8 @@ impl ProcessGroup {
         Ok(group)
     }
 
-    /// The number after the next line with this prefix; `None` when the coordinator has exited.
+    /// The number in the next line that starts with `prefix`; `None` when the coordinator has
+    /// exited.
     fn next(&mut self, prefix: &str) -> Option<u64> {
         let mut lines = self.lines.by_ref().map_while(Result::ok);
         lines.find_map(|line| line.strip_prefix(prefix)?.parse().ok())

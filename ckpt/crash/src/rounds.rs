@@ -1,4 +1,5 @@
-//! Power cuts on a simulated disk: every state that one may leave, after every operation.
+//! Power cuts on a simulated disk after every operation, each with many of the states that it may
+//! leave.
 
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
@@ -19,7 +20,7 @@ use crate::splitmix::SplitMix64;
 /// The most states that are checked after one operation.
 pub const STATES_PER_OPERATION: usize = 70;
 
-/// The next save is tested in one of this many states.
+/// In one of this many states, another save and another power cut are tested.
 const RECOVER_EVERY: u64 = 16;
 
 const RUN: &str = "/run";
@@ -276,7 +277,7 @@ impl Runner {
         Ok(())
     }
 
-    /// From the next operation on, the saves in `may` can appear or disappear.
+    /// Expects that, from the next operation on, the saves in `may` can appear or disappear.
     fn begin<const M: usize, const N: usize>(&mut self, must: [Save; M], may: [Save; N]) {
         let expect = Expect {
             must: must.into(),
@@ -286,7 +287,7 @@ impl Runner {
         self.expected.push((self.sim.recorded(), expect));
     }
 
-    /// After the last operation exactly these saves exist.
+    /// Expects that exactly these saves exist after the last operation.
     fn done<const M: usize>(&mut self, must: [Save; M]) {
         self.done = M.min(1);
         let expect = Expect {

@@ -36,7 +36,7 @@ pub(crate) fn parts(save: Save) -> Vec<Vec<Part>> {
         while offset < content.len() {
             let len = (100 + random.below(270) as usize).min(content.len() - offset);
             let bytes = content[offset..offset + len].to_vec();
-            // Every writer gets a part, because the shortest file has five.
+            // Every writer gets a part, because even the shortest file has five parts.
             let writer = first.pop().unwrap_or_else(|| random.below(WRITERS)) as usize;
             parts[writer].push(Part {
                 file,

@@ -5,7 +5,7 @@
 pub struct SplitMix64(u64);
 
 impl SplitMix64 {
-    /// Equal seeds give equal sequences.
+    /// Creates a generator. Equal seeds give equal sequences.
     pub fn new(seed: u64) -> SplitMix64 {
         SplitMix64(seed)
     }

@@ -67,7 +67,8 @@ fn two_hundred_kills_lose_nothing_that_was_saved() {
     assert!(fs::read_dir(folder.path()).unwrap().count() <= 3);
 }
 
-/// Each of four processes dies before and after each of its operations.
+/// Each of four processes dies at each of its points: before and after the operations that
+/// `point.rs` lists.
 #[test]
 fn death_at_any_point_of_any_process_loses_nothing() {
     let folder = tempfile::tempdir().unwrap();
@@ -119,10 +120,10 @@ fn a_protocol_without_a_sync_is_caught() {
     assert!(violation(&|sim| Arc::new(sim)).is_none());
 }
 
-/// Skips one sync of the parent folder. In a round, 0 and 1 are those of two commits, and 2 and 3
-/// come before and after the rename that removes an old checkpoint. If a process was killed before
-/// its commit synced, 4 is the next process's sync before its first removal. Sync 2 is not skipped
-/// here, because the commit before it has already synced the folder.
+/// Skips one sync of the parent folder. In a round, syncs 0 and 1 belong to two commits. Syncs 2
+/// and 3 come before and after the rename that removes an old checkpoint. If a process was killed
+/// before its commit synced, sync 4 is the next process's sync before its first removal. Sync 2 is
+/// not skipped here, because the commit before it has already synced the folder.
 #[test]
 fn every_sync_of_the_parent_is_needed() {
     #[derive(Debug)]

@@ -11,7 +11,7 @@ pub trait Exchange: Sync {
     /// The number of this replica.
     fn replica(&self) -> usize;
 
-    /// Called once, before any read: waits for the other replicas and compares their plans.
+    /// Waits for the other replicas and compares their plans. Called once, before any read.
     ///
     /// # Errors
     /// [`ExchangeError::PlansDiffer`], in all replicas; [`ExchangeError::Stopped`].
@@ -29,8 +29,8 @@ pub trait Exchange: Sync {
     /// As [`Exchange::send`].
     fn receive(&self, chunk: usize, bytes: &mut [u8]) -> Result<(), ExchangeError>;
 
-    /// Called after an error. Other replicas, and other threads of this one, stop waiting for each
-    /// other.
+    /// Stops the exchange after an error: other replicas, and other threads of this one, stop
+    /// waiting for each other.
     fn abort(&self);
 }
 

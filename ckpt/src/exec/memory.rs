@@ -115,7 +115,7 @@ fn bytes_of(elements: u64, dtype: Dtype) -> u64 {
 }
 
 /// Splits a tensor into regions of whole rows along dim 0, in order. Each has at most `bytes` bytes
-/// or is a single row.
+/// or is a single row. A tensor with elements smaller than a byte is not split.
 pub fn rows_per_batch(
     shape: &[u64],
     dtype: Dtype,

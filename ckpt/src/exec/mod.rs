@@ -79,7 +79,7 @@ pub fn execute<S: Sink>(
     run(plan, sources, sink, None, progress)
 }
 
-/// [`execute`] for one of several replicas that all execute this plan: each reads its share of the
+/// Executes a plan as [`execute`] does, in one of several replicas. Each reads its share of the
 /// chunks and sends it to the others. Together they read each byte once and compute each computed
 /// tensor once. [`Stats::read_bytes`] and `progress` count the reads of this replica.
 ///

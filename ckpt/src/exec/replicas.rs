@@ -1,7 +1,7 @@
 //! Replicas that load the same targets: each byte is read once among them.
 //!
-//! Data-parallel ranks need equal bytes. Instead of each reading all of them, they split the chunks
-//! of the plan round-robin, and each sends what it read to the others:
+//! Data-parallel ranks need equal bytes. They split the chunks of the plan round-robin, and each
+//! sends what it read to the others:
 //!
 //! ```text
 //!              chunk 0      chunk 1      chunk 2      chunk 3
@@ -104,8 +104,8 @@ struct Sent {
 }
 
 impl Replica {
-    /// Creates `replicas` replicas. Each holds a copy of a chunk per thread until the others have
-    /// received it.
+    /// Creates `replicas` replicas. Each thread of a replica holds a copy of the chunk that it
+    /// sends until the others have received it.
     pub fn all(replicas: usize) -> Vec<Replica> {
         let group = Arc::new(Group {
             replicas,

@@ -2,8 +2,8 @@
 //!
 //! A part of a copy moves one contiguous range of bytes per iteration of its nested loops. Long
 //! ranges are copied with one call each. For single elements, the order of the loops decides the
-//! speed: a transposed matrix touches a new cache line of its target with each element along the
-//! window, and a new line of the window with each element along the target. Such copies are tiled
+//! speed: to transpose a matrix in the order of the window, each element needs another cache line
+//! of the target, and in the order of the target another line of the window. Such copies are tiled
 //! (see [`tiles`]).
 //!
 //! Conversions are applied per contiguous range, or per row of a tile.

@@ -18,13 +18,13 @@ pub trait Sink: Sync {
     /// first byte is written. All of it is overwritten.
     ///
     /// # Errors
-    /// Stops the execution.
+    /// An error stops the execution.
     fn buffer(&self, target: &Target) -> Result<Self::Buffer, Self::Error>;
 
     /// Takes back the memory of a complete target: row-major, little-endian.
     ///
     /// # Errors
-    /// Stops the execution.
+    /// An error stops the execution.
     fn complete(&self, target: &Target, buffer: Self::Buffer) -> Result<(), Self::Error>;
 }
 

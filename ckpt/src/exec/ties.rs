@@ -1,4 +1,4 @@
-//! The check that tensors that a map ties are equal.
+//! Checks *ties*: pairs of tensors that must be equal for a map to have an inverse.
 
 use crate::mapping::Bound;
 use crate::{Error, Folder, Result};
@@ -6,7 +6,7 @@ use crate::{Error, Folder, Result};
 /// Bytes compared per read.
 const AT_A_TIME: usize = 1 << 20;
 
-/// Checks that the tensors that a map ties are equal, byte by byte.
+/// Checks that the tied tensors of a map are equal, byte by byte.
 ///
 /// # Errors
 /// [`Error::NotTied`]; errors of reading.

@@ -39,7 +39,7 @@ pub(super) struct Node {
     depth: u32,
 }
 
-/// The maximum number of nested operations, because they are traced recursively.
+/// The maximum number of nested operations. It bounds the recursion of tracing.
 const MAX_DEPTH: u32 = 256;
 
 impl Graph {
@@ -265,7 +265,7 @@ impl Graph {
         self.add(Op::Stack { of, dim }, shape, self.dtype(first))
     }
 
-    /// Splits a dim in two, the first of `rows` elements.
+    /// Splits a dim into two. The first has `rows` elements.
     ///
     /// # Errors
     /// [`GraphError::NoSuchDim`], [`GraphError::Rows`].

@@ -1,16 +1,16 @@
-//! Expressions of one graph over those of another.
+//! Imports the expressions of one graph into another.
 
 use super::op::Op;
 use super::{Expr, Graph, GraphError};
 
 impl Graph {
-    /// Adds all expressions of another graph, with its sources replaced by expressions of this one
-    /// of the same dtypes and shapes. Returns them in the order of the other graph: an [`Expr`] of
-    /// it is an index.
+    /// Adds all expressions of another graph. Its sources are replaced by expressions of this graph
+    /// that have the same dtypes and shapes. Returns the new expressions, indexed by the [`Expr`]s
+    /// of the other graph.
     ///
     /// # Errors
-    /// [`GraphError::Redefined`]; [`GraphError::NoSource`] for a view of a source that is replaced by
-    /// an expression of several.
+    /// [`GraphError::Redefined`]; [`GraphError::NoSource`] for a view of a source that is replaced
+    /// by an expression over several tensors.
     pub(crate) fn import(
         &mut self,
         other: &Graph,

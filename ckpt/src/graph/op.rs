@@ -55,7 +55,7 @@ pub(super) enum Op {
         of: Short<Expr>,
         dim: usize,
     },
-    /// Dim `dim` of the operand is split in two, the second of `columns` elements.
+    /// Dim `dim` of the operand is split into two. The second has `columns` elements.
     Unflatten {
         of: Expr,
         dim: usize,

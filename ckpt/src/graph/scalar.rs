@@ -71,7 +71,7 @@ fn to_odd(value: f64) -> f32 {
     }
 }
 
-/// A real number in an expression; equal to another with the same bits.
+/// A real number in an expression. Two are equal if their bits are.
 #[derive(Clone, Copy, Debug)]
 pub struct Real(pub f64);
 

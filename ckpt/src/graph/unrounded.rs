@@ -6,8 +6,8 @@ use crate::Dtype;
 
 impl Graph {
     /// The same expressions, in which casts and other operations on elements have F64 results. The
-    /// operands of computed tensors are not changed. Returns the expressions in the order of this
-    /// graph: an [`Expr`] of it is an index.
+    /// operands of computed tensors are not changed. Returns the new expressions, indexed by the
+    /// [`Expr`]s of this graph.
     ///
     /// # Errors
     /// [`GraphError::TooDeep`].

@@ -10,8 +10,7 @@ use crate::graph::Real;
 /// The arguments in the parentheses of an operation.
 #[derive(Default)]
 pub(super) struct Arguments {
-    /// In order, each with its text if it is a name, because that may turn out to be a number or a
-    /// dtype.
+    /// In order. A name comes with its text, because it may turn out to be a number or a dtype.
     pub(super) positional: Vec<(Term, Option<String>)>,
     pub(super) named: Vec<(String, String)>,
 }
@@ -409,7 +408,7 @@ fn real(text: &str) -> Option<Real> {
     parsed(text).filter(|it: &f64| it.is_finite()).map(Real)
 }
 
-/// Numbers of at least 1.
+/// Parses a list of numbers of at least 1.
 fn list(text: &str, separator: char) -> Option<Vec<u64>> {
     text.split(separator).map(positive).collect()
 }

@@ -139,7 +139,7 @@ impl<'b> Binder<'b> {
             let tensors = &mut self.binding.tensors;
             let value = tensors.value(&rule.right, &captures, &mut evaluated);
             for name in evaluated.missing.drain(..) {
-                // Messages show a few problems only, and looking takes long among many names.
+                // Messages show only a few problems, and the search is slow among many names.
                 let is_shown = self.binding.report.problems.len() < SHOWN;
                 let near = is_shown.then(|| unmatched::similar(&name, self.sources));
                 let near = near.flatten();
@@ -393,8 +393,8 @@ impl<'b> Binder<'b> {
 }
 
 impl Binder<'_> {
-    /// Reports sources that a rule of two plain names copies while a rule that keeps all other
-    /// names skips them. Such a rule may be meant as a copy or as a renaming.
+    /// Reports sources that a rule of two plain names copies and a rule that keeps all other names
+    /// therefore skips. The first rule may be meant as a copy or as a renaming.
     fn report_dropped(&mut self, mapping: &Mapping) {
         let keeps = mapping
             .rules

@@ -44,7 +44,7 @@ struct Binds {
 pub struct RoundTrip {
     /// Pairs of outputs that must be equal, because both are produced from one source.
     pub ties: BTreeSet<(String, String)>,
-    /// Tensors that the way back adds to those that the map reads.
+    /// Tensors that the reversed map produces although the map does not read them.
     pub added: Vec<String>,
 }
 
@@ -68,7 +68,7 @@ pub enum NotInvertible {
     /// The map leaves out tensors that it was allowed to leave out.
     #[error("`{}` is left out, which was allowed", .0.escape_debug())]
     LeftOut(String),
-    /// The tensors to restore are needed to solve the equations.
+    /// The equations cannot be solved without knowing the tensors to restore.
     #[error("the reversed map is refused: {0}")]
     Refused(Report),
     /// A tensor needs too many copies to be traced.
@@ -169,7 +169,7 @@ impl Bound {
         used.map(|(name, expr)| spec(name, &self.tensors.graph, expr))
     }
 
-    /// Pairs of sources that must be equal, the first of which is used.
+    /// Pairs of sources that must be equal. The first of each pair is used.
     pub fn ties(&self) -> &BTreeSet<(String, String)> {
         &self.ties
     }
@@ -263,7 +263,7 @@ impl Bound {
         Ok(RoundTrip { ties, added })
     }
 
-    /// Checks that a tensor has its dtype and shape again.
+    /// Checks that this map, a round trip, keeps the dtype and shape of a tensor.
     fn check_type(&self, spec: &TensorSpec) -> Result<(), NotInvertible> {
         let graph = &self.tensors.graph;
         let Some(expr) = self.made.get(&spec.name) else {
@@ -281,7 +281,7 @@ impl Bound {
         Err(NotInvertible::Changed { name, why })
     }
 
-    /// Checks that a map from tensors to the same tensors keeps every element of one.
+    /// Checks that this map, a round trip, keeps every element of the tensor `name`.
     fn check_elements(&self, name: &str) -> Result<(), NotInvertible> {
         let why = match self.origin(name)? {
             Some(origin) if origin == *name => return Ok(()),

@@ -48,7 +48,8 @@ impl<'n> Captures<'n> {
         self.0.retain(|(capture, _)| keep(capture));
     }
 
-    /// A linear search, because there are few captures.
+    /// The index of a capture, or `Err` with the index to insert it at. Searches linearly, because
+    /// there are few captures.
     fn place(&self, capture: &str) -> Result<usize, usize> {
         let before = self.0.iter().take_while(|(name, _)| *name < capture);
         let at = before.count();

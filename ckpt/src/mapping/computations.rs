@@ -258,7 +258,7 @@ mod tests {
         check(&Mean, &operands, &[2.0, 3.5, 0.0]);
     }
 
-    /// The expected values are weight + 2 b @ a by hand.
+    /// The expected values of weight + 2 b @ a are computed by hand.
     #[test]
     fn lora_adds_the_low_rank_product() {
         let weight = (

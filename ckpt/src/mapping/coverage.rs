@@ -6,7 +6,7 @@ use super::bind::Binding;
 use super::report::Problem;
 use crate::graph::{ElementCopy, Expr, ExprSet, Graph, Leaf, Loop, SourceId};
 
-/// Reports the sources of which only some elements are used.
+/// Reports the sources that are only partly used.
 pub(super) fn find_partly_used(binding: &mut Binding) {
     let (graph, problems) = (&binding.tensors.graph, &mut binding.report.problems);
     for (source, copies) in partly_read(graph, binding.made.exprs().collect()) {
@@ -104,7 +104,8 @@ impl Runs {
             length: 1,
             loops: Vec::new(),
         };
-        // By increasing source stride: a loop that continues where the range ends makes it longer.
+        // In order of source stride: a loop that continues where a range ends makes the range
+        // longer.
         let mut loops = copy.loops.clone();
         loops.sort_by_key(|it| it.source_stride);
         for it in loops {

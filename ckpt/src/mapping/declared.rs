@@ -57,7 +57,7 @@ fn wrong_extent(argument: &str, declared: u64, found: Option<u64>, dim: i64) -> 
     ))
 }
 
-/// Shares are right if they have the ratio of the extents.
+/// A message if the shares do not have the ratio of the extents.
 fn wrong_shares(shares: &[u64], extents: &[u64], dim: i64) -> Option<String> {
     let total = |of: &[u64]| of.iter().map(|it| u128::from(*it)).sum::<u128>();
     let (shared, whole) = (total(shares), total(extents));

@@ -25,7 +25,7 @@ pub(super) struct Evaluated {
     pub(super) used: Vec<Expr>,
     /// Names without a tensor.
     pub(super) missing: Vec<String>,
-    /// Pairs that must be equal, the first of which is used.
+    /// Pairs that must be equal. The first of each pair is used.
     pub(super) ties: Vec<(String, String)>,
     pub(super) error: Option<GraphError>,
     /// The last name that was looked up, and the position after it among the sources.
@@ -93,7 +93,7 @@ impl Tensors {
         value
     }
 
-    /// All operands of an operation. If one is missing, `None`, and `evaluated` has all reasons.
+    /// All operands of an operation; `None` if one is missing, with all reasons in `evaluated`.
     fn operands(
         &mut self,
         call: &Call,

@@ -137,8 +137,8 @@ impl Mapping {
         }
     }
 
-    /// Swaps the two sides of each equation. Whether they can be solved in that direction is
-    /// checked when they are bound.
+    /// Swaps the two sides of each equation. Binding checks that they can be solved in that
+    /// direction.
     pub fn reversed(&self) -> Mapping {
         let reversed = |rule: &Rule| Rule {
             left: rule.right.clone(),

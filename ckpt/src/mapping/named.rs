@@ -34,7 +34,7 @@ impl Named {
         self.find(name, &mut 0)
     }
 
-    /// Like [`Named::get`], but takes constant time if names are looked up in order. `next` is the
+    /// Like [`Named::get`], but needs no hashing if names are looked up in order. `next` is the
     /// index to try first.
     pub(super) fn find(&self, name: &str, next: &mut usize) -> Option<Expr> {
         let index = self.names.find(name, next)?;
@@ -79,8 +79,8 @@ pub(super) struct Matching<'n, 'c, 'k> {
 }
 
 impl Matching<'_, '_, '_> {
-    /// Skips the names that start like the template filled with these captures, up to the first
-    /// capture without a value.
+    /// Skips names that start with the template's text up to its first capture that has no value in
+    /// `known`.
     pub(super) fn skip_like(&mut self, known: &Captures<'_>) {
         let mut prefix = String::new();
         self.template.fill_into(known, &mut prefix);

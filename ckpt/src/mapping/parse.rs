@@ -145,7 +145,7 @@ impl Parser<'_> {
         }
     }
 
-    /// `[left = right]`, either of them possibly empty.
+    /// Parses `[left = right]`. Either side may be empty.
     fn scope(&mut self) -> Result<Scope, MapError> {
         let mut scope = Scope::default();
         self.sign('[', "`[`")?;

@@ -178,8 +178,8 @@ impl AllowedProblems {
         AllowedProblems::default()
     }
 
-    /// Also allows a kind of problem for names that match, as in `unexpected:{r:path}.inv_freq`;
-    /// without a template for all names, as in `narrowed`.
+    /// Also allows a kind of problem, for names that match a template, as in
+    /// `unexpected:{r:path}.inv_freq`, or for all names, as in `narrowed`.
     ///
     /// # Errors
     /// [`InvalidAllowance`].
@@ -222,7 +222,7 @@ impl Problem {
 }
 
 impl Problem {
-    /// The tensor whose elements, or some of them, are not used.
+    /// The tensor that is not used, or only partly.
     pub(super) fn left_out(&self) -> Option<&str> {
         match self {
             Problem::Unexpected { name } | Problem::PartlyUsed { name, .. } => Some(name),

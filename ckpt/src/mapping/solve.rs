@@ -9,7 +9,7 @@ use crate::graph::{Expr, Graph, GraphError, TensorType};
 /// Why an operation cannot be inverted.
 #[derive(Debug)]
 pub(super) enum Unsolved {
-    /// It never can, or needs more information.
+    /// It can never be inverted, or needs more information.
     Because(String),
     Graph(GraphError),
 }
@@ -116,8 +116,8 @@ fn more(argument: &str) -> Unsolved {
     ))
 }
 
-/// The extents of concatenated operands: those of the targets, else in proportion to the shares. A
-/// single operand has the whole extent.
+/// The extents of concatenated operands: the extents in `types` if they are known, otherwise in
+/// proportion to the shares. A single operand has the whole extent.
 fn extents(
     graph: &Graph,
     whole: Expr,

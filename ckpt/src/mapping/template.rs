@@ -482,7 +482,7 @@ mod tests {
         }
     }
 
-    /// The same layers under other numbers: added to, and with leading zeros.
+    /// Numbers may have an offset and leading zeros.
     #[test]
     fn numbers_may_be_written_in_other_ways() {
         let value = |text: &str, name: &str| match template(text).matches(name)?.get("l") {

@@ -90,7 +90,7 @@ pub(super) enum Action {
     First {
         tied: bool,
     },
-    /// The same tensor; states that the other name is given up.
+    /// The same tensor under another name; states that the old name is dropped.
     Rename,
     Mean,
     /// Weight plus scale times the product of two low-rank matrices.

@@ -43,14 +43,15 @@ fn hint(template: &Template, sources: &Named) -> String {
     }
 }
 
-/// A source whose name is similar to that of a missing one. Names that differ only in numbers are
-/// gaps in a numbering, and no mistake in the name.
+/// A source name that is similar to a missing name. Names that differ only in numbers do not count:
+/// they are gaps in a numbering, not misspelled.
 pub(super) fn similar(missing: &str, sources: &Named) -> Option<String> {
     let pattern = pattern_of(missing);
     nearest(&pattern, sources).filter(|near| pattern_of(near) != pattern)
 }
 
-/// The most similar source name, if it is similar: names that differ only in numbers count as one.
+/// The most similar source name, if it is similar enough. Names that differ only in numbers count
+/// as one.
 fn nearest(pattern: &str, sources: &Named) -> Option<String> {
     let mut patterns = BTreeMap::new();
     for (name, _) in sources.iter() {

@@ -45,7 +45,7 @@ impl<'f> Catalog<'f> {
         }
     }
 
-    /// The tensor of this name. Takes constant time if the name has index `likely` in the sorted
+    /// The tensor of this name, found without hashing if the name has index `likely` in the sorted
     /// names.
     pub(super) fn get(&self, name: &str, mut likely: usize) -> Option<Entry<'f>> {
         let index = self.names.find(name, &mut likely)?;

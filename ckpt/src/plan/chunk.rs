@@ -120,7 +120,7 @@ fn needed(copies: &[ByteCopy], files: &[Origin], rules: &Rules) -> Vec<Needed> {
     needed
 }
 
-/// Ranges that several copies need are read once, into a window, instead of into a target.
+/// Clears `in_place` of ranges that several copies need: they are read once, into a window.
 fn not_shared(needed: &mut [Needed]) {
     let mut furthest = 0;
     for at in 1..needed.len() {
@@ -136,7 +136,7 @@ fn not_shared(needed: &mut [Needed]) {
     }
 }
 
-/// The number of the sorted ranges that form the next extent, and its end.
+/// The number of sorted ranges that form the next extent, and the extent's end.
 fn extent(needed: &[Needed], gap: u64) -> (usize, u64) {
     let first = &needed[0];
     let (mut end, mut count) = (first.bytes.end, 1);
@@ -205,7 +205,7 @@ impl Cutting<'_> {
             let new = &self.chunks[first_chunk..];
             let from = first_chunk + new.partition_point(|chunk| chunk.own.end <= it.bytes.start);
             let to = first_chunk + new.partition_point(|chunk| chunk.own.start < it.bytes.end);
-            // Another range of the same copy may have already added the first of them.
+            // An earlier range of the same copy may have already added the first of these chunks.
             let named = last_chunk[it.copy as usize] as usize;
             self.users
                 .extend((from.max(named)..to).map(|chunk| (chunk as u32, it.copy)));

@@ -23,7 +23,8 @@ pub(crate) struct ComputedTensor {
 }
 
 impl ComputedTensor {
-    /// `None` unless the expression is [`Leaf::Computed`](crate::graph::Leaf::Computed).
+    /// The computed tensor of an expression; `None` unless the expression is
+    /// [`Leaf::Computed`](crate::graph::Leaf::Computed).
     pub(super) fn new(graph: &Graph, expr: Expr) -> Option<ComputedTensor> {
         let (operands, computation) = graph.computation(expr)?;
         let (dtype, shape) = graph.tensor_type(expr);

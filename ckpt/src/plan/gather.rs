@@ -26,7 +26,7 @@ pub(super) struct Gathered {
     pub(super) copies: Vec<ByteCopy>,
     pub(super) conversions: Vec<Conversion>,
     pub(super) fills: Vec<Fill>,
-    /// Computed tensors. In copies, their numbers follow those of the files.
+    /// Computed tensors. In copies, they are numbered after the files.
     pub(super) computed: Vec<ComputedTensor>,
 }
 
@@ -176,7 +176,7 @@ struct Placed {
 struct Found {
     /// Indexed by number.
     names: Vec<Arc<str>>,
-    /// Computed tensors, in an order that does not depend on that of the requests.
+    /// Computed tensors, in an order that does not depend on the order of the requests.
     computed: Vec<ComputedTensor>,
     /// For each computed tensor in the order of discovery, its index in `computed`.
     places: Vec<usize>,

@@ -45,7 +45,7 @@ pub struct LoadPlan {
     conversions: Vec<Conversion>,
     pub(super) fills: Vec<Fill>,
     pub(super) computed: Vec<ComputedTensor>,
-    /// The computations of the computed chunks, in order. These chunks follow those of files.
+    /// The computations of the computed chunks, in order. These chunks follow the chunks of files.
     pub(super) computed_chunks: Vec<ComputedChunk>,
     pub(super) chunks: Vec<Chunk>,
     touched: Vec<u32>,
@@ -182,9 +182,9 @@ impl LoadPlan {
         Ok(())
     }
 
-    /// Sets [`Chunk::opening`]. Returns the peak bytes of incomplete targets: the minimum, if
-    /// chunks run one by one in order, and the maximum, if all threads work on consecutive chunks
-    /// and none waits.
+    /// Sets [`Chunk::opening`]. Returns two peaks of the bytes of incomplete targets. The minimum
+    /// is for chunks that run one by one in order; the maximum is for threads that all work on
+    /// consecutive chunks without waiting.
     fn open_targets(&mut self) -> Range<u64> {
         let mut last_chunk = vec![0; self.targets.len()];
         for (chunk, number) in self.chunks.iter().zip(1usize..) {
@@ -358,7 +358,7 @@ impl LoadPlan {
         Some((&self.computed[computed_chunk.computed], computed_chunk))
     }
 
-    /// Constant elements.
+    /// The constant elements of targets.
     pub(crate) fn fills(&self) -> &[Fill] {
         &self.fills
     }

@@ -3,8 +3,8 @@
 use crate::Folder;
 use crate::source::{ALIGNMENT, FileSystem};
 
-/// Gaps of up to this many bytes are read on a local disk. Reading them takes about as long as
-/// another request (about 60 us at 3 GB/s).
+/// On a local disk, gaps of up to this many bytes are read. Reading such a gap takes at most about
+/// as long as another request (about 60 us at 3 GB/s).
 pub const LOCAL_GAP: u64 = 256 << 10;
 
 /// [`LOCAL_GAP`] for a network file system, where a request takes a millisecond.
@@ -24,7 +24,7 @@ const DIRECT_WINDOW: u64 = 1 << 20;
 /// copy.
 const DIRECT_THREADS: usize = 8;
 
-/// Parameters of a plan.
+/// Parameters of a plan. Defaults are in parentheses.
 ///
 /// Ranks that need equal plans must use equal options. Options derived from a file system
 /// ([`Options::for_folder`]) differ if one machine has the files on its disk and another reads them
@@ -121,7 +121,8 @@ mod tests {
     use crate::plan::{Catalog, LoadPlan, LoadRequest};
     use crate::{Dtype, Error, FileWriter};
 
-    /// Reads some columns of a matrix; the gaps between its rows exceed the local gap.
+    /// Reads some columns of a matrix. The gaps between the needed parts of its rows exceed
+    /// [`LOCAL_GAP`].
     #[test]
     fn network_reads_are_fewer_and_larger() {
         let place = tempfile::tempdir().unwrap();

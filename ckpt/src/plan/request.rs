@@ -47,7 +47,7 @@ pub struct Target {
     pub index: usize,
     /// Its dtype.
     pub dtype: Dtype,
-    /// Its extents, which are those of the region.
+    /// The extents of the region.
     pub shape: Vec<u64>,
     /// Its size in bytes.
     pub bytes: u64,

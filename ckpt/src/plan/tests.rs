@@ -98,8 +98,8 @@ fn shared_sources_are_read_once() {
     assert_eq!(plan.memory().targets, 3 << 26);
 }
 
-/// Half of the layers of a model, some transposed, some stacked, built and requested in an order
-/// drawn from a seed.
+/// The digest of a plan for half of the layers of a model, some transposed, some stacked, built and
+/// requested in an order drawn from a seed.
 fn shuffled(seed: u64, threads: usize) -> Digest {
     let shape = [64, 96];
     let names: Vec<String> = (0..40).map(|at| format!("layer.{at}")).collect();

@@ -13,7 +13,7 @@ pub(crate) struct Aligned {
 }
 
 impl Aligned {
-    /// Zeroed memory.
+    /// Allocates zeroed memory.
     pub(crate) fn new(len: usize) -> Aligned {
         let memory = vec![0; Aligned::footprint(len)];
         let start = match len {

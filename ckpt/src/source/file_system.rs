@@ -54,7 +54,7 @@ impl FileSystem {
         })
     }
 
-    /// Other systems identify file systems by name, which is not supported.
+    /// Always local: other systems identify file systems by name, which is not supported.
     #[cfg(not(target_os = "linux"))]
     pub(super) fn of_file(_: &File) -> FileSystem {
         FileSystem::Local

@@ -11,11 +11,12 @@
 //! - [`Backend::Mapped`]: a memory map, for files that are already in the page cache. Bytes are
 //!   copied from it and never borrowed, because a file may change under a map.
 //!
-//! **A file that changes is an error.** The state of the file when it was opened (length,
-//! modification time, whether it still has a name) is compared after each read, before the bytes
-//! are used. A file that is truncated, written in place or replaced gives [`Error::FileChanged`],
-//! never a mixture of old and new bytes and never a signal. A change within the resolution of the
-//! file system's clock that keeps the length can go undetected; checksums detect it.
+//! **A file that changes is an error.** A source keeps the state of its file when it was opened:
+//! length, modification time, and that it has a name. After each read it compares the current
+//! state, before the bytes are used. A file that is truncated, written in place or replaced gives
+//! [`Error::FileChanged`], never a mixture of old and new bytes and never a signal. A change within
+//! the resolution of the file system's clock that keeps the length can go undetected; checksums
+//! detect it.
 //!
 //! **Which backend.** [`BackendChoice::Auto`] asks the [`FileSystem`], which gives a reason:
 //!
@@ -158,8 +159,8 @@ pub struct Sources {
 }
 
 impl Sources {
-    /// Uses the folder's open files: the same ones whose headers it has checked, even if their
-    /// names now refer to others.
+    /// Uses the folder's open files, whose headers are checked, even if their names now refer to
+    /// other files.
     ///
     /// # Errors
     /// [`Error::Io`]; [`Error::FileChanged`] if a file has to be opened again and has been

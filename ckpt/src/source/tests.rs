@@ -158,7 +158,7 @@ fn a_write_in_place_is_an_error() {
     }
 }
 
-/// A file that replaced the one whose header was read is not used.
+/// If a file is replaced after its header was read, the new file is not used.
 #[test]
 fn sources_are_the_files_that_the_folder_has_open() {
     let folder = tempfile::tempdir().unwrap();

@@ -23,7 +23,7 @@ pub(crate) struct Windows {
 }
 
 impl Windows {
-    /// Zeroed windows.
+    /// Allocates zeroed windows.
     pub(crate) fn new(count: usize, len: usize) -> io::Result<Windows> {
         // The memory before the first huge page is never touched, so it costs nothing.
         let bytes = Windows::footprint(count, len);
@@ -68,7 +68,7 @@ impl Windows {
     }
 }
 
-/// Memory in huge pages if possible, else in small ones.
+/// Allocates memory in huge pages if possible, otherwise in small ones.
 fn huge(bytes: usize) -> io::Result<MmapMut> {
     let memory = MmapMut::map_anon(bytes)?;
     #[cfg(target_os = "linux")]

@@ -28,7 +28,7 @@ pub(super) struct Stored {
     pub(super) shape: Vec<u64>,
 }
 
-/// The record of the byte order is one word.
+/// The maximum size of the byte order's record, which is one word.
 const MAX_BYTE_ORDER: u64 = 64;
 
 impl<'f> Archive<'f> {
@@ -62,7 +62,7 @@ impl<'f> Archive<'f> {
         })
     }
 
-    /// Where a tensor is in the file, under the name `stored`.
+    /// Finds the bytes of a tensor in the file and gives them the name `stored`.
     pub(super) fn locate(
         &self,
         tensor: &TorchTensor,

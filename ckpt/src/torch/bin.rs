@@ -111,13 +111,13 @@ fn stored(archive: &Archive) -> std::result::Result<(Vec<Stored>, Vec<String>), 
     }
 }
 
-/// The values of a pickle by name. Those of dicts and lists inside of others have names with dots,
-/// as `torch.distributed.checkpoint` names them.
+/// The values of a pickle by name. Values of nested dicts and lists have names with dots, as
+/// `torch.distributed.checkpoint` names them.
 struct Values<'a> {
     archive: &'a Archive<'a>,
     stored: Vec<Stored>,
     left_out: Vec<String>,
-    /// Bytes of all names. The same dict may be at many places.
+    /// Bytes of all names. They are bounded, because the same dict may be at many places.
     name_bytes: usize,
 }
 
@@ -161,7 +161,7 @@ impl Values<'_> {
                 for (at, value) in items.iter().enumerate() {
                     self.add(*value, below(&name, &at.to_string()), depth + 1)?;
                 }
-                // A list of other values is one value.
+                // A list without tensors counts as one value.
                 if self.stored.len() == known.0 {
                     self.left_out.truncate(known.1);
                     self.left_out.push(name);
@@ -181,7 +181,7 @@ fn below(name: &str, key: &str) -> String {
 }
 
 impl Stored {
-    /// The tensor as a part at `region` of another one, or as a whole.
+    /// The tensor as a part: `region` of a larger tensor, or `None` if it is a whole tensor.
     pub(super) fn part(
         &self,
         assembly: &mut Assembly,

@@ -1,4 +1,4 @@
-//! The CRC-32 of zip entries, which show damage in files without a manifest.
+//! The CRC-32 of zip entries, to find damage in files without a manifest.
 
 use std::fs::File;
 use std::ops::Range;

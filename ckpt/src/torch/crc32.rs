@@ -72,7 +72,7 @@ mod tests {
         assert_eq!(of(&[]), 0);
     }
 
-    /// Any split into parts, of any length, gives the same CRC as one byte at a time.
+    /// Bytes in parts of any length give the same CRC as one byte at a time.
     #[test]
     fn parts_equal_the_whole() {
         let bytes: Vec<u8> = (0..100u32).map(|at| (at * at * 7 + at) as u8).collect();

@@ -99,14 +99,14 @@ pub(super) fn open(path: &Path, confined: &ConfinedFolder) -> Result<Option<Torc
     }))
 }
 
-/// A chunk's region, which ends at most at the end of numbers.
+/// A chunk's region. Its ends saturate at the largest number.
 fn region(offsets: &[u64], shape: &[u64]) -> Vec<Range<u64>> {
     let dims = offsets.iter().zip(shape);
     dims.map(|(start, extent)| *start..start.saturating_add(*extent))
         .collect()
 }
 
-/// Extents or offsets of PyTorch as ours, whose elements may be smaller.
+/// Converts extents or offsets from elements of PyTorch to ours, which may be smaller.
 fn packed(shape: &[u64], dtype: TorchDtype) -> Vec<u64> {
     let mut shape = shape.to_vec();
     if let Some(last) = shape.last_mut() {
@@ -177,7 +177,7 @@ fn places(pickle: &Pickle) -> std::result::Result<Places<'_>, TorchError> {
     for (index, info) in data {
         let name = pickle.field(*index, "fqn").and_then(|it| pickle.text(it));
         let name = name.ok_or(TorchError::Structure("names in storage_data"))?;
-        // Other values than tensors have no offset.
+        // Values that are not tensors have no offset.
         let offsets = pickle.field(*index, "offset");
         let Some(offsets) = offsets.and_then(|it| pickle.numbers(it)) else {
             continue;
@@ -196,7 +196,7 @@ fn places(pickle: &Pickle) -> std::result::Result<Places<'_>, TorchError> {
     Ok(places)
 }
 
-/// A file and bytes of it, and why they cannot be used.
+/// A file and a range of its bytes, with the reason if they cannot be used.
 fn place(pickle: &Pickle, info: Id) -> Option<(Place, Option<&'static str>)> {
     let number = |name| pickle.field(info, name).and_then(|it| pickle.number(it));
     let file = pickle.field(info, "relative_path");
@@ -275,7 +275,7 @@ impl Tensor {
     }
 }
 
-/// A file of chunks, and those that it has.
+/// A file of chunks, and the chunks found in it so far.
 struct ChunkFile {
     path: PathBuf,
     file: File,
@@ -303,7 +303,7 @@ impl ChunkFile {
         })
     }
 
-    /// Checks a chunk and adds it under a name of its own.
+    /// Checks a chunk and adds it under a unique name.
     fn add(&mut self, tensor: &Tensor, chunk: &Chunk, number: usize) -> Result<Stored> {
         let stored = self
             .find(tensor, chunk, number)

@@ -78,7 +78,7 @@ pub enum TorchError {
     )]
     NoTensors(String),
 
-    /// Dicts and lists that contain each other, or nearly so.
+    /// Dicts and lists that are nested too deeply, or contain each other.
     #[error(
         "its values are nested more than {MAX_NESTED} deep at `{}`; save only the state_dict: \
          torch.save(model.state_dict(), ..)", .0.escape_debug()
@@ -119,7 +119,7 @@ pub enum TorchError {
         tensors: Vec<String>,
     },
 
-    /// A chunk is another tensor than the metadata says.
+    /// A chunk has another dtype or shape than the metadata says.
     #[error(
         "the chunk of `{}` at {offsets:?} should be {dtype} {sizes:?}, but is {found_dtype} \
          {found:?}", name.escape_debug()

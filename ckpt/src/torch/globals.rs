@@ -27,7 +27,7 @@ pub(super) enum Global {
     Unused,
 }
 
-/// A dtype of PyTorch: ours, and the elements of ours in one of PyTorch's.
+/// A dtype of PyTorch: our dtype, and how many of our elements one element of PyTorch has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TorchDtype {
     pub(super) dtype: Dtype,
@@ -39,7 +39,7 @@ const fn one(dtype: Dtype) -> TorchDtype {
 }
 
 impl TorchDtype {
-    /// Bytes of an element of PyTorch.
+    /// The size in bytes of an element of PyTorch.
     pub(super) fn bytes(self) -> u64 {
         self.dtype.bits() as u64 * self.packed / 8
     }

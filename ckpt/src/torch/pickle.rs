@@ -12,8 +12,8 @@ use super::TorchError;
 use super::globals::Global;
 use super::opcodes::*;
 
-/// The maximum number of values, of entries in the memo, and on the stack. A tensor needs about
-/// ten values.
+/// The maximum number of values, of memo entries and of stack entries. A tensor needs about ten
+/// values.
 const MAX_VALUES: usize = 10_000_000;
 
 /// A value's number.
@@ -148,7 +148,7 @@ impl Pickle {
     }
 }
 
-/// Values that need no storage of their own, by their positions.
+/// The numbers of constant values, which all uses share.
 const VALUE_NONE: Id = Id(0);
 const VALUE_BOOL: Id = Id(1);
 const VALUE_OTHER: Id = Id(2);
@@ -241,7 +241,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Opcodes that make values of others.
+    /// Executes an opcode that builds a value from other values.
     fn combine(&mut self, op: u8) -> Result<(), TorchError> {
         match op {
             EMPTY_TUPLE => self.push(VALUE_EMPTY_TUPLE),
@@ -324,7 +324,7 @@ impl Machine<'_> {
                 *state = Some(new);
                 Ok(())
             }
-            // The attributes of a state_dict.
+            // The attributes of a state_dict are not needed.
             Value::Dict(_) => Ok(()),
             _ => Err(self.invalid("it sets the state of a plain value")),
         }
@@ -387,7 +387,7 @@ impl Machine<'_> {
         }
     }
 
-    /// A signed integer of `len` bytes.
+    /// Pushes a signed integer of `len` bytes.
     fn long(&mut self, len: u64) -> Result<(), TorchError> {
         let range = self.bytes_of(len)?;
         let bytes = &self.bytes[range];
@@ -400,7 +400,7 @@ impl Machine<'_> {
         self.make(Value::Int(i64::from_le_bytes(number)))
     }
 
-    /// A value of no use.
+    /// Skips `len` bytes and pushes [`Value::Other`].
     fn skip(&mut self, len: u64) -> Result<(), TorchError> {
         self.bytes_of(len)?;
         self.push(VALUE_OTHER)
@@ -450,7 +450,7 @@ impl Machine<'_> {
         Ok(top)
     }
 
-    /// The topmost values.
+    /// Pops the topmost values.
     fn take(&mut self, count: usize) -> Result<Vec<Id>, TorchError> {
         match self.stack.len().checked_sub(count) {
             Some(start) => Ok(self.stack.split_off(start)),
@@ -458,7 +458,7 @@ impl Machine<'_> {
         }
     }
 
-    /// The values above the last mark.
+    /// Pops the last mark and the values above it.
     fn pop_mark(&mut self) -> Result<Vec<Id>, TorchError> {
         match self.marks.pop() {
             Some(mark) if mark <= self.stack.len() => Ok(self.stack.split_off(mark)),

@@ -17,10 +17,10 @@ pub(super) struct TorchTensor {
     pub(super) strides: Vec<u64>,
 }
 
-/// A parameter may contain a parameter, but not this often.
+/// The maximum nesting of parameters in parameters.
 const MAX_NESTED: usize = 8;
 
-/// The tensor that a value is; `None` if it is another value.
+/// Converts a value to a tensor; `None` if it is not one.
 pub(super) fn tensor(
     pickle: &Pickle,
     mut value: Id,
@@ -126,7 +126,8 @@ fn view_of(
     })
 }
 
-/// `("storage", class, key, location, elements)`: the dtype of the class, the key, the bytes.
+/// Reads `("storage", class, key, location, elements)`. Returns the dtype of the class, the key and
+/// the size in bytes.
 fn storage_of(
     pickle: &Pickle,
     id: Id,

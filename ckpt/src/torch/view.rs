@@ -10,7 +10,7 @@ pub(super) struct View {
     strides: Vec<u64>,
 }
 
-/// More repetitions cost much memory of plans.
+/// With more repetitions, plans would need too much memory.
 const MAX_REPETITIONS: u64 = 1 << 12;
 
 impl View {

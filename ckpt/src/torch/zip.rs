@@ -218,7 +218,7 @@ fn central(bytes: &[u8]) -> Result<(String, Entry, &[u8]), TorchError> {
     Ok((name.to_owned(), entry, &rest[comment_len..]))
 }
 
-/// The numbers of the zip64 extra field: those whose 32-bit field is full, in a fixed order.
+/// The numbers of the zip64 extra field: one for each 32-bit field that is full, in a fixed order.
 fn extra_64(mut extra: &[u8]) -> impl Iterator<Item = u64> + '_ {
     let mut found: &[u8] = &[];
     while extra.len() >= 4 {

@@ -226,7 +226,8 @@ pub(crate) fn bytes_below(vfs: &dyn Vfs, path: &Path) -> io::Result<u64> {
     absent_is_empty(counted)
 }
 
-/// Sorted, so that the order does not depend on the system and faults are reproducible.
+/// The names in a folder, sorted so that the order does not depend on the system and faults are
+/// reproducible.
 fn names_in_order(vfs: &dyn Vfs, folder: &Path) -> io::Result<Vec<OsString>> {
     let mut names = vfs.list(folder)?;
     names.sort_unstable();

@@ -258,7 +258,7 @@ mod tests {
         assert!(to.is_dir() && !from.exists());
     }
 
-    /// Other users of the machine may read a checkpoint: the mode is that of any new file.
+    /// A checkpoint has the mode of any new file, so the umask decides which users may read it.
     #[test]
     fn mode_follows_the_umask() {
         let folder = tempfile::tempdir().unwrap();

@@ -98,8 +98,8 @@ fn other_folders_may_not_link() {
     assert!(matches!(error, Error::Link { .. }), "{error}");
 }
 
-/// A name alternates between a file and a link: the file that is opened is the file that was
-/// checked.
+/// While a name alternates between a file and a link, the file that is opened is always the file
+/// that was checked.
 #[test]
 fn a_link_swapped_in_is_never_followed() {
     let root = tempfile::tempdir().unwrap();

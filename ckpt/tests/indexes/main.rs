@@ -1,4 +1,4 @@
-//! Indexes of all kinds, of a folder in which `x` has the tensors `a` and `b`, and `y` has `c`.
+//! Indexes of all kinds for a folder whose file `x` has the tensors `a` and `b`, and `y` has `c`.
 
 mod corpus;
 mod links;

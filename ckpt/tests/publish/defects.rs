@@ -231,7 +231,7 @@ fn reserved_files_must_be_written() {
 }
 
 /// A missing folder is distinguished from an incomplete one, and the error names an alternative.
-/// The search for the newest checkpoint ignores it silently.
+/// The search for the newest checkpoint silently ignores missing folders.
 #[test]
 fn absent_checkpoints_are_not_incomplete() {
     let run = tempfile::tempdir().unwrap();

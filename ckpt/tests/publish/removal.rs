@@ -44,7 +44,7 @@ fn littered(run: &Path) -> (Staging, Vec<Leftover>) {
     (stage(run, 9), surplus)
 }
 
-/// The leftovers that are listed are those that are removed, with the same paths and sizes; only
+/// Exactly the listed leftovers are removed, and returned with the same paths and sizes; only
 /// running saves remain.
 #[test]
 fn removed_leftovers_are_returned() {
@@ -137,7 +137,7 @@ fn sweeps_never_disturb_saves() {
             }
         });
 
-        // No file is written, because a sync would take so long that the two would rarely overlap.
+        // No file is written: its sync would take so long that save and sweep would rarely overlap.
         let lost = (0..300).find_map(|step| match Staging::new(run.path(), &step_name(step)) {
             Ok(staging) if staging.folder().is_dir() => None,
             other => Some(other),

@@ -121,7 +121,7 @@ fn no_code_runs() {
     }
 }
 
-/// Each needs little memory and no stack, however large its numbers and deep its values.
+/// Pickles with huge numbers or deep values are errors and need little memory and stack.
 #[test]
 fn malicious_pickles_are_errors() {
     let deep = [
@@ -179,7 +179,8 @@ fn malicious_pickles_are_errors() {
     );
 }
 
-/// Dicts and lists that contain themselves, and names that take much more memory than the pickle.
+/// Dicts and lists that contain themselves are errors. So are names that take much more memory than
+/// the pickle.
 #[test]
 fn values_are_nested_within_limits() {
     let cycle = b"\x80\x02}q\0X\x01\0\0\0wh\0s.";
@@ -199,7 +200,7 @@ fn values_are_nested_within_limits() {
     assert!(error.contains("its list of names has"), "{error}");
 }
 
-/// Numbers of a tensor that do not fit its storage, or no machine.
+/// A tensor whose numbers do not fit its storage, or overflow, is an error.
 #[test]
 fn tensors_stay_in_their_storage() {
     let tensor = |offset: &[u8], shape: &[u8], strides: &[u8]| {

@@ -58,7 +58,7 @@ fn copies() -> [Copy; 4] {
     ]
 }
 
-/// Whatever a file lacks at its end is missed.
+/// A file that is truncated anywhere is an error.
 #[test]
 fn truncated_files_are_errors() {
     for copy in copies() {
@@ -70,7 +70,7 @@ fn truncated_files_are_errors() {
     }
 }
 
-/// Any byte may have any value.
+/// A changed byte gives an error or tensors, never a panic.
 #[test]
 fn flipped_bytes_do_not_panic() {
     let (mut errors, mut reads) = (0, 0);

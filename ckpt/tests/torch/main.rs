@@ -109,7 +109,7 @@ fn the_comparison_sees_a_changed_byte() {
     assert_ne!(tensors(&open(place.path())).unwrap(), expected(&from));
 }
 
-/// Two elements in a byte: the last extent is doubled, as safetensors does it.
+/// A byte has two elements, so the last extent is doubled, as in safetensors.
 #[test]
 fn four_bit_floats_have_two_elements_in_a_byte() {
     let found = tensors(&open(&fixtures().join("float4"))).unwrap();
@@ -117,7 +117,7 @@ fn four_bit_floats_have_two_elements_in_a_byte() {
     assert_eq!(found["w"], (Dtype::F4, vec![2, 4], bytes));
 }
 
-/// Chunks of such elements are split along the last dim too.
+/// Chunks of 4-bit floats may be split along the last dim, too.
 #[test]
 fn four_bit_floats_are_joined_along_the_last_dim() {
     let found = tensors(&open(&fixtures().join("float4-dcp"))).unwrap();
@@ -134,7 +134,7 @@ fn other_values_are_named() {
     assert_eq!(left_out("nested"), nested);
 }
 
-/// All checksums hold. After a change of any byte of an entry, exactly its checksum does not, and
+/// All checksums match. If any byte of an entry changes, only the checksum of that entry fails, and
 /// the error names the entry and its tensors.
 #[test]
 fn checksums_show_every_changed_byte() {
@@ -193,7 +193,7 @@ fn files_without_checksums_are_counted() {
     assert_eq!((checksums.entries.len(), checksums.without), (0, 1));
 }
 
-/// A folder with none of the files is no model of PyTorch.
+/// A folder without any of these files is not a model of PyTorch.
 #[test]
 fn other_folders_have_no_model() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! One call of a collective: checks of its arguments, its result, its request.
+//! One call of a collective: checks its arguments and builds its result and request.
 
 use std::ops::Range;
 use std::panic::Location;
@@ -72,7 +72,7 @@ impl<'a, C: Communicator + ?Sized> Call<'a, C> {
         self
     }
 
-    /// Checks the device of a tensor that gives only its shape.
+    /// Checks the device of `x`, of which only the shape is used.
     pub(crate) fn on_device(self, x: &Tensor) -> Result<Self> {
         self.check_tensor(x)?;
         Ok(self)
@@ -104,8 +104,8 @@ impl<'a, C: Communicator + ?Sized> Call<'a, C> {
         self.output(*x.shape(), x.dtype(), Some(x))
     }
 
-    /// Concatenates parts of a tensor: `x` of this member. The root gets the result, or every member
-    /// if there is no root.
+    /// Concatenates the tensors of all members; this member's is `x`. The root gets the result, or
+    /// every member if there is no root.
     pub(crate) fn gathered(
         self,
         x: &Tensor,
@@ -136,7 +136,7 @@ impl<'a, C: Communicator + ?Sized> Call<'a, C> {
         call.input(x)
     }
 
-    /// Reduces `x`, of whose result this member gets its part.
+    /// Reduces `x` over the members; this member gets its part of the result.
     pub(crate) fn reduce_scattered(
         self,
         x: &Tensor,
@@ -155,7 +155,7 @@ impl<'a, C: Communicator + ?Sized> Call<'a, C> {
         call.output(part, x.dtype(), into)?.input(x)
     }
 
-    /// Divides the root's tensor `x` into parts, `part` for this member.
+    /// Divides the root's tensor `x` into parts; this member's part has the shape `part`.
     pub(crate) fn scattered(
         self,
         x: Option<&Tensor>,
@@ -189,7 +189,7 @@ impl<'a, C: Communicator + ?Sized> Call<'a, C> {
         }
     }
 
-    /// Sends `send[j]` rows of `x` to member j and receives `recv[j]` from it.
+    /// Sends `send[j]` rows of `x` to member j and receives `recv[j]` rows from it.
     pub(crate) fn exchanged(self, x: &Tensor, send: &[usize], recv: &[usize]) -> Result<Self> {
         self.check_sum(x, "send", send)?;
         let shape = x.shape().with(0, self.sum("recv", recv)?);
@@ -201,7 +201,7 @@ impl<'a, C: Communicator + ?Sized> Call<'a, C> {
         self.counts(counts).output(shape, x.dtype(), None)?.input(x)
     }
 
-    /// Starts it. The result is that of this member, if it gets one.
+    /// Starts the call. The result is this member's, if it gets one.
     pub(crate) fn start(self) -> Result<Pending<Option<Tensor>>> {
         let collective = self.collective;
         if let (Some(reduction), Some(dtype)) = (self.reduction, self.dtype)
@@ -270,8 +270,8 @@ impl<'a, C: Communicator + ?Sized> Call<'a, C> {
         Ok(Output::Into(into.clone()))
     }
 
-    /// Checks that a member's part of `whole`, if it is in the same memory, is in its place or does
-    /// not overlap.
+    /// If `part` is in the same memory as `whole`, checks that it is at this member's place in
+    /// `whole` or does not overlap it.
     fn check_overlap(&self, whole: &Tensor, part: &Tensor) -> Result<()> {
         let are_ranges = whole.is_contiguous() && part.is_contiguous();
         if whole.storage_id() != part.storage_id() || !are_ranges {
@@ -421,7 +421,7 @@ impl<'a, C: Communicator + ?Sized> Call<'a, C> {
     }
 }
 
-/// The elements of these numbers of rows of shape `row`.
+/// The number of elements for each number of rows of shape `row`.
 fn elements(row: &[usize], rows: &[usize]) -> Arc<[usize]> {
     let per_row: usize = row.iter().product();
     rows.iter()
@@ -429,7 +429,7 @@ fn elements(row: &[usize], rows: &[usize]) -> Arc<[usize]> {
         .collect()
 }
 
-/// The elements of a contiguous tensor in its storage.
+/// The range of a contiguous tensor's elements in its storage.
 fn range(x: &Tensor) -> Range<usize> {
     let start = x.layout().offset();
     start..start + x.elements()

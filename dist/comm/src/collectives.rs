@@ -13,19 +13,19 @@ use crate::ticket::{Collective, Counts, Peer, Reduction};
 ///
 /// Every member of the group calls the same collectives in the same order. Each call returns
 /// immediately, and [`Pending::wait`] waits for the other members. Operands need not be contiguous
-/// unless they are written. A mutable operand cannot be written, and one that the collective
-/// writes cannot be used, until the `Pending` is waited for or dropped and the collective has run:
-/// such ops return [`Error::Busy`](meshgrad_runtime::Error::Busy). Roots and peers are indices in
-/// the group. All dtypes are supported; [`Reduction`] lists the exceptions.
+/// unless they are written. Until the `Pending` is waited for or dropped and the collective has
+/// run, an op that writes a mutable operand, or uses one that the collective writes, returns
+/// [`Error::Busy`](meshgrad_runtime::Error::Busy). Roots and peers are indices in the group. All
+/// dtypes are supported; [`Reduction`] lists the exceptions.
 ///
 /// Methods that end in `into` write a contiguous mutable tensor and return it. A member's part and
-/// the whole (of the result of `all_gather`, of the operand of `reduce_scatter`) may be slices of
-/// one buffer: the part is then this member's rows of the whole, or does not overlap it.
+/// the whole (the result of `all_gather`, the operand of `reduce_scatter`) may be slices of one
+/// buffer if the part is this member's rows of the whole or does not overlap it.
 ///
 /// # Errors
 /// All calls return a [`CommError`](crate::CommError) for invalid arguments, for a tensor on
-/// another device, and after the communicator has failed; the `Pending` fails with one if the
-/// collective does. A tensor that is written must be mutable
+/// another device, and after the communicator has failed. If the collective fails, its `Pending`
+/// returns one. A tensor that is written must be mutable
 /// ([`Error::Immutable`](meshgrad_runtime::Error::Immutable)).
 pub trait Collectives: Communicator {
     /// Reduces the tensors of all members, which have equal shape. Returns that shape.
@@ -189,7 +189,7 @@ pub trait Collectives: Communicator {
     ///
     /// # Errors
     /// See [`Collectives`]; [`CommError::PairCounts`](crate::CommError::PairCounts) from the
-    /// `Pending`, if `send[j]` differs from what member j passes as `recv` for this one.
+    /// `Pending`, if `send[j]` differs from the number of rows that member j expects from this one.
     #[track_caller]
     fn all_to_all_rows(
         &self,
@@ -255,8 +255,8 @@ pub trait Collectives: Communicator {
         }
     }
 
-    /// [`Collectives::reduce`] that overwrites the root's tensor, which is contiguous and mutable.
-    /// Those of other members are only read.
+    /// [`Collectives::reduce`] that overwrites the root's tensor, which must be contiguous and
+    /// mutable. The tensors of other members are only read.
     ///
     /// # Errors
     /// See [`Collectives`].
@@ -307,8 +307,8 @@ pub trait Collectives: Communicator {
             .start()
     }
 
-    /// Returns rows i r .. (i + 1) r of the root's [n r, ..] tensor to member i. `shape` is that of
-    /// a member's part: [r, ..]. Only the root passes `x`.
+    /// Returns rows i r .. (i + 1) r of the root's [n r, ..] tensor to member i. `shape` is the
+    /// shape of a member's part: [r, ..]. Only the root passes `x`.
     ///
     /// # Errors
     /// See [`Collectives`].
@@ -386,11 +386,11 @@ pub trait Collectives: Communicator {
     }
 
     /// Starts the collectives that `scope` calls on its communicator together, with one message per
-    /// peer if the transport can. They are waited for after the scope. All members fuse the same
+    /// peer if the transport can. Wait for them after the scope. All members must fuse the same
     /// collectives.
     ///
     /// # Errors
-    /// The error of `scope`, which starts nothing; see [`Collectives`].
+    /// The error of `scope`, in which case nothing is started; see [`Collectives`].
     fn fuse<T>(&self, scope: impl FnOnce(&Fused<'_, Self>) -> Result<T>) -> Result<T> {
         fuse(self, scope)
     }

@@ -37,11 +37,11 @@ pub trait Communicator: Send + Sync {
     /// communicator has failed, or a tensor is in use. All others are errors of the [`Pending`].
     fn start(&self, request: Request, operands: Operands) -> Result<Pending<Option<Tensor>>>;
 
-    /// Starts several collectives, in order, with one message per peer if the transport can. By
-    /// default one after another.
+    /// Starts several collectives, in order, with one message per peer if the transport can. The
+    /// default starts them one after another.
     ///
     /// # Errors
-    /// As [`Communicator::start`], of the first that fails.
+    /// As [`Communicator::start`], for the first collective that fails.
     fn start_fused(&self, calls: Vec<(Request, Operands)>) -> Result<Vec<Pending<Option<Tensor>>>> {
         let starts = calls.into_iter();
         starts
@@ -52,9 +52,9 @@ pub trait Communicator: Send + Sync {
 
 /// The tensors of one rank's call, all contiguous and on the communicator's device.
 ///
-/// The input may be a part of the storage that the output writes
-/// ([`Tensor::lend_in_place`]). A member's part and the whole then do not overlap, or the part is
-/// in its place in the whole, so what a member writes at another's place is never read there.
+/// The input may be a part of the storage that the output writes ([`Tensor::lend_in_place`]). In
+/// that case the part is in its place in the whole, or they do not overlap. So a member never reads
+/// what another member writes at its own place.
 pub struct Operands {
     /// What this rank contributes; `None` if it contributes nothing or works in place.
     pub input: Option<Tensor>,

@@ -25,19 +25,19 @@ pub(crate) struct Contribution(Arc<Mutex<Tensors>>);
 pub(crate) struct Tensors {
     /// Dropped first: the tensors live until the work is done.
     pub(crate) work: Work,
-    /// Shared with what a transport still sends.
+    /// Shared with data that the transport is still sending.
     pub(crate) input: Option<Arc<Lent>>,
     pub(crate) output: Buffer,
 }
 
 /// The work of a contribution on a stream of its GPU.
 pub(crate) enum Work {
-    /// None: it is on the host, or was waited for.
+    /// No work: the contribution is on the host, or its work was waited for.
     None,
     /// It has begun, and may be enqueued.
     Begun(StreamWork),
     Enqueued(StreamJoin),
-    /// What a test observes when it is dropped.
+    /// Lets a test observe when the work is dropped.
     #[cfg(test)]
     Observed {
         _until_drop: tests::OnDrop,
@@ -49,7 +49,7 @@ pub(crate) enum Buffer {
     None,
     New(UninitTensor),
     Existing(LentMut),
-    /// Another part of the storage is the input.
+    /// The input is another part of the same storage.
     Shared(LentInPlace),
 }
 
@@ -81,8 +81,8 @@ impl Contribution {
         }
     }
 
-    /// Gives up this clone. If it is the last one, its `Pending` was dropped: it returns the tensors
-    /// if freeing them may wait for a GPU, and frees them otherwise.
+    /// Gives up this clone. If it is the last one, the `Pending` was dropped: frees the tensors, or
+    /// returns them if freeing them may wait for a GPU.
     pub(crate) fn release(self) -> Option<Tensors> {
         let tensors = Arc::into_inner(self.0)?.into_inner();
         let tensors = tensors.unwrap_or_else(PoisonError::into_inner);

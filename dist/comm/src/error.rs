@@ -109,8 +109,8 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// An error of a collective or of its arguments. Those that ranks of several processes share can be
-/// serialized.
+/// An error of a collective or of its arguments. Errors that ranks of several processes share can
+/// be serialized.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum CommError {
@@ -170,7 +170,8 @@ pub enum CommError {
          waiting for either", waits(.cycle)
     )]
     OrderInversion {
-        /// The smallest cycle: each rank waits for that of the next step, the last for the first.
+        /// The smallest cycle: each rank waits for the rank of the next step, and the last for the
+        /// first.
         cycle: Vec<Wait>,
     },
 
@@ -354,7 +355,7 @@ pub enum CommError {
     Argument {
         /// The collective.
         collective: Collective,
-        /// What is wrong with which argument, and the remedy where there is one.
+        /// What is wrong with which argument, and the remedy if there is one.
         problem: String,
     },
 
@@ -386,7 +387,7 @@ pub enum CommError {
         collective: Collective,
     },
 
-    /// A wait for a collective of a fusing scope that has not ended, or has failed.
+    /// A wait for a collective whose fusing scope has not ended or has failed.
     #[error("{collective} has not started: wait for it after its fusing scope has ended")]
     #[serde(skip)]
     NotStarted {
@@ -394,7 +395,7 @@ pub enum CommError {
         collective: Collective,
     },
 
-    /// A value that is equal on the members of one group is used for another.
+    /// A value that is equal on the members of one group is used for another group.
     #[error(
         "the value is equal on {group}, but may differ on {other}; reduce or broadcast it over \
          that group"
@@ -407,7 +408,7 @@ pub enum CommError {
         other: Group,
     },
 
-    /// A tensor on another device than the communicator.
+    /// A tensor is not on the communicator's device.
     #[error(
         "{collective}: the tensor is on {actual}, but the communicator is of another device \
          ({expected}); copy it there first (ops::to_device)"
@@ -424,7 +425,7 @@ pub enum CommError {
 }
 
 impl CommError {
-    /// Why ranks waited in vain, if this error says so.
+    /// The verdict, if this error is one.
     pub fn verdict(&self) -> Option<Verdict> {
         match self {
             CommError::Timeout { .. } => Some(Verdict::MissingRank),

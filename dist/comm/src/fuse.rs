@@ -26,7 +26,7 @@ struct Deferred {
 /// What the call's `Pending` waits for; `None` until the scope ends.
 type Slot = Arc<Mutex<Option<Pending<Option<Tensor>>>>>;
 
-/// Runs `scope` and starts what it called.
+/// Runs `scope`, then starts the collectives that it called.
 pub(crate) fn fuse<C: Communicator + ?Sized, T>(
     communicator: &C,
     scope: impl FnOnce(&Fused<'_, C>) -> Result<T>,

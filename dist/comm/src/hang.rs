@@ -1,7 +1,7 @@
 //! Ranks that wait for each other: the graph of collectives that cannot complete.
 //!
-//! Legend: a *stuck* collective has members that wait for it, and others that are missing: they did
-//! not start it. It depends on the stuck collectives that its missing members wait for.
+//! Legend: in a *stuck* collective, some members wait and others are *missing*: they have not
+//! started it. It depends on the stuck collectives in which its missing members wait.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -12,8 +12,7 @@ pub(crate) struct Stuck {
     pub(crate) missing: Vec<usize>,
 }
 
-/// One step of a cycle: a rank waits in a stuck collective for another rank, which is that of the
-/// next step.
+/// One step of a cycle: a rank waits in a stuck collective for the rank of the next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Step {
     pub(crate) stuck: usize,
@@ -58,19 +57,19 @@ impl<'a> Graph<'a> {
         }
     }
 
-    /// `from` and all that it depends on, nearest first.
+    /// `from` and all collectives that it depends on, nearest first.
     pub(crate) fn reachable(&self, from: usize) -> Vec<usize> {
         let next = |at: usize| self.needs[at].iter().map(|(other, _)| *other).collect();
         closure(self.stuck.len(), &[from], next)
     }
 
-    /// All that depend on some of `on`, and these themselves.
+    /// The collectives `on`, and all that depend on any of them.
     pub(crate) fn dependents(&self, on: &[usize]) -> Vec<usize> {
         closure(self.stuck.len(), on, |at| self.needed_by[at].clone())
     }
 
-    /// The smallest cycle among `among`; of several, one that does not depend on the order in which
-    /// ranks got stuck.
+    /// The smallest cycle among `among`. The choice between equally small cycles does not depend on
+    /// the order in which ranks got stuck.
     pub(crate) fn smallest_cycle(&self, among: &[usize]) -> Option<Vec<Step>> {
         let mut left = vec![false; self.stuck.len()];
         for at in among {
@@ -93,7 +92,7 @@ impl<'a> Graph<'a> {
         best.map(|cycle| self.steps(&cycle))
     }
 
-    /// Removes what depends on nothing that is left. `candidates` are checked, and what needs them.
+    /// Removes the candidates that depend on no remaining collective, then those that needed them.
     fn remove_ends(&self, left: &mut [bool], candidates: &mut Vec<usize>) {
         while let Some(at) = candidates.pop() {
             let is_end = left[at] && !self.needs[at].iter().any(|(other, _)| left[*other]);
@@ -207,7 +206,7 @@ mod tests {
         assert_eq!(graph.dependents(&[0]), [0, 2, 5, 1]);
     }
 
-    /// Against all cycles of small random graphs, found by enumerating paths.
+    /// Compares with all cycles of small random graphs, found by enumerating paths.
     #[test]
     fn no_cycle_is_smaller() {
         let mut random = 1u64;

@@ -4,8 +4,8 @@
 //! - [`Local`] is the transport between threads of one process.
 //! - [`Plan`] moves nothing and logs what each rank communicates; [`check_logs`] finds mismatches
 //!   and deadlocks.
-//! - [`Host`] is the transport between processes, over TCP; with the feature `mpi`, `Mpi` is that
-//!   over MPI.
+//! - [`Host`] is the transport between processes over TCP; `Mpi`, with the feature `mpi`, is the
+//!   one over MPI.
 //! - [`Rank`] is what ranks of all transports have in common; [`launch`] starts processes and finds
 //!   out which rank a process is.
 //! - [`conformance`] has the checks that every transport must pass; [`speed`] measures it.

@@ -30,7 +30,7 @@ impl Key {
 }
 
 impl Members {
-    /// Those of a call of member `index`.
+    /// The members of a call of member `index`.
     pub(crate) fn of(index: usize, peer: Option<Peer>) -> Members {
         match peer {
             None => Members::All,

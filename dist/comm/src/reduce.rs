@@ -164,7 +164,7 @@ impl<T: Reduce> Reducer<T> {
         }
     }
 
-    /// The reduction of `sources`, of which there is at least one.
+    /// Reduces `sources`, at least one.
     pub(crate) fn reduce(&mut self, sources: &[&[T]]) -> &[T] {
         self.result.clear();
         match self.reduction {

@@ -28,7 +28,7 @@ pub struct Timing {
     pub ranks: usize,
     /// The bytes of the whole tensor: of the result of an all_gather, of the operand otherwise.
     pub bytes: usize,
-    /// The mean time of a call, of the slowest rank.
+    /// The mean time of a call on the slowest rank.
     pub seconds: f64,
 }
 
@@ -38,8 +38,8 @@ impl Timing {
         self.bytes as f64 / self.seconds
     }
 
-    /// Bytes per second that each rank has to send at least, which does not depend on the number of
-    /// ranks: the definition of nccl-tests (`doc/PERFORMANCE.md`).
+    /// The bytes per second that each rank must send at least, by the definition of nccl-tests
+    /// (`doc/PERFORMANCE.md`). It can be compared between different numbers of ranks.
     pub fn bus_bandwidth(&self) -> f64 {
         let ranks = self.ranks as f64;
         let share = (ranks - 1.0) / ranks;
@@ -57,7 +57,7 @@ impl Timing {
 /// which every rank sends and receives.
 ///
 /// # Errors
-/// Those of the collective.
+/// The errors of the collective.
 pub fn measure(
     communicator: &dyn Communicator,
     collective: Collective,

@@ -51,7 +51,7 @@ impl Collective {
         Collective::Recv,
     ];
 
-    /// Its name, which is that of the method of [`Collectives`](crate::Collectives).
+    /// Its name: the name of the method of [`Collectives`](crate::Collectives).
     pub fn name(self) -> &'static str {
         match self {
             Collective::AllReduce => "all_reduce",

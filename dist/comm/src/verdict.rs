@@ -20,12 +20,12 @@ pub(crate) struct Open {
 /// A verdict, and the indices of the collectives that cause it.
 pub(crate) type Found = (CommError, Vec<usize>);
 
-/// The graph of what depends on what.
+/// The stuck collectives, to build the graph of their dependencies.
 pub(crate) fn stuck(open: &[Open]) -> Vec<Stuck> {
     open.iter().map(|open| open.stuck.clone()).collect()
 }
 
-/// Ranks that wait for each other, in the collectives `among` these.
+/// The ranks that wait for each other in the collectives `among`.
 pub(crate) fn order_inversion(graph: &Graph<'_>, open: &[Open], among: &[usize]) -> Option<Found> {
     let cycle = graph.smallest_cycle(among)?;
     let causes = cycle.iter().map(|step| step.stuck).collect();

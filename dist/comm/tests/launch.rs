@@ -1,4 +1,4 @@
-//! Processes of a launcher: what they are told, how they end, and the worlds that they join.
+//! Processes of a launcher: their variables, how they end, and the worlds that they join.
 
 use std::ffi::OsString;
 use std::os::unix::fs::PermissionsExt;

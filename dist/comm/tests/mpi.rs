@@ -48,7 +48,7 @@ fn mpirun(ranks: usize, options: &[&str], role: &str) -> Command {
     command
 }
 
-/// mpirun then does not stop ranks when another one fails.
+/// With this option, mpirun does not stop ranks when another one fails.
 const RECOVERY: &[&str] = &["--enable-recovery"];
 
 /// Runs a role on all ranks. Returns whether mpirun succeeded, and what all printed.
@@ -117,15 +117,16 @@ fn faults() {
         let swapped = group(&fault.order(order.ranks()));
         let inner = world.connect("faulty", &swapped).unwrap();
         let checked = check.run(&Faulty::new(fault, order, inner), 257);
-        // Ranks without a result notice nothing. A verdict also fails collectives that wait for the
-        // ranks of the group, so this is not one.
+        // Ranks without a result notice nothing, so ranks exchange outcomes: over the control
+        // plane, because a verdict also fails collectives that wait for the group's ranks.
         let differs = [u8::from(checked.is_err())];
         let all = world.exchange().all_gather(&differs).unwrap().concat();
         assert!(all.contains(&1), "{} accepts {fault:?}", check.name());
     }
 }
 
-/// MPI is not ended after a group has failed, which mpirun otherwise takes for a failure of the rank.
+/// MPI is not finalized after a group has failed; without `RECOVERY`, mpirun would take that for a
+/// failed rank.
 #[test]
 fn checks_detect_faults() {
     succeed(3, RECOVERY, "faults");

@@ -12,8 +12,8 @@ use twox_hash::XxHash3_64;
 use crate::rank_map::RankMap;
 use crate::{Mesh, MeshError, Result, text};
 
-/// A short digest of a mesh: equal for equal meshes, and different otherwise except for collisions of
-/// a 64-bit hash.
+/// A short digest of a mesh. Equal meshes have equal fingerprints; different meshes differ except
+/// for collisions of a 64-bit hash.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Fingerprint {
     /// xxh3 of axes, names, layouts, fixed coordinates and ranks. Equal on every machine.

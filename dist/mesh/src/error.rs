@@ -154,7 +154,7 @@ pub enum MeshError {
         second: usize,
     },
 
-    /// The ranks of a mesh are not those of the world.
+    /// A mesh does not have exactly the ranks of the world.
     #[error(
         "mesh {mesh} has {len} ranks but the world has {world}: {}; change a size so that the product \
          is {world}, or list the ranks with from_ranks",

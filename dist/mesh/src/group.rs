@@ -1,7 +1,7 @@
 //! Groups of ranks that communicate with each other, as values.
 //!
-//! A group creates no communicator. Its ordered ranks, channel and options identify the communicator:
-//! equal groups share one.
+//! A group creates no communicator. Its ordered ranks, channel and options identify the
+//! communicator: equal groups share one.
 
 use std::fmt;
 use std::sync::Arc;
@@ -88,7 +88,7 @@ impl Group {
     }
 }
 
-/// A group as it is written: valid or not.
+/// The serialized form of a group, which may be invalid.
 #[derive(Serialize, Deserialize)]
 struct Plain {
     ranks: Vec<usize>,
@@ -158,8 +158,8 @@ impl fmt::Debug for Group {
     }
 }
 
-/// Distinguishes communicators between the same ranks. Collectives of one communicator run one after
-/// another; collectives that should overlap need different channels, which cost memory.
+/// Distinguishes communicators between the same ranks. Collectives of one communicator run one
+/// after another; collectives that should overlap need different channels, which cost memory.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize,
 )]

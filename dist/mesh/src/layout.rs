@@ -5,8 +5,8 @@
 //! first rank is 0; callers add an offset. The cost of an operation depends on the number of modes,
 //! not of ranks.
 //!
-//! Layouts are *separable*: each stride is a multiple of the span of all finer modes. So a mode is a
-//! range of digits of the rank in some mixed radix, no rank occurs twice, and the
+//! Layouts are *separable*: each stride is a multiple of the span of all finer modes. So a mode is
+//! a range of digits of the rank in some mixed radix, no rank occurs twice, and the
 //! [complement](RankLayout::complement) of a layout is a layout. Slicing, flattening, splitting and
 //! permuting a mesh preserve this.
 //!

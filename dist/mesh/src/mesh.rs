@@ -48,7 +48,7 @@ pub struct Mesh {
     /// The first position of each instance, relative to `base`: the axes that [`Mesh::select`] left
     /// out.
     instances: RankLayout,
-    /// The position of the coordinates that [`Mesh::at`] has fixed.
+    /// The offset of the coordinates that [`Mesh::at`] has fixed.
     base: usize,
 }
 

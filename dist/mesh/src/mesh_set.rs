@@ -59,8 +59,8 @@ fn shared_rank(one: &Mesh, other: &Mesh) -> Option<usize> {
     few.ranks().into_iter().find(|rank| many.contains(*rank))
 }
 
-/// Whether two meshes over the same ranks fix some digit at different values. `None` if they have no
-/// common radix.
+/// Whether two meshes over the same ranks fix some digit at different values. `None` if they have
+/// no common radix.
 fn are_disjoint(one: &Mesh, other: &Mesh) -> Option<bool> {
     let (mine, theirs) = (one.all(), other.all());
     let digits = common_digits(&mine, &theirs)?;

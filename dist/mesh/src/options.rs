@@ -1,8 +1,8 @@
 //! Options of a group's communicator.
 //!
 //! Options are part of a group's identity: groups with different options do not share a
-//! communicator. The [normal form](GroupOptions::normalized) drops values that equal the default, so
-//! that equivalent options compare equal.
+//! communicator. The [normal form](GroupOptions::normalized) drops values that equal the default,
+//! so that equivalent options compare equal.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -15,8 +15,8 @@ use crate::{MeshError, Result};
 /// Options of a communicator. `None` leaves the choice to the transport. Names in backquotes are
 /// fields of `ncclConfig_t` (NCCL 2.30); other transports ignore options that they lack.
 ///
-/// Two NCCL fields are missing: `blocking`, because creation never blocks, and `commName`, because a
-/// name does not distinguish communicators.
+/// Two NCCL fields are missing: `blocking`, because creation never blocks, and `commName`, because
+/// a name does not distinguish communicators.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
@@ -82,8 +82,8 @@ impl fmt::Display for CtaPolicy {
 }
 
 impl GroupOptions {
-    /// The normal form: drops switches that are off and a minimum of one block, and spells network
-    /// names as NCCL does, which ignores case.
+    /// The normal form: drops switches that are off and a minimum of one block. Spells network
+    /// names as NCCL does; NCCL ignores their case.
     pub fn normalized(mut self) -> GroupOptions {
         let switches = [
             &mut self.high_priority,

@@ -175,8 +175,8 @@ impl Placements {
         extents
     }
 
-    /// The range of a dim held by the rank at this mesh coordinate. An empty shard is the empty range
-    /// at the end of the dim.
+    /// The range of a dim held by the rank at this mesh coordinate. An empty shard is the empty
+    /// range at the end of the dim.
     pub(crate) fn range(
         &self,
         dim: usize,

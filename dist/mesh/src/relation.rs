@@ -15,7 +15,7 @@ pub enum Relation {
     Super,
     /// Groups of the two share at most one rank: together they form a mesh.
     Orthogonal,
-    /// They share some ranks in any other way: no mesh has both as axes.
+    /// They share some ranks in another way: no mesh has both as axes.
     Overlapping,
 }
 
@@ -24,8 +24,8 @@ impl RankLayout {
     /// ranks.
     ///
     /// Two layouts have a common radix if, after sorting 1 and the strides and ends of all their
-    /// modes, each number divides the next. Then both are sets of digits of one mixed radix, and are
-    /// compared as sets.
+    /// modes, each number divides the next. Then both are sets of digits of one mixed radix, and
+    /// are compared as sets.
     pub fn relation(&self, other: &RankLayout) -> Relation {
         if self == other {
             return Relation::Same;
@@ -52,7 +52,7 @@ impl RankLayout {
         }
     }
 
-    /// Whether it contains a digit, which must not straddle its modes.
+    /// Whether one of the modes contains a digit, which must not straddle modes.
     pub(crate) fn counts(&self, digit: Mode) -> bool {
         self.modes()
             .iter()

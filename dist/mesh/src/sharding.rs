@@ -1,9 +1,9 @@
 //! Shardings: a mesh, a placement per mesh axis, and the global shape of a tensor.
 //!
 //! Placements are in *explicit order*: if several axes shard one dim, the first one named is the
-//! outermost. `[("tp", shard(0)), ("dp", shard(0))]` shards the dim over tp, and each of these shards
-//! over dp, whatever the order of the axes in the mesh. The order of axes that shard different dims
-//! does not matter, and shardings that differ only there are equal.
+//! outermost. `[("tp", shard(0)), ("dp", shard(0))]` shards the dim over tp, and each of these
+//! shards over dp, whatever the order of the axes in the mesh. The order of axes that shard
+//! different dims does not matter, and shardings that differ only there are equal.
 
 use std::fmt;
 use std::ops::Range;
@@ -17,8 +17,8 @@ const MAX_ELEMENTS: usize = 1 << 56;
 
 /// How a tensor is distributed over a mesh.
 ///
-/// Shardings are stored in canonical form: an axis of one rank is always replicated, and ragged sizes
-/// equal to the even ones are even. Equal shardings have the same regions on all ranks.
+/// Shardings are stored in canonical form: an axis of one rank is always replicated, and ragged
+/// sizes equal to the even ones are even. Equal shardings have the same regions on all ranks.
 ///
 /// ```
 /// use meshgrad_mesh::{Mesh, Placement, Sharding};
@@ -40,8 +40,8 @@ pub struct Sharding {
 }
 
 impl Sharding {
-    /// A sharding with the placements in explicit order, the outermost first. Axes that are not named
-    /// replicate.
+    /// A sharding with the placements in explicit order, the outermost first. Axes that are not
+    /// named replicate.
     ///
     /// # Errors
     /// [`ShardingError::Mesh`] for an unknown axis, [`ShardingError::DuplicatePlacement`],
@@ -227,8 +227,8 @@ impl Sharding {
         self.placements == Placements::default()
     }
 
-    /// The region of the global tensor that a rank holds, whole or partial; `None` if the rank is not
-    /// in the mesh. An empty shard is the empty range at the end of its dim.
+    /// The region of the global tensor that a rank holds, whole or partial; `None` if the rank is
+    /// not in the mesh. An empty shard is the empty range at the end of its dim.
     pub fn region(&self, rank: usize) -> Option<Vec<Range<u64>>> {
         let coordinate = self.mesh.coordinate(rank)?;
         let range = |dim| {

@@ -30,7 +30,8 @@ pub(crate) fn sizes<'a>(axes: impl IntoIterator<Item = (&'a str, usize)>) -> Str
     }
 }
 
-/// The name of `names` that is most similar to `name`, or `None` if none is similar enough to suggest.
+/// The name of `names` that is most similar to `name`, or `None` if none is similar enough to
+/// suggest.
 pub fn nearest_name<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> Option<String> {
     names
         .into_iter()

@@ -71,7 +71,7 @@ fn groups_are_read_back_and_checked() {
     assert!(error.to_string().contains("list each rank once"), "{error}");
 }
 
-/// If `non_default` or the comparison lacked a field, different groups would share a communicator.
+/// If `non_default` or the comparison omitted a field, different groups would share a communicator.
 #[test]
 fn every_option_is_listed_and_distinguishes_groups() {
     type Change = fn(&mut GroupOptions);

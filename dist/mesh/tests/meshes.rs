@@ -204,8 +204,8 @@ fn counted(sizes: &[usize], rank: usize) -> Vec<usize> {
 }
 
 proptest! {
-    /// A group along some axes has the ranks that share all other coordinates, in the order in which
-    /// the axes are named.
+    /// A group along some axes has the ranks that share all other coordinates, in the order in
+    /// which the axes are named.
     #[test]
     fn groups_share_their_other_coordinates((sizes, chosen) in meshes()) {
         let mesh = Mesh::new(&sizes, &NAMES[..sizes.len()]).unwrap();

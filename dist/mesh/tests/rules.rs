@@ -415,8 +415,8 @@ fn shapes() -> impl Strategy<Value = (Vec<usize>, Vec<usize>)> {
 }
 
 proptest! {
-    /// An accepted reshape leaves each rank's elements and their order unchanged. For a rejected
-    /// one, no even sharding of the result's dims would do so.
+    /// An accepted reshape leaves each rank's elements and their order unchanged. If a reshape is
+    /// rejected, no even sharding of the result's dims would do so.
     #[test]
     fn reshapes_move_nothing(
         (from, to) in shapes(),

@@ -71,8 +71,8 @@ impl Degrees {
     }
 }
 
-/// The value of a setting that may be set several times. Set values override defaults. `None` if it
-/// is not set. If two values differ, it adds a violation and returns `None`.
+/// The value of a setting that may be set several times; `None` if it is not set. Set values
+/// override defaults. If two values differ, adds a violation and returns `None`.
 pub(super) fn one<T: Clone + PartialEq>(
     name: &str,
     all: &[Sourced<T>],
@@ -224,8 +224,8 @@ fn sizes(
     sizes
 }
 
-/// Checks that at most one degree is `auto`, and no expert degree, because these do not multiply to
-/// the world.
+/// Checks that at most one degree is `auto`. No expert degree may be: these do not multiply to the
+/// world, so they cannot be inferred.
 fn refuse_autos(sizes: &BTreeMap<Parallelism, Sourced<Size>>, violations: &mut Vec<Violation>) {
     let autos = sizes.iter().filter(|(_, given)| given.value == Size::Auto);
     let autos: Vec<(Parallelism, Source)> = autos

@@ -1,7 +1,7 @@
 //! All groups that Megatron-LM creates for a configuration.
 //!
-//! The lists are those that `initialize_model_parallel` passes to `new_group`, grouped by kind.
-//! Kinds are in the order in which their first groups are created, and lists in Megatron-LM's
+//! These are the lists of ranks that `initialize_model_parallel` passes to `new_group`, grouped by
+//! kind. Kinds are in the order in which their first groups are created, and lists in Megatron-LM's
 //! order. Most lists are groups of its two rank generators; the others are parts of such lists.
 
 use super::config::ParallelConfig;
@@ -57,7 +57,7 @@ pub enum MegatronError {
     Instances {
         /// The number of instances.
         instances: usize,
-        /// The ranks that the instances must divide: `dp x cp`, for example.
+        /// What the instances must divide: `dp x cp`, for example.
         what: &'static str,
         /// Its number of ranks.
         ranks: usize,
@@ -145,8 +145,8 @@ const SEQUENCE: [(&str, &str, Side, &[Token]); 2] = [
 ];
 
 impl ParallelConfig {
-    /// All groups that Megatron-LM creates, by kind. If sp is more than 1, the groups of sp come last,
-    /// as in DeepSpeed's parallel state.
+    /// All groups that Megatron-LM creates, by kind. If sp is more than 1, the groups of sp come
+    /// last, as in DeepSpeed's parallel state.
     ///
     /// # Errors
     /// Extras that Megatron-LM also rejects.
@@ -266,7 +266,7 @@ fn levels(lists: &Lists, sizes: &[usize]) -> Vec<Lists> {
     (0..sizes.len()).map(along).collect()
 }
 
-/// The groups of first and last stages (`embd`), and those of first stages (`pos_embd`).
+/// The groups of first and last stages (`embd`), and the groups of first stages (`pos_embd`).
 fn ends(pipelines: &Lists) -> Vec<MegatronGroups> {
     let both = |stages: &Vec<usize>| {
         let mut ends = vec![stages[0], stages[stages.len() - 1]];

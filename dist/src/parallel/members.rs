@@ -12,7 +12,7 @@
 //! | `embd`, `pos_embd` | first and last stage; first stage |
 //! | `all_to_all_local`, `all_to_all_global` | the ranks of a host; one rank per host (ZeRO++) |
 //!
-//! The short names are those that Megatron-LM uses to look up the options of a group.
+//! Megatron-LM uses the short names to look up the options of a group.
 
 use std::collections::BTreeMap;
 
@@ -26,7 +26,7 @@ use super::source::Sourced;
 use super::text::nearest;
 use super::violation::Violation;
 
-/// Which ranks form the groups of one name. Layouts hold positions in the state, not ranks.
+/// The ranks that form the groups of one name. Layouts hold positions in the state, not ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Membership {
     /// All groups of a layout; every rank is in one.
@@ -143,8 +143,8 @@ fn concat<'a>(axes: impl Iterator<Item = &'a Axis>) -> RankLayout {
     RankLayout::concat(axes.map(Axis::layout)).expect("axes of one domain")
 }
 
-/// The groups of experts within and across dp_replicate instances; `None` if the replicas of experts
-/// cannot be split into instances.
+/// The groups of experts within and across dp_replicate instances; `None` if the replicas of
+/// experts cannot be split into instances.
 fn of_instances(groups: &Groups, instances: usize) -> Option<Groups> {
     let replicas = along(groups, "ep_dp");
     let within = replicas.len() / instances;

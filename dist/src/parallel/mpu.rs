@@ -1,7 +1,8 @@
 //! Getters with the names that code ported from Megatron-LM or DeepSpeed calls.
 //!
-//! Megatron-LM and DeepSpeed pass around an `mpu` (model parallel unit), an object or module for the
-//! current process. [`Mpu`] is one for an explicit rank and state, so a process can have several.
+//! Megatron-LM and DeepSpeed pass around an `mpu` (model parallel unit), an object or module for
+//! the current process. [`Mpu`] is one for an explicit rank and state, so a process can have
+//! several.
 //!
 //! Some names are ambiguous in the originals. `get_model_parallel_world_size` and `_rank` refer to
 //! tp, as in DeepSpeed, although `get_model_parallel_group` is tp and pp.

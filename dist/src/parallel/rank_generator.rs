@@ -1,4 +1,4 @@
-//! The groups along sets of tokens, equal to those of Megatron-LM's `RankGenerator`.
+//! The groups along sets of tokens, as in Megatron-LM's `RankGenerator`.
 //!
 //! Its `get_ranks("tp-dp")` enumerates masks; here the tokens form a layout, and the lists are the
 //! layout's groups. Contents and order are equal: ranks ascend within a group, whatever the order

@@ -2,8 +2,8 @@
 //!
 //! A [`ParallelState`] is a value. It creates no communicator and contacts no rank, so it can exist
 //! before any trainer. A process can have several: actor, critic and rollout can use the same or
-//! different ranks, each with its own degrees. Groups with the same ranks are equal values and share
-//! a communicator.
+//! different ranks, each with its own degrees. Groups with the same ranks are equal values and
+//! share a communicator.
 
 use std::sync::Arc;
 
@@ -219,8 +219,8 @@ impl ParallelState {
         ranks.map(|ranks| self.named(name, &ranks)).transpose()
     }
 
-    /// [`ParallelState::group`] on another channel, whose collectives can overlap with the main
-    /// one's.
+    /// [`ParallelState::group`] on another channel: its collectives can overlap with those of the
+    /// main channel.
     ///
     /// # Errors
     /// As [`ParallelState::group`].

@@ -3,9 +3,9 @@
 //! Each rank has only its own groups, so correct plans differ between ranks. The condition is: *if
 //! one member needs a group, all members need it*. For a group with digest h and n members, each
 //! member contributes h, except the first, which contributes -(n - 1) h. If all members need the
-//! group, its contributions sum to zero. A rank therefore sends only the sum of its contributions,
-//! whatever the number of groups. If a single group lacks members, the sum is never zero (h is odd,
-//! and n - 1 < 2^128). If several do, it is zero with probability 2^-127.
+//! group, these contributions sum to zero. So a rank sends only the sum of its contributions,
+//! whatever the number of groups. If a single group lacks members, the sum over all ranks is never
+//! zero (h is odd, and n - 1 < 2^128). If several groups do, it is zero with probability 2^-127.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;

@@ -4,10 +4,10 @@ use meshgrad_mesh::Group;
 
 /// Creates communicators for one rank. Implemented by transports.
 ///
-/// Methods do not block. A transport that cannot poll may block in [`Connect::begin`]. It is then
-/// safe for planned creation with one creation in flight, but not for lazy creation. A transport
-/// that benefits from batching can collect creations in [`Connect::begin`] and start them in the
-/// next [`Connect::poll`].
+/// Methods do not block. A transport that cannot poll may block in [`Connect::begin`]. Planned
+/// creation with one creation in flight is then safe, but lazy creation is not. A transport that
+/// benefits from batching can collect creations in [`Connect::begin`] and start them in the next
+/// [`Connect::poll`].
 pub trait Connect {
     /// A communicator. Dropping it destroys it on this rank.
     type Communicator;
@@ -16,8 +16,8 @@ pub trait Connect {
     /// The error type.
     type Error: std::error::Error;
 
-    /// Begins to create a communicator of several ranks, including this one. The other members begin
-    /// the same creation independently.
+    /// Begins to create a communicator of several ranks, including this one. The other members
+    /// begin the same creation independently.
     ///
     /// # Errors
     /// Errors that are detected immediately.

@@ -1,10 +1,10 @@
 //! The registry: creates and shares communicators.
 //!
-//! A [`Group`](meshgrad_mesh::Group) is a value and creates nothing. A *communicator* costs hundreds
-//! of megabytes on a GPU, and all its members have to take part in its creation. The [`Registry`] of
-//! a rank has one communicator per distinct group: ordered ranks, channel and options. Requests for
-//! equal groups share it, and dropping the last handle destroys it. A group of one rank needs no
-//! communicator. Ranks that are not members take no part in a creation.
+//! A [`Group`](meshgrad_mesh::Group) is a value and creates nothing. A *communicator* costs
+//! hundreds of megabytes on a GPU, and all its members have to take part in its creation. The
+//! [`Registry`] of a rank has one communicator per distinct group: ordered ranks, channel and
+//! options. Requests for equal groups share it, and dropping the last handle destroys it. A group
+//! of one rank needs no communicator. Ranks that are not members take no part in a creation.
 //!
 //! ```text
 //! share(name, group)   declares; nothing is sent

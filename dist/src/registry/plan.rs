@@ -32,8 +32,8 @@ impl PlannedGroup {
 }
 
 /// The communicators that a rank needs, ready or not, in creation order: the largest first, then by
-/// ranks, channel and options. The order depends only on the groups, so plans of different ranks are
-/// ordered consistently.
+/// ranks, channel and options. The order depends only on the groups, so plans of different ranks
+/// are ordered consistently.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
     pub(super) rank: usize,
@@ -69,8 +69,8 @@ impl Plan {
     /// the same error.
     ///
     /// Blocks until all ranks have called this. Finish earlier creations first, or
-    /// [poll](super::Registry::poll) them from another thread: a rank that blocks here while another
-    /// waits for it in an earlier creation deadlocks.
+    /// [poll](super::Registry::poll) them from another thread: a rank that blocks here while
+    /// another waits for it in an earlier creation deadlocks.
     ///
     /// # Errors
     /// [`RegistryError::PlansDiffer`](super::RegistryError::PlansDiffer),

@@ -36,7 +36,7 @@ pub struct Counts {
     pub started: Vec<Group>,
     /// The number of communicators that it has created.
     pub created: usize,
-    /// The number of those that it has dropped.
+    /// The number of these communicators that it has dropped.
     pub dropped: usize,
 }
 

@@ -124,12 +124,12 @@ impl<C: Connect> Registry<C> {
     }
 
     /// Queues the creation of an agreed plan's communicators, in creation order; [`Registry::poll`]
-    /// creates them. At most `at_most` creations are in flight: 1 is safe with a transport that blocks,
-    /// more are faster with one that does not.
+    /// creates them. At most `at_most` creations are in flight: 1 is safe with a transport that
+    /// blocks, more are faster with one that does not.
     ///
     /// # Errors
-    /// [`RegistryError::WrongRank`]; [`RegistryError::Released`] if all handles of a planned group were
-    /// dropped. Nothing is queued then.
+    /// [`RegistryError::WrongRank`]; [`RegistryError::Released`] if all handles of a planned group
+    /// were dropped. After an error, nothing is queued.
     pub fn materialize(&self, agreed: &AgreedPlan, at_most: NonZeroUsize) -> Result<()> {
         let plan = agreed.plan();
         if plan.rank != self.inner.rank {
@@ -155,8 +155,8 @@ impl<C: Connect> Registry<C> {
         Ok(())
     }
 
-    /// Advances all creations without blocking: polls those in flight and begins queued ones. `now` is
-    /// the time since any fixed point; creations that exceed their time limit fail.
+    /// Advances all creations without blocking: polls those in flight and begins queued ones. `now`
+    /// is the time since any fixed point; creations that exceed their time limit fail.
     ///
     /// Call it until [`PollStatus::is_idle`].
     pub fn poll(&self, now: Duration) -> PollStatus {
@@ -242,8 +242,8 @@ impl<C: Connect> Handle<C> {
     /// The communicator. The first call begins its creation. `None` while other members are
     /// missing.
     ///
-    /// Never blocks. If it returns `None`, the rank must continue with other work and other groups: a
-    /// rank that retries in a loop can deadlock with ranks that request groups in another order.
+    /// Never blocks. If it returns `None`, the rank must continue with other work and other groups:
+    /// a rank that retries in a loop can deadlock with ranks that request groups in another order.
     ///
     /// `now` is the same clock as in [`Registry::poll`], which also advances this creation.
     ///

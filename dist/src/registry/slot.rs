@@ -71,8 +71,8 @@ impl<C: Connect> Slot<C> {
         }
     }
 
-    /// Whether it can be dropped. A creation in flight cannot: the other members wait for this one to
-    /// finish it.
+    /// Whether it can be dropped. A creation in flight must be finished first, because the other
+    /// members wait for this rank.
     pub(super) fn is_idle(&self) -> bool {
         self.users.is_empty() && !self.is_creating()
     }

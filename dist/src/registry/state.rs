@@ -49,8 +49,8 @@ impl<C: Connect> State<C> {
         }
     }
 
-    /// Begins the creation of a declared communicator. A creation that the transport refuses to begin
-    /// takes no generation: the other members do not know of it.
+    /// Begins the creation of a declared communicator. A creation that the transport refuses to
+    /// begin takes no generation, because the other members do not learn of it.
     pub(super) fn begin(&mut self, key: &Key, rank: usize, now: Duration) {
         let generation = self.generation(key);
         if let Some(slot) = self.slots.get_mut(key)

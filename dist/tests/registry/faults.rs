@@ -183,8 +183,8 @@ impl Connect for FirstFails {
     }
 }
 
-/// The other members do not know of a creation that the transport refused, so it takes no
-/// generation: the next one joins theirs.
+/// The other members do not learn of a creation that the transport refused. So it takes no
+/// generation, and the next creation joins theirs.
 #[test]
 fn a_refused_creation_takes_no_generation() {
     let registry = Registry::new(0, FirstFails::default());

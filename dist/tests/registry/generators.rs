@@ -1,6 +1,6 @@
 //! The groups that Megatron and torchtitan create, as lists of ranks in creation order.
 //!
-//! Plain enumerations that share no code with our implementation, because they are its reference.
+//! These are plain enumerations. As a reference, they share no code with our implementation.
 
 /// A name and its lists of ranks.
 pub(crate) type Kind = (&'static str, Vec<Vec<usize>>);

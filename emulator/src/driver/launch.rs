@@ -77,7 +77,7 @@ impl Driver {
     }
 }
 
-/// The error code that a GPU returns for such a failure, or for its likely consequence.
+/// The error code that a GPU returns for this failure or for its likely consequence.
 fn code_of(error: &LaunchError) -> Code {
     let finding = match error {
         LaunchError::Finding(finding) => finding,

@@ -223,7 +223,7 @@ impl SyncVar {
         }
     }
 
-    /// Records a read. An acquire acquires the released clock now, any other read does so at the
+    /// Records a read. An acquire acquires the released clock now; any other read does so at the
     /// next fence.
     pub(crate) fn read(&self, by: &mut WarpClock, address: u64, acquire: Option<Scope>) {
         // A spinning thread repeats the same read.

@@ -18,7 +18,7 @@ pub(crate) struct CycleDetector {
     state: Option<u64>,
     slices: u64,
     /// Slices until the reference is replaced. It doubles each time, so that cycles of any length
-    /// are found (Brent 1980). After a cycle is found, its length.
+    /// are found (Brent 1980). Once a cycle is found, this is its length.
     limit: u64,
     found: bool,
 }

@@ -52,8 +52,8 @@ impl Registers {
         self.forget(other);
     }
 
-    /// Copies from `other` which registers are defined. Register values stay; predicates are
-    /// copied.
+    /// Copies the predicates of `other`, and which of its registers are defined, but no register
+    /// values.
     pub(crate) fn forget(&mut self, other: &Registers) {
         self.defined.clone_from(&other.defined);
         self.predicates.clone_from(&other.predicates);

@@ -1,7 +1,7 @@
 //! f32 arithmetic in the four rounding modes, and the modifiers `.ftz` and `.sat`.
 //!
 //! Implements PTX ISA, "Floating-Point Instructions": add, sub, mul, fma, div, rcp and sqrt with
-//! `.rn`, `.rz`, `.rm` and `.rp`. Results are those of IEEE 754, bit for bit.
+//! `.rn`, `.rz`, `.rm` and `.rp`. Results equal IEEE 754's bit for bit.
 //!
 //! The processor's instructions round to nearest even. The directed modes are computed in f64. The
 //! product of two f32 is exact in f64, and for a sum, quotient or root the exact sign of the error

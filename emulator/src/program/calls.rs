@@ -6,8 +6,8 @@
 //! way.
 //!
 //! A recursive function saves its registers and parameters on entry and restores them on return.
-//! Its local variables are on a stack, so pointers to those of earlier calls stay valid. Pointers
-//! to its parameters do not.
+//! Its local variables are on a stack, so pointers to the local variables of earlier calls stay
+//! valid. Pointers to their parameters do not.
 
 use std::collections::HashMap;
 

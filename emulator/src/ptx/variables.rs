@@ -63,7 +63,7 @@ impl Parser<'_> {
         let mut points = false;
         while let Some(word) = self.accept_directive() {
             match word.as_str() {
-                // The alignment after `.ptr` is that of the pointed-to memory.
+                // `.align` after `.ptr` is the alignment of the pointed-to memory.
                 ".align" if points => drop(self.alignment()?),
                 ".align" => align = Some(self.alignment()?),
                 ".attribute" => self.attribute()?,

@@ -1,7 +1,7 @@
 //! Mathematical functions: `math.cu`, `fast_math.cu`, `rounding.cu`.
 //!
-//! Tolerances are those of the CUDA programming guide ("Mathematical functions"), in ulps, plus one
-//! for rounding. References are f64 functions, with an error below two f64 ulps.
+//! Tolerances are taken from the CUDA programming guide ("Mathematical functions"), in ulps, plus
+//! one ulp for rounding. References are f64 functions, with an error below two f64 ulps.
 
 use std::f64::consts::PI;
 

@@ -6,7 +6,7 @@ use meshgrad_kernels::cross_entropy::{
 };
 use meshgrad_kernels::{Dtype, Variant};
 
-/// 64-bit labels with all kernels; other labels only with rows that a warp handles.
+/// All kernels with 64-bit labels; other labels only with rows that a warp handles.
 pub(super) fn cross_entropy() -> Family {
     let mut kernels = Vec::new();
     for lanes in Lanes::ALL {

@@ -24,7 +24,7 @@ pub(super) fn gemm_f32() -> Family {
     kernels
 }
 
-/// Unaligned operands with two tiles only; the others share their code.
+/// Has unaligned operands with two tiles only, because the other tiles share their code.
 pub(super) fn gemm_bf16() -> Family {
     let mut kernels = Vec::new();
     for a in Order::ALL {

@@ -99,7 +99,7 @@ impl Kernel {
     /// An empty kernel with one-dimensional CTAs of `threads` threads.
     ///
     /// # Panics
-    /// If `threads` is not 1 to 1024.
+    /// If `threads` is 0 or more than 1024.
     #[track_caller]
     pub fn new(entry: impl Into<String>, target: Target, threads: u32) -> Kernel {
         assert!(

@@ -57,8 +57,8 @@ pub struct AttentionArguments {
     pub out: View,
     /// [B, H, T] of f32, written.
     pub lse: u64,
-    /// Fault sites for out-of-range values of [`Problem::sequences`]: those of queries, and those
-    /// of keys.
+    /// Fault sites for out-of-range values of [`Problem::sequences`], first for queries and then
+    /// for keys.
     pub faults: [FaultSite; 2],
     /// Extents, mask and scale.
     pub problem: Problem,

@@ -48,8 +48,8 @@ pub struct Extents {
 }
 
 impl Extents {
-    /// The extents \[B, T, S\], the numbers of heads \[H, G\], D, and the number of packed sequences
-    /// (0 if rows are not packed). H is a multiple of G.
+    /// Checks the extents \[B, T, S\], the numbers of heads \[H, G\], D, and the number of packed
+    /// sequences (0 if rows are not packed). H is a multiple of G.
     ///
     /// # Errors
     /// [`Error::Extent`] for more than 2^28 queries, 2^24 keys or 2^20 features, and for more than
@@ -191,8 +191,8 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// Upper bounds (exclusive) of the integers of [`Problem::sequences`]: those of queries, and
-    /// those of keys. The lower bound is 0.
+    /// Exclusive upper bounds of the integers of [`Problem::sequences`], first for queries and then
+    /// for keys. The lower bound is 0.
     pub fn ranges(&self) -> [usize; 2] {
         let most = match self.sequences {
             Sequences::Cached { .. } => MAX_POSITIONS,

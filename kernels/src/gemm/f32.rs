@@ -194,7 +194,7 @@ struct Slice<'k> {
     shared: SharedAddress<'k>,
     /// The destination of this thread's first element.
     to: SharedAddress<'k>,
-    /// The source of its first element of the next slice.
+    /// The source of this thread's first element of the next slice.
     from: AddressVariable<'k>,
     /// Elements that a thread copies per slice.
     count: u32,
@@ -204,9 +204,9 @@ struct Slice<'k> {
     step_bytes: U64<'k>,
     /// From one slice to the next, in bytes.
     slice_bytes: U64<'k>,
-    /// The number of rows (columns) of the matrix from its first element on.
+    /// The number of rows (columns) of the matrix from this thread's first element on.
     lines: S32<'k>,
-    /// The k of its first element in the slice.
+    /// The k of this thread's first element in the slice.
     depth: S32<'k>,
 }
 

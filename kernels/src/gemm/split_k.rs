@@ -104,8 +104,8 @@ impl<'k> Part<'k> {
         }
     }
 
-    /// The product restricted to this part. Elements have `size` bytes; `orders` are those of A and
-    /// B.
+    /// The product restricted to this part. Elements have `size` bytes; `orders` are the storage
+    /// orders of A and B.
     #[track_caller]
     pub(super) fn of(&self, call: Call<'k>, orders: [Order; 2], size: u32) -> Call<'k> {
         let along_k = [

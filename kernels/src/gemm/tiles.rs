@@ -16,7 +16,7 @@ pub enum Tile {
     Large,
     /// 64 by 64: four times as many CTAs, if larger tiles would leave multiprocessors idle.
     Small,
-    /// 32 by 128: for products with few rows, of which other tiles would be mostly empty.
+    /// 32 by 128: for products with few rows, which would leave other tiles mostly empty.
     Flat,
     /// 128 by 256: the least traffic, for bf16 only. The 64 by 64 accumulators of a warp fill its
     /// registers. A warp loads a third less from shared memory per FLOP than in the large tile.
@@ -51,7 +51,7 @@ impl Tile {
     }
 
     /// Like [`Tile::choose`], for aligned bf16. Large products get the wide tile if there are at
-    /// least two per multiprocessor, which runs one at a time.
+    /// least two per multiprocessor; a multiprocessor runs one at a time.
     pub fn choose_bf16(m: u32, n: u32, batch: u32, multiprocessors: u32) -> Tile {
         let wide = Tile::Wide.count(m, n, batch) >= 2 * u64::from(multiprocessors);
         match Tile::choose(m, n, batch, multiprocessors) {

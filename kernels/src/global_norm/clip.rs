@@ -13,7 +13,7 @@ pub struct ClipScale {
 }
 
 impl ClipScale {
-    /// `clips`: whether the norm is limited to `max_norm`.
+    /// The kernel that limits the norm to `max_norm` if `clips`.
     pub fn new(clips: bool) -> ClipScale {
         ClipScale { clips }
     }

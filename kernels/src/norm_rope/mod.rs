@@ -13,9 +13,10 @@
 //!
 //! Separate kernels would each read and write all heads. Fused, they move half of that, 2 R D
 //! elements forward and 3 R D for dx, and round once. A head stays in the registers of a few lanes
-//! from the first load to the last store, as in [`crate::rope`]. For heads that do not fit, a warp
-//! loops over each. dw takes two kernels, as in the plain norm: the first sums blocks of heads, the
-//! second adds these sums in order. Its bits depend on the extents alone.
+//! from the first load to the last store, as in [`crate::rope`]. A warp loops over each head that
+//! is too long, or not of whole aligned vectors. dw takes two kernels, as in the plain norm: the
+//! first sums blocks of heads, the second adds these sums in order. Its bits depend on the extents
+//! alone.
 
 mod forward;
 mod grad_input;

@@ -141,8 +141,8 @@ pub struct Random {
 }
 
 impl Random {
-    /// The kernel for a distribution. `dtype` is that of the result, and of the operand of dropout.
-    /// A mask ignores it.
+    /// The kernel for a distribution. The result and the operand of dropout have `dtype`; a mask
+    /// ignores it.
     pub fn new(distribution: Distribution, dtype: Dtype, layout: Layout) -> Random {
         let format = match distribution {
             Distribution::Mask => Element::Bool,

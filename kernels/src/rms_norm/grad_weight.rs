@@ -191,7 +191,8 @@ impl SumPartials {
         width: 1,
     };
 
-    /// `accumulate`: whether the sum is added to the old value; otherwise it replaces it.
+    /// The kernel that adds the sum to the old value if `accumulate`, and otherwise replaces the
+    /// value.
     pub fn new(accumulate: bool) -> SumPartials {
         SumPartials { accumulate }
     }

@@ -10,8 +10,8 @@
 //! ```
 //!
 //! Computed in f32, rounded once. Forward and dx need a sum over the row before the first store, so
-//! a row stays in registers in between if it fits ([`crate::row`]). A kernel then moves the minimum:
-//! 2 R D elements forward, 3 R D for dx. Other rows are read again, in a loop.
+//! a row stays in registers in between if it fits ([`crate::row`]). A kernel then moves the
+//! minimum: 2 R D elements forward, 3 R D for dx. All other rows are read again, in a loop.
 //!
 //! dw is a sum over all rows. With atomics its bits would depend on the order in which CTAs finish,
 //! so it takes two kernels: each CTA sums a block of rows into its own row of a workspace, and a

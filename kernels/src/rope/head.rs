@@ -29,8 +29,8 @@ impl HeadTile {
     /// Threads per CTA.
     pub(crate) const THREADS: u32 = 128;
 
-    /// `None` if a head or its halves are not whole 16-byte vectors, if no features are rotated, or
-    /// if a head does not fit in registers.
+    /// The tile for `heads`. `None` if a head or its halves are not whole 16-byte vectors, if no
+    /// features are rotated, or if a head does not fit in registers.
     pub(crate) fn new(dtype: Dtype, style: Style, heads: &Heads) -> Option<HeadTile> {
         let Heads {
             features, pairs, ..

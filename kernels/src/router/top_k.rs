@@ -138,8 +138,8 @@ impl<'k> InRegisters<'k> {
     }
 }
 
-/// Ranks that are recomputed for each choice, from the experts that come after the last chosen one
-/// in descending order.
+/// Scores that are reloaded for each choice, for rows that do not fit in registers. Candidates are
+/// the experts that come after the last chosen one in descending order.
 struct InMemory<'a, 'k> {
     scores: &'a Scores<'a, 'k>,
     last_key: Variable<'k, u32>,

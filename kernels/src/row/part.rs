@@ -166,8 +166,9 @@ impl<'k> Part<'k> {
         }
     }
 
-    /// Calls `body` with all elements of this thread. Its code is emitted [`IN_FLIGHT`] times, with
-    /// the number of the access, and once more for the partial vector at the end of a single row.
+    /// Emits a loop over the elements of this thread. An iteration calls `body` for each of its
+    /// [`IN_FLIGHT`] accesses, with the number of the access. The partial vector at the end of a
+    /// single row takes a second loop, in which the number is 0.
     #[track_caller]
     pub(crate) fn for_each(&self, body: impl Fn(usize, &Loaded<'k>)) {
         let PartTile {

@@ -11,8 +11,9 @@
 //!
 //! The computation is in f32 and rounded once. A row stays in registers between its sums and its
 //! result, so each kernel moves the minimum number of bytes: 2 R D elements forward, 3 R D for a
-//! gradient. A longer row is read twice. The forward pass then computes maximum and sum in one
-//! pass, rescaling the sum whenever the maximum grows (Milakov & Gimelshein 2018).
+//! gradient. A row that is too long, or not of whole aligned vectors, is read twice. The forward
+//! pass then computes maximum and sum in one pass, rescaling the sum whenever the maximum grows
+//! (Milakov & Gimelshein 2018).
 //!
 //! As on the CPU, a row gives NaN if all elements are minus infinity, or if any is NaN or infinity.
 

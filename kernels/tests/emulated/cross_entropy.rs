@@ -114,7 +114,8 @@ impl Tile {
         Lanes::choose(self.classes as u32).unwrap()
     }
 
-    /// Asserts the bytes moved, no bank conflicts, and whole sectors if rows are.
+    /// Asserts the bytes moved, no bank conflicts, and that rows of whole sectors move in whole
+    /// sectors.
     #[track_caller]
     fn assert_traffic(&self, counters: &Counters, all: [usize; 2], different: [usize; 2]) {
         // A report reads and writes the word.

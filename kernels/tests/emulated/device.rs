@@ -117,7 +117,7 @@ impl Device {
         bytes
     }
 
-    /// The fault in a fault word.
+    /// The fault that a fault word reports, if any.
     pub(crate) fn fault(&self, word: u64) -> Option<Fault> {
         let word: [u8; 8] = self.bytes(word, 8).try_into().unwrap();
         Fault::from_word(u64::from_le_bytes(word))

@@ -180,7 +180,8 @@ impl Problem {
         (sorted, fault)
     }
 
-    /// The expert determines the bank of a warp's counter; equal experts do not conflict.
+    /// Asserts that there are no bank conflicts if there is one expert. With several, conflicts
+    /// depend on the data, because the expert determines the bank of a warp's counter.
     #[track_caller]
     fn assert_conflicts(&self, counters: &Counters) {
         if self.experts == 1 {
@@ -221,8 +222,8 @@ fn i32s(bytes: &[u8]) -> Vec<i32> {
         .collect()
 }
 
-/// No slots, few, and several blocks; all, some and none of the experts on this rank; a single
-/// expert; more experts than a CTA counts.
+/// Covers no slots, few, and several blocks; all, some and none of the experts on this rank; a
+/// single expert; more experts than a CTA counts.
 #[test]
 fn slots_are_sorted_stably() {
     for device in Device::all() {

@@ -179,8 +179,8 @@ fn check(
     (result, counters)
 }
 
-/// A is read once per column of tiles, and B once per row of tiles. C is written once, and read
-/// once if the product is added to it.
+/// Asserts that A is read once per column of tiles, and B once per row of tiles. C is written once,
+/// and read once if the product is added to it.
 fn assert_traffic(counters: &Counters, tile: Tile, formats: Formats, problem: Problem) {
     let Problem { m, n, k, batch } = problem;
     let tiles_m = m.div_ceil(tile.rows() as usize);

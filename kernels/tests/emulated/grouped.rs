@@ -355,8 +355,8 @@ fn tiles_agree() {
     }
 }
 
-/// The number of offsets equals the threads of a CTA, exceeds it by one, and is several times as
-/// large. Most groups are empty.
+/// Covers as many offsets as a CTA has threads, one more, and several times as many. Most groups
+/// are empty.
 #[test]
 fn groups_are_found_among_many() {
     let device = Device::plain();

@@ -235,7 +235,7 @@ impl Problem {
     }
 }
 
-/// Register and loop kernels in every style; heads of several blocks; dense heads and heads
+/// Covers register and loop kernels in every style; heads of several blocks; dense heads and heads
 /// interleaved with others; one table for all sequences and one per sequence. The two kinds of
 /// kernels sum in different orders, so their bits are not compared.
 #[test]

@@ -58,8 +58,8 @@ impl Pass {
         device.floats(self.to, arguments.y, results)
     }
 
-    /// Rows of whole sectors are read in whole sectors. Results are not checked: the threads that
-    /// store one result per row are not adjacent.
+    /// Asserts that rows of whole sectors are read in whole sectors. Stores are not checked: the
+    /// threads that store one result per row are not adjacent.
     fn assert_sectors(&self, counters: &Counters) {
         let Extents { reduced, inner, .. } = self.extents;
         let line = if inner == 1 { reduced } else { inner };
@@ -146,7 +146,7 @@ fn rows_and_columns() {
     }
 }
 
-/// NaN in a row or in a column, in the first access or in the remainder.
+/// A NaN in the first access of a row or a column, or in the remainder, gives NaN.
 #[test]
 fn nan_propagates_from_any_position() {
     let device = Device::plain();

@@ -86,7 +86,7 @@ impl Problem {
         );
     }
 
-    /// Rows in registers are moved in whole sectors if they are multiples of 32 bytes.
+    /// Asserts that rows in registers move in whole sectors if they are multiples of 32 bytes.
     #[track_caller]
     fn assert_whole_sectors(&self, counters: &Counters) {
         let bytes = self.features * self.dtype.size() as usize;
@@ -198,7 +198,7 @@ fn check_rows(device: &Device, problem: &Problem, [y, inv_rms, dx]: [u64; 3]) {
     }
 }
 
-/// dw from partial sums, replacing the old value or added to it; the same bits in every order.
+/// dw is correct if it replaces the old value or is added to it, with the same bits in every order.
 #[test]
 fn grad_weight_matches_f64() {
     let mut first = None;

@@ -188,7 +188,8 @@ impl Problem {
         (self.heads.rows * self.heads.features * self.dtype.size()) as usize
     }
 
-    /// x and y are moved once. The tables are read once per head, from caches after the first.
+    /// Asserts that x and y move once. The tables are read once per head, from caches after the
+    /// first.
     #[track_caller]
     fn assert_traffic(&self, counters: &Counters, in_registers: bool) {
         let (moved, pairs) = (self.bytes(), self.heads.pairs as usize);
@@ -220,8 +221,8 @@ impl Problem {
     }
 }
 
-/// Every form, style and direction; dense heads and heads interleaved with others; one table for
-/// all sequences and one per sequence.
+/// Covers every form, style and direction; dense heads and heads interleaved with others; one table
+/// for all sequences and one per sequence.
 #[test]
 fn rotations_match_f64() {
     for device in Device::all() {

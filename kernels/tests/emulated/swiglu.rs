@@ -84,7 +84,7 @@ impl Problem {
         device.bytes(dgate_up, 2 * bytes)
     }
 
-    /// Every byte is moved once, in whole sectors if rows are multiples of 32 bytes.
+    /// Asserts that each byte moves once, in whole sectors if rows are multiples of 32 bytes.
     #[track_caller]
     fn assert_traffic(&self, counters: &Counters, bytes: [usize; 2], aligned: bool) {
         assert_once(counters, bytes);

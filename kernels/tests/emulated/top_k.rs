@@ -178,8 +178,8 @@ fn top(device: &Device, dtype: Dtype, x: &[f32], features: u64, k: u64) -> [u64;
     [values, indices]
 }
 
-/// One tile and many, one merge and two; a few elements and all; rows that are whole vectors and
-/// rows that are not.
+/// Covers one tile and many, one merge and two, a few elements and all, and rows that are whole
+/// vectors or not.
 #[test]
 fn top_k_matches_a_stable_sort() {
     let extents = [

@@ -2,7 +2,7 @@
 
 use meshgrad_emulator::Counters;
 
-/// Every byte is read or written once, without bank conflicts. Together with
+/// Asserts that every byte is read or written once, without bank conflicts. Together with
 /// [`assert_whole_sectors`] this is the minimum. Rows that are not whole sectors cannot reach it.
 #[track_caller]
 pub(crate) fn assert_once(counters: &Counters, moved: [usize; 2]) {
@@ -29,7 +29,7 @@ pub(crate) fn assert_bytes(counters: &Counters, all: [usize; 2], different: [usi
     assert_eq!(unique, different, "bytes without repetitions, {kernel}");
 }
 
-/// Accesses to shared memory have no bank conflicts.
+/// Asserts that accesses to shared memory have no bank conflicts.
 #[track_caller]
 pub(crate) fn assert_no_conflicts(counters: &Counters) {
     let total = counters.total;
@@ -40,13 +40,14 @@ pub(crate) fn assert_no_conflicts(counters: &Counters) {
     );
 }
 
-/// Accesses to global memory use whole sectors.
+/// Asserts that accesses to global memory use whole sectors.
 #[track_caller]
 pub(crate) fn assert_whole_sectors(counters: &Counters) {
     assert_whole_sectors_of(counters, "global");
 }
 
-/// Instructions whose text contains `accesses` use whole sectors; others of the kernel may not.
+/// Asserts that instructions whose text contains `accesses` use whole sectors. Others of the kernel
+/// may use parts of sectors.
 #[track_caller]
 pub(crate) fn assert_whole_sectors_of(counters: &Counters, accesses: &str) {
     let instructions = counters.instructions.iter();

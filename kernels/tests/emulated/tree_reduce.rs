@@ -165,7 +165,7 @@ fn every_operation_on_every_format() {
     }
 }
 
-/// The first NaN counts, with its bits, and of equal elements the first.
+/// The extreme is the first NaN, with its bits, or without a NaN the first of the best elements.
 #[test]
 fn extremes_keep_the_first_nan_and_the_first_zero() {
     let device = Device::plain();

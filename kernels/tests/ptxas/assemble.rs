@@ -38,7 +38,7 @@ pub(crate) fn assemble(kernels: &[Ptx], golden: &str) {
     compare_with_golden(&golden, &aligned(&lines));
 }
 
-/// PTX for sm_80 runs on all GPUs, PTX for sm_90a only on that one.
+/// The GPUs to assemble for. PTX for sm_80 runs on all of them, PTX for sm_90a only on sm_90a.
 fn architectures(ptx: &Ptx) -> &'static [&'static str] {
     match ptx.target {
         Target::Sm80 => &["sm_80", "sm_90a"],
@@ -62,7 +62,7 @@ fn ptxas() -> Option<PathBuf> {
 
 type Columns = [String; 6];
 
-/// Name, architecture, registers, shared memory, stack, spills.
+/// The columns of the table: name, architecture, registers, shared memory, stack, spills.
 fn line_of_table(ptxas: &Path, ptx: &Ptx, arch: &str) -> Columns {
     let source = env::temp_dir().join(format!("{}-{}-{arch}.ptx", std::process::id(), ptx.entry));
     fs::write(&source, &ptx.text).unwrap();

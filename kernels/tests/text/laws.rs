@@ -273,7 +273,7 @@ fn rows_in_registers_are_loaded_in_one_step() {
 struct Flight<'t> {
     /// Length of the chain of loads that a register depends on.
     behind: HashMap<&'t str, usize>,
-    /// The same for data in shared memory.
+    /// The length of the chain of loads that data in shared memory depends on.
     shared: usize,
     /// Depth of the load that wrote a register.
     loaded: HashMap<&'t str, usize>,

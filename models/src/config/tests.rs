@@ -149,9 +149,9 @@ fn null_is_a_missing_key() {
     assert_eq!(config.rope().unwrap().scaling, RopeScaling::None);
 }
 
-/// Frequencies printed by transformers 5.23 for the parity fixtures. transformers computes the
-/// powers of theta in f32. For theta = 1e6, rounding the exponent changes the result by up to 1e-6
-/// of its value.
+/// The frequencies equal those that transformers 5.23 prints for the parity fixtures, within a
+/// tolerance: transformers computes the powers of theta in f32. For theta = 1e6, rounding the
+/// exponent changes the result by up to 1e-6 of its value.
 #[test]
 fn rotary_frequencies_match_transformers() {
     let golden: [(&str, &[f64], f64); 5] = [

@@ -10,8 +10,8 @@ use super::error::{Error, Result};
 /// Damage that is listed one by one.
 const LISTED: usize = 8;
 
-/// Compares the files of a checkpoint that have no tensors with their digests. Those with tensors
-/// are compared as they are read.
+/// Compares the files of a checkpoint that contain no tensors with their digests. Files with
+/// tensors are compared while they are read.
 ///
 /// # Errors
 /// [`Error::Damaged`] with the first damaged file.
@@ -24,10 +24,10 @@ pub fn check_texts(checkpoint: &Committed) -> Result<()> {
     Ok(())
 }
 
-/// [`Error::Damaged`] if `checkpoint`, in which reading failed with `error`, is damaged, or the disk
-/// cannot read it; otherwise `error`. Reads the whole checkpoint.
+/// Finds the cause of `error`, with which reading `checkpoint` failed. Reads the whole checkpoint
+/// and returns [`Error::Damaged`] if it is damaged or the disk cannot read it, otherwise `error`.
 pub fn or_damage(checkpoint: &Committed, error: Error) -> Error {
-    // These are no reason to read everything.
+    // Damage of other files cannot be the cause of these errors.
     if let Error::Runtime(_)
     | Error::NotFinite { .. }
     | Error::Damaged { .. }
@@ -58,7 +58,7 @@ fn listed(checkpoint: &Committed, problems: &[IntegrityError]) -> Vec<String> {
     listed
 }
 
-/// A problem, with the tensors that it affects.
+/// The message of a problem, with the tensors that it affects.
 fn described(checkpoint: &Committed, problem: &IntegrityError) -> String {
     let IntegrityError::WrongDigest { file, range, .. } = problem else {
         return problem.to_string();
@@ -84,8 +84,8 @@ fn described(checkpoint: &Committed, problem: &IntegrityError) -> String {
     }
 }
 
-/// The error of a tensor of `folder` that is not finite, for an error that names the tensor of the
-/// model; other errors as they are.
+/// Replaces [`LoadError::NotFinite`], which names a tensor of the model, by [`Error::NotFinite`],
+/// which names the tensor and the element in `folder`. Other errors are only converted.
 pub(super) fn located(folder: &Folder, error: LoadError) -> Error {
     let LoadError::NotFinite { .. } = error else {
         return error.into();
@@ -131,7 +131,7 @@ fn floats(dtype: Dtype, bytes: &[u8]) -> Option<Box<dyn Iterator<Item = f64> + '
     })
 }
 
-/// The checkpoint at `folder`, if it is one: it has a manifest.
+/// The checkpoint at `folder`; `None` if there is no manifest.
 ///
 /// # Errors
 /// [`Error::Checkpoint`] when the manifest or the size of a file is wrong.

@@ -87,7 +87,7 @@ pub enum Error {
         value: f64,
     },
 
-    /// Tensors that cannot be written under Hugging Face names.
+    /// Tensors that cannot be written under the names and shapes of the mapping.
     #[error("tensors cannot be written as the mapping requires: {report}")]
     Unwritable {
         /// The problems.
@@ -102,7 +102,7 @@ pub enum Error {
     #[error(transparent)]
     Map(#[from] MapError),
 
-    /// A waiver, which allows a problem of a mapping, cannot be parsed.
+    /// An allowed problem of a mapping cannot be parsed.
     #[error(transparent)]
     Waiver(#[from] InvalidAllowance),
 

@@ -22,8 +22,8 @@ pub(super) fn specs(tensors: &[NamedTensor]) -> Result<Vec<TensorSpec>> {
     tensors.iter().map(spec).collect()
 }
 
-/// The source tensors of an export, open while they are needed. Tensors in host memory are read in
-/// place; those of a GPU are copied once.
+/// The source tensors of an export, open while they are needed. Contiguous tensors in host memory
+/// are read in place; others are copied.
 pub(super) struct SourceBytes<'t> {
     tensors: BTreeMap<&'t str, &'t Tensor>,
     /// The remaining uses of each tensor.
@@ -42,7 +42,7 @@ enum Elements<'t, T> {
 }
 
 impl<'t> SourceBytes<'t> {
-    /// No open tensor yet. `needed` has the set of names of each use.
+    /// Opens no tensor yet. `needed` has, for each use, the names of its tensors.
     pub(super) fn new(tensors: &'t [NamedTensor], needed: &[BTreeSet<&'t str>]) -> SourceBytes<'t> {
         let mut uses = BTreeMap::new();
         for name in needed.iter().flatten() {

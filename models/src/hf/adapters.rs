@@ -1,5 +1,5 @@
-//! The low-rank updates of a model in a folder. `lora.json` has rank and scale of each, by the path
-//! of its projection; their matrices are tensors like the others.
+//! The low-rank updates of a model in a folder. `lora.json` has the rank and the scale of each, by
+//! the path of its projection. The matrices are stored as tensors.
 
 use std::collections::BTreeMap;
 
@@ -36,7 +36,7 @@ pub(crate) fn written<'a>(
     }
 }
 
-/// Adds the low-rank updates of `folder` to `projections`, without values.
+/// Adds the low-rank updates of `folder` to `projections`. Their parameters have no values yet.
 ///
 /// # Errors
 /// [`Error::File`], [`Error::Adapters`].
@@ -73,8 +73,8 @@ pub(crate) fn add<'a>(
     }
 }
 
-/// Checks that `folder` has an update of `linear` of this rank, so that the rank is not larger than a
-/// file of the folder.
+/// Checks that `folder` has a tensor of this rank for `linear`. So a wrong number in lora.json
+/// cannot cause a large allocation.
 fn check_rank(linear: &Linear, rank: usize, folder: &Folder) -> Result<(), String> {
     let path = linear.path();
     if rank == 0 {

@@ -17,7 +17,8 @@ use crate::folder::{self, Error, Result};
 ///
 /// # Errors
 /// [`Error::ConfigFile`]; [`Error::Adapters`]; [`Error::Tensors`] with all tensors that are
-/// missing, unexpected or of another shape; [`Error::Load`] when a file is damaged or memory runs out.
+/// missing, unexpected or of another shape; [`Error::Load`] when a file is damaged or memory runs
+/// out.
 pub fn load(dir: &Path, device: &Device) -> Result<Loaded> {
     Loader::new(dir).load(device)
 }
@@ -35,7 +36,7 @@ pub fn read_config(dir: &Path) -> Result<Qwen3Config> {
     Qwen3Config::from_json(&text).map_err(|source| Error::ConfigFile { path, source })
 }
 
-/// Adds the low-rank updates that `folder` has to `model`, without values.
+/// Adds the low-rank updates of `folder` to `model`. Their parameters have no values yet.
 ///
 /// # Errors
 /// [`Error::File`], [`Error::Adapters`].

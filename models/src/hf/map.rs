@@ -55,7 +55,7 @@ model.embed_tokens.weight = tied(model.embed_tokens.weight, lm_head.weight)
 /// The mapping of a Qwen3 model, dense or mixture-of-experts.
 ///
 /// # Errors
-/// None: a test parses each mapping.
+/// Never: a test parses each mapping.
 pub fn map(experts: Experts, tied: bool) -> Result<Mapping, MapError> {
     let experts = match experts {
         Experts::OneByOne => ONE_BY_ONE,

@@ -7,8 +7,8 @@ use crate::folder::{self, Result};
 use crate::{Model, Qwen3};
 
 /// Adds a copy of `model` to a snapshot, as a Hugging Face folder that transformers reads
-/// unchanged: config.json and the f32 parameters. If the model has low-rank updates, their shapes are
-/// in `lora.json`, which [`hf::load`](super::load) reads; transformers does not.
+/// unchanged: config.json and the f32 parameters. If the model has low-rank updates, their shapes
+/// are in `lora.json`, which [`hf::load`](super::load) reads and transformers does not.
 ///
 /// `folder` is the path inside the checkpoint, empty for its root.
 ///

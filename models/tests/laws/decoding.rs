@@ -23,8 +23,8 @@ fn decoded(model: &Qwen3, ids: &Tensor, chunk: usize, dtype: DType) -> Vec<Vec<f
     next.collect()
 }
 
-/// Equal bit for bit, in f32 and in bf16: no row of a product, norm, attention or expert depends on
-/// the other rows of the batch.
+/// Both are equal bit for bit, in f32 and in bf16: no row of a product, norm, attention or expert
+/// depends on the other rows of the batch.
 #[test]
 fn decoding_equals_the_whole_forward() {
     let device = Device::cpu();

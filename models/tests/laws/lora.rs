@@ -29,7 +29,7 @@ fn loss(model: &Qwen3, ids: &Tensor) -> f32 {
     loss.sum.item().unwrap()
 }
 
-/// One step of gradient descent on `params`; returns the gradients' parameters that are not zero.
+/// One step of gradient descent on `params`; returns the number of nonzero gradients.
 fn descend(model: &Qwen3, params: &[Param], ids: &Tensor, rate: f64) -> usize {
     let batch = TokenBatch::new(ids, ids);
     let (loss, tape) = Tape::record(|| model.loss(&batch, F32)).unwrap();
@@ -93,8 +93,8 @@ fn updates_train_alone_and_merge() {
     assert!((merged - first).abs() > 1e-3 * first);
 }
 
-/// A model that is written as a Hugging Face folder is read with its updates. Ranks that its tensors
-/// do not have are errors.
+/// A model that is written as a Hugging Face folder is read with its updates. A rank that differs
+/// from that of the tensors is an error.
 #[test]
 fn updates_are_stored_with_their_model() {
     let device = Device::cpu();

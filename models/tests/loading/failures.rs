@@ -24,7 +24,7 @@ fn emulated() -> bool {
     gpu().is_some_and(|gpu| gpu.to_string().starts_with("emulator"))
 }
 
-/// A model larger than the emulated GPU's memory of 2 MiB.
+/// The model is larger than the memory of the emulated GPU, 2 MiB.
 #[test]
 fn out_of_memory_names_the_tensor() {
     if !is_for("memory") {

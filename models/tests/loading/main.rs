@@ -1,5 +1,5 @@
-//! Loading to a GPU gives the same bits as loading to the CPU, pins no more memory than the bound,
-//! and an error leaves the model unchanged.
+//! Loading to a GPU gives the same bits as loading to the CPU and pins no more memory than the
+//! bound. An error leaves the model unchanged.
 
 mod failures;
 mod folders;
@@ -91,7 +91,7 @@ fn loaded_parameters_are_the_same_on_all_devices() {
     }
 }
 
-/// Memory was pinned within the bound and freed.
+/// Asserts that memory was pinned within the bound and then freed.
 fn assert_bounded(gpu: &Device, bound: u64) {
     let MemoryStats { live, peak, .. } = gpu.pinned_memory_stats();
     assert!(

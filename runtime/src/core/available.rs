@@ -20,9 +20,9 @@ fn field(text: &str, name: &str) -> Option<usize> {
     rest.next()?.split_whitespace().next()?.parse().ok()
 }
 
-/// The folders of the control groups that limit memory, in the format of `/proc/self/cgroup`, and of
-/// those that they belong to. In a container the path may be that of the host; then the root is the
-/// container's group.
+/// The folders below `root` of the control groups that limit memory, and of all groups above them.
+/// `groups` is the text of `/proc/self/cgroup`. In a container its paths may be those of the host,
+/// and then `root` itself is the container's group.
 fn folders(groups: &str, root: &Path) -> Vec<PathBuf> {
     let mut folders = Vec::new();
     for line in groups.lines() {
@@ -41,8 +41,9 @@ fn folders(groups: &str, root: &Path) -> Vec<PathBuf> {
     folders
 }
 
-/// What a control group may still allocate, of version 2 or 1; `None` without a limit. Cached files
-/// count as used, but are freed when memory is needed.
+/// The bytes that a control group (version 1 or 2) may still allocate; `None` without a limit. Its
+/// usage includes cached files, which do not count here because the kernel frees them when memory
+/// is needed.
 fn left_in(folder: &Path) -> Option<usize> {
     let number = |name: &str| -> Option<usize> {
         let text = fs::read_to_string(folder.join(name)).ok()?;
@@ -59,8 +60,8 @@ fn left_in(folder: &Path) -> Option<usize> {
     Some(limit.saturating_sub(used.saturating_sub(cached(&statistics))))
 }
 
-/// The bytes of cached files in `memory.stat`, on both of the kernel's lists. Version 1 has them with
-/// and without the groups below, and limits the sum.
+/// The bytes of cached files in `memory.stat`, inactive and active. Version 1 reports them with
+/// (`total_`) and without child groups. Its limit includes child groups, so `total_` is used.
 fn cached(statistics: &str) -> usize {
     let lists = ["inactive_file ", "active_file "].map(|list| {
         let all = field(statistics, &format!("total_{list}"));
@@ -115,7 +116,7 @@ unevictable 0
 workingset_refault_file 7
 ";
 
-    /// That of version 1, for a group with groups below it.
+    /// `memory.stat` of version 1, for a group with child groups.
     const VERSION_1: &str = "\
 cache 40
 rss 10
@@ -129,7 +130,7 @@ total_inactive_file 500
 total_active_file 250
 ";
 
-    /// Files that were read twice are cached too.
+    /// Files that were read twice are on the active list, and are cached too.
     #[test]
     fn both_lists_of_cached_files_count() {
         assert_eq!(cached(VERSION_2), 700);

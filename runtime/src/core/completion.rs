@@ -1,4 +1,4 @@
-//! The end of work that host threads do for each other.
+//! Completions: one host thread waits for work of another.
 
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

@@ -76,8 +76,8 @@ struct Counters {
 }
 
 impl Device {
-    /// A CPU device whose kernels use the caller's threads: inside [`Device::run`] those of that
-    /// device, otherwise one per hardware thread.
+    /// A CPU device without a number of threads of its own. Its kernels use as many threads as the
+    /// device whose [`Device::run`] is running, or else one per hardware thread.
     pub fn cpu() -> Device {
         let properties = cpu_properties(crate::threads::threads());
         Device::new(properties, host_memory(true), Backend::Cpu(None))
@@ -160,7 +160,8 @@ impl Device {
         }))
     }
 
-    /// Runs `main`. Kernels of [`Device::cpu`] that it calls use this device's number of threads.
+    /// Runs `main`. If this CPU device has a number of threads, kernels of [`Device::cpu`] inside
+    /// it use that number.
     pub fn run<T>(&self, main: impl FnOnce() -> T) -> T {
         match self.0.backend {
             Backend::Cpu(Some(threads)) => with_threads(threads, main),
@@ -183,7 +184,7 @@ impl Device {
         &self.0.properties
     }
 
-    /// Memory in use, in bytes.
+    /// Statistics of this device's memory, in bytes.
     pub fn memory_stats(&self) -> MemoryStats {
         self.0.memory.stats()
     }
@@ -210,8 +211,8 @@ impl Device {
         self.0.memory.allocator_stats()
     }
 
-    /// Host memory that is pinned for copies to and from this GPU, in bytes:
-    /// [`PinnedBuffer`](crate::PinnedBuffer)s, and the staging buffers for pageable memory. Zero on
+    /// Host memory that is pinned for this GPU, in bytes: [`PinnedBuffer`](crate::PinnedBuffer)s,
+    /// the staging buffers for pageable memory, and the buffers of asynchronous reads. Zero on
     /// other devices.
     pub fn pinned_memory_stats(&self) -> MemoryStats {
         self.gpu()
@@ -244,8 +245,8 @@ impl Device {
 
     /// How often the host waited for the GPU since the device was created: to read values
     /// ([`Tensor::to_vec`](crate::Tensor::to_vec), [`AsyncRead::wait`](crate::AsyncRead::wait)), to
-    /// synchronize, or because about 4 MiB of uploads were pending. Not part of [`Work`], which a
-    /// meta device counts too.
+    /// synchronize, or because both 4 MiB staging buffers for uploads were full. Not part of
+    /// [`Work`], because a meta device counts the same work and never waits.
     pub fn waits(&self) -> u64 {
         self.0.work.waits.load(Ordering::Relaxed)
     }

@@ -16,8 +16,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error of the runtime, the tape or a model.
 ///
-/// It serves tensors, the tape and models, so `?` is all that a model writes. `{:?}` prints the
-/// message, so that `main` may return it.
+/// Tensors, the tape and models share this type, so a model needs no conversions for `?`. `{:?}`
+/// prints the message, so that `main` may return the error.
 #[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -52,7 +52,7 @@ pub enum Error {
         problem: String,
     },
 
-    /// An index out of range.
+    /// An index out of range, on a CPU. A GPU reports it later, as [`CudaError::IndexOutOfRange`].
     #[error("{op}: index {index} at position {position} is outside of 0..{extent}")]
     IndexOutOfRange {
         /// The op.

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use crate::core::storage::Storage;
 use crate::{DType, Device, Error, Result};
 
-/// Contiguous elements of a tensor on a GPU, which work on a stream reads
-/// ([`StreamWork`](crate::StreamWork)). It borrows their loan.
+/// Contiguous elements of a tensor on a GPU, read by work on a stream
+/// ([`StreamWork`](crate::StreamWork)). It borrows the tensor's loan ([`Lent`](crate::Lent)).
 #[derive(Clone)]
 pub struct GpuSlice<'a> {
     storage: &'a Arc<Storage>,
     dtype: DType,
-    /// The elements in the storage.
+    /// The range of the elements in the storage.
     range: Range<usize>,
 }
 
@@ -40,15 +40,15 @@ impl<'a> GpuSlice<'a> {
         self.range.len()
     }
 
-    /// Whether both are the same memory.
+    /// Whether both slices are the same memory.
     pub fn is(&self, other: &GpuSlice<'_>) -> bool {
         Arc::ptr_eq(self.storage, other.storage) && self.range == other.range
     }
 
-    /// Some of the elements.
+    /// The elements in `range`, counted from the start of this slice.
     ///
     /// # Errors
-    /// [`Error::Argument`] when the range is outside.
+    /// [`Error::Argument`] when `range` is not in the slice.
     pub fn part(&self, range: Range<usize>) -> Result<GpuSlice<'a>> {
         if range.start > range.end || range.end > self.elements() {
             let problem = format!(
@@ -80,7 +80,7 @@ impl<'a> GpuSlice<'a> {
         self.dtype.bytes(self.elements())
     }
 
-    /// The address of the first element; on a meta device, the one that it would have.
+    /// The address of the first element; on a meta device, the address that it would have on a GPU.
     pub(crate) fn address(&self) -> Result<u64> {
         Ok(self.storage.uninit_address()? + self.offset() as u64)
     }
@@ -100,7 +100,7 @@ impl<'a> GpuSliceMut<'a> {
         &self.0
     }
 
-    /// Some of the elements.
+    /// The elements in `range`, counted from the start of this slice.
     ///
     /// # Errors
     /// As [`GpuSlice::part`].

@@ -125,7 +125,7 @@ impl Region {
         })
     }
 
-    /// The range `range` of dim `dim`.
+    /// The part of this region with indices `range` in dim `dim`.
     ///
     /// # Errors
     /// [`Error::NoDim`], [`Error::SliceRange`].

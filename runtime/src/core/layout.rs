@@ -74,7 +74,7 @@ impl Layout {
         true
     }
 
-    /// The range `range` of dim `dim`.
+    /// The part with indices `range` in dim `dim`.
     ///
     /// # Errors
     /// [`Error::NoDim`]; [`Error::SliceRange`].

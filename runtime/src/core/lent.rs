@@ -3,9 +3,9 @@
 //! A [`ReadGuard`](crate::ReadGuard) lives on the stack of an op. A loan owns its storage instead,
 //! so it can be handed to another thread. The rule is the same: many readers or one writer.
 //!
-//! On a GPU, only a [`StreamWork`](crate::StreamWork) borrows tensors. Its use excludes other
-//! streams until the work is waited for, so keep the loan until then, and pass its slices to no
-//! other work.
+//! On a GPU, only a [`StreamWork`](crate::StreamWork) can borrow tensors. Other streams cannot use
+//! a borrowed tensor until the work is waited for. So keep the loan until then, and do not pass its
+//! slices to other work.
 
 use std::ops::Range;
 
@@ -21,7 +21,8 @@ impl Tensor {
     ///
     /// # Errors
     /// [`Error::Argument`] when it is not contiguous; [`Error::NoValues`] on a meta device;
-    /// [`Error::NotOnHost`] on a GPU, unless a [`StreamWork`](crate::StreamWork) begins or runs;
+    /// [`Error::NotOnHost`] on a GPU, except inside [`StreamWork::begin`](crate::StreamWork::begin)
+    /// and [`StreamWork::run`](crate::StreamWork::run);
     /// [`Error::Busy`] while the storage is being written.
     pub fn lend(&self, op: &'static str) -> Result<Lent> {
         let range = self.contiguous_range(op)?;
@@ -34,11 +35,11 @@ impl Tensor {
     }
 
     /// Lends this contiguous tensor for writing by `op`, whose work outlives the call. The storage
-    /// cannot be used until the loan is dropped or returned. Increments the version.
+    /// cannot be used until the loan is dropped or finished. Increments the version.
     ///
     /// # Errors
-    /// As [`Tensor::lend`]; [`Error::Immutable`] for a [`Kind::Value`](crate::Kind::Value); [`Error::Busy`] while the
-    /// storage is in use.
+    /// As [`Tensor::lend`]; [`Error::Immutable`] for a [`Kind::Value`](crate::Kind::Value);
+    /// [`Error::Busy`] while the storage is in use.
     pub fn lend_mut(&self, op: &'static str) -> Result<LentMut> {
         let range = self.contiguous_range(op)?;
         self.lend_to_stream(Access::Write, op)?;
@@ -49,9 +50,9 @@ impl Tensor {
         })
     }
 
-    /// Lends this contiguous tensor for writing and `input`, which shares its storage and dtype, for
-    /// reading, to one `op` whose work outlives the call. They may overlap. Otherwise as
-    /// [`Tensor::lend_mut`].
+    /// Lends this contiguous tensor for writing, and `input` for reading, to one `op` whose work
+    /// outlives the call. `input` has the storage and dtype of this tensor, and the two may
+    /// overlap. Otherwise as [`Tensor::lend_mut`].
     ///
     /// # Errors
     /// As [`Tensor::lend_mut`]; [`Error::Argument`] when `input` has another storage or dtype.
@@ -76,7 +77,7 @@ impl Tensor {
             Some(_) if stream::in_stream_work(self.device()) => {
                 stream::record_use(self.storage(), access, op)
             }
-            // No work would end the use.
+            // Without a `StreamWork`, nothing would end the use.
             Some(_) => Err(Error::NotOnHost {
                 device: self.device().to_string(),
             }),
@@ -86,10 +87,11 @@ impl Tensor {
 }
 
 impl UninitTensor {
-    /// Lends it to the `op` that writes it, whose work outlives the call.
+    /// Lends this tensor to `op`, whose work writes it and outlives the call.
     ///
     /// # Errors
-    /// [`Error::NotOnHost`] on a GPU, unless a [`StreamWork`](crate::StreamWork) begins or runs.
+    /// [`Error::NotOnHost`] on a GPU, except inside [`StreamWork::begin`](crate::StreamWork::begin)
+    /// and [`StreamWork::run`](crate::StreamWork::run).
     pub fn lend_mut(self, op: &'static str) -> Result<LentMut> {
         let tensor = self.finish();
         tensor.lend_to_stream(Access::Write, op)?;
@@ -109,7 +111,7 @@ fn gpu_slice(tensor: &Tensor, range: Range<usize>) -> GpuSlice<'_> {
 pub struct Lent {
     borrow: OwnedRead,
     dtype: DType,
-    /// The tensor's elements in its storage.
+    /// The range of the tensor's elements in its storage.
     range: Range<usize>,
 }
 
@@ -123,7 +125,7 @@ impl Lent {
         Ok(&self.borrow.slice()?[self.range.clone()])
     }
 
-    /// The elements on a GPU.
+    /// The elements, for work on a GPU.
     pub fn gpu_slice(&self) -> GpuSlice<'_> {
         GpuSlice::new(self.borrow.storage(), self.dtype, self.range.clone())
     }
@@ -146,7 +148,7 @@ impl LentMut {
         Ok(&mut self.borrow.slice()?[self.range.clone()])
     }
 
-    /// The elements on a GPU, for writing.
+    /// The elements, for work on a GPU that writes them.
     pub fn gpu_slice(&mut self) -> GpuSliceMut<'_> {
         GpuSliceMut::new(gpu_slice(&self.tensor, self.range.clone()))
     }
@@ -177,7 +179,7 @@ impl LentInPlace {
         Ok((self.borrow.slice()?, input, output))
     }
 
-    /// The input on a GPU, and the output for writing.
+    /// The input and the output, for work on a GPU that reads the one and writes the other.
     pub fn gpu_slices(&mut self) -> (GpuSlice<'_>, GpuSliceMut<'_>) {
         let [input, output] = [&self.input, &self.output];
         let [input, output] = [input, output].map(|it| gpu_slice(&self.tensor, it.clone()));

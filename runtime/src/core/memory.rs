@@ -53,8 +53,8 @@ impl Memory {
         }
     }
 
-    /// Frees a block that [`Memory::allocate`] returned for `bytes`. `used_elsewhere` is whether
-    /// a stream other than that of the block's pool used it.
+    /// Frees a block that [`Memory::allocate`] returned for `bytes`. `used_elsewhere`: whether a
+    /// stream other than the pool's used the block.
     pub(crate) fn free(&self, bytes: usize, block: Block, used_elsewhere: bool) {
         match (self, block) {
             (Memory::Host(memory), Block::Host(block)) => memory.free(bytes, Some(block)),

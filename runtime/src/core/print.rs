@@ -15,8 +15,8 @@ const LARGE: f64 = 1e8;
 /// ... or the smallest, except zero, is below this.
 const SMALL: f64 = 1e-4;
 
-/// Dtype, shape, device and sharding, such as `f32[2, 3] on cpu`. For messages; it does not read the
-/// tensor.
+/// Dtype, shape, device and sharding, such as `f32[2, 3] on cpu`. For messages; it does not read
+/// the tensor.
 impl fmt::Display for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}{} on {}", self.dtype(), self.shape(), self.device())?;
@@ -27,8 +27,9 @@ impl fmt::Display for Tensor {
     }
 }
 
-/// As `Display`, with the values: of more than 64 elements, three at each end of each dim. Waits
-/// for work on a GPU. If the values cannot be read, such as on a meta device, they are left out.
+/// As `Display`, followed by the values. A tensor of more than 64 elements prints three at each end
+/// of each dim. Waits for work on a GPU. Values that cannot be read, such as on a meta device, are
+/// left out.
 impl fmt::Debug for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{self}")?;
@@ -41,7 +42,7 @@ impl fmt::Debug for Tensor {
     }
 }
 
-/// The values, or those that are printed.
+/// The values to print.
 enum Values<T> {
     One(T),
     List(Vec<Values<T>>),

@@ -102,7 +102,8 @@ impl Signature {
         })
     }
 
-    /// Checks `operands`, in the order of the signature: their shardings, shapes, dtypes and devices.
+    /// Checks the shardings, shapes, dtypes and devices of `operands`, given in the order of the
+    /// signature.
     ///
     /// # Errors
     /// [`Error::Signature`] when a shape or dtype does not match; [`Error::Devices`] when the
@@ -112,9 +113,9 @@ impl Signature {
         self.call_with(operands, &[], || Ok(self.sharding_rule().clone()))
     }
 
-    /// As [`Signature::call`], for an op whose sharding rule depends on `arguments`. `rule` is called
-    /// only for arguments and shardings that have not been seen before, so `arguments` must hold all
-    /// that it depends on besides the operands' shardings.
+    /// As [`Signature::call`], for an op whose sharding rule depends on `arguments`. `rule` may not
+    /// be called again for equal `arguments` and equal shardings of the operands, so `arguments`
+    /// must hold everything else that it depends on.
     ///
     /// # Errors
     /// As [`Signature::call`].
@@ -128,8 +129,8 @@ impl Signature {
         self.checked(operands, results)
     }
 
-    /// As [`Signature::call`], with `into` as the last operand. If `is_open`, it has no sharding and
-    /// takes that of its result.
+    /// As [`Signature::call`], with `into` as the last operand. If `is_open`, `into` has no
+    /// sharding yet and takes that of its result.
     pub(crate) fn call_into(
         &'static self,
         operands: &[&Tensor],
@@ -144,7 +145,7 @@ impl Signature {
         self.checked(all, results)
     }
 
-    /// The shardings of the results; `None` without shardings.
+    /// The shardings of the results; `None` if no operand has one.
     fn gate(
         &'static self,
         operands: &[&Tensor],
@@ -475,7 +476,7 @@ pub struct Call {
     device: Device,
     bytes: u64,
     flops: Option<u64>,
-    /// `None` without shardings.
+    /// `None` if no operand has a sharding.
     results: Option<Arc<Results>>,
 }
 

@@ -36,7 +36,7 @@ pub(crate) struct Storage {
     version: AtomicU64,
     /// Whether a stream other than its pool's has used it.
     used_elsewhere: AtomicBool,
-    /// The scope that last kept it alive.
+    /// The id of the last scope that keeps it alive.
     kept_by: AtomicU64,
     /// Uses by enqueued work, for a mutable storage.
     uses: StreamUses,
@@ -114,7 +114,7 @@ impl Storage {
         })
     }
 
-    /// Begins the borrow by `op`, which writes.
+    /// Begins a borrow by `op` for writing.
     fn begin_write(&self, op: &'static str) -> Result<Release<'_>> {
         if self.kind == Kind::Value {
             return Err(Error::Immutable { op });
@@ -155,7 +155,7 @@ impl Storage {
         &self.uses
     }
 
-    /// Records `scope` as the last scope that keeps it alive, and returns whether that is a change.
+    /// Records `scope` as the last scope that keeps it alive. Returns false if it already was.
     pub(crate) fn is_new_to(&self, scope: u64) -> bool {
         self.kept_by.swap(scope, Ordering::Relaxed) != scope
     }
@@ -207,8 +207,8 @@ impl Storage {
 impl Drop for Storage {
     fn drop(&mut self) {
         let block = std::mem::replace(&mut self.block, Block::None);
-        // Does not apply to blocks of the base stream: it waits for a side stream before the side
-        // stream's uses of its blocks end.
+        // Blocks of the base stream need no flush: the base stream waits for a side stream before
+        // the side stream's uses of these blocks end.
         let elsewhere = self.used_elsewhere.load(Ordering::Acquire);
         let used_elsewhere =
             elsewhere && matches!(&block, Block::Gpu(block) if block.pool().stream != 0);

@@ -6,7 +6,7 @@
 //!
 //! - At the start of a scope, its stream waits for all work enqueued so far on the enclosing
 //!   stream.
-//! - Memory belongs to the stream that allocated it, and is freed to it.
+//! - Memory belongs to the stream that allocated it, and returns to that stream when it is freed.
 //! - A `Pending` keeps alive the tensors of other streams that its work uses. When it is waited for
 //!   or dropped, the enclosing stream waits for the work, and the tensors may be freed.
 //! - A tensor that the work allocated and other streams used is freed to its stream immediately.
@@ -154,7 +154,7 @@ fn begin(stream: &Stream) -> Result<(), CudaError> {
     let device = stream.device();
     let around = pool(device);
     if around.stream == 0 {
-        // Blocks that are freed after this may be used by work that the stream does not wait for.
+        // Blocks that are freed later may be used by work that this stream does not wait for.
         if let Some(mut memory) = device.gpu_memory() {
             memory.flush(Pool {
                 stream: stream.0.id,

@@ -3,7 +3,7 @@
 //! On a CPU a borrow ends with the op that took it. On a GPU the enqueued work runs after the op
 //! has returned, concurrently with other streams. So work inside a scope ([`crate::with_stream`])
 //! records a *use* of every mutable storage, which ends when the scope's
-//! [`Pending`](crate::Pending) is waited for. The rule is that of borrows: many readers or one
+//! [`Pending`](crate::Pending) is waited for. Uses follow the rule of borrows: many readers or one
 //! writer.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -45,8 +45,8 @@ struct StreamUse {
 pub(crate) struct StreamUses(Mutex<Vec<StreamUse>>);
 
 impl StreamUses {
-    /// Whether new work may use the storage. The new work must run after all enqueued work of every
-    /// stream for which `before` returns true.
+    /// Whether new work may use the storage. `before(stream)` is whether the new work runs after
+    /// all work enqueued on that stream.
     pub(crate) fn allow(&self, access: Access, before: impl Fn(u32) -> bool) -> bool {
         self.lock()
             .iter()

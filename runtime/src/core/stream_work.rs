@@ -3,10 +3,10 @@
 //! The thread that owns the operands begins the work, and waits for it. Between the two, any thread
 //! may enqueue kernels and copies, and order them after work of other devices by events.
 //!
-//! Beginning makes the stream wait for nothing: work that began earlier on it may be enqueued later,
-//! and would then also wait for what the thread computed in between. So the work itself waits for
-//! [`StreamWork::ready`]. Beginning also returns no freed memory to the stream: tensors that the
-//! work allocates stay within it, so no other stream uses them.
+//! [`StreamWork::begin`] does not make the stream wait. If it did, work that began earlier on the
+//! stream and is enqueued later would also wait for what the thread computed in between. So the
+//! work itself waits for [`StreamWork::ready`]. Beginning also returns no freed memory to the
+//! stream: tensors that the work allocates stay within it, so no other stream uses them.
 
 use std::thread::{self, ThreadId};
 
@@ -53,13 +53,14 @@ impl StreamWork {
         Ok((work, lent?))
     }
 
-    /// The end of the work that was enqueued, before the work began, on the stream that was current
-    /// then. It wrote the operands, so [wait for it](StreamWork::wait_for) before using them.
+    /// The end of all work that had been enqueued on the thread's current stream when this work
+    /// began. That work wrote the operands, so [wait for it](StreamWork::wait_for) before using
+    /// them.
     pub fn ready(&self) -> &StreamEvent {
         &self.ready
     }
 
-    /// Makes work that is enqueued later wait for `event`, of any device.
+    /// Makes work that is enqueued later wait for `event`, which may be of any device.
     ///
     /// # Errors
     /// [`Error::Cuda`](crate::Error::Cuda) when the driver fails.
@@ -112,7 +113,7 @@ impl Drop for StreamWork {
     }
 }
 
-/// [`StreamWork`] that is enqueued.
+/// A [`StreamWork`] that is enqueued completely.
 #[must_use = "the operands are ready for the current stream after `wait`"]
 pub struct StreamJoin {
     join: Option<Join>,
@@ -133,8 +134,8 @@ impl StreamJoin {
 }
 
 impl Drop for StreamJoin {
-    /// On the thread that began the work, its current stream waits. Another thread does not know
-    /// that stream, which may reuse the operands' memory, so the host waits.
+    /// On the thread that began the work, the current stream waits. On another thread the host
+    /// waits, because the stream that may reuse the operands' memory is not known there.
     fn drop(&mut self) {
         if let Some(join) = self.join.take()
             && self.thread != thread::current().id()

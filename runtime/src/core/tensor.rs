@@ -19,7 +19,7 @@ pub struct Tensor {
     storage: Arc<Storage>,
     layout: Layout,
     dtype: DType,
-    /// `None` on one rank.
+    /// `None` without a sharding.
     tag: Option<Tag>,
 }
 
@@ -65,7 +65,7 @@ impl Tensor {
         Ok(out.finish())
     }
 
-    /// The extents, outermost first. Those of this rank's part, if the tensor is sharded.
+    /// The extents, outermost first; of this rank's part, if the tensor is sharded.
     pub fn shape(&self) -> &Shape {
         self.layout.shape()
     }
@@ -138,7 +138,7 @@ impl Tensor {
         self.storage.bytes()
     }
 
-    /// The range `range` of dim `dim`. Copies nothing.
+    /// A view of the indices `range` of dim `dim`. Copies nothing.
     ///
     /// # Errors
     /// [`Error::NoDim`], [`Error::SliceRange`]; [`Error::Sharding`].
@@ -168,8 +168,8 @@ impl Tensor {
         Ok(self.with(layout, tag))
     }
 
-    /// Broadcasts to `shape`: adds dims in front, and repeats dims of extent 1. Copies nothing. For a
-    /// sharded tensor, `shape` is the global shape.
+    /// Broadcasts to `shape`: adds dims in front, and repeats dims of extent 1. Copies nothing. For
+    /// a sharded tensor, `shape` is the global shape.
     ///
     /// # Errors
     /// [`Error::Broadcast`]; [`Error::Sharding`].
@@ -351,7 +351,7 @@ impl Tensor {
         }
     }
 
-    /// The tag of a view, if this tensor has one.
+    /// The tag of a view; `None` if this tensor has no tag.
     fn map_tag(&self, of_view: impl FnOnce(&Tag) -> Result<Tag>) -> Result<Option<Tag>> {
         self.tag().map(of_view).transpose()
     }
@@ -369,7 +369,8 @@ impl Tensor {
 
 /// Shardings.
 impl Tensor {
-    /// The sharding of the global tensor of which this is a rank's part; `None` on one rank.
+    /// The sharding of the global tensor of which this is a rank's part; `None` if it has none, as
+    /// on a single rank.
     pub fn sharding(&self) -> Option<&Sharding> {
         self.tag.as_ref().map(Tag::sharding)
     }
@@ -494,7 +495,8 @@ impl UninitTensor {
         self
     }
 
-    /// Inside of [`with_mesh`](crate::with_mesh), its values will be equal on all ranks.
+    /// Inside of [`with_mesh`](crate::with_mesh), declares that the values will be equal on all
+    /// ranks.
     pub(crate) fn replicated(&mut self) -> Result<()> {
         self.tag = scope::replicated(self.shape())?;
         Ok(())

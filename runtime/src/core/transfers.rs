@@ -11,8 +11,8 @@ use crate::driver::{self, Gpu, Part, Pinned, PinnedCopy};
 use crate::{Error, Result};
 
 impl GpuSliceMut<'_> {
-    /// Enqueues a copy of `from`, of any GPU and with as many elements of the same dtype, on the
-    /// current stream of this device. Does nothing on a meta device.
+    /// Enqueues a copy of `from` on the current stream of this device. `from` may be on any GPU; it
+    /// must have the same dtype and number of elements. Does nothing on a meta device.
     ///
     /// # Errors
     /// [`Error::Argument`] for another number or dtype of elements, and outside of

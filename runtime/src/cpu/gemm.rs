@@ -16,8 +16,8 @@
 //! (a range of k) are packed into *panels*, in the order in which the innermost loop, the
 //! *micro-kernel*, reads them. Packing handles strides, transposes and the tails of all extents, so
 //! a micro-kernel always computes a full tile from contiguous memory. Rows of A that are already
-//! contiguous along k are read in place, and for a single row also B where the kernel can. (Goto &
-//! van de Geijn, "Anatomy of high-performance matrix multiplication", 2008.)
+//! contiguous along k are read in place. For a single row, so is B if the kernel supports it. (Goto
+//! & van de Geijn, "Anatomy of high-performance matrix multiplication", 2008.)
 //!
 //! **Memory.** Each participating thread keeps about 3.2 MiB of buffers; nothing else is allocated.
 //!

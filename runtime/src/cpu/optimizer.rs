@@ -26,7 +26,7 @@ pub(crate) struct Factors<W> {
 }
 
 impl<W: Wide> Factors<W> {
-    /// Computed in f64 and rounded once.
+    /// Computes the factors in f64, and rounds each once.
     pub(crate) fn new(of: AdamW, learning_rate: f64, step: u32, scale: f64) -> Factors<W> {
         Factors {
             scale: W::from_f64(scale),

@@ -62,7 +62,7 @@ pub(crate) fn rope<T: Float>(
     Ok(())
 }
 
-/// Rotates one head. `x` or `y` may have the wide type of the other.
+/// Rotates one head. `x` or `y` may have elements of the other's wide type.
 #[inline(always)]
 pub(super) fn rotate_head<S: Float, T: Float<Wide = S::Wide>>(
     x: &[S],

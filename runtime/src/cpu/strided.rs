@@ -11,7 +11,7 @@ use crate::{Element, Float, ReadGuard, Result, Tensor};
 pub(crate) const CHUNK: usize = 256;
 
 /// A buffer of [`CHUNK`] elements, aligned so that no vector crosses a cache line. An access that
-/// does takes twice as long, or more if it reads data that was just written.
+/// crosses one takes twice as long, or more if it reads data that was just written.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 pub(crate) struct Chunk<W>([W; CHUNK]);

@@ -33,8 +33,8 @@ pub(crate) fn top_k_indices<W: Wide, I: Element>(
     }
 }
 
-/// Fills `winners` with the indices of the scores that follow `bound` in this order. Returns the
-/// last score and its index.
+/// Fills `winners` with the indices of the best scores that rank after `bound`, in order. Returns
+/// the last of these scores and its index.
 #[inline(always)]
 fn best_after<W: Wide, I: Element>(
     bound: Option<(W, usize)>,

@@ -54,7 +54,7 @@ impl<'a, T: Element> ColumnMajor<'a, T> {
         });
     }
 
-    /// Copies at most [`TILE`] rows, as many as `out` has; the first starts at `offset`.
+    /// Copies the rows that fill `out`, at most [`TILE`]. The first starts at `offset`.
     fn copy_rows(&self, offset: usize, out: &mut [T]) {
         let rows = out.len() / self.columns;
         let column = |at: usize| &self.elements[offset + at * self.stride..][..rows];

@@ -214,7 +214,7 @@ impl Allocator {
         }
     }
 
-    /// Merges the pools of graph `graph` into those of its streams, when the graph is dropped.
+    /// Merges the pools of the dropped graph `graph` into the pools of its streams.
     pub(crate) fn end_graph(&mut self, graph: u32) {
         let of_graph: Vec<u32> = self
             .nodes

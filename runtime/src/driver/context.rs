@@ -171,7 +171,7 @@ pub(super) fn relaxed<T>(f: impl FnOnce() -> T) -> T {
     result
 }
 
-/// `cuda:0`, `emulator:1`.
+/// The name of a GPU: `cuda:0`, `emulator:1`.
 struct Name {
     library: Library,
     ordinal: usize,

@@ -79,7 +79,7 @@ impl Faults {
         })
     }
 
-    /// Enqueues clearing the word on `stream`.
+    /// Enqueues a write of 0 to the word on `stream`.
     pub(super) fn clear(&self, stream: &RawStream) -> Result<(), CudaError> {
         stream.context().bind()?;
         // SAFETY: the word was allocated in `new` and lives as long as its device.

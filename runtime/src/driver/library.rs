@@ -45,8 +45,8 @@ impl fmt::Display for Library {
 /// CUDA 12.0 exports every function that we call, and compiles PTX ISA 8.0.
 const MIN_VERSION: (u32, u32) = (12, 0);
 
-/// The start of the file name of the emulator's library. Cargo adds a hash where the emulator is a
-/// dependency that is not a path.
+/// The start of the file name of the emulator's library. Cargo adds a hash to the name unless the
+/// emulator is a path dependency.
 const EMULATOR_FILE: &str = "libmeshgrad_emulator";
 
 /// The open library of this process, and whether it is usable.

@@ -424,7 +424,7 @@ impl Staging {
     }
 }
 
-/// Enqueues setting the first `bytes` bytes of `block` to zero on `stream`.
+/// Enqueues a fill of the first `bytes` bytes of `block` with zeros on `stream`.
 pub(crate) fn fill_zero(stream: &RawStream, block: &Block, bytes: usize) -> Result<(), CudaError> {
     assert!(
         bytes <= block.bytes(),

@@ -24,7 +24,8 @@ pub(crate) struct Called {
 }
 
 impl Called {
-    /// `to_gpu` returns a contiguous copy of a tensor on the operands' GPU.
+    /// Checks the extents, and copies the mask's tensors to the GPU. `to_gpu` returns a contiguous
+    /// copy of a tensor on the operands' GPU.
     ///
     /// # Errors
     /// [`AttentionError`] for extents that do not match. The values of the lists are not checked

@@ -90,7 +90,7 @@ fn ranges(extent: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
 struct Labels {
     format: Label,
     address: u64,
-    /// The targets for the first tile of classes.
+    /// The classes of the first tile, and the vocabulary.
     vocabulary: Classes,
 }
 
@@ -108,7 +108,7 @@ impl Labels {
         })
     }
 
-    /// The targets for the tile with these classes.
+    /// The tile with these classes, and the vocabulary.
     fn vocabulary(&self, classes: &Range<usize>) -> Classes {
         Classes {
             first: self.vocabulary.first + classes.start as i64,

@@ -96,8 +96,8 @@ fn gathering(
     Ok((Plan { variant, launch }, space))
 }
 
-/// The iteration space of an index tensor, in three layouts: contiguous, its own, and that of the
-/// tensor indexed along `dim`, with stride 0 in that dim.
+/// The iteration space of an index tensor, in three layouts: contiguous, that of the index tensor,
+/// and that of the indexed tensor with stride 0 in `dim`.
 pub(super) fn around(
     indexed: &Layout,
     dim: usize,

@@ -25,7 +25,7 @@ impl Call {
 }
 
 /// Launches the kernels of an op on the current stream, and returns the addresses of their
-/// operands. On a meta device launches are only counted. [`Call::launch`] creates it.
+/// operands. On a meta device, launches are only counted. [`Call::launch`] creates a launcher.
 pub struct Launcher<'a> {
     op: &'static str,
     device: &'a Device,
@@ -76,7 +76,8 @@ impl<'a> Launcher<'a> {
 
     /// The address of the first element of `x`, for a kernel that reads it.
     ///
-    /// # Errors [`Error::Busy`] when this op or work on another stream writes the storage of `x`;
+    /// # Errors
+    /// [`Error::Busy`] when this op or work on another stream writes the storage of `x`;
     /// [`Error::Argument`] for more than 16 mutable tensors.
     pub fn ptr(&self, x: &Tensor) -> Result<u64> {
         self.uses(x, Access::Read)?;
@@ -86,8 +87,9 @@ impl<'a> Launcher<'a> {
     /// The address of the first element of `into`, for a kernel that changes it. Increments the
     /// version.
     ///
-    /// # Errors [`Error::Immutable`] for a [`Kind::Value`]; [`Error::Busy`] when this op or work on
-    /// another stream already uses the storage; [`Error::Argument`] as for [`Launcher::ptr`].
+    /// # Errors
+    /// [`Error::Immutable`] for a [`Kind::Value`]; [`Error::Busy`] when this op or work on another
+    /// stream already uses the storage; [`Error::Argument`] as for [`Launcher::ptr`].
     pub fn mut_ptr(&self, into: &Tensor) -> Result<u64> {
         self.uses(into, Access::Write)?;
         into.address_to_write(self.op)

@@ -40,7 +40,8 @@ enum Value {
 enum Step {
     Unary(Unary, Value),
     Binary(Binary, Value, Value),
-    /// The third if the comparison of the first two is true, else the fourth.
+    /// `Choose(comparison, [a, b, c, d])` is c if the comparison of a and b is true, and d
+    /// otherwise.
     Choose(Comparison, [Value; 4]),
 }
 

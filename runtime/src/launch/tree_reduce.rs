@@ -11,8 +11,9 @@ use crate::{Error, Result};
 pub use meshgrad_kernels::tree_reduce::TreeOp;
 
 impl GpuSliceMut<'_> {
-    /// Enqueues a reduction of `sources`, in the order of the fixed tree, on the current stream. All
-    /// are on this device, of this dtype and number of elements. One of them may be this slice.
+    /// Enqueues a reduction of `sources`, in the order of the fixed tree, on the current stream.
+    /// All sources must be on this device, with this slice's dtype and number of elements. This
+    /// slice may be one of them.
     ///
     /// # Errors
     /// [`Error::Argument`] for another device, dtype or number of elements, and outside of

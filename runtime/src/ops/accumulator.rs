@@ -62,7 +62,8 @@ impl Accumulator {
     }
 
     /// Calls `signature`, whose last operand is this accumulator. An empty accumulator without
-    /// sharding takes that of the first result written to it; later ones must have the same.
+    /// sharding takes the sharding of the first result written to it. Later results must have the
+    /// same sharding.
     ///
     /// # Errors
     /// As [`Signature::call`].
@@ -85,8 +86,9 @@ impl Accumulator {
 
     /// Calls `op` with the buffer reshaped to `shape`.
     ///
-    /// # Errors
-    /// [`Error::Reshape`](crate::Error::Reshape) when the number of elements differs; what `op`
+    /// [`Error::Reshape`](crate::Error::Reshape) when the number of elements differs;
+    /// [`Error::Argument`](crate::Error::Argument) when `op` changes the sharding; the error of
+    /// `op`.
     /// returns.
     pub fn viewed<E: From<crate::Error>>(
         &mut self,
@@ -123,7 +125,7 @@ impl Accumulator {
     /// [`Error::Busy`](crate::Error::Busy) while the buffer is in use.
     pub fn total(&mut self) -> Result<&Tensor> {
         if self.empty {
-            // Zeros have any sharding, also a partial one.
+            // Zeros are correct under any sharding, even a partial one.
             ops::fill_into(&self.buffer.local(), 0.0)?;
             self.empty = false;
         }

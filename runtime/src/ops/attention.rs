@@ -40,7 +40,9 @@ pub(super) static SIGNATURES: &[&Signature] = &[&ATTENTION, &ATTENTION_GRAD];
 /// queries.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::Attention`] when heads or mask do not match.
+/// [`Error::Signature`]; [`Error::Argument`] when H is not a multiple of G; [`Error::Attention`]
+/// when D is 0 or the mask does not fit the operands. Positions, lengths and offsets out of range
+/// are errors on a CPU. A GPU clamps them and reports them at the next synchronization.
 pub fn attention(
     q: &Tensor,
     k: &Tensor,
@@ -95,8 +97,8 @@ fn clear_if_packed(mask: &AttentionMask, results: &mut [&mut UninitTensor]) -> R
 /// `out`.
 ///
 /// # Shapes
-/// As [`attention`]; `dout` as `out`. Returns dq, dk, dv of the shapes of q, k, v; those of k and v
-/// are sums over the heads that share them.
+/// As [`attention`]; `dout` as `out`. Returns dq, dk, dv of the shapes of q, k, v; dk and dv are
+/// sums over the query heads that share a key-value head.
 ///
 /// # Errors
 /// As [`attention`].
@@ -346,7 +348,7 @@ mod tests {
         assert_eq!(lse.shape().to_vec(), [1, 4, 7]);
     }
 
-    /// A cache that is longer than `k_len`.
+    /// A query attends to no key at or after `k_len`, even if the cache is longer.
     #[test]
     fn cached_keys() {
         let device = Device::cpu();

@@ -155,8 +155,9 @@ pub fn copy_into(x: &Tensor, into: &Tensor) -> Result<()> {
 /// \[1\]. `into` contiguous and of a mutable kind.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::Immutable`]; [`Error::IndexOutOfRange`] when `at` is negative or
-/// at + T exceeds S.
+/// [`Error::Signature`]; [`Error::Immutable`]; [`Error::Argument`] when `into` is not contiguous;
+/// [`Error::IndexOutOfRange`] when `at` is negative or at + T exceeds S. A GPU reports such a
+/// position at the next synchronization, and copies nothing.
 pub fn copy_at_into(x: &Tensor, into: &Tensor, at: &Tensor) -> Result<()> {
     let same = x.shape().len() == into.shape().len()
         && x.shape().len() >= 2
@@ -196,7 +197,8 @@ pub fn copy_at_into(x: &Tensor, into: &Tensor, at: &Tensor) -> Result<()> {
     })
 }
 
-/// The gradient of a slice: zeros of `shape` (the global shape), with `dy` in the range `range` of dim `dim`.
+/// The gradient of [`Tensor::slice`]: `dy` at the indices `range` of dim `dim`, and zeros
+/// elsewhere. `shape` is the global shape of the result.
 ///
 /// # Shapes
 /// `dy` has `shape` with extent `range.len()` in dim `dim`; any dtype.

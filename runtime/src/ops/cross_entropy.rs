@@ -293,7 +293,7 @@ fn tiles_of(call: &Call) -> Tiles {
     }
 }
 
-/// Checks that the classes of `w` are in the vocabulary, and are those of its sharding.
+/// Checks that the classes of `w` are in the vocabulary and, if `w` is sharded, fit its sharding.
 fn check_shard(call: &Call, w: &Tensor, targets: Targets<'_>) -> Result<()> {
     let region = w.tag().and_then(|tag| tag.sharding().region(tag.rank()));
     if let Some(region) = region {

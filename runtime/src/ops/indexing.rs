@@ -246,8 +246,9 @@ pub fn gather(x: &Tensor, dim: isize, index: &Tensor) -> Result<Tensor> {
     Ok(y.finish())
 }
 
-/// Adds `src` to zeros of `shape`, the global shape if `src` is sharded: y\[c'\] += src\[c\], where c' is c with index\[c\] as coordinate
-/// `dim`. This is the gradient of [`gather`]; its own gradient with respect to `src` is [`gather`].
+/// Adds `src` to zeros of `shape`: y\[c'\] += src\[c\], where c' is c with index\[c\] as coordinate
+/// `dim`. If `src` is sharded, `shape` is the global shape. This is the gradient of [`gather`]; its
+/// own gradient with respect to `src` is [`gather`].
 ///
 /// # Shapes
 /// `src` float and `index` of one shape, with the same number of dims as `shape` and extents at
@@ -297,8 +298,8 @@ pub fn scatter_add(shape: &[usize], dim: isize, index: &Tensor, src: &Tensor) ->
     Ok(sum.out.finish())
 }
 
-/// The local shape of a result with the global shape `global`: outside of `dim`, dims that are as
-/// large as those of `like` are sharded in the same way.
+/// The local shape of a result with the global shape `global`. Dims other than `dim` that have the
+/// same extent in `like` are sharded as in `like`.
 fn local_shape(global: &[usize], dim: usize, like: &Tensor) -> Result<Shape> {
     let mut shape = Shape::new(global)?;
     let (whole, part) = (like.global_shape(), like.shape());

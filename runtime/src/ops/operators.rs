@@ -1,4 +1,4 @@
-//! `+ - * /` and unary minus on references: `(&a + &b)?`. They broadcast like the ops that they call.
+//! `+ - * /` and unary minus on references: `(&a + &b)?`. They broadcast like the ops they call.
 
 use crate::{Result, Tensor, ops};
 

@@ -19,7 +19,8 @@ static ADAMW_STEP: Signature = Signature::new(
     16,
 );
 static GLOBAL_NORM: Signature = Signature::new("global_norm", "x: F[*] -> norm: f32[]", 2);
-/// Checks two of several tensors: they are on one device, and of one mesh and rank or unsharded.
+/// Checks two of the tensors: both are on one device, and they have one mesh and rank or no
+/// sharding.
 static GLOBAL_NORM_PAIR: Signature =
     Signature::new("global_norm", "first: F[*], other: G[*] -> norm: f32[]", 0);
 static CLIP_SCALE: Signature = Signature::new(
@@ -74,8 +75,8 @@ pub fn adamw_step(
     adamw_step_many(&[operands], scalars)
 }
 
-/// [`adamw_step`] for many parameters in one parallel loop, or one launch on a GPU. The bits are
-/// those of separate steps.
+/// [`adamw_step`] for many parameters in one parallel loop, or one launch on a GPU. The results
+/// equal those of separate steps bit for bit.
 ///
 /// The GPU needs a table of the parameters. This function uploads it at each call; use an
 /// [`AdamWTable`] to keep it.
@@ -91,13 +92,14 @@ pub fn adamw_step_many(operands: &[AdamWOperands<'_>], scalars: StepScalars<'_>)
     AdamWTable::default().step(operands, scalars)
 }
 
-/// A table of the parameters' addresses in GPU memory, kept from step to step. It is uploaded when
-/// it changes, so run a step before one that is [captured](crate::Device::capture). Empty on a CPU.
+/// A table of the parameters' addresses in GPU memory, kept from step to step; empty on a CPU. It
+/// is uploaded when it changes, so run one step before you [capture](crate::Device::capture) the
+/// next.
 #[derive(Debug, Default)]
 pub struct AdamWTable(launch::Table);
 
 impl AdamWTable {
-    /// [`adamw_step_many`].
+    /// Runs [`adamw_step_many`] with this table.
     ///
     /// # Errors
     /// As [`adamw_step_many`]; [`Error::Cuda`] with

@@ -131,7 +131,7 @@ pub fn sum_to(x: &Tensor, shape: &[usize]) -> Result<Tensor> {
 struct Reduction {
     merge: ReduceOp,
     scale: f64,
-    /// What combines the results of ranks with parts of a reduced dim.
+    /// How the results of ranks are combined if a reduced dim is sharded.
     partial: Option<Partial>,
 }
 

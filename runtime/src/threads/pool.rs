@@ -222,7 +222,7 @@ impl Pool {
         requested.store(false, Ordering::SeqCst);
         let state = self.state.load(Ordering::SeqCst);
         let is_expected = state & OPEN != 0 && state / EPOCH != done;
-        // If the worker was requested again meanwhile, another thread serves as it.
+        // If the worker was requested again meanwhile, another thread takes its place.
         !is_expected || requested.swap(true, Ordering::SeqCst)
     }
 

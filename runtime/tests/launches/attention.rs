@@ -4,7 +4,7 @@ use super::tensor;
 use crate::ops::{AttentionMask, AttentionSequences};
 use crate::{DType, Device, Result, Tensor, ops};
 
-/// Head dims with and without tensor cores; plain, cached and packed sequences.
+/// Covers head dims with and without tensor cores, and plain, cached and packed sequences.
 pub(super) fn attention(device: &Device, dtype: DType) -> Result<()> {
     let head_dims: &[usize] = match dtype {
         DType::F32 => &[5, 8],

@@ -4,8 +4,8 @@ use super::{gradient, indices, tensor};
 use crate::ops::Targets;
 use crate::{DType, Device, Result, Tensor, ops};
 
-/// One tile with a warp per row (70 classes) or a CTA per row (600), and several tiles (5000);
-/// labels of every index dtype.
+/// Covers one tile with a warp per row (70 classes) or a CTA per row (600), several tiles (5000),
+/// and labels of every index dtype.
 pub(super) fn cross_entropy(device: &Device, dtype: DType) -> Result<()> {
     for index in [DType::I64, DType::I32, DType::U32] {
         for classes in [70, 600] {

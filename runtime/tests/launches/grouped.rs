@@ -3,8 +3,8 @@
 use super::{gradient, tensor};
 use crate::{DType, Device, Result, Tensor, ops};
 
-/// Small and large tiles, rows that are whole vectors and rows that are not. Large products are
-/// long in one dim only, so that the emulator computes them in reasonable time.
+/// Covers small and large tiles, and rows that are whole vectors or not. Large products are long in
+/// one dim only, so that the emulator computes them in reasonable time.
 pub(super) fn grouped(device: &Device, dtype: DType) -> Result<()> {
     let widths: &[usize] = match dtype {
         DType::BF16 => &[8, 33],

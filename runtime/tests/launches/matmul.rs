@@ -3,7 +3,7 @@
 use super::{gradient, tensor};
 use crate::{DType, Device, Result, ops};
 
-/// Rows that are whole vectors and rows that are not; with and without split k.
+/// Covers rows that are whole vectors or not, with and without split k.
 pub(super) fn matmul(device: &Device, dtype: DType) -> Result<()> {
     let extents = [
         [8, 64, 64],

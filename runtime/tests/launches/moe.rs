@@ -3,7 +3,7 @@
 use super::{indices, tensor};
 use crate::{DType, Device, Result, ops};
 
-/// Few and many experts, indices of every index dtype.
+/// Covers few and many experts, and indices of every index dtype.
 pub(super) fn expert_order(device: &Device, _: DType) -> Result<()> {
     for index in [DType::I32, DType::U32, DType::I64] {
         for experts in [8, 128, 1000] {
@@ -15,7 +15,7 @@ pub(super) fn expert_order(device: &Device, _: DType) -> Result<()> {
     Ok(())
 }
 
-/// Rows for a few lanes (64 features), for a whole warp (2048), and not of whole vectors (33).
+/// Covers rows for a few lanes (64 features), for a whole warp (2048), and of partial vectors (33).
 pub(super) fn token_permute(device: &Device, dtype: DType) -> Result<()> {
     let indices = indices(device, &[3, 2], DType::I32, 4)?;
     let sorted = ops::expert_order(&indices, 4, 0, 4)?;
@@ -32,7 +32,8 @@ pub(super) fn token_permute(device: &Device, dtype: DType) -> Result<()> {
     Ok(())
 }
 
-/// Numbers of experts that are whole vectors or not (57), and more than registers hold (600).
+/// Covers rows of experts that are whole vectors or not (57), and rows too long for registers
+/// (600).
 pub(super) fn router(device: &Device, dtype: DType) -> Result<()> {
     for experts in [8, 64, 128, 57, 600] {
         let probabilities = tensor(device, &[3, experts], dtype)?;

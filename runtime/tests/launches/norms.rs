@@ -18,7 +18,7 @@ pub(super) fn norms(device: &Device, dtype: DType) -> Result<()> {
     Ok(())
 }
 
-/// The global norm of short and long gradients, of whole vectors or not, and clipping by it.
+/// Covers the global norm of short and long gradients, of whole vectors or not, and clipping by it.
 pub(super) fn gradients(device: &Device, dtype: DType) -> Result<()> {
     let vector = 128 / dtype.bits();
     let all: Result<Vec<Tensor>> = [3, vector, 499, 5001, 20_001]

@@ -4,8 +4,8 @@ use super::tensor;
 use crate::ops::{AdamW, AdamWOperands, StepScalars};
 use crate::{DType, Device, Key, Kind, Region, RegionKey, Result, Tensor, ops};
 
-/// Whole parameters and shards of larger ones, with more elements than one CTA handles. Rows are
-/// multiples of four elements, which are accessed together, or are not.
+/// Covers whole parameters and shards of larger ones, with more elements than one CTA handles. Some
+/// rows are multiples of four elements, which a thread accesses together; others are not.
 pub(super) fn optimizer(device: &Device, dtype: DType) -> Result<()> {
     for (columns, first) in [(687, 3), (688, 4)] {
         let part = Region::whole(&[3, 700])?.slice(1, first..first + columns)?;

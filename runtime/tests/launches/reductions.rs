@@ -5,8 +5,8 @@ use crate::{DType, Device, Result, Tensor, ops};
 
 type Op = fn(&Tensor, &[isize]) -> Result<Tensor>;
 
-/// Short and long rows and columns, of whole vectors or not; one and several passes. The mean is
-/// computed by the kernels of the sum.
+/// Covers short and long rows and columns, of whole vectors or not, in one and several passes. The
+/// mean is computed by the kernels of the sum.
 pub(super) fn reductions(device: &Device, dtype: DType) -> Result<()> {
     let all: [Op; 3] = [ops::sum, ops::max, ops::min];
     for op in all {
@@ -22,7 +22,7 @@ pub(super) fn reductions(device: &Device, dtype: DType) -> Result<()> {
     Ok(())
 }
 
-/// Single rows that end within a vector, in one chunk and in up to some tens of chunks.
+/// Covers single rows that end within a vector, in one chunk and in up to some tens of chunks.
 fn single_rows(device: &Device, dtype: DType, op: Op) -> Result<()> {
     for columns in [15, 63, 4097, 9001, 30_001, 50_001, 200_001, 400_001] {
         op(&tensor(device, &[columns], dtype)?, &[0])?;

@@ -3,7 +3,7 @@
 use super::tensor;
 use crate::{DType, Device, Result, ops};
 
-/// Rows that fit into registers, and longer ones that are read in loops by elements or by vectors.
+/// Covers rows that fit into registers, and other rows read in loops by elements or by vectors.
 pub(super) fn softmax(device: &Device, dtype: DType) -> Result<()> {
     for features in [64, 1024, 4096, 333, 40_000] {
         let x = tensor(device, &[5, features], dtype)?;

@@ -3,7 +3,7 @@
 use super::tensor;
 use crate::{DType, Device, Result, ops};
 
-/// Rows for a few lanes, for a CTA, and split into chunks; rows that are whole vectors or not; one
+/// Covers rows for a few lanes, for a CTA, and split into chunks; rows of whole vectors or not; one
 /// tile and many.
 pub(super) fn top_k(device: &Device, dtype: DType) -> Result<()> {
     for [rows, columns] in [

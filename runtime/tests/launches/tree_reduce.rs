@@ -2,7 +2,7 @@
 
 use crate::{DType, Device, GpuSlice, LentMut, Result, Shape, StreamWork, TreeOp, UninitTensor};
 
-/// Every dtype, and full and ragged trees.
+/// Covers every dtype, and full and ragged trees.
 pub(super) fn tree_reduce(device: &Device, dtype: DType) -> Result<()> {
     let dtypes: &[DType] = match dtype {
         DType::F32 => &[

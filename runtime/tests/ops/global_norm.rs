@@ -3,7 +3,7 @@
 use crate::devices::{devices, numbered, values};
 use meshgrad_runtime::{DType, Tensor, ops};
 
-/// Many tensors of several dtypes and layouts, some of them empty.
+/// Covers tensors of several dtypes and layouts, some of them empty.
 #[test]
 fn norms_of_many_tensors() {
     for device in devices() {

@@ -38,7 +38,7 @@ fn forward_and_gradients() {
     }
 }
 
-/// The fused residual addition and norm, and their gradient.
+/// The fused residual addition and norm, and their gradient, match f64.
 #[test]
 fn sums_and_their_norm() {
     for device in devices() {

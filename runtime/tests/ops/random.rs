@@ -53,7 +53,7 @@ fn values_equal_those_of_the_cpu() {
     }
 }
 
-/// Fills part of a parameter. Its start is aligned to 16 bytes or not.
+/// A part of a parameter, aligned to 16 bytes or not, is filled in place as on the CPU.
 #[test]
 fn parameters_are_filled_in_place() {
     for device in devices() {

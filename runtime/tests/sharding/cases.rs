@@ -534,7 +534,7 @@ fn with_dims() -> Vec<Case> {
     ]
 }
 
-/// Views, and ops along a dim that were not among the first.
+/// Views, and the remaining ops that take a dim.
 fn views() -> Vec<Case> {
     let x = numbers(&[4, 3, 6], 1);
     let one = numbers(&[4, 1, 6], 2);

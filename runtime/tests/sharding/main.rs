@@ -15,7 +15,8 @@ use call::{Case, Local, RANK};
 use cases::cases;
 use shards::{Part, assemble, assert_equal};
 
-/// All placements of an operand that are tested; with `ragged` more reductions and a ragged shard.
+/// All placements of an operand that are tested; if `ragged`, also more reductions and a ragged
+/// shard.
 fn placements(x: &Tensor, ranks: usize, ragged: bool) -> Vec<Placement> {
     let mut all = vec![Placement::Replicate];
     all.extend((0..x.shape().len()).map(Placement::shard));
@@ -68,8 +69,8 @@ fn check(parts: &[Vec<Tensor>], placements: &[Placement], whole: &[Tensor], what
     }
 }
 
-/// Runs the part of `rank`: without shardings if `shardings` is `None`, else with them, and checks
-/// that the results have those that the rule gives.
+/// Runs a rank's part of a case on operands without shardings if `tags` is `None`. Otherwise the
+/// operands have shardings, and so must the results: those that the rule gives.
 fn run(case: &Case, local: Local, tags: Option<&Tags<'_>>) -> Vec<Tensor> {
     let Some(tags) = tags else {
         return (case.run)(&local).unwrap();

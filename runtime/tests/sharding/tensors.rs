@@ -1,4 +1,4 @@
-//! Tensors that carry a sharding: what they refuse, and what takes it from them.
+//! Tensors that carry a sharding: the uses that are errors, and the shardings of results.
 
 use meshgrad_mesh::{Mesh, Placement, Reduction, Sharding};
 use meshgrad_runtime::{
@@ -120,7 +120,7 @@ fn all_tensors_of_a_norm_have_a_sharding() {
     }
 }
 
-/// The local experts differ from rank to rank.
+/// If only some experts are local, they differ from rank to rank, so the order has no sharding.
 #[test]
 fn the_order_of_some_experts_has_no_sharding() {
     let chosen = Tensor::from_slice(&CPU, &[2, 1], &[0i64, 3]).unwrap();
@@ -220,7 +220,7 @@ fn an_accumulator_keeps_the_sharding_of_its_first_writer() {
     });
     assert!(reshaped.is_err());
 
-    // Another sharding would be a wrong sum.
+    // Adding a tensor with another sharding would give a wrong sum.
     let replicated = numbers(&[2, 3], 3)
         .with_sharding(&whole(&[2, 3]), 0)
         .unwrap();
@@ -232,7 +232,7 @@ fn an_accumulator_keeps_the_sharding_of_its_first_writer() {
 
 #[test]
 fn gradients_of_broadcasts_are_sums_over_global_dims() {
-    // One row per rank: the local shape alone would not tell that the rows were broadcast.
+    // Each rank has one row, so the local shape alone does not show that the rows were broadcast.
     let dy = numbers(&[3, 2], 1);
     let own = part(&dy, &rows(&[3, 2]), 1);
     let sums = ops::sum_to(&own, &[1, 2]).unwrap();

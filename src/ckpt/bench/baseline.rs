@@ -22,7 +22,7 @@ pub(super) const BLOCK: usize = 8 << 20;
 pub(super) enum Method {
     /// Through the page cache.
     Cached,
-    /// The same, and each block is digested as in a manifest.
+    /// Through the page cache, with a digest of each block as in a manifest.
     Digested,
     /// With O_DIRECT.
     Direct,

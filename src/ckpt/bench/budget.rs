@@ -93,7 +93,7 @@ pub(super) fn allocate(
                 size::bytes(budget),
                 display_path(source.path()),
                 size::counted(threads as u64, "thread"),
-                // Rounding to one decimal must not go below the need.
+                // The margin keeps the printed value, rounded to one decimal, above `need`.
                 size::bytes(need + need / 16),
             )
         }

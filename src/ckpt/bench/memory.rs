@@ -52,7 +52,7 @@ impl<'a> Sink for ResidentTargets<'a> {
     }
 }
 
-/// Buffers for streamed targets, which targets of equal size reuse.
+/// Buffers for streamed targets. Targets of equal size reuse a buffer.
 pub(super) struct Pool<'a> {
     /// Maximum bytes of all buffers, used and free.
     most: u64,
@@ -71,7 +71,7 @@ struct FreeLists {
 }
 
 impl Pool<'_> {
-    /// A pool of at most `most` bytes, provided that no more than that is in use at any time.
+    /// A pool that reuses buffers. It holds at most `most` bytes if no more are in use at a time.
     pub(super) fn recycled(most: u64, interrupt: &Interrupt) -> Pool<'_> {
         Pool {
             most,

@@ -173,8 +173,8 @@ impl<'a> Writer<'a> {
         Ok(staging.commit()?)
     }
 
-    /// The offset in memory to which loads write a tensor. The order differs from that of the
-    /// files.
+    /// The offset in memory to which loads write a tensor. The order of tensors differs from the
+    /// order in the files.
     fn offset_of(&self, name: &str) -> usize {
         self.offsets.get(name).copied().unwrap_or(0)
     }

@@ -108,7 +108,7 @@ struct Report {
     source: Summary,
     map: Option<String>,
     mesh: Option<String>,
-    /// The number of tensors that are loaded, and of source tensors that they are made from.
+    /// The number of loaded tensors; `inputs` counts the source tensors that they are made from.
     outputs: u64,
     inputs: u64,
     /// Problems that were allowed.

@@ -96,7 +96,7 @@ impl RankReport {
     }
 }
 
-/// `3.00 GB/s`.
+/// Formats a rate, as in `3.00 GB/s`.
 fn rate(bytes_per_second: u64) -> String {
     let count = size::count(bytes_per_second).replace(" B", " G");
     let space = if count.contains(' ') { "" } else { " " };

@@ -112,7 +112,8 @@ pub(super) fn reshard(arguments: &ReshardArguments, threads: usize) -> anyhow::R
     }
 }
 
-/// Opens a model, or the shards of ranks, whose replicas it compares. Also returns the bytes read.
+/// Opens a model, or the shards of ranks after comparing their replicas. Also returns the bytes
+/// that the comparison read.
 fn open(arguments: &ReshardArguments, limits: &Limits) -> anyhow::Result<(Source, u64)> {
     if !SplitFolder::is_at(&arguments.source) {
         return Ok((

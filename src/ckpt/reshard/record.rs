@@ -113,7 +113,7 @@ impl LayoutRecord {
 pub(super) struct Regions(pub(super) Vec<(String, Vec<Range<u64>>)>);
 
 /// A region in the metadata of a file: its offset in the full tensor, and the full tensor's shape.
-/// The extents of the region are those of the tensor in the file.
+/// The region's extents are the shape of the tensor in the file.
 #[derive(Serialize, Deserialize, PartialEq, Eq)]
 struct RegionRecord {
     offset: Vec<u64>,

@@ -61,7 +61,8 @@ impl SplitFolder {
         })
     }
 
-    /// Compares all replicas with the shard that is used. Returns the bytes read.
+    /// Compares the replicas of each shard with the first, which `source` reads. Returns the bytes
+    /// read.
     pub(super) fn check_replicas(&self, limits: &Limits) -> anyhow::Result<u64> {
         let mut comparison = Comparison {
             folder: self.source.stored(),
@@ -78,7 +79,7 @@ impl SplitFolder {
     }
 }
 
-/// The name of a rank's file before its tensors.
+/// The prefix of the names of all tensors in a rank's file.
 fn prefix(rank: u64) -> String {
     rank.to_string()
 }
@@ -87,7 +88,7 @@ fn stored_name(rank: u64, name: &str) -> String {
     format!("{}/{name}", prefix(rank))
 }
 
-/// Adds a tensor with its distinct shards. Returns the ranks that hold each.
+/// Adds a tensor, assembled from its distinct shards. Returns the ranks that hold each shard.
 fn add(
     assembly: &mut Assembly,
     layout: &Layout,
@@ -119,14 +120,14 @@ fn add(
     Ok(replicas)
 }
 
-/// Whether the rank holds nothing of a dim that has elements.
+/// Whether a region is empty in a dim that has elements.
 fn is_empty_shard(region: &Region, shape: &[u64]) -> bool {
     let dims = region.iter().zip(shape);
     let mut empty = dims.filter(|(range, extent)| range.is_empty() && **extent > 0);
     empty.next().is_some()
 }
 
-/// Rejects a rank's file, or its folder, that is a link.
+/// Fails if a rank's file or its folder is a link, unless links are followed.
 fn check_links(file: &Path, links: Links) -> anyhow::Result<()> {
     for path in [Some(file), file.parent()].into_iter().flatten() {
         let is_link = fs::symlink_metadata(path).is_ok_and(|it| it.is_symlink());
@@ -183,7 +184,7 @@ const COMPARED_BYTES: u64 = 256 << 10;
 
 struct Comparison<'a> {
     folder: &'a Folder,
-    /// Its files.
+    /// The open files of `folder`.
     sources: &'a Sources,
     limits: &'a Limits,
     read_bytes: u64,

@@ -76,7 +76,7 @@ struct Distance {
 }
 
 impl Distance {
-    /// `None` if a number is not finite.
+    /// The distance of two numbers; `None` if one is not finite.
     fn of(a: f64, b: f64) -> Option<Distance> {
         let distance = Distance {
             absolute: (a - b).abs(),
@@ -96,7 +96,7 @@ impl Distance {
     }
 }
 
-/// 0 for two zeros.
+/// The distance relative to the larger magnitude; 0 for two zeros.
 fn relative(distance: f64, largest: f64) -> f64 {
     if largest == 0.0 {
         0.0
@@ -252,7 +252,7 @@ impl<'a> Comparison<'a> {
         Ok(difference)
     }
 
-    /// Compares a block of the elements that were read from element `base` on.
+    /// Compares a block of the elements in `scratch`, the first of which is element `base`.
     fn block(
         &self,
         base: u64,
@@ -317,7 +317,7 @@ impl Difference {
     }
 }
 
-/// Up to 8 little-endian bytes.
+/// Up to 8 little-endian bytes as an integer.
 fn bits(bytes: &[u8]) -> u64 {
     let with = |bits: u64, byte: &u8| bits << 8 | u64::from(*byte);
     bytes.iter().rev().fold(0, with)

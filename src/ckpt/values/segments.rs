@@ -62,8 +62,8 @@ impl Workers {
         self.buffer_bytes
     }
 
-    /// Calls `worker` once per thread, and the closure that it returns for each segment of tensors
-    /// with `elements` elements. Results are merged per tensor in the order of the segments.
+    /// Calls `worker` on each thread. The returned closures process the segments of all tensors,
+    /// which have `elements` elements. Results are merged per tensor, in the order of the segments.
     ///
     /// Shows progress towards `bytes` on a terminal.
     pub(crate) fn run<R, W>(
@@ -92,8 +92,8 @@ impl Workers {
     }
 }
 
-/// Calls `worker` once per thread, and the closure that it returns for each index below `count`.
-/// Returns the results in order; if one is an error, only the results up to that error.
+/// Calls `worker` on each thread. The returned closures process the indices below `count`, each
+/// once. Returns the results in order; if one is an error, only the results up to that error.
 pub(crate) fn parallel_map<R: Send, W>(
     threads: usize,
     count: usize,

@@ -228,7 +228,7 @@ pub(crate) fn statistics(
 }
 
 impl Value {
-    /// Five digits of a float, all digits of an integer.
+    /// Formats a float with five digits, an integer with all digits.
     fn text(self) -> String {
         match self {
             Value::Integer(integer) => integer.to_string(),
@@ -237,7 +237,7 @@ impl Value {
     }
 }
 
-/// `0`, `-1.2346`, `123.46`, `1.2346e-7`: five digits.
+/// Formats a number with five digits, as in `0`, `-1.2346`, `123.46`, `1.2346e-7`.
 pub(crate) fn float_text(value: f64) -> String {
     let exponent = match value {
         0.0 => return "0".to_owned(),

@@ -1,5 +1,5 @@
-//! A language model that meshgrad does not know, with tables of its own in the configuration, trained
-//! by an optimizer that it does not know.
+//! A language model with its own configuration tables and its own optimizer. meshgrad knows neither
+//! the model nor the optimizer.
 
 pub mod activation;
 pub mod model;

@@ -1,5 +1,5 @@
-//! `outside RUN_DIR [STEP]` trains, or resumes, in RUN_DIR. It stops forever in the middle of STEP, to be
-//! killed there.
+//! `outside RUN_DIR [STEP]` trains, or resumes, in RUN_DIR. In the middle of STEP it waits forever,
+//! so that a test can kill it there.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! An optimizer of its own.
+//! An optimizer that meshgrad does not have.
 
 use meshgrad::prelude::*;
 use meshgrad::runtime::ops::StepScalars;

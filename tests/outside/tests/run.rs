@@ -70,8 +70,8 @@ fn a_killed_run_resumes_exactly() {
     assert_eq!(sample(&whole), sample(&resumed));
 }
 
-/// The model's tables are in the run folder. A run resumes with other values of `[loss]`, but not of
-/// `[model]`.
+/// The model's tables are in the run folder. A run resumes with other values of `[loss]`, but not
+/// of `[model]`.
 #[test]
 fn the_tables_of_the_model_belong_to_the_run() {
     let temp = tempfile::tempdir().unwrap();
@@ -97,8 +97,8 @@ fn the_tables_of_the_model_belong_to_the_run() {
     train(&["train.steps=3", "model.width=8", "loss.smoothing=0.2"]).unwrap();
 }
 
-/// A checkpoint, loaded on its own, generates the text that the run generated, also with averages
-/// of the weights.
+/// A checkpoint, loaded on its own, generates the text that the run generated, even if the run
+/// averages its weights.
 #[test]
 fn a_checkpoint_samples_as_its_run() {
     for decay in ["0", "0.8"] {
@@ -113,7 +113,7 @@ fn a_checkpoint_samples_as_its_run() {
         let device = Device::cpu();
         let sets = ["model.width=16", &format!("optimizer.ema_decay={decay}")];
         let summary = outside::train(&device, temp.path(), &sets, on_event).unwrap();
-        // The seed is that of the run plus the step.
+        // The seed is the run's seed plus the step.
         let sampled = |seed| outside::sampled(&device, &summary.checkpoint, seed).unwrap();
         assert_eq!(sampled(13), *text.lock().unwrap());
         assert_ne!(sampled(14), sampled(13));

@@ -11,7 +11,7 @@ const GENERATION: &str = "generation_config.json";
 /// Its value is one id, or a list of them.
 const END: &str = "eos_token_id";
 
-/// The ids at which generation ends here.
+/// The ids of the tokenizer that end generation.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Ends {
     /// The end of a document.
@@ -28,8 +28,8 @@ impl Ends {
         }
     }
 
-    /// The ids that `declared` names, and the end of a message; without any, both ends. The ids of
-    /// a base model have no end of a message, which it may learn here.
+    /// The declared ids, or the end of a document if none are declared, and always the end of a
+    /// message: a base model does not declare it, but may learn it in this run.
     fn with(self, declared: Option<&Value>) -> Vec<Value> {
         let mut ids = match declared {
             None | Some(Value::Null) => self.document.map(Value::from).into_iter().collect(),
@@ -118,7 +118,8 @@ mod tests {
         ..DOCUMENT
     };
 
-    /// The ids that end a text in each file, of folders whose files declare some.
+    /// The ids that end a text in each file that `declared` returns, for the ids that the given
+    /// files declare.
     fn ends(config: &str, generation: Option<&str>) -> Vec<Value> {
         let with = |ids: &str| format!("{{\"architectures\": [], \"eos_token_id\": {ids}}}");
         let mut files = vec![file(CONFIG, &with(config))];

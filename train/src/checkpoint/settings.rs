@@ -1,4 +1,4 @@
-//! What differs between the settings of a run and those that its checkpoint was saved with.
+//! Differences between the settings of a run and the settings in its checkpoint.
 
 use std::fmt;
 
@@ -49,7 +49,7 @@ impl Change {
     }
 }
 
-/// A value as people write it.
+/// Formats a value; small floats in scientific notation.
 struct Shown<'a>(&'a Option<Value>);
 
 impl fmt::Display for Shown<'_> {
@@ -64,8 +64,8 @@ impl fmt::Display for Shown<'_> {
     }
 }
 
-/// Checks what a run may not change when it resumes from `checkpoint`: `[model]`, the seed, and the
-/// keys that decide the order and the split of the data. Returns what else has changed.
+/// Checks that the settings that a run may not change equal those in `checkpoint`: `[model]`, the
+/// seed, and the keys that decide the order and the split of the data. Returns the other changes.
 ///
 /// # Errors
 /// [`OtherRun`](crate::TrainError::OtherRun) with the first key that may not differ;

@@ -14,7 +14,8 @@ pub struct OptimizerConfig {
     pub learning_rate: f64,
     /// Gradients are clipped to this global norm; 0 disables clipping.
     pub max_grad_norm: f64,
-    /// Decay per step of averages of the weights, which validation and samples use; 0 for none.
+    /// Decay per step of the averages of the weights; 0 keeps no averages. Validation and samples
+    /// use the averages.
     pub ema_decay: f64,
     /// Learning rates and weight decays by parameter name.
     pub groups: Vec<Group>,

@@ -15,7 +15,7 @@ use super::{Config, ConfigError, Violations, choice};
 
 impl Config {
     /// Reads `file` (or uses the defaults), applies `overrides` in order and validates the result.
-    /// `T` are the tables of the model; [`NoTables`](super::NoTables) if it has none.
+    /// `T` is the type of the model's tables; [`NoTables`](super::NoTables) if it has none.
     ///
     /// # Errors
     /// [`ConfigError`]: names the key, its origin, and how to fix it.
@@ -68,8 +68,8 @@ impl Config {
         Ok(config)
     }
 
-    /// Checks the range of every value. Those of the model's tables are checked by
-    /// [`Config::model_tables`].
+    /// Checks the range of every value, except those of the model's tables:
+    /// [`Config::model_tables`] checks them.
     ///
     /// # Errors
     /// [`ConfigError::Range`] with every violation.
@@ -86,7 +86,7 @@ impl Config {
     }
 }
 
-/// The configuration of the values in `resolved`, and its model's tables.
+/// Deserializes `resolved`: the configuration, and the tables of its model.
 fn typed<T: ModelTables>(resolved: &Table) -> Result<(Config, T), toml::de::Error> {
     let config: Config = resolved.clone().try_into()?;
     let tables = config.tables.clone().try_into()?;
@@ -97,7 +97,7 @@ fn typed<T: ModelTables>(resolved: &Table) -> Result<(Config, T), toml::de::Erro
 struct Schema {
     /// Every key with its default.
     defaults: Table,
-    /// The part of them that does not depend on the model.
+    /// The defaults of keys that do not belong to the model.
     common: Table,
 }
 
@@ -137,8 +137,9 @@ impl Schema {
         resolved
     }
 
-    /// The error of the setting that serde rejected with `error`: the last one without which the
-    /// others are valid, or else the first with which this error occurs.
+    /// Finds the setting that caused serde's `error`, and returns an error that names it: the last
+    /// setting whose removal makes the configuration valid. If there is none: the first that, added
+    /// to the settings before it, gives the same error.
     fn blamed<T: ModelTables>(&self, settings: &[Setting], error: toml::de::Error) -> ConfigError {
         let others = |at: usize| {
             let settings = settings.iter().enumerate();
@@ -169,7 +170,8 @@ impl Schema {
         }
     }
 
-    /// Handles a key without a default. Whether the model's tables have it is decided by their type.
+    /// Handles a key without a default. If it belongs to the model's tables, serde decides whether
+    /// it exists.
     fn unknown(&self, setting: &Setting) -> Result<(), ConfigError> {
         if !self.common.contains_key(&setting.key[0]) {
             return setting.check_parents(&self.defaults);

@@ -46,8 +46,9 @@ pub enum ScheduleConfig {
         /// The phases.
         phases: Vec<Phase>,
     },
-    /// That of the program: [`Session::schedule`](crate::session::Session::schedule). A run with such
-    /// a schedule has this in its folder.
+    /// A schedule that the program sets with
+    /// [`Session::schedule`](crate::session::Session::schedule). The configuration in the folder of
+    /// such a run has this kind.
     Own {},
 }
 
@@ -99,8 +100,8 @@ impl ScheduleConfig {
         }
     }
 
-    /// The schedule of a run of `steps` steps. A run that is shorter than its warm-up ends during the
-    /// warm-up.
+    /// The schedule of a run of `steps` steps. A run that is shorter than its warm-up ends during
+    /// the warm-up.
     ///
     /// # Errors
     /// As [`Phases::of_run`], for `wsd` and `phases`; [`ScheduleError::Own`].

@@ -24,7 +24,7 @@ impl Setting {
         }
     }
 
-    /// Checks that no key above this one has a value in `defaults` that is not a table.
+    /// Checks that every parent of this key is a table in `defaults`, or is missing there.
     pub(super) fn check_parents(&self, defaults: &Table) -> Result<(), ConfigError> {
         let parents = (1..self.key.len()).map(|count| &self.key[..count]);
         for parent in parents {

@@ -335,7 +335,7 @@ const OTHER_NAMES: &[(&str, &[&str])] = &[
 ];
 
 impl Setting {
-    /// The error of a key that is not one of `known`.
+    /// The error for a key that is not one of `known`.
     pub(super) fn unknown(&self, known: &[String]) -> ConfigError {
         let key = self.key.join(".");
         let nearest = same_meaning(&key, known).or_else(|| nearest(&key, known));
@@ -346,7 +346,7 @@ impl Setting {
         }
     }
 
-    /// The error of a value that serde rejected with `message`. `defaults` are all known tables.
+    /// The error for a value that serde rejected with `message`. `defaults` are all known tables.
     pub(super) fn rejected(&self, message: &str, defaults: &toml::Table) -> ConfigError {
         let bad_value = |problem: String| ConfigError::BadValue {
             key: self.key.join("."),
@@ -369,14 +369,15 @@ impl Setting {
     }
 }
 
-/// The unknown field of serde's `message` for one, and the fields that it lists.
+/// The unknown field that serde's `message` names, and the valid fields that it lists. `None` for
+/// other messages.
 fn unknown_field(message: &str) -> Option<(&str, Vec<String>)> {
     let (field, fields) = message.strip_prefix("unknown field `")?.split_once("`, ")?;
     let fields = fields.split('`').skip(1).step_by(2);
     Some((field, fields.map(str::to_owned).collect()))
 }
 
-/// The one of `known` that other programs call as the last part of `wrong`.
+/// The key of `known` that other programs call by the last part of `wrong`.
 fn same_meaning(wrong: &str, known: &[String]) -> Option<String> {
     let name = wrong.rsplit('.').next().unwrap_or_default();
     let is_meant = |(key, names): &&(&str, &[&str])| {

@@ -16,7 +16,8 @@ pub type Meaning = (&'static str, &'static str);
 ///
 /// The default is the schema, as for all of a configuration: it has every key, and values of the
 /// same TOML type are valid. A key whose default is `None` is valid with any value that its type
-/// can be deserialized from. Every struct needs `#[serde(deny_unknown_fields)]`, also those in lists.
+/// can be deserialized from. Every struct needs `#[serde(deny_unknown_fields)]`, even those in
+/// lists.
 ///
 /// ```
 /// use meshgrad_train::config::{Config, ModelTables};
@@ -58,14 +59,16 @@ pub type Meaning = (&'static str, &'static str);
 /// # }
 /// ```
 pub trait ModelTables: Default + Serialize + DeserializeOwned {
-    /// The defaults, if one value decides others. `given` has the values that the file and `--set`
-    /// give for these tables, not yet checked. A table that is left out here has no default.
+    /// The default tables. Override this if one value decides the defaults of others. `given` has
+    /// the values from the file and `--set` for these tables, not yet checked. A table that is left
+    /// out here has no default.
     fn defaults(given: &Table) -> Self {
         let _ = given;
         Self::default()
     }
 
-    /// Defaults of keys in other tables, as table and key, if a value of these tables decides them.
+    /// Defaults, each after its table and key, of keys in other tables that depend on a value of
+    /// these tables.
     fn defaults_elsewhere(given: &Table) -> Vec<([&'static str; 2], Value)> {
         let _ = given;
         Vec::new()
@@ -76,14 +79,14 @@ pub trait ModelTables: Default + Serialize + DeserializeOwned {
         Vec::new()
     }
 
-    /// What the keys mean, for [`Config::annotated`]; also keys without a default. Keys may be
-    /// missing.
+    /// The meanings of keys, for [`Config::annotated`]. Keys without a default may be listed too,
+    /// and any key may be missing.
     fn keys() -> &'static [Meaning] {
         &[]
     }
 }
 
-/// For a model without tables of its own.
+/// The tables of a model that has none.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NoTables {}
@@ -152,7 +155,7 @@ pub(super) fn check_strict<T: ModelTables>(tables: &Table) -> Result<(), ConfigE
     }
 }
 
-/// Checks that `T` reads the default values back that it wrote.
+/// Checks that `T` can read back the default values that it wrote.
 ///
 /// # Errors
 /// [`ConfigError::Tables`].
@@ -167,7 +170,8 @@ pub(super) fn check_defaults<T: ModelTables>(defaults: &Table) -> Result<(), Con
     read.map(drop).map_err(unread)
 }
 
-/// The path of a table in which unknown keys have no effect, in `value`, which is at `path`.
+/// The path of a table in which unknown keys have no effect, searched from `value`, which is at
+/// `path`.
 fn open_table<T: ModelTables>(all: &Value, value: &Value, path: &[String]) -> Option<Vec<String>> {
     let below = |(part, value): (String, &Value)| {
         let path = [path, &[part]].concat();

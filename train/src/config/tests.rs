@@ -82,7 +82,7 @@ fn later_settings_win() {
     assert!(matches!(config.schedule, ScheduleConfig::Wsd { .. }));
 }
 
-/// A table of the command line changes the keys that it has, as one of the file does.
+/// A table on the command line changes only the keys that it has, as a table in the file does.
 #[test]
 fn tables_on_the_command_line_keep_other_keys() {
     let set = "train={ steps = 7, dtype = 'bf16' }";
@@ -136,7 +136,8 @@ fn all_missing_keys_of_a_model_are_reported_together() {
     assert_eq!(found, expected);
 }
 
-/// A microbatch that is left out is the whole batch, wherever the batch size comes from.
+/// Without `train.micro_batch_size`, a microbatch is the whole batch, wherever the batch size comes
+/// from.
 #[test]
 fn the_microbatch_defaults_to_the_batch() {
     let sizes = |text: &str, sets: &[&str]| {
@@ -153,7 +154,7 @@ fn the_microbatch_defaults_to_the_batch() {
     assert!(message("", &["train.micro_batch_size=3"]).contains("not a multiple"));
 }
 
-/// Names of other programs are suggestions by meaning; the same word in our own table wins.
+/// An unknown key that another program has suggests our key with the same meaning.
 #[test]
 fn names_of_other_programs_suggest_ours() {
     let cases = [

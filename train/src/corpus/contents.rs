@@ -1,4 +1,4 @@
-//! What files contain.
+//! The documents of files, and counts of what was replaced or skipped.
 
 use super::Document;
 

@@ -60,7 +60,7 @@ fn pinned_digest() -> Option<u128> {
     u128::from_str_radix(hex, 16).ok()
 }
 
-/// `None` if a crate that the text needs is missing.
+/// Reads the pinned text; `None` if a crate that it needs is missing.
 fn read_pinned(registry: &Path) -> Option<Corpus> {
     // The registry has one folder per index: crates.io, whose folder name depends on the cargo
     // version, and mirrors.

@@ -1,4 +1,4 @@
-//! In place of `parquet` where the feature `parquet` is off.
+//! Replaces `parquet` without the feature `parquet`: reading a Parquet file is an error.
 
 use std::path::Path;
 

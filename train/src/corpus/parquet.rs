@@ -16,7 +16,7 @@ use super::contents::Contents;
 use super::text::to_text;
 use super::{CorpusError, records};
 
-/// Columns, and fields of a message.
+/// The names of the columns, and of the fields of a message, that are read.
 const READ: [&str; 4] = ["messages", "text", "role", "content"];
 
 /// Adds the documents of the file at `path`, whose rows are numbered from 1.
@@ -77,10 +77,10 @@ fn columns(schema: &Type) -> Result<Vec<Arc<Type>>, String> {
     Ok(found)
 }
 
-/// The fields of a row or group that a document is made of. The error says which of them is not
-/// text.
+/// Converts a row or group to an object with the fields of [`READ`]. The error names the field that
+/// is not text.
 fn object(row: &Row, replaced_bytes: &mut u64) -> Result<Value, String> {
-    // Others may be anything, such as the bytes of an image.
+    // Other fields may be anything, such as the bytes of an image.
     let is_read = |(name, _): &(&String, &Field)| READ.contains(&name.as_str());
     let field = |(name, field): (&String, &Field)| {
         let value = value(field, replaced_bytes);
@@ -91,7 +91,7 @@ fn object(row: &Row, replaced_bytes: &mut u64) -> Result<Value, String> {
     Ok(Value::Object(fields.collect::<Result<_, String>>()?))
 }
 
-/// Strings, lists and groups; everything else is null.
+/// Converts strings, lists and groups; everything else becomes null.
 fn value(field: &Field, replaced_bytes: &mut u64) -> Result<Value, String> {
     Ok(match field {
         Field::Str(text) => Value::String(text.clone()),

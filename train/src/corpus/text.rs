@@ -1,6 +1,6 @@
 //! Bytes of a file as text: invalid UTF-8 is replaced, and files that are not text are recognized.
 
-/// Formats that are mistaken for text, by their first bytes, and what to do with them.
+/// The first bytes of formats that may be mistaken for text, and what to do with such a file.
 const FORMATS: &[(&[u8], &str)] = &[
     (b"\x1f\x8b", "it is gzip; decompress it first"),
     (b"\x28\xb5\x2f\xfd", "it is zstd; decompress it first"),
@@ -17,11 +17,12 @@ const FORMATS: &[(&[u8], &str)] = &[
 const MAX_INVALID: f64 = 0.3;
 
 /// The text, with U+FFFD in place of invalid UTF-8, and the number of invalid bytes; or why the
-/// bytes are no text.
+/// bytes are not text.
 pub(super) fn to_text(bytes: Vec<u8>) -> Result<(String, u64), String> {
     let format = FORMATS.iter().find(|(start, _)| bytes.starts_with(start));
     let text = match String::from_utf8(bytes) {
-        // A text that starts with letters of a format, such as `BZh`, is a text.
+        // Valid UTF-8 without NUL is text, even if it starts with the letters of a format, such as
+        // `BZh`.
         Ok(text) if !text.contains('\0') => return Ok((text, 0)),
         Ok(text) => text.into_bytes(),
         Err(error) => error.into_bytes(),

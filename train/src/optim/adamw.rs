@@ -27,7 +27,7 @@ pub struct AdamW {
 
 struct Slot {
     moments: Moments,
-    /// Of stochastic rounding.
+    /// The random key of stochastic rounding.
     key: Option<RegionKey>,
 }
 
@@ -48,8 +48,8 @@ impl AdamW {
     /// AdamW of `parts` with zero state.
     ///
     /// # Errors
-    /// [`OptimError::Constant`] for a constant outside of its range; [`OptimError::StateDType`]; when
-    /// memory runs out.
+    /// [`OptimError::Constant`] for a constant outside of its range; [`OptimError::StateDType`];
+    /// when memory runs out.
     pub fn new(parts: &[Part], config: AdamWConfig, groups: &Groups) -> Result<AdamW> {
         AdamW::of(&Vec::from_iter(parts), config, groups)
     }
@@ -155,7 +155,8 @@ fn state_dtype(part: &Part, state: DType) -> Result<DType, OptimError> {
 fn rounding_key(part: &Part, config: &AdamWConfig) -> Result<Option<RegionKey>> {
     match (config.rounding, part.value().dtype()) {
         (Rounding::Stochastic, DType::BF16) => {
-            // Initial values are drawn from the key of the seed and the name alone.
+            // `rounding` keeps these numbers apart from initial values, whose key is the seed and
+            // the name alone.
             let key = Key::new(config.seed).fold_name("rounding");
             Ok(Some(key.fold_name(part.name()).within(&part.region()?)))
         }
@@ -163,7 +164,7 @@ fn rounding_key(part: &Part, config: &AdamWConfig) -> Result<Option<RegionKey>> 
     }
 }
 
-/// One batch for each learning-rate factor, or for each slot.
+/// One batch per learning-rate factor; if `separate`, one per slot.
 fn batches(slots: &Slots<Slot>, separate: bool) -> Vec<Batch> {
     let mut batches: Vec<Batch> = Vec::new();
     for (at, slot) in slots.iter().enumerate() {

@@ -78,8 +78,8 @@ pub fn assign<const N: usize>(
     Ok(ops::copy_into(&ops::cast(&new, into.dtype())?, into)?)
 }
 
-/// `new` if `scale` is finite, else `old`. The `scale` of a step is not finite if a gradient is not;
-/// the step must then change nothing.
+/// `new` if `scale` is finite, else `old`. The `scale` of a step is not finite if a gradient is
+/// not; the step must then change nothing.
 #[inline(always)]
 pub fn if_finite<W: Number>(scale: W, new: W, old: W) -> W {
     // Zero times infinity is NaN, which equals nothing.

@@ -19,7 +19,7 @@ pub struct AdamWConfig {
     pub eps: f64,
     /// Decoupled weight decay, relative to the learning rate.
     pub weight_decay: f64,
-    /// The dtype of the state: f32 (which is f64 for f64 parameters), or bf16 to halve its memory.
+    /// The dtype of the state: f32 (f64 for f64 parameters), or bf16 to halve its memory.
     #[serde(with = "float")]
     pub state_dtype: DType,
     /// How bf16 parameters are rounded.
@@ -56,9 +56,9 @@ impl Default for AdamWConfig {
 }
 
 impl AdamWConfig {
-    /// Checks that stochastic rounding, if it is chosen, has an effect on one of `params`: those that
-    /// AdamW updates in the whole model, also where this rank has none of their rows.
-    /// [`Updater::new`](crate::updater::Updater::new) calls it.
+    /// Checks that stochastic rounding, if it is chosen, has an effect on one of `params`. These
+    /// are all parameters of the model that AdamW updates, even if this rank has none of their
+    /// rows. [`Updater::new`](crate::updater::Updater::new) calls it.
     ///
     /// # Errors
     /// [`OptimError::Rounding`].
@@ -217,7 +217,7 @@ impl Default for MuonConfig {
 }
 
 impl MuonConfig {
-    /// Without those of its AdamW.
+    /// The ranges of Muon's own constants, without those of its AdamW.
     pub(crate) fn ranges(&self) -> Ranges {
         let ranges = Ranges::default()
             .decay("momentum", self.momentum)
@@ -260,7 +260,7 @@ pub struct Group {
     /// Factor of the learning rate; 0 freezes the parameters.
     #[serde(default = "unscaled")]
     pub learning_rate_factor: f64,
-    /// The weight decay in place of the optimizer's, also for parameters with fewer than two dims.
+    /// The weight decay in place of the optimizer's, even for parameters with fewer than two dims.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight_decay: Option<f64>,
 }
@@ -269,7 +269,7 @@ fn unscaled() -> f64 {
     1.0
 }
 
-/// f32 and bf16, under their names.
+/// Serializes f32 and bf16 by name.
 mod float {
     use meshgrad_runtime::DType;
     use serde::de::Error;

@@ -17,7 +17,7 @@ static AVERAGE: Signature = Signature::new("ema", "average: F[~], param: F[~] ->
 /// average = decay * average + (1 - decay) * param
 /// ```
 ///
-/// They start at the values at construction. The state is `ema`, f32 (f64 for f64), also for bf16
+/// They start at the values at construction. The state is `ema`, f32 (f64 for f64), even for bf16
 /// parameters. Parts may be any range of rows.
 pub struct Ema {
     decay: f64,
@@ -41,7 +41,7 @@ impl Ema {
         Ok(Ema { decay, slots })
     }
 
-    /// Averages the current values in. Does not wait for the device.
+    /// Updates the averages with the current values. Does not wait for the device.
     ///
     /// # Errors
     /// [`OptimError::Parts`], [`OptimError::Changed`] for other parts than those of the

@@ -21,7 +21,7 @@ pub enum OptimError {
         allowed: &'static str,
     },
 
-    /// An optimizer's state has a name that is taken, or cannot be that of a folder.
+    /// An optimizer's state has a name that is taken, or that a folder cannot have.
     #[error(
         "the optimizer `{optimizer}` cannot have a state named `{name}`: give each state a name of \
          its own, of letters, digits, `_` and `-`, other than `ema` and `buffers`"
@@ -63,7 +63,7 @@ pub enum OptimError {
         example: String,
     },
 
-    /// A part whose value does not have its rows.
+    /// A part whose value does not match its rows.
     #[error(
         "part of `{name}`: rows {}..{} of a parameter of shape {global} need {expected} elements \
          in a contiguous tensor, but the value has shape {actual}", rows.start, rows.end
@@ -129,7 +129,7 @@ pub enum OptimError {
         state: DType,
     },
 
-    /// Stochastic rounding of parameters that are not rounded.
+    /// Stochastic rounding without a bf16 parameter to round.
     #[error(
         "stochastic rounding has no effect, because AdamW updates no bf16 parameter: `{name}` is \
          {param}; use rounding nearest, or parameters in bf16"
@@ -141,7 +141,7 @@ pub enum OptimError {
         param: DType,
     },
 
-    /// Another number of parts.
+    /// Another number of parts than at construction.
     #[error("there are {actual} parts, but {expected} at construction")]
     Count {
         /// Parts at construction.
@@ -157,7 +157,7 @@ pub enum OptimError {
         dtype: DType,
     },
 
-    /// A step with another number of parts or gradients.
+    /// A step with another number of parts or gradients than at construction.
     #[error(
         "the optimizer was constructed with {expected} part(s); the step has {parts}, and \
          {gradients} gradient(s)"
@@ -182,7 +182,7 @@ pub enum OptimError {
         value: Shape,
     },
 
-    /// A step with other parts.
+    /// A step with other parts than those of the construction.
     #[error("a part was {expected}, but is now {actual}; construct the optimizer again")]
     Changed {
         /// Name, dtype, shape and rows at construction.

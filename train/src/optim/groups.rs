@@ -8,7 +8,7 @@ use super::{Group, OptimError, Part};
 /// An ordered list of [`Group`]s. The first whose pattern matches a parameter applies to it.
 ///
 /// A parameter without a group has learning-rate factor 1. Its weight decay is the optimizer's, or
-/// 0 if it has fewer than two dims, as norms and biases.
+/// 0 if the parameter has fewer than two dims, such as a norm or bias.
 #[derive(Clone, Debug, Default)]
 pub struct Groups(Vec<(Pattern, Group)>);
 
@@ -22,8 +22,8 @@ pub struct Settings {
 }
 
 impl Groups {
-    /// Groups for a model whose parameters are named `names`: those of the whole model, also where
-    /// this rank has a part of them.
+    /// Groups for a model whose parameters are named `names`. These are the names of the whole
+    /// model, even if this rank has only a part of it.
     ///
     /// # Errors
     /// [`OptimError::Pattern`]; [`OptimError::Unmatched`] and [`OptimError::Shadowed`] when a

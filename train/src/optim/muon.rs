@@ -64,7 +64,7 @@ pub struct Muon {
     is_matrix: Vec<bool>,
 }
 
-/// The parameters that Muon does not leave to AdamW.
+/// Selects the parameters that Muon updates itself; its AdamW updates the others.
 pub(crate) struct Matrices {
     adamw_names: Vec<glob::Pattern>,
 }
@@ -205,7 +205,7 @@ fn orthogonalized(x: &Tensor, config: &MuonConfig) -> Result<Tensor> {
     Ok(oriented(x)?)
 }
 
-/// a b, of operands rounded to bf16 if `dtype` is bf16, with f32 sums.
+/// a b. If `dtype` is bf16, the operands are rounded to bf16 and the sums are f32.
 fn product(a: &Tensor, b: &Tensor, dtype: DType) -> Result<Tensor> {
     if dtype != DType::BF16 {
         return Ok(ops::matmul(a, b)?);

@@ -9,15 +9,15 @@ use meshgrad_runtime::{DType, Region, Shape, Tensor, ops};
 use super::OptimError;
 use crate::Result;
 
-/// A range of the rows of a parameter. All dims but the last, merged, are its rows; a parameter
-/// with fewer than two dims is one row.
+/// A range of the rows of a parameter. Its rows are all dims but the last, merged; a parameter with
+/// fewer than two dims is one row.
 #[derive(Clone, Debug)]
 pub struct Part {
     spec: PartSpec,
     value: Tensor,
 }
 
-/// What a part is, without its value.
+/// The description of a part, without its value.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct PartSpec {
     pub(super) name: String,
@@ -165,7 +165,7 @@ impl fmt::Display for PartSpec {
     }
 }
 
-/// `x`, contiguous, in another shape. Writing to it writes to `x`.
+/// A view of `x`, which must be contiguous, in another shape.
 pub(super) fn viewed(x: &Tensor, shape: &[usize]) -> Result<Tensor> {
     // A contiguous tensor reshapes to any shape without a copy.
     Ok(ops::reshape(x, shape)?)

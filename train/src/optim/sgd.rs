@@ -40,7 +40,7 @@ static NESTEROV_STEP: Signature = Signature::new(
 /// param  = param - learning_rate * d
 /// ```
 ///
-/// where d is the buffer, with Nesterov g + momentum * buffer, and without momentum g.
+/// where d is the buffer; with Nesterov, g + momentum * buffer; without momentum, g.
 ///
 /// The state is `momentum_buffer`, f32 (f64 for f64), if there is momentum. A bf16 parameter is
 /// rounded to nearest.

@@ -25,7 +25,7 @@ pub(super) struct Update<'a, S> {
     pub(super) gradient: &'a Tensor,
     pub(super) state: &'a S,
     pub(super) weight_decay: f64,
-    /// With the part's factor.
+    /// The learning rate times the part's factor.
     pub(super) learning_rate: &'a Tensor,
     pub(super) step: &'a Tensor,
     pub(super) scale: &'a Tensor,
@@ -56,7 +56,8 @@ impl<S> Slots<S> {
         Ok(Slots(parts.into_iter().map(slot).collect::<Result<_>>()?))
     }
 
-    /// The slots with the parts and gradients of a step, or with values in place of gradients.
+    /// Checks the parts and gradients of a step against the slots and combines them. Values may
+    /// take the place of gradients.
     pub(super) fn due<'a>(
         &'a self,
         parts: Vec<(&'a Part, &'a Tensor)>,
@@ -67,7 +68,7 @@ impl<S> Slots<S> {
             .collect()
     }
 
-    /// Calls `update` for each part, once all are checked.
+    /// Calls `update` for each part, after all are checked.
     pub(super) fn each(
         &self,
         pairs: Vec<(&Part, &Tensor)>,
@@ -136,7 +137,7 @@ impl<S> Slot<S> {
     }
 }
 
-/// Pairs `parts` with `gradients`, of which there must be `expected`.
+/// Pairs `parts` with `gradients`; there must be `expected` of each.
 pub(super) fn pairs<'a>(
     expected: usize,
     parts: &'a [Part],

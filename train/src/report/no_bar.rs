@@ -1,4 +1,4 @@
-//! In place of `bar` where the feature `progress` is off: lines are printed, never redrawn.
+//! Replaces `bar` without the feature `progress`: lines are printed, never redrawn.
 
 /// A bar that cannot exist.
 pub(super) enum Bar {}

@@ -9,8 +9,7 @@ use twox_hash::XxHash3_64;
 use super::{CONFIG, LOCK, RunFolder};
 use crate::config::{Config, ConfigError, Override};
 
-/// Keys, or tables, that do not decide what is trained: how long, in how much memory, and what is
-/// reported.
+/// Keys and tables that do not change what is trained, only the length, memory and output of a run.
 const OF_NO_RUN: [&str; 7] = [
     "train.steps",
     "train.micro_batch_size",
@@ -26,14 +25,15 @@ const LONGEST: usize = 60;
 
 impl RunFolder {
     /// The default folder of a run with these settings: `runs/NAME`, where NAME is the name of the
-    /// configuration file without its extension, or `default`. Overrides of what is trained follow,
-    /// as in `runs/default,train.seed=2`; if that is long, as a digest. A `config.toml` in a run
-    /// folder belongs to that folder.
+    /// configuration file without its extension, or `default`. Overrides that change what is
+    /// trained are appended, as in `runs/default,train.seed=2`; as a digest if they are long or
+    /// have characters that shells interpret. If `file` is the `config.toml` of a run folder, the
+    /// default is that folder.
     ///
-    /// `config` is what `file` and `overrides` give.
+    /// `config` is the configuration that `file` and `overrides` resolve to.
     ///
     /// # Errors
-    /// None but those of writing `config` as TOML.
+    /// When `config` cannot be written as TOML.
     pub fn default_path(
         file: Option<&Path>,
         overrides: &[Override],
@@ -126,7 +126,7 @@ mod tests {
         assert_eq!(path(Some("a.toml"), &[two[1], two[0]]), expected);
     }
 
-    /// How long a run is, what it costs and what it prints does not make it another run.
+    /// A run keeps its folder if only its length, memory or output changes.
     #[test]
     fn a_run_may_be_continued_with_other_settings() {
         let others = [

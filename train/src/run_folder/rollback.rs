@@ -22,8 +22,8 @@ pub(crate) struct Rollback {
 }
 
 impl Rollback {
-    /// The files of `folder` are restored as they are now. They may be replaced by renames, but not
-    /// written in place.
+    /// Links the files of `folder`, to restore them when dropped. Meanwhile they may be replaced by
+    /// renames, but not written in place.
     ///
     /// # Errors
     /// [`RunFolderError::Write`].
@@ -50,7 +50,7 @@ impl Rollback {
 
 impl Drop for Rollback {
     fn drop(&mut self) {
-        // The error of the start is reported. One of cleaning up would hide it.
+        // The error of the start is reported. An error of cleaning up would hide it.
         if self.is_kept {
             let _ = fs::remove_dir_all(self.run.join(BEFORE));
             return;
@@ -72,7 +72,7 @@ fn remove_new(run: &Path, created: &Path) {
     }
 }
 
-/// Links the files of `run` into a folder of it, which appears when it is complete.
+/// Links the files of `run` into a folder inside it, which appears when it is complete.
 fn link_files(run: &Path) -> io::Result<()> {
     let links = run.join(BEFORE);
     let unfinished = links.with_extension("partial");
@@ -88,8 +88,8 @@ fn link_files(run: &Path) -> io::Result<()> {
     fs::rename(unfinished, links)
 }
 
-/// Restores the files of `run` from their links, which a failed start or one that was killed left.
-/// Does nothing without links.
+/// Restores the files of `run` from the links that a failed or killed start left. Does nothing
+/// without links.
 fn restore(run: &Path) -> io::Result<()> {
     let links = run.join(BEFORE);
     if !links.exists() {

@@ -31,12 +31,12 @@ pub(super) struct Parts<'a, M, I> {
     pub(super) data: Data,
     /// The model, whose values are not needed yet.
     pub(super) model: M,
-    /// Sets the values of the model of a new run; adds what to report.
+    /// Sets the values of a new run's model; adds messages to report.
     pub(super) init: I,
     pub(super) start: Start<'a>,
 }
 
-/// Trains a model until the run ends. `rollback` is kept once the run can start.
+/// Trains a model until the run ends. `rollback` undoes what was written if the run cannot start.
 pub(super) fn train<M, I>(
     session: Session<'_>,
     parts: Parts<'_, M, I>,
@@ -70,7 +70,7 @@ pub(super) struct Run<'a, M> {
     stop: Option<&'a AtomicBool>,
     /// Steps done before this run.
     pub(super) first_step: u64,
-    /// What happened to checkpoints, and what differs from the run so far, for people.
+    /// Messages to print: what happened to checkpoints, and which settings have changed.
     pub(super) notes: Vec<String>,
     last: u64,
     val_loss: Option<f64>,
@@ -101,7 +101,7 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
         let (stop, stop_after) = (session.stop, session.stop_after);
         let model = match session.optimizer {
             None => memory::check(model, config, device)?,
-            // The state of another optimizer is known only once it is made.
+            // The state of a program's own optimizer is known only after its construction.
             Some(_) => model,
         };
         let mut notes = Vec::new();
@@ -342,7 +342,7 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
 
     /// Copies the state and starts to write it in the background.
     fn save(&mut self, step: u64) -> Result<()> {
-        // The next task may remove the previous checkpoint, so that one is reported before.
+        // The next task may remove the previous checkpoint, so the previous one is reported first.
         let previous = self.saver.wait();
         self.saved(previous)?;
         self.trainer
@@ -419,7 +419,7 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
     }
 }
 
-/// Moves what an earlier run did after `step` aside. Returns what to report.
+/// Moves aside what an earlier run did after `step`. Returns a message to report.
 fn set_aside(folder: &RunFolder, step: u64) -> Result<Option<String>> {
     let aside = folder.set_aside_after(step)?;
     let note = |aside: PathBuf| {
@@ -429,7 +429,7 @@ fn set_aside(folder: &RunFolder, step: u64) -> Result<Option<String>> {
     Ok(aside.map(note))
 }
 
-/// Moves what another run did aside. Returns what to report.
+/// Moves aside what another run did. Returns a message to report.
 fn set_aside_run(folder: &RunFolder) -> Result<Option<String>> {
     let aside = folder.set_aside_run()?;
     let note = |aside: PathBuf| {
@@ -439,7 +439,7 @@ fn set_aside_run(folder: &RunFolder) -> Result<Option<String>> {
     Ok(aside.map(note))
 }
 
-/// The trainer of a session, whose model has values.
+/// The trainer of a session. `model` has values.
 fn trainer<M: Model>(session: Session<'_>, model: M) -> Result<Trainer<M>> {
     let Session { config, device, .. } = session;
     let options = &config.optimizer;

@@ -22,14 +22,14 @@ pub(super) struct Start<'a> {
     config: &'a Config,
     /// The newest checkpoint that seems to be intact, and the others.
     resume: Option<(Committed, Candidates)>,
-    /// What differs from the settings in the checkpoint.
+    /// The settings that differ from those in the checkpoint.
     changes: Vec<Change>,
     /// Whether the checkpoint is in the folder of another run.
     is_of_other_run: bool,
 }
 
 impl<'a> Start<'a> {
-    /// Chooses the checkpoint, and checks that its configuration fits that of this run.
+    /// Chooses the checkpoint, and checks that its configuration fits this run.
     pub(super) fn choose(
         resume: &Resume,
         folder: &RunFolder,
@@ -60,8 +60,8 @@ impl<'a> Start<'a> {
         })
     }
 
-    /// Whether the checkpoint is in the folder of another run, which then has the metrics of the
-    /// steps before it.
+    /// Whether the checkpoint is in the folder of another run. That folder then has the metrics of
+    /// the earlier steps.
     pub(super) fn is_of_other_run(&self) -> bool {
         self.is_of_other_run
     }
@@ -71,7 +71,7 @@ impl<'a> Start<'a> {
         self.resume.as_ref().map(|(checkpoint, _)| checkpoint)
     }
 
-    /// Checks the text, by digest, and the tokenizer.
+    /// Checks that the digest of the text and the tokenizer are those of the checkpoint's run.
     pub(super) fn check_data(&self, text: u128, tokenizer: &Tokenizer) -> Result<()> {
         match self.checkpoint() {
             Some(checkpoint) => checkpoint::check_data(checkpoint, text, tokenizer),
@@ -80,7 +80,7 @@ impl<'a> Start<'a> {
     }
 
     /// Restores the state of `trainer`, from an earlier checkpoint if this one is damaged. Returns
-    /// the step that is done, and adds what to report to `notes`.
+    /// the number of steps done, and adds messages to `notes`.
     pub(super) fn restore<M: Model>(
         self,
         data: &Data,

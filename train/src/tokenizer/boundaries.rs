@@ -1,4 +1,4 @@
-//! Where a text may be split so that its pieces have the ids of the whole.
+//! Splits a text into pieces that have the same ids as the whole.
 
 use twox_hash::XxHash3_64;
 
@@ -19,7 +19,7 @@ pub(super) fn next_chunk(text: &str) -> usize {
 
 /// The length of the first piece of a text for GPT-2's pre-tokenizer. Its pieces are an optional
 /// space followed by only letters, only digits or only punctuation; or only white space; or an
-/// apostrophe with letters. None continues from a letter or digit to another kind of ASCII
+/// apostrophe with letters. No piece continues from a letter or digit to another kind of ASCII
 /// character, nor from punctuation to white space.
 pub(super) fn next_word(text: &str) -> usize {
     let bytes = text.as_bytes();

@@ -5,7 +5,7 @@ use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{AddedToken, PreTokenizerWrapper, Tokenizer};
 
-/// A tokenizer of the library. Errors are its messages.
+/// A tokenizer of the library. Errors are the library's messages.
 pub(super) struct Library(Box<Tokenizer>);
 
 type Result<T> = std::result::Result<T, String>;

@@ -37,7 +37,7 @@ fn averages_equal_torch() {
     assert_eq!(further(0.1, SCALE), NAMES.len());
 }
 
-/// An evaluation with the averages leaves the weights as they were, also if their dtype cannot hold
+/// An evaluation with the averages leaves the weights as they were, even if their dtype cannot hold
 /// the averages.
 #[test]
 fn weights_are_restored() {

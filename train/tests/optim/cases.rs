@@ -59,7 +59,7 @@ pub(crate) fn muon(config: MuonConfig) -> Make {
     Box::new(move |parts| Box::new(Muon::new(parts, config.clone(), &Groups::default()).unwrap()))
 }
 
-/// What the fixtures have, with a mistake.
+/// The optimizers of the fixtures, with the mistake `fault`.
 pub(crate) fn cases_with(fault: Fault) -> Vec<Case> {
     let decay = |decay: f64| if fault == Fault::Decay { 0.0 } else { decay };
     let betas = |betas: (f64, f64)| match fault {
@@ -134,7 +134,7 @@ pub(crate) fn cases() -> Vec<Case> {
     cases_with(Fault::None)
 }
 
-/// The optimizers of the laws: all of the fixtures, Muon with AdamW, and bf16 state.
+/// The optimizers that must obey the laws: those of the fixtures, Muon with AdamW, and bf16 state.
 pub(crate) fn optimizers() -> Vec<(&'static str, Make)> {
     let bf16 = |parts: &[Part]| {
         let is_rounded = parts.iter().any(|part| part.value().dtype() == DType::BF16);

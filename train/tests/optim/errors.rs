@@ -168,8 +168,8 @@ fn param<const N: usize>(name: &str, shape: [usize; N], dtype: DType) -> Param {
     Param::with_spec(name, spec)
 }
 
-/// Stochastic rounding needs a bf16 parameter that AdamW updates, anywhere in the model. A rank whose
-/// parts are all f32 is no error.
+/// Stochastic rounding needs a bf16 parameter that AdamW updates, anywhere in the model. It is not
+/// an error if all parts of a rank are f32.
 #[test]
 fn stochastic_rounding_needs_a_bf16_parameter_of_the_model() {
     let adamw = OptimizerConfig::named("adamw").unwrap();
@@ -232,7 +232,7 @@ impl Optimizer for Named {
     }
 }
 
-/// The names of the state are those of folders of a checkpoint.
+/// The names of the state must be distinct and valid names of folders in a checkpoint.
 #[test]
 fn names_of_state_are_checked() {
     let model = Layer::new(DType::F32, DType::F32, DType::F32);

@@ -34,8 +34,8 @@ fn restored_state_continues_with_the_same_bits() {
     }
 }
 
-/// Rows that are updated alone get the bits that they get as rows of the whole parameter, for any
-/// dtype and rounding, if the optimizer works element by element.
+/// If the optimizer works element by element, updating rows alone gives the same bits as updating
+/// the whole parameter, for any dtype and rounding.
 #[test]
 fn rows_alone_equal_rows_of_the_whole() {
     let device = Device::cpu();
@@ -67,7 +67,7 @@ fn rows_alone_equal_rows_of_the_whole() {
     }
 }
 
-/// Experts that are updated alone get the bits that they get in the whole parameter.
+/// Updating experts alone gives the same bits as updating the whole parameter.
 #[test]
 fn matrices_alone_equal_matrices_of_the_whole() {
     let device = Device::cpu();
@@ -86,7 +86,7 @@ fn matrices_alone_equal_matrices_of_the_whole() {
     }
 }
 
-/// A factor that is not finite changes no bit, whatever the gradients are.
+/// A step whose `scale` is not finite changes no bit, whatever the gradients are.
 #[test]
 fn a_step_with_a_bad_scale_changes_nothing() {
     let device = Device::cpu();
@@ -174,7 +174,7 @@ fn stochastic_rounding_moves_bf16_weights() {
     assert_ne!(train(Rounding::Stochastic, 2), moved);
 }
 
-/// A learning-rate factor is a learning rate, and a factor of 0 freezes.
+/// A learning-rate factor multiplies the learning rate, and a factor of 0 freezes.
 #[test]
 fn groups_change_learning_rates_and_decays() {
     let device = Device::cpu();
@@ -232,7 +232,7 @@ fn groups_change_learning_rates_and_decays() {
     }
 }
 
-/// Muon leaves parameters with fewer than two dims, and those that it is told, to its AdamW.
+/// Muon's AdamW updates parameters with fewer than two dims and those that `adamw_names` matches.
 #[test]
 fn muon_leaves_other_parameters_to_adamw() {
     let device = Device::cpu();

@@ -10,7 +10,7 @@ use crate::splitmix::SplitMix64;
 /// Bytes that a disk writes atomically.
 const SECTOR: usize = 512;
 
-/// Which of the unsynced changes reached the disk, numbered in the order of files and folders.
+/// The unsynced changes that reached the disk. Indices follow the order of files and folders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Survivors {
     /// None of them.
@@ -100,7 +100,7 @@ impl Tree {
     }
 }
 
-/// Moves a node and everything below it.
+/// Moves a node and everything below it to `to`.
 fn keep_named(from: &mut BTreeMap<u64, Node>, ino: u64, to: &mut BTreeMap<u64, Node>) {
     let Some(node) = from.remove(&ino) else {
         return;

@@ -8,7 +8,7 @@ pub(super) type Ino = u64;
 
 pub(super) const ROOT: Ino = 0;
 
-/// Cheap to clone: nodes are copied on write.
+/// All files and folders. Cheap to clone: nodes are copied on write.
 #[derive(Debug, Clone)]
 pub(super) struct Tree {
     pub(super) nodes: BTreeMap<Ino, Node>,
@@ -86,7 +86,7 @@ impl FileChange {
 }
 
 impl NameChange {
-    /// Works even if an earlier change did not survive.
+    /// Applies the change, even if an earlier one did not survive.
     pub(super) fn apply(&self, names: &mut Names) {
         match self {
             NameChange::Add { name, ino } => {

@@ -7,7 +7,7 @@
 //! intrinsics are three times as fast.
 //!
 //! A store of part of a cache line first reads the line from memory and evicts another one. Both
-//! are unnecessary when the whole line is about to be overwritten. [`stream`] avoids them, which is
+//! are unnecessary when the whole line is about to be overwritten. [`stream`] avoids both: it is
 //! twice as fast for targets far larger than the caches.
 
 use std::ops::Range;

@@ -8,7 +8,7 @@ use crate::plan::ByteLoop;
 #[derive(Clone, Copy)]
 pub(super) struct Side<'l>(&'l [ByteLoop]);
 
-/// The offsets of an iteration of a side, relative to its first one.
+/// The offsets of an iteration of a side, relative to the side's first iteration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Offset {
     pub(super) from: u64,
@@ -69,8 +69,8 @@ const ONCE: ByteLoop = ByteLoop {
     to: 0,
 };
 
-/// The loops of a copy: first those of the tiles' rows, then those of their columns, then the loops
-/// around the tiles.
+/// The loops of a copy: first over the rows of tiles, then over their columns, then around the
+/// tiles.
 pub(super) struct Sides {
     loops: Vec<ByteLoop>,
     rows: usize,
@@ -78,9 +78,9 @@ pub(super) struct Sides {
 }
 
 impl Sides {
-    /// Columns start with the loop that has the smallest stride in the target, rows with the one of
-    /// the remaining loops that has the smallest stride in the window. Both are extended by loops
-    /// that continue at their ends, until there are `wide` columns and `high` rows.
+    /// Columns start with the loop that has the smallest stride in the target. Rows start with the
+    /// remaining loop that has the smallest stride in the window. Both are extended by loops that
+    /// continue at their ends, until there are `wide` columns and `high` rows.
     pub(super) fn new(loops: &[ByteLoop], high: u64, wide: u64) -> Sides {
         let mut left = loops.to_vec();
         left.retain(|it| it.count != 1);

@@ -9,8 +9,8 @@
 //!     i j k l ..                     c g k ..                  c g k ..
 //! ```
 //!
-//! Rows of the window and of the target are often a power of two apart, and then map to so few
-//! cache sets that the cache cannot hold one element of each. So a tile reads at least a cache line
+//! Rows of the window and of the target are often a power of two apart. They then map to so few
+//! cache sets that the cache cannot hold a line of each row. So a tile reads at least a cache line
 //! from each row of the window and writes whole cache lines to each row of the target. The tile's
 //! own rows are padded so that they are not a power of two apart.
 
@@ -36,7 +36,7 @@ const NARROW: usize = 64;
 const CACHE_LINE: usize = 64;
 
 /// Copies that span at least this many bytes of the target bypass the caches, which could not hold
-/// it.
+/// that much.
 pub(super) const FAR: u64 = 1 << 20;
 
 type Tile = [[u8; PITCH]; ROWS];
@@ -158,8 +158,8 @@ impl Tiles<'_> {
         }
     }
 
-    /// The width of the first tiles, so that the rows of later ones start at a cache line of the
-    /// target.
+    /// The width of the first tiles, chosen so that the rows of later tiles start at a cache line
+    /// of the target.
     fn first_width(&mut self, to: u64, widest: usize) -> usize {
         let first = self.place.bytes(to..to + self.to_element);
         let off = first.as_ptr() as usize % CACHE_LINE;

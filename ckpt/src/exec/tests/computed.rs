@@ -14,7 +14,7 @@ use crate::{Dtype, Error, FileWriter, Folder};
 const ROWS: u64 = 12;
 const COLUMNS: u64 = 7;
 
-/// Small whole numbers, so that nothing here is rounded.
+/// An element of a source tensor: a small whole number, so that nothing here is rounded.
 fn element(name: &str, at: u64) -> f64 {
     let seed = u64::from(name.as_bytes()[0]);
     ((at * 7 + seed) % 11) as f64 - 5.0
@@ -37,13 +37,13 @@ fn at(name: &str, columns: u64, row: u64, column: u64) -> f64 {
     element(name, row * columns + column)
 }
 
-/// lora(w, a, b, scale=2), of rank 2.
+/// An element of lora(w, a, b, scale=2), of rank 2.
 fn merged(row: u64, column: u64) -> f64 {
     let update = |r| at("b", 2, row, r) * at("a", COLUMNS, r, column);
     at("w", COLUMNS, row, column) + 2.0 * (update(0) + update(1))
 }
 
-/// dequant(w, s, F32, block=5x3).
+/// An element of dequant(w, s, F32, block=5x3).
 fn scaled(row: u64, column: u64) -> f64 {
     at("w", COLUMNS, row, column) * at("s", 3, row / 5, column / 3)
 }

@@ -83,7 +83,7 @@ fn rules_that_cannot_work_are_reported() {
     }
 }
 
-/// The position and the reason of a syntax error.
+/// A syntax error is reported with its position and reason.
 #[test]
 fn syntax_errors_have_a_position() {
     let cases = [

@@ -150,7 +150,7 @@ fn all_mismatches_are_reported_together() {
     assert!(AllowedProblems::none().and("missing:x").is_err());
 }
 
-/// Two chained maps, with an inverse through both.
+/// Maps can be chained, and the chain has an inverse.
 #[test]
 fn maps_compose() {
     let sources = qwen3_moe(2, 3, false);

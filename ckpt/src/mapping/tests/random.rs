@@ -83,7 +83,7 @@ proptest::proptest! {
     }
 }
 
-/// What a wrong argument or name in a random map is.
+/// The kinds of mistakes in random maps.
 const WRONGS: [&str; 4] = ["none", "declared", "name", "dropped"];
 
 /// A map of several rules, some of them wrong. Arguments that the inverse needs may contradict the
@@ -104,7 +104,7 @@ fn random_map(rng: &mut SplitMix64) -> (String, Vec<TensorSpec>) {
     (map, sources)
 }
 
-/// Some numbers of `shares=` and `rows=` are others, or the arguments are left out.
+/// Changes some numbers of `shares=` and `rows=`, or removes the arguments.
 fn with_wrong_arguments(rng: &mut SplitMix64, map: &str) -> String {
     let mut wrong = String::new();
     let mut rest = map;
@@ -124,7 +124,7 @@ fn with_wrong_arguments(rng: &mut SplitMix64, map: &str) -> String {
     wrong + rest
 }
 
-/// Elements of the sources after there and back, each by its origin, as in `t0.3`.
+/// The elements of a source after a round trip, each by its origin, as in `t0.3`.
 fn there_and_back(there: &Bound, back: &Bound, spec: &TensorSpec) -> Vec<String> {
     let origin = |place: &String| {
         let names = there.outputs().map(|it| it.name);
@@ -150,8 +150,9 @@ fn is_restored(there: &Bound, back: &Bound, sources: &[TensorSpec]) -> bool {
     after == before && after.iter().all(is_same)
 }
 
-/// 1,000 random maps, wrong ones too: what `convert` and `convert --inverse` write equals the source,
-/// or one of them refuses before it writes. A map that is called proven restores the source.
+/// For 1,000 random maps, some with mistakes: `convert` followed by `convert --inverse` restores
+/// the source, or one of them refuses before it writes. Exactly the maps that restore the source
+/// are called proven.
 #[test]
 fn there_and_back_is_equal_or_refused() {
     let (mut restored, mut refused, mut refused_back) = (0, 0, 0);

@@ -1,4 +1,4 @@
-//! There and back with what the two commands know: the reversed map has no targets.
+//! Round trips with only what the two commands know: the reversed map has no targets.
 
 use super::{bind, specs};
 use crate::mapping::{AllowedProblems, Bound, Mapping, NotInvertible, Report, TensorSpec};
@@ -14,7 +14,7 @@ fn rejected(map: &str, sources: &[TensorSpec]) -> String {
     there(map, sources).unwrap_err().to_string()
 }
 
-/// Heads of other numbers than the example map says.
+/// Shares must have the ratio of the operands' extents.
 #[test]
 fn shares_must_be_those_of_the_tensors() {
     let layer = "model.layers.0.self_attn";
@@ -91,7 +91,7 @@ fn a_refused_inverse_is_not_proven() {
     }
 }
 
-/// The way back may apply a rule that the way there had no use for.
+/// A map is not proven if the way back applies a rule that the way there did not.
 #[test]
 fn a_way_back_by_another_rule_is_not_proven() {
     let map = "a.{l} ?= b.{l}\n{r:path} = {r:path}";
@@ -115,7 +115,7 @@ fn a_map_that_leaves_tensors_out_is_not_proven() {
     assert_eq!(error.to_string(), "`b` is left out, which was allowed");
 }
 
-/// The way back of a tied tensor that the source lacks adds it.
+/// The way back adds a tied tensor that the source lacks.
 #[test]
 fn added_tensors_are_listed() {
     let map = "head = tied(head, embed)\nembed = embed";
@@ -124,7 +124,7 @@ fn added_tensors_are_listed() {
     assert_eq!(trip.ties.len(), 1);
 }
 
-/// A rule that matches no tensor is an error with the way out; `?=` makes it optional.
+/// A rule that matches no tensor is an error that says what to do; `?=` makes it optional.
 #[test]
 fn rules_that_match_nothing_are_errors() {
     let sources = specs(&[("model.layers.0.norm", &[4]), ("model.layers.1.norm", &[4])]);
@@ -168,7 +168,7 @@ fn rules_that_match_nothing_are_errors() {
     assert!(mapping.bind(&sources, None, &allowed.unwrap()).is_ok());
 }
 
-/// With requested tensors a rule may apply to none: a pipeline stage has some layers only.
+/// With requested tensors, a rule may apply to none: a pipeline stage has only some layers.
 #[test]
 fn requested_tensors_need_not_match_every_rule() {
     let sources = specs(&[("a", &[4]), ("b", &[4])]);
@@ -178,7 +178,8 @@ fn requested_tensors_need_not_match_every_rule() {
     assert_eq!(bound.unwrap().outputs().collect::<Vec<_>>(), targets);
 }
 
-/// A rule of two names beside one that keeps all others may be a copy or a renaming.
+/// Beside a rule that keeps all other names, a rule of two names could mean a copy or a renaming,
+/// so it must say which.
 #[test]
 fn copies_that_drop_the_original_are_errors() {
     let sources = specs(&[("embed", &[4]), ("norm", &[4])]);
@@ -218,7 +219,7 @@ fn empty_slices_are_rejected() {
     }
 }
 
-/// `?=` with and without spaces; a `?` elsewhere belongs to the name.
+/// `?=` may have spaces around it or none; a `?` elsewhere belongs to the name.
 #[test]
 fn optional_rules_are_parsed() {
     let spaced = Mapping::parse("a ?= b").unwrap();

@@ -23,7 +23,8 @@ pub(super) struct Descriptors {
 }
 
 impl Descriptors {
-    /// `None` where the system or the file system does not support direct writes.
+    /// Opens the file again, for direct writes; `None` if the system or the file system does not
+    /// support them.
     pub(super) fn open(cached: &Arc<File>) -> Option<Descriptors> {
         let write = <File as FileExt>::write_at;
         Some(Descriptors::new(cached, open_direct(cached)?, write))

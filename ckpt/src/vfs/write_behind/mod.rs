@@ -14,8 +14,8 @@
 //! single write. A page that two writes share is written through the cache both times, by any
 //! thread or process. (The cache may group several pages, but only pages that a write has touched.)
 //! So no page is dirty in the cache while it is written directly. The exception is bytes that are
-//! written again: then the later write waits for the earlier block, and for a direct write the
-//! system flushes the dirty pages of its range and drops them from the cache.
+//! written again. The later write then waits for the earlier block. If the later write is direct,
+//! the system flushes the dirty pages of its range and drops them from the cache.
 //!
 //! An error is returned by a later call and by all calls after that one, including syncs.
 //!
@@ -139,8 +139,8 @@ impl DirectWriter {
 }
 
 impl Drop for DirectWriter {
-    /// Waits for pending writes. None may follow the close of a file, because its space may already
-    /// count as free.
+    /// Waits for pending writes. A write must not follow the close of its file, because the file's
+    /// space may then count as free.
     fn drop(&mut self) {
         // A caller that needs the error must sync.
         let _ = self.in_flight.drain();

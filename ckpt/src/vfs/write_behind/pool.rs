@@ -1,5 +1,5 @@
-//! The threads that write, and their blocks: 8 MiB in total for all files of the process. They
-//! start with the first file that needs them and end with the last.
+//! The threads that write, and their blocks: 8 MiB in total for all files of the process. The
+//! threads start with the first file that needs them and end with the last.
 
 use std::collections::VecDeque;
 use std::io;

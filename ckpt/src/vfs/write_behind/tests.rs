@@ -290,7 +290,7 @@ fn written_large(folder: &Path) {
     assert!(done.unwrap() == expected);
 }
 
-/// Tests the file system of temporary files, and one in memory.
+/// Holds on the file system of temporary files and on one in memory.
 #[test]
 fn real_files_contain_the_written_bytes() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,14 +1,14 @@
-//! Latency and bandwidth of collectives over every transport, compared with gloo and with calls of
-//! MPI. The measurements are interleaved: in every round, each contestant starts its ranks, measures
-//! all sizes and ends.
+//! Latency and bandwidth of collectives over every transport, compared with gloo and with plain MPI
+//! calls. The measurements are interleaved: in every round, each contestant starts its ranks,
+//! measures all sizes and ends.
 //!
 //! ```text
 //! cargo bench -p meshgrad-comm --features mpi --bench collectives -- [--torch venv/bin/python] [--json FILE]
 //! ```
 //!
-//! mpirun starts the ranks of all contestants but `local`, whose ranks are threads. A rank computes
-//! with one thread. A figure is the mean time of a call on the slowest rank, when each call starts
-//! after the one before is complete.
+//! mpirun starts the ranks of all contestants except `local`, whose ranks are threads. Each rank
+//! computes with one thread. A figure is the mean time of a call on the slowest rank, where each
+//! call starts after the previous one is complete.
 
 mod raw;
 
@@ -253,7 +253,7 @@ fn report(samples: &Samples) -> Vec<Value> {
     samples.iter().map(row).collect()
 }
 
-/// The time of a collective's ticket: its number, fingerprint and source line.
+/// The time to create a collective's ticket: its number, fingerprint and source line.
 fn nanoseconds_of_a_ticket() -> Spread {
     const TICKETS: usize = 1_000_000;
     let counters = Counters::new(8);

@@ -1,4 +1,4 @@
-//! The same collectives as calls of MPI.
+//! The same collectives as plain MPI calls.
 
 use std::time::Instant;
 

@@ -1,6 +1,6 @@
-//! The time of a world's ranks: that of the machine, or simulated.
+//! The time of a world's ranks: the machine's, or simulated.
 //!
-//! - `mod.rs`: a rank's view of either.
+//! - `mod.rs`: the clock of one rank, real or simulated.
 //! - `timer.rs`: real time, with a thread that completes work later.
 //! - `simulation.rs`: simulated time, and which rank runs.
 
@@ -18,8 +18,8 @@ use timer::Timer;
 
 /// The clock of a rank. Clones are the same clock.
 ///
-/// In a [simulated](crate::Local::simulated) world, time passes only while all ranks wait or sleep,
-/// and then at once.
+/// In a [simulated](crate::Local::simulated) world, time stands still while a rank runs. When all
+/// ranks wait or sleep, it jumps to the next event.
 #[derive(Clone)]
 pub struct Clock {
     time: Time,
@@ -34,7 +34,7 @@ enum Time {
 }
 
 impl Clock {
-    /// The clock of rank 0 in real time, from now on.
+    /// The clock of rank 0 in real time, starting at zero now.
     pub(crate) fn real() -> Clock {
         Clock {
             time: Time::Real(Arc::default()),
@@ -51,7 +51,7 @@ impl Clock {
         }
     }
 
-    /// The same time for another rank.
+    /// The clock of another rank of the same world.
     pub(crate) fn of_rank(&self, rank: usize) -> Clock {
         Clock {
             time: self.time.clone(),
@@ -78,7 +78,8 @@ impl Clock {
         }
     }
 
-    /// Blocks until `completion` is set or the time is `until`; `None` if it is not set by then.
+    /// Blocks until `completion` is set or the time `until` is reached; returns `None` if it is not
+    /// set by then.
     pub(crate) fn wait(
         &self,
         completion: &Completion,
@@ -96,7 +97,7 @@ impl Clock {
         }
     }
 
-    /// Sets `completion` at a time. No thread of a rank works or waits for that.
+    /// Sets `completion` at a time. This occupies no rank's thread.
     pub(crate) fn complete_at(&self, time: Duration, completion: Completion, result: Result<()>) {
         match &self.time {
             Time::Real(timer) => timer.complete_at(time, completion, result),
@@ -104,14 +105,14 @@ impl Clock {
         }
     }
 
-    /// Begins the rank's thread.
+    /// The first call of a rank's thread.
     pub(crate) fn enter(&self) {
         if let Time::Simulated(simulation) = &self.time {
             simulation.enter(self.rank);
         }
     }
 
-    /// Ends the rank's thread.
+    /// The last call of a rank's thread.
     pub(crate) fn leave(&self) {
         if let Time::Simulated(simulation) = &self.time {
             simulation.leave(self.rank);

@@ -10,7 +10,7 @@ use meshgrad_runtime::{Completion, Result};
 
 pub(super) struct Simulation {
     state: Mutex<State>,
-    /// Signals each rank that it runs.
+    /// Signals a rank that it is its turn.
     turns: Box<[Condvar]>,
 }
 
@@ -19,7 +19,7 @@ struct State {
     random: u64,
     running: Option<usize>,
     ranks: Vec<Task>,
-    /// By time and order of calls.
+    /// By completion time, then by order of calls.
     transfers: BTreeMap<(Duration, u64), (Completion, Result<()>)>,
     calls: u64,
 }
@@ -58,7 +58,7 @@ impl Simulation {
         self.wait_for_turn(rank, self.lock());
     }
 
-    /// Also for a rank that never entered.
+    /// Ends a rank, even one that never entered.
     pub(super) fn leave(&self, rank: usize) {
         let mut state = self.lock();
         if state.running == Some(rank) {

@@ -1,4 +1,4 @@
-//! Real time, with a thread that completes work later. It starts with the first such work.
+//! Real time, with a thread that completes work later. The thread starts with the first such work.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -20,7 +20,7 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// By time and order of calls.
+    /// By completion time, then by order of calls.
     queue: BTreeMap<(Instant, u64), (Completion, Result<()>)>,
     calls: u64,
     has_thread: bool,
@@ -41,7 +41,7 @@ impl Timer {
         self.start.elapsed()
     }
 
-    /// `None` if it is too far in the future.
+    /// The instant at a time; `None` if it is too far in the future.
     pub(super) fn instant(&self, time: Duration) -> Option<Instant> {
         self.start.checked_add(time)
     }
@@ -67,7 +67,7 @@ impl Timer {
     }
 }
 
-/// Ends the thread. What is queued is completed at once.
+/// Ends the thread. Queued work is completed at once.
 impl Drop for Timer {
     fn drop(&mut self) {
         self.shared.lock().is_closed = true;

@@ -7,7 +7,7 @@ use crate::collectives::Collectives;
 use crate::communicator::Communicator;
 use crate::ticket::Reduction;
 
-/// Runs a check with some elements per member. The error is what differs.
+/// Runs a check with a number of elements per member. The error describes the difference.
 pub(super) type Run = fn(&dyn Communicator, usize) -> Result<(), String>;
 
 /// Checks in which each member has the same number of elements.
@@ -274,7 +274,7 @@ fn gather_and_scatter<T: Plain>(comm: &dyn Communicator, count: usize) -> Result
     Ok(())
 }
 
-/// A ring: every member sends to the next one. A second message overtakes none.
+/// A ring: every member sends to the next one. A second message does not overtake the first.
 fn send_and_recv<T: Plain>(comm: &dyn Communicator, count: usize) -> Result<(), String> {
     let all = inputs::<T>(comm, count);
     let (index, size) = (comm.index(), comm.size());

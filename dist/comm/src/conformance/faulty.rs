@@ -36,8 +36,8 @@ impl Fault {
         ranks
     }
 
-    /// Whether a check must detect it, by a difference. When members are swapped, a transfer
-    /// matches no receive and ragged counts differ: these calls fail otherwise.
+    /// Whether a check must report the fault as a wrong result. If members are swapped, transfers
+    /// match no receive and ragged counts differ, so these calls fail with another error.
     pub fn is_detected_by(self, check: &Check) -> bool {
         match self {
             Fault::None => false,
@@ -63,7 +63,7 @@ pub struct Faulty<C> {
 }
 
 impl<C: Communicator> Faulty<C> {
-    /// Pretends that `inner` is the communicator of `group`. Its ranks are in the
+    /// Pretends that `inner` is the communicator of `group`. The ranks of `inner` must be in the
     /// [order](Fault::order) of the fault.
     pub fn new(fault: Fault, group: Group, inner: C) -> Faulty<C> {
         Faulty {

@@ -1,8 +1,8 @@
-//! The conformance suite: what the author of a transport runs on its communicators.
+//! The conformance suite: checks that the author of a transport runs on its communicators.
 //!
 //! All members run the same checks with the same counts. A check compares the results of a
-//! collective bit for bit with plain code that shares nothing with the library, so it needs no other
-//! transport and no exchange between ranks.
+//! collective bit for bit with plain code that shares nothing with the library, so it needs no
+//! other transport and no exchange between ranks.
 //!
 //! ```
 //! use meshgrad_comm::{Local, conformance};

@@ -34,8 +34,8 @@ pub(super) trait Plain: Element {
     }
 }
 
-/// The documented order, from the leaves: adds neighbours until one is left. An odd last one waits
-/// for the next level.
+/// Sums in the documented order, from the leaves up: adds neighbours until one value is left. An
+/// odd last value moves to the next level.
 fn pairwise<W: Copy>(mut level: Vec<W>, add: impl Fn(W, W) -> W) -> W {
     while level.len() > 1 {
         let pairs = level.chunks(2);

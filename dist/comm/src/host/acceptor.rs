@@ -1,7 +1,7 @@
 //! The accepting side: admits connections whose processes know the secret.
 //!
-//! A connection that does not finish its handshake in time is closed, and so is the oldest one when
-//! too many are open. Strangers change nothing else.
+//! A connection that does not finish its handshake in time is closed. If too many are open, the
+//! oldest is closed. A process without the secret has no other effect.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};

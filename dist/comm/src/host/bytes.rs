@@ -33,7 +33,7 @@ impl Bytes {
         Bytes { owner, range }
     }
 
-    /// Those of a tensor, which stays lent until they are dropped.
+    /// The bytes of a tensor, which stays lent until they are dropped.
     ///
     /// # Errors
     /// The tensor has another dtype, or is on a GPU.
@@ -43,7 +43,7 @@ impl Bytes {
         Ok(Bytes { owner, range })
     }
 
-    /// A part of them; `None` if there are fewer.
+    /// A part of the bytes; `None` if `range` is out of bounds.
     pub(super) fn part(&self, range: Range<usize>) -> Option<Bytes> {
         let is_inside = range.start <= range.end && range.end <= self.range.len();
         is_inside.then(|| Bytes {

@@ -23,7 +23,7 @@ pub(super) struct Membership {
     /// This rank's index in the group.
     pub(super) index: usize,
     pub(super) deadline: Duration,
-    /// How long missing members count as late after it.
+    /// How long members that miss the time limit count as late, not as missing.
     pub(super) grace: Duration,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct Call {
     pub(super) completion: Completion,
     /// Whether this rank waits for it.
     pub(super) is_waiting: Arc<AtomicBool>,
-    /// Whether the time of a member is over, so that it may not complete.
+    /// Whether the time limit of a member has passed, so that the call may not complete.
     pub(super) is_late: bool,
     key: Key,
     ticket: Ticket,
@@ -46,7 +46,7 @@ pub(super) struct Call {
     rounds: Vec<Fingerprint>,
     /// The current round.
     round: usize,
-    /// The frames with bytes of the lent tensor that are not sent yet.
+    /// Counts the frames with bytes of the lent tensor that are not sent yet.
     holders: Option<Holders>,
     /// One per member that takes part.
     places: Vec<Place>,
@@ -75,8 +75,8 @@ pub(super) struct Arrival {
 pub(super) type Frames = Vec<(usize, Frame)>;
 
 impl Call {
-    /// A call, and the frames of its first round. It takes its number when nothing can fail any
-    /// more.
+    /// A call, and the frames of its first round. The call takes its number only when nothing can
+    /// fail any more.
     pub(super) fn new(
         membership: &Arc<Membership>,
         request: Request,
@@ -125,7 +125,7 @@ impl Call {
         CallSite::new(self.membership.rank(), &self.ticket)
     }
 
-    /// Keeps this rank's own part of the current round. Returns the frames with the others.
+    /// Keeps this rank's own part of the current round. Returns frames with the other parts.
     fn send(&mut self, parts: Vec<Part>) -> Frames {
         let (key, round) = (self.key(), self.round);
         let own = WireCall::new(&self.ticket.request);
@@ -211,14 +211,14 @@ impl Call {
         missing.map(|place| ranks[place.member]).collect()
     }
 
-    /// Ends the loan of its tensors, and fails it.
+    /// Ends the loan of the call's tensors and completes it with an error.
     pub(super) fn fail(self, error: CommError) {
         let completion = self.completion.clone();
         drop(self);
         completion.complete(Err(error.into()));
     }
 
-    /// What this rank tells the coordinator about it.
+    /// What this rank reports to the coordinator about the call.
     pub(super) fn started(&self) -> StartedCall {
         StartedCall {
             key: self.key(),

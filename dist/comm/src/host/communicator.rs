@@ -106,7 +106,7 @@ struct Begun {
 }
 
 impl Begun {
-    /// Waits for it. When its time is over, rank 0 decides why.
+    /// Waits for the collective. If it is not complete at its time limit, rank 0 decides why.
     fn wait(&self) -> Result<()> {
         if self.completion.is_complete() {
             return self.completion.wait();
@@ -145,8 +145,8 @@ impl fmt::Debug for HostCommunicator {
     }
 }
 
-/// Creates the communicators of one rank of a [`Host`](crate::Host) world. They are ready at once
-/// and wait for no member: the first collective does.
+/// Creates the communicators of one rank of a [`Host`](crate::Host) world. They are ready at once:
+/// only the first collective waits for other members.
 pub struct HostConnector {
     pub(super) shared: Arc<Shared>,
     pub(super) device: Device,

@@ -76,7 +76,7 @@ impl Coordinator {
     }
 }
 
-/// Ends it, whether ranks have left or not.
+/// Ends the thread, whether ranks have left or not.
 impl Drop for Coordinator {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
@@ -104,7 +104,7 @@ struct Client {
     connection: Connection,
     from: SocketAddr,
     has_joined: bool,
-    /// Where it accepts data, over TCP.
+    /// Where the rank accepts data, over TCP.
     listener: Option<SocketAddr>,
 }
 
@@ -152,7 +152,7 @@ impl State {
         poll.wait();
     }
 
-    /// Admits a rank, or tells it why not.
+    /// Admits a rank, or sends it the reason for the refusal.
     fn admit(&mut self, admitted: Admitted) {
         let Ok(mut connection) = Connection::new(admitted.stream) else {
             return;

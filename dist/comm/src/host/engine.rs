@@ -19,8 +19,9 @@ use crate::ticket::{Collective, Counts, Fingerprint};
 
 pub(super) type Part = Bytes;
 
-/// Bytes from which tensors are not copied to be sent, and an all_reduce is a reduce_scatter and an
-/// all_gather: each member then sends 2 (n - 1) / n of its tensor instead of n - 1 times the whole.
+/// From this many bytes on, tensors are sent without a copy, and an all_reduce of at least 3
+/// members is a reduce_scatter and an all_gather: each member then sends 2 (n - 1) / n of its
+/// tensor instead of n - 1 times the whole.
 const LARGE: usize = 16 << 10;
 
 macro_rules! by_dtype {
@@ -96,8 +97,9 @@ pub(super) fn expected(round: &Fingerprint, from: usize, me: usize) -> usize {
     round.dtype.map_or(0, |dtype| dtype.bytes(elements))
 }
 
-/// The parts of this member's tensor for `members`. Large ones are not copied: the tensor stays lent
-/// while frames [hold](Holders) them. In place they are, because the result overwrites them.
+/// The parts of this member's tensor for `members`. Large parts are not copied: the tensor stays
+/// lent while frames [hold](Holders) them. In-place operands are copied, because the result
+/// overwrites them.
 pub(super) fn parts(
     tensors: &mut Tensors,
     round: &Fingerprint,
@@ -159,7 +161,7 @@ pub(super) fn parts_of(
     }
 }
 
-/// The elements that member `me` sends, and those between them.
+/// The range that covers all elements that member `me` sends to `members`.
 fn needed(round: &Fingerprint, me: usize, members: &[usize]) -> Range<usize> {
     let ranges = members.iter().map(|to| range(round, me, *to));
     let sent = ranges.filter(|range| !range.is_empty());

@@ -129,7 +129,7 @@ fn read_until(stream: &mut TcpStream, buffer: &mut [u8], deadline: Instant) -> i
     Ok(())
 }
 
-/// The kinds of a read that was interrupted or took too long.
+/// Whether a read was interrupted or took too long.
 fn is_temporary(kind: io::ErrorKind) -> bool {
     use io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
     matches!(kind, Interrupted | TimedOut | WouldBlock)

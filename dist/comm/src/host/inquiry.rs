@@ -1,11 +1,12 @@
 //! Why collectives do not complete: the coordinator asks all ranks what they have started, and
 //! decides for all.
 //!
-//! A rank reports a collective whose time is over. The answers show ranks that wait for each other.
-//! Otherwise missing ranks count as late for a grace period, in which the collective may not
-//! complete any more: a rank that could complete it reports a straggler instead. After that, the
-//! ranks are asked again, and those that are missing are named. Other failures of communicators
-//! are also decided here, so that all members fail with the same error.
+//! A rank reports a collective whose time limit has passed. If the answers of all ranks show ranks
+//! that wait for each other, that is the verdict. Otherwise missing ranks count as late for a grace
+//! period, in which the collective may not complete any more: a rank that could complete it reports
+//! a straggler instead. After that, the ranks are asked again, and the missing ones are named.
+//! Other failures of communicators are also decided here, so that all members fail with the same
+//! error.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -30,7 +31,7 @@ pub(super) struct Inquiries {
     expired: BTreeMap<CallKey, Expired>,
     /// Other failures.
     failed: BTreeMap<GroupId, CommError>,
-    /// The first failure because of each rank that has returned, whatever waits for it.
+    /// For each rank that has returned, the first failure that this caused, whatever waits for it.
     returned: BTreeMap<usize, CommError>,
     /// The communicators that have failed for all.
     decided: BTreeSet<GroupId>,
@@ -72,7 +73,7 @@ impl Inquiries {
     /// A rank reports that a communicator has to fail. The first reason counts.
     pub(super) fn failed(&mut self, communicator: GroupId, mut error: CommError) {
         if let CommError::Straggler { group, first, .. } = &error {
-            // If its members had started it in time, its transfer was late.
+            // If all members had started the collective in time, its transfer was slow.
             let is_it = |key: &CallKey| (key.group, key.key.number) == (communicator, first.number);
             let slow = self
                 .expired
@@ -111,7 +112,7 @@ impl Inquiries {
         }
     }
 
-    /// What to tell all of these ranks now.
+    /// The messages to send to all of these ranks now.
     pub(super) fn advance(&mut self, now: Instant, ranks: &[usize]) -> Vec<Message> {
         let is_answered = |current: &mut Inquiry| {
             let has_answered = |rank| current.answers.contains_key(rank);
@@ -188,8 +189,8 @@ impl Inquiries {
         verdicts
     }
 
-    /// Fails the communicators of `causes` and of all that depend on them, and `also`. `None` if
-    /// they have failed.
+    /// Fails `also`, the communicators of `causes`, and all that depend on them. `None` if they
+    /// have failed before.
     fn verdict(
         &mut self,
         graph: &Graph<'_>,
@@ -241,13 +242,13 @@ fn open_collectives(answers: &BTreeMap<usize, Answer>) -> Vec<(CallKey, Open)> {
             open.stuck
                 .waiting
                 .extend(started.is_waiting.then_some(rank));
-            // Its part may have reached others, but not yet all.
+            // A missing rank's part may have reached some ranks: it is missing only if all lack it.
             let is_missing = |rank: &usize| started.missing.contains(rank);
             open.stuck.missing.retain(is_missing);
         }
     }
     for (key, open) in &mut all {
-        // Parts of ranks that have started it are on their way.
+        // A rank that has started it is not missing: its parts are on their way.
         let has_started = |rank: &usize| {
             answers
                 .get(rank)
@@ -289,8 +290,8 @@ mod tests {
         }
     }
 
-    /// What `rank` answers: the collectives that it waits in, with the ranks that it misses there.
-    /// It has completed all before them.
+    /// The answer of `rank`: the collectives in which it waits, each with the ranks that it misses.
+    /// It has completed all earlier ones.
     fn answer(rank: usize, waits: &[(&[usize], u64, &[usize])]) -> Answer {
         let mut answer = Answer::default();
         for (ranks, number, missing) in waits {

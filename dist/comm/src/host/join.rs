@@ -66,8 +66,8 @@ impl Host {
     }
 
     /// Rank `rank` of `world` ranks of one host and user. Rank 0 chooses a free port and a random
-    /// secret and writes them to a file, where the others find them. The file must be named by the
-    /// run. Rank 0 removes it when all have joined.
+    /// secret and writes them to a file, where the others find them. Each run needs a file name of
+    /// its own. Rank 0 removes the file when all have joined.
     pub fn through_file(rank: usize, world: usize, path: impl Into<PathBuf>) -> Host {
         Host::at(rank, world, Meeting::File(path.into()))
     }
@@ -94,8 +94,8 @@ impl Host {
         }
     }
 
-    /// The socket on which rank 0 listens. By default it is opened at the address, which must reach
-    /// it.
+    /// The socket on which rank 0 listens. The address must reach it. By default, rank 0 opens a
+    /// socket at the address.
     pub fn listener(mut self, listener: TcpListener) -> Host {
         self.listener = Some(listener);
         self
@@ -223,7 +223,7 @@ impl Host {
             };
             let may_pass = match &error {
                 JoinError::Unreachable { .. } | JoinError::MeetingFile { .. } => true,
-                // The file may be that of an earlier run.
+                // The file may be left over from an earlier run.
                 JoinError::Secret { .. } => matches!(self.meeting, Meeting::File(_)),
                 _ => false,
             };
@@ -304,7 +304,8 @@ impl Host {
                     _ => return Err(refused("it sent an unexpected message".to_owned())),
                 },
             }
-            // The coordinator reports ranks that do not join in time, a moment later.
+            // The coordinator reports ranks that do not join in time, so this rank waits a moment
+            // longer.
             if Instant::now() >= until + HANDSHAKE {
                 return Err(refused("it did not answer".to_owned()));
             }
@@ -316,7 +317,7 @@ impl Host {
     }
 }
 
-/// Accepts connections of other ranks where `stream` ends.
+/// Accepts connections of other ranks at the local address of `stream`.
 fn accept(stream: &TcpStream, secret: &Secret) -> Result<(Acceptor, SocketAddr), JoinError> {
     let failed = || JoinError::system("the rank could not listen");
     let own = stream.local_addr().map_err(failed())?.ip();
@@ -338,8 +339,8 @@ fn connect(address: &str, until: Instant) -> io::Result<TcpStream> {
     Err(last)
 }
 
-/// Listens at an address: at 127.0.0.1 only, or on all devices. Some systems resolve the name of
-/// the host to another loopback address.
+/// Listens on a loopback address if it is 127.0.0.1 or ::1, otherwise on all interfaces: some
+/// systems resolve the host's name to another loopback address.
 fn listen(address: &str) -> Result<TcpListener, JoinError> {
     let failed = |error: io::Error| JoinError::Listen {
         address: address.to_owned(),
@@ -370,8 +371,8 @@ mod tests {
 
     use super::*;
 
-    /// Data that is not a frame closes the connection, even of a process that knows the secret, and
-    /// the rank can join afterwards. So does a process that ends while it joins.
+    /// Data that is not a frame closes the connection, even if the process knows the secret. The
+    /// rank can join afterwards, and also after its process ended while it joined.
     #[test]
     fn garbage_of_a_rank_is_refused_and_it_can_join_again() {
         let secret = Secret::new([7; 16]).unwrap();

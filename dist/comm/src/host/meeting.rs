@@ -36,7 +36,7 @@ impl Meeting {
 pub(super) struct MeetingFile(PathBuf);
 
 impl MeetingFile {
-    /// Writes the file in one step, over that of an earlier run.
+    /// Writes the file in one step, and replaces that of an earlier run.
     pub(super) fn write(path: &Path, point: &Point) -> Result<MeetingFile, JoinError> {
         let failed = |error: std::io::Error| wrong(path, format!("cannot be written: {error}"));
         let new = path.with_extension(format!("new-{}", std::process::id()));
@@ -60,7 +60,7 @@ impl MeetingFile {
 
 impl Drop for MeetingFile {
     fn drop(&mut self) {
-        // It is of no use to a later run, and rank 0 overwrites it.
+        // An error does not matter: no later run uses the file, and its rank 0 overwrites it.
         let _ = fs::remove_file(&self.0);
     }
 }
@@ -87,7 +87,7 @@ fn read(path: &Path) -> Result<Point, JoinError> {
     }
 }
 
-/// It is a file, and only this user may have written and read it.
+/// Checks that it is a regular file that only this user may have written and read.
 fn check_owner(path: &Path, file: &File) -> Result<(), JoinError> {
     let metadata = file.metadata();
     let metadata = metadata.map_err(|error| wrong(path, format!("cannot be read: {error}")))?;

@@ -22,7 +22,7 @@ pub(super) enum Message {
     Join { listener: Option<SocketAddr> },
     /// The payload is this rank's part of an exchange.
     Gather { number: u64 },
-    /// This rank ends. It has sent so many frames to each rank.
+    /// This rank leaves. `sent` is the number of frames that it has sent to each rank.
     Leave {
         sent: Vec<u64>,
         failure: Option<String>,
@@ -45,14 +45,15 @@ pub(super) enum Message {
     // From the coordinator to a rank.
     /// The rank may not join.
     Refused { reason: String },
-    /// All ranks have joined. Where they accept connections, if data is sent over TCP.
+    /// All ranks have joined. Has the addresses where they accept connections, if data is sent over
+    /// TCP.
     Members {
         run: Run,
         listeners: Vec<SocketAddr>,
     },
     /// The payload is the parts of all ranks, of these lengths.
     Gathered { number: u64, lengths: Vec<usize> },
-    /// A rank left. It has sent so many frames to the receiver of this message.
+    /// A rank left. It has sent `sent` frames to the receiver of this message.
     Left { rank: usize, sent: u64 },
     /// A rank failed, or its process ended.
     Died { rank: usize, reason: String },

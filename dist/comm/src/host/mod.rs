@@ -1,9 +1,9 @@
 //! The transports between processes: over TCP, and over MPI.
 //!
 //! Rank 0 runs the control plane ([`coordinator`]): all ranks join it, learn each other's
-//! addresses, and hear from it when a rank leaves or dies. Data goes directly between ranks. A process has a
-//! fixed number of threads for this, whatever the number of groups: one moves data, one opens
-//! connections, and in the process of rank 0 one is the coordinator.
+//! addresses, and are notified by it when a rank leaves or dies. Data goes directly between ranks.
+//! A process has a fixed number of threads for this, whatever the number of groups: one moves data,
+//! one opens connections, and in the process of rank 0 one is the coordinator.
 //!
 //! - `secret.rs`, `handshake.rs`, `acceptor.rs`: only processes that know the secret get in.
 //! - `bytes.rs`, `frame.rs`, `message.rs`, `connection.rs`, `poll.rs`: what is sent, and how.

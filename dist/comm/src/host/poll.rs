@@ -71,7 +71,7 @@ impl<'a> Poll<'a> {
     /// Waits at most until `deadline`.
     pub(super) fn until(&mut self, deadline: Instant) {
         let left = deadline.saturating_duration_since(Instant::now());
-        self.at_most(left + Duration::from_millis(1)); // rather late than twice
+        self.at_most(left + Duration::from_millis(1)); // waking late is better than waking twice
     }
 
     /// Waits at most this long.

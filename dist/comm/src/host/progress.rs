@@ -1,4 +1,4 @@
-//! The thread that moves a rank's data and hears from the coordinator.
+//! The thread that moves a rank's data and receives messages of the coordinator.
 
 use std::sync::Arc;
 use std::thread;
@@ -178,7 +178,8 @@ impl Progress {
     }
 }
 
-/// Ends the world with the thread, also if it panics: nothing else would complete collectives.
+/// Ends the world when the thread ends, even by a panic: no other thread would complete
+/// collectives.
 struct End(Arc<Shared>);
 
 impl Drop for End {

@@ -10,8 +10,8 @@ use super::error::JoinError;
 /// Bytes that a secret must have at least.
 const MIN_BYTES: usize = 16;
 
-/// A secret that all processes of a world share. Over TCP it is never sent: processes prove that they know
-/// it.
+/// A secret that all processes of a world share. Over TCP it is never sent: processes prove that
+/// they know it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(Arc<[u8]>);
 

@@ -108,8 +108,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Does the work of a collective while all parts of a round are there. The state is not locked
-    /// meanwhile.
+    /// Does the work of a collective, round by round, while all parts of a round have arrived. The
+    /// state is not locked during the work.
     fn settle<'a>(&'a self, mut state: MutexGuard<'a, State>, key: CallKey) {
         while let Some(call) = state.open.get(&key)
             && call.is_ready()
@@ -195,7 +195,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Reports a collective that is still open when its time is over. Returns whether it is.
+    /// Reports a collective that is still open at its time limit. Returns whether it is.
     pub(super) fn expire(&self, key: CallKey) -> bool {
         let mut state = self.lock();
         let Some(call) = state.open.get_mut(&key) else {
@@ -232,7 +232,7 @@ impl Shared {
             communicators: state.communicators.iter().copied().collect(),
             counts: counts.map(|(of, count)| (of.0, of.1, *count)).collect(),
         };
-        // Numbers and texts can always be written. Without them the answer could not be read.
+        // Numbers and texts can always be serialized. An empty answer would be unreadable.
         let payload = serde_json::to_vec(&answer).unwrap_or_default().into();
         let message = Message::Answer { number };
         state.outbox.control.push(Frame { message, payload });
@@ -275,7 +275,7 @@ impl Shared {
         self.end(Ended::Died { rank, reason });
     }
 
-    /// The rank whose end was the end of the world, and the reason.
+    /// The rank whose failure ended the world, and the reason.
     pub(super) fn death(&self) -> Option<(usize, String)> {
         match &self.lock().ended {
             Some(Ended::Died { rank, reason }) => Some((*rank, reason.clone())),
@@ -309,8 +309,8 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Reports a collective that has received all parts, but whose own part a rank that left has not
-    /// received.
+    /// Reports a collective that has received all parts, but whose own part will not be received,
+    /// because the receiver has left.
     #[cfg(feature = "mpi")]
     pub(super) fn not_received(&self, key: CallKey, receiver: usize) {
         let mut state = self.lock();
@@ -437,7 +437,8 @@ impl State {
         }
     }
 
-    /// Tells the coordinator once that a communicator has to fail. Its verdict fails it.
+    /// Reports once to the coordinator that a communicator has to fail; the coordinator's verdict
+    /// fails it.
     fn report(&mut self, communicator: GroupId, error: CommError) {
         if self.reported.insert(communicator) {
             let message = Message::Failed {
@@ -458,7 +459,7 @@ impl State {
         self.late.retain(|key| key.group != id);
     }
 
-    /// Fails collectives that wait for a rank that left and whose frames have all arrived.
+    /// Fails collectives that wait for a rank that left, if all frames of that rank have arrived.
     fn check_left(&mut self) {
         let State { left, received, .. } = &*self;
         if left.is_empty() {

@@ -21,7 +21,7 @@ use super::shared::Shared;
 
 /// The time limit of opening a connection.
 const OPEN: Duration = Duration::from_secs(10);
-/// How long a lost connection may be that of a rank that is about to be reported as having left.
+/// How long after a connection is lost its rank may still be reported as having left.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// Where the ranks are.

@@ -27,10 +27,10 @@ use crate::local::LocalCommunicator;
 /// This process as a rank of a world of processes ([`Host::join`](crate::Host::join)).
 ///
 /// Dropping it leaves the world: what this rank has sent still arrives, and ranks that wait for
-/// anything else of it fail. Over TCP, rank 0 waits there until all other ranks have left, because
-/// they are connected to it; over MPI, all ranks wait for each other. After a failure, nothing
-/// waits. Over TCP, a process can join another world afterwards: at another address, or at the same
-/// one once all ranks have left.
+/// anything else from it fail. Over TCP, rank 0 waits in `drop` until all other ranks have left,
+/// because they are connected to it; over MPI, all ranks wait for each other. After a failure,
+/// `drop` does not wait. Over TCP, a process can join another world afterwards: at another address,
+/// or at the same one once all ranks have left.
 pub struct World {
     rank: usize,
     all: Group,

@@ -1,7 +1,7 @@
 //! The processes of a launch: waiting for them, and stopping them.
 //!
-//! A process is reaped after its group was signalled for the last time. Until then its number, which
-//! is that of the group, cannot belong to another process.
+//! A process is reaped only after its process group was signalled for the last time. Until then its
+//! id, which is also the id of the group, cannot be reused.
 
 use std::io;
 use std::process::Child;
@@ -17,7 +17,7 @@ use super::ends::Ends;
 const REPORT: Duration = Duration::from_secs(1);
 /// How long they may take to end, such as to save a checkpoint, before they are killed.
 const END: Duration = Duration::from_secs(30);
-/// The pause between looks at the flag that stops them.
+/// The pause between checks of the flag that stops them.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// How the processes ended.
@@ -25,7 +25,8 @@ const LOOK: Duration = Duration::from_millis(20);
 pub enum Ended {
     /// All ranks succeeded.
     Success,
-    /// The first rank that failed, and its exit code: 128 and the signal's number if it was killed.
+    /// The first rank that failed, and its exit code: 128 plus the signal's number if it was
+    /// killed.
     Failed {
         /// The rank.
         rank: usize,
@@ -47,7 +48,7 @@ struct Rank {
     is_running: bool,
 }
 
-/// Waits until a process ends, and does not reap it. Returns its exit code: 128 and the signal's
+/// Waits until a process ends, and does not reap it. Returns its exit code: 128 plus the signal's
 /// number if it was killed.
 fn wait_for(process: &Child) -> io::Result<u8> {
     let pid = pid(process).ok_or(Errno::CHILD)?;

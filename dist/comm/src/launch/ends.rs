@@ -61,7 +61,7 @@ mod pidfds {
     }
 }
 
-/// Without descriptors of processes: ends between two looks are in rank order.
+/// Polls, where processes have no descriptors: ends between two polls are in rank order.
 #[cfg(not(target_os = "linux"))]
 mod polled {
     use std::io;

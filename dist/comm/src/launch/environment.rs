@@ -179,7 +179,7 @@ impl Environment {
         self.is_mpi
     }
 
-    /// This rank on the TCP transport. Its device has its share of the cores.
+    /// This rank on the TCP transport. Its device uses the rank's share of the cores.
     ///
     /// # Errors
     /// [`EnvironmentError`] under mpirun, if the variables say nothing about a meeting point.

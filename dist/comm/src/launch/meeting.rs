@@ -115,7 +115,7 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
         Some(format!("{host}:{}", 20_000 + (job + 7919 * step) % 10_000))
     }
 
-    /// The file of the run, which all its processes name alike.
+    /// The path of the meeting file, which is the same in all processes of the run.
     fn file(&self, world: usize) -> Result<PathBuf, EnvironmentError> {
         let names = [
             "MESHGRAD_RUN",
@@ -147,8 +147,8 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
         Ok(folder.join(format!("meshgrad-{user}-{run}.meeting")))
     }
 
-    /// A run whose launcher has no variable that names it. One process of MPICH starts all ranks of
-    /// a host.
+    /// A name for a run that its launcher does not name: the id of the parent process, because one
+    /// process of MPICH starts all ranks of a host.
     fn unnamed_run(&self, world: usize) -> Result<String, EnvironmentError> {
         if world > 1 && self.text("PMI_RANK").is_none() {
             return Err(EnvironmentError::NoRun { world });

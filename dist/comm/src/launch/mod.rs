@@ -4,8 +4,9 @@
 //!   variables of `meshgrad launch`, torchrun, srun and mpirun.
 //! - `transport.rs`: joins through TCP or MPI.
 //! - `processes.rs`: starts the ranks of one host, as `meshgrad launch` does.
-//! - `children.rs`, `ends.rs`, `output.rs`: waits for them and stops them; which ended first; copies
-//!   their output.
+//! - `children.rs`: waits for them and stops them.
+//! - `ends.rs`: which ended first.
+//! - `output.rs`: copies their output.
 
 mod children;
 mod ends;

@@ -9,11 +9,11 @@ use rustix::io::retry_on_intr;
 
 /// A longer line is broken, so that memory is bounded.
 const LONGEST_LINE: usize = 64 << 10;
-/// How much of a pipe is read after the ranks have ended: more than it holds.
+/// The most bytes that are read from a pipe after the ranks have ended: more than a pipe holds.
 const REST: usize = 1 << 20;
 
 /// Copies lines with a prefix, until the source ends. Processes that outlive the ranks may keep it
-/// open: once `ended` is readable, what it holds is copied, and no more.
+/// open, so once `ended` is readable, only the bytes already in it are copied.
 pub(super) fn copy_lines(
     mut from: impl Read + AsFd,
     prefix: &str,
@@ -111,7 +111,7 @@ mod tests {
         assert_eq!(pieces.iter().sum::<usize>(), sent + added);
     }
 
-    /// Also if a process that outlives the ranks writes without end.
+    /// Holds even if a process that outlives the ranks writes without end.
     #[test]
     fn what_ranks_wrote_is_copied_when_they_have_ended() {
         let (reader, mut writer) = io::pipe().unwrap();

@@ -71,9 +71,9 @@ impl Launch {
     }
 
     /// Runs the processes with torchrun's variables and a new secret, and waits for them. Each line
-    /// of their output is written with the rank before it; lines above 64 KiB are broken. When one
-    /// fails, or `stop` is set, the others are stopped. What they started is stopped at the end,
-    /// unless it has left their process groups; nothing waits for it.
+    /// of their output is prefixed with the rank; lines above 64 KiB are broken. When a process
+    /// fails, or `stop` is set, the others are stopped. At the end, their descendants are stopped
+    /// too, and not waited for; those that have left the process groups go on.
     ///
     /// # Errors
     /// [`LaunchError`].

@@ -27,7 +27,7 @@ impl Transport {
         }
     }
 
-    /// The transport that [`World::from_env_over`] takes in an environment.
+    /// The transport that [`World::from_env_over`] uses in an environment.
     pub fn choose(self, environment: Option<&Environment>) -> Transport {
         let is_mpi = cfg!(feature = "mpi") && environment.is_some_and(Environment::is_mpi);
         match self {
@@ -39,8 +39,8 @@ impl Transport {
 }
 
 impl World {
-    /// Joins as the rank that the launcher's variables say. Without a launcher, it is the only rank
-    /// of a world.
+    /// Joins as the rank that the launcher's variables specify. Without a launcher, the process is
+    /// the only rank of a world.
     ///
     /// # Errors
     /// [`EnvironmentError`].

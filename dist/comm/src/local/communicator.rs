@@ -70,7 +70,7 @@ impl LocalCommunicator {
         Contribution::lend_on(stream, operands, request)
     }
 
-    /// Starts calls that are one entry of the table: a transfer, or collectives.
+    /// Starts calls as one entry of the table: a transfer, or one or more fused collectives.
     fn begin(&self, calls: Vec<(Request, Contribution)>) -> Result<Begun> {
         let Member {
             table,

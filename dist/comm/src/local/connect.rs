@@ -9,8 +9,8 @@ use super::communicator::LocalCommunicator;
 use super::world::World;
 use crate::error::CommError;
 
-/// Creates the communicators of one rank of a [`Local`](crate::Local) world. They are ready at once
-/// and wait for no member: the first collective does.
+/// Creates the communicators of one rank of a [`Local`](crate::Local) world. They are ready at
+/// once: only the first collective waits for other members.
 pub struct LocalConnector {
     rank: usize,
     device: Device,

@@ -16,7 +16,7 @@ use crate::error::{CallSite, CommError};
 use crate::reduce::{CHUNK, Reduce, Reducer};
 use crate::ticket::{Counts, Reduction};
 
-/// Does the work of a collective, on as many threads as `threads` returns if it is large.
+/// Does the work of a collective. If it is large, uses as many threads as `threads` returns.
 pub(super) fn execute(
     group: &Group,
     ranks: &[usize],
@@ -103,10 +103,9 @@ fn reduce_all<T: Reduce>(
     }
 }
 
-/// Reduces elements `range` of all sources, chunk by chunk, into the outputs of members `into`.
-/// An output that has only these elements holds them from 0 on, as one in place does for a range
-/// that starts at 0. Outputs are written after all sources of the chunk are read, so they may be
-/// the same memory.
+/// Reduces elements `range` of all sources, chunk by chunk, into the outputs of members `into`. The
+/// first reduced element goes to index 0 of an output. All sources of a chunk are read before the
+/// outputs are written, so they may be the same memory.
 fn reduce<T: Reduce>(
     reduction: Reduction,
     parts: &mut [Part<'_, T>],

@@ -27,9 +27,9 @@ impl Links {
         }
     }
 
-    /// When collectives that `ranks` start together at `now` have been transferred, as one message
-    /// per peer. A rank's transfers run one after another. `calls` has the calls of each
-    /// collective's members.
+    /// The time at which collectives that `ranks` start together at `now` have been transferred, as
+    /// one message per peer. A rank's transfers run one after another. `calls` has the calls of
+    /// each collective's members.
     pub(super) fn end(
         &self,
         now: Duration,
@@ -95,7 +95,7 @@ fn load(n: usize, members: &[Fingerprint]) -> Load {
     Load { hops, bytes }
 }
 
-/// The elements that a member of an all_to_all sends or receives, whichever is more.
+/// The larger number of elements that a member of an all_to_all sends or receives.
 fn exchanged(n: usize, counts: &Counts) -> usize {
     match counts {
         Counts::Pairwise { send, recv } => {

@@ -59,8 +59,8 @@ impl Failed {
     }
 }
 
-/// Gives up the tensors of a collective. Returns those whose `Pending` was dropped, and which may
-/// wait for a GPU when they are freed: complete the collective first.
+/// Gives up the tensors of a collective. Returns those whose `Pending` was dropped and that may
+/// wait for a GPU when freed. Complete the collective before freeing them.
 pub(super) fn release(arrivals: impl Iterator<Item = Arrival>) -> Vec<Tensors> {
     arrivals
         .filter_map(|one| one.contribution.release())

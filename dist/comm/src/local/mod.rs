@@ -3,8 +3,8 @@
 //! Ranks are threads, and tensors are in memory that all of them reach, or on GPUs. A member of a
 //! collective lends its tensors to a shared table, and the thread of the last member to arrive does
 //! the whole work: it reads the inputs of all members and writes each output once. Waiting threads
-//! sleep, and their cores help with large collectives. There are no other lasting threads but the
-//! timer of modelled links, so 64 ranks run on two cores.
+//! sleep, and their cores help with large collectives. The only other lasting thread is the timer
+//! of modelled links, so 64 ranks run on two cores.
 //!
 //! - `mod.rs`: starts ranks and ends them.
 //! - `world.rs`, `status.rs`: what all ranks share: communicators, and which ranks have ended.
@@ -119,9 +119,9 @@ impl Local {
         self
     }
 
-    /// How long a collective waits after its time limit for ranks that do not wait themselves.
-    /// Those that arrive by then are reported as late ([`CommError::Straggler`]), the others as missing.
-    /// By default a tenth of the limit.
+    /// How long a collective waits after its time limit for ranks that are not waiting themselves.
+    /// Ranks that arrive by then are reported as late ([`CommError::Straggler`]), the others as
+    /// missing. By default a tenth of the limit.
     pub fn grace(mut self, grace: Duration) -> Local {
         self.grace = Some(grace);
         self
@@ -135,16 +135,17 @@ impl Local {
         self
     }
 
-    /// Models links: transfers take the time of the cost model of rings. Ranks are free meanwhile.
+    /// Models links: transfers take the time of the cost model of rings. Ranks continue meanwhile.
     /// Transfers that share a rank run one after another.
     pub fn links(mut self, costs: LinkCosts, hosts: Hosts) -> Local {
         self.links = Some((costs, hosts));
         self
     }
 
-    /// Simulates time: [`LocalRank::clock`] and all time limits then use a clock that advances, at
-    /// once, only while all ranks wait or sleep. Ranks run one at a time, in an order that `seed`
-    /// determines, so a run can be repeated. Threads must not wait for each other otherwise.
+    /// Simulates time: [`LocalRank::clock`] and all time limits then use a clock that stands still
+    /// while a rank runs and jumps to the next event when all ranks wait or sleep. Ranks run one at
+    /// a time, in an order that `seed` determines, so a run can be repeated. Threads must not wait
+    /// for each other in any other way.
     pub fn simulated(mut self, seed: u64) -> Local {
         self.seed = Some(seed);
         self
@@ -409,7 +410,8 @@ impl LocalRank {
         self.world.all().len()
     }
 
-    /// Its device: that of [`Local::devices`], or its own CPU device with its share of the cores.
+    /// Its device: the one in [`Local::devices`], or its own CPU device with its share of the
+    /// cores.
     pub fn device(&self) -> &Device {
         &self.device
     }

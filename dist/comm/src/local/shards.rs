@@ -1,7 +1,7 @@
 //! The work of a large collective on several threads.
 //!
-//! It is divided by sizes alone, and each element is computed as by one thread: the bits are the
-//! same for any number of threads.
+//! The division depends only on sizes, and each element is computed as on one thread, so the bits
+//! are the same for any number of threads.
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -13,14 +13,15 @@ use crate::reduce::CHUNK;
 /// Elements per task. A copy or sum of that many takes about as long as waking a thread.
 const SHARD: usize = 32 * CHUNK;
 
-/// Whether it is worth more than one thread to write this many elements.
+/// Whether writing this many elements is worth more than one thread.
 pub(super) fn is_large(elements: usize) -> bool {
     elements >= 4 * SHARD
 }
 
-/// The parts of all members, divided into shards of reductions: each has the elements that one task
-/// reduces, with the outputs of the members that get them. `ranges` are adjacent, from 0 on, with
-/// the members that get each. `None` if a member has input and output in one slice.
+/// Divides the parts of all members into shards of reductions. A shard has the elements that one
+/// task reduces, and the outputs of the members that get them. `ranges` are adjacent and start at
+/// 0; each comes with the members that get it. `None` if a member has input and output in one
+/// slice.
 pub(super) fn of_reductions<'a, T: Copy>(
     parts: &mut [Part<'a, T>],
     ranges: &[(Range<usize>, Range<usize>)],
@@ -47,8 +48,8 @@ pub(super) fn of_reductions<'a, T: Copy>(
 /// Pieces of moves: where from and where to.
 type Copies<'a, T> = Vec<(&'a [T], &'a mut [T])>;
 
-/// The moves, divided into copies. Those to one receiver are adjacent and in the order of its
-/// output. `None` if a sender has no input but its output, or a member has both in one slice.
+/// Divides moves into copies. Moves to one receiver must be adjacent and in the order of its
+/// output. `None` if a sender works in place, or a member has input and output in one slice.
 pub(super) fn of_moves<'a, T: Copy>(
     parts: &mut [Part<'a, T>],
     moves: &[Move],

@@ -49,7 +49,7 @@ enum Next {
     Wait,
     /// All members have arrived in time.
     Finish(Meeting),
-    /// All have arrived, after the time of one was over.
+    /// All have arrived, but one after the time limit of another.
     TooLate(CommError),
 }
 
@@ -86,8 +86,8 @@ impl Table {
         self.lock().joined.push(index);
     }
 
-    /// Adds a member's part of a collective, or of several that are one entry here. The last member
-    /// to arrive does the work on the calling thread.
+    /// Adds a member's part of a collective, or of several fused ones, which are one entry here.
+    /// The last member to arrive does the work on the calling thread.
     pub(super) fn arrive(
         self: &Arc<Table>,
         index: usize,
@@ -211,7 +211,7 @@ impl Table {
         })
     }
 
-    /// The error if the last member of a collective came after the time of another was over.
+    /// The error if the last member of a collective arrived after the time limit of another.
     fn straggler(&self, key: Key, meeting: &Meeting, late: CallSite, now: Duration) -> CommError {
         let ranks = key.between.ranks(&self.group);
         let calls = meeting.places.iter().zip(ranks);
@@ -277,7 +277,7 @@ impl Table {
         Some(links.end(self.rules().clock.now(), ranks, &calls))
     }
 
-    /// The threads for a large collective: those of this rank, and of the ranks that wait for it.
+    /// The threads for a large collective: this rank's, and those of the ranks that wait for it.
     fn threads(self: &Arc<Table>, key: Key) -> usize {
         let table: Arc<dyn OpenCollectives> = self.clone();
         let idle = self.world.watch.waiting_in(key, &table);
@@ -366,7 +366,7 @@ fn site(rank: usize, calls: &[Arrival]) -> CallSite {
     site
 }
 
-/// The arrivals of each of several fused calls, from those of each member.
+/// Transposes the arrivals of fused calls: from one list per member to one list per call.
 fn by_call(places: Vec<Option<Vec<Arrival>>>) -> Vec<Vec<Arrival>> {
     let mut members: Vec<_> = places.into_iter().flatten().map(Vec::into_iter).collect();
     let calls = members.first().map_or(0, ExactSizeIterator::len);

@@ -33,11 +33,11 @@ pub(super) struct Snapshot {
     pub(super) calls: Vec<CallSite>,
     /// The ranks that have not.
     pub(super) missing: Vec<usize>,
-    /// Those of them that do not have the communicator.
+    /// The missing ranks that do not have the communicator.
     pub(super) not_joined: Vec<usize>,
 }
 
-/// No table is locked by the caller while its lock is held.
+/// Callers must not hold the lock of a table while they take this lock.
 #[derive(Default)]
 pub(super) struct Watch(Mutex<Vec<Waiting>>);
 
@@ -48,7 +48,7 @@ struct Waiting {
     table: Arc<dyn OpenCollectives>,
 }
 
-/// Which of two limits of a wait is over.
+/// The limit of a wait that has passed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Attempt {
     /// The time limit. A missing rank that does not wait itself may only be late.
@@ -57,7 +57,7 @@ pub(super) enum Attempt {
     AfterGrace,
 }
 
-/// What a rank does whose time is over.
+/// What a rank does when its time is over.
 pub(super) enum Expiry {
     /// Waits for the grace period.
     Extend,
@@ -215,7 +215,7 @@ fn returned(open: &[Open], among: &[usize], status: &Status) -> Option<Found> {
     })
 }
 
-/// Removes a rank from those that wait.
+/// Removes a waiting rank when dropped.
 pub(super) struct Leave<'a> {
     watch: &'a Watch,
     rank: usize,

@@ -72,7 +72,7 @@ fn one(sender: usize, from: Range<usize>, receiver: usize) -> Move {
     }
 }
 
-/// Copies of these elements of each member to one, after one another.
+/// Copies from each member to one, one after another: these elements of each.
 fn to_one(receiver: usize, from: impl Iterator<Item = Range<usize>>) -> Vec<Move> {
     let mut at = 0;
     let copy = |(sender, from): (usize, Range<usize>)| {

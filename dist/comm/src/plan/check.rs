@@ -14,7 +14,7 @@ use crate::hang::{Graph, Stuck};
 use crate::members::{Key, Members};
 use crate::ticket::{Counts, Peer, Ticket};
 
-/// What logs have in common if all ranks reach their end.
+/// The result of a check in which all ranks reach the end of their logs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Checked {
     /// The number of logs.
@@ -333,7 +333,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The error if a rank has ended that did not start what others of its communicator wait for.
+    /// The error if a rank has ended without starting a collective that other members wait for.
     fn returned(&self, stuck: &[&Meeting<'a>]) -> Option<CommError> {
         let waited_in: BTreeSet<usize> = stuck.iter().map(|meeting| meeting.group).collect();
         let mut ended: BTreeMap<(usize, Key), (&Meeting<'a>, Vec<usize>)> = BTreeMap::new();

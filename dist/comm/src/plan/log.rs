@@ -20,7 +20,7 @@ pub struct CommLog {
 pub enum CommEvent {
     /// The rank starts a collective.
     Start(LoggedCall),
-    /// The rank waits for the collective that an event of this number started.
+    /// The rank waits for the collective that the event with this number started.
     Wait(usize),
 }
 

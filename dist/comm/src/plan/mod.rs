@@ -67,7 +67,7 @@ impl Plan {
         })
     }
 
-    /// Models `device` instead.
+    /// Makes the meta devices model `device` instead.
     pub fn like(mut self, device: &Device) -> Plan {
         self.like = device.clone();
         self

@@ -14,7 +14,7 @@ fn full(rank: &LocalRank, count: usize, value: f64) -> Result<Tensor> {
     ops::full(rank.device(), &[count], DType::F32, value)
 }
 
-/// From a kernel before the collective to a kernel after it.
+/// The host enqueues a kernel, the collective and another kernel without waiting.
 #[test]
 fn the_host_does_not_wait() {
     in_each_order("streams::the_host_does_not_wait", &STREAMS, || {
@@ -161,7 +161,7 @@ fn a_buffer_is_busy_until_the_wait() {
     });
 }
 
-/// The collective follows the current stream, and not only the one outside of any scope.
+/// Collectives use the current stream, inside a stream scope and outside of any.
 #[test]
 fn collectives_follow_the_current_stream() {
     let test = "streams::collectives_follow_the_current_stream";
@@ -224,8 +224,8 @@ fn verdict(error: &Error) -> Option<Verdict> {
     error.downcast_ref::<CommError>()?.verdict()
 }
 
-/// Of a missing rank, a mismatch and a rank that failed. A verdict frees what was lent, and the same
-/// devices can join another world.
+/// Tests verdicts on a missing rank, a mismatch and a rank that failed. A verdict frees what was
+/// lent, and the same devices can join another world.
 #[test]
 fn verdicts_are_those_of_other_devices() {
     let test = "streams::verdicts_are_those_of_other_devices";

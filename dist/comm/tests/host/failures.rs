@@ -97,8 +97,8 @@ fn pairs_that_disagree_fail_on_all_members() {
     }
 }
 
-/// All waiting ranks fail at the deadline, and so does the late rank afterwards. It may complete the
-/// collective if it starts it before it has heard of the failure, but not the next one.
+/// All waiting ranks fail at the deadline, and so does the late rank afterwards. It may complete
+/// the collective if it starts it before it has heard of the failure, but not the next one.
 #[test]
 fn a_deadline_names_the_missing_rank() {
     let failed = Barrier::new(4);

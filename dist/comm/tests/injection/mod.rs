@@ -60,7 +60,7 @@ pub(crate) const STEPS: [&[&str]; 8] = [
 /// How long a victim sleeps.
 pub(crate) struct Pace<'a> {
     pub(crate) sleep: &'a dyn Fn(Duration),
-    /// Longer than the time limit, but not than that and the grace period.
+    /// Longer than the time limit, but shorter than the limit plus the grace period.
     pub(crate) late: Duration,
     /// Longer than a verdict takes.
     pub(crate) forever: Duration,
@@ -79,7 +79,7 @@ pub(crate) struct Injection {
 pub(crate) struct Expected {
     verdict: Verdict,
     group: Group,
-    /// The victim's call without a fault; that of the step before for a rank that failed.
+    /// The victim's call without a fault; for a rank that failed, its call of the step before.
     call: CallSite,
 }
 
@@ -206,7 +206,7 @@ pub(crate) fn main_of_rank(rank: &dyn Rank, injection: Injection, pace: &Pace<'_
     Ok(())
 }
 
-/// Why the report of a run is not what was expected. `delay` is that of a straggler.
+/// Why the report of a run is not what was expected. `delay` is the delay of a straggler.
 pub(crate) fn judge(
     injection: Injection,
     expected: &Expected,

@@ -62,7 +62,7 @@ fn settings_do_not_change_results() {
     }
 }
 
-/// The order of a group is that of its results, whatever the ranks.
+/// Results are in the order of the group, not of the ranks.
 #[test]
 fn groups_in_another_order_conform() {
     let reversed = Group::new([4, 3, 2, 1, 0]).unwrap();

@@ -4,8 +4,8 @@ use meshgrad_comm::{Collectives, CommError, Communicator, Local, LocalCommunicat
 use meshgrad_mesh::{Group, GroupOptions, Hosts, Mesh};
 use meshgrad_runtime::{Error, Result, Tensor};
 
-/// On a 2 x 4 mesh, sums over tp and over dp are those of the rank numbers, and a sum over both is
-/// that of the world.
+/// On a 2 x 4 mesh, sums over tp and over dp equal the sums of their rank numbers, and a sum over
+/// both equals the sum over the world.
 #[test]
 fn groups_of_a_mesh_sum_over_their_axes() {
     let mesh = Mesh::new(&[2, 4], &["dp", "tp"]).unwrap();

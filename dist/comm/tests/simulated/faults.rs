@@ -58,7 +58,7 @@ fn every_fault_is_reported_as_what_it_is() {
     assert!(runs >= 1_000, "{runs}");
 }
 
-/// The judgement tells faults, steps and victims apart.
+/// `judge` distinguishes faults, steps and victims.
 #[test]
 fn another_fault_is_not_what_was_expected() {
     let injections = injections();

@@ -140,7 +140,7 @@ fn fused_collectives_pay_one_latency() {
     assert_eq!(times(2, apart), [micros(10 * 1_003); 2]);
 }
 
-/// The timer of real time completes transfers, whose results are those without links.
+/// The timer of real time completes transfers. Their results are the same as without links.
 #[test]
 fn links_work_in_real_time() {
     let local = Local::new(4).threads(1);

@@ -89,7 +89,7 @@ fn the_checker_predicts_runs() {
     assert!(outcomes.iter().all(|count| *count > 30), "{outcomes:?}");
 }
 
-/// A checker that looks at other programs than those that run does not predict them.
+/// The logs of one program do not predict the runs of another.
 #[test]
 fn logs_of_another_program_do_not_predict_runs() {
     let wrong = programs().filter(|(original, mutated, seed)| {

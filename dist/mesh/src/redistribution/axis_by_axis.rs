@@ -1,9 +1,9 @@
 //! The axis-by-axis plan, which bounds the traffic of a search.
 //!
 //! It is the default plan of torch's DTensor. From the innermost axis outwards, an axis moves to
-//! its target placement if the dim's outer shards already are those of the target, and is
-//! replicated otherwise. Then, from the outermost axis inwards, all remaining axes move to their
-//! targets. Adjacent all_reduces are merged.
+//! its target placement if the dim's outer shards already match the target; otherwise it is
+//! replicated. Then, from the outermost axis inwards, all remaining axes move to their targets.
+//! Adjacent all_reduces are merged.
 
 use crate::Action;
 use crate::placements::{Geometry, Placements};
@@ -43,7 +43,7 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// Whether the current shards outside this axis' target shard are exactly those of the target.
+    /// Whether the shards outside this axis' target shard already match the target.
     fn is_aligned(&self, axis: usize) -> bool {
         let Some(shard) = self.to.shard_on(axis) else {
             return true;

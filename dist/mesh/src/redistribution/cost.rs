@@ -1,8 +1,8 @@
 //! The cost model of collectives: rings with a few constants.
 //!
 //! A ring of n ranks has n - 1 hops, or 2 (n - 1) for an all_reduce. A step takes
-//! `launch + hops x latency + bytes / bandwidth` on its slowest link. The model ranks plans; it does
-//! not predict run times.
+//! `launch + hops x latency + bytes / bandwidth` on its slowest link. The model ranks plans; it
+//! does not predict run times.
 
 use std::collections::BTreeMap;
 

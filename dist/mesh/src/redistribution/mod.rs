@@ -1,8 +1,9 @@
 //! Redistribution plans: the collectives that convert one sharding into another.
 //!
-//! A plan is a value, and equal on all ranks. Each step states its action, its axes and the shardings
-//! before and after; the regions of these determine what each rank sends. Ops never redistribute
-//! implicitly, so a plan can be printed and its traffic counted before anything is sent.
+//! A plan is a value, and equal on all ranks. Each step states its action, its axes and the
+//! shardings before and after; the regions of these determine what each rank sends. Ops never
+//! redistribute implicitly, so a plan can be printed and its traffic counted before anything is
+//! sent.
 
 mod axis_by_axis;
 mod cost;
@@ -207,15 +208,15 @@ impl fmt::Display for Step {
     }
 }
 
-/// What a step does. Regions are those of [`Step::from`] and [`Step::to`].
+/// What a step does. [`Step::from`] and [`Step::to`] give the regions of ranks before and after.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Action {
     /// Local: each rank keeps a part of its region.
     Slice,
-    /// Local: the value becomes partial. For a sum of a replicated value, the first rank of the group
-    /// keeps it and the others use zeros. For a sum of a sharded value, each rank pads its region with
-    /// zeros. For a maximum or mean, all ranks keep the value.
+    /// Local: the value becomes partial. For a sum of a replicated value, the first rank of the
+    /// group keeps it and the others use zeros. For a sum of a sharded value, each rank pads its
+    /// region with zeros. For a maximum or mean, all ranks keep the value.
     MakePartial(Reduction),
     /// Each rank receives the regions of all ranks of the group.
     AllGather,

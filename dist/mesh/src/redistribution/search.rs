@@ -2,8 +2,8 @@
 //!
 //! Dijkstra's algorithm on the modeled time, with the bytes sent as a second criterion: a state is
 //! visited again if it is reached later but with fewer bytes, because the fastest path may exhaust
-//! the bound. So the plan is the fastest one that sends no more than the axis-by-axis plan, and it is
-//! never slower than that.
+//! the bound. The result is the fastest plan that sends no more than the axis-by-axis plan; it is
+//! never slower than that plan.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};

@@ -7,12 +7,12 @@ use super::{RuleError, ShardingRule};
 use crate::{Mesh, Placement, Sharding};
 
 impl ShardingRule {
-    /// The shardings of the results, given those of the operands. `shapes` are the results' shapes on
-    /// any rank: they provide the global extents that no operand determines.
+    /// The shardings of the results, given those of the operands. `shapes` are the local shapes of
+    /// the results on any rank; global extents that no operand determines are taken from them.
     ///
     /// # Errors
-    /// As [`ShardingRule::derive`]; [`RuleError::TensorCount`] and [`RuleError::DimCount`] for shapes
-    /// that do not fit the signature; [`RuleError::Sharding`].
+    /// As [`ShardingRule::derive`]; [`RuleError::TensorCount`] and [`RuleError::DimCount`] for
+    /// shapes that do not fit the signature; [`RuleError::Sharding`].
     pub fn propagate(
         &self,
         operands: &[&Sharding],
@@ -34,12 +34,12 @@ impl ShardingRule {
     }
 
     /// The placements of the results, given the shardings of the operands. One operand that is
-    /// modified in place may have none: it takes the sharding of its result.
+    /// modified in place may have no sharding: it takes that of its result.
     ///
     /// # Errors
     /// [`RuleError::Incompatible`] for the outermost axis without a strategy, with remedies;
-    /// [`RuleError::ShardOrder`] if two operands shard a dim over the same axes in different orders;
-    /// [`RuleError::MeshMismatch`]; [`RuleError::TensorCount`], [`RuleError::DimCount`],
+    /// [`RuleError::ShardOrder`] if two operands shard a dim over the same axes in different
+    /// orders; [`RuleError::MeshMismatch`]; [`RuleError::TensorCount`], [`RuleError::DimCount`],
     /// [`RuleError::Extents`] for operands that do not fit the signature; [`RuleError::NoSharding`]
     /// for other operands without one.
     pub fn derive(
@@ -70,7 +70,7 @@ impl ShardingRule {
         Ok(results)
     }
 
-    /// The mesh of the operands. Each has a sharding, or takes that of its result.
+    /// The mesh of the operands. An operand without a sharding must take that of its result.
     fn one_mesh<'a>(&self, operands: &[Option<&'a Sharding>]) -> Result<&'a Mesh, RuleError> {
         let mut first: Option<(usize, &Mesh)> = None;
         let mut open = 0;

@@ -48,8 +48,7 @@ pub(super) struct ShardedDim {
 }
 
 impl<'a> Bound<'a> {
-    /// The operand without a shape, if there is one, is modified in place. Its dims are those of
-    /// its result.
+    /// At most one operand has no shape: it is modified in place and has the dims of its result.
     pub(super) fn new(
         rule: &'a ShardingRule,
         shapes: &[Option<&[usize]>],
@@ -102,7 +101,7 @@ impl<'a> Bound<'a> {
         ids
     }
 
-    /// The reduction that combines the partial values of a result that lacks a dim.
+    /// The reduction for the partial values of a result that lacks this dim.
     pub(super) fn reduction(&self, id: DimId) -> Reduction {
         match id {
             DimId::Name(name) => self.rule.names[name].reduction,

@@ -12,8 +12,9 @@ pub struct DerivedSharding {
     pub(super) mesh: Mesh,
     /// With the axes' names, in explicit order.
     pub(super) placements: Vec<(String, Placement)>,
-    /// The global extents of the dims; `None` for one that the operands do not determine, and for
-    /// all if the signature leaves the dims open (`*`). Such dims are whole.
+    /// The global extents of the dims; `None` for a dim whose extent the operands do not determine,
+    /// which is whole. The list is `None` if the signature leaves the dims open (`*`): all are
+    /// whole.
     pub(super) extents: Option<Vec<Option<usize>>>,
 }
 
@@ -26,8 +27,8 @@ impl DerivedSharding {
     /// The sharding of a result that has the shape `local` on any rank.
     ///
     /// # Errors
-    /// [`RuleError::DimCount`] for another number of dims; [`RuleError::Sharding`], for example when
-    /// the result would be a partial sum along one axis and a partial maximum along another.
+    /// [`RuleError::DimCount`] for another number of dims; [`RuleError::Sharding`], for example
+    /// when the result would be a partial sum along one axis and a partial maximum along another.
     pub fn sharding(&self, local: &[usize]) -> Result<Sharding, RuleError> {
         let shape = match &self.extents {
             None => local.to_vec(),

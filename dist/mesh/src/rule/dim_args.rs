@@ -86,8 +86,9 @@ impl ShardingRule {
         ShardingRule::new(op, &format!("dy[{from}], ids[ids] -> dx[{to}]"))?.linear_in(&["dy"])
     }
 
-    /// Gathers the elements of a tensor of shape `from` along `dim`, with an index of shape `index`.
-    /// Dims in which both are equal can be sharded together, and `dim` in the index.
+    /// Gathers the elements of a tensor of shape `from` along `dim`, with an index of shape
+    /// `index`. Dims with the same extent in both can be sharded together; `dim` can be sharded in
+    /// the index.
     ///
     /// # Errors
     /// As [`ShardingRule::reduction`].
@@ -102,7 +103,7 @@ impl ShardingRule {
     }
 
     /// Adds the elements of a tensor to a tensor of shape `to` along `dim`, at an index of shape
-    /// `index`. Dims in which both are equal can be sharded together; a shard of `dim` gives a
+    /// `index`. Dims with the same extent in both can be sharded together; a shard of `dim` gives a
     /// partial sum.
     ///
     /// # Errors
@@ -150,7 +151,7 @@ impl ShardingRule {
         ShardingRule::new(op, &signature)?.linear_in(&["x"])
     }
 
-    /// The extent of a dim that no operand has.
+    /// Sets the extent of a dim that no operand has.
     fn set_extent(&mut self, name: &str, extent: usize) {
         if let Some(name) = self.names.iter_mut().find(|known| known.text == name) {
             name.extent = Some(extent);

@@ -134,7 +134,7 @@ pub enum RuleError {
     #[error(transparent)]
     Sharding(#[from] ShardingError),
 
-    /// An operand without a sharding, which is not modified in place.
+    /// An operand that is not modified in place has no sharding.
     #[error("{op}: `{operand}` has no sharding")]
     NoSharding {
         /// The op.
@@ -222,7 +222,7 @@ pub enum Problem {
         because: String,
         /// That operand's placement.
         because_has: Placement,
-        /// The name in the signature of the dim that is sharded there.
+        /// The name in the signature of the dim that the other operand shards.
         dim: Option<String>,
         /// The operand is modified in place, so it must have the result's placement.
         in_place: bool,

@@ -6,8 +6,8 @@
 //!
 //! - **Shard a dim.** If every operand that has the dim shards it in the same way, so do the
 //!   results. A result without the dim is a sum over it, so each rank holds `partial(sum)`.
-//! - **Keep partial values.** If the op is linear in an operand, a partial sum of that operand gives
-//!   partial sums of the results. `a b` is linear in `a` and in `b`, `a + b` in both together.
+//! - **Keep partial values.** If the op is linear in an operand, a partial sum of that operand
+//!   gives partial sums of the results. `a b` is linear in `a` and in `b`, `a + b` in both together.
 //! - **Replicate.** Every rank computes everything.
 //!
 //! For a linear layer `x[.. i], w[o i] -> y[.. o]` this gives data parallelism (`..` is sharded),

@@ -64,7 +64,7 @@ impl Axis<'_> {
         (0..self.given.len()).all(|at| self.fits(strategy, at))
     }
 
-    /// Whether an operand has the placement that a strategy needs, or takes it.
+    /// Whether an operand has the placement that a strategy needs, or has no sharding of its own.
     pub(super) fn fits(&self, strategy: &Strategy, at: usize) -> bool {
         if self.bound.open == Some(at) {
             return true;

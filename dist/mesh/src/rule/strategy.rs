@@ -63,7 +63,7 @@ impl Strategies<'_> {
         Some(self.with_in_place(operands, results, Some(sharded)))
     }
 
-    /// The division of a dim: that of the first operand that shards it, else `Division::Even`.
+    /// The division of a dim by the first operand that shards it, else `Division::Even`.
     fn dim_shard(&self, id: DimId) -> Option<DimShard> {
         let operands = self.bound.operands.iter().zip(self.given);
         let with_dim = operands.filter_map(|(dims, given)| {

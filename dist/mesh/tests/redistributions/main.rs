@@ -224,7 +224,7 @@ fn missing(from: &Sharding, to: &Sharding) -> u64 {
     (0..from.mesh().len()).map(missing).max().unwrap()
 }
 
-/// They are also never slower under the same cost model. Torch's merged steps count for this only
+/// Plans are also never slower under the same cost model. torch's merged steps count for this only
 /// if they send no more bytes than its separate steps.
 #[test]
 fn plans_send_no_more_than_torchs() {

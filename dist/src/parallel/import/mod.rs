@@ -26,8 +26,8 @@ pub use torchtitan::{torchtitan, torchtitan_file};
 use self::tree::Tree;
 use super::{Settings, Source, Violation};
 
-/// Reads a file of any of these kinds: TOML with a section `[parallel]` (meshgrad) or `[parallelism]`
-/// (torchtitan), JSON (DeepSpeed), YAML (Megatron's NCCL options).
+/// Reads a file of any of these kinds: TOML with a section `[parallel]` (meshgrad) or
+/// `[parallelism]` (torchtitan), JSON (DeepSpeed), YAML (Megatron's NCCL options).
 pub fn file(path: impl AsRef<Path>) -> Settings {
     let path = path.as_ref();
     let extension = path.extension().and_then(|extension| extension.to_str());

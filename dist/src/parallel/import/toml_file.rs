@@ -64,8 +64,8 @@ const OPTIONS: [&str; 11] = [
     "nvls_ctas",
 ];
 
-/// Reads the section `[parallel]` of a TOML text and ignores other sections; `path` names the text in
-/// errors.
+/// Reads the section `[parallel]` of a TOML text and ignores other sections; `path` names the text
+/// in errors.
 pub fn toml(text: &str, path: &str) -> Settings {
     of_section(text, path, "parallel", read)
 }

@@ -85,7 +85,7 @@ fn read(section: &Tree, settings: &mut Settings) {
     }
 }
 
-/// Only the sharding degree may be -1.
+/// Sets a degree. Only the sharding degree may be -1.
 fn degree(value: &Tree, kind: Parallelism, settings: &mut Settings) {
     match value.scalar() {
         Scalar::Integer(-1) if kind == Parallelism::DpShard => {

@@ -27,17 +27,17 @@ pub(super) struct Slice<'k> {
     shared: SharedAddress<'k>,
     /// The destination of this thread's first chunk.
     to: SharedAddress<'k>,
-    /// The source of its first chunk of the next slice.
+    /// The source of this thread's first chunk of the next slice.
     from: AddressVariable<'k>,
-    /// Chunks that it copies per slice.
+    /// Chunks that this thread copies per slice.
     count: u32,
-    /// From one of its chunks to the next, in bytes of global memory.
+    /// From one of this thread's chunks to the next, in bytes of global memory.
     step_bytes: U64<'k>,
     /// From one slice to the next, in bytes of global memory.
     slice_bytes: U64<'k>,
-    /// The number of rows (columns) of the matrix from its first element on.
+    /// The number of rows (columns) of the matrix from this thread's first element on.
     outer_left: S32<'k>,
-    /// The k of its first element in the slice.
+    /// The k of this thread's first element in the slice.
     depth: S32<'k>,
 }
 

@@ -14,7 +14,7 @@
 //! there are at most `ceil(R / side) + groups` tiles along the rows, where `side` is the number of
 //! rows per tile. CTAs without a tile exit after a few hundred instructions.
 //!
-//! **Which tile a CTA computes** follows from the group starts alone. The tiles of group g are
+//! **The tile of a CTA** follows from the group starts alone. The tiles of group g are
 //! numbered from `offsets[g] / side + g`. That leaves room for all tiles of a group with n rows
 //! from offset o, because `ceil(n / side) <= (o + n) / side - o / side + 1` with integer division.
 //! Every group gets at least one number, so the first numbers are strictly increasing, and a CTA's

@@ -45,7 +45,7 @@ impl<'k> Offsets<'k> {
         }
     }
 
-    /// The rows of all tiles that groups with any boundaries can need.
+    /// The number of rows of all tiles together, enough for any division into groups.
     #[track_caller]
     pub(super) fn padded_rows(&self, tile: Tile) -> U32<'k> {
         let side = tile.rows();

@@ -2,7 +2,7 @@
 
 use crate::Tensor;
 
-/// Which keys a query attends to: those that no condition masks out.
+/// The conditions that mask out keys. A query attends to every other key.
 #[derive(Clone, Debug, Default)]
 pub struct AttentionMask {
     /// Masks out keys after the query's position.

@@ -3,8 +3,8 @@
 use crate::{Error, Layout, Region, RegionKey, Result, Tensor};
 
 impl RegionKey {
-    /// The global index of each element of `x`. A sharded tensor gets those of its part, so an
-    /// element has the same value on any mesh.
+    /// The global index of each element of `x`. If `x` is sharded, these are the indices of the
+    /// rank's part, so an element has the same random value on any mesh.
     ///
     /// # Errors
     /// As [`RegionKey::global_indices`]; [`Error::Argument`] for a sharded tensor and a key with a

@@ -14,7 +14,7 @@ pub enum ShardedTensorError {
     #[error(transparent)]
     Sharding(#[from] ShardingError),
 
-    /// An op with operands of which only some have a sharding.
+    /// Some operands of an op have a sharding, and others have none.
     #[error(
         "{op}: `{sharded}` is sharded ({sharding}), but `{unsharded}` has no sharding; state it with \
          Tensor::with_sharding, or create the tensor inside with_mesh"
@@ -100,7 +100,7 @@ pub enum ShardedTensorError {
         mesh: String,
     },
 
-    /// A read of values of which this rank has only a part, or partial ones.
+    /// A read of a tensor of which this rank has only a part, or only partial values.
     #[error(
         "{op}: this rank has only a part of the tensor, or partial values ({sharding}); redistribute \
          it to replicate, or take what the rank has with Tensor::local"

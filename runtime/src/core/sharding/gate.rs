@@ -12,20 +12,20 @@ use crate::Result;
 /// A call whose shardings are to be checked.
 pub(crate) struct Gate<'a> {
     pub(crate) op: &'static str,
-    /// Identifies the op: the address of a static of its own.
+    /// Identifies the op: the address of a static that only this op has.
     pub(crate) id: usize,
     pub(crate) operands: &'a [Option<&'a Tag>],
     /// The name of an operand, for errors.
     pub(crate) name: &'a dyn Fn(usize) -> String,
-    /// Whether the last operand takes the sharding of its result.
+    /// Whether the last operand may have no sharding, and then takes that of its result.
     pub(crate) last_is_open: bool,
-    /// What the rule depends on besides the op.
+    /// The arguments, other than the operands' shardings, that the op's rule depends on.
     pub(crate) arguments: &'a [usize],
 }
 
 impl Gate<'_> {
-    /// The shardings of the results; `None` without shardings. `rule` is called for calls that have
-    /// not been seen before.
+    /// The shardings of the results; `None` if no operand has one. `rule` is called only if the
+    /// thread does not remember an equal call.
     ///
     /// # Errors
     /// [`ShardedTensorError`].
@@ -50,7 +50,7 @@ impl Gate<'_> {
         results.map(Some)
     }
 
-    /// Checks that all operands have a sharding, except one that takes that of its result.
+    /// Checks that every operand has a sharding, except the last one if it is open.
     fn check_all(&self, first: usize) -> Result<()> {
         let needed = self.operands.len() - usize::from(self.last_is_open);
         let Some(without) = self.operands[..needed].iter().position(Option::is_none) else {
@@ -67,7 +67,10 @@ impl Gate<'_> {
         .into())
     }
 
-    /// The rank of all operands.
+    /// The rank of the operands.
+    ///
+    /// # Errors
+    /// [`ShardedTensorError::Ranks`] when they have different ranks.
     fn one_rank(&self, first: usize) -> Result<usize> {
         let rank_of = |at: usize| self.operands[at].map(Tag::rank);
         let rank = rank_of(first).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! What rules say about calls, kept per thread: a model makes the same calls in every layer and step.
+//! A cache of the shardings of results, one per thread: a model makes the same calls in every step.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use super::error::ShardedTensorError;
 use super::tag::Tag;
 use crate::{Result, Shape};
 
-/// The calls that a thread keeps.
+/// The number of calls that a thread remembers.
 const SLOTS: usize = 1024;
 
 /// What determines the results' shardings.
@@ -31,7 +31,7 @@ pub(crate) struct Results {
 /// The sharding of a result.
 pub(super) enum ResultTag {
     Known(Tag),
-    /// Its global shape depends on the result's shape.
+    /// The operands do not determine all extents of its global shape.
     Open(Box<DerivedSharding>),
 }
 
@@ -55,7 +55,7 @@ impl Results {
     }
 }
 
-/// A call and its results. It owns its operands' tags, so their addresses stay theirs.
+/// A call and its results. It owns its operands' tags, so that their addresses are not reused.
 struct Entry {
     op: usize,
     operands: Vec<Option<Tag>>,
@@ -78,7 +78,7 @@ thread_local! {
 }
 
 impl Key<'_> {
-    /// The results of the call: those of an equal call before, or else those of `derive`.
+    /// The results of the call: remembered from an equal call, or else computed by `derive`.
     pub(super) fn results(&self, derive: impl FnOnce() -> Result<Results>) -> Result<Arc<Results>> {
         let slot = self.slot();
         let kept = ENTRIES.with_borrow(|entries| {

@@ -1,8 +1,8 @@
-//! The sharding of a tensor: which part of a global tensor it is. Ops check and propagate it as they
-//! do shapes and dtypes.
+//! The sharding of a tensor: which part of a global tensor it is. Ops check and propagate it as
+//! they do shapes and dtypes.
 //!
-//! Layers: [`tag`] (what a tensor carries) <- [`memo`] (what rules said) <- [`gate`] (the check) <-
-//! [`views`]; [`scope`] and [`draw`] need only the tags.
+//! Layers: [`tag`] (what a tensor carries) <- [`memo`] (results of earlier calls) <- [`gate`] (the
+//! check) <- [`views`]; [`scope`] and [`draw`] need only the tags.
 
 mod draw;
 pub(crate) mod error;

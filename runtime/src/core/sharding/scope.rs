@@ -12,12 +12,12 @@ thread_local! {
     static CURRENT: RefCell<Option<(Mesh, usize)>> = const { RefCell::new(None) };
 }
 
-/// Calls `body`, in which the tensors that this thread fills (with a constant, a range or random
-/// values) are replicated over `mesh`, whose rank `rank` this is. Data from the host gets no
+/// Calls `body` as rank `rank` of `mesh`. Tensors that this thread fills inside it (with a
+/// constant, a range or random values) are replicated over the mesh. Data from the host gets no
 /// sharding: state it with [`Tensor::with_sharding`](crate::Tensor::with_sharding).
 ///
 /// # Errors
-/// [`ShardedTensorError::NotInMesh`]; what `body` returns.
+/// [`ShardedTensorError::NotInMesh`]; the error of `body`.
 pub fn with_mesh<T, E: From<crate::Error>>(
     mesh: &Mesh,
     rank: usize,

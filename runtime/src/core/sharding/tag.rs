@@ -1,5 +1,5 @@
-//! What a tensor carries: a sharding and a rank, one allocation for all equal ones of the process.
-//! So two are equal if their addresses are.
+//! Tags: the sharding of a tensor and the rank whose part it is. Equal tags of a process share one
+//! allocation, so two tags are equal if their addresses are.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -62,7 +62,7 @@ impl Tag {
         &self.0.local
     }
 
-    /// Differs for two that live.
+    /// An id that differs from that of every other live tag.
     pub(super) fn id(&self) -> usize {
         Arc::as_ptr(&self.0) as usize
     }
@@ -79,7 +79,7 @@ impl Tag {
             .collect()
     }
 
-    /// Checks that a tensor of `shape` can carry it.
+    /// Checks that a tensor of `shape` can carry this tag.
     pub(crate) fn check(&self, op: &'static str, shape: &Shape) -> Result<()> {
         if shape == self.local() {
             return Ok(());
@@ -105,7 +105,7 @@ struct Tags {
     sweep_at: usize,
 }
 
-/// The number of tags up to which dead ones stay.
+/// Dead tags are not removed below this number of tags.
 const FEW: usize = 256;
 
 impl Tags {

@@ -6,8 +6,8 @@ use super::scope::Join;
 use crate::Result;
 
 /// The result of work that may still be running, and the tensors that the work uses. The work is
-/// either enqueued on another stream ([`with_stream`](crate::with_stream)) or completed by other host threads
-/// ([`Pending::by_host`]).
+/// either enqueued on another stream ([`with_stream`](crate::with_stream)) or completed by other
+/// host threads ([`Pending::by_host`]).
 ///
 /// If it is dropped without [`Pending::wait`], the memory is still kept until the work is done.
 #[must_use = "the result is ready for the current stream after `wait`"]

@@ -157,7 +157,7 @@ pub(crate) fn record_use(storage: &Arc<Storage>, access: Access, op: &'static st
     })
 }
 
-/// Whether the current scope of `device` is that of a [`StreamWork`](crate::StreamWork).
+/// Whether the current scope of `device` belongs to a [`StreamWork`](crate::StreamWork).
 pub(crate) fn in_stream_work(device: &Device) -> bool {
     innermost(device, |scope| {
         scope.is_some_and(|scope| scope.is_stream_work)
@@ -168,8 +168,8 @@ pub(crate) fn in_stream_work(device: &Device) -> bool {
 /// waited for.
 ///
 /// # Errors
-/// [`Error::Argument`] unless the scope is that of a [`StreamWork`](crate::StreamWork). A graph and
-/// [`with_stream`](super::with_stream) do not order work after that of other devices.
+/// [`Error::Argument`] unless the scope belongs to a [`StreamWork`](crate::StreamWork). A graph and
+/// [`with_stream`](super::with_stream) do not order their work after work of other devices.
 pub(crate) fn keep<'a>(
     device: &Device,
     storages: impl Iterator<Item = &'a Arc<Storage>>,

@@ -60,8 +60,8 @@ pub(super) fn lanes<S: Simd, R: Real>() -> usize {
 }
 
 impl<R: Real> Product<'_, R> {
-    /// Computes all rows of `N` vectors of columns. The accumulators are 12 x 2 of 32 registers, or
-    /// 4 x 2 of 16.
+    /// Computes all rows of `N` vectors of columns. There are 12 x 2 accumulators on machines with
+    /// 32 vector registers, and 4 x 2 with 16.
     #[inline(always)]
     fn panel<S: Simd, const N: usize>(&mut self, simd: S, column: usize) {
         let [m, ..] = self.extents;

@@ -18,8 +18,8 @@ pub(super) struct Problem<'a, T, C> {
 }
 
 impl<T: Copy, C: Copy> Problem<'_, T, C> {
-    /// If C is column-major, the transposed problem C^T = B^T A^T, so that tiles are stored along
-    /// contiguous rows. The bits are equal, because multiplication is commutative.
+    /// Returns the transposed problem C^T = B^T A^T if C is column-major, so that tiles are stored
+    /// along contiguous rows. The bits are equal, because multiplication is commutative.
     fn along_rows(self) -> Self {
         if !self.c.is_column_major() {
             return self;

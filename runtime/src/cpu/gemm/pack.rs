@@ -161,8 +161,8 @@ pub(super) fn pack_rows<T: Pod, U: Unit<T>>(lanes: MatrixRef<'_, T>, panel: &mut
     }
 }
 
-/// Packs panels of `width` lanes in one pass; panels start `stride` units apart. Unit p of lane i of a
-/// panel is stored at `p * width + i`. Adjacent lanes must be adjacent in memory.
+/// Packs panels of `width` lanes in one pass; panels start `stride` units apart. Unit p of lane i
+/// of a panel is stored at `p * width + i`. Adjacent lanes must be adjacent in memory.
 #[inline(always)]
 pub(super) fn pack_panels_by_depth<T: Pod, U: Unit<T>>(
     lanes: MatrixRef<'_, T>,
@@ -349,7 +349,7 @@ fn elements_at_depth<T: Pod>(
 }
 
 /// Fills `row` from `units`. Copies of the lengths that kernels use compile to vector moves; a copy
-/// of unknown length would be a call.
+/// of unknown length would call `memcpy`.
 #[inline(always)]
 fn copy_units<U: Pod>(row: &mut [U], units: &[U; BLOCK]) {
     match row.len() {

@@ -19,11 +19,11 @@ struct Block([[f32; LANES]; LANES]);
 #[target_feature(enable = "avx512f")]
 pub(super) fn multiply_row(row: &[f32], columns: &[f32], stride: usize, sums: &mut [f32]) {
     let mut first = 0;
-    // Two vectors together, because one chain of multiply-adds takes as long as the loads of two.
+    // Computes two vectors at a time: one chain of multiply-adds takes as long as the loads of two.
     for sums in sums.chunks_mut(2 * LANES) {
         let columns = &columns[first * stride..][..(sums.len() - 1) * stride + row.len()];
         first += sums.len();
-        // The last column stands for missing ones.
+        // Missing columns read the last column.
         let start = |j: usize| j.min(sums.len() - 1) * stride;
         let starts = [0, LANES].map(|first| std::array::from_fn(|lane| start(first + lane)));
         // SAFETY: the columns are as long as the row.

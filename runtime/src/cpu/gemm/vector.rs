@@ -137,8 +137,8 @@ impl<A: Arithmetic> Kernel for VectorKernel<A> {
         start: Start,
         sums: &mut [A::Sum],
     ) {
-        // Unused rows and columns (of a short group, or a single token) are skipped: rows down to
-        // half a tile or one row, columns in whole vectors.
+        // Skips unused rows (of a short group, or a single token) down to half a tile or one row,
+        // and unused columns in whole vectors.
         if A::REGISTERS >= 32 {
             match live.rows {
                 5.. => multiply_rows::<A, 8, 8>(self.0, a, b, live, start, sums),

@@ -7,8 +7,8 @@ use super::Launcher;
 use crate::{Error, Kind, Result, Tensor};
 
 impl Launcher<'_> {
-    /// The addresses of contiguous tensors that a kernel changes, and of tensors that it reads.
-    /// Increments the version of each changed storage once.
+    /// Returns the addresses of contiguous tensors that a kernel changes, and of tensors that it
+    /// only reads. Increments the version of each changed storage once.
     ///
     /// # Errors
     /// [`Error::Immutable`]; [`Error::Argument`] when two changed tensors share elements;

@@ -33,7 +33,8 @@ pub struct ExpertOrder {
 ///
 /// # Errors
 /// [`Error::Signature`]; [`Error::IndexOutOfRange`]; [`Error::Argument`] when the local experts are
-/// not among the experts, or when there are more than 2^31 - 1 slots.
+/// not among the experts, when `indices` is sharded and not all experts are local, or when there
+/// are more than 2^31 - 1 slots.
 pub fn expert_order(
     indices: &Tensor,
     experts: usize,

@@ -44,9 +44,10 @@ pub(super) static UNPERMUTE_GRAD_WEIGHTS: Signature = Signature::new(
 /// returns [C, H]. Rows after the last offset are unspecified.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::IndexOutOfRange`]; [`Error::Argument`] for offsets that decrease
-/// or exceed the rows. A GPU reports indices out of range at the next synchronization. Of the
-/// offsets it checks only the last.
+/// # Errors
+/// [`Error::Signature`]; [`Error::IndexOutOfRange`]; [`Error::Argument`] for offsets that do not
+/// start at 0, decrease or exceed the rows. A GPU checks only the last offset, and reports what is
+/// out of range at the next synchronization.
 pub fn permute_tokens(x: &Tensor, order: &Tensor, offsets: &Tensor) -> Result<Tensor> {
     let operands = [x, order, offsets];
     let mut call = PERMUTE.call(&operands)?;

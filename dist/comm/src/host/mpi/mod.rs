@@ -1,5 +1,5 @@
-//! Ranks that MPI started. MPI carries their data; the control plane is that of [`Host`], whose
-//! meeting point and secret rank 0 distributes over MPI.
+//! Ranks that MPI started. MPI carries their data. The control plane is the same as that of
+//! [`Host`]; rank 0 distributes its meeting point and secret over MPI.
 
 mod plane;
 mod wire;
@@ -26,11 +26,12 @@ use super::shared::Shared;
 use super::world::World;
 
 /// A rank of a world of processes that `mpirun` or `srun` started, before it joins. MPI carries the
-/// data and the sums are this crate's, so results have the same bits as with all other transports.
+/// data, but this crate computes the sums, so results have the same bits as with all other
+/// transports.
 ///
-/// A process can join once, because MPI can be initialized once. [`World`] must be dropped by the
-/// thread that joined, which ends MPI. After a failure it does not, and the process should exit
-/// with an error: MPI then stops the others.
+/// A process can join once, because MPI can be initialized once. The thread that joined must drop
+/// the [`World`], which finalizes MPI. After a failure, dropping does not finalize MPI, and the
+/// process should exit with an error: MPI then stops the others.
 ///
 /// ```no_run
 /// use meshgrad_comm::{Collectives, Mpi, Reduction};

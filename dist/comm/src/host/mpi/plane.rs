@@ -23,9 +23,9 @@ const PAYLOAD: c_int = 1;
 /// The longest payload in the message of its frame.
 const SHORT: usize = 4096;
 
-/// How long a rank that waits looks for messages without a pause, after the last one.
+/// How long a waiting rank polls for messages without a pause, after the last one.
 const SPIN: Duration = Duration::from_millis(1);
-/// The pause afterwards.
+/// The pause between polls after that.
 const PAUSE: Duration = Duration::from_micros(50);
 /// How long sends to a rank that has left may take.
 const LINGER: Duration = Duration::from_millis(500);
@@ -36,11 +36,11 @@ pub(super) struct MpiPlane {
     shared: Arc<Shared>,
     wire: Wire,
     sending: Vec<Transfer>,
-    /// When this rank noticed that another one had left to which it was sending.
+    /// When this rank noticed that a rank to which it was sending had left.
     left: HashMap<usize, Instant>,
     frames: VecDeque<(usize, Receiving)>,
     payloads: Vec<Payload>,
-    /// When something arrived or was sent.
+    /// When something last arrived or was sent.
     active: Instant,
     /// Set if transfers are unfinished at the end.
     is_unfinished: Arc<AtomicBool>,
@@ -119,7 +119,7 @@ impl MpiPlane {
         failed.map_or(Ok(()), Err)
     }
 
-    /// Reports collectives whose tensor a rank that has left will not receive.
+    /// Reports collectives whose tensor will not be received, because the receiver has left.
     fn check_left(&mut self) {
         for transfer in &self.sending {
             let receiver = transfer.receiver;
@@ -146,7 +146,7 @@ impl MpiPlane {
         while let Some(frame) = self.wire.receive_any(FRAME)? {
             self.frames.push_back(frame);
         }
-        // In the order of their arrival, which is that of their payloads.
+        // In the order in which the frames arrived: their payloads arrive in the same order.
         while let Some((rank, receiving)) = self.frames.front_mut() {
             let Some(bytes) = receiving.take()? else {
                 break;
@@ -230,7 +230,7 @@ impl DataPlane for MpiPlane {
         !self.shared.has_ended() && self.sending.iter().any(|transfer| self.is_open(transfer))
     }
 
-    /// MPI cannot wake the thread, so it has to look again.
+    /// MPI cannot wake the thread, so it has to poll.
     fn watch<'a>(&'a mut self, poll: &mut Poll<'a>) {
         let is_receiving = !self.frames.is_empty() || !self.payloads.is_empty();
         let is_busy = self.is_writing() || is_receiving || self.shared.is_waiting();
@@ -249,6 +249,6 @@ impl Drop for MpiPlane {
     fn drop(&mut self) {
         let unfinished = self.sending.len() + self.frames.len() + self.payloads.len();
         self.is_unfinished.store(unfinished > 0, Ordering::Relaxed);
-        // MPI may be waiting for a rank that has died: its memory and the communicator stay.
+        // MPI may be waiting for a rank that has died, so its memory and the communicator leak.
     }
 }

@@ -200,7 +200,7 @@ impl Receiving {
             });
         }
         let mut bytes = mem::take(&mut self.bytes);
-        // SAFETY: MPI has written as many bytes.
+        // SAFETY: MPI has written `received` bytes.
         unsafe { bytes.set_len(received) };
         Ok(Some(bytes))
     }
@@ -247,7 +247,7 @@ impl Requests {
 /// The bytes of a message.
 fn count_of(status: &ffi::MPI_Status) -> Result<usize, MpiError> {
     let mut count = 0;
-    // SAFETY: the status is that of a message of bytes.
+    // SAFETY: the status belongs to a message of bytes.
     let code = unsafe { ffi::MPI_Get_count(status, ffi::RSMPI_UINT8_T, &mut count) };
     check("MPI_Get_count", code)?;
     Ok(count as usize) // not negative, for messages of bytes

@@ -1,9 +1,9 @@
 //! The work of a collective whose members are GPUs.
 //!
 //! The last member to arrive enqueues it on one stream per member, and no host thread waits for it.
-//! Each stream waits first for all operands, and at the end for all streams, because they read its
-//! member's memory. A reduction of shards copies them from the other members to
-//! scratch memory, and adds them there in the order of the fixed tree.
+//! Each stream first waits for all operands. At the end it waits for all streams, because they read
+//! its member's memory. A reduction of shards copies them from the other members to scratch memory,
+//! and adds them there in the order of the fixed tree.
 //!
 //! Legend: n members, in the order of the group.
 
@@ -27,7 +27,7 @@ pub(super) fn execute(arrivals: &[Arrival]) -> Result<()> {
     let taken = tensors.iter_mut().map(|tensors| Member::take(tensors));
     let mut members: Vec<Member<'_>> = taken.flatten().collect();
     let enqueued = enqueue(&mut members, arrivals);
-    // Also after an error, because the streams run what was enqueued.
+    // Even after an error, because the streams run what was enqueued.
     let left = all_wait(&members, Wait::End);
     let works: Vec<StreamWork> = members.into_iter().map(|member| member.work).collect();
     let finished = tensors.iter_mut().zip(works).map(|(tensors, work)| {
@@ -84,7 +84,7 @@ fn all_wait(members: &[Member<'_>], wait: Wait) -> Result<()> {
     match wait {
         Wait::Operands => all(works().map(|it| all_wait_for(it.ready()))),
         Wait::Shards | Wait::End => {
-            // Before the first wait, which the events would otherwise include.
+            // All events precede the first wait, which they would otherwise include.
             let events: Vec<Result<StreamEvent>> = works().map(StreamWork::event).collect();
             all(events.into_iter().map(|event| all_wait_for(&event?)))
         }

@@ -1,5 +1,5 @@
-//! When operands are freed whose `Pending` was dropped. On a GPU that waits for the GPU, so it must
-//! happen after other members have been told, and without any lock.
+//! Tests when operands are freed if their `Pending` was dropped. On a GPU, freeing waits for the
+//! GPU, so it must happen after other members were notified, and without any lock.
 
 use std::panic::Location;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -40,8 +40,8 @@ fn nothing() -> Contribution {
     Contribution::observed(|| {})
 }
 
-/// Rank 0 starts a barrier and drops its `Pending`. Returns whether its operands were freed in time,
-/// once `end` has ended the barrier.
+/// Rank 0 starts a barrier and drops its `Pending`. Returns whether its operands were freed in
+/// time, once `end` has ended the barrier.
 fn freed_in_time(table: &Arc<Table>, end: impl FnOnce()) -> bool {
     let (freed, in_time) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
     let completion = Arc::<Mutex<Option<Completion>>>::default();
