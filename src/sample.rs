@@ -21,8 +21,8 @@ pub(crate) struct SampleArguments {
     model: PathBuf,
     #[command(flatten)]
     pub(crate) device: OnFastest,
-    /// The prompt; `-` reads it from standard input, which is also read if it is a pipe or a file.
-    #[arg(long)]
+    /// The prompt; `-` reads it from standard input.
+    #[arg(long, allow_hyphen_values = true)]
     prompt: Option<String>,
     /// The prompt is a message of a user: print the answer of a model trained on conversations.
     #[arg(long)]
@@ -66,7 +66,7 @@ pub(crate) struct SampleArguments {
     )]
     repetition_penalty: f64,
     /// End the text before this string; may be repeated.
-    #[arg(long, value_name = "STRING")]
+    #[arg(long, value_name = "STRING", allow_hyphen_values = true)]
     stop: Vec<String>,
     /// The random seed; equal seeds give equal text.
     #[arg(long, default_value_t = 1)]
@@ -99,27 +99,9 @@ impl SampleArguments {
         match self.prompt.as_deref() {
             Some("-") => read_prompt(io::stdin()),
             Some(prompt) => Ok(prompt.to_owned()),
-            None if is_redirected() => read_prompt(io::stdin()),
             None => Ok(String::new()),
         }
     }
-}
-
-/// Whether standard input is a pipe or a file, and neither a terminal nor a device such as
-/// /dev/null.
-#[cfg(unix)]
-fn is_redirected() -> bool {
-    use std::os::fd::AsFd;
-    use std::os::unix::fs::FileTypeExt;
-
-    let stdin = io::stdin().as_fd().try_clone_to_owned();
-    let kind = stdin.and_then(|stdin| Ok(std::fs::File::from(stdin).metadata()?.file_type()));
-    kind.is_ok_and(|kind| kind.is_fifo() || kind.is_file())
-}
-
-#[cfg(not(unix))]
-fn is_redirected() -> bool {
-    false
 }
 
 /// The prompt in `input`, without the newline at its end.

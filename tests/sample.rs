@@ -146,26 +146,30 @@ fn the_prompt_may_come_from_a_pipe() {
         "9",
     ]);
     let input = "two\n\u{e9}\n".as_bytes();
-    for arguments in [&["--prompt", "-"][..], &[]] {
-        assert_eq!(text(dir.sample_piped(arguments, input)), expected);
-    }
-    fs::write(dir.path("prompt"), input).unwrap();
-    let mut from_file = dir.command(&["sample", "runs/a", "--tokens", "9"]);
-    let file = fs::File::open(dir.path("prompt")).unwrap();
-    assert_eq!(text(from_file.stdin(file).output().unwrap()), expected);
-    // A prompt leaves the pipe alone.
+    let from_input = ["--prompt", "-"];
+    assert_eq!(text(dir.sample_piped(&from_input, input)), expected);
+    // A prompt leaves the pipe alone, and so does none.
     let given = text(dir.sample_piped(&["--prompt", "two\n\u{e9}"], b"other"));
     assert_eq!(given, expected);
+    let new = dir.succeeds(&["sample", "runs/a", "--tokens", "9"]);
+    assert_eq!(text(dir.sample_piped(&[], input)), new);
 
-    for arguments in [&["--prompt", "-"][..], &[]] {
-        let empty = error(dir.sample_piped(arguments, b""));
-        let expected =
-            "error: the prompt from standard input is empty; pipe a text, or use --prompt";
-        assert!(empty.starts_with(expected), "{empty}");
-        let invalid = error(dir.sample_piped(arguments, b"abc\xff"));
-        let expected = "the prompt from standard input is not UTF-8 at byte 3; convert it";
-        assert!(invalid.contains(expected), "{invalid}");
-    }
+    let empty = error(dir.sample_piped(&from_input, b""));
+    let expected = "error: the prompt from standard input is empty; pipe a text, or use --prompt";
+    assert!(empty.starts_with(expected), "{empty}");
+    let invalid = error(dir.sample_piped(&from_input, b"abc\xff"));
+    let expected = "the prompt from standard input is not UTF-8 at byte 3; convert it";
+    assert!(invalid.contains(expected), "{invalid}");
+}
+
+/// Many texts are divided by `---`, and lists begin with a dash.
+#[test]
+fn a_prompt_and_a_stop_string_may_begin_with_a_dash() {
+    let dir = TestDir::new();
+    dir.train(&["runs/a"]);
+    let sampled = dir.succeeds(&["sample", "runs/a", "--prompt", "- two", "--stop", "---"]);
+    assert!(sampled.starts_with("- two"), "{sampled}");
+    assert!(!sampled["- two".len()..].contains("---"), "{sampled}");
 }
 
 #[test]

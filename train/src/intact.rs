@@ -7,7 +7,7 @@
 
 use std::path::{Path, PathBuf};
 
-use meshgrad_ckpt::{Committed, Error as CheckpointError, is_disk_failure, scan};
+use meshgrad_ckpt::{Committed, Error as CheckpointError, IntegrityError, is_disk_failure, scan};
 use meshgrad_models::folder;
 
 use crate::{Result, TrainError};
@@ -180,7 +180,14 @@ fn is_damage(error: &folder::Error) -> bool {
             | folder::Error::NotFinite { .. }
             | folder::Error::Checkpoint(CheckpointError::Incomplete { .. })
     );
-    is_damaged || is_disk_failure(error)
+    let is_newer = matches!(
+        error,
+        folder::Error::Checkpoint(CheckpointError::Incomplete {
+            problem: IntegrityError::NewerVersion { .. },
+            ..
+        })
+    );
+    (is_damaged && !is_newer) || is_disk_failure(error)
 }
 
 /// The step in the name of a checkpoint.
@@ -255,6 +262,20 @@ mod tests {
             "{message}"
         );
         assert_eq!(chosen(with(run, 1, EACCES)).unwrap(), (Some(2), vec![]));
+    }
+
+    #[test]
+    fn a_checkpoint_of_a_newer_program_is_not_passed_over() {
+        let place = tempfile::tempdir().unwrap();
+        let run = place.path();
+        save(run, 2);
+        let mut candidates = Candidates::of_run(run, true).unwrap();
+        candidates.left.push(Err(CheckpointError::Incomplete {
+            path: run.join("step-000004"),
+            problem: IntegrityError::NewerVersion { found: 9 },
+        }));
+        let error = chosen(candidates).unwrap_err();
+        assert!(matches!(error, TrainError::Unreadable { .. }), "{error}");
     }
 
     /// Failures in the middle of reading are treated alike, with and without comparing digests:

@@ -238,6 +238,13 @@ fn two_runs_have_separate_metrics() {
     std::os::unix::fs::symlink(&other, &link).unwrap();
     run("other-run", &[], Resume::From(link.join("step-000002")));
     assert_eq!(steps(&other), [1, 2, 3, 4]);
+    // So are they if the checkpoint is a link to another disk.
+    let disk = fixture.path("disk");
+    fs::rename(other.join("step-000004"), &disk).unwrap();
+    std::os::unix::fs::symlink(&disk, other.join("step-000004")).unwrap();
+    run("other-run", &["train.steps=5"], Resume::Auto);
+    assert_eq!(steps(&other), [1, 2, 3, 4, 5]);
+    assert!(!other.join("set-aside-1").exists());
     // A new folder has nothing to set aside.
     let new = run("new", &[], Resume::From(checkpoint));
     assert_eq!(steps(&new), [3, 4]);

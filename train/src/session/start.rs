@@ -119,7 +119,17 @@ impl<'a> Start<'a> {
 /// Whether `folder` is the folder that has `checkpoint`.
 fn is_in(checkpoint: &Path, folder: &Path) -> bool {
     let canonical = |path: &Path| path.canonicalize().ok();
-    let parent = canonical(checkpoint);
-    let parent = parent.as_deref().and_then(Path::parent);
-    parent.is_some() && parent == canonical(folder).as_deref()
+    let Some(folder) = canonical(folder) else {
+        return false;
+    };
+    let parent = match checkpoint.parent() {
+        Some(parent) if parent.as_os_str().is_empty() => Some(Path::new(".")),
+        parent => parent,
+    };
+    // Both the folder and the checkpoint may be links.
+    let target = canonical(checkpoint);
+    parent
+        .and_then(canonical)
+        .is_some_and(|parent| parent == folder)
+        || target.as_deref().and_then(Path::parent) == Some(&folder)
 }
