@@ -244,7 +244,7 @@ fn two_runs_have_separate_metrics() {
     std::os::unix::fs::symlink(&disk, other.join("step-000004")).unwrap();
     run("other-run", &["train.steps=5"], Resume::Auto);
     assert_eq!(steps(&other), [1, 2, 3, 4, 5]);
-    assert!(!other.join("set-aside-1").exists());
+    assert!(!other.join("set-aside-2").exists());
     // A new folder has nothing to set aside.
     let new = run("new", &[], Resume::From(checkpoint));
     assert_eq!(steps(&new), [3, 4]);
