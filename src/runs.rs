@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_lists_are_short() {
+    fn long_lists_are_shortened() {
         let names = |count: usize| (0..count).map(|at| at.to_string()).collect();
         assert_eq!(listed(names(3)), "0, 1, 2");
         assert!(listed(names(20)).ends_with(", 19"));

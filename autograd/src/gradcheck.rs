@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_are_sines() {
+    fn outputs_are_weighted_by_sines() {
         let expected = [
             [0.8414709848078965, 0.4273798802338298, -0.9516020738895161],
             [

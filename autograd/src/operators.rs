@@ -12,7 +12,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn operators_are_the_ops() {
+    fn operators_call_the_ops_of_their_names() {
         let device = Device::cpu();
         let var =
             |values: &[f32]| Var::constant(Tensor::from_slice(&device, &[2], values).unwrap());

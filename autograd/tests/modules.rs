@@ -156,7 +156,7 @@ fn frozen_parameters_are_not_trained() {
 
 /// Existing values are kept.
 #[test]
-fn materialize_missing_sets_only_what_has_no_value() {
+fn materialize_missing_sets_only_parameters_without_a_value() {
     let (model, device) = (model(), Device::cpu());
     let kept = Tensor::from_slice(&device, &[2], &[5.0f32, 6.0]).unwrap();
     model.tied.set(&kept).unwrap();
@@ -230,7 +230,7 @@ fn a_reference_is_visited_as_its_module() {
 }
 
 #[test]
-fn paths_convert() {
+fn module_paths_convert_from_and_to_strings() {
     let path = ModulePath::from("model").sub("head");
     assert_eq!(ModulePath::from(&path), path);
     assert_eq!(ModulePath::from("model.head".to_owned()), path);
@@ -238,7 +238,7 @@ fn paths_convert() {
 }
 
 #[test]
-fn materialize_sets_parameters_and_buffers_but_nothing_that_is_skipped() {
+fn materialize_sets_parameters_and_buffers_but_no_skipped_fields() {
     let (model, device) = (model(), Device::cpu());
     model.materialize(&device, 1).unwrap();
     for param in model.params() {

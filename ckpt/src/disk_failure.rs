@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_errors_of_the_disk_are_failures_of_it() {
+    fn only_disk_errors_are_disk_failures() {
         let of = |errno: Errno| {
             let error = crate::Error::io("read", Path::new("x"), errno.into());
             is_disk_failure(&error)

@@ -433,7 +433,7 @@ mod tests {
 
     /// A line that applies to no tensor is an error, unless it is optional or a catch-all.
     #[test]
-    fn lines_that_apply_to_nothing_are_errors() {
+    fn lines_that_match_no_tensor_are_errors() {
         let check = |placements: &str| {
             let layout = Layout::parse("x=2", placements).unwrap();
             let checked = layout.check_matches(&["w.0", "w.1", "norm"]);

@@ -30,7 +30,7 @@ fn flat(nested: &serde_json::Value) -> Vec<usize> {
 }
 
 #[test]
-fn domains_equal_d9ds() {
+fn domains_match_d9d() {
     let mut wrong = 0;
     for row in table("d9d.json")["domains"].as_array().unwrap() {
         let mut given = vec![("world", number(row, "world").unwrap()), ("dp_shard", 1)];

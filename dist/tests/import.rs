@@ -189,7 +189,7 @@ fn megatron_arguments_give_equal_groups() {
 }
 
 #[test]
-fn nccl_options_equal_megatrons() {
+fn nccl_options_match_megatron() {
     let table = &golden("megatron.json")["nccl"];
     let settings = megatron_nccl(table["file"].as_str().unwrap(), "nccl.yaml");
     // Megatron silently ignores an unknown group and two unknown fields.
@@ -297,7 +297,7 @@ fn deepspeed_files_give_equal_groups() {
 /// Compares with `deepspeed.utils.groups` and its sequence-parallel state. The file has the keys of
 /// the release.
 #[test]
-fn deepspeed_groups_equal_the_releases() {
+fn deepspeed_groups_match_the_release() {
     let table = golden("deepspeed.json");
     for row in rows(&table, "sequence") {
         let text = format!(r#"{{"sequence_parallel_size": {}}}"#, row["sp"]);
@@ -354,7 +354,7 @@ fn assert_groups(state: &ParallelState, name: &str, mut expected: Vec<Vec<usize>
 }
 
 #[test]
-fn deepspeed_experts_equal_the_releases() {
+fn deepspeed_experts_match_the_release() {
     let table = golden("deepspeed.json");
     let one = Value::from(1);
     for row in rows(&table, "expert") {

@@ -49,7 +49,7 @@ fn generators(row: &Value, order: &str) -> [RankGenerator; 2] {
 }
 
 #[test]
-fn lists_of_tokens_equal_megatrons() {
+fn lists_of_tokens_match_megatron() {
     for row in table("megatron.json")["generator"].as_array().unwrap() {
         let order = row["order"].as_str().unwrap();
         let completed = Order::parse(order).unwrap().to_string();
@@ -75,7 +75,7 @@ fn lists_of_tokens_equal_megatrons() {
 /// Tests 10 sizes in all 120 orders with every set of tokens. A configuration is rejected only if
 /// its dense and expert pipelines differ.
 #[test]
-fn all_orders_equal_megatrons() {
+fn all_orders_match_megatron() {
     let table = table("megatron.json");
     let names = |key: &str| {
         let names = table[key].as_array().unwrap().iter();
@@ -322,7 +322,7 @@ fn invalid_extras_are_errors() {
 /// Follows the pull request's rule for sequence parallelism, for any order. The pull request
 /// rejects sp with tp or pp, which we support.
 #[test]
-fn lists_equal_the_pull_requests() {
+fn lists_match_the_pull_request() {
     let table = table("deepspeed.json");
     let counts = table["pull_request"]["counts_of_pull_request_groups"]
         .as_array()

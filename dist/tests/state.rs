@@ -23,7 +23,7 @@ fn all(state: &ParallelState, name: &str) -> Vec<Vec<usize>> {
 
 /// Groups equal Megatron's groups of the same name, in the order of their first ranks.
 #[test]
-fn named_groups_equal_megatrons() {
+fn named_groups_match_megatron() {
     let given = [
         ("world", 32),
         ("tp", 2),
@@ -319,7 +319,7 @@ fn hosts_follow_ranks_not_positions() {
 
 /// As in DeepSpeed, the ranks of a sequence are consecutive, and `sp_dp` combines sp and dp.
 #[test]
-fn sequence_groups_equal_deepspeeds() {
+fn sequence_groups_match_deepspeed() {
     for row in table("deepspeed.json")["sequence"].as_array().unwrap() {
         let given = [
             ("world", number(row, "world").unwrap()),
@@ -410,7 +410,7 @@ fn mpu_getters_return_the_named_groups() {
 /// The dp sizes that the tests of DeepSpeed's pull request 7726 expect: experts do not shrink the
 /// dp group.
 #[test]
-fn dp_sizes_equal_those_of_the_pull_requests_tests() {
+fn dp_sizes_match_the_tests_of_the_pull_request() {
     let dp = |given: &[(&str, usize)]| {
         let state = ParallelState::new(ordered(given, Order::DEEPSPEED).unwrap());
         state.mpu(0).unwrap().get_data_parallel_world_size()

@@ -141,7 +141,7 @@ mod tests {
 
     /// Load is measured per layer: two layers that prefer opposite experts do not cancel out.
     #[test]
-    fn the_load_is_that_of_the_worst_layer() {
+    fn expert_load_is_that_of_the_least_balanced_layer() {
         let opposite = expert_metrics(&[vec![8.0, 4.0, 2.0, 2.0], vec![0.0, 4.0, 6.0, 6.0]]);
         assert_eq!(opposite.expert_shares, [0.25; 4]);
         assert_eq!(opposite.expert_load, Some(2.0));

@@ -83,7 +83,7 @@ mod tests {
     /// A stream gives the same sums, norms and gradients as separate additions and norms, whether
     /// the sum or the norm is computed first.
     #[test]
-    fn a_stream_is_additions_and_norms() {
+    fn a_residual_stream_equals_additions_and_norms() {
         let device = Device::cpu();
         let draw =
             |key| ops::normal(&device, &[3, 5], DType::F64, Key::new(key), 0.0, 1.0).unwrap();

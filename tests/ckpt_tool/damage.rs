@@ -93,7 +93,7 @@ fn changed_configurations_are_damage() {
 
 /// A merge compares files with the manifest or, without one, replicas with each other.
 #[test]
-fn merging_sees_damage() {
+fn merging_detects_damage() {
     let dir = dir();
     let layout = ["--mesh", "dp=2,tp=2", "--placements", "placements"];
     let output = dir.ckpt(&[&["reshard", "run", "split"], &layout[..]].concat());
@@ -131,7 +131,7 @@ fn expect_damage(dir: &TestDir, file: &Path, what: &str) {
 
 /// Each of 200 flipped bits at random places of a checkpoint is detected.
 #[test]
-fn flipped_bits_are_seen() {
+fn flipped_bits_are_detected() {
     let dir = dir();
     let files = files(&dir.path("run/step-000001"));
     let sizes = files.iter().map(|file| fs::metadata(file).unwrap().len());
@@ -153,7 +153,7 @@ fn flipped_bits_are_seen() {
 
 /// Truncating any file to nothing, by half or by a byte, and removing it, is detected.
 #[test]
-fn truncated_files_are_seen() {
+fn truncated_files_are_detected() {
     let dir = dir();
     for path in files(&dir.path("run/step-000001")) {
         let bytes = fs::read(&path).unwrap();

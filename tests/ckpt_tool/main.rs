@@ -150,7 +150,7 @@ fn help() {
 
 /// A reader that closes the pipe, such as `head`, causes no error.
 #[test]
-fn a_closed_pipe_is_no_error() {
+fn a_closed_pipe_is_not_an_error() {
     let dir = TestDir::new();
     models::folder(&dir.path("model"), &models::mixture());
 

@@ -229,7 +229,7 @@ fn large_shards_are_split_again_by_rows() {
 
 /// Damaged shards, and replicas that differ, are errors of a new split, as of a merge.
 #[test]
-fn a_new_split_sees_damage_and_different_replicas() {
+fn splitting_again_detects_damage_and_different_replicas() {
     let dir = TestDir::new();
     models::folder(&dir.path("model"), &model());
     fs::write(dir.path("placements"), PLACEMENTS).unwrap();

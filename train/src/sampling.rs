@@ -272,7 +272,7 @@ mod tests {
 
     /// Tokens as likely as the last of the top k stay. Top-p leaves out smaller ids first.
     #[test]
-    fn ties_are_as_in_transformers() {
+    fn ties_are_handled_as_in_transformers() {
         let ties = [1.0, 2.0, 1.0, 1.0];
         let top_k = Sampling {
             top_k: 2,
@@ -381,7 +381,7 @@ mod tests {
         /// The most likely token always stays, sampled tokens are among those that stay, and
         /// stricter values keep no token that weaker values leave out.
         #[test]
-        fn a_token_survives(
+        fn at_least_one_token_is_kept(
             logits in logits(),
             before in prop::collection::vec(0u32..25, 0..5),
             top_k in 0usize..4,

@@ -407,7 +407,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_phase_is_constant_and_zero_steps_jump() {
+    fn without_phases_the_factor_is_constant_and_phases_of_zero_steps_jump() {
         assert_eq!(Phases::starting_at(0.3).factor(7), 0.3);
 
         let jump = Phases::starting_at(1.0)

@@ -176,7 +176,7 @@ mod tests {
         /// Both parts together contain every byte once. The held-out part never exceeds its
         /// fraction, and is empty for 0.
         #[test]
-        fn parts_are_the_whole(
+        fn parts_concatenate_to_the_whole(
             texts in prop::collection::vec("[a-z\\n\u{e9}\u{1f980}]{1,40}", 0..20),
             fraction in 0.0f64..1.0,
         ) {

@@ -116,7 +116,7 @@ fn only_failures_of_the_disk_are_damage() {
 /// A flipped bit anywhere in a checkpoint is detected: file and tensor are named, and the previous
 /// checkpoint is read. Without verification, flipped bits of tensors are not detected.
 #[test]
-fn a_flipped_bit_is_seen_wherever_it_is() {
+fn a_flipped_bit_is_detected_anywhere() {
     let run = Run::new();
     assert_eq!(run.read(true).unwrap(), (4, vec![]));
     let files = run.files();
@@ -158,7 +158,7 @@ fn a_flipped_bit_is_seen_wherever_it_is() {
 
 /// A truncated or missing file is detected, even without comparing contents.
 #[test]
-fn truncated_and_missing_files_are_seen() {
+fn truncated_and_missing_files_are_detected() {
     let run = Run::new();
     let mut seen = 0;
     for file in run.files() {
@@ -220,7 +220,7 @@ fn a_run_continues_from_the_newest_intact_checkpoint() {
 
 /// Without an intact checkpoint a run does not start from scratch, and no file changes.
 #[test]
-fn a_run_never_starts_again_unasked() {
+fn a_run_starts_from_scratch_only_if_asked() {
     let fixture = Fixture::new();
     let sets = ["checkpoint.keep=1"];
     fixture.train(Resume::Auto, &sets).unwrap();
@@ -291,7 +291,7 @@ fn a_run_folder_can_be_resumed_from() {
 
 /// A weight that is NaN is named, although the digests are right and no loss depends on it.
 #[test]
-fn weights_that_are_not_finite_are_seen() {
+fn weights_that_are_not_finite_are_detected() {
     let fixture = Fixture::new();
     let config = fixture.config(&["checkpoint.keep=1"]);
     let model = Bigram::new(257, 4);

@@ -58,7 +58,7 @@ fn probabilities_equal_those_of_transformers() {
 
 /// The comparison detects an ignored option, and processors in another order.
 #[test]
-fn the_comparison_sees_mistakes() {
+fn the_comparison_detects_mistakes() {
     type Mistake = fn(Sampling, &[f32], &[u32]) -> Vec<(u32, f64)>;
     let mistakes: [(&str, Mistake); 7] = [
         ("no temperature", |it, logits, before| {

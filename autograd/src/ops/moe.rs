@@ -121,7 +121,7 @@ mod tests {
 
     /// With weights in f32 and rows in bf16 each gradient has the dtype of its operand.
     #[test]
-    fn gradients_have_their_operands_dtype() {
+    fn gradients_have_the_dtype_of_their_operand() {
         let device = Device::cpu();
         let cast = |x: &Tensor, dtype| ops::cast(x, dtype).unwrap();
         let (y, weights) = (

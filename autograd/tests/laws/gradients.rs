@@ -161,7 +161,7 @@ fn compute_copies_share_the_parameters_gradient() {
 
 /// An op on tensors computes the bits of the same op on variables, and records and saves nothing.
 #[test]
-fn ops_on_tensors_are_the_ops_on_variables() {
+fn ops_on_tensors_give_the_bits_of_ops_on_variables() {
     let device = Device::cpu();
     let [x, w] = [[5, 4], [3, 4]].map(|shape| numbers(&device, &shape, 3));
     let gain = numbers(&device, &[4], 5);

@@ -73,7 +73,7 @@ fn inference_saves_nothing() {
 
 /// A thousand steps, some of them dropped before backward, leak no memory.
 #[test]
-fn steps_leak_nothing() {
+fn steps_leak_no_memory() {
     let net = Net::new();
     let mut grads = Grads::new(&net.params()).unwrap();
     let mut after_first = None;
@@ -142,7 +142,7 @@ fn saved_tensors_may_be_packed() {
 
 /// The first pass of a checkpoint packs nothing: only its input is saved.
 #[test]
-fn only_what_is_recorded_is_packed() {
+fn only_recorded_tensors_are_packed() {
     struct Count(std::sync::atomic::AtomicUsize);
 
     impl meshgrad_autograd::Packing for Count {

@@ -49,7 +49,7 @@ fn dims_that_do_not_divide_are_errors() {
 }
 
 #[test]
-fn variables_say_what_they_are() {
+fn debug_output_names_the_kind_of_variable() {
     let constant = format!("{:?}", Var::constant(numbers(&Device::cpu(), &[2], 1)));
     assert!(constant.starts_with("constant "), "{constant}");
 }

@@ -479,7 +479,7 @@ fn a_fragmented_layout_is_rejected() {
 
 /// Equal expressions are deduplicated, and casts to a wider dtype and back cancel.
 #[test]
-fn equal_expressions_are_one() {
+fn equal_expressions_are_stored_once() {
     let mut graph = Graph::new();
     let x = graph.source("x", Dtype::BF16, &[6, 4]).unwrap();
     assert_eq!(graph.source("x", Dtype::BF16, &[6, 4]), Ok(x));

@@ -484,7 +484,7 @@ mod tests {
 
     /// Numbers may have an offset and leading zeros.
     #[test]
-    fn numbers_may_be_written_in_other_ways() {
+    fn numbers_may_have_an_offset_and_leading_zeros() {
         let value = |text: &str, name: &str| match template(text).matches(name)?.get("l") {
             Some(Value::Number(number)) => Some(number),
             _ => None,

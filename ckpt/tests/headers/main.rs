@@ -39,7 +39,7 @@ pub(crate) fn file_of(header: &[u8], data: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn every_header_gets_its_verdict() {
+fn every_header_gets_the_expected_verdict() {
     let corpus = corpus();
     let mut wrong = Vec::new();
 
@@ -61,7 +61,7 @@ fn every_header_gets_its_verdict() {
 
 /// Every listed difference occurs in some probe.
 #[test]
-fn every_difference_has_a_probe() {
+fn every_listed_difference_is_tested() {
     let found: BTreeSet<&str> = corpus()
         .iter()
         .filter_map(|probe| match probe.expected {

@@ -50,7 +50,7 @@ fn snapshots_may_link_to_the_blobs_of_their_repository() {
 }
 
 #[test]
-fn snapshots_may_link_nowhere_else() {
+fn snapshots_may_not_link_elsewhere() {
     let root = tempfile::tempdir().unwrap();
     let snapshot = cache(root.path());
     let secret = root.path().join("models--org--name/secret");
@@ -82,7 +82,7 @@ fn snapshots_may_link_nowhere_else() {
 
 /// Rejects links in a folder outside a cache, and in a cache whose blobs folder is itself a link.
 #[test]
-fn other_folders_may_not_link() {
+fn other_folders_may_not_contain_links() {
     let root = tempfile::tempdir().unwrap();
     let snapshot = cache(root.path());
     let blobs = root.path().join("models--org--name/blobs");

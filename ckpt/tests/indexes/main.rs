@@ -48,7 +48,7 @@ fn rule(error: &Error) -> String {
 }
 
 #[test]
-fn every_index_gets_its_verdict() {
+fn every_index_gets_the_expected_verdict() {
     let corpus = corpus();
     let mut wrong = Vec::new();
 

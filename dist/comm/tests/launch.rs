@@ -74,7 +74,7 @@ fn all_are_stopped_from_outside() {
 /// A rank fails because another has failed, right after it. The first one is blamed, not the
 /// lowest.
 #[test]
-fn the_first_that_fails_is_blamed() {
+fn the_first_rank_that_fails_is_blamed() {
     let pipe = std::env::temp_dir().join(format!("meshgrad-first-{}", std::process::id()));
     let pipe = pipe.display().to_string();
     assert!(
@@ -112,7 +112,7 @@ fn state(pid: &str) -> Option<String> {
 /// What a rank leaves behind is stopped. A process in a session of its own goes on, and is not
 /// waited for although it keeps the rank's output open.
 #[test]
-fn descendants_are_not_waited_for() {
+fn launch_does_not_wait_for_descendants() {
     let script = "sleep 1000 & echo $!; setsid sleep 1000 & echo $!
         while read name </proc/$!/comm; [ $name != sleep ]; do sleep 0.01; done; exit $CODE";
     for code in ["0", "4"] {
@@ -225,7 +225,7 @@ fn ranks_of_a_host_meet_through_a_file() {
 
 /// A FIFO at the path of the meeting file is an error, and blocks nothing.
 #[test]
-fn a_fifo_is_no_meeting_file() {
+fn a_fifo_is_not_a_meeting_file() {
     let path = std::env::temp_dir().join(format!("meshgrad-fifo-{}", std::process::id()));
     assert!(
         Command::new("mkfifo")

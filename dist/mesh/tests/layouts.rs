@@ -11,7 +11,7 @@ fn layout(modes: &[(usize, usize)]) -> RankLayout {
 
 /// Values of torch 2.15's `_MeshLayout` for the same layouts.
 #[test]
-fn layouts_equal_torchs() {
+fn layouts_match_torch() {
     assert_eq!(layout(&[(6, 2), (2, 1)]).to_string(), "12:1");
     assert_eq!(
         layout(&[(4, 2), (2, 16)]).complement(32).unwrap(),
@@ -168,7 +168,7 @@ proptest! {
 
     /// The relation of two layouts of one world equals that of their groups, compared as sets.
     #[test]
-    fn relations_equal_those_of_the_groups(
+    fn relations_match_the_groups(
         (radix, one) in digits(),
         keep in prop::collection::vec(any::<bool>(), 6),
         more in prop::collection::vec(any::<bool>(), 6),

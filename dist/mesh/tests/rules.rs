@@ -120,7 +120,7 @@ fn query_heads_are_sharded_with_their_key_heads() {
 }
 
 #[test]
-fn divisions_must_agree() {
+fn operands_must_shard_a_dim_into_the_same_sizes() {
     let sum = |a: Placement, b: Placement| infer(&add(), [(&[5, 3][..], a), (&[5, 3], b)]);
     let ragged = Placement::ragged(0, [3, 2]);
     assert_eq!(sum(s(0), ragged.clone()).unwrap(), [s(0)]);

@@ -271,7 +271,7 @@ fn agree_by_exchange(
 }
 
 #[test]
-fn agreeing_takes_one_exchange_of_24_bytes() {
+fn agreement_takes_one_exchange_of_24_bytes() {
     let (world, _handles) = plans_with(&[]);
     for (rank, (agreed, sent)) in agree_by_exchange(world.plans(), false)
         .into_iter()

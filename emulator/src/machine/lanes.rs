@@ -135,7 +135,7 @@ mod tests {
     use crate::machine::registers::ALL;
 
     #[test]
-    fn the_operation_of_one_lane_applies_to_all() {
+    fn an_operation_applies_to_all_lanes() {
         let mut registers = Registers::new(8, 1);
         registers.set_narrow(0, ALL, &each_lane(|lane| lane as u32));
         registers.set_wide(2, ALL, &[10; LANES]);

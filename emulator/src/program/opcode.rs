@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_modifier_must_be_taken() {
+    fn unused_modifiers_are_errors() {
         let mut opcode = Opcode::new("cvt.rn.bf16x2.f32");
         assert_eq!(opcode.name, "cvt");
         assert_eq!(opcode.kind(), Ok(Type::BF16x2));

@@ -247,7 +247,7 @@ fn packed_bytes_and_halfwords() {
 }
 
 #[test]
-fn a_hundred_and_twenty_eight_bits() {
+fn integers_of_128_bits() {
     let Some(gpu) = corpus("integer") else { return };
     let mut noise = Noise::new(5);
     let draw = |noise: &mut Noise| {

@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "a CTA has 15 barriers")]
-    fn barriers_are_few() {
+    fn the_number_of_barriers_is_limited() {
         let k = &Kernel::new("many", Target::Sm80, 64);
         for _ in 0..=FURTHER {
             k.new_barrier(64);

@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_may_be_full() {
+    fn arguments_may_fill_the_capacity() {
         let mut arguments = Arguments::new();
         for _ in 0..Arguments::CAPACITY / 8 {
             arguments.push_u64(1);

@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn without_elements_there_is_no_launch() {
+    fn without_elements_nothing_is_launched() {
         let variant = |layout| Elementwise::new(sum_of(2), &[F32; 2], F32, layout).unwrap();
         let contiguous = variant(Layout::Contiguous);
         assert_eq!(contiguous.launch(0), None);
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_state_what_is_wrong() {
+    fn errors_name_the_problem() {
         let build =
             |expression, layout| Elementwise::new(expression, &[F32], F32, layout).unwrap_err();
         let missing = build(sum_of(2), Layout::Contiguous);

@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_state_what_is_wrong() {
+    fn errors_name_the_problem() {
         let error = IterationSpace::new(&[2, 2], &[2, 1], &[&[1]]).unwrap_err();
         assert!(matches!(
             error,

@@ -246,7 +246,7 @@ mod tests {
     /// Chunks cover the reduced extent, are whole vectors, and fit in the grid. Every further pass
     /// has fewer chunks.
     #[test]
-    fn chunks_are_few() {
+    fn the_number_of_chunks_is_limited() {
         for reduced in [0, 1, 7, 64, 100, 8191, 8193, 151_936, 1 << 33] {
             for (outer, inner) in [(1, 1), (7, 1), (1, 4096), (100_000, 1), (3, 5), (0, 2)] {
                 let extents = extents(outer, reduced, inner);

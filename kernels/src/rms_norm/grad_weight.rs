@@ -293,7 +293,7 @@ mod tests {
 
     /// At most 128 partial sums, which bounds the grid's second dimension and the workspace.
     #[test]
-    fn partials_are_few() {
+    fn the_number_of_partial_sums_is_limited() {
         let variant = RmsNormGradWeight::new(Dtype::Bf16, 4096, true);
         for rows in [1, 63, 64, 65, 8191, 8192, 8193, 1 << 40] {
             let [across, partials, _] = variant.launch(rows, 4096).unwrap().grid;

@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_no_launch_without_features() {
+    fn without_features_nothing_is_launched() {
         let heads = Heads {
             rows: 6,
             positions: 3,

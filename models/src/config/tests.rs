@@ -395,7 +395,7 @@ fn published_models_have_their_published_sizes() {
 }
 
 #[test]
-fn huge_sizes_are_problems_and_not_panics() {
+fn huge_sizes_are_errors_not_panics() {
     let mut config = tiny();
     config.num_hidden_layers = usize::MAX;
     config.hidden_size = usize::MAX - 1;

@@ -26,7 +26,7 @@ fn decoded(model: &Qwen3, ids: &Tensor, chunk: usize, dtype: DType) -> Vec<Vec<f
 /// Both are equal bit for bit, in f32 and in bf16: no row of a product, norm, attention or expert
 /// depends on the other rows of the batch.
 #[test]
-fn decoding_equals_the_whole_forward() {
+fn decoding_equals_the_full_forward_pass() {
     let device = Device::cpu();
     let configurations = [
         ("window", WINDOW),

@@ -51,7 +51,7 @@ fn descend(model: &Qwen3, params: &[Param], ids: &Tensor, rate: f64) -> usize {
 /// An update changes nothing at first. Training only the updates lowers the loss, moves no other
 /// parameter, and the merged model computes the same.
 #[test]
-fn updates_train_alone_and_merge() {
+fn adapters_train_without_other_parameters_and_merge() {
     let device = Device::cpu();
     let ids = ids(&device, 2, 11);
     let plain = model(EXPERTS, &device);
@@ -96,7 +96,7 @@ fn updates_train_alone_and_merge() {
 /// A model that is written as a Hugging Face folder is read with its updates. A rank that differs
 /// from that of the tensors is an error.
 #[test]
-fn updates_are_stored_with_their_model() {
+fn adapters_are_stored_with_their_model() {
     let device = Device::cpu();
     let (model, _) = adapted(&device);
     let temp = tempfile::tempdir().unwrap();

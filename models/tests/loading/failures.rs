@@ -101,7 +101,7 @@ impl Named for Qwen3 {
 
 /// Truncating a file while it is read is an error, and no thread waits forever for memory.
 #[test]
-fn a_file_truncated_during_loading() {
+fn truncating_a_file_during_loading_is_an_error() {
     let Some(gpu) = gpu() else { return };
     for device in [gpu, Device::cpu()] {
         let folder = Folder::new(CONFIGS[1].1, Experts::OneByOne, Dtype::F32);
@@ -131,7 +131,7 @@ fn a_file_truncated_during_loading() {
 
 /// If the bound is too small, the error states a sufficient one.
 #[test]
-fn a_bound_that_is_too_small() {
+fn an_insufficient_bound_names_a_sufficient_one() {
     let Some(gpu) = gpu() else { return };
     let folder = Folder::new(CONFIGS[0].1, Experts::OneByOne, Dtype::BF16);
     for bound in [0, 1000] {

@@ -105,7 +105,7 @@ fn assert_bounded(gpu: &Device, bound: u64) {
 /// Loading gives the same result if the GPU copies as late as events allow. This detects buffers
 /// that are refilled too early.
 #[test]
-fn late_copies_change_nothing() {
+fn results_do_not_depend_on_the_time_of_copies() {
     if gpu().is_none_or(|gpu| gpu.to_string().starts_with("cuda")) {
         return;
     }

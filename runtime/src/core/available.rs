@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn all_groups_above_are_limits() {
+    fn parent_control_groups_are_limits() {
         let groups = "4:cpu,memory:/a/b\n3:cpuset:/c\n0::/d e\n";
         let found = folders(groups, Path::new("/r"));
         let expected = [
@@ -132,7 +132,7 @@ total_active_file 250
 
     /// Files that were read twice are on the active list, and are cached too.
     #[test]
-    fn both_lists_of_cached_files_count() {
+    fn inactive_and_active_files_count_as_cached() {
         assert_eq!(cached(VERSION_2), 700);
         assert_eq!(cached(VERSION_1), 750);
         assert_eq!(cached("active_file 3\n"), 3);

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn dropping_a_pending_frees_its_tensors_and_leaves_the_work() {
+    fn dropping_a_pending_frees_its_tensors_and_does_not_stop_the_work() {
         let device = Device::cpu();
         let done = Completion::default();
         drop(pending(&done, tensor(&device)));
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deadline_ends_the_wait_and_not_the_work() {
+    fn a_deadline_ends_the_wait_but_not_the_work() {
         let done = Completion::default();
         assert_eq!(done.wait_until(Instant::now()), None);
         assert!(!done.is_complete());
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn and_then_fails_in_the_wait() {
+    fn errors_of_and_then_are_returned_by_wait() {
         let (done, device) = (Completion::default(), Device::cpu());
         done.complete(Ok(()));
         let stream = device.stream().unwrap();

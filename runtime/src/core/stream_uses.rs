@@ -87,7 +87,7 @@ mod tests {
     const NONE: fn(u32) -> bool = |_| false;
 
     #[test]
-    fn many_scopes_read_or_one_writes_and_a_stream_follows_itself() {
+    fn scopes_of_several_streams_may_read_or_those_of_one_may_write() {
         let uses = StreamUses::default();
         let [first, second] = [1, 2].map(|id| ScopeId {
             scope: id.into(),

@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn nan_passes_through_extremes() {
+    fn maximum_and_minimum_propagate_nan() {
         let device = Device::cpu();
         let a = Tensor::from_slice(&device, &[4], &[f32::NAN, 1.0, 2.0, 3.0]).unwrap();
         let b = Tensor::from_slice(&device, &[4], &[1.0, f32::NAN, 5.0, 3.0]).unwrap();

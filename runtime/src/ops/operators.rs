@@ -39,7 +39,7 @@ mod tests {
     use crate::{Device, Tensor};
 
     #[test]
-    fn operators_are_the_ops() {
+    fn operators_call_the_ops_of_their_names() {
         let device = Device::cpu();
         let tensor = |values: &[f32]| Tensor::from_slice(&device, &[values.len()], values).unwrap();
         let (a, b) = (tensor(&[6.0, -3.0]), tensor(&[2.0, 4.0]));

@@ -135,7 +135,7 @@ fn check_rows(x: &Tensor, case: [usize; 5]) {
 
 /// Without experts, `offsets` must still have one element.
 #[test]
-fn no_offsets_are_an_error() {
+fn missing_offsets_are_an_error() {
     for device in devices() {
         let x = numbered(&device, &[2, 8], DType::F32, 1.0);
         let indices = indices(&device, [2, 2, 3, 0, 3], DType::I32);

@@ -17,7 +17,7 @@ fn assert_busy(result: Result<()>) {
 
 /// An op that writes a storage must not read another part of it, because GPU threads are unordered.
 #[test]
-fn an_op_does_not_read_what_it_changes() {
+fn an_op_cannot_read_a_storage_that_it_writes() {
     for device in devices() {
         let cache = cache(&device);
         let part = |rows| cache.slice(0, rows).unwrap();
@@ -51,7 +51,7 @@ fn an_op_does_not_read_what_it_changes() {
 
 /// If an op on many tensors rejects one of them, it does not change the others.
 #[test]
-fn a_rejected_step_bumps_no_version() {
+fn a_rejected_step_increments_no_version() {
     for gpu in gpus() {
         let state = || Tensor::zeros(&gpu, &[8], DType::F32, Kind::OptimizerState).unwrap();
         let [param, gradient, exp_avg, exp_avg_sq] = [state(), state(), state(), state()];

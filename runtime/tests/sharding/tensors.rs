@@ -101,7 +101,7 @@ fn replicated_tensors_are_read_like_any_other() {
 }
 
 #[test]
-fn all_tensors_of_a_norm_have_a_sharding() {
+fn global_norm_does_not_mix_sharded_and_unsharded_tensors() {
     let x = numbers(&[7, 2], 1)
         .with_sharding(&whole(&[7, 2]), 0)
         .unwrap();
@@ -131,7 +131,7 @@ fn the_order_of_some_experts_has_no_sharding() {
 }
 
 #[test]
-fn rope_tables_are_repeated_for_the_batch_as_it_is_sharded() {
+fn rope_tables_are_repeated_for_the_ranks_part_of_the_batch() {
     let x = part(&numbers(&[7, 5, 1, 4], 1), &rows(&[7, 5, 1, 4]), 2);
     let table = ops::cast(&numbers(&[5, 2], 2), DType::F32).unwrap();
     let of = |mesh: &Mesh, rank| {

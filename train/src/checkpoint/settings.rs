@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_decides_model_and_data_may_not_change() {
+    fn only_settings_that_determine_model_and_data_must_not_change() {
         let allowed = |key: &str| {
             let (key, saved, now) = (key.to_owned(), None, None);
             Change { key, saved, now }.is_allowed()

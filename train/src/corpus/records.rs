@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_records_are_no_documents() {
+    fn empty_records_are_not_documents() {
         assert_eq!(read(r#"{"text": ""}"#).unwrap(), None);
         assert_eq!(read(r#"{"messages": []}"#).unwrap(), None);
         assert_eq!(read(r#"{"messages": null}"#).unwrap(), None);

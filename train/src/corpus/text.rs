@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_that_are_no_text_are_recognized() {
+    fn files_that_are_not_text_are_recognized() {
         let random: Vec<u8> = (1..=255).cycle().take(2000).collect();
         let cases: [(&[u8], &str); 7] = [
             (b"\x1f\x8b\x08\x00rest", "gzip"),
@@ -84,7 +84,7 @@ mod tests {
         /// The text equals the standard library's lossy conversion, and the count is zero exactly
         /// for valid UTF-8.
         #[test]
-        fn lossy_text_equals_the_standard_librarys(bytes: Vec<u8>) {
+        fn lossy_text_matches_the_standard_library(bytes: Vec<u8>) {
             let (text, replaced) = replace_invalid(&bytes);
             prop_assert_eq!(&text, &String::from_utf8_lossy(&bytes));
             prop_assert_eq!(replaced == 0, std::str::from_utf8(&bytes).is_ok());

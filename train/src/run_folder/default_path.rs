@@ -145,7 +145,7 @@ mod tests {
 
     /// Names are short, and need no quotes in a shell.
     #[test]
-    fn other_settings_are_digests() {
+    fn long_settings_are_replaced_by_digests() {
         let paths = ["data.paths=[\"a/b\", \"c d\"]", "data.paths=[\"a/b\"]"];
         let [one, other] = paths.map(|set| path(None, &[set]));
         for path in [&one, &other] {

@@ -107,7 +107,7 @@ mod tests {
     /// `byte.json` is what the library writes for the byte-level alphabet in order, without merges:
     /// byte `b` has id `b`. `UPDATE_GOLDEN=1` writes it.
     #[test]
-    fn the_file_of_the_byte_tokenizer_is_the_library_s() {
+    fn the_byte_tokenizer_file_is_what_the_library_writes() {
         let vocabulary: [(String, u32); 256] =
             std::array::from_fn(|byte| (byte_level_char(byte as u8).to_string(), byte as u32));
         let model = BPE::builder().vocab_and_merges(vocabulary, Vec::new());

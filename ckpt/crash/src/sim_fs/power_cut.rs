@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn choices_differ_and_keep_to_the_budget() {
+    fn choices_differ_and_stay_within_the_budget() {
         for pending in 0..40 {
             for budget in [2, 10, 70] {
                 let chosen = Survivors::choose(pending, budget, 1);

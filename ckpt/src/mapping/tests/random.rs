@@ -154,7 +154,7 @@ fn is_restored(there: &Bound, back: &Bound, sources: &[TensorSpec]) -> bool {
 /// the source, or one of them refuses before it writes. Exactly the maps that restore the source
 /// are called proven.
 #[test]
-fn there_and_back_is_equal_or_refused() {
+fn converting_back_restores_the_source_or_is_refused() {
     let (mut restored, mut refused, mut refused_back) = (0, 0, 0);
     for seed in 0..1000 {
         let mut rng = SplitMix64::new(seed);
@@ -185,7 +185,7 @@ fn there_and_back_is_equal_or_refused() {
 
 /// The comparison above fails for swapped parts, for parts of other sizes and for a lost tensor.
 #[test]
-fn wrong_ways_back_are_noticed() {
+fn wrong_inverses_are_detected() {
     let sources = super::specs(&[("a", &[2, 3]), ("b", &[4, 3])]);
     let there = bind("x = concat(a, b, shares=1:2)", &sources);
     let made: Vec<TensorSpec> = there.outputs().collect();

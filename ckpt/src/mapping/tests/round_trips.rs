@@ -16,7 +16,7 @@ fn rejected(map: &str, sources: &[TensorSpec]) -> String {
 
 /// Shares must have the ratio of the operands' extents.
 #[test]
-fn shares_must_be_those_of_the_tensors() {
+fn shares_must_match_the_tensors() {
     let layer = "model.layers.0.self_attn";
     let names = ["q", "k", "v"].map(|it| format!("{layer}.{it}_proj.weight"));
     let mut sources = specs(&names.each_ref().map(|name| (&**name, &[10, 4][..])));
@@ -34,7 +34,7 @@ fn shares_must_be_those_of_the_tensors() {
 
 /// Arguments for the inverse are compared with the tensors in the forward direction.
 #[test]
-fn declared_extents_must_be_those_of_the_tensors() {
+fn declared_extents_must_match_the_tensors() {
     let sources = specs(&[("a", &[4, 6]), ("b", &[8, 6])]);
     let cases = [
         (
@@ -93,7 +93,7 @@ fn a_refused_inverse_is_not_proven() {
 
 /// A map is not proven if the way back applies a rule that the way there did not.
 #[test]
-fn a_way_back_by_another_rule_is_not_proven() {
+fn an_inverse_that_uses_another_rule_is_not_proven() {
     let map = "a.{l} ?= b.{l}\n{r:path} = {r:path}";
     let bound = bind(map, &specs(&[("a.0", &[4])]));
     let error = bound.round_trip().unwrap_err().to_string();

@@ -194,7 +194,7 @@ proptest! {
 
 /// An error is returned by a call after its write, and by every later one.
 #[test]
-fn a_write_error_stays() {
+fn a_write_error_is_permanent() {
     for (disk, kind, code) in [
         (full as Disk, io::ErrorKind::StorageFull, Errno::NOSPC),
         (broken, io::Error::from(Errno::IO).kind(), Errno::IO),

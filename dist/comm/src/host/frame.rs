@@ -243,7 +243,7 @@ mod tests {
 
     /// Frames arrive as they were sent, however the stream is cut.
     #[test]
-    fn frames_survive_any_cut() {
+    fn frames_do_not_depend_on_the_chunks_that_arrive() {
         for seed in 1..300 {
             let frames = frames(&mut Random(seed));
             let (read, end) = read_all(&bytes_of(&frames), seed);

@@ -358,7 +358,7 @@ mod tests {
 
     /// Rank 1 has sent its part of collective 4 to rank 0, completed it, and waits in the next one.
     #[test]
-    fn a_part_on_its_way_is_no_order_inversion() {
+    fn data_in_transit_is_not_an_order_inversion() {
         let (mut inquiries, now) = expired(&[0, 2], 0);
         let answers = || {
             vec![
@@ -387,7 +387,7 @@ mod tests {
 
     /// All members have started it in time, and one of them completes it late.
     #[test]
-    fn a_slow_transfer_is_no_straggler() {
+    fn a_slow_transfer_is_not_a_straggler() {
         let (mut inquiries, now) = expired(&[0, 1], 0);
         let mut done = answer(1, &[]);
         done.counts.push((key(&[0, 1], 0).group, Members::All, 1));

@@ -374,7 +374,7 @@ mod tests {
     /// Data that is not a frame closes the connection, even if the process knows the secret. The
     /// rank can join afterwards, and also after its process ended while it joined.
     #[test]
-    fn garbage_of_a_rank_is_refused_and_it_can_join_again() {
+    fn a_rank_that_sends_garbage_is_refused_and_can_join_again() {
         let secret = Secret::new([7; 16]).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = local(&listener).unwrap().to_string();

@@ -148,7 +148,7 @@ mod tests {
 
     /// A secret that others could have read, or a link to another file, is refused.
     #[test]
-    fn files_of_others_are_refused() {
+    fn readable_linked_and_foreign_files_are_refused() {
         let path = path("open");
         let file = MeetingFile::write(&path, &point("127.0.0.1:1")).unwrap();
         let readable = std::os::unix::fs::PermissionsExt::from_mode(0o644);

@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn every_launcher_is_understood() {
+    fn every_launcher_is_recognized() {
         assert_eq!(read(&[]), Ok(None));
         assert_eq!(read(&[("SLURM_NTASKS", "4")]), Ok(None)); // a shell in an allocation
         let meeting = [
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_that_do_not_fit_are_named() {
+    fn missing_and_contradictory_variables_are_named() {
         let error = |variables: &[(&str, &str)]| {
             let error = read(variables).unwrap_err();
             assert_eq!(format!("{error:?}"), error.to_string());
@@ -398,7 +398,7 @@ mod tests {
 
     /// torchrun under SLURM: the variables of SLURM are those of torchrun's own process.
     #[test]
-    fn the_inner_launcher_counts() {
+    fn the_innermost_launcher_is_used() {
         let slurm = [("SLURM_PROCID", "1"), ("SLURM_NTASKS", "2")];
         let torchrun = [
             ("RANK", "9"),

@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_without_end_is_broken() {
+    fn an_endless_line_is_split() {
         let (reader, mut writer) = io::pipe().unwrap();
         let (ended, _running) = io::pipe().unwrap();
         let pieces = Mutex::new(Pieces::default());
@@ -113,7 +113,7 @@ mod tests {
 
     /// Holds even if a process that outlives the ranks writes without end.
     #[test]
-    fn what_ranks_wrote_is_copied_when_they_have_ended() {
+    fn output_is_complete_when_the_ranks_have_ended() {
         let (reader, mut writer) = io::pipe().unwrap();
         let (ended, running) = io::pipe().unwrap();
         let into = Mutex::new(Vec::new());

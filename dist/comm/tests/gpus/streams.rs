@@ -65,8 +65,8 @@ fn memory_is_kept_until_the_work_is_done() {
 
 /// The thread of the last member waits for the GPU of one that has dropped its `Pending`.
 #[test]
-fn a_dropped_pending_is_waited_for_by_the_host() {
-    let test = "streams::a_dropped_pending_is_waited_for_by_the_host";
+fn the_host_waits_for_a_dropped_pending() {
+    let test = "streams::the_host_waits_for_a_dropped_pending";
     in_each_order(test, &STREAMS[..2], || {
         let results = gpus(2).launch(|rank| {
             let world = rank.world()?;
@@ -113,8 +113,8 @@ fn collectives_cannot_be_captured() {
 
 /// All members get the error of the device that fails. The others can be used afterwards.
 #[test]
-fn the_error_of_a_device_is_that_of_all_members() {
-    let test = "streams::the_error_of_a_device_is_that_of_all_members";
+fn a_device_error_is_returned_to_all_members() {
+    let test = "streams::a_device_error_is_returned_to_all_members";
     in_each_order(test, &STREAMS[..1], || {
         let results = gpus(3).launch(|rank| {
             let device = rank.device();
@@ -227,8 +227,8 @@ fn verdict(error: &Error) -> Option<Verdict> {
 /// Tests verdicts on a missing rank, a mismatch and a rank that failed. A verdict frees what was
 /// lent, and the same devices can join another world.
 #[test]
-fn verdicts_are_those_of_other_devices() {
-    let test = "streams::verdicts_are_those_of_other_devices";
+fn verdicts_are_the_same_as_on_cpu_devices() {
+    let test = "streams::verdicts_are_the_same_as_on_cpu_devices";
     in_each_order(test, &STREAMS[..2], || {
         let local = gpus(3).simulated(1).deadline(Duration::from_secs(10));
         let results = local.launch(|rank| {

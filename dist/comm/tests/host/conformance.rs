@@ -83,7 +83,7 @@ fn every_check_detects_every_fault() {
 /// Plans are compared over the control plane, and groups of a mesh sum over their axes, on two
 /// channels at a time.
 #[test]
-fn plans_agree_and_groups_sum() {
+fn plans_are_compared_and_groups_sum_over_their_axes() {
     let mesh = Mesh::new(&[2, 2], &["dp", "tp"]).unwrap();
     run(4, DEADLINE, |world| {
         let rank = world.rank();
@@ -130,7 +130,7 @@ fn plans_that_differ_are_an_error_on_all_ranks() {
 
 /// The threads of a world end with it, and the next world is independent.
 #[test]
-fn worlds_follow_each_other() {
+fn a_process_can_join_worlds_one_after_another() {
     for round in 0..5 {
         let sums = run(3, DEADLINE, |world| {
             let x = Tensor::scalar(world.device(), (world.rank() + round) as i64).unwrap();

@@ -83,7 +83,7 @@ fn judged(injection: Injection, expected: &Expected) -> Option<String> {
 
 /// Each fault at every third step, with another victim each time. `scripts/prove/faults` runs all.
 #[test]
-fn every_fault_is_reported_as_what_it_is() {
+fn every_fault_gets_the_expected_verdict() {
     let all = std::env::var_os("MESHGRAD_ALL_FAULTS").is_some();
     let is_chosen =
         |one: &Injection| all || (one.step.is_multiple_of(3) && one.victim == one.step / 3);

@@ -380,7 +380,7 @@ fn extremes_propagate_the_first_nan() {
 
 /// A world of one rank needs no other, and its results are its inputs.
 #[test]
-fn one_rank_waits_for_nothing() {
+fn a_world_of_one_rank_never_waits() {
     let all = outcomes(&Local::new(1).threads(1), |rank| {
         let world = rank.world()?;
         assert_eq!((world.rank(), world.index(), world.size()), (0, 0, 1));

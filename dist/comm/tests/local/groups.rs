@@ -94,7 +94,7 @@ fn the_registry_shares_communicators() {
 }
 
 #[test]
-fn single_ranks_get_a_communicator_and_others_an_error() {
+fn a_singleton_group_has_a_communicator_for_its_member_only() {
     let results = Local::run(2, |rank| -> Result<()> {
         let group = Group::new([1]).map_err(Error::other)?;
         let alone = rank.connect("alone", &group);

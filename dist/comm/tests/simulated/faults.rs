@@ -43,7 +43,7 @@ fn run(injection: Injection, seed: u64) -> Vec<Option<CommError>> {
 
 /// At least 1,000 runs.
 #[test]
-fn every_fault_is_reported_as_what_it_is() {
+fn every_fault_gets_the_expected_verdict() {
     let injections = injections();
     let log: Vec<Expected> = injections.iter().map(|one| expected(*one)).collect();
     let mut runs = 0;
@@ -60,7 +60,7 @@ fn every_fault_is_reported_as_what_it_is() {
 
 /// `judge` distinguishes faults, steps and victims.
 #[test]
-fn another_fault_is_not_what_was_expected() {
+fn the_judge_distinguishes_faults() {
     let injections = injections();
     for (at, injection) in injections.iter().enumerate() {
         let other = injections[(at + 1) % injections.len()];
@@ -72,7 +72,7 @@ fn another_fault_is_not_what_was_expected() {
 
 /// Without faults there is nothing to report.
 #[test]
-fn the_program_runs() {
+fn without_faults_nothing_is_reported() {
     let local = Local::new(RANKS).threads(1).deadline(DEADLINE);
     let result = local.simulated(9).launch(|rank| {
         for at in 0..STEPS.len() {

@@ -132,7 +132,7 @@ fn strict_mode_compares_before_calls_return() {
 
 /// A rank that is late but arrives is a straggler on all ranks, itself included.
 #[test]
-fn a_late_rank_is_told_from_a_missing_one() {
+fn a_late_rank_is_distinguished_from_a_missing_one() {
     let run = |late: Duration| {
         let local = Local::new(3)
             .threads(1)

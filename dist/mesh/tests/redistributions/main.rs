@@ -187,7 +187,7 @@ fn pairs_on_three_axes_are_correct() {
 
 /// The stated traffic is exactly what has to move, except for padding.
 #[test]
-fn stated_traffic_is_what_moves() {
+fn predicted_traffic_equals_moved_bytes() {
     for (sizes, shape) in [([2, 2], [8, 8]), ([2, 3], [12, 12]), ([3, 2], [5, 7])] {
         let shardings = shardings(&mesh(&sizes), &shape, &[]);
         for (from, to) in shardings
@@ -227,7 +227,7 @@ fn missing(from: &Sharding, to: &Sharding) -> u64 {
 /// Plans are also never slower under the same cost model. torch's merged steps count for this only
 /// if they send no more bytes than its separate steps.
 #[test]
-fn plans_send_no_more_than_torchs() {
+fn plans_send_no_more_than_torch() {
     let (mut fewer, mut count) = (0, 0);
     for torch in torch::plans() {
         let meshes: &[&[usize]] = match torch.from.len() {
@@ -260,7 +260,7 @@ fn plans_send_no_more_than_torchs() {
 }
 
 #[test]
-fn plans_for_explicit_orders_send_no_more_than_torchs() {
+fn plans_for_explicit_orders_send_no_more_than_torch() {
     let (mut fewer, mut count) = (0, 0);
     for (sizes, shape, torch) in torch::ordered_plans() {
         let mesh = mesh(&sizes);

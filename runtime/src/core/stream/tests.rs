@@ -52,7 +52,7 @@ fn dropping_a_pending_frees_its_tensors() {
 /// Memory of a side stream that the base stream used is reused only after the side stream has
 /// waited for the base stream.
 #[test]
-fn memory_is_freed_to_its_stream() {
+fn freed_memory_returns_to_its_stream() {
     let device = counted_gpu();
     let stream = device.stream().unwrap();
     let x = tensor(&device);

@@ -64,7 +64,7 @@ fn freed_in_time(table: &Arc<Table>, end: impl FnOnce()) -> bool {
 }
 
 #[test]
-fn after_success() {
+fn operands_are_freed_after_success() {
     let table = table(2, Duration::MAX);
     assert!(freed_in_time(&table, || {
         table.arrive(1, barrier(nothing())).unwrap();
@@ -72,7 +72,7 @@ fn after_success() {
 }
 
 #[test]
-fn after_a_mismatch() {
+fn operands_are_freed_after_a_mismatch() {
     let table = table(3, Duration::MAX);
     assert!(freed_in_time(&table, || {
         let error = table.arrive(1, call(Collective::AllReduce, nothing()));
@@ -81,7 +81,7 @@ fn after_a_mismatch() {
 }
 
 #[test]
-fn after_a_verdict() {
+fn operands_are_freed_after_a_verdict() {
     let table = table(3, Duration::ZERO);
     assert!(freed_in_time(&table, || {
         let begun = table.arrive(1, barrier(nothing())).unwrap();
@@ -90,7 +90,7 @@ fn after_a_verdict() {
 }
 
 #[test]
-fn after_a_rank_has_returned() {
+fn operands_are_freed_after_a_rank_has_returned() {
     let table = table(2, Duration::MAX);
     assert!(freed_in_time(&table, || {
         table.world.status.set_returned(1);
@@ -99,7 +99,7 @@ fn after_a_rank_has_returned() {
 }
 
 #[test]
-fn after_a_straggler() {
+fn operands_are_freed_after_a_straggler() {
     let table = table(2, Duration::MAX);
     assert!(freed_in_time(&table, || {
         let key = *table.lock().open.keys().next().unwrap();
