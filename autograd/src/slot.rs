@@ -113,8 +113,8 @@ impl Slot<'_> {
         }
     }
 
-    /// Adds the gradient that `gradient` returns, of the input's shape. `gradient` runs only if it
-    /// is needed in this pass.
+    /// Adds the result of `gradient`, which must have the input's shape. Calls `gradient` only if
+    /// this pass needs it.
     ///
     /// # Errors
     /// Errors of `gradient`;

@@ -160,7 +160,7 @@ fn a_driver_that_does_not_start() {
     };
     assert_eq!(
         wrong,
-        "the CUDA emulator does not start: CUDA_ERROR_INVALID_VALUE (invalid argument)\n\
+        "cannot initialize the CUDA emulator: CUDA_ERROR_INVALID_VALUE (invalid argument)\n\
          MESHGRAD_EMULATOR_DEVICES=`h100` is invalid: expected a count up to 64, or names \
          such as h200,a100; correct or unset that variable"
     );

@@ -232,7 +232,7 @@ fn is_foreign_link(folder: &Path, path: &Path) -> bool {
 pub(super) struct ConfigChange {
     /// The dtype as PyTorch names it.
     dtype: Option<&'static str>,
-    /// Whether the user asked for the dtype, rather than a map.
+    /// Whether the user chose the dtype with `--dtype`. Otherwise it follows from the map.
     asked: bool,
     /// No tensor is quantized any more.
     dequantized: bool,

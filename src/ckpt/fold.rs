@@ -4,9 +4,10 @@
 //! model.layers.{0..47}.mlp.experts.{0..127}.down_proj.weight
 //! ```
 //!
-//! A pattern expands to exactly the names that exist: a layer with a missing expert gets a separate
-//! pattern. Ranges have the syntax of shells: they include the last number, and `{3..47..4}` has a
-//! step of 4.
+//! A pattern stands for exactly the names that exist: a layer with a missing expert gets a separate
+//! pattern. Ranges are written as in bash: they include the last number, and `{3..47..4}` has a
+//! step of 4. Unlike in bash, a list may contain ranges, as in `{0..2,5}`. A long list ends in
+//! `...`.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -17,7 +18,7 @@ const SEPARATORS: [char; 2] = ['.', '/'];
 /// Replaces a number in a template; tensor names never contain it.
 const PLACEHOLDER: char = '\0';
 
-/// At most this many runs of numbers are shown in one pair of braces.
+/// More runs of numbers than this are cut off with `...`.
 const MAX_RUNS: usize = 8;
 
 /// A pattern and the names that it stands for.
@@ -212,7 +213,7 @@ mod tests {
         assert_eq!(patterns(&names), wanted);
     }
 
-    /// Expands braces as a shell does.
+    /// Expands the braces of a pattern that is not cut off.
     fn expand(pattern: &str) -> Vec<String> {
         let Some((before, rest)) = pattern.split_once('{') else {
             return vec![pattern.to_owned()];
@@ -276,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn sets_have_the_syntax_of_shells() {
+    fn sets_are_written_as_ranges_and_lists() {
         let all = [
             (vec![7], "7"),
             (vec![7, 8], "{7,8}"),

@@ -76,12 +76,14 @@ pub enum TrainError {
     NoBatch,
     /// The validation text has no label that the loss counts.
     #[error(
-        "the validation text has no label that counts: add text or conversations to it, or lower \
-         train.seq_len"
+        "no token of the validation text counts towards the loss; add text or conversations to it, or \
+         lower train.seq_len"
     )]
     NothingToValidate,
     /// A text that is too short to evaluate.
-    #[error("the text has fewer than two tokens, so there is none to predict; use a longer text")]
+    #[error(
+        "the text has fewer than two tokens, so there is nothing to predict; use a longer text"
+    )]
     NoTokens,
     /// An empty prompt, for a tokenizer without a token that starts a document.
     #[error(
@@ -144,15 +146,15 @@ pub enum TrainError {
     },
     /// A checkpoint that may be intact, but cannot be read.
     #[error(
-        "{source}; the checkpoint may be intact, so no older one is read: make it readable, or name \
-         the one to read"
+        "{source}; the checkpoint may be intact, so older ones are not tried; make it readable, or name \
+         another checkpoint"
     )]
     Unreadable {
         /// The cause.
         source: meshgrad_models::folder::Error,
     },
     /// The trainer's part of a checkpoint cannot be read or written.
-    #[error("{}: {message}; not a checkpoint of a run", path.display())]
+    #[error("{}: {message}; use a checkpoint that `meshgrad train` saved", path.display())]
     State {
         /// The file.
         path: PathBuf,
@@ -171,7 +173,8 @@ pub enum TrainError {
     },
     /// A run that does not fit in memory.
     #[error(
-        "training needs {}, {} are free on {device}; {}; train.check_memory = false trains anyway",
+        "training needs {}, but only {} are free on {device}; {}; to train anyway, set \
+         train.check_memory = false",
         bytes(*needed), bytes(*free), fitting(fits)
     )]
     Memory {
@@ -186,8 +189,8 @@ pub enum TrainError {
     },
     /// Loss or gradient norm is not finite.
     #[error(
-        "step {step} gave loss {loss} and gradient norm {grad_norm}: lower optimizer.learning_rate, \
-         or raise schedule.warmup_steps; {}", last_good(checkpoint.as_deref())
+        "step {step} diverged: loss {loss}, gradient norm {grad_norm}; lower optimizer.learning_rate, or \
+         raise schedule.warmup_steps; {}", last_good(checkpoint.as_deref())
     )]
     NotFinite {
         /// The step.
@@ -211,8 +214,8 @@ impl fmt::Debug for TrainError {
 fn fitting(fits: &Option<(String, u64)>) -> String {
     match fits {
         Some((settings, needed)) => format!("{settings} needs {}", bytes(*needed)),
-        None => "no train.micro_batch_size fits, also with train.activation_checkpointing; \
-                 use a smaller model or train.seq_len"
+        None => "not even train.micro_batch_size=1 with train.activation_checkpointing=true fits; \
+                 use a smaller model or a smaller train.seq_len"
             .into(),
     }
 }

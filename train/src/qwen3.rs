@@ -47,7 +47,7 @@ const KEYS: &[Meaning] = &[
     ),
     (
         "model.model_type",
-        "`qwen3` or `qwen3_moe`; any other than the default has no preset keys",
+        "`qwen3` or `qwen3_moe`; with `qwen3`, all other keys are unset by default",
     ),
     (
         "model.vocab_size",
@@ -299,7 +299,8 @@ fn from_of(tables: &Table) -> Option<&str> {
 }
 
 impl ModelTable {
-    /// The keys of the config.json in the folder `from`; none if it cannot be read.
+    /// `model.from` and the keys of the config.json in that folder. If the file cannot be read,
+    /// only `model.from`.
     fn of_folder(from: &str) -> ModelTable {
         let config = config_of(Path::new(from)).ok();
         let keys = config.and_then(|config| Table::try_from(config).ok());

@@ -51,8 +51,8 @@ pub enum SamplerError {
 
     /// Conversations without a trained token in any window.
     #[error(
-        "no window of {text} has a token of an assistant's message: {tokens} tokens, of which \
-         {trained} count; add conversations or lower train.seq_len"
+        "no sequence of {text} has a token of an assistant's message ({trained} of {tokens} tokens \
+         count towards the loss); add conversations or lower train.seq_len"
     )]
     NothingTrained {
         /// The text, such as `the validation text`.

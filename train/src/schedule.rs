@@ -111,14 +111,14 @@ pub enum ScheduleError {
     },
 
     /// Several phases that take the rest of the run.
-    #[error("{count} phases take the rest of the run; only one can")]
+    #[error("{count} phases have the length \"rest\", but only one may")]
     SeveralRests {
         /// Their number.
         count: usize,
     },
 
     /// A percentage outside of 0 to 100.
-    #[error("a phase has {percent}% of the run; give 0 to 100")]
+    #[error("a phase has length {percent}%; its length must be 0% to 100% of the run")]
     Percent {
         /// The percentage.
         percent: f64,
@@ -455,11 +455,11 @@ mod tests {
         );
         assert_eq!(
             message(&[of(Length::Rest), of(Length::Rest)]),
-            "2 phases take the rest of the run; only one can"
+            "2 phases have the length \"rest\", but only one may"
         );
         assert_eq!(
             message(&[of(Length::Percent(-1.0))]),
-            "a phase has -1% of the run; give 0 to 100"
+            "a phase has length -1%; its length must be 0% to 100% of the run"
         );
         assert!(message(&[of(Length::Percent(f64::NAN))]).contains("NaN"));
     }

@@ -198,8 +198,8 @@ fn a_text_without_trained_labels_is_refused_at_the_start() {
         let sets: Vec<&str> = sets.chain([&set, "data.val_fraction=0.0"]).collect();
         let error = train(&fixture, "refused", &sets, Resume::Auto, None).unwrap_err();
         let expected = format!(
-            "no window of {text} has a token of an assistant's message: {length} tokens, of which \
-             2 count; "
+            "no sequence of {text} has a token of an assistant's message (2 of {length} tokens \
+             count towards the loss); "
         );
         assert!(error.to_string().starts_with(&expected), "{error}");
         assert!(files(&fixture.path("")) == before, "{text}");

@@ -280,8 +280,11 @@ fn in_rows(demand: &Demand, dim: usize, columns: u64) -> Option<Demand> {
     Some(part)
 }
 
-/// Splits the demand where the widest of its loops within rows leaves a row: into the end of the
-/// first row, whole rows, and the start of the last row. A loop whose rows differ is unrolled.
+/// Splits a demand on a flattened dim at row boundaries, so that [`in_rows`] accepts the parts.
+///
+/// Takes the loop with the largest step among those that do not advance by whole rows. If every row
+/// has the same iterations, the parts are the end of the first row, whole rows, and the start of
+/// the last row. Otherwise the loop is unrolled.
 fn at_row_ends(demand: Demand, dim: usize, columns: u64) -> Vec<Demand> {
     let within =
         |dim_loop: &DemandLoop| dim_loop.dim == dim && !dim_loop.step.is_multiple_of(columns);

@@ -132,7 +132,7 @@ pub enum CommError {
     /// Two members disagree on the elements that one sends to the other.
     #[error(
         "collective {} of {group}: {sender} and sends {sent} elements to rank {}, but {receiver} \
-         and expects {expected}; pass the counts of the other rank's call", sender.number,
+         and expects {expected}; both ranks must pass the same count", sender.number,
          receiver.rank
     )]
     PairCounts {
@@ -166,8 +166,8 @@ pub enum CommError {
 
     /// Ranks wait for each other, each in another collective.
     #[error(
-        "deadlock: {}; start these collectives in one order on all ranks, or start both before \
-         waiting for either", waits(.cycle)
+        "deadlock: {}; start these collectives in the same order on all ranks, or start all of them \
+         before waiting for any", waits(.cycle)
     )]
     OrderInversion {
         /// The smallest cycle: each rank waits for the rank of the next step, and the last for the
@@ -223,7 +223,7 @@ pub enum CommError {
     },
 
     /// Another rank of the world failed.
-    #[error("rank {rank} failed{}, which ends all ranks: {reason}", after(.last))]
+    #[error("rank {rank} failed{}, so all ranks stop: {reason}", after(.last))]
     #[serde(skip)]
     RankFailed {
         /// The rank.
@@ -294,7 +294,7 @@ pub enum CommError {
     },
 
     /// A rank that the world does not have.
-    #[error("rank {rank} is not in a world of {world} ranks; pass one below {world}")]
+    #[error("rank {rank} is not in a world of {world} ranks; pass a rank below {world}")]
     #[serde(skip)]
     NoRank {
         /// The rank.
@@ -333,8 +333,8 @@ pub enum CommError {
 
     /// An index that is not in the group.
     #[error(
-        "{collective}: {role} {index} is not an index in a group of {size} ranks; pass one below \
-         {size}"
+        "{collective}: {role} {index} is not an index in a group of {size} ranks; pass an \
+         index below {size}"
     )]
     #[serde(skip)]
     Index {
@@ -380,7 +380,7 @@ pub enum CommError {
     },
 
     /// A transport returned no result although it was given a tensor for it.
-    #[error("{collective}: the transport returned no result; this is a defect of the transport")]
+    #[error("{collective}: the transport returned no result; this is a bug in the transport")]
     #[serde(skip)]
     NoResult {
         /// The collective.
@@ -388,7 +388,10 @@ pub enum CommError {
     },
 
     /// A wait for a collective whose fusing scope has not ended or has failed.
-    #[error("{collective} has not started: wait for it after its fusing scope has ended")]
+    #[error(
+        "{collective} has not started: wait for it after the `fuse` closure has returned without an \
+         error"
+    )]
     #[serde(skip)]
     NotStarted {
         /// The collective.
@@ -410,8 +413,8 @@ pub enum CommError {
 
     /// A tensor is not on the communicator's device.
     #[error(
-        "{collective}: the tensor is on {actual}, but the communicator is of another device \
-         ({expected}); copy it there first (ops::to_device)"
+        "{collective}: the tensor is on {actual}, but the communicator uses another device, \
+         {expected}; copy the tensor there first (ops::to_device)"
     )]
     #[serde(skip)]
     Device {

@@ -26,7 +26,8 @@ use super::source::Sourced;
 use super::text::nearest;
 use super::violation::Violation;
 
-/// The ranks that form the groups of one name. Layouts hold positions in the state, not ranks.
+/// The ranks that form the groups of one name. Layouts hold indices into the state's list of ranks,
+/// not the ranks themselves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Membership {
     /// All groups of a layout; every rank is in one.

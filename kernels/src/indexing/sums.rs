@@ -247,7 +247,7 @@ impl Variant for SegmentSum {
     }
 }
 
-/// Row number `item`, counted over all rows of all o.
+/// Row `item % rows` of outer index `item / rows`.
 #[track_caller]
 fn any_row<'k>(
     exists: Pred<'k>,

@@ -69,7 +69,7 @@ pub enum ConfigError {
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Problem {
     /// A size that must not be zero.
-    #[error("{key} is 0; must be at least 1")]
+    #[error("{key} is 0, but must be at least 1")]
     Zero {
         /// The key.
         key: &'static str,
@@ -174,7 +174,7 @@ pub enum Problem {
     /// `layer_types` that contradict transformers' treatment of mixture-of-experts models.
     #[error(
         "layer_types[{layer}] contradicts use_sliding_window = {slides}; \
-         in a qwen3_moe model all layers slide or none: remove layer_types"
+         a qwen3_moe model uses sliding windows in all layers or in none; remove layer_types"
     )]
     MoeLayerTypes {
         /// The first layer that disagrees.

@@ -157,6 +157,13 @@ pub enum Error {
         given: usize,
     },
 
+    /// [`Tensor::item`](crate::Tensor::item) of a tensor that does not have one element.
+    #[error("item: shape {shape} has {} elements, but must have exactly one", shape.elements())]
+    NotOneElement {
+        /// The shape.
+        shape: Shape,
+    },
+
     /// A tensor accessed as elements of another dtype.
     #[error("tensor is {actual}, but was accessed as {asked}; cast it first")]
     WrongDType {
@@ -181,7 +188,7 @@ pub enum Error {
     },
 
     /// Access to the values of a tensor on a meta device.
-    #[error("{device} has shapes only; its tensors have no values to read or write")]
+    #[error("tensors on {device} have shapes but no values; use a CPU or GPU device")]
     NoValues {
         /// The device.
         device: String,

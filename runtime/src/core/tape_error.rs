@@ -7,8 +7,8 @@
 pub enum TapeError {
     /// A tracked operand of an op that is not differentiable.
     #[error(
-        "{op} has no backward but its operand is tracked: pass `Var::constant(x.value().clone())` to \
-         stop the gradient"
+        "{op} has no gradient, but an operand requires one; pass `Var::constant(x.value().clone())` \
+         to stop the gradient there"
     )]
     NoBackward {
         /// The op.
@@ -45,7 +45,8 @@ pub enum TapeError {
 
     /// A sharded value that needs a gradient.
     #[error(
-        "the tape does not record sharded values yet, and {value} is one: pass `Tensor::local`"
+        "the tape cannot record the sharded value {value} yet; pass the rank's part \
+         (`Tensor::local`)"
     )]
     Sharded {
         /// The value's dtype, shape and sharding.
@@ -60,7 +61,10 @@ pub enum TapeError {
     },
 
     /// A gradient whose shape or dtype differs from its value's.
-    #[error("gradient has dtype and shape {actual}, its value has {expected}")]
+    #[error(
+        "the gradient is {actual}, but its value is {expected}; both must have the same dtype and \
+         shape"
+    )]
     GradientShape {
         /// The value's dtype and shape.
         expected: String,
@@ -87,14 +91,19 @@ pub enum TapeError {
     },
 
     /// A parameter that these `Grads` do not hold.
-    #[error("`{name}` is not one of the parameters of these `Grads`")]
+    #[error(
+        "there is no gradient of `{name}`: add the parameter to the list that these `Grads` were \
+         created with"
+    )]
     NoGradient {
         /// The parameter.
         name: String,
     },
 
     /// A value whose shape or dtype differs from its parameter's.
-    #[error("`{name}` is {expected} but the value is {actual}")]
+    #[error(
+        "parameter `{name}` is {expected}, but the new value is {actual}; cast or reshape it first"
+    )]
     ParamValue {
         /// The parameter.
         name: String,
@@ -106,7 +115,8 @@ pub enum TapeError {
 
     /// A flat buffer that does not fit its parameters.
     #[error(
-        "a flat gradient buffer for these parameters needs {expected} elements of {dtype} but has {actual}"
+        "the flat buffer has {actual} elements, but the gradients of these parameters need {expected} \
+         of {dtype}"
     )]
     FlatBuffer {
         /// Elements of all parameters together.
@@ -119,7 +129,7 @@ pub enum TapeError {
 
     /// A gradient that disagrees with finite differences.
     #[error(
-        "the gradient of element {index} of input {input} is {backward:e} but finite differences give \
+        "the gradient of element {index} of input {input} is {backward:e}, but finite differences give \
          {difference:e} (tolerance {tolerance:e})"
     )]
     GradientCheck {

@@ -228,13 +228,12 @@ impl Tensor {
     /// The only element of a one-element tensor.
     ///
     /// # Errors
-    /// [`Error::Length`] when it does not have one element; otherwise as [`Tensor::to_vec`].
+    /// [`Error::NotOneElement`] when it does not have one element; otherwise as [`Tensor::to_vec`].
     pub fn item<T: Element>(&self) -> Result<T> {
         match self.to_vec()?.as_slice() {
             [only] => Ok(*only),
-            many => Err(Error::Length {
-                shape: Shape::default(),
-                given: many.len(),
+            _ => Err(Error::NotOneElement {
+                shape: *self.shape(),
             }),
         }
     }

@@ -49,7 +49,7 @@ pub enum CudaError {
     },
 
     /// The library was found but does not initialize.
-    #[error("the {library} does not start: {reason}; {advice}")]
+    #[error("cannot initialize the {library}: {reason}; {advice}")]
     NotStarted {
         /// Which library.
         library: Library,
@@ -177,9 +177,9 @@ pub enum CudaError {
     /// A kernel found an index out of range. The op that launched it has returned by then, so the
     /// host gets this error when it next reads values or synchronizes.
     #[error(
-        "{op}: index {index} is outside of 0..{extent}; {device} found it after the op had returned, \
-         read zeros there and wrote nothing; correct the indices, or run the op on a CPU device, \
-         which also reports the position"
+        "{op}: index {index} is outside of 0..{extent}. {device} detected this after the op had \
+         returned; it read zeros for the index and wrote nothing. Correct the indices, or run the op \
+         on a CPU device, which also reports the position"
     )]
     IndexOutOfRange {
         /// The device.

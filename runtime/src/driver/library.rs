@@ -120,8 +120,8 @@ fn emulator_candidates() -> Vec<PathBuf> {
     let program = std::env::current_exe().unwrap_or_default();
     let folder = program.parent().unwrap_or(Path::new(""));
     let above = folder.parent().unwrap_or(Path::new(""));
-    // Cargo always updates the file in `deps`. It updates the copy next to a program only when the
-    // library itself is built.
+    // `deps` first: cargo updates the file there whenever it builds the library as a dependency,
+    // but the copy next to the program only if the library itself was requested.
     let folders = [&folder.join("deps"), folder, &above.join("deps"), above];
     folders.into_iter().flat_map(emulators_in).collect()
 }
@@ -220,8 +220,8 @@ const ADVICE: &[(CUresult, &str)] = &[
     ),
     (
         CUresult::CUDA_ERROR_SYSTEM_NOT_READY,
-        "GPUs connected by NVSwitch need the fabric manager; start it (`systemctl start \
-         nvidia-fabricmanager`), in the driver's version",
+        "GPUs connected by NVSwitch need NVIDIA's fabric manager, in the same version as the driver; \
+         start it with `systemctl start nvidia-fabricmanager`",
     ),
     (
         CUresult::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH,
@@ -271,7 +271,8 @@ pub(crate) fn check(
     }
 }
 
-/// The driver's description of a code, and the emulator's report on the failed launch.
+/// The driver's name and description of an error code, followed by the emulator's report if there
+/// is one.
 pub(crate) fn reason(code: CUresult) -> String {
     let meaning = format!(
         "{} ({})",
@@ -367,9 +368,9 @@ const FUNCTIONS: &[&str] = &[
 mod tests {
     use super::*;
 
-    /// The emulator is found under its own name and under that of a dependency, the newest first.
+    /// Cargo's file names with and without a hash are found, the newest file first.
     #[test]
-    fn emulators_are_found_with_and_without_a_hash() {
+    fn emulator_libraries_are_found_with_and_without_a_hash() {
         let place = tempfile::tempdir().unwrap();
         let missing = vec![place.path().join("libmeshgrad_emulator.so")];
         assert_eq!(emulators_in(place.path()), missing);
@@ -391,9 +392,10 @@ mod tests {
         assert_eq!(found, expected);
     }
 
-    /// Each error code of `cuInit` has its own advice.
+    /// Each error code of `cuInit` in the table has different advice, and other codes suggest
+    /// `nvidia-smi`.
     #[test]
-    fn failures_of_the_driver_have_advice() {
+    fn each_driver_error_has_its_own_advice() {
         for (code, text) in ADVICE {
             assert_eq!(advice(Library::Driver, *code), *text);
             assert!(advice(Library::Emulator, *code).contains("that variable"));
@@ -407,9 +409,9 @@ mod tests {
         };
         assert_eq!(
             fabric.to_string(),
-            "the CUDA driver does not start: CUDA_ERROR_SYSTEM_NOT_READY (system not yet \
-             initialized); GPUs connected by NVSwitch need the fabric manager; start it (`systemctl \
-             start nvidia-fabricmanager`), in the driver's version"
+            "cannot initialize the CUDA driver: CUDA_ERROR_SYSTEM_NOT_READY (system not yet \
+             initialized); GPUs connected by NVSwitch need NVIDIA's fabric manager, in the same \
+             version as the driver; start it with `systemctl start nvidia-fabricmanager`"
         );
         let other = advice(Library::Driver, CUresult::CUDA_ERROR_ECC_UNCORRECTABLE);
         assert!(other.contains("nvidia-smi"), "{other}");

@@ -241,7 +241,7 @@ enum ReadSequences {
 }
 
 impl ReadSequences {
-    fn new(sequences: &AttentionSequences, keys: usize) -> Result<ReadSequences> {
+    fn new(op: &'static str, sequences: &AttentionSequences, keys: usize) -> Result<ReadSequences> {
         let read = |tensor| crate::ops::cast(tensor, DType::I64)?.to_vec::<i64>();
         Ok(match sequences {
             AttentionSequences::Rows => ReadSequences::Rows {
@@ -249,8 +249,8 @@ impl ReadSequences {
                 k_len: vec![keys],
             },
             AttentionSequences::Cached { q_offset, k_len } => ReadSequences::Rows {
-                q_offset: not_negative("q_offset", read(q_offset)?)?,
-                k_len: not_negative("k_len", read(k_len)?)?,
+                q_offset: not_negative(op, "q_offset", read(q_offset)?)?,
+                k_len: not_negative(op, "k_len", read(k_len)?)?,
             },
             AttentionSequences::Packed {
                 cu_seqlens_q,
@@ -281,13 +281,12 @@ impl ReadSequences {
     }
 }
 
-fn not_negative(name: &str, values: Vec<i64>) -> Result<Vec<usize>> {
+fn not_negative(op: &'static str, name: &str, values: Vec<i64>) -> Result<Vec<usize>> {
     let convert = |value: i64| {
         let problem = format!("`{name}` is {value}; positions and lengths must not be negative");
-        value.try_into().map_err(|_| Error::Argument {
-            op: "attention",
-            problem,
-        })
+        value
+            .try_into()
+            .map_err(|_| Error::Argument { op, problem })
     };
     values.into_iter().map(convert).collect()
 }

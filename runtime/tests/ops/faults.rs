@@ -89,9 +89,9 @@ fn the_next_read_returns_the_error() {
     let y = pick(&x, &ids).unwrap();
     let message = x.to_vec::<f32>().unwrap_err().to_string();
     let expected = format!(
-        "pick: index 12 is outside of 0..10; {gpu} found it after the op had returned, read zeros \
-         there and wrote nothing; correct the indices, or run the op on a CPU device, which also \
-         reports the position"
+        "pick: index 12 is outside of 0..10. {gpu} detected this after the op had returned; it read \
+         zeros for the index and wrote nothing. Correct the indices, or run the op on a CPU device, \
+         which also reports the position"
     );
     assert_eq!(message, expected);
 

@@ -64,7 +64,7 @@ pub const KEYS: &[Meaning] = &[
     ),
     (
         "optimizer.ema_decay",
-        "decay per step of averages of the weights; 0 for none",
+        "decay per step of the moving averages of the weights; 0 keeps no averages",
     ),
     (
         "optimizer.groups",
@@ -92,8 +92,8 @@ pub const KEYS: &[Meaning] = &[
     ),
     (
         "optimizer.rounding",
-        "`nearest` or `stochastic` (from the run's seed): rounding of bf16 parameters; without \
-         any, `stochastic` is an error",
+        "`nearest` or `stochastic` (from the run's seed): rounding of bf16 parameters; \
+         `stochastic` is an error if no parameter is bf16",
     ),
     ("optimizer.momentum", "decay of the momentum buffer"),
     (

@@ -43,7 +43,7 @@ pub enum OptimError {
     },
 
     /// A name pattern that matches no parameter.
-    #[error("pattern `{pattern}` matches no parameter; a parameter is named `{example}`")]
+    #[error("pattern `{pattern}` matches no parameter; the most similar name is `{example}`")]
     Unmatched {
         /// The pattern.
         pattern: String,
@@ -142,7 +142,10 @@ pub enum OptimError {
     },
 
     /// Another number of parts than at construction.
-    #[error("there are {actual} parts, but {expected} at construction")]
+    #[error(
+        "the averages were constructed for {expected} part(s), but now there are {actual}; pass the \
+         same parts"
+    )]
     Count {
         /// Parts at construction.
         expected: usize,
@@ -159,7 +162,7 @@ pub enum OptimError {
 
     /// A step with another number of parts or gradients than at construction.
     #[error(
-        "the optimizer was constructed with {expected} part(s); the step has {parts}, and \
+        "the optimizer was constructed with {expected} part(s), but the step has {parts} part(s) and \
          {gradients} gradient(s)"
     )]
     Parts {
@@ -183,7 +186,9 @@ pub enum OptimError {
     },
 
     /// A step with other parts than those of the construction.
-    #[error("a part was {expected}, but is now {actual}; construct the optimizer again")]
+    #[error(
+        "a part was {expected} at construction, but is now {actual}; construct a new optimizer"
+    )]
     Changed {
         /// Name, dtype, shape and rows at construction.
         expected: String,

@@ -139,7 +139,7 @@ mod tests {
         let message = |list: Vec<Group>| Groups::new(list, &NAMES).unwrap_err().to_string();
         assert_eq!(
             message(vec![group("embd.*", 1.0, None)]),
-            "pattern `embd.*` matches no parameter; a parameter is named `embed.weight`"
+            "pattern `embd.*` matches no parameter; the most similar name is `embed.weight`"
         );
         assert_eq!(
             message(vec![group("*.0.*", 1.0, None), group("*.up.*", 2.0, None)]),

@@ -1,4 +1,4 @@
-//! A bar at the bottom of a terminal that is redrawn at every step.
+//! A progress bar on the last line of a terminal, redrawn at every step.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 

@@ -80,12 +80,15 @@ fn other_parts_are_errors() {
     let training = Training::new(&Device::cpu(), whole(&NAMES), &**make);
     let ema = Ema::new(&training.parts[1..], DECAY).unwrap();
     let message = ema.update(&training.parts).unwrap_err().to_string();
-    assert_eq!(message, "there are 4 parts, but 3 at construction");
+    assert_eq!(
+        message,
+        "the averages were constructed for 3 part(s), but now there are 4; pass the same parts"
+    );
     let message = ema.update(&training.parts[..3]).unwrap_err().to_string();
     assert_eq!(
         message,
-        "a part was `tall` f32[9, 4], rows 0..9 of [9, 4], but is now `wide` f32[5, 7], rows 0..5 \
-         of [5, 7]; construct the optimizer again"
+        "a part was `tall` f32[9, 4], rows 0..9 of [9, 4] at construction, but is now `wide` \
+         f32[5, 7], rows 0..5 of [5, 7]; construct a new optimizer"
     );
     assert!(Ema::new(&training.parts, 1.5).is_err());
 }

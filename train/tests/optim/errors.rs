@@ -68,12 +68,12 @@ fn a_step_needs_the_parts_of_the_construction() {
     assert_eq!(step(&parts, std::slice::from_ref(&gradient)), "");
     assert_eq!(
         step(&parts, &[]),
-        "the optimizer was constructed with 1 part(s); the step has 1, and 0 gradient(s)"
+        "the optimizer was constructed with 1 part(s), but the step has 1 part(s) and 0 gradient(s)"
     );
     assert_eq!(
         step(&[part(4..8, DType::F32)], std::slice::from_ref(&gradient)),
-        "a part was `experts` f32[4, 6], rows 0..4 of [3, 4, 6], but is now `experts` f32[4, 6], \
-         rows 4..8 of [3, 4, 6]; construct the optimizer again"
+        "a part was `experts` f32[4, 6], rows 0..4 of [3, 4, 6] at construction, but is now \
+         `experts` f32[4, 6], rows 4..8 of [3, 4, 6]; construct a new optimizer"
     );
     let one = Tensor::from_slice(device, &[1], &[0.0f32]).unwrap();
     assert_eq!(

@@ -10,7 +10,7 @@ use std::time::Duration;
 pub enum JoinError {
     /// The secret is too short.
     #[error(
-        "the secret has {length} bytes, but needs at least 16; set MESHGRAD_SECRET to a random text"
+        "the secret has {length} bytes, but needs at least 16; set MESHGRAD_SECRET to a longer random string"
     )]
     ShortSecret {
         /// Its bytes.

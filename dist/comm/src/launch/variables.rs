@@ -68,7 +68,7 @@ pub enum EnvironmentError {
     /// Several hosts without a secret.
     #[error(
         "{world} ranks on several hosts need a secret; set MESHGRAD_SECRET to the same random \
-         text on all hosts"
+         string on all hosts"
     )]
     NoSecret {
         /// The number of ranks.

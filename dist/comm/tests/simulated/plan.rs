@@ -284,7 +284,7 @@ fn invalid_ranks_and_groups_are_errors() {
     let error = trace.unwrap_err().to_string();
     assert_eq!(
         error,
-        "rank 4 is not in a world of 4 ranks; pass one below 4"
+        "rank 4 is not in a world of 4 ranks; pass a rank below 4"
     );
     let log = plan.trace(1, |rank| -> Result<()> {
         assert!(rank.connect(&Group::new([0, 2]).unwrap()).is_err());

@@ -292,8 +292,7 @@ fn a_dead_rank_is_reported_with_its_last_call() {
         let start = "rank 1 failed after all_reduce(f32 x 1, sum) at ";
         assert!(message.starts_with(start), "{message}");
         assert!(
-            message
-                .contains("(collective 0 of [0, 1, 2]), which ends all ranks: panic: out of luck"),
+            message.contains("(collective 0 of [0, 1, 2]), so all ranks stop: panic: out of luck"),
             "{message}"
         );
     }

@@ -10,7 +10,7 @@ use std::{hint, thread};
 
 use super::mark::{GRANULE, LINE};
 
-/// More than the host threads that write concurrently, and one per bit of a `u64`.
+/// One per bit of a `u64`. Threads whose lines share a lock only wait for each other.
 const LOCKS: usize = 64;
 
 /// Spins before the thread yields.

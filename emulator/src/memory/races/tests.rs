@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::memory::Block;
 
-/// Orders every access of another warp with a smaller clock before the current one.
+/// Every access of another warp whose clock is below this one happened before the current access.
 struct After(u32);
 
 impl HappensBefore for After {
@@ -66,9 +66,10 @@ fn a_barrier_orders_accesses() {
     assert_eq!(read(&shadow, 0, by(1, 1), (8, 8)), None);
 }
 
-/// Every unordered reader is found, regardless of later readers.
+/// A record keeps reads of two warps, so a write finds a reader of another warp, even if the last
+/// reads were its own.
 #[test]
-fn a_write_races_with_any_reader_but_itself() {
+fn a_write_races_with_a_reader_of_another_warp() {
     let shadow = RaceShadow::new(4);
     for warp in [3, 0, 1, 2, 2, 2] {
         read(&shadow, 0, by(warp, 1), (0, 4));

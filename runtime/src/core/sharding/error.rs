@@ -47,8 +47,8 @@ pub enum ShardedTensorError {
 
     /// A tensor that does not have the local shape of a sharding.
     #[error(
-        "{op}: the shape {shape:?} is not that of rank {rank} in {sharding} of {global:?}, which is \
-         {expected:?}"
+        "{op}: the shape is {shape:?}, but the part of rank {rank} in {global:?} ({sharding}) has \
+         shape {expected:?}"
     )]
     LocalShape {
         /// The op.
@@ -67,8 +67,8 @@ pub enum ShardedTensorError {
 
     /// A sharding stated for a tensor that has another one.
     #[error(
-        "with_sharding: the tensor is {sharding}, not {stated}; redistribute it, or state the sharding \
-         of Tensor::local"
+        "with_sharding: the tensor already has the sharding {sharding}, not {stated}; redistribute it, \
+         or call with_sharding on Tensor::local"
     )]
     OtherSharding {
         /// The tensor's sharding.
@@ -79,8 +79,8 @@ pub enum ShardedTensorError {
 
     /// A reshape of a sharded tensor to another number of elements.
     #[error(
-        "reshape: the tensor is a part of {global:?} ({sharding}), and {given:?} has another number of \
-         elements; pass the global shape, with extents from Tensor::global_extent"
+        "reshape: {given:?} does not have as many elements as the global shape {global:?} ({sharding}); \
+         pass a global shape, with extents from Tensor::global_extent"
     )]
     GlobalShape {
         /// The sharding.
