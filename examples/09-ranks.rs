@@ -1,7 +1,7 @@
 //! Ranks: one main function, run as threads of a process or as processes of any launcher.
 //!
 //! ```text
-//! cargo run --example 09-ranks -- --ranks 8             # 8 threads; also without arguments
+//! cargo run --example 09-ranks -- --ranks 8             # 8 threads, as without arguments
 //! meshgrad launch -n 8 -- target/debug/examples/09-ranks
 //! torchrun --no-python --nproc-per-node 8 target/debug/examples/09-ranks
 //! mpirun -n 8 target/debug/examples/09-ranks

@@ -249,7 +249,7 @@ without_parameters!(
     ModulePath,
 );
 
-/// The path of a module in its model, from which its parameters get their names.
+/// The path of a module in its model. The names of its parameters start with it.
 ///
 /// ```
 /// use meshgrad_autograd::ModulePath;

@@ -28,7 +28,7 @@ pub struct Folder {
 /// The position of a file in a folder, and of a tensor in that file.
 type Location = (usize, usize);
 
-/// The index of a folder declares another size than its tensors have.
+/// The index of a folder declares a different size than its tensors have.
 ///
 /// Not an error: some known writers count tied tensors twice, or not at all.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -171,7 +171,7 @@ impl Folder {
         self.file_of(name)?.read_range_into(name, offset, data)
     }
 
-    /// Whether the index declares another size than the tensors have: worth a warning.
+    /// Whether the index declares a different size than the tensors have: worth a warning.
     pub fn size_mismatch(&self) -> Option<SizeMismatch> {
         let found = self.tensors().map(|tensor| tensor.byte_len() as u64).sum();
         let declared = self.declared_bytes.filter(|&declared| declared != found)?;

@@ -145,7 +145,7 @@ pub enum HeaderError {
         /// The end, exclusive.
         end: u64,
     },
-    /// Dtype and shape need another number of bytes than the offsets span.
+    /// Dtype and shape need a different number of bytes than the offsets span.
     #[error(
         "tensor `{}` of {dtype} {shape:?} has {expected} bytes, but its offsets span {spanned}",
         name.escape_debug()

@@ -117,7 +117,7 @@ fn child_saves_until_the_disk_is_full() {
     unharmed(error);
     println!("\nthe disk was full");
 
-    // A save that fits succeeds, also after space was freed.
+    // A save that fits succeeds, even after space was freed.
     save(run, 2, 4 * MIB).unwrap();
     save(run, 3, 4 * MIB).unwrap_err();
     assert_eq!(keep_last(run, NonZeroUsize::MIN).unwrap().len(), 1);

@@ -98,9 +98,9 @@ impl<'k> Faults<'k> {
     /// Reports `index` if it is `outside`. The caller must not use such an index.
     #[track_caller]
     pub fn report(self, outside: Pred<'k>, index: S64<'k>) {
-        let told = index.max(-LAST_INDEX).min(LAST_INDEX).unsigned();
+        let reported = index.max(-LAST_INDEX).min(LAST_INDEX).unsigned();
         self.word
-            .atomic_max_if(outside, (told & INDEX_MASK) | self.site);
+            .atomic_max_if(outside, (reported & INDEX_MASK) | self.site);
     }
 
     /// Whether `index` is in 0..extent; reports it otherwise.

@@ -111,7 +111,8 @@ impl<'a> Planner<'a> {
         Ok(None)
     }
 
-    /// Plans several passes over one tensor, each for as many chunks as may be filled at a time.
+    /// Plans several passes over one tensor. Each pass fills as many chunks as may be open at a
+    /// time.
     fn in_several<'t>(&self, request: &'t Requested<'_>) -> Result<Vec<Pass<'t>>> {
         let max_chunk = self.max_chunk();
         let (mut passes, mut open, mut bytes) = (Vec::new(), Vec::new(), 0);

@@ -150,7 +150,7 @@ mod tests {
         assert_eq!(expert_metrics(&[]), Metrics::default());
     }
 
-    /// The z-loss is the mean of (ln sum e^x)^2 over tokens and layers, also where e^x overflows.
+    /// The z-loss is the mean of (ln sum e^x)^2 over tokens and layers, even where e^x overflows.
     #[test]
     fn the_z_loss_equals_its_formula() {
         let device = Device::cpu();

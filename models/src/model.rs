@@ -69,7 +69,7 @@ pub trait Generate: Module {
     /// What is kept of the tokens so far.
     type Cache;
 
-    /// Number of tokens that it knows.
+    /// The number of tokens in its vocabulary.
     fn vocab_size(&self) -> usize;
 
     /// An empty cache for one sequence of up to `capacity` tokens, with values of `dtype`.

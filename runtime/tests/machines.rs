@@ -79,7 +79,7 @@ fn no_emulator() {
     }
 }
 
-/// A file that is not a library, or is another library than the emulator, is reported.
+/// A file that is not a library, or is not the emulator's library, is reported.
 #[test]
 fn broken_emulators() {
     let path = std::env::temp_dir().join(format!("not-a-library-{}", std::process::id()));

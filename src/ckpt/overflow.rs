@@ -94,7 +94,7 @@ impl InfiniteElements {
     }
 }
 
-/// The number of infinite elements; 0 for other dtypes than floats of 16 bits and more.
+/// The number of infinite elements; 0 for dtypes other than floats of 16 bits and more.
 fn infinite(dtype: Dtype, bytes: &[u8]) -> u64 {
     let count = |width: usize, infinity: u64| {
         let is_infinite = |element: &&[u8]| {

@@ -131,7 +131,7 @@ const KEYS: &[Meaning] = &[
     ),
     (
         "model.mlp_only_layers",
-        "layers that are dense nevertheless; left out, none",
+        "layers that are always dense; left out, none",
     ),
     (
         "model.router_aux_loss_coef",

@@ -109,8 +109,8 @@ impl EventFile {
         })
     }
 
-    /// What was removed because it was damaged. An incomplete end is not reported: it is what an
-    /// interrupted write leaves.
+    /// What was removed because it was damaged. An incomplete record at the end is not reported: an
+    /// interrupted write leaves one.
     pub fn damage(&self) -> Option<&Damage> {
         self.damage.as_ref()
     }

@@ -86,7 +86,7 @@ fn gradients_of_another_shape_are_errors() {
     ));
 }
 
-/// An op that returns a gradient of another shape than its input's is an error.
+/// An op that returns a gradient of a different shape than its input's is an error.
 #[test]
 fn an_op_whose_gradient_has_another_shape_is_an_error() {
     let net = Net::new();

@@ -17,7 +17,7 @@ pub enum MemoryError {
     /// A tensor that is not in memory, or that would have to be computed first.
     #[error("`{}` is not in memory", .0.escape_debug())]
     Absent(String),
-    /// A tensor's memory has another size than the tensor.
+    /// A tensor's memory has a different size than the tensor.
     #[error("`{}` has {expected} bytes, but its memory has {found}", name.escape_debug())]
     Size {
         /// The tensor.
@@ -35,8 +35,7 @@ pub enum MemoryError {
 /// Gathers a region of an expression, row-major and dense, from the tensors that `memory` returns
 /// by name.
 ///
-/// # Errors
-/// [`MemoryError`]; also if `out` has another size than the region.
+/// # Errors [`MemoryError`], including one for an `out` whose size differs from the region's.
 pub fn gather<'m>(
     graph: &Graph,
     expr: Expr,

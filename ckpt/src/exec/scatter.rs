@@ -1,9 +1,9 @@
 //! Copies from a window to the targets: the inner loops of loading.
 //!
 //! A part of a copy moves one contiguous range of bytes per iteration of its nested loops. Long
-//! ranges are copied with one call each. For single elements, the order of the loops decides the
-//! speed: to transpose a matrix in the order of the window, each element needs another cache line
-//! of the target, and in the order of the target another line of the window. Such copies are tiled
+//! ranges are copied with one call each. For single elements, the order of the loops determines the
+//! speed. A transpose in the order of the window touches a different cache line of the target for
+//! each element; in the order of the target, a different line of the window. Such copies are tiled
 //! (see [`tiles`]).
 //!
 //! Conversions are applied per contiguous range, or per row of a tile.

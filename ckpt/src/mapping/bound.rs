@@ -236,7 +236,7 @@ impl Bound {
     }
 
     /// Checks that the reversed map, which knows only the outputs, restores every tensor that this
-    /// map reads: name, dtype, shape and each element. [`Bound::inverse`] in contrast knows the
+    /// map reads: name, dtype, shape and each element. In contrast, [`Bound::inverse`] knows the
     /// tensors to restore.
     ///
     /// # Errors

@@ -57,7 +57,7 @@ pub enum Problem {
         /// Elements that it has.
         elements: u64,
     },
-    /// An output has another shape, or another kind of dtype, than its target.
+    /// An output has a different shape, or another kind of dtype, than its target.
     Mismatched {
         /// Its name.
         name: String,

@@ -78,7 +78,7 @@ pub struct LastCall {
     pub call: CallSite,
 }
 
-/// Why ranks wait in vain: the kind of an error that all of them share.
+/// Why a collective cannot complete: the kind of an error that all waiting ranks share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Verdict {
@@ -265,7 +265,7 @@ pub enum CommError {
         number: u64,
     },
 
-    /// A member sent another number of bytes than its call says.
+    /// A member sent a different number of bytes than its call says.
     #[error(
         "collective {number} of {group}: rank {rank} sent {bytes} bytes instead of {expected}; \
          use one version of meshgrad on all ranks"

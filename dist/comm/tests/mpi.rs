@@ -284,7 +284,7 @@ fn ranks_that_leave_early_are_not_waited_for() {
     );
 }
 
-/// Odd ranks start to receive, and leave. What they then do not receive is an error of the sender.
+/// Odd ranks start to receive, and leave. The sender gets an error for what they do not receive.
 fn abandoned() {
     let world = join();
     let rank = world.rank();

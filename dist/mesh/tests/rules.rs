@@ -336,7 +336,7 @@ fn axes_that_shard_one_dim_keep_their_order() {
     insta::assert_snapshot!(add().propagate(&[&a, &b], &[&[2, 3]]).unwrap_err());
 }
 
-/// A mean needs equal shards along each axis, also inside the shards of another axis.
+/// A mean needs equal shards along each axis, even inside the shards of another axis.
 #[test]
 fn nested_shards_are_checked_exactly() {
     let mean = ShardingRule::reduction("mean", 1, &[0], Some(Reduction::Avg)).unwrap();

@@ -40,7 +40,7 @@ impl Half for F16 {
     #[inline(always)]
     fn widen(bits: u16) -> f32 {
         // Moving the fields to their places in an f32 makes the value too small by 2^112, because
-        // the exponent biases differ by 112. The product is exact, also for subnormals.
+        // the exponent biases differ by 112. The product is exact, even for subnormals.
         const BIAS: f32 = f32::from_bits((127 + 112) << 23);
         let magnitude = u32::from(bits & 0x7fff);
         let number = (f32::from_bits(magnitude << 13) * BIAS).to_bits();
@@ -124,13 +124,13 @@ pub(crate) fn fma<H: Half>(a: u16, b: u16, c: u16) -> u16 {
     H::narrow(narrow_to_odd(total))
 }
 
-/// `neg`: flips the sign, also of NaN.
+/// `neg`: flips the sign, even that of NaN.
 #[inline(always)]
 pub(crate) fn neg(x: u16) -> u16 {
     x ^ 0x8000
 }
 
-/// `abs`: clears the sign, also of NaN.
+/// `abs`: clears the sign, even that of NaN.
 #[inline(always)]
 pub(crate) fn abs(x: u16) -> u16 {
     x & 0x7fff

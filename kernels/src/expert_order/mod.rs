@@ -16,7 +16,7 @@
 //!
 //! Within a block, each warp has consecutive slots, so a slot's rank is the number of equal indices
 //! in earlier lanes (`match`), rounds and warps. Slots of experts that are not local get no row.
-//! Indices that are no expert at all are reported to the host.
+//! Indices outside of all experts are reported to the host.
 
 mod histogram;
 mod index;

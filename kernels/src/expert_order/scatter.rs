@@ -201,7 +201,7 @@ pub struct ExpertScatterArguments {
     pub first_expert: u32,
     /// The number of all experts.
     pub experts: u64,
-    /// The fault site for indices that are no expert.
+    /// The fault site for indices outside of all experts.
     pub faults: FaultSite,
 }
 

@@ -124,8 +124,8 @@ impl<'k> Slots<'_, 'k> {
         let SlotRow { slot, row, exists } = row_of_slot;
         // Only the lane that loads element 0 of the row reports, so a slot is reported once.
         let wild = row.ge(self.rows) & row.differs(ABSENT);
-        let told = exists & element.equals(0) & wild;
-        self.faults.report(told, row.signed().wide());
+        let reported = exists & element.equals(0) & wild;
+        self.faults.report(reported, row.signed().wide());
 
         let exists = exists & row.lt(self.rows);
         let weight = self.weights.map(|weights| {

@@ -175,8 +175,8 @@ fn positioned(device: &Device, position: i64, fault: Option<i64>) -> Vec<u8> {
     let y = device.bytes(at_y, expected.len());
     assert_eq!(y, expected);
     let word = u64::from_le_bytes(device.bytes(word, 8).try_into().unwrap());
-    let told = Fault::from_word(word).map(|fault| (fault.site, fault.index));
-    assert_eq!(told, fault.map(|index| (5, index)));
+    let reported = Fault::from_word(word).map(|fault| (fault.site, fault.index));
+    assert_eq!(reported, fault.map(|index| (5, index)));
     y
 }
 

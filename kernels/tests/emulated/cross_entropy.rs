@@ -85,12 +85,12 @@ impl Tile {
     /// Asserts that a label outside the vocabulary was reported, if there is one.
     fn assert_told(&self, device: &Device) {
         let word = device.bytes(self.faults, 8).try_into().unwrap();
-        let told = Fault::from_word(u64::from_le_bytes(word));
+        let reported = Fault::from_word(u64::from_le_bytes(word));
         let outside = (self.rows > 1).then(|| Fault {
             site: 3,
             index: FIRST_CLASS + self.classes as i64 + 7,
         });
-        assert_eq!(told, outside);
+        assert_eq!(reported, outside);
     }
 
     fn row(&self, row: usize) -> impl Iterator<Item = f64> + Clone {
@@ -119,9 +119,13 @@ impl Tile {
     #[track_caller]
     fn assert_traffic(&self, counters: &Counters, all: [usize; 2], different: [usize; 2]) {
         // A report reads and writes the word.
-        let told = 8 * (0..self.rows).filter(|row| row % 5 == 1).count();
-        let all = all.map(|bytes| bytes + told);
-        assert_moved(counters, all, different.map(|bytes| bytes + told.min(8)));
+        let fault_bytes = 8 * (0..self.rows).filter(|row| row % 5 == 1).count();
+        let all = all.map(|bytes| bytes + fault_bytes);
+        assert_moved(
+            counters,
+            all,
+            different.map(|bytes| bytes + fault_bytes.min(8)),
+        );
         if self.classes.is_multiple_of(16) {
             assert_whole_sectors(counters);
         }

@@ -192,10 +192,10 @@ fn launch(
         faults: FaultSite::new(word, 7),
     };
     let counters = device.run(variant, launch?, &arguments.arguments());
-    let told = u64::from_le_bytes(device.bytes(word, 8).try_into().unwrap());
-    let told = Fault::from_word(told);
+    let reported = u64::from_le_bytes(device.bytes(word, 8).try_into().unwrap());
+    let reported = Fault::from_word(reported);
     assert_eq!(
-        told.map(|fault| fault.site),
+        reported.map(|fault| fault.site),
         (!problem.is_right()).then_some(7)
     );
     let total = &counters.total;
@@ -252,7 +252,7 @@ fn by_rows(
     });
 
     // A is read once per column of tiles, and the B of a group once per row of tiles. C is written
-    // once, also in rows that no group owns.
+    // once, including rows that no group owns.
     if let Some(counters) = counters {
         let tiles = |extent: usize| extent.div_ceil(tile.rows() as usize);
         let tiles_of_rows: usize = owned.iter().map(|rows| tiles(rows.len())).sum();

@@ -136,10 +136,10 @@ fn gather(device: &Device, unit: Unit, format: IndexDtype, wide: bool, ids: &[i6
     let launch = variant.launch(15).unwrap();
     let counters = device.run(&variant, launch, &arguments.arguments(&variant));
     let chosen = ids.iter().filter(|id| (0..7).contains(*id)).count();
-    let told = 8 * (ids.len() - chosen); // the fault word is read and written
-    let read = 15 * format.size() as usize + chosen * size + told;
+    let fault_bytes = 8 * (ids.len() - chosen); // the fault word is read and written
+    let read = 15 * format.size() as usize + chosen * size + fault_bytes;
     let moved = [counters.total.bytes_read, counters.total.bytes_written];
-    let expected = [read, 15 * size + told].map(|bytes| bytes as u64);
+    let expected = [read, 15 * size + fault_bytes].map(|bytes| bytes as u64);
     assert_eq!(moved, expected, "each element is moved once");
 
     let y = device.bytes(arguments.y, 15 * size);
@@ -227,8 +227,12 @@ fn sort(device: &Device, format: IndexDtype, wide: bool, ids: Vec<i64>, rows: us
         .count();
     let of_ids = ids.len() * format.size() as usize;
     let all = [of_ids + 8 * outside, 8 * (ids.len() + outside)];
-    let told = if outside > 0 { 8 } else { 0 };
-    assert_moved(&counters, all, [of_ids + told, 8 * ids.len() + told]);
+    let fault_bytes = if outside > 0 { 8 } else { 0 };
+    assert_moved(
+        &counters,
+        all,
+        [of_ids + fault_bytes, 8 * ids.len() + fault_bytes],
+    );
 
     let counted = device.room(4 * workspace_words(count) as usize);
     let passes = passes_for(rows as u32);

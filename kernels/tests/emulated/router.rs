@@ -183,8 +183,11 @@ impl Problem {
         let all = device.floats(self.dtype, dprobabilities, self.probabilities.len());
         let fault = device.fault(word);
         let written = self.probabilities.len() * self.dtype.size() as usize;
-        let told = if fault.is_some() { 8 } else { 0 };
-        assert_eq!(counters.unique_bytes_written as usize, written + told);
+        let fault_bytes = if fault.is_some() { 8 } else { 0 };
+        assert_eq!(
+            counters.unique_bytes_written as usize,
+            written + fault_bytes
+        );
         if fault.is_none() {
             assert_eq!(counters.total.bytes_written as usize, written);
             // Indices and dweights, and with renormalization the chosen probabilities.
@@ -272,9 +275,9 @@ fn nan_and_infinities_are_ranked() {
 fn out_of_range_indices_are_reported() {
     for device in Device::all() {
         let problem = Problem::new(&device, Dtype::Bf16, [2, 24, 2]);
-        for (wild, told) in [([3, 24, 5, 6], 24), ([3, -7, 5, 6], -7)] {
+        for (wild, reported) in [([3, 24, 5, 6], 24), ([3, -7, 5, 6], -7)] {
             let (slopes, fault) = problem.gradient(&device, &wild, false);
-            let index = told;
+            let index = reported;
             assert_eq!(fault, Some(Fault { site: 3, index }));
             let dweights = problem.dweights();
             let mut expected = vec![0.0; 48];

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::{Error, Result};
 
-/// How text is generated, and what a tokenizer has besides tokenizer.json.
+/// Settings of text generation, and files of a tokenizer other than tokenizer.json.
 const NAMES: [&str; 7] = [
     "generation_config.json",
     "tokenizer_config.json",

@@ -24,7 +24,7 @@ fn add_random_biases(model: &mut Qwen3, device: &Device) {
     }
 }
 
-/// Similar tokens are routed to the same experts. Router biases balance the load, also for other
+/// Similar tokens are routed to the same experts. Router biases balance the load, even for other
 /// batches.
 #[test]
 fn biases_balance_a_skewed_load() {

@@ -323,10 +323,19 @@ impl PartialEq for OtherError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Device, Tensor};
 
     #[derive(Debug, thiserror::Error)]
     #[error("line {0}")]
     struct Foreign(u32);
+
+    #[test]
+    fn item_of_several_elements_is_an_error() {
+        let x = Tensor::from_slice(&Device::cpu(), &[1, 3], &[1.0f32, 2.0, 3.0]).unwrap();
+        let error = x.item::<f32>().unwrap_err().to_string();
+        let expected = "item: shape [1, 3] has 3 elements, but must have exactly one";
+        assert_eq!(error, expected);
+    }
 
     /// `main` may return the error: its `Debug` is the message. Errors of other crates keep their
     /// type.

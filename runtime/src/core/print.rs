@@ -229,7 +229,7 @@ mod tests {
         assert_eq!(text(&[1], &[1e9f32]), "f32[1] on cpu [1.0000e9]");
     }
 
-    /// A large tensor is printed as its corners, also if its elements are not contiguous.
+    /// A large tensor is printed as its corners, even if its elements are not contiguous.
     #[test]
     fn a_large_tensor_is_printed_as_its_corners() {
         let elements: Vec<i32> = (0..2 * 8 * 100).collect();

@@ -63,8 +63,8 @@ impl Signature {
     }
 
     /// Declares that all results are linear in each of these operands: `["a", "b"]` for a product,
-    /// `["a + b"]` for a sum, which is linear in both jointly. An entry may be partial (sum or
-    /// avg), and then so are the results; the operands of `"a + b"` must be partial together.
+    /// `["a + b"]` for a sum, which is linear in both jointly. If an entry is partial (sum or avg),
+    /// the results are partial too; the operands of `"a + b"` must be partial together.
     pub const fn linear_in(mut self, operands: &'static [&'static str]) -> Signature {
         self.linear_in = operands;
         self

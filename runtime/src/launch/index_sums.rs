@@ -16,7 +16,7 @@ use crate::{Call, DType, Layout, Result, Shape, Tensor};
 /// The family's name in errors of kernels.
 const FAMILY: &str = "sum_rows";
 
-/// The rows of a result, to which other rows are added. They are numbered as in a contiguous tensor
+/// The rows of a result that other rows are added to. They are numbered as in a contiguous tensor
 /// of extents `numbers`, in which an index tensor selects along `dim`.
 pub(crate) struct Rows {
     /// The extents of the numbering.

@@ -69,7 +69,7 @@ struct Run {
 type Runs = Vec<Run>;
 
 /// The runs of a dense tensor in memory order; `None` if it has gaps or repeated elements, or if
-/// the kept dims are in another order than in the result.
+/// the kept dims are in a different order than in the result.
 fn in_memory_order(layout: &Layout, reduced: &[usize]) -> Option<Runs> {
     let (shape, strides) = (layout.shape(), layout.strides());
     let run = |dim: usize| Run {

@@ -67,7 +67,7 @@ pub fn attention(
         if shape.kv_heads == 0 {
             return Ok(());
         }
-        let sequences = ReadSequences::new(&mask.sequences, shape.keys)?;
+        let sequences = ReadSequences::new(ATTENTION.name(), &mask.sequences, shape.keys)?;
         for_float!(q.dtype(), T => {
             let (q_read, k_read, v_read) = (q.read::<T>()?, k.read()?, v.read()?);
             let attention = kernel::Attention {
@@ -145,7 +145,7 @@ pub fn attention_grad(
         if shape.kv_heads == 0 {
             return Ok(());
         }
-        let sequences = ReadSequences::new(&mask.sequences, shape.keys)?;
+        let sequences = ReadSequences::new(ATTENTION_GRAD.name(), &mask.sequences, shape.keys)?;
         for_float!(q.dtype(), T => {
             let (q_read, k_read, v_read) = (q.read::<T>()?, k.read()?, v.read()?);
             let (out_read, dout_read, lse_read) = (out.read()?, dout.read()?, lse.read()?);
@@ -377,10 +377,12 @@ mod tests {
             window: None,
             sequences,
         };
-        assert!(matches!(
-            attention(&q, &k, &k, &mask, 0.5),
-            Err(Error::Argument { .. })
-        ));
+        let problem = "`q_offset` is -1; positions and lengths must not be negative";
+        let error = attention(&q, &k, &k, &mask, 0.5).unwrap_err();
+        assert_eq!(error.to_string(), format!("attention: {problem}"));
+        let lse = numbered(&device, &[1, 2, 2], 0.1);
+        let error = attention_grad(&q, &k, &k, &q, &lse, &q, &mask, 0.5).unwrap_err();
+        assert_eq!(error.to_string(), format!("attention_grad: {problem}"));
     }
 
     #[test]

@@ -252,7 +252,7 @@ mod tests {
     use crate::Device;
 
     proptest! {
-        /// A reduction of any dims, also of a transposed view, equals a loop over the elements.
+        /// A reduction over any dims, even of a transposed view, equals a loop over the elements.
         #[test]
         fn sums_and_extremes_over_any_dims(
             shape in prop::collection::vec(1usize..6, 1..5),

@@ -119,7 +119,7 @@ fn products_accumulate() {
     }
 }
 
-/// Products with a split k are correct and deterministic, also in a batch and with strided rows.
+/// Products with a split k are correct and deterministic, including batches and strided rows.
 #[test]
 fn split_k_products() {
     for device in devices() {

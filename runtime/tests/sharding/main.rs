@@ -70,7 +70,7 @@ fn check(parts: &[Vec<Tensor>], placements: &[Placement], whole: &[Tensor], what
 }
 
 /// Runs a rank's part of a case on operands without shardings if `tags` is `None`. Otherwise the
-/// operands have shardings, and so must the results: those that the rule gives.
+/// operands have shardings, and the results must have those that the rule gives.
 fn run(case: &Case, local: Local, tags: Option<&Tags<'_>>) -> Vec<Tensor> {
     let Some(tags) = tags else {
         return (case.run)(&local).unwrap();

@@ -60,7 +60,7 @@ pub(super) fn of_table(table: &str) -> Option<&'static Choice> {
     CHOICES.iter().find(|choice| choice.table == table)
 }
 
-/// The error for a key that belongs to another choice than the one in `schema`.
+/// The error for a key of a choice other than that in `schema`.
 pub(super) fn other_choice(setting: &Setting, schema: &Table) -> Option<ConfigError> {
     let [table, path @ ..] = &setting.key[..] else {
         return None;

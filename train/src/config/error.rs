@@ -41,7 +41,7 @@ pub enum ConfigError {
         /// The most similar known key.
         nearest: Option<String>,
     },
-    /// A key of another optimizer or schedule than the chosen one.
+    /// A key of an optimizer or schedule that was not chosen.
     #[error("`{key}` does not apply to {chosen} ({origin}); its keys are {keys}")]
     OtherChoice {
         /// The full key path.

@@ -23,7 +23,7 @@ pub const KEYS: &[Meaning] = &[
     ),
     (
         "data.validation",
-        "files, folders and globs of a validation text of its own",
+        "files, folders and globs of a separate validation text",
     ),
     (
         "data.sources",
@@ -100,7 +100,7 @@ pub const KEYS: &[Meaning] = &[
         "optimizer.dampening",
         "the gradient enters the momentum buffer with factor 1 - `dampening`",
     ),
-    ("optimizer.nesterov", "look ahead (Nesterov)"),
+    ("optimizer.nesterov", "use Nesterov momentum"),
     ("optimizer.iterations", "Newton-Schulz iterations"),
     (
         "optimizer.coefficients",

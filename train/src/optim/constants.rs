@@ -97,8 +97,8 @@ pub struct SgdConfig {
     pub momentum: f64,
     /// The gradient enters the buffer with factor 1 - `dampening`, except at step 1.
     pub dampening: f64,
-    /// Whether to look ahead (Nesterov): the update is the gradient plus `momentum` times the
-    /// buffer. Needs momentum and no dampening.
+    /// Nesterov momentum: the update is the gradient plus `momentum` times the buffer. Needs
+    /// momentum and no dampening.
     pub nesterov: bool,
     /// Weight decay, added to the gradient as an L2 penalty.
     pub weight_decay: f64,
@@ -175,8 +175,8 @@ impl LionConfig {
 pub struct MuonConfig {
     /// Decay of the momentum buffer per step, in [0, 1).
     pub momentum: f64,
-    /// Whether to look ahead (Nesterov): the direction is the gradient interpolated with the
-    /// buffer. Otherwise it is the buffer.
+    /// Nesterov momentum: the direction is the gradient interpolated with the buffer. Otherwise it
+    /// is the buffer.
     pub nesterov: bool,
     /// Decoupled weight decay, relative to the learning rate.
     pub weight_decay: f64,

@@ -43,8 +43,7 @@ impl Ema {
 
     /// Updates the averages with the current values. Does not wait for the device.
     ///
-    /// # Errors
-    /// [`OptimError::Parts`], [`OptimError::Changed`] for other parts than those of the
+    /// # Errors [`OptimError::Parts`], [`OptimError::Changed`] for parts that differ from those at
     /// construction.
     pub fn update(&self, parts: &[Part]) -> Result<()> {
         let average = Average { decay: self.decay };

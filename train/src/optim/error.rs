@@ -141,7 +141,7 @@ pub enum OptimError {
         param: DType,
     },
 
-    /// Another number of parts than at construction.
+    /// The number of parts differs from that at construction.
     #[error(
         "the averages were constructed for {expected} part(s), but now there are {actual}; pass the \
          same parts"
@@ -160,7 +160,7 @@ pub enum OptimError {
         dtype: DType,
     },
 
-    /// A step with another number of parts or gradients than at construction.
+    /// The number of parts or gradients of a step differs from that at construction.
     #[error(
         "the optimizer was constructed with {expected} part(s), but the step has {parts} part(s) and \
          {gradients} gradient(s)"
@@ -174,7 +174,7 @@ pub enum OptimError {
         gradients: usize,
     },
 
-    /// A gradient of another shape than its part.
+    /// A gradient of a different shape than its part.
     #[error("the gradient of `{name}` has shape {gradient}, but the value has shape {value}")]
     Gradient {
         /// The parameter.
@@ -185,7 +185,7 @@ pub enum OptimError {
         value: Shape,
     },
 
-    /// A step with other parts than those of the construction.
+    /// A step whose parts differ from those at construction.
     #[error(
         "a part was {expected} at construction, but is now {actual}; construct a new optimizer"
     )]

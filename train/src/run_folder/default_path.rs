@@ -93,7 +93,7 @@ fn describe(key: &str, value: Option<&Value>, settings: &mut Vec<String>) {
     }
 }
 
-/// `settings`, or their digest if they do not suit the name of a folder.
+/// `settings`, or their digest if they are too long or have characters that shells interpret.
 fn suffix(settings: &str) -> String {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-=,".contains(&byte);
     match settings.len() <= LONGEST && settings.bytes().all(is_plain) {

@@ -1,4 +1,4 @@
-//! What members send each other in a collective, and what a member makes of it.
+//! What members send each other in a collective, and how a member computes its result from it.
 //!
 //! In every round, each member sends one message to each other member, possibly without elements.
 //! So every member knows the calls of all others, and a collective completes when all have started
@@ -129,7 +129,7 @@ pub(super) fn parts(
             let whole = Bytes::of_tensor::<T>(input.clone())?;
             let holders = whole.holders();
             let mut parts = cut::<T>(&whole, 0, round, me, members)?;
-            // This member keeps its own part until the end, so it is no holder.
+            // This member keeps its own part until the end, so it is not a holder.
             let own = Bytes::of_tensor::<T>(input.clone())?;
             for (part, _) in parts.iter_mut().zip(members).filter(|(_, to)| **to == me) {
                 *part = cut::<T>(&own, 0, round, me, &[me])?.remove(0);

@@ -105,7 +105,7 @@ pub enum JoinError {
     },
 }
 
-/// As the message, which is what an error returned from `main` shows.
+/// Prints the message, because an error that `main` returns is printed with `Debug`.
 impl fmt::Debug for JoinError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)

@@ -28,7 +28,7 @@ pub(super) enum Message {
         failure: Option<String>,
     },
 
-    /// The time of a collective that this rank waits in is over.
+    /// A collective that this rank waits in has reached its time limit.
     Expired {
         key: CallKey,
         limit: Duration,

@@ -61,7 +61,7 @@ pub(super) enum Ended {
     Left,
 }
 
-/// What the progress thread is to do.
+/// Requests to the progress thread.
 #[derive(Default)]
 pub(super) struct Outbox {
     /// Frames for other ranks.

@@ -71,9 +71,9 @@ impl Launch {
     }
 
     /// Runs the processes with torchrun's variables and a new secret, and waits for them. Each line
-    /// of their output is prefixed with the rank; lines above 64 KiB are broken. When a process
-    /// fails, or `stop` is set, the others are stopped. At the end, their descendants are stopped
-    /// too, and not waited for; those that have left the process groups go on.
+    /// of their output is prefixed with the rank; lines above 64 KiB are split. When a process
+    /// fails, or `stop` is set, the others are stopped. At the end, their remaining descendants are
+    /// killed, except those that have left the process groups.
     ///
     /// # Errors
     /// [`LaunchError`].

@@ -50,8 +50,7 @@ impl World {
 
     /// [`World::from_env`] over a given transport.
     ///
-    /// # Errors
-    /// [`EnvironmentError`]; also if the feature of the transport is off.
+    /// # Errors [`EnvironmentError`], including one for a transport whose feature is off.
     pub fn from_env_over(transport: Transport) -> Result<World, EnvironmentError> {
         let environment = Environment::read()?;
         Ok(

@@ -90,7 +90,7 @@ pub enum EnvironmentError {
     Join(#[from] JoinError),
 }
 
-/// As the message, which is what an error returned from `main` shows.
+/// Prints the message, because an error that `main` returns is printed with `Debug`.
 impl fmt::Debug for EnvironmentError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)

@@ -12,7 +12,7 @@
 //! - `communicator.rs`: a communicator of one rank.
 //! - `table.rs`, `meeting.rs`: the open collectives of a communicator, shared by its members, and
 //!   how they end.
-//! - `watch.rs`: the ranks that wait, and why they wait in vain.
+//! - `watch.rs`: the ranks that wait, and why a collective cannot complete.
 //! - `rules.rs`, `links.rs`: the settings of a world, and how long its transfers take.
 //! - `execute.rs`: the work of a collective whose members have all arrived; `gpus/`: on GPUs.
 //! - `work.rs`: which elements a collective copies and reduces.
@@ -128,8 +128,8 @@ impl Local {
     }
 
     /// Makes each collective wait for all members before its call returns. The call itself then
-    /// fails if calls differ, and a program that uses groups in different orders always deadlocks,
-    /// instead of only when a rank waits at the wrong time. Sends and receives do not wait.
+    /// fails if calls differ, and a program that uses groups in different orders fails in every
+    /// run, not only in those with unlucky timing. Sends and receives do not wait.
     pub fn strict(mut self, strict: bool) -> Local {
         self.is_strict = strict;
         self

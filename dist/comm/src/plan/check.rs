@@ -266,7 +266,7 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// The error if one member sends another number of elements than the receiver expects.
+    /// The error if one member sends a different number of elements than the receiver expects.
     fn pair_mismatch(&self, meeting: &Meeting<'a>) -> Option<CommError> {
         let group = self.groups[meeting.group];
         let pairwise = |call: &Call<'a>| match &call.logged.request.fingerprint.counts {

@@ -34,7 +34,7 @@ fn the_host_does_not_wait() {
     });
 }
 
-/// Operands and results may be dropped at any time, also before other members start.
+/// Operands and results may be dropped at any time, even before other members start.
 #[test]
 fn memory_is_kept_until_the_work_is_done() {
     let test = "streams::memory_is_kept_until_the_work_is_done";

@@ -87,7 +87,8 @@ fn pester(address: &str, seed: u64, done: &AtomicBool) {
     }
 }
 
-/// A process that joins nothing else but rank 0's port finds out what it is.
+/// A rank that finds another program at rank 0's address reports it, and sends nothing that depends
+/// on the secret.
 #[test]
 fn another_program_at_the_address_is_an_error() {
     let (listener, address) = worlds::listener();

@@ -1,5 +1,4 @@
-//! Faults at every collective of a small program. What must be reported is written down before the
-//! run.
+//! Faults at every collective of a small program. The expected reports are computed before the run.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;

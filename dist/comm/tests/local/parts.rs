@@ -139,7 +139,7 @@ fn a_root_reduces_in_place() {
     results.unwrap();
 }
 
-/// Results are equal with 1 to 16 threads, also with uneven rows.
+/// Results are equal with 1 to 16 threads, even if rows are uneven.
 #[test]
 fn the_bits_of_large_collectives_do_not_depend_on_threads() {
     let rows = [100_003, 0, 60_001];

@@ -188,7 +188,7 @@ fn representative_ranks_are_enough() {
     let checked = check_logs(&one_stage).unwrap();
     assert_eq!((checked.ranks, checked.collectives), (2_000, 40 + 50 + 1));
 
-    // Both directions of one axis alone are no deadlock: the other ranks of dp and tp differ.
+    // Both directions of one axis alone are not a deadlock: the other ranks of dp and tp differ.
     let corners = [0, 1, 50, 51];
     let fine: Vec<CommLog> = corners.map(|rank| trace(rank, false)).into();
     check_logs(&fine).unwrap();

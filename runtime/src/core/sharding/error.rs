@@ -103,7 +103,7 @@ pub enum ShardedTensorError {
     /// A read of a tensor of which this rank has only a part, or only partial values.
     #[error(
         "{op}: this rank has only a part of the tensor, or partial values ({sharding}); redistribute \
-         it to replicate, or take what the rank has with Tensor::local"
+         it to replicate, or use the rank's part (Tensor::local)"
     )]
     Part {
         /// The op.

@@ -32,7 +32,7 @@ pub fn with_mesh<T, E: From<crate::Error>>(
     body()
 }
 
-/// Restores the mesh outside of the scope, also after a panic.
+/// Restores the previous mesh at the end of the scope, even after a panic.
 struct Restore(Option<(Mesh, usize)>);
 
 impl Drop for Restore {

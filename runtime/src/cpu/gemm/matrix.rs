@@ -151,7 +151,7 @@ impl<'a> Layout<'a> {
     }
 }
 
-/// A read-only matrix, or a batch of them, with any strides (also zero and negative).
+/// A read-only matrix, or a batch of them, with any strides, including zero and negative ones.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MatrixRef<'a, T> {
     data: &'a [T],

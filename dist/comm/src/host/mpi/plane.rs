@@ -23,7 +23,7 @@ const PAYLOAD: c_int = 1;
 /// The longest payload in the message of its frame.
 const SHORT: usize = 4096;
 
-/// How long a waiting rank polls for messages without a pause, after the last one.
+/// How long after the last message a waiting rank polls without pauses.
 const SPIN: Duration = Duration::from_millis(1);
 /// The pause between polls after that.
 const PAUSE: Duration = Duration::from_micros(50);
@@ -135,8 +135,8 @@ impl MpiPlane {
         }
     }
 
-    /// Whether a transfer can still complete. A rank that has left receives nothing any more, but
-    /// the last sends to it may just be about to complete.
+    /// Whether a transfer can still complete. A rank that has left receives nothing more, but the
+    /// last sends to it may still be completing.
     fn is_open(&self, transfer: &Transfer) -> bool {
         let noticed = self.left.get(&transfer.receiver);
         noticed.is_none_or(|noticed| noticed.elapsed() < LINGER)
