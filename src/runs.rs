@@ -4,13 +4,10 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::bail;
-use meshgrad::ckpt::discover;
+use meshgrad::ckpt::{Listed, discover};
 
 /// The folder of runs, relative to the working directory.
 const RUNS: &str = "runs";
-
-/// The maximum number of names that are listed.
-const LISTED: usize = 20;
 
 /// Checks that `path` exists. The error asks for a run, a checkpoint or `other`, and lists the
 /// checkpoints of the run, or all runs.
@@ -21,13 +18,13 @@ pub(crate) fn check_exists(path: &Path, other: &str) -> anyhow::Result<()> {
     let run = path.parent().unwrap_or(path);
     let (path, checkpoints) = (path.display(), checkpoints(run));
     if !checkpoints.is_empty() {
-        let (run, checkpoints) = (run.display(), listed(checkpoints));
+        let (run, checkpoints) = (run.display(), Listed(&checkpoints));
         bail!("{path} does not exist; checkpoints of {run}: {checkpoints}");
     }
     let runs = runs(Path::new(RUNS));
     let known = match runs.is_empty() {
         true => format!("there are no runs with checkpoints in {RUNS}"),
-        false => format!("runs: {}", listed(runs)),
+        false => format!("runs: {}", Listed(&runs)),
     };
     bail!("{path} does not exist; name a run, a checkpoint{other}; {known}")
 }
@@ -50,26 +47,4 @@ fn runs(folder: &Path) -> Vec<String> {
         .collect();
     runs.sort();
     runs
-}
-
-fn listed(mut names: Vec<String>) -> String {
-    let more = names.len().saturating_sub(LISTED);
-    names.truncate(LISTED);
-    match more {
-        0 => names.join(", "),
-        more => format!("{} and {more} more", names.join(", ")),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn long_lists_are_shortened() {
-        let names = |count: usize| (0..count).map(|at| at.to_string()).collect();
-        assert_eq!(listed(names(3)), "0, 1, 2");
-        assert!(listed(names(20)).ends_with(", 19"));
-        assert!(listed(names(23)).ends_with(", 19 and 3 more"));
-    }
 }

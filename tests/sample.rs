@@ -228,13 +228,13 @@ fn a_missing_run_lists_the_runs() {
     for command in commands {
         let error = dir.fails(command);
         assert!(error.starts_with("error: nope does not exist; name a run, a checkpoint"));
-        assert!(error.ends_with("; runs: runs/a, runs/b\n"), "{error}");
+        assert!(error.ends_with("; runs: `runs/a`, `runs/b`\n"), "{error}");
     }
     assert!(!dir.path("runs/small").exists());
     // If the path is in a run, the error lists the run's checkpoints.
     for command in [&["sample"][..], &["train", "small.toml", "--resume"]] {
         let error = dir.fails(&[command, &["runs/a/step-000009"]].concat());
-        let expected = "runs/a/step-000009 does not exist; checkpoints of runs/a: step-000001\n";
+        let expected = "runs/a/step-000009 does not exist; checkpoints of runs/a: `step-000001`\n";
         assert_eq!(error, format!("error: {expected}"));
     }
 }

@@ -120,7 +120,7 @@ pub use integrity::IntegrityError;
 pub use leftovers::{Leftover, LeftoverKind, leftovers, surplus};
 pub use limits::{MAX_DEPTH, MAX_DIMS, MAX_HEADER_BYTES, MAX_TENSORS};
 pub use manifest::About;
-pub use names::NameError;
+pub use names::{Listed, NameError};
 pub use output_file::{OutputFile, replace_file, replace_file_in};
 pub use region::write_region;
 pub use saver::{Saver, Submitted, Task, WhenBusy};

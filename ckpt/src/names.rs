@@ -101,16 +101,23 @@ pub(crate) fn check_relative_path(path: &str) -> Result<(), NameError> {
     Ok(())
 }
 
-/// A list of names in messages: the first ten, and the number of the others.
-pub(crate) struct Listed<'a>(pub(crate) &'a [String]);
+/// A list of names in a message: the first ten, quoted and escaped, and the number of the others.
+///
+/// ```
+/// use meshgrad_ckpt::Listed;
+///
+/// assert_eq!(Listed(&["a", "b\n"]).to_string(), "`a`, `b\\n`");
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Listed<'a, T>(pub &'a [T]);
 
-impl fmt::Display for Listed<'_> {
+impl<T: AsRef<str>> fmt::Display for Listed<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN: usize = 10;
 
         for (at, name) in self.0.iter().take(SHOWN).enumerate() {
             let separator = if at == 0 { "" } else { ", " };
-            write!(f, "{separator}`{}`", name.escape_debug())?;
+            write!(f, "{separator}`{}`", name.as_ref().escape_debug())?;
         }
 
         match self.0.len().checked_sub(SHOWN) {

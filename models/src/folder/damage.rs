@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use meshgrad_ckpt::{Committed, Dtype, Folder, IntegrityError, TensorFile, is_disk_failure};
+use meshgrad_ckpt::{
+    Committed, Dtype, Folder, IntegrityError, Listed, TensorFile, is_disk_failure,
+};
 use meshgrad_load::Error as LoadError;
 
 use super::error::{Error, Result};
@@ -70,17 +72,9 @@ fn described(checkpoint: &Committed, problem: &IntegrityError) -> String {
     let tensors = opened.tensors().iter();
     let affected = tensors.filter(|it| it.range.start < range.end && range.start < it.range.end);
     let names: Vec<&str> = affected.map(|it| it.name.as_str()).collect();
-    let quoted = names.iter().take(LISTED);
-    let quoted: Vec<String> = quoted
-        .map(|name| format!("`{}`", name.escape_debug()))
-        .collect();
-    let more = match names.len().saturating_sub(LISTED) {
-        0 => String::new(),
-        more => format!(" and {more} more"),
-    };
-    match quoted.is_empty() {
+    match names.is_empty() {
         true => problem.to_string(),
-        false => format!("{problem}; it stores {}{more}", quoted.join(", ")),
+        false => format!("{problem}; it stores {}", Listed(&names)),
     }
 }
 
