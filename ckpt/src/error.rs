@@ -66,8 +66,8 @@ pub enum Error {
 
     /// The file or folder has no tensor of this name.
     #[error(
-        "no tensor `{}` among the {count} of {}{}",
-        name.escape_debug(), path.display(), nearest_text(.nearest)
+        "{} has {count} tensors, but no `{}`{}",
+        path.display(), name.escape_debug(), nearest_text(.nearest)
     )]
     NoTensor {
         /// The file or folder.
@@ -188,7 +188,8 @@ pub enum Error {
     /// A folder contains no model.
     #[error(
         "{} contains neither model.safetensors nor model.safetensors.index.json; pass a folder that \
-         has one of them; `meshgrad ckpt convert` reads files of PyTorch", folder.display()
+         has one of them, or convert a model of PyTorch with `meshgrad ckpt convert`",
+        folder.display()
     )]
     NoModel {
         /// The folder.
@@ -216,9 +217,9 @@ pub enum Error {
 
     /// A file of a folder is a link.
     #[error(
-        "{} is a link, to {target:?}; links are followed only from a snapshot of the Hugging Face \
-         cache into its blobs: replace the link with a copy of the file, or follow links with \
-         `--follow-links`", path.display()
+        "{} is a link to {target:?}, and links are followed only within the Hugging Face cache; \
+         replace it with a copy of the file, or pass --follow-links to `meshgrad ckpt`",
+        path.display()
     )]
     Link {
         /// The link.
@@ -360,8 +361,8 @@ pub enum Error {
         change: FileChange,
     },
 
-    /// A file is not a model of PyTorch, or its tensors are not plain.
-    #[error("{} cannot be read as a model of PyTorch: {problem}", path.display())]
+    /// A file is not a model of PyTorch, is damaged, or is not supported.
+    #[error("{} {}: {problem}", path.display(), problem.verdict())]
     Torch {
         /// The file.
         path: PathBuf,
@@ -463,14 +464,20 @@ pub enum Error {
     },
 
     /// A write after the writer returned its report.
-    #[error("{} was written after its writer had finished", path.display())]
+    #[error(
+        "cannot write to {}: its writer has finished; write all data before `Writer::finish`",
+        path.display()
+    )]
     WriterFinished {
         /// The file.
         path: PathBuf,
     },
 
     /// A reserved file was written with another size than reserved.
-    #[error("{actual} bytes were written to {}, which was reserved with {expected}", path.display())]
+    #[error(
+        "{} was reserved with {expected} bytes, but {actual} were written; reserve the final size",
+        path.display()
+    )]
     WrongLength {
         /// The file.
         path: PathBuf,
@@ -530,8 +537,8 @@ pub enum Error {
 
     /// A manifest would exceed the size that can be read.
     #[error(
-        "{} would have {bytes} bytes; write fewer files, or larger contiguous parts of them",
-        path.display()
+        "{} would have {bytes} bytes, but the maximum is {}; write fewer files, or larger contiguous \
+         parts of them", path.display(), crate::manifest::MAX_MANIFEST_BYTES
     )]
     ManifestTooLarge {
         /// The manifest.
@@ -551,7 +558,7 @@ pub enum Error {
 
     /// A region is not part of its tensor.
     #[error(
-        "{actual} bytes are not region {region:?} of tensor `{}` of shape {shape:?}: the region must \
+        "cannot write {actual} bytes as region {region:?} of tensor `{}` of shape {shape:?}: it must \
          lie inside the tensor and start and end at whole bytes, and the data must match its size",
         tensor.escape_debug()
     )]

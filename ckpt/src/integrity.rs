@@ -22,7 +22,7 @@ pub enum IntegrityError {
     },
     /// A newer program wrote the manifest.
     #[error(
-        "its manifest.json has version {found}, but this program reads {MANIFEST_VERSION}; use a newer one"
+        "its manifest.json has version {found}, but this program reads {MANIFEST_VERSION}; use a newer meshgrad"
     )]
     NewerVersion {
         /// The manifest's version.

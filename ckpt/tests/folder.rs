@@ -252,7 +252,7 @@ fn unknown_names_suggest_the_nearest() {
         .unwrap_err();
     let text = error.to_string();
     assert!(
-        text.starts_with("no tensor `layer.0.weight` among the 2 of"),
+        text.contains(" has 2 tensors, but no `layer.0.weight`; did you mean `"),
         "{text}"
     );
     assert!(text.ends_with("did you mean `layers.0.weight`?"), "{text}");

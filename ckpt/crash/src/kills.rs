@@ -80,7 +80,7 @@ fn check(
     let last = reported.last_key_value().map_or(0, |(step, _)| *step);
     if newest < last {
         return Err(format!(
-            "step {last} was reported as saved, {newest} is the newest"
+            "step {last} was reported as saved, but the newest step is {newest}"
         ));
     }
     for save in &found {

@@ -46,7 +46,7 @@ impl fmt::Display for Violation {
             problem,
             again,
         } = self;
-        write!(f, "{problem}\n  {moment}\n  again with: {again}")
+        write!(f, "{problem}\n  {moment}\n  reproduce with: {again}")
     }
 }
 

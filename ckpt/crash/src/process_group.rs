@@ -54,7 +54,7 @@ impl ProcessGroup {
         };
 
         let port = group.next("port ").ok_or_else(|| {
-            Failure::Broken("the coordinator exited before it had a port".to_owned())
+            Failure::Broken("the coordinator exited before it printed its port".to_owned())
         })? as u16;
         for writer in 1..WRITERS {
             let process = start(&job(writer, Role::Writer { writer, port }))?;

@@ -60,7 +60,7 @@ pub enum ExchangeError {
         replica: usize,
     },
     /// The exchange returned an invalid number for this replica.
-    #[error("replica {replica} of {replicas}: replicas are numbered from 0")]
+    #[error("there is no replica {replica} of {replicas}: replicas are numbered from 0")]
     Number {
         /// The invalid number.
         replica: usize,

@@ -5,8 +5,10 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use super::TorchError;
+use super::crc32::Crc32;
+use super::error::{Failure, Read};
 use super::pickle::Pickle;
-use super::tensor::TorchTensor;
+use super::tensor::{TorchTensor, unsupported};
 use super::view::View;
 use super::zip::Zip;
 use crate::limits::MAX_HEADER_BYTES;
@@ -28,12 +30,9 @@ pub(super) struct Stored {
     pub(super) shape: Vec<u64>,
 }
 
-/// The maximum size of the byte order's record, which is one word.
-const MAX_BYTE_ORDER: u64 = 64;
-
 impl<'f> Archive<'f> {
     /// Reads the pickle of the archive at `range` of a file.
-    pub(super) fn open(file: &'f File, range: Range<u64>) -> Result<Archive<'f>, TorchError> {
+    pub(super) fn open(file: &'f File, range: Range<u64>) -> Read<Archive<'f>> {
         check_format(file, &range)?;
         let zip = Zip::open(file, range)?;
         let no_pickle = || TorchError::NoEntry("data.pkl".to_owned());
@@ -46,14 +45,17 @@ impl<'f> Archive<'f> {
         let order = format!("{root}/byteorder");
         if zip.names().any(|name| name == order) {
             let range = zip.find(file, &order)?;
-            let order = read(file, range, "byte order", MAX_BYTE_ORDER)?;
-            if order != b"little" {
-                let order = String::from_utf8_lossy(&order).into_owned();
-                return Err(TorchError::ByteOrder(order));
+            match &read(file, range, "byte order")?[..] {
+                b"little" => {}
+                b"big" => return Err(TorchError::BigEndian.into()),
+                _ => return Err(TorchError::Zip("it has an unknown byte order").into()),
             }
         }
-        let range = zip.find(file, &format!("{root}/data.pkl"))?;
-        let pickle = Pickle::read(read(file, range, "pickle", MAX_HEADER_BYTES as u64)?)?;
+        let name = format!("{root}/data.pkl");
+        let range = zip.find(file, &name)?;
+        let bytes = read(file, range, "pickle")?;
+        check_pickle(&zip, &name, &bytes)?;
+        let pickle = Pickle::read(bytes)?;
         Ok(Archive {
             file,
             zip,
@@ -63,15 +65,10 @@ impl<'f> Archive<'f> {
     }
 
     /// Finds the bytes of a tensor in the file and gives them the name `stored`.
-    pub(super) fn locate(
-        &self,
-        tensor: &TorchTensor,
-        name: &str,
-        stored: &str,
-    ) -> Result<Stored, TorchError> {
-        let invalid = |problem| TorchError::Tensor {
-            name: name.to_owned(),
-            problem,
+    pub(super) fn locate(&self, tensor: &TorchTensor, name: &str, stored: &str) -> Read<Stored> {
+        let invalid = |problem| {
+            let name = name.to_owned();
+            Failure::Content(TorchError::Tensor { name, problem })
         };
         let path = format!("{}/data/{}", self.root, tensor.storage);
         let storage = self.zip.find(self.file, &path)?;
@@ -102,7 +99,8 @@ impl<'f> Archive<'f> {
         let bytes = bytes.ok_or_else(|| invalid("it exceeds its storage"))?;
         if tensor.dtype.packed > 1 {
             let last = shape.last_mut();
-            let last = last.ok_or_else(|| invalid("its element is half a byte"))?;
+            let half = || unsupported(name, "its element is half a byte; save tensor.view(1)");
+            let last = last.ok_or_else(half)?;
             *last = last.saturating_mul(tensor.dtype.packed);
         }
         // An empty tensor may have any offset.
@@ -119,7 +117,7 @@ impl<'f> Archive<'f> {
     }
 
     /// The bytes and the CRC-32 of each entry, by name.
-    pub(super) fn entries(&self) -> Result<Vec<(String, Range<u64>, u32)>, TorchError> {
+    pub(super) fn entries(&self) -> Read<Vec<(String, Range<u64>, u32)>> {
         let entry = |name: &str| {
             let range = self.zip.find(self.file, name)?;
             let crc32 = self.zip.crc32(name).unwrap_or(0);
@@ -138,36 +136,73 @@ fn info(name: &str, dtype: Dtype, shape: &[u64], range: Range<u64>) -> TensorInf
     }
 }
 
+/// Compares a pickle with its CRC-32. Changed bytes could otherwise pass for values that are not
+/// supported, or for other shapes. Archives without checksums list zeros.
+fn check_pickle(zip: &Zip, name: &str, bytes: &[u8]) -> Result<(), TorchError> {
+    let mut crc32 = Crc32::new();
+    crc32.update(bytes);
+    let found = crc32.finish();
+    match zip.crc32(name) {
+        Some(listed) if listed != 0 && listed != found => Err(TorchError::Checksum {
+            entry: name.to_owned(),
+            listed,
+            found,
+            tensors: Vec::new(),
+        }),
+        _ => Ok(()),
+    }
+}
+
 /// Recognizes the formats before PyTorch 1.6: a pickle, or a tar archive.
-fn check_format(file: &File, range: &Range<u64>) -> Result<(), TorchError> {
+fn check_format(file: &File, range: &Range<u64>) -> Read<()> {
     let mut start = [0; 262];
     let len = (range.end - range.start).min(start.len() as u64) as usize;
     let start = &mut start[..len];
-    let read = file.read_exact_at(start, range.start);
-    read.map_err(|_| TorchError::NotAZip)?;
+    file.read_exact_at(start, range.start)?;
     if start.starts_with(b"PK\x03\x04") {
         return Ok(());
     }
     let is_pickle = start.starts_with(&[super::opcodes::PROTO]);
     match is_pickle || start.ends_with(b"ustar") {
-        true => Err(TorchError::Legacy),
-        false => Err(TorchError::NotAZip),
+        true => Err(TorchError::Legacy.into()),
+        false => Err(TorchError::NotAZip.into()),
     }
 }
 
 /// Reads an entry of limited size.
-fn read(
-    file: &File,
-    range: Range<u64>,
-    what: &'static str,
-    limit: u64,
-) -> Result<Vec<u8>, TorchError> {
+fn read(file: &File, range: Range<u64>, what: &'static str) -> Read<Vec<u8>> {
     let bytes = range.end - range.start;
-    if bytes > limit {
-        return Err(TorchError::TooLarge { what, bytes });
+    if bytes > MAX_HEADER_BYTES as u64 {
+        return Err(TorchError::TooLarge { what, bytes }.into());
     }
     let mut data = vec![0; bytes as usize];
-    let read = file.read_exact_at(&mut data, range.start);
-    read.map_err(|_| TorchError::Zip("it cannot be read"))?;
+    file.read_exact_at(&mut data, range.start)?;
     Ok(data)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Error;
+
+    /// An error of the system is not damage of the file, and is kept.
+    #[test]
+    fn errors_of_the_system_are_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.bin");
+        // Reading a file that is open for writing only fails.
+        let file = File::create(&path).unwrap();
+        file.write_all_at(b"PK\x03\x04 and more", 0).unwrap();
+        for failure in [
+            Archive::open(&file, 0..12).err().unwrap(),
+            Zip::open(&file, 0..12).unwrap_err(),
+            read(&file, 0..12, "pickle").unwrap_err(),
+        ] {
+            let Error::Io { source, .. } = failure.at(&path) else {
+                panic!("not an error of the system");
+            };
+            let bad_descriptor = rustix::io::Errno::BADF.raw_os_error();
+            assert_eq!(source.raw_os_error(), Some(bad_descriptor));
+        }
+    }
 }

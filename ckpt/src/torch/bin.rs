@@ -1,11 +1,11 @@
 //! `pytorch_model.bin`, or several such files and an index.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use super::archive::{Archive, Stored};
-use super::error::{MAX_NESTED, TorchError};
+use super::error::{Failure, MAX_NESTED, Read, TorchError};
 use super::model::{ArchiveAt, Format, TorchModel};
 use super::pickle::{Id, Value};
 use super::tensor::tensor;
@@ -58,10 +58,7 @@ impl Tensors {
         let bytes = bytes
             .map_err(|error| Error::io("open", &path, error))?
             .len();
-        let of_archive = |problem| Error::Torch {
-            path: path.clone(),
-            problem,
-        };
+        let of_archive = |failure: Failure| failure.at(&path);
         let archive = Archive::open(&file, 0..bytes).map_err(of_archive)?;
         let (stored, left_out) = stored(&archive).map_err(of_archive)?;
         self.left_out.extend(left_out);
@@ -93,11 +90,18 @@ impl Tensors {
 }
 
 /// The tensors of an archive, and the names of other values.
-fn stored(archive: &Archive) -> std::result::Result<(Vec<Stored>, Vec<String>), TorchError> {
+fn stored(archive: &Archive) -> Read<(Vec<Stored>, Vec<String>)> {
     let pickle = &archive.pickle;
-    let Value::Dict(_) = pickle.get(pickle.root()) else {
-        return Err(TorchError::Structure("dict of tensors"));
+    let other = match pickle.get(pickle.root()) {
+        Value::Dict(_) => None,
+        Value::List(_) => Some("a list"),
+        Value::Tuple(_) => Some("a tuple"),
+        Value::Object { .. } => Some("a tensor or another object"),
+        _ => Some("a single value"),
     };
+    if let Some(other) = other {
+        return Err(TorchError::NotADict(other).into());
+    }
     let mut values = Values {
         archive,
         stored: Vec::new(),
@@ -105,10 +109,20 @@ fn stored(archive: &Archive) -> std::result::Result<(Vec<Stored>, Vec<String>), 
         name_bytes: 0,
     };
     values.add(pickle.root(), String::new(), 0)?;
-    match (&values.stored[..], values.left_out.first()) {
-        ([], Some(first)) => Err(TorchError::NoTensors(first.clone())),
-        _ => Ok((values.stored, values.left_out)),
+    if let ([], Some(first)) = (&values.stored[..], values.left_out.first()) {
+        return Err(TorchError::NoTensors(first.clone()).into());
     }
+    match duplicate(&values.stored) {
+        Some(name) => Err(TorchError::Duplicate(name.to_owned()).into()),
+        None => Ok((values.stored, values.left_out)),
+    }
+}
+
+/// A name that two tensors have.
+fn duplicate(stored: &[Stored]) -> Option<&str> {
+    let mut known = HashSet::with_capacity(stored.len());
+    let mut names = stored.iter().map(|it| it.info.name.as_str());
+    names.find(|name| !known.insert(*name))
 }
 
 /// The values of a pickle by name. Values of nested dicts and lists have names with dots, as
@@ -122,17 +136,12 @@ struct Values<'a> {
 }
 
 impl Values<'_> {
-    fn add(
-        &mut self,
-        value: Id,
-        name: String,
-        depth: usize,
-    ) -> std::result::Result<(), TorchError> {
+    fn add(&mut self, value: Id, name: String, depth: usize) -> Read<()> {
         let pickle = &self.archive.pickle;
         self.name_bytes += name.len() + 1;
         if self.name_bytes > MAX_HEADER_BYTES {
             let (what, bytes) = ("list of names", self.name_bytes as u64);
-            return Err(TorchError::TooLarge { what, bytes });
+            return Err(TorchError::TooLarge { what, bytes }.into());
         }
         if let Some(tensor) = tensor(pickle, value, &name)? {
             self.stored
@@ -140,18 +149,15 @@ impl Values<'_> {
             return Ok(());
         }
         if depth > MAX_NESTED {
-            return Err(TorchError::Nested(name));
+            return Err(TorchError::Nested(name).into());
         }
         match pickle.get(value) {
             Value::Dict(items) => {
                 for (key, value) in items {
-                    let key = match pickle.get(*key) {
-                        Value::Int(number) => number.to_string(),
-                        _ => {
-                            let key = pickle.text(*key);
-                            key.ok_or(TorchError::Structure("names of tensors"))?
-                                .to_owned()
-                        }
+                    let key = match (pickle.get(*key), pickle.text(*key)) {
+                        (Value::Int(number), _) => number.to_string(),
+                        (_, Some(text)) => text.to_owned(),
+                        _ => return Err(TorchError::Key(name).into()),
                     };
                     self.add(*value, below(&name, &key), depth + 1)?;
                 }

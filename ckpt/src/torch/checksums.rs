@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::archive::Archive;
 use super::crc32::Crc32;
@@ -33,7 +33,22 @@ pub struct Checksum {
 }
 
 impl Checksum {
-    /// Bytes of the entry.
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.file
+    }
+
+    /// The name of the entry.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its content, in bytes of the file.
+    pub fn range(&self) -> Range<u64> {
+        self.range.clone()
+    }
+
+    /// Bytes of its content.
     pub fn bytes(&self) -> u64 {
         self.range.end - self.range.start
     }
@@ -50,10 +65,7 @@ impl TorchModel {
             let handle = self.file(file)?.handle();
             let of_archive = Archive::open(handle, range.clone());
             let of_archive = of_archive.and_then(|archive| archive.entries());
-            let of_archive = of_archive.map_err(|problem| Error::Torch {
-                path: file.clone(),
-                problem,
-            })?;
+            let of_archive = of_archive.map_err(|failure| failure.at(file))?;
             // Without checksums, torch writes zeros.
             if of_archive.iter().all(|(_, _, crc32)| *crc32 == 0) {
                 without += 1;

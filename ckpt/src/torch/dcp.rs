@@ -7,11 +7,11 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::archive::{Archive, Stored};
-use super::error::TorchError;
+use super::error::{Failure, Read, TorchError};
 use super::globals::{Global, TorchDtype};
 use super::model::{ArchiveAt, Format, TorchModel};
 use super::pickle::{Id, Pickle, Value};
-use super::tensor::{dtype_of, tensor};
+use super::tensor::{dtype_of, tensor, too_many_dims, unsupported};
 use crate::assembly::Assembly;
 use crate::confined::ConfinedFolder;
 use crate::limits::{MAX_DIMS, MAX_HEADER_BYTES};
@@ -184,12 +184,10 @@ fn places(pickle: &Pickle) -> std::result::Result<Places<'_>, TorchError> {
         };
         let place = place(pickle, *info).ok_or(TorchError::Structure("places in storage_data"))?;
         if let Some(problem) = place.1 {
-            let name = name.to_owned();
-            return Err(TorchError::NoChunk {
+            return Err(unsupported(
                 name,
-                offsets,
-                problem,
-            });
+                format!("its chunk at {offsets:?} {problem}"),
+            ));
         }
         places.insert((name, offsets), place.0);
     }
@@ -209,7 +207,7 @@ fn place(pickle: &Pickle, info: Id) -> Option<(Place, Option<&'static str>)> {
         other => *other == Value::None,
     });
     let problem = match check_file_name(&file) {
-        Err(_) => Some("is not in a file of the folder"),
+        Err(_) => Some("is in a file of another folder; move all files to one folder"),
         Ok(()) if !is_plain => Some("is compressed or encrypted; save it without extensions"),
         Ok(()) => None,
     };
@@ -235,7 +233,7 @@ impl Tensor {
         let numbers = |of, field| pickle.field(of, field).and_then(|it| pickle.numbers(it));
         let shape = numbers(value, "size").ok_or_else(|| invalid("it has no size"))?;
         if shape.len() > MAX_DIMS {
-            return Err(invalid("it has too many dims"));
+            return Err(unsupported(name, too_many_dims(shape.len())));
         }
         let chunks = pickle.field(value, "chunks").map(|it| pickle.get(it));
         let Some(Value::List(chunks)) = chunks else {
@@ -305,41 +303,32 @@ impl ChunkFile {
 
     /// Checks a chunk and adds it under a unique name.
     fn add(&mut self, tensor: &Tensor, chunk: &Chunk, number: usize) -> Result<Stored> {
-        let stored = self
-            .find(tensor, chunk, number)
-            .map_err(|problem| Error::Torch {
-                path: self.path.clone(),
-                problem,
-            })?;
+        let stored = self.find(tensor, chunk, number);
+        let stored = stored.map_err(|failure| failure.at(&self.path))?;
         self.chunks.push(stored.info.clone());
         Ok(stored)
     }
 
-    fn find(
-        &self,
-        of: &Tensor,
-        chunk: &Chunk,
-        number: usize,
-    ) -> std::result::Result<Stored, TorchError> {
+    fn find(&self, of: &Tensor, chunk: &Chunk, number: usize) -> Read<Stored> {
         if chunk.place.range.end > self.bytes {
-            return Err(TorchError::NoChunk {
+            return Err(Failure::Content(TorchError::NoChunk {
                 name: of.name.clone(),
                 offsets: chunk.offsets.clone(),
                 problem: "is after the end of its file, which is truncated",
-            });
+            }));
         }
         let archive = Archive::open(&self.file, chunk.place.range.clone())?;
         let found = tensor(&archive.pickle, archive.pickle.root(), &of.name)?;
         let found = found.ok_or_else(|| TorchError::NotATensor(of.name.clone()))?;
         if (found.dtype, &found.shape) != (of.dtype, &chunk.sizes) {
-            return Err(TorchError::Chunk {
+            return Err(Failure::Content(TorchError::Chunk {
                 name: of.name.clone(),
                 offsets: chunk.offsets.clone(),
                 dtype: of.dtype.dtype,
                 sizes: chunk.sizes.clone(),
                 found_dtype: found.dtype.dtype,
                 found: found.shape,
-            });
+            }));
         }
         archive.locate(&found, &of.name, &format!("{number}:{}", of.name))
     }

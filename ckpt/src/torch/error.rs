@@ -1,10 +1,13 @@
 //! Why a file is not one that PyTorch wrote, or has no plain tensors.
 
-use crate::Dtype;
+use std::io;
+use std::path::Path;
+
 use crate::limits::MAX_HEADER_BYTES;
 use crate::names::Listed;
+use crate::{Dtype, Error};
 
-/// The maximum nesting of dicts and lists.
+/// The maximum nesting of dicts and lists, and of parameters in parameters.
 pub(super) const MAX_NESTED: usize = 16;
 
 /// Why a file of PyTorch cannot be read.
@@ -35,7 +38,7 @@ pub enum TorchError {
     NoEntry(String),
 
     /// A part of the file is larger than any real one.
-    #[error("its {what} has {bytes} bytes, more than {MAX_HEADER_BYTES}")]
+    #[error("its {what} has {bytes} bytes, but at most {MAX_HEADER_BYTES} are supported")]
     TooLarge {
         /// The part.
         what: &'static str,
@@ -44,8 +47,8 @@ pub enum TorchError {
     },
 
     /// Elements are stored with the most significant byte first.
-    #[error("its byte order is `{}`; save it again on a little-endian machine", .0.escape_debug())]
-    ByteOrder(String),
+    #[error("its byte order is big-endian; save it again on a little-endian machine")]
+    BigEndian,
 
     /// The pickle needs a Python object that tensors do not need.
     #[error(
@@ -54,7 +57,23 @@ pub enum TorchError {
     )]
     Global(String),
 
-    /// The pickle is damaged, or uses an operation that tensors do not need.
+    /// The pickle uses an operation of Python that tensors do not need.
+    #[error(
+        "its pickle uses {what} at byte {at}, which plain tensors do not need; save only the \
+         state_dict: torch.save(model.state_dict(), ..)"
+    )]
+    Needless {
+        /// The offset of the operation.
+        at: usize,
+        /// The operation.
+        what: String,
+    },
+
+    /// The pickle has more values than any real one.
+    #[error("its pickle has more than {0} values; save the tensors to several files")]
+    TooManyValues(usize),
+
+    /// The pickle is damaged.
     #[error("its pickle is invalid at byte {at}: {problem}")]
     Pickle {
         /// The offset of the operation.
@@ -62,6 +81,24 @@ pub enum TorchError {
         /// The problem.
         problem: &'static str,
     },
+
+    /// The root of the pickle is not a dict.
+    #[error(
+        "it contains {0} instead of a dict of tensors; save a dict: \
+         torch.save({{'NAME': tensor}}, ..)"
+    )]
+    NotADict(&'static str),
+
+    /// A key of a dict has no name.
+    #[error(
+        "{} has a key that is neither a string nor an integer; save a state_dict: \
+         torch.save(model.state_dict(), ..)", dict_text(.0)
+    )]
+    Key(String),
+
+    /// Two values have the same name, such as those of the keys `1` and `'1'`.
+    #[error("two of its values have the name `{}`; rename one of their keys", .0.escape_debug())]
+    Duplicate(String),
 
     /// The pickle has another structure than PyTorch writes.
     #[error("its pickle has no {0}")]
@@ -152,19 +189,84 @@ pub enum TorchError {
 }
 
 impl TorchError {
-    /// Whether the file is damaged: PyTorch cannot read it either.
+    /// Whether the file is damaged, or no file of PyTorch at all. Otherwise PyTorch can read it,
+    /// but this program does not support it.
     pub fn is_damage(&self) -> bool {
-        !matches!(
-            self,
+        match self {
+            TorchError::NotAZip
+            | TorchError::Zip(_)
+            | TorchError::NoEntry(_)
+            | TorchError::Pickle { .. }
+            | TorchError::Structure(_)
+            | TorchError::Tensor { .. }
+            | TorchError::Checksum { .. }
+            | TorchError::Chunk { .. }
+            | TorchError::NoChunk { .. } => true,
             TorchError::Legacy
-                | TorchError::Packed(_)
-                | TorchError::ByteOrder(_)
-                | TorchError::Global(_)
-                | TorchError::NotATensor(_)
-                | TorchError::NoTensors(_)
-                | TorchError::Nested(_)
-                | TorchError::Unsupported { .. }
-        )
+            | TorchError::Packed(_)
+            | TorchError::TooLarge { .. }
+            | TorchError::BigEndian
+            | TorchError::Global(_)
+            | TorchError::Needless { .. }
+            | TorchError::TooManyValues(_)
+            | TorchError::NotADict(_)
+            | TorchError::Key(_)
+            | TorchError::Duplicate(_)
+            | TorchError::NotATensor(_)
+            | TorchError::NoTensors(_)
+            | TorchError::Nested(_)
+            | TorchError::Unsupported { .. } => false,
+        }
+    }
+
+    /// The verdict on a file, before the reason.
+    pub(crate) fn verdict(&self) -> &'static str {
+        match self.is_damage() {
+            true => "cannot be read as a model of PyTorch",
+            false => "is not supported",
+        }
+    }
+}
+
+/// A file of PyTorch cannot be read because of its content, or because a system call failed.
+#[derive(Debug)]
+pub(super) enum Failure {
+    Content(TorchError),
+    Io(io::Error),
+}
+
+impl Failure {
+    /// The error for the file at `path`.
+    pub(super) fn at(self, path: &Path) -> Error {
+        match self {
+            Failure::Io(error) => Error::io("read", path, error),
+            Failure::Content(problem) => Error::Torch {
+                path: path.to_owned(),
+                problem,
+            },
+        }
+    }
+}
+
+impl From<TorchError> for Failure {
+    fn from(problem: TorchError) -> Failure {
+        Failure::Content(problem)
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Failure {
+        Failure::Io(error)
+    }
+}
+
+/// The result of reading a part of a file.
+pub(super) type Read<T> = Result<T, Failure>;
+
+fn dict_text(name: &str) -> String {
+    match name {
+        "" => "its dict".to_owned(),
+        name => format!("its dict `{}`", name.escape_debug()),
     }
 }
 

@@ -10,8 +10,8 @@
 //!
 //! A pickle is a program for a stack machine that may call any Python function. The machine here
 //! calls nothing: it knows the globals that tensors need by name and builds values. Any other
-//! global is an error that names it. [`TorchModel::checksums`] lists the CRC-32 of zip entries.
-//! Reads do not compare them.
+//! global is an error that names it. Opening a file compares the CRC-32 of its pickle;
+//! [`TorchModel::checksums`] lists those of all zip entries.
 
 mod archive;
 mod bin;
@@ -40,7 +40,8 @@ use crate::{Links, Result};
 /// the `.metadata` of `torch.distributed.checkpoint`. Reads no data of tensors.
 ///
 /// # Errors
-/// [`Error::Torch`](crate::Error::Torch) for invalid files; the errors of index and files that
+/// [`Error::Torch`](crate::Error::Torch) for files that are damaged or not supported
+/// ([`TorchError::is_damage`]); the errors of index and files that
 /// [`Folder::open`](crate::Folder::open) returns.
 pub fn open(path: impl AsRef<Path>, links: Links) -> Result<Option<TorchModel>> {
     let confined = ConfinedFolder::new(path.as_ref(), links)?;

@@ -1,4 +1,4 @@
-//! The opcodes that pickles of tensors use, by the names of CPython's `Lib/pickletools.py`.
+//! The opcodes of pickles, by the names of CPython's `Lib/pickletools.py`.
 
 pub(super) const PROTO: u8 = 0x80;
 pub(super) const FRAME: u8 = 0x95;
@@ -52,3 +52,29 @@ pub(super) const REDUCE: u8 = b'R';
 pub(super) const NEWOBJ: u8 = 0x81;
 pub(super) const BUILD: u8 = b'b';
 pub(super) const BINPERSID: u8 = b'Q';
+
+/// The opcodes that pickles of tensors do not use.
+pub(super) const OTHERS: [(u8, &str); 22] = [
+    (b'I', "INT"),
+    (b'L', "LONG"),
+    (b'F', "FLOAT"),
+    (b'S', "STRING"),
+    (b'V', "UNICODE"),
+    (b'l', "LIST"),
+    (b'd', "DICT"),
+    (b'p', "PUT"),
+    (b'g', "GET"),
+    (b'i', "INST"),
+    (b'o', "OBJ"),
+    (b'P', "PERSID"),
+    (0x82, "EXT1"),
+    (0x83, "EXT2"),
+    (0x84, "EXT4"),
+    (0x8f, "EMPTY_SET"),
+    (0x90, "ADDITEMS"),
+    (0x91, "FROZENSET"),
+    (0x92, "NEWOBJ_EX"),
+    (0x96, "BYTEARRAY8"),
+    (0x97, "NEXT_BUFFER"),
+    (0x98, "READONLY_BUFFER"),
+];

@@ -183,7 +183,7 @@ impl Machine<'_> {
                 self.marks.len(),
             ];
             if sizes.into_iter().any(|size| size > MAX_VALUES) {
-                return Err(self.invalid("it has too many values"));
+                return Err(TorchError::TooManyValues(MAX_VALUES));
             }
         }
     }
@@ -194,7 +194,7 @@ impl Machine<'_> {
                 let version = self.number::<1>()?;
                 match version {
                     2..=5 => Ok(()),
-                    _ => Err(self.invalid("its protocol is not one of 2 to 5")),
+                    _ => Err(self.needless(format!("protocol {version}"))),
                 }
             }
             FRAME => self.number::<8>().map(drop),
@@ -292,7 +292,10 @@ impl Machine<'_> {
                 let id = self.pop()?;
                 self.make(Value::Persistent(id))
             }
-            _ => Err(self.invalid("tensors do not need this opcode")),
+            _ => match OTHERS.iter().find(|other| other.0 == op) {
+                Some((_, name)) => Err(self.needless(format!("the opcode {name}"))),
+                None => Err(self.invalid("no opcode has this number")),
+            },
         }
     }
 
@@ -307,7 +310,7 @@ impl Machine<'_> {
         };
         match of {
             Global::OrderedDict if items.is_empty() => self.make(Value::Dict(Vec::new())),
-            Global::OrderedDict => Err(self.invalid("an OrderedDict has arguments")),
+            Global::OrderedDict => Err(self.needless("an OrderedDict with arguments".to_owned())),
             _ => self.make(Value::Object {
                 of,
                 arguments,
@@ -477,6 +480,11 @@ impl Machine<'_> {
             Some(&id) => self.push(id),
             None => Err(self.invalid("it refers to a value that it has not stored")),
         }
+    }
+
+    fn needless(&self, what: String) -> TorchError {
+        let at = self.op_at;
+        TorchError::Needless { at, what }
     }
 
     fn invalid(&self, problem: &'static str) -> TorchError {

@@ -1,6 +1,6 @@
 //! Tensors of a pickle: views of storages.
 
-use super::TorchError;
+use super::error::{MAX_NESTED, TorchError};
 use super::globals::{Global, TorchDtype};
 use super::pickle::{Id, Pickle, Value};
 use crate::limits::MAX_DIMS;
@@ -16,9 +16,6 @@ pub(super) struct TorchTensor {
     pub(super) shape: Vec<u64>,
     pub(super) strides: Vec<u64>,
 }
-
-/// The maximum nesting of parameters in parameters.
-const MAX_NESTED: usize = 8;
 
 /// Converts a value to a tensor; `None` if it is not one.
 pub(super) fn tensor(
@@ -47,7 +44,7 @@ pub(super) fn tensor(
             _ => return Ok(None),
         }
     }
-    Err(invalid(name, "its parameters are nested"))
+    Err(TorchError::Nested(name.to_owned()))
 }
 
 fn invalid(name: &str, problem: &'static str) -> TorchError {
@@ -72,6 +69,11 @@ pub(super) fn dtype_of(pickle: &Pickle, value: Id, name: &str) -> Result<TorchDt
         Value::Global(Global::OtherDtype(dtype)) => Err(no_counterpart(name, dtype)),
         _ => Err(invalid(name, "it has no dtype")),
     }
+}
+
+/// The problem of a tensor with more than [`MAX_DIMS`] dims.
+pub(super) fn too_many_dims(dims: usize) -> String {
+    format!("it has {dims} dims, but at most {MAX_DIMS} are supported; save tensor.flatten()")
 }
 
 fn no_counterpart(name: &str, dtype: &str) -> TorchError {
@@ -114,7 +116,7 @@ fn view_of(
         _ => return Err(invalid(name, "its shape and strides do not match")),
     };
     if shape.len() > MAX_DIMS {
-        return Err(invalid(name, "it has too many dims"));
+        return Err(unsupported(name, too_many_dims(shape.len())));
     }
     Ok(TorchTensor {
         dtype,

@@ -10,6 +10,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use super::TorchError;
+use super::error::Read;
 use crate::limits::MAX_HEADER_BYTES;
 
 const LOCAL: &[u8] = b"PK\x03\x04";
@@ -52,14 +53,12 @@ struct Directory {
 
 impl Zip {
     /// Reads the central directory of the archive at `range` of a file.
-    pub(super) fn open(file: &File, range: Range<u64>) -> Result<Zip, TorchError> {
+    pub(super) fn open(file: &File, range: Range<u64>) -> Read<Zip> {
         let archive = Archive { file, range };
         let directory = archive.directory()?;
         if directory.bytes > MAX_HEADER_BYTES as u64 {
-            return Err(TorchError::TooLarge {
-                what: "zip directory",
-                bytes: directory.bytes,
-            });
+            let (what, bytes) = ("zip directory", directory.bytes);
+            return Err(TorchError::TooLarge { what, bytes }.into());
         }
         let mut bytes = vec![0; directory.bytes as usize];
         archive.read(directory.offset, &mut bytes)?;
@@ -68,14 +67,12 @@ impl Zip {
         while !rest.is_empty() {
             let (name, entry, after) = central(rest)?;
             if entries.insert(name, entry).is_some() {
-                return Err(TorchError::Zip("two entries have one name"));
+                return Err(TorchError::Zip("two entries have one name").into());
             }
             rest = after;
         }
         if entries.len() as u64 != directory.entries {
-            return Err(TorchError::Zip(
-                "its directory has another number of entries",
-            ));
+            return Err(TorchError::Zip("its directory has another number of entries").into());
         }
         Ok(Zip {
             range: archive.range,
@@ -94,7 +91,7 @@ impl Zip {
     }
 
     /// The bytes of an entry in the file.
-    pub(super) fn find(&self, file: &File, name: &str) -> Result<Range<u64>, TorchError> {
+    pub(super) fn find(&self, file: &File, name: &str) -> Read<Range<u64>> {
         let entry = self.entries.get(name);
         let entry = entry.ok_or_else(|| TorchError::NoEntry(name.to_owned()))?;
         let archive = Archive {
@@ -104,7 +101,7 @@ impl Zip {
         let mut header = [0; LOCAL_LEN as usize];
         archive.read(entry.header, &mut header)?;
         if !header.starts_with(LOCAL) {
-            return Err(TorchError::Zip("an entry has no local header"));
+            return Err(TorchError::Zip("an entry has no local header").into());
         }
         let skipped = LOCAL_LEN + u64::from(u16_at(&header, 26)) + u64::from(u16_at(&header, 28));
         let start = entry.header.checked_add(skipped);
@@ -113,7 +110,7 @@ impl Zip {
             (Some(start), Some(end)) if end <= self.entries_end => {
                 Ok(self.range.start + start..self.range.start + end)
             }
-            _ => Err(TorchError::Zip("an entry exceeds the archive")),
+            _ => Err(TorchError::Zip("an entry exceeds the archive").into()),
         }
     }
 }
@@ -130,16 +127,15 @@ impl Archive<'_> {
     }
 
     /// Reads bytes at an offset in the archive.
-    fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), TorchError> {
+    fn read(&self, offset: u64, bytes: &mut [u8]) -> Read<()> {
         let end = offset.checked_add(bytes.len() as u64);
         if end.is_none_or(|end| end > self.len()) {
-            return Err(TorchError::Zip("it is truncated"));
+            return Err(TorchError::Zip("it is truncated").into());
         }
-        let read = self.file.read_exact_at(bytes, self.range.start + offset);
-        read.map_err(|_| TorchError::Zip("it cannot be read"))
+        Ok(self.file.read_exact_at(bytes, self.range.start + offset)?)
     }
 
-    fn directory(&self) -> Result<Directory, TorchError> {
+    fn directory(&self) -> Read<Directory> {
         let tail_len = self
             .len()
             .min((LOCATOR_64_LEN + END_LEN + MAX_COMMENT) as u64);
@@ -166,15 +162,15 @@ impl Archive<'_> {
         let directory_end = directory.offset.checked_add(directory.bytes);
         match directory_end.is_some_and(|it| it <= end_at) {
             true => Ok(directory),
-            false => Err(TorchError::Zip("its directory exceeds the archive")),
+            false => Err(TorchError::Zip("its directory exceeds the archive").into()),
         }
     }
 
-    fn directory_64(&self, offset: u64) -> Result<Directory, TorchError> {
+    fn directory_64(&self, offset: u64) -> Read<Directory> {
         let mut end = [0; END_64_LEN as usize];
         self.read(offset, &mut end)?;
         if !end.starts_with(END_64) {
-            return Err(TorchError::Zip("it has no zip64 end"));
+            return Err(TorchError::Zip("it has no zip64 end").into());
         }
         Ok(Directory {
             entries: u64_at(&end, 32),

@@ -2,17 +2,24 @@
 
 use std::fs;
 
-use meshgrad_ckpt::torch;
+use meshgrad_ckpt::{Error, torch};
 
 use crate::tensors;
 use crate::zips::{Style, zip};
 
-/// A pickle of a dict with one tensor `w` of two floats in storage `0`.
+/// The opcodes that make a tensor of two floats in storage `0`.
+const TENSOR: &[u8] = b"ctorch._utils\n_rebuild_tensor_v2\n(\
+    (X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000X\x03\0\0\0cpuK\x02tQ\
+    K\0K\x02\x85K\x01\x85\x89}tR";
+
+/// A pickle of protocol 4 with a tensor between every two parts.
+fn with_tensors(parts: &[&[u8]]) -> Vec<u8> {
+    [&b"\x80\x04"[..], &parts.join(TENSOR)[..], b"."].concat()
+}
+
+/// A pickle of a dict with one tensor `w`.
 fn one_tensor() -> Vec<u8> {
-    let mut pickle = b"\x80\x02}U\x01wctorch._utils\n_rebuild_tensor_v2\n(".to_vec();
-    pickle.extend(b"(X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000X\x03\0\0\0cpuK\x02tQ");
-    pickle.extend(b"K\0K\x02\x85K\x01\x85\x89}tRs.");
-    pickle
+    with_tensors(&[b"}U\x01w", b"s"])
 }
 
 const DATA: &[u8] = &[0, 0, 0x80, 0x3f, 0, 0, 0, 0x40];
@@ -34,10 +41,29 @@ fn read(bytes: &[u8]) -> Result<Vec<u8>, String> {
     let path = place.path().join("x.bin");
     fs::write(&path, bytes).unwrap();
     let model = torch::open_file(&path).map_err(|error| {
-        let start = format!("{} cannot be read as a model of PyTorch: ", path.display());
-        error.to_string().replace(&start, "")
+        let (text, is_damage) = match &error {
+            Error::Torch { problem, .. } => (error.to_string(), problem.is_damage()),
+            other => panic!("{other}"),
+        };
+        let verdict = match is_damage {
+            true => "cannot be read as a model of PyTorch",
+            false => "is not supported",
+        };
+        let start = format!("{} {verdict}: ", path.display());
+        text.strip_prefix(&start).unwrap().to_owned()
     })?;
     Ok(tensors(&model).unwrap()["w"].2.clone())
+}
+
+/// Whether a file is damaged; panics if it can be read.
+fn is_damage(bytes: &[u8]) -> bool {
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("x.bin");
+    fs::write(&path, bytes).unwrap();
+    match torch::open_file(&path) {
+        Err(Error::Torch { problem, .. }) => problem.is_damage(),
+        other => panic!("{other:?}"),
+    }
 }
 
 fn pickled(pickle: &[u8]) -> Result<Vec<u8>, String> {
@@ -93,7 +119,7 @@ fn damaged_archives_say_what_is_missing() {
         ("a/byteorder", b"big"),
         ("a/data/0", DATA),
     ]);
-    let order = "its byte order is `big`; save it again on a little-endian machine";
+    let order = "its byte order is big-endian; save it again on a little-endian machine";
     assert_eq!(big, Err(order.to_owned()));
     let short = without(&[("a/data.pkl", &pickle), ("a/data/0", &DATA[..4])]);
     let size = "tensor `w` cannot be read: its storage has another size than its data";
@@ -117,7 +143,7 @@ fn no_code_runs() {
     // Opcodes of older protocols that import: INST and OBJ.
     for opcode in [&b"(iposix\nsystem\n."[..], b"(ctorch\nSize\no."] {
         let error = pickled(opcode).unwrap_err();
-        assert!(error.contains("tensors do not need this opcode"), "{error}");
+        assert!(error.starts_with("its pickle uses the opcode "), "{error}");
     }
 }
 
@@ -137,7 +163,7 @@ fn malicious_pickles_are_errors() {
     let cases: [(&[u8], &str); 14] = [
         (b"", "is truncated"),
         (b"\x80", "is truncated"),
-        (b"\x80\x01.", "its protocol is not one of 2 to 5"),
+        (b"\x80\x02\xff.", "no opcode has this number"),
         (b"\x80\x02.", "its stack is empty"),
         (b"\x80\x02t.", "it has no mark"),
         (b"\x80\x02(1t.", "it has no mark"),
@@ -169,14 +195,101 @@ fn malicious_pickles_are_errors() {
         let error = pickled(pickle).unwrap_err();
         assert!(error.contains(expected), "{pickle:?}: {error}");
     }
-    for pickle in [&deep[..], &nested, own_item] {
+    let save = "of a dict of tensors; save a dict: torch.save({'NAME': tensor}, ..)";
+    let roots: [(&[u8], &str); 3] = [
+        (&deep, "a list"),
+        (&nested, "a tuple"),
+        (own_item, "a list"),
+    ];
+    for (pickle, root) in roots {
         let error = pickled(pickle).unwrap_err();
-        assert_eq!(error, "its pickle has no dict of tensors");
+        assert_eq!(error, format!("it contains {root} instead {save}"));
     }
-    assert_eq!(
-        pickled(own_key).unwrap_err(),
-        "its pickle has no names of tensors"
-    );
+    let error = pickled(own_key).unwrap_err();
+    assert!(error.starts_with("its dict has a key that is"), "{error}");
+}
+
+/// Files that PyTorch can read are not damaged, even if their values have no names here, or need
+/// Python. The message says what to save instead.
+#[test]
+fn files_that_python_can_read_are_not_damaged() {
+    let dims = [b"(".to_vec(), b"K\x01".repeat(65), b"t".to_vec()].concat();
+    let many_dims = with_tensors(&[b"}U\x01w", b"s"]);
+    let at = many_dims
+        .windows(3)
+        .position(|it| it == b"K\x02\x85")
+        .unwrap();
+    let many_dims = [&many_dims[..at], &dims, &dims, &many_dims[at + 6..]].concat();
+    let cases: [(Vec<u8>, &str); 14] = [
+        (
+            with_tensors(&[b"", b""]),
+            "a tensor or another object instead of a dict",
+        ),
+        (with_tensors(&[b"](", b"e"]), "a list instead of a dict"),
+        (with_tensors(&[b"", b"\x85"]), "a tuple instead of a dict"),
+        (
+            with_tensors(&[b"K\x01"]),
+            "a single value instead of a dict",
+        ),
+        (
+            with_tensors(&[b"}(N", b"u"]),
+            "its dict has a key that is neither",
+        ),
+        (
+            with_tensors(&[b"}(K\x01K\x02\x86", b"u"]),
+            "its dict has a key that is neither",
+        ),
+        (
+            with_tensors(&[b"}U\x01a}(\x88", b"us"]),
+            "its dict `a` has a key that is neither",
+        ),
+        (
+            with_tensors(&[b"}(K\x01", b"U\x011", b"u"]),
+            "two of its values have the name `1`",
+        ),
+        (
+            with_tensors(&[b"}(U\x03a.b", b"U\x01a}U\x01b", b"su"]),
+            "two of its values have the name `a.b`",
+        ),
+        (
+            with_tensors(&[b"}(U\x01w", b"U\x01s\x8f(K\x01\x90u"]),
+            "uses the opcode EMPTY_SET at byte",
+        ),
+        (
+            with_tensors(&[b"}(U\x01w", b"U\x01sc__builtin__\nset\n]\x85Ru"]),
+            "its pickle names `__builtin__.set`",
+        ),
+        (b"\x80\x01}.".to_vec(), "uses protocol 1 at byte 0"),
+        (
+            with_tensors(&[b"ccollections\nOrderedDict\n](", b"e\x85R"]),
+            "an OrderedDict with",
+        ),
+        (many_dims, "it has 65 dims, but at most 64 are supported"),
+    ];
+    for (pickle, expected) in cases {
+        let error = pickled(&pickle).unwrap_err();
+        assert!(error.contains(expected), "{expected}: {error}");
+        assert!(
+            error.contains("; save ") || error.contains("; rename "),
+            "{error}"
+        );
+        assert!(!is_damage(&archive(&pickle, Style::default())), "{error}");
+    }
+    let damaged: [&[u8]; 4] = [
+        b"\x80\x02",
+        b"\x80\x02\xff.",
+        b"\x80\x02(1t.",
+        b"\x80\x02}q\0h\x01.",
+    ];
+    for pickle in damaged {
+        assert!(is_damage(&archive(pickle, Style::default())), "{pickle:?}");
+    }
+    let whole = archive(&one_tensor(), Style::default());
+    for truncated in [&whole[..whole.len() - 1], &whole[1..], &whole[..40]] {
+        assert!(is_damage(truncated));
+    }
+    let short = [("a/data.pkl", &one_tensor()[..]), ("a/data/0", &DATA[..4])];
+    assert!(is_damage(&zip(&short, Style::default())));
 }
 
 /// Dicts and lists that contain themselves are errors. So are names that take much more memory than

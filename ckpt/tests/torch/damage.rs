@@ -6,7 +6,7 @@ use std::path::Path;
 use meshgrad_ckpt::torch::{self};
 use meshgrad_ckpt::{Dtype, Links};
 
-use crate::{fixtures, tensors};
+use crate::tensors;
 
 /// What a folder gives: the number of tensors, or an error.
 fn outcome(folder: &Path) -> Result<usize, String> {
@@ -31,11 +31,7 @@ struct Copy {
 
 impl Copy {
     fn of(fixture: &str, file: &str) -> Copy {
-        let place = tempfile::tempdir().unwrap();
-        for entry in fs::read_dir(fixtures().join(fixture)).unwrap() {
-            let entry = entry.unwrap();
-            fs::copy(entry.path(), place.path().join(entry.file_name())).unwrap();
-        }
+        let place = crate::copy(fixture);
         Copy {
             bytes: fs::read(place.path().join(file)).unwrap(),
             file: file.to_owned(),
@@ -70,12 +66,22 @@ fn truncated_files_are_errors() {
     }
 }
 
+/// An archive without checksums, so that changed pickles are parsed.
+fn without_checksums(mut bytes: Vec<u8>) -> Vec<u8> {
+    for at in 0..bytes.len() {
+        if bytes[at..].starts_with(b"PK\x01\x02") {
+            bytes[at + 16..at + 20].fill(0);
+        }
+    }
+    bytes
+}
+
 /// A changed byte gives an error or tensors, never a panic.
 #[test]
 fn flipped_bytes_do_not_panic() {
     let (mut errors, mut reads) = (0, 0);
     for copy in copies() {
-        let mut bytes = copy.bytes.clone();
+        let mut bytes = without_checksums(copy.bytes.clone());
         for at in (0..bytes.len()).step_by(29) {
             for value in [bytes[at] ^ 1, 0xff] {
                 let kept = std::mem::replace(&mut bytes[at], value);

@@ -194,6 +194,6 @@ fn an_invalid_replica_number_is_rejected() {
     let rejected = execute_shared(&plan, &sources, &Collect::default(), &NoReplicas, &|_| {});
     assert_eq!(
         rejected.unwrap_err().to_string(),
-        "replica 0 of 0: replicas are numbered from 0"
+        "there is no replica 0 of 0: replicas are numbered from 0"
     );
 }
