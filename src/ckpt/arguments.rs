@@ -25,11 +25,11 @@ pub(super) struct AllowArguments {
     allow: Vec<String>,
 }
 
-/// Whether files of a source may be links.
+/// Whether files of a folder may be links.
 #[derive(clap::Args)]
 pub(super) struct LinkArguments {
-    /// Follow links in the folder of SOURCE, wherever they lead. Links of the Hugging Face cache
-    /// are always followed.
+    /// Follow links in the folder that is read, wherever they lead. Links within the Hugging Face
+    /// cache are always followed.
     #[arg(long)]
     follow_links: bool,
 }
@@ -64,7 +64,7 @@ pub(super) fn parse_mesh(text: &str) -> Result<String, String> {
     match layout.ranks() {
         ..=MAX_RANKS => Ok(text.to_owned()),
         ranks => Err(format!(
-            "{text} has {ranks} ranks, the maximum is {MAX_RANKS}"
+            "{text} has {ranks} ranks, but the maximum is {MAX_RANKS}"
         )),
     }
 }

@@ -58,16 +58,32 @@ impl Assembled {
         &self.tensors
     }
 
+    /// A reader of any number of tensors.
+    pub(crate) fn reader(&self) -> Reader<'_> {
+        Reader {
+            of: self,
+            catalog: Catalog::of(self.model.assembly.folder()),
+        }
+    }
+}
+
+/// Reads tensors. The catalog of stored tensors is made once, because it lists all of them.
+pub(crate) struct Reader<'a> {
+    of: &'a Assembled,
+    catalog: Catalog<'a>,
+}
+
+impl Reader<'_> {
     /// Fills `data` with the bytes of a tensor from `offset` on. Allocates a window of the same
     /// size, but of at least [`MIN_WINDOW`] bytes.
     pub(crate) fn read(&self, tensor: usize, offset: usize, data: &mut [u8]) -> anyhow::Result<()> {
-        let TensorInfo { dtype, shape, .. } = &self.tensors[tensor];
+        let TensorInfo { dtype, shape, .. } = &self.of.tensors[tensor];
         let shape: Vec<u64> = shape.iter().map(|extent| *extent as u64).collect();
         let element_at = |byte: usize| byte as u64 * 8 / dtype.bits() as u64;
         let elements = element_at(offset)..element_at(offset + data.len());
         let regions = boxes(&shape, elements).into_iter().enumerate();
         let requests: Vec<LoadRequest> = regions
-            .map(|(at, region)| LoadRequest::new(at.to_string(), self.exprs[tensor], region))
+            .map(|(at, region)| LoadRequest::new(at.to_string(), self.of.exprs[tensor], region))
             .collect();
 
         let options = Options {
@@ -75,8 +91,7 @@ impl Assembled {
             window: (data.len() as u64).max(MIN_WINDOW),
             ..Options::default()
         };
-        let catalog = Catalog::of(self.model.assembly.folder());
-        let plan = LoadPlan::new(&self.graph, &catalog, &requests, &options)?;
+        let plan = LoadPlan::new(&self.of.graph, &self.catalog, &requests, &options)?;
         let mut rest = data;
         let parts = plan.targets().iter().map(|target| {
             let (part, after) = std::mem::take(&mut rest).split_at_mut(target.bytes as usize);
@@ -84,7 +99,7 @@ impl Assembled {
             part
         });
         let slices = Slices::new(parts);
-        execute(&plan, &self.sources, &slices, &|_| {})?;
+        execute(&plan, &self.of.sources, &slices, &|_| {})?;
         Ok(())
     }
 }

@@ -12,6 +12,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use glob::Pattern;
@@ -20,12 +21,11 @@ use meshgrad::ckpt::{
     Committed, Error, Folder, IntegrityError, Links, Scan, TensorFile, TensorInfo, scan,
 };
 
-use super::assembled::Assembled;
+use super::assembled::{Assembled, Reader};
+use super::beside::{EXTENSION, beside_torch, folder_names, not_of_the_model, safetensors_files};
 use super::fold::{fold, natural_order};
 use super::source::{is_of_torch, left_out};
 use crate::table::{display_path, printable};
-
-const EXTENSION: &str = "safetensors";
 
 /// The tensors under a path.
 pub(crate) struct Catalog {
@@ -37,6 +37,8 @@ pub(crate) struct Catalog {
     pub(crate) warnings: Vec<String>,
     /// All checkpoints, if the path is a run.
     pub(crate) run: Option<Scan>,
+    /// Whether files of a model may be links.
+    links: Links,
 }
 
 /// The kind of a path.
@@ -104,11 +106,11 @@ pub(crate) struct Entry<'a> {
 }
 
 /// Where the bytes of a tensor are.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 enum Data<'a> {
     Stored(&'a TensorFile),
     /// The number of the tensor.
-    InParts(&'a Assembled, usize),
+    InParts(Arc<Reader<'a>>, usize),
 }
 
 impl Entry<'_> {
@@ -127,9 +129,9 @@ impl Entry<'_> {
 
     /// Fills `data` with the tensor's bytes from `offset` on.
     pub(crate) fn read(&self, offset: usize, data: &mut [u8]) -> anyhow::Result<()> {
-        match self.data {
+        match &self.data {
             Data::Stored(file) => Ok(file.read_range_into(&self.info.name, offset, data)?),
-            Data::InParts(all, number) => all.read(number, offset, data),
+            Data::InParts(reader, number) => reader.read(*number, offset, data),
         }
     }
 }
@@ -155,8 +157,10 @@ impl Part {
         };
         match &self.store {
             Store::InParts(all) => {
-                let tensors = all.tensors().iter().enumerate();
-                tensors.for_each(|(number, info)| add(info, Data::InParts(all, number)));
+                let reader = Arc::new(all.reader());
+                for (number, info) in all.tensors().iter().enumerate() {
+                    add(info, Data::InParts(Arc::clone(&reader), number));
+                }
             }
             Store::File(_) | Store::Folder(_) => {
                 for file in self.files() {
@@ -172,18 +176,19 @@ impl Part {
 
 impl Catalog {
     /// Opens `path` and checks all headers and indexes; reads no data.
-    pub(crate) fn open(path: &Path) -> anyhow::Result<Catalog> {
+    pub(crate) fn open(path: &Path, links: Links) -> anyhow::Result<Catalog> {
         let metadata =
             fs::metadata(path).with_context(|| format!("cannot open {}", display_path(path)))?;
         if !metadata.is_dir() {
             if is_of_torch(path) {
                 return Catalog::of_torch(path, torch::open_file(path)?);
             }
-            return Ok(Catalog::new(path, Kind::File, vec![Part::file("", path)?]));
+            let parts = vec![Part::file("", path)?];
+            return Ok(Catalog::new(path, Kind::File, parts, links));
         }
 
         let warning = match Committed::open(path) {
-            Ok(checkpoint) => return Catalog::from_checkpoint(checkpoint),
+            Ok(checkpoint) => return Catalog::from_checkpoint(checkpoint, links),
             Err(Error::Incomplete {
                 problem: IntegrityError::NoManifest,
                 ..
@@ -191,13 +196,13 @@ impl Catalog {
             Err(error @ Error::Incomplete { .. }) => Some(error.to_string()),
             Err(error) => return Err(error.into()),
         };
-        let mut catalog = Catalog::of_folder(path)?;
+        let mut catalog = Catalog::of_folder(path, links)?;
         catalog.warnings.extend(warning);
         Ok(catalog)
     }
 
     /// A checkpoint: every folder in it with safetensors is a part.
-    pub(crate) fn from_checkpoint(checkpoint: Committed) -> anyhow::Result<Catalog> {
+    fn from_checkpoint(checkpoint: Committed, links: Links) -> anyhow::Result<Catalog> {
         let path = checkpoint.path().to_owned();
         let files = checkpoint.files().map(|(file, _)| Path::new(file));
         let folders: BTreeSet<PathBuf> = files
@@ -205,12 +210,13 @@ impl Catalog {
             .filter_map(|file| Some(file.parent()?.to_owned()))
             .collect();
 
-        let mut catalog = Catalog::new(&path, Kind::Checkpoint(checkpoint), Vec::new());
+        let kind = Kind::Checkpoint(checkpoint);
+        let mut catalog = Catalog::new(&path, kind, Vec::new(), links);
         for folder in folders {
             catalog.add_folder(&folder.to_string_lossy())?;
         }
         if catalog.parts.is_empty()
-            && let Some(model) = torch::open(&path, Links::Refuse)?
+            && let Some(model) = torch::open(&path, links)?
         {
             catalog.add_torch(model)?;
         }
@@ -218,7 +224,8 @@ impl Catalog {
     }
 
     fn of_torch(path: &Path, model: TorchModel) -> anyhow::Result<Catalog> {
-        let mut catalog = Catalog::new(path, Kind::Torch(model.format), Vec::new());
+        let kind = Kind::Torch(model.format);
+        let mut catalog = Catalog::new(path, kind, Vec::new(), Links::Refuse);
         catalog.add_torch(model)?;
         Ok(catalog)
     }
@@ -232,14 +239,13 @@ impl Catalog {
         Ok(())
     }
 
-    fn of_folder(path: &Path) -> anyhow::Result<Catalog> {
-        let mut catalog = Catalog::new(path, Kind::Files, Vec::new());
+    fn of_folder(path: &Path, links: Links) -> anyhow::Result<Catalog> {
+        let mut catalog = Catalog::new(path, Kind::Files, Vec::new(), links);
         if catalog.add_folder("")? {
             catalog.kind = Kind::Model;
-        } else if let Some(model) = torch::open(path, Links::Refuse)? {
+        } else if let Some(model) = torch::open(path, links)? {
             let mut of_torch = Catalog::of_torch(path, model)?;
-            let others = safetensors_files(path)?;
-            of_torch.warnings.extend(not_of_the_model(path, &others));
+            of_torch.warnings.extend(beside_torch(path)?);
             return Ok(of_torch);
         }
         if !catalog.parts.is_empty() {
@@ -250,12 +256,12 @@ impl Catalog {
 
         let scan = scan(path)?;
         if !scan.complete.is_empty() || !scan.incomplete.is_empty() {
-            return Catalog::of_run(path, scan);
+            return Catalog::of_run(path, scan, links);
         }
         catalog.add_folders_below("")?;
         if catalog.parts.is_empty() {
             bail!(
-                "{} contains no safetensors file, no model of PyTorch and no checkpoint; give a \
+                "{} contains no safetensors file, no model of PyTorch and no checkpoint; pass a \
                  file of safetensors or PyTorch, a folder of them, a run or one of its checkpoints",
                 display_path(path)
             );
@@ -263,7 +269,7 @@ impl Catalog {
         Ok(catalog)
     }
 
-    fn of_run(path: &Path, scan: Scan) -> anyhow::Result<Catalog> {
+    fn of_run(path: &Path, scan: Scan, links: Links) -> anyhow::Result<Catalog> {
         let incomplete: Vec<String> = scan.incomplete.iter().map(Error::to_string).collect();
         let Some(newest) = scan.complete.last().cloned() else {
             let reasons = incomplete.join("; ");
@@ -272,19 +278,20 @@ impl Catalog {
                 display_path(path)
             );
         };
-        let mut catalog = Catalog::from_checkpoint(newest)?;
+        let mut catalog = Catalog::from_checkpoint(newest, links)?;
         catalog.warnings.extend(incomplete);
         catalog.run = Some(scan);
         Ok(catalog)
     }
 
-    fn new(path: &Path, kind: Kind, parts: Vec<Part>) -> Catalog {
+    fn new(path: &Path, kind: Kind, parts: Vec<Part>, links: Links) -> Catalog {
         Catalog {
             path: path.to_owned(),
             kind,
             parts,
             warnings: Vec::new(),
             run: None,
+            links,
         }
     }
 
@@ -293,7 +300,7 @@ impl Catalog {
     fn add_folder(&mut self, name: &str) -> anyhow::Result<bool> {
         let folder = below(&self.path, name);
         let files = safetensors_files(&folder)?;
-        match Folder::open(&folder) {
+        match Folder::open_with(&folder, self.links) {
             Ok(model) => {
                 let is_other = |file: &&String| !contains_file(&model, &folder.join(file));
                 let others: Vec<String> = files.iter().filter(is_other).cloned().collect();
@@ -325,9 +332,7 @@ impl Catalog {
         if !folder.is_dir() {
             return Ok(());
         }
-        let mut below = file_names(&folder)?;
-        below.retain(|name| !name.starts_with('.') && folder.join(name).is_dir());
-        for inner in below {
+        for inner in folder_names(&folder)? {
             if !safetensors_files(&folder.join(&inner))?.is_empty() {
                 let prefix = if name.is_empty() { "" } else { "/" };
                 self.add_folder(&format!("{name}{prefix}{inner}"))?;
@@ -427,18 +432,6 @@ fn substring_distance(wanted: &[char], name: &str) -> usize {
     fewest
 }
 
-/// The warning about files beside a model, if there are any.
-fn not_of_the_model(folder: &Path, files: &[String]) -> Option<String> {
-    (!files.is_empty()).then(|| {
-        format!(
-            "{} also contains files that do not belong to the model: {}; inspect them by their own \
-             paths",
-            display_path(folder),
-            files.join(", ")
-        )
-    })
-}
-
 /// Joins `name`, which may be empty, to `folder`.
 fn below(folder: &Path, name: &str) -> PathBuf {
     match name {
@@ -453,28 +446,6 @@ fn contains_file(model: &Folder, path: &Path) -> bool {
     let paths = model.files().iter().map(TensorFile::path);
     let mut reals = paths.map(|file| fs::canonicalize(file).ok());
     reals.any(|file| file == real)
-}
-
-/// The names of the safetensors files directly in a folder, sorted.
-fn safetensors_files(folder: &Path) -> anyhow::Result<Vec<String>> {
-    let mut names = file_names(folder)?;
-    names.retain(|name| {
-        let path = Path::new(name);
-        !name.starts_with('.') && path.extension().is_some_and(|e| e == EXTENSION)
-    });
-    Ok(names)
-}
-
-fn file_names(folder: &Path) -> anyhow::Result<Vec<String>> {
-    let read = || -> std::io::Result<Vec<String>> {
-        let entries = fs::read_dir(folder)?;
-        let names = entries.map(|entry| Ok(entry?.file_name().into_string()));
-        let names: std::io::Result<Vec<_>> = names.collect();
-        Ok(names?.into_iter().flatten().collect())
-    };
-    let mut names = read().with_context(|| format!("cannot read {}", display_path(folder)))?;
-    names.sort();
-    Ok(names)
 }
 
 #[cfg(test)]

@@ -13,17 +13,17 @@ use crate::answer::Answer;
 
 #[derive(clap::Args)]
 pub(super) struct CrashTestArguments {
-    /// Power-cut states of a simulated disk to test.
+    /// How many states of a simulated disk after a power cut to test.
     #[arg(long, value_name = "N", default_value_t = 100_000)]
     states: u64,
-    /// Real processes to kill while they save in a loop.
+    /// How many processes to kill while they save checkpoints in a loop.
     #[arg(long, value_name = "K", default_value_t = 50)]
     kills: u64,
-    /// Seed of all random choices: a violation reports the seed that reproduces it.
+    /// Seed of all random choices. A violation is reported with the options that reproduce it.
     #[arg(long, value_name = "S", default_value_t = 1)]
     seed: u64,
-    /// A folder on the disk to test; the processes save in a temporary folder in it [default: the
-    /// system's temporary folder].
+    /// A folder on the disk to test. The processes save in a temporary folder inside it [default:
+    /// the system's temporary folder].
     #[arg(long, value_name = "DIR")]
     folder: Option<PathBuf>,
     /// Print JSON: states, operations, rounds, early, kills, saves, violation.

@@ -62,7 +62,7 @@ pub(super) fn gc(arguments: &GcArguments) -> anyhow::Result<Answer> {
     let run = arguments.run.as_path();
     ensure!(
         Committed::open(run).is_err(),
-        "{} is a checkpoint; give its run",
+        "{} is a checkpoint; pass its run",
         display_path(run)
     );
     let removed = match (arguments.dry_run, arguments.keep) {

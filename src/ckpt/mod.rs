@@ -5,6 +5,7 @@
 mod arguments;
 mod assembled;
 mod bench;
+mod beside;
 mod catalog;
 mod convert;
 mod crash_test;

@@ -29,7 +29,7 @@ impl FromStr for ByteSize {
         let found = UNITS.iter().find(|(name, _)| *name == unit.trim_start());
         let (false, Some((_, scale))) = (number.is_empty(), found) else {
             return Err(format!(
-                "`{text}` is not a size: give a whole number with B, KiB, MiB, GiB, TiB, kB, MB, \
+                "`{text}` is not a size: write a whole number with B, KiB, MiB, GiB, TiB, kB, MB, \
                  GB or TB, as in 512MiB"
             ));
         };

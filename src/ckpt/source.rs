@@ -14,6 +14,7 @@ use meshgrad::ckpt::source::{BackendChoice, Sources};
 use meshgrad::ckpt::torch::{self, TorchModel};
 use meshgrad::ckpt::{Assembly, Committed, Error, Folder, IntegrityError, Links, TensorFile, scan};
 
+use super::beside::beside_torch;
 use super::size;
 use crate::table::{display_path, printable};
 
@@ -68,8 +69,12 @@ impl Source {
         match Folder::open_with(path, links) {
             Ok(folder) => Ok(Source::new(folder, checkpoint, damage)),
             Err(error @ Error::NoModel { .. }) => match torch::open(path, links)? {
-                Some(model) => Ok(Source::of_torch(model, checkpoint, damage)),
-                None => Source::of_run(path, error),
+                Some(model) => {
+                    let mut source = Source::of_torch(model, checkpoint, damage);
+                    source.warnings.extend(beside_torch(path)?);
+                    Ok(source)
+                }
+                None => Source::of_run(path, links, error),
             },
             Err(error) => Err(error.into()),
         }
@@ -188,12 +193,12 @@ impl Source {
         }
     }
 
-    fn of_run(path: &Path, error: Error) -> anyhow::Result<Source> {
+    fn of_run(path: &Path, links: Links, error: Error) -> anyhow::Result<Source> {
         let mut scan = scan(path)?;
         let incomplete: Vec<String> = scan.incomplete.iter().map(Error::to_string).collect();
         match scan.complete.pop() {
             Some(newest) => {
-                let folder = Folder::open(newest.path())?;
+                let folder = Folder::open_with(newest.path(), links)?;
                 let mut source = Source::new(folder, Some(newest), None);
                 source.warnings.extend(incomplete);
                 Ok(source)

@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use meshgrad::ckpt::torch::{Checksum, Format, TorchModel};
-use meshgrad::ckpt::{Committed, Error, IntegrityError, scan};
+use meshgrad::ckpt::{Committed, Error, IntegrityError, Links, scan};
 use serde::Serialize;
 
+use super::arguments::LinkArguments;
 use super::catalog::Catalog;
 use super::size::{self, counted};
 use super::values::parallel_map;
@@ -16,7 +17,9 @@ use crate::table::Side::{Left, Right};
 use crate::table::{Table, display_path, printable};
 
 #[derive(clap::Args)]
-#[command(after_help = "Exit codes: 0 no damage, 1 damage was found, 2 error.")]
+#[command(
+    after_help = "Exit codes: 0 no damage, 1 damage was found, 2 not supported, or an error."
+)]
 pub(super) struct VerifyArguments {
     /// A checkpoint, or a run: all its checkpoints. Other folders and files have no manifest; their
     /// headers and index are checked, and with --deep the checksums of PyTorch's files.
@@ -24,6 +27,8 @@ pub(super) struct VerifyArguments {
     /// Read all data and compare digests with the manifest, or CRC-32 with the zip archive.
     #[arg(long)]
     deep: bool,
+    #[command(flatten)]
+    links: LinkArguments,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -61,6 +66,8 @@ enum Status {
     Ok,
     /// Another process removed the checkpoint meanwhile.
     Removed,
+    /// A sound file that this program does not read.
+    Unsupported,
     Unreadable,
     Damaged,
 }
@@ -70,7 +77,7 @@ impl Status {
         match self {
             Status::Ok | Status::Removed => 0,
             Status::Damaged => 1,
-            Status::Unreadable => 2,
+            Status::Unsupported | Status::Unreadable => 2,
         }
     }
 
@@ -79,6 +86,7 @@ impl Status {
             Status::Ok => "ok",
             Status::Removed => "removed meanwhile",
             Status::Damaged => "DAMAGED",
+            Status::Unsupported => "NOT SUPPORTED",
             Status::Unreadable => "UNREADABLE",
         }
     }
@@ -87,12 +95,17 @@ impl Status {
     fn of(error: &Error) -> Status {
         match error {
             Error::Io { .. }
+            | Error::ReadAt { .. }
             | Error::NotAFile { .. }
+            | Error::Link { .. }
+            | Error::TwoModels { .. }
             | Error::Incomplete {
                 problem: IntegrityError::NewerVersion { .. },
                 ..
             } => Status::Unreadable,
-            Error::Torch { problem, .. } if !problem.is_damage() => Status::Unreadable,
+            Error::Torch { problem, .. } if !problem.is_damage() => Status::Unsupported,
+            // Limits of expressions, such as the number of copies.
+            Error::Assembly { .. } => Status::Unsupported,
             _ => Status::Damaged,
         }
     }
@@ -113,7 +126,10 @@ pub(super) fn verify(arguments: &VerifyArguments, threads: usize) -> anyhow::Res
             sealed = complete;
             report.checked.extend(incomplete);
         }
-        Found::Unsealed => report.check_unsealed(path, threads)?,
+        Found::Unsealed => {
+            let links = arguments.links.links();
+            report.check_unsealed(path, links, threads)?;
+        }
     }
 
     let checked = if arguments.deep {
@@ -276,9 +292,8 @@ fn problem(error: &Error) -> String {
 }
 
 impl Report {
-    /// Checks headers and indexes. A file in another format is an error; an invalid safetensors
-    /// file is damage.
-    fn check_unsealed(&mut self, path: &Path, threads: usize) -> anyhow::Result<()> {
+    /// Checks headers and indexes. A file that cannot be read is an error.
+    fn check_unsealed(&mut self, path: &Path, links: Links, threads: usize) -> anyhow::Result<()> {
         let mut verdict = Verdict {
             path: path.to_string_lossy().into_owned(),
             sealed: false,
@@ -289,7 +304,7 @@ impl Report {
             checksums: 0,
             not_checked: None,
         };
-        let checked = Catalog::open(path).and_then(|catalog| {
+        let checked = Catalog::open(path, links).and_then(|catalog| {
             let model = catalog.torch_models().next();
             let checksums = model.map(TorchModel::checksums).transpose()?;
             let not_checked = match model.zip(checksums) {
@@ -309,13 +324,16 @@ impl Report {
                 verdict.bytes = catalog.entries().iter().map(|entry| entry.bytes()).sum();
                 self.warnings = catalog.warnings;
             }
-            Err(error) => match error.downcast_ref::<Error>() {
-                Some(broken) if Status::of(broken) == Status::Damaged => {
-                    verdict.status = Status::Damaged;
-                    verdict.problem = Some(problem(broken));
+            Err(error) => {
+                let Some(found) = error.downcast_ref::<Error>() else {
+                    return Err(error);
+                };
+                verdict.status = Status::of(found);
+                if verdict.status == Status::Unreadable {
+                    return Err(error);
                 }
-                _ => return Err(error),
-            },
+                verdict.problem = Some(problem(found));
+            }
         }
         self.checked.push(verdict);
         Ok(())
@@ -341,19 +359,20 @@ impl Report {
     }
 
     fn summary(&self) -> String {
-        let bad = self
-            .checked
-            .iter()
-            .filter(|verdict| verdict.status > Status::Removed);
-        let (bad, all) = (bad.count(), self.checked.len());
-        if bad > 0 {
-            return format!("{bad} of {all} failed");
+        let count = |counted: &[Status]| {
+            let verdicts = self.checked.iter();
+            verdicts.filter(|it| counted.contains(&it.status)).count()
+        };
+        let all = self.checked.len();
+        match count(&[Status::Unreadable, Status::Damaged]) {
+            0 => {}
+            bad => return format!("{bad} of {all} failed"),
         }
-        let removed = self
-            .checked
-            .iter()
-            .filter(|it| it.status == Status::Removed);
-        let all = all - removed.count();
+        match count(&[Status::Unsupported]) {
+            0 => {}
+            unsupported => return format!("{unsupported} of {all} not checked"),
+        }
+        let all = all - count(&[Status::Removed]);
         let unsealed = self.checked.iter().find(|verdict| !verdict.sealed);
         if let Some(not_checked) = unsealed.and_then(|verdict| verdict.not_checked.as_ref()) {
             let compared: u64 = self.checked.iter().map(|verdict| verdict.checksums).sum();

@@ -17,6 +17,8 @@ mod plan;
 mod reshard;
 mod torch;
 mod verify;
+#[path = "../../ckpt/tests/torch/zips.rs"]
+mod zips;
 
 use std::io::ErrorKind;
 use std::path::PathBuf;
@@ -144,6 +146,7 @@ fn help() {
         dir.ckpt(&["reshard", "--help"]),
         dir.ckpt(&["gc", "--help"]),
         dir.ckpt(&["bench", "--help"]),
+        dir.ckpt(&["crash-test", "--help"]),
     ]);
     insta::assert_snapshot!(output);
 }

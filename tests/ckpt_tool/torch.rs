@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use meshgrad::ckpt::{Dtype, TensorFile};
 
 use crate::models::{self, Model};
+use crate::zips::{Style, zip};
 use crate::{TestDir, shown_without_times};
 
 fn fixtures() -> PathBuf {
@@ -167,6 +168,61 @@ fn verify_says_what_it_cannot_check() {
     assert!(json["checked"][0]["checksums"].as_u64().unwrap() > 50);
 }
 
+/// `verify` tells damage (exit code 1) from sound files that are not supported (exit code 2).
+#[test]
+fn sound_files_are_not_called_damaged() {
+    let dir = TestDir::new();
+    copy(&dir, "nested");
+    let bytes = fs::read(dir.path("nested/pytorch_model.bin")).unwrap();
+    let pickle = bytes.windows(8).position(|it| it == b"data.pkl").unwrap();
+    let mut flipped = bytes.clone();
+    flipped[pickle + 100] ^= 1;
+    fs::write(dir.path("flipped.bin"), flipped).unwrap();
+    fs::write(dir.path("truncated.bin"), &bytes[..bytes.len() - 9]).unwrap();
+    for name in ["legacy.bin", "overlapping.bin", "no-tensors.bin"] {
+        fs::copy(fixtures().join("wrong").join(name), dir.path(name)).unwrap();
+    }
+    let list: &[(&str, &[u8])] = &[("a/data.pkl", b"\x80\x02].")];
+    fs::write(dir.path("list.bin"), zip(list, Style::default())).unwrap();
+    let names = [
+        "flipped.bin",
+        "truncated.bin",
+        "legacy.bin",
+        "overlapping.bin",
+        "no-tensors.bin",
+        "list.bin",
+    ];
+    insta::assert_snapshot!(crate::shown(names.map(|name| dir.ckpt(&["verify", name]))));
+    let json = dir.ckpt(&["verify", "list.bin", "--json"]).json();
+    assert_eq!(json["status"], "unsupported");
+}
+
+/// A model of PyTorch in the folder of a run, or beside other safetensors files, is read alone. A
+/// warning names the files that are not read.
+#[test]
+fn safetensors_files_beside_a_model_are_named() {
+    let dir = TestDir::new();
+    copy(&dir, "views");
+    models::checkpoint(&dir.path("views"), 7, &models::qwen3());
+    models::file_with(
+        &dir.path("views/adapter.safetensors"),
+        &models::qwen3(),
+        &[],
+    );
+    let expected = "warning: views also contains files that do not belong to the model: \
+                    `adapter.safetensors`, `step-000007/model.safetensors`; pass their own paths \
+                    to read them\n";
+    for command in [
+        &["inspect", "views"][..],
+        &["convert", "views", "of-views"],
+        &["plan", "views"],
+    ] {
+        let output = dir.ckpt(command);
+        assert_eq!(output.code, 0, "{}", output.shown());
+        assert_eq!(output.stderr, expected, "{}", output.shown());
+    }
+}
+
 /// `bench` times loads of the assembled tensors, resident and streamed, and also saves.
 #[test]
 fn loads_are_timed() {
@@ -245,8 +301,8 @@ fn ties_of_parts_are_compared() {
     assert_eq!(different.code, 1, "{}", different.shown());
 }
 
-/// A link is an error that names the flag `--follow-links`. Links of the Hugging Face cache are
-/// followed without the flag.
+/// A link is an error that names the flag `--follow-links`, which every command that reads a folder
+/// has. Links of the Hugging Face cache are followed without the flag.
 #[test]
 fn links_need_a_flag() {
     let dir = TestDir::new();
@@ -279,6 +335,25 @@ fn links_need_a_flag() {
         .join("\n")
     );
     assert_eq!(models::read(&dir.path("followed")), models::qwen3());
+    for folder in ["linked", "sharded"] {
+        for (command, refused_code) in [
+            (&["inspect", folder][..], 1),
+            (&["diff", folder, folder], 2),
+            (&["verify", folder, "--deep"], 2),
+            (&["plan", folder], 1),
+            (&["bench", folder, "--samples", "1"], 1),
+        ] {
+            let refused = dir.ckpt(command);
+            assert_eq!(refused.code, refused_code, "{}", refused.shown());
+            assert!(
+                refused.stderr.contains("pass --follow-links"),
+                "{}",
+                refused.shown()
+            );
+            let followed = dir.ckpt(&[command, &["--follow-links"]].concat());
+            assert_eq!(followed.code, 0, "{}", followed.shown());
+        }
+    }
 
     fs::write(dir.path("rows"), "{r:path} = x:0\n").unwrap();
     let layout = ["--mesh", "x=2", "--placements", "rows"];

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 
 use super::TorchError;
 use super::crc32::Crc32;
-use super::error::{Failure, Read};
+use super::failure::{Failure, Read};
 use super::pickle::Pickle;
 use super::tensor::{TorchTensor, unsupported};
 use super::view::View;

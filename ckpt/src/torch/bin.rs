@@ -5,7 +5,8 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use super::archive::{Archive, Stored};
-use super::error::{Failure, MAX_NESTED, Read, TorchError};
+use super::error::{MAX_NESTED, TorchError};
+use super::failure::{Failure, Read};
 use super::model::{ArchiveAt, Format, TorchModel};
 use super::pickle::{Id, Value};
 use super::tensor::tensor;

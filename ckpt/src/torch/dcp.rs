@@ -7,7 +7,8 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::archive::{Archive, Stored};
-use super::error::{Failure, Read, TorchError};
+use super::error::TorchError;
+use super::failure::{Failure, Read};
 use super::globals::{Global, TorchDtype};
 use super::model::{ArchiveAt, Format, TorchModel};
 use super::pickle::{Id, Pickle, Value};

@@ -1,11 +1,8 @@
 //! Why a file is not one that PyTorch wrote, or has no plain tensors.
 
-use std::io;
-use std::path::Path;
-
+use crate::Dtype;
 use crate::limits::MAX_HEADER_BYTES;
 use crate::names::Listed;
-use crate::{Dtype, Error};
 
 /// The maximum nesting of dicts and lists, and of parameters in parameters.
 pub(super) const MAX_NESTED: usize = 16;
@@ -227,41 +224,6 @@ impl TorchError {
         }
     }
 }
-
-/// A file of PyTorch cannot be read because of its content, or because a system call failed.
-#[derive(Debug)]
-pub(super) enum Failure {
-    Content(TorchError),
-    Io(io::Error),
-}
-
-impl Failure {
-    /// The error for the file at `path`.
-    pub(super) fn at(self, path: &Path) -> Error {
-        match self {
-            Failure::Io(error) => Error::io("read", path, error),
-            Failure::Content(problem) => Error::Torch {
-                path: path.to_owned(),
-                problem,
-            },
-        }
-    }
-}
-
-impl From<TorchError> for Failure {
-    fn from(problem: TorchError) -> Failure {
-        Failure::Content(problem)
-    }
-}
-
-impl From<io::Error> for Failure {
-    fn from(error: io::Error) -> Failure {
-        Failure::Io(error)
-    }
-}
-
-/// The result of reading a part of a file.
-pub(super) type Read<T> = Result<T, Failure>;
 
 fn dict_text(name: &str) -> String {
     match name {

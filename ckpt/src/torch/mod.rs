@@ -19,6 +19,7 @@ mod checksums;
 mod crc32;
 mod dcp;
 mod error;
+mod failure;
 mod globals;
 mod model;
 mod opcodes;

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use super::TorchError;
-use super::error::Read;
+use super::failure::Read;
 use crate::limits::MAX_HEADER_BYTES;
 
 const LOCAL: &[u8] = b"PK\x03\x04";

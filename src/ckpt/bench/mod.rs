@@ -24,9 +24,10 @@ use std::path::PathBuf;
 
 use indicatif::ProgressBar;
 use memmap2::MmapMut;
-use meshgrad::ckpt::{Folder, Links};
+use meshgrad::ckpt::Folder;
 use meshgrad_harness::{Machine, map_touched, timed};
 
+use super::arguments::LinkArguments;
 use super::interrupt::Interrupt;
 use super::size::{self, ByteSize};
 use super::source::Source;
@@ -64,6 +65,8 @@ pub(super) struct BenchArguments {
     /// Also time saves of a checkpoint of the same size in DIR; the files are removed.
     #[arg(long, value_name = "DIR")]
     write: Option<PathBuf>,
+    #[command(flatten)]
+    links: LinkArguments,
     /// Print JSON, with every sample.
     #[arg(long)]
     json: bool,
@@ -71,7 +74,7 @@ pub(super) struct BenchArguments {
 
 pub(super) fn bench(arguments: &BenchArguments, threads: usize) -> anyhow::Result<Answer> {
     let interrupt = Interrupt::listen()?;
-    let source = Source::open(&arguments.path, Links::Refuse)?;
+    let source = Source::open(&arguments.path, arguments.links.links())?;
     let bench = Bench::new(arguments, &source, threads, &interrupt)?;
     let report = bench.run()?;
 
@@ -250,7 +253,7 @@ impl<'a> Bench<'a> {
             && need > self.arguments.budget.0;
         is_too_much.then(|| {
             let need = size::bytes(need);
-            format!("needs the memory twice: --budget {need}")
+            format!("needs the memory twice; raise --budget to {need}")
         })
     }
 

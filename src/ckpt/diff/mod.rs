@@ -5,12 +5,13 @@
 mod text;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use glob::Pattern;
 use serde::Serialize;
 
+use super::arguments::LinkArguments;
 use super::catalog::{Catalog, Entry};
 use super::size::ByteSize;
 use super::values::{Difference, Workers, comparable, differences};
@@ -34,6 +35,8 @@ pub(super) struct DiffArguments {
     /// Memory for tensor data.
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     budget: ByteSize,
+    #[command(flatten)]
+    links: LinkArguments,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -108,7 +111,8 @@ struct ValueReport {
 type Pair<'a> = (Entry<'a>, Entry<'a>);
 
 pub(super) fn diff(arguments: &DiffArguments, threads: usize) -> anyhow::Result<Answer> {
-    let (a, b) = (Catalog::open(&arguments.a)?, Catalog::open(&arguments.b)?);
+    let open = |path: &Path| Catalog::open(path, arguments.links.links());
+    let (a, b) = (open(&arguments.a)?, open(&arguments.b)?);
     let workers = Workers::new(arguments.budget, threads, a.buffers() + b.buffers())?;
     let (tensors_a, tensors_b) = select(&a, &b, &arguments.tensors)?;
 

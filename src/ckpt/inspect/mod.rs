@@ -13,6 +13,7 @@ use glob::Pattern;
 use meshgrad::ckpt::{Committed, Dtype};
 use serde::Serialize;
 
+use super::arguments::LinkArguments;
 use super::catalog::{Catalog, Entry, Kind};
 use super::size::ByteSize;
 use super::values::{Statistics, Workers, statistics};
@@ -37,6 +38,8 @@ pub(super) struct InspectArguments {
     /// Memory for tensor data.
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     budget: ByteSize,
+    #[command(flatten)]
+    links: LinkArguments,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -125,7 +128,7 @@ impl Total {
 }
 
 pub(super) fn inspect(arguments: &InspectArguments, threads: usize) -> anyhow::Result<Answer> {
-    let catalog = Catalog::open(&arguments.path)?;
+    let catalog = Catalog::open(&arguments.path, arguments.links.links())?;
     let selected = catalog.select(&arguments.tensors)?;
     let mut report = Report::new(&catalog, &selected)?;
     if arguments.stats {

@@ -80,7 +80,7 @@ impl LayoutRecord {
         let version = record.version;
         ensure!(
             version == VERSION,
-            "{} has version {version}, this program supports {VERSION}",
+            "{} has version {version}, but this program reads {VERSION}",
             display_path(&path)
         );
         Ok(record)

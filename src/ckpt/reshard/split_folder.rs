@@ -162,7 +162,7 @@ fn open_files(
             let shape = file_shape(&extents(region));
             ensure!(
                 (found.dtype, &found.shape) == (spec.dtype, &shape),
-                "{path}: `{name}` is {} {:?}, the layout requires {} {shape:?}",
+                "{path}: `{name}` is {} {:?}, but the layout requires {} {shape:?}",
                 found.dtype,
                 found.shape,
                 spec.dtype
@@ -172,7 +172,7 @@ fn open_files(
         let path = display_path(file.path());
         ensure!(
             found == required,
-            "{path} has {found} tensors, the layout requires {required}"
+            "{path} has {found} tensors, but the layout requires {required}"
         );
         files.push(file);
     }
