@@ -108,7 +108,7 @@ impl Pass<'_> {
             pass: self,
             inputs: &self.edges[record.inputs.clone()],
         };
-        backward(dys, slots, self)?;
+        backward(dys, slots)?;
 
         if std::mem::take(&mut self.state.borrow_mut().pending) {
             record.deferred = Some(std::mem::take(dys));

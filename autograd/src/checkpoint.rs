@@ -44,7 +44,7 @@ pub fn checkpoint<const N: usize, T: Vars>(
         block,
         recomputed: Mutex::new(None),
     };
-    let backward: BackwardFn = Box::new(move |dys, slots, pass| nested.backward(dys, slots, pass));
+    let backward: BackwardFn = Box::new(move |dys, slots| nested.backward(dys, slots));
     let first = record_nested(count, &inputs, Dep::Nothing, uses, backward)?;
     let mut at = 0;
     outputs.each_var(&mut |var| {
@@ -115,7 +115,8 @@ where
     F: Fn([Var; N]) -> Result<T>,
     T: Vars,
 {
-    fn backward(&self, dys: &[Option<Tensor>], slots: Slots<'_>, pass: &Pass<'_>) -> Result<()> {
+    fn backward(&self, dys: &[Option<Tensor>], slots: Slots<'_>) -> Result<()> {
+        let pass = slots.pass;
         let recomputed = self
             .recomputed
             .lock()

@@ -8,14 +8,13 @@ use std::sync::{Arc, Weak};
 
 use meshgrad_runtime::Tensor;
 
-use crate::slot::{Dep, Edge, Pass, Slots};
+use crate::slot::{Dep, Edge, Slots};
 use crate::var::{Node, ValueId};
 use crate::{Error, ParamId, Result, TapeError, Var};
 
-/// The backward function of a record. Takes the gradients of its outputs, one slot per input, and
-/// the current pass.
+/// The backward function of a record. Takes the gradients of its outputs and one slot per input.
 pub(crate) type BackwardFn =
-    Box<dyn Fn(&[Option<Tensor>], Slots<'_>, &Pass<'_>) -> Result<()> + Send + 'static>;
+    Box<dyn Fn(&[Option<Tensor>], Slots<'_>) -> Result<()> + Send + 'static>;
 
 /// One op on a tape.
 pub(crate) struct Record {

@@ -40,7 +40,7 @@ impl Var {
         if !self.is_tracked() {
             return Ok(Var::input(self.value().clone()));
         }
-        let identity: BackwardFn = Box::new(|dys, slots, _| {
+        let identity: BackwardFn = Box::new(|dys, slots| {
             let [dx] = slots.array();
             dys[0]
                 .as_ref()
@@ -105,6 +105,10 @@ impl Track for Tensor {
         inputs: [&V; N],
         backward: impl Fn(&Tensor, [Slot<'_>; N]) -> Result<()> + Send + 'static,
     ) -> Result<V> {
+        // Checked first, because moving the closure costs as much as a small op.
+        if !has_vars(&inputs) {
+            return Ok(V::from_var(Var::constant(self)));
+        }
         let dtype = self.dtype();
         self.tracked_linear(inputs, move |dy, slots| {
             backward(in_dtype(dy, dtype)?.as_ref(), slots)
@@ -116,6 +120,9 @@ impl Track for Tensor {
         inputs: [&V; N],
         backward: impl Fn(&Tensor, [Slot<'_>; N]) -> Result<()> + Send + 'static,
     ) -> Result<V> {
+        if !has_vars(&inputs) {
+            return Ok(V::from_var(Var::constant(self)));
+        }
         let backward = move |dys: &[Option<Tensor>], slots: Slots<'_>| match &dys[0] {
             Some(dy) => backward(dy, slots.array()),
             // A pass runs a record only if an output has a gradient.
@@ -131,6 +138,11 @@ impl Track for Tensor {
             false => Ok(V::from_var(Var::constant(self))),
         }
     }
+}
+
+/// Whether the operands are variables and not tensors.
+fn has_vars<V: Operand>(inputs: &[&V]) -> bool {
+    inputs.iter().any(|input| input.as_var().is_some())
 }
 
 /// `dy`, cast to `dtype` if needed. Gradients of values that depend only on parameters are
@@ -217,8 +229,7 @@ fn record_operands<V: Operand>(
     match vars {
         Some(vars) => {
             check_unsharded(&vars)?;
-            let backward: BackwardFn = Box::new(move |dys, slots, _| backward(dys, slots));
-            record(outputs, &vars, Dep::Nothing, backward)
+            record(outputs, &vars, Dep::Nothing, Box::new(backward))
         }
         None => Ok(None),
     }

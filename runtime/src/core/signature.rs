@@ -555,8 +555,13 @@ impl Call {
 
     fn allocate(&mut self, at: usize, shape: Shape, dtype: DType) -> Result<UninitTensor> {
         self.bytes += dtype.bytes(shape.elements()) as u64;
-        let tag = self.result_tag(at, &shape)?;
-        Ok(UninitTensor::new(&self.device, shape, dtype)?.with_tag(tag))
+        let out = UninitTensor::new(&self.device, shape, dtype);
+        if self.results.is_none() {
+            return out;
+        }
+        let mut out = out?;
+        out.set_tag(self.result_tag(at, &shape)?);
+        Ok(out)
     }
 
     /// The sharding of result `at`, which has `shape`.

@@ -421,6 +421,11 @@ impl Tensor {
         self.tag.as_ref()
     }
 
+    /// As [`Tensor::broadcast_to`] of [`Tensor::local`], with one copy of the layout less.
+    pub(crate) fn local_broadcast_to(&self, shape: &[usize]) -> Result<Tensor> {
+        Ok(self.with(self.layout.broadcast_to(shape)?, None))
+    }
+
     pub(crate) fn with_tag(&self, tag: Option<Tag>) -> Tensor {
         self.with(self.layout, tag)
     }
@@ -488,10 +493,8 @@ impl UninitTensor {
         })
     }
 
-    /// The result of an op with this sharding.
-    pub(crate) fn with_tag(mut self, tag: Option<Tag>) -> UninitTensor {
+    pub(crate) fn set_tag(&mut self, tag: Option<Tag>) {
         self.tag = tag;
-        self
     }
 
     /// Inside of [`with_mesh`](crate::with_mesh), declares that the values will be equal on all

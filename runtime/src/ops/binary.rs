@@ -312,10 +312,7 @@ fn check_bounds(low: f64, high: f64) -> Result<()> {
 }
 
 fn broadcast_pair(a: &Tensor, b: &Tensor, shape: &[usize]) -> Result<(Tensor, Tensor)> {
-    Ok((
-        a.local().broadcast_to(shape)?,
-        b.local().broadcast_to(shape)?,
-    ))
+    Ok((a.local_broadcast_to(shape)?, b.local_broadcast_to(shape)?))
 }
 
 static WHERE: Signature = Signature::new(
@@ -336,7 +333,7 @@ static WHERE: Signature = Signature::new(
 pub fn where_(condition: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let mut call = WHERE.call(&[condition, a, b])?;
     let shape = call.broadcast();
-    let condition = condition.local().broadcast_to(&shape)?;
+    let condition = condition.local_broadcast_to(&shape)?;
     let (a, b) = broadcast_pair(a, b, &shape)?;
     let mut y = call.output(0)?;
     match call.device().is_gpu() {

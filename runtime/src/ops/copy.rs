@@ -275,8 +275,8 @@ pub fn to_device(x: &Tensor, device: &Device) -> Result<Tensor> {
     if x.device() == device {
         return Ok(x.clone());
     }
-    let out = UninitTensor::new(device, *x.shape(), x.dtype())?;
-    let mut out = out.with_tag(x.tag().cloned());
+    let mut out = UninitTensor::new(device, *x.shape(), x.dtype())?;
+    out.set_tag(x.tag().cloned());
     let x = &x.local();
     let through_host = device.is_gpu() || x.device().is_gpu();
     for_any!(x.dtype(), T => match device.computes() {

@@ -71,7 +71,8 @@ pub fn concat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
     let inner: usize = extents[dim + 1..].iter().product();
     let widths: Vec<usize> = tensors.iter().map(|x| x.shape()[dim] * inner).collect();
     let device = first.device();
-    let mut y = UninitTensor::new(device, shape, first.dtype())?.with_tag(tag);
+    let mut y = UninitTensor::new(device, shape, first.dtype())?;
+    y.set_tag(tag);
     device.count(0, 2 * first.dtype().bytes(shape.elements()) as u64);
     if device.is_gpu() {
         let mut start = 0;

@@ -135,7 +135,7 @@ pub(super) fn for_each_sequence(x: &Tensor, table: &Tensor) -> Result<Tensor> {
     let ([batch, ..], [positions, pairs]) = (&x.shape()[..], &table.shape()[..]) else {
         return Ok(table.clone());
     };
-    let wide = table.local().broadcast_to(&[*batch, *positions, *pairs])?;
+    let wide = table.local_broadcast_to(&[*batch, *positions, *pairs])?;
     let tag = match (x.tag(), table.tag()) {
         (Some(x), Some(table)) => Some(views::repeated_for(x, table)?),
         _ => None,

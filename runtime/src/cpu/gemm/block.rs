@@ -240,13 +240,18 @@ where
 
         // Everything below, including the micro-kernels, must be inlined. A function that is not
         // inlined would be compiled without the kernel's vector instructions.
-        kernel.vectorize(
-            #[inline(always)]
-            || match block.c.rows() {
-                1 => multiply_one_row(kernel, block, update, &mut memory),
-                _ => multiply_slabs(kernel, block, SLAB_BYTES, update, &mut memory),
-            },
-        );
+        // The two products are functions of their own: in one function, the compiler keeps the
+        // accumulators of the general one in memory.
+        match block.c.rows() {
+            1 => kernel.vectorize(
+                #[inline(always)]
+                || multiply_one_row(kernel, block, update, &mut memory),
+            ),
+            _ => kernel.vectorize(
+                #[inline(always)]
+                || multiply_slabs::<SLAB_BYTES, K, C>(kernel, block, update, &mut memory),
+            ),
+        }
     });
 }
 
@@ -283,7 +288,7 @@ fn multiply_one_row<K, C>(
         let sums = &mut memory.sums[..tile.len()];
         match kernel.multiply_row(a, part.b.transposed(), &mut sums[..cols]) {
             Some(()) => store(part.c, sums, tile, update),
-            None => multiply_slabs(kernel, part, ROW_SLAB_BYTES, update, memory),
+            None => multiply_slabs::<ROW_SLAB_BYTES, K, C>(kernel, part, update, memory),
         }
     }
 }
@@ -304,10 +309,9 @@ fn store_empty_product<S: Zeroable + Copy, C: Output<S>>(c: Target<'_, C>, updat
 }
 
 #[inline(always)]
-fn multiply_slabs<K, C>(
+fn multiply_slabs<const SLAB: usize, K, C>(
     kernel: K,
     block: Problem<'_, K::Input, C>,
-    slab_bytes: usize,
     update: Update,
     memory: &mut Memory<'_, K>,
 ) where
@@ -323,8 +327,8 @@ fn multiply_slabs<K, C>(
     let (tile, depth) = (kernel.tile(), a.cols());
     let b_t = b.transposed();
 
-    for slab in (0..depth).step_by(slab_depth::<K>(slab_bytes)) {
-        let live_depth = slab_depth::<K>(slab_bytes).min(depth - slab);
+    for slab in (0..depth).step_by(slab_depth::<K>(SLAB)) {
+        let live_depth = slab_depth::<K>(SLAB).min(depth - slab);
         let units = live_depth.next_multiple_of(K::DEPTH_STEP) / K::DEPTH_PER_UNIT;
         let start = if slab == 0 {
             Start::Zero
