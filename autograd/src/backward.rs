@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-use meshgrad_runtime::{Device, Shape, Tensor, ops};
+use meshgrad_runtime::{Device, Kind, Shape, Tensor, ops};
 
 use crate::slot::gradient_shape;
 use crate::slot::{Dep, Edge, Pass, Phase, Slots, State};
@@ -33,8 +33,9 @@ impl Backward {
         let device = first.device().clone();
         let mut slots: Vec<Option<Tensor>> = vec![None; tape.deps.len()];
         for (root, gradient) in roots {
-            if root.shape() != gradient.shape() || root.dtype() != gradient.dtype() {
-                return Err(gradient_shape(root.shape(), root.dtype(), gradient));
+            let shape = root.value().sharded_shape();
+            if !shape.fits(gradient) || root.dtype() != gradient.dtype() {
+                return Err(gradient_shape(&shape, root.dtype(), gradient));
             }
             let id = tape.id_of(root)?;
             let slot = &mut slots[id.slot as usize];
@@ -173,7 +174,10 @@ impl Tape {
             .zip(ids)
             .map(|(input, id)| match backward.take(id) {
                 Some(gradient) => Ok(gradient),
-                None => ops::full(&backward.device, input.shape(), input.dtype(), 0.0),
+                None => {
+                    let shape = input.value().sharded_shape();
+                    shape.zeros(&backward.device, input.dtype(), Kind::Value)
+                }
             });
         let gradients: Result<Vec<Tensor>> = gradients.collect();
         Ok((gradients?, WeightBackward { backward, uses }))

@@ -26,6 +26,17 @@ struct Entry {
     sum: Accumulator,
 }
 
+impl Entry {
+    /// The gradient; zeros, placed like the parameter, if nothing was added.
+    fn total(&mut self) -> Result<Tensor> {
+        let total = self.sum.total()?;
+        match total.sharding() {
+            Some(_) => Ok(total.clone()),
+            None => self.param.sharded_shape().part(total),
+        }
+    }
+}
+
 /// Progress of a backward pass, by parameter.
 #[derive(Default)]
 struct Readiness {
@@ -43,19 +54,24 @@ impl Grads {
     pub fn new(params: &[Param]) -> Result<Grads> {
         let allocate = |param: &Param| {
             let device = param.value()?.device().clone();
-            Accumulator::new(&device, *param.shape(), param.gradient_dtype())
+            Accumulator::new(
+                &device,
+                *param.sharded_shape().local(),
+                param.gradient_dtype(),
+            )
         };
         Grads::from_buffers(params, allocate)
     }
 
     /// Buffers for `params` as consecutive views of `flat`, in the order of `params`, for a reducer
-    /// or a fused optimizer.
+    /// or a fused optimizer. `flat` has no sharding; of a sharded parameter it has this rank's part.
     ///
     /// # Errors
     /// [`TapeError::FlatBuffer`] when `flat` does not have the total size or the dtype of the
     /// gradients.
     pub fn over(params: &[Param], flat: &Tensor) -> Result<Grads> {
-        let expected = params.iter().map(|param| param.shape().elements()).sum();
+        let elements = |param: &Param| param.sharded_shape().local().elements();
+        let expected = params.iter().map(elements).sum();
         let dtype = params.first().map_or(DType::F32, Param::gradient_dtype);
         let same = params
             .iter()
@@ -71,9 +87,10 @@ impl Grads {
 
         let mut start = 0;
         Grads::from_buffers(params, |param| {
-            let part = start..start + param.shape().elements();
+            let shape = *param.sharded_shape().local();
+            let part = start..start + shape.elements();
             start = part.end;
-            let view = flat.slice(0, part)?.view(param.shape())?;
+            let view = flat.slice(0, part)?.view(&shape)?;
             let view = view.ok_or_else(|| TapeError::FlatBuffer {
                 expected,
                 dtype: dtype.to_string(),
@@ -116,7 +133,7 @@ impl Grads {
         let at = *at.ok_or_else(|| TapeError::NoGradient {
             name: param.name().into(),
         })?;
-        Ok(self.entries[at].sum.total()?.clone())
+        self.entries[at].total()
     }
 
     /// Every parameter with its gradient, in the order of the list.
@@ -126,7 +143,7 @@ impl Grads {
     pub fn all(&mut self) -> Result<Vec<(Param, Tensor)>> {
         let totals = self.entries.iter_mut();
         totals
-            .map(|entry| Ok((entry.param.clone(), entry.sum.total()?.clone())))
+            .map(|entry| Ok((entry.param.clone(), entry.total()?)))
             .collect()
     }
 
@@ -203,13 +220,14 @@ impl Grads {
                 break;
             }
             self.ready.reported = next;
-            let Entry { param, sum } = &mut self.entries[next];
+            let entry = &mut self.entries[next];
             // A parameter that no op uses is reported at the end.
-            if !all && sum.is_empty() {
+            if !all && entry.sum.is_empty() {
                 self.ready.reported += 1;
                 break;
             }
-            callback(param, sum.total()?)?;
+            let total = entry.total()?;
+            callback(&entry.param, &total)?;
         }
         Ok(())
     }

@@ -59,4 +59,5 @@ pub use var::Var;
 /// Compiles and runs the examples of the guide.
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/autograd.md")]
+#[doc = include_str!("../../docs/sharding.md")]
 struct Guide;

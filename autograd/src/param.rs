@@ -4,7 +4,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use meshgrad_runtime::{DType, Device, Key, Kind, Shape, Tensor, ops};
+use meshgrad_mesh::Sharding;
+use meshgrad_runtime::{DType, Device, Key, Kind, Shape, ShardedShape, Tensor, ops};
 
 use crate::{Result, TapeError};
 
@@ -70,6 +71,8 @@ struct Inner {
 
 #[derive(Default)]
 struct State {
+    /// Set by [`Param::shard`] or by a sharded value.
+    shape: Option<ShardedShape>,
     value: Option<Tensor>,
     /// A copy in the compute dtype, and the version of the value it was made from.
     copy: Option<(u64, Tensor)>,
@@ -112,9 +115,42 @@ impl Param {
         &self.0.spec
     }
 
-    /// Its shape.
+    /// Its shape; the global one, if it is sharded.
     pub fn shape(&self) -> &Shape {
         &self.0.spec.shape
+    }
+
+    /// Its shape, and the shards that this rank has.
+    pub fn sharded_shape(&self) -> ShardedShape {
+        let stated = self.read().shape.clone();
+        stated.unwrap_or_else(|| (*self.shape()).into())
+    }
+
+    /// States the sharding of its value before it has one. [`Param::materialize`] then generates
+    /// only the part of rank `rank`, with the same values as the whole parameter has there.
+    ///
+    /// # Errors
+    /// [`TapeError::ParamSharding`] when `sharding` has another shape or partial values, or the
+    /// parameter has a value; [`Error::Sharding`](meshgrad_runtime::Error::Sharding) when the rank
+    /// is not in the mesh.
+    pub fn shard(&self, sharding: &Sharding, rank: usize) -> Result<()> {
+        let problem = if sharding.shape() != &self.shape()[..] {
+            "the shapes differ"
+        } else if !sharding.partials().is_empty() {
+            "a parameter has no partial values"
+        } else if self.read().value.is_some() {
+            "it has a value already; state the sharding before `materialize` or `set`"
+        } else {
+            self.write().shape = Some(ShardedShape::new(sharding, rank)?);
+            return Ok(());
+        };
+        Err(TapeError::ParamSharding {
+            name: self.name().into(),
+            shape: self.shape().to_string(),
+            sharding: format!("{sharding} of {:?}", sharding.shape()),
+            problem,
+        }
+        .into())
     }
 
     /// The dtype of its gradient.
@@ -173,17 +209,24 @@ impl Param {
     }
 
     /// Sets the value: to `value` itself if it is of kind [`Kind::Parameter`], otherwise to a copy
-    /// on its device.
+    /// on its device. A parameter whose sharding was not stated takes that of the value.
     ///
     /// # Errors
-    /// [`TapeError::ParamValue`] when shape or dtype differ.
+    /// [`TapeError::ParamValue`] when shape, dtype or sharding differ.
     pub fn set(&self, value: &Tensor) -> Result<()> {
-        let Spec { shape, dtype, .. } = *self.spec();
-        if *value.shape() != shape || value.dtype() != dtype {
+        let (own, given) = (self.read().shape.clone(), value.sharded_shape());
+        let fits = match &own {
+            Some(own) => own.fits(value),
+            None => *given == *self.shape(),
+        };
+        let is_partial = value.sharding().is_some_and(|it| !it.partials().is_empty());
+        let dtype = self.spec().dtype;
+        if !fits || is_partial || value.dtype() != dtype {
+            let own = own.as_ref().and_then(ShardedShape::sharding);
             return Err(TapeError::ParamValue {
                 name: self.name().into(),
-                expected: format!("{dtype}{shape}"),
-                actual: format!("{}{}", value.dtype(), value.shape()),
+                expected: describe(dtype, self.shape(), own),
+                actual: describe(value.dtype(), &given, value.sharding()),
             }
             .into());
         }
@@ -191,21 +234,24 @@ impl Param {
         let value = match value.kind() {
             Kind::Parameter => value.clone(),
             _ => {
-                let copy = Tensor::zeros(value.device(), &shape, dtype, Kind::Parameter)?;
+                let copy = given.zeros(value.device(), dtype, Kind::Parameter)?;
                 ops::copy_into(value, &copy)?;
                 copy
             }
         };
         *self.write() = State {
+            shape: own.or_else(|| given.sharding().is_some().then_some(given)),
             value: Some(value),
             copy: None,
         };
         Ok(())
     }
 
-    /// Removes and returns its value.
+    /// Removes and returns its value. The parameter keeps its sharding.
     pub fn take(&self) -> Option<Tensor> {
-        std::mem::take(&mut *self.write()).value
+        let mut state = self.write();
+        state.copy = None;
+        state.value.take()
     }
 
     /// Sets the initial value. It depends only on `seed`, the name and the element's position.
@@ -213,10 +259,8 @@ impl Param {
     /// # Errors
     /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
     pub fn materialize(&self, device: &Device, seed: u64) -> Result<()> {
-        let Spec {
-            shape, dtype, init, ..
-        } = *self.spec();
-        let value = Tensor::zeros(device, &shape, dtype, Kind::Parameter)?;
+        let Spec { dtype, init, .. } = *self.spec();
+        let value = self.sharded_shape().zeros(device, dtype, Kind::Parameter)?;
         let key = Key::new(seed).fold_name(self.name());
         match init {
             Init::Zeros => {}
@@ -240,6 +284,14 @@ impl Param {
             .state
             .write()
             .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+/// `f32[4, 2] (tp: shard(0))`.
+pub(crate) fn describe(dtype: DType, shape: &Shape, sharding: Option<&Sharding>) -> String {
+    match sharding {
+        Some(sharding) => format!("{dtype}{shape} ({sharding})"),
+        None => format!("{dtype}{shape}"),
     }
 }
 
@@ -282,6 +334,14 @@ impl Buffer {
     /// [`TapeError::NotMaterialized`].
     pub fn value(&self) -> Result<Tensor> {
         self.0.value()
+    }
+
+    /// As [`Param::shard`].
+    ///
+    /// # Errors
+    /// As [`Param::shard`].
+    pub fn shard(&self, sharding: &Sharding, rank: usize) -> Result<()> {
+        self.0.shard(sharding, rank)
     }
 
     /// As [`Param::set`].

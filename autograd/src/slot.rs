@@ -2,8 +2,9 @@
 
 use std::cell::RefCell;
 
-use meshgrad_runtime::{Accumulator, DType, Device, Kind, Shape, Tensor, ops};
+use meshgrad_runtime::{Accumulator, DType, Device, Kind, ShardedShape, Tensor, ops};
 
+use crate::param::describe;
 use crate::var::{Node, ValueId};
 use crate::{Error, Grads, Param, Result, TapeError};
 
@@ -22,7 +23,7 @@ pub(crate) enum Dep {
 #[derive(Clone)]
 pub(crate) struct Edge {
     pub(crate) node: Node,
-    pub(crate) shape: Shape,
+    pub(crate) shape: ShardedShape,
     pub(crate) dtype: DType,
 }
 
@@ -151,12 +152,12 @@ impl Slot<'_> {
         match &self.edge.node {
             Node::Constant => Ok(()),
             Node::Param(param) => match state.grads.sum(param) {
-                Some(sum) => sum.viewed(&self.edge.shape, op),
+                Some(sum) => sum.viewed(param.shape(), &self.edge.shape, op),
                 None => Ok(()),
             },
             Node::Value(id) if self.dep() == Dep::Input && self.edge.dtype != dtype => {
                 // Ops accumulate in `dtype`; the slot has the activation's dtype.
-                let mut sum = Accumulator::new(self.pass.device, self.edge.shape, dtype)?;
+                let mut sum = self.accumulator(self.pass.device, dtype)?;
                 op(&mut sum)?;
                 let gradient = ops::cast(sum.total()?, self.edge.dtype)?;
                 drop(state);
@@ -181,12 +182,16 @@ impl Slot<'_> {
                 Ok(sum)
             }
             Some(held) => {
-                let mut sum = Accumulator::new(held.device(), self.edge.shape, dtype)?;
+                let mut sum = self.accumulator(held.device(), dtype)?;
                 ops::add_into(&held, &mut sum)?;
                 Ok(sum)
             }
-            None => Ok(Accumulator::new(self.pass.device, self.edge.shape, dtype)?),
+            None => self.accumulator(self.pass.device, dtype),
         }
+    }
+
+    fn accumulator(&self, device: &Device, dtype: DType) -> Result<Accumulator> {
+        Accumulator::new(device, *self.edge.shape.local(), dtype)
     }
 
     fn add_to_slot(&self, id: ValueId, gradient: Tensor) -> Result<()> {
@@ -208,7 +213,7 @@ impl Slot<'_> {
     }
 
     fn check(&self, gradient: &Tensor) -> Result<()> {
-        match *gradient.shape() == self.edge.shape {
+        match self.edge.shape.fits(gradient) {
             true => Ok(()),
             false => Err(gradient_shape(&self.edge.shape, self.edge.dtype, gradient)),
         }
@@ -235,10 +240,14 @@ impl Pass<'_> {
 }
 
 /// The error for a `gradient` whose shape or dtype differs from its value's.
-pub(crate) fn gradient_shape(shape: &Shape, dtype: DType, gradient: &Tensor) -> Error {
+pub(crate) fn gradient_shape(shape: &ShardedShape, dtype: DType, gradient: &Tensor) -> Error {
     TapeError::GradientShape {
-        expected: format!("{dtype}{shape}"),
-        actual: format!("{}{}", gradient.dtype(), gradient.shape()),
+        expected: describe(dtype, shape, shape.sharding()),
+        actual: describe(
+            gradient.dtype(),
+            &gradient.global_shape(),
+            gradient.sharding(),
+        ),
     }
     .into()
 }

@@ -277,7 +277,7 @@ pub(crate) fn record_nested(
 
         let edge = |var: &&Var| Edge {
             node: var.node().clone(),
-            shape: *var.shape(),
+            shape: var.value().sharded_shape(),
             dtype: var.dtype(),
         };
         let first_input = recorder.tape.edges.len();

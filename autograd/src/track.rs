@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use meshgrad_mesh::{Reduction, Sharding};
 use meshgrad_runtime::{DType, Tensor, ops};
 
 use smallvec::SmallVec;
@@ -73,7 +74,8 @@ pub trait Track: Sized {
     /// what it needs through [`Save::save`](crate::Save::save).
     ///
     /// # Errors
-    /// [`TapeError::OtherTape`] when an input belongs to another tape.
+    /// [`TapeError::OtherTape`] when an input belongs to another tape; [`TapeError::PartialMax`] when
+    /// this tensor is a partial maximum.
     fn tracked<V: Operand, const N: usize>(
         self,
         inputs: [&V; N],
@@ -128,7 +130,7 @@ impl Track for Tensor {
             // A pass runs a record only if an output has a gradient.
             None => Ok(()),
         };
-        let first = record_operands(1, &inputs, backward)?;
+        let first = record_operands(std::slice::from_ref(&self), &inputs, backward)?;
         Ok(V::from_var(output(self, first, 0)))
     }
 
@@ -169,7 +171,7 @@ pub(crate) fn in_dtypes(dys: &[Option<Tensor>], dtypes: &[DType]) -> Result<Vec<
 /// a [`Slot`] for each input.
 ///
 /// # Errors
-/// [`TapeError::OtherTape`] when an input belongs to another tape.
+/// As [`Track::tracked`].
 pub fn tracked_many<V: Operand, const M: usize, const N: usize>(
     outputs: [Tensor; M],
     inputs: [&V; N],
@@ -180,7 +182,7 @@ pub fn tracked_many<V: Operand, const M: usize, const N: usize>(
         let dys = in_dtypes(dys, &dtypes)?;
         backward(std::array::from_fn(|at| dys[at].as_ref()), slots.array())
     };
-    let first = record_operands(M, &inputs, backward)?;
+    let first = record_operands(&outputs, &inputs, backward)?;
     let mut at = 0..M;
     Ok(outputs.map(|value| {
         let at = at.next().unwrap_or_default();
@@ -200,36 +202,43 @@ pub fn tracked_list_linear<V: Operand>(
 ) -> Result<Vec<V>> {
     let backward =
         move |dys: &[Option<Tensor>], slots: Slots<'_>| backward(dys, slots.iter().collect());
-    let first = record_operands(outputs.len(), inputs, backward)?;
+    let first = record_operands(&outputs, inputs, backward)?;
     let outputs = outputs.into_iter().enumerate();
     Ok(outputs
         .map(|(at, value)| V::from_var(output(value, first, at)))
         .collect())
 }
 
-/// Gradients of sharded values need rules that the tape does not have yet.
-fn check_unsharded(vars: &[&Var]) -> Result<()> {
-    let sharded = |var: &&&Var| var.is_tracked() && var.value().sharding().is_some();
-    match vars.iter().find(sharded) {
-        Some(var) if is_recording() => Err(TapeError::Sharded {
-            value: var.value().to_string(),
+/// The gradient of a partial maximum would need the maximum of all ranks.
+fn check_no_partial_max(outputs: &[Tensor]) -> Result<()> {
+    let is_max = |(_, reduction): &(&str, Reduction)| *reduction == Reduction::Max;
+    let is_partial_max = |sharding: &Sharding| sharding.partials().iter().any(is_max);
+    match outputs
+        .iter()
+        .find(|y| y.sharding().is_some_and(is_partial_max))
+    {
+        Some(y) => Err(TapeError::PartialMax {
+            value: y.to_string(),
         }
         .into()),
-        _ => Ok(()),
+        None => Ok(()),
     }
 }
 
 /// Adds a record if the operands are variables, and returns its first output.
 fn record_operands<V: Operand>(
-    outputs: usize,
+    outputs: &[Tensor],
     inputs: &[&V],
     backward: impl Fn(&[Option<Tensor>], Slots<'_>) -> Result<()> + Send + 'static,
 ) -> Result<Option<ValueId>> {
     let vars: Option<SmallVec<[&Var; 6]>> = inputs.iter().map(|input| input.as_var()).collect();
     match vars {
         Some(vars) => {
-            check_unsharded(&vars)?;
-            record(outputs, &vars, Dep::Nothing, Box::new(backward))
+            let first = record(outputs.len(), &vars, Dep::Nothing, Box::new(backward))?;
+            if first.is_some() {
+                check_no_partial_max(outputs)?;
+            }
+            Ok(first)
         }
         None => Ok(None),
     }

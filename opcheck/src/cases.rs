@@ -5,8 +5,8 @@ use meshgrad_autograd::{Result, Var, ops};
 use meshgrad_runtime::ops::{self as runtime, AttentionMask, RopeStyle};
 use meshgrad_runtime::{DType, Device, Key, Tensor};
 
-/// An op as a function of its float inputs.
-pub type Function = Box<dyn Fn(&[Var]) -> Result<Vec<Var>>>;
+/// An op as a function of its float inputs and its other operands.
+pub type Function = Box<dyn Fn(&[Var], &[Tensor]) -> Result<Vec<Var>>>;
 
 /// An op with inputs.
 pub struct Case {
@@ -16,11 +16,21 @@ pub struct Case {
     pub function: Function,
     /// The inputs at which it is checked.
     pub inputs: Vec<Tensor>,
+    /// Operands without a gradient, such as indices and tables.
+    pub constants: Vec<Tensor>,
     /// Positions of inputs that are weights; their gradients are accumulated in f32.
     pub weights: &'static [usize],
 }
 
 impl Case {
+    /// The op at `inputs`.
+    ///
+    /// # Errors
+    /// Errors of the op.
+    pub fn run(&self, inputs: &[Var]) -> Result<Vec<Var>> {
+        (self.function)(inputs, &self.constants)
+    }
+
     fn with_weights(self, weights: &'static [usize]) -> Case {
         Case { weights, ..self }
     }
@@ -103,14 +113,25 @@ fn case<const N: usize>(
     inputs: [Tensor; N],
     function: impl Fn(&[Var; N]) -> Result<Var> + 'static,
 ) -> Case {
-    let function = move |vars: &[Var]| {
+    case_with(name, inputs, [], move |inputs, []| function(inputs))
+}
+
+fn case_with<const N: usize, const C: usize>(
+    name: &'static str,
+    inputs: [Tensor; N],
+    constants: [Tensor; C],
+    function: impl Fn(&[Var; N], &[Tensor; C]) -> Result<Var> + 'static,
+) -> Case {
+    let function = move |vars: &[Var], constants: &[Tensor]| {
         let vars: &[Var; N] = vars.try_into().unwrap_or_else(|_| unreachable!());
-        Ok(vec![function(vars)?])
+        let constants: &[Tensor; C] = constants.try_into().unwrap_or_else(|_| unreachable!());
+        Ok(vec![function(vars, constants)?])
     };
     Case {
         name,
         function: Box::new(function),
         inputs: inputs.to_vec(),
+        constants: constants.to_vec(),
         weights: &[],
     }
 }
@@ -175,17 +196,15 @@ fn elementwise(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
     }));
 
     let condition = runtime::gt(&at.any(&[3, 4], 6)?, &at.any(&[4], 7)?)?;
-    let (inputs, of_all) = (
-        [at.any(&[3, 4], 8)?, at.any(&[3, 4], 9)?],
-        condition.clone(),
-    );
-    cases.push(case("where_", inputs, move |[a, b]| {
-        ops::where_(&of_all, a, b)
-    }));
-    let inputs = [at.any(&[3, 1], 8)?, at.any(&[4], 9)?];
-    cases.push(case("where_, broadcast", inputs, move |[a, b]| {
-        ops::where_(&condition, a, b)
-    }));
+    for (name, inputs) in [
+        ("where_", [at.any(&[3, 4], 8)?, at.any(&[3, 4], 9)?]),
+        ("where_, broadcast", [at.any(&[3, 1], 8)?, at.any(&[4], 9)?]),
+    ] {
+        let constants = [condition.clone()];
+        cases.push(case_with(name, inputs, constants, |[a, b], [condition]| {
+            ops::where_(condition, a, b)
+        }));
+    }
     Ok(())
 }
 
@@ -305,22 +324,25 @@ fn layers(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
         ("rope, half", RopeStyle::Half),
         ("rope, interleaved", RopeStyle::Interleaved),
     ] {
-        let (cos, sin) = (cos.clone(), sin.clone());
         // Five features, four of which are rotated.
-        let x = at.any(&[2, 3, 2, 5], 5)?;
-        cases.push(case(name, [x], move |[x]| ops::rope(x, &cos, &sin, style)));
+        let (x, tables) = (at.any(&[2, 3, 2, 5], 5)?, [cos.clone(), sin.clone()]);
+        cases.push(case_with(name, [x], tables, move |[x], [cos, sin]| {
+            ops::rope(x, cos, sin, style)
+        }));
     }
     for (name, style, features) in [
         ("rms_norm_rope, half", RopeStyle::Half, 5),
         ("rms_norm_rope, interleaved", RopeStyle::Interleaved, 4),
     ] {
-        let (cos, sin) = (cos.clone(), sin.clone());
         let inputs = [
             at.any(&[2, 3, 2, features], 5)?,
             at.positive(&[features], 6)?,
         ];
-        let function = move |[x, w]: &[Var; 2]| ops::rms_norm_rope(x, w, &cos, &sin, style, 1e-3);
-        cases.push(case(name, inputs, function).with_weights(&[1]));
+        let tables = [cos.clone(), sin.clone()];
+        let function = move |[x, w]: &[Var; 2], [cos, sin]: &[Tensor; 2]| {
+            ops::rms_norm_rope(x, w, cos, sin, style, 1e-3)
+        };
+        cases.push(case_with(name, inputs, tables, function).with_weights(&[1]));
     }
 
     cases.push(case("dropout", [at.any(&[4, 7], 9)?], |[x]| {
@@ -329,17 +351,23 @@ fn layers(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
 
     let ids = Tensor::from_slice(at.device, &[2, 3], &[3i64, 0, 3, 3, 1, 0])?;
     cases.push(
-        case("embedding", [at.any(&[4, 3], 6)?], move |[table]| {
-            ops::embedding(table, &ids)
-        })
+        case_with(
+            "embedding",
+            [at.any(&[4, 3], 6)?],
+            [ids],
+            |[table], [ids]| ops::embedding(table, ids),
+        )
         .with_weights(&[0]),
     );
     let labels = Tensor::from_slice(at.device, &[2, 3], &[3i64, -100, 0, 6, 6, -100])?;
     let inputs = [at.any(&[2, 3, 4], 7)?, at.any(&[7, 4], 8)?];
     cases.push(
-        case("linear_cross_entropy", inputs, move |[x, w]| {
-            Ok(ops::linear_cross_entropy(x, w, &labels, -100)?.0)
-        })
+        case_with(
+            "linear_cross_entropy",
+            inputs,
+            [labels],
+            |[x, w], [labels]| Ok(ops::linear_cross_entropy(x, w, labels, -100)?.0),
+        )
         .with_weights(&[1]),
     );
     Ok(())
@@ -363,8 +391,8 @@ fn experts(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
         at.any(&[4, 2], 3)?,
     ];
     cases.push(
-        case("experts", inputs, move |[x, w, weights]| {
-            let order = runtime::expert_order(&chosen, 4, 1, 2)?;
+        case_with("experts", inputs, [chosen], |[x, w, weights], [chosen]| {
+            let order = runtime::expert_order(chosen, 4, 1, 2)?;
             let rows = ops::permute_tokens(x, &order)?;
             let rows = ops::grouped_matmul(&rows, w, &order.offsets)?;
             ops::unpermute_tokens(&rows, weights, &order)
@@ -383,16 +411,18 @@ fn indexing(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
     }));
 
     let ids = Tensor::from_slice(at.device, &[4], &[2i64, 0, 2, 1])?;
-    cases.push(case("index_select", [at.any(&[3, 2], 3)?], move |[x]| {
-        ops::index_select(x, 0, &ids)
+    let x = [at.any(&[3, 2], 3)?];
+    cases.push(case_with("index_select", x, [ids], |[x], [ids]| {
+        ops::index_select(x, 0, ids)
     }));
     let index = Tensor::from_slice(at.device, &[2, 3], &[2i64, 0, 2, 1, 1, 1])?;
-    let again = index.clone();
-    cases.push(case("gather", [at.any(&[2, 4], 4)?], move |[x]| {
-        ops::gather(x, 1, &index)
+    let (x, again) = ([at.any(&[2, 4], 4)?], index.clone());
+    cases.push(case_with("gather", x, [index], |[x], [index]| {
+        ops::gather(x, 1, index)
     }));
-    cases.push(case("scatter_add", [at.any(&[2, 3], 5)?], move |[x]| {
-        ops::scatter_add(&[2, 4], 1, &again, x)
+    let x = [at.any(&[2, 3], 5)?];
+    cases.push(case_with("scatter_add", x, [again], |[x], [index]| {
+        ops::scatter_add(&[2, 4], 1, index, x)
     }));
     Ok(())
 }
@@ -408,7 +438,7 @@ mod tests {
     #[test]
     fn every_gradient_agrees_with_finite_differences() {
         for case in all(&Device::cpu(), DType::F64).unwrap() {
-            let checked = gradcheck(&case.function, &case.inputs, Tolerance::default());
+            let checked = gradcheck(|x| case.run(x), &case.inputs, Tolerance::default());
             checked.unwrap_or_else(|error| panic!("{}: {error}", case.name));
         }
     }
@@ -423,7 +453,7 @@ mod tests {
                     false => Var::constant(input.clone()),
                 })
                 .collect();
-            let outputs = (case.function)(&inputs)?;
+            let outputs = case.run(&inputs)?;
             Ok((inputs, outputs))
         })
         .unwrap();

@@ -162,7 +162,7 @@ impl Recorded {
                 .collect();
             let inputs = inputs?;
             let vars: runtime::Result<Vec<Var>> = inputs.iter().map(Input::var).collect();
-            let outputs = (case.function)(&vars?)?;
+            let outputs = case.run(&vars?)?;
             Ok((inputs, outputs))
         })?;
         Ok(Recorded {
@@ -314,16 +314,16 @@ mod tests {
 
     /// `case` with identity ops before and after its op, and with these weights.
     fn chained(case: Case, weights: &'static [usize]) -> Case {
-        let function = move |vars: &[Var]| {
+        let op = case.function;
+        let function = move |vars: &[Var], constants: &[Tensor]| {
             let same = |x: &Var| meshgrad_autograd::ops::affine(x, 1.0, 0.0);
             let before: runtime::Result<Vec<Var>> = vars.iter().map(same).collect();
-            (case.function)(&before?)?.iter().map(same).collect()
+            op(&before?, constants)?.iter().map(same).collect()
         };
         Case {
             function: Box::new(function),
-            inputs: case.inputs,
             weights,
-            name: case.name,
+            ..case
         }
     }
 

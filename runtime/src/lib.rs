@@ -35,6 +35,7 @@ pub use crate::core::pinned::{PendingUpload, PinnedBuffer};
 pub use crate::core::shape::{MAX_DIMS, Shape};
 pub use crate::core::sharding::error::ShardedTensorError;
 pub use crate::core::sharding::scope::with_mesh;
+pub use crate::core::sharding::shape::ShardedShape;
 pub use crate::core::signature::{Call, Signature};
 pub use crate::core::storage::{Kind, ReadGuard, WriteGuard};
 pub use crate::core::stream::{Pending, Stream, with_stream};
@@ -57,5 +58,4 @@ mod launches;
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/tensor.md")]
 #[doc = include_str!("../../docs/gpu.md")]
-#[doc = include_str!("../../docs/sharding.md")]
 struct Guide;

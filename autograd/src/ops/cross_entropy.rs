@@ -1,7 +1,7 @@
 //! Fused linear layer and cross-entropy. The logits of a whole batch are never in memory.
 
+use meshgrad_runtime::Tensor;
 use meshgrad_runtime::ops::{self, Targets};
-use meshgrad_runtime::{Shape, Tensor};
 
 use crate::{Operand, Result, Save, Track};
 
@@ -22,7 +22,7 @@ pub fn linear_cross_entropy<V: Operand>(
     labels: &Tensor,
     ignore_index: i64,
 ) -> Result<(V, Tensor)> {
-    let vocabulary = w.shape()[0];
+    let vocabulary = w.value().global_extent(0)?;
     let (max, sum_exp, label_logit) = ops::linear_cross_entropy(
         x.value(),
         w.value(),
@@ -31,11 +31,11 @@ pub fn linear_cross_entropy<V: Operand>(
     let lse = ops::add(&max, &ops::ln(&sum_exp)?)?;
     let (loss, count) = ops::cross_entropy_sum(&lse, &label_logit, labels, ignore_index)?;
 
-    let rows: Shape = *lse.shape();
+    let rows = lse.sharded_shape();
     let (saved_x, saved_w, labels, lse) = (x.save(), w.save(), labels.save(), lse.save());
     let loss = loss.tracked([x, w], move |dloss, [dx, dw]| {
         let (x, w, labels, lse) = (saved_x.get()?, saved_w.get()?, labels.get()?, lse.get()?);
-        let dloss = ops::contiguous(&dloss.broadcast_to(&rows)?)?;
+        let dloss = ops::contiguous(&rows.broadcast(dloss)?)?;
         // The logits are recomputed, once for both gradients if both are needed.
         if dx.due() & dw.due() {
             let mut dx_of_both = None;

@@ -34,7 +34,7 @@ pub fn concat<V: Operand>(parts: &[&V], dim: isize) -> Result<V> {
 /// As [`meshgrad_runtime::ops::split`].
 pub fn split<V: Operand>(x: &V, sizes: &[usize], dim: isize) -> Result<Vec<V>> {
     let parts = ops::split(x.value(), sizes, dim)?;
-    let shapes: Vec<_> = parts.iter().map(|part| *part.shape()).collect();
+    let shapes: Vec<_> = parts.iter().map(Tensor::global_shape).collect();
     tracked_list_linear(parts, &[x], move |dys, slots| {
         let gradient = || {
             let Some(some) = dys.iter().flatten().next() else {
@@ -45,7 +45,7 @@ pub fn split<V: Operand>(x: &V, sizes: &[usize], dim: isize) -> Result<Vec<V>> {
             };
             let whole = |(dy, shape): (&Option<Tensor>, &meshgrad_runtime::Shape)| match dy {
                 Some(dy) => Ok(dy.clone()),
-                None => ops::full(some.device(), shape, some.dtype(), 0.0),
+                None => some.zeros_beside(shape),
             };
             let dparts: Result<Vec<Tensor>> = dys.iter().zip(&shapes).map(whole).collect();
             ops::concat(&dparts?.iter().collect::<Vec<_>>(), dim)
@@ -63,7 +63,7 @@ pub fn split<V: Operand>(x: &V, sizes: &[usize], dim: isize) -> Result<Vec<V>> {
 /// As [`meshgrad_runtime::ops::index_select`].
 pub fn index_select<V: Operand>(x: &V, dim: isize, ids: &Tensor) -> Result<V> {
     let y = ops::index_select(x.value(), dim, ids)?;
-    let (extent, saved_ids) = (x.value().extent(dim)?, ids.save());
+    let (extent, saved_ids) = (x.value().global_extent(dim)?, ids.save());
     y.tracked_linear([x], move |dy, [dx]| {
         dx.add(|| ops::index_select_grad(dy, dim, &saved_ids.get()?, extent))
     })
@@ -78,7 +78,7 @@ pub fn index_select<V: Operand>(x: &V, dim: isize, ids: &Tensor) -> Result<V> {
 /// As [`meshgrad_runtime::ops::gather`].
 pub fn gather<V: Operand>(x: &V, dim: isize, index: &Tensor) -> Result<V> {
     let y = ops::gather(x.value(), dim, index)?;
-    let (shape, saved_index) = (*x.shape(), index.save());
+    let (shape, saved_index) = (x.value().global_shape(), index.save());
     y.tracked_linear([x], move |dy, [dx]| {
         dx.add(|| ops::scatter_add(&shape, dim, &saved_index.get()?, dy))
     })

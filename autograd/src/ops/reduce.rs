@@ -1,6 +1,6 @@
 //! Reductions over any dims.
 
-use meshgrad_runtime::{Shape, Tensor, ops};
+use meshgrad_runtime::{ShardedShape, Tensor, ops};
 
 use crate::{Operand, Result, Save, Track};
 
@@ -29,7 +29,7 @@ pub fn sum<V: Operand>(x: &V, dims: &[isize]) -> Result<V> {
 pub fn mean<V: Operand>(x: &V, dims: &[isize]) -> Result<V> {
     let y = ops::mean(x.value(), dims)?;
     let expand = Expand::new(x.value(), dims)?;
-    let count = x.shape().elements() / y.elements().max(1);
+    let count = expand.full.elements() / y.global_shape().elements().max(1);
     y.tracked_linear([x], move |dy, [dx]| {
         dx.add(|| ops::affine(&expand.expand(dy)?, 1.0 / count as f64, 0.0))
     })
@@ -71,24 +71,27 @@ pub fn min<V: Operand>(x: &V, dims: &[isize]) -> Result<V> {
 /// Broadcasts the result of a reduction to the original shape.
 struct Expand {
     /// The original shape.
-    full: Shape,
-    /// The original shape with the reduced dims set to 1.
-    keep_dims: Shape,
+    full: ShardedShape,
+    /// The reduced dims, in ascending order.
+    dims: Vec<usize>,
 }
 
 impl Expand {
     fn new(x: &Tensor, dims: &[isize]) -> Result<Expand> {
-        let mut keep_dims = *x.shape();
-        for dim in dims {
-            keep_dims = keep_dims.with(x.dim("reduce", *dim)?, 1);
-        }
+        let dims: Result<Vec<usize>> = dims.iter().map(|dim| x.dim("reduce", *dim)).collect();
+        let mut dims = dims?;
+        dims.sort_unstable();
         Ok(Expand {
-            full: *x.shape(),
-            keep_dims,
+            full: x.sharded_shape(),
+            dims,
         })
     }
 
     fn expand(&self, reduced: &Tensor) -> Result<Tensor> {
-        ops::reshape(reduced, &self.keep_dims)?.broadcast_to(&self.full)
+        let mut kept = reduced.clone();
+        for dim in &self.dims {
+            kept = kept.unsqueeze(*dim)?;
+        }
+        self.full.broadcast(&kept)
     }
 }

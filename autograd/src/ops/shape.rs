@@ -30,7 +30,7 @@ pub fn cast<V: Operand>(x: &V, dtype: DType) -> Result<V> {
 /// # Errors
 /// As [`meshgrad_runtime::ops::reshape`].
 pub fn reshape<V: Operand>(x: &V, shape: &[usize]) -> Result<V> {
-    let from = *x.shape();
+    let from = x.value().global_shape();
     let y = ops::reshape(x.value(), shape)?;
     if let Some(node @ Node::Param(_)) = x.as_var().map(Var::node) {
         // The gradient buffer has the same elements in the same order.
@@ -66,7 +66,7 @@ pub fn permute<V: Operand>(x: &V, order: &[usize]) -> Result<V> {
 /// # Errors
 /// As [`meshgrad_runtime::Tensor::broadcast_to`].
 pub fn broadcast_to<V: Operand>(x: &V, shape: &[usize]) -> Result<V> {
-    let from = *x.shape();
+    let from = x.value().global_shape();
     let y = x.value().broadcast_to(shape)?;
     y.tracked_linear([x], move |dy, [dx]| dx.add(|| ops::sum_to(dy, &from)))
 }
@@ -76,7 +76,7 @@ pub fn broadcast_to<V: Operand>(x: &V, shape: &[usize]) -> Result<V> {
 /// # Errors
 /// As [`meshgrad_runtime::Tensor::slice`].
 pub fn slice<V: Operand>(x: &V, dim: isize, range: Range<usize>) -> Result<V> {
-    let from = *x.shape();
+    let from = x.value().global_shape();
     let y = x.value().slice(dim, range.clone())?;
     let dim = x.value().dim("slice", dim)?;
     y.tracked_linear([x], move |dy, [dx]| {
@@ -98,7 +98,7 @@ pub fn contiguous<V: Operand>(x: &V) -> Result<V> {
 /// # Errors
 /// [`Argument`](meshgrad_runtime::Error::Argument) when `c` does not divide the last dim.
 pub fn split_last<V: Operand>(x: &V, c: usize) -> Result<V> {
-    let last = x.value().extent(-1)?;
+    let last = x.value().global_extent(-1)?;
     if c == 0 || last % c != 0 {
         let problem = format!("cannot split {last} features into groups of {c}");
         return Err(meshgrad_runtime::Error::Argument {
@@ -106,7 +106,8 @@ pub fn split_last<V: Operand>(x: &V, c: usize) -> Result<V> {
             problem,
         });
     }
-    let leading = &x.shape()[..x.shape().len() - 1];
+    let shape = x.value().global_shape();
+    let leading = &shape[..shape.len() - 1];
     reshape(x, &[leading, &[last / c, c]].concat())
 }
 
@@ -116,7 +117,7 @@ pub fn split_last<V: Operand>(x: &V, c: usize) -> Result<V> {
 /// # Errors
 /// [`Argument`](meshgrad_runtime::Error::Argument) when `chunks` does not divide the last dim.
 pub fn chunk<V: Operand>(x: &V, chunks: usize) -> Result<V> {
-    let last = x.value().extent(-1)?;
+    let last = x.value().global_extent(-1)?;
     if chunks == 0 || last % chunks != 0 {
         let problem = format!("cannot split {last} features into {chunks} equal chunks");
         return Err(meshgrad_runtime::Error::Argument {
@@ -124,7 +125,8 @@ pub fn chunk<V: Operand>(x: &V, chunks: usize) -> Result<V> {
             problem,
         });
     }
-    let leading = &x.shape()[..x.shape().len() - 1];
+    let shape = x.value().global_shape();
+    let leading = &shape[..shape.len() - 1];
     reshape(x, &[leading, &[chunks, last / chunks]].concat())
 }
 
@@ -134,10 +136,8 @@ pub fn chunk<V: Operand>(x: &V, chunks: usize) -> Result<V> {
 /// [`NoDim`](meshgrad_runtime::Error::NoDim) when there are fewer than two.
 pub fn merge_last<V: Operand>(x: &V) -> Result<V> {
     let at = x.value().dim("merge_last", -2)?;
-    reshape(
-        x,
-        &[&x.shape()[..at], &[x.shape()[at] * x.shape()[at + 1]]].concat(),
-    )
+    let shape = x.value().global_shape();
+    reshape(x, &[&shape[..at], &[shape[at] * shape[at + 1]]].concat())
 }
 
 /// Merges the first two dims: [n, c, ..] to [n c, ..].
@@ -146,10 +146,8 @@ pub fn merge_last<V: Operand>(x: &V) -> Result<V> {
 /// [`NoDim`](meshgrad_runtime::Error::NoDim) when there are fewer than two.
 pub fn merge_first<V: Operand>(x: &V) -> Result<V> {
     let second = x.value().dim("merge_first", 1)?;
-    reshape(
-        x,
-        &[&[x.shape()[0] * x.shape()[second]], &x.shape()[2..]].concat(),
-    )
+    let shape = x.value().global_shape();
+    reshape(x, &[&[shape[0] * shape[second]], &shape[2..]].concat())
 }
 
 /// Merges all dims but the last: [.., c] to [n, c].
@@ -158,8 +156,9 @@ pub fn merge_first<V: Operand>(x: &V) -> Result<V> {
 /// [`NoDim`](meshgrad_runtime::Error::NoDim) when `x` has no dims.
 pub fn merge_leading<V: Operand>(x: &V) -> Result<V> {
     let last = x.value().dim("merge_leading", -1)?;
-    let rows = x.shape()[..last].iter().product();
-    reshape(x, &[rows, x.shape()[last]])
+    let shape = x.value().global_shape();
+    let rows = shape[..last].iter().product();
+    reshape(x, &[rows, shape[last]])
 }
 
 #[cfg(test)]

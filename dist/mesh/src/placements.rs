@@ -107,6 +107,13 @@ impl Placements {
         Ok(())
     }
 
+    pub(crate) fn without_partials(&self) -> Placements {
+        Placements {
+            shards: self.shards.clone(),
+            partials: SmallVec::new(),
+        }
+    }
+
     /// Removes the shard of `axis`.
     pub(crate) fn remove(&mut self, axis: usize) {
         self.shards.retain(|shard| shard.axis != axis);

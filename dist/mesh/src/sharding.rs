@@ -222,6 +222,11 @@ impl Sharding {
             .collect()
     }
 
+    /// The same shards; axes with partial values replicate instead.
+    pub fn without_partials(&self) -> Sharding {
+        self.with_placements(self.placements.without_partials())
+    }
+
     /// Whether every rank holds the whole tensor.
     pub fn is_replicated(&self) -> bool {
         self.placements == Placements::default()

@@ -43,12 +43,12 @@ pub enum TapeError {
         now: u64,
     },
 
-    /// A sharded value that needs a gradient.
+    /// A result of an op whose gradient depends on which rank has the maximum.
     #[error(
-        "the tape cannot record the sharded value {value} yet; pass the rank's part \
-         (`Tensor::local`)"
+        "the gradient of {value} depends on all ranks: compute the maximum of a whole dim, or stop the \
+         gradient with Var::constant"
     )]
-    Sharded {
+    PartialMax {
         /// The value's dtype, shape and sharding.
         value: String,
     },
@@ -88,6 +88,19 @@ pub enum TapeError {
     NotMaterialized {
         /// The parameter.
         name: String,
+    },
+
+    /// A sharding that a parameter cannot have.
+    #[error("`{name}` of shape {shape} cannot be sharded as {sharding}: {problem}")]
+    ParamSharding {
+        /// The parameter.
+        name: String,
+        /// Its shape.
+        shape: String,
+        /// The sharding and its shape.
+        sharding: String,
+        /// What is wrong with it.
+        problem: &'static str,
     },
 
     /// A parameter that these `Grads` do not hold.

@@ -1,6 +1,8 @@
 //! Accumulators: buffers that ops add their results to.
 
-use crate::{Call, DType, Device, Error, Kind, Result, Shape, Signature, Tensor, ops};
+use crate::{
+    Call, DType, Device, Error, Kind, Result, Shape, ShardedShape, Signature, Tensor, ops,
+};
 
 /// A buffer that ops add to, and whether it is empty.
 ///
@@ -84,39 +86,35 @@ impl Accumulator {
         Ok(())
     }
 
-    /// Calls `op` with the buffer reshaped to `shape`.
+    /// Calls `op` with the buffer, whose global shape is `own`, reshaped to `shape`.
     ///
+    /// # Errors
     /// [`Error::Reshape`](crate::Error::Reshape) when the number of elements differs;
-    /// [`Error::Argument`](crate::Error::Argument) when `op` changes the sharding; the error of
+    /// [`Error::Sharding`](crate::Error::Sharding) when a sharding cannot be reshaped; the error of
     /// `op`.
-    /// returns.
     pub fn viewed<E: From<crate::Error>>(
         &mut self,
-        shape: &Shape,
+        own: &Shape,
+        shape: &ShardedShape,
         op: impl FnOnce(&mut Accumulator) -> Result<(), E>,
     ) -> Result<(), E> {
-        if self.buffer.shape() == shape {
+        if own == &**shape {
             return op(self);
         }
-        // A contiguous buffer reshapes to any shape without a copy.
-        let view = self
-            .buffer
-            .view(shape)?
-            .unwrap_or_else(|| self.buffer.clone());
+        let view = match self.buffer.sharding() {
+            Some(_) => reshaped(&self.buffer, shape)?,
+            None => reshaped(&self.buffer, shape.local())?,
+        };
         let mut viewed = Accumulator {
             buffer: view,
             empty: self.empty,
         };
         op(&mut viewed)?;
         self.empty = viewed.empty;
-        match viewed.buffer.sharding() == self.buffer.sharding() {
-            true => Ok(()),
-            false => Err(Error::Argument {
-                op: "accumulator",
-                problem: "a sharded result cannot be added to a reshaped buffer yet".into(),
-            }
-            .into()),
+        if self.buffer.sharding().is_none() && viewed.buffer.sharding().is_some() {
+            self.buffer = reshaped(&viewed.buffer, own)?;
         }
+        Ok(())
     }
 
     /// The sum; filled with zeros if the buffer is empty.
@@ -131,6 +129,15 @@ impl Accumulator {
         }
         Ok(&self.buffer)
     }
+}
+
+/// A contiguous buffer with another global shape, without a copy.
+fn reshaped(buffer: &Tensor, shape: &Shape) -> Result<Tensor> {
+    let view = buffer.view(shape)?;
+    view.ok_or_else(|| Error::Argument {
+        op: "accumulator",
+        problem: format!("{buffer} is not contiguous, so it cannot be viewed as {shape}"),
+    })
 }
 
 #[cfg(test)]

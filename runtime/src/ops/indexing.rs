@@ -112,11 +112,9 @@ pub fn split(x: &Tensor, sizes: &[usize], dim: isize) -> Result<Vec<Tensor>> {
     let total = sizes
         .iter()
         .try_fold(0usize, |total, size| total.checked_add(*size));
-    if total != Some(x.shape()[at]) {
-        let problem = format!(
-            "sizes {sizes:?} must sum to the extent of dim {at} of {}",
-            x.shape()
-        );
+    let shape = x.global_shape();
+    if total != Some(shape[at]) {
+        let problem = format!("sizes {sizes:?} must sum to the extent of dim {at} of {shape}");
         return Err(Error::Argument {
             op: "split",
             problem,

@@ -164,18 +164,7 @@ impl ShardingRule {
     /// # Errors
     /// [`RuleError::Argument`] when `from` has more dims.
     pub fn broadcast(op: &str, from: &[usize], to: &[usize]) -> Result<ShardingRule, RuleError> {
-        let refused = || RuleError::Argument {
-            op: op.to_owned(),
-            problem: format!("the global shape {from:?} does not broadcast to {to:?}"),
-        };
-        let added = to.len().checked_sub(from.len()).ok_or_else(refused)?;
-        if from
-            .iter()
-            .zip(&to[added..])
-            .any(|(from, to)| from != to && *from != 1)
-        {
-            return Err(refused());
-        }
+        let added = added_dims(op, from, to)?;
         let is_kept = |dim: usize| dim >= added && from[dim - added] == to[dim];
         let name = |dim: usize, other: &str| match is_kept(dim) {
             true => format!("d{dim}"),
@@ -189,6 +178,27 @@ impl ShardingRule {
             rule.set_extent(&format!("many{dim}"), *extent);
         }
         rule.linear_in(&["x"])
+    }
+
+    /// Broadcasts a tensor of shape `from` to the shape `to` of a second operand, and shards the
+    /// result like that operand.
+    ///
+    /// # Errors
+    /// As [`ShardingRule::broadcast`].
+    pub fn broadcast_like(
+        op: &str,
+        from: &[usize],
+        to: &[usize],
+    ) -> Result<ShardingRule, RuleError> {
+        let added = added_dims(op, from, to)?;
+        let of_x = |dim: usize| match from[dim - added] == to[dim] {
+            true => format!("d{dim}"),
+            false => "1".to_owned(),
+        };
+        let x: Vec<String> = (added..to.len()).map(of_x).collect();
+        let y = written(0..to.len(), |_| false);
+        let signature = format!("x[{}], like[{y}] -> y[{y}]", x.join(" "));
+        ShardingRule::new(op, &signature)?.linear_in(&["x"])
     }
 
     /// Permutes dims: dim `order[i]` of the operand is dim i of the result.
@@ -310,6 +320,21 @@ fn firsts(from: &[usize], to: &[usize]) -> Vec<(usize, usize)> {
 fn written(dims: impl Iterator<Item = usize>, whole: impl Fn(usize) -> bool) -> String {
     let dims = dims.map(|dim| format!("d{dim}{}", if whole(dim) { "!" } else { "" }));
     dims.collect::<Vec<_>>().join(" ")
+}
+
+/// The number of dims that a broadcast from shape `from` to shape `to` adds in front.
+fn added_dims(op: &str, from: &[usize], to: &[usize]) -> Result<usize, RuleError> {
+    let added = to.len().checked_sub(from.len());
+    let fits = |added: usize| {
+        let mut pairs = from.iter().zip(&to[added..]);
+        pairs.all(|(from, to)| from == to || *from == 1)
+    };
+    added
+        .filter(|added| fits(*added))
+        .ok_or_else(|| RuleError::Argument {
+            op: op.to_owned(),
+            problem: format!("the global shape {from:?} does not broadcast to {to:?}"),
+        })
 }
 
 fn check_dims(op: &str, ndim: usize, dims: &[usize]) -> Result<(), RuleError> {

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
 use meshgrad_mesh::Sharding;
 
@@ -19,6 +19,8 @@ struct Inner {
     sharding: Sharding,
     rank: usize,
     local: Shape,
+    /// The tag with the same shards and without partial values, if this one has partial values.
+    shards: Option<Tag>,
 }
 
 impl PartialEq for Tag {
@@ -31,22 +33,30 @@ impl Tag {
     /// # Errors
     /// [`ShardedTensorError::NotInMesh`]; [`Error::TooManyDims`](crate::Error::TooManyDims).
     pub(crate) fn new(sharding: Sharding, rank: usize) -> Result<Tag> {
-        let mut tags = TAGS.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (sharding, rank);
-        if let Some(known) = tags.by_value.get(&key).and_then(Weak::upgrade) {
-            return Ok(Tag(known));
+        if let Some(known) = tags().known(&key) {
+            return Ok(known);
         }
         let Some(local) = key.0.local_shape(rank) else {
             let mesh = key.0.mesh().to_string();
             return Err(ShardedTensorError::NotInMesh { rank, mesh }.into());
         };
+        let shards = match key.0.partials().is_empty() {
+            true => None,
+            false => Some(Tag::new(key.0.without_partials(), rank)?),
+        };
         let tag = Arc::new(Inner {
             sharding: key.0.clone(),
             rank,
             local: Shape::new(&local)?,
+            shards,
         });
-        tags.insert(key, &tag);
-        Ok(Tag(tag))
+        Ok(tags().insert(key, tag))
+    }
+
+    /// The tag with the same shards; axes with partial values replicate instead.
+    pub(super) fn shards(&self) -> &Tag {
+        self.0.shards.as_ref().unwrap_or(self)
     }
 
     pub(crate) fn sharding(&self) -> &Sharding {
@@ -98,6 +108,10 @@ impl Tag {
 
 static TAGS: LazyLock<Mutex<Tags>> = LazyLock::new(Mutex::default);
 
+fn tags() -> MutexGuard<'static, Tags> {
+    TAGS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// All live tags, and dead ones until the next sweep.
 #[derive(Default)]
 struct Tags {
@@ -109,14 +123,24 @@ struct Tags {
 const FEW: usize = 256;
 
 impl Tags {
+    fn known(&self, key: &(Sharding, usize)) -> Option<Tag> {
+        self.by_value.get(key).and_then(Weak::upgrade).map(Tag)
+    }
+
+    /// Adds `tag`, unless another thread has added an equal one; returns the one that is known.
+    ///
     /// Decoding creates new shapes for each token, so dead tags are removed before they outnumber
     /// the live ones.
-    fn insert(&mut self, key: (Sharding, usize), tag: &Arc<Inner>) {
+    fn insert(&mut self, key: (Sharding, usize), tag: Arc<Inner>) -> Tag {
+        if let Some(known) = self.known(&key) {
+            return known;
+        }
         if self.by_value.len() >= self.sweep_at.max(FEW) {
             self.by_value.retain(|_, tag| tag.strong_count() > 0);
             self.sweep_at = 2 * self.by_value.len();
         }
-        self.by_value.insert(key, Arc::downgrade(tag));
+        self.by_value.insert(key, Arc::downgrade(&tag));
+        Tag(tag)
     }
 }
 

@@ -12,6 +12,7 @@ static SLICE: &str = "slice";
 static UNSQUEEZE: &str = "unsqueeze";
 static RESHAPE: &str = "reshape";
 static BROADCAST: &str = "broadcast_to";
+static BROADCAST_LIKE: &str = "broadcast_like";
 
 /// The ranks of a mesh that an error lists.
 const FEW_RANKS: usize = 8;
@@ -61,6 +62,24 @@ pub(crate) fn reshaped(x: &Tag, to: &[usize]) -> Result<Tag> {
 pub(crate) fn broadcast(x: &Tag, to: &[usize]) -> Result<Tag> {
     let rule = || ShardingRule::broadcast(BROADCAST, x.sharding().shape(), to);
     tag(&BROADCAST, x, to, rule)
+}
+
+/// The tag of a tensor broadcast to the global shape of `like` and sharded like it.
+pub(super) fn broadcast_like(x: &Tag, like: &Tag) -> Result<Tag> {
+    let gate = Gate {
+        op: BROADCAST_LIKE,
+        id: std::ptr::from_ref(&BROADCAST_LIKE) as usize,
+        operands: &[Some(x), Some(like)],
+        name: &|at| ["x", "like"][at].to_owned(),
+        last_is_open: false,
+        arguments: &[],
+    };
+    let (from, to) = (x.sharding().shape(), like.sharding().shape());
+    let results = gate.results(|| ShardingRule::broadcast_like(BROADCAST_LIKE, from, to))?;
+    results.map_or_else(
+        || Ok(x.clone()),
+        |results| results.of_shape(0, like.local()),
+    )
 }
 
 /// The tag of `table`, repeated for each index of the first dim of `x` and sharded like that dim.

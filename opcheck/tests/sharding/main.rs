@@ -1,0 +1,407 @@
+//! The law of sharded gradients: if an op and its gradient accept the shardings of the operands,
+//! assembling the ranks' results and gradients gives those of the unsharded op.
+//!
+//! Ops never communicate, so the ranks run one after the other.
+
+mod parts;
+
+use meshgrad_autograd::{Grads, Param, Spec, Tape, Var};
+use meshgrad_mesh::{Mesh, Placement, Reduction, Sharding};
+use meshgrad_opcheck::cases::{self, Case};
+use meshgrad_runtime::{DType, Device, Error, Result, Tensor, ops, with_mesh};
+
+use parts::{assemble, assert_near, numbers, part, tolerance};
+
+/// The shardings of a case's inputs, then of its constants.
+type Choice = Vec<Sharding>;
+
+/// What an op computes: results, and the gradients of the inputs.
+struct Computed {
+    /// That of the inputs.
+    dtype: DType,
+    results: Vec<Tensor>,
+    gradients: Vec<Tensor>,
+}
+
+/// How the gradient of each result is given.
+#[derive(Clone, Copy, PartialEq)]
+enum Seeds {
+    /// Sharded like the result, and replicated otherwise.
+    Whole,
+    /// As [`Seeds::Whole`], but partial along one axis that does not shard the result.
+    Partial(&'static str),
+}
+
+/// All combinations of placements of the operands along `axis`, on top of `outer`.
+fn choices(case: &Case, mesh: &Mesh, axis: &str) -> Vec<Choice> {
+    let mut choices = vec![Vec::new()];
+    for (at, x) in operands(case).enumerate() {
+        let mut placements = vec![Placement::Replicate];
+        placements.extend((0..x.shape().len()).map(Placement::shard));
+        if at < case.inputs.len() {
+            placements.push(Placement::Partial(Reduction::Sum));
+        }
+        let longer = |choice: Choice| {
+            let with = |placement: &Placement| {
+                let next = Sharding::new(mesh, [(axis, placement.clone())], x.shape()).unwrap();
+                [&choice[..], &[next]].concat()
+            };
+            placements.iter().map(with).collect::<Vec<_>>()
+        };
+        choices = choices.into_iter().flat_map(longer).collect();
+    }
+    choices
+}
+
+fn operands(case: &Case) -> impl Iterator<Item = &Tensor> {
+    case.inputs.iter().chain(&case.constants)
+}
+
+/// Runs a case forward and backward on one rank. Weights are parameters.
+fn run(
+    case: &Case,
+    parts: &[Tensor],
+    seeds: impl Fn(&[Var]) -> Result<Vec<Tensor>>,
+) -> Result<Computed> {
+    let (inputs, constants) = parts.split_at(case.inputs.len());
+    let is_param = |at: usize, x: &Tensor| {
+        let partial = x.sharding().is_some_and(|it| !it.partials().is_empty());
+        case.weights.contains(&at) && !partial
+    };
+    let mut params = Vec::new();
+    let ((inputs, outputs), tape) = Tape::record(|| {
+        let mut vars = Vec::new();
+        for (at, x) in inputs.iter().enumerate() {
+            vars.push(match is_param(at, x) {
+                true => {
+                    params.push(param(at, x)?);
+                    params[params.len() - 1].var()?
+                }
+                false => Var::input(x.clone()),
+            });
+        }
+        let outputs = (case.function)(&vars, constants)?;
+        Ok((vars, outputs))
+    })?;
+    let dys = seeds(&outputs)?;
+    let roots: Vec<(&Var, Tensor)> = outputs.iter().zip(dys).collect();
+    let tracked: Vec<&Var> = inputs
+        .iter()
+        .enumerate()
+        .filter(|(at, x)| !is_param(*at, x.value()))
+        .map(|(_, x)| x)
+        .collect();
+    let mut grads = Grads::new(&params)?;
+    let (of_inputs, of_weights) = tape.backward_inputs(&roots, &tracked)?;
+    of_weights.run(&mut grads)?;
+
+    let (mut of_inputs, mut of_params) = (of_inputs.into_iter(), params.iter());
+    let gradients = inputs
+        .iter()
+        .enumerate()
+        .map(|(at, x)| match is_param(at, x.value()) {
+            true => grads.get(of_params.next().unwrap()),
+            false => Ok(of_inputs.next().unwrap()),
+        });
+    Ok(Computed {
+        dtype: parts[0].dtype(),
+        gradients: gradients.collect::<Result<_>>()?,
+        results: outputs.into_iter().map(Var::into_value).collect(),
+    })
+}
+
+fn param(at: usize, x: &Tensor) -> Result<Param> {
+    let spec = Spec {
+        shape: x.global_shape(),
+        dtype: x.dtype(),
+        init: meshgrad_autograd::Init::Zeros,
+        optional: true,
+    };
+    let param = Param::with_spec(format!("w{at}"), spec);
+    param.set(x)?;
+    Ok(param)
+}
+
+/// The gradient of result `at`, of the dtype of `y`.
+fn seed(y: &Tensor, at: usize, shape: &[usize]) -> Tensor {
+    numbers(y, shape, 11 + at)
+}
+
+fn run_whole(case: &Case) -> Computed {
+    let parts: Vec<Tensor> = operands(case).cloned().collect();
+    let seeds = |outputs: &[Var]| {
+        let seed = |(at, y): (usize, &Var)| seed(y.value(), at, y.shape());
+        Ok(outputs.iter().enumerate().map(seed).collect())
+    };
+    run(case, &parts, seeds).unwrap()
+}
+
+/// Runs a case on all ranks; the error of rank 0 if it is refused, which must be a sharding error.
+fn run_sharded(case: &Case, choice: &Choice, mesh: &Mesh, seeds: Seeds) -> Option<Vec<Computed>> {
+    let what = || format!("{}: {}", case.name, text(choice));
+    let of_rank = |rank: usize| {
+        let parts = operands(case).zip(choice);
+        let parts = parts.map(|(x, sharding)| part(x, sharding, rank));
+        let parts: Vec<Tensor> = parts.collect();
+        let dys = |outputs: &[Var]| {
+            let dy = |(at, y): (usize, &Var)| {
+                let Some(sharding) = y.value().sharding() else {
+                    panic!("{}: result {at} has no sharding", what());
+                };
+                let sharding = seeds.sharding(sharding);
+                part(&seed(y.value(), at, sharding.shape()), &sharding, rank)
+            };
+            Ok(outputs.iter().enumerate().map(dy).collect())
+        };
+        with_mesh(mesh, rank, || run(case, &parts, dys))
+    };
+    let computed: Vec<Result<Computed>> = mesh.ranks().into_iter().map(of_rank).collect();
+    let refused = computed.iter().filter(|it| it.is_err()).count();
+    match computed.into_iter().collect::<Result<Vec<_>>>() {
+        Ok(computed) => Some(computed),
+        Err(Error::Sharding(_) | Error::Tape(_)) if refused == mesh.ranks().len() => None,
+        Err(error) => panic!("{}: {error} on {refused} ranks", what()),
+    }
+}
+
+impl Seeds {
+    fn sharding(self, result: &Sharding) -> Sharding {
+        let whole = result.without_partials();
+        match self {
+            Seeds::Partial(axis) if whole.placement(axis) == Ok(Placement::Replicate) => {
+                let with = |(name, at): (&str, Placement)| match name == axis {
+                    true => (name.to_owned(), Placement::Partial(Reduction::Sum)),
+                    false => (name.to_owned(), at),
+                };
+                let placements: Vec<_> = whole.placements().into_iter().map(with).collect();
+                Sharding::new(whole.mesh(), placements, whole.shape()).unwrap()
+            }
+            _ => whole,
+        }
+    }
+}
+
+fn text(choice: &[Sharding]) -> String {
+    let texts: Vec<String> = choice.iter().map(Sharding::to_string).collect();
+    texts.join(" | ")
+}
+
+/// Compares the assembled results and gradients of all ranks with those of the whole op. Returns
+/// the shardings of the gradients.
+fn check(
+    whole: &Computed,
+    computed: &[Computed],
+    inputs: &[Sharding],
+    what: &str,
+) -> Vec<Sharding> {
+    let pick = |of: fn(&Computed) -> &Vec<Tensor>, at: usize| -> Vec<Tensor> {
+        computed.iter().map(|it| of(it)[at].clone()).collect()
+    };
+    let tolerance = tolerance(whole.dtype);
+    for (at, whole) in whole.results.iter().enumerate() {
+        let parts = pick(|it| &it.results, at);
+        assert_near(&assemble(&parts, what), whole, tolerance, what);
+    }
+    let mut shardings = Vec::new();
+    for (at, whole) in whole.gradients.iter().enumerate() {
+        let parts = pick(|it| &it.gradients, at);
+        let sharding = parts[0]
+            .sharding()
+            .unwrap_or_else(|| panic!("{what}: no sharding"));
+        assert_eq!(
+            sharding.without_partials(),
+            inputs[at].without_partials(),
+            "{what}: the gradient of input {at} has other shards"
+        );
+        let what = format!("{what}: input {at}");
+        assert_near(&assemble(&parts, &what), whole, tolerance, &what);
+        shardings.push(sharding.clone());
+    }
+    shardings
+}
+
+/// Checks a choice with gradients of the results that are replicated or partial along `axis`.
+/// Returns the shardings of the gradients in the first case; `None` if the op refuses the choice.
+fn check_choice(
+    case: &Case,
+    choice: &Choice,
+    mesh: &Mesh,
+    axis: &'static str,
+) -> Option<Vec<Sharding>> {
+    let whole = run_whole(case);
+    let check = |seeds: Seeds| {
+        let computed = run_sharded(case, choice, mesh, seeds)?;
+        let what = format!("{}: {}", case.name, text(choice));
+        Some(check(&whole, &computed, choice, &what))
+    };
+    let gradients = check(Seeds::Whole);
+    check(Seeds::Partial(axis));
+    gradients
+}
+
+/// All cases, except that rows sorted by expert have no sharding.
+fn all_cases(dtype: DType) -> impl Iterator<Item = Case> {
+    let cases = cases::all(&Device::cpu(), dtype).unwrap();
+    cases.into_iter().filter(|case| case.name != "experts")
+}
+
+/// The snapshot lists the shardings of operands that each op and its gradient accept on two ranks,
+/// and those of the gradients.
+#[test]
+fn sharded_gradients_are_those_of_the_whole() {
+    let mut table = Vec::new();
+    for case in all_cases(DType::F64) {
+        table.push(case.name.to_owned());
+        for ranks in [2, 3, 4] {
+            let mesh = Mesh::new(&[ranks], &["tp"]).unwrap();
+            for choice in choices(&case, &mesh, "tp") {
+                let gradients = check_choice(&case, &choice, &mesh, "tp");
+                let is_trivial = choice.iter().all(Sharding::is_replicated);
+                if let (Some(gradients), 2, false) = (gradients, ranks, is_trivial) {
+                    table.push(format!("  {} -> {}", text(&choice), text(&gradients)));
+                }
+            }
+        }
+    }
+    insta::assert_snapshot!(table.join("\n"));
+}
+
+#[test]
+fn sharded_gradients_in_narrow_dtypes() {
+    let mesh = Mesh::new(&[2], &["tp"]).unwrap();
+    for case in all_cases(DType::F32).chain(all_cases(DType::BF16)) {
+        for choice in choices(&case, &mesh, "tp") {
+            check_choice(&case, &choice, &mesh, "tp");
+        }
+    }
+}
+
+/// Shardings that an op accepts along one axis can be combined on a mesh of two axes.
+#[test]
+fn gradients_on_two_axes() {
+    let mesh = Mesh::new(&[2, 3], &["dp", "tp"]).unwrap();
+    let (mut accepted, mut refused) = (0, 0);
+    for case in all_cases(DType::F64) {
+        let along = |ranks: usize, axis: &'static str| -> Vec<Choice> {
+            let mesh = Mesh::new(&[ranks], &[axis]).unwrap();
+            let choices = choices(&case, &mesh, axis).into_iter();
+            choices
+                .filter(|choice| run_sharded(&case, choice, &mesh, Seeds::Whole).is_some())
+                .collect()
+        };
+        let (dp, tp) = (along(2, "dp"), along(3, "tp"));
+        for (dp, tp) in dp.iter().flat_map(|dp| tp.iter().map(move |tp| (dp, tp))) {
+            let both = |(dp, tp): (&Sharding, &Sharding)| {
+                let placements = dp.placements().into_iter().chain(tp.placements());
+                Sharding::new(&mesh, placements.collect::<Vec<_>>(), dp.shape()).unwrap()
+            };
+            let choice: Choice = dp.iter().zip(tp).map(both).collect();
+            match check_choice(&case, &choice, &mesh, "tp") {
+                Some(_) => accepted += 1,
+                None => refused += 1,
+            }
+        }
+    }
+    // Nested shards of unequal sizes are refused by ops that merge dims or compute means.
+    assert!(
+        accepted > 500 && refused < accepted / 10,
+        "{accepted} accepted, {refused} refused"
+    );
+}
+
+/// The gradient of a norm's weight is partial over the axis of the batch and that of the sequence.
+#[test]
+fn the_weight_of_a_norm_is_partial_over_batch_and_sequence() {
+    let mesh = Mesh::new(&[2, 3], &["dp", "tp"]).unwrap();
+    let case = all_cases(DType::F64)
+        .find(|case| case.name == "rms_norm")
+        .unwrap();
+    let sharded = [("dp", Placement::shard(0)), ("tp", Placement::shard(1))];
+    let choice = vec![
+        Sharding::new(&mesh, sharded, case.inputs[0].shape()).unwrap(),
+        Sharding::replicated(&mesh, case.inputs[1].shape()).unwrap(),
+    ];
+    let gradients = check_choice(&case, &choice, &mesh, "tp").unwrap();
+    assert_eq!(
+        gradients[1].to_string(),
+        "dp: partial(sum), tp: partial(sum)"
+    );
+}
+
+/// Mistakes that an implementation could make.
+#[derive(Clone, Copy, Debug)]
+enum Fault {
+    /// Partial gradients are taken for whole ones.
+    DroppedReduction,
+    /// Gradients are multiplied by the number of ranks.
+    ScaledGradient,
+    /// Ranks 0 and 1 exchange their gradients.
+    SwappedRanks,
+}
+
+impl Fault {
+    fn plant(self, computed: &mut [Computed]) {
+        let ranks = computed.len();
+        match self {
+            Fault::DroppedReduction => {
+                for gradient in computed[1..].iter_mut().flat_map(|it| &mut it.gradients) {
+                    if !gradient.sharding().unwrap().partials().is_empty() {
+                        *gradient = ops::affine(gradient, 0.0, 0.0).unwrap();
+                    }
+                }
+            }
+            Fault::ScaledGradient => {
+                for gradient in computed.iter_mut().flat_map(|it| &mut it.gradients) {
+                    *gradient = ops::affine(gradient, ranks as f64, 0.0).unwrap();
+                }
+            }
+            Fault::SwappedRanks => swap(computed),
+        }
+    }
+}
+
+/// Exchanges the values of equal shape of ranks 0 and 1.
+fn swap(computed: &mut [Computed]) {
+    for at in 0..computed[0].gradients.len() {
+        let [a, b] = [0, 1].map(|rank| computed[rank].gradients[at].clone());
+        if a.shape() == b.shape() {
+            let exchanged = |x: &Tensor, place: &Tensor, rank: usize| {
+                x.local()
+                    .with_sharding(place.sharding().unwrap(), rank)
+                    .unwrap()
+            };
+            computed[0].gradients[at] = exchanged(&b, &a, 0);
+            computed[1].gradients[at] = exchanged(&a, &b, 1);
+        }
+    }
+}
+
+/// Each fault must be found in some choice for a linear layer.
+#[test]
+fn planted_faults_are_found() {
+    let mesh = Mesh::new(&[3], &["tp"]).unwrap();
+    let case = all_cases(DType::F64)
+        .find(|case| case.name == "linear, aligned")
+        .unwrap();
+    let whole = run_whole(&case);
+    for fault in [
+        Fault::DroppedReduction,
+        Fault::ScaledGradient,
+        Fault::SwappedRanks,
+    ] {
+        let is_found = |choice: &Choice| {
+            let Some(mut computed) = run_sharded(&case, choice, &mesh, Seeds::Whole) else {
+                return false;
+            };
+            fault.plant(&mut computed);
+            let checked =
+                std::panic::AssertUnwindSafe(|| check(&whole, &computed, choice, "planted"));
+            std::panic::catch_unwind(checked).is_err()
+        };
+        let found = choices(&case, &mesh, "tp")
+            .iter()
+            .filter(|choice| is_found(choice))
+            .count();
+        assert!(found > 0, "{fault:?} is not found");
+    }
+}

@@ -1,0 +1,135 @@
+//! Parts of global tensors, and their assembly.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use meshgrad_mesh::{Placement, Reduction, Sharding};
+use meshgrad_runtime::{DType, Tensor, ops};
+
+/// The part of `rank` of `x`. Partial values are small integers, except those of the first rank,
+/// which has the rest.
+pub(crate) fn part(x: &Tensor, sharding: &Sharding, rank: usize) -> Tensor {
+    let mut local = x.clone();
+    for (dim, range) in ranges(sharding, rank).into_iter().enumerate() {
+        local = local.slice(dim as isize, range).unwrap();
+    }
+    let local = ops::contiguous(&local).unwrap();
+    let local = partial(&local, sharding, rank);
+    local.with_sharding(sharding, rank).unwrap()
+}
+
+fn ranges(sharding: &Sharding, rank: usize) -> Vec<Range<usize>> {
+    let region = sharding.region(rank).unwrap().into_iter();
+    region
+        .map(|range| range.start as usize..range.end as usize)
+        .collect()
+}
+
+/// The coordinate of `rank` along each axis with partial values, and the number of ranks there.
+fn partial_coordinates(sharding: &Sharding, rank: usize) -> Vec<(usize, usize)> {
+    let mesh = sharding.mesh();
+    let coordinate = mesh.coordinate(rank).unwrap();
+    let axes = mesh.axes().iter().zip(coordinate);
+    axes.filter(|(axis, _)| matches!(sharding.placement(axis.name()), Ok(Placement::Partial(_))))
+        .map(|(axis, at)| (at, axis.size()))
+        .collect()
+}
+
+/// The share of `rank`: the sum over the ranks of all partial axes is `x`.
+fn partial(x: &Tensor, sharding: &Sharding, rank: usize) -> Tensor {
+    let axes = partial_coordinates(sharding, rank);
+    let ranks: usize = axes.iter().map(|(_, size)| size).product();
+    if ranks == 1 {
+        return x.clone();
+    }
+    let own = axes.iter().fold(0, |number, (at, size)| number * size + at);
+    let share = |rank: usize, at: usize| ((at * 7 + rank * 5) % 5) as f64 - 2.0;
+    let values = values(x).into_iter().enumerate();
+    let values = values.map(|(at, value)| match own {
+        0 => value - (1..ranks).map(|rank| share(rank, at)).sum::<f64>(),
+        _ => share(own, at),
+    });
+    tensor(x, x.shape(), &values.collect::<Vec<_>>())
+}
+
+/// A tensor of `values` on the device and in the dtype of `like`.
+fn tensor(like: &Tensor, shape: &[usize], values: &[f64]) -> Tensor {
+    let wide = Tensor::from_slice(like.device(), shape, values).unwrap();
+    ops::cast(&wide, like.dtype()).unwrap()
+}
+
+/// Assembles the global tensor from the parts of ranks 0, 1, .. of one mesh. Ranks that have the
+/// same part must have equal values.
+pub(crate) fn assemble(parts: &[Tensor], what: &str) -> Tensor {
+    let sharding = parts[0]
+        .sharding()
+        .unwrap_or_else(|| panic!("{what}: no sharding"));
+    let mut shares: HashMap<(Vec<Range<usize>>, Vec<(usize, usize)>), Tensor> = HashMap::new();
+    let mut whole = vec![0.0; sharding.shape().iter().product()];
+    for (rank, part) in parts.iter().enumerate() {
+        assert_eq!(part.sharding(), Some(sharding), "{what}: rank {rank}");
+        let key = (ranges(sharding, rank), partial_coordinates(sharding, rank));
+        let local = part.local();
+        if let Some(same) = shares.get(&key) {
+            assert_near(
+                &local,
+                same,
+                0.0,
+                &format!("{what}: replicas of rank {rank}"),
+            );
+            continue;
+        }
+        add_region(&mut whole, sharding.shape(), &key.0, &values(&local));
+        shares.insert(key, local);
+    }
+    let averaged = sharding.partials().into_iter();
+    let averaged = averaged.filter(|(_, reduction)| *reduction == Reduction::Avg);
+    for (axis, _) in averaged {
+        let ranks = sharding.mesh().axis(axis).unwrap().size() as f64;
+        whole.iter_mut().for_each(|value| *value /= ranks);
+    }
+    tensor(&parts[0], sharding.shape(), &whole)
+}
+
+fn add_region(whole: &mut [f64], shape: &[usize], region: &[Range<usize>], values: &[f64]) {
+    for (at, value) in values.iter().enumerate() {
+        let (mut left, mut offset, mut stride) = (at, 0, 1);
+        for (dim, range) in region.iter().enumerate().rev() {
+            offset += (range.start + left % range.len()) * stride;
+            left /= range.len();
+            stride *= shape[dim];
+        }
+        whole[offset] += value;
+    }
+}
+
+fn values(x: &Tensor) -> Vec<f64> {
+    ops::cast(x, DType::F64).unwrap().to_vec().unwrap()
+}
+
+/// The differences that reordered sums of a dtype may cause, relative and absolute.
+pub(crate) fn tolerance(dtype: DType) -> f64 {
+    match dtype {
+        DType::F64 => 1e-11,
+        DType::F32 => 1e-4,
+        _ => 0.1,
+    }
+}
+
+pub(crate) fn assert_near(actual: &Tensor, expected: &Tensor, tolerance: f64, what: &str) {
+    assert_eq!(actual.shape(), expected.shape(), "{what}");
+    for (actual, expected) in values(actual).into_iter().zip(values(expected)) {
+        let near = (actual - expected).abs() <= tolerance * (1.0 + expected.abs());
+        assert!(
+            near || actual == expected,
+            "{what}: {actual} is not {expected}"
+        );
+    }
+}
+
+/// Distinct numbers between -1 and 1, on the device and in the dtype of `like`.
+pub(crate) fn numbers(like: &Tensor, shape: &[usize], salt: usize) -> Tensor {
+    let count: usize = shape.iter().product();
+    let number = |at: usize| (1.0 + at as f64 * 1.7 + salt as f64 * 0.9).sin();
+    tensor(like, shape, &(0..count).map(number).collect::<Vec<_>>())
+}

@@ -1,0 +1,137 @@
+//! Global shapes with the shards of a rank.
+
+use std::ops::Deref;
+
+use meshgrad_mesh::{Placement, Sharding};
+
+use super::error::ShardedTensorError;
+use super::tag::Tag;
+use super::views;
+use crate::{DType, Device, Kind, Result, Shape, Tensor};
+
+/// The global shape of a tensor and the shards that this rank has, without partial values: the
+/// shape of a parameter, and of a tensor's gradients. Along the axes of the mesh that do not shard
+/// the tensor, a gradient is replicated or partial.
+///
+/// It dereferences to the global shape.
+#[derive(Clone, Debug)]
+pub struct ShardedShape {
+    global: Shape,
+    /// Without partial values; `None` without a sharding.
+    tag: Option<Tag>,
+}
+
+impl Deref for ShardedShape {
+    type Target = Shape;
+
+    fn deref(&self) -> &Shape {
+        &self.global
+    }
+}
+
+/// A shape without a sharding.
+impl From<Shape> for ShardedShape {
+    fn from(global: Shape) -> ShardedShape {
+        ShardedShape { global, tag: None }
+    }
+}
+
+impl ShardedShape {
+    /// The shape of `sharding`, and the shards of rank `rank`.
+    ///
+    /// # Errors
+    /// [`Error::Sharding`](crate::Error::Sharding) when the rank is not in the mesh.
+    pub fn new(sharding: &Sharding, rank: usize) -> Result<ShardedShape> {
+        let tag = Tag::new(sharding.without_partials(), rank)?;
+        Ok(ShardedShape {
+            global: Shape::new(sharding.shape())?,
+            tag: Some(tag),
+        })
+    }
+
+    /// The shape of this rank's part.
+    pub fn local(&self) -> &Shape {
+        self.tag.as_ref().map_or(&self.global, Tag::local)
+    }
+
+    /// The sharding, without partial values.
+    pub fn sharding(&self) -> Option<&Sharding> {
+        self.tag.as_ref().map(Tag::sharding)
+    }
+
+    /// Whether `x` has this global shape and these shards. It may be partial.
+    pub fn fits(&self, x: &Tensor) -> bool {
+        match (&self.tag, x.tag()) {
+            (None, None) => self.global == *x.shape(),
+            (Some(own), Some(other)) => own == other.shards(),
+            _ => false,
+        }
+    }
+
+    /// `x`, of the local shape, as this rank's part of a tensor with these shards. Copies nothing.
+    ///
+    /// # Errors
+    /// [`Error::Sharding`](crate::Error::Sharding) for another local shape.
+    pub fn part(&self, x: &Tensor) -> Result<Tensor> {
+        let Some(tag) = &self.tag else {
+            return Ok(x.clone());
+        };
+        tag.check("part", x.shape())?;
+        Ok(x.with_tag(Some(tag.clone())))
+    }
+
+    /// `x` broadcast to this shape, with these shards: adds dims in front, and repeats dims of
+    /// extent 1. Copies nothing.
+    ///
+    /// # Errors
+    /// [`Error::Broadcast`](crate::Error::Broadcast); [`Error::Sharding`](crate::Error::Sharding)
+    /// unless `x` is replicated where this shape shards a repeated dim, and has the same shards of
+    /// the other dims.
+    pub fn broadcast(&self, x: &Tensor) -> Result<Tensor> {
+        match (&self.tag, x.tag()) {
+            (Some(own), Some(tag)) => {
+                let tag = views::broadcast_like(tag, own)?;
+                Ok(x.local_broadcast_to(own.local())?.with_tag(Some(tag)))
+            }
+            _ => x.broadcast_to(&self.global),
+        }
+    }
+
+    /// Zeros of this shape; this rank's part of them.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+    pub fn zeros(&self, device: &Device, dtype: DType, kind: Kind) -> Result<Tensor> {
+        self.part(&Tensor::zeros(device, self.local(), dtype, kind)?)
+    }
+}
+
+impl Tensor {
+    /// The global shape, and the shards of this rank.
+    pub fn sharded_shape(&self) -> ShardedShape {
+        ShardedShape {
+            global: self.global_shape(),
+            tag: self.tag().map(|tag| tag.shards().clone()),
+        }
+    }
+
+    /// Zeros of the global shape `shape` for an op that also takes this tensor: of its dtype, on its
+    /// device, with its shards of dims that `shape` has, and partial along the same axes. Zeros are
+    /// partial values of zero.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory); [`Error::Sharding`](crate::Error::Sharding)
+    /// when the shards do not fit `shape`.
+    pub fn zeros_beside(&self, shape: &[usize]) -> Result<Tensor> {
+        let Some(tag) = self.tag() else {
+            return Tensor::zeros(self.device(), shape, self.dtype(), Kind::Value);
+        };
+        let has_dim = |at: &Placement| at.dim().is_none_or(|dim| dim < shape.len());
+        let placements = tag.sharding().placements().into_iter();
+        let placements: Vec<_> = placements.filter(|(_, at)| has_dim(at)).collect();
+        let sharding = Sharding::new(tag.sharding().mesh(), placements, shape);
+        let tag = Tag::new(sharding.map_err(ShardedTensorError::from)?, tag.rank())?;
+        let zeros = Tensor::zeros(self.device(), tag.local(), self.dtype(), Kind::Value)?;
+        Ok(zeros.with_tag(Some(tag)))
+    }
+}
