@@ -355,7 +355,7 @@ mod tests {
 
     /// The op 3 x, with its value scaled by `value` and its gradient by `gradient`.
     fn scaled(value: f64, gradient: f64) -> Case {
-        let function = move |x: &[Var]| {
+        let function = move |x: &[Var], _: &[Tensor]| {
             let y = ops::affine(x[0].value(), 3.0 * value, 0.0)?;
             let saved = x[0].value().save();
             let tracked = y.tracked([&x[0]], move |dy, [dx]| {
@@ -369,6 +369,7 @@ mod tests {
             name: "scaled",
             function: Box::new(function),
             inputs: vec![x],
+            constants: Vec::new(),
             weights: &[],
         }
     }

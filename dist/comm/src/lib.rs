@@ -6,6 +6,7 @@
 //!   and deadlocks.
 //! - [`Host`] is the transport between processes over TCP; `Mpi`, with the feature `mpi`, is the
 //!   one over MPI.
+//! - [`Redistributor`] changes the sharding of tensors.
 //! - [`Rank`] is what ranks of all transports have in common; [`launch`] starts processes and finds
 //!   out which rank a process is.
 //! - [`conformance`] has the checks that every transport must pass; [`speed`] measures it.
@@ -37,6 +38,7 @@ mod local;
 mod members;
 mod plan;
 mod rank;
+mod redistribute;
 mod reduce;
 mod source_line;
 pub mod speed;
@@ -59,6 +61,7 @@ pub use plan::{
     Checked, CommEvent, CommLog, LoggedCall, Plan, PlanCommunicator, PlanRank, check_logs,
 };
 pub use rank::Rank;
+pub use redistribute::Redistributor;
 pub use source_line::SourceLine;
 pub use ticket::{Collective, Counters, Counts, Fingerprint, Peer, Reduction, Request, Ticket};
 pub use uniform::Uniform;

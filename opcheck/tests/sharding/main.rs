@@ -10,7 +10,7 @@ use meshgrad_mesh::{Mesh, Placement, Reduction, Sharding};
 use meshgrad_opcheck::cases::{self, Case};
 use meshgrad_runtime::{DType, Device, Error, Result, Tensor, ops, with_mesh};
 
-use parts::{assemble, assert_near, numbers, part, tolerance};
+use parts::{assemble, assert_near, part, tensor};
 
 /// The shardings of a case's inputs, then of its constants.
 type Choice = Vec<Sharding>;
@@ -125,6 +125,22 @@ fn param(at: usize, x: &Tensor) -> Result<Param> {
 /// The gradient of result `at`, of the dtype of `y`.
 fn seed(y: &Tensor, at: usize, shape: &[usize]) -> Tensor {
     numbers(y, shape, 11 + at)
+}
+
+/// Distinct numbers between -1 and 1, on the device and in the dtype of `like`.
+fn numbers(like: &Tensor, shape: &[usize], salt: usize) -> Tensor {
+    let count: usize = shape.iter().product();
+    let number = |at: usize| (1.0 + at as f64 * 1.7 + salt as f64 * 0.9).sin();
+    tensor(like, shape, &(0..count).map(number).collect::<Vec<_>>())
+}
+
+/// The differences that reordered sums of a dtype may cause, relative and absolute.
+fn tolerance(dtype: DType) -> f64 {
+    match dtype {
+        DType::F64 => 1e-11,
+        DType::F32 => 1e-4,
+        _ => 0.1,
+    }
 }
 
 fn run_whole(case: &Case) -> Computed {

@@ -53,7 +53,7 @@ fn partial(x: &Tensor, sharding: &Sharding, rank: usize) -> Tensor {
 }
 
 /// A tensor of `values` on the device and in the dtype of `like`.
-fn tensor(like: &Tensor, shape: &[usize], values: &[f64]) -> Tensor {
+pub(crate) fn tensor(like: &Tensor, shape: &[usize], values: &[f64]) -> Tensor {
     let wide = Tensor::from_slice(like.device(), shape, values).unwrap();
     ops::cast(&wide, like.dtype()).unwrap()
 }
@@ -64,7 +64,7 @@ pub(crate) fn assemble(parts: &[Tensor], what: &str) -> Tensor {
     let sharding = parts[0]
         .sharding()
         .unwrap_or_else(|| panic!("{what}: no sharding"));
-    let mut shares: HashMap<(Vec<Range<usize>>, Vec<(usize, usize)>), Tensor> = HashMap::new();
+    let mut shares: HashMap<_, Tensor> = HashMap::new();
     let mut whole = vec![0.0; sharding.shape().iter().product()];
     for (rank, part) in parts.iter().enumerate() {
         assert_eq!(part.sharding(), Some(sharding), "{what}: rank {rank}");
@@ -107,15 +107,7 @@ fn values(x: &Tensor) -> Vec<f64> {
     ops::cast(x, DType::F64).unwrap().to_vec().unwrap()
 }
 
-/// The differences that reordered sums of a dtype may cause, relative and absolute.
-pub(crate) fn tolerance(dtype: DType) -> f64 {
-    match dtype {
-        DType::F64 => 1e-11,
-        DType::F32 => 1e-4,
-        _ => 0.1,
-    }
-}
-
+/// Asserts that the values are equal, up to `tolerance`, relative and absolute.
 pub(crate) fn assert_near(actual: &Tensor, expected: &Tensor, tolerance: f64, what: &str) {
     assert_eq!(actual.shape(), expected.shape(), "{what}");
     for (actual, expected) in values(actual).into_iter().zip(values(expected)) {
@@ -125,11 +117,4 @@ pub(crate) fn assert_near(actual: &Tensor, expected: &Tensor, tolerance: f64, wh
             "{what}: {actual} is not {expected}"
         );
     }
-}
-
-/// Distinct numbers between -1 and 1, on the device and in the dtype of `like`.
-pub(crate) fn numbers(like: &Tensor, shape: &[usize], salt: usize) -> Tensor {
-    let count: usize = shape.iter().product();
-    let number = |at: usize| (1.0 + at as f64 * 1.7 + salt as f64 * 0.9).sin();
-    tensor(like, shape, &(0..count).map(number).collect::<Vec<_>>())
 }

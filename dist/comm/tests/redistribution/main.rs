@@ -1,0 +1,251 @@
+//! Redistributions on the ranks of a world: the values after any plan are those of the global
+//! tensor, and planted faults are found.
+
+#[path = "../../../../opcheck/tests/sharding/parts.rs"]
+mod parts;
+
+use std::sync::Arc;
+
+use meshgrad_comm::conformance::{Fault, Faulty};
+use meshgrad_comm::{Communicator, Local, Rank, Redistributor};
+use meshgrad_mesh::{Group, Mesh, Placement, Reduction, Sharding};
+use meshgrad_runtime::{Device, Result, Tensor, ops};
+
+use parts::{assemble, part};
+
+/// Distinct small integers, so that sums are exact in f32.
+fn whole(device: &Device, shape: &[usize]) -> Tensor {
+    let count: usize = shape.iter().product();
+    let numbers: Vec<f32> = (0..count).map(|at| at as f32 + 1.0).collect();
+    Tensor::from_slice(device, shape, &numbers).unwrap()
+}
+
+/// Every sharding of a tensor on a mesh, with both orders of two axes on one dim, ragged shards and
+/// partial sums.
+fn shardings(mesh: &Mesh, shape: &[usize]) -> Vec<Sharding> {
+    let mut lists: Vec<Vec<(String, Placement)>> = vec![Vec::new()];
+    for axis in mesh.axes() {
+        let mut placements = vec![Placement::Replicate, Placement::Partial(Reduction::Sum)];
+        placements.extend((0..shape.len()).map(Placement::shard));
+        let mut sizes = vec![0; axis.size()];
+        sizes[axis.size() - 1] = shape[0];
+        placements.push(Placement::ragged(0, sizes));
+        let longer = |list: &Vec<(String, Placement)>| {
+            let mut longer = Vec::new();
+            for placement in &placements {
+                let next = (axis.name().to_owned(), placement.clone());
+                let mut after = list.clone();
+                after.push(next.clone());
+                longer.push(after);
+                let mut before = list.clone();
+                before.insert(0, next);
+                longer.push(before);
+            }
+            longer
+        };
+        lists = lists.iter().flat_map(longer).collect();
+    }
+    let mut shardings: Vec<Sharding> = Vec::new();
+    for list in lists {
+        // Ragged shards cannot be nested.
+        if let Ok(sharding) = Sharding::new(mesh, &list, shape)
+            && !shardings.contains(&sharding)
+        {
+            shardings.push(sharding);
+        }
+    }
+    shardings
+}
+
+/// Every `step`th pair of shardings, at which a rank redistributes a tensor.
+fn pairs(mesh: &Mesh, shape: &[usize], step: usize) -> Vec<[Sharding; 2]> {
+    let all = shardings(mesh, shape);
+    let pairs = all
+        .iter()
+        .flat_map(|from| all.iter().map(move |to| [from.clone(), to.clone()]));
+    pairs.step_by(step).collect()
+}
+
+/// What a rank has of each pair's target.
+fn redistributed(rank: &dyn Rank, pairs: &[[Sharding; 2]]) -> Result<Vec<Tensor>> {
+    let redistributor = Redistributor::new(rank);
+    let each = pairs.iter().map(|[from, to]| {
+        let x = part(&whole(rank.device(), from.shape()), from, rank.rank());
+        redistributor.redistribute_to(&x, to)
+    });
+    each.collect()
+}
+
+/// Asserts that the ranks' parts of each pair are those of the whole.
+fn check(pairs: &[[Sharding; 2]], results: &[Vec<Tensor>]) {
+    for (at, [from, to]) in pairs.iter().enumerate() {
+        let what = format!("{from} -> {to} of {:?}", to.shape());
+        let parts: Vec<Tensor> = results.iter().map(|result| result[at].clone()).collect();
+        assert_eq!(parts[0].sharding(), Some(to), "{what}");
+        let actual = assemble(&parts, &what);
+        let expected = whole(actual.device(), to.shape());
+        assert_eq!(
+            actual.to_vec::<f32>().unwrap(),
+            expected.to_vec::<f32>().unwrap(),
+            "{what}"
+        );
+    }
+}
+
+fn check_mesh(mesh: &Mesh, shape: &[usize], step: usize) -> usize {
+    let pairs = pairs(mesh, shape, step);
+    let results = Local::run(mesh.ranks().len(), |rank| redistributed(rank, &pairs)).unwrap();
+    // One device for all parts.
+    let device = Device::cpu();
+    let moved = |x: &Tensor| ops::to_device(x, &device).unwrap();
+    let results: Vec<Vec<Tensor>> = results
+        .iter()
+        .map(|all| all.iter().map(moved).collect())
+        .collect();
+    check(&pairs, &results);
+    pairs.len()
+}
+
+#[test]
+fn every_pair_of_shardings_on_one_axis() {
+    for ranks in [2, 3, 5] {
+        let mesh = Mesh::new(&[ranks], &["tp"]).unwrap();
+        for shape in [&[7, 4][..], &[2, 5], &[0, 3], &[6]] {
+            check_mesh(&mesh, shape, 1);
+        }
+    }
+}
+
+#[test]
+fn every_pair_of_shardings_on_two_axes() {
+    let mesh = Mesh::new(&[2, 3], &["dp", "tp"]).unwrap();
+    assert!(check_mesh(&mesh, &[7, 5], 1) > 500);
+}
+
+#[test]
+fn pairs_of_shardings_on_three_axes() {
+    let mesh = Mesh::new(&[2, 2, 2], &["pp", "dp", "tp"]).unwrap();
+    assert!(check_mesh(&mesh, &[9, 3], 29) > 500);
+}
+
+/// Named axes change, the others stay, and new shards are inside existing ones.
+#[test]
+fn axes_that_are_not_named_keep_their_placements() {
+    let mesh = Mesh::new(&[2, 2], &["dp", "tp"]).unwrap();
+    let texts = Local::run(4, |rank| -> Result<_> {
+        let from = Sharding::new(&mesh, [("tp", Placement::shard(0))], &[8, 2]).unwrap();
+        let x = part(&whole(rank.device(), &[8, 2]), &from, rank.rank());
+        let redistributor = Redistributor::new(rank);
+        let x = redistributor.redistribute(&x, [("dp", Placement::shard(0))])?;
+        let both = x.sharding().unwrap().axes_of_dim(0).join(" ");
+        let x = redistributor.redistribute(&x, [("tp", Placement::Replicate)])?;
+        let unsharded = redistributor.redistribute(&x.local(), [("tp", Placement::shard(0))])?;
+        assert!(unsharded.sharding().is_none());
+        Ok(format!("{both}, then {}", x.sharding().unwrap()))
+    })
+    .unwrap();
+    assert_eq!(texts[0], "tp dp, then dp: shard(0), tp: replicate");
+}
+
+#[test]
+fn invalid_redistributions_are_errors() {
+    let mesh = Mesh::new(&[2], &["tp"]).unwrap();
+    Local::run(2, |rank| -> Result<_> {
+        let redistributor = Redistributor::new(rank);
+        let sharding = Sharding::new(&mesh, [("tp", Placement::shard(0))], &[4]).unwrap();
+        let x = part(&whole(rank.device(), &[4]), &sharding, rank.rank());
+        let message = |placements: &[(&str, Placement)]| {
+            redistributor
+                .redistribute(&x, placements)
+                .unwrap_err()
+                .to_string()
+        };
+        assert!(message(&[("dp", Placement::Replicate)]).contains("`dp`"));
+        assert!(message(&[("tp", Placement::shard(1))]).contains("dim 1"));
+
+        let other = part(&whole(rank.device(), &[4]), &sharding, 1 - rank.rank());
+        assert!(
+            redistributor
+                .redistribute(&other, [("tp", Placement::Replicate)])
+                .is_err()
+        );
+        let longer = Sharding::replicated(&mesh, &[5]).unwrap();
+        assert!(redistributor.redistribute_to(&x, &longer).is_err());
+        assert!(
+            redistributor
+                .redistribute_to(&x.local(), &sharding)
+                .is_err()
+        );
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// A rank whose communicators have a fault.
+struct FaultyRank<'a> {
+    rank: &'a dyn Rank,
+    fault: Fault,
+}
+
+impl Rank for FaultyRank<'_> {
+    fn rank(&self) -> usize {
+        self.rank.rank()
+    }
+
+    fn world_size(&self) -> usize {
+        self.rank.world_size()
+    }
+
+    fn device(&self) -> &Device {
+        self.rank.device()
+    }
+
+    fn connect(&self, name: &str, group: &Group) -> Result<Arc<dyn Communicator>> {
+        let order = Group::new(self.fault.order(group.ranks())).unwrap();
+        let communicator = self.rank.connect(name, &order)?;
+        Ok(Arc::new(Faulty::new(
+            self.fault,
+            group.clone(),
+            communicator,
+        )))
+    }
+}
+
+/// Each fault is found in a redistribution that communicates.
+#[test]
+fn planted_faults_are_found() {
+    let mesh = Mesh::new(&[3], &["tp"]).unwrap();
+    let even = |placement: Placement| Sharding::new(&mesh, [("tp", placement)], &[6, 3]).unwrap();
+    let (rows, columns) = (even(Placement::shard(0)), even(Placement::shard(1)));
+    let (partial, replicated) = (
+        even(Placement::Partial(Reduction::Sum)),
+        even(Placement::Replicate),
+    );
+    let pairs = [
+        [rows.clone(), replicated.clone()],
+        [rows.clone(), columns],
+        [partial.clone(), rows],
+        [partial, replicated],
+    ];
+    for fault in Fault::ALL {
+        for pair in &pairs {
+            let pair = std::slice::from_ref(pair);
+            let results = Local::run(3, |rank| redistributed(&FaultyRank { rank, fault }, pair));
+            let device = Device::cpu();
+            let Ok(results) = results else { continue };
+            let moved = |x: &Tensor| ops::to_device(x, &device).unwrap();
+            let results: Vec<Vec<Tensor>> = results
+                .iter()
+                .map(|all| all.iter().map(moved).collect())
+                .collect();
+            let checked = std::panic::catch_unwind(|| check(pair, &results));
+            // A sum does not depend on the order of its terms.
+            let is_sum = pair[0][0].partials().len() == 1 && pair[0][1].is_replicated();
+            assert_eq!(
+                checked.is_err(),
+                !(is_sum && fault == Fault::Swapped),
+                "{fault:?}"
+            );
+        }
+    }
+}
